@@ -1,0 +1,110 @@
+//! The one error type, and the one place that turns it into NCCL's result code.
+
+/// What a call of the plugin failed with. The text is for a person: it names the thing at fault and what is allowed.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Error {
+    /// A setting of the environment is unknown or malformed.
+    #[error("{name}={value:?} is not usable: {allowed}")]
+    Setting {
+        /// The variable.
+        name: String,
+        /// What it was set to.
+        value: String,
+        /// What it may be.
+        allowed: String,
+    },
+    /// The machine lacks something the plugin needs (a library, a device, a privilege).
+    #[error("{0}")]
+    Missing(String),
+    /// A system or verbs call failed.
+    #[error("{what}: {}", os_text(*.errno))]
+    Os {
+        /// The call and what it was asked for.
+        what: String,
+        /// Its `errno`.
+        errno: i32,
+    },
+    /// The caller passed something that the interface does not allow.
+    #[error("{0}")]
+    Argument(String),
+    /// The two ends cannot work together, or the job was set up wrongly.
+    #[error("{0}")]
+    Usage(String),
+    /// The peer, or the way to it, is gone, or it broke the protocol.
+    #[error("{0}")]
+    Remote(String),
+    /// A fault in this library.
+    #[error("{0}")]
+    Internal(String),
+}
+
+/// The plugin's result.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// NCCL's result codes (`ncclResult_t` in nccl.h).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub enum NcclResult {
+    /// The call did what it was asked for.
+    Success = 0,
+    /// A system call or an external library failed.
+    SystemError = 2,
+    /// A fault in this library.
+    InternalError = 3,
+    /// An argument has a value that is not allowed.
+    InvalidArgument = 4,
+    /// The call is wrong as it was made, or the job is set up wrongly.
+    InvalidUsage = 5,
+    /// The peer or the network failed.
+    RemoteError = 6,
+}
+
+impl From<&Error> for NcclResult {
+    fn from(error: &Error) -> Self {
+        match error {
+            Error::Setting { .. } | Error::Usage(_) => Self::InvalidUsage,
+            Error::Missing(_) | Error::Os { .. } => Self::SystemError,
+            Error::Argument(_) => Self::InvalidArgument,
+            Error::Remote(_) => Self::RemoteError,
+            Error::Internal(_) => Self::InternalError,
+        }
+    }
+}
+
+impl Error {
+    /// An [`Error::Os`] with the calling thread's `errno`.
+    pub fn last_os(what: impl Into<String>) -> Self {
+        Self::os(what, &std::io::Error::last_os_error())
+    }
+
+    /// An [`Error::Os`] from a standard I/O error.
+    pub fn os(what: impl Into<String>, error: &std::io::Error) -> Self {
+        Self::Os { what: what.into(), errno: error.raw_os_error().unwrap_or(0) }
+    }
+}
+
+fn os_text(errno: i32) -> String {
+    match errno {
+        0 => "failed without a reason given".to_owned(),
+        n => std::io::Error::from_raw_os_error(n).to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_has_its_nccl_code_and_names_its_cause() {
+        let setting = Error::Setting { name: "NCCL_IB_TC".into(), value: "300".into(), allowed: "0 to 255".into() };
+        assert_eq!(setting.to_string(), "NCCL_IB_TC=\"300\" is not usable: 0 to 255");
+        assert_eq!(NcclResult::from(&setting), NcclResult::InvalidUsage);
+        let os = Error::Os { what: "ibv_reg_mr of 4096 bytes".into(), errno: libc::ENOMEM };
+        assert!(os.to_string().starts_with("ibv_reg_mr of 4096 bytes: Cannot allocate memory"), "{os}");
+        assert_eq!(NcclResult::from(&os), NcclResult::SystemError);
+        assert_eq!(NcclResult::from(&Error::Missing(String::new())), NcclResult::SystemError);
+        assert_eq!(NcclResult::from(&Error::Argument(String::new())), NcclResult::InvalidArgument);
+        assert_eq!(NcclResult::from(&Error::Remote(String::new())), NcclResult::RemoteError);
+        assert_eq!(NcclResult::from(&Error::Internal(String::new())), NcclResult::InternalError);
+    }
+}
