@@ -1,0 +1,195 @@
+#!/bin/bash
+# Boots a Debian kernel with soft-RoCE (rdma_rxe) under qemu and runs one script there, as root, on this machine's own
+# root filesystem: read-only, below a tmpfs, so nothing of the host changes. Needs no RDMA hardware and loads no module
+# on the host. x86-64 Debian (12 or later); root only where packages have to be installed.
+#
+#   boot.sh [OPTION]... GUEST_SCRIPT [ARGUMENT]...
+#
+#   --share DIR       show DIR at the same path in the guest (copy on write) although the guest has its own /tmp, /run,
+#                     /dev, /proc and /sys; the folder of GUEST_SCRIPT always is
+#   --env NAME=VALUE  set a variable for GUEST_SCRIPT
+#   --timeout SECONDS the whole boot and run may take this long (default 300)
+#   --memory SIZE     of the guest (default 4G)
+#   --cpus N          of the guest (default 2)
+#   --results DIR     what GUEST_SCRIPT leaves in /run/bed/results is copied to DIR
+#
+# Exit status: that of GUEST_SCRIPT; 124 after a timeout; 125 when the guest could not be started or ended without a
+# word (a kernel panic, for one).
+# SPARK_BED_CACHE names the folder for the kernel and the initrd (default: under $XDG_CACHE_HOME, else /var/tmp).
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+readonly here
+# What the guest loads, in an order that modprobe completes with each one's dependencies.
+readonly modules=(virtio_pci 9p 9pnet_virtio overlay crc32_generic rdma_rxe ib_uverbs rdma_ucm veth
+  sch_tbf sch_netem sch_htb ifb act_mirred cls_matchall sch_ingress)
+readonly packages=(qemu-system-x86 busybox-static cpio kmod iproute2 procps strace
+  libibverbs1 ibverbs-providers ibverbs-utils)
+
+main() {
+  parse_arguments "$@"
+  [[ $(uname -m) == x86_64 ]] || die "the bed boots an x86-64 Debian kernel; this machine is $(uname -m)"
+  install_packages
+  cache=${SPARK_BED_CACHE:-${XDG_CACHE_HOME:-/var/tmp}/nccl-spark-bed-$(id -u)}
+  mkdir -p "$cache"
+  [[ -O $cache ]] || die "$cache belongs to somebody else; name another folder in SPARK_BED_CACHE"
+  build_initrd
+  run_dir=$(mktemp -d "$cache/run.XXXXXX")
+  trap 'rm -rf "$run_dir"' EXIT
+  describe_run
+  boot
+  report
+}
+
+parse_arguments() {
+  shares=() variables=() time_limit_s=300 memory=4G cpus=2 results=
+  while [[ ${1:-} == --* ]]; do
+    [[ $# -ge 2 ]] || die "$1 needs a value"
+    case $1 in
+      --share) shares+=("$(realpath -e "$2")") ;;
+      --env) [[ $2 == ?*=* ]] || die "--env takes NAME=VALUE, not '$2'"; variables+=("$2") ;;
+      --timeout) [[ $2 =~ ^[1-9][0-9]*$ ]] || die "--timeout takes seconds, not '$2'"; time_limit_s=$2 ;;
+      --memory) memory=$2 ;;
+      --cpus) cpus=$2 ;;
+      --results) results=$2 ;;
+      *) die "unknown option $1 (allowed: --share --env --timeout --memory --cpus --results)" ;;
+    esac
+    shift 2
+  done
+  [[ $# -ge 1 ]] || die "usage: boot.sh [OPTION]... GUEST_SCRIPT [ARGUMENT]..."
+  guest_script=$(realpath -e "$1")
+  shift
+  guest_arguments=("$@")
+  shares+=("$(dirname "$guest_script")")
+}
+
+install_packages() {
+  local package missing=()
+  for package in "${packages[@]}"; do
+    [[ $(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null) == installed ]] || missing+=("$package")
+  done
+  [[ ${#missing[@]} -gt 0 ]] || return 0
+  [[ $(id -u) == 0 ]] || die "not root, and these packages are missing: apt-get install ${missing[*]}"
+  echo "bed: installing ${missing[*]}"
+  apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+# Once for each version of what goes in: the kernel's package unpacked (not installed), and an
+# initrd of busybox, the modules and guest-init.sh.
+build_initrd() {
+  local key
+  key=$({ cat "$here/guest-init.sh"; declare -p modules; declare -f unpack_kernel fill_initrd build_initrd; } |
+    sha256sum | cut -c1-16)
+  image=$cache/$key
+  exec 9>"$cache/lock"
+  flock -w 600 9 || die "another boot.sh has been building in $cache for ten minutes"
+  if [[ ! -e $image/complete ]]; then
+    rm -rf "$image"
+    mkdir -p "$image/kernel" "$image/root"
+    unpack_kernel
+    fill_initrd
+    mv "$image"/kernel/boot/vmlinuz-* "$image/vmlinuz"
+    rm -rf "$image/kernel" "$image/root"
+    touch "$image/complete"
+  fi
+  exec 9>&-
+}
+
+unpack_kernel() {
+  local package
+  # The tool's own lists may be older than the archive, which keeps only the newest kernel.
+  [[ $(id -u) != 0 ]] || apt-get update -qq
+  package=$(apt-cache depends linux-image-amd64 | awk '/Depends: linux-image-/ { print $2; exit }')
+  [[ -n $package ]] || die "apt knows no linux-image-amd64: this needs Debian's package archive"
+  echo "bed: fetching $package"
+  (cd "$image" && timeout 600 apt-get download -qq -o APT::Sandbox::User="$(id -un)" "$package") || die "apt-get download $package failed"
+  dpkg -x "$image/$package"_*.deb "$image/kernel"
+  rm "$image/$package"_*.deb
+}
+
+fill_initrd() {
+  local release module path number=0 paths root=$image/root
+  release=$(basename "$image"/kernel/lib/modules/*)
+  depmod -b "$image/kernel" "$release"
+  mkdir -p "$root"/{bin,proc,sys,dev,newroot,modules,layers}
+  cp /bin/busybox "$root/bin/"
+  install -m 755 "$here/guest-init.sh" "$root/init"
+  paths=$(for module in "${modules[@]}"; do
+    modprobe -d "$image/kernel" -S "$release" --show-depends "$module" || die "this kernel has no module $module"
+  done | awk '$1 == "insmod" && !seen[$2]++ { print $2 }')
+  for path in $paths; do
+    number=$((number + 1))
+    cp "$path" "$root/modules/$(printf %02d "$number")-$(basename "$path")"
+  done
+  (cd "$root" && find . | cpio --quiet -o -H newc | gzip -1 >"$image/initrd.gz")
+}
+
+# What the guest is to do, in a folder that both sides can write.
+describe_run() {
+  local share kept=() last=/nothing
+  mkdir "$run_dir/results"
+  # A folder inside another share is there already.
+  while read -r share; do
+    [[ $share/ != "$last"/* ]] || continue
+    kept+=("$share")
+    last=$share
+  done < <(printf '%s\n' "${shares[@]}" | sort -u)
+  shares=("${kept[@]}")
+  printf '%s\n' "${shares[@]}" >"$run_dir/shares"
+  {
+    echo 'export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C'
+    [[ ${#variables[@]} -eq 0 ]] || printf 'export %q\n' "${variables[@]}"
+    echo 'ulimit -l unlimited'
+    echo 'ip link set lo up'
+    printf 'cd %q\n' "$(dirname "$guest_script")"
+    printf 'exec bash'
+    printf ' %q' "$guest_script" "${guest_arguments[@]}"
+    echo
+  } >"$run_dir/command"
+}
+
+boot() {
+  local share number=0 command
+  command=(qemu-system-x86_64 -M q35 -cpu max -m "$memory" -smp "$cpus" -display none -vga none -monitor none
+    -serial stdio -nic none -no-reboot -kernel "$image/vmlinuz" -initrd "$image/initrd.gz"
+    -append "console=ttyS0 quiet loglevel=4 panic=-1 oops=panic mitigations=off"
+    -virtfs "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap"
+    -virtfs "local,path=${run_dir//,/,,},mount_tag=run,security_model=none,multidevs=remap")
+  if kvm_works; then command+=(-accel kvm); fi
+  command+=(-accel "tcg,thread=multi,tb-size=512")
+  for share in "${shares[@]}"; do
+    command+=(-virtfs "local,path=${share//,/,,},mount_tag=share$number,security_model=none,readonly=on,multidevs=remap")
+    number=$((number + 1))
+  done
+  set +e
+  timeout --kill-after=10 "$time_limit_s" "${command[@]}" </dev/null 2>&1 | tr -d '\r'
+  qemu_status=${PIPESTATUS[0]}
+  set -e
+}
+
+# /dev/kvm can be there without the processor's help (in a container on a virtual machine): qemu would then hang or die.
+kvm_works() {
+  grep -qwE 'vmx|svm' /proc/cpuinfo && [[ -r /dev/kvm && -w /dev/kvm ]]
+}
+
+report() {
+  [[ -z $results ]] || { mkdir -p "$results" && cp -r "$run_dir/results/." "$results/"; }
+  case $qemu_status in
+    0) ;;
+    124 | 137) echo "bed: the guest was still running after $time_limit_s s" >&2; exit 124 ;;
+    *) die "qemu ended with status $qemu_status" ;;
+  esac
+  [[ -s $run_dir/status ]] || die "the guest ended without reporting a status (a kernel panic?)"
+  local status
+  status=$(<"$run_dir/status")
+  [[ $status =~ ^[0-9]+$ ]] || die "the guest failed before its script ran: $status"
+  exit "$status"
+}
+
+die() {
+  echo "bed: $*" >&2
+  exit 125
+}
+
+main "$@"

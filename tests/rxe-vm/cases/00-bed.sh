@@ -1,0 +1,63 @@
+# shellcheck shell=bash
+# The bed itself, without the plugin: every rail carries verbs traffic between the nodes, over its own wire only; a rate,
+# a delay, and a pulled cable do what they say.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+
+# ping I COUNT SIZE: COUNT messages each way over rail I by the verbs library's own example; returns its status.
+ping() {
+  local server status=0
+  ibv_rc_pingpong -d "b$1" -g "$(gid_index "b$1")" -n "$2" -s "$3" &
+  server=$!
+  until ss -Hltn 'sport = :18515' | grep -q .; do sleep 0.05; done
+  timeout 60 ibv_rc_pingpong -d "a$1" -g "$(gid_index "a$1")" -n "$2" -s "$3" "192.168.$((100 + $1)).2" || status=$?
+  [[ $status == 0 ]] || kill "$server" 2>/dev/null || true
+  wait "$server" || status=$?
+  return "$status"
+}
+
+# gid_index DEVICE: of its IPv4-mapped GID.
+gid_index() {
+  local file
+  for file in /sys/class/infiniband/"$1"/ports/1/gids/*; do
+    if grep -q '^0000:0000:0000:0000:0000:ffff:' "$file"; then
+      basename "$file"
+      return
+    fi
+  done
+  fail "$1 has no IPv4-mapped GID"
+}
+
+rails 4
+for rail in 0 1 2 3; do
+  mark 4
+  ping "$rail" 50 4096
+  for other in 0 1 2 3; do
+    if [[ $other == "$rail" ]]; then
+      check_share a "$other" 100 $((50 * 4096))
+      check_share b "$other" 100 $((50 * 4096))
+    else
+      check_unused a "$other"
+      check_unused b "$other"
+    fi
+  done
+done
+
+# 100 messages of 64 KiB each way at 80 Mb/s are 0.65 s of wire time; nothing can make that shorter.
+rail_rate 1 80mbit
+before=$(date +%s%N)
+ping 1 100 65536
+took_ms=$((($(date +%s%N) - before) / 1000000))
+((took_ms >= 600)) || fail "13 MB at 80 Mb/s took only $took_ms ms"
+rail_free 1
+
+rail_slow 1 20ms
+before=$(date +%s%N)
+ping 1 20 64
+took_ms=$((($(date +%s%N) - before) / 1000000))
+((took_ms >= 800)) || fail "20 round trips with 20 ms each way took only $took_ms ms"
+rail_free 1
+
+rail_down 2
+rail_up 2
+ping 2 10 4096

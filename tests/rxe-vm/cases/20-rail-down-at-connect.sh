@@ -1,0 +1,25 @@
+# shellcheck shell=bash
+# A pulled cable before the job starts: the other three rails carry it, and the log says which port is out and why.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+
+rails 4
+rail_down 2
+mark 4
+spark three all-gather a0,a1,a2,a3 b0,b1,b2,b3 -b 4M -e 4M -n 5 -w 1 -c 1
+check_table 1
+for rail in 0 1 3; do
+  check_share a "$rail" 10 $((6 * 2 * 1024 * 1024))
+  check_share b "$rail" 10 $((6 * 2 * 1024 * 1024))
+done
+check_unused a 2
+check_unused b 2
+check_says '(^|[^0-9])3 rails' "that 3 rails are merged"
+check_says '[ab]2.*([Dd]own|DOWN|not active)' "that a2 or b2 is down"
+
+# Put back, it is used again by the next job.
+rail_up 2
+mark 4
+spark four all-gather a0,a1,a2,a3 b0,b1,b2,b3 -b 4M -e 4M -n 5 -w 1 -c 1
+check_table 1
+check_share a 2 10 $((6 * 2 * 1024 * 1024))

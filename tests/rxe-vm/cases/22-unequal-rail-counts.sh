@@ -1,0 +1,17 @@
+# shellcheck shell=bash
+# Two rails on one node, four on the other: the two that both have are used, and nothing else.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+
+rails 4
+mark 4
+spark two-of-four all-gather a0,a1 b0,b1,b2,b3 -b 4M -e 4M -n 5 -w 1 -c 1
+check_table 1
+for rail in 0 1; do
+  check_share a "$rail" 20 $((6 * 2 * 1024 * 1024))
+  check_share b "$rail" 20 $((6 * 2 * 1024 * 1024))
+done
+for rail in 2 3; do
+  check_unused a "$rail"
+  check_unused b "$rail"
+done

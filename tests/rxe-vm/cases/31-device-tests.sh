@@ -1,0 +1,20 @@
+# shellcheck shell=bash
+# The Rust tests that need an RDMA device: those marked #[ignore], of every test program.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+
+rails 4
+export SPARK_TEST_RDMA=1 SPARK_TEST_RXE=a0,b0
+ran=0
+while IFS=$'\t' read -r folder program; do
+  echo "== $program"
+  log=$BED_LOGS/$(basename "$program").txt
+  status=0
+  (cd "$folder" && CARGO_MANIFEST_DIR=$folder timeout 120 "$program" --ignored --test-threads 1) >"$log" 2>&1 </dev/null ||
+    status=$?
+  cat "$log"
+  [[ $status == 0 ]] || fail "$(basename "$program"): $(sed -n 's/^test \(.*\) \.\.\. FAILED.*/\1 failed/p' "$log" | paste -sd' ')"
+  ran=$((ran + $(sed -n 's/^test result: ok\. \([0-9]*\) passed.*/\1/p' "$log" | paste -sd+)))
+done <"$BED_TESTS"
+echo "$ran device tests"
+((ran > 0)) || fail "no test program has a device test"

@@ -1,0 +1,52 @@
+#!/bin/busybox sh
+# shellcheck shell=dash
+# The guest's process 1: loads the modules, lays a tmpfs over the host's root, adds the shared folders, runs the command
+# that boot.sh left, and leaves its exit status. Anything that fails here leaves words in place of a status.
+/bin/busybox mkdir -p /sbin /usr/bin /usr/sbin
+/bin/busybox --install -s
+
+fail() {
+  echo "guest-init: $*"
+  echo "$*" >/run_share/status
+  poweroff -f
+}
+
+# mount_copy_on_write TAG TARGET: the host's folder TAG at TARGET; what is written there stays in the guest's memory.
+mount_copy_on_write() {
+  layers=/layers/$1
+  mkdir -p "$layers" "$2"
+  mount -t tmpfs tmpfs "$layers"
+  mkdir "$layers/lower" "$layers/upper" "$layers/work"
+  mount -t 9p -o trans=virtio,version=9p2000.L,msize=524288,cache=loose,ro "$1" "$layers/lower" ||
+    fail "cannot mount the host's folder $1"
+  mount -t overlay -o "lowerdir=$layers/lower,upperdir=$layers/upper,workdir=$layers/work" overlay "$2" ||
+    fail "cannot lay $1 over $2"
+}
+
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev
+failed=
+for module in /modules/*; do insmod "$module" || failed="$failed $module"; done
+mkdir /run_share
+mount -t 9p -o trans=virtio,version=9p2000.L run /run_share || fail "cannot mount the run's folder"
+[ -z "$failed" ] || fail "cannot load$failed"
+
+mount_copy_on_write host /newroot
+for folder in proc sys dev; do mount --move "/$folder" "/newroot/$folder"; done
+mkdir -p /newroot/dev/shm /newroot/dev/pts
+mount -t devpts devpts /newroot/dev/pts
+for folder in dev/shm tmp run; do mount -t tmpfs tmpfs "/newroot/$folder"; done
+chmod 1777 /newroot/tmp /newroot/dev/shm
+number=0
+while read -r folder; do
+  mount_copy_on_write "share$number" "/newroot$folder"
+  number=$((number + 1))
+done </run_share/shares
+mkdir -p /newroot/run/bed
+mount --bind /run_share /newroot/run/bed
+
+chroot /newroot /bin/bash /run/bed/command
+echo $? >/run_share/status
+sync
+poweroff -f

@@ -1,0 +1,91 @@
+# shellcheck shell=bash
+# Sourced by every case, in the guest. A case is a file cases/NN-name.sh: it makes the rails that it needs, runs
+# something, and checks. It passes by ending; `fail` ends it with a reason, and so does any command that fails.
+# From suite.sh by way of guest.sh: BED_CHECKOUT, BED_TARGET (cargo's build folder), BED_TESTS (a file that lists the
+# test programs: package folder, tab, program), BED_LOGS (a folder for this case's files; it outlives the guest).
+set -euo pipefail
+
+# shellcheck source=SCRIPTDIR/rails.sh
+source "$(dirname "${BASH_SOURCE[0]}")/rails.sh"
+trap 'echo "REASON: line $LINENO: \"$BASH_COMMAND\" ended with status $?"' ERR
+# Functions and substitutions too: a failing check inside them must not pass unseen.
+set -o errtrace
+shopt -s inherit_errexit
+
+fail() {
+  trap - ERR
+  echo "REASON: $*"
+  exit 1
+}
+
+# spark NAME COMMAND RAILS_A RAILS_B [OPTION]...: runs `nccl-spark COMMAND` with rank 0 on node A's devices RAILS_A (a
+# comma list) and rank 1 on node B's; it has to succeed. Its words go to $BED_LOGS/NAME.txt, which becomes $output.
+spark() {
+  local status=0
+  spark_status "$@" || status=$?
+  [[ $status == 0 ]] || fail "nccl-spark $2 ($1) ended with status $status: $(grep -v '^#' "$output" | tail -n 1)"
+}
+
+# spark_status: the same, for a run that may fail; returns its status.
+spark_status() {
+  local name=$1 command=$2 rails_a=$3 rails_b=$4 release=$BED_TARGET/release status=0
+  shift 4
+  output=$BED_LOGS/$name.txt
+  NCCL_DEBUG=INFO timeout 120 "$release/nccl-spark" "$command" -r 2 --plugin "$release/libnccl_net_spark.so" \
+    --rank-env "0:NCCL_IB_HCA=$rails_a" --rank-env 0:NCCL_SOCKET_IFNAME=ea0 \
+    --rank-env "1:NCCL_IB_HCA=$rails_b" --rank-env 1:NCCL_SOCKET_IFNAME=eb0 \
+    "$@" >"$output" 2>&1 || status=$?
+  cat "$output"
+  return "$status"
+}
+
+# check_table ROWS: the last run printed ROWS sizes, and found no wrong byte in any.
+# A row begins with a number and ends with #wrong, as in nccl-tests.
+check_table() {
+  local rows wrong
+  rows=$(awk '$1 ~ /^[0-9]+$/' "$output" | wc -l)
+  wrong=$(awk '$1 ~ /^[0-9]+$/ && $NF != "0"' "$output")
+  [[ $rows == "$1" ]] || fail "$rows sizes in the table in place of $1"
+  [[ -z $wrong ]] || fail "wrong bytes: $wrong"
+}
+
+# check_says PATTERN WHAT: a line of the last run matches the extended regular expression.
+check_says() {
+  grep -Eq "$1" "$output" || fail "no line says $2 (/$1/)"
+}
+
+# mark COUNT: remembers the counters of rails 0..COUNT-1, for the functions below.
+mark() {
+  local side i
+  declare -gA marked_bytes marked_packets
+  for side in a b; do
+    for ((i = 0; i < $1; i++)); do
+      marked_bytes[$side$i]=$(rail_bytes "$side" "$i")
+      marked_packets[$side$i]=$(rail_packets "$side" "$i")
+    done
+  done
+}
+
+# sent_bytes SIDE I, sent_packets SIDE I: since `mark`.
+sent_bytes() {
+  echo $(($(rail_bytes "$1" "$2") - marked_bytes[$1$2]))
+}
+
+sent_packets() {
+  echo $(($(rail_packets "$1" "$2") - marked_packets[$1$2]))
+}
+
+# check_share SIDE I PERCENT TOTAL: rail I carried at least PERCENT of TOTAL bytes from SIDE since `mark`.
+check_share() {
+  local bytes
+  bytes=$(sent_bytes "$1" "$2")
+  echo "rail $1$2 sent $bytes bytes, $(sent_packets "$1" "$2") RDMA packets"
+  ((bytes * 100 >= $4 * $3)) || fail "rail $1$2 carried $bytes bytes: less than $3 % of $4"
+}
+
+# check_unused SIDE I: not one RDMA packet since `mark`.
+check_unused() {
+  local packets
+  packets=$(sent_packets "$1" "$2")
+  [[ $packets == 0 ]] || fail "rail $1$2 sent $packets RDMA packets; it was not to be used"
+}

@@ -1,0 +1,118 @@
+# shellcheck shell=bash
+# Sourced in the guest. A rail is a veth pair eaI <-> ebI with a soft-RoCE device on each end: aI belongs to node A
+# (192.168.100+I.1/24), bI to node B (.2). Both nodes live in one kernel, so routing rules force what goes from one to
+# the other over the wire.
+
+# rails COUNT [RATE]: makes rails 0..COUNT-1, each of RATE (as `tc` takes it, "80mbit") or unlimited.
+rails() {
+  local count=$1 rate=${2:-} i
+  sysctl -qw net.ipv4.conf.{all,default}.accept_local=1 net.ipv4.conf.{all,default}.rp_filter=0
+  # A link-local address, and so its GID, is usable at once.
+  sysctl -qw net.ipv6.conf.default.accept_dad=0
+  # The kernel's table of local addresses comes first as it boots; here it must come after the rails' own routes.
+  ip rule add pref 100 lookup local
+  ip rule del pref 0
+  for ((i = 0; i < count; i++)); do
+    ip link add "ea$i" mtu 9000 type veth peer name "eb$i" mtu 9000
+    ip link set "ea$i" up
+    ip link set "eb$i" up
+    ip addr add "192.168.$((100 + i)).1/24" dev "ea$i"
+    ip addr add "192.168.$((100 + i)).2/24" dev "eb$i"
+    rail_rules "$i"
+    rail_routes "$i"
+    rdma link add "a$i" type rxe netdev "ea$i"
+    rdma link add "b$i" type rxe netdev "eb$i"
+    [[ -z $rate ]] || rail_rate "$i" "$rate"
+    rail_wait "$i" ACTIVE
+  done
+}
+
+# What arrives is local; what is sent to the other end goes by the rail's own table.
+rail_rules() {
+  local i=$1
+  ip rule add pref $((10 + 2 * i)) iif "ea$i" lookup local
+  ip rule add pref $((11 + 2 * i)) iif "eb$i" lookup local
+  ip rule add pref $((50 + 2 * i)) to "192.168.$((100 + i)).2" lookup $((200 + 2 * i))
+  ip rule add pref $((51 + 2 * i)) to "192.168.$((100 + i)).1" lookup $((201 + 2 * i))
+}
+
+rail_routes() {
+  local i=$1
+  ip route replace "192.168.$((100 + i)).2" dev "ea$i" src "192.168.$((100 + i)).1" table $((200 + 2 * i))
+  ip route replace "192.168.$((100 + i)).1" dev "eb$i" src "192.168.$((100 + i)).2" table $((201 + 2 * i))
+}
+
+# rail_wait I STATE: until both ends' ports say so (the RDMA core hears of a link's change a little later).
+rail_wait() {
+  local device tries
+  for device in "a$1" "b$1"; do
+    for ((tries = 0; tries < 200; tries++)); do
+      ! grep -q "$2" "/sys/class/infiniband/$device/ports/1/state" || continue 2
+      sleep 0.05
+    done
+    echo "rails: $device did not become $2" >&2
+    return 1
+  done
+}
+
+# rail_rate I RATE: both directions of rail I carry RATE from now on; the queue is long enough that nothing is dropped.
+rail_rate() {
+  tc qdisc replace dev "ea$1" root tbf rate "$2" burst 64k latency 4s
+  tc qdisc replace dev "eb$1" root tbf rate "$2" burst 64k latency 4s
+}
+
+# rail_slow I DELAY: each packet of rail I takes DELAY longer ("5ms"); replaces a rate.
+rail_slow() {
+  tc qdisc replace dev "ea$1" root netem delay "$2" limit 100000
+  tc qdisc replace dev "eb$1" root netem delay "$2" limit 100000
+}
+
+# rail_free I: takes back a rate or a delay.
+rail_free() {
+  tc qdisc del dev "ea$1" root 2>/dev/null || true
+  tc qdisc del dev "eb$1" root 2>/dev/null || true
+}
+
+# rail_black_hole I: the ports stay ACTIVE, and nothing arrives any more.
+rail_black_hole() {
+  tc qdisc replace dev "ea$1" root netem loss 100%
+  tc qdisc replace dev "eb$1" root netem loss 100%
+}
+
+# rail_down I, rail_up I: pulls rail I's cable, and puts it back (a link that goes down takes its routes with it).
+rail_down() {
+  ip link set "ea$1" down
+  rail_wait "$1" DOWN
+}
+
+rail_up() {
+  ip link set "ea$1" up
+  rail_routes "$1"
+  rail_wait "$1" ACTIVE
+}
+
+# rails_remove: as it was before `rails`.
+rails_remove() {
+  local i
+  for ((i = 0; i < 16; i++)); do
+    [[ -e /sys/class/net/ea$i ]] || continue
+    rdma link del "a$i"
+    rdma link del "b$i"
+    ip link del "ea$i"
+    ip rule del pref $((10 + 2 * i))
+    ip rule del pref $((11 + 2 * i))
+    ip rule del pref $((50 + 2 * i))
+    ip rule del pref $((51 + 2 * i))
+  done
+  ip rule add pref 0 lookup local
+  ip rule del pref 100
+}
+
+# rail_bytes SIDE I, rail_packets SIDE I: what netdev eSIDEI sent in all; the RDMA packets that device SIDEI sent.
+rail_bytes() {
+  cat "/sys/class/net/e$1$2/statistics/tx_bytes"
+}
+
+rail_packets() {
+  cat "/sys/class/infiniband/$1$2/ports/1/hw_counters/sent_pkts"
+}
