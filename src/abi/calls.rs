@@ -1,0 +1,414 @@
+//! The functions behind the tables, once for all versions. What a version passes differently comes in already reshaped.
+//!
+//! Each one clears what it hands back, enters the call's scope, checks every pointer, and calls its safe twin in `plugin` or
+//! `comm`.
+
+use super::guard;
+use super::handles::{self, Endpoint, Out, Transfer};
+use super::logger;
+use super::types::{CommConfig, DebugLogger, HANDLE_BYTES, MAX_RECVS, NetDeviceHandle, OPTIONAL_RECV_COMPLETION};
+use super::types::{PTR_CUDA, PTR_HOST, PropertiesV12, UNDEFINED};
+use crate::comm::{ListenComm, RecvComm, RecvPart, SendComm, Sizes};
+use crate::error::{Error, NcclResult, Result};
+use crate::plugin;
+use crate::verbs::HostMemory;
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+/// Starts the plugin (up to v10).
+///
+/// # Safety
+/// `log` may be called from any thread as NCCL's logger, until the process ends.
+pub(super) unsafe fn init(log: Option<DebugLogger>) -> NcclResult {
+    guard::call("init", |scope| {
+        scope.enter()?;
+        start(log)
+    })
+}
+
+/// Starts the plugin for one communicator (from v11 on).
+///
+/// # Safety
+/// As [`init`]; `context` is NULL or may be written, `config` is NULL or may be read.
+pub(super) unsafe fn init_context(
+    context: *mut *mut c_void,
+    config: *const CommConfig,
+    log: Option<DebugLogger>,
+) -> NcclResult {
+    guard::call("init", |scope| {
+        // SAFETY: the caller's promise.
+        let context = unsafe { Out::cleared(context, "ctx", ptr::null_mut()) }?;
+        scope.enter()?;
+        start(log)?;
+        // SAFETY: the caller's promise.
+        context.set(handles::context_for(unsafe { class_in(config) }));
+        Ok(())
+    })
+}
+
+fn start(log: Option<DebugLogger>) -> Result<()> {
+    logger::install(log);
+    plugin::init()
+}
+
+/// # Safety
+/// `config` is NULL or may be read.
+unsafe fn class_in(config: *const CommConfig) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { config.as_ref() }.map_or(UNDEFINED, |config| config.traffic_class)
+}
+
+/// Ends what one `init` began, whether it succeeded or not. `context` may be NULL or another communicator's.
+pub(super) unsafe extern "C" fn finalize(_context: *mut c_void) -> NcclResult {
+    guard::call("finalize", |scope| {
+        scope.enter()?;
+        plugin::finalize();
+        Ok(())
+    })
+}
+
+/// # Safety
+/// `ndev` is NULL or may be written.
+pub(super) unsafe extern "C" fn devices(ndev: *mut c_int) -> NcclResult {
+    guard::call("devices", |scope| {
+        // SAFETY: the caller's promise.
+        let ndev = unsafe { Out::cleared(ndev, "ndev", 0) }?;
+        scope.enter()?;
+        ndev.set(plugin::devices()?);
+        Ok(())
+    })
+}
+
+/// # Safety
+/// `properties` is NULL or may be written.
+pub(super) unsafe fn get_properties<P>(
+    dev: c_int,
+    properties: *mut P,
+    reshape: impl FnOnce(PropertiesV12) -> P,
+) -> NcclResult {
+    guard::call("getProperties", |scope| {
+        // SAFETY: the caller's promise.
+        let place = unsafe { Out::new(properties, "props") }?;
+        scope.enter()?;
+        place.set(reshape(PropertiesV12::new(dev, plugin::properties(dev)?)));
+        Ok(())
+    })
+}
+
+/// # Safety
+/// `handle` is NULL or has [`HANDLE_BYTES`] bytes, `listen_comm` is NULL or may be written.
+pub(super) unsafe fn listen(dev: c_int, handle: *mut c_void, listen_comm: *mut *mut c_void) -> NcclResult {
+    guard::call("listen", |scope| {
+        // SAFETY: the caller's promise.
+        let listen_comm = unsafe { Out::cleared(listen_comm, "listenComm", ptr::null_mut()) }?;
+        // SAFETY: the caller's promise; bytes need no alignment.
+        let place = unsafe { Out::new(handle.cast::<[u8; HANDLE_BYTES]>(), "handle") }?;
+        scope.enter()?;
+        let (comm, handle) = plugin::listen(dev)?;
+        place.set(handle);
+        listen_comm.set(Endpoint::into_raw(comm));
+        Ok(())
+    })
+}
+
+/// Where the traffic class of a connection is to be found.
+pub(super) enum Class {
+    /// Nowhere: the interface has no place for it (v8, v9).
+    Unchosen,
+    /// In a configuration, which may be NULL (v10).
+    Config(*const CommConfig),
+    /// In the communicator's context, which may be NULL (from v11 on).
+    Context(*mut c_void),
+}
+
+/// # Safety
+/// `handle` is NULL or has [`HANDLE_BYTES`] bytes, `send_comm` is NULL or may be written, a configuration may be read.
+pub(super) unsafe fn connect(dev: c_int, handle: *mut c_void, class: Class, send_comm: *mut *mut c_void) -> NcclResult {
+    guard::call("connect", |scope| {
+        // SAFETY: the caller's promise.
+        let send_comm = unsafe { Out::cleared(send_comm, "sendComm", ptr::null_mut()) }?;
+        // SAFETY: the caller's promise; NCCL gives one handle to one thread.
+        let handle = unsafe { handles::handle(handle, "handle") }?;
+        scope.enter()?;
+        let class = match class {
+            Class::Unchosen => None,
+            // SAFETY: the caller's promise.
+            Class::Config(config) => handles::class_of(unsafe { class_in(config) })?,
+            Class::Context(context) => handles::context_class(context)?,
+        };
+        if let Some(comm) = plugin::connect(dev, handle, class)? {
+            send_comm.set(Endpoint::into_raw(comm));
+        }
+        Ok(())
+    })
+}
+
+/// # Safety
+/// `listen_comm` is NULL or an open comm, `recv_comm` is NULL or may be written.
+pub(super) unsafe extern "C" fn accept(
+    listen_comm: *mut c_void,
+    recv_comm: *mut *mut c_void,
+    _device_comm: *mut *mut NetDeviceHandle,
+) -> NcclResult {
+    guard::call("accept", |scope| {
+        // SAFETY: the caller's promise.
+        let recv_comm = unsafe { Out::cleared(recv_comm, "recvComm", ptr::null_mut()) }?;
+        // SAFETY: NCCL closes a comm only when no call on it is left.
+        let listener = unsafe { Endpoint::<ListenComm>::enter(listen_comm, "listenComm", scope) }?;
+        if let Some(comm) = listener.comm().accept()? {
+            recv_comm.set(Endpoint::into_raw(comm));
+        }
+        Ok(())
+    })
+}
+
+/// # Safety
+/// `comm` is NULL or an open comm, `mhandle` is NULL or may be written; the memory stays mapped until it is deregistered.
+pub(super) unsafe extern "C" fn reg_mr(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    kind: c_int,
+    mhandle: *mut *mut c_void,
+) -> NcclResult {
+    guard::call("regMr", |scope| {
+        // SAFETY: the caller's promise.
+        let mhandle = unsafe { Out::cleared(mhandle, "mhandle", ptr::null_mut()) }?;
+        // SAFETY: NCCL closes a comm only when no call on it is left.
+        let transfer = unsafe { Transfer::enter(comm, "comm", scope) }?;
+        host_pointer(kind)?;
+        if data.is_null() || data.addr().checked_add(size).is_none() {
+            return Err(Error::Argument(format!("data of {size} bytes at {data:p}")));
+        }
+        // SAFETY: NCCL keeps what it registers mapped until `deregMr`.
+        let memory = unsafe { HostMemory::from_caller(data.addr(), size) };
+        mhandle.set(handles::memory_into_raw(match transfer {
+            Transfer::Send(send) => send.comm().register(memory)?,
+            Transfer::Recv(recv) => recv.comm().register(memory)?,
+        }));
+        Ok(())
+    })
+}
+
+fn host_pointer(kind: c_int) -> Result<()> {
+    match kind {
+        PTR_HOST => Ok(()),
+        PTR_CUDA => Err(Error::Usage(
+            "this is CUDA device memory: a GB10 has no GPUDirect RDMA, and this plugin announces host pointers only"
+                .into(),
+        )),
+        other => Err(Error::Argument(format!("type is {other}: only host memory, {PTR_HOST}, can be registered"))),
+    }
+}
+
+/// `mhandle` may be NULL, as for free(): that is what NCCL gives back after a registration that failed.
+///
+/// # Safety
+/// `comm` is NULL or an open comm, `mhandle` is NULL or came from [`reg_mr`] and was not given back.
+pub(super) unsafe extern "C" fn dereg_mr(comm: *mut c_void, mhandle: *mut c_void) -> NcclResult {
+    guard::call("deregMr", |scope| {
+        scope.enter()?;
+        // SAFETY: NCCL closes a comm only when no call on it is left.
+        let transfer = unsafe { Transfer::from_raw(comm, "comm") }?;
+        // What a broken comm holds is abandoned with it. NCCL deregisters before it closes, so this is not refused.
+        if transfer.health().is_broken() {
+            return Ok(());
+        }
+        scope.enter_comm(transfer.health())?;
+        if let Some(memory) = ptr::NonNull::new(mhandle) {
+            // SAFETY: the caller's promise; NCCL gives it up by this call.
+            unsafe { handles::drop_memory(memory) };
+        }
+        Ok(())
+    })
+}
+
+/// A length as the versions pass it: `int` in v8, `size_t` since.
+pub(super) trait Length: Copy {
+    /// The length in bytes, unless it is negative.
+    fn bytes(self) -> Result<usize>;
+}
+
+impl Length for usize {
+    fn bytes(self) -> Result<usize> {
+        Ok(self)
+    }
+}
+
+impl Length for c_int {
+    fn bytes(self) -> Result<usize> {
+        usize::try_from(self).map_err(|_| Error::Argument(format!("size is {self}")))
+    }
+}
+
+/// # Safety
+/// `send_comm` is NULL or an open comm, `mhandle` is NULL or registered with it, `request` is NULL or may be written; the
+/// data stays as it is until the request is complete.
+pub(super) unsafe fn isend<L: Length>(
+    send_comm: *mut c_void,
+    data: *mut c_void,
+    size: L,
+    tag: c_int,
+    mhandle: *mut c_void,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    guard::call("isend", |scope| {
+        // SAFETY: the caller's promise.
+        let request = unsafe { Out::cleared(request, "request", ptr::null_mut()) }?;
+        // SAFETY: NCCL closes a comm only when no call on it is left.
+        let endpoint = unsafe { Endpoint::<SendComm>::enter(send_comm, "sendComm", scope) }?;
+        let bytes = size.bytes()?;
+        check_data(data, bytes)?;
+        // SAFETY: the caller's promise.
+        let memory = unsafe { handles::memory(mhandle, "mhandle") }?;
+        if let Some(number) = endpoint.comm().isend(data.addr() as u64, bytes, tag, memory)? {
+            request.set(endpoint.request(number)?);
+        }
+        Ok(())
+    })
+}
+
+fn check_data(data: *mut c_void, bytes: usize) -> Result<()> {
+    if data.is_null() && bytes > 0 { Err(Error::Argument(format!("data is NULL, of {bytes} bytes"))) } else { Ok(()) }
+}
+
+/// The parts of a grouped receive, as NCCL passes them: arrays of `n` elements.
+pub(super) struct Parts<L> {
+    pub n: c_int,
+    pub data: *mut *mut c_void,
+    pub sizes: *mut L,
+    pub tags: *mut c_int,
+    pub mhandles: *mut *mut c_void,
+}
+
+/// Whether a receive may be one whose completion NCCL does not need.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Optional {
+    /// Never: `*request` means nothing on entry (v8).
+    Never,
+    /// Where `*request` says so on entry.
+    IfAsked,
+}
+
+/// # Safety
+/// `recv_comm` is NULL or an open comm, `request` is NULL or may be read and written, the arrays are NULL or have `n`
+/// elements, each mhandle is NULL or registered with the comm; nobody uses the buffers until the request is complete.
+pub(super) unsafe fn irecv<L: Length>(
+    recv_comm: *mut c_void,
+    parts: Parts<L>,
+    optional: Optional,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    guard::call("irecv", |scope| {
+        // SAFETY: the caller's promise.
+        let asked = unsafe { request.as_ref() }.is_some_and(|on_entry| on_entry.addr() == OPTIONAL_RECV_COMPLETION);
+        // SAFETY: the caller's promise.
+        let request = unsafe { Out::cleared(request, "request", ptr::null_mut()) }?;
+        // SAFETY: NCCL closes a comm only when no call on it is left.
+        let endpoint = unsafe { Endpoint::<RecvComm>::enter(recv_comm, "recvComm", scope) }?;
+        let count = count_of(parts.n)?;
+        // SAFETY: the caller's promise: `n` elements each.
+        let (data, sizes, tags, mhandles) = unsafe {
+            (
+                handles::array(parts.data, count, "data")?,
+                handles::array(parts.sizes, count, "sizes")?,
+                handles::array(parts.tags, count, "tags")?,
+                handles::array(parts.mhandles, count, "mhandles")?,
+            )
+        };
+        let part = |i: usize| -> Result<RecvPart<'_>> {
+            let bytes = sizes[i].bytes()?;
+            check_data(data[i], bytes)?;
+            // SAFETY: the caller's promise.
+            let memory = unsafe { handles::memory(mhandles[i], "mhandle") }?;
+            Ok(RecvPart { addr: data[i].addr() as u64, bytes, tag: tags[i], memory })
+        };
+        let optional = asked && optional == Optional::IfAsked;
+        let number = if count == 1 {
+            // By far the most frequent, so it builds one part and not eight.
+            endpoint.comm().irecv(&[part(0)?], optional)?
+        } else {
+            // Allocates nothing: beyond the last part stand copies of it, which are cut off again.
+            let at = |i: usize| part(i.min(count - 1));
+            let parts = [at(0)?, at(1)?, at(2)?, at(3)?, at(4)?, at(5)?, at(6)?, at(7)?];
+            endpoint.comm().irecv(&parts[..count], optional)?
+        };
+        if let Some(number) = number {
+            request.set(endpoint.request(number)?);
+        }
+        Ok(())
+    })
+}
+
+fn count_of(n: c_int) -> Result<usize> {
+    match usize::try_from(n) {
+        Ok(count @ 1..=MAX_RECVS) => Ok(count),
+        _ => Err(Error::Argument(format!("n is {n}: 1 to {MAX_RECVS} receives can be grouped"))),
+    }
+}
+
+/// Does nothing, successfully: received data is in host memory, and visible once its request is complete.
+///
+/// # Safety
+/// `recv_comm` is NULL or an open comm, `request` is NULL or may be written.
+pub(super) unsafe extern "C" fn iflush(
+    recv_comm: *mut c_void,
+    n: c_int,
+    _data: *mut *mut c_void,
+    _sizes: *mut c_int,
+    _mhandles: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    guard::call("iflush", |scope| {
+        // SAFETY: the caller's promise. A NULL request is how NCCL hears that there is nothing to wait for.
+        unsafe { Out::cleared(request, "request", ptr::null_mut()) }?;
+        // SAFETY: NCCL closes a comm only when no call on it is left.
+        unsafe { Endpoint::<RecvComm>::enter(recv_comm, "recvComm", scope) }?;
+        count_of(n).map(|_| ())
+    })
+}
+
+/// # Safety
+/// `request` is NULL or came from `isend` or `irecv` and its comm is open; `done` is NULL or may be written; `sizes` is NULL
+/// or may be written, one element for a send and one for each part of a receive.
+pub(super) unsafe extern "C" fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> NcclResult {
+    guard::call("test", |scope| {
+        // SAFETY: the caller's promise.
+        let done = unsafe { Out::cleared(done, "done", 0) }?;
+        // SAFETY: the caller's promise.
+        let found = match unsafe { Transfer::of_request(request, "request", scope) }? {
+            (Transfer::Send(send), number) => send.comm().test(number)?.map(|found| Sizes { count: 1, ..found }),
+            (Transfer::Recv(recv), number) => recv.comm().test(number)?,
+        };
+        let Some(found) = found else { return Ok(()) };
+        if !sizes.is_null() {
+            for (i, bytes) in found.bytes.iter().take(found.count).enumerate() {
+                // SAFETY: the caller's promise: a send has one element, a receive one for each part.
+                unsafe { sizes.add(i).write(c_int::try_from(*bytes).unwrap_or(c_int::MAX)) };
+            }
+        }
+        done.set(1);
+        Ok(())
+    })
+}
+
+/// # Safety
+/// The comm is NULL or open, and NCCL does not use it again.
+pub(super) unsafe extern "C" fn close_send(comm: *mut c_void) -> NcclResult {
+    // SAFETY: the caller's promise.
+    guard::call("closeSend", |scope| unsafe { handles::close(comm, "sendComm", scope, SendComm::close) })
+}
+
+/// # Safety
+/// As [`close_send`].
+pub(super) unsafe extern "C" fn close_recv(comm: *mut c_void) -> NcclResult {
+    // SAFETY: the caller's promise.
+    guard::call("closeRecv", |scope| unsafe { handles::close(comm, "recvComm", scope, RecvComm::close) })
+}
+
+/// # Safety
+/// As [`close_send`].
+pub(super) unsafe extern "C" fn close_listen(comm: *mut c_void) -> NcclResult {
+    // SAFETY: the caller's promise.
+    guard::call("closeListen", |scope| unsafe { handles::close(comm, "listenComm", scope, drop::<ListenComm>) })
+}

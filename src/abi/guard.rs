@@ -1,0 +1,144 @@
+//! What stands around every exported function: no panic crosses into NCCL, every error is logged once, and a forked child
+//! touches nothing.
+
+use super::logger;
+use crate::error::{Error, NcclResult, Result};
+use crate::plugin;
+use std::any::Any;
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Runs the body of the exported function `name`, and turns what comes of it into NCCL's result.
+///
+/// An error becomes one warning and its code. A panic becomes a warning and ncclInternalError, and breaks the comm that the
+/// body had entered; other comms carry on.
+pub(super) fn call<'a>(name: &'static str, body: impl FnOnce(&Scope<'a>) -> Result<()>) -> NcclResult {
+    let scope = Scope { health: Cell::new(None) };
+    // A comm that a panic left half-changed is never entered again, so nothing sees its broken state.
+    match catch_unwind(AssertUnwindSafe(|| body(&scope))) {
+        Ok(Ok(())) => NcclResult::Success,
+        Ok(Err(error)) => refused(name, &error),
+        Err(payload) => panicked(name, scope.health.get(), payload),
+    }
+}
+
+/// One call in progress. A body goes through [`Scope::enter`] or [`Scope::enter_comm`] before it touches any state, and after
+/// it cleared what it hands back.
+pub(super) struct Scope<'a> {
+    health: Cell<Option<&'a Health>>,
+}
+
+impl<'a> Scope<'a> {
+    /// Lets in a call that belongs to no comm.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] in a forked child.
+    pub(super) fn enter(&self) -> Result<()> {
+        if plugin::forked() { Err(Error::Missing(FORKED.into())) } else { Ok(()) }
+    }
+
+    /// Lets in a call on the comm with this health, which a panic from here on breaks.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] in a forked child, [`Error::Internal`] where the comm is broken.
+    pub(super) fn enter_comm(&self, health: &'a Health) -> Result<()> {
+        self.enter()?;
+        if health.is_broken() {
+            return Err(Error::Internal("this connection is out of use since a fault in an earlier call on it".into()));
+        }
+        self.health.set(Some(health));
+        Ok(())
+    }
+}
+
+/// Whether a panic has gone through a comm.
+#[derive(Debug, Default)]
+pub(super) struct Health {
+    broken: AtomicBool,
+}
+
+impl Health {
+    pub(super) fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Acquire)
+    }
+
+    fn break_down(&self) {
+        self.broken.store(true, Ordering::Release);
+    }
+}
+
+const FORKED: &str = "this process was forked from one that uses the network, and an RDMA connection does not survive fork(): \
+     use it in the parent only, or call exec() first";
+
+fn refused(name: &'static str, error: &Error) -> NcclResult {
+    // The text of an error is ours, but formatting and logging it is code like any other.
+    let _ = catch_unwind(AssertUnwindSafe(|| {
+        // NCCL's logger may have been locked by a thread that the child does not have.
+        if plugin::forked() { logger::warn_once_after_fork(name, error) } else { tracing::warn!("{name}: {error}") }
+    }));
+    NcclResult::from(error)
+}
+
+fn panicked(name: &'static str, health: Option<&Health>, payload: Box<dyn Any + Send>) -> NcclResult {
+    if let Some(health) = health {
+        health.break_down();
+    }
+    let text = match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
+        (Some(text), _) => text,
+        (_, Some(text)) => text.as_str(),
+        _ => "no reason given",
+    };
+    let fault = Error::Internal(format!("a fault in this plugin: {text}"));
+    let result = refused(name, &fault);
+    // The payload's destructor is unknown code, which could panic again outside the guard.
+    std::mem::forget(payload);
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_breaks_its_own_comm_and_no_other() {
+        let (one, other) = (Health::default(), Health::default());
+        let on = |health| call("test", |scope| scope.enter_comm(health));
+        assert_eq!((on(&one), on(&other)), (NcclResult::Success, NcclResult::Success));
+        let broke = call("test", |scope| {
+            scope.enter_comm(&one)?;
+            panic!("on purpose: {}", 1 + 1)
+        });
+        assert_eq!(broke, NcclResult::InternalError);
+        assert_eq!((on(&one), on(&other)), (NcclResult::InternalError, NcclResult::Success));
+    }
+
+    #[test]
+    fn a_panic_before_any_comm_is_entered_breaks_none() {
+        let health = Health::default();
+        assert_eq!(call("test", |_| panic!("on purpose")), NcclResult::InternalError);
+        assert_eq!(call("test", |scope| scope.enter_comm(&health)), NcclResult::Success);
+    }
+
+    #[test]
+    fn a_payload_that_panics_when_dropped_stays_inside() {
+        struct Grenade;
+        impl Drop for Grenade {
+            fn drop(&mut self) {
+                panic!("on purpose, again");
+            }
+        }
+        assert_eq!(call("test", |_| std::panic::panic_any(Grenade)), NcclResult::InternalError);
+    }
+
+    #[test]
+    fn an_error_keeps_its_code_and_breaks_nothing() {
+        let health = Health::default();
+        let refused = call("test", |scope| {
+            scope.enter_comm(&health)?;
+            Err(Error::Remote("the peer is gone".into()))
+        });
+        assert_eq!(refused, NcclResult::RemoteError);
+        assert!(!health.is_broken());
+    }
+}

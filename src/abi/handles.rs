@@ -1,0 +1,473 @@
+//! Every conversion between NCCL's pointers and our objects.
+//!
+//! | NCCL's pointer | is | made by | taken back by |
+//! |---|---|---|---|
+//! | listen, send, receive comm | `Box<Endpoint<C>>` | [`Endpoint::into_raw`] | [`close`] |
+//! | request | borrowed from its comm's [`Endpoint`] | [`Endpoint::request`] | nobody: it lives as long as the comm |
+//! | mhandle | `Arc<Registration>` | [`memory_into_raw`] | [`drop_memory`] |
+//! | ctx | an entry of a constant table | [`context_for`] | nobody |
+//!
+//! A comm and a request begin with a mark that tells what they are, so that one passed in another's place is refused with
+//! words. A pointer that was never ours, or is no longer, cannot be told apart from a good one: that much NCCL must keep.
+
+use super::guard::{Health, Scope};
+use super::types::HANDLE_BYTES;
+use crate::comm::{ListenComm, RECV_REQUESTS, RecvComm, Registration, SEND_REQUESTS, SendComm};
+use crate::error::{Error, Result};
+use std::ffi::{c_int, c_void};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// A place of NCCL's that a call writes its answer to.
+pub(super) struct Out<T>(NonNull<T>);
+
+impl<T> Out<T> {
+    /// The place, written only when there is an answer.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] names a NULL.
+    ///
+    /// # Safety
+    /// `place` is NULL or may be written until the call that it came with returns, and the result does not outlive that.
+    pub(super) unsafe fn new(place: *mut T, name: &str) -> Result<Self> {
+        non_null(place, name).map(Self)
+    }
+
+    /// The place, holding `empty` until there is an answer.
+    ///
+    /// # Errors
+    /// As [`Out::new`].
+    ///
+    /// # Safety
+    /// As [`Out::new`].
+    pub(super) unsafe fn cleared(place: *mut T, name: &str, empty: T) -> Result<Self> {
+        // SAFETY: the caller's promise is the one that is asked for.
+        let out = unsafe { Self::new(place, name) }?;
+        out.set(empty);
+        Ok(out)
+    }
+
+    pub(super) fn set(&self, value: T) {
+        // SAFETY: whoever made this promised that the place may be written for as long as this exists.
+        unsafe { self.0.write(value) }
+    }
+}
+
+/// What a comm or request of ours begins with, so that one is not taken for another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+pub(super) struct Mark(u64);
+
+const LISTEN: Mark = Mark(u64::from_be_bytes(*b"SpkListn"));
+const SEND: Mark = Mark(u64::from_be_bytes(*b"SpkSend "));
+const RECV: Mark = Mark(u64::from_be_bytes(*b"SpkRecv "));
+const REQUEST: Mark = Mark(u64::from_be_bytes(*b"SpkReqst"));
+
+/// What NCCL calls a comm. NCCL registers memory with it from one thread while another sends on it.
+pub(super) trait Comm: Send + Sync + Sized {
+    /// What its [`Endpoint`] begins with.
+    const MARK: Mark;
+    /// How many request numbers it uses, from 0.
+    const REQUESTS: usize;
+}
+
+impl Comm for ListenComm {
+    const MARK: Mark = LISTEN;
+    const REQUESTS: usize = 0;
+}
+
+impl Comm for SendComm {
+    const MARK: Mark = SEND;
+    const REQUESTS: usize = SEND_REQUESTS;
+}
+
+impl Comm for RecvComm {
+    const MARK: Mark = RECV;
+    const REQUESTS: usize = RECV_REQUESTS;
+}
+
+/// A comm as NCCL holds it: with its health, and with what its requests are pointers to.
+#[repr(C)]
+pub(super) struct Endpoint<C> {
+    // First in memory, whatever the comm is: `mark_of` reads it through a pointer of unknown kind.
+    mark: Mark,
+    health: Health,
+    requests: Box<[Request]>,
+    comm: C,
+}
+
+/// What a request of NCCL's points to. It does not move or change while its comm lives.
+#[repr(C)]
+pub(super) struct Request {
+    mark: Mark,
+    number: u16,
+    endpoint: NonNull<c_void>,
+}
+
+impl<C: Comm> Endpoint<C> {
+    /// Gives a comm to NCCL, which hands it back to [`close`].
+    pub(super) fn into_raw(comm: C) -> *mut c_void {
+        let endpoint = Box::new(Self { mark: C::MARK, health: Health::default(), requests: Box::default(), comm });
+        let raw = NonNull::from(Box::leak(endpoint));
+        let request = |number| Request { mark: REQUEST, number: number as u16, endpoint: raw.cast() };
+        // SAFETY: the box was leaked a moment ago and nobody else has the pointer yet.
+        unsafe { (*raw.as_ptr()).requests = (0..C::REQUESTS).map(request).collect() };
+        raw.as_ptr().cast()
+    }
+
+    /// The comm behind a pointer of NCCL's, entered into the call's scope.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] where the pointer is NULL or to something else; what [`Scope::enter_comm`] refuses.
+    ///
+    /// # Safety
+    /// `raw` is NULL or came from this file and was not closed; it stays open for `'a`.
+    pub(super) unsafe fn enter<'a>(raw: *mut c_void, name: &str, scope: &Scope<'a>) -> Result<&'a Self> {
+        // SAFETY: the caller's promise is the one that is asked for.
+        let endpoint = unsafe { Self::from_raw(raw, name)?.as_ref() };
+        scope.enter_comm(&endpoint.health)?;
+        Ok(endpoint)
+    }
+
+    /// # Safety
+    /// `raw` is NULL or came from this file and was not closed.
+    unsafe fn from_raw(raw: *mut c_void, name: &str) -> Result<NonNull<Self>> {
+        // SAFETY: the caller's promise is the one that is asked for.
+        match unsafe { mark_of(raw, name) }? {
+            mark if mark == C::MARK => non_null(raw.cast::<Self>(), name),
+            other => Err(Error::Argument(format!("{name} is {}, not {}", word_for(other), word_for(C::MARK)))),
+        }
+    }
+
+    pub(super) fn comm(&self) -> &C {
+        &self.comm
+    }
+
+    /// The pointer by which NCCL will ask for request `number`.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] where the comm gives a number that it said it would not use.
+    pub(super) fn request(&self, number: u16) -> Result<*mut c_void> {
+        match self.requests.get(usize::from(number)) {
+            Some(request) => Ok(std::ptr::from_ref(request).cast_mut().cast()),
+            None => Err(Error::Internal(format!("request {number} of {}", self.requests.len()))),
+        }
+    }
+}
+
+/// Takes a comm back from NCCL and ends it with `end`. A broken one is left where it is, out of use, without touching it.
+///
+/// # Errors
+/// [`Error::Argument`] where the pointer is NULL or to something else, [`Error::Missing`] in a forked child.
+///
+/// # Safety
+/// `raw` is NULL or came from this file and was not closed; NCCL uses neither it nor its requests again, in any thread.
+pub(super) unsafe fn close<C: Comm>(raw: *mut c_void, name: &str, scope: &Scope<'_>, end: fn(C)) -> Result<()> {
+    scope.enter()?;
+    // SAFETY: the caller's promise is the one that is asked for.
+    let endpoint = unsafe { Endpoint::<C>::from_raw(raw, name) }?;
+    // SAFETY: as above; it is still open.
+    if unsafe { endpoint.as_ref() }.health.is_broken() {
+        tracing::warn!("{} had a fault: it is abandoned, with what it held", word_for(C::MARK));
+        return Ok(());
+    }
+    // SAFETY: `into_raw` leaked this box, and NCCL gives it up by closing it.
+    let endpoint = unsafe { Box::from_raw(endpoint.as_ptr()) };
+    end(endpoint.comm);
+    Ok(())
+}
+
+/// A comm that takes part in a transfer, whichever way.
+pub(super) enum Transfer<'a> {
+    Send(&'a Endpoint<SendComm>),
+    Recv(&'a Endpoint<RecvComm>),
+}
+
+impl<'a> Transfer<'a> {
+    /// The send or receive comm behind a pointer of NCCL's, entered into the call's scope.
+    ///
+    /// # Errors
+    /// As [`Endpoint::enter`].
+    ///
+    /// # Safety
+    /// As [`Endpoint::enter`].
+    pub(super) unsafe fn enter(raw: *mut c_void, name: &str, scope: &Scope<'a>) -> Result<Self> {
+        // SAFETY: the caller's promise is the one that is asked for.
+        let transfer = unsafe { Self::from_raw(raw, name) }?;
+        scope.enter_comm(transfer.health())?;
+        Ok(transfer)
+    }
+
+    /// The comm and the number of a request, entered into the call's scope.
+    ///
+    /// # Errors
+    /// As [`Endpoint::enter`].
+    ///
+    /// # Safety
+    /// `raw` is NULL or came from [`Endpoint::request`], and the comm stays open for `'a`.
+    pub(super) unsafe fn of_request(raw: *mut c_void, name: &str, scope: &Scope<'a>) -> Result<(Self, u16)> {
+        // SAFETY: the caller promises that it is a request of ours if it is not NULL; anything of ours begins with a mark.
+        let mark = unsafe { mark_of(raw, name) }?;
+        if mark != REQUEST {
+            return Err(Error::Argument(format!("{name} is {}, not {}", word_for(mark), word_for(REQUEST))));
+        }
+        // SAFETY: the mark says what it is, and it lives as long as its comm.
+        let request = unsafe { &*raw.cast::<Request>() };
+        // SAFETY: a request's comm is open for as long as the request is used.
+        Ok((unsafe { Self::enter(request.endpoint.as_ptr(), name, scope) }?, request.number))
+    }
+
+    /// The comm, not entered: for what must get through on a broken one.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] where the pointer is NULL or to something else.
+    ///
+    /// # Safety
+    /// `raw` is NULL or came from this file and was not closed; it stays open for `'a`.
+    pub(super) unsafe fn from_raw(raw: *mut c_void, name: &str) -> Result<Self> {
+        // SAFETY: the caller's promise is the one that is asked for, and covers the references.
+        unsafe {
+            if mark_of(raw, name)? == SEND {
+                Endpoint::from_raw(raw, name).map(|send| Self::Send(send.as_ref()))
+            } else {
+                Endpoint::from_raw(raw, name).map(|recv| Self::Recv(recv.as_ref()))
+            }
+        }
+    }
+
+    pub(super) fn health(&self) -> &'a Health {
+        match self {
+            Self::Send(send) => &send.health,
+            Self::Recv(recv) => &recv.health,
+        }
+    }
+}
+
+/// Gives a registration to NCCL, which hands it back to [`drop_memory`].
+pub(super) fn memory_into_raw(memory: Arc<Registration>) -> *mut c_void {
+    Arc::into_raw(memory).cast_mut().cast()
+}
+
+/// The registration behind an mhandle.
+///
+/// # Errors
+/// [`Error::Argument`] names a NULL.
+///
+/// # Safety
+/// `raw` is NULL or came from [`memory_into_raw`] and was not given back; it is not given back during `'a`.
+pub(super) unsafe fn memory<'a>(raw: *mut c_void, name: &str) -> Result<&'a Registration> {
+    // SAFETY: the caller's promise is the one that is asked for.
+    non_null(raw.cast::<Registration>(), name).map(|memory| unsafe { memory.as_ref() })
+}
+
+/// Gives a registration back.
+///
+/// # Safety
+/// `raw` came from [`memory_into_raw`], and NCCL does not use it again.
+pub(super) unsafe fn drop_memory(raw: NonNull<c_void>) {
+    // SAFETY: `memory_into_raw` gave NCCL this one count.
+    drop(unsafe { Arc::from_raw(raw.as_ptr().cast::<Registration>()) });
+}
+
+/// The bytes of a connection handle, which NCCL keeps for us from one call of `connect` to the next.
+///
+/// # Errors
+/// [`Error::Argument`] names a NULL.
+///
+/// # Safety
+/// `raw` is NULL or has [`HANDLE_BYTES`] bytes that nobody else touches during `'a`.
+pub(super) unsafe fn handle<'a>(raw: *mut c_void, name: &str) -> Result<&'a mut [u8; HANDLE_BYTES]> {
+    // SAFETY: the caller's promise is the one that is asked for; bytes need no alignment.
+    non_null(raw.cast::<[u8; HANDLE_BYTES]>(), name).map(|mut bytes| unsafe { bytes.as_mut() })
+}
+
+/// The first `n` elements of an array of NCCL's.
+///
+/// # Errors
+/// [`Error::Argument`] names a NULL.
+///
+/// # Safety
+/// `raw` is NULL or has `n` elements that nobody writes during `'a`.
+pub(super) unsafe fn array<'a, T>(raw: *const T, n: usize, name: &str) -> Result<&'a [T]> {
+    // SAFETY: the caller's promise is the one that is asked for.
+    non_null(raw.cast_mut(), name).map(|first| unsafe { std::slice::from_raw_parts(first.as_ptr(), n) })
+}
+
+/// What one `init` was given for its communicator. It is an entry of a constant table, so it is never freed: a communicator
+/// that was split off shares its parent's, and NCCL finalizes it once for each.
+///
+/// An entry for each traffic class, one for none chosen, one for a number that is no traffic class.
+static CONTEXTS: [u8; 258] = [0; 258];
+const NONE_CHOSEN: usize = 256;
+const NOT_A_CLASS: usize = 257;
+
+/// The context that stands for a traffic class.
+pub(super) fn context_for(traffic_class: c_int) -> *mut c_void {
+    let index = match u8::try_from(traffic_class) {
+        Ok(class) => usize::from(class),
+        Err(_) if traffic_class < 0 => NONE_CHOSEN,
+        Err(_) => NOT_A_CLASS,
+    };
+    std::ptr::from_ref(&CONTEXTS[index]).cast_mut().cast()
+}
+
+/// The traffic class that a context stands for. It is found by address: nothing is read through the pointer. NULL stands for
+/// none chosen.
+///
+/// # Errors
+/// [`Error::Argument`] where the pointer is to none of ours, [`Error::Usage`] where the number was no traffic class.
+pub(super) fn context_class(raw: *const c_void) -> Result<Option<u8>> {
+    if raw.is_null() {
+        return Ok(None);
+    }
+    match raw.addr().wrapping_sub(CONTEXTS.as_ptr().addr()) {
+        class @ 0..=255 => Ok(Some(class as u8)),
+        NONE_CHOSEN => Ok(None),
+        NOT_A_CLASS => {
+            Err(Error::Usage("the communicator's trafficClass is not usable: 0 to 255, or negative for none".into()))
+        }
+        _ => Err(Error::Argument("ctx did not come from init".into())),
+    }
+}
+
+/// The traffic class in a configuration.
+///
+/// # Errors
+/// [`Error::Usage`] where the number is no traffic class.
+pub(super) fn class_of(traffic_class: c_int) -> Result<Option<u8>> {
+    context_class(context_for(traffic_class))
+}
+
+/// What a pointer of NCCL's is to.
+///
+/// # Safety
+/// `raw` is NULL or to something of ours that begins with a mark.
+unsafe fn mark_of(raw: *mut c_void, name: &str) -> Result<Mark> {
+    let mark = non_null(raw.cast::<Mark>(), name)?;
+    if !mark.is_aligned() {
+        return Err(Error::Argument(format!("{name} did not come from this plugin")));
+    }
+    // SAFETY: it is not NULL, so it is to a mark.
+    Ok(unsafe { mark.read() })
+}
+
+fn word_for(mark: Mark) -> &'static str {
+    match mark {
+        LISTEN => "a listening comm",
+        SEND => "a send comm",
+        RECV => "a receive comm",
+        REQUEST => "a request",
+        _ => "nothing that this plugin made",
+    }
+}
+
+fn non_null<T>(raw: *mut T, name: &str) -> Result<NonNull<T>> {
+    NonNull::new(raw).ok_or_else(|| Error::Argument(format!("{name} is NULL")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::guard;
+    use super::*;
+    use crate::error::NcclResult;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// A comm without a network, which counts how often it was ended.
+    struct Fake {
+        ended: Arc<AtomicUsize>,
+    }
+
+    impl Comm for Fake {
+        const MARK: Mark = Mark(7);
+        const REQUESTS: usize = 3;
+    }
+
+    fn fake() -> (*mut c_void, Arc<AtomicUsize>) {
+        let ended = Arc::new(AtomicUsize::new(0));
+        (Endpoint::into_raw(Fake { ended: ended.clone() }), ended)
+    }
+
+    fn use_it(raw: *mut c_void, faulty: bool) -> NcclResult {
+        guard::call("use", |scope| {
+            // SAFETY: the tests pass open comms.
+            let endpoint = unsafe { Endpoint::<Fake>::enter(raw, "comm", scope) }?;
+            assert!(!faulty, "on purpose, {} ended", endpoint.comm().ended.load(Ordering::Relaxed));
+            Ok(())
+        })
+    }
+
+    fn close_it(raw: *mut c_void) -> NcclResult {
+        let end = |fake: Fake| _ = fake.ended.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the tests close a comm once.
+        guard::call("close", |scope| unsafe { close(raw, "comm", scope, end) })
+    }
+
+    #[test]
+    fn a_broken_comm_is_refused_and_closed_untouched_while_another_carries_on() {
+        let ((one, one_ended), (other, other_ended)) = (fake(), fake());
+        assert_eq!(use_it(one, true), NcclResult::InternalError);
+        assert_eq!(use_it(one, false), NcclResult::InternalError);
+        assert_eq!(use_it(other, false), NcclResult::Success);
+        assert_eq!((close_it(one), close_it(other)), (NcclResult::Success, NcclResult::Success));
+        assert_eq!((one_ended.load(Ordering::Relaxed), other_ended.load(Ordering::Relaxed)), (0, 1));
+        // Abandoned means still there: the comm holds its half of the counter.
+        assert_eq!((Arc::strong_count(&one_ended), Arc::strong_count(&other_ended)), (2, 1));
+    }
+
+    #[test]
+    fn a_pointer_to_another_kind_is_refused_with_words() {
+        let (raw, _ended) = fake();
+        let refusal = |text: Result<()>| text.unwrap_err().to_string();
+        let result = guard::call("use", |scope| {
+            // SAFETY: NULL is allowed, and a comm of ours may be of any kind.
+            unsafe {
+                let null = Endpoint::<SendComm>::enter(ptr_null(), "sendComm", scope).map(|_| ());
+                assert_eq!(refusal(null), "sendComm is NULL");
+                let wrong = Endpoint::<SendComm>::enter(raw, "sendComm", scope).map(|_| ());
+                assert_eq!(refusal(wrong), "sendComm is nothing that this plugin made, not a send comm");
+                let no_request = Transfer::of_request(raw, "request", scope).map(|_| ());
+                assert!(refusal(no_request).starts_with("request is"), "a comm is not a request");
+                let crooked = Endpoint::<Fake>::enter(raw.byte_add(1), "comm", scope).map(|_| ());
+                assert_eq!(refusal(crooked), "comm did not come from this plugin");
+            }
+            Ok(())
+        });
+        assert_eq!(result, NcclResult::Success);
+        close_it(raw);
+    }
+
+    #[test]
+    fn every_request_number_has_its_own_place_that_names_its_comm() {
+        let (raw, _ended) = fake();
+        // SAFETY: the comm is open.
+        let endpoint = unsafe { &*raw.cast::<Endpoint<Fake>>() };
+        let places: Vec<_> = (0..3).map(|number| endpoint.request(number).unwrap()).collect();
+        for (number, place) in places.iter().enumerate() {
+            // SAFETY: these are requests of the open comm.
+            let request = unsafe { &*place.cast::<Request>() };
+            assert_eq!((request.number as usize, request.endpoint.as_ptr()), (number, raw));
+        }
+        assert!(
+            places.iter().all(|place| !place.is_null() && places.iter().filter(|other| *other == place).count() == 1)
+        );
+        assert!(endpoint.request(3).is_err());
+        close_it(raw);
+    }
+
+    #[test]
+    fn a_context_is_never_null_and_gives_its_class_back() {
+        for (number, class) in [(0, Some(0)), (106, Some(106)), (255, Some(255)), (-1, None), (i32::MIN, None)] {
+            assert!(!context_for(number).is_null());
+            assert_eq!(context_class(context_for(number)).unwrap(), class);
+            assert_eq!(class_of(number).unwrap(), class);
+        }
+        assert_eq!(context_class(ptr_null()).unwrap(), None);
+        assert!(matches!(class_of(256), Err(Error::Usage(_))));
+        let stray = 0_u64;
+        assert!(matches!(context_class(std::ptr::from_ref(&stray).cast()), Err(Error::Argument(_))));
+    }
+
+    fn ptr_null() -> *mut c_void {
+        std::ptr::null_mut()
+    }
+}

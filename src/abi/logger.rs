@@ -1,0 +1,171 @@
+//! NCCL's logger as a `tracing` subscriber: what the plugin reports appears among NCCL's own lines.
+//!
+//! Before NCCL has given its logger, and in a forked child, warnings go to standard error and the rest nowhere.
+
+use super::types::DebugLogger;
+use crate::error::Error;
+use std::ffi::{c_int, c_ulong};
+use std::fmt::{self, Write};
+use std::mem;
+use std::ptr;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
+use tracing::span;
+use tracing::subscriber::Interest;
+use tracing::{Event, Level, Metadata, Subscriber};
+
+/// Sends events to NCCL's logger from now on. Where several copies of NCCL live in one process, the last one gets them all.
+pub(super) fn install(logger: Option<DebugLogger>) {
+    if let Some(logger) = logger {
+        LOGGER.store(logger as *mut (), Ordering::Release);
+    }
+    INSTALL.call_once(|| {
+        // It fails only where a subscriber is there already: a program that uses this crate as a library has its own.
+        let _ = tracing::subscriber::set_global_default(ToNccl);
+    });
+}
+
+/// Whether events of level DEBUG and TRACE are made at all; NCCL shows them under `NCCL_DEBUG=TRACE`.
+pub fn set_trace(on: bool) {
+    if TRACE.swap(on, Ordering::AcqRel) != on {
+        tracing::callsite::rebuild_interest_cache();
+    }
+}
+
+/// In a forked child: the first warning goes to standard error by one plain `write`. NCCL's logger takes a lock which a thread
+/// that is not in the child may have held.
+pub(super) fn warn_once_after_fork(name: &str, error: &Error) {
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    if !WARNED.swap(true, Ordering::AcqRel) {
+        write_to_stderr(&line_for(format_args!("{name}: {error}")));
+    }
+}
+
+/// The function that NCCL gave, as a [`DebugLogger`]; NULL before the first `init`.
+static LOGGER: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
+static INSTALL: Once = Once::new();
+static TRACE: AtomicBool = AtomicBool::new(false);
+
+const PREFIX: &str = "NET/Spark: ";
+
+struct ToNccl;
+
+impl Subscriber for ToNccl {
+    fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
+        if self.enabled(metadata) { Interest::always() } else { Interest::never() }
+    }
+
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.is_event() && (*metadata.level() <= Level::INFO || TRACE.load(Ordering::Acquire))
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(if TRACE.load(Ordering::Acquire) { LevelFilter::TRACE } else { LevelFilter::INFO })
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let mut text = Text(PREFIX.to_owned());
+        event.record(&mut text);
+        deliver(event.metadata(), &text.0);
+    }
+
+    // Spans carry nothing that NCCL's log could show.
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
+
+/// The message and then the fields, as `name=value`.
+struct Text(String);
+
+impl Visit for Text {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.record_debug(field, &format_args!("{value}"));
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        // Writing to a String fails only where a value's own formatting does; the line then ends there.
+        let _ = if field.name() == "message" {
+            write!(self.0, "{value:?}")
+        } else {
+            write!(self.0, " {}={value:?}", field.name())
+        };
+    }
+}
+
+fn deliver(metadata: &Metadata<'_>, text: &str) {
+    let logger = LOGGER.load(Ordering::Acquire);
+    if logger.is_null() {
+        if *metadata.level() <= Level::WARN {
+            write_to_stderr(&line_for(format_args!("{}", text.strip_prefix(PREFIX).unwrap_or(text))));
+        }
+        return;
+    }
+    // SAFETY: only `install` stores here, and it stores nothing but functions of this type.
+    let logger = unsafe { mem::transmute::<*mut (), DebugLogger>(logger) };
+    let (level, subsystems) = nccl_level(*metadata.level());
+    let file = terminated(metadata.file().unwrap_or("nccl-net-spark"));
+    let line = metadata.line().and_then(|n| c_int::try_from(n).ok()).unwrap_or(0);
+    let text = terminated(text);
+    // SAFETY: file, format and the one string that the format asks for end in NUL and outlive the call; NCCL's logger may be
+    // called from any thread.
+    unsafe {
+        logger(level, subsystems, file.as_ptr().cast(), line, c"%s".as_ptr(), text.as_ptr());
+    }
+}
+
+/// NCCL's level (`ncclDebugLogLevel`) and subsystems (`ncclDebugLogSubSys`). INIT is among those that NCCL shows by default.
+fn nccl_level(level: Level) -> (c_int, c_ulong) {
+    const INIT: c_ulong = 0x1;
+    const NET: c_ulong = 0x10;
+    match level {
+        Level::ERROR | Level::WARN => (2, c_ulong::MAX),
+        Level::INFO => (3, INIT | NET),
+        _ => (5, NET),
+    }
+}
+
+/// The text with a NUL behind it, and none inside.
+fn terminated(text: &str) -> Vec<u8> {
+    let mut bytes: Vec<u8> = text.bytes().map(|byte| if byte == 0 { b'?' } else { byte }).collect();
+    bytes.push(0);
+    bytes
+}
+
+fn line_for(text: fmt::Arguments<'_>) -> String {
+    format!("{PREFIX}WARN {text}\n")
+}
+
+fn write_to_stderr(line: &str) {
+    // One plain system call: the standard library's handle has a lock, which a fork may leave locked.
+    // SAFETY: the pointer and the length are those of a live string.
+    unsafe {
+        libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_are_nccls() {
+        assert_eq!(nccl_level(Level::ERROR).0, 2);
+        assert_eq!(nccl_level(Level::WARN), (2, c_ulong::MAX));
+        assert_eq!(nccl_level(Level::INFO), (3, 0x11));
+        assert_eq!(nccl_level(Level::DEBUG).0, 5);
+        assert_eq!(nccl_level(Level::TRACE).0, 5);
+    }
+
+    #[test]
+    fn a_text_ends_in_one_nul_and_has_none_inside() {
+        assert_eq!(terminated("a\0b"), b"a?b\0");
+        assert_eq!(terminated(""), b"\0");
+    }
+}

@@ -1,0 +1,27 @@
+//! C inward: the tables that NCCL looks up, and nothing that decides anything.
+//!
+//! - `net_v8` .. `net_v12`: one table for each ABI version, all exported at once; NCCL takes the newest that it knows.
+//!   These files only reshape arguments.
+//! - `calls`: the functions behind the tables, once for all versions.
+//! - [`types`]: the C types that the versions share.
+//! - `handles`: every conversion between NCCL's pointers and our objects.
+//! - `guard`: what stands around every exported function, so that no panic reaches NCCL.
+//! - [`logger`]: NCCL's logger as a `tracing` subscriber.
+#![allow(unsafe_code)]
+
+mod calls;
+mod guard;
+mod handles;
+pub mod logger;
+mod net_v10;
+mod net_v11;
+mod net_v12;
+mod net_v8;
+mod net_v9;
+pub mod types;
+
+pub use net_v8::{NetV8, ncclNetPlugin_v8};
+pub use net_v9::{NetV9, ncclNetPlugin_v9};
+pub use net_v10::{NetV10, ncclNetPlugin_v10};
+pub use net_v11::{NetV11, ncclNetPlugin_v11};
+pub use net_v12::{NetV12, ncclNetPlugin_v12};
