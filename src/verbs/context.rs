@@ -1,0 +1,212 @@
+//! An opened device, and its protection domain.
+
+use std::mem::{offset_of, size_of};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::bindings::*;
+use super::library::{Library, Pointer};
+use crate::error::{Error, Result};
+
+/// An opened device. It closes when the last object on it is gone.
+pub struct Context {
+    pub(super) library: &'static Library,
+    pub(super) raw: NonNull<ibv_context>,
+    name: String,
+    limits: Limits,
+    ports: u8,
+    /// Read from the context once: the library fills them in while it opens the device, and never again.
+    pub(super) operations: Operations,
+}
+
+/// What a device can hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Work requests on one queue of a QP.
+    pub max_qp_wr: u32,
+    /// Entries of one CQ.
+    pub max_cqe: u32,
+    /// Scatter/gather entries of one work request.
+    pub max_sge: u32,
+    /// QPs.
+    pub max_qp: u32,
+    /// Memory regions.
+    pub max_mr: u32,
+}
+
+/// The provider's functions of the data path, which verbs.h calls through the context.
+#[derive(Clone, Copy)]
+pub(super) struct Operations {
+    pub(super) poll_cq: unsafe extern "C" fn(*mut ibv_cq, i32, *mut ibv_wc) -> i32,
+    pub(super) post_send: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> i32,
+    pub(super) post_recv: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> i32,
+}
+
+// SAFETY: libibverbs' objects may be used from every thread (ibv_open_device's context and everything made from it); what
+// needs one thread at a time (posting, polling) takes `&mut` of its own object.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// # Safety
+    /// `device` is a device of `library` whose list is alive.
+    pub(super) unsafe fn open(library: &'static Library, device: *mut ibv_device, name: &str) -> Result<Arc<Self>> {
+        // SAFETY: the caller's promise.
+        let Some(raw) = NonNull::new(unsafe { (library.open_device)(device) }) else {
+            return Err(Error::last_os(format!(
+                "opening {name} (is /dev/infiniband there, and may this user open it?)"
+            )));
+        };
+        let close = CloseOnError { close: library.close_device, raw };
+        // SAFETY: an integer struct, for which zero is a value.
+        let mut attributes: ibv_device_attr = unsafe { std::mem::zeroed() };
+        // SAFETY: the context is open, and the struct is ours to write.
+        let status = unsafe { (library.query_device)(raw.as_ptr(), &raw mut attributes) };
+        if status != 0 {
+            return Err(Error::Os { what: format!("asking {name} for its limits"), errno: status });
+        }
+        let context = Self {
+            library,
+            raw,
+            name: name.to_owned(),
+            limits: Limits {
+                max_qp_wr: count(attributes.max_qp_wr),
+                max_cqe: count(attributes.max_cqe),
+                max_sge: count(attributes.max_sge),
+                max_qp: count(attributes.max_qp),
+                max_mr: count(attributes.max_mr),
+            },
+            ports: attributes.phys_port_cnt,
+            // SAFETY: the context is open.
+            operations: unsafe { operations(raw, name) }?,
+        };
+        std::mem::forget(close);
+        context.make_events_nonblocking()?;
+        Ok(Arc::new(context))
+    }
+
+    /// The kernel's name of the device.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What the device can hold.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// How many ports the device has; they count from 1.
+    pub fn ports(&self) -> u8 {
+        self.ports
+    }
+
+    /// The extended context around this one, where the library has it and it reaches to the member at `offset`
+    /// (`verbs_get_ctx_op` of verbs.h: the struct grows at its front, and `sz` is how far it goes back).
+    pub(super) fn extended(&self, offset: usize) -> Option<NonNull<verbs_context>> {
+        const EXTENDED: usize = usize::MAX;
+        // SAFETY: the context is open.
+        if unsafe { (*self.raw.as_ptr()).abi_compat } as usize != EXTENDED {
+            return None;
+        }
+        // SAFETY: the mark just read says that the context is the last member of a `verbs_context`.
+        let extended = unsafe { self.raw.byte_sub(offset_of!(verbs_context, context)) }.cast::<verbs_context>();
+        // SAFETY: `sz` stands straight before the context in every version; the struct's front may lie outside.
+        let bytes = unsafe { (&raw const (*extended.as_ptr()).sz).read() };
+        (bytes >= size_of::<verbs_context>() - offset).then_some(extended)
+    }
+}
+
+/// Reads the function pointer `$member` of the extended context, if it is there and not null.
+macro_rules! extended_operation {
+    ($context:expr, $member:ident) => {
+        $context.extended(std::mem::offset_of!(verbs_context, $member)).and_then(|extended| {
+            // SAFETY: the library's struct reaches to this member, and is alive with the context.
+            unsafe { (&raw const (*extended.as_ptr()).$member).read() }
+        })
+    };
+}
+pub(super) use extended_operation;
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: opened by us; every object on it holds an `Arc` of this and is gone.
+        let status = unsafe { (self.library.close_device)(self.raw.as_ptr()) };
+        note_failure("ibv_close_device", &self.name, status);
+    }
+}
+
+/// A protection domain: memory and QPs of one domain may be used together.
+pub struct Pd {
+    pub(super) raw: NonNull<ibv_pd>,
+    context: Arc<Context>,
+}
+
+// SAFETY: see `Context`.
+unsafe impl Send for Pd {}
+// SAFETY: see `Context`.
+unsafe impl Sync for Pd {}
+
+impl Pd {
+    /// A new domain on `context`.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the device refuses.
+    pub fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
+        // SAFETY: the context is open.
+        let raw = NonNull::new(unsafe { (context.library.alloc_pd)(context.raw.as_ptr()) })
+            .ok_or_else(|| Error::last_os(format!("ibv_alloc_pd on {}", context.name)))?;
+        Ok(Arc::new(Self { raw, context: Arc::clone(context) }))
+    }
+
+    /// The device that the domain is on.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+}
+
+impl Drop for Pd {
+    fn drop(&mut self) {
+        // SAFETY: allocated by us; every MR and QP in it holds an `Arc` of this and is gone.
+        let status = unsafe { (self.context.library.dealloc_pd)(self.raw.as_ptr()) };
+        note_failure("ibv_dealloc_pd", self.context.name(), status);
+    }
+}
+
+/// A destructor that fails leaks kernel memory until the process ends; there is nobody to hand an error to.
+pub(super) fn note_failure(call: &str, device: &str, status: i32) {
+    if status != 0 {
+        tracing::debug!("{call} on {device} failed with errno {status}");
+    }
+}
+
+struct CloseOnError {
+    close: Pointer<fn_ibv_close_device>,
+    raw: NonNull<ibv_context>,
+}
+
+impl Drop for CloseOnError {
+    fn drop(&mut self) {
+        // SAFETY: opened just before, and nothing was made on it.
+        unsafe { (self.close)(self.raw.as_ptr()) };
+    }
+}
+
+/// # Safety
+/// `context` is open.
+unsafe fn operations(context: NonNull<ibv_context>, name: &str) -> Result<Operations> {
+    // SAFETY: the caller's promise.
+    let found = unsafe {
+        let table = &raw const (*context.as_ptr()).ops;
+        ((*table).poll_cq, (*table).post_send, (*table).post_recv)
+    };
+    match found {
+        (Some(poll_cq), Some(post_send), Some(post_recv)) => Ok(Operations { poll_cq, post_send, post_recv }),
+        _ => Err(Error::Missing(format!("the provider of {name} cannot post and poll"))),
+    }
+}
+
+/// The library's counts are signed; none is negative.
+fn count(value: i32) -> u32 {
+    u32::try_from(value).unwrap_or(0)
+}

@@ -1,0 +1,164 @@
+//! What a device says of its own accord: ports that go down, addresses that change, QPs that break.
+
+use std::io;
+
+use super::bindings::*;
+use super::context::Context;
+use crate::error::{Error, Result};
+
+/// An event of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AsyncEvent {
+    /// Which event (`enum ibv_event_type`); the constants below name those that matter here.
+    pub kind: u32,
+    /// The port it is about, counted from 1.
+    pub port: Option<u8>,
+    /// The number of the QP it is about.
+    pub qp_num: Option<u32>,
+}
+
+impl AsyncEvent {
+    /// The device is gone or broken as a whole.
+    pub const DEVICE_FATAL: u32 = IBV_EVENT_DEVICE_FATAL;
+    /// A port went down.
+    pub const PORT_ERROR: u32 = IBV_EVENT_PORT_ERR;
+    /// A port came up.
+    pub const PORT_ACTIVE: u32 = IBV_EVENT_PORT_ACTIVE;
+    /// A port's GID table changed.
+    pub const GID_CHANGE: u32 = IBV_EVENT_GID_CHANGE;
+
+    /// The event's name for a person.
+    pub fn text(&self) -> &'static str {
+        match self.kind {
+            IBV_EVENT_CQ_ERR => "CQ error",
+            IBV_EVENT_QP_FATAL => "QP fatal error",
+            IBV_EVENT_QP_REQ_ERR => "QP request error",
+            IBV_EVENT_QP_ACCESS_ERR => "QP access error",
+            IBV_EVENT_COMM_EST => "communication established",
+            IBV_EVENT_SQ_DRAINED => "send queue drained",
+            IBV_EVENT_DEVICE_FATAL => "device fatal error",
+            IBV_EVENT_PORT_ACTIVE => "port active",
+            IBV_EVENT_PORT_ERR => "port down",
+            IBV_EVENT_LID_CHANGE => "LID change",
+            IBV_EVENT_PKEY_CHANGE => "partition key change",
+            IBV_EVENT_QP_LAST_WQE_REACHED => "last work request reached",
+            IBV_EVENT_CLIENT_REREGISTER => "client reregister",
+            IBV_EVENT_GID_CHANGE => "GID table change",
+            _ => "other event",
+        }
+    }
+}
+
+impl Context {
+    /// The next event of the device, if one is waiting. It does not block.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the device cannot be asked, which is how a device that was removed shows.
+    pub fn async_event(&self) -> Result<Option<AsyncEvent>> {
+        if self.event_descriptor() < 0 {
+            return Ok(None);
+        }
+        // SAFETY: integers and a union of pointers and integers, for which zero is a value.
+        let mut event: ibv_async_event = unsafe { std::mem::zeroed() };
+        // SAFETY: the context is open, and the struct is ours to write.
+        let status = unsafe { (self.library.get_async_event)(self.raw.as_ptr(), &raw mut event) };
+        if status != 0 {
+            let error = io::Error::last_os_error();
+            return match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+                _ => Err(Error::os(format!("reading an event of {}", self.name()), &error)),
+            };
+        }
+        // SAFETY: `event` was just filled in.
+        let described = unsafe { describe(&event) };
+        // SAFETY: got just above, and acknowledged this once.
+        unsafe { (self.library.ack_async_event)(&raw mut event) };
+        Ok(Some(described))
+    }
+
+    pub(super) fn make_events_nonblocking(&self) -> Result<()> {
+        let descriptor = self.event_descriptor();
+        if descriptor < 0 {
+            return Ok(());
+        }
+        // SAFETY: a descriptor that the context owns; these two commands touch nothing but its flags.
+        let failed = unsafe {
+            let flags = libc::fcntl(descriptor, libc::F_GETFL);
+            flags < 0 || libc::fcntl(descriptor, libc::F_SETFL, flags | libc::O_NONBLOCK) < 0
+        };
+        if failed {
+            return Err(Error::last_os(format!("making the events of {} non-blocking", self.name())));
+        }
+        Ok(())
+    }
+
+    /// Negative for a stand-in of the library that has no events.
+    fn event_descriptor(&self) -> i32 {
+        // SAFETY: the context is open.
+        unsafe { (*self.raw.as_ptr()).async_fd }
+    }
+}
+
+/// # Safety
+/// `event` came from the library and is not acknowledged yet: until then, destroying the object that it names waits.
+unsafe fn describe(event: &ibv_async_event) -> AsyncEvent {
+    let mut described = AsyncEvent { kind: event.event_type, port: None, qp_num: None };
+    match event.event_type {
+        IBV_EVENT_QP_FATAL
+        | IBV_EVENT_QP_REQ_ERR
+        | IBV_EVENT_QP_ACCESS_ERR
+        | IBV_EVENT_COMM_EST
+        | IBV_EVENT_SQ_DRAINED
+        | IBV_EVENT_PATH_MIG
+        | IBV_EVENT_PATH_MIG_ERR
+        | IBV_EVENT_QP_LAST_WQE_REACHED => {
+            // SAFETY: for these kinds the union holds the QP, which the caller's promise keeps alive.
+            described.qp_num = Some(unsafe { (*event.element.qp).qp_num });
+        }
+        IBV_EVENT_PORT_ACTIVE
+        | IBV_EVENT_PORT_ERR
+        | IBV_EVENT_LID_CHANGE
+        | IBV_EVENT_PKEY_CHANGE
+        | IBV_EVENT_SM_CHANGE
+        | IBV_EVENT_CLIENT_REREGISTER
+        | IBV_EVENT_GID_CHANGE => {
+            // SAFETY: for these kinds the union holds the port's number.
+            described.port = u8::try_from(unsafe { event.element.port_num }).ok();
+        }
+        _ => {}
+    }
+    described
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_names_what_it_is_about() {
+        let port =
+            ibv_async_event { element: ibv_async_event__bindgen_ty_1 { port_num: 1 }, event_type: IBV_EVENT_PORT_ERR };
+        // SAFETY: the union's member is the one of its kind.
+        let described = unsafe { describe(&port) };
+        assert_eq!(described, AsyncEvent { kind: AsyncEvent::PORT_ERROR, port: Some(1), qp_num: None });
+        assert_eq!(described.text(), "port down");
+
+        // SAFETY: integers, pointers and pthread objects that nothing looks at.
+        let mut qp: ibv_qp = unsafe { std::mem::zeroed() };
+        qp.qp_num = 77;
+        let fatal = ibv_async_event {
+            element: ibv_async_event__bindgen_ty_1 { qp: &raw mut qp },
+            event_type: IBV_EVENT_QP_FATAL,
+        };
+        // SAFETY: the union's member is the one of its kind, and points at a live QP.
+        assert_eq!(unsafe { describe(&fatal) }.qp_num, Some(77));
+
+        let device = ibv_async_event {
+            element: ibv_async_event__bindgen_ty_1 { port_num: 0 },
+            event_type: IBV_EVENT_DEVICE_FATAL,
+        };
+        // SAFETY: nothing of the union is read for this kind.
+        let described = unsafe { describe(&device) };
+        assert_eq!((described.port, described.qp_num), (None, None));
+    }
+}

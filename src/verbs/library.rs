@@ -1,0 +1,245 @@
+//! Finding libibverbs and its functions at run time, and the devices that it knows.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::sync::Arc;
+
+use super::bindings::*;
+use super::context::Context;
+use crate::error::{Error, Result};
+
+/// How a user gets what is missing; part of the error's text.
+const HOW_TO_GET: &str = "on Debian and Ubuntu: apt install libibverbs1 ibverbs-providers; \
+    in a container: the same packages in the image, and docker run --device /dev/infiniband --ulimit memlock=-1";
+
+/// The functions of libibverbs, looked up once. It is never unloaded: its providers keep threads and mappings of their own.
+pub struct Library {
+    path: String,
+    get_device_list: Pointer<fn_ibv_get_device_list>,
+    free_device_list: Pointer<fn_ibv_free_device_list>,
+    get_device_name: Pointer<fn_ibv_get_device_name>,
+    get_device_guid: Pointer<fn_ibv_get_device_guid>,
+    pub(super) open_device: Pointer<fn_ibv_open_device>,
+    pub(super) close_device: Pointer<fn_ibv_close_device>,
+    pub(super) query_device: Pointer<fn_ibv_query_device>,
+    pub(super) query_port: Pointer<fn_ibv_query_port>,
+    /// Since rdma-core 32, like the next one.
+    pub(super) query_gid_ex: fn__ibv_query_gid_ex,
+    pub(super) query_gid_table: fn__ibv_query_gid_table,
+    pub(super) get_async_event: Pointer<fn_ibv_get_async_event>,
+    pub(super) ack_async_event: Pointer<fn_ibv_ack_async_event>,
+    pub(super) alloc_pd: Pointer<fn_ibv_alloc_pd>,
+    pub(super) dealloc_pd: Pointer<fn_ibv_dealloc_pd>,
+    pub(super) reg_mr: Pointer<fn_ibv_reg_mr>,
+    /// Since rdma-core 28; it alone takes the access flags that a device may ignore, such as relaxed ordering.
+    pub(super) reg_mr_iova2: fn_ibv_reg_mr_iova2,
+    pub(super) dereg_mr: Pointer<fn_ibv_dereg_mr>,
+    pub(super) create_cq: Pointer<fn_ibv_create_cq>,
+    pub(super) destroy_cq: Pointer<fn_ibv_destroy_cq>,
+    pub(super) create_qp: Pointer<fn_ibv_create_qp>,
+    pub(super) modify_qp: Pointer<fn_ibv_modify_qp>,
+    pub(super) destroy_qp: Pointer<fn_ibv_destroy_qp>,
+}
+
+/// The bindings give each function's type as an `Option`, because C's function pointers may be null; this takes it off.
+pub(super) type Pointer<F> = <F as Nullable>::Pointer;
+
+/// A C function pointer that may be null.
+pub(super) trait Nullable {
+    /// The same pointer, not null.
+    type Pointer;
+}
+
+impl<F> Nullable for Option<F> {
+    type Pointer = F;
+}
+
+impl Library {
+    /// Loads the library `path` (a name for the dynamic linker, or a file's path) and looks its functions up.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] when the library or one of its functions is not there; the text says how to get it.
+    pub fn load(path: &str) -> Result<&'static Self> {
+        let handle = open(path)?;
+        /// A field's value: the function, or an early return that names it.
+        macro_rules! required {
+            ($function_type:ty, $name:literal) => {
+                optional!($function_type, $name, c"IBVERBS_1.1")
+                    .ok_or_else(|| Error::Missing(format!("{path} has no function {}; {HOW_TO_GET}", $name)))?
+            };
+        }
+        macro_rules! optional {
+            ($function_type:ty, $name:literal, $version:literal) => {{
+                let symbol = look_up(handle, $name, $version);
+                // SAFETY: both are one pointer wide, null is `None`, and the type was made from the library's own header
+                // for the function of this name and version.
+                unsafe { std::mem::transmute::<*mut c_void, $function_type>(symbol) }
+            }};
+        }
+        Ok(Box::leak(Box::new(Self {
+            path: path.to_owned(),
+            get_device_list: required!(fn_ibv_get_device_list, "ibv_get_device_list"),
+            free_device_list: required!(fn_ibv_free_device_list, "ibv_free_device_list"),
+            get_device_name: required!(fn_ibv_get_device_name, "ibv_get_device_name"),
+            get_device_guid: required!(fn_ibv_get_device_guid, "ibv_get_device_guid"),
+            open_device: required!(fn_ibv_open_device, "ibv_open_device"),
+            close_device: required!(fn_ibv_close_device, "ibv_close_device"),
+            query_device: required!(fn_ibv_query_device, "ibv_query_device"),
+            query_port: required!(fn_ibv_query_port, "ibv_query_port"),
+            query_gid_ex: optional!(fn__ibv_query_gid_ex, "_ibv_query_gid_ex", c"IBVERBS_1.11"),
+            query_gid_table: optional!(fn__ibv_query_gid_table, "_ibv_query_gid_table", c"IBVERBS_1.11"),
+            get_async_event: required!(fn_ibv_get_async_event, "ibv_get_async_event"),
+            ack_async_event: required!(fn_ibv_ack_async_event, "ibv_ack_async_event"),
+            alloc_pd: required!(fn_ibv_alloc_pd, "ibv_alloc_pd"),
+            dealloc_pd: required!(fn_ibv_dealloc_pd, "ibv_dealloc_pd"),
+            reg_mr: required!(fn_ibv_reg_mr, "ibv_reg_mr"),
+            reg_mr_iova2: optional!(fn_ibv_reg_mr_iova2, "ibv_reg_mr_iova2", c"IBVERBS_1.8"),
+            dereg_mr: required!(fn_ibv_dereg_mr, "ibv_dereg_mr"),
+            create_cq: required!(fn_ibv_create_cq, "ibv_create_cq"),
+            destroy_cq: required!(fn_ibv_destroy_cq, "ibv_destroy_cq"),
+            create_qp: required!(fn_ibv_create_qp, "ibv_create_qp"),
+            modify_qp: required!(fn_ibv_modify_qp, "ibv_modify_qp"),
+            destroy_qp: required!(fn_ibv_destroy_qp, "ibv_destroy_qp"),
+        })))
+    }
+
+    /// The RDMA devices of this host; none is an empty list, also where the kernel has no RDMA at all.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the library cannot list them for another reason.
+    pub fn devices(&'static self) -> Result<Vec<Device>> {
+        let mut count: c_int = 0;
+        // SAFETY: `count` is ours to write for the call.
+        let first = unsafe { (self.get_device_list)(&raw mut count) };
+        if first.is_null() {
+            let error = std::io::Error::last_os_error();
+            return match error.raw_os_error() {
+                // What the library says without the kernel's verbs module.
+                Some(libc::ENOSYS) => Ok(Vec::new()),
+                _ => Err(Error::os(format!("listing the RDMA devices with {}", self.path), &error)),
+            };
+        }
+        let list = Arc::new(DeviceList { library: self, first });
+        // SAFETY: the list has `count` entries, and lives in `list`.
+        let entries = unsafe { std::slice::from_raw_parts(first, usize::try_from(count).unwrap_or(0)) };
+        Ok(entries.iter().map(|&raw| self.device(&list, raw)).collect())
+    }
+
+    fn device(&'static self, list: &Arc<DeviceList>, raw: *mut ibv_device) -> Device {
+        // SAFETY: `raw` is an entry of the list that `list` keeps; the name is a string inside of it.
+        let name = unsafe { text((self.get_device_name)(raw)) };
+        // SAFETY: as above.
+        let guid = u64::from_be(unsafe { (self.get_device_guid)(raw) });
+        Device { list: Arc::clone(list), raw, name, guid }
+    }
+}
+
+/// An RDMA device of this host, not yet opened.
+pub struct Device {
+    list: Arc<DeviceList>,
+    raw: *mut ibv_device,
+    name: String,
+    guid: u64,
+}
+
+// SAFETY: a device of the list is not changed after the list was made, and the library may be called from every thread.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+impl Device {
+    /// The kernel's name of the device, such as `rocep1s0f0`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The device's node GUID.
+    pub fn guid(&self) -> u64 {
+        self.guid
+    }
+
+    /// Opens the device and asks for its limits.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when it cannot be opened or asked, [`Error::Missing`] when its provider lacks a function.
+    pub fn open(&self) -> Result<Arc<Context>> {
+        // SAFETY: `self.raw` belongs to the list that `self` keeps alive.
+        unsafe { Context::open(self.list.library, self.raw, &self.name) }
+    }
+}
+
+/// The array that the library gave; the devices in it are valid as long as it is.
+struct DeviceList {
+    library: &'static Library,
+    first: *mut *mut ibv_device,
+}
+
+// SAFETY: the array is only read, and freed once.
+unsafe impl Send for DeviceList {}
+// SAFETY: as above.
+unsafe impl Sync for DeviceList {}
+
+impl Drop for DeviceList {
+    fn drop(&mut self) {
+        // SAFETY: `first` came from `get_device_list`, and every user of it holds this list.
+        unsafe { (self.library.free_device_list)(self.first) };
+    }
+}
+
+fn open(path: &str) -> Result<*mut c_void> {
+    let name = CString::new(path)
+        .map_err(|_| Error::Missing(format!("{path:?} is not a library's name; the usual one is libibverbs.so.1")))?;
+    // SAFETY: `name` is a C string. Loading runs the library's initialisers, which is what the caller asks for.
+    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    if handle.is_null() {
+        // SAFETY: after a failed dlopen this is its message, valid until the thread's next dl call.
+        let reason = unsafe { text(libc::dlerror()) };
+        return Err(Error::Missing(format!("the RDMA library {path} cannot be loaded ({reason}); {HOW_TO_GET}")));
+    }
+    Ok(handle)
+}
+
+/// The function `name` of the version that the bindings are made for, or of any where the library has no versions.
+fn look_up(handle: *mut c_void, name: &str, version: &CStr) -> *mut c_void {
+    let Ok(name) = CString::new(name) else { return std::ptr::null_mut() };
+    // SAFETY: the handle is open, and both are C strings.
+    let versioned = unsafe { libc::dlvsym(handle, name.as_ptr(), version.as_ptr()) };
+    if !versioned.is_null() {
+        return versioned;
+    }
+    // SAFETY: as above.
+    unsafe { libc::dlsym(handle, name.as_ptr()) }
+}
+
+/// # Safety
+/// `pointer` is null or a C string.
+unsafe fn text(pointer: *const c_char) -> String {
+    if pointer.is_null() {
+        return String::new();
+    }
+    // SAFETY: not null, so a C string.
+    unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_is_not_there_is_named_with_the_cure() {
+        let text = Library::load("libno-such-verbs.so.7").err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(text.contains("libno-such-verbs.so.7"), "{text}");
+        assert!(text.contains("apt install libibverbs1"), "{text}");
+        assert!(text.contains("--device /dev/infiniband"), "{text}");
+    }
+
+    #[test]
+    fn a_library_that_is_another_is_refused_by_the_function_it_lacks() {
+        let text = Library::load("libc.so.6").err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(text.contains("libc.so.6 has no function ibv_get_device_list"), "{text}");
+    }
+
+    #[test]
+    fn a_name_with_a_nul_is_refused() {
+        assert!(matches!(Library::load("a\0b"), Err(Error::Missing(_))));
+    }
+}

@@ -1,0 +1,276 @@
+//! Memory that the NIC reads and writes: registrations, and regions of our own.
+
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use super::bindings::*;
+use super::context::{Pd, note_failure};
+use crate::error::{Error, Result};
+
+bitflags::bitflags! {
+    /// What may be done with a registered memory (`enum ibv_access_flags`).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Access: u32 {
+        /// This NIC may write it.
+        const LOCAL_WRITE = IBV_ACCESS_LOCAL_WRITE;
+        /// The peer may write it; needs `LOCAL_WRITE`.
+        const REMOTE_WRITE = IBV_ACCESS_REMOTE_WRITE;
+        /// The peer may read it.
+        const REMOTE_READ = IBV_ACCESS_REMOTE_READ;
+        /// Writes may overtake each other on PCIe. A device or library that knows nothing of it ignores it.
+        const RELAXED_ORDERING = IBV_ACCESS_RELAXED_ORDERING;
+    }
+}
+
+/// Memory that a caller of the C ABI says is valid until it deregisters it.
+#[derive(Clone, Copy, Debug)]
+pub struct HostMemory {
+    addr: usize,
+    len: usize,
+}
+
+impl HostMemory {
+    /// `len` bytes from `addr` on.
+    ///
+    /// # Safety
+    /// Until every [`Mr`] of it is dropped, the memory stays mapped, and nothing in this process relies on its content
+    /// staying as it is while a peer may write it.
+    pub unsafe fn from_caller(addr: usize, len: usize) -> Self {
+        Self { addr, len }
+    }
+
+    /// Where it starts.
+    pub fn addr(&self) -> usize {
+        self.addr
+    }
+
+    /// How many bytes it has.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+/// A registration of memory with a device; it ends on drop.
+pub struct Mr {
+    raw: NonNull<ibv_mr>,
+    lkey: u32,
+    rkey: u32,
+    pd: Arc<Pd>,
+    /// Memory of our own stays mapped until after the registration has ended.
+    _region: Option<Arc<Region>>,
+}
+
+// SAFETY: a registration is not changed after it was made, and may be ended from any thread.
+unsafe impl Send for Mr {}
+// SAFETY: as above.
+unsafe impl Sync for Mr {}
+
+impl Mr {
+    /// Registers `memory`, so that the NIC may use it as `access` says.
+    ///
+    /// # Errors
+    /// [`Error::Os`] with the address, the length and the device in its text; where the kernel says that memory is short,
+    /// also with the limit that usually is the cause.
+    pub fn register(pd: &Arc<Pd>, memory: HostMemory, access: Access) -> Result<Self> {
+        Self::register_with(pd, memory, access, None)
+    }
+
+    /// The key for work requests on this side.
+    pub fn lkey(&self) -> u32 {
+        self.lkey
+    }
+
+    /// The key for work requests of the peer.
+    pub fn rkey(&self) -> u32 {
+        self.rkey
+    }
+
+    fn register_with(pd: &Arc<Pd>, memory: HostMemory, access: Access, region: Option<Arc<Region>>) -> Result<Self> {
+        let library = pd.context().library;
+        let addr = memory.addr as *mut c_void;
+        let raw = match library.reg_mr_iova2 {
+            Some(reg_mr_iova2) if access.contains(Access::RELAXED_ORDERING) => {
+                // SAFETY: the domain is alive; the memory is valid by `HostMemory`'s promise, and the kernel checks it.
+                unsafe { reg_mr_iova2(pd.raw.as_ptr(), addr, memory.len, memory.addr as u64, access.bits()) }
+            }
+            _ => {
+                let access = (access - Access::RELAXED_ORDERING).bits();
+                // SAFETY: as above.
+                unsafe { (library.reg_mr)(pd.raw.as_ptr(), addr, memory.len, access.cast_signed()) }
+            }
+        };
+        let raw = NonNull::new(raw).ok_or_else(|| {
+            let error = std::io::Error::last_os_error();
+            let HostMemory { addr, len } = memory;
+            let hint = memory_hint(error.raw_os_error().unwrap_or(0));
+            Error::os(format!("registering {len} bytes at {addr:#x} with {}{hint}", pd.context().name()), &error)
+        })?;
+        // SAFETY: the registration is alive, and nobody writes its keys.
+        let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
+        Ok(Self { raw, lkey, rkey, pd: Arc::clone(pd), _region: region })
+    }
+}
+
+impl Drop for Mr {
+    fn drop(&mut self) {
+        let context = self.pd.context();
+        // SAFETY: registered by us, and ended this once.
+        let status = unsafe { (context.library.dereg_mr)(self.raw.as_ptr()) };
+        note_failure("ibv_dereg_mr", context.name(), status);
+    }
+}
+
+/// Page-aligned, zeroed memory of our own that a peer's NIC may write.
+pub struct Region {
+    start: NonNull<AtomicU64>,
+    words: usize,
+}
+
+// SAFETY: the memory is only reached as atomics, and unmapped once.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// A region of `bytes` (at least 1, rounded up to whole words of 8).
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for 0 bytes, [`Error::Os`] when there is no memory.
+    pub fn new(bytes: usize) -> Result<Arc<Self>> {
+        let words = bytes.div_ceil(size_of::<AtomicU64>());
+        if words == 0 {
+            return Err(Error::Argument("a region of 0 bytes".to_owned()));
+        }
+        let length = words * size_of::<AtomicU64>();
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return Err(Error::last_os(format!("mapping {length} bytes")));
+        }
+        // A fork would give this process new pages on its next write, while the NIC goes on writing the old ones. Kernels
+        // before 5.12 do that; the later ones copy for the child, so a failure here is no loss.
+        // SAFETY: the mapping was just made, and the advice changes only what a child inherits.
+        unsafe { libc::madvise(start, length, libc::MADV_DONTFORK) };
+        let start = NonNull::new(start.cast()).ok_or_else(|| Error::Internal("a mapping at address 0".to_owned()))?;
+        Ok(Arc::new(Self { start, words }))
+    }
+
+    /// Registers the whole region. The registration keeps the region alive.
+    ///
+    /// # Errors
+    /// As [`Mr::register`].
+    pub fn register(self: &Arc<Self>, pd: &Arc<Pd>, access: Access) -> Result<Mr> {
+        let memory = HostMemory { addr: self.start.as_ptr() as usize, len: self.words * size_of::<AtomicU64>() };
+        Mr::register_with(pd, memory, access, Some(Arc::clone(self)))
+    }
+
+    /// Where the region starts.
+    pub fn addr(&self) -> u64 {
+        self.start.as_ptr() as u64
+    }
+
+    /// The region's content. A peer's NIC may write it at any time, so it is atomics.
+    pub fn words(&self) -> &[AtomicU64] {
+        // SAFETY: mapped, zeroed, aligned, of this many words, and only ever reached as atomics.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.words) }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: mapped by us with this length; every registration of it held an `Arc` of this and has ended.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.words * size_of::<AtomicU64>()) };
+    }
+}
+
+/// What to try when the kernel said `errno` to a call that pins memory, or nothing.
+pub(super) fn memory_hint(errno: i32) -> String {
+    if errno != libc::ENOMEM {
+        return String::new();
+    }
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    hint(locked_memory_limit(), &meminfo)
+}
+
+fn hint(limit_bytes: Option<u64>, meminfo: &str) -> String {
+    let limit = match limit_bytes {
+        None => "unlimited".to_owned(),
+        Some(bytes) => format!("{} KiB", bytes / 1024),
+    };
+    let mut hint = format!(
+        " (the limit of locked memory is {limit}: raise it with ulimit -l unlimited; in a container: docker run --ulimit \
+         memlock=-1"
+    );
+    let cma = |name| field_kib(meminfo, name).unwrap_or(0);
+    if cma("CmaTotal:") == 0 && cma("CmaFree:") > 0 {
+        hint.push_str(
+            "; this kernel's /proc/meminfo has CmaFree but no CmaTotal, a fault that makes pinning fail: boot with kho=off, \
+             or use kernel 6.17",
+        );
+    }
+    hint.push(')');
+    hint
+}
+
+/// `None` for no limit, also where it cannot be asked.
+fn locked_memory_limit() -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the struct is ours to write.
+    let status = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
+    (status == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
+fn field_kib(meminfo: &str, name: &str) -> Option<u64> {
+    meminfo.lines().find_map(|line| line.strip_prefix(name)?.trim().trim_end_matches(" kB").parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+
+    #[test]
+    fn a_region_is_zeroed_page_aligned_and_large_enough() {
+        let region = Region::new(4097).expect("a page and a bit");
+        assert_eq!(region.addr() % 4096, 0);
+        assert_eq!(region.words().len(), 513);
+        assert!(region.words().iter().all(|word| word.load(Ordering::Relaxed) == 0));
+        region.words()[512].store(7, Ordering::Release);
+        assert_eq!(region.words()[512].load(Ordering::Acquire), 7);
+        assert!(matches!(Region::new(0), Err(Error::Argument(_))));
+    }
+
+    #[test]
+    fn short_memory_gets_the_cure_and_other_errors_get_none() {
+        assert_eq!(memory_hint(libc::EFAULT), "");
+        assert!(memory_hint(libc::ENOMEM).contains("--ulimit memlock=-1"));
+        assert!(hint(Some(8 << 20), "").contains("is 8192 KiB"));
+        assert!(hint(None, "").contains("is unlimited"));
+    }
+
+    #[test]
+    fn the_kernels_cma_fault_is_recognised() {
+        let healthy = "CmaTotal:         262144 kB\nCmaFree:          100000 kB\n";
+        let without_cma = "CmaTotal:              0 kB\nCmaFree:               0 kB\n";
+        let faulty = "MemFree: 1 kB\nCmaTotal:              0 kB\nCmaFree:          131072 kB\n";
+        assert!(!hint(None, healthy).contains("kho=off"));
+        assert!(!hint(None, without_cma).contains("kho=off"));
+        assert!(hint(None, faulty).contains("kho=off"));
+    }
+
+    #[test]
+    fn access_flags_are_those_of_the_library() {
+        assert_eq!((Access::LOCAL_WRITE | Access::REMOTE_WRITE).bits(), 3);
+        assert_eq!(Access::RELAXED_ORDERING.bits(), 1 << 20);
+    }
+}

@@ -1,0 +1,30 @@
+//! C outward: libibverbs behind owners that are safe to call.
+//!
+//! The library is loaded at run time ([`Library::load`]), so that a host without it gets an error that says so instead of
+//! a plugin that NCCL silently cannot load. Each object keeps what it stands on alive (a [`Qp`] its [`Cq`] and [`Pd`],
+//! a [`Pd`] its [`Context`], and so on), so every order of dropping is right. What is called for every message
+//! (`datapath.rs`) neither allocates nor formats.
+//!
+//! Objects may move between threads. A [`Qp`] or [`Cq`] is used by one thread at a time, which `&mut self` sees to.
+#![allow(unsafe_code)]
+
+#[doc(hidden)]
+pub mod bindings;
+mod context;
+mod cq;
+mod datapath;
+mod event;
+mod library;
+mod memory;
+mod port;
+mod qp;
+mod thread_domain;
+
+pub use context::{Context, Limits, Pd};
+pub use cq::{Completion, CompletionBuffer, Cq};
+pub use datapath::{Remote, Write};
+pub use event::AsyncEvent;
+pub use library::{Device, Library};
+pub use memory::{Access, HostMemory, Mr, Region};
+pub use port::{GidEntry, GidKind, LinkLayer, PortInfo, PortState};
+pub use qp::{Path, Qp, QpCaps, Timing};

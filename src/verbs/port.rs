@@ -1,0 +1,296 @@
+//! What a port says of itself: state, MTU, speed, and its GID table.
+
+use std::mem::size_of;
+
+use super::bindings::*;
+use super::context::{Context, extended_operation};
+use crate::error::{Error, Result};
+
+/// A port as it is now.
+#[derive(Clone, Debug)]
+pub struct PortInfo {
+    /// Whether it can carry traffic.
+    pub state: PortState,
+    /// What it runs over.
+    pub link_layer: LinkLayer,
+    /// The path MTU that it carries now, in bytes of RDMA payload (256 to 4096).
+    pub active_mtu_bytes: u32,
+    /// The largest path MTU that it could carry.
+    pub max_mtu_bytes: u32,
+    /// The longest message.
+    pub max_message_bytes: u32,
+    /// Width times speed, in megabits per second: what sysfs calls the port's `rate`. 0 when it is not known.
+    pub speed_mbps: u32,
+}
+
+/// A port's state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PortState {
+    /// It carries traffic.
+    Active,
+    /// No link.
+    Down,
+    /// Link, but not yet set up.
+    Init,
+    /// Set up, but not yet active.
+    Armed,
+    /// Another value of `enum ibv_port_state`.
+    Other(u32),
+}
+
+/// What a port runs over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkLayer {
+    /// Ethernet: RoCE.
+    Ethernet,
+    /// InfiniBand.
+    InfiniBand,
+    /// The device does not say.
+    Unspecified,
+}
+
+/// An address of a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GidEntry {
+    /// Its place in the table; it changes when addresses of the network device change.
+    pub index: u16,
+    /// The address, in network order.
+    pub gid: [u8; 16],
+    /// How packets with it look.
+    pub kind: GidKind,
+    /// The network device it belongs to, 0 for none.
+    pub ifindex: u32,
+}
+
+/// How packets with a GID look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GidKind {
+    /// InfiniBand.
+    InfiniBand,
+    /// Ethernet without IP.
+    RoceV1,
+    /// UDP over IPv4 or IPv6.
+    RoceV2,
+}
+
+/// `ibv_port_attr` as newer libraries have it. The library is told the struct's size; an older one leaves the rest zero.
+#[repr(C)]
+struct PortAttributes {
+    base: ibv_port_attr,
+    /// The speed where it does not fit `active_speed`'s 8 bits (XDR and later); 0 otherwise.
+    active_speed_ex: u32,
+    room_to_grow: [u32; 15],
+}
+
+impl Context {
+    /// Port `port` (from 1) as it is now.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the device cannot be asked, also for a port that it does not have.
+    pub fn port(&self, port: u8) -> Result<PortInfo> {
+        let attributes = self.port_attributes(port)?;
+        let base = &attributes.base;
+        let speed = match attributes.active_speed_ex {
+            0 => u32::from(base.active_speed),
+            extended => extended,
+        };
+        Ok(PortInfo {
+            state: state(base.state),
+            link_layer: match base.link_layer {
+                LINK_LAYER_ETHERNET => LinkLayer::Ethernet,
+                LINK_LAYER_INFINIBAND => LinkLayer::InfiniBand,
+                _ => LinkLayer::Unspecified,
+            },
+            active_mtu_bytes: mtu_bytes(base.active_mtu),
+            max_mtu_bytes: mtu_bytes(base.max_mtu),
+            max_message_bytes: base.max_msg_sz,
+            speed_mbps: lanes(base.active_width) * lane_mbps(speed),
+        })
+    }
+
+    /// The addresses of port `port` (from 1) that are set, in the table's order.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the device cannot be asked, [`Error::Missing`] when the library is too old to say what kind of
+    /// address each is.
+    pub fn gid_table(&self, port: u8) -> Result<Vec<GidEntry>> {
+        let entries = match (self.library.query_gid_table, self.library.query_gid_ex) {
+            (Some(query_table), _) => self.whole_gid_table(query_table)?,
+            (None, Some(query_entry)) => self.gid_entries_of(port, query_entry)?,
+            (None, None) => {
+                return Err(Error::Missing(format!(
+                    "the RDMA library cannot tell the kinds of {}'s addresses; rdma-core 32 or newer can",
+                    self.name()
+                )));
+            }
+        };
+        Ok(entries.iter().filter(|entry| entry.port_num == u32::from(port)).filter_map(gid_entry).collect())
+    }
+
+    /// As verbs.h's inline `ibv_query_port`: the exported function of that name knows an old, shorter struct only.
+    fn port_attributes(&self, port: u8) -> Result<PortAttributes> {
+        // SAFETY: an integer struct, for which zero is a value.
+        let mut attributes: PortAttributes = unsafe { std::mem::zeroed() };
+        let status = match extended_operation!(self, query_port) {
+            Some(query_port) => {
+                let bytes = size_of::<PortAttributes>();
+                // SAFETY: the context is open, and the library writes no more than `bytes`.
+                unsafe { query_port(self.raw.as_ptr(), port, (&raw mut attributes).cast(), bytes) }
+            }
+            // SAFETY: the old struct is a prefix of ours.
+            None => unsafe { (self.library.query_port)(self.raw.as_ptr(), port, (&raw mut attributes).cast()) },
+        };
+        match status {
+            0 => Ok(attributes),
+            errno => Err(Error::Os { what: format!("asking {} for port {port}", self.name()), errno }),
+        }
+    }
+
+    /// The entries of all ports. The kernel refuses a buffer that could be too short, so it has room for every one.
+    fn whole_gid_table(&self, query_table: QueryGidTable) -> Result<Vec<ibv_gid_entry>> {
+        let mut room = 0;
+        for port in 1..=self.ports() {
+            room += usize::try_from(self.port_attributes(port)?.base.gid_tbl_len).unwrap_or(0);
+        }
+        if room == 0 {
+            return Ok(Vec::new());
+        }
+        let mut entries: Vec<ibv_gid_entry> = Vec::with_capacity(room);
+        // SAFETY: the context is open, and there is room for as many entries as said, each of the size said.
+        let written =
+            unsafe { query_table(self.raw.as_ptr(), entries.as_mut_ptr(), room, 0, size_of::<ibv_gid_entry>()) };
+        if written < 0 {
+            let errno = i32::try_from(-written).unwrap_or(0);
+            return Err(Error::Os { what: format!("reading the GID table of {}", self.name()), errno });
+        }
+        // SAFETY: the library has written so many, and no more than there is room for.
+        unsafe { entries.set_len(written.unsigned_abs().min(room)) };
+        Ok(entries)
+    }
+
+    fn gid_entries_of(&self, port: u8, query_entry: QueryGidEntry) -> Result<Vec<ibv_gid_entry>> {
+        let mut entries = Vec::new();
+        let length = u32::try_from(self.port_attributes(port)?.base.gid_tbl_len).unwrap_or(0);
+        for index in 0..length {
+            // SAFETY: an integer struct, for which zero is a value.
+            let mut entry: ibv_gid_entry = unsafe { std::mem::zeroed() };
+            let bytes = size_of::<ibv_gid_entry>();
+            // SAFETY: the context is open, and the entry is ours to write, of the size said.
+            let status = unsafe { query_entry(self.raw.as_ptr(), u32::from(port), index, &raw mut entry, 0, bytes) };
+            match status {
+                0 => entries.push(entry),
+                // An empty place of the table.
+                libc::ENODATA => {}
+                errno => {
+                    let what = format!("reading GID {index} of {} port {port}", self.name());
+                    return Err(Error::Os { what, errno });
+                }
+            }
+        }
+        Ok(entries)
+    }
+}
+
+type QueryGidTable = super::library::Pointer<fn__ibv_query_gid_table>;
+type QueryGidEntry = super::library::Pointer<fn__ibv_query_gid_ex>;
+
+/// `None` for an empty place, and for a kind that this crate does not know.
+fn gid_entry(entry: &ibv_gid_entry) -> Option<GidEntry> {
+    let kind = match entry.gid_type {
+        IBV_GID_TYPE_IB => GidKind::InfiniBand,
+        IBV_GID_TYPE_ROCE_V1 => GidKind::RoceV1,
+        IBV_GID_TYPE_ROCE_V2 => GidKind::RoceV2,
+        _ => return None,
+    };
+    // SAFETY: every member of the union is 16 plain bytes.
+    let gid = unsafe { entry.gid.raw };
+    let index = u16::try_from(entry.gid_index).ok()?;
+    (gid != [0; 16]).then_some(GidEntry { index, gid, kind, ifindex: entry.ndev_ifindex })
+}
+
+fn state(state: ibv_port_state) -> PortState {
+    match state {
+        IBV_PORT_ACTIVE => PortState::Active,
+        IBV_PORT_DOWN => PortState::Down,
+        IBV_PORT_INIT => PortState::Init,
+        IBV_PORT_ARMED => PortState::Armed,
+        other => PortState::Other(other),
+    }
+}
+
+/// 0 for a value that is none.
+fn mtu_bytes(mtu: ibv_mtu) -> u32 {
+    match mtu {
+        IBV_MTU_256..=IBV_MTU_4096 => 128 << mtu,
+        _ => 0,
+    }
+}
+
+/// `IB_WIDTH_*` of the kernel's ib_verbs.h; 0 for another.
+fn lanes(width: u8) -> u32 {
+    match width {
+        1 => 1,
+        2 => 4,
+        4 => 8,
+        8 => 12,
+        16 => 2,
+        _ => 0,
+    }
+}
+
+/// `IB_SPEED_*` of the kernel's ib_verbs.h, as its `rate` file counts them: SDR, DDR, QDR, FDR10, FDR, EDR, HDR, NDR, XDR;
+/// 0 for another.
+fn lane_mbps(speed: u32) -> u32 {
+    match speed {
+        1 => 2_500,
+        2 => 5_000,
+        4 | 8 => 10_000,
+        16 => 14_000,
+        32 => 25_000,
+        64 => 50_000,
+        128 => 100_000,
+        256 => 200_000,
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn speeds_are_those_of_the_rate_file() {
+        let four_lanes = 2;
+        assert_eq!(lanes(four_lanes) * lane_mbps(64), 200_000, "HDR, a Spark's port");
+        assert_eq!(lanes(four_lanes) * lane_mbps(32), 100_000, "EDR");
+        assert_eq!(lanes(1) * lane_mbps(1), 2_500, "soft-RoCE without a link speed");
+        assert_eq!(lanes(3), 0);
+        assert_eq!(lane_mbps(3), 0);
+    }
+
+    #[test]
+    fn mtus_are_bytes() {
+        assert_eq!([0, 1, 2, 3, 4, 5, 6].map(mtu_bytes), [0, 256, 512, 1024, 2048, 4096, 0]);
+    }
+
+    #[test]
+    fn a_newer_librarys_speed_stands_behind_the_old_struct() {
+        assert_eq!(std::mem::offset_of!(PortAttributes, active_speed_ex), 52);
+    }
+
+    #[test]
+    fn empty_and_unknown_addresses_are_left_out() {
+        let entry = |raw: [u8; 16], gid_type| ibv_gid_entry {
+            gid: ibv_gid { raw },
+            gid_index: 3,
+            port_num: 1,
+            gid_type,
+            ndev_ifindex: 9,
+        };
+        let address = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 168, 100, 1];
+        let expected = GidEntry { index: 3, gid: address, kind: GidKind::RoceV2, ifindex: 9 };
+        assert_eq!(gid_entry(&entry(address, IBV_GID_TYPE_ROCE_V2)), Some(expected));
+        assert_eq!(gid_entry(&entry([0; 16], IBV_GID_TYPE_ROCE_V2)), None);
+        assert_eq!(gid_entry(&entry(address, 7)), None);
+    }
+}
