@@ -1,0 +1,87 @@
+//! What merged rails carry together.
+
+use super::{PcieLink, Rail};
+
+/// What a set of rails carries at once, in one direction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capacity {
+    /// In Mb/s.
+    pub mbps: u32,
+    /// What holds it there.
+    pub limit: Limit,
+}
+
+/// What a capacity is limited by (by the largest part of it, where it is a mixture).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    /// There are no rails.
+    Nothing,
+    /// The cables and their ports.
+    Cables,
+    /// The PCIe links.
+    PcieLinks,
+}
+
+/// The largest flow from the PCIe links through the rails onto the cables.
+///
+/// A rail is an edge from its link to its cable, as wide as its port is fast. Twins share their cable and the functions of
+/// one slot their link, so adding up any one of the three overstates the sum. By the max-flow min-cut theorem the flow
+/// is the cheapest cut: for each set of cables that are cut, every link costs the lesser of itself and of its rails to
+/// the cables left. Only a cable with several rails needs trying; another one is no wider than its rail.
+///
+/// `cable_mbps` gives the width of a cable from the widest of its ports: all of it, or what framing leaves.
+pub(super) fn capacity(rails: &[Rail], links: &[PcieLink], cable_mbps: impl Fn(&Rail) -> u32) -> Capacity {
+    let cables: Vec<Cable> = cables(rails, &cable_mbps);
+    let shared: Vec<usize> = (0..cables.len()).filter(|c| cables[*c].rails > 1).take(MAX_SHARED_CABLES).collect();
+    let mut best = Cut { cables: u64::MAX, links: 0 };
+    for choice in 0_u32..1 << shared.len() {
+        let is_cut = |cable: usize| shared.iter().position(|c| *c == cable).is_some_and(|bit| choice >> bit & 1 == 1);
+        let cut_cables = (0..cables.len()).filter(|c| is_cut(*c)).map(|c| u64::from(cables[c].mbps));
+        let mut cut = Cut { cables: cut_cables.sum(), links: 0 };
+        for (at, link) in links.iter().enumerate() {
+            let left = rails.iter().filter(|rail| rail.link == at && !is_cut(rail.cable));
+            let wires: u64 = left.map(|rail| u64::from(rail.speed_mbps.min(cables[rail.cable].mbps))).sum();
+            match link.payload_mbps.map(u64::from) {
+                Some(payload) if payload < wires => cut.links += payload,
+                _ => cut.cables += wires,
+            }
+        }
+        if cut.total() < best.total() {
+            best = cut;
+        }
+    }
+    Capacity { mbps: u32::try_from(best.total()).unwrap_or(u32::MAX), limit: best.limit() }
+}
+
+/// 2^12 cuts are tried at most; a Spark has two cables with twins.
+const MAX_SHARED_CABLES: usize = 12;
+
+struct Cable {
+    mbps: u32,
+    rails: usize,
+}
+
+struct Cut {
+    cables: u64,
+    links: u64,
+}
+
+impl Cut {
+    fn total(&self) -> u64 {
+        self.cables.saturating_add(self.links)
+    }
+
+    fn limit(&self) -> Limit {
+        match self.total() {
+            0 => Limit::Nothing,
+            _ if self.cables >= self.links => Limit::Cables,
+            _ => Limit::PcieLinks,
+        }
+    }
+}
+
+fn cables(rails: &[Rail], cable_mbps: &impl Fn(&Rail) -> u32) -> Vec<Cable> {
+    let count = rails.iter().map(|rail| rail.cable + 1).max().unwrap_or(0);
+    let of = |cable: usize| rails.iter().filter(move |rail| rail.cable == cable);
+    (0..count).map(|c| Cable { mbps: of(c).map(cable_mbps).max().unwrap_or(0), rails: of(c).count() }).collect()
+}

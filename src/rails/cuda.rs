@@ -1,0 +1,167 @@
+//! What CUDA says of the GPUs' memory, to explain why only host pointers are announced.
+//!
+//! libcuda is looked for and asked through its own symbols: no context is created, nothing is linked, and a host without it
+//! is a plain answer.
+
+#![allow(unsafe_code)]
+
+use cudarc::driver::sys::{self, CUdevice_attribute};
+use std::ffi::{c_int, c_uint};
+
+/// A GPU's attributes; `None` for one that this driver does not know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CudaDevice {
+    /// The GPU shares its memory with the CPU (`CU_DEVICE_ATTRIBUTE_INTEGRATED`).
+    pub is_integrated: Option<bool>,
+    /// The nvidia-peermem way to its memory works (`CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED`).
+    pub has_gpu_direct_rdma: Option<bool>,
+    /// The dma-buf way to its memory works (`CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED`).
+    pub has_dma_buf: Option<bool>,
+}
+
+/// All GPUs that CUDA shows to this process, in its order.
+///
+/// # Errors
+/// Why there is no answer: no libcuda, or what it refused.
+pub fn cuda_devices() -> Result<Vec<CudaDevice>, String> {
+    let driver = Driver::load()?;
+    // SAFETY: `cuInit` may be called at any time, from any thread, and more than once; its flags must be 0.
+    let status = unsafe { (driver.init)(0) };
+    succeeded("cuInit", status)?;
+    let mut count: c_int = 0;
+    // SAFETY: the pointer is to a live int, which the call writes.
+    let status = unsafe { (driver.device_count)(&mut count) };
+    succeeded("cuDeviceGetCount", status)?;
+    (0..count).map(|ordinal| driver.device(ordinal)).collect()
+}
+
+/// Why the plugin announces host pointers only, as one line for the log.
+pub fn host_pointers_reason(devices: &Result<Vec<CudaDevice>, String>) -> String {
+    const ANNOUNCED: &str = "announcing host pointers only";
+    let devices = match devices {
+        Err(reason) => return format!("{ANNOUNCED}: CUDA's attributes are not known ({reason})"),
+        Ok(devices) if devices.is_empty() => return format!("{ANNOUNCED}: CUDA shows no GPU"),
+        Ok(devices) => devices,
+    };
+    let mut kinds: Vec<(CudaDevice, Vec<String>)> = Vec::new();
+    for (ordinal, device) in devices.iter().enumerate() {
+        match kinds.iter_mut().find(|(kind, _)| kind == device) {
+            Some((_, ordinals)) => ordinals.push(ordinal.to_string()),
+            None => kinds.push((*device, vec![ordinal.to_string()])),
+        }
+    }
+    let texts: Vec<String> = kinds
+        .iter()
+        .map(|(device, ordinals)| {
+            format!(
+                "GPU {}: INTEGRATED={} GPU_DIRECT_RDMA_SUPPORTED={} DMA_BUF_SUPPORTED={}",
+                ordinals.join(","),
+                digit(device.is_integrated),
+                digit(device.has_gpu_direct_rdma),
+                digit(device.has_dma_buf)
+            )
+        })
+        .collect();
+    let unreachable =
+        |device: &CudaDevice| device.has_gpu_direct_rdma != Some(true) && device.has_dma_buf != Some(true);
+    let reason = if devices.iter().all(unreachable) {
+        "a NIC cannot reach this GPU memory, NCCL stages in pinned host memory"
+    } else {
+        "this plugin moves host memory, NCCL stages in pinned host memory"
+    };
+    format!("{ANNOUNCED}: {reason} ({})", texts.join("; "))
+}
+
+fn digit(value: Option<bool>) -> &'static str {
+    match value {
+        Some(true) => "1",
+        Some(false) => "0",
+        None => "unknown",
+    }
+}
+
+fn succeeded(call: &str, status: c_int) -> Result<(), String> {
+    match status {
+        0 => Ok(()),
+        // CUresult values of cuda.h that a person can act on.
+        34 => Err(format!("{call}: the libcuda found is the toolkit's stub, not the driver's")),
+        100 => Err(format!("{call}: no GPU")),
+        code => Err(format!("{call} gave CUresult {code}")),
+    }
+}
+
+/// The four calls used. Their results are read as plain numbers: a newer driver may give a code, and an older one
+/// lack an attribute, that cudarc's enumerations do not have.
+struct Driver {
+    init: unsafe extern "C" fn(c_uint) -> c_int,
+    device_count: unsafe extern "C" fn(*mut c_int) -> c_int,
+    device_get: unsafe extern "C" fn(*mut c_int, c_int) -> c_int,
+    attribute: unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int,
+}
+
+impl Driver {
+    fn load() -> Result<Self, String> {
+        // SAFETY: loads libcuda and lets go of it: its initialisers are made to be run in any process.
+        if !unsafe { sys::is_culib_present() } {
+            return Err("libcuda is not there".to_owned());
+        }
+        // SAFETY: as above; the library was just found, so this does not panic, and it stays loaded.
+        let library = unsafe { sys::culib() };
+        let missing = |error| format!("libcuda: {error}");
+        // SAFETY: the types are those of cuda.h (CUresult and CUdevice_attribute are C enums, CUdevice is an int).
+        unsafe {
+            Ok(Self {
+                init: *library.get(b"cuInit\0").map_err(missing)?,
+                device_count: *library.get(b"cuDeviceGetCount\0").map_err(missing)?,
+                device_get: *library.get(b"cuDeviceGet\0").map_err(missing)?,
+                attribute: *library.get(b"cuDeviceGetAttribute\0").map_err(missing)?,
+            })
+        }
+    }
+
+    fn device(&self, ordinal: c_int) -> Result<CudaDevice, String> {
+        let mut device: c_int = 0;
+        // SAFETY: the pointer is to a live int, which the call writes; a bad ordinal is an error code.
+        let status = unsafe { (self.device_get)(&mut device, ordinal) };
+        succeeded("cuDeviceGet", status)?;
+        let ask = |attribute: CUdevice_attribute| {
+            let mut value: c_int = 0;
+            // SAFETY: the pointer is to a live int, which the call writes; `device` is from cuDeviceGet.
+            let status = unsafe { (self.attribute)(&mut value, attribute as c_int, device) };
+            (status == 0).then_some(value != 0)
+        };
+        Ok(CudaDevice {
+            is_integrated: ask(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED),
+            has_gpu_direct_rdma: ask(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED),
+            has_dma_buf: ask(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GB10: CudaDevice =
+        CudaDevice { is_integrated: Some(true), has_gpu_direct_rdma: Some(false), has_dma_buf: Some(false) };
+
+    #[test]
+    fn a_host_with_or_without_cuda_gets_a_line_and_no_panic() {
+        let found = cuda_devices();
+        let line = host_pointers_reason(&found);
+        assert!(line.starts_with("announcing host pointers only: ") && !line.contains('\n'), "{line}");
+        assert_eq!(host_pointers_reason(&cuda_devices()), line, "asked twice");
+    }
+
+    #[test]
+    fn the_line_says_why_for_a_spark_and_for_a_gpu_with_direct_access() {
+        let line = host_pointers_reason(&Ok(vec![GB10]));
+        assert!(line.contains("cannot reach"), "{line}");
+        assert!(line.ends_with("(GPU 0: INTEGRATED=1 GPU_DIRECT_RDMA_SUPPORTED=0 DMA_BUF_SUPPORTED=0)"), "{line}");
+        let discrete = CudaDevice { is_integrated: Some(false), has_gpu_direct_rdma: Some(true), has_dma_buf: None };
+        let line = host_pointers_reason(&Ok(vec![discrete, discrete]));
+        assert!(line.contains("moves host memory") && line.contains("GPU 0,1:"), "{line}");
+        assert!(line.contains("DMA_BUF_SUPPORTED=unknown"), "{line}");
+        assert!(host_pointers_reason(&Err("libcuda is not there".into())).contains("libcuda is not there"));
+    }
+}

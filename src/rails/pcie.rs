@@ -1,0 +1,220 @@
+//! PCI Express: which function, on which link, and what the link carries in payload.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// A PCI function that an RDMA device sits on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PciFunction {
+    /// `domain:bus:device.function`, in hexadecimal as sysfs writes it.
+    pub address: String,
+    /// PCIe domain (segment); on a Spark it tells the twins of one cable apart.
+    pub domain: u32,
+    /// Where sysfs keeps it, with every bridge above it.
+    pub path: PathBuf,
+    /// `domain:bus:device` of the physical function: all functions with this one share one PCIe link.
+    pub slot: String,
+    /// Function number of the physical function.
+    pub function: u8,
+    /// Whether this is a virtual function (SR-IOV); its link is that of its physical function.
+    pub is_virtual: bool,
+    /// What the link runs at; `None` where sysfs does not know.
+    pub current: Option<LinkRate>,
+    /// What the function could run at.
+    pub max: Option<LinkRate>,
+    /// Largest payload of one transaction in bytes; `None` where the configuration space is not readable.
+    pub max_payload_bytes: Option<u32>,
+}
+
+impl PciFunction {
+    /// What the link carries in payload, in Mb/s and one direction; `None` for a link that sysfs does not know.
+    pub fn payload_mbps(&self) -> Option<u32> {
+        Some(self.current?.payload_mbps(self.max_payload_bytes.unwrap_or(ASSUMED_MAX_PAYLOAD_BYTES)))
+    }
+}
+
+/// Width and signalling rate of a PCIe link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LinkRate {
+    /// Lanes.
+    pub width: u16,
+    /// Mega-transfers per second on each lane: 32000 for "32.0 GT/s".
+    pub speed_mts: u32,
+}
+
+impl LinkRate {
+    /// The PCIe generation of this signalling rate, if it is one of the standard's.
+    pub fn generation(self) -> Option<u8> {
+        GENERATIONS.iter().find(|row| row.speed_mts == self.speed_mts).map(|row| row.generation)
+    }
+
+    /// What such a link carries in payload, in Mb/s and one direction, with transactions of `max_payload_bytes`.
+    ///
+    /// Signalling rate x lanes x line code x payload / (payload + overhead). 32 GT/s x4 with 256 bytes: 112 Gb/s, where
+    /// `ib_write_bw` over one function of a Spark was published at 111.7 (eugr/spark-vllm-docker).
+    pub fn payload_mbps(self, max_payload_bytes: u32) -> u32 {
+        let code = GENERATIONS.iter().rfind(|row| row.speed_mts <= self.speed_mts).unwrap_or(&GENERATIONS[0]);
+        let lanes_mbps = u64::from(self.speed_mts) * u64::from(self.width);
+        let payload = u64::from(max_payload_bytes);
+        let transaction = payload + TRANSACTION_OVERHEAD_BYTES + LINK_UPKEEP_BYTES;
+        // One division at the end: at most 128000 x 32 x 236 x 4096, far from 64 bits.
+        let payload_mbps = lanes_mbps * code.useful_bits * payload / (code.line_bits * transaction);
+        u32::try_from(payload_mbps).unwrap_or(u32::MAX)
+    }
+
+    /// Whether this link is narrower or slower than `other`.
+    pub fn is_below(self, other: LinkRate) -> bool {
+        self.width < other.width || self.speed_mts < other.speed_mts
+    }
+}
+
+impl fmt::Display for LinkRate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.generation() {
+            Some(generation) => write!(f, "Gen{generation} x{}", self.width),
+            None => write!(f, "{} MT/s x{}", self.speed_mts, self.width),
+        }
+    }
+}
+
+/// What a system uses unless told otherwise; on a Spark nobody has published the value.
+pub(super) const ASSUMED_MAX_PAYLOAD_BYTES: u32 = 256;
+
+/// Around the payload of a memory write (PCI Express Base Specification 5.0, 2.2 and 4.2.2): start token with the
+/// sequence number 4, header with a 64-bit address 16, link CRC 4.
+const TRANSACTION_OVERHEAD_BYTES: u64 = 24;
+
+/// One data link packet (start token 2, content 4, CRC 2) for each transaction: acknowledgements, flow-control updates
+/// and the read requests of the other direction. How often they come is not fixed; with this share the result is what
+/// was measured on a Spark, without it (115 Gb/s) it is 3 % more.
+const LINK_UPKEEP_BYTES: u64 = 8;
+
+struct Generation {
+    generation: u8,
+    speed_mts: u32,
+    useful_bits: u64,
+    line_bits: u64,
+}
+
+/// Signalling rates and line codes (PCI Express Base Specification 6.0, chapters 1.2 and 4.2): 8b/10b, 128b/130b, and
+/// from generation 6 on flits with 236 bytes of transactions in 256.
+const GENERATIONS: [Generation; 7] = [
+    Generation { generation: 1, speed_mts: 2_500, useful_bits: 8, line_bits: 10 },
+    Generation { generation: 2, speed_mts: 5_000, useful_bits: 8, line_bits: 10 },
+    Generation { generation: 3, speed_mts: 8_000, useful_bits: 128, line_bits: 130 },
+    Generation { generation: 4, speed_mts: 16_000, useful_bits: 128, line_bits: 130 },
+    Generation { generation: 5, speed_mts: 32_000, useful_bits: 128, line_bits: 130 },
+    Generation { generation: 6, speed_mts: 64_000, useful_bits: 236, line_bits: 256 },
+    Generation { generation: 7, speed_mts: 128_000, useful_bits: 236, line_bits: 256 },
+];
+
+/// Parses sysfs's pair of `*_link_width` ("4") and `*_link_speed` ("32.0 GT/s PCIe"; older kernels write "8 GT/s").
+///
+/// A virtual function, or a function that is off the bus, shows width 0, 63 or 255, or "Unknown": that is `None`.
+pub(super) fn parse_link_rate(width: &str, speed: &str) -> Option<LinkRate> {
+    let width: u16 = width.trim().parse().ok().filter(|lanes| (1..=32).contains(lanes))?;
+    let (whole, rest) =
+        speed.trim().split_once(" GT/s").map(|(number, _)| number.split_once('.').unwrap_or((number, "0")))?;
+    let tenths: u32 = rest.get(..1)?.parse().ok()?;
+    let whole: u32 = whole.parse().ok().filter(|n| *n < 1_000)?;
+    let speed_mts = whole * 1_000 + tenths * 100;
+    (speed_mts > 0).then_some(LinkRate { width, speed_mts })
+}
+
+/// `(domain, domain:bus:device, function)` of a PCI address as sysfs names its folders.
+pub(super) fn parse_address(name: &str) -> Option<(u32, &str, u8)> {
+    let (slot, function) = name.split_once('.')?;
+    let mut parts = slot.split(':');
+    let (domain, bus, device) = (parts.next()?, parts.next()?, parts.next()?);
+    let hexadecimal = |text: &str, digits| text.len() == digits && text.chars().all(|c| c.is_ascii_hexdigit());
+    if parts.next().is_some() || !hexadecimal(bus, 2) || !hexadecimal(device, 2) || !(4..=8).contains(&domain.len()) {
+        return None;
+    }
+    Some((u32::from_str_radix(domain, 16).ok()?, slot, u8::from_str_radix(function, 16).ok()?))
+}
+
+/// The transaction size that the function is set to, from its configuration space.
+///
+/// Walks the capability list to the PCI Express capability (id 0x10); bits 5 to 7 of its Device Control register are
+/// 128 << n. An unprivileged reader gets the first 64 bytes only: `None`.
+pub(super) fn max_payload_bytes(configuration: &[u8]) -> Option<u32> {
+    const STATUS: usize = 0x06;
+    const HAS_CAPABILITIES: u8 = 1 << 4;
+    const FIRST_CAPABILITY: usize = 0x34;
+    const PCI_EXPRESS: u8 = 0x10;
+    const DEVICE_CONTROL: usize = 8;
+    if configuration.get(STATUS)? & HAS_CAPABILITIES == 0 {
+        return None;
+    }
+    let mut at = usize::from(*configuration.get(FIRST_CAPABILITY)? & !3);
+    // A list has at most 48 entries in 256 bytes: more is a loop.
+    for _ in 0..48 {
+        if at < 0x40 {
+            return None;
+        }
+        if *configuration.get(at)? == PCI_EXPRESS {
+            let exponent = (configuration.get(at + DEVICE_CONTROL)? >> 5) & 7;
+            return (exponent <= 5).then_some(128 << exponent);
+        }
+        at = usize::from(*configuration.get(at + 1)? & !3);
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GEN5_X4: LinkRate = LinkRate { width: 4, speed_mts: 32_000 };
+
+    #[test]
+    fn a_sparks_link_carries_what_was_measured_over_it() {
+        assert_eq!(GEN5_X4.payload_mbps(256), 112_027);
+        let measured_mbps = 111_700_f64;
+        assert!((f64::from(GEN5_X4.payload_mbps(256)) / measured_mbps - 1.0).abs() < 0.01);
+        assert!(GEN5_X4.payload_mbps(128) < GEN5_X4.payload_mbps(256));
+        assert_eq!(GEN5_X4.payload_mbps(256) / 2, LinkRate { width: 2, ..GEN5_X4 }.payload_mbps(256));
+        // 8b/10b: 2.5 GT/s x1 is 2 Gb/s before any overhead.
+        assert_eq!(LinkRate { width: 1, speed_mts: 2_500 }.payload_mbps(128), 2_000 * 128 / 160);
+    }
+
+    #[test]
+    fn sysfs_rates_parse_and_unknown_ones_are_none() {
+        assert_eq!(parse_link_rate("4\n", "32.0 GT/s PCIe\n"), Some(GEN5_X4));
+        assert_eq!(parse_link_rate("16", "8 GT/s"), Some(LinkRate { width: 16, speed_mts: 8_000 }));
+        assert_eq!(parse_link_rate("1", "2.5 GT/s PCIe"), Some(LinkRate { width: 1, speed_mts: 2_500 }));
+        for (width, speed) in
+            [("0", "32.0 GT/s"), ("255", "32.0 GT/s"), ("63", "Unknown"), ("4", "Unknown speed"), ("", "")]
+        {
+            assert_eq!(parse_link_rate(width, speed), None, "{width} {speed}");
+        }
+        assert_eq!(GEN5_X4.to_string(), "Gen5 x4");
+    }
+
+    #[test]
+    fn addresses_parse_with_any_domain() {
+        assert_eq!(parse_address("0002:01:00.1"), Some((2, "0002:01:00", 1)));
+        assert_eq!(parse_address("10000:e1:00.0"), Some((0x10000, "10000:e1:00", 0)));
+        for name in ["pci0000:00", "mlx5_core.sf.4", "0000:01:00", "virtual", "0000:1:00.0", "enp1s0f0np0.100"] {
+            assert_eq!(parse_address(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn the_payload_size_is_read_through_the_capability_list() {
+        let mut space = [0_u8; 256];
+        space[0x06] = 0x10;
+        space[0x34] = 0x40;
+        (space[0x40], space[0x41]) = (0x01, 0x60);
+        (space[0x60], space[0x61]) = (0x10, 0);
+        space[0x68] = 0b0011_1111;
+        assert_eq!(max_payload_bytes(&space), Some(256));
+        space[0x68] = 0b0101_0000;
+        assert_eq!(max_payload_bytes(&space), Some(512));
+        assert_eq!(max_payload_bytes(&space[..64]), None, "an unprivileged reader");
+        (space[0x60], space[0x61]) = (0x05, 0x40);
+        assert_eq!(max_payload_bytes(&space), None, "a list that runs in a circle");
+        space[0x06] = 0;
+        assert_eq!(max_payload_bytes(&space), None);
+    }
+}

@@ -1,0 +1,103 @@
+//! What sysfs says of an RDMA device. Everything is optional: a container hides parts of the tree, soft-RoCE has no PCI.
+
+use super::pcie::{self, LinkRate, PciFunction};
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// The system image GUID of a device: one value for all functions of one adapter.
+///
+/// Four functions of a DGX Spark show one value and node GUIDs of their own (`ibstat` in geerlingguy/sbc-reviews#92).
+pub(super) fn system_image_guid(sysfs: &Path, device: &str) -> Option<u64> {
+    let text = read(&rdma_device(sysfs, device).join("sys_image_guid"))?;
+    u64::from_str_radix(&text.replace(':', ""), 16).ok().filter(|guid| *guid != 0)
+}
+
+/// The PCI function under a device; `None` for one without (soft-RoCE).
+pub(super) fn pci_function(sysfs: &Path, device: &str) -> Option<PciFunction> {
+    let parent = fs::canonicalize(rdma_device(sysfs, device).join("device")).ok()?;
+    // A scalable function is an auxiliary device below its PCI function.
+    let path = parent.ancestors().find(|folder| pci_address(folder).is_some())?.to_path_buf();
+    let address = pci_address(&path)?.to_owned();
+    let (domain, own_slot, own_function) = pcie::parse_address(&address)?;
+    let physical = fs::canonicalize(path.join("physfn")).ok();
+    // A virtual function's own link registers read as zero (SR-IOV specification): the physical function has the link.
+    let link_folder = physical.as_deref().unwrap_or(&path);
+    let (slot, function) = match pci_address(link_folder).and_then(pcie::parse_address) {
+        Some((_, slot, function)) => (slot.to_owned(), function),
+        None => (own_slot.to_owned(), own_function),
+    };
+    Some(PciFunction {
+        domain,
+        slot,
+        function,
+        is_virtual: physical.is_some(),
+        current: link_rate(link_folder, "current"),
+        max: link_rate(link_folder, "max"),
+        max_payload_bytes: pcie::max_payload_bytes(&read_start(&link_folder.join("config"))),
+        address,
+        path,
+    })
+}
+
+/// The network interfaces of a device's PCI function that this process's network namespace shows, in name order, with
+/// the one of `port` first where the interfaces number their ports.
+pub(super) fn function_netdevs(sysfs: &Path, device: &str, port: u8) -> Vec<String> {
+    let folder = rdma_device(sysfs, device).join("device/net");
+    let mut names: Vec<String> = fs::read_dir(&folder)
+        .map(|entries| entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
+        .unwrap_or_default();
+    let is_other_port = |name: &String| {
+        let dev_port: Option<u8> = read(&folder.join(name).join("dev_port")).and_then(|text| text.parse().ok());
+        dev_port.and_then(|n| n.checked_add(1)) != Some(port)
+    };
+    names.sort_by_cached_key(|name| (is_other_port(name), name.clone()));
+    names
+}
+
+/// The network interface that the kernel has at entry `gid_index` of a port's GID table.
+pub(super) fn gid_netdev(sysfs: &Path, device: &str, port: u8, gid_index: u16) -> Option<String> {
+    read(&rdma_device(sysfs, device).join(format!("ports/{port}/gid_attrs/ndevs/{gid_index}")))
+}
+
+/// The name of the physical port ("p0") behind a network interface; virtual functions and VLANs have none.
+pub(super) fn phys_port_name(sysfs: &Path, netdev: &str) -> Option<String> {
+    read(&sysfs.join("class/net").join(netdev).join("phys_port_name"))
+}
+
+/// The MTU of a network interface in bytes.
+pub(super) fn netdev_mtu(sysfs: &Path, netdev: &str) -> Option<u32> {
+    read(&sysfs.join("class/net").join(netdev).join("mtu"))?.parse().ok()
+}
+
+/// The speed of a network interface in Mb/s; virtual interfaces say -1, or nothing.
+pub(super) fn netdev_speed_mbps(sysfs: &Path, netdev: &str) -> Option<u32> {
+    read(&sysfs.join("class/net").join(netdev).join("speed"))?.parse().ok().filter(|mbps| *mbps > 0)
+}
+
+fn rdma_device(sysfs: &Path, device: &str) -> PathBuf {
+    sysfs.join("class/infiniband").join(device)
+}
+
+fn pci_address(folder: &Path) -> Option<&str> {
+    folder.file_name()?.to_str().filter(|name| pcie::parse_address(name).is_some())
+}
+
+fn link_rate(folder: &Path, which: &str) -> Option<LinkRate> {
+    let width = read(&folder.join(format!("{which}_link_width")))?;
+    let speed = read(&folder.join(format!("{which}_link_speed")))?;
+    pcie::parse_link_rate(&width, &speed)
+}
+
+fn read(path: &Path) -> Option<String> {
+    fs::read_to_string(path).ok().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
+}
+
+/// The first 256 bytes (conventional configuration space), or fewer where that is all there is.
+fn read_start(path: &Path) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    match fs::File::open(path).and_then(|file| file.take(256).read_to_end(&mut bytes)) {
+        Ok(_) => bytes,
+        Err(_) => Vec::new(),
+    }
+}

@@ -1,0 +1,387 @@
+//! Whole hosts: Sparks with one cable and two, virtual functions in a container, plain hosts, soft-RoCE.
+
+use super::testbed::{Function, Host, SPARK_GUID, hca, link_local, spark, spark_function};
+use super::{Limit, LinkRate, Survey, interfaces, report, survey};
+use crate::verbs::{LinkLayer, PortState};
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::path::Path;
+
+fn names(survey: &Survey) -> Vec<&str> {
+    survey.rails.iter().map(|rail| rail.device.as_str()).collect()
+}
+
+fn reason<'a>(survey: &'a Survey, device: &str) -> &'a str {
+    &survey.refused.iter().find(|refused| refused.device == device).unwrap().reason
+}
+
+#[track_caller]
+fn assert_warned(survey: &Survey, count: usize, words: &[&str]) {
+    assert_eq!(survey.warnings.len(), count, "{:#?}", survey.warnings);
+    let all = survey.warnings.join("\n");
+    for word in words {
+        assert!(all.contains(word), "no {word:?} in\n{all}");
+    }
+}
+
+#[test]
+fn a_spark_with_one_cable_is_its_two_twins_and_200_gbps() {
+    let host = Host::new(&spark(&[0]));
+    let found = host.survey("");
+    assert_eq!(names(&found), ["rocep1s0f0", "roceP2p1s0f0"]);
+    assert_eq!((found.rails[0].twin, found.rails[1].twin), (Some(1), Some(0)));
+    assert_eq!(found.rails[0].cable, found.rails[1].cable);
+    assert_ne!(found.rails[0].link, found.rails[1].link);
+    // Two links of 112 Gb/s, one cable of 200.
+    assert_eq!(found.speed_mbps, 200_000);
+    assert_eq!(found.payload().limit, Limit::Cables);
+    assert_eq!(found.payload().mbps, 196_074);
+    assert_eq!(found.guid, SPARK_GUID);
+    assert!(reason(&found, "rocep1s0f1").contains("down") && reason(&found, "roceP2p1s0f1").contains("down"));
+    // Two idle ports without a cable are no reason to worry.
+    assert_warned(&found, 0, &[]);
+
+    let rail = &found.rails[1];
+    assert_eq!(rail.netdev.as_deref(), Some("enP2p1s0f0np0"));
+    assert_eq!(rail.phys_port.as_deref(), Some("p0"));
+    assert_eq!((rail.speed_mbps, rail.path_mtu_bytes, rail.netdev_mtu_bytes), (200_000, 4096, Some(9000)));
+    let pci = rail.pci.as_ref().unwrap();
+    assert_eq!((pci.address.as_str(), pci.domain, pci.is_virtual), ("0002:01:00.0", 2, false));
+    assert_eq!(pci.current, Some(LinkRate { width: 4, speed_mts: 32_000 }));
+    assert_eq!(pci.max_payload_bytes, Some(256));
+    assert_eq!(found.links[rail.link].devices, ["roceP2p1s0f0", "roceP2p1s0f1"]);
+}
+
+#[test]
+fn a_spark_whose_uncabled_functions_are_not_on_pci_is_the_same() {
+    let functions: Vec<Function> = spark(&[1]).into_iter().filter(|f| f.phys_port == Some("p1")).collect();
+    let found = Host::new(&functions).survey("");
+    assert_eq!(names(&found), ["rocep1s0f1", "roceP2p1s0f1"]);
+    assert_eq!(found.rails[0].twin, Some(1));
+    assert_eq!(found.speed_mbps, 200_000);
+    assert!(found.refused.is_empty());
+    assert_warned(&found, 0, &[]);
+}
+
+#[test]
+fn a_spark_with_two_cables_is_four_rails_on_two_links_and_not_400_gbps() {
+    let found = Host::new(&spark(&[0, 1])).survey("");
+    assert_eq!(names(&found), ["rocep1s0f0", "roceP2p1s0f0", "rocep1s0f1", "roceP2p1s0f1"]);
+    let places: Vec<_> = found.rails.iter().map(|rail| (rail.cable, rail.link, rail.twin)).collect();
+    assert_eq!(places, [(0, 0, Some(1)), (0, 1, Some(0)), (1, 0, Some(3)), (1, 1, Some(2))]);
+    assert_eq!(found.links.len(), 2);
+    assert_eq!(found.speed_mbps, 2 * 112_027);
+    assert_eq!(found.payload().limit, Limit::PcieLinks);
+    assert_warned(&found, 0, &[]);
+}
+
+#[test]
+fn the_payload_size_of_the_link_counts_where_it_can_be_read() {
+    let with = |exponent| {
+        let functions: Vec<_> =
+            spark(&[0, 1]).into_iter().map(|f| Function { max_payload_exponent: exponent, ..f }).collect();
+        Host::new(&functions).survey("")
+    };
+    assert_eq!(with(Some(0)).speed_mbps, 2 * 100_824);
+    assert_eq!(with(Some(2)).speed_mbps, 2 * 118_617);
+    assert_eq!(with(None).speed_mbps, 2 * 112_027);
+    assert!(report(&with(None)).contains("assumed") && !report(&with(Some(1))).contains("assumed"));
+}
+
+#[test]
+fn a_filter_within_one_link_is_warned_of_with_the_pair_that_uses_both() {
+    let host = Host::new(&spark(&[0, 1]));
+    let found = host.survey("=rocep1s0f0,rocep1s0f1");
+    assert_eq!(names(&found), ["rocep1s0f0", "rocep1s0f1"]);
+    assert_eq!((found.rails[0].link, found.rails[1].link), (0, 0));
+    assert_eq!(found.speed_mbps, 112_027);
+    assert!(reason(&found, "roceP2p1s0f0").contains("NCCL_IB_HCA"));
+    assert_warned(&found, 1, &["share one PCIe link (Gen5 x4)", "NCCL_IB_HCA=rocep1s0f0,roceP2p1s0f0 uses both"]);
+
+    for both in ["rocep1s0f0,roceP2p1s0f0", "rocep1s0f0,roceP2p1s0f1", "^=rocep1s0f1,roceP2p1s0f1"] {
+        let found = host.survey(both);
+        assert_eq!(found.rails.len(), 2);
+        assert_ne!(found.rails[0].link, found.rails[1].link, "{both}");
+        assert!(found.speed_mbps >= 200_000, "{both}");
+        assert_warned(&found, 0, &[]);
+    }
+}
+
+#[test]
+fn a_filter_that_leaves_out_the_twin_or_everything_is_warned_of() {
+    let host = Host::new(&spark(&[0]));
+    let found = host.survey("rocep1s0f0");
+    assert_eq!((names(&found), found.speed_mbps), (vec!["rocep1s0f0"], 112_027));
+    assert_eq!(found.rails[0].twin, None);
+    assert_warned(&found, 1, &["112 Gb/s of its port's 200 Gb/s", "twin roceP2p1s0f0", "NCCL_IB_HCA leaves it out"]);
+
+    let found = host.survey("rocep2s0f0");
+    assert!(found.rails.is_empty());
+    assert_eq!((found.speed_mbps, found.guid, found.payload().limit), (0, 0, Limit::Nothing));
+    assert_warned(&found, 1, &["matches no device", "rocep1s0f0, roceP2p1s0f0, rocep1s0f1, roceP2p1s0f1"]);
+
+    // A prefix names nobody in particular; a whole name that is down does.
+    assert_warned(&host.survey("roce"), 0, &[]);
+    assert_warned(&host.survey("rocep1s0f0,roceP2p1s0f0,rocep1s0f1"), 1, &["names rocep1s0f1, but the port is down"]);
+}
+
+#[test]
+fn a_twin_that_is_down_or_missing_is_warned_of() {
+    let mut functions = spark(&[0]);
+    let twin = functions.iter_mut().find(|f| f.device == "roceP2p1s0f0").unwrap();
+    *twin = twin.clone().down();
+    let found = Host::new(&functions).survey("");
+    assert_eq!((names(&found), found.speed_mbps), (vec!["rocep1s0f0"], 112_027));
+    assert_warned(&found, 1, &["twin roceP2p1s0f0", "the port is down", "ip link set enP2p1s0f0np0 up"]);
+
+    let found = Host::new(&[spark_function(0, 0)]).survey("");
+    assert_eq!(found.speed_mbps, 112_027);
+    assert_warned(&found, 1, &["no other function of its cable is visible"]);
+}
+
+#[test]
+fn a_twin_with_a_link_local_address_only_is_a_rail() {
+    let mut functions = spark(&[0]);
+    functions.iter_mut().find(|f| f.device == "roceP2p1s0f0").unwrap().v4 = None;
+    let found = Host::new(&functions).survey("");
+    assert_eq!(names(&found), ["rocep1s0f0", "roceP2p1s0f0"]);
+    let [first, second] = [&found.rails[0].addresses, &found.rails[1].addresses];
+    // IPv4 before link-local, never RoCE v1 (the even entries), each with its prefix.
+    assert_eq!(Ipv6Addr::from(first[0].gid), Ipv4Addr::new(192, 168, 100, 1).to_ipv6_mapped());
+    assert_eq!((first[0].gid_index, first[0].prefix), (3, Some(24)));
+    assert_eq!((first[1].gid_index, first[1].prefix), (1, Some(64)));
+    assert_eq!(second.len(), 1);
+    assert_eq!(Ipv6Addr::from(second[0].gid), link_local(SPARK_GUID + 4));
+    assert_eq!(found.speed_mbps, 200_000);
+    assert_warned(&found, 0, &[]);
+}
+
+#[test]
+fn a_narrow_or_slow_link_is_reported_and_counted_as_it_is() {
+    let narrow: Vec<_> = spark(&[0]).into_iter().map(|f| Function { width: 2, ..f }).collect();
+    let found = Host::new(&narrow).survey("");
+    assert_eq!(found.speed_mbps, 2 * 56_013);
+    assert_warned(&found, 2, &["rocep1s0f0 and rocep1s0f1 runs at Gen5 x2 and could run at Gen5 x4", "BIOS"]);
+
+    let slow = Function { gt_per_s: "16.0 GT/s PCIe", ..spark_function(0, 0) };
+    let found = Host::new(&[slow, spark_function(2, 0)]).survey("");
+    assert_eq!(found.speed_mbps, 56_013 + 112_027);
+    assert_warned(&found, 1, &["Gen4 x4 and could run at Gen5 x4"]);
+}
+
+#[test]
+fn a_small_mtu_and_a_shared_subnet_are_warned_of() {
+    let mut functions = spark(&[0]);
+    for function in functions.iter_mut().filter(|f| f.v4.is_some()) {
+        function.netdev_mtu = 1500;
+    }
+    let found = Host::new(&functions).survey("");
+    assert_eq!(found.rails[0].path_mtu_bytes, 1024);
+    assert_warned(&found, 2, &["enp1s0f0np0 has MTU 1500", "ip link set enP2p1s0f0np0 mtu 9000"]);
+
+    let mut functions = spark(&[0]);
+    let twins = functions.iter_mut().filter(|f| f.v4.is_some()).zip(1..);
+    twins.for_each(|(function, host)| function.v4 = Some([192, 168, 7, host]));
+    let found = Host::new(&functions).survey("");
+    assert_warned(
+        &found,
+        1,
+        &["rocep1s0f0 and roceP2p1s0f0, the twins of one cable, are in one subnet (192.168.7.0/24)"],
+    );
+
+    let mut functions = spark(&[0]);
+    functions.iter_mut().find(|f| f.device == "rocep1s0f0").unwrap().netdev_mtu = 1500;
+    assert_warned(&Host::new(&functions).survey(""), 2, &["different path MTUs"]);
+}
+
+#[test]
+fn virtual_functions_in_a_container_are_rails_on_their_physical_link() {
+    let virtual_function = |domain, device, netdev, pci, physical| Function {
+        device,
+        netdev,
+        pci: Some(pci),
+        physical: Some(physical),
+        phys_port: None,
+        guid: u64::from(domain) + 0x1234,
+        ..spark_function(domain, 0)
+    };
+    let first = virtual_function(0, "mlx5_4", Some("net1"), "0000:01:00.2", "0000:01:00.0");
+    let second = virtual_function(2, "mlx5_9", Some("net2"), "0002:01:00.2", "0002:01:00.0");
+    let hidden = Function { netdev: Some("host_name"), is_visible: false, ..second.clone() };
+    for (second, second_netdev) in [(second, "net2"), (hidden, "host_name")] {
+        let is_visible = second.is_visible;
+        let host = Host::new(&[first.clone(), second]);
+        let found = host.survey("");
+        assert_eq!(names(&found), ["mlx5_4", "mlx5_9"]);
+        let pci = found.rails[0].pci.as_ref().unwrap();
+        assert!(pci.is_virtual);
+        assert_eq!((pci.slot.as_str(), pci.function, pci.address.as_str()), ("0000:01:00", 0, "0000:01:00.2"));
+        assert_eq!(pci.current, Some(LinkRate { width: 4, speed_mts: 32_000 }));
+        assert_eq!(found.rails[0].twin, Some(1));
+        assert_eq!(found.speed_mbps, 200_000);
+        assert_eq!(found.rails[0].netdev.as_deref(), Some("net1"));
+        assert_eq!(found.rails[1].netdev.as_deref(), Some(second_netdev));
+        assert_eq!(found.rails[1].addresses[0].prefix, is_visible.then_some(24));
+        assert_warned(&found, 0, &[]);
+    }
+}
+
+#[test]
+fn two_virtual_functions_of_one_port_share_its_cable_and_link() {
+    let of = |device, pci| Function {
+        device,
+        netdev: None,
+        pci: Some(pci),
+        physical: Some("0000:01:00.0"),
+        phys_port: None,
+        ..spark_function(0, 0)
+    };
+    // The second one lies past function 7, so under another device number.
+    let found = Host::new(&[of("mlx5_5", "0000:01:01.0"), of("mlx5_4", "0000:01:00.2")]).survey("");
+    assert_eq!(names(&found), ["mlx5_4", "mlx5_5"]);
+    assert_eq!(found.rails[0].cable, found.rails[1].cable);
+    assert_eq!((found.rails[0].link, found.rails[1].link, found.rails[0].twin), (0, 0, None));
+    assert_eq!((found.links.len(), found.speed_mbps), (1, 112_027));
+}
+
+#[test]
+fn a_plain_host_adds_up_its_adapters() {
+    let card = |device, netdev, pci, guid, speed_mbps| Function {
+        device,
+        netdev: Some(netdev),
+        pci: Some(pci),
+        phys_port: Some("p0"),
+        guid,
+        system_image_guid: Some(guid),
+        width: 16,
+        max_width: 16,
+        speed_mbps,
+        v4: Some([10, 0, guid as u8, 1]),
+        ..spark_function(0, 0)
+    };
+    // Two cards, each with a "p0", in different PCIe domains: no twins.
+    let host = Host::new(&[
+        card("mlx5_1", "ens2np0", "0001:41:00.0", 20, 100_000),
+        card("mlx5_0", "ens1np0", "0000:21:00.0", 10, 400_000),
+    ]);
+    let found = host.survey("");
+    assert_eq!(names(&found), ["mlx5_0", "mlx5_1"]);
+    assert_eq!((found.rails[0].twin, found.rails[1].twin), (None, None));
+    assert_ne!(found.rails[0].cable, found.rails[1].cable);
+    assert_eq!((found.speed_mbps, found.guid), (500_000, 10));
+    assert_warned(&found, 0, &[]);
+    assert_eq!(host.survey("mlx5_1:1").rails.len(), 1);
+    assert_eq!(host.survey("mlx5_1:2").rails.len(), 0);
+}
+
+#[test]
+fn cables_and_links_limit_together_and_not_one_by_one() {
+    // A cable of 100 Gb/s with twins, and one of 200 Gb/s with a function on a link of 112: neither all cables (300)
+    // nor all links (336) is the answer.
+    let mut functions: Vec<Function> = spark(&[0]).into_iter().filter(|f| f.v4.is_some()).collect();
+    functions.iter_mut().for_each(|function| function.speed_mbps = 100_000);
+    functions.push(Function {
+        device: "mlx5_7",
+        netdev: Some("ens7np0"),
+        pci: Some("0004:01:00.0"),
+        system_image_guid: Some(7),
+        guid: 7,
+        v4: Some([10, 0, 0, 1]),
+        ..spark_function(0, 0)
+    });
+    let found = Host::new(&functions).survey("");
+    assert_eq!(found.rails.len(), 3);
+    assert_eq!(found.speed_mbps, 100_000 + 112_027);
+}
+
+#[test]
+fn soft_roce_works_without_pci() {
+    let soft = |device, netdev, last| Function {
+        device,
+        netdev: Some(netdev),
+        pci: None,
+        phys_port: None,
+        system_image_guid: None,
+        guid: u64::from(last),
+        speed_mbps: 10_000,
+        v4: Some([10, 0, last, 1]),
+        ..spark_function(0, 0)
+    };
+    let found = Host::new(&[soft("rxe1", "veth1", 2), soft("rxe0", "veth0", 1)]).survey("");
+    assert_eq!(names(&found), ["rxe0", "rxe1"]);
+    assert_eq!(found.rails[0].netdev.as_deref(), Some("veth0"));
+    assert_eq!((found.rails[0].pci.is_none(), found.rails[0].twin), (true, None));
+    assert_ne!(found.rails[0].link, found.rails[1].link);
+    assert_eq!((found.speed_mbps, found.guid), (20_000, 1));
+    assert_eq!(found.links[0].payload_mbps, None);
+    assert_warned(&found, 0, &[]);
+    assert!(report(&found).contains("no PCIe link known"));
+}
+
+#[test]
+fn a_port_without_a_speed_takes_its_interfaces_or_an_assumed_one() {
+    let host = Host::new(&[Function { speed_mbps: 0, ..spark_function(0, 0) }]);
+    let found = host.survey("");
+    assert_eq!(found.speed_mbps, 10_000);
+    assert_warned(&found, 1, &["rocep1s0f0 does not tell its speed"]);
+    std::fs::write(host.path("class/net/enp1s0f0np0/speed"), "25000\n").unwrap();
+    assert_eq!(host.survey("").speed_mbps, 25_000);
+    std::fs::write(host.path("class/net/enp1s0f0np0/speed"), "-1\n").unwrap();
+    assert_eq!(host.survey("").speed_mbps, 10_000);
+}
+
+#[test]
+fn ports_that_cannot_carry_roce_v2_are_refused_with_a_reason() {
+    let infiniband = Function { link_layer: LinkLayer::InfiniBand, ..spark_function(0, 0) };
+    let bare = Function { v4: None, link_local: false, ..spark_function(0, 1) };
+    let starting = Function { state: PortState::Init, ..spark_function(2, 0) };
+    let odd = Function { state: PortState::Other(5), ..spark_function(2, 1) };
+    let found = Host::new(&[infiniband, bare, starting, odd]).survey("");
+    assert!(found.rails.is_empty());
+    assert!(reason(&found, "rocep1s0f0").contains("InfiniBand"));
+    assert!(reason(&found, "rocep1s0f1").contains("no RoCE v2 GID"));
+    assert!(reason(&found, "roceP2p1s0f0").contains("INIT"));
+    assert!(reason(&found, "roceP2p1s0f1").contains("Other(5)"));
+
+    // A table with RoCE v1 entries alone is no better than an empty one.
+    let mut host = Host::new(&[spark_function(0, 0)]);
+    host.ports[0].gids.retain(|entry| entry.kind == crate::verbs::GidKind::RoceV1);
+    assert!(reason(&host.survey(""), "rocep1s0f0").contains("no RoCE v2 GID"));
+}
+
+#[test]
+fn an_index_of_another_namespace_does_not_pick_an_interface() {
+    let mut host = Host::new(&[Function { is_visible: false, ..spark_function(0, 0) }]);
+    host.ports[0].gids.iter_mut().for_each(|entry| entry.ifindex = 1);
+    let found = host.survey("");
+    assert_ne!(found.rails[0].netdev.as_deref(), Some("lo"));
+    assert_eq!(found.rails[0].addresses[0].prefix, None);
+}
+
+#[test]
+fn the_order_does_not_depend_on_the_order_of_the_devices() {
+    let mut functions = spark(&[0, 1]);
+    let expected = report(&Host::new(&functions).survey(""));
+    functions.reverse();
+    assert_eq!(report(&Host::new(&functions).survey("")), expected);
+    functions.swap(1, 2);
+    assert_eq!(report(&Host::new(&functions).survey("")), expected);
+}
+
+#[test]
+fn the_page_for_a_person_says_what_is_merged_and_why_not() {
+    let page = report(&Host::new(&spark(&[0])).survey(""));
+    println!("{page}");
+    for words in [
+        "rocep1s0f0",
+        "192.168.100.1/24 (3)",
+        "in: cable 0, link 0, twin of roceP2p1s0f0",
+        "out: the port is down",
+        "link 0: 0000:01:00 Gen5 x4, shared by rocep1s0f0 rocep1s0f1; carries 112 Gb/s",
+        "expected: 196.1 Gb/s (24.5 GB/s) each way over 2 rails, limited by the cables",
+        "announced to NCCL: one device, speed 200000 Mb/s",
+    ] {
+        assert!(page.contains(words), "no {words:?} in\n{page}");
+    }
+    let empty = survey(Path::new("/nonexistent"), &[], &interfaces().unwrap(), &hca(""));
+    assert!(report(&empty).contains("--device /dev/infiniband"));
+}
