@@ -48,7 +48,9 @@ pub(super) unsafe fn init_context(
 
 fn start(log: Option<DebugLogger>) -> Result<()> {
     logger::install(log);
-    plugin::init()
+    let started = plugin::init();
+    logger::set_trace(plugin::wants_trace());
+    started
 }
 
 /// # Safety

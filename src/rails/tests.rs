@@ -1,7 +1,7 @@
 //! Whole hosts: Sparks with one cable and two, virtual functions in a container, plain hosts, soft-RoCE.
 
 use super::testbed::{Function, Host, SPARK_GUID, hca, link_local, spark, spark_function};
-use super::{Limit, LinkRate, Survey, interfaces, report, survey};
+use super::{Interface, Limit, LinkRate, Survey, interfaces, report, survey};
 use crate::verbs::{LinkLayer, PortState};
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
@@ -96,6 +96,19 @@ fn a_filter_within_one_link_is_warned_of_with_the_pair_that_uses_both() {
     assert_eq!(found.speed_mbps, 112_027);
     assert!(reason(&found, "roceP2p1s0f0").contains("NCCL_IB_HCA"));
     assert_warned(&found, 1, &["share one PCIe link (Gen5 x4)", "NCCL_IB_HCA=rocep1s0f0,roceP2p1s0f0 uses both"]);
+
+    // The pair is of one cable where there is one, and not with some other adapter.
+    let other = Function {
+        device: "mlx5_0",
+        netdev: Some("ens1np0"),
+        pci: Some("0000:00:03.0"),
+        system_image_guid: Some(7),
+        v4: Some([10, 0, 0, 1]),
+        ..spark_function(0, 0)
+    };
+    let functions: Vec<_> = spark(&[0, 1]).into_iter().chain([other]).collect();
+    let found = Host::new(&functions).survey("=rocep1s0f0,rocep1s0f1");
+    assert_warned(&found, 1, &["NCCL_IB_HCA=rocep1s0f0,roceP2p1s0f0 uses both"]);
 
     for both in ["rocep1s0f0,roceP2p1s0f0", "rocep1s0f0,roceP2p1s0f1", "^=rocep1s0f1,roceP2p1s0f1"] {
         let found = host.survey(both);
@@ -355,6 +368,16 @@ fn an_index_of_another_namespace_does_not_pick_an_interface() {
     let found = host.survey("");
     assert_ne!(found.rails[0].netdev.as_deref(), Some("lo"));
     assert_eq!(found.rails[0].addresses[0].prefix, None);
+}
+
+#[test]
+fn a_name_of_another_namespace_does_not_pick_an_interface() {
+    let mut host = Host::new(&[Function { netdev: Some("eth0"), is_visible: false, ..spark_function(0, 0) }]);
+    assert_eq!(host.survey("").rails[0].netdev.as_deref(), Some("eth0"));
+    let ours = Interface { name: "eth0".to_owned(), index: 9, mtu: 1500, addresses: Vec::new() };
+    host.interfaces.push(ours);
+    let found = host.survey("");
+    assert_eq!((found.rails[0].netdev.as_deref(), found.rails[0].netdev_mtu_bytes), (None, None));
 }
 
 #[test]

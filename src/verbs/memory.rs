@@ -55,6 +55,16 @@ impl HostMemory {
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
+
+    /// The whole 4096-byte units that it lies on: what a device can register of it. They divide every page, and pages
+    /// are mapped whole, so what was said of the memory holds for them too. `None` for no bytes, or past the end of the
+    /// address space.
+    pub fn pages(&self) -> Option<Self> {
+        const UNIT: usize = 4096;
+        let end = self.addr.checked_add(self.len)?.checked_next_multiple_of(UNIT)?;
+        let addr = self.addr - self.addr % UNIT;
+        (self.len > 0 && self.addr > 0).then_some(Self { addr, len: end - addr })
+    }
 }
 
 /// A registration of memory with a device; it ends on drop.

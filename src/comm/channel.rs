@@ -1,0 +1,204 @@
+//! The handshake's TCP channel: framed, non-blocking, bounded.
+
+use crate::error::{Error, Result};
+use crate::wire::message::{HEADER_BYTES, Header, MAX_BODY_BYTES, Message};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+/// How long the kernel tries to deliver bytes before it gives the channel up.
+const USER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// One end of a channel.
+#[derive(Debug)]
+pub struct Channel {
+    stream: TcpStream,
+    inbox: Vec<u8>,
+    outbox: Vec<u8>,
+}
+
+/// What a look at the channel found.
+#[derive(Debug)]
+pub enum Received {
+    /// A message.
+    Message(Message),
+    /// Nothing yet.
+    Nothing,
+    /// The peer closed its end.
+    Closed,
+}
+
+impl Channel {
+    /// Starts to connect; [`Channel::connected`] tells when it is done.
+    ///
+    /// # Errors
+    /// [`Error::Os`].
+    pub fn dial(address: SocketAddr) -> Result<Self> {
+        let trouble = |e: &std::io::Error| Error::os(format!("connecting to {address}"), e);
+        let socket =
+            Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP)).map_err(|e| trouble(&e))?;
+        socket.set_nonblocking(true).map_err(|e| trouble(&e))?;
+        match socket.connect(&address.into()) {
+            Err(e) if e.raw_os_error() != Some(libc::EINPROGRESS) && e.kind() != ErrorKind::WouldBlock => {
+                Err(trouble(&e))
+            }
+            _ => Self::from_stream(socket.into()),
+        }
+    }
+
+    /// Takes an accepted or dialled stream.
+    ///
+    /// # Errors
+    /// [`Error::Os`].
+    pub fn from_stream(stream: TcpStream) -> Result<Self> {
+        let trouble = |e: std::io::Error| Error::os("setting up a bootstrap connection", &e);
+        stream.set_nonblocking(true).map_err(trouble)?;
+        stream.set_nodelay(true).map_err(trouble)?;
+        SockRef::from(&stream).set_tcp_user_timeout(Some(USER_TIMEOUT)).map_err(trouble)?;
+        SockRef::from(&stream).set_keepalive(true).map_err(trouble)?;
+        Ok(Self { stream, inbox: Vec::new(), outbox: Vec::new() })
+    }
+
+    /// Whether dialling is done.
+    ///
+    /// # Errors
+    /// The reason why the peer cannot be reached.
+    pub fn connected(&self) -> std::io::Result<bool> {
+        if let Some(error) = self.stream.take_error()? {
+            return Err(error);
+        }
+        match self.stream.peer_addr() {
+            Ok(_) => Ok(true),
+            Err(e) if e.kind() == ErrorKind::NotConnected => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// The peer's address, for messages.
+    pub fn peer(&self) -> String {
+        self.stream.peer_addr().map_or_else(|_| "an unknown address".to_owned(), |a| a.to_string())
+    }
+
+    /// Queues a message and sends what the socket takes.
+    ///
+    /// # Errors
+    /// [`Error::Remote`] when the channel is broken.
+    pub fn send(&mut self, message: &Message) -> Result<()> {
+        self.outbox.extend_from_slice(&message.encode());
+        self.flush()
+    }
+
+    /// Sends what is queued, as far as the socket takes it.
+    ///
+    /// # Errors
+    /// As [`Channel::send`].
+    pub fn flush(&mut self) -> Result<()> {
+        while !self.outbox.is_empty() {
+            match self.stream.write(&self.outbox) {
+                Ok(count) => drop(self.outbox.drain(..count)),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(self.broken(&e)),
+            }
+        }
+        Ok(())
+    }
+
+    /// The next message, if one has arrived whole. Never reads more than one message's worth ahead.
+    ///
+    /// # Errors
+    /// [`Error::Remote`] when the channel is broken or speaks something else.
+    pub fn receive(&mut self) -> Result<Received> {
+        self.flush()?;
+        let mut closed = false;
+        while self.inbox.len() < HEADER_BYTES + MAX_BODY_BYTES {
+            let mut chunk = [0; 4096];
+            match self.stream.read(&mut chunk) {
+                Ok(0) => {
+                    closed = true;
+                    break;
+                }
+                Ok(count) => self.inbox.extend_from_slice(&chunk[..count]),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(self.broken(&e)),
+            }
+        }
+        match self.parse()? {
+            Some(message) => Ok(Received::Message(message)),
+            None if closed => Ok(Received::Closed),
+            None => Ok(Received::Nothing),
+        }
+    }
+
+    fn parse(&mut self) -> Result<Option<Message>> {
+        let Some(header) = self.inbox.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+        let header = Header::decode(*header).map_err(|e| Error::Remote(format!("{}: {e}", self.peer())))?;
+        let Some(body) = self.inbox.get(HEADER_BYTES..HEADER_BYTES + header.body_bytes) else { return Ok(None) };
+        let message = Message::decode(header, body)
+            .map_err(|e| Error::Remote(format!("{} sent a message that cannot be read: {e}", self.peer())))?;
+        self.inbox.drain(..HEADER_BYTES + header.body_bytes);
+        Ok(Some(message))
+    }
+
+    fn broken(&self, error: &std::io::Error) -> Error {
+        Error::Remote(format!("the bootstrap connection with {} broke: {error}", self.peer()))
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::message::Bye;
+    use std::net::TcpListener;
+
+    fn pair() -> (Channel, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (Channel::from_stream(listener.accept().unwrap().0).unwrap(), stream)
+    }
+
+    fn wait(channel: &mut Channel) -> Result<Received> {
+        loop {
+            match channel.receive() {
+                Ok(Received::Nothing) => std::thread::yield_now(),
+                other => return other,
+            }
+        }
+    }
+
+    #[test]
+    fn messages_come_whole_however_the_bytes_arrive() {
+        let (mut channel, mut stream) = pair();
+        let sent = [Message::Bye(Bye { delivered: 7 }), Message::Refuse("no".into())];
+        let bytes: Vec<u8> = sent.iter().flat_map(Message::encode).collect();
+        let writer = std::thread::spawn(move || {
+            for byte in bytes {
+                stream.write_all(&[byte]).unwrap();
+                stream.flush().unwrap();
+            }
+        });
+        for message in &sent {
+            assert!(matches!(wait(&mut channel), Ok(Received::Message(m)) if m == *message));
+        }
+        writer.join().unwrap();
+        assert!(matches!(wait(&mut channel), Ok(Received::Closed)));
+    }
+
+    #[test]
+    fn a_stranger_and_an_oversized_message_are_refused_at_the_header() {
+        for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0x50, 0x53, 1, 1, 0xff, 0xff, 0xff, 0x7f]] {
+            let (mut channel, mut stream) = pair();
+            stream.write_all(bytes).unwrap();
+            assert!(matches!(wait(&mut channel), Err(Error::Remote(_))));
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! What both sides of the handshake do alike: looking at the rails, and telling what was left out.
+
+use super::Host;
+use super::network;
+use super::pairing;
+use super::rail::{Look, Rail};
+use crate::error::{Error, Result};
+use crate::wire::message::RailAdvert;
+use crate::wire::{MAX_OFFERED_RAILS, MAX_RAILS};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Queue pairs of a connection on each rail when nothing is set: channels already bring parallelism.
+const QPS_PER_RAIL: u8 = 1;
+/// A chunk is no larger than this, so that a 32-bit completion holds its size.
+const MOST_CHUNK_BYTES: u32 = 1 << 30;
+
+/// The rails of this host that can be used just now.
+pub struct Rails {
+    /// The rails, in the order of the adverts.
+    pub usable: Vec<(Arc<Rail>, Look)>,
+    /// What the peer is told of them.
+    pub adverts: Vec<RailAdvert>,
+    /// The others, each with its reason.
+    pub unusable: Vec<(Arc<Rail>, String)>,
+}
+
+impl Rails {
+    /// Looks at every rail.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the interfaces cannot be listed.
+    pub fn look(host: &Host) -> Result<Self> {
+        let prefixes = network::prefixes(&network::addresses()?);
+        let (mut usable, mut adverts, mut unusable) = (Vec::new(), Vec::new(), Vec::new());
+        for rail in host.rails.iter().take(MAX_OFFERED_RAILS) {
+            match rail.look(&host.config, &prefixes) {
+                Ok(look) => {
+                    adverts.push(rail.advert(&look));
+                    usable.push((Arc::clone(rail), look));
+                }
+                Err(error) => unusable.push((Arc::clone(rail), error.to_string())),
+            }
+        }
+        Ok(Self { usable, adverts, unusable })
+    }
+
+    /// The largest chunk that every rail can write at once.
+    pub fn chunk_bytes(&self) -> u32 {
+        let most = self.usable.iter().map(|(_, look)| look.port.max_message_bytes).min();
+        let chunk = most.unwrap_or(MOST_CHUNK_BYTES).min(MOST_CHUNK_BYTES);
+        (chunk - chunk % 128).max(4096)
+    }
+
+    /// What to say when nothing pairs.
+    pub fn nothing_in_common(&self, theirs: &[RailAdvert], peer: &str) -> String {
+        let unusable: Vec<String> =
+            self.unusable.iter().map(|(rail, why)| format!("; {} ({why})", rail.name())).collect();
+        format!(
+            "no rail in common: this side has {}{}; {peer} has {}",
+            pairing::describe(&self.adverts),
+            unusable.join(""),
+            pairing::describe(theirs),
+        )
+    }
+}
+
+/// Queue pairs on each rail, as this side wants them.
+pub fn qps_per_rail(host: &Host) -> u8 {
+    host.config.qps_per_rail.unwrap_or(QPS_PER_RAIL)
+}
+
+/// Logs how a connection came up: its rails in one line, and a line for each rail that is left out, as a warning
+/// where a cable loses one of its two twins by it.
+pub fn report(host: &Host, peer: &str, live: &[(usize, String)], left_out: &[(usize, String)]) {
+    let rails: Vec<&str> = live.iter().map(|(_, text)| text.as_str()).collect();
+    tracing::info!("connected with {peer} over {} rails: {}", live.len(), rails.join(", "));
+    for (index, why) in left_out {
+        let Some(rail) = host.rails.get(*index) else { continue };
+        let twin_lives =
+            live.iter().any(|(other, _)| host.rails.get(*other).is_some_and(|o| o.info.cable == rail.info.cable));
+        if twin_lives {
+            tracing::warn!(
+                "rail {} is left out of the connection with {peer}, half of its cable is lost: {why}",
+                rail.name()
+            );
+        } else {
+            tracing::info!("rail {} is left out of the connection with {peer}: {why}", rail.name());
+        }
+    }
+}
+
+/// The rails that no pair names, with the reason.
+pub fn unpaired(rails: &Rails, paired: &[usize]) -> Vec<(usize, String)> {
+    let mut all: Vec<(usize, String)> = rails.unusable.iter().map(|(rail, why)| (rail.index, why.clone())).collect();
+    for (place, ((rail, _), advert)) in rails.usable.iter().zip(&rails.adverts).enumerate() {
+        if !paired.contains(&place) {
+            let why = if paired.len() >= MAX_RAILS {
+                format!("a connection has at most {MAX_RAILS} rails")
+            } else {
+                format!("the peer has no rail in a subnet with {}", pairing::describe(std::slice::from_ref(advert)))
+            };
+            all.push((rail.index, why));
+        }
+    }
+    all
+}
+
+/// An error when a handshake has taken too long.
+///
+/// # Errors
+/// [`Error::Remote`] says what was waited for.
+pub fn in_time(host: &Host, started: Instant, waiting_for: &str) -> Result<()> {
+    let (waited, limit) = (started.elapsed(), host.config.connect_timeout);
+    if waited < limit {
+        return Ok(());
+    }
+    Err(Error::Remote(format!(
+        "waited {waited:.0?} for {waiting_for}; NCCL_SPARK_CONNECT_TIMEOUT_S={} is the limit",
+        limit.as_secs()
+    )))
+}

@@ -1,0 +1,318 @@
+//! One rail of one connection: its queue pairs, its completion queue, and how full they are.
+
+use super::rail::{Look, Rail};
+use super::work::{Work, WorkId};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::flow::plan;
+use crate::verbs::{Completion, CompletionBuffer, Cq, Path, Qp, QpCaps, Remote, Timing, Write};
+use crate::wire::cts::ENTRY_BYTES;
+use crate::wire::message::QpEnd;
+use crate::wire::{PARTS, SLOTS};
+use std::sync::Arc;
+
+/// Which side of the connection a lane belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Writes data, gets clear-to-send entries.
+    Sender,
+    /// Writes clear-to-send entries, gets data.
+    Receiver,
+}
+
+/// Writes in flight on a sender's queue pair: one for each of a connection's 256 sends and as many again for chunks.
+const SENDER_DEPTH: u32 = 512;
+/// Writes in flight on a receiver's queue pair: one clear-to-send for each slot, and room for those whose completion
+/// comes with a later one.
+const RECEIVER_DEPTH: u32 = 4 * SLOTS as u32;
+/// A write that nobody waits for is signaled when this many unsignaled ones went before it.
+const SIGNAL_EVERY: u16 = 16;
+/// Receives that immediates have used up are posted again in batches of this size.
+const REFILL: u32 = 64;
+/// Receives kept on a receiver's queue pair: an immediate for every part of every slot cannot find it empty, even
+/// just before a batch is posted again.
+const RECEIVE_DEPTH: u32 = (SLOTS * PARTS) as u32 + REFILL;
+
+/// One rail of one connection.
+pub struct Lane {
+    /// This host's rail.
+    pub rail: Arc<Rail>,
+    /// The peer's rail, for messages.
+    pub peer_rail: String,
+    /// What the pair carries, in Mb/s.
+    pub rate_mbps: f64,
+    queues: Vec<Queue>,
+    cq: Cq,
+    turn: usize,
+    pending: u32,
+    outstanding_bytes: u64,
+}
+
+struct Queue {
+    qp: Qp,
+    psn: u32,
+    room: u32,
+    unsignaled: u16,
+    used_receives: u32,
+}
+
+/// A write of registered memory.
+#[derive(Debug, Clone, Copy)]
+pub struct LaneWrite {
+    /// What it is.
+    pub work: Work,
+    /// Queue pair of the lane.
+    pub queue: u8,
+    /// Where to read.
+    pub local_addr: u64,
+    /// Local key.
+    pub lkey: u32,
+    /// How much.
+    pub bytes: u32,
+    /// Where to write.
+    pub remote: Remote,
+    /// Immediate data.
+    pub immediate: Option<u32>,
+    /// Whether its completion is waited for.
+    pub signaled: bool,
+}
+
+/// How the two ends of a lane find each other.
+pub struct Route<'a> {
+    /// This side's rail, as it was just looked at.
+    pub look: &'a Look,
+    /// This side's address.
+    pub gid: [u8; 16],
+    /// The peer's address.
+    pub peer_gid: [u8; 16],
+    /// Path MTU.
+    pub mtu_bytes: u32,
+    /// The peer's queue pairs.
+    pub ends: &'a [QpEnd],
+    /// NCCL's traffic class for this connection, if the job set one.
+    pub traffic_class: Option<u8>,
+}
+
+impl Lane {
+    /// Creates the queue pairs of a lane, not connected yet.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the device refuses.
+    pub fn open(rail: &Arc<Rail>, role: Role, queue_count: usize) -> Result<Lane> {
+        let context = rail.pd.context();
+        let limit = context.limits().max_qp_wr.max(1);
+        let caps = match role {
+            Role::Sender => QpCaps { send_requests: SENDER_DEPTH.min(limit), receive_requests: 1, inline_bytes: 0 },
+            Role::Receiver if limit < RECEIVE_DEPTH => {
+                let what = format!("{}: queue pairs of {limit} work requests; {RECEIVE_DEPTH} are needed", rail.name());
+                return Err(Error::Missing(what));
+            }
+            Role::Receiver => QpCaps {
+                send_requests: RECEIVER_DEPTH,
+                receive_requests: RECEIVE_DEPTH,
+                inline_bytes: ENTRY_BYTES as u32,
+            },
+        };
+        // A full flush: every request of every queue pair can complete with an error at once.
+        let flush = (caps.send_requests + caps.receive_requests) * queue_count as u32;
+        let cq = Cq::new(context, flush.min(context.limits().max_cqe))?;
+        let mut queues = Vec::with_capacity(queue_count);
+        for _ in 0..queue_count {
+            let room = caps.send_requests;
+            let mut qp = Qp::new(&rail.pd, &cq, QpCaps { ..caps })?;
+            qp.init(rail.info.port)?;
+            let psn = random_psn()?;
+            queues.push(Queue { qp, psn, room, unsignaled: 0, used_receives: 0 });
+        }
+        let rate_mbps = f64::from(rail.info.speed_mbps.max(1));
+        let (peer_rail, turn, pending, outstanding_bytes) = Default::default();
+        Ok(Lane { rail: Arc::clone(rail), peer_rail, rate_mbps, queues, cq, turn, pending, outstanding_bytes })
+    }
+
+    /// This side's queue pairs.
+    pub fn ends(&self) -> Vec<QpEnd> {
+        self.queues.iter().map(|queue| QpEnd { number: queue.qp.number(), psn: queue.psn }).collect()
+    }
+
+    /// Connects the queue pairs; a receiver's are given their receives first.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the peer's address cannot be resolved or the device refuses; [`Error::Remote`] when the peer
+    /// named another number of queue pairs.
+    pub fn connect(&mut self, role: Role, config: &Config, route: &Route<'_>) -> Result<()> {
+        if route.ends.len() != self.queues.len() {
+            let (theirs, ours) = (route.ends.len(), self.queues.len());
+            return Err(Error::Remote(format!("the peer names {theirs} queue pairs where {ours} were agreed")));
+        }
+        let gid_index = route
+            .look
+            .gid_index(&route.gid)
+            .ok_or_else(|| Error::Remote(format!("{} has lost the address that was agreed", self.rail.name())))?;
+        for (index, (queue, end)) in self.queues.iter_mut().zip(route.ends).enumerate() {
+            if role == Role::Receiver {
+                queue.qp.post_receives(RECEIVE_DEPTH, receive_id(index as u8))?;
+            }
+            queue.qp.ready_to_receive(&Path {
+                port: self.rail.info.port,
+                mtu_bytes: route.mtu_bytes,
+                remote_qp: end.number,
+                receive_psn: end.psn,
+                gid_index,
+                remote_gid: route.peer_gid,
+                traffic_class: route.traffic_class.unwrap_or(config.traffic_class),
+                service_level: config.service_level,
+            })?;
+            let (timeout, retry_count) = (config.timeout, config.retry_count);
+            queue.qp.ready_to_send(&Timing { timeout, retry_count, send_psn: queue.psn })?;
+        }
+        Ok(())
+    }
+
+    /// What the planner must know.
+    #[inline]
+    pub fn load(&self) -> plan::Lane {
+        plan::Lane { rate_mbps: self.rate_mbps, backlog_bytes: self.rail.backlog_bytes() }
+    }
+
+    /// The queue pair for the next message: they take turns.
+    #[inline]
+    pub fn next_queue(&mut self) -> u8 {
+        let queue = self.turn;
+        self.turn = if queue + 1 < self.queues.len() { queue + 1 } else { 0 };
+        queue as u8
+    }
+
+    /// How many queue pairs there are.
+    pub fn queue_count(&self) -> usize {
+        self.queues.len()
+    }
+
+    /// Largest write whose bytes travel in the work request itself.
+    pub fn inline_bytes(&self) -> u32 {
+        self.queues.iter().map(|queue| queue.qp.inline_bytes()).min().unwrap_or(0)
+    }
+
+    /// Whether completions of writes are due.
+    #[inline]
+    pub fn has_pending(&self) -> bool {
+        self.pending > 0
+    }
+
+    /// Whether a queue pair takes another write.
+    #[inline]
+    pub fn has_room(&self, queue: u8) -> bool {
+        self.queues.get(usize::from(queue)).is_some_and(|queue| queue.room > 0)
+    }
+
+    /// Posts a write. The caller has looked for room.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the device refuses.
+    #[inline]
+    pub fn write(&mut self, write: &LaneWrite) -> Result<()> {
+        let (queue, wr_id, signaled) = self.account(write.work, write.queue, write.signaled)?;
+        queue.qp.write(&Write {
+            local_addr: write.local_addr,
+            bytes: write.bytes,
+            lkey: write.lkey,
+            remote: write.remote,
+            immediate: write.immediate,
+            wr_id,
+            signaled,
+        })
+    }
+
+    /// Posts a write of at most [`Lane::inline_bytes`] bytes that are read at once.
+    ///
+    /// # Errors
+    /// As [`Lane::write`].
+    #[inline]
+    pub fn write_inline(&mut self, work: Work, queue: u8, bytes: &[u8], remote: Remote) -> Result<()> {
+        let (queue, wr_id, signaled) = self.account(work, queue, false)?;
+        queue.qp.write_inline(bytes, remote, None, wr_id, signaled)
+    }
+
+    #[inline]
+    fn account(&mut self, work: Work, index: u8, wanted: bool) -> Result<(&mut Queue, u64, bool)> {
+        let Some(queue) = self.queues.get_mut(usize::from(index)).filter(|queue| queue.room > 0) else {
+            return Err(full(index));
+        };
+        queue.room -= 1;
+        queue.unsignaled += 1;
+        let retires = queue.unsignaled;
+        let signaled = wanted || retires >= SIGNAL_EVERY;
+        if signaled {
+            queue.unsignaled = 0;
+            self.pending += 1;
+        }
+        Ok((queue, WorkId { work, queue: index, retires }.encode(), signaled))
+    }
+
+    /// The completions that have come.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the device is gone.
+    #[inline]
+    pub fn poll<'a>(&mut self, buffer: &'a mut CompletionBuffer) -> Result<&'a [Completion]> {
+        self.cq.poll(buffer)
+    }
+
+    /// A signaled write completed.
+    #[inline]
+    pub fn retire(&mut self, id: WorkId) {
+        if let Some(queue) = self.queues.get_mut(usize::from(id.queue)) {
+            queue.room += u32::from(id.retires);
+            self.pending = self.pending.saturating_sub(1);
+        }
+    }
+
+    /// An immediate used up a receive.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the device refuses the next batch.
+    #[inline]
+    pub fn used_receive(&mut self, index: u8) -> Result<()> {
+        let Some(queue) = self.queues.get_mut(usize::from(index)) else { return Ok(()) };
+        queue.used_receives += 1;
+        if queue.used_receives < REFILL {
+            return Ok(());
+        }
+        queue.used_receives = 0;
+        queue.qp.post_receives(REFILL, receive_id(index))
+    }
+
+    /// A share was given to this lane.
+    #[inline]
+    pub fn began(&mut self, bytes: u64) {
+        self.outstanding_bytes += bytes;
+        self.rail.posted(bytes);
+    }
+
+    /// A share was confirmed.
+    #[inline]
+    pub fn finished(&mut self, bytes: u64) {
+        self.outstanding_bytes = self.outstanding_bytes.saturating_sub(bytes);
+        self.rail.confirmed(bytes);
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        self.rail.abandoned(self.outstanding_bytes);
+    }
+}
+
+fn receive_id(queue: u8) -> u64 {
+    WorkId { work: Work::Receive, queue, retires: 0 }.encode()
+}
+
+#[cold]
+fn full(queue: u8) -> Error {
+    Error::Internal(format!("queue pair {queue} was posted to without room"))
+}
+
+/// Random, so that a packet of an earlier connection is not taken for one of this.
+fn random_psn() -> Result<u32> {
+    let random = getrandom::u32().map_err(|e| Error::Missing(format!("no random numbers: {e}")))?;
+    Ok(random & 0xff_ffff)
+}

@@ -1,0 +1,425 @@
+//! The accepting side's handshake, and the door that it stands at. Never waits: each call goes as far as it can.
+//!
+//! The bootstrap port is open to the network. Whoever connects must show the token that NCCL carried to the invited
+//! peer, in one well-formed message, within a time limit; everybody else is dropped without disturbing the peer.
+
+use super::Host;
+use super::channel::{Channel, Received};
+use super::connect::{out_of_turn, receive};
+use super::handshake::{self, Rails, in_time};
+use super::lane::{Lane, LaneWrite, Role, Route};
+use super::network;
+use super::pairing::{self, Pair};
+use super::peer::Peer;
+use super::recv::{RecvComm, RecvPath, Ring};
+use super::work::{Work, WorkId};
+use crate::error::{Error, Result};
+use crate::verbs::{Access, CompletionBuffer, Mr, Region, Remote};
+use crate::wire::MAX_RAILS;
+use crate::wire::cts::RING_WORDS;
+use crate::wire::handle::{HANDLE_BYTES, Handle, TOKEN_BYTES};
+use crate::wire::message::{Go, Hello, Message, Offer, PairOffer, PairReady, Ready};
+use std::net::TcpListener;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Strangers that may stand at the door at a time; the one that has stood longest makes room.
+const MOST_KNOCKING: usize = 64;
+/// How long a stranger may take to show the token.
+const KNOCK_LIMIT: Duration = Duration::from_secs(10);
+
+/// A listener. Closed by dropping it.
+pub struct ListenComm {
+    host: Arc<Host>,
+    listener: TcpListener,
+    token: [u8; TOKEN_BYTES],
+    door: Mutex<Door>,
+}
+
+#[derive(Default)]
+struct Door {
+    waiting_since: Option<Instant>,
+    knocking: Vec<(Instant, Channel)>,
+    invited: Vec<Accepting>,
+}
+
+/// A connection being made with an invited peer.
+struct Accepting {
+    channel: Channel,
+    started: Instant,
+    peer: String,
+    stage: Stage,
+}
+
+enum Stage {
+    AwaitingReady(Offered),
+    Probing(Probing),
+}
+
+/// Queue pairs offered, not connected.
+struct Offered {
+    rails: Rails,
+    chunk_bytes: u32,
+    pairs: Vec<(Pair, String, Lane)>,
+    left_out: Vec<(usize, String)>,
+}
+
+/// Queue pairs connected; a write is under way on each.
+struct Probing {
+    until: Instant,
+    chunk_bytes: u32,
+    shadow: Arc<Region>,
+    ring_addr: u64,
+    pairs: Vec<ProbedPair>,
+    left_out: Vec<(usize, String)>,
+}
+
+struct ProbedPair {
+    index: usize,
+    state: Probed,
+}
+
+enum Probed {
+    Waiting(Tried),
+    Carries(Tried),
+    LeftOut(String),
+}
+
+struct Tried {
+    lane: Lane,
+    shadow_key: Mr,
+    ring_rkey: u32,
+}
+
+/// Opens a listener on the interface that the settings choose; with it, the handle for the peer.
+///
+/// # Errors
+/// [`Error::Missing`] when no interface is admitted; [`Error::Os`].
+pub fn listen(host: &Arc<Host>) -> Result<(ListenComm, [u8; HANDLE_BYTES])> {
+    let address =
+        network::bootstrap_address(&network::addresses()?, &host.config.socket_interfaces, host.config.socket_family)?;
+    let trouble = |e: std::io::Error| Error::os(format!("listening on {address}"), &e);
+    let listener = TcpListener::bind(address).map_err(trouble)?;
+    listener.set_nonblocking(true).map_err(trouble)?;
+    let mut token = [0; TOKEN_BYTES];
+    getrandom::fill(&mut token).map_err(|e| Error::Missing(format!("no random numbers: {e}")))?;
+    let handle = Handle { address: listener.local_addr().map_err(trouble)?, token };
+    let comm = ListenComm { host: Arc::clone(host), listener, token, door: Mutex::default() };
+    Ok((comm, handle.encode()))
+}
+
+impl ListenComm {
+    /// Goes on with the handshakes at this door; a connection when one is complete.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] when no rail is in common with the peer; [`Error::Remote`] when the invited peer fails in
+    /// the middle of its handshake or none comes in time.
+    pub fn accept(&self) -> Result<Option<RecvComm>> {
+        let mut door = self.door.lock().unwrap_or_else(PoisonError::into_inner);
+        let waiting_since = *door.waiting_since.get_or_insert_with(Instant::now);
+        self.open(&mut door)?;
+        self.ask_for_tokens(&mut door);
+        let mut index = 0;
+        while index < door.invited.len() {
+            let accepting = door.invited.swap_remove(index);
+            match accepting.step(&self.host)? {
+                Step::Done(comm) => {
+                    door.waiting_since = None;
+                    return Ok(Some(comm));
+                }
+                Step::Waiting(accepting) => {
+                    door.invited.push(accepting);
+                    let last = door.invited.len() - 1;
+                    door.invited.swap(index, last);
+                    index += 1;
+                }
+            }
+        }
+        if door.invited.is_empty() {
+            in_time(&self.host, waiting_since, "the peer to connect")?;
+        }
+        Ok(None)
+    }
+
+    /// Lets in whoever connects.
+    fn open(&self, door: &mut Door) -> Result<()> {
+        for _ in 0..MOST_KNOCKING {
+            match self.listener.accept() {
+                Ok((stream, _)) => {
+                    if door.knocking.len() >= MOST_KNOCKING {
+                        let (_, oldest) = door.knocking.remove(0);
+                        tracing::debug!("{} is dropped: too many stand at the bootstrap port", oldest.peer());
+                    }
+                    match Channel::from_stream(stream) {
+                        Ok(channel) => door.knocking.push((Instant::now(), channel)),
+                        Err(error) => tracing::debug!("a bootstrap connection is dropped: {error}"),
+                    }
+                }
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => break,
+                // Out of descriptors or memory: the peer stays in the backlog, and the next call tries again.
+                Err(e)
+                    if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS)) =>
+                {
+                    tracing::warn!("the bootstrap port cannot take a connection: {e}");
+                    break;
+                }
+                // The others are troubles of the one connection (reset before it was taken, say), not of the port.
+                Err(e) => tracing::debug!("a bootstrap connection broke at once: {e}"),
+            }
+        }
+        Ok(())
+    }
+
+    /// Hears those at the door: who shows the token is invited, who says anything else or takes too long is dropped.
+    fn ask_for_tokens(&self, door: &mut Door) {
+        for (since, mut channel) in std::mem::take(&mut door.knocking) {
+            match channel.receive() {
+                Ok(Received::Message(Message::Hello(hello))) if hello.token == self.token => {
+                    match Accepting::begin(&self.host, channel, hello) {
+                        Ok(accepting) => door.invited.push(accepting),
+                        Err(error) => tracing::warn!("a connection could not be made: {error}"),
+                    }
+                }
+                Ok(Received::Message(other)) => {
+                    tracing::info!(
+                        "{} is dropped at the bootstrap port: a {} without the token",
+                        channel.peer(),
+                        other.kind()
+                    );
+                }
+                Ok(Received::Nothing) if since.elapsed() < KNOCK_LIMIT => door.knocking.push((since, channel)),
+                Ok(Received::Nothing) => {
+                    tracing::info!("{} is dropped at the bootstrap port: it showed no token in time", channel.peer());
+                }
+                Ok(Received::Closed) => tracing::debug!("a stranger left the bootstrap port"),
+                Err(error) => tracing::info!("a stranger is dropped at the bootstrap port: {error}"),
+            }
+        }
+    }
+}
+
+enum Step {
+    Done(RecvComm),
+    Waiting(Accepting),
+}
+
+impl Accepting {
+    fn begin(host: &Host, mut channel: Channel, hello: Hello) -> Result<Self> {
+        let (peer, started) = (hello.name.clone(), Instant::now());
+        match Offered::from_hello(host, &hello) {
+            Ok((offered, offer)) => {
+                channel.send(&Message::Offer(offer))?;
+                Ok(Self { channel, started, peer, stage: Stage::AwaitingReady(offered) })
+            }
+            Err(error) => {
+                // The peer's own error tells its user; if it cannot be told, ours stands.
+                if let Err(unsent) = channel.send(&Message::Refuse(error.to_string())) {
+                    tracing::debug!("{peer} could not be told: {unsent}");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn step(mut self, host: &Arc<Host>) -> Result<Step> {
+        if let Stage::AwaitingReady(offered) = self.stage {
+            match receive(&mut self.channel)? {
+                Some(Message::Ready(ready)) => {
+                    self.stage = Stage::Probing(offered.connect(host, &self.peer, ready)?);
+                }
+                Some(other) => return Err(out_of_turn(&self.channel, &other)),
+                None => {
+                    in_time(host, self.started, &format!("{} to connect its queue pairs", self.peer))?;
+                    self.stage = Stage::AwaitingReady(offered);
+                    return Ok(Step::Waiting(self));
+                }
+            }
+        }
+        let Stage::Probing(mut probing) = self.stage else {
+            return Err(Error::Internal("a handshake in no stage".to_owned()));
+        };
+        if probing.look() {
+            return probing.finish(host, self.channel, self.peer).map(Step::Done);
+        }
+        self.stage = Stage::Probing(probing);
+        Ok(Step::Waiting(self))
+    }
+}
+
+impl Offered {
+    fn from_hello(host: &Host, hello: &Hello) -> Result<(Self, Offer)> {
+        let rails = Rails::look(host)?;
+        let pairs = pairing::pair(&hello.rails, &rails.adverts);
+        if pairs.is_empty() {
+            return Err(Error::Usage(rails.nothing_in_common(&hello.rails, &hello.name)));
+        }
+        let queue_count = usize::from(handshake::qps_per_rail(host).max(hello.qps_per_rail));
+        let chunk_bytes = rails.chunk_bytes().min(hello.chunk_bytes);
+        let paired: Vec<usize> = pairs.iter().map(|pair| pair.acceptor).collect();
+        let mut left_out = handshake::unpaired(&rails, &paired);
+        let (mut offers, mut opened) = (Vec::new(), Vec::new());
+        for pair in pairs {
+            let (rail, _) = &rails.usable[pair.acceptor];
+            let peer_rail = hello.rails[pair.connector].name.clone();
+            let mut lane = match Lane::open(rail, Role::Receiver, queue_count) {
+                Ok(lane) => lane,
+                Err(error) => {
+                    left_out.push((rail.index, error.to_string()));
+                    continue;
+                }
+            };
+            lane.peer_rail.clone_from(&peer_rail);
+            lane.rate_mbps = f64::from(pair.speed_mbps.max(1));
+            offers.push(PairOffer {
+                connector_rail: pair.connector as u8,
+                connector_gid: pair.connector_gid,
+                acceptor_name: rail.name(),
+                acceptor_gid: pair.acceptor_gid,
+                mtu_bytes: pair.mtu_bytes,
+                speed_mbps: pair.speed_mbps,
+                qps: lane.ends(),
+            });
+            opened.push((pair, peer_rail, lane));
+        }
+        if opened.is_empty() {
+            return Err(Error::Missing(format!("no queue pairs for {}: {left_out:?}", hello.name)));
+        }
+        let offer = Offer { name: host.name.clone(), chunk_bytes, pairs: offers };
+        Ok((Self { rails, chunk_bytes, pairs: opened, left_out }, offer))
+    }
+
+    /// Connects this side's queue pairs, and starts one empty write on each lane to see whether it carries.
+    fn connect(self, host: &Host, peer: &str, ready: Ready) -> Result<Probing> {
+        if ready.pairs.len() != self.pairs.len() {
+            return Err(Error::Remote(format!(
+                "{peer} answers for {} rails, not {}",
+                ready.pairs.len(),
+                self.pairs.len()
+            )));
+        }
+        let shadow = Region::new(RING_WORDS * 8)?;
+        let mut pairs = Vec::with_capacity(self.pairs.len());
+        for ((pair, _, lane), answer) in self.pairs.into_iter().zip(ready.pairs) {
+            let index = lane.rail.index;
+            let state = match answer {
+                PairReady::Failed(why) => Probed::LeftOut(format!("{peer} cannot use it: {why}")),
+                PairReady::Connected { ring_rkey, qps } => {
+                    let look = &self.rails.usable[pair.acceptor].1;
+                    let route = Route {
+                        look,
+                        gid: pair.acceptor_gid,
+                        peer_gid: pair.connector_gid,
+                        mtu_bytes: pair.mtu_bytes,
+                        ends: &qps,
+                        traffic_class: None,
+                    };
+                    match Tried::start(host, lane, &route, ring_rkey, ready.ring_addr, &shadow) {
+                        Ok(tried) => Probed::Waiting(tried),
+                        Err(error) => Probed::LeftOut(error.to_string()),
+                    }
+                }
+            };
+            pairs.push(ProbedPair { index, state });
+        }
+        let until = Instant::now() + host.config.probe_timeout;
+        let (chunk_bytes, left_out) = (self.chunk_bytes, self.left_out);
+        Ok(Probing { until, chunk_bytes, shadow, ring_addr: ready.ring_addr, pairs, left_out })
+    }
+}
+
+impl Tried {
+    fn start(
+        host: &Host,
+        mut lane: Lane,
+        route: &Route<'_>,
+        ring_rkey: u32,
+        ring_addr: u64,
+        shadow: &Arc<Region>,
+    ) -> Result<Self> {
+        lane.connect(Role::Receiver, &host.config, route)?;
+        let shadow_key = shadow.register(&lane.rail.pd, Access::LOCAL_WRITE)?;
+        for queue in 0..lane.queue_count() {
+            lane.write(&LaneWrite {
+                work: Work::Probe,
+                queue: queue as u8,
+                local_addr: 0,
+                lkey: 0,
+                bytes: 0,
+                remote: Remote { addr: ring_addr, rkey: ring_rkey },
+                immediate: None,
+                signaled: true,
+            })?;
+        }
+        Ok(Self { lane, shadow_key, ring_rkey })
+    }
+}
+
+impl Probing {
+    /// Looks at the writes under way; whether all are decided.
+    fn look(&mut self) -> bool {
+        let late = Instant::now() >= self.until;
+        let mut buffer = CompletionBuffer::new();
+        for pair in &mut self.pairs {
+            let before = std::mem::replace(&mut pair.state, Probed::LeftOut(String::new()));
+            pair.state = match before {
+                Probed::Waiting(tried) => tried.look(&mut buffer, late),
+                decided => decided,
+            };
+        }
+        !self.pairs.iter().any(|pair| matches!(pair.state, Probed::Waiting(_)))
+    }
+
+    fn finish(self, host: &Arc<Host>, mut channel: Channel, peer: String) -> Result<RecvComm> {
+        let mut go = Go { left_out: Vec::new() };
+        let (mut lanes, mut keys, mut live, mut left_out) = (Vec::new(), Vec::new(), Vec::new(), self.left_out);
+        let mut ring = Ring { addr: self.ring_addr, rkeys: [0; MAX_RAILS] };
+        for pair in self.pairs {
+            match pair.state {
+                Probed::Carries(tried) => {
+                    go.left_out.push(String::new());
+                    live.push((pair.index, format!("{} to {}", tried.lane.rail.name(), tried.lane.peer_rail)));
+                    ring.rkeys[lanes.len() % MAX_RAILS] = tried.ring_rkey;
+                    lanes.push(tried.lane);
+                    keys.push(tried.shadow_key);
+                }
+                Probed::LeftOut(why) => {
+                    go.left_out.push(why.clone());
+                    left_out.push((pair.index, why));
+                }
+                Probed::Waiting(_) => return Err(Error::Internal("a rail is neither tried nor left out".to_owned())),
+            }
+        }
+        if lanes.is_empty() {
+            let error = Error::Remote(format!("no rail carries between this host and {peer}: {left_out:?}"));
+            channel.send(&Message::Refuse(error.to_string()))?;
+            return Err(error);
+        }
+        channel.send(&Message::Go(go))?;
+        handshake::report(host, &peer, &live, &left_out);
+        let peer = Arc::new(Peer::new(peer));
+        let watch = host.service.watch(channel, Arc::clone(&peer))?;
+        host.opened();
+        let path = RecvPath::new(lanes, self.shadow, keys, ring, self.chunk_bytes);
+        Ok(RecvComm::new(Arc::clone(host), peer, watch, path))
+    }
+}
+
+impl Tried {
+    fn look(mut self, buffer: &mut CompletionBuffer, late: bool) -> Probed {
+        let completions = match self.lane.poll(buffer) {
+            Ok(completions) => completions,
+            Err(error) => return Probed::LeftOut(error.to_string()),
+        };
+        for completion in completions {
+            if completion.status() != 0 {
+                return Probed::LeftOut(format!("its first write failed: {}", completion.status_text()));
+            }
+            self.lane.retire(WorkId::decode(completion.wr_id()));
+        }
+        match (self.lane.has_pending(), late) {
+            (false, _) => Probed::Carries(self),
+            (true, false) => Probed::Waiting(self),
+            (true, true) => Probed::LeftOut("its first write was not acknowledged in time".to_owned()),
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! The host's network interfaces: where the bootstrap listens, and how long the subnets' prefixes are.
+
+use crate::config::{NameFilter, SocketFamily};
+use crate::error::{Error, Result};
+use nix::ifaddrs::getifaddrs;
+use nix::net::if_::InterfaceFlags;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+
+/// One address of one interface that is up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InterfaceAddress {
+    /// Interface name.
+    pub interface: String,
+    /// The address, with port 0 and, for IPv6, its scope.
+    pub address: SocketAddr,
+    /// Prefix length, in the address's own bits.
+    pub prefix: Option<u8>,
+    /// Whether the interface is a loopback.
+    pub loopback: bool,
+}
+
+/// The addresses of all interfaces that are up.
+///
+/// # Errors
+/// [`Error::Os`].
+pub fn addresses() -> Result<Vec<InterfaceAddress>> {
+    let all = getifaddrs().map_err(|e| Error::Os { what: "getifaddrs".to_owned(), errno: e as i32 })?;
+    let up = all.filter(|each| each.flags.contains(InterfaceFlags::IFF_UP));
+    Ok(up
+        .filter_map(|each| {
+            let storage = each.address?;
+            let address = match (storage.as_sockaddr_in(), storage.as_sockaddr_in6()) {
+                (Some(v4), _) => SocketAddr::from((v4.ip(), 0)),
+                (_, Some(v6)) => SocketAddr::V6(SocketAddrV6::new(v6.ip(), 0, 0, v6.scope_id())),
+                _ => return None,
+            };
+            let prefix = each.netmask.and_then(|mask| match (mask.as_sockaddr_in(), mask.as_sockaddr_in6()) {
+                (Some(v4), _) => Some(v4.ip().to_bits().count_ones() as u8),
+                (_, Some(v6)) => Some(v6.ip().to_bits().count_ones() as u8),
+                _ => None,
+            });
+            let loopback = each.flags.contains(InterfaceFlags::IFF_LOOPBACK);
+            Some(InterfaceAddress { interface: each.interface_name, address, prefix, loopback })
+        })
+        .collect())
+}
+
+/// The addresses as GIDs write them, each with the length of its prefix in 128 bits.
+pub fn prefixes(addresses: &[InterfaceAddress]) -> Vec<(Ipv6Addr, u8)> {
+    addresses
+        .iter()
+        .filter_map(|each| match (each.address.ip(), each.prefix?) {
+            (IpAddr::V4(v4), prefix) => Some((v4.to_ipv6_mapped(), prefix.checked_add(96)?)),
+            (IpAddr::V6(v6), prefix) => Some((v6, prefix)),
+        })
+        .collect()
+}
+
+/// Where the bootstrap listens: the first address that the settings admit. As NCCL does, containers' bridges and the
+/// loopback are taken only when there is nothing else or they were asked for by name.
+///
+/// # Errors
+/// [`Error::Missing`] lists what there is.
+pub fn bootstrap_address(
+    addresses: &[InterfaceAddress],
+    filter: &NameFilter,
+    family: SocketFamily,
+) -> Result<SocketAddr> {
+    let rank = |each: &&InterfaceAddress| {
+        let awkward = match each.address.ip() {
+            IpAddr::V4(v4) => u8::from(v4.is_link_local()),
+            IpAddr::V6(v6) => 2 + u8::from(v6.is_unicast_link_local()),
+        };
+        let last_resort = if filter.is_empty() {
+            if each.loopback { 2 } else { u8::from(each.interface.starts_with("docker")) }
+        } else {
+            0
+        };
+        (last_resort, awkward)
+    };
+    let admitted = addresses.iter().filter(|each| {
+        let right_family = match family {
+            SocketFamily::Any => true,
+            SocketFamily::V4 => each.address.is_ipv4(),
+            SocketFamily::V6 => each.address.is_ipv6(),
+        };
+        right_family && filter.admits(&each.interface, None)
+    });
+    admitted.min_by_key(rank).map(|each| each.address).ok_or_else(|| {
+        let have: Vec<String> = addresses.iter().map(|a| format!("{} ({})", a.interface, a.address.ip())).collect();
+        Error::Missing(format!(
+            "no interface for setting up connections: NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY admit none of {}",
+            have.join(", ")
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    fn host() -> Vec<InterfaceAddress> {
+        let one = |interface: &str, address: &str, prefix| InterfaceAddress {
+            interface: interface.into(),
+            address: address.parse().unwrap(),
+            prefix: Some(prefix),
+            loopback: interface == "lo",
+        };
+        vec![
+            one("lo", "127.0.0.1:0", 8),
+            one("docker0", "172.17.0.1:0", 16),
+            one("enP7s7", "[fe80::1%2]:0", 64),
+            one("enP7s7", "10.0.0.5:0", 24),
+            one("enp1s0f0np0", "192.168.100.1:0", 24),
+        ]
+    }
+
+    fn chosen(name: &str, family: &str) -> Result<SocketAddr> {
+        let variables = [("NCCL_SOCKET_IFNAME", name), ("NCCL_SOCKET_FAMILY", family)];
+        let config = Config::from_variables(&variables.map(|(n, v)| (n.to_owned(), v.to_owned()))).unwrap();
+        bootstrap_address(&host(), &config.socket_interfaces, config.socket_family)
+    }
+
+    #[test]
+    fn the_settings_choose_and_loopback_comes_last() {
+        assert_eq!(chosen("", "").unwrap().to_string(), "10.0.0.5:0");
+        assert_eq!(chosen("enp1", "").unwrap().to_string(), "192.168.100.1:0");
+        assert_eq!(chosen("lo", "").unwrap().to_string(), "127.0.0.1:0");
+        assert_eq!(chosen("^enP7s7,enp1", "").unwrap().to_string(), "172.17.0.1:0");
+        assert_eq!(chosen("", "AF_INET6").unwrap().to_string(), "[fe80::1%2]:0");
+        let error = chosen("eth9", "").unwrap_err().to_string();
+        assert!(error.contains("NCCL_SOCKET_IFNAME") && error.contains("enP7s7 (10.0.0.5)"), "{error}");
+    }
+
+    #[test]
+    fn prefixes_count_in_128_bits() {
+        assert!(prefixes(&host()).contains(&("::ffff:192.168.100.1".parse().unwrap(), 120)));
+        assert!(prefixes(&host()).contains(&("fe80::1".parse().unwrap(), 64)));
+    }
+
+    #[test]
+    fn this_machine_has_a_loopback() {
+        assert!(addresses().unwrap().iter().any(|each| each.loopback));
+    }
+}

@@ -1,0 +1,62 @@
+//! How long nothing has moved, without asking the clock while things move.
+
+use std::time::{Duration, Instant};
+
+/// Fruitless looks between two readings of the clock: some milliseconds' worth, so that the clock costs nothing.
+const LOOKS: u32 = 1 << 14;
+
+/// Counts fruitless looks.
+#[derive(Debug, Default)]
+pub struct Patience {
+    looks: u32,
+    since: Option<Instant>,
+    warned: bool,
+}
+
+impl Patience {
+    /// Something moved.
+    #[inline]
+    pub fn moved(&mut self) {
+        if self.looks != 0 {
+            *self = Self::default();
+        }
+    }
+
+    /// Nothing moved; every now and then, for how long that has been so.
+    #[inline]
+    pub fn idle(&mut self) -> Option<Duration> {
+        self.looks = self.looks.wrapping_add(1);
+        if self.looks % LOOKS == 0 { Some(self.elapsed()) } else { None }
+    }
+
+    /// For how long nothing has moved, counted from the first time this is asked.
+    #[cold]
+    pub fn elapsed(&mut self) -> Duration {
+        self.looks = self.looks.max(1);
+        self.since.get_or_insert_with(Instant::now).elapsed()
+    }
+
+    /// Whether to say so now: once for each time that things stop for longer than `limit`.
+    pub fn should_warn(&mut self, waited: Duration, limit: Duration) -> bool {
+        let now = waited >= limit && !self.warned;
+        self.warned |= now;
+        now
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clock_is_asked_rarely_and_a_stall_is_told_once() {
+        let mut patience = Patience::default();
+        let asked = (0..4 * LOOKS).filter(|_| patience.idle().is_some()).count();
+        assert_eq!(asked, 4);
+        let limit = Duration::from_secs(60);
+        assert!(!patience.should_warn(Duration::from_secs(59), limit));
+        assert!(patience.should_warn(limit, limit) && !patience.should_warn(2 * limit, limit));
+        patience.moved();
+        assert!(patience.should_warn(limit, limit));
+    }
+}

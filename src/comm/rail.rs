@@ -1,0 +1,166 @@
+//! A rail of this host: what all connections over it share.
+
+use crate::config::{Config, RelaxedOrdering};
+use crate::error::{Error, Result};
+use crate::verbs::{Access, GidKind, LinkLayer, Pd, PortInfo, PortState, Region};
+use crate::wire::message::{Address, RailAdvert};
+use std::net::Ipv6Addr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What does not change about a rail while the process runs.
+#[derive(Debug, Clone)]
+pub struct RailInfo {
+    /// RDMA device.
+    pub device: String,
+    /// Port of it, from 1.
+    pub port: u8,
+    /// The network interface, where one is visible.
+    pub netdev: Option<String>,
+    /// `phys_port_name`, where the kernel tells.
+    pub phys_port: Option<String>,
+    /// Rails with the same number share a PCIe link.
+    pub link: u8,
+    /// Rails with the same number share a cable.
+    pub cable: u8,
+    /// What it can carry when the others on its PCIe link are busy too, in Mb/s.
+    pub speed_mbps: u32,
+}
+
+/// A rail, open.
+pub struct Rail {
+    /// Its number on this host.
+    pub index: usize,
+    /// What it is.
+    pub info: RailInfo,
+    /// Its protection domain.
+    pub pd: Arc<Pd>,
+    /// Whether bulk data is registered a second time, with relaxed ordering.
+    pub relaxed_ordering: bool,
+    /// Bytes posted and not confirmed, of all connections.
+    backlog_bytes: AtomicU64,
+    /// Payload bytes confirmed since the process began.
+    sent_bytes: AtomicU64,
+    /// Messages and shares of messages confirmed.
+    sent_shares: AtomicU64,
+}
+
+impl Rail {
+    /// Takes a device's protection domain into use.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when relaxed ordering was asked for and the device refuses it.
+    pub fn new(index: usize, info: RailInfo, pd: Arc<Pd>, config: &Config) -> Result<Self> {
+        let relaxed_ordering = match config.relaxed_ordering {
+            RelaxedOrdering::Off => false,
+            RelaxedOrdering::On => takes_relaxed_ordering(&pd).map(|()| true)?,
+            RelaxedOrdering::Auto => takes_relaxed_ordering(&pd).is_ok(),
+        };
+        let (backlog_bytes, sent_bytes, sent_shares) = Default::default();
+        Ok(Self { index, info, pd, relaxed_ordering, backlog_bytes, sent_bytes, sent_shares })
+    }
+
+    /// Device and port, as `NCCL_IB_HCA` would name it.
+    pub fn name(&self) -> String {
+        format!("{}:{}", self.info.device, self.info.port)
+    }
+
+    /// The rail as it is now: its state, its addresses (looked up afresh, because GID indices drift), and the index
+    /// of each.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] says why the rail is of no use now.
+    pub fn look(&self, config: &Config, prefixes: &[(Ipv6Addr, u8)]) -> Result<Look> {
+        let context = self.pd.context();
+        let port = context.port(self.info.port)?;
+        if port.state != PortState::Active {
+            return Err(Error::Missing(format!("port is {:?}", port.state)));
+        }
+        if port.link_layer != LinkLayer::Ethernet {
+            return Err(Error::Missing(format!("link layer is {:?}", port.link_layer)));
+        }
+        let (mut addresses, mut gid_indices) = (Vec::new(), Vec::new());
+        for entry in context.gid_table(self.info.port)? {
+            let wanted = config.gid_index.is_none_or(|index| index == entry.index);
+            if wanted && entry.kind == GidKind::RoceV2 && !addresses.iter().any(|a: &Address| a.gid == entry.gid) {
+                let ip = Ipv6Addr::from(entry.gid);
+                let prefix = prefixes.iter().find(|(known, _)| *known == ip).map(|(_, prefix)| *prefix);
+                addresses.push(Address { gid: entry.gid, prefix });
+                gid_indices.push(entry.index);
+            }
+        }
+        match (addresses.is_empty(), config.gid_index) {
+            (true, Some(index)) => Err(Error::Missing(format!("NCCL_IB_GID_INDEX={index} is no RoCE v2 address here"))),
+            (true, None) => Err(Error::Missing("no RoCE v2 address".to_owned())),
+            (false, _) => Ok(Look { port, addresses, gid_indices }),
+        }
+    }
+
+    /// What a peer must know of the rail.
+    pub fn advert(&self, look: &Look) -> RailAdvert {
+        RailAdvert {
+            name: self.name(),
+            phys_port: self.info.phys_port.clone().unwrap_or_default(),
+            link: self.info.link,
+            cable: self.info.cable,
+            speed_mbps: self.info.speed_mbps.max(1),
+            mtu_bytes: look.port.active_mtu_bytes,
+            addresses: look.addresses.clone(),
+        }
+    }
+
+    /// Bytes posted and not confirmed.
+    #[inline]
+    pub fn backlog_bytes(&self) -> u64 {
+        // Relaxed: a hint for the planner, no other memory hangs on it.
+        self.backlog_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes were posted.
+    #[inline]
+    pub fn posted(&self, bytes: u64) {
+        self.backlog_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes were confirmed: a whole share.
+    #[inline]
+    pub fn confirmed(&self, bytes: u64) {
+        self.backlog_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.sent_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.sent_shares.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Bytes will never be confirmed: their connection ends.
+    pub fn abandoned(&self, bytes: u64) {
+        self.backlog_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Payload bytes and shares of messages confirmed so far.
+    pub fn totals(&self) -> (u64, u64) {
+        (self.sent_bytes.load(Ordering::Relaxed), self.sent_shares.load(Ordering::Relaxed))
+    }
+}
+
+/// A rail as it was just now.
+#[derive(Debug, Clone)]
+pub struct Look {
+    /// The port.
+    pub port: PortInfo,
+    /// Its addresses.
+    pub addresses: Vec<Address>,
+    gid_indices: Vec<u16>,
+}
+
+impl Look {
+    /// The GID table index of one of the addresses.
+    pub fn gid_index(&self, gid: &[u8; 16]) -> Option<u16> {
+        let at = self.addresses.iter().position(|address| address.gid == *gid)?;
+        self.gid_indices.get(at).copied()
+    }
+}
+
+/// Tries a small registration: whether a device takes the flag is nowhere to be asked.
+fn takes_relaxed_ordering(pd: &Arc<Pd>) -> Result<()> {
+    let region = Region::new(4096)?;
+    region.register(pd, Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::RELAXED_ORDERING).map(|_| ())
+}

@@ -1,0 +1,104 @@
+//! Memory registered on every rail, shared between the connections that use it.
+//!
+//! NCCL registers the same buffers once for each connection. Registering is slow and pins memory, so one buffer is
+//! registered once and counted. The lock here is on the path of `regMr` and `deregMr` alone: a send reads its keys
+//! from the registration it was handed.
+
+use super::rail::Rail;
+use crate::error::{Error, Result};
+use crate::verbs::{Access, HostMemory, Mr};
+use crate::wire::MAX_OFFERED_RAILS;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// Memory registered on every rail of this host.
+pub struct Registration {
+    start: usize,
+    end: usize,
+    keys: Vec<Keys>,
+    /// What the keys stand for; deregistered when the last user is gone.
+    _regions: Vec<Mr>,
+}
+
+/// One rail's keys of a registration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Keys {
+    /// For reading it on this host.
+    pub lkey: u32,
+    /// For a peer that writes bulk data, whose completion is what the caller waits for.
+    pub relaxed_rkey: u32,
+    /// For a peer that writes data whose bytes the caller looks at while they arrive.
+    pub strict_rkey: u32,
+}
+
+impl Registration {
+    /// Whether `bytes` at `addr` lie within it; no bytes lie anywhere.
+    #[inline]
+    pub fn covers(&self, addr: u64, bytes: usize) -> bool {
+        let addr = addr as usize;
+        bytes == 0 || addr >= self.start && addr.checked_add(bytes).is_some_and(|end| end <= self.end)
+    }
+
+    /// The keys on this host's rail `rail`.
+    #[inline]
+    pub fn keys(&self, rail: usize) -> Option<&Keys> {
+        self.keys.get(rail)
+    }
+
+    /// The registered range, for messages.
+    pub fn range(&self) -> std::ops::Range<usize> {
+        self.start..self.end
+    }
+}
+
+/// The registrations that are in use.
+#[derive(Default)]
+pub struct Registrations(Mutex<Vec<Weak<Registration>>>);
+
+impl Registrations {
+    /// Registers memory on all `rails`, or shares a registration that holds it.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for an empty or impossible range; [`Error::Os`] when a device refuses.
+    pub fn register(&self, rails: &[Arc<Rail>], memory: HostMemory) -> Result<Arc<Registration>> {
+        let (addr, len) = (memory.addr(), memory.len());
+        let memory = memory.pages().ok_or_else(|| {
+            Error::Argument(format!("regMr of {len} bytes at {addr:#x}: an empty or impossible range"))
+        })?;
+        let (start, end) = (memory.addr(), memory.addr() + memory.len());
+        // A panic while the lock is held leaves the list as it was or one entry longer: both are usable.
+        let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        list.retain(|known| known.strong_count() > 0);
+        let known = list.iter().filter_map(Weak::upgrade).find(|known| known.start <= start && end <= known.end);
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        let registration = Arc::new(register_everywhere(rails, memory)?);
+        list.push(Arc::downgrade(&registration));
+        Ok(registration)
+    }
+
+    /// How many registrations are in use.
+    pub fn in_use(&self) -> usize {
+        let list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        list.iter().filter(|known| known.strong_count() > 0).count()
+    }
+}
+
+fn register_everywhere(rails: &[Arc<Rail>], memory: HostMemory) -> Result<Registration> {
+    let (mut keys, mut regions) = (Vec::with_capacity(rails.len()), Vec::with_capacity(2 * rails.len()));
+    for rail in rails.iter().take(MAX_OFFERED_RAILS) {
+        let strict = Mr::register(&rail.pd, memory, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+        let mut rail_keys = Keys { lkey: strict.lkey(), relaxed_rkey: strict.rkey(), strict_rkey: strict.rkey() };
+        regions.push(strict);
+        if rail.relaxed_ordering {
+            let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::RELAXED_ORDERING;
+            let relaxed = Mr::register(&rail.pd, memory, access)?;
+            rail_keys.relaxed_rkey = relaxed.rkey();
+            rail_keys.lkey = relaxed.lkey();
+            regions.push(relaxed);
+        }
+        keys.push(rail_keys);
+    }
+    let (start, end) = (memory.addr(), memory.addr() + memory.len());
+    Ok(Registration { start, end, keys, _regions: regions })
+}

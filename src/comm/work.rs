@@ -1,0 +1,76 @@
+//! What a completion's 64-bit work request number says.
+
+/// The meaning of a work request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Work {
+    /// The last write of a share of a send.
+    Share {
+        /// The send.
+        request: u16,
+        /// Its share.
+        share: u8,
+    },
+    /// A chunk before the last of a share, confirmed to make room.
+    Lead,
+    /// Clear-to-send entries.
+    Cts,
+    /// A receive that an immediate used up.
+    Receive,
+    /// The write that tries a rail during the handshake.
+    Probe,
+}
+
+/// A work request number: what it is, its queue pair in the lane, and how many requests its completion retires.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WorkId {
+    /// What it is.
+    pub work: Work,
+    /// Queue pair in the lane.
+    pub queue: u8,
+    /// Work requests that are done when this one is: itself and the unsignaled ones before it.
+    pub retires: u16,
+}
+
+impl WorkId {
+    /// Packs it.
+    #[inline]
+    pub fn encode(self) -> u64 {
+        let (kind, share, request) = match self.work {
+            Work::Share { request, share } => (0, share, request),
+            Work::Lead => (1, 0, 0),
+            Work::Cts => (2, 0, 0),
+            Work::Receive => (3, 0, 0),
+            Work::Probe => (4, 0, 0),
+        };
+        kind | u64::from(self.queue) << 8
+            | u64::from(self.retires) << 16
+            | u64::from(share) << 32
+            | u64::from(request) << 40
+    }
+
+    /// Unpacks it; the numbers are all of our own making.
+    #[inline]
+    pub fn decode(bits: u64) -> Self {
+        let work = match bits & 0xff {
+            0 => Work::Share { request: (bits >> 40) as u16, share: (bits >> 32) as u8 },
+            1 => Work::Lead,
+            2 => Work::Cts,
+            3 => Work::Receive,
+            _ => Work::Probe,
+        };
+        Self { work, queue: (bits >> 8) as u8, retires: (bits >> 16) as u16 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_comes_back() {
+        for work in [Work::Share { request: 65_535, share: 7 }, Work::Lead, Work::Cts, Work::Receive, Work::Probe] {
+            let id = WorkId { work, queue: 255, retires: 65_535 };
+            assert_eq!(WorkId::decode(id.encode()), id);
+        }
+    }
+}

@@ -1,0 +1,469 @@
+//! The sender's side: what the receiver has granted, and the sends that run.
+
+use super::plan::Shares;
+use super::{NotInFlight, Sizes};
+use crate::wire::cts::{ENTRY_WORDS, Entry, Violation, entry_word};
+use crate::wire::immediate::{Immediate, MAX_LEADS};
+use crate::wire::{MAX_RAILS, PARTS, SLOTS};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Sends in flight on one connection: every part of every receive.
+pub const REQUESTS: usize = SLOTS * PARTS;
+
+/// All sends of one connection.
+#[derive(Debug)]
+pub struct Sends {
+    requests: Box<[Request; REQUESTS]>,
+    free: [u16; REQUESTS],
+    free_count: usize,
+    group: Group,
+}
+
+/// The receive at the head of the ring: the only one that sends are matched with.
+#[derive(Debug)]
+struct Group {
+    sequence: u64,
+    entries: [Entry; PARTS],
+    /// Parts of it that no send has taken, a bit each; 0 while the group has not arrived.
+    waiting: u8,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Request {
+    Free,
+    Running(Running),
+    Done { bytes: u64 },
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Running {
+    sequence: u64,
+    bytes: u64,
+    unfinished: u8,
+    unposted: u8,
+    count: u8,
+    shares: [RunningShare; MAX_RAILS],
+    target: Target,
+}
+
+/// One share of a running send.
+#[derive(Debug, Clone, Copy, Default)]
+struct RunningShare {
+    lane: u8,
+    qp: u8,
+    cursor: u64,
+    end: u64,
+    bytes: u64,
+    leads: u16,
+    state: ShareState,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum ShareState {
+    #[default]
+    Posting,
+    Posted,
+}
+
+/// Where a send reads, and where it writes.
+#[derive(Debug, Clone, Copy)]
+pub struct Target {
+    /// The caller's buffer.
+    pub local_addr: u64,
+    /// Local keys of the buffer, by the connection's rail number.
+    pub lkeys: [u32; MAX_RAILS],
+    /// The receive it was matched with.
+    pub entry: Entry,
+}
+
+/// A receive's part that a send was matched with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Matched {
+    /// The receive's number on this connection.
+    pub sequence: u64,
+    /// Where to write, and how much at most.
+    pub entry: Entry,
+}
+
+/// The next write of a share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NextWrite {
+    /// Rail number in the connection.
+    pub lane: u8,
+    /// Queue pair of that rail.
+    pub qp: u8,
+    /// Where in the message it begins.
+    pub offset: u64,
+    /// Its size.
+    pub bytes: u32,
+    /// Set on the share's last write.
+    pub immediate: Option<Immediate>,
+}
+
+impl Sends {
+    /// No sends yet.
+    pub fn new() -> Self {
+        let mut free = [0; REQUESTS];
+        for (index, slot) in free.iter_mut().enumerate() {
+            *slot = (REQUESTS - 1 - index) as u16;
+        }
+        Self {
+            requests: Box::new([Request::Free; REQUESTS]),
+            free,
+            free_count: REQUESTS,
+            group: Group { sequence: 0, entries: [Entry::default(); PARTS], waiting: 0 },
+        }
+    }
+
+    /// Whether another send can start.
+    #[inline]
+    pub fn has_room(&self) -> bool {
+        self.free_count > 0
+    }
+
+    /// Finds the receive's part for a send with `tag`: the first with that tag in the group at the head of the ring
+    /// that no send has taken. `None` while there is none.
+    ///
+    /// # Errors
+    /// A [`Violation`] of the peer's.
+    #[inline]
+    pub fn peek(&mut self, ring: &[AtomicU64], tag: i32) -> Result<Option<(u8, Matched)>, Violation> {
+        if self.group.waiting == 0 && !self.group.load(ring)? {
+            return Ok(None);
+        }
+        let mut waiting = self.group.waiting;
+        while waiting != 0 {
+            let part = waiting.trailing_zeros() as u8;
+            let entry = self.group.entries[usize::from(part) % PARTS];
+            if entry.tag == tag {
+                return Ok(Some((part, Matched { sequence: self.group.sequence, entry })));
+            }
+            waiting &= waiting - 1;
+        }
+        Ok(None)
+    }
+
+    /// Takes the part that [`Sends::peek`] found. When it was the last of its group the next group is the head.
+    #[inline]
+    pub fn take(&mut self, part: u8) {
+        self.group.waiting &= !(1 << (part & 7));
+        if self.group.waiting == 0 {
+            self.group.sequence += 1;
+        }
+    }
+
+    /// Starts a send; its request number. `queue_of` names the queue pair that a rail uses for this message. `None`
+    /// when there is no room ([`Sends::has_room`]).
+    #[inline]
+    pub fn start(
+        &mut self,
+        sequence: u64,
+        target: Target,
+        bytes: u64,
+        shares: &Shares,
+        chunk_bytes: u64,
+        mut queue_of: impl FnMut(u8) -> u8,
+    ) -> Option<u16> {
+        self.free_count = self.free_count.checked_sub(1)?;
+        let request = self.free[self.free_count % REQUESTS];
+        let mut running_shares = [RunningShare::default(); MAX_RAILS];
+        let shares = shares.as_slice();
+        for (to, share) in running_shares.iter_mut().zip(shares) {
+            *to = RunningShare {
+                lane: share.lane,
+                qp: queue_of(share.lane),
+                cursor: share.offset,
+                end: share.offset + share.bytes,
+                bytes: share.bytes,
+                leads: leads(share.bytes, chunk_bytes).min(MAX_LEADS) as u16,
+                state: ShareState::Posting,
+            };
+        }
+        let count = shares.len() as u8;
+        self.requests[usize::from(request) % REQUESTS] = Request::Running(Running {
+            sequence,
+            bytes,
+            unfinished: count,
+            unposted: count,
+            count,
+            shares: running_shares,
+            target,
+        });
+        Some(request)
+    }
+
+    /// The next write of a share of a running send, `None` when all of the share was given out. The caller posts it,
+    /// then calls [`Sends::posted`].
+    #[inline]
+    pub fn next_write(&self, request: u16, share: u8, chunk_bytes: u64) -> Option<(NextWrite, &Target)> {
+        let Request::Running(running) = self.requests.get(usize::from(request))? else { return None };
+        let part = running.shares[..usize::from(running.count)].get(usize::from(share))?;
+        if part.state == ShareState::Posted {
+            return None;
+        }
+        let left = part.end - part.cursor;
+        let last = left <= chunk_bytes;
+        let immediate = last.then(|| Immediate {
+            slot: (running.sequence % SLOTS as u64) as u8,
+            part: running.target.entry.part,
+            generation: Immediate::generation_of(running.sequence),
+            shares: running.count,
+            leads: part.leads,
+        });
+        let bytes = left.min(chunk_bytes) as u32;
+        let write = NextWrite { lane: part.lane, qp: part.qp, offset: part.cursor, bytes, immediate };
+        Some((write, &running.target))
+    }
+
+    /// The write that [`Sends::next_write`] gave was posted.
+    #[inline]
+    pub fn posted(&mut self, request: u16, share: u8, write: &NextWrite) {
+        if let Some(Request::Running(running)) = self.requests.get_mut(usize::from(request)) {
+            let part = &mut running.shares[usize::from(share) % MAX_RAILS];
+            part.cursor += u64::from(write.bytes);
+            if write.immediate.is_some() {
+                part.state = ShareState::Posted;
+                running.unposted = running.unposted.saturating_sub(1);
+            }
+        }
+    }
+
+    /// How many shares a running send has, while some of its writes have not been posted; else 0.
+    #[inline]
+    pub fn shares_to_post(&self, request: u16) -> u8 {
+        match self.requests.get(usize::from(request)) {
+            Some(Request::Running(running)) if running.unposted > 0 => running.count,
+            _ => 0,
+        }
+    }
+
+    /// A share's last write was confirmed; the share's size.
+    ///
+    /// # Errors
+    /// [`NotInFlight`] when no such send runs.
+    #[inline]
+    pub fn confirmed(&mut self, request: u16, share: u8) -> Result<u64, NotInFlight> {
+        let slot = self.requests.get_mut(usize::from(request)).ok_or(NotInFlight(request))?;
+        let Request::Running(running) = slot else { return Err(NotInFlight(request)) };
+        let bytes = running.shares[usize::from(share) % MAX_RAILS].bytes;
+        running.unfinished = running.unfinished.saturating_sub(1);
+        if running.unfinished == 0 {
+            *slot = Request::Done { bytes: running.bytes };
+        }
+        Ok(bytes)
+    }
+
+    /// The peer said that it has received every receive before `delivered`: what runs for those is done.
+    pub fn delivered(&mut self, delivered: u64) {
+        for slot in self.requests.iter_mut() {
+            if let Request::Running(running) = slot
+                && running.sequence < delivered
+                && running.unposted == 0
+            {
+                *slot = Request::Done { bytes: running.bytes };
+            }
+        }
+    }
+
+    /// The size of a finished send, whose request number is free from then on; `None` while it runs.
+    ///
+    /// # Errors
+    /// [`NotInFlight`].
+    #[inline]
+    pub fn test(&mut self, request: u16) -> Result<Option<Sizes>, NotInFlight> {
+        let slot = self.requests.get_mut(usize::from(request)).ok_or(NotInFlight(request))?;
+        match *slot {
+            Request::Free => Err(NotInFlight(request)),
+            Request::Running(_) => Ok(None),
+            Request::Done { bytes } => {
+                *slot = Request::Free;
+                self.free[self.free_count % REQUESTS] = request;
+                self.free_count += 1;
+                let mut sizes = Sizes { count: 1, bytes: [0; PARTS] };
+                sizes.bytes[0] = bytes as usize;
+                Ok(Some(sizes))
+            }
+        }
+    }
+}
+
+impl Default for Sends {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Full chunks that go before the last write of a share of `bytes`.
+#[inline]
+pub fn leads(bytes: u64, chunk_bytes: u64) -> u64 {
+    bytes.saturating_sub(1) / chunk_bytes
+}
+
+impl Group {
+    /// Looks whether the group has arrived, all its entries whole.
+    #[inline]
+    fn load(&mut self, ring: &[AtomicU64]) -> Result<bool, Violation> {
+        let Some(first) = self.load_entry(ring, 0)? else { return Ok(false) };
+        self.entries[0] = first;
+        for part in 1..first.parts {
+            match self.load_entry(ring, part)? {
+                Some(entry) if entry.parts == first.parts => self.entries[usize::from(part) % PARTS] = entry,
+                Some(entry) => return Err(Violation::Parts(entry.parts)),
+                None => return Ok(false),
+            }
+        }
+        self.waiting = (0xff_u16 >> (PARTS as u16 - u16::from(first.parts).min(PARTS as u16))) as u8;
+        Ok(true)
+    }
+
+    #[inline]
+    fn load_entry(&self, ring: &[AtomicU64], part: u8) -> Result<Option<Entry>, Violation> {
+        let at = entry_word(self.sequence, usize::from(part));
+        let Some(place) = ring.get(at..at + ENTRY_WORDS) else { return Ok(None) };
+        // Acquire: the words after it, and whatever is done because of them, come after it in this thread. The NIC
+        // promises nothing about the order of its stores within an entry; the entry's digest is what tells a whole
+        // entry from a torn one, so the loads that follow may be relaxed.
+        let mut words = [0; ENTRY_WORDS];
+        words[0] = place[0].load(Ordering::Acquire);
+        if !Entry::may_be(words[0], self.sequence) {
+            return Ok(None);
+        }
+        for (word, cell) in words[1..].iter_mut().zip(&place[1..]) {
+            *word = cell.load(Ordering::Relaxed);
+        }
+        Entry::decode(&words, self.sequence, part)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flow::plan::{Lane, plan};
+    use crate::wire::cts::RING_WORDS;
+
+    fn ring() -> Vec<AtomicU64> {
+        (0..RING_WORDS).map(|_| AtomicU64::new(0)).collect()
+    }
+
+    fn grant(ring: &[AtomicU64], sequence: u64, tags: &[i32]) {
+        for (part, &tag) in tags.iter().enumerate() {
+            let entry = Entry {
+                addr: 0x1000 * (part as u64 + 1),
+                bytes: 1 << 30,
+                tag,
+                parts: tags.len() as u8,
+                part: part as u8,
+                rkeys: [1; MAX_RAILS],
+            };
+            let at = entry_word(sequence, part);
+            for (cell, word) in ring[at..].iter().zip(entry.encode(sequence)) {
+                cell.store(word, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn target(entry: Entry) -> Target {
+        Target { local_addr: 0x5000, lkeys: [2; MAX_RAILS], entry }
+    }
+
+    fn take(sends: &mut Sends, ring: &[AtomicU64], tag: i32) -> Option<(u64, u8)> {
+        let (part, matched) = sends.peek(ring, tag).unwrap()?;
+        sends.take(part);
+        Some((matched.sequence, part))
+    }
+
+    #[test]
+    fn tags_choose_within_a_group_and_equal_tags_match_in_order() {
+        let (mut sends, ring) = (Sends::new(), ring());
+        assert_eq!(take(&mut sends, &ring, 7), None);
+        grant(&ring, 0, &[7, 9, 7]);
+        grant(&ring, 1, &[7]);
+        assert_eq!(take(&mut sends, &ring, 9), Some((0, 1)));
+        assert_eq!(take(&mut sends, &ring, 8), None);
+        assert_eq!(take(&mut sends, &ring, 7), Some((0, 0)));
+        assert_eq!(take(&mut sends, &ring, 9), None, "the next group is not open yet");
+        assert_eq!(take(&mut sends, &ring, 7), Some((0, 2)));
+        assert_eq!(take(&mut sends, &ring, 7), Some((1, 0)));
+        assert_eq!(take(&mut sends, &ring, 7), None);
+    }
+
+    #[test]
+    fn a_group_is_seen_only_when_all_of_it_has_arrived() {
+        let (mut sends, ring) = (Sends::new(), ring());
+        grant(&ring, 0, &[1, 2, 3]);
+        let hole = entry_word(0, 2) + 4;
+        let word = ring[hole].swap(0, Ordering::Relaxed);
+        assert_eq!(take(&mut sends, &ring, 1), None);
+        ring[hole].store(word, Ordering::Relaxed);
+        assert_eq!(take(&mut sends, &ring, 1), Some((0, 0)));
+    }
+
+    #[test]
+    fn a_lie_in_the_ring_is_named() {
+        let (mut sends, ring) = (Sends::new(), ring());
+        grant(&ring, 0, &[1, 2]);
+        let liar = Entry { parts: 3, part: 1, tag: 2, ..Entry::default() };
+        for (cell, word) in ring[entry_word(0, 1)..].iter().zip(liar.encode(0)) {
+            cell.store(word, Ordering::Relaxed);
+        }
+        assert_eq!(sends.peek(&ring, 1), Err(Violation::Parts(3)));
+    }
+
+    #[test]
+    fn a_send_is_cut_into_chunks_and_done_when_every_share_is_confirmed() {
+        let (mut sends, ring) = (Sends::new(), ring());
+        grant(&ring, 0, &[0]);
+        let (part, matched) = sends.peek(&ring, 0).unwrap().unwrap();
+        sends.take(part);
+        let lanes = [Lane { rate_mbps: 1e5, backlog_bytes: 0 }; 2];
+        let bytes = 40_000;
+        let shares = plan(bytes, &lanes, 4096, 0);
+        let request = sends.start(0, target(matched.entry), bytes, &shares, 8192, |lane| lane + 4).unwrap();
+        let mut total = 0;
+        for share in 0..2 {
+            assert_eq!(sends.shares_to_post(request), 2);
+            let mut leads = 0;
+            loop {
+                let (write, _) = sends.next_write(request, share, 8192).unwrap();
+                assert_eq!((write.lane, write.qp), (share, share + 4));
+                total += u64::from(write.bytes);
+                sends.posted(request, share, &write);
+                match write.immediate {
+                    Some(immediate) => {
+                        assert_eq!((immediate.leads, immediate.shares, immediate.slot), (leads, 2, 0));
+                        break;
+                    }
+                    None => leads += 1,
+                }
+            }
+            assert_eq!(leads, 2);
+            assert!(sends.next_write(request, share, 8192).is_none());
+        }
+        assert_eq!((total, sends.shares_to_post(request)), (bytes, 0));
+        assert_eq!(sends.test(request), Ok(None));
+        let first = sends.confirmed(request, 0).unwrap();
+        assert_eq!(sends.test(request), Ok(None));
+        assert_eq!(first + sends.confirmed(request, 1).unwrap(), bytes);
+        assert_eq!(sends.test(request).unwrap().unwrap().bytes[0] as u64, bytes);
+        assert_eq!(sends.test(request), Err(NotInFlight(request)));
+        assert_eq!(sends.confirmed(request, 0), Err(NotInFlight(request)));
+    }
+
+    #[test]
+    fn all_requests_can_run_and_come_back() {
+        let mut sends = Sends::new();
+        let shares = plan(0, &[Lane { rate_mbps: 1.0, backlog_bytes: 0 }], 128, 0);
+        let start = |sends: &mut Sends| sends.start(3, target(Entry::default()), 0, &shares, 4096, |_| 0);
+        let running: Vec<u16> = (0..REQUESTS).map(|_| start(&mut sends).unwrap()).collect();
+        assert!(!sends.has_room() && start(&mut sends).is_none());
+        let (write, _) = sends.next_write(running[5], 0, 4096).unwrap();
+        assert_eq!((write.bytes, write.immediate.unwrap().leads), (0, 0));
+        sends.posted(running[5], 0, &write);
+        sends.delivered(3);
+        assert_eq!(sends.test(running[5]), Ok(None));
+        sends.delivered(4);
+        assert!(sends.test(running[5]).unwrap().is_some());
+        assert_eq!(sends.test(running[6]), Ok(None), "nothing of it was posted");
+        assert!(sends.has_room());
+    }
+}

@@ -1,0 +1,262 @@
+//! The process's state: settings, verbs library, the merged device; and the counting of init and finalize.
+
+use crate::comm::{self, Host, ListenComm, RailInfo, SendComm};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::rails::{self, PortFacts, Survey};
+use crate::verbs::{self, Context, Library, Pd};
+use crate::wire::cts::MAX_RECEIVE_BYTES;
+use crate::wire::handle::HANDLE_BYTES;
+use crate::wire::immediate::MAX_LEADS;
+use crate::wire::{MAX_OFFERED_RAILS, PARTS};
+use once_cell::sync::OnceCell;
+use std::ffi::CStr;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// The network's name, for `NCCL_NET`.
+pub const NETWORK_NAME: &CStr = c"Spark";
+
+/// The device's name. No RDMA device has it: NCCL's topology code looks devices up by name and would otherwise take
+/// this one for one of its rails.
+const DEVICE_NAME: &CStr = c"spark-rails";
+
+/// What NCCL is told of the one device. What is not here does not depend on the machine: the ABI fills it in.
+#[derive(Debug, Clone)]
+pub struct Properties {
+    /// The device's name.
+    pub name: &'static CStr,
+    /// The same at each start of this machine.
+    pub guid: u64,
+    /// What the merged rails carry in payload, in Mb/s.
+    pub speed_mbps: i32,
+    /// 0: NCCL then uses its own figure for a network's latency.
+    pub latency_us: f32,
+    /// Connections that the devices' queue pairs suffice for.
+    pub max_comms: i32,
+    /// Buffers of one grouped receive.
+    pub max_recvs: i32,
+    /// Largest point-to-point transfer in bytes.
+    pub max_p2p_bytes: usize,
+    /// Largest collective transfer in bytes.
+    pub max_coll_bytes: usize,
+}
+
+struct Plugin {
+    host: Arc<Host>,
+    properties: Properties,
+}
+
+static PLUGIN: OnceCell<Plugin> = OnceCell::new();
+static INITS: AtomicUsize = AtomicUsize::new(0);
+static TRACE: AtomicBool = AtomicBool::new(false);
+
+/// Brings the network up at the first call. After one success it never fails again: NCCL would disable the network on
+/// one rank alone.
+///
+/// # Errors
+/// [`Error::Setting`] for a setting that is not usable; [`Error::Missing`] without a verbs library or a usable rail.
+pub fn init() -> Result<()> {
+    verbs::watch_for_fork()?;
+    PLUGIN.get_or_try_init(Plugin::start)?;
+    INITS.fetch_add(1, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Ends what one `init` began. The rails stay open: NCCL may come back, and an open device costs nothing.
+pub fn finalize() {
+    let one_less = |count: usize| count.checked_sub(1);
+    if INITS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_err() {
+        tracing::debug!("finalize without an init");
+    }
+}
+
+/// How many devices NCCL sees: the merged one.
+///
+/// # Errors
+/// [`Error::Usage`] before a successful `init`.
+pub fn devices() -> Result<i32> {
+    plugin().map(|_| 1)
+}
+
+/// What NCCL is told of device `dev`.
+///
+/// # Errors
+/// [`Error::Argument`] for a device that there is not.
+pub fn properties(dev: i32) -> Result<&'static Properties> {
+    device(dev).map(|plugin| &plugin.properties)
+}
+
+/// Opens a listener; with it, the handle for the peer.
+///
+/// # Errors
+/// As [`comm::listen::listen`].
+pub fn listen(dev: i32) -> Result<(ListenComm, [u8; HANDLE_BYTES])> {
+    comm::listen::listen(&device(dev)?.host)
+}
+
+/// Goes on with a connection; `None` while it is not there.
+///
+/// # Errors
+/// As [`comm::connect::connect`].
+pub fn connect(dev: i32, handle: &mut [u8; HANDLE_BYTES], traffic_class: Option<u8>) -> Result<Option<SendComm>> {
+    comm::connect::connect(&device(dev)?.host, handle, traffic_class)
+}
+
+/// Whether the user asked NCCL for its most detailed log. Known once `init` has read the settings.
+pub fn wants_trace() -> bool {
+    TRACE.load(Ordering::Relaxed)
+}
+
+/// Whether this process was forked from one that uses the network.
+#[inline]
+pub fn forked() -> bool {
+    verbs::forked()
+}
+
+/// What this host has and would merge, without taking it into use.
+///
+/// # Errors
+/// As [`init`], except that a host without a usable rail is no error here.
+pub fn survey() -> Result<Survey> {
+    let config = Config::from_environment()?;
+    let (survey, _) = look_around(&config)?;
+    Ok(survey)
+}
+
+fn plugin() -> Result<&'static Plugin> {
+    PLUGIN.get().ok_or_else(|| Error::Usage("the network is used before a successful init".to_owned()))
+}
+
+fn device(dev: i32) -> Result<&'static Plugin> {
+    match dev {
+        0 => plugin(),
+        other => Err(Error::Argument(format!("device {other}: there is one device, 0"))),
+    }
+}
+
+/// A port, and the open device that it belongs to.
+type Ports = Vec<(PortFacts, Arc<Context>)>;
+
+impl Plugin {
+    fn start() -> Result<Self> {
+        let config = Config::from_environment()?;
+        TRACE.store(config.trace, Ordering::Relaxed);
+        let (survey, ports) = look_around(&config)?;
+        for refused in &survey.refused {
+            tracing::info!("{}:{} is no rail: {}", refused.device, refused.port, refused.reason);
+        }
+        for warning in &survey.warnings {
+            tracing::warn!("{warning}");
+        }
+        let rails = open(&survey, &ports, &config)?;
+        let properties = Properties::new(&survey, &rails, &config);
+        let names: Vec<String> = rails.iter().map(|rail| rail.name()).collect();
+        tracing::info!(
+            "merged {} rails into one device of {} Mb/s: {}; {}",
+            rails.len(),
+            properties.speed_mbps,
+            names.join(", "),
+            rails::host_pointers_reason(&rails::cuda_devices())
+        );
+        Ok(Self { host: Arc::new(Host::new(config, rails)), properties })
+    }
+}
+
+fn look_around(config: &Config) -> Result<(Survey, Ports)> {
+    let library = Library::load(&config.verbs_library)?;
+    let mut ports: Ports = Vec::new();
+    let mut trouble = Vec::new();
+    for device in library.devices()? {
+        let context = match device.open() {
+            Ok(context) => context,
+            Err(error) => {
+                trouble.push(error.to_string());
+                continue;
+            }
+        };
+        for port in 1..=context.ports() {
+            let (name, guid) = (device.name().to_owned(), device.guid());
+            let info = context.port(port)?;
+            let gids = context.gid_table(port)?;
+            ports.push((PortFacts { device: name, guid, port, info, gids }, Arc::clone(&context)));
+        }
+    }
+    if ports.is_empty() {
+        return Err(no_device(&trouble));
+    }
+    for text in trouble {
+        tracing::warn!("{text}");
+    }
+    let facts: Vec<PortFacts> = ports.iter().map(|(facts, _)| facts.clone()).collect();
+    Ok((rails::survey(Path::new(&config.sysfs), &facts, &rails::interfaces()?, &config.hca), ports))
+}
+
+fn no_device(trouble: &[String]) -> Error {
+    let why = match trouble {
+        [] => "the verbs library finds no RDMA device".to_owned(),
+        some => format!("no RDMA device can be opened: {}", some.join("; ")),
+    };
+    Error::Missing(format!(
+        "{why}. On the host: is the driver loaded (rdma link; packages rdma-core, ibverbs-providers)? In a container: \
+         start it with --device /dev/infiniband --ulimit memlock=-1 --network host, and install ibverbs-providers in it"
+    ))
+}
+
+fn open(survey: &Survey, ports: &Ports, config: &Config) -> Result<Vec<Arc<comm::Rail>>> {
+    if survey.rails.is_empty() {
+        let all: Vec<String> =
+            survey.refused.iter().map(|r| format!("{}:{} ({})", r.device, r.port, r.reason)).collect();
+        return Err(Error::Missing(format!("no port is usable as a rail: {}", all.join("; "))));
+    }
+    let mut rails = Vec::with_capacity(survey.rails.len());
+    for (index, found) in survey.rails.iter().take(MAX_OFFERED_RAILS).enumerate() {
+        let port = ports.iter().find(|(facts, _)| facts.device == found.device && facts.port == found.port);
+        let Some((_, context)) = port else {
+            return Err(Error::Internal(format!("{}:{} was surveyed and is not there", found.device, found.port)));
+        };
+        let info = RailInfo {
+            device: found.device.clone(),
+            port: found.port,
+            netdev: found.netdev.clone(),
+            phys_port: found.phys_port.clone(),
+            link: found.link as u8,
+            cable: found.cable as u8,
+            speed_mbps: share_of_link(survey, index),
+        };
+        rails.push(Arc::new(comm::Rail::new(index, info, Pd::new(context)?, config)?));
+    }
+    Ok(rails)
+}
+
+/// What a rail carries while the others on its PCIe link are as busy.
+fn share_of_link(survey: &Survey, index: usize) -> u32 {
+    let rail = &survey.rails[index];
+    let together: u32 = survey.rails.iter().filter(|other| other.link == rail.link).map(|other| other.speed_mbps).sum();
+    match survey.links.get(rail.link).and_then(|link| link.payload_mbps) {
+        Some(payload) if payload < together => {
+            (u64::from(payload) * u64::from(rail.speed_mbps) / u64::from(together.max(1))) as u32
+        }
+        _ => rail.speed_mbps,
+    }
+}
+
+impl Properties {
+    fn new(survey: &Survey, rails: &[Arc<comm::Rail>], config: &Config) -> Self {
+        let per_connection = u32::from(config.qps_per_rail.unwrap_or(1));
+        let limits = rails.iter().map(|rail| rail.pd.context().limits().max_qp / per_connection);
+        let chunk = survey.rails.iter().map(|rail| rail.max_message_bytes).min().unwrap_or(0);
+        let largest = (u64::from(chunk) * (MAX_LEADS + 1)).min(MAX_RECEIVE_BYTES) as usize;
+        Self {
+            name: DEVICE_NAME,
+            guid: survey.guid,
+            speed_mbps: i32::try_from(survey.speed_mbps).unwrap_or(i32::MAX),
+            latency_us: 0.0,
+            max_comms: i32::try_from(limits.min().unwrap_or(0)).unwrap_or(i32::MAX),
+            max_recvs: PARTS as i32,
+            max_p2p_bytes: largest,
+            max_coll_bytes: largest,
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! Reading and writing of little-endian fields in bounded buffers.
+
+/// Why bytes could not be read as a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// The bytes end within a field.
+    #[error("it ends early")]
+    Short,
+    /// Bytes are left over.
+    #[error("{0} bytes are left over")]
+    Long(usize),
+    /// A count or length is above its bound.
+    #[error("{what}: {count}, above {most}")]
+    Above {
+        /// What is counted.
+        what: &'static str,
+        /// What was read.
+        count: usize,
+        /// The bound.
+        most: usize,
+    },
+    /// A field has a value that it cannot have.
+    #[error("{what} {value:#x}")]
+    Value {
+        /// The field.
+        what: &'static str,
+        /// What was read.
+        value: u64,
+    },
+}
+
+/// Takes fields off the front of a slice.
+#[derive(Debug)]
+pub struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    /// Starts at the front of `bytes`.
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self(bytes)
+    }
+
+    /// The next `count` bytes.
+    ///
+    /// # Errors
+    /// [`Malformed::Short`].
+    pub fn bytes(&mut self, count: usize) -> Result<&'a [u8], Malformed> {
+        let (head, tail) = self.0.split_at_checked(count).ok_or(Malformed::Short)?;
+        self.0 = tail;
+        Ok(head)
+    }
+
+    /// The next `N` bytes as an array.
+    ///
+    /// # Errors
+    /// [`Malformed::Short`].
+    pub fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+        let (head, tail) = self.0.split_first_chunk::<N>().ok_or(Malformed::Short)?;
+        self.0 = tail;
+        Ok(*head)
+    }
+
+    /// The next byte.
+    ///
+    /// # Errors
+    /// [`Malformed::Short`].
+    pub fn u8(&mut self) -> Result<u8, Malformed> {
+        self.array::<1>().map(|[byte]| byte)
+    }
+
+    /// The next 16-bit number.
+    ///
+    /// # Errors
+    /// [`Malformed::Short`].
+    pub fn u16(&mut self) -> Result<u16, Malformed> {
+        self.array().map(u16::from_le_bytes)
+    }
+
+    /// The next 32-bit number.
+    ///
+    /// # Errors
+    /// [`Malformed::Short`].
+    pub fn u32(&mut self) -> Result<u32, Malformed> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    /// The next 64-bit number.
+    ///
+    /// # Errors
+    /// [`Malformed::Short`].
+    pub fn u64(&mut self) -> Result<u64, Malformed> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    /// A 16-bit length and that much text, at most `most` bytes. Text that is not UTF-8 is made so: it is only shown.
+    ///
+    /// # Errors
+    /// [`Malformed::Above`] or [`Malformed::Short`].
+    pub fn text(&mut self, what: &'static str, most: usize) -> Result<String, Malformed> {
+        let count = usize::from(self.u16()?);
+        if count > most {
+            return Err(Malformed::Above { what, count, most });
+        }
+        let text = String::from_utf8_lossy(self.bytes(count)?).into_owned();
+        Ok(text.chars().map(|c| if c.is_control() { '?' } else { c }).collect())
+    }
+
+    /// An 8-bit count, at most `most`, and that many items.
+    ///
+    /// # Errors
+    /// [`Malformed::Above`], or what an item gives.
+    pub fn list<T>(
+        &mut self,
+        what: &'static str,
+        most: usize,
+        mut item: impl FnMut(&mut Self) -> Result<T, Malformed>,
+    ) -> Result<Vec<T>, Malformed> {
+        let count = usize::from(self.u8()?);
+        if count > most {
+            return Err(Malformed::Above { what, count, most });
+        }
+        (0..count).map(|_| item(self)).collect()
+    }
+
+    /// Ends the reading.
+    ///
+    /// # Errors
+    /// [`Malformed::Long`] when bytes are left.
+    pub fn end(self) -> Result<(), Malformed> {
+        if self.0.is_empty() { Ok(()) } else { Err(Malformed::Long(self.0.len())) }
+    }
+}
+
+/// Appends fields to a buffer.
+#[derive(Debug, Default)]
+pub struct Writer(Vec<u8>);
+
+impl Writer {
+    /// Appends raw bytes.
+    pub fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
+        self.0.extend_from_slice(bytes);
+        self
+    }
+
+    /// Appends a byte.
+    pub fn u8(&mut self, value: u8) -> &mut Self {
+        self.bytes(&[value])
+    }
+
+    /// Appends a 16-bit number.
+    pub fn u16(&mut self, value: u16) -> &mut Self {
+        self.bytes(&value.to_le_bytes())
+    }
+
+    /// Appends a 32-bit number.
+    pub fn u32(&mut self, value: u32) -> &mut Self {
+        self.bytes(&value.to_le_bytes())
+    }
+
+    /// Appends a 64-bit number.
+    pub fn u64(&mut self, value: u64) -> &mut Self {
+        self.bytes(&value.to_le_bytes())
+    }
+
+    /// Appends text, cut to `most` bytes (at most 65535) at a character's edge.
+    pub fn text(&mut self, text: &str, most: usize) -> &mut Self {
+        let mut end = text.len().min(most);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        self.u16(end as u16).bytes(&text.as_bytes()[..end])
+    }
+
+    /// Appends a count (of at most 255 items; more are cut) and the items.
+    pub fn list<T>(&mut self, items: &[T], mut item: impl FnMut(&mut Self, &T)) -> &mut Self {
+        let items = &items[..items.len().min(255)];
+        self.u8(items.len() as u8);
+        for each in items {
+            item(self, each);
+        }
+        self
+    }
+
+    /// The buffer.
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.0
+    }
+}

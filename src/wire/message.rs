@@ -1,0 +1,511 @@
+//! The handshake's messages.
+//!
+//! The connecting side says [`Hello`] with its rails; the accepting side pairs them with its own and makes an
+//! [`Offer`], or a refusal in words; the connecting side connects its queue pairs and answers [`Ready`]; the
+//! accepting side connects its own, writes once over every rail, and says with [`Go`] which of them carry. At the
+//! end each side says [`Bye`]. Each message is a frame: 8 bytes of header, then at most [`MAX_BODY_BYTES`].
+
+use super::codec::{Malformed, Reader, Writer};
+use super::handle::TOKEN_BYTES;
+use super::{MAX_OFFERED_RAILS, MAX_RAILS, PROTOCOL_VERSION};
+
+/// Largest body of a frame: a hello with all rails and addresses takes 14 KiB.
+pub const MAX_BODY_BYTES: usize = 32 * 1024;
+/// Bytes before the body: magic, kind, version, body length.
+pub const HEADER_BYTES: usize = 8;
+
+const MAGIC: u16 = 0x5350;
+const NAME_BYTES: usize = 64;
+const TEXT_BYTES: usize = 2048;
+const MAX_ADDRESSES: usize = 16;
+const MAX_QPS: usize = 16;
+
+/// One message of the handshake.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Message {
+    /// Connecting side, first.
+    Hello(Hello),
+    /// Accepting side's answer.
+    Offer(Offer),
+    /// Either side gives up; the text says why, for the other's log.
+    Refuse(String),
+    /// Connecting side's queue pairs are connected.
+    Ready(Ready),
+    /// Accepting side's are too, and these rails carried a write.
+    Go(Go),
+    /// This side closes.
+    Bye(Bye),
+}
+
+/// Who connects, and over what.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Hello {
+    /// The handle's token.
+    pub token: [u8; TOKEN_BYTES],
+    /// Host name and process, for messages.
+    pub name: String,
+    /// Largest write this side can make, in bytes.
+    pub chunk_bytes: u32,
+    /// Queue pairs wanted on each rail.
+    pub qps_per_rail: u8,
+    /// The rails, in this side's order.
+    pub rails: Vec<RailAdvert>,
+}
+
+/// What a peer must know of a rail to pair with it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RailAdvert {
+    /// RDMA device and port, for messages.
+    pub name: String,
+    /// `phys_port_name`, empty where the kernel does not tell.
+    pub phys_port: String,
+    /// Rails with the same number share a PCIe link.
+    pub link: u8,
+    /// Rails with the same number share a cable.
+    pub cable: u8,
+    /// What it carries at most, in Mb/s.
+    pub speed_mbps: u32,
+    /// Path MTU in bytes.
+    pub mtu_bytes: u32,
+    /// Its RoCE v2 addresses.
+    pub addresses: Vec<Address>,
+}
+
+/// A GID, with the length of its subnet's prefix where that is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Address {
+    /// The GID; IPv4 addresses are mapped into IPv6.
+    pub gid: [u8; 16],
+    /// Prefix length in the GID's 128 bits (an IPv4 /24 is 120).
+    pub prefix: Option<u8>,
+}
+
+/// The pairs that the accepting side proposes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Offer {
+    /// Host name and process, for messages.
+    pub name: String,
+    /// Size of a full chunk of this connection, the smaller of both sides'.
+    pub chunk_bytes: u32,
+    /// The pairs; their order is the connection's rail numbering.
+    pub pairs: Vec<PairOffer>,
+}
+
+/// One rail of each side, with the accepting side's queue pairs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PairOffer {
+    /// Index into the hello's rails.
+    pub connector_rail: u8,
+    /// Which of that rail's addresses to use.
+    pub connector_gid: [u8; 16],
+    /// The accepting side's rail, for messages.
+    pub acceptor_name: String,
+    /// Its address.
+    pub acceptor_gid: [u8; 16],
+    /// Path MTU of the pair, in bytes.
+    pub mtu_bytes: u32,
+    /// What the pair carries at most, in Mb/s.
+    pub speed_mbps: u32,
+    /// The accepting side's queue pairs.
+    pub qps: Vec<QpEnd>,
+}
+
+/// One end of a queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QpEnd {
+    /// Its number, 24 bits.
+    pub number: u32,
+    /// The packet sequence number that this end starts to send with, 24 bits.
+    pub psn: u32,
+}
+
+/// The connecting side's queue pairs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ready {
+    /// Address of the CTS ring.
+    pub ring_addr: u64,
+    /// One answer for each pair of the offer.
+    pub pairs: Vec<PairReady>,
+}
+
+/// The answer to one pair of an offer.
+#[derive(Debug, Clone, PartialEq)]
+pub enum PairReady {
+    /// Connected on this side.
+    Connected {
+        /// Key of the CTS ring on this rail.
+        ring_rkey: u32,
+        /// The connecting side's queue pairs, in the order of the offer's.
+        qps: Vec<QpEnd>,
+    },
+    /// This side cannot use the pair.
+    Failed(String),
+}
+
+/// Which pairs carry.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Go {
+    /// For each pair of the offer: empty when it carried a write, else why it is left out.
+    pub left_out: Vec<String>,
+}
+
+/// This side closes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bye {
+    /// From a receiver: how many receives, from the first on, have been delivered whole. From a sender: 0.
+    pub delivered: u64,
+}
+
+/// The header of a frame, checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    kind: u8,
+    /// Bytes that follow.
+    pub body_bytes: usize,
+}
+
+/// Why eight bytes are not a header of ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NotOurs {
+    /// Something else talks to this port.
+    #[error("it does not speak this protocol")]
+    Stranger,
+    /// Another version of the protocol.
+    #[error("it speaks protocol {0}, this side {PROTOCOL_VERSION}: install the same version on every node")]
+    Version(u8),
+    /// A body larger than any message.
+    #[error("it announces a message of {0} bytes, more than {MAX_BODY_BYTES}")]
+    Size(usize),
+}
+
+impl Header {
+    /// Reads a header.
+    ///
+    /// # Errors
+    /// [`NotOurs`].
+    pub fn decode(bytes: [u8; HEADER_BYTES]) -> Result<Self, NotOurs> {
+        let [m0, m1, kind, version, l0, l1, l2, l3] = bytes;
+        if u16::from_le_bytes([m0, m1]) != MAGIC {
+            return Err(NotOurs::Stranger);
+        }
+        if u16::from(version) != PROTOCOL_VERSION {
+            return Err(NotOurs::Version(version));
+        }
+        let body_bytes = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
+        if body_bytes > MAX_BODY_BYTES {
+            return Err(NotOurs::Size(body_bytes));
+        }
+        Ok(Self { kind, body_bytes })
+    }
+}
+
+impl Message {
+    /// What it is called in messages to a person.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Hello(_) => "hello",
+            Self::Offer(_) => "offer",
+            Self::Refuse(_) => "refusal",
+            Self::Ready(_) => "ready",
+            Self::Go(_) => "go",
+            Self::Bye(_) => "bye",
+        }
+    }
+
+    /// The whole frame.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut body = Writer::default();
+        let kind: u8 = match self {
+            Self::Hello(hello) => {
+                hello.write(&mut body);
+                1
+            }
+            Self::Offer(offer) => {
+                offer.write(&mut body);
+                2
+            }
+            Self::Refuse(text) => {
+                body.text(text, TEXT_BYTES);
+                3
+            }
+            Self::Ready(ready) => {
+                ready.write(&mut body);
+                4
+            }
+            Self::Go(go) => {
+                body.list(&go.left_out, |w, text| {
+                    w.text(text, TEXT_BYTES);
+                });
+                5
+            }
+            Self::Bye(bye) => {
+                body.u64(bye.delivered);
+                6
+            }
+        };
+        let body = body.into_bytes();
+        let mut frame = Writer::default();
+        frame.u16(MAGIC).u8(kind).u8(PROTOCOL_VERSION as u8).u32(body.len() as u32).bytes(&body);
+        frame.into_bytes()
+    }
+
+    /// Reads a body that came behind `header`.
+    ///
+    /// # Errors
+    /// [`Malformed`] names the field.
+    pub fn decode(header: Header, body: &[u8]) -> Result<Self, Malformed> {
+        let mut reader = Reader::new(body);
+        let r = &mut reader;
+        let message = match header.kind {
+            1 => Self::Hello(Hello::read(r)?),
+            2 => Self::Offer(Offer::read(r)?),
+            3 => Self::Refuse(r.text("reason", TEXT_BYTES)?),
+            4 => Self::Ready(Ready::read(r)?),
+            5 => Self::Go(Go { left_out: r.list("pairs", MAX_RAILS, |r| r.text("reason", TEXT_BYTES))? }),
+            6 => Self::Bye(Bye { delivered: r.u64()? }),
+            kind => return Err(Malformed::Value { what: "message kind", value: u64::from(kind) }),
+        };
+        reader.end()?;
+        Ok(message)
+    }
+}
+
+impl Hello {
+    fn write(&self, w: &mut Writer) {
+        w.bytes(&self.token).text(&self.name, NAME_BYTES).u32(self.chunk_bytes).u8(self.qps_per_rail);
+        w.list(&self.rails, |w, rail| rail.write(w));
+    }
+
+    fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Self {
+            token: r.array()?,
+            name: r.text("name", NAME_BYTES)?,
+            chunk_bytes: chunk_bytes(r)?,
+            qps_per_rail: ranged("queue pairs", u64::from(r.u8()?), 1, MAX_QPS as u64)? as u8,
+            rails: r.list("rails", MAX_OFFERED_RAILS, RailAdvert::read)?,
+        })
+    }
+}
+
+impl RailAdvert {
+    fn write(&self, w: &mut Writer) {
+        w.text(&self.name, NAME_BYTES).text(&self.phys_port, NAME_BYTES).u8(self.link).u8(self.cable);
+        w.u32(self.speed_mbps).u32(self.mtu_bytes);
+        w.list(&self.addresses[..self.addresses.len().min(MAX_ADDRESSES)], |w, address| {
+            w.bytes(&address.gid).u8(address.prefix.unwrap_or(u8::MAX));
+        });
+    }
+
+    fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Self {
+            name: r.text("rail name", NAME_BYTES)?,
+            phys_port: r.text("port name", NAME_BYTES)?,
+            link: r.u8()?,
+            cable: r.u8()?,
+            speed_mbps: ranged("rail speed", u64::from(r.u32()?), 1, 10_000_000)? as u32,
+            mtu_bytes: mtu_bytes(r)?,
+            addresses: r.list("addresses", MAX_ADDRESSES, |r| {
+                let gid = r.array()?;
+                let prefix = Some(r.u8()?).filter(|p| *p != u8::MAX);
+                match prefix {
+                    Some(p) if p > 128 => Err(Malformed::Value { what: "prefix", value: u64::from(p) }),
+                    _ => Ok(Address { gid, prefix }),
+                }
+            })?,
+        })
+    }
+}
+
+impl Offer {
+    fn write(&self, w: &mut Writer) {
+        w.text(&self.name, NAME_BYTES).u32(self.chunk_bytes);
+        w.list(&self.pairs, |w, pair| {
+            w.u8(pair.connector_rail).bytes(&pair.connector_gid).text(&pair.acceptor_name, NAME_BYTES);
+            w.bytes(&pair.acceptor_gid).u32(pair.mtu_bytes).u32(pair.speed_mbps).list(&pair.qps, write_qp);
+        });
+    }
+
+    fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Self {
+            name: r.text("name", NAME_BYTES)?,
+            chunk_bytes: chunk_bytes(r)?,
+            pairs: r.list("pairs", MAX_RAILS, |r| {
+                Ok(PairOffer {
+                    connector_rail: r.u8()?,
+                    connector_gid: r.array()?,
+                    acceptor_name: r.text("rail name", NAME_BYTES)?,
+                    acceptor_gid: r.array()?,
+                    mtu_bytes: mtu_bytes(r)?,
+                    speed_mbps: ranged("rail speed", u64::from(r.u32()?), 1, 10_000_000)? as u32,
+                    qps: r.list("queue pairs", MAX_QPS, read_qp)?,
+                })
+            })?,
+        })
+    }
+}
+
+impl Ready {
+    fn write(&self, w: &mut Writer) {
+        w.u64(self.ring_addr).list(&self.pairs, |w, pair| match pair {
+            PairReady::Connected { ring_rkey, qps } => {
+                w.u8(1).u32(*ring_rkey).list(qps, write_qp);
+            }
+            PairReady::Failed(reason) => {
+                w.u8(0).text(reason, TEXT_BYTES);
+            }
+        });
+    }
+
+    fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Self {
+            ring_addr: r.u64()?,
+            pairs: r.list("pairs", MAX_RAILS, |r| match r.u8()? {
+                1 => Ok(PairReady::Connected { ring_rkey: r.u32()?, qps: r.list("queue pairs", MAX_QPS, read_qp)? }),
+                0 => Ok(PairReady::Failed(r.text("reason", TEXT_BYTES)?)),
+                value => Err(Malformed::Value { what: "pair state", value: u64::from(value) }),
+            })?,
+        })
+    }
+}
+
+fn write_qp(w: &mut Writer, qp: &QpEnd) {
+    w.u32(qp.number).u32(qp.psn);
+}
+
+fn read_qp(r: &mut Reader<'_>) -> Result<QpEnd, Malformed> {
+    const BITS_24: u64 = (1 << 24) - 1;
+    let number = ranged("queue pair", u64::from(r.u32()?), 0, BITS_24)? as u32;
+    let psn = ranged("sequence number", u64::from(r.u32()?), 0, BITS_24)? as u32;
+    Ok(QpEnd { number, psn })
+}
+
+fn mtu_bytes(r: &mut Reader<'_>) -> Result<u32, Malformed> {
+    match r.u32()? {
+        mtu @ (256 | 512 | 1024 | 2048 | 4096) => Ok(mtu),
+        other => Err(Malformed::Value { what: "path MTU", value: u64::from(other) }),
+    }
+}
+
+fn chunk_bytes(r: &mut Reader<'_>) -> Result<u32, Malformed> {
+    // At least a page, so that a peer cannot make this side split a message into millions of writes; at most 2^30,
+    // so that a completion's 32-bit byte count holds it.
+    let bytes = ranged("chunk size", u64::from(r.u32()?), 4096, 1 << 30)?;
+    if bytes % 128 == 0 { Ok(bytes as u32) } else { Err(Malformed::Value { what: "chunk size", value: bytes }) }
+}
+
+fn ranged(what: &'static str, value: u64, low: u64, high: u64) -> Result<u64, Malformed> {
+    if (low..=high).contains(&value) { Ok(value) } else { Err(Malformed::Value { what, value }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn decode(frame: &[u8]) -> Result<Message, Malformed> {
+        let header = Header::decode(frame[..8].try_into().unwrap()).unwrap();
+        assert_eq!(header.body_bytes, frame.len() - 8);
+        Message::decode(header, &frame[8..])
+    }
+
+    pub(super) fn samples() -> Vec<Message> {
+        let gid = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 168, 100, 1];
+        let qps = vec![QpEnd { number: 17, psn: 0xff_ffff }, QpEnd { number: 18, psn: 0 }];
+        vec![
+            Message::Hello(Hello {
+                token: [3; 16],
+                name: "spark-1:4242".into(),
+                chunk_bytes: 8 << 20,
+                qps_per_rail: 2,
+                rails: vec![RailAdvert {
+                    name: "rocep1s0f0:1".into(),
+                    phys_port: "p0".into(),
+                    link: 0,
+                    cable: 0,
+                    speed_mbps: 200_000,
+                    mtu_bytes: 4096,
+                    addresses: vec![Address { gid, prefix: Some(120) }, Address { gid: [0xfe; 16], prefix: None }],
+                }],
+            }),
+            Message::Offer(Offer {
+                name: "spark-2:77".into(),
+                chunk_bytes: 1 << 30,
+                pairs: vec![PairOffer {
+                    connector_rail: 0,
+                    connector_gid: gid,
+                    acceptor_name: "rocep1s0f0:1".into(),
+                    acceptor_gid: gid,
+                    mtu_bytes: 1024,
+                    speed_mbps: 112_000,
+                    qps: qps.clone(),
+                }],
+            }),
+            Message::Refuse("no rail in common".into()),
+            Message::Ready(Ready {
+                ring_addr: 0x7f00_0000_1000,
+                pairs: vec![
+                    PairReady::Connected { ring_rkey: 5, qps },
+                    PairReady::Failed("Network is unreachable".into()),
+                ],
+            }),
+            Message::Go(Go { left_out: vec![String::new(), "no answer".into()] }),
+            Message::Bye(Bye { delivered: 12 }),
+        ]
+    }
+
+    #[test]
+    fn every_message_comes_back_and_no_part_of_it_does() {
+        for message in samples() {
+            let frame = message.encode();
+            assert_eq!(decode(&frame).unwrap(), message);
+            for cut in 8..frame.len() {
+                let header = Header::decode(frame[..8].try_into().unwrap()).unwrap();
+                assert!(Message::decode(header, &frame[8..cut]).is_err(), "{} cut to {cut}", message.kind());
+            }
+            let header = Header::decode(frame[..8].try_into().unwrap()).unwrap();
+            let longer = [&frame[8..], &[0]].concat();
+            assert_eq!(Message::decode(header, &longer), Err(Malformed::Long(1)));
+        }
+    }
+
+    #[test]
+    fn the_largest_hello_fits_a_frame() {
+        let Message::Hello(mut hello) = samples().remove(0) else { unreachable!() };
+        hello.rails[0].name = "n".repeat(64);
+        hello.rails[0].phys_port = "p".repeat(64);
+        hello.rails[0].addresses = vec![hello.rails[0].addresses[0]; MAX_ADDRESSES];
+        hello.rails = vec![hello.rails[0].clone(); MAX_OFFERED_RAILS];
+        let frame = Message::Hello(hello.clone()).encode();
+        assert!(frame.len() - 8 <= MAX_BODY_BYTES, "{}", frame.len());
+        assert_eq!(decode(&frame).unwrap(), Message::Hello(hello));
+    }
+
+    #[test]
+    fn strangers_are_told_apart_by_the_header() {
+        assert_eq!(Header::decode(*b"GET / HT"), Err(NotOurs::Stranger));
+        let frame = Message::Bye(Bye { delivered: 0 }).encode();
+        let mut header: [u8; 8] = frame[..8].try_into().unwrap();
+        header[7] = 1;
+        assert_eq!(Header::decode(header), Err(NotOurs::Size((1 << 24) + 8)));
+        header[3] = 9;
+        assert_eq!(Header::decode(header), Err(NotOurs::Version(9)));
+    }
+
+    proptest! {
+        #[test]
+        fn any_body_is_answered(kind in 0..8u8, body: Vec<u8>) {
+            if let Ok(message) = Message::decode(Header { kind, body_bytes: body.len() }, &body) {
+                prop_assert_eq!(decode(&message.encode()).unwrap(), message);
+            }
+        }
+
+        #[test]
+        fn a_flipped_bit_is_answered(which in 0..6usize, at: prop::sample::Index, bit in 0..8u8) {
+            let mut frame = samples()[which].encode();
+            let at = 8 + at.index(frame.len() - 8);
+            frame[at] ^= 1 << bit;
+            let header = Header::decode(frame[..8].try_into().unwrap()).unwrap();
+            let _ = Message::decode(header, &frame[8..]);
+        }
+    }
+}

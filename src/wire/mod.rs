@@ -1,0 +1,25 @@
+//! What travels between two ends: the connection handle, the handshake's messages, CTS entries and immediate data.
+//!
+//! Pure: bytes in, values out. No I/O, no clock, no `unsafe`. Everything decoded here came from a peer or a stranger,
+//! so every field is checked before it becomes a value, and nothing is sized by a number that was read.
+
+pub mod codec;
+pub mod cts;
+pub mod handle;
+pub mod immediate;
+pub mod message;
+
+/// Version of everything in this room. Two ends with different versions refuse each other with words.
+pub const PROTOCOL_VERSION: u16 = 1;
+
+/// Receives in flight on one connection (`NCCL_NET_MAX_REQUESTS` in NCCL's `nccl_net.h`).
+pub const SLOTS: usize = 32;
+
+/// Sub-receives of one grouped receive (as many as NCCL's own transport takes: `NCCL_NET_IB_MAX_RECVS`).
+pub const PARTS: usize = 8;
+
+/// Rails of one connection: as many remote keys as fit into a CTS entry.
+pub const MAX_RAILS: usize = 8;
+
+/// Rails one host may offer in a handshake.
+pub const MAX_OFFERED_RAILS: usize = 32;
