@@ -1,0 +1,76 @@
+//! A C program drives the built library's five tables, as NCCL does: `tests/c/drive.c`.
+
+mod common;
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+#[test]
+fn without_a_verbs_library_every_call_fails_cleanly_and_the_warning_names_it() {
+    let output = drive(&[("NCCL_IBVERBS_LIB", "libibverbs-not-there.so.1")]);
+    assert!(output.stderr.contains("libibverbs-not-there.so.1"), "{}", output.stderr);
+}
+
+#[test]
+fn without_a_device_every_call_fails_cleanly_and_a_warning_says_so() {
+    // On a machine that has RDMA devices none of them is called so.
+    let output = drive(&[("NCCL_IB_HCA", "=not-there")]);
+    assert!(output.stderr.contains("init: "), "{}", output.stderr);
+}
+
+#[test]
+fn a_misspelt_setting_is_named() {
+    let program = common::drive_program();
+    let output = run(&program, &[("NCCL_SPARK_CONECT_TIMEOUT_S", "3")]);
+    // The program expects ncclSystemError, for a machine that lacks something: it stops at the first init.
+    assert!(!output.success, "{}", output.stderr);
+    assert!(output.stderr.contains("NCCL_SPARK_CONECT_TIMEOUT_S"), "{}", output.stderr);
+}
+
+#[test]
+fn with_devices_data_moves_in_every_version() {
+    if std::env::var("SPARK_TEST_RDMA").as_deref() != Ok("1") {
+        eprintln!("skipped: SPARK_TEST_RDMA=1 says that this machine has RDMA devices to move data over");
+        return;
+    }
+    drive(&[("SPARK_TEST_RDMA", "1")]);
+}
+
+#[test]
+fn the_library_exports_the_five_tables_and_nothing_else() {
+    let output = Command::new("nm").args(["-D", "--defined-only"]).arg(common::plugin_library()).output();
+    let Ok(output) = output else {
+        eprintln!("skipped: there is no nm");
+        return;
+    };
+    let text = String::from_utf8(output.stdout).unwrap();
+    let mut names: Vec<_> = text.lines().filter_map(|line| line.split_whitespace().last()).collect();
+    names.sort_unstable();
+    let mut expected: Vec<_> = (8..=12).map(|version| format!("ncclNetPlugin_v{version}")).collect();
+    expected.sort_unstable();
+    assert_eq!(names, expected);
+}
+
+struct Said {
+    success: bool,
+    stderr: String,
+}
+
+fn drive(variables: &[(&str, &str)]) -> Said {
+    let said = run(&common::drive_program(), variables);
+    assert!(said.success, "{}", said.stderr);
+    said
+}
+
+fn run(program: &Path, variables: &[(&str, &str)]) -> Said {
+    let Output { status, stdout, stderr } = Command::new(program)
+        .arg(common::plugin_library())
+        .env_remove("SPARK_TEST_RDMA")
+        .env("SPARK_TEST_VERBOSE", "1")
+        .envs(variables.iter().copied())
+        .output()
+        .expect("the program runs");
+    let stdout = String::from_utf8_lossy(&stdout);
+    let stderr = format!("{status}\n{stdout}{}", String::from_utf8_lossy(&stderr));
+    Said { success: status.success() && stdout.ends_with("done\n"), stderr }
+}

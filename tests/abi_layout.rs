@@ -1,0 +1,143 @@
+//! Every struct of the C interface has NCCL's sizes and offsets: the Rust types and the C header.
+//!
+//! `abi/nccl_net_abi.json` holds what a C compiler says of NCCL's own headers, on x86-64 and on aarch64.
+
+mod common;
+
+use nccl_net_spark::abi::types::*;
+use nccl_net_spark::abi::*;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::mem::offset_of;
+
+/// Name of a field, in snake case, and its offset.
+type Fields = Vec<(&'static str, usize)>;
+
+macro_rules! layout {
+    ($type:ty: $($field:ident)*) => {
+        (size_of::<$type>(), vec![$((stringify!($field), offset_of!($type, $field)),)*])
+    };
+}
+
+macro_rules! table {
+    ($type:ty: $($more:ident)*) => {
+        layout!($type: name init devices get_properties listen connect accept reg_mr reg_mr_dma_buf dereg_mr isend irecv iflush
+            test close_send close_recv close_listen get_device_mr irecv_consumed $($more)*)
+    };
+}
+
+fn layout_of(name: &str) -> Option<(usize, Fields)> {
+    let short = name.strip_prefix("ncclNet").unwrap_or(name);
+    Some(match short {
+        "Properties_v8_t" => layout!(PropertiesV8: name pci_path guid ptr_support reg_is_global speed port latency
+            max_comms max_recvs net_device_type net_device_version),
+        "Properties_v9_t" | "Properties_v10_t" => layout!(PropertiesV9: name pci_path guid ptr_support reg_is_global
+            force_flush speed port latency max_comms max_recvs net_device_type net_device_version v_props max_p2p_bytes
+            max_coll_bytes),
+        "Properties_v11_t" => {
+            layout!(PropertiesV11: name pci_path guid ptr_support reg_is_global force_flush speed port
+            latency max_comms max_recvs net_device_type net_device_version v_props max_p2p_bytes max_coll_bytes
+            max_multi_request_size)
+        }
+        "Properties_v12_t" => {
+            layout!(PropertiesV12: name pci_path guid ptr_support reg_is_global force_flush speed port
+            latency max_comms max_recvs net_device_type net_device_version v_props max_p2p_bytes max_coll_bytes
+            max_multi_request_size rail_id plane_id)
+        }
+        "VDeviceProps_v9_t" | "VDeviceProps_v10_t" | "VDeviceProps_v11_t" => layout!(VDeviceProps<4>: ndevs devs),
+        "VDeviceProps_v12_t" => layout!(VDeviceProps<8>: ndevs devs),
+        "CommConfig_v10_t" | "CommConfig_v11_t" | "CommConfig_v12_t" => layout!(CommConfig: traffic_class),
+        "CommAttr_v11_t" | "CommAttr_v12_t" => layout!(CommAttr: max_concurrent_peers min_concurrent_peers
+            max_flows_per_peer min_flows_per_peer),
+        "Attr_v11_t" | "Attr_v12_t" => layout!(NetAttr: send_comm_attr recv_comm_attr op algo proto),
+        "_v8_t" => table!(NetV8:),
+        "_v9_t" => table!(NetV9: make_v_device),
+        "_v10_t" => table!(NetV10: make_v_device),
+        "_v11_t" => table!(NetV11: make_v_device finalize set_net_attr),
+        "_v12_t" => table!(NetV12: make_v_device finalize set_net_attr),
+        _ => return None,
+    })
+}
+
+#[test]
+fn the_rust_types_are_laid_out_as_nccls() {
+    for (name, expected) in nccls_structs() {
+        let (size, fields) = layout_of(&name).unwrap_or_else(|| panic!("{name} is not compared with any type of ours"));
+        assert_eq!(size, expected.size, "size of {name}");
+        let ours: Vec<_> = fields.iter().map(|(field, offset)| (camel(field), *offset)).collect();
+        let theirs: Vec<_> = expected.fields.iter().map(|field| (field.name.clone(), field.offset)).collect();
+        assert_eq!(ours, theirs, "fields of {name}");
+    }
+}
+
+#[test]
+fn the_c_header_is_laid_out_as_nccls() {
+    let mut text = String::from("#include \"nccl_net_spark.h\"\n");
+    for (name, expected) in nccls_structs() {
+        writeln!(text, "_Static_assert(sizeof({name}) == {}, \"size of {name}\");", expected.size).unwrap();
+        for Field { name: field, offset, size } in expected.fields {
+            let what = format!("{name}.{field}");
+            writeln!(text, "_Static_assert(offsetof({name}, {field}) == {offset}, \"offset of {what}\");").unwrap();
+            writeln!(text, "_Static_assert(sizeof((({name}*)0)->{field}) == {size}, \"size of {what}\");").unwrap();
+        }
+    }
+    common::compiles(&text, &["-pedantic"]).unwrap();
+    let wrong =
+        text.replace("offsetof(ncclNetProperties_v9_t, speed) == 36", "offsetof(ncclNetProperties_v9_t, speed) == 32");
+    assert_ne!(wrong, text);
+    assert!(common::compiles(&wrong, &[]).unwrap_err().contains("offset of ncclNetProperties_v9_t.speed"));
+}
+
+#[test]
+fn the_tables_name_the_network_and_leave_out_what_the_plugin_has_not() {
+    assert!(ncclNetPlugin_v8.reg_mr_dma_buf.is_none() && ncclNetPlugin_v8.iflush.is_some());
+    assert!(ncclNetPlugin_v12.make_v_device.is_none() && ncclNetPlugin_v12.set_net_attr.is_none());
+    assert!(ncclNetPlugin_v11.finalize.is_some() && ncclNetPlugin_v12.finalize.is_some());
+    let names = [
+        ncclNetPlugin_v8.name,
+        ncclNetPlugin_v9.name,
+        ncclNetPlugin_v10.name,
+        ncclNetPlugin_v11.name,
+        ncclNetPlugin_v12.name,
+    ];
+    assert!(names.iter().all(|name| !name.is_null()));
+}
+
+struct Struct {
+    size: usize,
+    fields: Vec<Field>,
+}
+
+struct Field {
+    name: String,
+    offset: usize,
+    size: usize,
+}
+
+fn nccls_structs() -> BTreeMap<String, Struct> {
+    let text = std::fs::read_to_string(common::repository("tests/abi/nccl_net_abi.json")).unwrap();
+    let all: BTreeMap<String, Value> = serde_json::from_str(&text).unwrap();
+    let number = |value: &Value| value.as_u64().unwrap() as usize;
+    let field = |value: &Value| Field {
+        name: value["name"].as_str().unwrap().to_owned(),
+        offset: number(&value["offset"]),
+        size: number(&value["size"]),
+    };
+    let structs: BTreeMap<_, _> = all
+        .into_iter()
+        .map(|(name, value)| {
+            let fields = value["fields"].as_array().unwrap().iter().map(field).collect();
+            (name, Struct { size: number(&value["size"]), fields })
+        })
+        .collect();
+    assert_eq!(structs.len(), 21, "structs of v8 to v12");
+    structs
+}
+
+/// `reg_mr_dma_buf` as NCCL writes it: `regMrDmaBuf`.
+fn camel(snake: &str) -> String {
+    let mut words = snake.split('_');
+    let first = words.next().unwrap_or_default().to_owned();
+    words.fold(first, |name, word| name + &word[..1].to_uppercase() + &word[1..])
+}

@@ -1,0 +1,227 @@
+//! The Rust tables have the function types of the C header, and the C header has those of NCCL's own headers.
+//!
+//! The second needs `NCCL_NET_HEADERS`, the folder with NCCL's `net.h` for plugins (`plugins/net/example/nccl` in its sources); without it
+//! there is nothing to compare with, and the test says so. Two structs of the same name cannot stand in one C file, so each
+//! struct of our header is taken over under another name, with all that it refers to being NCCL's.
+
+mod common;
+
+use nccl_net_spark::abi::types::*;
+use nccl_net_spark::abi::*;
+use nccl_net_spark::error::NcclResult;
+use std::ffi::{c_int, c_void};
+use std::fmt::Write;
+
+#[test]
+fn the_rust_tables_have_the_headers_function_types() {
+    let header = std::fs::read_to_string(common::repository("include/nccl_net_spark.h")).unwrap();
+    let structs = structs_of(&header);
+    macro_rules! compare {
+        ($table:ident as $c:literal: $($more:ident)*) => {{
+            let of_c = &structs.iter().find(|one| one.name == $c).expect($c).text;
+            compare!(@ $table, $c, of_c, init devices get_properties listen connect accept reg_mr reg_mr_dma_buf dereg_mr isend
+                irecv iflush test close_send close_recv close_listen get_device_mr irecv_consumed $($more)*);
+        }};
+        (@ $table:ident, $c:literal, $text:ident, $($field:ident)*) => {
+            $(assert_eq!(parameters_of(&$table.$field), parameters_in($text, stringify!($field)), "{}.{}", $c, stringify!($field));)*
+        };
+    }
+    compare!(ncclNetPlugin_v8 as "ncclNet_v8_t":);
+    compare!(ncclNetPlugin_v9 as "ncclNet_v9_t": make_v_device);
+    compare!(ncclNetPlugin_v10 as "ncclNet_v10_t": make_v_device);
+    compare!(ncclNetPlugin_v11 as "ncclNet_v11_t": make_v_device finalize set_net_attr);
+    compare!(ncclNetPlugin_v12 as "ncclNet_v12_t": make_v_device finalize set_net_attr);
+}
+
+#[test]
+fn every_member_has_nccls_type() {
+    let Ok(folder) = std::env::var("NCCL_NET_HEADERS") else {
+        eprintln!("skipped: NCCL_NET_HEADERS is not set, so there are no headers of NCCL's to compare with");
+        return;
+    };
+    let header = std::fs::read_to_string(common::repository("include/nccl_net_spark.h")).unwrap();
+    let structs = structs_of(&header);
+    assert_eq!(structs.len(), 22, "structs in the header: v8 to v12, and the device handle");
+    check(&folder, &structs).unwrap();
+
+    // What must not pass: v8's int sizes where v9 has size_t, and one argument fewer.
+    for (table, right, wrong) in [
+        ("ncclNet_v9_t", "size_t* sizes", "int* sizes"),
+        ("ncclNet_v9_t", "size_t size, int tag", "int size, int tag"),
+        (
+            "ncclNet_v11_t",
+            "void* ctx, int dev, void* handle, void** listenComm",
+            "int dev, void* handle, void** listenComm",
+        ),
+        ("ncclNetProperties_v12_t", "int16_t railId", "uint16_t railId"),
+        ("ncclNetProperties_v8_t", "ncclNetDeviceType netDeviceType", "int netDeviceType"),
+    ] {
+        let broken: Vec<Struct> = structs
+            .iter()
+            .filter(|one| one.name == table)
+            .map(|one| Struct { text: one.text.replacen(right, wrong, 1), ..one.clone() })
+            .collect();
+        assert_ne!(broken[0].text, structs.iter().find(|one| one.name == table).unwrap().text, "{right}");
+        let complaint = check(&folder, &broken).expect_err("a wrong type must not compile");
+        assert!(complaint.contains(&format!("type of {table}.")), "{table} with {wrong:?}: {complaint}");
+    }
+}
+
+#[test]
+fn the_header_can_stand_beside_nccls() {
+    let Ok(folder) = std::env::var("NCCL_NET_HEADERS") else {
+        eprintln!("skipped: NCCL_NET_HEADERS is not set");
+        return;
+    };
+    let text = "#include \"net.h\"\n#define NCCL_NET_SPARK_HAVE_NCCL\n#include \"nccl_net_spark.h\"\n\
+                const ncclNet_v12_t* newest(void) { return &ncclNetPlugin_v12; }\nconst ncclNet_v12_t* newest(void);\n";
+    common::compiles(text, &["-I", &folder]).unwrap();
+}
+
+#[derive(Clone)]
+struct Struct {
+    name: String,
+    /// From `{` to `}`.
+    text: String,
+    members: Vec<String>,
+}
+
+fn check(folder: &str, structs: &[Struct]) -> Result<(), String> {
+    let mut c = String::from("#include \"net.h\"\n#include <stddef.h>\n");
+    for Struct { name, text, members } in structs {
+        writeln!(c, "typedef struct {text} ours_{name};").unwrap();
+        for member in members {
+            writeln!(
+                c,
+                "_Static_assert(__builtin_types_compatible_p(__typeof__(((ours_{name}*)0)->{member}), \
+                 __typeof__((({name}*)0)->{member})), \"type of {name}.{member}\");"
+            )
+            .unwrap();
+        }
+        writeln!(c, "_Static_assert(sizeof(ours_{name}) == sizeof({name}), \"size of {name}\");").unwrap();
+        writeln!(c, "void to_{name}({name}* theirs, ours_{name}* ours);").unwrap();
+        writeln!(c, "void to_{name}({name}* theirs, ours_{name}* ours) {{").unwrap();
+        for member in members.iter().filter(|member| !text.contains(&format!(" {member}["))) {
+            writeln!(c, "  theirs->{member} = ours->{member}; ours->{member} = theirs->{member};").unwrap();
+        }
+        writeln!(c, "}}").unwrap();
+    }
+    common::compiles(&c, &["-Werror=incompatible-pointer-types", "-I", folder])
+}
+
+/// The structs of a header that is written as ours is: `typedef struct {`, a member on each line, `} name;`.
+fn structs_of(header: &str) -> Vec<Struct> {
+    let blocks = header.split("typedef struct ").skip(1);
+    blocks
+        .map(|block| {
+            let (body, rest) = block.split_once("\n}").expect("a closing brace at the start of a line");
+            let name = rest.split(';').next().expect("a name").trim().to_owned();
+            let members = body.trim_start_matches('{').split(';').filter_map(member).collect();
+            Struct { name, text: format!("{body}\n}}"), members }
+        })
+        .collect()
+}
+
+/// The name of one member, from its declaration.
+fn member(declaration: &str) -> Option<String> {
+    let code = declaration.rsplit("*/").next()?.trim();
+    let name = match code.split_once("(*") {
+        Some((_, function)) => function.split(')').next()?,
+        None => code.rsplit([' ', '*']).next()?.split('[').next()?,
+    };
+    (!name.is_empty()).then(|| name.to_owned())
+}
+
+/// The parameters of the C function `field`, one after another, without names.
+fn parameters_in(text: &str, field: &str) -> String {
+    let wanted = field.replace('_', "").to_lowercase();
+    let function = text.split(";\n").find_map(|declaration| {
+        let (name, parameters) = declaration.split_once("(*")?.1.split_once(")(")?;
+        (name.to_lowercase() == wanted).then(|| parameters.trim_end().trim_end_matches(')').to_owned())
+    });
+    let parameters = function.unwrap_or_else(|| panic!("{field} in {text}"));
+    let types = parameters.split(',').map(|one| plain(one.trim().rsplit_once(' ').expect("a type and a name").0));
+    types.collect::<Vec<_>>().join(", ")
+}
+
+/// Versions whose struct is the same are the same type in Rust.
+fn plain(c: &str) -> String {
+    let merged = |from: &str, to: &str, text: String| text.replace(from, to);
+    let mut text = merged("Properties_v10_t", "Properties_v9_t", c.to_owned());
+    for version in ["v9", "v10", "v11"] {
+        text = merged(&format!("VDeviceProps_{version}_t"), "VDeviceProps_4", text);
+    }
+    text = merged("VDeviceProps_v12_t", "VDeviceProps_8", text);
+    for (name, version) in
+        ["DeviceHandle", "CommConfig", "Attr"].into_iter().flat_map(|n| (8..=12).map(move |v| (n, v)))
+    {
+        text = merged(&format!("ncclNet{name}_v{version}_t"), &format!("ncclNet{name}_t"), text);
+    }
+    text
+}
+
+fn parameters_of<F: Function>(_: &Option<F>) -> String {
+    F::parameters().join(", ")
+}
+
+/// A function type, as C would write its parameters.
+trait Function {
+    fn parameters() -> Vec<String>;
+}
+
+macro_rules! functions {
+    ($(($($parameter:ident)*))*) => {$(
+        impl<$($parameter: C),*> Function for unsafe extern "C" fn($($parameter),*) -> NcclResult {
+            fn parameters() -> Vec<String> {
+                vec![$($parameter::name()),*]
+            }
+        }
+    )*};
+}
+
+functions! { (A) (A B) (A B D) (A B D E) (A B D E F) (A B D E F G) (A B D E F G H) (A B D E F G H I) }
+
+/// A type, as C would write it.
+trait C {
+    fn name() -> String;
+}
+
+macro_rules! c_types {
+    ($($type:ty = $name:literal;)*) => {$(
+        impl C for $type {
+            fn name() -> String {
+                $name.into()
+            }
+        }
+    )*};
+}
+
+c_types! {
+    c_int = "int";
+    usize = "size_t";
+    u64 = "uint64_t";
+    c_void = "void";
+    Option<DebugLogger> = "ncclDebugLogger_t";
+    Option<ProfilerCallback> = "ncclProfilerCallback_t";
+    NetDeviceHandle = "ncclNetDeviceHandle_t";
+    CommConfig = "ncclNetCommConfig_t";
+    NetAttr = "ncclNetAttr_t";
+    VDeviceProps<4> = "ncclNetVDeviceProps_4";
+    VDeviceProps<8> = "ncclNetVDeviceProps_8";
+    PropertiesV8 = "ncclNetProperties_v8_t";
+    PropertiesV9 = "ncclNetProperties_v9_t";
+    PropertiesV11 = "ncclNetProperties_v11_t";
+    PropertiesV12 = "ncclNetProperties_v12_t";
+}
+
+impl<T: C> C for *mut T {
+    fn name() -> String {
+        T::name() + "*"
+    }
+}
+
+impl<T: C> C for *const T {
+    fn name() -> String {
+        T::name() + "*"
+    }
+}

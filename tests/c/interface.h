@@ -1,0 +1,48 @@
+/* One interface over the five versions of the plugin's table, so that one program drives them all. */
+#ifndef INTERFACE_H
+#define INTERFACE_H
+
+#include "nccl_net_spark.h"
+
+enum { OLDEST = 8, NEWEST = 12 };
+
+/* What the versions agree on in a device's properties. */
+struct device {
+  const char* name;
+  const char* pci_path;
+  uint64_t guid;
+  int ptr_support, reg_is_global, force_flush, speed, port, max_comms, max_recvs, device_type, device_version;
+  float latency;
+  int ndevs, dev0;
+  size_t max_p2p_bytes, max_coll_bytes;
+  int max_multi_request, rail, plane;
+};
+
+/* A version that lacks an argument ignores it; finalize of one that has none succeeds. `traffic_class` reaches init from
+ * v11 on, connect in v10. */
+struct interface {
+  int version;
+  const char* name;
+  ncclResult_t (*init)(void** ctx, int traffic_class, ncclDebugLogger_t log);
+  ncclResult_t (*finalize)(void* ctx);
+  ncclResult_t (*devices)(int* ndev);
+  ncclResult_t (*properties)(int dev, struct device* device);
+  ncclResult_t (*null_properties)(int dev);
+  ncclResult_t (*listen)(void* ctx, int dev, void* handle, void** listen_comm);
+  ncclResult_t (*connect)(void* ctx, int traffic_class, int dev, void* handle, void** send_comm);
+  ncclResult_t (*accept)(void* listen_comm, void** recv_comm);
+  ncclResult_t (*reg_mr)(void* comm, void* data, size_t size, int type, void** mhandle);
+  ncclResult_t (*dereg_mr)(void* comm, void* mhandle);
+  ncclResult_t (*isend)(void* comm, void* data, size_t size, int tag, void* mhandle, void** request);
+  ncclResult_t (*irecv)(void* comm, int n, void** data, size_t* sizes, int* tags, void** mhandles, void** request);
+  ncclResult_t (*iflush)(void* comm, int n, void** data, int* sizes, void** mhandles, void** request);
+  ncclResult_t (*test)(void* request, int* done, int* sizes);
+  ncclResult_t (*close_send)(void* comm);
+  ncclResult_t (*close_recv)(void* comm);
+  ncclResult_t (*close_listen)(void* comm);
+};
+
+/* Finds the table of a version in a loaded library. Only the latest answer for a version is good. */
+const struct interface* interface_of(void* library, int version);
+
+#endif
