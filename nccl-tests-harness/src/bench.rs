@@ -1,0 +1,202 @@
+//! A run from the command's side: starts the ranks, leads them through the sizes, prints the table.
+
+use crate::collective::Collective;
+use crate::control::{FromRank, Measurement, Network, Setup, ToRank};
+use crate::job::{Job, RankEnv};
+use crate::sizes::{self, Step};
+use crate::table::{Row, Table};
+use anyhow::Result;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// What to run, all of it checked already.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Which collective.
+    pub collective: Collective,
+    /// How many ranks (2 or more).
+    pub ranks: usize,
+    /// Connections from each rank to the next (1 or more).
+    pub channels: usize,
+    /// The plugin's library.
+    pub plugin: PathBuf,
+    /// The first size in bytes; at least one byte for each rank's part.
+    pub min_bytes: usize,
+    /// The greatest size in bytes.
+    pub max_bytes: usize,
+    /// From one size to the next.
+    pub step: Step,
+    /// Iterations before the timed ones.
+    pub warmup_iters: u32,
+    /// Timed iterations (1 or more).
+    pub iters: u32,
+    /// Checked iterations after the timed ones; 0: no checks.
+    pub check_iters: u32,
+    /// How long no rank may get anything done.
+    pub timeout: Duration,
+    /// Environment of single ranks.
+    pub rank_env: Vec<RankEnv>,
+}
+
+/// Runs it with ranks of `program`, the table on `out`. True when all data was right.
+///
+/// # Errors
+/// When a rank fails or hangs, or `out` cannot be written.
+pub fn run(plan: &Plan, program: &Path, mut out: impl Write) -> Result<bool> {
+    introduce(plan, &mut out)?;
+    let mut job = Job::start(program, plan.ranks, &plan.rank_env, plan.timeout)?;
+    let listening = job.ask(
+        |rank| ToRank::Setup(setup(plan, rank)),
+        |message| match message {
+            FromRank::Listening { network, handles } => Some((network, handles)),
+            _ => None,
+        },
+    )?;
+    let (networks, handles): (Vec<Network>, Vec<Vec<Vec<u8>>>) = listening.into_iter().unzip();
+    for (rank, (pid, network)) in job.pids().zip(&networks).enumerate() {
+        writeln!(out, "#  Rank {rank:>2} Pid {pid:>6} network {} device {}", network.name, network.device)?;
+    }
+    let to_next = |rank: usize| ToRank::Connect { handles: handles[(rank + 1) % plan.ranks].clone() };
+    job.ask(to_next, |message| matches!(message, FromRank::Connected).then_some(()))?;
+
+    let mut table = Table::start(out, plan.collective)?;
+    for size_bytes in sizes::sweep(plan.min_bytes, plan.max_bytes, plan.step) {
+        let count = plan.collective.count(size_bytes, plan.ranks);
+        job.ask(|_| ToRank::Prepare { count }, |message| matches!(message, FromRank::Ready).then_some(()))?;
+        let measured = job.ask(
+            |_| ToRank::Go,
+            |message| match message {
+                FromRank::Measured(measurement) => Some(measurement),
+                _ => None,
+            },
+        )?;
+        table.row(&row(plan, count, &measured))?;
+        for (rank, wrong) in
+            measured.iter().enumerate().filter_map(|(rank, one)| Some((rank, one.first_wrong.as_ref()?)))
+        {
+            table.remark(&format!("rank {rank}: {wrong}"))?;
+        }
+    }
+    job.finish()?;
+    let right = table.finish()?;
+    for line in describe(&networks) {
+        table.remark(&line)?;
+    }
+    Ok(right)
+}
+
+fn introduce(plan: &Plan, out: &mut impl Write) -> Result<()> {
+    let Plan { collective, ranks, channels, min_bytes, max_bytes, warmup_iters, iters, check_iters, .. } = plan;
+    let (step, unit) = match plan.step {
+        Step::Factor(factor) => (factor, "factor"),
+        Step::Bytes(bytes) => (bytes, "bytes"),
+    };
+    writeln!(out, "# nccl-spark {}: {} over host memory", env!("CARGO_PKG_VERSION"), collective.name())?;
+    writeln!(
+        out,
+        "# nRanks {ranks} nChannels {channels} minBytes {min_bytes} maxBytes {max_bytes} step: {step}({unit}) \
+         warmup iters: {warmup_iters} iters: {iters} validation: {check_iters}"
+    )?;
+    writeln!(out, "#")?;
+    writeln!(out, "# Using ranks")?;
+    Ok(out.flush()?)
+}
+
+fn setup(plan: &Plan, rank: usize) -> Setup {
+    Setup {
+        rank,
+        ranks: plan.ranks,
+        collective: plan.collective,
+        channels: plan.channels,
+        plugin: plan.plugin.clone(),
+        job: u64::from(std::process::id()),
+        max_count: plan.collective.count(plan.max_bytes, plan.ranks),
+        warmup_iters: plan.warmup_iters,
+        iters: plan.iters,
+        check_iters: plan.check_iters,
+    }
+}
+
+/// nccl-tests averages the ranks' times, and adds up their wrong elements.
+fn row(plan: &Plan, count: usize, measured: &[Measurement]) -> Row {
+    let mean = measured.iter().map(|one| one.seconds).sum::<f64>() / measured.len() as f64;
+    let seconds = mean / f64::from(plan.iters);
+    Row {
+        size_bytes: plan.collective.size_bytes(count, plan.ranks),
+        count,
+        time_us: seconds * 1e6,
+        bandwidth: plan.collective.bandwidth(count, plan.ranks, seconds),
+        wrong: measured.iter().map(|one| one.wrong).sum(),
+    }
+}
+
+/// What NCCL would see, once where all ranks see the same.
+fn describe(networks: &[Network]) -> Vec<String> {
+    let same = networks.iter().all(|network| network == &networks[0]);
+    let shown = if same { &networks[..1] } else { networks };
+    let mut lines = Vec::new();
+    for (rank, network) in shown.iter().enumerate() {
+        let who = if same { "every rank".to_owned() } else { format!("rank {rank}") };
+        let Network { name, device, devices, speed_mbps, .. } = network;
+        lines.push(format!(
+            "On {who} NCCL would see network {name}, device {device} (1 of {devices}), {speed_mbps} Mb/s"
+        ));
+        lines.extend(network.rails.iter().map(|line| format!("{who}: {line}")));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measurement(seconds: f64, wrong: Option<u64>) -> Measurement {
+        Measurement { seconds, wrong, first_wrong: None }
+    }
+
+    fn plan() -> Plan {
+        Plan {
+            collective: Collective::AllGather,
+            ranks: 2,
+            channels: 1,
+            plugin: PathBuf::new(),
+            min_bytes: 8,
+            max_bytes: 8,
+            step: Step::Factor(2),
+            warmup_iters: 0,
+            iters: 10,
+            check_iters: 1,
+            timeout: Duration::from_secs(1),
+            rank_env: Vec::new(),
+        }
+    }
+
+    /// Hand figures: 10 iterations in 1 ms and in 3 ms are 200 us each on average; 2 x 4 MB in that are 40 GB/s.
+    #[test]
+    fn a_row_averages_times_and_adds_up_wrong_bytes() {
+        let row = row(&plan(), 4_000_000, &[measurement(1e-3, Some(3)), measurement(3e-3, Some(4))]);
+        assert_eq!((row.size_bytes, row.count, row.wrong), (8_000_000, 4_000_000, Some(7)));
+        assert!((row.time_us - 200.0).abs() < 1e-9, "{row:?}");
+        assert!((row.bandwidth.algbw - 40.0).abs() < 1e-9 && (row.bandwidth.busbw - 20.0).abs() < 1e-9, "{row:?}");
+    }
+
+    #[test]
+    fn unchecked_data_is_not_zero_wrong() {
+        assert_eq!(row(&plan(), 4, &[measurement(1e-3, None), measurement(1e-3, None)]).wrong, None);
+    }
+
+    #[test]
+    fn ranks_that_see_different_devices_are_told_apart() {
+        let network = |device: &str| Network {
+            name: "Spark".into(),
+            device: device.into(),
+            devices: 1,
+            speed_mbps: 200_000,
+            rails: vec!["4 rails".into()],
+        };
+        assert_eq!(describe(&[network("a"), network("a")]).len(), 2);
+        let lines = describe(&[network("a"), network("b")]);
+        assert!(lines.len() == 4 && lines[2].contains("On rank 1") && lines[2].contains("device b"), "{lines:?}");
+    }
+}

@@ -1,0 +1,158 @@
+//! The words between the command and its ranks: one JSON object a line over a socket pair, which is a rank's standard
+//! input. Whatever starts ranks in another way (a launcher across hosts) has only to carry these lines.
+
+use crate::collective::Collective;
+use anyhow::{Context, Result, anyhow};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+/// From the command to a rank.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum ToRank {
+    /// First of all: what the job is.
+    Setup(Setup),
+    /// The handles on which the next rank of the ring listens, one for each channel.
+    Connect {
+        /// As the plugin filled them.
+        handles: Vec<Vec<u8>>,
+    },
+    /// Get ready to time a size: fill, and run the warm-up.
+    Prepare {
+        /// How many bytes each rank contributes.
+        count: usize,
+    },
+    /// All ranks are ready: run the timed iterations, then the checked ones.
+    Go,
+    /// Close everything and exit.
+    Finish,
+}
+
+/// What a rank has to know.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Setup {
+    /// Its number.
+    pub rank: usize,
+    /// How many there are.
+    pub ranks: usize,
+    /// Which collective.
+    pub collective: Collective,
+    /// How many connections to the next rank.
+    pub channels: usize,
+    /// The plugin's library.
+    pub plugin: PathBuf,
+    /// Stands for NCCL's communicator: the same number in all ranks.
+    pub job: u64,
+    /// The most bytes that a rank contributes at any size.
+    pub max_count: usize,
+    /// Iterations before the timed ones.
+    pub warmup_iters: u32,
+    /// Timed iterations.
+    pub iters: u32,
+    /// Checked iterations after the timed ones; 0 switches all checks off.
+    pub check_iters: u32,
+}
+
+/// From a rank to the command.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum FromRank {
+    /// The plugin is up and listens.
+    Listening {
+        /// What it turned out to be.
+        network: Network,
+        /// One handle for each channel.
+        handles: Vec<Vec<u8>>,
+    },
+    /// All channels are connected, all memory is registered.
+    Connected,
+    /// Filled and warmed up.
+    Ready,
+    /// A size is done.
+    Measured(Measurement),
+    /// A sign of life, four times a second.
+    Beat {
+        /// Counts what got done since the start.
+        ticks: u64,
+        /// What it does at the moment.
+        doing: String,
+    },
+    /// It cannot go on.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// What NCCL would see of the plugin.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Network {
+    /// The network's name.
+    pub name: String,
+    /// Device 0's name.
+    pub device: String,
+    /// How many devices there are.
+    pub devices: i32,
+    /// Device 0's speed in Mb/s.
+    pub speed_mbps: i32,
+    /// What the plugin said about rails while it started.
+    pub rails: Vec<String>,
+}
+
+/// What one rank measured at one size.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Measurement {
+    /// The time of all timed iterations together, in seconds.
+    pub seconds: f64,
+    /// Wrong bytes of all checked iterations; none without checks.
+    pub wrong: Option<u64>,
+    /// The first of them in words.
+    pub first_wrong: Option<String>,
+}
+
+/// The writing half of a line between command and rank.
+pub struct Sender(Mutex<UnixStream>);
+
+/// The reading half.
+pub struct Receiver(BufReader<UnixStream>);
+
+/// Splits a stream in its halves.
+///
+/// # Errors
+/// When the descriptor cannot be duplicated.
+pub fn split(stream: UnixStream) -> Result<(Sender, Receiver)> {
+    let reader = stream.try_clone().context("duplicate the control socket")?;
+    Ok((Sender(Mutex::new(stream)), Receiver(BufReader::new(reader))))
+}
+
+impl Sender {
+    /// Sends one message.
+    ///
+    /// # Errors
+    /// When the other end is gone.
+    pub fn send(&self, message: &impl Serialize) -> Result<()> {
+        let mut line = serde_json::to_vec(message).context("encode a control message")?;
+        line.push(b'\n');
+        let mut stream = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        stream.write_all(&line).context("write to the control socket")
+    }
+}
+
+impl Receiver {
+    /// The next message; none at the end.
+    ///
+    /// # Errors
+    /// When it cannot be read or is no such message.
+    pub fn receive<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
+        let mut line = String::new();
+        match self.0.read_line(&mut line) {
+            Ok(0) => Ok(None),
+            Ok(_) => {
+                serde_json::from_str(&line).map(Some).map_err(|error| anyhow!("control message {line:?}: {error}"))
+            }
+            Err(error) => Err(error).context("read from the control socket"),
+        }
+    }
+}

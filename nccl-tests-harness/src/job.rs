@@ -1,0 +1,225 @@
+//! The ranks of a run as the command sees them: started, listened to, and never left behind.
+
+use crate::control::{self, FromRank, Sender, ToRank};
+use anyhow::{Context, Result, anyhow};
+use nix::sys::signal::Signal;
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+/// How long the command still listens after the first bad news, so that the cause gets told beside its consequences.
+const LAST_WORDS: Duration = Duration::from_millis(300);
+/// How long a rank that closed its line may take to exit.
+const EXIT: Duration = Duration::from_secs(2);
+/// A rank is heard four times a second, unless it was stopped.
+const SILENCE: Duration = Duration::from_secs(3);
+
+/// All ranks. Dropping it ends those that still run.
+pub struct Job {
+    ranks: Vec<Rank>,
+    events: mpsc::Receiver<(usize, Option<FromRank>)>,
+    timeout: Duration,
+    last_progress: Instant,
+}
+
+struct Rank {
+    process: Child,
+    sender: Sender,
+    ticks: u64,
+    doing: String,
+    heard: Instant,
+}
+
+/// Environment of one rank's process alone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RankEnv {
+    /// Which rank.
+    pub rank: usize,
+    /// The variable.
+    pub name: String,
+    /// Its value.
+    pub value: String,
+}
+
+impl Job {
+    /// Starts `ranks` processes of `program`. A run ends when none of them gets anything done for `timeout`.
+    ///
+    /// # Errors
+    /// When a process cannot be started.
+    pub fn start(program: &Path, ranks: usize, environment: &[RankEnv], timeout: Duration) -> Result<Self> {
+        let (events_in, events) = mpsc::channel();
+        let mut job = Self { ranks: Vec::new(), events, timeout, last_progress: Instant::now() };
+        for number in 0..ranks {
+            let (ours, theirs) = UnixStream::pair().context("make a socket pair")?;
+            let mut command = Command::new(program);
+            command.args(["rank", &number.to_string()]).stdin(Stdio::from(OwnedFd::from(theirs)));
+            // Standard output is the table's; what a plugin prints there must not get between its lines.
+            command.stdout(Stdio::from(std::io::stderr().as_fd().try_clone_to_owned()?));
+            command.envs(environment.iter().filter(|env| env.rank == number).map(|env| (&env.name, &env.value)));
+            let process = command.spawn().with_context(|| format!("start {}", program.display()))?;
+            let (sender, mut receiver) = control::split(ours)?;
+            let (doing, heard) = ("starting".to_owned(), Instant::now());
+            job.ranks.push(Rank { process, sender, ticks: 0, doing, heard });
+            let events = events_in.clone();
+            std::thread::spawn(move || {
+                while let Ok(Some(message)) = receiver.receive() {
+                    if events.send((number, Some(message))).is_err() {
+                        return;
+                    }
+                }
+                let _ = events.send((number, None));
+            });
+        }
+        Ok(job)
+    }
+
+    /// The process number of each rank.
+    pub fn pids(&self) -> impl Iterator<Item = u32> {
+        self.ranks.iter().map(|rank| rank.process.id())
+    }
+
+    /// Tells every rank something, and waits until all have answered in kind; the answers come back in rank order.
+    ///
+    /// # Errors
+    /// As soon as a rank fails, is gone, or the run hangs: a line for each rank that has something to say.
+    pub fn ask<T>(&mut self, question: impl Fn(usize) -> ToRank, answer: fn(FromRank) -> Option<T>) -> Result<Vec<T>> {
+        self.tell(question);
+        let mut answers = BTreeMap::new();
+        while answers.len() < self.ranks.len() {
+            let (number, message) = self.next()?;
+            match message {
+                Some(FromRank::Failed { reason }) => return Err(self.failure(number, Some(reason))),
+                None => return Err(self.failure(number, None)),
+                Some(message) => answers.extend(answer(message).map(|value| (number, value))),
+            }
+        }
+        Ok(answers.into_values().collect())
+    }
+
+    /// Lets all ranks close and exit.
+    ///
+    /// # Errors
+    /// When one fails in that.
+    pub fn finish(mut self) -> Result<()> {
+        self.tell(|_| ToRank::Finish);
+        let mut left = self.ranks.len();
+        while left > 0 {
+            let (number, message) = self.next()?;
+            match message {
+                Some(FromRank::Failed { reason }) => return Err(self.failure(number, Some(reason))),
+                None if !self.ranks[number].exit_status().success() => return Err(self.failure(number, None)),
+                None => left -= 1,
+                Some(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// A rank that is gone does not take it; its end is on the way as an event.
+    fn tell(&mut self, what: impl Fn(usize) -> ToRank) {
+        for (number, rank) in self.ranks.iter().enumerate() {
+            let _ = rank.sender.send(&what(number));
+        }
+        self.last_progress = Instant::now();
+    }
+
+    /// The next event that is not a mere sign of life.
+    fn next(&mut self) -> Result<(usize, Option<FromRank>)> {
+        loop {
+            let left = self.timeout.saturating_sub(self.last_progress.elapsed());
+            let (number, message) = match self.events.recv_timeout(left) {
+                Ok(event) => event,
+                Err(RecvTimeoutError::Timeout) => return Err(self.hung()),
+                Err(RecvTimeoutError::Disconnected) => return Err(anyhow!("all ranks are gone")),
+            };
+            let rank = &mut self.ranks[number];
+            rank.heard = Instant::now();
+            match message {
+                Some(FromRank::Beat { ticks, doing }) => {
+                    if ticks != rank.ticks {
+                        self.last_progress = rank.heard;
+                    }
+                    (rank.ticks, rank.doing) = (ticks, doing);
+                    if self.last_progress.elapsed() >= self.timeout {
+                        return Err(self.hung());
+                    }
+                }
+                message => {
+                    self.last_progress = rank.heard;
+                    return Ok((number, message));
+                }
+            }
+        }
+    }
+
+    fn hung(&self) -> anyhow::Error {
+        let doing = self.ranks.iter().enumerate().map(|(number, rank)| match rank.heard.elapsed() > SILENCE {
+            true => format!("rank {number}: not heard for {} s, last {}", rank.heard.elapsed().as_secs(), rank.doing),
+            false => format!("rank {number}: {}", rank.doing),
+        });
+        let doing = doing.collect::<Vec<_>>().join("; ");
+        anyhow!("no progress for {} s (--timeout): {doing}", self.timeout.as_secs())
+    }
+
+    /// What the first rank to fail says, and what others say in the moment after; those that died come first, because
+    /// the rest is often only their consequence.
+    fn failure(&mut self, number: usize, reason: Option<String>) -> anyhow::Error {
+        let (mut died, mut failed) = (Vec::new(), Vec::new());
+        let mut note = |job: &mut Self, number: usize, reason: Option<String>| match reason {
+            Some(reason) => failed.push(format!("rank {number}: {reason}")),
+            None => died.push(format!("rank {number}: {}", end_of(job.ranks[number].exit_status()))),
+        };
+        note(self, number, reason);
+        let until = Instant::now() + LAST_WORDS;
+        while let Ok((number, message)) = self.events.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            match message {
+                Some(FromRank::Failed { reason }) => note(self, number, Some(reason)),
+                None => note(self, number, None),
+                Some(_) => {}
+            }
+        }
+        died.append(&mut failed);
+        anyhow!(died.join("\n"))
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        for rank in &mut self.ranks {
+            let _ = rank.process.kill();
+            let _ = rank.process.wait();
+        }
+    }
+}
+
+impl Rank {
+    /// How the process ended, whose line is closed; ended by force if it does not by itself.
+    fn exit_status(&mut self) -> ExitStatus {
+        let deadline = Instant::now() + EXIT;
+        loop {
+            match self.process.try_wait() {
+                Ok(Some(status)) => return status,
+                Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(1)),
+                _ => {
+                    let _ = self.process.kill();
+                    return self.process.wait().unwrap_or_default();
+                }
+            }
+        }
+    }
+}
+
+fn end_of(status: ExitStatus) -> String {
+    match (status.signal(), status.code()) {
+        (Some(number), _) => match Signal::try_from(number) {
+            Ok(signal) => format!("killed by signal {number} ({signal})"),
+            Err(_) => format!("killed by signal {number}"),
+        },
+        (None, code) => format!("exited with status {} without a word", code.unwrap_or_default()),
+    }
+}

@@ -1,0 +1,113 @@
+//! What the plugin logs, shown as NCCL would show it.
+
+use std::io::Write;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// NCCL's log levels (`ncclDebugLogLevel`), as far as they are told apart here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// Nothing is shown.
+    None,
+    /// What the user must see.
+    Warn,
+    /// What helps to understand a job.
+    Info,
+    /// All of it.
+    Trace,
+}
+
+static SHOWN: OnceLock<(usize, Level)> = OnceLock::new();
+static KEPT: Mutex<Kept> = Mutex::new(Kept { last_warning: None, information: Vec::new() });
+
+struct Kept {
+    last_warning: Option<String>,
+    information: Vec<String>,
+}
+
+/// The plugin says little at this level; more is a fault that must not eat the memory.
+const KEPT_LINES: usize = 256;
+
+impl Level {
+    /// The level that a value of `NCCL_DEBUG` asks for: warnings unless it says otherwise.
+    pub fn of_nccl_debug(value: Option<&str>) -> Self {
+        match value.map(str::to_ascii_uppercase).as_deref() {
+            Some("NONE" | "VERSION") => Self::None,
+            Some("INFO") => Self::Info,
+            Some("TRACE" | "ABORT") => Self::Trace,
+            _ => Self::Warn,
+        }
+    }
+
+    fn of_code(code: i32) -> Self {
+        match code {
+            2 => Self::Warn,
+            3 => Self::Info,
+            _ => Self::Trace,
+        }
+    }
+}
+
+/// Says whose log this is and how much of it is shown. The first call counts.
+pub fn start(rank: usize, level: Level) {
+    let _ = SHOWN.set((rank, level));
+}
+
+/// One line of the plugin, with NCCL's code for its level.
+pub fn record(code: i32, text: &str) {
+    let level = Level::of_code(code);
+    {
+        let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        match level {
+            Level::Warn => kept.last_warning = Some(text.to_owned()),
+            Level::Info if kept.information.len() < KEPT_LINES => kept.information.push(text.to_owned()),
+            _ => {}
+        }
+    }
+    let Some(&(rank, shown)) = SHOWN.get() else { return };
+    if level > shown {
+        return;
+    }
+    let name = match level {
+        Level::None | Level::Warn => "WARN",
+        Level::Info => "INFO",
+        Level::Trace => "TRACE",
+    };
+    // One write, so that lines of several ranks do not mix. There is nobody left to tell when it fails.
+    let _ = std::io::stderr().write_all(format!("rank {rank}: NCCL {name} {text}\n").as_bytes());
+}
+
+/// The warning that came last, and forgets it.
+pub fn take_last_warning() -> Option<String> {
+    KEPT.lock().unwrap_or_else(PoisonError::into_inner).last_warning.take()
+}
+
+/// The information so far that speaks of rails, and forgets it.
+pub fn take_rail_lines() -> Vec<String> {
+    let lines = std::mem::take(&mut KEPT.lock().unwrap_or_else(PoisonError::into_inner).information);
+    lines.into_iter().filter(|line| line.to_ascii_lowercase().contains("rail")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nccl_debug_chooses_what_is_shown() {
+        assert_eq!(Level::of_nccl_debug(None), Level::Warn);
+        assert_eq!(Level::of_nccl_debug(Some("warn")), Level::Warn);
+        assert_eq!(Level::of_nccl_debug(Some("info")), Level::Info);
+        assert_eq!(Level::of_nccl_debug(Some("TRACE")), Level::Trace);
+        assert_eq!(Level::of_nccl_debug(Some("VERSION")), Level::None);
+    }
+
+    #[test]
+    fn warnings_and_lines_about_rails_are_kept_until_taken() {
+        record(3, "NET/Spark: 4 rails merged");
+        record(3, "NET/Spark: hello");
+        record(2, "first");
+        record(2, "second");
+        assert_eq!(take_rail_lines(), ["NET/Spark: 4 rails merged"]);
+        assert_eq!(take_last_warning().as_deref(), Some("second"));
+        assert_eq!((take_rail_lines().len(), take_last_warning()), (0, None));
+    }
+}

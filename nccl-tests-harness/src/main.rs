@@ -1,0 +1,90 @@
+//! The `nccl-spark` command line: collectives through the plugin without a GPU, what this machine has, installation.
+//!
+//! The plugin under test is always a library file, driven through its C interface as NCCL drives it (`net`); the ranks of
+//! a run are processes of their own (`job` starts them, `rank` is one of them, `control` are the words between them).
+//!
+//! Exit status: 0 all is well, 1 a run failed or data was wrong, 2 the command line is wrong.
+
+mod abi;
+mod activity;
+mod bench;
+mod cli;
+mod collective;
+mod control;
+mod install;
+mod job;
+mod log;
+mod machine;
+#[allow(unsafe_code)]
+mod net;
+mod pattern;
+mod rank;
+mod ring;
+mod sizes;
+mod table;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use clap::error::ErrorKind;
+use cli::{Cli, Command};
+use collective::Collective;
+use std::process::ExitCode;
+
+const FAILED: u8 = 1;
+const USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let outcome = Cli::try_parse().map_err(anyhow::Error::from).and_then(|cli| execute(cli.command));
+    let error = match outcome {
+        Ok(true) => return ExitCode::SUCCESS,
+        Ok(false) => return ExitCode::from(FAILED),
+        Err(error) => error,
+    };
+    match error.downcast_ref::<clap::Error>() {
+        Some(usage) => complain_of_usage(usage),
+        None => {
+            for line in format!("{error:#}").lines() {
+                eprintln!("nccl-spark: {line}");
+            }
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+/// False when data was wrong.
+fn execute(command: Command) -> Result<bool> {
+    let out = std::io::stdout();
+    let program = std::env::current_exe().context("find this program's file")?;
+    match command {
+        Command::AllGather(run) => bench::run(&run.plan(Collective::AllGather, &program)?, &program, out),
+        Command::SendRecv(run) => bench::run(&run.plan(Collective::SendRecv, &program)?, &program, out),
+        Command::Rails => machine::rails(out).map(|()| true),
+        Command::Settings => machine::settings(out).map(|()| true),
+        Command::Install(options) => {
+            let library = options.plugin.unwrap_or_else(|| cli::beside(&program));
+            install::install(&library, &options.prefix, out).map(|()| true)
+        }
+        Command::Uninstall(options) => install::uninstall(&options.prefix, out).map(|()| true),
+        Command::Rank { .. } => {
+            let level = log::Level::of_nccl_debug(std::env::var("NCCL_DEBUG").ok().as_deref());
+            rank::run(level).map(|()| true)
+        }
+    }
+}
+
+fn complain_of_usage(error: &clap::Error) -> ExitCode {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            let _ = error.print();
+            ExitCode::SUCCESS
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = error.print();
+            ExitCode::from(USAGE)
+        }
+        _ => {
+            eprintln!("nccl-spark: {}", cli::one_line(error));
+            ExitCode::from(USAGE)
+        }
+    }
+}

@@ -1,0 +1,483 @@
+//! The loaded plugin as safe owners. The only file of this crate with `unsafe` in it.
+//!
+//! Everything here lives on one thread (`Rc`), as a comm's data path does in NCCL. Every owner holds what it came from,
+//! so memory outlives its registration, that its comm, that the context, and that the library.
+
+use crate::abi::{Code, Net};
+use crate::{activity, log};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use nccl_net_spark::abi::types::{CommConfig, DebugLogger, HANDLE_BYTES, PTR_HOST, PropertiesV11, UNDEFINED};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use std::cell::Cell;
+use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::ptr::{self, NonNull};
+use std::rc::Rc;
+
+/// What `listen` fills and `connect` is given.
+pub type Handle = [u8; HANDLE_BYTES];
+
+/// A library that exports `ncclNetPlugin_v11`.
+pub struct Plugin {
+    /// Inside the library, so valid as long as that is loaded.
+    table: NonNull<Net>,
+    _library: Library,
+}
+
+/// A plugin after `init`.
+pub struct Context {
+    plugin: Rc<Plugin>,
+    raw: *mut c_void,
+}
+
+/// What the plugin says of a device.
+#[derive(Debug, Clone)]
+pub struct Properties {
+    /// The device's name.
+    pub name: String,
+    /// Its speed in Mb/s.
+    pub speed_mbps: i32,
+    /// Whether it takes host memory.
+    pub host_memory: bool,
+}
+
+/// Something that listens.
+pub struct Listener {
+    context: Rc<Context>,
+    raw: NonNull<c_void>,
+}
+
+/// A connection to send on.
+pub struct SendComm(Rc<Comm>);
+
+/// A connection to receive on.
+pub struct RecvComm(Rc<Comm>);
+
+struct Comm {
+    context: Rc<Context>,
+    raw: NonNull<c_void>,
+    sends: bool,
+}
+
+/// Page-aligned memory that the plugin may read and write while requests are under way.
+pub struct HostBuffer {
+    memory: NonNull<c_void>,
+    bytes: usize,
+    /// How many requests are under way; -1 while [`HostBuffer::with_bytes`] runs.
+    users: Cell<isize>,
+}
+
+/// Memory registered with a comm.
+pub struct Registration {
+    comm: Rc<Comm>,
+    raw: *mut c_void,
+    buffer: Rc<HostBuffer>,
+}
+
+/// A send or a receive under way.
+pub struct Request {
+    /// None once it is done: NCCL never tests a request again after that.
+    raw: Option<NonNull<c_void>>,
+    registration: Rc<Registration>,
+    bytes: usize,
+}
+
+/// The versions of the interface that `library` exports, of those asked for.
+///
+/// # Errors
+/// When it cannot be loaded.
+pub fn exported_versions(library: &Path, versions: impl Iterator<Item = u32>) -> Result<Vec<u32>> {
+    let library = open(library)?;
+    Ok(versions.filter(|version| symbol(&library, *version).is_some()).collect())
+}
+
+fn open(path: &Path) -> Result<Library> {
+    // SAFETY: loading runs the initialisers of a library that the user named as an NCCL plugin, as NCCL would run them;
+    // our own has none.
+    unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.with_context(|| format!("load {}", path.display()))
+}
+
+fn symbol(library: &Library, version: u32) -> Option<NonNull<c_void>> {
+    // SAFETY: the symbol's address alone is taken, nothing is read or called through it here.
+    let symbol = unsafe { library.get::<*mut c_void>(format!("ncclNetPlugin_v{version}\0").as_bytes()) };
+    symbol.ok().and_then(|symbol| NonNull::new(*symbol))
+}
+
+impl Plugin {
+    /// Loads a plugin as NCCL would.
+    ///
+    /// # Errors
+    /// When it cannot be loaded, or is none.
+    pub fn load(path: &Path) -> Result<Rc<Self>> {
+        let library = open(path)?;
+        let table = symbol(&library, 11)
+            .with_context(|| format!("{} is no usable NCCL plugin: no symbol ncclNetPlugin_v11", path.display()))?;
+        Ok(Rc::new(Self { table: table.cast(), _library: library }))
+    }
+
+    /// Starts the plugin for one communicator, `job`.
+    ///
+    /// # Errors
+    /// When it does not come up.
+    pub fn init(self: &Rc<Self>, job: u64) -> Result<Rc<Context>> {
+        let init = self.function("init", self.table().init)?;
+        let mut raw = ptr::null_mut();
+        let config = CommConfig { traffic_class: UNDEFINED };
+        // SAFETY: `raw` and `config` are valid for writes and reads for the length of the call; the logger is a function
+        // of the program, which outlives the library; a profiler may be absent.
+        let code = unsafe { init(&mut raw, job, &config, Some(logger()), ptr::null_mut()) };
+        self.check("init", code)?;
+        Ok(Rc::new(Context { plugin: Rc::clone(self), raw }))
+    }
+
+    fn table(&self) -> &Net {
+        // SAFETY: the symbol of this name is by NCCL's plugin interface a table of this type, constant while the library
+        // is loaded, which `self` sees to.
+        unsafe { self.table.as_ref() }
+    }
+
+    /// The function of that name, or a word that the plugin lacks it; the next thing is to call it.
+    fn function<F>(&self, name: &'static str, function: Option<F>) -> Result<F> {
+        let function = function.with_context(|| format!("the plugin has no function {name}"))?;
+        activity::enter(name);
+        Ok(function)
+    }
+
+    /// Turns the result of the call just made into an error with the plugin's own words.
+    fn check(&self, name: &'static str, code: Code) -> Result<()> {
+        activity::leave();
+        let what = match code {
+            0 => return Ok(()),
+            1 => "ncclUnhandledCudaError",
+            2 => "ncclSystemError",
+            3 => "ncclInternalError",
+            4 => "ncclInvalidArgument",
+            5 => "ncclInvalidUsage",
+            6 => "ncclRemoteError",
+            7 => "ncclInProgress",
+            _ => "an unknown result",
+        };
+        match log::take_last_warning() {
+            Some(warning) => bail!("{name} returned {what} ({code}): {warning}"),
+            None => bail!("{name} returned {what} ({code})"),
+        }
+    }
+
+    /// For `drop`, where an error can only be told.
+    fn check_on_close(&self, name: &'static str, code: Code) {
+        if let Err(error) = self.check(name, code) {
+            log::record(2, &error.to_string());
+        }
+    }
+}
+
+impl Context {
+    /// The network's name.
+    pub fn network(&self) -> String {
+        text(self.plugin.table().name)
+    }
+
+    /// How many devices the plugin has.
+    ///
+    /// # Errors
+    /// The plugin's.
+    pub fn devices(&self) -> Result<i32> {
+        let devices = self.plugin.function("devices", self.plugin.table().devices)?;
+        let mut count = 0;
+        // SAFETY: `count` is valid for writes for the length of the call.
+        let code = unsafe { devices(&mut count) };
+        self.plugin.check("devices", code)?;
+        Ok(count)
+    }
+
+    /// What it says of device `dev`.
+    ///
+    /// # Errors
+    /// The plugin's.
+    pub fn properties(&self, dev: i32) -> Result<Properties> {
+        let properties = self.plugin.function("getProperties", self.plugin.table().getProperties)?;
+        // SAFETY: a C struct of integers, floats and nullable pointers: all zeroes are a value of it.
+        let mut raw: PropertiesV11 = unsafe { std::mem::zeroed() };
+        // SAFETY: `raw` is valid for writes for the length of the call.
+        let code = unsafe { properties(dev, &mut raw) };
+        self.plugin.check("getProperties", code)?;
+        Ok(Properties { name: text(raw.name), speed_mbps: raw.speed, host_memory: raw.ptr_support & PTR_HOST != 0 })
+    }
+
+    /// Listens on device `dev`.
+    ///
+    /// # Errors
+    /// The plugin's.
+    pub fn listen(self: &Rc<Self>, dev: i32) -> Result<(Listener, Handle)> {
+        let listen = self.plugin.function("listen", self.plugin.table().listen)?;
+        let (mut handle, mut raw) = ([0; HANDLE_BYTES], ptr::null_mut());
+        // SAFETY: the context is the one `init` gave; `handle` has the length that the interface promises, and both are
+        // valid for writes for the length of the call.
+        let code = unsafe { listen(self.raw, dev, handle.as_mut_ptr().cast(), &mut raw) };
+        self.plugin.check("listen", code)?;
+        let raw = NonNull::new(raw).context("listen succeeded without a comm")?;
+        Ok((Listener { context: Rc::clone(self), raw }, handle))
+    }
+
+    /// Goes on connecting to `handle`, always the same memory; none while that takes longer.
+    ///
+    /// # Errors
+    /// The plugin's.
+    pub fn connect(self: &Rc<Self>, dev: i32, handle: &mut Handle) -> Result<Option<SendComm>> {
+        let connect = self.plugin.function("connect", self.plugin.table().connect)?;
+        let (mut raw, mut device_handle) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: as in `listen`; a NULL device handle asks for no offload.
+        let code = unsafe { connect(self.raw, dev, handle.as_mut_ptr().cast(), &mut raw, &mut device_handle) };
+        self.plugin.check("connect", code)?;
+        Ok(NonNull::new(raw).map(|raw| SendComm(Rc::new(Comm { context: Rc::clone(self), raw, sends: true }))))
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        let Ok(finalize) = self.plugin.function("finalize", self.plugin.table().finalize) else { return };
+        // SAFETY: the context came from `init` and goes away here; everything made from it held it and is gone.
+        let code = unsafe { finalize(self.raw) };
+        self.plugin.check_on_close("finalize", code);
+    }
+}
+
+impl Listener {
+    /// Goes on accepting; none while nobody is connected yet.
+    ///
+    /// # Errors
+    /// The plugin's.
+    pub fn accept(&self) -> Result<Option<RecvComm>> {
+        let plugin = &self.context.plugin;
+        let accept = plugin.function("accept", plugin.table().accept)?;
+        let (mut raw, mut device_handle) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: the listen comm is open; both results are valid for writes for the length of the call.
+        let code = unsafe { accept(self.raw.as_ptr(), &mut raw, &mut device_handle) };
+        plugin.check("accept", code)?;
+        let context = || Rc::clone(&self.context);
+        Ok(NonNull::new(raw).map(|raw| RecvComm(Rc::new(Comm { context: context(), raw, sends: false }))))
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let plugin = &self.context.plugin;
+        let Ok(close) = plugin.function("closeListen", plugin.table().closeListen) else { return };
+        // SAFETY: the listen comm is open and goes away here.
+        let code = unsafe { close(self.raw.as_ptr()) };
+        plugin.check_on_close("closeListen", code);
+    }
+}
+
+impl Drop for Comm {
+    fn drop(&mut self) {
+        let plugin = &self.context.plugin;
+        let (name, close) = match self.sends {
+            true => ("closeSend", plugin.table().closeSend),
+            false => ("closeRecv", plugin.table().closeRecv),
+        };
+        let Ok(close) = plugin.function(name, close) else { return };
+        // SAFETY: the comm is open, of the kind that this function closes, and goes away here; its registrations held
+        // it and are gone.
+        let code = unsafe { close(self.raw.as_ptr()) };
+        plugin.check_on_close(name, code);
+    }
+}
+
+impl SendComm {
+    /// Registers memory to send from.
+    ///
+    /// # Errors
+    /// The plugin's.
+    pub fn register(&self, buffer: &Rc<HostBuffer>) -> Result<Rc<Registration>> {
+        register(&self.0, buffer)
+    }
+
+    /// Starts to send `bytes` from `offset` on; none when the plugin wants to be asked again.
+    ///
+    /// # Errors
+    /// The plugin's, or a range outside of the memory.
+    pub fn isend(&self, memory: &Rc<Registration>, offset: usize, bytes: usize, tag: i32) -> Result<Option<Request>> {
+        let address = memory.address(&self.0, offset, bytes)?;
+        let plugin = &self.0.context.plugin;
+        let isend = plugin.function("isend", plugin.table().isend)?;
+        let mut raw = ptr::null_mut();
+        // SAFETY: the range lies in memory registered with this comm; it stays mapped, and nothing of ours touches it,
+        // until the request is done (`Request::start`). A profiler's handle may be NULL.
+        let code = unsafe { isend(self.0.raw.as_ptr(), address, bytes, tag, memory.raw, ptr::null_mut(), &mut raw) };
+        plugin.check("isend", code)?;
+        Ok(NonNull::new(raw).map(|raw| Request::start(raw, memory, bytes)))
+    }
+}
+
+impl RecvComm {
+    /// Registers memory to receive into.
+    ///
+    /// # Errors
+    /// The plugin's.
+    pub fn register(&self, buffer: &Rc<HostBuffer>) -> Result<Rc<Registration>> {
+        register(&self.0, buffer)
+    }
+
+    /// Starts to receive up to `bytes` to `offset`; none when the plugin wants to be asked again.
+    ///
+    /// # Errors
+    /// The plugin's, or a range outside of the memory.
+    pub fn irecv(&self, memory: &Rc<Registration>, offset: usize, bytes: usize, tag: i32) -> Result<Option<Request>> {
+        let mut address = memory.address(&self.0, offset, bytes)?;
+        let plugin = &self.0.context.plugin;
+        let irecv = plugin.function("irecv", plugin.table().irecv)?;
+        let (mut size, mut tag, mut handle) = (bytes, tag, memory.raw);
+        let (mut profiler, mut raw) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: arrays of one element each, valid for the length of the call; the memory as in `isend`.
+        let code = unsafe {
+            let comm = self.0.raw.as_ptr();
+            irecv(comm, 1, &mut address, &mut size, &mut tag, &mut handle, &mut profiler, &mut raw)
+        };
+        plugin.check("irecv", code)?;
+        Ok(NonNull::new(raw).map(|raw| Request::start(raw, memory, bytes)))
+    }
+}
+
+fn register(comm: &Rc<Comm>, buffer: &Rc<HostBuffer>) -> Result<Rc<Registration>> {
+    let plugin = &comm.context.plugin;
+    let reg_mr = plugin.function("regMr", plugin.table().regMr)?;
+    let mut raw = ptr::null_mut();
+    // SAFETY: the comm is open; the buffer is mapped at that length until after deregMr, since the registration holds it.
+    let code = unsafe { reg_mr(comm.raw.as_ptr(), buffer.memory.as_ptr(), buffer.bytes, PTR_HOST, &mut raw) };
+    plugin.check("regMr", code)?;
+    Ok(Rc::new(Registration { comm: Rc::clone(comm), raw, buffer: Rc::clone(buffer) }))
+}
+
+impl Registration {
+    fn address(&self, comm: &Rc<Comm>, offset: usize, bytes: usize) -> Result<*mut c_void> {
+        ensure!(Rc::ptr_eq(comm, &self.comm), "memory registered with another comm");
+        let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.buffer.bytes);
+        ensure!(inside, "{bytes} bytes at {offset} lie outside of a buffer of {} bytes", self.buffer.bytes);
+        ensure!(self.buffer.users.get() >= 0, "the buffer is being filled or checked");
+        Ok(self.buffer.memory.as_ptr().wrapping_byte_add(offset))
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        let plugin = &self.comm.context.plugin;
+        let Ok(dereg_mr) = plugin.function("deregMr", plugin.table().deregMr) else { return };
+        // SAFETY: the handle came from regMr of this comm, which is still open, and goes away here; no request is under
+        // way, for each holds its registration.
+        let code = unsafe { dereg_mr(self.comm.raw.as_ptr(), self.raw) };
+        plugin.check_on_close("deregMr", code);
+    }
+}
+
+impl Request {
+    fn start(raw: NonNull<c_void>, registration: &Rc<Registration>, bytes: usize) -> Self {
+        let users = &registration.buffer.users;
+        users.set(users.get() + 1);
+        Self { raw: Some(raw), registration: Rc::clone(registration), bytes }
+    }
+
+    /// Whether it is done: how many bytes were moved, or none.
+    ///
+    /// # Errors
+    /// The plugin's, or a size that the request cannot have.
+    pub fn test(&mut self) -> Result<Option<usize>> {
+        let raw = self.raw.context("a request that is done was tested again")?;
+        let plugin = &self.registration.comm.context.plugin;
+        let test = plugin.function("test", plugin.table().test)?;
+        let (mut done, mut size) = (0, 0);
+        // SAFETY: the request is under way; `size` has room for the one size of a request with one part.
+        let code = unsafe { test(raw.as_ptr(), &mut done, &mut size) };
+        plugin.check("test", code)?;
+        if done == 0 {
+            return Ok(None);
+        }
+        self.raw = None;
+        let users = &self.registration.buffer.users;
+        users.set(users.get() - 1);
+        let moved = usize::try_from(size).ok().filter(|moved| *moved <= self.bytes);
+        moved.map(Some).with_context(|| format!("test reports {size} bytes of a request of {}", self.bytes))
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        // The network may still write there: what the request stands on is never given back.
+        if self.raw.is_some() {
+            std::mem::forget(Rc::clone(&self.registration));
+        }
+    }
+}
+
+impl HostBuffer {
+    /// Zeroed memory of `bytes` (1 or more).
+    ///
+    /// # Errors
+    /// When the system has none.
+    pub fn new(bytes: usize) -> Result<Rc<Self>> {
+        let length = NonZeroUsize::new(bytes).context("a buffer of no bytes")?;
+        let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: a new private mapping at a place of the kernel's choice touches no memory in use.
+        let memory = unsafe { mmap_anonymous(None, length, protection, MapFlags::MAP_PRIVATE) };
+        let memory = memory.map_err(|errno| anyhow!("allocate {bytes} bytes: {}", errno.desc()))?;
+        Ok(Rc::new(Self { memory, bytes, users: Cell::new(0) }))
+    }
+
+    /// Fills or reads the memory.
+    ///
+    /// # Errors
+    /// While requests are under way in it.
+    pub fn with_bytes<T>(&self, work: impl FnOnce(&mut [u8]) -> T) -> Result<T> {
+        ensure!(self.users.get() == 0, "the buffer is in use by {} requests", self.users.get());
+        self.users.set(-1);
+        // SAFETY: mapped and initialised at that length; no request is under way in it, and none starts and no second
+        // call gets here before the count is reset, so this is the only access.
+        let result = work(unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr().cast(), self.bytes) });
+        self.users.set(0);
+        Ok(result)
+    }
+}
+
+impl Drop for HostBuffer {
+    fn drop(&mut self) {
+        // SAFETY: the mapping of `new`, whole; registrations and requests held the buffer and are gone.
+        let _ = unsafe { munmap(self.memory, self.bytes) };
+    }
+}
+
+type FixedLogger = extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, *const c_char);
+
+fn logger() -> DebugLogger {
+    // SAFETY: NCCL's logger is variadic after `fmt`, which Rust cannot define. Plugins for NCCL call it with "%s" and one
+    // string; a caller may pass nothing or other types, but then `fmt` is not "%s" and `on_log` does not look at `arg`.
+    // On the two machines this is for, a first variadic argument that is a pointer travels where the sixth fixed one
+    // would: System V x86-64 passes both in r9 (the count of vector registers in al is ignored by a function that is not
+    // variadic), and AAPCS64 on Linux passes both in x5.
+    unsafe { std::mem::transmute::<FixedLogger, DebugLogger>(on_log) }
+}
+
+extern "C" fn on_log(
+    level: c_int,
+    _flags: c_ulong,
+    _file: *const c_char,
+    _line: c_int,
+    fmt: *const c_char,
+    arg: *const c_char,
+) {
+    let format = text(fmt);
+    match format.as_str() {
+        "%s" => log::record(level, &text(arg)),
+        other => log::record(level, other),
+    }
+}
+
+/// A copy of a C string; empty for NULL.
+fn text(string: *const c_char) -> String {
+    if string.is_null() {
+        return String::new();
+    }
+    // SAFETY: not NULL, and by the plugin interface a string that ends with NUL and lives for the length of the call.
+    unsafe { CStr::from_ptr(string) }.to_string_lossy().into_owned()
+}

@@ -1,0 +1,263 @@
+//! One rank: a process of its own that loads the plugin and does what the command tells it.
+
+use crate::collective::{Collective, Part};
+use crate::control::{self, FromRank, Measurement, Network, Sender, Setup, ToRank};
+use crate::log::{self, Level};
+use crate::net::{Context, Handle, HostBuffer, Listener, Plugin, RecvComm, SendComm};
+use crate::pattern::{Mismatch, Pattern};
+use crate::{activity, ring};
+use anyhow::{Context as _, Result, bail, ensure};
+use nccl_net_spark::abi::types::HANDLE_BYTES;
+use nix::sys::{prctl, signal};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::rc::Rc;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+/// The device that NCCL would use first, and of this plugin the only one.
+const DEVICE: i32 = 0;
+/// How often the command hears from a rank.
+const BEAT: Duration = Duration::from_millis(250);
+/// Memory is filled and compared in stretches of this size, so that the rank can show in between that it is alive.
+const FILL_BYTES: usize = 4 << 20;
+
+/// The memory that a rank sends from and receives into; the same one in a collective that works in place.
+pub struct Buffers {
+    /// What is sent.
+    pub send: Rc<HostBuffer>,
+    /// What is received.
+    pub recv: Rc<HostBuffer>,
+}
+
+/// Runs a rank whose standard input is the line to the command.
+///
+/// # Errors
+/// When that line does not work; everything else goes over the line, and the command ends this process.
+pub fn run(level: Level) -> Result<()> {
+    prctl::set_pdeathsig(signal::Signal::SIGKILL).context("ask to be killed with the parent")?;
+    let stream = std::io::stdin().as_fd().try_clone_to_owned().context("duplicate the control socket")?;
+    let (sender, mut receiver) = control::split(UnixStream::from(stream))?;
+    let sender = Arc::new(sender);
+    let (commands_in, commands) = mpsc::channel();
+    std::thread::spawn(move || {
+        while let Ok(Some(command)) = receiver.receive::<ToRank>() {
+            let _ = commands_in.send(command);
+        }
+        die();
+    });
+    let beats = Arc::clone(&sender);
+    std::thread::spawn(move || {
+        let mut observer = activity::Observer::default();
+        loop {
+            let (ticks, doing) = observer.look();
+            if beats.send(&FromRank::Beat { ticks, doing }).is_err() {
+                die();
+            }
+            std::thread::sleep(BEAT);
+        }
+    });
+    if let Err(error) = work(level, &commands, &sender) {
+        sender.send(&FromRank::Failed { reason: format!("{error:#}") })?;
+        // Nothing is closed: that would only make the other ranks fail too, with reasons that hide this one.
+        loop {
+            std::thread::park();
+        }
+    }
+    Ok(())
+}
+
+/// The command is gone, so nobody is left to tell; the working thread may be anywhere in the plugin.
+fn die() {
+    let _ = signal::raise(signal::Signal::SIGKILL);
+}
+
+fn work(level: Level, commands: &mpsc::Receiver<ToRank>, sender: &Sender) -> Result<()> {
+    activity::stage("starting");
+    let ToRank::Setup(setup) = commands.recv()? else { bail!("the first command is not the set-up") };
+    log::start(setup.rank, level);
+    let context = Plugin::load(&setup.plugin)?.init(setup.job)?;
+    let network = look_at(&context)?;
+    let (listeners, handles): (Vec<_>, Vec<_>) =
+        (0..setup.channels).map(|_| context.listen(DEVICE)).collect::<Result<Vec<_>>>()?.into_iter().unzip();
+    let handles = handles.iter().map(|handle| handle.to_vec()).collect();
+    sender.send(&FromRank::Listening { network, handles })?;
+
+    let ToRank::Connect { handles } = commands.recv()? else { bail!("the second command is not to connect") };
+    let handles = handles.into_iter().map(Handle::try_from).collect::<Result<Vec<_>, _>>();
+    let Ok(handles) = handles else { bail!("a handle has not {HANDLE_BYTES} bytes") };
+    activity::stage("connecting");
+    let connections = connect(&context, &listeners, handles)?;
+    drop(listeners);
+    activity::stage("registering memory");
+    let mut rank = Rank::new(setup, connections)?;
+    sender.send(&FromRank::Connected)?;
+
+    loop {
+        activity::stage("waiting for the other ranks");
+        match commands.recv()? {
+            ToRank::Prepare { count } => {
+                rank.prepare(count)?;
+                sender.send(&FromRank::Ready)?;
+            }
+            ToRank::Go => sender.send(&FromRank::Measured(rank.measure()?))?,
+            ToRank::Finish => break,
+            other => bail!("unexpected command {other:?}"),
+        }
+    }
+    activity::stage("closing");
+    Ok(())
+}
+
+fn look_at(context: &Context) -> Result<Network> {
+    let devices = context.devices()?;
+    ensure!(devices > 0, "the plugin has no device");
+    let properties = context.properties(DEVICE)?;
+    ensure!(properties.host_memory, "device {} takes no host memory", properties.name);
+    Ok(Network {
+        name: context.network(),
+        device: properties.name,
+        devices,
+        speed_mbps: properties.speed_mbps,
+        rails: log::take_rail_lines(),
+    })
+}
+
+/// Connects and accepts all channels side by side, as NCCL does: neither end may wait for the other.
+fn connect(
+    context: &Rc<Context>,
+    listeners: &[Listener],
+    mut handles: Vec<Handle>,
+) -> Result<Vec<(SendComm, RecvComm)>> {
+    ensure!(handles.len() == listeners.len(), "{} handles for {} channels", handles.len(), listeners.len());
+    let mut pairs: Vec<(Option<SendComm>, Option<RecvComm>)> = listeners.iter().map(|_| (None, None)).collect();
+    while pairs.iter().any(|(send, recv)| send.is_none() || recv.is_none()) {
+        for (channel, (send, recv)) in pairs.iter_mut().enumerate() {
+            if send.is_none() {
+                *send = context.connect(DEVICE, &mut handles[channel]).with_context(|| format!("channel {channel}"))?;
+                send.iter().for_each(|_| activity::tick());
+            }
+            if recv.is_none() {
+                *recv = listeners[channel].accept().with_context(|| format!("channel {channel}"))?;
+                recv.iter().for_each(|_| activity::tick());
+            }
+        }
+        std::thread::yield_now();
+    }
+    Ok(pairs.into_iter().filter_map(|(send, recv)| send.zip(recv)).collect())
+}
+
+struct Rank {
+    setup: Setup,
+    channels: Vec<ring::Channel>,
+    buffers: Buffers,
+    /// Of the data: all ranks count it in the same way.
+    iteration: u64,
+    /// How many bytes each rank contributes at the size at hand.
+    count: usize,
+}
+
+impl Rank {
+    fn new(setup: Setup, connections: Vec<(SendComm, RecvComm)>) -> Result<Self> {
+        let (rank, ranks) = (setup.rank, setup.ranks);
+        let recv = HostBuffer::new(setup.collective.size_bytes(setup.max_count, ranks))?;
+        let send = match setup.collective.in_place() {
+            true => Rc::clone(&recv),
+            false => HostBuffer::new(setup.max_count)?,
+        };
+        let buffers = Buffers { send, recv };
+        let prior = (rank + ranks - 1) % ranks;
+        let channels =
+            connections.into_iter().map(|(send, recv)| ring::Channel::new(send, recv, &buffers, rank, prior));
+        let channels = channels.collect::<Result<Vec<_>>>()?;
+        Ok(Self { setup, channels, buffers, iteration: 0, count: 0 })
+    }
+
+    /// Plans the size, fills, and runs the warm-up.
+    fn prepare(&mut self, count: usize) -> Result<()> {
+        let Setup { collective, rank, ranks, channels, .. } = self.setup;
+        self.count = count;
+        for (number, channel) in self.channels.iter_mut().enumerate() {
+            channel.plan(collective.schedule(rank, ranks, count, number, channels));
+        }
+        if self.setup.check_iters > 0 {
+            self.fill()?;
+        }
+        for _ in 0..self.setup.warmup_iters {
+            self.stage("warming up");
+            self.run()?;
+        }
+        Ok(())
+    }
+
+    /// Times the iterations, checks what the last of them left, then runs the checked ones, each with data of its own.
+    fn measure(&mut self) -> Result<Measurement> {
+        self.stage("timing");
+        let start = Instant::now();
+        for _ in 0..self.setup.iters {
+            self.run()?;
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        if self.setup.check_iters == 0 {
+            return Ok(Measurement { seconds, wrong: None, first_wrong: None });
+        }
+        let (mut wrong, mut first_wrong) = self.compare()?;
+        for _ in 0..self.setup.check_iters {
+            self.fill()?;
+            self.stage("checking");
+            self.run()?;
+            let (more, first) = self.compare()?;
+            wrong += more;
+            first_wrong = first_wrong.or(first);
+        }
+        Ok(Measurement { seconds, wrong: Some(wrong), first_wrong })
+    }
+
+    fn run(&mut self) -> Result<()> {
+        ring::run(&mut self.channels, self.setup.collective.shape())
+    }
+
+    /// Writes new data into the send buffer. The receive buffer keeps what it has: stale data must not pass.
+    fn fill(&mut self) -> Result<()> {
+        self.stage("filling");
+        self.iteration += 1;
+        let Part { rank, range } = self.collective().contribution(self.setup.rank, self.count);
+        let pattern = Pattern::new(rank, self.iteration);
+        self.buffers.send.with_bytes(|bytes| {
+            for (index, stretch) in bytes[range].chunks_mut(FILL_BYTES).enumerate() {
+                pattern.fill(index * FILL_BYTES, stretch);
+                activity::tick();
+            }
+        })
+    }
+
+    /// Compares every byte of the result: how many are wrong, and the first of them in words.
+    fn compare(&self) -> Result<(u64, Option<String>)> {
+        self.stage("comparing");
+        let (mut wrong, mut first_wrong) = (0, None);
+        for Part { rank, range } in self.collective().result(self.setup.rank, self.setup.ranks, self.count) {
+            let pattern = Pattern::new(rank, self.iteration);
+            let mut mismatch = Mismatch::default();
+            self.buffers.recv.with_bytes(|bytes| {
+                for (index, stretch) in bytes[range].chunks(FILL_BYTES).enumerate() {
+                    mismatch.add(pattern.compare(index * FILL_BYTES, stretch));
+                    activity::tick();
+                }
+            })?;
+            wrong += mismatch.wrong;
+            first_wrong = first_wrong.or(mismatch.first.map(|byte| {
+                let (offset, found, sent) = (byte.offset, byte.found, byte.sent);
+                format!("byte {offset} of rank {rank}'s data is {found:#04x} instead of {sent:#04x}")
+            }));
+        }
+        Ok((wrong, first_wrong))
+    }
+
+    fn stage(&self, what: &str) {
+        activity::stage(format!("{what} {} bytes", self.collective().size_bytes(self.count, self.setup.ranks)));
+    }
+
+    fn collective(&self) -> Collective {
+        self.setup.collective
+    }
+}

@@ -1,0 +1,70 @@
+//! Message sizes as nccl-tests takes them: `8`, `64K`, `1.5M`, `2G`, and the sweep from the least to the greatest.
+
+/// Parses a size in bytes; the suffixes K, M and G (either case) are powers of 1024.
+///
+/// # Errors
+/// What is allowed, where `text` is no such size.
+pub fn parse(text: &str) -> Result<usize, String> {
+    let (number, unit) = match text.char_indices().last() {
+        Some((at, 'K' | 'k')) => (&text[..at], 1_u64 << 10),
+        Some((at, 'M' | 'm')) => (&text[..at], 1 << 20),
+        Some((at, 'G' | 'g')) => (&text[..at], 1 << 30),
+        _ => (text, 1),
+    };
+    let plain = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let bytes = number.parse::<f64>().ok().filter(|_| plain).map(|value| value * unit as f64);
+    // 2^53: above it a double no longer tells neighbouring sizes apart.
+    match bytes {
+        Some(bytes) if bytes < (1_u64 << 53) as f64 => Ok(bytes as usize),
+        _ => Err("a number of bytes, with K, M or G behind it for powers of 1024, below 2^53".to_owned()),
+    }
+}
+
+/// How a sweep goes from one size to the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Times this much (2 or more).
+    Factor(usize),
+    /// This many bytes more (1 or more).
+    Bytes(usize),
+}
+
+/// Every size from `min_bytes` up to `max_bytes`, both of them included where the steps meet them.
+pub fn sweep(min_bytes: usize, max_bytes: usize, step: Step) -> impl Iterator<Item = usize> {
+    std::iter::successors(Some(min_bytes), move |&size| match step {
+        Step::Factor(factor) => size.checked_mul(factor),
+        Step::Bytes(bytes) => size.checked_add(bytes),
+    })
+    .take_while(move |&size| size <= max_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn suffixes_and_fractions_are_those_of_nccl_tests() {
+        let cases = [("8", 8), ("1K", 1024), ("64k", 65536), ("1.5M", 1_572_864), ("2g", 2_147_483_648), ("0", 0)];
+        for (text, bytes) in cases {
+            assert_eq!(parse(text), Ok(bytes), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_size_is_refused() {
+        for text in
+            ["", "K", "x", "1T", "1KB", "-1", "+1", "1e3", "inf", "nan", "1.2.3", "9007199254740992", "99999999999G"]
+        {
+            assert!(parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_sweep_goes_by_factor_or_by_bytes() {
+        assert_eq!(sweep(8, 128, Step::Factor(4)).collect::<Vec<_>>(), [8, 32, 128]);
+        assert_eq!(sweep(8, 100, Step::Factor(4)).collect::<Vec<_>>(), [8, 32]);
+        assert_eq!(sweep(10, 30, Step::Bytes(10)).collect::<Vec<_>>(), [10, 20, 30]);
+        assert_eq!(sweep(7, 7, Step::Bytes(1)).collect::<Vec<_>>(), [7]);
+        assert_eq!(sweep(usize::MAX / 2, usize::MAX, Step::Factor(3)).count(), 1);
+    }
+}

@@ -1,0 +1,59 @@
+//! What the tests of the command line share: the fake plugin, compiled here, and the program under test.
+#![allow(dead_code)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// The fake plugin in a folder that lives as long as this.
+pub struct Fake {
+    folder: tempfile::TempDir,
+}
+
+impl Fake {
+    /// Compiles it with `cc` (or what `CC` names), which any machine that links Rust has.
+    pub fn compile(defines: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_plugin.c");
+        let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
+        let mut command = Command::new(compiler);
+        command.args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o"]);
+        let output = command.arg(folder.path().join("libfake.so")).args(defines).arg(source).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Self { folder }
+    }
+
+    pub fn library(&self) -> PathBuf {
+        self.folder.path().join("libfake.so")
+    }
+
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+/// What the program said, and how it ended.
+#[derive(Debug)]
+pub struct Said {
+    pub status: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+impl From<Output> for Said {
+    fn from(output: Output) -> Self {
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        Self { status: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    }
+}
+
+/// The program under test, without an environment that could change what it does.
+pub fn nccl_spark() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_nccl-spark"));
+    command.env_remove("NCCL_DEBUG");
+    command
+}
+
+/// Runs it to its end.
+pub fn say(arguments: &[&str]) -> Said {
+    nccl_spark().args(arguments).output().unwrap().into()
+}

@@ -1,0 +1,358 @@
+/* A network plugin (ncclNet v11) over loopback TCP, for the tests of nccl-spark.
+ *
+ * It moves data as a real one does, is strict about how it is driven, and has faults that the environment plants. The
+ * value of a fault is the number of the isend, or of the received message, that it strikes, counted from 1 in a process:
+ *   FAKE_CORRUPT   one byte of the message is flipped        FAKE_STALE    the message never reaches its buffer
+ *   FAKE_SWAP      the halves of the message are swapped     FAKE_SHORT    test reports a byte too few
+ *   FAKE_FAIL      isend fails                               FAKE_HANG     isend never comes back
+ *   FAKE_LOSE      isend drops the message                   FAKE_DIE      isend kills the process
+ *   FAKE_EXIT      isend leaves the process with status 3    FAKE_UNKNOWN  isend returns a code that NCCL has no name for
+ * Without a number: FAKE_INIT_FAILS, FAKE_NO_DEVICE, FAKE_DEVICE_ONLY (no host memory). */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/tcp.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { OK = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE_ERROR = 6 };
+enum { WARN = 2, INFO = 3 };
+enum { REQUESTS = 8 };
+
+typedef void (*logger_t)(int level, unsigned long flags, const char *file, int line, const char *format, ...);
+
+typedef struct {
+  const char *name, *pci_path;
+  uint64_t guid;
+  int ptr_support, reg_is_global, force_flush, speed, port;
+  float latency;
+  int max_comms, max_recvs, device_type, device_version;
+  int ndevs, devs[4];
+  size_t max_p2p_bytes, max_coll_bytes;
+  int max_multi_request_size;
+} properties_t;
+
+typedef struct {
+  const char *name;
+  int (*init)(void **, uint64_t, const void *, logger_t, void *);
+  int (*devices)(int *);
+  int (*get_properties)(int, properties_t *);
+  int (*listen)(void *, int, void *, void **);
+  int (*connect)(void *, int, void *, void **, void **);
+  int (*accept)(void *, void **, void **);
+  int (*reg_mr)(void *, void *, size_t, int, void **);
+  void *reg_mr_dma_buf;
+  int (*dereg_mr)(void *, void *);
+  int (*isend)(void *, void *, size_t, int, void *, void *, void **);
+  int (*irecv)(void *, int, void **, size_t *, int *, void **, void **, void **);
+  void *iflush;
+  int (*test)(void *, int *, int *);
+  int (*close_send)(void *);
+  int (*close_recv)(void *);
+  int (*close_listen)(void *);
+  void *get_device_mr, *irecv_consumed, *make_v_device;
+  int (*finalize)(void *);
+  void *set_net_attr;
+} net_t;
+
+typedef struct {
+  uint32_t magic;
+  uint16_t port;
+  uint8_t calls; /* connect must be called again with this very memory */
+} handle_t;
+
+typedef struct {
+  uint64_t size;
+  int64_t tag;
+} header_t;
+
+struct comm;
+typedef struct {
+  struct comm *comm;
+  header_t header;
+  char *data;
+  size_t room, moved; /* moved counts the header, too */
+  int tag, used, done;
+} request_t;
+
+typedef struct comm {
+  int fd, sends, registrations;
+  request_t requests[REQUESTS];
+  unsigned first, next; /* running numbers of the oldest unfinished and of the next request */
+  unsigned refused;
+} comm_t;
+
+typedef struct {
+  comm_t *comm;
+  char *data;
+  size_t size;
+} mr_t;
+
+static logger_t logger;
+static int open_objects;
+static long sent, received;
+
+static int fail(int code, const char *text) {
+  logger(WARN, 0x10, __FILE__, __LINE__, "%s", text);
+  return code;
+}
+
+static int strikes(const char *fault, long number) {
+  const char *value = getenv(fault);
+  return value != NULL && atol(value) == number;
+}
+
+static int fake_init(void **context, uint64_t id, const void *config, logger_t log, void *profiler) {
+  (void)id, (void)config, (void)profiler;
+  logger = log;
+  if (getenv("FAKE_INIT_FAILS")) return fail(SYSTEM_ERROR, "NET/Fake: planted: no such hardware");
+  logger(INFO, 0x10, __FILE__, __LINE__, "%s", "NET/Fake: 2 rails merged: lo0 lo1");
+  *context = &open_objects;
+  open_objects++;
+  return OK;
+}
+
+static int fake_devices(int *count) {
+  *count = getenv("FAKE_NO_DEVICE") ? 0 : 1;
+  return OK;
+}
+
+static int fake_properties(int dev, properties_t *properties) {
+  if (dev != 0) return fail(INVALID_ARGUMENT, "NET/Fake: no such device");
+  memset(properties, 0, sizeof *properties);
+  properties->name = "Fake0";
+  properties->ptr_support = getenv("FAKE_DEVICE_ONLY") ? 2 : 1;
+  properties->speed = 40000;
+  properties->port = 1;
+  properties->max_comms = 1024;
+  properties->max_recvs = 1;
+  return OK;
+}
+
+static int loopback(uint16_t port, struct sockaddr_in *address) {
+  memset(address, 0, sizeof *address);
+  address->sin_family = AF_INET;
+  address->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address->sin_port = port;
+  return socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+}
+
+static int fake_listen(void *context, int dev, void *handle, void **comm) {
+  if (context != &open_objects || dev != 0) return fail(INVALID_ARGUMENT, "NET/Fake: listen: wrong context or device");
+  struct sockaddr_in address;
+  socklen_t length = sizeof address;
+  int fd = loopback(0, &address);
+  if (fd < 0 || bind(fd, (struct sockaddr *)&address, length) || listen(fd, 8) ||
+      getsockname(fd, (struct sockaddr *)&address, &length))
+    return fail(SYSTEM_ERROR, "NET/Fake: cannot listen");
+  fcntl(fd, F_SETFL, O_NONBLOCK);
+  handle_t filled = {.magic = 0xfa4e, .port = address.sin_port};
+  memset(handle, 0xaa, 128);
+  memcpy(handle, &filled, sizeof filled);
+  comm_t *made = calloc(1, sizeof *made);
+  made->fd = fd;
+  *comm = made;
+  open_objects++;
+  return OK;
+}
+
+static comm_t *new_comm(int fd, int sends) {
+  int on = 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  fcntl(fd, F_SETFL, O_NONBLOCK);
+  comm_t *comm = calloc(1, sizeof *comm);
+  comm->fd = fd;
+  comm->sends = sends;
+  open_objects++;
+  return comm;
+}
+
+static int fake_connect(void *context, int dev, void *memory, void **comm, void **device_comm) {
+  handle_t *handle = memory;
+  *comm = NULL;
+  if (context != &open_objects || dev != 0) return fail(INVALID_ARGUMENT, "NET/Fake: connect: wrong context or device");
+  if (device_comm == NULL) return fail(INVALID_ARGUMENT, "NET/Fake: connect: NULL sendDevComm");
+  if (handle->magic != 0xfa4e) return fail(INVALID_USAGE, "NET/Fake: not a handle of this network");
+  if (handle->calls++ < 2) return OK;
+  struct sockaddr_in address;
+  int fd = loopback(handle->port, &address);
+  if (fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof address))
+    return fail(SYSTEM_ERROR, "NET/Fake: cannot connect");
+  *comm = new_comm(fd, 1);
+  return OK;
+}
+
+static int fake_accept(void *listener, void **comm, void **device_comm) {
+  (void)device_comm;
+  *comm = NULL;
+  int fd = accept4(((comm_t *)listener)->fd, NULL, NULL, SOCK_CLOEXEC);
+  if (fd < 0) return errno == EAGAIN ? OK : fail(SYSTEM_ERROR, "NET/Fake: cannot accept");
+  *comm = new_comm(fd, 0);
+  return OK;
+}
+
+static int fake_reg_mr(void *comm, void *data, size_t size, int type, void **mhandle) {
+  if (type != 1) return fail(INVALID_USAGE, "NET/Fake: host memory only");
+  if ((uintptr_t)data % 4096 != 0) return fail(INVALID_USAGE, "NET/Fake: memory is not page-aligned");
+  mr_t *mr = malloc(sizeof *mr);
+  *mr = (mr_t){comm, data, size};
+  ((comm_t *)comm)->registrations++;
+  *mhandle = mr;
+  return OK;
+}
+
+static int fake_dereg_mr(void *comm, void *mhandle) {
+  comm_t *of = comm;
+  if (((mr_t *)mhandle)->comm != of) return fail(INVALID_ARGUMENT, "NET/Fake: registration of another comm");
+  if (of->first != of->next) return fail(INVALID_USAGE, "NET/Fake: deregMr with requests under way");
+  of->registrations--;
+  free(mhandle);
+  return OK;
+}
+
+/* Refuses where a real plugin may: when full, and every third time just so. */
+static request_t *start(comm_t *comm, void *data, size_t size, int tag) {
+  if (comm->refused++ % 3 == 1) return NULL;
+  request_t *request = &comm->requests[comm->next % REQUESTS];
+  if (request->used) return NULL;
+  comm->next++;
+  *request = (request_t){.comm = comm, .header = {size, tag}, .data = data, .room = size, .tag = tag, .used = 1};
+  return request;
+}
+
+static int outside(const comm_t *comm, const mr_t *mr, const char *data, size_t size) {
+  return mr->comm != comm || data < mr->data || data + size > mr->data + mr->size;
+}
+
+static int fake_isend(void *opaque, void *data, size_t size, int tag, void *mhandle, void *phandle, void **result) {
+  comm_t *comm = opaque;
+  (void)phandle;
+  *result = NULL;
+  if (!comm->sends || outside(comm, mhandle, data, size)) return fail(INVALID_ARGUMENT, "NET/Fake: isend: wrong memory");
+  request_t *request = start(comm, data, size, tag);
+  if (request == NULL) return OK;
+  sent++;
+  if (strikes("FAKE_FAIL", sent)) return fail(REMOTE_ERROR, "NET/Fake: planted: the cable is gone");
+  if (strikes("FAKE_UNKNOWN", sent)) return 99;
+  if (strikes("FAKE_DIE", sent)) raise(SIGKILL);
+  if (strikes("FAKE_EXIT", sent)) _exit(3);
+  if (strikes("FAKE_LOSE", sent)) request->done = 1, comm->first++;
+  while (strikes("FAKE_HANG", sent)) pause();
+  *result = request;
+  return OK;
+}
+
+static int fake_irecv(void *opaque, int n, void **data, size_t *sizes, int *tags, void **mhandles, void **phandles,
+                      void **result) {
+  comm_t *comm = opaque;
+  *result = NULL;
+  if (n != 1 || phandles == NULL) return fail(INVALID_ARGUMENT, "NET/Fake: irecv: one part, and its profiler handle");
+  if (comm->sends || outside(comm, mhandles[0], data[0], sizes[0]))
+    return fail(INVALID_ARGUMENT, "NET/Fake: irecv: wrong memory");
+  *result = start(comm, data[0], sizes[0], tags[0]);
+  return OK;
+}
+
+/* Moves the stretch of header and data that is left; 1 when all is moved, 0 when the socket has no more, -1 on error. */
+static int move(comm_t *comm, request_t *request) {
+  while (request->moved < sizeof(header_t) + request->header.size) {
+    int head = request->moved < sizeof(header_t);
+    size_t at = head ? request->moved : request->moved - sizeof(header_t);
+    char *from = (head ? (char *)&request->header : request->data) + at;
+    size_t left = (head ? sizeof(header_t) : request->header.size) - at;
+    ssize_t count = comm->sends ? send(comm->fd, from, left, MSG_NOSIGNAL) : recv(comm->fd, from, left, 0);
+    if (count < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
+    if (count <= 0) return -1;
+    request->moved += count;
+    if (!comm->sends && request->moved == sizeof(header_t) &&
+        (request->header.size > request->room || request->header.tag != request->tag))
+      return -1;
+  }
+  return 1;
+}
+
+static void plant(request_t *request) {
+  size_t size = request->header.size;
+  received++;
+  if (strikes("FAKE_CORRUPT", received)) request->data[size / 2] ^= 1;
+  if (strikes("FAKE_SHORT", received)) request->header.size--;
+  if (strikes("FAKE_SWAP", received))
+    for (size_t at = 0; at < size / 2; at++) {
+      char low = request->data[at];
+      request->data[at] = request->data[at + size / 2];
+      request->data[at + size / 2] = low;
+    }
+}
+
+static int progress(comm_t *comm) {
+  for (; comm->first != comm->next; comm->first++) {
+    request_t *request = &comm->requests[comm->first % REQUESTS];
+    static char nowhere[16 << 20];
+    int stale = !comm->sends && strikes("FAKE_STALE", received + 1);
+    char *data = request->data;
+    if (stale) request->data = nowhere;
+    int moved = move(comm, request);
+    request->data = data;
+    if (moved < 0) return fail(REMOTE_ERROR, "NET/Fake: the peer is gone");
+    if (moved == 0) return OK;
+    if (!comm->sends) plant(request);
+    request->done = 1;
+  }
+  return OK;
+}
+
+static int fake_test(void *opaque, int *done, int *sizes) {
+  request_t *request = opaque;
+  if (!request->used) return fail(INVALID_USAGE, "NET/Fake: a request that is done was tested again");
+  int code = progress(request->comm);
+  if (code != OK) return code;
+  *done = request->done;
+  if (request->done) {
+    request->used = 0;
+    if (sizes) *sizes = (int)request->header.size;
+  }
+  return OK;
+}
+
+static int close_comm(void *opaque) {
+  comm_t *comm = opaque;
+  if (comm->registrations != 0) return fail(INVALID_USAGE, "NET/Fake: closed with memory registered");
+  close(comm->fd);
+  free(comm);
+  open_objects--;
+  return OK;
+}
+
+static int fake_finalize(void *context) {
+  if (context != &open_objects) return fail(INVALID_ARGUMENT, "NET/Fake: finalize: wrong context");
+  return --open_objects == 0 ? OK : fail(INVALID_USAGE, "NET/Fake: finalize with something open");
+}
+
+const net_t ncclNetPlugin_v11 = {
+    .name = "Fake",
+    .init = fake_init,
+    .devices = fake_devices,
+    .get_properties = fake_properties,
+    .listen = fake_listen,
+    .connect = fake_connect,
+    .accept = fake_accept,
+    .reg_mr = fake_reg_mr,
+    .dereg_mr = fake_dereg_mr,
+    .isend = fake_isend,
+    .irecv = fake_irecv,
+    .test = fake_test,
+    .close_send = close_comm,
+    .close_recv = close_comm,
+    .close_listen = close_comm,
+    .finalize = fake_finalize,
+};
+
+#ifdef FAKE_ALL_VERSIONS
+const net_t ncclNetPlugin_v8 = {0}, ncclNetPlugin_v9 = {0}, ncclNetPlugin_v10 = {0}, ncclNetPlugin_v12 = {0};
+#endif

@@ -1,0 +1,196 @@
+//! Collectives end to end: real processes, a fake plugin over loopback TCP, and faults planted in it.
+
+mod common;
+
+use common::{Fake, Said, nccl_spark, say};
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+/// Enough for a hung test to be the program's fault and not the machine's.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn run(collective: &str, arguments: &str) -> Said {
+    let fake = Fake::compile(&[]);
+    let library = fake.library();
+    let mut all = vec![collective, "--plugin", library.to_str().unwrap()];
+    all.extend(arguments.split_whitespace());
+    say(&all)
+}
+
+/// The rows of the table: size, count, busbw, wrong.
+fn rows(said: &Said) -> Vec<(u64, u64, f64, String)> {
+    let rows = said.out.lines().filter(|line| !line.starts_with('#'));
+    rows.map(|row| {
+        let cells: Vec<_> = row.split_whitespace().collect();
+        assert_eq!((cells.len(), cells[2], cells[3], cells[4]), (9, "int8", "none", "-1"), "{row}");
+        (cells[0].parse().unwrap(), cells[1].parse().unwrap(), cells[7].parse().unwrap(), cells[8].to_owned())
+    })
+    .collect()
+}
+
+fn assert_all_right(said: &Said, sizes: &[(u64, u64)]) {
+    assert_eq!(said.status, Some(0), "{said:?}");
+    // The fake complains there when it is not closed in order.
+    assert_eq!(said.err, "", "{said:?}");
+    let rows = rows(said);
+    assert_eq!(rows.iter().map(|row| (row.0, row.1)).collect::<Vec<_>>(), sizes, "{said:?}");
+    assert!(rows.iter().all(|row| row.3 == "0"), "{said:?}");
+    assert!(said.out.contains("# Out of bounds values : 0 OK\n# Avg bus bandwidth    : "), "{said:?}");
+}
+
+#[test]
+fn all_gather_of_two_and_three_ranks_is_right_at_every_size() {
+    let two = run("all-gather", "-b 8 -e 8M -f 64 -n 3");
+    assert_all_right(&two, &[(8, 4), (512, 256), (32 << 10, 16 << 10), (2 << 20, 1 << 20)]);
+    let three = run("all-gather", "-r 3 --channels 2 -b 100 -e 9000100 -i 4500000 -n 2 -c 2");
+    assert_all_right(&three, &[(99, 33), (4_500_099, 1_500_033), (9_000_099, 3_000_033)]);
+}
+
+#[test]
+fn sendrecv_of_two_and_three_ranks_is_right_at_every_size() {
+    let two = run("sendrecv", "-b 1 -e 4M -f 128 -n 3 --channels 4");
+    assert_all_right(&two, &[(1, 1), (128, 128), (16 << 10, 16 << 10), (2 << 20, 2 << 20)]);
+    assert_all_right(&run("sendrecv", "-r 3 -b 3M -e 3M -n 2"), &[(3 << 20, 3 << 20)]);
+}
+
+#[test]
+fn the_end_tells_what_nccl_would_see() {
+    let said = run("sendrecv", "-b 8 -e 8");
+    let expected = "# On every rank NCCL would see network Fake, device Fake0 (1 of 1), 40000 Mb/s\n\
+                    # every rank: NET/Fake: 2 rails merged: lo0 lo1\n";
+    assert!(said.out.ends_with(expected), "{said:?}");
+}
+
+#[test]
+fn information_is_shown_when_asked_for_and_rank_env_reaches_its_rank_alone() {
+    let said = run("sendrecv", "-b 8 -e 8 --rank-env 1:NCCL_DEBUG=INFO");
+    assert_eq!(said.err, "rank 1: NCCL INFO NET/Fake: 2 rails merged: lo0 lo1\n", "{said:?}");
+}
+
+#[test]
+fn without_checks_nothing_is_called_right() {
+    let said = run("all-gather", "-b 64 -e 64 -c 0 --rank-env 0:FAKE_CORRUPT=2");
+    assert_eq!((said.status, rows(&said)[0].3.as_str()), (Some(0), "N/A"), "{said:?}");
+}
+
+/// Message 4 is that of the checked iteration, after one for warming up and two that are timed.
+#[test]
+fn damaged_swapped_and_stale_data_is_counted_and_fails_the_run() {
+    let flipped = run("all-gather", "-b 8K -e 16K -f 2 -n 2 --rank-env 1:FAKE_CORRUPT=4");
+    assert_eq!(flipped.status, Some(1), "{flipped:?}");
+    let wrong: Vec<_> = rows(&flipped).into_iter().map(|row| row.3).collect();
+    assert_eq!(wrong, ["1", "0"], "{flipped:?}");
+    assert!(flipped.out.contains("# rank 1: byte 2048 of rank 0's data is 0x"), "{flipped:?}");
+    assert!(flipped.out.contains("# Out of bounds values : 1 FAILED"), "{flipped:?}");
+
+    let stale = run("sendrecv", "-b 4096 -e 4096 -n 2 --rank-env 0:FAKE_STALE=4");
+    assert_eq!((stale.status, rows(&stale)[0].3.as_str()), (Some(1), "4096"), "{stale:?}");
+
+    let swapped = run("sendrecv", "-b 4096 -e 4096 -n 2 --rank-env 0:FAKE_SWAP=4");
+    let wrong: u64 = rows(&swapped)[0].3.parse().unwrap();
+    assert!(swapped.status == Some(1) && wrong > 3900, "{swapped:?}");
+}
+
+#[test]
+fn the_last_timed_iteration_is_checked_too() {
+    let said = run("sendrecv", "-b 4096 -e 4096 -n 2 --rank-env 1:FAKE_CORRUPT=3");
+    assert_eq!((said.status, rows(&said)[0].3.as_str()), (Some(1), "1"), "{said:?}");
+}
+
+#[test]
+fn a_failing_call_ends_the_run_with_its_reason() {
+    for (fault, reason) in [
+        ("FAKE_FAIL=3", "channel 0: isend returned ncclRemoteError (6): NET/Fake: planted: the cable is gone"),
+        ("FAKE_UNKNOWN=3", "channel 0: isend returned an unknown result (99)"),
+        ("FAKE_SHORT=3", "channel 0: receive: message 0 has 63 bytes instead of 64"),
+        ("FAKE_INIT_FAILS=1", "init returned ncclSystemError (2): NET/Fake: planted: no such hardware"),
+        ("FAKE_NO_DEVICE=1", "the plugin has no device"),
+        ("FAKE_DEVICE_ONLY=1", "device Fake0 takes no host memory"),
+    ] {
+        let said = run("sendrecv", &format!("-r 3 -b 64 -e 64 --rank-env 1:{fault}"));
+        assert_eq!(said.status, Some(1), "{fault}: {said:?}");
+        assert!(said.err.lines().any(|line| line == format!("nccl-spark: rank 1: {reason}")), "{fault}: {said:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_dies_ends_the_run_with_how_it_died() {
+    for (fault, end) in
+        [("FAKE_DIE", "killed by signal 9 (SIGKILL)"), ("FAKE_EXIT", "exited with status 3 without a word")]
+    {
+        let said = run("all-gather", &format!("-r 3 -b 3M -e 3M --rank-env 2:{fault}=5"));
+        assert_eq!(said.status, Some(1), "{said:?}");
+        let first = said.err.lines().find(|line| line.starts_with("nccl-spark: ")).unwrap_or_default();
+        assert_eq!(first, format!("nccl-spark: rank 2: {end}"), "{said:?}");
+    }
+}
+
+#[test]
+fn a_hang_ends_the_run_and_names_the_call() {
+    let stuck = run("sendrecv", "-b 64 -e 64 --timeout 4 --rank-env 1:FAKE_HANG=3");
+    assert_eq!(stuck.status, Some(1), "{stuck:?}");
+    assert!(stuck.err.starts_with("nccl-spark: no progress for 4 s (--timeout): rank 0: "), "{stuck:?}");
+    assert!(stuck.err.contains("rank 1: timing 64 bytes, 0 of 2 messages done, inside isend"), "{stuck:?}");
+
+    // Every message after the lost one passes for the one before it, until the last one is missing.
+    let lost = run("sendrecv", "-b 64 -e 64 --timeout 4 --rank-env 1:FAKE_LOSE=3");
+    let expected = "rank 0: checking 64 bytes, 1 of 2 messages done; rank 1: waiting for the other ranks\n";
+    assert!(lost.status == Some(1) && lost.err.ends_with(expected), "{lost:?}");
+}
+
+#[test]
+fn a_library_that_is_no_plugin_is_named() {
+    let said = say(&["sendrecv", "--plugin", env!("CARGO_BIN_EXE_nccl-spark")]);
+    assert!(
+        said.status == Some(1) && said.err.contains("rank 0: load ") && said.err.contains("nccl-spark"),
+        "{said:?}"
+    );
+    let fake = Fake::compile(&["-DncclNetPlugin_v11=another_symbol"]);
+    let said = say(&["sendrecv", "--plugin", fake.library().to_str().unwrap()]);
+    assert!(said.err.contains("is no usable NCCL plugin: no symbol ncclNetPlugin_v11"), "{said:?}");
+}
+
+#[test]
+fn wrong_options_are_one_line_and_status_two() {
+    for arguments in
+        [&["all-gather", "-r", "1"][..], &["sendrecv", "-b", "2M", "-e", "1M"], &["gather"], &["settings", "x"]]
+    {
+        let said = say(arguments);
+        assert_eq!((said.status, said.out.as_str(), said.err.lines().count()), (Some(2), "", 1), "{said:?}");
+        assert!(said.err.starts_with("nccl-spark: "), "{said:?}");
+    }
+    assert_eq!(say(&[]).status, Some(2));
+    assert_eq!(say(&["--help"]).status, Some(0));
+}
+
+/// Also when one of the ranks hangs inside the plugin, and the parent cannot clean up.
+#[test]
+fn ranks_do_not_outlive_a_killed_parent() {
+    let fake = Fake::compile(&[]);
+    let mut command = nccl_spark();
+    command.args(["sendrecv", "-b", "64", "-e", "64", "--rank-env", "1:FAKE_HANG=3", "--plugin"]);
+    let mut parent = command.arg(fake.library()).stdout(Stdio::piped()).spawn().unwrap();
+    let ranks = pids_of_ranks(&mut parent);
+    assert_eq!(ranks.len(), 2);
+    parent.kill().unwrap();
+    parent.wait().unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    while ranks.iter().any(|pid| runs(*pid)) {
+        assert!(Instant::now() < deadline, "a rank of {ranks:?} outlives its parent");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// From the lines `#  Rank  0 Pid 1234 ...`, up to the table's head: then the ranks are connected.
+fn pids_of_ranks(parent: &mut Child) -> Vec<u32> {
+    let lines = BufReader::new(parent.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let head = lines.take_while(|line| !line.contains("(elements)")).collect::<Vec<_>>();
+    let pid = |line: &String| line.split_once(" Pid ")?.1.split_whitespace().next()?.parse().ok();
+    head.iter().filter_map(pid).collect()
+}
+
+fn runs(pid: u32) -> bool {
+    let state = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    state.is_ok_and(|text| !text.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z')))
+}
