@@ -65,7 +65,7 @@ macro_rules! settings {
 settings! {
     verbs_library: String = "NCCL_IBVERBS_LIB", "libibverbs.so.1", text, "A file name or path.",
         "The verbs library to load.";
-    hca: NameFilter = "NCCL_IB_HCA", "", NameFilter::parse, "[^][=]NAME[:PORT],... (at most 32 entries).",
+    hca: NameFilter = "NCCL_IB_HCA", "", NameFilter::parse, "`[^][=]NAME[:PORT],...` (at most 32 entries).",
         "Which RDMA devices may become rails: a prefix match, `=` exact, `^` all but these.";
     gid_index: Option<u16> = "NCCL_IB_GID_INDEX", "-1", gid_index, "-1 (look it up at each connect) to 1023.",
         "The GID table index to use on every port; a fixed index breaks when addresses change.";
@@ -82,7 +82,7 @@ settings! {
     relaxed_ordering: RelaxedOrdering = "NCCL_IB_PCI_RELAXED_ORDERING", "2", relaxed_ordering,
         "0 (off), 1 (on) or 2 (where the device takes it).",
         "PCIe relaxed ordering for bulk data.";
-    socket_interfaces: NameFilter = "NCCL_SOCKET_IFNAME", "", NameFilter::parse, "[^][=]NAME,... (at most 32 entries).",
+    socket_interfaces: NameFilter = "NCCL_SOCKET_IFNAME", "", NameFilter::parse, "`[^][=]NAME,...` (at most 32 entries).",
         "Which network interface carries the set-up of connections.";
     socket_family: SocketFamily = "NCCL_SOCKET_FAMILY", "", socket_family, "AF_INET or AF_INET6.",
         "Which address family carries the set-up of connections.";
@@ -201,7 +201,8 @@ fn socket_family(value: &str) -> Parsed<SocketFamily> {
     }
 }
 
-/// A list of names as `NCCL_IB_HCA` and `NCCL_SOCKET_IFNAME` write it: `[^][=]NAME[:PORT],...`.
+/// A list of names as `NCCL_IB_HCA` and `NCCL_SOCKET_IFNAME` write it: `[^][=]NAME[:PORT],...`. The rail and plane
+/// numbers that NCCL 2.30 takes behind a port are read and have no meaning here: there is one merged device.
 ///
 /// `^` turns the list into one of exclusions, `=` asks for whole names where otherwise a prefix is enough (both marks
 /// stand before the first name, in this order, and hold for all). An empty list admits everything. The grammar is
@@ -214,7 +215,7 @@ pub struct NameFilter {
 }
 
 impl NameFilter {
-    /// As many entries as NCCL takes (`MAX_IF` in its `net_ib`).
+    /// As many entries as NCCL takes (`MAX_IB_DEVS` in its `net_ib`).
     const MAX_ENTRIES: usize = 32;
 
     fn parse(text: &str) -> Parsed<Self> {
@@ -242,9 +243,9 @@ impl NameFilter {
         matched != self.excludes
     }
 
-    /// Whether anything was asked for at all.
-    pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+    /// Whether it asks for something by name, rather than for all or all but something.
+    pub fn names_something(&self) -> bool {
+        !self.entries.is_empty() && !self.excludes
     }
 }
 
@@ -256,12 +257,18 @@ fn strip_mark(text: &str, mark: char) -> (bool, &str) {
 }
 
 fn entry(text: &str) -> Parsed<(String, Option<u8>)> {
-    let (name, port) = match text.trim().split_once(':') {
-        Some((name, port)) => (name, Some(number::<u8, 1, 255>(port)?)),
-        None => (text.trim(), None),
+    let mut fields = text.trim().split(':');
+    let name = fields.next().unwrap_or_default();
+    let port = match fields.next() {
+        None | Some("") => None,
+        Some(port) => Some(number::<u8, 1, 255>(port)?),
     };
+    for rail_or_plane in fields.by_ref().take(2) {
+        number::<u64, 0, 65_535>(rail_or_plane)?;
+    }
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '@');
-    if name.is_empty() || name.len() > 64 || !name.chars().all(plain) { Err(()) } else { Ok((name.to_owned(), port)) }
+    let well_formed = !name.is_empty() && name.len() <= 64 && name.chars().all(plain) && fields.next().is_none();
+    if well_formed { Ok((name.to_owned(), port)) } else { Err(()) }
 }
 
 #[cfg(test)]
@@ -325,6 +332,8 @@ mod tests {
         assert!(admits("mlx5_0:1", "mlx5_0", 1) && !admits("mlx5_0:1", "mlx5_0", 2));
         assert!(admits("mlx5_0:1,mlx5_1", "mlx5_1", 2));
         assert!(!admits("^mlx5_0:1,mlx5_1", "mlx5_1", 2) && admits("^mlx5_0:1", "mlx5_0", 2));
+        assert!(admits("mlx5_0:", "mlx5_0", 2) && !admits("mlx5_0:1:0:3", "mlx5_0", 2));
+        assert!(NameFilter::parse("mlx5_0:1:0:3:4").is_err() && NameFilter::parse("mlx5_0:1:x").is_err());
         assert!(NameFilter::parse(&vec!["a"; 33].join(",")).is_err());
     }
 }

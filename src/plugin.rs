@@ -143,25 +143,34 @@ impl Plugin {
     fn start() -> Result<Self> {
         let config = Config::from_environment()?;
         TRACE.store(config.trace, Ordering::Relaxed);
-        let (survey, ports) = look_around(&config)?;
-        for refused in &survey.refused {
-            tracing::info!("{}:{} is no rail: {}", refused.device, refused.port, refused.reason);
-        }
-        for warning in &survey.warnings {
-            tracing::warn!("{warning}");
-        }
-        let rails = open(&survey, &ports, &config)?;
-        let properties = Properties::new(&survey, &rails, &config);
-        let names: Vec<String> = rails.iter().map(|rail| rail.name()).collect();
-        tracing::info!(
-            "merged {} rails into one device of {} Mb/s: {}; {}",
-            rails.len(),
-            properties.speed_mbps,
-            names.join(", "),
-            rails::host_pointers_reason(&rails::cuda_devices())
-        );
-        Ok(Self { host: Arc::new(Host::new(config, rails)), properties })
+        let (host, properties) = bring_up(config)?;
+        Ok(Self { host, properties })
     }
+}
+
+/// Takes this host's rails into use as the settings say. `init` does it once for the process; tests bring up several.
+///
+/// # Errors
+/// As [`init`].
+pub fn bring_up(config: Config) -> Result<(Arc<Host>, Properties)> {
+    let (survey, ports) = look_around(&config)?;
+    for refused in &survey.refused {
+        tracing::info!("{}:{} is no rail: {}", refused.device, refused.port, refused.reason);
+    }
+    for warning in &survey.warnings {
+        tracing::warn!("{warning}");
+    }
+    let rails = open(&survey, &ports, &config)?;
+    let properties = Properties::new(&survey, &rails, &config);
+    let names: Vec<String> = rails.iter().map(|rail| rail.name()).collect();
+    tracing::info!(
+        "merged {} rails into one device of {} Mb/s: {}; {}",
+        rails.len(),
+        properties.speed_mbps,
+        names.join(", "),
+        rails::host_pointers_reason(&rails::cuda_devices())
+    );
+    Ok((Arc::new(Host::new(config, rails)), properties))
 }
 
 fn look_around(config: &Config) -> Result<(Survey, Ports)> {

@@ -71,10 +71,10 @@ pub fn bootstrap_address(
             IpAddr::V4(v4) => u8::from(v4.is_link_local()),
             IpAddr::V6(v6) => 2 + u8::from(v6.is_unicast_link_local()),
         };
-        let last_resort = if filter.is_empty() {
-            if each.loopback { 2 } else { u8::from(each.interface.starts_with("docker")) }
-        } else {
-            0
+        let last_resort = match (filter.names_something(), each.loopback) {
+            (true, _) => 0,
+            (false, true) => 2,
+            (false, false) => u8::from(each.interface.starts_with("docker")),
         };
         (last_resort, awkward)
     };

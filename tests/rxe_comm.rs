@@ -1,0 +1,332 @@
+//! Connections over real queue pairs: the kernel's soft-RoCE, or any RDMA devices of this machine.
+//!
+//! `SPARK_TEST_RAILS="A;B"` names the devices of the two ends, each as `NCCL_IB_HCA` would; both ends live in this
+//! process. Run by `tests/rxe-vm/suite.sh` with `--ignored`.
+
+#![allow(unsafe_code)]
+
+use nccl_net_spark::comm::{Host, ListenComm, RecvComm, RecvPart, Registration, SendComm, connect, listen};
+use nccl_net_spark::config::Config;
+use nccl_net_spark::plugin::bring_up;
+use nccl_net_spark::verbs::HostMemory;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Far above what anything here takes: reaching it is a hang.
+const LIMIT: Duration = Duration::from_secs(120);
+
+fn host(side: usize, settings: &[(&str, &str)]) -> Arc<Host> {
+    let rails = std::env::var("SPARK_TEST_RAILS").expect("SPARK_TEST_RAILS=\"a0,a1;b0,b1\" names both ends' devices");
+    let hca = rails.split(';').nth(side).expect("two ends").to_owned();
+    let mut variables = vec![("NCCL_IB_HCA".to_owned(), hca), ("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned())];
+    for (name, value) in settings {
+        variables.retain(|(known, _)| known != name);
+        variables.push(((*name).to_owned(), (*value).to_owned()));
+    }
+    bring_up(Config::from_variables(&variables).unwrap()).unwrap().0
+}
+
+struct Ends {
+    send: SendComm,
+    recv: RecvComm,
+    _listen: ListenComm,
+}
+
+fn ends(a: &Arc<Host>, b: &Arc<Host>) -> Ends {
+    let (door, mut handle) = listen::listen(b).unwrap();
+    let (mut send, mut recv) = (None, None);
+    let begun = Instant::now();
+    while send.is_none() || recv.is_none() {
+        assert!(begun.elapsed() < LIMIT, "the handshake hangs");
+        if send.is_none() {
+            send = connect::connect(a, &mut handle, None).unwrap();
+        }
+        if recv.is_none() {
+            recv = door.accept().unwrap();
+        }
+    }
+    Ends { send: send.unwrap(), recv: recv.unwrap(), _listen: door }
+}
+
+fn default_ends() -> Ends {
+    ends(&host(0, &[]), &host(1, &[]))
+}
+
+/// Never empty: even a message of no bytes names memory that is registered.
+struct Buffer {
+    bytes: Vec<u8>,
+}
+
+impl Buffer {
+    fn new(len: usize, seed: u64) -> Self {
+        let mut bytes = vec![0; len.max(1)];
+        for (at, word) in bytes.chunks_mut(8).enumerate() {
+            let value = (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ seed;
+            word.copy_from_slice(&value.to_le_bytes()[..word.len()]);
+        }
+        Self { bytes }
+    }
+
+    fn blank(len: usize) -> Self {
+        Self { bytes: vec![0xee; len.max(1)] }
+    }
+
+    fn addr(&self) -> u64 {
+        self.bytes.as_ptr() as u64
+    }
+
+    fn memory(&self) -> HostMemory {
+        // SAFETY: every test keeps its buffers until its registrations and connections are gone, and looks at what a
+        // peer writes only after the receive is done.
+        unsafe { HostMemory::from_caller(self.bytes.as_ptr() as usize, self.bytes.len()) }
+    }
+}
+
+fn isend(
+    send: &SendComm,
+    buffer: &Buffer,
+    offset: usize,
+    bytes: usize,
+    tag: i32,
+    memory: &Registration,
+) -> Option<u16> {
+    send.isend(buffer.addr() + offset as u64, bytes, tag, memory).unwrap()
+}
+
+/// Drives both ends until the closure is content.
+fn until<T>(mut step: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(done) = step() {
+            return done;
+        }
+        assert!(begun.elapsed() < LIMIT, "it hangs");
+    }
+}
+
+fn transfer(ends: &Ends, from: &Buffer, to: &Buffer, bytes: usize, room: usize) -> usize {
+    let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
+    let part = RecvPart { addr: to.addr(), bytes: room, tag: 5, memory: &into };
+    let receive = until(|| ends.recv.irecv(&[part], false).unwrap());
+    let send = until(|| isend(&ends.send, from, 0, bytes, 5, &out));
+    let mut received = None;
+    let mut sent = None;
+    until(|| {
+        received = received.or_else(|| ends.recv.test(receive).unwrap());
+        sent = sent.or_else(|| ends.send.test(send).unwrap());
+        received.and(sent)
+    });
+    assert_eq!(sent.unwrap().bytes[0], bytes);
+    received.unwrap().bytes[0]
+}
+
+#[test]
+#[ignore = "needs RDMA devices: SPARK_TEST_RAILS"]
+fn every_size_arrives_whole_and_is_told() {
+    let ends = default_ends();
+    let sizes =
+        [0, 1, 7, 8, 63, 127, 128, 129, 4095, 4096, 4097, 16_384, 32_767, 32_768, 65_537, 1 << 20, (1 << 22) + 13];
+    for (round, &bytes) in sizes.iter().enumerate() {
+        for room in [bytes, bytes + 1000] {
+            let (from, to) = (Buffer::new(bytes, round as u64), Buffer::blank(room));
+            assert_eq!(transfer(&ends, &from, &to, bytes, room), bytes, "{bytes} bytes into {room}");
+            assert!(to.bytes[..bytes] == from.bytes[..], "{bytes} bytes differ");
+            assert!(to.bytes[bytes..].iter().all(|b| *b == 0xee), "bytes beyond {bytes} were touched");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs RDMA devices: SPARK_TEST_RAILS"]
+fn a_full_window_of_groups_with_tags_out_of_order() {
+    const SLOTS: usize = 32;
+    const PARTS: usize = 8;
+    const PIECE: usize = 3000;
+    let ends = default_ends();
+    let (from, to) = (Buffer::new(SLOTS * PARTS * PIECE, 1), Buffer::blank(SLOTS * PARTS * PIECE));
+    let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
+    for round in 0..3 {
+        let mut receives = Vec::new();
+        for slot in 0..SLOTS {
+            // Tags 0, 0, 1, 1, 2, 2, 3, 3: equal tags match in order.
+            let parts: Vec<RecvPart<'_>> = (0..PARTS)
+                .map(|part| RecvPart {
+                    addr: to.addr() + ((slot * PARTS + part) * PIECE) as u64,
+                    bytes: PIECE,
+                    tag: (part / 2) as i32,
+                    memory: &into,
+                })
+                .collect();
+            receives.push(until(|| ends.recv.irecv(&parts, false).unwrap()));
+        }
+        let one = RecvPart { addr: to.addr(), bytes: 1, tag: 0, memory: &into };
+        assert_eq!(ends.recv.irecv(&[one], false).unwrap(), None, "a 33rd receive found room");
+        let mut sends = Vec::new();
+        for slot in 0..SLOTS {
+            for tag in [3, 1, 0, 2] {
+                for twin in 0..2 {
+                    let at = (slot * PARTS + tag * 2 + twin) * PIECE;
+                    sends.push(until(|| isend(&ends.send, &from, at, PIECE - tag, tag as i32, &out)));
+                }
+            }
+        }
+        assert_eq!(isend(&ends.send, &from, 0, 1, 0, &out), None, "a 257th send found room");
+        for send in sends.into_iter().rev() {
+            until(|| ends.send.test(send).unwrap());
+        }
+        for (slot, receive) in receives.into_iter().enumerate().rev() {
+            let sizes = until(|| ends.recv.test(receive).unwrap());
+            let expected: Vec<usize> = (0..PARTS).map(|part| PIECE - part / 2).collect();
+            assert_eq!(&sizes.bytes[..sizes.count], &expected[..], "slot {slot} in round {round}");
+        }
+        for (at, (a, b)) in from.bytes.iter().zip(&to.bytes).enumerate() {
+            let (part, within) = (at / PIECE % PARTS, at % PIECE);
+            if within < PIECE - part / 2 {
+                assert_eq!(a, b, "byte {at} in round {round}");
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs RDMA devices: SPARK_TEST_RAILS"]
+fn optional_receives_are_told_at_once_and_lose_nothing() {
+    let ends = default_ends();
+    let (from, to) = (Buffer::new(64 * 512, 9), Buffer::blank(64 * 512));
+    let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
+    let mut sends = Vec::new();
+    for at in (0..64).map(|n| n * 512) {
+        let part = RecvPart { addr: to.addr() + at as u64, bytes: 512, tag: 1, memory: &into };
+        let receive = until(|| {
+            sends.retain(|send| ends.send.test(*send).unwrap().is_none());
+            ends.recv.irecv(&[part], true).unwrap()
+        });
+        assert!(ends.recv.test(receive).unwrap().is_some(), "an optional receive was not told at once");
+        sends.push(until(|| isend(&ends.send, &from, at, 512, 1, &out)));
+    }
+    for send in sends {
+        until(|| ends.send.test(send).unwrap());
+    }
+    assert!(from.bytes == to.bytes);
+}
+
+#[test]
+#[ignore = "needs RDMA devices: SPARK_TEST_RAILS"]
+fn a_message_of_2_gib_less_one_and_one_of_more() {
+    let ends = default_ends();
+    let largest = (1 << 31) + 4097;
+    let (from, mut to) = (Buffer::new(largest, 3), Buffer::blank(largest));
+    for bytes in [(1 << 31) - 1, largest] {
+        to.bytes.fill(0xee);
+        assert_eq!(transfer(&ends, &from, &to, bytes, bytes), bytes);
+        assert!(from.bytes[..bytes] == to.bytes[..bytes]);
+    }
+}
+
+#[test]
+#[ignore = "needs RDMA devices: SPARK_TEST_RAILS"]
+fn closing_in_any_order_leaves_nothing_behind() {
+    let (a, b) = (host(0, &[]), host(1, &[]));
+    for order in 0..4 {
+        let ends = ends(&a, &b);
+        let (from, to) = (Buffer::new(5000, order), Buffer::blank(5000));
+        assert_eq!(transfer(&ends, &from, &to, 5000, 5000), 5000);
+        let open = RecvPart { addr: to.addr(), bytes: 10, tag: 0, memory: &ends.recv.register(to.memory()).unwrap() };
+        if order & 2 != 0 {
+            // A receive that nobody sends for.
+            until(|| ends.recv.irecv(&[open], false).unwrap());
+        }
+        if order & 1 == 0 {
+            ends.send.close();
+            ends.recv.close();
+        } else {
+            ends.recv.close();
+            ends.send.close();
+        }
+    }
+    assert_eq!((a.registrations_in_use(), b.registrations_in_use()), (0, 0));
+}
+
+#[test]
+#[ignore = "needs RDMA devices: SPARK_TEST_RAILS"]
+fn a_peer_that_closes_is_told_and_nothing_hangs() {
+    let ends = default_ends();
+    let (from, to) = (Buffer::new(100, 1), Buffer::blank(100));
+    let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
+    let part = RecvPart { addr: to.addr(), bytes: 100, tag: 0, memory: &into };
+    let receive = until(|| ends.recv.irecv(&[part], false).unwrap());
+    ends.send.close();
+    let error = until(|| ends.recv.test(receive).err());
+    assert!(error.to_string().contains("has closed the connection"), "{error}");
+
+    let ends = default_ends();
+    ends.recv.close();
+    let error = until(|| ends.send.isend(from.addr(), 100, 0, &out).err());
+    assert!(error.to_string().contains("has closed the connection"), "{error}");
+}
+
+#[test]
+#[ignore = "needs RDMA devices: SPARK_TEST_RAILS"]
+fn what_is_not_allowed_is_refused_and_loses_nothing() {
+    let ends = default_ends();
+    let (from, to) = (Buffer::new(4096, 1), Buffer::blank(4096));
+    let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
+    let part = RecvPart { addr: to.addr(), bytes: 1000, tag: 0, memory: &into };
+    let receive = until(|| ends.recv.irecv(&[part], false).unwrap());
+    let far = to.addr() + (1 << 30);
+    let outside = ends.recv.irecv(&[RecvPart { addr: far, ..part }], false).unwrap_err();
+    assert!(outside.to_string().contains("outside the registered"), "{outside}");
+    assert!(ends.recv.irecv(&[], false).is_err() && ends.recv.irecv(&[part; 9], false).is_err());
+    assert!(ends.send.isend(from.addr() + (1 << 30), 8, 0, &out).is_err());
+    let large = until(|| ends.send.isend(from.addr(), 1001, 0, &out).err());
+    assert!(large.to_string().contains("1001 bytes meets a receive of 1000"), "{large}");
+    assert!(ends.send.test(200).is_err() && ends.recv.test(31).is_err());
+    let send = until(|| isend(&ends.send, &from, 0, 1000, 0, &out));
+    until(|| ends.send.test(send).unwrap());
+    assert_eq!(until(|| ends.recv.test(receive).unwrap()).bytes[0], 1000);
+    assert!(ends.recv.test(receive).is_err(), "a finished request was still there");
+}
+
+#[test]
+#[ignore = "needs RDMA devices: SPARK_TEST_RAILS"]
+fn registrations_are_shared_counted_and_safe_from_many_threads() {
+    let (a, b) = (host(0, &[]), host(1, &[]));
+    let ends = ends(&a, &b);
+    let buffer = Buffer::new(1 << 20, 4);
+    let first = ends.send.register(buffer.memory()).unwrap();
+    let again = ends.send.register(buffer.memory()).unwrap();
+    assert!(Arc::ptr_eq(&first, &again) && a.registrations_in_use() == 1);
+    drop(first);
+    assert_eq!(a.registrations_in_use(), 1);
+    let (from, to) = (Buffer::new(70_000, 5), Buffer::blank(70_000));
+    std::thread::scope(|scope| {
+        for thread in 0..3 {
+            let (send, keep) = (&ends.send, Buffer::new(30_000, thread));
+            scope.spawn(move || {
+                for _ in 0..50 {
+                    drop(send.register(keep.memory()).unwrap());
+                }
+            });
+        }
+        for _ in 0..20 {
+            assert_eq!(transfer(&ends, &from, &to, 70_000, 70_000), 70_000);
+        }
+    });
+    drop(again);
+    assert_eq!((a.registrations_in_use(), b.registrations_in_use()), (0, 0));
+}
+
+#[test]
+#[ignore = "needs RDMA devices: SPARK_TEST_RAILS"]
+fn several_queue_pairs_a_rail_and_many_connections() {
+    let a = host(0, &[("NCCL_IB_QPS_PER_CONNECTION", "4")]);
+    let b = host(1, &[]);
+    let all: Vec<Ends> = (0..8).map(|_| ends(&a, &b)).collect();
+    for (n, ends) in all.iter().enumerate() {
+        for round in 0..6 {
+            let (from, to) = (Buffer::new(200_001, n as u64 * 7 + round), Buffer::blank(200_001));
+            assert_eq!(transfer(ends, &from, &to, 200_001, 200_001), 200_001);
+            assert!(from.bytes == to.bytes);
+        }
+    }
+}
