@@ -19,6 +19,17 @@ fn without_a_device_every_call_fails_cleanly_and_a_warning_says_so() {
 }
 
 #[test]
+fn detail_reaches_nccls_log_only_under_trace() {
+    // `[5]` is the level that NCCL shows under NCCL_DEBUG=TRACE; each finalize without an init writes such a line.
+    let detail = |level: &str| {
+        let said = drive(&[("NCCL_IB_HCA", "=not-there"), ("NCCL_DEBUG", level)]);
+        said.stderr.lines().filter(|line| line.starts_with("[5] ")).count()
+    };
+    assert!(detail("trace") > 0);
+    assert_eq!(detail("INFO"), 0);
+}
+
+#[test]
 fn a_misspelt_setting_is_named() {
     let program = common::drive_program();
     let output = run(&program, &[("NCCL_SPARK_CONECT_TIMEOUT_S", "3")]);

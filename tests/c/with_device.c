@@ -203,6 +203,8 @@ static void refusals(struct link* l) {
   (void)warnings();
   CHECK(net->connect(l->ctx, -1, 0, foreign, &comm) != ncclSuccess && comm == NULL, "a foreign handle was taken");
   CHECK(warnings() == 1 && last_warning_has("connect: "), "the refusal of a foreign handle");
+  memset(foreign, 0, sizeof foreign);
+  REFUSED(net->connect(l->ctx, -1, 0, foreign, &comm), ncclInvalidUsage, "connect", "network");
   CHECK(net->listen(l->ctx, 1, foreign, &comm) != ncclSuccess && comm == NULL, "there is no device 1");
 
   REFUSED(net->isend(l->receiver, l->out, 8, 0, l->out_memory, &request), ncclInvalidArgument, "isend", "receive comm");

@@ -96,6 +96,8 @@ static void* use_and_unload(void* path) {
     CHECK(net->finalize(NULL) == ncclSuccess, "finalize");
   }
   CHECK(dlclose(library) == 0, "%s", dlerror());
+  /* The library stays: thread-local values of its code are destroyed later than this. */
+  CHECK(dlopen(path, RTLD_NOW | RTLD_NOLOAD), "the library went away with dlclose");
   return NULL;
 }
 
