@@ -8,10 +8,10 @@ use super::handles::{self, Endpoint, Out, Transfer};
 use super::logger;
 use super::types::{CommConfig, DebugLogger, HANDLE_BYTES, MAX_RECVS, NetDeviceHandle, OPTIONAL_RECV_COMPLETION};
 use super::types::{PTR_CUDA, PTR_HOST, PropertiesV12, UNDEFINED};
-use crate::comm::{ListenComm, RecvComm, RecvPart, SendComm, Sizes};
+use crate::comm::{HostMemory, ListenComm, RecvComm, RecvPart, SendComm, Sizes};
 use crate::error::{Error, NcclResult, Result};
 use crate::plugin;
-use crate::verbs::HostMemory;
+
 use std::ffi::{c_int, c_void};
 use std::ptr;
 

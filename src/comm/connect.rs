@@ -51,9 +51,9 @@ pub fn connect(
     handle: &mut [u8; HANDLE_BYTES],
     traffic_class: Option<u8>,
 ) -> Result<Option<SendComm>> {
+    let decoded = Handle::decode(handle).map_err(|foreign| Error::Usage(foreign.to_string()))?;
     let ticket = match Handle::ticket(handle) {
         0 => {
-            let decoded = Handle::decode(handle).map_err(|foreign| Error::Usage(foreign.to_string()))?;
             let ticket = host.new_ticket();
             Handle::set_ticket(handle, ticket);
             host.keep_connecting(ticket, Connecting::begin(decoded, traffic_class)?);

@@ -23,6 +23,7 @@ pub mod trouble;
 pub mod work;
 
 pub use crate::flow::Sizes;
+pub use crate::verbs::HostMemory;
 pub use listen::ListenComm;
 pub use rail::{Rail, RailInfo};
 pub use recv::{RecvComm, RecvPart};

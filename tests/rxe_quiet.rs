@@ -1,0 +1,101 @@
+//! The data path allocates nothing and makes no system call of its own.
+//!
+//! Allocations are counted by this program's allocator. System calls are counted by `strace`, which the test bed runs
+//! this program under (`tests/rxe-vm/cases/33-no-system-calls.sh`): the two files that it asks for, and does not find,
+//! mark where the data path begins and ends. What a provider's own doorbell costs (soft-RoCE writes to its device for
+//! each post) is the provider's.
+
+#![allow(unsafe_code)]
+
+use nccl_net_spark::comm::{RecvPart, connect, listen};
+use nccl_net_spark::config::Config;
+use nccl_net_spark::plugin::bring_up;
+use nccl_net_spark::verbs::HostMemory;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+struct Counting;
+
+static COUNTS: AtomicBool = AtomicBool::new(false);
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call goes to the system's allocator unchanged; counting touches atomics alone.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if COUNTS.load(Ordering::Relaxed) {
+            ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        }
+        // SAFETY: the caller's promise, passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
+        if COUNTS.load(Ordering::Relaxed) {
+            ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        }
+        // SAFETY: the caller's promise, passed on.
+        unsafe { System.dealloc(place, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+#[ignore = "needs RDMA devices: SPARK_TEST_RAILS"]
+fn no_allocation_and_no_system_call_once_connected() {
+    let rails = std::env::var("SPARK_TEST_RAILS").expect("SPARK_TEST_RAILS=\"a0,a1;b0,b1\"");
+    let (a, b) = rails.split_once(';').expect("two ends");
+    let host = |hca: &str| {
+        let settings = [("NCCL_IB_HCA", hca), ("NCCL_SOCKET_IFNAME", "lo")];
+        let settings: Vec<_> = settings.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
+        bring_up(Config::from_variables(&settings).unwrap()).unwrap().0
+    };
+    let (a, b) = (host(a), host(b));
+    let (door, mut handle) = listen::listen(&b).unwrap();
+    let (mut send, mut recv) = (None, None);
+    while send.is_none() || recv.is_none() {
+        send = send.or_else(|| connect::connect(&a, &mut handle, None).unwrap());
+        recv = recv.or_else(|| door.accept().unwrap());
+    }
+    let (send, recv) = (send.unwrap(), recv.unwrap());
+    let (from, to) = (vec![7u8; 1 << 20], vec![0u8; 1 << 20]);
+    // SAFETY: both buffers outlive the connections, and are looked at only when nothing is in flight.
+    let memory = |bytes: &Vec<u8>| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
+    let (out, into) = (send.register(memory(&from)).unwrap(), recv.register(memory(&to)).unwrap());
+    let one = |size: usize, parts: usize, optional: bool| {
+        let part = RecvPart { addr: to.as_ptr() as u64, bytes: size, tag: 0, memory: &into };
+        let receive = loop {
+            match recv.irecv(&[part; 8][..parts], optional).unwrap() {
+                Some(request) => break request,
+                // An optional receive keeps its slot until its bytes are there.
+                None => std::hint::spin_loop(),
+            }
+        };
+        for _ in 0..parts {
+            let running = loop {
+                if let Some(request) = send.isend(from.as_ptr() as u64, size, 0, &out).unwrap() {
+                    break request;
+                }
+            };
+            while send.test(running).unwrap().is_none() {}
+        }
+        while recv.test(receive).unwrap().is_none() {}
+    };
+    let mark = |name: &str| assert!(std::fs::metadata(name).is_err(), "{name} exists");
+    one(8, 1, false);
+    mark("/data-path-begins");
+    COUNTS.store(true, Ordering::SeqCst);
+    for _ in 0..50 {
+        for (size, parts, optional) in
+            [(0, 1, false), (8, 1, false), (8, 1, true), (300, 8, false), (1 << 20, 1, false)]
+        {
+            one(size, parts, optional);
+        }
+    }
+    COUNTS.store(false, Ordering::SeqCst);
+    mark("/data-path-ends");
+    assert_eq!(ALLOCATIONS.load(Ordering::SeqCst), 0, "the data path allocates or frees");
+    send.close();
+    recv.close();
+}
