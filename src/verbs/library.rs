@@ -13,11 +13,11 @@ const HOW_TO_GET: &str = "on Debian and Ubuntu: apt install libibverbs1 ibverbs-
 
 /// The functions of libibverbs, looked up once. It is never unloaded: its providers keep threads and mappings of their own.
 pub struct Library {
-    path: String,
-    get_device_list: Pointer<fn_ibv_get_device_list>,
-    free_device_list: Pointer<fn_ibv_free_device_list>,
-    get_device_name: Pointer<fn_ibv_get_device_name>,
-    get_device_guid: Pointer<fn_ibv_get_device_guid>,
+    pub(super) path: String,
+    pub(super) get_device_list: Pointer<fn_ibv_get_device_list>,
+    pub(super) free_device_list: Pointer<fn_ibv_free_device_list>,
+    pub(super) get_device_name: Pointer<fn_ibv_get_device_name>,
+    pub(super) get_device_guid: Pointer<fn_ibv_get_device_guid>,
     pub(super) open_device: Pointer<fn_ibv_open_device>,
     pub(super) close_device: Pointer<fn_ibv_close_device>,
     pub(super) query_device: Pointer<fn_ibv_query_device>,

@@ -14,6 +14,8 @@ mod context;
 mod cq;
 mod datapath;
 mod event;
+#[cfg(test)]
+mod fake;
 mod fork;
 mod library;
 mod memory;
