@@ -26,6 +26,7 @@ mount_copy_on_write() {
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
+hostname bed
 failed=
 for module in /modules/*; do insmod "$module" || failed="$failed $module"; done
 mkdir /run_share
@@ -38,6 +39,9 @@ mkdir -p /newroot/dev/shm /newroot/dev/pts
 mount -t devpts devpts /newroot/dev/pts
 for folder in dev/shm tmp run; do mount -t tmpfs tmpfs "/newroot/$folder"; done
 chmod 1777 /newroot/tmp /newroot/dev/shm
+# What udev makes elsewhere.
+ln -s /proc/self/fd /newroot/dev/fd
+for stream in 0:stdin 1:stdout 2:stderr; do ln -s "/proc/self/fd/${stream%:*}" "/newroot/dev/${stream#*:}"; done
 number=0
 while read -r folder; do
   mount_copy_on_write "share$number" "/newroot$folder"

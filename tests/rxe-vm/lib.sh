@@ -54,6 +54,14 @@ check_says() {
   grep -Eq "$1" "$output" || fail "no line says $2 (/$1/)"
 }
 
+# test_program NAME: the path of the test program tests/NAME.rs.
+test_program() {
+  local program
+  program=$(awk -F'\t' -v name="$1" '$2 ~ "/" name "-[0-9a-f]+$" { print $2 }' "$BED_TESTS")
+  [[ -n $program ]] || fail "there is no test program $1"
+  echo "$program"
+}
+
 # mark COUNT: remembers the counters of rails 0..COUNT-1, for the functions below.
 mark() {
   local side i

@@ -6,7 +6,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 rails 4
 spark sizes all-gather a0,a1,a2,a3 b0,b1,b2,b3 -b 8 -e 16M -f 4 -n 5 -w 1 -c 1
 check_table 11
-check_says '(^|[^0-9])4 rails' "that 4 rails are merged"
+check_says 'merged 4 rails' "that 4 rails are merged"
+check_says 'connected with .* over 4 rails: .*a0.*a1.*a2.*a3' "that the connection has 4 rails"
 
 # Of 6 times 16 MiB all-gathered each side sends half. Equal rails: each should carry about a quarter of it.
 mark 4

@@ -4,13 +4,13 @@
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
 rails 4
-export SPARK_TEST_RDMA=1 SPARK_TEST_RXE=a0,b0
+export SPARK_TEST_RXE=a0,b0 SPARK_TEST_RAILS="a0,a1,a2,a3;b0,b1,b2,b3"
 ran=0
 while IFS=$'\t' read -r folder program; do
   echo "== $program"
   log=$BED_LOGS/$(basename "$program").txt
   status=0
-  (cd "$folder" && CARGO_MANIFEST_DIR=$folder timeout 120 "$program" --ignored --test-threads 1) >"$log" 2>&1 </dev/null ||
+  (cd "$folder" && CARGO_MANIFEST_DIR=$folder timeout 600 "$program" --ignored --test-threads 1) >"$log" 2>&1 </dev/null ||
     status=$?
   cat "$log"
   [[ $status == 0 ]] || fail "$(basename "$program"): $(sed -n 's/^test \(.*\) \.\.\. FAILED.*/\1 failed/p' "$log" | paste -sd' ')"
