@@ -17,7 +17,7 @@ pub struct Plan {
     pub collective: Collective,
     /// How many ranks (2 or more).
     pub ranks: usize,
-    /// Connections from each rank to the next (1 or more).
+    /// Connections from each rank to each that it sends to (1 or more).
     pub channels: usize,
     /// The plugin's library.
     pub plugin: PathBuf,
@@ -57,8 +57,13 @@ pub fn run(plan: &Plan, program: &Path, mut out: impl Write) -> Result<bool> {
     for (rank, (pid, network)) in job.pids().zip(&networks).enumerate() {
         writeln!(out, "#  Rank {rank:>2} Pid {pid:>6} network {} device {}", network.name, network.device)?;
     }
-    let to_next = |rank: usize| ToRank::Connect { handles: handles[(rank + 1) % plan.ranks].clone() };
-    job.ask(to_next, |message| matches!(message, FromRank::Connected).then_some(()))?;
+    let connections = job.ask(
+        |rank| ToRank::Connect { handles: handles_for(plan, rank, &handles) },
+        |message| match message {
+            FromRank::Connected { lines } => Some(lines),
+            _ => None,
+        },
+    )?;
 
     let mut table = Table::start(out, plan.collective)?;
     for size_bytes in sizes::sweep(plan.min_bytes, plan.max_bytes, plan.step) {
@@ -80,10 +85,16 @@ pub fn run(plan: &Plan, program: &Path, mut out: impl Write) -> Result<bool> {
     }
     job.finish()?;
     let right = table.finish()?;
-    for line in describe(&networks) {
+    for line in describe(&networks, &connections) {
         table.remark(&line)?;
     }
     Ok(right)
+}
+
+/// Link by link those of the ranks that the links go to; none where a rank has too few, which it hears then.
+fn handles_for(plan: &Plan, rank: usize, handles: &[Vec<Vec<u8>>]) -> Vec<Vec<u8>> {
+    let links = plan.collective.links(rank, plan.ranks, plan.channels);
+    links.iter().enumerate().filter_map(|(index, link)| handles[link.to].get(index).cloned()).collect()
 }
 
 fn introduce(plan: &Plan, out: &mut impl Write) -> Result<()> {
@@ -131,8 +142,8 @@ fn row(plan: &Plan, count: usize, measured: &[Measurement]) -> Row {
     }
 }
 
-/// What NCCL would see, once where all ranks see the same.
-fn describe(networks: &[Network]) -> Vec<String> {
+/// What NCCL would see, once where all ranks see the same; and what is connected with what.
+fn describe(networks: &[Network], connections: &[Vec<String>]) -> Vec<String> {
     let same = networks.iter().all(|network| network == &networks[0]);
     let shown = if same { &networks[..1] } else { networks };
     let mut lines = Vec::new();
@@ -143,6 +154,9 @@ fn describe(networks: &[Network]) -> Vec<String> {
             "On {who} NCCL would see network {name}, device {device} (1 of {devices}), {speed_mbps} Mb/s"
         ));
         lines.extend(network.rails.iter().map(|line| format!("{who}: {line}")));
+    }
+    for (rank, said) in connections.iter().enumerate() {
+        lines.extend(said.iter().map(|line| format!("rank {rank}: {line}")));
     }
     lines
 }
@@ -195,8 +209,10 @@ mod tests {
             speed_mbps: 200_000,
             rails: vec!["4 rails".into()],
         };
-        assert_eq!(describe(&[network("a"), network("a")]).len(), 2);
-        let lines = describe(&[network("a"), network("b")]);
+        assert_eq!(describe(&[network("a"), network("a")], &[]).len(), 2);
+        let lines = describe(&[network("a"), network("b")], &[]);
+        let connected = describe(&[network("a"), network("a")], &[vec!["x".into()], vec!["y".into()]]);
+        assert_eq!(connected[2..], ["rank 0: x", "rank 1: y"]);
         assert!(lines.len() == 4 && lines[2].contains("On rank 1") && lines[2].contains("device b"), "{lines:?}");
     }
 }

@@ -27,6 +27,25 @@ pub enum Command {
     /// The size is what every rank ends with; each rank contributes size / ranks, rounded down to whole bytes. busbw =
     /// algbw x (ranks - 1) / ranks.
     AllGather(Run),
+    /// Times and checks an all-reduce: a sum of bytes that wraps around, added up by the CPU, out of place.
+    ///
+    /// The size is what each rank contributes. busbw = algbw x 2 (ranks - 1) / ranks.
+    AllReduce(Run),
+    /// Times and checks a reduce-scatter: each rank's part of such a sum, out of place.
+    ///
+    /// The size is what each rank contributes; each ends with size / ranks, rounded down to whole bytes. busbw = algbw x
+    /// (ranks - 1) / ranks.
+    ReduceScatter(Run),
+    /// Times and checks a broadcast from rank 0, in place.
+    ///
+    /// The size is what every rank ends with. busbw = algbw.
+    Broadcast(Run),
+    /// Times and checks every rank sending a part to every rank, out of place.
+    ///
+    /// The size is what each rank sends in all; each part is size / ranks, rounded down to whole bytes. busbw = algbw x
+    /// (ranks - 1) / ranks.
+    #[command(name = "alltoall")]
+    AllToAll(Run),
     /// Times and checks every rank sending to the next one while it receives from the one before, out of place.
     ///
     /// The size is what each rank sends. busbw = algbw.
@@ -45,6 +64,12 @@ pub enum Command {
     Rank {
         /// Its number, for whoever lists processes.
         number: usize,
+        /// The plugin's library on this machine.
+        #[arg(long)]
+        plugin: Option<PathBuf>,
+        /// Started by a launcher.
+        #[arg(long)]
+        launched: bool,
     },
 }
 
@@ -54,7 +79,7 @@ pub struct Run {
     /// How many ranks, each a process on this host.
     #[arg(short, long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=256))]
     ranks: u16,
-    /// Connections from each rank to the next one; a message of less than 64 KiB uses one.
+    /// Connections from each rank to each one that it sends to; a message of less than 64 KiB uses one.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     channels: u16,
     /// The first size, in bytes or with K, M or G.

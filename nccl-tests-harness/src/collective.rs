@@ -1,17 +1,30 @@
-//! The collectives: what each rank sends where, and how nccl-tests counts it.
+//! The collectives: who talks to whom, whose data ends where, and how nccl-tests counts it. How the data gets there is in
+//! `schedule`.
 //!
-//! Another collective is another variant here: its figures, its parts and its schedule.
+//! Elements are bytes, and a sum wraps around, so it is the same in whatever order it is added up: every byte of a result
+//! can be checked exactly.
 
 use std::ops::Range;
 
-/// A collective over a ring of ranks.
+/// A collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Collective {
     /// Every rank ends with every rank's part. In place: a rank's own part already lies where it belongs.
     AllGather,
+    /// Every rank ends with the sum of all. Out of place.
+    AllReduce,
+    /// Every rank ends with its part of the sum of all. Out of place.
+    ReduceScatter,
+    /// Every rank ends with what [`ROOT`] has. In place.
+    Broadcast,
+    /// Every rank has a part for every rank. Out of place.
+    AllToAll,
     /// Every rank sends to the next one and receives from the one before. Out of place.
     SendRecv,
 }
+
+/// The rank that a broadcast comes from.
+pub const ROOT: usize = 0;
 
 /// How NCCL cuts a collective into messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,32 +35,23 @@ pub struct Shape {
     pub in_flight: usize,
 }
 
-/// One message of a schedule.
+/// One connection out of a rank, and one into it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Slice {
-    /// Where in the buffer it lies, in bytes.
-    pub offset: usize,
-    /// How long it is, in bytes.
-    pub bytes: usize,
-    /// The receive of the same channel that must be complete before this send may start.
-    pub after: Option<usize>,
+pub struct Link {
+    /// The rank that this one sends to.
+    pub to: usize,
+    /// The rank that this one receives from.
+    pub from: usize,
 }
 
-/// What one channel of one rank does for one collective, in order.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Schedule {
-    /// To the next rank of the ring, out of the send buffer.
-    pub sends: Vec<Slice>,
-    /// From the rank before, into the receive buffer.
-    pub receives: Vec<Slice>,
-}
-
-/// A stretch of a buffer that holds data of one rank from its start on.
+/// A stretch of a buffer, and what it holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
-    /// Whose data.
-    pub rank: usize,
-    /// Where it lies, in bytes.
+    /// The ranks whose data is added up there.
+    pub of: Range<usize>,
+    /// Where in those ranks' data it begins, in bytes.
+    pub data_offset: usize,
+    /// Where it lies in the buffer, in bytes.
     pub range: Range<usize>,
 }
 
@@ -60,119 +64,125 @@ pub struct Bandwidth {
     pub busbw: f64,
 }
 
-/// A channel has at least this much to do before another one gets something: splitting small messages only adds messages.
-const CHANNEL_MIN_BYTES: usize = 64 << 10;
-/// Parts of channels start at multiples of this, a cache line pair, as NCCL aligns what it gives to its channels.
-const CHANNEL_ALIGN_BYTES: usize = 128;
-
 impl Collective {
     /// Its name as in the command.
     pub fn name(self) -> &'static str {
         match self {
             Self::AllGather => "all-gather",
+            Self::AllReduce => "all-reduce",
+            Self::ReduceScatter => "reduce-scatter",
+            Self::Broadcast => "broadcast",
+            Self::AllToAll => "alltoall",
             Self::SendRecv => "sendrecv",
         }
     }
 
     /// Whether the send buffer is the receive buffer.
     pub fn in_place(self) -> bool {
-        self == Self::AllGather
+        matches!(self, Self::AllGather | Self::Broadcast)
+    }
+
+    /// Whether a rank sends on, out of its receive buffer, what it received.
+    pub fn passes_on(self) -> bool {
+        !matches!(self, Self::AllToAll | Self::SendRecv)
+    }
+
+    /// The operation, as nccl-tests names it.
+    pub fn operation(self) -> &'static str {
+        match self {
+            Self::AllReduce | Self::ReduceScatter => "sum",
+            _ => "none",
+        }
+    }
+
+    /// The root as nccl-tests shows it: -1 for none.
+    pub fn root(self) -> i32 {
+        match self {
+            Self::Broadcast => ROOT as i32,
+            _ => -1,
+        }
     }
 
     /// The messages that NCCL makes of it: a ring keeps four slices of two 512 KiB steps, a point-to-point transfer
     /// eight steps of its chunk size, which is 128 to 256 KiB over a network.
     pub fn shape(self) -> Shape {
         match self {
-            Self::AllGather => Shape { slice_bytes: 1 << 20, in_flight: 4 },
-            Self::SendRecv => Shape { slice_bytes: 256 << 10, in_flight: 8 },
+            Self::AllToAll | Self::SendRecv => Shape { slice_bytes: 256 << 10, in_flight: 8 },
+            _ => Shape { slice_bytes: 1 << 20, in_flight: 4 },
         }
     }
 
-    /// How many bytes each rank contributes at a size asked for.
+    /// The connections of `rank`: `channels` to each rank that it sends to. A link of one rank and the link of the same
+    /// index of the rank that it goes to are the two ends of one connection.
+    pub fn links(self, rank: usize, ranks: usize, channels: usize) -> Vec<Link> {
+        let distances = match self {
+            Self::AllToAll => 1..ranks,
+            _ => 1..2,
+        };
+        let link = |distance| Link { to: (rank + distance) % ranks, from: (rank + ranks - distance) % ranks };
+        distances.flat_map(|distance| std::iter::repeat_n(link(distance), channels)).collect()
+    }
+
+    /// How many elements nccl-tests counts at a size asked for: those of one rank's part where there are parts.
     ///
-    /// nccl-tests would round an all-gather's part down to 16 bytes, which leaves nothing of small sizes; here every
-    /// byte counts.
+    /// nccl-tests would round a part down to 16 bytes, which leaves nothing of small sizes; here every byte counts.
     pub fn count(self, size_bytes: usize, ranks: usize) -> usize {
-        match self {
-            Self::AllGather => size_bytes / ranks,
-            Self::SendRecv => size_bytes,
+        match self.has_parts() {
+            true => size_bytes / ranks,
+            false => size_bytes,
         }
     }
 
-    /// The size that the table shows, which is also how long the receive buffer is: for an all-gather what a rank ends
-    /// with, for a transfer what it receives.
+    /// The size that the table shows, which is also how long each buffer is.
     pub fn size_bytes(self, count: usize, ranks: usize) -> usize {
-        match self {
-            Self::AllGather => count * ranks,
-            Self::SendRecv => count,
+        match self.has_parts() {
+            true => count * ranks,
+            false => count,
         }
+    }
+
+    fn has_parts(self) -> bool {
+        matches!(self, Self::AllGather | Self::ReduceScatter | Self::AllToAll)
     }
 
     /// The bandwidths as nccl-tests computes them (its doc/PERFORMANCE.md).
     pub fn bandwidth(self, count: usize, ranks: usize, seconds: f64) -> Bandwidth {
         let algbw = self.size_bytes(count, ranks) as f64 / 1e9 / seconds;
+        let others = (ranks - 1) as f64 / ranks as f64;
         let factor = match self {
-            Self::AllGather => (ranks - 1) as f64 / ranks as f64,
-            Self::SendRecv => 1.0,
+            Self::AllGather | Self::ReduceScatter | Self::AllToAll => others,
+            Self::AllReduce => 2.0 * others,
+            Self::Broadcast | Self::SendRecv => 1.0,
         };
         Bandwidth { algbw, busbw: algbw * factor }
     }
 
-    /// What `rank` writes into its send buffer before it starts.
-    pub fn contribution(self, rank: usize, count: usize) -> Part {
-        match self {
-            Self::AllGather => Part { rank, range: rank * count..(rank + 1) * count },
-            Self::SendRecv => Part { rank, range: 0..count },
-        }
+    /// What `rank` writes into its send buffer before it starts; nothing where it only receives.
+    pub fn contribution(self, rank: usize, ranks: usize, count: usize) -> Option<Part> {
+        let range = match self {
+            Self::AllGather => rank * count..(rank + 1) * count,
+            Self::Broadcast if rank != ROOT => return None,
+            _ => 0..self.size_bytes(count, ranks),
+        };
+        Some(Part { of: rank..rank + 1, data_offset: 0, range })
     }
 
     /// What `rank` has in its receive buffer at the end.
     pub fn result(self, rank: usize, ranks: usize, count: usize) -> Vec<Part> {
+        let block = |index: usize| index * count..(index + 1) * count;
+        let part = |of, data_offset, range| Part { of, data_offset, range };
         match self {
-            Self::AllGather => (0..ranks).map(|from| self.contribution(from, count)).collect(),
-            Self::SendRecv => vec![Part { rank: (rank + ranks - 1) % ranks, range: 0..count }],
-        }
-    }
-
-    /// What `channel` of `rank` does.
-    ///
-    /// An all-gather goes round step by step: a rank passes on in one step what it received in the step before. The
-    /// slices of a step do not wait for each other, so a long part keeps the connection busy throughout.
-    pub fn schedule(self, rank: usize, ranks: usize, count: usize, channel: usize, channels: usize) -> Schedule {
-        let pieces = slices(channel_range(count, channel, channels), self.shape().slice_bytes);
-        let slice = |block: usize, piece: &Range<usize>, after| Slice {
-            offset: block * count + piece.start,
-            bytes: piece.len(),
-            after,
-        };
-        let mut schedule = Schedule::default();
-        let steps = match self {
-            Self::AllGather => ranks - 1,
-            Self::SendRecv => 1,
-        };
-        for step in 0..steps {
-            let (sent, received) = match self {
-                Self::AllGather => ((rank + ranks - step) % ranks, (rank + ranks - step - 1) % ranks),
-                Self::SendRecv => (0, 0),
-            };
-            for (index, piece) in pieces.iter().enumerate() {
-                let after = step.checked_sub(1).map(|before| before * pieces.len() + index);
-                schedule.sends.push(slice(sent, piece, after));
-                schedule.receives.push(slice(received, piece, None));
+            Self::AllGather => (0..ranks).map(|from| part(from..from + 1, 0, block(from))).collect(),
+            Self::AllReduce => vec![part(0..ranks, 0, 0..count)],
+            Self::ReduceScatter => vec![part(0..ranks, rank * count, block(rank))],
+            Self::Broadcast => vec![part(ROOT..ROOT + 1, 0, 0..count)],
+            Self::AllToAll => (0..ranks).map(|from| part(from..from + 1, rank * count, block(from))).collect(),
+            Self::SendRecv => {
+                let prior = (rank + ranks - 1) % ranks;
+                vec![part(prior..prior + 1, 0, 0..count)]
             }
         }
-        schedule
     }
-}
-
-fn channel_range(count: usize, channel: usize, channels: usize) -> Range<usize> {
-    let share = count.div_ceil(channels).next_multiple_of(CHANNEL_ALIGN_BYTES).max(CHANNEL_MIN_BYTES);
-    (channel * share).min(count)..((channel + 1) * share).min(count)
-}
-
-fn slices(range: Range<usize>, slice_bytes: usize) -> Vec<Range<usize>> {
-    let end = range.end;
-    range.step_by(slice_bytes).map(|start| start..(start + slice_bytes).min(end)).collect()
 }
 
 #[cfg(test)]
@@ -188,69 +198,41 @@ mod tests {
         assert!((pair.algbw - 20.410).abs() < 1e-3 && (pair.busbw - 10.205).abs() < 1e-3, "{pair:?}");
         let transfer = Collective::SendRecv.bandwidth(1_000_000, 3, 1e-3);
         assert_eq!(transfer, Bandwidth { algbw: 1.0, busbw: 1.0 });
+        assert_eq!(Collective::Broadcast.bandwidth(1_000_000, 3, 1e-3), transfer);
+        for (collective, count, factor) in [
+            (Collective::ReduceScatter, 250_000_000, 0.75),
+            (Collective::AllToAll, 250_000_000, 0.75),
+            (Collective::AllReduce, 1_000_000_000, 1.5),
+        ] {
+            let bandwidth = collective.bandwidth(count, 4, 0.1);
+            assert!((bandwidth.algbw - 10.0).abs() < 1e-9, "{collective:?}: {bandwidth:?}");
+            assert!((bandwidth.busbw - 10.0 * factor).abs() < 1e-9, "{collective:?}: {bandwidth:?}");
+        }
     }
 
     #[test]
-    fn a_size_is_all_that_is_gathered_or_what_one_rank_sends() {
-        assert_eq!(Collective::AllGather.count(1024, 3), 341);
-        assert_eq!(Collective::AllGather.size_bytes(341, 3), 1023);
-        assert_eq!(Collective::SendRecv.count(1024, 3), 1024);
-        assert_eq!(Collective::SendRecv.size_bytes(1024, 3), 1024);
+    fn a_size_is_all_the_parts_or_what_one_rank_sends() {
+        for collective in [Collective::AllGather, Collective::ReduceScatter, Collective::AllToAll] {
+            assert_eq!((collective.count(1024, 3), collective.size_bytes(341, 3)), (341, 1023));
+        }
+        for collective in [Collective::SendRecv, Collective::AllReduce, Collective::Broadcast] {
+            assert_eq!((collective.count(1024, 3), collective.size_bytes(1024, 3)), (1024, 1024));
+        }
     }
 
     #[test]
-    fn small_messages_stay_on_one_channel_and_large_ones_use_all() {
-        let used = |count| (0..4).filter(|&channel| !channel_range(count, channel, 4).is_empty()).count();
-        assert_eq!([used(1), used(64 << 10), used(65 << 10), used(1 << 20)], [1, 1, 2, 4]);
-    }
-
-    /// Runs the schedules of all ranks by copying, as slowly and in as many orders as the dependencies allow, and looks
-    /// at the result: every byte of every part must be where it belongs.
-    #[test]
-    fn schedules_carry_every_byte_to_its_place() {
-        for collective in [Collective::AllGather, Collective::SendRecv] {
-            for (ranks, channels, count) in [(2, 1, 5), (3, 1, (2 << 20) + 77), (4, 3, 300_001), (2, 4, 9 << 20)] {
-                run_by_copying(collective, ranks, channels, count);
+    fn both_ends_of_a_link_agree() {
+        for collective in [Collective::AllGather, Collective::AllToAll] {
+            for (ranks, channels) in [(2, 1), (5, 3)] {
+                let links: Vec<_> = (0..ranks).map(|rank| collective.links(rank, ranks, channels)).collect();
+                for (rank, links_of_rank) in links.iter().enumerate() {
+                    for (index, link) in links_of_rank.iter().enumerate() {
+                        assert_eq!((links[link.to][index].from, links[link.from][index].to), (rank, rank));
+                    }
+                }
             }
         }
-    }
-
-    fn run_by_copying(collective: Collective, ranks: usize, channels: usize, count: usize) {
-        let mut sources = vec![vec![0_u8; collective.size_bytes(count, ranks)]; ranks];
-        for (rank, buffer) in sources.iter_mut().enumerate() {
-            let part = collective.contribution(rank, count);
-            for (at, byte) in buffer[part.range].iter_mut().enumerate() {
-                *byte = (at * 31 + rank * 101 + 1) as u8;
-            }
-        }
-        let mut results = match collective.in_place() {
-            true => sources.clone(),
-            false => vec![vec![0; count]; ranks],
-        };
-        for channel in 0..channels {
-            let plans: Vec<_> =
-                (0..ranks).map(|rank| collective.schedule(rank, ranks, count, channel, channels)).collect();
-            let mut done = vec![0; ranks];
-            while let Some(rank) = (0..ranks).find(|&rank| {
-                let prior = (rank + ranks - 1) % ranks;
-                let next = plans[prior].sends.get(done[rank]);
-                next.is_some_and(|send| send.after.is_none_or(|receive| receive < done[prior]))
-            }) {
-                let prior = (rank + ranks - 1) % ranks;
-                let (send, receive) = (plans[prior].sends[done[rank]], plans[rank].receives[done[rank]]);
-                assert_eq!(send.bytes, receive.bytes);
-                let from = if collective.in_place() { &results[prior] } else { &sources[prior] };
-                let moved = from[send.offset..][..send.bytes].to_vec();
-                results[rank][receive.offset..][..receive.bytes].copy_from_slice(&moved);
-                done[rank] += 1;
-            }
-            assert!((0..ranks).all(|rank| done[rank] == plans[rank].receives.len()), "a send waits for ever");
-        }
-        for (rank, result) in results.iter().enumerate() {
-            for part in collective.result(rank, ranks, count) {
-                let sent = &sources[part.rank][collective.contribution(part.rank, count).range];
-                assert!(result[part.range] == *sent, "{collective:?} rank {rank}: wrong part of rank {}", part.rank);
-            }
-        }
+        assert_eq!(Collective::AllToAll.links(1, 4, 1).iter().map(|link| link.to).collect::<Vec<_>>(), [2, 3, 0]);
+        assert_eq!(Collective::AllReduce.links(1, 4, 2).len(), 2);
     }
 }

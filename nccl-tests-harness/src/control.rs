@@ -1,12 +1,13 @@
-//! The words between the command and its ranks: one JSON object a line over a socket pair, which is a rank's standard
-//! input. Whatever starts ranks in another way (a launcher across hosts) has only to carry these lines.
+//! The words between the command and its ranks: one JSON object a line over a socket, which is a rank's standard input: a
+//! socket pair where the command started the rank, TCP where a launcher did.
 
 use crate::collective::Collective;
 use anyhow::{Context, Result, anyhow};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::UnixStream;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
@@ -15,14 +16,14 @@ use std::sync::{Mutex, PoisonError};
 pub enum ToRank {
     /// First of all: what the job is.
     Setup(Setup),
-    /// The handles on which the next rank of the ring listens, one for each channel.
+    /// The handles to connect to, one for each link.
     Connect {
-        /// As the plugin filled them.
+        /// As the plugins of the ranks that the links go to filled them.
         handles: Vec<Vec<u8>>,
     },
     /// Get ready to time a size: fill, and run the warm-up.
     Prepare {
-        /// How many bytes each rank contributes.
+        /// How many elements nccl-tests would count.
         count: usize,
     },
     /// All ranks are ready: run the timed iterations, then the checked ones.
@@ -40,13 +41,13 @@ pub struct Setup {
     pub ranks: usize,
     /// Which collective.
     pub collective: Collective,
-    /// How many connections to the next rank.
+    /// How many connections to each rank that it sends to.
     pub channels: usize,
     /// The plugin's library.
     pub plugin: PathBuf,
     /// Stands for NCCL's communicator: the same number in all ranks.
     pub job: u64,
-    /// The most bytes that a rank contributes at any size.
+    /// The greatest count of elements.
     pub max_count: usize,
     /// Iterations before the timed ones.
     pub warmup_iters: u32,
@@ -63,11 +64,14 @@ pub enum FromRank {
     Listening {
         /// What it turned out to be.
         network: Network,
-        /// One handle for each channel.
+        /// One handle for each link.
         handles: Vec<Vec<u8>>,
     },
-    /// All channels are connected, all memory is registered.
-    Connected,
+    /// All links are connected, all memory is registered.
+    Connected {
+        /// What the plugin said about the connections, each line once.
+        lines: Vec<String>,
+    },
     /// Filled and warmed up.
     Ready,
     /// A size is done.
@@ -97,7 +101,7 @@ pub struct Network {
     pub devices: i32,
     /// Device 0's speed in Mb/s.
     pub speed_mbps: i32,
-    /// What the plugin said about rails while it started.
+    /// What the plugin said about its merged rails while it started.
     pub rails: Vec<String>,
 }
 
@@ -113,16 +117,17 @@ pub struct Measurement {
 }
 
 /// The writing half of a line between command and rank.
-pub struct Sender(Mutex<UnixStream>);
+pub struct Sender(Mutex<File>);
 
 /// The reading half.
-pub struct Receiver(BufReader<UnixStream>);
+pub struct Receiver(BufReader<File>);
 
-/// Splits a stream in its halves.
+/// Splits a connected socket in its halves.
 ///
 /// # Errors
 /// When the descriptor cannot be duplicated.
-pub fn split(stream: UnixStream) -> Result<(Sender, Receiver)> {
+pub fn split(socket: impl Into<OwnedFd>) -> Result<(Sender, Receiver)> {
+    let stream = File::from(socket.into());
     let reader = stream.try_clone().context("duplicate the control socket")?;
     Ok((Sender(Mutex::new(stream)), Receiver(BufReader::new(reader))))
 }

@@ -81,10 +81,23 @@ pub fn take_last_warning() -> Option<String> {
     KEPT.lock().unwrap_or_else(PoisonError::into_inner).last_warning.take()
 }
 
-/// The information so far that speaks of rails, and forgets it.
+/// The lines so far that prove which rails were merged and what is connected with what, each once, and forgets all
+/// information.
 pub fn take_rail_lines() -> Vec<String> {
     let lines = std::mem::take(&mut KEPT.lock().unwrap_or_else(PoisonError::into_inner).information);
-    lines.into_iter().filter(|line| line.to_ascii_lowercase().contains("rail")).collect()
+    let mut kept = Vec::new();
+    for line in lines.into_iter().filter(|line| is_merged(line) || line.contains("connected with ")) {
+        if !kept.contains(&line) {
+            kept.push(line);
+        }
+    }
+    kept
+}
+
+/// "merged N rails", "merged 1 rail".
+fn is_merged(line: &str) -> bool {
+    let Some((_, rest)) = line.split_once("merged ") else { return false };
+    rest.split_once(" rail").is_some_and(|(number, _)| number.parse::<u32>().is_ok())
 }
 
 #[cfg(test)]
@@ -102,11 +115,14 @@ mod tests {
 
     #[test]
     fn warnings_and_lines_about_rails_are_kept_until_taken() {
-        record(3, "NET/Spark: 4 rails merged");
-        record(3, "NET/Spark: hello");
+        record(3, "NET/Spark: merged 4 rails into one device of 200000 Mb/s");
+        record(3, "NET/Spark: rail a:1 is left out");
+        record(3, "NET/Spark: connected with b:7 over 4 rails");
+        record(3, "NET/Spark: connected with b:7 over 4 rails");
         record(2, "first");
         record(2, "second");
-        assert_eq!(take_rail_lines(), ["NET/Spark: 4 rails merged"]);
+        let expected = ["merged 4 rails into one device of 200000 Mb/s", "connected with b:7 over 4 rails"];
+        assert_eq!(take_rail_lines(), expected.map(|line| format!("NET/Spark: {line}")));
         assert_eq!(take_last_warning().as_deref(), Some("second"));
         assert_eq!((take_rail_lines().len(), take_last_warning()), (0, None));
     }

@@ -18,16 +18,18 @@ mod machine;
 #[allow(unsafe_code)]
 mod net;
 mod pattern;
+mod progress;
 mod rank;
-mod ring;
+mod schedule;
 mod sizes;
 mod table;
 
 use anyhow::{Context, Result};
 use clap::Parser;
 use clap::error::ErrorKind;
-use cli::{Cli, Command};
+use cli::{Cli, Command, Run};
 use collective::Collective;
+use std::path::Path;
 use std::process::ExitCode;
 
 const FAILED: u8 = 1;
@@ -56,8 +58,12 @@ fn execute(command: Command) -> Result<bool> {
     let out = std::io::stdout();
     let program = std::env::current_exe().context("find this program's file")?;
     match command {
-        Command::AllGather(run) => bench::run(&run.plan(Collective::AllGather, &program)?, &program, out),
-        Command::SendRecv(run) => bench::run(&run.plan(Collective::SendRecv, &program)?, &program, out),
+        Command::AllGather(run) => collective(run, Collective::AllGather, &program),
+        Command::AllReduce(run) => collective(run, Collective::AllReduce, &program),
+        Command::ReduceScatter(run) => collective(run, Collective::ReduceScatter, &program),
+        Command::Broadcast(run) => collective(run, Collective::Broadcast, &program),
+        Command::AllToAll(run) => collective(run, Collective::AllToAll, &program),
+        Command::SendRecv(run) => collective(run, Collective::SendRecv, &program),
         Command::Rails => machine::rails(out).map(|()| true),
         Command::Settings => machine::settings(out).map(|()| true),
         Command::Install(options) => {
@@ -65,11 +71,15 @@ fn execute(command: Command) -> Result<bool> {
             install::install(&library, &options.prefix, out).map(|()| true)
         }
         Command::Uninstall(options) => install::uninstall(&options.prefix, out).map(|()| true),
-        Command::Rank { .. } => {
+        Command::Rank { plugin, launched, .. } => {
             let level = log::Level::of_nccl_debug(std::env::var("NCCL_DEBUG").ok().as_deref());
-            rank::run(level).map(|()| true)
+            rank::run(rank::Start { level, plugin, launched }).map(|()| true)
         }
     }
+}
+
+fn collective(run: Run, collective: Collective, program: &Path) -> Result<bool> {
+    bench::run(&run.plan(collective, program)?, program, std::io::stdout())
 }
 
 fn complain_of_usage(error: &clap::Error) -> ExitCode {

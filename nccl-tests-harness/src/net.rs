@@ -9,9 +9,10 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use nccl_net_spark::abi::types::{CommConfig, DebugLogger, HANDLE_BYTES, PTR_HOST, PropertiesV11, UNDEFINED};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
@@ -65,8 +66,18 @@ struct Comm {
 pub struct HostBuffer {
     memory: NonNull<c_void>,
     bytes: usize,
-    /// How many requests are under way; -1 while [`HostBuffer::with_bytes`] runs.
-    users: Cell<isize>,
+    /// Where requests are under way.
+    active: RefCell<Vec<Stretch>>,
+    /// While [`HostBuffer::with_bytes`] runs.
+    borrowed: Cell<bool>,
+}
+
+/// A stretch of a buffer that the network reads, or writes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stretch {
+    start: usize,
+    end: usize,
+    written: bool,
 }
 
 /// Memory registered with a comm.
@@ -81,7 +92,7 @@ pub struct Request {
     /// None once it is done: NCCL never tests a request again after that.
     raw: Option<NonNull<c_void>>,
     registration: Rc<Registration>,
-    bytes: usize,
+    stretch: Stretch,
 }
 
 /// The versions of the interface that `library` exports, of those asked for.
@@ -308,7 +319,8 @@ impl SendComm {
         // until the request is done (`Request::start`). A profiler's handle may be NULL.
         let code = unsafe { isend(self.0.raw.as_ptr(), address, bytes, tag, memory.raw, ptr::null_mut(), &mut raw) };
         plugin.check("isend", code)?;
-        Ok(NonNull::new(raw).map(|raw| Request::start(raw, memory, bytes)))
+        let stretch = Stretch { start: offset, end: offset + bytes, written: false };
+        Ok(NonNull::new(raw).map(|raw| Request::start(raw, memory, stretch)))
     }
 }
 
@@ -337,7 +349,8 @@ impl RecvComm {
             irecv(comm, 1, &mut address, &mut size, &mut tag, &mut handle, &mut profiler, &mut raw)
         };
         plugin.check("irecv", code)?;
-        Ok(NonNull::new(raw).map(|raw| Request::start(raw, memory, bytes)))
+        let stretch = Stretch { start: offset, end: offset + bytes, written: true };
+        Ok(NonNull::new(raw).map(|raw| Request::start(raw, memory, stretch)))
     }
 }
 
@@ -356,7 +369,7 @@ impl Registration {
         ensure!(Rc::ptr_eq(comm, &self.comm), "memory registered with another comm");
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.buffer.bytes);
         ensure!(inside, "{bytes} bytes at {offset} lie outside of a buffer of {} bytes", self.buffer.bytes);
-        ensure!(self.buffer.users.get() >= 0, "the buffer is being filled or checked");
+        ensure!(!self.buffer.borrowed.get(), "the buffer is being filled or checked");
         Ok(self.buffer.memory.as_ptr().wrapping_byte_add(offset))
     }
 }
@@ -373,10 +386,9 @@ impl Drop for Registration {
 }
 
 impl Request {
-    fn start(raw: NonNull<c_void>, registration: &Rc<Registration>, bytes: usize) -> Self {
-        let users = &registration.buffer.users;
-        users.set(users.get() + 1);
-        Self { raw: Some(raw), registration: Rc::clone(registration), bytes }
+    fn start(raw: NonNull<c_void>, registration: &Rc<Registration>, stretch: Stretch) -> Self {
+        registration.buffer.active.borrow_mut().push(stretch);
+        Self { raw: Some(raw), registration: Rc::clone(registration), stretch }
     }
 
     /// Whether it is done: how many bytes were moved, or none.
@@ -395,10 +407,13 @@ impl Request {
             return Ok(None);
         }
         self.raw = None;
-        let users = &self.registration.buffer.users;
-        users.set(users.get() - 1);
-        let moved = usize::try_from(size).ok().filter(|moved| *moved <= self.bytes);
-        moved.map(Some).with_context(|| format!("test reports {size} bytes of a request of {}", self.bytes))
+        let mut active = self.registration.buffer.active.borrow_mut();
+        if let Some(at) = active.iter().position(|stretch| *stretch == self.stretch) {
+            active.swap_remove(at);
+        }
+        let bytes = self.stretch.end - self.stretch.start;
+        let moved = usize::try_from(size).ok().filter(|moved| *moved <= bytes);
+        moved.map(Some).with_context(|| format!("test reports {size} bytes of a request of {bytes}"))
     }
 }
 
@@ -422,7 +437,7 @@ impl HostBuffer {
         // SAFETY: a new private mapping at a place of the kernel's choice touches no memory in use.
         let memory = unsafe { mmap_anonymous(None, length, protection, MapFlags::MAP_PRIVATE) };
         let memory = memory.map_err(|errno| anyhow!("allocate {bytes} bytes: {}", errno.desc()))?;
-        Ok(Rc::new(Self { memory, bytes, users: Cell::new(0) }))
+        Ok(Rc::new(Self { memory, bytes, active: RefCell::default(), borrowed: Cell::new(false) }))
     }
 
     /// Fills or reads the memory.
@@ -430,13 +445,41 @@ impl HostBuffer {
     /// # Errors
     /// While requests are under way in it.
     pub fn with_bytes<T>(&self, work: impl FnOnce(&mut [u8]) -> T) -> Result<T> {
-        ensure!(self.users.get() == 0, "the buffer is in use by {} requests", self.users.get());
-        self.users.set(-1);
+        let users = self.active.borrow().len();
+        ensure!(users == 0, "the buffer is in use by {users} requests");
+        ensure!(!self.borrowed.replace(true), "the buffer is being filled or checked");
         // SAFETY: mapped and initialised at that length; no request is under way in it, and none starts and no second
-        // call gets here before the count is reset, so this is the only access.
+        // call or `combine` gets to it before the flag is reset, so this is the only access.
         let result = work(unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr().cast(), self.bytes) });
-        self.users.set(0);
+        self.borrowed.set(false);
         Ok(result)
+    }
+
+    /// Lets `work` change a stretch of this buffer by the same stretch of another one.
+    ///
+    /// # Errors
+    /// When it lies outside of either, or the network has a hand in it.
+    pub fn combine(&self, other: &Self, range: Range<usize>, work: impl FnOnce(&mut [u8], &[u8])) -> Result<()> {
+        ensure!(!ptr::eq(self, other), "a buffer cannot be combined with itself");
+        ensure!(range.start <= range.end, "a stretch that ends before it begins");
+        ensure!(range.end <= self.bytes.min(other.bytes), "the stretch to {} lies outside of the buffers", range.end);
+        ensure!(!self.borrowed.get() && !other.borrowed.get(), "the buffer is being filled or checked");
+        let touched = |stretch: &Stretch| stretch.start < range.end && range.start < stretch.end;
+        let free = !self.active.borrow().iter().any(touched);
+        ensure!(free && !other.active.borrow().iter().any(|stretch| stretch.written && touched(stretch)), "in use");
+        self.borrowed.set(true);
+        other.borrowed.set(true);
+        // SAFETY: both stretches are mapped and initialised, in two mappings. No request is under way in the first and
+        // none writes to the second; none starts, and no other call gets at either, before the flags are reset.
+        let (into, from) = unsafe {
+            let into = self.memory.as_ptr().cast::<u8>().add(range.start);
+            let from = other.memory.as_ptr().cast::<u8>().add(range.start);
+            (std::slice::from_raw_parts_mut(into, range.len()), std::slice::from_raw_parts(from, range.len()))
+        };
+        work(into, from);
+        self.borrowed.set(false);
+        other.borrowed.set(false);
+        Ok(())
     }
 }
 

@@ -3,14 +3,21 @@
 //! A byte is a function of the rank that it comes from, of its offset in that rank's data and of the iteration, so data
 //! that is misplaced, left over from an earlier iteration, or damaged does not pass for what was sent.
 
+use std::ops::Range;
+
 /// What one rank's data holds in one iteration.
 #[derive(Debug, Clone, Copy)]
 pub struct Pattern {
     seed: u64,
-    /// The iteration's low byte in every byte of a word: two iterations less than 256 apart differ in every byte, so
-    /// that even a stale slice of one byte is seen for certain.
-    mask: u64,
+    /// What is added to every byte: the iteration's low byte for rank 0 and the odd ranks, its negative for the others.
+    /// So two iterations less than 256 apart differ in every byte of a rank's data, and two less than 128 apart in every
+    /// byte of the sum over any number of ranks from 0 on: even a stale slice of one byte is seen for certain.
+    shift: u64,
 }
+
+/// The data of several ranks in one iteration, added up byte by byte; a byte wraps around.
+#[derive(Debug, Clone)]
+pub struct Sum(Vec<Pattern>);
 
 /// How received bytes differ from what was sent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -24,11 +31,11 @@ pub struct Mismatch {
 /// One byte that is not what was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WrongByte {
-    /// Where in the sending rank's data, in bytes.
+    /// Where in the sending rank's (or each rank's) data, in bytes.
     pub offset: usize,
     /// What arrived.
     pub found: u8,
-    /// What was sent.
+    /// What was sent, or the sum of it.
     pub sent: u8,
 }
 
@@ -37,41 +44,73 @@ const WORD_BYTES: usize = 8;
 impl Pattern {
     /// The data of `rank` in `iteration`.
     pub fn new(rank: usize, iteration: u64) -> Self {
-        Self {
-            seed: mix((rank as u64) << 40 ^ (iteration >> 8)),
-            mask: u64::from(iteration as u8) * 0x0101_0101_0101_0101,
-        }
+        let low = iteration as u8;
+        let shift = if rank == 0 || rank % 2 == 1 { low } else { low.wrapping_neg() };
+        Self { seed: mix((rank as u64) << 40 ^ (iteration >> 8)), shift: u64::from_ne_bytes([shift; WORD_BYTES]) }
     }
 
-    /// Writes the data that starts at `offset` (a multiple of 8) into `bytes`.
+    /// Writes the data that starts at `offset` into `bytes`.
     pub fn fill(&self, offset: usize, bytes: &mut [u8]) {
-        debug_assert_eq!(offset % WORD_BYTES, 0);
-        for (index, chunk) in (offset / WORD_BYTES..).zip(bytes.chunks_mut(WORD_BYTES)) {
-            chunk.copy_from_slice(&self.word(index)[..chunk.len()]);
+        for (index, within, at) in words(offset, bytes.len()) {
+            let word = self.word(index);
+            bytes[at..at + within.len()].copy_from_slice(&word[within]);
         }
     }
 
-    /// Compares `bytes` with the data that starts at `offset` (a multiple of 8).
+    fn word(&self, index: usize) -> [u8; WORD_BYTES] {
+        self.packed(index).to_le_bytes()
+    }
+
+    fn packed(&self, index: usize) -> u64 {
+        add_bytes(mix(self.seed.wrapping_add(index as u64)), self.shift)
+    }
+}
+
+impl Sum {
+    /// The data of `ranks` (one or more) in `iteration`.
+    pub fn new(ranks: Range<usize>, iteration: u64) -> Self {
+        Self(ranks.map(|rank| Pattern::new(rank, iteration)).collect())
+    }
+
+    /// Compares `bytes` with the data that starts at `offset`.
     pub fn compare(&self, offset: usize, bytes: &[u8]) -> Mismatch {
-        debug_assert_eq!(offset % WORD_BYTES, 0);
         let mut mismatch = Mismatch::default();
-        for (index, chunk) in (offset / WORD_BYTES..).zip(bytes.chunks(WORD_BYTES)) {
-            let word = self.word(index);
-            if *chunk == word[..chunk.len()] {
+        for (index, within, at) in words(offset, bytes.len()) {
+            let (word, chunk) = (self.word(index), &bytes[at..at + within.len()]);
+            if *chunk == word[within.clone()] {
                 continue;
             }
-            for (at, (&found, &sent)) in chunk.iter().zip(&word).enumerate().filter(|(_, (found, sent))| found != sent)
-            {
+            for (place, &found) in within.zip(chunk).filter(|(place, found)| **found != word[*place]) {
                 mismatch.wrong += 1;
-                mismatch.first.get_or_insert(WrongByte { offset: index * WORD_BYTES + at, found, sent });
+                let offset = index * WORD_BYTES + place;
+                mismatch.first.get_or_insert(WrongByte { offset, found, sent: word[place] });
             }
         }
         mismatch
     }
 
     fn word(&self, index: usize) -> [u8; WORD_BYTES] {
-        (mix(self.seed.wrapping_add(index as u64)) ^ self.mask).to_le_bytes()
+        self.0.iter().fold(0, |sum, pattern| add_bytes(sum, pattern.packed(index))).to_le_bytes()
     }
+}
+
+/// Adds eight bytes to eight bytes, each of which wraps around.
+fn add_bytes(left: u64, right: u64) -> u64 {
+    const TOP_BITS: u64 = 0x8080_8080_8080_8080;
+    ((left & !TOP_BITS) + (right & !TOP_BITS)) ^ ((left ^ right) & TOP_BITS)
+}
+
+/// The words that `bytes` from `offset` on lie in: the index of each, which of its bytes, and where those are from
+/// `offset` on.
+fn words(offset: usize, bytes: usize) -> impl Iterator<Item = (usize, Range<usize>, usize)> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let start = (offset + at) % WORD_BYTES;
+        let take = (WORD_BYTES - start).min(bytes - at);
+        let word = ((offset + at) / WORD_BYTES, start..start + take, at);
+        at += take;
+        (take > 0).then_some(word)
+    })
 }
 
 impl Mismatch {
@@ -102,12 +141,21 @@ mod tests {
         bytes
     }
 
+    fn one(rank: usize, iteration: u64) -> Sum {
+        Sum::new(rank..rank + 1, iteration)
+    }
+
     #[test]
     fn what_was_sent_passes_whole_and_in_parts() {
         let bytes = data(3, 7);
-        let pattern = Pattern::new(3, 7);
+        let pattern = one(3, 7);
         assert_eq!(pattern.compare(0, &bytes), Mismatch::default());
-        assert_eq!(pattern.compare(1024, &bytes[1024..]), Mismatch::default());
+        for (start, end) in [(1024, LEN), (3, LEN), (13, 14), (7, 9), (8, 8)] {
+            assert_eq!(pattern.compare(start, &bytes[start..end]), Mismatch::default(), "{start} {end}");
+            let mut part = vec![0; end - start];
+            Pattern::new(3, 7).fill(start, &mut part);
+            assert_eq!(part, bytes[start..end]);
+        }
     }
 
     #[test]
@@ -117,7 +165,7 @@ mod tests {
             bytes[at] ^= 0x10;
             let sent = bytes[at] ^ 0x10;
             let first = Some(WrongByte { offset: at, found: bytes[at], sent });
-            assert_eq!(Pattern::new(0, 1).compare(0, &bytes), Mismatch { wrong: 1, first });
+            assert_eq!(one(0, 1).compare(0, &bytes), Mismatch { wrong: 1, first });
         }
     }
 
@@ -126,14 +174,14 @@ mod tests {
         let mut bytes = data(0, 1);
         let (low, high) = bytes.split_at_mut(2048);
         low[..512].swap_with_slice(&mut high[..512]);
-        let mismatch = Pattern::new(0, 1).compare(0, &bytes);
+        let mismatch = one(0, 1).compare(0, &bytes);
         assert!(mismatch.wrong > 1000, "{mismatch:?}");
     }
 
     #[test]
     fn every_byte_of_a_stale_iteration_is_wrong() {
         for (stale, now) in [(6, 7), (1, 200), (255, 256), (511, 512)] {
-            let mismatch = Pattern::new(1, now).compare(0, &data(1, stale));
+            let mismatch = one(1, now).compare(0, &data(1, stale));
             let least = if stale >> 8 == now >> 8 { LEN } else { LEN * 9 / 10 };
             assert!(mismatch.wrong >= least as u64, "{stale} for {now}: {mismatch:?}");
         }
@@ -141,7 +189,29 @@ mod tests {
 
     #[test]
     fn another_ranks_data_and_untouched_memory_are_seen() {
-        assert!(Pattern::new(1, 1).compare(0, &data(2, 1)).wrong > 4000);
-        assert!(Pattern::new(1, 1).compare(0, &[0; LEN]).wrong > 4000);
+        assert!(one(1, 1).compare(0, &data(2, 1)).wrong > 4000);
+        assert!(one(1, 1).compare(0, &[0; LEN]).wrong > 4000);
+    }
+
+    #[test]
+    fn a_sum_is_that_of_all_its_ranks() {
+        let mut sum = data(1, 5);
+        for rank in 2..5 {
+            sum.iter_mut().zip(data(rank, 5)).for_each(|(sum, byte)| *sum = sum.wrapping_add(byte));
+        }
+        assert_eq!(Sum::new(1..5, 5).compare(0, &sum), Mismatch::default());
+        assert_eq!(Sum::new(1..5, 5).compare(9, &sum[9..]), Mismatch::default());
+        assert!(Sum::new(1..4, 5).compare(0, &sum).wrong > 4000);
+        for now in [4, 6, 69, 132] {
+            for ranks in 2..6 {
+                let (mut stale, sum) = (vec![0_u8; LEN], Sum::new(0..ranks, now));
+                for rank in 0..ranks {
+                    stale.iter_mut().zip(data(rank, 5)).for_each(|(sum, byte)| *sum = sum.wrapping_add(byte));
+                }
+                assert_eq!(sum.compare(0, &stale).wrong, LEN as u64, "{ranks} ranks, iteration 5 for {now}");
+            }
+        }
+        sum[77] ^= 1;
+        assert_eq!(Sum::new(1..5, 5).compare(0, &sum).wrong, 1);
     }
 }

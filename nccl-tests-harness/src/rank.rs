@@ -1,16 +1,18 @@
 //! One rank: a process of its own that loads the plugin and does what the command tells it.
 
+use crate::activity;
 use crate::collective::{Collective, Part};
 use crate::control::{self, FromRank, Measurement, Network, Sender, Setup, ToRank};
 use crate::log::{self, Level};
 use crate::net::{Context, Handle, HostBuffer, Listener, Plugin, RecvComm, SendComm};
-use crate::pattern::{Mismatch, Pattern};
-use crate::{activity, ring};
+use crate::pattern::{Mismatch, Pattern, Sum};
+use crate::progress::{self, Buffers, Channel};
+use crate::schedule::{self, Seat};
 use anyhow::{Context as _, Result, bail, ensure};
 use nccl_net_spark::abi::types::HANDLE_BYTES;
 use nix::sys::{prctl, signal};
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -21,30 +23,42 @@ const DEVICE: i32 = 0;
 const BEAT: Duration = Duration::from_millis(250);
 /// Memory is filled and compared in stretches of this size, so that the rank can show in between that it is alive.
 const FILL_BYTES: usize = 4 << 20;
+/// How long a launched rank outlives the command: launchers end a job when they see a rank die, and that one should be the
+/// one with the reason.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// The memory that a rank sends from and receives into; the same one in a collective that works in place.
-pub struct Buffers {
-    /// What is sent.
-    pub send: Rc<HostBuffer>,
-    /// What is received.
-    pub recv: Rc<HostBuffer>,
+/// How a rank was started.
+#[derive(Debug, Clone)]
+pub struct Start {
+    /// How much of the plugin's log is shown.
+    pub level: Level,
+    /// The plugin's library, where it is not the one that the command names.
+    pub plugin: Option<PathBuf>,
+    /// By a launcher, and not by the command, which may be on another machine.
+    pub launched: bool,
 }
 
 /// Runs a rank whose standard input is the line to the command.
 ///
 /// # Errors
 /// When that line does not work; everything else goes over the line, and the command ends this process.
-pub fn run(level: Level) -> Result<()> {
-    prctl::set_pdeathsig(signal::Signal::SIGKILL).context("ask to be killed with the parent")?;
+pub fn run(start: Start) -> Result<()> {
+    let patience = match start.launched {
+        true => LAST_WORDS,
+        false => Duration::ZERO,
+    };
+    if !start.launched {
+        prctl::set_pdeathsig(signal::Signal::SIGKILL).context("ask to be killed with the parent")?;
+    }
     let stream = std::io::stdin().as_fd().try_clone_to_owned().context("duplicate the control socket")?;
-    let (sender, mut receiver) = control::split(UnixStream::from(stream))?;
+    let (sender, mut receiver) = control::split(stream)?;
     let sender = Arc::new(sender);
     let (commands_in, commands) = mpsc::channel();
     std::thread::spawn(move || {
         while let Ok(Some(command)) = receiver.receive::<ToRank>() {
             let _ = commands_in.send(command);
         }
-        die();
+        die(patience);
     });
     let beats = Arc::clone(&sender);
     std::thread::spawn(move || {
@@ -52,12 +66,12 @@ pub fn run(level: Level) -> Result<()> {
         loop {
             let (ticks, doing) = observer.look();
             if beats.send(&FromRank::Beat { ticks, doing }).is_err() {
-                die();
+                die(patience);
             }
             std::thread::sleep(BEAT);
         }
     });
-    if let Err(error) = work(level, &commands, &sender) {
+    if let Err(error) = work(start, &commands, &sender) {
         sender.send(&FromRank::Failed { reason: format!("{error:#}") })?;
         // Nothing is closed: that would only make the other ranks fail too, with reasons that hide this one.
         loop {
@@ -68,18 +82,20 @@ pub fn run(level: Level) -> Result<()> {
 }
 
 /// The command is gone, so nobody is left to tell; the working thread may be anywhere in the plugin.
-fn die() {
+fn die(patience: Duration) {
+    std::thread::sleep(patience);
     let _ = signal::raise(signal::Signal::SIGKILL);
 }
 
-fn work(level: Level, commands: &mpsc::Receiver<ToRank>, sender: &Sender) -> Result<()> {
+fn work(start: Start, commands: &mpsc::Receiver<ToRank>, sender: &Sender) -> Result<()> {
     activity::stage("starting");
     let ToRank::Setup(setup) = commands.recv()? else { bail!("the first command is not the set-up") };
-    log::start(setup.rank, level);
-    let context = Plugin::load(&setup.plugin)?.init(setup.job)?;
+    log::start(setup.rank, start.level);
+    let context = Plugin::load(start.plugin.as_ref().unwrap_or(&setup.plugin))?.init(setup.job)?;
     let network = look_at(&context)?;
+    let links = setup.collective.links(setup.rank, setup.ranks, setup.channels);
     let (listeners, handles): (Vec<_>, Vec<_>) =
-        (0..setup.channels).map(|_| context.listen(DEVICE)).collect::<Result<Vec<_>>>()?.into_iter().unzip();
+        links.iter().map(|_| context.listen(DEVICE)).collect::<Result<Vec<_>>>()?.into_iter().unzip();
     let handles = handles.iter().map(|handle| handle.to_vec()).collect();
     sender.send(&FromRank::Listening { network, handles })?;
 
@@ -91,7 +107,7 @@ fn work(level: Level, commands: &mpsc::Receiver<ToRank>, sender: &Sender) -> Res
     drop(listeners);
     activity::stage("registering memory");
     let mut rank = Rank::new(setup, connections)?;
-    sender.send(&FromRank::Connected)?;
+    sender.send(&FromRank::Connected { lines: log::take_rail_lines() })?;
 
     loop {
         activity::stage("waiting for the other ranks");
@@ -149,26 +165,27 @@ fn connect(
 
 struct Rank {
     setup: Setup,
-    channels: Vec<ring::Channel>,
+    channels: Vec<Channel>,
     buffers: Buffers,
     /// Of the data: all ranks count it in the same way.
     iteration: u64,
-    /// How many bytes each rank contributes at the size at hand.
+    /// How many elements the size at hand has.
     count: usize,
 }
 
 impl Rank {
     fn new(setup: Setup, connections: Vec<(SendComm, RecvComm)>) -> Result<Self> {
-        let (rank, ranks) = (setup.rank, setup.ranks);
-        let recv = HostBuffer::new(setup.collective.size_bytes(setup.max_count, ranks))?;
-        let send = match setup.collective.in_place() {
+        let Setup { collective, rank, ranks, .. } = setup;
+        let bytes = collective.size_bytes(setup.max_count, ranks);
+        let recv = HostBuffer::new(bytes)?;
+        let send = match collective.in_place() {
             true => Rc::clone(&recv),
-            false => HostBuffer::new(setup.max_count)?,
+            false => HostBuffer::new(bytes)?,
         };
         let buffers = Buffers { send, recv };
-        let prior = (rank + ranks - 1) % ranks;
-        let channels =
-            connections.into_iter().map(|(send, recv)| ring::Channel::new(send, recv, &buffers, rank, prior));
+        let links = collective.links(rank, ranks, setup.channels);
+        let channels = connections.into_iter().zip(links);
+        let channels = channels.map(|(connection, link)| Channel::new(connection, &buffers, collective, rank, link));
         let channels = channels.collect::<Result<Vec<_>>>()?;
         Ok(Self { setup, channels, buffers, iteration: 0, count: 0 })
     }
@@ -177,8 +194,8 @@ impl Rank {
     fn prepare(&mut self, count: usize) -> Result<()> {
         let Setup { collective, rank, ranks, channels, .. } = self.setup;
         self.count = count;
-        for (number, channel) in self.channels.iter_mut().enumerate() {
-            channel.plan(collective.schedule(rank, ranks, count, number, channels));
+        for (link, channel) in self.channels.iter_mut().enumerate() {
+            channel.plan(schedule::schedule(collective, Seat { rank, ranks, link, channels }, count));
         }
         if self.setup.check_iters > 0 {
             self.fill()?;
@@ -214,14 +231,15 @@ impl Rank {
     }
 
     fn run(&mut self) -> Result<()> {
-        ring::run(&mut self.channels, self.setup.collective.shape())
+        progress::run(&mut self.channels, self.setup.collective.shape())
     }
 
     /// Writes new data into the send buffer. The receive buffer keeps what it has: stale data must not pass.
     fn fill(&mut self) -> Result<()> {
         self.stage("filling");
         self.iteration += 1;
-        let Part { rank, range } = self.collective().contribution(self.setup.rank, self.count);
+        let Setup { collective, rank, ranks, .. } = self.setup;
+        let Some(Part { range, .. }) = collective.contribution(rank, ranks, self.count) else { return Ok(()) };
         let pattern = Pattern::new(rank, self.iteration);
         self.buffers.send.with_bytes(|bytes| {
             for (index, stretch) in bytes[range].chunks_mut(FILL_BYTES).enumerate() {
@@ -235,19 +253,23 @@ impl Rank {
     fn compare(&self) -> Result<(u64, Option<String>)> {
         self.stage("comparing");
         let (mut wrong, mut first_wrong) = (0, None);
-        for Part { rank, range } in self.collective().result(self.setup.rank, self.setup.ranks, self.count) {
-            let pattern = Pattern::new(rank, self.iteration);
+        for Part { of, data_offset, range } in self.collective().result(self.setup.rank, self.setup.ranks, self.count) {
+            let sum = Sum::new(of.clone(), self.iteration);
             let mut mismatch = Mismatch::default();
             self.buffers.recv.with_bytes(|bytes| {
                 for (index, stretch) in bytes[range].chunks(FILL_BYTES).enumerate() {
-                    mismatch.add(pattern.compare(index * FILL_BYTES, stretch));
+                    mismatch.add(sum.compare(data_offset + index * FILL_BYTES, stretch));
                     activity::tick();
                 }
             })?;
             wrong += mismatch.wrong;
             first_wrong = first_wrong.or(mismatch.first.map(|byte| {
                 let (offset, found, sent) = (byte.offset, byte.found, byte.sent);
-                format!("byte {offset} of rank {rank}'s data is {found:#04x} instead of {sent:#04x}")
+                let whose = match of.len() {
+                    1 => format!("rank {}'s data", of.start),
+                    _ => "the sum".to_owned(),
+                };
+                format!("byte {offset} of {whose} is {found:#04x} instead of {sent:#04x}")
             }));
         }
         Ok((wrong, first_wrong))

@@ -3,12 +3,15 @@
 use crate::collective::{Bandwidth, Collective};
 use std::io::{self, Write};
 
+/// What nccl-tests calls a byte; where sums wrap around, with or without a sign is the same.
+pub const ELEMENT: &str = "int8";
+
 /// One line of the table.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Row {
     /// What the collective moves, in bytes, by nccl-tests' definition.
     pub size_bytes: usize,
-    /// How many elements (of one byte) a rank contributes.
+    /// How many elements (of one byte) nccl-tests counts.
     pub count: usize,
     /// The mean time of an iteration over the ranks, in microseconds.
     pub time_us: f64,
@@ -21,6 +24,7 @@ pub struct Row {
 /// Writes the table and keeps what its last lines need.
 pub struct Table<W> {
     out: W,
+    collective: Collective,
     busbw_sum: f64,
     rows: u32,
     wrong_rows: u32,
@@ -45,7 +49,7 @@ impl<W: Write> Table<W> {
         head(&mut out, ["size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong"])?;
         head(&mut out, ["(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", ""])?;
         out.flush()?;
-        Ok(Self { out, busbw_sum: 0.0, rows: 0, wrong_rows: 0 })
+        Ok(Self { out, collective, busbw_sum: 0.0, rows: 0, wrong_rows: 0 })
     }
 
     /// Writes one line.
@@ -59,10 +63,11 @@ impl<W: Write> Table<W> {
         let wrong = row.wrong.map_or_else(|| "N/A".to_owned(), |wrong| wrong.to_string());
         let (time, algbw) = (float(row.time_us, 7), float(row.bandwidth.algbw, 6));
         let busbw = float(row.bandwidth.busbw, 6);
+        let (operation, root) = (self.collective.operation(), self.collective.root());
         writeln!(
             self.out,
             "{:>12}  {:>12}  {:>8}  {:>6}  {:>6}  {time}  {algbw}  {busbw}  {wrong:>6}",
-            row.size_bytes, row.count, "int8", "none", -1
+            row.size_bytes, row.count, ELEMENT, operation, root
         )?;
         self.out.flush()
     }

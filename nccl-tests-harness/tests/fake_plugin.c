@@ -112,7 +112,7 @@ static int fake_init(void **context, uint64_t id, const void *config, logger_t l
   (void)id, (void)config, (void)profiler;
   logger = log;
   if (getenv("FAKE_INIT_FAILS")) return fail(SYSTEM_ERROR, "NET/Fake: planted: no such hardware");
-  logger(INFO, 0x10, __FILE__, __LINE__, "%s", "NET/Fake: 2 rails merged: lo0 lo1");
+  logger(INFO, 0x10, __FILE__, __LINE__, "%s", "NET/Fake: merged 2 rails into one device: lo0 lo1");
   *context = &open_objects;
   open_objects++;
   return OK;
@@ -184,6 +184,7 @@ static int fake_connect(void *context, int dev, void *memory, void **comm, void 
   int fd = loopback(handle->port, &address);
   if (fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof address))
     return fail(SYSTEM_ERROR, "NET/Fake: cannot connect");
+  logger(INFO, 0x10, __FILE__, __LINE__, "%s", "NET/Fake: connected with loopback over 2 rails");
   *comm = new_comm(fd, 1);
   return OK;
 }

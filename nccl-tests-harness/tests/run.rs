@@ -20,20 +20,28 @@ fn run(collective: &str, arguments: &str) -> Said {
 
 /// The rows of the table: size, count, busbw, wrong.
 fn rows(said: &Said) -> Vec<(u64, u64, f64, String)> {
+    rows_of(said, "none", "-1")
+}
+
+fn rows_of(said: &Said, operation: &str, root: &str) -> Vec<(u64, u64, f64, String)> {
     let rows = said.out.lines().filter(|line| !line.starts_with('#'));
     rows.map(|row| {
         let cells: Vec<_> = row.split_whitespace().collect();
-        assert_eq!((cells.len(), cells[2], cells[3], cells[4]), (9, "int8", "none", "-1"), "{row}");
+        assert_eq!((cells.len(), cells[2], cells[3], cells[4]), (9, "int8", operation, root), "{row}");
         (cells[0].parse().unwrap(), cells[1].parse().unwrap(), cells[7].parse().unwrap(), cells[8].to_owned())
     })
     .collect()
 }
 
 fn assert_all_right(said: &Said, sizes: &[(u64, u64)]) {
+    assert_right(said, sizes, "none", "-1");
+}
+
+fn assert_right(said: &Said, sizes: &[(u64, u64)], operation: &str, root: &str) {
     assert_eq!(said.status, Some(0), "{said:?}");
     // The fake complains there when it is not closed in order.
     assert_eq!(said.err, "", "{said:?}");
-    let rows = rows(said);
+    let rows = rows_of(said, operation, root);
     assert_eq!(rows.iter().map(|row| (row.0, row.1)).collect::<Vec<_>>(), sizes, "{said:?}");
     assert!(rows.iter().all(|row| row.3 == "0"), "{said:?}");
     assert!(said.out.contains("# Out of bounds values : 0 OK\n# Avg bus bandwidth    : "), "{said:?}");
@@ -55,17 +63,80 @@ fn sendrecv_of_two_and_three_ranks_is_right_at_every_size() {
 }
 
 #[test]
+fn all_reduce_adds_up_every_byte() {
+    let two = run("all-reduce", "-b 1 -e 4M -f 128 -n 3");
+    assert_right(&two, &[(1, 1), (128, 128), (16 << 10, 16 << 10), (2 << 20, 2 << 20)], "sum", "-1");
+    let four = run("all-reduce", "-r 4 --channels 2 -b 3 -e 5000003 -i 5000000 -n 2 -c 2");
+    assert_right(&four, &[(3, 3), (5_000_003, 5_000_003)], "sum", "-1");
+}
+
+#[test]
+fn reduce_scatter_adds_up_every_byte() {
+    let two = run("reduce-scatter", "-b 8 -e 8M -f 64 -n 3");
+    assert_right(&two, &[(8, 4), (512, 256), (32 << 10, 16 << 10), (2 << 20, 1 << 20)], "sum", "-1");
+    let three = run("reduce-scatter", "-r 3 --channels 2 -b 100 -e 4500100 -i 4500000 -n 2");
+    assert_right(&three, &[(99, 33), (4_500_099, 1_500_033)], "sum", "-1");
+}
+
+#[test]
+fn broadcast_reaches_every_rank() {
+    let two = run("broadcast", "-b 1 -e 4M -f 128 -n 3");
+    assert_right(&two, &[(1, 1), (128, 128), (16 << 10, 16 << 10), (2 << 20, 2 << 20)], "none", "0");
+    assert_right(&run("broadcast", "-r 4 -b 3M -e 3M -n 2"), &[(3 << 20, 3 << 20)], "none", "0");
+}
+
+#[test]
+fn alltoall_brings_each_part_to_its_rank() {
+    let two = run("alltoall", "-b 8 -e 8M -f 64 -n 3");
+    assert_all_right(&two, &[(8, 4), (512, 256), (32 << 10, 16 << 10), (2 << 20, 1 << 20)]);
+    let four = run("alltoall", "-r 4 --channels 2 -b 100 -e 3000100 -i 3000000 -n 2");
+    assert_all_right(&four, &[(100, 25), (3_000_100, 750_025)]);
+}
+
+/// Damage of a partial sum goes on to every rank that gets it. The checked iteration is the fourth: message 7 is its first
+/// where a rank receives twice in each.
+#[test]
+fn damage_in_the_other_collectives_is_found() {
+    for (collective, fault, wrong) in [
+        ("all-reduce", "FAKE_CORRUPT=7", "2"),
+        ("all-reduce", "FAKE_CORRUPT=8", "1"),
+        ("all-reduce", "FAKE_STALE=8", "2048"),
+        ("reduce-scatter", "FAKE_CORRUPT=4", "1"),
+        ("reduce-scatter", "FAKE_STALE=4", "2048"),
+        ("broadcast", "FAKE_CORRUPT=4", "1"),
+        ("broadcast", "FAKE_STALE=4", "4096"),
+        ("alltoall", "FAKE_CORRUPT=4", "1"),
+        ("alltoall", "FAKE_STALE=4", "2048"),
+    ] {
+        let said = run(collective, &format!("-b 4096 -e 4096 -n 2 --rank-env 1:{fault}"));
+        let row = said.out.lines().find(|line| !line.starts_with('#')).unwrap_or_default();
+        let found = row.split_whitespace().last();
+        if fault.contains("STALE") && collective == "reduce-scatter" {
+            // The rank's own data is added to what the iteration before left there.
+            assert!(found.unwrap().parse::<u32>().unwrap() > 1900, "{collective} {fault}: {said:?}");
+        } else {
+            assert_eq!(found, Some(wrong), "{collective} {fault}: {said:?}");
+        }
+        assert_eq!(said.status, Some(1), "{collective} {fault}: {said:?}");
+    }
+}
+
+#[test]
 fn the_end_tells_what_nccl_would_see() {
     let said = run("sendrecv", "-b 8 -e 8");
     let expected = "# On every rank NCCL would see network Fake, device Fake0 (1 of 1), 40000 Mb/s\n\
-                    # every rank: NET/Fake: 2 rails merged: lo0 lo1\n";
+                    # every rank: NET/Fake: merged 2 rails into one device: lo0 lo1\n\
+                    # rank 0: NET/Fake: connected with loopback over 2 rails\n\
+                    # rank 1: NET/Fake: connected with loopback over 2 rails\n";
     assert!(said.out.ends_with(expected), "{said:?}");
 }
 
 #[test]
 fn information_is_shown_when_asked_for_and_rank_env_reaches_its_rank_alone() {
     let said = run("sendrecv", "-b 8 -e 8 --rank-env 1:NCCL_DEBUG=INFO");
-    assert_eq!(said.err, "rank 1: NCCL INFO NET/Fake: 2 rails merged: lo0 lo1\n", "{said:?}");
+    let expected = "rank 1: NCCL INFO NET/Fake: merged 2 rails into one device: lo0 lo1\n\
+                    rank 1: NCCL INFO NET/Fake: connected with loopback over 2 rails\n";
+    assert_eq!(said.err, expected, "{said:?}");
 }
 
 #[test]
