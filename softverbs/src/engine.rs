@@ -1,0 +1,255 @@
+//! What a NIC would do by itself: takes work requests that peers have posted for this process's queue pairs, and serves them.
+
+use crate::fabric::{Node, lock};
+use crate::os::memory::Bounce;
+use crate::os::process::{sleep_while, wake};
+use crate::queue_pair::QueuePair;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, RwLock, Weak};
+use std::time::Duration;
+
+/// How long after its last poll a process still counts as polling, so that it need not be woken.
+const POLLING_NS: u64 = 100_000;
+/// How long an engine sleeps at most while queue pairs are there: what it could have missed waits no longer.
+const NAP: Duration = Duration::from_millis(1);
+/// How long an engine sleeps at most while there are none.
+const REST: Duration = Duration::from_millis(100);
+/// Up to this long an engine waits awake for what is due.
+const SPIN_NS: u64 = 20_000;
+
+/// The engine of one device.
+#[derive(Default)]
+pub struct Engine {
+    active: Vec<Arc<QueuePair>>,
+    bounce: Bounce,
+    turn: u64,
+}
+
+/// What came of serving a queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Served {
+    /// Nothing is posted for it.
+    Idle,
+    /// Nothing can be done before this time.
+    Until(u64),
+    /// There is more to do.
+    More,
+}
+
+/// Lets the engine of a device go on, unless another thread is at it. When it has to go on again, if that is known.
+pub fn drive(node: &Node, device: usize, now_ns: u64) -> Option<u64> {
+    let mut engine = node.engine(device).try_lock().ok()?;
+    engine.answer_doorbells(node, device);
+    engine.serve(node, now_ns)
+}
+
+impl Engine {
+    fn answer_doorbells(&mut self, node: &Node, device: usize) {
+        let process = node.process();
+        let mut rung = process.rung[device].swap(0, Ordering::AcqRel);
+        while rung != 0 {
+            let word = rung.trailing_zeros() as usize;
+            rung &= rung - 1;
+            let mut bells = process.doorbells[device][word].swap(0, Ordering::AcqRel);
+            while bells != 0 {
+                let slot = word * 64 + bells.trailing_zeros() as usize;
+                bells &= bells - 1;
+                if let Some(qp) = node.find(slot)
+                    && !self.active.iter().any(|known| known.number() == qp.number())
+                {
+                    self.active.push(qp);
+                }
+            }
+        }
+    }
+
+    fn serve(&mut self, node: &Node, now_ns: u64) -> Option<u64> {
+        let mut soonest: Option<u64> = None;
+        let mut at = 0;
+        while at < self.active.len() {
+            if let Some(seed) = node.adversary() {
+                // Out of turn: some are passed over this time.
+                self.turn = self.turn.wrapping_add(1);
+                if (self.turn ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 62 == 0 {
+                    soonest = Some(now_ns);
+                    at += 1;
+                    continue;
+                }
+            }
+            let when = match self.active[at].serve(now_ns, &mut self.bounce) {
+                Served::Idle => {
+                    self.active.swap_remove(at);
+                    continue;
+                }
+                Served::Until(when) => when,
+                Served::More => now_ns,
+            };
+            soonest = Some(soonest.map_or(when, |s| s.min(when)));
+            at += 1;
+        }
+        soonest
+    }
+
+    /// Forgets a queue pair.
+    pub fn forget(&mut self, number: u32) {
+        self.active.retain(|qp| qp.number() != number);
+    }
+}
+
+/// Tells the process of the queue pair in `slot` that something was posted for it.
+pub fn ring(node: &Node, slot: usize, now_ns: u64) {
+    let qp = node.qp_memory(slot);
+    let device = qp.device.load(Ordering::Relaxed) as usize % crate::profile::MAX_RAILS;
+    let place = qp.process.load(Ordering::Relaxed) as usize % crate::os::shm::MAX_PROCESSES;
+    let process = &node.memory.processes[place];
+    process.doorbells[device][slot / 64].fetch_or(1 << (slot % 64), Ordering::AcqRel);
+    process.rung[device].fetch_or(1 << (slot / 64), Ordering::SeqCst);
+    let polled = process.polled_ns.load(Ordering::Relaxed);
+    // Sequentially consistent with the sleeper, who announces its sleep and then looks at the doorbells.
+    if now_ns.saturating_sub(polled) > POLLING_NS && process.sleeping.swap(0, Ordering::SeqCst) == 1 {
+        wake(&process.sleeping);
+    }
+}
+
+/// Starts the engine's threads. They run until the process ends, asleep when there is nothing to do.
+pub fn start(node: &Arc<Node>) {
+    for index in 0..node.threads() {
+        let weak = Arc::downgrade(node);
+        let thread = std::thread::Builder::new().name(format!("softverbs-{index}"));
+        if let Err(error) = thread.spawn(move || run(&weak, index)) {
+            // Polling still drives the engine; only a process that does not poll would wait.
+            eprintln!("softverbs: no engine thread: {error}");
+        }
+    }
+}
+
+fn run(node: &Weak<Node>, index: usize) {
+    block_signals();
+    while let Some(node) = node.upgrade() {
+        let now = node.memory.now_ns();
+        let mut soonest: Option<u64> = None;
+        for device in (index..node.devices().len()).step_by(node.threads()) {
+            let due = drive(&node, device, now);
+            soonest = [soonest, due].into_iter().flatten().min();
+        }
+        if index == 0 {
+            node.watch_ports();
+            for qp in node.all_qps() {
+                qp.tend(now);
+            }
+        }
+        rest(&node, index, soonest);
+    }
+}
+
+fn rest(node: &Node, index: usize, soonest: Option<u64>) {
+    let now = node.memory.now_ns();
+    let ahead = soonest.map(|due| due.saturating_sub(now));
+    if ahead.is_some_and(|ns| ns <= SPIN_NS) {
+        std::thread::yield_now();
+        return;
+    }
+    let process = node.process();
+    process.sleeping.store(1, Ordering::SeqCst);
+    let mine = (index..node.devices().len()).step_by(node.threads());
+    if mine.into_iter().any(|device| process.rung[device].load(Ordering::SeqCst) != 0) {
+        process.sleeping.store(0, Ordering::SeqCst);
+        return;
+    }
+    let longest = if node.has_qps() { NAP } else { REST };
+    sleep_while(&process.sleeping, 1, ahead.map_or(longest, |ns| longest.min(Duration::from_nanos(ns))));
+    process.sleeping.store(0, Ordering::SeqCst);
+}
+
+fn block_signals() {
+    crate::os::process::block_signals();
+}
+
+/// Registered memory, by key.
+#[derive(Debug, Default)]
+pub struct Regions(RwLock<Vec<Option<Region>>>);
+
+/// A registered piece of this process's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Region {
+    /// Its key, local and remote.
+    pub key: u32,
+    /// Its device.
+    pub device: usize,
+    /// Where it begins.
+    pub addr: u64,
+    /// How long it is.
+    pub bytes: u64,
+    /// `ibv_access_flags`.
+    pub access: u32,
+}
+
+impl Regions {
+    /// Adds one; `None` when there are too many. Keys are not used again soon: their upper bits count.
+    pub fn add(&self, device: usize, addr: u64, bytes: u64, access: u32) -> Option<u32> {
+        let mut all = self.0.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let place = match all.iter().position(Option::is_none) {
+            Some(place) => place,
+            None if all.len() < 1 << 18 => {
+                all.push(None);
+                all.len() - 1
+            }
+            None => return None,
+        };
+        static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(1);
+        let key = (place as u32) << 14 | (COUNT.fetch_add(1, Ordering::Relaxed) & 0x3fff);
+        all[place] = Some(Region { key, device, addr, bytes, access });
+        Some(key)
+    }
+
+    /// Takes one away; whether it was there.
+    pub fn remove(&self, key: u32) -> bool {
+        let mut all = self.0.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        match all.get_mut((key >> 14) as usize) {
+            Some(place) if place.is_some_and(|region| region.key == key) => place.take().is_some(),
+            _ => false,
+        }
+    }
+
+    /// Whether `bytes` at `addr` may be reached on this device with this key and all of `access`.
+    pub fn allows(&self, key: u32, device: usize, addr: u64, bytes: u64, access: u32) -> bool {
+        let all = self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let found = all.get((key >> 14) as usize).copied().flatten().filter(|r| r.key == key && r.device == device);
+        found.is_some_and(|region| {
+            let end = addr.checked_add(bytes);
+            region.access & access == access
+                && addr >= region.addr
+                && end.is_some_and(|end| end <= region.addr + region.bytes)
+        })
+    }
+}
+
+impl Node {
+    /// Registers memory with a device; its key.
+    ///
+    /// # Safety
+    /// Until it is deregistered, the memory stays mapped, and may be read and (with write access) written by peers.
+    ///
+    /// # Errors
+    /// An `errno`: `EINVAL` for an impossible range, `EFAULT` for memory that is not there, `ENOMEM` for too many.
+    #[allow(unsafe_code)]
+    pub unsafe fn register(&self, device: usize, addr: usize, len: usize, access: u32) -> Result<u32, i32> {
+        if addr.checked_add(len).is_none() || device >= self.devices().len() {
+            return Err(libc::EINVAL);
+        }
+        if len > 0 && !crate::os::process::mapped(addr, len) {
+            return Err(libc::EFAULT);
+        }
+        self.regions.add(device, addr as u64, len as u64, access).ok_or(libc::ENOMEM)
+    }
+
+    /// Ends a registration. When this returns nothing is written there any more.
+    ///
+    /// # Errors
+    /// `EINVAL` for a key that there is not.
+    pub fn deregister(&self, device: usize, key: u32) -> Result<(), i32> {
+        // The engine checks keys and moves bytes under this lock.
+        let _fence = lock(self.engine(device));
+        if self.regions.remove(key) { Ok(()) } else { Err(libc::EINVAL) }
+    }
+}

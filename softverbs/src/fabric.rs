@@ -1,0 +1,479 @@
+//! A fabric, and this process's place in it.
+
+use crate::engine::Engine;
+use crate::os::process::{Bell, FileLock, let_peers_read, started};
+use crate::os::shm::{self, DOORBELL_WORDS, FabricMemory, LAYOUT, MAX_NODES, MAX_PROCESSES, ProcessMemory, QpMemory};
+use crate::pacing::Resource;
+use crate::profile::{MAX_RAILS, Profile, RailSpec};
+use crate::queue_pair::QueuePair;
+use crate::settings::Settings;
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::RawFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+/// `IBV_EVENT_QP_ACCESS_ERR`, `IBV_EVENT_PORT_ACTIVE` and `IBV_EVENT_PORT_ERR` of verbs.h.
+pub const EVENT_ACCESS_ERROR: u32 = 3;
+const EVENT_PORT_ACTIVE: u32 = 9;
+const EVENT_PORT_ERROR: u32 = 10;
+
+/// A process's place in a fabric.
+pub struct Node {
+    /// The shared file.
+    pub memory: &'static FabricMemory,
+    /// Place of this process in it.
+    pub place: usize,
+    /// The machine that this process is on.
+    pub node: usize,
+    devices: Vec<Device>,
+    engines: Vec<Mutex<Engine>>,
+    events: Vec<Events>,
+    qps: Mutex<HashMap<usize, Weak<QueuePair>>>,
+    /// Registered memory.
+    pub regions: crate::engine::Regions,
+    adversary: Option<u64>,
+    threads: usize,
+    running: AtomicBool,
+}
+
+/// An RDMA device of this machine.
+#[derive(Debug, Clone)]
+pub struct Device {
+    /// Its name.
+    pub name: String,
+    /// Node GUID, in this machine's byte order.
+    pub guid: u64,
+    /// Its number.
+    pub index: usize,
+    /// Its RoCE v2 addresses: link-local, then IPv4-mapped.
+    pub gids: Vec<[u8; 16]>,
+    /// What its port says of its speed, in Mb/s.
+    pub speed_mbps: u32,
+    /// Path MTU in bytes.
+    pub mtu_bytes: u32,
+    /// Largest message in bytes.
+    pub max_message_bytes: u32,
+    spec: RailSpec,
+    links: usize,
+}
+
+/// An asynchronous event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Event {
+    /// An `ibv_event_type`.
+    pub kind: u32,
+    /// The port.
+    pub port: u8,
+    /// The queue pair, for events of one.
+    pub qp: Option<u32>,
+}
+
+#[derive(Debug)]
+struct Events {
+    queue: Mutex<VecDeque<Event>>,
+    bell: Bell,
+    was_down: AtomicBool,
+}
+
+/// What the ranks of a run need in their environment.
+#[derive(Debug, Clone)]
+pub struct Prepared {
+    /// Variables, without `SOFTVERBS_NODE`.
+    pub environment: Vec<(String, String)>,
+    folder: PathBuf,
+}
+
+/// What a rail is told.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Action {
+    /// Carry nothing.
+    Down,
+    /// Carry again.
+    Up,
+    /// Carry this part of the profile's rate; 1 is all of it.
+    Slow(f64),
+}
+
+/// Makes a fabric for a run, with nobody in it yet.
+///
+/// # Errors
+/// Says what is in the way.
+pub fn prepare(name: &str, profile: &Profile) -> Result<Prepared, String> {
+    let dir = crate::settings::default_dir();
+    let folder = dir.join(name);
+    open(&folder, Some(profile))?;
+    let mark = folder.join("prepared");
+    std::fs::write(&mark, "").map_err(|e| format!("{}: {e}", mark.display()))?;
+    let pair = |n: &str, v: String| (n.to_owned(), v);
+    let environment = vec![
+        pair("SOFTVERBS_DIR", dir.display().to_string()),
+        pair("SOFTVERBS_FABRIC", name.to_owned()),
+        pair("NCCL_SPARK_SYSFS", folder.join("sys").display().to_string()),
+    ];
+    Ok(Prepared { environment, folder })
+}
+
+impl Prepared {
+    /// Takes the fabric's files away. Processes that are still in it keep what they have mapped.
+    pub fn remove(&self) {
+        // Nothing is lost with what cannot be removed: the next fabric of this name begins afresh.
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Tells a rail of a running fabric what to do, on one machine or on all.
+///
+/// # Errors
+/// Names what there is, when the fabric, machine or rail is none of it.
+pub fn control(dir: &Path, fabric: &str, node: Option<usize>, rail: &str, action: Action) -> Result<(), String> {
+    let folder = dir.join(fabric);
+    if !folder.join("fabric").exists() {
+        let there = std::fs::read_dir(dir)
+            .map(|all| all.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect());
+        let there: Vec<String> = there.unwrap_or_default();
+        return Err(format!("no fabric {fabric:?} in {}; there are: {}", dir.display(), there.join(", ")));
+    }
+    let (memory, profile) = open(&folder, None)?;
+    let names: Vec<&str> = profile.rails.iter().map(|spec| spec.name.as_str()).collect();
+    let index = names
+        .iter()
+        .position(|name| *name == rail)
+        .ok_or_else(|| format!("no rail {rail:?}; there are: {}", names.join(", ")))?;
+    for at in 0..MAX_NODES {
+        if node.is_some_and(|wanted| wanted != at) {
+            continue;
+        }
+        let place = &memory.rails[at][index];
+        match action {
+            Action::Down => place.down.store(1, Ordering::Release),
+            Action::Up => place.down.store(0, Ordering::Release),
+            Action::Slow(factor) => {
+                let spec = &profile.rails[index];
+                let full = if spec.line_mbps > 0.0 { spec.line_mbps } else { 100_000.0 };
+                let full = shared_rates(&profile, spec).fold(full, f64::min);
+                let rate = if factor >= 1.0 { spec.line_mbps } else { full * factor };
+                place.way.tx.set_rate(rate);
+                place.way.rx.set_rate(rate);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The limits of the link and the cable, where they have one.
+fn shared_rates<'a>(profile: &'a Profile, spec: &'a RailSpec) -> impl Iterator<Item = f64> + 'a {
+    [profile.links[spec.link].payload_mbps, profile.cables[spec.cable].payload_mbps]
+        .into_iter()
+        .filter(|rate| *rate > 0.0)
+}
+
+/// Opens a fabric's file, setting it up with `profile` where it is new or nobody is in it any more.
+fn open(folder: &Path, profile: Option<&Profile>) -> Result<(&'static FabricMemory, Profile), String> {
+    std::fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    let lock = FileLock::take(&folder.join("lock"))?;
+    let path = folder.join("fabric");
+    let file = std::fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+    let file = file.map_err(|e| format!("{}: {e}", path.display()))?;
+    let memory = shm::map(&file)?;
+    let fresh = memory.layout.load(Ordering::Acquire) != LAYOUT;
+    let text = folder.join("profile");
+    let profile = match profile {
+        Some(profile) if fresh => {
+            set_up(memory, profile);
+            std::fs::write(&text, profile.to_text()).map_err(|e| format!("{}: {e}", text.display()))?;
+            profile.write_sysfs(&folder.join("sys"))?;
+            memory.layout.store(LAYOUT, Ordering::Release);
+            profile.clone()
+        }
+        _ if fresh => return Err(format!("{} is no fabric", folder.display())),
+        _ => Profile::load(&text.display().to_string(), 1.0)?,
+    };
+    drop(lock);
+    Ok((memory, profile))
+}
+
+fn set_up(memory: &FabricMemory, profile: &Profile) {
+    for node in 0..MAX_NODES {
+        for (place, spec) in memory.rails[node].iter().zip(&profile.rails) {
+            place.way.tx.set_rate(spec.line_mbps);
+            place.way.rx.set_rate(spec.line_mbps);
+        }
+        let shared = profile.links.iter().map(|l| l.payload_mbps).chain(profile.cables.iter().map(|c| c.payload_mbps));
+        for (place, rate) in memory.shared[node].iter().zip(shared) {
+            place.tx.set_rate(rate);
+            place.rx.set_rate(rate);
+        }
+    }
+}
+
+impl Node {
+    /// This process's place in the fabric that its environment names. It joins once, and stays.
+    ///
+    /// # Errors
+    /// Says which setting is not usable, or what is in the way.
+    pub fn join() -> Result<Arc<Node>, String> {
+        static JOINED: OnceLock<Result<Arc<Node>, String>> = OnceLock::new();
+        JOINED.get_or_init(|| Settings::from_environment().and_then(|settings| Self::enter(&settings))).clone()
+    }
+
+    /// Joins a fabric as one more process, though it be this one again.
+    ///
+    /// # Errors
+    /// As [`Node::join`].
+    pub fn enter(settings: &Settings) -> Result<Arc<Node>, String> {
+        let folder = settings.dir.join(&settings.fabric);
+        std::fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+        {
+            let _lock = FileLock::take(&folder.join("door"))?;
+            if folder.join("fabric").exists() && deserted(&folder) && !folder.join("prepared").exists() {
+                // The last run is over: the next may have another profile.
+                for name in ["fabric", "profile"] {
+                    std::fs::remove_file(folder.join(name)).map_err(|e| format!("{}/{name}: {e}", folder.display()))?;
+                }
+                let _ = std::fs::remove_dir_all(folder.join("sys"));
+            }
+            let wanted = Profile::load(&settings.profile, settings.scale)?;
+            let (memory, profile) = open(&folder, Some(&wanted))?;
+            let (place, node) = seat(memory, settings.node)?;
+            let_peers_read();
+            let devices: Vec<Device> =
+                (0..profile.rails.len()).map(|index| Device::new(&profile, index, node)).collect();
+            let events = devices.iter().map(|_| Events::new()).collect::<Result<_, i32>>();
+            let quarter = std::thread::available_parallelism().map_or(1, |n| n.get() / 4);
+            Ok(Arc::new(Node {
+                memory,
+                place,
+                node,
+                engines: devices.iter().map(|_| Mutex::default()).collect(),
+                events: events.map_err(|e| format!("no event descriptor: {}", std::io::Error::from_raw_os_error(e)))?,
+                threads: settings.threads.unwrap_or(quarter).clamp(1, devices.len()),
+                devices,
+                qps: Mutex::default(),
+                regions: Default::default(),
+                adversary: settings.adversary,
+                running: AtomicBool::new(false),
+            }))
+        }
+    }
+
+    /// This machine's devices.
+    pub fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+
+    /// Whether a device's port is up.
+    pub fn port_up(&self, device: usize) -> bool {
+        self.memory.rails[self.node][device].down.load(Ordering::Acquire) == 0
+    }
+
+    /// A descriptor that is readable while a device has events.
+    pub fn event_fd(&self, device: usize) -> RawFd {
+        self.events[device].bell.fd()
+    }
+
+    /// The next event of a device. Each takes one announcement from the descriptor.
+    pub fn next_event(&self, device: usize) -> Option<Event> {
+        lock(&self.events[device].queue).pop_front()
+    }
+
+    /// Waits for an announcement of a device's events, unless its descriptor does not block. Whether there was one.
+    pub fn take_event_announcement(&self, device: usize) -> bool {
+        let events = &self.events[device];
+        let took = events.bell.take();
+        // The descriptor counts all announcements at once: leave one for those that are still queued.
+        if lock(&events.queue).len() > 1 {
+            events.bell.ring();
+        }
+        took
+    }
+
+    /// Something happened to a device.
+    pub fn announce(&self, device: usize, event: Event) {
+        lock(&self.events[device].queue).push_back(event);
+        self.events[device].bell.ring();
+    }
+
+    /// Looks whether ports have gone up or down.
+    pub fn watch_ports(&self) {
+        for (device, events) in self.events.iter().enumerate() {
+            let down = !self.port_up(device);
+            if events.was_down.swap(down, Ordering::Relaxed) != down {
+                let kind = if down { EVENT_PORT_ERROR } else { EVENT_PORT_ACTIVE };
+                self.announce(device, Event { kind, port: 1, qp: None });
+            }
+        }
+    }
+
+    /// The machine and device that a GID belongs to.
+    pub fn whose(&self, gid: &[u8; 16]) -> Option<(usize, usize)> {
+        let candidates = (0..MAX_NODES).flat_map(|node| (0..self.devices.len()).map(move |device| (node, device)));
+        candidates.into_iter().find(|&(node, device)| gids(node, device).contains(gid))
+    }
+
+    /// This process's seat.
+    pub fn process(&self) -> &'static ProcessMemory {
+        &self.memory.processes[self.place]
+    }
+
+    /// A queue pair, as its peer sees it.
+    pub fn qp_memory(&self, slot: usize) -> &'static QpMemory {
+        &self.memory.qps[slot % shm::MAX_QPS]
+    }
+
+    /// What a message from a device of machine `node` to the same device of machine `to` passes through.
+    pub fn way(&self, device: usize, node: usize, to: usize) -> [&'static Resource; 6] {
+        let spec = &self.devices[device].spec;
+        let cable = self.devices[device].links + spec.cable;
+        let (from, into) = (&self.memory.shared[node], &self.memory.shared[to]);
+        let (out, home) = (&self.memory.rails[node][device].way.tx, &self.memory.rails[to][device].way.rx);
+        [out, &from[spec.link].tx, &from[cable].tx, &into[cable].rx, &into[spec.link].rx, home]
+    }
+
+    /// One way, in nanoseconds.
+    pub fn latency_ns(&self, device: usize) -> u64 {
+        self.devices[device].spec.latency_ns
+    }
+
+    /// What one queue pair of a device carries, in Mb/s; 0: no limit.
+    pub fn qp_rate_mbps(&self, device: usize) -> f64 {
+        self.devices[device].spec.qp_mbps
+    }
+
+    /// The adversary's seed.
+    pub fn adversary(&self) -> Option<u64> {
+        self.adversary
+    }
+
+    /// How many engine threads there shall be.
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// The engine of a device.
+    pub fn engine(&self, device: usize) -> &Mutex<Engine> {
+        &self.engines[device]
+    }
+
+    /// Notes a queue pair of this process; starts the engine's threads with the first one.
+    pub fn enlist(self: &Arc<Self>, slot: usize, qp: &Arc<QueuePair>) {
+        lock(&self.qps).insert(slot, Arc::downgrade(qp));
+        if self.memory.virtual_clock.load(Ordering::Acquire) == 0 && !self.running.swap(true, Ordering::AcqRel) {
+            crate::engine::start(self);
+        }
+    }
+
+    /// Forgets a queue pair.
+    pub fn strike(&self, slot: usize) {
+        lock(&self.qps).remove(&slot);
+    }
+
+    /// A queue pair of this process.
+    pub fn find(&self, slot: usize) -> Option<Arc<QueuePair>> {
+        lock(&self.qps).get(&slot)?.upgrade()
+    }
+
+    /// Whether any queue pair is there.
+    pub fn has_qps(&self) -> bool {
+        !lock(&self.qps).is_empty()
+    }
+
+    /// All queue pairs of this process.
+    pub fn all_qps(&self) -> Vec<Arc<QueuePair>> {
+        lock(&self.qps).values().filter_map(Weak::upgrade).collect()
+    }
+}
+
+impl Device {
+    fn new(profile: &Profile, index: usize, node: usize) -> Self {
+        let spec = profile.rails[index].clone();
+        let speed = if spec.line_mbps > 0.0 { spec.line_mbps } else { 100_000.0 };
+        Self {
+            name: spec.name.clone(),
+            guid: 0x5f5f_5f00_0000_0000 | (node as u64) << 16 | (index as u64 + 1),
+            index,
+            gids: gids(node, index).to_vec(),
+            speed_mbps: (speed as u32).max(1),
+            mtu_bytes: 4096,
+            max_message_bytes: 1 << 30,
+            spec,
+            links: profile.links.len(),
+        }
+    }
+}
+
+impl Events {
+    fn new() -> Result<Self, i32> {
+        Ok(Self { queue: Mutex::default(), bell: Bell::new()?, was_down: AtomicBool::new(false) })
+    }
+}
+
+/// A rail's addresses: link-local as from a hardware address, and 192.168.(100 + rail).(machine + 1).
+fn gids(node: usize, device: usize) -> [[u8; 16]; 2] {
+    let (n, d) = (node as u8, device as u8);
+    let link_local = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0x5e, 0x5f, 0x5f, 0xff, 0xfe, 0x5f, n, d];
+    let ipv4 = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 168, 100 + d, n + 1];
+    [link_local, ipv4]
+}
+
+/// Whether no living process is in a fabric.
+fn deserted(folder: &Path) -> bool {
+    let Ok(file) = std::fs::OpenOptions::new().read(true).write(true).open(folder.join("fabric")) else { return true };
+    match shm::map(&file) {
+        Ok(memory) => (0..MAX_PROCESSES).all(|place| !memory.alive(place)),
+        Err(_) => true,
+    }
+}
+
+/// Takes a place for this process, after those of dead ones have been cleared.
+fn seat(memory: &FabricMemory, wanted: Option<usize>) -> Result<(usize, usize), String> {
+    for (place, process) in memory.processes.iter().enumerate() {
+        if process.pid.load(Ordering::Acquire) != 0 && !memory.alive(place) {
+            clear(memory, place);
+        }
+    }
+    let taken = |node: usize| {
+        memory
+            .processes
+            .iter()
+            .any(|p| p.pid.load(Ordering::Acquire) != 0 && p.node.load(Ordering::Acquire) as usize == node)
+    };
+    let node = match wanted {
+        Some(node) => node,
+        None => (0..MAX_NODES)
+            .find(|node| !taken(*node))
+            .ok_or(format!("all {MAX_NODES} machines of the fabric are taken"))?,
+    };
+    let pid = std::process::id();
+    let free = memory.processes.iter().position(|process| process.pid.load(Ordering::Acquire) == 0);
+    let place = free.ok_or(format!("{MAX_PROCESSES} processes are in the fabric already"))?;
+    let process = &memory.processes[place];
+    process.node.store(node as u32, Ordering::Relaxed);
+    process.started.store(started(pid).unwrap_or(0), Ordering::Relaxed);
+    process.pid.store(pid, Ordering::Release);
+    Ok((place, node))
+}
+
+/// Clears the place of a dead process, and its queue pairs.
+fn clear(memory: &FabricMemory, place: usize) {
+    for qp in &memory.qps {
+        if qp.number.load(Ordering::Acquire) != 0 && qp.process.load(Ordering::Acquire) as usize == place {
+            qp.number.store(0, Ordering::Release);
+        }
+    }
+    let process = &memory.processes[place];
+    process.rung.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+    process
+        .doorbells
+        .iter()
+        .flatten()
+        .take(MAX_RAILS * DOORBELL_WORDS)
+        .for_each(|word| word.store(0, Ordering::Relaxed));
+    process.sleeping.store(0, Ordering::Relaxed);
+    process.pid.store(0, Ordering::Release);
+}
+
+/// Locks; a panic in another holder does not make its content unusable here.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

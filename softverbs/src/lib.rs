@@ -1,0 +1,31 @@
+//! A software RDMA fabric between the processes of one machine.
+//!
+//! The library that this package builds (`softverbs-ibverbs`) stands in for `libibverbs.so.1`: programs that use verbs run on it
+//! without RDMA hardware, without kernel support and without root. Reliable-connected queue pairs, writes with and
+//! without immediate data, sends and reads, with the verbs specification's states, keys, bounds and errors.
+//!
+//! # How it works
+//!
+//! Processes of one *fabric* map one file ([`os::shm`]). It holds each queue pair's send queue. The process that owns the
+//! *target* queue pair takes work requests out of the sender's queue, reads the sender's memory
+//! (`process_vm_readv`), and stores it into its own in ordered 8-byte stores, the last 8 of each 128 after the
+//! rest ([`os::memory`]): what LL and LL128 expect of a NIC. That is the work of an *engine* ([`engine`]), which runs in a
+//! thread of its own, so that a write lands while the target computes, and also inside `ibv_poll_cq`, so that a process
+//! that polls pays no context switch.
+//!
+//! # Time
+//!
+//! A rail, the PCIe link it shares and its cable are resources with a rate ([`profile`], [`pacing`]). A piece of a message
+//! begins when it was posted and its resources are free, and completes when they have carried it. The engine may be late, but
+//! what it is late by is not lost to the rail, so a merged device reaches the sum of its rails even on a busy machine.
+
+pub mod completion_queue;
+pub mod engine;
+pub mod fabric;
+pub mod os;
+pub mod pacing;
+pub mod profile;
+pub mod queue_pair;
+mod serve;
+pub mod settings;
+pub mod status;

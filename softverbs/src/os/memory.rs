@@ -1,0 +1,220 @@
+//! Moving bytes: out of another process's memory, and into this one's as a NIC would.
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+/// Bytes that are moved at a time: small enough to stay in the processor's cache between the two copies.
+pub const BOUNCE_BYTES: usize = 64 * 1024;
+
+/// Where bytes rest between being read from one process and being stored in the other.
+#[derive(Debug)]
+pub struct Bounce(Box<[u64]>);
+
+impl Default for Bounce {
+    fn default() -> Self {
+        Self(vec![0; BOUNCE_BYTES / 8].into_boxed_slice())
+    }
+}
+
+/// Why bytes could not be moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The other process is gone.
+    Gone,
+    /// The other process's memory is not there.
+    Memory,
+    /// The kernel does not let this process reach the other's memory.
+    Forbidden,
+}
+
+/// A piece of some process's memory: address and bytes.
+pub type Piece = (u64, u64);
+
+/// Reads `bytes` (at most [`BOUNCE_BYTES`]) at `offset` of the pieces of process `pid`, and stores them at `to` in this
+/// process, 8-byte words whole and in order.
+///
+/// # Safety
+/// `to` may be written for `bytes` bytes: it lies in a registered region, whose registration lasts at least until this returns.
+///
+/// # Errors
+/// A [`Fault`]; some of the bytes may have been stored.
+pub unsafe fn pull(
+    bounce: &mut Bounce,
+    pid: u32,
+    pieces: &[Piece],
+    offset: u64,
+    bytes: usize,
+    to: u64,
+) -> Result<(), Fault> {
+    let (remote, count) = window(pieces, offset, bytes);
+    let local = libc::iovec { iov_base: bounce.0.as_mut_ptr().cast(), iov_len: bytes.min(BOUNCE_BYTES) };
+    // SAFETY: `local` is the bounce buffer; the remote side is checked by the kernel.
+    let moved = unsafe { libc::process_vm_readv(pid as i32, &local, 1, remote.as_ptr(), count as u64, 0) };
+    whole(moved, bytes)?;
+    // SAFETY: the caller's promise.
+    unsafe { place(&bounce.0, bytes, to) };
+    Ok(())
+}
+
+/// Writes `bytes` at `from` in this process to `offset` of the pieces of process `pid`: the answer to an RDMA read.
+///
+/// # Safety
+/// `from` may be read for `bytes` bytes.
+///
+/// # Errors
+/// A [`Fault`]; some of the bytes may have been written.
+pub unsafe fn push(pid: u32, from: u64, bytes: usize, pieces: &[Piece], offset: u64) -> Result<(), Fault> {
+    let (remote, count) = window(pieces, offset, bytes);
+    let local = libc::iovec { iov_base: from as *mut libc::c_void, iov_len: bytes };
+    // SAFETY: the caller's promise for the local side; the remote side is checked by the kernel.
+    let moved = unsafe { libc::process_vm_writev(pid as i32, &local, 1, remote.as_ptr(), count as u64, 0) };
+    whole(moved, bytes)
+}
+
+/// Stores bytes that travelled in the work request, at most as many as `words` hold.
+///
+/// # Safety
+/// As [`pull`].
+pub unsafe fn place(words: &[u64], bytes: usize, to: u64) {
+    let bytes = bytes.min(words.len() * 8);
+    let from = words.as_ptr().cast::<u8>();
+    let head = (to.wrapping_neg() % 8).min(bytes as u64) as usize;
+    let body = (bytes - head) / 8;
+    // SAFETY: all reads are within `words`, all stores within the caller's `bytes` at `to`. The stores are atomic because the
+    // process's threads, and a GPU, look at this memory while it is written; the words are aligned after `head` bytes.
+    unsafe {
+        for at in 0..head {
+            AtomicU8::from_ptr((to as *mut u8).add(at)).store(*from.add(at), Ordering::Relaxed);
+        }
+        let target = (to as *mut u8).add(head);
+        for word in 0..body {
+            let value = from.add(head + word * 8).cast::<u64>().read_unaligned();
+            let cell = AtomicU64::from_ptr(target.add(word * 8).cast());
+            // The last word of each aligned 128 bytes comes after the others: release orders it behind them. (On x86-64 all
+            // stores are in order; this keeps the compiler to it.)
+            let last_of_line = (target as usize + word * 8) % 128 == 120;
+            cell.store(value, if last_of_line { Ordering::Release } else { Ordering::Relaxed });
+        }
+        for at in head + body * 8..bytes {
+            AtomicU8::from_ptr((to as *mut u8).add(at)).store(*from.add(at), Ordering::Release);
+        }
+    }
+}
+
+/// [`pull`], for memory that was just found registered. The check and this call are under the engine's lock, which ending a
+/// registration takes too.
+///
+/// # Errors
+/// As [`pull`].
+pub(crate) fn store_from(
+    bounce: &mut Bounce,
+    pid: u32,
+    pieces: &[Piece],
+    offset: u64,
+    bytes: usize,
+    to: u64,
+) -> Result<(), Fault> {
+    // SAFETY: registered for writing, so mapped and allowed to be written until the registration ends.
+    unsafe { pull(bounce, pid, pieces, offset, bytes, to) }
+}
+
+/// [`place`], likewise; `offset` in the words' bytes.
+pub(crate) fn store_carried(words: &[u64], offset: usize, bytes: usize, to: u64) -> Result<(), Fault> {
+    if offset + bytes > words.len() * 8 {
+        return Err(Fault::Memory);
+    }
+    if offset == 0 {
+        // SAFETY: as in `store_from`.
+        unsafe { place(words, bytes, to) };
+        return Ok(());
+    }
+    let mut moved = [0u64; super::shm::INLINE_BYTES / 8];
+    for at in 0..bytes {
+        let from = offset + at;
+        let byte = words[from / 8].to_ne_bytes()[from % 8];
+        let mut word = moved[at / 8].to_ne_bytes();
+        word[at % 8] = byte;
+        moved[at / 8] = u64::from_ne_bytes(word);
+    }
+    // SAFETY: as in `store_from`.
+    unsafe { place(&moved, bytes, to) };
+    Ok(())
+}
+
+/// [`push`], likewise.
+pub(crate) fn answer_read(pid: u32, from: u64, bytes: usize, pieces: &[Piece], offset: u64) -> Result<(), Fault> {
+    // SAFETY: registered for reading, as in `store_from`.
+    unsafe { push(pid, from, bytes, pieces, offset) }
+}
+
+/// Reads bytes of this process into words, for a work request that carries them.
+///
+/// # Safety
+/// `from` may be read for `bytes` bytes, at most as many as `into` holds.
+pub unsafe fn take(from: u64, bytes: usize, into: &mut [u8]) {
+    let bytes = bytes.min(into.len());
+    // SAFETY: the caller's promise; the two do not overlap, since `into` is this library's own.
+    unsafe { std::ptr::copy_nonoverlapping(from as *const u8, into.as_mut_ptr(), bytes) };
+}
+
+/// The pieces from `offset` on, for `bytes` bytes.
+fn window(pieces: &[Piece], mut offset: u64, bytes: usize) -> ([libc::iovec; super::shm::MAX_SGES], usize) {
+    let mut all = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; super::shm::MAX_SGES];
+    let (mut count, mut left) = (0, bytes as u64);
+    for &(addr, len) in pieces.iter().take(all.len()) {
+        if offset >= len {
+            offset -= len;
+            continue;
+        }
+        let here = (len - offset).min(left);
+        if here > 0 {
+            all[count] = libc::iovec { iov_base: (addr + offset) as *mut libc::c_void, iov_len: here as usize };
+            count += 1;
+        }
+        (left, offset) = (left - here, 0);
+    }
+    (all, count)
+}
+
+fn whole(moved: isize, bytes: usize) -> Result<(), Fault> {
+    if moved == bytes as isize {
+        return Ok(());
+    }
+    match std::io::Error::last_os_error().raw_os_error() {
+        Some(libc::ESRCH) if moved < 0 => Err(Fault::Gone),
+        Some(libc::EPERM) if moved < 0 => Err(Fault::Forbidden),
+        _ => Err(Fault::Memory),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_land_whole_at_any_alignment_and_touch_nothing_else() {
+        let from: Vec<u8> = (0..1000u32).map(|n| (n * 7 + 1) as u8).collect();
+        let mut bounce = Bounce::default();
+        for shift in 0..9 {
+            for bytes in [0, 1, 7, 8, 9, 127, 128, 300] {
+                let mut to = vec![0xaau8; 400];
+                let pieces = [(from.as_ptr() as u64, 100), (from.as_ptr() as u64 + 500, 400)];
+                let target = to.as_mut_ptr() as u64 + shift;
+                // SAFETY: the target has room.
+                unsafe { pull(&mut bounce, std::process::id(), &pieces, 50, bytes, target) }.unwrap();
+                let expected: Vec<u8> = from[50..100].iter().chain(&from[500..900]).copied().take(bytes).collect();
+                let shift = shift as usize;
+                assert_eq!(&to[shift..shift + bytes], &expected[..]);
+                assert!(to[..shift].iter().chain(&to[shift + bytes..]).all(|b| *b == 0xaa));
+            }
+        }
+    }
+
+    #[test]
+    fn memory_that_is_not_there_is_a_fault() {
+        let mut to = [0u64; 2];
+        let target = to.as_mut_ptr() as u64;
+        // SAFETY: the target has room; the source is refused by the kernel.
+        let fault = unsafe { pull(&mut Bounce::default(), std::process::id(), &[(8, 16)], 0, 16, target) };
+        assert_eq!(fault, Err(Fault::Memory));
+    }
+}

@@ -1,0 +1,6 @@
+//! What needs the operating system, and `unsafe`: shared memory, other processes' memory, and sleeping.
+#![allow(unsafe_code)]
+
+pub mod memory;
+pub mod process;
+pub mod shm;

@@ -1,0 +1,133 @@
+//! Processes, clocks, and waiting.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
+
+/// The user that this process runs as.
+pub fn user() -> u32 {
+    // SAFETY: takes nothing, cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+/// When a process started, in the kernel's ticks: with its number it names the process for good. `None` when it is gone.
+pub fn started(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The command in parentheses may hold anything; field 22 counts from behind its last parenthesis.
+    let mut fields = stat.rsplit(')').next()?.split_whitespace();
+    if fields.next()? == "Z" { None } else { fields.nth(18)?.parse().ok() }
+}
+
+/// The clock that all processes of this machine share, in nanoseconds.
+#[inline]
+pub fn now_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` may be written; the clock exists on every Linux.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Lets the other processes of this fabric read this one's memory, where Yama would only let a parent.
+pub fn let_peers_read() {
+    // PR_SET_PTRACER and PR_SET_PTRACER_ANY of linux/prctl.h. Without Yama this fails, and is not needed.
+    const PR_SET_PTRACER: libc::c_int = 0x5961_6d61;
+    // SAFETY: only changes who may trace this process.
+    unsafe { libc::prctl(PR_SET_PTRACER, libc::c_ulong::MAX, 0, 0, 0) };
+}
+
+/// Sleeps while `word` is `expected`, at most for `limit`.
+pub fn sleep_while(word: &AtomicU32, expected: u32, limit: Duration) {
+    let time = libc::timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
+    // SAFETY: the word lives in shared memory that is never unmapped; the time is read during the call.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, &raw const time) };
+}
+
+/// Wakes all who sleep on `word`, in whichever process.
+pub fn wake(word: &AtomicU32) {
+    // SAFETY: as in `sleep_while`.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+}
+
+/// A descriptor that is readable while something was announced and not taken.
+#[derive(Debug)]
+pub struct Bell(RawFd);
+
+impl Bell {
+    /// A new one, silent.
+    ///
+    /// # Errors
+    /// The `errno`.
+    pub fn new() -> Result<Self, i32> {
+        // SAFETY: takes no memory.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
+        if fd < 0 { Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EMFILE)) } else { Ok(Self(fd)) }
+    }
+
+    /// The descriptor. Its owner may set it non-blocking.
+    pub fn fd(&self) -> RawFd {
+        self.0
+    }
+
+    /// Announces one more.
+    pub fn ring(&self) {
+        let one = 1u64;
+        // SAFETY: writes the eight bytes of `one`. It cannot block before 2^64 rings.
+        unsafe { libc::write(self.0, (&raw const one).cast(), 8) };
+    }
+
+    /// Takes everything announced; waits for it if there is none and the descriptor blocks. Whether there was any.
+    pub fn take(&self) -> bool {
+        let mut count = 0u64;
+        // SAFETY: reads eight bytes into `count`.
+        (unsafe { libc::read(self.0, (&raw mut count).cast(), 8) }) == 8
+    }
+}
+
+impl Drop for Bell {
+    fn drop(&mut self) {
+        // SAFETY: the descriptor is this object's own.
+        unsafe { libc::close(self.0) };
+    }
+}
+
+/// Holds a file's lock while it lives.
+#[derive(Debug)]
+pub struct FileLock(std::fs::File);
+
+impl FileLock {
+    /// Waits for the lock of `file`.
+    ///
+    /// # Errors
+    /// Names the file.
+    pub fn take(path: &std::path::Path) -> Result<Self, String> {
+        let open = std::fs::OpenOptions::new().create(true).append(true).open(path);
+        let file = open.map_err(|e| format!("{}: {e}", path.display()))?;
+        file.lock().map_err(|e| format!("locking {}: {e}", path.display()))?;
+        Ok(Self(file))
+    }
+
+    /// The locked file.
+    pub fn file(&self) -> &std::fs::File {
+        &self.0
+    }
+}
+
+/// Keeps the application's signals away from the calling thread.
+pub fn block_signals() {
+    // SAFETY: `all` is filled before it is used; only the calling thread's mask changes.
+    unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, std::ptr::null_mut());
+    }
+}
+
+/// Whether the first and the last page of a range are there: what `ibv_reg_mr` finds out by pinning.
+pub fn mapped(addr: usize, len: usize) -> bool {
+    const PAGE: usize = 4096;
+    [addr, addr + len - 1].iter().all(|place| {
+        let mut there = 0u8;
+        // SAFETY: asks the kernel about an address; touches nothing at it. `there` takes one page's answer.
+        unsafe { libc::mincore((place / PAGE * PAGE) as *mut libc::c_void, 1, &mut there) == 0 }
+    })
+}

@@ -1,0 +1,206 @@
+//! The file that the processes of a fabric share.
+//!
+//! Everything in it is an atomic, so any process may read and write any of it at any time, and zeros are a valid beginning.
+//! It is sparse: only what is touched takes memory. It stays mapped until the process ends.
+
+use crate::pacing::Resource;
+use crate::profile::{MAX_RAILS, MAX_SHARED};
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Machines of a fabric.
+pub const MAX_NODES: usize = 16;
+/// Processes of a fabric.
+pub const MAX_PROCESSES: usize = 64;
+/// Queue pairs of a fabric.
+pub const MAX_QPS: usize = 2048;
+/// Work requests of one send queue.
+pub const SEND_SLOTS: usize = 1024;
+/// Bytes that travel in the work request itself.
+pub const INLINE_BYTES: usize = 256;
+/// Pieces of memory of one work request.
+pub const MAX_SGES: usize = 4;
+/// Words of doorbell bits for all queue pairs.
+pub const DOORBELL_WORDS: usize = MAX_QPS / 64;
+
+/// Changes with the layout below.
+pub const LAYOUT: u64 = 0x5356_0001;
+
+/// The whole file.
+#[repr(C)]
+pub struct FabricMemory {
+    /// [`LAYOUT`] once the file is set up.
+    pub layout: AtomicU64,
+    /// 0: the machine's clock; else one more than the virtual time in nanoseconds.
+    pub virtual_clock: AtomicU64,
+    /// For numbers of queue pairs.
+    pub generations: AtomicU32,
+    _unused: AtomicU32,
+    /// Each machine's rails.
+    pub rails: [[RailMemory; MAX_RAILS]; MAX_NODES],
+    /// Each machine's links, then its cables.
+    pub shared: [[TwoWay; MAX_SHARED]; MAX_NODES],
+    /// The processes.
+    pub processes: [ProcessMemory; MAX_PROCESSES],
+    /// The queue pairs.
+    pub qps: [QpMemory; MAX_QPS],
+}
+
+/// A resource with two directions.
+#[repr(C)]
+pub struct TwoWay {
+    /// Out of the machine.
+    pub tx: Resource,
+    /// Into the machine.
+    pub rx: Resource,
+}
+
+/// A rail's state.
+#[repr(C)]
+pub struct RailMemory {
+    /// 1: down. (Zeros must be a rail that works.)
+    pub down: AtomicU32,
+    _unused: AtomicU32,
+    /// What it carries.
+    pub way: TwoWay,
+    /// Payload bytes that left by it.
+    pub sent_bytes: AtomicU64,
+}
+
+/// A process.
+#[repr(C)]
+pub struct ProcessMemory {
+    /// Its number; 0: the place is free.
+    pub pid: AtomicU32,
+    /// The machine that it is on.
+    pub node: AtomicU32,
+    /// When it started.
+    pub started: AtomicU64,
+    /// 1 while its engine sleeps: a futex.
+    pub sleeping: AtomicU32,
+    _unused: AtomicU32,
+    /// When it last polled a completion queue.
+    pub polled_ns: AtomicU64,
+    /// By rail: a bit for each word of doorbells that has a bit.
+    pub rung: [AtomicU64; MAX_RAILS],
+    /// By rail: a bit for each of its queue pairs that something was sent to.
+    pub doorbells: [[AtomicU64; DOORBELL_WORDS]; MAX_RAILS],
+}
+
+/// A queue pair, as its peer sees it.
+#[repr(C)]
+pub struct QpMemory {
+    /// Its number; 0: the place is free.
+    pub number: AtomicU32,
+    /// Place of its process.
+    pub process: AtomicU32,
+    /// The machine that it is on.
+    pub node: AtomicU32,
+    /// Its rail.
+    pub device: AtomicU32,
+    /// A [`crate::queue_pair::State`].
+    pub state: AtomicU32,
+    /// The queue pair it is connected to.
+    pub remote: AtomicU32,
+    /// Packet sequence number that it began to send with.
+    pub send_psn: AtomicU32,
+    /// One more than the place of the process that takes work requests out of it, or flushes it.
+    pub holder: AtomicU32,
+    /// How often the sender tries again when the receiver is not ready; 7: for ever.
+    pub rnr_retry: AtomicU32,
+    _unused: AtomicU32,
+    /// Work requests posted since the beginning.
+    pub posted: AtomicU64,
+    /// Of these, how many are done.
+    pub done: AtomicU64,
+    /// When its peer last served it.
+    pub served_ns: AtomicU64,
+    /// What it carries.
+    pub pace: Resource,
+    /// The work requests, by number modulo [`SEND_SLOTS`].
+    pub slots: [Slot; SEND_SLOTS],
+}
+
+/// A work request.
+#[repr(C)]
+pub struct Slot {
+    /// Operation, whether immediate data is there, pieces, inline bytes.
+    pub head: AtomicU64,
+    /// Immediate data, remote key.
+    pub imm_rkey: AtomicU64,
+    /// Remote address.
+    pub remote_addr: AtomicU64,
+    /// Bytes in all.
+    pub bytes: AtomicU64,
+    /// When it was posted.
+    pub posted_ns: AtomicU64,
+    /// A `ibv_wc_status`, once it is done; before that, the error it was posted with.
+    pub status: AtomicU64,
+    /// Address and size of each piece.
+    pub sges: [[AtomicU64; 2]; MAX_SGES],
+    /// Bytes that travel in it.
+    pub inline: [AtomicU64; INLINE_BYTES / 8],
+}
+
+/// Maps the file, making it as large as it has to be.
+///
+/// # Errors
+/// Names what failed.
+pub fn map(file: &File) -> Result<&'static FabricMemory, String> {
+    let bytes = size_of::<FabricMemory>();
+    file.set_len(bytes as u64).map_err(|e| format!("no room for the fabric's file of {bytes} bytes (sparse): {e}"))?;
+    let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_NORESERVE);
+    // SAFETY: a new mapping of a file that is this large, at an address of the kernel's choice.
+    let place = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, flags, file.as_raw_fd(), 0) };
+    if place == libc::MAP_FAILED {
+        return Err(format!("mapping the fabric's file: {}", std::io::Error::last_os_error()));
+    }
+    // SAFETY: the mapping is page-aligned, as large as the type, lasts as long as the process, and the type is all atomics, for
+    // which every content is valid and every concurrent change allowed. Nobody makes the file smaller (it only ever gets this
+    // one length).
+    Ok(unsafe { &*place.cast::<FabricMemory>() })
+}
+
+impl QpMemory {
+    /// Takes the right to take work requests out of this queue, for the process in `place`. A holder that has died is
+    /// replaced.
+    pub fn hold(&self, memory: &FabricMemory, place: usize) -> bool {
+        let mine = place as u32 + 1;
+        match self.holder.compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => true,
+            Err(other) if other != mine && !memory.alive(other as usize - 1) => {
+                self.holder.compare_exchange(other, mine, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// Gives it back.
+    pub fn release(&self) {
+        self.holder.store(0, Ordering::Release);
+    }
+
+    /// The work request with this number.
+    pub fn slot(&self, number: u64) -> &Slot {
+        &self.slots[number as usize % SEND_SLOTS]
+    }
+}
+
+impl FabricMemory {
+    /// Whether the process in `place` still runs.
+    pub fn alive(&self, place: usize) -> bool {
+        let Some(process) = self.processes.get(place) else { return false };
+        let pid = process.pid.load(Ordering::Acquire);
+        pid != 0 && super::process::started(pid) == Some(process.started.load(Ordering::Acquire))
+    }
+
+    /// The fabric's time.
+    #[inline]
+    pub fn now_ns(&self) -> u64 {
+        match self.virtual_clock.load(Ordering::Acquire) {
+            0 => super::process::now_ns(),
+            later => later - 1,
+        }
+    }
+}

@@ -1,0 +1,639 @@
+//! Queue pairs: states, posting, and the ends of sends. Serving what the peer has posted is in [`crate::serve`].
+
+use crate::completion_queue::{Completion, CompletionQueue};
+use crate::fabric::{EVENT_ACCESS_ERROR, Event, Node, lock};
+use crate::os::memory;
+use crate::os::shm::{INLINE_BYTES, MAX_QPS, MAX_SGES, QpMemory, SEND_SLOTS, Slot};
+use crate::serve::Serving;
+use crate::status;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Receives of one queue pair.
+pub const MAX_RECEIVES: u32 = 8192;
+
+/// A reliable-connected queue pair of this process.
+pub struct QueuePair {
+    pub(crate) node: Arc<Node>,
+    pub(crate) device: usize,
+    slot: usize,
+    number: u32,
+    caps: Caps,
+    pub(crate) send_cq: Arc<CompletionQueue>,
+    pub(crate) recv_cq: Arc<CompletionQueue>,
+    /// Whether the send queue's completion queue expects something of it.
+    expected: AtomicBool,
+    pub(crate) local: Mutex<Local>,
+}
+
+/// What only this process knows of it.
+pub(crate) struct Local {
+    pub(crate) state: State,
+    pub(crate) access: u32,
+    pub(crate) receives: VecDeque<Receive>,
+    pub(crate) remote: Option<Remote>,
+    pub(crate) rnr_wait_ns: u64,
+    pub(crate) serving: Serving,
+    sent: Box<[Sent; SEND_SLOTS]>,
+    reaped: u64,
+    retry_ns: u64,
+}
+
+/// The peer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Remote {
+    pub(crate) slot: usize,
+    pub(crate) number: u32,
+    pub(crate) node: usize,
+    pub(crate) receive_psn: u32,
+}
+
+/// A posted receive.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Receive {
+    pub(crate) wr_id: u64,
+    pub(crate) sges: [Sge; MAX_SGES],
+    pub(crate) count: usize,
+}
+
+/// What is remembered of a posted send until it is done.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sent {
+    wr_id: u64,
+    opcode: u32,
+    signaled: bool,
+    bytes: u32,
+}
+
+/// The sizes of a queue pair.
+#[derive(Debug, Clone, Copy)]
+pub struct Caps {
+    /// Send requests: at most [`SEND_SLOTS`].
+    pub send_requests: u32,
+    /// Receives: at most [`MAX_RECEIVES`].
+    pub receive_requests: u32,
+    /// Pieces of one request: at most [`MAX_SGES`].
+    pub sges: u32,
+    /// Bytes of an inline request: at most [`INLINE_BYTES`].
+    pub inline_bytes: u32,
+    /// Whether every send makes a completion.
+    pub signal_all: bool,
+}
+
+/// `ibv_qp_state`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum State {
+    /// `IBV_QPS_RESET`
+    Reset = 0,
+    /// `IBV_QPS_INIT`
+    Init = 1,
+    /// `IBV_QPS_RTR`
+    ReadyToReceive = 2,
+    /// `IBV_QPS_RTS`
+    ReadyToSend = 3,
+    /// `IBV_QPS_ERR`
+    Error = 6,
+}
+
+/// A change of state.
+#[derive(Debug, Clone, Copy)]
+pub enum Change {
+    /// To reset, from any.
+    Reset,
+    /// From reset.
+    Init {
+        /// `ibv_access_flags` that the peer may use.
+        access: u32,
+        /// Port, 1.
+        port: u8,
+    },
+    /// From init.
+    ReadyToReceive {
+        /// Path MTU.
+        mtu_bytes: u32,
+        /// The peer.
+        remote_qp: u32,
+        /// What the peer begins to send with.
+        receive_psn: u32,
+        /// The peer's address.
+        remote_gid: [u8; 16],
+        /// Index of this side's address.
+        own_gid_index: u8,
+        /// Code of how long a peer waits when there is no receive.
+        min_rnr_timer: u8,
+    },
+    /// From ready to receive.
+    ReadyToSend {
+        /// 4.096 us x 2^timeout between two tries; 0: for ever.
+        timeout: u8,
+        /// Tries after the first.
+        retry_count: u8,
+        /// Tries when the peer has no receive; 7: for ever.
+        rnr_retry: u8,
+        /// What this side begins to send with.
+        send_psn: u32,
+    },
+    /// To error, from any but reset.
+    Error,
+}
+
+/// A piece of registered memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Sge {
+    /// Where.
+    pub addr: u64,
+    /// How much.
+    pub bytes: u32,
+    /// Its key.
+    pub lkey: u32,
+}
+
+/// A send request.
+#[derive(Debug, Clone, Copy)]
+pub struct SendRequest<'a> {
+    /// The caller's number for it.
+    pub wr_id: u64,
+    /// What it does.
+    pub operation: Operation,
+    /// Whether it makes a completion.
+    pub signaled: bool,
+    /// Whether the bytes are read at once.
+    pub inline: bool,
+    /// Whether it wakes a peer that waits for solicited completions.
+    pub solicited: bool,
+    /// Immediate data, as it lies in memory.
+    pub imm: Option<u32>,
+    /// The pieces.
+    pub sges: &'a [Sge],
+    /// Where to write or read.
+    pub remote_addr: u64,
+    /// The key for that.
+    pub rkey: u32,
+}
+
+/// What a send request does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Operation {
+    /// Writes into the peer's memory.
+    Write = 0,
+    /// Fills a receive of the peer.
+    Send = 1,
+    /// Reads the peer's memory.
+    Read = 2,
+}
+
+/// The packed first word of a work request in shared memory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Head {
+    pub(crate) operation: u8,
+    pub(crate) has_imm: bool,
+    pub(crate) solicited: bool,
+    pub(crate) sges: usize,
+    pub(crate) inline_bytes: usize,
+}
+
+impl Head {
+    fn pack(self) -> u64 {
+        u64::from(self.operation)
+            | u64::from(self.has_imm) << 8
+            | u64::from(self.solicited) << 9
+            | (self.sges as u64) << 16
+            | (self.inline_bytes as u64) << 32
+    }
+
+    /// What another process wrote: bounded here.
+    pub(crate) fn unpack(word: u64) -> Self {
+        Self {
+            operation: word as u8,
+            has_imm: word & 1 << 8 != 0,
+            solicited: word & 1 << 9 != 0,
+            sges: ((word >> 16) as u16 as usize).min(MAX_SGES),
+            inline_bytes: ((word >> 32) as usize).min(INLINE_BYTES),
+        }
+    }
+}
+
+impl QueuePair {
+    /// A new one, in reset.
+    ///
+    /// # Errors
+    /// `EINVAL` for sizes above the limits, `ENOMEM` when the fabric has no more.
+    pub fn new(
+        node: &Arc<Node>,
+        device: usize,
+        send_cq: &Arc<CompletionQueue>,
+        recv_cq: &Arc<CompletionQueue>,
+        caps: Caps,
+    ) -> Result<Arc<Self>, i32> {
+        let too_large = caps.send_requests as usize > SEND_SLOTS
+            || caps.receive_requests > MAX_RECEIVES
+            || caps.sges as usize > MAX_SGES
+            || caps.inline_bytes as usize > INLINE_BYTES;
+        if too_large || device >= node.devices().len() {
+            return Err(libc::EINVAL);
+        }
+        let (slot, number) = claim(node, device).ok_or(libc::ENOMEM)?;
+        let local = Local {
+            state: State::Reset,
+            access: 0,
+            receives: VecDeque::with_capacity(caps.receive_requests as usize),
+            remote: None,
+            rnr_wait_ns: 0,
+            serving: Serving::default(),
+            sent: Box::new([Sent::default(); SEND_SLOTS]),
+            reaped: 0,
+            retry_ns: 0,
+        };
+        let made = Arc::new(Self {
+            node: Arc::clone(node),
+            device,
+            slot,
+            number,
+            caps,
+            send_cq: Arc::clone(send_cq),
+            recv_cq: Arc::clone(recv_cq),
+            expected: AtomicBool::new(false),
+            local: Mutex::new(local),
+        });
+        node.enlist(slot, &made);
+        Ok(made)
+    }
+
+    /// Its number, 24 bits.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Its sizes.
+    pub fn caps(&self) -> Caps {
+        self.caps
+    }
+
+    /// Its state.
+    pub fn state(&self) -> State {
+        if self.failed_from_afar() { State::Error } else { lock(&self.local).state }
+    }
+
+    pub(crate) fn memory(&self) -> &'static QpMemory {
+        self.node.qp_memory(self.slot)
+    }
+
+    /// The peer stops a queue pair by its shared state.
+    fn failed_from_afar(&self) -> bool {
+        self.memory().state.load(Ordering::Acquire) == State::Error as u32
+    }
+
+    /// Changes its state.
+    ///
+    /// # Errors
+    /// `EINVAL` when the state or a value does not allow it; `ENETUNREACH` when there is no way to the peer's address.
+    pub fn change(&self, change: Change) -> Result<(), i32> {
+        let mut local = lock(&self.local);
+        let memory = self.memory();
+        match (local.state, change) {
+            (_, Change::Reset) => {
+                self.fence(memory);
+                local.receives.clear();
+                (local.remote, local.serving) = (None, Serving::default());
+                local.reaped = 0;
+                memory.posted.store(0, Ordering::Relaxed);
+                memory.done.store(0, Ordering::Relaxed);
+                self.enter(&mut local, State::Reset);
+                memory.release();
+                // Whoever polls holds the queue's list first and this queue pair second.
+                drop(local);
+                self.send_cq.forget(self.number);
+                self.recv_cq.forget(self.number);
+                self.expected.store(false, Ordering::Release);
+            }
+            (State::Reset | State::Init, Change::Init { access, port: 1 }) => {
+                local.access = access;
+                self.enter(&mut local, State::Init);
+            }
+            (
+                State::Init,
+                Change::ReadyToReceive { mtu_bytes, remote_qp, receive_psn, remote_gid, own_gid_index, min_rnr_timer },
+            ) => {
+                let device = &self.node.devices()[self.device];
+                if mtu_bytes > device.mtu_bytes || usize::from(own_gid_index) >= device.gids.len() {
+                    return Err(libc::EINVAL);
+                }
+                let (node, rail) = self.node.whose(&remote_gid).ok_or(libc::ENETUNREACH)?;
+                if rail != self.device || !self.node.port_up(self.device) {
+                    return Err(libc::ENETUNREACH);
+                }
+                let slot = remote_qp as usize % MAX_QPS;
+                local.remote = Some(Remote { slot, number: remote_qp, node, receive_psn });
+                local.rnr_wait_ns = rnr_wait_ns(min_rnr_timer);
+                memory.remote.store(remote_qp, Ordering::Relaxed);
+                self.enter(&mut local, State::ReadyToReceive);
+                drop(local);
+                // Whatever the peer has posted already rang before anybody listened.
+                crate::engine::ring(&self.node, self.slot, self.node.memory.now_ns());
+            }
+            (State::ReadyToReceive, Change::ReadyToSend { timeout, retry_count, rnr_retry, send_psn }) => {
+                local.retry_ns =
+                    if timeout == 0 { 0 } else { (4096 << timeout.min(31)) * (u64::from(retry_count) + 1) };
+                memory.rnr_retry.store(u32::from(rnr_retry), Ordering::Relaxed);
+                memory.send_psn.store(send_psn, Ordering::Relaxed);
+                self.enter(&mut local, State::ReadyToSend);
+            }
+            (State::ReadyToSend, Change::ReadyToSend { .. }) => {}
+            (State::Reset, Change::Error) => return Err(libc::EINVAL),
+            (_, Change::Error) => self.fail(&mut local),
+            _ => return Err(libc::EINVAL),
+        }
+        Ok(())
+    }
+
+    fn enter(&self, local: &mut Local, state: State) {
+        local.state = state;
+        self.memory().state.store(state as u32, Ordering::Release);
+    }
+
+    /// Takes the send queue away from the peer; nothing is taken out of it from here on until it is released.
+    fn fence(&self, memory: &QpMemory) {
+        // The peer holds it for one piece at a time, and a dead peer's hold is broken: this ends.
+        while !memory.hold(self.node.memory, self.node.place) {
+            std::thread::yield_now();
+        }
+    }
+
+    /// To error: what was posted is flushed.
+    pub(crate) fn fail(&self, local: &mut Local) {
+        local.serving = Serving::default();
+        if local.state != State::Reset {
+            self.enter(local, State::Error);
+        }
+        self.flush_receives(local);
+        if !self.expected.swap(true, Ordering::AcqRel) {
+            // The flushed sends are found at the next poll.
+            if let Some(this) = self.node.find(self.slot) {
+                self.send_cq.expect(&this);
+            }
+        }
+    }
+
+    fn flush_receives(&self, local: &mut Local) {
+        while let Some(receive) = local.receives.pop_front() {
+            let (wr_id, status, qp_num) = (receive.wr_id, status::FLUSHED, self.number);
+            self.recv_cq
+                .push(Completion { wr_id, status, qp_num, opcode: status::RECEIVED, ..Completion::default() }, false);
+        }
+    }
+
+    /// The peer used a key that it must not use.
+    pub(crate) fn refuse(&self, local: &mut Local) {
+        self.fail(local);
+        self.node.announce(self.device, Event { kind: EVENT_ACCESS_ERROR, port: 1, qp: Some(self.number) });
+    }
+
+    /// Posts a send request.
+    ///
+    /// # Safety
+    /// An inline request's pieces may be read.
+    ///
+    /// # Errors
+    /// `EINVAL` when the state or the request does not allow it, `ENOMEM` when the queue is full.
+    #[allow(unsafe_code)]
+    pub unsafe fn post_send(self: &Arc<Self>, request: &SendRequest<'_>) -> Result<(), i32> {
+        let mut local = lock(&self.local);
+        let bytes: u64 = request.sges.iter().map(|sge| u64::from(sge.bytes)).sum();
+        let wrong = request.sges.len() > MAX_SGES
+            || (request.inline && bytes > u64::from(self.caps.inline_bytes).max(INLINE_BYTES as u64));
+        if wrong || !matches!(local.state, State::ReadyToSend | State::Error) {
+            return Err(libc::EINVAL);
+        }
+        let memory = self.memory();
+        let posted = memory.posted.load(Ordering::Relaxed);
+        if posted - local.reaped >= u64::from(self.caps.send_requests) {
+            return Err(libc::ENOMEM);
+        }
+        let now = self.node.memory.now_ns();
+        let slot = memory.slot(posted);
+        // SAFETY: the caller's promise for inline pieces; others are read only after their keys were checked.
+        let inline_bytes = unsafe { self.carry_along(slot, request, bytes) };
+        fill(slot, request, bytes, inline_bytes, now);
+        let status = self.check_keys(request);
+        slot.status.store(u64::from(status), Ordering::Relaxed);
+        let signaled = request.signaled || self.caps.signal_all;
+        local.sent[posted as usize % SEND_SLOTS] =
+            Sent { wr_id: request.wr_id, opcode: opcode(request.operation), signaled, bytes: bytes as u32 };
+        memory.posted.store(posted + 1, Ordering::Release);
+        let remote = local.remote;
+        drop(local);
+        if !self.expected.swap(true, Ordering::AcqRel) {
+            self.send_cq.expect(self);
+        }
+        if let Some(remote) = remote
+            && self.node.qp_memory(remote.slot).number.load(Ordering::Acquire) == remote.number
+        {
+            crate::engine::ring(&self.node, remote.slot, now);
+        }
+        Ok(())
+    }
+
+    /// Copies small writes and sends into the work request itself: the peer then needs no system call for them. Returns how
+    /// many bytes that are.
+    #[allow(unsafe_code)]
+    unsafe fn carry_along(&self, slot: &Slot, request: &SendRequest<'_>, bytes: u64) -> usize {
+        let readable = request.inline || self.check_keys(request) == 0;
+        if bytes == 0 || bytes > INLINE_BYTES as u64 || request.operation == Operation::Read || !readable {
+            return 0;
+        }
+        let mut carried = [0u8; INLINE_BYTES];
+        let mut at = 0;
+        for sge in request.sges {
+            let end = at + sge.bytes as usize;
+            // SAFETY: inline pieces may be read by the caller's promise, others because they are registered.
+            unsafe { memory::take(sge.addr, sge.bytes as usize, &mut carried[at..end]) };
+            at = end;
+        }
+        for (cell, word) in slot.inline.iter().zip(carried.chunks_exact(8)).take(at.div_ceil(8)) {
+            let word: [u8; 8] = word.try_into().unwrap_or_default();
+            cell.store(u64::from_ne_bytes(word), Ordering::Relaxed);
+        }
+        at
+    }
+
+    fn check_keys(&self, request: &SendRequest<'_>) -> u32 {
+        let access = if request.operation == Operation::Read { status::LOCAL_WRITE } else { 0 };
+        let allowed = |sge: &Sge| {
+            sge.bytes == 0 || self.node.regions.allows(sge.lkey, self.device, sge.addr, u64::from(sge.bytes), access)
+        };
+        let inline = request.inline && request.operation != Operation::Read;
+        if inline || request.sges.iter().all(allowed) { 0 } else { status::LOCAL_PROTECTION }
+    }
+
+    /// Posts a receive.
+    ///
+    /// # Errors
+    /// `EINVAL` when the state or the request does not allow it, `ENOMEM` when the queue is full.
+    pub fn post_receive(&self, wr_id: u64, sges: &[Sge]) -> Result<(), i32> {
+        let mut local = lock(&self.local);
+        if local.state == State::Reset || sges.len() > MAX_SGES {
+            return Err(libc::EINVAL);
+        }
+        if local.receives.len() >= self.caps.receive_requests as usize {
+            return Err(libc::ENOMEM);
+        }
+        let mut receive = Receive { wr_id, sges: [Sge::default(); MAX_SGES], count: sges.len() };
+        receive.sges[..sges.len()].copy_from_slice(sges);
+        local.receives.push_back(receive);
+        if local.state == State::Error {
+            self.flush_receives(&mut local);
+        }
+        Ok(())
+    }
+
+    /// Gives it back to the fabric. It takes and sends nothing from here on.
+    pub fn destroy(&self) {
+        lock(self.node.engine(self.device)).forget(self.number);
+        // Reset takes everything out; it cannot fail.
+        let _ = self.change(Change::Reset);
+        self.node.strike(self.slot);
+        self.memory().remote.store(0, Ordering::Relaxed);
+        self.memory().number.store(0, Ordering::Release);
+    }
+
+    /// Takes in what the peer has done, and what has failed. Whether more is under way.
+    pub(crate) fn reap(&self, now_ns: u64, cq: &CompletionQueue) -> bool {
+        let mut local = lock(&self.local);
+        let memory = self.memory();
+        let done = memory.done.load(Ordering::Acquire);
+        while local.reaped < done {
+            let status = memory.slot(local.reaped).status.load(Ordering::Relaxed) as u32;
+            self.end_of_send(&mut local, cq, status);
+            if status != 0 {
+                self.fail(&mut local);
+            }
+        }
+        if local.state == State::Error || self.failed_from_afar() {
+            self.flush_sends(&mut local, memory, cq, status::FLUSHED);
+        } else if local.reaped < memory.posted.load(Ordering::Relaxed) && self.given_up(&local, memory, now_ns) {
+            self.flush_sends(&mut local, memory, cq, status::RETRY_EXCEEDED);
+        }
+        let more = local.reaped < memory.posted.load(Ordering::Relaxed);
+        if !more {
+            self.expected.store(false, Ordering::Release);
+        }
+        more
+    }
+
+    /// Whether the peer has not answered for as long as this side tries.
+    fn given_up(&self, local: &Local, memory: &QpMemory, now_ns: u64) -> bool {
+        let posted = memory.slot(local.reaped).posted_ns.load(Ordering::Relaxed);
+        let since = memory.served_ns.load(Ordering::Relaxed).max(posted);
+        local.retry_ns > 0 && now_ns.saturating_sub(since) > local.retry_ns
+    }
+
+    /// Ends everything that is not done: the first with `first`, the others flushed.
+    fn flush_sends(&self, local: &mut Local, memory: &QpMemory, cq: &CompletionQueue, first: u32) {
+        self.fence(memory);
+        let done = memory.done.load(Ordering::Acquire);
+        while local.reaped < done {
+            let status = memory.slot(local.reaped).status.load(Ordering::Relaxed) as u32;
+            self.end_of_send(local, cq, status);
+        }
+        let posted = memory.posted.load(Ordering::Relaxed);
+        let mut status = first;
+        while local.reaped < posted {
+            self.end_of_send(local, cq, status);
+            status = status::FLUSHED;
+        }
+        memory.done.store(posted, Ordering::Release);
+        if local.state != State::Error {
+            local.serving = Serving::default();
+            self.enter(local, State::Error);
+            self.flush_receives(local);
+        }
+        memory.release();
+    }
+
+    fn end_of_send(&self, local: &mut Local, cq: &CompletionQueue, status: u32) {
+        let sent = local.sent[local.reaped as usize % SEND_SLOTS];
+        local.reaped += 1;
+        if status != 0 || sent.signaled {
+            let (wr_id, opcode, bytes, qp_num) = (sent.wr_id, sent.opcode, sent.bytes, self.number);
+            cq.push(Completion { wr_id, status, opcode, bytes, qp_num, ..Completion::default() }, false);
+        }
+    }
+
+    /// From time to time, by the engine: ends are announced to those who wait for them, and found for those who do not poll.
+    pub(crate) fn tend(&self, now_ns: u64) {
+        if self.send_cq.is_armed() {
+            self.send_cq.reap(now_ns);
+        }
+    }
+}
+
+/// Takes a free place in the fabric.
+fn claim(node: &Node, device: usize) -> Option<(usize, u32)> {
+    for slot in 0..MAX_QPS {
+        let memory = node.qp_memory(slot);
+        if memory.number.load(Ordering::Acquire) != 0 {
+            continue;
+        }
+        let generation = node.memory.generations.fetch_add(1, Ordering::Relaxed) % 8190 + 1;
+        let number = generation << 11 | slot as u32;
+        if memory.number.compare_exchange(0, number, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            continue;
+        }
+        memory.process.store(node.place as u32, Ordering::Relaxed);
+        memory.node.store(node.node as u32, Ordering::Relaxed);
+        memory.device.store(device as u32, Ordering::Relaxed);
+        memory.remote.store(0, Ordering::Relaxed);
+        memory.holder.store(0, Ordering::Relaxed);
+        memory.posted.store(0, Ordering::Relaxed);
+        memory.done.store(0, Ordering::Relaxed);
+        memory.served_ns.store(0, Ordering::Relaxed);
+        memory.pace.set_rate(node.qp_rate_mbps(device));
+        memory.state.store(State::Reset as u32, Ordering::Release);
+        return Some((slot, number));
+    }
+    None
+}
+
+const _: () = assert!(MAX_QPS == 1 << 11, "a queue pair's number holds its place in 11 bits");
+
+fn fill(slot: &Slot, request: &SendRequest<'_>, bytes: u64, inline_bytes: usize, now_ns: u64) {
+    let head = Head {
+        operation: request.operation as u8,
+        has_imm: request.imm.is_some(),
+        solicited: request.solicited,
+        sges: request.sges.len(),
+        inline_bytes,
+    };
+    slot.head.store(head.pack(), Ordering::Relaxed);
+    slot.imm_rkey.store(u64::from(request.imm.unwrap_or(0)) | u64::from(request.rkey) << 32, Ordering::Relaxed);
+    slot.remote_addr.store(request.remote_addr, Ordering::Relaxed);
+    slot.bytes.store(bytes, Ordering::Relaxed);
+    slot.posted_ns.store(now_ns, Ordering::Relaxed);
+    for (place, sge) in slot.sges.iter().zip(request.sges) {
+        place[0].store(sge.addr, Ordering::Relaxed);
+        place[1].store(u64::from(sge.bytes), Ordering::Relaxed);
+    }
+}
+
+fn opcode(operation: Operation) -> u32 {
+    match operation {
+        Operation::Send => 0,
+        Operation::Write => 1,
+        Operation::Read => 2,
+    }
+}
+
+/// How long a peer waits before it tries again, by the code of `min_rnr_timer`: roughly the table of the InfiniBand
+/// specification (9.7.5.2.8, table 46), which doubles every two codes from 10 us (code 1); code 0 is 655 ms.
+fn rnr_wait_ns(code: u8) -> u64 {
+    match code {
+        0 => 655_360_000,
+        n => {
+            let whole = 10_000u64 << (n / 2).min(16);
+            if n % 2 == 0 { whole * 3 / 4 } else { whole }
+        }
+    }
+}

@@ -1,0 +1,417 @@
+//! Serving a queue pair: what its peer has posted is checked, carried, stored and completed, in order.
+
+use crate::completion_queue::Completion;
+use crate::engine::Served;
+use crate::fabric::lock;
+use crate::os::memory::{self, BOUNCE_BYTES, Bounce, Fault, Piece};
+use crate::os::shm::{INLINE_BYTES, MAX_SGES, QpMemory, Slot};
+use crate::pacing::{begins_at_ns, carry};
+use crate::queue_pair::{Head, Local, Operation, QueuePair, Receive, Remote, State};
+use crate::status;
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+
+/// Pieces of a message carried in one turn, so that queue pairs take turns.
+const PIECES_A_TURN: usize = 16;
+/// How long a queue pair whose rail is down, or that its peer holds, is left alone.
+const LATER_NS: u64 = 200_000;
+
+/// How far serving has come.
+#[derive(Debug, Default)]
+pub struct Serving {
+    /// Bytes carried of the request that comes next.
+    cursor: u64,
+    /// Requests carried whole, by number; one more than the last.
+    next: u64,
+    /// When the last piece arrives.
+    arrives_ns: u64,
+    /// Nothing begins before this: the rail was down until then, or the receiver not ready.
+    not_before_ns: u64,
+    /// The receive that the request that comes next fills.
+    receive: Option<Receive>,
+    rnr: Option<Rnr>,
+    ending: VecDeque<Ending>,
+}
+
+/// A peer waits for a receive.
+#[derive(Debug, Clone, Copy)]
+struct Rnr {
+    again_ns: u64,
+    tries: u32,
+}
+
+/// A request that was carried and completes at its time.
+#[derive(Debug, Clone, Copy)]
+struct Ending {
+    at_ns: u64,
+    number: u64,
+    status: u32,
+    completion: Option<(Completion, bool)>,
+}
+
+/// Whether serving goes on.
+enum Step {
+    Again,
+    Until(u64),
+    Nothing,
+}
+
+/// One request, read out of shared memory: bounded, but nothing else is known of it.
+struct Request {
+    head: Head,
+    imm: u32,
+    rkey: u32,
+    remote_addr: u64,
+    bytes: u64,
+    posted_ns: u64,
+    status: u32,
+    pieces: [Piece; MAX_SGES],
+}
+
+impl Request {
+    fn read(slot: &Slot) -> Self {
+        let head = Head::unpack(slot.head.load(Ordering::Relaxed));
+        let imm_rkey = slot.imm_rkey.load(Ordering::Relaxed);
+        let mut pieces = [(0, 0); MAX_SGES];
+        for (piece, cells) in pieces.iter_mut().zip(&slot.sges).take(head.sges) {
+            *piece = (cells[0].load(Ordering::Relaxed), cells[1].load(Ordering::Relaxed));
+        }
+        Self {
+            head,
+            imm: imm_rkey as u32,
+            rkey: (imm_rkey >> 32) as u32,
+            remote_addr: slot.remote_addr.load(Ordering::Relaxed),
+            bytes: slot.bytes.load(Ordering::Relaxed),
+            posted_ns: slot.posted_ns.load(Ordering::Relaxed),
+            status: slot.status.load(Ordering::Relaxed) as u32,
+            pieces,
+        }
+    }
+
+    fn needs_receive(&self) -> bool {
+        self.head.operation == Operation::Send as u8 || self.head.has_imm
+    }
+}
+
+impl QueuePair {
+    /// Serves what the peer has posted, as far as it is due.
+    pub(crate) fn serve(&self, now_ns: u64, bounce: &mut Bounce) -> Served {
+        let mut local = lock(&self.local);
+        let Some(remote) = local.remote else { return Served::Idle };
+        if !matches!(local.state, State::ReadyToReceive | State::ReadyToSend) {
+            return Served::Idle;
+        }
+        let peer = self.node.qp_memory(remote.slot);
+        let mine = peer.number.load(Ordering::Acquire) == remote.number
+            && peer.remote.load(Ordering::Relaxed) == self.number()
+            && peer.state.load(Ordering::Acquire) == State::ReadyToSend as u32
+            && peer.send_psn.load(Ordering::Relaxed) == remote.receive_psn;
+        if !mine {
+            return Served::Idle;
+        }
+        let down = [self.node.node, remote.node]
+            .iter()
+            .any(|node| self.node.memory.rails[*node][self.device].down.load(Ordering::Acquire) != 0);
+        if down {
+            local.serving.not_before_ns = now_ns;
+            return Served::Until(now_ns + LATER_NS);
+        }
+        if !peer.hold(self.node.memory, self.node.place) {
+            return Served::Until(now_ns + LATER_NS);
+        }
+        let served = self.serve_held(&mut local, &remote, peer, now_ns, bounce);
+        peer.release();
+        served
+    }
+
+    fn serve_held(
+        &self,
+        local: &mut Local,
+        remote: &Remote,
+        peer: &QpMemory,
+        now_ns: u64,
+        bounce: &mut Bounce,
+    ) -> Served {
+        // Stopped between the look and the hold: its owner flushes.
+        if peer.state.load(Ordering::Acquire) != State::ReadyToSend as u32 {
+            return Served::Idle;
+        }
+        peer.served_ns.store(now_ns, Ordering::Relaxed);
+        let mut served = Served::More;
+        for _ in 0..PIECES_A_TURN {
+            match self.step(local, remote, peer, now_ns, bounce) {
+                Step::Again => {}
+                Step::Until(when) => {
+                    served = Served::Until(when);
+                    break;
+                }
+                Step::Nothing => {
+                    served = Served::Idle;
+                    break;
+                }
+            }
+        }
+        self.end_due(local, peer, now_ns);
+        match (local.serving.ending.front(), served) {
+            (Some(ending), Served::Idle) => Served::Until(ending.at_ns),
+            (Some(ending), Served::Until(when)) => Served::Until(when.min(ending.at_ns)),
+            _ => served,
+        }
+    }
+
+    /// Completes what has arrived by now.
+    fn end_due(&self, local: &mut Local, peer: &QpMemory, now_ns: u64) {
+        while let Some(ending) = local.serving.ending.front().copied().filter(|ending| ending.at_ns <= now_ns) {
+            local.serving.ending.pop_front();
+            if let Some((completion, solicited)) = ending.completion {
+                self.recv_cq.push(completion, solicited);
+            }
+            peer.slot(ending.number).status.store(u64::from(ending.status), Ordering::Relaxed);
+            // Release: the status, and for a read the bytes, are there when the peer sees that it is done.
+            peer.done.store(ending.number + 1, Ordering::Release);
+            if ending.status != 0 {
+                peer.state.store(State::Error as u32, Ordering::Release);
+                self.after_failure(local, ending.status);
+                return;
+            }
+        }
+    }
+
+    /// The verbs specification's consequences for the side that was written to.
+    fn after_failure(&self, local: &mut Local, status: u32) {
+        local.serving = Serving::default();
+        if matches!(status, status::REMOTE_ACCESS | status::REMOTE_INVALID | status::REMOTE_OPERATION) {
+            self.refuse(local);
+        }
+    }
+
+    /// Carries one piece of the request that comes next.
+    fn step(&self, local: &mut Local, remote: &Remote, peer: &QpMemory, now_ns: u64, bounce: &mut Bounce) -> Step {
+        if local.serving.ending.back().is_some_and(|ending| ending.status != 0) {
+            return Step::Nothing;
+        }
+        let number = local.serving.next;
+        if number >= peer.posted.load(Ordering::Acquire) {
+            return Step::Nothing;
+        }
+        let request = Request::read(peer.slot(number));
+        if local.serving.cursor == 0 && local.serving.receive.is_none() {
+            match self.admit(local, peer, &request, now_ns) {
+                Ok(()) => {}
+                Err(Refusal::NotReady(again_ns)) => return Step::Until(again_ns),
+                Err(Refusal::Failed(status)) => return self.end(local, number, status, None, now_ns),
+            }
+        }
+        let way = self.node.way(self.device, remote.node, self.node.node);
+        let [a, b, c, d, e, f] = way;
+        let way = [&peer.pace, a, b, c, d, e, f];
+        let begins_ns = begins_at_ns(request.posted_ns.max(local.serving.not_before_ns), &way);
+        if begins_ns > now_ns {
+            return Step::Until(begins_ns);
+        }
+        let piece = (request.bytes - local.serving.cursor).min(BOUNCE_BYTES as u64);
+        if let Err(status) = self.move_piece(local, remote, peer, number, &request, piece as usize, bounce) {
+            return self.end(local, number, status, None, now_ns);
+        }
+        let rail = &self.node.memory.rails[remote.node][self.device];
+        rail.sent_bytes.fetch_add(piece, Ordering::Relaxed);
+        local.serving.arrives_ns = carry(begins_ns, piece, &way) + self.node.latency_ns(self.device);
+        local.serving.cursor += piece;
+        if local.serving.cursor < request.bytes {
+            return Step::Again;
+        }
+        let completion = self.receive_completion(local, &request);
+        let arrives_ns = local.serving.arrives_ns;
+        self.end(local, number, 0, completion, arrives_ns)
+    }
+
+    /// Looks at a request before its first byte is moved.
+    fn admit(&self, local: &mut Local, peer: &QpMemory, request: &Request, now_ns: u64) -> Result<(), Refusal> {
+        if request.status != 0 {
+            return Err(Refusal::Failed(request.status));
+        }
+        let total: u64 = request.pieces.iter().map(|(_, bytes)| bytes).sum();
+        if total != request.bytes || request.bytes > 1 << 31 || request.head.operation > Operation::Read as u8 {
+            return Err(Refusal::Failed(status::LOCAL_LENGTH));
+        }
+        let access = match request.head.operation {
+            0 => status::REMOTE_WRITE,
+            2 => status::REMOTE_READ,
+            _ => 0,
+        };
+        if access != 0 && request.bytes > 0 {
+            let allowed = local.access & access != 0
+                && self.node.regions.allows(request.rkey, self.device, request.remote_addr, request.bytes, access);
+            if !allowed {
+                return Err(Refusal::Failed(status::REMOTE_ACCESS));
+            }
+        }
+        if request.needs_receive() {
+            if let Some(rnr) = local.serving.rnr.filter(|rnr| now_ns < rnr.again_ns) {
+                return Err(Refusal::NotReady(rnr.again_ns));
+            }
+            let Some(receive) = local.receives.pop_front() else { return Err(not_ready(local, peer, now_ns)) };
+            if local.serving.rnr.take().is_some() {
+                local.serving.not_before_ns = now_ns;
+            }
+            local.serving.receive = Some(receive);
+            let room: u64 = receive.sges[..receive.count].iter().map(|sge| u64::from(sge.bytes)).sum();
+            if request.head.operation == Operation::Send as u8 && request.bytes > room {
+                return Err(Refusal::Failed(status::REMOTE_INVALID));
+            }
+        }
+        Ok(())
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn move_piece(
+        &self,
+        local: &Local,
+        remote: &Remote,
+        peer: &QpMemory,
+        number: u64,
+        request: &Request,
+        bytes: usize,
+        bounce: &mut Bounce,
+    ) -> Result<(), u32> {
+        let cursor = local.serving.cursor;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let process = peer.process.load(Ordering::Relaxed) as usize % crate::os::shm::MAX_PROCESSES;
+        let pid = self.node.memory.processes[process].pid.load(Ordering::Acquire);
+        let mut inline = [0u64; INLINE_BYTES / 8];
+        if request.head.inline_bytes > 0 {
+            if request.head.inline_bytes as u64 != request.bytes {
+                return Err(status::LOCAL_LENGTH);
+            }
+            for (word, cell) in inline.iter_mut().zip(&peer.slot(number).inline) {
+                *word = cell.load(Ordering::Relaxed);
+            }
+        }
+        let _ = remote;
+        let carried = (request.head.inline_bytes > 0).then_some(&inline[..]);
+        let source = Source { pid, pieces: &request.pieces, carried };
+        let moved = match request.head.operation {
+            1 => self.fill_receive(local, &source, cursor, bytes, bounce)?,
+            2 => memory::answer_read(pid, request.remote_addr + cursor, bytes, &request.pieces, cursor),
+            _ => source.store(bounce, cursor, bytes, request.remote_addr + cursor),
+        };
+        moved.map_err(|fault| self.status_of(fault))
+    }
+
+    /// Stores a send's bytes into the pieces of its receive.
+    fn fill_receive(
+        &self,
+        local: &Local,
+        source: &Source<'_>,
+        mut cursor: u64,
+        bytes: usize,
+        bounce: &mut Bounce,
+    ) -> Result<Result<(), Fault>, u32> {
+        let Some(receive) = local.serving.receive else { return Err(status::REMOTE_OPERATION) };
+        let (mut skip, mut left) = (cursor, bytes as u64);
+        for sge in &receive.sges[..receive.count] {
+            let room = u64::from(sge.bytes);
+            if skip >= room {
+                skip -= room;
+                continue;
+            }
+            let here = (room - skip).min(left);
+            let place = sge.addr + skip;
+            if !self.node.regions.allows(sge.lkey, self.device, place, here, status::LOCAL_WRITE) {
+                return Err(status::REMOTE_OPERATION);
+            }
+            if let Err(fault) = source.store(bounce, cursor, here as usize, place) {
+                return Ok(Err(fault));
+            }
+            (skip, left, cursor) = (0, left - here, cursor + here);
+            if left == 0 {
+                break;
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    fn status_of(&self, fault: Fault) -> u32 {
+        match fault {
+            Fault::Memory => status::LOCAL_PROTECTION,
+            Fault::Gone => status::RETRY_EXCEEDED,
+            Fault::Forbidden => {
+                eprintln!(
+                    "softverbs: the kernel does not let this process read its peer's memory (process_vm_readv): run both as one \
+                     user, and in a container with --cap-add SYS_PTRACE"
+                );
+                status::RETRY_EXCEEDED
+            }
+        }
+    }
+
+    /// The completion that this side's receive queue gets.
+    fn receive_completion(&self, local: &mut Local, request: &Request) -> Option<(Completion, bool)> {
+        let receive = local.serving.receive.take()?;
+        let written = request.head.operation == Operation::Write as u8;
+        let completion = Completion {
+            wr_id: receive.wr_id,
+            status: 0,
+            opcode: if written { status::RECEIVED_IMMEDIATE } else { status::RECEIVED },
+            vendor_err: 0,
+            bytes: request.bytes as u32,
+            imm: request.imm,
+            flags: if request.head.has_imm { status::WITH_IMMEDIATE } else { 0 },
+            qp_num: self.number(),
+            src_qp: local.remote.map_or(0, |remote| remote.number),
+        };
+        Some((completion, request.head.solicited))
+    }
+
+    fn end(
+        &self,
+        local: &mut Local,
+        number: u64,
+        status: u32,
+        completion: Option<(Completion, bool)>,
+        at_ns: u64,
+    ) -> Step {
+        // In order: no request ends before the one before it.
+        let at_ns = local.serving.ending.back().map_or(at_ns, |before| before.at_ns.max(at_ns));
+        local.serving.ending.push_back(Ending { at_ns, number, status, completion });
+        local.serving.receive = None;
+        local.serving.cursor = 0;
+        local.serving.next = number + 1;
+        if status == 0 { Step::Again } else { Step::Until(at_ns) }
+    }
+}
+
+/// Why a request is not carried now.
+enum Refusal {
+    NotReady(u64),
+    Failed(u32),
+}
+
+fn not_ready(local: &mut Local, peer: &QpMemory, now_ns: u64) -> Refusal {
+    let tries = local.serving.rnr.map_or(0, |rnr| rnr.tries);
+    let allowed = peer.rnr_retry.load(Ordering::Relaxed);
+    if allowed < 7 && tries > allowed {
+        return Refusal::Failed(status::RNR_RETRY_EXCEEDED);
+    }
+    let again_ns = now_ns + local.rnr_wait_ns.max(1);
+    local.serving.rnr = Some(Rnr { again_ns, tries: tries + 1 });
+    Refusal::NotReady(again_ns)
+}
+
+/// Where a message's bytes come from.
+struct Source<'a> {
+    pid: u32,
+    pieces: &'a [Piece],
+    carried: Option<&'a [u64]>,
+}
+
+impl Source<'_> {
+    fn store(&self, bounce: &mut Bounce, offset: u64, bytes: usize, to: u64) -> Result<(), Fault> {
+        match self.carried {
+            Some(words) => memory::store_carried(words, offset as usize, bytes, to),
+            None => memory::store_from(bounce, self.pid, self.pieces, offset, bytes, to),
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! The settings, from the environment; read once, when a process joins a fabric.
+
+use std::path::PathBuf;
+
+/// How a process joins a fabric.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// `SOFTVERBS_DIR`: where fabrics are kept; default `/dev/shm/softverbs-UID`.
+    pub dir: PathBuf,
+    /// `SOFTVERBS_FABRIC`: the fabric's name; default "default".
+    pub fabric: String,
+    /// `SOFTVERBS_NODE`: which of the fabric's machines this process is on, 0 to 15; default: the lowest that no process is on.
+    pub node: Option<usize>,
+    /// `SOFTVERBS_PROFILE`: a built-in profile or a file; default "spark-1cable".
+    pub profile: String,
+    /// `SOFTVERBS_SCALE`: factor on all rates of the profile; default 1.
+    pub scale: f64,
+    /// `SOFTVERBS_THREADS`: engine threads of this process, 1 to 16; default: a quarter of the processors, at most one a rail.
+    pub threads: Option<usize>,
+    /// `SOFTVERBS_ADVERSARY`: a seed; polls then return less than they could, and queue pairs are served out of turn.
+    pub adversary: Option<u64>,
+}
+
+impl Settings {
+    /// Reads the environment.
+    ///
+    /// # Errors
+    /// Names the variable that is not usable, and what is allowed.
+    pub fn from_environment() -> Result<Self, String> {
+        let read = |name: &str| std::env::var(name).ok().map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
+        let known = ["DIR", "FABRIC", "NODE", "PROFILE", "SCALE", "THREADS", "ADVERSARY"];
+        for (name, _) in std::env::vars_os() {
+            let name = name.to_string_lossy().into_owned();
+            if let Some(rest) = name.strip_prefix("SOFTVERBS_")
+                && !known.contains(&rest)
+            {
+                return Err(format!(
+                    "{name}: there is no such setting; there are SOFTVERBS_{}",
+                    known.join(", SOFTVERBS_")
+                ));
+            }
+        }
+        Ok(Self {
+            dir: read("SOFTVERBS_DIR").map_or_else(default_dir, PathBuf::from),
+            fabric: named(read("SOFTVERBS_FABRIC"))?,
+            node: number(read("SOFTVERBS_NODE"), "SOFTVERBS_NODE", 0, 15)?,
+            profile: read("SOFTVERBS_PROFILE").unwrap_or_else(|| "spark-1cable".to_owned()),
+            scale: scale(read("SOFTVERBS_SCALE"))?,
+            threads: number(read("SOFTVERBS_THREADS"), "SOFTVERBS_THREADS", 1, 16)?,
+            adversary: number(read("SOFTVERBS_ADVERSARY"), "SOFTVERBS_ADVERSARY", 0, usize::MAX)?
+                .map(|seed| seed as u64),
+        })
+    }
+}
+
+/// Where fabrics are kept unless `SOFTVERBS_DIR` says otherwise: shared memory, one folder a user.
+pub fn default_dir() -> PathBuf {
+    PathBuf::from(format!("/dev/shm/softverbs-{}", crate::os::process::user()))
+}
+
+fn named(value: Option<String>) -> Result<String, String> {
+    let name = value.unwrap_or_else(|| "default".to_owned());
+    let plain = name.len() <= 64 && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));
+    if plain { Ok(name) } else { Err(format!("SOFTVERBS_FABRIC={name:?}: up to 64 letters, digits, '-' and '_'")) }
+}
+
+fn number(value: Option<String>, name: &str, low: usize, high: usize) -> Result<Option<usize>, String> {
+    let Some(text) = value else { return Ok(None) };
+    match text.parse() {
+        Ok(n) if (low..=high).contains(&n) => Ok(Some(n)),
+        _ => Err(format!("{name}={text:?}: a number from {low} to {high}")),
+    }
+}
+
+fn scale(value: Option<String>) -> Result<f64, String> {
+    let Some(text) = value else { return Ok(1.0) };
+    match text.parse::<f64>() {
+        Ok(factor) if factor.is_finite() && factor > 0.0 => Ok(factor),
+        _ => Err(format!("SOFTVERBS_SCALE={text:?}: a factor above 0")),
+    }
+}

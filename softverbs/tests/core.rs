@@ -1,0 +1,345 @@
+//! Two machines of a fabric in one process, in virtual time: states, keys, bounds, errors and pacing, to the nanosecond.
+
+#![allow(unsafe_code)]
+
+use softverbs::completion_queue::{Completion, CompletionQueue};
+use softverbs::fabric::{Action, Node, control};
+use softverbs::profile::Profile;
+use softverbs::queue_pair::{Caps, Change, Operation, QueuePair, SendRequest, Sge, State};
+use softverbs::settings::Settings;
+use softverbs::status;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const PROFILE: &str = "link A pci=0000:01:00 gts=32 width=4 payload=8000
+    cable c payload=0
+    rail x0 netdev=e0 port=p0 link=A cable=c function=0 line=8000 qp=0 latency=1000
+    rail x1 netdev=e1 port=p1 link=A cable=c function=1 line=8000 qp=4000 latency=0";
+
+struct Bed {
+    settings: Settings,
+    nodes: [Arc<Node>; 2],
+}
+
+impl Bed {
+    /// 8000 Mb/s: a byte a nanosecond.
+    fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("test-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let dir = std::env::temp_dir().join("softverbs-tests");
+        std::fs::create_dir_all(&dir).unwrap();
+        let profile = dir.join(format!("{name}.profile"));
+        std::fs::write(&profile, PROFILE).unwrap();
+        let profile = profile.display().to_string();
+        let settings =
+            Settings { dir, fabric: name, node: None, profile, scale: 1.0, threads: Some(1), adversary: None };
+        let first = Node::enter(&settings).unwrap();
+        first.memory.virtual_clock.store(1, Ordering::Release);
+        let second = Node::enter(&settings).unwrap();
+        Self { settings, nodes: [first, second] }
+    }
+
+    fn at(&self, ns: u64) {
+        self.nodes[0].memory.virtual_clock.store(ns + 1, Ordering::Release);
+    }
+
+    fn pair(&self, device: usize, rnr_retry: u8) -> Pair {
+        let end = |n: usize| End::new(&self.nodes[n], device);
+        let pair = Pair { a: end(0), b: end(1) };
+        for (this, that, node) in [(&pair.a, &pair.b, 1), (&pair.b, &pair.a, 0)] {
+            this.qp.change(Change::Init { access: 7, port: 1 }).unwrap();
+            let remote_gid = self.nodes[node].devices()[device].gids[1];
+            this.qp
+                .change(Change::ReadyToReceive {
+                    mtu_bytes: 4096,
+                    remote_qp: that.qp.number(),
+                    receive_psn: 5,
+                    remote_gid,
+                    own_gid_index: 1,
+                    min_rnr_timer: 1,
+                })
+                .unwrap();
+            this.qp.change(Change::ReadyToSend { timeout: 8, retry_count: 1, rnr_retry, send_psn: 5 }).unwrap();
+        }
+        pair
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(self.settings.dir.join(&self.settings.fabric));
+        let _ = std::fs::remove_file(&self.settings.profile);
+    }
+}
+
+struct Pair {
+    a: End,
+    b: End,
+}
+
+struct End {
+    node: Arc<Node>,
+    cq: Arc<CompletionQueue>,
+    qp: Arc<QueuePair>,
+    bytes: Box<[u8]>,
+    key: u32,
+}
+
+impl End {
+    fn new(node: &Arc<Node>, device: usize) -> Self {
+        let cq = CompletionQueue::new(node, device, 64).unwrap();
+        let caps = Caps { send_requests: 16, receive_requests: 16, sges: 2, inline_bytes: 64, signal_all: false };
+        let qp = QueuePair::new(node, device, &cq, &cq, caps).unwrap();
+        let bytes: Box<[u8]> = (0..1 << 20).map(|n: u32| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        // SAFETY: the bytes live as long as this end, and are looked at only between the tests' steps.
+        let key = unsafe { node.register(device, bytes.as_ptr() as usize, bytes.len(), 7) }.unwrap();
+        Self { node: Arc::clone(node), cq, qp, bytes, key }
+    }
+
+    fn sge(&self, at: usize, bytes: u32) -> Sge {
+        Sge { addr: self.bytes.as_ptr() as u64 + at as u64, bytes, lkey: self.key }
+    }
+
+    fn post(&self, operation: Operation, sges: &[Sge], imm: Option<u32>, remote: (u64, u32)) -> Result<(), i32> {
+        let request = SendRequest {
+            wr_id: 77,
+            operation,
+            signaled: true,
+            inline: false,
+            solicited: false,
+            imm,
+            sges,
+            remote_addr: remote.0,
+            rkey: remote.1,
+        };
+        // SAFETY: not inline.
+        unsafe { self.qp.post_send(&request) }
+    }
+
+    fn write(&self, bytes: u32, imm: Option<u32>, to: &End) {
+        self.post(Operation::Write, &[self.sge(0, bytes)], imm, (to.bytes.as_ptr() as u64 + 9, to.key)).unwrap();
+    }
+
+    fn poll(&self) -> Vec<Completion> {
+        let mut out = [Completion::default(); 32];
+        let count = self.cq.poll(&mut out).unwrap();
+        out[..count].to_vec()
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.qp.destroy();
+        let _ = &self.node;
+    }
+}
+
+impl Pair {
+    /// Lets the receiver's engine work, then looks at both ends.
+    fn poll(&self) -> (Vec<Completion>, Vec<Completion>) {
+        let b = self.b.poll();
+        let a = self.a.poll();
+        (a, b)
+    }
+}
+
+#[test]
+fn a_write_takes_its_time_lands_whole_and_completes_on_both_sides() {
+    let bed = Bed::new();
+    let pair = bed.pair(0, 7);
+    pair.b.qp.post_receive(33, &[]).unwrap();
+    pair.a.write(100_000, Some(0xabcd), &pair.b);
+    // 100000 bytes at one a nanosecond in two pieces, and 1000 of latency.
+    bed.at(100_999);
+    assert_eq!(pair.poll(), (vec![], vec![]));
+    bed.at(101_000);
+    let (a, b) = pair.poll();
+    assert_eq!((a.len(), a[0].wr_id, a[0].status, a[0].opcode), (1, 77, 0, 1));
+    assert_eq!((b.len(), b[0].wr_id, b[0].bytes, b[0].imm, b[0].opcode), (1, 33, 100_000, 0xabcd, 129));
+    assert_eq!(pair.b.bytes[9..100_009], pair.a.bytes[..100_000]);
+}
+
+#[test]
+fn two_rails_on_one_link_share_it_and_a_queue_pair_has_its_own_rate() {
+    let bed = Bed::new();
+    let (one, other) = (bed.pair(0, 7), bed.pair(1, 7));
+    one.a.write(40_000, None, &one.b);
+    bed.at(41_000);
+    assert_eq!(one.poll().0.len(), 1);
+    // Both at once: 80000 bytes over the link they share.
+    one.a.write(40_000, None, &one.b);
+    other.a.write(40_000, None, &other.b);
+    let mut done = Vec::new();
+    for ns in (41_000..).step_by(500) {
+        bed.at(ns);
+        for (name, pair) in [("one", &one), ("other", &other)] {
+            if !pair.poll().0.is_empty() {
+                done.push((name, ns));
+            }
+        }
+        if done.len() == 2 {
+            break;
+        }
+    }
+    assert_eq!(done, [("one", 82_000), ("other", 161_000)], "the other's queue pair carries half a byte a nanosecond");
+}
+
+#[test]
+fn sends_fill_receives_and_reads_fetch() {
+    let bed = Bed::new();
+    let pair = bed.pair(0, 7);
+    pair.b.qp.post_receive(1, &[pair.b.sge(1000, 100), pair.b.sge(5000, 400)]).unwrap();
+    pair.a.post(Operation::Send, &[pair.a.sge(10, 200), pair.a.sge(600, 200)], None, (0, 0)).unwrap();
+    bed.at(10_000);
+    let (a, b) = pair.poll();
+    assert_eq!((a.len(), b.len(), b[0].bytes, b[0].opcode), (1, 1, 400, 128));
+    let sent = [&pair.a.bytes[10..210], &pair.a.bytes[600..800]].concat();
+    assert_eq!([&pair.b.bytes[1000..1100], &pair.b.bytes[5000..5300]].concat(), sent);
+
+    let from = pair.b.bytes.as_ptr() as u64 + 300_000;
+    pair.a.post(Operation::Read, &[pair.a.sge(900_000, 70_000)], None, (from, pair.b.key)).unwrap();
+    bed.at(200_000);
+    let (a, b) = pair.poll();
+    assert_eq!((a.len(), a[0].status, a[0].opcode, b.len()), (1, 0, 2, 0));
+    assert_eq!(pair.a.bytes[900_000..970_000], pair.b.bytes[300_000..370_000]);
+}
+
+#[test]
+fn a_wrong_key_or_bound_ends_both_queue_pairs_and_writes_nothing() {
+    for (shift, key_change) in [(0, 1), ((1 << 20) - 50, 0), (u64::MAX / 2, 0)] {
+        let bed = Bed::new();
+        let pair = bed.pair(0, 7);
+        let before = pair.b.bytes.clone();
+        let to = (pair.b.bytes.as_ptr() as u64).wrapping_add(shift);
+        pair.b.qp.post_receive(9, &[]).unwrap();
+        pair.a.write(10, None, &pair.b);
+        pair.a.post(Operation::Write, &[pair.a.sge(0, 100)], None, (to, pair.b.key ^ key_change)).unwrap();
+        pair.a.write(10, None, &pair.b);
+        bed.at(100_000);
+        let (a, b) = pair.poll();
+        let statuses: Vec<u32> = a.iter().map(|c| c.status).collect();
+        assert_eq!(statuses, [0, status::REMOTE_ACCESS, status::FLUSHED]);
+        assert_eq!((b.len(), b[0].status, b[0].wr_id), (1, status::FLUSHED, 9));
+        assert_eq!((pair.a.qp.state(), pair.b.qp.state()), (State::Error, State::Error));
+        assert_eq!(bed.nodes[1].next_event(0).map(|event| event.kind), Some(3));
+        assert_eq!(pair.b.bytes[50..], before[50..]);
+    }
+}
+
+#[test]
+fn own_memory_is_checked_too() {
+    let bed = Bed::new();
+    let pair = bed.pair(0, 7);
+    let wild = Sge { addr: 64, bytes: 8, lkey: pair.a.key };
+    pair.a.post(Operation::Write, &[wild], None, (pair.b.bytes.as_ptr() as u64, pair.b.key)).unwrap();
+    bed.at(100_000);
+    assert_eq!(pair.poll().0[0].status, status::LOCAL_PROTECTION);
+}
+
+#[test]
+fn without_a_receive_it_waits_and_gives_up_as_told() {
+    let bed = Bed::new();
+    let patient = bed.pair(0, 7);
+    patient.a.write(8, Some(1), &patient.b);
+    bed.at(50_000_000);
+    assert_eq!(patient.poll(), (vec![], vec![]));
+    patient.b.qp.post_receive(4, &[]).unwrap();
+    bed.at(50_100_000);
+    patient.poll();
+    bed.at(50_200_000);
+    let (a, b) = patient.poll();
+    assert_eq!((a.len(), b.len()), (1, 1), "it arrives when there is one");
+
+    let hasty = bed.pair(1, 1);
+    hasty.a.write(8, Some(1), &hasty.b);
+    let mut end = Vec::new();
+    for ns in (50_200_000..51_000_000).step_by(5_000) {
+        bed.at(ns);
+        end.extend(hasty.poll().0);
+    }
+    assert_eq!(end[0].status, status::RNR_RETRY_EXCEEDED);
+}
+
+#[test]
+fn a_rail_that_goes_down_ends_in_retries_exceeded_and_one_that_is_slowed_is_slow() {
+    let bed = Bed::new();
+    let pair = bed.pair(0, 7);
+    control(&bed.settings.dir, &bed.settings.fabric, Some(1), "x0", Action::Slow(0.25)).unwrap();
+    pair.a.write(40_000, None, &pair.b);
+    bed.at(160_999);
+    assert_eq!(pair.poll().0, []);
+    bed.at(161_000);
+    assert_eq!(pair.poll().0.len(), 1, "four nanoseconds a byte, and the latency");
+    control(&bed.settings.dir, &bed.settings.fabric, None, "x0", Action::Down).unwrap();
+    pair.a.write(8, None, &pair.b);
+    pair.a.write(8, None, &pair.b);
+    // 4.096 us x 2^8, twice.
+    bed.at(161_000 + 2 * 1_048_576);
+    assert_eq!(pair.poll().0, []);
+    bed.at(161_001 + 2 * 1_048_576);
+    let statuses: Vec<u32> = pair.poll().0.iter().map(|c| c.status).collect();
+    assert_eq!(statuses, [status::RETRY_EXCEEDED, status::FLUSHED]);
+    assert!(!bed.nodes[0].port_up(0) && bed.nodes[0].port_up(1));
+    let error = control(&bed.settings.dir, &bed.settings.fabric, None, "x7", Action::Up).unwrap_err();
+    assert!(error.contains("x0, x1"), "{error}");
+}
+
+#[test]
+fn states_and_limits_are_kept() {
+    let bed = Bed::new();
+    let end = End::new(&bed.nodes[0], 0);
+    assert_eq!(end.post(Operation::Write, &[], None, (0, 0)), Err(libc::EINVAL));
+    assert_eq!(
+        end.qp.change(Change::ReadyToSend { timeout: 1, retry_count: 1, rnr_retry: 1, send_psn: 0 }),
+        Err(libc::EINVAL)
+    );
+    assert_eq!(end.qp.change(Change::Init { access: 0, port: 2 }), Err(libc::EINVAL));
+    end.qp.change(Change::Init { access: 0, port: 1 }).unwrap();
+    let nowhere = Change::ReadyToReceive {
+        mtu_bytes: 4096,
+        remote_qp: 1,
+        receive_psn: 0,
+        remote_gid: [7; 16],
+        own_gid_index: 0,
+        min_rnr_timer: 1,
+    };
+    assert_eq!(end.qp.change(nowhere), Err(libc::ENETUNREACH));
+    for _ in 0..16 {
+        end.qp.post_receive(0, &[]).unwrap();
+    }
+    assert_eq!(end.qp.post_receive(0, &[]), Err(libc::ENOMEM));
+    end.qp.change(Change::Error).unwrap();
+    assert_eq!(end.poll().iter().filter(|c| c.status == status::FLUSHED).count(), 16);
+
+    let pair = bed.pair(0, 7);
+    for _ in 0..16 {
+        pair.a.write(8, None, &pair.b);
+    }
+    let full = pair.a.post(Operation::Write, &[], None, (0, 0));
+    assert_eq!(full, Err(libc::ENOMEM));
+    bed.at(1_000_000);
+    assert_eq!(pair.poll().0.len(), 16);
+    pair.a.write(8, None, &pair.b);
+}
+
+#[test]
+fn deregistered_memory_is_not_reached() {
+    let bed = Bed::new();
+    let pair = bed.pair(0, 7);
+    pair.a.write(8, None, &pair.b);
+    bed.nodes[1].deregister(0, pair.b.key).unwrap();
+    assert_eq!(bed.nodes[1].deregister(0, pair.b.key), Err(libc::EINVAL));
+    bed.at(100_000);
+    assert_eq!(pair.poll().0[0].status, status::REMOTE_ACCESS);
+}
+
+#[test]
+fn the_profile_shows_a_machine() {
+    let profile = Profile::load("spark-2cable", 1.0).unwrap();
+    let root = std::env::temp_dir().join(format!("softverbs-sysfs-{}", std::process::id()));
+    profile.write_sysfs(&root).unwrap();
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
+    assert_eq!(read("class/infiniband/roceP2p1s0f1/device/current_link_width"), "4\n");
+    assert_eq!(read("class/net/enP2p1s0f1np1/phys_port_name"), "p1\n");
+    std::fs::remove_dir_all(&root).unwrap();
+}
