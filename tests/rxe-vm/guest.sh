@@ -6,7 +6,7 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=SCRIPTDIR/rails.sh
 source "$here/rails.sh"
-case_limit_s=${BED_CASE_LIMIT_S:-600}
+readonly case_limit_s=600
 passed=0 failed=0
 
 run_case() {

@@ -5,7 +5,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
 rails 4
 export SPARK_TEST_RXE=a0,b0 SPARK_TEST_RAILS="a0,a1,a2,a3;b0,b1,b2,b3"
-ran=0
+ran=0 failed=
 while IFS=$'\t' read -r folder program; do
   echo "== $program"
   log=$BED_LOGS/$(basename "$program").txt
@@ -13,8 +13,10 @@ while IFS=$'\t' read -r folder program; do
   (cd "$folder" && CARGO_MANIFEST_DIR=$folder timeout 600 "$program" --ignored --test-threads 1) >"$log" 2>&1 </dev/null ||
     status=$?
   cat "$log"
-  [[ $status == 0 ]] || fail "$(basename "$program"): $(sed -n 's/^test \(.*\) \.\.\. FAILED.*/\1 failed/p' "$log" | paste -sd' ')"
-  ran=$((ran + $(sed -n 's/^test result: ok\. \([0-9]*\) passed.*/\1/p' "$log" | paste -sd+)))
+  [[ $status == 0 ]] || failed+=" $(basename "$program"): $(sed -n 's/^test \(.*\) \.\.\. FAILED.*/\1/p' "$log" | paste -sd' ')"
+  passed=$(sed -n 's/^test result: [a-zA-Z]*\. \([0-9]*\) passed.*/\1/p' "$log")
+  ran=$((ran + ${passed:-0}))
 done <"$BED_TESTS"
 echo "$ran device tests"
+[[ -z $failed ]] || fail "failed:$failed"
 ((ran > 0)) || fail "no test program has a device test"
