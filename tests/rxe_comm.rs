@@ -130,7 +130,7 @@ fn every_size_arrives_whole_and_is_told() {
         for room in [bytes, bytes + 1000] {
             let (from, to) = (Buffer::new(bytes, round as u64), Buffer::blank(room));
             assert_eq!(transfer(&ends, &from, &to, bytes, room), bytes, "{bytes} bytes into {room}");
-            assert!(to.bytes[..bytes] == from.bytes[..], "{bytes} bytes differ");
+            assert!(to.bytes[..bytes] == from.bytes[..bytes], "{bytes} bytes differ");
             assert!(to.bytes[bytes..].iter().all(|b| *b == 0xee), "bytes beyond {bytes} were touched");
         }
     }
