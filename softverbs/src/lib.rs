@@ -19,6 +19,7 @@
 //! begins when it was posted and its resources are free, and completes when they have carried it. The engine may be late, but
 //! what it is late by is not lost to the rail, so a merged device reaches the sum of its rails even on a busy machine.
 
+pub mod abi;
 pub mod completion_queue;
 pub mod engine;
 pub mod fabric;

@@ -1,0 +1,272 @@
+//! Completion queues and channels.
+
+use super::attributes::MAX_CQE;
+use super::bindings::*;
+use super::guard;
+use super::handles::{self, ChannelHandle, CqHandle, Subject, Users};
+use crate::completion_queue::{Completion, CompletionQueue};
+use crate::fabric::lock;
+use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// `ibv_create_comp_channel`. Its descriptor is readable while a queue on it has an announcement: an epoll of their own ones.
+///
+/// # Safety
+/// `context` is open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+    guard::pointer(|| {
+        // SAFETY: the caller's promise.
+        let handle = unsafe { handles::context(context) }?;
+        // SAFETY: takes no memory.
+        let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        if fd < 0 {
+            return Err(guard::errno());
+        }
+        let c = ibv_comp_channel { context, fd, refcnt: 0 };
+        let hold = handle.users.hold();
+        Ok(handles::give(ChannelHandle { c, queues: Mutex::default(), users: Users::default(), hold }))
+    })
+}
+
+/// `ibv_destroy_comp_channel`: `EBUSY` while queues are on it.
+///
+/// # Safety
+/// `channel` came from [`ibv_create_comp_channel`], and is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+    guard::status(|| {
+        // SAFETY: the caller's promise.
+        let handle = unsafe { handles::channel(channel) }?;
+        handle.users.none_left()?;
+        // SAFETY: the channel's own descriptor; then the channel itself, made by `give`.
+        unsafe {
+            libc::close(handle.c.fd);
+            handles::end::<ChannelHandle, _>(channel);
+        }
+        Ok(())
+    })
+}
+
+/// `ibv_create_cq`.
+///
+/// # Safety
+/// `context` is open, and `channel` is null or alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_create_cq(
+    context: *mut ibv_context,
+    entries: c_int,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    vector: c_int,
+) -> *mut ibv_cq {
+    guard::pointer(|| {
+        // SAFETY: the caller's promise.
+        let handle = unsafe { handles::context(context) }?;
+        if !(1..=MAX_CQE).contains(&entries) || vector != 0 {
+            return Err(libc::EINVAL);
+        }
+        let device = handle.device;
+        let core = CompletionQueue::new(&device.node, device.index, usize::try_from(entries).unwrap_or(1))?;
+        let subject = Subject::new();
+        let mut holds = vec![handle.users.hold()];
+        // The number by which the channel knows the queue; kept where the kernel's handle is.
+        let number = next_number();
+        if !channel.is_null() {
+            // SAFETY: alive, by the caller's promise.
+            let channel = unsafe { handles::channel(channel) }?;
+            watch(channel, &core, number)?;
+            lock(&channel.queues).insert(number, Arc::clone(&subject));
+            holds.push(channel.users.hold());
+        }
+        // SAFETY: integers, pointers and pthread objects, for which zero is a value.
+        let mut c: ibv_cq = unsafe { std::mem::zeroed() };
+        (c.context, c.channel, c.cq_context, c.cqe) = (context, channel, cq_context, entries);
+        c.handle = u32::try_from(number).unwrap_or(0);
+        let object = CqHandle { c, core, subject: Arc::clone(&subject), users: Users::default(), holds };
+        let given: *mut ibv_cq = handles::give(object);
+        subject.address.store(given.expose_provenance(), Ordering::Release);
+        Ok(given)
+    })
+}
+
+/// `ibv_destroy_cq`: `EBUSY` while queue pairs are on it. Waits until the program has acknowledged the events it got.
+///
+/// # Safety
+/// `cq` came from [`ibv_create_cq`], and is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
+    guard::status(|| {
+        // SAFETY: the caller's promise.
+        let handle = unsafe { handles::cq(cq) }?;
+        handle.users.none_left()?;
+        if !handle.c.channel.is_null() {
+            // SAFETY: it is alive, for this queue holds it.
+            let channel = unsafe { handles::channel(handle.c.channel) }?;
+            lock(&channel.queues).remove(&u64::from(handle.c.handle));
+            let none = std::ptr::null_mut();
+            // SAFETY: both descriptors are open.
+            unsafe { libc::epoll_ctl(channel.c.fd, libc::EPOLL_CTL_DEL, handle.core.notify_fd(), none) };
+        }
+        handle.subject.wait_for_acknowledgements();
+        // SAFETY: made by `give`, and nothing stands on it.
+        unsafe { handles::end::<CqHandle, _>(cq) };
+        Ok(())
+    })
+}
+
+/// `ibv_get_cq_event`: waits, unless the channel's descriptor was made non-blocking.
+///
+/// # Safety
+/// `channel` is alive, and both places may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_get_cq_event(
+    channel: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut c_void,
+) -> c_int {
+    guard::zero_or_minus_one(|| {
+        // SAFETY: the caller's promise.
+        let channel = unsafe { handles::channel(channel) }?;
+        let found = loop {
+            let number = announced(channel.c.fd)?;
+            // A queue that is destroyed meanwhile leaves the table under this lock, and then waits for what was counted.
+            let queues = lock(&channel.queues);
+            let Some(subject) = queues.get(&number) else { continue };
+            let address = subject.address.load(Ordering::Acquire);
+            let found: *mut ibv_cq = std::ptr::with_exposed_provenance_mut(address);
+            // SAFETY: null while it is being created, else alive as long as it is in the table.
+            let Ok(handle) = (unsafe { handles::cq(found) }) else { continue };
+            if handle.core.take_notification() {
+                subject.got();
+                break handle;
+            }
+        };
+        // SAFETY: writable, by the caller's promise.
+        unsafe {
+            cq.write((&raw const found.c).cast_mut());
+            cq_context.write(found.c.cq_context);
+        }
+        Ok(())
+    })
+}
+
+/// `ibv_ack_cq_events`.
+///
+/// # Safety
+/// `cq` is alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, events: c_uint) {
+    // SAFETY: the caller's promise.
+    if let Ok(handle) = unsafe { handles::cq(cq) } {
+        handle.subject.acknowledge(u64::from(events));
+    }
+}
+
+/// `ibv_resize_cq`: not here. Queues are as long as they need to be.
+///
+/// # Safety
+/// None.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_resize_cq(_cq: *mut ibv_cq, _entries: c_int) -> c_int {
+    libc::EOPNOTSUPP
+}
+
+/// What `ibv_poll_cq` of `verbs.h` calls: how many completions were taken, or a negative `errno`.
+///
+/// # Safety
+/// `cq` is alive, and there is room for `most` completions.
+pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut ibv_wc) -> c_int {
+    /// As many as are taken from the core at a time.
+    const BATCH: usize = 16;
+    let taken = guard::caught(|| {
+        // SAFETY: the caller's promise.
+        let core = &unsafe { handles::cq(cq) }?.core;
+        let most = usize::try_from(most).map_err(|_| libc::EINVAL)?;
+        let mut batch = [Completion::default(); BATCH];
+        let mut taken = 0;
+        while taken < most {
+            let room = BATCH.min(most - taken);
+            let found = core.poll(&mut batch[..room])?;
+            for (index, completion) in batch[..found].iter().enumerate() {
+                // SAFETY: below `most`, for which the caller promises room.
+                unsafe { into.add(taken + index).write(work_completion(completion)) };
+            }
+            taken += found;
+            if found < room {
+                break;
+            }
+        }
+        Ok(taken)
+    });
+    match taken {
+        Ok(count) => c_int::try_from(count).unwrap_or(c_int::MAX),
+        Err(errno) => -errno,
+    }
+}
+
+/// What `ibv_req_notify_cq` of `verbs.h` calls.
+///
+/// # Safety
+/// `cq` is alive.
+pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    guard::status(|| {
+        // SAFETY: the caller's promise.
+        unsafe { handles::cq(cq) }?.core.arm(solicited_only != 0);
+        Ok(())
+    })
+}
+
+fn work_completion(completion: &Completion) -> ibv_wc {
+    ibv_wc {
+        wr_id: completion.wr_id,
+        status: completion.status,
+        opcode: completion.opcode,
+        vendor_err: completion.vendor_err,
+        byte_len: completion.bytes,
+        __bindgen_anon_1: ibv_wc__bindgen_ty_1 { imm_data: completion.imm },
+        qp_num: completion.qp_num,
+        src_qp: completion.src_qp,
+        wc_flags: completion.flags,
+        pkey_index: 0,
+        slid: 0,
+        sl: 0,
+        dlid_path_bits: 0,
+    }
+}
+
+fn next_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed) & u64::from(u32::MAX)
+}
+
+/// Puts a queue's own descriptor into the channel's epoll. It must not block: two threads may wait on one channel.
+fn watch(channel: &ChannelHandle, core: &CompletionQueue, number: u64) -> Result<(), i32> {
+    let fd = core.notify_fd();
+    let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: number };
+    // SAFETY: both descriptors are open, and the struct lives for the call.
+    let failed = unsafe {
+        let flags = libc::fcntl(fd, libc::F_GETFL);
+        flags < 0
+            || libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) < 0
+            || libc::epoll_ctl(channel.c.fd, libc::EPOLL_CTL_ADD, fd, &raw mut event) < 0
+    };
+    if failed { Err(guard::errno()) } else { Ok(()) }
+}
+
+/// The number of a queue whose descriptor is readable.
+fn announced(epoll: RawFd) -> Result<u64, i32> {
+    let mut event = libc::epoll_event { events: 0, u64: 0 };
+    // SAFETY: the descriptor is open, and there is room for one event.
+    let found = unsafe {
+        let blocks = libc::fcntl(epoll, libc::F_GETFL) & libc::O_NONBLOCK == 0;
+        libc::epoll_wait(epoll, &raw mut event, 1, if blocks { -1 } else { 0 })
+    };
+    match found {
+        0 => Err(libc::EAGAIN),
+        1.. => Ok(event.u64),
+        _ => Err(guard::errno()),
+    }
+}

@@ -1,0 +1,68 @@
+//! What stands around every exported function: no panic crosses into C, and errors come out as each function has them.
+
+use std::ffi::c_int;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// For functions that give 0 or an `errno`.
+pub(super) fn status(body: impl FnOnce() -> Result<(), i32>) -> c_int {
+    match caught(body) {
+        Ok(()) => 0,
+        Err(errno) => errno,
+    }
+}
+
+/// For functions that give 0, or -1 and `errno`.
+pub(super) fn zero_or_minus_one(body: impl FnOnce() -> Result<(), i32>) -> c_int {
+    match caught(body) {
+        Ok(()) => 0,
+        Err(errno) => {
+            set_errno(errno);
+            -1
+        }
+    }
+}
+
+/// For functions that give a pointer, or NULL and `errno`.
+pub(super) fn pointer<T>(body: impl FnOnce() -> Result<*mut T, i32>) -> *mut T {
+    caught(body).unwrap_or_else(|errno| {
+        set_errno(errno);
+        std::ptr::null_mut()
+    })
+}
+
+/// The body's result; a panic is `EIO`. The objects of the C surface hold no state that a panic could leave half-changed:
+/// what they own is behind the core's locks.
+pub(super) fn caught<T>(body: impl FnOnce() -> Result<T, i32>) -> Result<T, i32> {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(libc::EIO))
+}
+
+/// The calling thread's `errno`.
+pub(super) fn errno() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+}
+
+fn set_errno(value: i32) {
+    // SAFETY: the calling thread's own word, which lives as long as the thread.
+    unsafe { *libc::__errno_location() = value };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_of_function_reports_errors_its_own_way() {
+        assert_eq!(status(|| Err(libc::EBUSY)), libc::EBUSY);
+        assert_eq!(status(|| Ok(())), 0);
+        assert_eq!(zero_or_minus_one(|| Err(libc::EAGAIN)), -1);
+        assert_eq!(errno(), libc::EAGAIN);
+        assert!(pointer::<u8>(|| Err(libc::ENOMEM)).is_null());
+        assert_eq!(errno(), libc::ENOMEM);
+    }
+
+    #[test]
+    fn a_panic_ends_at_the_boundary() {
+        assert_eq!(status(|| panic!("on purpose")), libc::EIO);
+        assert!(pointer::<u8>(|| panic!("on purpose")).is_null());
+    }
+}

@@ -1,0 +1,195 @@
+//! The objects behind C's pointers, and every conversion between the two.
+//!
+//! An object begins with the struct that `verbs.h` shows, so a pointer to one is a pointer to the other. Only a context begins
+//! before it: `verbs_context` ends with `ibv_context`.
+
+use super::bindings::*;
+use crate::completion_queue::CompletionQueue;
+use crate::fabric::{Node, lock};
+use crate::queue_pair::QueuePair;
+use std::cell::UnsafeCell;
+use std::collections::HashMap;
+use std::mem::offset_of;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+
+/// A device. It lives as long as the process.
+#[repr(C)]
+pub(super) struct DeviceHandle {
+    pub(super) c: ibv_device,
+    /// Room for what a real `verbs_device` holds behind `ibv_device`: provider libraries look there to see whose a device is.
+    pub(super) provider: [usize; 16],
+    pub(super) node: Arc<Node>,
+    pub(super) index: usize,
+    /// The queue pairs that events can be about.
+    pub(super) qps: Mutex<HashMap<u32, Arc<Subject>>>,
+}
+
+/// An open device.
+#[repr(C)]
+pub(super) struct ContextHandle {
+    pub(super) c: UnsafeCell<verbs_context>,
+    pub(super) device: &'static DeviceHandle,
+    pub(super) users: Users,
+}
+
+/// A protection domain, also one on top of another.
+#[repr(C)]
+pub(super) struct PdHandle {
+    pub(super) c: ibv_pd,
+    pub(super) device: &'static DeviceHandle,
+    pub(super) users: Users,
+    pub(super) holds: Vec<Hold>,
+}
+
+/// A thread domain.
+#[repr(C)]
+pub(super) struct TdHandle {
+    pub(super) c: ibv_td,
+    pub(super) users: Users,
+    pub(super) hold: Hold,
+}
+
+/// A memory region.
+#[repr(C)]
+pub(super) struct MrHandle {
+    pub(super) c: ibv_mr,
+    pub(super) device: &'static DeviceHandle,
+    pub(super) hold: Hold,
+}
+
+/// A completion channel.
+#[repr(C)]
+pub(super) struct ChannelHandle {
+    pub(super) c: ibv_comp_channel,
+    pub(super) queues: Mutex<HashMap<u64, Arc<Subject>>>,
+    pub(super) users: Users,
+    pub(super) hold: Hold,
+}
+
+/// A completion queue.
+#[repr(C)]
+pub(super) struct CqHandle {
+    pub(super) c: ibv_cq,
+    pub(super) core: Arc<CompletionQueue>,
+    pub(super) subject: Arc<Subject>,
+    pub(super) users: Users,
+    pub(super) holds: Vec<Hold>,
+}
+
+/// A queue pair.
+#[repr(C)]
+pub(super) struct QpHandle {
+    pub(super) c: UnsafeCell<ibv_qp>,
+    pub(super) core: Arc<QueuePair>,
+    pub(super) device: &'static DeviceHandle,
+    pub(super) subject: Arc<Subject>,
+    /// What it was created with, and what `ibv_modify_qp` gave since.
+    pub(super) attributes: Mutex<ibv_qp_attr>,
+    pub(super) signal_all: bool,
+    pub(super) holds: Vec<Hold>,
+}
+
+/// Counts the objects that stand on another one: while there are some, it is busy.
+#[derive(Default)]
+pub(super) struct Users(Arc<AtomicUsize>);
+
+impl Users {
+    pub(super) fn hold(&self) -> Hold {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Hold(Arc::clone(&self.0))
+    }
+
+    /// # Errors
+    /// `EBUSY` while something stands on this.
+    pub(super) fn none_left(&self) -> Result<(), i32> {
+        if self.0.load(Ordering::Acquire) == 0 { Ok(()) } else { Err(libc::EBUSY) }
+    }
+}
+
+/// One object's hold on another one.
+pub(super) struct Hold(Arc<AtomicUsize>);
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// What an event is about: the C object's address, and the events that a program got and has not acknowledged. Destroying
+/// the object waits for those.
+pub(super) struct Subject {
+    /// Null until the object has its place.
+    pub(super) address: AtomicUsize,
+    unacknowledged: Mutex<u64>,
+    acknowledged: Condvar,
+}
+
+impl Subject {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self { address: AtomicUsize::new(0), unacknowledged: Mutex::new(0), acknowledged: Condvar::new() })
+    }
+
+    pub(super) fn got(&self) {
+        *lock(&self.unacknowledged) += 1;
+    }
+
+    pub(super) fn acknowledge(&self, events: u64) {
+        let mut count = lock(&self.unacknowledged);
+        *count = count.saturating_sub(events);
+        self.acknowledged.notify_all();
+    }
+
+    pub(super) fn wait_for_acknowledgements(&self) {
+        let mut count = lock(&self.unacknowledged);
+        while *count > 0 {
+            count = self.acknowledged.wait(count).unwrap_or_else(std::sync::PoisonError::into_inner);
+        }
+    }
+}
+
+/// The object behind a pointer, for a call.
+///
+/// # Safety
+/// `pointer` is null, or an `$object` of this library that is not destroyed before the call returns.
+macro_rules! behind {
+    ($name:ident, $c:ty, $object:ty) => {
+        pub(super) unsafe fn $name<'a>(pointer: *mut $c) -> Result<&'a $object, i32> {
+            // SAFETY: the caller's promise; the object begins with the C struct.
+            unsafe { pointer.cast::<$object>().as_ref() }.ok_or(libc::EINVAL)
+        }
+    };
+}
+behind!(device, ibv_device, DeviceHandle);
+behind!(pd, ibv_pd, PdHandle);
+behind!(td, ibv_td, TdHandle);
+behind!(mr, ibv_mr, MrHandle);
+behind!(channel, ibv_comp_channel, ChannelHandle);
+behind!(cq, ibv_cq, CqHandle);
+behind!(qp, ibv_qp, QpHandle);
+
+/// The object behind a context.
+///
+/// # Safety
+/// As of the others above.
+pub(super) unsafe fn context<'a>(pointer: *mut ibv_context) -> Result<&'a ContextHandle, i32> {
+    if pointer.is_null() {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: the caller's promise; the context is the last member of the struct that the object begins with.
+    Ok(unsafe { &*pointer.byte_sub(offset_of!(verbs_context, context)).cast::<ContextHandle>() })
+}
+
+/// Gives an object to C.
+pub(super) fn give<Object, C>(object: Object) -> *mut C {
+    Box::into_raw(Box::new(object)).cast()
+}
+
+/// Takes an object back from C, and ends it.
+///
+/// # Safety
+/// `pointer` came from [`give`] of the same types, and nobody uses it any more.
+pub(super) unsafe fn end<Object, C>(pointer: *mut C) {
+    // SAFETY: the caller's promise.
+    drop(unsafe { Box::from_raw(pointer.cast::<Object>()) });
+}

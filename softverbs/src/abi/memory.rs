@@ -1,0 +1,237 @@
+//! Protection domains, thread domains, and memory regions.
+
+use super::bindings::*;
+use super::guard;
+use super::handles::{self, MrHandle, PdHandle, TdHandle, Users};
+use std::ffi::{c_int, c_uint, c_void};
+
+/// The access that the core enforces; atomics and windows may be granted, but nothing here can use them.
+const GRANTABLE: u32 = IBV_ACCESS_LOCAL_WRITE
+    | IBV_ACCESS_REMOTE_WRITE
+    | IBV_ACCESS_REMOTE_READ
+    | IBV_ACCESS_REMOTE_ATOMIC
+    | IBV_ACCESS_MW_BIND
+    | IBV_ACCESS_HUGETLB;
+
+/// `ibv_alloc_pd`.
+///
+/// # Safety
+/// `context` is open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    guard::pointer(|| {
+        // SAFETY: the caller's promise.
+        let handle = unsafe { handles::context(context) }?;
+        let c = ibv_pd { context, handle: 0 };
+        let holds = vec![handle.users.hold()];
+        Ok(handles::give(PdHandle { c, device: handle.device, users: Users::default(), holds }))
+    })
+}
+
+/// `ibv_dealloc_pd`: `EBUSY` while something is in it.
+///
+/// # Safety
+/// `pd` came from [`ibv_alloc_pd`] or the context's `alloc_parent_domain`, and is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    guard::status(|| {
+        // SAFETY: the caller's promise.
+        unsafe { handles::pd(pd) }?.users.none_left()?;
+        // SAFETY: made by `give`, and nothing stands on it.
+        unsafe { handles::end::<PdHandle, _>(pd) };
+        Ok(())
+    })
+}
+
+/// A thread domain: says that one thread at a time uses what is made in it. It changes nothing here.
+///
+/// # Safety
+/// `context` is open, and `attributes` may be read.
+pub(super) unsafe extern "C" fn alloc_td(context: *mut ibv_context, attributes: *mut ibv_td_init_attr) -> *mut ibv_td {
+    guard::pointer(|| {
+        // SAFETY: the caller's promise.
+        let (handle, attributes) = unsafe { (handles::context(context)?, attributes.as_ref()) };
+        if attributes.ok_or(libc::EINVAL)?.comp_mask != 0 {
+            return Err(libc::EOPNOTSUPP);
+        }
+        Ok(handles::give(TdHandle { c: ibv_td { context }, users: Users::default(), hold: handle.users.hold() }))
+    })
+}
+
+/// # Safety
+/// `td` came from [`alloc_td`], and is not used any more.
+pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
+    guard::status(|| {
+        // SAFETY: the caller's promise.
+        unsafe { handles::td(td) }?.users.none_left()?;
+        // SAFETY: made by `give`, and nothing stands on it.
+        unsafe { handles::end::<TdHandle, _>(td) };
+        Ok(())
+    })
+}
+
+/// A protection domain on top of another one. The program's own allocator is not used: there is nothing to allocate with it.
+///
+/// # Safety
+/// `context` is open, and the domains in `attributes` are alive.
+pub(super) unsafe extern "C" fn alloc_parent_domain(
+    context: *mut ibv_context,
+    attributes: *mut ibv_parent_domain_init_attr,
+) -> *mut ibv_pd {
+    guard::pointer(|| {
+        // SAFETY: the caller's promise.
+        let (handle, attributes) = unsafe { (handles::context(context)?, attributes.as_ref()) };
+        let attributes = attributes.ok_or(libc::EINVAL)?;
+        // SAFETY: the caller's promise.
+        let mut holds = vec![handle.users.hold(), unsafe { handles::pd(attributes.pd) }?.users.hold()];
+        if !attributes.td.is_null() {
+            // SAFETY: the caller's promise.
+            holds.push(unsafe { handles::td(attributes.td) }?.users.hold());
+        }
+        let c = ibv_pd { context, handle: 0 };
+        Ok(handles::give(PdHandle { c, device: handle.device, users: Users::default(), holds }))
+    })
+}
+
+/// `ibv_reg_mr`.
+///
+/// # Safety
+/// `pd` is alive; the memory stays mapped until [`ibv_dereg_mr`], and may be used by peers as `access` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr {
+    // SAFETY: the caller's promise.
+    unsafe { ibv_reg_mr_iova2(pd, addr, length, addr as u64, access as c_uint) }
+}
+
+/// `ibv_reg_mr_iova`.
+///
+/// # Safety
+/// As of [`ibv_reg_mr`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_reg_mr_iova(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: the caller's promise.
+    unsafe { ibv_reg_mr_iova2(pd, addr, length, iova, access as c_uint) }
+}
+
+/// `ibv_reg_mr_iova2`: the access flags of the optional range (relaxed ordering) are taken and ignored.
+///
+/// # Safety
+/// As of [`ibv_reg_mr`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_reg_mr_iova2(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_uint,
+) -> *mut ibv_mr {
+    guard::pointer(|| {
+        // SAFETY: the caller's promise.
+        let handle = unsafe { handles::pd(pd) }?;
+        let access = access & !ACCESS_OPTIONAL_RANGE;
+        if access & !GRANTABLE != 0 || iova != addr as u64 {
+            return Err(libc::EOPNOTSUPP);
+        }
+        let remote_change = access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC) != 0;
+        if length == 0 || (remote_change && access & IBV_ACCESS_LOCAL_WRITE == 0) {
+            return Err(libc::EINVAL);
+        }
+        let device = handle.device;
+        // SAFETY: the caller's promise about the memory.
+        let key = unsafe { device.node.register(device.index, addr as usize, length, access) }?;
+        let c = ibv_mr { context: handle.c.context, pd, addr, length, handle: key, lkey: key, rkey: key };
+        Ok(handles::give(MrHandle { c, device, hold: handle.users.hold() }))
+    })
+}
+
+/// `ibv_reg_dmabuf_mr`: not here.
+///
+/// # Safety
+/// None.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
+    _pd: *mut ibv_pd,
+    _offset: u64,
+    _length: usize,
+    _iova: u64,
+    _descriptor: c_int,
+    _access: c_int,
+) -> *mut ibv_mr {
+    guard::pointer(|| Err(libc::EOPNOTSUPP))
+}
+
+/// `ibv_rereg_mr`: not here; the region stays as it was.
+///
+/// # Safety
+/// None.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_rereg_mr(
+    _mr: *mut ibv_mr,
+    _flags: c_int,
+    _pd: *mut ibv_pd,
+    _addr: *mut c_void,
+    _length: usize,
+    _access: c_int,
+) -> c_int {
+    const OLD_REGION_IS_VALID: c_int = -1;
+    guard::zero_or_minus_one(|| Err(libc::EOPNOTSUPP)).min(OLD_REGION_IS_VALID)
+}
+
+/// `ibv_dereg_mr`. When this returns, no peer writes there any more.
+///
+/// # Safety
+/// `mr` came from a registration, and is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
+    guard::status(|| {
+        // SAFETY: the caller's promise.
+        let handle = unsafe { handles::mr(mr) }?;
+        handle.device.node.deregister(handle.device.index, handle.c.lkey)?;
+        // SAFETY: made by `give`, and nothing stands on it.
+        unsafe { handles::end::<MrHandle, _>(mr) };
+        Ok(())
+    })
+}
+
+/// `ibv_fork_init`: nothing to do. Bytes move by address of a process, so a parent's pages that a fork made shared are the
+/// parent's still.
+///
+/// # Safety
+/// None.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_fork_init() -> c_int {
+    0
+}
+
+/// `ibv_is_fork_initialized`.
+///
+/// # Safety
+/// None.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_is_fork_initialized() -> ibv_fork_status {
+    IBV_FORK_UNNEEDED
+}
+
+/// `ibv_dontfork_range`: nothing to do.
+///
+/// # Safety
+/// None.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_dontfork_range(_base: *mut c_void, _bytes: usize) -> c_int {
+    0
+}
+
+/// `ibv_dofork_range`: nothing to do.
+///
+/// # Safety
+/// None.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_dofork_range(_base: *mut c_void, _bytes: usize) -> c_int {
+    0
+}

@@ -1,0 +1,123 @@
+//! The data path: what `ibv_post_send` and `ibv_post_recv` of `verbs.h` call.
+
+use super::bindings::*;
+use super::guard;
+use super::handles;
+use crate::os::shm::MAX_SGES;
+use crate::queue_pair::{Operation, QueuePair, SendRequest, Sge};
+use std::ffi::c_int;
+use std::sync::Arc;
+
+/// Posts a chain of sends. At the first that fails, says which it is and why (an `errno`); those before it are posted.
+///
+/// # Safety
+/// `qp` is alive, the chain and its lists may be read, and the memory that they name stays registered until completion (or
+/// for an inline one, may be read now).
+pub(super) unsafe extern "C" fn post_send(
+    qp: *mut ibv_qp,
+    first: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    let mut at = first;
+    let posted = guard::caught(|| {
+        // SAFETY: the caller's promise.
+        let core = &unsafe { handles::qp(qp) }?.core;
+        // SAFETY: null at the chain's end, else readable, by the caller's promise.
+        while let Some(request) = unsafe { at.as_ref() } {
+            // SAFETY: the caller's promise.
+            unsafe { post_one_send(core, request) }?;
+            at = request.next;
+        }
+        Ok(())
+    });
+    // SAFETY: null or writable, by the caller's promise.
+    unsafe { outcome(posted, at, bad) }
+}
+
+/// Posts a chain of receives; errors as of [`post_send`].
+///
+/// # Safety
+/// `qp` is alive, the chain and its lists may be read, and the memory that they name stays registered until completion.
+pub(super) unsafe extern "C" fn post_recv(
+    qp: *mut ibv_qp,
+    first: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    let mut at = first;
+    let posted = guard::caught(|| {
+        // SAFETY: the caller's promise.
+        let core = &unsafe { handles::qp(qp) }?.core;
+        // SAFETY: null at the chain's end, else readable, by the caller's promise.
+        while let Some(request) = unsafe { at.as_ref() } {
+            // SAFETY: the caller's promise.
+            let (sges, count) = unsafe { gathered(request.sg_list, request.num_sge) }?;
+            core.post_receive(request.wr_id, &sges[..count])?;
+            at = request.next;
+        }
+        Ok(())
+    });
+    // SAFETY: null or writable, by the caller's promise.
+    unsafe { outcome(posted, at, bad) }
+}
+
+/// # Safety
+/// As of [`post_send`].
+unsafe fn post_one_send(core: &Arc<QueuePair>, request: &ibv_send_wr) -> Result<(), i32> {
+    let (operation, with_imm) = match request.opcode {
+        IBV_WR_RDMA_WRITE => (Operation::Write, false),
+        IBV_WR_RDMA_WRITE_WITH_IMM => (Operation::Write, true),
+        IBV_WR_SEND => (Operation::Send, false),
+        IBV_WR_SEND_WITH_IMM => (Operation::Send, true),
+        IBV_WR_RDMA_READ => (Operation::Read, false),
+        _ => return Err(libc::EOPNOTSUPP),
+    };
+    // SAFETY: the caller's promise.
+    let (sges, count) = unsafe { gathered(request.sg_list, request.num_sge) }?;
+    // SAFETY: every member of these unions is made of integers.
+    let (imm, remote) = unsafe { (request.__bindgen_anon_1.imm_data, request.wr.rdma) };
+    let has = |flag: u32| request.send_flags & flag != 0;
+    let request = SendRequest {
+        wr_id: request.wr_id,
+        operation,
+        signaled: has(IBV_SEND_SIGNALED),
+        inline: has(IBV_SEND_INLINE),
+        solicited: has(IBV_SEND_SOLICITED),
+        imm: with_imm.then_some(imm),
+        sges: &sges[..count],
+        remote_addr: remote.remote_addr,
+        rkey: remote.rkey,
+    };
+    // SAFETY: what is sent inline may be read, by the caller's promise.
+    unsafe { core.post_send(&request) }
+}
+
+/// A scatter/gather list, as the core has it.
+///
+/// # Safety
+/// `list` has `count` entries that may be read.
+unsafe fn gathered(list: *mut ibv_sge, count: c_int) -> Result<([Sge; MAX_SGES], usize), i32> {
+    let count = usize::try_from(count).map_err(|_| libc::EINVAL)?;
+    if count > MAX_SGES || (count > 0 && list.is_null()) {
+        return Err(libc::EINVAL);
+    }
+    let sges = std::array::from_fn(|index| {
+        if index >= count {
+            return Sge { addr: 0, bytes: 0, lkey: 0 };
+        }
+        // SAFETY: below `count`.
+        let sge = unsafe { &*list.add(index) };
+        Sge { addr: sge.addr, bytes: sge.length, lkey: sge.lkey }
+    });
+    Ok((sges, count))
+}
+
+/// # Safety
+/// `bad` is null or may be written.
+unsafe fn outcome<Request>(posted: Result<(), i32>, at: *mut Request, bad: *mut *mut Request) -> c_int {
+    let Err(errno) = posted else { return 0 };
+    // SAFETY: the caller's promise.
+    if let Some(bad) = unsafe { bad.as_mut() } {
+        *bad = at;
+    }
+    errno
+}
