@@ -5,6 +5,8 @@
 
 #![allow(unsafe_code)]
 
+mod common;
+
 use nccl_net_spark::comm::{Host, ListenComm, RecvComm, RecvPart, Registration, SendComm, connect, listen};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::plugin::bring_up;
@@ -19,6 +21,7 @@ fn host(side: usize, settings: &[(&str, &str)]) -> Arc<Host> {
     let rails = std::env::var("SPARK_TEST_RAILS").expect("SPARK_TEST_RAILS=\"a0,a1;b0,b1\" names both ends' devices");
     let hca = rails.split(';').nth(side).expect("two ends").to_owned();
     let mut variables = vec![("NCCL_IB_HCA".to_owned(), hca), ("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned())];
+    variables.extend(common::verbs_library_settings());
     for (name, value) in settings {
         variables.retain(|(known, _)| known != name);
         variables.push(((*name).to_owned(), (*value).to_owned()));

@@ -7,6 +7,8 @@
 
 #![allow(unsafe_code)]
 
+mod common;
+
 use nccl_net_spark::comm::{RecvPart, connect, listen};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::plugin::bring_up;
@@ -48,7 +50,8 @@ fn no_allocation_and_no_system_call_once_connected() {
     let (a, b) = rails.split_once(';').expect("two ends");
     let host = |hca: &str| {
         let settings = [("NCCL_IB_HCA", hca), ("NCCL_SOCKET_IFNAME", "lo")];
-        let settings: Vec<_> = settings.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
+        let mut settings: Vec<_> = settings.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
+        settings.extend(common::verbs_library_settings());
         bring_up(Config::from_variables(&settings).unwrap()).unwrap().0
     };
     let (a, b) = (host(a), host(b));

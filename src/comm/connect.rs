@@ -35,9 +35,19 @@ struct Connected {
     peer: String,
     chunk_bytes: u32,
     ring: Arc<Region>,
-    /// One for each pair of the offer; `Err` says why this side cannot use it.
-    pairs: Vec<(usize, String, std::result::Result<(Lane, Mr), String>)>,
+    /// One for each pair of the offer.
+    pairs: Vec<OfferedPair>,
     left_out: Vec<(usize, String)>,
+}
+
+/// A pair of the offer, on this side.
+struct OfferedPair {
+    /// This host's rail.
+    index: usize,
+    /// The peer's rail, for messages.
+    acceptor: String,
+    /// The connected lane with its key of the ring, or why this side cannot use it.
+    made: std::result::Result<(Lane, Mr), String>,
 }
 
 /// Goes on with the connection that `handle` asks for; `None` while it is not there. NCCL calls it again with the same
@@ -65,7 +75,7 @@ pub fn connect(
         return Err(Error::Remote("this connection was given up before: it had failed, or taken too long".to_owned()));
     };
     match connecting.step(host)? {
-        Step::Done(comm) => Ok(Some(comm)),
+        Step::Done(comm) => Ok(Some(*comm)),
         Step::Waiting(connecting) => {
             host.keep_connecting(ticket, connecting);
             Ok(None)
@@ -74,7 +84,7 @@ pub fn connect(
 }
 
 enum Step {
-    Done(SendComm),
+    Done(Box<SendComm>),
     Waiting(Connecting),
 }
 
@@ -116,7 +126,9 @@ impl Connecting {
                     }
                 },
                 Stage::AwaitingGo(connected) => match receive(&mut self.channel)? {
-                    Some(Message::Go(go)) => return connected.finish(host, self.channel, &go).map(Step::Done),
+                    Some(Message::Go(go)) => {
+                        return connected.finish(host, self.channel, &go).map(|comm| Step::Done(Box::new(comm)));
+                    }
                     Some(other) => return Err(out_of_turn(&self.channel, &other)),
                     None => {
                         self.stage = Stage::AwaitingGo(connected);
@@ -183,18 +195,18 @@ impl Connected {
             };
             warn_of_mtu(rail.name(), look.port.active_mtu_bytes, pair, &offer.name);
             let made = connect_lane(host, rail, pair, &route, &ring).map_err(|error| error.to_string());
-            pairs.push((rail.index, pair.acceptor_name.clone(), made));
+            pairs.push(OfferedPair { index: rail.index, acceptor: pair.acceptor_name.clone(), made });
         }
         let chunk_bytes = offer.chunk_bytes.min(rails.chunk_bytes());
         Ok(Self { peer: offer.name, chunk_bytes, ring, pairs, left_out: handshake::unpaired(rails, &paired) })
     }
 
     fn answer(&self) -> Ready {
-        let answer = |made: &std::result::Result<(Lane, Mr), String>| match made {
+        let answer = |pair: &OfferedPair| match &pair.made {
             Ok((lane, ring_key)) => PairReady::Connected { ring_rkey: ring_key.rkey(), qps: lane.ends() },
             Err(why) => PairReady::Failed(why.clone()),
         };
-        Ready { ring_addr: self.ring.addr(), pairs: self.pairs.iter().map(|(_, _, made)| answer(made)).collect() }
+        Ready { ring_addr: self.ring.addr(), pairs: self.pairs.iter().map(answer).collect() }
     }
 
     fn finish(self, host: &Arc<Host>, channel: Channel, go: &Go) -> Result<SendComm> {
@@ -207,7 +219,7 @@ impl Connected {
             )));
         }
         let (mut lanes, mut keys, mut live, mut left_out) = (Vec::new(), Vec::new(), Vec::new(), self.left_out);
-        for ((index, acceptor, made), why) in self.pairs.into_iter().zip(&go.left_out) {
+        for (OfferedPair { index, acceptor, made }, why) in self.pairs.into_iter().zip(&go.left_out) {
             match (made, why.is_empty()) {
                 (Ok((lane, key)), true) => {
                     live.push((index, format!("{} to {acceptor}", lane.rail.name())));

@@ -125,10 +125,10 @@ impl ListenComm {
             match accepting.step(&self.host)? {
                 Step::Done(comm) => {
                     door.waiting_since = None;
-                    return Ok(Some(comm));
+                    return Ok(Some(*comm));
                 }
                 Step::Waiting(accepting) => {
-                    door.invited.push(accepting);
+                    door.invited.push(*accepting);
                     let last = door.invited.len() - 1;
                     door.invited.swap(index, last);
                     index += 1;
@@ -199,8 +199,8 @@ impl ListenComm {
 }
 
 enum Step {
-    Done(RecvComm),
-    Waiting(Accepting),
+    Done(Box<RecvComm>),
+    Waiting(Box<Accepting>),
 }
 
 impl Accepting {
@@ -231,7 +231,7 @@ impl Accepting {
                 None => {
                     in_time(host, self.started, &format!("{} to connect its queue pairs", self.peer))?;
                     self.stage = Stage::AwaitingReady(offered);
-                    return Ok(Step::Waiting(self));
+                    return Ok(Step::Waiting(Box::new(self)));
                 }
             }
         }
@@ -239,10 +239,10 @@ impl Accepting {
             return Err(Error::Internal("a handshake in no stage".to_owned()));
         };
         if probing.look() {
-            return probing.finish(host, self.channel, self.peer).map(Step::Done);
+            return probing.finish(host, self.channel, self.peer).map(|comm| Step::Done(Box::new(comm)));
         }
         self.stage = Stage::Probing(probing);
-        Ok(Step::Waiting(self))
+        Ok(Step::Waiting(Box::new(self)))
     }
 }
 

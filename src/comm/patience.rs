@@ -26,7 +26,7 @@ impl Patience {
     #[inline]
     pub fn idle(&mut self) -> Option<Duration> {
         self.looks = self.looks.wrapping_add(1);
-        if self.looks % LOOKS == 0 { Some(self.elapsed()) } else { None }
+        if self.looks.is_multiple_of(LOOKS) { Some(self.elapsed()) } else { None }
     }
 
     /// For how long nothing has moved, counted from the first time this is asked.

@@ -29,6 +29,7 @@ struct Group {
 }
 
 #[derive(Debug, Clone, Copy)]
+#[expect(clippy::large_enum_variant, reason = "the data path does not allocate")]
 enum Request {
     Free,
     Running(Running),

@@ -59,3 +59,10 @@ pub fn drive_program() -> PathBuf {
 fn modified(path: &Path) -> std::time::SystemTime {
     path.metadata().and_then(|data| data.modified()).unwrap_or(std::time::UNIX_EPOCH)
 }
+
+/// The settings of this process's environment that say which verbs library to use: a test gives its hosts settings of
+/// its own, and runs on the kernel's stack or on the software fabric as it is told from outside.
+pub fn verbs_library_settings() -> Vec<(String, String)> {
+    let names = ["NCCL_IBVERBS_LIB", "NCCL_SPARK_SYSFS"];
+    names.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?))).collect()
+}
