@@ -10,6 +10,10 @@ use std::time::Duration;
 
 /// How long after its last poll a process still counts as polling, so that it need not be woken.
 const POLLING_NS: u64 = 100_000;
+/// How long after its last poll a process is expected to poll again.
+const RECENTLY_NS: u64 = 2_000_000;
+/// How long an engine sleeps at most while its process polls.
+const SHORT_NAP: Duration = Duration::from_micros(50);
 /// How long an engine sleeps at most while queue pairs are there: what it could have missed waits no longer.
 const NAP: Duration = Duration::from_millis(1);
 /// How long an engine sleeps at most while there are none.
@@ -124,7 +128,7 @@ pub fn start(node: &Arc<Node>) {
 }
 
 fn run(node: &Weak<Node>, index: usize) {
-    block_signals();
+    crate::os::process::block_signals();
     while let Some(node) = node.upgrade() {
         let now = node.memory.now_ns();
         let mut soonest: Option<u64> = None;
@@ -145,24 +149,26 @@ fn run(node: &Weak<Node>, index: usize) {
 fn rest(node: &Node, index: usize, soonest: Option<u64>) {
     let now = node.memory.now_ns();
     let ahead = soonest.map(|due| due.saturating_sub(now));
-    if ahead.is_some_and(|ns| ns <= SPIN_NS) {
+    let process = node.process();
+    let polls = now.saturating_sub(process.polled_ns.load(Ordering::Relaxed)) < RECENTLY_NS;
+    if ahead.is_some_and(|ns| ns <= SPIN_NS) || (polls && node.has_processors_to_spare()) {
         std::thread::yield_now();
         return;
     }
-    let process = node.process();
     process.sleeping.store(1, Ordering::SeqCst);
-    let mine = (index..node.devices().len()).step_by(node.threads());
-    if mine.into_iter().any(|device| process.rung[device].load(Ordering::SeqCst) != 0) {
+    let mut mine = (index..node.devices().len()).step_by(node.threads());
+    if mine.any(|device| process.rung[device].load(Ordering::SeqCst) != 0) {
         process.sleeping.store(0, Ordering::SeqCst);
         return;
     }
-    let longest = if node.has_qps() { NAP } else { REST };
+    let longest = match (polls, node.has_qps()) {
+        // Peers do not wake a process that polls; should it stop just now, nothing waits long.
+        (true, _) => SHORT_NAP,
+        (false, true) => NAP,
+        (false, false) => REST,
+    };
     sleep_while(&process.sleeping, 1, ahead.map_or(longest, |ns| longest.min(Duration::from_nanos(ns))));
     process.sleeping.store(0, Ordering::SeqCst);
-}
-
-fn block_signals() {
-    crate::os::process::block_signals();
 }
 
 /// Registered memory, by key.

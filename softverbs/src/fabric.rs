@@ -34,6 +34,7 @@ pub struct Node {
     pub regions: crate::engine::Regions,
     adversary: Option<u64>,
     threads: usize,
+    spare: bool,
     running: AtomicBool,
 }
 
@@ -240,14 +241,15 @@ impl Node {
             let devices: Vec<Device> =
                 (0..profile.rails.len()).map(|index| Device::new(&profile, index, node)).collect();
             let events = devices.iter().map(|_| Events::new()).collect::<Result<_, i32>>();
-            let quarter = std::thread::available_parallelism().map_or(1, |n| n.get() / 4);
+            let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
             Ok(Arc::new(Node {
                 memory,
                 place,
                 node,
                 engines: devices.iter().map(|_| Mutex::default()).collect(),
                 events: events.map_err(|e| format!("no event descriptor: {}", std::io::Error::from_raw_os_error(e)))?,
-                threads: settings.threads.unwrap_or(quarter).clamp(1, devices.len()),
+                threads: settings.threads.unwrap_or(processors / 4).clamp(1, devices.len()),
+                spare: processors >= 8,
                 devices,
                 qps: Mutex::default(),
                 regions: Default::default(),
@@ -348,6 +350,11 @@ impl Node {
     /// How many engine threads there shall be.
     pub fn threads(&self) -> usize {
         self.threads
+    }
+
+    /// Whether engines may stay awake while the process works.
+    pub fn has_processors_to_spare(&self) -> bool {
+        self.spare
     }
 
     /// The engine of a device.
