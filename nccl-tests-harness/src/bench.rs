@@ -2,9 +2,15 @@
 
 use crate::collective::Collective;
 use crate::control::{FromRank, Measurement, Network, Setup, ToRank};
+use crate::fabric::{self, Fabric, Kind, Wish};
 use crate::job::{Job, RankEnv};
+use crate::launch::World;
+use crate::rendezvous::Meeting;
+use crate::report::{self, Report, Target};
+use crate::seats;
 use crate::sizes::{self, Step};
-use crate::table::{Row, Table};
+use crate::table::{self, Row, Table};
+use crate::watch::Watch;
 use anyhow::Result;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -37,15 +43,74 @@ pub struct Plan {
     pub timeout: Duration,
     /// Environment of single ranks.
     pub rank_env: Vec<RankEnv>,
+    /// What the messages travel over.
+    pub fabric: Wish,
+    /// The verbs library that the user's environment names.
+    pub verbs_library: Option<String>,
+    /// Where the run is told as JSON.
+    pub json: Option<Target>,
+    /// The launcher that started this process as one of the ranks, and where those meet.
+    pub launched: Option<(World, Meeting)>,
 }
 
-/// Runs it with ranks of `program`, the table on `out`. True when all data was right.
+/// Runs it with ranks of `program`, the table on standard output, or on standard error where the JSON goes to standard
+/// output. True when all data was right. A process that a launcher meant to be another rank than 0 becomes that.
 ///
 /// # Errors
-/// When a rank fails or hangs, or `out` cannot be written.
-pub fn run(plan: &Plan, program: &Path, mut out: impl Write) -> Result<bool> {
-    introduce(plan, &mut out)?;
-    let mut job = Job::start(program, plan.ranks, &plan.rank_env, plan.timeout)?;
+/// When a rank fails or hangs, or the output cannot be written.
+pub fn run(plan: &Plan, program: &Path) -> Result<bool> {
+    if let Some((world, meeting)) = plan.launched.as_ref().filter(|(world, _)| world.rank > 0) {
+        return seats::become_rank(world, meeting, &plan.plugin, &plan.rank_env, program).map(|()| true);
+    }
+    let json = plan.json.as_ref().map(report::open).transpose()?;
+    let mut report = blank(plan);
+    let out: Box<dyn Write> = match plan.json {
+        Some(Target::Output) => Box::new(std::io::stderr()),
+        _ => Box::new(std::io::stdout()),
+    };
+    let outcome = lead(plan, program, out, &mut report);
+    match &outcome {
+        Ok(right) => report.ok = *right,
+        Err(error) => report.error = Some(format!("{error:#}")),
+    }
+    if let Some(json) = json {
+        report::write(&report, json)?;
+    }
+    outcome
+}
+
+fn lead(plan: &Plan, program: &Path, mut out: impl Write, report: &mut Report) -> Result<bool> {
+    let fabric = fabric::set_up(&plan.fabric, plan.ranks, plan.verbs_library.as_deref())?;
+    report.fabric = if fabric.kind == Kind::Soft { "soft" } else { "verbs" };
+    report.fabric_text.clone_from(&fabric.about);
+    introduce(plan, &fabric, &mut out)?;
+    let seats = match &plan.launched {
+        Some((_, meeting)) => seats::with_guests(meeting.clone(), &fabric, &plan.rank_env)?,
+        None => seats::all_here(plan.ranks, &fabric, &plan.rank_env),
+    };
+    let sizes = || sizes::sweep(plan.min_bytes, plan.max_bytes, plan.step);
+    let watch = Watch::start(|| sizes().count() as u64);
+    let mut job = Job::start(program, seats, plan.timeout, watch.clone())?;
+    let outcome = connect(plan, &mut job, report).and_then(|()| {
+        watch.aside(|| list_ranks(&job, report, &mut out))?;
+        let mut table = Table::start(out, plan.collective)?;
+        for size_bytes in sizes() {
+            measure(plan, size_bytes, &mut job, &mut table, report, &watch)?;
+        }
+        Ok(table)
+    });
+    watch.end();
+    let mut table = outcome?;
+    job.finish()?;
+    let right = table.finish()?;
+    for line in describe(&report.networks, &report.connections) {
+        table.remark(&line)?;
+    }
+    Ok(right)
+}
+
+/// Starts the plugin in all ranks, and connects them.
+fn connect(plan: &Plan, job: &mut Job, report: &mut Report) -> Result<()> {
     let listening = job.ask(
         |rank| ToRank::Setup(setup(plan, rank)),
         |message| match message {
@@ -54,41 +119,69 @@ pub fn run(plan: &Plan, program: &Path, mut out: impl Write) -> Result<bool> {
         },
     )?;
     let (networks, handles): (Vec<Network>, Vec<Vec<Vec<u8>>>) = listening.into_iter().unzip();
-    for (rank, (pid, network)) in job.pids().zip(&networks).enumerate() {
-        writeln!(out, "#  Rank {rank:>2} Pid {pid:>6} network {} device {}", network.name, network.device)?;
-    }
-    let connections = job.ask(
+    report.networks = networks;
+    report.connections = job.ask(
         |rank| ToRank::Connect { handles: handles_for(plan, rank, &handles) },
         |message| match message {
             FromRank::Connected { lines } => Some(lines),
             _ => None,
         },
     )?;
+    Ok(())
+}
 
-    let mut table = Table::start(out, plan.collective)?;
-    for size_bytes in sizes::sweep(plan.min_bytes, plan.max_bytes, plan.step) {
-        let count = plan.collective.count(size_bytes, plan.ranks);
-        job.ask(|_| ToRank::Prepare { count }, |message| matches!(message, FromRank::Ready).then_some(()))?;
-        let measured = job.ask(
-            |_| ToRank::Go,
-            |message| match message {
-                FromRank::Measured(measurement) => Some(measurement),
-                _ => None,
-            },
-        )?;
-        table.row(&row(plan, count, &measured))?;
-        for (rank, wrong) in
-            measured.iter().enumerate().filter_map(|(rank, one)| Some((rank, one.first_wrong.as_ref()?)))
-        {
-            table.remark(&format!("rank {rank}: {wrong}"))?;
-        }
+fn list_ranks(job: &Job, report: &Report, out: &mut impl Write) -> Result<()> {
+    for (rank, (who, network)) in job.whereabouts().zip(&report.networks).enumerate() {
+        writeln!(out, "#  Rank {rank:>2} {who} network {} device {}", network.name, network.device)?;
     }
-    job.finish()?;
-    let right = table.finish()?;
-    for line in describe(&networks, &connections) {
-        table.remark(&line)?;
+    Ok(())
+}
+
+/// One size: a row of the table.
+fn measure(
+    plan: &Plan,
+    size_bytes: usize,
+    job: &mut Job,
+    table: &mut Table<impl Write>,
+    report: &mut Report,
+    watch: &Watch,
+) -> Result<()> {
+    let count = plan.collective.count(size_bytes, plan.ranks);
+    job.ask(|_| ToRank::Prepare { count }, |message| matches!(message, FromRank::Ready).then_some(()))?;
+    let measured = job.ask(
+        |_| ToRank::Go,
+        |message| match message {
+            FromRank::Measured(measurement) => Some(measurement),
+            _ => None,
+        },
+    )?;
+    let row = row(plan, count, &measured);
+    let wrong = measured.iter().enumerate().filter_map(|(rank, one)| Some((rank, one.first_wrong.as_ref()?)));
+    let wrong: Vec<String> = wrong.map(|(rank, wrong)| format!("rank {rank}: {wrong}")).collect();
+    watch.step();
+    watch.aside(|| {
+        table.row(&row)?;
+        wrong.iter().try_for_each(|line| table.remark(line))
+    })?;
+    report.add(&row, wrong);
+    Ok(())
+}
+
+fn blank(plan: &Plan) -> Report {
+    Report {
+        version: env!("CARGO_PKG_VERSION"),
+        collective: plan.collective.name(),
+        ranks: plan.ranks,
+        channels: plan.channels,
+        element: table::ELEMENT,
+        operation: plan.collective.operation(),
+        root: plan.collective.root(),
+        in_place: plan.collective.in_place(),
+        warmup_iters: plan.warmup_iters,
+        iters: plan.iters,
+        check_iters: plan.check_iters,
+        ..Report::default()
     }
-    Ok(right)
 }
 
 /// Link by link those of the ranks that the links go to; none where a rank has too few, which it hears then.
@@ -97,7 +190,7 @@ fn handles_for(plan: &Plan, rank: usize, handles: &[Vec<Vec<u8>>]) -> Vec<Vec<u8
     links.iter().enumerate().filter_map(|(index, link)| handles[link.to].get(index).cloned()).collect()
 }
 
-fn introduce(plan: &Plan, out: &mut impl Write) -> Result<()> {
+fn introduce(plan: &Plan, fabric: &Fabric, out: &mut impl Write) -> Result<()> {
     let Plan { collective, ranks, channels, min_bytes, max_bytes, warmup_iters, iters, check_iters, .. } = plan;
     let (step, unit) = match plan.step {
         Step::Factor(factor) => (factor, "factor"),
@@ -109,8 +202,14 @@ fn introduce(plan: &Plan, out: &mut impl Write) -> Result<()> {
         "# nRanks {ranks} nChannels {channels} minBytes {min_bytes} maxBytes {max_bytes} step: {step}({unit}) \
          warmup iters: {warmup_iters} iters: {iters} validation: {check_iters}"
     )?;
+    writeln!(out, "# fabric: {}", fabric.about)?;
     writeln!(out, "#")?;
-    writeln!(out, "# Using ranks")?;
+    match &plan.launched {
+        Some((World { launcher, .. }, Meeting { host, port, .. })) => {
+            writeln!(out, "# Using ranks that {launcher} started, which meet at {host}:{port}")?;
+        }
+        None => writeln!(out, "# Using ranks on this machine")?,
+    }
     Ok(out.flush()?)
 }
 
@@ -183,6 +282,17 @@ mod tests {
             check_iters: 1,
             timeout: Duration::from_secs(1),
             rank_env: Vec::new(),
+            fabric: Wish {
+                kind: None,
+                profile: String::new(),
+                scale: 1.0,
+                slow_rails: Vec::new(),
+                library: PathBuf::new(),
+                name: None,
+            },
+            verbs_library: None,
+            json: None,
+            launched: None,
         }
     }
 

@@ -2,10 +2,15 @@
 
 use crate::bench::Plan;
 use crate::collective::Collective;
+use crate::fabric::{self, Kind, Order, Wish};
 use crate::job::RankEnv;
+use crate::launch::World;
+use crate::report::Target;
+use crate::seats;
 use crate::sizes::{self, Step};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -51,6 +56,8 @@ pub enum Command {
     /// The size is what each rank sends. busbw = algbw.
     #[command(name = "sendrecv")]
     SendRecv(Run),
+    /// Tells a rail of the software fabric what to do while a job runs over it.
+    Fabric(Control),
     /// Shows this machine's RoCE ports: which become rails, which do not, and why.
     Rails,
     /// Shows every setting of the plugin: name, default, meaning.
@@ -76,9 +83,10 @@ pub enum Command {
 /// Options of a run; names and meanings are those of nccl-tests where it has them.
 #[derive(Debug, Args)]
 pub struct Run {
-    /// How many ranks, each a process on this host.
-    #[arg(short, long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=256))]
-    ranks: u16,
+    /// Starts so many ranks, each a process on this machine [default: 2, unless mpirun, srun or torchrun started this
+    /// process as a rank].
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(2..=256))]
+    ranks: Option<u16>,
     /// Connections from each rank to each one that it sends to; a message of less than 64 KiB uses one.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     channels: u16,
@@ -113,6 +121,77 @@ pub struct Run {
     /// Environment of one rank's process; may be given more than once.
     #[arg(long, value_name = "RANK:NAME=VALUE", value_parser = parse_rank_env)]
     rank_env: Vec<RankEnv>,
+    /// Writes the run as JSON to FILE, or with - to standard output; the table goes to standard error then.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Where ranks that a launcher started find rank 0 [default: what the launcher tells; with torchrun the port after
+    /// MASTER_PORT].
+    #[arg(long, value_name = "HOST:PORT", value_parser = parse_place)]
+    rendezvous: Option<(String, u16)>,
+    #[command(flatten)]
+    fabric: FabricOptions,
+}
+
+/// What the messages travel over.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Fabric")]
+struct FabricOptions {
+    /// What the messages travel over [default: verbs, or soft where there is no RDMA device].
+    #[arg(long, value_name = "KIND", value_enum)]
+    fabric: Option<Kind>,
+    /// The software fabric's rails: a built-in profile (spark-1cable, spark-2cable, unpaced) or a file [default:
+    /// spark-1cable].
+    #[arg(long, value_name = "NAME|FILE")]
+    profile: Option<String>,
+    /// A factor on all rates of the profile.
+    #[arg(long, value_name = "F", value_parser = parse_scale)]
+    scale: Option<f64>,
+    /// A rail of the software fabric that carries only a part of its rate, on every rank, as in rocep1s0f0=0.25; may be
+    /// given more than once.
+    #[arg(long, value_name = "RAIL=FACTOR", value_parser = parse_slow_rail)]
+    slow_rail: Vec<(String, f64)>,
+    /// The software fabric's library [default: softverbs-ibverbs beside this program].
+    #[arg(long, value_name = "PATH")]
+    softverbs: Option<PathBuf>,
+    /// What the software fabric is called, for the fabric command [default: a name of the run's own].
+    #[arg(long, value_name = "NAME", value_parser = parse_fabric_name)]
+    fabric_name: Option<String>,
+}
+
+/// Options of fabric.
+#[derive(Debug, Args)]
+pub struct Control {
+    #[command(subcommand)]
+    order: ControlOrder,
+    /// The fabric, as the run's header names it [default: the only one there is].
+    #[arg(long, global = true, value_name = "NAME", value_parser = parse_fabric_name)]
+    fabric_name: Option<String>,
+}
+
+/// What a rail can be told; NODE is the rank, or * for all.
+#[derive(Debug, Subcommand)]
+enum ControlOrder {
+    /// Carry nothing.
+    Down {
+        /// The rail of a rank, or with * of all.
+        #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
+        rail: (Option<usize>, String),
+    },
+    /// Carry again.
+    Up {
+        /// The rail of a rank, or with * of all.
+        #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
+        rail: (Option<usize>, String),
+    },
+    /// Carry a part of the full rate.
+    Slow {
+        /// The rail of a rank, or with * of all.
+        #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
+        rail: (Option<usize>, String),
+        /// The part: more than 0, 1 for all of it.
+        #[arg(value_parser = parse_factor)]
+        factor: f64,
+    },
 }
 
 /// Options of install.
@@ -135,26 +214,39 @@ pub struct Uninstall {
 }
 
 impl Run {
-    /// What to run; `program` is this program's file, beside which the plugin may lie.
+    /// Whether all ranks are to be started here, whatever a launcher says.
+    pub fn is_local(&self) -> bool {
+        self.ranks.is_some()
+    }
+
+    /// What to run; `program` is this program's file, beside which the plugin may lie, `world` what a launcher says,
+    /// `verbs_library` the one that the user's environment names.
     ///
     /// # Errors
     /// When options contradict each other.
-    pub fn plan(self, collective: Collective, program: &Path) -> Result<Plan, clap::Error> {
-        let ranks = usize::from(self.ranks);
-        let wrong = |text: String| Err(Cli::command().error(ErrorKind::ValueValidation, text));
-        if self.min_bytes > self.max_bytes {
-            return wrong(format!("--minbytes {} is more than --maxbytes {}", self.min_bytes, self.max_bytes));
+    pub fn plan(
+        self,
+        collective: Collective,
+        program: &Path,
+        world: Option<World>,
+        verbs_library: Option<String>,
+    ) -> anyhow::Result<Plan> {
+        let ranks = match &world {
+            Some(world) => world.ranks,
+            None => usize::from(self.ranks.unwrap_or(2)),
+        };
+        self.check(collective, ranks)?;
+        if let (None, Some(_)) = (&world, &self.rendezvous) {
+            return Err(wrong("--rendezvous is for ranks that a launcher starts; these are all on this machine"))?;
         }
-        if collective.count(self.min_bytes, ranks) == 0 {
-            let least = collective.size_bytes(1, ranks);
-            return wrong(format!("--minbytes {} is too little: with {ranks} ranks {least} or more", self.min_bytes));
-        }
-        if self.step_factor == 1 && self.step_bytes == 0 {
-            return wrong("--stepbytes 0 never comes to --maxbytes: 1 or more".to_owned());
-        }
-        if let Some(env) = self.rank_env.iter().find(|env| env.rank >= ranks) {
-            return wrong(format!("--rank-env {}:{}: ranks are 0 to {}", env.rank, env.name, ranks - 1));
-        }
+        let timeout = Duration::from_secs(self.timeout);
+        let launched = match world {
+            Some(world) => {
+                let meeting = seats::meeting(&world, self.rendezvous, timeout)?;
+                Some((world, meeting))
+            }
+            None => None,
+        };
         Ok(Plan {
             collective,
             ranks,
@@ -169,10 +261,84 @@ impl Run {
             warmup_iters: self.warmup_iters,
             iters: self.iters,
             check_iters: self.check_iters,
-            timeout: Duration::from_secs(self.timeout),
+            timeout,
             rank_env: self.rank_env,
+            fabric: self.fabric.wish(program)?,
+            verbs_library,
+            json: self.json.map(|path| if path == Path::new("-") { Target::Output } else { Target::File(path) }),
+            launched,
         })
     }
+
+    fn check(&self, collective: Collective, ranks: usize) -> Result<(), clap::Error> {
+        if self.min_bytes > self.max_bytes {
+            return Err(wrong(format!("--minbytes {} is more than --maxbytes {}", self.min_bytes, self.max_bytes)));
+        }
+        if collective.count(self.min_bytes, ranks) == 0 {
+            let least = collective.size_bytes(1, ranks);
+            return Err(wrong(format!(
+                "--minbytes {} is too little: with {ranks} ranks {least} or more",
+                self.min_bytes
+            )));
+        }
+        if self.step_factor == 1 && self.step_bytes == 0 {
+            return Err(wrong("--stepbytes 0 never comes to --maxbytes: 1 or more"));
+        }
+        if let Some(env) = self.rank_env.iter().find(|env| env.rank >= ranks) {
+            return Err(wrong(format!("--rank-env {}:{}: ranks are 0 to {}", env.rank, env.name, ranks - 1)));
+        }
+        Ok(())
+    }
+}
+
+impl FabricOptions {
+    /// What is said of the software fabric asks for it.
+    fn wish(self, program: &Path) -> Result<Wish, clap::Error> {
+        let given = [
+            ("--profile", self.profile.is_some()),
+            ("--scale", self.scale.is_some()),
+            ("--slow-rail", !self.slow_rail.is_empty()),
+            ("--softverbs", self.softverbs.is_some()),
+            ("--fabric-name", self.fabric_name.is_some()),
+        ];
+        let first = given.iter().find(|(_, given)| *given).map(|(name, _)| *name);
+        let kind = match (self.fabric, first) {
+            (Some(Kind::Verbs), Some(name)) => {
+                return Err(wrong(format!("{name} is for the software fabric: not with --fabric verbs")));
+            }
+            (None, Some(_)) => Some(Kind::Soft),
+            (kind, _) => kind,
+        };
+        Ok(Wish {
+            kind,
+            profile: self.profile.unwrap_or_else(|| "spark-1cable".to_owned()),
+            scale: self.scale.unwrap_or(1.0),
+            slow_rails: self.slow_rail,
+            library: self.softverbs.unwrap_or_else(|| program.with_file_name("softverbs-ibverbs")),
+            name: self.fabric_name,
+        })
+    }
+}
+
+impl Control {
+    /// Tells the rail, and `out` what was told.
+    ///
+    /// # Errors
+    /// When there is no such rail.
+    pub fn obey(self, mut out: impl Write) -> anyhow::Result<()> {
+        let ((node, rail), order, told) = match self.order {
+            ControlOrder::Down { rail } => (rail, Order::Down, "down".to_owned()),
+            ControlOrder::Up { rail } => (rail, Order::Up, "up".to_owned()),
+            ControlOrder::Slow { rail, factor } => (rail, Order::Slow(factor), format!("at {factor} of its rate")),
+        };
+        let name = fabric::control(self.fabric_name.as_deref(), node, &rail, order)?;
+        let node = node.map_or_else(|| "every node".to_owned(), |node| format!("node {node}"));
+        Ok(writeln!(out, "{name}: {rail} of {node} is {told}")?)
+    }
+}
+
+fn wrong(text: impl std::fmt::Display) -> clap::Error {
+    Cli::command().error(ErrorKind::ValueValidation, text)
 }
 
 /// The library as cargo names it, beside `program`.
@@ -183,9 +349,7 @@ pub fn beside(program: &Path) -> PathBuf {
 fn library(given: Option<PathBuf>, program: &Path) -> Result<PathBuf, clap::Error> {
     match given {
         // A path without a slash would be looked for in the loader's directories instead of here.
-        Some(path) => path.canonicalize().map_err(|error| {
-            Cli::command().error(ErrorKind::ValueValidation, format!("--plugin {}: {error}", path.display()))
-        }),
+        Some(path) => path.canonicalize().map_err(|error| wrong(format!("--plugin {}: {error}", path.display()))),
         None => Ok(Some(beside(program)).filter(|path| path.exists()).unwrap_or_else(|| "libnccl-net-spark.so".into())),
     }
 }
@@ -197,6 +361,50 @@ fn parse_rank_env(text: &str) -> Result<RankEnv, String> {
             Ok(RankEnv { rank, name: name.to_owned(), value: value.to_owned() })
         }
         _ => Err("RANK:NAME=VALUE, as in 0:NCCL_IB_HCA==mlx5_0".to_owned()),
+    }
+}
+
+fn parse_place(text: &str) -> Result<(String, u16), String> {
+    let parts =
+        text.rsplit_once(':').and_then(|(host, port)| Some((host.trim_matches(['[', ']']), port.parse().ok()?)));
+    match parts {
+        Some((host, port)) if !host.is_empty() && port > 0 => Ok((host.to_owned(), port)),
+        _ => Err("HOST:PORT, as in spark-1:29501".to_owned()),
+    }
+}
+
+fn parse_scale(text: &str) -> Result<f64, String> {
+    let scale = text.parse::<f64>().ok().filter(|scale| scale.is_finite() && *scale > 0.0);
+    scale.ok_or_else(|| "a number above 0".to_owned())
+}
+
+fn parse_factor(text: &str) -> Result<f64, String> {
+    let factor = text.parse::<f64>().ok().filter(|factor| *factor > 0.0 && *factor <= 1.0);
+    factor.ok_or_else(|| "a number above 0, up to 1".to_owned())
+}
+
+fn parse_slow_rail(text: &str) -> Result<(String, f64), String> {
+    match text.split_once('=') {
+        Some((rail, factor)) if !rail.is_empty() => Ok((rail.to_owned(), parse_factor(factor)?)),
+        _ => Err("RAIL=FACTOR, as in rocep1s0f0=0.25".to_owned()),
+    }
+}
+
+fn parse_rail(text: &str) -> Result<(Option<usize>, String), String> {
+    match text.split_once(':') {
+        Some(("*", rail)) if !rail.is_empty() => Ok((None, rail.to_owned())),
+        Some((node, rail)) if !rail.is_empty() && node.parse::<usize>().is_ok() => {
+            Ok((node.parse().ok(), rail.to_owned()))
+        }
+        _ => Err("NODE:RAIL, as in 1:rocep1s0f0, or *:rocep1s0f0 for all nodes".to_owned()),
+    }
+}
+
+fn parse_fabric_name(text: &str) -> Result<String, String> {
+    let plain = text.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));
+    match plain && (1..=64).contains(&text.len()) {
+        true => Ok(text.to_owned()),
+        false => Err("up to 64 letters, digits, - and _".to_owned()),
     }
 }
 
@@ -213,9 +421,14 @@ mod tests {
     use super::*;
 
     fn plan(arguments: &[&str]) -> Result<Plan, String> {
+        plan_in(arguments, None)
+    }
+
+    fn plan_in(arguments: &[&str], world: Option<World>) -> Result<Plan, String> {
         let cli = Cli::try_parse_from([&["nccl-spark", "all-gather"], arguments].concat());
         let Command::AllGather(run) = cli.map_err(|error| one_line(&error))?.command else { panic!("another command") };
-        run.plan(Collective::AllGather, Path::new("/nowhere/nccl-spark")).map_err(|error| one_line(&error))
+        let plan = run.plan(Collective::AllGather, Path::new("/nowhere/nccl-spark"), world, None);
+        plan.map_err(|error| error.downcast_ref().map_or_else(|| error.to_string(), one_line))
     }
 
     #[test]
@@ -256,10 +469,52 @@ mod tests {
             (&["--rank-env", "A=b"], "--rank-env", "RANK:NAME=VALUE"),
             (&["--plugin", "/no/such.so"], "--plugin", "No such file"),
             (&["--rnaks", "2"], "--rnaks", "--ranks"),
+            (&["--rendezvous", "a:1"], "--rendezvous", "launcher"),
+            (&["--rendezvous", "a"], "--rendezvous", "HOST:PORT"),
+            (&["--fabric", "hard"], "--fabric", "soft, verbs"),
+            (&["--fabric", "verbs", "--scale", "2"], "--scale", "--fabric verbs"),
+            (&["--scale", "0"], "--scale", "above 0"),
+            (&["--slow-rail", "a=2"], "--slow-rail", "up to 1"),
+            (&["--slow-rail", "a"], "--slow-rail", "RAIL=FACTOR"),
+            (&["--fabric-name", "a/b"], "--fabric-name", "letters"),
         ] {
             let text = plan(arguments).unwrap_err();
             assert!(text.contains(option) && text.contains(allowed), "{arguments:?}: {text}");
             assert!(!text.contains('\n'), "{text}");
         }
+    }
+
+    #[test]
+    fn what_is_said_of_the_software_fabric_asks_for_it() {
+        assert_eq!(plan(&[]).unwrap().fabric.kind, None);
+        let wish = plan(&["--slow-rail", "a=0.25", "--slow-rail", "b=1", "--scale", "0.5"]).unwrap().fabric;
+        assert_eq!((wish.kind, wish.scale, wish.profile.as_str()), (Some(Kind::Soft), 0.5, "spark-1cable"));
+        assert_eq!(wish.slow_rails, [("a".to_owned(), 0.25), ("b".to_owned(), 1.0)]);
+        assert_eq!(wish.library, Path::new("/nowhere/softverbs-ibverbs"));
+    }
+
+    #[test]
+    fn a_launcher_counts_the_ranks_and_may_need_to_be_told_where() {
+        let world = |place: Option<(&str, u16)>| World {
+            launcher: crate::launch::Launcher::OpenMpi,
+            rank: 1,
+            ranks: 4,
+            job: "j".into(),
+            place: place.map(|(host, port)| (host.to_owned(), port)),
+        };
+        let (_, meeting) = plan_in(&[], Some(world(Some(("a", 7))))).unwrap().launched.unwrap();
+        assert_eq!((meeting.host.as_str(), meeting.port, meeting.ranks), ("a", 7, 4));
+        let given = ["--rendezvous", "[fe80::1]:9"];
+        let (_, meeting) = plan_in(&given, Some(world(Some(("a", 7))))).unwrap().launched.unwrap();
+        assert_eq!((meeting.host.as_str(), meeting.port), ("fe80::1", 9));
+        let error = plan_in(&[], Some(world(None))).unwrap_err();
+        assert!(error.contains("mpirun") && error.contains("--rendezvous HOST:PORT"), "{error}");
+    }
+
+    #[test]
+    fn rails_are_named_with_their_node() {
+        assert_eq!(parse_rail("1:a").unwrap(), (Some(1), "a".to_owned()));
+        assert_eq!(parse_rail("*:a").unwrap(), (None, "a".to_owned()));
+        assert!(parse_rail("a").is_err() && parse_rail("1:").is_err() && parse_rail("x:a").is_err());
     }
 }

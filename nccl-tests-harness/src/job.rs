@@ -1,10 +1,12 @@
 //! The ranks of a run as the command sees them: started, listened to, and never left behind.
 
 use crate::control::{self, FromRank, Sender, ToRank};
+use crate::rendezvous::Guest;
+use crate::watch::Watch;
 use anyhow::{Context, Result, anyhow};
 use nix::sys::signal::Signal;
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -25,14 +27,29 @@ pub struct Job {
     events: mpsc::Receiver<(usize, Option<FromRank>)>,
     timeout: Duration,
     last_progress: Instant,
+    watch: Watch,
+}
+
+/// Where a rank is.
+pub enum Seat {
+    /// A process of this one, with this in its environment besides.
+    Here(Vec<(String, String)>),
+    /// A process that a launcher started and that came by itself.
+    Guest(Guest),
 }
 
 struct Rank {
-    process: Child,
+    process: Process,
     sender: Sender,
     ticks: u64,
     doing: String,
     heard: Instant,
+}
+
+enum Process {
+    Ours(Child),
+    /// Its number, and the machine that it is on.
+    Launched(u32, String),
 }
 
 /// Environment of one rank's process alone.
@@ -47,22 +64,20 @@ pub struct RankEnv {
 }
 
 impl Job {
-    /// Starts `ranks` processes of `program`. A run ends when none of them gets anything done for `timeout`.
+    /// Starts the ranks that are to be processes of `program`, and listens to all. A run ends when none of them gets
+    /// anything done for `timeout`.
     ///
     /// # Errors
     /// When a process cannot be started.
-    pub fn start(program: &Path, ranks: usize, environment: &[RankEnv], timeout: Duration) -> Result<Self> {
+    pub fn start(program: &Path, seats: Vec<Seat>, timeout: Duration, watch: Watch) -> Result<Self> {
         let (events_in, events) = mpsc::channel();
-        let mut job = Self { ranks: Vec::new(), events, timeout, last_progress: Instant::now() };
-        for number in 0..ranks {
-            let (ours, theirs) = UnixStream::pair().context("make a socket pair")?;
-            let mut command = Command::new(program);
-            command.args(["rank", &number.to_string()]).stdin(Stdio::from(OwnedFd::from(theirs)));
-            // Standard output is the table's; what a plugin prints there must not get between its lines.
-            command.stdout(Stdio::from(std::io::stderr().as_fd().try_clone_to_owned()?));
-            command.envs(environment.iter().filter(|env| env.rank == number).map(|env| (&env.name, &env.value)));
-            let process = command.spawn().with_context(|| format!("start {}", program.display()))?;
-            let (sender, mut receiver) = control::split(ours)?;
+        let mut job = Self { ranks: Vec::new(), events, timeout, last_progress: Instant::now(), watch };
+        for (number, seat) in seats.into_iter().enumerate() {
+            let (process, socket) = match seat {
+                Seat::Here(environment) => spawn(program, number, environment)?,
+                Seat::Guest(Guest { hello, line }) => (Process::Launched(hello.pid, hello.host), OwnedFd::from(line)),
+            };
+            let (sender, mut receiver) = control::split(socket)?;
             let (doing, heard) = ("starting".to_owned(), Instant::now());
             job.ranks.push(Rank { process, sender, ticks: 0, doing, heard });
             let events = events_in.clone();
@@ -78,9 +93,12 @@ impl Job {
         Ok(job)
     }
 
-    /// The process number of each rank.
-    pub fn pids(&self) -> impl Iterator<Item = u32> {
-        self.ranks.iter().map(|rank| rank.process.id())
+    /// Who each rank is: its process number, and its machine where that may be another one.
+    pub fn whereabouts(&self) -> impl Iterator<Item = String> {
+        self.ranks.iter().map(|rank| match &rank.process {
+            Process::Ours(process) => format!("Pid {:>6}", process.id()),
+            Process::Launched(pid, host) => format!("Pid {pid:>6} on {host}"),
+        })
     }
 
     /// Tells every rank something, and waits until all have answered in kind; the answers come back in rank order.
@@ -112,8 +130,10 @@ impl Job {
             let (number, message) = self.next()?;
             match message {
                 Some(FromRank::Failed { reason }) => return Err(self.failure(number, Some(reason))),
-                None if !self.ranks[number].exit_status().success() => return Err(self.failure(number, None)),
-                None => left -= 1,
+                None => match self.ranks[number].exit_status() {
+                    Some(status) if !status.success() => return Err(self.failure(number, None)),
+                    _ => left -= 1,
+                },
                 Some(_) => {}
             }
         }
@@ -144,6 +164,9 @@ impl Job {
                     if ticks != rank.ticks {
                         self.last_progress = rank.heard;
                     }
+                    if number == 0 {
+                        self.watch.doing(&doing);
+                    }
                     (rank.ticks, rank.doing) = (ticks, doing);
                     if self.last_progress.elapsed() >= self.timeout {
                         return Err(self.hung());
@@ -172,7 +195,7 @@ impl Job {
         let (mut died, mut failed) = (Vec::new(), Vec::new());
         let mut note = |job: &mut Self, number: usize, reason: Option<String>| match reason {
             Some(reason) => failed.push(format!("rank {number}: {reason}")),
-            None => died.push(format!("rank {number}: {}", end_of(job.ranks[number].exit_status()))),
+            None => died.push(format!("rank {number}: {}", job.ranks[number].end())),
         };
         note(self, number, reason);
         let until = Instant::now() + LAST_WORDS;
@@ -191,27 +214,50 @@ impl Job {
 impl Drop for Job {
     fn drop(&mut self) {
         for rank in &mut self.ranks {
-            let _ = rank.process.kill();
-            let _ = rank.process.wait();
+            // Guests end when their line does.
+            if let Process::Ours(process) = &mut rank.process {
+                let _ = process.kill();
+                let _ = process.wait();
+            }
         }
     }
 }
 
 impl Rank {
-    /// How the process ended, whose line is closed; ended by force if it does not by itself.
-    fn exit_status(&mut self) -> ExitStatus {
+    /// How the process ended, whose line is closed; ended by force if it does not by itself. None of one that a launcher
+    /// started: the launcher knows.
+    fn exit_status(&mut self) -> Option<ExitStatus> {
+        let Process::Ours(process) = &mut self.process else { return None };
         let deadline = Instant::now() + EXIT;
         loop {
-            match self.process.try_wait() {
-                Ok(Some(status)) => return status,
+            match process.try_wait() {
+                Ok(Some(status)) => return Some(status),
                 Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(1)),
                 _ => {
-                    let _ = self.process.kill();
-                    return self.process.wait().unwrap_or_default();
+                    let _ = process.kill();
+                    return Some(process.wait().unwrap_or_default());
                 }
             }
         }
     }
+
+    fn end(&mut self) -> String {
+        match (self.exit_status(), &self.process) {
+            (Some(status), _) => end_of(status),
+            (None, Process::Launched(pid, host)) => format!("process {pid} on {host} is gone without a word"),
+            (None, Process::Ours(_)) => "gone".to_owned(),
+        }
+    }
+}
+
+fn spawn(program: &Path, number: usize, environment: Vec<(String, String)>) -> Result<(Process, OwnedFd)> {
+    let (ours, theirs) = UnixStream::pair().context("make a socket pair")?;
+    let mut command = Command::new(program);
+    command.args(["rank", &number.to_string()]).stdin(Stdio::from(OwnedFd::from(theirs)));
+    // Standard output is the table's; what a plugin prints there must not get between its lines.
+    command.stdout(Stdio::from(std::io::stderr())).envs(environment);
+    let process = command.spawn().with_context(|| format!("start {}", program.display()))?;
+    Ok((Process::Ours(process), OwnedFd::from(ours)))
 }
 
 fn end_of(status: ExitStatus) -> String {

@@ -11,8 +11,10 @@ mod bench;
 mod cli;
 mod collective;
 mod control;
+mod fabric;
 mod install;
 mod job;
+mod launch;
 mod log;
 mod machine;
 #[allow(unsafe_code)]
@@ -20,9 +22,13 @@ mod net;
 mod pattern;
 mod progress;
 mod rank;
+mod rendezvous;
+mod report;
 mod schedule;
+mod seats;
 mod sizes;
 mod table;
+mod watch;
 
 use anyhow::{Context, Result};
 use clap::Parser;
@@ -64,6 +70,7 @@ fn execute(command: Command) -> Result<bool> {
         Command::Broadcast(run) => collective(run, Collective::Broadcast, &program),
         Command::AllToAll(run) => collective(run, Collective::AllToAll, &program),
         Command::SendRecv(run) => collective(run, Collective::SendRecv, &program),
+        Command::Fabric(control) => control.obey(out).map(|()| true),
         Command::Rails => machine::rails(out).map(|()| true),
         Command::Settings => machine::settings(out).map(|()| true),
         Command::Install(options) => {
@@ -79,7 +86,12 @@ fn execute(command: Command) -> Result<bool> {
 }
 
 fn collective(run: Run, collective: Collective, program: &Path) -> Result<bool> {
-    bench::run(&run.plan(collective, program)?, program, std::io::stdout())
+    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let world = match run.is_local() {
+        true => None,
+        false => launch::detect(variable, std::os::unix::process::parent_id())?,
+    };
+    bench::run(&run.plan(collective, program, world, variable("NCCL_IBVERBS_LIB"))?, program)
 }
 
 fn complain_of_usage(error: &clap::Error) -> ExitCode {

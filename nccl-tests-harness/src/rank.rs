@@ -73,7 +73,7 @@ pub fn run(start: Start) -> Result<()> {
     });
     if let Err(error) = work(start, &commands, &sender) {
         sender.send(&FromRank::Failed { reason: format!("{error:#}") })?;
-        // Nothing is closed: that would only make the other ranks fail too, with reasons that hide this one.
+        // The command ends this process once it has heard what the others say.
         loop {
             std::thread::park();
         }
@@ -109,6 +109,16 @@ fn work(start: Start, commands: &mpsc::Receiver<ToRank>, sender: &Sender) -> Res
     let mut rank = Rank::new(setup, connections)?;
     sender.send(&FromRank::Connected { lines: log::take_rail_lines() })?;
 
+    if let Err(error) = obey(&mut rank, commands, sender) {
+        // Nothing is closed: that would only make the other ranks fail too, with reasons that hide this one.
+        std::mem::forget(rank);
+        return Err(error);
+    }
+    activity::stage("closing");
+    Ok(())
+}
+
+fn obey(rank: &mut Rank, commands: &mpsc::Receiver<ToRank>, sender: &Sender) -> Result<()> {
     loop {
         activity::stage("waiting for the other ranks");
         match commands.recv()? {
@@ -117,12 +127,10 @@ fn work(start: Start, commands: &mpsc::Receiver<ToRank>, sender: &Sender) -> Res
                 sender.send(&FromRank::Ready)?;
             }
             ToRank::Go => sender.send(&FromRank::Measured(rank.measure()?))?,
-            ToRank::Finish => break,
+            ToRank::Finish => return Ok(()),
             other => bail!("unexpected command {other:?}"),
         }
     }
-    activity::stage("closing");
-    Ok(())
 }
 
 fn look_at(context: &Context) -> Result<Network> {

@@ -13,7 +13,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 fn run(collective: &str, arguments: &str) -> Said {
     let fake = Fake::compile(&[]);
     let library = fake.library();
-    let mut all = vec![collective, "--plugin", library.to_str().unwrap()];
+    let mut all = vec![collective, "--fabric", "verbs", "--plugin", library.to_str().unwrap()];
     all.extend(arguments.split_whitespace());
     say(&all)
 }
@@ -212,13 +212,13 @@ fn a_hang_ends_the_run_and_names_the_call() {
 
 #[test]
 fn a_library_that_is_no_plugin_is_named() {
-    let said = say(&["sendrecv", "--plugin", env!("CARGO_BIN_EXE_nccl-spark")]);
+    let said = say(&["sendrecv", "--fabric", "verbs", "--plugin", env!("CARGO_BIN_EXE_nccl-spark")]);
     assert!(
         said.status == Some(1) && said.err.contains("rank 0: load ") && said.err.contains("nccl-spark"),
         "{said:?}"
     );
     let fake = Fake::compile(&["-DncclNetPlugin_v11=another_symbol"]);
-    let said = say(&["sendrecv", "--plugin", fake.library().to_str().unwrap()]);
+    let said = say(&["sendrecv", "--fabric", "verbs", "--plugin", fake.library().to_str().unwrap()]);
     assert!(said.err.contains("is no usable NCCL plugin: no symbol ncclNetPlugin_v11"), "{said:?}");
 }
 
@@ -240,7 +240,7 @@ fn wrong_options_are_one_line_and_status_two() {
 fn ranks_do_not_outlive_a_killed_parent() {
     let fake = Fake::compile(&[]);
     let mut command = nccl_spark();
-    command.args(["sendrecv", "-b", "64", "-e", "64", "--rank-env", "1:FAKE_HANG=3", "--plugin"]);
+    command.args(["sendrecv", "--fabric", "verbs", "-b", "64", "-e", "64", "--rank-env", "1:FAKE_HANG=3", "--plugin"]);
     let mut parent = command.arg(fake.library()).stdout(Stdio::piped()).spawn().unwrap();
     let ranks = pids_of_ranks(&mut parent);
     assert_eq!(ranks.len(), 2);

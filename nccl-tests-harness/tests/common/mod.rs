@@ -49,7 +49,14 @@ impl From<Output> for Said {
 /// The program under test, without an environment that could change what it does.
 pub fn nccl_spark() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_nccl-spark"));
-    command.env_remove("NCCL_DEBUG");
+    for name in ["NCCL_DEBUG", "NCCL_IBVERBS_LIB", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"] {
+        command.env_remove(name);
+    }
+    for (name, _) in std::env::vars() {
+        if ["OMPI_", "PMIX_", "PMI_", "SLURM_", "TORCHELASTIC_"].iter().any(|prefix| name.starts_with(prefix)) {
+            command.env_remove(name);
+        }
+    }
     command
 }
 

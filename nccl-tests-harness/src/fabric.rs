@@ -1,0 +1,208 @@
+//! What the ranks' messages travel over: RDMA devices of this machine, or the software fabric. The only file that knows
+//! `softverbs`.
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use softverbs::fabric::{self, Action, Prepared};
+use softverbs::profile::Profile;
+use softverbs::settings;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Which of the two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Kind {
+    /// The software fabric, between processes of this machine.
+    Soft,
+    /// RDMA devices, by the machine's libibverbs.
+    Verbs,
+}
+
+/// What the command line says of it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Wish {
+    /// None: whatever is there.
+    pub kind: Option<Kind>,
+    /// A built-in profile of the software fabric, or a file.
+    pub profile: String,
+    /// A factor on all of its rates.
+    pub scale: f64,
+    /// Rails that carry only a part of their rate, on all nodes.
+    pub slow_rails: Vec<(String, f64)>,
+    /// The software fabric's library.
+    pub library: PathBuf,
+    /// What the software fabric is called; none: a name of the run's own.
+    pub name: Option<String>,
+}
+
+/// What a run got.
+pub struct Fabric {
+    /// Which of the two it is.
+    pub kind: Kind,
+    /// What the run's header says of it.
+    pub about: String,
+    environment: Vec<(String, String)>,
+    /// Its files go when the run does.
+    prepared: Option<Prepared>,
+}
+
+/// What a rail of a running software fabric is told.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Order {
+    /// Carry nothing.
+    Down,
+    /// Carry again.
+    Up,
+    /// Carry this part of the full rate.
+    Slow(f64),
+}
+
+/// Where the kernel lists RDMA devices.
+const DEVICES: &str = "/sys/class/infiniband";
+/// A software fabric has that many nodes, and every rank is one.
+const MAX_NODES: usize = 16;
+
+/// Gets ready what `wish` asks for. `own_library` is what the user's environment names for a verbs library.
+///
+/// # Errors
+/// When it is not there.
+pub fn set_up(wish: &Wish, ranks: usize, own_library: Option<&str>) -> Result<Fabric> {
+    let devices = rdma_devices(Path::new(DEVICES));
+    let verbs = |about: String| Fabric { kind: Kind::Verbs, about, environment: Vec::new(), prepared: None };
+    let present = || match devices.is_empty() {
+        true => "this machine has no RDMA device".to_owned(),
+        false => format!("RDMA devices here: {}", devices.join(", ")),
+    };
+    match (wish.kind, own_library) {
+        (Some(Kind::Soft), _) => soft(wish, ranks, &format!("as asked ({})", present())),
+        (Some(Kind::Verbs), _) => Ok(verbs(format!("verbs, as asked; {}", present()))),
+        (None, Some(library)) => Ok(verbs(format!("verbs, for NCCL_IBVERBS_LIB={library}; {}", present()))),
+        (None, None) if !devices.is_empty() => Ok(verbs(format!("verbs; {}", present()))),
+        (None, None) if wish.library.is_file() => soft(wish, ranks, "because this machine has no RDMA device"),
+        (None, None) => Ok(verbs(format!(
+            "verbs, although this machine has no RDMA device: no software fabric lies at {}",
+            wish.library.display()
+        ))),
+    }
+}
+
+fn rdma_devices(folder: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let mut names: Vec<_> = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+fn soft(wish: &Wish, ranks: usize, why: &str) -> Result<Fabric> {
+    ensure!(ranks <= MAX_NODES, "the software fabric has room for {MAX_NODES} ranks, not for {ranks}");
+    let library = wish.library.canonicalize().with_context(|| {
+        let path = wish.library.display();
+        format!("no software fabric at {path} (cargo build --workspace makes it, --softverbs names another place)")
+    })?;
+    let profile = Profile::load(&wish.profile, wish.scale).map_err(|error| anyhow!("--profile: {error}"))?;
+    let name = wish.name.clone().unwrap_or_else(|| format!("nccl-spark-{}", std::process::id()));
+    let prepared = fabric::prepare(&name, &profile).map_err(|error| anyhow!("make a software fabric: {error}"))?;
+    let mut environment = prepared.environment.clone();
+    environment.push(("NCCL_IBVERBS_LIB".to_owned(), library.display().to_string()));
+    let fabric = Fabric { kind: Kind::Soft, about: about(wish, &name, why), environment, prepared: Some(prepared) };
+    for (rail, factor) in &wish.slow_rails {
+        let slowed = fabric::control(&settings::default_dir(), &name, None, rail, Action::Slow(*factor));
+        slowed.map_err(|error| anyhow!("--slow-rail: {error}"))?;
+    }
+    Ok(fabric)
+}
+
+fn about(wish: &Wish, name: &str, why: &str) -> String {
+    let scale = if wish.scale == 1.0 { String::new() } else { format!(" x {}", wish.scale) };
+    let slow = wish.slow_rails.iter().map(|(rail, factor)| format!(", {rail} at {factor} of its rate"));
+    let slow = slow.collect::<String>();
+    format!("soft, {why}: profile {}{scale}{slow}; each rank is a node; its name is {name}", wish.profile)
+}
+
+impl Fabric {
+    /// What a rank needs in its environment.
+    pub fn environment(&self, rank: usize) -> Vec<(String, String)> {
+        let mut environment = self.environment.clone();
+        if self.kind == Kind::Soft {
+            environment.push(("SOFTVERBS_NODE".to_owned(), rank.to_string()));
+        }
+        environment
+    }
+}
+
+impl Drop for Fabric {
+    fn drop(&mut self) {
+        if let Some(prepared) = &self.prepared {
+            prepared.remove();
+        }
+    }
+}
+
+/// Tells a rail of a running software fabric, of one node or of all. Without a name it is the only fabric there is.
+///
+/// # Errors
+/// When there is no such fabric, node or rail.
+pub fn control(name: Option<&str>, node: Option<usize>, rail: &str, order: Order) -> Result<String> {
+    let folder = settings::default_dir();
+    let name = match name {
+        Some(name) => name.to_owned(),
+        None => only_one(&folder)?,
+    };
+    let action = match order {
+        Order::Down => Action::Down,
+        Order::Up => Action::Up,
+        Order::Slow(factor) => Action::Slow(factor),
+    };
+    ensure!(node.is_none_or(|node| node < MAX_NODES), "nodes are 0 to {}", MAX_NODES - 1);
+    fabric::control(&folder, &name, node, rail, action).map_err(|error| anyhow!(error))?;
+    Ok(name)
+}
+
+fn only_one(folder: &Path) -> Result<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    match names.as_slice() {
+        [name] => Ok(name.clone()),
+        [] => bail!("no software fabric runs: {} holds none", folder.display()),
+        _ => bail!("several software fabrics are there: name one with --fabric-name: {}", names.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wish(kind: Option<Kind>) -> Wish {
+        let (profile, scale) = ("spark-1cable".to_owned(), 1.0);
+        Wish { kind, profile, scale, slow_rails: Vec::new(), library: "/no/library".into(), name: None }
+    }
+
+    #[test]
+    fn a_library_of_the_user_is_verbs() {
+        let fabric = set_up(&wish(None), 2, Some("libmine.so")).unwrap();
+        assert_eq!((fabric.kind, fabric.environment(1)), (Kind::Verbs, Vec::new()));
+        assert!(fabric.about.contains("libmine.so"), "{}", fabric.about);
+    }
+
+    #[test]
+    fn what_is_not_there_is_named() {
+        let error = |wish: &Wish, ranks| format!("{:#}", set_up(wish, ranks, None).map(|_| ()).unwrap_err());
+        assert!(error(&wish(Some(Kind::Soft)), 2).contains("/no/library"));
+        assert!(error(&wish(Some(Kind::Soft)), 17).contains("16 ranks"));
+        let folder = tempfile::tempdir().unwrap();
+        assert!(format!("{:#}", only_one(folder.path()).unwrap_err()).contains("holds none"));
+        fs::create_dir(folder.path().join("a")).unwrap();
+        assert_eq!(only_one(folder.path()).unwrap(), "a");
+        fs::create_dir(folder.path().join("b")).unwrap();
+        assert!(format!("{:#}", only_one(folder.path()).unwrap_err()).contains("--fabric-name: a, b"));
+    }
+
+    #[test]
+    fn devices_are_what_the_kernel_lists() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(rdma_devices(folder.path()).is_empty() && rdma_devices(Path::new("/no/where")).is_empty());
+        fs::create_dir(folder.path().join("mlx5_1")).unwrap();
+        fs::create_dir(folder.path().join("mlx5_0")).unwrap();
+        assert_eq!(rdma_devices(folder.path()), ["mlx5_0", "mlx5_1"]);
+    }
+}

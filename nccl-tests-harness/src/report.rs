@@ -1,0 +1,121 @@
+//! A run as JSON, for programs.
+
+use crate::control::Network;
+use crate::table::Row;
+use anyhow::{Context, Result};
+use serde::Serialize;
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+
+/// Where it goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Target {
+    /// Standard output, which then has nothing else on it.
+    Output,
+    /// A file.
+    File(PathBuf),
+}
+
+/// All there is to say about a run. Sizes are in bytes, times in microseconds, bandwidths in GB/s (10^9 bytes a second).
+#[derive(Debug, Default, Serialize)]
+pub struct Report {
+    /// This program's version.
+    pub version: &'static str,
+    /// The collective's name.
+    pub collective: &'static str,
+    /// How many ranks there are.
+    pub ranks: usize,
+    /// Connections from each rank to each that it sends to.
+    pub channels: usize,
+    /// The type of an element.
+    pub element: &'static str,
+    /// What is done to elements.
+    pub operation: &'static str,
+    /// Where a broadcast comes from; -1 elsewhere.
+    pub root: i32,
+    /// Whether the send buffer is the receive buffer.
+    pub in_place: bool,
+    /// Iterations before the timed ones.
+    pub warmup_iters: u32,
+    /// Timed iterations.
+    pub iters: u32,
+    /// Checked iterations after the timed ones.
+    pub check_iters: u32,
+    /// What the messages travelled over: `soft` or `verbs`.
+    pub fabric: &'static str,
+    /// The same in words.
+    pub fabric_text: String,
+    /// What NCCL would see, by rank.
+    pub networks: Vec<Network>,
+    /// What the plugin said of its connections, by rank.
+    pub connections: Vec<Vec<String>>,
+    /// One for each size.
+    pub rows: Vec<Measured>,
+    /// The mean of all sizes.
+    pub average_busbw_gb_s: Option<f64>,
+    /// Whether the run came to its end and no data was wrong.
+    pub ok: bool,
+    /// Why it did not come to its end.
+    pub error: Option<String>,
+}
+
+/// One size.
+#[derive(Debug, Serialize)]
+pub struct Measured {
+    /// The size.
+    pub size_bytes: usize,
+    /// How many elements nccl-tests counts.
+    pub count: usize,
+    /// The mean over ranks and iterations.
+    pub time_us: f64,
+    /// Algorithm bandwidth.
+    pub algbw_gb_s: f64,
+    /// Bus bandwidth.
+    pub busbw_gb_s: f64,
+    /// Wrong bytes over all ranks; null without checks.
+    pub wrong: Option<u64>,
+    /// The first wrong byte of each rank that has one, in words.
+    pub first_wrong: Vec<String>,
+}
+
+impl Report {
+    /// Adds a size.
+    pub fn add(&mut self, row: &Row, first_wrong: Vec<String>) {
+        self.rows.push(Measured {
+            size_bytes: row.size_bytes,
+            count: row.count,
+            time_us: row.time_us,
+            algbw_gb_s: row.bandwidth.algbw,
+            busbw_gb_s: row.bandwidth.busbw,
+            wrong: row.wrong,
+            first_wrong,
+        });
+        let sum: f64 = self.rows.iter().map(|row| row.busbw_gb_s).sum();
+        self.average_busbw_gb_s = Some(sum / self.rows.len() as f64);
+    }
+}
+
+/// Opens the place before the run: it shall not be found unusable after it.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn open(target: &Target) -> Result<Box<dyn Write>> {
+    match target {
+        Target::Output => Ok(Box::new(std::io::stdout())),
+        Target::File(path) => {
+            let file = File::create(path).with_context(|| format!("--json {}", path.display()))?;
+            Ok(Box::new(file))
+        }
+    }
+}
+
+/// Writes it.
+///
+/// # Errors
+/// When that fails.
+pub fn write(report: &Report, mut out: impl Write) -> Result<()> {
+    serde_json::to_writer_pretty(&mut out, report).context("write the report")?;
+    writeln!(out).context("write the report")?;
+    out.flush().context("write the report")
+}

@@ -1,0 +1,52 @@
+//! A progress bar on standard error, while a person is watching that.
+
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::IsTerminal;
+
+/// The bar; nothing where nobody watches.
+#[derive(Clone)]
+pub struct Watch(Option<ProgressBar>);
+
+impl Watch {
+    /// A bar for so many steps, counted only when somebody watches.
+    pub fn start(steps: impl FnOnce() -> u64) -> Self {
+        if !std::io::stderr().is_terminal() {
+            return Self(None);
+        }
+        let bar = ProgressBar::new(steps());
+        let style = ProgressStyle::with_template("[{elapsed}] {bar:24} {pos}/{len} sizes: {wide_msg}");
+        if let Ok(style) = style {
+            bar.set_style(style);
+        }
+        Self(Some(bar))
+    }
+
+    /// What is going on.
+    pub fn doing(&self, text: &str) {
+        if let Some(bar) = &self.0 {
+            bar.set_message(text.to_owned());
+        }
+    }
+
+    /// A step is done.
+    pub fn step(&self) {
+        if let Some(bar) = &self.0 {
+            bar.inc(1);
+        }
+    }
+
+    /// Takes the bar away while `print` writes to the same terminal.
+    pub fn aside<T>(&self, print: impl FnOnce() -> T) -> T {
+        match &self.0 {
+            Some(bar) => bar.suspend(print),
+            None => print(),
+        }
+    }
+
+    /// Takes the bar away for good.
+    pub fn end(&self) {
+        if let Some(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}

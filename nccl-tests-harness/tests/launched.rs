@@ -1,0 +1,151 @@
+//! Ranks that a launcher starts: its environment as mpirun, srun and torchrun set it, and mpirun itself where it is there.
+
+mod common;
+
+use common::{Fake, Said, nccl_spark};
+use std::net::TcpListener;
+use std::process::{Command, Output, Stdio};
+
+/// Runs one process for each environment at once; what each said.
+fn launch(arguments: &str, fake: &Fake, environments: &[Vec<(&str, String)>]) -> Vec<Said> {
+    let start = |environment: &Vec<(&str, String)>| {
+        let mut command = nccl_spark();
+        command.args(arguments.split_whitespace()).args(["--fabric", "verbs", "--plugin"]).arg(fake.library());
+        command.envs(environment.iter().map(|(name, value)| (name, value)));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let processes: Vec<_> = environments.iter().map(start).collect();
+    processes.into_iter().map(|process| process.wait_with_output().unwrap().into()).collect()
+}
+
+/// Distinct for every test and run, as a launcher's job numbers are.
+fn job() -> u64 {
+    static COUNT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+    let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    u64::from(std::process::id()) * 1000 + count
+}
+
+fn mpirun(ranks: usize) -> Vec<Vec<(&'static str, String)>> {
+    let job = job();
+    let of = |rank: usize| {
+        vec![
+            ("OMPI_COMM_WORLD_RANK", rank.to_string()),
+            ("OMPI_COMM_WORLD_SIZE", ranks.to_string()),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", rank.to_string()),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", ranks.to_string()),
+            ("PMIX_NAMESPACE", job.to_string()),
+            ("PMIX_RANK", rank.to_string()),
+        ]
+    };
+    (0..ranks).map(of).collect()
+}
+
+fn torchrun(ranks: usize) -> Vec<Vec<(&'static str, String)>> {
+    // The port after the one that is torchrun's own.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port() - 1;
+    let of = |rank: usize| {
+        vec![
+            ("RANK", rank.to_string()),
+            ("WORLD_SIZE", ranks.to_string()),
+            ("LOCAL_RANK", rank.to_string()),
+            ("MASTER_ADDR", "localhost".to_owned()),
+            ("MASTER_PORT", port.to_string()),
+            ("TORCHELASTIC_RUN_ID", "none".to_owned()),
+        ]
+    };
+    (0..ranks).map(of).collect()
+}
+
+fn srun(ranks: usize) -> Vec<Vec<(&'static str, String)>> {
+    let job = job();
+    let of = |rank: usize| {
+        vec![
+            ("SLURM_PROCID", rank.to_string()),
+            ("SLURM_NTASKS", ranks.to_string()),
+            ("SLURM_JOB_ID", job.to_string()),
+            ("SLURM_STEP_ID", "0".to_owned()),
+            ("SLURM_NNODES", "2".to_owned()),
+            ("SLURM_JOB_NODELIST", "localhost,other-[1-2]".to_owned()),
+        ]
+    };
+    (0..ranks).map(of).collect()
+}
+
+fn assert_one_table(said: &[Said], launcher: &str) {
+    assert!(said.iter().all(|one| (one.status, one.err.as_str()) == (Some(0), "")), "{said:?}");
+    assert!(said[1..].iter().all(|one| one.out.is_empty()), "only rank 0 speaks: {said:?}");
+    let out = &said[0].out;
+    assert!(out.contains(&format!("# Using ranks that {launcher} started")), "{out}");
+    assert!(out.contains("# Out of bounds values : 0 OK\n"), "{out}");
+    let rows = out.lines().filter(|line| !line.starts_with('#') && line.ends_with(" 0")).count();
+    assert_eq!(rows, 3, "{out}");
+}
+
+#[test]
+fn every_launchers_ranks_find_each_other() {
+    let fake = Fake::compile(&[]);
+    for (launcher, environments) in [("mpirun", mpirun(3)), ("torchrun", torchrun(2)), ("srun", srun(3))] {
+        let said = launch("all-reduce -b 8 -e 8M -f 1000 -n 2", &fake, &environments);
+        assert_one_table(&said, launcher);
+    }
+}
+
+#[test]
+fn a_number_of_ranks_means_this_machine_whatever_the_launcher_says() {
+    let fake = Fake::compile(&[]);
+    let said = launch("all-gather -r 2 -b 8 -e 8", &fake, &mpirun(5)[4..]);
+    assert!(said[0].status == Some(0) && said[0].out.contains("# Using ranks on this machine\n"), "{said:?}");
+}
+
+#[test]
+fn a_rank_that_fails_or_dies_is_named_by_rank_0_and_nobody_stays() {
+    let fake = Fake::compile(&[]);
+    for (fault, reason) in [
+        ("FAKE_FAIL=2", "rank 2: channel 0: isend returned ncclRemoteError (6): NET/Fake: planted: the cable is gone"),
+        ("FAKE_DIE=2", " is gone without a word"),
+    ] {
+        let said = launch(&format!("sendrecv -b 64 -e 64 --rank-env 2:{fault}"), &fake, &mpirun(3));
+        let told = said[0].err.lines().any(|line| line.starts_with("nccl-spark: rank 2: ") && line.ends_with(reason));
+        assert!(told && said[0].status == Some(1), "{fault}: {said:?}");
+        assert!(said[1..].iter().all(|one| one.status != Some(0)), "{fault}: {said:?}");
+    }
+}
+
+#[test]
+fn ranks_that_do_not_meet_say_so() {
+    let fake = Fake::compile(&[]);
+    let alone = |environment: &[Vec<(&str, String)>]| launch("sendrecv -b 64 -e 64 -T 1", &fake, environment);
+    let said = alone(&mpirun(3)[..1]);
+    assert!(said[0].status == Some(1) && said[0].err.contains("did not come: 1, 2;"), "{said:?}");
+    let said = alone(&mpirun(3)[1..2]);
+    assert!(
+        said[0].status == Some(1) && said[0].err.contains("rank 1: rank 0 was not found at 127.0.0.1:"),
+        "{said:?}"
+    );
+    let mut apart = mpirun(2);
+    apart.iter_mut().for_each(|environment| environment.retain(|(name, _)| !name.contains("LOCAL")));
+    let said = alone(&apart);
+    assert!(said.iter().all(|one| one.status == Some(1) && one.err.contains("--rendezvous HOST:PORT")), "{said:?}");
+}
+
+/// Debian's openmpi-bin; CI installs it.
+#[test]
+fn mpirun_itself_starts_ranks() {
+    let arguments = ["--allow-run-as-root", "--oversubscribe", "-np", "3"];
+    if Command::new("mpirun").arg("--version").output().is_err() {
+        eprintln!("skipped: no mpirun on this machine");
+        return;
+    }
+    let fake = Fake::compile(&[]);
+    let run = |more: &[&str]| -> Output {
+        let mut command = Command::new("mpirun");
+        command.args(arguments).arg(env!("CARGO_BIN_EXE_nccl-spark"));
+        command.args(["alltoall", "--fabric", "verbs", "-b", "8", "-e", "8M", "-f", "1000", "-n", "2", "--plugin"]);
+        command.arg(fake.library()).args(more).env_remove("NCCL_DEBUG").output().unwrap()
+    };
+    let said = [Said::from(run(&[]))];
+    assert_one_table(&said, "mpirun");
+    let failed = Said::from(run(&["--rank-env", "1:FAKE_FAIL=2"]));
+    assert_ne!(failed.status, Some(0), "{failed:?}");
+    assert!(failed.err.contains("nccl-spark: rank 1: channel 1: isend"), "{failed:?}");
+}
