@@ -58,6 +58,8 @@ pub enum Order {
 
 /// Where the kernel lists RDMA devices.
 const DEVICES: &str = "/sys/class/infiniband";
+/// Before the process number, in the name of a run's own fabric.
+const PREFIX: &str = "nccl-spark-";
 /// A software fabric has that many nodes, and every rank is one.
 const MAX_NODES: usize = 16;
 
@@ -99,7 +101,8 @@ fn soft(wish: &Wish, ranks: usize, why: &str) -> Result<Fabric> {
         format!("no software fabric at {path} (cargo build --workspace makes it, --softverbs names another place)")
     })?;
     let profile = Profile::load(&wish.profile, wish.scale).map_err(|error| anyhow!("--profile: {error}"))?;
-    let name = wish.name.clone().unwrap_or_else(|| format!("nccl-spark-{}", std::process::id()));
+    sweep(&settings::default_dir(), Path::new("/proc"));
+    let name = wish.name.clone().unwrap_or_else(|| format!("{PREFIX}{}", std::process::id()));
     let prepared = fabric::prepare(&name, &profile).map_err(|error| anyhow!("make a software fabric: {error}"))?;
     let mut environment = prepared.environment.clone();
     environment.push(("NCCL_IBVERBS_LIB".to_owned(), library.display().to_string()));
@@ -109,6 +112,17 @@ fn soft(wish: &Wish, ranks: usize, why: &str) -> Result<Fabric> {
         slowed.map_err(|error| anyhow!("--slow-rail: {error}"))?;
     }
     Ok(fabric)
+}
+
+/// Takes away what runs left that were killed.
+fn sweep(folder: &Path, processes: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let pid = name.strip_prefix(PREFIX).and_then(|pid| pid.parse::<u32>().ok());
+        if pid.is_some_and(|pid| !processes.join(pid.to_string()).exists()) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
 }
 
 fn about(wish: &Wish, name: &str, why: &str) -> String {
@@ -195,6 +209,27 @@ mod tests {
         assert_eq!(only_one(folder.path()).unwrap(), "a");
         fs::create_dir(folder.path().join("b")).unwrap();
         assert!(format!("{:#}", only_one(folder.path()).unwrap_err()).contains("--fabric-name: a, b"));
+    }
+
+    #[test]
+    fn only_fabrics_of_runs_that_are_gone_are_swept_away() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["nccl-spark-7", "nccl-spark-8", "nccl-spark-mine", "default", "processes/8"] {
+            fs::create_dir_all(folder.path().join(name)).unwrap();
+        }
+        sweep(folder.path(), &folder.path().join("processes"));
+        let mut left = rdma_devices(folder.path());
+        left.retain(|name| name != "processes");
+        assert_eq!(left, ["default", "nccl-spark-8", "nccl-spark-mine"]);
+    }
+
+    #[test]
+    fn help_names_the_profiles_that_there_are() {
+        use clap::CommandFactory;
+        let mut command = crate::cli::Cli::command();
+        let help = command.find_subcommand_mut("all-gather").unwrap().render_long_help().to_string();
+        let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(help.contains(&format!("({})", Profile::names().join(", "))), "{help}");
     }
 
     #[test]

@@ -228,6 +228,8 @@ mod tests {
         recv: Vec<Vec<u8>>,
         /// By rank and link.
         plans: Vec<Vec<Schedule>>,
+        /// How many sends have come where they go; and how many the sender knows to have, as late as can be.
+        delivered: Vec<Vec<usize>>,
         sent: Vec<Vec<usize>>,
         received: Vec<Vec<usize>>,
         channels: usize,
@@ -253,7 +255,8 @@ mod tests {
             let plan = |rank, link| schedule(collective, Seat { rank, ranks, link, channels }, count);
             let plans = (0..ranks).map(|rank| (0..links).map(|link| plan(rank, link)).collect()).collect();
             let zeroes = vec![vec![0; links]; ranks];
-            Self { collective, ranks, count, send, recv, plans, sent: zeroes.clone(), received: zeroes, channels }
+            let [delivered, sent, received] = [zeroes.clone(), zeroes.clone(), zeroes];
+            Self { collective, ranks, count, send, recv, plans, delivered, sent, received, channels }
         }
 
         fn run(mut self, eager: bool) {
@@ -262,8 +265,14 @@ mod tests {
             if eager {
                 seats.reverse();
             }
-            while let Some(&(rank, link)) = seats.iter().find(|&&(rank, link)| self.may_receive(rank, link)) {
-                self.receive(rank, link);
+            loop {
+                if let Some(&(rank, link)) = seats.iter().find(|&&(rank, link)| self.may_receive(rank, link)) {
+                    self.receive(rank, link);
+                } else if self.sent != self.delivered {
+                    self.sent.clone_from(&self.delivered);
+                } else {
+                    break;
+                }
             }
             for (rank, link) in seats {
                 let left = self.plans[rank][link].receives.len() - self.received[rank][link];
@@ -283,16 +292,22 @@ mod tests {
         fn may_receive(&self, rank: usize, link: usize) -> bool {
             let from = self.from(rank, link);
             let Some(receive) = self.plans[rank][link].receives.get(self.received[rank][link]) else { return false };
-            let Some(send) = self.plans[from][link].sends.get(self.sent[from][link]) else { return false };
+            let Some(send) = self.plans[from][link].sends.get(self.delivered[from][link]) else { return false };
             receive.after.is_none_or(|send| send < self.sent[rank][link])
                 && send.after.is_none_or(|receive| receive < self.received[from][link])
         }
 
         fn receive(&mut self, rank: usize, link: usize) {
             let from = self.from(rank, link);
-            let send = self.plans[from][link].sends[self.sent[from][link]];
+            let send = self.plans[from][link].sends[self.delivered[from][link]];
             let receive = self.plans[rank][link].receives[self.received[rank][link]];
             assert_eq!(send.bytes, receive.bytes);
+            // What a send still stands on is not received over.
+            for under_way in &self.plans[rank][link].sends[self.sent[rank][link]..self.delivered[rank][link]] {
+                let apart = under_way.offset + under_way.bytes <= receive.offset
+                    || receive.offset + receive.bytes <= under_way.offset;
+                assert!(apart || under_way.buffer == Buffer::Send, "{:?}: rank {rank}: {receive:?}", self.collective);
+            }
             let source = match send.buffer {
                 Buffer::Recv => &self.recv[from],
                 Buffer::Send => &self.send[from],
@@ -303,7 +318,7 @@ mod tests {
                 moved.iter_mut().zip(own).for_each(|(byte, own)| *byte = byte.wrapping_add(*own));
             }
             self.recv[rank][receive.offset..][..receive.bytes].copy_from_slice(&moved);
-            self.sent[from][link] += 1;
+            self.delivered[from][link] += 1;
             self.received[rank][link] += 1;
         }
 
