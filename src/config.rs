@@ -67,7 +67,7 @@ settings! {
         "The verbs library to load.";
     hca: NameFilter = "NCCL_IB_HCA", "", NameFilter::parse, "`[^][=]NAME[:PORT],...` (at most 32 entries).",
         "Which RDMA devices may become rails: a prefix match, `=` exact, `^` all but these.";
-    gid_index: Option<u16> = "NCCL_IB_GID_INDEX", "-1", gid_index, "-1 (look it up at each connect) to 1023.",
+    gid_index: Option<u16> = "NCCL_IB_GID_INDEX", "-1", gid_index, "-1 (look it up at each connect) to 255.",
         "The GID table index to use on every port; a fixed index breaks when addresses change.";
     traffic_class: u8 = "NCCL_IB_TC", "0", number::<u8, 0, 255>, "0 to 255.",
         "Traffic class (DSCP and ECN) of RoCE packets.";
@@ -81,7 +81,7 @@ settings! {
         "Queue pairs of one connection on each rail; unset: chosen from the rails.";
     relaxed_ordering: RelaxedOrdering = "NCCL_IB_PCI_RELAXED_ORDERING", "2", relaxed_ordering,
         "0 (off), 1 (on) or 2 (where the device takes it).",
-        "PCIe relaxed ordering for bulk data.";
+        "PCIe relaxed ordering for bulk data; a device may take the request and ignore it.";
     socket_interfaces: NameFilter = "NCCL_SOCKET_IFNAME", "", NameFilter::parse, "`[^][=]NAME,...` (at most 32 entries).",
         "Which network interface carries the set-up of connections.";
     socket_family: SocketFamily = "NCCL_SOCKET_FAMILY", "", socket_family, "AF_INET or AF_INET6.",
@@ -178,7 +178,7 @@ fn millis<const LOW: u64, const HIGH: u64>(value: &str) -> Parsed<Duration> {
 fn gid_index(value: &str) -> Parsed<Option<u16>> {
     match value.parse::<i32>().map_err(|_| ())? {
         -1 => Ok(None),
-        index @ 0..=1023 => Ok(Some(index as u16)),
+        index @ 0..=255 => Ok(Some(index as u16)),
         _ => Err(()),
     }
 }
@@ -266,7 +266,8 @@ fn entry(text: &str) -> Parsed<(String, Option<u8>)> {
     for rail_or_plane in fields.by_ref().take(2) {
         number::<u64, 0, 65_535>(rail_or_plane)?;
     }
-    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '@');
+    // What the kernel allows in the name of an interface, less what the grammar needs.
+    let plain = |c: char| !c.is_whitespace() && !c.is_control() && !matches!(c, '/' | '^' | '=');
     let well_formed = !name.is_empty() && name.len() <= 64 && name.chars().all(plain) && fields.next().is_none();
     if well_formed { Ok((name.to_owned(), port)) } else { Err(()) }
 }
@@ -298,6 +299,7 @@ mod tests {
             ("NCCL_IB_TIMEOUT", "0"),
             ("NCCL_IB_RETRY_CNT", "8"),
             ("NCCL_IB_GID_INDEX", "-2"),
+            ("NCCL_IB_GID_INDEX", "256"),
             ("NCCL_IB_QPS_PER_CONNECTION", "17"),
             ("NCCL_SOCKET_FAMILY", "ipv4"),
             ("NCCL_SPARK_CONNECT_TIMEOUT_S", "soon"),

@@ -187,9 +187,12 @@ fn look_around(config: &Config) -> Result<(Survey, Ports)> {
         };
         for port in 1..=context.ports() {
             let (name, guid) = (device.name().to_owned(), device.guid());
-            let info = context.port(port)?;
-            let gids = context.gid_table(port)?;
-            ports.push((PortFacts { device: name, guid, port, info, gids }, Arc::clone(&context)));
+            match context.port(port).and_then(|info| Ok((info, context.gid_table(port)?))) {
+                Ok((info, gids)) => {
+                    ports.push((PortFacts { device: name, guid, port, info, gids }, Arc::clone(&context)));
+                }
+                Err(error) => trouble.push(format!("{name}:{port} is left out: {error}")),
+            }
         }
     }
     if ports.is_empty() {

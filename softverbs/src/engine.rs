@@ -1,6 +1,6 @@
 //! What a NIC would do by itself: takes work requests that peers have posted for this process's queue pairs, and serves them.
 
-use crate::fabric::{Node, lock};
+use crate::fabric::Node;
 use crate::os::memory::Bounce;
 use crate::os::process::{sleep_while, wake};
 use crate::queue_pair::QueuePair;
@@ -227,35 +227,5 @@ impl Regions {
                 && addr >= region.addr
                 && end.is_some_and(|end| end <= region.addr + region.bytes)
         })
-    }
-}
-
-impl Node {
-    /// Registers memory with a device; its key.
-    ///
-    /// # Safety
-    /// Until it is deregistered, the memory stays mapped, and may be read and (with write access) written by peers.
-    ///
-    /// # Errors
-    /// An `errno`: `EINVAL` for an impossible range, `EFAULT` for memory that is not there, `ENOMEM` for too many.
-    #[allow(unsafe_code)]
-    pub unsafe fn register(&self, device: usize, addr: usize, len: usize, access: u32) -> Result<u32, i32> {
-        if addr.checked_add(len).is_none() || device >= self.devices().len() {
-            return Err(libc::EINVAL);
-        }
-        if len > 0 && !crate::os::process::mapped(addr, len) {
-            return Err(libc::EFAULT);
-        }
-        self.regions.add(device, addr as u64, len as u64, access).ok_or(libc::ENOMEM)
-    }
-
-    /// Ends a registration. When this returns nothing is written there any more.
-    ///
-    /// # Errors
-    /// `EINVAL` for a key that there is not.
-    pub fn deregister(&self, device: usize, key: u32) -> Result<(), i32> {
-        // The engine checks keys and moves bytes under this lock.
-        let _fence = lock(self.engine(device));
-        if self.regions.remove(key) { Ok(()) } else { Err(libc::EINVAL) }
     }
 }

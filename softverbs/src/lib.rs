@@ -25,6 +25,7 @@ pub mod engine;
 pub mod fabric;
 pub mod os;
 pub mod pacing;
+mod posting;
 pub mod profile;
 pub mod queue_pair;
 mod serve;

@@ -1,9 +1,9 @@
-//! Queue pairs: states, posting, and the ends of sends. Serving what the peer has posted is in [`crate::serve`].
+//! Queue pairs: states, receives, and the ends of sends. Posting sends is in `posting.rs`, serving what the peer has
+//! posted in `serve.rs`.
 
 use crate::completion_queue::{Completion, CompletionQueue};
 use crate::fabric::{EVENT_ACCESS_ERROR, Event, Node, lock};
-use crate::os::memory;
-use crate::os::shm::{INLINE_BYTES, MAX_QPS, MAX_SGES, QpMemory, SEND_SLOTS, Slot};
+use crate::os::shm::{INLINE_BYTES, MAX_QPS, MAX_SGES, QpMemory, SEND_SLOTS};
 use crate::serve::Serving;
 use crate::status;
 use std::collections::VecDeque;
@@ -35,8 +35,8 @@ pub(crate) struct Local {
     pub(crate) remote: Option<Remote>,
     pub(crate) rnr_wait_ns: u64,
     pub(crate) serving: Serving,
-    sent: Box<[Sent; SEND_SLOTS]>,
-    reaped: u64,
+    pub(crate) sent: Box<[Sent; SEND_SLOTS]>,
+    pub(crate) reaped: u64,
     retry_ns: u64,
 }
 
@@ -59,11 +59,11 @@ pub(crate) struct Receive {
 
 /// What is remembered of a posted send until it is done.
 #[derive(Debug, Clone, Copy, Default)]
-struct Sent {
-    wr_id: u64,
-    opcode: u32,
-    signaled: bool,
-    bytes: u32,
+pub(crate) struct Sent {
+    pub(crate) wr_id: u64,
+    pub(crate) opcode: u32,
+    pub(crate) signaled: bool,
+    pub(crate) bytes: u32,
 }
 
 /// The sizes of a queue pair.
@@ -159,8 +159,8 @@ pub struct SendRequest<'a> {
     pub operation: Operation,
     /// Whether it makes a completion.
     pub signaled: bool,
-    /// Whether the bytes are read at once.
-    pub inline: bool,
+    /// The bytes themselves, for an inline request, whose pieces then only say how many there are.
+    pub inline: Option<&'a [u8]>,
     /// Whether it wakes a peer that waits for solicited completions.
     pub solicited: bool,
     /// Immediate data, as it lies in memory.
@@ -183,37 +183,6 @@ pub enum Operation {
     Send = 1,
     /// Reads the peer's memory.
     Read = 2,
-}
-
-/// The packed first word of a work request in shared memory.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Head {
-    pub(crate) operation: u8,
-    pub(crate) has_imm: bool,
-    pub(crate) solicited: bool,
-    pub(crate) sges: usize,
-    pub(crate) inline_bytes: usize,
-}
-
-impl Head {
-    fn pack(self) -> u64 {
-        u64::from(self.operation)
-            | u64::from(self.has_imm) << 8
-            | u64::from(self.solicited) << 9
-            | (self.sges as u64) << 16
-            | (self.inline_bytes as u64) << 32
-    }
-
-    /// What another process wrote: bounded here.
-    pub(crate) fn unpack(word: u64) -> Self {
-        Self {
-            operation: word as u8,
-            has_imm: word & 1 << 8 != 0,
-            solicited: word & 1 << 9 != 0,
-            sges: ((word >> 16) as u16 as usize).min(MAX_SGES),
-            inline_bytes: ((word >> 32) as usize).min(INLINE_BYTES),
-        }
-    }
 }
 
 impl QueuePair {
@@ -369,11 +338,9 @@ impl QueuePair {
             self.enter(local, State::Error);
         }
         self.flush_receives(local);
-        if !self.expected.swap(true, Ordering::AcqRel) {
-            // The flushed sends are found at the next poll.
-            if let Some(this) = self.node.find(self.slot) {
-                self.send_cq.expect(&this);
-            }
+        // The flushed sends are found at the next poll.
+        if let Some(this) = self.node.find(self.slot) {
+            this.expect_ends();
         }
     }
 
@@ -385,87 +352,17 @@ impl QueuePair {
         }
     }
 
+    /// Lets the send queue's completion queue look after the ends of sends, unless it does already.
+    pub(crate) fn expect_ends(self: &Arc<Self>) {
+        if !self.expected.swap(true, Ordering::AcqRel) {
+            self.send_cq.expect(self);
+        }
+    }
+
     /// The peer used a key that it must not use.
     pub(crate) fn refuse(&self, local: &mut Local) {
         self.fail(local);
         self.node.announce(self.device, Event { kind: EVENT_ACCESS_ERROR, port: 1, qp: Some(self.number) });
-    }
-
-    /// Posts a send request.
-    ///
-    /// # Safety
-    /// An inline request's pieces may be read.
-    ///
-    /// # Errors
-    /// `EINVAL` when the state or the request does not allow it, `ENOMEM` when the queue is full.
-    #[allow(unsafe_code)]
-    pub unsafe fn post_send(self: &Arc<Self>, request: &SendRequest<'_>) -> Result<(), i32> {
-        let mut local = lock(&self.local);
-        let bytes: u64 = request.sges.iter().map(|sge| u64::from(sge.bytes)).sum();
-        let wrong = request.sges.len() > MAX_SGES
-            || (request.inline && bytes > u64::from(self.caps.inline_bytes).max(INLINE_BYTES as u64));
-        if wrong || !matches!(local.state, State::ReadyToSend | State::Error) {
-            return Err(libc::EINVAL);
-        }
-        let memory = self.memory();
-        let posted = memory.posted.load(Ordering::Relaxed);
-        if posted - local.reaped >= u64::from(self.caps.send_requests) {
-            return Err(libc::ENOMEM);
-        }
-        let now = self.node.memory.now_ns();
-        let slot = memory.slot(posted);
-        // SAFETY: the caller's promise for inline pieces; others are read only after their keys were checked.
-        let inline_bytes = unsafe { self.carry_along(slot, request, bytes) };
-        fill(slot, request, bytes, inline_bytes, now);
-        let status = self.check_keys(request);
-        slot.status.store(u64::from(status), Ordering::Relaxed);
-        let signaled = request.signaled || self.caps.signal_all;
-        local.sent[posted as usize % SEND_SLOTS] =
-            Sent { wr_id: request.wr_id, opcode: opcode(request.operation), signaled, bytes: bytes as u32 };
-        memory.posted.store(posted + 1, Ordering::Release);
-        let remote = local.remote;
-        drop(local);
-        if !self.expected.swap(true, Ordering::AcqRel) {
-            self.send_cq.expect(self);
-        }
-        if let Some(remote) = remote
-            && self.node.qp_memory(remote.slot).number.load(Ordering::Acquire) == remote.number
-        {
-            crate::engine::ring(&self.node, remote.slot, now);
-        }
-        Ok(())
-    }
-
-    /// Copies small writes and sends into the work request itself: the peer then needs no system call for them. Returns how
-    /// many bytes that are.
-    #[allow(unsafe_code)]
-    unsafe fn carry_along(&self, slot: &Slot, request: &SendRequest<'_>, bytes: u64) -> usize {
-        let readable = request.inline || self.check_keys(request) == 0;
-        if bytes == 0 || bytes > INLINE_BYTES as u64 || request.operation == Operation::Read || !readable {
-            return 0;
-        }
-        let mut carried = [0u8; INLINE_BYTES];
-        let mut at = 0;
-        for sge in request.sges {
-            let end = at + sge.bytes as usize;
-            // SAFETY: inline pieces may be read by the caller's promise, others because they are registered.
-            unsafe { memory::take(sge.addr, sge.bytes as usize, &mut carried[at..end]) };
-            at = end;
-        }
-        for (cell, word) in slot.inline.iter().zip(carried.chunks_exact(8)).take(at.div_ceil(8)) {
-            let word: [u8; 8] = word.try_into().unwrap_or_default();
-            cell.store(u64::from_ne_bytes(word), Ordering::Relaxed);
-        }
-        at
-    }
-
-    fn check_keys(&self, request: &SendRequest<'_>) -> u32 {
-        let access = if request.operation == Operation::Read { status::LOCAL_WRITE } else { 0 };
-        let allowed = |sge: &Sge| {
-            sge.bytes == 0 || self.node.regions.allows(sge.lkey, self.device, sge.addr, u64::from(sge.bytes), access)
-        };
-        let inline = request.inline && request.operation != Operation::Read;
-        if inline || request.sges.iter().all(allowed) { 0 } else { status::LOCAL_PROTECTION }
     }
 
     /// Posts a receive.
@@ -598,33 +495,6 @@ fn claim(node: &Node, device: usize) -> Option<(usize, u32)> {
 }
 
 const _: () = assert!(MAX_QPS == 1 << 11, "a queue pair's number holds its place in 11 bits");
-
-fn fill(slot: &Slot, request: &SendRequest<'_>, bytes: u64, inline_bytes: usize, now_ns: u64) {
-    let head = Head {
-        operation: request.operation as u8,
-        has_imm: request.imm.is_some(),
-        solicited: request.solicited,
-        sges: request.sges.len(),
-        inline_bytes,
-    };
-    slot.head.store(head.pack(), Ordering::Relaxed);
-    slot.imm_rkey.store(u64::from(request.imm.unwrap_or(0)) | u64::from(request.rkey) << 32, Ordering::Relaxed);
-    slot.remote_addr.store(request.remote_addr, Ordering::Relaxed);
-    slot.bytes.store(bytes, Ordering::Relaxed);
-    slot.posted_ns.store(now_ns, Ordering::Relaxed);
-    for (place, sge) in slot.sges.iter().zip(request.sges) {
-        place[0].store(sge.addr, Ordering::Relaxed);
-        place[1].store(u64::from(sge.bytes), Ordering::Relaxed);
-    }
-}
-
-fn opcode(operation: Operation) -> u32 {
-    match operation {
-        Operation::Send => 0,
-        Operation::Write => 1,
-        Operation::Read => 2,
-    }
-}
 
 /// How long a peer waits before it tries again, by the code of `min_rnr_timer`: roughly the table of the InfiniBand
 /// specification (9.7.5.2.8, table 46), which doubles every two codes from 10 us (code 1); code 0 is 655 ms.

@@ -105,15 +105,14 @@ impl End {
             wr_id: 77,
             operation,
             signaled: true,
-            inline: false,
+            inline: None,
             solicited: false,
             imm,
             sges,
             remote_addr: remote.0,
             rkey: remote.1,
         };
-        // SAFETY: not inline.
-        unsafe { self.qp.post_send(&request) }
+        self.qp.post_send(&request)
     }
 
     fn write(&self, bytes: u32, imm: Option<u32>, to: &End) {

@@ -2,14 +2,17 @@
 
 use crate::error::{Error, Result};
 use crate::wire::message::{HEADER_BYTES, Header, MAX_BODY_BYTES, Message};
-use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-/// How long the kernel tries to deliver bytes before it gives the channel up.
-const USER_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long the kernel tries to deliver bytes before it gives the channel up: a network that is out for longer counts as a peer
+/// that is gone.
+const USER_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a channel may be silent before the kernel asks whether the peer's host is still there, and then how often.
+const KEEPALIVE: Duration = Duration::from_secs(15);
 
 /// One end of a channel.
 #[derive(Debug)]
@@ -57,7 +60,8 @@ impl Channel {
         stream.set_nonblocking(true).map_err(trouble)?;
         stream.set_nodelay(true).map_err(trouble)?;
         SockRef::from(&stream).set_tcp_user_timeout(Some(USER_TIMEOUT)).map_err(trouble)?;
-        SockRef::from(&stream).set_keepalive(true).map_err(trouble)?;
+        let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
+        SockRef::from(&stream).set_tcp_keepalive(&keepalive).map_err(trouble)?;
         Ok(Self { stream, inbox: Vec::new(), outbox: Vec::new() })
     }
 
@@ -106,7 +110,8 @@ impl Channel {
         Ok(())
     }
 
-    /// The next message, if one has arrived whole. Never reads more than one message's worth ahead.
+    /// The next message, if one has arrived whole. It may have been read from the socket with the one before it: ask until there is
+    /// nothing. Never keeps more than the largest message and a little.
     ///
     /// # Errors
     /// [`Error::Remote`] when the channel is broken or speaks something else.

@@ -4,12 +4,14 @@ use super::Host;
 use super::channel::{Channel, Received};
 use super::handshake::{self, Rails, in_time};
 use super::lane::{Lane, Role, Route};
+use super::network;
 use super::peer::Peer;
 use super::send::{SendComm, SendPath};
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::verbs::{Access, Mr, Region};
 use crate::wire::MAX_RAILS;
-use crate::wire::cts::RING_WORDS;
+use crate::wire::cts::{PROBE_BYTES, RING_WORDS};
 use crate::wire::handle::{HANDLE_BYTES, Handle};
 use crate::wire::message::{Go, Hello, Message, Offer, PairOffer, PairReady, Ready};
 use std::sync::Arc;
@@ -66,7 +68,7 @@ pub fn connect(
         0 => {
             let ticket = host.new_ticket();
             Handle::set_ticket(handle, ticket);
-            host.keep_connecting(ticket, Connecting::begin(decoded, traffic_class)?);
+            host.keep_connecting(ticket, Connecting::begin(decoded, &host.config, traffic_class)?);
             ticket
         }
         ticket => ticket,
@@ -89,8 +91,8 @@ enum Step {
 }
 
 impl Connecting {
-    fn begin(handle: Handle, traffic_class: Option<u8>) -> Result<Self> {
-        let channel = Channel::dial(handle.address)?;
+    fn begin(handle: Handle, config: &Config, traffic_class: Option<u8>) -> Result<Self> {
+        let channel = Channel::dial(network::in_own_scope(handle.address, config)?)?;
         Ok(Self { channel, started: Instant::now(), traffic_class, handle, stage: Stage::Dialling })
     }
 
@@ -173,7 +175,7 @@ pub(super) fn out_of_turn(channel: &Channel, message: &Message) -> Error {
 
 impl Connected {
     fn from_offer(host: &Host, rails: &Rails, offer: Offer, traffic_class: Option<u8>) -> Result<Self> {
-        let ring = Region::new(RING_WORDS * 8)?;
+        let ring = Region::new(RING_WORDS * 8 + PROBE_BYTES)?;
         let mut pairs = Vec::with_capacity(offer.pairs.len());
         let mut paired = Vec::with_capacity(offer.pairs.len());
         for pair in &offer.pairs {
@@ -193,7 +195,6 @@ impl Connected {
                 ends: &pair.qps,
                 traffic_class,
             };
-            warn_of_mtu(rail.name(), look.port.active_mtu_bytes, pair, &offer.name);
             let made = connect_lane(host, rail, pair, &route, &ring).map_err(|error| error.to_string());
             pairs.push(OfferedPair { index: rail.index, acceptor: pair.acceptor_name.clone(), made });
         }
@@ -231,7 +232,11 @@ impl Connected {
             }
         }
         if lanes.is_empty() || lanes.len() > MAX_RAILS {
-            return Err(Error::Remote(format!("{}: no rail carries: {left_out:?}", self.peer)));
+            return Err(Error::Remote(format!(
+                "{}: no rail carries: {}",
+                self.peer,
+                handshake::left_out_text(host, &left_out)
+            )));
         }
         handshake::report(host, &self.peer, &live, &left_out);
         let peer = Arc::new(Peer::new(self.peer));
@@ -256,14 +261,4 @@ fn connect_lane(
     // Strict: the sender looks at these bytes while they arrive.
     let ring_key = ring.register(&rail.pd, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
     Ok((lane, ring_key))
-}
-
-fn warn_of_mtu(rail: String, own_mtu_bytes: u32, pair: &PairOffer, peer: &str) {
-    if pair.mtu_bytes < own_mtu_bytes {
-        tracing::warn!(
-            "rail {rail}: path MTU {own_mtu_bytes} here, {} at {} of {peer}: the smaller is used; set both ports to the same MTU",
-            pair.mtu_bytes,
-            pair.acceptor_name,
-        );
-    }
 }

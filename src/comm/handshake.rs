@@ -106,6 +106,13 @@ pub fn unpaired(rails: &Rails, paired: &[usize]) -> Vec<(usize, String)> {
     all
 }
 
+/// Rails that are left out, with the reason of each, for a message.
+pub fn left_out_text(host: &Host, left_out: &[(usize, String)]) -> String {
+    let name = |index: usize| host.rails.get(index).map_or_else(|| format!("rail {index}"), |rail| rail.name());
+    let one = |(index, why): &(usize, String)| format!("{} ({why})", name(*index));
+    left_out.iter().map(one).collect::<Vec<_>>().join("; ")
+}
+
 /// An error when a handshake has taken too long.
 ///
 /// # Errors

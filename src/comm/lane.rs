@@ -41,6 +41,7 @@ pub struct Lane {
     pub peer_rail: String,
     /// What the pair carries, in Mb/s.
     pub rate_mbps: f64,
+    rail_mbps: f64,
     queues: Vec<Queue>,
     cq: Cq,
     turn: usize,
@@ -115,7 +116,11 @@ impl Lane {
         };
         // A full flush: every request of every queue pair can complete with an error at once.
         let flush = (caps.send_requests + caps.receive_requests) * queue_count as u32;
-        let cq = Cq::new(context, flush.min(context.limits().max_cqe))?;
+        if flush > context.limits().max_cqe {
+            let (name, most) = (rail.name(), context.limits().max_cqe);
+            return Err(Error::Missing(format!("{name}: completion queues of {most} entries; {flush} are needed")));
+        }
+        let cq = Cq::new(context, flush)?;
         let mut queues = Vec::with_capacity(queue_count);
         for _ in 0..queue_count {
             let room = caps.send_requests;
@@ -126,7 +131,18 @@ impl Lane {
         }
         let rate_mbps = f64::from(rail.info.speed_mbps.max(1));
         let (peer_rail, turn, pending, outstanding_bytes) = Default::default();
-        Ok(Lane { rail: Arc::clone(rail), peer_rail, rate_mbps, queues, cq, turn, pending, outstanding_bytes })
+        let rail_mbps = rate_mbps;
+        Ok(Lane {
+            rail: Arc::clone(rail),
+            peer_rail,
+            rate_mbps,
+            rail_mbps,
+            queues,
+            cq,
+            turn,
+            pending,
+            outstanding_bytes,
+        })
     }
 
     /// This side's queue pairs.
@@ -171,7 +187,10 @@ impl Lane {
     /// What the planner must know.
     #[inline]
     pub fn load(&self) -> plan::Lane {
-        plan::Lane { rate_mbps: self.rate_mbps, backlog_bytes: self.rail.backlog_bytes() }
+        // Of what other connections have given to the rail, this lane waits for its part of the rail's speed.
+        let part = self.rate_mbps / self.rail_mbps;
+        let shared_bytes = (self.rail.backlog_bytes() as f64 * part) as u64;
+        plan::Lane { rate_mbps: self.rate_mbps, backlog_bytes: shared_bytes.max(self.outstanding_bytes) }
     }
 
     /// The queue pair for the next message: they take turns.

@@ -11,14 +11,15 @@ use super::lane::{Lane, LaneWrite, Role, Route};
 use super::network;
 use super::pairing::{self, Pair};
 use super::peer::Peer;
+use super::rail::Rail;
 use super::recv::{RecvComm, RecvPath, Ring};
 use super::work::{Work, WorkId};
 use crate::error::{Error, Result};
 use crate::verbs::{Access, CompletionBuffer, Mr, Region, Remote};
 use crate::wire::MAX_RAILS;
-use crate::wire::cts::RING_WORDS;
+use crate::wire::cts::{PROBE_BYTES, RING_WORDS};
 use crate::wire::handle::{HANDLE_BYTES, Handle, TOKEN_BYTES};
-use crate::wire::message::{Go, Hello, Message, Offer, PairOffer, PairReady, Ready};
+use crate::wire::message::{Go, Hello, Message, Offer, PairOffer, PairReady, RailAdvert, Ready};
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -87,6 +88,10 @@ enum Probed {
 
 struct Tried {
     lane: Lane,
+    probe: LaneWrite,
+    /// When to write once more: a lost packet is sent again at once when a later one arrives, while the queue pair's
+    /// own time-out (4 s and more at NCCL's default) is longer than the trial.
+    again: Option<Instant>,
     shadow_key: Mr,
     ring_rkey: u32,
 }
@@ -118,7 +123,7 @@ impl ListenComm {
         let mut door = self.door.lock().unwrap_or_else(PoisonError::into_inner);
         let waiting_since = *door.waiting_since.get_or_insert_with(Instant::now);
         self.open(&mut door)?;
-        self.ask_for_tokens(&mut door);
+        self.ask_for_tokens(&mut door)?;
         let mut index = 0;
         while index < door.invited.len() {
             let accepting = door.invited.swap_remove(index);
@@ -171,14 +176,11 @@ impl ListenComm {
     }
 
     /// Hears those at the door: who shows the token is invited, who says anything else or takes too long is dropped.
-    fn ask_for_tokens(&self, door: &mut Door) {
+    fn ask_for_tokens(&self, door: &mut Door) -> Result<()> {
         for (since, mut channel) in std::mem::take(&mut door.knocking) {
             match channel.receive() {
                 Ok(Received::Message(Message::Hello(hello))) if hello.token == self.token => {
-                    match Accepting::begin(&self.host, channel, hello) {
-                        Ok(accepting) => door.invited.push(accepting),
-                        Err(error) => tracing::warn!("a connection could not be made: {error}"),
-                    }
+                    door.invited.push(Accepting::begin(&self.host, channel, hello)?);
                 }
                 Ok(Received::Message(other)) => {
                     tracing::info!(
@@ -195,6 +197,7 @@ impl ListenComm {
                 Err(error) => tracing::info!("a stranger is dropped at the bootstrap port: {error}"),
             }
         }
+        Ok(())
     }
 }
 
@@ -269,6 +272,7 @@ impl Offered {
                 }
             };
             lane.peer_rail.clone_from(&peer_rail);
+            warn_of_mtu(rail, &hello.rails[pair.connector], &rails.adverts[pair.acceptor], &hello.name);
             lane.rate_mbps = f64::from(pair.speed_mbps.max(1));
             offers.push(PairOffer {
                 connector_rail: pair.connector as u8,
@@ -282,7 +286,11 @@ impl Offered {
             opened.push((pair, peer_rail, lane));
         }
         if opened.is_empty() {
-            return Err(Error::Missing(format!("no queue pairs for {}: {left_out:?}", hello.name)));
+            return Err(Error::Missing(format!(
+                "no queue pairs for {}: {}",
+                hello.name,
+                handshake::left_out_text(host, &left_out)
+            )));
         }
         let offer = Offer { name: host.name.clone(), chunk_bytes, pairs: offers };
         Ok((Self { rails, chunk_bytes, pairs: opened, left_out }, offer))
@@ -297,7 +305,7 @@ impl Offered {
                 self.pairs.len()
             )));
         }
-        let shadow = Region::new(RING_WORDS * 8)?;
+        let shadow = Region::new(RING_WORDS * 8 + PROBE_BYTES)?;
         let mut pairs = Vec::with_capacity(self.pairs.len());
         for ((pair, _, lane), answer) in self.pairs.into_iter().zip(ready.pairs) {
             let index = lane.rail.index;
@@ -327,6 +335,17 @@ impl Offered {
     }
 }
 
+/// Both ends' ports should have one MTU: said here, where both are known.
+fn warn_of_mtu(rail: &Rail, theirs: &RailAdvert, ours: &RailAdvert, peer: &str) {
+    let (here, there) = (ours.mtu_bytes, theirs.mtu_bytes);
+    if here != there {
+        let (rail, their_rail) = (rail.name(), &theirs.name);
+        tracing::warn!(
+            "rail {rail}: path MTU {here} here, {there} at {their_rail} of {peer}: the smaller is used; give both ports one MTU"
+        );
+    }
+}
+
 impl Tried {
     fn start(
         host: &Host,
@@ -338,19 +357,28 @@ impl Tried {
     ) -> Result<Self> {
         lane.connect(Role::Receiver, &host.config, route)?;
         let shadow_key = shadow.register(&lane.rail.pd, Access::LOCAL_WRITE)?;
-        for queue in 0..lane.queue_count() {
-            lane.write(&LaneWrite {
-                work: Work::Probe,
-                queue: queue as u8,
-                local_addr: 0,
-                lkey: 0,
-                bytes: 0,
-                remote: Remote { addr: ring_addr, rkey: ring_rkey },
-                immediate: None,
-                signaled: true,
-            })?;
+        let probe = LaneWrite {
+            work: Work::Probe,
+            queue: 0,
+            local_addr: shadow.addr() + RING_WORDS as u64 * 8,
+            lkey: shadow_key.lkey(),
+            // A whole packet: a switch or port with a smaller MTU on the way passes empty ones.
+            bytes: route.mtu_bytes.min(PROBE_BYTES as u32),
+            remote: Remote { addr: ring_addr + RING_WORDS as u64 * 8, rkey: ring_rkey },
+            immediate: None,
+            signaled: true,
+        };
+        let again = Some(Instant::now() + host.config.probe_timeout / 3);
+        let mut tried = Self { lane, probe, again, shadow_key, ring_rkey };
+        tried.write()?;
+        Ok(tried)
+    }
+
+    fn write(&mut self) -> Result<()> {
+        for queue in 0..self.lane.queue_count() {
+            self.lane.write(&LaneWrite { queue: queue as u8, ..self.probe })?;
         }
-        Ok(Self { lane, shadow_key, ring_rkey })
+        Ok(())
     }
 }
 
@@ -390,7 +418,8 @@ impl Probing {
             }
         }
         if lanes.is_empty() {
-            let error = Error::Remote(format!("no rail carries between this host and {peer}: {left_out:?}"));
+            let error =
+                Error::Remote(format!("no rail carries to {peer}: {}", handshake::left_out_text(host, &left_out)));
             channel.send(&Message::Refuse(error.to_string()))?;
             return Err(error);
         }
@@ -415,6 +444,12 @@ impl Tried {
                 return Probed::LeftOut(format!("its first write failed: {}", completion.status_text()));
             }
             self.lane.retire(WorkId::decode(completion.wr_id()));
+        }
+        if self.lane.has_pending() && self.again.is_some_and(|again| Instant::now() >= again) {
+            self.again = None;
+            if let Err(error) = self.write() {
+                return Probed::LeftOut(error.to_string());
+            }
         }
         match (self.lane.has_pending(), late) {
             (false, _) => Probed::Carries(self),

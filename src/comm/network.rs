@@ -1,6 +1,6 @@
 //! The host's network interfaces: where the bootstrap listens, and how long the subnets' prefixes are.
 
-use crate::config::{NameFilter, SocketFamily};
+use crate::config::{Config, NameFilter, SocketFamily};
 use crate::error::{Error, Result};
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
@@ -17,6 +17,8 @@ pub struct InterfaceAddress {
     pub prefix: Option<u8>,
     /// Whether the interface is a loopback.
     pub loopback: bool,
+    /// Whether it has a carrier.
+    pub running: bool,
 }
 
 /// The addresses of all interfaces that are up.
@@ -40,7 +42,8 @@ pub fn addresses() -> Result<Vec<InterfaceAddress>> {
                 _ => None,
             });
             let loopback = each.flags.contains(InterfaceFlags::IFF_LOOPBACK);
-            Some(InterfaceAddress { interface: each.interface_name, address, prefix, loopback })
+            let running = each.flags.contains(InterfaceFlags::IFF_RUNNING);
+            Some(InterfaceAddress { interface: each.interface_name, address, prefix, loopback, running })
         })
         .collect())
 }
@@ -56,7 +59,7 @@ pub fn prefixes(addresses: &[InterfaceAddress]) -> Vec<(Ipv6Addr, u8)> {
         .collect()
 }
 
-/// Where the bootstrap listens: the first address that the settings admit. As NCCL does, containers' bridges and the
+/// Where the bootstrap listens: the first address that the settings admit, of an interface with a carrier. As NCCL does, containers' bridges and the
 /// loopback are taken only when there is nothing else or they were asked for by name.
 ///
 /// # Errors
@@ -84,10 +87,14 @@ pub fn bootstrap_address(
             SocketFamily::V4 => each.address.is_ipv4(),
             SocketFamily::V6 => each.address.is_ipv6(),
         };
-        right_family && filter.admits(&each.interface, None)
+        right_family && each.running && filter.admits(&each.interface, None)
     });
     admitted.min_by_key(rank).map(|each| each.address).ok_or_else(|| {
-        let have: Vec<String> = addresses.iter().map(|a| format!("{} ({})", a.interface, a.address.ip())).collect();
+        let one = |a: &InterfaceAddress| {
+            let carrier = if a.running { "" } else { ", no carrier" };
+            format!("{} ({}{carrier})", a.interface, a.address.ip())
+        };
+        let have: Vec<String> = addresses.iter().map(one).collect();
         Error::Missing(format!(
             "no interface for setting up connections: NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY admit none of {}",
             have.join(", ")
@@ -95,10 +102,25 @@ pub fn bootstrap_address(
     })
 }
 
+/// A peer's address as this host must dial it: a link-local one by the interface that this host uses itself. (The number that the
+/// peer's interface has there means nothing here.)
+///
+/// # Errors
+/// As [`bootstrap_address`].
+pub fn in_own_scope(address: SocketAddr, config: &Config) -> Result<SocketAddr> {
+    match address {
+        SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => {
+            let own = bootstrap_address(&addresses()?, &config.socket_interfaces, config.socket_family)?;
+            let scope = if let SocketAddr::V6(own) = own { own.scope_id() } else { v6.scope_id() };
+            Ok(SocketAddr::V6(SocketAddrV6::new(*v6.ip(), v6.port(), 0, scope)))
+        }
+        other => Ok(other),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
 
     fn host() -> Vec<InterfaceAddress> {
         let one = |interface: &str, address: &str, prefix| InterfaceAddress {
@@ -106,12 +128,14 @@ mod tests {
             address: address.parse().unwrap(),
             prefix: Some(prefix),
             loopback: interface == "lo",
+            running: interface != "enp1s0f1np1",
         };
         vec![
             one("lo", "127.0.0.1:0", 8),
             one("docker0", "172.17.0.1:0", 16),
             one("enP7s7", "[fe80::1%2]:0", 64),
             one("enP7s7", "10.0.0.5:0", 24),
+            one("enp1s0f1np1", "192.168.102.1:0", 24),
             one("enp1s0f0np0", "192.168.100.1:0", 24),
         ]
     }

@@ -11,6 +11,7 @@ pub struct Patience {
     looks: u32,
     since: Option<Instant>,
     warned: bool,
+    missed: Option<Instant>,
 }
 
 impl Patience {
@@ -34,6 +35,13 @@ impl Patience {
     pub fn elapsed(&mut self) -> Duration {
         self.looks = self.looks.max(1);
         self.since.get_or_insert_with(Instant::now).elapsed()
+    }
+
+    /// For how long the peer has been away without anything moving, counted from the first time this is asked.
+    #[cold]
+    pub fn away(&mut self) -> Duration {
+        self.looks = self.looks.max(1);
+        self.missed.get_or_insert_with(Instant::now).elapsed()
     }
 
     /// Whether to say so now: once for each time that things stop for longer than `limit`.

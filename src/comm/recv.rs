@@ -285,6 +285,15 @@ impl RecvPath {
 
     #[cold]
     fn waiting(&mut self, comm: &RecvComm, what: &str, waited: Option<Duration>, presence: Presence) -> Result<()> {
+        if presence != Presence::Here {
+            // What arrived before the peer left may lie on a lane whose turn has not come.
+            for index in 0..self.lanes.len() {
+                if self.take_in(comm, index)? {
+                    self.patience.moved();
+                    return Ok(());
+                }
+            }
+        }
         let waited = waited.unwrap_or_else(|| self.patience.elapsed());
         let open = self.receives.open();
         match stall_verdict(&mut self.patience, &comm.peer, presence, waited, comm.host.config.stall_warn) {

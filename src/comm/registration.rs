@@ -55,7 +55,8 @@ impl Registration {
 pub struct Registrations(Mutex<Vec<Weak<Registration>>>);
 
 impl Registrations {
-    /// Registers memory on all `rails`, or shares a registration that holds it.
+    /// Registers memory on all `rails`, or shares a registration of the same pages. (Not one that merely contains them: it would
+    /// outlive its own owner's deregistration, and pages mapped anew behind it.)
     ///
     /// # Errors
     /// [`Error::Argument`] for an empty or impossible range; [`Error::Os`] when a device refuses.
@@ -68,7 +69,7 @@ impl Registrations {
         // A panic while the lock is held leaves the list as it was or one entry longer: both are usable.
         let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         list.retain(|known| known.strong_count() > 0);
-        let known = list.iter().filter_map(Weak::upgrade).find(|known| known.start <= start && end <= known.end);
+        let known = list.iter().filter_map(Weak::upgrade).find(|known| known.start == start && known.end == end);
         if let Some(known) = known {
             return Ok(known);
         }

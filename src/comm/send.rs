@@ -125,6 +125,10 @@ impl SendPath {
         if let Some(failed) = &self.failed {
             return Err(failed.clone());
         }
+        // A peer that has closed grants nothing any more, and what it confirms now may be named like a new request.
+        if comm.peer.presence() != Presence::Here {
+            return self.stalled(comm, "a send", bytes).map(|()| None);
+        }
         if !memory.covers(addr, bytes) {
             return Err(outside("isend", addr, bytes, memory));
         }
@@ -284,8 +288,11 @@ impl SendPath {
         presence: Presence,
     ) -> Result<()> {
         let waited = waited.unwrap_or_else(|| self.patience.elapsed());
-        if let Presence::Closed { delivered } = presence {
-            self.sends.delivered(delivered);
+        if let Presence::Closed { delivered } = presence
+            && self.sends.delivered(delivered)
+        {
+            self.patience.moved();
+            return Ok(());
         }
         match stall_verdict(&mut self.patience, &comm.peer, presence, waited, comm.host.config.stall_warn) {
             Stall::Wait => Ok(()),

@@ -134,7 +134,11 @@ fn serve(shared: &Mutex<Shared>, mut wakened: UnixStream) {
 
 fn obey(order: Order, watched: &mut Vec<Watched>) {
     match order {
-        Order::Watch(new) => watched.push(new),
+        Order::Watch(mut new) => {
+            // A BYE right behind the handshake's last message was read with it: no poll tells of it.
+            look(&mut new);
+            watched.push(new);
+        }
         Order::Close { id, bye, keep } => {
             if let Some(each) = watched.iter_mut().find(|each| each.id == id) {
                 if let Err(error) = each.channel.send(&Message::Bye(bye)) {

@@ -35,7 +35,7 @@ pub fn stall_verdict(
     match presence {
         Presence::Here if patience.should_warn(waited, warn_after) => Stall::Warn,
         Presence::Here => Stall::Wait,
-        _ if waited < GONE_GRACE => Stall::Wait,
+        _ if patience.away() < GONE_GRACE => Stall::Wait,
         Presence::Closed { .. } => Stall::Fail(format!("{} has closed the connection", peer.name)),
         Presence::Gone => Stall::Fail(format!("{} is gone: its bootstrap connection broke", peer.name)),
     }

@@ -254,16 +254,19 @@ impl Sends {
         Ok(bytes)
     }
 
-    /// The peer said that it has received every receive before `delivered`: what runs for those is done.
-    pub fn delivered(&mut self, delivered: u64) {
+    /// The peer said that it has received every receive before `delivered`: what runs for those is done. Whether any was.
+    pub fn delivered(&mut self, delivered: u64) -> bool {
+        let mut any = false;
         for slot in self.requests.iter_mut() {
             if let Request::Running(running) = slot
                 && running.sequence < delivered
                 && running.unposted == 0
             {
                 *slot = Request::Done { bytes: running.bytes };
+                any = true;
             }
         }
+        any
     }
 
     /// The size of a finished send, whose request number is free from then on; `None` while it runs.

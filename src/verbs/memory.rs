@@ -104,6 +104,10 @@ impl Mr {
 
     fn register_with(pd: &Arc<Pd>, memory: HostMemory, access: Access, region: Option<Arc<Region>>) -> Result<Self> {
         let library = pd.context().library;
+        if access.contains(Access::RELAXED_ORDERING) && library.reg_mr_iova2.is_none() {
+            // The plain call would drop the flag in silence.
+            return Err(Error::Missing("the verbs library has no ibv_reg_mr_iova2: no relaxed ordering".to_owned()));
+        }
         let addr = memory.addr as *mut c_void;
         let raw = match library.reg_mr_iova2 {
             Some(reg_mr_iova2) if access.contains(Access::RELAXED_ORDERING) => {

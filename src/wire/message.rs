@@ -6,6 +6,7 @@
 //! end each side says [`Bye`]. Each message is a frame: 8 bytes of header, then at most [`MAX_BODY_BYTES`].
 
 use super::codec::{Malformed, Reader, Writer};
+use super::cts::{PROBE_BYTES, RING_WORDS};
 use super::handle::TOKEN_BYTES;
 use super::{MAX_OFFERED_RAILS, MAX_RAILS, PROTOCOL_VERSION};
 
@@ -358,13 +359,21 @@ impl Ready {
 
     fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
         Ok(Self {
-            ring_addr: r.u64()?,
+            ring_addr: ring_addr(r)?,
             pairs: r.list("pairs", MAX_RAILS, |r| match r.u8()? {
                 1 => Ok(PairReady::Connected { ring_rkey: r.u32()?, qps: r.list("queue pairs", MAX_QPS, read_qp)? }),
                 0 => Ok(PairReady::Failed(r.text("reason", TEXT_BYTES)?)),
                 value => Err(Malformed::Value { what: "pair state", value: u64::from(value) }),
             })?,
         })
+    }
+}
+
+fn ring_addr(r: &mut Reader<'_>) -> Result<u64, Malformed> {
+    let addr = r.u64()?;
+    match addr.checked_add((RING_WORDS * 8 + PROBE_BYTES) as u64) {
+        Some(_) => Ok(addr),
+        None => Err(Malformed::Value { what: "ring address", value: addr }),
     }
 }
 

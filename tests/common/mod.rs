@@ -1,8 +1,9 @@
 //! What the tests over the C interface share: where the built library is, and a C compiler.
-#![allow(dead_code, reason = "each test uses a part")]
+#![allow(dead_code, unsafe_code, reason = "each test uses a part")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::OnceLock;
 
 /// The library that cargo built for this test run, beside the test's own executable.
 pub fn plugin_library() -> PathBuf {
@@ -60,9 +61,36 @@ fn modified(path: &Path) -> std::time::SystemTime {
     path.metadata().and_then(|data| data.modified()).unwrap_or(std::time::UNIX_EPOCH)
 }
 
-/// The settings of this process's environment that say which verbs library to use: a test gives its hosts settings of
-/// its own, and runs on the kernel's stack or on the software fabric as it is told from outside.
-pub fn verbs_library_settings() -> Vec<(String, String)> {
-    let names = ["NCCL_IBVERBS_LIB", "NCCL_SPARK_SYSFS"];
-    names.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?))).collect()
+/// The devices of the two ends of a test, each as `NCCL_IB_HCA` would name them, and the settings that go with them.
+///
+/// `SPARK_TEST_RAILS="A;B"` names devices of this machine (the test bed does that, on the kernel's soft-RoCE). Otherwise the
+/// test runs on the software fabric, in one process with both ends on one of its machines.
+pub fn test_rails() -> ([String; 2], Vec<(String, String)>) {
+    static RAILS: OnceLock<([String; 2], Vec<(String, String)>)> = OnceLock::new();
+    RAILS.get_or_init(choose_rails).clone()
+}
+
+fn choose_rails() -> ([String; 2], Vec<(String, String)>) {
+    if let Ok(rails) = std::env::var("SPARK_TEST_RAILS") {
+        let (a, b) = rails.split_once(';').expect("SPARK_TEST_RAILS=\"a0,a1;b0,b1\" names both ends' devices");
+        return ([a.to_owned(), b.to_owned()], Vec::new());
+    }
+    let exe = std::env::current_exe().expect("the test's own path");
+    let built = exe.ancestors().nth(2).expect("cargo's folder").join("softverbs-ibverbs");
+    assert!(built.exists(), "{} is not built: cargo build --workspace", built.display());
+    let (dir, fabric) = (std::env::temp_dir().join("spark-tests"), format!("test-{}", std::process::id()));
+    let sysfs = dir.join(&fabric).join("sys").display().to_string();
+    let variables = [
+        ("SOFTVERBS_DIR", dir.display().to_string()),
+        ("SOFTVERBS_FABRIC", fabric),
+        ("SOFTVERBS_PROFILE", "unpaced".to_owned()),
+        ("SOFTVERBS_NODE", "0".to_owned()),
+    ];
+    for (name, value) in variables {
+        // SAFETY: once, before the fabric reads its settings, and nothing else of this program reads the environment.
+        unsafe { std::env::set_var(name, value) };
+    }
+    let settings = [("NCCL_IBVERBS_LIB", built.display().to_string()), ("NCCL_SPARK_SYSFS", sysfs)];
+    let rails = "rocep1s0f0,roceP2p1s0f0".to_owned();
+    ([rails.clone(), rails], settings.map(|(name, value)| (name.to_owned(), value)).to_vec())
 }

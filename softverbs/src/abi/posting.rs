@@ -3,7 +3,7 @@
 use super::bindings::*;
 use super::guard;
 use super::handles;
-use crate::os::shm::MAX_SGES;
+use crate::os::shm::{INLINE_BYTES, MAX_SGES};
 use crate::queue_pair::{Operation, QueuePair, SendRequest, Sge};
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -76,19 +76,40 @@ unsafe fn post_one_send(core: &Arc<QueuePair>, request: &ibv_send_wr) -> Result<
     // SAFETY: every member of these unions is made of integers.
     let (imm, remote) = unsafe { (request.__bindgen_anon_1.imm_data, request.wr.rdma) };
     let has = |flag: u32| request.send_flags & flag != 0;
+    let mut carried = [0; INLINE_BYTES];
+    let inline = if has(IBV_SEND_INLINE) {
+        // SAFETY: what is sent inline may be read, by the caller's promise.
+        Some(unsafe { taken(&sges[..count], &mut carried) }?)
+    } else {
+        None
+    };
     let request = SendRequest {
         wr_id: request.wr_id,
         operation,
         signaled: has(IBV_SEND_SIGNALED),
-        inline: has(IBV_SEND_INLINE),
+        inline,
         solicited: has(IBV_SEND_SOLICITED),
         imm: with_imm.then_some(imm),
         sges: &sges[..count],
         remote_addr: remote.remote_addr,
         rkey: remote.rkey,
     };
-    // SAFETY: what is sent inline may be read, by the caller's promise.
-    unsafe { core.post_send(&request) }
+    core.post_send(&request)
+}
+
+/// The bytes of an inline request.
+///
+/// # Safety
+/// The pieces may be read.
+unsafe fn taken<'a>(sges: &[Sge], into: &'a mut [u8; INLINE_BYTES]) -> Result<&'a [u8], i32> {
+    let mut at = 0;
+    for sge in sges {
+        let place = into.get_mut(at..at + sge.bytes as usize).ok_or(libc::EINVAL)?;
+        // SAFETY: the caller's promise; `place` is as long.
+        unsafe { std::ptr::copy_nonoverlapping(sge.addr as *const u8, place.as_mut_ptr(), place.len()) };
+        at += place.len();
+    }
+    Ok(&into[..at])
 }
 
 /// A scatter/gather list, as the core has it.

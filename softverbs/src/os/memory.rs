@@ -146,14 +146,11 @@ pub(crate) fn answer_read(pid: u32, from: u64, bytes: usize, pieces: &[Piece], o
     unsafe { push(pid, from, bytes, pieces, offset) }
 }
 
-/// Reads bytes of this process into words, for a work request that carries them.
-///
-/// # Safety
-/// `from` may be read for `bytes` bytes, at most as many as `into` holds.
-pub unsafe fn take(from: u64, bytes: usize, into: &mut [u8]) {
-    let bytes = bytes.min(into.len());
-    // SAFETY: the caller's promise; the two do not overlap, since `into` is this library's own.
-    unsafe { std::ptr::copy_nonoverlapping(from as *const u8, into.as_mut_ptr(), bytes) };
+/// Copies registered memory of this process, for a work request that carries its bytes. Its key was just checked.
+pub(crate) fn take_registered(from: u64, into: &mut [u8]) {
+    // SAFETY: registered, so mapped; a registration that ends meanwhile is its owner's error, as with a NIC. The two do
+    // not overlap: `into` is on this library's stack.
+    unsafe { std::ptr::copy_nonoverlapping(from as *const u8, into.as_mut_ptr(), into.len()) };
 }
 
 /// The pieces from `offset` on, for `bytes` bytes.

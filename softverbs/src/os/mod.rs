@@ -3,4 +3,5 @@
 
 pub mod memory;
 pub mod process;
+mod registration;
 pub mod shm;

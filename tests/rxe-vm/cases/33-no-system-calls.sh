@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Once connected, the thread that drives the data path allocates nothing (rxe_quiet counts that itself) and makes no
-# system call: between the two files that rxe_quiet asks for, strace sees only soft-RoCE's doorbells, which its verbs
+# Once connected, the thread that drives the data path allocates nothing (quiet_data_path counts that itself) and makes no
+# system call: between the two files that quiet_data_path asks for, strace sees only soft-RoCE's doorbells, which its verbs
 # library rings by `write` to the device (real adapters ring theirs in memory).
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
@@ -10,7 +10,7 @@ export SPARK_TEST_RAILS="a0,a1,a2,a3;b0,b1,b2,b3"
 trace=$(mktemp -d)
 # A file for each thread, each descriptor with its path.
 timeout 200 strace -ff -qq -y -e 'signal=!all' -o "$trace/thread" \
-  "$(test_program rxe_quiet)" --ignored --test-threads 1 || fail "rxe_quiet ended with status $?"
+  "$(test_program quiet_data_path)" --test-threads 1 || fail "quiet_data_path ended with status $?"
 
 thread=$(grep -l '"/data-path-ends"' "$trace"/thread.*) || fail "no thread asked for /data-path-ends"
 awk '/"\/data-path-begins"/ { inside = 1; next } /"\/data-path-ends"/ { exit } inside' "$thread" >"$trace/between"

@@ -3,7 +3,7 @@
 //! Allocations are counted by this program's allocator. System calls are counted by `strace`, which the test bed runs
 //! this program under (`tests/rxe-vm/cases/33-no-system-calls.sh`): the two files that it asks for, and does not find,
 //! mark where the data path begins and ends. What a provider's own doorbell costs (soft-RoCE writes to its device for
-//! each post) is the provider's.
+//! each post, the software fabric may wake a thread) is the provider's.
 
 #![allow(unsafe_code)]
 
@@ -44,17 +44,15 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 #[test]
-#[ignore = "needs RDMA devices: SPARK_TEST_RAILS"]
 fn no_allocation_and_no_system_call_once_connected() {
-    let rails = std::env::var("SPARK_TEST_RAILS").expect("SPARK_TEST_RAILS=\"a0,a1;b0,b1\"");
-    let (a, b) = rails.split_once(';').expect("two ends");
+    let ([a, b], library) = common::test_rails();
     let host = |hca: &str| {
         let settings = [("NCCL_IB_HCA", hca), ("NCCL_SOCKET_IFNAME", "lo")];
         let mut settings: Vec<_> = settings.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
-        settings.extend(common::verbs_library_settings());
+        settings.extend(library.clone());
         bring_up(Config::from_variables(&settings).unwrap()).unwrap().0
     };
-    let (a, b) = (host(a), host(b));
+    let (a, b) = (host(&a), host(&b));
     let (door, mut handle) = listen::listen(&b).unwrap();
     let (mut send, mut recv) = (None, None);
     while send.is_none() || recv.is_none() {

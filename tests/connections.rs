@@ -1,7 +1,5 @@
-//! Connections over real queue pairs: the kernel's soft-RoCE, or any RDMA devices of this machine.
-//!
-//! `SPARK_TEST_RAILS="A;B"` names the devices of the two ends, each as `NCCL_IB_HCA` would; both ends live in this
-//! process. Run by `tests/rxe-vm/suite.sh` with `--ignored`.
+//! Connections over queue pairs, with both ends in this process: on the software fabric, or on the devices that
+//! `SPARK_TEST_RAILS="A;B"` names for the two ends (`tests/rxe-vm/suite.sh` does, on the kernel's soft-RoCE).
 
 #![allow(unsafe_code)]
 
@@ -18,10 +16,10 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(120);
 
 fn host(side: usize, settings: &[(&str, &str)]) -> Arc<Host> {
-    let rails = std::env::var("SPARK_TEST_RAILS").expect("SPARK_TEST_RAILS=\"a0,a1;b0,b1\" names both ends' devices");
-    let hca = rails.split(';').nth(side).expect("two ends").to_owned();
-    let mut variables = vec![("NCCL_IB_HCA".to_owned(), hca), ("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned())];
-    variables.extend(common::verbs_library_settings());
+    let (rails, library) = common::test_rails();
+    let mut variables =
+        vec![("NCCL_IB_HCA".to_owned(), rails[side].clone()), ("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned())];
+    variables.extend(library);
     for (name, value) in settings {
         variables.retain(|(known, _)| known != name);
         variables.push(((*name).to_owned(), (*value).to_owned()));
@@ -124,7 +122,6 @@ fn transfer(ends: &Ends, from: &Buffer, to: &Buffer, bytes: usize, room: usize) 
 }
 
 #[test]
-#[ignore = "needs RDMA devices: SPARK_TEST_RAILS"]
 fn every_size_arrives_whole_and_is_told() {
     let ends = default_ends();
     let sizes =
@@ -140,7 +137,6 @@ fn every_size_arrives_whole_and_is_told() {
 }
 
 #[test]
-#[ignore = "needs RDMA devices: SPARK_TEST_RAILS"]
 fn a_full_window_of_groups_with_tags_out_of_order() {
     const SLOTS: usize = 32;
     const PARTS: usize = 8;
@@ -192,7 +188,6 @@ fn a_full_window_of_groups_with_tags_out_of_order() {
 }
 
 #[test]
-#[ignore = "needs RDMA devices: SPARK_TEST_RAILS"]
 fn optional_receives_are_told_at_once_and_lose_nothing() {
     let ends = default_ends();
     let (from, to) = (Buffer::new(64 * 512, 9), Buffer::blank(64 * 512));
@@ -214,7 +209,7 @@ fn optional_receives_are_told_at_once_and_lose_nothing() {
 }
 
 #[test]
-#[ignore = "needs RDMA devices: SPARK_TEST_RAILS"]
+#[ignore = "4 GiB of memory, and on soft-RoCE minutes"]
 fn a_message_of_2_gib_less_one_and_one_of_more() {
     let ends = default_ends();
     let largest = (1 << 31) + 4097;
@@ -227,7 +222,6 @@ fn a_message_of_2_gib_less_one_and_one_of_more() {
 }
 
 #[test]
-#[ignore = "needs RDMA devices: SPARK_TEST_RAILS"]
 fn closing_in_any_order_leaves_nothing_behind() {
     let (a, b) = (host(0, &[]), host(1, &[]));
     for order in 0..4 {
@@ -251,7 +245,6 @@ fn closing_in_any_order_leaves_nothing_behind() {
 }
 
 #[test]
-#[ignore = "needs RDMA devices: SPARK_TEST_RAILS"]
 fn a_peer_that_closes_is_told_and_nothing_hangs() {
     let ends = default_ends();
     let (from, to) = (Buffer::new(100, 1), Buffer::blank(100));
@@ -269,7 +262,6 @@ fn a_peer_that_closes_is_told_and_nothing_hangs() {
 }
 
 #[test]
-#[ignore = "needs RDMA devices: SPARK_TEST_RAILS"]
 fn what_is_not_allowed_is_refused_and_loses_nothing() {
     let ends = default_ends();
     let (from, to) = (Buffer::new(4096, 1), Buffer::blank(4096));
@@ -291,7 +283,6 @@ fn what_is_not_allowed_is_refused_and_loses_nothing() {
 }
 
 #[test]
-#[ignore = "needs RDMA devices: SPARK_TEST_RAILS"]
 fn registrations_are_shared_counted_and_safe_from_many_threads() {
     let (a, b) = (host(0, &[]), host(1, &[]));
     let ends = ends(&a, &b);
@@ -320,7 +311,6 @@ fn registrations_are_shared_counted_and_safe_from_many_threads() {
 }
 
 #[test]
-#[ignore = "needs RDMA devices: SPARK_TEST_RAILS"]
 fn several_queue_pairs_a_rail_and_many_connections() {
     let a = host(0, &[("NCCL_IB_QPS_PER_CONNECTION", "4")]);
     let b = host(1, &[]);
@@ -332,4 +322,69 @@ fn several_queue_pairs_a_rail_and_many_connections() {
             assert!(from.bytes == to.bytes);
         }
     }
+}
+
+#[test]
+fn the_last_message_counts_though_its_sender_closes_after_a_long_wait() {
+    let (a, b) = (host(0, &[]), host(1, &[]));
+    let (from, to) = (Buffer::new(1 << 20, 1), Buffer::blank(1 << 20));
+    for parity in 0..2 {
+        let ends = ends(&a, &b);
+        // One large message, so that every rail has been looked at.
+        assert_eq!(transfer(&ends, &from, &to, 1 << 20, 1 << 20), 1 << 20);
+        let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
+        let part = RecvPart { addr: to.addr(), bytes: 8, tag: 0, memory: &into };
+        let receive = until(|| ends.recv.irecv(&[part], false).unwrap());
+        // A compute phase longer than the grace that a closing peer has, ended at either parity of the looks.
+        let begun = Instant::now();
+        let mut looks = 0;
+        while begun.elapsed() < Duration::from_millis(2500) || looks % 2 != parity {
+            assert!(ends.recv.test(receive).unwrap().is_none());
+            looks += 1;
+        }
+        let send = until(|| isend(&ends.send, &from, 0, 8, 0, &out));
+        until(|| ends.send.test(send).unwrap());
+        ends.send.close();
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(until(|| ends.recv.test(receive).unwrap()).bytes[0], 8);
+    }
+}
+
+#[test]
+fn without_a_rail_in_common_both_ends_say_so_at_once_and_list_both_sides() {
+    let (rails, _) = common::test_rails();
+    let name = |side: usize, at: usize| rails[side].split(',').nth(at).unwrap_or(&rails[side]).to_owned();
+    let (near, far) = (name(0, 0), name(1, 1));
+    let (a, b) = (host(0, &[("NCCL_IB_HCA", &near)]), host(1, &[("NCCL_IB_HCA", &far)]));
+    let (door, mut handle) = listen::listen(&b).unwrap();
+    let (mut refused, mut refuser) = (None, None);
+    until(|| {
+        refused = refused.take().or_else(|| connect::connect(&a, &mut handle, None).err());
+        refuser = refuser.take().or_else(|| door.accept().err());
+        refused.as_ref().and(refuser.as_ref()).map(|_| ())
+    });
+    for error in [refused.unwrap().to_string(), refuser.unwrap().to_string()] {
+        assert!(error.contains("no rail in common") && error.contains(&near) && error.contains(&far), "{error}");
+    }
+}
+
+#[test]
+fn a_goodbye_right_behind_the_handshake_is_heard() {
+    let (a, b) = (host(0, &[]), host(1, &[]));
+    let (door, mut handle) = listen::listen(&b).unwrap();
+    // The connecting side goes no further than it must for the accepting side to be done and close again.
+    let recv = until(|| {
+        assert!(connect::connect(&a, &mut handle, None).unwrap().is_none());
+        (0..50).find_map(|_| {
+            std::thread::sleep(Duration::from_millis(20));
+            door.accept().unwrap()
+        })
+    });
+    recv.close();
+    std::thread::sleep(Duration::from_millis(300));
+    let send = until(|| connect::connect(&a, &mut handle, None).unwrap());
+    let from = Buffer::new(100, 1);
+    let out = send.register(from.memory()).unwrap();
+    let error = until(|| send.isend(from.addr(), 100, 0, &out).err());
+    assert!(error.to_string().contains("has closed the connection"), "{error}");
 }

@@ -1,0 +1,32 @@
+//! Registering this process's memory.
+
+use crate::fabric::{Node, lock};
+
+impl Node {
+    /// Registers memory with a device; its key.
+    ///
+    /// # Safety
+    /// Until it is deregistered, the memory stays mapped, and may be read and (with write access) written by peers.
+    ///
+    /// # Errors
+    /// An `errno`: `EINVAL` for an impossible range, `EFAULT` for memory that is not there, `ENOMEM` for too many.
+    pub unsafe fn register(&self, device: usize, addr: usize, len: usize, access: u32) -> Result<u32, i32> {
+        if addr.checked_add(len).is_none() || device >= self.devices().len() {
+            return Err(libc::EINVAL);
+        }
+        if len > 0 && !crate::os::process::mapped(addr, len) {
+            return Err(libc::EFAULT);
+        }
+        self.regions.add(device, addr as u64, len as u64, access).ok_or(libc::ENOMEM)
+    }
+
+    /// Ends a registration. When this returns nothing is written there any more.
+    ///
+    /// # Errors
+    /// `EINVAL` for a key that there is not.
+    pub fn deregister(&self, device: usize, key: u32) -> Result<(), i32> {
+        // The engine checks keys and moves bytes under this lock.
+        let _fence = lock(self.engine(device));
+        if self.regions.remove(key) { Ok(()) } else { Err(libc::EINVAL) }
+    }
+}
