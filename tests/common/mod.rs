@@ -65,12 +65,15 @@ fn modified(path: &Path) -> std::time::SystemTime {
 ///
 /// `SPARK_TEST_RAILS="A;B"` names devices of this machine (the test bed does that, on the kernel's soft-RoCE). Otherwise the
 /// test runs on the software fabric, in one process with both ends on one of its machines.
-pub fn test_rails() -> ([String; 2], Vec<(String, String)>) {
-    static RAILS: OnceLock<([String; 2], Vec<(String, String)>)> = OnceLock::new();
+pub fn test_rails() -> TestRails {
+    static RAILS: OnceLock<TestRails> = OnceLock::new();
     RAILS.get_or_init(choose_rails).clone()
 }
 
-fn choose_rails() -> ([String; 2], Vec<(String, String)>) {
+/// Both ends' devices, and settings.
+pub type TestRails = ([String; 2], Vec<(String, String)>);
+
+fn choose_rails() -> TestRails {
     if let Ok(rails) = std::env::var("SPARK_TEST_RAILS") {
         let (a, b) = rails.split_once(';').expect("SPARK_TEST_RAILS=\"a0,a1;b0,b1\" names both ends' devices");
         return ([a.to_owned(), b.to_owned()], Vec::new());
