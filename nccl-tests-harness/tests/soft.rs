@@ -1,32 +1,42 @@
-//! The plugin itself over the software fabric. Both libraries lie beside the program once the whole workspace is built;
-//! these tests are for that, and say so where they are not there.
+//! The plugin itself over the software fabric. Both are there once the whole workspace is built; these tests are for that,
+//! and say so where they are not.
 
 mod common;
 
 use common::{Said, nccl_spark};
 use serde_json::Value;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 /// Enough for a hung test to be the program's fault and not the machine's.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn is_built() -> bool {
+/// The plugin that cargo built last: beside the program after `cargo build`, in `deps` after `cargo test`.
+fn plugin() -> Option<PathBuf> {
     let program = Path::new(env!("CARGO_BIN_EXE_nccl-spark"));
-    let missing = ["libnccl_net_spark.so", "softverbs-ibverbs"].into_iter().find(|name| {
-        let path = program.with_file_name(name);
-        !path.exists()
-    });
-    if let Some(name) = missing {
-        eprintln!("skipped: no {name} beside {}; cargo build --workspace makes it", program.display());
+    let folder = program.parent()?;
+    let candidates = [folder.join("libnccl_net_spark.so"), folder.join("deps/libnccl_net_spark.so")];
+    let built = candidates.into_iter().filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path)));
+    built.max().map(|(_, path)| path)
+}
+
+fn is_built() -> bool {
+    let fabric = Path::new(env!("CARGO_BIN_EXE_nccl-spark")).with_file_name("softverbs-ibverbs");
+    let built = fabric.exists() && plugin().is_some();
+    if !built {
+        eprintln!("skipped: the plugin and {} are not both built; cargo build makes them", fabric.display());
     }
-    missing.is_none()
+    built
 }
 
 fn start(arguments: &str) -> Child {
     let mut command = nccl_spark();
-    command.args(arguments.split_whitespace()).env_remove("NCCL_IB_HCA").env_remove("NCCL_SPARK_SYSFS");
+    command.args(arguments.split_whitespace());
+    if !arguments.starts_with("fabric") {
+        command.arg("--plugin").arg(plugin().expect("looked for before"));
+    }
+    command.env_remove("NCCL_IB_HCA").env_remove("NCCL_SPARK_SYSFS");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
