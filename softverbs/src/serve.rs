@@ -28,6 +28,10 @@ pub struct Serving {
     arrives_ns: u64,
     /// Nothing begins before this: the rail was down until then, or the receiver not ready.
     not_before_ns: u64,
+    /// The request that comes next, once it has been let in. Its copy: the peer can change what is in shared memory.
+    admitted: Option<Request>,
+    /// The adversary holds the next piece back until then.
+    held_until_ns: Option<u64>,
     /// The receive that the request that comes next fills.
     receive: Option<Receive>,
     rnr: Option<Rnr>,
@@ -58,6 +62,7 @@ enum Step {
 }
 
 /// One request, read out of shared memory: bounded, but nothing else is known of it.
+#[derive(Debug, Clone, Copy)]
 struct Request {
     head: Head,
     imm: u32,
@@ -195,14 +200,18 @@ impl QueuePair {
         if number >= peer.posted.load(Ordering::Acquire) {
             return Step::Nothing;
         }
-        let request = Request::read(peer.slot(number));
-        if local.serving.cursor == 0 && local.serving.receive.is_none() {
-            match self.admit(local, peer, &request, now_ns) {
-                Ok(()) => {}
-                Err(Refusal::NotReady(again_ns)) => return Step::Until(again_ns),
-                Err(Refusal::Failed(status)) => return self.end(local, number, status, None, now_ns),
+        let request = match local.serving.admitted {
+            Some(request) => request,
+            None => {
+                let request = Request::read(peer.slot(number));
+                match self.admit(local, peer, &request, now_ns) {
+                    Ok(()) => local.serving.admitted = Some(request),
+                    Err(Refusal::NotReady(again_ns)) => return Step::Until(again_ns),
+                    Err(Refusal::Failed(status)) => return self.end(local, number, status, None, now_ns),
+                }
+                request
             }
-        }
+        };
         let way = self.node.way(self.device, remote.node, self.node.node);
         let [a, b, c, d, e, f] = way;
         let way = [&peer.pace, a, b, c, d, e, f];
@@ -210,8 +219,11 @@ impl QueuePair {
         if begins_ns > now_ns {
             return Step::Until(begins_ns);
         }
+        if let Some(until_ns) = self.held_back(local, number, now_ns) {
+            return Step::Until(until_ns);
+        }
         let piece = (request.bytes - local.serving.cursor).min(BOUNCE_BYTES as u64);
-        if let Err(status) = self.move_piece(local, remote, peer, number, &request, piece as usize, bounce) {
+        if let Err(status) = self.move_piece(local, peer, number, &request, piece as usize, bounce) {
             return self.end(local, number, status, None, now_ns);
         }
         let rail = &self.node.memory.rails[remote.node][self.device];
@@ -226,6 +238,23 @@ impl QueuePair {
         self.end(local, number, 0, completion, arrives_ns)
     }
 
+    /// The adversary lets bytes land late: until when, if that is later than now.
+    fn held_back(&self, local: &mut Local, number: u64, now_ns: u64) -> Option<u64> {
+        /// As long as a peer's polling loop might take for granted that nothing takes.
+        const MOST_NS: u64 = 50_000;
+        let seed = self.node.adversary()?;
+        let cursor = local.serving.cursor;
+        let until_ns = *local.serving.held_until_ns.get_or_insert_with(|| {
+            let dice = (seed ^ number << 20 ^ cursor).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+            now_ns + dice % MOST_NS
+        });
+        if now_ns < until_ns {
+            return Some(until_ns);
+        }
+        local.serving.held_until_ns = None;
+        None
+    }
+
     /// Looks at a request before its first byte is moved.
     fn admit(&self, local: &mut Local, peer: &QpMemory, request: &Request, now_ns: u64) -> Result<(), Refusal> {
         if request.status != 0 {
@@ -235,17 +264,8 @@ impl QueuePair {
         if total != request.bytes || request.bytes > 1 << 31 || request.head.operation > Operation::Read as u8 {
             return Err(Refusal::Failed(status::LOCAL_LENGTH));
         }
-        let access = match request.head.operation {
-            0 => status::REMOTE_WRITE,
-            2 => status::REMOTE_READ,
-            _ => 0,
-        };
-        if access != 0 && request.bytes > 0 {
-            let allowed = local.access & access != 0
-                && self.node.regions.allows(request.rkey, self.device, request.remote_addr, request.bytes, access);
-            if !allowed {
-                return Err(Refusal::Failed(status::REMOTE_ACCESS));
-            }
+        if !self.key_allows(local, request, 0, request.bytes) {
+            return Err(Refusal::Failed(status::REMOTE_ACCESS));
         }
         if request.needs_receive() {
             if let Some(rnr) = local.serving.rnr.filter(|rnr| now_ns < rnr.again_ns) {
@@ -264,11 +284,22 @@ impl QueuePair {
         Ok(())
     }
 
-    #[allow(clippy::too_many_arguments)]
+    /// Whether a write or read may reach these of its bytes: looked at for the whole, and again for each piece, because a
+    /// registration can end between two.
+    fn key_allows(&self, local: &Local, request: &Request, offset: u64, bytes: u64) -> bool {
+        let access = match request.head.operation {
+            0 => status::REMOTE_WRITE,
+            2 => status::REMOTE_READ,
+            _ => return true,
+        };
+        let Some(addr) = request.remote_addr.checked_add(offset) else { return false };
+        bytes == 0
+            || local.access & access != 0 && self.node.regions.allows(request.rkey, self.device, addr, bytes, access)
+    }
+
     fn move_piece(
         &self,
         local: &Local,
-        remote: &Remote,
         peer: &QpMemory,
         number: u64,
         request: &Request,
@@ -278,6 +309,9 @@ impl QueuePair {
         let cursor = local.serving.cursor;
         if bytes == 0 {
             return Ok(());
+        }
+        if !self.key_allows(local, request, cursor, bytes as u64) {
+            return Err(status::REMOTE_ACCESS);
         }
         let process = peer.process.load(Ordering::Relaxed) as usize % crate::os::shm::MAX_PROCESSES;
         let pid = self.node.memory.processes[process].pid.load(Ordering::Acquire);
@@ -290,7 +324,6 @@ impl QueuePair {
                 *word = cell.load(Ordering::Relaxed);
             }
         }
-        let _ = remote;
         let carried = (request.head.inline_bytes > 0).then_some(&inline[..]);
         let source = Source { pid, pieces: &request.pieces, carried };
         let moved = match request.head.operation {
@@ -377,7 +410,7 @@ impl QueuePair {
         // In order: no request ends before the one before it.
         let at_ns = local.serving.ending.back().map_or(at_ns, |before| before.at_ns.max(at_ns));
         local.serving.ending.push_back(Ending { at_ns, number, status, completion });
-        local.serving.receive = None;
+        (local.serving.receive, local.serving.admitted) = (None, None);
         local.serving.cursor = 0;
         local.serving.next = number + 1;
         if status == 0 { Step::Again } else { Step::Until(at_ns) }

@@ -17,7 +17,8 @@ pub struct Settings {
     pub scale: f64,
     /// `SOFTVERBS_THREADS`: engine threads of this process, 1 to 16; default: a quarter of the processors, at most one a rail.
     pub threads: Option<usize>,
-    /// `SOFTVERBS_ADVERSARY`: a seed; polls then return less than they could, and queue pairs are served out of turn.
+    /// `SOFTVERBS_ADVERSARY`: a seed; polls then return less than they could, queue pairs are served out of turn, and bytes land
+    /// late.
     pub adversary: Option<u64>,
 }
 

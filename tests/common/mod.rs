@@ -70,6 +70,18 @@ pub fn test_rails() -> TestRails {
     RAILS.get_or_init(choose_rails).clone()
 }
 
+/// Takes away what test programs that have ended left behind.
+fn sweep(dir: &Path) {
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let pid = name.strip_prefix("test-").unwrap_or_default();
+        if !pid.is_empty() && !Path::new("/proc").join(pid).exists() {
+            // Another test program may sweep at the same moment.
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
 /// Both ends' devices, and settings.
 pub type TestRails = ([String; 2], Vec<(String, String)>);
 
@@ -82,6 +94,7 @@ fn choose_rails() -> TestRails {
     let built = exe.ancestors().nth(2).expect("cargo's folder").join("softverbs-ibverbs");
     assert!(built.exists(), "{} is not built: cargo build --workspace", built.display());
     let (dir, fabric) = (std::env::temp_dir().join("spark-tests"), format!("test-{}", std::process::id()));
+    sweep(&dir);
     let sysfs = dir.join(&fabric).join("sys").display().to_string();
     let variables = [
         ("SOFTVERBS_DIR", dir.display().to_string()),
