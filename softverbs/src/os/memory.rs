@@ -189,25 +189,37 @@ mod tests {
 
     #[test]
     fn bytes_land_whole_at_any_alignment_and_touch_nothing_else() {
-        let from: Vec<u8> = (0..1000u32).map(|n| (n * 7 + 1) as u8).collect();
-        let mut bounce = Bounce::default();
+        let words: Vec<u64> = (1..60u64).map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
+        let expected: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         for shift in 0..9 {
             for bytes in [0, 1, 7, 8, 9, 127, 128, 300] {
                 let mut to = vec![0xaau8; 400];
-                let pieces = [(from.as_ptr() as u64, 100), (from.as_ptr() as u64 + 500, 400)];
-                let target = to.as_mut_ptr() as u64 + shift;
                 // SAFETY: the target has room.
-                unsafe { pull(&mut bounce, std::process::id(), &pieces, 50, bytes, target) }.unwrap();
-                let expected: Vec<u8> = from[50..100].iter().chain(&from[500..900]).copied().take(bytes).collect();
+                unsafe { place(&words, bytes, to.as_mut_ptr() as u64 + shift) };
                 let shift = shift as usize;
-                assert_eq!(&to[shift..shift + bytes], &expected[..]);
+                assert_eq!(&to[shift..shift + bytes], &expected[..bytes]);
                 assert!(to[..shift].iter().chain(&to[shift + bytes..]).all(|b| *b == 0xaa));
             }
         }
     }
 
     #[test]
-    fn memory_that_is_not_there_is_a_fault() {
+    fn reading_another_process_takes_the_pieces_from_an_offset_on() {
+        let from: Vec<u8> = (0..1000u32).map(|n| (n * 7 + 1) as u8).collect();
+        let pieces = [(from.as_ptr() as u64, 100), (from.as_ptr() as u64 + 500, 400)];
+        let expected: Vec<u8> = from[50..100].iter().chain(&from[500..900]).copied().collect();
+        for bytes in [1, 49, 50, 51, 450] {
+            let mut to = vec![0xaau8; 450];
+            let target = to.as_mut_ptr() as u64;
+            // SAFETY: the target has room.
+            unsafe { pull(&mut Bounce::default(), std::process::id(), &pieces, 50, bytes, target) }.unwrap();
+            assert_eq!(&to[..bytes], &expected[..bytes]);
+            assert!(to[bytes..].iter().all(|b| *b == 0xaa));
+        }
+    }
+
+    #[test]
+    fn reading_another_process_where_it_has_no_memory_is_a_fault() {
         let mut to = [0u64; 2];
         let target = to.as_mut_ptr() as u64;
         // SAFETY: the target has room; the source is refused by the kernel.
