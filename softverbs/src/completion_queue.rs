@@ -15,6 +15,9 @@ pub struct CompletionQueue {
     queue: Mutex<VecDeque<Completion>>,
     /// Queue pairs whose sends end here, while some are under way.
     senders: Mutex<Vec<Arc<QueuePair>>>,
+    /// Those that have just begun to have some: a lock under which no other is taken, since who adds holds a queue pair that
+    /// `reap` may want.
+    joining: Mutex<Vec<Arc<QueuePair>>>,
     bell: Bell,
     armed: AtomicU32,
     polls: AtomicU64,
@@ -57,6 +60,7 @@ impl CompletionQueue {
             device,
             queue: Mutex::new(VecDeque::with_capacity(entries)),
             senders: Mutex::default(),
+            joining: Mutex::default(),
             bell: Bell::new()?,
             armed: AtomicU32::new(0),
             polls: AtomicU64::new(0),
@@ -92,7 +96,11 @@ impl CompletionQueue {
 
     /// Asks for one announcement, at the next completion.
     pub fn arm(&self, solicited_only: bool) {
-        self.armed.store(if solicited_only { ARMED_SOLICITED } else { ARMED }, Ordering::Release);
+        let (from, to) = if solicited_only { (0, ARMED_SOLICITED) } else { (ARMED_SOLICITED, ARMED) };
+        // Armed for all it stays so, whatever is asked for after.
+        if self.armed.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_err() && !solicited_only {
+            self.armed.store(ARMED, Ordering::Release);
+        }
     }
 
     /// Whether an announcement is asked for.
@@ -123,6 +131,7 @@ impl CompletionQueue {
     /// Takes in the ends of sends.
     pub fn reap(&self, now_ns: u64) {
         let mut senders = lock(&self.senders);
+        senders.append(&mut lock(&self.joining));
         let mut at = 0;
         while at < senders.len() {
             if senders[at].reap(now_ns, self) {
@@ -135,11 +144,12 @@ impl CompletionQueue {
 
     /// A queue pair has sends under way that end here.
     pub fn expect(&self, qp: &Arc<QueuePair>) {
-        lock(&self.senders).push(Arc::clone(qp));
+        lock(&self.joining).push(Arc::clone(qp));
     }
 
     /// A queue pair is destroyed: nothing of it is left here.
     pub fn forget(&self, number: u32) {
+        lock(&self.joining).retain(|qp| qp.number() != number);
         lock(&self.senders).retain(|qp| qp.number() != number);
         lock(&self.queue).retain(|completion| completion.qp_num != number);
     }

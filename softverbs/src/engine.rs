@@ -158,7 +158,6 @@ fn rest(node: &Node, index: usize, soonest: Option<u64>) {
     process.sleeping.store(1, Ordering::SeqCst);
     let mut mine = (index..node.devices().len()).step_by(node.threads());
     if mine.any(|device| process.rung[device].load(Ordering::SeqCst) != 0) {
-        process.sleeping.store(0, Ordering::SeqCst);
         return;
     }
     let longest = match (polls, node.has_qps()) {
@@ -167,8 +166,8 @@ fn rest(node: &Node, index: usize, soonest: Option<u64>) {
         (false, true) => NAP,
         (false, false) => REST,
     };
+    // Only who wakes takes the mark back: another engine of this process may still sleep by it.
     sleep_while(&process.sleeping, 1, ahead.map_or(longest, |ns| longest.min(Duration::from_nanos(ns))));
-    process.sleeping.store(0, Ordering::SeqCst);
 }
 
 /// Registered memory, by key.

@@ -464,6 +464,8 @@ fn seat(memory: &FabricMemory, wanted: Option<usize>) -> Result<(usize, usize), 
 /// Clears the place of a dead process, and its queue pairs.
 fn clear(memory: &FabricMemory, place: usize) {
     for qp in &memory.qps {
+        // What it held would look held by whoever gets this place next.
+        let _ = qp.holder.compare_exchange(place as u32 + 1, 0, Ordering::AcqRel, Ordering::Relaxed);
         if qp.number.load(Ordering::Acquire) != 0 && qp.process.load(Ordering::Acquire) as usize == place {
             qp.number.store(0, Ordering::Release);
         }

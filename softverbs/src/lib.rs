@@ -2,7 +2,9 @@
 //!
 //! The library that this package builds (`softverbs-ibverbs`) stands in for `libibverbs.so.1`: programs that use verbs run on it
 //! without RDMA hardware, without kernel support and without root. Reliable-connected queue pairs, writes with and
-//! without immediate data, sends and reads, with the verbs specification's states, keys, bounds and errors.
+//! without immediate data, sends and reads, with the verbs specification's states, keys, bounds and errors. Kinder than hardware
+//! in three things: protection domains are not looked at, completion queues grow, and unsignaled sends give their room back
+//! when they are done.
 //!
 //! # How it works
 //!

@@ -120,6 +120,10 @@ impl Profile {
     /// # Errors
     /// Names the line that is not usable, or the names that there are.
     pub fn load(name_or_path: &str, scale: f64) -> Result<Self, String> {
+        if !crate::settings::SCALES.contains(&scale) {
+            let (low, high) = (crate::settings::SCALES.start(), crate::settings::SCALES.end());
+            return Err(format!("a scale of {scale}: {low} to {high} is possible"));
+        }
         let built_in = BUILT_IN.iter().find(|(name, _)| *name == name_or_path);
         let text = match built_in {
             Some((_, text)) => (*text).to_owned(),

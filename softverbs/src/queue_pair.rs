@@ -271,7 +271,7 @@ impl QueuePair {
                 memory.posted.store(0, Ordering::Relaxed);
                 memory.done.store(0, Ordering::Relaxed);
                 self.enter(&mut local, State::Reset);
-                memory.release();
+                memory.release(self.node.place);
                 // Whoever polls holds the queue's list first and this queue pair second.
                 drop(local);
                 self.send_cq.forget(self.number);
@@ -333,7 +333,7 @@ impl QueuePair {
 
     /// To error: what was posted is flushed.
     pub(crate) fn fail(&self, local: &mut Local) {
-        local.serving = Serving::default();
+        self.flush_serving(local);
         if local.state != State::Reset {
             self.enter(local, State::Error);
         }
@@ -344,11 +344,21 @@ impl QueuePair {
         }
     }
 
+    fn flush_serving(&self, local: &mut Local) {
+        for wr_id in std::mem::take(&mut local.serving).unfinished() {
+            self.flush_receive(wr_id);
+        }
+    }
+
+    fn flush_receive(&self, wr_id: u64) {
+        let (status, qp_num) = (status::FLUSHED, self.number);
+        self.recv_cq
+            .push(Completion { wr_id, status, qp_num, opcode: status::RECEIVED, ..Completion::default() }, false);
+    }
+
     fn flush_receives(&self, local: &mut Local) {
         while let Some(receive) = local.receives.pop_front() {
-            let (wr_id, status, qp_num) = (receive.wr_id, status::FLUSHED, self.number);
-            self.recv_cq
-                .push(Completion { wr_id, status, qp_num, opcode: status::RECEIVED, ..Completion::default() }, false);
+            self.flush_receive(receive.wr_id);
         }
     }
 
@@ -443,11 +453,11 @@ impl QueuePair {
         }
         memory.done.store(posted, Ordering::Release);
         if local.state != State::Error {
-            local.serving = Serving::default();
+            self.flush_serving(local);
             self.enter(local, State::Error);
             self.flush_receives(local);
         }
-        memory.release();
+        memory.release(self.node.place);
     }
 
     fn end_of_send(&self, local: &mut Local, cq: &CompletionQueue, status: u32) {
@@ -483,7 +493,6 @@ fn claim(node: &Node, device: usize) -> Option<(usize, u32)> {
         memory.node.store(node.node as u32, Ordering::Relaxed);
         memory.device.store(device as u32, Ordering::Relaxed);
         memory.remote.store(0, Ordering::Relaxed);
-        memory.holder.store(0, Ordering::Relaxed);
         memory.posted.store(0, Ordering::Relaxed);
         memory.done.store(0, Ordering::Relaxed);
         memory.served_ns.store(0, Ordering::Relaxed);
@@ -496,14 +505,15 @@ fn claim(node: &Node, device: usize) -> Option<(usize, u32)> {
 
 const _: () = assert!(MAX_QPS == 1 << 11, "a queue pair's number holds its place in 11 bits");
 
-/// How long a peer waits before it tries again, by the code of `min_rnr_timer`: roughly the table of the InfiniBand
-/// specification (9.7.5.2.8, table 46), which doubles every two codes from 10 us (code 1); code 0 is 655 ms.
+/// How long a peer waits before it tries again, by the code of `min_rnr_timer`: table 46 of the InfiniBand specification
+/// (9.7.5.2.8).
 fn rnr_wait_ns(code: u8) -> u64 {
     match code {
         0 => 655_360_000,
+        1 => 10_000,
         n => {
-            let whole = 10_000u64 << (n / 2).min(16);
-            if n % 2 == 0 { whole * 3 / 4 } else { whole }
+            let whole = 10_000u64 << (n / 2).min(15);
+            if n % 2 == 0 { whole } else { whole * 3 / 2 }
         }
     }
 }

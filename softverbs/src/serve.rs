@@ -99,6 +99,15 @@ impl Request {
     }
 }
 
+impl Serving {
+    /// The receives that were taken and have not completed: they end with the queue pair.
+    pub(crate) fn unfinished(self) -> impl Iterator<Item = u64> {
+        let due =
+            self.ending.into_iter().filter_map(|ending| ending.completion.map(|(completion, _)| completion.wr_id));
+        due.chain(self.receive.map(|receive| receive.wr_id))
+    }
+}
+
 impl QueuePair {
     /// Serves what the peer has posted, as far as it is due.
     pub(crate) fn serve(&self, now_ns: u64, bounce: &mut Bounce) -> Served {
@@ -108,13 +117,6 @@ impl QueuePair {
             return Served::Idle;
         }
         let peer = self.node.qp_memory(remote.slot);
-        let mine = peer.number.load(Ordering::Acquire) == remote.number
-            && peer.remote.load(Ordering::Relaxed) == self.number()
-            && peer.state.load(Ordering::Acquire) == State::ReadyToSend as u32
-            && peer.send_psn.load(Ordering::Relaxed) == remote.receive_psn;
-        if !mine {
-            return Served::Idle;
-        }
         let down = [self.node.node, remote.node]
             .iter()
             .any(|node| self.node.memory.rails[*node][self.device].down.load(Ordering::Acquire) != 0);
@@ -126,7 +128,7 @@ impl QueuePair {
             return Served::Until(now_ns + LATER_NS);
         }
         let served = self.serve_held(&mut local, &remote, peer, now_ns, bounce);
-        peer.release();
+        peer.release(self.node.place);
         served
     }
 
@@ -138,8 +140,12 @@ impl QueuePair {
         now_ns: u64,
         bounce: &mut Bounce,
     ) -> Served {
-        // Stopped between the look and the hold: its owner flushes.
-        if peer.state.load(Ordering::Acquire) != State::ReadyToSend as u32 {
+        // Looked at only now that it is held: before, its owner could have given the place to another queue pair.
+        let mine = peer.number.load(Ordering::Acquire) == remote.number
+            && peer.remote.load(Ordering::Relaxed) == self.number()
+            && peer.state.load(Ordering::Acquire) == State::ReadyToSend as u32
+            && peer.send_psn.load(Ordering::Relaxed) == remote.receive_psn;
+        if !mine {
             return Served::Idle;
         }
         peer.served_ns.store(now_ns, Ordering::Relaxed);
@@ -185,7 +191,6 @@ impl QueuePair {
 
     /// The verbs specification's consequences for the side that was written to.
     fn after_failure(&self, local: &mut Local, status: u32) {
-        local.serving = Serving::default();
         if matches!(status, status::REMOTE_ACCESS | status::REMOTE_INVALID | status::REMOTE_OPERATION) {
             self.refuse(local);
         }
@@ -399,6 +404,21 @@ impl QueuePair {
         Some((completion, request.head.solicited))
     }
 
+    /// The receive that a failed request had taken: failed with it where it was at fault, else given back.
+    fn receive_of_failure(&self, local: &mut Local, failure: u32) -> Option<(Completion, bool)> {
+        let receive = local.serving.receive.take()?;
+        let why = match failure {
+            status::REMOTE_INVALID => status::LOCAL_LENGTH,
+            status::REMOTE_OPERATION => status::LOCAL_PROTECTION,
+            _ => {
+                local.receives.push_front(receive);
+                return None;
+            }
+        };
+        let (wr_id, qp_num, opcode) = (receive.wr_id, self.number(), status::RECEIVED);
+        Some((Completion { wr_id, status: why, opcode, qp_num, ..Completion::default() }, true))
+    }
+
     fn end(
         &self,
         local: &mut Local,
@@ -407,10 +427,11 @@ impl QueuePair {
         completion: Option<(Completion, bool)>,
         at_ns: u64,
     ) -> Step {
+        let completion = completion.or_else(|| self.receive_of_failure(local, status));
         // In order: no request ends before the one before it.
         let at_ns = local.serving.ending.back().map_or(at_ns, |before| before.at_ns.max(at_ns));
         local.serving.ending.push_back(Ending { at_ns, number, status, completion });
-        (local.serving.receive, local.serving.admitted) = (None, None);
+        local.serving.admitted = None;
         local.serving.cursor = 0;
         local.serving.next = number + 1;
         if status == 0 { Step::Again } else { Step::Until(at_ns) }
@@ -426,7 +447,7 @@ enum Refusal {
 fn not_ready(local: &mut Local, peer: &QpMemory, now_ns: u64) -> Refusal {
     let tries = local.serving.rnr.map_or(0, |rnr| rnr.tries);
     let allowed = peer.rnr_retry.load(Ordering::Relaxed);
-    if allowed < 7 && tries > allowed {
+    if allowed < 7 && tries >= allowed {
         return Refusal::Failed(status::RNR_RETRY_EXCEEDED);
     }
     let again_ns = now_ns + local.rnr_wait_ns.max(1);

@@ -73,10 +73,13 @@ fn number(value: Option<String>, name: &str, low: usize, high: usize) -> Result<
     }
 }
 
+/// Factors on a profile's rates that make sense.
+pub const SCALES: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
+
 fn scale(value: Option<String>) -> Result<f64, String> {
     let Some(text) = value else { return Ok(1.0) };
     match text.parse::<f64>() {
-        Ok(factor) if factor.is_finite() && factor > 0.0 => Ok(factor),
-        _ => Err(format!("SOFTVERBS_SCALE={text:?}: a factor above 0")),
+        Ok(factor) if SCALES.contains(&factor) => Ok(factor),
+        _ => Err(format!("SOFTVERBS_SCALE={text:?}: a factor from {} to {}", SCALES.start(), SCALES.end())),
     }
 }

@@ -342,3 +342,55 @@ fn the_profile_shows_a_machine() {
     assert_eq!(read("class/net/enP2p1s0f1np1/phys_port_name"), "p1\n");
     std::fs::remove_dir_all(&root).unwrap();
 }
+
+#[test]
+fn every_posted_receive_ends_in_one_completion_whatever_fails() {
+    // A send larger than its receive: that receive fails, the others are flushed.
+    let bed = Bed::new();
+    let pair = bed.pair(0, 7);
+    for wr_id in 1..4 {
+        pair.b.qp.post_receive(wr_id, &[pair.b.sge(0, 16)]).unwrap();
+    }
+    pair.a.post(Operation::Send, &[pair.a.sge(0, 64)], None, (0, 0)).unwrap();
+    bed.at(100_000);
+    let (a, b) = pair.poll();
+    assert_eq!(a[0].status, status::REMOTE_INVALID);
+    let ends: Vec<(u64, u32)> = b.iter().map(|c| (c.wr_id, c.status)).collect();
+    assert_eq!(ends, [(1, status::LOCAL_LENGTH), (2, status::FLUSHED), (3, status::FLUSHED)]);
+
+    // Stopped while a message is arriving: its receive is flushed too.
+    let bed = Bed::new();
+    let pair = bed.pair(0, 7);
+    for wr_id in 1..4 {
+        pair.b.qp.post_receive(wr_id, &[pair.b.sge(0, 1000)]).unwrap();
+    }
+    pair.a.post(Operation::Send, &[pair.a.sge(0, 1000)], None, (0, 0)).unwrap();
+    bed.at(10);
+    assert_eq!(pair.poll().1, []);
+    pair.b.qp.change(Change::Error).unwrap();
+    let mut flushed: Vec<u64> = pair.b.poll().iter().map(|c| c.wr_id).collect();
+    flushed.sort_unstable();
+    assert_eq!(flushed, [1, 2, 3]);
+}
+
+#[test]
+fn two_ends_on_one_queue_that_fail_while_it_is_polled_do_not_wait_for_each_other() {
+    let bed = Bed::new();
+    bed.nodes[0].memory.virtual_clock.store(0, Ordering::Release);
+    for round in 0..200 {
+        let pair = bed.pair(0, 7);
+        let (a, b) = (&pair.a, &pair.b);
+        let wrong = (b.bytes.as_ptr() as u64, b.key ^ 1);
+        a.post(Operation::Write, &[a.sge(0, 100)], None, wrong).unwrap();
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| (0..200).map(|_| b.poll().len()).sum::<usize>());
+            let mut failed = 0;
+            while failed == 0 {
+                // The wrong key, or on a busy machine 2 ms without an answer.
+                failed = a.poll().iter().filter(|c| c.status != 0).count();
+            }
+            other.join().unwrap();
+        });
+        assert_eq!(a.qp.state(), State::Error, "round {round}");
+    }
+}

@@ -1,6 +1,6 @@
 //! Moving bytes: out of another process's memory, and into this one's as a NIC would.
 
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 
 /// Bytes that are moved at a time: small enough to stay in the processor's cache between the two copies.
 pub const BOUNCE_BYTES: usize = 64 * 1024;
@@ -79,6 +79,8 @@ pub unsafe fn place(words: &[u64], bytes: usize, to: u64) {
     let from = words.as_ptr().cast::<u8>();
     let head = (to.wrapping_neg() % 8).min(bytes as u64) as usize;
     let body = (bytes - head) / 8;
+    // What was stored before, by this request or one before it, is seen before any of this: a flag must not overtake its data.
+    fence(Ordering::Release);
     // SAFETY: all reads are within `words`, all stores within the caller's `bytes` at `to`. The stores are atomic because the
     // process's threads, and a GPU, look at this memory while it is written; the words are aligned after `head` bytes.
     unsafe {

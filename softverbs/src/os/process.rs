@@ -27,7 +27,8 @@ pub fn now_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Lets the other processes of this fabric read this one's memory, where Yama would only let a parent.
+/// Lets other processes of this user read this one's memory, where Yama would only let a parent. (There is no narrower way: which
+/// processes will join the fabric is not known.)
 pub fn let_peers_read() {
     // PR_SET_PTRACER and PR_SET_PTRACER_ANY of linux/prctl.h. Without Yama this fails, and is not needed.
     const PR_SET_PTRACER: libc::c_int = 0x5961_6d61;
@@ -124,10 +125,11 @@ pub fn block_signals() {
 
 /// Whether the first and the last page of a range are there: what `ibv_reg_mr` finds out by pinning.
 pub fn mapped(addr: usize, len: usize) -> bool {
-    const PAGE: usize = 4096;
+    // SAFETY: asks for a number.
+    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
     [addr, addr + len - 1].iter().all(|place| {
         let mut there = 0u8;
         // SAFETY: asks the kernel about an address; touches nothing at it. `there` takes one page's answer.
-        unsafe { libc::mincore((place / PAGE * PAGE) as *mut libc::c_void, 1, &mut there) == 0 }
+        unsafe { libc::mincore((place / page * page) as *mut libc::c_void, 1, &mut there) == 0 }
     })
 }

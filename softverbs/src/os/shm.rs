@@ -176,9 +176,9 @@ impl QpMemory {
         }
     }
 
-    /// Gives it back.
-    pub fn release(&self) {
-        self.holder.store(0, Ordering::Release);
+    /// Gives it back; what another holds stays held.
+    pub fn release(&self, place: usize) {
+        let _ = self.holder.compare_exchange(place as u32 + 1, 0, Ordering::Release, Ordering::Relaxed);
     }
 
     /// The work request with this number.
