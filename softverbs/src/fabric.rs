@@ -103,9 +103,17 @@ pub enum Action {
 pub fn prepare(name: &str, profile: &Profile) -> Result<Prepared, String> {
     let dir = crate::settings::default_dir();
     let folder = dir.join(name);
+    std::fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    let _door = FileLock::take(&folder.join("door"))?;
+    if folder.join("fabric").exists() {
+        if is_prepared(&folder) || !deserted(&folder) {
+            return Err(format!("the fabric {name:?} is in use by another run: choose another name"));
+        }
+        clear_away(&folder)?;
+    }
     open(&folder, Some(profile))?;
     let mark = folder.join("prepared");
-    std::fs::write(&mark, "").map_err(|e| format!("{}: {e}", mark.display()))?;
+    std::fs::write(&mark, std::process::id().to_string()).map_err(|e| format!("{}: {e}", mark.display()))?;
     let pair = |n: &str, v: String| (n.to_owned(), v);
     let environment = vec![
         pair("SOFTVERBS_DIR", dir.display().to_string()),
@@ -227,12 +235,9 @@ impl Node {
         std::fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
         {
             let _lock = FileLock::take(&folder.join("door"))?;
-            if folder.join("fabric").exists() && deserted(&folder) && !folder.join("prepared").exists() {
+            if folder.join("fabric").exists() && deserted(&folder) && !is_prepared(&folder) {
                 // The last run is over: the next may have another profile.
-                for name in ["fabric", "profile"] {
-                    std::fs::remove_file(folder.join(name)).map_err(|e| format!("{}/{name}: {e}", folder.display()))?;
-                }
-                let _ = std::fs::remove_dir_all(folder.join("sys"));
+                clear_away(&folder)?;
             }
             let wanted = Profile::load(&settings.profile, settings.scale)?;
             let (memory, profile) = open(&folder, Some(&wanted))?;
@@ -421,6 +426,27 @@ fn gids(node: usize, device: usize) -> [[u8; 16]; 2] {
     let link_local = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0x5e, 0x5f, 0x5f, 0xff, 0xfe, 0x5f, n, d];
     let ipv4 = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 168, 100 + d, n + 1];
     [link_local, ipv4]
+}
+
+/// Whether a living process has made a fabric for others to come.
+fn is_prepared(folder: &Path) -> bool {
+    let pid = std::fs::read_to_string(folder.join("prepared")).ok().and_then(|text| text.trim().parse().ok());
+    pid.is_some_and(|pid| started(pid).is_some())
+}
+
+/// Takes away what a fabric was, so that it can be set up anew.
+fn clear_away(folder: &Path) -> Result<(), String> {
+    for name in ["fabric", "profile"] {
+        match std::fs::remove_file(folder.join(name)) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                return Err(format!("{}/{name}: {e}", folder.display()));
+            }
+            _ => {}
+        }
+    }
+    // What stays of the tree is written over.
+    let _ = std::fs::remove_dir_all(folder.join("sys"));
+    Ok(())
 }
 
 /// Whether no living process is in a fabric.

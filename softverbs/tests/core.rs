@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use softverbs::completion_queue::{Completion, CompletionQueue};
-use softverbs::fabric::{Action, Node, control};
+use softverbs::fabric::{Action, Node, control, prepare};
 use softverbs::profile::Profile;
 use softverbs::queue_pair::{Caps, Change, Operation, QueuePair, SendRequest, Sge, State};
 use softverbs::settings::Settings;
@@ -45,8 +45,18 @@ impl Bed {
 
     fn pair(&self, device: usize, rnr_retry: u8) -> Pair {
         let end = |n: usize| End::new(&self.nodes[n], device);
-        let pair = Pair { a: end(0), b: end(1) };
-        for (this, that, node) in [(&pair.a, &pair.b, 1), (&pair.b, &pair.a, 0)] {
+        self.connect(Pair { a: end(0), b: end(1) }, [1, 0], device, rnr_retry)
+    }
+
+    /// Both ends on one machine, with one completion queue.
+    fn pair_on_one_queue(&self, device: usize) -> Pair {
+        let a = End::new(&self.nodes[0], device);
+        let b = End::with_queue(&self.nodes[0], device, &a.cq);
+        self.connect(Pair { a, b }, [0, 0], device, 7)
+    }
+
+    fn connect(&self, pair: Pair, peers: [usize; 2], device: usize, rnr_retry: u8) -> Pair {
+        for (this, that, node) in [(&pair.a, &pair.b, peers[0]), (&pair.b, &pair.a, peers[1])] {
             this.qp.change(Change::Init { access: 7, port: 1 }).unwrap();
             let remote_gid = self.nodes[node].devices()[device].gids[1];
             this.qp
@@ -87,7 +97,11 @@ struct End {
 
 impl End {
     fn new(node: &Arc<Node>, device: usize) -> Self {
-        let cq = CompletionQueue::new(node, device, 64).unwrap();
+        Self::with_queue(node, device, &CompletionQueue::new(node, device, 64).unwrap())
+    }
+
+    fn with_queue(node: &Arc<Node>, device: usize, cq: &Arc<CompletionQueue>) -> Self {
+        let cq = Arc::clone(cq);
         let caps = Caps { send_requests: 16, receive_requests: 16, sges: 2, inline_bytes: 64, signal_all: false };
         let qp = QueuePair::new(node, device, &cq, &cq, caps).unwrap();
         let bytes: Box<[u8]> = (0..1 << 20).map(|n: u32| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
@@ -374,23 +388,49 @@ fn every_posted_receive_ends_in_one_completion_whatever_fails() {
 }
 
 #[test]
+fn a_fabric_in_use_is_not_taken_over() {
+    let name = format!("test-prepared-{}", std::process::id());
+    let (one, two) = (Profile::load("spark-1cable", 1.0).unwrap(), Profile::load("spark-2cable", 1.0).unwrap());
+    let prepared = prepare(&name, &one).unwrap();
+    let refused = prepare(&name, &two).unwrap_err();
+    assert!(refused.contains("in use") && refused.contains(&name), "{refused}");
+    // The run that made it was killed: another may have the name, and gets its own profile.
+    let folder = softverbs::settings::default_dir().join(&name);
+    std::fs::write(folder.join("prepared"), "4194304").unwrap();
+    let again = prepare(&name, &two).unwrap();
+    assert_eq!(Profile::load(&folder.join("profile").display().to_string(), 1.0).unwrap().rails.len(), 4);
+    again.remove();
+    prepared.remove();
+    assert!(!folder.exists());
+}
+
+#[test]
 fn two_ends_on_one_queue_that_fail_while_it_is_polled_do_not_wait_for_each_other() {
+    let (done, wait) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        fail_while_polling();
+        done.send(())
+    });
+    let limit = std::time::Duration::from_secs(60);
+    wait.recv_timeout(limit).expect("the polling thread and the engine wait for each other, or a round failed");
+}
+
+fn fail_while_polling() {
     let bed = Bed::new();
     bed.nodes[0].memory.virtual_clock.store(0, Ordering::Release);
-    for round in 0..200 {
-        let pair = bed.pair(0, 7);
+    for round in 0..2000u32 {
+        let pair = bed.pair_on_one_queue(0);
         let (a, b) = (&pair.a, &pair.b);
-        let wrong = (b.bytes.as_ptr() as u64, b.key ^ 1);
-        a.post(Operation::Write, &[a.sge(0, 100)], None, wrong).unwrap();
-        std::thread::scope(|scope| {
-            let other = scope.spawn(|| (0..200).map(|_| b.poll().len()).sum::<usize>());
-            let mut failed = 0;
-            while failed == 0 {
-                // The wrong key, or on a busy machine 2 ms without an answer.
-                failed = a.poll().iter().filter(|c| c.status != 0).count();
-            }
-            other.join().unwrap();
-        });
+        a.post(Operation::Write, &[a.sge(0, 100)], None, (b.bytes.as_ptr() as u64, b.key ^ 1)).unwrap();
+        // The engine's thread serves it while this one polls, at another moment each time.
+        for _ in 0..round % 997 * 20 {
+            std::hint::spin_loop();
+        }
+        let mut failed = 0;
+        while failed == 0 {
+            // The wrong key, or on a busy machine 2 ms without an answer.
+            failed = a.poll().iter().filter(|c| c.status != 0).count();
+        }
         assert_eq!(a.qp.state(), State::Error, "round {round}");
     }
 }
