@@ -209,7 +209,7 @@ fn optional_receives_are_told_at_once_and_lose_nothing() {
 }
 
 #[test]
-#[ignore = "4 GiB of memory, and on soft-RoCE minutes"]
+#[ignore = "4 GiB of memory"]
 fn a_message_of_2_gib_less_one_and_one_of_more() {
     let ends = default_ends();
     let largest = (1 << 31) + 4097;

@@ -33,7 +33,7 @@ main() {
   for name in nccl-spark libnccl_net_spark.so; do
     [[ -e $target/release/$name ]] || die "$target/release/$name is missing: run without --no-build once"
   done
-  "$here/boot.sh" --timeout "${BED_TIMEOUT_S:-1500}" --memory 7G --share "$checkout" --share "$target" --results "$logs" \
+  "$here/boot.sh" --timeout "${BED_TIMEOUT_S:-1500}" --memory 4G --share "$checkout" --share "$target" --results "$logs" \
     --env BED_CHECKOUT="$checkout" --env BED_TARGET="$target" --env BED_TESTS="$logs/tests.list" \
     "$here/guest.sh" "${cases[@]}"
 }

@@ -10,9 +10,10 @@ ran=0 failed=
 while IFS=$'\t' read -r folder program; do
   echo "== $program"
   log=$BED_LOGS/$(basename "$program").txt
-  status=0 which=--ignored
-  [[ $program != */connections-* && $program != */quiet_data_path-* ]] || which=--include-ignored
-  (cd "$folder" && CARGO_MANIFEST_DIR=$folder timeout 600 "$program" "$which" --test-threads 1) >"$log" 2>&1 </dev/null ||
+  status=0 which=(--ignored)
+  # What is ignored of these takes minutes here and seconds on the software fabric.
+  [[ $program != */connections-* && $program != */quiet_data_path-* ]] || which=()
+  (cd "$folder" && CARGO_MANIFEST_DIR=$folder timeout 600 "$program" "${which[@]}" --test-threads 1) >"$log" 2>&1 </dev/null ||
     status=$?
   cat "$log"
   [[ $status == 0 ]] || failed+=" $(basename "$program"): $(sed -n 's/^test \(.*\) \.\.\. FAILED.*/\1/p' "$log" | paste -sd' ')"
