@@ -256,7 +256,7 @@ fn share_of_link(survey: &Survey, index: usize) -> u32 {
 
 impl Properties {
     fn new(survey: &Survey, rails: &[Arc<comm::Rail>], config: &Config) -> Self {
-        let per_connection = u32::from(config.qps_per_rail.unwrap_or(1));
+        let per_connection = u32::from(comm::handshake::qps_per_rail(config));
         let limits = rails.iter().map(|rail| rail.pd.context().limits().max_qp / per_connection);
         let chunk = survey.rails.iter().map(|rail| rail.max_message_bytes).min().unwrap_or(0);
         let largest = (u64::from(chunk) * (MAX_LEADS + 1)).min(MAX_RECEIVE_BYTES) as usize;

@@ -6,9 +6,6 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A rate in Mb/s as it is kept in shared memory; 0: no limit.
-pub type RateBits = u64;
-
 /// Something that carries one thing at a time: a rail, link or cable in one direction, or a queue pair.
 #[derive(Debug)]
 #[repr(C)]

@@ -150,7 +150,7 @@ fn say_hello(host: &Host, channel: &mut Channel, handle: &Handle) -> Result<Rail
         token: handle.token,
         name: host.name.clone(),
         chunk_bytes: rails.chunk_bytes(),
-        qps_per_rail: handshake::qps_per_rail(host),
+        qps_per_rail: handshake::qps_per_rail(&host.config),
         rails: rails.adverts.clone(),
     }))?;
     Ok(rails)

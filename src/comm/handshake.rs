@@ -4,6 +4,7 @@ use super::Host;
 use super::network;
 use super::pairing;
 use super::rail::{Look, Rail};
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::wire::message::RailAdvert;
 use crate::wire::{MAX_OFFERED_RAILS, MAX_RAILS};
@@ -66,8 +67,8 @@ impl Rails {
 }
 
 /// Queue pairs on each rail, as this side wants them.
-pub fn qps_per_rail(host: &Host) -> u8 {
-    host.config.qps_per_rail.unwrap_or(QPS_PER_RAIL)
+pub fn qps_per_rail(config: &Config) -> u8 {
+    config.qps_per_rail.unwrap_or(QPS_PER_RAIL)
 }
 
 /// Logs how a connection came up: its rails in one line, and a line for each rail that is left out, as a warning

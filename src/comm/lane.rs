@@ -8,7 +8,7 @@ use crate::flow::plan;
 use crate::verbs::{Completion, CompletionBuffer, Cq, Path, Qp, QpCaps, Remote, Timing, Write};
 use crate::wire::cts::ENTRY_BYTES;
 use crate::wire::message::QpEnd;
-use crate::wire::{PARTS, SLOTS};
+use crate::wire::{MAX_RAILS, PARTS, SLOTS};
 use std::sync::Arc;
 
 /// Which side of the connection a lane belongs to.
@@ -319,6 +319,16 @@ impl Drop for Lane {
     fn drop(&mut self) {
         self.rail.abandoned(self.outstanding_bytes);
     }
+}
+
+/// What the planner must know of a connection's lanes (1 to [`MAX_RAILS`]), and how many they are.
+#[inline]
+pub fn loads(lanes: &[Lane]) -> ([plan::Lane; MAX_RAILS], usize) {
+    let mut loads = [lanes[0].load(); MAX_RAILS];
+    for (load, lane) in loads.iter_mut().zip(lanes) {
+        *load = lane.load();
+    }
+    (loads, lanes.len().min(MAX_RAILS))
 }
 
 fn receive_id(queue: u8) -> u64 {

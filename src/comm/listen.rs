@@ -256,7 +256,7 @@ impl Offered {
         if pairs.is_empty() {
             return Err(Error::Usage(rails.nothing_in_common(&hello.rails, &hello.name)));
         }
-        let queue_count = usize::from(handshake::qps_per_rail(host).max(hello.qps_per_rail));
+        let queue_count = usize::from(handshake::qps_per_rail(&host.config).max(hello.qps_per_rail));
         let chunk_bytes = rails.chunk_bytes().min(hello.chunk_bytes);
         let paired: Vec<usize> = pairs.iter().map(|pair| pair.acceptor).collect();
         let mut left_out = handshake::unpaired(&rails, &paired);

@@ -1,7 +1,7 @@
 //! The receiving half of a connection: the data path of `irecv` and of `test` on receives.
 
 use super::Host;
-use super::lane::{Lane, LaneWrite};
+use super::lane::{Lane, LaneWrite, loads};
 use super::owner::Owner;
 use super::patience::Patience;
 use super::peer::{Peer, Presence};
@@ -169,11 +169,8 @@ impl RecvPath {
     #[inline]
     fn cts_lane(&mut self) -> usize {
         if !stays(ENTRY_BYTES as u64, &self.lanes[self.favourite].load(), ENTRY_BYTES as u64) {
-            let mut loads = [self.lanes[0].load(); MAX_RAILS];
-            for (load, lane) in loads.iter_mut().zip(&self.lanes) {
-                *load = lane.load();
-            }
-            self.favourite = pick(ENTRY_BYTES as u64, &loads[..self.lanes.len().min(MAX_RAILS)], self.favourite);
+            let (loads, count) = loads(&self.lanes);
+            self.favourite = pick(ENTRY_BYTES as u64, &loads[..count], self.favourite);
         }
         self.favourite
     }

@@ -1,7 +1,7 @@
 //! The sending half of a connection: the data path of `isend` and of `test` on sends.
 
 use super::Host;
-use super::lane::{Lane, LaneWrite};
+use super::lane::{Lane, LaneWrite, loads};
 use super::owner::Owner;
 use super::patience::Patience;
 use super::peer::{Peer, Presence};
@@ -167,11 +167,7 @@ impl SendPath {
         if stays(bytes, &self.lanes[self.favourite].load(), self.min_share_bytes) {
             return Shares::whole(self.favourite, bytes);
         }
-        let mut loads = [self.lanes[0].load(); MAX_RAILS];
-        for (load, lane) in loads.iter_mut().zip(&self.lanes) {
-            *load = lane.load();
-        }
-        let count = self.lanes.len().min(MAX_RAILS);
+        let (loads, count) = loads(&self.lanes);
         let shares = plan(bytes, &loads[..count], self.min_share_bytes, self.favourite);
         if let [only] = shares.as_slice() {
             self.favourite = usize::from(only.lane);
