@@ -1,10 +1,10 @@
 //! The command line: what may be said, checked before anything starts.
 
-use crate::bench::Plan;
 use crate::collective::Collective;
 use crate::fabric::{self, Kind, Order, Wish};
 use crate::job::RankEnv;
 use crate::launch::World;
+use crate::lead::Plan;
 use crate::report::Target;
 use crate::seats;
 use crate::sizes::{self, Step};

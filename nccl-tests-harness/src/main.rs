@@ -7,7 +7,6 @@
 
 mod abi;
 mod activity;
-mod bench;
 mod cli;
 mod collective;
 mod control;
@@ -15,6 +14,7 @@ mod fabric;
 mod install;
 mod job;
 mod launch;
+mod lead;
 mod log;
 mod machine;
 #[allow(unsafe_code)]
@@ -91,7 +91,7 @@ fn collective(run: Run, collective: Collective, program: &Path) -> Result<bool> 
         true => None,
         false => launch::detect(variable, std::os::unix::process::parent_id())?,
     };
-    bench::run(&run.plan(collective, program, world, variable("NCCL_IBVERBS_LIB"))?, program)
+    lead::run(&run.plan(collective, program, world, variable("NCCL_IBVERBS_LIB"))?, program)
 }
 
 fn complain_of_usage(error: &clap::Error) -> ExitCode {
