@@ -1,6 +1,7 @@
 //! What the plugin knows of this machine and of its settings.
 
 use anyhow::Result;
+use nccl_net_spark::config::{self, Settings, Source};
 use std::io::Write;
 
 /// Prints which RoCE ports are rails, which are not, and why.
@@ -13,14 +14,25 @@ pub fn rails(mut out: impl Write) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// Prints every setting.
+/// Prints every setting: its default, its meaning, and what holds here where that is not the default.
 ///
 /// # Errors
-/// When `out` cannot be written.
+/// When one is not usable, or `out` cannot be written.
 pub fn settings(mut out: impl Write) -> Result<()> {
-    for row in nccl_net_spark::config::table() {
+    let settings = Settings::of_this_process();
+    for (index, row) in config::table().iter().enumerate() {
         let default = if row.default.is_empty() { "chosen by the plugin" } else { row.default };
         writeln!(out, "{} [default: {default}]\n    {}", row.name, row.doc)?;
+        let held = settings.as_ref().ok().and_then(|settings| settings.held().get(index));
+        match held.map(|held| (&held.value, &held.source)) {
+            Some((value, Source::Environment)) => writeln!(out, "    here {value}: from the environment")?,
+            Some((value, Source::File { path, line })) => {
+                writeln!(out, "    here {value}: from {}, line {line}", path.display())?;
+            }
+            _ => {}
+        }
     }
-    Ok(out.flush()?)
+    out.flush()?;
+    // The table helps to mend what is wrong.
+    settings.map(|_| ()).map_err(Into::into)
 }

@@ -1,0 +1,144 @@
+//! Settings files: `NAME=value` lines, whole lines of comment behind `#`, as in NCCL's own `nccl.conf`.
+
+use crate::error::{Error, Result};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read};
+use std::path::{Path, PathBuf};
+
+/// What one file sets.
+#[derive(Debug)]
+pub(super) struct SettingsFile {
+    pub(super) path: PathBuf,
+    pub(super) lines: Vec<Line>,
+}
+
+/// One setting.
+#[derive(Debug)]
+pub(super) struct Line {
+    /// Counted from 1.
+    pub(super) number: usize,
+    pub(super) name: String,
+    /// Empty: unset, as in the environment.
+    pub(super) value: String,
+}
+
+/// More is no file of settings.
+const MOST_BYTES: u64 = 1 << 20;
+
+impl SettingsFile {
+    /// Reads the file that `variable` names: it has to be there.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] when it cannot be read, or a line is no setting.
+    pub(super) fn named(variable: &str, path: &str) -> Result<Self> {
+        let text = read(Path::new(path)).map_err(|error| Error::Setting {
+            name: variable.to_owned(),
+            value: path.to_owned(),
+            allowed: format!("the file cannot be read: {error}"),
+        })?;
+        Self::parse(path.into(), &text)
+    }
+
+    /// Reads a file in a standard place, if there is one.
+    ///
+    /// # Errors
+    /// As [`SettingsFile::named`], except that a file which is not there is none.
+    pub(super) fn standard(path: &Path) -> Result<Option<Self>> {
+        // In a folder that is closed to this user (the HOME of another one, as containers have it) there is no file of theirs.
+        let absent = [ErrorKind::NotFound, ErrorKind::NotADirectory, ErrorKind::PermissionDenied];
+        if fs::metadata(path).is_err_and(|error| absent.contains(&error.kind())) {
+            return Ok(None);
+        }
+        let text = read(path).map_err(|error| Error::Missing(format!("read {}: {error}", path.display())))?;
+        Self::parse(path.to_owned(), &text).map(Some)
+    }
+
+    fn parse(path: PathBuf, text: &str) -> Result<Self> {
+        let mut lines: Vec<Line> = Vec::new();
+        for (index, text) in text.lines().enumerate() {
+            let (number, text) = (index + 1, text.trim());
+            if text.is_empty() || text.starts_with('#') {
+                continue;
+            }
+            let wrong = |name: &str, value: &str, allowed: String| Error::Setting {
+                name: place(&path, number, name),
+                value: value.to_owned(),
+                allowed,
+            };
+            let Some((name, value)) = text.split_once('=') else {
+                return Err(wrong("the line", text, "a line is NAME=value, or a comment behind #".to_owned()));
+            };
+            let (name, value) = (name.trim().to_owned(), value.trim().to_owned());
+            if let Some(first) = lines.iter().find(|line| line.name == name) {
+                return Err(wrong(&name, &value, format!("line {} sets it already", first.number)));
+            }
+            lines.push(Line { number, name, value });
+        }
+        Ok(Self { path, lines })
+    }
+
+    /// The line that sets `name`.
+    pub(super) fn line(&self, name: &str) -> Option<&Line> {
+        self.lines.iter().find(|line| line.name == name && !line.value.is_empty())
+    }
+}
+
+/// What an error calls a setting of a file.
+pub(super) fn place(path: &Path, line: usize, name: &str) -> String {
+    format!("{}, line {line}: {name}", path.display())
+}
+
+fn read(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?.take(MOST_BYTES + 1).read_to_string(&mut text)?;
+    match text.len() as u64 > MOST_BYTES {
+        true => Err(io::Error::new(ErrorKind::FileTooLarge, format!("it has more than {MOST_BYTES} bytes"))),
+        false => Ok(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<SettingsFile> {
+        SettingsFile::parse("/etc/x.conf".into(), text)
+    }
+
+    #[test]
+    fn a_line_is_a_setting_a_comment_or_nothing() {
+        let file = parse("# a comment\n\n NCCL_IB_TC = 106 \r\nNCCL_IB_HCA==mlx5_0\n  # more\nNCCL_IB_SL=\n").unwrap();
+        let value = |name| file.line(name).map(|line| (line.number, line.value.as_str()));
+        assert_eq!((value("NCCL_IB_TC"), value("NCCL_IB_HCA")), (Some((3, "106")), Some((4, "=mlx5_0"))));
+        assert_eq!((value("NCCL_IB_SL"), file.lines.len()), (None, 3));
+    }
+
+    #[test]
+    fn what_is_no_setting_is_named_with_its_line() {
+        let error = parse("\nexport\n").unwrap_err().to_string();
+        assert!(
+            error.starts_with("/etc/x.conf, line 2: the line=\"export\"") && error.contains("NAME=value"),
+            "{error}"
+        );
+        let error = parse("NCCL_IB_TC=1\nNCCL_IB_TC=2").unwrap_err().to_string();
+        assert!(error.starts_with("/etc/x.conf, line 2: NCCL_IB_TC=\"2\"") && error.contains("line 1 sets"), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_is_named_has_to_be_there_and_a_standard_one_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let gone = folder.path().join("gone");
+        assert!(SettingsFile::standard(&gone).unwrap().is_none());
+        let error = SettingsFile::named("A_NAME", gone.to_str().unwrap()).unwrap_err().to_string();
+        assert!(error.starts_with("A_NAME=") && error.contains("No such file"), "{error}");
+        // A folder is there and is no file; so is what is no text.
+        let error = SettingsFile::standard(folder.path()).unwrap_err().to_string();
+        assert!(error.contains(folder.path().to_str().unwrap()) && error.contains("directory"), "{error}");
+        let garbled = folder.path().join("garbled");
+        fs::write(&garbled, [0xff, 0xfe]).unwrap();
+        assert!(SettingsFile::standard(&garbled).unwrap_err().to_string().contains("UTF-8"));
+        fs::write(&garbled, vec![b'\n'; MOST_BYTES as usize + 1]).unwrap();
+        assert!(SettingsFile::standard(&garbled).unwrap_err().to_string().contains("more than 1048576 bytes"));
+        assert!(SettingsFile::named("A_NAME", "/dev/null").unwrap().lines.is_empty());
+    }
+}

@@ -1,0 +1,94 @@
+//! Lists of device and interface names, in the grammar of NCCL.
+
+use super::{Parsed, number};
+
+/// A list of names as `NCCL_IB_HCA` and `NCCL_SOCKET_IFNAME` write it: `[^][=]NAME[:PORT],...`. The rail and plane
+/// numbers that NCCL 2.30 takes behind a port are read and have no meaning here: there is one merged device.
+///
+/// `^` turns the list into one of exclusions, `=` asks for whole names where otherwise a prefix is enough (both marks
+/// stand before the first name, in this order, and hold for all). An empty list admits everything. The grammar is
+/// that of NCCL's own parser (`parseStringList` and `matchIfList` in its `utils.cc`).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NameFilter {
+    excludes: bool,
+    whole_names: bool,
+    entries: Vec<(String, Option<u8>)>,
+}
+
+impl NameFilter {
+    /// As many entries as NCCL takes (`MAX_IB_DEVS` in its `net_ib`).
+    const MAX_ENTRIES: usize = 32;
+
+    pub(super) fn parse(text: &str) -> Parsed<Self> {
+        let (excludes, rest) = strip_mark(text, '^');
+        let (whole_names, rest) = strip_mark(rest, '=');
+        if rest.is_empty() {
+            return if text.is_empty() { Ok(Self::default()) } else { Err(()) };
+        }
+        let entries = rest.split(',').filter(|e| !e.trim().is_empty()).map(entry).collect::<Parsed<Vec<_>>>()?;
+        if entries.is_empty() || entries.len() > Self::MAX_ENTRIES {
+            return Err(());
+        }
+        Ok(Self { excludes, whole_names, entries })
+    }
+
+    /// Whether the name passes; an entry without a port stands for every port.
+    pub fn admits(&self, name: &str, port: Option<u8>) -> bool {
+        if self.entries.is_empty() {
+            return true;
+        }
+        let matched = self.entries.iter().any(|(wanted, wanted_port)| {
+            let named = if self.whole_names { name == wanted } else { name.starts_with(wanted.as_str()) };
+            named && (wanted_port.is_none() || port.is_none() || *wanted_port == port)
+        });
+        matched != self.excludes
+    }
+
+    /// Whether it asks for something by name, rather than for all or all but something.
+    pub fn names_something(&self) -> bool {
+        !self.entries.is_empty() && !self.excludes
+    }
+}
+
+fn strip_mark(text: &str, mark: char) -> (bool, &str) {
+    match text.strip_prefix(mark) {
+        Some(rest) => (true, rest),
+        None => (false, text),
+    }
+}
+
+fn entry(text: &str) -> Parsed<(String, Option<u8>)> {
+    let mut fields = text.trim().split(':');
+    let name = fields.next().unwrap_or_default();
+    let port = match fields.next() {
+        None | Some("") => None,
+        Some(port) => Some(number::<u8, 1, 255>(port)?),
+    };
+    for rail_or_plane in fields.by_ref().take(2) {
+        number::<u64, 0, 65_535>(rail_or_plane)?;
+    }
+    // What the kernel allows in the name of an interface, less what the grammar needs.
+    let plain = |c: char| !c.is_whitespace() && !c.is_control() && !matches!(c, '/' | '^' | '=');
+    let well_formed = !name.is_empty() && name.len() <= 64 && name.chars().all(plain) && fields.next().is_none();
+    if well_formed { Ok((name.to_owned(), port)) } else { Err(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_filter_is_nccls() {
+        let admits = |filter: &str, name: &str, port: u8| NameFilter::parse(filter).unwrap().admits(name, Some(port));
+        assert!(admits("", "anything", 1));
+        assert!(admits("mlx5", "mlx5_10", 1) && !admits("mlx5", "rocep1s0f0", 1));
+        assert!(admits("=mlx5_1", "mlx5_1", 1) && !admits("=mlx5_1", "mlx5_10", 1));
+        assert!(!admits("^mlx5_1", "mlx5_10", 1) && admits("^=mlx5_1", "mlx5_10", 1));
+        assert!(admits("mlx5_0:1", "mlx5_0", 1) && !admits("mlx5_0:1", "mlx5_0", 2));
+        assert!(admits("mlx5_0:1,mlx5_1", "mlx5_1", 2));
+        assert!(!admits("^mlx5_0:1,mlx5_1", "mlx5_1", 2) && admits("^mlx5_0:1", "mlx5_0", 2));
+        assert!(admits("mlx5_0:", "mlx5_0", 2) && !admits("mlx5_0:1:0:3", "mlx5_0", 2));
+        assert!(NameFilter::parse("mlx5_0:1:0:3:4").is_err() && NameFilter::parse("mlx5_0:1:x").is_err());
+        assert!(NameFilter::parse(&vec!["a"; 33].join(",")).is_err());
+    }
+}
