@@ -8,6 +8,7 @@ use crate::verbs::{self, Context, Library, Pd};
 use crate::wire::cts::MAX_RECEIVE_BYTES;
 use crate::wire::handle::HANDLE_BYTES;
 use crate::wire::immediate::MAX_LEADS;
+use crate::wire::message::Attachment;
 use crate::wire::{MAX_OFFERED_RAILS, PARTS};
 use once_cell::sync::OnceCell;
 use std::ffi::CStr;
@@ -233,13 +234,17 @@ fn open(survey: &Survey, ports: &Ports, config: &Config) -> Result<Vec<Arc<comm:
             port: found.port,
             netdev: found.netdev.clone(),
             phys_port: found.phys_port.clone(),
-            link: found.link as u8,
-            cable: found.cable as u8,
+            attachment: attachment(survey, found),
             speed_mbps: share_of_link(survey, index),
         };
         rails.push(Arc::new(comm::Rail::new(index, info, Pd::new(context)?, config)?));
     }
     Ok(rails)
+}
+
+fn attachment(survey: &Survey, rail: &rails::Rail) -> Attachment {
+    let link_mbps = survey.links.get(rail.link).and_then(|link| link.payload_mbps).unwrap_or(0);
+    Attachment { link: rail.link as u8, link_mbps, cable: rail.cable as u8, port_mbps: rail.speed_mbps.max(1) }
 }
 
 /// What a rail carries while the others on its PCIe link are as busy.
@@ -256,8 +261,10 @@ fn share_of_link(survey: &Survey, index: usize) -> u32 {
 
 impl Properties {
     fn new(survey: &Survey, rails: &[Arc<comm::Rail>], config: &Config) -> Self {
-        let per_connection = u32::from(comm::handshake::qps_per_rail(config));
-        let limits = rails.iter().map(|rail| rail.pd.context().limits().max_qp / per_connection);
+        let limits = rails.iter().map(|rail| {
+            let queue_pairs = comm::handshake::most_queue_pairs(config, &rail.info.attachment);
+            rail.pd.context().limits().max_qp / u32::from(queue_pairs)
+        });
         let chunk = survey.rails.iter().map(|rail| rail.max_message_bytes).min().unwrap_or(0);
         let largest = (u64::from(chunk) * (MAX_LEADS + 1)).min(MAX_RECEIVE_BYTES) as usize;
         Self {

@@ -8,7 +8,7 @@ use super::handles::{self, Endpoint, Out, Transfer};
 use super::logger;
 use super::types::{CommConfig, DebugLogger, HANDLE_BYTES, MAX_RECVS, NetDeviceHandle, OPTIONAL_RECV_COMPLETION};
 use super::types::{PTR_CUDA, PTR_HOST, PropertiesV12, UNDEFINED};
-use crate::comm::{HostMemory, ListenComm, RecvComm, RecvPart, SendComm, Sizes};
+use crate::comm::{HostMemory, ListenComm, RecvComm, RecvPart, SendComm};
 use crate::error::{Error, NcclResult, Result};
 use crate::plugin;
 
@@ -377,19 +377,26 @@ pub(super) unsafe extern "C" fn test(request: *mut c_void, done: *mut c_int, siz
     guard::call("test", |scope| {
         // SAFETY: the caller's promise.
         let done = unsafe { Out::cleared(done, "done", 0) }?;
-        // SAFETY: the caller's promise.
-        let found = match unsafe { Transfer::of_request(request, "request", scope) }? {
-            (Transfer::Send(send), number) => send.comm().test(number)?.map(|found| Sizes { count: 1, ..found }),
-            (Transfer::Recv(recv), number) => recv.comm().test(number)?,
-        };
-        let Some(found) = found else { return Ok(()) };
-        if !sizes.is_null() {
-            for (i, bytes) in found.bytes.iter().take(found.count).enumerate() {
+        let tell = |part: usize, bytes: u64| {
+            if !sizes.is_null() {
                 // SAFETY: the caller's promise: a send has one element, a receive one for each part.
-                unsafe { sizes.add(i).write(c_int::try_from(*bytes).unwrap_or(c_int::MAX)) };
+                unsafe { sizes.add(part).write(c_int::try_from(bytes).unwrap_or(c_int::MAX)) };
             }
+        };
+        // SAFETY: the caller's promise.
+        let finished = match unsafe { Transfer::of_request(request, "request", scope) }? {
+            (Transfer::Send(send), number) => match send.comm().test(number)? {
+                Some(bytes) => {
+                    tell(0, bytes);
+                    true
+                }
+                None => false,
+            },
+            (Transfer::Recv(recv), number) => recv.comm().test(number, tell)?,
+        };
+        if finished {
+            done.set(1);
         }
-        done.set(1);
         Ok(())
     })
 }

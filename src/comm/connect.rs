@@ -9,6 +9,7 @@ use super::peer::Peer;
 use super::send::{SendComm, SendPath};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::flow::ways::End;
 use crate::verbs::{Access, Mr, Region};
 use crate::wire::MAX_RAILS;
 use crate::wire::cts::{PROBE_BYTES, RING_WORDS};
@@ -48,6 +49,8 @@ struct OfferedPair {
     index: usize,
     /// The peer's rail, for messages.
     acceptor: String,
+    /// Both ends, this side's first.
+    ends: [End; 2],
     /// The connected lane with its key of the ring, or why this side cannot use it.
     made: std::result::Result<(Lane, Mr), String>,
 }
@@ -150,7 +153,7 @@ fn say_hello(host: &Host, channel: &mut Channel, handle: &Handle) -> Result<Rail
         token: handle.token,
         name: host.name.clone(),
         chunk_bytes: rails.chunk_bytes(),
-        qps_per_rail: handshake::qps_per_rail(&host.config),
+        qps_per_rail: handshake::qps_wanted(&host.config),
         rails: rails.adverts.clone(),
     }))?;
     Ok(rails)
@@ -196,7 +199,11 @@ impl Connected {
                 traffic_class,
             };
             let made = connect_lane(host, rail, pair, &route, &ring).map_err(|error| error.to_string());
-            pairs.push(OfferedPair { index: rail.index, acceptor: pair.acceptor_name.clone(), made });
+            let ends = [
+                End { rail: rail.index as u8, attachment: rail.info.attachment },
+                End { rail: pair.acceptor_rail, attachment: pair.acceptor },
+            ];
+            pairs.push(OfferedPair { index: rail.index, acceptor: pair.acceptor_name.clone(), ends, made });
         }
         let chunk_bytes = offer.chunk_bytes.min(rails.chunk_bytes());
         Ok(Self { peer: offer.name, chunk_bytes, ring, pairs, left_out: handshake::unpaired(rails, &paired) })
@@ -220,12 +227,14 @@ impl Connected {
             )));
         }
         let (mut lanes, mut keys, mut live, mut left_out) = (Vec::new(), Vec::new(), Vec::new(), self.left_out);
-        for (OfferedPair { index, acceptor, made }, why) in self.pairs.into_iter().zip(&go.left_out) {
+        let mut ways = Vec::new();
+        for (OfferedPair { index, acceptor, ends, made }, why) in self.pairs.into_iter().zip(&go.left_out) {
             match (made, why.is_empty()) {
                 (Ok((lane, key)), true) => {
                     live.push((index, format!("{} to {acceptor}", lane.rail.name())));
                     lanes.push(lane);
                     keys.push(key);
+                    ways.push(ends);
                 }
                 (Ok(_), false) => left_out.push((index, why.clone())),
                 (Err(own), _) => left_out.push((index, own)),
@@ -238,11 +247,12 @@ impl Connected {
                 handshake::left_out_text(host, &left_out)
             )));
         }
-        handshake::report(host, &self.peer, &live, &left_out);
+        let striping = handshake::striping(host, &ways);
+        handshake::report(host, &self.peer, &live, &left_out, striping.primaries());
         let peer = Arc::new(Peer::new(self.peer));
         let watch = host.service.watch(channel, Arc::clone(&peer))?;
         host.opened();
-        let path = SendPath::new(lanes, self.ring, keys, self.chunk_bytes, host.config.min_share_bytes);
+        let path = SendPath::new(lanes, self.ring, keys, self.chunk_bytes, striping);
         Ok(SendComm::new(Arc::clone(host), peer, watch, path))
     }
 }
@@ -256,7 +266,6 @@ fn connect_lane(
 ) -> Result<(Lane, Mr)> {
     let mut lane = Lane::open(rail, Role::Sender, pair.qps.len())?;
     lane.peer_rail.clone_from(&pair.acceptor_name);
-    lane.rate_mbps = f64::from(pair.speed_mbps.min(rail.info.speed_mbps).max(1));
     lane.connect(Role::Sender, &host.config, route)?;
     // Strict: the sender looks at these bytes while they arrive.
     let ring_key = ring.register(&rail.pd, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;

@@ -6,13 +6,18 @@ use super::pairing;
 use super::rail::{Look, Rail};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::wire::message::RailAdvert;
+use crate::flow::striping::Striping;
+use crate::flow::ways::{End, Set, Ways, members};
+use crate::wire::message::{Attachment, RailAdvert};
 use crate::wire::{MAX_OFFERED_RAILS, MAX_RAILS};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Queue pairs of a connection on each rail when nothing is set: channels already bring parallelism.
-const QPS_PER_RAIL: u8 = 1;
+/// What one queue pair is sure to carry, in Mb/s (published for a Spark's functions: 92 to 102 Gb/s with one, 111.7 with
+/// four). A rail that is to carry more gets more of them.
+const QP_MBPS: f64 = 92_000.0;
+/// Queue pairs of a connection on one rail when nothing is set: channels bring parallelism too.
+const MOST_QPS: u8 = 4;
 /// A chunk is no larger than this, so that a 32-bit completion holds its size.
 const MOST_CHUNK_BYTES: u32 = 1 << 30;
 
@@ -53,6 +58,13 @@ impl Rails {
         (chunk - chunk % 128).max(4096)
     }
 
+    /// Both ends of a pair: this side's rail first, by its place here, then the peer's, by its place in its own list.
+    pub fn ends(&self, place: usize, theirs: &[RailAdvert], their_place: usize) -> [End; 2] {
+        let (rail, _) = &self.usable[place];
+        let far = End { rail: their_place as u8, attachment: theirs[their_place].attachment };
+        [End { rail: rail.index as u8, attachment: rail.info.attachment }, far]
+    }
+
     /// What to say when nothing pairs.
     pub fn nothing_in_common(&self, theirs: &[RailAdvert], peer: &str) -> String {
         let unusable: Vec<String> =
@@ -66,20 +78,49 @@ impl Rails {
     }
 }
 
-/// Queue pairs on each rail, as this side wants them.
-pub fn qps_per_rail(config: &Config) -> u8 {
-    config.qps_per_rail.unwrap_or(QPS_PER_RAIL)
+/// Queue pairs on each rail, as this side wants them; 0 leaves the choice to [`queue_pairs`].
+pub fn qps_wanted(config: &Config) -> u8 {
+    config.qps_per_rail.unwrap_or(0)
 }
 
-/// Logs how a connection came up: its rails in one line, and a line for each rail that is left out, as a warning
+/// How many queue pairs each way gets: what either side wants, or as many as carry the way's part of the job. A spare
+/// gets one.
+pub fn queue_pairs(wanted: u8, ways: &Ways) -> [u8; MAX_RAILS] {
+    if wanted > 0 {
+        return [wanted; MAX_RAILS];
+    }
+    let rates = ways.even_rates(ways.primaries(ways.all()));
+    rates.map(qps_for)
+}
+
+/// The most that a connection has on a rail of this kind.
+pub fn most_queue_pairs(config: &Config, attachment: &Attachment) -> u8 {
+    config.qps_per_rail.unwrap_or_else(|| {
+        let link_mbps = if attachment.link_mbps == 0 { u32::MAX } else { attachment.link_mbps };
+        qps_for(f64::from(attachment.port_mbps.min(link_mbps)))
+    })
+}
+
+fn qps_for(mbps: f64) -> u8 {
+    (mbps / QP_MBPS).ceil().clamp(1.0, f64::from(MOST_QPS)) as u8
+}
+
+/// How a direction of a new connection divides its messages. Connections begin with different rails.
+pub fn striping(host: &Host, ways: &[[End; 2]]) -> Striping {
+    Striping::new(Ways::new(ways), host.config.min_share_bytes, host.connections() as usize)
+}
+
+/// Logs how a connection came up: its rails in one line, which of them are spares, and a line for each rail that is left out, as a warning
 /// where a cable loses one of its two twins by it.
-pub fn report(host: &Host, peer: &str, live: &[(usize, String)], left_out: &[(usize, String)]) {
+pub fn report(host: &Host, peer: &str, live: &[(usize, String)], left_out: &[(usize, String)], primaries: Set) {
     let rails: Vec<&str> = live.iter().map(|(_, text)| text.as_str()).collect();
-    tracing::info!("connected with {peer} over {} rails: {}", live.len(), rails.join(", "));
+    let working: Vec<&str> = members(primaries).filter_map(|way| rails.get(way).copied()).collect();
+    let spares = if working.len() < rails.len() { format!("; at work: {}", working.join(", ")) } else { String::new() };
+    tracing::info!("connected with {peer} over {} rails: {}{spares}", live.len(), rails.join(", "));
     for (index, why) in left_out {
         let Some(rail) = host.rails.get(*index) else { continue };
         let twin_lives =
-            live.iter().any(|(other, _)| host.rails.get(*other).is_some_and(|o| o.info.cable == rail.info.cable));
+            live.iter().any(|(other, _)| host.rails.get(*other).is_some_and(|o| o.info.attachment.cable == rail.info.attachment.cable));
         if twin_lives {
             tracing::warn!(
                 "rail {} is left out of the connection with {peer}, half of its cable is lost: {why}",

@@ -4,11 +4,10 @@ use super::rail::{Look, Rail};
 use super::work::{Work, WorkId};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::flow::plan;
-use crate::verbs::{Completion, CompletionBuffer, Cq, Path, Qp, QpCaps, Remote, Timing, Write};
+use crate::verbs::{Completion, CompletionBuffer, Cq, Path, Qp, QpCaps, Readable, Remote, Timing, Write};
 use crate::wire::cts::ENTRY_BYTES;
 use crate::wire::message::QpEnd;
-use crate::wire::{MAX_RAILS, PARTS, SLOTS};
+use crate::wire::{PARTS, SLOTS};
 use std::sync::Arc;
 
 /// Which side of the connection a lane belongs to.
@@ -20,8 +19,12 @@ pub enum Role {
     Receiver,
 }
 
-/// Writes in flight on a sender's queue pair: one for each of a connection's 256 sends and as many again for chunks.
-const SENDER_DEPTH: u32 = 512;
+/// Writes in flight on a sender's queue pair. NCCL keeps up to 32 receives open on a connection; a group of eight for each
+/// of them finds room here by and by.
+const SENDER_DEPTH: u32 = 128;
+/// Sends up to this size travel in the work request itself: the NIC need not fetch them, which takes a PCIe round trip.
+/// With it a request of mlx5's takes 192 bytes of its queue.
+const SENDER_INLINE_BYTES: u32 = 128;
 /// Writes in flight on a receiver's queue pair: one clear-to-send for each slot, and room for those whose completion
 /// comes with a later one.
 const RECEIVER_DEPTH: u32 = 4 * SLOTS as u32;
@@ -39,14 +42,15 @@ pub struct Lane {
     pub rail: Arc<Rail>,
     /// The peer's rail, for messages.
     pub peer_rail: String,
-    /// What the pair carries, in Mb/s.
-    pub rate_mbps: f64,
-    rail_mbps: f64,
     queues: Vec<Queue>,
+    inline_bytes: u32,
     cq: Cq,
     turn: usize,
     pending: u32,
-    outstanding_bytes: u64,
+    /// Bytes of large writes under way, which the rail knows of too.
+    backlog_bytes: u64,
+    sent_bytes: u64,
+    sent_shares: u64,
 }
 
 struct Queue {
@@ -58,7 +62,7 @@ struct Queue {
 }
 
 /// A write of registered memory.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct LaneWrite {
     /// What it is.
     pub work: Work,
@@ -103,7 +107,11 @@ impl Lane {
         let context = rail.pd.context();
         let limit = context.limits().max_qp_wr.max(1);
         let caps = match role {
-            Role::Sender => QpCaps { send_requests: SENDER_DEPTH.min(limit), receive_requests: 1, inline_bytes: 0 },
+            Role::Sender => QpCaps {
+                send_requests: SENDER_DEPTH.min(limit),
+                receive_requests: 1,
+                inline_bytes: SENDER_INLINE_BYTES,
+            },
             Role::Receiver if limit < RECEIVE_DEPTH => {
                 let what = format!("{}: queue pairs of {limit} work requests; {RECEIVE_DEPTH} are needed", rail.name());
                 return Err(Error::Missing(what));
@@ -129,20 +137,10 @@ impl Lane {
             let psn = random_psn()?;
             queues.push(Queue { qp, psn, room, unsignaled: 0, used_receives: 0 });
         }
-        let rate_mbps = f64::from(rail.info.speed_mbps.max(1));
-        let (peer_rail, turn, pending, outstanding_bytes) = Default::default();
-        let rail_mbps = rate_mbps;
-        Ok(Lane {
-            rail: Arc::clone(rail),
-            peer_rail,
-            rate_mbps,
-            rail_mbps,
-            queues,
-            cq,
-            turn,
-            pending,
-            outstanding_bytes,
-        })
+        let (peer_rail, turn, pending, backlog_bytes, sent_bytes, sent_shares) = Default::default();
+        let rail = Arc::clone(rail);
+        let inline_bytes = queues.iter().map(|queue| queue.qp.inline_bytes()).min().unwrap_or(0);
+        Ok(Lane { rail, peer_rail, queues, inline_bytes, cq, turn, pending, backlog_bytes, sent_bytes, sent_shares })
     }
 
     /// This side's queue pairs.
@@ -184,15 +182,6 @@ impl Lane {
         Ok(())
     }
 
-    /// What the planner must know.
-    #[inline]
-    pub fn load(&self) -> plan::Lane {
-        // Of what other connections have given to the rail, this lane waits for its part of the rail's speed.
-        let part = self.rate_mbps / self.rail_mbps;
-        let shared_bytes = (self.rail.backlog_bytes() as f64 * part) as u64;
-        plan::Lane { rate_mbps: self.rate_mbps, backlog_bytes: shared_bytes.max(self.outstanding_bytes) }
-    }
-
     /// The queue pair for the next message: they take turns.
     #[inline]
     pub fn next_queue(&mut self) -> u8 {
@@ -207,8 +196,9 @@ impl Lane {
     }
 
     /// Largest write whose bytes travel in the work request itself.
+    #[inline]
     pub fn inline_bytes(&self) -> u32 {
-        self.queues.iter().map(|queue| queue.qp.inline_bytes()).min().unwrap_or(0)
+        self.inline_bytes
     }
 
     /// Whether completions of writes are due.
@@ -241,14 +231,14 @@ impl Lane {
         })
     }
 
-    /// Posts a write of at most [`Lane::inline_bytes`] bytes that are read at once.
+    /// Posts a write of at most [`Lane::inline_bytes`] bytes that are read at once. The caller has looked for room.
     ///
     /// # Errors
     /// As [`Lane::write`].
     #[inline]
-    pub fn write_inline(&mut self, work: Work, queue: u8, bytes: &[u8], remote: Remote) -> Result<()> {
-        let (queue, wr_id, signaled) = self.account(work, queue, false)?;
-        queue.qp.write_inline(bytes, remote, None, wr_id, signaled)
+    pub fn write_inline(&mut self, bytes: Readable<'_>, write: &LaneWrite) -> Result<()> {
+        let (queue, wr_id, signaled) = self.account(write.work, write.queue, write.signaled)?;
+        queue.qp.write_inline(bytes, write.remote, write.immediate, wr_id, signaled)
     }
 
     #[inline]
@@ -300,35 +290,33 @@ impl Lane {
         queue.qp.post_receives(REFILL, receive_id(index))
     }
 
-    /// A share was given to this lane.
+    /// A large share was given to this lane: other connections on the rail should know.
     #[inline]
     pub fn began(&mut self, bytes: u64) {
-        self.outstanding_bytes += bytes;
+        self.backlog_bytes += bytes;
         self.rail.posted(bytes);
     }
 
-    /// A share was confirmed.
+    /// It was confirmed.
     #[inline]
     pub fn finished(&mut self, bytes: u64) {
-        self.outstanding_bytes = self.outstanding_bytes.saturating_sub(bytes);
-        self.rail.confirmed(bytes);
+        self.backlog_bytes = self.backlog_bytes.saturating_sub(bytes);
+        self.rail.settled(bytes);
+    }
+
+    /// A share of any size was confirmed.
+    #[inline]
+    pub fn count(&mut self, bytes: u64) {
+        self.sent_bytes += bytes;
+        self.sent_shares += 1;
     }
 }
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        self.rail.abandoned(self.outstanding_bytes);
+        self.rail.settled(self.backlog_bytes);
+        self.rail.sent(self.sent_bytes, self.sent_shares);
     }
-}
-
-/// What the planner must know of a connection's lanes (1 to [`MAX_RAILS`]), and how many they are.
-#[inline]
-pub fn loads(lanes: &[Lane]) -> ([plan::Lane; MAX_RAILS], usize) {
-    let mut loads = [lanes[0].load(); MAX_RAILS];
-    for (load, lane) in loads.iter_mut().zip(lanes) {
-        *load = lane.load();
-    }
-    (loads, lanes.len().min(MAX_RAILS))
 }
 
 fn receive_id(queue: u8) -> u64 {

@@ -15,6 +15,7 @@ use super::rail::Rail;
 use super::recv::{RecvComm, RecvPath, Ring};
 use super::work::{Work, WorkId};
 use crate::error::{Error, Result};
+use crate::flow::ways::{End, Ways};
 use crate::verbs::{Access, CompletionBuffer, Mr, Region, Remote};
 use crate::wire::MAX_RAILS;
 use crate::wire::cts::{PROBE_BYTES, RING_WORDS};
@@ -61,8 +62,16 @@ enum Stage {
 struct Offered {
     rails: Rails,
     chunk_bytes: u32,
-    pairs: Vec<(Pair, String, Lane)>,
+    pairs: Vec<OpenedPair>,
     left_out: Vec<(usize, String)>,
+}
+
+/// A pair that was offered, with this side's queue pairs.
+struct OpenedPair {
+    pair: Pair,
+    /// Both ends, this side's first.
+    ends: [End; 2],
+    lane: Lane,
 }
 
 /// Queue pairs connected; a write is under way on each.
@@ -77,6 +86,7 @@ struct Probing {
 
 struct ProbedPair {
     index: usize,
+    ends: [End; 2],
     state: Probed,
 }
 
@@ -256,15 +266,17 @@ impl Offered {
         if pairs.is_empty() {
             return Err(Error::Usage(rails.nothing_in_common(&hello.rails, &hello.name)));
         }
-        let queue_count = usize::from(handshake::qps_per_rail(&host.config).max(hello.qps_per_rail));
+        let ends: Vec<[End; 2]> = pairs.iter().map(|pair| rails.ends(pair.acceptor, &hello.rails, pair.connector)).collect();
+        let queue_pairs =
+            handshake::queue_pairs(handshake::qps_wanted(&host.config).max(hello.qps_per_rail), &Ways::new(&ends));
         let chunk_bytes = rails.chunk_bytes().min(hello.chunk_bytes);
         let paired: Vec<usize> = pairs.iter().map(|pair| pair.acceptor).collect();
         let mut left_out = handshake::unpaired(&rails, &paired);
         let (mut offers, mut opened) = (Vec::new(), Vec::new());
-        for pair in pairs {
+        for ((pair, ends), queue_count) in pairs.into_iter().zip(ends).zip(queue_pairs) {
             let (rail, _) = &rails.usable[pair.acceptor];
             let peer_rail = hello.rails[pair.connector].name.clone();
-            let mut lane = match Lane::open(rail, Role::Receiver, queue_count) {
+            let mut lane = match Lane::open(rail, Role::Receiver, usize::from(queue_count)) {
                 Ok(lane) => lane,
                 Err(error) => {
                     left_out.push((rail.index, error.to_string()));
@@ -273,17 +285,17 @@ impl Offered {
             };
             lane.peer_rail.clone_from(&peer_rail);
             warn_of_mtu(rail, &hello.rails[pair.connector], &rails.adverts[pair.acceptor], &hello.name);
-            lane.rate_mbps = f64::from(pair.speed_mbps.max(1));
             offers.push(PairOffer {
                 connector_rail: pair.connector as u8,
                 connector_gid: pair.connector_gid,
+                acceptor_rail: rail.index as u8,
+                acceptor: rail.info.attachment,
                 acceptor_name: rail.name(),
                 acceptor_gid: pair.acceptor_gid,
                 mtu_bytes: pair.mtu_bytes,
-                speed_mbps: pair.speed_mbps,
                 qps: lane.ends(),
             });
-            opened.push((pair, peer_rail, lane));
+            opened.push(OpenedPair { pair, ends, lane });
         }
         if opened.is_empty() {
             return Err(Error::Missing(format!(
@@ -307,7 +319,7 @@ impl Offered {
         }
         let shadow = Region::new(RING_WORDS * 8 + PROBE_BYTES)?;
         let mut pairs = Vec::with_capacity(self.pairs.len());
-        for ((pair, _, lane), answer) in self.pairs.into_iter().zip(ready.pairs) {
+        for (OpenedPair { pair, ends, lane }, answer) in self.pairs.into_iter().zip(ready.pairs) {
             let index = lane.rail.index;
             let state = match answer {
                 PairReady::Failed(why) => Probed::LeftOut(format!("{peer} cannot use it: {why}")),
@@ -327,7 +339,7 @@ impl Offered {
                     }
                 }
             };
-            pairs.push(ProbedPair { index, state });
+            pairs.push(ProbedPair { index, ends, state });
         }
         let until = Instant::now() + host.config.probe_timeout;
         let (chunk_bytes, left_out) = (self.chunk_bytes, self.left_out);
@@ -400,6 +412,7 @@ impl Probing {
     fn finish(self, host: &Arc<Host>, mut channel: Channel, peer: String) -> Result<RecvComm> {
         let mut go = Go { left_out: Vec::new() };
         let (mut lanes, mut keys, mut live, mut left_out) = (Vec::new(), Vec::new(), Vec::new(), self.left_out);
+        let mut ways = Vec::new();
         let mut ring = Ring { addr: self.ring_addr, rkeys: [0; MAX_RAILS] };
         for pair in self.pairs {
             match pair.state {
@@ -409,6 +422,7 @@ impl Probing {
                     ring.rkeys[lanes.len() % MAX_RAILS] = tried.ring_rkey;
                     lanes.push(tried.lane);
                     keys.push(tried.shadow_key);
+                    ways.push(pair.ends);
                 }
                 Probed::LeftOut(why) => {
                     go.left_out.push(why.clone());
@@ -424,11 +438,12 @@ impl Probing {
             return Err(error);
         }
         channel.send(&Message::Go(go))?;
-        handshake::report(host, &peer, &live, &left_out);
+        let striping = handshake::striping(host, &ways);
+        handshake::report(host, &peer, &live, &left_out, striping.primaries());
         let peer = Arc::new(Peer::new(peer));
         let watch = host.service.watch(channel, Arc::clone(&peer))?;
         host.opened();
-        let path = RecvPath::new(lanes, self.shadow, keys, ring, self.chunk_bytes);
+        let path = RecvPath::new(lanes, self.shadow, keys, ring, self.chunk_bytes, striping);
         Ok(RecvComm::new(Arc::clone(host), peer, watch, path))
     }
 }

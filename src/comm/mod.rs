@@ -5,6 +5,7 @@
 //! `registration` and `service` have locks, and are never reached from a data path.
 
 pub mod channel;
+pub mod clock;
 pub mod connect;
 pub mod handshake;
 pub mod lane;
@@ -22,7 +23,6 @@ pub mod service;
 pub mod trouble;
 pub mod work;
 
-pub use crate::flow::Sizes;
 pub use crate::verbs::HostMemory;
 pub use listen::ListenComm;
 pub use rail::{Rail, RailInfo};
@@ -71,6 +71,10 @@ impl Host {
     /// How many registrations are in use.
     pub fn registrations_in_use(&self) -> usize {
         self.registrations.in_use()
+    }
+
+    fn connections(&self) -> u64 {
+        self.open.load(Ordering::Relaxed)
     }
 
     fn opened(&self) {

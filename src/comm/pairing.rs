@@ -115,9 +115,9 @@ impl Found<'_> {
     /// Whether the two rails hang on one cable: as their twins' pairs show, else by the port's name.
     fn same_cable(&self, candidate: &Pair) -> bool {
         let (c, a) = (&self.connector[candidate.connector], &self.acceptor[candidate.acceptor]);
-        let mut known = self.pairs.iter().map(|p| (self.connector[p.connector].cable, self.acceptor[p.acceptor].cable));
-        match known.find(|(of_c, of_a)| *of_c == c.cable || *of_a == a.cable) {
-            Some((of_c, of_a)) => of_c == c.cable && of_a == a.cable,
+        let mut known = self.pairs.iter().map(|p| (cable(&self.connector[p.connector]), cable(&self.acceptor[p.acceptor])));
+        match known.find(|(of_c, of_a)| *of_c == cable(c) || *of_a == cable(a)) {
+            Some((of_c, of_a)) => of_c == cable(c) && of_a == cable(a),
             None => c.phys_port == a.phys_port,
         }
     }
@@ -145,6 +145,10 @@ impl Found<'_> {
             }
         }
     }
+}
+
+fn cable(rail: &RailAdvert) -> u8 {
+    rail.attachment.cable
 }
 
 fn is_link_local(gid: &[u8; 16]) -> bool {
@@ -189,6 +193,7 @@ fn in_one_subnet(one: &Address, other: &Address) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::message::Attachment;
 
     fn rail(name: &str, port: &str, cable: u8, speed_mbps: u32, addresses: &[&str]) -> RailAdvert {
         let address = |text: &&str| {
@@ -204,8 +209,7 @@ mod tests {
         RailAdvert {
             name: name.into(),
             phys_port: port.into(),
-            link: 0,
-            cable,
+            attachment: Attachment { link: 0, link_mbps: 0, cable, port_mbps: speed_mbps },
             speed_mbps,
             mtu_bytes: 4096,
             addresses: addresses.iter().map(address).collect(),

@@ -3,7 +3,7 @@
 use crate::config::{Config, RelaxedOrdering};
 use crate::error::{Error, Result};
 use crate::verbs::{Access, GidKind, LinkLayer, Pd, PortInfo, PortState, Region};
-use crate::wire::message::{Address, RailAdvert};
+use crate::wire::message::{Address, Attachment, RailAdvert};
 use std::net::Ipv6Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,10 +19,8 @@ pub struct RailInfo {
     pub netdev: Option<String>,
     /// `phys_port_name`, where the kernel tells.
     pub phys_port: Option<String>,
-    /// Rails with the same number share a PCIe link.
-    pub link: u8,
-    /// Rails with the same number share a cable.
-    pub cable: u8,
+    /// What it hangs on.
+    pub attachment: Attachment,
     /// What it can carry when the others on its PCIe link are busy too, in Mb/s.
     pub speed_mbps: u32,
 }
@@ -37,7 +35,7 @@ pub struct Rail {
     pub pd: Arc<Pd>,
     /// Whether bulk data is registered a second time, with relaxed ordering.
     pub relaxed_ordering: bool,
-    /// Bytes posted and not confirmed, of all connections.
+    /// Bytes of large writes posted and not confirmed, of all connections.
     backlog_bytes: AtomicU64,
     /// Payload bytes confirmed since the process began.
     sent_bytes: AtomicU64,
@@ -101,38 +99,36 @@ impl Rail {
         RailAdvert {
             name: self.name(),
             phys_port: self.info.phys_port.clone().unwrap_or_default(),
-            link: self.info.link,
-            cable: self.info.cable,
+            attachment: self.info.attachment,
             speed_mbps: self.info.speed_mbps.max(1),
             mtu_bytes: look.port.active_mtu_bytes,
             addresses: look.addresses.clone(),
         }
     }
 
-    /// Bytes posted and not confirmed.
+    /// Bytes of large writes posted and not confirmed, of all connections of this process.
     #[inline]
     pub fn backlog_bytes(&self) -> u64 {
         // Relaxed: a hint for the planner, no other memory hangs on it.
         self.backlog_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes were posted.
+    /// A large write was posted.
     #[inline]
     pub fn posted(&self, bytes: u64) {
         self.backlog_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes were confirmed: a whole share.
+    /// A large write was confirmed, or never will be because its connection ends.
     #[inline]
-    pub fn confirmed(&self, bytes: u64) {
+    pub fn settled(&self, bytes: u64) {
         self.backlog_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        self.sent_bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.sent_shares.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Bytes will never be confirmed: their connection ends.
-    pub fn abandoned(&self, bytes: u64) {
-        self.backlog_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    /// A connection has sent this much, in so many shares of messages.
+    pub fn sent(&self, bytes: u64, shares: u64) {
+        self.sent_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.sent_shares.fetch_add(shares, Ordering::Relaxed);
     }
 
     /// Payload bytes and shares of messages confirmed so far.

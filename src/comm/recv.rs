@@ -1,7 +1,7 @@
 //! The receiving half of a connection: the data path of `irecv` and of `test` on receives.
 
 use super::Host;
-use super::lane::{Lane, LaneWrite, loads};
+use super::lane::{Lane, LaneWrite};
 use super::owner::Owner;
 use super::patience::Patience;
 use super::peer::{Peer, Presence};
@@ -10,9 +10,8 @@ use super::service::WatchId;
 use super::trouble::{Stall, broken_protocol, completion_failure, lanes_text, not_in_flight, outside, stall_verdict};
 use super::work::{Work, WorkId};
 use crate::error::{Error, Result};
-use crate::flow::Sizes;
-use crate::flow::plan::{pick, stays};
 use crate::flow::receives::{Arrival, Grant, Receives};
+use crate::flow::striping::Striping;
 use crate::verbs::{Completion, CompletionBuffer, HostMemory, Mr, Region, Remote};
 use crate::wire::cts::{ENTRY_BYTES, ENTRY_WORDS, Entry, MAX_RECEIVE_BYTES, entry_word};
 use crate::wire::immediate::Immediate;
@@ -56,7 +55,7 @@ pub struct RecvPath {
     /// The lane that the last immediate came by, or that was looked at for the next one.
     hot: usize,
     cold: usize,
-    favourite: usize,
+    striping: Striping,
     buffer: CompletionBuffer,
     patience: Patience,
     failed: Option<Error>,
@@ -98,15 +97,15 @@ impl RecvComm {
         }
     }
 
-    /// The sizes of a finished receive, one a buffer; `None` while it waits.
+    /// Whether a receive is finished; then `tell` hears the size of each buffer, by its place in the group.
     ///
     /// # Errors
     /// [`Error::Argument`] when there is no such request; [`Error::Remote`] when the connection has failed.
     #[inline]
-    pub fn test(&self, request: u16) -> Result<Option<Sizes>> {
+    pub fn test(&self, request: u16, tell: impl FnMut(usize, u64)) -> Result<bool> {
         match self.path.enter() {
-            Some(mut path) => path.test(self, request),
-            None => Ok(None),
+            Some(mut path) => path.test(self, request, tell),
+            None => Ok(false),
         }
     }
 
@@ -127,6 +126,7 @@ impl RecvPath {
         shadow_keys: Vec<Mr>,
         ring: Ring,
         chunk_bytes: u32,
+        striping: Striping,
     ) -> Self {
         Self {
             receives: Receives::new(u64::from(chunk_bytes)),
@@ -136,7 +136,7 @@ impl RecvPath {
             ring,
             hot: 0,
             cold: 0,
-            favourite: 0,
+            striping,
             buffer: CompletionBuffer::new(),
             patience: Patience::default(),
             failed: None,
@@ -168,11 +168,9 @@ impl RecvPath {
     /// The lane for a clear-to-send: the one used last, unless it is busy.
     #[inline]
     fn cts_lane(&mut self) -> usize {
-        if !stays(ENTRY_BYTES as u64, &self.lanes[self.favourite].load(), ENTRY_BYTES as u64) {
-            let (loads, count) = loads(&self.lanes);
-            self.favourite = pick(ENTRY_BYTES as u64, &loads[..count], self.favourite);
-        }
-        self.favourite
+        let lanes = &self.lanes;
+        let elsewhere = |rail: usize| lanes.get(rail).map_or(0, |lane| lane.rail.backlog_bytes());
+        self.striping.rail_for(ENTRY_BYTES as u64, elsewhere)
     }
 
     /// Tells the sender where to write: one write into its ring.
@@ -188,7 +186,8 @@ impl RecvPath {
             for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
                 to.copy_from_slice(&word.to_ne_bytes());
             }
-            return self.lanes[lane].write_inline(Work::Cts, 0, &bytes, remote);
+            let write = LaneWrite { work: Work::Cts, queue: 0, remote, ..LaneWrite::default() };
+            return self.lanes[lane].write_inline(bytes.as_slice().into(), &write);
         }
         for (index, part) in parts.iter().enumerate() {
             let words = self.entry(part, index, parts.len(), strict).encode(grant.sequence);
@@ -223,17 +222,17 @@ impl RecvPath {
     }
 
     #[inline]
-    fn test(&mut self, comm: &RecvComm, request: u16) -> Result<Option<Sizes>> {
-        if let Some(sizes) = self.receives.test(request).map_err(not_in_flight)? {
-            return Ok(Some(sizes));
+    fn test(&mut self, comm: &RecvComm, request: u16, mut tell: impl FnMut(usize, u64)) -> Result<bool> {
+        if self.receives.test(request, &mut tell).map_err(not_in_flight)? {
+            return Ok(true);
         }
         if let Some(failed) = &self.failed {
             return Err(failed.clone());
         }
         if !self.progress(comm)? {
-            return self.stalled(comm, "a receive").map(|()| None);
+            return self.stalled(comm, "a receive").map(|()| false);
         }
-        self.receives.test(request).map_err(not_in_flight)
+        self.receives.test(request, tell).map_err(not_in_flight)
     }
 
     /// Takes in what has arrived; whether anything had. Looks at the lane that bytes last came by, and only when it

@@ -6,7 +6,7 @@
 
 use super::rail::Rail;
 use crate::error::{Error, Result};
-use crate::verbs::{Access, HostMemory, Mr};
+use crate::verbs::{Access, HostMemory, Mr, Readable};
 use crate::wire::MAX_OFFERED_RAILS;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -16,7 +16,7 @@ pub struct Registration {
     end: usize,
     keys: Vec<Keys>,
     /// What the keys stand for; deregistered when the last user is gone.
-    _regions: Vec<Mr>,
+    regions: Vec<Mr>,
 }
 
 /// One rail's keys of a registration.
@@ -36,6 +36,12 @@ impl Registration {
     pub fn covers(&self, addr: u64, bytes: usize) -> bool {
         let addr = addr as usize;
         bytes == 0 || addr >= self.start && addr.checked_add(bytes).is_some_and(|end| end <= self.end)
+    }
+
+    /// Some of it, for this process to read; `None` outside of it.
+    #[inline]
+    pub fn readable(&self, addr: u64, bytes: u32) -> Option<Readable<'_>> {
+        self.regions.first()?.readable(addr, bytes)
     }
 
     /// The keys on this host's rail `rail`.
@@ -101,5 +107,5 @@ fn register_everywhere(rails: &[Arc<Rail>], memory: HostMemory) -> Result<Regist
         keys.push(rail_keys);
     }
     let (start, end) = (memory.addr(), memory.addr() + memory.len());
-    Ok(Registration { start, end, keys, _regions: regions })
+    Ok(Registration { start, end, keys, regions })
 }

@@ -1,7 +1,8 @@
 //! The sending half of a connection: the data path of `isend` and of `test` on sends.
 
 use super::Host;
-use super::lane::{Lane, LaneWrite, loads};
+use super::clock::Clock;
+use super::lane::{Lane, LaneWrite};
 use super::owner::Owner;
 use super::patience::Patience;
 use super::peer::{Peer, Presence};
@@ -10,9 +11,9 @@ use super::service::WatchId;
 use super::trouble::{Stall, broken_protocol, completion_failure, lanes_text, not_in_flight, outside, stall_verdict};
 use super::work::{Work, WorkId};
 use crate::error::{Error, Result};
-use crate::flow::Sizes;
-use crate::flow::plan::{Shares, plan, stays};
-use crate::flow::sends::{Matched, Sends, Target, leads};
+use crate::flow::plan::Share;
+use crate::flow::sends::{Head, Message, Route, Sends};
+use crate::flow::striping::Striping;
 use crate::verbs::{CompletionBuffer, HostMemory, Mr, Region, Remote};
 use crate::wire::MAX_RAILS;
 use crate::wire::immediate::MAX_LEADS;
@@ -35,9 +36,11 @@ pub struct SendPath {
     ring: Arc<Region>,
     /// The ring's registrations, one a lane.
     _ring_keys: Vec<Mr>,
+    striping: Striping,
+    clock: Clock,
     chunk_bytes: u64,
-    min_share_bytes: u64,
-    favourite: usize,
+    /// The largest send, as many full chunks as an immediate can name and one more.
+    most_bytes: u64,
     buffer: CompletionBuffer,
     patience: Patience,
     failed: Option<Error>,
@@ -75,7 +78,7 @@ impl SendComm {
     /// # Errors
     /// [`Error::Argument`] when there is no such request; [`Error::Remote`] when the connection has failed.
     #[inline]
-    pub fn test(&self, request: u16) -> Result<Option<Sizes>> {
+    pub fn test(&self, request: u16) -> Result<Option<u64>> {
         match self.path.enter() {
             Some(mut path) => path.test(self, request),
             None => Ok(None),
@@ -97,16 +100,18 @@ impl SendPath {
         ring: Arc<Region>,
         ring_keys: Vec<Mr>,
         chunk_bytes: u32,
-        min_share_bytes: u64,
+        striping: Striping,
     ) -> Self {
+        let chunk_bytes = u64::from(chunk_bytes);
         Self {
             sends: Sends::new(),
             lanes,
             ring,
             _ring_keys: ring_keys,
-            chunk_bytes: u64::from(chunk_bytes),
-            min_share_bytes,
-            favourite: 0,
+            striping,
+            clock: Clock::start(),
+            chunk_bytes,
+            most_bytes: chunk_bytes * (MAX_LEADS + 1),
             buffer: CompletionBuffer::new(),
             patience: Patience::default(),
             failed: None,
@@ -139,71 +144,126 @@ impl SendPath {
             Ok(found) => found,
             Err(violation) => return Err(self.fail(broken_protocol(&comm.peer, &violation))),
         };
-        let Some((part, matched)) = found else {
+        let Some(Head { sequence, entry }) = found else {
             return self.stalled(comm, "a send without a receive", bytes).map(|()| None);
         };
         let size = bytes as u64;
-        if size > matched.entry.bytes || leads(size, self.chunk_bytes) > MAX_LEADS {
-            return Err(too_large(&comm.peer, size, tag, &matched, self.chunk_bytes));
+        if size > entry.bytes || size > self.most_bytes {
+            return Err(too_large(&comm.peer, size, tag, entry.bytes, self.most_bytes));
         }
+        let (part, remote_addr, rkeys) = (entry.part, entry.addr, entry.rkeys);
+        let message = Message { sequence, part, bytes: size, local_addr: addr, remote_addr };
         self.patience.moved();
-        let shares = self.plan(size);
-        self.sends.take(part);
-        let target = self.target(addr, memory, matched, &shares);
+        if !self.striping.is_small(size) {
+            return self.send_cut(&message, memory, &rkeys);
+        }
+        let lanes = &self.lanes;
+        let rail = self.striping.rail_for(size, |rail| lanes.get(rail).map_or(0, |lane| lane.rail.backlog_bytes()));
+        self.send_whole(&message, rail, memory, &rkeys)
+    }
+
+    /// A small message: one write on one rail.
+    #[inline]
+    fn send_whole(
+        &mut self,
+        message: &Message,
+        rail: usize,
+        memory: &Registration,
+        rkeys: &[u32; MAX_RAILS],
+    ) -> Result<Option<u16>> {
+        let lane = &mut self.lanes[rail];
+        let queue = lane.next_queue();
+        let timed = self.striping.is_timed(message.bytes);
+        if timed || !lane.has_room(queue) {
+            let share = Share { lane: rail as u8, offset: 0, bytes: message.bytes };
+            return self.send_shares(message, &[share], memory, rkeys);
+        }
+        let Some((request, immediate)) = self.sends.start_whole(message) else { return Ok(None) };
+        let write = LaneWrite {
+            work: Work::Share { request, share: 0 },
+            queue,
+            local_addr: message.local_addr,
+            lkey: memory.keys(lane.rail.index).map_or(0, |keys| keys.lkey),
+            bytes: message.bytes as u32,
+            remote: Remote { addr: message.remote_addr, rkey: rkeys[rail % MAX_RAILS] },
+            immediate: Some(immediate.encode()),
+            signaled: true,
+        };
+        let inline = if write.bytes <= lane.inline_bytes() && write.bytes > 0 {
+            memory.readable(write.local_addr, write.bytes)
+        } else {
+            None
+        };
+        let posted = match inline {
+            Some(bytes) => lane.write_inline(bytes, &write),
+            None => lane.write(&write),
+        };
+        match posted {
+            Ok(()) => {
+                self.striping.given(rail, message.bytes, None);
+                Ok(Some(request))
+            }
+            Err(error) => Err(self.fail(error)),
+        }
+    }
+
+    /// A large message: a share for each rail that helps.
+    #[inline(never)]
+    fn send_cut(
+        &mut self,
+        message: &Message,
+        memory: &Registration,
+        rkeys: &[u32; MAX_RAILS],
+    ) -> Result<Option<u16>> {
+        let shares = self.striping.cut(message.bytes, self.clock.now_ns());
+        self.send_shares(message, shares.as_slice(), memory, rkeys)
+    }
+
+    #[inline(never)]
+    fn send_shares(
+        &mut self,
+        message: &Message,
+        shares: &[Share],
+        memory: &Registration,
+        rkeys: &[u32; MAX_RAILS],
+    ) -> Result<Option<u16>> {
+        let now_ns = self.clock.now_ns();
         let (lanes, chunk_bytes) = (&mut self.lanes, self.chunk_bytes);
-        let request = self.sends.start(matched.sequence, target, size, &shares, chunk_bytes, |lane| {
-            lanes.get_mut(usize::from(lane)).map_or(0, Lane::next_queue)
+        let request = self.sends.start(message, shares, chunk_bytes, |rail| {
+            let lane = &mut lanes[usize::from(rail)];
+            let lkey = memory.keys(lane.rail.index).map_or(0, |keys| keys.lkey);
+            Route { queue: lane.next_queue(), lkey, rkey: rkeys[usize::from(rail) % MAX_RAILS] }
         });
         let Some(request) = request else { return Ok(None) };
-        for share in shares.as_slice() {
-            self.lanes[usize::from(share.lane)].began(share.bytes);
+        for share in shares {
+            let rail = usize::from(share.lane);
+            let timed = self.striping.is_timed(share.bytes);
+            self.striping.given(rail, share.bytes, timed.then_some(now_ns));
+            if timed {
+                self.lanes[rail].began(share.bytes);
+            }
         }
         self.post(request)?;
         Ok(Some(request))
-    }
-
-    #[inline]
-    fn plan(&mut self, bytes: u64) -> Shares {
-        if stays(bytes, &self.lanes[self.favourite].load(), self.min_share_bytes) {
-            return Shares::whole(self.favourite, bytes);
-        }
-        let (loads, count) = loads(&self.lanes);
-        let shares = plan(bytes, &loads[..count], self.min_share_bytes, self.favourite);
-        if let [only] = shares.as_slice() {
-            self.favourite = usize::from(only.lane);
-        }
-        shares
-    }
-
-    #[inline]
-    fn target(&self, local_addr: u64, memory: &Registration, matched: Matched, shares: &Shares) -> Target {
-        let mut lkeys = [0; MAX_RAILS];
-        for share in shares.as_slice() {
-            let lane = usize::from(share.lane);
-            lkeys[lane] = memory.keys(self.lanes[lane].rail.index).map_or(0, |keys| keys.lkey);
-        }
-        Target { local_addr, lkeys, entry: matched.entry }
     }
 
     /// Posts what a send has not posted, as far as the queue pairs have room.
     #[inline]
     fn post(&mut self, request: u16) -> Result<()> {
         for share in 0..self.sends.shares_to_post(request) {
-            while let Some((next, target)) = self.sends.next_write(request, share, self.chunk_bytes) {
+            while let Some(next) = self.sends.next_write(request, share, self.chunk_bytes) {
                 let lane = &mut self.lanes[usize::from(next.lane)];
-                if !lane.has_room(next.qp) {
+                if !lane.has_room(next.route.queue) {
                     break;
                 }
-                let place = usize::from(next.lane) % MAX_RAILS;
-                let remote = Remote { addr: target.entry.addr + next.offset, rkey: target.entry.rkeys[place] };
                 let last = next.immediate.is_some();
                 let posted = lane.write(&LaneWrite {
                     work: if last { Work::Share { request, share } } else { Work::Lead },
-                    queue: next.qp,
-                    local_addr: target.local_addr + next.offset,
-                    lkey: target.lkeys[place],
+                    queue: next.route.queue,
+                    local_addr: next.local_addr,
+                    lkey: next.route.lkey,
                     bytes: next.bytes,
-                    remote,
+                    remote: Remote { addr: next.remote_addr, rkey: next.route.rkey },
                     immediate: next.immediate.map(|immediate| immediate.encode()),
                     signaled: last,
                 });
@@ -217,9 +277,9 @@ impl SendPath {
     }
 
     #[inline]
-    fn test(&mut self, comm: &SendComm, request: u16) -> Result<Option<Sizes>> {
-        if let Some(sizes) = self.sends.test(request).map_err(not_in_flight)? {
-            return Ok(Some(sizes));
+    fn test(&mut self, comm: &SendComm, request: u16) -> Result<Option<u64>> {
+        if let Some(bytes) = self.sends.test(request).map_err(not_in_flight)? {
+            return Ok(Some(bytes));
         }
         if let Some(failed) = &self.failed {
             return Err(failed.clone());
@@ -227,9 +287,9 @@ impl SendPath {
         if self.progress(comm)? {
             self.patience.moved();
             self.post(request)?;
-            return self.sends.test(request).map_err(not_in_flight);
+        } else {
+            self.stalled(comm, "a running send", 0)?;
         }
-        self.stalled(comm, "a running send", 0)?;
         self.sends.test(request).map_err(not_in_flight)
     }
 
@@ -237,8 +297,9 @@ impl SendPath {
     #[inline]
     fn progress(&mut self, comm: &SendComm) -> Result<bool> {
         let mut moved = false;
-        for index in 0..self.lanes.len() {
-            let lane = &mut self.lanes[index];
+        // One reading of the clock does for all that is found now.
+        let mut now_ns = None;
+        for (rail, lane) in self.lanes.iter_mut().enumerate() {
             if !lane.has_pending() {
                 continue;
             }
@@ -254,10 +315,15 @@ impl SendPath {
                 }
                 let id = WorkId::decode(completion.wr_id());
                 lane.retire(id);
-                if let Work::Share { request, share } = id.work
-                    && let Ok(bytes) = self.sends.confirmed(request, share)
-                {
+                let Work::Share { request, share } = id.work else { continue };
+                let Ok(bytes) = self.sends.confirmed(request, share) else { continue };
+                lane.count(bytes);
+                if self.striping.is_timed(bytes) {
+                    let now_ns = *now_ns.get_or_insert_with(|| self.clock.now_ns());
+                    self.striping.confirmed(rail, bytes, Some(now_ns));
                     lane.finished(bytes);
+                } else {
+                    self.striping.confirmed(rail, bytes, None);
                 }
             }
         }
@@ -311,13 +377,12 @@ impl SendPath {
 }
 
 #[cold]
-fn too_large(peer: &Peer, bytes: u64, tag: i32, matched: &Matched, chunk_bytes: u64) -> Error {
-    let room = matched.entry.bytes;
+fn too_large(peer: &Peer, bytes: u64, tag: i32, room: u64, most: u64) -> Error {
     if bytes > room {
         return Error::Usage(format!(
             "a send of {bytes} bytes meets a receive of {room} bytes (tag {tag:#x}, peer {}): the ranks disagree on a size",
             peer.name
         ));
     }
-    Error::Argument(format!("a send of {bytes} bytes: at most {} on this connection", chunk_bytes * (MAX_LEADS + 1)))
+    Error::Argument(format!("a send of {bytes} bytes: at most {most} on this connection"))
 }

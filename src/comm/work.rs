@@ -1,7 +1,7 @@
 //! What a completion's 64-bit work request number says.
 
 /// The meaning of a work request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Work {
     /// The last write of a share of a send.
     Share {
@@ -11,6 +11,7 @@ pub enum Work {
         share: u8,
     },
     /// A chunk before the last of a share, confirmed to make room.
+    #[default]
     Lead,
     /// Clear-to-send entries.
     Cts,

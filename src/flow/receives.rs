@@ -1,6 +1,6 @@
 //! The receiver's side: granted receives, and what has arrived of them.
 
-use super::{NotInFlight, Sizes};
+use super::NotInFlight;
 use crate::wire::immediate::Immediate;
 use crate::wire::{PARTS, SLOTS};
 
@@ -8,6 +8,8 @@ use crate::wire::{PARTS, SLOTS};
 #[derive(Debug)]
 pub struct Receives {
     slots: [Slot; SLOTS],
+    /// Their buffers, written only as far as a receive has them.
+    parts: [[Part; PARTS]; SLOTS],
     next: u64,
     open: usize,
     stale: u64,
@@ -15,7 +17,6 @@ pub struct Receives {
 }
 
 #[derive(Debug, Clone, Copy)]
-#[expect(clippy::large_enum_variant, reason = "the data path does not allocate")]
 enum Slot {
     Free,
     Granted(Granted),
@@ -24,7 +25,6 @@ enum Slot {
 #[derive(Debug, Clone, Copy)]
 struct Granted {
     sequence: u64,
-    parts: [Part; PARTS],
     count: u8,
     unfinished: u8,
     claim: Claim,
@@ -99,7 +99,7 @@ pub enum Violation {
 impl Receives {
     /// No receives yet; `chunk_bytes` is the connection's.
     pub fn new(chunk_bytes: u64) -> Self {
-        Self { slots: [Slot::Free; SLOTS], next: 0, open: 0, stale: 0, chunk_bytes }
+        Self { slots: [Slot::Free; SLOTS], parts: [[Part::default(); PARTS]; SLOTS], next: 0, open: 0, stale: 0, chunk_bytes }
     }
 
     /// Whether a receive could be granted now.
@@ -127,14 +127,13 @@ impl Receives {
             return None;
         }
         let count = rooms.len().min(PARTS) as u8;
-        let mut parts = [Part::default(); PARTS];
-        for (part, room) in parts.iter_mut().zip(rooms) {
-            part.room = room;
-        }
         let sequence = self.next;
         let slot = sequence as usize % SLOTS;
+        for (part, room) in self.parts[slot].iter_mut().zip(rooms) {
+            *part = Part { room, bytes: 0, seen: 0, shares: 0 };
+        }
         let claim = if optional { Claim::Optional } else { Claim::Pending };
-        self.slots[slot] = Slot::Granted(Granted { sequence, parts, count, unfinished: count, claim });
+        self.slots[slot] = Slot::Granted(Granted { sequence, count, unfinished: count, claim });
         self.next += 1;
         self.open += 1;
         Some(Grant { slot: slot as u16, sequence })
@@ -146,7 +145,8 @@ impl Receives {
     /// A [`Violation`]; nothing changed then.
     #[inline]
     pub fn arrived(&mut self, immediate: Immediate, bytes: u32) -> Result<Arrival, Violation> {
-        let slot = &mut self.slots[usize::from(immediate.slot) % SLOTS];
+        let at = usize::from(immediate.slot) % SLOTS;
+        let slot = &mut self.slots[at];
         let granted = match slot {
             Slot::Granted(g) if Immediate::generation_of(g.sequence) == immediate.generation => g,
             _ => {
@@ -155,7 +155,7 @@ impl Receives {
             }
         };
         let index = usize::from(immediate.part);
-        let part = &mut granted.parts[index % PARTS];
+        let part = &mut self.parts[at][index % PARTS];
         if immediate.part >= granted.count || (part.shares != 0 && part.seen == part.shares) {
             return Err(Violation::Part { part: immediate.part });
         }
@@ -181,31 +181,32 @@ impl Receives {
         Ok(Arrival::Whole)
     }
 
-    /// The sizes of a finished receive, whose slot is free from then on; `None` while it waits. An optional receive is
-    /// finished at once, with what was asked for as its sizes, and keeps its slot until its bytes are there.
+    /// Whether a receive is finished; then `tell` hears the size of each part, and its slot is free from then on. An
+    /// optional receive is finished at once, with what was asked for as its sizes, and keeps its slot until its bytes are
+    /// there.
     ///
     /// # Errors
     /// [`NotInFlight`].
     #[inline]
-    pub fn test(&mut self, request: u16) -> Result<Option<Sizes>, NotInFlight> {
+    pub fn test(&mut self, request: u16, mut tell: impl FnMut(usize, u64)) -> Result<bool, NotInFlight> {
         let slot = self.slots.get_mut(usize::from(request)).ok_or(NotInFlight(request))?;
         let Slot::Granted(granted) = slot else { return Err(NotInFlight(request)) };
         let whole = granted.unfinished == 0;
         match granted.claim {
             Claim::Told => return Err(NotInFlight(request)),
-            Claim::Pending if !whole => return Ok(None),
+            Claim::Pending if !whole => return Ok(false),
             Claim::Pending | Claim::Optional => {}
         }
-        let mut sizes = Sizes { count: usize::from(granted.count), bytes: [0; PARTS] };
-        for (size, part) in sizes.bytes.iter_mut().zip(&granted.parts) {
-            *size = if whole { part.bytes } else { part.room } as usize;
+        let parts = &self.parts[usize::from(request) % SLOTS];
+        for (index, part) in parts.iter().enumerate().take(usize::from(granted.count)) {
+            tell(index, if whole { part.bytes } else { part.room });
         }
         if whole {
             *slot = Slot::Free;
         } else {
             granted.claim = Claim::Told;
         }
-        Ok(Some(sizes))
+        Ok(true)
     }
 
     /// How many receives, from the first on, have all their bytes.
@@ -229,6 +230,16 @@ mod tests {
         Immediate { slot: grant.slot as u8, part, generation, shares, leads }
     }
 
+    /// The sizes of a finished receive.
+    fn test(receives: &mut Receives, request: u16) -> Result<Option<Vec<u64>>, NotInFlight> {
+        let mut sizes = Vec::new();
+        let done = receives.test(request, |part, bytes| {
+            assert_eq!(part, sizes.len());
+            sizes.push(bytes);
+        })?;
+        Ok(done.then_some(sizes))
+    }
+
     fn one(receives: &mut Receives, room: u64) -> Grant {
         receives.grant([room].into_iter(), false).unwrap()
     }
@@ -239,12 +250,11 @@ mod tests {
         let grant = one(&mut receives, 100_000);
         assert_eq!(receives.arrived(immediate(grant, 0, 3, 0), 10), Ok(Arrival::Part));
         assert_eq!(receives.arrived(immediate(grant, 0, 3, 2), 0), Ok(Arrival::Part));
-        assert_eq!(receives.test(grant.slot), Ok(None));
+        assert_eq!(test(&mut receives, grant.slot), Ok(None));
         assert_eq!(receives.delivered(), 0);
         assert_eq!(receives.arrived(immediate(grant, 0, 3, 1), 5), Ok(Arrival::Whole));
-        let sizes = receives.test(grant.slot).unwrap().unwrap();
-        assert_eq!((sizes.count, sizes.bytes[0] as u64), (1, 3 * CHUNK + 15));
-        assert_eq!(receives.test(grant.slot), Err(NotInFlight(grant.slot)));
+        assert_eq!(test(&mut receives, grant.slot), Ok(Some(vec![3 * CHUNK + 15])));
+        assert_eq!(test(&mut receives, grant.slot), Err(NotInFlight(grant.slot)));
         assert_eq!((receives.open(), receives.delivered()), (0, 1));
     }
 
@@ -254,22 +264,22 @@ mod tests {
         let grant = receives.grant([8, 8, 8].into_iter(), false).unwrap();
         for (part, bytes) in [(2, 0), (0, 8)] {
             assert_eq!(receives.arrived(immediate(grant, part, 1, 0), bytes), Ok(Arrival::Part));
-            assert_eq!(receives.test(grant.slot), Ok(None));
+            assert_eq!(test(&mut receives, grant.slot), Ok(None));
         }
         assert_eq!(receives.arrived(immediate(grant, 1, 1, 0), 3), Ok(Arrival::Whole));
-        assert_eq!(receives.test(grant.slot), Ok(Some(Sizes { count: 3, bytes: [8, 3, 0, 0, 0, 0, 0, 0] })));
+        assert_eq!(test(&mut receives, grant.slot), Ok(Some(vec![8, 3, 0])));
     }
 
     #[test]
     fn an_optional_receive_is_told_at_once_and_keeps_its_slot() {
         let mut receives = Receives::new(CHUNK);
         let grant = receives.grant([64].into_iter(), true).unwrap();
-        assert_eq!(receives.test(grant.slot).unwrap().unwrap().bytes[0], 64);
-        assert_eq!(receives.test(grant.slot), Err(NotInFlight(grant.slot)));
+        assert_eq!(test(&mut receives, grant.slot), Ok(Some(vec![64])));
+        assert_eq!(test(&mut receives, grant.slot), Err(NotInFlight(grant.slot)));
         for _ in 1..SLOTS {
             let other = one(&mut receives, 1);
             receives.arrived(immediate(other, 0, 1, 0), 1).unwrap();
-            receives.test(other.slot).unwrap().unwrap();
+            test(&mut receives, other.slot).unwrap().unwrap();
         }
         assert!(!receives.has_room(), "the slot's immediate has not come");
         assert_eq!(receives.grant([1].into_iter(), false), None);
@@ -285,7 +295,8 @@ mod tests {
         assert_eq!(receives.arrived(old, 8), Ok(Arrival::Stale));
         let free = Immediate { slot: 9, ..immediate(grant, 0, 1, 0) };
         assert_eq!(receives.arrived(free, 8), Ok(Arrival::Stale));
-        assert_eq!((receives.stale(), receives.test(grant.slot)), (2, Ok(None)));
+        assert_eq!(receives.stale(), 2);
+        assert_eq!(test(&mut receives, grant.slot), Ok(None));
     }
 
     #[test]
@@ -299,6 +310,6 @@ mod tests {
         assert_eq!(receives.arrived(immediate(grant, 0, 3, 0), 4), Err(Violation::Shares { before: 2, now: 3 }));
         receives.arrived(immediate(grant, 0, 2, 0), 4).unwrap();
         assert_eq!(receives.arrived(immediate(grant, 0, 2, 0), 0), Err(Violation::Part { part: 0 }));
-        assert_eq!(receives.test(40), Err(NotInFlight(40)));
+        assert_eq!(test(&mut receives, 40), Err(NotInFlight(40)));
     }
 }

@@ -1,7 +1,7 @@
 //! The sender's side: what the receiver has granted, and the sends that run.
 
-use super::plan::Shares;
-use super::{NotInFlight, Sizes};
+use super::NotInFlight;
+use super::plan::Share;
 use crate::wire::cts::{ENTRY_WORDS, Entry, Violation, entry_word};
 use crate::wire::immediate::{Immediate, MAX_LEADS};
 use crate::wire::{MAX_RAILS, PARTS, SLOTS};
@@ -14,6 +14,8 @@ pub const REQUESTS: usize = SLOTS * PARTS;
 #[derive(Debug)]
 pub struct Sends {
     requests: Box<[Request; REQUESTS]>,
+    /// The shares of running sends, written only for those that are cut or wait for room.
+    shares: Box<[[RunningShare; MAX_RAILS]; REQUESTS]>,
     free: [u16; REQUESTS],
     free_count: usize,
     group: Group,
@@ -29,7 +31,6 @@ struct Group {
 }
 
 #[derive(Debug, Clone, Copy)]
-#[expect(clippy::large_enum_variant, reason = "the data path does not allocate")]
 enum Request {
     Free,
     Running(Running),
@@ -40,50 +41,69 @@ enum Request {
 struct Running {
     sequence: u64,
     bytes: u64,
+    local_addr: u64,
+    remote_addr: u64,
+    part: u8,
+    /// Shares in all, not yet confirmed, not yet wholly posted.
+    count: u8,
     unfinished: u8,
     unposted: u8,
-    count: u8,
-    shares: [RunningShare; MAX_RAILS],
-    target: Target,
 }
 
 /// One share of a running send.
 #[derive(Debug, Clone, Copy, Default)]
 struct RunningShare {
     lane: u8,
-    qp: u8,
-    cursor: u64,
-    end: u64,
-    bytes: u64,
+    queue: u8,
     leads: u16,
-    state: ShareState,
+    lkey: u32,
+    rkey: u32,
+    bytes: u64,
+    /// What of it is not posted, as offsets in the message.
+    left: Left,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-enum ShareState {
+enum Left {
     #[default]
-    Posting,
-    Posted,
+    Nothing,
+    /// An empty message too has its one write.
+    Range { from: u64, to: u64 },
 }
 
-/// Where a send reads, and where it writes.
-#[derive(Debug, Clone, Copy)]
-pub struct Target {
+/// A send, matched with a part of a receive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Message {
+    /// The receive's number on this connection.
+    pub sequence: u64,
+    /// Which of its parts.
+    pub part: u8,
+    /// The send's size.
+    pub bytes: u64,
     /// The caller's buffer.
     pub local_addr: u64,
-    /// Local keys of the buffer, by the connection's rail number.
-    pub lkeys: [u32; MAX_RAILS],
-    /// The receive it was matched with.
-    pub entry: Entry,
+    /// The receiver's.
+    pub remote_addr: u64,
 }
 
-/// A receive's part that a send was matched with.
+/// Where a share goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Matched {
+pub struct Route {
+    /// Queue pair of the rail.
+    pub queue: u8,
+    /// The rail's key of the caller's buffer.
+    pub lkey: u32,
+    /// The rail's key of the receiver's.
+    pub rkey: u32,
+}
+
+/// The receive's part that a send was matched with.
+#[derive(Debug, Clone, Copy)]
+pub struct Head<'a> {
     /// The receive's number on this connection.
     pub sequence: u64,
     /// Where to write, and how much at most.
-    pub entry: Entry,
+    pub entry: &'a Entry,
 }
 
 /// The next write of a share.
@@ -91,10 +111,12 @@ pub struct Matched {
 pub struct NextWrite {
     /// Rail number in the connection.
     pub lane: u8,
-    /// Queue pair of that rail.
-    pub qp: u8,
-    /// Where in the message it begins.
-    pub offset: u64,
+    /// Where it goes there.
+    pub route: Route,
+    /// Where it reads.
+    pub local_addr: u64,
+    /// Where it writes.
+    pub remote_addr: u64,
     /// Its size.
     pub bytes: u32,
     /// Set on the share's last write.
@@ -110,6 +132,7 @@ impl Sends {
         }
         Self {
             requests: Box::new([Request::Free; REQUESTS]),
+            shares: Box::new([[RunningShare::default(); MAX_RAILS]; REQUESTS]),
             free,
             free_count: REQUESTS,
             group: Group { sequence: 0, entries: [Entry::default(); PARTS], waiting: 0 },
@@ -128,16 +151,15 @@ impl Sends {
     /// # Errors
     /// A [`Violation`] of the peer's.
     #[inline]
-    pub fn peek(&mut self, ring: &[AtomicU64], tag: i32) -> Result<Option<(u8, Matched)>, Violation> {
+    pub fn peek(&mut self, ring: &[AtomicU64], tag: i32) -> Result<Option<Head<'_>>, Violation> {
         if self.group.waiting == 0 && !self.group.load(ring)? {
             return Ok(None);
         }
         let mut waiting = self.group.waiting;
         while waiting != 0 {
-            let part = waiting.trailing_zeros() as u8;
-            let entry = self.group.entries[usize::from(part) % PARTS];
+            let entry = &self.group.entries[waiting.trailing_zeros() as usize % PARTS];
             if entry.tag == tag {
-                return Ok(Some((part, Matched { sequence: self.group.sequence, entry })));
+                return Ok(Some(Head { sequence: self.group.sequence, entry }));
             }
             waiting &= waiting - 1;
         }
@@ -146,86 +168,85 @@ impl Sends {
 
     /// Takes the part that [`Sends::peek`] found. When it was the last of its group the next group is the head.
     #[inline]
-    pub fn take(&mut self, part: u8) {
+    fn take(&mut self, part: u8) {
         self.group.waiting &= !(1 << (part & 7));
         if self.group.waiting == 0 {
             self.group.sequence += 1;
         }
     }
 
-    /// Starts a send; its request number. `queue_of` names the queue pair that a rail uses for this message. `None`
-    /// when there is no room ([`Sends::has_room`]).
+    #[inline]
+    fn run(&mut self, message: &Message, count: u8, unposted: u8) -> Option<u16> {
+        self.free_count = self.free_count.checked_sub(1)?;
+        let request = self.free[self.free_count % REQUESTS];
+        self.take(message.part);
+        let Message { sequence, part, bytes, local_addr, remote_addr } = *message;
+        let unfinished = count;
+        let running = Running { sequence, bytes, local_addr, remote_addr, part, count, unfinished, unposted };
+        self.requests[usize::from(request) % REQUESTS] = Request::Running(running);
+        Some(request)
+    }
+
+    /// Starts a send that the caller posts at once, whole, in one write with this immediate; its request number. The
+    /// message is one that [`Sends::peek`] found. `None` when there is no room ([`Sends::has_room`]).
+    #[inline]
+    pub fn start_whole(&mut self, message: &Message) -> Option<(u16, Immediate)> {
+        let request = self.run(message, 1, 0)?;
+        Some((request, immediate(message.sequence, message.part, 1, 0)))
+    }
+
+    /// Starts a send that goes by `shares`; its request number. `route` says for a rail where its share goes. The
+    /// message is one that [`Sends::peek`] found. `None` when there is no room ([`Sends::has_room`]).
     #[inline]
     pub fn start(
         &mut self,
-        sequence: u64,
-        target: Target,
-        bytes: u64,
-        shares: &Shares,
+        message: &Message,
+        shares: &[Share],
         chunk_bytes: u64,
-        mut queue_of: impl FnMut(u8) -> u8,
+        mut route: impl FnMut(u8) -> Route,
     ) -> Option<u16> {
-        self.free_count = self.free_count.checked_sub(1)?;
-        let request = self.free[self.free_count % REQUESTS];
-        let mut running_shares = [RunningShare::default(); MAX_RAILS];
-        let shares = shares.as_slice();
-        for (to, share) in running_shares.iter_mut().zip(shares) {
-            *to = RunningShare {
-                lane: share.lane,
-                qp: queue_of(share.lane),
-                cursor: share.offset,
-                end: share.offset + share.bytes,
-                bytes: share.bytes,
-                leads: leads(share.bytes, chunk_bytes).min(MAX_LEADS) as u16,
-                state: ShareState::Posting,
-            };
-        }
         let count = shares.len() as u8;
-        self.requests[usize::from(request) % REQUESTS] = Request::Running(Running {
-            sequence,
-            bytes,
-            unfinished: count,
-            unposted: count,
-            count,
-            shares: running_shares,
-            target,
-        });
+        let request = self.run(message, count, count)?;
+        for (to, share) in self.shares[usize::from(request) % REQUESTS].iter_mut().zip(shares) {
+            let Route { queue, lkey, rkey } = route(share.lane);
+            let leads = leads(share.bytes, chunk_bytes).min(MAX_LEADS) as u16;
+            let left = Left::Range { from: share.offset, to: share.offset + share.bytes };
+            *to = RunningShare { lane: share.lane, queue, leads, lkey, rkey, bytes: share.bytes, left };
+        }
         Some(request)
     }
 
     /// The next write of a share of a running send, `None` when all of the share was given out. The caller posts it,
     /// then calls [`Sends::posted`].
     #[inline]
-    pub fn next_write(&self, request: u16, share: u8, chunk_bytes: u64) -> Option<(NextWrite, &Target)> {
-        let Request::Running(running) = self.requests.get(usize::from(request))? else { return None };
-        let part = running.shares[..usize::from(running.count)].get(usize::from(share))?;
-        if part.state == ShareState::Posted {
-            return None;
-        }
-        let left = part.end - part.cursor;
+    pub fn next_write(&self, request: u16, share: u8, chunk_bytes: u64) -> Option<NextWrite> {
+        let at = usize::from(request) % REQUESTS;
+        let Request::Running(running) = &self.requests[at] else { return None };
+        let part = self.shares[at][..usize::from(running.count).min(MAX_RAILS)].get(usize::from(share))?;
+        let Left::Range { from, to } = part.left else { return None };
+        let left = to - from;
         let last = left <= chunk_bytes;
-        let immediate = last.then(|| Immediate {
-            slot: (running.sequence % SLOTS as u64) as u8,
-            part: running.target.entry.part,
-            generation: Immediate::generation_of(running.sequence),
-            shares: running.count,
-            leads: part.leads,
-        });
-        let bytes = left.min(chunk_bytes) as u32;
-        let write = NextWrite { lane: part.lane, qp: part.qp, offset: part.cursor, bytes, immediate };
-        Some((write, &running.target))
+        Some(NextWrite {
+            lane: part.lane,
+            route: Route { queue: part.queue, lkey: part.lkey, rkey: part.rkey },
+            local_addr: running.local_addr + from,
+            remote_addr: running.remote_addr + from,
+            bytes: left.min(chunk_bytes) as u32,
+            immediate: last.then(|| immediate(running.sequence, running.part, running.count, part.leads)),
+        })
     }
 
     /// The write that [`Sends::next_write`] gave was posted.
     #[inline]
     pub fn posted(&mut self, request: u16, share: u8, write: &NextWrite) {
-        if let Some(Request::Running(running)) = self.requests.get_mut(usize::from(request)) {
-            let part = &mut running.shares[usize::from(share) % MAX_RAILS];
-            part.cursor += u64::from(write.bytes);
-            if write.immediate.is_some() {
-                part.state = ShareState::Posted;
-                running.unposted = running.unposted.saturating_sub(1);
-            }
+        let at = usize::from(request) % REQUESTS;
+        let Request::Running(running) = &mut self.requests[at] else { return };
+        let left = &mut self.shares[at][usize::from(share) % MAX_RAILS].left;
+        if write.immediate.is_some() {
+            *left = Left::Nothing;
+            running.unposted = running.unposted.saturating_sub(1);
+        } else if let Left::Range { from, .. } = left {
+            *from += u64::from(write.bytes);
         }
     }
 
@@ -244,12 +265,15 @@ impl Sends {
     /// [`NotInFlight`] when no such send runs.
     #[inline]
     pub fn confirmed(&mut self, request: u16, share: u8) -> Result<u64, NotInFlight> {
-        let slot = self.requests.get_mut(usize::from(request)).ok_or(NotInFlight(request))?;
+        let at = usize::from(request) % REQUESTS;
+        let slot = &mut self.requests[at];
         let Request::Running(running) = slot else { return Err(NotInFlight(request)) };
-        let bytes = running.shares[usize::from(share) % MAX_RAILS].bytes;
+        let whole = running.bytes;
+        let bytes =
+            if running.count == 1 { whole } else { self.shares[at][usize::from(share) % MAX_RAILS].bytes };
         running.unfinished = running.unfinished.saturating_sub(1);
         if running.unfinished == 0 {
-            *slot = Request::Done { bytes: running.bytes };
+            *slot = Request::Done { bytes: whole };
         }
         Ok(bytes)
     }
@@ -274,7 +298,7 @@ impl Sends {
     /// # Errors
     /// [`NotInFlight`].
     #[inline]
-    pub fn test(&mut self, request: u16) -> Result<Option<Sizes>, NotInFlight> {
+    pub fn test(&mut self, request: u16) -> Result<Option<u64>, NotInFlight> {
         let slot = self.requests.get_mut(usize::from(request)).ok_or(NotInFlight(request))?;
         match *slot {
             Request::Free => Err(NotInFlight(request)),
@@ -283,9 +307,7 @@ impl Sends {
                 *slot = Request::Free;
                 self.free[self.free_count % REQUESTS] = request;
                 self.free_count += 1;
-                let mut sizes = Sizes { count: 1, bytes: [0; PARTS] };
-                sizes.bytes[0] = bytes as usize;
-                Ok(Some(sizes))
+                Ok(Some(bytes))
             }
         }
     }
@@ -295,6 +317,12 @@ impl Default for Sends {
     fn default() -> Self {
         Self::new()
     }
+}
+
+#[inline]
+fn immediate(sequence: u64, part: u8, shares: u8, leads: u16) -> Immediate {
+    let slot = (sequence % SLOTS as u64) as u8;
+    Immediate { slot, part, generation: Immediate::generation_of(sequence), shares, leads }
 }
 
 /// Full chunks that go before the last write of a share of `bytes`.
@@ -342,7 +370,7 @@ impl Group {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flow::plan::{Lane, plan};
+    use crate::flow::plan::{Lane, divide};
     use crate::wire::cts::RING_WORDS;
 
     fn ring() -> Vec<AtomicU64> {
@@ -366,14 +394,19 @@ mod tests {
         }
     }
 
-    fn target(entry: Entry) -> Target {
-        Target { local_addr: 0x5000, lkeys: [2; MAX_RAILS], entry }
+    fn matched(head: Head<'_>, bytes: u64) -> Message {
+        let (sequence, part, remote_addr) = (head.sequence, head.entry.part, head.entry.addr);
+        Message { sequence, part, bytes, local_addr: 0x5000, remote_addr }
+    }
+
+    fn route(lane: u8) -> Route {
+        Route { queue: lane + 4, lkey: 20 + u32::from(lane), rkey: 30 + u32::from(lane) }
     }
 
     fn take(sends: &mut Sends, ring: &[AtomicU64], tag: i32) -> Option<(u64, u8)> {
-        let (part, matched) = sends.peek(ring, tag).unwrap()?;
-        sends.take(part);
-        Some((matched.sequence, part))
+        let message = matched(sends.peek(ring, tag).unwrap()?, 0);
+        sends.start_whole(&message).unwrap();
+        Some((message.sequence, message.part))
     }
 
     #[test]
@@ -410,26 +443,26 @@ mod tests {
         for (cell, word) in ring[entry_word(0, 1)..].iter().zip(liar.encode(0)) {
             cell.store(word, Ordering::Relaxed);
         }
-        assert_eq!(sends.peek(&ring, 1), Err(Violation::Parts(3)));
+        assert_eq!(sends.peek(&ring, 1).map(|_| ()), Err(Violation::Parts(3)));
     }
 
     #[test]
     fn a_send_is_cut_into_chunks_and_done_when_every_share_is_confirmed() {
         let (mut sends, ring) = (Sends::new(), ring());
         grant(&ring, 0, &[0]);
-        let (part, matched) = sends.peek(&ring, 0).unwrap().unwrap();
-        sends.take(part);
-        let lanes = [Lane { rate_mbps: 1e5, backlog_bytes: 0 }; 2];
         let bytes = 40_000;
-        let shares = plan(bytes, &lanes, 4096, 0);
-        let request = sends.start(0, target(matched.entry), bytes, &shares, 8192, |lane| lane + 4).unwrap();
+        let message = matched(sends.peek(&ring, 0).unwrap().unwrap(), bytes);
+        let shares = divide(bytes, &[Lane { bytes_per_us: 1e4, backlog_bytes: 0 }; 2], 4096);
+        let request = sends.start(&message, shares.as_slice(), 8192, route).unwrap();
         let mut total = 0;
         for share in 0..2 {
             assert_eq!(sends.shares_to_post(request), 2);
             let mut leads = 0;
             loop {
-                let (write, _) = sends.next_write(request, share, 8192).unwrap();
-                assert_eq!((write.lane, write.qp), (share, share + 4));
+                let write = sends.next_write(request, share, 8192).unwrap();
+                assert_eq!((write.lane, write.route), (share, route(share)));
+                assert_eq!(write.local_addr - 0x5000, write.remote_addr - 0x1000);
+                assert_eq!(write.local_addr - 0x5000, total);
                 total += u64::from(write.bytes);
                 sends.posted(request, share, &write);
                 match write.immediate {
@@ -448,7 +481,7 @@ mod tests {
         let first = sends.confirmed(request, 0).unwrap();
         assert_eq!(sends.test(request), Ok(None));
         assert_eq!(first + sends.confirmed(request, 1).unwrap(), bytes);
-        assert_eq!(sends.test(request).unwrap().unwrap().bytes[0] as u64, bytes);
+        assert_eq!(sends.test(request), Ok(Some(bytes)));
         assert_eq!(sends.test(request), Err(NotInFlight(request)));
         assert_eq!(sends.confirmed(request, 0), Err(NotInFlight(request)));
     }
@@ -456,11 +489,12 @@ mod tests {
     #[test]
     fn all_requests_can_run_and_come_back() {
         let mut sends = Sends::new();
-        let shares = plan(0, &[Lane { rate_mbps: 1.0, backlog_bytes: 0 }], 128, 0);
-        let start = |sends: &mut Sends| sends.start(3, target(Entry::default()), 0, &shares, 4096, |_| 0);
+        let message = Message { sequence: 3, part: 0, bytes: 0, local_addr: 0, remote_addr: 0 };
+        let shares = [Share { lane: 0, offset: 0, bytes: 0 }];
+        let start = |sends: &mut Sends| sends.start(&message, &shares, 4096, route);
         let running: Vec<u16> = (0..REQUESTS).map(|_| start(&mut sends).unwrap()).collect();
-        assert!(!sends.has_room() && start(&mut sends).is_none());
-        let (write, _) = sends.next_write(running[5], 0, 4096).unwrap();
+        assert!(!sends.has_room() && start(&mut sends).is_none() && sends.start_whole(&message).is_none());
+        let write = sends.next_write(running[5], 0, 4096).unwrap();
         assert_eq!((write.bytes, write.immediate.unwrap().leads), (0, 0));
         sends.posted(running[5], 0, &write);
         sends.delivered(3);

@@ -5,11 +5,12 @@ use std::ptr::null_mut;
 
 use super::bindings::*;
 use super::cq::{Completion, CompletionBuffer, Cq};
+use super::memory::Readable;
 use super::qp::Qp;
 use crate::error::{Error, Result};
 
 /// Memory of the peer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Remote {
     /// Its address there.
     pub addr: u64,
@@ -55,16 +56,16 @@ impl Qp {
     #[inline]
     pub fn write_inline(
         &mut self,
-        bytes: &[u8],
+        bytes: Readable<'_>,
         remote: Remote,
         immediate: Option<u32>,
         wr_id: u64,
         signaled: bool,
     ) -> Result<()> {
-        if bytes.len() > self.inline_bytes() as usize {
-            return Err(self.too_long_for_inline(bytes.len()));
+        if bytes.bytes > self.inline_bytes() {
+            return Err(self.too_long_for_inline(bytes.bytes));
         }
-        let segment = ibv_sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: 0 };
+        let segment = ibv_sge { addr: bytes.addr, length: bytes.bytes, lkey: 0 };
         let flags = IBV_SEND_INLINE | if signaled { IBV_SEND_SIGNALED } else { 0 };
         self.post_write(segment, flags, remote, immediate, wr_id)
     }
@@ -125,7 +126,7 @@ impl Qp {
         request.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr: remote.addr, rkey: remote.rkey };
         let mut refused = null_mut();
         // SAFETY: the QP is alive; the request and its segment live for the call, and the provider copies them. The NIC
-        // reads only memory that a registration covers, or, inline, the slice that lives for the call.
+        // reads only memory that a registration covers; inline, the provider reads what is readable for the call.
         let status = unsafe { (self.operations.post_send)(self.raw.as_ptr(), &raw mut request, &raw mut refused) };
         if status != 0 {
             return Err(self.refused("posting a write", status));
@@ -141,7 +142,7 @@ impl Qp {
     }
 
     #[cold]
-    fn too_long_for_inline(&self, bytes: usize) -> Error {
+    fn too_long_for_inline(&self, bytes: u32) -> Error {
         Error::Argument(format!("{bytes} bytes inline on a QP that takes {}", self.inline_bytes()))
     }
 

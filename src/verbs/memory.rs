@@ -1,6 +1,7 @@
 //! Memory that the NIC reads and writes: registrations, and regions of our own.
 
 use std::ffi::c_void;
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -67,9 +68,28 @@ impl HostMemory {
     }
 }
 
+/// Bytes that this process can read now, though a peer or a GPU may be writing them: for work requests that take their
+/// bytes with them.
+#[derive(Clone, Copy, Debug)]
+pub struct Readable<'a> {
+    pub(super) addr: u64,
+    pub(super) bytes: u32,
+    memory: PhantomData<&'a ()>,
+}
+
+impl<'a> From<&'a [u8]> for Readable<'a> {
+    #[inline]
+    fn from(bytes: &'a [u8]) -> Self {
+        // A slice too long for the field is too long for any work request, which says so.
+        let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        Self { addr: bytes.as_ptr() as u64, bytes: length, memory: PhantomData }
+    }
+}
+
 /// A registration of memory with a device; it ends on drop.
 pub struct Mr {
     raw: NonNull<ibv_mr>,
+    memory: HostMemory,
     lkey: u32,
     rkey: u32,
     pd: Arc<Pd>,
@@ -102,6 +122,15 @@ impl Mr {
         self.rkey
     }
 
+    /// Some of the registered memory, for this process to read; `None` outside of it.
+    #[inline]
+    pub fn readable(&self, addr: u64, bytes: u32) -> Option<Readable<'_>> {
+        let offset = (addr as usize).checked_sub(self.memory.addr)?;
+        let inside = offset.checked_add(bytes as usize)? <= self.memory.len;
+        // It is mapped while this registration lives: `HostMemory`'s promise.
+        inside.then_some(Readable { addr, bytes, memory: PhantomData })
+    }
+
     fn register_with(pd: &Arc<Pd>, memory: HostMemory, access: Access, region: Option<Arc<Region>>) -> Result<Self> {
         let library = pd.context().library;
         if access.contains(Access::RELAXED_ORDERING) && library.reg_mr_iova2.is_none() {
@@ -128,7 +157,7 @@ impl Mr {
         })?;
         // SAFETY: the registration is alive, and nobody writes its keys.
         let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
-        Ok(Self { raw, lkey, rkey, pd: Arc::clone(pd), _region: region })
+        Ok(Self { raw, memory, lkey, rkey, pd: Arc::clone(pd), _region: region })
     }
 }
 

@@ -29,6 +29,6 @@ pub use datapath::{Remote, Write};
 pub use event::AsyncEvent;
 pub use fork::{forked, watch_for_fork};
 pub use library::{Device, Library};
-pub use memory::{Access, HostMemory, Mr, Region};
+pub use memory::{Access, HostMemory, Mr, Readable, Region};
 pub use port::{GidEntry, GidKind, LinkLayer, PortInfo, PortState};
 pub use qp::{Path, Qp, QpCaps, Timing};

@@ -20,6 +20,8 @@ const NAME_BYTES: usize = 64;
 const TEXT_BYTES: usize = 2048;
 const MAX_ADDRESSES: usize = 16;
 const MAX_QPS: usize = 16;
+/// No port is as fast as 10 Tb/s.
+const MAX_MBPS: u64 = 10_000_000;
 
 /// One message of the handshake.
 #[derive(Debug, Clone, PartialEq)]
@@ -47,7 +49,7 @@ pub struct Hello {
     pub name: String,
     /// Largest write this side can make, in bytes.
     pub chunk_bytes: u32,
-    /// Queue pairs wanted on each rail.
+    /// Queue pairs wanted on each rail; 0: to be chosen from the rails.
     pub qps_per_rail: u8,
     /// The rails, in this side's order.
     pub rails: Vec<RailAdvert>,
@@ -60,16 +62,27 @@ pub struct RailAdvert {
     pub name: String,
     /// `phys_port_name`, empty where the kernel does not tell.
     pub phys_port: String,
-    /// Rails with the same number share a PCIe link.
-    pub link: u8,
-    /// Rails with the same number share a cable.
-    pub cable: u8,
-    /// What it carries at most, in Mb/s.
+    /// What it hangs on.
+    pub attachment: Attachment,
+    /// What it carries while the others on its PCIe link are as busy, in Mb/s.
     pub speed_mbps: u32,
     /// Path MTU in bytes.
     pub mtu_bytes: u32,
     /// Its RoCE v2 addresses.
     pub addresses: Vec<Address>,
+}
+
+/// What a rail hangs on, and may share with others of its host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attachment {
+    /// Rails with the same number share a PCIe link.
+    pub link: u8,
+    /// What that carries in payload, in Mb/s; 0 where it is not known.
+    pub link_mbps: u32,
+    /// Rails with the same number share a cable.
+    pub cable: u8,
+    /// Line rate of the port, in Mb/s.
+    pub port_mbps: u32,
 }
 
 /// A GID, with the length of its subnet's prefix where that is known.
@@ -99,14 +112,16 @@ pub struct PairOffer {
     pub connector_rail: u8,
     /// Which of that rail's addresses to use.
     pub connector_gid: [u8; 16],
-    /// The accepting side's rail, for messages.
+    /// The accepting side's rail: its number there.
+    pub acceptor_rail: u8,
+    /// What it hangs on.
+    pub acceptor: Attachment,
+    /// Its name, for messages.
     pub acceptor_name: String,
     /// Its address.
     pub acceptor_gid: [u8; 16],
     /// Path MTU of the pair, in bytes.
     pub mtu_bytes: u32,
-    /// What the pair carries at most, in Mb/s.
-    pub speed_mbps: u32,
     /// The accepting side's queue pairs.
     pub qps: Vec<QpEnd>,
 }
@@ -282,7 +297,7 @@ impl Hello {
             token: r.array()?,
             name: r.text("name", NAME_BYTES)?,
             chunk_bytes: chunk_bytes(r)?,
-            qps_per_rail: ranged("queue pairs", u64::from(r.u8()?), 1, MAX_QPS as u64)? as u8,
+            qps_per_rail: ranged("queue pairs", u64::from(r.u8()?), 0, MAX_QPS as u64)? as u8,
             rails: r.list("rails", MAX_OFFERED_RAILS, RailAdvert::read)?,
         })
     }
@@ -290,7 +305,8 @@ impl Hello {
 
 impl RailAdvert {
     fn write(&self, w: &mut Writer) {
-        w.text(&self.name, NAME_BYTES).text(&self.phys_port, NAME_BYTES).u8(self.link).u8(self.cable);
+        w.text(&self.name, NAME_BYTES).text(&self.phys_port, NAME_BYTES);
+        self.attachment.write(w);
         w.u32(self.speed_mbps).u32(self.mtu_bytes);
         w.list(&self.addresses[..self.addresses.len().min(MAX_ADDRESSES)], |w, address| {
             w.bytes(&address.gid).u8(address.prefix.unwrap_or(u8::MAX));
@@ -301,9 +317,8 @@ impl RailAdvert {
         Ok(Self {
             name: r.text("rail name", NAME_BYTES)?,
             phys_port: r.text("port name", NAME_BYTES)?,
-            link: r.u8()?,
-            cable: r.u8()?,
-            speed_mbps: ranged("rail speed", u64::from(r.u32()?), 1, 10_000_000)? as u32,
+            attachment: Attachment::read(r)?,
+            speed_mbps: ranged("rail speed", u64::from(r.u32()?), 1, MAX_MBPS)? as u32,
             mtu_bytes: mtu_bytes(r)?,
             addresses: r.list("addresses", MAX_ADDRESSES, |r| {
                 let gid = r.array()?;
@@ -317,12 +332,29 @@ impl RailAdvert {
     }
 }
 
+impl Attachment {
+    fn write(&self, w: &mut Writer) {
+        w.u8(self.link).u32(self.link_mbps).u8(self.cable).u32(self.port_mbps);
+    }
+
+    fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Self {
+            link: r.u8()?,
+            link_mbps: ranged("link speed", u64::from(r.u32()?), 0, MAX_MBPS)? as u32,
+            cable: r.u8()?,
+            port_mbps: ranged("port speed", u64::from(r.u32()?), 1, MAX_MBPS)? as u32,
+        })
+    }
+}
+
 impl Offer {
     fn write(&self, w: &mut Writer) {
         w.text(&self.name, NAME_BYTES).u32(self.chunk_bytes);
         w.list(&self.pairs, |w, pair| {
-            w.u8(pair.connector_rail).bytes(&pair.connector_gid).text(&pair.acceptor_name, NAME_BYTES);
-            w.bytes(&pair.acceptor_gid).u32(pair.mtu_bytes).u32(pair.speed_mbps).list(&pair.qps, write_qp);
+            w.u8(pair.connector_rail).bytes(&pair.connector_gid).u8(pair.acceptor_rail);
+            pair.acceptor.write(w);
+            w.text(&pair.acceptor_name, NAME_BYTES).bytes(&pair.acceptor_gid).u32(pair.mtu_bytes);
+            w.list(&pair.qps, write_qp);
         });
     }
 
@@ -334,10 +366,11 @@ impl Offer {
                 Ok(PairOffer {
                     connector_rail: r.u8()?,
                     connector_gid: r.array()?,
+                    acceptor_rail: r.u8()?,
+                    acceptor: Attachment::read(r)?,
                     acceptor_name: r.text("rail name", NAME_BYTES)?,
                     acceptor_gid: r.array()?,
                     mtu_bytes: mtu_bytes(r)?,
-                    speed_mbps: ranged("rail speed", u64::from(r.u32()?), 1, 10_000_000)? as u32,
                     qps: r.list("queue pairs", MAX_QPS, read_qp)?,
                 })
             })?,
@@ -429,9 +462,8 @@ mod tests {
                 rails: vec![RailAdvert {
                     name: "rocep1s0f0:1".into(),
                     phys_port: "p0".into(),
-                    link: 0,
-                    cable: 0,
-                    speed_mbps: 200_000,
+                    attachment: Attachment { link: 1, link_mbps: 112_000, cable: 0, port_mbps: 200_000 },
+                    speed_mbps: 112_000,
                     mtu_bytes: 4096,
                     addresses: vec![Address { gid, prefix: Some(120) }, Address { gid: [0xfe; 16], prefix: None }],
                 }],
@@ -442,10 +474,11 @@ mod tests {
                 pairs: vec![PairOffer {
                     connector_rail: 0,
                     connector_gid: gid,
+                    acceptor_rail: 3,
+                    acceptor: Attachment { link: 0, link_mbps: 0, cable: 1, port_mbps: 100_000 },
                     acceptor_name: "rocep1s0f0:1".into(),
                     acceptor_gid: gid,
                     mtu_bytes: 1024,
-                    speed_mbps: 112_000,
                     qps: qps.clone(),
                 }],
             }),

@@ -1,0 +1,392 @@
+//! Which rail carries what: small messages whole on one rail, large ones cut over all that help.
+//!
+//! One [`Striping`] for each direction of a connection. It keeps each rail's [`Pace`] and asks the planner
+//! ([`super::plan`]) for shares that finish together. What it knows of a rail's speed is what the rail has shown;
+//! before that, what its ways promise, scaled by how the rails that were measured keep theirs.
+
+use super::pace::Pace;
+use super::plan::{Lane, Shares, divide};
+use super::ways::{Set, Ways, members};
+use crate::wire::MAX_RAILS;
+
+/// Shares begin at multiples of this in the message: LL128 data must land in whole 128-byte units.
+pub const SHARE_ALIGNMENT: u64 = 128;
+
+/// How long (in microseconds) a small message may have to wait on the rail that carried the one before, until another
+/// rail is looked for: a rail in use is cheaper to stay on (its queue pair, its completion queue and the receiver's are
+/// warm) than a few packet times are worth.
+const STAY_US: f64 = 5.0;
+
+/// A rail that is this much faster than the one in use becomes the one for small messages.
+const CLEARLY_FASTER: f64 = 1.25;
+
+/// A spare works when it could carry this part of what it carries alone.
+const WORTH_A_SPARE: f64 = 0.1;
+
+/// A rail too slow for a share of its own is tried again after this, and after this many times what the trial takes.
+const RETRY_NS: u64 = 200_000_000;
+const RETRY_PATIENCE: f64 = 20.0;
+
+/// The rails of one direction of a connection.
+#[derive(Debug, Clone)]
+pub struct Striping {
+    paces: [Pace; MAX_RAILS],
+    /// Bytes per microsecond, by what is known now; 0 for what is not used.
+    rates: [f64; MAX_RAILS],
+    /// What may wait on a rail before a small message looks for another.
+    stay_bytes: [u64; MAX_RAILS],
+    favourite: usize,
+    min_share_bytes: u64,
+    count: usize,
+    ways: Ways,
+    /// The rails that carry the job while all is well; the others are spares.
+    primaries: Set,
+    /// What each rail promises, in bytes per microsecond.
+    nominal: [f64; MAX_RAILS],
+}
+
+impl Striping {
+    /// Rails that have carried nothing yet. `min_share_bytes`: the smallest part of a message that is worth a rail of its
+    /// own; `start`: a number by which connections begin with different rails.
+    pub fn new(ways: Ways, min_share_bytes: u64, start: usize) -> Self {
+        let all = ways.all();
+        let primaries = ways.primaries(all);
+        let even = ways.even_rates(primaries);
+        let mut nominal = [0.0; MAX_RAILS];
+        for way in members(all) {
+            let mbps = if primaries >> way & 1 == 1 { even[way] } else { ways.alone(way) };
+            nominal[way] = (mbps / 8.0).max(f64::MIN_POSITIVE);
+        }
+        let working = primaries.count_ones().max(1) as usize;
+        let mut striping = Self {
+            paces: [Pace::default(); MAX_RAILS],
+            rates: [0.0; MAX_RAILS],
+            stay_bytes: [0; MAX_RAILS],
+            favourite: members(primaries).nth(start % working).unwrap_or(0),
+            min_share_bytes: min_share_bytes.max(SHARE_ALIGNMENT),
+            count: all.count_ones() as usize,
+            ways,
+            primaries,
+            nominal,
+        };
+        striping.refresh();
+        striping
+    }
+
+    /// The rails that carry the job while all is well.
+    pub fn primaries(&self) -> Set {
+        self.primaries
+    }
+
+    /// Whether a message goes whole to one rail.
+    #[inline]
+    pub fn is_small(&self, bytes: u64) -> bool {
+        bytes / 2 < self.min_share_bytes || self.count < 2
+    }
+
+    /// Whether a write of this size is timed: the clock costs little beside it, and it says something of the rail.
+    #[inline]
+    pub fn is_timed(&self, bytes: u64) -> bool {
+        bytes >= self.min_share_bytes / 2
+    }
+
+    /// The rail for a small message. `elsewhere` tells what all connections of this process have under way on a rail.
+    #[inline]
+    pub fn rail_for(&mut self, bytes: u64, elsewhere: impl Fn(usize) -> u64) -> usize {
+        let favourite = self.favourite;
+        let waiting = self.paces[favourite].outstanding_bytes.max(elsewhere(favourite));
+        if waiting > self.stay_bytes[favourite] && self.count > 1 {
+            self.look_for_another(bytes, elsewhere);
+        }
+        self.favourite
+    }
+
+    #[inline(never)]
+    fn look_for_another(&mut self, bytes: u64, elsewhere: impl Fn(usize) -> u64) {
+        let done_us = |rail: usize| {
+            let waiting = self.paces[rail].outstanding_bytes.max(elsewhere(rail));
+            if self.rates[rail] > 0.0 { (waiting + bytes) as f64 / self.rates[rail] } else { f64::INFINITY }
+        };
+        let mut best = (self.favourite, done_us(self.favourite) - STAY_US);
+        for rail in 0..self.count {
+            let done = done_us(rail);
+            if done < best.1 {
+                best = (rail, done);
+            }
+        }
+        self.favourite = best.0;
+    }
+
+    /// The shares of a large message.
+    #[inline]
+    pub fn cut(&self, bytes: u64, now_ns: u64) -> Shares {
+        let mut lanes = [Lane::default(); MAX_RAILS];
+        for ((lane, pace), rate) in lanes.iter_mut().zip(&self.paces).zip(&self.rates) {
+            *lane = Lane { bytes_per_us: *rate, backlog_bytes: pace.outstanding_bytes };
+        }
+        let mut shares = divide(bytes, &lanes[..self.count], self.min_share_bytes);
+        if let Some(rail) = self.to_try_again(&shares, now_ns) {
+            shares.give(rail, self.min_share_bytes);
+        }
+        shares
+    }
+
+    /// A rail that gets nothing for being slow shows by a share of its own, now and then, whether it still is.
+    fn to_try_again(&self, shares: &Shares, now_ns: u64) -> Option<usize> {
+        let idle_ns = |rail: usize| now_ns.saturating_sub(self.paces[rail].given_ns);
+        let due = |rail: &usize| {
+            let trial_us = self.min_share_bytes as f64 / self.rates[*rail];
+            let patience_ns = RETRY_NS.max((trial_us * 1000.0 * RETRY_PATIENCE) as u64);
+            self.rates[*rail] > 0.0 && self.paces[*rail].outstanding_bytes == 0 && idle_ns(*rail) > patience_ns
+        };
+        // Where all shares come by the same rail there is no other that was left out for long.
+        let left_out = |rail: &usize| !shares.as_slice().iter().any(|share| usize::from(share.lane) == *rail);
+        (0..self.count).filter(left_out).find(due)
+    }
+
+    /// A share was given to a rail. `now_ns` is wanted for what [`Striping::is_timed`].
+    #[inline]
+    pub fn given(&mut self, rail: usize, bytes: u64, now_ns: Option<u64>) {
+        self.paces[rail % MAX_RAILS].given(bytes, now_ns);
+    }
+
+    /// A share was confirmed.
+    #[inline]
+    pub fn confirmed(&mut self, rail: usize, bytes: u64, now_ns: Option<u64>) {
+        self.paces[rail % MAX_RAILS].confirmed(bytes, now_ns);
+        if now_ns.is_some() {
+            self.refresh();
+        }
+    }
+
+    /// Bytes that were given to a rail and not confirmed.
+    pub fn outstanding_bytes(&self, rail: usize) -> u64 {
+        self.paces[rail % MAX_RAILS].outstanding_bytes
+    }
+
+    /// Works out again what each rail carries.
+    fn refresh(&mut self) {
+        let mut kept = 0.0_f64;
+        for rail in 0..self.count {
+            if let Some(measured) = self.paces[rail].measured() {
+                kept = kept.max(measured / self.nominal[rail]);
+            }
+        }
+        // Nothing measured: what is promised. Something: what is promised, as far as the best rail keeps it.
+        let kept = if kept > 0.0 { kept } else { 1.0 };
+        for rail in members(self.primaries) {
+            self.rates[rail] = self.paces[rail].measured().unwrap_or(self.nominal[rail] * kept);
+        }
+        for rail in members(self.ways.all() & !self.primaries) {
+            let room = self.ways.left_over(rail, &self.rates, self.primaries, kept / 8.0);
+            let room = room.min(self.nominal[rail] * kept);
+            self.rates[rail] = if room < WORTH_A_SPARE * self.nominal[rail] * kept { 0.0 } else { room };
+        }
+        let mut fastest = self.favourite;
+        for rail in 0..self.count {
+            self.stay_bytes[rail] = (self.rates[rail] * STAY_US) as u64;
+            if self.rates[rail] > self.rates[fastest] {
+                fastest = rail;
+            }
+        }
+        if self.rates[fastest] > CLEARLY_FASTER * self.rates[self.favourite] {
+            self.favourite = fastest;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flow::ways::End;
+    use crate::wire::message::Attachment;
+    use std::collections::VecDeque;
+
+    const MIN: u64 = 16 * 1024;
+
+    fn rails(mbps: &[u32]) -> Ways {
+        let end = |(rail, &port_mbps): (usize, &u32)| {
+            let rail = rail as u8;
+            End { rail, attachment: Attachment { link: rail, link_mbps: 0, cable: rail, port_mbps } }
+        };
+        Ways::new(&mbps.iter().enumerate().map(end).map(|end| [end, end]).collect::<Vec<_>>())
+    }
+
+    /// A sender with a window of messages over rails that serve in order, in virtual time.
+    struct Run {
+        striping: Striping,
+        /// Bytes per microsecond.
+        rates: Vec<f64>,
+        /// What each rail has to do: message, bytes left.
+        queues: Vec<VecDeque<(u64, u64, f64)>>,
+        unfinished: VecDeque<(u64, usize)>,
+        now_us: f64,
+        next: u64,
+        done_bytes: u64,
+    }
+
+    impl Run {
+        fn new(promised_mbps: &[u32], rates_mbps: &[f64]) -> Self {
+            Self {
+                striping: Striping::new(rails(promised_mbps), MIN, 0),
+                rates: rates_mbps.iter().map(|mbps| mbps / 8.0).collect(),
+                queues: vec![VecDeque::new(); rates_mbps.len()],
+                unfinished: VecDeque::new(),
+                now_us: 0.0,
+                next: 0,
+                done_bytes: 0,
+            }
+        }
+
+        fn now_ns(&self) -> u64 {
+            (self.now_us * 1000.0) as u64
+        }
+
+        /// MB/s over so many seconds, with `window` messages of a size under way.
+        fn run(&mut self, seconds: f64, window: usize, bytes: u64) -> f64 {
+            let (end, before) = (self.now_us + seconds * 1e6, self.done_bytes);
+            while self.now_us < end {
+                while self.unfinished.len() < window {
+                    self.send(bytes);
+                }
+                self.step(bytes);
+            }
+            (self.done_bytes - before) as f64 / 1e6 / seconds
+        }
+
+        fn send(&mut self, bytes: u64) {
+            let now_ns = self.now_ns();
+            let shares = self.striping.cut(bytes, now_ns);
+            for share in shares.as_slice() {
+                let rail = usize::from(share.lane);
+                let timed = self.striping.is_timed(share.bytes).then_some(now_ns);
+                self.striping.given(rail, share.bytes, timed);
+                self.queues[rail].push_back((self.next, share.bytes, share.bytes as f64));
+            }
+            self.unfinished.push_back((self.next, shares.as_slice().len()));
+            self.next += 1;
+        }
+
+        /// To the next completion.
+        fn step(&mut self, bytes: u64) {
+            let heads = self.queues.iter().zip(&self.rates);
+            let step = heads.filter_map(|(queue, rate)| Some(queue.front()?.2 / rate)).fold(f64::INFINITY, f64::min);
+            self.now_us += step;
+            let now_ns = self.now_ns();
+            for rail in 0..self.rates.len() {
+                let Some(head) = self.queues[rail].front_mut() else { continue };
+                head.2 -= step * self.rates[rail];
+                if head.2 > 1e-3 {
+                    continue;
+                }
+                let (message, share_bytes, _) = self.queues[rail].pop_front().unwrap();
+                let timed = self.striping.is_timed(share_bytes).then_some(now_ns);
+                self.striping.confirmed(rail, share_bytes, timed);
+                self.unfinished.iter_mut().find(|(number, _)| *number == message).unwrap().1 -= 1;
+            }
+            // A caller takes messages in their order.
+            while self.unfinished.front().is_some_and(|(_, left)| *left == 0) {
+                self.unfinished.pop_front();
+                self.done_bytes += bytes;
+            }
+        }
+    }
+
+    #[test]
+    fn unequal_rails_carry_their_sum_whatever_was_promised() {
+        let mut run = Run::new(&[10_000; 4], &[80.0, 80.0, 80.0, 20.0]);
+        run.run(1.0, 8, 512 * 1024);
+        let mbytes = run.run(2.0, 8, 512 * 1024);
+        assert!(mbytes > 0.98 * 32.5, "{mbytes} of 32.5 MB/s");
+    }
+
+    #[test]
+    fn a_rail_that_slows_and_recovers_is_followed_within_a_second() {
+        let mut run = Run::new(&[10_000; 4], &[80.0; 4]);
+        run.run(1.0, 8, 512 * 1024);
+        assert!(run.run(1.0, 8, 512 * 1024) > 0.98 * 40.0);
+        run.rates[2] = 2.5;
+        run.run(1.0, 8, 512 * 1024);
+        let fallen = run.run(1.0, 8, 512 * 1024);
+        assert!(fallen > 0.95 * 32.5, "{fallen}");
+        run.rates[2] = 10.0;
+        run.run(1.0, 8, 512 * 1024);
+        let back = run.run(1.0, 8, 512 * 1024);
+        assert!(back > 0.98 * 40.0, "{back}");
+    }
+
+    #[test]
+    fn a_rail_too_slow_for_any_share_comes_back() {
+        let mut run = Run::new(&[10_000; 4], &[80_000.0, 80_000.0, 80_000.0, 400.0]);
+        run.run(0.2, 8, 1 << 20);
+        let without = run.run(0.5, 8, 1 << 20);
+        assert!(without > 0.98 * 30_000.0, "{without}");
+        run.rates[3] = 10_000.0;
+        run.run(1.0, 8, 1 << 20);
+        let with = run.run(0.5, 8, 1 << 20);
+        assert!(with > 0.98 * 40_000.0, "{with}");
+    }
+
+    #[test]
+    fn a_window_of_one_message_balances_too() {
+        let mut run = Run::new(&[10_000; 2], &[9_000.0, 3_000.0]);
+        run.run(0.1, 1, 1 << 20);
+        let mbytes = run.run(0.1, 1, 1 << 20);
+        assert!(mbytes > 0.97 * 1_500.0, "{mbytes}");
+    }
+
+    fn spark_with_two_cables() -> Striping {
+        let end = |rail: u8| End {
+            rail,
+            attachment: Attachment { link: rail % 2, link_mbps: 112_000, cable: rail / 2, port_mbps: 200_000 },
+        };
+        Striping::new(Ways::new(&(0..4).map(|rail| [end(rail), end(rail)]).collect::<Vec<_>>()), MIN, 0)
+    }
+
+    fn carriers(striping: &Striping, bytes: u64) -> Vec<u8> {
+        let mut lanes: Vec<u8> = striping.cut(bytes, 0).as_slice().iter().map(|share| share.lane).collect();
+        lanes.sort_unstable();
+        lanes
+    }
+
+    #[test]
+    fn spares_rest_until_a_primary_is_slow() {
+        let mut striping = spark_with_two_cables();
+        assert_eq!(carriers(&striping, 1 << 20), [0, 3]);
+        let measure = |striping: &mut Striping, rail: usize, bytes_per_us: u64| {
+            for turn in 0..20 {
+                let (begin, bytes) = (turn * 1_000_000, 1 << 17);
+                striping.given(rail, bytes, Some(begin));
+                striping.confirmed(rail, bytes, Some(begin + bytes * 1000 / bytes_per_us));
+            }
+        };
+        // Sixteen channels at once: each sees a sixteenth on both, which is no reason to bring in spares.
+        measure(&mut striping, 0, 14_000 / 16);
+        measure(&mut striping, 3, 14_000 / 16);
+        assert_eq!(carriers(&striping, 1 << 20), [0, 3]);
+        // Rail 3 at a quarter: rail 1, on its link, carries what that leaves.
+        measure(&mut striping, 3, 14_000 / 64);
+        assert_eq!(carriers(&striping, 1 << 20), [0, 1, 3]);
+        measure(&mut striping, 3, 14_000 / 16);
+        assert_eq!(carriers(&striping, 1 << 20), [0, 3]);
+    }
+
+    #[test]
+    fn a_small_message_stays_on_its_rail_unless_that_is_busy_or_slow() {
+        let mut striping = Striping::new(rails(&[100_000; 4]), MIN, 2);
+        let nowhere = |_: usize| 0;
+        assert!(striping.is_small(2 * MIN - 1) && !striping.is_small(2 * MIN));
+        assert_eq!(striping.rail_for(8, nowhere), 2);
+        striping.given(2, 1 << 15, None);
+        assert_eq!(striping.rail_for(8, nowhere), 2, "not worth a change");
+        striping.given(2, 1 << 20, None);
+        assert_eq!(striping.rail_for(8, nowhere), 0);
+        assert_eq!(striping.rail_for(8, |rail| if rail == 0 { 1 << 20 } else { 0 }), 1, "others use it");
+        // The favourite shows to be slow.
+        for rail in [0, 1] {
+            striping.given(rail, 1 << 20, Some(0));
+            striping.confirmed(rail, 1 << 20, Some(if rail == 1 { 800_000 } else { 84_000 }));
+        }
+        assert_ne!(striping.rail_for(8, nowhere), 1);
+    }
+}
