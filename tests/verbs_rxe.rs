@@ -135,7 +135,7 @@ fn writes_arrive_whole_with_their_immediate() {
     assert_eq!(a.wait(&mut buffer), (5, 0, None), "only the signaled write completes here");
 
     // Nothing but the immediate, out of no memory.
-    a.qp.write_inline(&[], b.remote(0), Some(9), 6, true).expect("an empty write");
+    a.qp.write_inline([].as_slice().into(), b.remote(0), Some(9), 6, true).expect("an empty write");
     assert_eq!(b.wait(&mut buffer), (70, 0, Some((9, 0))));
     assert_eq!(a.wait(&mut buffer), (6, 0, None));
 }
@@ -146,11 +146,14 @@ fn inline_writes_need_no_registration_and_have_a_limit() {
     let (mut a, b) = connected();
     let mut buffer = CompletionBuffer::new();
     let bytes: [u8; 64] = std::array::from_fn(|index| index as u8 + 1);
-    a.qp.write_inline(&bytes, b.remote(128), None, 1, true).expect("an inline write");
+    a.qp.write_inline(bytes.as_slice().into(), b.remote(128), None, 1, true).expect("an inline write");
     assert_eq!(a.wait(&mut buffer), (1, 0, None));
     assert_eq!(bytes_of(&b.region, 256)[128..192], bytes);
     let too_long = vec![0; a.qp.inline_bytes() as usize + 1];
-    assert!(matches!(a.qp.write_inline(&too_long, b.remote(0), None, 2, true), Err(Error::Argument(_))));
+    assert!(matches!(
+        a.qp.write_inline(too_long.as_slice().into(), b.remote(0), None, 2, true),
+        Err(Error::Argument(_))
+    ));
     assert!(matches!(a.qp.post_receives(65, 0), Err(Error::Argument(_))));
 }
 
@@ -174,7 +177,7 @@ fn the_data_path_does_not_allocate() {
         a.qp.write(&write).expect("a write");
         a.wait(&mut buffer);
         b.wait(&mut buffer);
-        a.qp.write_inline(&[7; 64], b.remote(0), Some(2), round, true).expect("an inline write");
+        a.qp.write_inline([7; 64].as_slice().into(), b.remote(0), Some(2), round, true).expect("an inline write");
         a.wait(&mut buffer);
         b.wait(&mut buffer);
     }
@@ -187,7 +190,7 @@ fn a_wrong_key_fails_the_write_and_a_failed_qp_flushes() {
     let (mut a, b) = connected();
     let mut buffer = CompletionBuffer::new();
     let wrong = Remote { rkey: b.mr.rkey() ^ 0x5500, ..b.remote(0) };
-    a.qp.write_inline(&[1; 8], wrong, None, 11, false).expect("it is posted");
+    a.qp.write_inline([1; 8].as_slice().into(), wrong, None, 11, false).expect("it is posted");
     assert_eq!(a.wait(&mut buffer), (11, REMOTE_ACCESS, None), "failure completes although not signaled");
     assert_eq!(b.region.words()[0].load(Ordering::Acquire), 0);
 
@@ -207,7 +210,8 @@ fn a_full_send_queue_says_so() {
     let (mut a, b) = (End::new(&a), End::new(&b));
     // Nobody has this number, so nothing is ever acknowledged and the queue only fills.
     a.connect(0xff_ffff, &b.gid, 0, 0);
-    let refused = (0..10_000).find_map(|_| a.qp.write_inline(&[1; 8], b.remote(0), None, 0, false).err());
+    let refused =
+        (0..10_000).find_map(|_| a.qp.write_inline([1; 8].as_slice().into(), b.remote(0), None, 0, false).err());
     assert!(matches!(refused, Some(Error::Os { errno: libc::ENOMEM, .. })), "{refused:?}");
 }
 

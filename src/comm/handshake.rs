@@ -119,8 +119,9 @@ pub fn report(host: &Host, peer: &str, live: &[(usize, String)], left_out: &[(us
     tracing::info!("connected with {peer} over {} rails: {}{spares}", live.len(), rails.join(", "));
     for (index, why) in left_out {
         let Some(rail) = host.rails.get(*index) else { continue };
-        let twin_lives =
-            live.iter().any(|(other, _)| host.rails.get(*other).is_some_and(|o| o.info.attachment.cable == rail.info.attachment.cable));
+        let twin_lives = live.iter().any(|(other, _)| {
+            host.rails.get(*other).is_some_and(|o| o.info.attachment.cable == rail.info.attachment.cable)
+        });
         if twin_lives {
             tracing::warn!(
                 "rail {} is left out of the connection with {peer}, half of its cable is lost: {why}",

@@ -266,7 +266,8 @@ impl Offered {
         if pairs.is_empty() {
             return Err(Error::Usage(rails.nothing_in_common(&hello.rails, &hello.name)));
         }
-        let ends: Vec<[End; 2]> = pairs.iter().map(|pair| rails.ends(pair.acceptor, &hello.rails, pair.connector)).collect();
+        let ends: Vec<[End; 2]> =
+            pairs.iter().map(|pair| rails.ends(pair.acceptor, &hello.rails, pair.connector)).collect();
         let queue_pairs =
             handshake::queue_pairs(handshake::qps_wanted(&host.config).max(hello.qps_per_rail), &Ways::new(&ends));
         let chunk_bytes = rails.chunk_bytes().min(hello.chunk_bytes);

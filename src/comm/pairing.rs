@@ -115,7 +115,8 @@ impl Found<'_> {
     /// Whether the two rails hang on one cable: as their twins' pairs show, else by the port's name.
     fn same_cable(&self, candidate: &Pair) -> bool {
         let (c, a) = (&self.connector[candidate.connector], &self.acceptor[candidate.acceptor]);
-        let mut known = self.pairs.iter().map(|p| (cable(&self.connector[p.connector]), cable(&self.acceptor[p.acceptor])));
+        let mut known =
+            self.pairs.iter().map(|p| (cable(&self.connector[p.connector]), cable(&self.acceptor[p.acceptor])));
         match known.find(|(of_c, of_a)| *of_c == cable(c) || *of_a == cable(a)) {
             Some((of_c, of_a)) => of_c == cable(c) && of_a == cable(a),
             None => c.phys_port == a.phys_port,

@@ -209,12 +209,7 @@ impl SendPath {
 
     /// A large message: a share for each rail that helps.
     #[inline(never)]
-    fn send_cut(
-        &mut self,
-        message: &Message,
-        memory: &Registration,
-        rkeys: &[u32; MAX_RAILS],
-    ) -> Result<Option<u16>> {
+    fn send_cut(&mut self, message: &Message, memory: &Registration, rkeys: &[u32; MAX_RAILS]) -> Result<Option<u16>> {
         let shares = self.striping.cut(message.bytes, self.clock.now_ns());
         self.send_shares(message, shares.as_slice(), memory, rkeys)
     }
@@ -286,10 +281,11 @@ impl SendPath {
         }
         if self.progress(comm)? {
             self.patience.moved();
-            self.post(request)?;
         } else {
             self.stalled(comm, "a running send", 0)?;
         }
+        // What had no room when it began; another request's test may have made it.
+        self.post(request)?;
         self.sends.test(request).map_err(not_in_flight)
     }
 

@@ -99,7 +99,14 @@ pub enum Violation {
 impl Receives {
     /// No receives yet; `chunk_bytes` is the connection's.
     pub fn new(chunk_bytes: u64) -> Self {
-        Self { slots: [Slot::Free; SLOTS], parts: [[Part::default(); PARTS]; SLOTS], next: 0, open: 0, stale: 0, chunk_bytes }
+        Self {
+            slots: [Slot::Free; SLOTS],
+            parts: [[Part::default(); PARTS]; SLOTS],
+            next: 0,
+            open: 0,
+            stale: 0,
+            chunk_bytes,
+        }
     }
 
     /// Whether a receive could be granted now.

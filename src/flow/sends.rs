@@ -269,8 +269,7 @@ impl Sends {
         let slot = &mut self.requests[at];
         let Request::Running(running) = slot else { return Err(NotInFlight(request)) };
         let whole = running.bytes;
-        let bytes =
-            if running.count == 1 { whole } else { self.shares[at][usize::from(share) % MAX_RAILS].bytes };
+        let bytes = if running.count == 1 { whole } else { self.shares[at][usize::from(share) % MAX_RAILS].bytes };
         running.unfinished = running.unfinished.saturating_sub(1);
         if running.unfinished == 0 {
             *slot = Request::Done { bytes: whole };

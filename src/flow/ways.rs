@@ -121,8 +121,7 @@ impl Ways {
     pub fn primaries(&self, usable: Set) -> Set {
         let usable = usable & self.all();
         let sum = |set: Set| self.even_rates(set).iter().sum::<f64>();
-        let sets: Vec<(Set, f64)> =
-            (1..=usable).filter(|set| set & !usable == 0).map(|set| (set, sum(set))).collect();
+        let sets: Vec<(Set, f64)> = (1..=usable).filter(|set| set & !usable == 0).map(|set| (set, sum(set))).collect();
         let best = sets.iter().map(|(_, sum)| *sum).fold(0.0, f64::max);
         let good = sets.iter().filter(|(_, sum)| *sum >= AS_GOOD * best).map(|(set, _)| *set);
         match good.min_by_key(|set| (set.count_ones(), set.reverse_bits() ^ 0xff)) {

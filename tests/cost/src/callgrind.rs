@@ -1,0 +1,82 @@
+//! Runs this program's driving half under callgrind, and joins what it says with what callgrind wrote.
+
+use crate::drive::{Phase, Plan};
+use crate::profile::Dump;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The first word of a command line that asks for the driving half.
+pub const DRIVE: &str = "drive";
+
+/// The rails of the fabric's machine, `spark-2cable`: the order in which `--rails` takes them.
+const RAILS: [&str; 4] = ["rocep1s0f0", "roceP2p1s0f0", "rocep1s0f1", "roceP2p1s0f1"];
+const PROFILE: &str = "spark-2cable";
+
+/// A plugin under valgrind.
+pub struct Run<'a> {
+    /// The plugin's library.
+    pub plugin: &'a Path,
+    /// The software fabric's library.
+    pub softverbs: &'a Path,
+    /// Rails of the connection.
+    pub rails: usize,
+    /// What to send.
+    pub plan: &'a Plan,
+    /// Where callgrind's files go: this folder is made.
+    pub folder: PathBuf,
+}
+
+impl Run<'_> {
+    /// Runs it: each phase, and what was counted in it.
+    ///
+    /// # Errors
+    /// When valgrind is not there, the plugin fails, or the two do not agree on the phases.
+    pub fn start(&self) -> Result<Vec<(Phase, Dump)>, String> {
+        let said = |error: std::io::Error| format!("{}: {error}", self.folder.display());
+        std::fs::create_dir_all(&self.folder).map_err(said)?;
+        let fabric = self.folder.join("fabric");
+        let output = self.command(&fabric)?.output().map_err(|error| format!("valgrind: {error}"))?;
+        // The fabric's files are of no use to anybody after the run.
+        let _ = std::fs::remove_dir_all(&fabric);
+        if !output.status.success() {
+            return Err(format!("{} under valgrind: {}", self.plugin.display(), output.status));
+        }
+        let text = String::from_utf8_lossy(&output.stdout);
+        let phases: Vec<Phase> = text.lines().map(str::parse).collect::<Result<_, _>>()?;
+        let read = |(at, phase): (usize, Phase)| -> Result<(Phase, Dump), String> {
+            let path = self.folder.join(format!("out.{}", at + 1));
+            let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+            let dump = Dump::parse(&text).map_err(|error| format!("{}: {error}", path.display()))?;
+            Ok((phase, dump))
+        };
+        phases.into_iter().enumerate().map(read).collect()
+    }
+
+    fn command(&self, fabric: &Path) -> Result<Command, String> {
+        let own = std::env::current_exe().map_err(|error| format!("the path of this program: {error}"))?;
+        let list = |numbers: &[usize]| numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+        let mut command = Command::new("valgrind");
+        command
+            .args(["--tool=callgrind", "-q", "--compress-strings=no", "--compress-pos=no"])
+            .args(["--collect-atstart=no", "--toggle-collect=cost_counted", "--dump-before=cost_phase_ends"])
+            .arg(format!("--callgrind-out-file={}", self.folder.join("out").display()))
+            .arg(own)
+            .args([DRIVE.as_ref(), self.plugin.as_os_str()])
+            .args([list(&self.plan.sizes), list(&self.plan.windows), self.plan.messages.to_string()])
+            .stdin(Stdio::null())
+            .stderr(Stdio::inherit())
+            // The first call of each function must not look different from the others.
+            .env("LD_BIND_NOW", "1")
+            .env("NCCL_IBVERBS_LIB", self.softverbs)
+            .env("NCCL_IB_HCA", format!("={}", RAILS[..self.rails].join(",")))
+            // The fabric has no sysfs for plugins that look at /sys alone; its RoCE v2 address has this index on every rail.
+            .env("NCCL_IB_GID_INDEX", "1")
+            .env("NCCL_SOCKET_IFNAME", "lo")
+            .env("NCCL_SPARK_SYSFS", fabric.join("cost/sys"))
+            .env("SOFTVERBS_DIR", fabric)
+            .env("SOFTVERBS_FABRIC", "cost")
+            .env("SOFTVERBS_NODE", "0")
+            .env("SOFTVERBS_PROFILE", PROFILE);
+        Ok(command)
+    }
+}

@@ -1,0 +1,200 @@
+//! What runs under valgrind: messages from this process to itself, one phase after another. A line on standard output says
+//! what each phase did, in the order of valgrind's dumps.
+
+use crate::net::{Pair, Request, cost_phase_ends};
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+use std::thread::sleep;
+use std::time::Duration;
+
+/// What is counted in a phase; the other calls are made all the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Counted {
+    /// `irecv`, `isend` and `test`.
+    All,
+    /// `irecv` alone.
+    Receive,
+    /// `isend` alone.
+    Send,
+    /// `test` alone.
+    Test,
+    /// `test` on a receive that nothing has come for, again and again.
+    Fruitless,
+    /// `isend` before there is a receive, again and again.
+    Refused,
+}
+
+/// What one phase did.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Phase {
+    /// What was counted.
+    pub counted: Counted,
+    /// Bytes of a message.
+    pub bytes: usize,
+    /// Messages under way at a time.
+    pub window: usize,
+    /// Messages; calls where one call is made again and again.
+    pub messages: usize,
+    /// Calls of `test`.
+    pub tests: usize,
+    /// Calls of `isend` that came too early, although the receive had been given time: they are noise.
+    pub early: usize,
+}
+
+/// What to run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    /// Message sizes, in bytes.
+    pub sizes: Vec<usize>,
+    /// How many messages are under way at a time.
+    pub windows: Vec<usize>,
+    /// Messages in each phase.
+    pub messages: usize,
+}
+
+/// After this long whatever was posted has been carried and confirmed: nothing that is counted waits for the fabric.
+const SETTLED: Duration = Duration::from_millis(2);
+/// How often a transfer may be waited for, [`SETTLED`] each time.
+const PATIENCE: usize = 5000;
+
+/// Connects the plugin with itself and runs the plan.
+///
+/// # Errors
+/// As the plugin says, or when bytes do not come.
+pub fn run(library: &Path, plan: &Plan) -> Result<(), String> {
+    let most = |numbers: &[usize]| numbers.iter().copied().max().unwrap_or(1);
+    let mut pair = Pair::connect(library, most(&plan.sizes) * most(&plan.windows))?;
+    for &window in &plan.windows {
+        for &bytes in &plan.sizes {
+            let warm = Phase { counted: Counted::All, bytes, window, messages: plan.messages, tests: 0, early: 0 };
+            messages(&mut pair, warm, false)?;
+            for counted in [Counted::All, Counted::Receive, Counted::Send, Counted::Test] {
+                let phase = Phase { counted, ..warm };
+                println!("{}", messages(&mut pair, phase, true)?);
+                cost_phase_ends();
+            }
+        }
+    }
+    for counted in [Counted::Fruitless, Counted::Refused] {
+        println!("{}", in_vain(&mut pair, counted, plan.messages)?);
+        cost_phase_ends();
+    }
+    pair.close()
+}
+
+/// Messages in batches of the phase's window: all receives, all sends, then tests of each side's oldest, as NCCL's proxy does.
+fn messages(pair: &mut Pair, mut phase: Phase, counting: bool) -> Result<Phase, String> {
+    let counts = |what| counting && (phase.counted == Counted::All || phase.counted == what);
+    let (bytes, window) = (phase.bytes, phase.window);
+    for batch in 0..phase.messages / window {
+        let mark = (batch % 255) as u8 + 1;
+        pair.source()[..bytes * window].fill(mark);
+        let mut receives = Vec::with_capacity(window);
+        let mut sends = Vec::with_capacity(window);
+        for at in 0..window {
+            let request = pair.irecv(at * bytes, bytes, counts(Counted::Receive))?;
+            receives.push(request.ok_or("irecv was refused although no message was under way")?);
+        }
+        sleep(SETTLED);
+        for at in 0..window {
+            let send = |pair: &mut Pair| pair.isend(at * bytes, bytes, counts(Counted::Send));
+            sends.push(until_taken(|| send(pair), &mut phase.early)?);
+        }
+        settle(pair, bytes * window, mark)?;
+        phase.tests += finish(pair, &receives, &sends, counts(Counted::Test))?;
+    }
+    Ok(phase)
+}
+
+fn until_taken(
+    mut call: impl FnMut() -> Result<Option<Request>, String>,
+    early: &mut usize,
+) -> Result<Request, String> {
+    for _ in 0..PATIENCE {
+        if let Some(request) = call()? {
+            return Ok(request);
+        }
+        *early += 1;
+        sleep(SETTLED);
+    }
+    Err("isend was refused although a receive was posted".to_owned())
+}
+
+fn settle(pair: &Pair, bytes: usize, mark: u8) -> Result<(), String> {
+    for _ in 0..PATIENCE {
+        sleep(SETTLED);
+        if pair.has_come(0..bytes, mark) {
+            // The last bytes come before what tells of them.
+            sleep(SETTLED);
+            return Ok(());
+        }
+    }
+    Err(format!("{bytes} bytes did not come"))
+}
+
+/// Tests until all are done, the receiving and the sending side in turn. Returns how many tests that took.
+fn finish(pair: &mut Pair, receives: &[Request], sends: &[Request], counts: bool) -> Result<usize, String> {
+    let mut waiting = [receives.iter().peekable(), sends.iter().peekable()];
+    let mut tests = 0;
+    while waiting.iter_mut().any(|side| side.peek().is_some()) {
+        for side in &mut waiting {
+            while let Some(&&request) = side.peek() {
+                tests += 1;
+                if tests > PATIENCE * receives.len() {
+                    return Err("requests did not end although their bytes had come".to_owned());
+                }
+                if !pair.test(request, counts)? {
+                    break;
+                }
+                side.next();
+            }
+        }
+    }
+    Ok(tests)
+}
+
+fn in_vain(pair: &mut Pair, counted: Counted, calls: usize) -> Result<Phase, String> {
+    const BYTES: usize = 8;
+    let mut phase = Phase { counted, bytes: BYTES, window: 1, messages: calls, tests: 0, early: 0 };
+    pair.source()[..BYTES].fill(0);
+    // The first calls of a kind may still learn something.
+    for call in 0..2 * calls {
+        if counted == Counted::Refused && pair.isend(0, BYTES, call >= calls)?.is_some() {
+            return Err("isend was taken although no receive was posted".to_owned());
+        }
+    }
+    let receive = pair.irecv(0, BYTES, false)?.ok_or("irecv was refused although no message was under way")?;
+    sleep(SETTLED);
+    for call in 0..2 * calls {
+        if counted == Counted::Fruitless && pair.test(receive, call >= calls)? {
+            return Err("a receive was done before anything was sent".to_owned());
+        }
+    }
+    let send = until_taken(|| pair.isend(0, BYTES, false), &mut phase.early)?;
+    settle(pair, BYTES, 0)?;
+    phase.tests = finish(pair, &[receive], &[send], false)?;
+    Ok(phase)
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { counted, bytes, window, messages, tests, early } = self;
+        write!(f, "phase {counted:?} {bytes} {window} {messages} {tests} {early}")
+    }
+}
+
+impl FromStr for Phase {
+    type Err = String;
+
+    fn from_str(line: &str) -> Result<Self, String> {
+        let bad = || format!("not a phase: {line:?}");
+        let words: Vec<&str> = line.split(' ').collect();
+        let ["phase", name, numbers @ ..] = &words[..] else { return Err(bad()) };
+        let all = [Counted::All, Counted::Receive, Counted::Send, Counted::Test, Counted::Fruitless, Counted::Refused];
+        let counted = all.into_iter().find(|c| format!("{c:?}") == *name).ok_or_else(bad)?;
+        let numbers: Vec<usize> = numbers.iter().map_while(|n| n.parse().ok()).collect();
+        let [bytes, window, messages, tests, early] = numbers[..] else { return Err(bad()) };
+        Ok(Self { counted, bytes, window, messages, tests, early })
+    }
+}

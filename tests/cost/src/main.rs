@@ -1,0 +1,85 @@
+//! How many instructions a plugin's own code spends on a message, and how many another plugin's does.
+//!
+//! ```sh
+//! cargo build --release && cd tests/cost && cargo run --release -- --plugin ../../target/release/libnccl_net_spark.so
+//! ```
+//!
+//! The program loads a plugin's library as NCCL does, connects it with itself in one thread over the software fabric, and runs
+//! messages under callgrind. Collection is on inside the calls of `irecv`, `isend` and `test` alone, so set-up, the fabric's
+//! threads and the plugin's own are not in it. Between posting and testing it waits until the fabric has carried everything:
+//! no poll is in vain because something is late, and two runs give the same numbers. What a poll in vain costs is counted apart.
+//! Instructions are summed by the library file that they lie in: *plugin* is its own code, *verbs* what it had the verbs library
+//! do (the software fabric's, so of no meaning for hardware), *libc* what it had all others do.
+//!
+//! callgrind itself is run, and not gungraun, which drives the same tool for benchmarks: that counts what a function costs with
+//! all that it calls, so mostly the software fabric, and it has the code that it measures linked into the benchmark, where this
+//! compares two library files, one of which may be anybody's.
+
+mod callgrind;
+mod drive;
+mod net;
+mod options;
+mod profile;
+mod report;
+
+use callgrind::{DRIVE, Run};
+use options::{Options, USAGE, numbers};
+use std::path::Path;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let done = match words.first().map(String::as_str) {
+        Some(DRIVE) => drive_as_told(&words[1..]).map(|()| true),
+        Some("--help" | "-h") => {
+            println!("{USAGE}");
+            Ok(true)
+        }
+        _ => measure(words),
+    };
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("cost: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn drive_as_told(words: &[String]) -> Result<(), String> {
+    let [library, sizes, windows, messages] = words else {
+        return Err("the driving half is not for people".to_owned());
+    };
+    let read = |text: &String| numbers(DRIVE, text, 1..=usize::MAX);
+    let plan = drive::Plan { sizes: read(sizes)?, windows: read(windows)?, messages: read(messages)?.remove(0) };
+    drive::run(Path::new(library), &plan)
+}
+
+/// Whether the ratio that was asked for is kept.
+fn measure(words: Vec<String>) -> Result<bool, String> {
+    let options = Options::parse(words.into_iter())?;
+    let folder =
+        options.keep.clone().unwrap_or_else(|| std::env::temp_dir().join(format!("cost-{}", std::process::id())));
+    let mut kept = true;
+    for &rails in &options.rails {
+        let run = |plugin: &Path, name: &str| {
+            let folder = folder.join(format!("{name}-{rails}"));
+            let run = Run { plugin, softverbs: &options.softverbs, rails, plan: &options.plan, folder };
+            let phases = run.start()?;
+            Ok::<_, String>(report::Costs::of(plugin, &options.softverbs, phases))
+        };
+        let ours = run(&options.plugin, "plugin")?;
+        let theirs = options.against.as_deref().map(|other| run(other, "against")).transpose()?;
+        println!("{}", report::heading(rails, &options.plugin, options.against.as_deref()));
+        kept &= report::table(&ours, theirs.as_ref(), options.at_most);
+        for costs in std::iter::once(&ours).chain(&theirs) {
+            report::functions(costs, options.functions);
+        }
+    }
+    if options.keep.is_none() {
+        // Nothing is lost with what stays.
+        let _ = std::fs::remove_dir_all(&folder);
+    }
+    Ok(kept)
+}

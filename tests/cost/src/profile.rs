@@ -1,0 +1,110 @@
+//! What callgrind wrote in one dump (format version 1, "Callgrind Format Specification" in valgrind's manual), without its
+//! name and position compression, which the command line turns off.
+
+use std::collections::BTreeMap;
+
+/// Instructions, by who executed them.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Dump {
+    /// The cost of a function's own code: library file, function, instructions.
+    pub own: BTreeMap<(String, String), u64>,
+    /// What functions of one library file had done by another's: caller's file, callee's file, callee.
+    pub calls: BTreeMap<(String, String, String), Calls>,
+}
+
+/// Calls of one function.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Calls {
+    /// How many.
+    pub count: u64,
+    /// What they cost, with all that they called in turn.
+    pub instructions: u64,
+}
+
+impl Dump {
+    /// Reads a dump.
+    ///
+    /// # Errors
+    /// Names the line that is not understood.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let mut dump = Self::default();
+        let (mut object, mut function) = (String::new(), String::new());
+        let (mut called_object, mut called) = (None, String::new());
+        let mut count: Option<u64> = None;
+        for (at, line) in text.lines().enumerate() {
+            let bad = || format!("line {}: {line:?}", at + 1);
+            let field = line.split_once('=').filter(|(key, _)| key.chars().all(|c| c.is_ascii_alphabetic()));
+            if let Some((key, value)) = field {
+                match key {
+                    "ob" => value.clone_into(&mut object),
+                    "fn" => value.clone_into(&mut function),
+                    "cob" => called_object = Some(value.to_owned()),
+                    "cfn" => value.clone_into(&mut called),
+                    "calls" => count = Some(value.split(' ').next().and_then(|n| n.parse().ok()).ok_or_else(bad)?),
+                    // Where the source is.
+                    "fl" | "fi" | "fe" | "cfl" | "cfi" => {}
+                    _ => return Err(bad()),
+                }
+                continue;
+            }
+            // The head and the sums are "name: value".
+            if line.is_empty() || !line.starts_with(|c: char| c.is_ascii_digit()) {
+                continue;
+            }
+            let cost: u64 = line.split(' ').nth(1).and_then(|n| n.parse().ok()).ok_or_else(bad)?;
+            match count.take() {
+                None => *dump.own.entry((object.clone(), function.clone())).or_default() += cost,
+                Some(count) => {
+                    let callee = called_object.take().unwrap_or_else(|| object.clone());
+                    let calls = dump.calls.entry((object.clone(), callee, called.clone())).or_default();
+                    calls.count += count;
+                    calls.instructions += cost;
+                }
+            }
+        }
+        Ok(dump)
+    }
+
+    /// Instructions of a library's own code.
+    pub fn of(&self, object: &str) -> u64 {
+        self.own.iter().filter(|((owner, _), _)| owner == object).map(|(_, cost)| cost).sum()
+    }
+
+    /// What `object` calls in libraries other than those named.
+    pub fn leaving<'a>(&'a self, object: &'a str, but: &'a [&str]) -> impl Iterator<Item = (&'a str, Calls)> {
+        self.calls.iter().filter_map(move |((caller, callee, function), calls)| {
+            let leaves = caller == object && callee != object && !but.contains(&callee.as_str());
+            leaves.then_some((function.as_str(), *calls))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "version: 1\ncmd: a --b=c\nevents: Ir\nsummary: 40\n\nob=/a.so\nfl=x.rs\nfn=post\n12 5\nfi=y.rs\n13 2\ncob=/libc.so\n\
+        cfl=m.c\ncfn=memcpy\ncalls=3 0\n14 30\n15 1\ncfn=inner\ncalls=1 0\n16 4\n\nfn=inner\n20 4\n\nob=/libc.so\nfn=memcpy\n\
+        1 30\ntotals: 42\n";
+
+    #[test]
+    fn own_cost_leaves_out_what_calls_cost() {
+        let dump = Dump::parse(TEXT).unwrap();
+        assert_eq!(dump.of("/a.so"), 5 + 2 + 1 + 4);
+        assert_eq!(dump.of("/libc.so"), 30);
+    }
+
+    #[test]
+    fn calls_go_to_the_object_that_is_named_for_them_alone() {
+        let dump = Dump::parse(TEXT).unwrap();
+        let left: Vec<_> = dump.leaving("/a.so", &[]).collect();
+        assert_eq!(left, [("memcpy", Calls { count: 3, instructions: 30 })]);
+        assert_eq!(dump.leaving("/a.so", &["/libc.so"]).count(), 0);
+    }
+
+    #[test]
+    fn what_is_not_understood_is_an_error() {
+        assert!(Dump::parse("jump=3 4\n").is_err());
+        assert!(Dump::parse("12\n").is_err());
+    }
+}

@@ -1,0 +1,149 @@
+//! The tables.
+
+use crate::drive::{Counted, Phase};
+use crate::profile::{Calls, Dump};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// What a plugin's phases cost.
+pub struct Costs {
+    plugin: String,
+    verbs: String,
+    phases: Vec<(Phase, Dump)>,
+}
+
+/// How far the counts of the calls one by one may be from the count of all of them together: more is noise.
+const NOISE: f64 = 0.01;
+
+impl Costs {
+    /// Of a plugin's library over a verbs library.
+    pub fn of(plugin: &Path, verbs: &Path, phases: Vec<(Phase, Dump)>) -> Self {
+        Self { plugin: plugin.display().to_string(), verbs: verbs.display().to_string(), phases }
+    }
+
+    fn sizes(&self) -> impl Iterator<Item = &Phase> {
+        self.phases.iter().map(|(phase, _)| phase).filter(|phase| phase.counted == Counted::All)
+    }
+
+    fn find(&self, like: &Phase, counted: Counted) -> Option<&(Phase, Dump)> {
+        let same = |phase: &Phase| (phase.bytes, phase.window, phase.counted) == (like.bytes, like.window, counted);
+        self.phases.iter().find(|(phase, _)| same(phase))
+    }
+
+    /// Instructions a message of the plugin's own code.
+    fn own(&self, like: &Phase, counted: Counted) -> Option<f64> {
+        self.find(like, counted).map(|(phase, dump)| a_message(dump.of(&self.plugin), phase))
+    }
+
+    fn libc(&self, like: &Phase) -> Option<f64> {
+        let but = [self.verbs.as_str()];
+        self.find(like, Counted::All).map(|(phase, dump)| {
+            a_message(dump.leaving(&self.plugin, &but).map(|(_, calls)| calls.instructions).sum(), phase)
+        })
+    }
+
+    fn verbs(&self, like: &Phase) -> Option<f64> {
+        self.find(like, Counted::All).map(|(phase, dump)| a_message(dump.of(&self.verbs), phase))
+    }
+}
+
+fn a_message(count: u64, phase: &Phase) -> f64 {
+    count as f64 / phase.messages as f64
+}
+
+/// The line over a table.
+pub fn heading(rails: usize, plugin: &Path, against: Option<&Path>) -> String {
+    let against = against.map(|path| format!(", against {}", path.display())).unwrap_or_default();
+    format!(
+        "\n{rails} rail{}: instructions a message of {}{against}",
+        if rails == 1 { "" } else { "s" },
+        plugin.display()
+    )
+}
+
+/// Prints a line for each size and window. Whether the ratio that was asked for is kept.
+pub fn table(ours: &Costs, theirs: Option<&Costs>, at_most: Option<f64>) -> bool {
+    let mut kept = true;
+    println!(
+        "in flight  bytes |   plugin  irecv  isend   test |  libc   verbs  tests |  against  irecv  isend   test  tests | ratio"
+    );
+    for phase in ours.sizes() {
+        let parts = |costs: &Costs| {
+            let own = |counted| costs.own(phase, counted).unwrap_or_default();
+            [Counted::All, Counted::Receive, Counted::Send, Counted::Test].map(own)
+        };
+        let [all, receive, send, test] = parts(ours);
+        let (libc, verbs) = (ours.libc(phase).unwrap_or_default(), ours.verbs(phase).unwrap_or_default());
+        let tests = phase.tests as f64 / phase.messages as f64;
+        let mut line = format!(
+            "{:9} {:6} | {all:8.1} {receive:6.1} {send:6.1} {test:6.1} | {libc:5.1} {verbs:7.0} {tests:6.2} |",
+            phase.window, phase.bytes
+        );
+        let mut notes = notes(ours, phase, "plugin");
+        if let Some(theirs) = theirs
+            && let Some((other, _)) = theirs.find(phase, Counted::All)
+        {
+            let [against, receive, send, test] = parts(theirs);
+            let (tests, ratio) = (other.tests as f64 / other.messages as f64, all / against);
+            line += &format!(" {against:8.1} {receive:6.1} {send:6.1} {test:6.1} {tests:6.2} | {ratio:5.2}");
+            if at_most.is_some_and(|most| ratio > most) {
+                kept = false;
+                line += " too many";
+            }
+            notes += &self::notes(theirs, other, "against");
+        }
+        println!("{line}{notes}");
+    }
+    for (counted, what) in [(Counted::Fruitless, "a test in vain"), (Counted::Refused, "an isend too early")] {
+        let one = |costs: &Costs| {
+            let (phase, dump) = costs.phases.iter().find(|(phase, _)| phase.counted == counted)?;
+            Some(a_message(dump.of(&costs.plugin), phase))
+        };
+        let other = theirs.and_then(one).map(|cost| format!(", against {cost:.1}")).unwrap_or_default();
+        println!("{what}: {:.1}{other}", one(ours).unwrap_or_default());
+    }
+    kept
+}
+
+/// What makes a line doubtful.
+fn notes(costs: &Costs, phase: &Phase, who: &str) -> String {
+    let one_by_one = [Counted::Receive, Counted::Send, Counted::Test];
+    let sum: f64 = one_by_one.iter().filter_map(|counted| costs.own(phase, *counted)).sum();
+    let all = costs.own(phase, Counted::All).unwrap_or_default();
+    let mut notes = String::new();
+    if (sum - all).abs() > NOISE * all {
+        notes += &format!(" [{who}: noise, one by one {sum:.1}]");
+    }
+    if phase.early > 0 {
+        notes += &format!(" [{who}: {} sends before their receives]", phase.early);
+    }
+    notes
+}
+
+/// Prints the `most` dearest functions of each size and window, and what the plugin calls in libraries other than verbs.
+pub fn functions(costs: &Costs, most: usize) {
+    if most == 0 {
+        return;
+    }
+    println!("\nfunctions of {}, instructions a message", costs.plugin);
+    for phase in costs.sizes() {
+        let Some((_, dump)) = costs.find(phase, Counted::All) else { continue };
+        println!("  {} bytes, {} in flight", phase.bytes, phase.window);
+        let mut own: Vec<_> = dump.own.iter().filter(|((object, _), _)| *object == costs.plugin).collect();
+        own.sort_by_key(|(_, cost)| std::cmp::Reverse(**cost));
+        for ((_, function), cost) in own.into_iter().take(most) {
+            println!("    {:8.1}  {function}", a_message(*cost, phase));
+        }
+        let mut outside: BTreeMap<&str, Calls> = BTreeMap::new();
+        let but = [costs.verbs.as_str()];
+        for (function, calls) in dump.leaving(&costs.plugin, &but) {
+            let sum = outside.entry(function).or_default();
+            sum.count += calls.count;
+            sum.instructions += calls.instructions;
+        }
+        for (function, calls) in outside {
+            let (count, cost) = (a_message(calls.count, phase), a_message(calls.instructions, phase));
+            println!("    {cost:8.1}  in {count:.2} calls of {function}, not the plugin's");
+        }
+    }
+}
