@@ -1,5 +1,6 @@
 //! The command line: what may be said, checked before anything starts.
 
+use crate::bench::options::Bench;
 use crate::collective::Collective;
 use crate::fabric::{self, Kind, Order, Wish};
 use crate::job::RankEnv;
@@ -56,6 +57,11 @@ pub enum Command {
     /// The size is what each rank sends. busbw = algbw.
     #[command(name = "sendrecv")]
     SendRecv(Run),
+    /// Measures bandwidth, latency, message rate and more between two ranks, and against another plugin.
+    ///
+    /// Rank 0 sends to rank 1 (latency: to and fro), one thread each, which posts what may be posted and tests the oldest
+    /// message of each connection, as NCCL's proxy does. All bytes are checked once for each size, outside of what is timed.
+    Bench(Box<Bench>),
     /// Tells a rail of the software fabric what to do while a job runs over it.
     Fabric(Control),
     /// Shows this machine's RoCE ports: which become rails, which do not, and why.
@@ -135,7 +141,7 @@ pub struct Run {
 /// What the messages travel over.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Fabric")]
-struct FabricOptions {
+pub struct FabricOptions {
     /// What the messages travel over [default: verbs, or soft where there is no RDMA device].
     #[arg(long, value_name = "KIND", value_enum)]
     fabric: Option<Kind>,
@@ -293,7 +299,10 @@ impl Run {
 
 impl FabricOptions {
     /// What is said of the software fabric asks for it.
-    fn wish(self, program: &Path) -> Result<Wish, clap::Error> {
+    ///
+    /// # Errors
+    /// When options contradict each other.
+    pub fn wish(self, program: &Path) -> Result<Wish, clap::Error> {
         let given = [
             ("--profile", self.profile.is_some()),
             ("--scale", self.scale.is_some()),
@@ -337,7 +346,8 @@ impl Control {
     }
 }
 
-fn wrong(text: impl std::fmt::Display) -> clap::Error {
+/// A mistake on the command line.
+pub fn wrong(text: impl std::fmt::Display) -> clap::Error {
     Cli::command().error(ErrorKind::ValueValidation, text)
 }
 
@@ -346,15 +356,31 @@ pub fn beside(program: &Path) -> PathBuf {
     program.with_file_name("libnccl_net_spark.so")
 }
 
-fn library(given: Option<PathBuf>, program: &Path) -> Result<PathBuf, clap::Error> {
+/// The plugin's library: `given`, or beside `program`, or wherever the loader finds it.
+///
+/// # Errors
+/// When the one given is not there.
+pub fn library(given: Option<PathBuf>, program: &Path) -> Result<PathBuf, clap::Error> {
     match given {
-        // A path without a slash would be looked for in the loader's directories instead of here.
-        Some(path) => path.canonicalize().map_err(|error| wrong(format!("--plugin {}: {error}", path.display()))),
+        Some(path) => existing("--plugin", &path),
         None => Ok(Some(beside(program)).filter(|path| path.exists()).unwrap_or_else(|| "libnccl-net-spark.so".into())),
     }
 }
 
-fn parse_rank_env(text: &str) -> Result<RankEnv, String> {
+/// The whole path of a library that `option` names: without a slash it would be looked for in the loader's directories
+/// instead of here.
+///
+/// # Errors
+/// When it is not there.
+pub fn existing(option: &str, path: &Path) -> Result<PathBuf, clap::Error> {
+    path.canonicalize().map_err(|error| wrong(format!("{option} {}: {error}", path.display())))
+}
+
+/// `RANK:NAME=VALUE`.
+///
+/// # Errors
+/// What is allowed.
+pub fn parse_rank_env(text: &str) -> Result<RankEnv, String> {
     let parts = text.split_once(':').and_then(|(rank, variable)| Some((rank.parse().ok()?, variable.split_once('=')?)));
     match parts {
         Some((rank, (name, value))) if !name.is_empty() && !text.contains('\0') => {
@@ -364,7 +390,11 @@ fn parse_rank_env(text: &str) -> Result<RankEnv, String> {
     }
 }
 
-fn parse_place(text: &str) -> Result<(String, u16), String> {
+/// `HOST:PORT`.
+///
+/// # Errors
+/// What is allowed.
+pub fn parse_place(text: &str) -> Result<(String, u16), String> {
     let parts =
         text.rsplit_once(':').and_then(|(host, port)| Some((host.trim_matches(['[', ']']), port.parse().ok()?)));
     match parts {

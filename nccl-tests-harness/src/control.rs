@@ -1,6 +1,7 @@
 //! The words between the command and its ranks: one JSON object a line over a socket, which is a rank's standard input: a
 //! socket pair where the command started the rank, TCP where a launcher did.
 
+use crate::bench::words::{Answer, BenchSetup, Order};
 use crate::collective::Collective;
 use anyhow::{Context, Result, anyhow};
 use serde::de::DeserializeOwned;
@@ -28,6 +29,10 @@ pub enum ToRank {
     },
     /// All ranks are ready: run the timed iterations, then the checked ones.
     Go,
+    /// First of all, of a rank that is measured with single messages: what it is.
+    Bench(BenchSetup),
+    /// What such a rank does next.
+    Order(Order),
     /// Close everything and exit.
     Finish,
 }
@@ -76,6 +81,15 @@ pub enum FromRank {
     Ready,
     /// A size is done.
     Measured(Measurement),
+    /// The plugin of a rank that is measured with single messages is up.
+    Up {
+        /// What it turned out to be.
+        network: Network,
+        /// The version of the plugin interface that is spoken.
+        abi: u32,
+    },
+    /// What came of an order.
+    Answer(Answer),
     /// A sign of life, four times a second.
     Beat {
         /// Counts what got done since the start.

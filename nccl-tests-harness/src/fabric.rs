@@ -1,6 +1,7 @@
 //! What the ranks' messages travel over: RDMA devices of this machine, or the software fabric. The only file that knows
 //! `softverbs`.
 
+use crate::bench::limit::{Rail, Wiring};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use softverbs::fabric::{self, Action, Prepared};
 use softverbs::profile::Profile;
@@ -41,8 +42,18 @@ pub struct Fabric {
     /// What the run's header says of it.
     pub about: String,
     environment: Vec<(String, String)>,
+    /// Of the software fabric.
+    soft: Option<Soft>,
+}
+
+/// The software fabric of a run.
+struct Soft {
+    name: String,
+    profile: Profile,
+    /// Rails that carry only a part of their rate for the whole run.
+    slow_rails: Vec<(String, f64)>,
     /// Its files go when the run does.
-    prepared: Option<Prepared>,
+    prepared: Prepared,
 }
 
 /// What a rail of a running software fabric is told.
@@ -69,7 +80,7 @@ const MAX_NODES: usize = 16;
 /// When it is not there.
 pub fn set_up(wish: &Wish, ranks: usize, own_library: Option<&str>) -> Result<Fabric> {
     let devices = rdma_devices(Path::new(DEVICES));
-    let verbs = |about: String| Fabric { kind: Kind::Verbs, about, environment: Vec::new(), prepared: None };
+    let verbs = |about: String| Fabric { kind: Kind::Verbs, about, environment: Vec::new(), soft: None };
     let present = || match devices.is_empty() {
         true => "this machine has no RDMA device".to_owned(),
         false => format!("RDMA devices here: {}", devices.join(", ")),
@@ -106,7 +117,9 @@ fn soft(wish: &Wish, ranks: usize, why: &str) -> Result<Fabric> {
     let prepared = fabric::prepare(&name, &profile).map_err(|error| anyhow!("make a software fabric: {error}"))?;
     let mut environment = prepared.environment.clone();
     environment.push(("NCCL_IBVERBS_LIB".to_owned(), library.display().to_string()));
-    let fabric = Fabric { kind: Kind::Soft, about: about(wish, &name, why), environment, prepared: Some(prepared) };
+    let about = about(wish, &name, why);
+    let soft = Soft { name: name.clone(), profile, slow_rails: wish.slow_rails.clone(), prepared };
+    let fabric = Fabric { kind: Kind::Soft, about, environment, soft: Some(soft) };
     for (rail, factor) in &wish.slow_rails {
         let slowed = fabric::control(&settings::default_dir(), &name, None, rail, Action::Slow(*factor));
         slowed.map_err(|error| anyhow!("--slow-rail: {error}"))?;
@@ -141,12 +154,54 @@ impl Fabric {
         }
         environment
     }
+
+    /// What one node can send to another, of a software fabric, while the rails of `fallen` carry a part of their rate.
+    pub fn wiring(&self, fallen: &[(String, f64)]) -> Option<Wiring> {
+        let Soft { profile, slow_rails, .. } = self.soft.as_ref()?;
+        let factor = |name: &str| {
+            let named =
+                |rails: &[(String, f64)]| rails.iter().rev().find(|(rail, _)| rail == name).map(|(_, part)| *part);
+            named(fallen).or_else(|| named(slow_rails)).unwrap_or(1.0)
+        };
+        Some(Wiring {
+            links_mbps: profile.links.iter().map(|link| link.payload_mbps).collect(),
+            cables_mbps: profile.cables.iter().map(|cable| cable.payload_mbps).collect(),
+            rails: profile
+                .rails
+                .iter()
+                .map(|rail| Rail {
+                    link: rail.link,
+                    cable: rail.cable,
+                    line_mbps: rail.line_mbps,
+                    factor: factor(&rail.name),
+                    latency_us: rail.latency_ns as f64 / 1e3,
+                })
+                .collect(),
+        })
+    }
+
+    /// The rail of a software fabric that is slowed where one is.
+    pub fn first_rail(&self) -> Option<&str> {
+        self.soft.as_ref()?.profile.rails.first().map(|rail| rail.name.as_str())
+    }
+
+    /// Lets a rail of this run's software fabric carry `factor` of its rate, on all nodes; 1 for what it carries by
+    /// itself.
+    ///
+    /// # Errors
+    /// When there is no such rail, or no software fabric.
+    pub fn slow(&self, rail: &str, factor: f64) -> Result<()> {
+        let Soft { name, slow_rails, .. } = self.soft.as_ref().context("no software fabric is there to slow")?;
+        let own = slow_rails.iter().find(|(slow, _)| slow == rail).map_or(1.0, |(_, factor)| *factor);
+        let action = Action::Slow(if factor >= 1.0 { own } else { factor });
+        fabric::control(&settings::default_dir(), name, None, rail, action).map_err(|error| anyhow!(error))
+    }
 }
 
 impl Drop for Fabric {
     fn drop(&mut self) {
-        if let Some(prepared) = &self.prepared {
-            prepared.remove();
+        if let Some(soft) = &self.soft {
+            soft.prepared.remove();
         }
     }
 }

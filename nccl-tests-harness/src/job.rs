@@ -6,6 +6,7 @@ use crate::watch::Watch;
 use anyhow::{Context, Result, anyhow};
 use nix::sys::signal::Signal;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
@@ -106,9 +107,23 @@ impl Job {
     /// # Errors
     /// As soon as a rank fails, is gone, or the run hangs: a line for each rank that has something to say.
     pub fn ask<T>(&mut self, question: impl Fn(usize) -> ToRank, answer: fn(FromRank) -> Option<T>) -> Result<Vec<T>> {
-        self.tell(question);
+        self.ask_some(0..self.ranks.len(), |rank| Some(question(rank)), answer)
+    }
+
+    /// The same of some ranks alone, of which those may answer that are not told anything now.
+    ///
+    /// # Errors
+    /// As [`Job::ask`].
+    pub fn ask_some<T>(
+        &mut self,
+        ranks: Range<usize>,
+        question: impl Fn(usize) -> Option<ToRank>,
+        answer: impl Fn(FromRank) -> Option<T>,
+    ) -> Result<Vec<T>> {
+        let count = ranks.len();
+        self.tell(ranks, question);
         let mut answers = BTreeMap::new();
-        while answers.len() < self.ranks.len() {
+        while answers.len() < count {
             let (number, message) = self.next()?;
             match message {
                 Some(FromRank::Failed { reason }) => return Err(self.failure(number, Some(reason))),
@@ -119,12 +134,27 @@ impl Job {
         Ok(answers.into_values().collect())
     }
 
+    /// Lets time pass while the ranks work, until `end`.
+    ///
+    /// # Errors
+    /// As [`Job::ask`].
+    pub fn wait_until(&mut self, end: Instant) -> Result<()> {
+        while let Some((number, message)) = self.next_before(Some(end))? {
+            match message {
+                Some(FromRank::Failed { reason }) => return Err(self.failure(number, Some(reason))),
+                None => return Err(self.failure(number, None)),
+                Some(_) => {}
+            }
+        }
+        Ok(())
+    }
+
     /// Lets all ranks close and exit.
     ///
     /// # Errors
     /// When one fails in that.
     pub fn finish(mut self) -> Result<()> {
-        self.tell(|_| ToRank::Finish);
+        self.tell(0..self.ranks.len(), |_| Some(ToRank::Finish));
         let mut left = self.ranks.len();
         while left > 0 {
             let (number, message) = self.next()?;
@@ -141,19 +171,26 @@ impl Job {
     }
 
     /// A rank that is gone does not take it; its end is on the way as an event.
-    fn tell(&mut self, what: impl Fn(usize) -> ToRank) {
-        for (number, rank) in self.ranks.iter().enumerate() {
-            let _ = rank.sender.send(&what(number));
+    fn tell(&mut self, ranks: Range<usize>, what: impl Fn(usize) -> Option<ToRank>) {
+        for (number, message) in ranks.filter_map(|number| Some((number, what(number)?))) {
+            let _ = self.ranks[number].sender.send(&message);
         }
         self.last_progress = Instant::now();
     }
 
     /// The next event that is not a mere sign of life.
     fn next(&mut self) -> Result<(usize, Option<FromRank>)> {
+        self.next_before(None)?.context("no event, and no end of the wait")
+    }
+
+    /// The same; none when there is none before `end`.
+    fn next_before(&mut self, end: Option<Instant>) -> Result<Option<(usize, Option<FromRank>)>> {
         loop {
             let left = self.timeout.saturating_sub(self.last_progress.elapsed());
-            let (number, message) = match self.events.recv_timeout(left) {
+            let until_end = end.map(|end| end.saturating_duration_since(Instant::now()));
+            let (number, message) = match self.events.recv_timeout(until_end.map_or(left, |end| end.min(left))) {
                 Ok(event) => event,
+                Err(RecvTimeoutError::Timeout) if until_end.is_some_and(|end| end <= left) => return Ok(None),
                 Err(RecvTimeoutError::Timeout) => return Err(self.hung()),
                 Err(RecvTimeoutError::Disconnected) => return Err(anyhow!("all ranks are gone")),
             };
@@ -174,7 +211,7 @@ impl Job {
                 }
                 message => {
                     self.last_progress = rank.heard;
-                    return Ok((number, message));
+                    return Ok(Some((number, message)));
                 }
             }
         }

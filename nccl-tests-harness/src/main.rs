@@ -7,6 +7,7 @@
 
 mod abi;
 mod activity;
+mod bench;
 mod cli;
 mod collective;
 mod control;
@@ -35,6 +36,7 @@ use clap::Parser;
 use clap::error::ErrorKind;
 use cli::{Cli, Command, Run};
 use collective::Collective;
+use launch::World;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -70,6 +72,10 @@ fn execute(command: Command) -> Result<bool> {
         Command::Broadcast(run) => collective(run, Collective::Broadcast, &program),
         Command::AllToAll(run) => collective(run, Collective::AllToAll, &program),
         Command::SendRecv(run) => collective(run, Collective::SendRecv, &program),
+        Command::Bench(options) => {
+            let world = world(options.is_local())?;
+            bench::run(&options.plan(&program, world, variable("NCCL_IBVERBS_LIB"))?, &program)
+        }
         Command::Fabric(control) => control.obey(out).map(|()| true),
         Command::Rails => machine::rails(out).map(|()| true),
         Command::Settings => machine::settings(out).map(|()| true),
@@ -86,12 +92,17 @@ fn execute(command: Command) -> Result<bool> {
 }
 
 fn collective(run: Run, collective: Collective, program: &Path) -> Result<bool> {
-    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-    let world = match run.is_local() {
-        true => None,
-        false => launch::detect(variable, std::os::unix::process::parent_id())?,
-    };
+    let world = world(run.is_local())?;
     lead::run(&run.plan(collective, program, world, variable("NCCL_IBVERBS_LIB"))?, program)
+}
+
+/// What a launcher says, unless all ranks are to be started here.
+fn world(is_local: bool) -> Result<Option<World>> {
+    if is_local { Ok(None) } else { launch::detect(variable, std::os::unix::process::parent_id()) }
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
 fn complain_of_usage(error: &clap::Error) -> ExitCode {

@@ -3,11 +3,11 @@
 //! Everything here lives on one thread (`Rc`), as a comm's data path does in NCCL. Every owner holds what it came from,
 //! so memory outlives its registration, that its comm, that the context, and that the library.
 
-use crate::abi::{Code, Net};
+use crate::abi::{self, Code, Connect, Functions, Init, Irecv, Isend, Listen};
 use crate::{activity, log};
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-use nccl_net_spark::abi::types::{CommConfig, DebugLogger, HANDLE_BYTES, PTR_HOST, PropertiesV11, UNDEFINED};
+use nccl_net_spark::abi::types::{CommConfig, DebugLogger, HANDLE_BYTES, PTR_HOST, UNDEFINED};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
@@ -17,13 +17,16 @@ use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
 
+/// NCCL's defaults.
+const CONFIG: CommConfig = CommConfig { traffic_class: UNDEFINED };
+
 /// What `listen` fills and `connect` is given.
 pub type Handle = [u8; HANDLE_BYTES];
 
-/// A library that exports `ncclNetPlugin_v11`.
+/// A library that exports a table of one of [`abi::VERSIONS`].
 pub struct Plugin {
     /// Inside the library, so valid as long as that is loaded.
-    table: NonNull<Net>,
+    table: Functions,
     _library: Library,
 }
 
@@ -117,15 +120,29 @@ fn symbol(library: &Library, version: u32) -> Option<NonNull<c_void>> {
 }
 
 impl Plugin {
-    /// Loads a plugin as NCCL would.
+    /// Loads a plugin as NCCL would: by the newest interface that it has, or by `version` of it.
     ///
     /// # Errors
-    /// When it cannot be loaded, or is none.
-    pub fn load(path: &Path) -> Result<Rc<Self>> {
+    /// When it cannot be loaded, or has no such interface.
+    pub fn load(path: &Path, version: Option<u32>) -> Result<Rc<Self>> {
         let library = open(path)?;
-        let table = symbol(&library, 11)
-            .with_context(|| format!("{} is no usable NCCL plugin: no symbol ncclNetPlugin_v11", path.display()))?;
-        Ok(Rc::new(Self { table: table.cast(), _library: library }))
+        let (newest, oldest) = (version.unwrap_or(*abi::VERSIONS.end()), version.unwrap_or(*abi::VERSIONS.start()));
+        let found = (oldest..=newest).rev().find_map(|version| Some((version, symbol(&library, version)?)));
+        let (version, table) = found.with_context(|| {
+            let symbols = if oldest == newest { format!("_v{newest}") } else { format!("_v{oldest} to _v{newest}") };
+            format!("{} is no usable NCCL plugin: no symbol ncclNetPlugin{symbols}", path.display())
+        })?;
+        // SAFETY: the symbol of this name is by NCCL's plugin interface a table of that version's type, constant while
+        // the library is loaded, which `self` sees to.
+        let table = unsafe {
+            match version {
+                8 => table.cast::<abi::NetV8>().as_ref().functions(),
+                9 => table.cast::<abi::NetV9>().as_ref().functions(),
+                10 => table.cast::<abi::NetV10>().as_ref().functions(),
+                _ => table.cast::<abi::NetV11>().as_ref().functions(version),
+            }
+        };
+        Ok(Rc::new(Self { table, _library: library }))
     }
 
     /// Starts the plugin for one communicator, `job`.
@@ -133,20 +150,19 @@ impl Plugin {
     /// # Errors
     /// When it does not come up.
     pub fn init(self: &Rc<Self>, job: u64) -> Result<Rc<Context>> {
-        let init = self.function("init", self.table().init)?;
+        let init = self.function("init", self.table.init)?;
         let mut raw = ptr::null_mut();
-        let config = CommConfig { traffic_class: UNDEFINED };
-        // SAFETY: `raw` and `config` are valid for writes and reads for the length of the call; the logger is a function
-        // of the program, which outlives the library; a profiler may be absent.
-        let code = unsafe { init(&mut raw, job, &config, Some(logger()), ptr::null_mut()) };
+        // SAFETY: `raw` and the configuration are valid for writes and reads for the length of the call; the logger is a
+        // function of the program, which outlives the library; a profiler may be absent.
+        let code = unsafe {
+            match init {
+                Init::V8(init) => init(Some(logger())),
+                Init::V10(init) => init(Some(logger()), ptr::null_mut()),
+                Init::V11(init) => init(&mut raw, job, &CONFIG, Some(logger()), ptr::null_mut()),
+            }
+        };
         self.check("init", code)?;
         Ok(Rc::new(Context { plugin: Rc::clone(self), raw }))
-    }
-
-    fn table(&self) -> &Net {
-        // SAFETY: the symbol of this name is by NCCL's plugin interface a table of this type, constant while the library
-        // is loaded, which `self` sees to.
-        unsafe { self.table.as_ref() }
     }
 
     /// The function of that name, or a word that the plugin lacks it; the next thing is to call it.
@@ -185,9 +201,14 @@ impl Plugin {
 }
 
 impl Context {
+    /// The version of the interface that is spoken.
+    pub fn version(&self) -> u32 {
+        self.plugin.table.version
+    }
+
     /// The network's name.
     pub fn network(&self) -> String {
-        text(self.plugin.table().name)
+        text(self.plugin.table.name)
     }
 
     /// How many devices the plugin has.
@@ -195,7 +216,7 @@ impl Context {
     /// # Errors
     /// The plugin's.
     pub fn devices(&self) -> Result<i32> {
-        let devices = self.plugin.function("devices", self.plugin.table().devices)?;
+        let devices = self.plugin.function("devices", self.plugin.table.devices)?;
         let mut count = 0;
         // SAFETY: `count` is valid for writes for the length of the call.
         let code = unsafe { devices(&mut count) };
@@ -208,13 +229,20 @@ impl Context {
     /// # Errors
     /// The plugin's.
     pub fn properties(&self, dev: i32) -> Result<Properties> {
-        let properties = self.plugin.function("getProperties", self.plugin.table().getProperties)?;
-        // SAFETY: a C struct of integers, floats and nullable pointers: all zeroes are a value of it.
-        let mut raw: PropertiesV11 = unsafe { std::mem::zeroed() };
-        // SAFETY: `raw` is valid for writes for the length of the call.
+        let properties = self.plugin.function("getProperties", self.plugin.table.get_properties)?;
+        // SAFETY: C structs of integers, floats and nullable pointers: all zeroes are a value of each.
+        let mut raw: abi::Properties = unsafe { std::mem::zeroed() };
+        // SAFETY: `raw` is valid for writes for the length of the call, and has room for any version's.
         let code = unsafe { properties(dev, &mut raw) };
         self.plugin.check("getProperties", code)?;
-        Ok(Properties { name: text(raw.name), speed_mbps: raw.speed, host_memory: raw.ptr_support & PTR_HOST != 0 })
+        // SAFETY: the plugin filled in those of its version; the bytes of one are values of the other.
+        let (name, speed_mbps, kinds) = unsafe {
+            match self.version() {
+                8 => (raw.v8.name, raw.v8.speed, raw.v8.ptr_support),
+                _ => (raw.v9.name, raw.v9.speed, raw.v9.ptr_support),
+            }
+        };
+        Ok(Properties { name: text(name), speed_mbps, host_memory: kinds & PTR_HOST != 0 })
     }
 
     /// Listens on device `dev`.
@@ -222,11 +250,17 @@ impl Context {
     /// # Errors
     /// The plugin's.
     pub fn listen(self: &Rc<Self>, dev: i32) -> Result<(Listener, Handle)> {
-        let listen = self.plugin.function("listen", self.plugin.table().listen)?;
+        let listen = self.plugin.function("listen", self.plugin.table.listen)?;
         let (mut handle, mut raw) = ([0; HANDLE_BYTES], ptr::null_mut());
+        let place = handle.as_mut_ptr().cast();
         // SAFETY: the context is the one `init` gave; `handle` has the length that the interface promises, and both are
         // valid for writes for the length of the call.
-        let code = unsafe { listen(self.raw, dev, handle.as_mut_ptr().cast(), &mut raw) };
+        let code = unsafe {
+            match listen {
+                Listen::V8(listen) => listen(dev, place, &mut raw),
+                Listen::V11(listen) => listen(self.raw, dev, place, &mut raw),
+            }
+        };
         self.plugin.check("listen", code)?;
         let raw = NonNull::new(raw).context("listen succeeded without a comm")?;
         Ok((Listener { context: Rc::clone(self), raw }, handle))
@@ -237,10 +271,17 @@ impl Context {
     /// # Errors
     /// The plugin's.
     pub fn connect(self: &Rc<Self>, dev: i32, handle: &mut Handle) -> Result<Option<SendComm>> {
-        let connect = self.plugin.function("connect", self.plugin.table().connect)?;
+        let connect = self.plugin.function("connect", self.plugin.table.connect)?;
         let (mut raw, mut device_handle) = (ptr::null_mut(), ptr::null_mut());
+        let handle = handle.as_mut_ptr().cast();
         // SAFETY: as in `listen`; a NULL device handle asks for no offload.
-        let code = unsafe { connect(self.raw, dev, handle.as_mut_ptr().cast(), &mut raw, &mut device_handle) };
+        let code = unsafe {
+            match connect {
+                Connect::V8(connect) => connect(dev, handle, &mut raw, &mut device_handle),
+                Connect::V10(connect) => connect(dev, &CONFIG, handle, &mut raw, &mut device_handle),
+                Connect::V11(connect) => connect(self.raw, dev, handle, &mut raw, &mut device_handle),
+            }
+        };
         self.plugin.check("connect", code)?;
         Ok(NonNull::new(raw).map(|raw| SendComm(Rc::new(Comm { context: Rc::clone(self), raw, sends: true }))))
     }
@@ -248,7 +289,8 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        let Ok(finalize) = self.plugin.function("finalize", self.plugin.table().finalize) else { return };
+        let Some(finalize) = self.plugin.table.finalize else { return };
+        activity::enter("finalize");
         // SAFETY: the context came from `init` and goes away here; everything made from it held it and is gone.
         let code = unsafe { finalize(self.raw) };
         self.plugin.check_on_close("finalize", code);
@@ -262,7 +304,7 @@ impl Listener {
     /// The plugin's.
     pub fn accept(&self) -> Result<Option<RecvComm>> {
         let plugin = &self.context.plugin;
-        let accept = plugin.function("accept", plugin.table().accept)?;
+        let accept = plugin.function("accept", plugin.table.accept)?;
         let (mut raw, mut device_handle) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the listen comm is open; both results are valid for writes for the length of the call.
         let code = unsafe { accept(self.raw.as_ptr(), &mut raw, &mut device_handle) };
@@ -275,7 +317,7 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         let plugin = &self.context.plugin;
-        let Ok(close) = plugin.function("closeListen", plugin.table().closeListen) else { return };
+        let Ok(close) = plugin.function("closeListen", plugin.table.close_listen) else { return };
         // SAFETY: the listen comm is open and goes away here.
         let code = unsafe { close(self.raw.as_ptr()) };
         plugin.check_on_close("closeListen", code);
@@ -286,8 +328,8 @@ impl Drop for Comm {
     fn drop(&mut self) {
         let plugin = &self.context.plugin;
         let (name, close) = match self.sends {
-            true => ("closeSend", plugin.table().closeSend),
-            false => ("closeRecv", plugin.table().closeRecv),
+            true => ("closeSend", plugin.table.close_send),
+            false => ("closeRecv", plugin.table.close_recv),
         };
         let Ok(close) = plugin.function(name, close) else { return };
         // SAFETY: the comm is open, of the kind that this function closes, and goes away here; its registrations held
@@ -313,11 +355,18 @@ impl SendComm {
     pub fn isend(&self, memory: &Rc<Registration>, offset: usize, bytes: usize, tag: i32) -> Result<Option<Request>> {
         let address = memory.address(&self.0, offset, bytes)?;
         let plugin = &self.0.context.plugin;
-        let isend = plugin.function("isend", plugin.table().isend)?;
+        let isend = plugin.function("isend", plugin.table.isend)?;
         let mut raw = ptr::null_mut();
         // SAFETY: the range lies in memory registered with this comm; it stays mapped, and nothing of ours touches it,
         // until the request is done (`Request::start`). A profiler's handle may be NULL.
-        let code = unsafe { isend(self.0.raw.as_ptr(), address, bytes, tag, memory.raw, ptr::null_mut(), &mut raw) };
+        let code = unsafe {
+            let (comm, memory) = (self.0.raw.as_ptr(), memory.raw);
+            match isend {
+                Isend::V8(isend) => isend(comm, address, int(bytes)?, tag, memory, &mut raw),
+                Isend::V9(isend) => isend(comm, address, bytes, tag, memory, &mut raw),
+                Isend::V10(isend) => isend(comm, address, bytes, tag, memory, ptr::null_mut(), &mut raw),
+            }
+        };
         plugin.check("isend", code)?;
         let stretch = Stretch { start: offset, end: offset + bytes, written: false };
         Ok(NonNull::new(raw).map(|raw| Request::start(raw, memory, stretch)))
@@ -340,13 +389,19 @@ impl RecvComm {
     pub fn irecv(&self, memory: &Rc<Registration>, offset: usize, bytes: usize, tag: i32) -> Result<Option<Request>> {
         let mut address = memory.address(&self.0, offset, bytes)?;
         let plugin = &self.0.context.plugin;
-        let irecv = plugin.function("irecv", plugin.table().irecv)?;
+        let irecv = plugin.function("irecv", plugin.table.irecv)?;
         let (mut size, mut tag, mut handle) = (bytes, tag, memory.raw);
         let (mut profiler, mut raw) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: arrays of one element each, valid for the length of the call; the memory as in `isend`.
         let code = unsafe {
             let comm = self.0.raw.as_ptr();
-            irecv(comm, 1, &mut address, &mut size, &mut tag, &mut handle, &mut profiler, &mut raw)
+            match irecv {
+                Irecv::V8(irecv) => irecv(comm, 1, &mut address, &mut int(bytes)?, &mut tag, &mut handle, &mut raw),
+                Irecv::V9(irecv) => irecv(comm, 1, &mut address, &mut size, &mut tag, &mut handle, &mut raw),
+                Irecv::V10(irecv) => {
+                    irecv(comm, 1, &mut address, &mut size, &mut tag, &mut handle, &mut profiler, &mut raw)
+                }
+            }
         };
         plugin.check("irecv", code)?;
         let stretch = Stretch { start: offset, end: offset + bytes, written: true };
@@ -354,9 +409,14 @@ impl RecvComm {
     }
 }
 
+/// A size as version 8 takes it.
+fn int(bytes: usize) -> Result<c_int> {
+    c_int::try_from(bytes).with_context(|| format!("version 8 of the interface has no message of {bytes} bytes"))
+}
+
 fn register(comm: &Rc<Comm>, buffer: &Rc<HostBuffer>) -> Result<Rc<Registration>> {
     let plugin = &comm.context.plugin;
-    let reg_mr = plugin.function("regMr", plugin.table().regMr)?;
+    let reg_mr = plugin.function("regMr", plugin.table.reg_mr)?;
     let mut raw = ptr::null_mut();
     // SAFETY: the comm is open; the buffer is mapped at that length until after deregMr, since the registration holds it.
     let code = unsafe { reg_mr(comm.raw.as_ptr(), buffer.memory.as_ptr(), buffer.bytes, PTR_HOST, &mut raw) };
@@ -377,7 +437,7 @@ impl Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         let plugin = &self.comm.context.plugin;
-        let Ok(dereg_mr) = plugin.function("deregMr", plugin.table().deregMr) else { return };
+        let Ok(dereg_mr) = plugin.function("deregMr", plugin.table.dereg_mr) else { return };
         // SAFETY: the handle came from regMr of this comm, which is still open, and goes away here; no request is under
         // way, for each holds its registration.
         let code = unsafe { dereg_mr(self.comm.raw.as_ptr(), self.raw) };
@@ -398,7 +458,7 @@ impl Request {
     pub fn test(&mut self) -> Result<Option<usize>> {
         let raw = self.raw.context("a request that is done was tested again")?;
         let plugin = &self.registration.comm.context.plugin;
-        let test = plugin.function("test", plugin.table().test)?;
+        let test = plugin.function("test", plugin.table.test)?;
         let (mut done, mut size) = (0, 0);
         // SAFETY: the request is under way; `size` has room for the one size of a request with one part.
         let code = unsafe { test(raw.as_ptr(), &mut done, &mut size) };

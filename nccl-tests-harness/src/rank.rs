@@ -1,6 +1,7 @@
 //! One rank: a process of its own that loads the plugin and does what the command tells it.
 
 use crate::activity;
+use crate::bench;
 use crate::collective::{Collective, Part};
 use crate::control::{self, FromRank, Measurement, Network, Sender, Setup, ToRank};
 use crate::log::{self, Level};
@@ -18,7 +19,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 /// The device that NCCL would use first, and of this plugin the only one.
-const DEVICE: i32 = 0;
+pub const DEVICE: i32 = 0;
 /// How often the command hears from a rank.
 const BEAT: Duration = Duration::from_millis(250);
 /// Memory is filled and compared in stretches of this size, so that the rank can show in between that it is alive.
@@ -89,9 +90,16 @@ fn die(patience: Duration) {
 
 fn work(start: Start, commands: &mpsc::Receiver<ToRank>, sender: &Sender) -> Result<()> {
     activity::stage("starting");
-    let ToRank::Setup(setup) = commands.recv()? else { bail!("the first command is not the set-up") };
+    let setup = match commands.recv()? {
+        ToRank::Setup(setup) => setup,
+        ToRank::Bench(setup) => {
+            log::start(setup.rank, start.level);
+            return bench::rank::work(&setup, start.plugin.as_ref().unwrap_or(&setup.plugin), commands, sender);
+        }
+        _ => bail!("the first command is not the set-up"),
+    };
     log::start(setup.rank, start.level);
-    let context = Plugin::load(start.plugin.as_ref().unwrap_or(&setup.plugin))?.init(setup.job)?;
+    let context = Plugin::load(start.plugin.as_ref().unwrap_or(&setup.plugin), None)?.init(setup.job)?;
     let network = look_at(&context)?;
     let links = setup.collective.links(setup.rank, setup.ranks, setup.channels);
     let (listeners, handles): (Vec<_>, Vec<_>) =
@@ -133,7 +141,11 @@ fn obey(rank: &mut Rank, commands: &mpsc::Receiver<ToRank>, sender: &Sender) -> 
     }
 }
 
-fn look_at(context: &Context) -> Result<Network> {
+/// What NCCL would see of the plugin.
+///
+/// # Errors
+/// When there is nothing that takes host memory.
+pub fn look_at(context: &Context) -> Result<Network> {
     let devices = context.devices()?;
     ensure!(devices > 0, "the plugin has no device");
     let properties = context.properties(DEVICE)?;

@@ -114,7 +114,7 @@ pub fn open(target: &Target) -> Result<Box<dyn Write>> {
 ///
 /// # Errors
 /// When that fails.
-pub fn write(report: &Report, mut out: impl Write) -> Result<()> {
+pub fn write(report: &impl Serialize, mut out: impl Write) -> Result<()> {
     serde_json::to_writer_pretty(&mut out, report).context("write the report")?;
     writeln!(out).context("write the report")?;
     out.flush().context("write the report")

@@ -66,6 +66,20 @@ pub fn become_rank(
     rank_env: &[RankEnv],
     program: &Path,
 ) -> Result<()> {
+    become_or_start(rank_command(world, meeting, plugin, rank_env, program)?, true)
+}
+
+/// Goes to the meeting as the rank that the launcher meant this process to be: the command that is that rank.
+///
+/// # Errors
+/// When rank 0 is not found, or does not want it.
+pub fn rank_command(
+    world: &World,
+    meeting: &Meeting,
+    plugin: &Path,
+    rank_env: &[RankEnv],
+    program: &Path,
+) -> Result<Command> {
     let hello = Hello {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         job: world.job.clone(),
@@ -81,7 +95,20 @@ pub fn become_rank(
     command.stdin(Stdio::from(OwnedFd::from(line)));
     command.stdout(Stdio::from(std::io::stderr()));
     command.envs(environment(wanted, world.rank, rank_env));
-    Err(command.exec()).with_context(|| format!("start {}", program.display()))
+    Ok(command)
+}
+
+/// Lets this process become the command, or starts it beside this one. It ends when its line does.
+///
+/// # Errors
+/// When that does not work.
+pub fn become_or_start(mut command: Command, become_it: bool) -> Result<()> {
+    let program = command.get_program().to_owned();
+    let started = match become_it {
+        true => Err(command.exec()),
+        false => command.spawn().map(|_| ()),
+    };
+    started.with_context(|| format!("start {}", program.display()))
 }
 
 fn environment(mut base: Vec<(String, String)>, rank: usize, rank_env: &[RankEnv]) -> Vec<(String, String)> {

@@ -1,0 +1,193 @@
+//! The command line of a measurement, checked before anything starts.
+
+use super::{Plan, Scenario};
+use crate::abi;
+use crate::cli::{self, FabricOptions, wrong};
+use crate::job::RankEnv;
+use crate::launch::World;
+use crate::report::Target;
+use crate::seats;
+use crate::sizes;
+use clap::Args;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Options of bench.
+#[derive(Debug, Args)]
+pub struct Bench {
+    /// What to measure [default: all that the fabric allows].
+    #[arg(value_name = "SCENARIO", value_enum)]
+    scenarios: Vec<Scenario>,
+    /// Another network plugin (v8 to v12), measured in turn with this one in the same run.
+    #[arg(long, value_name = "LIBRARY")]
+    against: Option<PathBuf>,
+    /// Environment of the other library's ranks alone; may be given more than once.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_env, requires = "against")]
+    against_env: Vec<(String, String)>,
+    /// Measurements of each kind, of which the median counts [default: 5 with --against, else 3].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: Option<u32>,
+    /// How long one measurement takes, about; slowdown takes nine times as long.
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
+    seconds: f64,
+    /// The first size of bandwidth, latency and unequal [default: 4K, for latency 8].
+    #[arg(short = 'b', long = "minbytes", value_name = "SIZE", value_parser = sizes::parse)]
+    min_bytes: Option<usize>,
+    /// Their greatest size [default: 16M, for latency 1M].
+    #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", value_parser = sizes::parse)]
+    max_bytes: Option<usize>,
+    /// The factor from one of their sizes to the next [default: 4, for latency 8].
+    #[arg(short = 'f', long = "stepfactor", value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
+    step_factor: Option<u32>,
+    /// Messages in flight on each connection; NCCL has 8 at most.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=32))]
+    inflight: u16,
+    /// Connections of bandwidth, rate, unequal and slowdown.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    channels: u16,
+    /// The greatest number in connections, which doubles from 1 on.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=256))]
+    max_connections: u16,
+    /// Size of the messages in connections.
+    #[arg(long, value_name = "SIZE", default_value = "64K", value_parser = sizes::parse)]
+    connection_bytes: usize,
+    /// Size of the messages in slowdown.
+    #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = sizes::parse)]
+    slowdown_bytes: usize,
+    /// What the rails carry together, in Mb/s of payload [default: what the fabric's profile, or the plugin says].
+    #[arg(long, value_name = "MBPS", value_parser = parse_seconds)]
+    limit_mbps: Option<f64>,
+    /// What lets a rail fall in slowdown, run by sh [default: on the software fabric the first rail falls to a quarter].
+    #[arg(long, value_name = "COMMAND", requires = "restore")]
+    fall: Option<String>,
+    /// What lets it return.
+    #[arg(long = "return", value_name = "COMMAND", requires = "fall")]
+    restore: Option<String>,
+    /// What the results are called.
+    #[arg(long, value_name = "TEXT")]
+    label: Option<String>,
+    /// Starts both ranks on this machine, whatever a launcher says; 2 is all that there can be.
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(2..=2))]
+    ranks: Option<u16>,
+    /// Seconds in which no rank gets anything done, after which the run counts as hung.
+    #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
+    timeout: u64,
+    /// The plugin's library [default: libnccl_net_spark.so beside this program, else libnccl-net-spark.so wherever the
+    /// loader finds it].
+    #[arg(long, value_name = "PATH")]
+    plugin: Option<PathBuf>,
+    /// The version of the plugin interface to speak with it [default: the newest that it has].
+    #[arg(long, value_name = "N", value_parser = abi_versions())]
+    abi: Option<u32>,
+    /// The version of the plugin interface to speak with the other library.
+    #[arg(long, value_name = "N", value_parser = abi_versions(), requires = "against")]
+    against_abi: Option<u32>,
+    /// Environment of one rank's process, of both libraries; may be given more than once.
+    #[arg(long, value_name = "RANK:NAME=VALUE", value_parser = cli::parse_rank_env)]
+    rank_env: Vec<RankEnv>,
+    /// Writes the results as JSON to FILE, or with - to standard output; the tables go to standard error then.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Where ranks that a launcher started find rank 0, and with --against also at the port after that [default: what the
+    /// launcher tells; with torchrun the port after MASTER_PORT].
+    #[arg(long, value_name = "HOST:PORT", value_parser = cli::parse_place)]
+    rendezvous: Option<(String, u16)>,
+    #[command(flatten)]
+    fabric: FabricOptions,
+}
+
+impl Bench {
+    /// Whether both ranks are to be started here, whatever a launcher says.
+    pub fn is_local(&self) -> bool {
+        self.ranks.is_some()
+    }
+
+    /// What to run; the arguments are those of a collective's plan.
+    ///
+    /// # Errors
+    /// When options contradict each other.
+    pub fn plan(self, program: &Path, world: Option<World>, verbs_library: Option<String>) -> anyhow::Result<Plan> {
+        let timeout = Duration::from_secs(self.timeout);
+        let launched = match world {
+            Some(World { ranks, .. }) if ranks != super::RANKS => {
+                return Err(wrong(format!(
+                    "bench has 2 ranks, and the launcher started {ranks}; -r 2 starts both here"
+                )))?;
+            }
+            Some(world) => {
+                let meeting = seats::meeting(&world, self.rendezvous, timeout)?;
+                Some((world, meeting))
+            }
+            None if self.rendezvous.is_some() => {
+                return Err(wrong("--rendezvous is for ranks that a launcher starts; these are all on this machine"))?;
+            }
+            None => None,
+        };
+        let rounds = if self.against.is_some() { 5 } else { 3 };
+        let plan = Plan {
+            scenarios: self.scenarios,
+            plugin: cli::library(self.plugin, program)?,
+            abi: self.abi,
+            against: self.against.map(|path| cli::existing("--against", &path)).transpose()?,
+            against_abi: self.against_abi,
+            rounds: self.rounds.unwrap_or(rounds),
+            against_env: self.against_env,
+            seconds: self.seconds,
+            min_bytes: self.min_bytes,
+            max_bytes: self.max_bytes,
+            step_factor: self.step_factor.map(|factor| factor as usize),
+            in_flight: usize::from(self.inflight),
+            channels: usize::from(self.channels),
+            connection_bytes: self.connection_bytes,
+            max_connections: usize::from(self.max_connections),
+            flow_bytes: self.slowdown_bytes,
+            limit_mbps: self.limit_mbps,
+            turns: self.fall.zip(self.restore).map(|(fall, back)| [fall, back]),
+            label: self.label,
+            timeout,
+            rank_env: self.rank_env,
+            fabric: self.fabric.wish(program)?,
+            verbs_library,
+            json: self.json.map(|path| if path == Path::new("-") { Target::Output } else { Target::File(path) }),
+            launched,
+        };
+        check(&plan)?;
+        Ok(plan)
+    }
+}
+
+fn check(plan: &Plan) -> Result<(), clap::Error> {
+    let sizes = [("--connection-bytes", plan.connection_bytes), ("--slowdown-bytes", plan.flow_bytes)];
+    let sizes = sizes.into_iter().chain(plan.min_bytes.map(|bytes| ("--minbytes", bytes)));
+    if let Some((option, _)) = sizes.into_iter().find(|(_, bytes)| *bytes == 0) {
+        return Err(wrong(format!("{option} 0: messages have 1 byte or more")));
+    }
+    for scenario in [Scenario::Bandwidth, Scenario::Latency] {
+        if plan.sizes(scenario).is_empty() {
+            let name = scenario.name();
+            return Err(wrong(format!(
+                "--minbytes is more than --maxbytes for {name}: give both, the first not above the second"
+            )));
+        }
+    }
+    if let Some(env) = plan.rank_env.iter().find(|env| env.rank >= super::RANKS) {
+        return Err(wrong(format!("--rank-env {}:{}: ranks are 0 and 1", env.rank, env.name)));
+    }
+    Ok(())
+}
+
+fn abi_versions() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(i64::from(*abi::VERSIONS.start())..=i64::from(*abi::VERSIONS.end()))
+}
+
+fn parse_env(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() && !text.contains('\0') => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("NAME=VALUE, as in NCCL_IB_GID_INDEX=1".to_owned()),
+    }
+}
+
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|number| number.is_finite() && *number > 0.0 && *number <= 1e9);
+    number.ok_or_else(|| "a number above 0, up to 10^9".to_owned())
+}

@@ -1,0 +1,181 @@
+//! One of the two ranks whose messages are measured: does what the command orders, in a process of its own.
+
+use super::traffic::{self, Lane, Word};
+use super::words::{Answer, BenchSetup, Layout, Opened, Order};
+use crate::activity;
+use crate::control::{FromRank, Sender, ToRank};
+use crate::log;
+use crate::net::{Context, Handle, Listener, Plugin, RecvComm, SendComm};
+use crate::pattern::{Mismatch, Pattern, Sum};
+use crate::rank::{self, DEVICE};
+use anyhow::{Context as _, Result, bail, ensure};
+use nccl_net_spark::abi::types::HANDLE_BYTES;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::mpsc::{self, TryRecvError};
+use std::time::{Duration, Instant};
+
+/// Runs the rank; `library` is where the plugin lies on this machine.
+///
+/// # Errors
+/// The plugin's, or what is wrong with the data or the orders.
+pub fn work(setup: &BenchSetup, library: &Path, commands: &mpsc::Receiver<ToRank>, sender: &Sender) -> Result<()> {
+    let context = Plugin::load(library, setup.abi)?.init(setup.job)?;
+    let network = rank::look_at(&context)?;
+    sender.send(&FromRank::Up { network, abi: context.version() })?;
+    let mut rank = Rank { number: setup.rank, listeners: Vec::new(), lanes: Vec::new(), context };
+    loop {
+        activity::stage("waiting for its turn");
+        let order = match commands.recv()? {
+            ToRank::Order(order) => order,
+            ToRank::Finish => break,
+            other => bail!("unexpected command {other:?}"),
+        };
+        match rank.obey(order, commands, sender) {
+            Ok(answer) => sender.send(&FromRank::Answer(answer))?,
+            Err(error) => {
+                // Nothing is closed: that would only make the other rank fail too, with reasons that hide this one.
+                std::mem::forget(rank);
+                return Err(error);
+            }
+        }
+    }
+    activity::stage("closing");
+    Ok(())
+}
+
+struct Rank {
+    number: usize,
+    // In the order in which they are given back.
+    lanes: Vec<Lane>,
+    listeners: Vec<Listener>,
+    context: Rc<Context>,
+}
+
+impl Rank {
+    fn obey(&mut self, order: Order, commands: &mpsc::Receiver<ToRank>, sender: &Sender) -> Result<Answer> {
+        match order {
+            Order::Listen { connections } => {
+                activity::stage("listening");
+                let made = (0..connections).map(|_| self.context.listen(DEVICE)).collect::<Result<Vec<_>>>()?;
+                let (listeners, handles): (Vec<_>, Vec<_>) = made.into_iter().unzip();
+                self.listeners = listeners;
+                Ok(Answer::Listening { handles: handles.iter().map(|handle| handle.to_vec()).collect() })
+            }
+            Order::Connect { handles, buffer_bytes } => self.connect(handles, buffer_bytes).map(Answer::Connected),
+            Order::Check { layout, iteration } => self.check(layout, iteration),
+            Order::Stream { layout, messages } => {
+                activity::stage(format!("streaming messages of {} bytes", layout.bytes));
+                let took = traffic::stream(&mut self.lanes, layout, messages)?;
+                Ok(Answer::Streamed { seconds: took.as_secs_f64() })
+            }
+            Order::PingPong { layout, messages } => {
+                activity::stage(format!("playing ping-pong with messages of {} bytes", layout.bytes));
+                let (took, half_trip) = traffic::ping_pong(&mut self.lanes, layout, messages, self.number == 0)?;
+                Ok(Answer::PingPonged { seconds: took.as_secs_f64(), half_trip })
+            }
+            Order::Flow { layout, window_ms } => self.flow(layout, window_ms, commands, sender),
+            Order::Close => {
+                activity::stage("closing connections");
+                self.lanes.clear();
+                Ok(Answer::Closed)
+            }
+            other @ (Order::Mark | Order::Stop | Order::Until { .. }) => bail!("{other:?} outside of a flow"),
+        }
+    }
+
+    fn connect(&mut self, handles: Vec<Vec<u8>>, buffer_bytes: usize) -> Result<Opened> {
+        activity::stage("connecting");
+        let handles = handles.into_iter().map(Handle::try_from).collect::<Result<Vec<_>, _>>();
+        let Ok(mut handles) = handles else { bail!("a handle has not {HANDLE_BYTES} bytes") };
+        let rss_before_bytes = rss_bytes()?;
+        let begin = Instant::now();
+        let mut sends: Vec<Option<SendComm>> = handles.iter().map(|_| None).collect();
+        let mut receives: Vec<Option<RecvComm>> = self.listeners.iter().map(|_| None).collect();
+        while sends.iter().any(Option::is_none) || receives.iter().any(Option::is_none) {
+            for (number, send) in sends.iter_mut().enumerate().filter(|(_, send)| send.is_none()) {
+                let handle = &mut handles[number];
+                *send = self.context.connect(DEVICE, handle).with_context(|| format!("connection {number}"))?;
+                send.iter().for_each(|_| activity::tick());
+            }
+            for (number, recv) in receives.iter_mut().enumerate().filter(|(_, recv)| recv.is_none()) {
+                *recv = self.listeners[number].accept().with_context(|| format!("connection {number}"))?;
+                recv.iter().for_each(|_| activity::tick());
+            }
+            std::thread::yield_now();
+        }
+        let seconds = begin.elapsed().as_secs_f64();
+        let rss_after_bytes = rss_bytes()?;
+        self.listeners.clear();
+        activity::stage("registering memory");
+        for send in sends.into_iter().flatten() {
+            self.lanes.push(Lane::sending(send, buffer_bytes)?);
+        }
+        for recv in receives.into_iter().flatten() {
+            self.lanes.push(Lane::receiving(recv, buffer_bytes)?);
+        }
+        Ok(Opened { seconds, rss_before_bytes, rss_after_bytes, lines: log::take_rail_lines() })
+    }
+
+    /// Each slot of each lane has a stretch of data of its own.
+    fn check(&mut self, layout: Layout, iteration: u64) -> Result<Answer> {
+        activity::stage(format!("checking messages of {} bytes", layout.bytes));
+        let Some(slots) = self.lanes.first().map(|lane| lane.slots(layout)) else { bail!("nothing is connected") };
+        let peer = 1 - self.number;
+        let place = |lane: usize, slot: u64| (lane * slots as usize + slot as usize) * layout.bytes;
+        let mine = Pattern::new(self.number, iteration);
+        let ours = self.lanes.iter().filter(|lane| lane.sends()).enumerate();
+        for (number, lane) in ours {
+            lane.with_slots(layout, |slot, bytes| mine.fill(place(number, slot), bytes))?;
+        }
+        traffic::stream(&mut self.lanes, layout, slots)?;
+        let theirs = Sum::new(peer..peer + 1, iteration);
+        let mut mismatch = Mismatch::default();
+        for (number, lane) in self.lanes.iter().filter(|lane| !lane.sends()).enumerate() {
+            lane.with_slots(layout, |slot, bytes| mismatch.add(theirs.compare(place(number, slot), bytes)))?;
+        }
+        let first_wrong = mismatch.first.map(|byte| {
+            let (message, at) = (byte.offset / layout.bytes, byte.offset % layout.bytes);
+            format!("byte {at} of message {message} is {:#04x} instead of {:#04x}", byte.found, byte.sent)
+        });
+        Ok(Answer::Checked { wrong: mismatch.wrong, first_wrong })
+    }
+
+    fn flow(
+        &mut self,
+        layout: Layout,
+        window_ms: u64,
+        commands: &mpsc::Receiver<ToRank>,
+        sender: &Sender,
+    ) -> Result<Answer> {
+        activity::stage(format!("streaming messages of {} bytes until told otherwise", layout.bytes));
+        ensure!(window_ms > 0, "a window of no length");
+        sender.send(&FromRank::Answer(Answer::Flowing))?;
+        let listen = || match commands.try_recv() {
+            Ok(ToRank::Order(Order::Mark)) => Ok(Some(Word::Mark)),
+            Ok(ToRank::Order(Order::Stop)) => Ok(Some(Word::Stop)),
+            Ok(ToRank::Order(Order::Until { messages })) => Ok(Some(Word::Until(messages))),
+            Ok(other) => bail!("unexpected command {other:?} in a flow"),
+            Err(TryRecvError::Empty) => Ok(None),
+            Err(TryRecvError::Disconnected) => bail!("the command is gone"),
+        };
+        let answer = |word, messages| {
+            let answer = match word {
+                Word::Mark => Answer::Marked,
+                Word::Stop | Word::Until(_) => Answer::Stopped { messages },
+            };
+            sender.send(&FromRank::Answer(answer))
+        };
+        let window = Duration::from_millis(window_ms);
+        traffic::flow(&mut self.lanes, layout, window, listen, answer).map(Answer::Flowed)
+    }
+}
+
+/// This process's resident memory.
+fn rss_bytes() -> Result<u64> {
+    const STATUS: &str = "/proc/self/status";
+    let text = std::fs::read_to_string(STATUS).with_context(|| format!("read {STATUS}"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    Ok(kib.with_context(|| format!("{STATUS} has no VmRSS"))? << 10)
+}

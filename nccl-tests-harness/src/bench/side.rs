@@ -1,0 +1,266 @@
+//! One of the libraries that are measured: its two ranks, and what they are ordered.
+
+use super::words::{Answer, BenchSetup, Flowed, HalfTrip, Layout, Opened, Order};
+use crate::control::{FromRank, Network, ToRank};
+use crate::job::{Job, Seat};
+use crate::watch::Watch;
+use anyhow::{Context, Result};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The rank that sends.
+const SENDER: usize = 0;
+/// The rank that receives.
+const RECEIVER: usize = 1;
+
+/// What a side is.
+#[derive(Debug, Clone)]
+pub struct About {
+    /// `ours` or `theirs`.
+    pub name: &'static str,
+    /// The library.
+    pub library: PathBuf,
+    /// The version of the plugin interface asked for.
+    pub abi_wanted: Option<u32>,
+    /// The version that is spoken.
+    pub abi: u32,
+    /// What NCCL would see, by rank.
+    pub networks: Vec<Network>,
+    /// Who the ranks are.
+    pub whereabouts: Vec<String>,
+    /// What the plugin said of its connections, by rank, each line once.
+    pub connections: Vec<Vec<String>>,
+}
+
+/// A library that is measured.
+pub struct Side {
+    /// What it is.
+    pub about: About,
+    job: Job,
+    checks: u64,
+}
+
+/// What came of a check.
+#[derive(Debug, Clone, Default)]
+pub struct Wrong {
+    /// Wrong bytes of both ranks.
+    pub bytes: u64,
+    /// The first of each rank in words.
+    pub first: Vec<String>,
+}
+
+/// What a run with a rail that slows has to be told from outside, and when.
+pub struct Fall<'a> {
+    /// The length of each of its three parts.
+    pub part: Duration,
+    /// The length of the windows in which bytes are counted.
+    pub window_ms: u64,
+    /// Lets the rail fall, or return.
+    pub turn: &'a mut dyn FnMut(Turn) -> Result<()>,
+}
+
+/// What the rail does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// It carries only a part from here on.
+    Fall,
+    /// It carries again what it did before.
+    Return,
+}
+
+impl Side {
+    /// Starts the ranks, and the plugin in them.
+    ///
+    /// # Errors
+    /// When that fails.
+    pub fn start(program: &Path, mut about: About, seats: Vec<Seat>, timeout: Duration, watch: Watch) -> Result<Self> {
+        let mut job = Job::start(program, seats, timeout, watch)?;
+        let setup = |rank| {
+            let (plugin, abi) = (about.library.clone(), about.abi_wanted);
+            ToRank::Bench(BenchSetup { rank, plugin, abi, job: u64::from(std::process::id()) })
+        };
+        let up = job.ask(setup, |message| match message {
+            FromRank::Up { network, abi } => Some((network, abi)),
+            _ => None,
+        });
+        let up = up.with_context(|| about.name)?;
+        let (networks, versions): (Vec<_>, Vec<_>) = up.into_iter().unzip();
+        about.networks = networks;
+        about.abi = versions.first().copied().unwrap_or_default();
+        about.whereabouts = job.whereabouts().collect();
+        about.connections = vec![Vec::new(); 2];
+        Ok(Self { about, job, checks: 0 })
+    }
+
+    /// Opens `forward` connections more from the sender to the receiver, and `back` the other way; how each rank saw it.
+    ///
+    /// # Errors
+    /// The ranks'.
+    pub fn open(&mut self, forward: usize, back: usize, buffer_bytes: usize) -> Result<Vec<Opened>> {
+        // Who listens is the rank that receives.
+        let listening = self.ask(
+            0..2,
+            |rank| Order::Listen { connections: if rank == SENDER { back } else { forward } },
+            |answer| match answer {
+                Answer::Listening { handles } => Some(handles),
+                _ => None,
+            },
+        )?;
+        let opened = self.ask(
+            0..2,
+            |rank| Order::Connect { handles: listening[1 - rank].clone(), buffer_bytes },
+            |answer| match answer {
+                Answer::Connected(opened) => Some(opened),
+                _ => None,
+            },
+        )?;
+        for (known, said) in self.about.connections.iter_mut().zip(&opened) {
+            let new = said.lines.iter().filter(|line| !known.contains(line)).cloned().collect::<Vec<_>>();
+            known.extend(new);
+        }
+        Ok(opened)
+    }
+
+    /// Sends what lies in memory, and checks every byte.
+    ///
+    /// # Errors
+    /// The ranks'.
+    pub fn check(&mut self, layout: Layout) -> Result<Wrong> {
+        self.checks += 1;
+        let iteration = self.checks;
+        let checked = self.ask(
+            0..2,
+            |_| Order::Check { layout, iteration },
+            |answer| match answer {
+                Answer::Checked { wrong, first_wrong } => Some((wrong, first_wrong)),
+                _ => None,
+            },
+        )?;
+        let name = self.about.name;
+        let first = checked.iter().enumerate().filter_map(|(rank, (_, first))| Some((rank, first.as_ref()?)));
+        let first = first.map(|(rank, first)| format!("{name}: rank {rank}: {first}")).collect();
+        Ok(Wrong { bytes: checked.iter().map(|(wrong, _)| wrong).sum(), first })
+    }
+
+    /// Sends so many messages on each connection: how many seconds that took, of the rank that it took longer.
+    ///
+    /// # Errors
+    /// The ranks'.
+    pub fn stream(&mut self, layout: Layout, messages: u64) -> Result<f64> {
+        let seconds = self.ask(
+            0..2,
+            |_| Order::Stream { layout, messages },
+            |answer| match answer {
+                Answer::Streamed { seconds } => Some(seconds),
+                _ => None,
+            },
+        )?;
+        Ok(seconds.into_iter().fold(0.0, f64::max))
+    }
+
+    /// Sends so many messages to and fro: how many seconds that took, and how long one.
+    ///
+    /// # Errors
+    /// The ranks'.
+    pub fn ping_pong(&mut self, layout: Layout, messages: u64) -> Result<(f64, HalfTrip)> {
+        let times = self.ask(
+            0..2,
+            |_| Order::PingPong { layout, messages },
+            |answer| match answer {
+                Answer::PingPonged { seconds, half_trip } => Some((seconds, half_trip)),
+                _ => None,
+            },
+        )?;
+        times.into_iter().next().context("no answer of rank 0")
+    }
+
+    /// Streams while a rail falls and returns: what the receiver counted. Its four marks are the times around the fall and
+    /// around the return.
+    ///
+    /// # Errors
+    /// The ranks', or when the rail does not do as told.
+    pub fn flow(&mut self, layout: Layout, fall: Fall<'_>) -> Result<Flowed> {
+        let Fall { part, window_ms, turn } = fall;
+        self.ask(
+            0..2,
+            |_| Order::Flow { layout, window_ms },
+            |answer| matches!(answer, Answer::Flowing).then_some(()),
+        )?;
+        let begin = Instant::now();
+        for (parts, what) in [(1, Turn::Fall), (2, Turn::Return)] {
+            self.wait_until(begin + part * parts)?;
+            self.mark()?;
+            turn(what)?;
+            self.mark()?;
+        }
+        self.wait_until(begin + part * 3)?;
+        let stopped = |answer| match answer {
+            Answer::Stopped { messages } => Some(messages),
+            _ => None,
+        };
+        // The sender may not wait for receives that nobody posts, nor the receiver for messages that nobody sends: first
+        // the sender stops, then the receiver ends at what it has posted, or at what was sent where that is more.
+        let sent = self.ask(SENDER..SENDER + 1, |_| Order::Stop, stopped)?;
+        let messages = sent.into_iter().max().unwrap_or_default();
+        let posted = self.ask(RECEIVER..RECEIVER + 1, |_| Order::Until { messages }, stopped)?;
+        let messages = posted.into_iter().max().unwrap_or_default();
+        // The receiver may be through already, so nothing more is said to it.
+        self.ask_after(SENDER, Order::Until { messages })
+    }
+
+    /// The words of both ranks at the end of a flow: the receiver's count.
+    fn ask_after(&mut self, rank: usize, order: Order) -> Result<Flowed> {
+        let flowed = |message| match message {
+            FromRank::Answer(Answer::Flowed(flowed)) => Some(flowed),
+            _ => None,
+        };
+        let name = self.about.name;
+        let told = move |number: usize| (number == rank).then(|| ToRank::Order(order.clone()));
+        let mut flowed = self.job.ask_some(0..2, told, flowed).context(name)?;
+        flowed.pop().context("no answer of rank 1")
+    }
+
+    fn mark(&mut self) -> Result<()> {
+        let marked = |answer| matches!(answer, Answer::Marked).then_some(());
+        self.ask(RECEIVER..RECEIVER + 1, |_| Order::Mark, marked).map(|_| ())
+    }
+
+    /// Closes all connections.
+    ///
+    /// # Errors
+    /// The ranks'.
+    pub fn close(&mut self) -> Result<()> {
+        self.ask(0..2, |_| Order::Close, |answer| matches!(answer, Answer::Closed).then_some(())).map(|_| ())
+    }
+
+    /// Ends the ranks.
+    ///
+    /// # Errors
+    /// When one fails in that.
+    pub fn finish(self) -> Result<()> {
+        let name = self.about.name;
+        self.job.finish().context(name)
+    }
+
+    fn wait_until(&mut self, end: Instant) -> Result<()> {
+        self.job.wait_until(end).context(self.about.name)
+    }
+
+    fn ask<T>(
+        &mut self,
+        ranks: Range<usize>,
+        order: impl Fn(usize) -> Order,
+        answer: impl Fn(Answer) -> Option<T>,
+    ) -> Result<Vec<T>> {
+        let answers = self.job.ask_some(
+            ranks,
+            |rank| Some(ToRank::Order(order(rank))),
+            |message| match message {
+                FromRank::Answer(told) => answer(told),
+                _ => None,
+            },
+        );
+        answers.context(self.about.name)
+    }
+}

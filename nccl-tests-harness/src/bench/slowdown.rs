@@ -1,0 +1,149 @@
+//! A stream during which one rail slows, and comes back.
+
+use super::Plan;
+use super::figures::{Metric, Place, Point, Series};
+use super::limit::Limit;
+use super::scenario::{self, Tell};
+use super::side::{Fall, Side, Turn};
+use super::words::{Flowed, Layout};
+use anyhow::{Result, ensure};
+use serde::Serialize;
+use std::time::Duration;
+
+/// The parts of a run, in order.
+pub const PHASES: [&str; 5] = ["before", "first moments fallen", "fallen", "first moments returned", "returned"];
+/// A run is three parts of so many times the time of a point.
+const PART: f64 = 3.0;
+/// Windows in the time of a point.
+const WINDOWS: f64 = 10.0;
+
+/// One run, window by window.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Course {
+    /// `ours` or `theirs`.
+    pub side: &'static str,
+    /// From 0.
+    pub round: u32,
+    /// The length of a window.
+    pub window_ms: u64,
+    /// What the receiver got in each window.
+    pub bandwidth_gb_s: Vec<f64>,
+    /// When the rail fell, in seconds from the start.
+    pub fall_s: f64,
+    /// When it returned.
+    pub return_s: f64,
+}
+
+/// Runs it on each side, round by round; `limits` are those with the rail whole and fallen, `turn` tells the rail.
+///
+/// # Errors
+/// The ranks', or those of `turn` and `tell`.
+pub fn run(
+    plan: &Plan,
+    sides: &mut [Side],
+    limits: [Limit; 2],
+    turn: &mut dyn FnMut(Turn) -> Result<()>,
+    tell: &mut Tell<'_>,
+) -> Result<Vec<Course>> {
+    let layout = Layout { bytes: plan.flow_bytes, in_flight: plan.in_flight };
+    for side in sides.iter_mut() {
+        side.open(plan.channels, 0, layout.bytes * layout.in_flight)?;
+    }
+    let wrong = scenario::check(sides, layout)?;
+    let window_ms = ((plan.seconds * 1e3 / WINDOWS) as u64).max(1);
+    let mut courses = Vec::new();
+    let blank = || PHASES.map(|_| Series::new(Metric::Bandwidth));
+    let mut measured = vec![blank(); sides.len()];
+    for round in 0..plan.rounds {
+        for number in scenario::order(round, sides.len()) {
+            let part = Duration::from_secs_f64(plan.seconds * PART);
+            let flowed = sides[number].flow(layout, Fall { part, window_ms, turn })?;
+            let phases = phases(&flowed, window_ms, plan.seconds)?;
+            measured[number].iter_mut().zip(phases).for_each(|(series, value)| series.rounds.push(value));
+            courses.push(course(sides[number].about.name, round, window_ms, &flowed));
+        }
+    }
+    sides.iter_mut().try_for_each(Side::close)?;
+    for (at, phase) in PHASES.into_iter().enumerate() {
+        let limit = if at == 1 || at == 2 { limits[1] } else { limits[0] };
+        let sides = measured.iter().map(|series| vec![series[at].clone()]).collect();
+        match at {
+            0 => scenario::point(Place::Phase(phase), limit.gb_s(), sides, wrong.clone(), tell)?,
+            _ => tell(Point { place: Place::Phase(phase), limit: limit.gb_s(), sides, wrong: None }, Vec::new())?,
+        }
+    }
+    Ok(courses)
+}
+
+fn course(side: &'static str, round: u32, window_ms: u64, flowed: &Flowed) -> Course {
+    let gb_s = |bytes: &u64| *bytes as f64 / window_ms as f64 / 1e6;
+    let mark = |at: usize| flowed.marks_s.get(at).copied().unwrap_or_default();
+    let bandwidth_gb_s = flowed.windows_bytes.iter().map(gb_s).collect();
+    Course { side, round, window_ms, bandwidth_gb_s, fall_s: mark(0), return_s: mark(2) }
+}
+
+/// The mean bandwidth of each of [`PHASES`] in GB/s. The first moments are `moment_s` long; half of that is left out at the
+/// start, where the stream begins.
+fn phases(flowed: &Flowed, window_ms: u64, moment_s: f64) -> Result<[f64; 5]> {
+    let [fall, fallen, back, returned] = flowed.marks_s[..] else {
+        anyhow::bail!("{} marks in place of 4", flowed.marks_s.len());
+    };
+    // The last window is not whole.
+    let end = flowed.windows_bytes.len().saturating_sub(1) as f64 * window_ms as f64 / 1e3;
+    let spans = [
+        (moment_s / 2.0, fall),
+        (fallen, fallen + moment_s),
+        (fallen + moment_s, back),
+        (returned, returned + moment_s),
+        (returned + moment_s, end),
+    ];
+    let mut means = [0.0; 5];
+    for (mean, (from, to)) in means.iter_mut().zip(spans) {
+        *mean = mean_gb_s(&flowed.windows_bytes, window_ms, from, to)?;
+    }
+    Ok(means)
+}
+
+/// Over the windows that lie between two moments whole.
+fn mean_gb_s(windows_bytes: &[u64], window_ms: u64, from_s: f64, to_s: f64) -> Result<f64> {
+    let window_s = window_ms as f64 / 1e3;
+    let whole = |at: usize| at as f64 * window_s >= from_s && (at + 1) as f64 * window_s <= to_s;
+    let inside = windows_bytes.iter().enumerate().filter(|(at, _)| whole(*at));
+    let (count, bytes) = inside.fold((0_u32, 0_u64), |(count, sum), (_, bytes)| (count + 1, sum + bytes));
+    ensure!(
+        count > 0,
+        "no whole window of {window_ms} ms between {from_s:.3} s and {to_s:.3} s: more --seconds are needed"
+    );
+    Ok(bytes as f64 / f64::from(count) / window_s / 1e9)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By hand: windows of 100 ms with 100 MB each are 1 GB/s.
+    #[test]
+    fn phases_are_the_windows_between_the_marks() {
+        let mut windows_bytes = vec![100_000_000; 30];
+        windows_bytes.extend([10_000_000; 10]);
+        windows_bytes.extend([50_000_000; 20]);
+        windows_bytes.extend([20_000_000; 10]);
+        windows_bytes.extend([100_000_000; 20]);
+        // The start and the end do not count.
+        windows_bytes[0] = 0;
+        windows_bytes.push(1);
+        let flowed = Flowed { windows_bytes, marks_s: vec![3.0, 3.0, 6.0, 6.0] };
+        let means = phases(&flowed, 100, 1.0).unwrap();
+        let expected = [1.0, 0.1, 0.5, 0.2, 1.0];
+        assert!(means.iter().zip(expected).all(|(mean, expected)| (mean - expected).abs() < 1e-9), "{means:?}");
+        let course = course("ours", 2, 100, &flowed);
+        assert_eq!((course.bandwidth_gb_s[1], course.fall_s, course.return_s), (1.0, 3.0, 6.0));
+    }
+
+    #[test]
+    fn too_short_a_run_is_told() {
+        let flowed = Flowed { windows_bytes: vec![1; 3], marks_s: vec![0.01, 0.02, 0.03, 0.04] };
+        assert!(phases(&flowed, 100, 1.0).unwrap_err().to_string().contains("--seconds"));
+        assert!(phases(&Flowed::default(), 100, 1.0).unwrap_err().to_string().contains("marks"));
+    }
+}
