@@ -159,7 +159,7 @@ pub fn control(dir: &Path, fabric: &str, node: Option<usize>, rail: &str, action
             Action::Up => place.down.store(0, Ordering::Release),
             Action::Slow(factor) => {
                 let spec = &profile.rails[index];
-                let full = if spec.line_mbps > 0.0 { spec.line_mbps } else { 100_000.0 };
+                let full = if spec.line_mbps > 0.0 { spec.line_mbps } else { spec.speed_mbps };
                 let full = shared_rates(&profile, spec).fold(full, f64::min);
                 let rate = if factor >= 1.0 { spec.line_mbps } else { full * factor };
                 place.way.tx.set_rate(rate);
@@ -399,13 +399,12 @@ impl Node {
 impl Device {
     fn new(profile: &Profile, index: usize, node: usize) -> Self {
         let spec = profile.rails[index].clone();
-        let speed = if spec.line_mbps > 0.0 { spec.line_mbps } else { 100_000.0 };
         Self {
             name: spec.name.clone(),
             guid: 0x5f5f_5f00_0000_0000 | (node as u64) << 16 | (index as u64 + 1),
             index,
             gids: gids(node, index).to_vec(),
-            speed_mbps: (speed as u32).max(1),
+            speed_mbps: (spec.speed_mbps as u32).max(1),
             mtu_bytes: 4096,
             max_message_bytes: 1 << 30,
             spec,

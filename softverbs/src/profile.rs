@@ -7,6 +7,8 @@
 //! cable NAME payload=195000
 //! rail  NAME netdev=IF port=p0 link=LINK cable=CABLE function=0 line=200000 qp=100000 latency=1400   # Mb/s, Mb/s, ns
 //! ```
+//!
+//! A rail may have `speed=` as well: what its port says of its speed, where that is not what it carries.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -15,6 +17,9 @@ use std::path::Path;
 pub const MAX_RAILS: usize = 8;
 /// Links and cables of one machine.
 pub const MAX_SHARED: usize = 16;
+
+/// What a port without a limit says of its speed.
+const UNLIMITED_SAYS_MBPS: f64 = 100_000.0;
 
 /// One machine's wiring; all machines of a fabric have the same.
 #[derive(Debug, Clone, PartialEq)]
@@ -68,8 +73,11 @@ pub struct RailSpec {
     pub cable: usize,
     /// PCI function number.
     pub function: u32,
-    /// What the port says of its speed, and its limit, in Mb/s; 0: no limit (it says 100000).
+    /// What the port carries, in Mb/s; 0: no limit.
     pub line_mbps: f64,
+    /// What the port says of its speed, in Mb/s: scaling leaves it, so that who plans by what ports and links say plans as
+    /// on the machine that the profile is of.
+    pub speed_mbps: f64,
     /// What one queue pair carries, in Mb/s; 0: no limit.
     pub qp_mbps: f64,
     /// One way, in nanoseconds.
@@ -182,7 +190,9 @@ impl Profile {
                 self.cables.push(Cable { name, payload_mbps: fields.number("payload")? });
             }
             "rail" => {
-                fields.only(&["netdev", "port", "link", "cable", "function", "line", "qp", "latency"])?;
+                fields.only(&["netdev", "port", "link", "cable", "function", "line", "qp", "latency", "speed"])?;
+                let line_mbps = fields.number("line")?;
+                let says = if line_mbps > 0.0 { line_mbps } else { UNLIMITED_SAYS_MBPS };
                 let (link, cable) = (fields.text("link")?, fields.text("cable")?);
                 self.rails.push(RailSpec {
                     name,
@@ -195,7 +205,8 @@ impl Profile {
                         .position(|c| c.name == cable)
                         .ok_or(format!("no cable {cable:?} above"))?,
                     function: fields.number("function")? as u32,
-                    line_mbps: fields.number("line")?,
+                    line_mbps,
+                    speed_mbps: if fields.has("speed") { fields.number("speed")? } else { says },
                     qp_mbps: fields.number("qp")?,
                     latency_ns: fields.number("latency")? as u64,
                 });
@@ -262,8 +273,9 @@ impl Profile {
             let (link, cable) = (&self.links[r.link].name, &self.cables[r.cable].name);
             let _ = writeln!(
                 text,
-                "rail {} netdev={} port={} link={link} cable={cable} function={} line={} qp={} latency={}",
-                r.name, r.netdev, r.phys_port, r.function, r.line_mbps, r.qp_mbps, r.latency_ns
+                "rail {} netdev={} port={} link={link} cable={cable} function={} line={} qp={} latency={} \
+                 speed={}",
+                r.name, r.netdev, r.phys_port, r.function, r.line_mbps, r.qp_mbps, r.latency_ns, r.speed_mbps
             );
         }
         text
@@ -278,6 +290,10 @@ impl Fields<'_> {
             Some((key, _)) => Err(format!("{key:?} is none of {}", allowed.join(", "))),
             None => Ok(()),
         }
+    }
+
+    fn has(&self, key: &str) -> bool {
+        self.0.iter().any(|(known, _)| *known == key)
     }
 
     fn text(&self, key: &str) -> Result<String, String> {
@@ -323,6 +339,7 @@ mod tests {
         let two = Profile::load("spark-2cable", 0.1).unwrap();
         assert_eq!((two.rails.len(), two.links.len(), two.cables.len()), (4, 2, 2));
         assert!((two.links[0].payload_mbps - 11_200.0).abs() < 1e-6 && (two.rails[3].qp_mbps - 10_000.0).abs() < 1e-6);
+        assert!((two.rails[3].line_mbps - 20_000.0).abs() < 1e-6 && (two.rails[3].speed_mbps - 200_000.0).abs() < 1e-6);
         assert_eq!((two.rails[0].link, two.rails[1].link, two.rails[2].link), (0, 0, 1));
     }
 
