@@ -42,7 +42,9 @@ impl Run<'_> {
             return Err(format!("{} under valgrind: {}", self.plugin.display(), output.status));
         }
         let text = String::from_utf8_lossy(&output.stdout);
-        let phases: Vec<Phase> = text.lines().map(str::parse).collect::<Result<_, _>>()?;
+        // The plugin may say something too.
+        let phases: Vec<Phase> =
+            text.lines().filter(|line| line.starts_with("phase ")).map(str::parse).collect::<Result<_, _>>()?;
         let read = |(at, phase): (usize, Phase)| -> Result<(Phase, Dump), String> {
             let path = self.folder.join(format!("out.{}", at + 1));
             let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;

@@ -38,7 +38,7 @@ pub struct Phase {
     pub messages: usize,
     /// Calls of `test`.
     pub tests: usize,
-    /// Calls of `isend` that came too early, although the receive had been given time: they are noise.
+    /// Calls of `isend` that came too early, although the receive had been given time, on a busy machine: they are taken off.
     pub early: usize,
 }
 
@@ -196,5 +196,18 @@ impl FromStr for Phase {
         let numbers: Vec<usize> = numbers.iter().map_while(|n| n.parse().ok()).collect();
         let [bytes, window, messages, tests, early] = numbers[..] else { return Err(bad()) };
         Ok(Self { counted, bytes, window, messages, tests, early })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_phase_is_read_as_it_was_written() {
+        let phase = Phase { counted: Counted::Send, bytes: 8, window: 2, messages: 64, tests: 130, early: 1 };
+        assert_eq!(phase.to_string().parse(), Ok(phase));
+        assert!("phase Send 8 2 64 130".parse::<Phase>().is_err());
+        assert!("phase Nothing 8 2 64 130 1".parse::<Phase>().is_err());
     }
 }

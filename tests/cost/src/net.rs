@@ -153,11 +153,11 @@ impl Pair {
         &mut self.source.bytes
     }
 
-    /// Whether `range` of what is received has only bytes of this value by now.
+    /// Whether `range` of what is received has this value in each 64 bytes, and in its last, by now.
     pub fn has_come(&self, range: std::ops::Range<usize>, value: u8) -> bool {
         let bytes = &self.target.bytes[range];
         // SAFETY: `byte` is one of the buffer's; another thread may store to it, so it is read as what may change.
-        bytes.iter().all(|byte| unsafe { ptr::read_volatile(byte) } == value)
+        bytes.iter().step_by(64).chain(bytes.last()).all(|byte| unsafe { ptr::read_volatile(byte) } == value)
     }
 
     /// Posts a receive of `bytes` at `offset`. None: not now.

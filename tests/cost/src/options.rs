@@ -16,8 +16,8 @@ fabric, under valgrind's callgrind.
     --rails N,...      rails of a connection, 1 to 4 (1,4)
     --sizes BYTES,...  message sizes (8,128,4096,65536,524288)
     --in-flight N,...  messages under way at a time, 1 to 32 (1,8)
-    --messages N       messages of each size and kind (256)
-    --functions N      show the N functions that cost most, and what they call in other libraries (0)
+    --messages N       messages of each size and kind (128)
+    --functions N      show the N functions and source files that cost most, and calls of other libraries (0)
     --keep FOLDER      keep callgrind's files there, for callgrind_annotate";
 
 /// What the command line asks for.
@@ -47,7 +47,7 @@ impl Options {
     /// # Errors
     /// Names the option that is not usable.
     pub fn parse(mut words: impl Iterator<Item = String>) -> Result<Self, String> {
-        let plan = Plan { sizes: vec![8, 128, 4096, 65536, 524_288], windows: vec![1, 8], messages: 256 };
+        let plan = Plan { sizes: vec![8, 128, 4096, 65536, 524_288], windows: vec![1, 8], messages: 128 };
         let plugin = PathBuf::from("target/release/libnccl_net_spark.so");
         let mut softverbs = None;
         let (against, at_most, keep) = (None, None, None);

@@ -6,10 +6,21 @@ use std::collections::BTreeMap;
 /// Instructions, by who executed them.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Dump {
-    /// The cost of a function's own code: library file, function, instructions.
-    pub own: BTreeMap<(String, String), u64>,
+    /// The cost of own code, without that of calls.
+    pub own: BTreeMap<Place, u64>,
     /// What functions of one library file had done by another's: caller's file, callee's file, callee.
     pub calls: BTreeMap<(String, String, String), Calls>,
+}
+
+/// Where code lies.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// The library file.
+    pub object: String,
+    /// The function.
+    pub function: String,
+    /// The source file; of inlined code not the function's.
+    pub source: String,
 }
 
 /// Calls of one function.
@@ -28,7 +39,7 @@ impl Dump {
     /// Names the line that is not understood.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut dump = Self::default();
-        let (mut object, mut function) = (String::new(), String::new());
+        let mut place = Place::default();
         let (mut called_object, mut called) = (None, String::new());
         let mut count: Option<u64> = None;
         for (at, line) in text.lines().enumerate() {
@@ -36,13 +47,14 @@ impl Dump {
             let field = line.split_once('=').filter(|(key, _)| key.chars().all(|c| c.is_ascii_alphabetic()));
             if let Some((key, value)) = field {
                 match key {
-                    "ob" => value.clone_into(&mut object),
-                    "fn" => value.clone_into(&mut function),
+                    "ob" => value.clone_into(&mut place.object),
+                    "fn" => value.clone_into(&mut place.function),
+                    "fl" | "fi" | "fe" => value.clone_into(&mut place.source),
                     "cob" => called_object = Some(value.to_owned()),
                     "cfn" => value.clone_into(&mut called),
                     "calls" => count = Some(value.split(' ').next().and_then(|n| n.parse().ok()).ok_or_else(bad)?),
-                    // Where the source is.
-                    "fl" | "fi" | "fe" | "cfl" | "cfi" => {}
+                    // Where the callee's source is.
+                    "cfl" | "cfi" => {}
                     _ => return Err(bad()),
                 }
                 continue;
@@ -53,10 +65,10 @@ impl Dump {
             }
             let cost: u64 = line.split(' ').nth(1).and_then(|n| n.parse().ok()).ok_or_else(bad)?;
             match count.take() {
-                None => *dump.own.entry((object.clone(), function.clone())).or_default() += cost,
+                None => *dump.own.entry(place.clone()).or_default() += cost,
                 Some(count) => {
-                    let callee = called_object.take().unwrap_or_else(|| object.clone());
-                    let calls = dump.calls.entry((object.clone(), callee, called.clone())).or_default();
+                    let callee = called_object.take().unwrap_or_else(|| place.object.clone());
+                    let calls = dump.calls.entry((place.object.clone(), callee, called.clone())).or_default();
                     calls.count += count;
                     calls.instructions += cost;
                 }
@@ -67,7 +79,7 @@ impl Dump {
 
     /// Instructions of a library's own code.
     pub fn of(&self, object: &str) -> u64 {
-        self.own.iter().filter(|((owner, _), _)| owner == object).map(|(_, cost)| cost).sum()
+        self.own.iter().filter(|(place, _)| place.object == object).map(|(_, cost)| cost).sum()
     }
 
     /// What `object` calls in libraries other than those named.
@@ -92,6 +104,14 @@ mod tests {
         let dump = Dump::parse(TEXT).unwrap();
         assert_eq!(dump.of("/a.so"), 5 + 2 + 1 + 4);
         assert_eq!(dump.of("/libc.so"), 30);
+    }
+
+    #[test]
+    fn inlined_code_has_a_source_of_its_own() {
+        let dump = Dump::parse(TEXT).unwrap();
+        let place = |source: &str| Place { object: "/a.so".into(), function: "post".into(), source: source.into() };
+        assert_eq!(dump.own.get(&place("x.rs")), Some(&5));
+        assert_eq!(dump.own.get(&place("y.rs")), Some(&3));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The tables.
 
 use crate::drive::{Counted, Phase};
-use crate::profile::{Calls, Dump};
+use crate::profile::{Calls, Dump, Place};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -32,7 +32,18 @@ impl Costs {
 
     /// Instructions a message of the plugin's own code.
     fn own(&self, like: &Phase, counted: Counted) -> Option<f64> {
-        self.find(like, counted).map(|(phase, dump)| a_message(dump.of(&self.plugin), phase))
+        let (phase, dump) = self.find(like, counted)?;
+        let refused = match counted {
+            Counted::All | Counted::Send => phase.early as f64 * self.in_vain(Counted::Refused)?,
+            _ => 0.0,
+        };
+        Some((dump.of(&self.plugin) as f64 - refused) / phase.messages as f64)
+    }
+
+    /// Instructions of a call that can do nothing.
+    fn in_vain(&self, counted: Counted) -> Option<f64> {
+        let (phase, dump) = self.phases.iter().find(|(phase, _)| phase.counted == counted)?;
+        Some(a_message(dump.of(&self.plugin), phase))
     }
 
     fn libc(&self, like: &Phase) -> Option<f64> {
@@ -79,7 +90,7 @@ pub fn table(ours: &Costs, theirs: Option<&Costs>, at_most: Option<f64>) -> bool
             "{:9} {:6} | {all:8.1} {receive:6.1} {send:6.1} {test:6.1} | {libc:5.1} {verbs:7.0} {tests:6.2} |",
             phase.window, phase.bytes
         );
-        let mut notes = notes(ours, phase, "plugin");
+        let mut notes = noise(ours, phase, "plugin");
         if let Some(theirs) = theirs
             && let Some((other, _)) = theirs.find(phase, Counted::All)
         {
@@ -90,37 +101,28 @@ pub fn table(ours: &Costs, theirs: Option<&Costs>, at_most: Option<f64>) -> bool
                 kept = false;
                 line += " too many";
             }
-            notes += &self::notes(theirs, other, "against");
+            notes += &noise(theirs, other, "against");
         }
         println!("{line}{notes}");
     }
     for (counted, what) in [(Counted::Fruitless, "a test in vain"), (Counted::Refused, "an isend too early")] {
-        let one = |costs: &Costs| {
-            let (phase, dump) = costs.phases.iter().find(|(phase, _)| phase.counted == counted)?;
-            Some(a_message(dump.of(&costs.plugin), phase))
-        };
-        let other = theirs.and_then(one).map(|cost| format!(", against {cost:.1}")).unwrap_or_default();
-        println!("{what}: {:.1}{other}", one(ours).unwrap_or_default());
+        let other = theirs.and_then(|costs| costs.in_vain(counted));
+        let other = other.map(|cost| format!(", against {cost:.1}")).unwrap_or_default();
+        println!("{what}: {:.1}{other}", ours.in_vain(counted).unwrap_or_default());
     }
     kept
 }
 
 /// What makes a line doubtful.
-fn notes(costs: &Costs, phase: &Phase, who: &str) -> String {
+fn noise(costs: &Costs, phase: &Phase, who: &str) -> String {
     let one_by_one = [Counted::Receive, Counted::Send, Counted::Test];
     let sum: f64 = one_by_one.iter().filter_map(|counted| costs.own(phase, *counted)).sum();
     let all = costs.own(phase, Counted::All).unwrap_or_default();
-    let mut notes = String::new();
-    if (sum - all).abs() > NOISE * all {
-        notes += &format!(" [{who}: noise, one by one {sum:.1}]");
-    }
-    if phase.early > 0 {
-        notes += &format!(" [{who}: {} sends before their receives]", phase.early);
-    }
-    notes
+    if (sum - all).abs() > NOISE * all { format!(" [{who}: noise, one by one {sum:.1}]") } else { String::new() }
 }
 
-/// Prints the `most` dearest functions of each size and window, and what the plugin calls in libraries other than verbs.
+/// Prints, for each size and window, the `most` functions that cost most, the source files that their code is from (much of it is
+/// inlined), and what the plugin calls in libraries other than verbs.
 pub fn functions(costs: &Costs, most: usize) {
     if most == 0 {
         return;
@@ -129,10 +131,20 @@ pub fn functions(costs: &Costs, most: usize) {
     for phase in costs.sizes() {
         let Some((_, dump)) = costs.find(phase, Counted::All) else { continue };
         println!("  {} bytes, {} in flight", phase.bytes, phase.window);
-        let mut own: Vec<_> = dump.own.iter().filter(|((object, _), _)| *object == costs.plugin).collect();
-        own.sort_by_key(|(_, cost)| std::cmp::Reverse(**cost));
-        for ((_, function), cost) in own.into_iter().take(most) {
-            println!("    {:8.1}  {function}", a_message(*cost, phase));
+        let own = |name: fn(&Place) -> &str| {
+            let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
+            for (place, cost) in dump.own.iter().filter(|(place, _)| place.object == costs.plugin) {
+                *sums.entry(name(place)).or_default() += cost;
+            }
+            let mut sums: Vec<_> = sums.into_iter().collect();
+            sums.sort_by_key(|(_, cost)| std::cmp::Reverse(*cost));
+            sums.into_iter().take(most)
+        };
+        for (function, cost) in own(|place| &place.function) {
+            println!("    {:8.1}  {function}", a_message(cost, phase));
+        }
+        for (source, cost) in own(|place| &place.source) {
+            println!("    {:8.1}  from {source}", a_message(cost, phase));
         }
         let mut outside: BTreeMap<&str, Calls> = BTreeMap::new();
         let but = [costs.verbs.as_str()];
