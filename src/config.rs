@@ -226,6 +226,11 @@ impl Settings {
         &self.held
     }
 
+    /// The settings files that were read.
+    pub fn files(&self) -> &[PathBuf] {
+        &self.files
+    }
+
     /// A line for each settings file that was read: what comes from it.
     pub fn from_files(&self) -> Vec<String> {
         let line = |path: &PathBuf| {

@@ -9,6 +9,7 @@ use crate::lead::Plan;
 use crate::report::Target;
 use crate::seats;
 use crate::sizes::{self, Step};
+use crate::tune;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use std::io::Write;
@@ -62,11 +63,16 @@ pub enum Command {
     /// Rank 0 sends to rank 1 (latency: to and fro), one thread each, which posts what may be posted and tests the oldest
     /// message of each connection, as NCCL's proxy does. All bytes are checked once for each size, outside of what is timed.
     Bench(Box<Bench>),
+    /// Finds out which settings are best here, and writes them into the file that the plugin reads.
+    ///
+    /// Tries queue pairs and shares in runs of their own, in turns; measures the best again in turns with the defaults; takes
+    /// them where their lowest round is above the defaults' highest.
+    Tune(Box<tune::Options>),
     /// Tells a rail of the software fabric what to do while a job runs over it.
     Fabric(Control),
     /// Shows this machine's RoCE ports: which become rails, which do not, and why.
     Rails,
-    /// Shows every setting of the plugin: name, default, meaning.
+    /// Shows every setting of the plugin: name, default, meaning, and what holds here.
     Settings,
     /// Puts the plugin where NCCL finds it, and says how to use it.
     Install(Install),

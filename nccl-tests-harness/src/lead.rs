@@ -79,7 +79,11 @@ pub fn run(plan: &Plan, program: &Path) -> Result<bool> {
     outcome
 }
 
-fn lead(plan: &Plan, program: &Path, mut out: impl Write, report: &mut Report) -> Result<bool> {
+/// Leads one run: the table goes to `out`, the figures into `report`. True when all data was right.
+///
+/// # Errors
+/// As [`run`].
+pub fn lead(plan: &Plan, program: &Path, mut out: impl Write, report: &mut Report) -> Result<bool> {
     let fabric = fabric::set_up(&plan.fabric, plan.ranks, plan.verbs_library.as_deref())?;
     report.fabric = if fabric.kind == Kind::Soft { "soft" } else { "verbs" };
     report.fabric_text.clone_from(&fabric.about);
@@ -167,7 +171,8 @@ fn measure(
     Ok(())
 }
 
-fn blank(plan: &Plan) -> Report {
+/// A report without figures.
+pub fn blank(plan: &Plan) -> Report {
     Report {
         version: env!("CARGO_PKG_VERSION"),
         collective: plan.collective.name(),

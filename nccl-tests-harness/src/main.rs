@@ -29,6 +29,7 @@ mod schedule;
 mod seats;
 mod sizes;
 mod table;
+mod tune;
 mod watch;
 
 use anyhow::{Context, Result};
@@ -75,6 +76,10 @@ fn execute(command: Command) -> Result<bool> {
         Command::Bench(options) => {
             let world = world(options.is_local())?;
             bench::run(&options.plan(&program, world, variable("NCCL_IBVERBS_LIB"))?, &program)
+        }
+        Command::Tune(options) => {
+            let world = world(options.run.is_local())?;
+            tune::run(*options, &program, world, variable("NCCL_IBVERBS_LIB"))
         }
         Command::Fabric(control) => control.obey(out).map(|()| true),
         Command::Rails => machine::rails(out).map(|()| true),

@@ -80,7 +80,22 @@ pub fn rank_command(
     rank_env: &[RankEnv],
     program: &Path,
 ) -> Result<Command> {
-    let hello = Hello {
+    let joined = rendezvous::join(meeting, &hello(world)?);
+    let (line, wanted) = joined.with_context(|| format!("rank {}", world.rank))?;
+    let mut command = Command::new(program);
+    command.args(["rank", &world.rank.to_string(), "--launched", "--plugin"]).arg(plugin);
+    command.stdin(Stdio::from(OwnedFd::from(line)));
+    command.stdout(Stdio::from(std::io::stderr()));
+    command.envs(environment(wanted, world.rank, rank_env));
+    Ok(command)
+}
+
+/// What this process says of itself to rank 0.
+///
+/// # Errors
+/// When the machine has nothing that tells it from others.
+pub fn hello(world: &World) -> Result<Hello> {
+    Ok(Hello {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         job: world.job.clone(),
         rank: world.rank,
@@ -88,14 +103,7 @@ pub fn rank_command(
         pid: std::process::id(),
         host: host(),
         machine: machine()?,
-    };
-    let (line, wanted) = rendezvous::join(meeting, &hello).with_context(|| format!("rank {}", world.rank))?;
-    let mut command = Command::new(program);
-    command.args(["rank", &world.rank.to_string(), "--launched", "--plugin"]).arg(plugin);
-    command.stdin(Stdio::from(OwnedFd::from(line)));
-    command.stdout(Stdio::from(std::io::stderr()));
-    command.envs(environment(wanted, world.rank, rank_env));
-    Ok(command)
+    })
 }
 
 /// Lets this process become the command, or starts it beside this one. It ends when its line does.
@@ -122,7 +130,11 @@ pub fn host() -> String {
     name.map_or_else(|_| "an unknown machine".to_owned(), |name| name.trim().to_owned())
 }
 
-fn machine() -> Result<String> {
+/// What tells this machine from others while it runs.
+///
+/// # Errors
+/// When the kernel does not tell.
+pub fn machine() -> Result<String> {
     const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
     let id = std::fs::read_to_string(BOOT_ID).with_context(|| format!("read {BOOT_ID}"))?;
     Ok(id.trim().to_owned())

@@ -1,0 +1,152 @@
+//! The ranks that a launcher started besides rank 0: processes that start a rank for each run, as rank 0 tells them over a line
+//! of their own, and in the end write the settings on their machine.
+
+use super::Tune;
+use super::judge::Candidate;
+use super::keep;
+use crate::control::{self, Receiver, Sender};
+use crate::launch::World;
+use crate::rendezvous::{self, Door, Meeting};
+use crate::seats;
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+/// What rank 0 wants next.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+enum Order {
+    /// A rank for the run of this number.
+    Run { number: u32, candidate: Option<Candidate> },
+    /// The settings in this machine's file.
+    Keep { chosen: Option<Candidate>, remark: String },
+    /// Nothing more.
+    End,
+}
+
+/// The other ranks, as rank 0 sees them.
+#[derive(Default)]
+pub struct Followers {
+    lines: Vec<(Sender, Receiver)>,
+    /// Those that write: one on each other machine.
+    writers: Vec<bool>,
+}
+
+impl Followers {
+    /// Waits for them.
+    ///
+    /// # Errors
+    /// When they do not all come.
+    pub fn gather(meeting: Meeting) -> Result<Self> {
+        let mut seen = vec![seats::machine()?];
+        let mut followers = Self::default();
+        for guest in Door::open(meeting)?.gather(|_| Ok(Vec::new()))? {
+            followers.writers.push(!seen.contains(&guest.hello.machine));
+            seen.push(guest.hello.machine);
+            followers.lines.push(control::split(OwnedFd::from(guest.line))?);
+        }
+        Ok(followers)
+    }
+
+    /// Lets each start a rank.
+    ///
+    /// # Errors
+    /// When one is gone.
+    pub fn run(&self, number: u32, candidate: Option<Candidate>) -> Result<()> {
+        self.lines.iter().try_for_each(|(line, _)| line.send(&Order::Run { number, candidate }))
+    }
+
+    /// Lets one on each other machine write the settings, and all end.
+    ///
+    /// # Errors
+    /// When one is gone.
+    pub fn keep(&self, chosen: Option<Candidate>, remark: &str) -> Result<()> {
+        for ((line, _), writes) in self.lines.iter().zip(&self.writers) {
+            if *writes {
+                line.send(&Order::Keep { chosen, remark: remark.to_owned() })?;
+            }
+        }
+        self.end()
+    }
+
+    /// Lets all end.
+    ///
+    /// # Errors
+    /// When one is gone.
+    pub fn end(&self) -> Result<()> {
+        self.lines.iter().try_for_each(|(line, _)| line.send(&Order::End))
+    }
+}
+
+/// The job and the meeting of one run, which nobody takes for those of another one.
+pub fn of_run(world: &World, meeting: &Meeting, number: u32) -> (World, Meeting) {
+    let job = format!("{}, run {number}", world.job);
+    (World { job: job.clone(), ..world.clone() }, Meeting { job, ..meeting.clone() })
+}
+
+/// Does what rank 0 says, to the end.
+///
+/// # Errors
+/// When rank 0 is gone, or the settings cannot be written here.
+pub fn follow(tune: &Tune, world: &World, meeting: &Meeting, program: &Path) -> Result<()> {
+    let (line, _) = rendezvous::join(meeting, &seats::hello(world)?).with_context(|| format!("rank {}", world.rank))?;
+    let (_talks, mut orders) = control::split(OwnedFd::from(line))?;
+    while let Some(order) = orders.receive()? {
+        match order {
+            Order::Run { number, candidate } => {
+                let (world, meeting) = of_run(world, meeting, number);
+                let rank_env = tune.rank_env(candidate);
+                // The command goes at once: its end of the rank's line would keep that open.
+                let rank = seats::rank_command(&world, &meeting, &tune.plan.plugin, &rank_env, program)?.spawn();
+                // How it ended rank 0 heard itself.
+                rank.and_then(|mut rank| rank.wait()).context("start the rank")?;
+            }
+            Order::Keep { chosen, remark } => {
+                let who = format!("rank {} on {}", world.rank, seats::host());
+                for line in keep::keep(&tune.output, chosen, &remark).context(who.clone())? {
+                    println!("# {who}: {line}");
+                }
+            }
+            Order::End => return Ok(()),
+        }
+    }
+    bail!("rank {}: rank 0 is gone", world.rank)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use clap::Parser;
+    use std::time::Duration;
+
+    /// As on another machine, whose process it is that writes there.
+    #[test]
+    fn a_follower_writes_the_settings_that_rank_0_chose() {
+        let folder = tempfile::tempdir().unwrap();
+        let output = folder.path().join("spark.conf");
+        let cli = Cli::try_parse_from(["nccl-spark", "tune", "--output", output.to_str().unwrap()]);
+        let Command::Tune(options) = cli.unwrap().command else { panic!("another command") };
+        let tune = options.checked(Path::new("/nowhere/nccl-spark"), None, None).unwrap();
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let (job, timeout) = ("test".to_owned(), Duration::from_secs(20));
+        let meeting = Meeting { host: "127.0.0.1".into(), port, job: job.clone(), ranks: 2, timeout };
+        let world = World { launcher: crate::launch::Launcher::OpenMpi, rank: 1, ranks: 2, job, place: None };
+        let leading = std::thread::spawn({
+            let meeting = meeting.clone();
+            move || {
+                let mut followers = Followers::gather(meeting).unwrap();
+                assert_eq!(followers.writers, [false], "this machine has the file of rank 0");
+                followers.writers = vec![true];
+                followers.keep(Some(Candidate { qps: 4, min_share_bytes: 8192 }), "+10 %").unwrap();
+            }
+        });
+        follow(&tune, &world, &meeting, Path::new("/nowhere/nccl-spark")).unwrap();
+        leading.join().unwrap();
+        let text = std::fs::read_to_string(&output).unwrap();
+        assert_eq!(text, "# nccl-spark tune: +10 %\nNCCL_IB_QPS_PER_CONNECTION=4\nNCCL_SPARK_MIN_SHARE_BYTES=8192\n");
+        // Runs have names of their own, and so has the meeting that comes before them.
+        let jobs = [1, 2].map(|number| of_run(&world, &meeting, number).1.job);
+        assert!(jobs[0] != jobs[1] && !jobs.contains(&meeting.job), "{jobs:?}");
+    }
+}
