@@ -79,7 +79,7 @@ fn execute(command: Command) -> Result<bool> {
         }
         Command::Tune(options) => {
             let world = world(options.run.is_local())?;
-            tune::run(*options, &program, world, variable("NCCL_IBVERBS_LIB"))
+            tune::run(*options, &program, world, variable)
         }
         Command::Fabric(control) => control.obey(out).map(|()| true),
         Command::Rails => machine::rails(out).map(|()| true),

@@ -96,12 +96,17 @@ pub struct Told {
     written: Option<PathBuf>,
 }
 
-/// Tunes, or takes part in it as the rank that a launcher meant this process to be.
+/// Tunes, or takes part in it as the rank that a launcher meant this process to be; `variable` looks into the environment.
 ///
 /// # Errors
 /// When the defaults cannot be measured, or the file not be written.
-pub fn run(options: Options, program: &Path, world: Option<World>, verbs_library: Option<String>) -> Result<bool> {
-    let tune = options.checked(program, world, verbs_library)?;
+pub fn run(
+    options: Options,
+    program: &Path,
+    world: Option<World>,
+    variable: impl Fn(&str) -> Option<String>,
+) -> Result<bool> {
+    let tune = options.checked(program, world, variable)?;
     if let Some((world, meeting)) = tune.plan.launched.as_ref().filter(|(world, _)| world.rank > 0) {
         return follow::follow(&tune, world, meeting, program).map(|()| true);
     }
@@ -118,11 +123,19 @@ pub fn run(options: Options, program: &Path, world: Option<World>, verbs_library
 }
 
 impl Options {
-    fn checked(self, program: &Path, world: Option<World>, verbs_library: Option<String>) -> Result<Tune> {
-        let settings = Settings::of_this_process()?;
+    fn checked(self, program: &Path, world: Option<World>, variable: impl Fn(&str) -> Option<String>) -> Result<Tune> {
+        let named = variable(keep::SETTINGS_FILE);
+        let settings = match &named {
+            // The file that is to be written need not be there yet.
+            Some(path) if !Path::new(path).exists() => Settings::gather(&[], &[])?,
+            _ => Settings::of_this_process()?,
+        };
         let output = match self.output {
             Some(path) => path,
-            None => keep::standard_place(&settings, geteuid().is_root())?,
+            None => match named {
+                Some(path) => path.into(),
+                None => keep::standard_place(geteuid().is_root())?,
+            },
         };
         if !self.dry_run {
             keep::check(&output)?;
@@ -130,7 +143,7 @@ impl Options {
         let pairs = self.min_share.iter().flat_map(|&share| self.qps.iter().map(move |&qps| (qps, share)));
         let default_share = settings.held().iter().find(|held| held.row.name == keep::MIN_SHARE);
         Ok(Tune {
-            plan: self.run.plan(Collective::AllGather, program, world, verbs_library)?,
+            plan: self.run.plan(Collective::AllGather, program, world, variable("NCCL_IBVERBS_LIB"))?,
             candidates: pairs.map(|(qps, min_share_bytes)| Candidate { qps, min_share_bytes }).collect(),
             rounds: self.rounds,
             output,

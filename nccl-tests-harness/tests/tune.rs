@@ -70,6 +70,10 @@ fn nothing_is_written_on_a_dry_run_and_what_cannot_be_written_fails_behind_the_t
     let said = run(&format!("{tune} --write-best --dry-run"), &settings, &[]);
     assert!(said.status == Some(0) && said.out.contains("no file is written"), "{said:?}");
     assert_eq!(fs::read_to_string(&settings).unwrap(), "NCCL_IB_TC=106\n");
+    let new = fake.folder().join("new.conf");
+    let said = run(&format!("{tune} --write-best"), &new, &[]);
+    assert!(said.status == Some(0) && said.out.contains("the plugin reads it whenever"), "{said:?}");
+    assert!(new.exists(), "the file that the variable names need not be there yet");
     let said = run(&format!("{tune} --write-best --output /no/where/a.conf"), &settings, &[]);
     assert!(said.status == Some(1) && said.out.contains("  default   default "), "{said:?}");
     assert!(said.err.starts_with("nccl-spark: cannot write /no/where/a.conf: No such file"), "{said:?}");

@@ -127,7 +127,7 @@ mod tests {
         let output = folder.path().join("spark.conf");
         let cli = Cli::try_parse_from(["nccl-spark", "tune", "--output", output.to_str().unwrap()]);
         let Command::Tune(options) = cli.unwrap().command else { panic!("another command") };
-        let tune = options.checked(Path::new("/nowhere/nccl-spark"), None, None).unwrap();
+        let tune = options.checked(Path::new("/nowhere/nccl-spark"), None, |_| None).unwrap();
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let (job, timeout) = ("test".to_owned(), Duration::from_secs(20));
         let meeting = Meeting { host: "127.0.0.1".into(), port, job: job.clone(), ranks: 2, timeout };

@@ -24,13 +24,11 @@ impl Candidate {
     }
 }
 
-/// Where the file is unless the command line says so: the one that the environment names, else the machine's for root, and
-/// the user's own for others.
-pub fn standard_place(settings: &Settings, root: bool) -> Result<PathBuf> {
-    let named = settings.held().iter().find(|held| held.row.name == SETTINGS_FILE && !held.value.is_empty());
-    if let Some(named) = named {
-        return Ok(PathBuf::from(&named.value));
-    }
+/// Where the file is unless the command line or a variable says so: the machine's for root, the user's own for others.
+///
+/// # Errors
+/// When the user has no home.
+pub fn standard_place(root: bool) -> Result<PathBuf> {
     let places = nccl_net_spark::config::standard_files();
     let place = if root { places.last() } else { places.first() };
     place.cloned().context("there is no place for a settings file: name one with --output")
@@ -243,9 +241,7 @@ mod tests {
 
     #[test]
     fn the_standard_place_is_the_machines_for_root_and_the_users_for_others() {
-        let bare = Settings::gather(&[], &[]).unwrap();
-        assert_eq!(standard_place(&bare, true).unwrap(), Path::new("/etc/nccl-spark.conf"));
-        let named = Settings::gather(&[(SETTINGS_FILE.into(), "/dev/null".into())], &[]).unwrap();
-        assert_eq!(standard_place(&named, true).unwrap(), Path::new("/dev/null"));
+        assert_eq!(standard_place(true).unwrap(), Path::new("/etc/nccl-spark.conf"));
+        assert_eq!(standard_place(false).unwrap(), nccl_net_spark::config::standard_files()[0]);
     }
 }
