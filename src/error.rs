@@ -41,6 +41,9 @@ pub enum Error {
 /// The plugin's result.
 pub type Result<T> = std::result::Result<T, Error>;
 
+/// The result of what is called for every message: as small as its value, so that success travels in registers.
+pub type Quick<T> = std::result::Result<T, Box<Error>>;
+
 /// NCCL's result codes (`ncclResult_t` in nccl.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
@@ -68,6 +71,12 @@ impl From<&Error> for NcclResult {
             Error::Remote(_) => Self::RemoteError,
             Error::Internal(_) => Self::InternalError,
         }
+    }
+}
+
+impl From<Box<Error>> for Error {
+    fn from(error: Box<Error>) -> Self {
+        *error
     }
 }
 

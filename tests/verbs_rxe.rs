@@ -151,10 +151,10 @@ fn inline_writes_need_no_registration_and_have_a_limit() {
     assert_eq!(bytes_of(&b.region, 256)[128..192], bytes);
     let too_long = vec![0; a.qp.inline_bytes() as usize + 1];
     assert!(matches!(
-        a.qp.write_inline(too_long.as_slice().into(), b.remote(0), None, 2, true),
+        a.qp.write_inline(too_long.as_slice().into(), b.remote(0), None, 2, true).map_err(|error| *error),
         Err(Error::Argument(_))
     ));
-    assert!(matches!(a.qp.post_receives(65, 0), Err(Error::Argument(_))));
+    assert!(matches!(a.qp.post_receives(65, 0).map_err(|error| *error), Err(Error::Argument(_))));
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn a_full_send_queue_says_so() {
     a.connect(0xff_ffff, &b.gid, 0, 0);
     let refused =
         (0..10_000).find_map(|_| a.qp.write_inline([1; 8].as_slice().into(), b.remote(0), None, 0, false).err());
-    assert!(matches!(refused, Some(Error::Os { errno: libc::ENOMEM, .. })), "{refused:?}");
+    assert!(matches!(refused.as_deref(), Some(Error::Os { errno: libc::ENOMEM, .. })), "{refused:?}");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use super::logger;
 use super::types::{CommConfig, DebugLogger, HANDLE_BYTES, MAX_RECVS, NetDeviceHandle, OPTIONAL_RECV_COMPLETION};
 use super::types::{PTR_CUDA, PTR_HOST, PropertiesV12, UNDEFINED};
 use crate::comm::{HostMemory, ListenComm, RecvComm, RecvPart, SendComm};
-use crate::error::{Error, NcclResult, Result};
+use crate::error::{Error, NcclResult, Quick, Result};
 use crate::plugin;
 
 use std::ffi::{c_int, c_void};
@@ -22,7 +22,7 @@ use std::ptr;
 pub(super) unsafe fn init(log: Option<DebugLogger>) -> NcclResult {
     guard::call("init", |scope| {
         scope.enter()?;
-        start(log)
+        Ok(start(log)?)
     })
 }
 
@@ -180,7 +180,7 @@ pub(super) unsafe extern "C" fn reg_mr(
         let transfer = unsafe { Transfer::enter(comm, "comm", scope) }?;
         host_pointer(kind)?;
         if data.is_null() || data.addr().checked_add(size).is_none() {
-            return Err(Error::Argument(format!("data of {size} bytes at {data:p}")));
+            return Err(Error::Argument(format!("data of {size} bytes at {data:p}")).into());
         }
         // SAFETY: NCCL keeps what it registers mapped until `deregMr`.
         let memory = unsafe { HostMemory::from_caller(data.addr(), size) };
@@ -228,18 +228,20 @@ pub(super) unsafe extern "C" fn dereg_mr(comm: *mut c_void, mhandle: *mut c_void
 /// A length as the versions pass it: `int` in v8, `size_t` since.
 pub(super) trait Length: Copy {
     /// The length in bytes, unless it is negative.
-    fn bytes(self) -> Result<usize>;
+    fn bytes(self) -> Quick<usize>;
 }
 
 impl Length for usize {
-    fn bytes(self) -> Result<usize> {
+    #[inline(always)]
+    fn bytes(self) -> Quick<usize> {
         Ok(self)
     }
 }
 
 impl Length for c_int {
-    fn bytes(self) -> Result<usize> {
-        usize::try_from(self).map_err(|_| Error::Argument(format!("size is {self}")))
+    #[inline(always)]
+    fn bytes(self) -> Quick<usize> {
+        usize::try_from(self).map_err(|_| negative(self))
     }
 }
 
@@ -270,8 +272,21 @@ pub(super) unsafe fn isend<L: Length>(
     })
 }
 
-fn check_data(data: *mut c_void, bytes: usize) -> Result<()> {
-    if data.is_null() && bytes > 0 { Err(Error::Argument(format!("data is NULL, of {bytes} bytes"))) } else { Ok(()) }
+#[inline(always)]
+fn check_data(data: *mut c_void, bytes: usize) -> Quick<()> {
+    if data.is_null() && bytes > 0 { Err(no_data(bytes)) } else { Ok(()) }
+}
+
+#[cold]
+#[inline(never)]
+fn no_data(bytes: usize) -> Box<Error> {
+    Box::new(Error::Argument(format!("data is NULL, of {bytes} bytes")))
+}
+
+#[cold]
+#[inline(never)]
+fn negative(size: c_int) -> Box<Error> {
+    Box::new(Error::Argument(format!("size is {size}")))
 }
 
 /// The parts of a grouped receive, as NCCL passes them: arrays of `n` elements.
@@ -309,31 +324,17 @@ pub(super) unsafe fn irecv<L: Length>(
         // SAFETY: NCCL closes a comm only when no call on it is left.
         let endpoint = unsafe { Endpoint::<RecvComm>::enter(recv_comm, "recvComm", scope) }?;
         let count = count_of(parts.n)?;
-        // SAFETY: the caller's promise: `n` elements each.
-        let (data, sizes, tags, mhandles) = unsafe {
-            (
-                handles::array(parts.data, count, "data")?,
-                handles::array(parts.sizes, count, "sizes")?,
-                handles::array(parts.tags, count, "tags")?,
-                handles::array(parts.mhandles, count, "mhandles")?,
-            )
-        };
-        let part = |i: usize| -> Result<RecvPart<'_>> {
-            let bytes = sizes[i].bytes()?;
-            check_data(data[i], bytes)?;
-            // SAFETY: the caller's promise.
-            let memory = unsafe { handles::memory(mhandles[i], "mhandle") }?;
-            Ok(RecvPart { addr: data[i].addr() as u64, bytes, tag: tags[i], memory })
-        };
         let optional = asked && optional == Optional::IfAsked;
         let number = if count == 1 {
-            // By far the most frequent, so it builds one part and not eight.
-            endpoint.comm().irecv(&[part(0)?], optional)?
+            // By far the most frequent, so it has no arrays of eight.
+            // SAFETY: the caller's promise: one element each.
+            let (data, sizes, tags, mhandles) = unsafe { parts.first(1) }?;
+            // SAFETY: the caller's promise.
+            let part = unsafe { part(data[0], sizes[0], tags[0], mhandles[0]) }?;
+            endpoint.comm().irecv(&[part], optional)?
         } else {
-            // Allocates nothing: beyond the last part stand copies of it, which are cut off again.
-            let at = |i: usize| part(i.min(count - 1));
-            let parts = [at(0)?, at(1)?, at(2)?, at(3)?, at(4)?, at(5)?, at(6)?, at(7)?];
-            endpoint.comm().irecv(&parts[..count], optional)?
+            // SAFETY: the caller's promise.
+            unsafe { irecv_group(endpoint.comm(), &parts, count, optional) }?
         };
         if let Some(number) = number {
             request.set(endpoint.request(number)?);
@@ -342,11 +343,76 @@ pub(super) unsafe fn irecv<L: Length>(
     })
 }
 
-fn count_of(n: c_int) -> Result<usize> {
+/// # Safety
+/// As [`irecv`]; `count` is the parts' `n`.
+#[inline(never)]
+unsafe fn irecv_group<L: Length>(
+    comm: &RecvComm,
+    parts: &Parts<L>,
+    count: usize,
+    optional: bool,
+) -> Quick<Option<u16>> {
+    // SAFETY: the caller's promise: `n` elements each.
+    let (data, sizes, tags, mhandles) = unsafe { parts.first(count) }?;
+    // Allocates nothing: beyond the last part stand copies of it, which are cut off again.
+    let at = |i: usize| {
+        let i = i.min(count - 1);
+        // SAFETY: the caller's promise.
+        unsafe { part(data[i], sizes[i], tags[i], mhandles[i]) }
+    };
+    let group = [at(0)?, at(1)?, at(2)?, at(3)?, at(4)?, at(5)?, at(6)?, at(7)?];
+    comm.irecv(&group[..count], optional)
+}
+
+/// # Safety
+/// `mhandle` is NULL or was registered with the comm and is not deregistered during `'a`.
+#[inline(always)]
+unsafe fn part<'a, L: Length>(
+    data: *mut c_void,
+    size: L,
+    tag: c_int,
+    mhandle: *mut c_void,
+) -> Quick<RecvPart<'a>> {
+    let bytes = size.bytes()?;
+    check_data(data, bytes)?;
+    // SAFETY: the caller's promise.
+    let memory = unsafe { handles::memory(mhandle, "mhandle") }?;
+    Ok(RecvPart { addr: data.addr() as u64, bytes, tag, memory })
+}
+
+type Arrays<'a, L> = (&'a [*mut c_void], &'a [L], &'a [c_int], &'a [*mut c_void]);
+
+impl<L> Parts<L> {
+    /// The first `count` parts.
+    ///
+    /// # Safety
+    /// The arrays are NULL or have `count` elements that nobody writes during `'a`.
+    #[inline(always)]
+    unsafe fn first<'a>(&self, count: usize) -> Quick<Arrays<'a, L>> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            Ok((
+                handles::array(self.data, count, "data")?,
+                handles::array(self.sizes, count, "sizes")?,
+                handles::array(self.tags, count, "tags")?,
+                handles::array(self.mhandles, count, "mhandles")?,
+            ))
+        }
+    }
+}
+
+#[inline(always)]
+fn count_of(n: c_int) -> Quick<usize> {
     match usize::try_from(n) {
         Ok(count @ 1..=MAX_RECVS) => Ok(count),
-        _ => Err(Error::Argument(format!("n is {n}: 1 to {MAX_RECVS} receives can be grouped"))),
+        _ => Err(not_a_group(n)),
     }
+}
+
+#[cold]
+#[inline(never)]
+fn not_a_group(n: c_int) -> Box<Error> {
+    Box::new(Error::Argument(format!("n is {n}: 1 to {MAX_RECVS} receives can be grouped")))
 }
 
 /// Does nothing, successfully: received data is in host memory, and visible once its request is complete.

@@ -2,7 +2,7 @@
 //! touches nothing.
 
 use super::logger;
-use crate::error::{Error, NcclResult, Result};
+use crate::error::{Error, NcclResult, Quick};
 use crate::plugin;
 use std::any::Any;
 use std::cell::Cell;
@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 ///
 /// An error becomes one warning and its code. A panic becomes a warning and ncclInternalError, and breaks the comm that the
 /// body had entered; other comms carry on.
-pub(super) fn call<'a>(name: &'static str, body: impl FnOnce(&Scope<'a>) -> Result<()>) -> NcclResult {
+#[inline(always)]
+pub(super) fn call<'a>(name: &'static str, body: impl FnOnce(&Scope<'a>) -> Quick<()>) -> NcclResult {
     let scope = Scope { health: Cell::new(None) };
     // A comm that a panic left half-changed is never entered again, so nothing sees its broken state.
     match catch_unwind(AssertUnwindSafe(|| body(&scope))) {
@@ -34,18 +35,20 @@ impl<'a> Scope<'a> {
     ///
     /// # Errors
     /// [`Error::Missing`] in a forked child.
-    pub(super) fn enter(&self) -> Result<()> {
-        if plugin::forked() { Err(Error::Missing(FORKED.into())) } else { Ok(()) }
+    #[inline(always)]
+    pub(super) fn enter(&self) -> Quick<()> {
+        if plugin::forked() { Err(in_forked_child()) } else { Ok(()) }
     }
 
     /// Lets in a call on the comm with this health, which a panic from here on breaks.
     ///
     /// # Errors
     /// [`Error::Missing`] in a forked child, [`Error::Internal`] where the comm is broken.
-    pub(super) fn enter_comm(&self, health: &'a Health) -> Result<()> {
+    #[inline(always)]
+    pub(super) fn enter_comm(&self, health: &'a Health) -> Quick<()> {
         self.enter()?;
         if health.is_broken() {
-            return Err(Error::Internal("this connection is out of use since a fault in an earlier call on it".into()));
+            return Err(out_of_use());
         }
         self.health.set(Some(health));
         Ok(())
@@ -59,6 +62,7 @@ pub(super) struct Health {
 }
 
 impl Health {
+    #[inline(always)]
     pub(super) fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Acquire)
     }
@@ -71,6 +75,18 @@ impl Health {
 const FORKED: &str = "this process was forked from one that uses the network, and an RDMA connection does not survive fork(): \
      use it in the parent only, or call exec() first";
 
+#[cold]
+fn in_forked_child() -> Box<Error> {
+    Box::new(Error::Missing(FORKED.into()))
+}
+
+#[cold]
+fn out_of_use() -> Box<Error> {
+    Box::new(Error::Internal("this connection is out of use since a fault in an earlier call on it".into()))
+}
+
+#[cold]
+#[inline(never)]
 fn refused(name: &'static str, error: &Error) -> NcclResult {
     // The text of an error is ours, but formatting and logging it is code like any other.
     let _ = catch_unwind(AssertUnwindSafe(|| {
@@ -80,6 +96,8 @@ fn refused(name: &'static str, error: &Error) -> NcclResult {
     NcclResult::from(error)
 }
 
+#[cold]
+#[inline(never)]
 fn panicked(name: &'static str, health: Option<&Health>, payload: Box<dyn Any + Send>) -> NcclResult {
     if let Some(health) = health {
         health.break_down();
@@ -136,7 +154,7 @@ mod tests {
         let health = Health::default();
         let refused = call("test", |scope| {
             scope.enter_comm(&health)?;
-            Err(Error::Remote("the peer is gone".into()))
+            Err(Error::Remote("the peer is gone".into()).into())
         });
         assert_eq!(refused, NcclResult::RemoteError);
         assert!(!health.is_broken());

@@ -13,7 +13,7 @@
 use super::guard::{Health, Scope};
 use super::types::HANDLE_BYTES;
 use crate::comm::{ListenComm, RECV_REQUESTS, RecvComm, Registration, SEND_REQUESTS, SendComm};
-use crate::error::{Error, Result};
+use crate::error::{Error, Quick, Result};
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -29,7 +29,8 @@ impl<T> Out<T> {
     ///
     /// # Safety
     /// `place` is NULL or may be written until the call that it came with returns, and the result does not outlive that.
-    pub(super) unsafe fn new(place: *mut T, name: &str) -> Result<Self> {
+    #[inline(always)]
+    pub(super) unsafe fn new(place: *mut T, name: &'static str) -> Quick<Self> {
         non_null(place, name).map(Self)
     }
 
@@ -40,13 +41,15 @@ impl<T> Out<T> {
     ///
     /// # Safety
     /// As [`Out::new`].
-    pub(super) unsafe fn cleared(place: *mut T, name: &str, empty: T) -> Result<Self> {
+    #[inline(always)]
+    pub(super) unsafe fn cleared(place: *mut T, name: &'static str, empty: T) -> Quick<Self> {
         // SAFETY: the caller's promise is the one that is asked for.
         let out = unsafe { Self::new(place, name) }?;
         out.set(empty);
         Ok(out)
     }
 
+    #[inline(always)]
     pub(super) fn set(&self, value: T) {
         // SAFETY: whoever made this promised that the place may be written for as long as this exists.
         unsafe { self.0.write(value) }
@@ -61,28 +64,34 @@ pub(super) struct Mark(u64);
 const LISTEN: Mark = Mark(u64::from_be_bytes(*b"SpkListn"));
 const SEND: Mark = Mark(u64::from_be_bytes(*b"SpkSend "));
 const RECV: Mark = Mark(u64::from_be_bytes(*b"SpkRecv "));
-const REQUEST: Mark = Mark(u64::from_be_bytes(*b"SpkReqst"));
+const SENDING: Mark = Mark(u64::from_be_bytes(*b"SpkReqSd"));
+const RECEIVING: Mark = Mark(u64::from_be_bytes(*b"SpkReqRv"));
 
 /// What NCCL calls a comm. NCCL registers memory with it from one thread while another sends on it.
 pub(super) trait Comm: Send + Sync + Sized {
     /// What its [`Endpoint`] begins with.
     const MARK: Mark;
+    /// What its requests begin with.
+    const REQUEST_MARK: Mark;
     /// How many request numbers it uses, from 0.
     const REQUESTS: usize;
 }
 
 impl Comm for ListenComm {
     const MARK: Mark = LISTEN;
+    const REQUEST_MARK: Mark = LISTEN;
     const REQUESTS: usize = 0;
 }
 
 impl Comm for SendComm {
     const MARK: Mark = SEND;
+    const REQUEST_MARK: Mark = SENDING;
     const REQUESTS: usize = SEND_REQUESTS;
 }
 
 impl Comm for RecvComm {
     const MARK: Mark = RECV;
+    const REQUEST_MARK: Mark = RECEIVING;
     const REQUESTS: usize = RECV_REQUESTS;
 }
 
@@ -109,7 +118,7 @@ impl<C: Comm> Endpoint<C> {
     pub(super) fn into_raw(comm: C) -> *mut c_void {
         let endpoint = Box::new(Self { mark: C::MARK, health: Health::default(), requests: Box::default(), comm });
         let raw = NonNull::from(Box::leak(endpoint));
-        let request = |number| Request { mark: REQUEST, number: number as u16, endpoint: raw.cast() };
+        let request = |number| Request { mark: C::REQUEST_MARK, number: number as u16, endpoint: raw.cast() };
         // SAFETY: the box was leaked a moment ago and nobody else has the pointer yet.
         unsafe { (*raw.as_ptr()).requests = (0..C::REQUESTS).map(request).collect() };
         raw.as_ptr().cast()
@@ -122,7 +131,8 @@ impl<C: Comm> Endpoint<C> {
     ///
     /// # Safety
     /// `raw` is NULL or came from this file and was not closed; it stays open for `'a`.
-    pub(super) unsafe fn enter<'a>(raw: *mut c_void, name: &str, scope: &Scope<'a>) -> Result<&'a Self> {
+    #[inline(always)]
+    pub(super) unsafe fn enter<'a>(raw: *mut c_void, name: &'static str, scope: &Scope<'a>) -> Quick<&'a Self> {
         // SAFETY: the caller's promise is the one that is asked for.
         let endpoint = unsafe { Self::from_raw(raw, name)?.as_ref() };
         scope.enter_comm(&endpoint.health)?;
@@ -131,14 +141,16 @@ impl<C: Comm> Endpoint<C> {
 
     /// # Safety
     /// `raw` is NULL or came from this file and was not closed.
-    unsafe fn from_raw(raw: *mut c_void, name: &str) -> Result<NonNull<Self>> {
+    #[inline(always)]
+    unsafe fn from_raw(raw: *mut c_void, name: &'static str) -> Quick<NonNull<Self>> {
         // SAFETY: the caller's promise is the one that is asked for.
         match unsafe { mark_of(raw, name) }? {
             mark if mark == C::MARK => non_null(raw.cast::<Self>(), name),
-            other => Err(Error::Argument(format!("{name} is {}, not {}", word_for(other), word_for(C::MARK)))),
+            other => Err(of_another_kind(name, other, C::MARK)),
         }
     }
 
+    #[inline(always)]
     pub(super) fn comm(&self) -> &C {
         &self.comm
     }
@@ -147,10 +159,11 @@ impl<C: Comm> Endpoint<C> {
     ///
     /// # Errors
     /// [`Error::Internal`] where the comm gives a number that it said it would not use.
-    pub(super) fn request(&self, number: u16) -> Result<*mut c_void> {
+    #[inline(always)]
+    pub(super) fn request(&self, number: u16) -> Quick<*mut c_void> {
         match self.requests.get(usize::from(number)) {
             Some(request) => Ok(std::ptr::from_ref(request).cast_mut().cast()),
-            None => Err(Error::Internal(format!("request {number} of {}", self.requests.len()))),
+            None => Err(no_such_request(number, self.requests.len())),
         }
     }
 }
@@ -162,7 +175,7 @@ impl<C: Comm> Endpoint<C> {
 ///
 /// # Safety
 /// `raw` is NULL or came from this file and was not closed; NCCL uses neither it nor its requests again, in any thread.
-pub(super) unsafe fn close<C: Comm>(raw: *mut c_void, name: &str, scope: &Scope<'_>, end: fn(C)) -> Result<()> {
+pub(super) unsafe fn close<C: Comm>(raw: *mut c_void, name: &'static str, scope: &Scope<'_>, end: fn(C)) -> Quick<()> {
     scope.enter()?;
     // SAFETY: the caller's promise is the one that is asked for.
     let endpoint = unsafe { Endpoint::<C>::from_raw(raw, name) }?;
@@ -191,7 +204,7 @@ impl<'a> Transfer<'a> {
     ///
     /// # Safety
     /// As [`Endpoint::enter`].
-    pub(super) unsafe fn enter(raw: *mut c_void, name: &str, scope: &Scope<'a>) -> Result<Self> {
+    pub(super) unsafe fn enter(raw: *mut c_void, name: &'static str, scope: &Scope<'a>) -> Quick<Self> {
         // SAFETY: the caller's promise is the one that is asked for.
         let transfer = unsafe { Self::from_raw(raw, name) }?;
         scope.enter_comm(transfer.health())?;
@@ -205,16 +218,24 @@ impl<'a> Transfer<'a> {
     ///
     /// # Safety
     /// `raw` is NULL or came from [`Endpoint::request`], and the comm stays open for `'a`.
-    pub(super) unsafe fn of_request(raw: *mut c_void, name: &str, scope: &Scope<'a>) -> Result<(Self, u16)> {
+    #[inline(always)]
+    pub(super) unsafe fn of_request(raw: *mut c_void, name: &'static str, scope: &Scope<'a>) -> Quick<(Self, u16)> {
         // SAFETY: the caller promises that it is a request of ours if it is not NULL; anything of ours begins with a mark.
         let mark = unsafe { mark_of(raw, name) }?;
-        if mark != REQUEST {
-            return Err(Error::Argument(format!("{name} is {}, not {}", word_for(mark), word_for(REQUEST))));
+        if mark != SENDING && mark != RECEIVING {
+            return Err(of_another_kind(name, mark, SENDING));
         }
         // SAFETY: the mark says what it is, and it lives as long as its comm.
         let request = unsafe { &*raw.cast::<Request>() };
-        // SAFETY: a request's comm is open for as long as the request is used.
-        Ok((unsafe { Self::enter(request.endpoint.as_ptr(), name, scope) }?, request.number))
+        // SAFETY: a request's comm is open for as long as the request is used, and of the kind that its mark says.
+        let transfer = unsafe {
+            match mark {
+                SENDING => Self::Send(request.endpoint.cast().as_ref()),
+                _ => Self::Recv(request.endpoint.cast().as_ref()),
+            }
+        };
+        scope.enter_comm(transfer.health())?;
+        Ok((transfer, request.number))
     }
 
     /// The comm, not entered: for what must get through on a broken one.
@@ -224,7 +245,7 @@ impl<'a> Transfer<'a> {
     ///
     /// # Safety
     /// `raw` is NULL or came from this file and was not closed; it stays open for `'a`.
-    pub(super) unsafe fn from_raw(raw: *mut c_void, name: &str) -> Result<Self> {
+    pub(super) unsafe fn from_raw(raw: *mut c_void, name: &'static str) -> Quick<Self> {
         // SAFETY: the caller's promise is the one that is asked for, and covers the references.
         unsafe {
             if mark_of(raw, name)? == SEND {
@@ -255,7 +276,8 @@ pub(super) fn memory_into_raw(memory: Arc<Registration>) -> *mut c_void {
 ///
 /// # Safety
 /// `raw` is NULL or came from [`memory_into_raw`] and was not given back; it is not given back during `'a`.
-pub(super) unsafe fn memory<'a>(raw: *mut c_void, name: &str) -> Result<&'a Registration> {
+#[inline(always)]
+pub(super) unsafe fn memory<'a>(raw: *mut c_void, name: &'static str) -> Quick<&'a Registration> {
     // SAFETY: the caller's promise is the one that is asked for.
     non_null(raw.cast::<Registration>(), name).map(|memory| unsafe { memory.as_ref() })
 }
@@ -276,7 +298,7 @@ pub(super) unsafe fn drop_memory(raw: NonNull<c_void>) {
 ///
 /// # Safety
 /// `raw` is NULL or has [`HANDLE_BYTES`] bytes that nobody else touches during `'a`.
-pub(super) unsafe fn handle<'a>(raw: *mut c_void, name: &str) -> Result<&'a mut [u8; HANDLE_BYTES]> {
+pub(super) unsafe fn handle<'a>(raw: *mut c_void, name: &'static str) -> Quick<&'a mut [u8; HANDLE_BYTES]> {
     // SAFETY: the caller's promise is the one that is asked for; bytes need no alignment.
     non_null(raw.cast::<[u8; HANDLE_BYTES]>(), name).map(|mut bytes| unsafe { bytes.as_mut() })
 }
@@ -288,7 +310,8 @@ pub(super) unsafe fn handle<'a>(raw: *mut c_void, name: &str) -> Result<&'a mut 
 ///
 /// # Safety
 /// `raw` is NULL or has `n` elements that nobody writes during `'a`.
-pub(super) unsafe fn array<'a, T>(raw: *const T, n: usize, name: &str) -> Result<&'a [T]> {
+#[inline(always)]
+pub(super) unsafe fn array<'a, T>(raw: *const T, n: usize, name: &'static str) -> Quick<&'a [T]> {
     // SAFETY: the caller's promise is the one that is asked for.
     non_null(raw.cast_mut(), name).map(|first| unsafe { std::slice::from_raw_parts(first.as_ptr(), n) })
 }
@@ -342,10 +365,11 @@ pub(super) fn class_of(traffic_class: c_int) -> Result<Option<u8>> {
 ///
 /// # Safety
 /// `raw` is NULL or to something of ours that begins with a mark.
-unsafe fn mark_of(raw: *mut c_void, name: &str) -> Result<Mark> {
+#[inline(always)]
+unsafe fn mark_of(raw: *mut c_void, name: &'static str) -> Quick<Mark> {
     let mark = non_null(raw.cast::<Mark>(), name)?;
     if !mark.is_aligned() {
-        return Err(Error::Argument(format!("{name} did not come from this plugin")));
+        return Err(not_ours(name));
     }
     // SAFETY: it is not NULL, so it is to a mark.
     Ok(unsafe { mark.read() })
@@ -356,13 +380,38 @@ fn word_for(mark: Mark) -> &'static str {
         LISTEN => "a listening comm",
         SEND => "a send comm",
         RECV => "a receive comm",
-        REQUEST => "a request",
+        SENDING | RECEIVING => "a request",
         _ => "nothing that this plugin made",
     }
 }
 
-fn non_null<T>(raw: *mut T, name: &str) -> Result<NonNull<T>> {
-    NonNull::new(raw).ok_or_else(|| Error::Argument(format!("{name} is NULL")))
+#[inline(always)]
+fn non_null<T>(raw: *mut T, name: &'static str) -> Quick<NonNull<T>> {
+    NonNull::new(raw).ok_or_else(|| null(name))
+}
+
+#[cold]
+#[inline(never)]
+fn null(name: &str) -> Box<Error> {
+    Box::new(Error::Argument(format!("{name} is NULL")))
+}
+
+#[cold]
+#[inline(never)]
+fn not_ours(name: &str) -> Box<Error> {
+    Box::new(Error::Argument(format!("{name} did not come from this plugin")))
+}
+
+#[cold]
+#[inline(never)]
+fn of_another_kind(name: &str, found: Mark, wanted: Mark) -> Box<Error> {
+    Box::new(Error::Argument(format!("{name} is {}, not {}", word_for(found), word_for(wanted))))
+}
+
+#[cold]
+#[inline(never)]
+fn no_such_request(number: u16, count: usize) -> Box<Error> {
+    Box::new(Error::Internal(format!("request {number} of {count}")))
 }
 
 #[cfg(test)]
@@ -379,6 +428,7 @@ mod tests {
 
     impl Comm for Fake {
         const MARK: Mark = Mark(7);
+        const REQUEST_MARK: Mark = Mark(8);
         const REQUESTS: usize = 3;
     }
 
@@ -417,7 +467,7 @@ mod tests {
     #[test]
     fn a_pointer_to_another_kind_is_refused_with_words() {
         let (raw, _ended) = fake();
-        let refusal = |text: Result<()>| text.unwrap_err().to_string();
+        let refusal = |text: Quick<()>| text.unwrap_err().to_string();
         let result = guard::call("use", |scope| {
             // SAFETY: NULL is allowed, and a comm of ours may be of any kind.
             unsafe {

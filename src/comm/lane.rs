@@ -3,7 +3,7 @@
 use super::rail::{Look, Rail};
 use super::work::{Work, WorkId};
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::{Error, Quick, Result};
 use crate::verbs::{Completion, CompletionBuffer, Cq, Path, Qp, QpCaps, Readable, Remote, Timing, Write};
 use crate::wire::cts::ENTRY_BYTES;
 use crate::wire::message::QpEnd;
@@ -183,7 +183,7 @@ impl Lane {
     }
 
     /// The queue pair for the next message: they take turns.
-    #[inline]
+    #[inline(always)]
     pub fn next_queue(&mut self) -> u8 {
         let queue = self.turn;
         self.turn = if queue + 1 < self.queues.len() { queue + 1 } else { 0 };
@@ -196,78 +196,58 @@ impl Lane {
     }
 
     /// Largest write whose bytes travel in the work request itself.
-    #[inline]
+    #[inline(always)]
     pub fn inline_bytes(&self) -> u32 {
         self.inline_bytes
     }
 
     /// Whether completions of writes are due.
-    #[inline]
+    #[inline(always)]
     pub fn has_pending(&self) -> bool {
         self.pending > 0
     }
 
     /// Whether a queue pair takes another write.
-    #[inline]
+    #[inline(always)]
     pub fn has_room(&self, queue: u8) -> bool {
         self.queues.get(usize::from(queue)).is_some_and(|queue| queue.room > 0)
     }
 
-    /// Posts a write. The caller has looked for room.
+    /// Posts a write. The caller has looked for room. With `inline`, of at most [`Lane::inline_bytes`] bytes, those are
+    /// read at once; otherwise the device reads the local address some time before the completion.
     ///
     /// # Errors
     /// [`Error::Os`] when the device refuses.
-    #[inline]
-    pub fn write(&mut self, write: &LaneWrite) -> Result<()> {
-        let (queue, wr_id, signaled) = self.account(write.work, write.queue, write.signaled)?;
-        queue.qp.write(&Write {
-            local_addr: write.local_addr,
-            bytes: write.bytes,
-            lkey: write.lkey,
-            remote: write.remote,
-            immediate: write.immediate,
-            wr_id,
-            signaled,
-        })
-    }
-
-    /// Posts a write of at most [`Lane::inline_bytes`] bytes that are read at once. The caller has looked for room.
-    ///
-    /// # Errors
-    /// As [`Lane::write`].
-    #[inline]
-    pub fn write_inline(&mut self, bytes: Readable<'_>, write: &LaneWrite) -> Result<()> {
-        let (queue, wr_id, signaled) = self.account(write.work, write.queue, write.signaled)?;
-        queue.qp.write_inline(bytes, write.remote, write.immediate, wr_id, signaled)
-    }
-
-    #[inline]
-    fn account(&mut self, work: Work, index: u8, wanted: bool) -> Result<(&mut Queue, u64, bool)> {
+    #[inline(always)]
+    pub fn write(&mut self, write: &LaneWrite, inline: Option<Readable<'_>>) -> Quick<()> {
+        let index = write.queue;
         let Some(queue) = self.queues.get_mut(usize::from(index)).filter(|queue| queue.room > 0) else {
             return Err(full(index));
         };
         queue.room -= 1;
-        queue.unsignaled += 1;
-        let retires = queue.unsignaled;
-        let signaled = wanted || retires >= SIGNAL_EVERY;
-        if signaled {
-            queue.unsignaled = 0;
-            self.pending += 1;
+        let retires = queue.unsignaled + 1;
+        let signaled = write.signaled || retires >= SIGNAL_EVERY;
+        queue.unsignaled = if signaled { 0 } else { retires };
+        self.pending += u32::from(signaled);
+        let wr_id = WorkId { work: write.work, queue: index, retires }.encode();
+        let LaneWrite { local_addr, lkey, bytes, remote, immediate, .. } = *write;
+        match inline {
+            Some(bytes) => queue.qp.write_inline(bytes, remote, immediate, wr_id, signaled),
+            None => queue.qp.write(&Write { local_addr, bytes, lkey, remote, immediate, wr_id, signaled }),
         }
-        Ok((queue, WorkId { work, queue: index, retires }.encode(), signaled))
     }
 
     /// The completions that have come.
     ///
     /// # Errors
     /// [`Error::Os`] when the device is gone.
-    #[inline]
-    pub fn poll<'a>(&mut self, buffer: &'a mut CompletionBuffer) -> Result<&'a [Completion]> {
+    #[inline(always)]
+    pub fn poll<'a>(&mut self, buffer: &'a mut CompletionBuffer) -> Quick<&'a [Completion]> {
         self.cq.poll(buffer)
     }
 
     /// A signaled write completed.
-    #[inline]
+    #[inline(always)]
     pub fn retire(&mut self, id: WorkId) {
         if let Some(queue) = self.queues.get_mut(usize::from(id.queue)) {
             queue.room += u32::from(id.retires);
@@ -279,8 +259,8 @@ impl Lane {
     ///
     /// # Errors
     /// [`Error::Os`] when the device refuses the next batch.
-    #[inline]
-    pub fn used_receive(&mut self, index: u8) -> Result<()> {
+    #[inline(always)]
+    pub fn used_receive(&mut self, index: u8) -> Quick<()> {
         let Some(queue) = self.queues.get_mut(usize::from(index)) else { return Ok(()) };
         queue.used_receives += 1;
         if queue.used_receives < REFILL {
@@ -291,21 +271,21 @@ impl Lane {
     }
 
     /// A large share was given to this lane: other connections on the rail should know.
-    #[inline]
+    #[inline(always)]
     pub fn began(&mut self, bytes: u64) {
         self.backlog_bytes += bytes;
         self.rail.posted(bytes);
     }
 
     /// It was confirmed.
-    #[inline]
+    #[inline(always)]
     pub fn finished(&mut self, bytes: u64) {
         self.backlog_bytes = self.backlog_bytes.saturating_sub(bytes);
         self.rail.settled(bytes);
     }
 
     /// A share of any size was confirmed.
-    #[inline]
+    #[inline(always)]
     pub fn count(&mut self, bytes: u64) {
         self.sent_bytes += bytes;
         self.sent_shares += 1;
@@ -324,8 +304,8 @@ fn receive_id(queue: u8) -> u64 {
 }
 
 #[cold]
-fn full(queue: u8) -> Error {
-    Error::Internal(format!("queue pair {queue} was posted to without room"))
+fn full(queue: u8) -> Box<Error> {
+    Box::new(Error::Internal(format!("queue pair {queue} was posted to without room")))
 }
 
 /// Random, so that a packet of an earlier connection is not taken for one of this.

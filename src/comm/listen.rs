@@ -389,7 +389,7 @@ impl Tried {
 
     fn write(&mut self) -> Result<()> {
         for queue in 0..self.lane.queue_count() {
-            self.lane.write(&LaneWrite { queue: queue as u8, ..self.probe })?;
+            self.lane.write(&LaneWrite { queue: queue as u8, ..self.probe }, None)?;
         }
         Ok(())
     }

@@ -32,7 +32,7 @@ impl<T> Owner<T> {
     }
 
     /// Takes the value, unless another thread holds it.
-    #[inline]
+    #[inline(always)]
     pub fn enter(&self) -> Option<Held<'_, T>> {
         // Acquire: what the last holder wrote is seen here. Pairs with the release in `Held::drop`.
         if self.taken.swap(true, Ordering::Acquire) { None } else { Some(Held(self)) }
@@ -46,7 +46,7 @@ impl<T> Owner<T> {
 
 impl<T> Deref for Held<'_, T> {
     type Target = T;
-    #[inline]
+    #[inline(always)]
     fn deref(&self) -> &T {
         // SAFETY: this is the only `Held` (the word was taken by a swap and is given back when this is dropped), so
         // no exclusive reference to the value exists elsewhere while this shared one lives.
@@ -55,7 +55,7 @@ impl<T> Deref for Held<'_, T> {
 }
 
 impl<T> DerefMut for Held<'_, T> {
-    #[inline]
+    #[inline(always)]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: as in `deref`; `&mut self` makes it the only reference from this `Held` too.
         unsafe { &mut *self.0.value.get() }
@@ -63,7 +63,7 @@ impl<T> DerefMut for Held<'_, T> {
 }
 
 impl<T> Drop for Held<'_, T> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
         // Release: what this holder wrote is seen by the next one's acquire.
         self.0.taken.store(false, Ordering::Release);

@@ -16,7 +16,7 @@ pub struct Patience {
 
 impl Patience {
     /// Something moved.
-    #[inline]
+    #[inline(always)]
     pub fn moved(&mut self) {
         if self.looks != 0 {
             *self = Self::default();
@@ -24,7 +24,7 @@ impl Patience {
     }
 
     /// Nothing moved; every now and then, for how long that has been so.
-    #[inline]
+    #[inline(always)]
     pub fn idle(&mut self) -> Option<Duration> {
         self.looks = self.looks.wrapping_add(1);
         if self.looks.is_multiple_of(LOOKS) { Some(self.elapsed()) } else { None }

@@ -35,7 +35,7 @@ impl Peer {
     }
 
     /// Whether it is still there.
-    #[inline]
+    #[inline(always)]
     pub fn presence(&self) -> Presence {
         // Acquire pairs with the release below: what the peer had done before is seen after this.
         match self.state.load(Ordering::Acquire) {

@@ -5,15 +5,15 @@ use super::lane::{Lane, LaneWrite};
 use super::owner::Owner;
 use super::patience::Patience;
 use super::peer::{Peer, Presence};
-use super::registration::Registration;
+use super::registration::{Registration, pack};
 use super::service::WatchId;
 use super::trouble::{Stall, broken_protocol, completion_failure, lanes_text, not_in_flight, outside, stall_verdict};
 use super::work::{Work, WorkId};
-use crate::error::{Error, Result};
+use crate::error::{Error, Quick, Result};
 use crate::flow::receives::{Arrival, Grant, Receives};
 use crate::flow::striping::Striping;
 use crate::verbs::{Completion, CompletionBuffer, HostMemory, Mr, Region, Remote};
-use crate::wire::cts::{ENTRY_BYTES, ENTRY_WORDS, Entry, MAX_RECEIVE_BYTES, entry_word};
+use crate::wire::cts::{ENTRY_BYTES, ENTRY_WORDS, Entry, MAX_RECEIVE_BYTES, PackedKeys, Terms, entry_word};
 use crate::wire::immediate::Immediate;
 use crate::wire::message::Bye;
 use crate::wire::{MAX_RAILS, PARTS};
@@ -56,9 +56,11 @@ pub struct RecvPath {
     hot: usize,
     cold: usize,
     striping: Striping,
+    /// Whether each lane's number is its rail's number on this host, as it is unless a rail is left out.
+    lanes_are_rails: bool,
     buffer: CompletionBuffer,
     patience: Patience,
-    failed: Option<Error>,
+    failed: Option<Box<Error>>,
 }
 
 /// Where the sender reads its clear-to-sends.
@@ -89,8 +91,8 @@ impl RecvComm {
     /// # Errors
     /// [`Error::Argument`] when the memory is not registered or the group too large; [`Error::Remote`] when the
     /// connection has failed.
-    #[inline]
-    pub fn irecv(&self, parts: &[RecvPart<'_>], optional: bool) -> Result<Option<u16>> {
+    #[inline(always)]
+    pub fn irecv(&self, parts: &[RecvPart<'_>], optional: bool) -> Quick<Option<u16>> {
         match self.path.enter() {
             Some(mut path) => path.irecv(self, parts, optional),
             None => Ok(None),
@@ -101,8 +103,8 @@ impl RecvComm {
     ///
     /// # Errors
     /// [`Error::Argument`] when there is no such request; [`Error::Remote`] when the connection has failed.
-    #[inline]
-    pub fn test(&self, request: u16, tell: impl FnMut(usize, u64)) -> Result<bool> {
+    #[inline(always)]
+    pub fn test(&self, request: u16, tell: impl FnMut(usize, u64)) -> Quick<bool> {
         match self.path.enter() {
             Some(mut path) => path.test(self, request, tell),
             None => Ok(false),
@@ -130,6 +132,7 @@ impl RecvPath {
     ) -> Self {
         Self {
             receives: Receives::new(u64::from(chunk_bytes)),
+            lanes_are_rails: lanes.iter().enumerate().all(|(number, lane)| lane.rail.index == number),
             lanes,
             shadow,
             shadow_keys,
@@ -143,8 +146,8 @@ impl RecvPath {
         }
     }
 
-    #[inline]
-    fn irecv(&mut self, comm: &RecvComm, parts: &[RecvPart<'_>], optional: bool) -> Result<Option<u16>> {
+    #[inline(always)]
+    fn irecv(&mut self, comm: &RecvComm, parts: &[RecvPart<'_>], optional: bool) -> Quick<Option<u16>> {
         if let Some(failed) = &self.failed {
             return Err(failed.clone());
         }
@@ -166,7 +169,7 @@ impl RecvPath {
     }
 
     /// The lane for a clear-to-send: the one used last, unless it is busy.
-    #[inline]
+    #[inline(always)]
     fn cts_lane(&mut self) -> usize {
         let lanes = &self.lanes;
         let elsewhere = |rail: usize| lanes.get(rail).map_or(0, |lane| lane.rail.backlog_bytes());
@@ -174,55 +177,64 @@ impl RecvPath {
     }
 
     /// Tells the sender where to write: one write into its ring.
-    #[inline]
-    fn clear_to_send(&mut self, lane: usize, grant: Grant, parts: &[RecvPart<'_>], strict: bool) -> Result<()> {
+    #[inline(always)]
+    fn clear_to_send(&mut self, lane: usize, grant: Grant, parts: &[RecvPart<'_>], strict: bool) -> Quick<()> {
+        let [part] = parts else { return self.write_from_shadow(lane, grant, parts, strict) };
+        if self.lanes[lane].inline_bytes() < ENTRY_BYTES as u32 {
+            return self.write_from_shadow(lane, grant, parts, strict);
+        }
+        let entry = Entry::new(&self.terms(part, 0, 1, strict), grant.sequence);
+        let remote = self.place(lane, grant);
+        let write = LaneWrite { work: Work::Cts, remote, ..LaneWrite::default() };
+        self.lanes[lane].write(&write, Some(entry.words().into()))
+    }
+
+    /// As [`RecvPath::clear_to_send`], for what does not fit into a work request.
+    #[inline(never)]
+    fn write_from_shadow(&mut self, lane: usize, grant: Grant, parts: &[RecvPart<'_>], strict: bool) -> Quick<()> {
         let at = entry_word(grant.sequence, 0);
-        let remote = Remote { addr: self.ring.addr + at as u64 * 8, rkey: self.ring.rkeys[lane % MAX_RAILS] };
-        if let [part] = parts
-            && self.lanes[lane].inline_bytes() >= ENTRY_BYTES as u32
-        {
-            let words = self.entry(part, 0, 1, strict).encode(grant.sequence);
-            let mut bytes = [0; ENTRY_BYTES];
-            for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
-                to.copy_from_slice(&word.to_ne_bytes());
-            }
-            let write = LaneWrite { work: Work::Cts, queue: 0, remote, ..LaneWrite::default() };
-            return self.lanes[lane].write_inline(bytes.as_slice().into(), &write);
-        }
         for (index, part) in parts.iter().enumerate() {
-            let words = self.entry(part, index, parts.len(), strict).encode(grant.sequence);
+            let entry = Entry::new(&self.terms(part, index, parts.len(), strict), grant.sequence);
             let place = self.shadow.words().iter().skip(at + index * ENTRY_WORDS);
-            for (cell, word) in place.zip(words) {
+            for (cell, word) in place.zip(entry.words()) {
                 // Relaxed: the provider orders these before the doorbell that makes the NIC read them.
-                cell.store(word, Ordering::Relaxed);
+                cell.store(*word, Ordering::Relaxed);
             }
         }
-        let lkey = self.shadow_keys.get(lane).map_or(0, Mr::lkey);
-        self.lanes[lane].write(&LaneWrite {
+        let write = LaneWrite {
             work: Work::Cts,
-            queue: 0,
             local_addr: self.shadow.addr() + at as u64 * 8,
-            lkey,
+            lkey: self.shadow_keys.get(lane).map_or(0, Mr::lkey),
             bytes: (parts.len() * ENTRY_BYTES) as u32,
-            remote,
-            immediate: None,
-            signaled: false,
-        })
+            remote: self.place(lane, grant),
+            ..LaneWrite::default()
+        };
+        self.lanes[lane].write(&write, None)
     }
 
-    #[inline]
-    fn entry(&self, part: &RecvPart<'_>, index: usize, count: usize, strict: bool) -> Entry {
-        let mut rkeys = [0; MAX_RAILS];
-        for (rkey, lane) in rkeys.iter_mut().zip(&self.lanes) {
+    #[inline(always)]
+    fn place(&self, lane: usize, grant: Grant) -> Remote {
+        let addr = self.ring.addr + entry_word(grant.sequence, 0) as u64 * 8;
+        Remote { addr, rkey: self.ring.rkeys[lane % MAX_RAILS] }
+    }
+
+    #[inline(always)]
+    fn terms(&self, part: &RecvPart<'_>, index: usize, count: usize, strict: bool) -> Terms {
+        let keys = if self.lanes_are_rails { *part.memory.packed_keys(strict) } else { self.pick_keys(part, strict) };
+        let (bytes, tag) = (part.bytes as u64, part.tag);
+        Terms { addr: part.addr, bytes, tag, parts: count as u8, part: index as u8, keys }
+    }
+
+    #[inline(never)]
+    fn pick_keys(&self, part: &RecvPart<'_>, strict: bool) -> PackedKeys {
+        pack(self.lanes.iter().map(|lane| {
             let keys = part.memory.keys(lane.rail.index);
-            *rkey = keys.map_or(0, |keys| if strict { keys.strict_rkey } else { keys.relaxed_rkey });
-        }
-        let bytes = part.bytes as u64;
-        Entry { addr: part.addr, bytes, tag: part.tag, parts: count as u8, part: index as u8, rkeys }
+            keys.map_or(0, |keys| if strict { keys.strict_rkey } else { keys.relaxed_rkey })
+        }))
     }
 
-    #[inline]
-    fn test(&mut self, comm: &RecvComm, request: u16, mut tell: impl FnMut(usize, u64)) -> Result<bool> {
+    #[inline(always)]
+    fn test(&mut self, comm: &RecvComm, request: u16, mut tell: impl FnMut(usize, u64)) -> Quick<bool> {
         if self.receives.test(request, &mut tell).map_err(not_in_flight)? {
             return Ok(true);
         }
@@ -237,8 +249,8 @@ impl RecvPath {
 
     /// Takes in what has arrived; whether anything had. Looks at the lane that bytes last came by, and only when it
     /// has nothing at one other, in turn: an idle rail costs nothing while others are busy.
-    #[inline]
-    fn progress(&mut self, comm: &RecvComm) -> Result<bool> {
+    #[inline(always)]
+    fn progress(&mut self, comm: &RecvComm) -> Quick<bool> {
         if self.take_in(comm, self.hot)? {
             self.patience.moved();
             return Ok(true);
@@ -254,8 +266,8 @@ impl RecvPath {
         Ok(false)
     }
 
-    #[inline]
-    fn take_in(&mut self, comm: &RecvComm, index: usize) -> Result<bool> {
+    #[inline(always)]
+    fn take_in(&mut self, comm: &RecvComm, index: usize) -> Quick<bool> {
         let lane = &mut self.lanes[index];
         if self.receives.open() == 0 && !lane.has_pending() {
             return Ok(false);
@@ -271,8 +283,8 @@ impl RecvPath {
         Ok(moved)
     }
 
-    #[inline]
-    fn stalled(&mut self, comm: &RecvComm, what: &str) -> Result<()> {
+    #[inline(always)]
+    fn stalled(&mut self, comm: &RecvComm, what: &str) -> Quick<()> {
         match (self.patience.idle(), comm.peer.presence()) {
             (None, Presence::Here) => Ok(()),
             (waited, presence) => self.waiting(comm, what, waited, presence),
@@ -280,7 +292,7 @@ impl RecvPath {
     }
 
     #[cold]
-    fn waiting(&mut self, comm: &RecvComm, what: &str, waited: Option<Duration>, presence: Presence) -> Result<()> {
+    fn waiting(&mut self, comm: &RecvComm, what: &str, waited: Option<Duration>, presence: Presence) -> Quick<()> {
         if presence != Presence::Here {
             // What arrived before the peer left may lie on a lane whose turn has not come.
             for index in 0..self.lanes.len() {
@@ -307,33 +319,34 @@ impl RecvPath {
     }
 
     #[cold]
-    fn fail(&mut self, error: Error) -> Error {
+    fn fail(&mut self, error: impl Into<Box<Error>>) -> Box<Error> {
+        let error = error.into();
         self.failed = Some(error.clone());
         error
     }
 }
 
-#[inline]
-fn check_parts(parts: &[RecvPart<'_>]) -> Result<()> {
+#[inline(always)]
+fn check_parts(parts: &[RecvPart<'_>]) -> Quick<()> {
     if parts.is_empty() || parts.len() > PARTS {
-        return Err(group_size(parts.len()));
+        return Err(group_size(parts.len()).into());
     }
     for part in parts {
         if part.bytes as u64 > MAX_RECEIVE_BYTES || !part.memory.covers(part.addr, part.bytes) {
-            return Err(outside("irecv", part.addr, part.bytes, part.memory));
+            return Err(outside("irecv", part.addr, part.bytes, part.memory).into());
         }
     }
     Ok(())
 }
 
 /// Acts on one completion of a receiver's lane.
-#[inline]
-fn arrive(lane: &mut Lane, receives: &mut Receives, comm: &RecvComm, completion: &Completion) -> Result<()> {
+#[inline(always)]
+fn arrive(lane: &mut Lane, receives: &mut Receives, comm: &RecvComm, completion: &Completion) -> Quick<()> {
     if completion.status() != 0 {
         // A peer that has closed takes its queue pairs away: clear-to-sends that it never needed fail then.
         return match comm.peer.presence() {
             Presence::Closed { .. } => Ok(()),
-            _ => Err(completion_failure(&comm.peer, lane, completion)),
+            _ => Err(completion_failure(&comm.peer, lane, completion).into()),
         };
     }
     let id = WorkId::decode(completion.wr_id());
@@ -345,7 +358,7 @@ fn arrive(lane: &mut Lane, receives: &mut Receives, comm: &RecvComm, completion:
     match receives.arrived(immediate, bytes) {
         Ok(Arrival::Part | Arrival::Whole) => {}
         Ok(Arrival::Stale) => tracing::debug!("{} sent a stale {immediate:?}", comm.peer.name),
-        Err(violation) => return Err(broken_protocol(&comm.peer, &violation)),
+        Err(violation) => return Err(broken_protocol(&comm.peer, &violation).into()),
     }
     lane.used_receive(id.queue)
 }

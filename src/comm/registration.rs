@@ -7,7 +7,8 @@
 use super::rail::Rail;
 use crate::error::{Error, Result};
 use crate::verbs::{Access, HostMemory, Mr, Readable};
-use crate::wire::MAX_OFFERED_RAILS;
+use crate::wire::cts::PackedKeys;
+use crate::wire::{MAX_OFFERED_RAILS, MAX_RAILS};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Memory registered on every rail of this host.
@@ -15,6 +16,9 @@ pub struct Registration {
     start: usize,
     end: usize,
     keys: Vec<Keys>,
+    /// The remote keys of the first rails, as an entry has them.
+    strict: PackedKeys,
+    relaxed: PackedKeys,
     /// What the keys stand for; deregistered when the last user is gone.
     regions: Vec<Mr>,
 }
@@ -32,20 +36,27 @@ pub struct Keys {
 
 impl Registration {
     /// Whether `bytes` at `addr` lie within it; no bytes lie anywhere.
-    #[inline]
+    #[inline(always)]
     pub fn covers(&self, addr: u64, bytes: usize) -> bool {
-        let addr = addr as usize;
-        bytes == 0 || addr >= self.start && addr.checked_add(bytes).is_some_and(|end| end <= self.end)
+        // An address below the start wraps around to an offset beyond every end.
+        let (offset, room) = ((addr as usize).wrapping_sub(self.start), self.end - self.start);
+        offset <= room && bytes <= room - offset || bytes == 0
     }
 
     /// Some of it, for this process to read; `None` outside of it.
-    #[inline]
+    #[inline(always)]
     pub fn readable(&self, addr: u64, bytes: u32) -> Option<Readable<'_>> {
         self.regions.first()?.readable(addr, bytes)
     }
 
+    /// The remote keys of this host's first [`MAX_RAILS`] rails, in their order.
+    #[inline(always)]
+    pub fn packed_keys(&self, strict: bool) -> &PackedKeys {
+        if strict { &self.strict } else { &self.relaxed }
+    }
+
     /// The keys on this host's rail `rail`.
-    #[inline]
+    #[inline(always)]
     pub fn keys(&self, rail: usize) -> Option<&Keys> {
         self.keys.get(rail)
     }
@@ -107,5 +118,17 @@ fn register_everywhere(rails: &[Arc<Rail>], memory: HostMemory) -> Result<Regist
         keys.push(rail_keys);
     }
     let (start, end) = (memory.addr(), memory.addr() + memory.len());
-    Ok(Registration { start, end, keys, regions })
+    let strict = pack(keys.iter().map(|keys| keys.strict_rkey));
+    let relaxed = pack(keys.iter().map(|keys| keys.relaxed_rkey));
+    Ok(Registration { start, end, keys, strict, relaxed, regions })
+}
+
+/// Keys by rail as an entry has them.
+#[inline]
+pub fn pack(keys: impl Iterator<Item = u32>) -> PackedKeys {
+    let mut packed = PackedKeys::default();
+    for (rail, key) in keys.take(MAX_RAILS).enumerate() {
+        packed[rail / 2] |= u64::from(key) << (rail % 2 * 32);
+    }
+    packed
 }

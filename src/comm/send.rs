@@ -10,12 +10,12 @@ use super::registration::Registration;
 use super::service::WatchId;
 use super::trouble::{Stall, broken_protocol, completion_failure, lanes_text, not_in_flight, outside, stall_verdict};
 use super::work::{Work, WorkId};
-use crate::error::{Error, Result};
-use crate::flow::plan::Share;
+use crate::error::{Error, Quick, Result};
+use crate::flow::plan::Shares;
 use crate::flow::sends::{Head, Message, Route, Sends};
 use crate::flow::striping::Striping;
 use crate::verbs::{CompletionBuffer, HostMemory, Mr, Region, Remote};
-use crate::wire::MAX_RAILS;
+use crate::wire::cts::Entry;
 use crate::wire::immediate::MAX_LEADS;
 use crate::wire::message::Bye;
 use std::sync::Arc;
@@ -28,6 +28,9 @@ pub struct SendComm {
     watch: WatchId,
     path: Owner<SendPath>,
 }
+
+/// No lane: the message is to be cut.
+const CUT: usize = usize::MAX;
 
 /// What the data path works on.
 pub struct SendPath {
@@ -43,7 +46,7 @@ pub struct SendPath {
     most_bytes: u64,
     buffer: CompletionBuffer,
     patience: Patience,
-    failed: Option<Error>,
+    failed: Option<Box<Error>>,
 }
 
 impl SendComm {
@@ -65,8 +68,8 @@ impl SendComm {
     /// # Errors
     /// [`Error::Argument`] when the memory is not registered; [`Error::Usage`] when the receive is smaller than the
     /// send; [`Error::Remote`] when the connection has failed.
-    #[inline]
-    pub fn isend(&self, addr: u64, bytes: usize, tag: i32, memory: &Registration) -> Result<Option<u16>> {
+    #[inline(always)]
+    pub fn isend(&self, addr: u64, bytes: usize, tag: i32, memory: &Registration) -> Quick<Option<u16>> {
         match self.path.enter() {
             Some(mut path) => path.isend(self, addr, bytes, tag, memory),
             None => Ok(None),
@@ -77,8 +80,8 @@ impl SendComm {
     ///
     /// # Errors
     /// [`Error::Argument`] when there is no such request; [`Error::Remote`] when the connection has failed.
-    #[inline]
-    pub fn test(&self, request: u16) -> Result<Option<u64>> {
+    #[inline(always)]
+    pub fn test(&self, request: u16) -> Quick<Option<u64>> {
         match self.path.enter() {
             Some(mut path) => path.test(self, request),
             None => Ok(None),
@@ -118,7 +121,7 @@ impl SendPath {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn isend(
         &mut self,
         comm: &SendComm,
@@ -126,7 +129,7 @@ impl SendPath {
         bytes: usize,
         tag: i32,
         memory: &Registration,
-    ) -> Result<Option<u16>> {
+    ) -> Quick<Option<u16>> {
         if let Some(failed) = &self.failed {
             return Err(failed.clone());
         }
@@ -135,7 +138,7 @@ impl SendPath {
             return self.stalled(comm, "a send", bytes).map(|()| None);
         }
         if !memory.covers(addr, bytes) {
-            return Err(outside("isend", addr, bytes, memory));
+            return Err(outside("isend", addr, bytes, memory).into());
         }
         if !self.sends.has_room() {
             return self.stalled(comm, "a send", bytes).map(|()| None);
@@ -148,86 +151,69 @@ impl SendPath {
             return self.stalled(comm, "a send without a receive", bytes).map(|()| None);
         };
         let size = bytes as u64;
-        if size > entry.bytes || size > self.most_bytes {
-            return Err(too_large(&comm.peer, size, tag, entry.bytes, self.most_bytes));
-        }
-        let (part, remote_addr, rkeys) = (entry.part, entry.addr, entry.rkeys);
-        let message = Message { sequence, part, bytes: size, local_addr: addr, remote_addr };
-        self.patience.moved();
-        if !self.striping.is_small(size) {
-            return self.send_cut(&message, memory, &rkeys);
+        if size > entry.bytes() || size > self.most_bytes {
+            return Err(too_large(&comm.peer, size, tag, entry.bytes(), self.most_bytes));
         }
         let lanes = &self.lanes;
-        let rail = self.striping.rail_for(size, |rail| lanes.get(rail).map_or(0, |lane| lane.rail.backlog_bytes()));
-        self.send_whole(&message, rail, memory, &rkeys)
-    }
-
-    /// A small message: one write on one rail.
-    #[inline]
-    fn send_whole(
-        &mut self,
-        message: &Message,
-        rail: usize,
-        memory: &Registration,
-        rkeys: &[u32; MAX_RAILS],
-    ) -> Result<Option<u16>> {
-        let lane = &mut self.lanes[rail];
+        let rail = if self.striping.is_small(size) {
+            self.striping.rail_for(size, |rail| lanes.get(rail).map_or(0, |lane| lane.rail.backlog_bytes()))
+        } else {
+            CUT
+        };
+        let message = Message { sequence, part: entry.part(), bytes: size, local_addr: addr, remote_addr: entry.addr() };
+        self.patience.moved();
+        let Some(lane) = self.lanes.get_mut(rail) else {
+            let entry = *entry;
+            return self.send_cut(&message, memory, &entry);
+        };
         let queue = lane.next_queue();
-        let timed = self.striping.is_timed(message.bytes);
-        if timed || !lane.has_room(queue) {
-            let share = Share { lane: rail as u8, offset: 0, bytes: message.bytes };
-            return self.send_shares(message, &[share], memory, rkeys);
+        if self.striping.is_timed(size) || !lane.has_room(queue) {
+            let entry = *entry;
+            return self.send_shares(self.clock.now_ns(), &message, &Shares::whole(rail, size), memory, &entry);
         }
-        let Some((request, immediate)) = self.sends.start_whole(message) else { return Ok(None) };
+        let rkey = entry.rkey(rail);
+        let Some((request, immediate)) = self.sends.start_whole(&message) else { return Ok(None) };
         let write = LaneWrite {
             work: Work::Share { request, share: 0 },
             queue,
-            local_addr: message.local_addr,
+            local_addr: addr,
             lkey: memory.keys(lane.rail.index).map_or(0, |keys| keys.lkey),
-            bytes: message.bytes as u32,
-            remote: Remote { addr: message.remote_addr, rkey: rkeys[rail % MAX_RAILS] },
+            bytes: size as u32,
+            remote: Remote { addr: message.remote_addr, rkey },
             immediate: Some(immediate.encode()),
             signaled: true,
         };
-        let inline = if write.bytes <= lane.inline_bytes() && write.bytes > 0 {
-            memory.readable(write.local_addr, write.bytes)
-        } else {
-            None
-        };
-        let posted = match inline {
-            Some(bytes) => lane.write_inline(bytes, &write),
-            None => lane.write(&write),
-        };
-        match posted {
-            Ok(()) => {
-                self.striping.given(rail, message.bytes, None);
-                Ok(Some(request))
-            }
-            Err(error) => Err(self.fail(error)),
+        let small = write.bytes.wrapping_sub(1) < lane.inline_bytes();
+        let inline = if small { memory.readable(addr, write.bytes) } else { None };
+        if let Err(error) = lane.write(&write, inline) {
+            return Err(self.fail(error));
         }
+        self.striping.given(rail, size, None);
+        Ok(Some(request))
     }
 
     /// A large message: a share for each rail that helps.
     #[inline(never)]
-    fn send_cut(&mut self, message: &Message, memory: &Registration, rkeys: &[u32; MAX_RAILS]) -> Result<Option<u16>> {
-        let shares = self.striping.cut(message.bytes, self.clock.now_ns());
-        self.send_shares(message, shares.as_slice(), memory, rkeys)
+    fn send_cut(&mut self, message: &Message, memory: &Registration, entry: &Entry) -> Quick<Option<u16>> {
+        let now_ns = self.clock.now_ns();
+        let shares = self.striping.cut(message.bytes, now_ns);
+        self.send_shares(now_ns, message, &shares, memory, entry)
     }
 
     #[inline(never)]
     fn send_shares(
         &mut self,
+        now_ns: u64,
         message: &Message,
-        shares: &[Share],
+        shares: &Shares,
         memory: &Registration,
-        rkeys: &[u32; MAX_RAILS],
-    ) -> Result<Option<u16>> {
-        let now_ns = self.clock.now_ns();
-        let (lanes, chunk_bytes) = (&mut self.lanes, self.chunk_bytes);
+        entry: &Entry,
+    ) -> Quick<Option<u16>> {
+        let (lanes, chunk_bytes, shares) = (&mut self.lanes, self.chunk_bytes, shares.as_slice());
         let request = self.sends.start(message, shares, chunk_bytes, |rail| {
             let lane = &mut lanes[usize::from(rail)];
             let lkey = memory.keys(lane.rail.index).map_or(0, |keys| keys.lkey);
-            Route { queue: lane.next_queue(), lkey, rkey: rkeys[usize::from(rail) % MAX_RAILS] }
+            Route { queue: lane.next_queue(), lkey, rkey: entry.rkey(usize::from(rail)) }
         });
         let Some(request) = request else { return Ok(None) };
         for share in shares {
@@ -244,7 +230,7 @@ impl SendPath {
 
     /// Posts what a send has not posted, as far as the queue pairs have room.
     #[inline]
-    fn post(&mut self, request: u16) -> Result<()> {
+    fn post(&mut self, request: u16) -> Quick<()> {
         for share in 0..self.sends.shares_to_post(request) {
             while let Some(next) = self.sends.next_write(request, share, self.chunk_bytes) {
                 let lane = &mut self.lanes[usize::from(next.lane)];
@@ -252,7 +238,7 @@ impl SendPath {
                     break;
                 }
                 let last = next.immediate.is_some();
-                let posted = lane.write(&LaneWrite {
+                let write = LaneWrite {
                     work: if last { Work::Share { request, share } } else { Work::Lead },
                     queue: next.route.queue,
                     local_addr: next.local_addr,
@@ -261,8 +247,8 @@ impl SendPath {
                     remote: Remote { addr: next.remote_addr, rkey: next.route.rkey },
                     immediate: next.immediate.map(|immediate| immediate.encode()),
                     signaled: last,
-                });
-                if let Err(error) = posted {
+                };
+                if let Err(error) = lane.write(&write, None) {
                     return Err(self.fail(error));
                 }
                 self.sends.posted(request, share, &next);
@@ -271,8 +257,8 @@ impl SendPath {
         Ok(())
     }
 
-    #[inline]
-    fn test(&mut self, comm: &SendComm, request: u16) -> Result<Option<u64>> {
+    #[inline(always)]
+    fn test(&mut self, comm: &SendComm, request: u16) -> Quick<Option<u64>> {
         if let Some(bytes) = self.sends.test(request).map_err(not_in_flight)? {
             return Ok(Some(bytes));
         }
@@ -285,13 +271,15 @@ impl SendPath {
             self.stalled(comm, "a running send", 0)?;
         }
         // What had no room when it began; another request's test may have made it.
-        self.post(request)?;
+        if self.sends.shares_to_post(request) > 0 {
+            self.post(request)?;
+        }
         self.sends.test(request).map_err(not_in_flight)
     }
 
     /// Takes in what has completed; whether anything had.
-    #[inline]
-    fn progress(&mut self, comm: &SendComm) -> Result<bool> {
+    #[inline(always)]
+    fn progress(&mut self, comm: &SendComm) -> Quick<bool> {
         let mut moved = false;
         // One reading of the clock does for all that is found now.
         let mut now_ns = None;
@@ -305,7 +293,7 @@ impl SendPath {
                     if let Presence::Closed { .. } = comm.peer.presence() {
                         continue;
                     }
-                    let failure = completion_failure(&comm.peer, lane, completion);
+                    let failure = Box::new(completion_failure(&comm.peer, lane, completion));
                     self.failed = Some(failure.clone());
                     return Err(failure);
                 }
@@ -328,8 +316,8 @@ impl SendPath {
 
     /// Nothing can be done now. Every now and then this looks whether the peer is still there, and says so when it
     /// has taken long. What runs is done when a peer that closed had received it.
-    #[inline]
-    fn stalled(&mut self, comm: &SendComm, what: &str, bytes: usize) -> Result<()> {
+    #[inline(always)]
+    fn stalled(&mut self, comm: &SendComm, what: &'static str, bytes: usize) -> Quick<()> {
         match (self.patience.idle(), comm.peer.presence()) {
             (None, Presence::Here) => Ok(()),
             (waited, presence) => self.waiting(comm, what, bytes, waited, presence),
@@ -344,7 +332,7 @@ impl SendPath {
         bytes: usize,
         waited: Option<Duration>,
         presence: Presence,
-    ) -> Result<()> {
+    ) -> Quick<()> {
         let waited = waited.unwrap_or_else(|| self.patience.elapsed());
         if let Presence::Closed { delivered } = presence
             && self.sends.delivered(delivered)
@@ -366,19 +354,20 @@ impl SendPath {
     }
 
     #[cold]
-    fn fail(&mut self, error: Error) -> Error {
+    fn fail(&mut self, error: impl Into<Box<Error>>) -> Box<Error> {
+        let error = error.into();
         self.failed = Some(error.clone());
         error
     }
 }
 
 #[cold]
-fn too_large(peer: &Peer, bytes: u64, tag: i32, room: u64, most: u64) -> Error {
+fn too_large(peer: &Peer, bytes: u64, tag: i32, room: u64, most: u64) -> Box<Error> {
     if bytes > room {
-        return Error::Usage(format!(
+        return Box::new(Error::Usage(format!(
             "a send of {bytes} bytes meets a receive of {room} bytes (tag {tag:#x}, peer {}): the ranks disagree on a size",
             peer.name
-        ));
+        )));
     }
-    Error::Argument(format!("a send of {bytes} bytes: at most {most} on this connection"))
+    Box::new(Error::Argument(format!("a send of {bytes} bytes: at most {most} on this connection")))
 }

@@ -65,8 +65,8 @@ pub fn completion_failure(peer: &Peer, lane: &Lane, completion: &Completion) -> 
 
 /// A request number that names nothing.
 #[cold]
-pub fn not_in_flight(error: NotInFlight) -> Error {
-    Error::Argument(error.to_string())
+pub fn not_in_flight(error: NotInFlight) -> Box<Error> {
+    Box::new(Error::Argument(error.to_string()))
 }
 
 /// Memory outside its registration.

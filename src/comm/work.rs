@@ -34,7 +34,7 @@ pub struct WorkId {
 
 impl WorkId {
     /// Packs it.
-    #[inline]
+    #[inline(always)]
     pub fn encode(self) -> u64 {
         let (kind, share, request) = match self.work {
             Work::Share { request, share } => (0, share, request),
@@ -50,7 +50,7 @@ impl WorkId {
     }
 
     /// Unpacks it; the numbers are all of our own making.
-    #[inline]
+    #[inline(always)]
     pub fn decode(bits: u64) -> Self {
         let work = match bits & 0xff {
             0 => Work::Share { request: (bits >> 40) as u16, share: (bits >> 32) as u8 },

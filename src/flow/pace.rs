@@ -28,7 +28,7 @@ pub struct Pace {
 
 impl Pace {
     /// A write was given to the rail, at `now_ns` if it is one that is timed.
-    #[inline]
+    #[inline(always)]
     pub fn given(&mut self, bytes: u64, now_ns: Option<u64>) {
         self.outstanding_bytes += bytes;
         if let Some(now_ns) = now_ns {
@@ -44,7 +44,7 @@ impl Pace {
     }
 
     /// The rail confirmed a write; `now_ns` as it was when that was given.
-    #[inline]
+    #[inline(always)]
     pub fn confirmed(&mut self, bytes: u64, now_ns: Option<u64>) {
         self.outstanding_bytes = self.outstanding_bytes.saturating_sub(bytes);
         if let Some(now_ns) = now_ns {
@@ -56,7 +56,7 @@ impl Pace {
     }
 
     /// What it carries, in bytes per microsecond; `None` before the first timed write was confirmed.
-    #[inline]
+    #[inline(always)]
     pub fn measured(&self) -> Option<f64> {
         (self.busy_ns > 0.0).then(|| self.bytes * 1000.0 / self.busy_ns)
     }

@@ -41,6 +41,13 @@ impl Shares {
         &self.shares[..self.count.min(MAX_RAILS)]
     }
 
+    /// The whole message on one lane.
+    pub fn whole(lane: usize, bytes: u64) -> Self {
+        let mut shares = [Share::default(); MAX_RAILS];
+        shares[0] = Share { lane: lane as u8, offset: 0, bytes };
+        Self { shares, count: 1 }
+    }
+
     /// Gives the last `bytes` (about, for the alignment) to another lane, if that leaves the last share at least as much.
     pub fn give(&mut self, lane: usize, bytes: u64) {
         let Some(last) = self.shares[..self.count.min(MAX_RAILS)].last_mut() else { return };

@@ -110,13 +110,13 @@ impl Receives {
     }
 
     /// Whether a receive could be granted now.
-    #[inline]
+    #[inline(always)]
     pub fn has_room(&self) -> bool {
         matches!(self.slots[self.next as usize % SLOTS], Slot::Free)
     }
 
     /// Receives that wait for bytes.
-    #[inline]
+    #[inline(always)]
     pub fn open(&self) -> usize {
         self.open
     }
@@ -128,7 +128,7 @@ impl Receives {
 
     /// Takes the next slot for a receive with the given rooms (1 to [`PARTS`]); `None` while that slot is in use.
     /// An optional receive is reported done before its bytes are there.
-    #[inline]
+    #[inline(always)]
     pub fn grant(&mut self, rooms: impl ExactSizeIterator<Item = u64>, optional: bool) -> Option<Grant> {
         if !self.has_room() {
             return None;
@@ -150,7 +150,7 @@ impl Receives {
     ///
     /// # Errors
     /// A [`Violation`]; nothing changed then.
-    #[inline]
+    #[inline(always)]
     pub fn arrived(&mut self, immediate: Immediate, bytes: u32) -> Result<Arrival, Violation> {
         let at = usize::from(immediate.slot) % SLOTS;
         let slot = &mut self.slots[at];
@@ -194,7 +194,7 @@ impl Receives {
     ///
     /// # Errors
     /// [`NotInFlight`].
-    #[inline]
+    #[inline(always)]
     pub fn test(&mut self, request: u16, mut tell: impl FnMut(usize, u64)) -> Result<bool, NotInFlight> {
         let slot = self.slots.get_mut(usize::from(request)).ok_or(NotInFlight(request))?;
         let Slot::Granted(granted) = slot else { return Err(NotInFlight(request)) };

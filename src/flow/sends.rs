@@ -140,7 +140,7 @@ impl Sends {
     }
 
     /// Whether another send can start.
-    #[inline]
+    #[inline(always)]
     pub fn has_room(&self) -> bool {
         self.free_count > 0
     }
@@ -150,7 +150,7 @@ impl Sends {
     ///
     /// # Errors
     /// A [`Violation`] of the peer's.
-    #[inline]
+    #[inline(always)]
     pub fn peek(&mut self, ring: &[AtomicU64], tag: i32) -> Result<Option<Head<'_>>, Violation> {
         if self.group.waiting == 0 && !self.group.load(ring)? {
             return Ok(None);
@@ -158,7 +158,7 @@ impl Sends {
         let mut waiting = self.group.waiting;
         while waiting != 0 {
             let entry = &self.group.entries[waiting.trailing_zeros() as usize % PARTS];
-            if entry.tag == tag {
+            if entry.tag() == tag {
                 return Ok(Some(Head { sequence: self.group.sequence, entry }));
             }
             waiting &= waiting - 1;
@@ -167,7 +167,7 @@ impl Sends {
     }
 
     /// Takes the part that [`Sends::peek`] found. When it was the last of its group the next group is the head.
-    #[inline]
+    #[inline(always)]
     fn take(&mut self, part: u8) {
         self.group.waiting &= !(1 << (part & 7));
         if self.group.waiting == 0 {
@@ -175,7 +175,7 @@ impl Sends {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn run(&mut self, message: &Message, count: u8, unposted: u8) -> Option<u16> {
         self.free_count = self.free_count.checked_sub(1)?;
         let request = self.free[self.free_count % REQUESTS];
@@ -189,7 +189,7 @@ impl Sends {
 
     /// Starts a send that the caller posts at once, whole, in one write with this immediate; its request number. The
     /// message is one that [`Sends::peek`] found. `None` when there is no room ([`Sends::has_room`]).
-    #[inline]
+    #[inline(always)]
     pub fn start_whole(&mut self, message: &Message) -> Option<(u16, Immediate)> {
         let request = self.run(message, 1, 0)?;
         Some((request, immediate(message.sequence, message.part, 1, 0)))
@@ -197,7 +197,7 @@ impl Sends {
 
     /// Starts a send that goes by `shares`; its request number. `route` says for a rail where its share goes. The
     /// message is one that [`Sends::peek`] found. `None` when there is no room ([`Sends::has_room`]).
-    #[inline]
+    #[inline(always)]
     pub fn start(
         &mut self,
         message: &Message,
@@ -218,7 +218,7 @@ impl Sends {
 
     /// The next write of a share of a running send, `None` when all of the share was given out. The caller posts it,
     /// then calls [`Sends::posted`].
-    #[inline]
+    #[inline(always)]
     pub fn next_write(&self, request: u16, share: u8, chunk_bytes: u64) -> Option<NextWrite> {
         let at = usize::from(request) % REQUESTS;
         let Request::Running(running) = &self.requests[at] else { return None };
@@ -237,7 +237,7 @@ impl Sends {
     }
 
     /// The write that [`Sends::next_write`] gave was posted.
-    #[inline]
+    #[inline(always)]
     pub fn posted(&mut self, request: u16, share: u8, write: &NextWrite) {
         let at = usize::from(request) % REQUESTS;
         let Request::Running(running) = &mut self.requests[at] else { return };
@@ -251,7 +251,7 @@ impl Sends {
     }
 
     /// How many shares a running send has, while some of its writes have not been posted; else 0.
-    #[inline]
+    #[inline(always)]
     pub fn shares_to_post(&self, request: u16) -> u8 {
         match self.requests.get(usize::from(request)) {
             Some(Request::Running(running)) if running.unposted > 0 => running.count,
@@ -263,7 +263,7 @@ impl Sends {
     ///
     /// # Errors
     /// [`NotInFlight`] when no such send runs.
-    #[inline]
+    #[inline(always)]
     pub fn confirmed(&mut self, request: u16, share: u8) -> Result<u64, NotInFlight> {
         let at = usize::from(request) % REQUESTS;
         let slot = &mut self.requests[at];
@@ -296,7 +296,7 @@ impl Sends {
     ///
     /// # Errors
     /// [`NotInFlight`].
-    #[inline]
+    #[inline(always)]
     pub fn test(&mut self, request: u16) -> Result<Option<u64>, NotInFlight> {
         let slot = self.requests.get_mut(usize::from(request)).ok_or(NotInFlight(request))?;
         match *slot {
@@ -318,36 +318,45 @@ impl Default for Sends {
     }
 }
 
-#[inline]
+#[inline(always)]
 fn immediate(sequence: u64, part: u8, shares: u8, leads: u16) -> Immediate {
     let slot = (sequence % SLOTS as u64) as u8;
     Immediate { slot, part, generation: Immediate::generation_of(sequence), shares, leads }
 }
 
 /// Full chunks that go before the last write of a share of `bytes`.
-#[inline]
+#[inline(always)]
 pub fn leads(bytes: u64, chunk_bytes: u64) -> u64 {
     bytes.saturating_sub(1) / chunk_bytes
 }
 
 impl Group {
     /// Looks whether the group has arrived, all its entries whole.
-    #[inline]
+    #[inline(always)]
     fn load(&mut self, ring: &[AtomicU64]) -> Result<bool, Violation> {
         let Some(first) = self.load_entry(ring, 0)? else { return Ok(false) };
         self.entries[0] = first;
-        for part in 1..first.parts {
-            match self.load_entry(ring, part)? {
-                Some(entry) if entry.parts == first.parts => self.entries[usize::from(part) % PARTS] = entry,
-                Some(entry) => return Err(Violation::Parts(entry.parts)),
-                None => return Ok(false),
-            }
+        if first.parts() > 1 {
+            return self.load_others(ring, first.parts());
         }
-        self.waiting = (0xff_u16 >> (PARTS as u16 - u16::from(first.parts).min(PARTS as u16))) as u8;
+        self.waiting = 1;
         Ok(true)
     }
 
-    #[inline]
+    #[inline(never)]
+    fn load_others(&mut self, ring: &[AtomicU64], parts: u8) -> Result<bool, Violation> {
+        for part in 1..parts {
+            match self.load_entry(ring, part)? {
+                Some(entry) if entry.parts() == parts => self.entries[usize::from(part) % PARTS] = entry,
+                Some(entry) => return Err(Violation::Parts(entry.parts())),
+                None => return Ok(false),
+            }
+        }
+        self.waiting = (0xff_u16 >> (PARTS as u16 - u16::from(parts).min(PARTS as u16))) as u8;
+        Ok(true)
+    }
+
+    #[inline(always)]
     fn load_entry(&self, ring: &[AtomicU64], part: u8) -> Result<Option<Entry>, Violation> {
         let at = entry_word(self.sequence, usize::from(part));
         let Some(place) = ring.get(at..at + ENTRY_WORDS) else { return Ok(None) };
@@ -362,7 +371,7 @@ impl Group {
         for (word, cell) in words[1..].iter_mut().zip(&place[1..]) {
             *word = cell.load(Ordering::Relaxed);
         }
-        Entry::decode(&words, self.sequence, part)
+        Entry::decode(words, self.sequence, part)
     }
 }
 
@@ -370,7 +379,7 @@ impl Group {
 mod tests {
     use super::*;
     use crate::flow::plan::{Lane, divide};
-    use crate::wire::cts::RING_WORDS;
+    use crate::wire::cts::{RING_WORDS, Terms};
 
     fn ring() -> Vec<AtomicU64> {
         (0..RING_WORDS).map(|_| AtomicU64::new(0)).collect()
@@ -378,23 +387,21 @@ mod tests {
 
     fn grant(ring: &[AtomicU64], sequence: u64, tags: &[i32]) {
         for (part, &tag) in tags.iter().enumerate() {
-            let entry = Entry {
-                addr: 0x1000 * (part as u64 + 1),
-                bytes: 1 << 30,
-                tag,
-                parts: tags.len() as u8,
-                part: part as u8,
-                rkeys: [1; MAX_RAILS],
-            };
-            let at = entry_word(sequence, part);
-            for (cell, word) in ring[at..].iter().zip(entry.encode(sequence)) {
-                cell.store(word, Ordering::Relaxed);
-            }
+            let addr = 0x1000 * (part as u64 + 1);
+            let (parts, part) = (tags.len() as u8, part as u8);
+            put(ring, sequence, &Terms { addr, bytes: 1 << 30, tag, parts, part, keys: [1; 4] });
+        }
+    }
+
+    fn put(ring: &[AtomicU64], sequence: u64, terms: &Terms) {
+        let at = entry_word(sequence, usize::from(terms.part));
+        for (cell, word) in ring[at..].iter().zip(Entry::new(terms, sequence).words()) {
+            cell.store(*word, Ordering::Relaxed);
         }
     }
 
     fn matched(head: Head<'_>, bytes: u64) -> Message {
-        let (sequence, part, remote_addr) = (head.sequence, head.entry.part, head.entry.addr);
+        let (sequence, part, remote_addr) = (head.sequence, head.entry.part(), head.entry.addr());
         Message { sequence, part, bytes, local_addr: 0x5000, remote_addr }
     }
 
@@ -438,10 +445,7 @@ mod tests {
     fn a_lie_in_the_ring_is_named() {
         let (mut sends, ring) = (Sends::new(), ring());
         grant(&ring, 0, &[1, 2]);
-        let liar = Entry { parts: 3, part: 1, tag: 2, ..Entry::default() };
-        for (cell, word) in ring[entry_word(0, 1)..].iter().zip(liar.encode(0)) {
-            cell.store(word, Ordering::Relaxed);
-        }
+        put(&ring, 0, &Terms { parts: 3, part: 1, tag: 2, ..Terms::default() });
         assert_eq!(sends.peek(&ring, 1).map(|_| ()), Err(Violation::Parts(3)));
     }
 

@@ -38,6 +38,8 @@ pub struct Striping {
     favourite: usize,
     min_share_bytes: u64,
     count: usize,
+    /// Whether something was measured since the rates were worked out.
+    stale: bool,
     ways: Ways,
     /// The rails that carry the job while all is well; the others are spares.
     primaries: Set,
@@ -65,6 +67,7 @@ impl Striping {
             favourite: members(primaries).nth(start % working).unwrap_or(0),
             min_share_bytes: min_share_bytes.max(SHARE_ALIGNMENT),
             count: all.count_ones() as usize,
+            stale: false,
             ways,
             primaries,
             nominal,
@@ -79,19 +82,19 @@ impl Striping {
     }
 
     /// Whether a message goes whole to one rail.
-    #[inline]
+    #[inline(always)]
     pub fn is_small(&self, bytes: u64) -> bool {
         bytes / 2 < self.min_share_bytes || self.count < 2
     }
 
     /// Whether a write of this size is timed: the clock costs little beside it, and it says something of the rail.
-    #[inline]
+    #[inline(always)]
     pub fn is_timed(&self, bytes: u64) -> bool {
-        bytes >= self.min_share_bytes / 2
+        bytes >= self.min_share_bytes / 2 && self.count > 1
     }
 
     /// The rail for a small message. `elsewhere` tells what all connections of this process have under way on a rail.
-    #[inline]
+    #[inline(always)]
     pub fn rail_for(&mut self, bytes: u64, elsewhere: impl Fn(usize) -> u64) -> usize {
         let favourite = self.favourite;
         let waiting = self.paces[favourite].outstanding_bytes.max(elsewhere(favourite));
@@ -103,6 +106,9 @@ impl Striping {
 
     #[inline(never)]
     fn look_for_another(&mut self, bytes: u64, elsewhere: impl Fn(usize) -> u64) {
+        if self.stale {
+            self.refresh();
+        }
         let done_us = |rail: usize| {
             let waiting = self.paces[rail].outstanding_bytes.max(elsewhere(rail));
             if self.rates[rail] > 0.0 { (waiting + bytes) as f64 / self.rates[rail] } else { f64::INFINITY }
@@ -118,8 +124,11 @@ impl Striping {
     }
 
     /// The shares of a large message.
-    #[inline]
-    pub fn cut(&self, bytes: u64, now_ns: u64) -> Shares {
+    #[inline(always)]
+    pub fn cut(&mut self, bytes: u64, now_ns: u64) -> Shares {
+        if self.stale {
+            self.refresh();
+        }
         let mut lanes = [Lane::default(); MAX_RAILS];
         for ((lane, pace), rate) in lanes.iter_mut().zip(&self.paces).zip(&self.rates) {
             *lane = Lane { bytes_per_us: *rate, backlog_bytes: pace.outstanding_bytes };
@@ -145,18 +154,16 @@ impl Striping {
     }
 
     /// A share was given to a rail. `now_ns` is wanted for what [`Striping::is_timed`].
-    #[inline]
+    #[inline(always)]
     pub fn given(&mut self, rail: usize, bytes: u64, now_ns: Option<u64>) {
         self.paces[rail % MAX_RAILS].given(bytes, now_ns);
     }
 
     /// A share was confirmed.
-    #[inline]
+    #[inline(always)]
     pub fn confirmed(&mut self, rail: usize, bytes: u64, now_ns: Option<u64>) {
         self.paces[rail % MAX_RAILS].confirmed(bytes, now_ns);
-        if now_ns.is_some() {
-            self.refresh();
-        }
+        self.stale |= now_ns.is_some();
     }
 
     /// Bytes that were given to a rail and not confirmed.
@@ -166,6 +173,7 @@ impl Striping {
 
     /// Works out again what each rail carries.
     fn refresh(&mut self) {
+        self.stale = false;
         let mut kept = 0.0_f64;
         for rail in 0..self.count {
             if let Some(measured) = self.paces[rail].measured() {
@@ -343,7 +351,7 @@ mod tests {
         Striping::new(Ways::new(&(0..4).map(|rail| [end(rail), end(rail)]).collect::<Vec<_>>()), MIN, 0)
     }
 
-    fn carriers(striping: &Striping, bytes: u64) -> Vec<u8> {
+    fn carriers(striping: &mut Striping, bytes: u64) -> Vec<u8> {
         let mut lanes: Vec<u8> = striping.cut(bytes, 0).as_slice().iter().map(|share| share.lane).collect();
         lanes.sort_unstable();
         lanes
@@ -352,7 +360,7 @@ mod tests {
     #[test]
     fn spares_rest_until_a_primary_is_slow() {
         let mut striping = spark_with_two_cables();
-        assert_eq!(carriers(&striping, 1 << 20), [0, 3]);
+        assert_eq!(carriers(&mut striping, 1 << 20), [0, 3]);
         let measure = |striping: &mut Striping, rail: usize, bytes_per_us: u64| {
             for turn in 0..20 {
                 let (begin, bytes) = (turn * 1_000_000, 1 << 17);
@@ -363,12 +371,12 @@ mod tests {
         // Sixteen channels at once: each sees a sixteenth on both, which is no reason to bring in spares.
         measure(&mut striping, 0, 14_000 / 16);
         measure(&mut striping, 3, 14_000 / 16);
-        assert_eq!(carriers(&striping, 1 << 20), [0, 3]);
+        assert_eq!(carriers(&mut striping, 1 << 20), [0, 3]);
         // Rail 3 at a quarter: rail 1, on its link, carries what that leaves.
         measure(&mut striping, 3, 14_000 / 64);
-        assert_eq!(carriers(&striping, 1 << 20), [0, 1, 3]);
+        assert_eq!(carriers(&mut striping, 1 << 20), [0, 1, 3]);
         measure(&mut striping, 3, 14_000 / 16);
-        assert_eq!(carriers(&striping, 1 << 20), [0, 3]);
+        assert_eq!(carriers(&mut striping, 1 << 20), [0, 3]);
     }
 
     #[test]
@@ -387,6 +395,7 @@ mod tests {
             striping.given(rail, 1 << 20, Some(0));
             striping.confirmed(rail, 1 << 20, Some(if rail == 1 { 800_000 } else { 84_000 }));
         }
+        striping.cut(1 << 20, 0);
         assert_ne!(striping.rail_for(8, nowhere), 1);
     }
 }

@@ -148,7 +148,12 @@ impl Ways {
 /// The ways of a set, by number.
 #[inline]
 pub fn members(set: Set) -> impl Iterator<Item = usize> {
-    (0..MAX_RAILS).filter(move |way| set >> way & 1 == 1)
+    let mut left = set;
+    std::iter::from_fn(move || {
+        let way = left.trailing_zeros() as usize;
+        left &= left.wrapping_sub(1);
+        (way < MAX_RAILS).then_some(way)
+    })
 }
 
 #[cfg(test)]

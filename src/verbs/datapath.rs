@@ -6,8 +6,8 @@ use std::ptr::null_mut;
 use super::bindings::*;
 use super::cq::{Completion, CompletionBuffer, Cq};
 use super::memory::Readable;
-use super::qp::Qp;
-use crate::error::{Error, Result};
+use super::qp::{Prepared, Qp};
+use crate::error::{Error, Quick};
 
 /// Memory of the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -42,18 +42,18 @@ impl Qp {
     ///
     /// # Errors
     /// [`Error::Os`] when the QP does not take it: `ENOMEM` for a full queue, others for a QP in the wrong state.
-    #[inline]
-    pub fn write(&mut self, write: &Write) -> Result<()> {
-        let segment = ibv_sge { addr: write.local_addr, length: write.bytes, lkey: write.lkey };
+    #[inline(always)]
+    pub fn write(&mut self, write: &Write) -> Quick<()> {
         let flags = if write.signaled { IBV_SEND_SIGNALED } else { 0 };
-        self.post_write(segment, flags, write.remote, write.immediate, write.wr_id)
+        let Write { local_addr, bytes, lkey, remote, immediate, wr_id, .. } = *write;
+        self.post_write(local_addr, bytes, lkey, flags, remote, immediate, wr_id)
     }
 
     /// Posts a write whose bytes are copied into the work request: `bytes` is free again when this returns.
     ///
     /// # Errors
     /// [`Error::Argument`] when there are more bytes than [`Qp::inline_bytes`]; else as [`Qp::write`].
-    #[inline]
+    #[inline(always)]
     pub fn write_inline(
         &mut self,
         bytes: Readable<'_>,
@@ -61,13 +61,12 @@ impl Qp {
         immediate: Option<u32>,
         wr_id: u64,
         signaled: bool,
-    ) -> Result<()> {
+    ) -> Quick<()> {
         if bytes.bytes > self.inline_bytes() {
             return Err(self.too_long_for_inline(bytes.bytes));
         }
-        let segment = ibv_sge { addr: bytes.addr, length: bytes.bytes, lkey: 0 };
         let flags = IBV_SEND_INLINE | if signaled { IBV_SEND_SIGNALED } else { 0 };
-        self.post_write(segment, flags, remote, immediate, wr_id)
+        self.post_write(bytes.addr, bytes.bytes, 0, flags, remote, immediate, wr_id)
     }
 
     /// Posts `count` receives without memory, for as many writes with immediate data; each completes with `wr_id`.
@@ -75,8 +74,8 @@ impl Qp {
     /// # Errors
     /// [`Error::Argument`] when `count` is over what the queue was made for, [`Error::Os`] when the QP does not take them
     /// (some may then be posted).
-    #[inline]
-    pub fn post_receives(&mut self, count: u32, wr_id: u64) -> Result<()> {
+    #[inline(always)]
+    pub fn post_receives(&mut self, count: u32, wr_id: u64) -> Quick<()> {
         let count = count as usize;
         if count > self.receives.len() {
             return Err(self.too_many_receives(count));
@@ -106,28 +105,31 @@ impl Qp {
     #[inline(always)]
     fn post_write(
         &mut self,
-        mut segment: ibv_sge,
+        addr: u64,
+        bytes: u32,
+        lkey: u32,
         flags: ibv_send_flags,
         remote: Remote,
         immediate: Option<u32>,
         wr_id: u64,
-    ) -> Result<()> {
-        // SAFETY: integers, pointers and unions of them, for which zero is a value.
-        let mut request: ibv_send_wr = unsafe { std::mem::zeroed() };
+    ) -> Quick<()> {
+        // Only what differs from one write to the next is written; the rest was when the QP was made.
+        let Prepared { request, segment } = &mut *self.prepared;
+        *segment = ibv_sge { addr, length: bytes, lkey };
         request.wr_id = wr_id;
-        request.sg_list = &raw mut segment;
-        request.num_sge = i32::from(segment.length != 0);
-        request.opcode = IBV_WR_RDMA_WRITE;
+        request.num_sge = i32::from(bytes != 0);
         request.send_flags = flags;
+        request.opcode = IBV_WR_RDMA_WRITE;
         if let Some(immediate) = immediate {
             request.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
             request.__bindgen_anon_1.imm_data = immediate.to_be();
         }
         request.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr: remote.addr, rkey: remote.rkey };
+        request.sg_list = segment;
         let mut refused = null_mut();
-        // SAFETY: the QP is alive; the request and its segment live for the call, and the provider copies them. The NIC
+        // SAFETY: the QP is alive; the request and its segment live as long as the QP, and the provider copies them. The NIC
         // reads only memory that a registration covers; inline, the provider reads what is readable for the call.
-        let status = unsafe { (self.operations.post_send)(self.raw.as_ptr(), &raw mut request, &raw mut refused) };
+        let status = unsafe { (self.operations.post_send)(self.raw.as_ptr(), request, &raw mut refused) };
         if status != 0 {
             return Err(self.refused("posting a write", status));
         }
@@ -135,20 +137,20 @@ impl Qp {
     }
 
     #[cold]
-    fn refused(&self, what: &str, status: i32) -> Error {
+    fn refused(&self, what: &str, status: i32) -> Box<Error> {
         // The provider returns the errno; a few old ones return -1 and set it.
         let errno = if status > 0 { status } else { std::io::Error::last_os_error().raw_os_error().unwrap_or(0) };
-        Error::Os { what: format!("{what} on QP {} of {}", self.number(), self.device()), errno }
+        Box::new(Error::Os { what: format!("{what} on QP {} of {}", self.number(), self.device()), errno })
     }
 
     #[cold]
-    fn too_long_for_inline(&self, bytes: u32) -> Error {
-        Error::Argument(format!("{bytes} bytes inline on a QP that takes {}", self.inline_bytes()))
+    fn too_long_for_inline(&self, bytes: u32) -> Box<Error> {
+        Box::new(Error::Argument(format!("{bytes} bytes inline on a QP that takes {}", self.inline_bytes())))
     }
 
     #[cold]
-    fn too_many_receives(&self, count: usize) -> Error {
-        Error::Argument(format!("{count} receives on a QP that holds {}", self.receives.len()))
+    fn too_many_receives(&self, count: usize) -> Box<Error> {
+        Box::new(Error::Argument(format!("{count} receives on a QP that holds {}", self.receives.len())))
     }
 }
 
@@ -157,8 +159,8 @@ impl Cq {
     ///
     /// # Errors
     /// [`Error::Os`] when the queue is broken.
-    #[inline]
-    pub fn poll<'a>(&mut self, buffer: &'a mut CompletionBuffer) -> Result<&'a [Completion]> {
+    #[inline(always)]
+    pub fn poll<'a>(&mut self, buffer: &'a mut CompletionBuffer) -> Quick<&'a [Completion]> {
         let first: *mut ibv_wc = buffer.0.as_mut_ptr().cast();
         // SAFETY: the queue is alive; `Completion` is `ibv_wc`, of which the buffer has as many as said.
         let found = unsafe { (self.poll_cq)(self.queue.raw.as_ptr(), CompletionBuffer::CAPACITY as i32, first) };
@@ -169,7 +171,7 @@ impl Cq {
     }
 
     #[cold]
-    fn broken(&self) -> Error {
-        Error::last_os(format!("polling a CQ of {}", self.queue.context.name()))
+    fn broken(&self) -> Box<Error> {
+        Box::new(Error::last_os(format!("polling a CQ of {}", self.queue.context.name())))
     }
 }

@@ -86,6 +86,13 @@ impl<'a> From<&'a [u8]> for Readable<'a> {
     }
 }
 
+impl<'a> From<&'a [u64; 8]> for Readable<'a> {
+    #[inline(always)]
+    fn from(words: &'a [u64; 8]) -> Self {
+        Self { addr: words.as_ptr() as u64, bytes: size_of_val(words) as u32, memory: PhantomData }
+    }
+}
+
 /// A registration of memory with a device; it ends on drop.
 pub struct Mr {
     raw: NonNull<ibv_mr>,

@@ -16,6 +16,8 @@ pub struct Qp {
     number: u32,
     inline_bytes: u32,
     pub(super) operations: Operations,
+    /// The work request for a write, for `write` to fill in.
+    pub(super) prepared: Box<Prepared>,
     /// Work requests for `post_receives` to fill in, as many as the queue holds.
     pub(super) receives: Vec<ibv_recv_wr>,
     pd: Arc<Pd>,
@@ -24,7 +26,13 @@ pub struct Qp {
     _queue: Arc<Queue>,
 }
 
-// SAFETY: the library's objects may move between threads; the pointers in `receives` are only written and used within one
+/// A work request with its one segment.
+pub(super) struct Prepared {
+    pub(super) request: ibv_send_wr,
+    pub(super) segment: ibv_sge,
+}
+
+// SAFETY: the library's objects may move between threads; the pointers in `receives` and `prepared` are only written and used within one
 // call that holds `&mut self`.
 unsafe impl Send for Qp {}
 // SAFETY: what takes `&self` only reads plain fields.
@@ -104,11 +112,14 @@ impl Qp {
         // SAFETY: the QP was just made, and its number does not change.
         let number = unsafe { (*raw.as_ptr()).qp_num };
         let empty = ibv_recv_wr { wr_id: 0, next: std::ptr::null_mut(), sg_list: std::ptr::null_mut(), num_sge: 0 };
+        let no_segment = ibv_sge { addr: 0, length: 0, lkey: 0 };
         Ok(Self {
             raw,
             number,
             inline_bytes,
             operations: context.operations,
+            // SAFETY: integers, pointers and unions of them, for which zero is a value.
+            prepared: Box::new(Prepared { request: unsafe { std::mem::zeroed() }, segment: no_segment }),
             receives: vec![empty; caps.receive_requests as usize],
             pd: Arc::clone(pd),
             _thread_domain: thread_domain,
@@ -122,6 +133,7 @@ impl Qp {
     }
 
     /// The longest write that [`Qp::write_inline`] takes.
+    #[inline(always)]
     pub fn inline_bytes(&self) -> u32 {
         self.inline_bytes
     }

@@ -19,9 +19,12 @@ pub const PROBE_BYTES: usize = 4096;
 /// Largest receive an entry can name: NCCL's own limit on a transfer (`NCCL_MAX_NET_SIZE_BYTES`, 2^40).
 pub const MAX_RECEIVE_BYTES: u64 = 1 << 40;
 
-/// One sub-receive, as the receiver grants it.
+/// Remote keys by the connection's rail number, two to a word, the lower number in the lower half.
+pub type PackedKeys = [u64; MAX_RAILS / 2];
+
+/// What a receiver grants for one sub-receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Entry {
+pub struct Terms {
     /// Address in the receiver.
     pub addr: u64,
     /// Room there, at most [`MAX_RECEIVE_BYTES`].
@@ -32,8 +35,14 @@ pub struct Entry {
     pub parts: u8,
     /// Which of them this is.
     pub part: u8,
-    /// Remote keys by the connection's rail number; rails beyond the connection's are zero.
-    pub rkeys: [u32; MAX_RAILS],
+    /// Keys of the buffer; those beyond the connection's rails are not looked at.
+    pub keys: PackedKeys,
+}
+
+/// One sub-receive as it travels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Entry {
+    words: [u64; ENTRY_WORDS],
 }
 
 /// An entry that arrived whole but says something it must not.
@@ -56,22 +65,24 @@ pub enum Violation {
 }
 
 impl Entry {
-    /// The words to be written for the receive `sequence`.
-    #[inline]
-    pub fn encode(&self, sequence: u64) -> [u64; ENTRY_WORDS] {
-        let mut words = [0; ENTRY_WORDS];
-        words[0] = first_word(sequence, self.tag);
-        words[1] = self.addr;
-        words[2] = self.bytes | u64::from(self.parts) << 48 | u64::from(self.part) << 56;
-        for (word, pair) in words[3..7].iter_mut().zip(self.rkeys.chunks_exact(2)) {
-            *word = u64::from(pair[0]) | u64::from(pair[1]) << 32;
-        }
+    /// The entry for the receive `sequence`.
+    #[inline(always)]
+    pub fn new(terms: &Terms, sequence: u64) -> Self {
+        let [k0, k1, k2, k3] = terms.keys;
+        let sizes = terms.bytes | u64::from(terms.parts) << 48 | u64::from(terms.part) << 56;
+        let mut words = [first_word(sequence, terms.tag), terms.addr, sizes, k0, k1, k2, k3, 0];
         words[7] = digest(&words, sequence);
-        words
+        Self { words }
+    }
+
+    /// Its words, to be written.
+    #[inline(always)]
+    pub fn words(&self) -> &[u64; ENTRY_WORDS] {
+        &self.words
     }
 
     /// Whether `first` can be the first word of the entry for `sequence`: the cheap look before the whole read.
-    #[inline]
+    #[inline(always)]
     pub fn may_be(first: u64, sequence: u64) -> bool {
         first as u32 == stamp(sequence)
     }
@@ -80,42 +91,70 @@ impl Entry {
     ///
     /// # Errors
     /// A [`Violation`] when it arrived and is not allowed.
-    #[inline]
-    pub fn decode(words: &[u64; ENTRY_WORDS], sequence: u64, place: u8) -> Result<Option<Entry>, Violation> {
-        if !Self::may_be(words[0], sequence) || words[7] != digest(words, sequence) {
+    #[inline(always)]
+    pub fn decode(words: [u64; ENTRY_WORDS], sequence: u64, place: u8) -> Result<Option<Entry>, Violation> {
+        if !Self::may_be(words[0], sequence) || words[7] != digest(&words, sequence) {
             return Ok(None);
         }
-        let mut entry = Entry {
-            addr: words[1],
-            bytes: words[2] & ((1 << 48) - 1),
-            tag: (words[0] >> 32) as u32 as i32,
-            parts: (words[2] >> 48) as u8,
-            part: (words[2] >> 56) as u8,
-            rkeys: [0; MAX_RAILS],
-        };
-        for (pair, word) in entry.rkeys.chunks_exact_mut(2).zip(&words[3..7]) {
-            pair[0] = *word as u32;
-            pair[1] = (*word >> 32) as u32;
-        }
-        entry.check(place).map(Some)
+        let entry = Entry { words };
+        let parts_fit = entry.parts() != 0 && usize::from(entry.parts()) <= PARTS;
+        let in_place = entry.part() == place && place < entry.parts();
+        let buffer_fits = entry.bytes() <= MAX_RECEIVE_BYTES && entry.addr().checked_add(entry.bytes()).is_some();
+        if parts_fit && in_place && buffer_fits { Ok(Some(entry)) } else { Err(entry.violation(place)) }
     }
 
-    fn check(self, place: u8) -> Result<Entry, Violation> {
-        if self.parts == 0 || usize::from(self.parts) > PARTS {
-            return Err(Violation::Parts(self.parts));
+    #[cold]
+    fn violation(&self, place: u8) -> Violation {
+        let (addr, bytes, parts, part) = (self.addr(), self.bytes(), self.parts(), self.part());
+        if parts == 0 || usize::from(parts) > PARTS {
+            Violation::Parts(parts)
+        } else if part != place || part >= parts {
+            Violation::Part(part, place)
+        } else {
+            Violation::Buffer { addr, bytes }
         }
-        if self.part != place || self.part >= self.parts {
-            return Err(Violation::Part(self.part, place));
-        }
-        if self.bytes > MAX_RECEIVE_BYTES || self.addr.checked_add(self.bytes).is_none() {
-            return Err(Violation::Buffer { addr: self.addr, bytes: self.bytes });
-        }
-        Ok(self)
+    }
+
+    /// Address in the receiver.
+    #[inline(always)]
+    pub fn addr(&self) -> u64 {
+        self.words[1]
+    }
+
+    /// Room there.
+    #[inline(always)]
+    pub fn bytes(&self) -> u64 {
+        self.words[2] & ((1 << 48) - 1)
+    }
+
+    /// NCCL's tag.
+    #[inline(always)]
+    pub fn tag(&self) -> i32 {
+        (self.words[0] >> 32) as u32 as i32
+    }
+
+    /// Sub-receives in the group.
+    #[inline(always)]
+    pub fn parts(&self) -> u8 {
+        (self.words[2] >> 48) as u8
+    }
+
+    /// Which of them this is.
+    #[inline(always)]
+    pub fn part(&self) -> u8 {
+        (self.words[2] >> 56) as u8
+    }
+
+    /// The buffer's key on a rail of the connection.
+    #[inline(always)]
+    pub fn rkey(&self, rail: usize) -> u32 {
+        let pair = self.words[3 + rail / 2 % (MAX_RAILS / 2)];
+        (if rail % 2 == 0 { pair } else { pair >> 32 }) as u32
     }
 }
 
 /// Where in the ring the entry of a receive's part begins, in words.
-#[inline]
+#[inline(always)]
 pub fn entry_word(sequence: u64, part: usize) -> usize {
     ((sequence as usize % SLOTS) * PARTS + part % PARTS) * ENTRY_WORDS
 }
@@ -131,7 +170,7 @@ fn first_word(sequence: u64, tag: i32) -> u64 {
 
 /// A multiply-rotate digest: not against an adversary (who may write whole entries anyway), but so that a mix of two
 /// entries' words passes with a chance of about 2^-64.
-#[inline]
+#[inline(always)]
 fn digest(words: &[u64; ENTRY_WORDS], sequence: u64) -> u64 {
     // The odd constant of Fibonacci hashing, 2^64 / golden ratio.
     const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -147,51 +186,64 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn entries() -> impl Strategy<Value = Entry> {
-        (any::<u32>(), 0..=MAX_RECEIVE_BYTES, any::<i32>(), 1..=8u8, any::<[u32; MAX_RAILS]>(), any::<u8>()).prop_map(
-            |(addr, bytes, tag, parts, rkeys, part)| Entry {
+    fn terms() -> impl Strategy<Value = Terms> {
+        (any::<u32>(), 0..=MAX_RECEIVE_BYTES, any::<i32>(), 1..=8u8, any::<PackedKeys>(), any::<u8>()).prop_map(
+            |(addr, bytes, tag, parts, keys, part)| Terms {
                 addr: u64::from(addr) << 12,
                 bytes,
                 tag,
                 parts,
                 part: part % parts,
-                rkeys,
+                keys,
             },
         )
     }
 
+    fn terms_of(entry: &Entry) -> Terms {
+        let key = |rail| u64::from(entry.rkey(rail));
+        Terms {
+            addr: entry.addr(),
+            bytes: entry.bytes(),
+            tag: entry.tag(),
+            parts: entry.parts(),
+            part: entry.part(),
+            keys: std::array::from_fn(|pair| key(2 * pair) | key(2 * pair + 1) << 32),
+        }
+    }
+
     proptest! {
         #[test]
-        fn an_entry_comes_back(entry in entries(), sequence: u64) {
-            prop_assert_eq!(Entry::decode(&entry.encode(sequence), sequence, entry.part), Ok(Some(entry)));
+        fn an_entry_comes_back(terms in terms(), sequence: u64) {
+            let back = Entry::decode(*Entry::new(&terms, sequence).words(), sequence, terms.part);
+            prop_assert_eq!(back.map(|entry| entry.map(|entry| terms_of(&entry))), Ok(Some(terms)));
         }
 
         #[test]
-        fn a_torn_entry_has_not_arrived(old in entries(), new in entries(), sequence in 32..u64::MAX, mask in 1..255u8) {
-            let before = old.encode(sequence - 32);
-            let mut seen = new.encode(sequence);
+        fn a_torn_entry_has_not_arrived(old in terms(), new in terms(), sequence in 32..u64::MAX, mask in 1..255u8) {
+            let before = *Entry::new(&old, sequence - 32).words();
+            let mut seen = *Entry::new(&new, sequence).words();
             prop_assume!((0..8).any(|i| mask & 1 << i != 0 && before[i] != seen[i]));
             for i in 0..8 { if mask & 1 << i != 0 { seen[i] = before[i]; } }
-            prop_assert_eq!(Entry::decode(&seen, sequence, new.part), Ok(None));
+            prop_assert_eq!(Entry::decode(seen, sequence, new.part), Ok(None));
         }
 
         #[test]
         fn any_words_are_answered(words: [u64; 8], sequence: u64, place in 0..8u8) {
-            let _ = Entry::decode(&words, sequence, place);
+            let _ = Entry::decode(words, sequence, place);
         }
     }
 
     #[test]
     fn a_fresh_ring_holds_no_entry_and_lies_are_named() {
-        assert_eq!(Entry::decode(&[0; 8], 0, 0), Ok(None));
-        let good = Entry { addr: 4096, bytes: 8, tag: 3, parts: 2, part: 1, rkeys: [7; 8] };
-        let told = |entry: Entry, place| Entry::decode(&entry.encode(5), 5, place);
-        assert_eq!(told(Entry { parts: 9, ..good }, 1), Err(Violation::Parts(9)));
-        assert_eq!(told(Entry { parts: 0, ..good }, 1), Err(Violation::Parts(0)));
+        assert_eq!(Entry::decode([0; 8], 0, 0), Ok(None));
+        let good = Terms { addr: 4096, bytes: 8, tag: 3, parts: 2, part: 1, keys: [7; 4] };
+        let told = |terms: Terms, place| Entry::decode(*Entry::new(&terms, 5).words(), 5, place);
+        assert_eq!(told(Terms { parts: 9, ..good }, 1), Err(Violation::Parts(9)));
+        assert_eq!(told(Terms { parts: 0, ..good }, 1), Err(Violation::Parts(0)));
         assert_eq!(told(good, 0), Err(Violation::Part(1, 0)));
-        assert_eq!(told(Entry { part: 2, ..good }, 2), Err(Violation::Part(2, 2)));
-        let wraps = Entry { addr: u64::MAX, bytes: 2, ..good };
+        assert_eq!(told(Terms { part: 2, ..good }, 2), Err(Violation::Part(2, 2)));
+        let wraps = Terms { addr: u64::MAX, bytes: 2, ..good };
         assert_eq!(told(wraps, 1), Err(Violation::Buffer { addr: u64::MAX, bytes: 2 }));
-        assert!(told(Entry { bytes: MAX_RECEIVE_BYTES + 1, ..good }, 1).is_err());
+        assert!(told(Terms { bytes: MAX_RECEIVE_BYTES + 1, ..good }, 1).is_err());
     }
 }

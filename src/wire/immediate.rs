@@ -32,12 +32,13 @@ const _: () = assert!(SLOTS == 1 << 5 && PARTS == 1 << 3 && GENERATIONS == 1 << 
 
 impl Immediate {
     /// The generation of a receive's sequence number.
+    #[inline(always)]
     pub fn generation_of(sequence: u64) -> u8 {
         ((sequence / SLOTS as u64) % GENERATIONS) as u8
     }
 
     /// Packs the fields. Fields out of range are cut to their width; the callers hold them in range.
-    #[inline]
+    #[inline(always)]
     pub fn encode(self) -> u32 {
         u32::from(self.slot) & 31
             | (u32::from(self.part) & 7) << 5
@@ -47,7 +48,7 @@ impl Immediate {
     }
 
     /// Unpacks the fields; every 32-bit value is one.
-    #[inline]
+    #[inline(always)]
     pub fn decode(bits: u32) -> Self {
         Self {
             slot: (bits & 31) as u8,
