@@ -5,6 +5,7 @@ use crate::control::{FromRank, Measurement, Network, Setup, ToRank};
 use crate::fabric::{self, Fabric, Kind, Wish};
 use crate::job::{Job, RankEnv};
 use crate::launch::World;
+use crate::output;
 use crate::rendezvous::Meeting;
 use crate::report::{self, Report, Target};
 use crate::seats;
@@ -65,8 +66,8 @@ pub fn run(plan: &Plan, program: &Path) -> Result<bool> {
     let json = plan.json.as_ref().map(report::open).transpose()?;
     let mut report = blank(plan);
     let out: Box<dyn Write> = match plan.json {
-        Some(Target::Output) => Box::new(std::io::stderr()),
-        _ => Box::new(std::io::stdout()),
+        Some(Target::Output) => Box::new(output::error()),
+        _ => Box::new(output::standard()),
     };
     let outcome = lead(plan, program, out, &mut report);
     match &outcome {

@@ -3,7 +3,7 @@
 //! The plugin under test is always a library file, driven through its C interface as NCCL drives it (`net`); the ranks of
 //! a run are processes of their own (`job` starts them, `rank` is one of them, `control` are the words between them).
 //!
-//! Exit status: 0 all is well, 1 a run failed or data was wrong, 2 the command line is wrong.
+//! Exit status: 0 all is well, 1 a run failed or data was wrong, 2 the command line is wrong, 141 nobody reads the output.
 
 mod abi;
 mod activity;
@@ -20,6 +20,7 @@ mod log;
 mod machine;
 #[allow(unsafe_code)]
 mod net;
+mod output;
 mod pattern;
 mod progress;
 mod rank;
@@ -38,11 +39,14 @@ use clap::error::ErrorKind;
 use cli::{Cli, Command, Run};
 use collective::Collective;
 use launch::World;
+use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
 const FAILED: u8 = 1;
 const USAGE: u8 = 2;
+/// What shells show of a program that ended because nobody reads its output (128 + SIGPIPE).
+const UNREAD: u8 = 141;
 
 fn main() -> ExitCode {
     let outcome = Cli::try_parse().map_err(anyhow::Error::from).and_then(|cli| execute(cli.command));
@@ -53,10 +57,9 @@ fn main() -> ExitCode {
     };
     match error.downcast_ref::<clap::Error>() {
         Some(usage) => complain_of_usage(usage),
+        None if output::is_unread(&error) => ExitCode::from(UNREAD),
         None => {
-            for line in format!("{error:#}").lines() {
-                eprintln!("nccl-spark: {line}");
-            }
+            complain(&format!("{error:#}"));
             ExitCode::from(FAILED)
         }
     }
@@ -64,7 +67,7 @@ fn main() -> ExitCode {
 
 /// False when data was wrong.
 fn execute(command: Command) -> Result<bool> {
-    let out = std::io::stdout();
+    let out = output::standard();
     let program = std::env::current_exe().context("find this program's file")?;
     match command {
         Command::AllGather(run) => collective(run, Collective::AllGather, &program),
@@ -110,6 +113,13 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
+/// There is nobody left to tell when this fails.
+fn complain(text: &str) {
+    for line in text.lines() {
+        let _ = writeln!(output::error(), "nccl-spark: {line}");
+    }
+}
+
 fn complain_of_usage(error: &clap::Error) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
@@ -121,7 +131,7 @@ fn complain_of_usage(error: &clap::Error) -> ExitCode {
             ExitCode::from(USAGE)
         }
         _ => {
-            eprintln!("nccl-spark: {}", cli::one_line(error));
+            complain(&cli::one_line(error));
             ExitCode::from(USAGE)
         }
     }

@@ -1,6 +1,7 @@
 //! A run as JSON, for programs.
 
 use crate::control::Network;
+use crate::output;
 use crate::table::Row;
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -102,7 +103,7 @@ impl Report {
 /// When it cannot be written.
 pub fn open(target: &Target) -> Result<Box<dyn Write>> {
     match target {
-        Target::Output => Ok(Box::new(std::io::stdout())),
+        Target::Output => Ok(Box::new(output::standard())),
         Target::File(path) => {
             let file = File::create(path).with_context(|| format!("--json {}", path.display()))?;
             Ok(Box::new(file))

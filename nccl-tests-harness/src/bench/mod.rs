@@ -7,6 +7,7 @@
 pub mod figures;
 pub mod limit;
 pub mod options;
+pub mod plot;
 pub mod rank;
 pub mod report;
 pub mod scenario;
@@ -21,18 +22,22 @@ use crate::control::Network;
 use crate::fabric::{self, Fabric, Kind, Wish};
 use crate::job::{RankEnv, Seat};
 use crate::launch::World;
+use crate::output;
 use crate::rendezvous::Meeting;
-use crate::report::{self as output, Target};
+use crate::report::{self as told, Target};
 use crate::seats;
 use crate::sizes::{self, Step};
 use crate::watch::Watch;
 use anyhow::{Context, Result, bail};
 use figures::{Metric, Point};
 use limit::Limit;
+use nix::sys::signal;
+use nix::unistd::Pid;
 use report::Report;
 use side::{About, Side, Turn};
 use slowdown::Course;
 use std::io::Write;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -113,13 +118,16 @@ pub struct Plan {
     pub verbs_library: Option<String>,
     /// Where the run is told as JSON.
     pub json: Option<Target>,
+    /// The folder that pictures go to.
+    pub plot: Option<PathBuf>,
     /// The launcher that started this process as one of the ranks, and where those meet.
     pub launched: Option<(World, Meeting)>,
 }
 
 impl Scenario {
+    /// Connections come first: what the others leave in memory would be taken for theirs.
     const ALL: [Self; 6] =
-        [Self::Bandwidth, Self::Latency, Self::Rate, Self::Connections, Self::Unequal, Self::Slowdown];
+        [Self::Connections, Self::Bandwidth, Self::Latency, Self::Rate, Self::Unequal, Self::Slowdown];
 
     /// Its name as in the command.
     pub fn name(self) -> &'static str {
@@ -151,8 +159,19 @@ impl Plan {
             Scenario::Rate => return vec![8, 512, 4096],
             _ => (4 << 10, 16 << 20, 4),
         };
-        let factor = Step::Factor(self.step_factor.unwrap_or(factor));
-        sizes::sweep(self.min_bytes.unwrap_or(least), self.max_bytes.unwrap_or(most), factor).collect()
+        // One end alone moves the other as far as it must.
+        let (least, most) = match (self.min_bytes, self.max_bytes) {
+            (Some(least), Some(most)) => (least, most),
+            (Some(given), None) => (given, most.max(given)),
+            (None, Some(given)) => (least.min(given), given),
+            (None, None) => (least, most),
+        };
+        let mut sizes: Vec<_> = sizes::sweep(least, most, Step::Factor(self.step_factor.unwrap_or(factor))).collect();
+        // The greatest is worth a look whether the steps meet it or not.
+        if sizes.last().is_some_and(|last| *last < most) {
+            sizes.push(most);
+        }
+        sizes
     }
 
     fn libraries(&self) -> Vec<(&'static str, &PathBuf, Option<u32>)> {
@@ -198,10 +217,11 @@ pub fn run(plan: &Plan, program: &Path) -> Result<bool> {
     if let Some((world, meeting)) = plan.launched.as_ref().filter(|(world, _)| world.rank > 0) {
         return become_ranks(plan, world, meeting, program).map(|()| true);
     }
-    let json = plan.json.as_ref().map(output::open).transpose()?;
+    let json = plan.json.as_ref().map(told::open).transpose()?;
+    plan.plot.as_deref().map(plot::prepare).transpose()?;
     let out: Box<dyn Write> = match plan.json {
-        Some(Target::Output) => Box::new(std::io::stderr()),
-        _ => Box::new(std::io::stdout()),
+        Some(Target::Output) => Box::new(output::error()),
+        _ => Box::new(output::standard()),
     };
     let mut report = Report::new(plan);
     let outcome = lead(plan, program, out, &mut report);
@@ -210,7 +230,7 @@ pub fn run(plan: &Plan, program: &Path) -> Result<bool> {
         Err(error) => report.error = Some(format!("{error:#}")),
     }
     if let Some(json) = json {
-        output::write(&report, json)?;
+        told::write(&report, json)?;
     }
     outcome
 }
@@ -340,6 +360,11 @@ fn measure(
         }
     };
     let right = points.iter().flat_map(|point| point.wrong.iter().flatten()).all(|wrong| *wrong == 0);
+    if let Some(folder) = &plan.plot {
+        let label = plan.label.as_ref().map(|label| format!("{label}: ")).unwrap_or_default();
+        let subject = plot::Subject { title: &format!("{label}{title}"), names: &names, limits };
+        plot::write(folder, scenario, &subject, &points, &courses)?;
+    }
     report.add(scenario, &names, &points, first_wrong, courses);
     outcome?;
     Ok(right)
@@ -370,7 +395,8 @@ fn turn(plan: &Plan, fabric: &Fabric, what: Turn) -> Result<()> {
 
 fn shell(option: &str, command: &str, timeout: Duration) -> Result<()> {
     let mut process = Command::new("sh");
-    process.args(["-c", command]).stdin(Stdio::null()).stdout(Stdio::from(std::io::stderr()));
+    // A group of its own ends as a whole.
+    process.args(["-c", command]).stdin(Stdio::null()).stdout(Stdio::from(std::io::stderr())).process_group(0);
     let mut process = process.spawn().with_context(|| format!("{option} {command:?}"))?;
     let deadline = Instant::now() + timeout;
     loop {
@@ -379,7 +405,8 @@ fn shell(option: &str, command: &str, timeout: Duration) -> Result<()> {
             Some(status) => bail!("{option} {command:?} failed: {status}"),
             None if Instant::now() < deadline => std::thread::sleep(LOOK),
             None => {
-                let _ = process.kill();
+                let group = i32::try_from(process.id()).map(Pid::from_raw);
+                let _ = group.map(|group| signal::killpg(group, signal::Signal::SIGKILL));
                 let _ = process.wait();
                 bail!("{option} {command:?} did not end in {} s (--timeout)", timeout.as_secs());
             }

@@ -88,6 +88,9 @@ pub struct Bench {
     /// Writes the results as JSON to FILE, or with - to standard output; the tables go to standard error then.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Draws the results as SVG and PNG into the folder DIR.
+    #[arg(long, value_name = "DIR")]
+    plot: Option<PathBuf>,
     /// Where ranks that a launcher started find rank 0, and with --against also at the port after that [default: what the
     /// launcher tells; with torchrun the port after MASTER_PORT].
     #[arg(long, value_name = "HOST:PORT", value_parser = cli::parse_place)]
@@ -149,6 +152,7 @@ impl Bench {
             fabric: self.fabric.wish(program)?,
             verbs_library,
             json: self.json.map(|path| if path == Path::new("-") { Target::Output } else { Target::File(path) }),
+            plot: self.plot,
             launched,
         };
         check(&plan)?;
@@ -162,13 +166,13 @@ fn check(plan: &Plan) -> Result<(), clap::Error> {
     if let Some((option, _)) = sizes.into_iter().find(|(_, bytes)| *bytes == 0) {
         return Err(wrong(format!("{option} 0: messages have 1 byte or more")));
     }
-    for scenario in [Scenario::Bandwidth, Scenario::Latency] {
-        if plan.sizes(scenario).is_empty() {
-            let name = scenario.name();
-            return Err(wrong(format!(
-                "--minbytes is more than --maxbytes for {name}: give both, the first not above the second"
-            )));
-        }
+    if let (Some(least), Some(most)) = (plan.min_bytes, plan.max_bytes)
+        && least > most
+    {
+        return Err(wrong(format!("--minbytes {least} is more than --maxbytes {most}")));
+    }
+    if plan.max_bytes == Some(0) {
+        return Err(wrong("--maxbytes 0: messages have 1 byte or more"));
     }
     if let Some(env) = plan.rank_env.iter().find(|env| env.rank >= super::RANKS) {
         return Err(wrong(format!("--rank-env {}:{}: ranks are 0 and 1", env.rank, env.name)));
@@ -190,4 +194,89 @@ fn parse_env(text: &str) -> Result<(String, String), String> {
 fn parse_seconds(text: &str) -> Result<f64, String> {
     let number = text.parse::<f64>().ok().filter(|number| number.is_finite() && *number > 0.0 && *number <= 1e9);
     number.ok_or_else(|| "a number above 0, up to 10^9".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command, one_line};
+    use crate::launch::Launcher;
+    use clap::Parser;
+
+    fn plan(arguments: &[&str]) -> Result<Plan, String> {
+        plan_in(arguments, None)
+    }
+
+    fn plan_in(arguments: &[&str], world: Option<World>) -> Result<Plan, String> {
+        let cli = Cli::try_parse_from([&["nccl-spark", "bench"], arguments].concat());
+        let Command::Bench(options) = cli.map_err(|error| one_line(&error))?.command else { panic!("another command") };
+        let plan = options.plan(Path::new("/nowhere/nccl-spark"), world, None);
+        plan.map_err(|error| error.downcast_ref().map_or_else(|| error.to_string(), one_line))
+    }
+
+    #[test]
+    fn what_is_left_out_is_all_of_it_three_times_or_five_against_another() {
+        let alone = plan(&[]).unwrap();
+        assert_eq!((alone.rounds, alone.in_flight, alone.scenarios.len(), alone.seconds), (3, 8, 0, 1.0));
+        assert_eq!(alone.sizes(Scenario::Bandwidth), [4096, 16384, 65536, 262_144, 1 << 20, 4 << 20, 16 << 20]);
+        assert_eq!(alone.sizes(Scenario::Latency), [8, 64, 512, 4096, 32768, 262_144, 1 << 20]);
+        let against = plan(&["--against", "/proc/self/exe", "latency", "rate"]).unwrap();
+        assert_eq!((against.rounds, against.scenarios), (5, vec![Scenario::Latency, Scenario::Rate]));
+        let sizes = plan(&["-b", "8", "-e", "100", "-f", "2"]).unwrap().sizes(Scenario::Unequal);
+        assert_eq!(sizes, [8, 16, 32, 64, 100]);
+        assert_eq!(plan(&["-e", "4"]).unwrap().sizes(Scenario::Bandwidth), [4]);
+        assert_eq!(plan(&["-b", "2M"]).unwrap().sizes(Scenario::Latency), [2 << 20]);
+    }
+
+    #[test]
+    fn environments_are_told_apart_and_that_of_the_other_library_comes_last() {
+        let arguments = ["--against", "/proc/self/exe", "--against-env", "A=b=c", "--rank-env", "1:A=x"];
+        let plan = plan(&arguments).unwrap();
+        let env = |rank, value: &str| RankEnv { rank, name: "A".into(), value: value.into() };
+        assert_eq!(plan.environment(0), [env(1, "x")]);
+        assert_eq!(plan.environment(1), [env(1, "x"), env(0, "b=c"), env(1, "b=c")]);
+    }
+
+    #[test]
+    fn mistakes_name_the_option_and_what_is_allowed_in_one_line() {
+        for (arguments, option, allowed) in [
+            (&["speed"][..], "speed", "bandwidth, latency, rate, connections, unequal, slowdown"),
+            (&["--rounds", "0"], "--rounds", "1..=1000"),
+            (&["--seconds", "0"], "--seconds", "above 0"),
+            (&["--seconds", "nan"], "--seconds", "above 0"),
+            (&["-b", "1M", "-e", "1K"], "--minbytes", "--maxbytes"),
+            (&["-e", "0"], "--maxbytes 0", "1 byte"),
+            (&["-b", "0"], "--minbytes 0", "1 byte"),
+            (&["-f", "1"], "--stepfactor", "2.."),
+            (&["--slowdown-bytes", "0"], "--slowdown-bytes 0", "1 byte"),
+            (&["--inflight", "33"], "--inflight", "1..=32"),
+            (&["--channels", "65"], "--channels", "1..=64"),
+            (&["--abi", "7"], "--abi", "8..=12"),
+            (&["--against-abi", "9"], "--against", "required"),
+            (&["--against-env", "A=b"], "--against", "required"),
+            (&["--against", "/no/such.so"], "--against /no/such.so", "No such file"),
+            (&["--fall", "true"], "--return", "required"),
+            (&["--rank-env", "2:A=b"], "--rank-env", "0 and 1"),
+            (&["--ranks", "3"], "--ranks", "2..=2"),
+            (&["--rendezvous", "a:1"], "--rendezvous", "launcher"),
+        ] {
+            let text = plan(arguments).unwrap_err();
+            assert!(text.contains(option) && text.contains(allowed), "{arguments:?}: {text}");
+            assert!(!text.contains('\n'), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_launcher_starts_two_ranks_and_no_more() {
+        let world = |ranks| World {
+            launcher: Launcher::OpenMpi,
+            rank: 0,
+            ranks,
+            job: "j".into(),
+            place: Some(("a".to_owned(), 7)),
+        };
+        assert_eq!(plan_in(&[], Some(world(2))).unwrap().launched.unwrap().1.port, 7);
+        let error = plan_in(&[], Some(world(4))).unwrap_err();
+        assert!(error.contains("2 ranks") && error.contains("started 4"), "{error}");
+    }
 }

@@ -150,6 +150,7 @@ impl Rank {
     ) -> Result<Answer> {
         activity::stage(format!("streaming messages of {} bytes until told otherwise", layout.bytes));
         ensure!(window_ms > 0, "a window of no length");
+        let begin = Instant::now();
         sender.send(&FromRank::Answer(Answer::Flowing))?;
         let listen = || match commands.try_recv() {
             Ok(ToRank::Order(Order::Mark)) => Ok(Some(Word::Mark)),
@@ -167,7 +168,7 @@ impl Rank {
             sender.send(&FromRank::Answer(answer))
         };
         let window = Duration::from_millis(window_ms);
-        traffic::flow(&mut self.lanes, layout, window, listen, answer).map(Answer::Flowed)
+        traffic::flow(begin, &mut self.lanes, layout, window, listen, answer).map(Answer::Flowed)
     }
 }
 

@@ -99,7 +99,7 @@ pub fn latency(plan: &Plan, sides: &mut [Side], limit: Limit, tell: &mut Tell<'_
 }
 
 /// More and more connections at once, all driven by one thread: what they carry together, how long one takes to come up,
-/// and what it keeps in memory.
+/// and what all have taken in memory for each (resident, without messages).
 ///
 /// # Errors
 /// The ranks', or those of `tell`.
@@ -115,7 +115,7 @@ pub fn connections(plan: &Plan, sides: &mut [Side], limit: Limit, tell: &mut Tel
     for round in 0..plan.rounds {
         for number in order(round, sides.len()) {
             let side = &mut sides[number];
-            let mut open = 0;
+            let (mut open, mut kept_bytes) = (0, [0.0; 2]);
             for (at, &count) in counts.iter().enumerate() {
                 let opened = side.open(count - open, 0, buffer_bytes(&[layout.bytes], layout.in_flight, count))?;
                 let more = (count - open) as f64;
@@ -130,11 +130,11 @@ pub fn connections(plan: &Plan, sides: &mut [Side], limit: Limit, tell: &mut Tel
                 series[0].rounds.push(of_stream(Metric::Bandwidth, moved, layout.bytes, seconds));
                 let slowest = opened.iter().map(|one| one.seconds).fold(0.0, f64::max);
                 series[1].rounds.push(slowest * 1e3 / more);
-                if round == 0 {
+                for (rank, one) in opened.iter().enumerate() {
+                    kept_bytes[rank] += one.rss_after_bytes as f64 - one.rss_before_bytes as f64;
                     // Later rounds find memory that the first one left.
-                    for (rank, one) in opened.iter().enumerate() {
-                        let kept = one.rss_after_bytes as f64 - one.rss_before_bytes as f64;
-                        series[2 + rank].rounds.push(kept / 1024.0 / more);
+                    if round == 0 {
+                        series[2 + rank].rounds.push(kept_bytes[rank] / 1024.0 / count as f64);
                     }
                 }
             }

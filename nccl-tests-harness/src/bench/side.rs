@@ -4,7 +4,7 @@ use super::words::{Answer, BenchSetup, Flowed, HalfTrip, Layout, Opened, Order};
 use crate::control::{FromRank, Network, ToRank};
 use crate::job::{Job, Seat};
 use crate::watch::Watch;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -84,7 +84,7 @@ impl Side {
             FromRank::Up { network, abi } => Some((network, abi)),
             _ => None,
         });
-        let up = up.with_context(|| about.name)?;
+        let up = up.map_err(|error| of(about.name, &error))?;
         let (networks, versions): (Vec<_>, Vec<_>) = up.into_iter().unzip();
         about.networks = networks;
         about.abi = versions.first().copied().unwrap_or_default();
@@ -187,14 +187,14 @@ impl Side {
             |_| Order::Flow { layout, window_ms },
             |answer| matches!(answer, Answer::Flowing).then_some(()),
         )?;
-        let begin = Instant::now();
-        for (parts, what) in [(1, Turn::Fall), (2, Turn::Return)] {
-            self.wait_until(begin + part * parts)?;
+        for what in [Turn::Fall, Turn::Return] {
+            // Each part begins when the receiver has noted the one before, so it is whole there, however late that was.
+            self.wait_until(Instant::now() + part)?;
             self.mark()?;
             turn(what)?;
             self.mark()?;
         }
-        self.wait_until(begin + part * 3)?;
+        self.wait_until(Instant::now() + part)?;
         let stopped = |answer| match answer {
             Answer::Stopped { messages } => Some(messages),
             _ => None,
@@ -217,7 +217,7 @@ impl Side {
         };
         let name = self.about.name;
         let told = move |number: usize| (number == rank).then(|| ToRank::Order(order.clone()));
-        let mut flowed = self.job.ask_some(0..2, told, flowed).context(name)?;
+        let mut flowed = self.job.ask_some(0..2, told, flowed).map_err(|error| of(name, &error))?;
         flowed.pop().context("no answer of rank 1")
     }
 
@@ -240,11 +240,11 @@ impl Side {
     /// When one fails in that.
     pub fn finish(self) -> Result<()> {
         let name = self.about.name;
-        self.job.finish().context(name)
+        self.job.finish().map_err(|error| of(name, &error))
     }
 
     fn wait_until(&mut self, end: Instant) -> Result<()> {
-        self.job.wait_until(end).context(self.about.name)
+        self.job.wait_until(end).map_err(|error| of(self.about.name, &error))
     }
 
     fn ask<T>(
@@ -261,6 +261,13 @@ impl Side {
                 _ => None,
             },
         );
-        answers.context(self.about.name)
+        answers.map_err(|error| of(self.about.name, &error))
     }
+}
+
+/// What ranks of the library `name` say: several may, a line each.
+fn of(name: &str, error: &anyhow::Error) -> anyhow::Error {
+    let lines = format!("{error:#}");
+    let lines: Vec<_> = lines.lines().map(|line| format!("{name}: {line}")).collect();
+    anyhow!(lines.join("\n"))
 }

@@ -195,6 +195,10 @@ pub fn ping_pong(lanes: &mut [Lane], layout: Layout, messages: u64, leads: bool)
             turn_to(send, layout)?;
         }
         while !recv.complete(layout).context("receive")? {
+            // What the plugin refused before has to be posted now, or the peer would wait for it for ever; and some plugins
+            // move a message only while it is tested.
+            ahead(recv, layout, messages)?;
+            send.complete(layout).context("send")?;
             std::thread::yield_now();
         }
         if leads {
@@ -205,6 +209,7 @@ pub fn ping_pong(lanes: &mut [Lane], layout: Layout, messages: u64, leads: bool)
         }
         while send.done <= turn {
             if !send.complete(layout).context("send")? {
+                ahead(recv, layout, messages)?;
                 std::thread::yield_now();
             }
         }
@@ -226,11 +231,12 @@ fn both(lanes: &mut [Lane]) -> Result<(&mut Lane, &mut Lane)> {
 }
 
 fn ahead(recv: &mut Lane, layout: Layout, messages: u64) -> Result<()> {
-    while recv.requests.len() < layout.in_flight && recv.posted < messages && recv.post(layout)? {}
+    while recv.requests.len() < layout.in_flight && recv.posted < messages && recv.post(layout).context("receive")? {}
     Ok(())
 }
 
-/// Sends one message, however often the plugin wants to be asked.
+/// Sends one message, however often the plugin wants to be asked: it does so as long as the peer has posted no receive, which
+/// it does while it waits for this message.
 fn turn_to(send: &mut Lane, layout: Layout) -> Result<()> {
     while !send.post(layout).context("send")? {
         std::thread::yield_now();
@@ -249,37 +255,40 @@ pub enum Word {
     Until(u64),
 }
 
-/// Sends or receives on the one lane until told otherwise. `listen` gives the next word if there is one, and `answer` tells
+/// Sends or receives on all lanes until told otherwise; times count from `begin` on. `listen` gives the next word if there is one, and `answer` tells
 /// how many messages are begun where the word was to stop or to end.
 ///
 /// # Errors
 /// The plugin's, or those of the two functions.
 pub fn flow(
-    lane: &mut [Lane],
+    begin: Instant,
+    lanes: &mut [Lane],
     layout: Layout,
     window: Duration,
     mut listen: impl FnMut() -> Result<Option<Word>>,
     mut answer: impl FnMut(Word, u64) -> Result<()>,
 ) -> Result<Flowed> {
-    start(lane);
+    start(lanes);
     let mut flowed = Flowed::default();
+    let window_at = || (begin.elapsed().as_nanos() / window.as_nanos()) as usize;
     let (mut end, mut ends) = (u64::MAX, false);
-    let begin = Instant::now();
-    while !(ends && lane.iter().all(|lane| lane.done == end)) {
-        let (completed, idle) = pass(lane, layout, end)?;
+    while !(ends && lanes.iter().all(|lane| lane.done == end)) {
+        let (completed, idle) = pass(lanes, layout, end)?;
         if completed > 0 {
-            let at = (begin.elapsed().as_nanos() / window.as_nanos()) as usize;
+            let at = window_at();
             flowed.windows_bytes.resize(flowed.windows_bytes.len().max(at + 1), 0);
             flowed.windows_bytes[at] += completed * layout.bytes as u64;
         }
         if let Some(word) = listen()? {
-            let begun = lane.iter().map(|lane| lane.posted).max().unwrap_or(0);
+            let begun = lanes.iter().map(|lane| lane.posted).max().unwrap_or(0);
             match word {
                 Word::Mark => flowed.marks_s.push(begin.elapsed().as_secs_f64()),
                 Word::Stop => end = begun,
                 Word::Until(messages) => (end, ends) = (messages.max(begun), true),
             }
-            answer(word, if word == Word::Mark { begun } else { end })?;
+            // A silent end is an end all the same.
+            flowed.windows_bytes.resize(flowed.windows_bytes.len().max(window_at() + 1), 0);
+            answer(word, end)?;
         }
         if idle {
             std::thread::yield_now();

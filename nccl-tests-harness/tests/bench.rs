@@ -1,0 +1,197 @@
+//! Measuring with single messages: what is told is whole, and wrong data and failures are seen. No test looks at how fast
+//! anything was.
+
+mod common;
+
+use common::{Fake, Said, nccl_spark, say};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+fn run(fake: &Fake, arguments: &[&str]) -> Said {
+    let library = fake.library();
+    let common = ["bench", "--fabric", "verbs", "--seconds", "0.01", "--plugin", library.to_str().unwrap()];
+    say(&[&common, arguments].concat())
+}
+
+fn told(said: &Said) -> Value {
+    serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{error}: {said:?}"))
+}
+
+/// The plugin that cargo built last and the software fabric, where both are built.
+fn soft() -> Option<PathBuf> {
+    let program = Path::new(env!("CARGO_BIN_EXE_nccl-spark"));
+    let candidates = ["libnccl_net_spark.so", "deps/libnccl_net_spark.so"].map(|name| program.with_file_name(name));
+    let built = candidates.into_iter().filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path))).max();
+    let plugin = built.map(|(_, path)| path).filter(|_| program.with_file_name("softverbs-ibverbs").exists());
+    if plugin.is_none() {
+        eprintln!("skipped: the plugin and the software fabric are not both built; cargo build makes them");
+    }
+    plugin
+}
+
+fn run_soft(plugin: &Path, arguments: &str) -> Said {
+    let mut command = nccl_spark();
+    command.args(["bench", "--profile", "spark-1cable", "--scale", "0.01", "--json", "-", "--plugin"]).arg(plugin);
+    command.args(arguments.split_whitespace());
+    command.env_remove("NCCL_IB_HCA").env_remove("NCCL_SPARK_SYSFS");
+    command.output().unwrap().into()
+}
+
+fn all_positive(point: &Value, side: &str, metric: &str, rounds: usize) {
+    let values = point[side][metric]["rounds"].as_array().unwrap_or_else(|| panic!("{side} {metric}: {point}"));
+    assert!(values.len() == rounds && values.iter().all(|value| value.as_f64().unwrap() > 0.0), "{metric}: {point}");
+}
+
+#[test]
+fn every_scenario_tells_both_libraries_their_ratio_and_the_limit() {
+    let Some(plugin) = soft() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let other = folder.path().join("libother.so");
+    std::fs::copy(&plugin, &other).unwrap();
+    let plots = folder.path().join("plots");
+    let arguments = format!(
+        "--seconds 0.02 -b 64 -e 64K -f 1024 --max-connections 2 --label trial --against {} --against-env A=b --plot {}",
+        other.display(),
+        plots.display()
+    );
+    let said = run_soft(&plugin, &arguments);
+    assert_eq!(said.status, Some(0), "{said:?}");
+    let told = told(&said);
+    assert_eq!((&told["ok"], &told["label"], &told["settings"]["rounds"]), (&true.into(), &"trial".into(), &5.into()));
+    assert_eq!(told["sides"][1]["environment"][0], "A=b");
+    // 195 Gb/s at a hundredth, in bytes.
+    assert!((told["limit_gb_s"].as_f64().unwrap() - 0.24375).abs() < 1e-9, "{told}");
+    let expected = [
+        ("connections", 2, &["bandwidth_gb_s", "connect_ms"][..]),
+        ("bandwidth", 2, &["bandwidth_gb_s"]),
+        ("latency", 2, &["latency_p50_us", "latency_p99_us", "latency_min_us"]),
+        ("rate", 3, &["messages_per_s"]),
+        ("unequal", 2, &["bandwidth_gb_s"]),
+        ("slowdown", 5, &[]),
+    ];
+    for (at, (name, points, metrics)) in expected.into_iter().enumerate() {
+        let scenario = &told["scenarios"][at];
+        assert_eq!((&scenario["name"], scenario["points"].as_array().unwrap().len()), (&name.into(), points), "{told}");
+        for point in scenario["points"].as_array().unwrap() {
+            for metric in metrics {
+                all_positive(point, "ours", metric, 5);
+                all_positive(point, "theirs", metric, 5);
+                assert!(point["ratio_ours_to_theirs"][*metric].as_f64().unwrap() > 0.0, "{point}");
+            }
+            let wrong = if point["phase"].is_string() && point["phase"] != "before" { Value::Null } else { 0.into() };
+            assert_eq!((&point["ours"]["wrong_bytes"], &point["theirs"]["wrong_bytes"]), (&wrong, &wrong), "{point}");
+        }
+        for ending in ["svg", "png"] {
+            assert!(plots.join(format!("{name}.{ending}")).metadata().unwrap().len() > 1000, "{name}.{ending}");
+        }
+    }
+    let [limit, fallen] = [0, 2].map(|at| told["scenarios"][5]["points"][at]["limit_bandwidth_gb_s"].as_f64().unwrap());
+    // A quarter of one link's 112 Gb/s, and the other link.
+    assert!((limit - 0.24375).abs() < 1e-9 && (fallen - 0.175).abs() < 1e-9, "{told}");
+    let courses = told["scenarios"][5]["courses"].as_array().unwrap();
+    assert!(
+        courses.len() == 10 && courses.iter().all(|course| course["fall_s"].as_f64() < course["return_s"].as_f64())
+    );
+    assert!(said.err.contains("# theirs: rank 1 Pid") && said.err.contains("ratio: ours / theirs"), "{said:?}");
+}
+
+#[test]
+fn every_version_of_the_interface_carries_the_right_bytes() {
+    let Some(plugin) = soft() else { return };
+    for version in 8..=12 {
+        let arguments = format!("bandwidth latency --seconds 0.01 --rounds 1 -b 8 -e 256K -f 32768 --abi {version}");
+        let said = run_soft(&plugin, &arguments);
+        let told = told(&said);
+        assert_eq!((said.status, &told["sides"][0]["plugin_interface"]), (Some(0), &version.into()), "{said:?}");
+        let points =
+            told["scenarios"].as_array().unwrap().iter().flat_map(|scenario| scenario["points"].as_array().unwrap());
+        let wrong: Vec<_> = points.map(|point| &point["ours"]["wrong_bytes"]).collect();
+        assert!(wrong.len() == 4 && wrong.iter().all(|wrong| **wrong == 0), "{told}");
+    }
+}
+
+#[test]
+fn wrong_bytes_are_counted_for_the_library_that_delivers_them() {
+    let (good, bad) = (Fake::compile(&[]), Fake::compile(&[]));
+    let other = bad.library();
+    // Of the messages that are checked first, at most 8 lie in memory side by side.
+    let arguments = ["bandwidth", "-b", "64", "-e", "64", "--json", "-", "--against", other.to_str().unwrap()];
+    let said = run(&good, &[&arguments[..], &["--against-env", "FAKE_CORRUPT=3"]].concat());
+    let told = told(&said);
+    let point = &told["scenarios"][0]["points"][0];
+    assert_eq!((said.status, &told["ok"]), (Some(1), &false.into()), "{said:?}");
+    assert_eq!((&point["ours"]["wrong_bytes"], &point["theirs"]["wrong_bytes"]), (&0.into(), &1.into()), "{told}");
+    let first = told["scenarios"][0]["first_wrong"][0].as_str().unwrap();
+    assert!(first.starts_with("theirs: rank 1: byte 32 of message 2 is "), "{first}");
+    // 40000 Mb/s are what the fake says of its speed.
+    assert_eq!(point["limit_bandwidth_gb_s"], 5.0);
+    assert!(said.err.contains("# 1 wrong bytes from theirs"), "{said:?}");
+}
+
+#[test]
+fn failures_name_the_library_the_rank_and_the_reason() {
+    let (fake, other) = (Fake::compile(&[]), Fake::compile(&[]));
+    let other = other.library();
+    let against =
+        |fault| ["bandwidth", "-b", "64", "-e", "64", "--against", other.to_str().unwrap(), "--against-env", fault];
+    let said = run(&fake, &against("FAKE_FAIL=20"));
+    let line = said.err.lines().find(|line| line.starts_with("nccl-spark: ")).unwrap_or_default();
+    assert!(said.status == Some(1) && line.starts_with("nccl-spark: theirs: rank 0: connection 0: send"), "{said:?}");
+    assert!(line.contains("the cable is gone"), "{said:?}");
+    let said = run(&fake, &against("FAKE_INIT_FAILS=1"));
+    assert!(said.status == Some(1) && said.err.contains("theirs: rank 0: init returned ncclSystemError"), "{said:?}");
+
+    let said = run(&fake, &["latency", "-b", "64", "-e", "64", "--timeout", "3", "--rank-env", "1:FAKE_HANG=12"]);
+    assert!(said.status == Some(1) && said.err.contains("no progress for 3 s (--timeout)"), "{said:?}");
+    assert!(said.err.contains("ping-pong with messages of 64 bytes") && said.err.contains("inside isend"), "{said:?}");
+
+    let said = run(&fake, &["rate", "--abi", "12"]);
+    assert!(said.err.contains("no symbol ncclNetPlugin_v12"), "{said:?}");
+}
+
+#[test]
+fn commands_of_the_users_slow_a_rail() {
+    let fake = Fake::compile(&[]);
+    let place = fake.folder().join("said");
+    let (fall, back) = (format!("echo fall >> {}", place.display()), format!("echo return >> {}", place.display()));
+    let turns = ["--fall", &fall, "--return", &back];
+    let said =
+        run(&fake, &[&["slowdown", "--rounds", "2", "--slowdown-bytes", "4K", "--json", "-"][..], &turns].concat());
+    assert_eq!(
+        (said.status, std::fs::read_to_string(&place).unwrap().as_str()),
+        (Some(0), "fall\nreturn\nfall\nreturn\n")
+    );
+    let told = told(&said);
+    assert_eq!(told["settings"]["turns"][0], fall);
+    // Nobody but the user knows what the fallen rail carries.
+    let limits = [0, 1].map(|at| &told["scenarios"][0]["points"][at]["limit_bandwidth_gb_s"]);
+    assert_eq!(limits, [&5.0.into(), &Value::Null], "{told}");
+
+    let said = run(&fake, &["slowdown", "--fall", "exit 3", "--return", "true"]);
+    assert!(said.status == Some(1) && said.err.contains("--fall \"exit 3\" failed: exit status: 3"), "{said:?}");
+    let said = run(&fake, &["slowdown", "--fall", "sleep 60", "--return", "true", "--timeout", "1"]);
+    assert!(said.status == Some(1) && said.err.contains("did not end in 1 s (--timeout)"), "{said:?}");
+    let said = run(&fake, &["slowdown"]);
+    assert!(said.status == Some(2) && said.err.contains("--fall COMMAND and --return COMMAND"), "{said:?}");
+}
+
+#[test]
+fn what_nobody_reads_ends_quietly() {
+    let fake = Fake::compile(&[]);
+    for arguments in [&["settings"][..], &["sendrecv", "--fabric", "verbs", "-b", "8", "-e", "8"]] {
+        let mut command = nccl_spark();
+        command.args(arguments);
+        if arguments.len() > 1 {
+            command.arg("--plugin").arg(fake.library());
+        }
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let said: Said = command.stdout(writer).stderr(Stdio::piped()).output().unwrap().into();
+        assert_eq!((said.status, said.err.as_str()), (Some(141), ""), "{arguments:?}");
+    }
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let status = nccl_spark().arg("gather").stderr(writer).status().unwrap();
+    assert_eq!(status.code(), Some(2));
+}
