@@ -367,12 +367,7 @@ unsafe fn irecv_group<L: Length>(
 /// # Safety
 /// `mhandle` is NULL or was registered with the comm and is not deregistered during `'a`.
 #[inline(always)]
-unsafe fn part<'a, L: Length>(
-    data: *mut c_void,
-    size: L,
-    tag: c_int,
-    mhandle: *mut c_void,
-) -> Quick<RecvPart<'a>> {
+unsafe fn part<'a, L: Length>(data: *mut c_void, size: L, tag: c_int, mhandle: *mut c_void) -> Quick<RecvPart<'a>> {
     let bytes = size.bytes()?;
     check_data(data, bytes)?;
     // SAFETY: the caller's promise.

@@ -160,7 +160,8 @@ impl SendPath {
         } else {
             CUT
         };
-        let message = Message { sequence, part: entry.part(), bytes: size, local_addr: addr, remote_addr: entry.addr() };
+        let message =
+            Message { sequence, part: entry.part(), bytes: size, local_addr: addr, remote_addr: entry.addr() };
         self.patience.moved();
         let Some(lane) = self.lanes.get_mut(rail) else {
             let entry = *entry;

@@ -23,6 +23,9 @@ const CLEARLY_FASTER: f64 = 1.25;
 /// A spare works when it could carry this part of what it carries alone.
 const WORTH_A_SPARE: f64 = 0.1;
 
+/// Rates are worked out again at most this often: a thousandth of the second in which a change must be answered.
+const REFRESH_NS: u64 = 1_000_000;
+
 /// A rail too slow for a share of its own is tried again after this, and after this many times what the trial takes.
 const RETRY_NS: u64 = 200_000_000;
 const RETRY_PATIENCE: f64 = 20.0;
@@ -40,6 +43,7 @@ pub struct Striping {
     count: usize,
     /// Whether something was measured since the rates were worked out.
     stale: bool,
+    refreshed_ns: u64,
     ways: Ways,
     /// The rails that carry the job while all is well; the others are spares.
     primaries: Set,
@@ -68,6 +72,7 @@ impl Striping {
             min_share_bytes: min_share_bytes.max(SHARE_ALIGNMENT),
             count: all.count_ones() as usize,
             stale: false,
+            refreshed_ns: 0,
             ways,
             primaries,
             nominal,
@@ -97,9 +102,11 @@ impl Striping {
     #[inline(always)]
     pub fn rail_for(&mut self, bytes: u64, elsewhere: impl Fn(usize) -> u64) -> usize {
         let favourite = self.favourite;
-        let waiting = self.paces[favourite].outstanding_bytes.max(elsewhere(favourite));
-        if waiting > self.stay_bytes[favourite] && self.count > 1 {
-            self.look_for_another(bytes, elsewhere);
+        if self.count > 1 {
+            let waiting = self.paces[favourite % MAX_RAILS].outstanding_bytes.max(elsewhere(favourite));
+            if waiting > self.stay_bytes[favourite % MAX_RAILS] {
+                self.look_for_another(bytes, elsewhere);
+            }
         }
         self.favourite
     }
@@ -126,7 +133,8 @@ impl Striping {
     /// The shares of a large message.
     #[inline(always)]
     pub fn cut(&mut self, bytes: u64, now_ns: u64) -> Shares {
-        if self.stale {
+        if self.stale && now_ns.saturating_sub(self.refreshed_ns) >= REFRESH_NS {
+            self.refreshed_ns = now_ns;
             self.refresh();
         }
         let mut lanes = [Lane::default(); MAX_RAILS];
@@ -351,8 +359,9 @@ mod tests {
         Striping::new(Ways::new(&(0..4).map(|rail| [end(rail), end(rail)]).collect::<Vec<_>>()), MIN, 0)
     }
 
-    fn carriers(striping: &mut Striping, bytes: u64) -> Vec<u8> {
-        let mut lanes: Vec<u8> = striping.cut(bytes, 0).as_slice().iter().map(|share| share.lane).collect();
+    fn carriers(striping: &mut Striping, now_ns: u64) -> Vec<u8> {
+        let bytes = 1 << 20;
+        let mut lanes: Vec<u8> = striping.cut(bytes, now_ns).as_slice().iter().map(|share| share.lane).collect();
         lanes.sort_unstable();
         lanes
     }
@@ -360,7 +369,7 @@ mod tests {
     #[test]
     fn spares_rest_until_a_primary_is_slow() {
         let mut striping = spark_with_two_cables();
-        assert_eq!(carriers(&mut striping, 1 << 20), [0, 3]);
+        assert_eq!(carriers(&mut striping, 0), [0, 3]);
         let measure = |striping: &mut Striping, rail: usize, bytes_per_us: u64| {
             for turn in 0..20 {
                 let (begin, bytes) = (turn * 1_000_000, 1 << 17);
@@ -371,12 +380,12 @@ mod tests {
         // Sixteen channels at once: each sees a sixteenth on both, which is no reason to bring in spares.
         measure(&mut striping, 0, 14_000 / 16);
         measure(&mut striping, 3, 14_000 / 16);
-        assert_eq!(carriers(&mut striping, 1 << 20), [0, 3]);
+        assert_eq!(carriers(&mut striping, REFRESH_NS), [0, 3]);
         // Rail 3 at a quarter: rail 1, on its link, carries what that leaves.
         measure(&mut striping, 3, 14_000 / 64);
-        assert_eq!(carriers(&mut striping, 1 << 20), [0, 1, 3]);
+        assert_eq!(carriers(&mut striping, 2 * REFRESH_NS), [0, 1, 3]);
         measure(&mut striping, 3, 14_000 / 16);
-        assert_eq!(carriers(&mut striping, 1 << 20), [0, 3]);
+        assert_eq!(carriers(&mut striping, 3 * REFRESH_NS), [0, 3]);
     }
 
     #[test]
@@ -395,7 +404,7 @@ mod tests {
             striping.given(rail, 1 << 20, Some(0));
             striping.confirmed(rail, 1 << 20, Some(if rail == 1 { 800_000 } else { 84_000 }));
         }
-        striping.cut(1 << 20, 0);
+        striping.cut(1 << 20, REFRESH_NS);
         assert_ne!(striping.rail_for(8, nowhere), 1);
     }
 }

@@ -44,9 +44,7 @@ impl Qp {
     /// [`Error::Os`] when the QP does not take it: `ENOMEM` for a full queue, others for a QP in the wrong state.
     #[inline(always)]
     pub fn write(&mut self, write: &Write) -> Quick<()> {
-        let flags = if write.signaled { IBV_SEND_SIGNALED } else { 0 };
-        let Write { local_addr, bytes, lkey, remote, immediate, wr_id, .. } = *write;
-        self.post_write(local_addr, bytes, lkey, flags, remote, immediate, wr_id)
+        self.post_write(write, 0)
     }
 
     /// Posts a write whose bytes are copied into the work request: `bytes` is free again when this returns.
@@ -65,8 +63,8 @@ impl Qp {
         if bytes.bytes > self.inline_bytes() {
             return Err(self.too_long_for_inline(bytes.bytes));
         }
-        let flags = IBV_SEND_INLINE | if signaled { IBV_SEND_SIGNALED } else { 0 };
-        self.post_write(bytes.addr, bytes.bytes, 0, flags, remote, immediate, wr_id)
+        let (local_addr, bytes) = (bytes.addr, bytes.bytes);
+        self.post_write(&Write { local_addr, bytes, lkey: 0, remote, immediate, wr_id, signaled }, IBV_SEND_INLINE)
     }
 
     /// Posts `count` receives without memory, for as many writes with immediate data; each completes with `wr_id`.
@@ -103,19 +101,12 @@ impl Qp {
     }
 
     #[inline(always)]
-    fn post_write(
-        &mut self,
-        addr: u64,
-        bytes: u32,
-        lkey: u32,
-        flags: ibv_send_flags,
-        remote: Remote,
-        immediate: Option<u32>,
-        wr_id: u64,
-    ) -> Quick<()> {
+    fn post_write(&mut self, write: &Write, flags: ibv_send_flags) -> Quick<()> {
+        let Write { local_addr, bytes, lkey, remote, immediate, wr_id, signaled } = *write;
+        let flags = flags | if signaled { IBV_SEND_SIGNALED } else { 0 };
         // Only what differs from one write to the next is written; the rest was when the QP was made.
         let Prepared { request, segment } = &mut *self.prepared;
-        *segment = ibv_sge { addr, length: bytes, lkey };
+        *segment = ibv_sge { addr: local_addr, length: bytes, lkey };
         request.wr_id = wr_id;
         request.num_sge = i32::from(bytes != 0);
         request.send_flags = flags;

@@ -149,7 +149,7 @@ impl Entry {
     #[inline(always)]
     pub fn rkey(&self, rail: usize) -> u32 {
         let pair = self.words[3 + rail / 2 % (MAX_RAILS / 2)];
-        (if rail % 2 == 0 { pair } else { pair >> 32 }) as u32
+        (pair >> (rail % 2 * 32)) as u32
     }
 }
 
