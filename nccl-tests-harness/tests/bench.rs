@@ -89,6 +89,7 @@ fn every_scenario_tells_both_libraries_their_ratio_and_the_limit() {
     let [limit, fallen] = [0, 2].map(|at| told["scenarios"][5]["points"][at]["limit_bandwidth_gb_s"].as_f64().unwrap());
     // A quarter of one link's 112 Gb/s, and the other link.
     assert!((limit - 0.24375).abs() < 1e-9 && (fallen - 0.175).abs() < 1e-9, "{told}");
+    assert_eq!(told["scenarios"][4]["points"][0]["limit_bandwidth_gb_s"].as_f64(), Some(fallen), "{told}");
     let courses = told["scenarios"][5]["courses"].as_array().unwrap();
     assert!(
         courses.len() == 10 && courses.iter().all(|course| course["fall_s"].as_f64() < course["return_s"].as_f64())

@@ -21,7 +21,7 @@ const RIGHT: f64 = WIDTH - 24.0;
 const TOP: f64 = 84.0;
 const BOTTOM: f64 = HEIGHT - 60.0;
 /// Letters of a title in a row: what has room in the font of the PNG.
-const TITLE_LETTERS: usize = 76;
+const TITLE_LETTERS: usize = 112;
 
 /// What is drawn.
 #[derive(Debug, Clone)]
@@ -358,6 +358,6 @@ mod tests {
         assert!((span.place(10.0) - 100.0).abs() < 1e-9 && span.place(0.5) == 0.0);
         let upwards = Span { scale: Scale::Linear, from: 0.0, to: 4.0, start: 100.0, end: 0.0 };
         assert_eq!((upwards.place(1.0), upwards.place(4.0)), (75.0, 0.0));
-        assert_eq!(rows(&"word ".repeat(20)).len(), 2);
+        assert_eq!(rows(&"word ".repeat(30)).len(), 2);
     }
 }
