@@ -248,7 +248,7 @@ impl Connected {
             )));
         }
         let striping = handshake::striping(host, &ways);
-        handshake::report(host, &self.peer, &live, &left_out, striping.primaries());
+        handshake::report(host, &self.peer, &live, &left_out);
         let peer = Arc::new(Peer::new(self.peer));
         let watch = host.service.watch(channel, Arc::clone(&peer))?;
         host.opened();

@@ -7,7 +7,7 @@ use super::rail::{Look, Rail};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::flow::striping::Striping;
-use crate::flow::ways::{End, Set, Ways, members};
+use crate::flow::ways::{End, Ways};
 use crate::wire::message::{Attachment, RailAdvert};
 use crate::wire::{MAX_OFFERED_RAILS, MAX_RAILS};
 use std::sync::Arc;
@@ -83,14 +83,12 @@ pub fn qps_wanted(config: &Config) -> u8 {
     config.qps_per_rail.unwrap_or(0)
 }
 
-/// How many queue pairs each way gets: what either side wants, or as many as carry the way's part of the job. A spare
-/// gets one.
+/// How many queue pairs each way gets: what either side wants, or as many as carry the way's part of the job.
 pub fn queue_pairs(wanted: u8, ways: &Ways) -> [u8; MAX_RAILS] {
     if wanted > 0 {
         return [wanted; MAX_RAILS];
     }
-    let rates = ways.even_rates(ways.primaries(ways.all()));
-    rates.map(qps_for)
+    ways.even_rates().map(qps_for)
 }
 
 /// The most that a connection has on a rail of this kind.
@@ -107,16 +105,14 @@ fn qps_for(mbps: f64) -> u8 {
 
 /// How a direction of a new connection divides its messages. Connections begin with different rails.
 pub fn striping(host: &Host, ways: &[[End; 2]]) -> Striping {
-    Striping::new(Ways::new(ways), host.config.min_share_bytes, host.connections() as usize)
+    Striping::new(&Ways::new(ways), host.config.min_share_bytes, host.connections() as usize)
 }
 
-/// Logs how a connection came up: its rails in one line, which of them are spares, and a line for each rail that is left out, as a warning
+/// Logs how a connection came up: its rails in one line, and a line for each rail that is left out, as a warning
 /// where a cable loses one of its two twins by it.
-pub fn report(host: &Host, peer: &str, live: &[(usize, String)], left_out: &[(usize, String)], primaries: Set) {
+pub fn report(host: &Host, peer: &str, live: &[(usize, String)], left_out: &[(usize, String)]) {
     let rails: Vec<&str> = live.iter().map(|(_, text)| text.as_str()).collect();
-    let working: Vec<&str> = members(primaries).filter_map(|way| rails.get(way).copied()).collect();
-    let spares = if working.len() < rails.len() { format!("; at work: {}", working.join(", ")) } else { String::new() };
-    tracing::info!("connected with {peer} over {} rails: {}{spares}", live.len(), rails.join(", "));
+    tracing::info!("connected with {peer} over {} rails: {}", live.len(), rails.join(", "));
     for (index, why) in left_out {
         let Some(rail) = host.rails.get(*index) else { continue };
         let twin_lives = live.iter().any(|(other, _)| {

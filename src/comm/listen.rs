@@ -440,7 +440,7 @@ impl Probing {
         }
         channel.send(&Message::Go(go))?;
         let striping = handshake::striping(host, &ways);
-        handshake::report(host, &peer, &live, &left_out, striping.primaries());
+        handshake::report(host, &peer, &live, &left_out);
         let peer = Arc::new(Peer::new(peer));
         let watch = host.service.watch(channel, Arc::clone(&peer))?;
         host.opened();

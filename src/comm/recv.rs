@@ -154,7 +154,10 @@ impl RecvPath {
         check_parts(parts)?;
         let lane = self.cts_lane();
         if !self.receives.has_room() || !self.lanes[lane].has_room(0) {
-            self.progress(comm)?;
+            // That lane first: bytes may keep coming by another one.
+            if !self.take_in(comm, lane)? {
+                self.progress(comm)?;
+            }
             if !self.receives.has_room() || !self.lanes[lane].has_room(0) {
                 return self.stalled(comm, "a receive that finds no room").map(|()| None);
             }

@@ -29,9 +29,6 @@ pub struct SendComm {
     path: Owner<SendPath>,
 }
 
-/// No lane: the message is to be cut.
-const CUT: usize = usize::MAX;
-
 /// What the data path works on.
 pub struct SendPath {
     sends: Sends,
@@ -154,30 +151,40 @@ impl SendPath {
         if size > entry.bytes() || size > self.most_bytes {
             return Err(too_large(&comm.peer, size, tag, entry.bytes(), self.most_bytes));
         }
-        let lanes = &self.lanes;
-        let rail = if self.striping.is_small(size) {
-            self.striping.rail_for(size, |rail| lanes.get(rail).map_or(0, |lane| lane.rail.backlog_bytes()))
-        } else {
-            CUT
-        };
         let message =
             Message { sequence, part: entry.part(), bytes: size, local_addr: addr, remote_addr: entry.addr() };
         self.patience.moved();
-        let Some(lane) = self.lanes.get_mut(rail) else {
-            let entry = *entry;
-            return self.send_cut(&message, memory, &entry);
-        };
+        let entry = *entry;
+        if self.striping.is_small(size) {
+            self.send_whole(&message, memory, &entry)
+        } else {
+            self.send_cut(&message, memory, &entry)
+        }
+    }
+
+    /// A small message: one write on one rail.
+    #[inline(always)]
+    fn send_whole(&mut self, message: &Message, memory: &Registration, entry: &Entry) -> Quick<Option<u16>> {
+        let size = message.bytes;
+        let lanes = &self.lanes;
+        let mut rail = self.striping.rail_for(size, |rail| lanes.get(rail).map_or(0, |lane| lane.rail.backlog_bytes()));
+        let mut now_ns = None;
+        if self.striping.is_timed(size) {
+            let now = self.clock.now_ns();
+            rail = self.striping.rail_to_time(rail, size, now);
+            now_ns = Some(now);
+        }
+        let lane = &mut self.lanes[rail];
         let queue = lane.next_queue();
-        if self.striping.is_timed(size) || !lane.has_room(queue) {
-            let entry = *entry;
-            return self.send_shares(self.clock.now_ns(), &message, &Shares::whole(rail, size), memory, &entry);
+        if !lane.has_room(queue) || size > self.chunk_bytes {
+            return self.send_shares(message, &Shares::whole(rail, size), now_ns, memory, entry);
         }
         let rkey = entry.rkey(rail);
-        let Some((request, immediate)) = self.sends.start_whole(&message) else { return Ok(None) };
+        let Some((request, immediate)) = self.sends.start_whole(message) else { return Ok(None) };
         let write = LaneWrite {
             work: Work::Share { request, share: 0 },
             queue,
-            local_addr: addr,
+            local_addr: message.local_addr,
             lkey: memory.keys(lane.rail.index).map_or(0, |keys| keys.lkey),
             bytes: size as u32,
             remote: Remote { addr: message.remote_addr, rkey },
@@ -185,11 +192,14 @@ impl SendPath {
             signaled: true,
         };
         let small = write.bytes.wrapping_sub(1) < lane.inline_bytes();
-        let inline = if small { memory.readable(addr, write.bytes) } else { None };
+        let inline = if small { memory.readable(write.local_addr, write.bytes) } else { None };
         if let Err(error) = lane.write(&write, inline) {
             return Err(self.fail(error));
         }
-        self.striping.given(rail, size, None);
+        self.striping.given(rail, size, now_ns);
+        if now_ns.is_some() {
+            lane.began(size);
+        }
         Ok(Some(request))
     }
 
@@ -198,15 +208,15 @@ impl SendPath {
     fn send_cut(&mut self, message: &Message, memory: &Registration, entry: &Entry) -> Quick<Option<u16>> {
         let now_ns = self.clock.now_ns();
         let shares = self.striping.cut(message.bytes, now_ns);
-        self.send_shares(now_ns, message, &shares, memory, entry)
+        self.send_shares(message, &shares, Some(now_ns), memory, entry)
     }
 
     #[inline(never)]
     fn send_shares(
         &mut self,
-        now_ns: u64,
         message: &Message,
         shares: &Shares,
+        now_ns: Option<u64>,
         memory: &Registration,
         entry: &Entry,
     ) -> Quick<Option<u16>> {
@@ -220,7 +230,7 @@ impl SendPath {
         for share in shares {
             let rail = usize::from(share.lane);
             let timed = self.striping.is_timed(share.bytes);
-            self.striping.given(rail, share.bytes, timed.then_some(now_ns));
+            self.striping.given(rail, share.bytes, now_ns.filter(|_| timed));
             if timed {
                 self.lanes[rail].began(share.bytes);
             }

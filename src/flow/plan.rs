@@ -70,22 +70,23 @@ struct Order {
 }
 
 /// Cuts a message over `lanes` (1 to [`MAX_RAILS`] of them) by water-filling: the lanes that are free first join until the
-/// common finishing time is before the next one is free. Lanes whose share would be smaller than `min_share_bytes` (above
-/// 0) leave, the smallest share first.
+/// common finishing time is before the next one is free; at most as many as have `min_share_bytes` (above 0) on average.
+/// Lanes whose share would be smaller than half of that leave, the smallest share first.
 #[inline]
 pub fn divide(bytes: u64, lanes: &[Lane], min_share_bytes: u64) -> Shares {
     let most = (bytes / min_share_bytes.max(1)).clamp(1, MAX_RAILS as u64) as usize;
+    let least = (min_share_bytes / 2) as f64;
     let mut order = Order::new(lanes);
     loop {
         let (members, level) = order.fill(bytes, lanes, most);
-        let mut weakest = (0, min_share_bytes as f64);
+        let mut weakest = (0, least);
         for place in 0..members {
             let share = order.share_at(place, lanes, level);
             if share < weakest.1 {
                 weakest = (place, share);
             }
         }
-        if members < 2 || weakest.1 >= min_share_bytes as f64 {
+        if members < 2 || weakest.1 >= least {
             return order.cut(bytes, lanes, members, level);
         }
         order.leave(weakest.0);
@@ -238,7 +239,7 @@ mod tests {
             prop_assert_eq!(at, bytes);
             // The last share pays for the rounding of the others.
             let rounding = SHARE_ALIGNMENT * got.len() as u64;
-            prop_assert!(got.len() == 1 || got.iter().all(|s| s.bytes + rounding >= min), "{:?}", got);
+            prop_assert!(got.len() == 1 || got.iter().all(|s| s.bytes + rounding >= min / 2), "{:?}", got);
         }
     }
 }

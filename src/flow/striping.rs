@@ -6,7 +6,7 @@
 
 use super::pace::Pace;
 use super::plan::{Lane, Shares, divide};
-use super::ways::{Set, Ways, members};
+use super::ways::Ways;
 use crate::wire::MAX_RAILS;
 
 /// Shares begin at multiples of this in the message: LL128 data must land in whole 128-byte units.
@@ -17,11 +17,11 @@ pub const SHARE_ALIGNMENT: u64 = 128;
 /// warm) than a few packet times are worth.
 const STAY_US: f64 = 5.0;
 
+/// Writes from this size on are timed: below, the clock and the message's own cost would be most of what is measured.
+const TIMED_BYTES: u64 = 4096;
+
 /// A rail that is this much faster than the one in use becomes the one for small messages.
 const CLEARLY_FASTER: f64 = 1.25;
-
-/// A spare works when it could carry this part of what it carries alone.
-const WORTH_A_SPARE: f64 = 0.1;
 
 /// Rates are worked out again at most this often: a thousandth of the second in which a change must be answered.
 const REFRESH_NS: u64 = 1_000_000;
@@ -34,7 +34,7 @@ const RETRY_PATIENCE: f64 = 20.0;
 #[derive(Debug, Clone)]
 pub struct Striping {
     paces: [Pace; MAX_RAILS],
-    /// Bytes per microsecond, by what is known now; 0 for what is not used.
+    /// Bytes per microsecond, by what is known now.
     rates: [f64; MAX_RAILS],
     /// What may wait on a rail before a small message looks for another.
     stay_bytes: [u64; MAX_RAILS],
@@ -44,9 +44,8 @@ pub struct Striping {
     /// Whether something was measured since the rates were worked out.
     stale: bool,
     refreshed_ns: u64,
-    ways: Ways,
-    /// The rails that carry the job while all is well; the others are spares.
-    primaries: Set,
+    /// When a whole message may next find out about another rail.
+    look_round_ns: u64,
     /// What each rail promises, in bytes per microsecond.
     nominal: [f64; MAX_RAILS],
 }
@@ -54,36 +53,23 @@ pub struct Striping {
 impl Striping {
     /// Rails that have carried nothing yet. `min_share_bytes`: the smallest part of a message that is worth a rail of its
     /// own; `start`: a number by which connections begin with different rails.
-    pub fn new(ways: Ways, min_share_bytes: u64, start: usize) -> Self {
-        let all = ways.all();
-        let primaries = ways.primaries(all);
-        let even = ways.even_rates(primaries);
-        let mut nominal = [0.0; MAX_RAILS];
-        for way in members(all) {
-            let mbps = if primaries >> way & 1 == 1 { even[way] } else { ways.alone(way) };
-            nominal[way] = (mbps / 8.0).max(f64::MIN_POSITIVE);
-        }
-        let working = primaries.count_ones().max(1) as usize;
+    pub fn new(ways: &Ways, min_share_bytes: u64, start: usize) -> Self {
+        let nominal = ways.even_rates().map(|mbps| (mbps / 8.0).max(f64::MIN_POSITIVE));
+        let count = ways.count().clamp(1, MAX_RAILS);
         let mut striping = Self {
             paces: [Pace::default(); MAX_RAILS],
             rates: [0.0; MAX_RAILS],
             stay_bytes: [0; MAX_RAILS],
-            favourite: members(primaries).nth(start % working).unwrap_or(0),
+            favourite: start % count,
             min_share_bytes: min_share_bytes.max(SHARE_ALIGNMENT),
-            count: all.count_ones() as usize,
+            count,
             stale: false,
             refreshed_ns: 0,
-            ways,
-            primaries,
+            look_round_ns: RETRY_NS,
             nominal,
         };
         striping.refresh();
         striping
-    }
-
-    /// The rails that carry the job while all is well.
-    pub fn primaries(&self) -> Set {
-        self.primaries
     }
 
     /// Whether a message goes whole to one rail.
@@ -95,7 +81,7 @@ impl Striping {
     /// Whether a write of this size is timed: the clock costs little beside it, and it says something of the rail.
     #[inline(always)]
     pub fn is_timed(&self, bytes: u64) -> bool {
-        bytes >= self.min_share_bytes / 2 && self.count > 1
+        bytes >= TIMED_BYTES && self.count > 1
     }
 
     /// The rail for a small message. `elsewhere` tells what all connections of this process have under way on a rail.
@@ -118,7 +104,7 @@ impl Striping {
         }
         let done_us = |rail: usize| {
             let waiting = self.paces[rail].outstanding_bytes.max(elsewhere(rail));
-            if self.rates[rail] > 0.0 { (waiting + bytes) as f64 / self.rates[rail] } else { f64::INFINITY }
+            (waiting + bytes) as f64 / self.rates[rail]
         };
         let mut best = (self.favourite, done_us(self.favourite) - STAY_US);
         for rail in 0..self.count {
@@ -148,17 +134,36 @@ impl Striping {
         shares
     }
 
-    /// A rail that gets nothing for being slow shows by a share of its own, now and then, whether it still is.
+    /// A rail that gets nothing shows by a share of its own, now and then, how fast it is by now.
     fn to_try_again(&self, shares: &Shares, now_ns: u64) -> Option<usize> {
-        let idle_ns = |rail: usize| now_ns.saturating_sub(self.paces[rail].given_ns);
-        let due = |rail: &usize| {
-            let trial_us = self.min_share_bytes as f64 / self.rates[*rail];
-            let patience_ns = RETRY_NS.max((trial_us * 1000.0 * RETRY_PATIENCE) as u64);
-            self.rates[*rail] > 0.0 && self.paces[*rail].outstanding_bytes == 0 && idle_ns(*rail) > patience_ns
-        };
-        // Where all shares come by the same rail there is no other that was left out for long.
         let left_out = |rail: &usize| !shares.as_slice().iter().any(|share| usize::from(share.lane) == *rail);
-        (0..self.count).filter(left_out).find(due)
+        (0..self.count).filter(left_out).find(|rail| self.is_due(*rail, self.min_share_bytes, now_ns))
+    }
+
+    /// The rail for a timed message that goes whole: the one that [`Striping::rail_for`] gave, or now and then another
+    /// one, which shows by it how fast it is by now.
+    #[inline(always)]
+    pub fn rail_to_time(&mut self, rail: usize, bytes: u64, now_ns: u64) -> usize {
+        if now_ns < self.look_round_ns {
+            return rail;
+        }
+        self.look_round(rail, bytes, now_ns)
+    }
+
+    #[inline(never)]
+    fn look_round(&mut self, rail: usize, bytes: u64, now_ns: u64) -> usize {
+        self.look_round_ns = now_ns + RETRY_NS / MAX_RAILS as u64;
+        self.refresh();
+        let others = (1..self.count).map(|step| (rail + step) % self.count);
+        others.into_iter().find(|other| self.is_due(*other, bytes, now_ns)).unwrap_or(rail)
+    }
+
+    /// Whether so little is known of a rail's present speed that a write of this size is worth finding out.
+    fn is_due(&self, rail: usize, bytes: u64, now_ns: u64) -> bool {
+        let trial_us = bytes as f64 / self.rates[rail];
+        let patience_ns = RETRY_NS.max((trial_us * 1000.0 * RETRY_PATIENCE) as u64);
+        let idle_ns = now_ns.saturating_sub(self.paces[rail].given_ns);
+        self.paces[rail].outstanding_bytes == 0 && idle_ns > patience_ns
     }
 
     /// A share was given to a rail. `now_ns` is wanted for what [`Striping::is_timed`].
@@ -190,13 +195,8 @@ impl Striping {
         }
         // Nothing measured: what is promised. Something: what is promised, as far as the best rail keeps it.
         let kept = if kept > 0.0 { kept } else { 1.0 };
-        for rail in members(self.primaries) {
+        for rail in 0..self.count {
             self.rates[rail] = self.paces[rail].measured().unwrap_or(self.nominal[rail] * kept);
-        }
-        for rail in members(self.ways.all() & !self.primaries) {
-            let room = self.ways.left_over(rail, &self.rates, self.primaries, kept / 8.0);
-            let room = room.min(self.nominal[rail] * kept);
-            self.rates[rail] = if room < WORTH_A_SPARE * self.nominal[rail] * kept { 0.0 } else { room };
         }
         let mut fastest = self.favourite;
         for rail in 0..self.count {
@@ -244,7 +244,7 @@ mod tests {
     impl Run {
         fn new(promised_mbps: &[u32], rates_mbps: &[f64]) -> Self {
             Self {
-                striping: Striping::new(rails(promised_mbps), MIN, 0),
+                striping: Striping::new(&rails(promised_mbps), MIN, 0),
                 rates: rates_mbps.iter().map(|mbps| mbps / 8.0).collect(),
                 queues: vec![VecDeque::new(); rates_mbps.len()],
                 unfinished: VecDeque::new(),
@@ -272,7 +272,12 @@ mod tests {
 
         fn send(&mut self, bytes: u64) {
             let now_ns = self.now_ns();
-            let shares = self.striping.cut(bytes, now_ns);
+            let shares = if self.striping.is_small(bytes) {
+                let rail = self.striping.rail_for(bytes, |_| 0);
+                Shares::whole(self.striping.rail_to_time(rail, bytes, now_ns), bytes)
+            } else {
+                self.striping.cut(bytes, now_ns)
+            };
             for share in shares.as_slice() {
                 let rail = usize::from(share.lane);
                 let timed = self.striping.is_timed(share.bytes).then_some(now_ns);
@@ -351,46 +356,18 @@ mod tests {
         assert!(mbytes > 0.97 * 1_500.0, "{mbytes}");
     }
 
-    fn spark_with_two_cables() -> Striping {
-        let end = |rail: u8| End {
-            rail,
-            attachment: Attachment { link: rail % 2, link_mbps: 112_000, cable: rail / 2, port_mbps: 200_000 },
-        };
-        Striping::new(Ways::new(&(0..4).map(|rail| [end(rail), end(rail)]).collect::<Vec<_>>()), MIN, 0)
-    }
-
-    fn carriers(striping: &mut Striping, now_ns: u64) -> Vec<u8> {
-        let bytes = 1 << 20;
-        let mut lanes: Vec<u8> = striping.cut(bytes, now_ns).as_slice().iter().map(|share| share.lane).collect();
-        lanes.sort_unstable();
-        lanes
-    }
-
+    /// 4 KiB messages, whole on a rail: one that is slow from the start is left for another.
     #[test]
-    fn spares_rest_until_a_primary_is_slow() {
-        let mut striping = spark_with_two_cables();
-        assert_eq!(carriers(&mut striping, 0), [0, 3]);
-        let measure = |striping: &mut Striping, rail: usize, bytes_per_us: u64| {
-            for turn in 0..20 {
-                let (begin, bytes) = (turn * 1_000_000, 1 << 17);
-                striping.given(rail, bytes, Some(begin));
-                striping.confirmed(rail, bytes, Some(begin + bytes * 1000 / bytes_per_us));
-            }
-        };
-        // Sixteen channels at once: each sees a sixteenth on both, which is no reason to bring in spares.
-        measure(&mut striping, 0, 14_000 / 16);
-        measure(&mut striping, 3, 14_000 / 16);
-        assert_eq!(carriers(&mut striping, REFRESH_NS), [0, 3]);
-        // Rail 3 at a quarter: rail 1, on its link, carries what that leaves.
-        measure(&mut striping, 3, 14_000 / 64);
-        assert_eq!(carriers(&mut striping, 2 * REFRESH_NS), [0, 1, 3]);
-        measure(&mut striping, 3, 14_000 / 16);
-        assert_eq!(carriers(&mut striping, 3 * REFRESH_NS), [0, 3]);
+    fn whole_messages_leave_a_slow_rail() {
+        let mut run = Run::new(&[100_000; 4], &[2_500.0, 10_000.0, 10_000.0, 10_000.0]);
+        run.run(1.0, 8, 4096);
+        let mbytes = run.run(1.0, 8, 4096);
+        assert!(mbytes > 0.95 * 1_250.0, "{mbytes}");
     }
 
     #[test]
     fn a_small_message_stays_on_its_rail_unless_that_is_busy_or_slow() {
-        let mut striping = Striping::new(rails(&[100_000; 4]), MIN, 2);
+        let mut striping = Striping::new(&rails(&[100_000; 4]), MIN, 2);
         let nowhere = |_: usize| 0;
         assert!(striping.is_small(2 * MIN - 1) && !striping.is_small(2 * MIN));
         assert_eq!(striping.rail_for(8, nowhere), 2);

@@ -1,0 +1,67 @@
+#!/bin/bash
+# Runs in the guest, by bench.sh: bench-guest.sh [CASE]...
+# BED_TARGET (cargo's build folder), BED_AGAINST (another plugin's library, or empty), BED_ROUNDS.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=SCRIPTDIR/rails.sh
+source "$here/rails.sh"
+readonly release=$BED_TARGET/release results=/run/bed/results
+
+# Both ranks share one processor: they poll without rest and give way to each other whenever nothing moved, and the kernel,
+# which is both NICs here, does its work in between. On two processors they would keep it from that.
+#
+# bench NAME RAILS SCENARIO [OPTION]...: over rails 0..RAILS-1.
+bench() {
+  local name=$1 count=$2 i hca_a='' hca_b='' against=()
+  shift 2
+  for ((i = 0; i < count; i++)); do hca_a+=${hca_a:+,}a$i hca_b+=${hca_b:+,}b$i; done
+  if [[ -n $BED_AGAINST ]]; then
+    against=(--against "$BED_AGAINST" --against-env NCCL_IB_MERGE_NICS=1)
+  fi
+  echo "== $name: $count rails"
+  taskset -c 1 "$release/nccl-spark" bench "$@" --rounds "$BED_ROUNDS" --plugin "$release/libnccl_net_spark.so" "${against[@]}" \
+    --rank-env "0:NCCL_IB_HCA==$hca_a" --rank-env 0:NCCL_SOCKET_IFNAME=ea0 \
+    --rank-env "1:NCCL_IB_HCA==$hca_b" --rank-env 1:NCCL_SOCKET_IFNAME=eb0 \
+    --json "$results/$name.json" 2>&1 | grep -v 'Could not find real path' | tee "$results/$name.txt"
+}
+
+# net_ib stripes large messages evenly with this; alone it sends whole messages by turns.
+readonly striped=(--against-env NCCL_IB_SPLIT_DATA_ON_QPS=1)
+
+case_equal() {
+  rails 4 80mbit
+  bench equal 4 bandwidth -b 512K -e 512K --seconds 4 --limit-mbps 320 "${striped[@]}"
+}
+
+case_unequal() {
+  rails 4 80mbit
+  rail_rate 3 20mbit
+  bench unequal 4 bandwidth -b 512K -e 512K --seconds 4 --limit-mbps 260 "${striped[@]}"
+}
+
+case_slowdown() {
+  rails 4 80mbit
+  bench slowdown 4 slowdown --slowdown-bytes 512K --seconds 2 --limit-mbps 320 "${striped[@]}" \
+    --fall "bash -c 'source $here/rails.sh; rail_rate 2 20mbit'" \
+    --return "bash -c 'source $here/rails.sh; rail_rate 2 80mbit'"
+}
+
+case_latency() {
+  rails 4
+  bench latency-1 1 latency -b 8 -e 8 --seconds 2
+  bench latency-4 4 latency -b 8 -e 8 --seconds 2
+}
+
+case_stream() {
+  rails 4
+  bench stream-1 1 bandwidth -b 4K -e 4K --seconds 2
+  bench stream-4 4 bandwidth -b 4K -e 4K --seconds 2
+}
+
+[[ $# -gt 0 ]] || set -- equal unequal slowdown latency stream
+for name in "$@"; do
+  [[ $(type -t "case_$name") == function ]] || { echo "bench-guest: no case $name" >&2; exit 2; }
+  "case_$name"
+  rails_remove
+done
