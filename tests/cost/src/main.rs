@@ -72,7 +72,7 @@ fn measure(words: Vec<String>) -> Result<bool, String> {
         let ours = run(&options.plugin, "plugin")?;
         let theirs = options.against.as_deref().map(|other| run(other, "against")).transpose()?;
         println!("{}", report::heading(rails, &options.plugin, options.against.as_deref()));
-        kept &= report::table(&ours, theirs.as_ref(), options.at_most);
+        kept &= report::table(&ours, theirs.as_ref(), &options);
         for costs in std::iter::once(&ours).chain(&theirs) {
             report::functions(costs, options.functions);
         }

@@ -13,6 +13,7 @@ fabric, under valgrind's callgrind.
     --softverbs FILE   the software fabric (softverbs-ibverbs beside the plugin)
     --against FILE     another plugin's library to compare with
     --at-most RATIO    fail where this plugin needs more than so much of the other's instructions
+    --limit N          fail where this plugin needs more than N instructions
     --rails N,...      rails of a connection, 1 to 4 (1,4)
     --sizes BYTES,...  message sizes (8,128,4096,65536,524288)
     --in-flight N,...  messages under way at a time, 1 to 32 (1,8)
@@ -31,6 +32,8 @@ pub struct Options {
     pub against: Option<PathBuf>,
     /// The greatest ratio that is allowed.
     pub at_most: Option<f64>,
+    /// The greatest number of instructions that is allowed.
+    pub limit: Option<f64>,
     /// Rails of a connection.
     pub rails: Vec<usize>,
     /// What is sent.
@@ -50,9 +53,10 @@ impl Options {
         let plan = Plan { sizes: vec![8, 128, 4096, 65536, 524_288], windows: vec![1, 8], messages: 128 };
         let plugin = PathBuf::from("target/release/libnccl_net_spark.so");
         let mut softverbs = None;
-        let (against, at_most, keep) = (None, None, None);
+        let (against, at_most, limit, keep) = (None, None, None, None);
         let rails = vec![1, 4];
-        let mut options = Self { plugin, softverbs: PathBuf::new(), against, at_most, rails, plan, functions: 0, keep };
+        let mut options =
+            Self { plugin, softverbs: PathBuf::new(), against, at_most, limit, rails, plan, functions: 0, keep };
         while let Some(name) = words.next() {
             let value = words.next().ok_or_else(|| format!("{name} needs a value"))?;
             match name.as_str() {
@@ -60,6 +64,7 @@ impl Options {
                 "--softverbs" => softverbs = Some(value.into()),
                 "--against" => options.against = Some(file(value.as_ref())?),
                 "--at-most" => options.at_most = Some(value.parse().map_err(|_| format!("{name}: no number"))?),
+                "--limit" => options.limit = Some(value.parse().map_err(|_| format!("{name}: no number"))?),
                 "--rails" => options.rails = numbers(&name, &value, 1..=4)?,
                 "--sizes" => options.plan.sizes = numbers(&name, &value, 1..=1 << 30)?,
                 "--in-flight" => options.plan.windows = numbers(&name, &value, 1..=32)?,

@@ -1,6 +1,7 @@
 //! The tables.
 
 use crate::drive::{Counted, Phase};
+use crate::options::Options;
 use crate::profile::{Calls, Dump, Place};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -72,8 +73,8 @@ pub fn heading(rails: usize, plugin: &Path, against: Option<&Path>) -> String {
     )
 }
 
-/// Prints a line for each size and window. Whether the ratio that was asked for is kept.
-pub fn table(ours: &Costs, theirs: Option<&Costs>, at_most: Option<f64>) -> bool {
+/// Prints a line for each size and window. Whether the ratio and the number that were asked for are kept.
+pub fn table(ours: &Costs, theirs: Option<&Costs>, options: &Options) -> bool {
     let mut kept = true;
     println!(
         "in flight  bytes |   plugin  irecv  isend   test |  libc   verbs  tests |  against  irecv  isend   test  tests | ratio"
@@ -97,11 +98,15 @@ pub fn table(ours: &Costs, theirs: Option<&Costs>, at_most: Option<f64>) -> bool
             let [against, receive, send, test] = parts(theirs);
             let (tests, ratio) = (other.tests as f64 / other.messages as f64, all / against);
             line += &format!(" {against:8.1} {receive:6.1} {send:6.1} {test:6.1} {tests:6.2} | {ratio:5.2}");
-            if at_most.is_some_and(|most| ratio > most) {
+            if options.at_most.is_some_and(|most| ratio > most) {
                 kept = false;
                 line += " too many";
             }
             notes += &noise(theirs, other, "against");
+        }
+        if options.limit.is_some_and(|limit| all > limit) {
+            kept = false;
+            line += " over the limit";
         }
         println!("{line}{notes}");
     }
