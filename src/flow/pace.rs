@@ -3,13 +3,18 @@
 //! A rail serves the writes of a connection in order. So one is in service from when it was posted, or from when the one
 //! before it was done, and the rate is the bytes done over the time in service, both fading: what was eight writes ago
 //! counts for a tenth. That holds whatever the rail is slow from: its cable, a PCIe link that it shares, the
-//! peer's port, other jobs. The time that a lone write spends on its way counts as service too, alike on all rails.
+//! peer's port, other jobs.
+//!
+//! Writes that followed one another are what counts. One that found the rail idle says less: its time on the way counts as
+//! service, and what a rail saved up while it was idle (a shaper's credit, buffers) makes it look quicker than it is. It
+//! counts where there is nothing else to go by.
 
 /// How much of the past is left in the sums after one more write.
 const FADE: f64 = 0.75;
-/// What was seen before a pause of this length says little of the rail as it is now, and so much is left of it.
+/// What was seen before a pause of this length says little of the rail as it is now.
 const OLD_NS: u64 = 150_000_000;
-const FADE_OLD: f64 = 1.0 / 16.0;
+/// After so many writes that found the rail idle, these are what it is judged by.
+const ALONE: u8 = 16;
 
 /// One rail of one connection.
 #[derive(Debug, Clone, Copy, Default)]
@@ -20,10 +25,37 @@ pub struct Pace {
     timed: u32,
     /// When the oldest of these went into service.
     mark_ns: u64,
+    /// Whether that one found the rail idle, and whether the last one did that took its time.
+    alone: bool,
+    was_alone: bool,
     /// When a timed write was last given to it.
     pub given_ns: u64,
+    /// Of writes that followed one another.
+    following: Served,
+    /// Of writes that found the rail idle, and how many of them there were since others.
+    single: Served,
+    singles: u8,
+}
+
+/// Bytes, and how long they took, fading.
+#[derive(Debug, Clone, Copy, Default)]
+struct Served {
     bytes: f64,
     busy_ns: f64,
+}
+
+impl Served {
+    #[inline(always)]
+    fn add(&mut self, bytes: u64, busy_ns: u64) {
+        self.bytes = self.bytes * FADE + bytes as f64;
+        self.busy_ns = self.busy_ns * FADE + busy_ns as f64;
+    }
+
+    /// In bytes per microsecond.
+    #[inline(always)]
+    fn rate(&self) -> Option<f64> {
+        (self.busy_ns > 0.0).then(|| self.bytes * 1000.0 / self.busy_ns)
+    }
 }
 
 impl Pace {
@@ -34,8 +66,9 @@ impl Pace {
         if let Some(now_ns) = now_ns {
             if self.timed == 0 {
                 self.mark_ns = now_ns;
+                self.alone = true;
                 if now_ns.saturating_sub(self.given_ns) > OLD_NS {
-                    (self.bytes, self.busy_ns) = (self.bytes * FADE_OLD, self.busy_ns * FADE_OLD);
+                    (self.following, self.single) = Default::default();
                 }
             }
             self.timed += 1;
@@ -48,17 +81,34 @@ impl Pace {
     pub fn confirmed(&mut self, bytes: u64, now_ns: Option<u64>) {
         self.outstanding_bytes = self.outstanding_bytes.saturating_sub(bytes);
         if let Some(now_ns) = now_ns {
+            let busy_ns = now_ns.saturating_sub(self.mark_ns);
+            if busy_ns > 0 {
+                self.was_alone = self.alone;
+            }
+            // Seen together with the one before: its time is counted there already, so its bytes are too.
+            match (self.was_alone, busy_ns) {
+                (true, 0) => self.single.bytes += bytes as f64,
+                (false, 0) => self.following.bytes += bytes as f64,
+                (true, _) => {
+                    self.single.add(bytes, busy_ns);
+                    self.singles = self.singles.saturating_add(1);
+                }
+                (false, _) => {
+                    self.following.add(bytes, busy_ns);
+                    self.singles = 0;
+                }
+            }
             self.timed = self.timed.saturating_sub(1);
-            self.bytes = self.bytes * FADE + bytes as f64;
-            self.busy_ns = self.busy_ns * FADE + now_ns.saturating_sub(self.mark_ns) as f64;
-            self.mark_ns = now_ns;
+            (self.mark_ns, self.alone) = (now_ns, false);
         }
     }
 
-    /// What it carries, in bytes per microsecond; `None` before the first timed write was confirmed.
+    /// What it carries, in bytes per microsecond; `None` before the first timed write was confirmed, and for a while after a
+    /// pause.
     #[inline(always)]
     pub fn measured(&self) -> Option<f64> {
-        (self.busy_ns > 0.0).then(|| self.bytes * 1000.0 / self.busy_ns)
+        let single = self.single.rate();
+        if self.singles < ALONE { self.following.rate().or(single) } else { single }
     }
 }
 
@@ -83,12 +133,38 @@ mod tests {
     }
 
     #[test]
+    fn a_burst_after_idle_time_does_not_count_beside_a_stream() {
+        let mut pace = Pace::default();
+        for start in [0, 50_000, 100_000] {
+            for _ in 0..3 {
+                pace.given(1000, Some(start));
+            }
+            // The first is through at once.
+            for done in [start + 1, start + 101, start + 201] {
+                pace.confirmed(1000, Some(done));
+            }
+        }
+        assert!((pace.measured().unwrap() - 10_000.0).abs() < 1e-6, "{pace:?}");
+        for start in (200_000..).step_by(1000).take(usize::from(ALONE)) {
+            pace.given(1000, Some(start));
+            pace.confirmed(1000, Some(start + 400));
+        }
+        assert!((2_490.0..2_530.0).contains(&pace.measured().unwrap()), "alone for long: {pace:?}");
+    }
+
+    #[test]
     fn completions_seen_late_and_together_average_out() {
         let mut pace = Pace::default();
         pace.given(1000, Some(0));
         pace.given(1000, Some(0));
         pace.confirmed(1000, Some(200));
         pace.confirmed(1000, Some(200));
+        pace.given(1000, Some(200));
+        pace.given(1000, Some(200));
+        pace.given(1000, Some(200));
+        pace.confirmed(1000, Some(400));
+        pace.confirmed(1000, Some(400));
+        pace.confirmed(1000, Some(500));
         let rate = pace.measured().unwrap();
         assert!((8_000.0..13_000.0).contains(&rate), "{rate}");
     }

@@ -23,6 +23,9 @@ const TIMED_BYTES: u64 = 4096;
 /// A rail that is this much faster than the one in use becomes the one for small messages.
 const CLEARLY_FASTER: f64 = 1.25;
 
+/// Rails that keep so much of what they promise, beside the one that keeps most of it, are taken for equally good.
+const ALIKE: f64 = 0.75;
+
 /// Rates are worked out again at most this often: a thousandth of the second in which a change must be answered.
 const REFRESH_NS: u64 = 1_000_000;
 
@@ -187,16 +190,20 @@ impl Striping {
     /// Works out again what each rail carries.
     fn refresh(&mut self) {
         self.stale = false;
-        let mut kept = 0.0_f64;
-        for rail in 0..self.count {
-            if let Some(measured) = self.paces[rail].measured() {
-                kept = kept.max(measured / self.nominal[rail]);
-            }
+        let mut kept = [None; MAX_RAILS];
+        let mut best = 0.0_f64;
+        for ((kept, pace), nominal) in kept.iter_mut().zip(&self.paces).zip(&self.nominal) {
+            *kept = pace.measured().map(|measured| measured / nominal);
+            best = best.max(kept.unwrap_or(0.0));
         }
-        // Nothing measured: what is promised. Something: what is promised, as far as the best rail keeps it.
-        let kept = if kept > 0.0 { kept } else { 1.0 };
-        for rail in 0..self.count {
-            self.rates[rail] = self.paces[rail].measured().unwrap_or(self.nominal[rail] * kept);
+        // Rails that keep their promise about alike keep it alike: what is between them is noise, and shares that follow
+        // noise leave rails idle. A rail that was not measured is taken for one of them.
+        let alike = |factor: &f64| *factor >= ALIKE * best;
+        let (sum, several) =
+            kept.iter().flatten().filter(|f| alike(f)).fold((0.0, 0.0), |(sum, several), f| (sum + f, several + 1.0));
+        let usual = if several > 0.0 { sum / several } else { 1.0 };
+        for ((rate, kept), nominal) in self.rates.iter_mut().zip(kept).zip(&self.nominal) {
+            *rate = kept.filter(|factor| !alike(factor)).unwrap_or(usual) * nominal;
         }
         let mut fastest = self.favourite;
         for rail in 0..self.count {

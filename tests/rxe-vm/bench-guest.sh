@@ -8,19 +8,21 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/rails.sh"
 readonly release=$BED_TARGET/release results=/run/bed/results
 
-# Both ranks share one processor: they poll without rest and give way to each other whenever nothing moved, and the kernel,
-# which is both NICs here, does its work in between. On two processors they would keep it from that.
-#
+# Where the wire is slow the ranks rest a little when nothing moved: they poll on the processors on which the kernel is both
+# NICs, and would keep it from that. Where the processors are the limit they share one, and give way to each other.
+readonly slow_wire=(--rest-us 200)
+
 # bench NAME RAILS SCENARIO [OPTION]...: over rails 0..RAILS-1.
 bench() {
-  local name=$1 count=$2 i hca_a='' hca_b='' against=()
+  local name=$1 count=$2 i hca_a='' hca_b='' against=() prefix=()
   shift 2
+  [[ " $* " == *" --rest-us "* ]] || prefix=(taskset -c 1)
   for ((i = 0; i < count; i++)); do hca_a+=${hca_a:+,}a$i hca_b+=${hca_b:+,}b$i; done
   if [[ -n $BED_AGAINST ]]; then
     against=(--against "$BED_AGAINST" --against-env NCCL_IB_MERGE_NICS=1)
   fi
   echo "== $name: $count rails"
-  taskset -c 1 "$release/nccl-spark" bench "$@" --rounds "$BED_ROUNDS" --plugin "$release/libnccl_net_spark.so" "${against[@]}" \
+  "${prefix[@]}" "$release/nccl-spark" bench "$@" --rounds "$BED_ROUNDS" --plugin "$release/libnccl_net_spark.so" "${against[@]}" \
     --rank-env "0:NCCL_IB_HCA==$hca_a" --rank-env 0:NCCL_SOCKET_IFNAME=ea0 \
     --rank-env "1:NCCL_IB_HCA==$hca_b" --rank-env 1:NCCL_SOCKET_IFNAME=eb0 \
     --json "$results/$name.json" 2>&1 | grep -v 'Could not find real path' | tee "$results/$name.txt"
@@ -31,18 +33,18 @@ readonly striped=(--against-env NCCL_IB_SPLIT_DATA_ON_QPS=1)
 
 case_equal() {
   rails 4 80mbit
-  bench equal 4 bandwidth -b 512K -e 512K --seconds 4 --limit-mbps 320 "${striped[@]}"
+  bench equal 4 bandwidth -b 512K -e 512K --seconds 4 --limit-mbps 320 "${striped[@]}" "${slow_wire[@]}"
 }
 
 case_unequal() {
   rails 4 80mbit
   rail_rate 3 20mbit
-  bench unequal 4 bandwidth -b 512K -e 512K --seconds 4 --limit-mbps 260 "${striped[@]}"
+  bench unequal 4 bandwidth -b 512K -e 512K --seconds 4 --limit-mbps 260 "${striped[@]}" "${slow_wire[@]}"
 }
 
 case_slowdown() {
   rails 4 80mbit
-  bench slowdown 4 slowdown --slowdown-bytes 512K --seconds 2 --limit-mbps 320 "${striped[@]}" \
+  bench slowdown 4 slowdown --slowdown-bytes 512K --seconds 2 --limit-mbps 320 "${striped[@]}" "${slow_wire[@]}" \
     --fall "bash -c 'source $here/rails.sh; rail_rate 2 20mbit'" \
     --return "bash -c 'source $here/rails.sh; rail_rate 2 80mbit'"
 }

@@ -86,6 +86,8 @@ pub struct Plan {
     pub rounds: u32,
     /// How long one measurement takes, about.
     pub seconds: f64,
+    /// How long a rank rests when nothing moved, in microseconds.
+    pub rest_us: u32,
     /// The first size, where the scenario's own is not wanted.
     pub min_bytes: Option<usize>,
     /// The greatest size, where the scenario's own is not wanted.

@@ -42,6 +42,10 @@ pub struct Bench {
     /// Messages in flight on each connection; NCCL has 8 at most.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=32))]
     inflight: u16,
+    /// How long a rank rests when nothing moved, in microseconds [default: it gives way and looks again, as NCCL does]. For
+    /// slow wires whose work the same processors do, as soft-RoCE's.
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=10_000))]
+    rest_us: u32,
     /// Connections of bandwidth, rate, unequal and slowdown.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     channels: u16,
@@ -136,6 +140,7 @@ impl Bench {
             rounds: self.rounds.unwrap_or(rounds),
             against_env: self.against_env,
             seconds: self.seconds,
+            rest_us: self.rest_us,
             min_bytes: self.min_bytes,
             max_bytes: self.max_bytes,
             step_factor: self.step_factor.map(|factor| factor as usize),

@@ -43,6 +43,8 @@ pub struct Settings {
     pub rounds: u32,
     /// About how long a measurement takes.
     pub seconds: f64,
+    /// How long a rank rested when nothing moved.
+    pub rest_us: u32,
     /// Messages under way on each connection.
     pub in_flight: usize,
     /// Connections of a stream.
@@ -99,6 +101,7 @@ impl Report {
             settings: Settings {
                 rounds: plan.rounds,
                 seconds: plan.seconds,
+                rest_us: plan.rest_us,
                 in_flight: plan.in_flight,
                 channels: plan.channels,
                 connection_bytes: plan.connection_bytes,

@@ -50,7 +50,7 @@ fn streams(
         side.open(channels, 0, buffer_bytes(sizes, plan.in_flight, channels))?;
     }
     for &bytes in sizes {
-        let layout = Layout { bytes, in_flight: plan.in_flight };
+        let layout = Layout { bytes, in_flight: plan.in_flight, rest_us: plan.rest_us };
         let wrong = check(sides, layout)?;
         let mut messages = Vec::new();
         for side in sides.iter_mut() {
@@ -82,7 +82,7 @@ pub fn latency(plan: &Plan, sides: &mut [Side], limit: Limit, tell: &mut Tell<'_
         side.open(1, 1, buffer_bytes(&sizes, plan.in_flight, 2))?;
     }
     for bytes in sizes {
-        let layout = Layout { bytes, in_flight: plan.in_flight };
+        let layout = Layout { bytes, in_flight: plan.in_flight, rest_us: plan.rest_us };
         let wrong = check(sides, layout)?;
         let mut messages = Vec::new();
         for side in sides.iter_mut() {
@@ -104,7 +104,7 @@ pub fn latency(plan: &Plan, sides: &mut [Side], limit: Limit, tell: &mut Tell<'_
 /// # Errors
 /// The ranks', or those of `tell`.
 pub fn connections(plan: &Plan, sides: &mut [Side], limit: Limit, tell: &mut Tell<'_>) -> Result<()> {
-    let layout = Layout { bytes: plan.connection_bytes, in_flight: plan.in_flight };
+    let layout = Layout { bytes: plan.connection_bytes, in_flight: plan.in_flight, rest_us: plan.rest_us };
     let counts: Vec<usize> = std::iter::successors(Some(1), |count| Some(count * 2))
         .take_while(|count| *count <= plan.max_connections)
         .collect();

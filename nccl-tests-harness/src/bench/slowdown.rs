@@ -45,7 +45,7 @@ pub fn run(
     turn: &mut dyn FnMut(Turn) -> Result<()>,
     tell: &mut Tell<'_>,
 ) -> Result<Vec<Course>> {
-    let layout = Layout { bytes: plan.flow_bytes, in_flight: plan.in_flight };
+    let layout = Layout { bytes: plan.flow_bytes, in_flight: plan.in_flight, rest_us: plan.rest_us };
     for side in sides.iter_mut() {
         side.open(plan.channels, 0, layout.bytes * layout.in_flight)?;
     }

@@ -154,11 +154,18 @@ pub fn stream(lanes: &mut [Lane], layout: Layout, messages: u64) -> Result<Durat
     let begin = Instant::now();
     while lanes.iter().any(|lane| lane.done < messages) {
         if pass(lanes, layout, messages)?.1 {
-            // NCCL's proxy yields too: ranks that share cores would otherwise wait out each other's time slices.
-            std::thread::yield_now();
+            rest(layout);
         }
     }
     Ok(begin.elapsed())
+}
+
+/// NCCL's proxy gives way too when nothing moved: ranks that share cores would otherwise wait out each other's time slices.
+fn rest(layout: Layout) {
+    match layout.rest_us {
+        0 => std::thread::yield_now(),
+        us => std::thread::sleep(Duration::from_micros(u64::from(us))),
+    }
 }
 
 fn start(lanes: &mut [Lane]) {
@@ -199,7 +206,7 @@ pub fn ping_pong(lanes: &mut [Lane], layout: Layout, messages: u64, leads: bool)
             // move a message only while it is tested.
             ahead(recv, layout, messages)?;
             send.complete(layout).context("send")?;
-            std::thread::yield_now();
+            rest(layout);
         }
         if leads {
             let nanoseconds = sent.elapsed().as_nanos().clamp(1, u128::from(LONGEST_NS)) as u64;
@@ -210,7 +217,7 @@ pub fn ping_pong(lanes: &mut [Lane], layout: Layout, messages: u64, leads: bool)
         while send.done <= turn {
             if !send.complete(layout).context("send")? {
                 ahead(recv, layout, messages)?;
-                std::thread::yield_now();
+                rest(layout);
             }
         }
     }
@@ -239,7 +246,7 @@ fn ahead(recv: &mut Lane, layout: Layout, messages: u64) -> Result<()> {
 /// it does while it waits for this message.
 fn turn_to(send: &mut Lane, layout: Layout) -> Result<()> {
     while !send.post(layout).context("send")? {
-        std::thread::yield_now();
+        rest(layout);
     }
     Ok(())
 }
@@ -291,7 +298,7 @@ pub fn flow(
             answer(word, end)?;
         }
         if idle {
-            std::thread::yield_now();
+            rest(layout);
         }
     }
     Ok(flowed)
@@ -303,7 +310,7 @@ mod tests {
 
     #[test]
     fn messages_lie_side_by_side_as_far_as_there_is_room() {
-        let layout = |bytes| Layout { bytes, in_flight: 8 };
+        let layout = |bytes| Layout { bytes, in_flight: 8, rest_us: 0 };
         assert_eq!(Slots::of(layout(8), 8 << 10), Slots { count: 8, stride_bytes: 1024 });
         assert_eq!(Slots::of(layout(1 << 20), 3 << 20), Slots { count: 3, stride_bytes: 1 << 20 });
         assert_eq!(Slots::of(layout(1 << 20), 1 << 20), Slots { count: 1, stride_bytes: 1 << 20 });

@@ -23,6 +23,8 @@ pub struct Layout {
     pub bytes: usize,
     /// Messages under way on each connection (1 or more).
     pub in_flight: usize,
+    /// How long a rank rests when nothing moved, in microseconds; 0: it gives way and looks again, as NCCL does.
+    pub rest_us: u32,
 }
 
 /// From the command to a rank.
