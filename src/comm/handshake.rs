@@ -103,9 +103,9 @@ fn qps_for(mbps: f64) -> u8 {
     (mbps / QP_MBPS).ceil().clamp(1.0, f64::from(MOST_QPS)) as u8
 }
 
-/// How a direction of a new connection divides its messages. Connections begin with different rails.
+/// How a direction of a new connection divides its messages.
 pub fn striping(host: &Host, ways: &[[End; 2]]) -> Striping {
-    Striping::new(&Ways::new(ways), host.config.min_share_bytes, host.connections() as usize)
+    Striping::new(&Ways::new(ways), host.config.min_share_bytes)
 }
 
 /// Logs how a connection came up: its rails in one line, and a line for each rail that is left out, as a warning

@@ -73,10 +73,6 @@ impl Host {
         self.registrations.in_use()
     }
 
-    fn connections(&self) -> u64 {
-        self.open.load(Ordering::Relaxed)
-    }
-
     fn opened(&self) {
         self.open.fetch_add(1, Ordering::Relaxed);
     }
