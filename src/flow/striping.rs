@@ -36,6 +36,18 @@ const REFRESH_NS: u64 = 1_000_000;
 const RETRY_NS: u64 = 200_000_000;
 const RETRY_PATIENCE: f64 = 20.0;
 
+/// Whole messages that try a rail: several windows, because one alone shows its latency and not the rail's rate.
+const TRIAL: u8 = 32;
+
+/// A rail is being tried by whole messages.
+#[derive(Debug, Clone, Copy, Default)]
+struct Trial {
+    /// Messages that still go there.
+    left: u8,
+    /// The favourite before.
+    home: usize,
+}
+
 /// The rails of one direction of a connection.
 #[derive(Debug, Clone)]
 pub struct Striping {
@@ -50,8 +62,9 @@ pub struct Striping {
     /// Whether something was measured since the rates were worked out.
     stale: bool,
     refreshed_ns: u64,
-    /// When a whole message may next find out about another rail.
+    /// When whole messages may next find out about another rail, and how many of them still do.
     look_round_ns: u64,
+    trial: Trial,
     /// What each rail promises, in bytes per microsecond.
     nominal: [f64; MAX_RAILS],
 }
@@ -72,6 +85,7 @@ impl Striping {
             stale: false,
             refreshed_ns: 0,
             look_round_ns: RETRY_NS,
+            trial: Trial::default(),
             nominal,
         };
         striping.refresh();
@@ -147,10 +161,10 @@ impl Striping {
     }
 
     /// The rail for a timed message that goes whole: the one that [`Striping::rail_for`] gave, or now and then another
-    /// one, which shows by it how fast it is by now.
+    /// one, which shows by some of them in a row how fast it is by now.
     #[inline(always)]
     pub fn rail_to_time(&mut self, rail: usize, bytes: u64, now_ns: u64) -> usize {
-        if now_ns < self.look_round_ns {
+        if now_ns < self.look_round_ns && self.trial.left == 0 {
             return rail;
         }
         self.look_round(rail, bytes, now_ns)
@@ -158,10 +172,23 @@ impl Striping {
 
     #[inline(never)]
     fn look_round(&mut self, rail: usize, bytes: u64, now_ns: u64) -> usize {
+        if self.trial.left > 0 {
+            self.trial.left -= 1;
+            if self.trial.left == 0 {
+                // Back, unless the other showed to be clearly faster.
+                self.favourite = self.trial.home;
+                self.refresh();
+            }
+            return rail;
+        }
         self.look_round_ns = now_ns + RETRY_NS / MAX_RAILS as u64;
         self.refresh();
-        let others = (1..self.count).map(|step| (rail + step) % self.count);
-        others.into_iter().find(|other| self.is_due(*other, bytes, now_ns)).unwrap_or(rail)
+        let mut others = (1..self.count).map(|step| (self.favourite + step) % self.count);
+        if let Some(other) = others.find(|other| self.is_due(*other, bytes, now_ns)) {
+            self.trial = Trial { left: TRIAL, home: self.favourite };
+            self.favourite = other;
+        }
+        self.favourite
     }
 
     /// Whether so little is known of a rail's present speed that a write of this size is worth finding out.
@@ -246,6 +273,9 @@ mod tests {
         /// What each rail has to do: message, bytes left.
         queues: Vec<VecDeque<(u64, u64, f64)>>,
         unfinished: VecDeque<(u64, usize)>,
+        /// On their way back: when, rail, message, bytes.
+        confirmations: VecDeque<(f64, usize, u64, u64)>,
+        latency_us: f64,
         now_us: f64,
         next: u64,
         done_bytes: u64,
@@ -258,6 +288,8 @@ mod tests {
                 rates: rates_mbps.iter().map(|mbps| mbps / 8.0).collect(),
                 queues: vec![VecDeque::new(); rates_mbps.len()],
                 unfinished: VecDeque::new(),
+                confirmations: VecDeque::new(),
+                latency_us: 0.0,
                 now_us: 0.0,
                 next: 0,
                 done_bytes: 0,
@@ -301,9 +333,10 @@ mod tests {
         /// To the next completion.
         fn step(&mut self, bytes: u64) {
             let heads = self.queues.iter().zip(&self.rates);
-            let step = heads.filter_map(|(queue, rate)| Some(queue.front()?.2 / rate)).fold(f64::INFINITY, f64::min);
+            let served = heads.filter_map(|(queue, rate)| Some(queue.front()?.2 / rate)).fold(f64::INFINITY, f64::min);
+            let heard = self.confirmations.front().map_or(f64::INFINITY, |next| next.0 - self.now_us);
+            let step = served.min(heard);
             self.now_us += step;
-            let now_ns = self.now_ns();
             for rail in 0..self.rates.len() {
                 let Some(head) = self.queues[rail].front_mut() else { continue };
                 head.2 -= step * self.rates[rail];
@@ -311,6 +344,11 @@ mod tests {
                     continue;
                 }
                 let (message, share_bytes, _) = self.queues[rail].pop_front().unwrap();
+                self.confirmations.push_back((self.now_us + self.latency_us, rail, message, share_bytes));
+            }
+            let now_ns = self.now_ns();
+            while self.confirmations.front().is_some_and(|next| next.0 <= self.now_us + 1e-6) {
+                let (_, rail, message, share_bytes) = self.confirmations.pop_front().unwrap();
                 let timed = self.striping.is_timed(share_bytes).then_some(now_ns);
                 self.striping.confirmed(rail, share_bytes, timed);
                 self.unfinished.iter_mut().find(|(number, _)| *number == message).unwrap().1 -= 1;
@@ -370,6 +408,8 @@ mod tests {
     #[test]
     fn whole_messages_leave_a_slow_rail() {
         let mut run = Run::new(&[100_000; 4], &[2_500.0, 10_000.0, 10_000.0, 10_000.0]);
+        // So long that a message alone does no better on a quick rail than one in a stream on the slow one.
+        run.latency_us = 10.0;
         run.run(1.0, 8, 4096);
         let mbytes = run.run(1.0, 8, 4096);
         assert!(mbytes > 0.95 * 1_250.0, "{mbytes}");
