@@ -71,6 +71,12 @@ rail_rate() {
   tc qdisc replace dev "eb$1" root tbf rate "$2" burst 64k latency 4s
 }
 
+# equal_rails COUNT: rails 0..COUNT-1 carry 80 Mb/s each from now on, and so about the same.
+equal_rails() {
+  local i
+  for ((i = 0; i < $1; i++)); do rail_rate "$i" 80mbit; done
+}
+
 # rail_slow I DELAY: each packet of rail I takes DELAY longer ("5ms"); replaces a rate.
 rail_slow() {
   tc qdisc replace dev "ea$1" root netem delay "$2" limit 100000
