@@ -245,10 +245,30 @@ impl Length for c_int {
     }
 }
 
+/// As v10 and later have it; `_profiler_handle` is for them.
+///
+/// # Safety
+/// As [`isend_of`].
+pub(super) unsafe extern "C" fn isend(
+    send_comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    tag: c_int,
+    mhandle: *mut c_void,
+    _profiler_handle: *mut c_void,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    // SAFETY: the caller's promise is the one that is asked for.
+    unsafe { isend_of(send_comm, data, size, tag, mhandle, request) }
+}
+
+/// Called from one place for each kind of length, so that it is compiled into it, guard and all.
+///
 /// # Safety
 /// `send_comm` is NULL or an open comm, `mhandle` is NULL or registered with it, `request` is NULL or may be written; the
 /// data stays as it is until the request is complete.
-pub(super) unsafe fn isend<L: Length>(
+#[inline(always)]
+pub(super) unsafe fn isend_of<L: Length>(
     send_comm: *mut c_void,
     data: *mut c_void,
     size: L,
@@ -307,15 +327,37 @@ pub(super) enum Optional {
     IfAsked,
 }
 
+/// As v10 and later have it; `_profiler_handles` is for them.
+///
+/// # Safety
+/// As [`irecv_of`].
+pub(super) unsafe extern "C" fn irecv(
+    recv_comm: *mut c_void,
+    n: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut usize,
+    tags: *mut c_int,
+    mhandles: *mut *mut c_void,
+    _profiler_handles: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    // SAFETY: the caller's promise is the one that is asked for.
+    unsafe { irecv_of(recv_comm, Parts { n, data, sizes, tags, mhandles }, Optional::IfAsked, request) }
+}
+
+/// Called from one place for each kind of length, as [`isend_of`].
+///
 /// # Safety
 /// `recv_comm` is NULL or an open comm, `request` is NULL or may be read and written, the arrays are NULL or have `n`
 /// elements, each mhandle is NULL or registered with the comm; nobody uses the buffers until the request is complete.
-pub(super) unsafe fn irecv<L: Length>(
+#[inline(always)]
+pub(super) unsafe fn irecv_of<L: Length>(
     recv_comm: *mut c_void,
     parts: Parts<L>,
     optional: Optional,
     request: *mut *mut c_void,
 ) -> NcclResult {
+    let Parts { n, data, sizes, tags, mhandles } = parts;
     guard::call("irecv", |scope| {
         // SAFETY: the caller's promise.
         let asked = unsafe { request.as_ref() }.is_some_and(|on_entry| on_entry.addr() == OPTIONAL_RECV_COMPLETION);
@@ -323,18 +365,18 @@ pub(super) unsafe fn irecv<L: Length>(
         let request = unsafe { Out::cleared(request, "request", ptr::null_mut()) }?;
         // SAFETY: NCCL closes a comm only when no call on it is left.
         let endpoint = unsafe { Endpoint::<RecvComm>::enter(recv_comm, "recvComm", scope) }?;
-        let count = count_of(parts.n)?;
+        let count = count_of(n)?;
         let optional = asked && optional == Optional::IfAsked;
         let number = if count == 1 {
             // By far the most frequent, so it has no arrays of eight.
             // SAFETY: the caller's promise: one element each.
-            let (data, sizes, tags, mhandles) = unsafe { parts.first(1) }?;
+            let (data, sizes, tags, mhandles) = unsafe { Parts { n, data, sizes, tags, mhandles }.first(1) }?;
             // SAFETY: the caller's promise.
             let part = unsafe { part(data[0], sizes[0], tags[0], mhandles[0]) }?;
             endpoint.comm().irecv(&[part], optional)?
         } else {
             // SAFETY: the caller's promise.
-            unsafe { irecv_group(endpoint.comm(), &parts, count, optional) }?
+            unsafe { irecv_group(endpoint.comm(), Parts { n, data, sizes, tags, mhandles }, count, optional) }?
         };
         if let Some(number) = number {
             request.set(endpoint.request(number)?);
@@ -344,11 +386,11 @@ pub(super) unsafe fn irecv<L: Length>(
 }
 
 /// # Safety
-/// As [`irecv`]; `count` is the parts' `n`.
+/// As [`irecv_of`]; `count` is the parts' `n`.
 #[inline(never)]
 unsafe fn irecv_group<L: Length>(
     comm: &RecvComm,
-    parts: &Parts<L>,
+    parts: Parts<L>,
     count: usize,
     optional: bool,
 ) -> Quick<Option<u16>> {
@@ -383,7 +425,7 @@ impl<L> Parts<L> {
     /// # Safety
     /// The arrays are NULL or have `count` elements that nobody writes during `'a`.
     #[inline(always)]
-    unsafe fn first<'a>(&self, count: usize) -> Quick<Arrays<'a, L>> {
+    unsafe fn first<'a>(self, count: usize) -> Quick<Arrays<'a, L>> {
         // SAFETY: the caller's promise.
         unsafe {
             Ok((

@@ -1,6 +1,6 @@
 //! ABI v11: NCCL 2.28 and 2.29. Here `init` comes once for each communicator and makes a context, and `finalize` and `setNetAttr` are new.
 
-use super::calls::{self, Class, Optional, Parts};
+use super::calls::{self, Class};
 use super::types::{
     CommConfig, DebugLogger, NetAttr, NetDeviceHandle, ProfilerCallback, PropertiesV11, VDeviceProps, functions,
 };
@@ -119,8 +119,8 @@ pub static ncclNetPlugin_v11: NetV11 = NetV11 {
     reg_mr: Some(calls::reg_mr),
     reg_mr_dma_buf: None,
     dereg_mr: Some(calls::dereg_mr),
-    isend: Some(isend),
-    irecv: Some(irecv),
+    isend: Some(calls::isend),
+    irecv: Some(calls::irecv),
     iflush: Some(calls::iflush),
     test: Some(calls::test),
     close_send: Some(calls::close_send),
@@ -168,31 +168,4 @@ unsafe extern "C" fn connect(
 ) -> NcclResult {
     // SAFETY: NCCL passes what this version of the interface says, and `calls` asks for nothing more.
     unsafe { calls::connect(dev, handle, Class::Context(context), send_comm) }
-}
-
-unsafe extern "C" fn isend(
-    send_comm: *mut c_void,
-    data: *mut c_void,
-    size: usize,
-    tag: c_int,
-    mhandle: *mut c_void,
-    _profiler_handle: *mut c_void,
-    request: *mut *mut c_void,
-) -> NcclResult {
-    // SAFETY: NCCL passes what this version of the interface says, and `calls` asks for nothing more.
-    unsafe { calls::isend(send_comm, data, size, tag, mhandle, request) }
-}
-
-unsafe extern "C" fn irecv(
-    recv_comm: *mut c_void,
-    n: c_int,
-    data: *mut *mut c_void,
-    sizes: *mut usize,
-    tags: *mut c_int,
-    mhandles: *mut *mut c_void,
-    _profiler_handles: *mut *mut c_void,
-    request: *mut *mut c_void,
-) -> NcclResult {
-    // SAFETY: NCCL passes what this version of the interface says, and `calls` asks for nothing more.
-    unsafe { calls::irecv(recv_comm, Parts { n, data, sizes, tags, mhandles }, Optional::IfAsked, request) }
 }

@@ -143,7 +143,7 @@ unsafe extern "C" fn isend(
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL passes what this version of the interface says, and `calls` asks for nothing more.
-    unsafe { calls::isend(send_comm, data, size, tag, mhandle, request) }
+    unsafe { calls::isend_of(send_comm, data, size, tag, mhandle, request) }
 }
 
 unsafe extern "C" fn irecv(
@@ -156,5 +156,5 @@ unsafe extern "C" fn irecv(
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL passes what this version of the interface says, and `calls` asks for nothing more.
-    unsafe { calls::irecv(recv_comm, Parts { n, data, sizes, tags, mhandles }, Optional::Never, request) }
+    unsafe { calls::irecv_of(recv_comm, Parts { n, data, sizes, tags, mhandles }, Optional::Never, request) }
 }

@@ -1,10 +1,11 @@
 //! ABI v9: NCCL 2.24 and 2.25. Here sizes are `size_t`, a receive may be optional, and `makeVDevice` is new.
 
-use super::calls::{self, Class, Optional, Parts};
+use super::calls::{self, Class};
 use super::types::{DebugLogger, NetDeviceHandle, PropertiesV9, PropertiesV11, VDeviceProps, functions};
 use crate::error::NcclResult;
 use crate::plugin;
 use std::ffi::{c_char, c_int, c_void};
+use std::ptr;
 
 /// `ncclNet_v9_t`.
 #[derive(Debug)]
@@ -142,7 +143,7 @@ unsafe extern "C" fn isend(
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL passes what this version of the interface says, and `calls` asks for nothing more.
-    unsafe { calls::isend(send_comm, data, size, tag, mhandle, request) }
+    unsafe { calls::isend(send_comm, data, size, tag, mhandle, ptr::null_mut(), request) }
 }
 
 unsafe extern "C" fn irecv(
@@ -155,5 +156,5 @@ unsafe extern "C" fn irecv(
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL passes what this version of the interface says, and `calls` asks for nothing more.
-    unsafe { calls::irecv(recv_comm, Parts { n, data, sizes, tags, mhandles }, Optional::IfAsked, request) }
+    unsafe { calls::irecv(recv_comm, n, data, sizes, tags, mhandles, ptr::null_mut(), request) }
 }

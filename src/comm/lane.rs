@@ -61,13 +61,18 @@ struct Queue {
     used_receives: u32,
 }
 
+/// Room for one write on a queue pair of a lane.
+pub struct LaneSlot<'a> {
+    queue: &'a mut Queue,
+    index: u8,
+    pending: &'a mut u32,
+}
+
 /// A write of registered memory.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LaneWrite {
     /// What it is.
     pub work: Work,
-    /// Queue pair of the lane.
-    pub queue: u8,
     /// Where to read.
     pub local_addr: u64,
     /// Local key.
@@ -213,28 +218,18 @@ impl Lane {
         self.queues.get(usize::from(queue)).is_some_and(|queue| queue.room > 0)
     }
 
-    /// Posts a write. The caller has looked for room. With `inline`, of at most [`Lane::inline_bytes`] bytes, those are
-    /// read at once; otherwise the device reads the local address some time before the completion.
-    ///
-    /// # Errors
-    /// [`Error::Os`] when the device refuses.
+    /// Room for one write on a queue pair.
     #[inline(always)]
-    pub fn write(&mut self, write: &LaneWrite, inline: Option<Readable<'_>>) -> Quick<()> {
-        let index = write.queue;
-        let Some(queue) = self.queues.get_mut(usize::from(index)).filter(|queue| queue.room > 0) else {
-            return Err(full(index));
-        };
-        queue.room -= 1;
-        let retires = queue.unsignaled + 1;
-        let signaled = write.signaled || retires >= SIGNAL_EVERY;
-        queue.unsignaled = if signaled { 0 } else { retires };
-        self.pending += u32::from(signaled);
-        let wr_id = WorkId { work: write.work, queue: index, retires }.encode();
-        let LaneWrite { local_addr, lkey, bytes, remote, immediate, .. } = *write;
-        match inline {
-            Some(bytes) => queue.qp.write_inline(bytes, remote, immediate, wr_id, signaled),
-            None => queue.qp.write(&Write { local_addr, bytes, lkey, remote, immediate, wr_id, signaled }),
-        }
+    pub fn slot(&mut self, index: u8) -> Option<LaneSlot<'_>> {
+        let queue = self.queues.get_mut(usize::from(index)).filter(|queue| queue.room > 0)?;
+        Some(LaneSlot { queue, index, pending: &mut self.pending })
+    }
+
+    /// Room for one write on the queue pair whose turn it is.
+    #[inline(always)]
+    pub fn next_slot(&mut self) -> Option<LaneSlot<'_>> {
+        let queue = self.next_queue();
+        self.slot(queue)
     }
 
     /// The completions that have come.
@@ -292,6 +287,29 @@ impl Lane {
     }
 }
 
+impl LaneSlot<'_> {
+    /// Posts a write. With `inline`, of at most [`Lane::inline_bytes`] bytes, those are read at once; otherwise the device
+    /// reads the local address some time before the completion.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the device refuses.
+    #[inline(always)]
+    pub fn write(self, write: &LaneWrite, inline: Option<Readable<'_>>) -> Quick<()> {
+        let Self { queue, index, pending } = self;
+        queue.room -= 1;
+        let retires = queue.unsignaled + 1;
+        let signaled = write.signaled || retires >= SIGNAL_EVERY;
+        queue.unsignaled = if signaled { 0 } else { retires };
+        *pending += u32::from(signaled);
+        let wr_id = WorkId { work: write.work, queue: index, retires }.encode();
+        let LaneWrite { local_addr, lkey, bytes, remote, immediate, .. } = *write;
+        match inline {
+            Some(bytes) => queue.qp.write_inline(bytes, remote, immediate, wr_id, signaled),
+            None => queue.qp.write(&Write { local_addr, bytes, lkey, remote, immediate, wr_id, signaled }),
+        }
+    }
+}
+
 impl Drop for Lane {
     fn drop(&mut self) {
         self.rail.settled(self.backlog_bytes);
@@ -301,11 +319,6 @@ impl Drop for Lane {
 
 fn receive_id(queue: u8) -> u64 {
     WorkId { work: Work::Receive, queue, retires: 0 }.encode()
-}
-
-#[cold]
-fn full(queue: u8) -> Box<Error> {
-    Box::new(Error::Internal(format!("queue pair {queue} was posted to without room")))
 }
 
 /// Random, so that a packet of an earlier connection is not taken for one of this.

@@ -372,7 +372,6 @@ impl Tried {
         let shadow_key = shadow.register(&lane.rail.pd, Access::LOCAL_WRITE)?;
         let probe = LaneWrite {
             work: Work::Probe,
-            queue: 0,
             local_addr: shadow.addr() + RING_WORDS as u64 * 8,
             lkey: shadow_key.lkey(),
             // A whole packet: a switch or port with a smaller MTU on the way passes empty ones.
@@ -389,7 +388,8 @@ impl Tried {
 
     fn write(&mut self) -> Result<()> {
         for queue in 0..self.lane.queue_count() {
-            self.lane.write(&LaneWrite { queue: queue as u8, ..self.probe }, None)?;
+            let full = || Error::Internal(format!("queue pair {queue} has no room for a trial write"));
+            self.lane.slot(queue as u8).ok_or_else(full)?.write(&self.probe, None)?;
         }
         Ok(())
     }

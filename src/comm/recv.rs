@@ -183,21 +183,22 @@ impl RecvPath {
     #[inline(always)]
     fn clear_to_send(&mut self, lane: usize, grant: Grant, parts: &[RecvPart<'_>], strict: bool) -> Quick<()> {
         let [part] = parts else { return self.write_from_shadow(lane, grant, parts, strict) };
-        if self.lanes[lane].inline_bytes() < ENTRY_BYTES as u32 {
+        if self.lanes[lane].inline_bytes() < ENTRY_BYTES as u32 || !self.lanes_are_rails {
             return self.write_from_shadow(lane, grant, parts, strict);
         }
-        let entry = Entry::new(&self.terms(part, 0, 1, strict), grant.sequence);
-        let remote = self.place(lane, grant);
-        let write = LaneWrite { work: Work::Cts, remote, ..LaneWrite::default() };
-        self.lanes[lane].write(&write, Some(entry.words().into()))
+        let entry = Entry::new(&terms(part, 0, 1), part.memory.packed_keys(strict), grant.sequence);
+        let write = LaneWrite { work: Work::Cts, remote: self.place(lane, grant), ..LaneWrite::default() };
+        let slot = self.lanes[lane].slot(0).ok_or_else(no_room)?;
+        slot.write(&write, Some(entry.words().into()))
     }
 
-    /// As [`RecvPath::clear_to_send`], for what does not fit into a work request.
+    /// As [`RecvPath::clear_to_send`], for what does not fit into a work request, or has keys of other rails.
     #[inline(never)]
     fn write_from_shadow(&mut self, lane: usize, grant: Grant, parts: &[RecvPart<'_>], strict: bool) -> Quick<()> {
         let at = entry_word(grant.sequence, 0);
         for (index, part) in parts.iter().enumerate() {
-            let entry = Entry::new(&self.terms(part, index, parts.len(), strict), grant.sequence);
+            let keys = self.keys(part, strict);
+            let entry = Entry::new(&terms(part, index, parts.len()), &keys, grant.sequence);
             let place = self.shadow.words().iter().skip(at + index * ENTRY_WORDS);
             for (cell, word) in place.zip(entry.words()) {
                 // Relaxed: the provider orders these before the doorbell that makes the NIC read them.
@@ -212,7 +213,7 @@ impl RecvPath {
             remote: self.place(lane, grant),
             ..LaneWrite::default()
         };
-        self.lanes[lane].write(&write, None)
+        self.lanes[lane].slot(0).ok_or_else(no_room)?.write(&write, None)
     }
 
     #[inline(always)]
@@ -221,15 +222,11 @@ impl RecvPath {
         Remote { addr, rkey: self.ring.rkeys[lane % MAX_RAILS] }
     }
 
-    #[inline(always)]
-    fn terms(&self, part: &RecvPart<'_>, index: usize, count: usize, strict: bool) -> Terms {
-        let keys = if self.lanes_are_rails { *part.memory.packed_keys(strict) } else { self.pick_keys(part, strict) };
-        let (bytes, tag) = (part.bytes as u64, part.tag);
-        Terms { addr: part.addr, bytes, tag, parts: count as u8, part: index as u8, keys }
-    }
-
-    #[inline(never)]
-    fn pick_keys(&self, part: &RecvPart<'_>, strict: bool) -> PackedKeys {
+    /// The buffer's keys by the connection's lanes.
+    fn keys(&self, part: &RecvPart<'_>, strict: bool) -> PackedKeys {
+        if self.lanes_are_rails {
+            return *part.memory.packed_keys(strict);
+        }
         pack(self.lanes.iter().map(|lane| {
             let keys = part.memory.keys(lane.rail.index);
             keys.map_or(0, |keys| if strict { keys.strict_rkey } else { keys.relaxed_rkey })
@@ -238,16 +235,25 @@ impl RecvPath {
 
     #[inline(always)]
     fn test(&mut self, comm: &RecvComm, request: u16, mut tell: impl FnMut(usize, u64)) -> Quick<bool> {
-        if self.receives.test(request, &mut tell).map_err(not_in_flight)? {
-            return Ok(true);
+        match self.receives.test(request, &mut tell) {
+            Ok(false) => {
+                let moved = self.progress_or_wait(comm)?;
+                if moved { self.receives.test(request, tell).map_err(not_in_flight) } else { Ok(false) }
+            }
+            known => known.map_err(not_in_flight),
         }
+    }
+
+    #[inline(always)]
+    fn progress_or_wait(&mut self, comm: &RecvComm) -> Quick<bool> {
         if let Some(failed) = &self.failed {
             return Err(failed.clone());
         }
-        if !self.progress(comm)? {
-            return self.stalled(comm, "a receive").map(|()| false);
+        let moved = self.progress(comm)?;
+        if !moved {
+            self.stalled(comm, "a receive")?;
         }
-        self.receives.test(request, tell).map_err(not_in_flight)
+        Ok(moved)
     }
 
     /// Takes in what has arrived; whether anything had. Looks at the lane that bytes last came by, and only when it
@@ -357,13 +363,28 @@ fn arrive(lane: &mut Lane, receives: &mut Receives, comm: &RecvComm, completion:
         lane.retire(id);
         return Ok(());
     }
-    let (immediate, bytes) = (Immediate::decode(completion.immediate()), completion.bytes());
-    match receives.arrived(immediate, bytes) {
+    match receives.arrived(Immediate::decode(completion.immediate()), completion.bytes()) {
         Ok(Arrival::Part | Arrival::Whole) => {}
-        Ok(Arrival::Stale) => tracing::debug!("{} sent a stale {immediate:?}", comm.peer.name),
+        Ok(Arrival::Stale) => stale(comm, completion),
         Err(violation) => return Err(broken_protocol(&comm.peer, &violation).into()),
     }
     lane.used_receive(id.queue)
+}
+
+#[inline(always)]
+fn terms(part: &RecvPart<'_>, index: usize, count: usize) -> Terms {
+    Terms { addr: part.addr, bytes: part.bytes as u64, tag: part.tag, parts: count as u8, part: index as u8 }
+}
+
+#[cold]
+#[inline(never)]
+fn stale(comm: &RecvComm, completion: &Completion) {
+    tracing::debug!("{} sent a stale {:?}", comm.peer.name, Immediate::decode(completion.immediate()));
+}
+
+#[cold]
+fn no_room() -> Box<Error> {
+    Box::new(Error::Internal("a clear-to-send without room for it".into()))
 }
 
 #[cold]

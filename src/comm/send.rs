@@ -12,10 +12,9 @@ use super::trouble::{Stall, broken_protocol, completion_failure, lanes_text, not
 use super::work::{Work, WorkId};
 use crate::error::{Error, Quick, Result};
 use crate::flow::plan::Shares;
-use crate::flow::sends::{Head, Message, Route, Sends};
+use crate::flow::sends::{Head, Peek, Route, Sends};
 use crate::flow::striping::Striping;
 use crate::verbs::{CompletionBuffer, HostMemory, Mr, Region, Remote};
-use crate::wire::cts::Entry;
 use crate::wire::immediate::MAX_LEADS;
 use crate::wire::message::Bye;
 use std::sync::Arc;
@@ -39,11 +38,30 @@ pub struct SendPath {
     striping: Striping,
     clock: Clock,
     chunk_bytes: u64,
+    /// Up to this size a send is one write on one rail.
+    whole_bytes: u64,
     /// The largest send, as many full chunks as an immediate can name and one more.
     most_bytes: u64,
     buffer: CompletionBuffer,
     patience: Patience,
     failed: Option<Box<Error>>,
+}
+
+/// What `isend` was asked to send.
+#[derive(Clone, Copy)]
+struct Send<'a> {
+    addr: u64,
+    bytes: u64,
+    tag: i32,
+    memory: &'a Registration,
+}
+
+impl Send<'_> {
+    /// The memory's key on a lane's rail.
+    #[inline(always)]
+    fn lkey(&self, lane: &Lane) -> u32 {
+        self.memory.keys(lane.rail.index).map_or(0, |keys| keys.lkey)
+    }
 }
 
 impl SendComm {
@@ -108,6 +126,7 @@ impl SendPath {
             lanes,
             ring,
             _ring_keys: ring_keys,
+            whole_bytes: striping.whole_bytes().min(chunk_bytes),
             striping,
             clock: Clock::start(),
             chunk_bytes,
@@ -140,32 +159,33 @@ impl SendPath {
         if !self.sends.has_room() {
             return self.stalled(comm, "a send", bytes).map(|()| None);
         }
-        let found = match self.sends.peek(self.ring.words(), tag) {
-            Ok(found) => found,
+        let send = Send { addr, bytes: bytes as u64, tag, memory };
+        match self.sends.peek(self.ring.words(), tag) {
+            Peek::Found(head) if send.bytes <= head.room_bytes.min(self.whole_bytes) => self.send_whole(head, send),
+            Peek::Nothing => self.stalled(comm, "a send without a receive", bytes).map(|()| None),
+            _ => self.search_and_send(comm, send),
+        }
+    }
+
+    /// A send that is no small message for a receive of its own.
+    #[inline(never)]
+    fn search_and_send(&mut self, comm: &SendComm, send: Send<'_>) -> Quick<Option<u16>> {
+        let head = match self.sends.search(self.ring.words(), send.tag) {
+            Ok(Some(head)) => head,
+            Ok(None) => return self.stalled(comm, "a send without a receive", send.bytes as usize).map(|()| None),
             Err(violation) => return Err(self.fail(broken_protocol(&comm.peer, &violation))),
         };
-        let Some(Head { sequence, entry }) = found else {
-            return self.stalled(comm, "a send without a receive", bytes).map(|()| None);
-        };
-        let size = bytes as u64;
-        if size > entry.bytes() || size > self.most_bytes {
-            return Err(too_large(&comm.peer, size, tag, entry.bytes(), self.most_bytes));
+        if send.bytes > head.room_bytes.min(self.most_bytes) {
+            return Err(too_large(&comm.peer, send.bytes, send.tag, head.room_bytes, self.most_bytes));
         }
-        let message =
-            Message { sequence, part: entry.part(), bytes: size, local_addr: addr, remote_addr: entry.addr() };
-        self.patience.moved();
-        let entry = *entry;
-        if self.striping.is_small(size) {
-            self.send_whole(&message, memory, &entry)
-        } else {
-            self.send_cut(&message, memory, &entry)
-        }
+        if send.bytes <= self.whole_bytes { self.send_whole(head, send) } else { self.send_cut(head, send) }
     }
 
     /// A small message: one write on one rail.
     #[inline(always)]
-    fn send_whole(&mut self, message: &Message, memory: &Registration, entry: &Entry) -> Quick<Option<u16>> {
-        let size = message.bytes;
+    fn send_whole(&mut self, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
+        self.patience.moved();
+        let size = send.bytes;
         let lanes = &self.lanes;
         let mut rail = self.striping.rail_for(size, |rail| lanes.get(rail).map_or(0, |lane| lane.rail.backlog_bytes()));
         let mut now_ns = None;
@@ -175,65 +195,64 @@ impl SendPath {
             now_ns = Some(now);
         }
         let lane = &mut self.lanes[rail];
-        let queue = lane.next_queue();
-        if !lane.has_room(queue) || size > self.chunk_bytes {
-            return self.send_shares(message, &Shares::whole(rail, size), now_ns, memory, entry);
-        }
-        let rkey = entry.rkey(rail);
-        let Some((request, immediate)) = self.sends.start_whole(message) else { return Ok(None) };
-        let write = LaneWrite {
-            work: Work::Share { request, share: 0 },
-            queue,
-            local_addr: message.local_addr,
-            lkey: memory.keys(lane.rail.index).map_or(0, |keys| keys.lkey),
-            bytes: size as u32,
-            remote: Remote { addr: message.remote_addr, rkey },
-            immediate: Some(immediate.encode()),
-            signaled: true,
-        };
-        let small = write.bytes.wrapping_sub(1) < lane.inline_bytes();
-        let inline = if small { memory.readable(write.local_addr, write.bytes) } else { None };
-        if let Err(error) = lane.write(&write, inline) {
-            return Err(self.fail(error));
-        }
-        self.striping.given(rail, size, now_ns);
         if now_ns.is_some() {
             lane.began(size);
         }
+        let (lkey, inline_bytes) = (send.lkey(lane), lane.inline_bytes());
+        let Some(slot) = lane.next_slot() else {
+            return self.send_shares(head, send, &Shares::whole(rail, size), now_ns);
+        };
+        let rkey = head.rkey(self.ring.words(), rail);
+        let Some((request, immediate)) = self.sends.start_whole(head, size) else { return Ok(None) };
+        let write = LaneWrite {
+            work: Work::Share { request, share: 0 },
+            local_addr: send.addr,
+            lkey,
+            bytes: size as u32,
+            remote: Remote { addr: head.addr, rkey },
+            immediate: Some(immediate.encode()),
+            signaled: true,
+        };
+        let small = write.bytes.wrapping_sub(1) < inline_bytes;
+        let inline = if small { send.memory.readable(write.local_addr, write.bytes) } else { None };
+        if let Err(error) = slot.write(&write, inline) {
+            return Err(self.fail(error));
+        }
+        self.striping.given(rail, size, now_ns);
         Ok(Some(request))
     }
 
     /// A large message: a share for each rail that helps.
-    #[inline(never)]
-    fn send_cut(&mut self, message: &Message, memory: &Registration, entry: &Entry) -> Quick<Option<u16>> {
+    fn send_cut(&mut self, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
+        self.patience.moved();
         let now_ns = self.clock.now_ns();
-        let shares = self.striping.cut(message.bytes, now_ns);
-        self.send_shares(message, &shares, Some(now_ns), memory, entry)
+        let shares = self.striping.cut(send.bytes, now_ns);
+        for share in shares.as_slice() {
+            if self.striping.is_timed(share.bytes) {
+                self.lanes[usize::from(share.lane)].began(share.bytes);
+            }
+        }
+        self.send_shares(head, send, &shares, Some(now_ns))
     }
 
+    /// `now_ns` is there where the shares are timed that are large enough; the lanes know of those.
     #[inline(never)]
     fn send_shares(
         &mut self,
-        message: &Message,
+        head: Head,
+        send: Send<'_>,
         shares: &Shares,
         now_ns: Option<u64>,
-        memory: &Registration,
-        entry: &Entry,
     ) -> Quick<Option<u16>> {
-        let (lanes, chunk_bytes, shares) = (&mut self.lanes, self.chunk_bytes, shares.as_slice());
-        let request = self.sends.start(message, shares, chunk_bytes, |rail| {
+        let (lanes, ring, shares) = (&mut self.lanes, self.ring.words(), shares.as_slice());
+        let request = self.sends.start(&head, send.addr, shares, self.chunk_bytes, |rail| {
             let lane = &mut lanes[usize::from(rail)];
-            let lkey = memory.keys(lane.rail.index).map_or(0, |keys| keys.lkey);
-            Route { queue: lane.next_queue(), lkey, rkey: entry.rkey(usize::from(rail)) }
+            Route { queue: lane.next_queue(), lkey: send.lkey(lane), rkey: head.rkey(ring, usize::from(rail)) }
         });
         let Some(request) = request else { return Ok(None) };
         for share in shares {
-            let rail = usize::from(share.lane);
             let timed = self.striping.is_timed(share.bytes);
-            self.striping.given(rail, share.bytes, now_ns.filter(|_| timed));
-            if timed {
-                self.lanes[rail].began(share.bytes);
-            }
+            self.striping.given(usize::from(share.lane), share.bytes, now_ns.filter(|_| timed));
         }
         self.post(request)?;
         Ok(Some(request))
@@ -244,14 +263,10 @@ impl SendPath {
     fn post(&mut self, request: u16) -> Quick<()> {
         for share in 0..self.sends.shares_to_post(request) {
             while let Some(next) = self.sends.next_write(request, share, self.chunk_bytes) {
-                let lane = &mut self.lanes[usize::from(next.lane)];
-                if !lane.has_room(next.route.queue) {
-                    break;
-                }
+                let Some(slot) = self.lanes[usize::from(next.lane)].slot(next.route.queue) else { break };
                 let last = next.immediate.is_some();
                 let write = LaneWrite {
                     work: if last { Work::Share { request, share } } else { Work::Lead },
-                    queue: next.route.queue,
                     local_addr: next.local_addr,
                     lkey: next.route.lkey,
                     bytes: next.bytes,
@@ -259,7 +274,7 @@ impl SendPath {
                     immediate: next.immediate.map(|immediate| immediate.encode()),
                     signaled: last,
                 };
-                if let Err(error) = lane.write(&write, None) {
+                if let Err(error) = slot.write(&write, None) {
                     return Err(self.fail(error));
                 }
                 self.sends.posted(request, share, &next);
@@ -270,9 +285,14 @@ impl SendPath {
 
     #[inline(always)]
     fn test(&mut self, comm: &SendComm, request: u16) -> Quick<Option<u64>> {
-        if let Some(bytes) = self.sends.test(request).map_err(not_in_flight)? {
-            return Ok(Some(bytes));
+        match self.sends.test(request) {
+            Ok(None) => self.progress_and_test(comm, request),
+            known => known.map_err(not_in_flight),
         }
+    }
+
+    #[inline(always)]
+    fn progress_and_test(&mut self, comm: &SendComm, request: u16) -> Quick<Option<u64>> {
         if let Some(failed) = &self.failed {
             return Err(failed.clone());
         }

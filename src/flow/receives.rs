@@ -161,8 +161,7 @@ impl Receives {
                 return Ok(Arrival::Stale);
             }
         };
-        let index = usize::from(immediate.part);
-        let part = &mut self.parts[at][index % PARTS];
+        let part = &mut self.parts[at][usize::from(immediate.part) % PARTS];
         if immediate.part >= granted.count || (part.shares != 0 && part.seen == part.shares) {
             return Err(Violation::Part { part: immediate.part });
         }

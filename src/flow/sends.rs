@@ -2,7 +2,7 @@
 
 use super::NotInFlight;
 use super::plan::Share;
-use crate::wire::cts::{ENTRY_WORDS, Entry, Violation, entry_word};
+use crate::wire::cts::{ENTRY_WORDS, Entry, Violation, entry_word, rkey_in};
 use crate::wire::immediate::{Immediate, MAX_LEADS};
 use crate::wire::{MAX_RAILS, PARTS, SLOTS};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,24 +21,33 @@ pub struct Sends {
     group: Group,
 }
 
-/// The receive at the head of the ring: the only one that sends are matched with.
+/// The receive at the head of the ring: the only one that sends are matched with. Its entries stay in the ring: the
+/// receiver writes them anew only after all their sends are done.
 #[derive(Debug)]
 struct Group {
     sequence: u64,
-    entries: [Entry; PARTS],
-    /// Parts of it that no send has taken, a bit each; 0 while the group has not arrived.
+    /// Parts of it that no send has taken, a bit each; 0 while the group has not arrived, or is one part that was not
+    /// searched for.
     waiting: u8,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum Request {
     Free,
-    Running(Running),
-    Done { bytes: u64 },
+    /// It went in one write, which was posted as it began.
+    Whole {
+        sequence: u64,
+        bytes: u64,
+    },
+    Cut(Cut),
+    Done {
+        bytes: u64,
+    },
 }
 
+/// A send that goes in shares, or waits for room.
 #[derive(Debug, Clone, Copy)]
-struct Running {
+struct Cut {
     sequence: u64,
     bytes: u64,
     local_addr: u64,
@@ -71,21 +80,6 @@ enum Left {
     Range { from: u64, to: u64 },
 }
 
-/// A send, matched with a part of a receive.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Message {
-    /// The receive's number on this connection.
-    pub sequence: u64,
-    /// Which of its parts.
-    pub part: u8,
-    /// The send's size.
-    pub bytes: u64,
-    /// The caller's buffer.
-    pub local_addr: u64,
-    /// The receiver's.
-    pub remote_addr: u64,
-}
-
 /// Where a share goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Route {
@@ -98,12 +92,40 @@ pub struct Route {
 }
 
 /// The receive's part that a send was matched with.
-#[derive(Debug, Clone, Copy)]
-pub struct Head<'a> {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Head {
     /// The receive's number on this connection.
     pub sequence: u64,
-    /// Where to write, and how much at most.
-    pub entry: &'a Entry,
+    /// Which of its parts.
+    pub part: u8,
+    /// Where to write.
+    pub addr: u64,
+    /// How much at most.
+    pub room_bytes: u64,
+    /// Where its entry begins in the ring, in words.
+    at: usize,
+}
+
+impl Head {
+    /// The buffer's key on a rail of the connection, from the same ring; to be asked before the send is done.
+    #[inline(always)]
+    pub fn rkey(&self, ring: &[AtomicU64], rail: usize) -> u32 {
+        let (word, shift) = rkey_in(rail);
+        let place = ring.get(self.at + word);
+        // Relaxed: this word was read before, as part of a whole entry, and it does not change until the send is done.
+        place.map_or(0, |place| (place.load(Ordering::Relaxed) >> shift) as u32)
+    }
+}
+
+/// What a look at the head of the ring found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Peek {
+    /// The receive has not come.
+    Nothing,
+    /// It has, and is for this send.
+    Found(Head),
+    /// It is a group, or has another tag: [`Sends::search`] tells.
+    Search,
 }
 
 /// The next write of a share.
@@ -135,7 +157,7 @@ impl Sends {
             shares: Box::new([[RunningShare::default(); MAX_RAILS]; REQUESTS]),
             free,
             free_count: REQUESTS,
-            group: Group { sequence: 0, entries: [Entry::default(); PARTS], waiting: 0 },
+            group: Group { sequence: 0, waiting: 0 },
         }
     }
 
@@ -145,28 +167,34 @@ impl Sends {
         self.free_count > 0
     }
 
+    /// Finds the receive's part for a send with `tag`, where it is the only one of the next receive, as it most often is;
+    /// [`Peek::Search`] where it has to be searched for.
+    #[inline(always)]
+    pub fn peek(&self, ring: &[AtomicU64], tag: i32) -> Peek {
+        if self.group.waiting != 0 {
+            return Peek::Search;
+        }
+        match self.group.entry(ring, 0) {
+            Some(only) if only.is_alone() && only.tag() == tag => Peek::Found(self.group.head(&only, 0)),
+            Some(_) => Peek::Search,
+            None => Peek::Nothing,
+        }
+    }
+
     /// Finds the receive's part for a send with `tag`: the first with that tag in the group at the head of the ring
     /// that no send has taken. `None` while there is none.
     ///
     /// # Errors
     /// A [`Violation`] of the peer's.
-    #[inline(always)]
-    pub fn peek(&mut self, ring: &[AtomicU64], tag: i32) -> Result<Option<Head<'_>>, Violation> {
-        if self.group.waiting == 0 && !self.group.load(ring)? {
+    #[inline(never)]
+    pub fn search(&mut self, ring: &[AtomicU64], tag: i32) -> Result<Option<Head>, Violation> {
+        if self.group.waiting == 0 && !self.group.has_come(ring)? {
             return Ok(None);
         }
-        let mut waiting = self.group.waiting;
-        while waiting != 0 {
-            let entry = &self.group.entries[waiting.trailing_zeros() as usize % PARTS];
-            if entry.tag() == tag {
-                return Ok(Some(Head { sequence: self.group.sequence, entry }));
-            }
-            waiting &= waiting - 1;
-        }
-        Ok(None)
+        self.group.find(ring, tag)
     }
 
-    /// Takes the part that [`Sends::peek`] found. When it was the last of its group the next group is the head.
+    /// Takes the part that was found. When it was the last of its group the next group is the head.
     #[inline(always)]
     fn take(&mut self, part: u8) {
         self.group.waiting &= !(1 << (part & 7));
@@ -176,37 +204,40 @@ impl Sends {
     }
 
     #[inline(always)]
-    fn run(&mut self, message: &Message, count: u8, unposted: u8) -> Option<u16> {
+    fn run(&mut self, part: u8, request: Request) -> Option<u16> {
         self.free_count = self.free_count.checked_sub(1)?;
-        let request = self.free[self.free_count % REQUESTS];
-        self.take(message.part);
-        let Message { sequence, part, bytes, local_addr, remote_addr } = *message;
-        let unfinished = count;
-        let running = Running { sequence, bytes, local_addr, remote_addr, part, count, unfinished, unposted };
-        self.requests[usize::from(request) % REQUESTS] = Request::Running(running);
-        Some(request)
+        let number = self.free[self.free_count % REQUESTS];
+        self.take(part);
+        self.requests[usize::from(number) % REQUESTS] = request;
+        Some(number)
     }
 
     /// Starts a send that the caller posts at once, whole, in one write with this immediate; its request number. The
-    /// message is one that [`Sends::peek`] found. `None` when there is no room ([`Sends::has_room`]).
+    /// head is what [`Sends::peek`] or [`Sends::search`] found. `None` when there is no room ([`Sends::has_room`]).
     #[inline(always)]
-    pub fn start_whole(&mut self, message: &Message) -> Option<(u16, Immediate)> {
-        let request = self.run(message, 1, 0)?;
-        Some((request, immediate(message.sequence, message.part, 1, 0)))
+    pub fn start_whole(&mut self, head: Head, bytes: u64) -> Option<(u16, Immediate)> {
+        let sequence = head.sequence;
+        let request = self.run(head.part, Request::Whole { sequence, bytes })?;
+        Some((request, immediate(sequence, head.part, 1, 0)))
     }
 
-    /// Starts a send that goes by `shares`; its request number. `route` says for a rail where its share goes. The
-    /// message is one that [`Sends::peek`] found. `None` when there is no room ([`Sends::has_room`]).
+    /// Starts a send of the bytes at `local_addr` that goes by `shares`; its request number. `route` says for a rail where
+    /// its share goes. The head is what [`Sends::peek`] or [`Sends::search`] found. `None` when there is no room ([`Sends::has_room`]).
     #[inline(always)]
     pub fn start(
         &mut self,
-        message: &Message,
+        head: &Head,
+        local_addr: u64,
         shares: &[Share],
         chunk_bytes: u64,
         mut route: impl FnMut(u8) -> Route,
     ) -> Option<u16> {
         let count = shares.len() as u8;
-        let request = self.run(message, count, count)?;
+        let bytes = shares.iter().map(|share| share.bytes).sum();
+        let Head { sequence, part, addr: remote_addr, .. } = *head;
+        let (unfinished, unposted) = (count, count);
+        let cut = Cut { sequence, bytes, local_addr, remote_addr, part, count, unfinished, unposted };
+        let request = self.run(part, Request::Cut(cut))?;
         for (to, share) in self.shares[usize::from(request) % REQUESTS].iter_mut().zip(shares) {
             let Route { queue, lkey, rkey } = route(share.lane);
             let leads = leads(share.bytes, chunk_bytes).min(MAX_LEADS) as u16;
@@ -221,7 +252,7 @@ impl Sends {
     #[inline(always)]
     pub fn next_write(&self, request: u16, share: u8, chunk_bytes: u64) -> Option<NextWrite> {
         let at = usize::from(request) % REQUESTS;
-        let Request::Running(running) = &self.requests[at] else { return None };
+        let Request::Cut(running) = &self.requests[at] else { return None };
         let part = self.shares[at][..usize::from(running.count).min(MAX_RAILS)].get(usize::from(share))?;
         let Left::Range { from, to } = part.left else { return None };
         let left = to - from;
@@ -240,7 +271,7 @@ impl Sends {
     #[inline(always)]
     pub fn posted(&mut self, request: u16, share: u8, write: &NextWrite) {
         let at = usize::from(request) % REQUESTS;
-        let Request::Running(running) = &mut self.requests[at] else { return };
+        let Request::Cut(running) = &mut self.requests[at] else { return };
         let left = &mut self.shares[at][usize::from(share) % MAX_RAILS].left;
         if write.immediate.is_some() {
             *left = Left::Nothing;
@@ -254,7 +285,7 @@ impl Sends {
     #[inline(always)]
     pub fn shares_to_post(&self, request: u16) -> u8 {
         match self.requests.get(usize::from(request)) {
-            Some(Request::Running(running)) if running.unposted > 0 => running.count,
+            Some(Request::Cut(running)) if running.unposted > 0 => running.count,
             _ => 0,
         }
     }
@@ -267,12 +298,15 @@ impl Sends {
     pub fn confirmed(&mut self, request: u16, share: u8) -> Result<u64, NotInFlight> {
         let at = usize::from(request) % REQUESTS;
         let slot = &mut self.requests[at];
-        let Request::Running(running) = slot else { return Err(NotInFlight(request)) };
-        let whole = running.bytes;
-        let bytes = if running.count == 1 { whole } else { self.shares[at][usize::from(share) % MAX_RAILS].bytes };
+        if let Request::Whole { bytes, .. } = *slot {
+            *slot = Request::Done { bytes };
+            return Ok(bytes);
+        }
+        let Request::Cut(running) = slot else { return Err(NotInFlight(request)) };
+        let bytes = self.shares[at][usize::from(share) % MAX_RAILS].bytes;
         running.unfinished = running.unfinished.saturating_sub(1);
         if running.unfinished == 0 {
-            *slot = Request::Done { bytes: whole };
+            *slot = Request::Done { bytes: running.bytes };
         }
         Ok(bytes)
     }
@@ -281,13 +315,13 @@ impl Sends {
     pub fn delivered(&mut self, delivered: u64) -> bool {
         let mut any = false;
         for slot in self.requests.iter_mut() {
-            if let Request::Running(running) = slot
-                && running.sequence < delivered
-                && running.unposted == 0
-            {
-                *slot = Request::Done { bytes: running.bytes };
-                any = true;
-            }
+            let bytes = match slot {
+                Request::Whole { sequence, bytes } if *sequence < delivered => *bytes,
+                Request::Cut(running) if running.sequence < delivered && running.unposted == 0 => running.bytes,
+                _ => continue,
+            };
+            *slot = Request::Done { bytes };
+            any = true;
         }
         any
     }
@@ -301,7 +335,7 @@ impl Sends {
         let slot = self.requests.get_mut(usize::from(request)).ok_or(NotInFlight(request))?;
         match *slot {
             Request::Free => Err(NotInFlight(request)),
-            Request::Running(_) => Ok(None),
+            Request::Whole { .. } | Request::Cut(_) => Ok(None),
             Request::Done { bytes } => {
                 *slot = Request::Free;
                 self.free[self.free_count % REQUESTS] = request;
@@ -331,23 +365,33 @@ pub fn leads(bytes: u64, chunk_bytes: u64) -> u64 {
 }
 
 impl Group {
-    /// Looks whether the group has arrived, all its entries whole.
     #[inline(always)]
-    fn load(&mut self, ring: &[AtomicU64]) -> Result<bool, Violation> {
-        let Some(first) = self.load_entry(ring, 0)? else { return Ok(false) };
-        self.entries[0] = first;
-        if first.parts() > 1 {
-            return self.load_others(ring, first.parts());
-        }
-        self.waiting = 1;
-        Ok(true)
+    fn head(&self, entry: &Entry, part: u8) -> Head {
+        let sequence = self.sequence;
+        let at = entry_word(sequence, usize::from(part));
+        Head { sequence, part, addr: entry.addr(), room_bytes: entry.bytes(), at }
     }
 
-    #[inline(never)]
-    fn load_others(&mut self, ring: &[AtomicU64], parts: u8) -> Result<bool, Violation> {
+    /// The first part with `tag` that no send has taken.
+    fn find(&self, ring: &[AtomicU64], tag: i32) -> Result<Option<Head>, Violation> {
+        let mut waiting = self.waiting;
+        while waiting != 0 {
+            let part = waiting.trailing_zeros() as u8;
+            match self.checked(ring, part)? {
+                Some(entry) if entry.tag() == tag => return Ok(Some(self.head(&entry, part))),
+                _ => waiting &= waiting - 1,
+            }
+        }
+        Ok(None)
+    }
+
+    /// Looks whether all entries of the group have arrived.
+    fn has_come(&mut self, ring: &[AtomicU64]) -> Result<bool, Violation> {
+        let Some(first) = self.checked(ring, 0)? else { return Ok(false) };
+        let parts = first.parts();
         for part in 1..parts {
-            match self.load_entry(ring, part)? {
-                Some(entry) if entry.parts() == parts => self.entries[usize::from(part) % PARTS] = entry,
+            match self.checked(ring, part)? {
+                Some(entry) if entry.parts() == parts => {}
                 Some(entry) => return Err(Violation::Parts(entry.parts())),
                 None => return Ok(false),
             }
@@ -356,22 +400,29 @@ impl Group {
         Ok(true)
     }
 
+    /// The entry of a part, once it is there, whole and allowed.
+    fn checked(&self, ring: &[AtomicU64], part: u8) -> Result<Option<Entry>, Violation> {
+        let Some(entry) = self.entry(ring, part) else { return Ok(None) };
+        entry.check(part).map(|()| Some(entry))
+    }
+
+    /// The entry of a part, once it is there, whole.
     #[inline(always)]
-    fn load_entry(&self, ring: &[AtomicU64], part: u8) -> Result<Option<Entry>, Violation> {
+    fn entry(&self, ring: &[AtomicU64], part: u8) -> Option<Entry> {
         let at = entry_word(self.sequence, usize::from(part));
-        let Some(place) = ring.get(at..at + ENTRY_WORDS) else { return Ok(None) };
+        let place = ring.get(at..at + ENTRY_WORDS)?;
         // Acquire: the words after it, and whatever is done because of them, come after it in this thread. The NIC
         // promises nothing about the order of its stores within an entry; the entry's digest is what tells a whole
         // entry from a torn one, so the loads that follow may be relaxed.
         let mut words = [0; ENTRY_WORDS];
         words[0] = place[0].load(Ordering::Acquire);
         if !Entry::may_be(words[0], self.sequence) {
-            return Ok(None);
+            return None;
         }
         for (word, cell) in words[1..].iter_mut().zip(&place[1..]) {
             *word = cell.load(Ordering::Relaxed);
         }
-        Entry::decode(words, self.sequence, part)
+        Entry::whole(words, self.sequence)
     }
 }
 
@@ -389,30 +440,34 @@ mod tests {
         for (part, &tag) in tags.iter().enumerate() {
             let addr = 0x1000 * (part as u64 + 1);
             let (parts, part) = (tags.len() as u8, part as u8);
-            put(ring, sequence, &Terms { addr, bytes: 1 << 30, tag, parts, part, keys: [1; 4] });
+            put(ring, sequence, &Terms { addr, bytes: 1 << 30, tag, parts, part });
         }
     }
 
     fn put(ring: &[AtomicU64], sequence: u64, terms: &Terms) {
         let at = entry_word(sequence, usize::from(terms.part));
-        for (cell, word) in ring[at..].iter().zip(Entry::new(terms, sequence).words()) {
+        for (cell, word) in ring[at..].iter().zip(Entry::new(terms, &[1; 4], sequence).words()) {
             cell.store(*word, Ordering::Relaxed);
         }
-    }
-
-    fn matched(head: Head<'_>, bytes: u64) -> Message {
-        let (sequence, part, remote_addr) = (head.sequence, head.entry.part(), head.entry.addr());
-        Message { sequence, part, bytes, local_addr: 0x5000, remote_addr }
     }
 
     fn route(lane: u8) -> Route {
         Route { queue: lane + 4, lkey: 20 + u32::from(lane), rkey: 30 + u32::from(lane) }
     }
 
+    fn find(sends: &mut Sends, ring: &[AtomicU64], tag: i32) -> Result<Option<Head>, Violation> {
+        match sends.peek(ring, tag) {
+            Peek::Nothing => Ok(None),
+            Peek::Found(head) => Ok(Some(head)),
+            Peek::Search => sends.search(ring, tag),
+        }
+    }
+
     fn take(sends: &mut Sends, ring: &[AtomicU64], tag: i32) -> Option<(u64, u8)> {
-        let message = matched(sends.peek(ring, tag).unwrap()?, 0);
-        sends.start_whole(&message).unwrap();
-        Some((message.sequence, message.part))
+        let head = find(sends, ring, tag).unwrap()?;
+        assert_eq!((head.addr, head.room_bytes), (0x1000 * (u64::from(head.part) + 1), 1 << 30));
+        sends.start_whole(head, 0).unwrap();
+        Some((head.sequence, head.part))
     }
 
     #[test]
@@ -446,7 +501,7 @@ mod tests {
         let (mut sends, ring) = (Sends::new(), ring());
         grant(&ring, 0, &[1, 2]);
         put(&ring, 0, &Terms { parts: 3, part: 1, tag: 2, ..Terms::default() });
-        assert_eq!(sends.peek(&ring, 1).map(|_| ()), Err(Violation::Parts(3)));
+        assert_eq!(find(&mut sends, &ring, 1), Err(Violation::Parts(3)));
     }
 
     #[test]
@@ -454,9 +509,9 @@ mod tests {
         let (mut sends, ring) = (Sends::new(), ring());
         grant(&ring, 0, &[0]);
         let bytes = 40_000;
-        let message = matched(sends.peek(&ring, 0).unwrap().unwrap(), bytes);
+        let head = find(&mut sends, &ring, 0).unwrap().unwrap();
         let shares = divide(bytes, &[Lane { bytes_per_us: 1e4, backlog_bytes: 0 }; 2], 4096);
-        let request = sends.start(&message, shares.as_slice(), 8192, route).unwrap();
+        let request = sends.start(&head, 0x5000, shares.as_slice(), 8192, route).unwrap();
         let mut total = 0;
         for share in 0..2 {
             assert_eq!(sends.shares_to_post(request), 2);
@@ -492,11 +547,11 @@ mod tests {
     #[test]
     fn all_requests_can_run_and_come_back() {
         let mut sends = Sends::new();
-        let message = Message { sequence: 3, part: 0, bytes: 0, local_addr: 0, remote_addr: 0 };
+        let head = Head { sequence: 3, part: 0, addr: 0, room_bytes: 0, at: 0 };
         let shares = [Share { lane: 0, offset: 0, bytes: 0 }];
-        let start = |sends: &mut Sends| sends.start(&message, &shares, 4096, route);
+        let start = |sends: &mut Sends| sends.start(&head, 0, &shares, 4096, route);
         let running: Vec<u16> = (0..REQUESTS).map(|_| start(&mut sends).unwrap()).collect();
-        assert!(!sends.has_room() && start(&mut sends).is_none() && sends.start_whole(&message).is_none());
+        assert!(!sends.has_room() && start(&mut sends).is_none() && sends.start_whole(head, 0).is_none());
         let write = sends.next_write(running[5], 0, 4096).unwrap();
         assert_eq!((write.bytes, write.immediate.unwrap().leads), (0, 0));
         sends.posted(running[5], 0, &write);

@@ -58,6 +58,8 @@ pub struct Striping {
     stay_bytes: [u64; MAX_RAILS],
     favourite: usize,
     min_share_bytes: u64,
+    /// Writes from this size on are timed.
+    timed_bytes: u64,
     count: usize,
     /// Whether something was measured since the rates were worked out.
     stale: bool,
@@ -81,6 +83,8 @@ impl Striping {
             stay_bytes: [0; MAX_RAILS],
             favourite: 0,
             min_share_bytes: min_share_bytes.max(SHARE_ALIGNMENT),
+            // One rail has nothing to be compared with.
+            timed_bytes: if count > 1 { TIMED_BYTES } else { u64::MAX },
             count,
             stale: false,
             refreshed_ns: 0,
@@ -92,16 +96,15 @@ impl Striping {
         striping
     }
 
-    /// Whether a message goes whole to one rail.
-    #[inline(always)]
-    pub fn is_small(&self, bytes: u64) -> bool {
-        bytes / 2 < self.min_share_bytes || self.count < 2
+    /// Up to this size a message goes whole to one rail.
+    pub fn whole_bytes(&self) -> u64 {
+        if self.count < 2 { u64::MAX } else { 2 * self.min_share_bytes - 1 }
     }
 
     /// Whether a write of this size is timed: the clock costs little beside it, and it says something of the rail.
     #[inline(always)]
     pub fn is_timed(&self, bytes: u64) -> bool {
-        bytes >= TIMED_BYTES && self.count > 1
+        bytes >= self.timed_bytes
     }
 
     /// The rail for a small message. `elsewhere` tells what all connections of this process have under way on a rail.
@@ -314,7 +317,7 @@ mod tests {
 
         fn send(&mut self, bytes: u64) {
             let now_ns = self.now_ns();
-            let shares = if self.striping.is_small(bytes) {
+            let shares = if bytes <= self.striping.whole_bytes() {
                 let rail = self.striping.rail_for(bytes, |_| 0);
                 Shares::whole(self.striping.rail_to_time(rail, bytes, now_ns), bytes)
             } else {
@@ -419,7 +422,7 @@ mod tests {
     fn a_small_message_stays_on_its_rail_unless_that_is_busy_or_slow() {
         let mut striping = Striping::new(&rails(&[100_000; 4]), MIN);
         let nowhere = |_: usize| 0;
-        assert!(striping.is_small(2 * MIN - 1) && !striping.is_small(2 * MIN));
+        assert_eq!(striping.whole_bytes(), 2 * MIN - 1);
         assert_eq!(striping.rail_for(8, nowhere), 0);
         striping.given(0, 1 << 15, None);
         assert_eq!(striping.rail_for(8, nowhere), 0, "not worth a change");

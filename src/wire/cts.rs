@@ -35,8 +35,6 @@ pub struct Terms {
     pub parts: u8,
     /// Which of them this is.
     pub part: u8,
-    /// Keys of the buffer; those beyond the connection's rails are not looked at.
-    pub keys: PackedKeys,
 }
 
 /// One sub-receive as it travels.
@@ -65,10 +63,10 @@ pub enum Violation {
 }
 
 impl Entry {
-    /// The entry for the receive `sequence`.
+    /// The entry for the receive `sequence`; of the buffer's keys, those beyond the connection's rails are not looked at.
     #[inline(always)]
-    pub fn new(terms: &Terms, sequence: u64) -> Self {
-        let [k0, k1, k2, k3] = terms.keys;
+    pub fn new(terms: &Terms, keys: &PackedKeys, sequence: u64) -> Self {
+        let [k0, k1, k2, k3] = *keys;
         let sizes = terms.bytes | u64::from(terms.parts) << 48 | u64::from(terms.part) << 56;
         let mut words = [first_word(sequence, terms.tag), terms.addr, sizes, k0, k1, k2, k3, 0];
         words[7] = digest(&words, sequence);
@@ -87,32 +85,40 @@ impl Entry {
         first as u32 == stamp(sequence)
     }
 
-    /// The entry in `words`, `None` while it has not wholly arrived.
-    ///
-    /// # Errors
-    /// A [`Violation`] when it arrived and is not allowed.
+    /// The entry in `words`, `None` while it has not wholly arrived. What it says is not looked at: [`Entry::check`] does
+    /// that.
     #[inline(always)]
-    pub fn decode(words: [u64; ENTRY_WORDS], sequence: u64, place: u8) -> Result<Option<Entry>, Violation> {
-        if !Self::may_be(words[0], sequence) || words[7] != digest(&words, sequence) {
-            return Ok(None);
-        }
-        let entry = Entry { words };
-        let parts_fit = entry.parts() != 0 && usize::from(entry.parts()) <= PARTS;
-        let in_place = entry.part() == place && place < entry.parts();
-        let buffer_fits = entry.bytes() <= MAX_RECEIVE_BYTES && entry.addr().checked_add(entry.bytes()).is_some();
-        if parts_fit && in_place && buffer_fits { Ok(Some(entry)) } else { Err(entry.violation(place)) }
+    pub fn whole(words: [u64; ENTRY_WORDS], sequence: u64) -> Option<Entry> {
+        (Self::may_be(words[0], sequence) && words[7] == digest(&words, sequence)).then_some(Entry { words })
     }
 
-    #[cold]
-    fn violation(&self, place: u8) -> Violation {
+    /// Whether it is a receive of its own, in no group, with a buffer that can be one: what most receives are.
+    #[inline(always)]
+    pub fn is_alone(&self) -> bool {
+        // Parts and part in one look.
+        self.words[2] >> 48 == 1 && self.has_buffer()
+    }
+
+    /// Whether what it says is allowed at this place of its group.
+    ///
+    /// # Errors
+    /// A [`Violation`].
+    pub fn check(&self, place: u8) -> Result<(), Violation> {
         let (addr, bytes, parts, part) = (self.addr(), self.bytes(), self.parts(), self.part());
         if parts == 0 || usize::from(parts) > PARTS {
-            Violation::Parts(parts)
+            Err(Violation::Parts(parts))
         } else if part != place || part >= parts {
-            Violation::Part(part, place)
+            Err(Violation::Part(part, place))
+        } else if !self.has_buffer() {
+            Err(Violation::Buffer { addr, bytes })
         } else {
-            Violation::Buffer { addr, bytes }
+            Ok(())
         }
+    }
+
+    #[inline(always)]
+    fn has_buffer(&self) -> bool {
+        self.bytes() <= MAX_RECEIVE_BYTES && self.addr().checked_add(self.bytes()).is_some()
     }
 
     /// Address in the receiver.
@@ -145,12 +151,12 @@ impl Entry {
         (self.words[2] >> 56) as u8
     }
 
-    /// The buffer's key on a rail of the connection.
-    #[inline(always)]
-    pub fn rkey(&self, rail: usize) -> u32 {
-        let pair = self.words[3 + rail / 2 % (MAX_RAILS / 2)];
-        (pair >> (rail % 2 * 32)) as u32
-    }
+}
+
+/// Which word of an entry holds the buffer's key on a rail of the connection, and how many bits below it.
+#[inline(always)]
+pub fn rkey_in(rail: usize) -> (usize, u32) {
+    (3 + rail / 2 % (MAX_RAILS / 2), rail as u32 % 2 * 32)
 }
 
 /// Where in the ring the entry of a receive's part begins, in words.
@@ -169,14 +175,16 @@ fn first_word(sequence: u64, tag: i32) -> u64 {
 }
 
 /// A multiply-rotate digest: not against an adversary (who may write whole entries anyway), but so that a mix of two
-/// entries' words passes with a chance of about 2^-64.
+/// entries' words passes with a chance of about 2^-64. Two words a round: a difference in the first is spread over all bits
+/// before it could meet one in the second.
 #[inline(always)]
 fn digest(words: &[u64; ENTRY_WORDS], sequence: u64) -> u64 {
     // The odd constant of Fibonacci hashing, 2^64 / golden ratio.
     const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
+    let [w0, w1, w2, w3, w4, w5, w6, _] = *words;
     let mut state = sequence ^ MULTIPLIER;
-    for word in &words[..7] {
-        state = (state.rotate_left(29) ^ word).wrapping_mul(MULTIPLIER);
+    for (first, second) in [(w0, w1), (w2, w3), (w4, w5), (w6, 0)] {
+        state = (state.rotate_left(29) ^ first).wrapping_mul(MULTIPLIER) ^ second;
     }
     state ^ state >> 32
 }
@@ -186,58 +194,55 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn terms() -> impl Strategy<Value = Terms> {
+    fn terms() -> impl Strategy<Value = (Terms, PackedKeys)> {
         (any::<u32>(), 0..=MAX_RECEIVE_BYTES, any::<i32>(), 1..=8u8, any::<PackedKeys>(), any::<u8>()).prop_map(
-            |(addr, bytes, tag, parts, keys, part)| Terms {
-                addr: u64::from(addr) << 12,
-                bytes,
-                tag,
-                parts,
-                part: part % parts,
-                keys,
+            |(addr, bytes, tag, parts, keys, part)| {
+                (Terms { addr: u64::from(addr) << 12, bytes, tag, parts, part: part % parts }, keys)
             },
         )
     }
 
-    fn terms_of(entry: &Entry) -> Terms {
-        let key = |rail| u64::from(entry.rkey(rail));
-        Terms {
-            addr: entry.addr(),
-            bytes: entry.bytes(),
-            tag: entry.tag(),
-            parts: entry.parts(),
-            part: entry.part(),
-            keys: std::array::from_fn(|pair| key(2 * pair) | key(2 * pair + 1) << 32),
-        }
+    fn terms_of(entry: &Entry) -> (Terms, PackedKeys) {
+        let key = |rail| {
+            let (word, shift) = rkey_in(rail);
+            entry.words[word] >> shift & 0xffff_ffff
+        };
+        let keys = std::array::from_fn(|pair| key(2 * pair) | key(2 * pair + 1) << 32);
+        let (addr, bytes, tag) = (entry.addr(), entry.bytes(), entry.tag());
+        (Terms { addr, bytes, tag, parts: entry.parts(), part: entry.part() }, keys)
     }
 
     proptest! {
         #[test]
-        fn an_entry_comes_back(terms in terms(), sequence: u64) {
-            let back = Entry::decode(*Entry::new(&terms, sequence).words(), sequence, terms.part);
-            prop_assert_eq!(back.map(|entry| entry.map(|entry| terms_of(&entry))), Ok(Some(terms)));
+        fn an_entry_comes_back((terms, keys) in terms(), sequence: u64) {
+            let back = Entry::whole(*Entry::new(&terms, &keys, sequence).words(), sequence);
+            prop_assert_eq!(back.map(|entry| entry.check(terms.part)), Some(Ok(())));
+            prop_assert_eq!(back.map(|entry| entry.is_alone()), Some(terms.parts == 1));
+            prop_assert_eq!(back.map(|entry| terms_of(&entry)), Some((terms, keys)));
         }
 
         #[test]
         fn a_torn_entry_has_not_arrived(old in terms(), new in terms(), sequence in 32..u64::MAX, mask in 1..255u8) {
-            let before = *Entry::new(&old, sequence - 32).words();
-            let mut seen = *Entry::new(&new, sequence).words();
+            let before = *Entry::new(&old.0, &old.1, sequence - 32).words();
+            let (new, keys) = new;
+            let mut seen = *Entry::new(&new, &keys, sequence).words();
             prop_assume!((0..8).any(|i| mask & 1 << i != 0 && before[i] != seen[i]));
             for i in 0..8 { if mask & 1 << i != 0 { seen[i] = before[i]; } }
-            prop_assert_eq!(Entry::decode(seen, sequence, new.part), Ok(None));
+            prop_assert_eq!(Entry::whole(seen, sequence), None);
         }
 
         #[test]
         fn any_words_are_answered(words: [u64; 8], sequence: u64, place in 0..8u8) {
-            let _ = Entry::decode(words, sequence, place);
+            let _ = Entry { words }.check(place);
+            let _ = Entry::whole(words, sequence);
         }
     }
 
     #[test]
     fn a_fresh_ring_holds_no_entry_and_lies_are_named() {
-        assert_eq!(Entry::decode([0; 8], 0, 0), Ok(None));
-        let good = Terms { addr: 4096, bytes: 8, tag: 3, parts: 2, part: 1, keys: [7; 4] };
-        let told = |terms: Terms, place| Entry::decode(*Entry::new(&terms, 5).words(), 5, place);
+        assert_eq!(Entry::whole([0; 8], 0), None);
+        let good = Terms { addr: 4096, bytes: 8, tag: 3, parts: 2, part: 1 };
+        let told = |terms: Terms, place| Entry::new(&terms, &[7; 4], 5).check(place);
         assert_eq!(told(Terms { parts: 9, ..good }, 1), Err(Violation::Parts(9)));
         assert_eq!(told(Terms { parts: 0, ..good }, 1), Err(Violation::Parts(0)));
         assert_eq!(told(good, 0), Err(Violation::Part(1, 0)));
@@ -245,5 +250,7 @@ mod tests {
         let wraps = Terms { addr: u64::MAX, bytes: 2, ..good };
         assert_eq!(told(wraps, 1), Err(Violation::Buffer { addr: u64::MAX, bytes: 2 }));
         assert!(told(Terms { bytes: MAX_RECEIVE_BYTES + 1, ..good }, 1).is_err());
+        let alone = |terms| Entry::new(&terms, &[7; 4], 5).is_alone();
+        assert!(alone(Terms { parts: 1, part: 0, ..good }) && !alone(good) && !alone(Terms { parts: 1, part: 0, ..wraps }));
     }
 }
