@@ -388,12 +388,7 @@ pub(super) unsafe fn irecv_of<L: Length>(
 /// # Safety
 /// As [`irecv_of`]; `count` is the parts' `n`.
 #[inline(never)]
-unsafe fn irecv_group<L: Length>(
-    comm: &RecvComm,
-    parts: Parts<L>,
-    count: usize,
-    optional: bool,
-) -> Quick<Option<u16>> {
+unsafe fn irecv_group<L: Length>(comm: &RecvComm, parts: Parts<L>, count: usize, optional: bool) -> Quick<Option<u16>> {
     // SAFETY: the caller's promise: `n` elements each.
     let (data, sizes, tags, mhandles) = unsafe { parts.first(count) }?;
     // Allocates nothing: beyond the last part stand copies of it, which are cut off again.

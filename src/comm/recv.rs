@@ -153,14 +153,8 @@ impl RecvPath {
         }
         check_parts(parts)?;
         let lane = self.cts_lane();
-        if !self.receives.has_room() || !self.lanes[lane].has_room(0) {
-            // That lane first: bytes may keep coming by another one.
-            if !self.take_in(comm, lane)? {
-                self.progress(comm)?;
-            }
-            if !self.receives.has_room() || !self.lanes[lane].has_room(0) {
-                return self.stalled(comm, "a receive that finds no room").map(|()| None);
-            }
+        if !self.has_room(lane) && !self.make_room(comm, lane)? {
+            return Ok(None);
         }
         let Some(grant) = self.receives.grant(parts.iter().map(|part| part.bytes as u64), optional) else {
             return Ok(None);
@@ -169,6 +163,23 @@ impl RecvPath {
             Ok(()) => Ok(Some(grant.slot)),
             Err(error) => Err(self.fail(error)),
         }
+    }
+
+    #[inline(always)]
+    fn has_room(&self, lane: usize) -> bool {
+        self.receives.has_room() && self.lanes[lane].has_room(0)
+    }
+
+    #[inline(never)]
+    fn make_room(&mut self, comm: &RecvComm, lane: usize) -> Quick<bool> {
+        // That lane first: bytes may keep coming by another one.
+        if self.take_in(comm, lane)? == Found::Nothing {
+            self.progress(comm)?;
+        }
+        if self.has_room(lane) {
+            return Ok(true);
+        }
+        self.stalled(comm, "a receive that finds no room").map(|()| false)
     }
 
     /// The lane for a clear-to-send: the one used last, unless it is busy.
@@ -257,39 +268,66 @@ impl RecvPath {
     }
 
     /// Takes in what has arrived; whether anything had. Looks at the lane that bytes last came by, and only when it
-    /// has nothing at one other, in turn: an idle rail costs nothing while others are busy.
+    /// has nothing at one other, in turn: an idle rail costs nothing while others are busy. What came in part has its
+    /// rest on the others.
     #[inline(always)]
     fn progress(&mut self, comm: &RecvComm) -> Quick<bool> {
-        if self.take_in(comm, self.hot)? {
-            self.patience.moved();
-            return Ok(true);
-        }
-        if self.lanes.len() > 1 {
-            self.cold = if self.cold + 1 < self.lanes.len() { self.cold + 1 } else { 0 };
-            if self.cold != self.hot && self.take_in(comm, self.cold)? {
-                self.hot = self.cold;
-                self.patience.moved();
-                return Ok(true);
+        let mut found = self.take_in(comm, self.hot)?;
+        if found == Found::Nothing && self.lanes.len() > 1 {
+            self.cold = self.after(self.cold);
+            if self.cold != self.hot {
+                found = self.take_in(comm, self.cold)?;
+                if found != Found::Nothing {
+                    self.hot = self.cold;
+                }
             }
         }
-        Ok(false)
+        if found == Found::Nothing {
+            return Ok(false);
+        }
+        self.patience.moved();
+        if found == Found::InPart {
+            self.take_in_others(comm)?;
+        }
+        Ok(true)
+    }
+
+    #[inline(never)]
+    fn take_in_others(&mut self, comm: &RecvComm) -> Quick<()> {
+        let first = self.hot;
+        let mut lane = self.after(first);
+        while lane != first {
+            if self.take_in(comm, lane)? != Found::Nothing {
+                self.hot = lane;
+            }
+            lane = self.after(lane);
+        }
+        Ok(())
+    }
+
+    /// The lane whose turn comes after this one's.
+    #[inline(always)]
+    fn after(&self, lane: usize) -> usize {
+        if lane + 1 < self.lanes.len() { lane + 1 } else { 0 }
     }
 
     #[inline(always)]
-    fn take_in(&mut self, comm: &RecvComm, index: usize) -> Quick<bool> {
+    fn take_in(&mut self, comm: &RecvComm, index: usize) -> Quick<Found> {
         let lane = &mut self.lanes[index];
+        let mut found = Found::Nothing;
         if self.receives.open() == 0 && !lane.has_pending() {
-            return Ok(false);
+            return Ok(found);
         }
-        let completions = lane.poll(&mut self.buffer)?;
-        let moved = !completions.is_empty();
-        for completion in completions {
-            if let Err(error) = arrive(lane, &mut self.receives, comm, completion) {
-                self.failed = Some(error.clone());
-                return Err(error);
-            }
+        for completion in lane.poll(&mut self.buffer)? {
+            found = match arrive(lane, &mut self.receives, comm, completion) {
+                Ok(found) => found,
+                Err(error) => {
+                    self.failed = Some(error.clone());
+                    return Err(error);
+                }
+            };
         }
-        Ok(moved)
+        Ok(found)
     }
 
     #[inline(always)]
@@ -305,7 +343,7 @@ impl RecvPath {
         if presence != Presence::Here {
             // What arrived before the peer left may lie on a lane whose turn has not come.
             for index in 0..self.lanes.len() {
-                if self.take_in(comm, index)? {
+                if self.take_in(comm, index)? != Found::Nothing {
                     self.patience.moved();
                     return Ok(());
                 }
@@ -348,27 +386,38 @@ fn check_parts(parts: &[RecvPart<'_>]) -> Quick<()> {
     Ok(())
 }
 
+/// What a look at a lane found: the last of it is what counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Found {
+    Nothing,
+    Something,
+    /// Bytes of a message whose others come by other lanes.
+    InPart,
+}
+
 /// Acts on one completion of a receiver's lane.
 #[inline(always)]
-fn arrive(lane: &mut Lane, receives: &mut Receives, comm: &RecvComm, completion: &Completion) -> Quick<()> {
+fn arrive(lane: &mut Lane, receives: &mut Receives, comm: &RecvComm, completion: &Completion) -> Quick<Found> {
     if completion.status() != 0 {
         // A peer that has closed takes its queue pairs away: clear-to-sends that it never needed fail then.
         return match comm.peer.presence() {
-            Presence::Closed { .. } => Ok(()),
+            Presence::Closed { .. } => Ok(Found::Something),
             _ => Err(completion_failure(&comm.peer, lane, completion).into()),
         };
     }
     let id = WorkId::decode(completion.wr_id());
     if !completion.is_receive_immediate() {
         lane.retire(id);
-        return Ok(());
+        return Ok(Found::Something);
     }
-    match receives.arrived(Immediate::decode(completion.immediate()), completion.bytes()) {
-        Ok(Arrival::Part | Arrival::Whole) => {}
+    let found = match receives.arrived(Immediate::decode(completion.immediate()), completion.bytes()) {
+        Ok(Arrival::Whole) => Found::Something,
+        Ok(Arrival::Part) => Found::InPart,
         Ok(Arrival::Stale) => stale(comm, completion),
         Err(violation) => return Err(broken_protocol(&comm.peer, &violation).into()),
-    }
-    lane.used_receive(id.queue)
+    };
+    lane.used_receive(id.queue)?;
+    Ok(found)
 }
 
 #[inline(always)]
@@ -378,8 +427,9 @@ fn terms(part: &RecvPart<'_>, index: usize, count: usize) -> Terms {
 
 #[cold]
 #[inline(never)]
-fn stale(comm: &RecvComm, completion: &Completion) {
+fn stale(comm: &RecvComm, completion: &Completion) -> Found {
     tracing::debug!("{} sent a stale {:?}", comm.peer.name, Immediate::decode(completion.immediate()));
+    Found::Something
 }
 
 #[cold]

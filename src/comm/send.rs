@@ -11,11 +11,12 @@ use super::service::WatchId;
 use super::trouble::{Stall, broken_protocol, completion_failure, lanes_text, not_in_flight, outside, stall_verdict};
 use super::work::{Work, WorkId};
 use crate::error::{Error, Quick, Result};
+use crate::flow::next::{Head, Peek};
 use crate::flow::plan::Shares;
-use crate::flow::sends::{Head, Peek, Route, Sends};
+use crate::flow::sends::{Route, Sends};
 use crate::flow::striping::Striping;
 use crate::verbs::{CompletionBuffer, HostMemory, Mr, Region, Remote};
-use crate::wire::immediate::MAX_LEADS;
+use crate::wire::immediate::{Immediate, MAX_LEADS};
 use crate::wire::message::Bye;
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,6 +38,8 @@ pub struct SendPath {
     _ring_keys: Vec<Mr>,
     striping: Striping,
     clock: Clock,
+    /// The last reading of the clock.
+    now_ns: u64,
     chunk_bytes: u64,
     /// Up to this size a send is one write on one rail.
     whole_bytes: u64,
@@ -129,6 +132,7 @@ impl SendPath {
             whole_bytes: striping.whole_bytes().min(chunk_bytes),
             striping,
             clock: Clock::start(),
+            now_ns: 0,
             chunk_bytes,
             most_bytes: chunk_bytes * (MAX_LEADS + 1),
             buffer: CompletionBuffer::new(),
@@ -162,12 +166,13 @@ impl SendPath {
         let send = Send { addr, bytes: bytes as u64, tag, memory };
         match self.sends.peek(self.ring.words(), tag) {
             Peek::Found(head) if send.bytes <= head.room_bytes.min(self.whole_bytes) => self.send_whole(head, send),
+            Peek::Found(head) if send.bytes <= head.room_bytes.min(self.most_bytes) => self.send_cut(head, send),
             Peek::Nothing => self.stalled(comm, "a send without a receive", bytes).map(|()| None),
             _ => self.search_and_send(comm, send),
         }
     }
 
-    /// A send that is no small message for a receive of its own.
+    /// A send for a part of a group, or of a size that is not possible.
     #[inline(never)]
     fn search_and_send(&mut self, comm: &SendComm, send: Send<'_>) -> Quick<Option<u16>> {
         let head = match self.sends.search(self.ring.words(), send.tag) {
@@ -190,9 +195,12 @@ impl SendPath {
         let mut rail = self.striping.rail_for(size, |rail| lanes.get(rail).map_or(0, |lane| lane.rail.backlog_bytes()));
         let mut now_ns = None;
         if self.striping.is_timed(size) {
-            let now = self.clock.now_ns();
-            rail = self.striping.rail_to_time(rail, size, now);
-            now_ns = Some(now);
+            rail = self.striping.rail_to_time(rail, size, self.now_ns);
+            // Behind others a write's service begins when the one before is confirmed: the last reading is near enough.
+            if self.striping.is_idle(rail) {
+                self.now_ns = self.clock.now_ns();
+            }
+            now_ns = Some(self.now_ns);
         }
         let lane = &mut self.lanes[rail];
         if now_ns.is_some() {
@@ -223,9 +231,11 @@ impl SendPath {
     }
 
     /// A large message: a share for each rail that helps.
+    #[inline(never)]
     fn send_cut(&mut self, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
         self.patience.moved();
         let now_ns = self.clock.now_ns();
+        self.now_ns = now_ns;
         let shares = self.striping.cut(send.bytes, now_ns);
         for share in shares.as_slice() {
             if self.striping.is_timed(share.bytes) {
@@ -237,24 +247,36 @@ impl SendPath {
 
     /// `now_ns` is there where the shares are timed that are large enough; the lanes know of those.
     #[inline(never)]
-    fn send_shares(
-        &mut self,
-        head: Head,
-        send: Send<'_>,
-        shares: &Shares,
-        now_ns: Option<u64>,
-    ) -> Quick<Option<u16>> {
-        let (lanes, ring, shares) = (&mut self.lanes, self.ring.words(), shares.as_slice());
-        let request = self.sends.start(&head, send.addr, shares, self.chunk_bytes, |rail| {
-            let lane = &mut lanes[usize::from(rail)];
-            Route { queue: lane.next_queue(), lkey: send.lkey(lane), rkey: head.rkey(ring, usize::from(rail)) }
-        });
-        let Some(request) = request else { return Ok(None) };
-        for share in shares {
+    fn send_shares(&mut self, head: Head, send: Send<'_>, shares: &Shares, now_ns: Option<u64>) -> Quick<Option<u16>> {
+        let shares = shares.as_slice();
+        let Some(request) = self.sends.start(&head, send.addr, shares) else { return Ok(None) };
+        for (number, share) in shares.iter().enumerate() {
+            let (rail, number) = (usize::from(share.lane), number as u8);
             let timed = self.striping.is_timed(share.bytes);
-            self.striping.given(usize::from(share.lane), share.bytes, now_ns.filter(|_| timed));
+            self.striping.given(rail, share.bytes, now_ns.filter(|_| timed));
+            let lane = &mut self.lanes[rail];
+            let (queue, lkey, rkey) = (lane.next_queue(), send.lkey(lane), head.rkey(self.ring.words(), rail));
+            let Some(slot) = lane.slot(queue).filter(|_| share.bytes <= self.chunk_bytes) else {
+                self.sends.keep_share(request, number, share, Route { queue, lkey, rkey }, self.chunk_bytes);
+                continue;
+            };
+            let immediate = self.sends.post_share(request, number, share.bytes);
+            let write = LaneWrite {
+                work: Work::Share { request, share: number },
+                local_addr: send.addr + share.offset,
+                lkey,
+                bytes: share.bytes as u32,
+                remote: Remote { addr: head.addr + share.offset, rkey },
+                immediate: immediate.map(Immediate::encode),
+                signaled: true,
+            };
+            if let Err(error) = slot.write(&write, None) {
+                return Err(self.fail(error));
+            }
         }
-        self.post(request)?;
+        if self.sends.shares_to_post(request) > 0 {
+            self.post(request)?;
+        }
         Ok(Some(request))
     }
 
@@ -313,7 +335,7 @@ impl SendPath {
     fn progress(&mut self, comm: &SendComm) -> Quick<bool> {
         let mut moved = false;
         // One reading of the clock does for all that is found now.
-        let mut now_ns = None;
+        let mut is_read = false;
         for (rail, lane) in self.lanes.iter_mut().enumerate() {
             if !lane.has_pending() {
                 continue;
@@ -334,8 +356,10 @@ impl SendPath {
                 let Ok(bytes) = self.sends.confirmed(request, share) else { continue };
                 lane.count(bytes);
                 if self.striping.is_timed(bytes) {
-                    let now_ns = *now_ns.get_or_insert_with(|| self.clock.now_ns());
-                    self.striping.confirmed(rail, bytes, Some(now_ns));
+                    if !is_read {
+                        (self.now_ns, is_read) = (self.clock.now_ns(), true);
+                    }
+                    self.striping.confirmed(rail, bytes, Some(self.now_ns));
                     lane.finished(bytes);
                 } else {
                     self.striping.confirmed(rail, bytes, None);

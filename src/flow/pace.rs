@@ -59,6 +59,13 @@ impl Served {
 }
 
 impl Pace {
+    /// Whether no timed write is under way: the next one's service begins when it is given, else when the one before it is
+    /// confirmed.
+    #[inline(always)]
+    pub fn is_idle(&self) -> bool {
+        self.timed == 0
+    }
+
     /// A write was given to the rail, at `now_ns` if it is one that is timed.
     #[inline(always)]
     pub fn given(&mut self, bytes: u64, now_ns: Option<u64>) {

@@ -1,11 +1,12 @@
 //! The sender's side: what the receiver has granted, and the sends that run.
 
 use super::NotInFlight;
+use super::next::{Head, Next, Peek};
 use super::plan::Share;
-use crate::wire::cts::{ENTRY_WORDS, Entry, Violation, entry_word, rkey_in};
+use crate::wire::cts::Violation;
 use crate::wire::immediate::{Immediate, MAX_LEADS};
 use crate::wire::{MAX_RAILS, PARTS, SLOTS};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 /// Sends in flight on one connection: every part of every receive.
 pub const REQUESTS: usize = SLOTS * PARTS;
@@ -18,17 +19,7 @@ pub struct Sends {
     shares: Box<[[RunningShare; MAX_RAILS]; REQUESTS]>,
     free: [u16; REQUESTS],
     free_count: usize,
-    group: Group,
-}
-
-/// The receive at the head of the ring: the only one that sends are matched with. Its entries stay in the ring: the
-/// receiver writes them anew only after all their sends are done.
-#[derive(Debug)]
-struct Group {
-    sequence: u64,
-    /// Parts of it that no send has taken, a bit each; 0 while the group has not arrived, or is one part that was not
-    /// searched for.
-    waiting: u8,
+    next: Next,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -91,43 +82,6 @@ pub struct Route {
     pub rkey: u32,
 }
 
-/// The receive's part that a send was matched with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Head {
-    /// The receive's number on this connection.
-    pub sequence: u64,
-    /// Which of its parts.
-    pub part: u8,
-    /// Where to write.
-    pub addr: u64,
-    /// How much at most.
-    pub room_bytes: u64,
-    /// Where its entry begins in the ring, in words.
-    at: usize,
-}
-
-impl Head {
-    /// The buffer's key on a rail of the connection, from the same ring; to be asked before the send is done.
-    #[inline(always)]
-    pub fn rkey(&self, ring: &[AtomicU64], rail: usize) -> u32 {
-        let (word, shift) = rkey_in(rail);
-        let place = ring.get(self.at + word);
-        // Relaxed: this word was read before, as part of a whole entry, and it does not change until the send is done.
-        place.map_or(0, |place| (place.load(Ordering::Relaxed) >> shift) as u32)
-    }
-}
-
-/// What a look at the head of the ring found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Peek {
-    /// The receive has not come.
-    Nothing,
-    /// It has, and is for this send.
-    Found(Head),
-    /// It is a group, or has another tag: [`Sends::search`] tells.
-    Search,
-}
-
 /// The next write of a share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NextWrite {
@@ -157,7 +111,7 @@ impl Sends {
             shares: Box::new([[RunningShare::default(); MAX_RAILS]; REQUESTS]),
             free,
             free_count: REQUESTS,
-            group: Group { sequence: 0, waiting: 0 },
+            next: Next::default(),
         }
     }
 
@@ -171,14 +125,7 @@ impl Sends {
     /// [`Peek::Search`] where it has to be searched for.
     #[inline(always)]
     pub fn peek(&self, ring: &[AtomicU64], tag: i32) -> Peek {
-        if self.group.waiting != 0 {
-            return Peek::Search;
-        }
-        match self.group.entry(ring, 0) {
-            Some(only) if only.is_alone() && only.tag() == tag => Peek::Found(self.group.head(&only, 0)),
-            Some(_) => Peek::Search,
-            None => Peek::Nothing,
-        }
+        self.next.peek(ring, tag)
     }
 
     /// Finds the receive's part for a send with `tag`: the first with that tag in the group at the head of the ring
@@ -188,26 +135,14 @@ impl Sends {
     /// A [`Violation`] of the peer's.
     #[inline(never)]
     pub fn search(&mut self, ring: &[AtomicU64], tag: i32) -> Result<Option<Head>, Violation> {
-        if self.group.waiting == 0 && !self.group.has_come(ring)? {
-            return Ok(None);
-        }
-        self.group.find(ring, tag)
-    }
-
-    /// Takes the part that was found. When it was the last of its group the next group is the head.
-    #[inline(always)]
-    fn take(&mut self, part: u8) {
-        self.group.waiting &= !(1 << (part & 7));
-        if self.group.waiting == 0 {
-            self.group.sequence += 1;
-        }
+        self.next.search(ring, tag)
     }
 
     #[inline(always)]
     fn run(&mut self, part: u8, request: Request) -> Option<u16> {
         self.free_count = self.free_count.checked_sub(1)?;
         let number = self.free[self.free_count % REQUESTS];
-        self.take(part);
+        self.next.take(part);
         self.requests[usize::from(number) % REQUESTS] = request;
         Some(number)
     }
@@ -221,30 +156,37 @@ impl Sends {
         Some((request, immediate(sequence, head.part, 1, 0)))
     }
 
-    /// Starts a send of the bytes at `local_addr` that goes by `shares`; its request number. `route` says for a rail where
-    /// its share goes. The head is what [`Sends::peek`] or [`Sends::search`] found. `None` when there is no room ([`Sends::has_room`]).
+    /// Starts a send of the bytes at `local_addr` that goes by `shares`; its request number. The caller then says for each
+    /// share that it posts it at once ([`Sends::post_share`]) or later ([`Sends::keep_share`]). The head is what
+    /// [`Sends::peek`] or [`Sends::search`] found. `None` when there is no room ([`Sends::has_room`]).
     #[inline(always)]
-    pub fn start(
-        &mut self,
-        head: &Head,
-        local_addr: u64,
-        shares: &[Share],
-        chunk_bytes: u64,
-        mut route: impl FnMut(u8) -> Route,
-    ) -> Option<u16> {
+    pub fn start(&mut self, head: &Head, local_addr: u64, shares: &[Share]) -> Option<u16> {
         let count = shares.len() as u8;
         let bytes = shares.iter().map(|share| share.bytes).sum();
         let Head { sequence, part, addr: remote_addr, .. } = *head;
         let (unfinished, unposted) = (count, count);
         let cut = Cut { sequence, bytes, local_addr, remote_addr, part, count, unfinished, unposted };
-        let request = self.run(part, Request::Cut(cut))?;
-        for (to, share) in self.shares[usize::from(request) % REQUESTS].iter_mut().zip(shares) {
-            let Route { queue, lkey, rkey } = route(share.lane);
-            let leads = leads(share.bytes, chunk_bytes).min(MAX_LEADS) as u16;
-            let left = Left::Range { from: share.offset, to: share.offset + share.bytes };
-            *to = RunningShare { lane: share.lane, queue, leads, lkey, rkey, bytes: share.bytes, left };
-        }
-        Some(request)
+        self.run(part, Request::Cut(cut))
+    }
+
+    /// The caller posts share number `share` of a send that it just started, in one write with this immediate.
+    #[inline(always)]
+    pub fn post_share(&mut self, request: u16, share: u8, bytes: u64) -> Option<Immediate> {
+        let at = usize::from(request) % REQUESTS;
+        let Request::Cut(running) = &mut self.requests[at] else { return None };
+        running.unposted = running.unposted.saturating_sub(1);
+        let place = &mut self.shares[at][usize::from(share) % MAX_RAILS];
+        (place.bytes, place.left) = (bytes, Left::Nothing);
+        Some(immediate(running.sequence, running.part, running.count, 0))
+    }
+
+    /// Share number `number` of a send that was just started waits for [`Sends::next_write`].
+    pub fn keep_share(&mut self, request: u16, number: u8, share: &Share, route: Route, chunk_bytes: u64) {
+        let Route { queue, lkey, rkey } = route;
+        let leads = leads(share.bytes, chunk_bytes).min(MAX_LEADS) as u16;
+        let left = Left::Range { from: share.offset, to: share.offset + share.bytes };
+        let place = &mut self.shares[usize::from(request) % REQUESTS][usize::from(number) % MAX_RAILS];
+        *place = RunningShare { lane: share.lane, queue, leads, lkey, rkey, bytes: share.bytes, left };
     }
 
     /// The next write of a share of a running send, `None` when all of the share was given out. The caller posts it,
@@ -364,73 +306,12 @@ pub fn leads(bytes: u64, chunk_bytes: u64) -> u64 {
     bytes.saturating_sub(1) / chunk_bytes
 }
 
-impl Group {
-    #[inline(always)]
-    fn head(&self, entry: &Entry, part: u8) -> Head {
-        let sequence = self.sequence;
-        let at = entry_word(sequence, usize::from(part));
-        Head { sequence, part, addr: entry.addr(), room_bytes: entry.bytes(), at }
-    }
-
-    /// The first part with `tag` that no send has taken.
-    fn find(&self, ring: &[AtomicU64], tag: i32) -> Result<Option<Head>, Violation> {
-        let mut waiting = self.waiting;
-        while waiting != 0 {
-            let part = waiting.trailing_zeros() as u8;
-            match self.checked(ring, part)? {
-                Some(entry) if entry.tag() == tag => return Ok(Some(self.head(&entry, part))),
-                _ => waiting &= waiting - 1,
-            }
-        }
-        Ok(None)
-    }
-
-    /// Looks whether all entries of the group have arrived.
-    fn has_come(&mut self, ring: &[AtomicU64]) -> Result<bool, Violation> {
-        let Some(first) = self.checked(ring, 0)? else { return Ok(false) };
-        let parts = first.parts();
-        for part in 1..parts {
-            match self.checked(ring, part)? {
-                Some(entry) if entry.parts() == parts => {}
-                Some(entry) => return Err(Violation::Parts(entry.parts())),
-                None => return Ok(false),
-            }
-        }
-        self.waiting = (0xff_u16 >> (PARTS as u16 - u16::from(parts).min(PARTS as u16))) as u8;
-        Ok(true)
-    }
-
-    /// The entry of a part, once it is there, whole and allowed.
-    fn checked(&self, ring: &[AtomicU64], part: u8) -> Result<Option<Entry>, Violation> {
-        let Some(entry) = self.entry(ring, part) else { return Ok(None) };
-        entry.check(part).map(|()| Some(entry))
-    }
-
-    /// The entry of a part, once it is there, whole.
-    #[inline(always)]
-    fn entry(&self, ring: &[AtomicU64], part: u8) -> Option<Entry> {
-        let at = entry_word(self.sequence, usize::from(part));
-        let place = ring.get(at..at + ENTRY_WORDS)?;
-        // Acquire: the words after it, and whatever is done because of them, come after it in this thread. The NIC
-        // promises nothing about the order of its stores within an entry; the entry's digest is what tells a whole
-        // entry from a torn one, so the loads that follow may be relaxed.
-        let mut words = [0; ENTRY_WORDS];
-        words[0] = place[0].load(Ordering::Acquire);
-        if !Entry::may_be(words[0], self.sequence) {
-            return None;
-        }
-        for (word, cell) in words[1..].iter_mut().zip(&place[1..]) {
-            *word = cell.load(Ordering::Relaxed);
-        }
-        Entry::whole(words, self.sequence)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::flow::plan::{Lane, divide};
-    use crate::wire::cts::{RING_WORDS, Terms};
+    use crate::wire::cts::{Entry, RING_WORDS, Terms, entry_word};
+    use std::sync::atomic::Ordering;
 
     fn ring() -> Vec<AtomicU64> {
         (0..RING_WORDS).map(|_| AtomicU64::new(0)).collect()
@@ -453,6 +334,15 @@ mod tests {
 
     fn route(lane: u8) -> Route {
         Route { queue: lane + 4, lkey: 20 + u32::from(lane), rkey: 30 + u32::from(lane) }
+    }
+
+    /// Starts a send of which nothing is posted at once.
+    fn start(sends: &mut Sends, head: &Head, local_addr: u64, shares: &[Share], chunk_bytes: u64) -> Option<u16> {
+        let request = sends.start(head, local_addr, shares)?;
+        for (number, share) in shares.iter().enumerate() {
+            sends.keep_share(request, number as u8, share, route(share.lane), chunk_bytes);
+        }
+        Some(request)
     }
 
     fn find(sends: &mut Sends, ring: &[AtomicU64], tag: i32) -> Result<Option<Head>, Violation> {
@@ -511,7 +401,7 @@ mod tests {
         let bytes = 40_000;
         let head = find(&mut sends, &ring, 0).unwrap().unwrap();
         let shares = divide(bytes, &[Lane { bytes_per_us: 1e4, backlog_bytes: 0 }; 2], 4096);
-        let request = sends.start(&head, 0x5000, shares.as_slice(), 8192, route).unwrap();
+        let request = start(&mut sends, &head, 0x5000, shares.as_slice(), 8192).unwrap();
         let mut total = 0;
         for share in 0..2 {
             assert_eq!(sends.shares_to_post(request), 2);
@@ -545,11 +435,30 @@ mod tests {
     }
 
     #[test]
+    fn shares_that_are_posted_at_once_need_no_other_look() {
+        let mut sends = Sends::new();
+        let head = Head { sequence: 70, part: 2, addr: 0, room_bytes: 0, at: 0 };
+        let share = |lane: u8| Share { lane, offset: u64::from(lane) * 100, bytes: 100 };
+        let request = sends.start(&head, 0, &[share(0), share(1)]).unwrap();
+        let immediate = sends.post_share(request, 0, 100).unwrap();
+        assert_eq!((immediate.slot, immediate.part, immediate.shares, immediate.leads), (70 % SLOTS as u8, 2, 2, 0));
+        assert_eq!((sends.shares_to_post(request), sends.next_write(request, 0, 4096)), (2, None));
+        sends.keep_share(request, 1, &share(1), route(1), 4096);
+        let write = sends.next_write(request, 1, 4096).unwrap();
+        assert_eq!((write.local_addr, write.bytes), (100, 100));
+        sends.posted(request, 1, &write);
+        assert_eq!(sends.shares_to_post(request), 0);
+        assert_eq!((sends.confirmed(request, 1), sends.test(request)), (Ok(100), Ok(None)));
+        assert_eq!((sends.confirmed(request, 0), sends.test(request)), (Ok(100), Ok(Some(200))));
+        assert_eq!(sends.post_share(request, 0, 100), None);
+    }
+
+    #[test]
     fn all_requests_can_run_and_come_back() {
         let mut sends = Sends::new();
         let head = Head { sequence: 3, part: 0, addr: 0, room_bytes: 0, at: 0 };
         let shares = [Share { lane: 0, offset: 0, bytes: 0 }];
-        let start = |sends: &mut Sends| sends.start(&head, 0, &shares, 4096, route);
+        let start = |sends: &mut Sends| start(sends, &head, 0, &shares, 4096);
         let running: Vec<u16> = (0..REQUESTS).map(|_| start(&mut sends).unwrap()).collect();
         assert!(!sends.has_room() && start(&mut sends).is_none() && sends.start_whole(head, 0).is_none());
         let write = sends.next_write(running[5], 0, 4096).unwrap();

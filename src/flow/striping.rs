@@ -107,6 +107,12 @@ impl Striping {
         bytes >= self.timed_bytes
     }
 
+    /// Whether a rail has no timed write under way.
+    #[inline(always)]
+    pub fn is_idle(&self, rail: usize) -> bool {
+        self.paces[rail % MAX_RAILS].is_idle()
+    }
+
     /// The rail for a small message. `elsewhere` tells what all connections of this process have under way on a rail.
     #[inline(always)]
     pub fn rail_for(&mut self, bytes: u64, elsewhere: impl Fn(usize) -> u64) -> usize {
@@ -151,7 +157,9 @@ impl Striping {
             *lane = Lane { bytes_per_us: *rate, backlog_bytes: pace.outstanding_bytes };
         }
         let mut shares = divide(bytes, &lanes[..self.count], self.min_share_bytes);
-        if let Some(rail) = self.to_try_again(&shares, now_ns) {
+        if shares.as_slice().len() < self.count
+            && let Some(rail) = self.to_try_again(&shares, now_ns)
+        {
             shares.give(rail, self.min_share_bytes);
         }
         shares

@@ -150,7 +150,6 @@ impl Entry {
     pub fn part(&self) -> u8 {
         (self.words[2] >> 56) as u8
     }
-
 }
 
 /// Which word of an entry holds the buffer's key on a rail of the connection, and how many bits below it.
@@ -251,6 +250,8 @@ mod tests {
         assert_eq!(told(wraps, 1), Err(Violation::Buffer { addr: u64::MAX, bytes: 2 }));
         assert!(told(Terms { bytes: MAX_RECEIVE_BYTES + 1, ..good }, 1).is_err());
         let alone = |terms| Entry::new(&terms, &[7; 4], 5).is_alone();
-        assert!(alone(Terms { parts: 1, part: 0, ..good }) && !alone(good) && !alone(Terms { parts: 1, part: 0, ..wraps }));
+        assert!(
+            alone(Terms { parts: 1, part: 0, ..good }) && !alone(good) && !alone(Terms { parts: 1, part: 0, ..wraps })
+        );
     }
 }
