@@ -194,16 +194,19 @@ impl SendPath {
         let lanes = &self.lanes;
         let mut rail = self.striping.rail_for(size, |rail| lanes.get(rail).map_or(0, |lane| lane.rail.backlog_bytes()));
         let mut now_ns = None;
-        if self.striping.is_timed(size) {
-            rail = self.striping.rail_to_time(rail, size, self.now_ns);
-            // Behind others a write's service begins when the one before is confirmed: the last reading is near enough.
-            if self.striping.is_idle(rail) {
-                self.now_ns = self.clock.now_ns();
+        let counted = self.striping.is_counted(size);
+        if counted {
+            rail = self.striping.rail_to_try(rail, size, self.now_ns);
+            if self.striping.is_to_time(size) {
+                // Behind others a write's service begins when the one before is confirmed: the last reading will do.
+                if self.striping.is_idle(rail) {
+                    self.now_ns = self.clock.now_ns();
+                }
+                now_ns = Some(self.now_ns);
             }
-            now_ns = Some(self.now_ns);
         }
         let lane = &mut self.lanes[rail];
-        if now_ns.is_some() {
+        if counted {
             lane.began(size);
         }
         let (lkey, inline_bytes) = (send.lkey(lane), lane.inline_bytes());
@@ -213,7 +216,7 @@ impl SendPath {
         let rkey = head.rkey(self.ring.words(), rail);
         let Some((request, immediate)) = self.sends.start_whole(head, size) else { return Ok(None) };
         let write = LaneWrite {
-            work: Work::Share { request, share: 0 },
+            work: Work::Share { request, share: 0, timed: now_ns.is_some() },
             local_addr: send.addr,
             lkey,
             bytes: size as u32,
@@ -238,31 +241,31 @@ impl SendPath {
         self.now_ns = now_ns;
         let shares = self.striping.cut(send.bytes, now_ns);
         for share in shares.as_slice() {
-            if self.striping.is_timed(share.bytes) {
+            if self.striping.is_counted(share.bytes) {
                 self.lanes[usize::from(share.lane)].began(share.bytes);
             }
         }
         self.send_shares(head, send, &shares, Some(now_ns))
     }
 
-    /// `now_ns` is there where the shares are timed that are large enough; the lanes know of those.
+    /// `now_ns` is there where the shares are timed that are large enough. The lanes know of what is large enough.
     #[inline(never)]
     fn send_shares(&mut self, head: Head, send: Send<'_>, shares: &Shares, now_ns: Option<u64>) -> Quick<Option<u16>> {
         let shares = shares.as_slice();
         let Some(request) = self.sends.start(&head, send.addr, shares) else { return Ok(None) };
         for (number, share) in shares.iter().enumerate() {
             let (rail, number) = (usize::from(share.lane), number as u8);
-            let timed = self.striping.is_timed(share.bytes);
+            let timed = now_ns.is_some() && self.striping.is_counted(share.bytes);
             self.striping.given(rail, share.bytes, now_ns.filter(|_| timed));
             let lane = &mut self.lanes[rail];
             let (queue, lkey, rkey) = (lane.next_queue(), send.lkey(lane), head.rkey(self.ring.words(), rail));
             let Some(slot) = lane.slot(queue).filter(|_| share.bytes <= self.chunk_bytes) else {
-                self.sends.keep_share(request, number, share, Route { queue, lkey, rkey }, self.chunk_bytes);
+                self.sends.keep_share(request, number, share, Route { queue, lkey, rkey, timed }, self.chunk_bytes);
                 continue;
             };
             let immediate = self.sends.post_share(request, number, share.bytes);
             let write = LaneWrite {
-                work: Work::Share { request, share: number },
+                work: Work::Share { request, share: number, timed },
                 local_addr: send.addr + share.offset,
                 lkey,
                 bytes: share.bytes as u32,
@@ -286,9 +289,9 @@ impl SendPath {
         for share in 0..self.sends.shares_to_post(request) {
             while let Some(next) = self.sends.next_write(request, share, self.chunk_bytes) {
                 let Some(slot) = self.lanes[usize::from(next.lane)].slot(next.route.queue) else { break };
-                let last = next.immediate.is_some();
+                let (last, timed) = (next.immediate.is_some(), next.route.timed);
                 let write = LaneWrite {
-                    work: if last { Work::Share { request, share } } else { Work::Lead },
+                    work: if last { Work::Share { request, share, timed } } else { Work::Lead },
                     local_addr: next.local_addr,
                     lkey: next.route.lkey,
                     bytes: next.bytes,
@@ -352,18 +355,20 @@ impl SendPath {
                 }
                 let id = WorkId::decode(completion.wr_id());
                 lane.retire(id);
-                let Work::Share { request, share } = id.work else { continue };
+                let Work::Share { request, share, timed } = id.work else { continue };
                 let Ok(bytes) = self.sends.confirmed(request, share) else { continue };
                 lane.count(bytes);
-                if self.striping.is_timed(bytes) {
-                    if !is_read {
-                        (self.now_ns, is_read) = (self.clock.now_ns(), true);
-                    }
-                    self.striping.confirmed(rail, bytes, Some(self.now_ns));
+                if self.striping.is_counted(bytes) {
                     lane.finished(bytes);
-                } else {
-                    self.striping.confirmed(rail, bytes, None);
                 }
+                if !timed {
+                    self.striping.confirmed(rail, bytes, None);
+                    continue;
+                }
+                if !is_read {
+                    (self.now_ns, is_read) = (self.clock.now_ns(), true);
+                }
+                self.striping.confirmed(rail, bytes, Some(self.now_ns));
             }
         }
         Ok(moved)

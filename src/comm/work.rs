@@ -9,6 +9,8 @@ pub enum Work {
         request: u16,
         /// Its share.
         share: u8,
+        /// Whether its time tells how fast the rail is.
+        timed: bool,
     },
     /// A chunk before the last of a share, confirmed to make room.
     #[default]
@@ -37,11 +39,11 @@ impl WorkId {
     #[inline(always)]
     pub fn encode(self) -> u64 {
         let (kind, share, request) = match self.work {
-            Work::Share { request, share } => (0, share, request),
-            Work::Lead => (1, 0, 0),
-            Work::Cts => (2, 0, 0),
-            Work::Receive => (3, 0, 0),
-            Work::Probe => (4, 0, 0),
+            Work::Share { request, share, timed } => (u64::from(timed), share, request),
+            Work::Lead => (2, 0, 0),
+            Work::Cts => (3, 0, 0),
+            Work::Receive => (4, 0, 0),
+            Work::Probe => (5, 0, 0),
         };
         kind | u64::from(self.queue) << 8
             | u64::from(self.retires) << 16
@@ -53,10 +55,10 @@ impl WorkId {
     #[inline(always)]
     pub fn decode(bits: u64) -> Self {
         let work = match bits & 0xff {
-            0 => Work::Share { request: (bits >> 40) as u16, share: (bits >> 32) as u8 },
-            1 => Work::Lead,
-            2 => Work::Cts,
-            3 => Work::Receive,
+            kind @ (0 | 1) => Work::Share { request: (bits >> 40) as u16, share: (bits >> 32) as u8, timed: kind == 1 },
+            2 => Work::Lead,
+            3 => Work::Cts,
+            4 => Work::Receive,
             _ => Work::Probe,
         };
         Self { work, queue: (bits >> 8) as u8, retires: (bits >> 16) as u16 }
@@ -69,7 +71,8 @@ mod tests {
 
     #[test]
     fn every_kind_comes_back() {
-        for work in [Work::Share { request: 65_535, share: 7 }, Work::Lead, Work::Cts, Work::Receive, Work::Probe] {
+        let share = |timed| Work::Share { request: 65_535, share: 7, timed };
+        for work in [share(false), share(true), Work::Lead, Work::Cts, Work::Receive, Work::Probe] {
             let id = WorkId { work, queue: 255, retires: 65_535 };
             assert_eq!(WorkId::decode(id.encode()), id);
         }

@@ -54,10 +54,8 @@ struct Cut {
 #[derive(Debug, Clone, Copy, Default)]
 struct RunningShare {
     lane: u8,
-    queue: u8,
     leads: u16,
-    lkey: u32,
-    rkey: u32,
+    route: Route,
     bytes: u64,
     /// What of it is not posted, as offsets in the message.
     left: Left,
@@ -72,7 +70,7 @@ enum Left {
 }
 
 /// Where a share goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Route {
     /// Queue pair of the rail.
     pub queue: u8,
@@ -80,6 +78,8 @@ pub struct Route {
     pub lkey: u32,
     /// The rail's key of the receiver's.
     pub rkey: u32,
+    /// Whether its time tells how fast the rail is.
+    pub timed: bool,
 }
 
 /// The next write of a share.
@@ -182,11 +182,10 @@ impl Sends {
 
     /// Share number `number` of a send that was just started waits for [`Sends::next_write`].
     pub fn keep_share(&mut self, request: u16, number: u8, share: &Share, route: Route, chunk_bytes: u64) {
-        let Route { queue, lkey, rkey } = route;
         let leads = leads(share.bytes, chunk_bytes).min(MAX_LEADS) as u16;
         let left = Left::Range { from: share.offset, to: share.offset + share.bytes };
         let place = &mut self.shares[usize::from(request) % REQUESTS][usize::from(number) % MAX_RAILS];
-        *place = RunningShare { lane: share.lane, queue, leads, lkey, rkey, bytes: share.bytes, left };
+        *place = RunningShare { lane: share.lane, leads, route, bytes: share.bytes, left };
     }
 
     /// The next write of a share of a running send, `None` when all of the share was given out. The caller posts it,
@@ -201,7 +200,7 @@ impl Sends {
         let last = left <= chunk_bytes;
         Some(NextWrite {
             lane: part.lane,
-            route: Route { queue: part.queue, lkey: part.lkey, rkey: part.rkey },
+            route: part.route,
             local_addr: running.local_addr + from,
             remote_addr: running.remote_addr + from,
             bytes: left.min(chunk_bytes) as u32,
@@ -333,7 +332,7 @@ mod tests {
     }
 
     fn route(lane: u8) -> Route {
-        Route { queue: lane + 4, lkey: 20 + u32::from(lane), rkey: 30 + u32::from(lane) }
+        Route { queue: lane + 4, lkey: 20 + u32::from(lane), rkey: 30 + u32::from(lane), timed: lane == 1 }
     }
 
     /// Starts a send of which nothing is posted at once.
