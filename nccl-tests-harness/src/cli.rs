@@ -6,6 +6,7 @@ use crate::fabric::{self, Kind, Order, Wish};
 use crate::job::RankEnv;
 use crate::launch::World;
 use crate::lead::Plan;
+use crate::nccl_tests;
 use crate::report::Target;
 use crate::seats;
 use crate::sizes::{self, Step};
@@ -68,6 +69,15 @@ pub enum Command {
     /// Tries queue pairs and shares in runs of their own, in turns; measures the best again in turns with the defaults; takes
     /// them where their lowest round is above the defaults' highest.
     Tune(Box<tune::Options>),
+    /// Runs your own build of nccl-tests over this plugin, or over it and NCCL's own networks in turns.
+    ///
+    /// Sets up the plugin and shows how; reads the program's table and NCCL's log, and fails when NCCL used another network than
+    /// the one asked for. Ranks of this machine look like hosts of their own to NCCL.
+    #[command(name = "nccl-tests")]
+    NcclTests(Box<nccl_tests::options::Options>),
+    /// Becomes a rank of nccl-tests.
+    #[command(name = "nccl-tests-rank", hide = true)]
+    NcclTestsRank(nccl_tests::ranks::Rank),
     /// Tells a rail of the software fabric what to do while a job runs over it.
     Fabric(Control),
     /// Shows this machine's RoCE ports: which become rails, which do not, and why.

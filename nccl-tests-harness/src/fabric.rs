@@ -155,6 +155,12 @@ impl Fabric {
         environment
     }
 
+    /// The verbs library of a software fabric.
+    pub fn verbs_library(&self) -> Option<&Path> {
+        let is_library = |(name, _): &&(String, String)| name == "NCCL_IBVERBS_LIB";
+        self.environment.iter().find(is_library).map(|(_, path)| Path::new(path))
+    }
+
     /// What one node can send to another, of a software fabric, while the rails of `fallen` carry a part of their rate.
     pub fn wiring(&self, fallen: &[(String, f64)]) -> Option<Wiring> {
         let Soft { profile, slow_rails, .. } = self.soft.as_ref()?;

@@ -18,6 +18,7 @@ mod launch;
 mod lead;
 mod log;
 mod machine;
+mod nccl_tests;
 #[allow(unsafe_code)]
 mod net;
 mod output;
@@ -83,6 +84,14 @@ fn execute(command: Command) -> Result<bool> {
         Command::Tune(options) => {
             let world = world(options.run.is_local())?;
             tune::run(*options, &program, world, variable)
+        }
+        Command::NcclTests(options) => {
+            let plan = options.plan(&program, variable("PATH").as_deref())?;
+            nccl_tests::run(&plan, &program, variable("NCCL_IBVERBS_LIB").as_deref(), &mut output::standard())
+        }
+        Command::NcclTestsRank(rank) => {
+            let number = launch::detect(variable, std::os::unix::process::parent_id())?.map_or(0, |world| world.rank);
+            rank.run(number).map(|()| true)
         }
         Command::Fabric(control) => control.obey(out).map(|()| true),
         Command::Rails => machine::rails(out).map(|()| true),

@@ -6,7 +6,7 @@ use crate::bench::figures;
 pub type Colour = [u8; 3];
 
 /// Colours that people who do not see all colours tell apart (Okabe and Ito).
-pub const COLOURS: [Colour; 2] = [[0, 114, 178], [213, 94, 0]];
+pub const COLOURS: [Colour; 3] = [[0, 114, 178], [213, 94, 0], [0, 158, 115]];
 /// Of the limit.
 pub const LIMIT: Colour = [90, 90, 90];
 const INK: Colour = [30, 30, 30];

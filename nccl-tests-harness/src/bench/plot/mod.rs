@@ -49,15 +49,23 @@ pub fn write(
         Scenario::Latency => vec![(name.to_owned(), by_place(subject, points, &[0, 1]))],
         _ => vec![(name.to_owned(), by_place(subject, points, &[0]))],
     };
-    for (name, chart) in charts.into_iter().filter(|(_, chart)| chart.has_points()) {
-        let put = |ending: &str, bytes: Vec<u8>| {
-            let path = folder.join(format!("{name}.{ending}"));
-            fs::write(&path, bytes).with_context(|| format!("--plot {}", path.display()))
-        };
-        put("svg", svg::render(&chart).into_bytes())?;
-        put("png", png::render(&chart).with_context(|| format!("draw {name}.png"))?)?;
+    charts.iter().try_for_each(|(name, chart)| save(folder, name, chart))
+}
+
+/// Writes a chart that has points as `folder`/`name`.svg and .png.
+///
+/// # Errors
+/// When they cannot be written.
+pub fn save(folder: &Path, name: &str, chart: &Chart) -> Result<()> {
+    if !chart.has_points() {
+        return Ok(());
     }
-    Ok(())
+    let put = |ending: &str, bytes: Vec<u8>| {
+        let path = folder.join(format!("{name}.{ending}"));
+        fs::write(&path, bytes).with_context(|| format!("--plot {}", path.display()))
+    };
+    put("svg", svg::render(chart).into_bytes())?;
+    put("png", png::render(chart).with_context(|| format!("draw {name}.png"))?)
 }
 
 /// Makes the folder, before the run: it shall not be found unusable after it.

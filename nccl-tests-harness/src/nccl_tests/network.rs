@@ -1,0 +1,158 @@
+//! Which network NCCL is asked to use, and which it really used, by its own log.
+
+use anyhow::{Result, bail};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// A network of NCCL's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Network {
+    /// This plugin.
+    Spark,
+    /// NCCL's own over verbs.
+    Ib,
+    /// NCCL's own over TCP.
+    Socket,
+}
+
+impl Network {
+    /// As the command line has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Spark => "spark",
+            Self::Ib => "ib",
+            Self::Socket => "socket",
+        }
+    }
+
+    /// As NCCL has it (`NCCL_NET`, `via NET/...`).
+    pub fn nccl_name(self) -> &'static str {
+        match self {
+            Self::Spark => "Spark",
+            Self::Ib => "IB",
+            Self::Socket => "Socket",
+        }
+    }
+
+    /// What makes NCCL use it.
+    pub fn environment(self, plugin: &Path) -> Vec<(String, String)> {
+        let plugin = match self {
+            Self::Spark => plugin.display().to_string(),
+            Self::Ib | Self::Socket => "none".to_owned(),
+        };
+        vec![("NCCL_NET_PLUGIN".to_owned(), plugin), ("NCCL_NET".to_owned(), self.nccl_name().to_owned())]
+    }
+}
+
+/// What NCCL's log says of the network.
+#[derive(Debug, Default)]
+pub struct Used {
+    /// Channels by the network that they go over.
+    channels: BTreeMap<String, usize>,
+    /// NCCL's version, as it prints it.
+    pub version: Option<String>,
+    /// Lines that tell why something did not come up, the first ones.
+    complaints: Vec<String>,
+}
+
+/// So many complaints are kept and shown.
+const COMPLAINTS: usize = 6;
+
+impl Used {
+    /// Takes in a line of output; whether it was one of NCCL's log.
+    pub fn note(&mut self, line: &str) -> bool {
+        if let Some((_, rest)) = line.split_once(" via NET/") {
+            let network = rest.split(['/', ' ']).next().unwrap_or(rest);
+            *self.channels.entry(network.to_owned()).or_default() += 1;
+        }
+        if let Some(at) = line.find("NCCL version ") {
+            self.version.get_or_insert_with(|| line[at + "NCCL version ".len()..].trim().to_owned());
+        }
+        let is_reason = [" NCCL WARN ", "NET/Plugin: Could not", "NET/Plugin: Failed", "error while loading shared"];
+        let cause = is_reason.iter().find_map(|word| line.find(word));
+        if let Some(at) = cause
+            && self.complaints.len() < COMPLAINTS
+        {
+            let text = line[at..].trim().to_owned();
+            if !self.complaints.contains(&text) {
+                self.complaints.push(text);
+            }
+        }
+        line.contains(" NCCL ") || line.starts_with("NCCL version ")
+    }
+
+    /// What NCCL complained of, in a line.
+    pub fn complaints(&self) -> Option<String> {
+        (!self.complaints.is_empty()).then(|| self.complaints.join("; "))
+    }
+
+    /// In words, where all channels went over `wanted`.
+    ///
+    /// # Errors
+    /// When they did not, with the reason that the log gives.
+    pub fn judge(&self, wanted: Network) -> Result<String> {
+        let reason = self.complaints().map(|text| format!(": NCCL says: {text}")).unwrap_or_default();
+        let others = self.channels.keys().filter(|name| *name != wanted.nccl_name()).cloned().collect::<Vec<_>>();
+        match self.channels.get(wanted.nccl_name()) {
+            Some(count) if others.is_empty() => Ok(format!("NET/{} on {count} channels", wanted.nccl_name())),
+            _ if !others.is_empty() => {
+                bail!(
+                    "NCCL used NET/{} where NET/{} was asked for{reason}",
+                    others.join(" and NET/"),
+                    wanted.nccl_name()
+                )
+            }
+            _ => bail!(
+                "no channel went over a network (NET/{} was asked for): the ranks may look like one host, or nothing \
+                 was sent{reason}",
+                wanted.nccl_name()
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn used(lines: &[&str]) -> Used {
+        let mut used = Used::default();
+        for line in lines {
+            used.note(line);
+        }
+        used
+    }
+
+    const SPARK: &str = "h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Spark/0";
+    const SOCKET: &str = "h:1:2 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[0] [receive] via NET/Socket/1/Shared";
+
+    #[test]
+    fn the_network_is_what_the_channels_went_over() {
+        let log = used(&["h:1:1 [0] NCCL INFO NCCL version 2.28.3+cuda13.0", SPARK, SPARK]);
+        assert_eq!(log.judge(Network::Spark).unwrap(), "NET/Spark on 2 channels");
+        assert_eq!(log.version.as_deref(), Some("2.28.3+cuda13.0"));
+        assert!(log.judge(Network::Ib).unwrap_err().to_string().contains("used NET/Spark where NET/IB"));
+    }
+
+    #[test]
+    fn a_fallback_is_told_with_its_reason() {
+        let reason = "h:1:2 [0] NCCL INFO NET/Plugin: Could not find: libnccl-net-spark.so";
+        let text = used(&[reason, reason, SOCKET]).judge(Network::Spark).unwrap_err().to_string();
+        assert!(text.contains("used NET/Socket where NET/Spark") && text.contains("libnccl-net-spark.so"), "{text}");
+        assert_eq!(text.matches("Could not find").count(), 1);
+        let mixed = used(&[SPARK, SOCKET]).judge(Network::Spark);
+        assert!(mixed.unwrap_err().to_string().contains("NET/Socket"));
+    }
+
+    #[test]
+    fn no_network_at_all_is_told() {
+        let text = used(&["h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM"]).judge(Network::Spark);
+        assert!(text.unwrap_err().to_string().contains("look like one host"));
+    }
+
+    #[test]
+    fn lines_of_the_log_are_told_from_others() {
+        let mut log = Used::default();
+        assert!(log.note(SPARK) && log.note("NCCL version 2.28.3+cuda13.0") && !log.note("# Using devices"));
+    }
+}

@@ -1,0 +1,197 @@
+//! The command line of `nccl-spark nccl-tests`, checked before anything starts.
+
+use super::network::Network;
+use crate::cli::{self, FabricOptions, wrong};
+use crate::fabric::Wish;
+use anyhow::{Result, bail};
+use clap::Args;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Options of nccl-tests.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// The program, as in all_gather or all_gather_perf.
+    #[arg(value_name = "TEST", default_value = "all_gather")]
+    test: String,
+    /// What the program is told, after --, as in -- -b 8 -e 128M -f 2 [default: -b 8 -e 128M -f 4].
+    #[arg(value_name = "ARGUMENT", last = true)]
+    arguments: Vec<String>,
+    /// Where the programs of your build of nccl-tests are, or a folder with build/ in it [default: PATH].
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Ranks on this machine, by mpirun; to NCCL each looks like a host of its own.
+    #[arg(short, long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=16))]
+    ranks: u16,
+    /// Across hosts: what mpirun is told instead, as in "-np 2 -H spark1,spark2". The program, this one and the plugin lie at the
+    /// same places on all of them.
+    #[arg(long, value_name = "ARGUMENTS", conflicts_with = "ranks", allow_hyphen_values = true)]
+    mpirun: Option<String>,
+    /// The networks to measure in turns, as in spark,ib,socket; the first is what the others are compared with.
+    #[arg(long, value_name = "NETWORK,...", value_enum, value_delimiter = ',')]
+    compare: Vec<Network>,
+    /// Runs over each network with --compare, of which the median counts.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000), requires = "compare")]
+    rounds: u32,
+    /// Seconds that one run may take.
+    #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86400))]
+    timeout: u64,
+    /// The plugin's library [default: libnccl_net_spark.so beside this program, else libnccl-net-spark.so wherever the
+    /// loader finds it].
+    #[arg(long, value_name = "PATH")]
+    plugin: Option<PathBuf>,
+    /// Writes the results as JSON to FILE.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Draws busbw as SVG and PNG into the folder DIR.
+    #[arg(long, value_name = "DIR")]
+    plot: Option<PathBuf>,
+    /// Writes all that the runs printed, NCCL's log too, to FILE.
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+    #[command(flatten)]
+    fabric: FabricOptions,
+}
+
+/// What to run.
+#[derive(Debug)]
+pub struct Plan {
+    /// The program's file.
+    pub program: PathBuf,
+    /// What it is told.
+    pub arguments: Vec<String>,
+    /// Where the ranks are.
+    pub place: Place,
+    /// In turns; one or more, none twice.
+    pub networks: Vec<Network>,
+    /// Runs over each.
+    pub rounds: u32,
+    /// What one run may take.
+    pub timeout: Duration,
+    /// The plugin's library.
+    pub plugin: PathBuf,
+    /// What the messages travel over.
+    pub fabric: Wish,
+    /// Where results go.
+    pub json: Option<PathBuf>,
+    /// Where pictures go.
+    pub plot: Option<PathBuf>,
+    /// Where all output goes.
+    pub log: Option<PathBuf>,
+}
+
+/// Where the ranks are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// So many on this machine.
+    Here(usize),
+    /// Where mpirun puts them by these arguments.
+    Hosts(Vec<String>),
+}
+
+impl Options {
+    /// What to run; `program` is this program's file, `path` the environment's PATH.
+    ///
+    /// # Errors
+    /// When options contradict each other, or nccl-tests is not there.
+    pub fn plan(self, program: &Path, path: Option<&str>) -> Result<Plan> {
+        let mut networks = self.compare;
+        if networks.is_empty() {
+            networks.push(Network::Spark);
+        }
+        for (number, network) in networks.iter().enumerate() {
+            if networks[..number].contains(network) {
+                return Err(wrong(format!("--compare names {} twice", network.name())))?;
+            }
+        }
+        let place = match self.mpirun {
+            Some(text) => Place::Hosts(text.split_whitespace().map(str::to_owned).collect()),
+            None => Place::Here(usize::from(self.ranks)),
+        };
+        let mut arguments = self.arguments;
+        if arguments.is_empty() {
+            arguments = ["-b", "8", "-e", "128M", "-f", "4"].map(str::to_owned).to_vec();
+        }
+        Ok(Plan {
+            program: find(&self.test, self.dir.as_deref(), path)?,
+            arguments,
+            place,
+            rounds: if networks.len() > 1 { self.rounds } else { 1 },
+            networks,
+            timeout: Duration::from_secs(self.timeout),
+            plugin: cli::library(self.plugin, program)?,
+            fabric: self.fabric.wish(program)?,
+            json: self.json,
+            plot: self.plot,
+            log: self.log,
+        })
+    }
+}
+
+/// The program's file: `all_gather`, `all-gather` and `all_gather_perf` are the same.
+fn find(test: &str, folder: Option<&Path>, path: Option<&str>) -> Result<PathBuf> {
+    let name = test.replace('-', "_");
+    let name = if name.ends_with("_perf") { name } else { format!("{name}_perf") };
+    let folders: Vec<PathBuf> = match folder {
+        Some(folder) => vec![folder.to_owned(), folder.join("build")],
+        None => std::env::split_paths(path.unwrap_or_default()).collect(),
+    };
+    if let Some(found) = folders.iter().map(|folder| folder.join(&name)).find(|file| file.is_file()) {
+        return Ok(found.canonicalize()?);
+    }
+    let places = match folder {
+        Some(folder) => format!("in {} or its build/", folder.display()),
+        None => "in PATH; --dir names the folder of your build".to_owned(),
+    };
+    bail!(
+        "no {name} {places} (https://github.com/NVIDIA/nccl-tests, built with make MPI=1 MPI_HOME=... CUDA_HOME=...){}",
+        super::ranks::missing_gpu().map(|text| format!("; and {text}")).unwrap_or_default()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn plan(arguments: &[&str]) -> Result<Plan> {
+        let line = Line::try_parse_from(["nccl-tests"].iter().chain(arguments))?;
+        line.options.plan(Path::new("/nowhere/nccl-spark"), Some("/no/path"))
+    }
+
+    #[test]
+    fn the_program_is_found_by_any_of_its_names() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("build")).unwrap();
+        let file = folder.path().join("build/all_reduce_perf");
+        std::fs::write(&file, "").unwrap();
+        let dir = folder.path().to_str().unwrap();
+        for name in ["all_reduce", "all-reduce", "all_reduce_perf"] {
+            let plan = plan(&[name, "--dir", dir]).unwrap();
+            assert_eq!(plan.program, file.canonicalize().unwrap());
+            assert_eq!((plan.place, plan.networks, plan.rounds), (Place::Here(2), vec![Network::Spark], 1));
+        }
+        let text = plan(&["alltoall", "--dir", dir]).unwrap_err().to_string();
+        assert!(text.contains("no alltoall_perf in") && text.contains("MPI=1"), "{text}");
+        assert!(plan(&[]).unwrap_err().to_string().contains("in PATH"));
+    }
+
+    #[test]
+    fn what_follows_two_dashes_is_the_programs() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("all_gather_perf"), "").unwrap();
+        let dir = folder.path().to_str().unwrap();
+        let told =
+            plan(&["--dir", dir, "--compare", "spark,socket", "--mpirun", "-np 2 -H a,b", "--", "-b", "8"]).unwrap();
+        assert_eq!((told.arguments, told.rounds), (vec!["-b".to_owned(), "8".to_owned()], 5));
+        assert_eq!(told.place, Place::Hosts(["-np", "2", "-H", "a,b"].map(str::to_owned).to_vec()));
+        assert_eq!(told.networks, [Network::Spark, Network::Socket]);
+        assert!(plan(&["--dir", dir, "--compare", "ib,ib"]).unwrap_err().to_string().contains("ib twice"));
+    }
+}

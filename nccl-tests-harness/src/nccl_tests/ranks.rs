@@ -1,0 +1,275 @@
+//! Starting the ranks: mpirun, and what each rank does before it becomes nccl-tests' program.
+
+use super::network::Network;
+use super::options::{Place, Plan};
+use crate::fabric::{Fabric, Kind};
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::{self, Signal};
+use nix::unistd::Pid;
+use std::ffi::OsString;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::symlink;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+/// What a run becomes: how its process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// With this exit status.
+    Status(Option<i32>),
+    /// It took too long and was ended.
+    TooLong,
+}
+
+/// What a rank is told about itself, by the arguments of the hidden command.
+#[derive(Debug, clap::Args)]
+pub struct Rank {
+    /// Each rank is a host of its own to NCCL, named after this.
+    #[arg(long)]
+    hosts: Option<String>,
+    /// Each rank is a node of the software fabric.
+    #[arg(long)]
+    nodes: bool,
+    /// The program and its arguments.
+    #[arg(last = true, required = true)]
+    command: Vec<OsString>,
+}
+
+impl Rank {
+    /// Becomes the program.
+    ///
+    /// # Errors
+    /// When it cannot be started: else this does not return.
+    pub fn run(self, rank: usize) -> Result<()> {
+        let mut command = Command::new(&self.command[0]);
+        command.args(&self.command[1..]);
+        if let Some(hosts) = self.hosts {
+            command.env("NCCL_HOSTID", format!("{hosts}-{rank}"));
+            if std::env::var_os("NCCL_TESTS_DEVICE").is_none() {
+                // Fewer GPUs than ranks: they share.
+                command.env("NCCL_TESTS_DEVICE", (rank % gpus().max(1)).to_string());
+            }
+        }
+        if self.nodes {
+            command.env("SOFTVERBS_NODE", rank.to_string());
+        }
+        Err(command.exec()).with_context(|| format!("start {}", self.command[0].display()))
+    }
+}
+
+/// GPUs of this machine.
+fn gpus() -> usize {
+    let is_gpu = |name: &str| {
+        name.strip_prefix("nvidia").is_some_and(|n| !n.is_empty() && n.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    let entries = fs::read_dir("/dev").into_iter().flatten().flatten();
+    entries.filter(|entry| is_gpu(&entry.file_name().to_string_lossy())).count()
+}
+
+/// In words, where this machine has no NVIDIA GPU.
+pub fn missing_gpu() -> Option<&'static str> {
+    (gpus() == 0).then_some("this machine has no NVIDIA GPU (/dev/nvidia0 is not there), which nccl-tests needs")
+}
+
+/// A folder in which the software fabric has the verbs library's names, for NCCL's own transport, which asks for those.
+pub struct VerbsNames {
+    folder: PathBuf,
+}
+
+impl VerbsNames {
+    /// # Errors
+    /// When the folder cannot be made.
+    pub fn new(library: &Path) -> Result<Self> {
+        let folder = std::env::temp_dir().join(format!("nccl-spark-verbs-{}", std::process::id()));
+        let make = || -> std::io::Result<()> {
+            fs::create_dir_all(&folder)?;
+            for name in ["libibverbs.so", "libibverbs.so.1"] {
+                let link = folder.join(name);
+                if link.symlink_metadata().is_err() {
+                    symlink(library, link)?;
+                }
+            }
+            Ok(())
+        };
+        make().with_context(|| format!("make {}", folder.display()))?;
+        Ok(Self { folder })
+    }
+}
+
+impl Drop for VerbsNames {
+    fn drop(&mut self) {
+        // What stays is a folder of two links.
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// The environment of a run over `network`, as shown to the user: what all ranks have alike.
+pub fn environment(
+    plan: &Plan,
+    fabric: &Fabric,
+    network: Network,
+    names: Option<&VerbsNames>,
+) -> Vec<(String, String)> {
+    let mut environment = network.environment(&plan.plugin);
+    let given = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    if !given("NCCL_DEBUG").is_some_and(|level| level.eq_ignore_ascii_case("TRACE")) {
+        environment.push(("NCCL_DEBUG".to_owned(), "INFO".to_owned()));
+    }
+    if let Some(subsystems) = given("NCCL_DEBUG_SUBSYS") {
+        environment.push(("NCCL_DEBUG_SUBSYS".to_owned(), format!("{subsystems},INIT,NET")));
+    }
+    if let Place::Here(_) = plan.place
+        && given("NCCL_SOCKET_IFNAME").is_none()
+    {
+        environment.push(("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned()));
+    }
+    let soft = fabric.environment(0).into_iter().filter(|(name, _)| name != "SOFTVERBS_NODE");
+    environment.extend(soft.filter(|_| network != Network::Socket));
+    if let (Network::Ib, Some(names)) = (network, names) {
+        let before = given("LD_LIBRARY_PATH").map(|path| format!(":{path}")).unwrap_or_default();
+        environment.push(("LD_LIBRARY_PATH".to_owned(), format!("{}{before}", names.folder.display())));
+        if given("NCCL_IB_GID_INDEX").is_none() {
+            environment.push(("NCCL_IB_GID_INDEX".to_owned(), "1".to_owned()));
+        }
+    }
+    environment
+}
+
+/// Runs the program once; `hear` gets every line that the ranks print.
+///
+/// # Errors
+/// When it cannot be started.
+pub fn run(
+    plan: &Plan,
+    fabric: &Fabric,
+    environment: &[(String, String)],
+    own: &Path,
+    mut hear: impl FnMut(&str) -> Result<()>,
+) -> Result<End> {
+    let mut command = command(plan, fabric, environment, own)?;
+    command.envs(environment.iter().map(|(name, value)| (name, value)));
+    // Else the log would not come by way of standard output.
+    command.env_remove("NCCL_DEBUG_FILE");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let program = command.get_program().to_string_lossy().into_owned();
+    let mut child = command.spawn().with_context(|| format!("start {program}"))?;
+    let (lines_in, lines) = mpsc::channel();
+    let streams = [
+        child.stdout.take().map(|s| Box::new(s) as Box<dyn Read + Send>),
+        child.stderr.take().map(|s| Box::new(s) as _),
+    ];
+    for stream in streams.into_iter().flatten() {
+        let lines_in = lines_in.clone();
+        std::thread::spawn(move || {
+            let mut reader = BufReader::new(stream);
+            let mut line = Vec::new();
+            while reader.read_until(b'\n', &mut line).is_ok_and(|bytes| bytes > 0) {
+                let text = String::from_utf8_lossy(&line).trim_end().to_owned();
+                if lines_in.send(text).is_err() {
+                    return;
+                }
+                line.clear();
+            }
+        });
+    }
+    drop(lines_in);
+    let deadline = Instant::now() + plan.timeout;
+    loop {
+        match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok(line) => {
+                if let Err(error) = hear(&line) {
+                    end(&mut child);
+                    return Err(error);
+                }
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                end(&mut child);
+                return Ok(End::TooLong);
+            }
+            // All ranks have closed their output.
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    Ok(End::Status(child.wait().with_context(|| format!("wait for {program}"))?.code()))
+}
+
+fn command(plan: &Plan, fabric: &Fabric, environment: &[(String, String)], own: &Path) -> Result<Command> {
+    let mut rank: Vec<OsString> = vec![own.into(), "nccl-tests-rank".into()];
+    let mut command = Command::new("mpirun");
+    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    // Else mpirun gives each rank one processor, with all its threads.
+    command.args(["--bind-to", "none"]);
+    match &plan.place {
+        Place::Here(1) => command = Command::new(own),
+        Place::Here(ranks) => {
+            ensure!(
+                speaks_mpi(&plan.program)?,
+                "{} was built without MPI, and {ranks} ranks need it: make MPI=1 MPI_HOME=...",
+                plan.program.display()
+            );
+            command.args(["--oversubscribe", "-np", &ranks.to_string()]);
+        }
+        Place::Hosts(arguments) => {
+            ensure!(fabric.kind == Kind::Verbs, "the software fabric is within one machine: not with --mpirun");
+            command.args(arguments);
+            for (name, _) in environment {
+                command.args(["-x", name]);
+            }
+        }
+    }
+    if let Place::Here(ranks) = plan.place {
+        rank.extend(["--hosts".into(), format!("nccl-spark-{}", std::process::id()).into()]);
+        if fabric.kind == Kind::Soft {
+            rank.push("--nodes".into());
+        }
+        if ranks == 1 {
+            rank.remove(0);
+        }
+    }
+    rank.extend(["--".into(), plan.program.clone().into()]);
+    command.args(rank).args(&plan.arguments);
+    Ok(command)
+}
+
+/// A program of nccl-tests that was built with MPI names its library.
+fn speaks_mpi(program: &Path) -> Result<bool> {
+    let bytes = fs::read(program).with_context(|| format!("read {}", program.display()))?;
+    Ok(bytes.windows(6).any(|word| word == b"libmpi"))
+}
+
+/// Ends mpirun, which ends the ranks; one that does not is killed.
+fn end(child: &mut Child) {
+    let _ = signal::kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM);
+    let until = Instant::now() + Duration::from_secs(10);
+    while Instant::now() < until {
+        if !matches!(child.try_wait(), Ok(None)) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+}
+
+/// What became of a run that did not end well.
+///
+/// # Errors
+/// Always, unless the run ended well.
+pub fn check(end: End, plan: &Plan, complaints: Option<String>, last: &str) -> Result<()> {
+    let reason = match (complaints, missing_gpu()) {
+        (Some(text), _) => format!("NCCL says: {text}"),
+        (None, Some(text)) => text.to_owned(),
+        (None, None) => format!("its last words: {last}"),
+    };
+    let name = plan.program.file_name().unwrap_or_default().to_string_lossy();
+    match end {
+        End::Status(Some(0)) => Ok(()),
+        End::Status(Some(status)) => bail!("{name} ended with status {status}; {reason}"),
+        End::Status(None) => bail!("{name} was killed by a signal; {reason}"),
+        End::TooLong => bail!("{name} was ended after {} s (-T); {reason}", plan.timeout.as_secs()),
+    }
+}

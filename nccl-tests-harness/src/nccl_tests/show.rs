@@ -1,0 +1,225 @@
+//! Results over one network or several: a table, JSON, a picture.
+
+use super::network::Network;
+use super::options::Plan;
+use super::table::Row;
+use crate::bench::figures::{significant, size};
+use crate::bench::plot;
+use crate::bench::plot::chart::{Axis, Chart, Line, Scale};
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use std::fs;
+use std::io::Write;
+
+/// What came of all runs over a network.
+pub struct Outcome {
+    /// Which.
+    pub network: Network,
+    /// Its tables, one a round.
+    pub rounds: Vec<Vec<Row>>,
+    /// What NCCL said that it used.
+    pub used: Option<String>,
+    /// NCCL's version.
+    pub version: Option<String>,
+    /// Why there are no more rounds.
+    pub failure: Option<String>,
+}
+
+/// Rounds of one quantity at one size.
+struct Values(Vec<f64>);
+
+impl Values {
+    fn median(&self) -> f64 {
+        let mut sorted = self.0.clone();
+        sorted.sort_by(f64::total_cmp);
+        let middle = sorted.len() / 2;
+        match sorted.len() {
+            0 => f64::NAN,
+            count if count % 2 == 1 => sorted[middle],
+            _ => f64::midpoint(sorted[middle - 1], sorted[middle]),
+        }
+    }
+
+    fn spread(&self) -> (f64, f64) {
+        self.0.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), v| (least.min(*v), most.max(*v)))
+    }
+}
+
+impl Outcome {
+    /// Nothing yet.
+    pub fn new(network: Network) -> Self {
+        Self { network, rounds: Vec::new(), used: None, version: None, failure: None }
+    }
+
+    /// Wrong elements in all rounds; none where nothing was checked.
+    pub fn wrong(&self) -> Option<f64> {
+        let halves = self.rounds.iter().flatten().flat_map(|row| [row.out_of_place.wrong, row.in_place.wrong]);
+        halves.flatten().reduce(|sum, wrong| sum + wrong)
+    }
+
+    fn values(&self, bytes: u64, of: impl Fn(&Row) -> f64) -> Values {
+        let rows = self.rounds.iter().flat_map(|rows| rows.iter().find(|row| row.bytes == bytes));
+        Values(rows.map(of).collect())
+    }
+
+    fn busbw(&self, bytes: u64) -> Values {
+        self.values(bytes, |row| row.out_of_place.busbw_gb_s)
+    }
+
+    fn time(&self, bytes: u64) -> Values {
+        self.values(bytes, |row| row.out_of_place.time_us)
+    }
+}
+
+/// The sizes that any network has, in order.
+fn sizes(outcomes: &[Outcome]) -> Vec<u64> {
+    let mut sizes: Vec<u64> = outcomes.iter().flat_map(|o| o.rounds.iter().flatten().map(|row| row.bytes)).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    sizes
+}
+
+/// The networks side by side: medians out of place, and how many times the busbw of each other the first has.
+///
+/// # Errors
+/// When `out` takes no more.
+pub fn table(out: &mut impl Write, outcomes: &[Outcome]) -> Result<()> {
+    let [first, others @ ..] = outcomes else { return Ok(()) };
+    write!(out, "# {:>10}", "")?;
+    for outcome in outcomes {
+        write!(out, "  {:^39}", outcome.network.name())?;
+    }
+    writeln!(out)?;
+    write!(out, "# {:>10}", "size (B)")?;
+    for _ in outcomes {
+        write!(out, "  {:>9}  {:>9}  {:>17}", "time us", "busbw", "least..most GB/s")?;
+    }
+    for other in others {
+        write!(out, "  {:>13}", format!("{}/{}", first.network.name(), other.network.name()))?;
+    }
+    writeln!(out)?;
+    for bytes in sizes(outcomes) {
+        write!(out, "  {bytes:>10}")?;
+        for outcome in outcomes {
+            let (time, busbw) = (outcome.time(bytes), outcome.busbw(bytes));
+            let (least, most) = busbw.spread();
+            let spread = format!("{}..{}", significant(least), significant(most));
+            write!(out, "  {:>9}  {:>9}  {spread:>17}", significant(time.median()), significant(busbw.median()))?;
+        }
+        for other in others {
+            // By time: nccl-tests prints the busbw of small sizes as 0.00.
+            let ratio = other.time(bytes).median() / first.time(bytes).median();
+            let text = if ratio.is_finite() { format!("{ratio:.3}") } else { "-".to_owned() };
+            write!(out, "  {text:>13}")?;
+        }
+        writeln!(out)?;
+    }
+    Ok(())
+}
+
+/// All results as JSON; every number has its unit in its name.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn json(plan: &Plan, fabric: &str, outcomes: &[Outcome]) -> Result<()> {
+    let Some(path) = &plan.json else { return Ok(()) };
+    let network = |outcome: &Outcome| {
+        let points = sizes(std::slice::from_ref(outcome)).into_iter().map(|bytes| {
+            let (time, busbw) = (outcome.time(bytes).median(), outcome.busbw(bytes).median());
+            json!({ "bytes": bytes, "time_us": number(time), "busbw_gb_s": number(busbw) })
+        });
+        json!({
+            "network": outcome.network.name(),
+            "nccl_version": outcome.version,
+            "used": outcome.used,
+            "failure": outcome.failure,
+            "wrong": outcome.wrong(),
+            "medians": points.collect::<Vec<_>>(),
+            "rounds": outcome.rounds,
+        })
+    };
+    let report = json!({
+        "command": "nccl-tests",
+        "version": env!("CARGO_PKG_VERSION"),
+        "program": plan.program,
+        "arguments": plan.arguments,
+        "fabric_text": fabric,
+        "networks": outcomes.iter().map(network).collect::<Vec<_>>(),
+    });
+    let text = serde_json::to_string_pretty(&report)? + "\n";
+    fs::write(path, text).with_context(|| format!("--json {}", path.display()))
+}
+
+/// JSON has no infinity.
+fn number(value: f64) -> Value {
+    Some(value).filter(|value| value.is_finite()).into()
+}
+
+/// busbw by size as a picture.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn picture(plan: &Plan, fabric: &str, outcomes: &[Outcome]) -> Result<()> {
+    let Some(folder) = &plan.plot else { return Ok(()) };
+    let name = plan.program.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let mut lines = Vec::new();
+    for (side, outcome) in outcomes.iter().enumerate() {
+        let mut line = Line::new(outcome.network.name().to_owned(), side, false);
+        for bytes in sizes(std::slice::from_ref(outcome)) {
+            let busbw = outcome.busbw(bytes);
+            line.add(bytes as f64, busbw.median(), Some(busbw.spread()));
+        }
+        lines.push(line);
+    }
+    let largest = sizes(outcomes).last().map(|bytes| format!(" up to {}", size(*bytes as usize))).unwrap_or_default();
+    let chart = Chart {
+        titles: vec![format!("{name}{largest}"), fabric.to_owned()],
+        x: Axis { label: "size, bytes".to_owned(), scale: Scale::Binary },
+        y: Axis { label: "busbw, GB/s".to_owned(), scale: Scale::Linear },
+        lines,
+        marks: Vec::new(),
+    };
+    plot::save(folder, &name, &chart)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::table::Half;
+    use super::*;
+
+    fn outcome(network: Network, rounds: &[f64]) -> Outcome {
+        let half = |gb_s: f64| Half { time_us: 100.0 / gb_s, algbw_gb_s: gb_s, busbw_gb_s: gb_s, wrong: Some(0.0) };
+        let row = |gb_s: f64| vec![Row { bytes: 4096, out_of_place: half(gb_s), in_place: half(gb_s) }];
+        Outcome { rounds: rounds.iter().map(|gb_s| row(*gb_s)).collect(), ..Outcome::new(network) }
+    }
+
+    fn shown(outcomes: &[Outcome]) -> String {
+        let mut out = Vec::new();
+        table(&mut out, outcomes).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn networks_stand_side_by_side_with_medians_and_ratios() {
+        let text = shown(&[outcome(Network::Spark, &[4.0, 2.0, 3.0]), outcome(Network::Socket, &[1.5, 1.5, 9.0])]);
+        let row = text.lines().last().unwrap().split_whitespace().collect::<Vec<_>>();
+        assert_eq!(row, ["4096", "33.3", "3.00", "2.00..4.00", "66.7", "1.50", "1.50..9.00", "2.000"], "{text}");
+        assert!(text.contains("spark/socket"), "{text}");
+    }
+
+    #[test]
+    fn a_network_without_rounds_leaves_a_gap() {
+        let text = shown(&[outcome(Network::Spark, &[4.0]), outcome(Network::Ib, &[])]);
+        assert!(text.lines().last().unwrap().ends_with('-'), "{text}");
+    }
+
+    #[test]
+    fn wrong_elements_of_all_rounds_count() {
+        let mut outcome = outcome(Network::Spark, &[1.0, 2.0]);
+        assert_eq!(outcome.wrong(), Some(0.0));
+        outcome.rounds[1][0].in_place.wrong = Some(3.0);
+        outcome.rounds[0][0].out_of_place.wrong = None;
+        assert_eq!(outcome.wrong(), Some(3.0));
+        assert_eq!(Outcome::new(Network::Ib).wrong(), None);
+    }
+}
