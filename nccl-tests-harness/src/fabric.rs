@@ -7,6 +7,7 @@ use softverbs::fabric::{self, Action, Prepared};
 use softverbs::profile::Profile;
 use softverbs::settings;
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 /// Which of the two.
@@ -49,6 +50,7 @@ pub struct Fabric {
 /// The software fabric of a run.
 struct Soft {
     name: String,
+    library: PathBuf,
     profile: Profile,
     /// Rails that carry only a part of their rate for the whole run.
     slow_rails: Vec<(String, f64)>,
@@ -118,7 +120,7 @@ fn soft(wish: &Wish, ranks: usize, why: &str) -> Result<Fabric> {
     let mut environment = prepared.environment.clone();
     environment.push(("NCCL_IBVERBS_LIB".to_owned(), library.display().to_string()));
     let about = about(wish, &name, why);
-    let soft = Soft { name: name.clone(), profile, slow_rails: wish.slow_rails.clone(), prepared };
+    let soft = Soft { name: name.clone(), library, profile, slow_rails: wish.slow_rails.clone(), prepared };
     let fabric = Fabric { kind: Kind::Soft, about, environment, soft: Some(soft) };
     for (rail, factor) in &wish.slow_rails {
         let slowed = fabric::control(&settings::default_dir(), &name, None, rail, Action::Slow(*factor));
@@ -155,10 +157,26 @@ impl Fabric {
         environment
     }
 
-    /// The verbs library of a software fabric.
-    pub fn verbs_library(&self) -> Option<&Path> {
-        let is_library = |(name, _): &&(String, String)| name == "NCCL_IBVERBS_LIB";
-        self.environment.iter().find(is_library).map(|(_, path)| Path::new(path))
+    /// A folder in which a software fabric's library has the names of the verbs library, for programs that load those. It
+    /// goes with the fabric.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn verbs_names(&self) -> Result<Option<PathBuf>> {
+        let Some(soft) = &self.soft else { return Ok(None) };
+        let folder = settings::default_dir().join(&soft.name).join("lib");
+        let make = || -> std::io::Result<()> {
+            fs::create_dir_all(&folder)?;
+            for name in ["libibverbs.so", "libibverbs.so.1"] {
+                let link = folder.join(name);
+                if link.symlink_metadata().is_err() {
+                    symlink(&soft.library, link)?;
+                }
+            }
+            Ok(())
+        };
+        make().with_context(|| format!("make {}", folder.display()))?;
+        Ok(Some(folder))
     }
 
     /// What one node can send to another, of a software fabric, while the rails of `fallen` carry a part of their rate.

@@ -87,11 +87,11 @@ fn execute(command: Command) -> Result<bool> {
         }
         Command::NcclTests(options) => {
             let plan = options.plan(&program, variable("PATH").as_deref())?;
-            nccl_tests::run(&plan, &program, variable("NCCL_IBVERBS_LIB").as_deref(), &mut output::standard())
+            nccl_tests::run(&plan, &program, &variable, &mut output::standard())
         }
         Command::NcclTestsRank(rank) => {
             let number = launch::detect(variable, std::os::unix::process::parent_id())?.map_or(0, |world| world.rank);
-            rank.run(number).map(|()| true)
+            rank.run(number, variable).map(|()| true)
         }
         Command::Fabric(control) => control.obey(out).map(|()| true),
         Command::Rails => machine::rails(out).map(|()| true),

@@ -29,8 +29,12 @@ impl Program {
     }
 
     fn run(&self, arguments: &[&str]) -> Said {
+        self.run_over("verbs", arguments)
+    }
+
+    fn run_over(&self, fabric: &str, arguments: &[&str]) -> Said {
         let mut command = nccl_spark();
-        command.args(["nccl-tests", "--fabric", "verbs", "--dir"]).arg(self.0.path());
+        command.args(["nccl-tests", "--fabric", fabric, "--dir"]).arg(self.0.path());
         command.args(arguments).env_remove("NCCL_TESTS_DEVICE").output().unwrap().into()
     }
 }
@@ -43,7 +47,7 @@ fn a_run_over_the_plugin_shows_its_environment_its_table_and_its_network() {
     for part in [
         "NCCL_NET=Spark",
         "NCCL_DEBUG=INFO",
-        "NET/Spark on 1 channels",
+        "NET/Spark at 1 ends of channels",
         "2.28.3",
         "1048576",
         "told: -b 8 -g 2",
@@ -106,9 +110,20 @@ fn networks_are_measured_in_turns_and_one_that_does_not_come_up_is_told() {
     let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
     assert_eq!(report["networks"][0]["rounds"].as_array().unwrap().len(), 3);
     assert_eq!(report["networks"][0]["medians"][1]["busbw_gb_s"], 4.0);
-    assert_eq!(report["networks"][0]["used"], "NET/Spark on 1 channels");
+    assert_eq!(report["networks"][0]["used"], "NET/Spark at 1 ends of channels");
     assert!(report["networks"][1]["failure"].as_str().unwrap().contains("No device found"));
     assert!(plots.join("all_gather_perf.svg").is_file() && plots.join("all_gather_perf.png").is_file());
+}
+
+#[test]
+fn nccls_own_verbs_transport_finds_the_software_fabric() {
+    let body = r#"
+        [ -n "$SOFTVERBS_FABRIC" ] && [ "$SOFTVERBS_NODE" = 0 ] || exit 7
+        if [ "$NCCL_NET" = IB ]; then [ -f "${LD_LIBRARY_PATH%%:*}/libibverbs.so.1" ] && [ "$NCCL_IB_GID_INDEX" = 1 ] || exit 8; fi
+        via "$NCCL_NET"; head; row 8 10 0.10 0"#;
+    let said = Program::new(body).run_over("soft", &["-r", "1", "--compare", "spark,ib", "--rounds", "1"]);
+    assert_eq!(said.status, Some(0), "{said:?}");
+    assert!(said.out.contains("ib: 0 wrong") && !said.out.contains("not measured"), "{said:?}");
 }
 
 #[test]
@@ -142,6 +157,6 @@ fn ranks_of_mpirun_look_like_hosts_of_their_own() {
     assert_eq!(said.status, Some(0), "{said:?}");
     let hosts: Vec<&str> = said.out.lines().filter_map(|line| line.strip_prefix("# I am nccl-spark-")).collect();
     assert!(hosts.len() == 2 && hosts[0] != hosts[1] && hosts.iter().all(|host| host.contains("device ")), "{said:?}");
-    assert!(said.out.contains("NET/Spark on 2 channels"), "{said:?}");
+    assert!(said.out.contains("NET/Spark at 2 ends of channels"), "{said:?}");
     assert!(fs::read_to_string(log).unwrap().contains("spark: h:1:2 [0] NCCL INFO Channel 00/0"));
 }

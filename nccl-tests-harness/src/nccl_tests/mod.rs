@@ -10,23 +10,22 @@ mod show;
 mod table;
 
 use crate::bench::plot;
-use crate::fabric::{self, Fabric, Kind};
+use crate::fabric::{self, Fabric};
 use anyhow::{Context, Result, ensure};
-use network::{Network, Used};
+use network::Used;
 use options::Plan;
-use ranks::VerbsNames;
 use show::Outcome;
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 use table::Table;
 
-/// Runs the plan; false when data was wrong. `own` is this program's file, `verbs_library` the one that the user's
-/// environment names.
+/// Runs the plan; false when data was wrong. `own` is this program's file, `lookup` gives the value of an environment
+/// variable.
 ///
 /// # Errors
 /// When the first network could not be measured.
-pub fn run(plan: &Plan, own: &Path, verbs_library: Option<&str>, out: &mut impl Write) -> Result<bool> {
+pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out: &mut impl Write) -> Result<bool> {
     let ranks = match &plan.place {
         options::Place::Here(ranks) => *ranks,
         options::Place::Hosts(_) => 1,
@@ -38,7 +37,7 @@ pub fn run(plan: &Plan, own: &Path, verbs_library: Option<&str>, out: &mut impl 
         Some(path) => Some(File::create(path).with_context(|| format!("--log {}", path.display()))?),
         None => None,
     };
-    let fabric = fabric::set_up(&plan.fabric, ranks, verbs_library)?;
+    let fabric = fabric::set_up(&plan.fabric, ranks, lookup("NCCL_IBVERBS_LIB").as_deref())?;
     writeln!(
         out,
         "# nccl-spark {}: {} {}",
@@ -48,12 +47,13 @@ pub fn run(plan: &Plan, own: &Path, verbs_library: Option<&str>, out: &mut impl 
     )?;
     writeln!(out, "# fabric: {}", fabric.about)?;
     let mut outcomes: Vec<Outcome> = plan.networks.iter().map(|network| Outcome::new(*network)).collect();
-    for round in 0..plan.rounds {
+    for _ in 0..plan.rounds {
         for (number, outcome) in outcomes.iter_mut().enumerate() {
             if outcome.failure.is_some() {
                 continue;
             }
-            let measured = once(plan, &fabric, own, round, outcome, &mut log, out);
+            let environment = ranks::environment(plan, &fabric, outcome.network, lookup)?;
+            let measured = once(plan, &fabric, own, &environment, outcome, &mut log, out);
             match measured {
                 Ok(()) => {}
                 Err(error) if crate::output::is_unread(&error) => return Err(error),
@@ -73,25 +73,21 @@ fn once(
     plan: &Plan,
     fabric: &Fabric,
     own: &Path,
-    round: u32,
+    environment: &[(String, String)],
     outcome: &mut Outcome,
     log: &mut Option<File>,
     out: &mut impl Write,
 ) -> Result<()> {
     let network = outcome.network;
-    let names = match fabric.verbs_library() {
-        Some(library) if network == Network::Ib && fabric.kind == Kind::Soft => Some(VerbsNames::new(library)?),
-        _ => None,
-    };
-    let environment = ranks::environment(plan, fabric, network, names.as_ref());
-    if round == 0 {
+    let is_first = outcome.rounds.is_empty();
+    if is_first {
         let shown = environment.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>();
         writeln!(out, "# {}: {}", network.name(), shown.join(" "))?;
     }
     // One network: the program's own output is what is wanted. Several: their table.
     let alone = plan.networks.len() == 1;
     let (mut table, mut used, mut last) = (Table::default(), Used::default(), String::new());
-    let end = ranks::run(plan, fabric, &environment, own, |line| {
+    let end = ranks::run(plan, fabric, environment, own, |line| {
         if let Some(log) = log {
             writeln!(log, "{}: {line}", network.name()).context("--log")?;
         }
@@ -109,7 +105,7 @@ fn once(
     ranks::check(end, plan, used.complaints(), &last)?;
     ensure!(!table.rows.is_empty(), "the program printed no table; its last words: {last}");
     let words = used.judge(network)?;
-    if round == 0 {
+    if is_first {
         let version = outcome.version.as_deref().unwrap_or("of unknown version");
         writeln!(out, "# {}: NCCL {version} used {words}", network.name())?;
     }

@@ -47,16 +47,16 @@ impl Network {
 /// What NCCL's log says of the network.
 #[derive(Debug, Default)]
 pub struct Used {
-    /// Channels by the network that they go over.
+    /// Ends of channels by the network that they go over.
     channels: BTreeMap<String, usize>,
     /// NCCL's version, as it prints it.
     pub version: Option<String>,
-    /// Lines that tell why something did not come up, the first ones.
+    /// Lines that tell why something did not come up: the first ones, and the last one.
     complaints: Vec<String>,
 }
 
 /// So many complaints are kept and shown.
-const COMPLAINTS: usize = 6;
+const COMPLAINTS: usize = 4;
 
 impl Used {
     /// Takes in a line of output; whether it was one of NCCL's log.
@@ -70,11 +70,11 @@ impl Used {
         }
         let is_reason = [" NCCL WARN ", "NET/Plugin: Could not", "NET/Plugin: Failed", "error while loading shared"];
         let cause = is_reason.iter().find_map(|word| line.find(word));
-        if let Some(at) = cause
-            && self.complaints.len() < COMPLAINTS
-        {
-            let text = line[at..].trim().to_owned();
+        if let Some(at) = cause {
+            let text = line[at..].trim().trim_start_matches("NCCL WARN ").to_owned();
             if !self.complaints.contains(&text) {
+                // The last one is mostly what ended the run.
+                self.complaints.truncate(COMPLAINTS - 1);
                 self.complaints.push(text);
             }
         }
@@ -94,7 +94,7 @@ impl Used {
         let reason = self.complaints().map(|text| format!(": NCCL says: {text}")).unwrap_or_default();
         let others = self.channels.keys().filter(|name| *name != wanted.nccl_name()).cloned().collect::<Vec<_>>();
         match self.channels.get(wanted.nccl_name()) {
-            Some(count) if others.is_empty() => Ok(format!("NET/{} on {count} channels", wanted.nccl_name())),
+            Some(count) if others.is_empty() => Ok(format!("NET/{} at {count} ends of channels", wanted.nccl_name())),
             _ if !others.is_empty() => {
                 bail!(
                     "NCCL used NET/{} where NET/{} was asked for{reason}",
@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn the_network_is_what_the_channels_went_over() {
         let log = used(&["h:1:1 [0] NCCL INFO NCCL version 2.28.3+cuda13.0", SPARK, SPARK]);
-        assert_eq!(log.judge(Network::Spark).unwrap(), "NET/Spark on 2 channels");
+        assert_eq!(log.judge(Network::Spark).unwrap(), "NET/Spark at 2 ends of channels");
         assert_eq!(log.version.as_deref(), Some("2.28.3+cuda13.0"));
         assert!(log.judge(Network::Ib).unwrap_err().to_string().contains("used NET/Spark where NET/IB"));
     }
@@ -142,6 +142,13 @@ mod tests {
         assert_eq!(text.matches("Could not find").count(), 1);
         let mixed = used(&[SPARK, SOCKET]).judge(Network::Spark);
         assert!(mixed.unwrap_err().to_string().contains("NET/Socket"));
+    }
+
+    #[test]
+    fn the_last_complaint_is_kept() {
+        let lines: Vec<String> = (0..9).map(|n| format!("h:1:2 [0] net.cc:4 NCCL WARN number {n}")).collect();
+        let log = used(&lines.iter().map(String::as_str).collect::<Vec<_>>());
+        assert_eq!(log.complaints().unwrap(), "number 0; number 1; number 2; number 8");
     }
 
     #[test]

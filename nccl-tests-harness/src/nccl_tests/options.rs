@@ -134,7 +134,7 @@ fn find(test: &str, folder: Option<&Path>, path: Option<&str>) -> Result<PathBuf
     let name = if name.ends_with("_perf") { name } else { format!("{name}_perf") };
     let folders: Vec<PathBuf> = match folder {
         Some(folder) => vec![folder.to_owned(), folder.join("build")],
-        None => std::env::split_paths(path.unwrap_or_default()).collect(),
+        None => path.unwrap_or_default().split(':').map(PathBuf::from).collect(),
     };
     if let Some(found) = folders.iter().map(|folder| folder.join(&name)).find(|file| file.is_file()) {
         return Ok(found.canonicalize()?);

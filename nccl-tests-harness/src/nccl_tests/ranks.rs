@@ -9,9 +9,8 @@ use nix::unistd::Pid;
 use std::ffi::OsString;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -40,16 +39,16 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// Becomes the program.
+    /// Becomes the program; `lookup` gives the value of an environment variable.
     ///
     /// # Errors
     /// When it cannot be started: else this does not return.
-    pub fn run(self, rank: usize) -> Result<()> {
+    pub fn run(self, rank: usize, lookup: impl Fn(&str) -> Option<String>) -> Result<()> {
         let mut command = Command::new(&self.command[0]);
         command.args(&self.command[1..]);
         if let Some(hosts) = self.hosts {
             command.env("NCCL_HOSTID", format!("{hosts}-{rank}"));
-            if std::env::var_os("NCCL_TESTS_DEVICE").is_none() {
+            if lookup("NCCL_TESTS_DEVICE").is_none() {
                 // Fewer GPUs than ranks: they share.
                 command.env("NCCL_TESTS_DEVICE", (rank % gpus().max(1)).to_string());
             }
@@ -75,68 +74,42 @@ pub fn missing_gpu() -> Option<&'static str> {
     (gpus() == 0).then_some("this machine has no NVIDIA GPU (/dev/nvidia0 is not there), which nccl-tests needs")
 }
 
-/// A folder in which the software fabric has the verbs library's names, for NCCL's own transport, which asks for those.
-pub struct VerbsNames {
-    folder: PathBuf,
-}
-
-impl VerbsNames {
-    /// # Errors
-    /// When the folder cannot be made.
-    pub fn new(library: &Path) -> Result<Self> {
-        let folder = std::env::temp_dir().join(format!("nccl-spark-verbs-{}", std::process::id()));
-        let make = || -> std::io::Result<()> {
-            fs::create_dir_all(&folder)?;
-            for name in ["libibverbs.so", "libibverbs.so.1"] {
-                let link = folder.join(name);
-                if link.symlink_metadata().is_err() {
-                    symlink(library, link)?;
-                }
-            }
-            Ok(())
-        };
-        make().with_context(|| format!("make {}", folder.display()))?;
-        Ok(Self { folder })
-    }
-}
-
-impl Drop for VerbsNames {
-    fn drop(&mut self) {
-        // What stays is a folder of two links.
-        let _ = fs::remove_dir_all(&self.folder);
-    }
-}
-
-/// The environment of a run over `network`, as shown to the user: what all ranks have alike.
+/// The environment of a run over `network`, as shown to the user: what all ranks have alike. `lookup` gives the value of
+/// an environment variable.
+///
+/// # Errors
+/// When the software fabric's library cannot be given the names that NCCL's own transport asks for.
 pub fn environment(
     plan: &Plan,
     fabric: &Fabric,
     network: Network,
-    names: Option<&VerbsNames>,
-) -> Vec<(String, String)> {
+    lookup: &dyn Fn(&str) -> Option<String>,
+) -> Result<Vec<(String, String)>> {
     let mut environment = network.environment(&plan.plugin);
-    let given = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-    if !given("NCCL_DEBUG").is_some_and(|level| level.eq_ignore_ascii_case("TRACE")) {
-        environment.push(("NCCL_DEBUG".to_owned(), "INFO".to_owned()));
+    let mut set = |name: &str, value: String| environment.push((name.to_owned(), value));
+    if !lookup("NCCL_DEBUG").is_some_and(|level| level.eq_ignore_ascii_case("TRACE")) {
+        set("NCCL_DEBUG", "INFO".to_owned());
     }
-    if let Some(subsystems) = given("NCCL_DEBUG_SUBSYS") {
-        environment.push(("NCCL_DEBUG_SUBSYS".to_owned(), format!("{subsystems},INIT,NET")));
+    if let Some(subsystems) = lookup("NCCL_DEBUG_SUBSYS") {
+        set("NCCL_DEBUG_SUBSYS", format!("{subsystems},INIT,NET"));
     }
-    if let Place::Here(_) = plan.place
-        && given("NCCL_SOCKET_IFNAME").is_none()
+    if let (Place::Here(_), None) = (&plan.place, lookup("NCCL_SOCKET_IFNAME")) {
+        set("NCCL_SOCKET_IFNAME", "lo".to_owned());
+    }
+    if network == Network::Ib
+        && let Some(folder) = fabric.verbs_names()?
     {
-        environment.push(("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned()));
-    }
-    let soft = fabric.environment(0).into_iter().filter(|(name, _)| name != "SOFTVERBS_NODE");
-    environment.extend(soft.filter(|_| network != Network::Socket));
-    if let (Network::Ib, Some(names)) = (network, names) {
-        let before = given("LD_LIBRARY_PATH").map(|path| format!(":{path}")).unwrap_or_default();
-        environment.push(("LD_LIBRARY_PATH".to_owned(), format!("{}{before}", names.folder.display())));
-        if given("NCCL_IB_GID_INDEX").is_none() {
-            environment.push(("NCCL_IB_GID_INDEX".to_owned(), "1".to_owned()));
+        let before = lookup("LD_LIBRARY_PATH").map(|path| format!(":{path}")).unwrap_or_default();
+        set("LD_LIBRARY_PATH", format!("{}{before}", folder.display()));
+        // Else it looks for each address's kind in /sys/class/infiniband.
+        if lookup("NCCL_IB_GID_INDEX").is_none() {
+            set("NCCL_IB_GID_INDEX", "1".to_owned());
         }
     }
-    environment
+    if network != Network::Socket {
+        environment.extend(fabric.environment(0).into_iter().filter(|(name, _)| name != "SOFTVERBS_NODE"));
+    }
+    Ok(environment)
 }
 
 /// Runs the program once; `hear` gets every line that the ranks print.
