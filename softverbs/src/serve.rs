@@ -12,8 +12,6 @@ use crate::status;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
-/// Pieces of a message carried in one turn, so that queue pairs take turns.
-const PIECES_A_TURN: usize = 16;
 /// How long a queue pair whose rail is down, or that its peer holds, is left alone.
 const LATER_NS: u64 = 200_000;
 
@@ -109,8 +107,8 @@ impl Serving {
 }
 
 impl QueuePair {
-    /// Serves what the peer has posted, as far as it is due.
-    pub(crate) fn serve(&self, now_ns: u64, bounce: &mut Bounce) -> Served {
+    /// Serves what the peer has posted, as far as it is due, up to so many pieces: [`Served::More`] when it was that many.
+    pub(crate) fn serve(&self, now_ns: u64, pieces: usize, bounce: &mut Bounce) -> Served {
         let mut local = lock(&self.local);
         let Some(remote) = local.remote else { return Served::Idle };
         if !matches!(local.state, State::ReadyToReceive | State::ReadyToSend) {
@@ -127,7 +125,7 @@ impl QueuePair {
         if !peer.hold(self.node.memory, self.node.place) {
             return Served::Until(now_ns + LATER_NS);
         }
-        let served = self.serve_held(&mut local, &remote, peer, now_ns, bounce);
+        let served = self.serve_held(&mut local, &remote, peer, now_ns, pieces, bounce);
         peer.release(self.node.place);
         served
     }
@@ -138,6 +136,7 @@ impl QueuePair {
         remote: &Remote,
         peer: &QpMemory,
         now_ns: u64,
+        pieces: usize,
         bounce: &mut Bounce,
     ) -> Served {
         // Looked at only now that it is held: before, its owner could have given the place to another queue pair.
@@ -150,7 +149,7 @@ impl QueuePair {
         }
         peer.served_ns.store(now_ns, Ordering::Relaxed);
         let mut served = Served::More;
-        for _ in 0..PIECES_A_TURN {
+        for _ in 0..pieces {
             match self.step(local, remote, peer, now_ns, bounce) {
                 Step::Again => {}
                 Step::Until(when) => {

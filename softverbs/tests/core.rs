@@ -198,6 +198,30 @@ fn two_rails_on_one_link_share_it_and_a_queue_pair_has_its_own_rate() {
 }
 
 #[test]
+fn a_queue_pair_that_always_has_more_does_not_keep_another_waiting() {
+    let bed = Bed::new();
+    let (bulk, small) = (bed.pair(0, 7), bed.pair(0, 7));
+    // Four milliseconds' worth at a byte a nanosecond.
+    for _ in 0..8 {
+        bulk.a.write(512 * 1024, None, &bulk.b);
+    }
+    bed.at(100_000);
+    bulk.poll();
+    small.a.write(64, None, &small.b);
+    let mut done_ns = None;
+    for ns in (110_000..6_000_000).step_by(10_000) {
+        bed.at(ns);
+        bulk.poll();
+        if !small.poll().0.is_empty() {
+            done_ns = Some(ns);
+            break;
+        }
+    }
+    // Behind the piece under way, and one more.
+    assert!(done_ns.is_some_and(|ns| ns <= 100_000 + 2 * 65_536 + 20_000), "{done_ns:?}");
+}
+
+#[test]
 fn sends_fill_receives_and_reads_fetch() {
     let bed = Bed::new();
     let pair = bed.pair(0, 7);
