@@ -18,7 +18,8 @@
 //! # Time
 //!
 //! A rail, the PCIe link it shares and its cable are resources with a rate ([`profile`], [`pacing`]). A piece of a message
-//! begins when it was posted and its resources are free, and completes when they have carried it. The engine may be late, but
+//! begins when it was posted and its resources are free, and completes when they have carried it; a short request waits for a
+//! packet of other queue pairs at most. The engine may be late, but
 //! what it is late by is not lost to the rail, so a merged device reaches the sum of its rails even on a busy machine.
 
 pub mod abi;

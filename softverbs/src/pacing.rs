@@ -2,9 +2,15 @@
 //!
 //! Pure, and one for both clocks: the caller says what time it is. A resource is busy until a moment. A piece begins when it
 //! was posted and all its resources are free; each resource is then busy for as long as it takes at its own rate, and the piece
-//! ends with the slowest.
+//! ends with the slowest. A short request of another queue pair waits for a packet at most, as NICs arbitrate: pieces are
+//! larger than packets only because moving bytes by packets would cost too much.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A request of up to this size is short: far less than a packet.
+pub const SHORT_BYTES: u64 = 512;
+/// The most that a NIC sends for one queue pair before it looks at the others (a packet of the largest MTU).
+const PACKET_BYTES: u64 = 4096;
 
 /// Something that carries one thing at a time: a rail, link or cable in one direction, or a queue pair.
 #[derive(Debug)]
@@ -12,6 +18,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Resource {
     /// Nanoseconds of the fabric's clock at which it is free.
     free_at_ns: AtomicU64,
+    /// The same, if it had nothing but short requests to carry.
+    short_free_at_ns: AtomicU64,
     /// Bits of an `f64`: Mb/s; 0: no limit.
     rate: AtomicU64,
 }
@@ -31,29 +39,74 @@ impl Resource {
         if self.rate_mbps() > 0.0 { self.free_at_ns.load(Ordering::Relaxed) } else { 0 }
     }
 
+    /// When a short request that was posted at `posted_ns` gets its turn: after the short ones before it, and after the packet that
+    /// is being sent.
+    fn turn_at_ns(&self, posted_ns: u64) -> u64 {
+        let in_turn = self.short_free_at_ns.load(Ordering::Relaxed).max(posted_ns + self.busy_ns(PACKET_BYTES));
+        self.free_at_ns().min(in_turn)
+    }
+
+    /// How long it takes for so many bytes.
+    fn busy_ns(&self, bytes: u64) -> u64 {
+        let rate = self.rate_mbps();
+        // Mb/s are bits per microsecond: bytes x 8 / rate microseconds.
+        if rate > 0.0 { (bytes as f64 * 8_000.0 / rate) as u64 } else { 0 }
+    }
+
     /// Takes the resource from `begin_ns` on, or from when it is free; when it is done.
     fn take(&self, begin_ns: u64, bytes: u64) -> u64 {
-        let rate = self.rate_mbps();
-        if rate <= 0.0 {
+        if self.rate_mbps() <= 0.0 {
             return begin_ns;
         }
-        // Mb/s are bits per microsecond: bytes x 8 / rate microseconds.
-        let busy_ns = (bytes as f64 * 8_000.0 / rate) as u64;
-        let taken = self
-            .free_at_ns
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| Some(free.max(begin_ns) + busy_ns));
-        taken.unwrap_or(begin_ns).max(begin_ns) + busy_ns
+        extend(&self.free_at_ns, begin_ns, self.busy_ns(bytes))
+    }
+
+    /// Takes the turn of a short request from `begin_ns` on; when it is done. What is being sent besides ends so much later.
+    fn take_turn(&self, begin_ns: u64, bytes: u64) -> u64 {
+        if self.rate_mbps() <= 0.0 {
+            return begin_ns;
+        }
+        let busy_ns = self.busy_ns(bytes);
+        extend(&self.free_at_ns, begin_ns, busy_ns);
+        extend(&self.short_free_at_ns, begin_ns, busy_ns)
     }
 }
 
-/// When a piece that was posted at `posted_ns` can begin.
-pub fn begins_at_ns(posted_ns: u64, way: &[&Resource]) -> u64 {
-    way.iter().map(|resource| resource.free_at_ns()).fold(posted_ns, u64::max)
+/// Moves the moment at which something is free; the new one.
+fn extend(free_at_ns: &AtomicU64, begin_ns: u64, busy_ns: u64) -> u64 {
+    let taken =
+        free_at_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| Some(free.max(begin_ns) + busy_ns));
+    taken.unwrap_or(begin_ns).max(begin_ns) + busy_ns
 }
 
-/// Sends a piece over its way; when its last byte is there, without latency.
-pub fn carry(begin_ns: u64, bytes: u64, way: &[&Resource]) -> u64 {
-    way.iter().map(|resource| resource.take(begin_ns, bytes)).fold(begin_ns, u64::max)
+/// What a request passes through.
+#[derive(Debug, Clone, Copy)]
+pub struct Way<'a> {
+    /// Its queue pair, which keeps the order of its requests.
+    pub queue_pair: &'a Resource,
+    /// What all queue pairs share.
+    pub shared: &'a [&'a Resource],
+    /// Whether the whole request is short ([`SHORT_BYTES`]): then it waits for packets of others and not for their pieces.
+    pub is_short: bool,
+}
+
+impl Way<'_> {
+    /// When a piece that was posted at `posted_ns` can begin.
+    pub fn begins_at_ns(&self, posted_ns: u64) -> u64 {
+        let own_ns = posted_ns.max(self.queue_pair.free_at_ns());
+        let free =
+            |resource: &&Resource| if self.is_short { resource.turn_at_ns(own_ns) } else { resource.free_at_ns() };
+        self.shared.iter().map(free).fold(own_ns, u64::max)
+    }
+
+    /// Sends a piece over its way; when its last byte is there, without latency.
+    pub fn carry(&self, begin_ns: u64, bytes: u64) -> u64 {
+        let take = |resource: &&Resource| match self.is_short {
+            true => resource.take_turn(begin_ns, bytes),
+            false => resource.take(begin_ns, bytes),
+        };
+        self.shared.iter().map(take).fold(self.queue_pair.take(begin_ns, bytes), u64::max)
+    }
 }
 
 #[cfg(test)]
@@ -61,13 +114,15 @@ mod tests {
     use super::*;
 
     fn resource(mbps: f64) -> Resource {
-        let made = Resource { free_at_ns: AtomicU64::new(0), rate: AtomicU64::new(0) };
+        let made =
+            Resource { free_at_ns: AtomicU64::new(0), short_free_at_ns: AtomicU64::new(0), rate: AtomicU64::new(0) };
         made.set_rate(mbps);
         made
     }
 
-    fn send(posted_ns: u64, bytes: u64, way: &[&Resource]) -> u64 {
-        carry(begins_at_ns(posted_ns, way), bytes, way)
+    fn send(posted_ns: u64, bytes: u64, shared: &[&Resource]) -> u64 {
+        let way = Way { queue_pair: &resource(0.0), shared, is_short: bytes <= SHORT_BYTES };
+        way.carry(way.begins_at_ns(posted_ns), bytes)
     }
 
     #[test]
@@ -87,5 +142,23 @@ mod tests {
         assert_eq!(send(0, 1000, &[&rail, &one]), 1000);
         assert_eq!(send(0, 1000, &[&rail, &other]), 2000);
         assert_eq!(send(7, 1 << 40, &[&open]), 7);
+    }
+
+    #[test]
+    fn a_short_request_waits_for_a_packet_and_not_for_a_piece_and_costs_the_rail_its_time() {
+        let rail = resource(8_000.0);
+        assert_eq!(send(0, 65_536, &[&rail]), 65_536);
+        assert_eq!(send(1_000, 64, &[&rail]), 1_000 + 4_096 + 64);
+        assert_eq!(send(1_000, 64, &[&rail]), 1_000 + 4_096 + 128, "after the short one before it");
+        assert_eq!(send(1_000, 65_536, &[&rail]), 2 * 65_536 + 128, "bulk waits for all");
+        assert_eq!(send(200_000, 64, &[&rail]), 200_064, "nothing is being sent");
+    }
+
+    #[test]
+    fn a_short_request_does_not_overtake_its_own_queue_pair() {
+        let (rail, qp) = (resource(8_000.0), resource(8_000.0));
+        let way = |is_short| Way { queue_pair: &qp, shared: &[], is_short };
+        assert_eq!(way(false).carry(0, 65_536), 65_536);
+        assert_eq!(Way { shared: &[&rail], ..way(true) }.begins_at_ns(10), 65_536);
     }
 }

@@ -5,7 +5,7 @@ use crate::engine::Served;
 use crate::fabric::lock;
 use crate::os::memory::{self, BOUNCE_BYTES, Bounce, Fault, Piece};
 use crate::os::shm::{INLINE_BYTES, MAX_SGES, QpMemory, Slot};
-use crate::pacing::{begins_at_ns, carry};
+use crate::pacing::{SHORT_BYTES, Way};
 use crate::posting::Head;
 use crate::queue_pair::{Local, Operation, QueuePair, Receive, Remote, State};
 use crate::status;
@@ -14,6 +14,9 @@ use std::sync::atomic::Ordering;
 
 /// How long a queue pair whose rail is down, or that its peer holds, is left alone.
 const LATER_NS: u64 = 200_000;
+
+/// The adversary is late by this at most: as long as a peer's polling loop might take for granted that nothing takes.
+const LATE_NS: u64 = 50_000;
 
 /// How far serving has come.
 #[derive(Debug, Default)]
@@ -176,6 +179,11 @@ impl QueuePair {
             local.serving.ending.pop_front();
             if let Some((completion, solicited)) = ending.completion {
                 self.recv_cq.push(completion, solicited);
+                if let Some(late_ns) = self.late_ack_ns(ending.number) {
+                    let at_ns = now_ns + late_ns;
+                    local.serving.ending.push_front(Ending { at_ns, completion: None, ..ending });
+                    continue;
+                }
             }
             peer.slot(ending.number).status.store(u64::from(ending.status), Ordering::Relaxed);
             // Release: the status, and for a read the bytes, are there when the peer sees that it is done.
@@ -216,10 +224,9 @@ impl QueuePair {
                 request
             }
         };
-        let way = self.node.way(self.device, remote.node, self.node.node);
-        let [a, b, c, d, e, f] = way;
-        let way = [&peer.pace, a, b, c, d, e, f];
-        let begins_ns = begins_at_ns(request.posted_ns.max(local.serving.not_before_ns), &way);
+        let shared = self.node.way(self.device, remote.node, self.node.node);
+        let way = Way { queue_pair: &peer.pace, shared: &shared, is_short: request.bytes <= SHORT_BYTES };
+        let begins_ns = way.begins_at_ns(request.posted_ns.max(local.serving.not_before_ns));
         if begins_ns > now_ns {
             return Step::Until(begins_ns);
         }
@@ -232,7 +239,7 @@ impl QueuePair {
         }
         let rail = &self.node.memory.rails[remote.node][self.device];
         rail.sent_bytes.fetch_add(piece, Ordering::Relaxed);
-        local.serving.arrives_ns = carry(begins_ns, piece, &way) + self.node.latency_ns(self.device);
+        local.serving.arrives_ns = way.carry(begins_ns, piece) + self.node.latency_ns(self.device);
         local.serving.cursor += piece;
         if local.serving.cursor < request.bytes {
             return Step::Again;
@@ -242,15 +249,20 @@ impl QueuePair {
         self.end(local, number, 0, completion, arrives_ns)
     }
 
+    /// The adversary lets a sender hear late of what has arrived, or, where the rail goes down meanwhile, never: by how much.
+    fn late_ack_ns(&self, number: u64) -> Option<u64> {
+        let seed = self.node.adversary()?;
+        let dice = (seed ^ number << 8).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        Some(dice % LATE_NS)
+    }
+
     /// The adversary lets bytes land late: until when, if that is later than now.
     fn held_back(&self, local: &mut Local, number: u64, now_ns: u64) -> Option<u64> {
-        /// As long as a peer's polling loop might take for granted that nothing takes.
-        const MOST_NS: u64 = 50_000;
         let seed = self.node.adversary()?;
         let cursor = local.serving.cursor;
         let until_ns = *local.serving.held_until_ns.get_or_insert_with(|| {
             let dice = (seed ^ number << 20 ^ cursor).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-            now_ns + dice % MOST_NS
+            now_ns + dice % LATE_NS
         });
         if now_ns < until_ns {
             return Some(until_ns);
@@ -263,6 +275,10 @@ impl QueuePair {
     fn admit(&self, local: &mut Local, peer: &QpMemory, request: &Request, now_ns: u64) -> Result<(), Refusal> {
         if request.status != 0 {
             return Err(Refusal::Failed(request.status));
+        }
+        let refusals = &self.node.memory.rails[self.node.node][self.device].refusals;
+        if refusals.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
+            return Err(Refusal::Failed(status::REMOTE_INVALID));
         }
         let total: u64 = request.pieces.iter().map(|(_, bytes)| bytes).sum();
         if total != request.bytes || request.bytes > 1 << 31 || request.head.operation > Operation::Read as u8 {

@@ -217,8 +217,8 @@ fn a_queue_pair_that_always_has_more_does_not_keep_another_waiting() {
             break;
         }
     }
-    // Behind the piece under way, and one more.
-    assert!(done_ns.is_some_and(|ns| ns <= 100_000 + 2 * 65_536 + 20_000), "{done_ns:?}");
+    // After a packet of the other's, and the way: at the first look.
+    assert_eq!(done_ns, Some(110_000));
 }
 
 #[test]
@@ -435,7 +435,8 @@ fn two_ends_on_one_queue_that_fail_while_it_is_polled_do_not_wait_for_each_other
         fail_while_polling();
         done.send(())
     });
-    let limit = std::time::Duration::from_secs(60);
+    // Far above what it takes, under ThreadSanitizer too.
+    let limit = std::time::Duration::from_secs(600);
     wait.recv_timeout(limit).expect("the polling thread and the engine wait for each other, or a round failed");
 }
 

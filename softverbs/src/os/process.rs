@@ -123,13 +123,33 @@ pub fn block_signals() {
     }
 }
 
-/// Whether the first and the last page of a range are there: what `ibv_reg_mr` finds out by pinning.
-pub fn mapped(addr: usize, len: usize) -> bool {
-    // SAFETY: asks for a number.
-    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+/// Whether the first and the last byte of a range can be read: what `ibv_reg_mr` finds out by pinning. (That something is
+/// mapped there would not do: a GPU's memory has addresses that the processor cannot read.)
+pub fn readable(addr: usize, len: usize) -> bool {
     [addr, addr + len - 1].iter().all(|place| {
-        let mut there = 0u8;
-        // SAFETY: asks the kernel about an address; touches nothing at it. `there` takes one page's answer.
-        unsafe { libc::mincore((place / page * page) as *mut libc::c_void, 1, &mut there) == 0 }
+        let mut byte = 0u8;
+        let local = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+        let remote = libc::iovec { iov_base: *place as *mut libc::c_void, iov_len: 1 };
+        // SAFETY: the kernel reads one byte of this process into `byte`, or says EFAULT: nothing is touched here.
+        let read = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) };
+        read == 1 || std::io::Error::last_os_error().raw_os_error() != Some(libc::EFAULT)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_the_processor_can_read_is_readable() {
+        let bytes = [7u8; 3];
+        assert!(readable(bytes.as_ptr() as usize, bytes.len()) && !readable(4096, 1));
+        // SAFETY: a new mapping at a place of the kernel's choice; given back below, and not touched in between.
+        let reserved = unsafe {
+            libc::mmap(std::ptr::null_mut(), 8192, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
+        };
+        assert!(!readable(reserved as usize, 8192), "addresses alone, as a GPU's memory has");
+        // SAFETY: the mapping made above, whole.
+        unsafe { libc::munmap(reserved, 8192) };
+    }
 }

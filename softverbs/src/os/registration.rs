@@ -14,7 +14,7 @@ impl Node {
         if addr.checked_add(len).is_none() || device >= self.devices().len() {
             return Err(libc::EINVAL);
         }
-        if len > 0 && !crate::os::process::mapped(addr, len) {
+        if len > 0 && !crate::os::process::readable(addr, len) {
             return Err(libc::EFAULT);
         }
         self.regions.add(device, addr as u64, len as u64, access).ok_or(libc::ENOMEM)

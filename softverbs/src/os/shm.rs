@@ -25,7 +25,7 @@ pub const MAX_SGES: usize = 4;
 pub const DOORBELL_WORDS: usize = MAX_QPS / 64;
 
 /// Changes with the layout below.
-pub const LAYOUT: u64 = 0x5356_0001;
+pub const LAYOUT: u64 = 0x5356_0003;
 
 /// The whole file.
 #[repr(C)]
@@ -61,7 +61,8 @@ pub struct TwoWay {
 pub struct RailMemory {
     /// 1: down. (Zeros must be a rail that works.)
     pub down: AtomicU32,
-    _unused: AtomicU32,
+    /// So many of the requests that come in next are called invalid.
+    pub refusals: AtomicU32,
     /// What it carries.
     pub way: TwoWay,
     /// Payload bytes that left by it.
