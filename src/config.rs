@@ -85,9 +85,9 @@ settings! {
         "Traffic class (DSCP and ECN) of RoCE packets.";
     service_level: u8 = "NCCL_IB_SL", "0", number::<u8, 0, 15>, "0 to 15.",
         "Service level, for RoCE the priority.";
-    timeout: u8 = "NCCL_IB_TIMEOUT", "20", number::<u8, 1, 31>, "1 to 31, as 4.096 us x 2^n.",
+    timeout: u8 = "NCCL_IB_TIMEOUT", "14", number::<u8, 1, 31>, "1 to 31, as 4.096 us x 2^n.",
         "How long a queue pair waits for an acknowledgement before it sends again.";
-    retry_count: u8 = "NCCL_IB_RETRY_CNT", "7", number::<u8, 0, 7>, "0 to 7.",
+    retry_count: u8 = "NCCL_IB_RETRY_CNT", "6", number::<u8, 0, 7>, "0 to 7.",
         "How often a queue pair sends again before the rail counts as lost.";
     qps_per_rail: Option<u8> = "NCCL_IB_QPS_PER_CONNECTION", "", optional::<1, 16>, "1 to 16.",
         "Queue pairs of one connection on each rail; unset: chosen from the rails.";
@@ -111,6 +111,8 @@ settings! {
         "The smallest part of a message that is worth a rail of its own.";
     stall_warn: Duration = "NCCL_SPARK_STALL_WARN_S", "60", seconds::<1, 86_400>, "1 to 86400 seconds.",
         "After how long without progress a request writes a warning.";
+    loss_timeout: Duration = "NCCL_SPARK_LOSS_TIMEOUT_S", "30", seconds::<1, 3600>, "1 to 3600 seconds.",
+        "How long a connection may be without any rail before it fails.";
 }
 
 impl Config {
@@ -363,10 +365,10 @@ mod tests {
     fn every_default_parses_and_empty_is_unset() {
         let config = read(&[]).unwrap();
         assert_eq!(config.verbs_library, "libibverbs.so.1");
-        assert_eq!((config.gid_index, config.timeout, config.retry_count), (None, 20, 7));
+        assert_eq!((config.gid_index, config.timeout, config.retry_count), (None, 14, 6));
         let emptied: Vec<_> = table().iter().map(|row| (row.name, "")).collect();
         let config = read(&emptied).unwrap();
-        assert_eq!((config.timeout, config.traffic_class, config.qps_per_rail), (20, 0, None));
+        assert_eq!((config.timeout, config.traffic_class, config.qps_per_rail), (14, 0, None));
     }
 
     /// A settings file in a folder of its own.
@@ -397,7 +399,7 @@ mod tests {
         let environment = [("NCCL_IB_TC", "5"), ("NCCL_IB_RETRY_CNT", " ")];
         let settings = gather(&environment, &standard).unwrap();
         let Config { traffic_class, service_level, retry_count, timeout, .. } = settings.config;
-        assert_eq!((traffic_class, service_level, retry_count, timeout), (5, 2, 4, 20));
+        assert_eq!((traffic_class, service_level, retry_count, timeout), (5, 2, 4, 14));
         let source = |name: &str| settings.held().iter().find(|one| one.row.name == name).unwrap().source.clone();
         assert_eq!(source("NCCL_IB_TC"), Source::Environment);
         assert_eq!(source("NCCL_IB_SL"), Source::File { path: user.path(), line: 2 });

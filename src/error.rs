@@ -1,5 +1,7 @@
 //! The one error type, and the one place that turns it into NCCL's result code.
 
+use std::any::Any;
+
 /// What a call of the plugin failed with. The text is for a person: it names the thing at fault and what is allowed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
@@ -89,6 +91,15 @@ impl Error {
     /// An [`Error::Os`] from a standard I/O error.
     pub fn os(what: impl Into<String>, error: &std::io::Error) -> Self {
         Self::Os { what: what.into(), errno: error.raw_os_error().unwrap_or(0) }
+    }
+}
+
+/// What a panic said.
+pub fn panic_text(payload: &(dyn Any + Send)) -> &str {
+    match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
+        (Some(text), _) => text,
+        (_, Some(text)) => text.as_str(),
+        _ => "no reason given",
     }
 }
 

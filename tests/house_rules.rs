@@ -22,7 +22,9 @@ const UNSAFE: &[&str] = &[
     "src/verbs/",
     "src/rails/cuda.rs",
     "src/comm/owner.rs",
-    "nccl-tests-harness/src/net.rs",
+    "nccl-tests-harness/src/communicators/nccl.rs",
+    "nccl-tests-harness/src/net/",
+    "nccl-tests-harness/src/gpu/cuda/",
     "softverbs/src/abi/",
     "softverbs/src/os/",
 ];

@@ -2,7 +2,7 @@
 //! touches nothing.
 
 use super::logger;
-use crate::error::{Error, NcclResult, Quick};
+use crate::error::{Error, NcclResult, Quick, panic_text};
 use crate::plugin;
 use std::any::Any;
 use std::cell::Cell;
@@ -102,12 +102,7 @@ fn panicked(name: &'static str, health: Option<&Health>, payload: Box<dyn Any + 
     if let Some(health) = health {
         health.break_down();
     }
-    let text = match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
-        (Some(text), _) => text,
-        (_, Some(text)) => text.as_str(),
-        _ => "no reason given",
-    };
-    let fault = Error::Internal(format!("a fault in this plugin: {text}"));
+    let fault = Error::Internal(format!("a fault in this plugin: {}", panic_text(&*payload)));
     let result = refused(name, &fault);
     // The payload's destructor is unknown code, which could panic again outside the guard.
     std::mem::forget(payload);

@@ -14,12 +14,17 @@ const USER_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a channel may be silent before the kernel asks whether the peer's host is still there, and then how often.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
+/// What may wait to be sent to a peer that reads nothing: beyond it nothing more is taken.
+const MOST_WAITING_BYTES: usize = HEADER_BYTES + MAX_BODY_BYTES;
+
 /// One end of a channel.
 #[derive(Debug)]
 pub struct Channel {
     stream: TcpStream,
     inbox: Vec<u8>,
     outbox: Vec<u8>,
+    /// What broke it, once something has: the socket tells only once.
+    broken: Option<ErrorKind>,
 }
 
 /// What a look at the channel found.
@@ -29,8 +34,10 @@ pub enum Received {
     Message(Message),
     /// Nothing yet.
     Nothing,
-    /// The peer closed its end.
+    /// The peer closed its end, or its process ended.
     Closed,
+    /// The network between carries no more; the peer may be well. In words.
+    Unreachable(String),
 }
 
 impl Channel {
@@ -62,7 +69,7 @@ impl Channel {
         SockRef::from(&stream).set_tcp_user_timeout(Some(USER_TIMEOUT)).map_err(trouble)?;
         let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
         SockRef::from(&stream).set_tcp_keepalive(&keepalive).map_err(trouble)?;
-        Ok(Self { stream, inbox: Vec::new(), outbox: Vec::new() })
+        Ok(Self { stream, inbox: Vec::new(), outbox: Vec::new(), broken: None })
     }
 
     /// Whether dialling is done.
@@ -91,20 +98,34 @@ impl Channel {
     /// [`Error::Remote`] when the channel is broken.
     pub fn send(&mut self, message: &Message) -> Result<()> {
         self.outbox.extend_from_slice(&message.encode());
-        self.flush()
+        self.push().map_err(|e| Error::Remote(self.broken(&e)))
+    }
+
+    /// As [`Channel::send`], unless too much waits to be read by the peer already; whether it was taken.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn offer(&mut self, message: &Message) -> Result<bool> {
+        if self.outbox.len() >= MOST_WAITING_BYTES {
+            self.push().map_err(|e| Error::Remote(self.broken(&e)))?;
+        }
+        if self.outbox.len() >= MOST_WAITING_BYTES {
+            return Ok(false);
+        }
+        self.send(message).map(|()| true)
     }
 
     /// Sends what is queued, as far as the socket takes it.
-    ///
-    /// # Errors
-    /// As [`Channel::send`].
-    pub fn flush(&mut self) -> Result<()> {
+    fn push(&mut self) -> std::io::Result<()> {
         while !self.outbox.is_empty() {
             match self.stream.write(&self.outbox) {
                 Ok(count) => drop(self.outbox.drain(..count)),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => break,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) => return Err(self.broken(&e)),
+                Err(e) => {
+                    self.broken.get_or_insert(e.kind());
+                    return Err(e);
+                }
             }
         }
         Ok(())
@@ -114,27 +135,28 @@ impl Channel {
     /// nothing. Never keeps more than the largest message and a little.
     ///
     /// # Errors
-    /// [`Error::Remote`] when the channel is broken or speaks something else.
+    /// [`Error::Remote`] when the peer speaks something else.
     pub fn receive(&mut self) -> Result<Received> {
-        self.flush()?;
-        let mut closed = false;
+        let mut end = self.push().err();
         while self.inbox.len() < HEADER_BYTES + MAX_BODY_BYTES {
             let mut chunk = [0; 4096];
             match self.stream.read(&mut chunk) {
                 Ok(0) => {
-                    closed = true;
+                    end = Some(ErrorKind::ConnectionReset.into());
                     break;
                 }
                 Ok(count) => self.inbox.extend_from_slice(&chunk[..count]),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => break,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) => return Err(self.broken(&e)),
+                Err(e) => {
+                    end = Some(e);
+                    break;
+                }
             }
         }
         match self.parse()? {
             Some(message) => Ok(Received::Message(message)),
-            None if closed => Ok(Received::Closed),
-            None => Ok(Received::Nothing),
+            None => Ok(end.map_or(Received::Nothing, |e| self.ended(&self.broken.map_or(e, Into::into)))),
         }
     }
 
@@ -148,8 +170,15 @@ impl Channel {
         Ok(Some(message))
     }
 
-    fn broken(&self, error: &std::io::Error) -> Error {
-        Error::Remote(format!("the bootstrap connection with {} broke: {error}", self.peer()))
+    fn ended(&self, error: &std::io::Error) -> Received {
+        match error.kind() {
+            ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted | ErrorKind::BrokenPipe => Received::Closed,
+            _ => Received::Unreachable(self.broken(error)),
+        }
+    }
+
+    fn broken(&self, error: &std::io::Error) -> String {
+        format!("the bootstrap connection with {} broke: {error}", self.peer())
     }
 }
 
@@ -162,7 +191,7 @@ impl AsFd for Channel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::message::Bye;
+    use crate::wire::control::Letter;
     use std::net::TcpListener;
 
     fn pair() -> (Channel, TcpStream) {
@@ -183,7 +212,10 @@ mod tests {
     #[test]
     fn messages_come_whole_however_the_bytes_arrive() {
         let (mut channel, mut stream) = pair();
-        let sent = [Message::Bye(Bye { delivered: 7 }), Message::Refuse("no".into())];
+        let sent = [
+            Message::Letter(Letter { number: 7, heard: 2, asks: true, notice: vec![1, 2, 3] }),
+            Message::Refuse("no".into()),
+        ];
         let bytes: Vec<u8> = sent.iter().flat_map(Message::encode).collect();
         let writer = std::thread::spawn(move || {
             for byte in bytes {
@@ -196,6 +228,16 @@ mod tests {
         }
         writer.join().unwrap();
         assert!(matches!(wait(&mut channel), Ok(Received::Closed)));
+    }
+
+    #[test]
+    fn a_peer_that_reads_nothing_fills_no_memory() {
+        let (mut channel, _stream) = pair();
+        let letter = Letter { number: 1, heard: 0, asks: true, notice: vec![7; 2000] };
+        // Far more than the kernel keeps for a socket.
+        let taken = (0..100_000).filter(|_| channel.offer(&Message::Letter(letter.clone())).unwrap()).count();
+        assert!(taken < 50_000, "{taken} letters were taken");
+        assert!(channel.outbox.len() < MOST_WAITING_BYTES + 4096, "{} bytes wait", channel.outbox.len());
     }
 
     #[test]

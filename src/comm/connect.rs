@@ -1,22 +1,32 @@
 //! The connecting side's handshake. Never waits: each call goes as far as it can.
 
 use super::Host;
+use super::board::{Board, FarBoard};
 use super::channel::{Channel, Received};
+use super::half::Ends;
 use super::handshake::{self, Rails, in_time};
 use super::lane::{Lane, Role, Route};
 use super::network;
+use super::owner::Owner;
 use super::peer::Peer;
 use super::send::{SendComm, SendPath};
+use super::ward::Ward;
+use super::warden::Warden;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::flow::ways::End;
 use crate::verbs::{Access, Mr, Region};
 use crate::wire::MAX_RAILS;
-use crate::wire::cts::{PROBE_BYTES, RING_WORDS};
+use crate::wire::board::BOARD_BYTES;
 use crate::wire::handle::{HANDLE_BYTES, Handle};
-use crate::wire::message::{Go, Hello, Message, Offer, PairOffer, PairReady, Ready};
+use crate::wire::message::{Go, Hello, Message, Offer, PairGo, PairOffer, PairReady, Ready};
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How long to wait before a peer is dialled again that has closed before it said anything: strangers crowd its door, and this
+/// side was in the wrong place among them. (One that has gone refuses the next connection.)
+const REDIAL: Duration = Duration::from_millis(10);
 
 /// A connection being made.
 pub struct Connecting {
@@ -28,6 +38,8 @@ pub struct Connecting {
 }
 
 enum Stage {
+    /// Until then it has to wait.
+    Redialling(Instant),
     Dialling,
     AwaitingOffer(Rails),
     AwaitingGo(Box<Connected>),
@@ -37,7 +49,8 @@ enum Stage {
 struct Connected {
     peer: String,
     chunk_bytes: u32,
-    ring: Arc<Region>,
+    traffic_class: Option<u8>,
+    board: Arc<Region>,
     /// One for each pair of the offer.
     pairs: Vec<OfferedPair>,
     left_out: Vec<(usize, String)>,
@@ -51,7 +64,7 @@ struct OfferedPair {
     acceptor: String,
     /// Both ends, this side's first.
     ends: [End; 2],
-    /// The connected lane with its key of the ring, or why this side cannot use it.
+    /// The connected lane with its key of the board, or why this side cannot use it.
     made: std::result::Result<(Lane, Mr), String>,
 }
 
@@ -106,33 +119,49 @@ impl Connecting {
     fn step(mut self, host: &Arc<Host>) -> Result<Step> {
         loop {
             let waiting_for = match self.stage {
+                Stage::Redialling(when) if Instant::now() >= when => {
+                    self.channel = Channel::dial(network::in_own_scope(self.handle.address, &host.config)?)?;
+                    self.stage = Stage::Dialling;
+                    continue;
+                }
+                Stage::Redialling(_) => "a place at the door",
                 Stage::Dialling => match self.channel.connected() {
                     Ok(true) => {
                         self.stage = Stage::AwaitingOffer(say_hello(host, &mut self.channel, &self.handle)?);
                         continue;
                     }
                     Ok(false) => "the TCP connection",
+                    Err(error) if is_dropped(&error) => {
+                        self.stage = redial(self.handle.address);
+                        continue;
+                    }
                     Err(error) => {
                         let address = self.handle.address;
                         return Err(Error::Remote(format!("the peer at {address} cannot be reached: {error}")));
                     }
                 },
-                Stage::AwaitingOffer(rails) => match receive(&mut self.channel)? {
-                    Some(Message::Offer(offer)) => {
+                Stage::AwaitingOffer(rails) => match self.channel.receive()? {
+                    Received::Closed => {
+                        self.stage = redial(self.handle.address);
+                        continue;
+                    }
+                    Received::Message(Message::Offer(offer)) => {
                         let connected = Connected::from_offer(host, &rails, offer, self.traffic_class)?;
                         self.channel.send(&Message::Ready(connected.answer()))?;
                         self.stage = Stage::AwaitingGo(Box::new(connected));
                         continue;
                     }
-                    Some(other) => return Err(out_of_turn(&self.channel, &other)),
-                    None => {
-                        self.stage = Stage::AwaitingOffer(rails);
-                        "the offer"
-                    }
+                    other => match understood(&self.channel, other)? {
+                        Some(message) => return Err(out_of_turn(&self.channel, &message)),
+                        None => {
+                            self.stage = Stage::AwaitingOffer(rails);
+                            "the offer"
+                        }
+                    },
                 },
                 Stage::AwaitingGo(connected) => match receive(&mut self.channel)? {
                     Some(Message::Go(go)) => {
-                        return connected.finish(host, self.channel, &go).map(|comm| Step::Done(Box::new(comm)));
+                        return connected.finish(host, self.channel, go).map(|comm| Step::Done(Box::new(comm)));
                     }
                     Some(other) => return Err(out_of_turn(&self.channel, &other)),
                     None => {
@@ -147,24 +176,46 @@ impl Connecting {
     }
 }
 
+/// What comes next when the peer dropped this side before it had heard it.
+fn redial(address: SocketAddr) -> Stage {
+    tracing::debug!("the peer at {address} has dropped the connection unheard; again");
+    Stage::Redialling(Instant::now() + REDIAL)
+}
+
+/// Whether the other end took the connection and dropped it, and so is there.
+fn is_dropped(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind;
+    matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted | ErrorKind::BrokenPipe)
+}
+
 fn say_hello(host: &Host, channel: &mut Channel, handle: &Handle) -> Result<Rails> {
     let rails = Rails::look(host)?;
-    channel.send(&Message::Hello(Hello {
+    let said = channel.send(&Message::Hello(Hello {
         token: handle.token,
         name: host.name.clone(),
         chunk_bytes: rails.chunk_bytes(),
         qps_per_rail: handshake::qps_wanted(&host.config),
         rails: rails.adverts.clone(),
-    }))?;
+    }));
+    if let Err(unsent) = said {
+        // Whoever waits for the answer hears that the connection is closed.
+        tracing::debug!("{unsent}");
+    }
     Ok(rails)
 }
 
 /// A message from the peer, `None` while there is none.
 pub(super) fn receive(channel: &mut Channel) -> Result<Option<Message>> {
-    match channel.receive()? {
+    let received = channel.receive()?;
+    understood(channel, received)
+}
+
+fn understood(channel: &Channel, received: Received) -> Result<Option<Message>> {
+    match received {
         Received::Message(Message::Refuse(why)) => Err(Error::Usage(format!("{} refuses: {why}", channel.peer()))),
         Received::Message(message) => Ok(Some(message)),
         Received::Nothing => Ok(None),
+        Received::Unreachable(why) => Err(Error::Remote(why)),
         Received::Closed => {
             Err(Error::Remote(format!("{} closed the bootstrap connection during the handshake", channel.peer())))
         }
@@ -178,7 +229,7 @@ pub(super) fn out_of_turn(channel: &Channel, message: &Message) -> Error {
 
 impl Connected {
     fn from_offer(host: &Host, rails: &Rails, offer: Offer, traffic_class: Option<u8>) -> Result<Self> {
-        let ring = Region::new(RING_WORDS * 8 + PROBE_BYTES)?;
+        let board = Region::new(BOARD_BYTES)?;
         let mut pairs = Vec::with_capacity(offer.pairs.len());
         let mut paired = Vec::with_capacity(offer.pairs.len());
         for pair in &offer.pairs {
@@ -198,7 +249,7 @@ impl Connected {
                 ends: &pair.qps,
                 traffic_class,
             };
-            let made = connect_lane(host, rail, pair, &route, &ring).map_err(|error| error.to_string());
+            let made = connect_lane(host, rail, pair, &route, &board).map_err(|error| error.to_string());
             let ends = [
                 End { rail: rail.index as u8, attachment: rail.info.attachment },
                 End { rail: pair.acceptor_rail, attachment: pair.acceptor },
@@ -206,54 +257,55 @@ impl Connected {
             pairs.push(OfferedPair { index: rail.index, acceptor: pair.acceptor_name.clone(), ends, made });
         }
         let chunk_bytes = offer.chunk_bytes.min(rails.chunk_bytes());
-        Ok(Self { peer: offer.name, chunk_bytes, ring, pairs, left_out: handshake::unpaired(rails, &paired) })
+        let left_out = handshake::unpaired(rails, &paired);
+        Ok(Self { peer: offer.name, chunk_bytes, traffic_class, board, pairs, left_out })
     }
 
     fn answer(&self) -> Ready {
         let answer = |pair: &OfferedPair| match &pair.made {
-            Ok((lane, ring_key)) => PairReady::Connected { ring_rkey: ring_key.rkey(), qps: lane.ends() },
+            Ok((lane, key)) => PairReady::Connected { board_rkey: key.rkey(), qps: lane.ends() },
             Err(why) => PairReady::Failed(why.clone()),
         };
-        Ready { ring_addr: self.ring.addr(), pairs: self.pairs.iter().map(answer).collect() }
+        Ready { board_addr: self.board.addr(), pairs: self.pairs.iter().map(answer).collect() }
     }
 
-    fn finish(self, host: &Arc<Host>, channel: Channel, go: &Go) -> Result<SendComm> {
-        if go.left_out.len() != self.pairs.len() {
-            return Err(Error::Remote(format!(
-                "{} answers for {} rails, not {}",
-                self.peer,
-                go.left_out.len(),
-                self.pairs.len()
-            )));
+    fn finish(self, host: &Arc<Host>, channel: Channel, go: Go) -> Result<SendComm> {
+        let Self { peer, chunk_bytes, traffic_class, board, pairs, mut left_out } = self;
+        if go.pairs.len() != pairs.len() {
+            let (theirs, ours) = (go.pairs.len(), pairs.len());
+            return Err(Error::Remote(format!("{peer} answers for {theirs} rails, not {ours}")));
         }
-        let (mut lanes, mut keys, mut live, mut left_out) = (Vec::new(), Vec::new(), Vec::new(), self.left_out);
-        let mut ways = Vec::new();
-        for (OfferedPair { index, acceptor, ends, made }, why) in self.pairs.into_iter().zip(&go.left_out) {
-            match (made, why.is_empty()) {
-                (Ok((lane, key)), true) => {
+        let (mut lanes, mut keys, mut live, mut ways) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut lkeys, mut rkeys) = ([0; MAX_RAILS], [0; MAX_RAILS]);
+        for (OfferedPair { index, acceptor, ends, made }, word) in pairs.into_iter().zip(go.pairs) {
+            match (made, word) {
+                (Ok((lane, key)), PairGo::Carries { board_rkey }) => {
                     live.push((index, format!("{} to {acceptor}", lane.rail.name())));
+                    (lkeys[lanes.len() % MAX_RAILS], rkeys[lanes.len() % MAX_RAILS]) = (key.lkey(), board_rkey);
                     lanes.push(lane);
                     keys.push(key);
                     ways.push(ends);
                 }
-                (Ok(_), false) => left_out.push((index, why.clone())),
+                (Ok(_), PairGo::LeftOut(why)) => left_out.push((index, why)),
                 (Err(own), _) => left_out.push((index, own)),
             }
         }
         if lanes.is_empty() || lanes.len() > MAX_RAILS {
-            return Err(Error::Remote(format!(
-                "{}: no rail carries: {}",
-                self.peer,
-                handshake::left_out_text(host, &left_out)
-            )));
+            let left_out = handshake::left_out_text(host, &left_out);
+            return Err(Error::Remote(format!("{peer}: no rail carries: {left_out}")));
         }
         let striping = handshake::striping(host, &ways);
-        handshake::report(host, &self.peer, &live, &left_out);
-        let peer = Arc::new(Peer::new(self.peer));
-        let watch = host.service.watch(channel, Arc::clone(&peer))?;
+        handshake::report(host, &peer, &live, &left_out);
+        let ends = Arc::new(Ends { host: Arc::clone(host), peer: Arc::new(Peer::new(peer)) });
+        let wards = lanes.iter().map(Ward::of).collect();
+        let far = FarBoard { addr: go.board_addr, rkeys };
+        let path = SendPath::new(lanes, Arc::clone(&board), keys, chunk_bytes, striping);
+        let path = Arc::new(Owner::new(path));
+        let board = Board { region: board, lkeys, far };
+        let warden = Warden::new(Arc::clone(&ends), path.clone(), Role::Sender, traffic_class, board, wards);
+        let watch = host.service.watch(channel, warden)?;
         host.opened();
-        let path = SendPath::new(lanes, self.ring, keys, self.chunk_bytes, striping);
-        Ok(SendComm::new(Arc::clone(host), peer, watch, path))
+        Ok(SendComm::new(ends, watch, path))
     }
 }
 
@@ -262,12 +314,12 @@ fn connect_lane(
     rail: &Arc<super::rail::Rail>,
     pair: &PairOffer,
     route: &Route<'_>,
-    ring: &Arc<Region>,
+    board: &Arc<Region>,
 ) -> Result<(Lane, Mr)> {
     let mut lane = Lane::open(rail, Role::Sender, pair.qps.len())?;
     lane.peer_rail.clone_from(&pair.acceptor_name);
     lane.connect(Role::Sender, &host.config, route)?;
     // Strict: the sender looks at these bytes while they arrive.
-    let ring_key = ring.register(&rail.pd, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
-    Ok((lane, ring_key))
+    let key = board.register(&rail.pd, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    Ok((lane, key))
 }

@@ -1,6 +1,7 @@
 //! One rail of one connection: its queue pairs, its completion queue, and how full they are.
 
 use super::rail::{Look, Rail};
+use super::reputation::Reputation;
 use super::work::{Work, WorkId};
 use crate::config::Config;
 use crate::error::{Error, Quick, Result};
@@ -42,9 +43,13 @@ pub struct Lane {
     pub rail: Arc<Rail>,
     /// The peer's rail, for messages.
     pub peer_rail: String,
+    /// What this process's connections found of the way to it.
+    pub reputation: Arc<Reputation>,
+    /// None while the rail is lost.
     queues: Vec<Queue>,
     inline_bytes: u32,
-    cq: Cq,
+    /// As long as there are queue pairs.
+    cq: Option<Cq>,
     turn: usize,
     pending: u32,
     /// Bytes of large writes under way, which the rail knows of too.
@@ -59,6 +64,8 @@ struct Queue {
     room: u32,
     unsignaled: u16,
     used_receives: u32,
+    /// Whether a receive of it came back unused: it is stopped, and all that came by it before has been polled.
+    is_flushed: bool,
 }
 
 /// Room for one write on a queue pair of a lane.
@@ -140,12 +147,25 @@ impl Lane {
             let mut qp = Qp::new(&rail.pd, &cq, QpCaps { ..caps })?;
             qp.init(rail.info.port)?;
             let psn = random_psn()?;
-            queues.push(Queue { qp, psn, room, unsignaled: 0, used_receives: 0 });
+            queues.push(Queue { qp, psn, room, unsignaled: 0, used_receives: 0, is_flushed: false });
         }
-        let (peer_rail, turn, pending, backlog_bytes, sent_bytes, sent_shares) = Default::default();
+        let (peer_rail, reputation, turn) = Default::default();
+        let (pending, backlog_bytes, sent_bytes, sent_shares) = Default::default();
         let rail = Arc::clone(rail);
         let inline_bytes = queues.iter().map(|queue| queue.qp.inline_bytes()).min().unwrap_or(0);
-        Ok(Lane { rail, peer_rail, queues, inline_bytes, cq, turn, pending, backlog_bytes, sent_bytes, sent_shares })
+        Ok(Lane {
+            rail,
+            peer_rail,
+            reputation,
+            queues,
+            inline_bytes,
+            cq: Some(cq),
+            turn,
+            pending,
+            backlog_bytes,
+            sent_bytes,
+            sent_shares,
+        })
     }
 
     /// This side's queue pairs.
@@ -163,10 +183,16 @@ impl Lane {
             let (theirs, ours) = (route.ends.len(), self.queues.len());
             return Err(Error::Remote(format!("the peer names {theirs} queue pairs where {ours} were agreed")));
         }
+        let most = route.look.port.active_mtu_bytes;
+        if route.mtu_bytes > most {
+            let (mtu_bytes, name) = (route.mtu_bytes, self.rail.name());
+            return Err(Error::Remote(format!("the peer wants a path MTU of {mtu_bytes}; {name} has {most}")));
+        }
         let gid_index = route
             .look
             .gid_index(&route.gid)
             .ok_or_else(|| Error::Remote(format!("{} has lost the address that was agreed", self.rail.name())))?;
+        self.reputation = self.rail.reputations.of(route.peer_gid);
         for (index, (queue, end)) in self.queues.iter_mut().zip(route.ends).enumerate() {
             if role == Role::Receiver {
                 queue.qp.post_receives(RECEIVE_DEPTH, receive_id(index as u8))?;
@@ -238,7 +264,62 @@ impl Lane {
     /// [`Error::Os`] when the device is gone.
     #[inline(always)]
     pub fn poll<'a>(&mut self, buffer: &'a mut CompletionBuffer) -> Quick<&'a [Completion]> {
-        self.cq.poll(buffer)
+        match &mut self.cq {
+            Some(cq) => cq.poll(buffer),
+            None => Ok(&[]),
+        }
+    }
+
+    /// Whether it has queue pairs: it has none while its rail is lost.
+    #[inline(always)]
+    pub fn is_open(&self) -> bool {
+        self.cq.is_some()
+    }
+
+    /// Stops the queue pairs: nothing comes in or goes out by them from here on, and what has come can still be polled.
+    #[cold]
+    pub fn stop(&mut self) {
+        for queue in &mut self.queues {
+            if let Err(error) = queue.qp.fail() {
+                // Then it is gone already, with its device; destroying it stops it in any case.
+                tracing::debug!("{error}");
+            }
+        }
+    }
+
+    /// Posts a write on every queue pair, to see whether each carries.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the device refuses one; [`Error::Internal`] when a queue pair has no room.
+    pub fn write_on_each(&mut self, write: &LaneWrite) -> Result<()> {
+        for queue in 0..self.queue_count() {
+            let full = || Error::Internal(format!("queue pair {queue} has no room for a trial write"));
+            self.slot(queue as u8).ok_or_else(full)?.write(write, None)?;
+        }
+        Ok(())
+    }
+
+    /// A receive came back unused. (Receives complete in order, and a receiver's queue pairs always have some.)
+    #[cold]
+    pub fn flushed(&mut self, index: u8) {
+        if let Some(queue) = self.queues.get_mut(usize::from(index)) {
+            queue.is_flushed = true;
+        }
+    }
+
+    /// Whether all that a receiver's queue pairs had received when they were stopped has been polled.
+    #[cold]
+    pub fn is_drained(&self) -> bool {
+        self.queues.iter().all(|queue| queue.is_flushed)
+    }
+
+    /// Takes the queue pairs away, with all that was not polled.
+    #[cold]
+    pub fn close(&mut self) {
+        self.queues.clear();
+        self.cq = None;
+        (self.pending, self.turn) = (0, 0);
+        self.rail.settled(std::mem::take(&mut self.backlog_bytes));
     }
 
     /// A signaled write completed.
@@ -277,6 +358,11 @@ impl Lane {
     pub fn finished(&mut self, bytes: u64) {
         self.backlog_bytes = self.backlog_bytes.saturating_sub(bytes);
         self.rail.settled(bytes);
+    }
+
+    /// Payload bytes confirmed on this lane, and in how many writes, since it carries.
+    pub fn sent(&self) -> (u64, u64) {
+        (self.sent_bytes, self.sent_shares)
     }
 
     /// A share of any size was confirmed.

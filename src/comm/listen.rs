@@ -4,28 +4,34 @@
 //! peer, in one well-formed message, within a time limit; everybody else is dropped without disturbing the peer.
 
 use super::Host;
+use super::board::{Board, FarBoard};
 use super::channel::{Channel, Received};
 use super::connect::{out_of_turn, receive};
+use super::half::Ends;
 use super::handshake::{self, Rails, in_time};
 use super::lane::{Lane, LaneWrite, Role, Route};
 use super::network;
+use super::owner::Owner;
 use super::pairing::{self, Pair};
 use super::peer::Peer;
 use super::rail::Rail;
-use super::recv::{RecvComm, RecvPath, Ring};
+use super::recv::{RecvComm, RecvPath};
+use super::ward::Ward;
+use super::warden::Warden;
 use super::work::{Work, WorkId};
 use crate::error::{Error, Result};
 use crate::flow::ways::{End, Ways};
 use crate::verbs::{Access, CompletionBuffer, Mr, Region, Remote};
 use crate::wire::MAX_RAILS;
-use crate::wire::cts::{PROBE_BYTES, RING_WORDS};
+use crate::wire::board::{BOARD_BYTES, PROBE_AT, PROBE_BYTES};
 use crate::wire::handle::{HANDLE_BYTES, Handle, TOKEN_BYTES};
-use crate::wire::message::{Go, Hello, Message, Offer, PairOffer, PairReady, RailAdvert, Ready};
-use std::net::TcpListener;
+use crate::wire::message::{Go, Hello, Message, Offer, PairGo, PairOffer, PairReady, RailAdvert, Ready};
+use std::net::{IpAddr, TcpListener};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Strangers that may stand at the door at a time; the one that has stood longest makes room.
+/// Strangers that may stand at the door at a time. One more and one of them makes room: of the address that most of them come
+/// from, the one that has stood longest.
 const MOST_KNOCKING: usize = 64;
 /// How long a stranger may take to show the token.
 const KNOCK_LIMIT: Duration = Duration::from_secs(10);
@@ -41,8 +47,20 @@ pub struct ListenComm {
 #[derive(Default)]
 struct Door {
     waiting_since: Option<Instant>,
-    knocking: Vec<(Instant, Channel)>,
-    invited: Vec<Accepting>,
+    knocking: Vec<Knocker>,
+    /// Who has shown the token.
+    invited: Option<Box<Accepting>>,
+    /// Whether somebody has: a handle is for one connection, and who shows its token later has it from listening to the first.
+    was_shown: bool,
+    /// Whether it was said that there are no descriptors left.
+    said_full: bool,
+}
+
+/// Somebody who has shown nothing yet.
+struct Knocker {
+    since: Instant,
+    from: IpAddr,
+    channel: Channel,
 }
 
 /// A connection being made with an invited peer.
@@ -78,8 +96,8 @@ struct OpenedPair {
 struct Probing {
     until: Instant,
     chunk_bytes: u32,
-    shadow: Arc<Region>,
-    ring_addr: u64,
+    board: Arc<Region>,
+    far_addr: u64,
     pairs: Vec<ProbedPair>,
     left_out: Vec<(usize, String)>,
 }
@@ -102,8 +120,8 @@ struct Tried {
     /// When to write once more: a lost packet is sent again at once when a later one arrives, while the queue pair's
     /// own time-out (4 s and more at NCCL's default) is longer than the trial.
     again: Option<Instant>,
-    shadow_key: Mr,
-    ring_rkey: u32,
+    board_key: Mr,
+    far_rkey: u32,
 }
 
 /// Opens a listener on the interface that the settings choose; with it, the handle for the peer.
@@ -134,23 +152,15 @@ impl ListenComm {
         let waiting_since = *door.waiting_since.get_or_insert_with(Instant::now);
         self.open(&mut door)?;
         self.ask_for_tokens(&mut door)?;
-        let mut index = 0;
-        while index < door.invited.len() {
-            let accepting = door.invited.swap_remove(index);
+        if let Some(accepting) = door.invited.take() {
             match accepting.step(&self.host)? {
                 Step::Done(comm) => {
                     door.waiting_since = None;
                     return Ok(Some(*comm));
                 }
-                Step::Waiting(accepting) => {
-                    door.invited.push(*accepting);
-                    let last = door.invited.len() - 1;
-                    door.invited.swap(index, last);
-                    index += 1;
-                }
+                Step::Waiting(accepting) => door.invited = Some(accepting),
             }
-        }
-        if door.invited.is_empty() {
+        } else {
             in_time(&self.host, waiting_since, "the peer to connect")?;
         }
         Ok(None)
@@ -160,23 +170,31 @@ impl ListenComm {
     fn open(&self, door: &mut Door) -> Result<()> {
         for _ in 0..MOST_KNOCKING {
             match self.listener.accept() {
-                Ok((stream, _)) => {
+                Ok((stream, from)) => {
                     if door.knocking.len() >= MOST_KNOCKING {
-                        let (_, oldest) = door.knocking.remove(0);
-                        tracing::debug!("{} is dropped: too many stand at the bootstrap port", oldest.peer());
+                        self.make_room(door)?;
                     }
                     match Channel::from_stream(stream) {
-                        Ok(channel) => door.knocking.push((Instant::now(), channel)),
+                        Ok(channel) => {
+                            let (since, from) = (Instant::now(), from.ip());
+                            door.knocking.push(Knocker { since, from, channel });
+                        }
                         Err(error) => tracing::debug!("a bootstrap connection is dropped: {error}"),
                     }
                 }
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => break,
-                // Out of descriptors or memory: the peer stays in the backlog, and the next call tries again.
+                // Out of descriptors or memory: a stranger makes room. Without one the peer stays in the backlog, and the next
+                // call tries again.
                 Err(e)
                     if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS)) =>
                 {
-                    tracing::warn!("the bootstrap port cannot take a connection: {e}");
-                    break;
+                    if !std::mem::replace(&mut door.said_full, true) {
+                        tracing::warn!("the bootstrap port cannot take a connection: {e}");
+                    }
+                    if door.knocking.is_empty() {
+                        break;
+                    }
+                    self.make_room(door)?;
                 }
                 // The others are troubles of the one connection (reset before it was taken, say), not of the port.
                 Err(e) => tracing::debug!("a bootstrap connection broke at once: {e}"),
@@ -185,29 +203,55 @@ impl ListenComm {
         Ok(())
     }
 
-    /// Hears those at the door: who shows the token is invited, who says anything else or takes too long is dropped.
-    fn ask_for_tokens(&self, door: &mut Door) -> Result<()> {
-        for (since, mut channel) in std::mem::take(&mut door.knocking) {
-            match channel.receive() {
-                Ok(Received::Message(Message::Hello(hello))) if hello.token == self.token => {
-                    door.invited.push(Accepting::begin(&self.host, channel, hello)?);
-                }
-                Ok(Received::Message(other)) => {
-                    tracing::info!(
-                        "{} is dropped at the bootstrap port: a {} without the token",
-                        channel.peer(),
-                        other.kind()
-                    );
-                }
-                Ok(Received::Nothing) if since.elapsed() < KNOCK_LIMIT => door.knocking.push((since, channel)),
-                Ok(Received::Nothing) => {
-                    tracing::info!("{} is dropped at the bootstrap port: it showed no token in time", channel.peer());
-                }
-                Ok(Received::Closed) => tracing::debug!("a stranger left the bootstrap port"),
-                Err(error) => tracing::info!("a stranger is dropped at the bootstrap port: {error}"),
-            }
+    /// Drops one of those at the door, unless it just now has something to show.
+    fn make_room(&self, door: &mut Door) -> Result<()> {
+        let many = |knocker: &Knocker| door.knocking.iter().filter(|other| other.from == knocker.from).count();
+        // Of several with the most the last is taken, so from the back it is the one that has stood longest.
+        let crowding = (0..door.knocking.len()).rev().max_by_key(|at| many(&door.knocking[*at]));
+        let Some(at) = crowding else { return Ok(()) };
+        let knocker = door.knocking.remove(at);
+        if let Some(silent) = self.ask_for_token(door, knocker)? {
+            tracing::debug!("{} is dropped: too many stand at the bootstrap port", silent.channel.peer());
         }
         Ok(())
+    }
+
+    /// Hears those at the door.
+    fn ask_for_tokens(&self, door: &mut Door) -> Result<()> {
+        for knocker in std::mem::take(&mut door.knocking) {
+            let silent = self.ask_for_token(door, knocker)?;
+            door.knocking.extend(silent);
+        }
+        Ok(())
+    }
+
+    /// Who shows the token is invited, who says anything else or takes too long is dropped; who has said nothing comes back.
+    fn ask_for_token(&self, door: &mut Door, mut knocker: Knocker) -> Result<Option<Knocker>> {
+        let Knocker { since, channel, .. } = &mut knocker;
+        match channel.receive() {
+            Ok(Received::Message(Message::Hello(hello))) if hello.token == self.token => {
+                if std::mem::replace(&mut door.was_shown, true) {
+                    tracing::warn!("{} is dropped at the bootstrap port: its token was shown before", channel.peer());
+                    let why = "the token of this connection was shown before, by somebody else".to_owned();
+                    if let Err(unsent) = channel.send(&Message::Refuse(why)) {
+                        tracing::debug!("it could not be told: {unsent}");
+                    }
+                } else {
+                    door.invited = Some(Box::new(Accepting::begin(&self.host, knocker.channel, hello)?));
+                }
+            }
+            Ok(Received::Message(other)) => {
+                let (who, kind) = (channel.peer(), other.kind());
+                tracing::info!("{who} is dropped at the bootstrap port: a {kind} without the token");
+            }
+            Ok(Received::Nothing) if since.elapsed() < KNOCK_LIMIT => return Ok(Some(knocker)),
+            Ok(Received::Nothing) => {
+                tracing::info!("{} is dropped at the bootstrap port: it showed no token in time", channel.peer());
+            }
+            Ok(Received::Closed | Received::Unreachable(_)) => tracing::debug!("a stranger left the bootstrap port"),
+            Err(error) => tracing::info!("a stranger is dropped at the bootstrap port: {error}"),
+        }
+        Ok(None)
     }
 }
 
@@ -318,13 +362,13 @@ impl Offered {
                 self.pairs.len()
             )));
         }
-        let shadow = Region::new(RING_WORDS * 8 + PROBE_BYTES)?;
+        let board = Region::new(BOARD_BYTES)?;
         let mut pairs = Vec::with_capacity(self.pairs.len());
         for (OpenedPair { pair, ends, lane }, answer) in self.pairs.into_iter().zip(ready.pairs) {
             let index = lane.rail.index;
             let state = match answer {
                 PairReady::Failed(why) => Probed::LeftOut(format!("{peer} cannot use it: {why}")),
-                PairReady::Connected { ring_rkey, qps } => {
+                PairReady::Connected { board_rkey, qps } => {
                     let look = &self.rails.usable[pair.acceptor].1;
                     let route = Route {
                         look,
@@ -334,7 +378,7 @@ impl Offered {
                         ends: &qps,
                         traffic_class: None,
                     };
-                    match Tried::start(host, lane, &route, ring_rkey, ready.ring_addr, &shadow) {
+                    match Tried::start(host, lane, &route, (ready.board_addr, board_rkey), &board) {
                         Ok(tried) => Probed::Waiting(tried),
                         Err(error) => Probed::LeftOut(error.to_string()),
                     }
@@ -344,7 +388,7 @@ impl Offered {
         }
         let until = Instant::now() + host.config.probe_timeout;
         let (chunk_bytes, left_out) = (self.chunk_bytes, self.left_out);
-        Ok(Probing { until, chunk_bytes, shadow, ring_addr: ready.ring_addr, pairs, left_out })
+        Ok(Probing { until, chunk_bytes, board, far_addr: ready.board_addr, pairs, left_out })
     }
 }
 
@@ -364,34 +408,25 @@ impl Tried {
         host: &Host,
         mut lane: Lane,
         route: &Route<'_>,
-        ring_rkey: u32,
-        ring_addr: u64,
-        shadow: &Arc<Region>,
+        (far_addr, far_rkey): (u64, u32),
+        board: &Arc<Region>,
     ) -> Result<Self> {
         lane.connect(Role::Receiver, &host.config, route)?;
-        let shadow_key = shadow.register(&lane.rail.pd, Access::LOCAL_WRITE)?;
+        let board_key = board.register(&lane.rail.pd, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         let probe = LaneWrite {
             work: Work::Probe,
-            local_addr: shadow.addr() + RING_WORDS as u64 * 8,
-            lkey: shadow_key.lkey(),
+            local_addr: board.addr() + PROBE_AT as u64,
+            lkey: board_key.lkey(),
             // A whole packet: a switch or port with a smaller MTU on the way passes empty ones.
             bytes: route.mtu_bytes.min(PROBE_BYTES as u32),
-            remote: Remote { addr: ring_addr + RING_WORDS as u64 * 8, rkey: ring_rkey },
+            remote: Remote { addr: far_addr + PROBE_AT as u64, rkey: far_rkey },
             immediate: None,
             signaled: true,
         };
         let again = Some(Instant::now() + host.config.probe_timeout / 3);
-        let mut tried = Self { lane, probe, again, shadow_key, ring_rkey };
-        tried.write()?;
+        let mut tried = Self { lane, probe, again, board_key, far_rkey };
+        tried.lane.write_on_each(&tried.probe)?;
         Ok(tried)
-    }
-
-    fn write(&mut self) -> Result<()> {
-        for queue in 0..self.lane.queue_count() {
-            let full = || Error::Internal(format!("queue pair {queue} has no room for a trial write"));
-            self.lane.slot(queue as u8).ok_or_else(full)?.write(&self.probe, None)?;
-        }
-        Ok(())
     }
 }
 
@@ -411,22 +446,22 @@ impl Probing {
     }
 
     fn finish(self, host: &Arc<Host>, mut channel: Channel, peer: String) -> Result<RecvComm> {
-        let mut go = Go { left_out: Vec::new() };
-        let (mut lanes, mut keys, mut live, mut left_out) = (Vec::new(), Vec::new(), Vec::new(), self.left_out);
-        let mut ways = Vec::new();
-        let mut ring = Ring { addr: self.ring_addr, rkeys: [0; MAX_RAILS] };
-        for pair in self.pairs {
+        let Self { chunk_bytes, board, far_addr, pairs, mut left_out, .. } = self;
+        let (mut lanes, mut keys, mut live, mut ways) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut lkeys, mut rkeys, mut words) = ([0; MAX_RAILS], [0; MAX_RAILS], Vec::new());
+        for pair in pairs {
             match pair.state {
                 Probed::Carries(tried) => {
-                    go.left_out.push(String::new());
+                    words.push(PairGo::Carries { board_rkey: tried.board_key.rkey() });
                     live.push((pair.index, format!("{} to {}", tried.lane.rail.name(), tried.lane.peer_rail)));
-                    ring.rkeys[lanes.len() % MAX_RAILS] = tried.ring_rkey;
+                    let at = lanes.len() % MAX_RAILS;
+                    (lkeys[at], rkeys[at]) = (tried.board_key.lkey(), tried.far_rkey);
                     lanes.push(tried.lane);
-                    keys.push(tried.shadow_key);
+                    keys.push(tried.board_key);
                     ways.push(pair.ends);
                 }
                 Probed::LeftOut(why) => {
-                    go.left_out.push(why.clone());
+                    words.push(PairGo::LeftOut(why.clone()));
                     left_out.push((pair.index, why));
                 }
                 Probed::Waiting(_) => return Err(Error::Internal("a rail is neither tried nor left out".to_owned())),
@@ -438,14 +473,19 @@ impl Probing {
             channel.send(&Message::Refuse(error.to_string()))?;
             return Err(error);
         }
-        channel.send(&Message::Go(go))?;
+        channel.send(&Message::Go(Go { board_addr: board.addr(), pairs: words }))?;
         let striping = handshake::striping(host, &ways);
         handshake::report(host, &peer, &live, &left_out);
-        let peer = Arc::new(Peer::new(peer));
-        let watch = host.service.watch(channel, Arc::clone(&peer))?;
+        let ends = Arc::new(Ends { host: Arc::clone(host), peer: Arc::new(Peer::new(peer)) });
+        let wards = lanes.iter().map(Ward::of).collect();
+        let far = FarBoard { addr: far_addr, rkeys };
+        let path = RecvPath::new(lanes, Arc::clone(&board), keys, far, chunk_bytes, striping);
+        let path = Arc::new(Owner::new(path));
+        let board = Board { region: board, lkeys, far };
+        let warden = Warden::new(Arc::clone(&ends), path.clone(), Role::Receiver, None, board, wards);
+        let watch = host.service.watch(channel, warden)?;
         host.opened();
-        let path = RecvPath::new(lanes, self.shadow, keys, ring, self.chunk_bytes, striping);
-        Ok(RecvComm::new(Arc::clone(host), peer, watch, path))
+        Ok(RecvComm::new(ends, watch, path))
     }
 }
 
@@ -463,7 +503,7 @@ impl Tried {
         }
         if self.lane.has_pending() && self.again.is_some_and(|again| Instant::now() >= again) {
             self.again = None;
-            if let Err(error) = self.write() {
+            if let Err(error) = self.lane.write_on_each(&self.probe) {
                 return Probed::LeftOut(error.to_string());
             }
         }

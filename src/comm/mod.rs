@@ -2,12 +2,16 @@
 //!
 //! Set-up and data path are in separate files. `listen` and `connect` make connections over a TCP `channel`;
 //! `send` and `recv` are their data paths: no allocation, lock, system call or formatting while messages go well.
-//! `registration` and `service` have locks, and are never reached from a data path.
+//! `registration` and `service` have locks, and are never reached from a data path while its rails carry. `service`'s thread
+//! watches over each connection with a `warden`, which deals with lost rails; `half` is what it asks of a data path.
 
+pub mod board;
 pub mod channel;
 pub mod clock;
 pub mod connect;
+pub mod half;
 pub mod handshake;
+pub mod health;
 pub mod lane;
 pub mod listen;
 pub mod network;
@@ -18,9 +22,12 @@ pub mod peer;
 pub mod rail;
 pub mod recv;
 pub mod registration;
+pub mod reputation;
 pub mod send;
 pub mod service;
 pub mod trouble;
+pub mod ward;
+pub mod warden;
 pub mod work;
 
 pub use crate::verbs::HostMemory;
@@ -31,6 +38,7 @@ pub use registration::Registration;
 pub use send::SendComm;
 
 use crate::config::Config;
+use crate::error::Result;
 use connect::Connecting;
 use registration::Registrations;
 use service::Service;
@@ -53,7 +61,8 @@ pub struct Host {
     /// Host name and process, for messages.
     pub name: String,
     registrations: Registrations,
-    service: Service,
+    /// Watches over the connections.
+    pub service: Service,
     connecting: Mutex<HashMap<u64, Connecting>>,
     tickets: AtomicU64,
     open: AtomicU64,
@@ -66,6 +75,14 @@ impl Host {
         let name = format!("{}:{}", host.trim(), std::process::id());
         let (registrations, service, connecting, tickets, open) = Default::default();
         Self { config, rails, name, registrations, service, connecting, tickets, open }
+    }
+
+    /// Registers memory on every rail, for all connections.
+    ///
+    /// # Errors
+    /// As [`registration::Registrations::register`].
+    pub fn register(&self, memory: HostMemory) -> Result<Arc<Registration>> {
+        self.registrations.register(&self.rails, memory)
     }
 
     /// How many registrations are in use.

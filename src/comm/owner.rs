@@ -8,14 +8,21 @@
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Holds a value that one thread at a time may use.
 #[derive(Debug)]
 pub struct Owner<T> {
-    taken: AtomicBool,
+    word: AtomicU8,
     value: UnsafeCell<T>,
 }
+
+/// Nobody holds the value, and nobody has since [`Owner::is_unused`] was last asked.
+const UNUSED: u8 = 0;
+/// Somebody holds it.
+const TAKEN: u8 = 1;
+/// Nobody does any more.
+const USED: u8 = 2;
 
 // SAFETY: the value is reached only through `Held`, of which there is at most one at a time (`enter` takes the word
 // with a swap and `Held`'s drop gives it back), so sharing an `Owner` only ever moves the use of `T` between threads.
@@ -28,19 +35,20 @@ pub struct Held<'a, T>(&'a Owner<T>);
 impl<T> Owner<T> {
     /// Wraps a value.
     pub fn new(value: T) -> Self {
-        Self { taken: AtomicBool::new(false), value: UnsafeCell::new(value) }
+        Self { word: AtomicU8::new(UNUSED), value: UnsafeCell::new(value) }
     }
 
     /// Takes the value, unless another thread holds it.
     #[inline(always)]
     pub fn enter(&self) -> Option<Held<'_, T>> {
         // Acquire: what the last holder wrote is seen here. Pairs with the release in `Held::drop`.
-        if self.taken.swap(true, Ordering::Acquire) { None } else { Some(Held(self)) }
+        if self.word.swap(TAKEN, Ordering::Acquire) == TAKEN { None } else { Some(Held(self)) }
     }
 
-    /// The value, when no other can hold it any more.
-    pub fn into_inner(self) -> T {
-        self.value.into_inner()
+    /// Whether nobody has held the value since this was last asked.
+    pub fn is_unused(&self) -> bool {
+        // Relaxed: only a hint; whoever acts on it enters.
+        self.word.compare_exchange(USED, UNUSED, Ordering::Relaxed, Ordering::Relaxed) == Err(UNUSED)
     }
 }
 
@@ -66,7 +74,7 @@ impl<T> Drop for Held<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
         // Release: what this holder wrote is seen by the next one's acquire.
-        self.0.taken.store(false, Ordering::Release);
+        self.0.word.store(USED, Ordering::Release);
     }
 }
 
@@ -79,7 +87,9 @@ mod tests {
         let owner = Owner::new(0u64);
         let first = owner.enter().unwrap();
         assert!(owner.enter().is_none());
+        assert!(!owner.is_unused());
         drop(first);
+        assert!(!owner.is_unused() && owner.is_unused());
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
@@ -96,6 +106,6 @@ mod tests {
                 });
             }
         });
-        assert_eq!(owner.into_inner(), 40_000);
+        assert_eq!(*owner.enter().unwrap(), 40_000);
     }
 }

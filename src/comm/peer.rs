@@ -45,8 +45,12 @@ impl Peer {
         }
     }
 
-    /// It said BYE.
+    /// It said BYE. What it said first stands.
     pub fn said_bye(&self, delivered: u64) {
+        if let Presence::Closed { .. } = self.presence() {
+            tracing::debug!("{} says BYE once more", self.name);
+            return;
+        }
         self.state.store(delivered.saturating_add(1).min(GONE - 1), Ordering::Release);
     }
 
@@ -56,5 +60,24 @@ impl Peer {
         if was_here.is_ok() {
             tracing::debug!("{} is gone", self.name);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_bye_stands_and_comes_before_a_broken_channel() {
+        let peer = Peer::new("p".to_owned());
+        assert_eq!(peer.presence(), Presence::Here);
+        peer.said_bye(3);
+        peer.said_bye(9);
+        peer.vanished();
+        assert_eq!(peer.presence(), Presence::Closed { delivered: 3 });
+        let peer = Peer::new("p".to_owned());
+        peer.vanished();
+        peer.said_bye(u64::MAX);
+        assert!(matches!(peer.presence(), Presence::Closed { .. }), "a BYE that comes late by a rail is one");
     }
 }

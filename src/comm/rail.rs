@@ -1,5 +1,6 @@
 //! A rail of this host: what all connections over it share.
 
+use super::reputation::Reputations;
 use crate::config::{Config, RelaxedOrdering};
 use crate::error::{Error, Result};
 use crate::verbs::{Access, GidKind, LinkLayer, Pd, PortInfo, PortState, Region};
@@ -35,6 +36,8 @@ pub struct Rail {
     pub pd: Arc<Pd>,
     /// Whether bulk data is registered a second time, with relaxed ordering.
     pub relaxed_ordering: bool,
+    /// What connections found of the ways from here.
+    pub reputations: Reputations,
     /// Bytes of large writes posted and not confirmed, of all connections.
     backlog_bytes: AtomicU64,
     /// Payload bytes confirmed since the process began.
@@ -54,13 +57,18 @@ impl Rail {
             RelaxedOrdering::On => takes_relaxed_ordering(&pd).map(|()| true)?,
             RelaxedOrdering::Auto => takes_relaxed_ordering(&pd).is_ok(),
         };
-        let (backlog_bytes, sent_bytes, sent_shares) = Default::default();
-        Ok(Self { index, info, pd, relaxed_ordering, backlog_bytes, sent_bytes, sent_shares })
+        let (reputations, backlog_bytes, sent_bytes, sent_shares) = Default::default();
+        Ok(Self { index, info, pd, relaxed_ordering, reputations, backlog_bytes, sent_bytes, sent_shares })
     }
 
     /// Device and port, as `NCCL_IB_HCA` would name it.
     pub fn name(&self) -> String {
         format!("{}:{}", self.info.device, self.info.port)
+    }
+
+    /// Whether its port is up.
+    pub fn is_up(&self) -> bool {
+        self.pd.context().port(self.info.port).is_ok_and(|port| port.state == PortState::Active)
     }
 
     /// The rail as it is now: its state, its addresses (looked up afresh, because GID indices drift), and the index

@@ -1,13 +1,19 @@
-//! The receiving half of a connection: the data path of `irecv` and of `test` on receives.
+//! The receiving half of a connection: the data path of `irecv` and of `test` on receives. What it does when a rail is lost is
+//! in `recv/loss.rs`.
 
-use super::Host;
+mod loss;
+
+use super::board::FarBoard;
+use super::half::{Ends, Half};
+use super::health::Health;
 use super::lane::{Lane, LaneWrite};
 use super::owner::Owner;
 use super::patience::Patience;
-use super::peer::{Peer, Presence};
+use super::peer::Presence;
 use super::registration::{Registration, pack};
+use super::reputation::Granting;
 use super::service::WatchId;
-use super::trouble::{Stall, broken_protocol, completion_failure, lanes_text, not_in_flight, outside, stall_verdict};
+use super::trouble::{Failure, Stall, broken_protocol, lanes_text, not_in_flight, outside, stall_verdict};
 use super::work::{Work, WorkId};
 use crate::error::{Error, Quick, Result};
 use crate::flow::receives::{Arrival, Grant, Receives};
@@ -15,18 +21,17 @@ use crate::flow::striping::Striping;
 use crate::verbs::{Completion, CompletionBuffer, HostMemory, Mr, Region, Remote};
 use crate::wire::cts::{ENTRY_BYTES, ENTRY_WORDS, Entry, MAX_RECEIVE_BYTES, PackedKeys, Terms, entry_word};
 use crate::wire::immediate::Immediate;
-use crate::wire::message::Bye;
 use crate::wire::{MAX_RAILS, PARTS};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// A connection that receives. `irecv` and `test` come from one thread at a time; `register` from any.
 pub struct RecvComm {
-    host: Arc<Host>,
-    peer: Arc<Peer>,
+    ends: Arc<Ends>,
     watch: WatchId,
-    path: Owner<RecvPath>,
+    /// The service thread has the other half of this.
+    path: Arc<Owner<RecvPath>>,
 }
 
 /// One buffer of a grouped receive.
@@ -50,8 +55,8 @@ pub struct RecvPath {
     shadow: Arc<Region>,
     /// The shadow's registrations, one a lane.
     shadow_keys: Vec<Mr>,
-    /// The peer's ring: its address, and its key on each lane.
-    ring: Ring,
+    /// Where the peer's ring is.
+    ring: FarBoard,
     /// The lane that the last immediate came by, or that was looked at for the next one.
     hot: usize,
     cold: usize,
@@ -60,21 +65,12 @@ pub struct RecvPath {
     lanes_are_rails: bool,
     buffer: CompletionBuffer,
     patience: Patience,
-    failed: Option<Box<Error>>,
-}
-
-/// Where the sender reads its clear-to-sends.
-#[derive(Debug, Clone, Copy)]
-pub struct Ring {
-    /// Its address in the sender.
-    pub addr: u64,
-    /// Its keys, by lane.
-    pub rkeys: [u32; MAX_RAILS],
+    health: Health,
 }
 
 impl RecvComm {
-    pub(super) fn new(host: Arc<Host>, peer: Arc<Peer>, watch: WatchId, path: RecvPath) -> Self {
-        Self { host, peer, watch, path: Owner::new(path) }
+    pub(super) fn new(ends: Arc<Ends>, watch: WatchId, path: Arc<Owner<RecvPath>>) -> Self {
+        Self { ends, watch, path }
     }
 
     /// Registers memory on every rail.
@@ -82,7 +78,7 @@ impl RecvComm {
     /// # Errors
     /// As [`super::registration::Registrations::register`].
     pub fn register(&self, memory: HostMemory) -> Result<Arc<Registration>> {
-        self.host.registrations.register(&self.host.rails, memory)
+        self.ends.host.register(memory)
     }
 
     /// Grants a receive of 1 to [`PARTS`] buffers; its request number, or `None` while there is no room: try again.
@@ -94,7 +90,7 @@ impl RecvComm {
     #[inline(always)]
     pub fn irecv(&self, parts: &[RecvPart<'_>], optional: bool) -> Quick<Option<u16>> {
         match self.path.enter() {
-            Some(mut path) => path.irecv(self, parts, optional),
+            Some(mut path) => path.irecv(&self.ends, parts, optional),
             None => Ok(None),
         }
     }
@@ -106,27 +102,25 @@ impl RecvComm {
     #[inline(always)]
     pub fn test(&self, request: u16, tell: impl FnMut(usize, u64)) -> Quick<bool> {
         match self.path.enter() {
-            Some(mut path) => path.test(self, request, tell),
+            Some(mut path) => path.test(&self.ends, request, tell),
             None => Ok(false),
         }
     }
 
     /// Closes the connection. The peer need not be there.
     pub fn close(self) {
-        let path = self.path.into_inner();
-        let bye = Bye { delivered: path.receives.delivered() };
-        self.host.closed(&self.peer.name);
-        self.host.service.close(self.watch, bye, Box::new(path));
+        self.ends.host.closed(&self.ends.peer.name);
+        self.ends.host.service.close(self.watch);
     }
 }
 
 impl RecvPath {
     /// A path over connected lanes (1 to [`MAX_RAILS`]).
-    pub(super) fn new(
+    pub fn new(
         lanes: Vec<Lane>,
         shadow: Arc<Region>,
         shadow_keys: Vec<Mr>,
-        ring: Ring,
+        ring: FarBoard,
         chunk_bytes: u32,
         striping: Striping,
     ) -> Self {
@@ -142,27 +136,30 @@ impl RecvPath {
             striping,
             buffer: CompletionBuffer::new(),
             patience: Patience::default(),
-            failed: None,
+            health: Health::default(),
         }
     }
 
+    /// As [`RecvComm::irecv`].
+    ///
+    /// # Errors
+    /// As there.
     #[inline(always)]
-    fn irecv(&mut self, comm: &RecvComm, parts: &[RecvPart<'_>], optional: bool) -> Quick<Option<u16>> {
-        if let Some(failed) = &self.failed {
-            return Err(failed.clone());
-        }
+    pub fn irecv(&mut self, ends: &Ends, parts: &[RecvPart<'_>], optional: bool) -> Quick<Option<u16>> {
+        self.health.check()?;
         check_parts(parts)?;
         let lane = self.cts_lane();
-        if !self.has_room(lane) && !self.make_room(comm, lane)? {
+        if !self.has_room(lane) && !self.make_room(ends, lane)? {
             return Ok(None);
         }
-        let Some(grant) = self.receives.grant(parts.iter().map(|part| part.bytes as u64), optional) else {
+        let Some(grant) = self.receives.grant(parts.iter().map(|part| part.bytes as u64), optional, lane) else {
             return Ok(None);
         };
-        match self.clear_to_send(lane, grant, parts, optional) {
-            Ok(()) => Ok(Some(grant.slot)),
-            Err(error) => Err(self.fail(error)),
+        if let Err(error) = self.clear_to_send(lane, grant, parts, optional) {
+            // The rail is lost, and the receive is not: it is granted by another one.
+            self.lose_by(ends, lane, error.to_string());
         }
+        Ok(Some(grant.slot))
     }
 
     #[inline(always)]
@@ -171,57 +168,57 @@ impl RecvPath {
     }
 
     #[inline(never)]
-    fn make_room(&mut self, comm: &RecvComm, lane: usize) -> Quick<bool> {
+    fn make_room(&mut self, ends: &Ends, lane: usize) -> Quick<bool> {
         // That lane first: bytes may keep coming by another one.
-        if self.take_in(comm, lane)? == Found::Nothing {
-            self.progress(comm)?;
+        if self.take_in(ends, lane)? == Found::Nothing {
+            self.progress(ends)?;
         }
         if self.has_room(lane) {
             return Ok(true);
         }
-        self.stalled(comm, "a receive that finds no room").map(|()| false)
+        self.stalled(ends, "a receive that finds no room").map(|()| false)
     }
 
     /// The lane for a clear-to-send: the one used last, unless it is busy.
     #[inline(always)]
     fn cts_lane(&mut self) -> usize {
-        let lanes = &self.lanes;
-        let elsewhere = |rail: usize| lanes.get(rail).map_or(0, |lane| lane.rail.backlog_bytes());
-        self.striping.rail_for(ENTRY_BYTES as u64, elsewhere)
+        self.striping.rail_for(ENTRY_BYTES as u64, &Granting(&self.lanes))
     }
 
     /// Tells the sender where to write: one write into its ring.
     #[inline(always)]
     fn clear_to_send(&mut self, lane: usize, grant: Grant, parts: &[RecvPart<'_>], strict: bool) -> Quick<()> {
-        let [part] = parts else { return self.write_from_shadow(lane, grant, parts, strict) };
+        let [part] = parts else { return self.write_group(lane, grant, parts, strict) };
         if self.lanes[lane].inline_bytes() < ENTRY_BYTES as u32 || !self.lanes_are_rails {
-            return self.write_from_shadow(lane, grant, parts, strict);
+            return self.write_group(lane, grant, parts, strict);
         }
-        let entry = Entry::new(&terms(part, 0, 1), part.memory.packed_keys(strict), grant.sequence);
         let write = LaneWrite { work: Work::Cts, remote: self.place(lane, grant), ..LaneWrite::default() };
+        let kept = kept(&self.shadow, grant, 0).ok_or_else(no_room)?;
+        keep(kept, &Entry::new(&terms(part, 0, 1), part.memory.packed_keys(strict), grant.sequence));
         let slot = self.lanes[lane].slot(0).ok_or_else(no_room)?;
-        slot.write(&write, Some(entry.words().into()))
+        slot.write(&write, Some(kept.into()))
     }
 
     /// As [`RecvPath::clear_to_send`], for what does not fit into a work request, or has keys of other rails.
     #[inline(never)]
-    fn write_from_shadow(&mut self, lane: usize, grant: Grant, parts: &[RecvPart<'_>], strict: bool) -> Quick<()> {
-        let at = entry_word(grant.sequence, 0);
+    fn write_group(&mut self, lane: usize, grant: Grant, parts: &[RecvPart<'_>], strict: bool) -> Quick<()> {
         for (index, part) in parts.iter().enumerate() {
             let keys = self.keys(part, strict);
-            let entry = Entry::new(&terms(part, index, parts.len()), &keys, grant.sequence);
-            let place = self.shadow.words().iter().skip(at + index * ENTRY_WORDS);
-            for (cell, word) in place.zip(entry.words()) {
-                // Relaxed: the provider orders these before the doorbell that makes the NIC read them.
-                cell.store(*word, Ordering::Relaxed);
-            }
+            let kept = kept(&self.shadow, grant, index).ok_or_else(no_room)?;
+            keep(kept, &Entry::new(&terms(part, index, parts.len()), &keys, grant.sequence));
         }
+        self.write_from_shadow(lane, grant, parts.len(), Work::Cts)
+    }
+
+    /// Writes a receive's entries as they are kept.
+    fn write_from_shadow(&mut self, lane: usize, grant: Grant, parts: usize, work: Work) -> Quick<()> {
         let write = LaneWrite {
-            work: Work::Cts,
-            local_addr: self.shadow.addr() + at as u64 * 8,
+            work,
+            local_addr: self.shadow.addr() + entry_word(grant.sequence, 0) as u64 * 8,
             lkey: self.shadow_keys.get(lane).map_or(0, Mr::lkey),
-            bytes: (parts.len() * ENTRY_BYTES) as u32,
+            bytes: (parts * ENTRY_BYTES) as u32,
             remote: self.place(lane, grant),
+            signaled: work != Work::Cts,
             ..LaneWrite::default()
         };
         self.lanes[lane].slot(0).ok_or_else(no_room)?.write(&write, None)
@@ -244,11 +241,15 @@ impl RecvPath {
         }))
     }
 
+    /// As [`RecvComm::test`].
+    ///
+    /// # Errors
+    /// As there.
     #[inline(always)]
-    fn test(&mut self, comm: &RecvComm, request: u16, mut tell: impl FnMut(usize, u64)) -> Quick<bool> {
+    pub fn test(&mut self, ends: &Ends, request: u16, mut tell: impl FnMut(usize, u64)) -> Quick<bool> {
         match self.receives.test(request, &mut tell) {
             Ok(false) => {
-                let moved = self.progress_or_wait(comm)?;
+                let moved = self.progress_or_wait(ends)?;
                 if moved { self.receives.test(request, tell).map_err(not_in_flight) } else { Ok(false) }
             }
             known => known.map_err(not_in_flight),
@@ -256,13 +257,11 @@ impl RecvPath {
     }
 
     #[inline(always)]
-    fn progress_or_wait(&mut self, comm: &RecvComm) -> Quick<bool> {
-        if let Some(failed) = &self.failed {
-            return Err(failed.clone());
-        }
-        let moved = self.progress(comm)?;
+    fn progress_or_wait(&mut self, ends: &Ends) -> Quick<bool> {
+        self.health.check()?;
+        let moved = self.progress(ends)?;
         if !moved {
-            self.stalled(comm, "a receive")?;
+            self.stalled(ends, "a receive")?;
         }
         Ok(moved)
     }
@@ -271,12 +270,12 @@ impl RecvPath {
     /// has nothing at one other, in turn: an idle rail costs nothing while others are busy. What came in part has its
     /// rest on the others.
     #[inline(always)]
-    fn progress(&mut self, comm: &RecvComm) -> Quick<bool> {
-        let mut found = self.take_in(comm, self.hot)?;
+    fn progress(&mut self, ends: &Ends) -> Quick<bool> {
+        let mut found = self.take_in(ends, self.hot)?;
         if found == Found::Nothing && self.lanes.len() > 1 {
             self.cold = self.after(self.cold);
             if self.cold != self.hot {
-                found = self.take_in(comm, self.cold)?;
+                found = self.take_in(ends, self.cold)?;
                 if found != Found::Nothing {
                     self.hot = self.cold;
                 }
@@ -287,17 +286,17 @@ impl RecvPath {
         }
         self.patience.moved();
         if found == Found::InPart {
-            self.take_in_others(comm)?;
+            self.take_in_others(ends)?;
         }
         Ok(true)
     }
 
     #[inline(never)]
-    fn take_in_others(&mut self, comm: &RecvComm) -> Quick<()> {
+    fn take_in_others(&mut self, ends: &Ends) -> Quick<()> {
         let first = self.hot;
         let mut lane = self.after(first);
         while lane != first {
-            if self.take_in(comm, lane)? != Found::Nothing {
+            if self.take_in(ends, lane)? != Found::Nothing {
                 self.hot = lane;
             }
             lane = self.after(lane);
@@ -312,38 +311,55 @@ impl RecvPath {
     }
 
     #[inline(always)]
-    fn take_in(&mut self, comm: &RecvComm, index: usize) -> Quick<Found> {
+    fn take_in(&mut self, ends: &Ends, index: usize) -> Quick<Found> {
+        if self.receives.open() == 0 && !self.lanes[index].has_pending() {
+            return Ok(Found::Nothing);
+        }
+        match self.absorb(ends, index) {
+            Ok(found) => Ok(found),
+            Err(failure) => self.failure(ends, index, *failure).map(|()| Found::InPart),
+        }
+    }
+
+    /// Takes in what has come on one lane. What is behind a failure there is taken in too.
+    #[inline(always)]
+    fn absorb(&mut self, ends: &Ends, index: usize) -> std::result::Result<Found, Box<Failure>> {
+        let (mut found, mut failure) = (Found::Nothing, None);
         let lane = &mut self.lanes[index];
-        let mut found = Found::Nothing;
-        if self.receives.open() == 0 && !lane.has_pending() {
-            return Ok(found);
-        }
-        for completion in lane.poll(&mut self.buffer)? {
-            found = match arrive(lane, &mut self.receives, comm, completion) {
-                Ok(found) => found,
-                Err(error) => {
-                    self.failed = Some(error.clone());
-                    return Err(error);
+        for completion in lane.poll(&mut self.buffer).map_err(Failure::of_device)? {
+            if completion.status() != 0 {
+                let id = WorkId::decode(completion.wr_id());
+                if id.work == Work::Receive {
+                    lane.flushed(id.queue);
                 }
-            };
+                failure.get_or_insert_with(|| Failure::of_completion(completion));
+                continue;
+            }
+            match arrive(lane, &mut self.receives, ends, completion) {
+                Ok(what) => found = what,
+                Err(next) => _ = failure.get_or_insert(next),
+            }
         }
-        Ok(found)
+        match failure {
+            None => Ok(found),
+            Some(failure) => Err(failure),
+        }
     }
 
     #[inline(always)]
-    fn stalled(&mut self, comm: &RecvComm, what: &str) -> Quick<()> {
-        match (self.patience.idle(), comm.peer.presence()) {
+    fn stalled(&mut self, ends: &Ends, what: &str) -> Quick<()> {
+        match (self.patience.idle(), ends.peer.presence()) {
             (None, Presence::Here) => Ok(()),
-            (waited, presence) => self.waiting(comm, what, waited, presence),
+            (waited, presence) => self.waiting(ends, what, waited, presence),
         }
     }
 
     #[cold]
-    fn waiting(&mut self, comm: &RecvComm, what: &str, waited: Option<Duration>, presence: Presence) -> Quick<()> {
+    fn waiting(&mut self, ends: &Ends, what: &str, waited: Option<Duration>, presence: Presence) -> Quick<()> {
         if presence != Presence::Here {
             // What arrived before the peer left may lie on a lane whose turn has not come.
             for index in 0..self.lanes.len() {
-                if self.take_in(comm, index)? != Found::Nothing {
+                if self.take_in(ends, index)? != Found::Nothing {
                     self.patience.moved();
                     return Ok(());
                 }
@@ -351,25 +367,20 @@ impl RecvPath {
         }
         let waited = waited.unwrap_or_else(|| self.patience.elapsed());
         let open = self.receives.open();
-        match stall_verdict(&mut self.patience, &comm.peer, presence, waited, comm.host.config.stall_warn) {
+        match stall_verdict(&mut self.patience, &ends.peer, presence, waited, ends.host.config.stall_warn) {
             Stall::Wait => Ok(()),
             Stall::Warn => {
-                let (peer, lanes) = (&comm.peer.name, lanes_text(&self.lanes));
+                let (peer, lanes) = (&ends.peer.name, lanes_text(&self.lanes));
                 tracing::warn!("{what} from {peer} has waited {waited:.0?} ({open} receives are open); {lanes}");
                 Ok(())
             }
             Stall::Fail(why) => {
                 let lanes = lanes_text(&self.lanes);
-                Err(self.fail(Error::Remote(format!("{why} while {what} was waiting ({open} are open); {lanes}"))))
+                Err(self.health.fail(Error::Remote(format!(
+                    "{why} while {what} was waiting, for {waited:.1?} ({open} are open); {lanes}"
+                ))))
             }
         }
-    }
-
-    #[cold]
-    fn fail(&mut self, error: impl Into<Box<Error>>) -> Box<Error> {
-        let error = error.into();
-        self.failed = Some(error.clone());
-        error
     }
 }
 
@@ -395,29 +406,47 @@ enum Found {
     InPart,
 }
 
-/// Acts on one completion of a receiver's lane.
+/// Acts on one completion of a receiver's lane, which is no failure.
 #[inline(always)]
-fn arrive(lane: &mut Lane, receives: &mut Receives, comm: &RecvComm, completion: &Completion) -> Quick<Found> {
-    if completion.status() != 0 {
-        // A peer that has closed takes its queue pairs away: clear-to-sends that it never needed fail then.
-        return match comm.peer.presence() {
-            Presence::Closed { .. } => Ok(Found::Something),
-            _ => Err(completion_failure(&comm.peer, lane, completion).into()),
-        };
-    }
+fn arrive(
+    lane: &mut Lane,
+    receives: &mut Receives,
+    ends: &Ends,
+    completion: &Completion,
+) -> std::result::Result<Found, Box<Failure>> {
     let id = WorkId::decode(completion.wr_id());
     if !completion.is_receive_immediate() {
+        if id.work == Work::Receive {
+            return Err(without_immediate(ends));
+        }
         lane.retire(id);
+        if let Work::Repeat { slot } = id.work {
+            receives.repeated(slot);
+        }
         return Ok(Found::Something);
     }
     let found = match receives.arrived(Immediate::decode(completion.immediate()), completion.bytes()) {
         Ok(Arrival::Whole) => Found::Something,
         Ok(Arrival::Part) => Found::InPart,
-        Ok(Arrival::Stale) => stale(comm, completion),
-        Err(violation) => return Err(broken_protocol(&comm.peer, &violation).into()),
+        Ok(Arrival::Stale) => stale(ends, completion),
+        Err(violation) => return Err(Box::new(Failure::Fatal(broken_protocol(&ends.peer, &violation).to_string()))),
     };
-    lane.used_receive(id.queue)?;
+    lane.used_receive(id.queue).map_err(Failure::of_refusal)?;
     Ok(found)
+}
+
+/// Where the shadow of the ring has the entry of a receive's part, to be written from there now, and once more when its rail is lost.
+#[inline(always)]
+fn kept(shadow: &Region, grant: Grant, part: usize) -> Option<&[AtomicU64; ENTRY_WORDS]> {
+    shadow.words().get(entry_word(grant.sequence, part)..)?.first_chunk()
+}
+
+#[inline(always)]
+fn keep(kept: &[AtomicU64; ENTRY_WORDS], entry: &Entry) {
+    for (cell, word) in kept.iter().zip(entry.words()) {
+        // Relaxed: the provider orders these before the doorbell that makes the NIC read them, or reads them itself.
+        cell.store(*word, Ordering::Relaxed);
+    }
 }
 
 #[inline(always)]
@@ -427,9 +456,16 @@ fn terms(part: &RecvPart<'_>, index: usize, count: usize) -> Terms {
 
 #[cold]
 #[inline(never)]
-fn stale(comm: &RecvComm, completion: &Completion) -> Found {
-    tracing::debug!("{} sent a stale {:?}", comm.peer.name, Immediate::decode(completion.immediate()));
+fn stale(ends: &Ends, completion: &Completion) -> Found {
+    tracing::debug!("{} sent a stale {:?}", ends.peer.name, Immediate::decode(completion.immediate()));
     Found::Something
+}
+
+/// The peer has sent in place of writing: the receive that this took would be missed, and nothing tells what it was about.
+#[cold]
+#[inline(never)]
+fn without_immediate(ends: &Ends) -> Box<Failure> {
+    Box::new(Failure::Fatal(broken_protocol(&ends.peer, &"a message without immediate data").to_string()))
 }
 
 #[cold]

@@ -9,10 +9,13 @@ use crate::error::{Error, Result};
 use crate::verbs::{Access, HostMemory, Mr, Readable};
 use crate::wire::cts::PackedKeys;
 use crate::wire::{MAX_OFFERED_RAILS, MAX_RAILS};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Memory registered on every rail of this host.
 pub struct Registration {
+    /// Its number among this process's, by which [`Registrations::find`] finds it.
+    pub id: u32,
     start: usize,
     end: usize,
     keys: Vec<Keys>,
@@ -69,7 +72,10 @@ impl Registration {
 
 /// The registrations that are in use.
 #[derive(Default)]
-pub struct Registrations(Mutex<Vec<Weak<Registration>>>);
+pub struct Registrations {
+    list: Mutex<Vec<Weak<Registration>>>,
+    made: AtomicU32,
+}
 
 impl Registrations {
     /// Registers memory on all `rails`, or shares a registration of the same pages. (Not one that merely contains them: it would
@@ -84,25 +90,31 @@ impl Registrations {
         })?;
         let (start, end) = (memory.addr(), memory.addr() + memory.len());
         // A panic while the lock is held leaves the list as it was or one entry longer: both are usable.
-        let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
         list.retain(|known| known.strong_count() > 0);
         let known = list.iter().filter_map(Weak::upgrade).find(|known| known.start == start && known.end == end);
         if let Some(known) = known {
             return Ok(known);
         }
-        let registration = Arc::new(register_everywhere(rails, memory)?);
+        let registration = Arc::new(register_everywhere(rails, memory, self.made.fetch_add(1, Ordering::Relaxed))?);
         list.push(Arc::downgrade(&registration));
         Ok(registration)
     }
 
+    /// A registration in use, by its number.
+    pub fn find(&self, id: u32) -> Option<Arc<Registration>> {
+        let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        list.iter().filter_map(Weak::upgrade).find(|known| known.id == id)
+    }
+
     /// How many registrations are in use.
     pub fn in_use(&self) -> usize {
-        let list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
         list.iter().filter(|known| known.strong_count() > 0).count()
     }
 }
 
-fn register_everywhere(rails: &[Arc<Rail>], memory: HostMemory) -> Result<Registration> {
+fn register_everywhere(rails: &[Arc<Rail>], memory: HostMemory, id: u32) -> Result<Registration> {
     let (mut keys, mut regions) = (Vec::with_capacity(rails.len()), Vec::with_capacity(2 * rails.len()));
     for rail in rails.iter().take(MAX_OFFERED_RAILS) {
         let strict = Mr::register(&rail.pd, memory, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
@@ -120,7 +132,7 @@ fn register_everywhere(rails: &[Arc<Rail>], memory: HostMemory) -> Result<Regist
     let (start, end) = (memory.addr(), memory.addr() + memory.len());
     let strict = pack(keys.iter().map(|keys| keys.strict_rkey));
     let relaxed = pack(keys.iter().map(|keys| keys.relaxed_rkey));
-    Ok(Registration { start, end, keys, strict, relaxed, regions })
+    Ok(Registration { id, start, end, keys, strict, relaxed, regions })
 }
 
 /// Keys by rail as an entry has them.

@@ -1,14 +1,19 @@
-//! The sending half of a connection: the data path of `isend` and of `test` on sends.
+//! The sending half of a connection: the data path of `isend` and of `test` on sends. What it does when a rail is lost is in
+//! `send/loss.rs`.
 
-use super::Host;
+mod loss;
+
 use super::clock::Clock;
+use super::half::{Ends, Half};
+use super::health::Health;
 use super::lane::{Lane, LaneWrite};
 use super::owner::Owner;
 use super::patience::Patience;
 use super::peer::{Peer, Presence};
 use super::registration::Registration;
+use super::reputation::Sending;
 use super::service::WatchId;
-use super::trouble::{Stall, broken_protocol, completion_failure, lanes_text, not_in_flight, outside, stall_verdict};
+use super::trouble::{Failure, Stall, broken_protocol, lanes_text, not_in_flight, outside, stall_verdict};
 use super::work::{Work, WorkId};
 use crate::error::{Error, Quick, Result};
 use crate::flow::next::{Head, Peek};
@@ -17,16 +22,15 @@ use crate::flow::sends::{Route, Sends};
 use crate::flow::striping::Striping;
 use crate::verbs::{CompletionBuffer, HostMemory, Mr, Region, Remote};
 use crate::wire::immediate::{Immediate, MAX_LEADS};
-use crate::wire::message::Bye;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// A connection that sends. `isend` and `test` come from one thread at a time; `register` from any.
 pub struct SendComm {
-    host: Arc<Host>,
-    peer: Arc<Peer>,
+    ends: Arc<Ends>,
     watch: WatchId,
-    path: Owner<SendPath>,
+    /// The service thread has the other half of this.
+    path: Arc<Owner<SendPath>>,
 }
 
 /// What the data path works on.
@@ -47,7 +51,9 @@ pub struct SendPath {
     most_bytes: u64,
     buffer: CompletionBuffer,
     patience: Patience,
-    failed: Option<Box<Error>>,
+    health: Health,
+    /// Lanes that both ends have stopped, a bit each.
+    fenced: u8,
 }
 
 /// What `isend` was asked to send.
@@ -60,6 +66,12 @@ struct Send<'a> {
 }
 
 impl Send<'_> {
+    /// Where the bytes are, and what names their memory.
+    #[inline(always)]
+    fn source(&self) -> (u64, u32) {
+        (self.addr, self.memory.id)
+    }
+
     /// The memory's key on a lane's rail.
     #[inline(always)]
     fn lkey(&self, lane: &Lane) -> u32 {
@@ -68,8 +80,8 @@ impl Send<'_> {
 }
 
 impl SendComm {
-    pub(super) fn new(host: Arc<Host>, peer: Arc<Peer>, watch: WatchId, path: SendPath) -> Self {
-        Self { host, peer, watch, path: Owner::new(path) }
+    pub(super) fn new(ends: Arc<Ends>, watch: WatchId, path: Arc<Owner<SendPath>>) -> Self {
+        Self { ends, watch, path }
     }
 
     /// Registers memory on every rail.
@@ -77,7 +89,7 @@ impl SendComm {
     /// # Errors
     /// As [`super::registration::Registrations::register`].
     pub fn register(&self, memory: HostMemory) -> Result<Arc<Registration>> {
-        self.host.registrations.register(&self.host.rails, memory)
+        self.ends.host.register(memory)
     }
 
     /// Starts to send `bytes` at `addr`; its request number, or `None` when the receiver has not yet granted a
@@ -89,7 +101,7 @@ impl SendComm {
     #[inline(always)]
     pub fn isend(&self, addr: u64, bytes: usize, tag: i32, memory: &Registration) -> Quick<Option<u16>> {
         match self.path.enter() {
-            Some(mut path) => path.isend(self, addr, bytes, tag, memory),
+            Some(mut path) => path.isend(&self.ends, addr, bytes, tag, memory),
             None => Ok(None),
         }
     }
@@ -101,28 +113,21 @@ impl SendComm {
     #[inline(always)]
     pub fn test(&self, request: u16) -> Quick<Option<u64>> {
         match self.path.enter() {
-            Some(mut path) => path.test(self, request),
+            Some(mut path) => path.test(&self.ends, request),
             None => Ok(None),
         }
     }
 
     /// Closes the connection. The peer need not be there.
     pub fn close(self) {
-        let path = self.path.into_inner();
-        self.host.closed(&self.peer.name);
-        self.host.service.close(self.watch, Bye { delivered: 0 }, Box::new(path));
+        self.ends.host.closed(&self.ends.peer.name);
+        self.ends.host.service.close(self.watch);
     }
 }
 
 impl SendPath {
-    /// A path over connected lanes (1 to [`MAX_RAILS`]); `ring` is what the peer writes its clear-to-sends into.
-    pub(super) fn new(
-        lanes: Vec<Lane>,
-        ring: Arc<Region>,
-        ring_keys: Vec<Mr>,
-        chunk_bytes: u32,
-        striping: Striping,
-    ) -> Self {
+    /// A path over connected lanes (1 to [`crate::wire::MAX_RAILS`]); `ring` is what the peer writes its clear-to-sends into.
+    pub fn new(lanes: Vec<Lane>, ring: Arc<Region>, ring_keys: Vec<Mr>, chunk_bytes: u32, striping: Striping) -> Self {
         let chunk_bytes = u64::from(chunk_bytes);
         Self {
             sends: Sends::new(),
@@ -137,66 +142,70 @@ impl SendPath {
             most_bytes: chunk_bytes * (MAX_LEADS + 1),
             buffer: CompletionBuffer::new(),
             patience: Patience::default(),
-            failed: None,
+            health: Health::default(),
+            fenced: 0,
         }
     }
 
+    /// As [`SendComm::isend`].
+    ///
+    /// # Errors
+    /// As there.
     #[inline(always)]
-    fn isend(
+    pub fn isend(
         &mut self,
-        comm: &SendComm,
+        ends: &Ends,
         addr: u64,
         bytes: usize,
         tag: i32,
         memory: &Registration,
     ) -> Quick<Option<u16>> {
-        if let Some(failed) = &self.failed {
-            return Err(failed.clone());
-        }
+        self.health.check()?;
         // A peer that has closed grants nothing any more, and what it confirms now may be named like a new request.
-        if comm.peer.presence() != Presence::Here {
-            return self.stalled(comm, "a send", bytes).map(|()| None);
+        if ends.peer.presence() != Presence::Here {
+            return self.stalled(ends, "a send", bytes).map(|()| None);
         }
         if !memory.covers(addr, bytes) {
             return Err(outside("isend", addr, bytes, memory).into());
         }
         if !self.sends.has_room() {
-            return self.stalled(comm, "a send", bytes).map(|()| None);
+            return self.stalled(ends, "a send", bytes).map(|()| None);
         }
         let send = Send { addr, bytes: bytes as u64, tag, memory };
         match self.sends.peek(self.ring.words(), tag) {
-            Peek::Found(head) if send.bytes <= head.room_bytes.min(self.whole_bytes) => self.send_whole(head, send),
-            Peek::Found(head) if send.bytes <= head.room_bytes.min(self.most_bytes) => self.send_cut(head, send),
-            Peek::Nothing => self.stalled(comm, "a send without a receive", bytes).map(|()| None),
-            _ => self.search_and_send(comm, send),
+            Peek::Found(head) if send.bytes <= head.room_bytes.min(self.whole_bytes) => {
+                self.send_whole(ends, head, send)
+            }
+            Peek::Found(head) if send.bytes <= head.room_bytes.min(self.most_bytes) => self.send_cut(ends, head, send),
+            Peek::Nothing => self.stalled(ends, "a send without a receive", bytes).map(|()| None),
+            _ => self.search_and_send(ends, send),
         }
     }
 
     /// A send for a part of a group, or of a size that is not possible.
     #[inline(never)]
-    fn search_and_send(&mut self, comm: &SendComm, send: Send<'_>) -> Quick<Option<u16>> {
+    fn search_and_send(&mut self, ends: &Ends, send: Send<'_>) -> Quick<Option<u16>> {
         let head = match self.sends.search(self.ring.words(), send.tag) {
             Ok(Some(head)) => head,
-            Ok(None) => return self.stalled(comm, "a send without a receive", send.bytes as usize).map(|()| None),
-            Err(violation) => return Err(self.fail(broken_protocol(&comm.peer, &violation))),
+            Ok(None) => return self.stalled(ends, "a send without a receive", send.bytes as usize).map(|()| None),
+            Err(violation) => return Err(self.health.fail(broken_protocol(&ends.peer, &violation))),
         };
         if send.bytes > head.room_bytes.min(self.most_bytes) {
-            return Err(too_large(&comm.peer, send.bytes, send.tag, head.room_bytes, self.most_bytes));
+            return Err(too_large(&ends.peer, send.bytes, send.tag, head.room_bytes, self.most_bytes));
         }
-        if send.bytes <= self.whole_bytes { self.send_whole(head, send) } else { self.send_cut(head, send) }
+        if send.bytes <= self.whole_bytes { self.send_whole(ends, head, send) } else { self.send_cut(ends, head, send) }
     }
 
     /// A small message: one write on one rail.
     #[inline(always)]
-    fn send_whole(&mut self, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
+    fn send_whole(&mut self, ends: &Ends, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
         self.patience.moved();
         let size = send.bytes;
-        let lanes = &self.lanes;
-        let mut rail = self.striping.rail_for(size, |rail| lanes.get(rail).map_or(0, |lane| lane.rail.backlog_bytes()));
+        let mut rail = self.striping.rail_for(size, &Sending(&self.lanes));
         let mut now_ns = None;
         let counted = self.striping.is_counted(size);
         if counted {
-            rail = self.striping.rail_to_try(rail, size, self.now_ns);
+            rail = self.striping.rail_to_try(rail, size, self.now_ns, &Sending(&self.lanes));
             if self.striping.is_to_time(size) {
                 // Behind others a write's service begins when the one before is confirmed: the last reading will do.
                 if self.striping.is_idle(rail) {
@@ -206,15 +215,12 @@ impl SendPath {
             }
         }
         let lane = &mut self.lanes[rail];
-        if counted {
-            lane.began(size);
-        }
         let (lkey, inline_bytes) = (send.lkey(lane), lane.inline_bytes());
-        let Some(slot) = lane.next_slot() else {
-            return self.send_shares(head, send, &Shares::whole(rail, size), now_ns);
-        };
+        let Some(slot) = lane.next_slot() else { return self.send_later(ends, head, send, rail, now_ns) };
         let rkey = head.rkey(self.ring.words(), rail);
-        let Some((request, immediate)) = self.sends.start_whole(head, size) else { return Ok(None) };
+        let Some((request, immediate)) = self.sends.start_whole(head, send.source(), size, rail) else {
+            return Ok(None);
+        };
         let write = LaneWrite {
             work: Work::Share { request, share: 0, timed: now_ns.is_some() },
             local_addr: send.addr,
@@ -226,33 +232,67 @@ impl SendPath {
         };
         let small = write.bytes.wrapping_sub(1) < inline_bytes;
         let inline = if small { send.memory.readable(write.local_addr, write.bytes) } else { None };
-        if let Err(error) = slot.write(&write, inline) {
-            return Err(self.fail(error));
+        let posted = slot.write(&write, inline);
+        if counted {
+            self.lanes[rail].began(size);
         }
         self.striping.given(rail, size, now_ns);
+        if let Err(error) = posted {
+            self.lose_by(ends, rail, error.to_string());
+        }
         Ok(Some(request))
+    }
+
+    /// A small message that finds no room on its rail.
+    #[inline(never)]
+    fn send_later(
+        &mut self,
+        ends: &Ends,
+        head: Head,
+        send: Send<'_>,
+        rail: usize,
+        now_ns: Option<u64>,
+    ) -> Quick<Option<u16>> {
+        if !self.lanes[rail].is_open() {
+            return self.stalled(ends, "a send without a rail", send.bytes as usize).map(|()| None);
+        }
+        if self.striping.is_counted(send.bytes) {
+            self.lanes[rail].began(send.bytes);
+        }
+        self.send_shares(ends, head, send, &Shares::whole(rail, send.bytes), now_ns)
     }
 
     /// A large message: a share for each rail that helps.
     #[inline(never)]
-    fn send_cut(&mut self, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
-        self.patience.moved();
+    fn send_cut(&mut self, ends: &Ends, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
         let now_ns = self.clock.now_ns();
         self.now_ns = now_ns;
-        let shares = self.striping.cut(send.bytes, now_ns);
+        let shares = self.striping.cut(send.bytes, now_ns, &Sending(&self.lanes));
+        if shares.as_slice().iter().any(|share| !self.lanes[usize::from(share.lane)].is_open()) {
+            // Only where none is left is a lost one chosen.
+            return self.stalled(ends, "a send without a rail", send.bytes as usize).map(|()| None);
+        }
+        self.patience.moved();
         for share in shares.as_slice() {
             if self.striping.is_counted(share.bytes) {
                 self.lanes[usize::from(share.lane)].began(share.bytes);
             }
         }
-        self.send_shares(head, send, &shares, Some(now_ns))
+        self.send_shares(ends, head, send, &shares, Some(now_ns))
     }
 
     /// `now_ns` is there where the shares are timed that are large enough. The lanes know of what is large enough.
     #[inline(never)]
-    fn send_shares(&mut self, head: Head, send: Send<'_>, shares: &Shares, now_ns: Option<u64>) -> Quick<Option<u16>> {
+    fn send_shares(
+        &mut self,
+        ends: &Ends,
+        head: Head,
+        send: Send<'_>,
+        shares: &Shares,
+        now_ns: Option<u64>,
+    ) -> Quick<Option<u16>> {
         let shares = shares.as_slice();
-        let Some(request) = self.sends.start(&head, send.addr, shares) else { return Ok(None) };
+        let Some(request) = self.sends.start(&head, send.source(), shares) else { return Ok(None) };
         for (number, share) in shares.iter().enumerate() {
             let (rail, number) = (usize::from(share.lane), number as u8);
             let timed = now_ns.is_some() && self.striping.is_counted(share.bytes);
@@ -263,7 +303,7 @@ impl SendPath {
                 self.sends.keep_share(request, number, share, Route { queue, lkey, rkey, timed }, self.chunk_bytes);
                 continue;
             };
-            let immediate = self.sends.post_share(request, number, share.bytes);
+            let immediate = self.sends.post_share(request, number, share);
             let write = LaneWrite {
                 work: Work::Share { request, share: number, timed },
                 local_addr: send.addr + share.offset,
@@ -274,21 +314,22 @@ impl SendPath {
                 signaled: true,
             };
             if let Err(error) = slot.write(&write, None) {
-                return Err(self.fail(error));
+                self.lose_by(ends, rail, error.to_string());
             }
         }
         if self.sends.shares_to_post(request) > 0 {
-            self.post(request)?;
+            self.post(ends, request);
         }
         Ok(Some(request))
     }
 
     /// Posts what a send has not posted, as far as the queue pairs have room.
     #[inline]
-    fn post(&mut self, request: u16) -> Quick<()> {
+    fn post(&mut self, ends: &Ends, request: u16) {
         for share in 0..self.sends.shares_to_post(request) {
             while let Some(next) = self.sends.next_write(request, share, self.chunk_bytes) {
-                let Some(slot) = self.lanes[usize::from(next.lane)].slot(next.route.queue) else { break };
+                let rail = usize::from(next.lane);
+                let Some(slot) = self.lanes[rail].slot(next.route.queue) else { break };
                 let (last, timed) = (next.immediate.is_some(), next.route.timed);
                 let write = LaneWrite {
                     work: if last { Work::Share { request, share, timed } } else { Work::Lead },
@@ -299,95 +340,111 @@ impl SendPath {
                     immediate: next.immediate.map(|immediate| immediate.encode()),
                     signaled: last,
                 };
-                if let Err(error) = slot.write(&write, None) {
-                    return Err(self.fail(error));
-                }
+                let posted = slot.write(&write, None);
                 self.sends.posted(request, share, &next);
+                if let Err(error) = posted {
+                    self.lose_by(ends, rail, error.to_string());
+                }
             }
         }
-        Ok(())
     }
 
+    /// As [`SendComm::test`].
+    ///
+    /// # Errors
+    /// As there.
     #[inline(always)]
-    fn test(&mut self, comm: &SendComm, request: u16) -> Quick<Option<u64>> {
+    pub fn test(&mut self, ends: &Ends, request: u16) -> Quick<Option<u64>> {
         match self.sends.test(request) {
-            Ok(None) => self.progress_and_test(comm, request),
+            Ok(None) => self.progress_and_test(ends, request),
             known => known.map_err(not_in_flight),
         }
     }
 
     #[inline(always)]
-    fn progress_and_test(&mut self, comm: &SendComm, request: u16) -> Quick<Option<u64>> {
-        if let Some(failed) = &self.failed {
-            return Err(failed.clone());
-        }
-        if self.progress(comm)? {
+    fn progress_and_test(&mut self, ends: &Ends, request: u16) -> Quick<Option<u64>> {
+        self.health.check()?;
+        if self.progress(ends)? {
             self.patience.moved();
         } else {
-            self.stalled(comm, "a running send", 0)?;
+            self.stalled(ends, "a running send", 0)?;
         }
         // What had no room when it began; another request's test may have made it.
         if self.sends.shares_to_post(request) > 0 {
-            self.post(request)?;
+            self.post(ends, request);
         }
         self.sends.test(request).map_err(not_in_flight)
     }
 
     /// Takes in what has completed; whether anything had.
     #[inline(always)]
-    fn progress(&mut self, comm: &SendComm) -> Quick<bool> {
+    fn progress(&mut self, ends: &Ends) -> Quick<bool> {
         let mut moved = false;
         // One reading of the clock does for all that is found now.
         let mut is_read = false;
-        for (rail, lane) in self.lanes.iter_mut().enumerate() {
-            if !lane.has_pending() {
+        for rail in 0..self.lanes.len() {
+            if !self.lanes[rail].has_pending() {
                 continue;
             }
-            for completion in lane.poll(&mut self.buffer)? {
-                moved = true;
-                if completion.status() != 0 {
-                    if let Presence::Closed { .. } = comm.peer.presence() {
-                        continue;
-                    }
-                    let failure = Box::new(completion_failure(&comm.peer, lane, completion));
-                    self.failed = Some(failure.clone());
-                    return Err(failure);
+            match self.take_in(rail, &mut is_read) {
+                Ok(found) => moved |= found,
+                Err(failure) => {
+                    self.failure(ends, rail, *failure)?;
+                    moved = true;
                 }
-                let id = WorkId::decode(completion.wr_id());
-                lane.retire(id);
-                let Work::Share { request, share, timed } = id.work else { continue };
-                let Ok(bytes) = self.sends.confirmed(request, share) else { continue };
-                lane.count(bytes);
-                if self.striping.is_counted(bytes) {
-                    lane.finished(bytes);
-                }
-                if !timed {
-                    self.striping.confirmed(rail, bytes, None);
-                    continue;
-                }
-                if !is_read {
-                    (self.now_ns, is_read) = (self.clock.now_ns(), true);
-                }
-                self.striping.confirmed(rail, bytes, Some(self.now_ns));
             }
         }
         Ok(moved)
     }
 
+    /// Takes in what has completed on one rail; whether anything had. What is behind a failure there is taken in too.
+    #[inline(always)]
+    fn take_in(&mut self, rail: usize, is_read: &mut bool) -> std::result::Result<bool, Box<Failure>> {
+        let mut failure = None;
+        let lane = &mut self.lanes[rail];
+        let completions = lane.poll(&mut self.buffer).map_err(Failure::of_device)?;
+        for completion in completions {
+            if completion.status() != 0 {
+                failure.get_or_insert_with(|| Failure::of_completion(completion));
+                continue;
+            }
+            let id = WorkId::decode(completion.wr_id());
+            lane.retire(id);
+            let Work::Share { request, share, timed } = id.work else { continue };
+            let Ok(bytes) = self.sends.confirmed(request, share) else { continue };
+            lane.count(bytes);
+            if self.striping.is_counted(bytes) {
+                lane.finished(bytes);
+            }
+            if !timed {
+                self.striping.confirmed(rail, bytes, None);
+                continue;
+            }
+            if !*is_read {
+                (self.now_ns, *is_read) = (self.clock.now_ns(), true);
+            }
+            self.striping.confirmed(rail, bytes, Some(self.now_ns));
+        }
+        match failure {
+            None => Ok(!completions.is_empty()),
+            Some(failure) => Err(failure),
+        }
+    }
+
     /// Nothing can be done now. Every now and then this looks whether the peer is still there, and says so when it
     /// has taken long. What runs is done when a peer that closed had received it.
     #[inline(always)]
-    fn stalled(&mut self, comm: &SendComm, what: &'static str, bytes: usize) -> Quick<()> {
-        match (self.patience.idle(), comm.peer.presence()) {
+    fn stalled(&mut self, ends: &Ends, what: &'static str, bytes: usize) -> Quick<()> {
+        match (self.patience.idle(), ends.peer.presence()) {
             (None, Presence::Here) => Ok(()),
-            (waited, presence) => self.waiting(comm, what, bytes, waited, presence),
+            (waited, presence) => self.waiting(ends, what, bytes, waited, presence),
         }
     }
 
     #[cold]
     fn waiting(
         &mut self,
-        comm: &SendComm,
+        ends: &Ends,
         what: &str,
         bytes: usize,
         waited: Option<Duration>,
@@ -400,24 +457,20 @@ impl SendPath {
             self.patience.moved();
             return Ok(());
         }
-        match stall_verdict(&mut self.patience, &comm.peer, presence, waited, comm.host.config.stall_warn) {
+        match stall_verdict(&mut self.patience, &ends.peer, presence, waited, ends.host.config.stall_warn) {
             Stall::Wait => Ok(()),
             Stall::Warn => {
-                let (peer, lanes) = (&comm.peer.name, lanes_text(&self.lanes));
+                let (peer, lanes) = (&ends.peer.name, lanes_text(&self.lanes));
                 tracing::warn!("{what} of {bytes} bytes to {peer} has waited {waited:.0?}; {lanes}");
                 Ok(())
             }
             Stall::Fail(why) => {
-                Err(self.fail(Error::Remote(format!("{why} while {what} was waiting; {}", lanes_text(&self.lanes)))))
+                let lanes = lanes_text(&self.lanes);
+                Err(self
+                    .health
+                    .fail(Error::Remote(format!("{why} while {what} was waiting, for {waited:.1?}; {lanes}"))))
             }
         }
-    }
-
-    #[cold]
-    fn fail(&mut self, error: impl Into<Box<Error>>) -> Box<Error> {
-        let error = error.into();
-        self.failed = Some(error.clone());
-        error
     }
 }
 

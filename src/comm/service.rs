@@ -1,77 +1,103 @@
-//! The thread that watches the peers' channels and keeps closed connections until their peers have closed too.
+//! The thread that watches over the connections: their peers' channels, their rails, and those that were closed until their
+//! peers have closed too.
 //!
-//! It runs while there is anything to watch, and never touches a data path. A closed connection's queue pairs linger:
-//! the peer may still wait for the acknowledgement of its last write, or write a clear-to-send that nobody needs.
+//! It runs while there is anything to watch, and borrows a data path for moments only ([`super::half`]). A closed connection's
+//! queue pairs linger: the peer may still wait for the acknowledgement of its last write, or write a clear-to-send that nobody
+//! needs.
 
 use super::channel::{Channel, Received};
-use super::peer::{Peer, Presence};
-use crate::error::{Error, Result};
-use crate::wire::message::{Bye, Message};
+use super::peer::Presence;
+use super::rail::Rail;
+use super::warden::Warden;
+use crate::error::{Error, Result, panic_text};
+use crate::verbs::AsyncEvent;
+use crate::wire::message::Message;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::SigSet;
-use std::any::Any;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a closed connection waits for its peer to close: beyond one retransmission at NCCL's default timeout.
+/// How long a closed connection waits for its peer to close: beyond a few retransmissions of its last write.
 const LINGER: Duration = Duration::from_secs(10);
+/// How often a connection is looked after whose rails all carry: so late is a loss seen that shows nowhere else, and a letter that
+/// came by a rail.
+const CALM: Duration = Duration::from_millis(50);
+/// And one with something under way.
+const BUSY: Duration = Duration::from_millis(5);
+/// Messages of one peer that are taken in at a time.
+const MESSAGES: usize = 16;
 
-/// Names a watched channel.
-#[derive(Debug, PartialEq, Eq)]
+/// Names a watched connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WatchId(u64);
 
 /// The thread, and what it is told.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Service {
     shared: Arc<Mutex<Shared>>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Shared {
     orders: Vec<Order>,
     next_id: u64,
     waker: Option<UnixStream>,
 }
 
-#[derive(Debug)]
 enum Order {
-    Watch(Watched),
-    Close { id: u64, bye: Bye, keep: Kept },
+    Watch(Box<Watched>),
+    Close(WatchId),
+    /// A data path has news.
+    Look,
 }
 
-#[derive(Debug)]
 struct Watched {
-    id: u64,
-    channel: Channel,
-    peer: Arc<Peer>,
-    closing: Option<(Instant, Kept)>,
+    id: WatchId,
+    /// None when the network under it, or the peer's end of it, is gone.
+    channel: Option<Channel>,
+    warden: Warden,
+    closing: Option<Instant>,
 }
-
-type Kept = Box<dyn Any + Send>;
 
 impl Service {
-    /// Watches a peer's channel: a BYE or a broken channel is noted in `peer`.
+    /// Watches a connection.
     ///
     /// # Errors
     /// [`Error::Os`] when the thread cannot be started.
-    pub fn watch(&self, channel: Channel, peer: Arc<Peer>) -> Result<WatchId> {
+    pub fn watch(&self, channel: Channel, warden: Warden) -> Result<WatchId> {
         let mut shared = lock(&self.shared);
         shared.next_id += 1;
-        let id = shared.next_id;
-        shared.orders.push(Order::Watch(Watched { id, channel, peer, closing: None }));
+        let id = WatchId(shared.next_id);
+        let watched = Watched { id, channel: Some(channel), warden, closing: None };
+        shared.orders.push(Order::Watch(Box::new(watched)));
         self.wake(shared)?;
-        Ok(WatchId(id))
+        Ok(id)
     }
 
     /// Says BYE, and keeps what the peer may still reach until it has closed too.
-    pub fn close(&self, id: WatchId, bye: Bye, keep: Kept) {
+    pub fn close(&self, id: WatchId) {
         let mut shared = lock(&self.shared);
-        shared.orders.push(Order::Close { id: id.0, bye, keep });
+        shared.orders.push(Order::Close(id));
         if let Err(error) = self.wake(shared) {
             tracing::warn!("a connection is closed without saying so to its peer: {error}");
+        }
+    }
+
+    /// A data path has news: a rail is lost.
+    #[cold]
+    pub fn nudge(&self) {
+        let mut shared = lock(&self.shared);
+        if shared.waker.is_none() {
+            // Nothing is watched, so there is nobody to tell.
+            return;
+        }
+        shared.orders.push(Order::Look);
+        if let Err(error) = self.wake(shared) {
+            tracing::warn!("a lost rail is not told to its peer: {error}");
         }
     }
 
@@ -105,17 +131,12 @@ fn serve(shared: &Mutex<Shared>, mut wakened: UnixStream) {
     if let Err(error) = SigSet::all().thread_block() {
         tracing::debug!("the service thread takes signals: {error}");
     }
-    let mut watched = Vec::new();
+    let mut watched: Vec<Watched> = Vec::new();
     loop {
         let orders = std::mem::take(&mut lock(shared).orders);
-        for order in orders {
-            obey(order, &mut watched);
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| look_after(orders, &mut watched))) {
+            abandon(&mut watched, panic_text(&*payload));
         }
-        let now = Instant::now();
-        watched.retain(|each: &Watched| match &each.closing {
-            Some((until, _)) => each.peer.presence() == Presence::Here && now < *until,
-            None => true,
-        });
         if watched.is_empty() {
             let mut shared = lock(shared);
             if shared.orders.is_empty() {
@@ -125,51 +146,111 @@ fn serve(shared: &Mutex<Shared>, mut wakened: UnixStream) {
             }
             continue;
         }
-        for index in wait(&watched, &wakened) {
-            look(&mut watched[index]);
-        }
+        wait(&watched, &wakened);
         drain(&mut wakened);
+    }
+}
+
+fn look_after(orders: Vec<Order>, watched: &mut Vec<Watched>) {
+    let has_news = orders.iter().any(|order| matches!(order, Order::Look));
+    for order in orders {
+        obey(order, watched);
+    }
+    hear_devices(watched);
+    watched.iter_mut().for_each(|each| each.tend(has_news));
+    watched.retain(|each| !each.is_over());
+}
+
+/// A fault of this thread: nobody looks after the connections any more, so each of them says so and fails, rather than hang when
+/// a rail is lost.
+#[cold]
+fn abandon(watched: &mut Vec<Watched>, fault: &str) {
+    tracing::warn!("a fault in this plugin's service thread ends its connections: {fault}");
+    for mut each in watched.drain(..) {
+        let error = Error::Internal(format!("a fault in this plugin's service thread: {fault}"));
+        // What failed once may fail again, and the others are to hear of it too.
+        if catch_unwind(AssertUnwindSafe(|| each.warden.give_up(error))).is_err() {
+            tracing::warn!("the connection with {} cannot be told", each.warden.ends().peer.name);
+        }
     }
 }
 
 fn obey(order: Order, watched: &mut Vec<Watched>) {
     match order {
-        Order::Watch(mut new) => {
-            // A BYE right behind the handshake's last message was read with it: no poll tells of it.
-            look(&mut new);
-            watched.push(new);
-        }
-        Order::Close { id, bye, keep } => {
+        Order::Watch(new) => watched.push(*new),
+        Order::Close(id) => {
             if let Some(each) = watched.iter_mut().find(|each| each.id == id) {
-                if let Err(error) = each.channel.send(&Message::Bye(bye)) {
-                    tracing::debug!("no BYE for {}: {error}", each.peer.name);
-                    each.peer.vanished();
+                each.warden.close();
+                each.closing = Some(Instant::now() + LINGER);
+            }
+        }
+        Order::Look => {}
+    }
+}
+
+/// Takes in what the devices say of their ports.
+fn hear_devices(watched: &mut [Watched]) {
+    for rail in rails(watched) {
+        loop {
+            match rail.pd.context().async_event() {
+                Ok(Some(event)) => heed(watched, &rail, &event),
+                Ok(None) => break,
+                Err(error) => {
+                    tracing::debug!("{error}");
+                    break;
                 }
-                each.closing = Some((Instant::now() + LINGER, keep));
             }
         }
     }
 }
 
-/// Waits for something to happen; which of the watched channels have news.
-fn wait(watched: &[Watched], wakened: &UnixStream) -> Vec<usize> {
-    let deadline = watched.iter().filter_map(|each| each.closing.as_ref().map(|(until, _)| *until)).min();
-    // Half a minute at most, so that whatever could go unnoticed does not for long.
-    let patience = deadline.map_or(Duration::from_secs(30), |until| until.saturating_duration_since(Instant::now()));
-    let timeout = PollTimeout::try_from(patience + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
-    // A channel whose peer has closed stays readable for ever, and there is nothing more to hear from it.
-    let open: Vec<usize> = (0..watched.len()).filter(|&at| watched[at].peer.presence() == Presence::Here).collect();
+/// One rail of each device in use.
+fn rails(watched: &[Watched]) -> Vec<Arc<Rail>> {
+    let Some(first) = watched.first() else { return Vec::new() };
+    let mut rails: Vec<Arc<Rail>> = Vec::new();
+    for rail in &first.warden.ends().host.rails {
+        if !rails.iter().any(|known| known.info.device == rail.info.device) {
+            rails.push(Arc::clone(rail));
+        }
+    }
+    rails
+}
+
+fn heed(watched: &mut [Watched], one_of_device: &Rail, event: &AsyncEvent) {
+    tracing::debug!("{}: {}", one_of_device.info.device, event.text());
+    let is_up = match event.kind {
+        AsyncEvent::PORT_ERROR | AsyncEvent::DEVICE_FATAL => false,
+        AsyncEvent::PORT_ACTIVE | AsyncEvent::GID_CHANGE => true,
+        _ => return,
+    };
+    let Some(first) = watched.first() else { return };
+    let rails = first.warden.ends().host.rails.clone();
+    let of_device = rails.iter().filter(|rail| rail.info.device == one_of_device.info.device);
+    let now = Instant::now();
+    for rail in of_device.filter(|rail| event.port.is_none_or(|port| port == rail.info.port)) {
+        // What was so when the event was made may be over.
+        if is_up || event.kind == AsyncEvent::DEVICE_FATAL || !rail.is_up() {
+            watched.iter_mut().for_each(|each| each.warden.port_changed(rail, is_up, now));
+        }
+    }
+}
+
+/// Waits for something to happen.
+fn wait(watched: &[Watched], wakened: &UnixStream) {
+    let pause = if watched.iter().any(|each| each.warden.is_busy()) { BUSY } else { CALM };
     let mut fds = vec![PollFd::new(wakened.as_fd(), PollFlags::POLLIN)];
-    fds.extend(open.iter().map(|&at| PollFd::new(watched[at].channel.as_fd(), PollFlags::POLLIN)));
-    match poll(&mut fds, timeout) {
+    let channels = watched.iter().filter_map(|each| each.channel.as_ref());
+    fds.extend(channels.map(|channel| PollFd::new(channel.as_fd(), PollFlags::POLLIN)));
+    let rails = rails(watched);
+    let events = rails.iter().filter_map(|rail| rail.pd.context().event_fd());
+    fds.extend(events.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+    match poll(&mut fds, PollTimeout::try_from(pause).unwrap_or(PollTimeout::ZERO)) {
         Ok(_) | Err(nix::errno::Errno::EINTR) => {}
         Err(error) => {
             tracing::warn!("the service thread cannot wait for its peers: {error}");
             std::thread::sleep(Duration::from_millis(100));
         }
     }
-    let news = |at: usize| fds.get(at + 1).is_some_and(|fd| fd.any().unwrap_or(true));
-    (0..open.len()).filter(|&at| news(at)).map(|at| open[at]).collect()
 }
 
 fn drain(wakened: &mut UnixStream) {
@@ -177,15 +258,54 @@ fn drain(wakened: &mut UnixStream) {
     while matches!(wakened.read(&mut bytes), Ok(1..)) {}
 }
 
-fn look(each: &mut Watched) {
-    match each.channel.receive() {
-        Ok(Received::Message(Message::Bye(bye))) => each.peer.said_bye(bye.delivered),
-        Ok(Received::Message(other)) => tracing::warn!("{} sent an unexpected {}", each.peer.name, other.kind()),
-        Ok(Received::Nothing) => {}
-        Ok(Received::Closed) => each.peer.vanished(),
-        Err(error) => {
-            tracing::debug!("{}: {error}", each.peer.name);
-            each.peer.vanished();
+impl Watched {
+    /// Whether it was closed, and the peer has closed too, or took too long.
+    fn is_over(&self) -> bool {
+        let Some(until) = self.closing else { return false };
+        let peer_has_closed = self.warden.ends().peer.presence() != Presence::Here;
+        Instant::now() >= until || peer_has_closed && (self.channel.is_none() || !self.warden.is_waiting())
+    }
+
+    fn tend(&mut self, has_news: bool) {
+        let now = Instant::now();
+        self.listen(now);
+        let Self { channel, warden, .. } = self;
+        warden.tend(now, has_news, &mut |letter| match channel {
+            Some(open) => match open.offer(&Message::Letter(letter)) {
+                Ok(taken) => taken,
+                Err(error) => {
+                    tracing::debug!("{error}");
+                    false
+                }
+            },
+            None => false,
+        });
+    }
+
+    /// Hears what came over the channel.
+    fn listen(&mut self, now: Instant) {
+        let peer = Arc::clone(&self.warden.ends().peer);
+        for _ in 0..MESSAGES {
+            let Some(channel) = &mut self.channel else { return };
+            match channel.receive() {
+                Ok(Received::Message(Message::Letter(letter))) => self.warden.hear(&letter, now),
+                Ok(Received::Message(other)) => tracing::warn!("{} sent an unexpected {}", peer.name, other.kind()),
+                Ok(Received::Nothing) => return,
+                Ok(Received::Closed) => {
+                    self.warden.suspect(now);
+                    self.channel = None;
+                }
+                // The rails may carry all the same, and letters go by them too.
+                Ok(Received::Unreachable(why)) => {
+                    tracing::info!("{why}; the connection goes on over its rails");
+                    self.channel = None;
+                }
+                Err(error) => {
+                    self.warden.breach(&error);
+                    peer.vanished();
+                    self.channel = None;
+                }
+            }
         }
     }
 }

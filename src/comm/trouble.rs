@@ -6,7 +6,7 @@ use super::peer::{Peer, Presence};
 use super::registration::Registration;
 use crate::error::Error;
 use crate::flow::NotInFlight;
-use crate::verbs::Completion;
+use crate::verbs::{Blame, Completion};
 use std::time::Duration;
 
 /// How long completions may still trickle in after a peer has closed or vanished, before what waits has failed.
@@ -41,26 +41,58 @@ pub fn stall_verdict(
     }
 }
 
-/// The lanes of a connection, for a message.
+/// The lanes of a connection and what became of them, for a message.
 #[cold]
 pub fn lanes_text(lanes: &[Lane]) -> String {
-    let one = |lane: &Lane| format!("{} to {}", lane.rail.name(), lane.peer_rail);
+    let one = |lane: &Lane| {
+        let (here, there) = (lane.rail.name(), &lane.peer_rail);
+        match lane.sent() {
+            _ if !lane.is_open() => format!("{here} to {there} (lost)"),
+            (_, 0) => format!("{here} to {there}"),
+            (bytes, writes) => format!("{here} to {there} ({bytes} bytes confirmed in {writes} writes)"),
+        }
+    };
     format!("rails {}", lanes.iter().map(one).collect::<Vec<_>>().join(", "))
 }
 
-/// A work request that failed.
-#[cold]
-pub fn completion_failure(peer: &Peer, lane: &Lane, completion: &Completion) -> Error {
-    Error::Remote(format!(
-        "rail {} to {} of {} failed: {} (status {}, vendor {:#x}, queue pair {})",
-        lane.rail.name(),
-        lane.peer_rail,
-        peer.name,
-        completion.status_text(),
-        completion.status(),
-        completion.vendor_error(),
-        completion.qp_num(),
-    ))
+/// What a failed work request means.
+#[derive(Debug)]
+pub enum Failure {
+    /// Its rail is lost.
+    Rail(String),
+    /// Its device does not answer any more: the rail is lost, and there is nothing more to hear of it.
+    Device(String),
+    /// Its rail is lost, and perhaps because of the request: see [`super::health::Strikes`].
+    Doubtful(String),
+    /// The request itself is wrong, on every rail: the connection has failed.
+    Fatal(String),
+}
+
+impl Failure {
+    /// Of a completion with an error.
+    #[cold]
+    pub fn of_completion(completion: &Completion) -> Box<Self> {
+        let (text, status) = (completion.status_text(), completion.status());
+        let (vendor, qp) = (completion.vendor_error(), completion.qp_num());
+        let why = format!("{text} (status {status}, vendor {vendor:#x}, queue pair {qp})");
+        Box::new(match completion.blame() {
+            Blame::Way => Self::Rail(why),
+            Blame::Either => Self::Doubtful(why),
+            Blame::Request => Self::Fatal(why),
+        })
+    }
+
+    /// Of a queue pair that does not take a request.
+    #[cold]
+    pub fn of_refusal(error: Box<Error>) -> Box<Self> {
+        Box::new(Self::Rail(error.to_string()))
+    }
+
+    /// Of a completion queue that cannot be polled.
+    #[cold]
+    pub fn of_device(error: Box<Error>) -> Box<Self> {
+        Box::new(Self::Device(error.to_string()))
+    }
 }
 
 /// A request number that names nothing.

@@ -17,6 +17,13 @@ pub enum Work {
     Lead,
     /// Clear-to-send entries.
     Cts,
+    /// Clear-to-send entries that went by a rail that was lost, once more.
+    Repeat {
+        /// The receive's slot.
+        slot: u16,
+    },
+    /// A letter into the peer's mailbox.
+    Letter,
     /// A receive that an immediate used up.
     Receive,
     /// The write that tries a rail during the handshake.
@@ -44,6 +51,8 @@ impl WorkId {
             Work::Cts => (3, 0, 0),
             Work::Receive => (4, 0, 0),
             Work::Probe => (5, 0, 0),
+            Work::Repeat { slot } => (6, 0, slot),
+            Work::Letter => (7, 0, 0),
         };
         kind | u64::from(self.queue) << 8
             | u64::from(self.retires) << 16
@@ -59,6 +68,8 @@ impl WorkId {
             2 => Work::Lead,
             3 => Work::Cts,
             4 => Work::Receive,
+            6 => Work::Repeat { slot: (bits >> 40) as u16 },
+            7 => Work::Letter,
             _ => Work::Probe,
         };
         Self { work, queue: (bits >> 8) as u8, retires: (bits >> 16) as u16 }
@@ -72,7 +83,16 @@ mod tests {
     #[test]
     fn every_kind_comes_back() {
         let share = |timed| Work::Share { request: 65_535, share: 7, timed };
-        for work in [share(false), share(true), Work::Lead, Work::Cts, Work::Receive, Work::Probe] {
+        for work in [
+            share(false),
+            share(true),
+            Work::Lead,
+            Work::Cts,
+            Work::Receive,
+            Work::Probe,
+            Work::Repeat { slot: 31 },
+            Work::Letter,
+        ] {
             let id = WorkId { work, queue: 255, retires: 65_535 };
             assert_eq!(WorkId::decode(id.encode()), id);
         }

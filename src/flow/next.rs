@@ -33,11 +33,22 @@ impl Head {
     /// The buffer's key on a rail of the connection, from the same ring; to be asked before the send is done.
     #[inline(always)]
     pub fn rkey(&self, ring: &[AtomicU64], rail: usize) -> u32 {
-        let (word, shift) = rkey_in(rail);
-        let place = ring.get(self.at + word);
-        // Relaxed: this word was read before, as part of a whole entry, and it does not change until the send is done.
-        place.map_or(0, |place| (place.load(Ordering::Relaxed) >> shift) as u32)
+        rkey_at(ring, self.at, rail)
     }
+}
+
+/// The key on a rail of the buffer for a receive's part, for which a send runs.
+pub fn rkey(ring: &[AtomicU64], sequence: u64, part: u8, rail: usize) -> u32 {
+    rkey_at(ring, entry_word(sequence, usize::from(part)), rail)
+}
+
+#[inline(always)]
+fn rkey_at(ring: &[AtomicU64], at: usize, rail: usize) -> u32 {
+    let (word, shift) = rkey_in(rail);
+    let place = ring.get(at + word);
+    // Relaxed: this word was read before, as part of a whole entry, and it does not change until the send is done: should the
+    // entry be written once more, it is the same one.
+    place.map_or(0, |place| (place.load(Ordering::Relaxed) >> shift) as u32)
 }
 
 /// What a look at the head of the ring found.
@@ -52,6 +63,11 @@ pub enum Peek {
 }
 
 impl Next {
+    /// The receive's number on this connection.
+    pub(super) fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
     /// As [`super::sends::Sends::peek`].
     #[inline(always)]
     pub(super) fn peek(&self, ring: &[AtomicU64], tag: i32) -> Peek {

@@ -1,16 +1,28 @@
 //! How fast a rail really carries, measured from its completions.
 //!
 //! A rail serves the writes of a connection in order. So one is in service from when it was posted, or from when the one
-//! before it was done, and the rate is the bytes done over the time in service, both fading: what was eight writes ago
-//! counts for a tenth. That holds whatever the rail is slow from: its cable, a PCIe link that it shares, the
-//! peer's port, other jobs.
+//! before it was done, and the rate is the bytes done over the time in service, both fading. That holds whatever the rail is
+//! slow from: its cable, a PCIe link that it shares, the peer's port, other jobs.
 //!
 //! Writes that followed one another are what counts. One that found the rail idle says less: its time on the way counts as
 //! service, and what a rail saved up while it was idle (a shaper's credit, buffers) makes it look quicker than it is. It
 //! counts where there is nothing else to go by.
+//!
+//! What one write shows is mostly what other connections did at that moment, so many are averaged (`Steady`): shares that
+//! follow noise leave rails idle. A change that is more than noise is followed within a few writes.
 
-/// How much of the past is left in the sums after one more write.
-const FADE: f64 = 0.75;
+/// How much of the past is left in the sums after one more write: the average of some four, which shows a change, ...
+const QUICK: f64 = 0.75;
+/// ... and of some 32, which shows the rail.
+const SLOW: f64 = 31.0 / 32.0;
+/// The quick average is off when it is this many times the slow one, or less than the inverse of it; far off from the
+/// second one on.
+const OFF: f64 = 1.6;
+const FAR_OFF: f64 = 2.5;
+/// Points for a write after which the quick average is off, or far off; at so many of them in a row it is the rail that changed.
+const OFF_POINTS: u8 = 1;
+const FAR_OFF_POINTS: u8 = 3;
+const CHANGED_POINTS: u8 = 6;
 /// What was seen before a pause of this length says little of the rail as it is now.
 const OLD_NS: u64 = 150_000_000;
 /// After so many writes that found the rail idle, these are what it is judged by.
@@ -31,10 +43,19 @@ pub struct Pace {
     /// When a timed write was last given to it.
     pub given_ns: u64,
     /// Of writes that followed one another.
-    following: Served,
+    following: Steady,
     /// Of writes that found the rail idle, and how many of them there were since others.
     single: Served,
     singles: u8,
+}
+
+/// An average that noise does not move much and a change of the rail does soon.
+#[derive(Debug, Clone, Copy, Default)]
+struct Steady {
+    quick: Served,
+    slow: Served,
+    /// How much speaks for a change.
+    points: u8,
 }
 
 /// Bytes, and how long they took, fading.
@@ -46,15 +67,41 @@ struct Served {
 
 impl Served {
     #[inline(always)]
-    fn add(&mut self, bytes: u64, busy_ns: u64) {
-        self.bytes = self.bytes * FADE + bytes as f64;
-        self.busy_ns = self.busy_ns * FADE + busy_ns as f64;
+    fn add(&mut self, bytes: u64, busy_ns: u64, keep: f64) {
+        self.bytes = self.bytes * keep + bytes as f64;
+        self.busy_ns = self.busy_ns * keep + busy_ns as f64;
     }
 
     /// In bytes per microsecond.
     #[inline(always)]
     fn rate(&self) -> Option<f64> {
         (self.busy_ns > 0.0).then(|| self.bytes * 1000.0 / self.busy_ns)
+    }
+}
+
+impl Steady {
+    #[inline(always)]
+    fn add(&mut self, bytes: u64, busy_ns: u64) {
+        self.quick.add(bytes, busy_ns, QUICK);
+        self.slow.add(bytes, busy_ns, SLOW);
+        // The ratio of the two rates, without dividing: its terms, and the greater over the lesser of them.
+        let (quick, slow) = (self.quick.bytes * self.slow.busy_ns, self.slow.bytes * self.quick.busy_ns);
+        let (more, less) = if quick > slow { (quick, slow) } else { (slow, quick) };
+        if more <= OFF * less {
+            self.points = 0;
+        } else {
+            self.points += if more > FAR_OFF * less { FAR_OFF_POINTS } else { OFF_POINTS };
+            if self.points >= CHANGED_POINTS {
+                (self.slow, self.points) = (self.quick, 0);
+            }
+        }
+    }
+
+    /// More bytes for the time that was added last.
+    #[inline(always)]
+    fn add_bytes(&mut self, bytes: u64) {
+        self.quick.bytes += bytes as f64;
+        self.slow.bytes += bytes as f64;
     }
 }
 
@@ -95,9 +142,9 @@ impl Pace {
             // Seen together with the one before: its time is counted there already, so its bytes are too.
             match (self.was_alone, busy_ns) {
                 (true, 0) => self.single.bytes += bytes as f64,
-                (false, 0) => self.following.bytes += bytes as f64,
+                (false, 0) => self.following.add_bytes(bytes),
                 (true, _) => {
-                    self.single.add(bytes, busy_ns);
+                    self.single.add(bytes, busy_ns, QUICK);
                     self.singles = self.singles.saturating_add(1);
                 }
                 (false, _) => {
@@ -115,7 +162,7 @@ impl Pace {
     #[inline(always)]
     pub fn measured(&self) -> Option<f64> {
         let single = self.single.rate();
-        if self.singles < ALONE { self.following.rate().or(single) } else { single }
+        if self.singles < ALONE { self.following.slow.rate().or(single) } else { single }
     }
 }
 
@@ -176,22 +223,46 @@ mod tests {
         assert!((8_000.0..13_000.0).contains(&rate), "{rate}");
     }
 
+    /// Writes of 1000 bytes that follow one another, each taking so long.
+    fn run(pace: &mut Pace, now: &mut u64, each_ns: impl IntoIterator<Item = u64>) {
+        if pace.is_idle() {
+            pace.given(1000, Some(*now));
+        }
+        for each_ns in each_ns {
+            pace.given(1000, Some(*now));
+            *now += each_ns;
+            pace.confirmed(1000, Some(*now));
+        }
+    }
+
     #[test]
-    fn a_rail_that_slows_is_known_within_eight_writes() {
-        let mut pace = Pace::default();
-        let mut now = 0;
-        let mut run = |pace: &mut Pace, each_ns: u64| {
-            for _ in 0..8 {
-                pace.given(1000, Some(now));
-                now += each_ns;
-                pace.confirmed(1000, Some(now));
-            }
-        };
-        run(&mut pace, 100);
-        run(&mut pace, 400);
-        assert!((2_500.0..2_900.0).contains(&pace.measured().unwrap()), "{pace:?}");
-        run(&mut pace, 100);
-        assert!((7_000.0..10_000.0).contains(&pace.measured().unwrap()), "{pace:?}");
+    fn a_rail_that_slows_is_known_within_eight_writes_and_so_is_its_return() {
+        let (mut pace, mut now) = (Pace::default(), 0);
+        run(&mut pace, &mut now, [100; 40]);
+        run(&mut pace, &mut now, [400; 8]);
+        assert!((2_400.0..3_600.0).contains(&pace.measured().unwrap()), "{pace:?}");
+        run(&mut pace, &mut now, [400; 40]);
+        run(&mut pace, &mut now, [100; 12]);
+        assert!((6_000.0..10_500.0).contains(&pace.measured().unwrap()), "{pace:?}");
+    }
+
+    #[test]
+    fn noise_does_not_move_it_much() {
+        let (mut pace, mut now) = (Pace::default(), 0);
+        // Now alone on the rail, now behind another connection's writes: 133 on average.
+        let mut dice = 1_u64;
+        let noise = std::iter::from_fn(|| {
+            dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            Some(if dice >> 33 & 1 == 0 { 67 } else { 200 })
+        });
+        let mut seen = Vec::new();
+        for each_ns in noise.take(400) {
+            run(&mut pace, &mut now, [each_ns]);
+            seen.push(pace.measured().unwrap());
+        }
+        let (least, most) =
+            seen[64..].iter().fold((f64::MAX, 0.0_f64), |(least, most), r| (least.min(*r), most.max(*r)));
+        assert!(most < 1.5 * least, "{least} to {most}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The receiver's side: granted receives, and what has arrived of them.
 
 use super::NotInFlight;
+use crate::wire::control::{OpenReceive, Received};
 use crate::wire::immediate::Immediate;
 use crate::wire::{PARTS, SLOTS};
 
@@ -10,11 +11,20 @@ pub struct Receives {
     slots: [Slot; SLOTS],
     /// Their buffers, written only as far as a receive has them.
     parts: [[Part; PARTS]; SLOTS],
+    /// By which lane each slot's clear-to-send went last.
+    lanes: [u8; SLOTS],
+    /// Slots whose clear-to-send went by a lane that was lost, and has to go once more; a bit each.
+    owed: u32,
+    /// Slots whose clear-to-send goes once more just now. They are not granted again before that is over: it could land on
+    /// the next one's.
+    repeating: u32,
     next: u64,
     open: usize,
     stale: u64,
     chunk_bytes: u64,
 }
+
+const _: () = assert!(SLOTS == u32::BITS as usize);
 
 #[derive(Debug, Clone, Copy)]
 enum Slot {
@@ -45,8 +55,18 @@ enum Claim {
 struct Part {
     room: u64,
     bytes: u64,
+    /// The shares that came, a bit each.
     seen: u8,
+    /// How many there are; 0 while none has come.
     shares: u8,
+}
+
+impl Part {
+    #[inline(always)]
+    fn is_whole(&self) -> bool {
+        // In 16 bits: eight shares fill all of `seen`.
+        u16::from(self.seen) + 1 == 1 << self.shares && self.shares != 0
+    }
 }
 
 /// A granted receive.
@@ -56,6 +76,15 @@ pub struct Grant {
     pub slot: u16,
     /// Its number on this connection, from 0.
     pub sequence: u64,
+}
+
+/// A clear-to-send that has to go once more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Owed {
+    /// The receive.
+    pub grant: Grant,
+    /// Its parts.
+    pub parts: usize,
 }
 
 /// What an immediate meant.
@@ -72,11 +101,13 @@ pub enum Arrival {
 /// An immediate that the protocol does not allow: the peer is broken or lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// The receive has no such part, or the part is complete.
-    #[error("data for part {part} of a receive that does not wait for it")]
+    /// The receive has no such part, or the part has no such share, or has it already.
+    #[error("share {share} for part {part} of a receive that does not wait for it")]
     Part {
         /// The part named.
         part: u8,
+        /// The share of it.
+        share: u8,
     },
     /// Two immediates of one message disagree.
     #[error("a message of {now} shares, announced as {before}")]
@@ -102,6 +133,9 @@ impl Receives {
         Self {
             slots: [Slot::Free; SLOTS],
             parts: [[Part::default(); PARTS]; SLOTS],
+            lanes: [0; SLOTS],
+            owed: 0,
+            repeating: 0,
             next: 0,
             open: 0,
             stale: 0,
@@ -112,7 +146,8 @@ impl Receives {
     /// Whether a receive could be granted now.
     #[inline(always)]
     pub fn has_room(&self) -> bool {
-        matches!(self.slots[self.next as usize % SLOTS], Slot::Free)
+        let slot = self.next as usize % SLOTS;
+        matches!(self.slots[slot], Slot::Free) && self.repeating >> slot & 1 == 0
     }
 
     /// Receives that wait for bytes.
@@ -126,10 +161,10 @@ impl Receives {
         self.stale
     }
 
-    /// Takes the next slot for a receive with the given rooms (1 to [`PARTS`]); `None` while that slot is in use.
-    /// An optional receive is reported done before its bytes are there.
+    /// Takes the next slot for a receive with the given rooms (1 to [`PARTS`]), whose clear-to-send goes by `lane`; `None`
+    /// while that slot is in use. An optional receive is reported done before its bytes are there.
     #[inline(always)]
-    pub fn grant(&mut self, rooms: impl ExactSizeIterator<Item = u64>, optional: bool) -> Option<Grant> {
+    pub fn grant(&mut self, rooms: impl ExactSizeIterator<Item = u64>, optional: bool, lane: usize) -> Option<Grant> {
         if !self.has_room() {
             return None;
         }
@@ -141,6 +176,9 @@ impl Receives {
         }
         let claim = if optional { Claim::Optional } else { Claim::Pending };
         self.slots[slot] = Slot::Granted(Granted { sequence, count, unfinished: count, claim });
+        self.lanes[slot] = lane as u8;
+        // What the slot's last receive was owed it did not need.
+        self.owed &= !(1 << slot);
         self.next += 1;
         self.open += 1;
         Some(Grant { slot: slot as u16, sequence })
@@ -162,8 +200,9 @@ impl Receives {
             }
         };
         let part = &mut self.parts[at][usize::from(immediate.part) % PARTS];
-        if immediate.part >= granted.count || (part.shares != 0 && part.seen == part.shares) {
-            return Err(Violation::Part { part: immediate.part });
+        let bit = 1 << (immediate.share & 7);
+        if immediate.part >= granted.count || immediate.share >= immediate.shares || part.seen & bit != 0 {
+            return Err(Violation::Part { part: immediate.part, share: immediate.share });
         }
         if part.shares != 0 && part.shares != immediate.shares {
             return Err(Violation::Shares { before: part.shares, now: immediate.shares });
@@ -172,8 +211,8 @@ impl Receives {
         if total > part.room {
             return Err(Violation::Overrun { bytes: total, room: part.room });
         }
-        (part.bytes, part.shares, part.seen) = (total, immediate.shares, part.seen + 1);
-        if part.seen < part.shares {
+        (part.bytes, part.shares, part.seen) = (total, immediate.shares, part.seen | bit);
+        if !part.is_whole() {
             return Ok(Arrival::Part);
         }
         granted.unfinished -= 1;
@@ -203,9 +242,12 @@ impl Receives {
             Claim::Pending if !whole => return Ok(false),
             Claim::Pending | Claim::Optional => {}
         }
-        let parts = &self.parts[usize::from(request) % SLOTS];
-        for (index, part) in parts.iter().enumerate().take(usize::from(granted.count)) {
-            tell(index, if whole { part.bytes } else { part.room });
+        let size = |part: &Part| if whole { part.bytes } else { part.room };
+        let [first, others @ ..] = &self.parts[usize::from(request) % SLOTS];
+        tell(0, size(first));
+        // Most receives are no groups.
+        for index in 1..usize::from(granted.count).min(PARTS) {
+            tell(index, size(&others[index - 1]));
         }
         if whole {
             *slot = Slot::Free;
@@ -213,6 +255,63 @@ impl Receives {
             granted.claim = Claim::Told;
         }
         Ok(true)
+    }
+
+    /// What has come: for a sender that has to know what was lost with a rail.
+    pub fn received(&self) -> Received {
+        let open = self.slots.iter().zip(&self.parts).filter_map(|(slot, parts)| match slot {
+            Slot::Granted(g) if g.unfinished > 0 => {
+                Some(OpenReceive { sequence: g.sequence, shares: parts.map(|part| part.seen) })
+            }
+            _ => None,
+        });
+        Received { granted: self.next, open: open.collect() }
+    }
+
+    /// A lane is lost, and nothing comes in or goes out by it any more on either side: the clear-to-sends that went by it
+    /// and are waited for have to go once more ([`Receives::next_owed`]).
+    pub fn lost(&mut self, lane: usize) {
+        for (at, (slot, by)) in self.slots.iter().zip(self.lanes).enumerate() {
+            if usize::from(by) != lane {
+                continue;
+            }
+            self.repeating &= !(1 << at);
+            if matches!(slot, Slot::Granted(granted) if granted.unfinished > 0) {
+                self.owed |= 1 << at;
+            }
+        }
+    }
+
+    /// A clear-to-send that has to go once more, if there is one. The caller posts it, then calls [`Receives::repeats`].
+    pub fn next_owed(&mut self) -> Option<Owed> {
+        while self.owed != 0 {
+            let slot = self.owed.trailing_zeros() as u16;
+            match self.slots[usize::from(slot) % SLOTS] {
+                Slot::Granted(Granted { sequence, count, unfinished: 1.., .. }) => {
+                    return Some(Owed { grant: Grant { slot, sequence }, parts: usize::from(count) });
+                }
+                _ => self.owed &= self.owed - 1,
+            }
+        }
+        None
+    }
+
+    /// A slot's clear-to-send goes once more, by `lane`.
+    pub fn repeats(&mut self, slot: u16, lane: usize) {
+        let at = usize::from(slot) % SLOTS;
+        self.owed &= !(1 << at);
+        self.repeating |= 1 << at;
+        self.lanes[at] = lane as u8;
+    }
+
+    /// It went: the sender has it.
+    pub fn repeated(&mut self, slot: u16) {
+        self.repeating &= !(1 << (usize::from(slot) % SLOTS));
+    }
+
+    /// The number of the oldest receive that waits for bytes, and of the one to be granted next.
+    pub fn span(&self) -> (u64, u64) {
+        (self.delivered(), self.next)
     }
 
     /// How many receives, from the first on, have all their bytes.
@@ -231,9 +330,10 @@ mod tests {
 
     const CHUNK: u64 = 4096;
 
-    fn immediate(grant: Grant, part: u8, shares: u8, leads: u16) -> Immediate {
-        let generation = Immediate::generation_of(grant.sequence);
-        Immediate { slot: grant.slot as u8, part, generation, shares, leads }
+    /// The closing write of share number `share.0` of `share.1`.
+    fn immediate(grant: Grant, part: u8, share: (u8, u8), leads: u16) -> Immediate {
+        let (generation, (share, shares)) = (Immediate::generation_of(grant.sequence), share);
+        Immediate { slot: grant.slot as u8, part, generation, shares, share, leads }
     }
 
     /// The sizes of a finished receive.
@@ -247,18 +347,18 @@ mod tests {
     }
 
     fn one(receives: &mut Receives, room: u64) -> Grant {
-        receives.grant([room].into_iter(), false).unwrap()
+        receives.grant([room].into_iter(), false, 0).unwrap()
     }
 
     #[test]
     fn shares_in_any_order_make_the_true_size() {
         let mut receives = Receives::new(CHUNK);
         let grant = one(&mut receives, 100_000);
-        assert_eq!(receives.arrived(immediate(grant, 0, 3, 0), 10), Ok(Arrival::Part));
-        assert_eq!(receives.arrived(immediate(grant, 0, 3, 2), 0), Ok(Arrival::Part));
+        assert_eq!(receives.arrived(immediate(grant, 0, (2, 3), 0), 10), Ok(Arrival::Part));
+        assert_eq!(receives.arrived(immediate(grant, 0, (0, 3), 2), 0), Ok(Arrival::Part));
         assert_eq!(test(&mut receives, grant.slot), Ok(None));
         assert_eq!(receives.delivered(), 0);
-        assert_eq!(receives.arrived(immediate(grant, 0, 3, 1), 5), Ok(Arrival::Whole));
+        assert_eq!(receives.arrived(immediate(grant, 0, (1, 3), 1), 5), Ok(Arrival::Whole));
         assert_eq!(test(&mut receives, grant.slot), Ok(Some(vec![3 * CHUNK + 15])));
         assert_eq!(test(&mut receives, grant.slot), Err(NotInFlight(grant.slot)));
         assert_eq!((receives.open(), receives.delivered()), (0, 1));
@@ -267,29 +367,29 @@ mod tests {
     #[test]
     fn a_group_is_done_when_all_its_parts_are() {
         let mut receives = Receives::new(CHUNK);
-        let grant = receives.grant([8, 8, 8].into_iter(), false).unwrap();
+        let grant = receives.grant([8, 8, 8].into_iter(), false, 0).unwrap();
         for (part, bytes) in [(2, 0), (0, 8)] {
-            assert_eq!(receives.arrived(immediate(grant, part, 1, 0), bytes), Ok(Arrival::Part));
+            assert_eq!(receives.arrived(immediate(grant, part, (0, 1), 0), bytes), Ok(Arrival::Part));
             assert_eq!(test(&mut receives, grant.slot), Ok(None));
         }
-        assert_eq!(receives.arrived(immediate(grant, 1, 1, 0), 3), Ok(Arrival::Whole));
+        assert_eq!(receives.arrived(immediate(grant, 1, (0, 1), 0), 3), Ok(Arrival::Whole));
         assert_eq!(test(&mut receives, grant.slot), Ok(Some(vec![8, 3, 0])));
     }
 
     #[test]
     fn an_optional_receive_is_told_at_once_and_keeps_its_slot() {
         let mut receives = Receives::new(CHUNK);
-        let grant = receives.grant([64].into_iter(), true).unwrap();
+        let grant = receives.grant([64].into_iter(), true, 0).unwrap();
         assert_eq!(test(&mut receives, grant.slot), Ok(Some(vec![64])));
         assert_eq!(test(&mut receives, grant.slot), Err(NotInFlight(grant.slot)));
         for _ in 1..SLOTS {
             let other = one(&mut receives, 1);
-            receives.arrived(immediate(other, 0, 1, 0), 1).unwrap();
+            receives.arrived(immediate(other, 0, (0, 1), 0), 1).unwrap();
             test(&mut receives, other.slot).unwrap().unwrap();
         }
         assert!(!receives.has_room(), "the slot's immediate has not come");
-        assert_eq!(receives.grant([1].into_iter(), false), None);
-        assert_eq!(receives.arrived(immediate(grant, 0, 1, 0), 64), Ok(Arrival::Whole));
+        assert_eq!(receives.grant([1].into_iter(), false, 0), None);
+        assert_eq!(receives.arrived(immediate(grant, 0, (0, 1), 0), 64), Ok(Arrival::Whole));
         assert_eq!(one(&mut receives, 1).slot, grant.slot);
     }
 
@@ -297,9 +397,9 @@ mod tests {
     fn what_an_earlier_use_left_behind_is_dropped() {
         let mut receives = Receives::new(CHUNK);
         let grant = one(&mut receives, 8);
-        let old = Immediate { generation: 5, ..immediate(grant, 0, 1, 0) };
+        let old = Immediate { generation: 5, ..immediate(grant, 0, (0, 1), 0) };
         assert_eq!(receives.arrived(old, 8), Ok(Arrival::Stale));
-        let free = Immediate { slot: 9, ..immediate(grant, 0, 1, 0) };
+        let free = Immediate { slot: 9, ..immediate(grant, 0, (0, 1), 0) };
         assert_eq!(receives.arrived(free, 8), Ok(Arrival::Stale));
         assert_eq!(receives.stale(), 2);
         assert_eq!(test(&mut receives, grant.slot), Ok(None));
@@ -308,14 +408,74 @@ mod tests {
     #[test]
     fn a_lying_peer_is_caught() {
         let mut receives = Receives::new(CHUNK);
-        let grant = receives.grant([8, 8].into_iter(), false).unwrap();
-        assert_eq!(receives.arrived(immediate(grant, 2, 1, 0), 8), Err(Violation::Part { part: 2 }));
-        assert_eq!(receives.arrived(immediate(grant, 0, 1, 0), 9), Err(Violation::Overrun { bytes: 9, room: 8 }));
-        assert_eq!(receives.arrived(immediate(grant, 0, 1, 1), 0), Err(Violation::Overrun { bytes: 4096, room: 8 }));
-        receives.arrived(immediate(grant, 0, 2, 0), 4).unwrap();
-        assert_eq!(receives.arrived(immediate(grant, 0, 3, 0), 4), Err(Violation::Shares { before: 2, now: 3 }));
-        receives.arrived(immediate(grant, 0, 2, 0), 4).unwrap();
-        assert_eq!(receives.arrived(immediate(grant, 0, 2, 0), 0), Err(Violation::Part { part: 0 }));
+        let grant = receives.grant([8, 8].into_iter(), false, 0).unwrap();
+        let mut say = |part, share, leads, bytes| receives.arrived(immediate(grant, part, share, leads), bytes);
+        assert_eq!(say(2, (0, 1), 0, 8), Err(Violation::Part { part: 2, share: 0 }));
+        assert_eq!(say(0, (1, 1), 0, 8), Err(Violation::Part { part: 0, share: 1 }));
+        assert_eq!(say(0, (0, 1), 0, 9), Err(Violation::Overrun { bytes: 9, room: 8 }));
+        assert_eq!(say(0, (0, 1), 1, 0), Err(Violation::Overrun { bytes: 4096, room: 8 }));
+        assert_eq!(say(0, (1, 2), 0, 4), Ok(Arrival::Part));
+        assert_eq!(say(0, (0, 3), 0, 4), Err(Violation::Shares { before: 2, now: 3 }));
+        assert_eq!(say(0, (1, 2), 0, 4), Err(Violation::Part { part: 0, share: 1 }));
+        assert_eq!(say(0, (0, 2), 0, 4), Ok(Arrival::Part));
+        assert_eq!(say(0, (0, 2), 0, 0), Err(Violation::Part { part: 0, share: 0 }));
+        assert_eq!(say(0, (2, 3), 0, 0), Err(Violation::Shares { before: 2, now: 3 }));
         assert_eq!(test(&mut receives, 40), Err(NotInFlight(40)));
+    }
+
+    #[test]
+    fn what_a_slots_last_receive_was_owed_its_next_one_is_not() {
+        let mut receives = Receives::new(CHUNK);
+        let first = one(&mut receives, 8);
+        receives.lost(0);
+        receives.arrived(immediate(first, 0, (0, 1), 0), 8).unwrap();
+        test(&mut receives, first.slot).unwrap().unwrap();
+        for _ in 1..SLOTS {
+            let other = receives.grant([8].into_iter(), false, 1).unwrap();
+            receives.arrived(immediate(other, 0, (0, 1), 0), 8).unwrap();
+            test(&mut receives, other.slot).unwrap().unwrap();
+        }
+        let again = receives.grant([8].into_iter(), false, 1).unwrap();
+        assert_eq!((again.slot, receives.next_owed()), (first.slot, None));
+    }
+
+    #[test]
+    fn eight_shares_are_all_there_are() {
+        let mut receives = Receives::new(CHUNK);
+        let grant = one(&mut receives, 100);
+        for share in 0..7 {
+            assert_eq!(receives.arrived(immediate(grant, 0, (share, 8), 0), 1), Ok(Arrival::Part));
+        }
+        assert!(receives.received().has(0, 0, 6) && !receives.received().has(0, 0, 7));
+        assert_eq!(receives.arrived(immediate(grant, 0, (7, 8), 0), 1), Ok(Arrival::Whole));
+        assert!(receives.received().has(0, 0, 7) && !receives.received().has(1, 0, 0));
+    }
+
+    #[test]
+    fn what_went_by_a_lost_lane_goes_once_more_and_holds_its_slot() {
+        let mut receives = Receives::new(CHUNK);
+        let first = receives.grant([8, 8].into_iter(), false, 1).unwrap();
+        let by_other = receives.grant([8].into_iter(), false, 0).unwrap();
+        let done = receives.grant([8].into_iter(), false, 1).unwrap();
+        receives.arrived(immediate(done, 0, (0, 1), 0), 8).unwrap();
+        receives.lost(1);
+        assert_eq!(receives.next_owed(), Some(Owed { grant: first, parts: 2 }));
+        receives.repeats(first.slot, 0);
+        assert_eq!(receives.next_owed(), None, "one is done, and one went by another lane");
+        for part in [0, 1] {
+            receives.arrived(immediate(first, part, (0, 1), 0), 8).unwrap();
+        }
+        receives.arrived(immediate(by_other, 0, (0, 1), 0), 8).unwrap();
+        (0..3).for_each(|slot| assert!(test(&mut receives, slot).unwrap().is_some()));
+        for _ in 3..SLOTS {
+            let other = one(&mut receives, 1);
+            receives.arrived(immediate(other, 0, (0, 1), 0), 1).unwrap();
+            test(&mut receives, other.slot).unwrap().unwrap();
+        }
+        assert!(!receives.has_room(), "its clear-to-send is still under way");
+        receives.repeated(first.slot);
+        assert_eq!(one(&mut receives, 1).slot, first.slot);
+        receives.lost(0);
+        assert!(receives.next_owed().is_some_and(|owed| owed.grant.sequence == SLOTS as u64));
     }
 }

@@ -62,6 +62,28 @@ enum Trials {
     Trial { left: u8, home: usize, every_ns: u64, rate: f64 },
 }
 
+/// The other connections on the rails. Only the connection's own thread asks.
+pub trait Others {
+    /// What has to be waited for on a rail: bytes that all connections of this process have under way there.
+    fn waiting_bytes(&self, rail: usize) -> u64;
+    /// Tells how much of its promise this connection found a rail to keep, beside the best one (above 0, to 1); what all that use it
+    /// found.
+    fn confer(&self, rail: usize, kept: f64) -> f64;
+}
+
+/// Nobody else uses the rails.
+struct Nobody;
+
+impl Others for Nobody {
+    fn waiting_bytes(&self, _rail: usize) -> u64 {
+        0
+    }
+
+    fn confer(&self, _rail: usize, kept: f64) -> f64 {
+        kept
+    }
+}
+
 /// The rails of one direction of a connection.
 #[derive(Debug, Clone)]
 pub struct Striping {
@@ -77,6 +99,8 @@ pub struct Striping {
     /// Where in the round of samples the last whole message was.
     sampled: u32,
     count: usize,
+    /// Rails that are lost, a bit each.
+    lost: u8,
     /// Whether something was measured since the rates were worked out.
     stale: bool,
     refreshed_ns: u64,
@@ -101,13 +125,36 @@ impl Striping {
             counted_bytes: if count > 1 { COUNTED_BYTES } else { u64::MAX },
             sampled: 0,
             count,
+            lost: 0,
             stale: false,
             refreshed_ns: 0,
             trials: Trials::Rest { next_ns: RETRY_NS, every_ns: TRIAL_EVERY_NS, rate: 0.0 },
             nominal,
         };
-        striping.refresh();
+        striping.refresh(&Nobody);
         striping
+    }
+
+    /// A rail is lost: it gets nothing more, and what it had is not waited for.
+    pub fn lose(&mut self, rail: usize) {
+        self.lost |= 1 << (rail & 7);
+        self.paces[rail % MAX_RAILS] = Pace::default();
+        if matches!(self.trials, Trials::Trial { .. }) {
+            self.trials = Trials::Rest { next_ns: 0, every_ns: TRIAL_EVERY_NS, rate: 0.0 };
+        }
+        self.refresh(&Nobody);
+    }
+
+    /// A lost rail is back, with nothing known of its speed.
+    pub fn regain(&mut self, rail: usize) {
+        self.lost &= !(1 << (rail & 7));
+        self.refresh(&Nobody);
+    }
+
+    /// Whether a rail is not lost.
+    #[inline(always)]
+    pub fn has(&self, rail: usize) -> bool {
+        self.lost >> (rail & 7) & 1 == 0
     }
 
     /// Up to this size a message goes whole to one rail.
@@ -134,26 +181,26 @@ impl Striping {
         self.paces[rail % MAX_RAILS].is_idle()
     }
 
-    /// The rail for a small message. `elsewhere` tells what all connections of this process have under way on a rail.
+    /// The rail for a small message.
     #[inline(always)]
-    pub fn rail_for(&mut self, bytes: u64, elsewhere: impl Fn(usize) -> u64) -> usize {
+    pub fn rail_for(&mut self, bytes: u64, others: &impl Others) -> usize {
         let favourite = self.favourite;
         if self.count > 1 {
-            let waiting = self.paces[favourite % MAX_RAILS].outstanding_bytes.max(elsewhere(favourite));
+            let waiting = self.paces[favourite % MAX_RAILS].outstanding_bytes.max(others.waiting_bytes(favourite));
             if waiting > self.stay_bytes[favourite % MAX_RAILS] {
-                self.look_for_another(bytes, elsewhere);
+                self.look_for_another(bytes, others);
             }
         }
         self.favourite
     }
 
     #[inline(never)]
-    fn look_for_another(&mut self, bytes: u64, elsewhere: impl Fn(usize) -> u64) {
+    fn look_for_another(&mut self, bytes: u64, others: &impl Others) {
         if self.stale {
-            self.refresh();
+            self.refresh(others);
         }
         let done_us = |rail: usize| {
-            let waiting = self.paces[rail].outstanding_bytes.max(elsewhere(rail));
+            let waiting = self.paces[rail].outstanding_bytes.max(others.waiting_bytes(rail));
             (waiting + bytes) as f64 / self.rates[rail]
         };
         let mut best = (self.favourite, done_us(self.favourite) - STAY_US);
@@ -168,10 +215,10 @@ impl Striping {
 
     /// The shares of a large message.
     #[inline(always)]
-    pub fn cut(&mut self, bytes: u64, now_ns: u64) -> Shares {
+    pub fn cut(&mut self, bytes: u64, now_ns: u64, others: &impl Others) -> Shares {
         if self.stale && now_ns.saturating_sub(self.refreshed_ns) >= REFRESH_NS {
             self.refreshed_ns = now_ns;
-            self.refresh();
+            self.refresh(others);
         }
         let mut lanes = [Lane::default(); MAX_RAILS];
         for ((lane, pace), rate) in lanes.iter_mut().zip(&self.paces).zip(&self.rates) {
@@ -195,18 +242,20 @@ impl Striping {
     /// The rail for a message that goes whole and [`Striping::is_counted`]: the one that [`Striping::rail_for`] gave, or now
     /// and then another one, which shows by some of them in a row how fast it is by now.
     #[inline(always)]
-    pub fn rail_to_try(&mut self, rail: usize, bytes: u64, now_ns: u64) -> usize {
+    pub fn rail_to_try(&mut self, rail: usize, bytes: u64, now_ns: u64, others: &impl Others) -> usize {
         match self.trials {
             Trials::Rest { next_ns, .. } if now_ns < next_ns => rail,
-            Trials::Rest { every_ns, rate: before, .. } => self.look_round(bytes, now_ns, every_ns, before),
+            Trials::Rest { every_ns, rate: before, .. } => self.look_round(bytes, now_ns, (every_ns, before), others),
             Trials::Trial { left, .. } if left > 1 => self.go_on_trying(rail),
-            Trials::Trial { home, every_ns, rate, .. } => self.end_trial(rail, home, now_ns, every_ns, rate),
+            Trials::Trial { home, every_ns, rate, .. } => {
+                self.end_trial((rail, home), now_ns, (every_ns, rate), others)
+            }
         }
     }
 
     #[inline(never)]
-    fn look_round(&mut self, bytes: u64, now_ns: u64, every_ns: u64, before: f64) -> usize {
-        self.refresh();
+    fn look_round(&mut self, bytes: u64, now_ns: u64, (every_ns, before): (u64, f64), others: &impl Others) -> usize {
+        self.refresh(others);
         let (home, rate) = (self.favourite, self.rates[self.favourite]);
         let every_ns = if rate < SLOWED * before { TRIAL_EVERY_NS } else { every_ns };
         let mut others = (1..self.count).map(|step| (home + step) % self.count);
@@ -228,9 +277,15 @@ impl Striping {
     }
 
     #[inline(never)]
-    fn end_trial(&mut self, rail: usize, home: usize, now_ns: u64, every_ns: u64, rate: f64) -> usize {
+    fn end_trial(
+        &mut self,
+        (rail, home): (usize, usize),
+        now_ns: u64,
+        (every_ns, rate): (u64, f64),
+        others: &impl Others,
+    ) -> usize {
         self.favourite = home;
-        self.refresh();
+        self.refresh(others);
         let every_ns = if self.favourite == home { (2 * every_ns).min(TRIAL_SELDOM_NS) } else { TRIAL_EVERY_NS };
         self.trials = Trials::Rest { next_ns: now_ns + every_ns, every_ns, rate };
         rail
@@ -241,7 +296,7 @@ impl Striping {
         let trial_us = bytes as f64 / self.rates[rail];
         let patience_ns = RETRY_NS.max((trial_us * 1000.0 * RETRY_PATIENCE) as u64);
         let idle_ns = now_ns.saturating_sub(self.paces[rail].given_ns);
-        self.paces[rail].outstanding_bytes == 0 && idle_ns > patience_ns
+        self.has(rail) && self.paces[rail].outstanding_bytes == 0 && idle_ns > patience_ns
     }
 
     /// A share was given to a rail. `now_ns` is there where it is timed.
@@ -263,7 +318,7 @@ impl Striping {
     }
 
     /// Works out again what each rail carries.
-    fn refresh(&mut self) {
+    fn refresh(&mut self, others: &impl Others) {
         self.stale = false;
         let mut kept = [None; MAX_RAILS];
         let mut best = 0.0_f64;
@@ -271,14 +326,22 @@ impl Striping {
             *kept = pace.measured().map(|measured| measured / nominal);
             best = best.max(kept.unwrap_or(0.0));
         }
+        let mut best_of_all = 0.0_f64;
+        for (rail, kept) in kept.iter_mut().enumerate() {
+            *kept = kept.map(|kept| others.confer(rail, kept / best));
+            best_of_all = best_of_all.max(kept.unwrap_or(0.0));
+        }
         // Rails that keep their promise about alike keep it alike: what is between them is noise, and shares that follow
         // noise leave rails idle. A rail that was not measured is taken for one of them.
-        let alike = |factor: &f64| *factor >= ALIKE * best;
+        let alike = |factor: &f64| *factor >= ALIKE * best_of_all;
         let (sum, several) =
             kept.iter().flatten().filter(|f| alike(f)).fold((0.0, 0.0), |(sum, several), f| (sum + f, several + 1.0));
-        let usual = if several > 0.0 { sum / several } else { 1.0 };
+        let (usual, best) = if several > 0.0 { (sum / several, best) } else { (1.0, 1.0) };
         for ((rate, kept), nominal) in self.rates.iter_mut().zip(kept).zip(&self.nominal) {
-            *rate = kept.filter(|factor| !alike(factor)).unwrap_or(usual) * nominal;
+            *rate = kept.filter(|factor| !alike(factor)).unwrap_or(usual) * best * nominal;
+        }
+        for rail in (0..self.count).filter(|rail| self.lost >> rail & 1 == 1) {
+            self.rates[rail] = 0.0;
         }
         let mut fastest = self.favourite;
         for rail in 0..self.count {
@@ -368,11 +431,11 @@ mod tests {
         fn send(&mut self, bytes: u64) {
             let now_ns = self.now_ns();
             let (shares, timed) = if bytes <= self.striping.whole_bytes() {
-                let rail = self.striping.rail_for(bytes, |_| 0);
-                let shares = Shares::whole(self.striping.rail_to_try(rail, bytes, now_ns), bytes);
+                let rail = self.striping.rail_for(bytes, &Nobody);
+                let shares = Shares::whole(self.striping.rail_to_try(rail, bytes, now_ns, &Nobody), bytes);
                 (shares, self.striping.is_to_time(bytes))
             } else {
-                (self.striping.cut(bytes, now_ns), true)
+                (self.striping.cut(bytes, now_ns, &Nobody), true)
             };
             for share in shares.as_slice() {
                 let rail = usize::from(share.lane);
@@ -411,6 +474,19 @@ mod tests {
                 self.unfinished.pop_front();
                 self.done_bytes += bytes;
             }
+        }
+    }
+
+    /// Others have a MiB under way on one rail.
+    struct OnRail(usize);
+
+    impl Others for OnRail {
+        fn waiting_bytes(&self, rail: usize) -> u64 {
+            if rail == self.0 { 1 << 20 } else { 0 }
+        }
+
+        fn confer(&self, _rail: usize, kept: f64) -> f64 {
+            kept
         }
     }
 
@@ -493,20 +569,19 @@ mod tests {
     #[test]
     fn a_small_message_stays_on_its_rail_unless_that_is_busy_or_slow() {
         let mut striping = Striping::new(&rails(&[100_000; 4]), MIN);
-        let nowhere = |_: usize| 0;
         assert_eq!(striping.whole_bytes(), 2 * MIN - 1);
-        assert_eq!(striping.rail_for(8, nowhere), 0);
+        assert_eq!(striping.rail_for(8, &Nobody), 0);
         striping.given(0, 1 << 15, None);
-        assert_eq!(striping.rail_for(8, nowhere), 0, "not worth a change");
+        assert_eq!(striping.rail_for(8, &Nobody), 0, "not worth a change");
         striping.given(0, 1 << 20, None);
-        assert_eq!(striping.rail_for(8, nowhere), 1);
-        assert_eq!(striping.rail_for(8, |rail| if rail == 1 { 1 << 20 } else { 0 }), 2, "others use it");
+        assert_eq!(striping.rail_for(8, &Nobody), 1);
+        assert_eq!(striping.rail_for(8, &OnRail(1)), 2, "others use it");
         // The favourite shows to be slow.
         for rail in [2, 3] {
             striping.given(rail, 1 << 20, Some(0));
             striping.confirmed(rail, 1 << 20, Some(if rail == 2 { 800_000 } else { 84_000 }));
         }
-        striping.cut(1 << 20, REFRESH_NS);
-        assert_ne!(striping.rail_for(8, nowhere), 2);
+        striping.cut(1 << 20, REFRESH_NS, &Nobody);
+        assert_ne!(striping.rail_for(8, &Nobody), 2);
     }
 }

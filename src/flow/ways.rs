@@ -86,7 +86,8 @@ impl Ways {
                 let several = on(passage);
                 if several > 0.0 {
                     *left -= step * several;
-                    if *left <= 1e-6 * capacity {
+                    // A link of unknown speed is never full.
+                    if capacity.is_finite() && *left <= 1e-6 * capacity {
                         full |= 1 << passage;
                     }
                 }
@@ -138,6 +139,15 @@ mod tests {
         };
         assert_eq!(rounded(&straight(&[plain(0), plain(1), plain(2), plain(3)])), [10_000; 4]);
         assert_eq!(rounded(&straight(&[])), []);
+    }
+
+    #[test]
+    fn a_slow_port_holds_up_nobody_else_where_links_are_not_known() {
+        let port = |(rail, port_mbps): (u8, u32)| End {
+            rail,
+            attachment: Attachment { link: rail, link_mbps: 0, cable: rail, port_mbps },
+        };
+        assert_eq!(rounded(&straight(&[(0, 10_000), (1, 25_000), (2, 100_000)].map(port))), [10_000, 25_000, 100_000]);
     }
 
     #[test]

@@ -81,6 +81,19 @@ impl Default for CompletionBuffer {
 #[repr(transparent)]
 pub struct Completion(ibv_wc);
 
+/// What a failed work request blames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Blame {
+    /// The way, or that the QP had failed before.
+    Way,
+    /// What was asked for: a length, key or address that is not allowed, on any QP.
+    Request,
+    /// One or the other. "Invalid request" is also what a responder says of a packet out of its turn or of the wrong length within a
+    /// message (`check_op_seq` and `check_rkey` in Linux's rxe_resp.c), and soft-RoCE comes to that now and then where rails are pulled
+    /// under load.
+    Either,
+}
+
 impl Completion {
     /// What the work request was posted with.
     #[inline]
@@ -97,6 +110,19 @@ impl Completion {
     /// The status in words.
     pub fn status_text(&self) -> &'static str {
         status_text(self.0.status)
+    }
+
+    /// What its status blames; of no use for one that succeeded.
+    pub fn blame(&self) -> Blame {
+        match self.0.status {
+            IBV_WC_LOC_LEN_ERR
+            | IBV_WC_LOC_PROT_ERR
+            | IBV_WC_MW_BIND_ERR
+            | IBV_WC_LOC_ACCESS_ERR
+            | IBV_WC_REM_ACCESS_ERR => Blame::Request,
+            IBV_WC_LOC_QP_OP_ERR | IBV_WC_REM_INV_REQ_ERR | IBV_WC_REM_OP_ERR => Blame::Either,
+            _ => Blame::Way,
+        }
     }
 
     /// Whether it is a write with immediate data that came from the peer.
@@ -142,7 +168,7 @@ fn status_text(status: ibv_wc_status) -> &'static str {
         IBV_WC_BAD_RESP_ERR => "bad response from the peer",
         IBV_WC_LOC_ACCESS_ERR => "local access error",
         IBV_WC_REM_INV_REQ_ERR => "the peer calls the request invalid",
-        IBV_WC_REM_ACCESS_ERR => "the peer refuses access to its memory",
+        IBV_WC_REM_ACCESS_ERR => "the peer refuses access to its memory, or its process has just ended",
         IBV_WC_REM_OP_ERR => "the peer could not carry it out",
         IBV_WC_RETRY_EXC_ERR => "no answer from the peer after all retries",
         IBV_WC_RNR_RETRY_EXC_ERR => "the peer had no receive posted after all retries",

@@ -1,6 +1,7 @@
 //! What a device says of its own accord: ports that go down, addresses that change, QPs that break.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 
 use super::bindings::*;
 use super::context::Context;
@@ -74,6 +75,13 @@ impl Context {
         // SAFETY: got just above, and acknowledged this once.
         unsafe { (self.library.ack_async_event)(&raw mut event) };
         Ok(Some(described))
+    }
+
+    /// A descriptor that is readable while an event is waiting; none for a stand-in of the library that has no events.
+    pub fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        let descriptor = self.event_descriptor();
+        // SAFETY: the context owns the descriptor and is borrowed for as long.
+        (descriptor >= 0).then(|| unsafe { BorrowedFd::borrow_raw(descriptor) })
     }
 
     pub(super) fn make_events_nonblocking(&self) -> Result<()> {

@@ -86,9 +86,9 @@ impl<'a> From<&'a [u8]> for Readable<'a> {
     }
 }
 
-impl<'a> From<&'a [u64; 8]> for Readable<'a> {
+impl<'a> From<&'a [AtomicU64; 8]> for Readable<'a> {
     #[inline(always)]
-    fn from(words: &'a [u64; 8]) -> Self {
+    fn from(words: &'a [AtomicU64; 8]) -> Self {
         Self { addr: words.as_ptr() as u64, bytes: size_of_val(words) as u32, memory: PhantomData }
     }
 }

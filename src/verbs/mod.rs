@@ -24,7 +24,7 @@ mod qp;
 mod thread_domain;
 
 pub use context::{Context, Limits, Pd};
-pub use cq::{Completion, CompletionBuffer, Cq};
+pub use cq::{Blame, Completion, CompletionBuffer, Cq};
 pub use datapath::{Remote, Write};
 pub use event::AsyncEvent;
 pub use fork::{forked, watch_for_fork};

@@ -91,7 +91,8 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// A 16-bit length and that much text, at most `most` bytes. Text that is not UTF-8 is made so: it is only shown.
+    /// A 16-bit length and that much text, at most `most` bytes. What is not UTF-8 or would steer a terminal becomes `?`, so that
+    /// the text does not grow by it: it is only shown.
     ///
     /// # Errors
     /// [`Malformed::Above`] or [`Malformed::Short`].
@@ -101,7 +102,8 @@ impl<'a> Reader<'a> {
             return Err(Malformed::Above { what, count, most });
         }
         let text = String::from_utf8_lossy(self.bytes(count)?).into_owned();
-        Ok(text.chars().map(|c| if c.is_control() { '?' } else { c }).collect())
+        let shown = |c: char| if c.is_control() || c == char::REPLACEMENT_CHARACTER { '?' } else { c };
+        Ok(text.chars().map(shown).collect())
     }
 
     /// An 8-bit count, at most `most`, and that many items.
@@ -183,5 +185,18 @@ impl Writer {
     /// The buffer.
     pub fn into_bytes(self) -> Vec<u8> {
         self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_that_is_only_shown_does_not_grow_by_being_read() {
+        let mut writer = Writer::default();
+        writer.u16(8).bytes(b"a\xff\n\xc3\xa9\xfe\xfd\x80");
+        let text = Reader::new(&writer.into_bytes()).text("name", 8);
+        assert_eq!(text.as_deref(), Ok("a??\u{e9}???"));
     }
 }

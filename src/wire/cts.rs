@@ -14,8 +14,6 @@ pub const ENTRY_WORDS: usize = 8;
 pub const ENTRY_BYTES: usize = ENTRY_WORDS * 8;
 /// Words of the whole ring.
 pub const RING_WORDS: usize = SLOTS * PARTS * ENTRY_WORDS;
-/// Bytes behind the ring that the handshake's trial writes go to: the largest path MTU.
-pub const PROBE_BYTES: usize = 4096;
 /// Largest receive an entry can name: NCCL's own limit on a transfer (`NCCL_MAX_NET_SIZE_BYTES`, 2^40).
 pub const MAX_RECEIVE_BYTES: u64 = 1 << 40;
 

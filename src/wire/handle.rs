@@ -75,12 +75,12 @@ impl Handle {
         }
         let port = reader.u16()?;
         let scope = reader.u32()?;
-        let ip = Ipv6Addr::from(reader.array::<16>()?);
+        let ip = Ipv6Addr::from(reader.array::<16>()?).to_canonical();
         let token = reader.array()?;
         if port == 0 || ip.is_unspecified() {
             return Err(Malformed::Value { what: "address with port", value: u64::from(port) }.into());
         }
-        let address = match ip.to_canonical() {
+        let address = match ip {
             IpAddr::V4(v4) => SocketAddr::from((v4, port)),
             IpAddr::V6(v6) => SocketAddr::V6(SocketAddrV6::new(v6, port, 0, scope)),
         };
@@ -124,6 +124,14 @@ mod tests {
         assert!(text.contains("protocol 99") && text.contains("same version"), "{text}");
         bytes[0] = 2; // AF_INET, with which the handle of NCCL's own transports begins
         assert!(Handle::decode(&bytes).unwrap_err().to_string().contains("must load this plugin too"));
+    }
+
+    #[test]
+    fn nobody_listens_at_no_address() {
+        for address in ["0.0.0.0:7", "[::]:7", "10.0.0.1:0"] {
+            let bytes = Handle { address: address.parse().unwrap(), token: [0; 16] }.encode();
+            assert!(matches!(Handle::decode(&bytes), Err(Foreign::Damaged(_))), "{address}");
+        }
     }
 
     proptest! {

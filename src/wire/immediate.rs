@@ -4,7 +4,7 @@
 //! old, how many such completions there are to wait for, and the true size: a rail's share of a message is `leads`
 //! writes of exactly the connection's chunk size followed by one write of the completion's byte count.
 
-use super::{PARTS, SLOTS};
+use super::{MAX_RAILS, PARTS, SLOTS};
 
 /// The decoded immediate data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,18 +17,20 @@ pub struct Immediate {
     pub generation: u8,
     /// How many shares the message has, each closed by one immediate: 1 to [`MAX_SHARES`].
     pub shares: u8,
+    /// Which of them this closes: what is missing when a rail is lost is asked for by this number.
+    pub share: u8,
     /// Full chunks that went before this write in its share, at most [`MAX_LEADS`].
     pub leads: u16,
 }
 
 /// Generations told apart.
 pub const GENERATIONS: u64 = 64;
-/// Shares of one message.
-pub const MAX_SHARES: usize = 32;
+/// Shares of one message: one for each rail at most.
+pub const MAX_SHARES: usize = MAX_RAILS;
 /// Full chunks before the closing write of one share.
-pub const MAX_LEADS: u64 = (1 << 13) - 1;
+pub const MAX_LEADS: u64 = (1 << 12) - 1;
 
-const _: () = assert!(SLOTS == 1 << 5 && PARTS == 1 << 3 && GENERATIONS == 1 << 6 && MAX_SHARES == 1 << 5);
+const _: () = assert!(SLOTS == 1 << 5 && PARTS == 1 << 3 && GENERATIONS == 1 << 6 && MAX_SHARES == 1 << 3);
 
 impl Immediate {
     /// The generation of a receive's sequence number.
@@ -43,8 +45,9 @@ impl Immediate {
         u32::from(self.slot) & 31
             | (u32::from(self.part) & 7) << 5
             | (u32::from(self.generation) & 63) << 8
-            | (u32::from(self.shares.wrapping_sub(1)) & 31) << 14
-            | (u32::from(self.leads) & 0x1fff) << 19
+            | (u32::from(self.shares.wrapping_sub(1)) & 7) << 14
+            | (u32::from(self.share) & 7) << 17
+            | (u32::from(self.leads) & 0xfff) << 20
     }
 
     /// Unpacks the fields; every 32-bit value is one.
@@ -54,8 +57,9 @@ impl Immediate {
             slot: (bits & 31) as u8,
             part: (bits >> 5 & 7) as u8,
             generation: (bits >> 8 & 63) as u8,
-            shares: (bits >> 14 & 31) as u8 + 1,
-            leads: (bits >> 19) as u16,
+            shares: (bits >> 14 & 7) as u8 + 1,
+            share: (bits >> 17 & 7) as u8,
+            leads: (bits >> 20) as u16,
         }
     }
 }
@@ -74,7 +78,7 @@ mod tests {
 
     #[test]
     fn the_widest_values_fit() {
-        let widest = Immediate { slot: 31, part: 7, generation: 63, shares: 32, leads: MAX_LEADS as u16 };
+        let widest = Immediate { slot: 31, part: 7, generation: 63, shares: 8, share: 7, leads: MAX_LEADS as u16 };
         assert_eq!(Immediate::decode(widest.encode()), widest);
         assert_eq!(widest.encode(), u32::MAX);
         assert_eq!(Immediate::generation_of(0), 0);

@@ -2,11 +2,14 @@
 //!
 //! The connecting side says [`Hello`] with its rails; the accepting side pairs them with its own and makes an
 //! [`Offer`], or a refusal in words; the connecting side connects its queue pairs and answers [`Ready`]; the
-//! accepting side connects its own, writes once over every rail, and says with [`Go`] which of them carry. At the
-//! end each side says [`Bye`]. Each message is a frame: 8 bytes of header, then at most [`MAX_BODY_BYTES`].
+//! accepting side connects its own, writes once over every rail, and says with [`Go`] which of them carry. From then on
+//! each side sends a [`Letter`] when it has something to tell. Each message is a frame: 8 bytes of header, then at most
+//! [`MAX_BODY_BYTES`].
 
+use super::board::BOARD_BYTES;
 use super::codec::{Malformed, Reader, Writer};
-use super::cts::{PROBE_BYTES, RING_WORDS};
+use super::control::Letter;
+use super::fields::{MAX_QPS, chunk_bytes, mtu_bytes, ranged, read_gid, read_qps, write_qp};
 use super::handle::TOKEN_BYTES;
 use super::{MAX_OFFERED_RAILS, MAX_RAILS, PROTOCOL_VERSION};
 
@@ -19,7 +22,6 @@ const MAGIC: u16 = 0x5350;
 const NAME_BYTES: usize = 64;
 const TEXT_BYTES: usize = 2048;
 const MAX_ADDRESSES: usize = 16;
-const MAX_QPS: usize = 16;
 /// No port is as fast as 10 Tb/s.
 const MAX_MBPS: u64 = 10_000_000;
 
@@ -36,8 +38,8 @@ pub enum Message {
     Ready(Ready),
     /// Accepting side's are too, and these rails carried a write.
     Go(Go),
-    /// This side closes.
-    Bye(Bye),
+    /// What either side has to tell once the connection runs.
+    Letter(Letter),
 }
 
 /// Who connects, and over what.
@@ -138,8 +140,8 @@ pub struct QpEnd {
 /// The connecting side's queue pairs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ready {
-    /// Address of the CTS ring.
-    pub ring_addr: u64,
+    /// Address of the connecting side's board, on which its ring and mailbox are.
+    pub board_addr: u64,
     /// One answer for each pair of the offer.
     pub pairs: Vec<PairReady>,
 }
@@ -149,8 +151,8 @@ pub struct Ready {
 pub enum PairReady {
     /// Connected on this side.
     Connected {
-        /// Key of the CTS ring on this rail.
-        ring_rkey: u32,
+        /// Key of the board on this rail.
+        board_rkey: u32,
         /// The connecting side's queue pairs, in the order of the offer's.
         qps: Vec<QpEnd>,
     },
@@ -161,15 +163,22 @@ pub enum PairReady {
 /// Which pairs carry.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Go {
-    /// For each pair of the offer: empty when it carried a write, else why it is left out.
-    pub left_out: Vec<String>,
+    /// Address of the accepting side's board, on which its mailbox is.
+    pub board_addr: u64,
+    /// One answer for each pair of the offer.
+    pub pairs: Vec<PairGo>,
 }
 
-/// This side closes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Bye {
-    /// From a receiver: how many receives, from the first on, have been delivered whole. From a sender: 0.
-    pub delivered: u64,
+/// The accepting side's word on one pair.
+#[derive(Debug, Clone, PartialEq)]
+pub enum PairGo {
+    /// It carried a write.
+    Carries {
+        /// Key of the accepting side's board on this rail.
+        board_rkey: u32,
+    },
+    /// It is left out.
+    LeftOut(String),
 }
 
 /// The header of a frame, checked.
@@ -224,7 +233,7 @@ impl Message {
             Self::Refuse(_) => "refusal",
             Self::Ready(_) => "ready",
             Self::Go(_) => "go",
-            Self::Bye(_) => "bye",
+            Self::Letter(_) => "letter",
         }
     }
 
@@ -249,13 +258,11 @@ impl Message {
                 4
             }
             Self::Go(go) => {
-                body.list(&go.left_out, |w, text| {
-                    w.text(text, TEXT_BYTES);
-                });
+                go.write(&mut body);
                 5
             }
-            Self::Bye(bye) => {
-                body.u64(bye.delivered);
+            Self::Letter(letter) => {
+                letter.write(&mut body);
                 6
             }
         };
@@ -277,8 +284,8 @@ impl Message {
             2 => Self::Offer(Offer::read(r)?),
             3 => Self::Refuse(r.text("reason", TEXT_BYTES)?),
             4 => Self::Ready(Ready::read(r)?),
-            5 => Self::Go(Go { left_out: r.list("pairs", MAX_RAILS, |r| r.text("reason", TEXT_BYTES))? }),
-            6 => Self::Bye(Bye { delivered: r.u64()? }),
+            5 => Self::Go(Go::read(r)?),
+            6 => Self::Letter(Letter::read(r)?),
             kind => return Err(Malformed::Value { what: "message kind", value: u64::from(kind) }),
         };
         reader.end()?;
@@ -304,7 +311,7 @@ impl Hello {
 }
 
 impl RailAdvert {
-    fn write(&self, w: &mut Writer) {
+    pub(super) fn write(&self, w: &mut Writer) {
         w.text(&self.name, NAME_BYTES).text(&self.phys_port, NAME_BYTES);
         self.attachment.write(w);
         w.u32(self.speed_mbps).u32(self.mtu_bytes);
@@ -313,7 +320,7 @@ impl RailAdvert {
         });
     }
 
-    fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+    pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
         Ok(Self {
             name: r.text("rail name", NAME_BYTES)?,
             phys_port: r.text("port name", NAME_BYTES)?,
@@ -321,7 +328,7 @@ impl RailAdvert {
             speed_mbps: ranged("rail speed", u64::from(r.u32()?), 1, MAX_MBPS)? as u32,
             mtu_bytes: mtu_bytes(r)?,
             addresses: r.list("addresses", MAX_ADDRESSES, |r| {
-                let gid = r.array()?;
+                let gid = read_gid(r)?;
                 let prefix = Some(r.u8()?).filter(|p| *p != u8::MAX);
                 match prefix {
                     Some(p) if p > 128 => Err(Malformed::Value { what: "prefix", value: u64::from(p) }),
@@ -365,13 +372,13 @@ impl Offer {
             pairs: r.list("pairs", MAX_RAILS, |r| {
                 Ok(PairOffer {
                     connector_rail: r.u8()?,
-                    connector_gid: r.array()?,
+                    connector_gid: read_gid(r)?,
                     acceptor_rail: r.u8()?,
                     acceptor: Attachment::read(r)?,
                     acceptor_name: r.text("rail name", NAME_BYTES)?,
-                    acceptor_gid: r.array()?,
+                    acceptor_gid: read_gid(r)?,
                     mtu_bytes: mtu_bytes(r)?,
-                    qps: r.list("queue pairs", MAX_QPS, read_qp)?,
+                    qps: read_qps(r)?,
                 })
             })?,
         })
@@ -380,9 +387,9 @@ impl Offer {
 
 impl Ready {
     fn write(&self, w: &mut Writer) {
-        w.u64(self.ring_addr).list(&self.pairs, |w, pair| match pair {
-            PairReady::Connected { ring_rkey, qps } => {
-                w.u8(1).u32(*ring_rkey).list(qps, write_qp);
+        w.u64(self.board_addr).list(&self.pairs, |w, pair| match pair {
+            PairReady::Connected { board_rkey, qps } => {
+                w.u8(1).u32(*board_rkey).list(qps, write_qp);
             }
             PairReady::Failed(reason) => {
                 w.u8(0).text(reason, TEXT_BYTES);
@@ -392,9 +399,9 @@ impl Ready {
 
     fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
         Ok(Self {
-            ring_addr: ring_addr(r)?,
+            board_addr: board_addr(r)?,
             pairs: r.list("pairs", MAX_RAILS, |r| match r.u8()? {
-                1 => Ok(PairReady::Connected { ring_rkey: r.u32()?, qps: r.list("queue pairs", MAX_QPS, read_qp)? }),
+                1 => Ok(PairReady::Connected { board_rkey: r.u32()?, qps: read_qps(r)? }),
                 0 => Ok(PairReady::Failed(r.text("reason", TEXT_BYTES)?)),
                 value => Err(Malformed::Value { what: "pair state", value: u64::from(value) }),
             })?,
@@ -402,41 +409,36 @@ impl Ready {
     }
 }
 
-fn ring_addr(r: &mut Reader<'_>) -> Result<u64, Malformed> {
+impl Go {
+    fn write(&self, w: &mut Writer) {
+        w.u64(self.board_addr).list(&self.pairs, |w, pair| match pair {
+            PairGo::Carries { board_rkey } => {
+                w.u8(1).u32(*board_rkey);
+            }
+            PairGo::LeftOut(reason) => {
+                w.u8(0).text(reason, TEXT_BYTES);
+            }
+        });
+    }
+
+    fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Self {
+            board_addr: board_addr(r)?,
+            pairs: r.list("pairs", MAX_RAILS, |r| match r.u8()? {
+                1 => Ok(PairGo::Carries { board_rkey: r.u32()? }),
+                0 => Ok(PairGo::LeftOut(r.text("reason", TEXT_BYTES)?)),
+                value => Err(Malformed::Value { what: "pair state", value: u64::from(value) }),
+            })?,
+        })
+    }
+}
+
+fn board_addr(r: &mut Reader<'_>) -> Result<u64, Malformed> {
     let addr = r.u64()?;
-    match addr.checked_add((RING_WORDS * 8 + PROBE_BYTES) as u64) {
+    match addr.checked_add(BOARD_BYTES as u64) {
         Some(_) => Ok(addr),
-        None => Err(Malformed::Value { what: "ring address", value: addr }),
+        None => Err(Malformed::Value { what: "board address", value: addr }),
     }
-}
-
-fn write_qp(w: &mut Writer, qp: &QpEnd) {
-    w.u32(qp.number).u32(qp.psn);
-}
-
-fn read_qp(r: &mut Reader<'_>) -> Result<QpEnd, Malformed> {
-    const BITS_24: u64 = (1 << 24) - 1;
-    let number = ranged("queue pair", u64::from(r.u32()?), 0, BITS_24)? as u32;
-    let psn = ranged("sequence number", u64::from(r.u32()?), 0, BITS_24)? as u32;
-    Ok(QpEnd { number, psn })
-}
-
-fn mtu_bytes(r: &mut Reader<'_>) -> Result<u32, Malformed> {
-    match r.u32()? {
-        mtu @ (256 | 512 | 1024 | 2048 | 4096) => Ok(mtu),
-        other => Err(Malformed::Value { what: "path MTU", value: u64::from(other) }),
-    }
-}
-
-fn chunk_bytes(r: &mut Reader<'_>) -> Result<u32, Malformed> {
-    // At least a page, so that a peer cannot make this side split a message into millions of writes; at most 2^30,
-    // so that a completion's 32-bit byte count holds it.
-    let bytes = ranged("chunk size", u64::from(r.u32()?), 4096, 1 << 30)?;
-    if bytes % 128 == 0 { Ok(bytes as u32) } else { Err(Malformed::Value { what: "chunk size", value: bytes }) }
-}
-
-fn ranged(what: &'static str, value: u64, low: u64, high: u64) -> Result<u64, Malformed> {
-    if (low..=high).contains(&value) { Ok(value) } else { Err(Malformed::Value { what, value }) }
 }
 
 #[cfg(test)]
@@ -484,14 +486,17 @@ mod tests {
             }),
             Message::Refuse("no rail in common".into()),
             Message::Ready(Ready {
-                ring_addr: 0x7f00_0000_1000,
+                board_addr: 0x7f00_0000_1000,
                 pairs: vec![
-                    PairReady::Connected { ring_rkey: 5, qps },
+                    PairReady::Connected { board_rkey: 5, qps },
                     PairReady::Failed("Network is unreachable".into()),
                 ],
             }),
-            Message::Go(Go { left_out: vec![String::new(), "no answer".into()] }),
-            Message::Bye(Bye { delivered: 12 }),
+            Message::Go(Go {
+                board_addr: 0x7f00_0000_2000,
+                pairs: vec![PairGo::Carries { board_rkey: 9 }, PairGo::LeftOut("no answer".into())],
+            }),
+            Message::Letter(Letter { number: 3, heard: 2, asks: true, notice: vec![6, 1, 0, 0, 0, 0, 0, 0, 0] }),
         ]
     }
 
@@ -525,10 +530,10 @@ mod tests {
     #[test]
     fn strangers_are_told_apart_by_the_header() {
         assert_eq!(Header::decode(*b"GET / HT"), Err(NotOurs::Stranger));
-        let frame = Message::Bye(Bye { delivered: 0 }).encode();
+        let frame = Message::Letter(Letter::default()).encode();
         let mut header: [u8; 8] = frame[..8].try_into().unwrap();
         header[7] = 1;
-        assert_eq!(Header::decode(header), Err(NotOurs::Size((1 << 24) + 8)));
+        assert_eq!(Header::decode(header), Err(NotOurs::Size((1 << 24) + 19)));
         header[3] = 9;
         assert_eq!(Header::decode(header), Err(NotOurs::Version(9)));
     }

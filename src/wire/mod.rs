@@ -1,16 +1,20 @@
-//! What travels between two ends: the connection handle, the handshake's messages, CTS entries and immediate data.
+//! What travels between two ends: the connection handle, the handshake's messages, CTS entries, immediate data, and what is
+//! told about lost rails.
 //!
 //! Pure: bytes in, values out. No I/O, no clock, no `unsafe`. Everything decoded here came from a peer or a stranger,
 //! so every field is checked before it becomes a value, and nothing is sized by a number that was read.
 
+pub mod board;
 pub mod codec;
+pub mod control;
 pub mod cts;
+mod fields;
 pub mod handle;
 pub mod immediate;
 pub mod message;
 
 /// Version of everything in this room. Two ends with different versions refuse each other with words.
-pub const PROTOCOL_VERSION: u16 = 2;
+pub const PROTOCOL_VERSION: u16 = 3;
 
 /// Receives in flight on one connection (`NCCL_NET_MAX_REQUESTS` in NCCL's `nccl_net.h`).
 pub const SLOTS: usize = 32;

@@ -70,6 +70,26 @@ pub fn test_rails() -> TestRails {
     RAILS.get_or_init(choose_rails).clone()
 }
 
+/// The software fabric's library that cargo built beside this test.
+pub fn fabric_library() -> PathBuf {
+    let exe = std::env::current_exe().expect("the test's own path");
+    let built = exe.ancestors().nth(2).expect("cargo's folder").join("softverbs-ibverbs");
+    assert!(built.exists(), "{} is not built: cargo build --workspace", built.display());
+    built
+}
+
+/// Where the tests' fabrics are kept. What test programs that have ended left behind is gone.
+pub fn fabric_folder() -> PathBuf {
+    let dir = std::env::temp_dir().join("spark-tests");
+    sweep(&dir);
+    dir
+}
+
+/// This test program's fabric.
+pub fn fabric_name() -> String {
+    format!("test-{}", std::process::id())
+}
+
 /// Takes away what test programs that have ended left behind.
 fn sweep(dir: &Path) {
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
@@ -90,11 +110,7 @@ fn choose_rails() -> TestRails {
         let (a, b) = rails.split_once(';').expect("SPARK_TEST_RAILS=\"a0,a1;b0,b1\" names both ends' devices");
         return ([a.to_owned(), b.to_owned()], Vec::new());
     }
-    let exe = std::env::current_exe().expect("the test's own path");
-    let built = exe.ancestors().nth(2).expect("cargo's folder").join("softverbs-ibverbs");
-    assert!(built.exists(), "{} is not built: cargo build --workspace", built.display());
-    let (dir, fabric) = (std::env::temp_dir().join("spark-tests"), format!("test-{}", std::process::id()));
-    sweep(&dir);
+    let (built, dir, fabric) = (fabric_library(), fabric_folder(), fabric_name());
     let sysfs = dir.join(&fabric).join("sys").display().to_string();
     let variables = [
         ("SOFTVERBS_DIR", dir.display().to_string()),
@@ -109,4 +125,36 @@ fn choose_rails() -> TestRails {
     let settings = [("NCCL_IBVERBS_LIB", built.display().to_string()), ("NCCL_SPARK_SYSFS", sysfs)];
     let rails = "rocep1s0f0,roceP2p1s0f0".to_owned();
     ([rails.clone(), rails], settings.map(|(name, value)| (name.to_owned(), value)).to_vec())
+}
+
+/// Far above what any test takes: reaching it is a hang.
+pub const LIMIT: std::time::Duration = std::time::Duration::from_secs(120);
+
+/// Drives whatever the closure drives until it is content.
+pub fn until<T>(mut step: impl FnMut() -> Option<T>) -> T {
+    let begun = std::time::Instant::now();
+    loop {
+        if let Some(done) = step() {
+            return done;
+        }
+        assert!(begun.elapsed() < LIMIT, "it hangs");
+    }
+}
+
+/// Numbers that look like dice.
+pub fn mix(number: u64) -> u64 {
+    let state = (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (state ^ state >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 8
+}
+
+/// Bytes of a message that no other message has.
+pub fn fill(bytes: &mut [u8], seed: u64) {
+    for (at, word) in bytes.chunks_mut(8).enumerate() {
+        word.copy_from_slice(&mix(seed << 32 ^ at as u64).to_le_bytes()[..word.len()]);
+    }
+}
+
+/// Whether they are those of [`fill`].
+pub fn is_filled(bytes: &[u8], seed: u64) -> bool {
+    bytes.chunks(8).enumerate().all(|(at, word)| *word == mix(seed << 32 ^ at as u64).to_le_bytes()[..word.len()])
 }

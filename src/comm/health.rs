@@ -1,0 +1,110 @@
+//! How a data path fares: which rails it has found lost, and whether the connection has failed.
+
+use super::half::Loss;
+use crate::error::{Error, Quick};
+
+/// Requests that a rail may be lost over, perhaps by their own fault, before one of them is taken to be wrong: twice as many as the
+/// rails of a Spark, which may have an accident at the same time.
+const STRIKES: u8 = 8;
+
+/// How a data path fares.
+#[derive(Default)]
+pub struct Health {
+    losses: Vec<Loss>,
+    strikes: Strikes,
+    failed: Option<Box<Error>>,
+}
+
+/// Rails that were lost over what may have been the request's fault ([`crate::verbs::Blame::Either`]).
+///
+/// A request that no rail can carry goes round: each rail that it is posted on is lost, and returns. Such a request never ends,
+/// and so what counts is how often this happens while nothing that ran at the first time has ended.
+#[derive(Debug, Default)]
+pub struct Strikes {
+    count: u8,
+    /// The message that was to begin next at the first of them.
+    since: u64,
+}
+
+impl Strikes {
+    /// One more, while the oldest message that runs is number `oldest` and the one to begin next is number `next`. Whether
+    /// that is enough.
+    #[cold]
+    pub fn another(&mut self, oldest: u64, next: u64) -> bool {
+        if self.count == 0 || oldest >= self.since {
+            *self = Self { count: 0, since: next };
+        }
+        self.count += 1;
+        self.count > STRIKES
+    }
+}
+
+impl Health {
+    /// Whether the connection works.
+    ///
+    /// # Errors
+    /// Why it has failed.
+    #[inline(always)]
+    pub fn check(&self) -> Quick<()> {
+        match &self.failed {
+            None => Ok(()),
+            Some(failed) => Err(failed.clone()),
+        }
+    }
+
+    /// Whether the connection has failed. Its caller has been told then, or will be, and may use its buffers for something else.
+    #[inline(always)]
+    pub fn has_failed(&self) -> bool {
+        self.failed.is_some()
+    }
+
+    /// The connection has failed; the error that its caller is told from here on, which is the first.
+    #[cold]
+    pub fn fail(&mut self, error: impl Into<Box<Error>>) -> Box<Error> {
+        self.failed.get_or_insert_with(|| error.into()).clone()
+    }
+
+    /// A rail was found lost, perhaps over what was asked of it; see [`Strikes::another`].
+    #[cold]
+    pub fn is_struck_out(&mut self, oldest: u64, next: u64) -> bool {
+        self.strikes.another(oldest, next)
+    }
+
+    /// A rail was found lost.
+    #[cold]
+    pub fn lost(&mut self, loss: Loss) {
+        self.losses.push(loss);
+    }
+
+    /// The losses since this was last asked.
+    pub fn take_losses(&mut self) -> Vec<Loss> {
+        std::mem::take(&mut self.losses)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rails_lost_over_one_message_are_counted_until_it_ends() {
+        let mut strikes = Strikes::default();
+        for _ in 0..STRIKES {
+            assert!(!strikes.another(7, 20));
+        }
+        assert!(strikes.another(7, 30), "message 7 has taken them all with it");
+        let mut strikes = Strikes::default();
+        for round in 0..100 {
+            assert!(!strikes.another(10 * round, 10 * round + 10), "what ran at the last one has ended");
+        }
+    }
+
+    #[test]
+    fn the_first_error_stays() {
+        let mut health = Health::default();
+        assert!(health.check().is_ok() && !health.has_failed());
+        let first = Error::Remote("the first".to_owned());
+        assert_eq!(health.fail(first).to_string(), health.fail(Error::Usage("another".to_owned())).to_string());
+        assert!(health.has_failed() && health.check().is_err());
+    }
+}

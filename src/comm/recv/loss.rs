@@ -1,0 +1,109 @@
+//! What a receiver does when a rail is lost or returns: it tells what it has, and grants once more what may not have been heard.
+
+use super::{Found, RecvPath};
+use crate::comm::half::{Ends, Half};
+use crate::comm::health::Health;
+use crate::comm::lane::Lane;
+use crate::comm::trouble::Failure;
+use crate::comm::work::Work;
+use crate::error::{Error, Result};
+use crate::flow::striping::Striping;
+use crate::wire::control::Received;
+use std::time::{Duration, Instant};
+
+/// How long a device may take to hand out what it has received when its queue pairs are stopped. (It takes microseconds.)
+const DRAIN_LIMIT: Duration = Duration::from_secs(1);
+
+impl RecvPath {
+    /// Grants once more what may not have been heard, as far as there is room on the rails.
+    fn repay(&mut self, ends: &Ends) {
+        if self.health.has_failed() {
+            return;
+        }
+        while let Some(owed) = self.receives.next_owed() {
+            let lane = self.cts_lane();
+            if !self.lanes[lane].has_room(0) {
+                return;
+            }
+            let slot = owed.grant.slot;
+            self.receives.repeats(slot, lane);
+            if let Err(error) = self.write_from_shadow(lane, owed.grant, owed.parts, Work::Repeat { slot }) {
+                self.lose_by(ends, lane, error.to_string());
+            }
+        }
+    }
+}
+
+impl Half for RecvPath {
+    fn health(&mut self) -> &mut Health {
+        &mut self.health
+    }
+
+    fn lanes(&mut self) -> &mut [Lane] {
+        &mut self.lanes
+    }
+
+    fn striping(&mut self) -> &mut Striping {
+        &mut self.striping
+    }
+
+    fn span(&self) -> (u64, u64) {
+        self.receives.span()
+    }
+
+    fn lose(&mut self, ends: &Ends, lane: usize) {
+        self.lanes[lane].stop();
+        // All that has come by it: the sender may have heard of it, and then it does not come again.
+        let begun = Instant::now();
+        while !self.lanes[lane].is_drained() {
+            let gone = matches!(self.absorb(ends, lane), Err(failure) if matches!(*failure, Failure::Device(_)));
+            if gone || begun.elapsed() > DRAIN_LIMIT {
+                let (rail, peer) = (self.lanes[lane].rail.name(), &ends.peer.name);
+                let why = "its device does not tell what it has received";
+                _ = self
+                    .health
+                    .fail(Error::Remote(format!("rail {rail} of the connection with {peer} is lost, and {why}")));
+                break;
+            }
+        }
+        self.lanes[lane].close();
+        self.striping.lose(lane);
+    }
+
+    fn received(&self) -> Received {
+        self.receives.received()
+    }
+
+    fn recover(&mut self, ends: &Ends, lane: usize, _received: &Received) -> Result<()> {
+        self.receives.lost(lane);
+        self.repay(ends);
+        Ok(())
+    }
+
+    fn regain(&mut self, ends: &Ends, lane: usize, new: Lane) -> Result<()> {
+        self.lanes[lane] = new;
+        self.striping.regain(lane);
+        self.repay(ends);
+        Ok(())
+    }
+
+    fn tend(&mut self, ends: &Ends) -> Result<bool> {
+        if self.health.has_failed() {
+            return Ok(false);
+        }
+        let mut moved = false;
+        for lane in 0..self.lanes.len() {
+            moved |= self.take_in(ends, lane).map_err(|error| *error)? != Found::Nothing;
+        }
+        self.repay(ends);
+        Ok(moved)
+    }
+
+    fn is_owing(&mut self) -> bool {
+        !self.health.has_failed() && self.receives.next_owed().is_some()
+    }
+
+    fn delivered(&self) -> u64 {
+        self.receives.delivered()
+    }
+}

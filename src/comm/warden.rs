@@ -1,0 +1,597 @@
+//! The watch over one connection's rails: what is done, with the peer, when one is lost and when it returns.
+//!
+//! Fence first, then resend. The side that sees a loss stops its queue pairs there and says so; the other stops its own
+//! and answers; each then knows that nothing comes in any more by the old ones. The receiver's word tells what it has: the
+//! sender posts what is missing on other rails, the receiver grants once more what may not have been heard.
+//!
+//! A lost rail returns with new queue pairs, packet numbers and addresses looked up afresh: the sending side asks now and
+//! then, and tries the new queue pairs with a packet before either side uses them.
+//!
+//! All this is the service thread's. Of the data path it borrows moments ([`super::half::Half`]); what can take longer (opening and
+//! connecting queue pairs) is done while the data path goes on.
+
+use super::board::Board;
+use super::half::{Ends, Loss, Shared};
+use super::lane::{Lane, Role, Route};
+use super::network;
+use super::pairing;
+use super::peer::Presence;
+use super::rail::{Look, Rail};
+use super::trouble::broken_protocol;
+use super::ward::{Asked, Phase, Ward, look_at_trial};
+use crate::error::{Error, Result};
+use crate::flow::dialogue::Dialogue;
+use crate::wire::control::{Letter, Notice, Received};
+use crate::wire::message::{QpEnd, RailAdvert};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A rail that has carried for so long begins anew with its attempts.
+const STEADY: Duration = Duration::from_secs(10);
+/// How long the peer may take to answer for new queue pairs: it may have to wait for the kernel to find a neighbour.
+const ANSWER: Duration = Duration::from_secs(10);
+/// How long a peer whose TCP was closed may take to show by a rail that it is there.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(2);
+/// How often a path that closes is looked at for what has come: more often than all its receives could ask for.
+const MOST_ROUNDS: usize = 256;
+/// Letters that are taken in at a time.
+const LETTERS: usize = 4;
+/// Notices that wait to be heard, from which on no rail is asked for any more; and, as a peer is heard that hears nothing, the most.
+const CROWDED: usize = 32;
+const MOST_UNHEARD: usize = 4 * CROWDED;
+/// How long a letter may be unheard before it is sent once more, by every way there is.
+const REPEAT: Duration = Duration::from_millis(50);
+
+/// One connection's rails, and the talk about them.
+pub struct Warden {
+    ends: Arc<Ends>,
+    half: Arc<dyn Shared>,
+    role: Role,
+    traffic_class: Option<u8>,
+    board: Board,
+    wards: Vec<Ward>,
+    dialogue: Dialogue,
+    /// When the letter under way was last sent.
+    sent: Instant,
+    /// Since when no rail is left.
+    dark_since: Option<Instant>,
+    /// Since when the peer is asked for a sign of life.
+    suspect_since: Option<Instant>,
+    /// Whether the data path has something left to do about a loss.
+    is_owing: bool,
+    has_given_up: bool,
+}
+
+impl Warden {
+    /// Watches over the rails of a connection that has just come up.
+    pub fn new(
+        ends: Arc<Ends>,
+        half: Arc<dyn Shared>,
+        role: Role,
+        traffic_class: Option<u8>,
+        board: Board,
+        wards: Vec<Ward>,
+    ) -> Self {
+        let (dialogue, sent) = (Dialogue::default(), Instant::now());
+        let (dark_since, suspect_since, is_owing, has_given_up) = Default::default();
+        Self {
+            ends,
+            half,
+            role,
+            traffic_class,
+            board,
+            wards,
+            dialogue,
+            sent,
+            dark_since,
+            suspect_since,
+            is_owing,
+            has_given_up,
+        }
+    }
+
+    /// The two ends.
+    pub fn ends(&self) -> &Ends {
+        &self.ends
+    }
+
+    /// Whether all is as it should be: nothing lost, nothing unheard.
+    pub fn is_whole(&self) -> bool {
+        !self.dialogue.is_waiting() && self.wards.iter().all(|ward| matches!(ward.phase, Phase::Live))
+    }
+
+    /// Whether something is under way that is worth looking after often.
+    pub fn is_busy(&self) -> bool {
+        let under_way = |ward: &Ward| !matches!(ward.phase, Phase::Live | Phase::Down { .. });
+        self.is_owing
+            || self.dialogue.is_waiting()
+            || !self.has_given_up && self.ends.peer.presence() == Presence::Here && self.wards.iter().any(under_way)
+    }
+
+    /// Whether something that was said has not been heard.
+    pub fn is_waiting(&self) -> bool {
+        self.dialogue.is_waiting()
+    }
+
+    /// The rails and where they stand, for messages.
+    pub fn text(&self) -> String {
+        let one = |ward: &Ward| {
+            let stands = match ward.phase {
+                Phase::Live => "carries",
+                Phase::Fenced(_) => "lost, the peer has not answered",
+                Phase::Down { .. } => "lost",
+                Phase::Asking(..) => "asked for",
+                Phase::Trying(..) | Phase::Answered(_) => "on trial",
+            };
+            format!("{} to {}: {stands}", ward.rail.name(), ward.peer_rail)
+        };
+        self.wards.iter().map(one).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Says BYE.
+    pub fn close(&mut self) {
+        // What has come and nobody asked after counts too.
+        for _ in 0..MOST_ROUNDS {
+            if !self.take_losses(Instant::now()) {
+                break;
+            }
+        }
+        let mut delivered = 0;
+        self.half.borrow(&mut |half| delivered = half.delivered());
+        self.dialogue.say(Notice::Bye { delivered });
+    }
+
+    /// A port of this host went down or came back.
+    pub fn port_changed(&mut self, rail: &Rail, is_up: bool, now: Instant) {
+        for lane in 0..self.wards.len() {
+            let ward = &mut self.wards[lane];
+            if ward.rail.index != rail.index {
+                continue;
+            }
+            if is_up {
+                ward.tries = 0;
+            }
+            match (&mut ward.phase, is_up) {
+                (Phase::Down { retry }, true) => *retry = now,
+                (Phase::Live, false) => self.lose(lane, "its port went down", now),
+                _ => {}
+            }
+        }
+    }
+
+    /// The peer's end of the bootstrap's TCP was closed without a BYE: its process is gone, or its kernel knows nothing more of a
+    /// connection that had timed out there. Its rails tell.
+    pub fn suspect(&mut self, now: Instant) {
+        if self.ends.peer.presence() == Presence::Here && self.suspect_since.is_none() {
+            self.suspect_since = Some(now);
+            self.dialogue.say(Notice::AreYouThere);
+        }
+    }
+
+    fn look_for_a_sign_of_life(&mut self, now: Instant) {
+        let Some(since) = self.suspect_since else { return };
+        if !self.dialogue.is_waiting() {
+            self.suspect_since = None;
+            tracing::info!("{} lives; the connection goes on over its rails alone", self.ends.peer.name);
+        } else if now.duration_since(since) > SIGN_OF_LIFE
+            || self.lanes_in(|phase| matches!(phase, Phase::Live)).next().is_none()
+        {
+            self.ends.peer.vanished();
+        }
+    }
+
+    /// Goes on as far as it can. Letters for the peer's mailbox are written here; those for the channel are handed to `send`, which
+    /// says whether there is one. A data path that is in use is left alone, unless `has_news`: it looks after itself, and says so when
+    /// it finds a rail lost.
+    pub fn tend(&mut self, now: Instant, has_news: bool, send: &mut dyn FnMut(Letter) -> bool) {
+        for _ in 0..LETTERS {
+            let Some(letter) = self.board.take_letter() else { break };
+            self.hear(&letter, now);
+            if letter.asks {
+                // The way that it came by carries: the answer goes back by it too. (To what asks nothing there is none.)
+                self.mail(&self.dialogue.letter());
+            }
+        }
+        if self.half.is_unused() || has_news || self.is_busy() {
+            self.take_losses(now);
+        }
+        self.look_for_a_sign_of_life(now);
+        if self.ends.peer.presence() == Presence::Here && !self.has_given_up {
+            for lane in 0..self.wards.len() {
+                self.bring_back(lane, now);
+            }
+            self.watch_the_dark(now);
+        }
+        if self.ends.peer.presence() == Presence::Gone {
+            // Nobody reads. (A NIC may take letters in all the same, which must not pass for a sign that something moves.)
+            return;
+        }
+        if let Some(letter) = self.dialogue.news() {
+            self.sent = now;
+            if !send(letter) {
+                self.mail(&self.dialogue.letter());
+            }
+        } else if self.dialogue.is_waiting() && now.duration_since(self.sent) >= REPEAT {
+            self.sent = now;
+            self.mail(&self.dialogue.letter());
+        }
+    }
+
+    /// A letter came in.
+    pub fn hear(&mut self, letter: &Letter, now: Instant) {
+        match self.dialogue.hear(letter) {
+            Ok(None) => {}
+            Ok(Some(notice)) => self.heed(notice, now),
+            Err(malformed) => tracing::warn!("{} sent a notice that cannot be read: {malformed}", self.ends.peer.name),
+        }
+    }
+
+    /// Writes a letter into the peer's mailbox, by every rail that carries.
+    fn mail(&mut self, letter: &Letter) {
+        let bytes = self.board.put_letter(letter);
+        let (ends, board) = (&self.ends, &self.board);
+        let live: Vec<usize> = self.lanes_in(|phase| matches!(phase, Phase::Live)).collect();
+        self.half.borrow(&mut |half| {
+            for lane in &live {
+                half.post(ends, *lane, &board.letter_write(*lane, bytes));
+            }
+        });
+    }
+
+    fn lanes_in(&self, wanted: impl Fn(&Phase) -> bool) -> impl Iterator<Item = usize> {
+        (0..self.wards.len()).filter(move |lane| wanted(&self.wards[*lane].phase))
+    }
+
+    /// What the data path found lost, and what it finds when it is looked after; whether something had come.
+    fn take_losses(&mut self, now: Instant) -> bool {
+        let ends = Arc::clone(&self.ends);
+        let (mut losses, mut found, mut owing) = (Vec::new(), Ok(false), false);
+        self.half.borrow(&mut |half| {
+            found = half.tend(&ends);
+            losses = half.health().take_losses();
+            owing = half.is_owing();
+        });
+        self.is_owing = owing;
+        let moved = match found {
+            Ok(moved) => moved,
+            Err(error) => {
+                self.give_up(error);
+                false
+            }
+        };
+        for Loss { lane, why } in losses {
+            tracing::debug!("lane {lane} of the connection with {} fails: {why}", ends.peer.name);
+            // Else it was heard of by another way meanwhile.
+            if matches!(self.wards[lane].phase, Phase::Live) {
+                self.fenced(lane, &why, now);
+            }
+        }
+        moved
+    }
+
+    /// This side sees a rail lost.
+    fn lose(&mut self, lane: usize, why: &str, now: Instant) {
+        let ends = Arc::clone(&self.ends);
+        self.half.borrow(&mut |half| half.lose(&ends, lane));
+        self.fenced(lane, why, now);
+    }
+
+    /// This side has stopped a rail that carried: says so.
+    fn fenced(&mut self, lane: usize, why: &str, now: Instant) {
+        let ward = &mut self.wards[lane];
+        ward.phase = Phase::Fenced(now);
+        ward.tries = if now.saturating_duration_since(ward.carries_since) > STEADY { 0 } else { ward.tries + 1 };
+        let live = self.lanes_in(|phase| matches!(phase, Phase::Live)).count();
+        let (Ward { rail, peer_rail, .. }, peer) = (&self.wards[lane], &self.ends.peer.name);
+        let of = self.wards.len();
+        tracing::warn!("rail {} to {peer_rail} of {peer} is lost: {why}; {live} of {of} carry on", rail.name());
+        self.say_fenced(lane);
+    }
+
+    fn say_fenced(&mut self, lane: usize) {
+        let mut received = Received::default();
+        self.half.borrow(&mut |half| received = half.received());
+        self.dialogue.say(Notice::Fenced { lane: lane as u8, received });
+    }
+
+    /// Does what a notice asks for.
+    fn heed(&mut self, notice: Notice, now: Instant) {
+        tracing::debug!("{} says {notice:?}", self.ends.peer.name);
+        if let Err(why) = self.check(&notice) {
+            return self.breach(&why);
+        }
+        let lane = match &notice {
+            Notice::Bye { delivered } => return self.ends.peer.said_bye(*delivered),
+            Notice::AreYouThere => return,
+            Notice::Fenced { lane, .. }
+            | Notice::Join { lane, .. }
+            | Notice::Joined { lane, .. }
+            | Notice::NotNow { lane, .. }
+            | Notice::Live { lane } => usize::from(*lane),
+        };
+        let Some(ward) = self.wards.get_mut(lane) else {
+            tracing::warn!("{} speaks of a rail {lane} of {}", self.ends.peer.name, self.wards.len());
+            return;
+        };
+        let down = ward.down(now);
+        let before = std::mem::replace(&mut ward.phase, down);
+        match (notice, before) {
+            (Notice::Fenced { received, .. }, Phase::Live) => {
+                self.lose(lane, "the peer has lost it", now);
+                self.recover(lane, &received, now);
+            }
+            (Notice::Fenced { received, .. }, Phase::Fenced(_)) => self.recover(lane, &received, now),
+            (Notice::Join { rail, qps, .. }, Phase::Down { .. }) => self.answer(lane, &rail, &qps),
+            // It came too late.
+            (Notice::Joined { .. }, Phase::Down { .. }) => self.not_now(lane, "the answer came too late"),
+            (Notice::Joined { connector_gid, acceptor_gid, mtu_bytes, qps, .. }, Phase::Asking(asked, _)) => {
+                let Asked { lane: new, look } = *asked;
+                let route = Route {
+                    look: &look,
+                    gid: connector_gid,
+                    peer_gid: acceptor_gid,
+                    mtu_bytes,
+                    ends: &qps,
+                    traffic_class: self.traffic_class,
+                };
+                match self.try_out(lane, new, &route) {
+                    Ok(new) => {
+                        let until = now + self.ends.host.config.probe_timeout;
+                        self.wards[lane].phase = Phase::Trying(Box::new(new), until);
+                    }
+                    Err(error) => self.not_now(lane, &error.to_string()),
+                }
+            }
+            (Notice::NotNow { why, .. }, Phase::Asking(..) | Phase::Answered(_)) => self.tell_not_now(lane, &why),
+            (Notice::Live { .. }, Phase::Answered(new)) => self.carry_on(lane, *new, now),
+            (other, phase) => {
+                tracing::debug!("{} says {other:?} out of turn", self.ends.peer.name);
+                self.wards[lane].phase = phase;
+            }
+        }
+    }
+
+    /// Looks at what a notice says before anything is done about it: whether it is for this side to hear, and possible.
+    fn check(&self, notice: &Notice) -> std::result::Result<(), String> {
+        if self.dialogue.backlog() > MOST_UNHEARD {
+            return Err("it talks on and does not hear what it is told".to_owned());
+        }
+        // How many receives have begun to be sent; to a receiver nothing can be said of any.
+        let begun = || {
+            let mut begun = 0;
+            if self.role == Role::Sender {
+                self.half.borrow(&mut |half| (_, begun) = half.span());
+            }
+            begun
+        };
+        match (notice, self.role) {
+            (Notice::Join { .. } | Notice::Live { .. }, Role::Sender) | (Notice::Joined { .. }, Role::Receiver) => {
+                Err("what this side has to say is said to it".to_owned())
+            }
+            (Notice::Fenced { received, .. }, Role::Sender) => {
+                let (granted, open, begun) = (received.granted, received.open.len(), begun());
+                let what = || {
+                    format!(
+                        "it has granted {granted} receives, of which {open} wait, while {begun} were begun to be sent"
+                    )
+                };
+                if received.is_possible(begun) { Ok(()) } else { Err(what()) }
+            }
+            (Notice::Bye { delivered }, _) => {
+                let (begun, has) = (begun(), *delivered);
+                let what = || format!("it has {has} messages, while {begun} were begun to be sent");
+                if has <= begun { Ok(()) } else { Err(what()) }
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The peer says what it must not: the connection has failed.
+    pub fn breach(&mut self, what: &dyn std::fmt::Display) {
+        let error = broken_protocol(&self.ends.peer, what);
+        tracing::warn!("{error}");
+        self.give_up(error);
+    }
+
+    /// Both sides have stopped a rail.
+    fn recover(&mut self, lane: usize, received: &Received, now: Instant) {
+        let ends = Arc::clone(&self.ends);
+        let (mut recovered, mut owing) = (Ok(()), false);
+        self.half.borrow(&mut |half| {
+            recovered = half.recover(&ends, lane, received);
+            owing = half.is_owing();
+        });
+        self.is_owing = owing;
+        self.wards[lane].phase = self.wards[lane].down(now);
+        if let Err(error) = recovered {
+            self.give_up(error);
+        }
+    }
+
+    /// Sending side: asks for a lost rail, or looks how its trial goes.
+    fn bring_back(&mut self, lane: usize, now: Instant) {
+        if self.role != Role::Sender {
+            return;
+        }
+        match &mut self.wards[lane].phase {
+            Phase::Down { retry } if now >= *retry && self.dialogue.backlog() < CROWDED => {
+                let ward = &mut self.wards[lane];
+                ward.tries += 1;
+                ward.phase = ward.down(now);
+                match self.ask(lane) {
+                    Ok(asked) => self.wards[lane].phase = Phase::Asking(Box::new(asked), now + ANSWER),
+                    Err(why) => self.tell_not_now(lane, &why.to_string()),
+                }
+            }
+            Phase::Asking(_, until) if now >= *until => self.end_trial(lane, now, "the peer has not answered in time"),
+            Phase::Trying(new, until) => {
+                let late = now >= *until;
+                match look_at_trial(new) {
+                    Ok(true) => self.finish_trial(lane, now),
+                    Ok(false) if !late => {}
+                    Ok(false) => self.end_trial(lane, now, "its trial was not answered in time"),
+                    Err(why) => self.end_trial(lane, now, &why),
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn end_trial(&mut self, lane: usize, now: Instant, why: &str) {
+        self.wards[lane].phase = self.wards[lane].down(now);
+        self.not_now(lane, why);
+    }
+
+    fn finish_trial(&mut self, lane: usize, now: Instant) {
+        let down = self.wards[lane].down(now);
+        if let Phase::Trying(new, _) = std::mem::replace(&mut self.wards[lane].phase, down) {
+            self.dialogue.say(Notice::Live { lane: lane as u8 });
+            self.carry_on(lane, *new, now);
+        }
+    }
+
+    /// The rail is used from here on, with these queue pairs.
+    fn carry_on(&mut self, lane: usize, new: Lane, now: Instant) {
+        let mut new = Some(new);
+        self.wards[lane].carries_since = now;
+        let Ward { rail, peer_rail, phase, .. } = &mut self.wards[lane];
+        *phase = Phase::Live;
+        tracing::info!("rail {} to {peer_rail} of {} carries again", rail.name(), self.ends.peer.name);
+        let ends = Arc::clone(&self.ends);
+        let mut regained = Ok(());
+        self.half.borrow(&mut |half| {
+            if let Some(new) = new.take() {
+                regained = half.regain(&ends, lane, new);
+            }
+        });
+        if let Err(error) = regained {
+            self.give_up(error);
+        }
+        if !self.wards[lane].rail.is_up() {
+            self.lose(lane, "its port went down during its trial", now);
+        }
+    }
+
+    /// The rail cannot return now: the peer is told.
+    fn not_now(&mut self, lane: usize, why: &str) {
+        self.tell_not_now(lane, why);
+        self.dialogue.say(Notice::NotNow { lane: lane as u8, why: why.to_owned() });
+    }
+
+    fn tell_not_now(&self, lane: usize, why: &str) {
+        let (rail, peer) = (self.wards[lane].rail.name(), &self.ends.peer.name);
+        tracing::debug!("rail {rail} does not return to the connection with {peer} yet: {why}");
+    }
+
+    /// The rail as it is now.
+    fn look(&self, lane: usize) -> Result<(Look, RailAdvert)> {
+        let rail = &self.wards[lane].rail;
+        if !rail.is_up() {
+            return Err(Error::Missing("its port is down".to_owned()));
+        }
+        let look = rail.look(&self.ends.host.config, &network::prefixes(&network::addresses()?))?;
+        let advert = rail.advert(&look);
+        Ok((look, advert))
+    }
+
+    fn open(&self, lane: usize) -> Result<Lane> {
+        let ward = &self.wards[lane];
+        let mut new = Lane::open(&ward.rail, self.role, ward.queue_count)?;
+        new.peer_rail.clone_from(&ward.peer_rail);
+        Ok(new)
+    }
+
+    /// Sending side: makes new queue pairs, and asks the peer for its own.
+    fn ask(&mut self, at: usize) -> Result<Asked> {
+        let (look, rail) = self.look(at)?;
+        let lane = self.open(at)?;
+        self.dialogue.say(Notice::Join { lane: at as u8, rail, qps: lane.ends() });
+        Ok(Asked { lane, look })
+    }
+
+    /// Receiving side: makes new queue pairs for those of the peer's, connects them, and says so.
+    fn answer(&mut self, lane: usize, theirs: &RailAdvert, qps: &[QpEnd]) {
+        match self.connect(lane, theirs, qps) {
+            Ok((new, joined)) => {
+                self.wards[lane].phase = Phase::Answered(Box::new(new));
+                self.dialogue.say(joined);
+            }
+            Err(error) => self.not_now(lane, &error.to_string()),
+        }
+    }
+
+    fn connect(&self, lane: usize, theirs: &RailAdvert, qps: &[QpEnd]) -> Result<(Lane, Notice)> {
+        let (look, ours) = self.look(lane)?;
+        let pairs = pairing::pair(std::slice::from_ref(theirs), std::slice::from_ref(&ours));
+        let pair = pairs.first().ok_or_else(|| {
+            let (theirs, ours) = (pairing::describe(std::slice::from_ref(theirs)), pairing::describe(&[ours]));
+            Error::Missing(format!("no subnet in common: {ours}; the peer's {theirs}"))
+        })?;
+        let mut new = self.open(lane)?;
+        let route = Route {
+            look: &look,
+            gid: pair.acceptor_gid,
+            peer_gid: pair.connector_gid,
+            mtu_bytes: pair.mtu_bytes,
+            ends: qps,
+            traffic_class: None,
+        };
+        new.connect(Role::Receiver, &self.ends.host.config, &route)?;
+        let joined = Notice::Joined {
+            lane: lane as u8,
+            connector_gid: pair.connector_gid,
+            acceptor_gid: pair.acceptor_gid,
+            mtu_bytes: pair.mtu_bytes,
+            qps: new.ends(),
+        };
+        Ok((new, joined))
+    }
+
+    /// Sending side: connects the new queue pairs and writes a packet over each.
+    fn try_out(&self, lane: usize, mut new: Lane, route: &Route<'_>) -> Result<Lane> {
+        new.connect(Role::Sender, &self.ends.host.config, route)?;
+        let probe = self.board.probe_write(lane, route.mtu_bytes);
+        new.write_on_each(&probe)?;
+        Ok(new)
+    }
+
+    /// No rail is left for too long, or the peer does not answer for one: the connection has failed.
+    fn watch_the_dark(&mut self, now: Instant) {
+        let limit = self.ends.host.config.loss_timeout;
+        let is_dark = !self.wards.iter().any(|ward| matches!(ward.phase, Phase::Live));
+        let silent =
+            |ward: &&Ward| matches!(ward.phase, Phase::Fenced(since) if now.saturating_duration_since(since) > limit);
+        if !is_dark && let Some(ward) = self.wards.iter().find(silent) {
+            let (rail, peer, limit) = (ward.rail.name(), &self.ends.peer.name, limit.as_secs());
+            let why = format!(
+                "{peer} has not answered for the lost rail {rail} in NCCL_SPARK_LOSS_TIMEOUT_S={limit}: {}",
+                self.text()
+            );
+            self.give_up(Error::Remote(why));
+            return;
+        }
+        if !is_dark {
+            self.dark_since = None;
+            return;
+        }
+        let since = *self.dark_since.get_or_insert(now);
+        let waited = now.duration_since(since);
+        if waited < limit {
+            return;
+        }
+        let error = Error::Remote(format!(
+            "no rail to {} carries for {waited:.0?} (NCCL_SPARK_LOSS_TIMEOUT_S={}): {}",
+            self.ends.peer.name,
+            limit.as_secs(),
+            self.text(),
+        ));
+        self.give_up(error);
+    }
+
+    /// The connection has failed: the data path tells its caller when it is asked next.
+    pub fn give_up(&mut self, error: Error) {
+        tracing::info!("{error}");
+        self.has_given_up = true;
+        self.half.borrow(&mut |half| _ = half.health().fail(error.clone()));
+    }
+}

@@ -1,0 +1,220 @@
+use super::*;
+use crate::flow::plan::{Lane, divide};
+use crate::wire::cts::{Entry, RING_WORDS, Terms, entry_word};
+use std::sync::atomic::Ordering;
+
+fn ring() -> Vec<AtomicU64> {
+    (0..RING_WORDS).map(|_| AtomicU64::new(0)).collect()
+}
+
+fn grant(ring: &[AtomicU64], sequence: u64, tags: &[i32]) {
+    for (part, &tag) in tags.iter().enumerate() {
+        let addr = 0x1000 * (part as u64 + 1);
+        let (parts, part) = (tags.len() as u8, part as u8);
+        put(ring, sequence, &Terms { addr, bytes: 1 << 30, tag, parts, part });
+    }
+}
+
+fn put(ring: &[AtomicU64], sequence: u64, terms: &Terms) {
+    let at = entry_word(sequence, usize::from(terms.part));
+    for (cell, word) in ring[at..].iter().zip(Entry::new(terms, &[1; 4], sequence).words()) {
+        cell.store(*word, Ordering::Relaxed);
+    }
+}
+
+fn route(lane: u8) -> Route {
+    Route { queue: lane + 4, lkey: 20 + u32::from(lane), rkey: 30 + u32::from(lane), timed: lane == 1 }
+}
+
+/// Starts a send of which nothing is posted at once.
+fn start(sends: &mut Sends, head: &Head, local_addr: u64, shares: &[Share], chunk_bytes: u64) -> Option<u16> {
+    let request = sends.start(head, (local_addr, 9), shares)?;
+    for (number, share) in shares.iter().enumerate() {
+        sends.keep_share(request, number as u8, share, route(share.lane), chunk_bytes);
+    }
+    Some(request)
+}
+
+fn find(sends: &mut Sends, ring: &[AtomicU64], tag: i32) -> Result<Option<Head>, Violation> {
+    match sends.peek(ring, tag) {
+        Peek::Nothing => Ok(None),
+        Peek::Found(head) => Ok(Some(head)),
+        Peek::Search => sends.search(ring, tag),
+    }
+}
+
+fn take(sends: &mut Sends, ring: &[AtomicU64], tag: i32) -> Option<(u64, u8)> {
+    let head = find(sends, ring, tag).unwrap()?;
+    assert_eq!((head.addr, head.room_bytes), (0x1000 * (u64::from(head.part) + 1), 1 << 30));
+    sends.start_whole(head, (0, 9), 0, 0).unwrap();
+    Some((head.sequence, head.part))
+}
+
+#[test]
+fn tags_choose_within_a_group_and_equal_tags_match_in_order() {
+    let (mut sends, ring) = (Sends::new(), ring());
+    assert_eq!(take(&mut sends, &ring, 7), None);
+    grant(&ring, 0, &[7, 9, 7]);
+    grant(&ring, 1, &[7]);
+    assert_eq!(take(&mut sends, &ring, 9), Some((0, 1)));
+    assert_eq!(take(&mut sends, &ring, 8), None);
+    assert_eq!(take(&mut sends, &ring, 7), Some((0, 0)));
+    assert_eq!(take(&mut sends, &ring, 9), None, "the next group is not open yet");
+    assert_eq!(take(&mut sends, &ring, 7), Some((0, 2)));
+    assert_eq!(take(&mut sends, &ring, 7), Some((1, 0)));
+    assert_eq!(take(&mut sends, &ring, 7), None);
+}
+
+#[test]
+fn a_group_is_seen_only_when_all_of_it_has_arrived() {
+    let (mut sends, ring) = (Sends::new(), ring());
+    grant(&ring, 0, &[1, 2, 3]);
+    let hole = entry_word(0, 2) + 4;
+    let word = ring[hole].swap(0, Ordering::Relaxed);
+    assert_eq!(take(&mut sends, &ring, 1), None);
+    ring[hole].store(word, Ordering::Relaxed);
+    assert_eq!(take(&mut sends, &ring, 1), Some((0, 0)));
+}
+
+#[test]
+fn a_lie_in_the_ring_is_named() {
+    let (mut sends, ring) = (Sends::new(), ring());
+    grant(&ring, 0, &[1, 2]);
+    put(&ring, 0, &Terms { parts: 3, part: 1, tag: 2, ..Terms::default() });
+    assert_eq!(find(&mut sends, &ring, 1), Err(Violation::Parts(3)));
+}
+
+#[test]
+fn a_send_is_cut_into_chunks_and_done_when_every_share_is_confirmed() {
+    let (mut sends, ring) = (Sends::new(), ring());
+    grant(&ring, 0, &[0]);
+    let bytes = 40_000;
+    let head = find(&mut sends, &ring, 0).unwrap().unwrap();
+    let shares = divide(bytes, &[Lane { bytes_per_us: 1e4, backlog_bytes: 0 }; 2], 4096);
+    let request = start(&mut sends, &head, 0x5000, shares.as_slice(), 8192).unwrap();
+    let mut total = 0;
+    for share in 0..2 {
+        assert_eq!(sends.shares_to_post(request), 2);
+        let mut leads = 0;
+        loop {
+            let write = sends.next_write(request, share, 8192).unwrap();
+            assert_eq!((write.lane, write.route), (share, route(share)));
+            assert_eq!(write.local_addr - 0x5000, write.remote_addr - 0x1000);
+            assert_eq!(write.local_addr - 0x5000, total);
+            total += u64::from(write.bytes);
+            sends.posted(request, share, &write);
+            match write.immediate {
+                Some(immediate) => {
+                    assert_eq!((immediate.leads, immediate.shares, immediate.slot), (leads, 2, 0));
+                    assert_eq!(immediate.share, share);
+                    break;
+                }
+                None => leads += 1,
+            }
+        }
+        assert_eq!(leads, 2);
+        assert!(sends.next_write(request, share, 8192).is_none());
+    }
+    assert_eq!((total, sends.shares_to_post(request)), (bytes, 0));
+    assert_eq!(sends.test(request), Ok(None));
+    let first = sends.confirmed(request, 0).unwrap();
+    assert_eq!(sends.test(request), Ok(None));
+    assert_eq!(first + sends.confirmed(request, 1).unwrap(), bytes);
+    assert_eq!(sends.test(request), Ok(Some(bytes)));
+    assert_eq!(sends.test(request), Err(NotInFlight(request)));
+    assert_eq!(sends.confirmed(request, 0), Err(NotInFlight(request)));
+}
+
+#[test]
+fn shares_that_are_posted_at_once_need_no_other_look() {
+    let mut sends = Sends::new();
+    let head = Head { sequence: 70, part: 2, addr: 0, room_bytes: 0, at: 0 };
+    let share = |lane: u8| Share { lane, offset: u64::from(lane) * 100, bytes: 100 };
+    let request = sends.start(&head, (0, 9), &[share(0), share(1)]).unwrap();
+    let immediate = sends.post_share(request, 0, &share(0)).unwrap();
+    assert_eq!((immediate.slot, immediate.part, immediate.shares, immediate.leads), (70 % SLOTS as u8, 2, 2, 0));
+    assert_eq!((sends.shares_to_post(request), sends.next_write(request, 0, 4096)), (2, None));
+    sends.keep_share(request, 1, &share(1), route(1), 4096);
+    let write = sends.next_write(request, 1, 4096).unwrap();
+    assert_eq!((write.local_addr, write.bytes), (100, 100));
+    sends.posted(request, 1, &write);
+    assert_eq!(sends.shares_to_post(request), 0);
+    assert_eq!((sends.confirmed(request, 1), sends.test(request)), (Ok(100), Ok(None)));
+    assert_eq!((sends.confirmed(request, 0), sends.test(request)), (Ok(100), Ok(Some(200))));
+    assert_eq!(sends.post_share(request, 0, &share(0)), None);
+}
+
+#[test]
+fn all_requests_can_run_and_come_back() {
+    let mut sends = Sends::new();
+    let head = Head { sequence: 3, part: 0, addr: 0, room_bytes: 0, at: 0 };
+    let shares = [Share { lane: 0, offset: 0, bytes: 0 }];
+    let start = |sends: &mut Sends| start(sends, &head, 0, &shares, 4096);
+    let running: Vec<u16> = (0..REQUESTS).map(|_| start(&mut sends).unwrap()).collect();
+    assert!(!sends.has_room() && start(&mut sends).is_none() && sends.start_whole(head, (0, 9), 0, 0).is_none());
+    let write = sends.next_write(running[5], 0, 4096).unwrap();
+    assert_eq!((write.bytes, write.immediate.unwrap().leads), (0, 0));
+    sends.posted(running[5], 0, &write);
+    sends.delivered(3);
+    assert_eq!(sends.test(running[5]), Ok(None));
+    sends.delivered(4);
+    assert!(sends.test(running[5]).unwrap().is_some());
+    assert_eq!(sends.test(running[6]), Ok(None), "nothing of it was posted");
+    assert!(sends.has_room());
+}
+
+#[test]
+fn what_did_not_come_by_a_lost_lane_goes_by_another() {
+    use crate::wire::control::OpenReceive;
+    let mut sends = Sends::new();
+    let head = |sequence| Head { sequence, part: 0, addr: 0x1000, room_bytes: 0, at: 0 };
+    let (whole, _) = sends.start_whole(head(0), (0x5000, 9), 64, 1).unwrap();
+    let (came, _) = sends.start_whole(head(1), (0x5000, 9), 64, 1).unwrap();
+    let (unhurt, _) = sends.start_whole(head(2), (0x5000, 9), 64, 0).unwrap();
+    let share = |lane: u8| Share { lane, offset: u64::from(lane) * 10_000, bytes: 10_000 };
+    let cut = sends.start(&head(3), (0x9000, 8), &[share(0), share(1), share(2)]).unwrap();
+    for number in 0..3 {
+        sends.post_share(cut, number, &share(number)).unwrap();
+    }
+    let half = sends.start(&head(4), (0x9000, 8), &[share(0), share(1)]).unwrap();
+    sends.post_share(half, 0, &share(0)).unwrap();
+    sends.keep_share(half, 1, &share(1), route(1), 4096);
+    let lead = sends.next_write(half, 1, 4096).unwrap();
+    sends.posted(half, 1, &lead);
+    sends.confirmed(half, 0).unwrap();
+
+    let open = |sequence, first| OpenReceive { sequence, shares: [first, 0, 0, 0, 0, 0, 0, 0] };
+    sends.lost(1, &Received { granted: 5, open: vec![open(0, 0), open(3, 0b010), open(4, 0b01)] });
+    assert_eq!(sends.test(came), Ok(Some(64)));
+    assert_eq!(sends.waiting().collect::<Vec<_>>(), [whole, half]);
+    assert_eq!((sends.test(whole), sends.test(unhurt), sends.test(cut)), (Ok(None), Ok(None), Ok(None)));
+    assert_eq!(sends.shares_to_post(cut), 0, "its share had come");
+    assert_eq!(sends.reroute(1, |_| None), 0, "no lane is left");
+    let mut asked = Vec::new();
+    let moved = sends.reroute(1, |stranded| {
+        asked.push((stranded.sequence, stranded.bytes, stranded.memory));
+        Some((2, route(2)))
+    });
+    asked.sort_unstable();
+    assert_eq!((moved, asked), (2, vec![(0, 64, 9), (4, 10_000, 8)]));
+    let again = sends.next_write(whole, 0, 4096).unwrap();
+    assert_eq!((again.lane, again.route, again.local_addr, again.remote_addr), (2, route(2), 0x5000, 0x1000));
+    assert_eq!((again.bytes, again.immediate.unwrap().shares), (64, 1));
+    let first = sends.next_write(half, 1, 4096).unwrap();
+    assert_eq!((first.local_addr, first.remote_addr, first.bytes), (0x9000 + 10_000, 0x1000 + 10_000, 4096));
+    let mut leads = 0;
+    while let Some(write) = sends.next_write(half, 1, 4096) {
+        sends.posted(half, 1, &write);
+        match write.immediate {
+            Some(immediate) => assert_eq!((immediate.leads, immediate.share, immediate.shares), (leads, 1, 2)),
+            None => leads += 1,
+        }
+    }
+    sends.posted(whole, 0, &again);
+    assert_eq!((sends.confirmed(half, 1), sends.test(half)), (Ok(10_000), Ok(Some(20_000))));
+    assert_eq!((sends.confirmed(whole, 0), sends.test(whole)), (Ok(64), Ok(Some(64))));
+    for (number, bytes) in [(0, None), (2, Some(30_000))] {
+        sends.confirmed(cut, number).unwrap();
+        assert_eq!(sends.test(cut), Ok(bytes));
+    }
+}

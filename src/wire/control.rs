@@ -1,0 +1,343 @@
+//! What the two ends of a running connection tell each other: rails that are lost and that return, and the end.
+//!
+//! A [`Letter`] carries one [`Notice`], numbered and confirmed, so that it may travel by several ways at once (the
+//! bootstrap's TCP, and a mailbox in the peer's memory that every rail can write) and arrive twice, late or never by any one
+//! of them. In a mailbox it lies as words with a digest: no ordering of a NIC's stores is assumed, as for a clear-to-send.
+
+use super::codec::{Malformed, Reader, Writer};
+use super::fields::{mtu_bytes, read_gid, read_qps, write_qp};
+use super::message::{QpEnd, RailAdvert};
+use super::{MAX_RAILS, PARTS, SLOTS};
+
+/// 64-bit words of a mailbox.
+pub const LETTER_WORDS: usize = 256;
+/// Largest notice, encoded.
+pub const MAX_NOTICE_BYTES: usize = (LETTER_WORDS - LETTER_HEADER) * 8;
+const LETTER_HEADER: usize = 4;
+const REASON_BYTES: usize = 512;
+
+/// One thing to tell.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Notice {
+    /// A rail is lost: this side has stopped its queue pairs there, so that nothing comes in by them any more.
+    Fenced {
+        /// The rail's number in the connection.
+        lane: u8,
+        /// What a receiver has; of a sender, nothing.
+        received: Received,
+    },
+    /// The connecting side has new queue pairs for a lost rail.
+    Join {
+        /// The rail's number in the connection.
+        lane: u8,
+        /// The rail as it is now.
+        rail: RailAdvert,
+        /// The queue pairs.
+        qps: Vec<QpEnd>,
+    },
+    /// The accepting side has connected its own to them.
+    Joined {
+        /// The rail's number in the connection.
+        lane: u8,
+        /// Address of the connecting side.
+        connector_gid: [u8; 16],
+        /// Address of the accepting side.
+        acceptor_gid: [u8; 16],
+        /// Path MTU, in bytes.
+        mtu_bytes: u32,
+        /// The accepting side's queue pairs.
+        qps: Vec<QpEnd>,
+    },
+    /// The rail cannot return now.
+    NotNow {
+        /// The rail's number in the connection.
+        lane: u8,
+        /// Why, for the peer's log.
+        why: String,
+    },
+    /// The connecting side has tried the new queue pairs: they carry.
+    Live {
+        /// The rail's number in the connection.
+        lane: u8,
+    },
+    /// Nothing but to be heard: the bootstrap's TCP was closed, and the rails tell whether the other side is there.
+    AreYouThere,
+    /// This side closes.
+    Bye {
+        /// From a receiver: how many receives, from the first on, have been delivered whole. From a sender: 0.
+        delivered: u64,
+    },
+}
+
+/// What a receiver has of what was sent to it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Received {
+    /// Receives before this one were granted.
+    pub granted: u64,
+    /// Those of them that wait for bytes, at most [`SLOTS`].
+    pub open: Vec<OpenReceive>,
+}
+
+/// A receive that waits for bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OpenReceive {
+    /// Its number on the connection.
+    pub sequence: u64,
+    /// By part, a bit for each share that has come.
+    pub shares: [u8; PARTS],
+}
+
+impl Received {
+    /// Whether a receiver can have this, to whose receives before number `begun` sends have begun: it grants [`SLOTS`] beyond what is
+    /// sent at most, and what waits is among the last of them. (It may be the word of a while ago.)
+    pub fn is_possible(&self, begun: u64) -> bool {
+        let last = |sequence| sequence < self.granted && self.granted - sequence <= SLOTS as u64;
+        let twice = |at: usize| self.open[..at].iter().any(|before| before.sequence == self.open[at].sequence);
+        self.granted <= begun.saturating_add(SLOTS as u64)
+            && self.open.iter().all(|open| last(open.sequence))
+            && !(0..self.open.len()).any(twice)
+    }
+
+    /// Whether a share has come: it did if its receive was granted and waits for nothing.
+    pub fn has(&self, sequence: u64, part: u8, share: u8) -> bool {
+        match self.open.iter().find(|open| open.sequence == sequence) {
+            Some(open) => open.shares[usize::from(part) % PARTS] >> (share & 7) & 1 == 1,
+            None => sequence < self.granted,
+        }
+    }
+}
+
+impl Notice {
+    /// Its bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut w = Writer::default();
+        match self {
+            Self::Fenced { lane, received } => {
+                w.u8(1).u8(*lane).u64(received.granted).list(&received.open, |w, open| {
+                    w.u64(open.sequence).bytes(&open.shares);
+                });
+            }
+            Self::Join { lane, rail, qps } => {
+                rail.write(w.u8(2).u8(*lane));
+                w.list(qps, write_qp);
+            }
+            Self::Joined { lane, connector_gid, acceptor_gid, mtu_bytes, qps } => {
+                w.u8(3).u8(*lane).bytes(connector_gid).bytes(acceptor_gid).u32(*mtu_bytes).list(qps, write_qp);
+            }
+            Self::NotNow { lane, why } => {
+                w.u8(4).u8(*lane).text(why, REASON_BYTES);
+            }
+            Self::Live { lane } => {
+                w.u8(5).u8(*lane);
+            }
+            Self::Bye { delivered } => {
+                w.u8(6).u64(*delivered);
+            }
+            Self::AreYouThere => {
+                w.u8(7);
+            }
+        }
+        w.into_bytes()
+    }
+
+    /// Reads them.
+    ///
+    /// # Errors
+    /// [`Malformed`] names the field.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut reader = Reader::new(bytes);
+        let r = &mut reader;
+        let notice = match r.u8()? {
+            1 => Self::Fenced {
+                lane: lane(r)?,
+                received: Received {
+                    granted: r.u64()?,
+                    open: r
+                        .list("open receives", SLOTS, |r| Ok(OpenReceive { sequence: r.u64()?, shares: r.array()? }))?,
+                },
+            },
+            2 => Self::Join { lane: lane(r)?, rail: RailAdvert::read(r)?, qps: read_qps(r)? },
+            3 => Self::Joined {
+                lane: lane(r)?,
+                connector_gid: read_gid(r)?,
+                acceptor_gid: read_gid(r)?,
+                mtu_bytes: mtu_bytes(r)?,
+                qps: read_qps(r)?,
+            },
+            4 => Self::NotNow { lane: lane(r)?, why: r.text("reason", REASON_BYTES)? },
+            5 => Self::Live { lane: lane(r)? },
+            6 => Self::Bye { delivered: r.u64()? },
+            7 => Self::AreYouThere,
+            kind => return Err(Malformed::Value { what: "notice", value: u64::from(kind) }),
+        };
+        reader.end()?;
+        Ok(notice)
+    }
+}
+
+fn lane(r: &mut Reader<'_>) -> Result<u8, Malformed> {
+    match r.u8()? {
+        lane if usize::from(lane) < MAX_RAILS => Ok(lane),
+        other => Err(Malformed::Value { what: "rail", value: u64::from(other) }),
+    }
+}
+
+/// What travels: at most one notice, and how far the other side's were heard.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Letter {
+    /// The notice's number, from 1; 0 before the first.
+    pub number: u64,
+    /// The number of the last notice that the writer has heard.
+    pub heard: u64,
+    /// Whether the writer waits for its notice to be confirmed.
+    pub asks: bool,
+    /// The notice, encoded; at most [`MAX_NOTICE_BYTES`].
+    pub notice: Vec<u8>,
+}
+
+impl Letter {
+    /// As it lies in a mailbox.
+    pub fn to_words(&self) -> Vec<u64> {
+        let body = &self.notice[..self.notice.len().min(MAX_NOTICE_BYTES)];
+        let mut words = vec![self.number, self.heard, body.len() as u64 | u64::from(self.asks) << 32, 0];
+        words.extend(body.chunks(8).map(|chunk| {
+            let mut bytes = [0; 8];
+            bytes[..chunk.len()].copy_from_slice(chunk);
+            u64::from_le_bytes(bytes)
+        }));
+        words[3] = digest(&words);
+        words
+    }
+
+    /// Reads a mailbox; `None` while what lies there is not one whole letter.
+    pub fn from_words(words: &[u64; LETTER_WORDS]) -> Option<Self> {
+        let [number, heard, sizes, stated, ..] = *words;
+        let bytes = (sizes & 0xffff_ffff) as usize;
+        if number == 0 && heard == 0 || bytes > MAX_NOTICE_BYTES || sizes >> 33 != 0 {
+            return None;
+        }
+        let mut used = words[..LETTER_HEADER + bytes.div_ceil(8)].to_vec();
+        used[3] = 0;
+        if digest(&used) != stated {
+            return None;
+        }
+        let mut notice: Vec<u8> = used[LETTER_HEADER..].iter().flat_map(|word| word.to_le_bytes()).collect();
+        notice.truncate(bytes);
+        Some(Self { number, heard, asks: sizes >> 32 == 1, notice })
+    }
+
+    pub(super) fn write(&self, w: &mut Writer) {
+        w.u64(self.number).u64(self.heard).u8(u8::from(self.asks)).u16(self.notice.len() as u16).bytes(&self.notice);
+    }
+
+    pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let (number, heard, asks) = (r.u64()?, r.u64()?, r.u8()?);
+        if asks > 1 {
+            return Err(Malformed::Value { what: "letter", value: u64::from(asks) });
+        }
+        let count = usize::from(r.u16()?);
+        if count > MAX_NOTICE_BYTES {
+            return Err(Malformed::Above { what: "notice", count, most: MAX_NOTICE_BYTES });
+        }
+        Ok(Self { number, heard, asks: asks == 1, notice: r.bytes(count)?.to_vec() })
+    }
+}
+
+/// Tells a whole letter from a torn one; as the entry's, not against an adversary.
+fn digest(words: &[u64]) -> u64 {
+    // The odd constant of Fibonacci hashing, 2^64 / golden ratio.
+    const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
+    let state = words.iter().fold(MULTIPLIER, |state, word| (state.rotate_left(29) ^ word).wrapping_mul(MULTIPLIER));
+    state ^ state >> 32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::fields::MAX_QPS;
+    use crate::wire::message::{Address, Attachment};
+    use proptest::prelude::*;
+
+    fn samples() -> Vec<Notice> {
+        let rail = RailAdvert {
+            name: "n".repeat(64),
+            phys_port: "p".repeat(64),
+            attachment: Attachment { link: 1, link_mbps: 112_000, cable: 0, port_mbps: 200_000 },
+            speed_mbps: 112_000,
+            mtu_bytes: 4096,
+            addresses: vec![Address { gid: [0xfe; 16], prefix: Some(120) }; 16],
+        };
+        let qps = vec![QpEnd { number: 17, psn: 0xff_ffff }; MAX_QPS];
+        let open = OpenReceive { sequence: u64::MAX, shares: [255; PARTS] };
+        vec![
+            Notice::Fenced { lane: 7, received: Received { granted: 99, open: vec![open; SLOTS] } },
+            Notice::Join { lane: 0, rail, qps: qps.clone() },
+            Notice::Joined { lane: 3, connector_gid: [1; 16], acceptor_gid: [2; 16], mtu_bytes: 1024, qps },
+            Notice::NotNow { lane: 1, why: "port is Down".repeat(100) },
+            Notice::Live { lane: 2 },
+            Notice::Bye { delivered: 12 },
+            Notice::AreYouThere,
+        ]
+    }
+
+    fn padded(words: &[u64]) -> [u64; LETTER_WORDS] {
+        std::array::from_fn(|at| words.get(at).copied().unwrap_or(0x55))
+    }
+
+    #[test]
+    fn the_largest_notices_fit_and_come_back() {
+        for notice in samples() {
+            let bytes = notice.encode();
+            assert!(bytes.len() <= MAX_NOTICE_BYTES, "{}", bytes.len());
+            let back = Notice::decode(&bytes).unwrap();
+            assert_eq!(back.encode(), bytes);
+            (0..bytes.len()).for_each(|cut| assert!(Notice::decode(&bytes[..cut]).is_err()));
+            let letter = Letter { number: 3, heard: 2, asks: true, notice: bytes };
+            assert_eq!(Letter::from_words(&padded(&letter.to_words())), Some(letter));
+        }
+        assert_eq!(Letter::from_words(&[0; LETTER_WORDS]), None, "an empty mailbox");
+        let heard_only = Letter { number: 0, heard: 5, asks: false, notice: Vec::new() };
+        assert_eq!(Letter::from_words(&padded(&heard_only.to_words())), Some(heard_only));
+    }
+
+    #[test]
+    fn a_receive_that_is_not_open_has_come_if_it_was_granted() {
+        let open = OpenReceive { sequence: 6, shares: [0b101, 0, 0, 0, 0, 0, 0, 1] };
+        let received = Received { granted: 8, open: vec![open] };
+        let has = |sequence, part, share| received.has(sequence, part, share);
+        assert!(has(7, 0, 0) && has(6, 0, 0) && has(6, 0, 2) && has(6, 7, 0) && has(0, 3, 3));
+        assert!(!has(8, 0, 0) && !has(6, 0, 1) && !has(6, 1, 0));
+    }
+
+    #[test]
+    fn what_no_receiver_can_have_is_told_apart() {
+        let open = |sequence| OpenReceive { sequence, shares: [0; PARTS] };
+        let of = |granted, open: Vec<OpenReceive>| Received { granted, open };
+        assert!(of(0, vec![]).is_possible(0) && of(32, (0..32).map(open).collect()).is_possible(0));
+        assert!(of(40, vec![open(8), open(39)]).is_possible(100), "an old word");
+        assert!(!of(33, vec![]).is_possible(0) && !of(u64::MAX, vec![]).is_possible(7), "more than there are slots");
+        assert!(of(u64::MAX, vec![]).is_possible(u64::MAX));
+        assert!(!of(40, vec![open(40)]).is_possible(40), "it was not granted");
+        assert!(!of(40, vec![open(7)]).is_possible(40), "its slot was used since");
+        assert!(!of(40, vec![open(9), open(9)]).is_possible(40), "twice");
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_answered(bytes: Vec<u8>, words in prop::collection::vec(any::<u64>(), LETTER_WORDS)) {
+            if let Ok(notice) = Notice::decode(&bytes) {
+                prop_assert_eq!(Notice::decode(&notice.encode()), Ok(notice));
+            }
+            let _ = Letter::from_words(&words.try_into().unwrap());
+        }
+
+        #[test]
+        fn a_mix_of_two_letters_has_not_arrived(which in 0..7usize, other in 0..7usize, mask: u64) {
+            let letter = |number, which: usize| Letter { number, heard: 1, asks: true, notice: samples()[which].encode() };
+            let (old, new) = (padded(&letter(4, which).to_words()), padded(&letter(5, other).to_words()));
+            let mixed: [u64; LETTER_WORDS] = std::array::from_fn(|at| if mask >> (at % 64) & 1 == 1 { old[at] } else { new[at] });
+            let found = Letter::from_words(&mixed);
+            prop_assert!(found.is_none() || found == Some(letter(4, which)) || found == Some(letter(5, other)));
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! What the tests of the bootstrap port share: honest connections with every byte looked at, and somebody between the two ends.
+#![allow(dead_code, reason = "each test program uses a part")]
+
+use crate::common::{self, LIMIT, until};
+use nccl_net_spark::comm::{Host, ListenComm, RecvComm, RecvPart, SendComm, connect, listen};
+use nccl_net_spark::config::Config;
+use nccl_net_spark::error::Error;
+use nccl_net_spark::plugin::bring_up;
+use nccl_net_spark::verbs::HostMemory;
+use nccl_net_spark::wire::handle::{HANDLE_BYTES, Handle};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// Bytes before a frame's body, and where in a greeting the token is.
+pub const HEADER_BYTES: usize = 8;
+/// As above.
+pub const TOKEN: std::ops::Range<usize> = HEADER_BYTES..HEADER_BYTES + 16;
+
+/// One end's host.
+pub fn host(side: usize) -> Arc<Host> {
+    let (rails, library) = common::test_rails();
+    let mut variables =
+        vec![("NCCL_IB_HCA".to_owned(), rails[side].clone()), ("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned())];
+    variables.extend(library);
+    bring_up(Config::from_variables(&variables).unwrap()).unwrap().0
+}
+
+/// A listener, and how to find it.
+pub struct Door {
+    /// The listener.
+    pub listen: ListenComm,
+    /// For the peer.
+    pub handle: [u8; HANDLE_BYTES],
+    /// The same, read.
+    pub known: Handle,
+}
+
+impl Door {
+    /// Opens one.
+    pub fn open(host: &Arc<Host>) -> Self {
+        let (listen, handle) = listen::listen(host).unwrap();
+        Self { listen, handle, known: Handle::decode(&handle).unwrap() }
+    }
+
+    /// Makes a connection here, whatever else happens at the door.
+    pub fn meet(&self, from: &Arc<Host>) -> Met {
+        self.try_by(from, self.handle).unwrap()
+    }
+
+    /// The same with another handle; the first error of either end.
+    pub fn try_by(&self, from: &Arc<Host>, mut handle: [u8; HANDLE_BYTES]) -> Result<Met, Error> {
+        let (mut send, mut recv) = (None, None);
+        until(|| {
+            if send.is_none() {
+                match connect::connect(from, &mut handle, None) {
+                    Ok(made) => send = made,
+                    Err(error) => return Some(Err(error)),
+                }
+            }
+            if recv.is_none() {
+                match self.listen.accept() {
+                    Ok(made) => recv = made,
+                    Err(error) => return Some(Err(error)),
+                }
+            }
+            (send.is_some() && recv.is_some()).then_some(Ok(()))
+        })?;
+        Ok(Met { send: send.unwrap(), recv: recv.unwrap() })
+    }
+}
+
+/// A connection.
+pub struct Met {
+    /// One end.
+    pub send: SendComm,
+    /// The other.
+    pub recv: RecvComm,
+}
+
+impl Met {
+    /// Messages of several sizes, each byte looked at.
+    pub fn check(&self, seed: u8) {
+        for (round, bytes) in [0, 1, 100, 5000, 300_000].into_iter().enumerate() {
+            let from: Vec<u8> = (0..bytes + 1).map(|at| (at * 7 + at / 251 + round) as u8 ^ seed).collect();
+            let to = vec![0xee_u8; bytes + 64];
+            // SAFETY: both outlive their registrations, which end with this round; what is written is looked at only after
+            // the receive is done.
+            let memory = |bytes: &[u8]| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
+            let (out, into) = (self.send.register(memory(&from)).unwrap(), self.recv.register(memory(&to)).unwrap());
+            let part = RecvPart { addr: to.as_ptr() as u64, bytes, tag: 9, memory: &into };
+            let receive = until(|| self.recv.irecv(&[part], false).unwrap());
+            let send = until(|| self.send.isend(from.as_ptr() as u64, bytes, 9, &out).unwrap());
+            let (mut sent, mut received) = (false, false);
+            until(|| {
+                sent = sent || self.send.test(send).unwrap().is_some();
+                received = received || self.recv.test(receive, |_, size| assert_eq!(size, bytes as u64)).unwrap();
+                (sent && received).then_some(())
+            });
+            assert!(to[..bytes] == from[..bytes], "{bytes} bytes differ");
+            assert!(to[bytes..].iter().all(|byte| *byte == 0xee), "bytes beyond {bytes} were touched");
+        }
+    }
+
+    /// What the receiving end says when it has failed.
+    pub fn receiver_error(&self) -> String {
+        let to = [0_u8; 64];
+        // SAFETY: it outlives its registration; nothing is sent for it.
+        let memory = unsafe { HostMemory::from_caller(to.as_ptr() as usize, to.len()) };
+        let into = self.recv.register(memory).unwrap();
+        let part = RecvPart { addr: to.as_ptr() as u64, bytes: 8, tag: 9, memory: &into };
+        let mut waiting: Vec<u16> = Vec::new();
+        until(|| {
+            let granted = self.recv.irecv(&[part], false);
+            let tested = waiting.iter().find_map(|receive| self.recv.test(*receive, |_, _| {}).err());
+            match (granted, tested) {
+                (Err(error), _) | (_, Some(error)) => return Some(error.to_string()),
+                (Ok(new), None) => waiting.extend(new),
+            }
+            None
+        })
+    }
+
+    /// What the sending end says when it has failed.
+    pub fn sender_error(&self) -> String {
+        let from = [0_u8; 64];
+        // SAFETY: it outlives its registration; nothing is granted for it.
+        let memory = unsafe { HostMemory::from_caller(from.as_ptr() as usize, from.len()) };
+        let out = self.send.register(memory).unwrap();
+        until(|| self.send.isend(from.as_ptr() as u64, 8, 9, &out).err()).to_string()
+    }
+}
+
+/// A stream on which no wait is for ever.
+pub fn dial(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).unwrap();
+    limited(&stream);
+    stream
+}
+
+fn limited(stream: &TcpStream) {
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream.set_write_timeout(Some(LIMIT)).unwrap();
+}
+
+/// The next frame, `None` at the end.
+pub fn read_frame(stream: &mut TcpStream) -> Option<Vec<u8>> {
+    let mut frame = vec![0; HEADER_BYTES];
+    stream.read_exact(&mut frame).ok()?;
+    let body_bytes = u32::from_le_bytes(frame[4..].try_into().unwrap()) as usize;
+    frame.resize(HEADER_BYTES + body_bytes, 0);
+    stream.read_exact(&mut frame[HEADER_BYTES..]).ok()?;
+    Some(frame)
+}
+
+/// What somebody between the two ends of a handshake has of it: both streams, and the frames that went by.
+pub struct Taken {
+    /// To the connecting end.
+    pub to_sender: TcpStream,
+    /// To the accepting one.
+    pub to_receiver: TcpStream,
+    /// HELLO, OFFER, READY, GO, as they came; fewer where the handshake ended before.
+    pub frames: Vec<Vec<u8>>,
+}
+
+/// Stands between the two ends of a handshake: takes the connection at the handle that comes back, and hands each frame on as `alter`
+/// makes it, which is told its place. The talk that follows is not handed on.
+pub fn between(door: &Door, alter: impl Fn(usize, Vec<u8>) -> Vec<u8> + Send + 'static) -> Between {
+    between_late(door, 0, alter)
+}
+
+/// The same, after so many connections were dropped unheard.
+pub fn between_late(door: &Door, drops: usize, alter: impl Fn(usize, Vec<u8>) -> Vec<u8> + Send + 'static) -> Between {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, real) = (listener.local_addr().unwrap(), door.known.address);
+    let taken = std::thread::spawn(move || {
+        (0..drops).for_each(|_| drop(listener.accept().unwrap()));
+        let mut ends = [listener.accept().unwrap().0, dial(real)];
+        limited(&ends[0]);
+        let mut frames = Vec::new();
+        while frames.len() < 4 {
+            let from = frames.len() % 2;
+            let Some(frame) = read_frame(&mut ends[from]) else { break };
+            if ends[1 - from].write_all(&alter(frames.len(), frame.clone())).is_err() {
+                break;
+            }
+            frames.push(frame);
+        }
+        let [to_sender, to_receiver] = ends;
+        Taken { to_sender, to_receiver, frames }
+    });
+    (Handle { address, ..door.known }.encode(), taken)
+}
+
+/// The handle that leads to somebody between, and what he has in the end.
+pub type Between = ([u8; HANDLE_BYTES], JoinHandle<Taken>);
+
+/// A connection with somebody between, and what he has.
+pub fn tapped(hosts: &[Arc<Host>; 2]) -> (Met, Taken) {
+    let door = Door::open(&hosts[1]);
+    let (handle, taken) = between(&door, |_, frame| frame);
+    let met = door.try_by(&hosts[0], handle).unwrap();
+    let taken = taken.join().unwrap();
+    assert_eq!(taken.frames.len(), 4);
+    (met, taken)
+}

@@ -1,0 +1,491 @@
+//! The bootstrap port and the control channel under attack, over loopback, while honest peers connect and transfer with every byte
+//! looked at. What a peer can lie about beyond TCP is in `tests/lies.rs`.
+//!
+//! What is measured (descriptors, memory) is the process's, so the tests take turns.
+
+#![allow(unsafe_code)]
+
+mod attack;
+mod common;
+
+use attack::{Door, HEADER_BYTES, Met, TOKEN, Taken, between, between_late, dial, host, read_frame, tapped};
+use common::until;
+use nccl_net_spark::wire::PROTOCOL_VERSION;
+use nccl_net_spark::wire::control::{Letter, Notice, Received};
+use nccl_net_spark::wire::message::Message;
+use socket2::{Domain, SockRef, Socket, Type};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+static TURN: Mutex<()> = Mutex::new(());
+
+fn turn() -> MutexGuard<'static, ()> {
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A greeting that an honest peer sent to another door, with a token that opens nothing here.
+fn old_handshake() -> Vec<Vec<u8>> {
+    let hosts = [host(0), host(1)];
+    let (met, taken) = tapped(&hosts);
+    met.check(1);
+    taken.frames
+}
+
+/// The same greeting for this door.
+fn greeting(old: &[u8], door: &Door) -> Vec<u8> {
+    let mut frame = old.to_vec();
+    frame[TOKEN].copy_from_slice(&door.known.token);
+    frame
+}
+
+fn with_length(frame: &[u8], body_bytes: u32) -> Vec<u8> {
+    let mut frame = frame.to_vec();
+    frame[4..8].copy_from_slice(&body_bytes.to_le_bytes());
+    frame
+}
+
+/// What strangers say first; none of it opens the door.
+fn nonsense(old: &[Vec<u8>], door: &Door) -> Vec<Vec<u8>> {
+    let hello = greeting(&old[0], door);
+    let mut all: Vec<Vec<u8>> = vec![
+        Vec::new(),
+        b"GET / HTTP/1.1\r\nHost: spark\r\n\r\n".to_vec(),
+        vec![0; 4096],
+        vec![0xff; 100_000],
+        // Replays of an earlier job: its greeting, and its later words as the first ones.
+        old[0].clone(),
+        old.concat(),
+        // The later words by themselves, and a letter.
+        old[1].clone(),
+        old[2].clone(),
+        old[3].clone(),
+        Message::Letter(Letter { number: 1, heard: 0, asks: true, notice: Notice::Bye { delivered: 0 }.encode() })
+            .encode(),
+        Message::Refuse("no".repeat(1000)).encode(),
+        // Lengths: gigabytes, one more than is possible, as much as is possible without a byte of it, less than the body.
+        with_length(&hello, u32::MAX),
+        with_length(&hello, i32::MAX as u32),
+        with_length(&hello, 32 * 1024 + 1),
+        with_length(&hello[..HEADER_BYTES], 32 * 1024),
+        with_length(&hello, 20),
+        with_length(&hello, 0),
+    ];
+    // Another version, another kind, another mark.
+    for at in [0, 1, 2, 3] {
+        let mut other = hello.clone();
+        other[at] = other[at].wrapping_add(1);
+        all.push(other);
+    }
+    // A token that is wrong in its last bit.
+    let mut close = hello;
+    close[TOKEN.end - 1] ^= 1;
+    all.push(close);
+    all
+}
+
+#[test]
+fn strangers_of_every_kind_do_not_keep_an_honest_peer_out() {
+    let _turn = turn();
+    let (old, hosts) = (old_handshake(), [host(0), host(1)]);
+    let door = Door::open(&hosts[1]);
+    let mut strangers: Vec<TcpStream> = Vec::new();
+    for (number, words) in nonsense(&old, &door).into_iter().enumerate() {
+        for leaves in [false, true] {
+            let mut stranger = dial(door.known.address);
+            // It may be dropped while it speaks.
+            let _ = stranger.write_all(&words);
+            if !leaves {
+                strangers.push(stranger);
+            } else if number % 2 == 0 {
+                // With a reset.
+                SockRef::from(&stranger).set_linger(Some(Duration::ZERO)).unwrap();
+            }
+            assert!(door.listen.accept().unwrap().is_none(), "words {number} opened the door");
+        }
+    }
+    let met = door.meet(&hosts[0]);
+    met.check(2);
+    // Those who said something wrong were dropped: their streams end.
+    let dropped = strangers.iter_mut().map(is_over).filter(|is_over| *is_over).count();
+    assert!(dropped >= 20, "only {dropped} of {} were dropped", strangers.len());
+}
+
+fn is_over(stream: &mut TcpStream) -> bool {
+    stream.set_nonblocking(true).unwrap();
+    match stream.read(&mut [0; 64]) {
+        Ok(count) => count == 0,
+        Err(error) => error.kind() != std::io::ErrorKind::WouldBlock,
+    }
+}
+
+#[test]
+fn every_part_of_an_honest_greeting_is_less_than_one() {
+    let _turn = turn();
+    let (old, hosts) = (old_handshake(), [host(0), host(1)]);
+    let door = Door::open(&hosts[1]);
+    let hello = greeting(&old[0], &door);
+    for cut in 0..hello.len() {
+        let mut stranger = dial(door.known.address);
+        stranger.write_all(&hello[..cut]).unwrap();
+        assert!(door.listen.accept().unwrap().is_none(), "{cut} bytes of {} opened the door", hello.len());
+    }
+    door.meet(&hosts[0]).check(3);
+}
+
+#[test]
+fn whoever_speaks_a_byte_at_a_time_is_waited_for_while_others_pass() {
+    let _turn = turn();
+    let (old, hosts) = (old_handshake(), [host(0), host(1)]);
+    let door = Door::open(&hosts[1]);
+    let slow = with_length(&greeting(&old[0], &door), 30_000);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..20 {
+            scope.spawn(|| {
+                let mut stranger = dial(door.known.address);
+                for byte in &slow {
+                    if is_over.load(Ordering::Acquire) || stranger.write_all(&[*byte]).is_err() {
+                        return;
+                    }
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            });
+        }
+        let met = door.meet(&hosts[0]);
+        met.check(4);
+        is_over.store(true, Ordering::Release);
+    });
+}
+
+/// Sockets that a listener has taken in and not dropped.
+fn taken_in(port: u16) -> usize {
+    let lines = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
+    let local = format!(":{port:04X}");
+    // Each once: the kernel may list one twice while others come and go.
+    let mut inodes = std::collections::BTreeSet::new();
+    for fields in lines.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()) {
+        // Not the listener itself (0A), nor what waits in its queue or was dropped, which has no inode.
+        if fields.len() > 9 && fields[1].ends_with(&local) && fields[3] != "0A" && fields[9] != "0" {
+            inodes.insert(fields[9].to_owned());
+        }
+    }
+    inodes.len()
+}
+
+/// Connects from an address of its own, says nothing, and makes room for itself by leaving others.
+fn flood(address: SocketAddr, source: [u8; 4], count: &AtomicUsize, is_over: &AtomicBool) {
+    let mut held = std::collections::VecDeque::new();
+    while !is_over.load(Ordering::Acquire) {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.bind(&SocketAddr::from((source, 0)).into()).unwrap();
+        if socket.connect_timeout(&address.into(), Duration::from_millis(500)).is_ok() {
+            count.fetch_add(1, Ordering::Relaxed);
+            held.push_back(socket);
+        }
+        if held.len() > 60 {
+            held.pop_front();
+        }
+    }
+}
+
+#[test]
+fn thousands_of_silent_connections_take_few_descriptors_and_keep_nobody_out() {
+    let _turn = turn();
+    let hosts = [host(0), host(1)];
+    let mut most = 0;
+    for round in 0..4_u8 {
+        let door = Door::open(&hosts[1]);
+        let (count, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let met = std::thread::scope(|scope| {
+            // From where the honest peer comes from too, and from elsewhere.
+            for source in [[127, 0, 0, 1], [127, 0, 0, 2], [127, 0, 0, 3]] {
+                let (count, is_over, address) = (&count, &is_over, door.known.address);
+                scope.spawn(move || flood(address, source, count, is_over));
+            }
+            // They stop however this ends.
+            let guard = StopOnDrop(&is_over);
+            until(|| {
+                assert!(door.listen.accept().unwrap().is_none());
+                most = most.max(taken_in(door.known.address.port()));
+                (count.load(Ordering::Relaxed) >= 1000).then_some(())
+            });
+            let met = door.meet(&hosts[0]);
+            most = most.max(taken_in(door.known.address.port()));
+            drop(guard);
+            met
+        });
+        met.check(round);
+    }
+    assert!((30..=66).contains(&most), "{most} sockets were taken in at a time");
+}
+
+#[test]
+fn who_was_dropped_unheard_comes_again() {
+    let _turn = turn();
+    let hosts = [host(0), host(1)];
+    let door = Door::open(&hosts[1]);
+    let (handle, taken) = between_late(&door, 5, |_, frame| frame);
+    let met = door.try_by(&hosts[0], handle).unwrap();
+    met.check(13);
+    assert_eq!(taken.join().unwrap().frames.len(), 4);
+}
+
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+#[test]
+fn a_greeting_that_is_replayed_is_refused_and_the_honest_peer_goes_on() {
+    let _turn = turn();
+    let hosts = [host(0), host(1)];
+    let door = Door::open(&hosts[1]);
+    let (real, listened) = (door.known.address, std::sync::Arc::new(Mutex::new(Vec::new())));
+    let heard = std::sync::Arc::clone(&listened);
+    // Who listens in shows the greeting itself as soon as the honest one was answered: it leaves at once, stays, or goes on
+    // with the rest of what it heard.
+    let (handle, taken) = between(&door, move |place, frame| {
+        if place == 0 {
+            *heard.lock().unwrap() = frame.clone();
+        }
+        if place == 1 {
+            let hello = heard.lock().unwrap().clone();
+            for _ in 0..3 {
+                dial(real).write_all(&hello).unwrap();
+            }
+            let mut stays = dial(real);
+            stays.write_all(&hello).unwrap();
+            let answer = read_frame(&mut stays).expect("an answer to the replay");
+            // A refusal, in words.
+            assert_eq!(answer[2], 3, "the replay was answered by a message of kind {}", answer[2]);
+            assert!(String::from_utf8_lossy(&answer).contains("was shown before"));
+            assert!(read_frame(&mut stays).is_none(), "the replay was let in");
+        }
+        frame
+    });
+    let met = door.try_by(&hosts[0], handle).unwrap();
+    met.check(5);
+    let taken = taken.join().unwrap();
+    // And once the connection is there.
+    let mut late = dial(real);
+    late.write_all(&taken.frames[0]).unwrap();
+    late.write_all(&taken.frames[2]).unwrap();
+    for _ in 0..100 {
+        assert!(door.listen.accept().unwrap().is_none(), "a replay made a connection");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    met.check(6);
+}
+
+#[test]
+fn lengths_that_are_claimed_take_no_memory() {
+    let _turn = turn();
+    let (old, hosts) = (old_handshake(), [host(0), host(1)]);
+    let door = Door::open(&hosts[1]);
+    let before = memory_bytes();
+    let hello = greeting(&old[0], &door);
+    let mut strangers = Vec::new();
+    for claimed in [u32::MAX, 1 << 30, 32 * 1024 + 1, 32 * 1024].into_iter().cycle().take(200) {
+        let mut stranger = dial(door.known.address);
+        let _ = stranger.write_all(&with_length(&hello[..HEADER_BYTES], claimed));
+        strangers.push(stranger);
+        assert!(door.listen.accept().unwrap().is_none());
+    }
+    let met = door.meet(&hosts[0]);
+    met.check(7);
+    // What one of the claims says is more than this.
+    let grown = memory_bytes().saturating_sub(before);
+    assert!(grown < 1 << 29, "{grown} bytes more than before");
+}
+
+/// The most that this process's address space has had.
+fn memory_bytes() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmPeak:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
+}
+
+/// What is done to a frame.
+type Lie = Box<dyn Fn(&mut Vec<u8>) + Send>;
+
+#[test]
+fn a_handshake_that_lies_ends_in_words_at_the_end_that_it_was_told_to() {
+    let _turn = turn();
+    let hosts = [host(0), host(1)];
+    // Each message but the first, which makes a stranger of who says it: cut, longer, of another kind, from elsewhere.
+    for place in 1..4_usize {
+        let lies: Vec<(&str, Lie)> = vec![
+            ("another kind", Box::new(|frame| frame[2] = 6)),
+            ("no kind", Box::new(|frame| frame[2] = 77)),
+            ("another version", Box::new(|frame| frame[3] = frame[3].wrapping_add(1))),
+            ("gigabytes", Box::new(|frame| frame[7] = 0x7f)),
+            (
+                "a byte more",
+                Box::new(|frame| {
+                    frame.push(0);
+                    let body_bytes = (frame.len() - HEADER_BYTES) as u32;
+                    frame[4..8].copy_from_slice(&body_bytes.to_le_bytes());
+                }),
+            ),
+            (
+                "a byte less",
+                Box::new(|frame| {
+                    frame.pop();
+                    let body_bytes = (frame.len() - HEADER_BYTES) as u32;
+                    frame[4..8].copy_from_slice(&body_bytes.to_le_bytes());
+                }),
+            ),
+        ];
+        for (what, lie) in lies {
+            let door = Door::open(&hosts[1]);
+            let (handle, _taken) = between(&door, move |at, mut frame| {
+                if at == place {
+                    lie(&mut frame);
+                }
+                frame
+            });
+            let Err(error) = door.try_by(&hosts[0], handle) else { panic!("message {place} with {what} was taken") };
+            let text = error.to_string();
+            assert!(
+                text.contains("127.0.0.1:") || text.contains(&format!(":{}", std::process::id())),
+                "{what}: {text}"
+            );
+        }
+    }
+}
+
+fn say(stream: &mut TcpStream, number: u64, notice: Vec<u8>) {
+    let letter = Letter { number, heard: 0, asks: true, notice };
+    stream.write_all(&Message::Letter(letter).encode()).unwrap();
+}
+
+/// Where both ends' words are to be heard from: each names the other.
+fn names_peer(text: &str) -> bool {
+    text.contains(&format!(":{}", std::process::id()))
+}
+
+#[test]
+fn a_control_channel_that_speaks_something_else_ends_in_an_error_that_says_so() {
+    let _turn = turn();
+    let hosts = [host(0), host(1)];
+    let claims = [0x50, 0x53, 6, PROTOCOL_VERSION as u8, 0xff, 0xff, 0xff, 0x7f];
+    // A letter whose notice is longer than any.
+    let mut huge = Message::Letter(Letter { number: 1, heard: 0, asks: true, notice: vec![6; 2000] }).encode();
+    let at = HEADER_BYTES + 17;
+    huge.resize(HEADER_BYTES + 20_000, 0);
+    huge[4..8].copy_from_slice(&20_000_u32.to_le_bytes());
+    huge[at..at + 2].copy_from_slice(&19_981_u16.to_le_bytes());
+    let attacks: [(&[u8], &str); 4] = [
+        (b"GET / HTTP/1.1\r\n\r\n", "does not speak this protocol"),
+        (&claims, "announces a message of"),
+        (&[0x50, 0x53, 6, 99, 0, 0, 0, 0], "speaks protocol 99"),
+        (&huge, "notice: 19981, above"),
+    ];
+    for (words, told) in attacks {
+        for side in [0, 1] {
+            let (met, taken) = tapped(&hosts);
+            let Taken { mut to_sender, mut to_receiver, .. } = taken;
+            met.check(8);
+            let stream = if side == 0 { &mut to_sender } else { &mut to_receiver };
+            stream.write_all(words).unwrap();
+            let text = if side == 0 { met.sender_error() } else { met.receiver_error() };
+            assert!(text.contains("breaks the protocol") && text.contains(told) && names_peer(&text), "{text}");
+        }
+    }
+}
+
+#[test]
+fn letters_that_mean_nothing_are_passed_over() {
+    let _turn = turn();
+    let hosts = [host(0), host(1)];
+    let (met, mut taken) = tapped(&hosts);
+    let gid = [0xfe; 16];
+    let joined = |lane| Notice::Joined { lane, connector_gid: gid, acceptor_gid: gid, mtu_bytes: 1024, qps: vec![] };
+    let unknown: Vec<Vec<u8>> = vec![
+        Vec::new(),
+        vec![200],
+        vec![0; 1900],
+        vec![6, 1, 2],
+        Notice::NotNow { lane: 0, why: "what?".to_owned() }.encode(),
+        Notice::NotNow { lane: 7, why: "what?".to_owned() }.encode(),
+        Notice::NotNow { lane: 99, why: "what?".to_owned() }.encode(),
+        Notice::Fenced { lane: 5, received: Received::default() }.encode(),
+        Notice::Live { lane: 200 }.encode(),
+        // Without queue pairs it cannot be read.
+        joined(0).encode(),
+        Notice::AreYouThere.encode(),
+    ];
+    for stream in [&mut taken.to_sender, &mut taken.to_receiver] {
+        // Numbers far ahead of their turn and behind it; the handshake's words, long after it; the notices, in turn.
+        say(stream, 1 << 40, Notice::Bye { delivered: 0 }.encode());
+        say(stream, 0, Notice::Bye { delivered: 0 }.encode());
+        say(stream, u64::MAX, vec![1; 1000]);
+        for frame in &taken.frames {
+            stream.write_all(frame).unwrap();
+        }
+        stream.write_all(&Message::Refuse("go away".to_owned()).encode()).unwrap();
+        for (number, notice) in unknown.iter().enumerate() {
+            say(stream, number as u64 + 1, notice.clone());
+            say(stream, number as u64 + 1, notice.clone());
+        }
+    }
+    // They were heard: the answers say how far.
+    for stream in [&mut taken.to_sender, &mut taken.to_receiver] {
+        until(|| {
+            let frame = read_frame(stream).expect("the channel is open");
+            let heard = u64::from_le_bytes(frame[HEADER_BYTES + 8..HEADER_BYTES + 16].try_into().unwrap());
+            (heard == unknown.len() as u64).then_some(())
+        });
+    }
+    (0..20).for_each(|round| met.check(round));
+}
+
+#[test]
+fn a_word_that_fine_rails_are_lost_costs_no_byte() {
+    let _turn = turn();
+    let hosts = [host(0), host(1)];
+    for side in [0, 1] {
+        let (met, mut taken) = tapped(&hosts);
+        met.check(9);
+        let stream = if side == 0 { &mut taken.to_sender } else { &mut taken.to_receiver };
+        let received = Received { granted: 5, open: Vec::new() };
+        let received = if side == 0 { received } else { Received::default() };
+        say(stream, 1, Notice::Fenced { lane: 0, received: received.clone() }.encode());
+        let begun = std::time::Instant::now();
+        while begun.elapsed() < Duration::from_secs(2) {
+            met.check(10);
+        }
+    }
+}
+
+#[test]
+fn a_bye_said_twice_is_one_and_one_that_cannot_be_true_is_told() {
+    let _turn = turn();
+    let hosts = [host(0), host(1)];
+    let (met, mut taken) = tapped(&hosts);
+    met.check(11);
+    say(&mut taken.to_sender, 1, Notice::Bye { delivered: 2 }.encode());
+    say(&mut taken.to_sender, 2, Notice::Bye { delivered: 5 }.encode());
+    say(&mut taken.to_receiver, 1, Notice::Bye { delivered: 0 }.encode());
+    say(&mut taken.to_receiver, 2, Notice::Bye { delivered: 0 }.encode());
+    for text in [met.sender_error(), met.receiver_error()] {
+        assert!(text.contains("has closed the connection") && names_peer(&text), "{text}");
+    }
+    for (side, delivered) in [(0, 6), (0, u64::MAX), (1, 1)] {
+        let (met, mut taken): (Met, Taken) = tapped(&hosts);
+        met.check(12);
+        let stream = if side == 0 { &mut taken.to_sender } else { &mut taken.to_receiver };
+        say(stream, 1, Notice::Bye { delivered }.encode());
+        let text = if side == 0 { met.sender_error() } else { met.receiver_error() };
+        assert!(
+            text.contains("breaks the protocol") && text.contains("messages, while") && names_peer(&text),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,439 @@
+//! Rails that die and return in mid-transfer, over the software fabric, with both ends in this process. Every byte is looked at.
+//!
+//! The fabric's rails are the process's, so the tests take turns.
+
+#![allow(unsafe_code)]
+
+mod common;
+
+use common::{fill, mix, until};
+use nccl_net_spark::comm::board::{Board, FarBoard};
+use nccl_net_spark::comm::channel::Channel;
+use nccl_net_spark::comm::half::{Ends, Half, Shared};
+use nccl_net_spark::comm::lane::Role;
+use nccl_net_spark::comm::peer::Peer;
+use nccl_net_spark::comm::warden::Warden;
+use nccl_net_spark::comm::{Host, ListenComm, RecvComm, RecvPart, Registration, SendComm, connect, listen};
+use nccl_net_spark::config::Config;
+use nccl_net_spark::error::Error;
+use nccl_net_spark::plugin::bring_up;
+use nccl_net_spark::verbs::{HostMemory, Region};
+use nccl_net_spark::wire::MAX_RAILS;
+use nccl_net_spark::wire::board::BOARD_BYTES;
+use softverbs::fabric::{Action, control};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+const RAILS: [&str; 2] = ["rocep1s0f0", "roceP2p1s0f0"];
+/// Messages under way at a time, each in a place of its own.
+const WINDOW: usize = 12;
+const PLACE: usize = 1 << 20;
+
+/// The fabric's rails are the process's.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// A connection whose rails are pulled and plugged.
+struct Bed {
+    hosts: [Arc<Host>; 2],
+    send: SendComm,
+    recv: RecvComm,
+    _listen: ListenComm,
+    /// Of the first bed of a test.
+    _turn: Option<MutexGuard<'static, ()>>,
+}
+
+impl Bed {
+    fn new(settings: &[(&str, &str)]) -> Self {
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let hosts = [host(0, settings), host(1, settings)];
+        RAILS.iter().for_each(|rail| set(rail, Action::Up));
+        until(|| hosts[0].rails.iter().all(|rail| rail.is_up()).then_some(()));
+        let mut bed = Self::over(hosts);
+        bed._turn = Some(turn);
+        bed
+    }
+
+    fn over(hosts: [Arc<Host>; 2]) -> Self {
+        let (door, mut handle) = listen::listen(&hosts[1]).unwrap();
+        let (mut send, mut recv) = (None, None);
+        until(|| {
+            if send.is_none() {
+                send = connect::connect(&hosts[0], &mut handle, None).unwrap();
+            }
+            if recv.is_none() {
+                recv = door.accept().unwrap();
+            }
+            (send.is_some() && recv.is_some()).then_some(())
+        });
+        let (send, recv) = (send.unwrap(), recv.unwrap());
+        Self { hosts, send, recv, _listen: door, _turn: None }
+    }
+
+    /// What the sending side's rails have carried so far: connections tell when they close or a rail of theirs returns.
+    fn carried(&self) -> Vec<u64> {
+        self.hosts[0].rails.iter().map(|rail| rail.totals().0).collect()
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        RAILS.iter().for_each(|rail| set(rail, Action::Refuse(0)));
+        RAILS.iter().for_each(|rail| set(rail, Action::Up));
+    }
+}
+
+fn host(side: usize, settings: &[(&str, &str)]) -> Arc<Host> {
+    let (rails, library) = common::test_rails();
+    let mut variables =
+        vec![("NCCL_IB_HCA".to_owned(), rails[side].clone()), ("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned())];
+    variables.extend(library);
+    variables.extend(settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+    bring_up(Config::from_variables(&variables).unwrap()).unwrap().0
+}
+
+fn set(rail: &str, action: Action) {
+    let (dir, fabric) = (std::env::var("SOFTVERBS_DIR").unwrap(), std::env::var("SOFTVERBS_FABRIC").unwrap());
+    control(Path::new(&dir), &fabric, None, rail, action).unwrap();
+}
+
+/// A stream of messages of many sizes, each checked byte for byte.
+struct Stream {
+    from: Vec<u8>,
+    to: Vec<u8>,
+    out: Arc<Registration>,
+    into: Arc<Registration>,
+    under_way: Vec<Message>,
+    next: u64,
+    done: u64,
+}
+
+struct Message {
+    number: u64,
+    send: Option<u16>,
+    is_sent: bool,
+    receive: u16,
+    is_told: bool,
+}
+
+impl Stream {
+    fn new(bed: &Bed) -> Self {
+        let (from, to) = (vec![0_u8; WINDOW * PLACE], vec![0_u8; WINDOW * PLACE]);
+        // SAFETY: both live as long as the stream, which the tests keep until the connection is closed; what the NIC writes is
+        // looked at only after the receive is done.
+        let memory = |bytes: &[u8]| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
+        let (out, into) = (bed.send.register(memory(&from)).unwrap(), bed.recv.register(memory(&to)).unwrap());
+        Self { from, to, out, into, under_way: Vec::new(), next: 0, done: 0 }
+    }
+
+    fn size(number: u64) -> usize {
+        let dice = mix(number);
+        match dice % 4 {
+            0 => (dice >> 8) as usize % 200,
+            1 => (dice >> 8) as usize % 20_000,
+            2 => (dice >> 8) as usize % 300_000,
+            _ => (dice >> 8) as usize % PLACE,
+        }
+    }
+
+    fn place(number: u64) -> std::ops::Range<usize> {
+        let at = number as usize % WINDOW * PLACE;
+        at..at + Self::size(number)
+    }
+
+    /// Takes one step; what it met.
+    fn step(&mut self, bed: &Bed) -> Result<(), Error> {
+        let is_free = self.under_way.iter().all(|other| other.number % WINDOW as u64 != self.next % WINDOW as u64);
+        if is_free && self.under_way.len() < WINDOW {
+            let place = Self::place(self.next);
+            fill(&mut self.from[place.clone()], self.next);
+            self.to[place.clone()].fill(0xee);
+            let (addr, bytes) = (self.to.as_ptr() as u64 + place.start as u64, place.len());
+            let part = RecvPart { addr, bytes, tag: 3, memory: &self.into };
+            if let Some(receive) = bed.recv.irecv(&[part], false).map_err(|e| *e)? {
+                let number = self.next;
+                self.under_way.push(Message { number, send: None, is_sent: false, receive, is_told: false });
+                self.next += 1;
+            }
+        }
+        // Sends match receives in order.
+        if let Some(message) = self.under_way.iter_mut().find(|message| message.send.is_none()) {
+            let place = Self::place(message.number);
+            let addr = self.from.as_ptr() as u64 + place.start as u64;
+            message.send = bed.send.isend(addr, place.len(), 3, &self.out).map_err(|e| *e)?;
+        }
+        for message in &mut self.under_way {
+            if let Some(send) = message.send.filter(|_| !message.is_sent) {
+                message.is_sent = bed.send.test(send).map_err(|e| *e)?.is_some();
+            }
+            if !message.is_told {
+                let size = Self::size(message.number) as u64;
+                let tell = |_: usize, bytes: u64| assert_eq!(bytes, size, "message {}", message.number);
+                message.is_told = bed.recv.test(message.receive, tell).map_err(|e| *e)?;
+            }
+        }
+        let (to, done) = (&self.to, &mut self.done);
+        let mut place = vec![0; PLACE];
+        self.under_way.retain(|message| {
+            if message.is_sent && message.is_told {
+                let range = Self::place(message.number);
+                fill(&mut place[..range.len()], message.number);
+                assert!(place[..range.len()] == to[range], "message {} differs", message.number);
+                *done += 1;
+                return false;
+            }
+            true
+        });
+        Ok(())
+    }
+
+    /// Goes on until so many more messages have come.
+    fn run(&mut self, bed: &Bed, count: u64) {
+        let goal = self.done + count;
+        until(|| {
+            self.step(bed).unwrap();
+            (self.done >= goal).then_some(())
+        });
+    }
+}
+
+#[test]
+fn a_rail_dies_in_mid_transfer_and_returns() {
+    let bed = Bed::new(&[]);
+    let mut stream = Stream::new(&bed);
+    stream.run(&bed, 50);
+    for rail in RAILS.iter().cycle().take(6) {
+        set(rail, Action::Down);
+        stream.run(&bed, 100);
+        set(rail, Action::Up);
+        stream.run(&bed, 20);
+    }
+    // A rail tells what it carried when its queue pairs are replaced: so both have been.
+    let before = until(|| {
+        stream.step(&bed).unwrap();
+        Some(bed.carried()).filter(|carried| carried.iter().all(|bytes| *bytes > 0))
+    });
+    // And both carry again.
+    until(|| {
+        stream.run(&bed, 20);
+        for rail in RAILS {
+            set(rail, Action::Down);
+            stream.run(&bed, 20);
+            set(rail, Action::Up);
+            stream.run(&bed, 200);
+        }
+        bed.carried().iter().zip(&before).all(|(now, before)| now > before).then_some(())
+    });
+}
+
+#[test]
+fn all_rails_die_and_one_returns_in_time() {
+    let bed = Bed::new(&[("NCCL_SPARK_LOSS_TIMEOUT_S", "100")]);
+    let mut stream = Stream::new(&bed);
+    for round in 0..4 {
+        stream.run(&bed, 30);
+        RAILS.iter().for_each(|rail| set(rail, Action::Down));
+        let before = stream.done;
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(150) {
+            stream.step(&bed).unwrap();
+        }
+        assert!(stream.done <= before + WINDOW as u64, "messages came over no rail");
+        set(RAILS[round % 2], Action::Up);
+        stream.run(&bed, 30);
+        set(RAILS[1 - round % 2], Action::Up);
+    }
+}
+
+#[test]
+fn without_any_rail_for_too_long_both_ends_are_told() {
+    let bed = Bed::new(&[("NCCL_SPARK_LOSS_TIMEOUT_S", "1")]);
+    let mut stream = Stream::new(&bed);
+    stream.run(&bed, 10);
+    RAILS.iter().for_each(|rail| set(rail, Action::Down));
+    let first = until(|| stream.step(&bed).err());
+    let is_told = |error: &Error| {
+        let text = error.to_string();
+        matches!(error, Error::Remote(_))
+            && RAILS.iter().all(|rail| text.contains(rail))
+            && text.contains("LOSS_TIMEOUT_S=1")
+    };
+    assert!(is_told(&first), "{first}");
+    // Each of the two ends says so, whichever was the first.
+    let part = RecvPart { addr: stream.to.as_ptr() as u64, bytes: 8, tag: 3, memory: &stream.into };
+    let receiver = until(|| bed.recv.irecv(&[part], false).err());
+    let sender = until(|| bed.send.isend(stream.from.as_ptr() as u64, 8, 3, &stream.out).err());
+    assert!(is_told(&receiver) && is_told(&sender), "{receiver}; {sender}");
+}
+
+#[test]
+fn a_request_that_is_called_invalid_costs_its_rail_and_not_the_job() {
+    let bed = Bed::new(&[]);
+    let mut stream = Stream::new(&bed);
+    for rail in RAILS.iter().cycle().take(12) {
+        set(rail, Action::Refuse(1));
+        stream.run(&bed, 40);
+    }
+}
+
+#[test]
+fn a_request_that_every_rail_calls_invalid_ends_the_connection() {
+    let bed = Bed::new(&[]);
+    let stream = Stream::new(&bed);
+    let part = RecvPart { addr: stream.to.as_ptr() as u64, bytes: 8, tag: 3, memory: &stream.into };
+    // Receives that nothing is sent for: what their rails are lost over is never delivered.
+    let receive = until(|| bed.recv.irecv(&[part], false).unwrap());
+    let error = until(|| {
+        RAILS.iter().for_each(|rail| set(rail, Action::Refuse(1)));
+        let granted = bed.recv.irecv(&[part], false);
+        std::thread::sleep(Duration::from_millis(5));
+        // The rails are to return: their trials are not refused.
+        RAILS.iter().for_each(|rail| set(rail, Action::Refuse(0)));
+        std::thread::sleep(Duration::from_millis(50));
+        granted.and_then(|_| bed.recv.test(receive, |_, _| {})).err()
+    });
+    let text = error.to_string();
+    assert!(text.contains("invalid") && text.contains("as on the rails before it"), "{text}");
+}
+
+#[test]
+fn grants_whose_rail_dies_before_they_are_used_are_heard_all_the_same() {
+    const BYTES: usize = 5000;
+    let bed = Bed::new(&[]);
+    let mut stream = Stream::new(&bed);
+    for round in 0..20_u64 {
+        // Optional receives: nobody asks after them, so only the service thread can see that a grant failed.
+        let rail = RAILS[round as usize % 2];
+        set(rail, Action::Down);
+        let parts = |n: u64| stream.to.as_ptr() as u64 + n * PLACE as u64;
+        for n in 0..WINDOW as u64 {
+            let part = RecvPart { addr: parts(n), bytes: BYTES, tag: 3, memory: &stream.into };
+            let receive = until(|| bed.recv.irecv(&[part], true).unwrap());
+            assert!(until(|| bed.recv.test(receive, |_, _| {}).unwrap().then_some(true)));
+        }
+        for n in 0..WINDOW {
+            fill(&mut stream.from[n * PLACE..n * PLACE + BYTES], round * 100 + n as u64);
+            let addr = stream.from.as_ptr() as u64 + (n * PLACE) as u64;
+            let send = until(|| bed.send.isend(addr, BYTES, 3, &stream.out).unwrap());
+            until(|| bed.send.test(send).unwrap());
+            let at = n * PLACE..n * PLACE + BYTES;
+            assert!(stream.from[at.clone()] == stream.to[at], "message {n} of round {round} differs");
+        }
+        set(rail, Action::Up);
+    }
+}
+
+/// A data path with a fault.
+struct Faulty;
+
+impl Shared for Faulty {
+    fn borrow(&self, _act: &mut dyn FnMut(&mut dyn Half)) {
+        panic!("on purpose");
+    }
+
+    fn is_unused(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn a_fault_of_the_service_thread_ends_its_connections_in_words_and_the_next_ones_work() {
+    let bed = Bed::new(&[]);
+    let mut stream = Stream::new(&bed);
+    stream.run(&bed, 10);
+    let door = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let line = std::net::TcpStream::connect(door.local_addr().unwrap()).unwrap();
+    let peer = Arc::new(Peer::new("nobody".to_owned()));
+    let ends = Arc::new(Ends { host: Arc::clone(&bed.hosts[0]), peer });
+    let far = FarBoard { addr: 0, rkeys: [0; MAX_RAILS] };
+    let board = Board { region: Region::new(BOARD_BYTES).unwrap(), lkeys: [0; MAX_RAILS], far };
+    let warden = Warden::new(ends, Arc::new(Faulty), Role::Sender, None, board, Vec::new());
+    bed.hosts[0].service.watch(Channel::from_stream(line).unwrap(), warden).unwrap();
+    let error = until(|| bed.send.isend(stream.from.as_ptr() as u64, 8, 3, &stream.out).err());
+    assert!(matches!(*error, Error::Internal(_)) && error.to_string().contains("on purpose"), "{error}");
+    let receive = RecvPart { addr: stream.to.as_ptr() as u64, bytes: 8, tag: 3, memory: &stream.into };
+    let error = until(|| {
+        let granted = bed.recv.irecv(&[receive], false);
+        granted.and_then(|request| request.map_or(Ok(false), |request| bed.recv.test(request, |_, _| {}))).err()
+    });
+    assert!(error.to_string().contains("is gone"), "{error}");
+    // The next connection's service thread is a new one.
+    let again = Bed::over(bed.hosts.clone());
+    Stream::new(&again).run(&again, 10);
+}
+
+/// The receiving end as a process of its own, which [`a_peer_that_is_killed_is_told_and_one_that_is_frozen_is_waited_for`]
+/// starts: it says its handle, then how many messages it has, forever.
+#[test]
+#[ignore = "another test's process"]
+fn receiving_process() {
+    let given =
+        |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: this is no test by itself"));
+    let names = ["NCCL_IBVERBS_LIB", "NCCL_SPARK_SYSFS"];
+    let mut settings: Vec<(String, String)> = names.map(|name| (name.to_owned(), given(name))).to_vec();
+    settings.push(("NCCL_IB_HCA".to_owned(), RAILS.join(",")));
+    settings.push(("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned()));
+    let host = bring_up(Config::from_variables(&settings).unwrap()).unwrap().0;
+    let (door, handle) = listen::listen(&host).unwrap();
+    let hex: String = handle.iter().map(|byte| format!("{byte:02x}")).collect();
+    println!("\nhandle {hex}");
+    let recv = until(|| door.accept().unwrap());
+    let to = vec![0_u8; PLACE];
+    // SAFETY: it lives as long as the process.
+    let memory = unsafe { HostMemory::from_caller(to.as_ptr() as usize, to.len()) };
+    let into = recv.register(memory).unwrap();
+    let part = RecvPart { addr: to.as_ptr() as u64, bytes: PLACE, tag: 3, memory: &into };
+    loop {
+        let receive = until(|| recv.irecv(&[part], false).unwrap());
+        until(|| recv.test(receive, |_, _| {}).unwrap().then_some(()));
+    }
+}
+
+#[test]
+fn a_peer_that_is_killed_is_told_and_one_that_is_frozen_is_waited_for() {
+    use nix::sys::signal::{Signal, kill};
+    use std::io::{BufRead, BufReader};
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let (_, library) = common::test_rails();
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "receiving_process", "--ignored", "--nocapture"])
+        .envs(library)
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pid = nix::unistd::Pid::from_raw(child.id() as i32);
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let hex = lines.by_ref().map_while(Result::ok).find_map(|line| line.strip_prefix("handle ").map(str::to_owned));
+    let hex = hex.expect("the receiving process says its handle");
+    let mut handle = std::array::from_fn(|at| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap());
+    let own = host(0, &[]);
+    let send = until(|| connect::connect(&own, &mut handle, None).unwrap());
+    let from = vec![7_u8; PLACE];
+    // SAFETY: it lives until the connection has failed, after which nothing reads it.
+    let memory = unsafe { HostMemory::from_caller(from.as_ptr() as usize, from.len()) };
+    let out = send.register(memory).unwrap();
+    let one = || -> Result<(), Error> {
+        let addr = from.as_ptr() as u64;
+        let request = until(|| send.isend(addr, PLACE, 3, &out).transpose()).map_err(|e| *e)?;
+        until(|| send.test(request).transpose()).map(|_| ()).map_err(|e| *e)
+    };
+    (0..20).for_each(|_| one().unwrap());
+    // Frozen: its rails are stopped with it, since they are software and its own. They are lost and return; nothing else is.
+    kill(pid, Signal::SIGSTOP).unwrap();
+    let thaw = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(3));
+        kill(pid, Signal::SIGCONT).unwrap();
+    });
+    (0..20).for_each(|_| one().unwrap());
+    thaw.join().unwrap();
+    kill(pid, Signal::SIGKILL).unwrap();
+    let error = (0..1_000_000).find_map(|_| one().err()).expect("a killed peer shows");
+    let text = error.to_string();
+    assert!(
+        matches!(error, Error::Remote(_)) && text.contains(&format!(":{pid}")) && text.contains("is gone"),
+        "{text}"
+    );
+    assert!(RAILS.iter().all(|rail| text.contains(rail)), "{text}");
+    child.wait().unwrap();
+    send.close();
+}

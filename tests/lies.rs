@@ -1,0 +1,515 @@
+//! A peer that lies once it is let in: in its grants, in its immediates, in what it says of rails. Both ends stand in this process without
+//! a handshake, on the fabric of the simulation; the lies are written where the peer's NIC would write them, posted on the peer's own
+//! queue pairs, or put into the warden's ear. Each ends in an error that names the peer and what it did, or changes nothing.
+
+#![allow(unsafe_code)]
+
+mod common;
+mod sim;
+
+use nccl_net_spark::comm::RecvPart;
+use nccl_net_spark::comm::half::{Half, Shared};
+use nccl_net_spark::comm::lane::LaneWrite;
+use nccl_net_spark::comm::peer::Presence;
+use nccl_net_spark::comm::work::Work;
+use nccl_net_spark::wire::board::INBOX_AT;
+use nccl_net_spark::wire::control::{LETTER_WORDS, Letter, Notice, OpenReceive, Received};
+use nccl_net_spark::wire::cts::{ENTRY_WORDS, Entry, MAX_RECEIVE_BYTES, Terms, entry_word};
+use nccl_net_spark::wire::immediate::Immediate;
+use nccl_net_spark::wire::message::{Address, Attachment, QpEnd, RailAdvert};
+use nccl_net_spark::wire::{MAX_RAILS, PARTS, SLOTS};
+use sim::Dice;
+use sim::fabric::{Fabric, Pair};
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// There is one fabric in a process, and its time is the process's.
+static FABRIC: Mutex<Option<Fabric>> = Mutex::new(None);
+
+/// A connection whose one end lies.
+struct Stage {
+    fabric: MutexGuard<'static, Option<Fabric>>,
+    pair: Pair,
+}
+
+impl Stage {
+    fn new(rails: usize) -> Self {
+        let mut fabric = FABRIC.lock().unwrap_or_else(PoisonError::into_inner);
+        let pair = fabric.get_or_insert_with(Fabric::new).connect(rails, 1);
+        Self { fabric, pair }
+    }
+
+    /// The same with a connection that nothing was said on.
+    fn again(&mut self) {
+        let rails = self.pair.recv.enter().unwrap().lanes().len();
+        self.pair = self.fabric.as_ref().unwrap().connect(rails, 1);
+    }
+
+    fn fabric(&mut self) -> &mut Fabric {
+        self.fabric.as_mut().unwrap()
+    }
+
+    /// Writes an entry where the receiver's NIC would.
+    fn forge(&self, at: usize, entry: &Entry) {
+        let ring = &self.pair.boards[0].words()[at..at + ENTRY_WORDS];
+        for (cell, word) in ring.iter().zip(entry.words()) {
+            cell.store(*word, Ordering::Release);
+        }
+    }
+
+    fn isend(&mut self, bytes: usize, tag: i32) -> Result<Option<u16>, String> {
+        let fabric = self.fabric.as_ref().unwrap();
+        let mut path = self.pair.send.enter().unwrap();
+        let sent = path.isend(&self.pair.ends[0], fabric.from.as_ptr() as u64, bytes, tag, &fabric.out);
+        sent.map_err(|error| error.to_string())
+    }
+
+    fn irecv(&mut self, rooms: &[usize]) -> Result<Option<u16>, String> {
+        let fabric = self.fabric.as_ref().unwrap();
+        let place = |(at, room): (usize, &usize)| RecvPart {
+            addr: fabric.to.as_ptr() as u64 + 4096 * at as u64,
+            bytes: *room,
+            tag: at as i32,
+            memory: &fabric.into,
+        };
+        let parts: Vec<RecvPart<'_>> = rooms.iter().enumerate().map(place).collect();
+        let granted = self.pair.recv.enter().unwrap().irecv(&self.pair.ends[1], &parts, false);
+        granted.map_err(|error| error.to_string())
+    }
+
+    /// Posts an empty write with an immediate, as the sending end could by itself.
+    fn say(&mut self, immediate: u32) {
+        let write = LaneWrite { work: Work::Probe, immediate: Some(immediate), signaled: true, ..LaneWrite::default() };
+        // Room comes as those before are confirmed.
+        for _ in 0..10_000 {
+            {
+                let mut path = self.pair.send.enter().unwrap();
+                let _ = path.tend(&self.pair.ends[0]);
+                if let Some(slot) = path.lanes()[0].slot(0) {
+                    slot.write(&write, None).unwrap();
+                    return;
+                }
+            }
+            let _ = self.received(0);
+            self.fabric().pass(100_000);
+        }
+        panic!("there is never room for an immediate");
+    }
+
+    fn received(&mut self, request: u16) -> Result<bool, String> {
+        let mut path = self.pair.recv.enter().unwrap();
+        path.test(&self.pair.ends[1], request, |_, _| {}).map_err(|error| error.to_string())
+    }
+
+    /// Goes on until it is told, for a second of virtual time.
+    fn until_told<T>(&mut self, mut told: impl FnMut(&mut Self) -> Option<T>) -> Option<T> {
+        (0..1000).find_map(|_| {
+            self.fabric().pass(1_000_000);
+            told(self)
+        })
+    }
+
+    /// The connection still does what it is for.
+    fn check(&mut self) {
+        for bytes in [0, 8, 100, 3000_usize] {
+            let fabric = self.fabric();
+            for (at, byte) in fabric.from[..bytes].iter_mut().enumerate() {
+                *byte = (at * 13 + bytes) as u8;
+            }
+            fabric.to[..bytes].fill(0xee);
+            let receive = self.until_told(|stage| stage.irecv(&[bytes]).unwrap()).expect("a receive is granted");
+            let send = self.until_told(|stage| stage.isend(bytes, 0).unwrap()).expect("a send begins");
+            let mut sent = false;
+            self.until_told(|stage| {
+                let mut path = stage.pair.send.enter().unwrap();
+                sent = sent || path.test(&stage.pair.ends[0], send).unwrap().is_some();
+                drop(path);
+                (stage.received(receive).unwrap()).then_some(())
+            })
+            .expect("the message arrives");
+            self.until_told(|stage| {
+                let mut path = stage.pair.send.enter().unwrap();
+                sent = sent || path.test(&stage.pair.ends[0], send).unwrap().is_some();
+                sent.then_some(())
+            })
+            .expect("the send ends");
+            let fabric = self.fabric();
+            assert!(fabric.to[..bytes] == fabric.from[..bytes], "{bytes} bytes differ");
+        }
+    }
+
+    /// Whispers a notice into a side's ear, as its peer's letter with this number.
+    fn tell(&mut self, side: usize, number: u64, notice: Vec<u8>) {
+        let now = self.fabric().now();
+        self.pair.wardens[side].hear(&Letter { number, heard: 0, asks: true, notice }, now);
+    }
+
+    /// What a side's data path says.
+    fn complaint(&mut self, side: usize) -> Option<String> {
+        if side == 0 { self.isend(8, 0).err() } else { self.irecv(&[8]).err() }
+    }
+
+    /// Lets both wardens talk, and time pass.
+    fn talk(&mut self, rounds: usize) {
+        for _ in 0..rounds {
+            self.fabric().pass(20_000_000);
+            let now = self.fabric().now();
+            for side in [0, 1] {
+                let mut letters = Vec::new();
+                self.pair.wardens[side].tend(now, true, &mut |letter| {
+                    letters.push(letter);
+                    true
+                });
+                letters.iter().for_each(|letter| self.pair.wardens[1 - side].hear(letter, now));
+            }
+        }
+    }
+}
+
+fn terms(addr: u64, bytes: u64) -> Terms {
+    Terms { addr, bytes, tag: 0, parts: 1, part: 0 }
+}
+
+#[test]
+fn a_grant_that_cannot_be_one_ends_the_connection_in_words() {
+    let mut stage = Stage::new(1);
+    let place = |part| entry_word(0, part);
+    let group = |parts, part| Terms { parts, part, ..terms(4096, 8) };
+    // The entries in their places, and what is said of them.
+    let lies: [(Vec<(usize, Terms)>, &str); 8] = [
+        (vec![(0, terms(u64::MAX - 3, 100))], "a buffer of 100 bytes at 0xfffffffffffffffc"),
+        (vec![(0, terms(4096, MAX_RECEIVE_BYTES + 1))], "a buffer of 1099511627777 bytes"),
+        (vec![(0, group(0, 0))], "a group of 0 receives"),
+        (vec![(0, group(9, 0))], "a group of 9 receives"),
+        (vec![(0, group(255, 255))], "a group of 255 receives"),
+        (vec![(0, group(8, 3))], "part 3 in the place of part 0"),
+        (vec![(0, group(2, 0)), (1, group(2, 0))], "part 0 in the place of part 1"),
+        (vec![(0, group(2, 0)), (1, group(3, 1))], "a group of 3 receives"),
+    ];
+    for (entries, told) in lies {
+        stage.again();
+        for (part, terms) in entries {
+            stage.forge(place(part), &Entry::new(&terms, &[0; MAX_RAILS / 2], 0));
+        }
+        let text = stage.isend(8, 0).unwrap_err();
+        assert!(text.contains("end 1 breaks the protocol") && text.contains(told), "{text}");
+        // It stays.
+        assert_eq!(stage.isend(8, 0), Err(text));
+    }
+}
+
+#[test]
+fn a_grant_that_is_not_the_next_one_or_not_whole_is_no_grant() {
+    let mut stage = Stage::new(1);
+    for sequence in [1, 5, 32, 1 << 32, u64::MAX] {
+        for at in [0, entry_word(sequence, 0)] {
+            stage.forge(at, &Entry::new(&terms(4096, 8), &[0; 4], sequence));
+            assert_eq!(stage.isend(8, 0), Ok(None), "receive {sequence} at {at}");
+        }
+    }
+    stage.again();
+    // Half a group never begins.
+    stage.forge(0, &Entry::new(&Terms { parts: 2, ..terms(4096, 8) }, &[0; 4], 0));
+    assert_eq!(stage.isend(8, 0), Ok(None));
+    // A grant that no send is for.
+    stage.again();
+    stage.forge(0, &Entry::new(&Terms { tag: 7, ..terms(4096, 8) }, &[0; 4], 0));
+    assert_eq!(stage.isend(8, 0), Ok(None));
+    // One that is too small: an error of this send alone.
+    let text = stage.isend(9, 7).unwrap_err();
+    assert!(text.contains("9 bytes meets a receive of 8 bytes") && text.contains("end 1"), "{text}");
+    stage.again();
+    stage.check();
+}
+
+#[test]
+fn a_grant_of_memory_that_is_not_the_peers_to_give_ends_the_connection_and_reaches_nothing() {
+    let mut stage = Stage::new(2);
+    let to = stage.fabric().to.as_ptr() as u64;
+    let real = *stage.fabric().into.packed_keys(true);
+    let inside = sim::fabric::ARENA as u64;
+    let beyond = to + (1 << 40);
+    for (addr, keys) in [(to, [0; 4]), (to, [u64::MAX; 4]), (0, real), (beyond, real), (to + inside + 8192, real)] {
+        stage.again();
+        let before = stage.fabric().to.to_vec();
+        stage.forge(0, &Entry::new(&terms(addr, 4096), &keys, 0));
+        let send = stage.isend(4096, 0).unwrap().expect("nothing is wrong with the grant itself");
+        let text = stage.until_told(|stage| {
+            let mut path = stage.pair.send.enter().unwrap();
+            path.test(&stage.pair.ends[0], send).map(|done| assert_eq!(done, None)).err().map(|e| e.to_string())
+        });
+        let text = text.expect("the send fails");
+        assert!(text.contains("of end 1 failed: the peer refuses access to its memory"), "{text}");
+        assert!(*before == *stage.fabric().to, "bytes were written where none may be");
+    }
+}
+
+#[test]
+fn no_grant_at_all_brings_the_sender_down() {
+    let mut stage = Stage::new(2);
+    let mut dice = Dice::new(1);
+    for _ in 0..300 {
+        stage.again();
+        for sequence in 0..4 {
+            for part in 0..PARTS {
+                let worst = |dice: &mut Dice| [0, 1, u64::MAX, 1 << 40, dice.below(u64::MAX)][dice.below(5) as usize];
+                let terms = Terms {
+                    addr: worst(&mut dice),
+                    bytes: worst(&mut dice) & 0xffff_ffff_ffff,
+                    tag: dice.below(2) as i32,
+                    parts: [1, 2, 8, 0, 9][dice.below(5) as usize],
+                    part: if dice.one_in(4) { dice.below(256) as u8 } else { part as u8 },
+                };
+                let keys = std::array::from_fn(|_| worst(&mut dice));
+                stage.forge(entry_word(sequence, part), &Entry::new(&terms, &keys, sequence));
+            }
+        }
+        for _ in 0..20 {
+            let (bytes, tag) = (dice.below(5000) as usize, dice.below(2) as i32);
+            if let Ok(Some(request)) = stage.isend(bytes, tag) {
+                stage.fabric().pass(1_000_000);
+                let mut path = stage.pair.send.enter().unwrap();
+                let _ = path.test(&stage.pair.ends[0], request);
+            }
+        }
+    }
+    stage.again();
+    stage.check();
+}
+
+#[test]
+fn an_immediate_that_cannot_be_one_ends_the_connection_in_words() {
+    let mut stage = Stage::new(1);
+    let good = Immediate { slot: 0, part: 0, generation: 0, shares: 1, share: 0, leads: 0 };
+    let lies: [(Vec<Immediate>, &str); 6] = [
+        (vec![Immediate { part: 2, ..good }], "share 0 for part 2 of a receive"),
+        (vec![Immediate { part: 7, ..good }], "share 0 for part 7 of a receive"),
+        (vec![Immediate { share: 1, ..good }], "share 1 for part 0"),
+        (vec![Immediate { leads: 4095, ..good }], "1048320 bytes for a receive of 100"),
+        (
+            vec![Immediate { shares: 2, ..good }, Immediate { shares: 3, share: 1, ..good }],
+            "a message of 3 shares, announced as 2",
+        ),
+        (vec![good, good], "share 0 for part 0 of a receive that does not wait for it"),
+    ];
+    for (words, told) in lies {
+        stage.again();
+        let receive = stage.irecv(&[100, 100]).unwrap().unwrap();
+        words.iter().for_each(|word| stage.say(word.encode()));
+        let text = stage.until_told(|stage| stage.received(receive).map(|done| assert!(!done, "it is done")).err());
+        let text = text.unwrap_or_else(|| panic!("{told}: nothing was said of it"));
+        assert!(text.contains("end 0 breaks the protocol") && text.contains(told), "{text}");
+        assert!(stage.irecv(&[1]).is_err());
+    }
+}
+
+#[test]
+fn immediates_of_other_times_and_places_are_passed_over_however_many() {
+    let mut stage = Stage::new(1);
+    let receive = stage.irecv(&[100]).unwrap().unwrap();
+    // More than there are receives for: what they take up is made good.
+    for number in 0..2000_u64 {
+        let slot = (1 + number % (SLOTS as u64 - 1)) as u8;
+        let other_slot = Immediate { slot, part: 7, generation: 0, shares: 8, share: 7, leads: 4095 };
+        let other_time = Immediate { slot: 0, generation: 1 + (number % 63) as u8, ..other_slot };
+        stage.say(if number % 2 == 0 { other_slot } else { other_time }.encode());
+    }
+    for _ in 0..100 {
+        stage.fabric().pass(1_000_000);
+        assert_eq!(stage.received(receive), Ok(false));
+    }
+    stage.say(Immediate { slot: 0, part: 0, generation: 0, shares: 1, share: 0, leads: 0 }.encode());
+    stage.until_told(|stage| stage.received(receive).unwrap().then_some(())).expect("the true one is heard");
+}
+
+#[test]
+fn no_immediate_at_all_brings_the_receiver_down() {
+    let mut stage = Stage::new(1);
+    let mut dice = Dice::new(2);
+    for _ in 0..200 {
+        stage.again();
+        for _ in 0..SLOTS {
+            let parts = 1 + dice.below(PARTS as u64) as usize;
+            let rooms: Vec<usize> = (0..parts).map(|_| dice.below(4000) as usize).collect();
+            stage.irecv(&rooms).unwrap();
+        }
+        for _ in 0..20 {
+            let mut word = dice.below(1 << 32) as u32;
+            if dice.one_in(2) {
+                // One that is nearly right.
+                word &= 31 | 7 << 5 | 1 << 14;
+            }
+            stage.say(word);
+            stage.fabric().pass(50_000);
+            for receive in 0..SLOTS as u16 {
+                let _ = stage.received(receive);
+            }
+        }
+    }
+    stage.again();
+    stage.check();
+}
+
+#[test]
+fn what_a_receiver_cannot_have_is_not_believed() {
+    let mut stage = Stage::new(2);
+    let open = |sequence| OpenReceive { sequence, shares: [255; PARTS] };
+    for received in [
+        Received { granted: u64::MAX, open: Vec::new() },
+        Received { granted: 200, open: Vec::new() },
+        Received { granted: 4, open: vec![open(4)] },
+        Received { granted: 4, open: vec![open(u64::MAX)] },
+        Received { granted: 4, open: vec![open(1), open(1)] },
+    ] {
+        stage.again();
+        stage.check();
+        stage.tell(0, 1, Notice::Fenced { lane: 1, received }.encode());
+        let text = stage.complaint(0).expect("an error");
+        assert!(text.contains("end 1 breaks the protocol: it has granted"), "{text}");
+    }
+    for (side, delivered) in [(0, 5), (0, u64::MAX), (1, 1), (1, u64::MAX)] {
+        stage.again();
+        stage.check();
+        stage.tell(side, 1, Notice::Bye { delivered }.encode());
+        let text = stage.complaint(side).expect("an error");
+        let told = format!("end {} breaks the protocol: it has {delivered} messages", 1 - side);
+        assert!(text.contains(&told), "{text}");
+        assert_eq!(stage.pair.ends[side].peer.presence(), Presence::Here);
+    }
+}
+
+fn advert(prefix: Option<u8>) -> RailAdvert {
+    RailAdvert {
+        name: "x".to_owned(),
+        phys_port: String::new(),
+        attachment: Attachment { link: 0, link_mbps: 0, cable: 0, port_mbps: 1 },
+        speed_mbps: 1,
+        mtu_bytes: 4096,
+        addresses: vec![Address { gid: [0x20; 16], prefix }],
+    }
+}
+
+const QPS: [QpEnd; 1] = [QpEnd { number: 0xff_ffff, psn: 0 }];
+
+fn joined(mtu_bytes: u32, qps: &[QpEnd]) -> Notice {
+    Notice::Joined { lane: 1, connector_gid: [0x20; 16], acceptor_gid: [0x21; 16], mtu_bytes, qps: qps.to_vec() }
+}
+
+#[test]
+fn what_is_for_the_other_side_to_say_ends_the_connection() {
+    let mut stage = Stage::new(2);
+    let join = || Notice::Join { lane: 1, rail: advert(None), qps: QPS.to_vec() };
+    let lies = [(0, join()), (0, Notice::Live { lane: 1 }), (1, joined(1024, &QPS))];
+    for (side, notice) in lies {
+        for is_down in [false, true] {
+            stage.again();
+            stage.check();
+            let mut number = 1;
+            if is_down {
+                let received = Received { granted: if side == 0 { 4 } else { 0 }, open: Vec::new() };
+                stage.tell(side, number, Notice::Fenced { lane: 1, received }.encode());
+                number += 1;
+            }
+            stage.tell(side, number, notice.encode());
+            let text = stage.complaint(side).expect("an error");
+            let told = format!("end {} breaks the protocol: what this side has to say is said to it", 1 - side);
+            assert!(text.contains(&told), "{text}");
+        }
+    }
+}
+
+#[test]
+fn offers_for_a_lost_rail_that_cannot_be_taken_leave_it_lost_and_the_other_carries() {
+    let mut stage = Stage::new(2);
+    let tried = [
+        joined(1024, &QPS),
+        joined(4096, &QPS),
+        joined(1024, &[QPS[0]; 16]),
+        Notice::NotNow { lane: 1, why: "\u{202e}x".repeat(100) },
+    ];
+    for notice in tried {
+        stage.again();
+        stage.check();
+        let received = Received { granted: 4, open: Vec::new() };
+        stage.tell(0, 1, Notice::Fenced { lane: 1, received }.encode());
+        // It asks for the rail, and is answered by that.
+        let now = stage.fabric().now() + std::time::Duration::from_secs(5);
+        stage.pair.wardens[0].tend(now, true, &mut |_| true);
+        assert!(stage.pair.wardens[0].text().contains("x1:1 to x1:1: asked for"), "{}", stage.pair.wardens[0].text());
+        stage.tell(0, 2, notice.encode());
+        let text = stage.pair.wardens[0].text();
+        assert!(text.contains("x0:1 to x0:1: carries") && text.contains("x1:1 to x1:1: lost"), "{text}");
+        assert_eq!(stage.isend(8, 0), Ok(None));
+    }
+    // The receiving side is asked for a rail that it has never heard of, and by queue pairs that there are not.
+    for rail in [advert(None), advert(Some(0)), RailAdvert { addresses: Vec::new(), ..advert(None) }] {
+        stage.again();
+        stage.tell(1, 1, Notice::Fenced { lane: 1, received: Received::default() }.encode());
+        stage.tell(1, 2, Notice::Join { lane: 1, rail, qps: vec![QPS[0]; 16] }.encode());
+        let text = stage.pair.wardens[1].text();
+        assert!(text.contains("x0:1 to x0:1: carries") && text.contains("x1:1 to x1:1: lost"), "{text}");
+    }
+}
+
+#[test]
+fn a_peer_that_talks_on_and_never_hears_is_cut_off() {
+    let mut stage = Stage::new(2);
+    stage.tell(1, 1, Notice::Fenced { lane: 1, received: Received::default() }.encode());
+    let mut told = None;
+    for number in 2..10_000 {
+        // Each is answered with a refusal, and none of those is heard.
+        stage.tell(1, number, Notice::Join { lane: 1, rail: advert(None), qps: QPS.to_vec() }.encode());
+        told = stage.complaint(1).map(|text| (number, text));
+        if told.is_some() {
+            break;
+        }
+        if number % 16 == 0 {
+            // What it granted meanwhile does not matter here.
+            stage.fabric().pass(1000);
+        }
+    }
+    let (number, text) = told.expect("it is never cut off");
+    assert!(number < 200 && text.contains("end 0 breaks the protocol: it talks on"), "{number}: {text}");
+}
+
+#[test]
+fn nothing_in_the_mailbox_or_in_the_ear_brings_a_side_down() {
+    let mut stage = Stage::new(2);
+    let mut dice = Dice::new(3);
+    for round in 0..300 {
+        stage.again();
+        for number in 1..20 {
+            let side = dice.below(2) as usize;
+            let notice = match dice.below(8) {
+                0 => (0..dice.below(1900)).map(|_| dice.below(256) as u8).collect(),
+                1 => Notice::Fenced { lane: dice.below(8) as u8, received: Received::default() }.encode(),
+                2 => Notice::NotNow { lane: dice.below(8) as u8, why: "no".to_owned() }.encode(),
+                3 => Notice::Join { lane: dice.below(8) as u8, rail: advert(None), qps: QPS.to_vec() }.encode(),
+                4 => joined(256, &QPS).encode(),
+                5 => Notice::Live { lane: dice.below(8) as u8 }.encode(),
+                6 => Notice::Bye { delivered: dice.below(2) }.encode(),
+                _ => Notice::AreYouThere.encode(),
+            };
+            if dice.one_in(2) {
+                stage.tell(side, number, notice);
+            } else {
+                // As it would lie in the mailbox; sometimes with a word of it wrong.
+                let heard = dice.below(3);
+                let mut words = Letter { number, heard, asks: true, notice }.to_words();
+                if dice.one_in(3) {
+                    let at = dice.below(words.len() as u64) as usize;
+                    words[at] = dice.below(u64::MAX);
+                }
+                let inbox = &stage.pair.boards[side].words()[INBOX_AT / 8..INBOX_AT / 8 + LETTER_WORDS];
+                inbox.iter().zip(words).for_each(|(cell, word)| cell.store(word, Ordering::Release));
+            }
+            stage.talk(1);
+            let _ = (stage.complaint(0), stage.complaint(1), round);
+        }
+    }
+    stage.again();
+    stage.check();
+    // What it has come to is told and is over: nothing is left behind.
+    let half: &dyn Shared = &*stage.pair.recv;
+    half.borrow(&mut |half| assert_eq!(half.delivered(), 4));
+}

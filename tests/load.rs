@@ -1,0 +1,177 @@
+//! Connections under load for long, over the software fabric between two processes and in real time, while rails come and go. Every
+//! byte is looked at; what the processes hold (memory, descriptors, threads, registrations, queue pairs) is sampled, and has to be
+//! what it was once all is closed.
+//!
+//! No part of `cargo test`: `tests/long/load.sh` runs them, for as long as it is asked to.
+
+#![allow(unsafe_code)]
+
+mod common;
+mod strain;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use strain::bed::{Bed, Carried};
+use strain::end;
+use strain::flaps::{Flapped, Flaps};
+use strain::gauge::{History, QUANTITIES, Sample};
+use strain::heap::Counting;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Connections before the first look, so that what is kept for good is there: threads, free lists, the fabric's pages.
+const WARM_UP: u64 = 24;
+/// Samples of a load of many connections one after the other.
+const SAMPLES: u64 = 100;
+
+/// The processors are few, and what is looked at is the processes'.
+static TURN: Mutex<()> = Mutex::new(());
+
+fn turn() -> MutexGuard<'static, ()> {
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn wanted(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).map_or(otherwise, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text}: a number")))
+}
+
+#[test]
+#[ignore = "a load: tests/long/load.sh"]
+fn flapping() {
+    let _turn = turn();
+    stream("flapping", 2, wanted("SPARK_LOAD_SECONDS", 4));
+}
+
+#[test]
+#[ignore = "a load: tests/long/load.sh"]
+fn many() {
+    let _turn = turn();
+    stream("many", wanted("SPARK_LOAD_AT_ONCE", 16), wanted("SPARK_LOAD_SECONDS", 4));
+}
+
+/// Streams on so many connections at once, half of them each way, while rails flap.
+fn stream(name: &str, count: u64, seconds: u64) {
+    let (bed, seed) = (Bed::new(), wanted("SPARK_LOAD_SEED", 1));
+    println!("{name}: {count} connections at once for {seconds} s, a rail flaps every second (seed {seed})");
+    let order = |first: u64| format!("open {first} {count} {}", count.div_ceil(2));
+    // As it will be, for a while: all rails lost and returned, all sizes sent.
+    bed.tell(&order(0), "opened");
+    let flaps = Flaps::start(bed.switches.clone(), seed + 1);
+    std::thread::sleep(Duration::from_secs((seconds / 10).clamp(3, 30)));
+    flaps.stop();
+    bed.tell("stop", "closed");
+    expect_nothing(name, bed.settle());
+    let ((before, carried_before), made_before) = (bed.look(), bed.made());
+    let opened = bed.tell(&order(0), "opened");
+    let flaps = Flaps::start(bed.switches.clone(), seed);
+    let (begun, mut during) = (Instant::now(), [Vec::new(), Vec::new()]);
+    let mut least_of_a_second = u64::MAX;
+    let mut last = carried_before;
+    while begun.elapsed() < Duration::from_secs(seconds) {
+        std::thread::sleep(Duration::from_secs(1));
+        let (samples, carried) = bed.look();
+        least_of_a_second = least_of_a_second.min(carried.bytes - last.bytes);
+        last = carried;
+        keep(&mut during, samples);
+    }
+    let took = begun.elapsed();
+    let flapped = flaps.stop();
+    bed.tell("stop", "closed");
+    let mut off = bed.settle();
+    let (after, carried) = bed.look();
+    let Flapped { flaps, in_pairs, refusals } = flapped;
+    println!(
+        "  {flaps} flaps, of them {in_pairs} of two rails at once; {refusals} times requests were called invalid; {} queue pairs made",
+        bed.made() - made_before
+    );
+    print_carried(carried_before, carried, took);
+    print_open(&before[0], &during[0], count, opened[0][0]);
+    println!("  least in a second {:.1} MB; queue pairs left: {}", least_of_a_second as f64 / 1e6, bed.queue_pairs());
+    off.extend(bed.print(&histories(before, during, after)));
+    expect_nothing(name, off);
+}
+
+#[test]
+#[ignore = "a load: tests/long/load.sh"]
+fn connections() {
+    let _turn = turn();
+    let (bed, count) = (Bed::new(), wanted("SPARK_LOAD_CONNECTIONS", 60));
+    println!("connections: {count}, one after the other, each opened, used for one message and closed");
+    bed.tell(&format!("churn 0 {WARM_UP}"), "churned");
+    expect_nothing("connections", bed.settle());
+    let ((before, carried_before), begun) = (bed.look(), Instant::now());
+    let (mut during, mut took) = ([Vec::new(), Vec::new()], [Duration::ZERO; 3]);
+    let at_a_time = count.div_ceil(SAMPLES).max(1);
+    let mut first = 0;
+    while first < count {
+        let next = at_a_time.min(count - first);
+        let told = bed.tell(&format!("churn {first} {next}"), "churned");
+        for (sum, us) in took.iter_mut().zip(&told[0]) {
+            *sum += Duration::from_micros(*us);
+        }
+        first += next;
+        keep(&mut during, bed.look().0);
+    }
+    let whole = begun.elapsed();
+    let mut off = bed.settle();
+    let (after, carried) = bed.look();
+    let each = took.map(|sum| sum.as_secs_f64() * 1e3 / count as f64);
+    println!("  each: {:.2} ms to open, {:.2} ms for its message, {:.2} ms to close", each[0], each[1], each[2]);
+    print_carried(carried_before, carried, whole);
+    println!("  queue pairs left: {}", bed.queue_pairs());
+    off.extend(bed.print(&histories(before, during, after)));
+    assert_eq!(carried.messages - carried_before.messages, count, "a message for each");
+    expect_nothing("connections", off);
+}
+
+fn expect_nothing(name: &str, off: Vec<String>) {
+    assert!(off.is_empty(), "{name}:\n{}", off.join("\n"));
+}
+
+fn keep(during: &mut [Vec<Sample>; 2], samples: [Sample; 2]) {
+    during.iter_mut().zip(samples).for_each(|(all, sample)| all.push(sample));
+}
+
+fn histories(before: [Sample; 2], during: [Vec<Sample>; 2], after: [Sample; 2]) -> [History; 2] {
+    let mut all = before.into_iter().zip(during).zip(after);
+    std::array::from_fn(|_| {
+        let ((before, during), after) = all.next().expect("two processes");
+        History { before, during, after }
+    })
+}
+
+/// What connections take that are open, where most of them had all of their rails.
+fn print_open(before: &Sample, during: &[Sample], count: u64, opened_us: u64) {
+    let each = |quantity: usize| {
+        let most = during.iter().map(|sample| sample.values[quantity]).max().unwrap_or(0);
+        most.saturating_sub(before.values[quantity]) as f64 / count as f64
+    };
+    let at = |name: &str| QUANTITIES.iter().position(|quantity| quantity.name == name).expect("a quantity");
+    let (plugin, heap) = (each(at("plugin bytes")) / 1024.0, each(at("heap KiB")));
+    println!(
+        "  opened in {:.1} ms; each open one takes up to {heap:.0} KiB of heap in a process, {plugin:.0} KiB of them the plugin's, and {:.1} descriptors",
+        opened_us as f64 / 1e3,
+        each(at("descriptors"))
+    );
+}
+
+fn print_carried(before: Carried, after: Carried, took: Duration) {
+    let (messages, bytes) = (after.messages - before.messages, (after.bytes - before.bytes) as f64 / 1e9);
+    let seconds = took.as_secs_f64();
+    println!("  {messages} messages, {bytes:.3} GB, 0 wrong, in {seconds:.1} s ({:.3} GB/s)", bytes / seconds);
+}
+
+/// One of the two processes, which the others of these tests start.
+#[test]
+#[ignore = "the other tests' process"]
+fn one_of_two_processes() {
+    let given =
+        |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: this is no test by itself"));
+    let mut settings: Vec<(String, String)> =
+        ["NCCL_IBVERBS_LIB", "NCCL_SPARK_SYSFS"].map(|name| (name.to_owned(), given(name))).to_vec();
+    settings.push(("NCCL_IB_HCA".to_owned(), strain::flaps::RAILS.join(",")));
+    settings.push(("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned()));
+    let side = given("SOFTVERBS_NODE").parse().expect("0 or 1");
+    end::Process::new(side, &settings).run();
+}

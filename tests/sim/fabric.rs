@@ -1,0 +1,237 @@
+//! A fabric of three rails in virtual time, with both ends on one machine.
+
+use nccl_net_spark::comm::board::{Board, FarBoard};
+use nccl_net_spark::comm::half::{Ends, Shared};
+use nccl_net_spark::comm::lane::{Lane, Role, Route};
+use nccl_net_spark::comm::owner::Owner;
+use nccl_net_spark::comm::peer::Peer;
+use nccl_net_spark::comm::rail::Look;
+use nccl_net_spark::comm::recv::RecvPath;
+use nccl_net_spark::comm::send::SendPath;
+use nccl_net_spark::comm::ward::Ward;
+use nccl_net_spark::comm::warden::Warden;
+use nccl_net_spark::comm::{Host, Registration, handshake, network};
+use nccl_net_spark::config::Config;
+use nccl_net_spark::flow::ways::End;
+use nccl_net_spark::plugin::bring_up;
+use nccl_net_spark::verbs::{Access, CompletionBuffer, Cq, HostMemory, Mr, Region};
+use nccl_net_spark::wire::MAX_RAILS;
+use nccl_net_spark::wire::board::BOARD_BYTES;
+use softverbs::fabric::Node;
+use softverbs::settings::Settings;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Rails of either end.
+pub const RAILS: usize = 3;
+/// Room for the messages of one run, on either side.
+pub const ARENA: usize = 512 * 1024;
+/// Largest write: messages above it go in several.
+pub const CHUNK: u32 = 256;
+
+const PROFILE: &str = "link A pci=0000:01:00 gts=32 width=4 payload=0
+    link B pci=0002:01:00 gts=32 width=4 payload=0
+    link C pci=0004:01:00 gts=32 width=4 payload=0
+    cable a payload=0
+    cable b payload=0
+    cable c payload=0
+    rail x0 netdev=e0 port=p0 link=A cable=a function=0 line=8000 qp=0 latency=1000
+    rail x1 netdev=e1 port=p0 link=B cable=b function=0 line=4000 qp=0 latency=5000
+    rail x2 netdev=e2 port=p0 link=C cable=c function=0 line=16000 qp=0 latency=300";
+
+/// The fabric, and what both ends keep from run to run.
+pub struct Fabric {
+    node: Arc<Node>,
+    /// The sending side's host, then the receiving side's.
+    pub hosts: [Arc<Host>; 2],
+    looks: Vec<Look>,
+    /// What is sent, and where it lands.
+    pub from: Box<[u8]>,
+    /// Where it lands.
+    pub to: Box<[u8]>,
+    /// Their registrations.
+    pub out: Arc<Registration>,
+    /// As above.
+    pub into: Arc<Registration>,
+    /// A completion queue on each rail with nothing in it: polling one is what lets the fabric's NICs work, here where no thread
+    /// of theirs does.
+    nics: Vec<Cq>,
+    begun: Instant,
+    now_ns: u64,
+}
+
+/// A connection, as a handshake leaves it.
+pub struct Pair {
+    /// The sending data path.
+    pub send: Arc<Owner<SendPath>>,
+    /// The receiving one.
+    pub recv: Arc<Owner<RecvPath>>,
+    /// As the sender knows both ends, and as the receiver does.
+    pub ends: [Arc<Ends>; 2],
+    /// The sender's warden, and the receiver's.
+    pub wardens: [Warden; 2],
+    /// What the peer writes to: the sender's, and the receiver's.
+    pub boards: [Arc<Region>; 2],
+}
+
+impl Fabric {
+    /// Sets it up, once in a process.
+    pub fn new() -> Self {
+        let (dir, fabric) = (std::env::temp_dir().join("spark-tests"), format!("test-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let profile = dir.join(format!("{fabric}.profile"));
+        std::fs::write(&profile, PROFILE).unwrap();
+        let settings = Settings {
+            dir: dir.clone(),
+            fabric: fabric.clone(),
+            node: Some(0),
+            profile: profile.display().to_string(),
+            scale: 1.0,
+            threads: Some(1),
+            adversary: None,
+        };
+        let node = Node::enter(&settings).unwrap();
+        // From here on there are no engine threads, and no time but ours.
+        node.memory.virtual_clock.store(1, Ordering::Release);
+        let hosts = [0, 1].map(|_| bring_up_host(&dir, &fabric, &settings.profile));
+        std::fs::remove_file(&profile).unwrap();
+        let prefixes = network::prefixes(&network::addresses().unwrap());
+        let looks = hosts[0].rails.iter().map(|rail| rail.look(&hosts[0].config, &prefixes).unwrap()).collect();
+        let (from, to) = (vec![0; ARENA].into_boxed_slice(), vec![0; ARENA].into_boxed_slice());
+        // SAFETY: both live as long as the fabric, which outlives every connection over them; what is written by the fabric is looked
+        // at between its steps only, by the one thread that drives it.
+        let memory = |bytes: &[u8]| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
+        let (out, into) = (hosts[0].register(memory(&from)).unwrap(), hosts[1].register(memory(&to)).unwrap());
+        let nics = hosts[0].rails.iter().map(|rail| Cq::new(rail.pd.context(), 1).unwrap()).collect();
+        Self { node, hosts, looks, from, to, out, into, nics, begun: Instant::now(), now_ns: 0 }
+    }
+
+    /// Lets time pass.
+    pub fn pass(&mut self, ns: u64) {
+        self.now_ns += ns;
+        self.node.memory.virtual_clock.store(self.now_ns + 1, Ordering::Release);
+        let mut buffer = CompletionBuffer::new();
+        for nic in &mut self.nics {
+            assert!(nic.poll(&mut buffer).unwrap().is_empty());
+        }
+    }
+
+    /// The time, for the fabric and for the wardens.
+    pub fn now_ns(&self) -> u64 {
+        self.now_ns
+    }
+
+    /// The same for the wardens.
+    pub fn now(&self) -> Instant {
+        self.begun + Duration::from_nanos(self.now_ns)
+    }
+
+    /// Whether a rail carries.
+    pub fn is_up(&self, rail: usize) -> bool {
+        self.node.memory.rails[0][rail].down.load(Ordering::Acquire) == 0
+    }
+
+    /// Pulls a rail or puts it back.
+    pub fn set(&self, rail: usize, is_up: bool) {
+        self.node.memory.rails[0][rail].down.store(u32::from(!is_up), Ordering::Release);
+    }
+
+    /// So many of the requests that come in next by a rail are called invalid.
+    pub fn refuse(&self, rail: usize, count: u32) {
+        self.node.memory.rails[0][rail].refusals.store(count, Ordering::Release);
+    }
+
+    /// Queue pairs that there are on the whole fabric.
+    pub fn queue_pairs(&self) -> usize {
+        self.node.memory.qps.iter().filter(|qp| qp.number.load(Ordering::Acquire) != 0).count()
+    }
+
+    /// A connection over the first `rails` of them.
+    pub fn connect(&self, rails: usize, queue_count: usize) -> Pair {
+        let mut lanes: [Vec<Lane>; 2] = Default::default();
+        for rail in 0..rails {
+            let mut pair = [(0, Role::Sender), (1, Role::Receiver)]
+                .map(|(side, role)| Lane::open(&self.hosts[side].rails[rail], role, queue_count).unwrap());
+            let look = &self.looks[rail];
+            let gid = look.addresses[0].gid;
+            let ends = [pair[0].ends(), pair[1].ends()];
+            for (side, role) in [(1, Role::Receiver), (0, Role::Sender)] {
+                let (mtu_bytes, traffic_class) = (1024, None);
+                let route = Route { look, gid, peer_gid: gid, mtu_bytes, ends: &ends[1 - side], traffic_class };
+                pair[side].connect(role, &self.hosts[side].config, &route).unwrap();
+                pair[side].peer_rail = self.hosts[1 - side].rails[rail].name();
+            }
+            let [sender, receiver] = pair;
+            lanes[0].push(sender);
+            lanes[1].push(receiver);
+        }
+        let boards = [0, 1].map(|_| Region::new(BOARD_BYTES).unwrap());
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let keys = [0, 1].map(|side: usize| -> Vec<Mr> {
+            lanes[side].iter().map(|lane| boards[side].register(&lane.rail.pd, access).unwrap()).collect()
+        });
+        let lkeys = [0, 1].map(|side: usize| std::array::from_fn(|at| keys[side].get(at).map_or(0, Mr::lkey)));
+        let far = [1, 0].map(|side: usize| FarBoard {
+            addr: boards[side].addr(),
+            rkeys: std::array::from_fn::<u32, MAX_RAILS, _>(|at| keys[side].get(at).map_or(0, Mr::rkey)),
+        });
+        let ends = [0, 1].map(|side: usize| {
+            let (host, peer) = (Arc::clone(&self.hosts[side]), Arc::new(Peer::new(format!("end {}", 1 - side))));
+            Arc::new(Ends { host, peer })
+        });
+        let way = |rail: u8| {
+            let end = End { rail, attachment: self.hosts[0].rails[usize::from(rail)].info.attachment };
+            [end, end]
+        };
+        let ways: Vec<[End; 2]> = (0..rails as u8).map(way).collect();
+        let striping = [0, 1].map(|side: usize| handshake::striping(&self.hosts[side], &ways));
+        let wards = [0, 1].map(|side: usize| -> Vec<Ward> { lanes[side].iter().map(Ward::of).collect() });
+        let [s_lanes, r_lanes] = lanes;
+        let [s_keys, r_keys] = keys;
+        let [s_striping, r_striping] = striping;
+        let send = SendPath::new(s_lanes, Arc::clone(&boards[0]), s_keys, CHUNK, s_striping);
+        let recv = RecvPath::new(r_lanes, Arc::clone(&boards[1]), r_keys, far[1], CHUNK, r_striping);
+        let (send, recv) = (Arc::new(Owner::new(send)), Arc::new(Owner::new(recv)));
+        let halves: [Arc<dyn Shared>; 2] = [send.clone(), recv.clone()];
+        let [s_wards, r_wards] = wards;
+        let [s_half, r_half] = halves;
+        let board = |side: usize| Board { region: Arc::clone(&boards[side]), lkeys: lkeys[side], far: far[side] };
+        let wardens = [
+            Warden::new(Arc::clone(&ends[0]), s_half, Role::Sender, None, board(0), s_wards),
+            Warden::new(Arc::clone(&ends[1]), r_half, Role::Receiver, None, board(1), r_wards),
+        ];
+        Pair { send, recv, ends, wardens, boards }
+    }
+}
+
+fn bring_up_host(dir: &Path, fabric: &str, profile: &str) -> Arc<Host> {
+    let exe = std::env::current_exe().unwrap();
+    let library = exe.ancestors().nth(2).unwrap().join("softverbs-ibverbs");
+    assert!(library.exists(), "{} is not built: cargo build --workspace", library.display());
+    let variables = [
+        ("SOFTVERBS_DIR", dir.display().to_string()),
+        ("SOFTVERBS_FABRIC", fabric.to_owned()),
+        ("SOFTVERBS_PROFILE", profile.to_owned()),
+        ("SOFTVERBS_NODE", "0".to_owned()),
+        // Polls return less than they could, queue pairs are served out of turn, bytes and acknowledgements come late.
+        ("SOFTVERBS_ADVERSARY", "7".to_owned()),
+    ];
+    for (name, value) in variables {
+        // SAFETY: before the fabric reads its settings, and nothing else of this program reads the environment meanwhile.
+        unsafe { std::env::set_var(name, value) };
+    }
+    let settings = [
+        ("NCCL_IBVERBS_LIB", library.display().to_string()),
+        ("NCCL_SPARK_SYSFS", dir.join(fabric).join("sys").display().to_string()),
+        ("NCCL_SOCKET_IFNAME", "lo".to_owned()),
+        // 4.096 us x 8 x 7: a lost rail shows after 229 us of virtual time.
+        ("NCCL_IB_TIMEOUT", "3".to_owned()),
+        ("NCCL_SPARK_MIN_SHARE_BYTES", "128".to_owned()),
+        ("NCCL_SPARK_PROBE_TIMEOUT_MS", "100".to_owned()),
+        ("NCCL_SPARK_LOSS_TIMEOUT_S", "3600".to_owned()),
+    ];
+    let settings = settings.map(|(name, value)| (name.to_owned(), value));
+    bring_up(Config::from_variables(&settings).unwrap()).unwrap().0
+}

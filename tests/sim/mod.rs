@@ -1,0 +1,30 @@
+//! The simulation's parts.
+#![allow(dead_code, reason = "each test program uses a part")]
+
+pub mod fabric;
+pub mod model;
+pub mod run;
+pub mod trace;
+
+/// Numbers that follow from a seed alone (splitmix64).
+pub struct Dice(u64);
+
+impl Dice {
+    /// The numbers of a seed.
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x5eed)
+    }
+
+    /// The next number below `limit`.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let state = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let state = (state ^ state >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (state ^ state >> 31) % limit.max(1)
+    }
+
+    /// True once in `times`.
+    pub fn one_in(&mut self, times: u64) -> bool {
+        self.below(times) == 0
+    }
+}

@@ -1,0 +1,320 @@
+//! One run: what happens, by the dice.
+
+use super::Dice;
+use super::fabric::{Fabric, Pair, RAILS};
+use super::model::Model;
+use nccl_net_spark::comm::RecvPart;
+use nccl_net_spark::comm::peer::Presence;
+use nccl_net_spark::wire::control::Letter;
+use std::collections::VecDeque;
+
+/// Virtual time after which something hangs.
+const PATIENCE_NS: u64 = 60_000_000_000;
+
+/// One run.
+pub struct Run<'f> {
+    fabric: &'f mut Fabric,
+    seed: u64,
+    dice: Dice,
+    rails: usize,
+    pair: Pair,
+    model: Model,
+    /// Groups to be granted in all.
+    goal: usize,
+    /// Letters on the bootstrap's TCP, to the sender and to the receiver: when each arrives.
+    letters: [VecDeque<(u64, Letter)>; 2],
+    /// Whether that still carries. Where it breaks, rail 0 holds.
+    tcp: Tcp,
+    /// Port events: when, for which side, of which rail, and whether it is up.
+    events: Vec<(u64, usize, usize, bool)>,
+    pulls_left: u64,
+    /// As many as a connection takes while one message runs.
+    refusals_left: u64,
+    tally: Tally,
+}
+
+enum Tcp {
+    Carries,
+    Breaks { at_ns: u64 },
+}
+
+/// What a run came to.
+#[derive(Default)]
+pub struct Tally {
+    /// Rails that were pulled.
+    pub losses: u64,
+    /// Messages that were sent.
+    pub messages: u64,
+}
+
+impl<'f> Run<'f> {
+    /// A run by a seed.
+    pub fn new(fabric: &'f mut Fabric, seed: u64) -> Self {
+        let mut dice = Dice::new(seed);
+        // What the run before left in the fabric's way is over.
+        fabric.pass(1_000_000_000);
+        for rail in 0..RAILS {
+            fabric.set(rail, true);
+            fabric.refuse(rail, 0);
+        }
+        let rails = 1 + dice.below(RAILS as u64) as usize;
+        let pair = fabric.connect(rails, 1 + dice.below(2) as usize);
+        let tcp = if rails > 1 && dice.one_in(3) {
+            Tcp::Breaks { at_ns: fabric.now_ns() + dice.below(2_000_000) }
+        } else {
+            Tcp::Carries
+        };
+        let (goal, pulls_left, refusals_left) = (4 + dice.below(60) as usize, dice.below(8), dice.below(5));
+        let (model, letters, events, tally) = Default::default();
+        Self { fabric, seed, dice, rails, pair, model, goal, letters, tcp, events, pulls_left, refusals_left, tally }
+    }
+
+    /// Plays it to its end.
+    pub fn play(mut self) -> Tally {
+        let before = self.fabric.queue_pairs();
+        let limit = self.fabric.now_ns() + PATIENCE_NS;
+        while self.model.groups.len() < self.goal || !self.model.is_done() {
+            self.step();
+            self.wait(limit, "the messages");
+        }
+        self.model.check_what_was_handed_back(&self.fabric.to);
+        // The rails come back by themselves.
+        (self.pulls_left, self.refusals_left) = (0, 0);
+        (0..self.rails).for_each(|rail| {
+            self.fabric.set(rail, true);
+            // What nothing has met yet would cost a rail when nobody waits for its return any more.
+            self.fabric.refuse(rail, 0);
+        });
+        let limit = self.fabric.now_ns() + PATIENCE_NS;
+        while !self.pair.wardens.iter().all(|warden| warden.is_whole()) {
+            self.watch();
+            self.fabric.pass(5_000_000);
+            assert!(self.fabric.now_ns() < limit, "a rail does not come back");
+        }
+        self.use_all_again();
+        self.part();
+        self.model.check_what_was_handed_back(&self.fabric.to);
+        assert_eq!(self.fabric.queue_pairs(), before, "queue pairs came or went");
+        self.tally.messages = self.model.groups.iter().map(|group| group.parts.len() as u64).sum();
+        self.tally
+    }
+
+    /// Lets some time pass: mostly little, sometimes enough for a time-out, and seldom enough for a rail's return.
+    fn wait(&mut self, limit: u64, what: &str) {
+        let most = match self.dice.below(64) {
+            0 => 200_000_000,
+            1..=3 => 3_000_000,
+            4..=24 => 20_000,
+            _ => 500,
+        };
+        let ns = self.dice.below(most);
+        self.fabric.pass(ns);
+        assert!(self.fabric.now_ns() < limit, "{what} hang: {}", self.state());
+    }
+
+    /// Where it stands, for a message.
+    fn state(&self) -> String {
+        let up: Vec<bool> = (0..self.rails).map(|rail| self.fabric.is_up(rail)).collect();
+        let open = |(at, group): (usize, &super::model::Group)| {
+            let parts: Vec<_> = group.parts.iter().map(|part| (part.bytes, part.send, part.is_sent)).collect();
+            let is_over = group.is_told && parts.iter().all(|(_, _, is_sent)| *is_sent);
+            (!is_over).then(|| format!("{at} (told {}, optional {}): {parts:?}", group.is_told, group.optional))
+        };
+        let open: Vec<String> = self.model.groups.iter().enumerate().filter_map(open).collect();
+        let wardens: Vec<String> = self.pair.wardens.iter().map(|warden| warden.text()).collect();
+        format!(
+            "{} of {} groups; rails up {up:?}; wardens {wardens:?}; open {open:?}",
+            self.model.groups.len(),
+            self.goal
+        )
+    }
+
+    fn step(&mut self) {
+        match self.dice.below(20) {
+            0..=3 => self.grant(),
+            4..=8 => self.send(),
+            9..=11 => self.test_send(),
+            12..=14 => self.test_receive(),
+            15..=17 => self.watch(),
+            _ => self.pull_or_plug(),
+        }
+    }
+
+    fn grant(&mut self) {
+        if self.model.groups.len() >= self.goal {
+            return;
+        }
+        let Some(parts) = self.model.draw(&mut self.dice) else {
+            self.goal = self.model.groups.len();
+            return;
+        };
+        let optional = parts.len() == 1 && self.dice.one_in(4);
+        for part in &parts {
+            Model::blank(&mut self.fabric.to, part);
+        }
+        let base = self.fabric.to.as_ptr() as u64;
+        let wanted: Vec<RecvPart<'_>> = parts
+            .iter()
+            .enumerate()
+            .map(|(tag, part)| RecvPart {
+                addr: base + part.at as u64,
+                bytes: part.room,
+                tag: tag as i32,
+                memory: &self.fabric.into,
+            })
+            .collect();
+        let granted = self.pair.recv.enter().unwrap().irecv(&self.pair.ends[1], &wanted, optional);
+        if let Some(receive) = granted.expect("a receive is granted") {
+            self.model.granted(receive, parts, optional);
+        }
+    }
+
+    fn send(&mut self) {
+        let Some(group) = self.model.next_to_send() else { return };
+        let waiting: Vec<usize> = (0..group.parts.len()).filter(|at| group.parts[*at].send.is_none()).collect();
+        let tag = waiting[self.dice.below(waiting.len() as u64) as usize];
+        let part = &mut group.parts[tag];
+        Model::fill(&mut self.fabric.from, self.seed, part);
+        let addr = self.fabric.from.as_ptr() as u64 + part.at as u64;
+        let mut path = self.pair.send.enter().unwrap();
+        let sent = path.isend(&self.pair.ends[0], addr, part.bytes, tag as i32, &self.fabric.out);
+        part.send = sent.expect("a send begins");
+    }
+
+    fn test_send(&mut self) {
+        let running: Vec<(usize, usize)> = self
+            .model
+            .groups
+            .iter()
+            .enumerate()
+            .flat_map(|(at, group)| (0..group.parts.len()).map(move |tag| (at, tag)))
+            .filter(|(at, tag)| {
+                let part = &self.model.groups[*at].parts[*tag];
+                part.send.is_some() && !part.is_sent
+            })
+            .collect();
+        let Some((at, tag)) = running.get(self.dice.below(running.len() as u64) as usize).copied() else { return };
+        let part = &mut self.model.groups[at].parts[tag];
+        let request = part.send.unwrap();
+        let told = self.pair.send.enter().unwrap().test(&self.pair.ends[0], request).expect("a send goes on");
+        if let Some(bytes) = told {
+            assert_eq!(bytes, part.bytes as u64);
+            part.is_sent = true;
+        }
+        self.model.hand_back(at, self.seed, &mut self.fabric.to);
+    }
+
+    fn test_receive(&mut self) {
+        let open: Vec<usize> = (0..self.model.groups.len()).filter(|at| !self.model.groups[*at].is_told).collect();
+        let Some(at) = open.get(self.dice.below(open.len() as u64) as usize).copied() else { return };
+        let group = &mut self.model.groups[at];
+        let tell = |part: usize, bytes: u64| {
+            let right = if group.optional { group.parts[part].room } else { group.parts[part].bytes };
+            // An optional receive is told with what was asked for, unless its bytes are there already.
+            assert!(bytes == right as u64 || group.optional && bytes == group.parts[part].bytes as u64);
+        };
+        let mut path = self.pair.recv.enter().unwrap();
+        group.is_told = path.test(&self.pair.ends[1], group.receive, tell).expect("a receive goes on");
+        drop(path);
+        self.model.hand_back(at, self.seed, &mut self.fabric.to);
+    }
+
+    /// Both wardens have a look, in either order or one alone; letters and events that are due arrive.
+    fn watch(&mut self) {
+        let (now_ns, now) = (self.fabric.now_ns(), self.fabric.now());
+        let tcp_carries = match self.tcp {
+            Tcp::Carries => true,
+            Tcp::Breaks { at_ns } => now_ns < at_ns,
+        };
+        if !tcp_carries {
+            self.letters = Default::default();
+        }
+        let first = self.dice.below(2) as usize;
+        let sides = if self.dice.one_in(3) { 1 } else { 2 };
+        for side in [first, 1 - first].into_iter().take(sides) {
+            while self.letters[side].front().is_some_and(|(due, _)| *due <= now_ns) {
+                let (_, letter) = self.letters[side].pop_front().unwrap();
+                self.pair.wardens[side].hear(&letter, now);
+                if self.dice.one_in(16) {
+                    self.pair.wardens[side].hear(&letter, now);
+                }
+            }
+            let due: Vec<usize> = (0..self.events.len())
+                .filter(|at| self.events[*at].1 == side && self.events[*at].0 <= now_ns)
+                .collect();
+            for at in due.into_iter().rev() {
+                let (_, _, rail, is_up) = self.events.swap_remove(at);
+                if self.fabric.is_up(rail) == is_up {
+                    let rail = self.fabric.hosts[side].rails[rail].clone();
+                    self.pair.wardens[side].port_changed(&rail, is_up, now);
+                }
+            }
+            let has_news = self.dice.one_in(2);
+            let (letters, dice) = (&mut self.letters[1 - side], &mut self.dice);
+            self.pair.wardens[side].tend(now, has_news, &mut |letter| {
+                if tcp_carries {
+                    let not_before = letters.back().map_or(0, |(due, _)| *due);
+                    letters.push_back(((now_ns + dice.below(100_000)).max(not_before), letter));
+                }
+                // A network that breaks is not seen at once.
+                tcp_carries || dice.one_in(2)
+            });
+        }
+    }
+
+    fn pull_or_plug(&mut self) {
+        let rail = self.dice.below(self.rails as u64) as usize;
+        let must_hold = rail == 0 && matches!(self.tcp, Tcp::Breaks { .. });
+        if self.refusals_left > 0 && !must_hold && self.dice.one_in(4) {
+            self.refusals_left -= 1;
+            self.fabric.refuse(rail, 1);
+        }
+        let is_up = self.fabric.is_up(rail);
+        if is_up {
+            if self.pulls_left == 0 || must_hold {
+                return;
+            }
+            self.pulls_left -= 1;
+            self.tally.losses += 1;
+        }
+        self.fabric.set(rail, !is_up);
+        for side in [0, 1] {
+            if self.dice.one_in(2) {
+                self.events.push((self.fabric.now_ns() + self.dice.below(2_000_000), side, rail, !is_up));
+            }
+        }
+    }
+
+    /// Every slot and every request can be used once more.
+    fn use_all_again(&mut self) {
+        self.goal += 40;
+        let limit = self.fabric.now_ns() + PATIENCE_NS;
+        while self.model.groups.len() < self.goal || !self.model.is_done() {
+            self.step();
+            self.wait(limit, "messages after the last loss");
+        }
+    }
+
+    /// Both sides close; each is told, and the sender how much was delivered.
+    fn part(&mut self) {
+        let first = self.dice.below(2) as usize;
+        let limit = self.fabric.now_ns() + PATIENCE_NS;
+        for side in [first, 1 - first] {
+            self.pair.wardens[side].close();
+            while self.pair.ends[1 - side].peer.presence() == Presence::Here {
+                self.watch();
+                self.fabric.pass(1_000_000);
+                assert!(self.fabric.now_ns() < limit, "side {side} closes and the other does not hear of it");
+            }
+        }
+        // The last optional receives may be heard of late, and nobody waits for them.
+        let groups = &self.model.groups;
+        let waited_for = groups.iter().position(|group| group.optional).unwrap_or(groups.len()) as u64;
+        let told = self.pair.ends[0].peer.presence();
+        let all = groups.len() as u64;
+        assert!(
+            matches!(told, Presence::Closed { delivered } if (waited_for..=all).contains(&delivered)),
+            "{told:?} of {all}"
+        );
+    }
+}

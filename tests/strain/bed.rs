@@ -1,0 +1,189 @@
+//! Two processes on a software fabric of their own, each on a machine of it, and what is read of them from outside.
+
+use super::flaps::Switches;
+use super::gauge::{self, History, Sample, Told};
+use crate::common::{LIMIT, fabric_folder, fabric_library, fabric_name};
+use softverbs::os::shm::{self, FabricMemory};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Two cables, four functions, as fast as the processors go.
+const PROFILE: &str = "spark-2cable";
+/// How long what is closed may be there at most: six times what a connection waits for its peer to close.
+const GONE: Duration = Duration::from_secs(60);
+/// How long a line may take that ends a long job: ten thousand connections.
+const LONG: Duration = Duration::from_secs(7200);
+
+/// The two processes.
+pub struct Bed {
+    pub switches: Switches,
+    processes: [Process; 2],
+    memory: &'static FabricMemory,
+    begun: Instant,
+}
+
+struct Process {
+    child: Child,
+    orders: Arc<Mutex<ChildStdin>>,
+    answers: Receiver<String>,
+}
+
+/// What both processes together have received.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Carried {
+    pub messages: u64,
+    pub bytes: u64,
+}
+
+impl Bed {
+    pub fn new() -> Self {
+        let (dir, fabric) = (fabric_folder(), fabric_name());
+        let switches = Switches { dir, fabric };
+        let [(mut first, tell_first), (mut second, tell_second)] = [0, 1].map(|side| Process::start(side, &switches));
+        first.listen(tell_first, &second);
+        second.listen(tell_second, &first);
+        let processes = [first, second];
+        processes.iter().for_each(|process| assert_eq!(process.answer("ready", LIMIT), [0_u64; 0]));
+        let path = switches.dir.join(&switches.fabric).join("fabric");
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(&path).expect("the fabric's file");
+        let memory = shm::map(&file).unwrap();
+        let bed = Self { switches, processes, memory, begun: Instant::now() };
+        // The first look at so large a file takes the kernel half a second.
+        assert_eq!(bed.queue_pairs(), 0);
+        bed
+    }
+
+    /// Tells both, and waits until both have answered; the numbers in their answers.
+    pub fn tell(&self, order: &str, answer: &str) -> [Vec<u64>; 2] {
+        self.processes.iter().for_each(|process| process.order(order));
+        [0, 1].map(|side| self.processes[side].answer(answer, LONG))
+    }
+
+    /// What both hold, and what came so far.
+    pub fn look(&self) -> ([Sample; 2], Carried) {
+        let (at_s, mut carried) = (self.begun.elapsed().as_secs_f64(), Carried::default());
+        let samples = self.tell("gauge", "gauge").into_iter().zip(&self.processes).map(|(said, process)| {
+            let [heap_bytes, blocks, rust_bytes, registrations, messages, bytes] = said[..] else {
+                panic!("a gauge of {said:?}")
+            };
+            carried.messages += messages;
+            carried.bytes += bytes;
+            let told = Told { heap_bytes, blocks, bytes: rust_bytes, registrations };
+            Sample::take(process.child.id(), at_s, told)
+        });
+        (samples.collect::<Vec<_>>().try_into().expect("two processes"), carried)
+    }
+
+    /// Queue pairs of the fabric that somebody has.
+    pub fn queue_pairs(&self) -> usize {
+        self.memory.qps.iter().filter(|qp| qp.number.load(Ordering::Acquire) != 0).count()
+    }
+
+    /// Queue pairs that were ever made.
+    pub fn made(&self) -> u64 {
+        u64::from(self.memory.generations.load(Ordering::Relaxed))
+    }
+
+    /// Waits until what was closed is gone: its queue pairs, and the threads that watched over them. What is left if they do not go.
+    pub fn settle(&self) -> Vec<String> {
+        let begun = Instant::now();
+        loop {
+            let (queue_pairs, mut off) = (self.queue_pairs(), Vec::new());
+            if queue_pairs > 0 {
+                off.push(format!("{queue_pairs} queue pairs are left"));
+            }
+            for process in &self.processes {
+                let threads = gauge::threads(process.child.id());
+                if threads.iter().any(|name| name.starts_with("spark-service")) {
+                    off.push(format!("process {} still watches over connections", process.child.id()));
+                }
+            }
+            if off.is_empty() || begun.elapsed() > GONE {
+                println!("  looked {:.2} s for what was closed to be gone", begun.elapsed().as_secs_f64());
+                return off;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Prints the table; what is off.
+    pub fn print(&self, histories: &[History; 2]) -> Vec<String> {
+        gauge::print_head();
+        histories.iter().enumerate().flat_map(|(process, history)| history.print(process)).collect()
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        for process in &mut self.processes {
+            // Nobody is told any more: they end by themselves. One that has failed is gone already.
+            let _ = process.child.kill();
+            let _ = process.child.wait();
+        }
+        // The next test of this program finds the fabric deserted, and the next program sweeps.
+        self.switches.mend();
+    }
+}
+
+impl Process {
+    fn start(side: usize, switches: &Switches) -> (Self, ChildStdout) {
+        let (dir, fabric) = (&switches.dir, &switches.fabric);
+        let sysfs = dir.join(fabric).join("sys");
+        let mut child = Command::new(std::env::current_exe().expect("the test's own path"))
+            .args(["--exact", "one_of_two_processes", "--ignored", "--nocapture"])
+            .env("SOFTVERBS_DIR", dir)
+            .env("SOFTVERBS_FABRIC", fabric)
+            .env("SOFTVERBS_PROFILE", PROFILE)
+            .env("SOFTVERBS_NODE", side.to_string())
+            .env("NCCL_IBVERBS_LIB", fabric_library())
+            .env("NCCL_SPARK_SYSFS", sysfs)
+            // What a thread keeps for itself counts as in use with glibc, and hides what is.
+            .env("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("this program again");
+        let orders = Arc::new(Mutex::new(child.stdin.take().expect("its input")));
+        let said = child.stdout.take().expect("its output");
+        let (_, answers) = channel();
+        (Self { child, orders, answers }, said)
+    }
+
+    /// Hands what it says to the other process on to that one, and keeps the rest.
+    fn listen(&mut self, said: ChildStdout, other: &Process) {
+        let (keep, answers): (Sender<String>, _) = channel();
+        let other = Arc::clone(&other.orders);
+        self.answers = answers;
+        std::thread::spawn(move || {
+            for line in BufReader::new(said).lines().map_while(Result::ok) {
+                // Whom it cannot be told to any more is gone: that shows in what it does not answer.
+                let told = match line.starts_with("peer ") {
+                    true => writeln!(other.lock().expect("no writer panics"), "{line}").is_ok(),
+                    false => keep.send(line).is_ok(),
+                };
+                if !told {
+                    return;
+                }
+            }
+        });
+    }
+
+    fn order(&self, order: &str) {
+        writeln!(self.orders.lock().expect("no writer panics"), "{order}").expect("the process takes orders");
+    }
+
+    /// Waits for an answer that begins so; the numbers behind.
+    fn answer(&self, begin: &str, limit: Duration) -> Vec<u64> {
+        loop {
+            let line = self.answers.recv_timeout(limit);
+            let line = line.unwrap_or_else(|e| panic!("process {} did not say {begin:?}: {e}", self.child.id()));
+            if let Some(rest) = line.strip_prefix(begin) {
+                return rest.split_whitespace().map(|word| word.parse().expect("a number")).collect();
+            }
+        }
+    }
+}

@@ -1,0 +1,357 @@
+//! One of the two processes. It takes its orders from standard input, a line each:
+//!
+//! - `open FIRST COUNT PLACES`: connections with these numbers, on which it streams from then on; its memory is parted into so many;
+//! - `stop`: ends the streams, and closes once everything has come;
+//! - `churn FIRST COUNT`: so many connections one after the other, each used for one message;
+//! - `gauge`: gives the system what its allocator keeps for later, and says what it holds.
+//!
+//! Connections with even numbers send from process 0 to process 1, the others back. What it has to say to the other process goes
+//! out as `peer ...`; the bed hands it over.
+
+use super::heap;
+use crate::common::{fill, is_filled, mix, until};
+use nccl_net_spark::comm::{Host, ListenComm, RecvComm, RecvPart, Registration, SendComm, connect, listen};
+use nccl_net_spark::config::Config;
+use nccl_net_spark::plugin::bring_up;
+use nccl_net_spark::verbs::HostMemory;
+use nccl_net_spark::wire::handle::HANDLE_BYTES;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+/// Messages of a connection under way at a time, each in a place of its own.
+const WINDOW: usize = 8;
+/// All that a process sends from, and all that it receives into.
+const MEMORY: usize = 16 << 20;
+/// The largest message.
+const MOST: usize = 1 << 20;
+/// The message of a connection that carries only one.
+const SINGLE: usize = 5000;
+
+/// Into so many places the memory is parted for connections that come one after the other.
+const CHURN_PLACES: u64 = 64;
+
+/// A process of the bed.
+pub struct Process {
+    side: u64,
+    host: Arc<Host>,
+    from: Vec<u8>,
+    to: Vec<u8>,
+    lines: Receiver<String>,
+    /// What the other process said, not yet used.
+    heard: VecDeque<String>,
+    orders: VecDeque<String>,
+    messages: u64,
+    bytes: u64,
+}
+
+/// A connection, and its stream.
+struct Connection {
+    number: u64,
+    end: End,
+    memory: Arc<Registration>,
+    /// Its part of the process's memory.
+    part: Range<usize>,
+    under_way: VecDeque<(u64, u16)>,
+    next: u64,
+    /// How many messages lie ready to be sent, or are sent.
+    filled: u64,
+    done: u64,
+    /// How many messages there are, once that is known.
+    total: Option<u64>,
+    is_told: bool,
+}
+
+enum End {
+    Sends(SendComm),
+    Receives(RecvComm),
+}
+
+impl Process {
+    /// Joins the fabric as process `side`.
+    pub fn new(side: u64, settings: &[(String, String)]) -> Self {
+        let host = bring_up(Config::from_variables(settings).unwrap()).unwrap().0;
+        let (tell, lines) = channel();
+        std::thread::spawn(move || std::io::stdin().lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
+        // Touched, so that it counts from the beginning.
+        let (from, to) = (vec![0x11; MEMORY], vec![0xee; MEMORY]);
+        let (heard, orders) = Default::default();
+        Self { side, host, from, to, lines, heard, orders, messages: 0, bytes: 0 }
+    }
+
+    /// Does as it is told until nobody tells any more.
+    pub fn run(&mut self) {
+        println!("\nready");
+        let mut connections: Vec<Connection> = Vec::new();
+        loop {
+            let mut moved = false;
+            for each in &mut connections {
+                moved |= each.step(self);
+            }
+            if !connections.is_empty() && !moved {
+                std::thread::yield_now();
+            }
+            if !self.listen(connections.is_empty()) {
+                return;
+            }
+            let Some(order) = self.orders.pop_front() else { continue };
+            let mut words = order.split_whitespace();
+            let name = words.next().unwrap_or_default().to_owned();
+            let numbers: Vec<u64> = words.map(|word| word.parse().expect("a number")).collect();
+            match (name.as_str(), numbers.as_slice()) {
+                ("open", [first, count, places]) => connections = self.open(*first..first + count, *places),
+                ("stop", []) => self.finish(std::mem::take(&mut connections)),
+                ("churn", [first, count]) => self.churn(*first..first + count),
+                ("gauge", []) => self.say_gauge(),
+                _ => panic!("no such order: {order}"),
+            }
+        }
+    }
+
+    /// Takes in what it is told, waiting for that when there is nothing to do meanwhile; whether there is somebody.
+    fn listen(&mut self, is_idle: bool) -> bool {
+        if is_idle && self.orders.is_empty() {
+            match self.lines.recv() {
+                Ok(line) => self.take(line),
+                Err(_) => return false,
+            }
+        }
+        while let Ok(line) = self.lines.try_recv() {
+            self.take(line);
+        }
+        true
+    }
+
+    fn take(&mut self, line: String) {
+        match line.strip_prefix("peer ") {
+            Some(said) => self.heard.push_back(said.to_owned()),
+            None => self.orders.push_back(line),
+        }
+    }
+
+    /// What the other process said that begins so, and is about this connection.
+    fn hears(&mut self, what: &str, number: u64) -> Option<String> {
+        let begin = format!("{what} {number} ");
+        let at = self.heard.iter().position(|said| said.starts_with(&begin))?;
+        self.heard.remove(at).map(|said| said[begin.len()..].to_owned())
+    }
+
+    fn open(&mut self, numbers: Range<u64>, places: u64) -> Vec<Connection> {
+        let begun = Instant::now();
+        let connections = self.connect(numbers, places);
+        println!("opened {}", begun.elapsed().as_micros());
+        connections
+    }
+
+    /// Makes connections, all at once.
+    fn connect(&mut self, numbers: Range<u64>, places: u64) -> Vec<Connection> {
+        let mut doors: Vec<(u64, ListenComm)> = Vec::new();
+        let (mut silent, mut handles): (Vec<u64>, Vec<(u64, [u8; HANDLE_BYTES])>) = Default::default();
+        for number in numbers {
+            if number % 2 == self.side {
+                silent.push(number);
+                continue;
+            }
+            let (door, handle) = listen::listen(&self.host).unwrap();
+            let hex: String = handle.iter().map(|byte| format!("{byte:02x}")).collect();
+            println!("peer handle {number} {hex}");
+            doors.push((number, door));
+        }
+        let mut connections = Vec::new();
+        until(|| {
+            self.listen(false);
+            silent.retain(|number| match self.hears("handle", *number) {
+                Some(hex) => {
+                    let byte = |at: usize| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).expect("a byte");
+                    handles.push((*number, std::array::from_fn(byte)));
+                    false
+                }
+                None => true,
+            });
+            handles.retain_mut(|(number, handle)| match connect::connect(&self.host, handle, None).unwrap() {
+                Some(send) => {
+                    connections.push(Connection::new(self, *number, End::Sends(send), places));
+                    false
+                }
+                None => true,
+            });
+            doors.retain(|(number, door)| match door.accept().unwrap() {
+                Some(recv) => {
+                    connections.push(Connection::new(self, *number, End::Receives(recv), places));
+                    false
+                }
+                None => true,
+            });
+            if doors.is_empty() && silent.is_empty() && handles.is_empty() {
+                return Some(());
+            }
+            std::thread::yield_now();
+            None
+        });
+        connections
+    }
+
+    /// Ends the streams: who sends says how many messages there were, who receives says when it has them.
+    fn finish(&mut self, mut connections: Vec<Connection>) {
+        for each in &mut connections {
+            if matches!(each.end, End::Sends(_)) {
+                each.total = Some(each.next);
+                println!("peer total {} {}", each.number, each.next);
+            }
+        }
+        until(|| {
+            self.listen(false);
+            for each in &mut connections {
+                if each.total.is_none() {
+                    each.total = self.hears("total", each.number).map(|total| total.parse().expect("a number"));
+                }
+                each.step(self);
+                if each.is_complete() && !each.is_told {
+                    each.is_told = match each.end {
+                        End::Sends(_) => self.hears("have", each.number).is_some(),
+                        End::Receives(_) => {
+                            println!("peer have {} all", each.number);
+                            true
+                        }
+                    };
+                }
+            }
+            connections.iter().all(|each| each.is_told).then_some(())
+        });
+        connections.into_iter().for_each(Connection::close);
+        println!("closed");
+    }
+
+    /// Connections one after the other, each for one message.
+    fn churn(&mut self, numbers: Range<u64>) {
+        let (mut opening, mut using, mut closing) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
+        for number in numbers {
+            let begun = Instant::now();
+            let mut connection = self.connect(number..number + 1, CHURN_PLACES).remove(0);
+            let opened = Instant::now();
+            connection.total = Some(1);
+            until(|| {
+                connection.step(self);
+                if connection.is_complete() {
+                    return Some(());
+                }
+                std::thread::yield_now();
+                None
+            });
+            let used = Instant::now();
+            connection.close();
+            opening += opened - begun;
+            using += used - opened;
+            closing += used.elapsed();
+        }
+        println!("churned {} {} {}", opening.as_micros(), using.as_micros(), closing.as_micros());
+    }
+
+    fn say_gauge(&self) {
+        // SAFETY: the first touches what is free alone, the second only reads the allocator's books.
+        let all = unsafe {
+            libc::malloc_trim(0);
+            libc::mallinfo2()
+        };
+        let ((blocks, bytes), registrations) = (heap::in_use(), self.host.registrations_in_use());
+        let heap_bytes = all.uordblks + all.hblkhd;
+        println!("gauge {heap_bytes} {blocks} {bytes} {registrations} {} {}", self.messages, self.bytes);
+    }
+}
+
+impl Connection {
+    fn new(process: &Process, number: u64, end: End, places: u64) -> Self {
+        let room = MEMORY / places as usize;
+        let begin = (number / 2 % places) as usize * room;
+        let part = begin..begin + room;
+        // SAFETY: the process keeps it as long as it has connections, and looks at what the peer writes only after the receive is
+        // done.
+        let memory = |all: &[u8]| unsafe { HostMemory::from_caller(all.as_ptr() as usize + begin, room) };
+        let memory = match &end {
+            End::Sends(send) => send.register(memory(&process.from)),
+            End::Receives(recv) => recv.register(memory(&process.to)),
+        };
+        let (under_way, total, is_told, next, filled, done) = Default::default();
+        Self { number, end, memory: memory.unwrap(), part, under_way, next, filled, done, total, is_told }
+    }
+
+    /// Where a message lies, and how large it is.
+    fn place(&self, message: u64) -> Range<usize> {
+        let room = self.part.len() / WINDOW;
+        let begin = self.part.start + message as usize % WINDOW * room;
+        let dice = mix(self.number << 40 ^ message);
+        let limit = [200, 20_000, 300_000, MOST][dice as usize % 4].min(room);
+        let size = if self.total == Some(1) { SINGLE } else { (dice >> 8) as usize % limit };
+        begin..begin + size
+    }
+
+    fn seed(&self, message: u64) -> u64 {
+        mix(message << 20 ^ self.number)
+    }
+
+    /// Whether all messages that there are have gone or come.
+    fn is_complete(&self) -> bool {
+        self.total == Some(self.done)
+    }
+
+    /// Starts a message if there is room, and looks after the oldest one; whether anything moved.
+    fn step(&mut self, process: &mut Process) -> bool {
+        let has_room = self.under_way.len() < WINDOW && self.total.is_none_or(|total| self.next < total);
+        let started = if has_room { self.start(process) } else { None };
+        if let Some(request) = started {
+            self.under_way.push_back((self.next, request));
+            self.next += 1;
+        }
+        let Some(&(message, request)) = self.under_way.front() else { return false };
+        let place = self.place(message);
+        let ended = match &self.end {
+            End::Sends(send) => send.test(request).unwrap().is_some(),
+            End::Receives(recv) => {
+                let tell = |_: usize, bytes: u64| assert_eq!(bytes, place.len() as u64, "{}", self.text(message));
+                recv.test(request, tell).unwrap()
+            }
+        };
+        if ended {
+            self.under_way.pop_front();
+            self.done += 1;
+            if matches!(self.end, End::Receives(_)) {
+                process.messages += 1;
+                process.bytes += place.len() as u64;
+                let is_right = is_filled(&process.to[place], self.seed(message));
+                assert!(is_right, "{} has wrong bytes", self.text(message));
+            }
+        }
+        started.is_some() || ended
+    }
+
+    fn start(&mut self, process: &mut Process) -> Option<u16> {
+        let place = self.place(self.next);
+        match &self.end {
+            End::Sends(send) => {
+                if self.filled == self.next {
+                    fill(&mut process.from[place.clone()], self.seed(self.next));
+                    self.filled += 1;
+                }
+                send.isend(process.from.as_ptr() as u64 + place.start as u64, place.len(), 3, &self.memory).unwrap()
+            }
+            End::Receives(recv) => {
+                let addr = process.to.as_ptr() as u64 + place.start as u64;
+                let part = RecvPart { addr, bytes: place.len(), tag: 3, memory: &self.memory };
+                recv.irecv(&[part], false).unwrap()
+            }
+        }
+    }
+
+    fn text(&self, message: u64) -> String {
+        format!("message {message} of connection {}", self.number)
+    }
+
+    fn close(self) {
+        match self.end {
+            End::Sends(send) => send.close(),
+            End::Receives(recv) => recv.close(),
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Rails that come and go, on one machine or on both.
+
+use crate::common::mix;
+use softverbs::fabric::{Action, control};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// The rails of the profile that the bed runs on.
+pub const RAILS: [&str; 4] = ["rocep1s0f0", "rocep1s0f1", "roceP2p1s0f0", "roceP2p1s0f1"];
+/// A flap begins so often.
+const EVERY_MS: u64 = 1000;
+
+/// What was done.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Flapped {
+    pub flaps: u64,
+    pub in_pairs: u64,
+    pub refusals: u64,
+}
+
+/// A thread that flaps rails until it is told to stop.
+pub struct Flaps {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Flapped>,
+}
+
+/// The rails of a fabric, from outside.
+#[derive(Clone)]
+pub struct Switches {
+    pub dir: PathBuf,
+    pub fabric: String,
+}
+
+impl Switches {
+    fn set(&self, machine: Option<usize>, rail: usize, action: Action) {
+        control(&self.dir, &self.fabric, machine, RAILS[rail % RAILS.len()], action).unwrap();
+    }
+
+    /// All rails as they should be.
+    pub fn mend(&self) {
+        for rail in 0..RAILS.len() {
+            self.set(None, rail, Action::Refuse(0));
+            self.set(None, rail, Action::Up);
+        }
+    }
+}
+
+impl Flaps {
+    pub fn start(switches: Switches, seed: u64) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let mut flapped = Flapped::default();
+            while !told.load(Ordering::Relaxed) {
+                flap(&switches, mix(seed << 32 ^ flapped.flaps), &mut flapped);
+            }
+            switches.mend();
+            flapped
+        });
+        Self { stop, thread }
+    }
+
+    pub fn stop(self) -> Flapped {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("the flapping thread")
+    }
+}
+
+/// A second of it: a rail goes down for a while, by turns or by the dice, now and then a second one with it, on both machines or
+/// on one; and now and then the NIC of a rail that is up calls a request or two invalid.
+fn flap(switches: &Switches, dice: u64, flapped: &mut Flapped) {
+    let one_in = |count: u64, part: u32| (dice >> part).is_multiple_of(count);
+    let first = if one_in(2, 0) { flapped.flaps } else { dice >> 4 } as usize % RAILS.len();
+    let second = one_in(6, 8).then_some((first + 1 + (dice >> 12) as usize % (RAILS.len() - 1)) % RAILS.len());
+    let machine = [None, None, Some(0), Some(1)][(dice >> 16) as usize % 4];
+    let down_ms = 50 + (dice >> 20) % 700;
+    let rails = [Some(first), second];
+    rails.into_iter().flatten().for_each(|rail| switches.set(machine, rail, Action::Down));
+    if one_in(5, 32) {
+        let up = (0..RAILS.len()).find(|rail| !rails.contains(&Some(*rail))).expect("two of four are up");
+        switches.set(None, up, Action::Refuse(1 + (dice >> 36) as u32 % 2));
+        flapped.refusals += 1;
+    }
+    std::thread::sleep(Duration::from_millis(down_ms));
+    rails.into_iter().flatten().for_each(|rail| switches.set(machine, rail, Action::Up));
+    std::thread::sleep(Duration::from_millis(EVERY_MS - down_ms));
+    flapped.flaps += 1;
+    flapped.in_pairs += u64::from(second.is_some());
+}

@@ -1,0 +1,143 @@
+//! What a process holds, over time: read from outside (`/proc`) where that is possible, told by itself where not.
+
+use std::fs;
+
+/// What is looked at. What is counted has to be the same afterwards, but for a block or two that a queue of this program keeps. Bytes
+/// in use by glibc's allocator move a little with what its free lists keep, resident pages with how it parts its arenas (what is free
+/// is given back first): by amounts that do not hang on how long the load was, which is how a leak shows. During the load, a sample meets more or less of what is just
+/// being closed.
+///
+/// Nothing is said of the pages that are shared: they are the fabric's file, 377 KB for each queue pair of as many as were ever
+/// there at once, and stay for the next.
+pub const QUANTITIES: [Quantity; 9] = [
+    Quantity { name: "plugin blocks", may_grow: 2, may_climb: 64 },
+    Quantity { name: "plugin bytes", may_grow: 8192, may_climb: 65_536 },
+    Quantity { name: "heap KiB", may_grow: 512, may_climb: 512 },
+    Quantity { name: "private KiB", may_grow: 4096, may_climb: 4096 },
+    Quantity { name: "shared KiB", may_grow: ANY, may_climb: ANY },
+    Quantity { name: "mappings", may_grow: 16, may_climb: 16 },
+    Quantity { name: "descriptors", may_grow: 0, may_climb: 8 },
+    Quantity { name: "threads", may_grow: 0, may_climb: 2 },
+    Quantity { name: "registrations", may_grow: 0, may_climb: 2 },
+];
+
+/// Samples that a slope can be seen in.
+const ENOUGH: usize = 30;
+/// No limit.
+const ANY: u64 = u64::MAX;
+
+/// One of the things that are looked at.
+pub struct Quantity {
+    pub name: &'static str,
+    /// By how much it may be more after the load than before.
+    pub may_grow: u64,
+    /// By how much it may be more at the end of the load than at its beginning, by the line through the samples; twice as far as
+    /// they usually lie from that line is allowed besides.
+    pub may_climb: u64,
+}
+
+/// What a process told of itself.
+#[derive(Debug, Clone, Copy)]
+pub struct Told {
+    /// What glibc's allocator has handed out, to whatever library.
+    pub heap_bytes: u64,
+    /// Blocks that Rust's allocator has handed out to the plugin and to the program around it.
+    pub blocks: u64,
+    pub bytes: u64,
+    pub registrations: u64,
+}
+
+/// What a process holds at a moment, in the order of [`QUANTITIES`].
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Sample {
+    pub at_s: f64,
+    pub values: [u64; QUANTITIES.len()],
+}
+
+impl Sample {
+    /// Looks at a process.
+    pub fn take(pid: u32, at_s: f64, told: Told) -> Self {
+        let status = read(pid, "status");
+        let number = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            let line = line.unwrap_or_else(|| panic!("no {name} of process {pid}"));
+            line.split_whitespace().next().and_then(|word| word.parse().ok()).expect("a number")
+        };
+        let mappings = read(pid, "maps").lines().count() as u64;
+        let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).expect("its descriptors").count() as u64;
+        let (private, shared) = (number("RssAnon:"), number("RssFile:") + number("RssShmem:"));
+        let threads = number("Threads:");
+        let Told { heap_bytes, blocks, bytes, registrations } = told;
+        let values = [blocks, bytes, heap_bytes >> 10, private, shared, mappings, descriptors, threads, registrations];
+        Self { at_s, values }
+    }
+}
+
+fn read(pid: u32, name: &str) -> String {
+    fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_else(|e| panic!("process {pid}, {name}: {e}"))
+}
+
+/// The names of a process's threads.
+pub fn threads(pid: u32) -> Vec<String> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("its threads");
+    // One that ends meanwhile has no name any more.
+    tasks.flatten().filter_map(|task| fs::read_to_string(task.path().join("comm")).ok()).collect()
+}
+
+/// A process before, during and after a load.
+pub struct History {
+    pub before: Sample,
+    pub during: Vec<Sample>,
+    pub after: Sample,
+}
+
+impl History {
+    /// By how much a quantity grew over the time of the load, by the line that fits the samples best, and how far they usually lie
+    /// from that line.
+    fn slope(&self, quantity: usize) -> (f64, f64) {
+        let (count, value) = (self.during.len() as f64, |sample: &Sample| sample.values[quantity] as f64);
+        let mean = |of: &dyn Fn(&Sample) -> f64| self.during.iter().map(of).sum::<f64>() / count;
+        let (when, what) = (mean(&|sample| sample.at_s), mean(&value));
+        let spread = mean(&|sample| (sample.at_s - when).powi(2));
+        if self.during.len() < 2 || spread <= 0.0 {
+            return (0.0, 0.0);
+        }
+        let a_second = mean(&|sample| (sample.at_s - when) * (value(sample) - what)) / spread;
+        let beside = mean(&|sample| (value(sample) - what - a_second * (sample.at_s - when)).powi(2)).sqrt();
+        (a_second * (self.during[self.during.len() - 1].at_s - self.during[0].at_s), beside)
+    }
+
+    /// Prints a line for each quantity; what is not as it should be, in words.
+    pub fn print(&self, process: usize) -> Vec<String> {
+        let mut off = Vec::new();
+        for (at, Quantity { name, may_grow, may_climb }) in QUANTITIES.iter().enumerate() {
+            let (before, after) = (self.before.values[at], self.after.values[at]);
+            let during = || self.during.iter().map(|sample| sample.values[at]);
+            let (least, most) = (during().min().unwrap_or(before), during().max().unwrap_or(before));
+            let (slope, beside) = self.slope(at);
+            let climbs = self.during.len() >= ENOUGH && slope > *may_climb as f64 + 2.0 * beside;
+            let verdict =
+                match (after > before.saturating_add(*may_grow) || (*may_grow == 0 && after != before), climbs) {
+                    (true, _) => "NOT BACK",
+                    (false, true) => "CLIMBS",
+                    (false, false) => "ok",
+                };
+            let may_grow = if *may_grow == ANY { "any".to_owned() } else { may_grow.to_string() };
+            println!(
+                "  {process}  {name:<14} {before:>8} {least:>8} ..{most:>8} {slope:>+9.1} {after:>8} {may_grow:>8}  {verdict}"
+            );
+            if verdict != "ok" {
+                off.push(format!(
+                    "process {process}: {name}: {before} before, {after} after, slope {slope:+.1}: {verdict}"
+                ));
+            }
+        }
+        off
+    }
+}
+
+/// The table's head.
+pub fn print_head() {
+    let [before, least, most, slope, after, may] = ["before", "least", "most", "slope", "after", "may grow"];
+    println!("  process           {before:>8} {least:>8} ..{most:>8} {slope:>9} {after:>8} {may:>8}");
+}
