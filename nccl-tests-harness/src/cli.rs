@@ -2,10 +2,12 @@
 
 use crate::bench::options::Bench;
 use crate::collective::Collective;
+use crate::communicators;
 use crate::fabric::{self, Kind, Order, Wish};
 use crate::job::RankEnv;
 use crate::launch::World;
 use crate::lead::Plan;
+use crate::memory;
 use crate::nccl_tests;
 use crate::report::Target;
 use crate::seats;
@@ -78,6 +80,19 @@ pub enum Command {
     /// Becomes a rank of nccl-tests.
     #[command(name = "nccl-tests-rank", hide = true)]
     NcclTestsRank(nccl_tests::ranks::Rank),
+    /// Runs NCCL's communicators through their life over the plugin: many at once, split, made again, aborted, left by a dead rank.
+    ///
+    /// Each rank is a process that uses NCCL on a GPU; ranks may share one. Every value is checked, NCCL's log says which network
+    /// it used, and with again what a process holds must stay flat.
+    Communicators(Box<communicators::options::Options>),
+    /// Becomes a rank of communicators.
+    #[command(name = "communicators-rank", hide = true)]
+    CommunicatorsRank(communicators::rank::Task),
+    /// Shows which kinds of memory the plugin registers and moves: malloc, pinned by CUDA, managed, a GPU's own.
+    ///
+    /// A kernel of a GPU writes a pattern, the plugin moves it into memory of the same kind, another kernel counts wrong bytes.
+    /// Without a GPU the processor does it with malloc alone.
+    Memory(Box<memory::options::Options>),
     /// Tells a rail of the software fabric what to do while a job runs over it.
     Fabric(Control),
     /// Shows this machine's RoCE ports: which become rails, which do not, and why.
@@ -214,6 +229,14 @@ enum ControlOrder {
         #[arg(value_parser = parse_factor)]
         factor: f64,
     },
+    /// Call the next requests that come in invalid, which ends their queue pairs.
+    Refuse {
+        /// The rail of a rank, or with * of all.
+        #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
+        rail: (Option<usize>, String),
+        /// How many; 0 for none any more.
+        count: u32,
+    },
 }
 
 /// Options of install.
@@ -287,7 +310,7 @@ impl Run {
             rank_env: self.rank_env,
             fabric: self.fabric.wish(program)?,
             verbs_library,
-            json: self.json.map(|path| if path == Path::new("-") { Target::Output } else { Target::File(path) }),
+            json: self.json.map(Target::from),
             launched,
         })
     }
@@ -354,6 +377,7 @@ impl Control {
         let ((node, rail), order, told) = match self.order {
             ControlOrder::Down { rail } => (rail, Order::Down, "down".to_owned()),
             ControlOrder::Up { rail } => (rail, Order::Up, "up".to_owned()),
+            ControlOrder::Refuse { rail, count } => (rail, Order::Refuse(count), format!("to refuse {count} requests")),
             ControlOrder::Slow { rail, factor } => (rail, Order::Slow(factor), format!("at {factor} of its rate")),
         };
         let name = fabric::control(self.fabric_name.as_deref(), node, &rail, order)?;

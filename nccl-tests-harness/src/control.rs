@@ -3,6 +3,7 @@
 
 use crate::bench::words::{Answer, BenchSetup, Order};
 use crate::collective::Collective;
+use crate::memory::words as memory;
 use anyhow::{Context, Result, anyhow};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -27,12 +28,14 @@ pub enum ToRank {
         /// How many elements nccl-tests would count.
         count: usize,
     },
-    /// All ranks are ready: run the timed iterations, then the checked ones.
+    /// All ranks are ready: run the timed iterations, then the checked ones. A process that tries memory: do the next thing.
     Go,
     /// First of all, of a rank that is measured with single messages: what it is.
     Bench(BenchSetup),
     /// What such a rank does next.
     Order(Order),
+    /// First of all, of a process that tries a kind of memory: which one.
+    Memory(memory::Setup),
     /// Close everything and exit.
     Finish,
 }
@@ -90,6 +93,8 @@ pub enum FromRank {
     },
     /// What came of an order.
     Answer(Answer),
+    /// What came of a kind of memory.
+    Memory(memory::Answer),
     /// A sign of life, four times a second.
     Beat {
         /// Counts what got done since the start.

@@ -2,9 +2,10 @@
 //! `softverbs`.
 
 use crate::bench::limit::{Rail, Wiring};
+use crate::scene::topology::Function;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use softverbs::fabric::{self, Action, Prepared};
-use softverbs::profile::Profile;
+use softverbs::profile::{Link, Profile, RailSpec};
 use softverbs::settings;
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -67,6 +68,8 @@ pub enum Order {
     Up,
     /// Carry this part of the full rate.
     Slow(f64),
+    /// Call so many of the requests that come in next invalid.
+    Refuse(u32),
 }
 
 /// Where the kernel lists RDMA devices.
@@ -204,6 +207,17 @@ impl Fabric {
         })
     }
 
+    /// The PCIe functions that the rails of a software fabric stand for.
+    pub fn functions(&self) -> Option<Vec<Function>> {
+        let Soft { profile, .. } = self.soft.as_ref()?;
+        let function = |rail: &RailSpec| {
+            let Link { pci, gts, width, .. } = &profile.links[rail.link];
+            let (device, slot) = (rail.name.clone(), pci.clone());
+            Function { device, slot, number: rail.function, gts: *gts, width: *width }
+        };
+        Some(profile.rails.iter().map(function).collect())
+    }
+
     /// The rail of a software fabric that is slowed where one is.
     pub fn first_rail(&self) -> Option<&str> {
         self.soft.as_ref()?.profile.rails.first().map(|rail| rail.name.as_str())
@@ -244,6 +258,7 @@ pub fn control(name: Option<&str>, node: Option<usize>, rail: &str, order: Order
         Order::Down => Action::Down,
         Order::Up => Action::Up,
         Order::Slow(factor) => Action::Slow(factor),
+        Order::Refuse(count) => Action::Refuse(count),
     };
     ensure!(node.is_none_or(|node| node < MAX_NODES), "nodes are 0 to {}", MAX_NODES - 1);
     fabric::control(&folder, &name, node, rail, action).map_err(|error| anyhow!(error))?;

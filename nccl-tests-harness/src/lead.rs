@@ -5,7 +5,6 @@ use crate::control::{FromRank, Measurement, Network, Setup, ToRank};
 use crate::fabric::{self, Fabric, Kind, Wish};
 use crate::job::{Job, RankEnv};
 use crate::launch::World;
-use crate::output;
 use crate::rendezvous::Meeting;
 use crate::report::{self, Report, Target};
 use crate::seats;
@@ -63,21 +62,7 @@ pub fn run(plan: &Plan, program: &Path) -> Result<bool> {
     if let Some((world, meeting)) = plan.launched.as_ref().filter(|(world, _)| world.rank > 0) {
         return seats::become_rank(world, meeting, &plan.plugin, &plan.rank_env, program).map(|()| true);
     }
-    let json = plan.json.as_ref().map(report::open).transpose()?;
-    let mut report = blank(plan);
-    let out: Box<dyn Write> = match plan.json {
-        Some(Target::Output) => Box::new(output::error()),
-        _ => Box::new(output::standard()),
-    };
-    let outcome = lead(plan, program, out, &mut report);
-    match &outcome {
-        Ok(right) => report.ok = *right,
-        Err(error) => report.error = Some(format!("{error:#}")),
-    }
-    if let Some(json) = json {
-        report::write(&report, json)?;
-    }
-    outcome
+    report::of_run(plan.json.as_ref(), blank(plan), |out, report| lead(plan, program, out, report))
 }
 
 /// Leads one run: the table goes to `out`, the figures into `report`. True when all data was right.

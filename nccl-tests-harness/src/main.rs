@@ -10,14 +10,18 @@ mod activity;
 mod bench;
 mod cli;
 mod collective;
+mod communicators;
 mod control;
 mod fabric;
+mod gpu;
 mod install;
 mod job;
 mod launch;
 mod lead;
+mod lines;
 mod log;
 mod machine;
+mod memory;
 mod nccl_tests;
 #[allow(unsafe_code)]
 mod net;
@@ -27,6 +31,7 @@ mod progress;
 mod rank;
 mod rendezvous;
 mod report;
+mod scene;
 mod schedule;
 mod seats;
 mod sizes;
@@ -93,6 +98,12 @@ fn execute(command: Command) -> Result<bool> {
             let number = launch::detect(variable, std::os::unix::process::parent_id())?.map_or(0, |world| world.rank);
             rank.run(number, variable).map(|()| true)
         }
+        Command::Communicators(options) => {
+            let plan = options.plan(&program)?;
+            communicators::run(&plan, &program, &variable, &mut output::standard())
+        }
+        Command::CommunicatorsRank(task) => task.run().map(|()| true),
+        Command::Memory(options) => memory::run(&options.plan(&program, variable("NCCL_IBVERBS_LIB"))?, &program),
         Command::Fabric(control) => control.obey(out).map(|()| true),
         Command::Rails => machine::rails(out).map(|()| true),
         Command::Settings => machine::settings(out).map(|()| true),

@@ -3,7 +3,7 @@
 
 use crate::activity;
 use crate::collective::{Collective, Link, Shape};
-use crate::net::{HostBuffer, RecvComm, Registration, Request, SendComm};
+use crate::net::{self, RecvComm, Registration, Request, SendComm};
 use crate::schedule::{Buffer, Schedule, Slice};
 use anyhow::{Context, Result, ensure};
 use std::collections::VecDeque;
@@ -14,9 +14,9 @@ use std::rc::Rc;
 #[derive(Clone)]
 pub struct Buffers {
     /// What is sent.
-    pub send: Rc<HostBuffer>,
+    pub send: Rc<net::Buffer>,
     /// What is received.
-    pub recv: Rc<HostBuffer>,
+    pub recv: Rc<net::Buffer>,
 }
 
 /// One connection to a rank and one from a rank.

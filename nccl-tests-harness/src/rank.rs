@@ -5,7 +5,8 @@ use crate::bench;
 use crate::collective::{Collective, Part};
 use crate::control::{self, FromRank, Measurement, Network, Sender, Setup, ToRank};
 use crate::log::{self, Level};
-use crate::net::{Context, Handle, HostBuffer, Listener, Plugin, RecvComm, SendComm};
+use crate::memory;
+use crate::net::{Buffer, Context, Handle, Listener, Plugin, RecvComm, SendComm};
 use crate::pattern::{Mismatch, Pattern, Sum};
 use crate::progress::{self, Buffers, Channel};
 use crate::schedule::{self, Seat};
@@ -95,6 +96,10 @@ fn work(start: Start, commands: &mpsc::Receiver<ToRank>, sender: &Sender) -> Res
         ToRank::Bench(setup) => {
             log::start(setup.rank, start.level);
             return bench::rank::work(&setup, start.plugin.as_ref().unwrap_or(&setup.plugin), commands, sender);
+        }
+        ToRank::Memory(setup) => {
+            log::start(0, start.level);
+            return memory::rank::work(&setup, start.plugin.as_ref().unwrap_or(&setup.plugin), commands, sender);
         }
         _ => bail!("the first command is not the set-up"),
     };
@@ -197,10 +202,10 @@ impl Rank {
     fn new(setup: Setup, connections: Vec<(SendComm, RecvComm)>) -> Result<Self> {
         let Setup { collective, rank, ranks, .. } = setup;
         let bytes = collective.size_bytes(setup.max_count, ranks);
-        let recv = HostBuffer::new(bytes)?;
+        let recv = Buffer::new(bytes)?;
         let send = match collective.in_place() {
             true => Rc::clone(&recv),
-            false => HostBuffer::new(bytes)?,
+            false => Buffer::new(bytes)?,
         };
         let buffers = Buffers { send, recv };
         let links = collective.links(rank, ranks, setup.channels);

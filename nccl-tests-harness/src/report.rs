@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use std::fs::File;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Where it goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,10 +55,6 @@ pub struct Report {
     pub rows: Vec<Measured>,
     /// The mean of all sizes.
     pub average_busbw_gb_s: Option<f64>,
-    /// Whether the run came to its end and no data was wrong.
-    pub ok: bool,
-    /// Why it did not come to its end.
-    pub error: Option<String>,
 }
 
 /// One size.
@@ -95,6 +91,51 @@ impl Report {
         let sum: f64 = self.rows.iter().map(|row| row.busbw_gb_s).sum();
         self.average_busbw_gb_s = Some(sum / self.rows.len() as f64);
     }
+}
+
+/// What every report of a run ends with.
+#[derive(Serialize)]
+struct Ended<'a, R> {
+    #[serde(flatten)]
+    report: &'a R,
+    /// Whether the run came to its end and nothing was wrong.
+    ok: bool,
+    /// Why it did not come to its end.
+    error: Option<String>,
+}
+
+impl From<PathBuf> for Target {
+    /// As `--json` has it.
+    fn from(path: PathBuf) -> Self {
+        if path == Path::new("-") { Self::Output } else { Self::File(path) }
+    }
+}
+
+/// Where to print what goes beside the JSON: standard output, or standard error where the JSON goes to standard output.
+pub fn beside(json: Option<&Target>) -> Box<dyn Write> {
+    match json {
+        Some(Target::Output) => Box::new(output::error()),
+        _ => Box::new(output::standard()),
+    }
+}
+
+/// Lets `lead` do the run, print [`beside`] the JSON and fill in `report`, and writes that to `json` with how the run ended.
+///
+/// # Errors
+/// Those of `lead`, or when the report cannot be written.
+pub fn of_run<R: Serialize>(
+    json: Option<&Target>,
+    mut report: R,
+    lead: impl FnOnce(Box<dyn Write>, &mut R) -> Result<bool>,
+) -> Result<bool> {
+    let file = json.map(open).transpose()?;
+    let outcome = lead(beside(json), &mut report);
+    if let Some(file) = file {
+        let ok = matches!(outcome, Ok(true));
+        let error = outcome.as_ref().err().map(|error| format!("{error:#}"));
+        write(&Ended { report: &report, ok, error }, file)?;
+    }
+    outcome
 }
 
 /// Opens the place before the run: it shall not be found unusable after it.

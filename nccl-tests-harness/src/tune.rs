@@ -13,7 +13,7 @@ use crate::collective::Collective;
 use crate::job::RankEnv;
 use crate::launch::World;
 use crate::lead::{self, Plan};
-use crate::report::{self, Target};
+use crate::report;
 use crate::sizes;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -111,11 +111,7 @@ pub fn run(
         return follow::follow(&tune, world, meeting, program).map(|()| true);
     }
     let json = tune.plan.json.as_ref().map(report::open).transpose()?;
-    let mut out: Box<dyn Write> = match tune.plan.json {
-        Some(Target::Output) => Box::new(std::io::stderr()),
-        _ => Box::new(std::io::stdout()),
-    };
-    let told = tune.tune(program, &mut out)?;
+    let told = tune.tune(program, &mut report::beside(tune.plan.json.as_ref()))?;
     if let Some(json) = json {
         report::write(&told, json)?;
     }

@@ -21,6 +21,11 @@ impl Watch {
         Self(Some(bar))
     }
 
+    /// No bar, for what is told as it comes.
+    pub fn none() -> Self {
+        Self(None)
+    }
+
     /// What is going on.
     pub fn doing(&self, text: &str) {
         if let Some(bar) = &self.0 {

@@ -180,7 +180,8 @@ fn commands_of_the_users_slow_a_rail() {
 #[test]
 fn what_nobody_reads_ends_quietly() {
     let fake = Fake::compile(&[]);
-    for arguments in [&["settings"][..], &["sendrecv", "--fabric", "verbs", "-b", "8", "-e", "8"]] {
+    let tune = ["tune", "--dry-run", "--fabric", "verbs"];
+    for arguments in [&["settings"][..], &["sendrecv", "--fabric", "verbs", "-b", "8", "-e", "8"], &tune] {
         let mut command = nccl_spark();
         command.args(arguments);
         if arguments.len() > 1 {

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Said, nccl_spark};
+use common::{Fake, Said, nccl_spark};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
@@ -124,6 +124,50 @@ fn nccls_own_verbs_transport_finds_the_software_fabric() {
     let said = Program::new(body).run_over("soft", &["-r", "1", "--compare", "spark,ib", "--rounds", "1"]);
     assert_eq!(said.status, Some(0), "{said:?}");
     assert!(said.out.contains("ib: 0 wrong") && !said.out.contains("not measured"), "{said:?}");
+}
+
+#[test]
+fn one_version_of_the_interface_is_shown_where_one_is_asked_for() {
+    // The script is told another file than the plugin, whose name says the version, and takes `$1` of what it shows.
+    let program = |took: &str| {
+        let took = format!("echo \"h:1:2 [0] NCCL INFO NET/Plugin: Loaded net plugin Spark ({took})\"");
+        Program::new(&format!(
+            r#"case $NCCL_NET_PLUGIN in */libnccl-net-spark-v9.so) {took} ;; esac; via Spark; head; row 8 10 0.1 0"#
+        ))
+    };
+    let plugin = Fake::compile(&["-DFAKE_ALL_VERSIONS"]);
+    let plugin = plugin.library();
+    let plugin = plugin.to_str().unwrap();
+    let said = program("v9").run(&["-r", "1", "--abi", "9", "--plugin", plugin]);
+    assert!(said.status == Some(0) && said.out.contains("NET/Spark (interface v9) at 1"), "{said:?}");
+    let said = program("v11").run(&["-r", "1", "--abi", "9", "--plugin", plugin]);
+    assert!(said.status == Some(1) && said.err.contains("took version 9"), "{said:?}");
+    let said = program("v9").run(&["-r", "1", "--abi", "7"]);
+    assert!(said.status == Some(2) && said.err.contains("8..=12"), "{said:?}");
+}
+
+#[test]
+fn nccl_is_given_a_sparks_graph_where_that_is_asked_for() {
+    let body = r#"
+        for part in 0000:41:00.0 0002:01:00.1 '<net name="rocep1s0f1"/>'; do grep -q "$part" "$NCCL_TOPO_FILE" || exit 5; done
+        via Spark; head; row 8 10 0.1 0"#;
+    let program = Program::new(body);
+    let tool = program.0.path().join("nvidia-smi");
+    fs::write(&tool, "#!/bin/sh\necho 00000000:41:00.0\n").unwrap();
+    fs::set_permissions(&tool, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", program.0.path().display(), std::env::var("PATH").unwrap());
+    let run = |fabric: &[&str]| -> Said {
+        let mut command = nccl_spark();
+        command.args(["nccl-tests", "--as-spark", "-r", "1", "--dir"]).arg(program.0.path()).arg("--fabric");
+        command.args(fabric).env("PATH", &path).output().unwrap().into()
+    };
+    let said = run(&["soft", "--profile", "spark-2cable"]);
+    assert!(said.status == Some(0) && said.out.contains("NCCL_TOPO_FILE="), "{said:?}");
+    let said = run(&["verbs"]);
+    assert!(said.status == Some(1) && said.err.contains("for the software fabric"), "{said:?}");
+    fs::write(&tool, "#!/bin/sh\necho no devices; exit 9\n").unwrap();
+    let said = run(&["soft"]);
+    assert!(said.status == Some(1) && said.err.contains("no devices"), "{said:?}");
 }
 
 #[test]

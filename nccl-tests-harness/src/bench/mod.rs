@@ -22,7 +22,6 @@ use crate::control::Network;
 use crate::fabric::{self, Fabric, Kind, Wish};
 use crate::job::{RankEnv, Seat};
 use crate::launch::World;
-use crate::output;
 use crate::rendezvous::Meeting;
 use crate::report::{self as told, Target};
 use crate::seats;
@@ -219,22 +218,8 @@ pub fn run(plan: &Plan, program: &Path) -> Result<bool> {
     if let Some((world, meeting)) = plan.launched.as_ref().filter(|(world, _)| world.rank > 0) {
         return become_ranks(plan, world, meeting, program).map(|()| true);
     }
-    let json = plan.json.as_ref().map(told::open).transpose()?;
     plan.plot.as_deref().map(plot::prepare).transpose()?;
-    let out: Box<dyn Write> = match plan.json {
-        Some(Target::Output) => Box::new(output::error()),
-        _ => Box::new(output::standard()),
-    };
-    let mut report = Report::new(plan);
-    let outcome = lead(plan, program, out, &mut report);
-    match &outcome {
-        Ok(right) => report.ok = *right,
-        Err(error) => report.error = Some(format!("{error:#}")),
-    }
-    if let Some(json) = json {
-        told::write(&report, json)?;
-    }
-    outcome
+    told::of_run(plan.json.as_ref(), Report::new(plan), |out, report| lead(plan, program, out, report))
 }
 
 /// A launched process is the rank of each library: all but the last are processes of it.

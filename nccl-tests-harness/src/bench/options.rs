@@ -156,7 +156,7 @@ impl Bench {
             rank_env: self.rank_env,
             fabric: self.fabric.wish(program)?,
             verbs_library,
-            json: self.json.map(|path| if path == Path::new("-") { Target::Output } else { Target::File(path) }),
+            json: self.json.map(Target::from),
             plot: self.plot,
             launched,
         };

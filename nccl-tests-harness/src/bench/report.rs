@@ -30,10 +30,6 @@ pub struct Report {
     pub sides: Vec<SideReport>,
     /// What was measured, in order.
     pub scenarios: Vec<ScenarioReport>,
-    /// Whether the run came to its end and no data was wrong.
-    pub ok: bool,
-    /// Why it did not come to its end.
-    pub error: Option<String>,
 }
 
 /// What was set.

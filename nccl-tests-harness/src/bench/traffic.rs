@@ -3,7 +3,7 @@
 
 use super::words::{Flowed, HalfTrip, Layout};
 use crate::activity;
-use crate::net::{HostBuffer, RecvComm, Registration, Request, SendComm};
+use crate::net::{Buffer, RecvComm, Registration, Request, SendComm};
 use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
 use std::collections::VecDeque;
@@ -15,7 +15,7 @@ pub struct Lane {
     // In the order in which NCCL gives them back: requests, registration, comm.
     requests: VecDeque<Request>,
     memory: Rc<Registration>,
-    buffer: Rc<HostBuffer>,
+    buffer: Rc<Buffer>,
     buffer_bytes: usize,
     end: End,
     posted: u64,
@@ -60,7 +60,7 @@ impl Lane {
     /// # Errors
     /// The plugin's.
     pub fn sending(comm: SendComm, buffer_bytes: usize) -> Result<Self> {
-        let buffer = HostBuffer::new(buffer_bytes)?;
+        let buffer = Buffer::new(buffer_bytes)?;
         let memory = comm.register(&buffer)?;
         Ok(Self::new(memory, buffer, buffer_bytes, End::Send(comm)))
     }
@@ -70,12 +70,12 @@ impl Lane {
     /// # Errors
     /// The plugin's.
     pub fn receiving(comm: RecvComm, buffer_bytes: usize) -> Result<Self> {
-        let buffer = HostBuffer::new(buffer_bytes)?;
+        let buffer = Buffer::new(buffer_bytes)?;
         let memory = comm.register(&buffer)?;
         Ok(Self::new(memory, buffer, buffer_bytes, End::Recv(comm)))
     }
 
-    fn new(memory: Rc<Registration>, buffer: Rc<HostBuffer>, buffer_bytes: usize, end: End) -> Self {
+    fn new(memory: Rc<Registration>, buffer: Rc<Buffer>, buffer_bytes: usize, end: End) -> Self {
         Self { requests: VecDeque::new(), memory, buffer, buffer_bytes, end, posted: 0, done: 0 }
     }
 

@@ -3,19 +3,18 @@
 //! Promises: the plugin's environment is set up and shown; a run counts only if NCCL's own log says that every channel went
 //! over the network that was asked for; a program's table is read, never recomputed. Does not build or fetch anything.
 
-mod network;
 pub mod options;
 pub mod ranks;
 mod show;
 mod table;
 
 use crate::bench::plot;
-use crate::fabric::{self, Fabric};
-use anyhow::{Context, Result, ensure};
-use network::Used;
+use crate::fabric::Fabric;
+use crate::scene::Scene;
+use crate::scene::network::Used;
+use anyhow::{Result, ensure};
 use options::Plan;
 use show::Outcome;
-use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 use table::Table;
@@ -26,18 +25,14 @@ use table::Table;
 /// # Errors
 /// When the first network could not be measured.
 pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out: &mut impl Write) -> Result<bool> {
-    let ranks = match &plan.place {
-        options::Place::Here(ranks) => *ranks,
-        options::Place::Hosts(_) => 1,
-    };
     if let Some(folder) = &plan.plot {
         plot::prepare(folder)?;
     }
-    let mut log = match &plan.log {
-        Some(path) => Some(File::create(path).with_context(|| format!("--log {}", path.display()))?),
-        None => None,
+    let (ranks, is_here) = match &plan.place {
+        options::Place::Here(ranks) => (*ranks, true),
+        options::Place::Hosts(_) => (1, false),
     };
-    let fabric = fabric::set_up(&plan.fabric, ranks, lookup("NCCL_IBVERBS_LIB").as_deref())?;
+    let scene = Scene::set(&plan.setting, ranks, lookup)?;
     writeln!(
         out,
         "# nccl-spark {}: {} {}",
@@ -45,15 +40,15 @@ pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out
         plan.program.display(),
         plan.arguments.join(" ")
     )?;
-    writeln!(out, "# fabric: {}", fabric.about)?;
+    writeln!(out, "# fabric: {}", scene.fabric.about)?;
     let mut outcomes: Vec<Outcome> = plan.networks.iter().map(|network| Outcome::new(*network)).collect();
     for _ in 0..plan.rounds {
         for (number, outcome) in outcomes.iter_mut().enumerate() {
             if outcome.failure.is_some() {
                 continue;
             }
-            let environment = ranks::environment(plan, &fabric, outcome.network, lookup)?;
-            let measured = once(plan, &fabric, own, &environment, outcome, &mut log, out);
+            let environment = scene.environment(outcome.network, is_here, lookup)?;
+            let measured = once(plan, &scene, own, &environment, outcome, out);
             match measured {
                 Ok(()) => {}
                 Err(error) if crate::output::is_unread(&error) => return Err(error),
@@ -65,17 +60,16 @@ pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out
             }
         }
     }
-    conclude(plan, &fabric, &outcomes, out)
+    conclude(plan, &scene.fabric, &outcomes, out)
 }
 
 /// One run over one network.
 fn once(
     plan: &Plan,
-    fabric: &Fabric,
+    scene: &Scene,
     own: &Path,
     environment: &[(String, String)],
     outcome: &mut Outcome,
-    log: &mut Option<File>,
     out: &mut impl Write,
 ) -> Result<()> {
     let network = outcome.network;
@@ -87,10 +81,8 @@ fn once(
     // One network: the program's own output is what is wanted. Several: their table.
     let alone = plan.networks.len() == 1;
     let (mut table, mut used, mut last) = (Table::default(), Used::default(), String::new());
-    let end = ranks::run(plan, fabric, environment, own, |line| {
-        if let Some(log) = log {
-            writeln!(log, "{}: {line}", network.name()).context("--log")?;
-        }
+    let end = ranks::run(plan, &scene.fabric, environment, own, |line| {
+        scene.log(network.name(), line)?;
         let is_log = used.note(line);
         let is_row = !is_log && table.read(line)?;
         if !is_log && !is_row && !line.trim().is_empty() {
@@ -104,7 +96,7 @@ fn once(
     outcome.version = outcome.version.take().or_else(|| used.version.clone());
     ranks::check(end, plan, used.complaints(), &last)?;
     ensure!(!table.rows.is_empty(), "the program printed no table; its last words: {last}");
-    let words = used.judge(network)?;
+    let words = used.judge(network, plan.setting.abi)?;
     if is_first {
         let version = outcome.version.as_deref().unwrap_or("of unknown version");
         writeln!(out, "# {}: NCCL {version} used {words}", network.name())?;

@@ -1,12 +1,11 @@
 //! The command line of `nccl-spark nccl-tests`, checked before anything starts.
 
-use super::network::Network;
-use crate::cli::{self, FabricOptions, wrong};
-use crate::fabric::Wish;
+use crate::cli::wrong;
+use crate::scene::network::Network;
+use crate::scene::{SceneOptions, Setting};
 use anyhow::{Result, bail};
 use clap::Args;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 /// Options of nccl-tests.
 #[derive(Debug, Args)]
@@ -33,24 +32,14 @@ pub struct Options {
     /// Runs over each network with --compare, of which the median counts.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000), requires = "compare")]
     rounds: u32,
-    /// Seconds that one run may take.
-    #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86400))]
-    timeout: u64,
-    /// The plugin's library [default: libnccl_net_spark.so beside this program, else libnccl-net-spark.so wherever the
-    /// loader finds it].
-    #[arg(long, value_name = "PATH")]
-    plugin: Option<PathBuf>,
     /// Writes the results as JSON to FILE.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Draws busbw as SVG and PNG into the folder DIR.
     #[arg(long, value_name = "DIR")]
     plot: Option<PathBuf>,
-    /// Writes all that the runs printed, NCCL's log too, to FILE.
-    #[arg(long, value_name = "FILE")]
-    log: Option<PathBuf>,
     #[command(flatten)]
-    fabric: FabricOptions,
+    scene: SceneOptions,
 }
 
 /// What to run.
@@ -66,18 +55,12 @@ pub struct Plan {
     pub networks: Vec<Network>,
     /// Runs over each.
     pub rounds: u32,
-    /// What one run may take.
-    pub timeout: Duration,
-    /// The plugin's library.
-    pub plugin: PathBuf,
-    /// What the messages travel over.
-    pub fabric: Wish,
+    /// What NCCL is run in.
+    pub setting: Setting,
     /// Where results go.
     pub json: Option<PathBuf>,
     /// Where pictures go.
     pub plot: Option<PathBuf>,
-    /// Where all output goes.
-    pub log: Option<PathBuf>,
 }
 
 /// Where the ranks are.
@@ -108,6 +91,10 @@ impl Options {
             Some(text) => Place::Hosts(text.split_whitespace().map(str::to_owned).collect()),
             None => Place::Here(usize::from(self.ranks)),
         };
+        let setting = self.scene.setting(program)?;
+        if setting.is_local() && matches!(place, Place::Hosts(_)) {
+            return Err(wrong("--abi and --as-spark are for ranks of this machine: not with --mpirun".to_owned()))?;
+        }
         let mut arguments = self.arguments;
         if arguments.is_empty() {
             arguments = ["-b", "8", "-e", "128M", "-f", "4"].map(str::to_owned).to_vec();
@@ -118,12 +105,9 @@ impl Options {
             place,
             rounds: if networks.len() > 1 { self.rounds } else { 1 },
             networks,
-            timeout: Duration::from_secs(self.timeout),
-            plugin: cli::library(self.plugin, program)?,
-            fabric: self.fabric.wish(program)?,
+            setting,
             json: self.json,
             plot: self.plot,
-            log: self.log,
         })
     }
 }

@@ -1,19 +1,14 @@
 //! Starting the ranks: mpirun, and what each rank does before it becomes nccl-tests' program.
 
-use super::network::Network;
 use super::options::{Place, Plan};
 use crate::fabric::{Fabric, Kind};
+use crate::lines;
 use anyhow::{Context, Result, bail, ensure};
-use nix::sys::signal::{self, Signal};
-use nix::unistd::Pid;
 use std::ffi::OsString;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
 
 /// What a run becomes: how its process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,44 +69,6 @@ pub fn missing_gpu() -> Option<&'static str> {
     (gpus() == 0).then_some("this machine has no NVIDIA GPU (/dev/nvidia0 is not there), which nccl-tests needs")
 }
 
-/// The environment of a run over `network`, as shown to the user: what all ranks have alike. `lookup` gives the value of
-/// an environment variable.
-///
-/// # Errors
-/// When the software fabric's library cannot be given the names that NCCL's own transport asks for.
-pub fn environment(
-    plan: &Plan,
-    fabric: &Fabric,
-    network: Network,
-    lookup: &dyn Fn(&str) -> Option<String>,
-) -> Result<Vec<(String, String)>> {
-    let mut environment = network.environment(&plan.plugin);
-    let mut set = |name: &str, value: String| environment.push((name.to_owned(), value));
-    if !lookup("NCCL_DEBUG").is_some_and(|level| level.eq_ignore_ascii_case("TRACE")) {
-        set("NCCL_DEBUG", "INFO".to_owned());
-    }
-    if let Some(subsystems) = lookup("NCCL_DEBUG_SUBSYS") {
-        set("NCCL_DEBUG_SUBSYS", format!("{subsystems},INIT,NET"));
-    }
-    if let (Place::Here(_), None) = (&plan.place, lookup("NCCL_SOCKET_IFNAME")) {
-        set("NCCL_SOCKET_IFNAME", "lo".to_owned());
-    }
-    if network == Network::Ib
-        && let Some(folder) = fabric.verbs_names()?
-    {
-        let before = lookup("LD_LIBRARY_PATH").map(|path| format!(":{path}")).unwrap_or_default();
-        set("LD_LIBRARY_PATH", format!("{}{before}", folder.display()));
-        // Else it looks for each address's kind in /sys/class/infiniband.
-        if lookup("NCCL_IB_GID_INDEX").is_none() {
-            set("NCCL_IB_GID_INDEX", "1".to_owned());
-        }
-    }
-    if network != Network::Socket {
-        environment.extend(fabric.environment(0).into_iter().filter(|(name, _)| name != "SOFTVERBS_NODE"));
-    }
-    Ok(environment)
-}
-
 /// Runs the program once; `hear` gets every line that the ranks print.
 ///
 /// # Errors
@@ -129,45 +86,9 @@ pub fn run(
     command.env_remove("NCCL_DEBUG_FILE");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let program = command.get_program().to_string_lossy().into_owned();
-    let mut child = command.spawn().with_context(|| format!("start {program}"))?;
-    let (lines_in, lines) = mpsc::channel();
-    let streams = [
-        child.stdout.take().map(|s| Box::new(s) as Box<dyn Read + Send>),
-        child.stderr.take().map(|s| Box::new(s) as _),
-    ];
-    for stream in streams.into_iter().flatten() {
-        let lines_in = lines_in.clone();
-        std::thread::spawn(move || {
-            let mut reader = BufReader::new(stream);
-            let mut line = Vec::new();
-            while reader.read_until(b'\n', &mut line).is_ok_and(|bytes| bytes > 0) {
-                let text = String::from_utf8_lossy(&line).trim_end().to_owned();
-                if lines_in.send(text).is_err() {
-                    return;
-                }
-                line.clear();
-            }
-        });
-    }
-    drop(lines_in);
-    let deadline = Instant::now() + plan.timeout;
-    loop {
-        match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            Ok(line) => {
-                if let Err(error) = hear(&line) {
-                    end(&mut child);
-                    return Err(error);
-                }
-            }
-            Err(RecvTimeoutError::Timeout) => {
-                end(&mut child);
-                return Ok(End::TooLong);
-            }
-            // All ranks have closed their output.
-            Err(RecvTimeoutError::Disconnected) => break,
-        }
-    }
-    Ok(End::Status(child.wait().with_context(|| format!("wait for {program}"))?.code()))
+    let mut child = [command.spawn().with_context(|| format!("start {program}"))?];
+    let ends = lines::follow(&mut child, plan.setting.timeout, |_, line| hear(line))?;
+    Ok(ends.map_or(End::TooLong, |ends| End::Status(ends[0].code())))
 }
 
 fn command(plan: &Plan, fabric: &Fabric, environment: &[(String, String)], own: &Path) -> Result<Command> {
@@ -214,20 +135,6 @@ fn speaks_mpi(program: &Path) -> Result<bool> {
     Ok(bytes.windows(6).any(|word| word == b"libmpi"))
 }
 
-/// Ends mpirun, which ends the ranks; one that does not is killed.
-fn end(child: &mut Child) {
-    let _ = signal::kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM);
-    let until = Instant::now() + Duration::from_secs(10);
-    while Instant::now() < until {
-        if !matches!(child.try_wait(), Ok(None)) {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    let _ = child.kill();
-    let _ = child.wait();
-}
-
 /// What became of a run that did not end well.
 ///
 /// # Errors
@@ -243,6 +150,6 @@ pub fn check(end: End, plan: &Plan, complaints: Option<String>, last: &str) -> R
         End::Status(Some(0)) => Ok(()),
         End::Status(Some(status)) => bail!("{name} ended with status {status}; {reason}"),
         End::Status(None) => bail!("{name} was killed by a signal; {reason}"),
-        End::TooLong => bail!("{name} was ended after {} s (-T); {reason}", plan.timeout.as_secs()),
+        End::TooLong => bail!("{name} was ended after {} s (-T); {reason}", plan.setting.timeout.as_secs()),
     }
 }

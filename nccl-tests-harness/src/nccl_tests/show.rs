@@ -1,11 +1,11 @@
 //! Results over one network or several: a table, JSON, a picture.
 
-use super::network::Network;
 use super::options::Plan;
 use super::table::Row;
 use crate::bench::figures::{significant, size};
 use crate::bench::plot;
 use crate::bench::plot::chart::{Axis, Chart, Line, Scale};
+use crate::scene::network::Network;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use std::fs;

@@ -10,15 +10,10 @@ pub struct Fake {
 }
 
 impl Fake {
-    /// Compiles it with `cc` (or what `CC` names), which any machine that links Rust has.
+    /// Compiles it.
     pub fn compile(defines: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_plugin.c");
-        let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
-        let mut command = Command::new(compiler);
-        command.args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o"]);
-        let output = command.arg(folder.path().join("libfake.so")).args(defines).arg(source).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        shared_object("fake_plugin.c", &folder.path().join("libfake.so"), defines);
         Self { folder }
     }
 
@@ -29,6 +24,16 @@ impl Fake {
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
+}
+
+/// Compiles a C file of the tests with `cc` (or what `CC` names), which any machine that links Rust has.
+pub fn shared_object(source: &str, library: &Path, defines: &[&str]) {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(source);
+    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
+    let mut command = Command::new(compiler);
+    command.args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o"]);
+    let output = command.arg(library).args(defines).arg(source).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// What the program said, and how it ended.

@@ -1,18 +1,21 @@
-//! The loaded plugin as safe owners. The only file of this crate with `unsafe` in it.
+//! The loaded plugin as safe owners.
 //!
 //! Everything here lives on one thread (`Rc`), as a comm's data path does in NCCL. Every owner holds what it came from,
 //! so memory outlives its registration, that its comm, that the context, and that the library.
 
+mod buffer;
+mod logger;
+
+pub use buffer::{Buffer, Heap, Memory};
+
 use crate::abi::{self, Code, Connect, Functions, Init, Irecv, Isend, Listen};
 use crate::{activity, log};
-use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
+use buffer::Stretch;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-use nccl_net_spark::abi::types::{CommConfig, DebugLogger, HANDLE_BYTES, PTR_HOST, UNDEFINED};
-use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
-use std::cell::{Cell, RefCell};
-use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
-use std::num::NonZeroUsize;
-use std::ops::Range;
+use logger::{logger, text};
+use nccl_net_spark::abi::types::{CommConfig, HANDLE_BYTES, PTR_CUDA, PTR_HOST, UNDEFINED};
+use std::ffi::{c_int, c_void};
 use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
@@ -65,29 +68,20 @@ struct Comm {
     sends: bool,
 }
 
-/// Page-aligned memory that the plugin may read and write while requests are under way.
-pub struct HostBuffer {
-    memory: NonNull<c_void>,
-    bytes: usize,
-    /// Where requests are under way.
-    active: RefCell<Vec<Stretch>>,
-    /// While [`HostBuffer::with_bytes`] runs.
-    borrowed: Cell<bool>,
-}
-
-/// A stretch of a buffer that the network reads, or writes to.
+/// What the plugin is told that a pointer points into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Stretch {
-    start: usize,
-    end: usize,
-    written: bool,
+pub enum Pointer {
+    /// Memory that the processor's address reaches.
+    Host,
+    /// A GPU's memory.
+    Cuda,
 }
 
 /// Memory registered with a comm.
 pub struct Registration {
     comm: Rc<Comm>,
     raw: *mut c_void,
-    buffer: Rc<HostBuffer>,
+    buffer: Rc<Buffer>,
 }
 
 /// A send or a receive under way.
@@ -344,8 +338,16 @@ impl SendComm {
     ///
     /// # Errors
     /// The plugin's.
-    pub fn register(&self, buffer: &Rc<HostBuffer>) -> Result<Rc<Registration>> {
-        register(&self.0, buffer)
+    pub fn register(&self, buffer: &Rc<Buffer>) -> Result<Rc<Registration>> {
+        self.register_as(buffer, Pointer::Host)
+    }
+
+    /// Registers memory to send from, as what `pointer` says.
+    ///
+    /// # Errors
+    /// The plugin's.
+    pub fn register_as(&self, buffer: &Rc<Buffer>, pointer: Pointer) -> Result<Rc<Registration>> {
+        register(&self.0, buffer, pointer)
     }
 
     /// Starts to send `bytes` from `offset` on; none when the plugin wants to be asked again.
@@ -378,8 +380,16 @@ impl RecvComm {
     ///
     /// # Errors
     /// The plugin's.
-    pub fn register(&self, buffer: &Rc<HostBuffer>) -> Result<Rc<Registration>> {
-        register(&self.0, buffer)
+    pub fn register(&self, buffer: &Rc<Buffer>) -> Result<Rc<Registration>> {
+        self.register_as(buffer, Pointer::Host)
+    }
+
+    /// Registers memory to receive into, as what `pointer` says.
+    ///
+    /// # Errors
+    /// The plugin's.
+    pub fn register_as(&self, buffer: &Rc<Buffer>, pointer: Pointer) -> Result<Rc<Registration>> {
+        register(&self.0, buffer, pointer)
     }
 
     /// Starts to receive up to `bytes` to `offset`; none when the plugin wants to be asked again.
@@ -414,12 +424,17 @@ fn int(bytes: usize) -> Result<c_int> {
     c_int::try_from(bytes).with_context(|| format!("version 8 of the interface has no message of {bytes} bytes"))
 }
 
-fn register(comm: &Rc<Comm>, buffer: &Rc<HostBuffer>) -> Result<Rc<Registration>> {
+fn register(comm: &Rc<Comm>, buffer: &Rc<Buffer>, pointer: Pointer) -> Result<Rc<Registration>> {
     let plugin = &comm.context.plugin;
     let reg_mr = plugin.function("regMr", plugin.table.reg_mr)?;
+    let kind = match pointer {
+        Pointer::Host => PTR_HOST,
+        Pointer::Cuda => PTR_CUDA,
+    };
     let mut raw = ptr::null_mut();
-    // SAFETY: the comm is open; the buffer is mapped at that length until after deregMr, since the registration holds it.
-    let code = unsafe { reg_mr(comm.raw.as_ptr(), buffer.memory.as_ptr(), buffer.bytes, PTR_HOST, &mut raw) };
+    // SAFETY: the comm is open; the buffer keeps its address and length until after deregMr, since the registration holds
+    // it. What a wrong kind of pointer stands for is for the plugin and the kernel to refuse.
+    let code = unsafe { reg_mr(comm.raw.as_ptr(), buffer.start().as_ptr(), buffer.bytes(), kind, &mut raw) };
     plugin.check("regMr", code)?;
     Ok(Rc::new(Registration { comm: Rc::clone(comm), raw, buffer: Rc::clone(buffer) }))
 }
@@ -427,10 +442,7 @@ fn register(comm: &Rc<Comm>, buffer: &Rc<HostBuffer>) -> Result<Rc<Registration>
 impl Registration {
     fn address(&self, comm: &Rc<Comm>, offset: usize, bytes: usize) -> Result<*mut c_void> {
         ensure!(Rc::ptr_eq(comm, &self.comm), "memory registered with another comm");
-        let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.buffer.bytes);
-        ensure!(inside, "{bytes} bytes at {offset} lie outside of a buffer of {} bytes", self.buffer.bytes);
-        ensure!(!self.buffer.borrowed.get(), "the buffer is being filled or checked");
-        Ok(self.buffer.memory.as_ptr().wrapping_byte_add(offset))
+        self.buffer.place(offset, bytes)
     }
 }
 
@@ -447,7 +459,7 @@ impl Drop for Registration {
 
 impl Request {
     fn start(raw: NonNull<c_void>, registration: &Rc<Registration>, stretch: Stretch) -> Self {
-        registration.buffer.active.borrow_mut().push(stretch);
+        registration.buffer.begin(stretch);
         Self { raw: Some(raw), registration: Rc::clone(registration), stretch }
     }
 
@@ -467,10 +479,7 @@ impl Request {
             return Ok(None);
         }
         self.raw = None;
-        let mut active = self.registration.buffer.active.borrow_mut();
-        if let Some(at) = active.iter().position(|stretch| *stretch == self.stretch) {
-            active.swap_remove(at);
-        }
+        self.registration.buffer.end(self.stretch);
         let bytes = self.stretch.end - self.stretch.start;
         let moved = usize::try_from(size).ok().filter(|moved| *moved <= bytes);
         moved.map(Some).with_context(|| format!("test reports {size} bytes of a request of {bytes}"))
@@ -484,103 +493,4 @@ impl Drop for Request {
             std::mem::forget(Rc::clone(&self.registration));
         }
     }
-}
-
-impl HostBuffer {
-    /// Zeroed memory of `bytes` (1 or more).
-    ///
-    /// # Errors
-    /// When the system has none.
-    pub fn new(bytes: usize) -> Result<Rc<Self>> {
-        let length = NonZeroUsize::new(bytes).context("a buffer of no bytes")?;
-        let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a new private mapping at a place of the kernel's choice touches no memory in use.
-        let memory = unsafe { mmap_anonymous(None, length, protection, MapFlags::MAP_PRIVATE) };
-        let memory = memory.map_err(|errno| anyhow!("allocate {bytes} bytes: {}", errno.desc()))?;
-        Ok(Rc::new(Self { memory, bytes, active: RefCell::default(), borrowed: Cell::new(false) }))
-    }
-
-    /// Fills or reads the memory.
-    ///
-    /// # Errors
-    /// While requests are under way in it.
-    pub fn with_bytes<T>(&self, work: impl FnOnce(&mut [u8]) -> T) -> Result<T> {
-        let users = self.active.borrow().len();
-        ensure!(users == 0, "the buffer is in use by {users} requests");
-        ensure!(!self.borrowed.replace(true), "the buffer is being filled or checked");
-        // SAFETY: mapped and initialised at that length; no request is under way in it, and none starts and no second
-        // call or `combine` gets to it before the flag is reset, so this is the only access.
-        let result = work(unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr().cast(), self.bytes) });
-        self.borrowed.set(false);
-        Ok(result)
-    }
-
-    /// Lets `work` change a stretch of this buffer by the same stretch of another one.
-    ///
-    /// # Errors
-    /// When it lies outside of either, or the network has a hand in it.
-    pub fn combine(&self, other: &Self, range: Range<usize>, work: impl FnOnce(&mut [u8], &[u8])) -> Result<()> {
-        ensure!(!ptr::eq(self, other), "a buffer cannot be combined with itself");
-        ensure!(range.start <= range.end, "a stretch that ends before it begins");
-        ensure!(range.end <= self.bytes.min(other.bytes), "the stretch to {} lies outside of the buffers", range.end);
-        ensure!(!self.borrowed.get() && !other.borrowed.get(), "the buffer is being filled or checked");
-        let touched = |stretch: &Stretch| stretch.start < range.end && range.start < stretch.end;
-        let free = !self.active.borrow().iter().any(touched);
-        ensure!(free && !other.active.borrow().iter().any(|stretch| stretch.written && touched(stretch)), "in use");
-        self.borrowed.set(true);
-        other.borrowed.set(true);
-        // SAFETY: both stretches are mapped and initialised, in two mappings. No request is under way in the first and
-        // none writes to the second; none starts, and no other call gets at either, before the flags are reset.
-        let (into, from) = unsafe {
-            let into = self.memory.as_ptr().cast::<u8>().add(range.start);
-            let from = other.memory.as_ptr().cast::<u8>().add(range.start);
-            (std::slice::from_raw_parts_mut(into, range.len()), std::slice::from_raw_parts(from, range.len()))
-        };
-        work(into, from);
-        self.borrowed.set(false);
-        other.borrowed.set(false);
-        Ok(())
-    }
-}
-
-impl Drop for HostBuffer {
-    fn drop(&mut self) {
-        // SAFETY: the mapping of `new`, whole; registrations and requests held the buffer and are gone.
-        let _ = unsafe { munmap(self.memory, self.bytes) };
-    }
-}
-
-type FixedLogger = extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, *const c_char);
-
-fn logger() -> DebugLogger {
-    // SAFETY: NCCL's logger is variadic after `fmt`, which Rust cannot define. Plugins for NCCL call it with "%s" and one
-    // string; a caller may pass nothing or other types, but then `fmt` is not "%s" and `on_log` does not look at `arg`.
-    // On the two machines this is for, a first variadic argument that is a pointer travels where the sixth fixed one
-    // would: System V x86-64 passes both in r9 (the count of vector registers in al is ignored by a function that is not
-    // variadic), and AAPCS64 on Linux passes both in x5.
-    unsafe { std::mem::transmute::<FixedLogger, DebugLogger>(on_log) }
-}
-
-extern "C" fn on_log(
-    level: c_int,
-    _flags: c_ulong,
-    _file: *const c_char,
-    _line: c_int,
-    fmt: *const c_char,
-    arg: *const c_char,
-) {
-    let format = text(fmt);
-    match format.as_str() {
-        "%s" => log::record(level, &text(arg)),
-        other => log::record(level, other),
-    }
-}
-
-/// A copy of a C string; empty for NULL.
-fn text(string: *const c_char) -> String {
-    if string.is_null() {
-        return String::new();
-    }
-    // SAFETY: not NULL, and by the plugin interface a string that ends with NUL and lives for the length of the call.
-    unsafe { CStr::from_ptr(string) }.to_string_lossy().into_owned()
 }

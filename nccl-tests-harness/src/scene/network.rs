@@ -1,6 +1,6 @@
 //! Which network NCCL is asked to use, and which it really used, by its own log.
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -51,6 +51,8 @@ pub struct Used {
     channels: BTreeMap<String, usize>,
     /// NCCL's version, as it prints it.
     pub version: Option<String>,
+    /// The version of the plugin's interface that NCCL took.
+    abi: Option<u32>,
     /// Lines that tell why something did not come up: the first ones, and the last one.
     complaints: Vec<String>,
 }
@@ -67,6 +69,9 @@ impl Used {
         }
         if let Some(at) = line.find("NCCL version ") {
             self.version.get_or_insert_with(|| line[at + "NCCL version ".len()..].trim().to_owned());
+        }
+        if let Some((_, rest)) = line.split_once("Loaded net plugin Spark (v") {
+            self.abi = rest.split(')').next().and_then(|version| version.parse().ok());
         }
         let is_reason = [" NCCL WARN ", "NET/Plugin: Could not", "NET/Plugin: Failed", "error while loading shared"];
         let cause = is_reason.iter().find_map(|word| line.find(word));
@@ -86,15 +91,25 @@ impl Used {
         (!self.complaints.is_empty()).then(|| self.complaints.join("; "))
     }
 
-    /// In words, where all channels went over `wanted`.
+    /// In words, where all channels went over `wanted`, and by version `abi` of the plugin's interface if one is given.
     ///
     /// # Errors
     /// When they did not, with the reason that the log gives.
-    pub fn judge(&self, wanted: Network) -> Result<String> {
+    pub fn judge(&self, wanted: Network, abi: Option<u32>) -> Result<String> {
         let reason = self.complaints().map(|text| format!(": NCCL says: {text}")).unwrap_or_default();
         let others = self.channels.keys().filter(|name| *name != wanted.nccl_name()).cloned().collect::<Vec<_>>();
         match self.channels.get(wanted.nccl_name()) {
-            Some(count) if others.is_empty() => Ok(format!("NET/{} at {count} ends of channels", wanted.nccl_name())),
+            Some(count) if others.is_empty() => {
+                if wanted == Network::Spark && abi.is_some() {
+                    ensure!(
+                        self.abi == abi,
+                        "NCCL does not say that it took version {} of the interface",
+                        abi.unwrap_or_default()
+                    );
+                }
+                let abi = self.abi.map(|version| format!(" (interface v{version})")).unwrap_or_default();
+                Ok(format!("NET/{}{abi} at {count} ends of channels", wanted.nccl_name()))
+            }
             _ if !others.is_empty() => {
                 bail!(
                     "NCCL used NET/{} where NET/{} was asked for{reason}",
@@ -129,18 +144,26 @@ mod tests {
     #[test]
     fn the_network_is_what_the_channels_went_over() {
         let log = used(&["h:1:1 [0] NCCL INFO NCCL version 2.28.3+cuda13.0", SPARK, SPARK]);
-        assert_eq!(log.judge(Network::Spark).unwrap(), "NET/Spark at 2 ends of channels");
+        assert_eq!(log.judge(Network::Spark, None).unwrap(), "NET/Spark at 2 ends of channels");
         assert_eq!(log.version.as_deref(), Some("2.28.3+cuda13.0"));
-        assert!(log.judge(Network::Ib).unwrap_err().to_string().contains("used NET/Spark where NET/IB"));
+        assert!(log.judge(Network::Ib, None).unwrap_err().to_string().contains("used NET/Spark where NET/IB"));
+    }
+
+    #[test]
+    fn the_interface_that_nccl_took_is_named() {
+        let log = used(&["h:1:2 [0] NCCL INFO NET/Plugin: Loaded net plugin Spark (v9)", SPARK]);
+        assert_eq!(log.judge(Network::Spark, None).unwrap(), "NET/Spark (interface v9) at 1 ends of channels");
+        assert!(log.judge(Network::Spark, Some(9)).is_ok());
+        assert!(log.judge(Network::Spark, Some(8)).unwrap_err().to_string().contains("version 8"));
     }
 
     #[test]
     fn a_fallback_is_told_with_its_reason() {
         let reason = "h:1:2 [0] NCCL INFO NET/Plugin: Could not find: libnccl-net-spark.so";
-        let text = used(&[reason, reason, SOCKET]).judge(Network::Spark).unwrap_err().to_string();
+        let text = used(&[reason, reason, SOCKET]).judge(Network::Spark, None).unwrap_err().to_string();
         assert!(text.contains("used NET/Socket where NET/Spark") && text.contains("libnccl-net-spark.so"), "{text}");
         assert_eq!(text.matches("Could not find").count(), 1);
-        let mixed = used(&[SPARK, SOCKET]).judge(Network::Spark);
+        let mixed = used(&[SPARK, SOCKET]).judge(Network::Spark, None);
         assert!(mixed.unwrap_err().to_string().contains("NET/Socket"));
     }
 
@@ -153,7 +176,7 @@ mod tests {
 
     #[test]
     fn no_network_at_all_is_told() {
-        let text = used(&["h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM"]).judge(Network::Spark);
+        let text = used(&["h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM"]).judge(Network::Spark, None);
         assert!(text.unwrap_err().to_string().contains("look like one host"));
     }
 

@@ -1,0 +1,165 @@
+//! What came of a scenario, by what its ranks say and how they ended.
+
+use super::health::Health;
+use super::options::{Plan, Scenario};
+use anyhow::{Result, bail, ensure};
+use nix::sys::signal::Signal;
+use serde::{Deserialize, Serialize};
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+
+/// Memory that a communicator which is gone may leave behind. NCCL 2.28.3 on two H200, two ranks, growth over the last 54 of 60:
+/// 2.2 and 3.0 KiB each over the plugin on the software fabric, 0.44 KiB each over NCCL's own Socket network.
+const LEFT_KIB: f64 = 8.0;
+
+/// What a rank says when it is done.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// All-reduces whose every value was checked.
+    pub checked: u64,
+    /// Values that were wrong.
+    pub wrong: u64,
+    /// What is to be told besides.
+    pub words: String,
+    /// What the process held after a tenth of the communicators, and after all; and how many lay between.
+    pub held: Option<(Health, Health, u32)>,
+}
+
+/// How a rank ended.
+#[derive(Debug)]
+pub struct End {
+    /// Its process.
+    pub status: ExitStatus,
+    /// What it said.
+    pub report: Option<Report>,
+    /// Its complaint, where it failed.
+    pub complaint: Option<String>,
+}
+
+/// In words, where all went as it should.
+///
+/// # Errors
+/// What did not.
+pub fn judge(plan: &Plan, scenario: Scenario, ends: &[End]) -> Result<String> {
+    let (last, others) = ends.split_last().map_or((None, ends), |(last, others)| (Some(last), others));
+    match scenario {
+        Scenario::Mixed => refused(ends),
+        Scenario::Lost => {
+            let killed = last.and_then(|end| end.status.signal()) == Some(Signal::SIGKILL as i32);
+            ensure!(killed, "the last rank was to be killed, and ended with {:?}", last.map(|end| end.status));
+            let words = others.iter().filter_map(|end| end.report.as_ref()).map(|report| report.words.clone());
+            Ok(format!("{}; {}", right(others)?, words.collect::<Vec<_>>().join("; ")))
+        }
+        Scenario::Again => Ok(format!("{}; {}", right(ends)?, flat(ends)?)),
+        Scenario::Several | Scenario::Split | Scenario::Abort => {
+            let words = ends.first().and_then(|end| end.report.as_ref()).map(|report| report.words.clone());
+            Ok(format!("{}; {} ranks: {}", right(ends)?, plan.ranks, words.unwrap_or_default()))
+        }
+    }
+}
+
+/// All ranks ended well and found every value right.
+fn right(ends: &[End]) -> Result<String> {
+    let mut checked = 0;
+    for (rank, End { status, report, complaint }) in ends.iter().enumerate() {
+        let Some(report) = report.as_ref().filter(|_| status.success()) else {
+            bail!("rank {rank} ended with {status}: {}", complaint.as_deref().unwrap_or("without a word"));
+        };
+        ensure!(report.wrong == 0, "rank {rank}: {} WRONG values", report.wrong);
+        ensure!(report.checked > 0, "rank {rank} checked nothing");
+        checked += report.checked;
+    }
+    Ok(format!("{checked} all-reduces, 0 wrong"))
+}
+
+/// What each rank held did not grow.
+fn flat(ends: &[End]) -> Result<String> {
+    let mut words = Vec::new();
+    for (rank, end) in ends.iter().enumerate() {
+        let Some((before, after, count)) = end.report.as_ref().and_then(|report| report.held) else {
+            bail!("rank {rank} does not say what it held");
+        };
+        let grown_kib = after.memory_kib as f64 - before.memory_kib as f64;
+        let each = grown_kib / f64::from(count);
+        let text = format!(
+            "rank {rank} over {count}: memory {} to {} KiB ({each:.2} each), descriptors {} to {}, threads {} to {}",
+            before.memory_kib, after.memory_kib, before.descriptors, after.descriptors, before.threads, after.threads
+        );
+        let is_flat = each <= LEFT_KIB && after.descriptors <= before.descriptors && after.threads <= before.threads;
+        ensure!(is_flat, "{text}: up to {LEFT_KIB} KiB each, and no descriptor or thread more, are allowed");
+        words.push(text);
+    }
+    Ok(words.join("; "))
+}
+
+/// Every rank was told that it does not work, and one of them why.
+fn refused(ends: &[End]) -> Result<String> {
+    for (rank, end) in ends.iter().enumerate() {
+        ensure!(end.status.code() == Some(1), "rank {rank} should have been refused, and ended with {}", end.status);
+    }
+    let complaints: Vec<&str> = ends.iter().filter_map(|end| end.complaint.as_deref()).collect();
+    let Some(told) = complaints.iter().find(|text| text.contains("uses another network")) else {
+        bail!("no rank was told that the other uses another network, but: {}", complaints.join("; "));
+    };
+    Ok(format!("all were refused: {told}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::Cli;
+    use clap::Parser;
+
+    fn plan() -> Plan {
+        let library = tempfile::NamedTempFile::new().unwrap();
+        let line = ["nccl-spark", "communicators", "--fabric", "verbs", "--plugin", library.path().to_str().unwrap()];
+        let crate::cli::Command::Communicators(options) = Cli::try_parse_from(line).unwrap().command else { panic!() };
+        options.plan(std::path::Path::new("/nowhere/nccl-spark")).unwrap()
+    }
+
+    fn end(raw: i32, report: Option<Report>, complaint: &str) -> End {
+        End { status: ExitStatus::from_raw(raw), report, complaint: Some(complaint.to_owned()) }
+    }
+
+    fn good(held: Option<(Health, Health, u32)>) -> End {
+        end(0, Some(Report { checked: 4, wrong: 0, words: "words".to_owned(), held }), "")
+    }
+
+    #[test]
+    fn wrong_values_silence_and_failure_are_found() {
+        let plan = plan();
+        assert!(
+            judge(&plan, Scenario::Several, &[good(None), good(None)]).unwrap().starts_with("8 all-reduces, 0 wrong")
+        );
+        let wrong = end(0, Some(Report { checked: 4, wrong: 1, ..Report::default() }), "");
+        let text = |end: End| judge(&plan, Scenario::Split, &[good(None), end]).unwrap_err().to_string();
+        assert!(text(wrong).contains("rank 1: 1 WRONG"));
+        assert!(text(end(0, Some(Report::default()), "")).contains("checked nothing"));
+        assert!(text(end(0, None, "")).contains("rank 1"));
+        assert!(text(end(1 << 8, Some(Report { checked: 1, ..Report::default() }), "no GPU")).contains("no GPU"));
+    }
+
+    #[test]
+    fn what_grows_is_found() {
+        let before = Health { memory_kib: 100_000, descriptors: 40, threads: 9 };
+        let judged = |after: Health| judge(&plan(), Scenario::Again, &[good(Some((before, after, 900)))]);
+        assert!(judged(Health { memory_kib: 100_900, ..before }).unwrap().contains("(1.00 each)"));
+        assert!(judged(Health { memory_kib: 200_000, ..before }).is_err());
+        assert!(judged(Health { descriptors: 41, ..before }).unwrap_err().to_string().contains("descriptors 40 to 41"));
+        assert!(judged(Health { threads: 10, ..before }).is_err());
+        assert!(judge(&plan(), Scenario::Again, &[good(None)]).is_err());
+    }
+
+    #[test]
+    fn a_rank_that_is_to_be_killed_must_be_and_one_to_be_refused_must_be_told() {
+        let killed = || end(Signal::SIGKILL as i32, None, "");
+        assert!(judge(&plan(), Scenario::Lost, &[good(None), killed()]).unwrap().contains("words"));
+        assert!(judge(&plan(), Scenario::Lost, &[good(None), good(None)]).is_err());
+        assert!(judge(&plan(), Scenario::Lost, &[killed(), killed()]).is_err());
+        let refused = |text: &str| end(1 << 8, None, text);
+        let why = "the peer rank uses another network";
+        assert!(judge(&plan(), Scenario::Mixed, &[refused(why), refused("closed")]).unwrap().contains(why));
+        assert!(judge(&plan(), Scenario::Mixed, &[refused("closed"), refused("closed")]).is_err());
+        assert!(judge(&plan(), Scenario::Mixed, &[refused(why), good(None)]).is_err());
+    }
+}

@@ -1,0 +1,93 @@
+//! The command line of `nccl-spark communicators`, checked before anything starts.
+
+use crate::scene::network::Network;
+use crate::scene::{SceneOptions, Setting};
+use anyhow::Result;
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// What is done with communicators.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+pub enum Scenario {
+    /// Eight at once, their all-reduces under way together.
+    Several,
+    /// Split in several ways; the parent used after its children, and gone before one.
+    Split,
+    /// Made, used and destroyed, over and over: what a process holds stays flat.
+    Again,
+    /// Aborted by all ranks in the midst of all-reduces, then made anew.
+    Abort,
+    /// The last rank is killed in the midst of all-reduces: the others are told.
+    Lost,
+    /// The last rank uses NCCL's Socket network, the others the plugin: all are told.
+    Mixed,
+}
+
+impl Scenario {
+    /// All, in the order in which they run.
+    pub const ALL: [Self; 6] = [Self::Several, Self::Split, Self::Again, Self::Abort, Self::Lost, Self::Mixed];
+
+    /// As the command line has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Several => "several",
+            Self::Split => "split",
+            Self::Again => "again",
+            Self::Abort => "abort",
+            Self::Lost => "lost",
+            Self::Mixed => "mixed",
+        }
+    }
+}
+
+/// Options of communicators.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// What to do [default: all of it].
+    #[arg(value_name = "SCENARIO", value_enum)]
+    scenarios: Vec<Scenario>,
+    /// Ranks on this machine; to NCCL each looks like a host of its own.
+    #[arg(short, long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=16))]
+    ranks: u16,
+    /// Communicators that again makes.
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(20..=100_000))]
+    count: u32,
+    /// The network, to compare with.
+    #[arg(long, value_name = "NETWORK", value_enum, default_value = "spark")]
+    network: Network,
+    #[command(flatten)]
+    scene: SceneOptions,
+}
+
+/// What to run.
+#[derive(Debug)]
+pub struct Plan {
+    /// In this order; one or more.
+    pub scenarios: Vec<Scenario>,
+    /// Two or more.
+    pub ranks: usize,
+    /// Communicators that [`Scenario::Again`] makes.
+    pub count: u32,
+    /// What NCCL is to use.
+    pub network: Network,
+    /// What NCCL is run in.
+    pub setting: Setting,
+}
+
+impl Options {
+    /// What to run; `program` is this program's file.
+    ///
+    /// # Errors
+    /// When options contradict each other, or the plugin is not there.
+    pub fn plan(self, program: &Path) -> Result<Plan> {
+        let scenarios = if self.scenarios.is_empty() { Scenario::ALL.to_vec() } else { self.scenarios };
+        Ok(Plan {
+            scenarios,
+            ranks: usize::from(self.ranks),
+            count: self.count,
+            network: self.network,
+            setting: self.scene.setting(program)?,
+        })
+    }
+}

@@ -1,0 +1,215 @@
+//! The driver's functions, and GPUs' contexts.
+//!
+//! The functions are looked up by name and their results read as plain numbers, as in the plugin's `rails/cuda.rs`: a newer
+//! driver may give a code that cudarc's enumeration does not have, and an older one lack a function.
+
+use crate::log;
+use anyhow::{Context as _, Result, bail};
+use cudarc::driver::sys::{self, CUdevice_attribute};
+use serde::{Deserialize, Serialize};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ptr;
+use std::rc::Rc;
+
+/// An address of a GPU's (`CUdeviceptr`).
+pub(super) type Address = u64;
+/// An object of the driver's.
+pub(super) type Object = *mut c_void;
+
+/// The driver's functions that are used, each with its type of cuda.h (`CUresult` and the attribute are C enumerations).
+macro_rules! functions {
+    ($($field:ident $symbol:literal ($($argument:ty),*);)*) => {
+        pub(super) struct Functions {
+            $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> c_int,)*
+        }
+
+        impl Functions {
+            fn load() -> Result<Self, String> {
+                if !Driver::is_there() {
+                    return Err("libcuda is not there".to_owned());
+                }
+                // SAFETY: as in `is_there`; the library was just found, so this does not panic, and it stays loaded.
+                let library = unsafe { sys::culib() };
+                let missing = |error| format!("libcuda: {error}");
+                // SAFETY: the types are those of cuda.h for these very symbols.
+                unsafe {
+                    Ok(Self { $($field: *library.get(concat!($symbol, "\0").as_bytes()).map_err(missing)?,)* })
+                }
+            }
+        }
+    };
+}
+
+functions! {
+    init "cuInit" (c_uint);
+    error_name "cuGetErrorName" (c_int, *mut *const c_char);
+    device_count "cuDeviceGetCount" (*mut c_int);
+    device_get "cuDeviceGet" (*mut c_int, c_int);
+    device_name "cuDeviceGetName" (*mut c_char, c_int, c_int);
+    device_attribute "cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
+    context_retain "cuDevicePrimaryCtxRetain" (*mut Object, c_int);
+    context_release "cuDevicePrimaryCtxRelease_v2" (c_int);
+    context_set "cuCtxSetCurrent" (Object);
+    synchronize "cuCtxSynchronize" ();
+    module_load "cuModuleLoadData" (*mut Object, *const c_void);
+    module_function "cuModuleGetFunction" (*mut Object, Object, *const c_char);
+    module_unload "cuModuleUnload" (Object);
+    launch "cuLaunchKernel" (
+        Object, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Object, *mut *mut c_void, *mut *mut c_void
+    );
+    memory_info "cuMemGetInfo_v2" (*mut usize, *mut usize);
+    alloc "cuMemAlloc_v2" (*mut Address, usize);
+    alloc_managed "cuMemAllocManaged" (*mut Address, usize, c_uint);
+    free "cuMemFree_v2" (Address);
+    host_alloc "cuMemHostAlloc" (*mut *mut c_void, usize, c_uint);
+    host_free "cuMemFreeHost" (*mut c_void);
+    host_register "cuMemHostRegister_v2" (*mut c_void, usize, c_uint);
+    host_unregister "cuMemHostUnregister" (*mut c_void);
+    host_device_address "cuMemHostGetDevicePointer_v2" (*mut Address, *mut c_void, c_uint);
+    copy_in "cuMemcpyHtoD_v2" (Address, *const c_void, usize);
+    copy_out "cuMemcpyDtoH_v2" (*mut c_void, Address, usize);
+}
+
+/// CUDA's driver, initialised, with one GPU at least.
+pub struct Driver {
+    functions: Functions,
+    gpus: c_int,
+}
+
+/// What is known of a GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct About {
+    /// Its number, in CUDA's order.
+    pub number: u32,
+    /// Its name.
+    pub name: String,
+    /// It shares its memory with the processor (`CU_DEVICE_ATTRIBUTE_INTEGRATED`).
+    pub integrated: bool,
+    /// It reaches what `malloc` gives (`CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS`).
+    pub pageable_memory_access: bool,
+    /// It has managed memory (`CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY`).
+    pub managed_memory: bool,
+    /// The processor may use managed memory while the GPU works (`CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS`).
+    pub concurrent_managed_access: bool,
+}
+
+/// A GPU's primary context.
+pub(super) struct Context {
+    driver: Rc<Driver>,
+    device: c_int,
+    raw: Object,
+}
+
+impl Driver {
+    /// Whether this machine has libcuda, without which cudarc panics.
+    pub fn is_there() -> bool {
+        // SAFETY: loads libcuda and lets go of it: its initialisers are made to be run in any process.
+        unsafe { sys::is_culib_present() }
+    }
+
+    /// Looks for libcuda and its GPUs.
+    ///
+    /// # Errors
+    /// Why there is none, in one line.
+    pub fn load() -> Result<Rc<Self>, String> {
+        let mut driver = Self { functions: Functions::load()?, gpus: 0 };
+        // SAFETY: `cuInit` may be called at any time, from any thread, and more than once; its flags must be 0.
+        let code = unsafe { (driver.functions.init)(0) };
+        driver.check("cuInit", code).map_err(|error| error.to_string())?;
+        // SAFETY: the pointer is to a live int, which the call writes.
+        let code = unsafe { (driver.functions.device_count)(&mut driver.gpus) };
+        driver.check("cuDeviceGetCount", code).map_err(|error| error.to_string())?;
+        if driver.gpus < 1 {
+            return Err("CUDA shows no GPU".to_owned());
+        }
+        Ok(Rc::new(driver))
+    }
+
+    fn check(&self, call: &str, code: c_int) -> Result<()> {
+        if code == 0 {
+            return Ok(());
+        }
+        let mut name = ptr::null();
+        // SAFETY: writes the address of a constant string, or NULL for a code that it does not know.
+        let known = unsafe { (self.functions.error_name)(code, &mut name) };
+        if known != 0 || name.is_null() {
+            bail!("{call} gave CUresult {code}");
+        }
+        // SAFETY: not NULL, so the driver's own constant, which ends with NUL.
+        bail!("{call} gave {}", unsafe { CStr::from_ptr(name) }.to_string_lossy())
+    }
+
+    pub(super) fn device(&self, number: u32) -> Result<c_int> {
+        let ordinal = c_int::try_from(number).ok().filter(|ordinal| *ordinal < self.gpus);
+        let ordinal = ordinal.with_context(|| format!("GPU {number} is not there: CUDA shows {}", self.gpus))?;
+        let mut device = 0;
+        // SAFETY: the pointer is to a live int, which the call writes.
+        let code = unsafe { (self.functions.device_get)(&mut device, ordinal) };
+        self.check("cuDeviceGet", code)?;
+        Ok(device)
+    }
+
+    pub(super) fn about(&self, number: u32, device: c_int) -> Result<About> {
+        const ROOM: usize = 256;
+        let mut name = [0_u8; ROOM];
+        // SAFETY: writes at most that many bytes, the last of them NUL.
+        let code = unsafe { (self.functions.device_name)(name.as_mut_ptr().cast(), ROOM as c_int, device) };
+        self.check("cuDeviceGetName", code)?;
+        let name = CStr::from_bytes_until_nul(&name).context("cuDeviceGetName gave a name without an end")?;
+        let ask = |attribute: CUdevice_attribute| {
+            let mut value = 0;
+            // SAFETY: the pointer is to a live int, which the call writes; `device` is from cuDeviceGet.
+            let code = unsafe { (self.functions.device_attribute)(&mut value, attribute as c_int, device) };
+            self.check("cuDeviceGetAttribute", code).with_context(|| format!("{attribute:?}"))?;
+            anyhow::Ok(value != 0)
+        };
+        Ok(About {
+            number,
+            name: name.to_string_lossy().into_owned(),
+            integrated: ask(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED)?,
+            pageable_memory_access: ask(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS)?,
+            managed_memory: ask(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY)?,
+            concurrent_managed_access: ask(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS)?,
+        })
+    }
+}
+
+impl Context {
+    pub(super) fn retain(driver: &Rc<Driver>, device: c_int) -> Result<Rc<Self>> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: `raw` is valid for writes for the length of the call; `device` is from cuDeviceGet.
+        let code = unsafe { (driver.functions.context_retain)(&mut raw, device) };
+        driver.check("cuDevicePrimaryCtxRetain", code)?;
+        Ok(Rc::new(Self { driver: Rc::clone(driver), device, raw }))
+    }
+
+    /// The driver's functions, with this context current on this thread.
+    pub(super) fn functions(&self) -> Result<&Functions> {
+        // SAFETY: the context is retained until this is dropped.
+        let code = unsafe { (self.driver.functions.context_set)(self.raw) };
+        self.driver.check("cuCtxSetCurrent", code)?;
+        Ok(&self.driver.functions)
+    }
+
+    pub(super) fn check(&self, call: &str, code: c_int) -> Result<()> {
+        self.driver.check(call, code)
+    }
+
+    /// For `drop`, where an error can only be told.
+    pub(super) fn give_back(&self, call: &str, work: impl FnOnce(&Functions) -> c_int) {
+        let result = self.functions().and_then(|functions| self.check(call, work(functions)));
+        if let Err(error) = result {
+            log::record(2, &format!("{error:#}"));
+        }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained once by `retain`; all that was made in it held it and is gone.
+        let code = unsafe { (self.driver.functions.context_release)(self.device) };
+        if let Err(error) = self.check("cuDevicePrimaryCtxRelease", code) {
+            log::record(2, &format!("{error:#}"));
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! CUDA's driver as safe owners. The only files of this room with `unsafe`.
+//!
+//! `driver` are its functions and contexts, `memory` what is allocated, and this file runs the kernels. Everything lives on
+//! one thread (`Rc`), and each call makes its own context current, because two GPUs may be in use.
+
+mod driver;
+mod memory;
+
+pub use driver::{About, Driver};
+
+use super::pattern::{Pattern, Wrong};
+use super::span;
+use crate::net::{Buffer, Heap};
+use anyhow::{Context as _, Result};
+use driver::{Address, Context, Object};
+use memory::{Pinned, Registered, Unified};
+use std::ffi::{CString, c_uint, c_void};
+use std::ops::Range;
+use std::ptr::{self, NonNull};
+use std::rc::Rc;
+
+/// The two kernels, for any GPU that CUDA 13 drives: the driver translates them.
+const KERNELS: &str = include_str!("../kernels.ptx");
+const BLOCKS: c_uint = 128;
+const THREADS: c_uint = 256;
+
+/// A GPU ready to write and check memory.
+pub struct Gpu {
+    // In the order in which they are given back.
+    tally: Unified,
+    module: Module,
+    context: Rc<Context>,
+    about: About,
+}
+
+/// How memory is allocated that a GPU reaches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Pinned by CUDA (`cudaHostAlloc`), portable and mapped.
+    HostAlloc,
+    /// The allocator's, pinned by CUDA after the fact (`cudaHostRegister`).
+    HostRegister,
+    /// Shared by processor and GPU, moved as it is used (`cudaMallocManaged`).
+    Managed,
+    /// The GPU's own (`cudaMalloc`).
+    Device,
+}
+
+/// Memory of some kind.
+pub struct Block {
+    buffer: Rc<Buffer>,
+    /// GPUs may have an address of their own for it.
+    is_mapped: bool,
+}
+
+/// The kernels in a context.
+struct Module {
+    raw: Object,
+    fill: Object,
+    check: Object,
+    context: Rc<Context>,
+}
+
+impl Module {
+    fn load(context: &Rc<Context>) -> Result<Self> {
+        let functions = context.functions()?;
+        let text = CString::new(KERNELS)?;
+        let null = ptr::null_mut();
+        let mut module = Self { raw: null, fill: null, check: null, context: Rc::clone(context) };
+        // SAFETY: `raw` is valid for writes for the length of the call; the text is PTX and ends with NUL.
+        let code = unsafe { (functions.module_load)(&mut module.raw, text.as_ptr().cast()) };
+        context.check("cuModuleLoadData", code)?;
+        for (name, function) in [(c"nccl_spark_fill", &mut module.fill), (c"nccl_spark_check", &mut module.check)] {
+            // SAFETY: the module was just loaded; `function` is valid for writes for the length of the call.
+            let code = unsafe { (functions.module_function)(function, module.raw, name.as_ptr()) };
+            context.check("cuModuleGetFunction", code)?;
+        }
+        Ok(module)
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        if self.raw.is_null() {
+            return;
+        }
+        // SAFETY: loaded by `load` and unloaded this once; no kernel of it runs, for each is waited for.
+        self.context.give_back("cuModuleUnload", |functions| unsafe { (functions.module_unload)(self.raw) });
+    }
+}
+
+impl Gpu {
+    /// The GPU of that number.
+    ///
+    /// # Errors
+    /// When there is none, or the driver refuses something.
+    pub fn open(driver: &Rc<Driver>, number: u32) -> Result<Self> {
+        let device = driver.device(number)?;
+        let open = || {
+            let about = driver.about(number, device)?;
+            let context = Context::retain(driver, device)?;
+            let module = Module::load(&context)?;
+            let tally = Unified::device(&context, size_of::<[u32; 2]>())?;
+            anyhow::Ok(Self { tally, module, context, about })
+        };
+        open().with_context(|| format!("open GPU {number}"))
+    }
+
+    /// What is known of it.
+    pub fn about(&self) -> &About {
+        &self.about
+    }
+
+    /// What it is called here.
+    pub fn name(&self) -> String {
+        format!("GPU {}", self.about.number)
+    }
+
+    /// How much memory it has free.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn free_bytes(&self) -> Result<usize> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both are valid for writes for the length of the call.
+        let code = unsafe { (self.context.functions()?.memory_info)(&mut free, &mut total) };
+        self.context.check("cuMemGetInfo", code)?;
+        Ok(free)
+    }
+
+    /// Memory of `bytes` (1 or more).
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn allocate(&self, kind: Kind, bytes: usize) -> Result<Block> {
+        let buffer = match kind {
+            Kind::HostAlloc => Buffer::of(Pinned::new(&self.context, bytes)?),
+            Kind::HostRegister => Buffer::of(Registered::new(&self.context, bytes)?),
+            Kind::Managed => Buffer::of(Unified::managed(&self.context, bytes)?),
+            Kind::Device => Buffer::of(Unified::device(&self.context, bytes)?),
+        };
+        Ok(Block { buffer, is_mapped: matches!(kind, Kind::HostAlloc | Kind::HostRegister) })
+    }
+
+    /// Writes `pattern` into a stretch of `block`, from its byte of the same place on.
+    ///
+    /// # Errors
+    /// While requests are under way in it, or the driver's: memory that this GPU does not reach is one.
+    pub fn fill(&self, block: &Block, range: Range<usize>, pattern: Pattern) -> Result<()> {
+        self.run(self.module.fill, block, range, pattern)
+    }
+
+    /// Compares a stretch of `block` with `pattern`.
+    ///
+    /// # Errors
+    /// As [`Gpu::fill`].
+    pub fn check(&self, block: &Block, range: Range<usize>, pattern: Pattern) -> Result<Wrong> {
+        let mut tally = [0, u32::MAX];
+        let (place, bytes) = (self.tally.address(), size_of_val(&tally));
+        // SAFETY: the tally has room for these bytes; both sides are valid for the length of the call, which waits.
+        let code = unsafe { (self.context.functions()?.copy_in)(place, tally.as_ptr().cast(), bytes) };
+        self.context.check("cuMemcpyHtoD", code)?;
+        self.run(self.module.check, block, range, pattern)?;
+        // SAFETY: as above, the other way.
+        let code = unsafe { (self.context.functions()?.copy_out)(tally.as_mut_ptr().cast(), place, bytes) };
+        self.context.check("cuMemcpyDtoH", code)?;
+        let [count, first] = tally;
+        Ok(Wrong { count, first: (count > 0).then_some(first) })
+    }
+
+    /// Runs a kernel over a stretch of `block`, to its end.
+    fn run(&self, kernel: Object, block: &Block, range: Range<usize>, pattern: Pattern) -> Result<()> {
+        let (mut first, mut count) = span(&range, block.buffer.bytes())?;
+        let (mut seed, mut flip) = (pattern.seed, u32::from(pattern.flip));
+        let mut tally = self.tally.address();
+        block.buffer.alone(|start| {
+            let functions = self.context.functions()?;
+            let mut memory = self.address(block, start)? + range.start as u64;
+            let mut arguments: [*mut c_void; 6] = [
+                (&raw mut memory).cast(),
+                (&raw mut first).cast(),
+                (&raw mut count).cast(),
+                (&raw mut seed).cast(),
+                (&raw mut flip).cast(),
+                (&raw mut tally).cast(),
+            ];
+            let (none, arguments) = (ptr::null_mut(), arguments.as_mut_ptr());
+            // SAFETY: the arguments are those of both kernels, in their order and sizes (`fill` does not take the last), and
+            // are read during the call. A kernel touches `count` bytes at `memory`, which lie in the block, and the tally:
+            // nobody else has a hand in either until `alone` returns, which is after the kernel's end. Memory that this GPU
+            // does not reach is an error of its context, which then runs nothing more.
+            let code =
+                unsafe { (functions.launch)(kernel, BLOCKS, 1, 1, THREADS, 1, 1, 0, none, arguments, ptr::null_mut()) };
+            self.context.check("cuLaunchKernel", code)?;
+            // SAFETY: this context is current, and has only what was launched above to wait for.
+            let code = unsafe { (functions.synchronize)() };
+            self.context.check("cuCtxSynchronize, after a kernel,", code)
+        })
+    }
+
+    /// What this GPU calls the place where a block begins: the address itself, but for memory that is mapped for it.
+    fn address(&self, block: &Block, start: NonNull<c_void>) -> Result<Address> {
+        if !block.is_mapped {
+            return Ok(start.as_ptr().addr() as Address);
+        }
+        let mut address = 0;
+        // SAFETY: the memory is pinned by CUDA; `address` is valid for writes for the length of the call.
+        let code = unsafe { (self.context.functions()?.host_device_address)(&mut address, start.as_ptr(), 0) };
+        self.context.check("cuMemHostGetDevicePointer", code)?;
+        Ok(address)
+    }
+}
+
+impl Block {
+    /// The allocator's memory: `malloc`.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn pageable(bytes: usize) -> Result<Self> {
+        Ok(Self { buffer: Buffer::of(Heap::new(bytes)?), is_mapped: false })
+    }
+
+    /// The same as the plugin is given it.
+    pub fn buffer(&self) -> &Rc<Buffer> {
+        &self.buffer
+    }
+}

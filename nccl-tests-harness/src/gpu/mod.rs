@@ -1,0 +1,88 @@
+//! GPUs that write and check memory of every kind: CUDA's driver without CUDA's toolkit.
+//!
+//! Promises: a machine without libcuda or without a GPU is a plain answer; every error names the driver's call; what a GPU
+//! does here is done when the call returns; memory is freed before its context is let go. Knows nothing of the plugin: memory
+//! becomes a `net::Buffer`, which keeps GPU, processor and network out of each other's way.
+
+#[allow(unsafe_code)]
+mod cuda;
+mod pattern;
+
+pub use cuda::{About, Block, Driver, Gpu, Kind};
+pub use pattern::{Pattern, Wrong};
+
+use anyhow::{Context as _, Result, ensure};
+
+/// Shows that this GPU writes what the processor computes, and counts what the processor changes: a check that never finds
+/// anything would pass whatever a network does.
+///
+/// # Errors
+/// When it does not.
+pub fn prove(gpu: &Gpu) -> Result<()> {
+    const BYTES: usize = 70_001;
+    const MARGIN: usize = 64;
+    const CHANGED: [usize; 3] = [77, 4096, BYTES - 1];
+    let pattern = Pattern { seed: 0x1234_5678, flip: 0x5a };
+    let name = gpu.name();
+    let block = gpu.allocate(Kind::HostAlloc, BYTES + MARGIN)?;
+    gpu.fill(&block, 0..BYTES, pattern)?;
+    let unlike = block.buffer().with_bytes(|bytes| {
+        let beyond = bytes[BYTES..].iter().filter(|byte| **byte != 0).count();
+        (pattern.compare(0, &bytes[..BYTES]), beyond)
+    })?;
+    ensure!(unlike == (Wrong::default(), 0), "{name} writes another pattern than the processor: {unlike:?}");
+    let wrong = gpu.check(&block, 0..BYTES, pattern)?;
+    ensure!(wrong == Wrong::default(), "{name} finds fault with its own pattern: {wrong:?}");
+    block.buffer().with_bytes(|bytes| CHANGED.iter().for_each(|at| bytes[*at] ^= 1))?;
+    let wrong = gpu.check(&block, 3..BYTES, pattern)?;
+    let expected = Wrong { count: CHANGED.len() as u32, first: u32::try_from(CHANGED[0]).ok() };
+    ensure!(wrong == expected, "{name} counts {wrong:?} where {expected:?} was changed");
+    Ok(())
+}
+
+/// A stretch of memory as the kernels take it: where in the pattern it begins, and how many bytes it has.
+fn span(range: &std::ops::Range<usize>, bytes: usize) -> Result<(u32, u32)> {
+    ensure!(range.start <= range.end && range.end <= bytes, "{range:?} lies outside of a buffer of {bytes} bytes");
+    let count = u32::try_from(range.len()).context("more bytes than the kernels count")?;
+    Ok((u32::try_from(range.start).context("a place beyond what the kernels count")?, count))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stretch_stays_within_its_buffer() {
+        assert_eq!(span(&(3..10), 10).unwrap(), (3, 7));
+        assert_eq!(span(&(10..10), 10).unwrap(), (10, 0));
+        assert!(span(&(3..11), 10).unwrap_err().to_string().contains("outside of a buffer of 10"));
+        let backwards = std::ops::Range { start: 4, end: 3 };
+        assert!(span(&backwards, 10).is_err());
+        let far = 5 << 32;
+        assert!(span(&(0..far), far).is_err() && span(&(far - 1..far), far).is_err());
+    }
+
+    /// On a machine with a GPU this runs the kernels; on others it is the answer that is looked at.
+    #[test]
+    fn every_gpu_that_is_there_is_proven_and_every_kind_of_memory_freed() {
+        let driver = match Driver::load() {
+            Ok(driver) => driver,
+            Err(reason) => return assert!(!reason.is_empty() && !reason.contains('\n'), "{reason}"),
+        };
+        assert!(Gpu::open(&driver, 4096).map(|_| ()).unwrap_err().to_string().contains("GPU 4096 is not there"));
+        let gpu = Gpu::open(&driver, 0).unwrap();
+        prove(&gpu).unwrap();
+        for kind in [Kind::HostAlloc, Kind::HostRegister, Kind::Managed, Kind::Device] {
+            if kind == Kind::Managed && !gpu.about().managed_memory {
+                continue;
+            }
+            let block = gpu.allocate(kind, 5001).unwrap();
+            let pattern = Pattern { seed: 9, flip: 0 };
+            gpu.fill(&block, 0..5001, pattern).unwrap();
+            assert_eq!(gpu.check(&block, 0..5001, pattern).unwrap(), Wrong::default(), "{kind:?}");
+            let other = Pattern { seed: 9, flip: 0xff };
+            assert_eq!(gpu.check(&block, 1..5001, other).unwrap(), Wrong { count: 5000, first: Some(1) }, "{kind:?}");
+            assert_eq!(block.buffer().with_bytes(|_| ()).is_ok(), kind != Kind::Device, "{kind:?}");
+        }
+    }
+}

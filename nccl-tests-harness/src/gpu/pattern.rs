@@ -1,0 +1,87 @@
+//! What GPUs and the processor write into memory and look for there: the same pattern as in `kernels.ptx`.
+
+/// Bytes that depend on their place and on a seed; two that differ in `flip` alone differ in every byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pattern {
+    /// Which one.
+    pub seed: u32,
+    /// Bits that are inverted in each byte.
+    pub flip: u8,
+}
+
+/// How bytes differ from a pattern.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Wrong {
+    /// How many are wrong.
+    pub count: u32,
+    /// The place of the first of them in the pattern.
+    pub first: Option<u32>,
+}
+
+impl Pattern {
+    /// The byte at a place.
+    pub fn byte(self, place: u32) -> u8 {
+        let mut word = place.wrapping_mul(0x9e37_79b1) ^ self.seed;
+        word ^= word >> 15;
+        word = word.wrapping_mul(0x85eb_ca77);
+        word ^= word >> 13;
+        word as u8 ^ self.flip
+    }
+
+    /// Writes it into `bytes`, from the place `first` on.
+    pub fn fill(self, first: u32, bytes: &mut [u8]) {
+        bytes.iter_mut().zip(first..).for_each(|(byte, place)| *byte = self.byte(place));
+    }
+
+    /// Compares `bytes` with it, from the place `first` on.
+    pub fn compare(self, first: u32, bytes: &[u8]) -> Wrong {
+        let mut wrong = Wrong::default();
+        for (_, place) in bytes.iter().zip(first..).filter(|(byte, place)| **byte != self.byte(*place)) {
+            wrong.count += 1;
+            wrong.first.get_or_insert(place);
+        }
+        wrong
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATTERN: Pattern = Pattern { seed: 0x1234_5678, flip: 0 };
+
+    #[test]
+    fn bytes_are_those_of_the_kernels_formula() {
+        // Worked out apart from this file, by the formula at the head of kernels.ptx in exact integers.
+        let known = [(0, 0xfd), (1, 0x8b), (255, 0xe9), (65_537, 0x0f), (67_108_863, 0xbf)];
+        for (place, byte) in known {
+            assert_eq!(PATTERN.byte(place), byte, "{place}");
+            assert_eq!(Pattern { flip: 0xff, ..PATTERN }.byte(place), !byte, "{place}");
+        }
+    }
+
+    #[test]
+    fn a_changed_byte_and_misplaced_or_older_bytes_are_seen() {
+        let mut bytes = vec![0; 4099];
+        PATTERN.fill(7, &mut bytes);
+        assert_eq!(PATTERN.compare(7, &bytes), Wrong::default());
+        assert_eq!(PATTERN.compare(8, &bytes[1..]), Wrong::default());
+        for at in [0, 1, 2048, 4098] {
+            bytes[at] ^= 0x10;
+            assert_eq!(PATTERN.compare(7, &bytes), Wrong { count: 1, first: Some(7 + at as u32) });
+            bytes[at] ^= 0x10;
+        }
+        for other in [Pattern { seed: 1, ..PATTERN }, Pattern { seed: PATTERN.seed + 1, ..PATTERN }] {
+            assert!(other.compare(7, &bytes).count > 4000);
+        }
+        assert!(PATTERN.compare(6, &bytes).count > 4000 && PATTERN.compare(15, &bytes).count > 4000);
+        assert_eq!(Pattern { flip: 0xff, ..PATTERN }.compare(7, &bytes).count, 4099);
+    }
+
+    #[test]
+    fn bytes_are_spread_evenly() {
+        let mut counts = [0; 256];
+        (0..65_536).for_each(|place| counts[usize::from(PATTERN.byte(place))] += 1);
+        assert!(counts.iter().all(|count| (150..=370).contains(count)), "{counts:?}");
+    }
+}

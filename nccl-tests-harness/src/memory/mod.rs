@@ -1,0 +1,203 @@
+//! `nccl-spark memory`: which kinds of memory the plugin registers, and whether what it moves from one into another of the
+//! same kind arrives, written by one GPU and checked by another or the same.
+//!
+//! Each kind is tried in a process of its own, which is both ends of one connection, so that memory that the fabric cannot
+//! reach ends one row of the table and not the command. Promises: a row says what was done and never what should have been;
+//! a GPU judges only after it was seen to count what the processor changed; no process is left behind.
+
+pub mod options;
+pub mod rank;
+mod table;
+pub mod words;
+
+use crate::control::{FromRank, Network, ToRank};
+use crate::fabric::{self, Fabric, Kind as FabricKind};
+use crate::gpu::About;
+use crate::job::Job;
+use crate::report;
+use crate::seats;
+use crate::watch::Watch;
+use anyhow::{Context, Result, bail};
+use options::Plan;
+use serde::Serialize;
+use std::io::Write;
+use std::path::Path;
+use table::Fate;
+use words::{Answer, Kind, Ready, Registered, Setup};
+
+/// All there is to say. Sizes are in bytes.
+#[derive(Debug, Default, Serialize)]
+struct Report {
+    command: &'static str,
+    version: &'static str,
+    /// What the messages travelled over: `soft` or `verbs`.
+    fabric: &'static str,
+    fabric_text: String,
+    network: Option<Network>,
+    /// What the plugin said of its connection with itself.
+    connections: Vec<String>,
+    /// The GPU that wrote and the one that checked; null where there is none.
+    gpus: Option<[About; 2]>,
+    sizes_bytes: Vec<usize>,
+    kinds: Vec<Row>,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    kind: Kind,
+    name: &'static str,
+    outcome: Fate,
+    /// What it is blamed for.
+    fault: Option<String>,
+}
+
+/// Tries all kinds; false when one is to be blamed. `program` is this program's file.
+///
+/// # Errors
+/// When the plugin does not come up, or the output cannot be written.
+pub fn run(plan: &Plan, program: &Path) -> Result<bool> {
+    let version = env!("CARGO_PKG_VERSION");
+    let report = Report { command: "memory", version, sizes_bytes: plan.sizes.clone(), ..Report::default() };
+    report::of_run(plan.json.as_ref(), report, |mut out, report| lead(plan, program, &mut out, report))
+}
+
+fn lead(plan: &Plan, program: &Path, mut out: &mut impl Write, report: &mut Report) -> Result<bool> {
+    let fabric = fabric::set_up(&plan.fabric, 1, plan.verbs_library.as_deref())?;
+    report.fabric = if fabric.kind == FabricKind::Soft { "soft" } else { "verbs" };
+    report.fabric_text.clone_from(&fabric.about);
+    writeln!(out, "# nccl-spark {} memory: {} bytes at most", report.version, plan.sizes.iter().max().unwrap_or(&0))?;
+    writeln!(out, "# fabric: {}", fabric.about)?;
+    let mut absent = None;
+    for kind in Kind::ALL {
+        let fate = match &absent {
+            Some(reason) => Fate::NotTried { reason: String::clone(reason) },
+            None => {
+                let (ready, fate) = attempt(plan, program, &fabric, kind)?;
+                if let (Some(ready), None) = (ready, &report.network) {
+                    absent = introduce(plan, ready, &mut out, report)?;
+                }
+                fate
+            }
+        };
+        table::row(out, kind, &fate)?;
+        let fault = table::fault(kind, &fate);
+        report.kinds.push(Row { kind, name: kind.name(), outcome: fate, fault });
+    }
+    let faults = report.kinds.iter().filter_map(|row| Some(format!("{}: {}", row.name, row.fault.as_ref()?)));
+    let faults = faults.collect::<Vec<_>>();
+    match faults.is_empty() {
+        true => writeln!(out, "# OK")?,
+        false => writeln!(out, "# FAILED: {}", faults.join("; "))?,
+    }
+    out.flush()?;
+    Ok(faults.is_empty())
+}
+
+/// Says what there is, once, and starts the table; why there is no GPU, if so.
+fn introduce(plan: &Plan, ready: Ready, mut out: &mut impl Write, report: &mut Report) -> Result<Option<String>> {
+    let Ready { network, connections, gpus } = ready;
+    writeln!(out, "# network {} device {}", network.name, network.device)?;
+    for line in network.rails.iter().chain(&connections) {
+        writeln!(out, "# {line}")?;
+    }
+    (report.network, report.connections) = (Some(network), connections);
+    let absent = match gpus {
+        Ok(gpus) => {
+            let [writer, checker] = &gpus;
+            let same = writer == checker;
+            for about in [Some(writer), Some(checker).filter(|_| !same)].into_iter().flatten() {
+                writeln!(out, "# {}", describe(about))?;
+            }
+            report.gpus = Some(gpus);
+            None
+        }
+        Err(reason) if plan.needs_gpu => bail!("--gpu or --receiver-gpu asks for a GPU: {reason}"),
+        Err(reason) => {
+            writeln!(out, "# no GPU: {reason}")?;
+            Some(reason)
+        }
+    };
+    table::head(&mut out)?;
+    Ok(absent)
+}
+
+fn describe(gpu: &About) -> String {
+    let digit = u8::from;
+    format!(
+        "GPU {}: {}, INTEGRATED={} PAGEABLE_MEMORY_ACCESS={} MANAGED_MEMORY={} CONCURRENT_MANAGED_ACCESS={}",
+        gpu.number,
+        gpu.name,
+        digit(gpu.integrated),
+        digit(gpu.pageable_memory_access),
+        digit(gpu.managed_memory),
+        digit(gpu.concurrent_managed_access)
+    )
+}
+
+/// Tries one kind in a process of its own: what there is, unless it did not come up, and what came of it.
+///
+/// # Errors
+/// When it does not come up with memory that needs nothing: nothing else would either.
+fn attempt(plan: &Plan, program: &Path, fabric: &Fabric, kind: Kind) -> Result<(Option<Ready>, Fate)> {
+    let start = || -> Result<(Job, Ready)> {
+        let mut job = Job::start(program, seats::all_here(1, fabric, &[]), plan.timeout, Watch::none())?;
+        let setup = Setup {
+            kind,
+            plugin: plan.plugin.clone(),
+            job: u64::from(std::process::id()),
+            sizes: plan.sizes.clone(),
+            gpus: plan.gpus,
+        };
+        let ready = ask(&mut job, ToRank::Memory(setup), |answer| match answer {
+            Answer::Ready(ready) => Some(ready),
+            _ => None,
+        })?;
+        Ok((job, ready))
+    };
+    let (job, ready) = match start() {
+        Ok(started) => started,
+        Err(error) if kind == Kind::Malloc => return Err(error),
+        Err(error) => return Ok((None, failed(false, &error))),
+    };
+    let mut registered = false;
+    let fate = proceed(job, &mut registered).unwrap_or_else(|error| failed(registered, &error));
+    Ok((Some(ready), fate))
+}
+
+/// There is only the one rank, which nobody needs to be told.
+fn failed(registered: bool, error: &anyhow::Error) -> Fate {
+    Fate::Failed { registered, reason: format!("{error:#}").replace("rank 0: ", "its process: ") }
+}
+
+/// Lets a process that came up register and move.
+fn proceed(mut job: Job, is_registered: &mut bool) -> Result<Fate> {
+    let registered = ask(&mut job, ToRank::Go, |answer| match answer {
+        Answer::Registered(registered) => Some(registered),
+        _ => None,
+    })?;
+    let fate = match registered {
+        Registered::NotTried(reason) => Fate::NotTried { reason },
+        Registered::Refused(reason) => Fate::Refused { reason },
+        Registered::Yes => {
+            *is_registered = true;
+            Fate::Moved(ask(&mut job, ToRank::Go, |answer| match answer {
+                Answer::Moved(moved) => Some(moved),
+                _ => None,
+            })?)
+        }
+    };
+    job.finish().context("close")?;
+    Ok(fate)
+}
+
+fn ask<T>(job: &mut Job, question: ToRank, answer: fn(Answer) -> Option<T>) -> Result<T> {
+    let answers = job.ask_some(
+        0..1,
+        |_| Some(question.clone()),
+        |message| match message {
+            FromRank::Memory(told) => answer(told),
+            _ => None,
+        },
+    )?;
+    answers.into_iter().next().context("no answer")
+}

@@ -1,0 +1,138 @@
+//! The command line of `nccl-spark memory`, checked before anything starts.
+
+use crate::cli::{self, FabricOptions, wrong};
+use crate::fabric::Wish;
+use crate::report::Target;
+use crate::sizes;
+use clap::Args;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Options of memory.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// The greatest message, in bytes or with K or M, 64M at most; smaller ones of odd sizes are moved too.
+    #[arg(short, long, value_name = "SIZE", default_value = "4M", value_parser = sizes::parse)]
+    bytes: usize,
+    /// The GPU that allocates and writes what is sent, by CUDA's number [default: 0].
+    #[arg(long, value_name = "N")]
+    gpu: Option<u32>,
+    /// The GPU that allocates and checks what is received [default: the same].
+    #[arg(long, value_name = "N")]
+    receiver_gpu: Option<u32>,
+    /// Seconds in which nothing gets done, after which a kind of memory counts as hung.
+    #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86400))]
+    timeout: u64,
+    /// The plugin's library [default: libnccl_net_spark.so beside this program, else libnccl-net-spark.so wherever the
+    /// loader finds it].
+    #[arg(long, value_name = "PATH")]
+    plugin: Option<PathBuf>,
+    /// Writes the results as JSON to FILE, or with - to standard output; the table goes to standard error then.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    #[command(flatten)]
+    fabric: FabricOptions,
+}
+
+/// What to try.
+#[derive(Debug)]
+pub struct Plan {
+    /// The sizes of the messages, the greatest one last.
+    pub sizes: Vec<usize>,
+    /// The GPU that writes, and the one that checks.
+    pub gpus: [u32; 2],
+    /// The user named one: there has to be one.
+    pub needs_gpu: bool,
+    /// How long nothing may get done.
+    pub timeout: Duration,
+    /// The plugin's library.
+    pub plugin: PathBuf,
+    /// What the messages travel over.
+    pub fabric: Wish,
+    /// The verbs library that the user's environment names.
+    pub verbs_library: Option<String>,
+    /// Where the results are told as JSON.
+    pub json: Option<Target>,
+}
+
+/// Managed memory may be moved to the GPU as a whole, where it must not crowd out others.
+const MAX_BYTES: usize = 64 << 20;
+/// Below the greatest size: within a work request, over it, a page, and sizes that are no multiples of words or of pages.
+const SIZES: [usize; 6] = [8, 13, 300, 4096, (64 << 10) + 4, (1 << 20) + 3];
+
+impl Options {
+    /// What to try; `program` is this program's file, `verbs_library` what the user's environment names.
+    ///
+    /// # Errors
+    /// When an option is out of bounds, or contradicts another.
+    pub fn plan(self, program: &Path, verbs_library: Option<String>) -> Result<Plan, clap::Error> {
+        if !(1..=MAX_BYTES).contains(&self.bytes) {
+            return Err(wrong(format!("--bytes {}: 1 to {MAX_BYTES}", self.bytes)));
+        }
+        let mut sizes: Vec<usize> = SIZES.into_iter().filter(|size| *size < self.bytes).collect();
+        sizes.push(self.bytes);
+        let gpu = self.gpu.unwrap_or(0);
+        Ok(Plan {
+            sizes,
+            gpus: [gpu, self.receiver_gpu.unwrap_or(gpu)],
+            needs_gpu: self.gpu.or(self.receiver_gpu).is_some(),
+            timeout: Duration::from_secs(self.timeout),
+            plugin: cli::library(self.plugin, program)?,
+            fabric: self.fabric.wish(program)?,
+            verbs_library,
+            json: self.json.map(Target::from),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn plan(arguments: &[&str]) -> Result<Plan, String> {
+        let line = Line::try_parse_from([&["memory"], arguments].concat()).map_err(|error| cli::one_line(&error))?;
+        line.options.plan(Path::new("/nowhere/nccl-spark"), None).map_err(|error| cli::one_line(&error))
+    }
+
+    #[test]
+    fn sizes_go_up_to_the_one_asked_for_and_some_are_odd() {
+        let told = plan(&[]).unwrap();
+        assert_eq!(told.sizes, [8, 13, 300, 4096, 65_540, 1_048_579, 4 << 20]);
+        assert_eq!((told.gpus, told.needs_gpu), ([0, 0], false));
+        assert_eq!(plan(&["-b", "8"]).unwrap().sizes, [8]);
+        assert_eq!(plan(&["--bytes", "5000"]).unwrap().sizes, [8, 13, 300, 4096, 5000]);
+        assert_eq!(plan(&["-b", "64M"]).unwrap().sizes.last(), Some(&MAX_BYTES));
+    }
+
+    #[test]
+    fn the_receivers_gpu_is_the_senders_unless_told() {
+        let gpus = |arguments: &[&str]| plan(arguments).map(|plan| (plan.gpus, plan.needs_gpu)).unwrap();
+        assert_eq!(gpus(&["--gpu", "1"]), ([1, 1], true));
+        assert_eq!(gpus(&["--receiver-gpu", "1"]), ([0, 1], true));
+        assert_eq!(gpus(&["--gpu", "2", "--receiver-gpu", "1"]), ([2, 1], true));
+    }
+
+    #[test]
+    fn mistakes_name_the_option_and_what_is_allowed() {
+        for (arguments, option, allowed) in [
+            (&["-b", "0"][..], "--bytes", "1 to 67108864"),
+            (&["-b", "65M"], "--bytes", "1 to 67108864"),
+            (&["-b", "x"], "--bytes", "K, M or G"),
+            (&["--gpu", "-1"], "-1", ""),
+            (&["--gpu", "a"], "--gpu", "digit"),
+            (&["-T", "0"], "--timeout", "1..=86400"),
+            (&["--plugin", "/no/such.so"], "--plugin", "No such file"),
+            (&["--fabric", "verbs", "--scale", "2"], "--scale", "--fabric verbs"),
+        ] {
+            let text = plan(arguments).unwrap_err();
+            assert!(text.contains(option) && text.contains(allowed), "{arguments:?}: {text}");
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! What came of each kind, judged and shown.
+
+use super::words::{Kind, Moved};
+use serde::Serialize;
+use std::io::{self, Write};
+
+/// What came of a kind of memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Fate {
+    /// Such memory is not to be had here.
+    NotTried {
+        /// Why.
+        reason: String,
+    },
+    /// The plugin did not register it.
+    Refused {
+        /// Its words.
+        reason: String,
+    },
+    /// It went wrong.
+    Failed {
+        /// After both buffers were registered.
+        registered: bool,
+        /// How.
+        reason: String,
+    },
+    /// All messages came.
+    Moved(Moved),
+}
+
+/// What a kind is blamed for, if anything.
+pub fn fault(kind: Kind, fate: &Fate) -> Option<String> {
+    match (kind, fate) {
+        (_, Fate::Moved(moved)) if moved.wrong() > 0 => Some(format!("{} WRONG bytes", moved.wrong())),
+        (Kind::DeviceAsCuda, Fate::Moved(_) | Fate::Failed { registered: true, .. }) => {
+            Some("was registered as CUDA memory, though the plugin announces host pointers only".to_owned())
+        }
+        (_, Fate::Moved(_)) => None,
+        (Kind::Malloc, Fate::NotTried { .. }) => Some("was not tried".to_owned()),
+        (kind, Fate::Refused { .. }) => kind.must_register().then(|| "has to be registered, and was not".to_owned()),
+        (_, Fate::NotTried { .. }) => None,
+        // A device that registers such an address by itself took it from the plugin's hands: what it then cannot read is told
+        // in the table, and no fault of the plugin's.
+        (Kind::Device, Fate::Failed { registered: true, .. }) => None,
+        (_, Fate::Failed { .. }) => Some("failed".to_owned()),
+    }
+}
+
+/// Writes the head.
+///
+/// # Errors
+/// When `out` cannot be written.
+pub fn head(out: &mut impl Write) -> io::Result<()> {
+    writeln!(out, "#")?;
+    line(out, ["# kind", "registered", "written by", "checked by", "moved", "wrong"])
+}
+
+/// Writes the row of a kind, and below it what there is to say.
+///
+/// # Errors
+/// When `out` cannot be written.
+pub fn row(out: &mut impl Write, kind: Kind, fate: &Fate) -> io::Result<()> {
+    let name = kind.name();
+    match fate {
+        Fate::NotTried { reason } => {
+            line(out, [name, "not tried", "-", "-", "-", "-"])?;
+            writeln!(out, "# {name}: not tried: {reason}")?;
+        }
+        Fate::Refused { reason } => {
+            line(out, [name, "no", "-", "-", "-", "-"])?;
+            writeln!(out, "# {name}: not registered: {reason}")?;
+        }
+        Fate::Failed { registered, reason } => {
+            line(out, [name, if *registered { "yes" } else { "no" }, "-", "-", "no", "-"])?;
+            let what = if *registered { "not moved" } else { "failed before it was registered" };
+            for text in reason.lines() {
+                writeln!(out, "# {name}: {what}: {text}")?;
+            }
+        }
+        Fate::Moved(moved) => {
+            let sizes = moved.messages.len();
+            let most = moved.messages.iter().map(|message| message.bytes).max().unwrap_or_default();
+            let (told, wrong) = (format!("{sizes} sizes to {most}"), moved.wrong().to_string());
+            line(out, [name, "yes", &moved.written_by, &moved.checked_by, &told, &wrong])?;
+            for text in moved.messages.iter().filter_map(|message| message.fault()) {
+                writeln!(out, "# {name}: {text}")?;
+            }
+        }
+    }
+    out.flush()
+}
+
+fn line(out: &mut impl Write, cells: [&str; 6]) -> io::Result<()> {
+    let [kind, registered, writer, checker, moved, wrong] = cells;
+    writeln!(out, "{kind:<20}  {registered:<10}  {writer:<10}  {checker:<10}  {moved:<20}  {wrong:>6}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::words::Message;
+    use super::*;
+
+    fn moved(wrong: u32, beyond: u32) -> Fate {
+        let good = Message { bytes: 8, wrong: 0, first_wrong: None, beyond: 0 };
+        let last = Message { bytes: 65_540, wrong, first_wrong: (wrong > 0).then_some(17), beyond };
+        Fate::Moved(Moved { written_by: "GPU 0".into(), checked_by: "GPU 1".into(), messages: vec![good, last] })
+    }
+
+    fn not_tried() -> Fate {
+        Fate::NotTried { reason: "libcuda is not there".into() }
+    }
+
+    fn refused() -> Fate {
+        Fate::Refused { reason: "regMr returned ncclInvalidUsage (5): no".into() }
+    }
+
+    fn failed(registered: bool) -> Fate {
+        Fate::Failed { registered, reason: "killed".into() }
+    }
+
+    #[test]
+    fn what_nccl_needs_has_to_work_where_it_is_to_be_had() {
+        for kind in [Kind::Malloc, Kind::HostAlloc, Kind::HostRegister] {
+            assert_eq!(fault(kind, &moved(0, 0)), None);
+            assert!(fault(kind, &refused()).unwrap().contains("has to be registered"), "{kind:?}");
+            assert!(fault(kind, &failed(true)).is_some() && fault(kind, &failed(false)).is_some(), "{kind:?}");
+            assert_eq!(fault(kind, &not_tried()).is_some(), kind == Kind::Malloc, "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn managed_and_device_memory_may_be_refused_and_never_be_wrong() {
+        for kind in [Kind::Managed, Kind::Device, Kind::DeviceAsCuda] {
+            assert_eq!((fault(kind, &refused()), fault(kind, &not_tried())), (None, None), "{kind:?}");
+            assert!(fault(kind, &failed(false)).is_some(), "{kind:?}");
+            assert_eq!(fault(kind, &failed(true)).is_none(), kind == Kind::Device, "{kind:?}");
+            assert_eq!(fault(kind, &moved(0, 0)).is_none(), kind != Kind::DeviceAsCuda, "{kind:?}");
+        }
+        for kind in Kind::ALL {
+            assert!(fault(kind, &moved(3, 0)).unwrap().contains("3 WRONG"), "{kind:?}");
+            assert!(fault(kind, &moved(0, 2)).unwrap().contains("2 WRONG"), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn rows_say_what_came_and_lines_why_not() {
+        let mut out = Vec::new();
+        head(&mut out).unwrap();
+        row(&mut out, Kind::Malloc, &moved(0, 0)).unwrap();
+        row(&mut out, Kind::HostAlloc, &moved(5, 1)).unwrap();
+        row(&mut out, Kind::Managed, &not_tried()).unwrap();
+        row(&mut out, Kind::Device, &failed(true)).unwrap();
+        row(&mut out, Kind::DeviceAsCuda, &refused()).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let expected = [
+            "#",
+            "# kind                registered  written by  checked by  moved                  wrong",
+            "malloc                yes         GPU 0       GPU 1       2 sizes to 65540           0",
+            "cudaHostAlloc         yes         GPU 0       GPU 1       2 sizes to 65540           6",
+            "# cudaHostAlloc: 5 of 65540 bytes WRONG, the first at 17, and 1 bytes behind them CHANGED",
+            "cudaMallocManaged     not tried   -           -           -                          -",
+            "# cudaMallocManaged: not tried: libcuda is not there",
+            "cudaMalloc            yes         -           -           no                         -",
+            "# cudaMalloc: not moved: killed",
+            "cudaMalloc, as CUDA   no          -           -           -                          -",
+            "# cudaMalloc, as CUDA: not registered: regMr returned ncclInvalidUsage (5): no",
+        ];
+        assert_eq!(text.lines().collect::<Vec<_>>(), expected);
+    }
+}

@@ -1,0 +1,154 @@
+//! The kinds of memory, and the words about one between the command and the process that tries it.
+
+use crate::control::Network;
+use crate::gpu::{About, Wrong};
+use crate::net::Pointer;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// A kind of memory, and what the plugin is told that it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// The allocator's: pageable.
+    Malloc,
+    /// Pinned by CUDA, portable and mapped.
+    HostAlloc,
+    /// The allocator's, pinned by CUDA after the fact.
+    HostRegister,
+    /// Shared by processor and GPU.
+    Managed,
+    /// The GPU's own, by its address, as if it were the host's.
+    Device,
+    /// The GPU's own, said to be that.
+    DeviceAsCuda,
+}
+
+impl Kind {
+    /// All of them, in the order of the table.
+    pub const ALL: [Self; 6] =
+        [Self::Malloc, Self::HostAlloc, Self::HostRegister, Self::Managed, Self::Device, Self::DeviceAsCuda];
+
+    /// By the function that allocates it, as CUDA's users know it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Malloc => "malloc",
+            Self::HostAlloc => "cudaHostAlloc",
+            Self::HostRegister => "cudaHostRegister",
+            Self::Managed => "cudaMallocManaged",
+            Self::Device => "cudaMalloc",
+            Self::DeviceAsCuda => "cudaMalloc, as CUDA",
+        }
+    }
+
+    /// Whether NCCL cannot do without it: its buffers are of these kinds.
+    pub fn must_register(self) -> bool {
+        matches!(self, Self::Malloc | Self::HostAlloc | Self::HostRegister)
+    }
+
+    /// What regMr is told.
+    pub fn pointer(self) -> Pointer {
+        match self {
+            Self::DeviceAsCuda => Pointer::Cuda,
+            _ => Pointer::Host,
+        }
+    }
+}
+
+/// What the process has to know.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Setup {
+    /// What it tries.
+    pub kind: Kind,
+    /// The plugin's library.
+    pub plugin: PathBuf,
+    /// Stands for NCCL's communicator.
+    pub job: u64,
+    /// Sizes of the messages, the greatest one last (one or more).
+    pub sizes: Vec<usize>,
+    /// The GPU that writes, and the one that checks.
+    pub gpus: [u32; 2],
+}
+
+/// What the process answers: to the set-up, then to each "go" one more of these.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Answer {
+    /// The plugin is up and connected with itself.
+    Ready(Ready),
+    /// What came of registering.
+    Registered(Registered),
+    /// What came of moving.
+    Moved(Moved),
+}
+
+/// What there is.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Ready {
+    /// What NCCL would see of the plugin.
+    pub network: Network,
+    /// What the plugin said of the connection.
+    pub connections: Vec<String>,
+    /// The GPUs that write and check, or why there are none.
+    pub gpus: Result<[About; 2], String>,
+}
+
+/// What came of registering.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Registered {
+    /// The plugin took both buffers.
+    Yes,
+    /// It did not.
+    Refused(String),
+    /// It was not asked, for such memory is not to be had here.
+    NotTried(String),
+}
+
+/// What came of moving.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moved {
+    /// Who wrote the sender's memory.
+    pub written_by: String,
+    /// Who checked the receiver's.
+    pub checked_by: String,
+    /// One for each size.
+    pub messages: Vec<Message>,
+}
+
+/// A message that came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Message {
+    /// Its size.
+    pub bytes: usize,
+    /// Bytes of it that are not what was sent.
+    pub wrong: u32,
+    /// The first of them.
+    pub first_wrong: Option<u32>,
+    /// Bytes behind it, where nothing belongs, that were changed.
+    pub beyond: u32,
+}
+
+impl Message {
+    /// A message of `bytes` in which this is wrong, and that behind it.
+    pub fn new(bytes: usize, inside: Wrong, beyond: Wrong) -> Self {
+        Self { bytes, wrong: inside.count, first_wrong: inside.first, beyond: beyond.count }
+    }
+
+    /// What is wrong with it, if anything.
+    pub fn fault(&self) -> Option<String> {
+        let Self { bytes, wrong, first_wrong, beyond } = self;
+        let first = first_wrong.map(|first| format!(", the first at {first}")).unwrap_or_default();
+        match (*wrong, *beyond) {
+            (0, 0) => None,
+            (_, 0) => Some(format!("{wrong} of {bytes} bytes WRONG{first}")),
+            (0, _) => Some(format!("{beyond} bytes behind a message of {bytes} bytes were CHANGED")),
+            _ => Some(format!("{wrong} of {bytes} bytes WRONG{first}, and {beyond} bytes behind them CHANGED")),
+        }
+    }
+}
+
+impl Moved {
+    /// Wrong bytes of all messages, and changed ones behind them.
+    pub fn wrong(&self) -> u64 {
+        self.messages.iter().map(|message| u64::from(message.wrong) + u64::from(message.beyond)).sum()
+    }
+}

@@ -1,0 +1,41 @@
+//! NCCL's logger as the plugin is given it, and C strings.
+
+use crate::log;
+use nccl_net_spark::abi::types::DebugLogger;
+use std::ffi::{CStr, c_char, c_int, c_ulong};
+
+type FixedLogger = extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, *const c_char);
+
+/// The logger.
+pub(super) fn logger() -> DebugLogger {
+    // SAFETY: NCCL's logger is variadic after `fmt`, which Rust cannot define. Plugins for NCCL call it with "%s" and one
+    // string; a caller may pass nothing or other types, but then `fmt` is not "%s" and `on_log` does not look at `arg`.
+    // On the two machines this is for, a first variadic argument that is a pointer travels where the sixth fixed one
+    // would: System V x86-64 passes both in r9 (the count of vector registers in al is ignored by a function that is not
+    // variadic), and AAPCS64 on Linux passes both in x5.
+    unsafe { std::mem::transmute::<FixedLogger, DebugLogger>(on_log) }
+}
+
+extern "C" fn on_log(
+    level: c_int,
+    _flags: c_ulong,
+    _file: *const c_char,
+    _line: c_int,
+    fmt: *const c_char,
+    arg: *const c_char,
+) {
+    let format = text(fmt);
+    match format.as_str() {
+        "%s" => log::record(level, &text(arg)),
+        other => log::record(level, other),
+    }
+}
+
+/// A copy of a C string; empty for NULL.
+pub(super) fn text(string: *const c_char) -> String {
+    if string.is_null() {
+        return String::new();
+    }
+    // SAFETY: not NULL, and by the plugin interface a string that ends with NUL and lives for the length of the call.
+    unsafe { CStr::from_ptr(string) }.to_string_lossy().into_owned()
+}

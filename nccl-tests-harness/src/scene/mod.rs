@@ -1,0 +1,205 @@
+//! What real NCCL is run in: the plugin or one of NCCL's own networks, the fabric under it, the variables that say so, and
+//! the file that keeps what it prints.
+//!
+//! Promises: every variable that a run sets is in [`Scene::environment`], which is what gets shown; what is written for a run goes with
+//! its scene.
+
+pub mod network;
+mod only_version;
+pub mod topology;
+
+use crate::cli::{self, FabricOptions};
+use crate::fabric::{self, Fabric, Wish};
+use anyhow::{Context, Result};
+use clap::Args;
+use network::Network;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// Options of commands that run NCCL.
+#[derive(Debug, Args)]
+pub struct SceneOptions {
+    /// Seconds that one run or scenario may take.
+    #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86400))]
+    timeout: u64,
+    /// Writes all that the ranks printed, NCCL's log too, to FILE.
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+    /// The plugin's library [default: libnccl_net_spark.so beside this program, else libnccl-net-spark.so wherever the
+    /// loader finds it].
+    #[arg(long, value_name = "PATH")]
+    plugin: Option<PathBuf>,
+    /// Shows NCCL one version of the plugin's interface, 8 to 12, in place of the newest that both know.
+    #[arg(long, value_name = "VERSION", value_parser = clap::value_parser!(u32).range(8..=12))]
+    abi: Option<u32>,
+    /// Gives NCCL a DGX Spark's graph (NCCL_TOPO_FILE) with this machine's GPUs and the software fabric's rails in it, so that it
+    /// chooses channels as there.
+    #[arg(long)]
+    as_spark: bool,
+    #[command(flatten)]
+    fabric: FabricOptions,
+}
+
+/// What a scene is to have.
+#[derive(Debug)]
+pub struct Setting {
+    /// What one run or scenario may take.
+    pub timeout: Duration,
+    /// Where all output goes.
+    log: Option<PathBuf>,
+    /// The plugin's library.
+    plugin: PathBuf,
+    /// The one version of its interface that NCCL gets to see.
+    pub abi: Option<u32>,
+    /// NCCL is given a Spark's graph.
+    as_spark: bool,
+    /// What the messages travel over.
+    fabric: Wish,
+}
+
+impl SceneOptions {
+    /// What is asked for; `program` is this program's file.
+    ///
+    /// # Errors
+    /// When options contradict each other, or the plugin is not there.
+    pub fn setting(self, program: &Path) -> Result<Setting> {
+        let plugin = cli::library(self.plugin, program)?;
+        Ok(Setting {
+            timeout: Duration::from_secs(self.timeout),
+            log: self.log,
+            plugin,
+            abi: self.abi,
+            as_spark: self.as_spark,
+            fabric: self.fabric.wish(program)?,
+        })
+    }
+}
+
+impl Setting {
+    /// Whether the runs' files are on this machine alone.
+    pub fn is_local(&self) -> bool {
+        self.abi.is_some() || self.as_spark
+    }
+}
+
+/// What stands while the runs do.
+pub struct Scene {
+    /// What the messages travel over.
+    pub fabric: Fabric,
+    /// The plugin's library, or a copy of it.
+    plugin: PathBuf,
+    /// The graph that NCCL is given.
+    graph: Option<PathBuf>,
+    /// The files made for the runs.
+    folder: TempDir,
+    /// Where all output goes.
+    log: Option<File>,
+}
+
+impl Scene {
+    /// For `ranks` ranks of this machine; `lookup` gives the value of an environment variable.
+    ///
+    /// # Errors
+    /// When something that was asked for is not there.
+    pub fn set(setting: &Setting, ranks: usize, lookup: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
+        let create = |path: &PathBuf| File::create(path).with_context(|| format!("--log {}", path.display()));
+        let log = setting.log.as_ref().map(create).transpose()?;
+        let fabric = fabric::set_up(&setting.fabric, ranks, lookup("NCCL_IBVERBS_LIB").as_deref())?;
+        let folder = tempfile::tempdir().context("make a folder for the runs")?;
+        let plugin = match setting.abi {
+            Some(version) => only_version::copy(&setting.plugin, version, folder.path())?,
+            None => setting.plugin.clone(),
+        };
+        let graph = match setting.as_spark {
+            true => Some(graph(&fabric, &folder.path().join("spark.xml"))?),
+            false => None,
+        };
+        Ok(Self { fabric, plugin, graph, folder, log })
+    }
+
+    /// A folder for the runs' files, on this machine.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Keeps a line of output for the user, by whom it was printed.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn log(&self, who: &str, line: &str) -> Result<()> {
+        let Some(mut file) = self.log.as_ref() else { return Ok(()) };
+        writeln!(file, "{who}: {line}").context("--log")
+    }
+
+    /// A folder in which the plugin is called libnccl-net.so, as NCCL looks for a plugin that nobody names.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn plugin_by_its_usual_name(&self) -> Result<PathBuf> {
+        let folder = self.folder.path().join("lib");
+        let link = folder.join("libnccl-net.so");
+        if link.symlink_metadata().is_err() {
+            let made = fs::create_dir_all(&folder).and_then(|()| symlink(&self.plugin, &link));
+            made.with_context(|| format!("make {}", link.display()))?;
+        }
+        Ok(folder)
+    }
+
+    /// The variables of a run over `network`: what all ranks have alike, as shown to the user. `is_here`: all ranks are
+    /// processes of this machine. `lookup` gives the value of an environment variable.
+    ///
+    /// # Errors
+    /// When the software fabric's library cannot be given the names that NCCL's own transport asks for.
+    pub fn environment(
+        &self,
+        network: Network,
+        is_here: bool,
+        lookup: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Vec<(String, String)>> {
+        let mut environment = network.environment(&self.plugin);
+        let mut set = |name: &str, value: String| environment.push((name.to_owned(), value));
+        if !lookup("NCCL_DEBUG").is_some_and(|level| level.eq_ignore_ascii_case("TRACE")) {
+            set("NCCL_DEBUG", "INFO".to_owned());
+        }
+        if let Some(subsystems) = lookup("NCCL_DEBUG_SUBSYS") {
+            set("NCCL_DEBUG_SUBSYS", format!("{subsystems},INIT,NET"));
+        }
+        if is_here && lookup("NCCL_SOCKET_IFNAME").is_none() {
+            set("NCCL_SOCKET_IFNAME", "lo".to_owned());
+        }
+        if let Some(graph) = &self.graph {
+            set("NCCL_TOPO_FILE", graph.display().to_string());
+        }
+        if network == Network::Ib
+            && let Some(folder) = self.fabric.verbs_names()?
+        {
+            set("LD_LIBRARY_PATH", loader_path(&folder, lookup));
+            // Else it looks for each address's kind in /sys/class/infiniband.
+            if lookup("NCCL_IB_GID_INDEX").is_none() {
+                set("NCCL_IB_GID_INDEX", "1".to_owned());
+            }
+        }
+        if network != Network::Socket {
+            environment.extend(self.fabric.environment(0).into_iter().filter(|(name, _)| name != "SOFTVERBS_NODE"));
+        }
+        Ok(environment)
+    }
+}
+
+/// What makes the loader look into `folder` before it looks where the user's environment says (`LD_LIBRARY_PATH`).
+pub fn loader_path(folder: &Path, lookup: &dyn Fn(&str) -> Option<String>) -> String {
+    let rest = lookup("LD_LIBRARY_PATH").map(|path| format!(":{path}")).unwrap_or_default();
+    format!("{}{rest}", folder.display())
+}
+
+/// Writes a Spark's graph to `path`.
+fn graph(fabric: &Fabric, path: &Path) -> Result<PathBuf> {
+    let functions = fabric.functions().context("--as-spark is for the software fabric (--fabric soft)")?;
+    let gpus = topology::gpus().context("--as-spark needs this machine's GPUs")?;
+    fs::write(path, topology::xml(&gpus, &functions)).with_context(|| format!("write {}", path.display()))?;
+    Ok(path.to_owned())
+}

@@ -1,0 +1,49 @@
+//! A copy of the plugin that shows one version of NCCL's interface: NCCL takes the newest that it knows, so the others need
+//! this to be seen.
+//!
+//! The copy is the same machine code: only the names of the other versions' tables are spoiled, in place and at the same
+//! length, so the loader's tables stay as they are and a look-up by the true name finds nothing.
+
+use crate::abi;
+use crate::net;
+use anyhow::{Context, Result, ensure};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Makes a copy of `plugin` in `folder` that shows `version` alone.
+///
+/// # Errors
+/// When the plugin has no such table, or cannot be copied.
+pub fn copy(plugin: &Path, version: u32, folder: &Path) -> Result<PathBuf> {
+    let mut library = fs::read(plugin).with_context(|| format!("read {}", plugin.display()))?;
+    for other in abi::VERSIONS.filter(|other| *other != version) {
+        spoil(&mut library, &format!("ncclNetPlugin_v{other}"));
+    }
+    let path = folder.join(format!("libnccl-net-spark-v{version}.so"));
+    fs::write(&path, library).with_context(|| format!("write {}", path.display()))?;
+    let shown = net::exported_versions(&path, abi::VERSIONS)?;
+    ensure!(shown == [version], "{} has no table of version {version} to show", plugin.display());
+    Ok(path)
+}
+
+/// Changes the first letter of `name` wherever it stands as a whole string.
+fn spoil(library: &mut [u8], name: &str) {
+    let whole = format!("\0{name}\0");
+    let mut from = 0;
+    while let Some(at) = library[from..].windows(whole.len()).position(|bytes| bytes == whole.as_bytes()) {
+        library[from + at + 1] = b'-';
+        from += at + 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_names_are_spoiled() {
+        let mut bytes = *b"\0Plugin_v1\0Plugin_v10\0aPlugin_v1\0Plugin_v1\0";
+        spoil(&mut bytes, "Plugin_v1");
+        assert_eq!(&bytes, b"\0-lugin_v1\0Plugin_v10\0aPlugin_v1\0-lugin_v1\0");
+    }
+}

@@ -1,0 +1,104 @@
+//! A GB10's graph for NCCL (`NCCL_TOPO_FILE`), with this machine's GPUs in the GB10's place and the software fabric's functions where
+//! a Spark has its ConnectX-7: so that NCCL, its own IB transport too, chooses channels and merges functions as there.
+//!
+//! Attributes of the CPU, the GPU and the link between them are those of a published dump of a DGX Spark. Functions carry
+//! their device's name only: NCCL fills in what the network says (graph/topo.cc, `ncclTopoPopulateNics`), and drops those that
+//! the network does not name.
+
+use anyhow::{Context, Result, ensure};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::process::Command;
+
+/// A PCIe function of the fabric.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Function {
+    /// The RDMA device.
+    pub device: String,
+    /// Domain, bus and device, as in `0000:01:00`.
+    pub slot: String,
+    /// Within the slot.
+    pub number: u32,
+    /// Of the link, in GT/s.
+    pub gts: f64,
+    /// Of the link, in lanes.
+    pub width: u32,
+}
+
+/// The bus ids of this machine's GPUs, as NCCL writes them.
+///
+/// # Errors
+/// When nvidia-smi, which comes with the driver, does not tell.
+pub fn gpus() -> Result<Vec<String>> {
+    const ASKED: &str = "nvidia-smi --query-gpu=pci.bus_id --format=csv,noheader";
+    let mut words = ASKED.split(' ');
+    let mut command = Command::new(words.next().unwrap_or_default());
+    let said = command.args(words).output().with_context(|| format!("run {ASKED}"))?;
+    let text = String::from_utf8_lossy(&said.stdout).to_lowercase();
+    // nvidia-smi writes the domain with eight digits, NCCL with four.
+    let buses: Vec<String> =
+        text.lines().map(|line| line.trim().strip_prefix("0000").unwrap_or(line.trim()).to_owned()).collect();
+    let is_bus =
+        |bus: &String| bus.len() == 12 && bus.bytes().all(|byte| byte.is_ascii_hexdigit() || b":.".contains(&byte));
+    ensure!(said.status.success() && !buses.is_empty() && buses.iter().all(is_bus), "{ASKED} says: {}", text.trim());
+    Ok(buses)
+}
+
+/// The graph; `gpus` are bus ids as in `0000:41:00.0`.
+pub fn xml(gpus: &[String], functions: &[Function]) -> String {
+    let mut text = String::from("<system version=\"1\">\n <cpu numaid=\"0\" affinity=\"ffffffff\" arch=\"arm64\">\n");
+    for bus in gpus {
+        // Each rank is a host of its own, whose only GPU has the number 0: by it NCCL turns the order of NICs (graph/topo.cc,
+        // ncclTopoGetLocalNet), so with other numbers the ranks would pair NICs of different subnets. The 2.5 GT/s are the
+        // dump's; what NCCL goes by is the C2C link.
+        let _ = writeln!(
+            text,
+            "  <pci busid=\"{bus}\" class=\"0x030200\" link_speed=\"2.5 GT/s PCIe\" link_width=\"16\">\n   \
+             <gpu dev=\"0\" sm=\"121\" gdr=\"0\"><c2c bw=\"43125\" count=\"8\"/></gpu>\n  </pci>"
+        );
+    }
+    let mut slots: BTreeMap<&str, Vec<&Function>> = BTreeMap::new();
+    for function in functions {
+        slots.entry(&function.slot).or_default().push(function);
+    }
+    for (slot, functions) in slots {
+        let link = format!("link_speed=\"{:.1} GT/s PCIe\" link_width=\"{}\"", functions[0].gts, functions[0].width);
+        let domain = slot.split(':').next().unwrap_or(slot);
+        // Each ConnectX-7 function of a Spark stands behind the root port of its own domain.
+        let _ = writeln!(text, "  <pci busid=\"{domain}:00:00.0\" class=\"0x060400\" {link}>");
+        for Function { device, number, .. } in functions {
+            let _ = writeln!(
+                text,
+                "   <pci busid=\"{slot}.{number}\" class=\"0x020000\" {link}><nic><net name=\"{device}\"/></nic></pci>"
+            );
+        }
+        text.push_str("  </pci>\n");
+    }
+    text.push_str(" </cpu>\n</system>\n");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_of_a_link_stand_behind_one_root_port() {
+        let function = |device: &str, slot: &str, number| {
+            let (device, slot) = (device.to_owned(), slot.to_owned());
+            Function { device, slot, number, gts: 32.0, width: 4 }
+        };
+        let functions =
+            [function("a", "0000:01:00", 0), function("c", "0002:01:00", 0), function("b", "0000:01:00", 1)];
+        let text = xml(&["0000:41:00.0".to_owned()], &functions);
+        let first = text.find("busid=\"0000:00:00.0\"").unwrap();
+        let second = text.find("busid=\"0002:00:00.0\"").unwrap();
+        let place = |name: &str| text.find(&format!("<net name=\"{name}\"/>")).unwrap();
+        assert!(first < place("a") && place("b") < second && second < place("c"), "{text}");
+        assert!(
+            text.contains("busid=\"0000:01:00.1\" class=\"0x020000\" link_speed=\"32.0 GT/s PCIe\" link_width=\"4\"")
+        );
+        assert!(text.contains("busid=\"0000:41:00.0\"") && text.contains("sm=\"121\""), "{text}");
+        assert_eq!(text.matches("<pci").count(), text.matches("</pci>").count());
+    }
+}

@@ -1,0 +1,153 @@
+//! `nccl-spark memory`: over the real plugin with what GPUs this machine has, and over a fake plugin with a fake CUDA driver,
+//! both with faults planted in them.
+
+mod common;
+
+use common::{Fake, Said, nccl_spark, shared_object};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// A fake plugin, and beside it a fake driver that is found in place of any other.
+struct Fakes {
+    plugin: Fake,
+}
+
+impl Fakes {
+    fn new() -> Self {
+        let plugin = Fake::compile(&[]);
+        shared_object("fake_cuda.c", &plugin.folder().join("libcuda.so"), &[]);
+        Self { plugin }
+    }
+
+    /// Runs `arguments` with `environment`, as in "FAKE_GPUS=2".
+    fn run(&self, arguments: &str, environment: &str) -> Said {
+        let mut command = nccl_spark();
+        command.args(["memory", "--fabric", "verbs", "--plugin"]).arg(self.plugin.library());
+        command.args(arguments.split_whitespace()).env("LD_LIBRARY_PATH", self.plugin.folder());
+        command.envs(environment.split_whitespace().filter_map(|one| one.split_once('=')));
+        command.output().unwrap().into()
+    }
+}
+
+/// The cells of a kind's row, from "registered" on; columns are two spaces apart.
+fn row(said: &Said, kind: &str) -> Vec<String> {
+    let rows = said.out.lines().filter(|line| !line.starts_with('#'));
+    let mut cells = rows.map(|line| line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()));
+    let row = cells.find_map(|mut row| (row.next() == Some(kind)).then(|| row.map(str::to_owned).collect()));
+    row.unwrap_or_else(|| panic!("no row {kind}: {said:?}"))
+}
+
+const PINNED: [&str; 2] = ["cudaHostAlloc", "cudaHostRegister"];
+
+#[test]
+fn every_kind_is_written_moved_and_checked_by_gpus() {
+    let said = Fakes::new().run("--gpu 0 --receiver-gpu 1 -b 100001", "FAKE_GPUS=2");
+    assert_eq!(said.status, Some(0), "{said:?}");
+    for kind in ["malloc", PINNED[0], PINNED[1], "cudaMallocManaged"] {
+        assert_eq!(row(&said, kind), ["yes", "GPU 0", "GPU 1", "6 sizes to 100001", "0"], "{said:?}");
+    }
+    // The fake plugin takes any address for the host's; the processor then cannot read it.
+    assert_eq!(row(&said, "cudaMalloc"), ["yes", "-", "-", "no", "-"], "{said:?}");
+    assert!(said.out.contains("# cudaMalloc: not moved: its process: a message of 8 bytes: "), "{said:?}");
+    assert_eq!(row(&said, "cudaMalloc, as CUDA")[0], "no", "{said:?}");
+    assert!(
+        said.out.contains("as CUDA: not registered: regMr returned ncclInvalidUsage (5): NET/Fake: host memory only")
+    );
+    assert!(said.out.contains("GPU 1: Fake 1, INTEGRATED=0 PAGEABLE_MEMORY_ACCESS=1") && said.out.ends_with("# OK\n"));
+    assert!(!said.err.contains("LEAK") && !said.err.contains("closed with memory"), "{said:?}");
+}
+
+#[test]
+fn a_flipped_byte_and_a_message_that_never_came_are_seen() {
+    let fakes = Fakes::new();
+    let said = fakes.run("-b 4096", "FAKE_CORRUPT=2");
+    assert_eq!(said.status, Some(1), "{said:?}");
+    for kind in ["malloc", PINNED[0], PINNED[1], "cudaMallocManaged"] {
+        assert_eq!(row(&said, kind).last().unwrap(), "1", "{said:?}");
+        assert!(said.out.contains(&format!("# {kind}: 1 of 13 bytes WRONG, the first at 6\n")), "{said:?}");
+    }
+    assert!(said.out.contains("# FAILED: malloc: 1 WRONG bytes; cudaHostAlloc: 1 WRONG bytes;"), "{said:?}");
+    // Without a GPU the processor sees it too; and of a message that never came every single byte is wrong.
+    let said = fakes.run("-b 4096", "FAKE_GPUS=0 FAKE_STALE=4");
+    assert_eq!((said.status, row(&said, "malloc")[4].as_str()), (Some(1), "4096"), "{said:?}");
+    assert!(said.out.contains("# malloc: 4096 of 4096 bytes WRONG, the first at 0\n"), "{said:?}");
+}
+
+#[test]
+fn memory_that_is_not_to_be_had_is_told_and_what_must_register_has_to() {
+    let fakes = Fakes::new();
+    let said = fakes.run("-b 8", "FAKE_PAGEABLE=0 FAKE_MANAGED=0");
+    assert_eq!((said.status, &row(&said, "malloc")[1..3]), (Some(0), &["CPU".to_owned(), "CPU".to_owned()][..]));
+    assert!(said.out.contains("# cudaMallocManaged: not tried: GPU 0 has no managed memory"), "{said:?}");
+    let said = fakes.run("-b 8", "FAKE_FREE=16000");
+    assert_eq!((said.status, row(&said, "cudaMallocManaged")[0].as_str()), (Some(0), "not tried"), "{said:?}");
+    assert!(said.out.contains("4112 bytes are more than a quarter of the 16000 bytes that GPU 0 has free"), "{said:?}");
+    let said = fakes.run("-b 8", "FAKE_GPUS=0");
+    assert_eq!(said.status, Some(0), "{said:?}");
+    assert!(said.out.contains("# cudaMalloc: not tried: cuInit gave CUDA_ERROR_NO_DEVICE"), "{said:?}");
+    let said = fakes.run("-b 8 --gpu 0", "FAKE_GPUS=0");
+    assert!(said.status == Some(1) && said.err.contains("--gpu"), "{said:?}");
+    let said = fakes.run("-b 8 --receiver-gpu 2", "FAKE_GPUS=2");
+    assert!(said.status == Some(1) && said.err.contains("GPU 2 is not there: CUDA shows 2"), "{said:?}");
+}
+
+#[test]
+fn a_gpu_that_does_not_count_or_write_as_it_should_judges_nothing() {
+    let fakes = Fakes::new();
+    let said = fakes.run("-b 8", "FAKE_BLIND=1");
+    assert!(said.status == Some(1) && said.err.contains("GPU 0 counts Wrong { count: 0"), "{said:?}");
+    let said = fakes.run("-b 8", "FAKE_WILD=1");
+    assert!(said.status == Some(1) && said.err.contains("GPU 0 writes another pattern than the processor"), "{said:?}");
+    let said = fakes.run("-b 8", "FAKE_NO_PINNED=1");
+    assert!(said.status == Some(1) && said.err.contains("cuMemHostAlloc gave CUDA_ERROR_OUT_OF_MEMORY"), "{said:?}");
+}
+
+#[test]
+fn a_message_that_never_ends_is_given_up() {
+    let said = Fakes::new().run("-b 8 -T 1", "FAKE_GPUS=0 FAKE_LOSE=1");
+    assert_eq!(said.status, Some(1), "{said:?}");
+    assert!(said.out.contains("no progress for 1 s (--timeout): its process: moving 8 bytes of malloc"), "{said:?}");
+}
+
+#[test]
+fn the_result_is_told_as_json() {
+    let said = Fakes::new().run("-b 4096 --json -", "FAKE_CORRUPT=1");
+    let told: Value = serde_json::from_str(&said.out).unwrap();
+    assert_eq!((said.status, &told["ok"], &told["command"]), (Some(1), &false.into(), &"memory".into()), "{said:?}");
+    assert_eq!(told["gpus"][1]["name"], "Fake 0");
+    let kinds = told["kinds"].as_array().unwrap();
+    assert_eq!((kinds.len(), &kinds[1]["name"]), (6, &"cudaHostAlloc".into()));
+    assert_eq!(kinds[1]["outcome"]["moved"]["messages"][0]["wrong"], 1);
+    assert!(kinds[5]["outcome"]["refused"]["reason"].as_str().unwrap().contains("host memory only"), "{told}");
+    assert!(said.err.contains("# FAILED: malloc"), "the table goes to standard error: {said:?}");
+}
+
+/// The plugin that cargo built last: beside the program after `cargo build`, in `deps` after `cargo test`.
+fn plugin(program: &Path) -> Option<PathBuf> {
+    let folder = program.parent()?;
+    let candidates = [folder.join("libnccl_net_spark.so"), folder.join("deps/libnccl_net_spark.so")];
+    let built = candidates.into_iter().filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path)));
+    built.max().map(|(_, path)| path)
+}
+
+/// With the GPUs that are here: without one, what there is to say; with one, that all is well.
+#[test]
+fn the_plugin_moves_all_that_is_here_over_the_software_fabric() {
+    let program = Path::new(env!("CARGO_BIN_EXE_nccl-spark"));
+    let fabric = program.with_file_name("softverbs-ibverbs");
+    let (true, Some(plugin)) = (fabric.exists(), plugin(program)) else {
+        return eprintln!("skipped: the plugin and {} are not both built; cargo build makes them", fabric.display());
+    };
+    let mut command = nccl_spark();
+    command.args(["memory", "--fabric", "soft", "--profile", "unpaced", "--plugin"]).arg(plugin);
+    let said: Said = command.env_remove("NCCL_IB_HCA").env_remove("NCCL_SPARK_SYSFS").output().unwrap().into();
+    assert_eq!(said.status, Some(0), "{said:?}");
+    if !said.out.contains("# no GPU: ") {
+        return;
+    }
+    assert_eq!(row(&said, "malloc"), ["yes", "CPU", "CPU", "7 sizes to 4194304", "0"], "{said:?}");
+    for kind in [PINNED[0], PINNED[1], "cudaMallocManaged", "cudaMalloc", "cudaMalloc, as CUDA"] {
+        assert_eq!(row(&said, kind)[0], "not tried", "{said:?}");
+        assert!(said.out.contains(&format!("# {kind}: not tried: ")), "{said:?}");
+    }
+}
