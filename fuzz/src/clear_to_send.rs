@@ -1,0 +1,474 @@
+//! The ring of clear-to-sends, which a peer writes as it likes, and the sends that are made of it: a peer that lies in address,
+//! size, tag, part, group and sequence, in what it has received, and in when.
+//!
+//! The model looks at the whole ring by itself, and follows every send: each byte goes once into the room that was granted.
+
+use crate::tape::Tape;
+use crate::{Seeds, memory};
+use nccl_net_spark::flow::next::{Head, Peek};
+use nccl_net_spark::flow::plan::Share;
+use nccl_net_spark::flow::sends::{REQUESTS, Route, Sends};
+use nccl_net_spark::wire::codec::Writer;
+use nccl_net_spark::wire::control::{OpenReceive, Received};
+use nccl_net_spark::wire::cts::{
+    ENTRY_WORDS, Entry, MAX_RECEIVE_BYTES, PackedKeys, RING_WORDS, Terms, Violation, entry_word, rkey_in,
+};
+use nccl_net_spark::wire::immediate::Immediate;
+use nccl_net_spark::wire::{MAX_RAILS, PARTS, SLOTS};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+const LANES: usize = 4;
+/// The smallest chunk that a handshake agrees on.
+const CHUNK: u64 = 4096;
+/// Where this side's bytes are.
+const LOCAL: u64 = 0x7f00_0000_0000;
+
+thread_local! {
+    static RING: Vec<AtomicU64> = (0..RING_WORDS).map(|_| AtomicU64::new(0)).collect();
+}
+
+/// A write that this side's NIC has under way.
+#[derive(Debug, Clone, Copy)]
+struct Posted {
+    request: u16,
+    share: u8,
+    lane: u8,
+}
+
+/// A send by the model.
+#[derive(Debug, Clone)]
+struct Sent {
+    head: Head,
+    bytes: u64,
+    /// One share, posted as it began.
+    is_whole: bool,
+    shares: Vec<Piece>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Piece {
+    share: Share,
+    /// How far it is posted.
+    posted: u64,
+    is_closed: bool,
+    is_done: bool,
+}
+
+impl Sent {
+    fn is_done(&self) -> bool {
+        self.shares.iter().all(|piece| piece.is_done)
+    }
+}
+
+struct Model<'a> {
+    ring: &'a [AtomicU64],
+    sends: Sends,
+    /// Receives that the peer has granted, of its own free will.
+    granted: u64,
+    /// The receive at the head, and the parts of it that are taken; those that are not, once the group has come.
+    sequence: u64,
+    waiting: Option<Vec<u8>>,
+    requests: BTreeMap<u16, Sent>,
+    under_way: Vec<Posted>,
+    is_lost: [bool; LANES],
+    has_said_bye: bool,
+    finished: u64,
+}
+
+/// A tape of what the peer writes, and of what this side does.
+pub fn check(data: &[u8]) -> bool {
+    RING.with(|ring| {
+        ring.iter().for_each(|word| word.store(0, Relaxed));
+        let mut model = Model {
+            ring,
+            sends: Sends::new(),
+            granted: 0,
+            sequence: 0,
+            waiting: None,
+            requests: BTreeMap::new(),
+            under_way: Vec::new(),
+            is_lost: [false; LANES],
+            has_said_bye: false,
+            finished: 0,
+        };
+        let mut tape = Tape::new(data);
+        while let Some(step) = tape.step() {
+            match step % 16 {
+                0..=3 => model.grant(&mut tape),
+                4 => {
+                    let at = usize::from(tape.u16()) % RING_WORDS;
+                    ring[at].store(tape.u64(), Relaxed);
+                }
+                5..=8 => model.send(&mut tape),
+                9 => model.post(tape.u8()),
+                10..=11 => model.confirm(usize::from(tape.u8())),
+                12 => model.test(u16::from(tape.u8()) + 256 * u16::from(tape.u8() & 1)),
+                13 => model.test_oldest(),
+                14 => model.lose(&mut tape),
+                _ => model.bye(&mut tape),
+            }
+            model.check_counts();
+        }
+        model.finished > 0
+    })
+}
+
+impl Model<'_> {
+    /// The peer writes a group's entries: as they should be, but for what the tape says.
+    fn grant(&mut self, tape: &mut Tape<'_>) {
+        let (shape, lies) = (tape.u8(), tape.u8());
+        let parts = (shape & 7) + 1;
+        let mut sequence = self.granted;
+        if lies & 1 == 1 {
+            sequence = sequence.wrapping_add(tape.u8() as i8 as u64);
+        } else {
+            self.granted += 1;
+        }
+        for part in 0..parts {
+            let tag = if shape & 8 == 8 { i32::from(part) } else { i32::from(shape >> 4) };
+            let addr = u64::from(part) << 32;
+            let mut terms = Terms { addr, bytes: u64::from(tape.u8()) << 8, tag, parts, part };
+            let mut mask = u8::MAX;
+            if lies >> (part & 3) & 2 == 2 {
+                match tape.u8() % 6 {
+                    0 => terms.addr = tape.u64(),
+                    1 => terms.bytes = tape.u64() & ((1 << 48) - 1),
+                    2 => terms.tag = tape.u32() as i32,
+                    3 => terms.parts = tape.u8(),
+                    4 => terms.part = tape.u8(),
+                    _ => mask = tape.u8(),
+                }
+            }
+            let entry = Entry::new(&terms, &keys(sequence, part), sequence);
+            let at = entry_word(sequence, usize::from(part));
+            for (number, word) in entry.words().iter().enumerate().filter(|(number, _)| mask >> number & 1 == 1) {
+                self.ring[at + number].store(*word, Relaxed);
+            }
+        }
+    }
+
+    fn entry(&self, part: u8) -> Option<Entry> {
+        let at = entry_word(self.sequence, usize::from(part));
+        let words: [u64; ENTRY_WORDS] = std::array::from_fn(|word| self.ring[at + word].load(Relaxed));
+        Entry::whole(words, self.sequence)
+    }
+
+    fn checked(&self, part: u8) -> Result<Option<Entry>, Violation> {
+        self.entry(part).map(|entry| entry.check(part).map(|()| entry)).transpose()
+    }
+
+    /// The entries of the group at the head, once all have come.
+    fn arrived(&self) -> Result<Option<Vec<u8>>, Violation> {
+        let Some(first) = self.checked(0)? else { return Ok(None) };
+        for part in 1..first.parts() {
+            match self.checked(part)? {
+                None => return Ok(None),
+                Some(entry) if entry.parts() != first.parts() => return Err(Violation::Parts(entry.parts())),
+                Some(_) => {}
+            }
+        }
+        Ok(Some((0..first.parts()).collect()))
+    }
+
+    /// The part that a send with this tag is for.
+    fn expect(&mut self, tag: i32) -> Result<Option<(u8, Entry)>, Violation> {
+        if self.waiting.is_none() {
+            // A lone receive that is not for this send is looked at anew each time: it need not be kept in mind.
+            self.waiting = self.arrived()?;
+        }
+        for part in self.waiting.clone().unwrap_or_default() {
+            if let Some(entry) = self.checked(part)?.filter(|entry| entry.tag() == tag) {
+                return Ok(Some((part, entry)));
+            }
+        }
+        Ok(None)
+    }
+
+    fn find(&mut self, tag: i32) -> Result<Option<Head>, Violation> {
+        let found = match self.sends.peek(self.ring, tag) {
+            Peek::Found(head) => Ok(Some(head)),
+            Peek::Nothing => Ok(None),
+            Peek::Search => self.sends.search(self.ring, tag),
+        };
+        let expected = self.expect(tag);
+        let fields = |head: &Head| (head.part, head.addr, head.room_bytes);
+        let terms = |(part, entry): &(u8, Entry)| (*part, entry.addr(), entry.bytes());
+        assert_eq!(found.map(|head| head.as_ref().map(fields)), expected.map(|found| found.as_ref().map(terms)));
+        found
+    }
+
+    fn send(&mut self, tape: &mut Tape<'_>) {
+        let (how, tag) = (tape.u8(), i32::from(tape.u8() as i8));
+        let wanted = u64::from(tape.u16());
+        if self.has_said_bye || self.is_lost.iter().all(|lost| *lost) || !self.sends.has_room() {
+            return;
+        }
+        let Ok(Some(head)) = self.find(tag) else { return };
+        assert_eq!(head.sequence, self.sequence);
+        assert!(head.room_bytes <= MAX_RECEIVE_BYTES && usize::from(head.part) < PARTS);
+        assert!(head.addr.checked_add(head.room_bytes).is_some(), "{head:?} ends behind the end of memory");
+        for rail in 0..MAX_RAILS {
+            let (word, shift) = rkey_in(rail);
+            let at = entry_word(head.sequence, usize::from(head.part));
+            assert_eq!(head.rkey(self.ring, rail), (self.ring[at + word].load(Relaxed) >> shift) as u32);
+        }
+        let bytes = wanted.min(head.room_bytes);
+        let (request, sent) = if how & 1 == 0 && bytes <= CHUNK {
+            self.start_whole(head, bytes)
+        } else {
+            self.start_cut(head, bytes, how)
+        };
+        assert!(usize::from(request) < REQUESTS);
+        assert!(self.requests.insert(request, sent).is_none(), "request {request} is given out twice");
+        let mut left = self.waiting.take().expect("it was found");
+        left.retain(|part| *part != head.part);
+        if left.is_empty() {
+            self.sequence += 1;
+        } else {
+            self.waiting = Some(left);
+        }
+    }
+
+    fn open_lane(&self, wish: u8) -> u8 {
+        let from = usize::from(wish);
+        let open = (0..LANES).map(|step| (from + step) % LANES).find(|lane| !self.is_lost[*lane]);
+        open.expect("a lane is open") as u8
+    }
+
+    fn start_whole(&mut self, head: Head, bytes: u64) -> (u16, Sent) {
+        let lane = self.open_lane(head.part);
+        let (started, allocated) = memory::peak(|| self.sends.start_whole(head, (LOCAL, 7), bytes, usize::from(lane)));
+        let (request, immediate) = started.expect("there is room");
+        assert_eq!((immediate, allocated), (expected_immediate(&head, 0, 1, 0), 0));
+        self.under_way.push(Posted { request, share: 0, lane });
+        let share = Share { lane, offset: 0, bytes };
+        let shares = vec![Piece { share, posted: bytes, is_closed: true, is_done: false }];
+        (request, Sent { head, bytes, is_whole: true, shares })
+    }
+
+    /// Up to eight shares by the lanes that are open, a part of them kept for later.
+    fn start_cut(&mut self, head: Head, bytes: u64, how: u8) -> (u16, Sent) {
+        let count = u64::from(how >> 1 & 7) + 1;
+        let part = bytes.div_ceil(count).next_multiple_of(128).max(128);
+        let mut shares = Vec::new();
+        let mut offset = 0;
+        while offset < bytes || shares.is_empty() {
+            let size = part.min(bytes - offset);
+            let lane = self.open_lane(how.wrapping_add(shares.len() as u8));
+            shares.push(Share { lane, offset, bytes: size });
+            offset += size;
+        }
+        let request = self.sends.start(&head, (LOCAL, 7), &shares).expect("there is room");
+        let mut pieces = Vec::new();
+        for (number, share) in shares.iter().enumerate() {
+            let now = how >> 4 & 1 == 1 && share.bytes <= CHUNK;
+            if now {
+                let immediate = self.sends.post_share(request, number as u8, share);
+                assert_eq!(immediate, Some(expected_immediate(&head, number as u8, shares.len(), 0)));
+                self.under_way.push(Posted { request, share: number as u8, lane: share.lane });
+            } else {
+                let route = Route { queue: number as u8, lkey: 1, rkey: 2, timed: false };
+                self.sends.keep_share(request, number as u8, share, route, CHUNK);
+            }
+            let posted = if now { share.bytes } else { 0 };
+            pieces.push(Piece { share: *share, posted, is_closed: now, is_done: false });
+        }
+        (request, Sent { head, bytes, is_whole: false, shares: pieces })
+    }
+
+    /// Posts what waits, on the lanes that are open; at most so many writes.
+    fn post(&mut self, most: u8) {
+        let mut left = usize::from(most);
+        for request in self.sends.waiting().collect::<Vec<_>>() {
+            let count = self.sends.shares_to_post(request);
+            let sent = self.requests.get_mut(&request).expect("what waits is a request");
+            assert_eq!(usize::from(count), sent.shares.len());
+            for (number, piece) in (0..).zip(&mut sent.shares) {
+                while left > 0 && !self.is_lost[usize::from(piece.share.lane)] {
+                    let Some(next) = self.sends.next_write(request, number, CHUNK) else { break };
+                    left -= 1;
+                    let from = piece.share.offset + piece.posted;
+                    let size = (piece.share.bytes - piece.posted).min(CHUNK);
+                    let is_last = piece.posted + size == piece.share.bytes;
+                    assert!(!piece.is_closed, "more is posted than there is");
+                    assert_eq!((next.lane, u64::from(next.bytes)), (piece.share.lane, size));
+                    assert_eq!((next.local_addr, next.remote_addr), (LOCAL + from, sent.head.addr + from));
+                    let leads = (piece.share.bytes.saturating_sub(1) / CHUNK) as u16;
+                    let immediate = expected_immediate(&sent.head, number, usize::from(count), leads);
+                    assert_eq!(next.immediate, is_last.then_some(immediate));
+                    self.sends.posted(request, number, &next);
+                    (piece.posted, piece.is_closed) = (piece.posted + size, is_last);
+                    if is_last {
+                        self.under_way.push(Posted { request, share: number, lane: next.lane });
+                    }
+                }
+            }
+        }
+    }
+
+    /// One of the writes under way is confirmed.
+    fn confirm(&mut self, which: usize) {
+        if self.under_way.is_empty() {
+            return;
+        }
+        let Posted { request, share, .. } = self.under_way.swap_remove(which % self.under_way.len());
+        let confirmed = self.sends.confirmed(request, share);
+        match self.requests.get_mut(&request).filter(|sent| !sent.is_done()) {
+            Some(sent) => {
+                let piece = &mut sent.shares[usize::from(share)];
+                piece.is_done = true;
+                assert_eq!(confirmed, Ok(piece.share.bytes));
+            }
+            // The peer's last word was that it had this.
+            None => assert!(confirmed.is_err() && self.has_said_bye),
+        }
+    }
+
+    fn test(&mut self, request: u16) {
+        let tested = self.sends.test(request);
+        match self.requests.get(&request) {
+            None => assert!(tested.is_err(), "request {request} is nobody's"),
+            Some(sent) if sent.is_done() => {
+                assert_eq!(tested, Ok(Some(sent.bytes)));
+                self.requests.remove(&request);
+                self.finished += 1;
+            }
+            Some(_) => assert_eq!(tested, Ok(None)),
+        }
+    }
+
+    fn test_oldest(&mut self) {
+        if let Some(request) =
+            self.requests.iter().min_by_key(|(_, sent)| sent.head.sequence).map(|(request, _)| *request)
+        {
+            self.test(request);
+        }
+    }
+
+    /// A lane is lost, and the peer says of what it has whatever it likes; or one is back.
+    fn lose(&mut self, tape: &mut Tape<'_>) {
+        let (what, granted) = (tape.u8(), tape.u8());
+        let lane = usize::from(what) % LANES;
+        if self.is_lost[lane] {
+            self.is_lost[lane] = false;
+            return;
+        }
+        let sequence = self.sequence.saturating_sub(u64::from(what >> 4));
+        let open = (0..u64::from(what >> 2 & 3))
+            .map(|at| OpenReceive { sequence: sequence + at, shares: std::array::from_fn(|_| tape.u8()) });
+        let received = Received { open: open.collect(), granted: sequence.wrapping_add(granted as i8 as u64) };
+        self.is_lost[lane] = true;
+        self.under_way.retain(|posted| usize::from(posted.lane) != lane);
+        self.sends.lost(lane, &received);
+        for sent in self.requests.values_mut().filter(|sent| !sent.is_done()) {
+            let Head { sequence, part, .. } = sent.head;
+            for (number, piece) in (0..).zip(&mut sent.shares) {
+                if usize::from(piece.share.lane) == lane && !piece.is_done {
+                    (piece.posted, piece.is_closed) = (0, false);
+                    piece.is_done = received.has(sequence, part, number);
+                    sent.is_whole = false;
+                }
+            }
+        }
+        let other = (lane + 1 + usize::from(granted) % (LANES - 1)) % LANES;
+        if self.is_lost[other] {
+            return;
+        }
+        let route = Route { queue: 0, lkey: 3, rkey: 4, timed: false };
+        let moved = self.sends.reroute(lane, |stranded| {
+            assert!(stranded.memory == 7 && stranded.bytes <= MAX_RECEIVE_BYTES);
+            Some((other as u8, route))
+        });
+        let unfinished = self.requests.values_mut().filter(|sent| !sent.is_done());
+        let waiting = unfinished.flat_map(|sent| &mut sent.shares);
+        let waiting = waiting.filter(|piece| usize::from(piece.share.lane) == lane && !piece.is_done);
+        assert_eq!(waiting.map(|piece| piece.share.lane = other as u8).count(), moved);
+    }
+
+    /// The peer closes, and says how much it has had.
+    fn bye(&mut self, tape: &mut Tape<'_>) {
+        let delivered =
+            if tape.u8() & 1 == 1 { tape.u64() } else { self.sequence.saturating_sub(u64::from(tape.u8())) };
+        self.has_said_bye = true;
+        let mut any = false;
+        for sent in self.requests.values_mut().filter(|sent| !sent.is_done() && sent.head.sequence < delivered) {
+            // What is not posted has not come, whatever it says.
+            if sent.is_whole || sent.shares.iter().all(|piece| piece.is_closed || piece.is_done) {
+                sent.shares.iter_mut().for_each(|piece| piece.is_done = true);
+                any = true;
+            }
+        }
+        assert_eq!(self.sends.delivered(delivered), any);
+    }
+
+    fn check_counts(&self) {
+        let running = self.requests.values().filter(|sent| !sent.is_done()).map(|sent| sent.head.sequence);
+        assert_eq!(self.sends.span(), (running.min().unwrap_or(self.sequence), self.sequence));
+        assert_eq!(self.sends.has_room(), self.requests.len() < REQUESTS);
+    }
+}
+
+fn expected_immediate(head: &Head, share: u8, shares: usize, leads: u16) -> Immediate {
+    let slot = (head.sequence % SLOTS as u64) as u8;
+    let generation = (head.sequence / SLOTS as u64 % 64) as u8;
+    Immediate { slot, part: head.part, generation, shares: shares as u8, share, leads }
+}
+
+fn keys(sequence: u64, part: u8) -> PackedKeys {
+    std::array::from_fn(|pair| sequence << 40 | u64::from(part) << 34 | pair as u64)
+}
+
+/// A lone receive, a group out of order, a large one in shares, one that loses a lane, and lies of each kind.
+pub fn seeds() -> Seeds {
+    let send = |w: &mut Writer, how: u8, tag: u8, bytes: u16| _ = w.u8(5).u8(how).u8(tag).u16(bytes);
+    let mut lone = Writer::default();
+    for _ in 0..3 {
+        lone.u8(0).u8(0x30).u8(0).u8(16);
+        send(&mut lone, 0, 3, 4000);
+        lone.u8(10).u8(0).u8(13);
+    }
+    let mut group = Writer::default();
+    group.u8(0).u8(8 | 2).u8(0).bytes(&[16, 1, 255]);
+    send(&mut group, 0, 2, 100);
+    send(&mut group, 0, 9, 1);
+    send(&mut group, 0, 0, 5000);
+    send(&mut group, 0x10, 1, 0);
+    group.u8(9).u8(9).u8(10).u8(0).u8(10).u8(0).u8(10).u8(0).u8(13).u8(13).u8(13);
+    let mut cut = Writer::default();
+    cut.u8(0).u8(0).u8(0).u8(255);
+    send(&mut cut, 0x0f, 0, 60_000);
+    cut.u8(9).u8(5).u8(9).u8(255);
+    (0..8).for_each(|_| _ = cut.u8(10).u8(1));
+    cut.u8(13);
+    let mut lost = Writer::default();
+    lost.u8(0).u8(0).u8(0).u8(16).u8(0).u8(0).u8(0).u8(200);
+    send(&mut lost, 0, 0, 10);
+    send(&mut lost, 7, 0, 40_000);
+    lost.u8(9).u8(3).u8(14).u8(0x24).u8(0).bytes(&[0; 8]).u8(9).u8(255).u8(14).u8(0).u8(0);
+    (0..6).for_each(|_| _ = lost.u8(10).u8(0));
+    lost.u8(13).u8(13).u8(15).u8(0).u8(0).u8(13);
+    let mut lies = Writer::default();
+    lies.u8(0).u8(0).u8(0).u8(16);
+    send(&mut lies, 0, 0, 1);
+    lies.u8(10).u8(0).u8(13);
+    lies.u8(0).u8(1).u8(2).u8(1).u8(0).u64(u64::MAX).u8(1);
+    send(&mut lies, 0, 0, 1);
+    for (kind, value) in [(1, u64::MAX), (2, 5), (3, 9), (4, 3), (5, 0x7f)] {
+        lies.u8(0).u8(0).u8(3).u8(0xff).u8(1).u8(kind);
+        match kind {
+            1 => lies.u64(value),
+            2 => lies.u32(value as u32),
+            _ => lies.u8(value as u8),
+        };
+        send(&mut lies, 0, 0, 1);
+    }
+    lies.u8(4).u16(64).u64(u64::MAX).u8(12).u8(200).u8(1);
+    vec![
+        ("lone", lone.into_bytes()),
+        ("group", group.into_bytes()),
+        ("cut", cut.into_bytes()),
+        ("lost", lost.into_bytes()),
+        ("lies", lies.into_bytes()),
+    ]
+}

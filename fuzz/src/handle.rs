@@ -1,0 +1,50 @@
+//! The 128 bytes that NCCL hands to the connecting side: another network's, another version's, damaged.
+
+use crate::{Seeds, memory};
+use nccl_net_spark::wire::handle::{HANDLE_BYTES, Handle, TOKEN_BYTES};
+use std::net::SocketAddr;
+
+/// Mark, version, port, scope, address, token.
+const USED: usize = 8 + 2 + 2 + 4 + 16 + TOKEN_BYTES;
+const SCOPE: std::ops::Range<usize> = 12..16;
+
+/// Any 128 bytes; missing ones are 0.
+pub fn check(data: &[u8]) -> bool {
+    let mut bytes = [0; HANDLE_BYTES];
+    let count = data.len().min(HANDLE_BYTES);
+    bytes[..count].copy_from_slice(&data[..count]);
+    let (decoded, allocated) = memory::peak(|| Handle::decode(&bytes));
+    assert_eq!(allocated, 0, "a handle is no reason to allocate");
+    let handle = match decoded {
+        Ok(handle) => handle,
+        Err(foreign) => {
+            assert!(!foreign.to_string().is_empty());
+            return false;
+        }
+    };
+    assert!(
+        handle.address.port() != 0 && !handle.address.ip().is_unspecified(),
+        "nobody listens at {}",
+        handle.address
+    );
+    let mut again = handle.encode();
+    assert_eq!(Handle::decode(&again), Ok(handle));
+    // An IPv4 address has no scope.
+    if handle.address.is_ipv4() {
+        again[SCOPE].copy_from_slice(&bytes[SCOPE]);
+    }
+    assert_eq!(again[..USED], bytes[..USED], "what was read is not what is written");
+    let ticket = Handle::ticket(&bytes) ^ 1;
+    Handle::set_ticket(&mut bytes, ticket);
+    assert_eq!((Handle::ticket(&bytes), Handle::decode(&bytes)), (ticket, Ok(handle)));
+    true
+}
+
+/// One of each family of addresses.
+pub fn seeds() -> Seeds {
+    let seed = |address: &str| {
+        let address: SocketAddr = address.parse().expect("an address");
+        Handle { address, token: *b"sixteen bytes in" }.encode().to_vec()
+    };
+    vec![("ipv4", seed("192.168.100.1:4791")), ("ipv6", seed("[2001:db8::7]:65535")), ("scoped", seed("[fe80::1%3]:1"))]
+}

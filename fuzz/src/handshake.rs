@@ -1,0 +1,247 @@
+//! The handshake's messages, framed, and what is made of them before any queue pair is: which rails pair, and what they carry.
+//!
+//! Input: a byte that names the kind of a message (0x80: the header is in the input too), then the body.
+
+use crate::control::notices;
+use crate::{Seeds, memory};
+use nccl_net_spark::comm::{handshake, pairing};
+use nccl_net_spark::flow::ways::{End, Ways};
+use nccl_net_spark::wire::board::BOARD_BYTES;
+use nccl_net_spark::wire::control::{Letter, MAX_NOTICE_BYTES};
+use nccl_net_spark::wire::message::{
+    Address, Attachment, Go, HEADER_BYTES, Header, Hello, MAX_BODY_BYTES, Message, NotOurs, Offer, PairGo, PairOffer,
+    PairReady, QpEnd, RailAdvert, Ready,
+};
+use nccl_net_spark::wire::{MAX_OFFERED_RAILS, MAX_RAILS, PROTOCOL_VERSION};
+use std::collections::BTreeMap;
+
+const NAME_BYTES: usize = 64;
+const TEXT_BYTES: usize = 2048;
+const MAX_LIST: usize = 16;
+const MAX_MBPS: u32 = 10_000_000;
+const RAW: u8 = 0x80;
+
+/// A frame.
+pub fn check(data: &[u8]) -> bool {
+    let Some((first, rest)) = data.split_first() else { return false };
+    let (header, body) = if first & RAW != 0 {
+        let Some((header, body)) = rest.split_first_chunk::<HEADER_BYTES>() else { return false };
+        (*header, body)
+    } else {
+        let length = (rest.len() as u32).to_le_bytes();
+        ([0x50, 0x53, *first, PROTOCOL_VERSION as u8, length[0], length[1], length[2], length[3]], rest)
+    };
+    let header = match Header::decode(header) {
+        Ok(header) => header,
+        Err(not_ours) => {
+            assert!(not_ours != NotOurs::Size(0) && !not_ours.to_string().is_empty());
+            return false;
+        }
+    };
+    assert!(header.body_bytes <= MAX_BODY_BYTES, "a body of {} bytes would be waited for", header.body_bytes);
+    // The channel gives exactly as many bytes as were announced.
+    let Some(body) = body.get(..header.body_bytes) else { return false };
+    let message = match memory::bounded(body.len(), || Message::decode(header, body)) {
+        Ok(message) => message,
+        Err(malformed) => {
+            assert!(malformed.to_string().len() < 256);
+            return false;
+        }
+    };
+    let frame = message.encode();
+    assert!(frame.len() - HEADER_BYTES <= body.len(), "{message:?} grew from {} bytes to {}", body.len(), frame.len());
+    let (head, rest) = frame.split_first_chunk::<HEADER_BYTES>().expect("a frame has a header");
+    let again = Header::decode(*head).map(|header| {
+        assert_eq!(header.body_bytes, rest.len());
+        Message::decode(header, rest)
+    });
+    assert_eq!(again, Ok(Ok(message.clone())));
+    check_message(&message);
+    true
+}
+
+fn text_fits(text: &str, most: usize) {
+    assert!(text.len() <= most && !text.chars().any(char::is_control), "{text:?}");
+}
+
+fn check_message(message: &Message) {
+    let chunk = |bytes: u32| assert!((4096..=1 << 30).contains(&bytes) && bytes.is_multiple_of(128), "{bytes}");
+    match message {
+        Message::Hello(hello) => {
+            text_fits(&hello.name, NAME_BYTES);
+            chunk(hello.chunk_bytes);
+            assert!(hello.rails.len() <= MAX_OFFERED_RAILS && usize::from(hello.qps_per_rail) <= MAX_LIST);
+            hello.rails.iter().for_each(check_rail);
+            check_pairing(&hello.rails, &own_rails());
+            check_pairing(&own_rails(), &hello.rails);
+        }
+        Message::Offer(offer) => {
+            text_fits(&offer.name, NAME_BYTES);
+            chunk(offer.chunk_bytes);
+            assert!(offer.pairs.len() <= MAX_RAILS);
+            let own = own_rails()[0].attachment;
+            let mut ends = Vec::new();
+            for pair in &offer.pairs {
+                text_fits(&pair.acceptor_name, NAME_BYTES);
+                check_attachment(&pair.acceptor);
+                check_mtu(pair.mtu_bytes);
+                check_queue_pairs(&pair.qps);
+                let near = End { rail: pair.connector_rail % 4, attachment: own };
+                ends.push([near, End { rail: pair.acceptor_rail, attachment: pair.acceptor }]);
+            }
+            check_rates(&ends);
+        }
+        Message::Refuse(why) => text_fits(why, TEXT_BYTES),
+        Message::Ready(ready) => {
+            assert!(ready.board_addr.checked_add(BOARD_BYTES as u64).is_some() && ready.pairs.len() <= MAX_RAILS);
+            for pair in &ready.pairs {
+                match pair {
+                    PairReady::Connected { qps, .. } => check_queue_pairs(qps),
+                    PairReady::Failed(why) => text_fits(why, TEXT_BYTES),
+                }
+            }
+        }
+        Message::Go(go) => {
+            assert!(go.board_addr.checked_add(BOARD_BYTES as u64).is_some() && go.pairs.len() <= MAX_RAILS);
+            for pair in &go.pairs {
+                if let PairGo::LeftOut(why) = pair {
+                    text_fits(why, TEXT_BYTES);
+                }
+            }
+        }
+        Message::Letter(letter) => assert!(letter.notice.len() <= MAX_NOTICE_BYTES),
+    }
+}
+
+/// Asserts that every field of a rail is in its range.
+pub fn check_rail(rail: &RailAdvert) {
+    text_fits(&rail.name, NAME_BYTES);
+    text_fits(&rail.phys_port, NAME_BYTES);
+    check_attachment(&rail.attachment);
+    check_mtu(rail.mtu_bytes);
+    assert!((1..=MAX_MBPS).contains(&rail.speed_mbps) && rail.addresses.len() <= MAX_LIST);
+    assert!(rail.addresses.iter().all(|address| address.prefix.is_none_or(|prefix| prefix <= 128)));
+}
+
+/// Asserts that a rail's queue pairs are as many as it can have, with numbers of 24 bits.
+pub fn check_queue_pairs(qps: &[QpEnd]) {
+    assert!(qps.len() <= MAX_LIST && qps.iter().all(|qp| qp.number < 1 << 24 && qp.psn < 1 << 24), "{qps:?}");
+}
+
+fn check_attachment(at: &Attachment) {
+    assert!(at.link_mbps <= MAX_MBPS && (1..=MAX_MBPS).contains(&at.port_mbps), "{at:?}");
+}
+
+fn check_mtu(bytes: u32) {
+    assert!([256, 512, 1024, 2048, 4096].contains(&bytes), "{bytes}");
+}
+
+/// What a peer says of its rails gives pairs of rails that there are, over addresses that they have.
+fn check_pairing(connector: &[RailAdvert], acceptor: &[RailAdvert]) {
+    let pairs = pairing::pair(connector, acceptor);
+    assert!(pairs.len() <= MAX_RAILS);
+    assert!(!pairing::describe(connector).is_empty());
+    let mut ends = Vec::new();
+    for (at, pair) in pairs.iter().enumerate() {
+        let (c, a) = (&connector[pair.connector], &acceptor[pair.acceptor]);
+        let has = |rail: &RailAdvert, gid| rail.addresses.iter().any(|address| address.gid == gid);
+        assert!(has(c, pair.connector_gid) && has(a, pair.acceptor_gid), "{pair:?}");
+        assert_eq!(pair.mtu_bytes, c.mtu_bytes.min(a.mtu_bytes));
+        assert!(pair.speed_mbps > 0 && pair.speed_mbps <= c.speed_mbps.min(a.speed_mbps), "{pair:?}");
+        let twice = pairs[..at].iter().any(|p| (p.connector, p.acceptor) == (pair.connector, pair.acceptor));
+        assert!(!twice, "{pair:?} twice");
+        let end = |place: usize, rail: &RailAdvert| End { rail: place as u8, attachment: rail.attachment };
+        ends.push([end(pair.acceptor, a), end(pair.connector, c)]);
+    }
+    check_rates(&ends);
+}
+
+/// The rates of ways are fair at the most: no passage carries more than it can, and every way has one that is full.
+fn check_rates(ends: &[[End; 2]]) {
+    let ways = Ways::new(ends);
+    assert_eq!(ways.count(), ends.len());
+    let rates = ways.even_rates();
+    let passages = |pair: &[End; 2]| {
+        let side = |(side, End { rail, attachment: at }): (usize, &End)| {
+            let link = if at.link_mbps == 0 { f64::INFINITY } else { f64::from(at.link_mbps) };
+            let port = f64::from(at.port_mbps);
+            [((side, 0, at.link), link), ((side, 1, *rail), port), ((side, 2, at.cable), port)]
+        };
+        pair.iter().enumerate().flat_map(side).collect::<Vec<_>>()
+    };
+    let mut load: BTreeMap<(usize, u8, u8), (f64, f64)> = BTreeMap::new();
+    for (pair, rate) in ends.iter().zip(rates) {
+        assert!(rate.is_finite() && rate > 0.0, "{rates:?} for {ends:?}");
+        for (passage, capacity) in passages(pair) {
+            let (carried, most) = load.entry(passage).or_default();
+            (*carried, *most) = (*carried + rate, most.max(capacity));
+        }
+    }
+    assert!(load.values().all(|(carried, most)| *carried <= most * 1.000_01), "{rates:?} for {ends:?}");
+    for pair in ends {
+        let is_full = passages(pair).iter().any(|(passage, _)| load[passage].0 >= load[passage].1 * 0.9999);
+        assert!(is_full, "a way could carry more: {rates:?} for {ends:?}");
+    }
+    assert!(handshake::queue_pairs(0, &ways).iter().all(|count| (1..=MAX_LIST as u8).contains(count)));
+}
+
+/// This side's rails in the pairings: a Spark's four, two of them with a link-local address alone.
+fn own_rails() -> Vec<RailAdvert> {
+    let gid = |text: &str| text.parse::<std::net::Ipv6Addr>().expect("an address").octets();
+    let rail = |(at, address): (u8, &str)| RailAdvert {
+        name: format!("roce{at}:1"),
+        phys_port: format!("p{}", at % 2),
+        attachment: Attachment { link: at / 2, link_mbps: 112_000, cable: at % 2, port_mbps: 200_000 },
+        speed_mbps: 112_000,
+        mtu_bytes: 4096,
+        addresses: vec![Address { gid: gid(address), prefix: (at < 2).then_some(120) }],
+    };
+    [(0, "::ffff:192.168.100.1"), (1, "::ffff:192.168.101.1"), (2, "fe80::2"), (3, "fe80::3")].map(rail).to_vec()
+}
+
+/// One message of each kind.
+fn messages() -> Vec<(&'static str, Message)> {
+    let qps = vec![QpEnd { number: 17, psn: 0xff_ffff }, QpEnd { number: 18, psn: 0 }];
+    let rails = own_rails();
+    let pair = |rail: u8| PairOffer {
+        connector_rail: rail,
+        connector_gid: rails[0].addresses[0].gid,
+        acceptor_rail: rail + 1,
+        acceptor: rails[usize::from(rail)].attachment,
+        acceptor_name: "rocep1s0f0:1".into(),
+        acceptor_gid: [9; 16],
+        mtu_bytes: 1024,
+        qps: qps.clone(),
+    };
+    let (connected, carries) =
+        (PairReady::Connected { board_rkey: 5, qps: qps.clone() }, PairGo::Carries { board_rkey: 9 });
+    let offer = Offer { name: "spark-2:77".into(), chunk_bytes: 1 << 30, pairs: vec![pair(0), pair(1)] };
+    let ready = Ready { board_addr: 0x7f00_0000_1000, pairs: vec![connected, PairReady::Failed("no route".into())] };
+    let go = Go { board_addr: 0x7f00_0000_2000, pairs: vec![carries, PairGo::LeftOut("no answer".into())] };
+    let letter = Letter { number: 3, heard: 2, asks: true, notice: notices()[1].1.encode() };
+    vec![
+        ("hello", Message::Hello(hello([3; 16], rails))),
+        ("hello-without-rails", Message::Hello(hello([4; 16], Vec::new()))),
+        ("offer", Message::Offer(offer)),
+        ("refuse", Message::Refuse("no rail in common".into())),
+        ("ready", Message::Ready(ready)),
+        ("go", Message::Go(go)),
+        ("letter", Message::Letter(letter)),
+    ]
+}
+
+/// What a connecting side says first.
+pub fn hello(token: [u8; 16], rails: Vec<RailAdvert>) -> Hello {
+    Hello { token, name: "spark-1:4242".into(), chunk_bytes: 8 << 20, qps_per_rail: 2, rails }
+}
+
+/// One message of each kind, and one with its header.
+pub fn seeds() -> Seeds {
+    let seed = |(name, message): (&'static str, Message)| {
+        let frame = message.encode();
+        (name, [&frame[2..3], &frame[HEADER_BYTES..]].concat())
+    };
+    let mut seeds: Seeds = messages().into_iter().map(seed).collect();
+    seeds.push(("with-header", [&[RAW][..], &Message::Refuse("in full".into()).encode()].concat()));
+    seeds
+}

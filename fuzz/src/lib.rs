@@ -1,0 +1,104 @@
+//! What a stranger, a lying peer or a careless person can hand to this project, tried by libFuzzer.
+//!
+//! One module for each target: `check` takes any bytes and asserts what must hold of them, `seeds` gives the valid inputs to
+//! begin with (`seeds/`, written by `examples/seeds.rs`). `run.sh` builds and runs the targets; `cargo test --lib` holds the kept
+//! seeds to the generator, and every check to its seeds, without libFuzzer.
+//!
+//! The stateful targets read their input as a [`tape::Tape`] of decisions: what happens next, and what the peer lies about. Each has
+//! a model of its own to compare with.
+
+pub mod board;
+pub mod clear_to_send;
+pub mod control;
+pub mod dialogue;
+pub mod door;
+pub mod handle;
+pub mod handshake;
+pub mod memory;
+pub mod profile;
+pub mod receives;
+pub mod settings;
+pub mod tape;
+
+/// Seeds of a target: file name and content.
+pub type Seeds = Vec<(&'static str, Vec<u8>)>;
+
+/// A fuzz target.
+#[derive(Clone, Copy)]
+pub struct Target {
+    /// Its name: that of its program and of its folder of seeds.
+    pub name: &'static str,
+    /// Asserts what must hold; whether the input said something valid, so that a seed which goes nowhere can be told.
+    pub check: fn(&[u8]) -> bool,
+    /// What to begin with.
+    pub seeds: fn() -> Seeds,
+}
+
+/// All targets.
+pub const TARGETS: &[Target] = &[
+    Target { name: "handle", check: handle::check, seeds: handle::seeds },
+    Target { name: "handshake", check: handshake::check, seeds: handshake::seeds },
+    Target { name: "control", check: control::check, seeds: control::seeds },
+    Target { name: "board", check: board::check, seeds: board::seeds },
+    Target { name: "clear_to_send", check: clear_to_send::check, seeds: clear_to_send::seeds },
+    Target { name: "receives", check: receives::check, seeds: receives::seeds },
+    Target { name: "dialogue", check: dialogue::check, seeds: dialogue::seeds },
+    Target { name: "door", check: door::check, seeds: door::seeds },
+    Target { name: "settings", check: settings::check, seeds: settings::seeds },
+    Target { name: "profile", check: profile::check, seeds: profile::seeds },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    /// Larger ones only slow libFuzzer down.
+    const MOST_BYTES: usize = 4096;
+
+    #[test]
+    fn every_seed_is_small_and_says_something_valid_or_is_a_stranger() {
+        for target in TARGETS {
+            for (name, bytes) in (target.seeds)() {
+                assert!(bytes.len() < MOST_BYTES, "{}/{name}: {} bytes", target.name, bytes.len());
+                let is_stranger = name.starts_with("stranger");
+                assert_eq!((target.check)(&bytes), !is_stranger, "{}/{name}", target.name);
+            }
+        }
+    }
+
+    #[test]
+    fn the_kept_seeds_are_those_that_the_program_writes() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("seeds");
+        let mut kept = BTreeSet::new();
+        for folder in std::fs::read_dir(&root).expect("the folder of seeds") {
+            for file in std::fs::read_dir(folder.expect("a folder").path()).expect("a target's seeds") {
+                kept.insert(file.expect("a seed").path());
+            }
+        }
+        let mut written = BTreeSet::new();
+        for target in TARGETS {
+            for (name, bytes) in (target.seeds)() {
+                let path = root.join(target.name).join(name);
+                let found =
+                    std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}; see examples/seeds.rs", path.display()));
+                assert!(found == bytes, "{} is not what the program writes", path.display());
+                assert!(written.insert(path), "two seeds {name} of {}", target.name);
+            }
+        }
+        assert_eq!(kept, written);
+    }
+
+    #[test]
+    fn nonsense_is_answered_and_says_nothing_valid() {
+        // Of the stateful targets any tape of decisions is valid; these take bytes as they come.
+        for target in
+            TARGETS.iter().filter(|target| ["handle", "handshake", "control", "profile"].contains(&target.name))
+        {
+            for bytes in [&[][..], &[0xff; 300], b"GET / HTTP/1.1\r\n\r\n"] {
+                assert!(!(target.check)(bytes), "{} takes {bytes:?}", target.name);
+            }
+        }
+    }
+}

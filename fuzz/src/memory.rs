@@ -1,0 +1,94 @@
+//! Counts what a thread has allocated, so that a target can say: nothing is sized by a number that a stranger sent.
+#![allow(unsafe_code)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+struct Counting;
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+thread_local! {
+    /// Bytes in use, and the most that there were since the last [`peak`] began.
+    static USE: Cell<(isize, isize)> = const { Cell::new((0, 0)) };
+}
+
+fn note(delta: isize) {
+    // A thread that ends has no counter any more, and nobody asks for it.
+    _ = USE.try_with(|now| {
+        let (live, peak) = now.get();
+        let live = live.wrapping_add(delta);
+        now.set((live, peak.max(live)));
+    });
+}
+
+// SAFETY: everything is done by the system's allocator, with what the caller promised.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        note(layout.size() as isize);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        note(layout.size() as isize);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
+        note((bytes as isize).wrapping_sub(layout.size() as isize));
+        // SAFETY: the caller's promise.
+        unsafe { System.realloc(block, layout, bytes) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        note(-(layout.size() as isize));
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+/// What `work` gives, and the most bytes that it had allocated at a time.
+pub fn peak<T>(work: impl FnOnce() -> T) -> (T, usize) {
+    let before = USE.with(|now| {
+        let (live, _) = now.get();
+        now.set((live, live));
+        live
+    });
+    let given = work();
+    let most = USE.with(|now| now.get().1);
+    (given, most.wrapping_sub(before).max(0) as usize)
+}
+
+/// Runs what takes in `bytes` of a stranger's, and asserts that it allocated no more than values of that many bytes take: a list's
+/// items are larger than their encodings, and a list has room for as many again.
+pub fn bounded<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
+    let (given, most) = peak(work);
+    assert!(most <= 16 * bytes + 1024, "{bytes} bytes made it allocate {most}");
+    given
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_at_a_time_is_counted() {
+        let (_, none) = peak(|| 1 + 1);
+        let (kept, most) = peak(|| {
+            drop(Vec::<u8>::with_capacity(5000));
+            let mut grown = Vec::<u8>::with_capacity(10);
+            grown.reserve_exact(3000);
+            grown
+        });
+        assert_eq!((none, most, kept.capacity()), (0, 5000, 3000));
+    }
+
+    #[test]
+    #[should_panic(expected = "8 bytes made it allocate 2000")]
+    fn too_much_is_told() {
+        drop(bounded(8, || Vec::<u8>::with_capacity(2000)));
+    }
+}

@@ -1,0 +1,45 @@
+//! The text of a software fabric's profile, as a person writes it.
+
+use crate::Seeds;
+use softverbs::profile::{MAX_RAILS, MAX_SHARED, Profile};
+
+/// Any text; what is no UTF-8 is made so.
+pub fn check(data: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(data);
+    let profile = match Profile::parse("fuzz", &text) {
+        Ok(profile) => profile,
+        Err(why) => {
+            // A word of it and its line are shown, escaped.
+            assert!(why.starts_with("fuzz") && why.len() < 16 * text.len() + 256, "{why}");
+            return false;
+        }
+    };
+    assert!((1..=MAX_RAILS).contains(&profile.rails.len()));
+    assert!(profile.links.len() + profile.cables.len() <= MAX_SHARED);
+    for rail in &profile.rails {
+        assert!(rail.link < profile.links.len() && rail.cable < profile.cables.len(), "{rail:?}");
+    }
+    let rates = profile.rails.iter().flat_map(|rail| [rail.line_mbps, rail.speed_mbps, rail.qp_mbps]);
+    let shared = profile.links.iter().flat_map(|link| [link.gts, link.payload_mbps]);
+    let cables = profile.cables.iter().map(|cable| cable.payload_mbps);
+    assert!(rates.chain(shared).chain(cables).all(|rate| rate.is_finite() && rate >= 0.0), "{profile:?}");
+    // Whatever the order of lines and whatever the spelling of its numbers was, written and read again it is the same.
+    let written = profile.to_text();
+    assert_eq!(Profile::parse("fuzz", &written).as_ref(), Ok(&profile), "{written}");
+    assert!(written.lines().count() == profile.links.len() + profile.cables.len() + profile.rails.len());
+    true
+}
+
+/// The built-in profiles, and one with everything that a line may have.
+pub fn seeds() -> Seeds {
+    let built_in = |name: &str| Profile::load(name, 1.0).expect("a built-in profile").to_text().into_bytes();
+    let spelt = "# two of a kind\nlink A pci=0000:01:00 gts=1.6e1 width=4 payload=+112000 # x4\ncable c payload=0\n\n\
+        rail r0 netdev=e0 port=p0 link=A cable=c function=0 line=0 qp=.5 latency=1400 speed=200000\n\
+        rail r1 netdev=e1 port=p=1 link=A cable=c function=1 line=00200000 qp=0 latency=0";
+    vec![
+        ("one-cable", built_in("spark-1cable")),
+        ("two-cables", built_in("spark-2cable")),
+        ("unpaced", built_in("unpaced")),
+        ("spelt-otherwise", spelt.as_bytes().to_vec()),
+    ]
+}

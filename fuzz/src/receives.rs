@@ -1,0 +1,330 @@
+//! What a receiver makes of immediates: a peer that lies in slot, part, share, leads and bytes, between grants, tests and losses.
+//!
+//! The model keeps for each slot which shares came with how many bytes, and says of every call what it has to answer.
+
+use crate::tape::Tape;
+use crate::{Seeds, memory};
+use nccl_net_spark::flow::NotInFlight;
+use nccl_net_spark::flow::receives::{Arrival, Grant, Owed, Receives, Violation};
+use nccl_net_spark::wire::codec::Writer;
+use nccl_net_spark::wire::control::{MAX_NOTICE_BYTES, Notice};
+use nccl_net_spark::wire::cts::MAX_RECEIVE_BYTES;
+use nccl_net_spark::wire::immediate::Immediate;
+use nccl_net_spark::wire::{PARTS, SLOTS};
+use std::collections::BTreeMap;
+
+const LANES: usize = 4;
+/// The smallest chunk that a handshake agrees on.
+const CHUNK: u64 = 4096;
+
+#[derive(Debug, Clone, Default)]
+struct Part {
+    room: u64,
+    /// How many shares were announced; `None` while none has come.
+    announced: Option<u8>,
+    came: BTreeMap<u8, u64>,
+}
+
+impl Part {
+    fn bytes(&self) -> u64 {
+        self.came.values().sum()
+    }
+
+    fn is_whole(&self) -> bool {
+        self.announced.is_some_and(|count| self.came.len() == usize::from(count))
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Open {
+    sequence: u64,
+    parts: Vec<Part>,
+    optional: bool,
+    told: bool,
+    lane: usize,
+    /// Its clear-to-send went by a lane that was lost.
+    owed: bool,
+}
+
+impl Open {
+    fn is_whole(&self) -> bool {
+        self.parts.iter().all(Part::is_whole)
+    }
+}
+
+struct Model {
+    receives: Receives,
+    slots: Vec<Option<Open>>,
+    /// Clear-to-sends that go once more just now, by the lane.
+    repeating: Vec<Option<usize>>,
+    granted: u64,
+    delivered: u64,
+    stale: u64,
+    whole: u64,
+}
+
+/// A tape of grants, immediates, tests and losses.
+pub fn check(data: &[u8]) -> bool {
+    let mut tape = Tape::new(data);
+    let (slots, repeating) = (vec![None; SLOTS], vec![None; SLOTS]);
+    let mut model =
+        Model { receives: Receives::new(CHUNK), slots, repeating, granted: 0, delivered: 0, stale: 0, whole: 0 };
+    while let Some(step) = tape.step() {
+        match step % 8 {
+            0 => model.grant(&mut tape),
+            1 => model.arrives(Immediate::decode(tape.u32()), tape.u32()),
+            2..=4 => model.arrives_nearly(&mut tape),
+            5 => model.test(u16::from(tape.u8()) % (SLOTS as u16 + 2)),
+            6 => model.lose(tape.below(LANES)),
+            _ => model.repeat(&mut tape),
+        }
+        model.check_counts();
+    }
+    model.check_what_is_told();
+    model.whole > 0
+}
+
+impl Model {
+    fn grant(&mut self, tape: &mut Tape<'_>) {
+        let how = tape.u8();
+        let (count, optional, lane) = (usize::from(how & 7) + 1, how & 8 == 8, usize::from(how >> 4) % LANES);
+        let room = |tape: &mut Tape<'_>| match tape.u8() {
+            255 => MAX_RECEIVE_BYTES,
+            kib @ 128.. => u64::from(kib - 127) << 10,
+            bytes => u64::from(bytes),
+        };
+        let rooms: Vec<u64> = (0..count).map(|_| room(tape)).collect();
+        let at = self.granted as usize % SLOTS;
+        let is_free = self.slots[at].is_none() && self.repeating[at].is_none();
+        assert_eq!(self.receives.has_room(), is_free);
+        let (grant, allocated) = memory::peak(|| self.receives.grant(rooms.iter().copied(), optional, lane));
+        assert_eq!((grant, allocated), (is_free.then_some(Grant { slot: at as u16, sequence: self.granted }), 0));
+        if is_free {
+            let parts = rooms.into_iter().map(|room| Part { room, ..Part::default() }).collect();
+            let sequence = self.granted;
+            self.slots[at] = Some(Open { sequence, parts, optional, told: false, lane, owed: false });
+            self.granted += 1;
+        }
+    }
+
+    /// An immediate that is right for a receive but for what the tape says.
+    fn arrives_nearly(&mut self, tape: &mut Tape<'_>) {
+        let slot = tape.below(SLOTS);
+        let (shape, lies) = (tape.u8(), tape.u8());
+        let sequence = self.slots[slot].as_ref().map_or(self.granted, |open| open.sequence);
+        let (shares, share) = (1 + (shape >> 5), shape >> 2 & 7);
+        let mut immediate = Immediate {
+            slot: slot as u8,
+            part: tape.u8() & 7,
+            generation: Immediate::generation_of(sequence),
+            shares,
+            share: share % shares,
+            leads: u16::from(shape & 3),
+        };
+        let mut bytes = u32::from(tape.u8());
+        if lies & 1 == 1 {
+            immediate.generation = tape.u8() & 63;
+        }
+        if lies & 2 == 2 {
+            immediate.share = share;
+        }
+        if lies & 4 == 4 {
+            immediate.leads = tape.u16() & 0xfff;
+        }
+        if lies & 8 == 8 {
+            bytes = tape.u32();
+        }
+        self.arrives(immediate, bytes);
+    }
+
+    fn arrives(&mut self, immediate: Immediate, bytes: u32) {
+        assert_eq!(Immediate::decode(immediate.encode()), immediate);
+        let expected = self.expect(immediate, u64::from(bytes));
+        let (arrived, allocated) = memory::peak(|| self.receives.arrived(immediate, bytes));
+        assert_eq!((arrived, allocated), (expected, 0), "{immediate:?} with {bytes}");
+    }
+
+    fn expect(&mut self, immediate: Immediate, bytes: u64) -> Result<Arrival, Violation> {
+        let Immediate { slot, part, generation, shares, share, leads } = immediate;
+        let slot = &mut self.slots[usize::from(slot)];
+        let Some(open) = slot.as_mut().filter(|open| Immediate::generation_of(open.sequence) == generation) else {
+            self.stale += 1;
+            return Ok(Arrival::Stale);
+        };
+        let unknown = Violation::Part { part, share };
+        let wanted = open.parts.get_mut(usize::from(part)).ok_or(unknown)?;
+        if share >= shares || wanted.came.contains_key(&share) {
+            return Err(unknown);
+        }
+        if let Some(before) = wanted.announced.filter(|before| *before != shares) {
+            return Err(Violation::Shares { before, now: shares });
+        }
+        let came = u64::from(leads) * CHUNK + bytes;
+        let (bytes, room) = (wanted.bytes() + came, wanted.room);
+        if bytes > room {
+            return Err(Violation::Overrun { bytes, room });
+        }
+        wanted.announced = Some(shares);
+        wanted.came.insert(share, came);
+        if !open.is_whole() {
+            return Ok(Arrival::Part);
+        }
+        self.whole += 1;
+        if open.told {
+            *slot = None;
+        }
+        Ok(Arrival::Whole)
+    }
+
+    fn test(&mut self, request: u16) {
+        let mut sizes = Vec::with_capacity(PARTS);
+        let (done, allocated) = memory::peak(|| self.receives.test(request, |part, bytes| sizes.push((part, bytes))));
+        assert_eq!(allocated, 0);
+        let slot = self.slots.get_mut(usize::from(request));
+        let Some((slot, open)) = slot.and_then(|slot| slot.clone().filter(|open| !open.told).map(|open| (slot, open)))
+        else {
+            assert_eq!((done, sizes.len()), (Err(NotInFlight(request)), 0));
+            return;
+        };
+        let whole = open.is_whole();
+        if !whole && !open.optional {
+            assert_eq!((done, sizes.len()), (Ok(false), 0));
+            return;
+        }
+        let told = |part: &Part| if whole { part.bytes() } else { part.room };
+        let expected: Vec<(usize, u64)> = open.parts.iter().map(told).enumerate().collect();
+        assert_eq!((done, &sizes), (Ok(true), &expected));
+        assert!(
+            sizes.iter().zip(&open.parts).all(|((_, bytes), part)| *bytes <= part.room),
+            "more than there is room for"
+        );
+        *slot = if whole { None } else { Some(Open { told: true, ..open }) };
+    }
+
+    fn lose(&mut self, lane: usize) {
+        self.receives.lost(lane);
+        for (slot, repeating) in self.slots.iter_mut().zip(&mut self.repeating) {
+            if *repeating == Some(lane) {
+                *repeating = None;
+            }
+            if let Some(open) = slot.as_mut().filter(|open| open.lane == lane && !open.is_whole()) {
+                open.owed = true;
+            }
+        }
+    }
+
+    /// Grants once more what is owed, or hears that this went.
+    fn repeat(&mut self, tape: &mut Tape<'_>) {
+        let (what, lane) = (tape.u8(), tape.below(LANES));
+        let is_owed = |slot: &Option<Open>| slot.as_ref().is_some_and(|open| open.owed && !open.is_whole());
+        if what & 0x80 == 0 {
+            let owed = self.slots.iter().position(is_owed).map(|at| (at, self.slots[at].clone()));
+            let expected = owed.as_ref().and_then(|(at, open)| {
+                let open = open.as_ref()?;
+                Some(Owed { grant: Grant { slot: *at as u16, sequence: open.sequence }, parts: open.parts.len() })
+            });
+            assert_eq!(self.receives.next_owed(), expected);
+            if let Some((at, _)) = owed {
+                self.receives.repeats(at as u16, lane);
+                self.repeating[at] = Some(lane);
+                self.slots[at].iter_mut().for_each(|open| (open.owed, open.lane) = (false, lane));
+            }
+            return;
+        }
+        // A completion of this side's own NIC: it comes only for what was posted.
+        let slot = usize::from(what) % SLOTS;
+        if self.repeating[slot].take().is_some() {
+            self.receives.repeated(slot as u16);
+        }
+    }
+
+    fn check_counts(&mut self) {
+        let open = self.slots.iter().flatten().filter(|open| !open.is_whole());
+        let oldest = open.clone().map(|open| open.sequence).min().unwrap_or(self.granted);
+        assert_eq!((self.receives.open(), self.receives.delivered()), (open.count(), oldest));
+        assert_eq!((self.receives.span(), self.receives.stale()), ((oldest, self.granted), self.stale));
+        assert!(oldest >= self.delivered, "what was delivered is not any more");
+        self.delivered = oldest;
+    }
+
+    /// What a sender would hear of this when a rail is lost, and that it fits a letter.
+    fn check_what_is_told(&self) {
+        let received = self.receives.received();
+        assert_eq!(received.granted, self.granted);
+        for open in self.slots.iter().flatten() {
+            for (at, part) in open.parts.iter().enumerate() {
+                for share in 0..part.announced.unwrap_or(8) {
+                    let has = open.is_whole() || part.came.contains_key(&share);
+                    assert_eq!(received.has(open.sequence, at as u8, share), has, "share {share} of {open:?}");
+                }
+            }
+        }
+        let notice = Notice::Fenced { lane: 0, received };
+        let bytes = notice.encode();
+        assert!(bytes.len() <= MAX_NOTICE_BYTES);
+        assert_eq!(Notice::decode(&bytes), Ok(notice));
+    }
+}
+
+/// A receive in one share, a group in several, an optional one, losses, and lies of each kind.
+pub fn seeds() -> Seeds {
+    let nearly = |w: &mut Writer, slot: u8, (share, shares, leads): (u8, u8, u8), part: u8, bytes: u8| {
+        w.u8(2).u8(slot).u8((shares - 1) << 5 | share << 2 | leads).u8(0).u8(part).u8(bytes);
+    };
+    let mut one = Writer::default();
+    one.u8(0).u8(0).u8(100);
+    nearly(&mut one, 0, (0, 1, 0), 0, 99);
+    one.u8(5).u8(0).u8(5).u8(0);
+    let mut group = Writer::default();
+    group.u8(0).u8(2).bytes(&[8, 140, 255]).u8(5).u8(0);
+    nearly(&mut group, 0, (1, 2, 1), 1, 7);
+    nearly(&mut group, 0, (0, 1, 0), 0, 8);
+    nearly(&mut group, 0, (0, 2, 0), 1, 7);
+    (0..8).for_each(|share| nearly(&mut group, 0, (share, 8, 3), 2, 255));
+    group.u8(5).u8(0);
+    let mut optional = Writer::default();
+    optional.u8(0).u8(8).u8(64).u8(5).u8(0).u8(5).u8(0);
+    (0..SLOTS).for_each(|_| _ = optional.u8(0).u8(0).u8(1));
+    nearly(&mut optional, 0, (0, 1, 0), 0, 64);
+    optional.u8(0).u8(0).u8(1);
+    nearly(&mut optional, 0, (0, 1, 0), 0, 1);
+    let mut lost = Writer::default();
+    lost.u8(0).u8(0x11).bytes(&[8, 8]).u8(0).u8(0).u8(8).u8(6).u8(1).u8(7).u8(0).u8(0);
+    nearly(&mut lost, 0, (0, 1, 0), 0, 8);
+    lost.u8(6).u8(0).u8(7).u8(0).u8(2).u8(7).u8(0x80).u8(0);
+    nearly(&mut lost, 0, (0, 1, 0), 1, 8);
+    lost.u8(5).u8(0);
+    let mut lies = Writer::default();
+    lies.u8(0).u8(1).bytes(&[8, 8]);
+    for (share, part, bytes) in
+        [((0, 1, 0), 2, 8), ((0, 1, 0), 0, 9), ((0, 1, 1), 0, 0), ((1, 2, 0), 0, 4), ((0, 3, 0), 0, 4)]
+    {
+        nearly(&mut lies, 0, share, part, bytes);
+    }
+    lies.u8(1)
+        .u32(u32::MAX)
+        .u32(u32::MAX)
+        .u8(2)
+        .u8(0)
+        .u8(0)
+        .u8(1)
+        .u8(0)
+        .u8(0)
+        .u8(5)
+        .u8(2)
+        .u8(0)
+        .u8(0)
+        .u8(12)
+        .u8(0)
+        .u8(1);
+    lies.u16(0xfff).u32(u32::MAX);
+    nearly(&mut lies, 0, (0, 2, 0), 0, 4);
+    nearly(&mut lies, 0, (0, 1, 0), 1, 8);
+    vec![
+        ("one", one.into_bytes()),
+        ("group", group.into_bytes()),
+        ("optional", optional.into_bytes()),
+        ("lost", lost.into_bytes()),
+        ("lies", lies.into_bytes()),
+    ]
+}

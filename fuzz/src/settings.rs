@@ -1,0 +1,133 @@
+//! Settings: a settings file, and the process's variables.
+//!
+//! Input: the file's bytes, and behind a byte 0 variables, `NAME=value` by line.
+
+use crate::Seeds;
+use nccl_net_spark::config::{Config, Settings, Source, table};
+use std::cell::OnceCell;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// It would have any file read.
+const NOT_FROM_HERE: &str = "NCCL_SPARK_SETTINGS_FILE";
+
+thread_local! {
+    static SCRATCH: OnceCell<Scratch> = const { OnceCell::new() };
+}
+
+/// A file of this thread's, removed with it.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Self {
+        let (process, thread) = (std::process::id(), std::thread::current().id());
+        // In memory where there is such a place: it is written for every input.
+        let folder = if Path::new("/dev/shm").is_dir() { PathBuf::from("/dev/shm") } else { std::env::temp_dir() };
+        Self(folder.join(format!("nccl-net-spark-fuzz-{process}-{thread:?}.conf")))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // It may not have been written, and lies in a place for such things.
+        _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// A file and variables.
+pub fn check(data: &[u8]) -> bool {
+    let (file, variables) = match data.iter().position(|byte| *byte == 0) {
+        Some(at) => (&data[..at], &data[at + 1..]),
+        None => (data, &[][..]),
+    };
+    let variables = String::from_utf8_lossy(variables);
+    let variables: Vec<(String, String)> = variables
+        .lines()
+        .filter_map(|line| line.split_once('='))
+        .filter(|(name, _)| *name != NOT_FROM_HERE)
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect();
+    SCRATCH.with(|scratch| {
+        let path = &scratch.get_or_init(Scratch::new).0;
+        std::fs::write(path, file).expect("the scratch file is written");
+        check_file(data.len(), path, &variables)
+    })
+}
+
+fn check_file(bytes: usize, path: &Path, variables: &[(String, String)]) -> bool {
+    let standard = [path.to_owned()];
+    let settings = match Settings::gather(variables, &standard) {
+        Ok(settings) => settings,
+        Err(error) => {
+            // It may show what was read, escaped, and the names of all settings.
+            let text = error.to_string();
+            assert!(!text.is_empty() && text.len() < 16 * bytes + 4096, "{text}");
+            return false;
+        }
+    };
+    assert_eq!(settings.files(), standard);
+    assert_eq!(settings.from_files().len(), 1);
+    assert_eq!(settings.held().len(), table().len());
+    for (held, row) in settings.held().iter().zip(table()) {
+        assert_eq!((held.row.name, held.value.trim()), (row.name, held.value.as_str()));
+        match &held.source {
+            Source::Default => assert_eq!(held.value, row.default),
+            Source::File { path: of, line } => assert!(of == path && *line > 0 && !held.value.is_empty()),
+            Source::Environment => {
+                assert!(variables.iter().any(|(name, value)| { name == row.name && value.trim() == held.value }))
+            }
+        }
+    }
+    // All that is set, written into one file, holds as before.
+    let set = settings.held().iter().filter(|held| held.source != Source::Default);
+    let lines: String = set.map(|held| format!("{} = {}\n", held.row.name, held.value)).collect();
+    std::fs::write(path, &lines).expect("the scratch file is written");
+    let again = Settings::gather(&[], &standard).unwrap_or_else(|error| panic!("{error}, in {lines}"));
+    for (before, after) in settings.held().iter().zip(again.held()) {
+        assert_eq!(before.value, after.value, "{}", before.row.name);
+    }
+    check_values(&settings);
+    true
+}
+
+/// What the rest of the plugin takes for granted.
+fn check_values(settings: &Settings) {
+    let held = settings.held().iter().map(|held| (held.row.name.to_owned(), held.value.clone()));
+    // By the variables alone: what the table says each may be is what it is, whoever said it.
+    let variables: Vec<_> = held.filter(|(name, _)| name != NOT_FROM_HERE).collect();
+    let config = Config::from_variables(&variables).expect("what holds is allowed");
+    assert!(config.gid_index.is_none_or(|index| index <= 255));
+    assert!(config.service_level <= 15 && (1..=31).contains(&config.timeout) && config.retry_count <= 7);
+    assert!(config.qps_per_rail.is_none_or(|count| (1..=16).contains(&count)));
+    assert!((128..=1 << 30).contains(&config.min_share_bytes));
+    let seconds = |time: Duration, most| (1..=most).contains(&time.as_secs()) && time.subsec_nanos() == 0;
+    assert!(seconds(config.connect_timeout, 3600) && seconds(config.loss_timeout, 3600));
+    assert!(seconds(config.stall_warn, 86_400));
+    assert!((100..=60_000).contains(&config.probe_timeout.as_millis()));
+    for filter in [&config.hca, &config.socket_interfaces] {
+        // An exclusion admits what nobody can have named, a list of names does not.
+        let nobody = "/: no name begins so";
+        assert_eq!(filter.admits(nobody, Some(1)), !filter.names_something());
+    }
+}
+
+/// Each grammar of the table once, from either place, and what is allowed besides.
+pub fn seeds() -> Seeds {
+    let file = "# all of it\n\nNCCL_IB_HCA = ^=mlx5_0:1,mlx5_1:\r\nNCCL_IB_GID_INDEX=-1\nNCCL_IB_QPS_PER_CONNECTION=4\n\
+        NCCL_SOCKET_IFNAME=enp1s0f0np0\nNCCL_SOCKET_FAMILY=AF_INET6\nNCCL_SPARK_PROBE_TIMEOUT_MS=100\nNCCL_IB_SL=\n";
+    let ranges: String = table()
+        .iter()
+        .filter(|row| row.name != NOT_FROM_HERE && !row.default.is_empty())
+        .map(|row| format!("{}={}\n", row.name, row.default))
+        .collect();
+    let both = "NCCL_IB_TC=1\nNCCL_IB_TIMEOUT=20\n\0NCCL_IB_TC= 255 \nNCCL_SPARK_MIN_SHARE_BYTES=128\nNCCL_ALGO=Ring\n\
+        NCCL_IB_SL=\nNCCL_DEBUG=TRACE\nNCCL_IB_PCI_RELAXED_ORDERING=1\nNCCL_SPARK_CONNECT_TIMEOUT_S=3600\n";
+    let variables =
+        "\0NCCL_IB_HCA=mlx5_0:1:0:3,roce\nNCCL_IB_GID_INDEX=255\nNCCL_IB_RETRY_CNT=0\nNCCL_SPARK_STALL_WARN_S=86400\n";
+    vec![
+        ("file", file.as_bytes().to_vec()),
+        ("defaults", ranges.into_bytes()),
+        ("both", both.as_bytes().to_vec()),
+        ("variables", variables.as_bytes().to_vec()),
+    ]
+}

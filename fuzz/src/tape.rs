@@ -1,0 +1,75 @@
+//! An input read as a tape of decisions: what it does not say is 0, so that every input is one.
+
+/// What happens in one input at the most: longer ones show nothing new, and take their time.
+const MOST_STEPS: usize = 256;
+
+/// Takes decisions off the front of an input. What writes them for the seeds is [`nccl_net_spark::wire::codec::Writer`].
+#[derive(Debug)]
+pub struct Tape<'a> {
+    left: &'a [u8],
+    steps: usize,
+}
+
+impl<'a> Tape<'a> {
+    /// Starts at the front of `input`.
+    pub fn new(input: &'a [u8]) -> Self {
+        Self { left: input, steps: MOST_STEPS }
+    }
+
+    /// The next byte as what happens next; `None` at the end, or when enough has happened.
+    pub fn step(&mut self) -> Option<u8> {
+        self.steps = self.steps.checked_sub(1)?;
+        let (first, rest) = self.left.split_first()?;
+        self.left = rest;
+        Some(*first)
+    }
+
+    /// With a few steps only, where each is dear.
+    pub fn short(input: &'a [u8]) -> Self {
+        Self { left: input, steps: MOST_STEPS / 8 }
+    }
+
+    /// At most the next `count` bytes.
+    pub fn bytes(&mut self, count: usize) -> &'a [u8] {
+        let (head, tail) = self.left.split_at(count.min(self.left.len()));
+        self.left = tail;
+        head
+    }
+
+    /// All that is left.
+    pub fn rest(&mut self) -> &'a [u8] {
+        self.bytes(usize::MAX)
+    }
+
+    fn array<const N: usize>(&mut self) -> [u8; N] {
+        let mut array = [0; N];
+        let bytes = self.bytes(N);
+        array[..bytes.len()].copy_from_slice(bytes);
+        array
+    }
+
+    /// The next byte.
+    pub fn u8(&mut self) -> u8 {
+        self.array::<1>()[0]
+    }
+
+    /// The next 16-bit number.
+    pub fn u16(&mut self) -> u16 {
+        u16::from_le_bytes(self.array())
+    }
+
+    /// The next 32-bit number.
+    pub fn u32(&mut self) -> u32 {
+        u32::from_le_bytes(self.array())
+    }
+
+    /// The next 64-bit number.
+    pub fn u64(&mut self) -> u64 {
+        u64::from_le_bytes(self.array())
+    }
+
+    /// A number below `count` (at most 256; 0 where it is 0).
+    pub fn below(&mut self, count: usize) -> usize {
+        usize::from(self.u8()) % count.max(1)
+    }
+}
