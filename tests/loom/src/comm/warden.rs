@@ -1,0 +1,126 @@
+//! In place of the plugin's `comm/warden.rs`: one that notes what it is told.
+
+use super::rail::Rail;
+use crate::comm::peer::Peer;
+use crate::error::Error;
+use crate::wire::control::Letter;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Instant;
+
+/// What was told to a warden.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Told {
+    /// To close.
+    pub closed: bool,
+    /// How often to look because of news.
+    pub news: u32,
+    /// That the service thread has a fault.
+    pub failed: bool,
+    /// Its connection is watched no more.
+    pub gone: bool,
+}
+
+/// Where a warden notes what it is told, for the model to see.
+#[derive(Default)]
+pub struct Notes {
+    told: Mutex<Told>,
+    more: Condvar,
+}
+
+impl Notes {
+    fn note(&self, change: impl FnOnce(&mut Told)) {
+        change(&mut self.told.lock().unwrap());
+        self.more.notify_all();
+    }
+
+    /// What was told, once `enough` says so.
+    pub fn once(&self, enough: impl Fn(&Told) -> bool) -> Told {
+        let mut told = self.told.lock().unwrap();
+        while !enough(&told) {
+            told = self.more.wait(told).unwrap();
+        }
+        *told
+    }
+}
+
+/// A warden whose peer closes as soon as it does.
+pub struct Warden {
+    ends: Ends,
+    notes: Arc<Notes>,
+}
+
+/// Both ends of a connection.
+pub struct Ends {
+    /// This one.
+    pub host: Host,
+    /// The other.
+    pub peer: Arc<Peer>,
+}
+
+/// A host without rails.
+#[derive(Default)]
+pub struct Host {
+    /// None.
+    pub rails: Vec<Arc<Rail>>,
+}
+
+impl Warden {
+    /// One that notes what it is told.
+    pub fn new(notes: &Arc<Notes>) -> Self {
+        let ends = Ends { host: Host::default(), peer: Arc::new(Peer::new("peer".to_owned())) };
+        Self { ends, notes: Arc::clone(notes) }
+    }
+
+    /// The connection's ends.
+    pub fn ends(&self) -> &Ends {
+        &self.ends
+    }
+
+    /// Nothing is under way.
+    pub fn is_busy(&self) -> bool {
+        false
+    }
+
+    /// All is said.
+    pub fn is_waiting(&self) -> bool {
+        false
+    }
+
+    /// To be closed.
+    pub fn close(&mut self) {
+        self.ends.peer.said_bye(0);
+        self.notes.note(|told| told.closed = true);
+    }
+
+    /// To look.
+    pub fn tend(&mut self, _: Instant, has_news: bool, _: &mut dyn FnMut(Letter) -> bool) {
+        if has_news {
+            self.notes.note(|told| told.news += 1);
+        }
+    }
+
+    /// No port changes.
+    pub fn port_changed(&mut self, _: &Rail, _: bool, _: Instant) {}
+
+    /// No channel is closed.
+    pub fn suspect(&mut self, _: Instant) {}
+
+    /// A fault of the service thread, which no model has.
+    pub fn give_up(&mut self, _: Error) {
+        self.notes.note(|told| told.failed = true);
+    }
+
+    /// No peer breaks the protocol.
+    pub fn breach(&mut self, _: &dyn std::fmt::Display) {}
+
+    /// No letter comes.
+    pub fn hear(&mut self, _: &Letter, _: Instant) {}
+}
+
+impl Drop for Warden {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.notes.note(|told| told.gone = true);
+        }
+    }
+}

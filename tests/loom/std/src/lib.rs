@@ -1,0 +1,203 @@
+//! The standard library with loom's atomics, cells, locks and threads in place of its own, and with a pipe that loom sees. A crate
+//! that calls this one `std` has its sources modelled without a change to them.
+
+#[doc(no_inline)]
+pub use ::std::*;
+
+/// Loom's locks and atomics.
+pub mod sync {
+    pub use ::std::sync::*;
+    pub use loom::sync::{Condvar, Mutex, MutexGuard};
+
+    /// Loom's.
+    pub mod atomic {
+        pub use loom::sync::atomic::*;
+
+        /// Loom's, but for its stores.
+        ///
+        /// A swap puts its value right behind the one that it read, so what the thread that wrote that one stores next comes behind
+        /// the swap's. Loom (0.7) does not know that (its issue 254): it lets a swap that found `TAKEN` come after the owner's `USED`, and the word
+        /// stay taken for ever. A store that is a swap itself, whose result nobody looks at, has its place in the order, and
+        /// otherwise says no more to other threads than the store does.
+        #[derive(Debug)]
+        pub struct AtomicU8(loom::sync::atomic::AtomicU8);
+
+        impl AtomicU8 {
+            /// A new one.
+            pub fn new(value: u8) -> Self {
+                Self(loom::sync::atomic::AtomicU8::new(value))
+            }
+
+            /// As in the standard library, like the others.
+            pub fn store(&self, value: u8, order: Ordering) {
+                self.0.swap(value, order);
+            }
+
+            /// See [`AtomicU8::store`].
+            pub fn load(&self, order: Ordering) -> u8 {
+                self.0.load(order)
+            }
+
+            /// See [`AtomicU8::store`].
+            pub fn swap(&self, value: u8, order: Ordering) -> u8 {
+                self.0.swap(value, order)
+            }
+
+            /// See [`AtomicU8::store`].
+            pub fn compare_exchange(&self, from: u8, to: u8, then: Ordering, other: Ordering) -> Result<u8, u8> {
+                self.0.compare_exchange(from, to, then, other)
+            }
+        }
+    }
+}
+
+/// Loom's threads.
+pub mod thread {
+    pub use ::std::thread::panicking;
+    pub use loom::thread::*;
+
+    /// In a model no time passes: others may run.
+    pub fn sleep(_: ::std::time::Duration) {
+        yield_now();
+    }
+}
+
+/// Loom's hint, which lets another thread run.
+pub mod hint {
+    pub use ::std::hint::*;
+    pub use loom::hint::spin_loop;
+}
+
+/// Loom's cell, with the interface of the standard library's.
+pub mod cell {
+    pub use ::std::cell::*;
+
+    /// Each look at the value has to come after each other thread's by what the threads said to each other.
+    #[derive(Debug)]
+    pub struct UnsafeCell<T>(loom::cell::UnsafeCell<T>);
+
+    impl<T> UnsafeCell<T> {
+        /// Wraps a value.
+        pub fn new(value: T) -> Self {
+            Self(loom::cell::UnsafeCell::new(value))
+        }
+
+        /// Where the value is. It counts as a change of the value that this is asked.
+        pub fn get(&self) -> *mut T {
+            self.0.with_mut(|place| place)
+        }
+    }
+}
+
+/// A pipe in place of a socket.
+pub mod os {
+    pub use ::std::os::*;
+
+    /// Descriptors.
+    pub mod fd {
+        use super::unix::net::Pipe;
+
+        /// What can be waited for.
+        pub struct BorrowedFd<'a>(pub Option<&'a Pipe>);
+
+        /// What has a descriptor.
+        pub trait AsFd {
+            /// It.
+            fn as_fd(&self) -> BorrowedFd<'_>;
+        }
+    }
+
+    /// Unix's own.
+    pub mod unix {
+        pub use ::std::os::unix::*;
+
+        /// Sockets.
+        pub mod net {
+            use super::super::fd::{AsFd, BorrowedFd};
+            use crate::sync::{Arc, Condvar, Mutex};
+            use ::std::io::{self, ErrorKind, Read, Write};
+
+            /// Bytes under way in one direction, by their count.
+            #[derive(Default)]
+            pub struct Pipe {
+                state: Mutex<State>,
+                news: Condvar,
+            }
+
+            #[derive(Default)]
+            struct State {
+                bytes: usize,
+                is_closed: bool,
+            }
+
+            impl Pipe {
+                /// Waits until there is a byte. Nothing else ends it: in a model there is no time.
+                pub fn wait(&self) {
+                    let mut state = self.state.lock().unwrap();
+                    while state.bytes == 0 {
+                        state = self.news.wait(state).unwrap();
+                    }
+                }
+            }
+
+            /// One end of a pair.
+            pub struct UnixStream {
+                to_me: Arc<Pipe>,
+                to_other: Arc<Pipe>,
+            }
+
+            impl UnixStream {
+                /// Two ends.
+                pub fn pair() -> io::Result<(Self, Self)> {
+                    let (one, other) = (Arc::new(Pipe::default()), Arc::new(Pipe::default()));
+                    let first = Self { to_me: Arc::clone(&one), to_other: Arc::clone(&other) };
+                    Ok((first, Self { to_me: other, to_other: one }))
+                }
+
+                /// It never blocks.
+                pub fn set_nonblocking(&self, _: bool) -> io::Result<()> {
+                    Ok(())
+                }
+            }
+
+            impl Drop for UnixStream {
+                fn drop(&mut self) {
+                    if !::std::thread::panicking() {
+                        self.to_me.state.lock().unwrap().is_closed = true;
+                    }
+                }
+            }
+
+            impl Write for UnixStream {
+                fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                    let mut state = self.to_other.state.lock().unwrap();
+                    if state.is_closed {
+                        return Err(ErrorKind::BrokenPipe.into());
+                    }
+                    state.bytes += bytes.len();
+                    self.to_other.news.notify_all();
+                    Ok(bytes.len())
+                }
+
+                fn flush(&mut self) -> io::Result<()> {
+                    Ok(())
+                }
+            }
+
+            impl Read for UnixStream {
+                fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+                    let mut state = self.to_me.state.lock().unwrap();
+                    let taken = state.bytes.min(bytes.len());
+                    state.bytes -= taken;
+                    if taken == 0 { Err(ErrorKind::WouldBlock.into()) } else { Ok(taken) }
+                }
+            }
+
+            impl AsFd for UnixStream {
+                fn as_fd(&self) -> BorrowedFd<'_> {
+                    BorrowedFd(Some(&self.to_me))
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! The ring of clear-to-sends (`flow/next.rs`, `wire/cts.rs`) as a NIC writes it: a thread that stores the words of an entry in any
+//! order, each relaxed, so that the reader may see any mix of old and new. What tells a whole entry from a torn one is its digest.
+
+use loom::model::Builder;
+use loom::sync::atomic::{AtomicU64, Ordering};
+use loom::thread;
+use loom_models::flow::next::{Head, Peek};
+use loom_models::flow::sends::Sends;
+use loom_models::wire::SLOTS;
+use loom_models::wire::cts::{ENTRY_WORDS, Entry, PackedKeys, Terms};
+use std::sync::Arc;
+
+type Ring = Arc<Vec<AtomicU64>>;
+
+const TAG: i32 = 5;
+const KEYS: PackedKeys = [0x11, 0x22, 0x33, 0x44];
+/// A lap of the ring before the first receive: what an entry's place holds before it, for the purpose of the model.
+const LAP_BEFORE: u64 = 0u64.wrapping_sub(SLOTS as u64);
+
+fn words(terms: &Terms, keys: &PackedKeys, sequence: u64) -> [u64; ENTRY_WORDS] {
+    *Entry::new(terms, keys, sequence).words()
+}
+
+fn ring_of(words: &[u64]) -> Ring {
+    Arc::new(words.iter().map(|word| AtomicU64::new(*word)).collect())
+}
+
+/// Three switches between threads where the one that runs could go on. Which of the words stored so far a load sees is tried out in full
+/// all the same, and that is what matters here.
+fn model(run: impl Fn() + Sync + Send + 'static) {
+    let mut builder = Builder::new();
+    builder.preemption_bound = builder.preemption_bound.or(Some(3));
+    builder.check(run);
+}
+
+/// A NIC that stores those words that change, in this order.
+fn nic(ring: &Ring, old: &[u64], new: &[u64], order: impl Iterator<Item = usize>) -> thread::JoinHandle<()> {
+    let ring = Arc::clone(ring);
+    let stores: Vec<_> = order.filter(|at| old[*at] != new[*at]).map(|at| (at, new[at])).collect();
+    thread::spawn(move || {
+        for (at, word) in stores {
+            ring[at].store(word, Ordering::Relaxed);
+        }
+    })
+}
+
+/// In a thread of the system's: a model's own have small stacks, and these are large.
+fn sends() -> Sends {
+    std::thread::spawn(Sends::new).join().unwrap()
+}
+
+fn look(sends: &mut Sends, ring: &Ring, tag: i32) -> Option<Head> {
+    match sends.peek(ring, tag) {
+        Peek::Nothing => None,
+        Peek::Found(head) => Some(head),
+        Peek::Search => sends.search(ring, tag).expect("nothing but what was granted"),
+    }
+}
+
+fn is_as_granted(head: &Head, ring: &Ring, terms: &Terms) {
+    assert_eq!((head.addr, head.room_bytes, head.part), (terms.addr, terms.bytes, terms.part), "torn");
+    // Read later, when a share is posted.
+    let keys: Vec<u32> = (0..8).map(|rail| head.rkey(ring, rail)).collect();
+    assert_eq!(keys, [0x11, 0, 0x22, 0, 0x33, 0, 0x44, 0], "torn keys");
+}
+
+/// One receive, whose every word differs from what stood there.
+fn one_receive(order: [usize; ENTRY_WORDS]) {
+    let old = words(&Terms { addr: 0x1000, bytes: 64, tag: TAG, parts: 1, part: 0 }, &[1, 2, 3, 4], LAP_BEFORE);
+    let terms = Terms { addr: 0x2000, bytes: 128, tag: TAG, parts: 1, part: 0 };
+    let new = words(&terms, &KEYS, 0);
+    assert!((0..ENTRY_WORDS).all(|at| old[at] != new[at]));
+    model(move || {
+        let ring = ring_of(&old);
+        let mut sends = sends();
+        let nic = nic(&ring, &old, &new, order.into_iter());
+        if let Some(head) = look(&mut sends, &ring, TAG) {
+            is_as_granted(&head, &ring, &terms);
+        }
+        nic.join().unwrap();
+        is_as_granted(&look(&mut sends, &ring, TAG).expect("it has come"), &ring, &terms);
+    });
+}
+
+#[test]
+fn a_torn_entry_is_not_taken_when_its_words_come_in_order() {
+    one_receive([0, 1, 2, 3, 4, 5, 6, 7]);
+}
+
+#[test]
+fn nor_when_they_come_backwards() {
+    one_receive([7, 6, 5, 4, 3, 2, 1, 0]);
+}
+
+#[test]
+fn nor_when_both_ends_come_first_or_last() {
+    one_receive([7, 0, 3, 1, 6, 4, 2, 5]);
+    one_receive([3, 1, 6, 4, 2, 5, 0, 7]);
+}
+
+/// A group: the sender takes a part of it only once all entries are whole, in whichever order they come.
+#[test]
+fn a_group_is_taken_when_all_of_it_has_come() {
+    let terms = |part| Terms { addr: 0x1000, bytes: 64, tag: TAG + i32::from(part), parts: 2, part };
+    let all = |sequence| [words(&terms(0), &KEYS, sequence), words(&terms(1), &KEYS, sequence)].concat();
+    let (old, new) = (all(LAP_BEFORE), all(0));
+    for backwards in [false, true] {
+        let (old, new) = (old.clone(), new.clone());
+        model(move || {
+            let ring = ring_of(&old);
+            let mut sends = sends();
+            let order = (0..old.len()).map(|at| if backwards { old.len() - 1 - at } else { at });
+            let nic = nic(&ring, &old, &new, order);
+            // A part that is found says that the other one is there.
+            for part in [0, 1] {
+                if let Some(head) = look(&mut sends, &ring, TAG + i32::from(part)) {
+                    is_as_granted(&head, &ring, &terms(part));
+                    let other = look(&mut sends, &ring, TAG + 1 - i32::from(part)).expect("the group has come");
+                    is_as_granted(&other, &ring, &terms(1 - part));
+                }
+            }
+            nic.join().unwrap();
+            is_as_granted(&look(&mut sends, &ring, TAG).expect("it has come"), &ring, &terms(0));
+        });
+    }
+}
+
+/// A rail was lost and nobody knows whether its grant came: it goes once more by another, and its words are stored anew while the
+/// send that it is for runs.
+#[test]
+fn a_grant_that_comes_twice_is_one_grant() {
+    let terms = Terms { addr: 0x2000, bytes: 64, tag: TAG, parts: 1, part: 0 };
+    let old = words(&Terms { addr: 0x1000, ..terms }, &KEYS, LAP_BEFORE);
+    let new = words(&terms, &KEYS, 0);
+    model(move || {
+        let ring = ring_of(&old);
+        let mut sends = sends();
+        let first = nic(&ring, &old, &new, 0..ENTRY_WORDS);
+        let second = nic(&ring, &old, &new, (0..ENTRY_WORDS).rev());
+        if let Some(head) = look(&mut sends, &ring, TAG) {
+            is_as_granted(&head, &ring, &terms);
+        }
+        first.join().unwrap();
+        second.join().unwrap();
+        is_as_granted(&look(&mut sends, &ring, TAG).expect("it has come"), &ring, &terms);
+    });
+}

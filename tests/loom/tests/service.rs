@@ -1,0 +1,72 @@
+//! The service thread's orders and its waker (`comm/service.rs`), as NCCL's threads give them: no order is lost, whether the thread
+//! works, waits, or ends for want of work. The pipe's wait has no time-out here, so an order that only a time-out would save
+//! shows as a deadlock; one that is never obeyed too, because each model ends when its connections are gone.
+
+use loom::model::Builder;
+use loom::thread;
+use loom_models::comm::channel::Channel;
+use loom_models::comm::service::Service;
+use loom_models::comm::warden::{Notes, Warden};
+use std::sync::Arc;
+
+/// Switches between threads where the one that runs could go on; known bugs take two.
+const PREEMPTIONS: usize = 3;
+
+fn model(run: impl Fn() + Sync + Send + 'static) {
+    let mut builder = Builder::new();
+    builder.preemption_bound = builder.preemption_bound.or(Some(PREEMPTIONS));
+    builder.check(run);
+}
+
+/// One connection's life.
+fn connection(service: &Service, nudges: u32) {
+    let notes = Arc::new(Notes::default());
+    let id = service.watch(Channel, Warden::new(&notes)).unwrap();
+    for _ in 0..nudges {
+        service.nudge();
+    }
+    if nudges > 0 {
+        notes.once(|told| told.news > 0);
+    }
+    service.close(id);
+    let told = notes.once(|told| told.gone);
+    assert!(told.closed && !told.failed && told.news <= nudges, "{told:?}");
+}
+
+#[test]
+fn a_connection_is_watched_and_closed_and_the_next_one_too() {
+    model(|| {
+        let service = Service::default();
+        connection(&service, 0);
+        // The thread may be about to end, or gone.
+        connection(&service, 0);
+    });
+}
+
+#[test]
+fn news_are_looked_after() {
+    model(|| connection(&Service::default(), 2));
+}
+
+#[test]
+fn two_connections_of_two_threads() {
+    model(|| {
+        let service = Arc::new(Service::default());
+        let other = {
+            let service = Arc::clone(&service);
+            thread::spawn(move || connection(&service, 0))
+        };
+        connection(&service, 0);
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn news_when_nothing_is_watched_start_nothing() {
+    model(|| {
+        let service = Service::default();
+        service.nudge();
+        connection(&service, 0);
+        service.nudge();
+    });
+}
