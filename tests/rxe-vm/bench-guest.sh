@@ -10,7 +10,8 @@ readonly release=$BED_TARGET/release results=/run/bed/results
 
 # Where the wire is slow the ranks rest a little when nothing moved: they poll on the processors on which the kernel is both
 # NICs, and would keep it from that. Where the processors are the limit they share one, and give way to each other.
-readonly slow_wire=(--rest-us 200)
+# And what a window queues there takes longer than a Spark's rail would take for lost: NCCL's own time-out, on both sides.
+readonly slow_wire=(--rest-us 200 --rank-env 0:NCCL_IB_TIMEOUT=20 --rank-env 1:NCCL_IB_TIMEOUT=20)
 
 # bench NAME RAILS SCENARIO [OPTION]...: over rails 0..RAILS-1.
 bench() {
@@ -55,6 +56,13 @@ case_slowdown() {
     --return "bash -c 'source $here/rails.sh; rail_rate 2 80mbit'"
 }
 
+# A cable is pulled and put back. Another plugin's job would end there.
+case_lost() {
+  rails 4 80mbit
+  BED_AGAINST='' bench lost 4 slowdown --slowdown-bytes 512K --seconds 2 --limit-mbps 320 "${slow_wire[@]}" \
+    --fall "bash -c 'source $here/rails.sh; rail_down 2'" --return "bash -c 'source $here/rails.sh; rail_up 2'"
+}
+
 case_latency() {
   rails 4
   on_one_processor
@@ -69,7 +77,7 @@ case_stream() {
   bench stream-4 4 bandwidth -b 4K -e 4K --seconds 2
 }
 
-[[ $# -gt 0 ]] || set -- equal unequal slowdown latency stream
+[[ $# -gt 0 ]] || set -- equal unequal slowdown lost latency stream
 for name in "$@"; do
   [[ $(type -t "case_$name") == function ]] || { echo "bench-guest: no case $name" >&2; exit 2; }
   "case_$name"

@@ -31,12 +31,30 @@ spark_status() {
   local name=$1 command=$2 rails_a=$3 rails_b=$4 release=$BED_TARGET/release status=0
   shift 4
   output=$BED_LOGS/$name.txt
-  NCCL_DEBUG=INFO timeout 120 "$release/nccl-spark" "$command" -r 2 --plugin "$release/libnccl_net_spark.so" \
+  NCCL_DEBUG=INFO timeout 300 "$release/nccl-spark" "$command" -r 2 --plugin "$release/libnccl_net_spark.so" \
     --rank-env "0:NCCL_IB_HCA=$rails_a" --rank-env 0:NCCL_SOCKET_IFNAME=ea0 \
     --rank-env "1:NCCL_IB_HCA=$rails_b" --rank-env 1:NCCL_SOCKET_IFNAME=eb0 \
     "$@" >"$output" 2>&1 || status=$?
   cat "$output"
   return "$status"
+}
+
+# What a window queues on rails of 80 Mb/s takes longer than the default time-out, made for rails a thousand times as fast: everything
+# would be sent again and again.
+# shellcheck disable=SC2034 # the cases use it
+readonly slow_wire=(--rank-env 0:NCCL_IB_TIMEOUT=16 --rank-env 1:NCCL_IB_TIMEOUT=16)
+
+# once_connected NAME: waits until run NAME's two ranks have connected, both ways, and carry: a slow machine takes its time.
+once_connected() {
+  local tries
+  for ((tries = 0; tries < 1000; tries++)); do
+    if [[ $(grep -c 'connected with' "$BED_LOGS/$1.txt" 2>/dev/null) -ge 4 ]]; then
+      sleep 1
+      return
+    fi
+    sleep 0.1
+  done
+  fail "run $1 has not connected in 100 s"
 }
 
 # check_table ROWS: the last run printed ROWS sizes, and found no wrong byte in any.
@@ -52,6 +70,17 @@ check_table() {
 # check_says PATTERN WHAT: a line of the last run matches the extended regular expression.
 check_says() {
   grep -Eq "$1" "$output" || fail "no line says $2 (/$1/)"
+}
+
+# check_lost I..., check_back I...: each of these rails was lost in the last run, or came back.
+check_lost() {
+  local i
+  for i in "$@"; do check_says "rail a$i:1 to b$i:1 of .* is lost" "that rail $i was lost"; done
+}
+
+check_back() {
+  local i
+  for i in "$@"; do check_says "rail a$i:1 to b$i:1 of .* carries again" "that rail $i came back"; done
 }
 
 # test_program NAME: the path of the test program tests/NAME.rs.

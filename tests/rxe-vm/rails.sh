@@ -42,14 +42,56 @@ rail_rules() {
   local i=$1
   ip rule add pref $((10 + 2 * i)) iif "ea$i" lookup local
   ip rule add pref $((11 + 2 * i)) iif "eb$i" lookup local
-  ip rule add pref $((50 + 2 * i)) to "192.168.$((100 + i)).2" lookup $((200 + 2 * i))
-  ip rule add pref $((51 + 2 * i)) to "192.168.$((100 + i)).1" lookup $((201 + 2 * i))
+  ip rule add pref $((50 + 2 * i)) to "$(rail_address b "$i")" lookup $((200 + 2 * i))
+  ip rule add pref $((51 + 2 * i)) to "$(rail_address a "$i")" lookup $((201 + 2 * i))
 }
 
 rail_routes() {
-  local i=$1
-  ip route replace "192.168.$((100 + i)).2" dev "ea$i" src "192.168.$((100 + i)).1" table $((200 + 2 * i))
-  ip route replace "192.168.$((100 + i)).1" dev "eb$i" src "192.168.$((100 + i)).2" table $((201 + 2 * i))
+  local i=$1 a b
+  a=$(rail_address a "$i")
+  b=$(rail_address b "$i")
+  ip route replace "$b" dev "ea$i" src "$a" table $((200 + 2 * i))
+  ip route replace "$a" dev "eb$i" src "$b" table $((201 + 2 * i))
+}
+
+# rail_address SIDE I: the IPv4 address of rail I's end on SIDE.
+rail_address() {
+  ip -4 -o addr show dev "e$1$2" | awk '{ sub("/.*", "", $4); print $4; exit }'
+}
+
+# rail_readdress SIDE I HOST: rail I's end on SIDE gets another address of its subnet, with HOST as its last number. For a rail that
+# is down: `rail_up` makes its routes anew. The new address comes before the old one goes, so that its GID has another index.
+rail_readdress() {
+  local side=$1 i=$2 new=192.168.$((100 + $2)).$3 device=e$1$2 old pref=$((50 + 2 * $2))
+  old=$(rail_address "$side" "$i")
+  # Else an address takes those of its subnet along that came after it.
+  sysctl -qw "net.ipv4.conf.$device.promote_secondaries=1"
+  ip addr add "$new/24" dev "$device"
+  rail_gid_wait "$side$i" "$new"
+  ip addr del "$old/24" dev "$device"
+  [[ $side == b ]] || pref=$((pref + 1))
+  ip rule del pref "$pref"
+  ip rule add pref "$pref" to "$new" lookup $((pref + 150))
+}
+
+# rail_gid_index DEVICE ADDRESS: of the GID that an IPv4 address has; fails while it has none.
+rail_gid_index() {
+  local numbers gid file
+  IFS=. read -ra numbers <<<"$2"
+  gid=0000:0000:0000:0000:0000:ffff:$(printf '%02x%02x:%02x%02x' "${numbers[@]}")
+  file=$(grep -lx "$gid" /sys/class/infiniband/"$1"/ports/1/gids/* 2>/dev/null | head -n 1)
+  [[ -n $file ]] && basename "$file"
+}
+
+# rail_gid_wait DEVICE ADDRESS: until there is one (the RDMA core hears of a new address a little later).
+rail_gid_wait() {
+  local tries
+  for ((tries = 0; tries < 200; tries++)); do
+    ! rail_gid_index "$@" >/dev/null || return 0
+    sleep 0.05
+  done
+  echo "rails: $1 has no GID for $2" >&2
+  return 1
 }
 
 # rail_wait I STATE: until both ends' ports say so (the RDMA core hears of a link's change a little later).

@@ -1,0 +1,37 @@
+# shellcheck shell=bash
+# Cables pulled and put back in mid-transfer, both ways at once, every byte checked: each rail in turn (rail 0 carries the
+# bootstrap's TCP too), then all but one. The job must not notice.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+
+# trouble: what happens to the rails while the job runs.
+trouble() {
+  local i
+  once_connected flapping
+  for i in 0 1 2 3; do
+    rail_down "$i"
+    sleep 1
+    rail_up "$i"
+    sleep 1
+  done
+  for i in 1 2 3; do rail_down "$i"; done
+  sleep 1
+  for i in 1 2 3; do rail_up "$i"; done
+}
+
+rails 4 80mbit
+trouble &
+breaker=$!
+spark flapping sendrecv a0,a1,a2,a3 b0,b1,b2,b3 -b 2M -e 2M -n 200 -w 1 -c 1 "${slow_wire[@]}"
+wait "$breaker" || fail "the rails could not be pulled and put back"
+check_table 1
+check_lost 0 1 2 3
+check_back 0 1 2 3
+
+# After all that, all four carry a next job alike.
+mark 4
+spark after all-gather a0,a1,a2,a3 b0,b1,b2,b3 -b 4M -e 4M -n 5 -w 1 -c 1
+check_table 1
+for i in 0 1 2 3; do
+  check_share a "$i" 10 $((6 * 1024 * 1024))
+done

@@ -1,0 +1,62 @@
+# shellcheck shell=bash
+# Cables pulled in mid-transfer whose rails come back with another address, and so another GID at another place of the port's
+# table: one on the side that accepted the connections of node A, one on the other. The rails return by their new GIDs, every
+# byte is right, and the next job uses all of them.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+
+# readdressed SIDE I HOST: pulls rail I, changes its address on SIDE, and puts it back.
+readdressed() {
+  local side=$1 i=$2 before after
+  before=$(rail_gid_index "$side$i" "$(rail_address "$side" "$i")")
+  rail_down "$i"
+  rail_readdress "$side" "$i" "$3"
+  after=$(rail_gid_index "$side$i" "$(rail_address "$side" "$i")")
+  [[ $before != "$after" ]] || fail "the GID of $side$i has kept its place $before"
+  sleep 0.3
+  rail_up "$i"
+  echo "rail $side$i: GID $before before, $after now"
+}
+
+# returns SIDE I: how often rail I carried again so far, as the run says that is in $BED_LOGS/readdressed.txt.
+returns() {
+  local other=b
+  [[ $1 == a ]] || other=a
+  grep -Ec "rail $1$2:1 to $other$2:1 of .* carries again" "$BED_LOGS/readdressed.txt" || true
+}
+
+# changed SIDE I HOST: another address for rail I's end on SIDE; the rail has to return, in both connections of both ranks.
+changed() {
+  local tries before_a before_b
+  before_a=$(returns a "$2")
+  before_b=$(returns b "$2")
+  readdressed "$@"
+  for ((tries = 0; tries < 900; tries++)); do
+    if (($(returns a "$2") >= before_a + 2 && $(returns b "$2") >= before_b + 2)); then return; fi
+    sleep 0.1
+  done
+  fail "rail $2 does not return with a new address on side $1"
+}
+
+trouble() {
+  once_connected readdressed
+  changed b 1 22
+  changed a 2 11
+}
+
+rails 4 80mbit
+trouble &
+breaker=$!
+spark readdressed sendrecv a0,a1,a2,a3 b0,b1,b2,b3 -b 2M -e 2M -n 150 -w 1 -c 1 "${slow_wire[@]}"
+wait "$breaker" || fail "rails whose addresses change did not return"
+check_table 1
+check_lost 1 2
+
+# By the new addresses, all four carry a next job alike.
+[[ $(rail_address b 1) == 192.168.101.22 && $(rail_address a 2) == 192.168.102.11 ]] || fail "rails 1 and 2 have their old addresses"
+mark 4
+spark after all-gather a0,a1,a2,a3 b0,b1,b2,b3 -b 4M -e 4M -n 5 -w 1 -c 1
+check_table 1
+for i in 0 1 2 3; do
+  check_share a "$i" 10 $((6 * 1024 * 1024))
+done

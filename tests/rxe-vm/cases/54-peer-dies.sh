@@ -1,0 +1,93 @@
+# shellcheck shell=bash
+# A peer that stands still in mid-transfer (SIGSTOP) is waited for, and no rail is lost over it: the kernel's soft-RoCE goes on
+# acknowledging. A peer that is killed (SIGKILL) is told within the limit below. The command that started the ranks would end the
+# other one as soon as the first is dead: it is stopped meanwhile.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+
+# A peer is asked for a sign of life for 2 s, what waits for it may come for 2 s more; and this machine is emulated.
+readonly told_within_s=15
+# What its death shows by, whichever comes first: the end of its bootstrap connection, told with all rails, or a write to memory
+# whose registration ended a moment before its queue pairs did, told with the rail that it went by.
+gone_pattern() {
+  echo "(:$1 is gone: .*rails a0:1 to b0:1.*a1:1 to b1:1|rail a[01]:1 to b[01]:1 of [^ ]*:$1 failed: the peer refuses access)"
+}
+
+# rank_pid FILE RANK: the process of a rank, once the run that writes FILE says so.
+rank_pid() {
+  local tries pid
+  for ((tries = 0; tries < 600; tries++)); do
+    pid=$(sed -nE "s/^# +Rank +$2 Pid +([0-9]+) .*/\\1/p" "$1" 2>/dev/null || true)
+    if [[ -n $pid ]]; then
+      echo "$pid"
+      return
+    fi
+    sleep 0.1
+  done
+  fail "the run does not say who rank $2 is"
+}
+
+# moving: until rail 0 has carried two megabytes more, so that the job is in mid-transfer.
+moving() {
+  local tries before
+  before=$(rail_bytes a 0)
+  for ((tries = 0; tries < 600; tries++)); do
+    (($(rail_bytes a 0) - before < 2097152)) || return 0
+    sleep 0.1
+  done
+  fail "rail 0 carries nothing"
+}
+
+freeze() {
+  local pid
+  once_connected frozen
+  pid=$(rank_pid "$BED_LOGS/frozen.txt" 1)
+  moving
+  kill -STOP "$pid"
+  # What was granted still goes out.
+  sleep 3
+  mark 2
+  sleep 3
+  # Letters that nobody reads are sent again by the rails, and nothing else.
+  echo "while rank 1 stands still: $(sent_bytes a 0), $(sent_bytes a 1), $(sent_bytes b 0), $(sent_bytes b 1) bytes"
+  (($(sent_bytes a 0) + $(sent_bytes a 1) < 1048576)) || fail "the job goes on without its rank 1"
+  kill -CONT "$pid"
+}
+
+murder() {
+  local pid lead begun told=$BED_LOGS/killed.txt
+  once_connected killed
+  pid=$(rank_pid "$told" 1)
+  moving
+  lead=$(awk '{ print $4 }' "/proc/$pid/stat")
+  [[ $(tr '\0' ' ' <"/proc/$lead/cmdline") == *nccl-spark* ]] || fail "process $lead did not start the ranks"
+  kill -STOP "$lead"
+  kill -KILL "$pid"
+  begun=$SECONDS
+  until grep -Eq "$(gone_pattern "$pid")" "$told"; do
+    if ((SECONDS - begun > told_within_s)); then
+      kill -CONT "$lead"
+      fail "rank 0 has not told within $told_within_s s that rank 1 is gone"
+    fi
+    sleep 0.1
+  done
+  echo "rank 1 was killed; told after $((SECONDS - begun)) s: $(grep -E "$(gone_pattern "$pid")" "$told" | head -n 1)"
+  kill -CONT "$lead"
+}
+
+rails 2 80mbit
+freeze &
+freezer=$!
+spark frozen sendrecv a0,a1 b0,b1 -b 2M -e 2M -n 60 -w 1 -c 1 "${slow_wire[@]}"
+wait "$freezer" || fail "rank 1 could not be stopped and continued in mid-transfer"
+check_table 1
+! grep -E 'rail .* is lost' "$output" || fail "a rail was lost because the peer's process stood still"
+
+murder &
+murderer=$!
+status=0
+spark_status killed sendrecv a0,a1 b0,b1 -b 2M -e 2M -n 2000 -w 1 -c 1 "${slow_wire[@]}" || status=$?
+wait "$murderer" || fail "rank 0 was not told of rank 1's death"
+[[ $status != 0 && $status != 124 ]] || fail "a job whose rank 1 was killed ended with status $status"
+check_says 'rank 1: killed by signal 9' "that rank 1 was killed"
+check_says "rank 0: .*ncclRemoteError.*$(gone_pattern '[0-9]+')" "rank 0's own error"
