@@ -325,8 +325,8 @@ impl Lane {
     /// A signaled write completed.
     #[inline(always)]
     pub fn retire(&mut self, id: WorkId) {
-        if let Some(queue) = self.queues.get_mut(usize::from(id.queue)) {
-            queue.room += u32::from(id.retires);
+        if let Some(queue) = self.queues.get_mut(usize::from(id.queue())) {
+            queue.room += u32::from(id.retires());
             self.pending = self.pending.saturating_sub(1);
         }
     }
@@ -387,7 +387,7 @@ impl LaneSlot<'_> {
         let signaled = write.signaled || retires >= SIGNAL_EVERY;
         queue.unsignaled = if signaled { 0 } else { retires };
         *pending += u32::from(signaled);
-        let wr_id = WorkId { work: write.work, queue: index, retires }.encode();
+        let wr_id = WorkId::new(write.work, index, retires).bits();
         let LaneWrite { local_addr, lkey, bytes, remote, immediate, .. } = *write;
         match inline {
             Some(bytes) => queue.qp.write_inline(bytes, remote, immediate, wr_id, signaled),
@@ -404,7 +404,7 @@ impl Drop for Lane {
 }
 
 fn receive_id(queue: u8) -> u64 {
-    WorkId { work: Work::Receive, queue, retires: 0 }.encode()
+    WorkId::new(Work::Receive, queue, 0).bits()
 }
 
 /// Random, so that a packet of an earlier connection is not taken for one of this.

@@ -499,7 +499,7 @@ impl Tried {
             if completion.status() != 0 {
                 return Probed::LeftOut(format!("its first write failed: {}", completion.status_text()));
             }
-            self.lane.retire(WorkId::decode(completion.wr_id()));
+            self.lane.retire(WorkId::of(completion.wr_id()));
         }
         if self.lane.has_pending() && self.again.is_some_and(|again| Instant::now() >= again) {
             self.again = None;

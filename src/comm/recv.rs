@@ -328,9 +328,9 @@ impl RecvPath {
         let lane = &mut self.lanes[index];
         for completion in lane.poll(&mut self.buffer).map_err(Failure::of_device)? {
             if completion.status() != 0 {
-                let id = WorkId::decode(completion.wr_id());
-                if id.work == Work::Receive {
-                    lane.flushed(id.queue);
+                let id = WorkId::of(completion.wr_id());
+                if id.work() == Work::Receive {
+                    lane.flushed(id.queue());
                 }
                 failure.get_or_insert_with(|| Failure::of_completion(completion));
                 continue;
@@ -414,13 +414,13 @@ fn arrive(
     ends: &Ends,
     completion: &Completion,
 ) -> std::result::Result<Found, Box<Failure>> {
-    let id = WorkId::decode(completion.wr_id());
+    let id = WorkId::of(completion.wr_id());
     if !completion.is_receive_immediate() {
-        if id.work == Work::Receive {
+        if id.work() == Work::Receive {
             return Err(without_immediate(ends));
         }
         lane.retire(id);
-        if let Work::Repeat { slot } = id.work {
+        if let Work::Repeat { slot } = id.work() {
             receives.repeated(slot);
         }
         return Ok(Found::Something);
@@ -431,7 +431,7 @@ fn arrive(
         Ok(Arrival::Stale) => stale(ends, completion),
         Err(violation) => return Err(Box::new(Failure::Fatal(broken_protocol(&ends.peer, &violation).to_string()))),
     };
-    lane.used_receive(id.queue).map_err(Failure::of_refusal)?;
+    lane.used_receive(id.queue()).map_err(Failure::of_refusal)?;
     Ok(found)
 }
 

@@ -369,11 +369,12 @@ impl SendPath {
         } else {
             self.stalled(ends, "a running send", 0)?;
         }
+        let known = self.sends.test(request).map_err(not_in_flight)?;
         // What had no room when it began; another request's test may have made it.
-        if self.sends.shares_to_post(request) > 0 {
+        if known.is_none() && self.sends.shares_to_post(request) > 0 {
             self.post(ends, request);
         }
-        self.sends.test(request).map_err(not_in_flight)
+        Ok(known)
     }
 
     /// Takes in what has completed; whether anything had.
@@ -382,8 +383,11 @@ impl SendPath {
         let mut moved = false;
         // One reading of the clock does for all that is found now.
         let mut is_read = false;
-        for rail in 0..self.lanes.len() {
-            if !self.lanes[rail].has_pending() {
+        let mut next = 0;
+        while let Some(lane) = self.lanes.get(next) {
+            let rail = next;
+            next += 1;
+            if !lane.has_pending() {
                 continue;
             }
             match self.take_in(rail, &mut is_read) {
@@ -408,9 +412,9 @@ impl SendPath {
                 failure.get_or_insert_with(|| Failure::of_completion(completion));
                 continue;
             }
-            let id = WorkId::decode(completion.wr_id());
+            let id = WorkId::of(completion.wr_id());
             lane.retire(id);
-            let Work::Share { request, share, timed } = id.work else { continue };
+            let Some((request, share, timed)) = id.share() else { continue };
             let Ok(bytes) = self.sends.confirmed(request, share) else { continue };
             lane.count(bytes);
             if self.striping.is_counted(bytes) {

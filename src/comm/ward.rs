@@ -85,7 +85,7 @@ pub fn look_at_trial(lane: &mut Lane) -> std::result::Result<bool, String> {
         if completion.status() != 0 {
             return Err(format!("its trial failed: {}", completion.status_text()));
         }
-        lane.retire(WorkId::decode(completion.wr_id()));
+        lane.retire(WorkId::of(completion.wr_id()));
     }
     Ok(!lane.has_pending())
 }

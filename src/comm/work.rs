@@ -30,22 +30,17 @@ pub enum Work {
     Probe,
 }
 
-/// A work request number: what it is, its queue pair in the lane, and how many requests its completion retires.
+/// A work request number: what it is, its queue pair in the lane, and how many requests its completion retires. It stays packed:
+/// who looks at a completion asks for what it needs, and most of them are shares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WorkId {
-    /// What it is.
-    pub work: Work,
-    /// Queue pair in the lane.
-    pub queue: u8,
-    /// Work requests that are done when this one is: itself and the unsignaled ones before it.
-    pub retires: u16,
-}
+pub struct WorkId(u64);
 
 impl WorkId {
-    /// Packs it.
+    /// Of a request on queue pair `queue`. `retires`: the work requests that are done when this one is, itself and the
+    /// unsignaled ones before it.
     #[inline(always)]
-    pub fn encode(self) -> u64 {
-        let (kind, share, request) = match self.work {
+    pub fn new(work: Work, queue: u8, retires: u16) -> Self {
+        let (kind, share, request) = match work {
             Work::Share { request, share, timed } => (u64::from(timed), share, request),
             Work::Lead => (2, 0, 0),
             Work::Cts => (3, 0, 0),
@@ -54,25 +49,59 @@ impl WorkId {
             Work::Repeat { slot } => (6, 0, slot),
             Work::Letter => (7, 0, 0),
         };
-        kind | u64::from(self.queue) << 8
-            | u64::from(self.retires) << 16
-            | u64::from(share) << 32
-            | u64::from(request) << 40
+        let route = u64::from(queue) << 8 | u64::from(retires) << 16;
+        Self(kind | route | u64::from(share) << 32 | u64::from(request) << 40)
     }
 
-    /// Unpacks it; the numbers are all of our own making.
+    /// As a completion has it; the numbers are all of our own making.
     #[inline(always)]
-    pub fn decode(bits: u64) -> Self {
-        let work = match bits & 0xff {
-            kind @ (0 | 1) => Work::Share { request: (bits >> 40) as u16, share: (bits >> 32) as u8, timed: kind == 1 },
+    pub fn of(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    /// For the device.
+    #[inline(always)]
+    pub fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// Queue pair in the lane.
+    #[inline(always)]
+    pub fn queue(self) -> u8 {
+        (self.0 >> 8) as u8
+    }
+
+    /// Work requests that are done when this one is.
+    #[inline(always)]
+    pub fn retires(self) -> u16 {
+        (self.0 >> 16) as u16
+    }
+
+    /// The send, its share and whether that is timed, where the request is [`Work::Share`].
+    #[inline(always)]
+    pub fn share(self) -> Option<(u16, u8, bool)> {
+        (self.kind() < 2).then(|| ((self.0 >> 40) as u16, (self.0 >> 32) as u8, self.kind() == 1))
+    }
+
+    /// What it is.
+    #[inline(always)]
+    pub fn work(self) -> Work {
+        if let Some((request, share, timed)) = self.share() {
+            return Work::Share { request, share, timed };
+        }
+        match self.kind() {
             2 => Work::Lead,
             3 => Work::Cts,
             4 => Work::Receive,
-            6 => Work::Repeat { slot: (bits >> 40) as u16 },
+            6 => Work::Repeat { slot: (self.0 >> 40) as u16 },
             7 => Work::Letter,
             _ => Work::Probe,
-        };
-        Self { work, queue: (bits >> 8) as u8, retires: (bits >> 16) as u16 }
+        }
+    }
+
+    #[inline(always)]
+    fn kind(self) -> u8 {
+        self.0 as u8
     }
 }
 
@@ -93,8 +122,9 @@ mod tests {
             Work::Repeat { slot: 31 },
             Work::Letter,
         ] {
-            let id = WorkId { work, queue: 255, retires: 65_535 };
-            assert_eq!(WorkId::decode(id.encode()), id);
+            let id = WorkId::of(WorkId::new(work, 255, 65_535).bits());
+            assert_eq!((id.work(), id.queue(), id.retires()), (work, 255, 65_535));
+            assert_eq!(id.share().is_some(), matches!(work, Work::Share { .. }));
         }
     }
 }
