@@ -2,7 +2,7 @@
 
 use crate::fabric::lock;
 use crate::os::memory;
-use crate::os::shm::{INLINE_BYTES, MAX_SGES, SEND_SLOTS, Slot};
+use crate::os::shm::{INLINE_BYTES, MAX_SGES, RailMemory, SEND_SLOTS, Slot};
 use crate::queue_pair::{Operation, QueuePair, SendRequest, Sent, Sge, State};
 use crate::status;
 use std::sync::Arc;
@@ -59,6 +59,9 @@ impl QueuePair {
         let memory = self.memory();
         let posted = memory.posted.load(Ordering::Relaxed);
         if posted - local.reaped >= u64::from(self.caps().send_requests) {
+            return Err(libc::ENOMEM);
+        }
+        if RailMemory::is_due(&self.rail().failing_posts) {
             return Err(libc::ENOMEM);
         }
         let now = self.node.memory.now_ns();

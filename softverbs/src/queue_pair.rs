@@ -3,7 +3,7 @@
 
 use crate::completion_queue::{Completion, CompletionQueue};
 use crate::fabric::{EVENT_ACCESS_ERROR, Event, Node, lock};
-use crate::os::shm::{INLINE_BYTES, MAX_QPS, MAX_SGES, QpMemory, SEND_SLOTS};
+use crate::os::shm::{INLINE_BYTES, MAX_QPS, MAX_SGES, QpMemory, RailMemory, SEND_SLOTS};
 use crate::serve::Serving;
 use crate::status;
 use std::collections::VecDeque;
@@ -250,6 +250,11 @@ impl QueuePair {
         self.node.qp_memory(self.slot)
     }
 
+    /// The rail it is on, at this end.
+    pub(crate) fn rail(&self) -> &'static RailMemory {
+        &self.node.memory.rails[self.node.node][self.device]
+    }
+
     /// The peer stops a queue pair by its shared state.
     fn failed_from_afar(&self) -> bool {
         self.memory().state.load(Ordering::Acquire) == State::Error as u32
@@ -384,7 +389,8 @@ impl QueuePair {
         if local.state == State::Reset || sges.len() > MAX_SGES {
             return Err(libc::EINVAL);
         }
-        if local.receives.len() >= self.caps.receive_requests as usize {
+        let is_full = local.receives.len() >= self.caps.receive_requests as usize;
+        if is_full || RailMemory::is_due(&self.rail().failing_posts) {
             return Err(libc::ENOMEM);
         }
         let mut receive = Receive { wr_id, sges: [Sge::default(); MAX_SGES], count: sges.len() };

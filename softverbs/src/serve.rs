@@ -4,7 +4,7 @@ use crate::completion_queue::Completion;
 use crate::engine::Served;
 use crate::fabric::lock;
 use crate::os::memory::{self, BOUNCE_BYTES, Bounce, Fault, Piece};
-use crate::os::shm::{INLINE_BYTES, MAX_SGES, QpMemory, Slot};
+use crate::os::shm::{INLINE_BYTES, MAX_SGES, QpMemory, RailMemory, Slot};
 use crate::pacing::{SHORT_BYTES, Way};
 use crate::posting::Head;
 use crate::queue_pair::{Local, Operation, QueuePair, Receive, Remote, State};
@@ -276,8 +276,7 @@ impl QueuePair {
         if request.status != 0 {
             return Err(Refusal::Failed(request.status));
         }
-        let refusals = &self.node.memory.rails[self.node.node][self.device].refusals;
-        if refusals.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
+        if RailMemory::is_due(&self.rail().refusals) {
             return Err(Refusal::Failed(status::REMOTE_INVALID));
         }
         let total: u64 = request.pieces.iter().map(|(_, bytes)| bytes).sum();

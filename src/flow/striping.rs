@@ -386,6 +386,8 @@ mod tests {
         striping: Striping,
         /// Bytes per microsecond.
         rates: Vec<f64>,
+        /// Rails that share a link, and what it carries; in bytes per microsecond.
+        links: Vec<(Vec<usize>, f64)>,
         /// What each rail has to do, with bytes left.
         queues: Vec<VecDeque<(Write, f64)>>,
         unfinished: VecDeque<(u64, usize)>,
@@ -402,6 +404,7 @@ mod tests {
             Self {
                 striping: Striping::new(&rails(promised_mbps), MIN),
                 rates: rates_mbps.iter().map(|mbps| mbps / 8.0).collect(),
+                links: Vec::new(),
                 queues: vec![VecDeque::new(); rates_mbps.len()],
                 unfinished: VecDeque::new(),
                 confirmations: VecDeque::new(),
@@ -447,16 +450,33 @@ mod tests {
             self.next += 1;
         }
 
+        /// What each rail carries just now: its own rate, or what the others leave it of its link.
+        fn served(&self) -> Vec<f64> {
+            let mut rates = self.rates.clone();
+            for (rails, carries) in &self.links {
+                let mut busy: Vec<usize> =
+                    rails.iter().copied().filter(|rail| !self.queues[*rail].is_empty()).collect();
+                busy.sort_by(|a, b| self.rates[*a].total_cmp(&self.rates[*b]));
+                let mut left = *carries;
+                for (place, rail) in busy.iter().enumerate() {
+                    rates[*rail] = self.rates[*rail].min(left / (busy.len() - place) as f64);
+                    left -= rates[*rail];
+                }
+            }
+            rates
+        }
+
         /// To the next completion.
         fn step(&mut self, bytes: u64) {
-            let heads = self.queues.iter().zip(&self.rates);
+            let rates = self.served();
+            let heads = self.queues.iter().zip(&rates);
             let served = heads.filter_map(|(queue, rate)| Some(queue.front()?.1 / rate)).fold(f64::INFINITY, f64::min);
             let heard = self.confirmations.front().map_or(f64::INFINITY, |next| next.0 - self.now_us);
             let step = served.min(heard);
             self.now_us += step;
             for rail in 0..self.rates.len() {
                 let Some(head) = self.queues[rail].front_mut() else { continue };
-                head.1 -= step * self.rates[rail];
+                head.1 -= step * rates[rail];
                 if head.1 > 1e-3 {
                     continue;
                 }
@@ -496,6 +516,28 @@ mod tests {
         run.run(1.0, 8, 512 * 1024);
         let mbytes = run.run(2.0, 8, 512 * 1024);
         assert!(mbytes > 0.98 * 32.5, "{mbytes} of 32.5 MB/s");
+    }
+
+    /// A Spark with two cables, one of whose functions carries a quarter: the other function of its link carries what it leaves.
+    #[test]
+    fn a_slow_rail_leaves_its_link_to_the_other_one_there() {
+        for bytes in [512 * 1024, 1 << 20, 8 << 20] {
+            let ends: Vec<_> = [(0, 0), (1, 0), (0, 1), (1, 1)]
+                .iter()
+                .enumerate()
+                .map(|(rail, &(link, cable))| End {
+                    rail: rail as u8,
+                    attachment: Attachment { link, link_mbps: 112_000, cable, port_mbps: 200_000 },
+                })
+                .collect();
+            let ways = Ways::new(&ends.iter().map(|end| [*end, *end]).collect::<Vec<_>>());
+            let mut run = Run::new(&[100_000; 4], &[28_000.0, 112_000.0, 112_000.0, 112_000.0]);
+            run.striping = Striping::new(&ways, MIN);
+            run.links = vec![(vec![0, 2], 14_000.0), (vec![1, 3], 14_000.0)];
+            run.run(0.5, 2, bytes);
+            let mbytes = run.run(0.5, 2, bytes);
+            assert!(mbytes > 0.97 * 28_000.0, "{bytes}: {mbytes}");
+        }
     }
 
     #[test]

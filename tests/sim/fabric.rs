@@ -143,6 +143,26 @@ impl Fabric {
         self.node.memory.rails[0][rail].refusals.store(count, Ordering::Release);
     }
 
+    /// So many of the requests that are posted next on a rail, by either end, are not taken.
+    pub fn fail_posts(&self, rail: usize, count: u32) {
+        self.node.memory.rails[0][rail].failing_posts.store(count, Ordering::Release);
+    }
+
+    /// A registration that a rail refuses, then the same one again.
+    pub fn register_in_vain(&self, side: usize, rail: usize) {
+        let host = &self.hosts[side];
+        let before = host.registrations_in_use();
+        let memory = vec![0_u8; 3 * 4096].into_boxed_slice();
+        // SAFETY: the memory outlives its registration, which is gone at the end of this function, and nothing is written there.
+        let asked = || unsafe { HostMemory::from_caller(memory.as_ptr() as usize, memory.len()) };
+        self.node.memory.rails[0][rail].failing_registrations.store(1, Ordering::Release);
+        let told = host.register(asked()).map(|_| ()).expect_err("a rail refuses").to_string();
+        assert!(told.contains(&host.rails[rail].info.device) && told.contains("Cannot allocate memory"), "{told}");
+        assert_eq!(host.registrations_in_use(), before);
+        let done = host.register(asked()).expect("no rail refuses");
+        assert!((0..RAILS).all(|rail| done.keys(rail).is_some()));
+    }
+
     /// Queue pairs that there are on the whole fabric.
     pub fn queue_pairs(&self) -> usize {
         self.node.memory.qps.iter().filter(|qp| qp.number.load(Ordering::Acquire) != 0).count()

@@ -30,6 +30,7 @@ pub struct Run<'f> {
     pulls_left: u64,
     /// As many as a connection takes while one message runs.
     refusals_left: u64,
+    failures_left: u64,
     tally: Tally,
 }
 
@@ -56,6 +57,7 @@ impl<'f> Run<'f> {
         for rail in 0..RAILS {
             fabric.set(rail, true);
             fabric.refuse(rail, 0);
+            fabric.fail_posts(rail, 0);
         }
         let rails = 1 + dice.below(RAILS as u64) as usize;
         let pair = fabric.connect(rails, 1 + dice.below(2) as usize);
@@ -64,9 +66,25 @@ impl<'f> Run<'f> {
         } else {
             Tcp::Carries
         };
-        let (goal, pulls_left, refusals_left) = (4 + dice.below(60) as usize, dice.below(8), dice.below(5));
+        let (goal, pulls_left) = (4 + dice.below(60) as usize, dice.below(8));
+        let (refusals_left, failures_left) = (dice.below(5), dice.below(5));
         let (model, letters, events, tally) = Default::default();
-        Self { fabric, seed, dice, rails, pair, model, goal, letters, tcp, events, pulls_left, refusals_left, tally }
+        Self {
+            fabric,
+            seed,
+            dice,
+            rails,
+            pair,
+            model,
+            goal,
+            letters,
+            tcp,
+            events,
+            pulls_left,
+            refusals_left,
+            failures_left,
+            tally,
+        }
     }
 
     /// Plays it to its end.
@@ -79,11 +97,12 @@ impl<'f> Run<'f> {
         }
         self.model.check_what_was_handed_back(&self.fabric.to);
         // The rails come back by themselves.
-        (self.pulls_left, self.refusals_left) = (0, 0);
+        (self.pulls_left, self.refusals_left, self.failures_left) = (0, 0, 0);
         (0..self.rails).for_each(|rail| {
             self.fabric.set(rail, true);
             // What nothing has met yet would cost a rail when nobody waits for its return any more.
             self.fabric.refuse(rail, 0);
+            self.fabric.fail_posts(rail, 0);
         });
         let limit = self.fabric.now_ns() + PATIENCE_NS;
         while !self.pair.wardens.iter().all(|warden| warden.is_whole()) {
@@ -268,6 +287,11 @@ impl<'f> Run<'f> {
         if self.refusals_left > 0 && !must_hold && self.dice.one_in(4) {
             self.refusals_left -= 1;
             self.fabric.refuse(rail, 1);
+        }
+        if self.failures_left > 0 && !must_hold && self.dice.one_in(4) {
+            self.failures_left -= 1;
+            self.fabric.fail_posts(rail, 1);
+            self.fabric.register_in_vain(self.dice.below(2) as usize, rail);
         }
         let is_up = self.fabric.is_up(rail);
         if is_up {

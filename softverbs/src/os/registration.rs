@@ -1,6 +1,7 @@
 //! Registering this process's memory.
 
 use crate::fabric::{Node, lock};
+use crate::os::shm::RailMemory;
 
 impl Node {
     /// Registers memory with a device; its key.
@@ -16,6 +17,9 @@ impl Node {
         }
         if len > 0 && !crate::os::process::readable(addr, len) {
             return Err(libc::EFAULT);
+        }
+        if RailMemory::is_due(&self.memory.rails[self.node][device].failing_registrations) {
+            return Err(libc::ENOMEM);
         }
         self.regions.add(device, addr as u64, len as u64, access).ok_or(libc::ENOMEM)
     }

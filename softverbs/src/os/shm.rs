@@ -25,7 +25,7 @@ pub const MAX_SGES: usize = 4;
 pub const DOORBELL_WORDS: usize = MAX_QPS / 64;
 
 /// Changes with the layout below.
-pub const LAYOUT: u64 = 0x5356_0003;
+pub const LAYOUT: u64 = 0x5356_0004;
 
 /// The whole file.
 #[repr(C)]
@@ -63,10 +63,21 @@ pub struct RailMemory {
     pub down: AtomicU32,
     /// So many of the requests that come in next are called invalid.
     pub refusals: AtomicU32,
+    /// So many of the requests that are posted next are not taken (`ENOMEM`), sends and receives alike.
+    pub failing_posts: AtomicU32,
+    /// So many of the registrations that are asked for next fail (`ENOMEM`).
+    pub failing_registrations: AtomicU32,
     /// What it carries.
     pub way: TwoWay,
     /// Payload bytes that left by it.
     pub sent_bytes: AtomicU64,
+}
+
+impl RailMemory {
+    /// Uses up one of a number of faults that a test wants; false when there are none.
+    pub(crate) fn is_due(faults: &AtomicU32) -> bool {
+        faults.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
+    }
 }
 
 /// A process.
