@@ -1,0 +1,267 @@
+use super::*;
+use crate::flow::ways::End;
+use crate::wire::message::Attachment;
+use std::collections::VecDeque;
+
+const MIN: u64 = 16 * 1024;
+
+fn rails(mbps: &[u32]) -> Ways {
+    let end = |(rail, &port_mbps): (usize, &u32)| {
+        let rail = rail as u8;
+        End { rail, attachment: Attachment { link: rail, link_mbps: 0, cable: rail, port_mbps } }
+    };
+    Ways::new(&mbps.iter().enumerate().map(end).map(|end| [end, end]).collect::<Vec<_>>())
+}
+
+/// A share under way.
+#[derive(Clone)]
+struct Write {
+    message: u64,
+    bytes: u64,
+    timed: bool,
+}
+
+/// A sender with a window of messages over rails that serve in order, in virtual time.
+struct Run {
+    striping: Striping,
+    /// Bytes per microsecond.
+    rates: Vec<f64>,
+    /// Rails that share a link, and what it carries; in bytes per microsecond.
+    links: Vec<(Vec<usize>, f64)>,
+    /// What each rail has to do, with bytes left.
+    queues: Vec<VecDeque<(Write, f64)>>,
+    unfinished: VecDeque<(u64, usize)>,
+    /// On their way back: when, from which rail.
+    confirmations: VecDeque<(f64, usize, Write)>,
+    latency_us: f64,
+    now_us: f64,
+    next: u64,
+    done_bytes: u64,
+}
+
+impl Run {
+    fn new(promised_mbps: &[u32], rates_mbps: &[f64]) -> Self {
+        Self {
+            striping: Striping::new(&rails(promised_mbps), MIN),
+            rates: rates_mbps.iter().map(|mbps| mbps / 8.0).collect(),
+            links: Vec::new(),
+            queues: vec![VecDeque::new(); rates_mbps.len()],
+            unfinished: VecDeque::new(),
+            confirmations: VecDeque::new(),
+            latency_us: 0.0,
+            now_us: 0.0,
+            next: 0,
+            done_bytes: 0,
+        }
+    }
+
+    fn now_ns(&self) -> u64 {
+        (self.now_us * 1000.0) as u64
+    }
+
+    /// MB/s over so many seconds, with `window` messages of a size under way.
+    fn run(&mut self, seconds: f64, window: usize, bytes: u64) -> f64 {
+        let (end, before) = (self.now_us + seconds * 1e6, self.done_bytes);
+        while self.now_us < end {
+            while self.unfinished.len() < window {
+                self.send(bytes);
+            }
+            self.step(bytes);
+        }
+        (self.done_bytes - before) as f64 / 1e6 / seconds
+    }
+
+    fn send(&mut self, bytes: u64) {
+        let now_ns = self.now_ns();
+        let (shares, timed) = if bytes <= self.striping.whole_bytes() {
+            let rail = self.striping.rail_for(bytes, &Nobody);
+            let shares = Shares::whole(self.striping.rail_to_try(rail, bytes, now_ns, &Nobody), bytes);
+            (shares, self.striping.is_to_time(bytes))
+        } else {
+            (self.striping.cut(bytes, now_ns, &Nobody), true)
+        };
+        for share in shares.as_slice() {
+            let rail = usize::from(share.lane);
+            self.striping.given(rail, share.bytes, timed.then_some(now_ns));
+            let write = Write { message: self.next, bytes: share.bytes, timed };
+            self.queues[rail].push_back((write, share.bytes as f64));
+        }
+        self.unfinished.push_back((self.next, shares.as_slice().len()));
+        self.next += 1;
+    }
+
+    /// What each rail carries just now: its own rate, or what the others leave it of its link.
+    fn served(&self) -> Vec<f64> {
+        let mut rates = self.rates.clone();
+        for (rails, carries) in &self.links {
+            let mut busy: Vec<usize> = rails.iter().copied().filter(|rail| !self.queues[*rail].is_empty()).collect();
+            busy.sort_by(|a, b| self.rates[*a].total_cmp(&self.rates[*b]));
+            let mut left = *carries;
+            for (place, rail) in busy.iter().enumerate() {
+                rates[*rail] = self.rates[*rail].min(left / (busy.len() - place) as f64);
+                left -= rates[*rail];
+            }
+        }
+        rates
+    }
+
+    /// To the next completion.
+    fn step(&mut self, bytes: u64) {
+        let rates = self.served();
+        let heads = self.queues.iter().zip(&rates);
+        let served = heads.filter_map(|(queue, rate)| Some(queue.front()?.1 / rate)).fold(f64::INFINITY, f64::min);
+        let heard = self.confirmations.front().map_or(f64::INFINITY, |next| next.0 - self.now_us);
+        let step = served.min(heard);
+        self.now_us += step;
+        for (rail, rate) in rates.iter().enumerate() {
+            let Some(head) = self.queues[rail].front_mut() else { continue };
+            head.1 -= step * rate;
+            if head.1 > 1e-3 {
+                continue;
+            }
+            let (write, _) = self.queues[rail].pop_front().unwrap();
+            self.confirmations.push_back((self.now_us + self.latency_us, rail, write));
+        }
+        let now_ns = self.now_ns();
+        while self.confirmations.front().is_some_and(|next| next.0 <= self.now_us + 1e-6) {
+            let (_, rail, write) = self.confirmations.pop_front().unwrap();
+            self.striping.confirmed(rail, write.bytes, write.timed.then_some(now_ns));
+            self.unfinished.iter_mut().find(|(number, _)| *number == write.message).unwrap().1 -= 1;
+        }
+        // A caller takes messages in their order.
+        while self.unfinished.front().is_some_and(|(_, left)| *left == 0) {
+            self.unfinished.pop_front();
+            self.done_bytes += bytes;
+        }
+    }
+}
+
+/// Others have a MiB under way on one rail.
+struct OnRail(usize);
+
+impl Others for OnRail {
+    fn waiting_bytes(&self, rail: usize) -> u64 {
+        if rail == self.0 { 1 << 20 } else { 0 }
+    }
+
+    fn confer(&self, _rail: usize, kept: f64) -> f64 {
+        kept
+    }
+}
+
+#[test]
+fn unequal_rails_carry_their_sum_whatever_was_promised() {
+    let mut run = Run::new(&[10_000; 4], &[80.0, 80.0, 80.0, 20.0]);
+    run.run(1.0, 8, 512 * 1024);
+    let mbytes = run.run(2.0, 8, 512 * 1024);
+    assert!(mbytes > 0.98 * 32.5, "{mbytes} of 32.5 MB/s");
+}
+
+/// A Spark with two cables, one of whose functions carries a quarter: the other function of its link carries what it leaves.
+#[test]
+fn a_slow_rail_leaves_its_link_to_the_other_one_there() {
+    for bytes in [512 * 1024, 1 << 20, 8 << 20] {
+        let ends: Vec<_> = [(0, 0), (1, 0), (0, 1), (1, 1)]
+            .iter()
+            .enumerate()
+            .map(|(rail, &(link, cable))| End {
+                rail: rail as u8,
+                attachment: Attachment { link, link_mbps: 112_000, cable, port_mbps: 200_000 },
+            })
+            .collect();
+        let ways = Ways::new(&ends.iter().map(|end| [*end, *end]).collect::<Vec<_>>());
+        let mut run = Run::new(&[100_000; 4], &[28_000.0, 112_000.0, 112_000.0, 112_000.0]);
+        run.striping = Striping::new(&ways, MIN);
+        run.links = vec![(vec![0, 2], 14_000.0), (vec![1, 3], 14_000.0)];
+        run.run(0.5, 2, bytes);
+        let mbytes = run.run(0.5, 2, bytes);
+        assert!(mbytes > 0.97 * 28_000.0, "{bytes}: {mbytes}");
+    }
+}
+
+#[test]
+fn a_rail_that_slows_and_recovers_is_followed_within_a_second() {
+    let mut run = Run::new(&[10_000; 4], &[80.0; 4]);
+    run.run(1.0, 8, 512 * 1024);
+    assert!(run.run(1.0, 8, 512 * 1024) > 0.98 * 40.0);
+    run.rates[2] = 2.5;
+    run.run(1.0, 8, 512 * 1024);
+    let fallen = run.run(1.0, 8, 512 * 1024);
+    assert!(fallen > 0.95 * 32.5, "{fallen}");
+    run.rates[2] = 10.0;
+    run.run(1.0, 8, 512 * 1024);
+    let back = run.run(1.0, 8, 512 * 1024);
+    assert!(back > 0.98 * 40.0, "{back}");
+}
+
+#[test]
+fn a_rail_too_slow_for_any_share_comes_back() {
+    let mut run = Run::new(&[10_000; 4], &[80_000.0, 80_000.0, 80_000.0, 400.0]);
+    run.run(0.2, 8, 1 << 20);
+    let without = run.run(0.5, 8, 1 << 20);
+    assert!(without > 0.98 * 30_000.0, "{without}");
+    run.rates[3] = 10_000.0;
+    run.run(1.0, 8, 1 << 20);
+    let with = run.run(0.5, 8, 1 << 20);
+    assert!(with > 0.98 * 40_000.0, "{with}");
+}
+
+#[test]
+fn a_window_of_one_message_balances_too() {
+    let mut run = Run::new(&[10_000; 2], &[9_000.0, 3_000.0]);
+    run.run(0.1, 1, 1 << 20);
+    let mbytes = run.run(0.1, 1, 1 << 20);
+    assert!(mbytes > 0.97 * 1_500.0, "{mbytes}");
+}
+
+/// 4 KiB messages, whole on a rail: one that is slow from the start is left for another.
+#[test]
+fn whole_messages_leave_a_slow_rail() {
+    let mut run = Run::new(&[100_000; 4], &[2_500.0, 10_000.0, 10_000.0, 10_000.0]);
+    // So long that a message alone does no better on a quick rail than one in a stream on the slow one.
+    run.latency_us = 10.0;
+    run.run(1.0, 8, 4096);
+    let mbytes = run.run(1.0, 8, 4096);
+    assert!(mbytes > 0.95 * 1_250.0, "{mbytes}");
+    // Also after a time in which no trial found anything better.
+    run.run(2.0, 8, 4096);
+    let slow = run.striping.favourite;
+    run.rates[slow] = 2_500.0 / 8.0;
+    run.run(1.0, 8, 4096);
+    let mbytes = run.run(0.5, 8, 4096);
+    assert!(mbytes > 0.95 * 1_250.0 && run.striping.favourite != slow, "{mbytes}");
+}
+
+#[test]
+fn a_rail_as_good_as_any_is_seldom_left_for_trials() {
+    let mut run = Run::new(&[100_000; 4], &[10_000.0; 4]);
+    run.latency_us = 10.0;
+    run.run(4.0, 8, 4096);
+    let (mut trials, mut trying) = (0, false);
+    for _ in 0..20_000 {
+        run.run(50e-6, 8, 4096);
+        let tries = matches!(run.striping.trials, Trials::Trial { .. });
+        trials += u32::from(tries && !trying);
+        trying = tries;
+    }
+    assert!((1..=2).contains(&trials), "{trials} trials in a second");
+}
+
+#[test]
+fn a_small_message_stays_on_its_rail_unless_that_is_busy_or_slow() {
+    let mut striping = Striping::new(&rails(&[100_000; 4]), MIN);
+    assert_eq!(striping.whole_bytes(), 2 * MIN - 1);
+    assert_eq!(striping.rail_for(8, &Nobody), 0);
+    striping.given(0, 1 << 15, None);
+    assert_eq!(striping.rail_for(8, &Nobody), 0, "not worth a change");
+    striping.given(0, 1 << 20, None);
+    assert_eq!(striping.rail_for(8, &Nobody), 1);
+    assert_eq!(striping.rail_for(8, &OnRail(1)), 2, "others use it");
+    // The favourite shows to be slow.
+    for rail in [2, 3] {
+        striping.given(rail, 1 << 20, Some(0));
+        striping.confirmed(rail, 1 << 20, Some(if rail == 2 { 800_000 } else { 84_000 }));
+    }
+    striping.cut(1 << 20, REFRESH_NS, &Nobody);
+    assert_ne!(striping.rail_for(8, &Nobody), 2);
+}
