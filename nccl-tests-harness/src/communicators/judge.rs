@@ -8,9 +8,12 @@ use serde::{Deserialize, Serialize};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
-/// Memory that a communicator which is gone may leave behind. NCCL 2.28.3 on two H200, two ranks, growth over the last 54 of 60:
-/// 2.2 and 3.0 KiB each over the plugin on the software fabric, 0.44 KiB each over NCCL's own Socket network.
-const LEFT_KIB: f64 = 8.0;
+/// Memory that a communicator which is gone may leave behind. NCCL 2.28.3 on two H200, two ranks, over the last 900 of 1,000: 0.23 and
+/// 0.08 KiB each over the plugin on the software fabric; over the last 54 of 60 NCCL's own Socket network left 0.44 to 1.19.
+const LEFT_KIB: u64 = 8;
+/// What may be taken once and kept, however few communicators there are: the allocators of NCCL and CUDA grow by steps. Seen at such a time:
+/// 972 and 1992 KiB within 54 communicators, and no more within the 900 after them.
+const STEP_KIB: u64 = 4096;
 
 /// What a rank says when it is done.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,14 +82,16 @@ fn flat(ends: &[End]) -> Result<String> {
         let Some((before, after, count)) = end.report.as_ref().and_then(|report| report.held) else {
             bail!("rank {rank} does not say what it held");
         };
-        let grown_kib = after.memory_kib as f64 - before.memory_kib as f64;
-        let each = grown_kib / f64::from(count);
+        let grown_kib = after.memory_kib.saturating_sub(before.memory_kib);
+        let allowed_kib = STEP_KIB.max(LEFT_KIB * u64::from(count));
+        let each = (after.memory_kib as f64 - before.memory_kib as f64) / f64::from(count);
         let text = format!(
             "rank {rank} over {count}: memory {} to {} KiB ({each:.2} each), descriptors {} to {}, threads {} to {}",
             before.memory_kib, after.memory_kib, before.descriptors, after.descriptors, before.threads, after.threads
         );
-        let is_flat = each <= LEFT_KIB && after.descriptors <= before.descriptors && after.threads <= before.threads;
-        ensure!(is_flat, "{text}: up to {LEFT_KIB} KiB each, and no descriptor or thread more, are allowed");
+        let is_flat =
+            grown_kib <= allowed_kib && after.descriptors <= before.descriptors && after.threads <= before.threads;
+        ensure!(is_flat, "{text}: {allowed_kib} KiB more, and no descriptor or thread, are allowed");
         words.push(text);
     }
     Ok(words.join("; "))
@@ -142,9 +147,16 @@ mod tests {
     #[test]
     fn what_grows_is_found() {
         let before = Health { memory_kib: 100_000, descriptors: 40, threads: 9 };
-        let judged = |after: Health| judge(&plan(), Scenario::Again, &[good(Some((before, after, 900)))]);
+        let judged_over = |count, after: Health| judge(&plan(), Scenario::Again, &[good(Some((before, after, count)))]);
+        let judged = |after: Health| judged_over(900, after);
         assert!(judged(Health { memory_kib: 100_900, ..before }).unwrap().contains("(1.00 each)"));
-        assert!(judged(Health { memory_kib: 200_000, ..before }).is_err());
+        assert!(judged(Health { memory_kib: 107_200, ..before }).is_ok());
+        assert!(judged(Health { memory_kib: 107_201, ..before }).unwrap_err().to_string().contains("7200 KiB more"));
+        // A step of the allocators, within few communicators.
+        assert!(judged_over(54, Health { memory_kib: 104_096, ..before }).is_ok());
+        assert!(
+            judged_over(54, Health { memory_kib: 104_097, ..before }).unwrap_err().to_string().contains("4096 KiB")
+        );
         assert!(judged(Health { descriptors: 41, ..before }).unwrap_err().to_string().contains("descriptors 40 to 41"));
         assert!(judged(Health { threads: 10, ..before }).is_err());
         assert!(judge(&plan(), Scenario::Again, &[good(None)]).is_err());
