@@ -8,7 +8,13 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, RwLock, Weak};
 use std::time::Duration;
 
-/// How long after its last poll a process still counts as polling, so that it need not be woken.
+/// What `sleeping` of a process says: its engine is not asleep.
+pub const AWAKE: u32 = 0;
+/// It sleeps for a short time, as the engine of a process that polls does: who polls drives it.
+pub const NAPPING: u32 = 1;
+/// It sleeps until something comes.
+pub const ASLEEP: u32 = 2;
+/// How long after its last poll a process still counts as polling, so that an engine that naps need not be woken.
 const POLLING_NS: u64 = 100_000;
 /// How long after its last poll a process is expected to poll again.
 const RECENTLY_NS: u64 = 2_000_000;
@@ -130,9 +136,14 @@ pub fn ring(node: &Node, slot: usize, now_ns: u64) {
     let process = &node.memory.processes[place];
     process.doorbells[device][slot / 64].fetch_or(1 << (slot % 64), Ordering::AcqRel);
     process.rung[device].fetch_or(1 << (slot / 64), Ordering::SeqCst);
-    let polled = process.polled_ns.load(Ordering::Relaxed);
     // Sequentially consistent with the sleeper, who announces its sleep and then looks at the doorbells.
-    if now_ns.saturating_sub(polled) > POLLING_NS && process.sleeping.swap(0, Ordering::SeqCst) == 1 {
+    let is_to_wake = match process.sleeping.load(Ordering::SeqCst) {
+        AWAKE => false,
+        NAPPING => now_ns.saturating_sub(process.polled_ns.load(Ordering::Relaxed)) > POLLING_NS,
+        // That it has just polled tells nothing: who has asked for bytes and looks for them in memory need not poll again.
+        _ => true,
+    };
+    if is_to_wake && process.sleeping.swap(AWAKE, Ordering::SeqCst) != AWAKE {
         wake(&process.sleeping);
     }
 }
@@ -177,19 +188,19 @@ fn rest(node: &Node, index: usize, soonest: Option<u64>) {
         std::thread::yield_now();
         return;
     }
-    process.sleeping.store(1, Ordering::SeqCst);
+    let (depth, longest) = match (polls, node.has_qps()) {
+        // Peers do not wake a process that polls; should it stop just now, nothing waits long.
+        (true, _) => (NAPPING, SHORT_NAP),
+        (false, true) => (ASLEEP, NAP),
+        (false, false) => (ASLEEP, REST),
+    };
+    // Only who wakes takes the mark back: another engine of this process may still sleep by it, and deeper.
+    let mark = process.sleeping.fetch_max(depth, Ordering::SeqCst).max(depth);
     let mut mine = (index..node.devices().len()).step_by(node.threads());
     if mine.any(|device| process.rung[device].load(Ordering::SeqCst) != 0) {
         return;
     }
-    let longest = match (polls, node.has_qps()) {
-        // Peers do not wake a process that polls; should it stop just now, nothing waits long.
-        (true, _) => SHORT_NAP,
-        (false, true) => NAP,
-        (false, false) => REST,
-    };
-    // Only who wakes takes the mark back: another engine of this process may still sleep by it.
-    sleep_while(&process.sleeping, 1, ahead.map_or(longest, |ns| longest.min(Duration::from_nanos(ns))));
+    sleep_while(&process.sleeping, mark, ahead.map_or(longest, |ns| longest.min(Duration::from_nanos(ns))));
 }
 
 /// Registered memory, by key.

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use softverbs::completion_queue::{Completion, CompletionQueue};
+use softverbs::engine::{ASLEEP, AWAKE, NAPPING};
 use softverbs::fabric::{Action, Node, control, prepare};
 use softverbs::profile::Profile;
 use softverbs::queue_pair::{Caps, Change, Operation, QueuePair, SendRequest, Sge, State};
@@ -154,6 +155,26 @@ impl Pair {
         let a = self.a.poll();
         (a, b)
     }
+}
+
+#[test]
+fn a_write_wakes_an_engine_that_is_asleep_though_its_process_has_just_polled() {
+    let bed = Bed::new();
+    let pair = bed.pair(0, 7);
+    // There are no engines in virtual time: this is what one would have written.
+    let sleeping = &pair.b.node.process().sleeping;
+    let left_as = |depth: u32| {
+        sleeping.store(depth, Ordering::SeqCst);
+        pair.a.write(8, None, &pair.b);
+        sleeping.load(Ordering::SeqCst)
+    };
+    bed.at(1_000_000);
+    assert!(pair.b.poll().is_empty());
+    bed.at(1_050_000);
+    assert_eq!(left_as(ASLEEP), AWAKE);
+    assert_eq!(left_as(NAPPING), NAPPING, "who polls drives its engine");
+    bed.at(1_150_000);
+    assert_eq!(left_as(NAPPING), AWAKE, "who polled once does not");
 }
 
 #[test]

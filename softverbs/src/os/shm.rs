@@ -25,7 +25,7 @@ pub const MAX_SGES: usize = 4;
 pub const DOORBELL_WORDS: usize = MAX_QPS / 64;
 
 /// Changes with the layout below.
-pub const LAYOUT: u64 = 0x5356_0004;
+pub const LAYOUT: u64 = 0x5356_0005;
 
 /// The whole file.
 #[repr(C)]
@@ -89,7 +89,7 @@ pub struct ProcessMemory {
     pub node: AtomicU32,
     /// When it started.
     pub started: AtomicU64,
-    /// 1 while its engine sleeps: a futex.
+    /// Whether its engine sleeps, and how deep (`engine::AWAKE` and on): a futex.
     pub sleeping: AtomicU32,
     _unused: AtomicU32,
     /// When it last polled a completion queue.
