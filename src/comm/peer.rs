@@ -45,6 +45,13 @@ impl Peer {
         }
     }
 
+    /// Whether it is still there, and nothing else.
+    #[inline(always)]
+    pub fn is_here(&self) -> bool {
+        // Acquire: as in `presence`.
+        self.state.load(Ordering::Acquire) == 0
+    }
+
     /// It said BYE. What it said first stands.
     pub fn said_bye(&self, delivered: u64) {
         if let Presence::Closed { .. } = self.presence() {

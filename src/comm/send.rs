@@ -162,14 +162,14 @@ impl SendPath {
     ) -> Quick<Option<u16>> {
         self.health.check()?;
         // A peer that has closed grants nothing any more, and what it confirms now may be named like a new request.
-        if ends.peer.presence() != Presence::Here {
-            return self.stalled(ends, "a send", bytes).map(|()| None);
+        if !ends.peer.is_here() {
+            return self.not_now(ends, bytes);
         }
         if !memory.covers(addr, bytes) {
             return Err(outside("isend", addr, bytes, memory).into());
         }
         if !self.sends.has_room() {
-            return self.stalled(ends, "a send", bytes).map(|()| None);
+            return self.not_now(ends, bytes);
         }
         let send = Send { addr, bytes: bytes as u64, tag, memory };
         match self.sends.peek(self.ring.words(), tag) {
@@ -180,6 +180,13 @@ impl SendPath {
             Peek::Nothing => self.stalled(ends, "a send without a receive", bytes).map(|()| None),
             _ => self.search_and_send(ends, send),
         }
+    }
+
+    /// A send that waits for others, or whose receiver is gone: out of the way of those that go.
+    #[cold]
+    #[inline(never)]
+    fn not_now(&mut self, ends: &Ends, bytes: usize) -> Quick<Option<u16>> {
+        self.stalled(ends, "a send", bytes).map(|()| None)
     }
 
     /// A send for a part of a group, or of a size that is not possible.
