@@ -74,6 +74,9 @@ pub trait Half: Send {
     /// How many receives, from the first on, have all their bytes; 0 of a sender.
     fn delivered(&self) -> u64;
 
+    /// Whether its caller has buffers here that a NIC may still read or write, and has not been told that they are its own again.
+    fn holds_buffers(&self) -> bool;
+
     /// Something failed on a rail: the rail is lost, or the connection.
     ///
     /// # Errors
@@ -102,10 +105,19 @@ pub trait Half: Send {
                 let Lane { rail, peer_rail: there, .. } = &lanes[lane];
                 let (here, peer, all) = (rail.name(), &ends.peer.name, lanes_text(lanes));
                 let error = Error::Remote(format!("rail {here} to {there} of {peer} failed: {why}; {all}"));
-                return Err(self.health().fail(error));
+                return Err(self.end(Box::new(error)));
             }
         }
         Ok(())
+    }
+
+    /// The connection has failed: its queue pairs are taken away before its caller hears of it, who may use its buffers for
+    /// something else from then on. What the caller is told, which is the first error.
+    #[cold]
+    fn end(&mut self, error: Box<Error>) -> Box<Error> {
+        self.lanes().iter_mut().for_each(Lane::stop);
+        self.lanes().iter_mut().for_each(Lane::close);
+        self.health().fail(error)
     }
 
     /// The data path finds a rail lost, and tells the service thread.
@@ -126,6 +138,17 @@ pub trait Half: Send {
             self.lose_by(ends, lane, error.to_string());
         }
     }
+}
+
+/// The caller closes its connection. What it still waits for ends here, so that no NIC touches its buffers afterwards; else the queue
+/// pairs stay for what the peer has to confirm.
+pub fn leave(half: &dyn Shared, peer: &Peer) {
+    half.borrow(&mut |half| {
+        if half.holds_buffers() {
+            tracing::info!("the connection with {} is closed while requests run: they end here", peer.name);
+            half.end(Box::new(Error::Usage("the connection was closed while requests ran".to_owned())));
+        }
+    });
 }
 
 /// A half that is shared with its data path's thread.

@@ -1,6 +1,7 @@
-//! How a data path fares: which rails it has found lost, and whether the connection has failed.
+//! How a data path fares: which rails it has found lost, which are on trial, and whether the connection has failed.
 
 use super::half::Loss;
+use super::lane::Lane;
 use crate::error::{Error, Quick};
 
 /// Requests that a rail may be lost over, perhaps by their own fault, before one of them is taken to be wrong: twice as many as the
@@ -11,6 +12,9 @@ const STRIKES: u8 = 8;
 #[derive(Default)]
 pub struct Health {
     losses: Vec<Loss>,
+    /// Queue pairs that the peer tries, and the lane that they are for. What it writes by them lands in this connection's buffers
+    /// before it is heard that they carry: so they go when it fails.
+    on_trial: Vec<(usize, Lane)>,
     strikes: Strikes,
     failed: Option<Box<Error>>,
 }
@@ -58,10 +62,28 @@ impl Health {
         self.failed.is_some()
     }
 
-    /// The connection has failed; the error that its caller is told from here on, which is the first.
+    /// The connection has failed; the error that its caller is told from here on, which is the first. The lanes are closed, by
+    /// [`super::half::Half::end`].
     #[cold]
     pub fn fail(&mut self, error: impl Into<Box<Error>>) -> Box<Error> {
+        self.on_trial.clear();
         self.failed.get_or_insert_with(|| error.into()).clone()
+    }
+
+    /// Keeps queue pairs that the peer is going to try, unless the connection has failed; whether it does.
+    #[cold]
+    pub fn keep(&mut self, lane: usize, new: Lane) -> bool {
+        if !self.has_failed() {
+            self.on_trial.push((lane, new));
+        }
+        !self.has_failed()
+    }
+
+    /// The queue pairs on trial for a lane: the trial is over.
+    #[cold]
+    pub fn take(&mut self, lane: usize) -> Option<Lane> {
+        let at = self.on_trial.iter().position(|(of, _)| *of == lane)?;
+        Some(self.on_trial.swap_remove(at).1)
     }
 
     /// A rail was found lost, perhaps over what was asked of it; see [`Strikes::another`].

@@ -4,7 +4,7 @@
 mod loss;
 
 use super::board::FarBoard;
-use super::half::{Ends, Half};
+use super::half::{Ends, Half, leave};
 use super::health::Health;
 use super::lane::{Lane, LaneWrite};
 use super::owner::Owner;
@@ -109,6 +109,7 @@ impl RecvComm {
 
     /// Closes the connection. The peer need not be there.
     pub fn close(self) {
+        leave(&*self.path, &self.ends.peer);
         self.ends.host.closed(&self.ends.peer.name);
         self.ends.host.service.close(self.watch);
     }
@@ -376,9 +377,8 @@ impl RecvPath {
             }
             Stall::Fail(why) => {
                 let lanes = lanes_text(&self.lanes);
-                Err(self.health.fail(Error::Remote(format!(
-                    "{why} while {what} was waiting, for {waited:.1?} ({open} are open); {lanes}"
-                ))))
+                let text = format!("{why} while {what} was waiting, for {waited:.1?} ({open} are open); {lanes}");
+                Err(self.end(Box::new(Error::Remote(text))))
             }
         }
     }

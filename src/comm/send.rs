@@ -4,7 +4,7 @@
 mod loss;
 
 use super::clock::Clock;
-use super::half::{Ends, Half};
+use super::half::{Ends, Half, leave};
 use super::health::Health;
 use super::lane::{Lane, LaneWrite};
 use super::owner::Owner;
@@ -120,6 +120,7 @@ impl SendComm {
 
     /// Closes the connection. The peer need not be there.
     pub fn close(self) {
+        leave(&*self.path, &self.ends.peer);
         self.ends.host.closed(&self.ends.peer.name);
         self.ends.host.service.close(self.watch);
     }
@@ -195,7 +196,7 @@ impl SendPath {
         let head = match self.sends.search(self.ring.words(), send.tag) {
             Ok(Some(head)) => head,
             Ok(None) => return self.stalled(ends, "a send without a receive", send.bytes as usize).map(|()| None),
-            Err(violation) => return Err(self.health.fail(broken_protocol(&ends.peer, &violation))),
+            Err(violation) => return Err(self.end(Box::new(broken_protocol(&ends.peer, &violation)))),
         };
         if send.bytes > head.room_bytes.min(self.most_bytes) {
             return Err(too_large(&ends.peer, send.bytes, send.tag, head.room_bytes, self.most_bytes));
@@ -477,9 +478,8 @@ impl SendPath {
             }
             Stall::Fail(why) => {
                 let lanes = lanes_text(&self.lanes);
-                Err(self
-                    .health
-                    .fail(Error::Remote(format!("{why} while {what} was waiting, for {waited:.1?}; {lanes}"))))
+                let text = format!("{why} while {what} was waiting, for {waited:.1?}; {lanes}");
+                Err(self.end(Box::new(Error::Remote(text))))
             }
         }
     }

@@ -34,6 +34,18 @@ impl Ward {
         Phase::Down { retry: now + RETRY * (1 << self.tries.min(DOUBLED_AT_MOST)) }
     }
 
+    /// The rail and where it stands, for messages.
+    pub fn text(&self) -> String {
+        let stands = match self.phase {
+            Phase::Live => "carries",
+            Phase::Fenced(_) => "lost, the peer has not answered",
+            Phase::Down { .. } => "lost",
+            Phase::Asking(..) => "asked for",
+            Phase::Trying(..) | Phase::Answered => "on trial",
+        };
+        format!("{} to {}: {stands}", self.rail.name(), self.peer_rail)
+    }
+
     /// Of a lane that carries.
     pub fn of(lane: &Lane) -> Self {
         Self {
@@ -62,9 +74,10 @@ pub enum Phase {
     Asking(Box<Asked>, Instant),
     /// Sending side: these queue pairs are connected, and tried until then.
     Trying(Box<Lane>, Instant),
-    /// Receiving side: has connected these queue pairs; the sending side tries them. They are not used before it says that they
-    /// carry, and not looked at: what it sends before that is heard waits in them.
-    Answered(Box<Lane>),
+    /// Receiving side: has connected new queue pairs, which the data path keeps ([`super::health::Health::keep`]); the sending side
+    /// tries them. They are not used before it says that they carry, and not looked at: what it sends before that is heard waits
+    /// in them.
+    Answered,
 }
 
 /// New queue pairs, with what they are to be connected by.

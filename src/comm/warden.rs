@@ -115,17 +115,7 @@ impl Warden {
 
     /// The rails and where they stand, for messages.
     pub fn text(&self) -> String {
-        let one = |ward: &Ward| {
-            let stands = match ward.phase {
-                Phase::Live => "carries",
-                Phase::Fenced(_) => "lost, the peer has not answered",
-                Phase::Down { .. } => "lost",
-                Phase::Asking(..) => "asked for",
-                Phase::Trying(..) | Phase::Answered(_) => "on trial",
-            };
-            format!("{} to {}: {stands}", ward.rail.name(), ward.peer_rail)
-        };
-        self.wards.iter().map(one).collect::<Vec<_>>().join(", ")
+        self.wards.iter().map(Ward::text).collect::<Vec<_>>().join(", ")
     }
 
     /// Says BYE.
@@ -244,14 +234,16 @@ impl Warden {
 
     /// What the data path found lost, and what it finds when it is looked after; whether something had come.
     fn take_losses(&mut self, now: Instant) -> bool {
-        let ends = Arc::clone(&self.ends);
-        let (mut losses, mut found, mut owing) = (Vec::new(), Ok(false), false);
+        let (ends, mut losses, mut found) = (Arc::clone(&self.ends), Vec::new(), Ok(false));
+        let (mut owing, mut failed) = (false, false);
         self.half.borrow(&mut |half| {
             found = half.tend(&ends);
             losses = half.health().take_losses();
             owing = half.is_owing();
+            failed = half.health().has_failed();
         });
         self.is_owing = owing;
+        self.has_given_up |= failed;
         let moved = match found {
             Ok(moved) => moved,
             Err(error) => {
@@ -342,8 +334,16 @@ impl Warden {
                     Err(error) => self.not_now(lane, &error.to_string()),
                 }
             }
-            (Notice::NotNow { why, .. }, Phase::Asking(..) | Phase::Answered(_)) => self.tell_not_now(lane, &why),
-            (Notice::Live { .. }, Phase::Answered(new)) => self.carry_on(lane, *new, now),
+            (Notice::NotNow { why, .. }, Phase::Asking(..)) => self.tell_not_now(lane, &why),
+            (Notice::NotNow { why, .. }, Phase::Answered) => {
+                drop(self.on_trial(lane));
+                self.tell_not_now(lane, &why);
+            }
+            (Notice::Live { .. }, Phase::Answered) => {
+                if let Some(new) = self.on_trial(lane) {
+                    self.carry_on(lane, new, now);
+                }
+            }
             (other, phase) => {
                 tracing::debug!("{} says {other:?} out of turn", self.ends.peer.name);
                 self.wards[lane].phase = phase;
@@ -513,11 +513,23 @@ impl Warden {
     fn answer(&mut self, lane: usize, theirs: &RailAdvert, qps: &[QpEnd]) {
         match self.connect(lane, theirs, qps) {
             Ok((new, joined)) => {
-                self.wards[lane].phase = Phase::Answered(Box::new(new));
+                let (mut new, mut is_kept) = (Some(new), false);
+                self.half.borrow(&mut |half| is_kept = new.take().is_some_and(|new| half.health().keep(lane, new)));
+                if !is_kept {
+                    return self.not_now(lane, "the connection has failed");
+                }
+                self.wards[lane].phase = Phase::Answered;
                 self.dialogue.say(joined);
             }
             Err(error) => self.not_now(lane, &error.to_string()),
         }
+    }
+
+    /// The queue pairs that the data path keeps for a trial that is over.
+    fn on_trial(&self, lane: usize) -> Option<Lane> {
+        let mut new = None;
+        self.half.borrow(&mut |half| new = half.health().take(lane));
+        new
     }
 
     fn connect(&self, lane: usize, theirs: &RailAdvert, qps: &[QpEnd]) -> Result<(Lane, Notice)> {
@@ -592,6 +604,6 @@ impl Warden {
     pub fn give_up(&mut self, error: Error) {
         tracing::info!("{error}");
         self.has_given_up = true;
-        self.half.borrow(&mut |half| _ = half.health().fail(error.clone()));
+        self.half.borrow(&mut |half| _ = half.end(Box::new(error.clone())));
     }
 }

@@ -309,6 +309,12 @@ impl Receives {
         self.repeating &= !(1 << (usize::from(slot) % SLOTS));
     }
 
+    /// Whether the caller waits for a receive's bytes. (Who was told at once looks at the bytes themselves.)
+    pub fn is_awaited(&self) -> bool {
+        let awaited = |slot: &Slot| matches!(slot, Slot::Granted(g) if g.unfinished > 0 && g.claim == Claim::Pending);
+        self.slots.iter().any(awaited)
+    }
+
     /// The number of the oldest receive that waits for bytes, and of the one to be granted next.
     pub fn span(&self) -> (u64, u64) {
         (self.delivered(), self.next)

@@ -368,6 +368,11 @@ impl Sends {
         (running.min().unwrap_or(next), next)
     }
 
+    /// Whether a send runs.
+    pub fn is_running(&self) -> bool {
+        self.requests.iter().any(|request| matches!(request, Request::Whole(_) | Request::Cut(_)))
+    }
+
     /// The requests that wait to be posted, in part or whole.
     pub fn waiting(&self) -> impl Iterator<Item = u16> {
         (0..REQUESTS as u16).filter(|request| self.shares_to_post(*request) > 0)

@@ -107,10 +107,34 @@ impl Model {
         self.groups.iter().all(|group| group.is_told && group.parts.iter().all(|part| part.is_sent))
     }
 
-    /// Nothing was written into a buffer after it was handed back.
-    pub fn check_what_was_handed_back(&self, to: &[u8]) {
+    /// The receiver's caller has been told that the connection is at its end: all buffers are its own again.
+    pub fn take_back(&mut self, to: &mut [u8]) {
+        for group in self.groups.iter_mut().filter(|group| !group.handed_back) {
+            group.handed_back = true;
+            for part in &group.parts {
+                to[part.at..part.at + part.room + 64].fill(HANDED_BACK);
+            }
+        }
+    }
+
+    /// The sender's caller has been told so, and uses what it had to send for something else.
+    pub fn spoil(&self, from: &mut [u8]) {
+        let parts = self.groups.iter().flat_map(|group| &group.parts);
+        for part in parts.filter(|part| part.send.is_some() && !part.is_sent) {
+            from[part.at..part.at + part.bytes].fill(HANDED_BACK);
+        }
+    }
+
+    /// All was handed back.
+    pub fn check_that_all_is_over(&self) {
         for (index, group) in self.groups.iter().enumerate() {
             assert!(group.handed_back, "group {index} is not over");
+        }
+    }
+
+    /// Nothing was written into a buffer after it was handed back.
+    pub fn check_what_was_handed_back(&self, to: &[u8]) {
+        for (index, group) in self.groups.iter().enumerate().filter(|(_, group)| group.handed_back) {
             for part in &group.parts {
                 let bytes = &to[part.at..part.at + part.room + 64];
                 assert!(bytes.iter().all(|byte| *byte == HANDED_BACK), "group {index} was written to when it was over");

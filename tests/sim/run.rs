@@ -4,9 +4,12 @@ use super::Dice;
 use super::fabric::{Fabric, Pair, RAILS};
 use super::model::Model;
 use nccl_net_spark::comm::RecvPart;
+use nccl_net_spark::comm::half::{Shared, leave};
 use nccl_net_spark::comm::peer::Presence;
+use nccl_net_spark::error::Error;
 use nccl_net_spark::wire::control::Letter;
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// Virtual time after which something hangs.
 const PATIENCE_NS: u64 = 60_000_000_000;
@@ -31,6 +34,8 @@ pub struct Run<'f> {
     /// As many as a connection takes while one message runs.
     refusals_left: u64,
     failures_left: u64,
+    /// After so many groups one side's connection fails, or is closed in mid-message.
+    breaks_off_at: Option<usize>,
     tally: Tally,
 }
 
@@ -68,6 +73,9 @@ impl<'f> Run<'f> {
         };
         let (goal, pulls_left) = (4 + dice.below(60) as usize, dice.below(8));
         let (refusals_left, failures_left) = (dice.below(5), dice.below(5));
+        // Dice of its own: else every run would be another one without it.
+        let mut own = Dice::new(!seed);
+        let breaks_off_at = own.one_in(8).then(|| 1 + own.below(goal as u64) as usize);
         let (model, letters, events, tally) = Default::default();
         Self {
             fabric,
@@ -83,6 +91,7 @@ impl<'f> Run<'f> {
             pulls_left,
             refusals_left,
             failures_left,
+            breaks_off_at,
             tally,
         }
     }
@@ -92,9 +101,13 @@ impl<'f> Run<'f> {
         let before = self.fabric.queue_pairs();
         let limit = self.fabric.now_ns() + PATIENCE_NS;
         while self.model.groups.len() < self.goal || !self.model.is_done() {
+            if self.breaks_off_at.is_some_and(|at| self.model.groups.len() >= at) {
+                return self.break_off();
+            }
             self.step();
             self.wait(limit, "the messages");
         }
+        self.model.check_that_all_is_over();
         self.model.check_what_was_handed_back(&self.fabric.to);
         // The rails come back by themselves.
         (self.pulls_left, self.refusals_left, self.failures_left) = (0, 0, 0);
@@ -112,6 +125,7 @@ impl<'f> Run<'f> {
         }
         self.use_all_again();
         self.part();
+        self.model.check_that_all_is_over();
         self.model.check_what_was_handed_back(&self.fabric.to);
         assert_eq!(self.fabric.queue_pairs(), before, "queue pairs came or went");
         self.tally.messages = self.model.groups.iter().map(|group| group.parts.len() as u64).sum();
@@ -317,6 +331,81 @@ impl<'f> Run<'f> {
             self.step();
             self.wait(limit, "messages after the last loss");
         }
+    }
+
+    /// One side's connection fails while rails carry, or its caller closes it in mid-message: its buffers are used for something
+    /// else from then on, and nothing of that is seen by either side.
+    fn break_off(mut self) -> Tally {
+        let side = self.dice.below(2) as usize;
+        let half: Arc<dyn Shared> = if side == 0 { self.pair.send.clone() } else { self.pair.recv.clone() };
+        let mut holds_buffers = false;
+        half.borrow(&mut |half| holds_buffers = half.holds_buffers());
+        let closes = self.dice.one_in(2);
+        if closes {
+            leave(&*half, &self.pair.ends[side].peer);
+            self.pair.wardens[side].close();
+        } else {
+            self.pair.wardens[side].give_up(Error::Internal("on purpose".to_owned()));
+        }
+        if side == 1 && (holds_buffers || !closes) {
+            self.model.take_back(&mut self.fabric.to);
+        } else if side == 0 {
+            self.model.spoil(&mut self.fabric.from);
+        }
+        for _ in 0..600 {
+            // The other side goes on until it is told.
+            let goes_on = if side == 0 { self.take_what_comes() } else { self.send_on() };
+            if !goes_on && self.dice.one_in(8) {
+                break;
+            }
+            self.watch();
+            self.wait(u64::MAX, "nothing");
+        }
+        self.model.check_what_was_handed_back(&self.fabric.to);
+        let Self { fabric, pair, tally, .. } = self;
+        drop((pair, half));
+        assert_eq!(fabric.queue_pairs(), 0, "queue pairs stay");
+        tally
+    }
+
+    /// A sender whose receiver has left; whether it has not been told.
+    fn send_on(&mut self) -> bool {
+        let running =
+            self.model.groups.iter().flat_map(|group| &group.parts).find(|part| part.send.is_some() && !part.is_sent);
+        let mut path = self.pair.send.enter().unwrap();
+        if let Some(request) = running.and_then(|part| part.send)
+            && path.test(&self.pair.ends[0], request).is_err()
+        {
+            return false;
+        }
+        let Some(group) = self.model.next_to_send() else { return true };
+        let tag = group.parts.iter().position(|part| part.send.is_none()).unwrap();
+        let part = &mut group.parts[tag];
+        Model::fill(&mut self.fabric.from, self.seed, part);
+        let addr = self.fabric.from.as_ptr() as u64 + part.at as u64;
+        match path.isend(&self.pair.ends[0], addr, part.bytes, tag as i32, &self.fabric.out) {
+            Ok(request) => part.send = request,
+            Err(_) => return false,
+        }
+        true
+    }
+
+    /// A receiver whose sender has left: what it is told to be whole has the right bytes. Whether it has not been told.
+    fn take_what_comes(&mut self) -> bool {
+        for at in 0..self.model.groups.len() {
+            let group = &mut self.model.groups[at];
+            if group.is_told {
+                continue;
+            }
+            let mut path = self.pair.recv.enter().unwrap();
+            match path.test(&self.pair.ends[1], group.receive, |_, _| {}) {
+                Ok(is_told) => group.is_told = is_told,
+                Err(_) => return false,
+            }
+            drop(path);
+            self.model.hand_back(at, self.seed, &mut self.fabric.to);
+        }
+        true
     }
 
     /// Both sides close; each is told, and the sender how much was delivered.

@@ -60,9 +60,8 @@ impl Half for RecvPath {
             if gone || begun.elapsed() > DRAIN_LIMIT {
                 let (rail, peer) = (self.lanes[lane].rail.name(), &ends.peer.name);
                 let why = "its device does not tell what it has received";
-                _ = self
-                    .health
-                    .fail(Error::Remote(format!("rail {rail} of the connection with {peer} is lost, and {why}")));
+                let text = format!("rail {rail} of the connection with {peer} is lost, and {why}");
+                self.end(Box::new(Error::Remote(text)));
                 break;
             }
         }
@@ -81,6 +80,10 @@ impl Half for RecvPath {
     }
 
     fn regain(&mut self, ends: &Ends, lane: usize, new: Lane) -> Result<()> {
+        if self.health.has_failed() {
+            // What it no longer needs goes with `new`.
+            return Ok(());
+        }
         self.lanes[lane] = new;
         self.striping.regain(lane);
         self.repay(ends);
@@ -105,5 +108,9 @@ impl Half for RecvPath {
 
     fn delivered(&self) -> u64 {
         self.receives.delivered()
+    }
+
+    fn holds_buffers(&self) -> bool {
+        self.receives.is_awaited()
     }
 }

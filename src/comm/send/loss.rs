@@ -99,6 +99,10 @@ impl Half for SendPath {
     }
 
     fn regain(&mut self, ends: &Ends, lane: usize, new: Lane) -> Result<()> {
+        if self.health.has_failed() {
+            // What it no longer needs goes with `new`.
+            return Ok(());
+        }
         self.lanes[lane] = new;
         self.striping.regain(lane);
         self.fenced &= !(1 << lane);
@@ -119,5 +123,9 @@ impl Half for SendPath {
 
     fn delivered(&self) -> u64 {
         0
+    }
+
+    fn holds_buffers(&self) -> bool {
+        self.sends.is_running()
     }
 }
