@@ -408,7 +408,7 @@ impl Device {
             index,
             gids: gids(node, index).to_vec(),
             speed_mbps: (spec.speed_mbps as u32).max(1),
-            mtu_bytes: 4096,
+            mtu_bytes: spec.mtu_bytes,
             max_message_bytes: 1 << 30,
             spec,
             links: profile.links.len(),

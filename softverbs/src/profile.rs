@@ -8,7 +8,8 @@
 //! rail  NAME netdev=IF port=p0 link=LINK cable=CABLE function=0 line=200000 qp=100000 latency=1400   # Mb/s, Mb/s, ns
 //! ```
 //!
-//! A rail may have `speed=` as well: what its port says of its speed, where that is not what it carries.
+//! A rail may have `speed=` as well: what its port says of its speed, where that is not what it carries. And `mtu=`: its port's
+//! path MTU in bytes, 4096 unless said.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -18,6 +19,8 @@ pub const MAX_RAILS: usize = 8;
 /// Links and cables of one machine.
 pub const MAX_SHARED: usize = 16;
 
+/// The largest path MTU that there is.
+const MOST_MTU_BYTES: u32 = 4096;
 /// What a port without a limit says of its speed.
 const UNLIMITED_SAYS_MBPS: f64 = 100_000.0;
 
@@ -82,6 +85,8 @@ pub struct RailSpec {
     pub qp_mbps: f64,
     /// One way, in nanoseconds.
     pub latency_ns: u64,
+    /// The port's path MTU, in bytes: 256, 512, 1024, 2048 or 4096.
+    pub mtu_bytes: u32,
 }
 
 /// The built-in profiles. A Spark: both twins of a cable share its 200 Gb/s (about 195 after RoCE framing), each is on a 32 GT/s x4
@@ -190,7 +195,8 @@ impl Profile {
                 self.cables.push(Cable { name, payload_mbps: fields.number("payload")? });
             }
             "rail" => {
-                fields.only(&["netdev", "port", "link", "cable", "function", "line", "qp", "latency", "speed"])?;
+                fields
+                    .only(&["netdev", "port", "link", "cable", "function", "line", "qp", "latency", "speed", "mtu"])?;
                 let line_mbps = fields.number("line")?;
                 let says = if line_mbps > 0.0 { line_mbps } else { UNLIMITED_SAYS_MBPS };
                 let (link, cable) = (fields.text("link")?, fields.text("cable")?);
@@ -209,6 +215,7 @@ impl Profile {
                     speed_mbps: if fields.has("speed") { fields.number("speed")? } else { says },
                     qp_mbps: fields.number("qp")?,
                     latency_ns: fields.number("latency")? as u64,
+                    mtu_bytes: if fields.has("mtu") { fields.path_mtu()? } else { MOST_MTU_BYTES },
                 });
             }
             other => return Err(format!("{other:?}: a line begins with link, cable or rail")),
@@ -238,7 +245,9 @@ impl Profile {
             }
             put(&net.join("phys_port_name"), &format!("{}\n", rail.phys_port))?;
             put(&net.join("phys_switch_id"), "5f5f5f5f5f5f\n")?;
-            put(&net.join("mtu"), "9000\n")?;
+            // What a path MTU leaves for the headers: an interface of 1500 has one of 1024.
+            let netdev_mtu = if rail.mtu_bytes == MOST_MTU_BYTES { 9000 } else { rail.mtu_bytes + 476 };
+            put(&net.join("mtu"), &format!("{netdev_mtu}\n"))?;
             put(&net.join("dev_port"), "0\n")?;
             put(&infiniband.join("sys_image_guid"), "5f5f:5f00:0000:0001\n")?;
             put(&infiniband.join("node_guid"), &format!("5f5f:5f00:0000:{:04x}\n", index + 1))?;
@@ -271,10 +280,11 @@ impl Profile {
         }
         for r in &self.rails {
             let (link, cable) = (&self.links[r.link].name, &self.cables[r.cable].name);
+            let mtu = if r.mtu_bytes == MOST_MTU_BYTES { String::new() } else { format!(" mtu={}", r.mtu_bytes) };
             let _ = writeln!(
                 text,
                 "rail {} netdev={} port={} link={link} cable={cable} function={} line={} qp={} latency={} \
-                 speed={}",
+                 speed={}{mtu}",
                 r.name, r.netdev, r.phys_port, r.function, r.line_mbps, r.qp_mbps, r.latency_ns, r.speed_mbps
             );
         }
@@ -299,6 +309,14 @@ impl Fields<'_> {
     fn text(&self, key: &str) -> Result<String, String> {
         let found = self.0.iter().find(|(known, _)| *known == key);
         found.map(|(_, value)| (*value).to_owned()).ok_or(format!("{key}= is missing"))
+    }
+
+    fn path_mtu(&self) -> Result<u32, String> {
+        let text = self.text("mtu")?;
+        match text.parse() {
+            Ok(bytes @ (256 | 512 | 1024 | 2048 | MOST_MTU_BYTES)) => Ok(bytes),
+            _ => Err(format!("mtu={text}: 256, 512, 1024, 2048 or {MOST_MTU_BYTES}")),
+        }
     }
 
     fn number(&self, key: &str) -> Result<f64, String> {
@@ -343,6 +361,17 @@ mod tests {
         assert_eq!((two.rails[0].link, two.rails[1].link, two.rails[2].link), (0, 0, 1));
     }
 
+    const WIRES: &str = "link L pci=0000:01:00 gts=32 width=4 payload=0\ncable c payload=0\n";
+    const PORT: &str = "netdev=e port=p link=L cable=c function=0 line=1 qp=1 latency=1";
+
+    #[test]
+    fn a_port_has_the_largest_path_mtu_unless_another_is_said() {
+        let text = format!("{WIRES}rail r {PORT} mtu=1024\nrail s {PORT}");
+        let profile = Profile::parse("test", &text).unwrap();
+        assert_eq!((profile.rails[0].mtu_bytes, profile.rails[1].mtu_bytes), (1024, 4096));
+        assert_eq!(Profile::parse("test", &profile.to_text()).unwrap(), profile);
+    }
+
     #[test]
     fn a_wrong_line_is_named() {
         for (text, word) in [
@@ -351,6 +380,7 @@ mod tests {
             ("cable c payload=fast", "payload=fast"),
             ("cable c payload=1 colour=red", "colour"),
             ("rail r netdev=e port=p link=L cable=c function=0 line=1 qp=1 latency=1", "no link"),
+            (&format!("{WIRES}rail r {PORT} mtu=1500"), "mtu=1500: 256, 512"),
             ("", "0 rails"),
         ] {
             let error = Profile::parse("test", text).unwrap_err();

@@ -263,6 +263,51 @@ fn sends_fill_receives_and_reads_fetch() {
 }
 
 #[test]
+fn a_send_takes_one_receive_whatever_it_brings_and_a_write_without_an_immediate_takes_none() {
+    let bed = Bed::new();
+    let pair = bed.pair(0, 7);
+    // Receives without memory, as for immediates.
+    (0..3).for_each(|wr_id| pair.b.qp.post_receive(wr_id, &[]).unwrap());
+    pair.a.write(10, None, &pair.b);
+    pair.a.post(Operation::Send, &[], None, (0, 0)).unwrap();
+    pair.a.post(Operation::Send, &[], Some(0xabcd), (0, 0)).unwrap();
+    pair.a.write(10, Some(0xef01), &pair.b);
+    bed.at(100_000);
+    let (a, b) = pair.poll();
+    assert!(a.len() == 4 && a.iter().all(|completion| completion.status == 0), "{a:?}");
+    let got: Vec<_> = b.iter().map(|c| (c.wr_id, c.status, c.opcode, c.flags, c.imm, c.bytes)).collect();
+    let immediate = (status::RECEIVED_IMMEDIATE, status::WITH_IMMEDIATE);
+    assert_eq!(
+        got,
+        [
+            (0, 0, status::RECEIVED, 0, 0, 0),
+            (1, 0, status::RECEIVED, status::WITH_IMMEDIATE, 0xabcd, 0),
+            (2, 0, immediate.0, immediate.1, 0xef01, 10),
+        ]
+    );
+}
+
+#[test]
+fn a_send_that_is_longer_than_its_receive_fails_at_both_ends_and_writes_nothing() {
+    for room in [0, 99] {
+        let bed = Bed::new();
+        let pair = bed.pair(0, 7);
+        let before = pair.b.bytes.clone();
+        let sges = if room == 0 { vec![] } else { vec![pair.b.sge(1000, room)] };
+        (0..2).for_each(|wr_id| pair.b.qp.post_receive(wr_id, &sges).unwrap());
+        pair.a.post(Operation::Send, &[pair.a.sge(0, 100)], None, (0, 0)).unwrap();
+        pair.a.write(10, Some(1), &pair.b);
+        bed.at(100_000);
+        let (a, b) = pair.poll();
+        assert_eq!(a.iter().map(|c| c.status).collect::<Vec<_>>(), [status::REMOTE_INVALID, status::FLUSHED]);
+        let of_b: Vec<_> = b.iter().map(|c| (c.wr_id, c.status)).collect();
+        assert_eq!(of_b, [(0, status::LOCAL_LENGTH), (1, status::FLUSHED)]);
+        assert_eq!((pair.a.qp.state(), pair.b.qp.state()), (State::Error, State::Error));
+        assert!(pair.b.bytes == before);
+    }
+}
+
+#[test]
 fn a_wrong_key_or_bound_ends_both_queue_pairs_and_writes_nothing() {
     for (shift, key_change) in [(0, 1), ((1 << 20) - 50, 0), (u64::MAX / 2, 0)] {
         let bed = Bed::new();
