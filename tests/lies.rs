@@ -5,6 +5,8 @@
 #![allow(unsafe_code)]
 
 mod common;
+#[path = "lies/sent.rs"]
+mod sent;
 mod sim;
 
 use nccl_net_spark::comm::RecvPart;
@@ -35,7 +37,7 @@ struct Stage {
 impl Stage {
     fn new(rails: usize) -> Self {
         let mut fabric = FABRIC.lock().unwrap_or_else(PoisonError::into_inner);
-        let pair = fabric.get_or_insert_with(Fabric::new).connect(rails, 1);
+        let pair = fabric.get_or_insert_with(Fabric::of_small_packets).connect(rails, 1);
         Self { fabric, pair }
     }
 

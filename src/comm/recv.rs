@@ -18,7 +18,7 @@ use super::work::{Work, WorkId};
 use crate::error::{Error, Quick, Result};
 use crate::flow::receives::{Arrival, Grant, Receives};
 use crate::flow::striping::Striping;
-use crate::verbs::{Completion, CompletionBuffer, HostMemory, Mr, Region, Remote};
+use crate::verbs::{Blame, Completion, CompletionBuffer, HostMemory, Mr, Region, Remote};
 use crate::wire::cts::{ENTRY_BYTES, ENTRY_WORDS, Entry, MAX_RECEIVE_BYTES, PackedKeys, Terms, entry_word};
 use crate::wire::immediate::Immediate;
 use crate::wire::{MAX_RAILS, PARTS};
@@ -333,7 +333,7 @@ impl RecvPath {
                 if id.work() == Work::Receive {
                     lane.flushed(id.queue());
                 }
-                failure.get_or_insert_with(|| Failure::of_completion(completion));
+                failure.get_or_insert_with(|| failed(ends, id, completion));
                 continue;
             }
             match arrive(lane, &mut self.receives, ends, completion) {
@@ -461,11 +461,23 @@ fn stale(ends: &Ends, completion: &Completion) -> Found {
     Found::Something
 }
 
+/// What a completion with an error means.
+#[cold]
+#[inline(never)]
+fn failed(ends: &Ends, id: WorkId, completion: &Completion) -> Box<Failure> {
+    match (id.work(), completion.blame()) {
+        // Receives have no memory: what is too long for one was not written but sent.
+        (Work::Receive, Blame::Request) => without_immediate(ends),
+        _ => Failure::of_completion(completion),
+    }
+}
+
 /// The peer has sent in place of writing: the receive that this took would be missed, and nothing tells what it was about.
 #[cold]
 #[inline(never)]
 fn without_immediate(ends: &Ends) -> Box<Failure> {
-    Box::new(Failure::Fatal(broken_protocol(&ends.peer, &"a message without immediate data").to_string()))
+    let what = "a message without immediate data, or sent and not written";
+    Box::new(Failure::Fatal(broken_protocol(&ends.peer, &what).to_string()))
 }
 
 #[cold]

@@ -1,5 +1,6 @@
 //! A fabric of three rails in virtual time, with both ends on one machine.
 
+use super::liar::Liar;
 use nccl_net_spark::comm::board::{Board, FarBoard};
 use nccl_net_spark::comm::half::{Ends, Shared};
 use nccl_net_spark::comm::lane::{Lane, Role, Route};
@@ -79,10 +80,20 @@ pub struct Pair {
 impl Fabric {
     /// Sets it up, once in a process.
     pub fn new() -> Self {
+        Self::of(PROFILE)
+    }
+
+    /// The same with ports whose path MTU is 1024 bytes, so that there are larger ones.
+    pub fn of_small_packets() -> Self {
+        let with_mtu = |line: &str| line.to_owned() + if line.contains(" rail ") { " mtu=1024\n" } else { "\n" };
+        Self::of(&PROFILE.lines().map(with_mtu).collect::<String>())
+    }
+
+    fn of(text: &str) -> Self {
         let (dir, fabric) = (std::env::temp_dir().join("spark-tests"), format!("test-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let profile = dir.join(format!("{fabric}.profile"));
-        std::fs::write(&profile, PROFILE).unwrap();
+        std::fs::write(&profile, text).unwrap();
         let settings = Settings {
             dir: dir.clone(),
             fabric: fabric.clone(),
@@ -170,6 +181,29 @@ impl Fabric {
 
     /// A connection over the first `rails` of them.
     pub fn connect(&self, rails: usize, queue_count: usize) -> Pair {
+        let boards = [0, 1].map(|_| Region::new(BOARD_BYTES).unwrap());
+        self.join(self.lanes(rails, queue_count), boards, None)
+    }
+
+    /// A connection over the first rail whose receiving end has a stranger in its sender's place, with a queue pair of its own.
+    pub fn connect_liar(&self) -> (Pair, Liar) {
+        let boards = [0, 1].map(|_| Region::new(BOARD_BYTES).unwrap());
+        let mut liar = Liar::new(&self.node, Arc::clone(&boards[0]));
+        let look = &self.looks[0];
+        let gid = look.addresses[0].gid;
+        let [sender, receiver] = [(0, Role::Sender), (1, Role::Receiver)]
+            .map(|(side, role)| Lane::open(&self.hosts[side].rails[0], role, 1).unwrap());
+        let mut lanes = [vec![sender], vec![receiver]];
+        let (mtu_bytes, traffic_class) = (1024, None);
+        lanes[1][0].peer_rail = "a rail".to_owned();
+        liar.connect(lanes[1][0].ends()[0], gid);
+        let ends = [liar.end()];
+        let route = Route { look, gid, peer_gid: gid, mtu_bytes, ends: &ends, traffic_class };
+        lanes[1][0].connect(Role::Receiver, &self.hosts[1].config, &route).unwrap();
+        (self.join(lanes, boards, Some(liar.key())), liar)
+    }
+
+    fn lanes(&self, rails: usize, queue_count: usize) -> [Vec<Lane>; 2] {
         let mut lanes: [Vec<Lane>; 2] = Default::default();
         for rail in 0..rails {
             let mut pair = [(0, Role::Sender), (1, Role::Receiver)]
@@ -187,7 +221,12 @@ impl Fabric {
             lanes[0].push(sender);
             lanes[1].push(receiver);
         }
-        let boards = [0, 1].map(|_| Region::new(BOARD_BYTES).unwrap());
+        lanes
+    }
+
+    /// What stands on the lanes; `far_key` is the key of the sender's board where it is not the plugin's.
+    fn join(&self, lanes: [Vec<Lane>; 2], boards: [Arc<Region>; 2], far_key: Option<u32>) -> Pair {
+        let rails = lanes[0].len();
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let keys = [0, 1].map(|side: usize| -> Vec<Mr> {
             lanes[side].iter().map(|lane| boards[side].register(&lane.rail.pd, access).unwrap()).collect()
@@ -195,7 +234,10 @@ impl Fabric {
         let lkeys = [0, 1].map(|side: usize| std::array::from_fn(|at| keys[side].get(at).map_or(0, Mr::lkey)));
         let far = [1, 0].map(|side: usize| FarBoard {
             addr: boards[side].addr(),
-            rkeys: std::array::from_fn::<u32, MAX_RAILS, _>(|at| keys[side].get(at).map_or(0, Mr::rkey)),
+            rkeys: std::array::from_fn::<u32, MAX_RAILS, _>(|at| match far_key {
+                Some(key) if side == 0 => key,
+                _ => keys[side].get(at).map_or(0, Mr::rkey),
+            }),
         });
         let ends = [0, 1].map(|side: usize| {
             let (host, peer) = (Arc::clone(&self.hosts[side]), Arc::new(Peer::new(format!("end {}", 1 - side))));

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test program uses a part")]
 
 pub mod fabric;
+pub mod liar;
 pub mod model;
 pub mod run;
 pub mod trace;

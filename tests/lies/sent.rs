@@ -1,0 +1,131 @@
+//! A peer that sends in place of writing: its messages take receives and bring no immediate of a write.
+
+use super::Stage;
+use crate::sim::fabric::ARENA;
+use crate::sim::liar::Liar;
+use nccl_net_spark::wire::immediate::Immediate;
+use softverbs::queue_pair::Operation;
+use softverbs::status;
+
+const WHOLE: Immediate = Immediate { slot: 0, part: 0, generation: 0, shares: 1, share: 0, leads: 0 };
+const ROOM: usize = 100;
+
+impl Stage {
+    /// A connection whose sending end is no plugin, and what is in the receiving end's memory before it says anything.
+    fn with_liar(&mut self) -> Liar {
+        let fabric = self.fabric();
+        fabric.to.fill(0xee);
+        let (pair, liar) = fabric.connect_liar();
+        self.pair = pair;
+        liar
+    }
+
+    /// Where the first receive's bytes shall land, and by which key.
+    fn granted(&mut self) -> (u64, u32) {
+        let fabric = self.fabric();
+        (fabric.to.as_ptr() as u64, fabric.into.keys(0).unwrap().strict_rkey)
+    }
+
+    /// What the receiver says of a receive that must never be done.
+    fn told_of(&mut self, liar: &Liar, receive: u16) -> String {
+        let told = self.until_told(|stage| {
+            liar.poll();
+            stage.received(receive).map(|done| assert!(!done, "it is done")).err()
+        });
+        told.expect("nothing was said of it")
+    }
+
+    /// How many of the first bytes of the receiving end's memory were written, of which none beyond may be.
+    fn written(&mut self) -> usize {
+        let to = &self.fabric().to;
+        assert_eq!(to.len(), ARENA);
+        to.iter().rposition(|byte| *byte != 0xee).map_or(0, |last| last + 1)
+    }
+}
+
+fn is_told(text: &str) {
+    let told = "end 0 breaks the protocol: a message without immediate data";
+    assert!(text.contains(told) && text.contains("rail x0:1"), "{text}");
+}
+
+#[test]
+fn a_message_without_an_immediate_ends_the_connection_in_words_and_writes_nothing() {
+    let mut stage = Stage::new(1);
+    let right = Some(WHOLE.encode());
+    // What is sent, with which immediate: the one that a write would end the receive with does nothing here.
+    for (bytes, imm) in [(0, None), (1, None), (100, None), (4000, None), (0, right), (8, right), (100, right)] {
+        for is_early in [false, true] {
+            let liar = stage.with_liar();
+            if is_early {
+                // Before anything is granted.
+                liar.post(Operation::Send, bytes, imm, (0, 0));
+                stage.fabric().pass(1_000_000);
+            }
+            let receive = stage.irecv(&[ROOM]).unwrap().unwrap();
+            if !is_early {
+                liar.post(Operation::Send, bytes, imm, (0, 0));
+            }
+            let text = stage.told_of(&liar, receive);
+            is_told(&text);
+            assert_eq!(stage.written(), 0, "{bytes} bytes with {imm:?}");
+            // It stays, and for every call.
+            assert_eq!(stage.irecv(&[ROOM]), Err(text.clone()));
+            assert_eq!(stage.received(receive), Err(text));
+        }
+    }
+    stage.again();
+    stage.check();
+}
+
+#[test]
+fn a_write_that_nothing_tells_of_does_not_end_a_receive_and_the_send_behind_it_ends_the_connection() {
+    let mut stage = Stage::new(1);
+    for imm in [None, Some(WHOLE.encode())] {
+        let liar = stage.with_liar();
+        let receive = stage.irecv(&[ROOM]).unwrap().unwrap();
+        let to = stage.granted();
+        liar.post(Operation::Write, ROOM as u32, None, to);
+        for _ in 0..100 {
+            stage.fabric().pass(1_000_000);
+            liar.poll();
+            assert_eq!(stage.received(receive), Ok(false));
+        }
+        liar.post(Operation::Send, 0, imm, (0, 0));
+        is_told(&stage.told_of(&liar, receive));
+        assert!(stage.written() <= ROOM);
+    }
+}
+
+#[test]
+fn what_came_before_a_message_without_an_immediate_is_delivered() {
+    let mut stage = Stage::new(1);
+    let liar = stage.with_liar();
+    let receives = [0, 1].map(|_| stage.irecv(&[ROOM]).unwrap().unwrap());
+    let to = stage.granted();
+    liar.post(Operation::Write, ROOM as u32, Some(WHOLE.encode()), to);
+    let told = stage.until_told(|stage| {
+        let ended = liar.poll();
+        assert!(ended.iter().all(|completion| completion.status == 0), "{ended:?}");
+        stage.received(receives[0]).unwrap().then_some(())
+    });
+    told.expect("a true message is delivered");
+    assert!(stage.written() <= ROOM);
+    liar.post(Operation::Send, 0, None, (0, 0));
+    is_told(&stage.told_of(&liar, receives[1]));
+}
+
+#[test]
+fn a_send_that_is_too_long_for_its_receive_fails_at_its_sender() {
+    let mut stage = Stage::new(1);
+    let liar = stage.with_liar();
+    let receive = stage.irecv(&[ROOM]).unwrap().unwrap();
+    liar.post(Operation::Send, 64, None, (0, 0));
+    let mut ended = Vec::new();
+    let told = stage.until_told(|stage| {
+        ended.extend(liar.poll());
+        let told = stage.received(receive).err();
+        (!ended.is_empty()).then_some(told).flatten()
+    });
+    is_told(&told.expect("both ends hear of it"));
+    assert_eq!(ended[0].status, status::REMOTE_INVALID);
+}

@@ -1,0 +1,88 @@
+//! A sending end that is not the plugin: a queue pair of its own on the fabric, by which it says whatever verbs let it say.
+
+use nccl_net_spark::verbs::Region;
+use nccl_net_spark::wire::board::BOARD_BYTES;
+use nccl_net_spark::wire::message::QpEnd;
+use softverbs::completion_queue::{Completion, CompletionQueue};
+use softverbs::fabric::Node;
+use softverbs::queue_pair::{Caps, Change, Operation, QueuePair, SendRequest, Sge};
+use softverbs::status;
+use std::sync::Arc;
+
+/// Its first packet's number.
+const PSN: u32 = 7;
+
+/// The end.
+pub struct Liar {
+    node: Arc<Node>,
+    cq: Arc<CompletionQueue>,
+    qp: Arc<QueuePair>,
+    /// Where the receiver's grants land, and what is sent from; registered with this key.
+    board: Arc<Region>,
+    key: u32,
+}
+
+impl Liar {
+    /// One on the first rail.
+    pub fn new(node: &Arc<Node>, board: Arc<Region>) -> Self {
+        let cq = CompletionQueue::new(node, 0, 64).unwrap();
+        let caps = Caps { send_requests: 16, receive_requests: 16, sges: 1, inline_bytes: 0, signal_all: true };
+        let qp = QueuePair::new(node, 0, &cq, &cq, caps).unwrap();
+        // SAFETY: the region is this end's for as long as its queue pair; its words are looked at as atomics only.
+        let key =
+            unsafe { node.register(0, board.addr() as usize, BOARD_BYTES, status::LOCAL_WRITE | status::REMOTE_WRITE) };
+        Self { node: Arc::clone(node), cq, qp, board, key: key.unwrap() }
+    }
+
+    /// Its queue pair.
+    pub fn end(&self) -> QpEnd {
+        QpEnd { number: self.qp.number(), psn: PSN }
+    }
+
+    /// The key of its board.
+    pub fn key(&self) -> u32 {
+        self.key
+    }
+
+    /// Connects it.
+    pub fn connect(&mut self, to: QpEnd, gid: [u8; 16]) {
+        let (remote_qp, receive_psn) = (to.number, to.psn);
+        let to_receive = Change::ReadyToReceive {
+            mtu_bytes: 1024,
+            remote_qp,
+            receive_psn,
+            remote_gid: gid,
+            own_gid_index: 0,
+            min_rnr_timer: 1,
+        };
+        let to_send = Change::ReadyToSend { timeout: 0, retry_count: 7, rnr_retry: 7, send_psn: PSN };
+        for change in [Change::Init { access: status::REMOTE_WRITE, port: 1 }, to_receive, to_send] {
+            self.qp.change(change).unwrap();
+        }
+    }
+
+    /// Posts the first bytes of its board, as they are; `to` is an address and a key of the receiver's.
+    pub fn post(&self, operation: Operation, bytes: u32, imm: Option<u32>, to: (u64, u32)) {
+        let sge = [Sge { addr: self.board.addr(), bytes, lkey: self.key }];
+        let sges = if bytes == 0 { &sge[..0] } else { &sge };
+        let (remote_addr, rkey) = to;
+        let imm = imm.map(u32::to_be);
+        let (wr_id, signaled, inline, solicited) = (1, true, None, false);
+        let request = SendRequest { wr_id, operation, signaled, inline, solicited, imm, sges, remote_addr, rkey };
+        self.qp.post_send(&request).unwrap();
+    }
+
+    /// Lets its NIC work; how its requests have ended.
+    pub fn poll(&self) -> Vec<Completion> {
+        let mut out = [Completion::default(); 32];
+        let count = self.cq.poll(&mut out).unwrap();
+        out[..count].to_vec()
+    }
+}
+
+impl Drop for Liar {
+    fn drop(&mut self) {
+        self.qp.destroy();
+        self.node.deregister(0, self.key).unwrap();
+    }
+}
