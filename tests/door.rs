@@ -7,6 +7,8 @@
 
 mod attack;
 mod common;
+#[path = "door/path_mtu.rs"]
+mod path_mtu;
 
 use attack::{Door, HEADER_BYTES, Met, TOKEN, Taken, between, between_late, dial, host, read_frame, tapped};
 use common::until;

@@ -9,6 +9,7 @@ mod common;
 mod sent;
 mod sim;
 
+use common::heard::Heard;
 use nccl_net_spark::comm::RecvPart;
 use nccl_net_spark::comm::half::{Half, Shared};
 use nccl_net_spark::comm::lane::LaneWrite;
@@ -153,12 +154,18 @@ impl Stage {
 
     /// Lets both wardens talk, and time pass.
     fn talk(&mut self, rounds: usize) {
+        self.talk_by(rounds, |_| {});
+    }
+
+    /// The same with somebody between, who writes the letters anew.
+    fn talk_by(&mut self, rounds: usize, mut alter: impl FnMut(&mut Letter)) {
         for _ in 0..rounds {
             self.fabric().pass(20_000_000);
             let now = self.fabric().now();
             for side in [0, 1] {
                 let mut letters = Vec::new();
-                self.pair.wardens[side].tend(now, true, &mut |letter| {
+                self.pair.wardens[side].tend(now, true, &mut |mut letter| {
+                    alter(&mut letter);
                     letters.push(letter);
                     true
                 });
@@ -450,6 +457,45 @@ fn offers_for_a_lost_rail_that_cannot_be_taken_leave_it_lost_and_the_other_carri
         stage.tell(1, 2, Notice::Join { lane: 1, rail, qps: vec![QPS[0]; 16] }.encode());
         let text = stage.pair.wardens[1].text();
         assert!(text.contains("x0:1 to x0:1: carries") && text.contains("x1:1 to x1:1: lost"), "{text}");
+    }
+}
+
+#[test]
+fn a_path_mtu_that_the_port_does_not_have_keeps_a_lost_rail_lost_until_a_true_one_is_told() {
+    let mut stage = Stage::new(2);
+    // The ports have 1024.
+    for lie in [2048, 4096, 0, 1, 1023, 1500, 8192, u32::MAX] {
+        stage.again();
+        stage.check();
+        stage.pair.send.enter().unwrap().lose_by(&stage.pair.ends[0], 1, "pulled".to_owned());
+        let (mut told, heard) = (0, Heard::default());
+        let lied = |letter: &mut Letter| {
+            if let Ok(Notice::Joined { lane, connector_gid, acceptor_gid, mtu_bytes, qps }) =
+                Notice::decode(&letter.notice)
+            {
+                assert_eq!(mtu_bytes, 1024);
+                letter.notice = Notice::Joined { lane, connector_gid, acceptor_gid, mtu_bytes: lie, qps }.encode();
+                told += 1;
+            }
+        };
+        heard.by(|| stage.talk_by(1000, lied));
+        assert!(told > 0, "there was nothing to lie about");
+        let line = match lie {
+            2048 | 4096 => format!("end 1 yet: a path MTU of {lie} is asked of x1:1, whose port has 1024"),
+            _ => format!("end 1 sent a notice that cannot be read: path MTU {lie}: it is 256, 512, 1024, 2048 or 4096"),
+        };
+        assert!(heard.take().iter().any(|(_, said)| said.contains(&line)), "nobody says: {line}");
+        let states = |stage: &Stage| [0, 1].map(|side: usize| stage.pair.wardens[side].text());
+        let [text, _] = states(&stage);
+        assert!(text.contains("x0:1 to x0:1: carries") && !text.contains("x1:1 to x1:1: carries"), "{lie}: {text}");
+        stage.check();
+        stage.talk(1000);
+        assert!(
+            states(&stage).iter().all(|text| text.contains("x1:1 to x1:1: carries")),
+            "{lie}: {:?}",
+            states(&stage)
+        );
+        stage.check();
     }
 }
 

@@ -186,7 +186,7 @@ impl Lane {
         let most = route.look.port.active_mtu_bytes;
         if route.mtu_bytes > most {
             let (mtu_bytes, name) = (route.mtu_bytes, self.rail.name());
-            return Err(Error::Remote(format!("the peer wants a path MTU of {mtu_bytes}; {name} has {most}")));
+            return Err(Error::Remote(format!("a path MTU of {mtu_bytes} is asked of {name}, whose port has {most}")));
         }
         let gid_index = route
             .look

@@ -19,6 +19,9 @@ pub enum Malformed {
         /// The bound.
         most: usize,
     },
+    /// A path MTU that there is not.
+    #[error("path MTU {0}: it is 256, 512, 1024, 2048 or 4096")]
+    PathMtu(u32),
     /// A field has a value that it cannot have.
     #[error("{what} {value:#x}")]
     Value {

@@ -42,7 +42,7 @@ fn read_qp(r: &mut Reader<'_>) -> Result<QpEnd, Malformed> {
 pub(super) fn mtu_bytes(r: &mut Reader<'_>) -> Result<u32, Malformed> {
     match r.u32()? {
         mtu @ (256 | 512 | 1024 | 2048 | 4096) => Ok(mtu),
-        other => Err(Malformed::Value { what: "path MTU", value: u64::from(other) }),
+        other => Err(Malformed::PathMtu(other)),
     }
 }
 

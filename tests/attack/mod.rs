@@ -8,6 +8,7 @@ use nccl_net_spark::error::Error;
 use nccl_net_spark::plugin::bring_up;
 use nccl_net_spark::verbs::HostMemory;
 use nccl_net_spark::wire::handle::{HANDLE_BYTES, Handle};
+use nccl_net_spark::wire::message::{Header, Message};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -18,9 +19,16 @@ pub const HEADER_BYTES: usize = 8;
 /// As above.
 pub const TOKEN: std::ops::Range<usize> = HEADER_BYTES..HEADER_BYTES + 16;
 
+/// As "unpaced", with ports whose path MTU has larger ones above it.
+const PROFILE: &str = "link A pci=0000:01:00 gts=32 width=4 payload=0
+    link B pci=0002:01:00 gts=32 width=4 payload=0
+    cable p0 payload=0
+    rail rocep1s0f0 netdev=enp1s0f0np0 port=p0 link=A cable=p0 function=0 line=0 qp=0 latency=0 mtu=1024
+    rail roceP2p1s0f0 netdev=enP2p1s0f0np0 port=p0 link=B cable=p0 function=0 line=0 qp=0 latency=0 mtu=1024";
+
 /// One end's host.
 pub fn host(side: usize) -> Arc<Host> {
-    let (rails, library) = common::test_rails();
+    let (rails, library) = common::test_rails_of(PROFILE);
     let mut variables =
         vec![("NCCL_IB_HCA".to_owned(), rails[side].clone()), ("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned())];
     variables.extend(library);
@@ -152,6 +160,12 @@ pub fn read_frame(stream: &mut TcpStream) -> Option<Vec<u8>> {
     frame.resize(HEADER_BYTES + body_bytes, 0);
     stream.read_exact(&mut frame[HEADER_BYTES..]).ok()?;
     Some(frame)
+}
+
+/// What a frame says.
+pub fn decoded(frame: &[u8]) -> Message {
+    let header = Header::decode(frame[..HEADER_BYTES].try_into().unwrap()).unwrap();
+    Message::decode(header, &frame[HEADER_BYTES..]).unwrap()
 }
 
 /// What somebody between the two ends of a handshake has of it: both streams, and the frames that went by.

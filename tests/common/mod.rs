@@ -1,6 +1,8 @@
 //! What the tests over the C interface share: where the built library is, and a C compiler.
 #![allow(dead_code, unsafe_code, reason = "each test uses a part")]
 
+pub mod heard;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
@@ -66,8 +68,13 @@ fn modified(path: &Path) -> std::time::SystemTime {
 /// `SPARK_TEST_RAILS="A;B"` names devices of this machine (the test bed does that, on the kernel's soft-RoCE). Otherwise the
 /// test runs on the software fabric, in one process with both ends on one of its machines.
 pub fn test_rails() -> TestRails {
+    test_rails_of("unpaced")
+}
+
+/// The same with another profile of the software fabric, where the program's first call asks for it: built in, or as text.
+pub fn test_rails_of(profile: &str) -> TestRails {
     static RAILS: OnceLock<TestRails> = OnceLock::new();
-    RAILS.get_or_init(choose_rails).clone()
+    RAILS.get_or_init(|| choose_rails(profile)).clone()
 }
 
 /// The software fabric's library that cargo built beside this test.
@@ -105,17 +112,24 @@ fn sweep(dir: &Path) {
 /// Both ends' devices, and settings.
 pub type TestRails = ([String; 2], Vec<(String, String)>);
 
-fn choose_rails() -> TestRails {
+fn choose_rails(profile: &str) -> TestRails {
     if let Ok(rails) = std::env::var("SPARK_TEST_RAILS") {
         let (a, b) = rails.split_once(';').expect("SPARK_TEST_RAILS=\"a0,a1;b0,b1\" names both ends' devices");
         return ([a.to_owned(), b.to_owned()], Vec::new());
     }
     let (built, dir, fabric) = (fabric_library(), fabric_folder(), fabric_name());
+    let mut profile = profile.to_owned();
+    if profile.contains('\n') {
+        let file = dir.join(&fabric).join("wanted");
+        std::fs::create_dir_all(dir.join(&fabric)).expect("the fabric's folder");
+        std::fs::write(&file, &profile).expect("the profile");
+        profile = file.display().to_string();
+    }
     let sysfs = dir.join(&fabric).join("sys").display().to_string();
     let variables = [
         ("SOFTVERBS_DIR", dir.display().to_string()),
         ("SOFTVERBS_FABRIC", fabric),
-        ("SOFTVERBS_PROFILE", "unpaced".to_owned()),
+        ("SOFTVERBS_PROFILE", profile),
         ("SOFTVERBS_NODE", "0".to_owned()),
     ];
     for (name, value) in variables {

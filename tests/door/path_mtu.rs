@@ -1,0 +1,145 @@
+//! Path MTUs in the handshake that a port does not have, or that there are not. (READY and GO name none.)
+
+use crate::attack::{Door, Met, between, decoded, dial, host, tapped};
+use crate::common::heard::Heard;
+use crate::common::until;
+use crate::turn;
+use nccl_net_spark::comm::{Host, Rail};
+use nccl_net_spark::error::Error;
+use nccl_net_spark::wire::message::{Hello, Message};
+use std::io::Write;
+use std::sync::Arc;
+use tracing::Level;
+
+/// What there is not.
+const NO_MTUS: [u32; 8] = [0, 1, 255, 1023, 1500, 4095, 8192, u32::MAX];
+
+/// The path MTU of a host's ports, which has larger ones above it.
+fn own_mtu(host: &Host) -> u32 {
+    let of = |rail: &Arc<Rail>| rail.pd.context().port(rail.info.port).unwrap().active_mtu_bytes;
+    let mtus: Vec<u32> = host.rails.iter().map(of).collect();
+    assert!(mtus.iter().all(|mtu| *mtu == mtus[0] && *mtu < 4096), "{mtus:?}: nothing is above, or they differ");
+    mtus[0]
+}
+
+/// Tries to connect with somebody between who says another path MTU: the OFFER's for its pairs from `first` on, or the HELLO's.
+fn lied(hosts: &[Arc<Host>; 2], place: usize, first: usize, mtu: u32) -> Result<Met, Error> {
+    let door = Door::open(&hosts[1]);
+    let (handle, _taken) = between(&door, move |at, frame| {
+        if at != place {
+            return frame;
+        }
+        let mut message = decoded(&frame);
+        match &mut message {
+            Message::Hello(hello) => hello.rails[first..].iter_mut().for_each(|rail| rail.mtu_bytes = mtu),
+            Message::Offer(offer) => offer.pairs[first..].iter_mut().for_each(|pair| pair.mtu_bytes = mtu),
+            other => panic!("a {} has no path MTU", other.kind()),
+        }
+        message.encode()
+    });
+    door.try_by(&hosts[0], handle)
+}
+
+fn larger_than(own: u32) -> impl Iterator<Item = u32> {
+    [512, 1024, 2048, 4096].into_iter().filter(move |mtu| *mtu > own)
+}
+
+#[test]
+fn an_offer_above_the_ports_path_mtu_ends_in_words_and_the_rest_goes_on() {
+    let _turn = turn();
+    let hosts = [host(0), host(1)];
+    let own = own_mtu(&hosts[0]);
+    let (other, _taken) = tapped(&hosts);
+    for mtu in larger_than(own) {
+        // The first error is the accepting end's, whose peer has told it why; the connecting end is told the same.
+        let error = lied(&hosts, 1, 0, mtu).err().expect("no rail is left").to_string();
+        let told = format!("a path MTU of {mtu} is asked of {}, whose port has {own}", hosts[0].rails[0].name());
+        assert!(error.contains(&told) && error.contains(&format!(":{}", std::process::id())), "{error}");
+        other.check(20);
+    }
+}
+
+#[test]
+fn a_rail_whose_offer_is_above_its_path_mtu_is_left_out_with_a_line_and_the_others_carry() {
+    let _turn = turn();
+    let hosts = [host(0), host(1)];
+    let own = own_mtu(&hosts[0]);
+    for mtu in larger_than(own) {
+        let heard = Heard::default();
+        let met = heard.by(|| lied(&hosts, 1, 1, mtu)).expect("a rail is left");
+        let left_out = hosts[0].rails[1].name();
+        let told = format!("a path MTU of {mtu} is asked of {left_out}, whose port has {own}");
+        let lines: Vec<String> =
+            heard.take().into_iter().filter(|(level, _)| *level <= Level::INFO).map(|(_, line)| line).collect();
+        // Each end says it once, and names the other.
+        let said = lines.iter().filter(|line| line.contains(&told) && line.contains(&hosts[0].name)).count();
+        assert_eq!(said, 2, "{lines:?}");
+        met.check(21);
+    }
+}
+
+#[test]
+fn a_path_mtu_that_there_is_not_ends_in_words_and_the_rest_goes_on() {
+    let _turn = turn();
+    let hosts = [host(0), host(1)];
+    let (other, _taken) = tapped(&hosts);
+    for mtu in NO_MTUS {
+        let error = lied(&hosts, 1, 0, mtu).err().expect("it cannot be").to_string();
+        let told = format!("path MTU {mtu}: it is 256, 512, 1024, 2048 or 4096");
+        assert!(error.contains(&told) && error.contains("127.0.0.1:"), "{error}");
+        other.check(22);
+    }
+}
+
+#[test]
+fn a_greeting_with_a_path_mtu_that_there_is_not_is_a_strangers() {
+    let _turn = turn();
+    let hosts = [host(0), host(1)];
+    for mtu in NO_MTUS {
+        let door = Door::open(&hosts[1]);
+        let heard = Heard::default();
+        let (mut hello, told) = (greeting_of(&hosts, &door), format!("path MTU {mtu}: it is 256, 512, 1024"));
+        hello.rails[0].mtu_bytes = mtu;
+        let mut stranger = dial(door.known.address);
+        stranger.write_all(&Message::Hello(hello).encode()).unwrap();
+        let lines = heard.by(|| {
+            until(|| {
+                assert!(door.listen.accept().unwrap().is_none());
+                let lines = heard.take();
+                lines.iter().any(|(_, line)| line.contains("dropped")).then_some(lines)
+            })
+        });
+        let is_told = |line: &str| line.contains(&told) && line.contains("127.0.0.1:");
+        assert!(lines.iter().any(|(level, line)| *level == Level::INFO && is_told(line)), "{lines:?}");
+        // It did not take the honest peer's place, though it had the token.
+        door.meet(&hosts[0]).check(23);
+    }
+}
+
+/// An honest greeting, for this door.
+fn greeting_of(hosts: &[Arc<Host>; 2], door: &Door) -> Hello {
+    let (_met, taken) = tapped(hosts);
+    let Message::Hello(mut hello) = decoded(&taken.frames[0]) else { panic!("the first message is no greeting") };
+    hello.token = door.known.token;
+    hello
+}
+
+#[test]
+fn the_smaller_of_both_path_mtus_is_used_whatever_a_greeting_says() {
+    let _turn = turn();
+    let hosts = [host(0), host(1)];
+    let own = own_mtu(&hosts[0]);
+    for mtu in [256, 512, 1024, 2048, 4096] {
+        let door = Door::open(&hosts[1]);
+        let (handle, taken) = between(&door, move |at, frame| match (at, decoded(&frame)) {
+            (0, Message::Hello(mut hello)) => {
+                hello.rails.iter_mut().for_each(|rail| rail.mtu_bytes = mtu);
+                Message::Hello(hello).encode()
+            }
+            _ => frame,
+        });
+        door.try_by(&hosts[0], handle).unwrap().check(24);
+        let Message::Offer(offer) = decoded(&taken.join().unwrap().frames[1]) else { panic!("no offer") };
+        assert!(offer.pairs.iter().all(|pair| pair.mtu_bytes == mtu.min(own)), "{mtu}: {offer:?}");
+    }
+}
