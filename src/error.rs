@@ -92,6 +92,11 @@ impl Error {
     pub fn os(what: impl Into<String>, error: &std::io::Error) -> Self {
         Self::Os { what: what.into(), errno: error.raw_os_error().unwrap_or(0) }
     }
+
+    /// Whether the process or the machine is out of descriptors, which others may give back.
+    pub fn is_shortage(&self) -> bool {
+        matches!(self, Self::Os { errno: libc::EMFILE | libc::ENFILE, .. })
+    }
 }
 
 /// What a panic said.
@@ -106,6 +111,7 @@ pub fn panic_text(payload: &(dyn Any + Send)) -> &str {
 fn os_text(errno: i32) -> String {
     match errno {
         0 => "failed without a reason given".to_owned(),
+        n @ libc::EMFILE => format!("{} (`ulimit -n` is the limit)", std::io::Error::from_raw_os_error(n)),
         n => std::io::Error::from_raw_os_error(n).to_string(),
     }
 }
@@ -122,6 +128,9 @@ mod tests {
         let os = Error::Os { what: "ibv_reg_mr of 4096 bytes".into(), errno: libc::ENOMEM };
         assert!(os.to_string().starts_with("ibv_reg_mr of 4096 bytes: Cannot allocate memory"), "{os}");
         assert_eq!(NcclResult::from(&os), NcclResult::SystemError);
+        let full = Error::Os { what: "getifaddrs".into(), errno: libc::EMFILE };
+        assert!(full.is_shortage() && full.to_string().contains("`ulimit -n` is the limit"), "{full}");
+        assert!(!os.is_shortage());
         assert_eq!(NcclResult::from(&Error::Missing(String::new())), NcclResult::SystemError);
         assert_eq!(NcclResult::from(&Error::Argument(String::new())), NcclResult::InvalidArgument);
         assert_eq!(NcclResult::from(&Error::Remote(String::new())), NcclResult::RemoteError);

@@ -9,6 +9,8 @@ mod attack;
 mod common;
 #[path = "door/path_mtu.rs"]
 mod path_mtu;
+#[path = "door/starved.rs"]
+mod starved;
 
 use attack::{Door, HEADER_BYTES, Met, TOKEN, Taken, between, between_late, dial, host, read_frame, tapped};
 use common::until;

@@ -16,6 +16,7 @@ use super::pairing::{self, Pair};
 use super::peer::Peer;
 use super::rail::Rail;
 use super::recv::{RecvComm, RecvPath};
+use super::shortage::{shortage_text, waits_for_descriptors};
 use super::ward::Ward;
 use super::warden::Warden;
 use super::work::{Work, WorkId};
@@ -52,8 +53,8 @@ struct Door {
     invited: Option<Box<Accepting>>,
     /// Whether somebody has: a handle is for one connection, and who shows its token later has it from listening to the first.
     was_shown: bool,
-    /// Whether it was said that there are no descriptors left.
-    said_full: bool,
+    /// What there is too little of to take anybody in, in words.
+    shortage: Option<String>,
 }
 
 /// Somebody who has shown nothing yet.
@@ -72,6 +73,8 @@ struct Accepting {
 }
 
 enum Stage {
+    /// It has shown the token, and waits for an offer.
+    Invited(Hello),
     AwaitingReady(Offered),
     Probing(Probing),
 }
@@ -150,8 +153,13 @@ impl ListenComm {
     pub fn accept(&self) -> Result<Option<RecvComm>> {
         let mut door = self.door.lock().unwrap_or_else(PoisonError::into_inner);
         let waiting_since = *door.waiting_since.get_or_insert_with(Instant::now);
-        self.open(&mut door)?;
-        self.ask_for_tokens(&mut door)?;
+        if door.invited.as_ref().is_some_and(|accepting| matches!(accepting.stage, Stage::Invited(_))) {
+            // It waits for descriptors: strangers shall not have them.
+            door.knocking.clear();
+        } else {
+            self.open(&mut door)?;
+            self.ask_for_tokens(&mut door)?;
+        }
         if let Some(accepting) = door.invited.take() {
             match accepting.step(&self.host)? {
                 Step::Done(comm) => {
@@ -161,7 +169,8 @@ impl ListenComm {
                 Step::Waiting(accepting) => door.invited = Some(accepting),
             }
         } else {
-            in_time(&self.host, waiting_since, "the peer to connect")?;
+            let short = door.shortage.as_ref().map_or_else(String::new, |why| format!(", and {why}"));
+            in_time(&self.host, waiting_since, &format!("the peer to connect{short}"))?;
         }
         Ok(None)
     }
@@ -171,6 +180,7 @@ impl ListenComm {
         for _ in 0..MOST_KNOCKING {
             match self.listener.accept() {
                 Ok((stream, from)) => {
+                    door.shortage = None;
                     if door.knocking.len() >= MOST_KNOCKING {
                         self.make_room(door)?;
                     }
@@ -182,22 +192,24 @@ impl ListenComm {
                         Err(error) => tracing::debug!("a bootstrap connection is dropped: {error}"),
                     }
                 }
-                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => break,
-                // Out of descriptors or memory: a stranger makes room. Without one the peer stays in the backlog, and the next
-                // call tries again.
-                Err(e)
-                    if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS)) =>
-                {
-                    if !std::mem::replace(&mut door.said_full, true) {
-                        tracing::warn!("the bootstrap port cannot take a connection: {e}");
-                    }
-                    if door.knocking.is_empty() {
-                        break;
-                    }
-                    self.make_room(door)?;
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
+                    door.shortage = None;
+                    break;
                 }
-                // The others are troubles of the one connection (reset before it was taken, say), not of the port.
-                Err(e) => tracing::debug!("a bootstrap connection broke at once: {e}"),
+                Err(e) => match shortage_text(&e) {
+                    // Out of descriptors or memory: a stranger makes room. Without one the peer stays in the backlog, and the next
+                    // call tries again.
+                    Some(why) => {
+                        self.host.shortage.tell("the bootstrap port cannot take a connection", &why);
+                        door.shortage = Some(why);
+                        if door.knocking.is_empty() {
+                            break;
+                        }
+                        self.make_room(door)?;
+                    }
+                    // The others are troubles of the one connection (reset before it was taken, say), not of the port.
+                    None => tracing::debug!("a bootstrap connection broke at once: {e}"),
+                },
             }
         }
         Ok(())
@@ -237,7 +249,7 @@ impl ListenComm {
                         tracing::debug!("it could not be told: {unsent}");
                     }
                 } else {
-                    door.invited = Some(Box::new(Accepting::begin(&self.host, knocker.channel, hello)?));
+                    door.invited = Some(Box::new(Accepting::begin(knocker.channel, hello)));
                 }
             }
             Ok(Received::Message(other)) => {
@@ -261,24 +273,18 @@ enum Step {
 }
 
 impl Accepting {
-    fn begin(host: &Host, mut channel: Channel, hello: Hello) -> Result<Self> {
-        let (peer, started) = (hello.name.clone(), Instant::now());
-        match Offered::from_hello(host, &hello) {
-            Ok((offered, offer)) => {
-                channel.send(&Message::Offer(offer))?;
-                Ok(Self { channel, started, peer, stage: Stage::AwaitingReady(offered) })
-            }
-            Err(error) => {
-                // The peer's own error tells its user; if it cannot be told, ours stands.
-                if let Err(unsent) = channel.send(&Message::Refuse(error.to_string())) {
-                    tracing::debug!("{peer} could not be told: {unsent}");
-                }
-                Err(error)
-            }
-        }
+    fn begin(channel: Channel, hello: Hello) -> Self {
+        Self { channel, started: Instant::now(), peer: hello.name.clone(), stage: Stage::Invited(hello) }
     }
 
     fn step(mut self, host: &Arc<Host>) -> Result<Step> {
+        if let Stage::Invited(hello) = self.stage {
+            let offered = make_offer(host, &mut self.channel, &hello, self.started)?;
+            self.stage = offered.map_or(Stage::Invited(hello), Stage::AwaitingReady);
+            if let Stage::Invited(_) = self.stage {
+                return Ok(Step::Waiting(Box::new(self)));
+            }
+        }
         if let Stage::AwaitingReady(offered) = self.stage {
             match receive(&mut self.channel)? {
                 Some(Message::Ready(ready)) => {
@@ -303,6 +309,27 @@ impl Accepting {
     }
 }
 
+/// Answers a greeting with an offer; `None` while there are no descriptors for what that takes.
+fn make_offer(host: &Host, channel: &mut Channel, hello: &Hello, started: Instant) -> Result<Option<Offered>> {
+    let mut error = match Offered::from_hello(host, hello) {
+        Ok((offered, offer)) => return channel.send(&Message::Offer(offer)).map(|()| Some(offered)),
+        Err(error) => error,
+    };
+    let peer = &hello.name;
+    if let Some(why) = waits_for_descriptors(&error) {
+        host.shortage.tell(&format!("{peer} waits for an answer"), &why);
+        match in_time(host, started, &format!("what an answer to {peer} takes ({why})")) {
+            Ok(()) => return Ok(None),
+            Err(late) => error = late,
+        }
+    }
+    // The peer's own error tells its user; if it cannot be told, ours stands.
+    if let Err(unsent) = channel.send(&Message::Refuse(error.to_string())) {
+        tracing::debug!("{peer} could not be told: {unsent}");
+    }
+    Err(error)
+}
+
 impl Offered {
     fn from_hello(host: &Host, hello: &Hello) -> Result<(Self, Offer)> {
         let rails = Rails::look(host)?;
@@ -323,6 +350,7 @@ impl Offered {
             let peer_rail = hello.rails[pair.connector].name.clone();
             let mut lane = match Lane::open(rail, Role::Receiver, usize::from(queue_count)) {
                 Ok(lane) => lane,
+                Err(error) if error.is_shortage() => return Err(error),
                 Err(error) => {
                     left_out.push((rail.index, error.to_string()));
                     continue;

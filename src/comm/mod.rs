@@ -25,6 +25,7 @@ pub mod registration;
 pub mod reputation;
 pub mod send;
 pub mod service;
+pub mod shortage;
 pub mod trouble;
 pub mod ward;
 pub mod warden;
@@ -42,6 +43,7 @@ use crate::error::Result;
 use connect::Connecting;
 use registration::Registrations;
 use service::Service;
+use shortage::Shortage;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -63,6 +65,7 @@ pub struct Host {
     registrations: Registrations,
     /// Watches over the connections.
     pub service: Service,
+    shortage: Shortage,
     connecting: Mutex<HashMap<u64, Connecting>>,
     tickets: AtomicU64,
     open: AtomicU64,
@@ -73,8 +76,8 @@ impl Host {
     pub fn new(config: Config, rails: Vec<Arc<Rail>>) -> Self {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "host".to_owned());
         let name = format!("{}:{}", host.trim(), std::process::id());
-        let (registrations, service, connecting, tickets, open) = Default::default();
-        Self { config, rails, name, registrations, service, connecting, tickets, open }
+        let (registrations, service, shortage, connecting, tickets, open) = Default::default();
+        Self { config, rails, name, registrations, service, shortage, connecting, tickets, open }
     }
 
     /// Registers memory on every rail, for all connections.

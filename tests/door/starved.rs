@@ -1,0 +1,204 @@
+//! A process that runs out of descriptors while strangers and an honest peer stand at its doors: a process of its own, so that the
+//! others keep theirs.
+
+use crate::attack::{Between, Door, Met, between, decoded, dial, host};
+use crate::common::heard::Heard;
+use crate::common::until;
+use nccl_net_spark::comm::{Host, connect};
+use nccl_net_spark::wire::message::Message;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use std::fs::File;
+use std::io::Write;
+use std::net::TcpStream;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc;
+use tracing::Level;
+
+/// Descriptors that the process may have.
+const LIMIT: u64 = 300;
+/// Strangers that come before the honest peer, and as many after it.
+const STRANGERS: usize = 20;
+/// How often the doors are asked while nothing can come of it.
+const CALLS: usize = 1000;
+/// What one call tries at most.
+const TRIES: usize = 64;
+
+#[test]
+fn a_process_without_descriptors_says_so_once_and_lets_the_honest_peer_in_when_it_has_some() {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "starved::starved_process", "--ignored", "--nocapture"])
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+}
+
+/// All descriptors that the process may still have.
+struct Hoard(Vec<File>);
+
+impl Hoard {
+    fn take() -> Self {
+        let mut all = Vec::with_capacity(LIMIT as usize);
+        loop {
+            match File::open("/dev/null") {
+                Ok(file) => all.push(file),
+                Err(error) => {
+                    assert_eq!(error.raw_os_error(), Some(libc::EMFILE), "{error}");
+                    return Self(all);
+                }
+            }
+        }
+    }
+}
+
+/// Counts what the doors tried in vain, and keeps the warnings.
+#[derive(Default)]
+struct Told {
+    tries: usize,
+    /// How often a peer that was let in could not be answered yet.
+    waits: usize,
+    warnings: Vec<String>,
+}
+
+impl Told {
+    fn hear(&mut self, heard: &Heard) {
+        for (level, line) in heard.take() {
+            self.tries += usize::from(line.contains("cannot take a connection") || line.contains("broke at once"));
+            self.waits += usize::from(line.contains("waits for an answer"));
+            if level <= Level::WARN {
+                self.warnings.push(line);
+            }
+        }
+    }
+
+    /// Asks the doors again and again, none of which has anything to give; the most that one call tried.
+    fn ask(&mut self, doors: &[&Door], calls: usize) -> usize {
+        let (heard, mut most) = (Heard::default(), 0);
+        for _ in 0..calls {
+            for door in doors {
+                let before = self.tries;
+                let made = heard.by(|| door.listen.accept());
+                self.hear(&heard);
+                assert!(made.expect("a shortage is no failure").is_none(), "there were no descriptors for this");
+                most = most.max(self.tries - before);
+            }
+        }
+        most
+    }
+}
+
+/// Whether somebody stands in the queue of this port who has said so many bytes.
+fn has_said(port: u16, bytes: usize) -> bool {
+    let (local, said) = (format!(":{port:04X}"), format!(":{bytes:08X}"));
+    let lines = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
+    let fields = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    lines.lines().map(fields).any(|f| f.len() > 4 && f[1].ends_with(&local) && f[4].ends_with(&said))
+}
+
+fn strangers(doors: &[&Door]) -> Vec<TcpStream> {
+    let one = |number: usize| {
+        let mut stranger = dial(doors[number % doors.len()].known.address);
+        if number % 4 < 2 {
+            stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        }
+        stranger
+    };
+    (0..STRANGERS * doors.len()).map(one).collect()
+}
+
+/// The process, which [`a_process_without_descriptors_says_so_once_and_lets_the_honest_peer_in_when_it_has_some`] starts.
+#[test]
+#[ignore = "another test's process"]
+fn starved_process() {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, LIMIT, hard).unwrap();
+    let hosts = [host(0), host(1)];
+    let first = Door::open(&hosts[1]);
+    let other = first.meet(&hosts[0]);
+    other.check(1);
+    // The doors of two more connections, and an honest peer whose greeting waits at one of them.
+    let doors = [Door::open(&hosts[1]), Door::open(&hosts[1])];
+    let doors: Vec<&Door> = doors.iter().collect();
+    let before = strangers(&doors);
+    let (mut handle, taken) = greet(&hosts[0], doors[0]);
+    let after = strangers(&doors);
+    let (mut told, mut hoard) = (Told::default(), Hoard::take());
+
+    without_any(&mut told, &doors);
+    other.check(2);
+    with_one_more_at_a_time(&mut told, &mut hoard, doors[0], &other);
+
+    // The other end's share; it is in this process too.
+    hoard.0.truncate(hoard.0.len() - 20);
+    let heard = Heard::default();
+    let (mut send, mut recv) = (None, None);
+    until(|| {
+        send = send.take().or_else(|| connect::connect(&hosts[0], &mut handle, None).unwrap());
+        recv = recv.take().or_else(|| heard.by(|| doors[0].listen.accept()).unwrap());
+        (send.is_some() && recv.is_some()).then_some(())
+    });
+    told.hear(&heard);
+    let met = Met { send: send.unwrap(), recv: recv.unwrap() };
+    met.check(5);
+    other.check(6);
+    let frames = taken.join().unwrap().frames;
+    let Message::Offer(offer) = decoded(&frames[1]) else { panic!("no offer") };
+    assert_eq!((frames.len(), offer.pairs.len()), (4, hosts[1].rails.len()), "a rail was left out");
+    drop(hoard);
+
+    // And the next one, at the other door.
+    doors[1].meet(&hosts[0]).check(7);
+    assert_eq!(told.warnings.len(), 1, "{:?}", told.warnings);
+    drop((before, after));
+}
+
+/// Lets a peer say its greeting at a door where nobody listens yet.
+fn greet(from: &Arc<Host>, door: &Door) -> Between {
+    let (say, said) = mpsc::channel();
+    let (mut handle, taken) = between(door, move |_, frame| {
+        // Nobody asks about the later ones.
+        let _ = say.send(frame.len());
+        frame
+    });
+    let greeting_bytes = until(|| {
+        assert!(connect::connect(from, &mut handle, None).unwrap().is_none());
+        said.try_recv().ok()
+    });
+    until(|| has_said(door.known.address.port(), greeting_bytes).then_some(()));
+    (handle, taken)
+}
+
+/// Nothing is left: each call tries once, nobody is let in, and the user hears of it once.
+fn without_any(told: &mut Told, doors: &[&Door]) {
+    assert_eq!(told.ask(doors, CALLS), 1);
+    assert_eq!((told.tries, told.waits), (doors.len() * CALLS, 0));
+    let [warning] = &told.warnings[..] else { panic!("{} warnings: {:?}", told.warnings.len(), told.warnings) };
+    assert!(warning.contains(&format!("`ulimit -n` is {LIMIT}")), "{warning}");
+}
+
+/// Descriptors come back one by one.
+fn with_one_more_at_a_time(told: &mut Told, hoard: &mut Hoard, door: &Door, other: &Met) {
+    // One: the strangers pass through the door with it one by one until the honest peer has it, which takes more to be answered and is
+    // waited for. Those who come after it are left where they are.
+    let before = told.tries;
+    hoard.0.pop();
+    assert!(told.ask(&[door], CALLS) <= TRIES);
+    assert!(told.tries - before <= 2 * STRANGERS, "{} tries", told.tries - before);
+    assert!(told.waits > CALLS / 2, "{} waits", told.waits);
+    other.check(3);
+    // Until it is answered nothing of it is half done.
+    let mut freed = 1;
+    loop {
+        hoard.0.pop().expect("it takes fewer than all");
+        freed += 1;
+        let before = told.waits;
+        told.ask(&[door], 10);
+        if told.waits == before {
+            break;
+        }
+    }
+    assert!(freed <= 8, "{freed} descriptors for an answer");
+    other.check(4);
+}
