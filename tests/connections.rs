@@ -238,6 +238,8 @@ fn closing_in_any_order_leaves_nothing_behind() {
             ends.recv.close();
             ends.send.close();
         }
+        let sent: u64 = a.rails.iter().map(|rail| rail.totals().0).sum();
+        assert_eq!(sent, 5000 * (order + 1), "a connection that is closed has told what it sent");
     }
     assert_eq!((a.registrations_in_use(), b.registrations_in_use()), (0, 0));
 }

@@ -148,6 +148,8 @@ pub fn leave(half: &dyn Shared, peer: &Peer) {
             tracing::info!("the connection with {} is closed while requests run: they end here", peer.name);
             half.end(Box::new(Error::Usage("the connection was closed while requests ran".to_owned())));
         }
+        // The lanes may stay for a while, and the job's last line does not wait for them.
+        half.lanes().iter_mut().for_each(Lane::report);
     });
 }
 

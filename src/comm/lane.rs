@@ -365,6 +365,11 @@ impl Lane {
         (self.sent_bytes, self.sent_shares)
     }
 
+    /// Tells the rail what was sent by this lane since it was last told.
+    pub fn report(&mut self) {
+        self.rail.sent(std::mem::take(&mut self.sent_bytes), std::mem::take(&mut self.sent_shares));
+    }
+
     /// A share of any size was confirmed.
     #[inline(always)]
     pub fn count(&mut self, bytes: u64) {
@@ -399,7 +404,7 @@ impl LaneSlot<'_> {
 impl Drop for Lane {
     fn drop(&mut self) {
         self.rail.settled(self.backlog_bytes);
-        self.rail.sent(self.sent_bytes, self.sent_shares);
+        self.report();
     }
 }
 
