@@ -146,7 +146,7 @@ pub unsafe extern "C" fn ibv_get_cq_event(
         };
         // SAFETY: writable, by the caller's promise.
         unsafe {
-            cq.write((&raw const found.c).cast_mut());
+            cq.write(handles::pointer(found));
             cq_context.write(found.c.cq_context);
         }
         Ok(())

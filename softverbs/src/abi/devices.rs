@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
     guard::pointer(|| {
         let devices = devices()?;
-        let list = devices.iter().map(|device| (&raw const device.c).cast_mut());
+        let list = devices.iter().map(handles::pointer);
         let list: Box<[*mut ibv_device]> = list.chain([std::ptr::null_mut()]).collect();
         // SAFETY: null or writable, by the caller's promise.
         if let Some(count) = unsafe { count.as_mut() } {
@@ -123,9 +123,8 @@ pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
             // What was made on it still points at it. A kernel would end it all; here it stays until the process ends.
             return Ok(());
         }
-        let object = std::ptr::from_ref(handle).cast_mut();
-        // SAFETY: made by `ibv_open_device`, and nothing stands on it.
-        unsafe { handles::end::<ContextHandle, _>(object) };
+        // SAFETY: made by `ibv_open_device`, in an object that begins so much before it, and nothing stands on it.
+        unsafe { handles::end::<ContextHandle, _>(context.byte_sub(offset_of!(verbs_context, context))) };
         Ok(())
     })
 }

@@ -185,6 +185,12 @@ pub(super) fn give<Object, C>(object: Object) -> *mut C {
     Box::into_raw(Box::new(object)).cast()
 }
 
+/// C's pointer to an object that C has already, or that stays with this library. (One to its first field alone would not lead back to
+/// the object, by Rust's rules.)
+pub(super) fn pointer<Object, C>(object: &Object) -> *mut C {
+    std::ptr::from_ref(object).cast_mut().cast()
+}
+
 /// Takes an object back from C, and ends it.
 ///
 /// # Safety
