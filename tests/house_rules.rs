@@ -34,7 +34,7 @@ const ENVIRONMENT: &[&str] = &["src/config.rs", "nccl-tests-harness/src/main.rs"
 
 /// What runs for each message: no lock of ours.
 const DATA_PATH: &[&str] =
-    &["src/flow/", "src/comm/send.rs", "src/comm/recv.rs", "src/comm/lane.rs", "src/comm/work.rs"];
+    &["src/flow/", "src/comm/send.rs", "src/comm/recv.rs", "src/comm/lane.rs", "src/comm/work.rs", "src/comm/owner.rs"];
 const LOCKS: &[&str] = &["Mutex", "RwLock", "Condvar"];
 
 /// Rooms that are pure state, and what would make them impure: input, output, clocks, threads.

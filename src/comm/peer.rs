@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Peer {
     /// Host and process, and where it was met.
     pub name: String,
-    /// 0 while it is there, [`GONE`] when the channel broke, else one more than the receives it had delivered when it
+    /// 0 while it is there, [`GONE`] when it is gone, else one more than the receives it had delivered when it
     /// closed in good order.
     state: AtomicU64,
 }
@@ -24,7 +24,7 @@ pub enum Presence {
         /// As its BYE said.
         delivered: u64,
     },
-    /// The channel broke without a BYE.
+    /// Its channel broke without a BYE, and nothing was heard of it by the rails.
     Gone,
 }
 

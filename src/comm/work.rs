@@ -26,7 +26,7 @@ pub enum Work {
     Letter,
     /// A receive that an immediate used up.
     Receive,
-    /// The write that tries a rail during the handshake.
+    /// The write that tries a rail: during the handshake, and when it returns.
     Probe,
 }
 

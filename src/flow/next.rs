@@ -5,7 +5,7 @@ use crate::wire::cts::{ENTRY_WORDS, Entry, Violation, entry_word, rkey_in};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The receive at the head of the ring: the only one that sends are matched with. Its entries stay in the ring: the
-/// receiver writes them anew only after all their sends are done.
+/// receiver writes them anew only after it has all bytes of their sends.
 #[derive(Debug, Default)]
 pub(super) struct Next {
     sequence: u64,
@@ -46,8 +46,8 @@ pub fn rkey(ring: &[AtomicU64], sequence: u64, part: u8, rail: usize) -> u32 {
 fn rkey_at(ring: &[AtomicU64], at: usize, rail: usize) -> u32 {
     let (word, shift) = rkey_in(rail);
     let place = ring.get(at + word);
-    // Relaxed: this word was read before, as part of a whole entry, and it does not change until the send is done: should the
-    // entry be written once more, it is the same one.
+    // Relaxed: this word was read before, as part of a whole entry, and it does not change until the receiver has all bytes of the
+    // send: should the entry be written once more before that, it is the same one.
     place.map_or(0, |place| (place.load(Ordering::Relaxed) >> shift) as u32)
 }
 

@@ -20,7 +20,6 @@ pub struct Receives {
     repeating: u32,
     next: u64,
     open: usize,
-    stale: u64,
     chunk_bytes: u64,
 }
 
@@ -138,7 +137,6 @@ impl Receives {
             repeating: 0,
             next: 0,
             open: 0,
-            stale: 0,
             chunk_bytes,
         }
     }
@@ -154,11 +152,6 @@ impl Receives {
     #[inline(always)]
     pub fn open(&self) -> usize {
         self.open
-    }
-
-    /// Immediates of earlier uses that were dropped.
-    pub fn stale(&self) -> u64 {
-        self.stale
     }
 
     /// Takes the next slot for a receive with the given rooms (1 to [`PARTS`]), whose clear-to-send goes by `lane`; `None`
@@ -194,10 +187,7 @@ impl Receives {
         let slot = &mut self.slots[at];
         let granted = match slot {
             Slot::Granted(g) if Immediate::generation_of(g.sequence) == immediate.generation => g,
-            _ => {
-                self.stale += 1;
-                return Ok(Arrival::Stale);
-            }
+            _ => return Ok(Arrival::Stale),
         };
         let part = &mut self.parts[at][usize::from(immediate.part) % PARTS];
         let bit = 1 << (immediate.share & 7);
@@ -407,7 +397,6 @@ mod tests {
         assert_eq!(receives.arrived(old, 8), Ok(Arrival::Stale));
         let free = Immediate { slot: 9, ..immediate(grant, 0, (0, 1), 0) };
         assert_eq!(receives.arrived(free, 8), Ok(Arrival::Stale));
-        assert_eq!(receives.stale(), 2);
         assert_eq!(test(&mut receives, grant.slot), Ok(None));
     }
 

@@ -338,9 +338,8 @@ impl Sends {
         }
     }
 
-    /// What waits to be posted on a lost lane gets a way on another one, as long as `way` has one. How many got one.
-    pub fn reroute(&mut self, lane: usize, mut way: impl FnMut(Stranded) -> Option<(u8, Route)>) -> usize {
-        let mut moved = 0;
+    /// What waits to be posted on a lost lane gets a way on another one, as long as `way` has one.
+    pub fn reroute(&mut self, lane: usize, mut way: impl FnMut(Stranded) -> Option<(u8, Route)>) {
         for (slot, shares) in self.requests.iter_mut().zip(self.shares.iter_mut()) {
             let Request::Cut(running) = slot else { continue };
             for (number, share) in shares.iter_mut().enumerate().take(usize::from(running.count)) {
@@ -348,13 +347,11 @@ impl Sends {
                     continue;
                 }
                 let Origin { sequence, part, memory, .. } = running.origin;
-                let Some(found) = way(Stranded { bytes: share.bytes, memory, sequence, part }) else { return moved };
+                let Some(found) = way(Stranded { bytes: share.bytes, memory, sequence, part }) else { return };
                 (share.lane, share.route) = found;
                 share.is_all_left();
-                moved += 1;
             }
         }
-        moved
     }
 
     /// The number of the oldest receive for which a send runs, and of the one that the next send is for.

@@ -26,12 +26,8 @@ pub struct Limits {
     pub max_qp_wr: u32,
     /// Entries of one CQ.
     pub max_cqe: u32,
-    /// Scatter/gather entries of one work request.
-    pub max_sge: u32,
     /// QPs.
     pub max_qp: u32,
-    /// Memory regions.
-    pub max_mr: u32,
 }
 
 /// The provider's functions of the data path, which verbs.h calls through the context.
@@ -73,9 +69,7 @@ impl Context {
             limits: Limits {
                 max_qp_wr: count(attributes.max_qp_wr),
                 max_cqe: count(attributes.max_cqe),
-                max_sge: count(attributes.max_sge),
                 max_qp: count(attributes.max_qp),
-                max_mr: count(attributes.max_mr),
             },
             ports: attributes.phys_port_cnt,
             // SAFETY: the context is open.

@@ -82,7 +82,7 @@ pub struct Timing {
 }
 
 /// Receiver-not-ready: wait 0.64 ms (`enum` of the InfiniBand specification, 12), and try again without end (7). Flow
-/// control makes it not happen; should it, waiting is better than a broken QP.
+/// control makes it not happen, but for shares that go once more by another rail (ARCHITECTURE.md); then waiting is better than a broken QP.
 const MIN_RNR_TIMER: u8 = 12;
 const RNR_RETRY_FOREVER: u8 = 7;
 /// Reads and atomics in flight; the plugin posts none, and providers want at least one.
