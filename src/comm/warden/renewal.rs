@@ -1,0 +1,98 @@
+//! New queue pairs for a rail that returns: the sending side makes its own and asks, the receiving side connects its own to them, and
+//! the sending side connects and tries them.
+
+use super::Warden;
+use crate::comm::lane::{Lane, Role, Route};
+use crate::comm::network;
+use crate::comm::pairing;
+use crate::comm::rail::Look;
+use crate::comm::ward::{Asked, Phase};
+use crate::error::{Error, Result};
+use crate::wire::control::Notice;
+use crate::wire::message::{QpEnd, RailAdvert};
+
+impl Warden {
+    /// The rail as it is now.
+    fn look(&self, lane: usize) -> Result<(Look, RailAdvert)> {
+        let rail = &self.wards[lane].rail;
+        if !rail.is_up() {
+            return Err(Error::Missing("its port is down".to_owned()));
+        }
+        let look = rail.look(&self.ends.host.config, &network::prefixes(&network::addresses()?))?;
+        let advert = rail.advert(&look);
+        Ok((look, advert))
+    }
+
+    fn open(&self, lane: usize) -> Result<Lane> {
+        let ward = &self.wards[lane];
+        let mut new = Lane::open(&ward.rail, self.role, ward.queue_count)?;
+        new.peer_rail.clone_from(&ward.peer_rail);
+        Ok(new)
+    }
+
+    /// Sending side: makes new queue pairs, and asks the peer for its own.
+    pub(super) fn ask(&mut self, at: usize) -> Result<Asked> {
+        let (look, rail) = self.look(at)?;
+        let lane = self.open(at)?;
+        self.dialogue.say(Notice::Join { lane: at as u8, rail, qps: lane.ends() });
+        Ok(Asked { lane, look })
+    }
+
+    /// Receiving side: makes new queue pairs for those of the peer's, connects them, and says so.
+    pub(super) fn answer(&mut self, lane: usize, theirs: &RailAdvert, qps: &[QpEnd]) {
+        match self.connect(lane, theirs, qps) {
+            Ok((new, joined)) => {
+                let (mut new, mut is_kept) = (Some(new), false);
+                self.half.borrow(&mut |half| is_kept = new.take().is_some_and(|new| half.health().keep(lane, new)));
+                if !is_kept {
+                    return self.not_now(lane, "the connection has failed");
+                }
+                self.wards[lane].phase = Phase::Answered;
+                self.dialogue.say(joined);
+            }
+            Err(error) => self.not_now(lane, &error.to_string()),
+        }
+    }
+
+    /// The queue pairs that the data path keeps for a trial that is over.
+    pub(super) fn on_trial(&self, lane: usize) -> Option<Lane> {
+        let mut new = None;
+        self.half.borrow(&mut |half| new = half.health().take(lane));
+        new
+    }
+
+    fn connect(&self, lane: usize, theirs: &RailAdvert, qps: &[QpEnd]) -> Result<(Lane, Notice)> {
+        let (look, ours) = self.look(lane)?;
+        let pairs = pairing::pair(std::slice::from_ref(theirs), std::slice::from_ref(&ours));
+        let pair = pairs.first().ok_or_else(|| {
+            let (theirs, ours) = (pairing::describe(std::slice::from_ref(theirs)), pairing::describe(&[ours]));
+            Error::Missing(format!("no subnet in common: {ours}; the peer's {theirs}"))
+        })?;
+        let mut new = self.open(lane)?;
+        let route = Route {
+            look: &look,
+            gid: pair.acceptor_gid,
+            peer_gid: pair.connector_gid,
+            mtu_bytes: pair.mtu_bytes,
+            ends: qps,
+            traffic_class: None,
+        };
+        new.connect(Role::Receiver, &self.ends.host.config, &route)?;
+        let joined = Notice::Joined {
+            lane: lane as u8,
+            connector_gid: pair.connector_gid,
+            acceptor_gid: pair.acceptor_gid,
+            mtu_bytes: pair.mtu_bytes,
+            qps: new.ends(),
+        };
+        Ok((new, joined))
+    }
+
+    /// Sending side: connects the new queue pairs and writes a packet over each.
+    pub(super) fn try_out(&self, lane: usize, mut new: Lane, route: &Route<'_>) -> Result<Lane> {
+        new.connect(Role::Sender, &self.ends.host.config, route)?;
+        let probe = self.board.probe_write(lane, route.mtu_bytes);
+        new.write_on_each(&probe)?;
+        Ok(new)
+    }
+}
