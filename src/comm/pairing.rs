@@ -2,7 +2,8 @@
 //!
 //! Pure. Rails with addresses in one subnet can talk. A rail that has only its link-local address (a common layout
 //! gives an address to one twin of a cable alone) is paired with the peer's rail of the same cable; whether that
-//! works is left to the probe that follows on every pair.
+//! works is left to the probe that follows on every pair. Two rails that are a pair stay one: when they return after a loss, only
+//! their addresses are chosen anew.
 
 use crate::wire::MAX_RAILS;
 use crate::wire::message::{Address, RailAdvert};
@@ -25,6 +26,13 @@ pub struct Pair {
     pub speed_mbps: u32,
 }
 
+impl Pair {
+    fn of((ci, c): (usize, &RailAdvert), (ai, a): (usize, &RailAdvert), (connector_gid, acceptor_gid): Gids) -> Self {
+        let (mtu_bytes, speed_mbps) = (c.mtu_bytes.min(a.mtu_bytes), c.speed_mbps.min(a.speed_mbps));
+        Self { connector: ci, acceptor: ai, connector_gid, acceptor_gid, mtu_bytes, speed_mbps }
+    }
+}
+
 /// Pairs the rails; by the connecting side's order, at most [`MAX_RAILS`].
 pub fn pair(connector: &[RailAdvert], acceptor: &[RailAdvert]) -> Vec<Pair> {
     let mut found = Found { connector, acceptor, pairs: Vec::new() };
@@ -42,6 +50,13 @@ pub fn pair(connector: &[RailAdvert], acceptor: &[RailAdvert]) -> Vec<Pair> {
     pairs.sort_by_key(|pair| (pair.connector, pair.acceptor));
     pairs.truncate(MAX_RAILS);
     pairs
+}
+
+/// The same two rails as a pair, by the addresses that they have now. Which cable they hang on was settled when the connection came up,
+/// by what the other rails showed, and cannot be seen from these two alone: a cable may join ports of different names.
+pub fn pair_again(connector: &RailAdvert, acceptor: &RailAdvert) -> Option<Pair> {
+    let gids = same_subnet(connector, acceptor).or_else(|| both_link_local(connector, acceptor))?;
+    Some(Pair::of((0, connector), (0, acceptor), gids))
 }
 
 /// Both sides' rails and addresses, for the error that says why nothing could be paired.
@@ -83,9 +98,8 @@ impl Found<'_> {
         let mut all = Vec::new();
         for (ci, c) in self.connector.iter().enumerate() {
             for (ai, a) in self.acceptor.iter().enumerate() {
-                if let Some((connector_gid, acceptor_gid)) = gids(c, a).filter(|_| allowed(c, a)) {
-                    let (mtu_bytes, speed_mbps) = (c.mtu_bytes.min(a.mtu_bytes), c.speed_mbps.min(a.speed_mbps));
-                    all.push(Pair { connector: ci, acceptor: ai, connector_gid, acceptor_gid, mtu_bytes, speed_mbps });
+                if let Some(gids) = gids(c, a).filter(|_| allowed(c, a)) {
+                    all.push(Pair::of((ci, c), (ai, a), gids));
                 }
             }
         }
@@ -269,7 +283,13 @@ mod tests {
                 rail("crossed", port, *cable, 100_000, &all)
             })
             .collect();
-        assert_eq!(indices(&bare(1), &crossed), [(0, 0), (1, 1)]);
+        let at_first = pair(&bare(1), &crossed);
+        assert_eq!(at_first.iter().map(|p| (p.connector, p.acceptor)).collect::<Vec<_>>(), [(0, 0), (1, 1)]);
+        // Each pair returns by the same addresses, without the other one to show the cable.
+        for Pair { connector, acceptor, connector_gid, acceptor_gid, .. } in at_first {
+            let again = pair_again(&bare(1)[connector], &crossed[acceptor]).expect("it is a pair");
+            assert_eq!((again.connector_gid, again.acceptor_gid), (connector_gid, acceptor_gid));
+        }
     }
 
     #[test]

@@ -63,8 +63,7 @@ impl Warden {
 
     fn connect(&self, lane: usize, theirs: &RailAdvert, qps: &[QpEnd]) -> Result<(Lane, Notice)> {
         let (look, ours) = self.look(lane)?;
-        let pairs = pairing::pair(std::slice::from_ref(theirs), std::slice::from_ref(&ours));
-        let pair = pairs.first().ok_or_else(|| {
+        let pair = pairing::pair_again(theirs, &ours).ok_or_else(|| {
             let (theirs, ours) = (pairing::describe(std::slice::from_ref(theirs)), pairing::describe(&[ours]));
             Error::Missing(format!("no subnet in common: {ours}; the peer's {theirs}"))
         })?;
