@@ -78,8 +78,11 @@ impl Bed {
 
 impl Drop for Bed {
     fn drop(&mut self) {
-        RAILS.iter().for_each(|rail| set(rail, Action::Refuse(0)));
-        RAILS.iter().for_each(|rail| set(rail, Action::Up));
+        for rail in RAILS {
+            set(rail, Action::Refuse(0));
+            set(rail, Action::Silence(0));
+            set(rail, Action::Up);
+        }
     }
 }
 
@@ -264,6 +267,37 @@ fn without_any_rail_for_too_long_both_ends_are_told() {
     let receiver = until(|| bed.recv.irecv(&[part], false).err());
     let sender = until(|| bed.send.isend(stream.from.as_ptr() as u64, 8, 3, &stream.out).err());
     assert!(is_told(&receiver) && is_told(&sender), "{receiver}; {sender}");
+}
+
+#[test]
+fn a_way_on_which_nobody_answers_keeps_no_other_from_returning() {
+    let bed = Bed::new(&[]);
+    let mut stream = Stream::new(&bed);
+    stream.run(&bed, 20);
+    set(RAILS[0], Action::Silence(1000));
+    set(RAILS[0], Action::Down);
+    stream.run(&bed, 20);
+    set(RAILS[0], Action::Up);
+    // The receiving side looks for the sender first.
+    let far = bed.hosts[0].rails[0].look(&bed.hosts[0].config, &[]).unwrap().addresses;
+    let rail = &bed.hosts[1].rails[0];
+    until(|| {
+        stream.step(&bed).unwrap();
+        let is_known = |gid| bed.hosts[1].unreached.knows(rail, gid);
+        far.iter().any(|address| is_known(address.gid)).then_some(())
+    });
+    // A rail tells what it carried when its queue pairs are replaced.
+    let before = bed.carried()[1];
+    until(|| {
+        set(RAILS[1], Action::Down);
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(50) {
+            stream.step(&bed).unwrap();
+        }
+        set(RAILS[1], Action::Up);
+        stream.run(&bed, 20);
+        (bed.carried()[1] > before).then_some(())
+    });
 }
 
 #[test]

@@ -24,8 +24,12 @@ impl Stage {
         let mut turn = FABRIC.lock().unwrap_or_else(PoisonError::into_inner);
         let fabric = turn.get_or_insert_with(Fabric::new);
         // What the test before left in the fabric's way is over.
-        (0..RAILS).for_each(|rail| fabric.set(rail, true));
-        fabric.pass(60_000_000_000);
+        for rail in 0..RAILS {
+            fabric.set(rail, true);
+            fabric.silence(rail, 0);
+        }
+        fabric.forget_silence();
+        fabric.pass(1_000_000_000);
         let pairs = (0..connections).map(|_| fabric.connect(rails, 1)).collect();
         Self { fabric: turn, pairs }
     }
@@ -39,6 +43,7 @@ impl Stage {
         for _ in 0..ms / 20 {
             self.fabric().pass(20_000_000);
             let now = self.fabric().now();
+            self.pairs[0].wardens.iter().for_each(|warden| warden.begin_round());
             for pair in &mut self.pairs {
                 for side in [0, 1] {
                     let mut letters = Vec::new();
@@ -59,11 +64,16 @@ impl Stage {
     fn set(&mut self, rails: &[usize], is_up: bool) {
         for rail in rails {
             self.fabric().set(*rail, is_up);
-            let now = self.fabric().now();
-            let ports = [0, 1].map(|side: usize| self.fabric().hosts[side].rails[*rail].clone());
-            for pair in &mut self.pairs {
-                (0..2).for_each(|side| pair.wardens[side].port_changed(&ports[side], is_up, now));
-            }
+            (0..self.pairs.len()).for_each(|connection| self.tell(connection, *rail, is_up));
+        }
+    }
+
+    /// One connection hears of a port on both sides.
+    fn tell(&mut self, connection: usize, rail: usize, is_up: bool) {
+        let now = self.fabric().now();
+        for side in [0, 1] {
+            let port = self.fabric().hosts[side].rails[rail].clone();
+            self.pairs[connection].wardens[side].port_changed(&port, is_up, now);
         }
     }
 
@@ -97,4 +107,59 @@ fn a_twin_without_an_address_returns_by_a_cable_between_ports_of_different_names
         }
     });
     assert!(stage.is_whole(), "asked for {asked} times: {:?}", stage.text());
+}
+
+#[test]
+fn a_way_on_which_nobody_answers_is_tried_by_one_connection_for_all() {
+    let mut stage = Stage::new(4, 2);
+    stage.set(&[1], false);
+    stage.talk(200, |_| {});
+    stage.fabric().silence(1, 1000);
+    stage.set(&[1], true);
+    let mut words = Vec::new();
+    let mut hear = |letter: &mut Letter| {
+        if let Ok(Notice::NotNow { why, .. }) = Notice::decode(&letter.notice) {
+            words.push(why);
+        }
+    };
+    stage.talk(9_000, &mut hear);
+    let tried = |stage: &mut Stage| 1000 - stage.fabric().silence_left(1);
+    // Each costs a second in which the service thread stands still: 2, 4, 8 and then 10 s are between them.
+    assert_eq!(tried(&mut stage), 3);
+    stage.talk(60_000, &mut hear);
+    assert!((7..=9).contains(&tried(&mut stage)), "{}", tried(&mut stage));
+    let (first, later) = words.split_first().expect("it is refused");
+    assert!(first.contains("to ready to receive (RTR): Connection timed out"), "{first}");
+    assert!(later.iter().all(|why| why.contains("Connection timed out")), "{words:?}");
+    assert!(later.iter().filter(|why| why.contains("this way is not tried again for")).count() > 10, "{words:?}");
+    // It answers again, which is found out without anybody's saying so.
+    stage.fabric().silence(1, 0);
+    stage.talk(20_000, |_| {});
+    assert!(stage.is_whole(), "{:?}", stage.text());
+}
+
+#[test]
+fn between_two_ways_on_which_nobody_answers_all_connections_are_looked_after() {
+    let mut stage = Stage::new(3, 3);
+    let left = |stage: &mut Stage| [1, 2].map(|rail| stage.fabric().silence_left(rail)).iter().sum::<u32>();
+    stage.set(&[1, 2], false);
+    stage.talk(200, |_| {});
+    for rail in [1, 2] {
+        stage.fabric().silence(rail, 1000);
+        stage.fabric().set(rail, true);
+        // One connection asks for the one way, and another for the other.
+        stage.tell(rail, rail, true);
+    }
+    let before = left(&mut stage);
+    for _ in 0..300 {
+        let last = left(&mut stage);
+        stage.talk(20, |_| {});
+        assert!(last - left(&mut stage) <= 1, "two seconds in a row");
+    }
+    assert!((2..=6).contains(&(before - left(&mut stage))), "{}", before - left(&mut stage));
+    // A port that comes up says that something has changed.
+    (1..3).for_each(|rail| stage.fabric().silence(rail, 0));
+    stage.set(&[1, 2], true);
+    stage.talk(2_000, |_| {});
+    assert!(stage.is_whole(), "{:?}", stage.text());
 }

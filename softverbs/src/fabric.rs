@@ -96,6 +96,8 @@ pub enum Action {
     Slow(f64),
     /// Call so many of the requests that come in next invalid.
     Refuse(u32),
+    /// Let so many of the queue pairs that are connected next find nobody at the peer's address.
+    Silence(u32),
 }
 
 /// Makes a fabric for a run, with nobody in it yet.
@@ -160,6 +162,7 @@ pub fn control(dir: &Path, fabric: &str, node: Option<usize>, rail: &str, action
             Action::Down => place.down.store(1, Ordering::Release),
             Action::Up => place.down.store(0, Ordering::Release),
             Action::Refuse(count) => place.refusals.store(count, Ordering::Relaxed),
+            Action::Silence(count) => place.unanswered.store(count, Ordering::Relaxed),
             Action::Slow(factor) => {
                 let spec = &profile.rails[index];
                 let full = if spec.line_mbps > 0.0 { spec.line_mbps } else { spec.speed_mbps };

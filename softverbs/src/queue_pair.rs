@@ -299,6 +299,9 @@ impl QueuePair {
                 if rail != self.device || !self.node.port_up(self.device) {
                     return Err(libc::ENETUNREACH);
                 }
+                if RailMemory::is_due(&self.rail().unanswered) {
+                    return Err(libc::ETIMEDOUT);
+                }
                 let slot = remote_qp as usize % MAX_QPS;
                 local.remote = Some(Remote { slot, number: remote_qp, node, receive_psn });
                 local.rnr_wait_ns = rnr_wait_ns(min_rnr_timer);

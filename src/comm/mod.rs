@@ -27,6 +27,7 @@ pub mod send;
 pub mod service;
 pub mod shortage;
 pub mod trouble;
+pub mod unreached;
 pub mod ward;
 pub mod warden;
 pub mod work;
@@ -48,6 +49,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
+use unreached::Unreached;
 
 /// Request numbers of sends are below this.
 pub const SEND_REQUESTS: usize = crate::flow::sends::REQUESTS;
@@ -63,6 +65,8 @@ pub struct Host {
     /// Host name and process, for messages.
     pub name: String,
     registrations: Registrations,
+    /// Ways on which nobody answers.
+    pub unreached: Unreached,
     /// Watches over the connections.
     pub service: Service,
     shortage: Shortage,
@@ -76,8 +80,8 @@ impl Host {
     pub fn new(config: Config, rails: Vec<Arc<Rail>>) -> Self {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "host".to_owned());
         let name = format!("{}:{}", host.trim(), std::process::id());
-        let (registrations, service, shortage, connecting, tickets, open) = Default::default();
-        Self { config, rails, name, registrations, service, shortage, connecting, tickets, open }
+        let (registrations, unreached, service, shortage, connecting, tickets, open) = Default::default();
+        Self { config, rails, name, registrations, unreached, service, shortage, connecting, tickets, open }
     }
 
     /// Registers memory on every rail, for all connections.

@@ -157,6 +157,8 @@ fn look_after(orders: Vec<Order>, watched: &mut Vec<Watched>) {
         obey(order, watched);
     }
     hear_devices(watched);
+    // They share what they know of ways on which nobody answers, so any of them will do.
+    watched.first().inspect(|each| each.warden.begin_round());
     watched.iter_mut().for_each(|each| each.tend(has_news));
     watched.retain(|each| !each.is_over());
 }

@@ -138,6 +138,7 @@ impl Warden {
                 continue;
             }
             if is_up {
+                self.ends.host.unreached.forget(rail);
                 ward.tries = 0;
             }
             match (&mut ward.phase, is_up) {
@@ -312,7 +313,7 @@ impl Warden {
                 self.recover(lane, &received, now);
             }
             (Notice::Fenced { received, .. }, Phase::Fenced(_)) => self.recover(lane, &received, now),
-            (Notice::Join { rail, qps, .. }, Phase::Down { .. }) => self.answer(lane, &rail, &qps),
+            (Notice::Join { rail, qps, .. }, Phase::Down { .. }) => self.answer(lane, &rail, &qps, now),
             // It came too late.
             (Notice::Joined { .. }, Phase::Down { .. }) => self.not_now(lane, "the answer came too late"),
             (Notice::Joined { connector_gid, acceptor_gid, mtu_bytes, qps, .. }, Phase::Asking(asked, _)) => {
@@ -325,7 +326,7 @@ impl Warden {
                     ends: &qps,
                     traffic_class: self.traffic_class,
                 };
-                match self.try_out(lane, new, &route) {
+                match self.try_out(lane, new, &route, now) {
                     Ok(new) => {
                         let until = now + self.ends.host.config.probe_timeout;
                         self.wards[lane].phase = Phase::Trying(Box::new(new), until);

@@ -159,6 +159,24 @@ impl Fabric {
         self.node.memory.rails[0][rail].failing_posts.store(count, Ordering::Release);
     }
 
+    /// So many of the queue pairs that are connected next on a rail, by either end, find nobody at the peer's address.
+    pub fn silence(&self, rail: usize, count: u32) {
+        self.node.memory.rails[0][rail].unanswered.store(count, Ordering::Release);
+    }
+
+    /// How many of them have not been connected yet.
+    pub fn silence_left(&self, rail: usize) -> u32 {
+        self.node.memory.rails[0][rail].unanswered.load(Ordering::Acquire)
+    }
+
+    /// Both ends know of no way any more that did not answer.
+    pub fn forget_silence(&self) {
+        for host in &self.hosts {
+            host.rails.iter().for_each(|rail| host.unreached.forget(rail));
+            host.unreached.begin_round();
+        }
+    }
+
     /// A registration that a rail refuses, then the same one again.
     pub fn register_in_vain(&self, side: usize, rail: usize) {
         let host = &self.hosts[side];

@@ -36,6 +36,7 @@ pub struct Run<'f> {
     failures_left: u64,
     /// After so many groups one side's connection fails, or is closed in mid-message.
     breaks_off_at: Option<usize>,
+    silences_left: u64,
     tally: Tally,
 }
 
@@ -63,7 +64,9 @@ impl<'f> Run<'f> {
             fabric.set(rail, true);
             fabric.refuse(rail, 0);
             fabric.fail_posts(rail, 0);
+            fabric.silence(rail, 0);
         }
+        fabric.forget_silence();
         let rails = 1 + dice.below(RAILS as u64) as usize;
         let pair = fabric.connect(rails, 1 + dice.below(2) as usize);
         let tcp = if rails > 1 && dice.one_in(3) {
@@ -72,7 +75,7 @@ impl<'f> Run<'f> {
             Tcp::Carries
         };
         let (goal, pulls_left) = (4 + dice.below(60) as usize, dice.below(8));
-        let (refusals_left, failures_left) = (dice.below(5), dice.below(5));
+        let (refusals_left, failures_left, silences_left) = (dice.below(5), dice.below(5), dice.below(3));
         // Dice of its own: else every run would be another one without it.
         let mut own = Dice::new(!seed);
         let breaks_off_at = own.one_in(8).then(|| 1 + own.below(goal as u64) as usize);
@@ -92,6 +95,7 @@ impl<'f> Run<'f> {
             refusals_left,
             failures_left,
             breaks_off_at,
+            silences_left,
             tally,
         }
     }
@@ -110,12 +114,13 @@ impl<'f> Run<'f> {
         self.model.check_that_all_is_over();
         self.model.check_what_was_handed_back(&self.fabric.to);
         // The rails come back by themselves.
-        (self.pulls_left, self.refusals_left, self.failures_left) = (0, 0, 0);
+        (self.pulls_left, self.refusals_left, self.failures_left, self.silences_left) = (0, 0, 0, 0);
         (0..self.rails).for_each(|rail| {
             self.fabric.set(rail, true);
             // What nothing has met yet would cost a rail when nobody waits for its return any more.
             self.fabric.refuse(rail, 0);
             self.fabric.fail_posts(rail, 0);
+            self.fabric.silence(rail, 0);
         });
         let limit = self.fabric.now_ns() + PATIENCE_NS;
         while !self.pair.wardens.iter().all(|warden| warden.is_whole()) {
@@ -265,6 +270,7 @@ impl<'f> Run<'f> {
         let first = self.dice.below(2) as usize;
         let sides = if self.dice.one_in(3) { 1 } else { 2 };
         for side in [first, 1 - first].into_iter().take(sides) {
+            self.pair.wardens[side].begin_round();
             while self.letters[side].front().is_some_and(|(due, _)| *due <= now_ns) {
                 let (_, letter) = self.letters[side].pop_front().unwrap();
                 self.pair.wardens[side].hear(&letter, now);
@@ -306,6 +312,10 @@ impl<'f> Run<'f> {
             self.failures_left -= 1;
             self.fabric.fail_posts(rail, 1);
             self.fabric.register_in_vain(self.dice.below(2) as usize, rail);
+        }
+        if self.silences_left > 0 && self.dice.one_in(4) {
+            self.silences_left -= 1;
+            self.fabric.silence(rail, 1 + self.dice.below(2) as u32);
         }
         let is_up = self.fabric.is_up(rail);
         if is_up {

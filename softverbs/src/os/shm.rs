@@ -25,7 +25,7 @@ pub const MAX_SGES: usize = 4;
 pub const DOORBELL_WORDS: usize = MAX_QPS / 64;
 
 /// Changes with the layout below.
-pub const LAYOUT: u64 = 0x5356_0005;
+pub const LAYOUT: u64 = 0x5356_0006;
 
 /// The whole file.
 #[repr(C)]
@@ -67,6 +67,10 @@ pub struct RailMemory {
     pub failing_posts: AtomicU32,
     /// So many of the registrations that are asked for next fail (`ENOMEM`).
     pub failing_registrations: AtomicU32,
+    /// So many of the queue pairs that are connected next find nobody at the peer's address (`ETIMEDOUT`). A kernel takes a second to
+    /// say so, which this fabric does not wait.
+    pub unanswered: AtomicU32,
+    _unused: AtomicU32,
     /// What it carries.
     pub way: TwoWay,
     /// Payload bytes that left by it.

@@ -2,7 +2,8 @@
 //! the sending side connects and tries them.
 
 use super::Warden;
-use crate::comm::lane::{Lane, Role, Route};
+use crate::comm::Host;
+use crate::comm::lane::{Lane, Route};
 use crate::comm::network;
 use crate::comm::pairing;
 use crate::comm::rail::Look;
@@ -10,6 +11,7 @@ use crate::comm::ward::{Asked, Phase};
 use crate::error::{Error, Result};
 use crate::wire::control::Notice;
 use crate::wire::message::{QpEnd, RailAdvert};
+use std::time::Instant;
 
 impl Warden {
     /// The rail as it is now.
@@ -39,8 +41,8 @@ impl Warden {
     }
 
     /// Receiving side: makes new queue pairs for those of the peer's, connects them, and says so.
-    pub(super) fn answer(&mut self, lane: usize, theirs: &RailAdvert, qps: &[QpEnd]) {
-        match self.connect(lane, theirs, qps) {
+    pub(super) fn answer(&mut self, lane: usize, theirs: &RailAdvert, qps: &[QpEnd], now: Instant) {
+        match self.connect(lane, theirs, qps, now) {
             Ok((new, joined)) => {
                 let (mut new, mut is_kept) = (Some(new), false);
                 self.half.borrow(&mut |half| is_kept = new.take().is_some_and(|new| half.health().keep(lane, new)));
@@ -61,12 +63,14 @@ impl Warden {
         new
     }
 
-    fn connect(&self, lane: usize, theirs: &RailAdvert, qps: &[QpEnd]) -> Result<(Lane, Notice)> {
+    fn connect(&self, lane: usize, theirs: &RailAdvert, qps: &[QpEnd], now: Instant) -> Result<(Lane, Notice)> {
         let (look, ours) = self.look(lane)?;
         let pair = pairing::pair_again(theirs, &ours).ok_or_else(|| {
             let (theirs, ours) = (pairing::describe(std::slice::from_ref(theirs)), pairing::describe(&[ours]));
             Error::Missing(format!("no subnet in common: {ours}; the peer's {theirs}"))
         })?;
+        // Before queue pairs are made, which may not be needed.
+        self.ends.host.unreached.check(&self.wards[lane].rail, pair.connector_gid, now)?;
         let mut new = self.open(lane)?;
         let route = Route {
             look: &look,
@@ -76,7 +80,7 @@ impl Warden {
             ends: qps,
             traffic_class: None,
         };
-        new.connect(Role::Receiver, &self.ends.host.config, &route)?;
+        self.join(&mut new, &route, now)?;
         let joined = Notice::Joined {
             lane: lane as u8,
             connector_gid: pair.connector_gid,
@@ -88,10 +92,24 @@ impl Warden {
     }
 
     /// Sending side: connects the new queue pairs and writes a packet over each.
-    pub(super) fn try_out(&self, lane: usize, mut new: Lane, route: &Route<'_>) -> Result<Lane> {
-        new.connect(Role::Sender, &self.ends.host.config, route)?;
+    pub(super) fn try_out(&self, lane: usize, mut new: Lane, route: &Route<'_>, now: Instant) -> Result<Lane> {
+        self.ends.host.unreached.check(&new.rail, route.peer_gid, now)?;
+        self.join(&mut new, route, now)?;
         let probe = self.board.probe_write(lane, route.mtu_bytes);
         new.write_on_each(&probe)?;
         Ok(new)
+    }
+
+    /// Connects new queue pairs: the one thing here that the kernel may take long for.
+    fn join(&self, new: &mut Lane, route: &Route<'_>, now: Instant) -> Result<()> {
+        let Host { config, unreached, .. } = &*self.ends.host;
+        let outcome = new.connect(self.role, config, route);
+        unreached.note(&new.rail, route.peer_gid, &outcome, now);
+        outcome
+    }
+
+    /// The service thread looks after all its connections once more.
+    pub fn begin_round(&self) {
+        self.ends.host.unreached.begin_round();
     }
 }

@@ -92,6 +92,9 @@ impl Warden {
         self.notes.note(|told| told.closed = true);
     }
 
+    /// No rail returns.
+    pub fn begin_round(&self) {}
+
     /// To look.
     pub fn tend(&mut self, _: Instant, has_news: bool, _: &mut dyn FnMut(Letter) -> bool) {
         if has_news {
