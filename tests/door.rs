@@ -268,7 +268,8 @@ fn a_greeting_that_is_replayed_is_refused_and_the_honest_peer_goes_on() {
             let answer = read_frame(&mut stays).expect("an answer to the replay");
             // A refusal, in words.
             assert_eq!(answer[2], 3, "the replay was answered by a message of kind {}", answer[2]);
-            assert!(String::from_utf8_lossy(&answer).contains("was shown before"));
+            let words = String::from_utf8_lossy(&answer).into_owned();
+            assert!(words.contains("was shown before") && words.contains("dials again"), "{words}");
             assert!(read_frame(&mut stays).is_none(), "the replay was let in");
         }
         frame

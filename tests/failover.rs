@@ -464,7 +464,8 @@ fn a_peer_that_is_killed_is_told_and_one_that_is_frozen_is_waited_for() {
     let error = (0..1_000_000).find_map(|_| one().err()).expect("a killed peer shows");
     let text = error.to_string();
     assert!(
-        matches!(error, Error::Remote(_)) && text.contains(&format!(":{pid}")) && text.contains("is gone"),
+        matches!(error, Error::Remote(_))
+            && text.contains(&format!(":{pid} is gone: its bootstrap connection was closed without a goodbye")),
         "{text}"
     );
     assert!(RAILS.iter().all(|rail| text.contains(rail)), "{text}");

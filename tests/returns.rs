@@ -6,6 +6,8 @@
 mod common;
 mod sim;
 
+use nccl_net_spark::comm::RecvPart;
+use nccl_net_spark::verbs::HostMemory;
 use nccl_net_spark::wire::control::{Letter, Notice};
 use sim::fabric::{Fabric, Pair, RAILS};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -162,4 +164,31 @@ fn between_two_ways_on_which_nobody_answers_all_connections_are_looked_after() {
     stage.set(&[1, 2], true);
     stage.talk(2_000, |_| {});
     assert!(stage.is_whole(), "{:?}", stage.text());
+}
+
+#[test]
+fn memory_that_is_gone_before_its_send_can_go_once_more_is_told_with_the_peer() {
+    const BYTES: usize = 4096;
+    let mut stage = Stage::new(1, 2);
+    let Stage { fabric, pairs } = &mut stage;
+    let (fabric, pair) = (fabric.as_mut().unwrap(), &mut pairs[0]);
+    let addr = fabric.to.as_ptr() as u64;
+    let part = RecvPart { addr, bytes: BYTES, tag: 0, memory: &fabric.into };
+    pair.recv.enter().unwrap().irecv(&pair.ends[1], &[part], false).unwrap().expect("a receive");
+    let from = vec![7_u8; 2 * BYTES].into_boxed_slice();
+    // SAFETY: it lives until the end of the test, when nothing sends any more.
+    let memory = unsafe { HostMemory::from_caller(from.as_ptr() as usize, from.len()) };
+    let registered = fabric.hosts[0].register(memory).unwrap();
+    let sent = (0..1000).find_map(|_| {
+        fabric.pass(1000);
+        pair.send.enter().unwrap().isend(&pair.ends[0], from.as_ptr() as u64, BYTES, 0, &registered).unwrap()
+    });
+    sent.expect("a send begins");
+    // Its caller hands the memory back too early, and a rail is lost that a share of it goes by.
+    drop(registered);
+    stage.set(&[0], false);
+    stage.talk(200, |_| {});
+    let pair = &mut stage.pairs[0];
+    let error = pair.send.enter().unwrap().test(&pair.ends[0], sent.unwrap()).expect_err("it cannot be sent");
+    assert!(error.to_string().contains("deregistered while a send of it to end 1 ran"), "{error}");
 }

@@ -257,7 +257,7 @@ impl Connected {
             pairs.push(OfferedPair { index: rail.index, acceptor: pair.acceptor_name.clone(), ends, made });
         }
         let chunk_bytes = offer.chunk_bytes.min(rails.chunk_bytes());
-        let left_out = handshake::unpaired(rails, &paired);
+        let left_out = handshake::unpaired(rails, &paired, Role::Sender);
         Ok(Self { peer: offer.name, chunk_bytes, traffic_class, board, pairs, left_out })
     }
 

@@ -1,6 +1,7 @@
 //! What both sides of the handshake do alike: looking at the rails, and telling what was left out.
 
 use super::Host;
+use super::lane::Role;
 use super::network;
 use super::pairing;
 use super::rail::{Look, Rail};
@@ -130,19 +131,31 @@ pub fn report(host: &Host, peer: &str, live: &[(usize, String)], left_out: &[(us
 }
 
 /// The rails that no pair names, with the reason.
-pub fn unpaired(rails: &Rails, paired: &[usize]) -> Vec<(usize, String)> {
+pub fn unpaired(rails: &Rails, paired: &[usize], role: Role) -> Vec<(usize, String)> {
     let mut all: Vec<(usize, String)> = rails.unusable.iter().map(|(rail, why)| (rail.index, why.clone())).collect();
     for (place, ((rail, _), advert)) in rails.usable.iter().zip(&rails.adverts).enumerate() {
         if !paired.contains(&place) {
             let why = if paired.len() >= MAX_RAILS {
                 format!("a connection has at most {MAX_RAILS} rails")
             } else {
-                format!("the peer has no rail in a subnet with {}", pairing::describe(std::slice::from_ref(advert)))
+                why_alone(advert, role)
             };
             all.push((rail.index, why));
         }
     }
     all
+}
+
+/// Why no pair names a rail. The accepting side pairs, and knows; the connecting side is told only what is left of the pairs once the
+/// accepting side has made its queue pairs.
+fn why_alone(advert: &RailAdvert, role: Role) -> String {
+    let rail = pairing::describe(std::slice::from_ref(advert));
+    match role {
+        Role::Receiver => format!("the peer has no rail in a subnet with {rail}"),
+        Role::Sender => {
+            format!("the peer offers no rail for {rail}: it has none in a subnet with it, or its log says why")
+        }
+    }
 }
 
 /// Rails that are left out, with the reason of each, for a message.
@@ -165,4 +178,22 @@ pub fn in_time(host: &Host, started: Instant, waiting_for: &str) -> Result<()> {
         "waited {waited:.0?} for {waiting_for}; NCCL_SPARK_CONNECT_TIMEOUT_S={} is the limit",
         limit.as_secs()
     )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_who_has_paired_the_rails_says_that_subnets_differ() {
+        let attachment = Attachment { link: 0, link_mbps: 0, cable: 0, port_mbps: 1 };
+        let (name, phys_port, addresses) = ("x0:1".to_owned(), String::new(), Vec::new());
+        let advert = RailAdvert { name, phys_port, attachment, speed_mbps: 1, mtu_bytes: 4096, addresses };
+        assert_eq!(why_alone(&advert, Role::Receiver), "the peer has no rail in a subnet with x0:1 ()");
+        let told = why_alone(&advert, Role::Sender);
+        assert!(
+            told.starts_with("the peer offers no rail for x0:1 ()") && told.ends_with("its log says why"),
+            "{told}"
+        );
+    }
 }

@@ -244,7 +244,9 @@ impl ListenComm {
             Ok(Received::Message(Message::Hello(hello))) if hello.token == self.token => {
                 if std::mem::replace(&mut door.was_shown, true) {
                     tracing::warn!("{} is dropped at the bootstrap port: its token was shown before", channel.peer());
-                    let why = "the token of this connection was shown before, by somebody else".to_owned();
+                    let why = "the token of this connection was shown before: by somebody else, or by this peer, \
+                               if it dials again because its TCP was reset"
+                        .to_owned();
                     if let Err(unsent) = channel.send(&Message::Refuse(why)) {
                         tracing::debug!("it could not be told: {unsent}");
                     }
@@ -343,7 +345,7 @@ impl Offered {
             handshake::queue_pairs(handshake::qps_wanted(&host.config).max(hello.qps_per_rail), &Ways::new(&ends));
         let chunk_bytes = rails.chunk_bytes().min(hello.chunk_bytes);
         let paired: Vec<usize> = pairs.iter().map(|pair| pair.acceptor).collect();
-        let mut left_out = handshake::unpaired(&rails, &paired);
+        let mut left_out = handshake::unpaired(&rails, &paired, Role::Receiver);
         let (mut offers, mut opened) = (Vec::new(), Vec::new());
         for ((pair, ends), queue_count) in pairs.into_iter().zip(ends).zip(queue_pairs) {
             let (rail, _) = &rails.usable[pair.acceptor];

@@ -37,7 +37,11 @@ pub fn stall_verdict(
         Presence::Here => Stall::Wait,
         _ if patience.away() < GONE_GRACE => Stall::Wait,
         Presence::Closed { .. } => Stall::Fail(format!("{} has closed the connection", peer.name)),
-        Presence::Gone => Stall::Fail(format!("{} is gone: its bootstrap connection broke", peer.name)),
+        // (Of one that broke the protocol its breach is told, and not this.)
+        Presence::Gone => Stall::Fail(format!(
+            "{} is gone: its bootstrap connection was closed without a goodbye and no rail brought an answer,",
+            peer.name
+        )),
     }
 }
 

@@ -45,7 +45,7 @@ impl SendPath {
             });
         }
         if deregistered {
-            let what = "memory was deregistered while a send of it ran".to_owned();
+            let what = format!("memory was deregistered while a send of it to {} ran", ends.peer.name);
             return Err(Error::Usage(what));
         }
         let waiting: Vec<u16> = self.sends.waiting().collect();
