@@ -372,6 +372,7 @@ impl<'f> Run<'f> {
             self.wait(u64::MAX, "nothing");
         }
         self.model.check_what_was_handed_back(&self.fabric.to);
+        self.tally.messages = self.model.groups.iter().map(|group| group.parts.len() as u64).sum();
         let Self { fabric, pair, tally, .. } = self;
         drop((pair, half));
         assert_eq!(fabric.queue_pairs(), 0, "queue pairs stay");
