@@ -94,6 +94,10 @@ impl Stage {
                 }
             }
             let _ = self.received(0);
+            if !self.pair.recv.enter().unwrap().lanes()[0].is_open() {
+                // The receiver has ended the connection over what was said before.
+                return;
+            }
             self.fabric().pass(100_000);
         }
         panic!("there is never room for an immediate");

@@ -120,12 +120,8 @@ fn a_send_that_is_too_long_for_its_receive_fails_at_its_sender() {
     let liar = stage.with_liar();
     let receive = stage.irecv(&[ROOM]).unwrap().unwrap();
     liar.post(Operation::Send, 64, None, (0, 0));
-    let mut ended = Vec::new();
-    let told = stage.until_told(|stage| {
-        ended.extend(liar.poll());
-        let told = stage.received(receive).err();
-        (!ended.is_empty()).then_some(told).flatten()
-    });
-    is_told(&told.expect("both ends hear of it"));
+    let ended = stage.until_told(|_| Some(liar.poll()).filter(|ended| !ended.is_empty()));
+    let ended = ended.expect("its sender hears of it");
+    is_told(&stage.told_of(&liar, receive));
     assert_eq!(ended[0].status, status::REMOTE_INVALID);
 }
