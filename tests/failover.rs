@@ -370,19 +370,73 @@ impl Shared for Faulty {
     }
 }
 
+/// A data path that nobody can borrow.
+struct Lent;
+
+impl Shared for Lent {
+    fn borrow(&self, _act: &mut dyn FnMut(&mut dyn Half)) {}
+
+    fn is_unused(&self) -> bool {
+        true
+    }
+}
+
+/// What a service is asked to watch: a connection with this data path and a peer that says nothing.
+fn watched(host: &Arc<Host>, half: Arc<dyn Shared>) -> (Channel, Warden, Arc<Ends>) {
+    let door = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let line = std::net::TcpStream::connect(door.local_addr().unwrap()).unwrap();
+    let ends = Arc::new(Ends { host: Arc::clone(host), peer: Arc::new(Peer::new("nobody".to_owned())) });
+    let far = FarBoard { addr: 0, rkeys: [0; MAX_RAILS] };
+    let board = Board { region: Region::new(BOARD_BYTES).unwrap(), lkeys: [0; MAX_RAILS], far };
+    let warden = Warden::new(Arc::clone(&ends), half, Role::Sender, None, board, Vec::new());
+    (Channel::from_stream(line).unwrap(), warden, ends)
+}
+
+/// Does it while this process can open no more files.
+fn without_files<T>(act: impl FnOnce() -> T) -> T {
+    let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: it writes the structure that it is given.
+    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut before) }, 0);
+    let set = |limit: libc::rlimit| {
+        // SAFETY: it reads the structure that it is given.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
+    };
+    set(libc::rlimit { rlim_cur: 0, ..before });
+    let result = act();
+    set(before);
+    result
+}
+
+#[test]
+fn a_connection_that_cannot_be_watched_is_let_go_and_the_next_one_works() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let hosts = [host(0, &[]), host(1, &[])];
+    let (channel, warden, ends) = watched(&hosts[0], Arc::new(Lent));
+    let mut said = false;
+    let refused = without_files(|| {
+        hosts[0].service.watch_after(channel, warden, |_| {
+            said = true;
+            Ok(())
+        })
+    });
+    assert!(matches!(refused, Err(Error::Os { .. })), "{refused:?}");
+    assert_eq!((Arc::strong_count(&ends), said), (1, false), "the service keeps it, or its peer has heard of it");
+    // The peer cannot be told of this one.
+    let (channel, warden, ends) = watched(&hosts[0], Arc::new(Lent));
+    let unsaid = |_: &mut Channel| Err(Error::Remote("on purpose".to_owned()));
+    assert!(hosts[0].service.watch_after(channel, warden, unsaid).is_err());
+    assert_eq!(Arc::strong_count(&ends), 1, "the service keeps it");
+    let bed = Bed::over(hosts);
+    Stream::new(&bed).run(&bed, 10);
+}
+
 #[test]
 fn a_fault_of_the_service_thread_ends_its_connections_in_words_and_the_next_ones_work() {
     let bed = Bed::new(&[]);
     let mut stream = Stream::new(&bed);
     stream.run(&bed, 10);
-    let door = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let line = std::net::TcpStream::connect(door.local_addr().unwrap()).unwrap();
-    let peer = Arc::new(Peer::new("nobody".to_owned()));
-    let ends = Arc::new(Ends { host: Arc::clone(&bed.hosts[0]), peer });
-    let far = FarBoard { addr: 0, rkeys: [0; MAX_RAILS] };
-    let board = Board { region: Region::new(BOARD_BYTES).unwrap(), lkeys: [0; MAX_RAILS], far };
-    let warden = Warden::new(ends, Arc::new(Faulty), Role::Sender, None, board, Vec::new());
-    bed.hosts[0].service.watch(Channel::from_stream(line).unwrap(), warden).unwrap();
+    let (channel, warden, _) = watched(&bed.hosts[0], Arc::new(Faulty));
+    bed.hosts[0].service.watch(channel, warden).unwrap();
     let error = until(|| bed.send.isend(stream.from.as_ptr() as u64, 8, 3, &stream.out).err());
     assert!(matches!(*error, Error::Internal(_)) && error.to_string().contains("on purpose"), "{error}");
     let receive = RecvPart { addr: stream.to.as_ptr() as u64, bytes: 8, tag: 3, memory: &stream.into };

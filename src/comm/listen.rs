@@ -503,7 +503,7 @@ impl Probing {
             channel.send(&Message::Refuse(error.to_string()))?;
             return Err(error);
         }
-        channel.send(&Message::Go(Go { board_addr: board.addr(), pairs: words }))?;
+        let go = Message::Go(Go { board_addr: board.addr(), pairs: words });
         let striping = handshake::striping(host, &ways);
         handshake::report(host, &peer, &live, &left_out);
         let ends = Arc::new(Ends { host: Arc::clone(host), peer: Arc::new(Peer::new(peer)) });
@@ -513,7 +513,7 @@ impl Probing {
         let path = Arc::new(Owner::new(path));
         let board = Board { region: board, lkeys, far };
         let warden = Warden::new(Arc::clone(&ends), path.clone(), Role::Receiver, None, board, wards);
-        let watch = host.service.watch(channel, warden)?;
+        let watch = host.service.watch_after(channel, warden, |channel| channel.send(&go))?;
         host.opened();
         Ok(RecvComm::new(ends, watch, path))
     }

@@ -67,14 +67,30 @@ impl Service {
     /// Watches a connection.
     ///
     /// # Errors
-    /// [`Error::Os`] when the thread cannot be started.
+    /// As [`Service::watch_after`].
     pub fn watch(&self, channel: Channel, warden: Warden) -> Result<WatchId> {
+        self.watch_after(channel, warden, |_| Ok(()))
+    }
+
+    /// Watches a connection, after `first` has said to the peer what comes before that: that the connection is there, which is
+    /// said only where somebody looks after it.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the thread cannot be started, and what `first` says. Nothing is watched then.
+    pub fn watch_after(
+        &self,
+        mut channel: Channel,
+        warden: Warden,
+        first: impl FnOnce(&mut Channel) -> Result<()>,
+    ) -> Result<WatchId> {
         let mut shared = lock(&self.shared);
+        // The order comes last: left behind by a failure it would be obeyed later, and the connection, which nobody has, never closed.
+        // The thread sees it, because it takes its orders under the lock.
+        self.wake(&mut shared)?;
+        first(&mut channel)?;
         shared.next_id += 1;
         let id = WatchId(shared.next_id);
-        let watched = Watched { id, channel: Some(channel), warden, closing: None };
-        shared.orders.push(Order::Watch(Box::new(watched)));
-        self.wake(shared)?;
+        shared.orders.push(Order::Watch(Box::new(Watched { id, channel: Some(channel), warden, closing: None })));
         Ok(id)
     }
 
@@ -82,7 +98,7 @@ impl Service {
     pub fn close(&self, id: WatchId) {
         let mut shared = lock(&self.shared);
         shared.orders.push(Order::Close(id));
-        if let Err(error) = self.wake(shared) {
+        if let Err(error) = self.wake(&mut shared) {
             tracing::warn!("a connection is closed without saying so to its peer: {error}");
         }
     }
@@ -96,12 +112,12 @@ impl Service {
             return;
         }
         shared.orders.push(Order::Look);
-        if let Err(error) = self.wake(shared) {
+        if let Err(error) = self.wake(&mut shared) {
             tracing::warn!("a lost rail is not told to its peer: {error}");
         }
     }
 
-    fn wake(&self, mut shared: MutexGuard<'_, Shared>) -> Result<()> {
+    fn wake(&self, shared: &mut Shared) -> Result<()> {
         if let Some(waker) = &mut shared.waker {
             // A full pipe is as good: the thread has not yet looked.
             return match waker.write(&[1]) {
