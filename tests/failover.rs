@@ -21,7 +21,10 @@ use nccl_net_spark::verbs::{HostMemory, Region};
 use nccl_net_spark::wire::MAX_RAILS;
 use nccl_net_spark::wire::board::BOARD_BYTES;
 use softverbs::fabric::{Action, control};
+use std::net::TcpStream;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -370,26 +373,32 @@ impl Shared for Faulty {
     }
 }
 
-/// A data path that nobody can borrow.
-struct Lent;
+/// A data path that nobody can borrow, and that knows whether it was asked for.
+#[derive(Default)]
+struct Lent {
+    was_asked_for: AtomicBool,
+}
 
 impl Shared for Lent {
-    fn borrow(&self, _act: &mut dyn FnMut(&mut dyn Half)) {}
+    fn borrow(&self, _act: &mut dyn FnMut(&mut dyn Half)) {
+        self.was_asked_for.store(true, Ordering::Release);
+    }
 
     fn is_unused(&self) -> bool {
         true
     }
 }
 
-/// What a service is asked to watch: a connection with this data path and a peer that says nothing.
-fn watched(host: &Arc<Host>, half: Arc<dyn Shared>) -> (Channel, Warden, Arc<Ends>) {
+/// What a service is asked to watch: a connection with this data path, and a peer that says nothing, whose end of the line is the last.
+fn watched(host: &Arc<Host>, half: Arc<dyn Shared>) -> (Channel, Warden, Arc<Ends>, TcpStream) {
     let door = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let line = std::net::TcpStream::connect(door.local_addr().unwrap()).unwrap();
+    let line = TcpStream::connect(door.local_addr().unwrap()).unwrap();
+    let far_end = door.accept().unwrap().0;
     let ends = Arc::new(Ends { host: Arc::clone(host), peer: Arc::new(Peer::new("nobody".to_owned())) });
     let far = FarBoard { addr: 0, rkeys: [0; MAX_RAILS] };
     let board = Board { region: Region::new(BOARD_BYTES).unwrap(), lkeys: [0; MAX_RAILS], far };
     let warden = Warden::new(Arc::clone(&ends), half, Role::Sender, None, board, Vec::new());
-    (Channel::from_stream(line).unwrap(), warden, ends)
+    (Channel::from_stream(line).unwrap(), warden, ends, far_end)
 }
 
 /// Does it while this process can open no more files.
@@ -411,7 +420,7 @@ fn without_files<T>(act: impl FnOnce() -> T) -> T {
 fn a_connection_that_cannot_be_watched_is_let_go_and_the_next_one_works() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let hosts = [host(0, &[]), host(1, &[])];
-    let (channel, warden, ends) = watched(&hosts[0], Arc::new(Lent));
+    let (channel, warden, ends, _far) = watched(&hosts[0], Arc::new(Lent::default()));
     let mut said = false;
     let refused = without_files(|| {
         hosts[0].service.watch_after(channel, warden, |_| {
@@ -422,7 +431,7 @@ fn a_connection_that_cannot_be_watched_is_let_go_and_the_next_one_works() {
     assert!(matches!(refused, Err(Error::Os { .. })), "{refused:?}");
     assert_eq!((Arc::strong_count(&ends), said), (1, false), "the service keeps it, or its peer has heard of it");
     // The peer cannot be told of this one.
-    let (channel, warden, ends) = watched(&hosts[0], Arc::new(Lent));
+    let (channel, warden, ends, _far) = watched(&hosts[0], Arc::new(Lent::default()));
     let unsaid = |_: &mut Channel| Err(Error::Remote("on purpose".to_owned()));
     assert!(hosts[0].service.watch_after(channel, warden, unsaid).is_err());
     assert_eq!(Arc::strong_count(&ends), 1, "the service keeps it");
@@ -435,7 +444,7 @@ fn a_fault_of_the_service_thread_ends_its_connections_in_words_and_the_next_ones
     let bed = Bed::new(&[]);
     let mut stream = Stream::new(&bed);
     stream.run(&bed, 10);
-    let (channel, warden, _) = watched(&bed.hosts[0], Arc::new(Faulty));
+    let (channel, warden, _, _far) = watched(&bed.hosts[0], Arc::new(Faulty));
     bed.hosts[0].service.watch(channel, warden).unwrap();
     let error = until(|| bed.send.isend(stream.from.as_ptr() as u64, 8, 3, &stream.out).err());
     assert!(matches!(*error, Error::Internal(_)) && error.to_string().contains("on purpose"), "{error}");
@@ -448,6 +457,42 @@ fn a_fault_of_the_service_thread_ends_its_connections_in_words_and_the_next_ones
     // The next connection's service thread is a new one.
     let again = Bed::over(bed.hosts.clone());
     Stream::new(&again).run(&again, 10);
+}
+
+/// A data path with a fault, where the service thread waits until it is let go.
+struct FaultyInTime {
+    here: Sender<()>,
+    go: Mutex<Receiver<()>>,
+}
+
+impl Shared for FaultyInTime {
+    fn borrow(&self, _act: &mut dyn FnMut(&mut dyn Half)) {
+        panic!("on purpose");
+    }
+
+    fn is_unused(&self) -> bool {
+        self.here.send(()).unwrap();
+        self.go.lock().unwrap().recv().unwrap();
+        false
+    }
+}
+
+#[test]
+fn a_fault_of_the_service_thread_ends_those_too_that_it_has_just_been_told_of() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let host = host(0, &[]);
+    let ((here, is_here), (go, gone)) = (channel(), channel());
+    let (line, warden, _, _far) = watched(&host, Arc::new(FaultyInTime { here, go: Mutex::new(gone) }));
+    let faulty = host.service.watch(line, warden).unwrap();
+    is_here.recv().unwrap();
+    // Both orders lie there when the thread looks next, and the first one ends in the fault.
+    host.service.close(faulty);
+    let path = Arc::new(Lent::default());
+    let (line, warden, _, _far) = watched(&host, path.clone());
+    host.service.watch(line, warden).unwrap();
+    go.send(()).unwrap();
+    until(|| (Arc::strong_count(&path) == 1).then_some(()));
+    assert!(path.was_asked_for.load(Ordering::Acquire), "it was not told that its connection has failed");
 }
 
 /// The receiving end as a process of its own, which [`a_peer_that_is_killed_is_told_and_one_that_is_frozen_is_waited_for`]

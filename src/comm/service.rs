@@ -168,9 +168,18 @@ fn serve(shared: &Mutex<Shared>, mut wakened: UnixStream) {
 }
 
 fn look_after(orders: Vec<Order>, watched: &mut Vec<Watched>) {
-    let has_news = orders.iter().any(|order| matches!(order, Order::Look));
+    let (mut closed, mut has_news) = (Vec::new(), false);
+    // All that is to be watched comes first, before anything that can have a fault: `abandon` tells those in `watched`.
     for order in orders {
-        obey(order, watched);
+        match order {
+            Order::Watch(new) => watched.push(*new),
+            Order::Close(id) => closed.push(id),
+            Order::Look => has_news = true,
+        }
+    }
+    for each in watched.iter_mut().filter(|each| closed.contains(&each.id)) {
+        each.warden.close();
+        each.closing = Some(Instant::now() + LINGER);
     }
     hear_devices(watched);
     // They share what they know of ways on which nobody answers, so any of them will do.
@@ -190,19 +199,6 @@ fn abandon(watched: &mut Vec<Watched>, fault: &str) {
         if catch_unwind(AssertUnwindSafe(|| each.warden.give_up(error))).is_err() {
             tracing::warn!("the connection with {} cannot be told", each.warden.ends().peer.name);
         }
-    }
-}
-
-fn obey(order: Order, watched: &mut Vec<Watched>) {
-    match order {
-        Order::Watch(new) => watched.push(*new),
-        Order::Close(id) => {
-            if let Some(each) = watched.iter_mut().find(|each| each.id == id) {
-                each.warden.close();
-                each.closing = Some(Instant::now() + LINGER);
-            }
-        }
-        Order::Look => {}
     }
 }
 
