@@ -1,16 +1,18 @@
 //! Memory registered on every rail, shared between the connections that use it.
 //!
 //! NCCL registers the same buffers once for each connection. Registering is slow and pins memory, so one buffer is
-//! registered once and counted. The lock here is on the path of `regMr` and `deregMr` alone: a send reads its keys
-//! from the registration it was handed.
+//! registered once and counted. A send reads its keys from the registration it was handed; the lock here is for those who register,
+//! and for a send that finds another way when a rail is lost. That one has the data path meanwhile, so nobody registers or
+//! deregisters under the lock: gigabytes take seconds.
 
 use super::rail::Rail;
 use crate::error::{Error, Result};
 use crate::verbs::{Access, HostMemory, Mr, Readable};
 use crate::wire::cts::PackedKeys;
 use crate::wire::{MAX_OFFERED_RAILS, MAX_RAILS};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Memory registered on every rail of this host.
 pub struct Registration {
@@ -73,8 +75,15 @@ impl Registration {
 /// The registrations that are in use.
 #[derive(Default)]
 pub struct Registrations {
-    list: Mutex<Vec<Weak<Registration>>>,
+    list: Mutex<Vec<Known>>,
     made: AtomicU32,
+}
+
+/// A registration, with what it is looked up by: nobody else's is held under the lock, where it could turn out to be the last hold.
+struct Known {
+    id: u32,
+    range: Range<usize>,
+    held: Weak<Registration>,
 }
 
 impl Registrations {
@@ -88,29 +97,46 @@ impl Registrations {
         let memory = memory.pages().ok_or_else(|| {
             Error::Argument(format!("regMr of {len} bytes at {addr:#x}: an empty or impossible range"))
         })?;
-        let (start, end) = (memory.addr(), memory.addr() + memory.len());
-        // A panic while the lock is held leaves the list as it was or one entry longer: both are usable.
-        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-        list.retain(|known| known.strong_count() > 0);
-        let known = list.iter().filter_map(Weak::upgrade).find(|known| known.start == start && known.end == end);
-        if let Some(known) = known {
+        let range = memory.addr()..memory.addr() + memory.len();
+        self.share(range, |id| register_everywhere(rails, memory, id))
+    }
+
+    fn share(&self, range: Range<usize>, make: impl FnOnce(u32) -> Result<Registration>) -> Result<Arc<Registration>> {
+        if let Some(known) = self.lock().iter().find_map(|known| known.of(&range)) {
             return Ok(known);
         }
-        let registration = Arc::new(register_everywhere(rails, memory, self.made.fetch_add(1, Ordering::Relaxed))?);
-        list.push(Arc::downgrade(&registration));
-        Ok(registration)
+        let made = Arc::new(make(self.made.fetch_add(1, Ordering::Relaxed))?);
+        let mut list = self.lock();
+        let first = list.iter().find_map(|known| known.of(&range));
+        if first.is_none() {
+            list.retain(|known| known.held.strong_count() > 0);
+            list.push(Known { id: made.id, range, held: Arc::downgrade(&made) });
+        }
+        drop(list);
+        // Another thread that registered the same meanwhile was first: this one is deregistered again.
+        Ok(first.unwrap_or(made))
     }
 
     /// A registration in use, by its number.
     pub fn find(&self, id: u32) -> Option<Arc<Registration>> {
-        let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-        list.iter().filter_map(Weak::upgrade).find(|known| known.id == id)
+        self.lock().iter().find(|known| known.id == id)?.held.upgrade()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Known>> {
+        // A panic while the lock is held leaves the list as it was or one entry longer: both are usable.
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How many registrations are in use.
     pub fn in_use(&self) -> usize {
-        let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-        list.iter().filter(|known| known.strong_count() > 0).count()
+        self.lock().iter().filter(|known| known.held.strong_count() > 0).count()
+    }
+}
+
+impl Known {
+    /// It, if it is of this range and in use.
+    fn of(&self, range: &Range<usize>) -> Option<Arc<Registration>> {
+        if self.range == *range { self.held.upgrade() } else { None }
     }
 }
 
@@ -143,4 +169,47 @@ pub fn pack(keys: impl Iterator<Item = u32>) -> PackedKeys {
         packed[rail / 2] |= u64::from(key) << (rail % 2 * 32);
     }
     packed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of no rail.
+    fn registration(id: u32, range: &Range<usize>) -> Registration {
+        let (keys, strict, relaxed, regions) = Default::default();
+        Registration { id, start: range.start, end: range.end, keys, strict, relaxed, regions }
+    }
+
+    #[test]
+    fn others_look_registrations_up_while_one_is_made() {
+        let all = Registrations::default();
+        let known = all.share(0x1000..0x2000, |id| Ok(registration(id, &(0x1000..0x2000)))).unwrap();
+        let made = all.share(0x4000..0x8000, |id| {
+            assert!(all.list.try_lock().is_ok(), "a send that finds another way would wait for this");
+            assert_eq!(all.find(known.id).unwrap().id, known.id);
+            Ok(registration(id, &(0x4000..0x8000)))
+        });
+        assert_eq!(made.unwrap().range(), 0x4000..0x8000);
+        assert!(all.share(0x4000..0x8000, |_| Err(Error::Missing("on purpose".to_owned()))).is_err());
+        assert_eq!(all.in_use(), 1);
+    }
+
+    #[test]
+    fn of_two_that_register_the_same_at_a_time_the_first_is_shared() {
+        let all = Registrations::default();
+        let range = 0x1000..0x2000;
+        let mut first = None;
+        let second = all.share(range.clone(), |id| {
+            let other = all.share(range.clone(), |id| Ok(registration(id, &range)));
+            first = Some(other.unwrap());
+            Ok(registration(id, &range))
+        });
+        let (first, second) = (first.unwrap(), second.unwrap());
+        assert!(Arc::ptr_eq(&first, &second) && Arc::strong_count(&first) == 2 && all.in_use() == 1);
+        let third = all.share(range.clone(), |_| Err(Error::Missing("it is registered".to_owned()))).unwrap();
+        assert!(Arc::ptr_eq(&first, &third));
+        drop((first, second, third));
+        assert_eq!((all.in_use(), all.find(0).is_none(), all.find(1).is_none()), (0, true, true));
+    }
 }
