@@ -16,7 +16,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[inline(always)]
 pub(super) fn call<'a>(name: &'static str, body: impl FnOnce(&Scope<'a>) -> Quick<()>) -> NcclResult {
     let scope = Scope { health: Cell::new(None) };
-    // A comm that a panic left half-changed is never entered again, so nothing sees its broken state.
+    // A comm that a panic left half-changed is never entered again, by a call nor by the service thread (`comm/owner.rs`), so nothing
+    // sees its broken state.
     match catch_unwind(AssertUnwindSafe(|| body(&scope))) {
         Ok(Ok(())) => NcclResult::Success,
         Ok(Err(error)) => refused(name, &error),

@@ -168,14 +168,20 @@ impl<C: Comm> Endpoint<C> {
     }
 }
 
-/// Takes a comm back from NCCL and ends it with `end`. A broken one is left where it is, out of use, without touching it.
+/// Takes a comm back from NCCL, and tells whom it is connected with by `part`. A broken one does that too, so that the peer does not
+/// wait for it, and is left where it is, out of use, without touching what a panic may have left half-changed.
 ///
 /// # Errors
 /// [`Error::Argument`] where the pointer is to something else, [`Error::Missing`] in a forked child.
 ///
 /// # Safety
 /// `raw` is NULL or came from this file and was not closed; NCCL uses neither it nor its requests again, in any thread.
-pub(super) unsafe fn close<C: Comm>(raw: *mut c_void, name: &'static str, scope: &Scope<'_>, end: fn(C)) -> Quick<()> {
+pub(super) unsafe fn close<C: Comm>(
+    raw: *mut c_void,
+    name: &'static str,
+    scope: &Scope<'_>,
+    part: fn(&C),
+) -> Quick<()> {
     scope.enter()?;
     // What was never opened: NCCL closes that after a connect that failed (seen with 2.28.3), and its own networks let it pass.
     if raw.is_null() {
@@ -184,13 +190,15 @@ pub(super) unsafe fn close<C: Comm>(raw: *mut c_void, name: &'static str, scope:
     // SAFETY: the caller's promise is the one that is asked for.
     let endpoint = unsafe { Endpoint::<C>::from_raw(raw, name) }?;
     // SAFETY: as above; it is still open.
-    if unsafe { endpoint.as_ref() }.health.is_broken() {
+    let open = unsafe { endpoint.as_ref() };
+    let is_broken = open.health.is_broken();
+    part(&open.comm);
+    if is_broken {
         tracing::warn!("{} had a fault: it is abandoned, with what it held", word_for(C::MARK));
         return Ok(());
     }
     // SAFETY: `into_raw` leaked this box, and NCCL gives it up by closing it.
-    let endpoint = unsafe { Box::from_raw(endpoint.as_ptr()) };
-    end(endpoint.comm);
+    drop(unsafe { Box::from_raw(endpoint.as_ptr()) });
     Ok(())
 }
 
@@ -425,9 +433,9 @@ mod tests {
     use crate::error::NcclResult;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// A comm without a network, which counts how often it was ended.
+    /// A comm without a network, which counts how often it parted from its peer.
     struct Fake {
-        ended: Arc<AtomicUsize>,
+        parted: Arc<AtomicUsize>,
     }
 
     impl Comm for Fake {
@@ -437,35 +445,35 @@ mod tests {
     }
 
     fn fake() -> (*mut c_void, Arc<AtomicUsize>) {
-        let ended = Arc::new(AtomicUsize::new(0));
-        (Endpoint::into_raw(Fake { ended: ended.clone() }), ended)
+        let parted = Arc::new(AtomicUsize::new(0));
+        (Endpoint::into_raw(Fake { parted: parted.clone() }), parted)
     }
 
     fn use_it(raw: *mut c_void, faulty: bool) -> NcclResult {
         guard::call("use", |scope| {
             // SAFETY: the tests pass open comms.
             let endpoint = unsafe { Endpoint::<Fake>::enter(raw, "comm", scope) }?;
-            assert!(!faulty, "on purpose, {} ended", endpoint.comm().ended.load(Ordering::Relaxed));
+            assert!(!faulty, "on purpose, {} parted", endpoint.comm().parted.load(Ordering::Relaxed));
             Ok(())
         })
     }
 
     fn close_it(raw: *mut c_void) -> NcclResult {
-        let end = |fake: Fake| _ = fake.ended.fetch_add(1, Ordering::Relaxed);
+        let part = |fake: &Fake| _ = fake.parted.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the tests close a comm once.
-        guard::call("close", |scope| unsafe { close(raw, "comm", scope, end) })
+        guard::call("close", |scope| unsafe { close(raw, "comm", scope, part) })
     }
 
     #[test]
-    fn a_broken_comm_is_refused_and_closed_untouched_while_another_carries_on() {
-        let ((one, one_ended), (other, other_ended)) = (fake(), fake());
+    fn a_broken_comm_is_refused_and_parts_untouched_while_another_carries_on() {
+        let ((one, one_parted), (other, other_parted)) = (fake(), fake());
         assert_eq!(use_it(one, true), NcclResult::InternalError);
         assert_eq!(use_it(one, false), NcclResult::InternalError);
         assert_eq!(use_it(other, false), NcclResult::Success);
         assert_eq!((close_it(one), close_it(other)), (NcclResult::Success, NcclResult::Success));
-        assert_eq!((one_ended.load(Ordering::Relaxed), other_ended.load(Ordering::Relaxed)), (0, 1));
+        assert_eq!((one_parted.load(Ordering::Relaxed), other_parted.load(Ordering::Relaxed)), (1, 1));
         // Abandoned means still there: the comm holds its half of the counter.
-        assert_eq!((Arc::strong_count(&one_ended), Arc::strong_count(&other_ended)), (2, 1));
+        assert_eq!((Arc::strong_count(&one_parted), Arc::strong_count(&other_parted)), (2, 1));
     }
 
     #[test]
@@ -475,7 +483,7 @@ mod tests {
 
     #[test]
     fn a_pointer_to_another_kind_is_refused_with_words() {
-        let (raw, _ended) = fake();
+        let (raw, _parted) = fake();
         let refusal = |text: Quick<()>| text.unwrap_err().to_string();
         let result = guard::call("use", |scope| {
             // SAFETY: NULL is allowed, and a comm of ours may be of any kind.
@@ -497,7 +505,7 @@ mod tests {
 
     #[test]
     fn every_request_number_has_its_own_place_that_names_its_comm() {
-        let (raw, _ended) = fake();
+        let (raw, _parted) = fake();
         // SAFETY: the comm is open.
         let endpoint = unsafe { &*raw.cast::<Endpoint<Fake>>() };
         let places: Vec<_> = (0..3).map(|number| endpoint.request(number).unwrap()).collect();

@@ -156,6 +156,7 @@ pub fn leave(half: &dyn Shared, peer: &Peer) {
 /// A half that is shared with its data path's thread.
 pub trait Shared: Send + Sync {
     /// Borrows the half as soon as its data path lets go of it: a call of it takes microseconds and waits for nothing.
+    /// A half that a fault went through is not lent any more.
     fn borrow(&self, act: &mut dyn FnMut(&mut dyn Half));
 
     /// Whether nobody has used the data path since this was last asked.
@@ -167,6 +168,9 @@ impl<P: Half> Shared for Owner<P> {
         loop {
             if let Some(mut half) = self.enter() {
                 return act(&mut *half);
+            }
+            if self.is_broken() {
+                return;
             }
             std::thread::yield_now();
         }

@@ -17,15 +17,17 @@ pub struct Owner<T> {
     value: UnsafeCell<T>,
 }
 
-/// Nobody holds the value, and nobody has since [`Owner::is_unused`] was last asked.
+/// Nobody holds the value, and nobody has used it since [`Owner::is_unused`] was last asked.
 const UNUSED: u8 = 0;
-/// Somebody holds it.
-const TAKEN: u8 = 1;
 /// Nobody does any more.
-const USED: u8 = 2;
+const USED: u8 = 1;
+/// Somebody holds it. From here on nobody can take it: one comparison tells.
+const TAKEN: u8 = 2;
+/// A panic went through the one who held it: it may be half-changed, and nobody holds it again.
+const BROKEN: u8 = 3;
 
 // SAFETY: the value is reached only through `Held`, of which there is at most one at a time (`enter` takes the word
-// with a swap and `Held`'s drop gives it back), so sharing an `Owner` only ever moves the use of `T` between threads.
+// with a swap and `Held` gives it back once), so sharing an `Owner` only ever moves the use of `T` between threads.
 unsafe impl<T: Send> Sync for Owner<T> {}
 
 /// The right to use the value; given back when dropped.
@@ -38,17 +40,59 @@ impl<T> Owner<T> {
         Self { word: AtomicU8::new(UNUSED), value: UnsafeCell::new(value) }
     }
 
-    /// Takes the value, unless another thread holds it.
+    /// Takes the value, unless another thread holds it or it is broken.
     #[inline(always)]
     pub fn enter(&self) -> Option<Held<'_, T>> {
-        // Acquire: what the last holder wrote is seen here. Pairs with the release in `Held::drop`.
-        if self.word.swap(TAKEN, Ordering::Acquire) == TAKEN { None } else { Some(Held(self)) }
+        // Acquire: what the last holder wrote is seen here. Pairs with the release in `Held::give_back`.
+        match self.word.swap(TAKEN, Ordering::Acquire) {
+            found @ TAKEN.. => self.stay_out(found),
+            _ => Some(Held(self)),
+        }
     }
 
-    /// Whether nobody has held the value since this was last asked.
+    #[cold]
+    fn stay_out(&self, found: u8) -> Option<Held<'_, T>> {
+        if found == BROKEN {
+            // Nobody else came in or left meanwhile: they found it taken.
+            self.word.store(BROKEN, Ordering::Relaxed);
+        }
+        None
+    }
+
+    /// Whether nobody has used the value since this was last asked. Nobody uses a broken one.
     pub fn is_unused(&self) -> bool {
         // Relaxed: only a hint; whoever acts on it enters.
-        self.word.compare_exchange(USED, UNUSED, Ordering::Relaxed, Ordering::Relaxed) == Err(UNUSED)
+        let found = self.word.compare_exchange(USED, UNUSED, Ordering::Relaxed, Ordering::Relaxed);
+        matches!(found, Err(UNUSED | BROKEN))
+    }
+
+    /// Whether a panic went through the one who held the value: nobody enters again. (For as long as it takes somebody to find that
+    /// out, it may look taken.)
+    #[cold]
+    pub fn is_broken(&self) -> bool {
+        // Relaxed: it stays so, and nothing is read on the strength of it.
+        self.word.load(Ordering::Relaxed) == BROKEN
+    }
+}
+
+impl<T> Held<'_, T> {
+    /// Gives the value back. As its drop, without the question whether a panic goes through here: for where each instruction counts.
+    #[inline(always)]
+    pub fn leave(self) {
+        self.give_back(USED);
+        std::mem::forget(self);
+    }
+
+    /// Gives the value back, and does not count as a use of it.
+    pub fn leave_unused(self) {
+        self.give_back(UNUSED);
+        std::mem::forget(self);
+    }
+
+    #[inline(always)]
+    fn give_back(&self, word: u8) {
+        // Release: what this holder wrote is seen by the next one's acquire.
+        self.0.word.store(word, Ordering::Release);
     }
 }
 
@@ -71,10 +115,8 @@ impl<T> DerefMut for Held<'_, T> {
 }
 
 impl<T> Drop for Held<'_, T> {
-    #[inline(always)]
     fn drop(&mut self) {
-        // Release: what this holder wrote is seen by the next one's acquire.
-        self.0.word.store(USED, Ordering::Release);
+        self.give_back(if std::thread::panicking() { BROKEN } else { USED });
     }
 }
 
@@ -107,5 +149,25 @@ mod tests {
             }
         });
         assert_eq!(*owner.enter().unwrap(), 40_000);
+    }
+
+    #[test]
+    fn who_only_looks_does_not_count_as_a_user() {
+        let owner = Owner::new(0u64);
+        owner.enter().unwrap().leave();
+        assert!(!owner.is_unused() && owner.is_unused());
+        owner.enter().unwrap().leave_unused();
+        assert!(owner.is_unused());
+    }
+
+    #[test]
+    fn what_a_panic_went_through_is_not_entered_again() {
+        let owner = Owner::new(0u64);
+        let broke = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _held = owner.enter().unwrap();
+            panic!("on purpose");
+        }));
+        assert!(broke.is_err() && owner.is_broken() && owner.is_unused());
+        assert!(owner.enter().is_none() && owner.enter().is_none() && owner.is_broken());
     }
 }

@@ -13,7 +13,7 @@ use super::peer::Presence;
 use super::registration::{Registration, pack};
 use super::reputation::Granting;
 use super::service::WatchId;
-use super::trouble::{Failure, Stall, broken_protocol, lanes_text, not_in_flight, outside, stall_verdict};
+use super::trouble::{Failure, Stall, broken_protocol, lanes_text, not_entered, not_in_flight, outside, stall_verdict};
 use super::work::{Work, WorkId};
 use crate::error::{Error, Quick, Result};
 use crate::flow::receives::{Arrival, Grant, Receives};
@@ -90,8 +90,12 @@ impl RecvComm {
     #[inline(always)]
     pub fn irecv(&self, parts: &[RecvPart<'_>], optional: bool) -> Quick<Option<u16>> {
         match self.path.enter() {
-            Some(mut path) => path.irecv(&self.ends, parts, optional),
-            None => Ok(None),
+            Some(mut path) => {
+                let done = path.irecv(&self.ends, parts, optional);
+                path.leave();
+                done
+            }
+            None => not_entered(&self.path).map(|()| None),
         }
     }
 
@@ -102,14 +106,23 @@ impl RecvComm {
     #[inline(always)]
     pub fn test(&self, request: u16, tell: impl FnMut(usize, u64)) -> Quick<bool> {
         match self.path.enter() {
-            Some(mut path) => path.test(&self.ends, request, tell),
-            None => Ok(false),
+            Some(mut path) => {
+                let done = path.test(&self.ends, request, tell);
+                path.leave();
+                done
+            }
+            None => not_entered(&self.path).map(|()| false),
         }
     }
 
     /// Closes the connection. The peer need not be there.
     pub fn close(self) {
         leave(&*self.path, &self.ends.peer);
+        self.part();
+    }
+
+    /// Says goodbye to the peer, without touching the data path: it may be broken.
+    pub fn part(&self) {
         self.ends.host.closed(&self.ends.peer.name);
         self.ends.host.service.close(self.watch);
     }

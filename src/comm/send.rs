@@ -13,7 +13,7 @@ use super::peer::{Peer, Presence};
 use super::registration::Registration;
 use super::reputation::Sending;
 use super::service::WatchId;
-use super::trouble::{Failure, Stall, broken_protocol, lanes_text, not_in_flight, outside, stall_verdict};
+use super::trouble::{Failure, Stall, broken_protocol, lanes_text, not_entered, not_in_flight, outside, stall_verdict};
 use super::work::{Work, WorkId};
 use crate::error::{Error, Quick, Result};
 use crate::flow::next::{Head, Peek};
@@ -101,8 +101,12 @@ impl SendComm {
     #[inline(always)]
     pub fn isend(&self, addr: u64, bytes: usize, tag: i32, memory: &Registration) -> Quick<Option<u16>> {
         match self.path.enter() {
-            Some(mut path) => path.isend(&self.ends, addr, bytes, tag, memory),
-            None => Ok(None),
+            Some(mut path) => {
+                let done = path.isend(&self.ends, addr, bytes, tag, memory);
+                path.leave();
+                done
+            }
+            None => not_entered(&self.path).map(|()| None),
         }
     }
 
@@ -113,14 +117,23 @@ impl SendComm {
     #[inline(always)]
     pub fn test(&self, request: u16) -> Quick<Option<u64>> {
         match self.path.enter() {
-            Some(mut path) => path.test(&self.ends, request),
-            None => Ok(None),
+            Some(mut path) => {
+                let done = path.test(&self.ends, request);
+                path.leave();
+                done
+            }
+            None => not_entered(&self.path).map(|()| None),
         }
     }
 
     /// Closes the connection. The peer need not be there.
     pub fn close(self) {
         leave(&*self.path, &self.ends.peer);
+        self.part();
+    }
+
+    /// Says goodbye to the peer, without touching the data path: it may be broken.
+    pub fn part(&self) {
         self.ends.host.closed(&self.ends.peer.name);
         self.ends.host.service.close(self.watch);
     }

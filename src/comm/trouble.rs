@@ -1,10 +1,11 @@
 //! What both halves of a connection say when something goes wrong. Never on the way of a message that goes well.
 
 use super::lane::Lane;
+use super::owner::Owner;
 use super::patience::Patience;
 use super::peer::{Peer, Presence};
 use super::registration::Registration;
-use crate::error::Error;
+use crate::error::{Error, Quick};
 use crate::flow::NotInFlight;
 use crate::verbs::{Blame, Completion};
 use std::time::Duration;
@@ -97,6 +98,22 @@ impl Failure {
     pub fn of_device(error: Box<Error>) -> Box<Self> {
         Box::new(Self::Device(error.to_string()))
     }
+}
+
+/// Why a call could not enter its data path: the service thread has it for a moment, or a fault has ended it.
+///
+/// # Errors
+/// [`Error::Internal`] for the fault, which was told when it came.
+#[cold]
+#[inline(never)]
+pub fn not_entered<P>(path: &Owner<P>) -> Quick<()> {
+    if path.is_broken() { Err(broken().into()) } else { Ok(()) }
+}
+
+/// A fault went through a data path, which is not used again.
+#[cold]
+pub fn broken() -> Error {
+    Error::Internal("this connection is out of use since a fault in this plugin on its data path".to_owned())
 }
 
 /// A request number that names nothing.

@@ -17,7 +17,7 @@ use super::half::{Ends, Loss, Shared};
 use super::lane::{Lane, Role, Route};
 use super::peer::Presence;
 use super::rail::Rail;
-use super::trouble::broken_protocol;
+use super::trouble::{broken, broken_protocol};
 use super::ward::{Asked, Phase, Ward, look_at_trial};
 use crate::error::Error;
 use crate::flow::dialogue::Dialogue;
@@ -234,7 +234,8 @@ impl Warden {
 
     /// What the data path found lost, and what it finds when it is looked after; whether something had come.
     fn take_losses(&mut self, now: Instant) -> bool {
-        let (ends, mut losses, mut found) = (Arc::clone(&self.ends), Vec::new(), Ok(false));
+        // A broken half is not lent.
+        let (ends, mut losses, mut found) = (Arc::clone(&self.ends), Vec::new(), Err(broken()));
         let (mut owing, mut failed) = (false, false);
         self.half.borrow(&mut |half| {
             found = half.tend(&ends);
@@ -358,11 +359,10 @@ impl Warden {
         }
         // How many receives have begun to be sent; to a receiver nothing can be said of any.
         let begun = || {
-            let mut begun = 0;
-            if self.role == Role::Sender {
-                self.half.borrow(&mut |half| (_, begun) = half.span());
-            }
-            begun
+            // Of a broken half nothing is known, and nothing that is said can hurt it.
+            let mut begun = u64::MAX;
+            self.half.borrow(&mut |half| (_, begun) = half.span());
+            if self.role == Role::Sender { begun } else { 0 }
         };
         match (notice, self.role) {
             (Notice::Join { .. } | Notice::Live { .. }, Role::Sender) | (Notice::Joined { .. }, Role::Receiver) => {
@@ -518,8 +518,9 @@ impl Warden {
 
     /// The connection has failed: the data path tells its caller when it is asked next.
     pub fn give_up(&mut self, error: Error) {
-        tracing::info!("{error}");
-        self.has_given_up = true;
+        if !std::mem::replace(&mut self.has_given_up, true) {
+            tracing::info!("{error}");
+        }
         self.half.borrow(&mut |half| _ = half.end(Box::new(error.clone())));
     }
 }

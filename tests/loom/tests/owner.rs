@@ -14,6 +14,15 @@ fn use_it(path: &Owner<Path>) -> bool {
     held.0 += 1;
     assert_eq!(held.0, held.1 + 1, "another user is in the middle of it");
     held.1 += 1;
+    held.leave();
+    true
+}
+
+/// The service thread's moment.
+fn look_at_it(path: &Owner<Path>) -> bool {
+    let Some(held) = path.enter() else { return false };
+    assert_eq!(held.0, held.1, "a user is in the middle of it");
+    held.leave_unused();
     true
 }
 
@@ -64,5 +73,46 @@ fn a_use_is_told_to_the_next_who_asks_and_told_once() {
         let late = [path.is_unused(), path.is_unused()];
         assert!(late[1], "nobody came between the two");
         assert!(!late[0] || early.contains(&false), "it was used, and nobody was told: {early:?}, {late:?}");
+    });
+}
+
+#[test]
+fn a_look_does_not_count_as_a_use() {
+    model(|| {
+        let path = Arc::new(Owner::new((0, 0)));
+        let service = {
+            let path = Arc::clone(&path);
+            thread::spawn(move || {
+                look_at_it(&path);
+                path.is_unused()
+            })
+        };
+        let used = use_it(&path);
+        let is_unused = service.join().unwrap();
+        assert!(used || is_unused || path.is_unused(), "nobody used it, and it passes for used");
+        assert_eq!(path.enter().expect("nobody holds it").0, u32::from(used));
+    });
+}
+
+/// Two find out at a time that a panic went through a third: neither gets in, and neither makes the others believe that it is only taken.
+#[test]
+fn what_a_panic_went_through_stays_broken_whoever_comes() {
+    model(|| {
+        let path = Arc::new(Owner::new((0, 0)));
+        let user = || {
+            let path = Arc::clone(&path);
+            thread::spawn(move || u32::from(use_it(&path)))
+        };
+        let (first, second) = (user(), user());
+        let broke = path.enter().is_some_and(|mut held| {
+            held.0 += 1;
+            loom_std::thread::as_if_panicking(|| drop(held));
+            true
+        });
+        let used = first.join().unwrap() + second.join().unwrap();
+        assert!(broke || used > 0, "somebody was refused by nobody");
+        assert_eq!(path.is_broken(), broke);
+        assert_eq!(path.enter().is_none(), broke);
+        assert_eq!(path.is_broken(), broke);
     });
 }

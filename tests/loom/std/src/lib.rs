@@ -53,8 +53,24 @@ pub mod sync {
 
 /// Loom's threads.
 pub mod thread {
-    pub use ::std::thread::panicking;
+    use ::std::cell::Cell;
     pub use loom::thread::*;
+
+    loom::thread_local! {
+        static PRETENDS: Cell<bool> = Cell::new(false);
+    }
+
+    /// Whether this thread panics, or pretends to. (Loom's threads take turns on one of the system's, which would all panic with one.)
+    pub fn panicking() -> bool {
+        ::std::thread::panicking() || PRETENDS.with(Cell::get)
+    }
+
+    /// Does it as if a panic went through.
+    pub fn as_if_panicking(act: impl FnOnce()) {
+        PRETENDS.with(|pretends| pretends.set(true));
+        act();
+        PRETENDS.with(|pretends| pretends.set(false));
+    }
 
     /// In a model no time passes: others may run.
     pub fn sleep(_: ::std::time::Duration) {
