@@ -155,8 +155,8 @@ pub fn leave(half: &dyn Shared, peer: &Peer) {
 
 /// A half that is shared with its data path's thread.
 pub trait Shared: Send + Sync {
-    /// Borrows the half as soon as its data path lets go of it: a call of it takes microseconds and waits for nothing.
-    /// A half that a fault went through is not lent any more.
+    /// Borrows the half as soon as its data path lets go of it: a call of it takes microseconds and waits for nothing. That does not
+    /// count as a use. A half that a fault went through is not lent any more.
     fn borrow(&self, act: &mut dyn FnMut(&mut dyn Half));
 
     /// Whether nobody has used the data path since this was last asked.
@@ -167,7 +167,8 @@ impl<P: Half> Shared for Owner<P> {
     fn borrow(&self, act: &mut dyn FnMut(&mut dyn Half)) {
         loop {
             if let Some(mut half) = self.enter() {
-                return act(&mut *half);
+                act(&mut *half);
+                return half.leave_unused();
             }
             if self.is_broken() {
                 return;
