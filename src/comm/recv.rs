@@ -342,11 +342,8 @@ impl RecvPath {
         let lane = &mut self.lanes[index];
         for completion in lane.poll(&mut self.buffer).map_err(Failure::of_device)? {
             if completion.status() != 0 {
-                let id = WorkId::of(completion.wr_id());
-                if id.work() == Work::Receive {
-                    lane.flushed(id.queue());
-                }
-                failure.get_or_insert_with(|| failed(ends, id, completion));
+                let next = failed(lane, ends, completion);
+                failure.get_or_insert(next);
                 continue;
             }
             match arrive(lane, &mut self.receives, ends, completion) {
@@ -477,7 +474,11 @@ fn stale(ends: &Ends, completion: &Completion) -> Found {
 /// What a completion with an error means.
 #[cold]
 #[inline(never)]
-fn failed(ends: &Ends, id: WorkId, completion: &Completion) -> Box<Failure> {
+fn failed(lane: &mut Lane, ends: &Ends, completion: &Completion) -> Box<Failure> {
+    let id = WorkId::of(completion.wr_id());
+    if id.work() == Work::Receive {
+        lane.flushed(id.queue());
+    }
     match (id.work(), completion.blame()) {
         // Receives have no memory: what is too long for one was not written but sent.
         (Work::Receive, Blame::Request) => without_immediate(ends),

@@ -430,7 +430,8 @@ impl SendPath {
         let completions = lane.poll(&mut self.buffer).map_err(Failure::of_device)?;
         for completion in completions {
             if completion.status() != 0 {
-                failure.get_or_insert_with(|| Failure::of_completion(completion));
+                let next = Failure::of_completion(completion);
+                failure.get_or_insert(next);
                 continue;
             }
             let id = WorkId::of(completion.wr_id());

@@ -76,6 +76,7 @@ pub enum Failure {
 impl Failure {
     /// Of a completion with an error.
     #[cold]
+    #[inline(never)]
     pub fn of_completion(completion: &Completion) -> Box<Self> {
         let (text, status) = (completion.status_text(), completion.status());
         let (vendor, qp) = (completion.vendor_error(), completion.qp_num());
