@@ -34,10 +34,19 @@ pub struct Run<'f> {
     /// As many as a connection takes while one message runs.
     refusals_left: u64,
     failures_left: u64,
-    /// After so many groups one side's connection fails, or is closed in mid-message.
-    breaks_off_at: Option<usize>,
+    ending: Ending,
     silences_left: u64,
     tally: Tally,
+}
+
+/// How the messages end.
+enum Ending {
+    /// All arrive.
+    Whole,
+    /// After so many groups one side's connection fails, or is closed in mid-message.
+    BrokenOff { after: usize },
+    /// The same, as soon as a rail is on trial then.
+    BrokenOffOnTrial { after: usize },
 }
 
 enum Tcp {
@@ -78,7 +87,12 @@ impl<'f> Run<'f> {
         let (refusals_left, failures_left, silences_left) = (dice.below(5), dice.below(5), dice.below(3));
         // Dice of its own: else every run would be another one without it.
         let mut own = Dice::new(!seed);
-        let breaks_off_at = own.one_in(8).then(|| 1 + own.below(goal as u64) as usize);
+        let after = 1 + own.below(goal as u64) as usize;
+        let ending = match own.below(12) {
+            0 => Ending::BrokenOff { after },
+            1..=3 => Ending::BrokenOffOnTrial { after },
+            _ => Ending::Whole,
+        };
         let (model, letters, events, tally) = Default::default();
         Self {
             fabric,
@@ -94,7 +108,7 @@ impl<'f> Run<'f> {
             pulls_left,
             refusals_left,
             failures_left,
-            breaks_off_at,
+            ending,
             silences_left,
             tally,
         }
@@ -105,7 +119,7 @@ impl<'f> Run<'f> {
         let before = self.fabric.queue_pairs();
         let limit = self.fabric.now_ns() + PATIENCE_NS;
         while self.model.groups.len() < self.goal || !self.model.is_done() {
-            if self.breaks_off_at.is_some_and(|at| self.model.groups.len() >= at) {
+            if self.is_to_break_off() {
                 return self.break_off();
             }
             self.step();
@@ -340,6 +354,15 @@ impl<'f> Run<'f> {
         while self.model.groups.len() < self.goal || !self.model.is_done() {
             self.step();
             self.wait(limit, "messages after the last loss");
+        }
+    }
+
+    fn is_to_break_off(&self) -> bool {
+        let has = self.model.groups.len();
+        match self.ending {
+            Ending::Whole => false,
+            Ending::BrokenOff { after } => has >= after,
+            Ending::BrokenOffOnTrial { after } => has >= after && self.pair.wardens[1].text().contains("on trial"),
         }
     }
 
