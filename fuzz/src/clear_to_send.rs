@@ -376,7 +376,9 @@ impl Model<'_> {
             return;
         }
         let route = Route { queue: 0, lkey: 3, rkey: 4, timed: false };
-        let moved = self.sends.reroute(lane, |stranded| {
+        let mut moved = 0;
+        self.sends.reroute(lane, |stranded| {
+            moved += 1;
             assert!(stranded.memory == 7 && stranded.bytes <= MAX_RECEIVE_BYTES);
             Some((other as u8, route))
         });

@@ -59,7 +59,6 @@ struct Model {
     repeating: Vec<Option<usize>>,
     granted: u64,
     delivered: u64,
-    stale: u64,
     whole: u64,
 }
 
@@ -67,8 +66,7 @@ struct Model {
 pub fn check(data: &[u8]) -> bool {
     let mut tape = Tape::new(data);
     let (slots, repeating) = (vec![None; SLOTS], vec![None; SLOTS]);
-    let mut model =
-        Model { receives: Receives::new(CHUNK), slots, repeating, granted: 0, delivered: 0, stale: 0, whole: 0 };
+    let mut model = Model { receives: Receives::new(CHUNK), slots, repeating, granted: 0, delivered: 0, whole: 0 };
     while let Some(step) = tape.step() {
         match step % 8 {
             0 => model.grant(&mut tape),
@@ -148,7 +146,6 @@ impl Model {
         let Immediate { slot, part, generation, shares, share, leads } = immediate;
         let slot = &mut self.slots[usize::from(slot)];
         let Some(open) = slot.as_mut().filter(|open| Immediate::generation_of(open.sequence) == generation) else {
-            self.stale += 1;
             return Ok(Arrival::Stale);
         };
         let unknown = Violation::Part { part, share };
@@ -242,7 +239,7 @@ impl Model {
         let open = self.slots.iter().flatten().filter(|open| !open.is_whole());
         let oldest = open.clone().map(|open| open.sequence).min().unwrap_or(self.granted);
         assert_eq!((self.receives.open(), self.receives.delivered()), (open.count(), oldest));
-        assert_eq!((self.receives.span(), self.receives.stale()), ((oldest, self.granted), self.stale));
+        assert_eq!(self.receives.span(), (oldest, self.granted));
         assert!(oldest >= self.delivered, "what was delivered is not any more");
         self.delivered = oldest;
     }
