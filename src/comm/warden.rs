@@ -8,7 +8,7 @@
 //! then, and tries the new queue pairs with a packet before either side uses them.
 //!
 //! All this is the service thread's. Of the data path it borrows moments ([`super::half::Half`]); what can take longer (opening and
-//! connecting queue pairs: [`renewal`]) is done while the data path goes on.
+//! connecting queue pairs: `renewal`) is done while the data path goes on.
 
 mod renewal;
 
