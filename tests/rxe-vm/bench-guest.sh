@@ -29,8 +29,10 @@ bench() {
     --json "$results/$name.json" 2>&1 | grep -v 'Could not find real path' | tee "$results/$name.txt"
 }
 
-# net_ib stripes large messages evenly with this; alone it sends whole messages by turns.
-readonly striped=(--against-env NCCL_IB_SPLIT_DATA_ON_QPS=1)
+# net_ib stripes large messages evenly with this; without it, it sends whole messages by turns.
+striped=()
+[[ -z $BED_AGAINST ]] || striped=(--against-env NCCL_IB_SPLIT_DATA_ON_QPS=1)
+readonly striped
 
 # All rails' packets are taken in where the ranks run.
 on_one_processor() {
