@@ -503,14 +503,14 @@ pub(super) unsafe extern "C" fn test(request: *mut c_void, done: *mut c_int, siz
 /// The comm is NULL or open, and NCCL does not use it again.
 pub(super) unsafe extern "C" fn close_send(comm: *mut c_void) -> NcclResult {
     // SAFETY: the caller's promise.
-    guard::call("closeSend", |scope| unsafe { handles::close(comm, "sendComm", scope, SendComm::part) })
+    guard::call("closeSend", |scope| unsafe { handles::close(comm, "sendComm", scope, SendComm::close) })
 }
 
 /// # Safety
 /// As [`close_send`].
 pub(super) unsafe extern "C" fn close_recv(comm: *mut c_void) -> NcclResult {
     // SAFETY: the caller's promise.
-    guard::call("closeRecv", |scope| unsafe { handles::close(comm, "recvComm", scope, RecvComm::part) })
+    guard::call("closeRecv", |scope| unsafe { handles::close(comm, "recvComm", scope, RecvComm::close) })
 }
 
 /// # Safety

@@ -115,14 +115,10 @@ impl RecvComm {
         }
     }
 
-    /// Closes the connection. The peer need not be there.
-    pub fn close(self) {
+    /// Closes the connection, and says goodbye to the peer, which need not be there. A data path that a panic went through is not
+    /// touched. To be called once, as the last.
+    pub fn close(&self) {
         leave(&*self.path, &self.ends.peer);
-        self.part();
-    }
-
-    /// Says goodbye to the peer, without touching the data path: it may be broken.
-    pub fn part(&self) {
         self.ends.host.closed(&self.ends.peer.name);
         self.ends.host.service.close(self.watch);
     }
