@@ -23,7 +23,7 @@ fn nothing_is_lost_or_doubled_whatever_happens_to_the_rails() {
     let mut fabric = Fabric::new();
     let seeds = match number("SPARK_SIM_SEED") {
         Some(seed) => {
-            tracing::subscriber::set_global_default(sim::trace::Screen).expect("the first");
+            common::heard::show();
             seed..seed + 1
         }
         None => 0..number("SPARK_SIM_RUNS").unwrap_or(2000),

@@ -1,4 +1,4 @@
-//! What the code under test says, on the thread that drives it.
+//! What the code under test says: kept, on the thread that drives it, or shown.
 
 use std::fmt::{Debug, Write};
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,11 @@ pub struct Heard(Arc<Mutex<Vec<(Level, String)>>>);
 impl Heard {
     /// Listens to what this thread says while it does something.
     pub fn by<T>(&self, act: impl FnOnce() -> T) -> T {
-        tracing::subscriber::with_default(Listener(self.clone()), act)
+        let kept = self.clone();
+        tracing::subscriber::with_default(
+            Listener(move |level, words| kept.0.lock().unwrap().push((level, words))),
+            act,
+        )
     }
 
     /// What was said since this was last asked.
@@ -22,7 +26,12 @@ impl Heard {
     }
 }
 
-struct Listener(Heard);
+/// Shows on the screen what is said from here on, on every thread: for a run that is repeated.
+pub fn show() {
+    tracing::subscriber::set_global_default(Listener(|_, words| eprintln!("{words}"))).expect("the first");
+}
+
+struct Listener<F>(F);
 
 struct Words(String);
 
@@ -34,7 +43,7 @@ impl Visit for Words {
     }
 }
 
-impl Subscriber for Listener {
+impl<F: Fn(Level, String) + 'static> Subscriber for Listener<F> {
     fn enabled(&self, _: &Metadata<'_>) -> bool {
         true
     }
@@ -50,7 +59,7 @@ impl Subscriber for Listener {
     fn event(&self, event: &Event<'_>) {
         let mut words = Words(String::new());
         event.record(&mut words);
-        self.0.0.lock().unwrap().push((*event.metadata().level(), words.0));
+        (self.0)(*event.metadata().level(), words.0);
     }
 
     fn enter(&self, _: &Id) {}

@@ -5,7 +5,6 @@ pub mod fabric;
 pub mod liar;
 pub mod model;
 pub mod run;
-pub mod trace;
 
 /// Numbers that follow from a seed alone (splitmix64).
 pub struct Dice(u64);
