@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 #[test]
@@ -45,6 +45,27 @@ fn with_devices_data_moves_in_every_version() {
         return;
     }
     drive(&[("SPARK_TEST_RDMA", "1")]);
+}
+
+/// v8 does not say that `*request` is initialised when `irecv` is called. An optimising compiler may leave out a read whose result
+/// does not matter, so CI names a library that was built without (`SPARK_TEST_UNOPTIMISED_LIBRARY`).
+#[test]
+fn v8s_irecv_does_not_read_its_request_word() {
+    let program = common::c_program("uninitialised", &["uninitialised.c", "log.c"]);
+    let unoptimised = std::env::var_os("SPARK_TEST_UNOPTIMISED_LIBRARY").map(PathBuf::from);
+    let library = unoptimised.unwrap_or_else(common::plugin_library);
+    let (_, settings) = common::test_rails();
+    let output = Command::new("valgrind")
+        .args(["--quiet", "--error-exitcode=9", "--fair-sched=yes"])
+        .args([program, library])
+        .envs(settings)
+        .env("NCCL_SOCKET_IFNAME", "lo")
+        .output();
+    let Ok(output) = output else {
+        eprintln!("skipped: there is no valgrind");
+        return;
+    };
+    assert!(output.status.success(), "{:?}: {}", output.status, String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]

@@ -321,10 +321,27 @@ pub(super) struct Parts<L> {
 /// Whether a receive may be one whose completion NCCL does not need.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Optional {
-    /// Never: `*request` means nothing on entry (v8).
+    /// Never: `*request` means nothing on entry, and may be uninitialised (v8).
     Never,
     /// Where `*request` says so on entry.
     IfAsked,
+}
+
+impl Optional {
+    /// Whether this receive is one.
+    ///
+    /// # Safety
+    /// With [`Optional::IfAsked`] `request` is NULL or initialised; otherwise it is not read.
+    #[inline(always)]
+    unsafe fn is_asked(self, request: *mut *mut c_void) -> bool {
+        match self {
+            Self::Never => false,
+            // SAFETY: the caller's promise.
+            Self::IfAsked => {
+                unsafe { request.as_ref() }.is_some_and(|on_entry| on_entry.addr() == OPTIONAL_RECV_COMPLETION)
+            }
+        }
+    }
 }
 
 /// As v10 and later have it; `_profiler_handles` is for them.
@@ -348,8 +365,8 @@ pub(super) unsafe extern "C" fn irecv(
 /// Called from one place for each kind of length, as [`isend_of`].
 ///
 /// # Safety
-/// `recv_comm` is NULL or an open comm, `request` is NULL or may be read and written, the arrays are NULL or have `n`
-/// elements, each mhandle is NULL or registered with the comm; nobody uses the buffers until the request is complete.
+/// `recv_comm` is NULL or an open comm, `request` is NULL or may be written and, unless `optional` is [`Optional::Never`], read; the
+/// arrays are NULL or have `n` elements, each mhandle is NULL or registered with the comm; nobody uses the buffers until the request is complete.
 #[inline(always)]
 pub(super) unsafe fn irecv_of<L: Length>(
     recv_comm: *mut c_void,
@@ -360,13 +377,12 @@ pub(super) unsafe fn irecv_of<L: Length>(
     let Parts { n, data, sizes, tags, mhandles } = parts;
     guard::call("irecv", |scope| {
         // SAFETY: the caller's promise.
-        let asked = unsafe { request.as_ref() }.is_some_and(|on_entry| on_entry.addr() == OPTIONAL_RECV_COMPLETION);
+        let optional = unsafe { optional.is_asked(request) };
         // SAFETY: the caller's promise.
         let request = unsafe { Out::cleared(request, "request", ptr::null_mut()) }?;
         // SAFETY: NCCL closes a comm only when no call on it is left.
         let endpoint = unsafe { Endpoint::<RecvComm>::enter(recv_comm, "recvComm", scope) }?;
         let count = count_of(n)?;
-        let optional = asked && optional == Optional::IfAsked;
         let number = if count == 1 {
             // By far the most frequent, so it has no arrays of eight.
             // SAFETY: the caller's promise: one element each.

@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
+use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -31,8 +32,12 @@ const BROKEN: u8 = 3;
 unsafe impl<T: Send> Sync for Owner<T> {}
 
 /// The right to use the value; given back when dropped.
+///
+/// It is `Send` and `Sync` exactly where `&mut T` is: two threads that share it share the value. Made of the [`Owner`] alone it would
+/// be `Sync` for every `T: Send`, and safe code could race on a `Cell` in the value (rust-lang/rust 41622 was that hole in
+/// `MutexGuard`).
 #[derive(Debug)]
-pub struct Held<'a, T>(&'a Owner<T>);
+pub struct Held<'a, T>(&'a Owner<T>, PhantomData<&'a mut T>);
 
 impl<T> Owner<T> {
     /// Wraps a value.
@@ -46,7 +51,7 @@ impl<T> Owner<T> {
         // Acquire: what the last holder wrote is seen here. Pairs with the release in `Held::give_back`.
         match self.word.swap(TAKEN, Ordering::Acquire) {
             found @ TAKEN.. => self.stay_out(found),
-            _ => Some(Held(self)),
+            _ => Some(Held(self, PhantomData)),
         }
     }
 
@@ -123,6 +128,23 @@ impl<T> Drop for Held<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Compiles only while sharing a [`Held`] means sharing its value: `Held` of what is not `Sync` would implement both of these
+    /// traits otherwise, and `_` in `AmbiguousIfSync<_>` could be either.
+    #[test]
+    fn it_is_sync_only_where_its_value_is() {
+        trait AmbiguousIfSync<A> {
+            const HOLDS: bool = true;
+        }
+        impl<T: ?Sized> AmbiguousIfSync<()> for T {}
+        struct WhereSync;
+        impl<T: ?Sized + Sync> AmbiguousIfSync<WhereSync> for T {}
+        fn is_sync<T: Sync>() -> bool {
+            true
+        }
+        assert!(<Held<'static, std::cell::Cell<u64>> as AmbiguousIfSync<_>>::HOLDS);
+        assert!(is_sync::<Held<'static, u64>>() && is_sync::<Owner<std::cell::Cell<u64>>>());
+    }
 
     #[test]
     fn one_user_at_a_time_and_no_update_lost() {

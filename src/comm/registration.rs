@@ -87,17 +87,17 @@ struct Known {
 }
 
 impl Registrations {
-    /// Registers memory on all `rails`, or shares a registration of the same pages. (Not one that merely contains them: it would
-    /// outlive its own owner's deregistration, and pages mapped anew behind it.)
+    /// Registers memory on all `rails`, or shares a registration of the same bytes. (Not one that merely contains them: it would
+    /// outlive its own owner's deregistration, and pages mapped anew behind it.) A registration ends where the memory does: the
+    /// NIC refuses a peer's access to the bytes beside it.
     ///
     /// # Errors
     /// [`Error::Argument`] for an empty or impossible range; [`Error::Os`] when a device refuses.
     pub fn register(&self, rails: &[Arc<Rail>], memory: HostMemory) -> Result<Arc<Registration>> {
         let (addr, len) = (memory.addr(), memory.len());
-        let memory = memory.pages().ok_or_else(|| {
+        let range = memory.range().ok_or_else(|| {
             Error::Argument(format!("regMr of {len} bytes at {addr:#x}: an empty or impossible range"))
         })?;
-        let range = memory.addr()..memory.addr() + memory.len();
         self.share(range, |id| register_everywhere(rails, memory, id))
     }
 

@@ -3,6 +3,7 @@
 
 use std::ptr::null_mut;
 
+use super::barrier::order_loads;
 use super::bindings::*;
 use super::cq::{Completion, CompletionBuffer, Cq};
 use super::memory::Readable;
@@ -47,7 +48,8 @@ impl Qp {
         self.post_write(write, 0)
     }
 
-    /// Posts a write whose bytes are copied into the work request: `bytes` is free again when this returns.
+    /// Posts a write whose bytes are copied into the work request: `bytes` is free again when this returns. They are read after
+    /// whatever the caller has read before, such as the flag by which a GPU says that they are there.
     ///
     /// # Errors
     /// [`Error::Argument`] when there are more bytes than [`Qp::inline_bytes`]; else as [`Qp::write`].
@@ -64,6 +66,8 @@ impl Qp {
             return Err(self.too_long_for_inline(bytes.bytes));
         }
         let (local_addr, bytes) = (bytes.addr, bytes.bytes);
+        // The provider copies with loads of this processor.
+        order_loads();
         self.post_write(&Write { local_addr, bytes, lkey: 0, remote, immediate, wr_id, signaled }, IBV_SEND_INLINE)
     }
 

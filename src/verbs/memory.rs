@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -57,14 +58,10 @@ impl HostMemory {
         self.len == 0
     }
 
-    /// The whole 4096-byte units that it lies on: what a device can register of it. They divide every page, and pages
-    /// are mapped whole, so what was said of the memory holds for them too. `None` for no bytes, or past the end of the
-    /// address space.
-    pub fn pages(&self) -> Option<Self> {
-        const UNIT: usize = 4096;
-        let end = self.addr.checked_add(self.len)?.checked_next_multiple_of(UNIT)?;
-        let addr = self.addr - self.addr % UNIT;
-        (self.len > 0 && self.addr > 0).then_some(Self { addr, len: end - addr })
+    /// The addresses of its bytes; `None` for no bytes, for address 0, or past the end of the address space.
+    pub fn range(&self) -> Option<Range<usize>> {
+        let end = self.addr.checked_add(self.len)?;
+        (self.len > 0 && self.addr > 0).then_some(self.addr..end)
     }
 }
 

@@ -8,6 +8,7 @@
 //! Objects may move between threads. A [`Qp`] or [`Cq`] is used by one thread at a time, which `&mut self` sees to.
 #![allow(unsafe_code)]
 
+mod barrier;
 #[doc(hidden)]
 pub mod bindings;
 mod context;

@@ -45,11 +45,16 @@ pub fn compiles(text: &str, arguments: &[&str]) -> Result<(), String> {
 
 /// Builds `tests/c/drive.c` and returns the program's path, which stays the same: the test beds run it as well.
 pub fn drive_program() -> PathBuf {
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("abi_drive");
+    c_program("abi_drive", &["drive.c", "interface.c", "log.c", "with_device.c", "without_device.c"])
+}
+
+/// Builds a program of these files of `tests/c` and returns its path.
+pub fn c_program(name: &str, sources: &[&str]) -> PathBuf {
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     // Several tests may build at once: make it elsewhere and move it into place in one step.
     let own = program.with_extension(format!("{}-{:?}", std::process::id(), std::thread::current().id()));
-    let sources = ["drive.c", "interface.c", "log.c", "with_device.c", "without_device.c"]
-        .map(|name| repository("tests/c").join(name).to_str().expect("a plain path").to_owned());
+    let path = |name: &&str| repository("tests/c").join(name).to_str().expect("a plain path").to_owned();
+    let sources: Vec<String> = sources.iter().map(path).collect();
     let mut arguments: Vec<&str> = sources.iter().map(String::as_str).collect();
     let own_text = own.to_str().expect("a plain path").to_owned();
     arguments.extend(["-g", "-O1", "-pthread", "-D_GNU_SOURCE", "-o", &own_text, "-ldl"]);

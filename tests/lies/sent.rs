@@ -3,6 +3,7 @@
 use super::Stage;
 use crate::sim::fabric::ARENA;
 use crate::sim::liar::Liar;
+use nccl_net_spark::verbs::HostMemory;
 use nccl_net_spark::wire::immediate::Immediate;
 use softverbs::queue_pair::Operation;
 use softverbs::status;
@@ -124,4 +125,42 @@ fn a_send_that_is_too_long_for_its_receive_fails_at_its_sender() {
     let ended = ended.expect("its sender hears of it");
     is_told(&stage.told_of(&liar, receive));
     assert_eq!(ended[0].status, status::REMOTE_INVALID);
+}
+
+#[test]
+fn a_key_ends_where_the_memory_does_that_was_registered() {
+    let mut stage = Stage::new(1);
+    // In the midst of a page, as memory of a heap lies.
+    const FIRST: usize = 1000;
+    const LENGTH: usize = 77;
+    let start = stage.fabric().to.as_ptr() as u64 + FIRST as u64;
+    // SAFETY: a part of what the fabric keeps until it ends, looked at between its steps only.
+    let memory = unsafe { HostMemory::from_caller(start as usize, LENGTH) };
+    let registration = stage.fabric().hosts[1].register(memory).unwrap();
+    let keys = *registration.keys(0).unwrap();
+    let end = start + LENGTH as u64;
+    for key in [keys.strict_rkey, keys.relaxed_rkey] {
+        for (addr, bytes, is_inside) in [
+            (start, LENGTH as u32, true),
+            (end - 1, 1, true),
+            (start - 1, 1, false),
+            (start - 1, 2, false),
+            (end, 1, false),
+            (end - 1, 2, false),
+        ] {
+            // A refused write is the last of its queue pair.
+            let liar = stage.with_liar();
+            liar.post(Operation::Write, bytes, None, (addr, key));
+            let ended =
+                stage.until_told(|_| Some(liar.poll()).filter(|ended| !ended.is_empty())).expect("a completion");
+            let wanted = if is_inside { 0 } else { status::REMOTE_ACCESS };
+            assert_eq!(ended[0].status, wanted, "{bytes} bytes at {}", addr.wrapping_sub(start).cast_signed());
+            let to = &stage.fabric().to;
+            let written = to.iter().filter(|byte| **byte != 0xee).count();
+            assert_eq!(written, if is_inside { bytes as usize } else { 0 });
+        }
+    }
+    // Nor does this side read what it was not given.
+    assert!(registration.covers(start, LENGTH) && !registration.covers(start - 1, 1) && !registration.covers(end, 1));
+    assert!(registration.readable(end - 1, 1).is_some() && registration.readable(end - 1, 2).is_none());
 }
