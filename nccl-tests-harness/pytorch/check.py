@@ -11,18 +11,15 @@ Ends with status 0 only if every value was right and every channel went over NET
 """
 
 import argparse
-import collections
 import os
-import re
-import sys
-import tempfile
-import time
+
+from common import add_network_options, check_network, replay_times, require, require_torchrun, say, start_log
 
 
 def main():
     options = parse()
     rank = int(os.environ["RANK"])
-    log = start_log(options, rank)
+    log = start_log(rank, options.local_hosts)
     import torch
     import torch.distributed as dist
 
@@ -34,43 +31,19 @@ def main():
     latency(torch, dist, options)
     dist.barrier()
     dist.destroy_process_group()
-    network(rank, log, options.network)
+    check_network(rank, log, options.network)
 
 
 def parse():
     parser = argparse.ArgumentParser(description="PyTorch over the plugin: right answers, and which network NCCL used.")
-    parser.add_argument("--local-hosts", action="store_true", help="each rank is a host of its own to NCCL")
-    parser.add_argument("--network", default="Spark", help="the network that NCCL has to use (default: Spark)")
+    add_network_options(parser)
     parser.add_argument("--steps", type=int, default=20, help="training steps (default: 20)")
     parser.add_argument("--tolerance", type=float, default=1e-5,
                         help="how far a loss may be from the other backend's, as a part of it (default: 1e-5)")
     parser.add_argument("--repeats", type=int, default=200, help="all-reduces of each size that are timed (default: 200)")
     options = parser.parse_args()
-    missing = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name not in os.environ]
-    if missing:
-        parser.error(f"{', '.join(missing)} not set: start it with torchrun --nproc-per-node 2 {sys.argv[0]}")
+    require_torchrun(parser)
     return options
-
-
-def start_log(options, rank):
-    """What NCCL has to be told before it is loaded; the file that it logs to."""
-    if options.local_hosts:
-        os.environ["NCCL_HOSTID"] = f"host-{rank}"
-        os.environ["SOFTVERBS_NODE"] = str(rank)
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    log = os.path.join(tempfile.mkdtemp(prefix="nccl-spark-check-"), "nccl.log")
-    os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET", NCCL_DEBUG_FILE=log)
-    return log
-
-
-def say(rank, text):
-    if rank == 0:
-        print(text, flush=True)
-
-
-def require(is_right, text):
-    if not is_right:
-        raise SystemExit(f"rank {os.environ['RANK']}: WRONG: {text}")
 
 
 def collectives(torch, dist, options):
@@ -147,27 +120,9 @@ def latency(torch, dist, options):
             for _ in range(10):
                 dist.all_reduce(tensor)
                 tensor.mul_(scale)
-        times = []
-        for _ in range(max(1, options.repeats // 10)):
-            torch.cuda.synchronize()
-            begun = time.perf_counter()
-            graph.replay()
-            torch.cuda.synchronize()
-            times.append((time.perf_counter() - begun) / 10 * 1e6)
+        median, best = replay_times(graph.replay, torch.cuda.synchronize, max(1, options.repeats // 10), 10)
         require(bool((tensor == 1).all()), f"all_reduce of {size} bytes in a CUDA graph")
-        times.sort()
-        say(rank, f"latency: all_reduce of {size >> 10} KB in a CUDA graph: {times[len(times) // 2]:.1f} us in the middle, {times[0]:.1f} at best")
-
-
-def network(rank, log, wanted):
-    """Every channel of this rank went over the network that was asked for."""
-    with open(log, errors="replace") as file:
-        lines = file.read().splitlines()
-    channels = collections.Counter(found for line in lines for found in re.findall(r" via NET/(\w+)", line))
-    using = next((line for line in lines if "Using network" in line), "no line says which network")
-    warnings = [line for line in lines if " NCCL WARN " in line][:3]
-    say(rank, f"NCCL: {using.split('NCCL INFO')[-1].strip()}; ends of channels: {dict(channels)}")
-    require(set(channels) == {wanted}, f"channels over {dict(channels)}, not over NET/{wanted} alone; NCCL warns: {warnings}; {log}")
+        say(rank, f"latency: all_reduce of {size >> 10} KB in a CUDA graph: {median:.1f} us in the middle, {best:.1f} at best")
 
 
 if __name__ == "__main__":
