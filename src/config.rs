@@ -12,6 +12,8 @@ mod file;
 mod names;
 
 use crate::error::{Error, Result};
+use crate::tuner::Mode;
+use crate::tuner::table::Table;
 use file::SettingsFile;
 pub use names::NameFilter;
 use std::path::PathBuf;
@@ -113,6 +115,16 @@ settings! {
         "After how long without progress a request writes a warning.";
     loss_timeout: Duration = "NCCL_SPARK_LOSS_TIMEOUT_S", "30", seconds::<1, 3600>, "1 to 3600 seconds.",
         "How long a connection may be without any rail before it fails.";
+    tuner: Mode = "NCCL_SPARK_TUNER", "auto", tuner_mode, "auto (on a GB10), on or off.",
+        "Whether this plugin's tuner chooses algorithm, protocol and channels of a collective in NCCL's place.";
+    tuner_table: Option<Table> = "NCCL_SPARK_TUNER_TABLE", "", tuner_table,
+        "`for=GPU/RAILS/NCCL;COLLECTIVE@RANKS:FROM-TO=ALGORITHM/PROTOCOL/CHANNELS;...`.",
+        "The tuner's table, in place of the one that comes with the plugin; `nccl-spark tune collectives` writes it.";
+    ll128: bool = "NCCL_SPARK_LL128", "1", switch, "0 or 1.",
+        "Whether the tuner lets NCCL choose the LL128 protocol; where the tuner is off, `NCCL_PROTO=^LL128` keeps it out.";
+    network: Option<String> = "NCCL_NET", "", |text| Ok(Some(text.to_owned()).filter(|text| !text.is_empty())),
+        "A network's name.",
+        "Which network NCCL uses; the tuner leaves a job alone that asks for another one than Spark.";
 }
 
 impl Config {
@@ -334,6 +346,27 @@ fn gid_index(value: &str) -> Parsed<Option<u16>> {
     }
 }
 
+fn switch(value: &str) -> Parsed<bool> {
+    match value {
+        "0" => Ok(false),
+        "1" => Ok(true),
+        _ => Err(()),
+    }
+}
+
+fn tuner_mode(value: &str) -> Parsed<Mode> {
+    match value {
+        "auto" => Ok(Mode::Auto),
+        "on" => Ok(Mode::On),
+        "off" => Ok(Mode::Off),
+        _ => Err(()),
+    }
+}
+
+fn tuner_table(value: &str) -> Parsed<Option<Table>> {
+    if value.is_empty() { Ok(None) } else { value.parse().map(Some).map_err(|_| ()) }
+}
+
 fn relaxed_ordering(value: &str) -> Parsed<RelaxedOrdering> {
     match value {
         "0" => Ok(RelaxedOrdering::Off),
@@ -469,6 +502,9 @@ mod tests {
             ("NCCL_IB_HCA", "mlx5_0:x"),
             ("NCCL_IB_HCA", "^="),
             ("NCCL_IB_HCA", "mlx5 0"),
+            ("NCCL_SPARK_TUNER", "yes"),
+            ("NCCL_SPARK_TUNER_TABLE", "for=*;all_reduce@2:1-2=ring/ll/0"),
+            ("NCCL_SPARK_LL128", "2"),
         ] {
             let error = read(&[(name, value)]).unwrap_err().to_string();
             let row = table().iter().find(|row| row.name == name).unwrap();

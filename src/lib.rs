@@ -10,5 +10,6 @@ pub mod flow;
 pub mod plugin;
 pub mod rails;
 pub mod telemetry;
+pub mod tuner;
 pub mod verbs;
 pub mod wire;

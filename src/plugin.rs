@@ -4,6 +4,9 @@ use crate::comm::{self, Host, ListenComm, RailInfo, SendComm};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::rails::{self, PortFacts, Survey};
+use crate::tuner::communicators::Communicators;
+use crate::tuner::table::Fingerprint;
+use crate::tuner::{Facts, Policy, Tuner};
 use crate::verbs::{self, Context, Library, Pd};
 use crate::wire::cts::MAX_RECEIVE_BYTES;
 use crate::wire::handle::HANDLE_BYTES;
@@ -13,8 +16,8 @@ use crate::wire::{MAX_OFFERED_RAILS, PARTS};
 use once_cell::sync::OnceCell;
 use std::ffi::CStr;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The network's name, for `NCCL_NET`.
 pub const NETWORK_NAME: &CStr = c"Spark";
@@ -47,22 +50,42 @@ pub struct Properties {
 struct Plugin {
     host: Arc<Host>,
     properties: Properties,
+    policy: Policy,
 }
 
 static PLUGIN: OnceCell<Plugin> = OnceCell::new();
 static INITS: AtomicUsize = AtomicUsize::new(0);
 static TRACE: AtomicBool = AtomicBool::new(false);
+static COMMUNICATORS: Mutex<Communicators> = Mutex::new(Communicators::new());
 
 /// Brings the network up at the first call. After one success it never fails again: NCCL would disable the network on
-/// one rank alone.
+/// one rank alone. From v11 on NCCL names the communicator that it does so for; `nccl_version` says which NCCL it is.
 ///
 /// # Errors
 /// [`Error::Setting`] for a setting that is not usable; [`Error::Missing`] without a verbs library or a usable rail.
-pub fn init() -> Result<()> {
+pub fn init(comm_id: Option<u64>, nccl_version: impl FnOnce() -> Option<String>) -> Result<()> {
     verbs::watch_for_fork()?;
-    PLUGIN.get_or_try_init(Plugin::start)?;
+    PLUGIN.get_or_try_init(|| Plugin::start(nccl_version()))?;
     INITS.fetch_add(1, Ordering::Relaxed);
+    if let Some(id) = comm_id {
+        communicators(|all| all.announce(id));
+    }
     Ok(())
+}
+
+/// Who decides for a communicator. `comm_id` is the one of [`init`]; NCCL up to 2.27 has none, and then the network that was brought up
+/// counts as the one that carries it.
+pub fn tuner(comm_id: Option<u64>, ranks: usize, nodes: usize) -> Tuner {
+    let Some(plugin) = PLUGIN.get() else {
+        return Tuner::Inert { reason: "the network did not come up".to_owned() };
+    };
+    let is_ours = comm_id.is_none_or(|id| communicators(|all| all.is_carried(id)));
+    plugin.policy.tuner(ranks, nodes, is_ours)
+}
+
+fn communicators<T>(use_them: impl FnOnce(&mut Communicators) -> T) -> T {
+    // No use of them leaves them half-changed.
+    use_them(&mut COMMUNICATORS.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// Ends what one `init` began. The rails stay open: NCCL may come back, and an open device costs nothing.
@@ -86,7 +109,9 @@ pub fn devices() -> Result<i32> {
 /// # Errors
 /// [`Error::Argument`] for a device that there is not.
 pub fn properties(dev: i32) -> Result<&'static Properties> {
-    device(dev).map(|plugin| &plugin.properties)
+    let plugin = device(dev)?;
+    communicators(Communicators::confirm);
+    Ok(&plugin.properties)
 }
 
 /// Opens a listener; with it, the handle for the peer.
@@ -141,11 +166,33 @@ fn device(dev: i32) -> Result<&'static Plugin> {
 type Ports = Vec<(PortFacts, Arc<Context>)>;
 
 impl Plugin {
-    fn start() -> Result<Self> {
+    fn start(nccl_version: Option<String>) -> Result<Self> {
         let config = Config::from_environment()?;
         TRACE.store(config.trace, Ordering::Relaxed);
-        let (host, properties) = bring_up(config)?;
-        Ok(Self { host, properties })
+        Self::bring_up(config, nccl_version)
+    }
+
+    fn bring_up(config: Config, nccl_version: Option<String>) -> Result<Self> {
+        let (survey, ports) = look_around(&config)?;
+        for refused in &survey.refused {
+            tracing::info!("{}:{} is no rail: {}", refused.device, refused.port, refused.reason);
+        }
+        for warning in &survey.warnings {
+            tracing::warn!("{warning}");
+        }
+        let rails = open(&survey, &ports, &config)?;
+        let properties = Properties::new(&survey, &rails, &config);
+        let names: Vec<String> = rails.iter().map(|rail| rail.name()).collect();
+        tracing::info!(
+            "merged {} rails into one device of {} Mb/s: {}; {}",
+            rails.len(),
+            properties.speed_mbps,
+            names.join(", "),
+            rails::host_pointers_reason(&rails::cuda_devices())
+        );
+        let policy = policy(&config, fingerprint(&survey, nccl_version));
+        let host = Arc::new(Host::new(config, rails, policy.hash()));
+        Ok(Self { host, properties, policy })
     }
 }
 
@@ -154,24 +201,28 @@ impl Plugin {
 /// # Errors
 /// As [`init`].
 pub fn bring_up(config: Config) -> Result<(Arc<Host>, Properties)> {
-    let (survey, ports) = look_around(&config)?;
-    for refused in &survey.refused {
-        tracing::info!("{}:{} is no rail: {}", refused.device, refused.port, refused.reason);
+    Plugin::bring_up(config, None).map(|plugin| (plugin.host, plugin.properties))
+}
+
+/// What this host is, as a learned table names it.
+fn fingerprint(survey: &Survey, nccl_version: Option<String>) -> Fingerprint {
+    let unknown = || "unknown".to_owned();
+    Fingerprint {
+        gpu: rails::gpu_name().unwrap_or_else(|_| unknown()),
+        rails: format!("{}x{}", survey.rails.len(), survey.speed_mbps),
+        nccl: nccl_version.unwrap_or_else(unknown),
     }
-    for warning in &survey.warnings {
+}
+
+fn policy(config: &Config, host: Fingerprint) -> Policy {
+    let (mode, learned, ll128) = (config.tuner, config.tuner_table.clone(), config.ll128);
+    let this_host = host.to_string();
+    let (policy, warnings) = Policy::new(Facts { mode, learned, ll128, network: config.network.clone(), host });
+    for warning in warnings {
         tracing::warn!("{warning}");
     }
-    let rails = open(&survey, &ports, &config)?;
-    let properties = Properties::new(&survey, &rails, &config);
-    let names: Vec<String> = rails.iter().map(|rail| rail.name()).collect();
-    tracing::info!(
-        "merged {} rails into one device of {} Mb/s: {}; {}",
-        rails.len(),
-        properties.speed_mbps,
-        names.join(", "),
-        rails::host_pointers_reason(&rails::cuda_devices())
-    );
-    Ok((Arc::new(Host::new(config, rails)), properties))
+    tracing::info!("tuner: {policy}; this host is {this_host}");
+    policy
 }
 
 fn look_around(config: &Config) -> Result<(Survey, Ports)> {

@@ -38,7 +38,7 @@ const DATA_PATH: &[&str] =
 const LOCKS: &[&str] = &["Mutex", "RwLock", "Condvar"];
 
 /// Rooms that are pure state, and what would make them impure: input, output, clocks, threads.
-const PURE: &[&str] = &["src/flow/", "src/wire/"];
+const PURE: &[&str] = &["src/flow/", "src/tuner/", "src/wire/"];
 const IMPURE: &[&str] = &[
     "std::fs",
     "std::io",

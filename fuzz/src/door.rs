@@ -35,7 +35,7 @@ impl Door {
         let variables = [("NCCL_SOCKET_IFNAME", "=lo"), ("NCCL_SPARK_CONNECT_TIMEOUT_S", "3600")];
         let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
         let config = Config::from_variables(&variables).expect("settings");
-        let host = Arc::new(Host::new(config, Vec::new()));
+        let host = Arc::new(Host::new(config, Vec::new(), 0));
         let (listener, handle) = listen::listen(&host).expect("a listener on the loopback");
         Self { listener, handle: Handle::decode(&handle).expect("its handle") }
     }

@@ -232,7 +232,7 @@ fn messages() -> Vec<(&'static str, Message)> {
 
 /// What a connecting side says first.
 pub fn hello(token: [u8; 16], rails: Vec<RailAdvert>) -> Hello {
-    Hello { token, name: "spark-1:4242".into(), chunk_bytes: 8 << 20, qps_per_rail: 2, rails }
+    Hello { token, name: "spark-1:4242".into(), chunk_bytes: 8 << 20, qps_per_rail: 2, tuner_hash: 0, rails }
 }
 
 /// One message of each kind, and one with its header.

@@ -6,6 +6,7 @@
 use super::guard;
 use super::handles::{self, Endpoint, Out, Transfer};
 use super::logger;
+use super::nccl_version;
 use super::types::{CommConfig, DebugLogger, HANDLE_BYTES, MAX_RECVS, NetDeviceHandle, OPTIONAL_RECV_COMPLETION};
 use super::types::{PTR_CUDA, PTR_HOST, PropertiesV12, UNDEFINED};
 use crate::comm::{HostMemory, ListenComm, RecvComm, RecvPart, SendComm};
@@ -22,7 +23,7 @@ use std::ptr;
 pub(super) unsafe fn init(log: Option<DebugLogger>) -> NcclResult {
     guard::call("init", |scope| {
         scope.enter()?;
-        Ok(start(log)?)
+        Ok(start(log, None)?)
     })
 }
 
@@ -32,6 +33,7 @@ pub(super) unsafe fn init(log: Option<DebugLogger>) -> NcclResult {
 /// As [`init`]; `context` is NULL or may be written, `config` is NULL or may be read.
 pub(super) unsafe fn init_context(
     context: *mut *mut c_void,
+    comm_id: u64,
     config: *const CommConfig,
     log: Option<DebugLogger>,
 ) -> NcclResult {
@@ -39,16 +41,16 @@ pub(super) unsafe fn init_context(
         // SAFETY: the caller's promise.
         let context = unsafe { Out::cleared(context, "ctx", ptr::null_mut()) }?;
         scope.enter()?;
-        start(log)?;
+        start(log, Some(comm_id))?;
         // SAFETY: the caller's promise.
         context.set(handles::context_for(unsafe { class_in(config) }));
         Ok(())
     })
 }
 
-fn start(log: Option<DebugLogger>) -> Result<()> {
+fn start(log: Option<DebugLogger>, comm_id: Option<u64>) -> Result<()> {
     logger::install(log);
-    let started = plugin::init();
+    let started = plugin::init(comm_id, || nccl_version::version_of(log));
     logger::set_trace(plugin::wants_trace());
     started
 }

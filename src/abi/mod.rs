@@ -13,6 +13,7 @@ mod calls;
 mod guard;
 mod handles;
 pub mod logger;
+mod nccl_version;
 mod net_v10;
 mod net_v11;
 mod net_v12;

@@ -135,13 +135,13 @@ pub static ncclNetPlugin_v11: NetV11 = NetV11 {
 
 unsafe extern "C" fn init(
     context: *mut *mut c_void,
-    _comm_id: u64,
+    comm_id: u64,
     config: *const CommConfig,
     log: Option<DebugLogger>,
     _profiler: Option<ProfilerCallback>,
 ) -> NcclResult {
     // SAFETY: NCCL passes what this version of the interface says, and `calls` asks for nothing more.
-    unsafe { calls::init_context(context, config, log) }
+    unsafe { calls::init_context(context, comm_id, config, log) }
 }
 
 unsafe extern "C" fn get_properties(dev: c_int, properties: *mut PropertiesV11) -> NcclResult {

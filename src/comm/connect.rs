@@ -195,6 +195,7 @@ fn say_hello(host: &Host, channel: &mut Channel, handle: &Handle) -> Result<Rail
         name: host.name.clone(),
         chunk_bytes: rails.chunk_bytes(),
         qps_per_rail: handshake::qps_wanted(&host.config),
+        tuner_hash: host.tuner_hash,
         rails: rails.adverts.clone(),
     }));
     if let Err(unsent) = said {

@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::flow::striping::Striping;
 use crate::flow::ways::{End, Ways};
-use crate::wire::message::{Attachment, RailAdvert};
+use crate::wire::message::{Attachment, Hello, RailAdvert};
 use crate::wire::{MAX_OFFERED_RAILS, MAX_RAILS};
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,6 +21,24 @@ const QP_MBPS: f64 = 92_000.0;
 const MOST_QPS: u8 = 4;
 /// A chunk is no larger than this, so that a 32-bit completion holds its size.
 const MOST_CHUNK_BYTES: u32 = 1 << 30;
+
+/// Refuses a peer whose tuner decides by other rules: sooner or later the two would wait for each other in a collective.
+///
+/// # Errors
+/// [`Error::Usage`].
+pub fn check_tuner(host: &Host, hello: &Hello) -> Result<()> {
+    let (theirs, ours, peer) = (hello.tuner_hash, host.tuner_hash, &hello.name);
+    if theirs == ours {
+        return Ok(());
+    }
+    let word = |hash: u64| if hash == 0 { "off".to_owned() } else { format!("hash {hash:016x}") };
+    Err(Error::Usage(format!(
+        "the tuners of {peer} ({}) and {} ({}) decide differently, so collectives would hang: give every node the same NCCL,          NCCL_SPARK_TUNER, NCCL_SPARK_TUNER_TABLE and NCCL_SPARK_LL128 (nccl-spark tune collectives writes the table to all),          or set NCCL_SPARK_TUNER=off on all",
+        word(theirs),
+        host.name,
+        word(ours)
+    )))
+}
 
 /// The rails of this host that can be used just now.
 pub struct Rails {

@@ -334,6 +334,7 @@ fn make_offer(host: &Host, channel: &mut Channel, hello: &Hello, started: Instan
 
 impl Offered {
     fn from_hello(host: &Host, hello: &Hello) -> Result<(Self, Offer)> {
+        handshake::check_tuner(host, hello)?;
         let rails = Rails::look(host)?;
         let pairs = pairing::pair(&hello.rails, &rails.adverts);
         if pairs.is_empty() {

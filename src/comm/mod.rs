@@ -64,6 +64,8 @@ pub struct Host {
     pub rails: Vec<Arc<Rail>>,
     /// Host name and process, for messages.
     pub name: String,
+    /// By what this host's tuner decides, as a number ([`crate::tuner::Policy::hash`]); 0 where it leaves all to NCCL.
+    pub tuner_hash: u64,
     registrations: Registrations,
     /// Ways on which nobody answers.
     pub unreached: Unreached,
@@ -77,11 +79,11 @@ pub struct Host {
 
 impl Host {
     /// Takes rails into use.
-    pub fn new(config: Config, rails: Vec<Arc<Rail>>) -> Self {
+    pub fn new(config: Config, rails: Vec<Arc<Rail>>, tuner_hash: u64) -> Self {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "host".to_owned());
         let name = format!("{}:{}", host.trim(), std::process::id());
         let (registrations, unreached, service, shortage, connecting, tickets, open) = Default::default();
-        Self { config, rails, name, registrations, unreached, service, shortage, connecting, tickets, open }
+        Self { config, rails, name, tuner_hash, registrations, unreached, service, shortage, connecting, tickets, open }
     }
 
     /// Registers memory on every rail, for all connections.

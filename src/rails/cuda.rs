@@ -6,7 +6,7 @@
 #![allow(unsafe_code)]
 
 use cudarc::driver::sys::{self, CUdevice_attribute};
-use std::ffi::{c_int, c_uint};
+use std::ffi::{c_char, c_int, c_uint};
 
 /// A GPU's attributes; `None` for one that this driver does not know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,11 +28,22 @@ pub fn cuda_devices() -> Result<Vec<CudaDevice>, String> {
     // SAFETY: `cuInit` may be called at any time, from any thread, and more than once; its flags must be 0.
     let status = unsafe { (driver.init)(0) };
     succeeded("cuInit", status)?;
-    let mut count: c_int = 0;
-    // SAFETY: the pointer is to a live int, which the call writes.
-    let status = unsafe { (driver.device_count)(&mut count) };
-    succeeded("cuDeviceGetCount", status)?;
-    (0..count).map(|ordinal| driver.device(ordinal)).collect()
+    (0..driver.count()?).map(|ordinal| driver.device(ordinal)).collect()
+}
+
+/// The name of the GPU that CUDA shows to this process; of several kinds, all their names with `+` between.
+///
+/// # Errors
+/// Why there is no answer: no libcuda, no GPU, or what libcuda refused.
+pub fn gpu_name() -> Result<String, String> {
+    let driver = Driver::load()?;
+    // SAFETY: as in `cuda_devices`.
+    let status = unsafe { (driver.init)(0) };
+    succeeded("cuInit", status)?;
+    let mut names = (0..driver.count()?).map(|ordinal| driver.name(ordinal)).collect::<Result<Vec<_>, _>>()?;
+    names.sort_unstable();
+    names.dedup();
+    if names.is_empty() { Err("CUDA shows no GPU".to_owned()) } else { Ok(names.join("+")) }
 }
 
 /// Why the plugin announces host pointers only, as one line for the log.
@@ -90,13 +101,14 @@ fn succeeded(call: &str, status: c_int) -> Result<(), String> {
     }
 }
 
-/// The four calls used. Their results are read as plain numbers: a newer driver may give a code, and an older one
+/// The calls used. Their results are read as plain numbers: a newer driver may give a code, and an older one
 /// lack an attribute, that cudarc's enumerations do not have.
 struct Driver {
     init: unsafe extern "C" fn(c_uint) -> c_int,
     device_count: unsafe extern "C" fn(*mut c_int) -> c_int,
     device_get: unsafe extern "C" fn(*mut c_int, c_int) -> c_int,
     attribute: unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int,
+    device_name: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int,
 }
 
 impl Driver {
@@ -115,15 +127,38 @@ impl Driver {
                 device_count: *library.get(b"cuDeviceGetCount\0").map_err(missing)?,
                 device_get: *library.get(b"cuDeviceGet\0").map_err(missing)?,
                 attribute: *library.get(b"cuDeviceGetAttribute\0").map_err(missing)?,
+                device_name: *library.get(b"cuDeviceGetName\0").map_err(missing)?,
             })
         }
     }
 
-    fn device(&self, ordinal: c_int) -> Result<CudaDevice, String> {
+    fn count(&self) -> Result<c_int, String> {
+        let mut count: c_int = 0;
+        // SAFETY: the pointer is to a live int, which the call writes.
+        let status = unsafe { (self.device_count)(&mut count) };
+        succeeded("cuDeviceGetCount", status)?;
+        Ok(count)
+    }
+
+    fn handle(&self, ordinal: c_int) -> Result<c_int, String> {
         let mut device: c_int = 0;
         // SAFETY: the pointer is to a live int, which the call writes; a bad ordinal is an error code.
         let status = unsafe { (self.device_get)(&mut device, ordinal) };
         succeeded("cuDeviceGet", status)?;
+        Ok(device)
+    }
+
+    fn name(&self, ordinal: c_int) -> Result<String, String> {
+        let device = self.handle(ordinal)?;
+        let mut name = [0; 256];
+        // SAFETY: the call writes at most as many bytes as it is told, with a zero at the end; `device` is from cuDeviceGet.
+        let status = unsafe { (self.device_name)(name.as_mut_ptr(), name.len() as c_int, device) };
+        succeeded("cuDeviceGetName", status)?;
+        Ok(name.iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte as u8)).collect())
+    }
+
+    fn device(&self, ordinal: c_int) -> Result<CudaDevice, String> {
+        let device = self.handle(ordinal)?;
         let ask = |attribute: CUdevice_attribute| {
             let mut value: c_int = 0;
             // SAFETY: the pointer is to a live int, which the call writes; `device` is from cuDeviceGet.

@@ -24,7 +24,7 @@ mod tests;
 
 pub use crate::config::NameFilter as HcaFilter;
 pub use capacity::{Capacity, Limit};
-pub use cuda::{CudaDevice, cuda_devices, host_pointers_reason};
+pub use cuda::{CudaDevice, cuda_devices, gpu_name, host_pointers_reason};
 pub use interfaces::{Interface, interfaces};
 pub use pcie::{LinkRate, PciFunction};
 pub use report::report;

@@ -53,6 +53,8 @@ pub struct Hello {
     pub chunk_bytes: u32,
     /// Queue pairs wanted on each rail; 0: to be chosen from the rails.
     pub qps_per_rail: u8,
+    /// By what this side's tuner decides; 0 where it leaves all to NCCL. Two sides that differ would hang in a collective.
+    pub tuner_hash: u64,
     /// The rails, in this side's order.
     pub rails: Vec<RailAdvert>,
 }
@@ -295,7 +297,11 @@ impl Message {
 
 impl Hello {
     fn write(&self, w: &mut Writer) {
-        w.bytes(&self.token).text(&self.name, NAME_BYTES).u32(self.chunk_bytes).u8(self.qps_per_rail);
+        w.bytes(&self.token)
+            .text(&self.name, NAME_BYTES)
+            .u32(self.chunk_bytes)
+            .u8(self.qps_per_rail)
+            .u64(self.tuner_hash);
         w.list(&self.rails, |w, rail| rail.write(w));
     }
 
@@ -305,6 +311,7 @@ impl Hello {
             name: r.text("name", NAME_BYTES)?,
             chunk_bytes: chunk_bytes(r)?,
             qps_per_rail: ranged("queue pairs", u64::from(r.u8()?), 0, MAX_QPS as u64)? as u8,
+            tuner_hash: r.u64()?,
             rails: r.list("rails", MAX_OFFERED_RAILS, RailAdvert::read)?,
         })
     }
@@ -461,6 +468,7 @@ mod tests {
                 name: "spark-1:4242".into(),
                 chunk_bytes: 8 << 20,
                 qps_per_rail: 2,
+                tuner_hash: 0x0123_4567_89ab_cdef,
                 rails: vec![RailAdvert {
                     name: "rocep1s0f0:1".into(),
                     phys_port: "p0".into(),

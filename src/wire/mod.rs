@@ -14,7 +14,7 @@ pub mod immediate;
 pub mod message;
 
 /// Version of everything in this room. Two ends with different versions refuse each other with words.
-pub const PROTOCOL_VERSION: u16 = 3;
+pub const PROTOCOL_VERSION: u16 = 4;
 
 /// Receives in flight on one connection (`NCCL_NET_MAX_REQUESTS` in NCCL's `nccl_net.h`).
 pub const SLOTS: usize = 32;

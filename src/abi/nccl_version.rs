@@ -1,0 +1,51 @@
+//! Which NCCL called: the library that its logger lies in, and the version that this library says it has.
+
+use super::types::DebugLogger;
+use std::ffi::{CStr, c_int, c_void};
+use std::mem;
+
+/// The version of the NCCL that `logger` belongs to, as in `2.28.9`; `None` where that is no NCCL (a test), or one that was linked into
+/// a program without its symbols.
+pub(super) fn version_of(logger: Option<DebugLogger>) -> Option<String> {
+    let code = logger? as *const c_void;
+    // SAFETY: all zero is a valid `Dl_info`, whose members are pointers.
+    let mut info: libc::Dl_info = unsafe { mem::zeroed() };
+    // SAFETY: `code` is only compared with where libraries lie, and `info` is ours to write.
+    if unsafe { libc::dladdr(code, &raw mut info) } == 0 || info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: the loader's own string, of a library that is loaded. With RTLD_NOLOAD nothing is loaded or run. Not closed again: NCCL
+    // stays loaded for longer than the plugin.
+    let library = unsafe { libc::dlopen(info.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    if library.is_null() {
+        return None;
+    }
+    const NAME: &CStr = c"ncclGetVersion";
+    // SAFETY: the library was found loaded above.
+    let symbol = unsafe { libc::dlsym(library, NAME.as_ptr()) };
+    if symbol.is_null() {
+        return None;
+    }
+    // SAFETY: nccl.h: `ncclResult_t ncclGetVersion(int* version)`, whose result is an int.
+    let get_version: unsafe extern "C" fn(*mut c_int) -> c_int = unsafe { mem::transmute(symbol) };
+    let mut number: c_int = 0;
+    // SAFETY: the pointer is to a live int, which the call writes.
+    let status = unsafe { get_version(&raw mut number) };
+    (status == 0).then(|| words(number))
+}
+
+/// `NCCL_VERSION_CODE` in words: from 2.9 on major * 10000 + minor * 100 + patch.
+fn words(number: c_int) -> String {
+    format!("{}.{}.{}", number / 10_000, number / 100 % 100, number % 100)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_is_a_version_in_words() {
+        assert_eq!((words(22809), words(23207)), ("2.28.9".to_owned(), "2.32.7".to_owned()));
+        assert_eq!(version_of(None), None);
+    }
+}

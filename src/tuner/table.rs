@@ -1,0 +1,338 @@
+//! A tuner's table: which algorithm, protocol and number of channels a collective of a given size takes, and its text in a
+//! settings file.
+//!
+//! ```text
+//! for=NVIDIA_GB10/4x224054/2.28.9;all_reduce@2:24577-49152=ring/ll/2;all_reduce@2:49153-98304=ring/simple/4
+//! ```
+//!
+//! `for=` binds the table to a GPU, rails and an NCCL version (`for=*` to none). Each row that follows names a collective, a number of
+//! ranks, the sizes from and to which it holds (bytes, both included, as NCCL counts them: of the whole buffer), and the choice.
+
+use std::fmt::{self, Display};
+use std::str::FromStr;
+
+/// Ranks of a row; NCCL knows no fewer, and tables for more are not measured.
+pub const MAX_RANKS: usize = 64;
+/// Channels of a row; NCCL has at most 64 (`MAXCHANNELS`).
+pub const MAX_CHANNELS: u32 = 64;
+/// Rows of a table.
+pub const MAX_ROWS: usize = 512;
+
+macro_rules! words {
+    ($(#[$doc:meta])* $name:ident { $($(#[$of:meta])* $variant:ident = $number:literal as $word:literal,)* }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum $name { $($(#[$of])* $variant = $number,)* }
+
+        impl $name {
+            /// All of them, in NCCL's order.
+            pub const ALL: &[$name] = &[$($name::$variant,)*];
+
+            /// The name in a table, which is nccl-tests' too.
+            pub fn word(self) -> &'static str {
+                match self { $($name::$variant => $word,)* }
+            }
+
+            /// NCCL's number for it.
+            pub fn number(self) -> usize {
+                self as usize
+            }
+
+            /// The one with NCCL's number.
+            pub fn of_number(number: i32) -> Option<$name> {
+                match number { $($number => Some($name::$variant),)* _ => None }
+            }
+        }
+
+        impl Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.word())
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = String;
+            fn from_str(text: &str) -> Result<Self, String> {
+                let known = Self::ALL.iter().find(|one| one.word() == text);
+                known.copied().ok_or_else(|| {
+                    let words: Vec<&str> = Self::ALL.iter().map(|one| one.word()).collect();
+                    format!("{text:?} is none of {}", words.join(", "))
+                })
+            }
+        }
+    };
+}
+
+words! {
+    /// A collective that NCCL asks a tuner about (`ncclFunc_t`, nccl_common.h).
+    Collective {
+        /// From one rank to all.
+        Broadcast = 0 as "broadcast",
+        /// From all ranks to one.
+        Reduce = 1 as "reduce",
+        /// Every rank's part to all.
+        AllGather = 2 as "all_gather",
+        /// A part of the sum to each rank.
+        ReduceScatter = 3 as "reduce_scatter",
+        /// The sum to all ranks.
+        AllReduce = 4 as "all_reduce",
+    }
+}
+
+words! {
+    /// An algorithm that a row may choose (`NCCL_ALGO_*`). NCCL's others need hardware that a Spark does not have.
+    Algorithm {
+        /// Two trees.
+        Tree = 0 as "tree",
+        /// A ring.
+        Ring = 1 as "ring",
+    }
+}
+
+words! {
+    /// A protocol (`NCCL_PROTO_*`).
+    Protocol {
+        /// 8 bytes, of which 4 are a flag.
+        Ll = 0 as "ll",
+        /// 128 bytes, of which 8 are a flag.
+        Ll128 = 1 as "ll128",
+        /// Whole chunks, then a counter.
+        Simple = 2 as "simple",
+    }
+}
+
+/// What a row chooses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Choice {
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// The protocol.
+    pub protocol: Protocol,
+    /// Channels, 1 to [`MAX_CHANNELS`]. NCCL takes no more than the communicator has.
+    pub channels: u32,
+}
+
+/// One row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Row {
+    /// For this collective,
+    pub collective: Collective,
+    /// over so many ranks,
+    pub ranks: usize,
+    /// from so many bytes
+    pub from_bytes: u64,
+    /// to so many, both included.
+    pub to_bytes: u64,
+    /// What it chooses.
+    pub choice: Choice,
+}
+
+/// What a learned table was measured on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fingerprint {
+    /// The GPU's name as CUDA has it.
+    pub gpu: String,
+    /// How many rails there are, and what they carry together, as in `4x224054` (Mb/s).
+    pub rails: String,
+    /// NCCL's version, as in `2.28.9`.
+    pub nccl: String,
+}
+
+/// A table: rows that do not overlap, sorted.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Table {
+    fingerprint: Option<Fingerprint>,
+    rows: Vec<Row>,
+}
+
+impl Table {
+    /// A table that holds where `fingerprint` says, or everywhere.
+    ///
+    /// # Errors
+    /// In words: two rows hold for one size, a row is out of range, or there are more than [`MAX_ROWS`].
+    pub fn new(fingerprint: Option<Fingerprint>, mut rows: Vec<Row>) -> Result<Self, String> {
+        if rows.len() > MAX_ROWS {
+            return Err(format!("{} rows, more than {MAX_ROWS}", rows.len()));
+        }
+        rows.sort_by_key(|row| (row.collective, row.ranks, row.from_bytes));
+        for row in &rows {
+            let channels = row.choice.channels;
+            if !(2..=MAX_RANKS).contains(&row.ranks) {
+                return Err(format!("{row}: 2 to {MAX_RANKS} ranks"));
+            }
+            if !(1..=MAX_CHANNELS).contains(&channels) {
+                return Err(format!("{row}: 1 to {MAX_CHANNELS} channels"));
+            }
+            if row.from_bytes > row.to_bytes {
+                return Err(format!("{row}: the first size is above the last"));
+            }
+        }
+        for pair in rows.windows(2) {
+            let is_same = (pair[0].collective, pair[0].ranks) == (pair[1].collective, pair[1].ranks);
+            if is_same && pair[1].from_bytes <= pair[0].to_bytes {
+                return Err(format!("{} and {} hold for one size", pair[0], pair[1]));
+            }
+        }
+        Ok(Self { fingerprint, rows })
+    }
+
+    /// What it was measured on; `None` for a table that holds everywhere.
+    pub fn fingerprint(&self) -> Option<&Fingerprint> {
+        self.fingerprint.as_ref()
+    }
+
+    /// Its rows, by collective, ranks and size.
+    pub fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+}
+
+impl Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{}", plain(&self.gpu), plain(&self.rails), plain(&self.nccl))
+    }
+}
+
+impl FromStr for Fingerprint {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split('/').collect::<Vec<_>>()[..] {
+            [gpu, rails, nccl] if ![gpu, rails, nccl].contains(&"") => {
+                Ok(Self { gpu: plain(gpu), rails: plain(rails), nccl: plain(nccl) })
+            }
+            _ => Err(format!("{text:?} is not GPU/RAILS/NCCL, as in NVIDIA_GB10/4x224054/2.28.9")),
+        }
+    }
+}
+
+/// Without what separates the parts of a table.
+fn plain(text: &str) -> String {
+    text.replace([' ', '/', ';', '=', '\t'], "_")
+}
+
+impl Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{}", self.algorithm, self.protocol, self.channels)
+    }
+}
+
+impl FromStr for Choice {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let [algorithm, protocol, channels] = text.split('/').collect::<Vec<_>>()[..] else {
+            return Err(format!("{text:?} is not ALGORITHM/PROTOCOL/CHANNELS, as in ring/ll/2"));
+        };
+        let channels = channels.parse().map_err(|_| format!("{channels:?} is no number of channels"))?;
+        Ok(Self { algorithm: algorithm.parse()?, protocol: protocol.parse()?, channels })
+    }
+}
+
+impl Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { collective, ranks, from_bytes, to_bytes, choice } = self;
+        write!(f, "{collective}@{ranks}:{from_bytes}-{to_bytes}={choice}")
+    }
+}
+
+impl FromStr for Row {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = || {
+            let (collective, rest) = text.split_once('@')?;
+            let (ranks, rest) = rest.split_once(':')?;
+            let (sizes, choice) = rest.split_once('=')?;
+            let (from, to) = sizes.split_once('-')?;
+            Some((collective, ranks, from, to, choice))
+        };
+        let (collective, ranks, from, to, choice) =
+            parts().ok_or_else(|| format!("{text:?} is no row, as in all_reduce@2:24577-49152=ring/ll/2"))?;
+        let number = |text: &str| text.parse::<u64>().map_err(|_| format!("{text:?} is no number"));
+        Ok(Self {
+            collective: collective.parse()?,
+            ranks: number(ranks)? as usize,
+            from_bytes: number(from)?,
+            to_bytes: number(to)?,
+            choice: choice.parse()?,
+        })
+    }
+}
+
+impl Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.fingerprint {
+            Some(fingerprint) => write!(f, "for={fingerprint}")?,
+            None => f.write_str("for=*")?,
+        }
+        self.rows.iter().try_for_each(|row| write!(f, ";{row}"))
+    }
+}
+
+impl FromStr for Table {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut parts = text.trim().trim_end_matches(';').split(';').map(str::trim);
+        let head = parts.next().and_then(|head| head.strip_prefix("for="));
+        let fingerprint = match head {
+            None => return Err("a table begins with for=GPU/RAILS/NCCL, or for=*".to_owned()),
+            Some("*") => None,
+            Some(text) => Some(text.parse()?),
+        };
+        Self::new(fingerprint, parts.map(str::parse).collect::<Result<_, _>>()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_table_is_its_text() {
+        let text = "for=NVIDIA_GB10/4x224054/2.28.9;all_gather@2:1-4096=ring/ll/1;all_reduce@2:24577-49152=ring/ll128/2;\
+                    all_reduce@2:49153-98304=tree/simple/4";
+        let table: Table = text.parse().unwrap();
+        assert_eq!((table.to_string(), table.rows().len()), (text.to_owned(), 3));
+        assert_eq!(table.fingerprint().unwrap().gpu, "NVIDIA_GB10");
+        let any: Table = " for=*; all_reduce@3:0-18446744073709551615=ring/simple/64; ".parse().unwrap();
+        assert_eq!(any.to_string(), "for=*;all_reduce@3:0-18446744073709551615=ring/simple/64");
+    }
+
+    #[test]
+    fn a_fingerprint_is_one_word_whatever_the_gpu_is_called() {
+        let named = Fingerprint { gpu: "NVIDIA GB10; a/b".into(), rails: "4x224054".into(), nccl: "2.28.9".into() };
+        assert_eq!(named.to_string(), "NVIDIA_GB10__a_b/4x224054/2.28.9");
+        assert_eq!(named.to_string().parse::<Fingerprint>().unwrap().to_string(), named.to_string());
+    }
+
+    #[test]
+    fn what_is_no_table_is_refused_with_words() {
+        for (text, words) in [
+            ("", "begins with for="),
+            ("all_reduce@2:1-2=ring/ll/1", "begins with for="),
+            ("for=a/b", "GPU/RAILS/NCCL"),
+            ("for=*;all_reduce", "is no row"),
+            ("for=*;all_to_all@2:1-2=ring/ll/1", "is none of broadcast, reduce"),
+            ("for=*;all_reduce@2:1-2=nvls/ll/1", "is none of tree, ring"),
+            ("for=*;all_reduce@2:1-2=ring/ll129/1", "is none of ll, ll128, simple"),
+            ("for=*;all_reduce@2:1-2=ring/ll", "ALGORITHM/PROTOCOL/CHANNELS"),
+            ("for=*;all_reduce@2:1-2=ring/ll/0", "1 to 64 channels"),
+            ("for=*;all_reduce@2:1-2=ring/ll/65", "1 to 64 channels"),
+            ("for=*;all_reduce@1:1-2=ring/ll/1", "2 to 64 ranks"),
+            ("for=*;all_reduce@2:3-2=ring/ll/1", "above the last"),
+            ("for=*;all_reduce@2:1-8=ring/ll/1;all_reduce@2:8-9=ring/ll/1", "hold for one size"),
+            ("for=*;all_reduce@2:x-9=ring/ll/1", "is no number"),
+        ] {
+            let told = text.parse::<Table>().unwrap_err();
+            assert!(told.contains(words), "{text}: {told}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_answered(text in "(for=[*])?[;@:=/a-z0-9_-]{0,60}") {
+            if let Ok(table) = text.parse::<Table>() {
+                prop_assert_eq!(table.to_string().parse::<Table>().unwrap(), table);
+            }
+        }
+    }
+}

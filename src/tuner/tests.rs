@@ -1,0 +1,181 @@
+use super::*;
+use proptest::prelude::*;
+use table::{Algorithm, Choice};
+
+const TABLE: &str = "for=NVIDIA_GB10/4x224054/2.28.9;all_reduce@2:1000-1999=ring/ll/2;all_reduce@2:2000-4000=ring/ll128/3;\
+                     all_gather@2:1-100=tree/simple/4;all_reduce@3:1-1000000=ring/simple/8";
+
+fn facts() -> Facts {
+    let table: Table = TABLE.parse().unwrap();
+    let host = table.fingerprint().unwrap().clone();
+    Facts { mode: Mode::Auto, learned: Some(table), ll128: true, network: None, host }
+}
+
+fn policy(change: impl FnOnce(&mut Facts)) -> Policy {
+    let mut facts = facts();
+    change(&mut facts);
+    Policy::new(facts).0
+}
+
+fn reason(tuner: &Tuner) -> &str {
+    match tuner {
+        Tuner::Inert { reason } => reason,
+        Tuner::Acting(_) => "acts",
+    }
+}
+
+#[test]
+fn a_host_acts_only_where_it_was_asked_to() {
+    let told = |policy: &Policy| policy.to_string();
+    assert!(told(&policy(|_| ())).starts_with("learned table of 4 rows, hash "));
+    assert_eq!(told(&policy(|facts| facts.mode = Mode::Off)), "off: NCCL_SPARK_TUNER=off");
+    let other_gpu = |facts: &mut Facts| facts.host.gpu = "NVIDIA H200".to_owned();
+    assert!(told(&policy(other_gpu)).starts_with("off: the GPU is NVIDIA H200"));
+    let socket = |facts: &mut Facts| facts.network = Some("Socket".to_owned());
+    assert!(told(&policy(socket)).contains("NCCL_NET=Socket"));
+    assert!(told(&policy(|facts| facts.network = Some("spark".to_owned()))).starts_with("learned"));
+}
+
+#[test]
+fn a_table_of_another_machine_is_not_used_and_said() {
+    let other = Fingerprint { nccl: "2.30.7".to_owned(), ..facts().host };
+    let (policy, warnings) = Policy::new(Facts { host: other, ..facts() });
+    assert!(policy.to_string().starts_with("shipped table"), "{policy}");
+    let told = "was learned on NVIDIA_GB10/4x224054/2.28.9, and this is NVIDIA_GB10/4x224054/2.30.7";
+    assert!(warnings.len() == 1 && warnings[0].contains(told), "{warnings:?}");
+    let any = Facts { learned: Some("for=*;all_reduce@2:1-2=ring/ll/1".parse().unwrap()), ..facts() };
+    assert!(Policy::new(any).1.is_empty());
+}
+
+#[test]
+fn a_communicator_is_left_alone_unless_it_is_ours_with_one_rank_a_node() {
+    let policy = policy(|_| ());
+    assert!(matches!(policy.tuner(2, 2, true), Tuner::Acting(_)));
+    for (ranks, nodes, is_ours, words) in [
+        (2, 2, false, "does not carry"),
+        (2, 1, true, "on one node"),
+        (1, 1, true, "on one node"),
+        (4, 2, true, "more than one rank"),
+        (4, 4, true, "no row for 4 ranks"),
+    ] {
+        let tuner = policy.tuner(ranks, nodes, is_ours);
+        assert!(reason(&tuner).contains(words), "{ranks} ranks: {}", reason(&tuner));
+        let mut costs = [1.0; ALGORITHMS * PROTOCOLS];
+        assert_eq!(tuner.decide(4, 1500, &mut costs), None);
+        assert_eq!(costs, [1.0; ALGORITHMS * PROTOCOLS]);
+    }
+    let off = Policy::Inert { reason: "no".to_owned() };
+    assert_eq!(reason(&off.tuner(2, 2, true)), "no");
+}
+
+#[test]
+fn a_row_holds_for_its_sizes_alone() {
+    let tuner = policy(|_| ()).tuner(2, 2, true);
+    let ring = Algorithm::Ring.number() * PROTOCOLS;
+    for (collective, bytes, expected) in [
+        (4, 999, None),
+        (4, 1000, Some((ring, 2))),
+        (4, 1999, Some((ring, 2))),
+        (4, 2000, Some((ring + 1, 3))),
+        (4, 4000, Some((ring + 1, 3))),
+        (4, 4001, None),
+        (2, 0, None),
+        (2, 100, Some((2, 4))),
+        (2, 101, None),
+        (3, 1500, None),
+        (5, 1500, None),
+        (-1, 1500, None),
+    ] {
+        let mut costs = [7.0; ALGORITHMS * PROTOCOLS];
+        assert_eq!(tuner.decide(collective, bytes, &mut costs), expected.map(|(_, channels)| channels));
+        let changed: Vec<usize> = (0..costs.len()).filter(|at| costs[*at] != 7.0).collect();
+        assert_eq!(changed, expected.map(|(place, _)| place).into_iter().collect::<Vec<_>>(), "{collective} {bytes}");
+    }
+    let mut of_three = [7.0; ALGORITHMS * PROTOCOLS];
+    assert_eq!(policy(|_| ()).tuner(3, 3, true).decide(4, 1500, &mut of_three), Some(8));
+}
+
+#[test]
+fn ll128_is_the_last_resort_where_it_is_not_wanted() {
+    let policy = policy(|facts| facts.ll128 = false);
+    assert!(policy.to_string().contains("of 3 rows, no LL128"), "{policy}");
+    let tuner = policy.tuner(2, 2, true);
+    let mut costs = [7.0; ALGORITHMS * PROTOCOLS];
+    costs[Protocol::Ll128.number()] = -1.0;
+    assert_eq!(tuner.decide(4, 3000, &mut costs), None);
+    for (place, cost) in costs.iter().enumerate() {
+        let expected = match (place, place % PROTOCOLS) {
+            (1, _) => -1.0,
+            (_, 1) => LAST_RESORT_US,
+            _ => 7.0,
+        };
+        assert_eq!(*cost, expected, "entry {place}");
+    }
+}
+
+#[test]
+fn hosts_that_decide_differently_have_other_hashes() {
+    let mut hashes = vec![
+        policy(|_| ()).hash(),
+        policy(|facts| facts.mode = Mode::Off).hash(),
+        policy(|facts| facts.ll128 = false).hash(),
+        policy(|facts| facts.learned = Some("for=*;all_reduce@2:1000-1999=ring/ll/2".parse().unwrap())).hash(),
+        policy(|facts| facts.learned = Some("for=*;all_reduce@2:1000-1999=ring/ll/3".parse().unwrap())).hash(),
+    ];
+    // The same rules by another way are the same rules.
+    let anywhere: Table = TABLE.replace("NVIDIA_GB10/4x224054/2.28.9", "*").parse().unwrap();
+    assert_eq!(policy(|facts| facts.learned = Some(anywhere)).hash(), hashes[0]);
+    assert_eq!(hashes[1], 0);
+    hashes.sort_unstable();
+    hashes.dedup();
+    assert_eq!(hashes.len(), 5);
+}
+
+fn rows() -> impl Strategy<Value = Vec<Row>> {
+    let row = (0..5i32, 2..4usize, 0..1000u64, 0..500u64, 0..2usize, 0..3usize, 1..=64u32);
+    let row = row.prop_map(|(collective, ranks, from_bytes, more, algorithm, protocol, channels)| Row {
+        collective: Collective::of_number(collective).unwrap(),
+        ranks,
+        from_bytes,
+        to_bytes: from_bytes + more,
+        choice: Choice { algorithm: Algorithm::ALL[algorithm], protocol: Protocol::ALL[protocol], channels },
+    });
+    prop::collection::vec(row, 0..6)
+}
+
+proptest! {
+    /// Whatever the table and the costs: at most one entry becomes 0, none that was disabled changes, and two hosts with the same rules
+    /// decide the same.
+    #[test]
+    fn a_decision_touches_what_it_may_and_nothing_else(
+        rows in rows(), ll128: bool, ranks in 2..4usize, collective in -1..7i32, bytes in 0..2000u64,
+        costs in prop::collection::vec(prop_oneof![Just(-1.0f32), 0.5..1000.0f32], ALGORITHMS * PROTOCOLS),
+    ) {
+        let Ok(table) = Table::new(None, rows) else { return Ok(()) };
+        let facts = || Facts { learned: Some(table.clone()), ll128, ..facts() };
+        let decide = || {
+            let mut changed: Costs = costs.clone().try_into().unwrap();
+            (Policy::new(facts()).0.tuner(ranks, ranks, true).decide(collective, bytes, &mut changed), changed)
+        };
+        let (channels, changed) = decide();
+        prop_assert_eq!(decide(), (channels, changed));
+        let mut chosen = 0;
+        for (place, (before, after)) in costs.iter().zip(changed).enumerate() {
+            if *before < 0.0 {
+                prop_assert_eq!(*before, after);
+            } else if after == 0.0 {
+                chosen += 1;
+            } else {
+                let is_raised = !ll128 && place % PROTOCOLS == Protocol::Ll128.number();
+                prop_assert_eq!(after, if is_raised { LAST_RESORT_US } else { *before });
+            }
+        }
+        prop_assert_eq!(chosen, usize::from(channels.is_some()));
+        let row = table.rows().iter().find(|row| {
+            row.ranks == ranks && row.collective.number() as i32 == collective && (row.from_bytes..=row.to_bytes).contains(&bytes)
+        });
+        let is_wanted = row.is_some_and(|row| ll128 || row.choice.protocol != Protocol::Ll128);
+        let is_free = |row: &Row| costs[row.choice.algorithm.number() * PROTOCOLS + row.choice.protocol.number()] >= 0.0;
+        prop_assert_eq!(channels, row.filter(|row| is_wanted && is_free(row)).map(|row| row.choice.channels));
+    }
+}
