@@ -11,6 +11,8 @@ mod common;
 mod path_mtu;
 #[path = "door/starved.rs"]
 mod starved;
+#[path = "door/tuners.rs"]
+mod tuners;
 
 use attack::{Door, HEADER_BYTES, Met, TOKEN, Taken, between, between_late, dial, host, read_frame, tapped};
 use common::until;

@@ -28,10 +28,16 @@ const PROFILE: &str = "link A pci=0000:01:00 gts=32 width=4 payload=0
 
 /// One end's host.
 pub fn host(side: usize) -> Arc<Host> {
+    host_with(side, &[])
+}
+
+/// The same with settings of its own.
+pub fn host_with(side: usize, settings: &[(&str, &str)]) -> Arc<Host> {
     let (rails, library) = common::test_rails_of(PROFILE);
     let mut variables =
         vec![("NCCL_IB_HCA".to_owned(), rails[side].clone()), ("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned())];
     variables.extend(library);
+    variables.extend(settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
     bring_up(Config::from_variables(&variables).unwrap()).unwrap().0
 }
 

@@ -1,0 +1,39 @@
+//! Two hosts whose tuners decide differently: their collectives would hang, so the handshake refuses.
+
+use crate::attack::{Door, host_with};
+use crate::turn;
+
+const TABLE: &str = "for=*;all_reduce@2:1000-1999=ring/ll/2";
+const OTHER: &str = "for=*;all_reduce@2:1000-1999=ring/ll/4";
+
+#[test]
+fn hosts_whose_tuners_decide_differently_refuse_each_other_in_words() {
+    let _turn = turn();
+    let settings = [
+        vec![("NCCL_SPARK_TUNER", "off")],
+        vec![("NCCL_SPARK_TUNER", "on"), ("NCCL_SPARK_TUNER_TABLE", TABLE)],
+        vec![("NCCL_SPARK_TUNER", "on"), ("NCCL_SPARK_TUNER_TABLE", OTHER)],
+        vec![("NCCL_SPARK_TUNER", "on"), ("NCCL_SPARK_TUNER_TABLE", TABLE), ("NCCL_SPARK_LL128", "0")],
+    ];
+    for (first, one) in settings.iter().enumerate() {
+        for (second, other) in settings.iter().enumerate() {
+            let hosts = [host_with(0, one), host_with(1, other)];
+            let door = Door::open(&hosts[1]);
+            match door.try_by(&hosts[0], door.handle) {
+                Ok(met) => {
+                    assert_eq!(first, second, "two tuners that differ are connected");
+                    met.check(first as u8);
+                }
+                Err(error) => {
+                    let text = error.to_string();
+                    assert_ne!(first, second, "{text}");
+                    for words in ["decide differently", "NCCL_SPARK_TUNER_TABLE", "NCCL_SPARK_TUNER=off on all"] {
+                        assert!(text.contains(words), "{text}");
+                    }
+                    let off = [first, second].contains(&0);
+                    assert_eq!(text.contains("(off)"), off, "{text}");
+                }
+            }
+        }
+    }
+}
