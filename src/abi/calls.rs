@@ -336,13 +336,9 @@ impl Optional {
     /// With [`Optional::IfAsked`] `request` is NULL or initialised; otherwise it is not read.
     #[inline(always)]
     unsafe fn is_asked(self, request: *mut *mut c_void) -> bool {
-        match self {
-            Self::Never => false,
-            // SAFETY: the caller's promise.
-            Self::IfAsked => {
-                unsafe { request.as_ref() }.is_some_and(|on_entry| on_entry.addr() == OPTIONAL_RECV_COMPLETION)
-            }
-        }
+        // SAFETY: the caller's promise.
+        let on_entry = || unsafe { request.as_ref() };
+        self == Self::IfAsked && on_entry().is_some_and(|word| word.addr() == OPTIONAL_RECV_COMPLETION)
     }
 }
 
