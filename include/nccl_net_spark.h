@@ -1,8 +1,10 @@
 /*
- * The C interface of nccl-net-spark: the network plugin tables that NCCL looks up, versions 8 to 12.
+ * The C interface of nccl-net-spark: the tables that NCCL looks up, of the network plugin (versions 8 to 12) and of the tuner plugin
+ * (versions 4 to 6).
  *
- * C11, and complete in itself. Where NCCL's own headers are included already, define NCCL_NET_SPARK_HAVE_NCCL first:
- * then only the exported symbols are declared here. Layout and function types are those of NCCL's headers on 64-bit Linux.
+ * C11, and complete in itself. Where NCCL's own network headers are included already, define NCCL_NET_SPARK_HAVE_NCCL first: then
+ * only the network's exported symbols are declared here. Where NCCL's tuner headers are included too, define
+ * NCCL_NET_SPARK_HAVE_NCCL_TUNER as well, for the tuner's. Layout and function types are those of NCCL's headers on 64-bit Linux.
  *
  *   version   NCCL           what is different from the one before
  *   8         2.20 - 2.23
@@ -10,6 +12,11 @@
  *   10        2.26 - 2.27    a configuration for connect, room for a profiler
  *   11        2.28 - 2.29    init once for each communicator, with a context; finalize
  *   12        2.30           merges of up to 8 devices, rail and plane of a device
+ *
+ *   tuner     NCCL           what is different from the one before
+ *   4         2.24 - 2.27
+ *   5         2.28 - 2.29    init is told the communicator's id; destroy becomes finalize
+ *   6         2.30           getChunkSize
  */
 #ifndef NCCL_NET_SPARK_H
 #define NCCL_NET_SPARK_H
@@ -386,6 +393,83 @@ typedef struct {
   ncclResult_t (*setNetAttr)(void* ctx, ncclNetAttr_v12_t* netAttr);
 } ncclNet_v12_t;
 
+/*
+ * The tuner: NCCL asks it before each collective which algorithm, protocol and number of channels to take, by a table of what
+ * each of them costs. No function ever returns an error, because NCCL would fail the communicator or the collective for it.
+ *
+ *   init          sets *ctx to NULL where the communicator's collectives are left to NCCL, and whenever something goes wrong
+ *   getCollInfo   collCostTable is really one float[numAlgo][numProto]. Sets the cost of what it chooses to 0 and *nChannels; entries
+ *                 below 0 are disabled and stay so. Does nothing with a NULL ctx or with another number of algorithms or protocols
+ *   finalize      (destroy in v4) takes a ctx of init's, or NULL
+ *   NULL here     getChunkSize
+ *
+ * In a process forked from one that uses the plugin every call returns ncclSuccess and touches nothing.
+ */
+
+/* Collectives, by NCCL's numbers. NCCL has more; the tuner chooses for these. */
+typedef enum {
+  ncclFuncBroadcast = 0,
+  ncclFuncReduce = 1,
+  ncclFuncAllGather = 2,
+  ncclFuncReduceScatter = 3,
+  ncclFuncAllReduce = 4
+} ncclFunc_t;
+
+enum {
+  NCCL_NUM_ALGORITHMS_V5 = 7, /* tree, ring, and five that a Spark has no hardware for */
+  NCCL_NUM_PROTOCOLS_V5 = 3,  /* LL, LL128, Simple */
+  NCCL_NUM_HW_LINKS_V5 = 3,
+  NCCL_NUM_COMPCAPS_V5 = 4,
+  NCCL_NUM_TUNING_SCALES_V5 = 3
+};
+
+typedef struct {
+  int nNvlDomains;
+  int minRanksPerNvlDomain;
+  int maxRanksPerNvlDomain;
+} ncclNvlDomainInfo_v5_t;
+typedef ncclNvlDomainInfo_v5_t ncclNvlDomainInfo_v6_t;
+
+/* What NCCL's cost model computes with. The plugin neither reads nor changes it. */
+typedef struct {
+  double baseLatencies[NCCL_NUM_ALGORITHMS_V5][NCCL_NUM_PROTOCOLS_V5]; /* us */
+  double hwLatencies[NCCL_NUM_HW_LINKS_V5][NCCL_NUM_ALGORITHMS_V5][NCCL_NUM_PROTOCOLS_V5]; /* us */
+  double llMaxBws[NCCL_NUM_COMPCAPS_V5][NCCL_NUM_TUNING_SCALES_V5]; /* GB/s */
+  double perChMaxRingLL128Bws[NCCL_NUM_COMPCAPS_V5][NCCL_NUM_TUNING_SCALES_V5];
+  double perChMaxTreeLL128Bws[NCCL_NUM_COMPCAPS_V5][NCCL_NUM_TUNING_SCALES_V5];
+  double perChMaxTreeBws[NCCL_NUM_COMPCAPS_V5][NCCL_NUM_TUNING_SCALES_V5];
+  double perChMaxNVLSTreeBws[NCCL_NUM_COMPCAPS_V5][NCCL_NUM_TUNING_SCALES_V5];
+} ncclTunerConstants_v5_t;
+typedef ncclTunerConstants_v5_t ncclTunerConstants_v6_t;
+
+typedef struct {
+  const char* name;
+  ncclResult_t (*init)(size_t nRanks, size_t nNodes, ncclDebugLogger_t logFunction, void** context);
+  ncclResult_t (*getCollInfo)(void* context, ncclFunc_t collType, size_t nBytes, int numPipeOps, float** collCostTable,
+                              int numAlgo, int numProto, int regBuff, int* nChannels);
+  ncclResult_t (*destroy)(void* context);
+} ncclTuner_v4_t;
+
+typedef struct {
+  const char* name;
+  ncclResult_t (*init)(void** ctx, uint64_t commId, size_t nRanks, size_t nNodes, ncclDebugLogger_t logFunction,
+                       ncclNvlDomainInfo_v5_t* nvlDomainInfo, ncclTunerConstants_v5_t* constants);
+  ncclResult_t (*getCollInfo)(void* context, ncclFunc_t collType, size_t nBytes, int numPipeOps, float** collCostTable,
+                              int numAlgo, int numProto, int regBuff, int* nChannels);
+  ncclResult_t (*finalize)(void* context);
+} ncclTuner_v5_t;
+
+typedef struct {
+  const char* name;
+  ncclResult_t (*init)(void** ctx, uint64_t commId, size_t nRanks, size_t nNodes, ncclDebugLogger_t logFunction,
+                       ncclNvlDomainInfo_v6_t* nvlDomainInfo, ncclTunerConstants_v6_t* constants);
+  ncclResult_t (*getCollInfo)(void* context, ncclFunc_t collType, size_t nBytes, int numPipeOps, float** collCostTable,
+                              int numAlgo, int numProto, int regBuff, int* nChannels);
+  ncclResult_t (*finalize)(void* context);
+  ncclResult_t (*getChunkSize)(void* context, ncclFunc_t collType, size_t nBytes, int algo, int proto, int nChannels,
+                               size_t* chunkSize);
+} ncclTuner_v6_t;
+
 #endif /* NCCL_NET_SPARK_HAVE_NCCL */
 
 /* What libnccl-net-spark.so exports, all at once. */
@@ -394,6 +478,12 @@ extern const ncclNet_v9_t ncclNetPlugin_v9;
 extern const ncclNet_v10_t ncclNetPlugin_v10;
 extern const ncclNet_v11_t ncclNetPlugin_v11;
 extern const ncclNet_v12_t ncclNetPlugin_v12;
+
+#if !defined(NCCL_NET_SPARK_HAVE_NCCL) || defined(NCCL_NET_SPARK_HAVE_NCCL_TUNER)
+extern const ncclTuner_v4_t ncclTunerPlugin_v4;
+extern const ncclTuner_v5_t ncclTunerPlugin_v5;
+extern const ncclTuner_v6_t ncclTunerPlugin_v6;
+#endif
 
 #ifdef __cplusplus
 }

@@ -1,4 +1,4 @@
-//! A C program drives the built library's five tables, as NCCL does: `tests/c/drive.c`.
+//! A C program drives the built library's five network tables, as NCCL does: `tests/c/drive.c`.
 
 mod common;
 
@@ -69,7 +69,7 @@ fn v8s_irecv_does_not_read_its_request_word() {
 }
 
 #[test]
-fn the_library_exports_the_five_tables_and_nothing_else() {
+fn the_library_exports_its_eight_tables_and_nothing_else() {
     let output = Command::new("nm").args(["-D", "--defined-only"]).arg(common::plugin_library()).output();
     let Ok(output) = output else {
         eprintln!("skipped: there is no nm");
@@ -78,7 +78,9 @@ fn the_library_exports_the_five_tables_and_nothing_else() {
     let text = String::from_utf8(output.stdout).unwrap();
     let mut names: Vec<_> = text.lines().filter_map(|line| line.split_whitespace().last()).collect();
     names.sort_unstable();
-    let mut expected: Vec<_> = (8..=12).map(|version| format!("ncclNetPlugin_v{version}")).collect();
+    let net = (8..=12).map(|version| format!("ncclNetPlugin_v{version}"));
+    let tuner = (4..=6).map(|version| format!("ncclTunerPlugin_v{version}"));
+    let mut expected: Vec<_> = net.chain(tuner).collect();
     expected.sort_unstable();
     assert_eq!(names, expected);
 }

@@ -1,6 +1,6 @@
 //! Every struct of the C interface has NCCL's sizes and offsets: the Rust types and the C header.
 //!
-//! `abi/nccl_net_abi.json` holds what a C compiler says of NCCL's own headers, on x86-64 and on aarch64.
+//! `abi/nccl_net_abi.json` and `abi/nccl_tuner_abi.json` hold what a C compiler says of NCCL's own headers, on x86-64 and on aarch64.
 
 mod common;
 
@@ -56,6 +56,16 @@ fn layout_of(name: &str) -> Option<(usize, Fields)> {
         "_v10_t" => table!(NetV10: make_v_device),
         "_v11_t" => table!(NetV11: make_v_device finalize set_net_attr),
         "_v12_t" => table!(NetV12: make_v_device finalize set_net_attr),
+        "ncclNvlDomainInfo_v5_t" => {
+            layout!(NvlDomainInfo: n_nvl_domains min_ranks_per_nvl_domain max_ranks_per_nvl_domain)
+        }
+        "ncclTunerConstants_v5_t" => {
+            layout!(TunerConstants: base_latencies hw_latencies ll_max_bws per_ch_max_ring_ll128_bws
+            per_ch_max_tree_ll128_bws per_ch_max_tree_bws per_ch_max_nvls_tree_bws)
+        }
+        "ncclTuner_v4_t" => layout!(TunerV4: name init get_coll_info destroy),
+        "ncclTuner_v5_t" => layout!(TunerV5: name init get_coll_info finalize),
+        "ncclTuner_v6_t" => layout!(TunerV6: name init get_coll_info finalize get_chunk_size),
         _ => return None,
     })
 }
@@ -65,8 +75,8 @@ fn the_rust_types_are_laid_out_as_nccls() {
     for (name, expected) in nccls_structs() {
         let (size, fields) = layout_of(&name).unwrap_or_else(|| panic!("{name} is not compared with any type of ours"));
         assert_eq!(size, expected.size, "size of {name}");
-        let ours: Vec<_> = fields.iter().map(|(field, offset)| (camel(field), *offset)).collect();
-        let theirs: Vec<_> = expected.fields.iter().map(|field| (field.name.clone(), field.offset)).collect();
+        let ours: Vec<_> = fields.iter().map(|(field, offset)| (plain(field), *offset)).collect();
+        let theirs: Vec<_> = expected.fields.iter().map(|field| (plain(&field.name), field.offset)).collect();
         assert_eq!(ours, theirs, "fields of {name}");
     }
 }
@@ -104,6 +114,16 @@ fn the_tables_name_the_network_and_leave_out_what_the_plugin_has_not() {
     assert!(names.iter().all(|name| !name.is_null()));
 }
 
+#[test]
+fn the_tuners_tables_have_a_name_and_all_but_get_chunk_size() {
+    let (v4, v5, v6) = (&ncclTunerPlugin_v4, &ncclTunerPlugin_v5, &ncclTunerPlugin_v6);
+    assert!([v4.name, v5.name, v6.name].iter().all(|name| !name.is_null()));
+    assert!(v4.init.is_some() && v4.get_coll_info.is_some() && v4.destroy.is_some());
+    assert!(v5.init.is_some() && v5.get_coll_info.is_some() && v5.finalize.is_some());
+    assert!(v6.init.is_some() && v6.get_coll_info.is_some() && v6.finalize.is_some());
+    assert!(v6.get_chunk_size.is_none());
+}
+
 struct Struct {
     size: usize,
     fields: Vec<Field>,
@@ -116,28 +136,27 @@ struct Field {
 }
 
 fn nccls_structs() -> BTreeMap<String, Struct> {
-    let text = std::fs::read_to_string(common::repository("tests/abi/nccl_net_abi.json")).unwrap();
-    let all: BTreeMap<String, Value> = serde_json::from_str(&text).unwrap();
+    let of = |file: &str| -> BTreeMap<String, Value> {
+        let text = std::fs::read_to_string(common::repository("tests/abi").join(file)).unwrap();
+        serde_json::from_str(&text).unwrap()
+    };
+    let (net, tuner) = (of("nccl_net_abi.json"), of("nccl_tuner_abi.json"));
+    assert_eq!((net.len(), tuner.len()), (21, 5), "structs of v8 to v12, and of the tuner's v4 to v6");
     let number = |value: &Value| value.as_u64().unwrap() as usize;
     let field = |value: &Value| Field {
         name: value["name"].as_str().unwrap().to_owned(),
         offset: number(&value["offset"]),
         size: number(&value["size"]),
     };
-    let structs: BTreeMap<_, _> = all
-        .into_iter()
-        .map(|(name, value)| {
-            let fields = value["fields"].as_array().unwrap().iter().map(field).collect();
-            (name, Struct { size: number(&value["size"]), fields })
-        })
-        .collect();
-    assert_eq!(structs.len(), 21, "structs of v8 to v12");
-    structs
+    let all = net.into_iter().chain(tuner);
+    all.map(|(name, value)| {
+        let fields = value["fields"].as_array().unwrap().iter().map(field).collect();
+        (name, Struct { size: number(&value["size"]), fields })
+    })
+    .collect()
 }
 
-/// `reg_mr_dma_buf` as NCCL writes it: `regMrDmaBuf`.
-fn camel(snake: &str) -> String {
-    let mut words = snake.split('_');
-    let first = words.next().unwrap_or_default().to_owned();
-    words.fold(first, |name, word| name + &word[..1].to_uppercase() + &word[1..])
+/// `reg_mr_dma_buf` and `regMrDmaBuf` alike. Case tells nothing: NCCL writes both `nvlDomainInfo` and `perChMaxNVLSTreeBws`.
+fn plain(name: &str) -> String {
+    name.replace('_', "").to_lowercase()
 }

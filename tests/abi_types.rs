@@ -1,7 +1,8 @@
 //! The Rust tables have the function types of the C header, and the C header has those of NCCL's own headers.
 //!
-//! The second needs `NCCL_NET_HEADERS`, the folder with NCCL's `net.h` for plugins (`plugins/net/example/nccl` in its sources); without it
-//! there is nothing to compare with, and the test says so. Two structs of the same name cannot stand in one C file, so each
+//! The second needs `NCCL_NET_HEADERS`, the folder with NCCL's `net.h` for plugins (`plugins/net/example/nccl` in its sources), and
+//! `NCCL_TUNER_HEADERS`, the one with its `tuner_v6.h` (`src/include/plugin/tuner`); without them
+//! there is nothing to compare with, and the tests say so. Two structs of the same name cannot stand in one C file, so each
 //! struct of our header is taken over under another name, with all that it refers to being NCCL's.
 
 mod common;
@@ -17,10 +18,13 @@ fn the_rust_tables_have_the_headers_function_types() {
     let header = std::fs::read_to_string(common::repository("include/nccl_net_spark.h")).unwrap();
     let structs = structs_of(&header);
     macro_rules! compare {
-        ($table:ident as $c:literal: $($more:ident)*) => {{
-            let of_c = &structs.iter().find(|one| one.name == $c).expect($c).text;
-            compare!(@ $table, $c, of_c, init devices get_properties listen connect accept reg_mr reg_mr_dma_buf dereg_mr isend
+        ($table:ident as $c:literal: $($more:ident)*) => {
+            compare!($table as $c of init devices get_properties listen connect accept reg_mr reg_mr_dma_buf dereg_mr isend
                 irecv iflush test close_send close_recv close_listen get_device_mr irecv_consumed $($more)*);
+        };
+        ($table:ident as $c:literal of $($field:ident)*) => {{
+            let of_c = &structs.iter().find(|one| one.name == $c).expect($c).text;
+            compare!(@ $table, $c, of_c, $($field)*);
         }};
         (@ $table:ident, $c:literal, $text:ident, $($field:ident)*) => {
             $(assert_eq!(parameters_of(&$table.$field), parameters_in($text, stringify!($field)), "{}.{}", $c, stringify!($field));)*
@@ -31,6 +35,9 @@ fn the_rust_tables_have_the_headers_function_types() {
     compare!(ncclNetPlugin_v10 as "ncclNet_v10_t": make_v_device);
     compare!(ncclNetPlugin_v11 as "ncclNet_v11_t": make_v_device finalize set_net_attr);
     compare!(ncclNetPlugin_v12 as "ncclNet_v12_t": make_v_device finalize set_net_attr);
+    compare!(ncclTunerPlugin_v4 as "ncclTuner_v4_t" of init get_coll_info destroy);
+    compare!(ncclTunerPlugin_v5 as "ncclTuner_v5_t" of init get_coll_info finalize);
+    compare!(ncclTunerPlugin_v6 as "ncclTuner_v6_t" of init get_coll_info finalize get_chunk_size);
 }
 
 #[test]
@@ -40,9 +47,11 @@ fn every_member_has_nccls_type() {
         return;
     };
     let header = std::fs::read_to_string(common::repository("include/nccl_net_spark.h")).unwrap();
-    let structs = structs_of(&header);
+    let mut structs = structs_of(&header);
+    structs.retain(|one| one.name.starts_with("ncclNet"));
     assert_eq!(structs.len(), 22, "structs in the header: v8 to v12, and the device handle");
-    check(&folder, &structs).unwrap();
+    let check = |structs: &[Struct]| check("#include \"net.h\"\n", &folder, structs);
+    check(&structs).unwrap();
 
     // What must not pass: v8's int sizes where v9 has size_t, and one argument fewer.
     for (table, right, wrong) in [
@@ -62,9 +71,33 @@ fn every_member_has_nccls_type() {
             .map(|one| Struct { text: one.text.replacen(right, wrong, 1), ..one.clone() })
             .collect();
         assert_ne!(broken[0].text, structs.iter().find(|one| one.name == table).unwrap().text, "{right}");
-        let complaint = check(&folder, &broken).expect_err("a wrong type must not compile");
+        let complaint = check(&broken).expect_err("a wrong type must not compile");
         assert!(complaint.contains(&format!("type of {table}.")), "{table} with {wrong:?}: {complaint}");
     }
+}
+
+#[test]
+fn every_member_of_the_tuner_has_nccls_type() {
+    let Ok(folder) = std::env::var("NCCL_TUNER_HEADERS") else {
+        eprintln!("skipped: NCCL_TUNER_HEADERS is not set, so there are no headers of NCCL's to compare with");
+        return;
+    };
+    let header = std::fs::read_to_string(common::repository("include/nccl_net_spark.h")).unwrap();
+    let mut structs = structs_of(&header);
+    structs.retain(|one| !one.name.starts_with("ncclNet"));
+    assert_eq!(structs.len(), 5, "structs in the header: the tuner's v4 to v6, and two that v5 refers to");
+    // NCCL's tuner headers include nothing: nccl.h and nccl_common.h, which have these, need CUDA's.
+    let head = "typedef enum { ncclSuccess } ncclResult_t;\ntypedef enum { ncclFuncBroadcast } ncclFunc_t;\n\
+                typedef enum { NCCL_LOG_NONE } ncclDebugLogLevel;\n\
+                typedef void (*ncclDebugLogger_t)(ncclDebugLogLevel, unsigned long, const char*, int, const char*, ...);\n\
+                #include \"tuner_v4.h\"\n#include \"tuner_v6.h\"\n";
+    check(head, &folder, &structs).unwrap();
+
+    // What must not pass: v4's init where v5's is.
+    let broken = |one: &Struct| Struct { text: one.text.replacen("uint64_t commId, ", "", 1), ..one.clone() };
+    let broken: Vec<Struct> = structs.iter().filter(|one| one.name == "ncclTuner_v5_t").map(broken).collect();
+    let complaint = check(head, &folder, &broken).expect_err("a wrong type must not compile");
+    assert!(complaint.contains("type of ncclTuner_v5_t.init"), "{complaint}");
 }
 
 #[test]
@@ -86,8 +119,9 @@ struct Struct {
     members: Vec<String>,
 }
 
-fn check(folder: &str, structs: &[Struct]) -> Result<(), String> {
-    let mut c = String::from("#include \"net.h\"\n#include <stddef.h>\n");
+/// `head` makes NCCL's types known.
+fn check(head: &str, folder: &str, structs: &[Struct]) -> Result<(), String> {
+    let mut c = format!("#include <stddef.h>\n#include <stdint.h>\n{head}");
     for Struct { name, text, members } in structs {
         writeln!(c, "typedef struct {text} ours_{name};").unwrap();
         for member in members {
@@ -148,6 +182,10 @@ fn parameters_in(text: &str, field: &str) -> String {
 fn plain(c: &str) -> String {
     let merged = |from: &str, to: &str, text: String| text.replace(from, to);
     let mut text = merged("Properties_v10_t", "Properties_v9_t", c.to_owned());
+    // An enum without negative values, passed as an int is; Rust has no C enum that may hold any number.
+    text = merged("ncclFunc_t", "int", text);
+    text = merged("NvlDomainInfo_v6_t", "NvlDomainInfo_v5_t", text);
+    text = merged("TunerConstants_v6_t", "TunerConstants_v5_t", text);
     for version in ["v9", "v10", "v11"] {
         text = merged(&format!("VDeviceProps_{version}_t"), "VDeviceProps_4", text);
     }
@@ -179,7 +217,7 @@ macro_rules! functions {
     )*};
 }
 
-functions! { (A) (A B) (A B D) (A B D E) (A B D E F) (A B D E F G) (A B D E F G H) (A B D E F G H I) }
+functions! { (A) (A B) (A B D) (A B D E) (A B D E F) (A B D E F G) (A B D E F G H) (A B D E F G H I) (A B D E F G H I J) }
 
 /// A type, as C would write it.
 trait C {
@@ -198,6 +236,7 @@ macro_rules! c_types {
 
 c_types! {
     c_int = "int";
+    f32 = "float";
     usize = "size_t";
     u64 = "uint64_t";
     c_void = "void";
@@ -206,6 +245,8 @@ c_types! {
     NetDeviceHandle = "ncclNetDeviceHandle_t";
     CommConfig = "ncclNetCommConfig_t";
     NetAttr = "ncclNetAttr_t";
+    NvlDomainInfo = "ncclNvlDomainInfo_v5_t";
+    TunerConstants = "ncclTunerConstants_v5_t";
     VDeviceProps<4> = "ncclNetVDeviceProps_4";
     VDeviceProps<8> = "ncclNetVDeviceProps_8";
     PropertiesV8 = "ncclNetProperties_v8_t";

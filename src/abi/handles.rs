@@ -7,6 +7,8 @@
 //! | mhandle | `Arc<Registration>` | [`memory_into_raw`] | [`drop_memory`] |
 //! | ctx | an entry of a constant table | [`context_for`] | nobody |
 //!
+//! The tuner's are in `tuner_handles`.
+//!
 //! A comm and a request begin with a mark that tells what they are, so that one passed in another's place is refused with
 //! words. A pointer that was never ours, or is no longer, cannot be told apart from a good one: that much NCCL must keep.
 
@@ -56,7 +58,7 @@ impl<T> Out<T> {
     }
 }
 
-/// What a comm or request of ours begins with, so that one is not taken for another.
+/// What a comm, a request or a tuner's context begins with, so that one is not taken for another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub(super) struct Mark(u64);
@@ -66,6 +68,8 @@ const SEND: Mark = Mark(u64::from_be_bytes(*b"SpkSend "));
 const RECV: Mark = Mark(u64::from_be_bytes(*b"SpkRecv "));
 const SENDING: Mark = Mark(u64::from_be_bytes(*b"SpkReqSd"));
 const RECEIVING: Mark = Mark(u64::from_be_bytes(*b"SpkReqRv"));
+/// What a tuner's context begins with (`tuner_handles`).
+pub(super) const TUNER: Mark = Mark(u64::from_be_bytes(*b"SpkTuner"));
 
 /// What NCCL calls a comm. NCCL registers memory with it from one thread while another sends on it.
 pub(super) trait Comm: Send + Sync + Sized {
@@ -378,7 +382,7 @@ pub(super) fn class_of(traffic_class: c_int) -> Result<Option<u8>> {
 /// # Safety
 /// `raw` is NULL or to something of ours that begins with a mark.
 #[inline(always)]
-unsafe fn mark_of(raw: *mut c_void, name: &'static str) -> Quick<Mark> {
+pub(super) unsafe fn mark_of(raw: *mut c_void, name: &'static str) -> Quick<Mark> {
     let mark = non_null(raw.cast::<Mark>(), name)?;
     if !mark.is_aligned() {
         return Err(not_ours(name));
@@ -393,12 +397,13 @@ fn word_for(mark: Mark) -> &'static str {
         SEND => "a send comm",
         RECV => "a receive comm",
         SENDING | RECEIVING => "a request",
+        TUNER => "a tuner's context",
         _ => "nothing that this plugin made",
     }
 }
 
 #[inline(always)]
-fn non_null<T>(raw: *mut T, name: &'static str) -> Quick<NonNull<T>> {
+pub(super) fn non_null<T>(raw: *mut T, name: &'static str) -> Quick<NonNull<T>> {
     NonNull::new(raw).ok_or_else(|| null(name))
 }
 
@@ -416,7 +421,7 @@ fn not_ours(name: &str) -> Box<Error> {
 
 #[cold]
 #[inline(never)]
-fn of_another_kind(name: &str, found: Mark, wanted: Mark) -> Box<Error> {
+pub(super) fn of_another_kind(name: &str, found: Mark, wanted: Mark) -> Box<Error> {
     Box::new(Error::Argument(format!("{name} is {}, not {}", word_for(found), word_for(wanted))))
 }
 

@@ -21,6 +21,19 @@ pub(super) fn install(logger: Option<DebugLogger>) {
     if let Some(logger) = logger {
         LOGGER.store(logger as *mut (), Ordering::Release);
     }
+    subscribe();
+}
+
+/// Sends events to NCCL's logger unless one was given before: for a tuner, whose network may never have been started.
+pub(super) fn install_unless_given(logger: Option<DebugLogger>) {
+    if let Some(logger) = logger {
+        // It fails only where there is one already, which stays.
+        let _ = LOGGER.compare_exchange(ptr::null_mut(), logger as *mut (), Ordering::Release, Ordering::Relaxed);
+    }
+    subscribe();
+}
+
+fn subscribe() {
     INSTALL.call_once(|| {
         // It fails only where a subscriber is there already: a program that uses this crate as a library has its own.
         let _ = tracing::subscriber::set_global_default(ToNccl);

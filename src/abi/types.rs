@@ -5,6 +5,7 @@
 
 use crate::error::NcclResult;
 use crate::plugin;
+use crate::tuner::{ALGORITHMS, PROTOCOLS};
 use std::ffi::{c_char, c_int, c_ulong, c_void};
 use std::ptr;
 
@@ -353,9 +354,41 @@ impl From<PropertiesV9> for PropertiesV8 {
     }
 }
 
+/// `ncclNvlDomainInfo_v5_t` and `_v6_t`: the NVLink domains of a communicator. A Spark has none; the tuner does not read it.
+#[derive(Debug)]
+#[repr(C)]
+pub struct NvlDomainInfo {
+    /// How many there are.
+    pub n_nvl_domains: c_int,
+    /// Ranks of the smallest one.
+    pub min_ranks_per_nvl_domain: c_int,
+    /// Ranks of the largest one.
+    pub max_ranks_per_nvl_domain: c_int,
+}
+
+/// `ncclTunerConstants_v5_t` and `_v6_t`: what NCCL's cost model computes with. The tuner changes costs, not the model.
+#[derive(Debug)]
+#[repr(C)]
+pub struct TunerConstants {
+    /// By algorithm and protocol, in microseconds.
+    pub base_latencies: [[f64; PROTOCOLS]; ALGORITHMS],
+    /// By link, algorithm and protocol, in microseconds.
+    pub hw_latencies: [[[f64; PROTOCOLS]; ALGORITHMS]; 3],
+    /// By GPU generation and number of nodes, in GB/s, as those below.
+    pub ll_max_bws: [[f64; 3]; 4],
+    /// LL128 over a ring, for each channel.
+    pub per_ch_max_ring_ll128_bws: [[f64; 3]; 4],
+    /// LL128 over trees.
+    pub per_ch_max_tree_ll128_bws: [[f64; 3]; 4],
+    /// Simple over trees.
+    pub per_ch_max_tree_bws: [[f64; 3]; 4],
+    /// Trees above NVLink SHARP.
+    pub per_ch_max_nvls_tree_bws: [[f64; 3]; 4],
+}
+
 /// Function types that all versions share, in the order of the tables.
 pub mod functions {
-    use super::{NcclResult, NetDeviceHandle};
+    use super::{DebugLogger, NcclResult, NetDeviceHandle, NvlDomainInfo, TunerConstants};
     use std::ffi::{c_int, c_void};
 
     /// `devices`: how many devices there are.
@@ -406,4 +439,39 @@ pub mod functions {
     pub type IrecvConsumed = unsafe extern "C" fn(recv_comm: *mut c_void, n: c_int, request: *mut c_void) -> NcclResult;
     /// `finalize`, since v11.
     pub type Finalize = unsafe extern "C" fn(context: *mut c_void) -> NcclResult;
+
+    /// A tuner's `init`, since v5: makes a context for one communicator.
+    pub type TunerInit = unsafe extern "C" fn(
+        context: *mut *mut c_void,
+        comm_id: u64,
+        ranks: usize,
+        nodes: usize,
+        log: Option<DebugLogger>,
+        nvl_domain_info: *mut NvlDomainInfo,
+        constants: *mut TunerConstants,
+    ) -> NcclResult;
+    /// A tuner's `getCollInfo`: changes what NCCL takes a collective's algorithms and protocols to cost, and the number of channels.
+    pub type GetCollInfo = unsafe extern "C" fn(
+        context: *mut c_void,
+        coll_type: c_int,
+        bytes: usize,
+        num_pipe_ops: c_int,
+        coll_cost_table: *mut *mut f32,
+        num_algo: c_int,
+        num_proto: c_int,
+        reg_buff: c_int,
+        channels: *mut c_int,
+    ) -> NcclResult;
+    /// A tuner's `finalize`, in v4 `destroy`: gives the context back.
+    pub type TunerFinalize = unsafe extern "C" fn(context: *mut c_void) -> NcclResult;
+    /// A tuner's `getChunkSize`, since v6.
+    pub type GetChunkSize = unsafe extern "C" fn(
+        context: *mut c_void,
+        coll_type: c_int,
+        bytes: usize,
+        algo: c_int,
+        proto: c_int,
+        channels: c_int,
+        chunk_size: *mut usize,
+    ) -> NcclResult;
 }

@@ -1,0 +1,263 @@
+//! The functions behind the tuner's tables, once for all versions.
+//!
+//! NCCL fails the communicator or the collective for an error of its tuner (`ncclCommInitRankFunc`, `getAlgoInfo`), so these always
+//! return success: what goes wrong is logged, and the collective is left to NCCL. A NULL context leaves all to NCCL.
+
+use super::guard::{self, Scope};
+use super::handles::Out;
+use super::logger;
+use super::tuner_handles;
+use super::types::{DebugLogger, NvlDomainInfo, TunerConstants};
+use crate::error::{Error, NcclResult, Quick};
+use crate::plugin;
+use crate::tuner::{ALGORITHMS, Costs, PROTOCOLS, Tuner};
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Makes a context for one communicator, as v5 and later have it.
+///
+/// # Safety
+/// As [`init`]. Nothing is read through the two last pointers.
+pub(super) unsafe extern "C" fn init_named(
+    context: *mut *mut c_void,
+    comm_id: u64,
+    ranks: usize,
+    nodes: usize,
+    log: Option<DebugLogger>,
+    _nvl_domain_info: *mut NvlDomainInfo,
+    _constants: *mut TunerConstants,
+) -> NcclResult {
+    // SAFETY: the caller's promise is the one that is asked for.
+    unsafe { init(context, Some(comm_id), ranks, nodes, log) }
+}
+
+/// Makes a context for one communicator, NULL where its collectives are left to NCCL. From v5 on NCCL names the communicator.
+///
+/// # Safety
+/// `context` is NULL or may be written; `log` may be called from any thread as NCCL's logger, until the process ends.
+pub(super) unsafe fn init(
+    context: *mut *mut c_void,
+    comm_id: Option<u64>,
+    ranks: usize,
+    nodes: usize,
+    log: Option<DebugLogger>,
+) -> NcclResult {
+    call("tuner init", |scope| {
+        // SAFETY: the caller's promise.
+        let context = unsafe { Out::cleared(context, "context", ptr::null_mut()) };
+        scope.enter()?;
+        // The network's init has given its own; without one the lines below would go nowhere.
+        logger::install_unless_given(log);
+        let context = context?;
+        if let Some(tuner) = tuner_for(comm_id, ranks, nodes) {
+            context.set(tuner_handles::into_raw(tuner));
+        }
+        Ok(())
+    })
+}
+
+/// The tuner of a communicator, if it acts.
+fn tuner_for(comm_id: Option<u64>, ranks: usize, nodes: usize) -> Option<Tuner> {
+    let tuner = plugin::tuner(comm_id, ranks, nodes);
+    match &tuner {
+        Tuner::Acting(_) => {
+            tracing::info!("tuner: in use for a communicator of {}", counted(ranks, "rank"));
+            Some(tuner)
+        }
+        Tuner::Inert { reason } => {
+            let (ranks, nodes) = (counted(ranks, "rank"), counted(nodes, "node"));
+            tracing::info!("tuner: leaves a communicator of {ranks} on {nodes} to NCCL: {reason}");
+            None
+        }
+    }
+}
+
+fn counted(number: usize, noun: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {noun}{plural}")
+}
+
+/// Changes NCCL's costs for one collective, and its number of channels, where the table has a row for it.
+///
+/// # Safety
+/// `context` is NULL or came from [`init`] and was not given back; `coll_cost_table` is NULL or to `num_algo` times `num_proto`
+/// `float` in one piece, `channels` is NULL or may be written, and nobody else uses either during the call.
+pub(super) unsafe extern "C" fn get_coll_info(
+    context: *mut c_void,
+    coll_type: c_int,
+    bytes: usize,
+    _num_pipe_ops: c_int,
+    coll_cost_table: *mut *mut f32,
+    num_algo: c_int,
+    num_proto: c_int,
+    _reg_buff: c_int,
+    channels: *mut c_int,
+) -> NcclResult {
+    static IS_FOREIGN_TOLD: AtomicBool = AtomicBool::new(false);
+    static IS_SHAPE_TOLD: AtomicBool = AtomicBool::new(false);
+    static IS_NULL_TOLD: AtomicBool = AtomicBool::new(false);
+    if context.is_null() {
+        return NcclResult::Success;
+    }
+    call("tuner getCollInfo", |scope| {
+        scope.enter()?;
+        // SAFETY: NCCL finalizes a context only when no call on it is left.
+        let tuner = match unsafe { tuner_handles::tuner(context) } {
+            Ok(Some(tuner)) => tuner,
+            Ok(None) => return Ok(()),
+            Err(error) => return once(&IS_FOREIGN_TOLD, || error),
+        };
+        if (num_algo, num_proto) != (ALGORITHMS as c_int, PROTOCOLS as c_int) {
+            return once(&IS_SHAPE_TOLD, || other_shape(num_algo, num_proto));
+        }
+        // SAFETY: the caller's promise, of a table as large as `Costs` is.
+        let costs = unsafe { tuner_handles::costs(coll_cost_table, "collCostTable") };
+        // SAFETY: the caller's promise.
+        let channels = unsafe { Out::new(channels, "nChannels") };
+        match (costs, channels) {
+            (Ok(costs), Ok(channels)) => {
+                if let Some(decided) = apply(tuner, coll_type, bytes as u64, costs) {
+                    channels.set(decided);
+                }
+                Ok(())
+            }
+            (Err(error), _) | (_, Err(error)) => once(&IS_NULL_TOLD, || error),
+        }
+    })
+}
+
+/// Writes what the tuner changes to NCCL's table, and nothing else; the number of channels where it decided.
+fn apply(tuner: &Tuner, collective: c_int, bytes: u64, costs: &mut Costs) -> Option<c_int> {
+    // A copy, so that a panic in the middle leaves NCCL's table whole.
+    let mut changed = *costs;
+    let channels = tuner.decide(collective, bytes, &mut changed);
+    for (cost, new) in costs.iter_mut().zip(changed) {
+        if cost.to_bits() != new.to_bits() {
+            *cost = new;
+        }
+    }
+    channels.and_then(|channels| c_int::try_from(channels).ok())
+}
+
+/// The error at the first call, for the log; success later: it would be the same line for each collective.
+#[cold]
+#[inline(never)]
+fn once(told: &AtomicBool, error: impl FnOnce() -> Box<Error>) -> Quick<()> {
+    // Relaxed: it decides only whether a line is logged once or twice.
+    if told.swap(true, Ordering::Relaxed) { Ok(()) } else { Err(error()) }
+}
+
+fn other_shape(num_algo: c_int, num_proto: c_int) -> Box<Error> {
+    Box::new(Error::Argument(format!(
+        "this NCCL's cost table has {num_algo} algorithms and {num_proto} protocols, and the tuner knows {ALGORITHMS} and {PROTOCOLS}: \
+         it leaves all collectives to NCCL"
+    )))
+}
+
+/// Gives the context back. NULL is allowed.
+///
+/// # Safety
+/// `context` is NULL or came from [`init`] and was not given back; no call uses it from here on.
+pub(super) unsafe extern "C" fn finalize(context: *mut c_void) -> NcclResult {
+    call("tuner finalize", |scope| {
+        scope.enter()?;
+        // SAFETY: the caller's promise.
+        unsafe { tuner_handles::take_back(context) }
+    })
+}
+
+/// Runs the body of a tuner's function. The guard logs what goes wrong; NCCL hears of success.
+#[inline(always)]
+fn call<'a>(name: &'static str, body: impl FnOnce(&Scope<'a>) -> Quick<()>) -> NcclResult {
+    guard::call(name, body);
+    NcclResult::Success
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tuner::table::Fingerprint;
+    use crate::tuner::{Facts, Mode, Policy};
+
+    const UNTOUCHED: c_int = 77;
+    const ALL_REDUCE: c_int = 4;
+    /// `[ring][ll]`.
+    const CHOSEN: usize = PROTOCOLS;
+
+    fn acting() -> *mut c_void {
+        let words = || "test".to_owned();
+        let host = Fingerprint { gpu: words(), rails: words(), nccl: words() };
+        let learned = Some("for=*;all_reduce@2:1000-1999=ring/ll/2".parse().unwrap());
+        let (policy, _) = Policy::new(Facts { mode: Mode::On, learned, ll128: true, network: None, host });
+        let tuner = policy.tuner(2, 2, true);
+        assert!(matches!(tuner, Tuner::Acting(_)));
+        tuner_handles::into_raw(tuner)
+    }
+
+    /// What `getCollInfo` makes of a table for an all_reduce of so many bytes.
+    fn asked(context: *mut c_void, bytes: usize, mut costs: Costs, shape: (c_int, c_int)) -> (Costs, c_int) {
+        let mut channels = UNTOUCHED;
+        let table = costs.as_mut_ptr().cast();
+        // SAFETY: the tests pass a context that is not given back yet, and the table is as large as it may be taken for.
+        let result =
+            unsafe { get_coll_info(context, ALL_REDUCE, bytes, 1, table, shape.0, shape.1, 0, &raw mut channels) };
+        assert_eq!(result, NcclResult::Success);
+        (costs, channels)
+    }
+
+    const SHAPE: (c_int, c_int) = (ALGORITHMS as c_int, PROTOCOLS as c_int);
+
+    #[test]
+    fn only_the_chosen_entry_and_the_channels_change() {
+        let context = acting();
+        let costs: Costs = std::array::from_fn(|at| 1.0 + at as f32);
+        let mut expected = costs;
+        expected[CHOSEN] = 0.0;
+        assert_eq!(asked(context, 1500, costs, SHAPE), (expected, 2));
+        assert_eq!(asked(context, 999, costs, SHAPE), (costs, UNTOUCHED));
+        for other in [(ALGORITHMS as c_int + 1, SHAPE.1), (SHAPE.0, 2), (0, 0), (SHAPE.1, SHAPE.0), (-7, -3)] {
+            assert_eq!(asked(context, 1500, costs, other), (costs, UNTOUCHED), "{other:?}");
+        }
+        let mut disabled = costs;
+        disabled[CHOSEN] = -1.0;
+        assert_eq!(asked(context, 1500, disabled, SHAPE), (disabled, UNTOUCHED));
+        // SAFETY: it is given back once.
+        assert_eq!(unsafe { finalize(context) }, NcclResult::Success);
+    }
+
+    #[test]
+    fn a_null_is_refused_and_is_a_success() {
+        let context = acting();
+        let (mut costs, mut channels): (Costs, _) = ([1.0; ALGORITHMS * PROTOCOLS], UNTOUCHED);
+        let (table, place) = (costs.as_mut_ptr().cast(), &raw mut channels);
+        let null = ptr::null_mut();
+        for (context, table, place) in
+            [(context, ptr::null_mut(), place), (context, table, ptr::null_mut()), (null, table, place)]
+        {
+            // SAFETY: NULL is allowed everywhere.
+            let result = unsafe { get_coll_info(context, ALL_REDUCE, 1500, 1, table, SHAPE.0, SHAPE.1, 0, place) };
+            assert_eq!(result, NcclResult::Success);
+        }
+        assert_eq!((costs, channels), ([1.0; ALGORITHMS * PROTOCOLS], UNTOUCHED));
+        // SAFETY: NULL is allowed, and the context is given back once.
+        unsafe {
+            assert_eq!(init(ptr::null_mut(), None, 2, 2, None), NcclResult::Success);
+            assert_eq!(finalize(null), NcclResult::Success);
+            assert_eq!(finalize(context), NcclResult::Success);
+        }
+    }
+
+    #[test]
+    fn a_panic_and_an_error_are_a_success() {
+        assert_eq!(call("test", |_| panic!("on purpose")), NcclResult::Success);
+        assert_eq!(call("test", |_| Err(Error::Usage("on purpose".into()).into())), NcclResult::Success);
+    }
+
+    #[test]
+    fn an_error_that_comes_again_is_told_once() {
+        let told = AtomicBool::new(false);
+        assert!(once(&told, || other_shape(8, 3)).unwrap_err().to_string().contains("8 algorithms and 3 protocols"));
+        assert!(once(&told, || unreachable!()).is_ok());
+    }
+}

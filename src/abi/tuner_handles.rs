@@ -1,0 +1,129 @@
+//! The conversions between NCCL's pointers and the tuner's objects, beside those of `handles`.
+//!
+//! | NCCL's pointer | is | made by | taken back by |
+//! |---|---|---|---|
+//! | context | `Box<Context>`, or NULL where all is left to NCCL | [`into_raw`] | [`take_back`] |
+//! | collCostTable | `float[numAlgo][numProto]` in one piece, whatever its declared type says | NCCL | |
+//!
+//! A context begins with a mark, as a comm does.
+
+use super::handles::{Mark, TUNER, mark_of, non_null, of_another_kind};
+use crate::error::Quick;
+use crate::tuner::{Costs, Tuner};
+use std::ffi::c_void;
+use std::ptr::NonNull;
+
+/// A communicator's tuner as NCCL holds it.
+#[repr(C)]
+struct Context {
+    // First in memory: `mark_of` reads it through a pointer of unknown kind.
+    mark: Mark,
+    tuner: Tuner,
+}
+
+/// Gives a tuner to NCCL, which hands it back to [`take_back`].
+pub(super) fn into_raw(tuner: Tuner) -> *mut c_void {
+    Box::into_raw(Box::new(Context { mark: TUNER, tuner })).cast()
+}
+
+/// The tuner behind a pointer of NCCL's; `None` for NULL.
+///
+/// # Errors
+/// [`Error::Argument`](crate::error::Error::Argument) where the pointer is to something else.
+///
+/// # Safety
+/// `raw` is NULL or came from [`into_raw`] and was not taken back; it is not taken back during `'a`.
+#[inline(always)]
+pub(super) unsafe fn tuner<'a>(raw: *mut c_void) -> Quick<Option<&'a Tuner>> {
+    if raw.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the caller's promise is the one that is asked for, and covers the reference. NCCL may ask from several threads: a
+    // tuner is shared, never changed.
+    unsafe { from_raw(raw).map(|context| Some(&context.as_ref().tuner)) }
+}
+
+/// Takes a tuner back from NCCL; NULL is allowed.
+///
+/// # Errors
+/// As [`tuner`].
+///
+/// # Safety
+/// `raw` is NULL or came from [`into_raw`] and was not taken back; NCCL does not use it again, in any thread.
+pub(super) unsafe fn take_back(raw: *mut c_void) -> Quick<()> {
+    if raw.is_null() {
+        return Ok(());
+    }
+    // SAFETY: the caller's promise; `into_raw` leaked this box.
+    drop(unsafe { Box::from_raw(from_raw(raw)?.as_ptr()) });
+    Ok(())
+}
+
+/// # Safety
+/// `raw` is to something of ours that begins with a mark.
+#[inline(always)]
+unsafe fn from_raw(raw: *mut c_void) -> Quick<NonNull<Context>> {
+    const NAME: &str = "context";
+    // SAFETY: the caller's promise is the one that is asked for.
+    match unsafe { mark_of(raw, NAME) }? {
+        TUNER => non_null(raw.cast(), NAME),
+        other => Err(of_another_kind(NAME, other, TUNER)),
+    }
+}
+
+/// NCCL's table of costs.
+///
+/// # Errors
+/// [`Error::Argument`](crate::error::Error::Argument) names a NULL.
+///
+/// # Safety
+/// `raw` is NULL or to as many `float` in one piece as [`Costs`] has, which nobody else uses during `'a`.
+#[inline(always)]
+pub(super) unsafe fn costs<'a>(raw: *mut *mut f32, name: &'static str) -> Quick<&'a mut Costs> {
+    // SAFETY: the caller's promise.
+    non_null(raw.cast::<Costs>(), name).map(|mut costs| unsafe { costs.as_mut() })
+}
+
+const _: () = {
+    const fn shared_by_threads<T: Send + Sync>() {}
+    shared_by_threads::<Tuner>();
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::handles::Transfer;
+    use std::ptr;
+
+    fn a_tuner() -> Tuner {
+        Tuner::Inert { reason: "on purpose".to_owned() }
+    }
+
+    #[test]
+    fn a_context_gives_its_tuner_back_and_null_gives_none() {
+        let raw = into_raw(a_tuner());
+        // SAFETY: NULL, and a context that is taken back once.
+        unsafe {
+            assert!(tuner(ptr::null_mut()).unwrap().is_none());
+            assert!(matches!(tuner(raw).unwrap(), Some(Tuner::Inert { reason }) if reason == "on purpose"));
+            take_back(raw).unwrap();
+            take_back(ptr::null_mut()).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_pointer_to_something_else_is_refused_with_words() {
+        let mut stray = [0_u64; 8];
+        let stray = stray.as_mut_ptr().cast::<c_void>();
+        let words = |result: Quick<()>| result.unwrap_err().to_string();
+        let raw = into_raw(a_tuner());
+        // SAFETY: what is pointed at is large enough for a mark; the context is taken back once.
+        unsafe {
+            assert_eq!(words(take_back(stray)), "context is nothing that this plugin made, not a tuner's context");
+            assert_eq!(words(tuner(stray.byte_add(1)).map(|_| ())), "context did not come from this plugin");
+            let no_comm = Transfer::from_raw(raw, "comm").map(|_| ());
+            assert_eq!(words(no_comm), "comm is a tuner's context, not a receive comm");
+            take_back(raw).unwrap();
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! A C program drives the built library's tuner in each version, as NCCL does: `tests/c/tuner.c`.
+
+mod common;
+
+use std::process::{Command, Output};
+
+const VERSIONS: [u8; 3] = [4, 5, 6];
+const TABLE: &str = "for=*;all_reduce@2:1000-1999=ring/ll/2";
+
+#[test]
+fn without_the_network_every_call_succeeds_and_touches_nothing() {
+    for version in VERSIONS {
+        let settings = [("NCCL_IBVERBS_LIB".to_owned(), "libibverbs-not-there.so.1".to_owned())];
+        let said = drive(version, "without-network", &settings);
+        // `[3]` is NCCL's INFO: the tuner alone has given the logger here.
+        let line = "NET/Spark: tuner: leaves a communicator of 2 ranks on 2 nodes to NCCL: the network did not come up";
+        assert_eq!(count(&said, line), 2 + 1, "v{version}: {said}");
+        assert!(said.lines().any(|one| one.starts_with("[3] ") && one.ends_with(line)), "v{version}: {said}");
+    }
+}
+
+#[test]
+fn with_the_network_a_row_of_the_table_decides_for_its_communicators() {
+    let (_, settings) = common::test_rails();
+    let tuner = [("NCCL_SPARK_TUNER", "on"), ("NCCL_SPARK_TUNER_TABLE", TABLE), ("NCCL_SOCKET_IFNAME", "lo")];
+    let tuner = tuner.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let settings: Vec<_> = settings.into_iter().chain(tuner).collect();
+    for version in VERSIONS {
+        let said = drive(version, "with-network", &settings);
+        assert_eq!(count(&said, "tuner: in use for a communicator of 2 ranks"), 4, "v{version}: {said}");
+        for (line, times) in [
+            ("of 2 ranks on 1 node to NCCL: the communicator is on one node", 1),
+            ("of 4 ranks on 2 nodes to NCCL: the communicator has more than one rank on a node", 1),
+            ("of 1 rank on 1 node to NCCL: the communicator is on one node", 1),
+            ("of 3 ranks on 3 nodes to NCCL: the table has no row for 3 ranks", 1),
+            ("of 2 ranks on 2 nodes to NCCL: this network does not carry", if version == 4 { 0 } else { 3 }),
+        ] {
+            assert_eq!(count(&said, line), times, "v{version}: {line}: {said}");
+        }
+        for misuse in ["has 6 algorithms and 3 protocols", "collCostTable is NULL", "context is nothing that this"] {
+            assert!(said.contains(misuse), "v{version}: {misuse}: {said}");
+        }
+        // The child's one line comes by a plain write, not by NCCL's logger.
+        assert!(
+            said.lines().any(|one| one.starts_with("NET/Spark: WARN tuner init: this process was forked")),
+            "{said}"
+        );
+    }
+}
+
+fn count(said: &str, line: &str) -> usize {
+    said.lines().filter(|one| one.contains(line)).count()
+}
+
+/// What the program wrote to standard error.
+fn drive(version: u8, scene: &str, settings: &[(String, String)]) -> String {
+    let Output { status, stdout, stderr } = Command::new(common::c_program("tuner", &["tuner.c", "log.c"]))
+        .arg(common::plugin_library())
+        .args([version.to_string().as_str(), scene])
+        .env_remove("NCCL_NET")
+        .env("SPARK_TEST_VERBOSE", "1")
+        .envs(settings.iter().cloned())
+        .output()
+        .expect("the program runs");
+    let said = String::from_utf8_lossy(&stderr).into_owned();
+    assert!(status.success() && stdout.ends_with(b"done\n"), "v{version} {scene}: {status}\n{said}");
+    said
+}
