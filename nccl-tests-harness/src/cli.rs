@@ -91,7 +91,8 @@ pub enum Command {
     /// Shows which kinds of memory the plugin registers and moves: malloc, pinned by CUDA, managed, a GPU's own.
     ///
     /// A kernel of a GPU writes a pattern, the plugin moves it into memory of the same kind, another kernel counts wrong bytes.
-    /// Without a GPU the processor does it with malloc alone.
+    /// Without a GPU the processor does it with malloc alone. With --litmus it also tests whether NCCL's LL128 protocol is safe
+    /// here.
     Memory(Box<memory::options::Options>),
     /// Tells a rail of the software fabric what to do while a job runs over it.
     Fabric(Control),

@@ -1,20 +1,29 @@
 /* A CUDA driver (libcuda.so) without a GPU, for the tests of nccl-spark memory: "GPUs" that are the processor.
  *
- * It knows the two kernels by name and does what they do, is strict about how it is driven (a current context, addresses that
- * were allocated, nothing left when a context is let go: it says "LEAK" then), and has faults that the environment plants:
+ * It knows the kernels by name and does what they do (those of the litmus test in threads, for they run beside the processor), is
+ * strict about how it is driven (a current context, addresses that were allocated, one kernel at a time on a stream, nothing left
+ * when a context is let go: it says "LEAK" then), and has faults that the environment plants:
  *   FAKE_GPUS=N      how many there are (default 1)         FAKE_PAGEABLE=0  they do not reach malloc's memory
  *   FAKE_FREE=BYTES  what cuMemGetInfo says                 FAKE_MANAGED=0   they have no managed memory
  *   FAKE_BLIND       the checking kernel counts nothing     FAKE_NO_PINNED   cuMemHostAlloc fails
  *   FAKE_WILD        the writing kernel writes another pattern
+ *   FAKE_TORN_STORE  the kernel that stores lines stores bytes 32 to 47 of each 20 us after its flag
+ *   FAKE_SHORT_STORE it stores all but the first 8 bytes     FAKE_BLIND_LOAD  the kernel that loads lines finds none torn
+ *   FAKE_WAIT_MS=N   how long the kernel that loads lines waits for one, whatever it is told
  * Device memory cannot be touched by the processor, as on a discrete GPU: its pages are opened only inside of these calls. */
 #define _GNU_SOURCE
+#include <pthread.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
 
-enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_CONTEXT = 201, ILLEGAL_ADDRESS = 700 };
+enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_CONTEXT = 201, NOT_READY = 600,
+       ILLEGAL_ADDRESS = 700 };
 enum { DEVICE, MANAGED, PINNED, REGISTERED, ROOM = 64 };
 /* What a GPU calls pinned memory: not its address, so that who confuses the two is found out. */
 #define MAPPED ((uint64_t)1 << 60)
@@ -25,8 +34,16 @@ typedef struct {
   int kind;
 } area_t;
 
+/* A stream, and the kernel on it. */
+typedef struct {
+  pthread_t thread;
+  int context, runs, stores, done; /* done is set by the thread */
+  uint64_t memory, limit_ns, tally, found[6];
+  uint32_t first, lines, sequence, spins, pause, delay;
+} stream_t;
+
 static area_t areas[ROOM];
-static int retained[16], modules, current; /* contexts and devices are numbers; context 0 is none */
+static int retained[16], modules, streams, current; /* contexts and devices are numbers; context 0 is none */
 
 static long setting(const char *name, long otherwise) {
   const char *value = getenv(name);
@@ -82,7 +99,7 @@ int cuDevicePrimaryCtxRetain(void **context, int device) {
 }
 
 int cuDevicePrimaryCtxRelease_v2(int device) {
-  int contexts = 0, left = modules;
+  int contexts = 0, left = modules + streams;
   if (--retained[device] < 0) fprintf(stderr, "LEAK: a context was let go twice\n");
   for (int at = 0; at < 16; at++) contexts += retained[at];
   for (area_t *area = areas; area < areas + ROOM; area++) left += area->start != NULL;
@@ -105,7 +122,10 @@ int cuModuleLoadData(void **module, const void *image) {
 
 int cuModuleGetFunction(void **function, void *module, const char *name) {
   (void)module;
-  *function = !strcmp(name, "nccl_spark_fill") ? (void *)1 : !strcmp(name, "nccl_spark_check") ? (void *)2 : NULL;
+  static const char *const names[] = {"fill", "check", "litmus_store", "litmus_load"};
+  *function = NULL;
+  for (intptr_t at = 0; at < 4; at++)
+    if (!strncmp(name, "nccl_spark_", 11) && !strcmp(name + 11, names[at])) *function = (void *)(at + 1);
   return *function ? OK : INVALID_VALUE;
 }
 
@@ -189,13 +209,130 @@ static int reached(char *from, size_t bytes, int is_mapped) {
   return !is_mapped && setting("FAKE_PAGEABLE", 1);
 }
 
+static uint64_t word(const stream_t *stream, uint32_t line, uint32_t index) {
+  return index == 15 ? stream->sequence : (uint64_t)stream->sequence << 32 | (line * 16 + index);
+}
+
+static uint64_t now_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+static void put(uint64_t *line, uint32_t index, uint64_t value) { __atomic_store_n(line + index, value, __ATOMIC_RELEASE); }
+
+static void store_lines(stream_t *stream) {
+  uint64_t *lines = (uint64_t *)(uintptr_t)(stream->memory & ~MAPPED);
+  int is_torn = getenv("FAKE_TORN_STORE") != NULL;
+  for (uint32_t at = 0; stream->delay && at < stream->lines; at++) put(lines + at * 16, 15, stream->sequence);
+  if (stream->delay) usleep(stream->delay / 1000);
+  for (uint32_t at = 0; at < stream->lines; at++) {
+    uint64_t *line = lines + at * 16;
+    for (uint32_t index = getenv("FAKE_SHORT_STORE") != NULL; index < 16; index++)
+      if (!is_torn || index / 2 != 2) put(line, index, word(stream, stream->first + at, index));
+    if (!is_torn) continue;
+    usleep(20);
+    for (uint32_t index = 4; index < 6; index++) put(line, index, word(stream, stream->first + at, index));
+  }
+}
+
+static uint64_t old_pieces(stream_t *stream, uint32_t at) {
+  uint64_t *line = (uint64_t *)(uintptr_t)(stream->memory & ~MAPPED) + at * 16, pieces = 0;
+  for (uint32_t index = 0; index < 16; index++)
+    if (__atomic_load_n(line + index, __ATOMIC_RELAXED) != word(stream, stream->first + at, index))
+      pieces |= (uint64_t)1 << index / 2;
+  return pieces;
+}
+
+static void load_lines(stream_t *stream) {
+  uint64_t *found = stream->found, start = now_ns();
+  for (uint32_t at = 0; at < stream->lines; at++) {
+    uint64_t *flag = (uint64_t *)(uintptr_t)(stream->memory & ~MAPPED) + at * 16 + 15;
+    int is_there, is_late;
+    do {
+      sched_yield();
+      is_late = now_ns() - start > stream->limit_ns;
+      is_there = __atomic_load_n(flag, __ATOMIC_ACQUIRE) == stream->sequence;
+    } while (!is_there && !is_late);
+    found[is_there ? 0 : 3]++;
+    if (!is_there || getenv("FAKE_BLIND_LOAD")) continue;
+    uint64_t pieces = old_pieces(stream, at), again = old_pieces(stream, at);
+    found[1] += pieces != 0, found[2] += again != 0, found[4] |= pieces, found[5] |= again;
+  }
+}
+
+static void *litmus(void *opaque) {
+  stream_t *stream = opaque;
+  (stream->stores ? store_lines : load_lines)(stream);
+  __atomic_store_n(&stream->done, 1, __ATOMIC_RELEASE);
+  return NULL;
+}
+
+static int launch_litmus(stream_t *stream, int stores, void **parameters) {
+  if (!stream || stream->runs || stream->context != current) return INVALID_VALUE;
+  stream->memory = *(uint64_t *)parameters[0];
+  stream->first = *(uint32_t *)parameters[1];
+  stream->lines = *(uint32_t *)parameters[2];
+  stream->sequence = *(uint32_t *)parameters[3];
+  stream->pause = stores ? *(uint32_t *)parameters[4] : 0;
+  stream->delay = stores ? *(uint32_t *)parameters[5] : 0;
+  stream->spins = stores ? 1 : *(uint32_t *)parameters[4];
+  stream->limit_ns = stores ? 1 : *(uint64_t *)parameters[5];
+  stream->tally = stores ? 0 : *(uint64_t *)parameters[6];
+  if (!stream->spins || !stream->limit_ns || !stream->sequence || stream->pause > 1000000 || stream->delay > 1000000)
+    return INVALID_VALUE;
+  char *bytes = (char *)(uintptr_t)(stream->memory & ~MAPPED);
+  if (!reached(bytes, (size_t)stream->lines * 128, (stream->memory & MAPPED) != 0)) return ILLEGAL_ADDRESS;
+  long wait_ms = setting("FAKE_WAIT_MS", 0);
+  if (wait_ms) stream->limit_ns = (uint64_t)wait_ms * 1000000;
+  stream->stores = stores, stream->runs = 1, stream->done = 0;
+  memset(stream->found, 0, sizeof stream->found);
+  return pthread_create(&stream->thread, NULL, litmus, stream) ? OUT_OF_MEMORY : OK;
+}
+
+int cuStreamCreate(void **stream, unsigned flags) {
+  if (!current || flags != 1) return INVALID_VALUE;
+  stream_t *made = calloc(1, sizeof *made);
+  made->context = current;
+  *stream = made;
+  return streams++, OK;
+}
+
+int cuStreamSynchronize(void *opaque) {
+  stream_t *stream = opaque;
+  if (!stream->runs) return OK;
+  pthread_join(stream->thread, NULL);
+  stream->runs = 0;
+  if (stream->stores) return OK;
+  uint64_t *tally = (uint64_t *)(uintptr_t)stream->tally;
+  open_device(PROT_READ | PROT_WRITE);
+  for (int at = 0; at < 6; at++) tally[at] = at < 4 ? tally[at] + stream->found[at] : tally[at] | stream->found[at];
+  open_device(PROT_NONE);
+  return OK;
+}
+
+int cuStreamQuery(void *opaque) {
+  stream_t *stream = opaque;
+  if (stream->context != current) return INVALID_CONTEXT;
+  if (stream->runs && !__atomic_load_n(&stream->done, __ATOMIC_ACQUIRE)) return NOT_READY;
+  return cuStreamSynchronize(stream);
+}
+
+int cuStreamDestroy_v2(void *opaque) {
+  if (((stream_t *)opaque)->runs) fprintf(stderr, "LEAK: a stream was destroyed with a kernel on it\n");
+  free(opaque);
+  return streams--, OK;
+}
+
 int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                    unsigned shared, void *stream, void **parameters, void **extra) {
   uint64_t memory = *(uint64_t *)parameters[0];
   uint32_t first = *(uint32_t *)parameters[1], count = *(uint32_t *)parameters[2];
   uint32_t seed = *(uint32_t *)parameters[3], flip = *(uint32_t *)parameters[4];
-  if (!current || !gx || gy != 1 || gz != 1 || !bx || bx > 1024 || by != 1 || bz != 1 || shared || stream || extra)
+  if (!current || !gx || gy != 1 || gz != 1 || !bx || bx > 1024 || by != 1 || bz != 1 || shared || extra)
     return INVALID_VALUE;
+  if ((intptr_t)function > 2) return bx % 32 ? INVALID_VALUE : launch_litmus(stream, function == (void *)3, parameters);
+  if (stream) return INVALID_VALUE;
   uint8_t *bytes = (uint8_t *)(uintptr_t)(memory & ~MAPPED);
   if (!reached((char *)bytes, count, (memory & MAPPED) != 0)) return ILLEGAL_ADDRESS;
   open_device(PROT_READ | PROT_WRITE);

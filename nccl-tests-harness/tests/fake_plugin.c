@@ -7,7 +7,9 @@
  *   FAKE_FAIL      isend fails                               FAKE_HANG     isend never comes back
  *   FAKE_LOSE      isend drops the message                   FAKE_DIE      isend kills the process
  *   FAKE_EXIT      isend leaves the process with status 3    FAKE_UNKNOWN  isend returns a code that NCCL has no name for
- * Without a number: FAKE_INIT_FAILS, FAKE_NO_DEVICE, FAKE_DEVICE_ONLY (no host memory). */
+ * Without a number: FAKE_INIT_FAILS, FAKE_NO_DEVICE, FAKE_DEVICE_ONLY (no host memory), FAKE_NO_OPTIONAL (an optional receive
+ * fails), FAKE_TORN (of each 128 bytes of an optional receive the upper 64 come 20 ms before the lower). An optional receive ends
+ * when its bytes are there, as any other; they are stored as 8-byte words in order. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -78,7 +80,7 @@ typedef struct {
   header_t header;
   char *data;
   size_t room, moved; /* moved counts the header, too */
-  int tag, used, done;
+  int tag, used, done, optional;
 } request_t;
 
 typedef struct comm {
@@ -252,11 +254,15 @@ static int fake_isend(void *opaque, void *data, size_t size, int tag, void *mhan
 static int fake_irecv(void *opaque, int n, void **data, size_t *sizes, int *tags, void **mhandles, void **phandles,
                       void **result) {
   comm_t *comm = opaque;
+  int optional = *result == (void *)1;
   *result = NULL;
+  if (optional && getenv("FAKE_NO_OPTIONAL")) return fail(INVALID_USAGE, "NET/Fake: planted: no optional receives");
   if (n != 1 || phandles == NULL) return fail(INVALID_ARGUMENT, "NET/Fake: irecv: one part, and its profiler handle");
   if (comm->sends || outside(comm, mhandles[0], data[0], sizes[0]))
     return fail(INVALID_ARGUMENT, "NET/Fake: irecv: wrong memory");
-  *result = start(comm, data[0], sizes[0], tags[0]);
+  request_t *request = start(comm, data[0], sizes[0], tags[0]);
+  if (request) request->optional = optional;
+  *result = request;
   return OK;
 }
 
@@ -291,15 +297,33 @@ static void plant(request_t *request) {
     }
 }
 
+/* Stores words from `at` on, `count` of each 128 bytes. */
+static void place(const request_t *request, const char *from, size_t at, size_t count) {
+  uint64_t *to = (uint64_t *)request->data, word;
+  for (size_t line = 0; line < request->header.size / 128; line++)
+    for (size_t index = line * 16 + at; index < line * 16 + at + count; index++) {
+      memcpy(&word, from + index * 8, 8);
+      __atomic_store_n(to + index, word, __ATOMIC_RELEASE);
+    }
+}
+
+static void arrive(const request_t *request, const char *from) {
+  if (!getenv("FAKE_TORN")) return place(request, from, 0, 16);
+  place(request, from, 8, 8);
+  usleep(20000);
+  place(request, from, 0, 8);
+}
+
 static int progress(comm_t *comm) {
   for (; comm->first != comm->next; comm->first++) {
     request_t *request = &comm->requests[comm->first % REQUESTS];
     static char nowhere[16 << 20];
     int stale = !comm->sends && strikes("FAKE_STALE", received + 1);
     char *data = request->data;
-    if (stale) request->data = nowhere;
+    if (stale || request->optional) request->data = nowhere;
     int moved = move(comm, request);
     request->data = data;
+    if (moved > 0 && request->optional && !stale) arrive(request, nowhere);
     if (moved < 0) return fail(REMOTE_ERROR, "NET/Fake: the peer is gone");
     if (moved == 0) return OK;
     if (!comm->sends) plant(request);

@@ -3,31 +3,8 @@
 
 mod common;
 
-use common::{Fake, Said, nccl_spark, shared_object};
+use common::{Fakes, Said, built, nccl_spark};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
-
-/// A fake plugin, and beside it a fake driver that is found in place of any other.
-struct Fakes {
-    plugin: Fake,
-}
-
-impl Fakes {
-    fn new() -> Self {
-        let plugin = Fake::compile(&[]);
-        shared_object("fake_cuda.c", &plugin.folder().join("libcuda.so"), &[]);
-        Self { plugin }
-    }
-
-    /// Runs `arguments` with `environment`, as in "FAKE_GPUS=2".
-    fn run(&self, arguments: &str, environment: &str) -> Said {
-        let mut command = nccl_spark();
-        command.args(["memory", "--fabric", "verbs", "--plugin"]).arg(self.plugin.library());
-        command.args(arguments.split_whitespace()).env("LD_LIBRARY_PATH", self.plugin.folder());
-        command.envs(environment.split_whitespace().filter_map(|one| one.split_once('=')));
-        command.output().unwrap().into()
-    }
-}
 
 /// The cells of a kind's row, from "registered" on; columns are two spaces apart.
 fn row(said: &Said, kind: &str) -> Vec<String> {
@@ -122,21 +99,11 @@ fn the_result_is_told_as_json() {
     assert!(said.err.contains("# FAILED: malloc"), "the table goes to standard error: {said:?}");
 }
 
-/// The plugin that cargo built last: beside the program after `cargo build`, in `deps` after `cargo test`.
-fn plugin(program: &Path) -> Option<PathBuf> {
-    let folder = program.parent()?;
-    let candidates = [folder.join("libnccl_net_spark.so"), folder.join("deps/libnccl_net_spark.so")];
-    let built = candidates.into_iter().filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path)));
-    built.max().map(|(_, path)| path)
-}
-
 /// With the GPUs that are here: without one, what there is to say; with one, that all is well.
 #[test]
 fn the_plugin_moves_all_that_is_here_over_the_software_fabric() {
-    let program = Path::new(env!("CARGO_BIN_EXE_nccl-spark"));
-    let fabric = program.with_file_name("softverbs-ibverbs");
-    let (true, Some(plugin)) = (fabric.exists(), plugin(program)) else {
-        return eprintln!("skipped: the plugin and {} are not both built; cargo build makes them", fabric.display());
+    let Some(plugin) = built() else {
+        return eprintln!("skipped: the plugin and softverbs-ibverbs are not both built; cargo build makes them");
     };
     let mut command = nccl_spark();
     command.args(["memory", "--fabric", "soft", "--profile", "unpaced", "--plugin"]).arg(plugin);

@@ -6,12 +6,18 @@
 
 #[allow(unsafe_code)]
 mod cuda;
+pub mod lines;
 mod pattern;
 
-pub use cuda::{About, Block, Driver, Gpu, Kind};
+pub use cuda::{About, Block, Driver, Gpu, Kind, Lines};
 pub use pattern::{Pattern, Wrong};
 
+use crate::net::Words;
 use anyhow::{Context as _, Result, ensure};
+use lines::{FLAG, Round, Tally, WORDS, word};
+use std::rc::Rc;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::Duration;
 
 /// Shows that this GPU writes what the processor computes, and counts what the processor changes: a check that never finds
 /// anything would pass whatever a network does.
@@ -37,6 +43,61 @@ pub fn prove(gpu: &Gpu) -> Result<()> {
     let wrong = gpu.check(&block, 3..BYTES, pattern)?;
     let expected = Wrong { count: CHANGED.len() as u32, first: u32::try_from(CHANGED[0]).ok() };
     ensure!(wrong == expected, "{name} counts {wrong:?} where {expected:?} was changed");
+    Ok(())
+}
+
+/// Shows the same of the kernels of the litmus test: that all words of a line are stored and no others, and that a line with an old
+/// word and one that does not come are counted. It also makes the driver load both kernels one after the other: a kernel that is
+/// loaded at its first launch may wait for all that run, and in the test one of them runs until the other has stored its lines.
+///
+/// # Errors
+/// When it is not so.
+pub fn prove_lines(gpu: &Rc<Gpu>) -> Result<()> {
+    const BYTES: usize = 200 * lines::LINE_BYTES;
+    // Neither a multiple of a warp's four lines, nor from the start.
+    const ROUND: Round = Round { first: 5, lines: 133, sequence: 9, pause_ns: 1, delay_ns: 0 };
+    const WAIT: Duration = Duration::from_millis(100);
+    let name = gpu.name();
+    let block = gpu.allocate(Kind::HostAlloc, BYTES)?;
+    let words = Words::share(block.buffer())?;
+    let kernels = Lines::new(gpu, &block, &words)?;
+    let end = || -> Result<()> {
+        while !kernels.is_idle()? {
+            std::thread::yield_now();
+        }
+        Ok(())
+    };
+    for round in [ROUND, Round { sequence: 10, delay_ns: 1000, ..ROUND }] {
+        kernels.store(&round)?;
+        end()?;
+        for (at, stored) in words.all().iter().enumerate() {
+            let (line, index) = ((at / WORDS) as u32, at % WORDS);
+            let is_inside = (round.first..round.first + round.lines).contains(&line);
+            let (stored, expected) =
+                (stored.load(SeqCst), if is_inside { word(round.sequence, line, index) } else { 0 });
+            ensure!(
+                stored == expected,
+                "{name} stores {stored:#x} as word {index} of line {line} in place of {expected:#x}"
+            );
+        }
+    }
+    let round = Round { sequence: 10, ..ROUND };
+    let whole = Tally { lines: 133, ..Tally::default() };
+    // The changes add up: the tally does too.
+    let torn = Tally { lines: 266, torn: 1, torn_again: 1, missing: 0, pieces: 1 << 3, pieces_again: 1 << 3 };
+    let missing = Tally { lines: 398, torn: 2, torn_again: 2, missing: 1, ..torn };
+    let old = |line: u32, index: usize| {
+        words.all()[line as usize * WORDS + index].store(word(ROUND.sequence, line, index), Relaxed);
+    };
+    for (change, expected) in [(None, whole), (Some((12, 6)), torn), (Some((20, FLAG)), missing)] {
+        if let Some((line, index)) = change {
+            old(line, index);
+        }
+        kernels.load(&round, WAIT)?;
+        end()?;
+        let found = kernels.tally()?;
+        ensure!(found == expected, "{name} counts {found:?} in place of {expected:?}");
+    }
     Ok(())
 }
 
@@ -70,8 +131,9 @@ mod tests {
             Err(reason) => return assert!(!reason.is_empty() && !reason.contains('\n'), "{reason}"),
         };
         assert!(Gpu::open(&driver, 4096).map(|_| ()).unwrap_err().to_string().contains("GPU 4096 is not there"));
-        let gpu = Gpu::open(&driver, 0).unwrap();
+        let gpu = Rc::new(Gpu::open(&driver, 0).unwrap());
         prove(&gpu).unwrap();
+        prove_lines(&gpu).unwrap();
         for kind in [Kind::HostAlloc, Kind::HostRegister, Kind::Managed, Kind::Device] {
             if kind == Kind::Managed && !gpu.about().managed_memory {
                 continue;

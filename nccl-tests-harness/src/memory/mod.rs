@@ -1,10 +1,13 @@
 //! `nccl-spark memory`: which kinds of memory the plugin registers, and whether what it moves from one into another of the
 //! same kind arrives, written by one GPU and checked by another or the same.
 //!
+//! With `--litmus` it also tests whether NCCL's LL128 protocol is safe here ([`litmus`]).
+//!
 //! Each kind is tried in a process of its own, which is both ends of one connection, so that memory that the fabric cannot
 //! reach ends one row of the table and not the command. Promises: a row says what was done and never what should have been;
 //! a GPU judges only after it was seen to count what the processor changed; no process is left behind.
 
+pub mod litmus;
 pub mod options;
 pub mod rank;
 mod table;
@@ -18,6 +21,7 @@ use crate::report;
 use crate::seats;
 use crate::watch::Watch;
 use anyhow::{Context, Result, bail};
+use litmus::{Order, Outcome, Verdict};
 use options::Plan;
 use serde::Serialize;
 use std::io::Write;
@@ -40,6 +44,8 @@ struct Report {
     gpus: Option<[About; 2]>,
     sizes_bytes: Vec<usize>,
     kinds: Vec<Row>,
+    /// The litmus test of LL128; null when it was not asked for.
+    litmus: Option<Verdict>,
 }
 
 #[derive(Debug, Serialize)]
@@ -83,8 +89,15 @@ fn lead(plan: &Plan, program: &Path, mut out: &mut impl Write, report: &mut Repo
         let fault = table::fault(kind, &fate);
         report.kinds.push(Row { kind, name: kind.name(), outcome: fate, fault });
     }
+    if let Some(order) = plan.litmus {
+        let outcome = judge_lines(plan, program, &fabric, order, report.gpus.is_some());
+        litmus::table::write(out, &outcome, order.planted, fabric.kind == FabricKind::Soft)?;
+        let fault = outcome.fault();
+        report.litmus = Some(Verdict { planted: order.planted, outcome, fault });
+    }
     let faults = report.kinds.iter().filter_map(|row| Some(format!("{}: {}", row.name, row.fault.as_ref()?)));
-    let faults = faults.collect::<Vec<_>>();
+    let lines = report.litmus.iter().filter_map(|verdict| Some(format!("LL128: {}", verdict.fault.as_ref()?)));
+    let faults = faults.chain(lines).collect::<Vec<_>>();
     match faults.is_empty() {
         true => writeln!(out, "# OK")?,
         false => writeln!(out, "# FAILED: {}", faults.join("; "))?,
@@ -139,22 +152,7 @@ fn describe(gpu: &About) -> String {
 /// # Errors
 /// When it does not come up with memory that needs nothing: nothing else would either.
 fn attempt(plan: &Plan, program: &Path, fabric: &Fabric, kind: Kind) -> Result<(Option<Ready>, Fate)> {
-    let start = || -> Result<(Job, Ready)> {
-        let mut job = Job::start(program, seats::all_here(1, fabric, &[]), plan.timeout, Watch::none())?;
-        let setup = Setup {
-            kind,
-            plugin: plan.plugin.clone(),
-            job: u64::from(std::process::id()),
-            sizes: plan.sizes.clone(),
-            gpus: plan.gpus,
-        };
-        let ready = ask(&mut job, ToRank::Memory(setup), |answer| match answer {
-            Answer::Ready(ready) => Some(ready),
-            _ => None,
-        })?;
-        Ok((job, ready))
-    };
-    let (job, ready) = match start() {
+    let (job, ready) = match start(plan, program, fabric, kind, None) {
         Ok(started) => started,
         Err(error) if kind == Kind::Malloc => return Err(error),
         Err(error) => return Ok((None, failed(false, &error))),
@@ -164,9 +162,51 @@ fn attempt(plan: &Plan, program: &Path, fabric: &Fabric, kind: Kind) -> Result<(
     Ok((Some(ready), fate))
 }
 
-/// There is only the one rank, which nobody needs to be told.
+/// Starts a process that tries a kind, or the litmus test in memory of it.
+fn start(plan: &Plan, program: &Path, fabric: &Fabric, kind: Kind, litmus: Option<Order>) -> Result<(Job, Ready)> {
+    let mut job = Job::start(program, seats::all_here(1, fabric, &[]), plan.timeout, Watch::none())?;
+    let sizes = if litmus.is_some() { vec![litmus::rounds::BUFFER_BYTES] } else { plan.sizes.clone() };
+    let (plugin, job_number) = (plan.plugin.clone(), u64::from(std::process::id()));
+    let setup = Setup { kind, plugin, job: job_number, sizes, gpus: plan.gpus, litmus };
+    let ready = ask(&mut job, ToRank::Memory(setup), |answer| match answer {
+        Answer::Ready(ready) => Some(ready),
+        _ => None,
+    })?;
+    Ok((job, ready))
+}
+
+/// Runs the litmus test: in memory that CUDA pins, as NCCL's buffers are, or without a GPU in the allocator's.
+fn judge_lines(plan: &Plan, program: &Path, fabric: &Fabric, order: Order, has_gpu: bool) -> Outcome {
+    let kind = if has_gpu { Kind::HostAlloc } else { Kind::Malloc };
+    let run = || -> Result<Outcome> {
+        let (mut job, _) = start(plan, program, fabric, kind, Some(order))?;
+        let registered = ask(&mut job, ToRank::Go, |answer| match answer {
+            Answer::Registered(registered) => Some(registered),
+            _ => None,
+        })?;
+        if let Registered::Refused(reason) | Registered::NotTried(reason) = registered {
+            return Ok(Outcome::Failed { reason });
+        }
+        let found = ask(&mut job, ToRank::Go, |answer| match answer {
+            Answer::Litmus(found) => Some(found),
+            _ => None,
+        })?;
+        // After lines that did not arrive the process does not close in good order.
+        if found.missing == 0 {
+            job.finish().context("close")?;
+        }
+        Ok(Outcome::Ran(found))
+    };
+    run().unwrap_or_else(|error| Outcome::Failed { reason: words_of(&error) })
+}
+
 fn failed(registered: bool, error: &anyhow::Error) -> Fate {
-    Fate::Failed { registered, reason: format!("{error:#}").replace("rank 0: ", "its process: ") }
+    Fate::Failed { registered, reason: words_of(error) }
+}
+
+/// There is only the one rank, so its number says nothing.
+fn words_of(error: &anyhow::Error) -> String {
+    format!("{error:#}").replace("rank 0: ", "its process: ")
 }
 
 /// Lets a process that came up register and move.

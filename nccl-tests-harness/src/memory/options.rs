@@ -1,5 +1,6 @@
 //! The command line of `nccl-spark memory`, checked before anything starts.
 
+use super::litmus::Order;
 use crate::cli::{self, FabricOptions, wrong};
 use crate::fabric::Wish;
 use crate::report::Target;
@@ -20,6 +21,13 @@ pub struct Options {
     /// The GPU that allocates and checks what is received [default: the same].
     #[arg(long, value_name = "N")]
     receiver_gpu: Option<u32>,
+    /// Tests for so many seconds whether LL128 is safe here: whether lines of 128 bytes become visible as a whole, as a GPU
+    /// stores them and as the NIC does [default: 0, no test].
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=86400))]
+    litmus: Option<u64>,
+    /// Lets the writer of that test tear its lines, to see that they are found.
+    #[arg(long, hide = true, requires = "litmus")]
+    litmus_plant: bool,
     /// Seconds in which nothing gets done, after which a kind of memory counts as hung.
     #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86400))]
     timeout: u64,
@@ -43,6 +51,8 @@ pub struct Plan {
     pub gpus: [u32; 2],
     /// The user named one: there has to be one.
     pub needs_gpu: bool,
+    /// The litmus test of LL128, if it is to run.
+    pub litmus: Option<Order>,
     /// How long nothing may get done.
     pub timeout: Duration,
     /// The plugin's library.
@@ -76,6 +86,10 @@ impl Options {
             sizes,
             gpus: [gpu, self.receiver_gpu.unwrap_or(gpu)],
             needs_gpu: self.gpu.or(self.receiver_gpu).is_some(),
+            litmus: self
+                .litmus
+                .filter(|seconds| *seconds > 0)
+                .map(|seconds| Order { seconds, planted: self.litmus_plant }),
             timeout: Duration::from_secs(self.timeout),
             plugin: cli::library(self.plugin, program)?,
             fabric: self.fabric.wish(program)?,
@@ -112,6 +126,14 @@ mod tests {
     }
 
     #[test]
+    fn the_litmus_test_runs_when_it_has_time() {
+        let litmus = |arguments: &[&str]| plan(arguments).unwrap().litmus;
+        assert_eq!((litmus(&[]), litmus(&["--litmus", "0"])), (None, None));
+        assert_eq!(litmus(&["--litmus", "86400"]), Some(Order { seconds: 86_400, planted: false }));
+        assert_eq!(litmus(&["--litmus", "1", "--litmus-plant"]), Some(Order { seconds: 1, planted: true }));
+    }
+
+    #[test]
     fn the_receivers_gpu_is_the_senders_unless_told() {
         let gpus = |arguments: &[&str]| plan(arguments).map(|plan| (plan.gpus, plan.needs_gpu)).unwrap();
         assert_eq!(gpus(&["--gpu", "1"]), ([1, 1], true));
@@ -128,6 +150,8 @@ mod tests {
             (&["--gpu", "-1"], "-1", ""),
             (&["--gpu", "a"], "--gpu", "digit"),
             (&["-T", "0"], "--timeout", "1..=86400"),
+            (&["--litmus", "86401"], "--litmus", "0..=86400"),
+            (&["--litmus-plant"], "--litmus", "required"),
             (&["--plugin", "/no/such.so"], "--plugin", "No such file"),
             (&["--fabric", "verbs", "--scale", "2"], "--scale", "--fabric verbs"),
         ] {

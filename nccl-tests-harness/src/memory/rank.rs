@@ -1,5 +1,6 @@
 //! The process that tries one kind of memory: it is both ends of one connection.
 
+use super::litmus::rounds;
 use super::words::{Answer, Kind, Message, Moved, Ready, Registered, Setup};
 use crate::activity;
 use crate::control::{FromRank, Sender, ToRank};
@@ -16,7 +17,7 @@ use std::sync::mpsc;
 /// Behind each message so many bytes are watched that nothing belongs in.
 const GUARD_BYTES: usize = 4096;
 /// As NCCL's tags: any number, the same on both sides.
-const TAG: i32 = 7;
+pub(super) const TAG: i32 = 7;
 
 /// Tries it; `library` is where the plugin lies.
 ///
@@ -51,6 +52,21 @@ pub fn work(setup: &Setup, library: &Path, commands: &mpsc::Receiver<ToRank>, se
 
     wait_for_go(commands)?;
     let wire = Wire { send, recv, from, into };
+    if let Some(order) = &setup.litmus {
+        match rounds::run(&ends, &wire, order) {
+            Ok(found) if found.missing == 0 => sender.send(&FromRank::Memory(Answer::Litmus(found)))?,
+            Ok(found) => {
+                // What did not arrive may still come: nothing is closed.
+                std::mem::forget((wire, ends));
+                sender.send(&FromRank::Memory(Answer::Litmus(found)))?;
+            }
+            Err(error) => {
+                std::mem::forget((wire, ends));
+                return Err(error);
+            }
+        }
+        return wait_for_the_end(commands);
+    }
     let mut messages = Vec::new();
     for (number, &bytes) in setup.sizes.iter().enumerate() {
         match exchange(&ends, &wire, setup.kind, bytes, number as u32 + 1) {
@@ -125,18 +141,19 @@ fn connect_with_itself(context: &Rc<Context>) -> Result<(SendComm, RecvComm)> {
 }
 
 /// Memory, and who writes and checks it.
-struct End {
-    block: Block,
-    actor: Actor,
+pub(super) struct End {
+    pub(super) block: Block,
+    pub(super) actor: Actor,
 }
 
 /// What is sent from, and what is received into.
-struct Ends {
-    from: End,
-    into: End,
+pub(super) struct Ends {
+    pub(super) from: End,
+    pub(super) into: End,
 }
 
-enum Actor {
+/// Who writes and checks.
+pub(super) enum Actor {
     Gpu(Rc<Gpu>),
     Processor,
 }
@@ -217,12 +234,12 @@ impl End {
 }
 
 /// The connection, and the memory as it is registered with either end.
-struct Wire {
+pub(super) struct Wire {
     // In the order in which NCCL gives them back: registrations, comms.
-    from: Rc<Registration>,
-    into: Rc<Registration>,
-    send: SendComm,
-    recv: RecvComm,
+    pub(super) from: Rc<Registration>,
+    pub(super) into: Rc<Registration>,
+    pub(super) send: SendComm,
+    pub(super) recv: RecvComm,
 }
 
 /// Writes a message, moves it, and checks it.
@@ -242,14 +259,14 @@ fn exchange(ends: &Ends, wire: &Wire, kind: Kind, bytes: usize, seed: u32) -> Re
 }
 
 /// A request from before it was taken until it is done.
-enum Step {
+pub(super) enum Step {
     Asking,
     Going(Request),
     Done(usize),
 }
 
 impl Step {
-    fn advance(&mut self, ask: impl FnOnce() -> Result<Option<Request>>) -> Result<Option<usize>> {
+    pub(super) fn advance(&mut self, ask: impl FnOnce() -> Result<Option<Request>>) -> Result<Option<usize>> {
         match self {
             Self::Asking => {
                 if let Some(request) = ask()? {

@@ -1,5 +1,6 @@
 //! The kinds of memory, and the words about one between the command and the process that tries it.
 
+use super::litmus::{Found, Order};
 use crate::control::Network;
 use crate::gpu::{About, Wrong};
 use crate::net::Pointer;
@@ -68,6 +69,8 @@ pub struct Setup {
     pub sizes: Vec<usize>,
     /// The GPU that writes, and the one that checks.
     pub gpus: [u32; 2],
+    /// In place of messages of these sizes: the litmus test of LL128, in buffers of the greatest size.
+    pub litmus: Option<Order>,
 }
 
 /// What the process answers: to the set-up, then to each "go" one more of these.
@@ -79,6 +82,8 @@ pub enum Answer {
     Registered(Registered),
     /// What came of moving.
     Moved(Moved),
+    /// What came of the litmus test.
+    Litmus(Found),
 }
 
 /// What there is.

@@ -9,6 +9,7 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
+use std::sync::atomic::AtomicU64;
 
 /// An owner of memory.
 ///
@@ -34,9 +35,15 @@ pub struct Buffer {
     memory: Box<dyn Memory>,
     /// Where requests are under way.
     active: RefCell<Vec<Stretch>>,
-    /// While [`Buffer::alone`] runs.
+    /// While [`Buffer::alone`] runs, and once there are [`Words`] of it.
     borrowed: Cell<bool>,
+    /// There are [`Words`] of it.
+    shared: Cell<bool>,
 }
+
+/// A buffer that the processor, GPUs and the network use at the same time, from when this is made until the buffer ends. The
+/// processor has its 8-byte words as atomics, and nothing else.
+pub struct Words(Rc<Buffer>);
 
 /// A stretch of a buffer that the network reads, or writes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,12 +64,22 @@ impl Buffer {
 
     /// A buffer of such memory.
     pub fn of(memory: impl Memory + 'static) -> Rc<Self> {
-        Rc::new(Self { memory: Box::new(memory), active: RefCell::default(), borrowed: Cell::new(false) })
+        Rc::new(Self {
+            memory: Box::new(memory),
+            active: RefCell::default(),
+            borrowed: Cell::default(),
+            shared: Cell::default(),
+        })
     }
 
     /// How long it is.
     pub fn bytes(&self) -> usize {
         self.memory.bytes()
+    }
+
+    /// Whether there are [`Words`] of it.
+    pub(super) fn is_shared(&self) -> bool {
+        self.shared.get()
     }
 
     /// Where it begins, for the plugin.
@@ -74,7 +91,7 @@ impl Buffer {
     pub(super) fn place(&self, offset: usize, bytes: usize) -> Result<*mut c_void> {
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes());
         ensure!(inside, "{bytes} bytes at {offset} lie outside of a buffer of {} bytes", self.bytes());
-        ensure!(!self.borrowed.get(), "the buffer is being filled or checked");
+        ensure!(!self.borrowed.get() || self.shared.get(), "the buffer is being filled or checked");
         Ok(self.start().as_ptr().wrapping_byte_add(offset))
     }
 
@@ -98,7 +115,7 @@ impl Buffer {
     pub fn alone<T>(&self, work: impl FnOnce(NonNull<c_void>) -> Result<T>) -> Result<T> {
         let users = self.active.borrow().len();
         ensure!(users == 0, "the buffer is in use by {users} requests");
-        ensure!(!self.borrowed.replace(true), "the buffer is being filled or checked");
+        ensure!(!self.borrowed.replace(true), "the buffer is being filled or checked, or is shared for good");
         let result = work(self.start());
         self.borrowed.set(false);
         result
@@ -148,6 +165,48 @@ impl Buffer {
         self.borrowed.set(false);
         other.borrowed.set(false);
         Ok(())
+    }
+}
+
+impl Words {
+    /// Shares a buffer.
+    ///
+    /// # Errors
+    /// While requests are under way in it, and where it is no host memory or not whole words.
+    pub fn share(buffer: &Rc<Buffer>) -> Result<Rc<Self>> {
+        ensure!(buffer.memory.is_host(), "the processor cannot reach this memory");
+        let whole = buffer.start().cast::<AtomicU64>().is_aligned() && buffer.bytes().is_multiple_of(size_of::<u64>());
+        ensure!(whole, "a buffer of {} bytes is not made of whole words", buffer.bytes());
+        buffer.alone(|_| Ok(()))?;
+        // From now on no reference into it is handed out but by `all`.
+        buffer.borrowed.set(true);
+        buffer.shared.set(true);
+        Ok(Rc::new(Self(Rc::clone(buffer))))
+    }
+
+    /// Whether these are the words of `buffer`.
+    pub fn are_of(&self, buffer: &Rc<Buffer>) -> bool {
+        Rc::ptr_eq(&self.0, buffer)
+    }
+
+    /// Where they begin.
+    pub fn start(&self) -> NonNull<c_void> {
+        self.0.start()
+    }
+
+    /// How many bytes they are.
+    pub fn bytes(&self) -> usize {
+        self.0.bytes()
+    }
+
+    /// All of them.
+    pub fn all(&self) -> &[AtomicU64] {
+        let count = self.bytes() / size_of::<u64>();
+        // SAFETY: `Memory` promises as many initialised bytes for as long as it lives, which `self` sees to; `share` has looked at
+        // the alignment. Plain references are handed out by `alone`, `with_bytes` and `combine` only, which fail for good
+        // since `share`. Whoever else writes there is no code of this program's (a GPU, a NIC), or does so by atomics (the software
+        // fabric).
+        unsafe { std::slice::from_raw_parts(self.start().as_ptr().cast(), count) }
     }
 }
 
@@ -234,6 +293,7 @@ impl Drop for Heap {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::Ordering::Relaxed;
 
     /// Memory that only something else than the processor can reach.
     struct Far(Mapping);
@@ -264,6 +324,26 @@ mod tests {
             buffer.with_bytes(|bytes| bytes.len() == PAGE_BYTES + 1 && bytes.iter().all(|byte| *byte == 0)).unwrap()
         );
         assert!(Heap::new(0).is_err());
+    }
+
+    #[test]
+    fn a_shared_buffer_has_requests_and_atomic_words_and_nothing_else() {
+        let buffer = Buffer::new(64).unwrap();
+        buffer.with_bytes(|bytes| bytes[8] = 5).unwrap();
+        let stretch = Stretch { start: 0, end: 8, written: true };
+        buffer.begin(stretch);
+        assert!(Words::share(&buffer).is_err());
+        buffer.end(stretch);
+        let words = Words::share(&buffer).unwrap();
+        assert_eq!((words.all().len(), words.all()[1].load(Relaxed)), (8, 5));
+        assert!(words.are_of(&buffer) && !words.are_of(&Buffer::new(64).unwrap()));
+        assert!(buffer.place(8, 56).is_ok() && buffer.place(8, 57).is_err());
+        let other = Buffer::new(64).unwrap();
+        assert!(buffer.with_bytes(|_| ()).unwrap_err().to_string().contains("shared"));
+        assert!(buffer.combine(&other, 0..8, |_, _| ()).is_err() && other.combine(&buffer, 0..8, |_, _| ()).is_err());
+        assert!(Words::share(&buffer).is_err() && buffer.place(0, 8).is_ok());
+        assert!(Words::share(&Buffer::new(12).unwrap()).map(|_| ()).unwrap_err().to_string().contains("whole words"));
+        assert!(Words::share(&Buffer::of(Far(Mapping::new(64).unwrap()))).is_err());
     }
 
     #[test]

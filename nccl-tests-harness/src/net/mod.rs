@@ -6,7 +6,7 @@
 mod buffer;
 mod logger;
 
-pub use buffer::{Buffer, Heap, Memory};
+pub use buffer::{Buffer, Heap, Memory, Words};
 
 use crate::abi::{self, Code, Connect, Functions, Init, Irecv, Isend, Listen};
 use crate::{activity, log};
@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use buffer::Stretch;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use logger::{logger, text};
-use nccl_net_spark::abi::types::{CommConfig, HANDLE_BYTES, PTR_CUDA, PTR_HOST, UNDEFINED};
+use nccl_net_spark::abi::types::{CommConfig, HANDLE_BYTES, OPTIONAL_RECV_COMPLETION, PTR_CUDA, PTR_HOST, UNDEFINED};
 use std::ffi::{c_int, c_void};
 use std::path::Path;
 use std::ptr::{self, NonNull};
@@ -397,16 +397,48 @@ impl RecvComm {
     /// # Errors
     /// The plugin's, or a range outside of the memory.
     pub fn irecv(&self, memory: &Rc<Registration>, offset: usize, bytes: usize, tag: i32) -> Result<Option<Request>> {
+        self.post(memory, offset, bytes, tag, ptr::null_mut())
+    }
+
+    /// The same of a receive whose completion is not needed, as NCCL has it for LL and LL128: the plugin may report it done
+    /// before the bytes come (version 8 has no such receives). The memory has to be shared ([`Words`]), so that the processor has
+    /// atomics alone there.
+    ///
+    /// # Errors
+    /// As [`RecvComm::irecv`].
+    pub fn irecv_optional(
+        &self,
+        memory: &Rc<Registration>,
+        offset: usize,
+        bytes: usize,
+        tag: i32,
+    ) -> Result<Option<Request>> {
+        ensure!(memory.buffer.is_shared(), "an optional receive into memory that is not shared");
+        self.post(memory, offset, bytes, tag, ptr::without_provenance_mut(OPTIONAL_RECV_COMPLETION))
+    }
+
+    /// Starts a receive, with `raw` in the request's place.
+    fn post(
+        &self,
+        memory: &Rc<Registration>,
+        offset: usize,
+        bytes: usize,
+        tag: i32,
+        mut raw: *mut c_void,
+    ) -> Result<Option<Request>> {
         let mut address = memory.address(&self.0, offset, bytes)?;
         let plugin = &self.0.context.plugin;
         let irecv = plugin.function("irecv", plugin.table.irecv)?;
         let (mut size, mut tag, mut handle) = (bytes, tag, memory.raw);
-        let (mut profiler, mut raw) = (ptr::null_mut(), ptr::null_mut());
+        let mut profiler = ptr::null_mut();
         // SAFETY: arrays of one element each, valid for the length of the call; the memory as in `isend`.
         let code = unsafe {
             let comm = self.0.raw.as_ptr();
             match irecv {
-                Irecv::V8(irecv) => irecv(comm, 1, &mut address, &mut int(bytes)?, &mut tag, &mut handle, &mut raw),
+                Irecv::V8(irecv) => {
+                    raw = ptr::null_mut();
+                    irecv(comm, 1, &mut address, &mut int(bytes)?, &mut tag, &mut handle, &mut raw)
+                }
                 Irecv::V9(irecv) => irecv(comm, 1, &mut address, &mut size, &mut tag, &mut handle, &mut raw),
                 Irecv::V10(irecv) => {
                     irecv(comm, 1, &mut address, &mut size, &mut tag, &mut handle, &mut profiler, &mut raw)
@@ -414,6 +446,7 @@ impl RecvComm {
             }
         };
         plugin.check("irecv", code)?;
+        ensure!(raw.addr() != OPTIONAL_RECV_COMPLETION, "irecv left the request as it was on entry");
         let stretch = Stretch { start: offset, end: offset + bytes, written: true };
         Ok(NonNull::new(raw).map(|raw| Request::start(raw, memory, stretch)))
     }

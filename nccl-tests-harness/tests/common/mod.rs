@@ -26,6 +26,38 @@ impl Fake {
     }
 }
 
+/// A fake plugin, and beside it a fake driver that is found in place of any other.
+pub struct Fakes {
+    plugin: Fake,
+}
+
+impl Fakes {
+    pub fn new() -> Self {
+        let plugin = Fake::compile(&[]);
+        shared_object("fake_cuda.c", &plugin.folder().join("libcuda.so"), &[]);
+        Self { plugin }
+    }
+
+    /// Runs memory with `arguments` and `environment`, as in "FAKE_GPUS=2".
+    pub fn run(&self, arguments: &str, environment: &str) -> Said {
+        let mut command = nccl_spark();
+        command.args(["memory", "--fabric", "verbs", "--plugin"]).arg(self.plugin.library());
+        command.args(arguments.split_whitespace()).env("LD_LIBRARY_PATH", self.plugin.folder());
+        command.envs(environment.split_whitespace().filter_map(|one| one.split_once('=')));
+        command.output().unwrap().into()
+    }
+}
+
+/// The plugin that cargo built last, where the software fabric is built too: beside the program after `cargo build`, in `deps`
+/// after `cargo test`.
+pub fn built() -> Option<PathBuf> {
+    let folder = Path::new(env!("CARGO_BIN_EXE_nccl-spark")).parent()?;
+    folder.join("softverbs-ibverbs").exists().then_some(())?;
+    let candidates = [folder.join("libnccl_net_spark.so"), folder.join("deps/libnccl_net_spark.so")];
+    let built = candidates.into_iter().filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path)));
+    built.max().map(|(_, path)| path)
+}
+
 /// Compiles a C file of the tests with `cc` (or what `CC` names), which any machine that links Rust has.
 pub fn shared_object(source: &str, library: &Path, defines: &[&str]) {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(source);

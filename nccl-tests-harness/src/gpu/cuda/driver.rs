@@ -57,6 +57,10 @@ functions! {
     launch "cuLaunchKernel" (
         Object, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Object, *mut *mut c_void, *mut *mut c_void
     );
+    stream_create "cuStreamCreate" (*mut Object, c_uint);
+    stream_query "cuStreamQuery" (Object);
+    stream_synchronize "cuStreamSynchronize" (Object);
+    stream_destroy "cuStreamDestroy_v2" (Object);
     memory_info "cuMemGetInfo_v2" (*mut usize, *mut usize);
     alloc "cuMemAlloc_v2" (*mut Address, usize);
     alloc_managed "cuMemAllocManaged" (*mut Address, usize, c_uint);

@@ -1,12 +1,15 @@
 //! CUDA's driver as safe owners. The only files of this room with `unsafe`.
 //!
-//! `driver` are its functions and contexts, `memory` what is allocated, and this file runs the kernels. Everything lives on
-//! one thread (`Rc`), and each call makes its own context current, because two GPUs may be in use.
+//! `driver` are its functions and contexts, `memory` what is allocated, this file runs the kernels that fill and check, and
+//! `lines` those of the litmus test. Everything lives on one thread (`Rc`), and each call makes its own context current, because
+//! two GPUs may be in use.
 
 mod driver;
+mod lines;
 mod memory;
 
 pub use driver::{About, Driver};
+pub use lines::Lines;
 
 use super::pattern::{Pattern, Wrong};
 use super::span;
@@ -19,7 +22,7 @@ use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
 
-/// The two kernels, for any GPU that CUDA 13 drives: the driver translates them.
+/// The kernels, for any GPU that CUDA 13 drives: the driver translates them.
 const KERNELS: &str = include_str!("../kernels.ptx");
 const BLOCKS: c_uint = 128;
 const THREADS: c_uint = 256;
@@ -58,6 +61,8 @@ struct Module {
     raw: Object,
     fill: Object,
     check: Object,
+    litmus_store: Object,
+    litmus_load: Object,
     context: Rc<Context>,
 }
 
@@ -66,11 +71,18 @@ impl Module {
         let functions = context.functions()?;
         let text = CString::new(KERNELS)?;
         let null = ptr::null_mut();
-        let mut module = Self { raw: null, fill: null, check: null, context: Rc::clone(context) };
+        let context_of = Rc::clone(context);
+        let mut module =
+            Self { raw: null, fill: null, check: null, litmus_store: null, litmus_load: null, context: context_of };
         // SAFETY: `raw` is valid for writes for the length of the call; the text is PTX and ends with NUL.
         let code = unsafe { (functions.module_load)(&mut module.raw, text.as_ptr().cast()) };
         context.check("cuModuleLoadData", code)?;
-        for (name, function) in [(c"nccl_spark_fill", &mut module.fill), (c"nccl_spark_check", &mut module.check)] {
+        for (name, function) in [
+            (c"nccl_spark_fill", &mut module.fill),
+            (c"nccl_spark_check", &mut module.check),
+            (c"nccl_spark_litmus_store", &mut module.litmus_store),
+            (c"nccl_spark_litmus_load", &mut module.litmus_load),
+        ] {
             // SAFETY: the module was just loaded; `function` is valid for writes for the length of the call.
             let code = unsafe { (functions.module_function)(function, module.raw, name.as_ptr()) };
             context.check("cuModuleGetFunction", code)?;
@@ -185,7 +197,7 @@ impl Gpu {
                 (&raw mut tally).cast(),
             ];
             let (none, arguments) = (ptr::null_mut(), arguments.as_mut_ptr());
-            // SAFETY: the arguments are those of both kernels, in their order and sizes (`fill` does not take the last), and
+            // SAFETY: the arguments are those of either kernel, in their order and sizes (`fill` does not take the last), and
             // are read during the call. A kernel touches `count` bytes at `memory`, which lie in the block, and the tally:
             // nobody else has a hand in either until `alone` returns, which is after the kernel's end. Memory that this GPU
             // does not reach is an error of its context, which then runs nothing more.

@@ -1,0 +1,165 @@
+//! The kernels of the litmus test. They run on a stream of their own while the processor and the network use the same memory.
+
+use super::driver::{Address, Object};
+use super::memory::Unified;
+use super::{Block, Gpu};
+use crate::gpu::lines::{LINE_BYTES, Round, Tally};
+use crate::net::Words;
+use anyhow::{Result, bail, ensure};
+use std::ffi::{c_int, c_uint, c_void};
+use std::ptr;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// As NCCL has for LL128 at most (`NCCL_LL128_MAX_NTHREADS`); a multiple of a warp's 32.
+const THREADS: c_uint = 640;
+/// One block stores, as one channel of NCCL does. More of them load, so that more lines are watched at once.
+const STORE_BLOCKS: c_uint = 1;
+const LOAD_BLOCKS: c_uint = 4;
+/// How often it loads them at most: a bound that needs no clock.
+const SPINS: u32 = 50_000_000;
+/// `CU_STREAM_NON_BLOCKING`: does not wait for what other streams do.
+const NON_BLOCKING: c_uint = 1;
+/// `CUDA_ERROR_NOT_READY`: the stream's kernel still runs.
+const NOT_READY: c_int = 600;
+
+const _: () = assert!(THREADS.is_multiple_of(32), "a warp has all its lanes, or its votes would not end");
+
+/// A GPU that stores or loads lines in a buffer.
+pub struct Lines {
+    stream: Object,
+    tally: Unified,
+    memory: Address,
+    words: Rc<Words>,
+    gpu: Rc<Gpu>,
+}
+
+impl Lines {
+    /// Lets `gpu` use `words`, which are those of `block`.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn new(gpu: &Rc<Gpu>, block: &Block, words: &Rc<Words>) -> Result<Self> {
+        ensure!(words.are_of(block.buffer()), "the words are of another buffer");
+        let tally = Unified::device(&gpu.context, size_of::<[u64; 6]>())?;
+        let memory = gpu.address(block, words.start())?;
+        let (gpu, words) = (Rc::clone(gpu), Rc::clone(words));
+        let mut lines = Self { stream: ptr::null_mut(), tally, memory, words, gpu };
+        let zeroes = [0_u64; 6];
+        let functions = lines.gpu.context.functions()?;
+        // SAFETY: the tally has room for these bytes; both sides are valid for the length of the call, which waits.
+        let code = unsafe { (functions.copy_in)(lines.tally.address(), zeroes.as_ptr().cast(), size_of_val(&zeroes)) };
+        lines.gpu.context.check("cuMemcpyHtoD", code)?;
+        // SAFETY: `stream` is valid for writes for the length of the call.
+        let code = unsafe { (functions.stream_create)(&mut lines.stream, NON_BLOCKING) };
+        lines.gpu.context.check("cuStreamCreate", code)?;
+        Ok(lines)
+    }
+
+    /// What the GPU is called.
+    pub fn name(&self) -> String {
+        self.gpu.name()
+    }
+
+    /// Starts to store the lines of a round.
+    ///
+    /// # Errors
+    /// The driver's, or lines outside of the buffer.
+    pub fn store(&self, round: &Round) -> Result<()> {
+        let Round { mut first, mut lines, mut sequence, mut pause_ns, mut delay_ns } = *round;
+        let mut memory = self.place(round)?;
+        let mut arguments: [*mut c_void; 6] = [
+            (&raw mut memory).cast(),
+            (&raw mut first).cast(),
+            (&raw mut lines).cast(),
+            (&raw mut sequence).cast(),
+            (&raw mut pause_ns).cast(),
+            (&raw mut delay_ns).cast(),
+        ];
+        self.launch(self.gpu.module.litmus_store, STORE_BLOCKS, &mut arguments)
+    }
+
+    /// Starts to wait for the lines of a round, four of them for `wait` at most, and to look at them.
+    ///
+    /// # Errors
+    /// As [`Lines::store`].
+    pub fn load(&self, round: &Round, wait: Duration) -> Result<()> {
+        let Round { mut first, mut lines, mut sequence, .. } = *round;
+        let mut memory = self.place(round)?;
+        let (mut spins, mut limit_ns, mut tally) = (SPINS, wait.as_nanos() as u64, self.tally.address());
+        let mut arguments: [*mut c_void; 7] = [
+            (&raw mut memory).cast(),
+            (&raw mut first).cast(),
+            (&raw mut lines).cast(),
+            (&raw mut sequence).cast(),
+            (&raw mut spins).cast(),
+            (&raw mut limit_ns).cast(),
+            (&raw mut tally).cast(),
+        ];
+        self.launch(self.gpu.module.litmus_load, LOAD_BLOCKS, &mut arguments)
+    }
+
+    /// Whether the last kernel has ended.
+    ///
+    /// # Errors
+    /// The driver's, those of the kernel among them.
+    pub fn is_idle(&self) -> Result<bool> {
+        // SAFETY: the stream was created by `new` and is destroyed on drop.
+        let code = unsafe { (self.gpu.context.functions()?.stream_query)(self.stream) };
+        if code == NOT_READY {
+            return Ok(false);
+        }
+        self.gpu.context.check("cuStreamQuery, after a kernel,", code).map(|()| true)
+    }
+
+    /// What was loaded so far, between two rounds.
+    ///
+    /// # Errors
+    /// The driver's, or while a kernel runs.
+    pub fn tally(&self) -> Result<Tally> {
+        ensure!(self.is_idle()?, "{} is still loading", self.name());
+        let mut found = [0_u64; 6];
+        let (to, bytes) = (found.as_mut_ptr().cast(), size_of_val(&found));
+        // SAFETY: as in `new`, the other way; no kernel runs.
+        let code = unsafe { (self.gpu.context.functions()?.copy_out)(to, self.tally.address(), bytes) };
+        self.gpu.context.check("cuMemcpyDtoH", code)?;
+        let [lines, torn, torn_again, missing, pieces, pieces_again] = found;
+        Ok(Tally { lines, torn, torn_again, missing, pieces, pieces_again })
+    }
+
+    /// Where a round's lines begin, as the GPU has it.
+    fn place(&self, round: &Round) -> Result<Address> {
+        let end = (round.first as usize + round.lines as usize) * LINE_BYTES;
+        ensure!(end <= self.words.bytes(), "{round:?} lies outside of a buffer of {} bytes", self.words.bytes());
+        Ok(self.memory + u64::from(round.first) * LINE_BYTES as u64)
+    }
+
+    fn launch(&self, kernel: Object, blocks: c_uint, arguments: &mut [*mut c_void]) -> Result<()> {
+        if !self.is_idle()? {
+            bail!("{} has not ended the round before", self.name());
+        }
+        let functions = self.gpu.context.functions()?;
+        let arguments = arguments.as_mut_ptr();
+        // SAFETY: the arguments are the kernel's, in their order and sizes, and are read during the call. The kernel touches
+        // lines that lie in the buffer and the tally. The buffer stays until this is dropped, which waits for the kernel;
+        // `Words` sees to it that nobody has a plain reference into it, and that the processor uses atomics. The kernel ends: it
+        // counts its loads, and a sleep ends by itself.
+        let code = unsafe {
+            (functions.launch)(kernel, blocks, 1, 1, THREADS, 1, 1, 0, self.stream, arguments, ptr::null_mut())
+        };
+        self.gpu.context.check("cuLaunchKernel", code)
+    }
+}
+
+impl Drop for Lines {
+    fn drop(&mut self) {
+        if self.stream.is_null() {
+            return;
+        }
+        let context = &self.gpu.context;
+        // SAFETY: created by `new`; the kernel on it ends by itself.
+        context.give_back("cuStreamSynchronize", |functions| unsafe { (functions.stream_synchronize)(self.stream) });
+        // SAFETY: destroyed this once, with nothing under way.
+        context.give_back("cuStreamDestroy", |functions| unsafe { (functions.stream_destroy)(self.stream) });
+    }
+}

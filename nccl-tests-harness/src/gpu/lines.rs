@@ -1,0 +1,136 @@
+//! LL128's lines as the litmus test writes them, and how the processor reads them: the same format as in `kernels.ptx`.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+/// A line: what becomes visible together where LL128 is safe.
+pub const LINE_BYTES: usize = 128;
+/// 8-byte words of a line. The last one is its flag.
+pub const WORDS: usize = LINE_BYTES / size_of::<u64>();
+/// The flag's place in its line.
+pub const FLAG: usize = WORDS - 1;
+/// Words that one lane of a warp stores and loads at once: a piece of 16 bytes.
+pub const PIECE_WORDS: usize = 2;
+
+/// Lines of one message, and how they are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Round {
+    /// The first line, counted from the start of the buffer.
+    pub first: u32,
+    /// How many there are.
+    pub lines: u32,
+    /// What the flags become: higher than in any round before, and not 0.
+    pub sequence: u32,
+    /// How long a warp sleeps after four lines, in nanoseconds: 1,000,000 at most.
+    pub pause_ns: u32,
+    /// Not 0: the writer plants torn lines. It stores the flags, sleeps so long, and stores the rest; 1,000,000 at most.
+    pub delay_ns: u32,
+}
+
+/// What a reader found in all rounds so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Lines whose flag came.
+    pub lines: u64,
+    /// Lines that had an old word where the flag was seen for the first time.
+    pub torn: u64,
+    /// Lines that had an old word when they were loaded once more.
+    pub torn_again: u64,
+    /// Lines whose flag did not come.
+    pub missing: u64,
+    /// Bit i: piece i was old in some torn line.
+    pub pieces: u64,
+    /// The same for the second load.
+    pub pieces_again: u64,
+}
+
+impl Tally {
+    /// Counts a line that was read, in which these pieces were old.
+    pub fn add(&mut self, pieces: u8, pieces_again: u8) {
+        self.lines += 1;
+        self.torn += u64::from(pieces != 0);
+        self.torn_again += u64::from(pieces_again != 0);
+        self.pieces |= u64::from(pieces);
+        self.pieces_again |= u64::from(pieces_again);
+    }
+
+    /// Adds what was found in other rounds.
+    pub fn merge(&mut self, other: Self) {
+        let Self { lines, torn, torn_again, missing, pieces, pieces_again } = other;
+        self.lines += lines;
+        self.torn += torn;
+        self.torn_again += torn_again;
+        self.missing += missing;
+        self.pieces |= pieces;
+        self.pieces_again |= pieces_again;
+    }
+}
+
+/// The value of a line's word, where `line` counts from the start of the buffer.
+pub fn word(sequence: u32, line: u32, index: usize) -> u64 {
+    match index {
+        FLAG => u64::from(sequence),
+        _ => u64::from(sequence) << 32 | u64::from(line) << 4 | index as u64,
+    }
+}
+
+/// Reads a line as NCCL's proxy does: none while its flag is not there, then which of its pieces are old (a bit each).
+///
+/// The flag is loaded with acquire, so the data words are loaded after it, on Arm too (x86-64 keeps loads in order by itself). A
+/// word that is old then was not yet visible when the flag was. The writer is a GPU or a NIC, and no release of its
+/// pairs with this acquire: whether its stores of one line become visible together is the question.
+pub fn look(line: &[AtomicU64; WORDS], sequence: u32, number: u32) -> Option<u8> {
+    (line[FLAG].load(Acquire) == u64::from(sequence)).then(|| old_pieces(line, sequence, number))
+}
+
+/// Which pieces of a line hold a word of another sequence, or of another line.
+pub fn old_pieces(line: &[AtomicU64; WORDS], sequence: u32, number: u32) -> u8 {
+    let is_old = |index: &usize| line[*index].load(Relaxed) != word(sequence, number, *index);
+    (0..WORDS).filter(is_old).fold(0, |pieces, index| pieces | 1 << (index / PIECE_WORDS))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(sequence: u32, number: u32) -> [AtomicU64; WORDS] {
+        std::array::from_fn(|index| AtomicU64::new(word(sequence, number, index)))
+    }
+
+    #[test]
+    fn words_are_those_of_the_kernels_formula() {
+        assert_eq!(word(5, 0, 0), 0x5_0000_0000);
+        assert_eq!(word(5, 4800, 14), 0x5_0001_2c0e);
+        assert_eq!(word(5, 4800, 15), 5);
+        assert_eq!(word(u32::MAX, 38_399, 0), 0xffff_ffff_0009_5ff0);
+    }
+
+    #[test]
+    fn a_line_is_read_once_its_flag_is_there_and_each_old_word_shows() {
+        assert_eq!(look(&line(6, 3), 7, 3), None);
+        assert_eq!(look(&line(7, 3), 7, 3), Some(0));
+        for index in 0..FLAG {
+            for other in [word(6, 3, index), word(7, 4, index), 0] {
+                let line = line(7, 3);
+                line[index].store(other, Relaxed);
+                assert_eq!(look(&line, 7, 3), Some(1 << (index / 2)), "{index}");
+            }
+        }
+        let half = line(7, 3);
+        (0..8).for_each(|index| half[index].store(word(6, 3, index), Relaxed));
+        assert_eq!(look(&half, 7, 3), Some(0x0f));
+    }
+
+    #[test]
+    fn torn_lines_and_their_pieces_are_counted_for_each_load() {
+        let mut tally = Tally::default();
+        tally.add(0, 0);
+        tally.add(0x0f, 0);
+        tally.add(0x10, 0x01);
+        let one = Tally { lines: 3, torn: 2, torn_again: 1, missing: 0, pieces: 0x1f, pieces_again: 0x01 };
+        assert_eq!(tally, one);
+        tally.merge(Tally { missing: 4, pieces: 0x80, ..one });
+        let both = Tally { lines: 6, torn: 4, torn_again: 2, missing: 4, pieces: 0x9f, pieces_again: 0x01 };
+        assert_eq!(tally, both);
+    }
+}

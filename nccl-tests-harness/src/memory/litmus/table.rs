@@ -1,0 +1,141 @@
+//! The litmus test's part of the output.
+
+use super::{Found, Outcome, Path, Read};
+use std::io::{self, Write};
+
+/// Writes what came of the test. `is_soft`: over the software fabric.
+///
+/// # Errors
+/// When `out` cannot be written.
+pub fn write(out: &mut impl Write, outcome: &Outcome, planted: bool, is_soft: bool) -> io::Result<()> {
+    writeln!(out, "#")?;
+    if planted {
+        writeln!(out, "# LL128: the writer tears lines on purpose (--litmus-plant)")?;
+    }
+    match outcome {
+        Outcome::Failed { reason } => {
+            reason.lines().try_for_each(|text| writeln!(out, "# LL128: ended early: {text}"))?
+        }
+        Outcome::Ran(found) => rows(out, found, is_soft)?,
+    }
+    out.flush()
+}
+
+fn rows(out: &mut impl Write, found: &Found, is_soft: bool) -> io::Result<()> {
+    let Found { written_by, read_by, messages, seconds, .. } = found;
+    let (least, most) = (found.sizes_bytes.iter().min(), found.sizes_bytes.iter().max());
+    let (least, most) = (least.copied().unwrap_or_default(), most.copied().unwrap_or_default());
+    writeln!(
+        out,
+        "# LL128: {messages} messages of {least} to {most} bytes, written by {written_by}, read by {read_by}"
+    )?;
+    if found.stand_in {
+        writeln!(
+            out,
+            "# LL128: no GPU: threads of the CPU store and load 8-byte words in its place. This tests the tool, not LL128"
+        )?;
+    }
+    if is_soft {
+        writeln!(out, "# LL128: the software fabric stores 8-byte words in order: its rows test the tool, not a NIC")?;
+    }
+    line(out, ["# LL128", "lines", "torn", "lines/s", "s"])?;
+    for read in &found.reads {
+        let cells = [
+            read.lines.to_string(),
+            read.torn.to_string(),
+            format!("{:.0}", read.lines_per_s),
+            format!("{seconds:.1}"),
+        ];
+        let [lines, torn, rate, seconds] = cells.each_ref().map(String::as_str);
+        line(out, [&name(found, read.path), lines, torn, rate, seconds])?;
+    }
+    for read in found.reads.iter().filter(|read| read.torn > 0) {
+        writeln!(out, "# {}: {}", name(found, read.path), torn(read))?;
+    }
+    if found.missing > 0 {
+        writeln!(out, "# LL128: {read_by} gave up waiting for {} lines; the test ended there", found.missing)?;
+    }
+    Ok(())
+}
+
+fn name(found: &Found, path: Path) -> String {
+    let kind = if found.stand_in { "CPU" } else { "GPU" };
+    match path {
+        Path::WriterToCpu => format!("{kind} to CPU"),
+        Path::NicToReader => format!("NIC to {kind}"),
+        Path::NicToReaderSecondLoad => format!("NIC to {kind}, second load"),
+    }
+}
+
+fn torn(read: &Read) -> String {
+    let pieces = read.old_pieces.iter().map(u8::to_string).collect::<Vec<_>>().join(" ");
+    format!("{} of {} lines TORN: new flag, old data in 16-byte pieces {pieces} of 0 to 7", read.torn, read.lines)
+}
+
+fn line(out: &mut impl Write, cells: [&str; 5]) -> io::Result<()> {
+    let [path, lines, torn, rate, seconds] = cells;
+    writeln!(out, "{path:<24}  {lines:>14}  {torn:>10}  {rate:>12}  {seconds:>8}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Found;
+    use super::*;
+    use crate::gpu::lines::Tally;
+
+    fn found(reader: Tally) -> Found {
+        let processor = Tally { lines: 3000, ..Tally::default() };
+        Found {
+            written_by: "GPU 0".into(),
+            read_by: "GPU 1".into(),
+            stand_in: false,
+            seconds: 1.5,
+            messages: 40,
+            sizes_bytes: vec![128, 614_400],
+            missing: reader.missing,
+            reads: Found::reads(&processor, &reader, 1.5),
+        }
+    }
+
+    fn text(outcome: &Outcome, planted: bool, is_soft: bool) -> String {
+        let mut out = Vec::new();
+        write(&mut out, outcome, planted, is_soft).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn rows_tell_lines_and_torn_ones_by_who_read_them() {
+        let reader = Tally { lines: 2999, torn: 2, missing: 1, pieces: 0x0f, ..Tally::default() };
+        let text = text(&Outcome::Ran(found(reader)), false, false);
+        let expected = [
+            "#",
+            "# LL128: 40 messages of 128 to 614400 bytes, written by GPU 0, read by GPU 1",
+            "# LL128                            lines        torn       lines/s         s",
+            "GPU to CPU                          3000           0          2000       1.5",
+            "NIC to GPU                          2999           2          1999       1.5",
+            "NIC to GPU, second load             2999           0          1999       1.5",
+            "# NIC to GPU: 2 of 2999 lines TORN: new flag, old data in 16-byte pieces 0 1 2 3 of 0 to 7",
+            "# LL128: GPU 1 gave up waiting for 1 lines; the test ended there",
+        ];
+        assert_eq!(text.lines().collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn what_the_test_does_not_show_is_told() {
+        let mut found = found(Tally { lines: 3000, ..Tally::default() });
+        let real = text(&Outcome::Ran(found.clone()), false, false);
+        assert!(
+            !real.contains("tests the tool") && !real.contains("test the tool") && !real.contains("purpose"),
+            "{real}"
+        );
+        found.stand_in = true;
+        let said = text(&Outcome::Ran(found), true, true);
+        assert!(said.contains("no GPU: threads of the CPU") && said.contains("test the tool, not a NIC"), "{said}");
+        assert!(said.contains("\nCPU to CPU ") && said.contains("\nNIC to CPU ") && !said.contains("\nGPU"), "{said}");
+        assert!(said.contains("on purpose"), "{said}");
+        assert!(
+            text(&Outcome::Failed { reason: "a\nb".into() }, false, false)
+                .ends_with("ended early: a\n# LL128: ended early: b\n")
+        );
+    }
+}

@@ -1,0 +1,141 @@
+//! `nccl-spark memory --litmus`: over the real plugin with threads of the processor, and over a fake plugin with a fake CUDA
+//! driver, with whole lines and with torn ones.
+
+mod common;
+
+use common::{Fakes, Said, built, nccl_spark};
+use serde_json::Value;
+
+/// The figures of a row: lines, torn ones.
+#[track_caller]
+fn row(said: &Said, name: &str) -> [u64; 2] {
+    let start = format!("{name}  ");
+    let row = said.out.lines().find_map(|line| line.strip_prefix(&start)).unwrap_or_else(|| panic!("{name}: {said:?}"));
+    let mut cells = row.split_whitespace().map(|cell| cell.parse().unwrap());
+    [cells.next().unwrap(), cells.next().unwrap()]
+}
+
+const REMEDY: &str = "NCCL_PROTO=^LL128 on every rank (or with NCCL_SPARK_LL128=0 where this plugin's tuner";
+
+/// The litmus test over the software fabric, with small messages before it; none where the plugin is not built.
+fn over_softverbs(arguments: &str) -> Option<Said> {
+    let Some(plugin) = built() else {
+        eprintln!("skipped: the plugin and softverbs-ibverbs are not both built; cargo build makes them");
+        return None;
+    };
+    let mut command = nccl_spark();
+    command.args(["memory", "-b", "8", "--fabric", "soft", "--profile", "unpaced", "--plugin"]).arg(plugin);
+    command.args(arguments.split_whitespace()).env_remove("NCCL_IB_HCA").env_remove("NCCL_SPARK_SYSFS");
+    Some(command.output().unwrap().into())
+}
+
+#[test]
+fn no_line_is_torn_over_the_software_fabric() {
+    let Some(said) = over_softverbs("--litmus 2") else { return };
+    assert_eq!(said.status, Some(0), "{said:?}");
+    if !said.out.contains("# no GPU: ") {
+        return;
+    }
+    for name in ["CPU to CPU", "NIC to CPU", "NIC to CPU, second load"] {
+        let [lines, torn] = row(&said, name);
+        assert!(lines > 20 && torn == 0, "{name}: {said:?}");
+    }
+    assert!(said.out.contains("This tests the tool, not LL128") && said.out.contains("not a NIC\n"), "{said:?}");
+    assert!(said.out.ends_with("# OK\n"), "{said:?}");
+}
+
+#[test]
+fn planted_lines_are_found_on_both_sides_of_the_software_fabric() {
+    let Some(said) = over_softverbs("--litmus 2 --litmus-plant") else { return };
+    assert_eq!(said.status, Some(1), "{said:?}");
+    for name in ["CPU to CPU", "NIC to CPU"] {
+        let name = if said.out.contains("# no GPU: ") { name } else { &name.replacen("CPU", "GPU", 1) };
+        let [lines, torn] = row(&said, name);
+        assert!(torn > 0 && torn <= lines, "{name}: {said:?}");
+    }
+    assert!(said.out.contains("tears lines on purpose") && said.out.contains(REMEDY), "{said:?}");
+}
+
+#[test]
+fn gpus_store_and_load_lines() {
+    let said = Fakes::new().run("--gpu 0 --receiver-gpu 1 -b 8 --litmus 1", "FAKE_GPUS=2");
+    assert_eq!(said.status, Some(0), "{said:?}");
+    assert!(said.out.contains("messages of 128 to 614400 bytes, written by GPU 0, read by GPU 1\n"), "{said:?}");
+    for name in ["GPU to CPU", "NIC to GPU", "NIC to GPU, second load"] {
+        let [lines, torn] = row(&said, name);
+        assert!(lines > 20 && torn == 0, "{name}: {said:?}");
+    }
+    assert!(!said.out.contains("the tool") && !said.out.contains("on purpose"), "{said:?}");
+    assert!(!said.err.contains("LEAK") && !said.err.contains("closed with memory"), "{said:?}");
+    let said = Fakes::new().run("-b 8", "");
+    assert!(said.status == Some(0) && !said.out.contains("LL128"), "not asked for: {said:?}");
+}
+
+#[test]
+fn a_gpu_that_does_not_store_whole_lines_or_does_not_count_judges_nothing() {
+    let fakes = Fakes::new();
+    let said = fakes.run("-b 8 --litmus 1", "FAKE_SHORT_STORE=1");
+    assert!(said.out.contains("GPU 0 stores 0x0 as word 0 of line 5 in place of 0x900000050"), "{said:?}");
+    assert!(said.status == Some(1) && said.out.contains("# FAILED: LL128: the test ended early"), "{said:?}");
+    let said = fakes.run("-b 8 --litmus 1", "FAKE_BLIND_LOAD=1");
+    assert!(said.status == Some(1) && said.out.contains("GPU 0 counts Tally { lines: 266, torn: 0,"), "{said:?}");
+}
+
+#[test]
+fn a_gpu_that_tears_lines_is_found_by_the_processor() {
+    let said = Fakes::new().run("-b 8 --litmus 1", "FAKE_TORN_STORE=1");
+    assert_eq!(said.status, Some(1), "{said:?}");
+    assert!(row(&said, "GPU to CPU")[1] > 0, "{said:?}");
+    assert!(said.out.contains("TORN: new flag, old data in 16-byte pieces 2 of 0 to 7\n"), "{said:?}");
+    let said = Fakes::new().run("-b 8 --litmus 1 --litmus-plant", "");
+    assert!(said.status == Some(1) && row(&said, "GPU to CPU")[1] > 0, "{said:?}");
+}
+
+#[test]
+fn a_network_that_tears_lines_is_found_by_the_reader_alone() {
+    let said = Fakes::new().run("-b 8 --litmus 1", "FAKE_TORN=1");
+    assert_eq!(said.status, Some(1), "{said:?}");
+    let ([_, stored], [lines, torn]) = (row(&said, "GPU to CPU"), row(&said, "NIC to GPU"));
+    assert!(stored == 0 && torn > 0 && torn <= lines, "{said:?}");
+    assert!(
+        said.out.contains("# NIC to GPU: ") && said.out.contains("in 16-byte pieces 0 1 2 3 of 0 to 7\n"),
+        "{said:?}"
+    );
+    assert!(said.out.contains("# FAILED: LL128: ") && said.out.contains(REMEDY), "{said:?}");
+}
+
+#[test]
+fn lines_that_never_arrive_end_the_test() {
+    let said = Fakes::new().run("-b 8 --litmus 30", "FAKE_STALE=5 FAKE_WAIT_MS=300");
+    assert_eq!(said.status, Some(1), "{said:?}");
+    assert!(said.out.contains("# LL128: GPU 0 gave up waiting for 256 lines; the test ended there"), "{said:?}");
+    assert!(said.out.contains("# FAILED: LL128: 256 lines did not arrive\n"), "{said:?}");
+}
+
+#[test]
+fn the_receives_are_optional_and_what_fails_is_told() {
+    let said = Fakes::new().run("-b 8 --litmus 1", "FAKE_NO_OPTIONAL=1");
+    assert_eq!(said.status, Some(1), "{said:?}");
+    let reason = "NET/Fake: planted: no optional receives";
+    assert!(said.out.contains("# LL128: ended early: its process: message 0, Round { first: 0, lines: 1,"), "{said:?}");
+    assert!(said.out.contains(reason) && said.out.contains("# FAILED: LL128: the test ended early: "), "{said:?}");
+}
+
+#[test]
+fn the_result_is_in_the_json() {
+    let said = Fakes::new().run("-b 8 --litmus 1 --litmus-plant --json -", "");
+    let told: Value = serde_json::from_str(&said.out).unwrap();
+    let litmus = &told["litmus"];
+    assert_eq!((said.status, &told["ok"], &litmus["planted"]), (Some(1), &false.into(), &true.into()), "{said:?}");
+    assert!(litmus["fault"].as_str().unwrap().contains("TORN lines"), "{told}");
+    let found = &litmus["outcome"]["ran"];
+    assert_eq!((&found["stand_in"], &found["written_by"]), (&false.into(), &"GPU 0".into()), "{told}");
+    assert_eq!(found["sizes_bytes"], serde_json::json!([128, 512, 2048, 8064, 32_768, 131_072, 614_400]));
+    let paths: Vec<_> = found["reads"].as_array().unwrap().iter().map(|read| read["path"].as_str().unwrap()).collect();
+    assert_eq!(paths, ["writer_to_cpu", "nic_to_reader", "nic_to_reader_second_load"]);
+    assert!(
+        found["reads"][0]["torn"].as_u64().unwrap() > 0 && found["reads"][0]["lines_per_s"].as_f64().unwrap() > 0.0
+    );
+    let said = Fakes::new().run("-b 8 --json -", "");
+    assert!(serde_json::from_str::<Value>(&said.out).unwrap()["litmus"].is_null(), "{said:?}");
+}
