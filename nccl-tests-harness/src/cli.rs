@@ -71,6 +71,9 @@ pub enum Command {
     /// Tries queue pairs and shares in runs of their own, in turns; measures the best again in turns with the defaults; takes
     /// them where their lowest round is above the defaults' highest.
     Tune(Box<tune::Options>),
+    /// Writes a tuner's table into this machine's settings file.
+    #[command(name = "tune-collectives-write", hide = true)]
+    TuneCollectivesWrite(tune::collectives::write::Task),
     /// Runs your own build of nccl-tests over this plugin, or over it and NCCL's own networks in turns.
     ///
     /// Sets up the plugin and shows how; reads the program's table and NCCL's log, and fails when NCCL used another network than

@@ -86,10 +86,8 @@ fn execute(command: Command) -> Result<bool> {
             let world = world(options.is_local())?;
             bench::run(&options.plan(&program, world, variable("NCCL_IBVERBS_LIB"))?, &program)
         }
-        Command::Tune(options) => {
-            let world = world(options.run.is_local())?;
-            tune::run(*options, &program, world, variable)
-        }
+        Command::Tune(options) => tune(*options, &program),
+        Command::TuneCollectivesWrite(task) => task.run(&variable, &mut output::standard()).map(|()| true),
         Command::NcclTests(options) => {
             let plan = options.plan(&program, variable("PATH").as_deref())?;
             nccl_tests::run(&plan, &program, &variable, &mut output::standard())
@@ -122,6 +120,15 @@ fn execute(command: Command) -> Result<bool> {
 fn collective(run: Run, collective: Collective, program: &Path) -> Result<bool> {
     let world = world(run.is_local())?;
     lead::run(&run.plan(collective, program, world, variable("NCCL_IBVERBS_LIB"))?, program)
+}
+
+fn tune(mut options: tune::Options, program: &Path) -> Result<bool> {
+    if let Some(tune::What::Collectives(options)) = options.what.take() {
+        let plan = options.plan(program, &variable)?;
+        return tune::collectives::run(plan, program, &variable, &mut output::standard()).map(|()| true);
+    }
+    let world = world(options.run.is_local())?;
+    tune::run(options, program, world, variable)
 }
 
 /// What a launcher says, unless all ranks are to be started here.

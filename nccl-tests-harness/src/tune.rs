@@ -3,6 +3,7 @@
 //! Every figure is a run of its own (`lead`): the ranks are started with the settings in their environment, connect, and time
 //! an all-gather over the sizes. Rounds take turns, so that what changes in the meantime changes for all.
 
+pub mod collectives;
 mod follow;
 mod judge;
 mod keep;
@@ -16,7 +17,7 @@ use crate::lead::{self, Plan};
 use crate::report;
 use crate::sizes;
 use anyhow::{Context, Result, ensure};
-use clap::Args;
+use clap::{Args, Subcommand};
 use follow::Followers;
 use judge::{Candidate, Record, Verdict};
 use nccl_net_spark::config::{Settings, Source};
@@ -34,8 +35,11 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Args)]
 #[command(mut_arg("min_bytes", |arg| arg.default_value("256K")), mut_arg("max_bytes", |arg| arg.default_value("16M")))]
 #[command(mut_arg("step_factor", |arg| arg.default_value("4")), mut_arg("channels", |arg| arg.default_value("2")))]
-#[command(mut_arg("warmup_iters", |arg| arg.default_value("5")))]
+#[command(mut_arg("warmup_iters", |arg| arg.default_value("5")), args_conflicts_with_subcommands = true)]
 pub struct Options {
+    /// What to tune instead.
+    #[command(subcommand)]
+    pub what: Option<What>,
     /// What a run is.
     #[command(flatten)]
     pub run: Run,
@@ -61,6 +65,18 @@ pub struct Options {
     /// Writes the best of the settings tried even where they are not clearly better than the defaults.
     #[arg(long, help_heading = "Tuning")]
     write_best: bool,
+}
+
+/// What else can be tuned.
+#[derive(Debug, Subcommand)]
+pub enum What {
+    /// Learns from your own build of nccl-tests which protocol and how many channels a collective should use at each size, and
+    /// writes that table for the plugin's tuner.
+    ///
+    /// Runs nccl-tests with NCCL's own choice and with each (protocol, channels) in turns. A size gets a row in the table only if its
+    /// slowest round is faster than the fastest of NCCL's choice. The whole table is then measured against NCCL's choice again, and
+    /// rows that do not hold are taken out.
+    Collectives(Box<collectives::options::Options>),
 }
 
 /// A tuning, all of it checked.
@@ -126,13 +142,7 @@ impl Options {
             Some(path) if !Path::new(path).exists() => Settings::gather(&[], &[])?,
             _ => Settings::of_this_process()?,
         };
-        let output = match self.output {
-            Some(path) => path,
-            None => match named {
-                Some(path) => path.into(),
-                None => keep::standard_place(geteuid().is_root())?,
-            },
-        };
+        let output = keep::place(self.output, named, geteuid().is_root())?;
         if !self.dry_run {
             keep::check(&output)?;
         }
@@ -192,7 +202,8 @@ impl Tune {
             followers.end()?;
             return Ok(told);
         }
-        for line in keep::keep(&self.output, told.chosen, &remark)? {
+        let pairs = told.chosen.map(Candidate::pairs);
+        for line in keep::keep(&self.output, &keep::SHARES, pairs.as_ref().map(|pairs| &pairs[..]), &remark)? {
             writeln!(out, "# {line}")?;
         }
         out.flush()?;

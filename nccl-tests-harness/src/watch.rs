@@ -10,11 +10,17 @@ pub struct Watch(Option<ProgressBar>);
 impl Watch {
     /// A bar for so many steps, counted only when somebody watches.
     pub fn start(steps: impl FnOnce() -> u64) -> Self {
+        Self::count("sizes", steps)
+    }
+
+    /// The same for steps of another name.
+    pub fn count(unit: &str, steps: impl FnOnce() -> u64) -> Self {
         if !std::io::stderr().is_terminal() {
             return Self(None);
         }
         let bar = ProgressBar::new(steps());
-        let style = ProgressStyle::with_template("[{elapsed}] {bar:24} {pos}/{len} sizes: {wide_msg}");
+        let style =
+            ProgressStyle::with_template(&format!("[{{elapsed}}] {{bar:24}} {{pos}}/{{len}} {unit}: {{wide_msg}}"));
         if let Ok(style) = style {
             bar.set_style(style);
         }

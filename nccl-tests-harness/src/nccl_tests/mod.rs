@@ -6,7 +6,7 @@
 pub mod options;
 pub mod ranks;
 mod show;
-mod table;
+pub mod table;
 
 use crate::bench::plot;
 use crate::fabric::Fabric;

@@ -113,7 +113,10 @@ impl Options {
 }
 
 /// The program's file: `all_gather`, `all-gather` and `all_gather_perf` are the same.
-fn find(test: &str, folder: Option<&Path>, path: Option<&str>) -> Result<PathBuf> {
+///
+/// # Errors
+/// When it is not there.
+pub fn find(test: &str, folder: Option<&Path>, path: Option<&str>) -> Result<PathBuf> {
     let name = test.replace('-', "_");
     let name = if name.ends_with("_perf") { name } else { format!("{name}_perf") };
     let folders: Vec<PathBuf> = match folder {

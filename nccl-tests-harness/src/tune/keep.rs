@@ -12,23 +12,47 @@ use std::path::{Path, PathBuf};
 pub const QPS: &str = "NCCL_IB_QPS_PER_CONNECTION";
 /// The setting for the smallest part of a message that gets a rail of its own.
 pub const MIN_SHARE: &str = "NCCL_SPARK_MIN_SHARE_BYTES";
+/// The setting for the tuner's table.
+pub const TUNER_TABLE: &str = "NCCL_SPARK_TUNER_TABLE";
 /// The setting that names a settings file.
 pub const SETTINGS_FILE: &str = "NCCL_SPARK_SETTINGS_FILE";
-/// What is told about the settings stands behind this.
-const REMARK: &str = "# nccl-spark tune: ";
+
+/// Settings that one command writes into the file and takes out of it together.
+#[derive(Debug)]
+pub struct Part {
+    /// The comment above the settings begins with this.
+    remark: &'static str,
+    names: &'static [&'static str],
+}
+
+/// What `nccl-spark tune` writes.
+pub const SHARES: Part = Part { remark: "# nccl-spark tune: ", names: &[QPS, MIN_SHARE] };
+/// What `nccl-spark tune collectives` writes.
+pub const TABLE: Part = Part { remark: "# nccl-spark tune collectives: ", names: &[TUNER_TABLE] };
+
+/// A setting's name and value.
+pub type Pair = (&'static str, String);
 
 impl Candidate {
     /// The settings as names and values.
-    pub fn pairs(self) -> [(&'static str, String); 2] {
+    pub fn pairs(self) -> [Pair; 2] {
         [(QPS, self.qps.to_string()), (MIN_SHARE, self.min_share_bytes.to_string())]
     }
+}
+
+/// The file to write: the one that the command line names, else the one that NCCL_SPARK_SETTINGS_FILE names, else the standard one.
+///
+/// # Errors
+/// When the user has no home.
+pub fn place(given: Option<PathBuf>, named: Option<String>, root: bool) -> Result<PathBuf> {
+    given.or(named.map(PathBuf::from)).map_or_else(|| standard_place(root), Ok)
 }
 
 /// Where the file is unless the command line or a variable says so: the machine's for root, the user's own for others.
 ///
 /// # Errors
 /// When the user has no home.
-pub fn standard_place(root: bool) -> Result<PathBuf> {
+fn standard_place(root: bool) -> Result<PathBuf> {
     let places = nccl_net_spark::config::standard_files();
     let place = if root { places.last() } else { places.first() };
     place.cloned().context("there is no place for a settings file: name one with --output")
@@ -45,12 +69,12 @@ pub fn check(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes the settings into the file, or takes them out of it where the defaults are best (none). Other lines stay. What was
-/// done, and what the plugin makes of it, in lines.
+/// Writes the settings of `part` into the file, or takes them out of it where the defaults are best (none). Other lines stay. What
+/// was done, and what the plugin makes of it, in lines.
 ///
 /// # Errors
 /// When the file cannot be read or written.
-pub fn keep(path: &Path, chosen: Option<Candidate>, remark: &str) -> Result<Vec<String>> {
+pub fn keep(path: &Path, part: &Part, chosen: Option<&[Pair]>, remark: &str) -> Result<Vec<String>> {
     let path = std::path::absolute(path).context("make the path absolute")?;
     // Behind a link lies the file to replace.
     let place = path.canonicalize().unwrap_or_else(|_| path.clone());
@@ -59,7 +83,7 @@ pub fn keep(path: &Path, chosen: Option<Candidate>, remark: &str) -> Result<Vec<
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         Err(error) => return Err(error).with_context(|| format!("read {}", place.display())),
     };
-    let new = revise(old.as_deref().unwrap_or_default(), chosen, remark);
+    let new = revise(old.as_deref().unwrap_or_default(), part, chosen, remark);
     let shown = path.display();
     let mut lines = Vec::new();
     if new == old.as_deref().unwrap_or_default() {
@@ -69,26 +93,32 @@ pub fn keep(path: &Path, chosen: Option<Candidate>, remark: &str) -> Result<Vec<
             let hint = "; name another place with --output, or run this with sudo";
             anyhow!("cannot write {shown}: {error}{hint}")
         })?;
-        let pairs = chosen.map(|chosen| chosen.pairs().map(|(name, value)| format!("{name}={value}")).join(" "));
-        lines.push(match pairs {
-            Some(pairs) => format!("wrote {pairs} to {shown}"),
-            None => format!("took {QPS} and {MIN_SHARE} out of {shown}"),
+        let pairs =
+            |chosen: &[Pair]| chosen.iter().map(|(name, value)| short(name, value)).collect::<Vec<_>>().join(" ");
+        lines.push(match chosen {
+            Some(chosen) => format!("wrote {} to {shown}", pairs(chosen)),
+            None => format!("took {} out of {shown}", part.names.join(" and ")),
         });
     }
-    lines.extend(effect(&path, chosen, Settings::of_this_process()));
+    lines.extend(effect(&path, part, chosen.is_some(), Settings::of_this_process()));
     Ok(lines)
 }
 
+/// A setting in a message, without a value that would fill the screen.
+fn short(name: &str, value: &str) -> String {
+    if value.len() <= 40 { format!("{name}={value}") } else { name.to_owned() }
+}
+
 /// The file's text with the settings in place of those that it had.
-fn revise(old: &str, chosen: Option<Candidate>, remark: &str) -> String {
+fn revise(old: &str, part: &Part, chosen: Option<&[Pair]>, remark: &str) -> String {
     let owned = |line: &str| {
         let name = line.split('=').next().unwrap_or_default().trim();
-        line.starts_with(REMARK.trim_end()) || line.contains('=') && [QPS, MIN_SHARE].contains(&name)
+        line.starts_with(part.remark.trim_end()) || line.contains('=') && part.names.contains(&name)
     };
     let mut block = String::new();
     if let Some(chosen) = chosen {
-        block = format!("{REMARK}{remark}\n");
-        for (name, value) in chosen.pairs() {
+        block = format!("{}{remark}\n", part.remark);
+        for (name, value) in chosen {
             block += &format!("{name}={value}\n");
         }
     }
@@ -132,7 +162,7 @@ fn replace(place: &Path, text: &str) -> io::Result<()> {
 }
 
 /// Whether the plugin reads the file, and what stands above it; `settings` are those that hold now.
-fn effect(path: &Path, chosen: Option<Candidate>, settings: Result<Settings, impl Display>) -> Vec<String> {
+fn effect(path: &Path, part: &Part, is_written: bool, settings: Result<Settings, impl Display>) -> Vec<String> {
     let settings = match settings {
         Ok(settings) => settings,
         Err(error) => return vec![format!("but the plugin would not start: {error}")],
@@ -142,16 +172,16 @@ fn effect(path: &Path, chosen: Option<Candidate>, settings: Result<Settings, imp
     };
     let read = settings.files().iter().any(|file| is_it(file));
     let mut lines = Vec::new();
-    for held in settings.held().iter().filter(|held| [QPS, MIN_SHARE].contains(&held.row.name)) {
+    for held in settings.held().iter().filter(|held| part.names.contains(&held.row.name)) {
         let from = match &held.source {
             Source::Default => continue,
             Source::File { path, .. } if is_it(path) => continue,
             Source::File { path, line } => format!("from {}, line {line}", path.display()),
             Source::Environment => "from the environment".to_owned(),
         };
-        lines.push(format!("but {}={} {from} stands above it: take it away", held.row.name, held.value));
+        lines.push(format!("but {} {from} stands above it: take it away", short(held.row.name, &held.value)));
     }
-    match (chosen.is_some(), read, lines.is_empty()) {
+    match (is_written, read, lines.is_empty()) {
         (true, true, true) => lines.push("the plugin reads it whenever a job starts".to_owned()),
         (true, false, _) => lines.push(format!("the plugin reads it with: export {SETTINGS_FILE}={}", path.display())),
         _ => {}
@@ -164,6 +194,39 @@ mod tests {
     use super::*;
 
     const FOUR: Candidate = Candidate { qps: 4, min_share_bytes: 32768 };
+
+    fn keep(path: &Path, chosen: Option<Candidate>, remark: &str) -> Result<Vec<String>> {
+        let pairs = chosen.map(Candidate::pairs);
+        super::keep(path, &SHARES, pairs.as_ref().map(|pairs| &pairs[..]), remark)
+    }
+
+    fn revise(old: &str, chosen: Option<Candidate>, remark: &str) -> String {
+        let pairs = chosen.map(Candidate::pairs);
+        super::revise(old, &SHARES, pairs.as_ref().map(|pairs| &pairs[..]), remark)
+    }
+
+    #[test]
+    fn each_part_leaves_the_others_lines_alone() {
+        let shares = revise("NCCL_IB_TC=106\n", Some(FOUR), "+10 %");
+        let table = |text: &str| [(TUNER_TABLE, format!("for=*;all_reduce@2:{text}=ring/ll/2"))];
+        let both = super::revise(&shares, &TABLE, Some(&table("1-9")), "1.1 times");
+        let block =
+            "# nccl-spark tune collectives: 1.1 times\nNCCL_SPARK_TUNER_TABLE=for=*;all_reduce@2:1-9=ring/ll/2\n";
+        assert_eq!(both, format!("{shares}{block}"));
+        assert_eq!(super::revise(&both, &TABLE, Some(&table("2-8")), "1.1 times"), both.replace("1-9", "2-8"));
+        assert_eq!(super::revise(&both, &TABLE, None, ""), shares);
+        assert_eq!(revise(&both, None, ""), format!("NCCL_IB_TC=106\n{block}"));
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("a.conf");
+        let lines = super::keep(&file, &TABLE, Some(&table("1-9")), "").unwrap();
+        assert!(
+            lines[0].starts_with("wrote NCCL_SPARK_TUNER_TABLE=for=*;") && lines[0].ends_with("a.conf"),
+            "{lines:?}"
+        );
+        let long = [(TUNER_TABLE, format!("{};all_gather@2:1-9=ring/ll128/16", table("1-9")[0].1))];
+        let lines = super::keep(&file, &TABLE, Some(&long), "").unwrap();
+        assert!(lines[0].starts_with("wrote NCCL_SPARK_TUNER_TABLE to "), "{lines:?}");
+    }
 
     #[test]
     fn its_own_lines_are_replaced_and_others_stay() {
@@ -227,7 +290,7 @@ mod tests {
         let users = file("users", "NCCL_IB_QPS_PER_CONNECTION=1\n");
         let told = |variables: &[(&str, &str)], standard: &[PathBuf]| {
             let variables: Vec<_> = variables.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
-            effect(&ours, Some(FOUR), Settings::gather(&variables, standard)).join("; ")
+            effect(&ours, &SHARES, true, Settings::gather(&variables, standard)).join("; ")
         };
         assert_eq!(told(&[], std::slice::from_ref(&ours)), "the plugin reads it whenever a job starts");
         let export = format!("the plugin reads it with: export NCCL_SPARK_SETTINGS_FILE={}", ours.display());

@@ -1,0 +1,233 @@
+//! One run of a program of nccl-tests, with the tuner off or with a table, and what NCCL's log says about it.
+
+use super::options::Plan;
+use crate::nccl_tests::options::Place;
+use crate::nccl_tests::ranks;
+use crate::nccl_tests::table::Table as Printed;
+use crate::scene::Scene;
+use crate::scene::network::{Network, Used};
+use crate::tune::keep;
+use anyhow::{Context, Result, bail, ensure};
+use nccl_net_spark::tuner::table::{Fingerprint, Table};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// The time of one operation in microseconds, by size in bytes, out of place.
+pub type Times = BTreeMap<u64, f64>;
+
+/// Runs programs.
+pub struct Runner<'a> {
+    plan: &'a mut Plan,
+    scene: Scene,
+    own: &'a Path,
+    lookup: &'a dyn Fn(&str) -> Option<String>,
+    /// Known after the first run.
+    pub facts: Option<Facts>,
+}
+
+/// What all runs have in common.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Facts {
+    /// What the hosts are.
+    pub fingerprint: Fingerprint,
+    /// Ranks of the communicator.
+    pub ranks: usize,
+    /// NCCL's version and the network, in words.
+    pub used: String,
+}
+
+impl<'a> Runner<'a> {
+    /// Sets the scene. `own` is this program's file, `lookup` gives the value of an environment variable.
+    ///
+    /// # Errors
+    /// When something that was asked for is not there.
+    pub fn new(plan: &'a mut Plan, own: &'a Path, lookup: &'a dyn Fn(&str) -> Option<String>) -> Result<Self> {
+        let ranks = match plan.tests.place {
+            Place::Here(ranks) => ranks,
+            Place::Hosts(_) => 1,
+        };
+        let scene = Scene::set(&plan.tests.setting, ranks, lookup)?;
+        Ok(Self { plan, scene, own, lookup, facts: None })
+    }
+
+    /// What the messages travel over, in words.
+    pub fn fabric(&self) -> &str {
+        &self.scene.fabric.about
+    }
+
+    /// Runs `program` once: with the tuner off, or with `table`.
+    ///
+    /// # Errors
+    /// When the run fails, data is wrong, or it was not the plugin with that table that was measured.
+    pub fn run(&mut self, program: &Path, table: Option<&Table>) -> Result<Times> {
+        program.clone_into(&mut self.plan.tests.program);
+        let plan = &self.plan.tests;
+        let environment = self.environment(matches!(plan.place, Place::Here(_)), table)?;
+        let who = table.map_or_else(|| "untuned".to_owned(), Table::to_string);
+        let (mut printed, mut used, mut said, mut last) =
+            (Printed::default(), Used::default(), Said::default(), String::new());
+        let end = ranks::run(plan, &self.scene.fabric, &environment, self.own, |line| {
+            self.scene.log(&who, line)?;
+            said.note(line);
+            let is_log = used.note(line);
+            if !is_log && !printed.read(line)? && !line.trim().is_empty() {
+                line.clone_into(&mut last);
+            }
+            Ok(())
+        })?;
+        ranks::check(end, plan, used.complaints(), &last)?;
+        let rows = printed.rows;
+        ensure!(!rows.is_empty(), "the program printed no table; its last words: {last}");
+        let halves = rows.iter().flat_map(|row| [row.out_of_place.wrong, row.in_place.wrong]);
+        let wrong: f64 = halves.flatten().sum();
+        ensure!(wrong == 0.0, "{wrong} WRONG elements");
+        ensure!(rows.iter().all(|row| row.out_of_place.wrong.is_some()), "the program did not check its data");
+        let is_time = |us: f64| us.is_finite() && us > 0.0;
+        ensure!(rows.iter().all(|row| is_time(row.out_of_place.time_us)), "the table has a time that is none");
+        let words = used.judge(Network::Spark, plan.setting.abi)?;
+        said.check_policy(table)?;
+        if self.facts.is_none() {
+            let version = used.version.as_deref().unwrap_or("of unknown version");
+            let ranks = said.ranks(&plan.place)?;
+            let used = format!("NCCL {version} used {words}");
+            self.facts = Some(Facts { fingerprint: said.fingerprint()?, ranks, used });
+        }
+        Ok(rows.iter().map(|row| (row.bytes, row.out_of_place.time_us)).collect())
+    }
+
+    fn environment(&self, is_here: bool, table: Option<&Table>) -> Result<Vec<(String, String)>> {
+        let mut environment = self.scene.environment(Network::Spark, is_here, self.lookup)?;
+        let mut set = |name: &str, value: String| {
+            environment.retain(|(other, _)| other != name);
+            environment.push((name.to_owned(), value));
+        };
+        match table {
+            // An empty variable is an unset one, and the file may have a table: it does not matter where the tuner is off.
+            None => set("NCCL_SPARK_TUNER", "off".to_owned()),
+            Some(table) => {
+                set("NCCL_SPARK_TUNER", "on".to_owned());
+                set(keep::TUNER_TABLE, table.to_string());
+            }
+        }
+        // The file that is to be written need not be there yet; the plugin would not start without it.
+        if (self.lookup)(keep::SETTINGS_FILE).is_some_and(|path| !Path::new(&path).exists()) {
+            set(keep::SETTINGS_FILE, "/dev/null".to_owned());
+        }
+        Ok(environment)
+    }
+}
+
+/// What the plugin and NCCL said in a run.
+#[derive(Debug, Default)]
+struct Said {
+    /// By what the tuner decides, as each rank says it.
+    policies: BTreeSet<String>,
+    /// What the hosts are, as each rank says it.
+    hosts: BTreeSet<String>,
+    /// Ranks and nodes of communicators.
+    sizes: BTreeSet<(usize, usize)>,
+}
+
+impl Said {
+    fn note(&mut self, line: &str) {
+        // The plugin's line (`plugin.rs`).
+        let told = line.split_once("tuner: ").and_then(|(_, rest)| rest.split_once("; this host is "));
+        if let Some((policy, host)) = told {
+            self.policies.insert(policy.to_owned());
+            self.hosts.insert(host.trim().to_owned());
+        }
+        // NCCL's line: "comm 0x.. rank 0 nRanks 2 nNodes 2 localRanks 1 ..." (init.cc).
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let number = |name: &str| {
+            let at = words.iter().position(|word| *word == name)?;
+            words.get(at + 1)?.parse::<usize>().ok()
+        };
+        if let (Some(ranks), Some(nodes)) = (number("nRanks"), number("nNodes")) {
+            self.sizes.insert((ranks, nodes));
+        }
+    }
+
+    /// Whether the plugin did what the run was for.
+    fn check_policy(&self, table: Option<&Table>) -> Result<()> {
+        let expected = match table {
+            None => "off: NCCL_SPARK_TUNER=off".to_owned(),
+            Some(table) => format!("learned table of {} rows", table.rows().len()),
+        };
+        ensure!(!self.policies.is_empty(), "the plugin did not log what its tuner does: it may be an older one");
+        match self.policies.iter().find(|policy| !policy.starts_with(&expected)) {
+            Some(policy) => bail!("the tuner should be \"{expected}\" and is \"{policy}\""),
+            None => Ok(()),
+        }
+    }
+
+    fn fingerprint(&self) -> Result<Fingerprint> {
+        let hosts: Vec<&str> = self.hosts.iter().map(String::as_str).collect();
+        match hosts[..] {
+            [] => bail!("the plugin did not log what this host is"),
+            [one] => one.parse().map_err(anyhow::Error::msg).context("what the plugin calls this host"),
+            [one, other, ..] => bail!(
+                "the ranks' hosts differ ({one} and {other}, as GPU/RAILS/NCCL): one table cannot hold for both; use \
+                 the same GPU, rails and NCCL version on all"
+            ),
+        }
+    }
+
+    fn ranks(&self, place: &Place) -> Result<usize> {
+        match (self.sizes.iter().next_back(), place) {
+            (Some((ranks, nodes)), _) => {
+                ensure!(
+                    ranks == nodes,
+                    "NCCL counts {ranks} ranks on {nodes} nodes: the tuner acts only where each rank has a node of its own"
+                );
+                Ok(*ranks)
+            }
+            (None, Place::Here(ranks)) => Ok(*ranks),
+            (None, Place::Hosts(_)) => bail!("NCCL's log does not say how many ranks there are (nRanks)"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(lines: &[&str]) -> Said {
+        let mut said = Said::default();
+        lines.iter().for_each(|line| said.note(line));
+        said
+    }
+
+    const OFF: &str = "h:1:1 [0] NCCL INFO tuner: off: NCCL_SPARK_TUNER=off; this host is NVIDIA_H200/4x224054/2.28.3";
+    const INIT: &str = "h:1:2 [0] NCCL INFO comm 0x55 rank 0 nRanks 2 nNodes 2 localRanks 1 localRank 0 MNNVL 0";
+
+    #[test]
+    fn the_log_names_the_hosts_and_the_ranks() {
+        let log = said(&[OFF, OFF, INIT, "h:1:2 [0] NCCL INFO comm 0x55 rank 0 nranks 9 cudaDev 0"]);
+        assert_eq!(log.fingerprint().unwrap().to_string(), "NVIDIA_H200/4x224054/2.28.3");
+        assert_eq!(log.ranks(&Place::Hosts(Vec::new())).unwrap(), 2);
+        log.check_policy(None).unwrap();
+    }
+
+    #[test]
+    fn hosts_that_differ_and_ranks_that_share_a_node_are_errors() {
+        let text = said(&[OFF, &OFF.replace("4x", "2x")]).fingerprint().unwrap_err().to_string();
+        assert!(text.contains("2x224054") && text.contains("4x224054"), "{text}");
+        assert!(said(&[INIT]).fingerprint().is_err());
+        let two = said(&[&INIT.replace("nNodes 2", "nNodes 1")]).ranks(&Place::Here(2)).unwrap_err().to_string();
+        assert!(two.contains("2 ranks on 1 nodes"), "{two}");
+        assert_eq!(said(&[]).ranks(&Place::Here(3)).unwrap(), 3);
+        assert!(said(&[]).ranks(&Place::Hosts(Vec::new())).is_err());
+    }
+
+    #[test]
+    fn a_run_counts_only_with_the_table_that_it_was_given() {
+        let table: Table = "for=*;all_reduce@2:1-9=ring/ll/2".parse().unwrap();
+        let learned =
+            |rows: usize| OFF.replace("off: NCCL_SPARK_TUNER=off", &format!("learned table of {rows} rows, hash 1"));
+        said(&[&learned(1)]).check_policy(Some(&table)).unwrap();
+        for lines in [&[OFF][..], &[&learned(0)], &[&learned(1), OFF], &[]] {
+            assert!(said(lines).check_policy(Some(&table)).is_err(), "{lines:?}");
+        }
+        assert!(said(&[&learned(1)]).check_policy(None).is_err());
+    }
+}

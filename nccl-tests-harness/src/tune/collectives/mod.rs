@@ -1,0 +1,309 @@
+//! `tune collectives`: learns the tuner's table from the user's own build of nccl-tests, between the ranks that will use it.
+//!
+//! A candidate is forced by the mechanism that is used later: the plugin's tuner with a table of one row. NCCL's choice is a run with
+//! the tuner off. Rounds take turns, so that what changes in the meantime changes for all.
+//!
+//! Promises: a row is written only for sizes at which it was measured, and only if every round with it was faster than every round of
+//! NCCL's choice, twice: alone, and again with the whole table. A run counts only if data is right and NCCL's log says that every
+//! channel went over the plugin.
+
+mod measure;
+pub mod options;
+mod rows;
+mod show;
+mod verdict;
+pub mod write;
+
+use crate::output;
+use crate::watch::Watch;
+use anyhow::{Context, Result, ensure};
+use measure::{Facts, Runner, Times};
+use nccl_net_spark::tuner::table::{Choice, Collective, Row, Table};
+use options::Plan;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use verdict::{Dropped, Finding, Judged, Record};
+
+/// In how many rounds the whole table and NCCL's choice are measured again: with five each, all of the one below all of the other
+/// comes about by chance once in 252 times.
+const FINAL_ROUNDS: usize = 5;
+
+/// What is known of one collective.
+struct Sweep {
+    collective: Collective,
+    program: PathBuf,
+    nccl: Record,
+    candidates: Vec<Record>,
+    judged: Vec<Judged>,
+    /// Only where a candidate won a size.
+    again: Option<Confirmation>,
+}
+
+/// The whole table against NCCL's choice.
+struct Confirmation {
+    nccl: Record,
+    table: Record,
+    lines: Vec<Confirmed>,
+}
+
+/// What the confirmation says of one size.
+struct Confirmed {
+    bytes: u64,
+    /// What the table chooses, and whether that is better.
+    row: Option<(Choice, Finding)>,
+    /// Whether the times differ clearly, in either direction.
+    differs: bool,
+}
+
+impl Confirmed {
+    /// The choice that gets a row.
+    fn choice(&self) -> Option<Choice> {
+        self.row.filter(|(_, finding)| *finding == Finding::Better).map(|(choice, _)| choice)
+    }
+}
+
+impl Confirmation {
+    /// Of the sizes whose row holds: NCCL's time over the table's.
+    fn gains(&self) -> impl Iterator<Item = f64> {
+        let rows = self.lines.iter().filter(|line| line.choice().is_some());
+        rows.map(|line| self.nccl.median(line.bytes) / self.table.median(line.bytes))
+    }
+}
+
+impl Sweep {
+    /// The rows of what won, before the confirmation.
+    fn proposed(&self, ranks: usize) -> Vec<Row> {
+        let choice =
+            |judged: &Judged| judged.best.filter(|_| judged.finding == Finding::Better).map(|(choice, _)| choice);
+        let sizes: Vec<_> = self.judged.iter().map(|judged| (judged.bytes, choice(judged))).collect();
+        rows::rows(self.collective, ranks, &sizes)
+    }
+
+    /// The rows that hold.
+    fn confirmed(&self, ranks: usize) -> Vec<Row> {
+        let lines = self.again.iter().flat_map(|again| &again.lines);
+        let sizes: Vec<_> = lines.map(|line| (line.bytes, line.choice())).collect();
+        rows::rows(self.collective, ranks, &sizes)
+    }
+}
+
+/// Tunes. `own` is this program's file, `lookup` gives the value of an environment variable.
+///
+/// # Errors
+/// When NCCL's own choice cannot be measured, the hosts differ, or a settings file cannot be written.
+pub fn run(mut plan: Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out: &mut impl Write) -> Result<()> {
+    introduce(&plan, out)?;
+    let (collectives, candidates) = (plan.collectives.clone(), plan.candidates.clone());
+    let (rounds, gain, most) = (plan.rounds, plan.gain, most_runs(&plan));
+    let runner = Runner::new(&mut plan, own, lookup)?;
+    writeln!(out, "# fabric: {}", runner.fabric())?;
+    let mut bench = Bench { runner, gain, most, watch: Watch::count("runs", || most), started: Instant::now() };
+    let mut sweeps = Vec::new();
+    for (collective, program) in collectives {
+        let sweep = bench.sweep(collective, program, &candidates, rounds, out)?;
+        bench.watch.aside(|| show::sweep(&sweep, out))?;
+        sweeps.push(sweep);
+    }
+    bench.confirm(&mut sweeps, out)?;
+    bench.watch.end();
+    let (fabric, facts) = (bench.runner.fabric().to_owned(), bench.facts()?);
+    let rows: Vec<Row> = sweeps.iter().flat_map(|sweep| sweep.confirmed(facts.ranks)).collect();
+    let table = match rows.is_empty() {
+        true => None,
+        false => Some(Table::new(Some(facts.fingerprint.clone()), rows).map_err(anyhow::Error::msg)?),
+    };
+    show::json(&plan, &fabric, &facts, &sweeps, table.as_ref())?;
+    conclude(&plan, own, &facts, &sweeps, table.as_ref(), out)
+}
+
+fn introduce(plan: &Plan, out: &mut impl Write) -> Result<()> {
+    writeln!(out, "# nccl-spark {}: tune collectives", env!("CARGO_PKG_VERSION"))?;
+    writeln!(out, "# each run: {}", plan.tests.arguments.join(" "))?;
+    let (count, rounds) = (plan.candidates.len(), plan.rounds);
+    writeln!(
+        out,
+        "# NCCL's choice and {count} candidates in turns, {rounds} round(s); at most {} runs",
+        most_runs(plan)
+    )?;
+    for note in &plan.notes {
+        writeln!(out, "# {note}")?;
+    }
+    Ok(out.flush()?)
+}
+
+/// Runs if nothing is pruned and every collective is confirmed.
+fn most_runs(plan: &Plan) -> u64 {
+    let each = (plan.candidates.len() + 1) * plan.rounds as usize + 2 * FINAL_ROUNDS;
+    (plan.collectives.len() * each) as u64
+}
+
+/// Writes the table, and says what to do with it.
+fn conclude(
+    plan: &Plan,
+    own: &Path,
+    facts: &Facts,
+    sweeps: &[Sweep],
+    table: Option<&Table>,
+    out: &mut impl Write,
+) -> Result<()> {
+    writeln!(out, "#")?;
+    match table {
+        Some(table) => writeln!(out, "# the table: {} row(s)\n{table}", table.rows().len())?,
+        None => writeln!(out, "# nothing is clearly better than NCCL's choice: there is no table to write")?,
+    }
+    if plan.dry_run {
+        writeln!(out, "# no settings file is written (--dry-run)")?;
+        return Ok(out.flush()?);
+    }
+    let days = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86_400);
+    let remark = table.map(|_| show::remark(sweeps, facts, &show::date(days))).unwrap_or_default();
+    write::everywhere(plan, own, table, &remark, out)?;
+    if table.is_some() && !facts.fingerprint.gpu.contains("GB10") {
+        writeln!(out, "# this GPU is no GB10: the tuner uses the table only with NCCL_SPARK_TUNER=on")?;
+    }
+    Ok(out.flush()?)
+}
+
+/// Makes runs.
+struct Bench<'a> {
+    runner: Runner<'a>,
+    gain: f64,
+    /// Runs at most.
+    most: u64,
+    watch: Watch,
+    started: Instant,
+}
+
+impl Bench<'_> {
+    /// NCCL's choice and all candidates of one collective, in rounds that begin at different ones.
+    fn sweep(
+        &mut self,
+        collective: Collective,
+        program: PathBuf,
+        candidates: &[Choice],
+        rounds: u32,
+        out: &mut impl Write,
+    ) -> Result<Sweep> {
+        let mut nccl = Record::new(None);
+        let mut records: Vec<Record> = candidates.iter().map(|choice| Record::new(Some(*choice))).collect();
+        for round in 0..rounds as usize {
+            let running: Vec<usize> = (0..records.len()).filter(|&at| records[at].dropped.is_none()).collect();
+            self.say(out, &format!("{collective}: round {} of {rounds}: {} runs", round + 1, running.len() + 1))?;
+            // NCCL's choice is the last of the circle; the first round begins with it, because it says what the hosts are.
+            let count = running.len() + 1;
+            let first = (count - 1 + round * count / rounds as usize) % count;
+            for at in (0..count).map(|step| (first + step) % count) {
+                match running.get(at) {
+                    None => self.add(collective, &program, &mut nccl, None, out)?,
+                    Some(&index) => {
+                        let table = self.alone(collective, &nccl, records[index].choice)?;
+                        self.add(collective, &program, &mut records[index], Some(&table), out)?;
+                    }
+                }
+            }
+            if round == 0 {
+                verdict::prune(&nccl, &mut records);
+            }
+        }
+        let judged = verdict::judge(&nccl, &records, self.gain);
+        Ok(Sweep { collective, program, nccl, candidates: records, judged, again: None })
+    }
+
+    /// A table that makes `choice` for all sizes of the sweep.
+    fn alone(&self, collective: Collective, nccl: &Record, choice: Option<Choice>) -> Result<Table> {
+        let sizes = verdict::sizes(nccl).into_iter().map(|bytes| (bytes, choice)).collect::<Vec<_>>();
+        Table::new(None, rows::rows(collective, self.facts()?.ranks, &sizes)).map_err(anyhow::Error::msg)
+    }
+
+    /// The table of all that won against NCCL's choice, in turns; who goes first changes.
+    fn confirm(&mut self, sweeps: &mut [Sweep], out: &mut impl Write) -> Result<()> {
+        let ranks = self.facts()?.ranks;
+        let rows: Vec<Row> = sweeps.iter().flat_map(|sweep| sweep.proposed(ranks)).collect();
+        let table = Table::new(None, rows).map_err(anyhow::Error::msg)?;
+        for sweep in sweeps.iter_mut() {
+            let proposed = sweep.proposed(ranks);
+            if proposed.is_empty() {
+                continue;
+            }
+            let collective = sweep.collective;
+            self.say(out, &format!("{collective}: the whole table against NCCL's choice: {FINAL_ROUNDS} rounds"))?;
+            let mut records = [Record::new(None), Record::new(None)];
+            for round in 0..FINAL_ROUNDS {
+                for at in [round % 2, (round + 1) % 2] {
+                    let table = (at == 1).then_some(&table);
+                    self.add(collective, &sweep.program, &mut records[at], table, out)?;
+                }
+            }
+            let [nccl, mut with] = records;
+            if with.dropped.is_some() {
+                with.rounds.clear();
+            }
+            let lines = verdict::sizes(&nccl).into_iter().map(|bytes| {
+                let holds = |row: &&Row| (row.from_bytes..=row.to_bytes).contains(&bytes);
+                let row = proposed.iter().find(holds).map(|row| row.choice);
+                let (without, with) = (nccl.times(bytes), with.times(bytes));
+                let row = row.map(|choice| (choice, verdict::compare(&without, &with, self.gain)));
+                Confirmed { bytes, row, differs: verdict::differ(&without, &with, self.gain) }
+            });
+            sweep.again = Some(Confirmation { lines: lines.collect(), nccl, table: with });
+            self.watch.aside(|| show::confirmation(sweep, out))?;
+        }
+        Ok(())
+    }
+
+    /// A run more for a record that is not dropped. Only NCCL's own choice must not fail.
+    fn add(
+        &mut self,
+        collective: Collective,
+        program: &Path,
+        record: &mut Record,
+        table: Option<&Table>,
+        out: &mut impl Write,
+    ) -> Result<()> {
+        if record.dropped.is_some() {
+            return Ok(());
+        }
+        let who = match (record.choice, table) {
+            (Some(choice), _) => choice.to_string(),
+            (None, Some(_)) => "the whole table".to_owned(),
+            (None, None) => "NCCL's choice".to_owned(),
+        };
+        self.watch.doing(&format!("{collective}: {who}"));
+        let is_first = self.runner.facts.is_none();
+        let measured = self.runner.run(program, table).and_then(|times| same_sizes(record, times));
+        self.watch.step();
+        match measured {
+            Ok(times) => record.rounds.push(times),
+            Err(error) if table.is_some() && !output::is_unread(&error) => {
+                record.dropped = Some(Dropped::Failed(format!("{error:#}")));
+            }
+            Err(error) => return Err(error.context(format!("{collective} with {who}"))),
+        }
+        if is_first {
+            let facts = self.facts()?;
+            let minutes = self.started.elapsed().as_secs_f64() * self.most as f64 / 60.0;
+            self.say(out, &format!("{}", facts.used))?;
+            self.say(out, &format!("hosts: {}, {} ranks", facts.fingerprint, facts.ranks))?;
+            self.say(out, &format!("at most {} min, by the first run", minutes.ceil()))?;
+        }
+        Ok(())
+    }
+
+    fn facts(&self) -> Result<Facts> {
+        self.runner.facts.clone().context("nothing was measured")
+    }
+
+    fn say(&self, out: &mut impl Write, text: &str) -> Result<()> {
+        self.watch.aside(|| writeln!(out, "# {text}").and_then(|()| out.flush()))?;
+        Ok(())
+    }
+}
+
+/// A table without a size that an earlier one has was not read whole.
+fn same_sizes(record: &Record, times: Times) -> Result<Times> {
+    if let Some(earlier) = record.rounds.first() {
+        ensure!(earlier.keys().eq(times.keys()), "the table has other sizes than in an earlier run");
+    }
+    Ok(times)
+}

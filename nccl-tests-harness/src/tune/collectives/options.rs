@@ -1,0 +1,274 @@
+//! The command line of `nccl-spark tune collectives`, checked before anything starts.
+
+use crate::cli::wrong;
+use crate::nccl_tests::options as tests;
+use crate::scene::SceneOptions;
+use crate::scene::network::Network;
+use crate::sizes;
+use crate::tune::keep;
+use anyhow::Result;
+use clap::Args;
+use nccl_net_spark::config::Settings;
+use nccl_net_spark::tuner::table::{Algorithm, Choice, Collective, Protocol};
+use nix::unistd::geteuid;
+use std::path::{Path, PathBuf};
+
+/// Options of tune collectives.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Where the programs of your build of nccl-tests are, or a folder with build/ in it [default: PATH].
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Ranks on this machine, by mpirun; to NCCL each looks like a host of its own.
+    #[arg(short, long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=16))]
+    ranks: u16,
+    /// Across hosts: what mpirun is told instead, as in "-np 2 -H spark1,spark2". The programs, this one and the plugin lie at the
+    /// same places on all of them.
+    #[arg(long, value_name = "ARGUMENTS", conflicts_with = "ranks", allow_hyphen_values = true)]
+    mpirun: Option<String>,
+    /// The collectives to tune, of all_reduce, all_gather, reduce_scatter, broadcast, reduce.
+    #[arg(
+        long,
+        value_name = "COLLECTIVE,...",
+        value_delimiter = ',',
+        default_value = "all_reduce,all_gather,reduce_scatter,broadcast"
+    )]
+    collectives: Vec<Collective>,
+    /// The first size, in bytes or with K, M or G; each is twice the one before.
+    #[arg(short = 'b', long = "minbytes", value_name = "SIZE", default_value = "8K", value_parser = sizes::parse)]
+    min_bytes: usize,
+    /// The greatest size.
+    #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", default_value = "8M", value_parser = sizes::parse)]
+    max_bytes: usize,
+    /// Protocols to try.
+    #[arg(long, value_name = "PROTOCOL,...", value_delimiter = ',', default_value = "ll,ll128,simple")]
+    protocols: Vec<Protocol>,
+    /// Numbers of channels to try; NCCL takes no more than the communicator has.
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,2,4,8,16",
+          value_parser = clap::value_parser!(u32).range(1..=64))]
+    channels: Vec<u32>,
+    /// Timed iterations of each size.
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+    iterations: u32,
+    /// Iterations of each size before the timed ones.
+    #[arg(short = 'w', long, value_name = "N", default_value_t = 5)]
+    warmup: u32,
+    /// Rounds, in each of which NCCL's choice and all candidates are measured once.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: u32,
+    /// How many times as fast as NCCL's choice a candidate must be to get a row.
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.05, value_parser = parse_gain)]
+    gain: f64,
+    /// The settings file to write on each machine [default: the one that NCCL_SPARK_SETTINGS_FILE names, else
+    /// /etc/nccl-spark.conf for root and ~/.nccl-spark.conf for others].
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Writes no settings file.
+    #[arg(long)]
+    dry_run: bool,
+    /// Writes all results as JSON to FILE.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    #[command(flatten)]
+    scene: SceneOptions,
+}
+
+/// What to measure and where to write.
+#[derive(Debug)]
+pub struct Plan {
+    /// How nccl-tests is run; its program is that of the collective at hand.
+    pub tests: tests::Plan,
+    /// The collectives with their programs, one or more, none twice.
+    pub collectives: Vec<(Collective, PathBuf)>,
+    /// What is tried, by channels.
+    pub candidates: Vec<Choice>,
+    /// Rounds of each.
+    pub rounds: u32,
+    /// How many times as fast as NCCL's choice a row must be.
+    pub gain: f64,
+    /// The file that the user named.
+    pub output: Option<PathBuf>,
+    /// The file on this machine.
+    pub file: PathBuf,
+    /// Writes no settings file.
+    pub dry_run: bool,
+    /// Where results go.
+    pub json: Option<PathBuf>,
+    /// What the user should know before the measurement.
+    pub notes: Vec<String>,
+}
+
+impl Options {
+    /// What to measure; `program` is this program's file, `lookup` gives the value of an environment variable.
+    ///
+    /// # Errors
+    /// When options contradict each other, a program of nccl-tests is not there, or the settings file is not one.
+    pub fn plan(self, program: &Path, lookup: &dyn Fn(&str) -> Option<String>) -> Result<Plan> {
+        if let Some(other) = lookup("NCCL_TUNER_PLUGIN") {
+            return Err(wrong(format!("NCCL_TUNER_PLUGIN={other}: NCCL would ask that tuner and not this plugin's")))?;
+        }
+        if self.min_bytes == 0 || self.min_bytes > self.max_bytes {
+            return Err(wrong(format!("--minbytes {}: 1 up to --maxbytes {}", self.min_bytes, self.max_bytes)))?;
+        }
+        let named = lookup(keep::SETTINGS_FILE);
+        let file = keep::place(self.output.clone(), named.clone(), geteuid().is_root())?;
+        if !self.dry_run {
+            keep::check(&file)?;
+        }
+        let settings = match &named {
+            // The file that is to be written need not be there yet.
+            Some(path) if !Path::new(path).exists() => Settings::gather(&[], &[])?,
+            _ => Settings::of_this_process()?,
+        };
+        let (protocols, notes) = protocols(self.protocols, &settings, lookup)?;
+        let ring = |protocol, channels| Choice { algorithm: Algorithm::Ring, protocol, channels };
+        let pairs = unique(self.channels).into_iter().flat_map(|n| protocols.iter().map(move |&p| ring(p, n)));
+        let candidates = pairs.collect();
+        let place = match self.mpirun {
+            Some(text) => tests::Place::Hosts(text.split_whitespace().map(str::to_owned).collect()),
+            None => tests::Place::Here(usize::from(self.ranks)),
+        };
+        let setting = self.scene.setting(program)?;
+        if setting.is_local() && matches!(place, tests::Place::Hosts(_)) {
+            return Err(wrong("--abi and --as-spark are for ranks of this machine: not with --mpirun"))?;
+        }
+        let (folder, path) = (self.dir.as_deref(), lookup("PATH"));
+        let found = |collective: Collective| Ok((collective, tests::find(collective.word(), folder, path.as_deref())?));
+        let collectives = unique(self.collectives).into_iter().map(found).collect::<Result<Vec<_>>>()?;
+        let numbers = [self.min_bytes, self.max_bytes, 2, self.iterations as usize, self.warmup as usize, 1];
+        let options = ["-b", "-e", "-f", "-n", "-w", "-c"].into_iter().zip(numbers);
+        let arguments = options.flat_map(|(name, number)| [name.to_owned(), number.to_string()]).collect();
+        Ok(Plan {
+            tests: tests::Plan {
+                program: collectives[0].1.clone(),
+                arguments,
+                place,
+                networks: vec![Network::Spark],
+                rounds: 1,
+                setting,
+                json: None,
+                plot: None,
+            },
+            collectives,
+            candidates,
+            rounds: self.rounds,
+            gain: self.gain,
+            output: self.output,
+            file,
+            dry_run: self.dry_run,
+            json: self.json,
+            notes,
+        })
+    }
+}
+
+/// The protocols that may be tried, and what the user should know about those that NCCL may not use.
+fn protocols(
+    wanted: Vec<Protocol>,
+    settings: &Settings,
+    lookup: &dyn Fn(&str) -> Option<String>,
+) -> Result<(Vec<Protocol>, Vec<String>)> {
+    let (mut protocols, mut notes) = (unique(wanted), Vec::new());
+    let is_ll128_off = settings.held().iter().any(|held| held.row.name == "NCCL_SPARK_LL128" && held.value == "0");
+    if is_ll128_off && protocols.contains(&Protocol::Ll128) {
+        protocols.retain(|protocol| *protocol != Protocol::Ll128);
+        notes.push("LL128 is not tried: NCCL_SPARK_LL128=0".to_owned());
+    }
+    if protocols.is_empty() {
+        return Err(wrong("--protocols: nothing is left to try, because NCCL_SPARK_LL128=0 excludes ll128"))?;
+    }
+    for name in ["NCCL_ALGO", "NCCL_PROTO"] {
+        if let Some(value) = lookup(name) {
+            notes.push(format!("{name}={value} is set: NCCL does not use what it excludes, whatever the table says"));
+        }
+    }
+    Ok((protocols, notes))
+}
+
+/// Each once, in the same order.
+fn unique<T: PartialEq>(values: Vec<T>) -> Vec<T> {
+    let mut kept = Vec::new();
+    for value in values {
+        if !kept.contains(&value) {
+            kept.push(value);
+        }
+    }
+    kept
+}
+
+fn parse_gain(text: &str) -> Result<f64, String> {
+    let gain = text.parse::<f64>().ok().filter(|gain| (1.0..=100.0).contains(gain));
+    gain.ok_or_else(|| "1 to 100".to_owned())
+}
+
+#[cfg(test)]
+mod unit {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use crate::tune::What;
+    use clap::Parser;
+
+    fn plan(arguments: &str, environment: &[(&str, &str)]) -> Result<Plan> {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"] {
+            std::fs::write(folder.path().join(format!("{name}_perf")), "").unwrap();
+        }
+        let line = format!("nccl-spark tune collectives --dry-run --dir {} {arguments}", folder.path().display());
+        let cli = Cli::try_parse_from(line.split_whitespace())?;
+        let Command::Tune(options) = cli.command else { panic!("another command") };
+        let Some(What::Collectives(options)) = options.what else { panic!("plain tune") };
+        let lookup =
+            |wanted: &str| environment.iter().find(|(name, _)| *name == wanted).map(|(_, value)| (*value).to_owned());
+        options.plan(Path::new("/nowhere/nccl-spark"), &lookup)
+    }
+
+    #[test]
+    fn the_defaults_are_four_collectives_with_fifteen_candidates() {
+        let plan = plan("", &[("HOME", "/nowhere")]).unwrap();
+        assert_eq!((plan.collectives.len(), plan.candidates.len(), plan.rounds), (4, 15, 3));
+        assert_eq!(
+            plan.candidates[..2].iter().map(ToString::to_string).collect::<Vec<_>>(),
+            ["ring/ll/1", "ring/ll128/1"]
+        );
+        assert_eq!(plan.tests.arguments.join(" "), "-b 8192 -e 8388608 -f 2 -n 50 -w 5 -c 1");
+        assert_eq!(plan.tests.place, tests::Place::Here(2));
+        assert!(plan.collectives[0].1.ends_with("all_reduce_perf"), "{plan:?}");
+    }
+
+    #[test]
+    fn lists_are_taken_once_each_and_hosts_go_to_mpirun() {
+        let plan = plan("--collectives reduce,reduce --protocols simple --channels 2,2,4 --mpirun=-np", &[]).unwrap();
+        assert_eq!((plan.collectives.len(), plan.candidates.len()), (1, 2));
+        assert_eq!(plan.tests.place, tests::Place::Hosts(vec!["-np".to_owned()]));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (arguments, environment, words) in [
+            ("--protocols ll129", &[][..], "none of ll, ll128, simple"),
+            ("--collectives alltoall", &[], "none of broadcast"),
+            ("--gain 0.9", &[], "1 to 100"),
+            ("--channels 65", &[], "1..=64"),
+            ("-b 2M -e 1M", &[], "--minbytes"),
+            ("-r 1", &[], "2..=16"),
+            ("--as-spark --mpirun=-np", &[], "not with --mpirun"),
+            ("", &[("NCCL_TUNER_PLUGIN", "other")], "would ask that tuner"),
+        ] {
+            let text = plan(arguments, environment).unwrap_err().to_string();
+            assert!(text.contains(words), "{arguments}: {text}");
+        }
+        assert!(Cli::try_parse_from(["nccl-spark", "tune", "--qps", "1", "collectives"]).is_err());
+    }
+
+    #[test]
+    fn what_the_user_excludes_is_not_tried() {
+        let settings = |ll128: &str| Settings::gather(&[("NCCL_SPARK_LL128".into(), ll128.into())], &[]).unwrap();
+        let all = || vec![Protocol::Ll, Protocol::Ll128];
+        let (left, notes) = protocols(all(), &settings("0"), &|_| None).unwrap();
+        assert_eq!((left, notes.len()), (vec![Protocol::Ll], 1));
+        let proto = |name: &str| (name == "NCCL_PROTO").then(|| "^LL".to_owned());
+        let (left, notes) = protocols(all(), &settings("1"), &proto).unwrap();
+        assert!(left == all() && notes[0].contains("NCCL_PROTO=^LL is set"), "{notes:?}");
+        assert!(protocols(vec![Protocol::Ll128], &settings("0"), &|_| None).is_err());
+    }
+}

@@ -1,0 +1,225 @@
+//! What was measured in words and columns, and as JSON.
+
+use super::Sweep;
+use super::measure::Facts;
+use super::options::Plan;
+use super::verdict::{Dropped, Finding, Judged, Record};
+use crate::bench::figures::significant;
+use anyhow::{Context, Result};
+use nccl_net_spark::tuner::table::{Choice, Table};
+use serde_json::{Value, json};
+use std::fs;
+use std::io::{self, Write};
+
+/// A line of a table: the size, NCCL's time, the choice with its time if there is one, and what follows.
+struct Line<'a> {
+    bytes: u64,
+    nccl_us: f64,
+    best: Option<(Choice, f64)>,
+    words: &'a str,
+}
+
+impl Line<'_> {
+    fn write(&self, out: &mut impl Write) -> io::Result<()> {
+        let dash = || "-".to_owned();
+        let choice = self.best.map_or_else(dash, |(choice, _)| choice.to_string());
+        let us = self.best.map_or_else(dash, |(_, us)| significant(us));
+        let gain = self.best.map_or_else(dash, |(_, us)| format!("{:.2}", self.nccl_us / us));
+        let (bytes, nccl_us, words) = (self.bytes, significant(self.nccl_us), self.words);
+        writeln!(out, "  {bytes:>10}  {nccl_us:>8}  {choice:<13}  {us:>8}  {gain:>5}  {words}")
+    }
+}
+
+fn head(out: &mut impl Write) -> io::Result<()> {
+    writeln!(out, "# {:>10}  {:>8}  {:<13}  {:>8}  {:>5}", "size (B)", "NCCL us", "choice", "its us", "gain")
+}
+
+fn words(finding: Finding) -> &'static str {
+    match finding {
+        Finding::Better => "better",
+        Finding::SmallGain => "gain too small",
+        Finding::RoundsOverlap => "rounds overlap",
+        Finding::NoCandidate => "no candidate",
+    }
+}
+
+/// What the rounds of one collective came to.
+///
+/// # Errors
+/// When `out` cannot be written.
+pub fn sweep(sweep: &Sweep, out: &mut impl Write) -> io::Result<()> {
+    let rounds = sweep.nccl.rounds.len();
+    writeln!(out, "#\n# {}: medians of {rounds} round(s); gain: NCCL's time over the choice's", sweep.collective)?;
+    head(out)?;
+    for judged in &sweep.judged {
+        let &Judged { bytes, nccl_us, best, finding } = judged;
+        Line { bytes, nccl_us, best, words: words(finding) }.write(out)?;
+    }
+    for record in &sweep.candidates {
+        if let (Some(choice), Some(Dropped::Failed(reason))) = (record.choice, &record.dropped) {
+            writeln!(out, "# {choice} is left out: {}", reason.lines().next().unwrap_or_default())?;
+        }
+    }
+    let slow = sweep.candidates.iter().filter(|record| record.dropped == Some(Dropped::Slow)).count();
+    if slow > 0 {
+        writeln!(out, "# {slow} of {} candidates were slow at every size", sweep.candidates.len())?;
+    }
+    out.flush()
+}
+
+/// What the confirmation of one collective came to.
+///
+/// # Errors
+/// When `out` cannot be written.
+pub fn confirmation(sweep: &Sweep, out: &mut impl Write) -> io::Result<()> {
+    let Some(again) = &sweep.again else { return Ok(()) };
+    let rounds = again.nccl.rounds.len();
+    writeln!(out, "#\n# {}: the whole table against NCCL's choice, {rounds} rounds", sweep.collective)?;
+    head(out)?;
+    for line in &again.lines {
+        let words = match (line.row.map(|(_, finding)| finding), line.differs) {
+            (Some(Finding::Better), _) => "row is written",
+            (Some(Finding::SmallGain), _) => "no row: gain too small",
+            (Some(Finding::RoundsOverlap), _) => "no row: rounds overlap",
+            (Some(Finding::NoCandidate), _) => "no row: a run failed",
+            (None, true) => "no row; times differ",
+            (None, false) => "no row, as before",
+        };
+        let best = line.row.map(|(choice, _)| (choice, again.table.median(line.bytes)));
+        let best = best.filter(|(_, us)| us.is_finite());
+        Line { bytes: line.bytes, nccl_us: again.nccl.median(line.bytes), best, words }.write(out)?;
+    }
+    if let Some(Dropped::Failed(reason)) = &again.table.dropped {
+        writeln!(out, "# the table is left out: {}", reason.lines().next().unwrap_or_default())?;
+    }
+    out.flush()
+}
+
+/// What the comment above the table says; `date` is today's.
+pub fn remark(sweeps: &[Sweep], facts: &Facts, date: &str) -> String {
+    let gains = sweeps.iter().filter_map(|sweep| sweep.again.as_ref()).flat_map(|again| again.gains());
+    let (least, most) =
+        gains.fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), gain| (least.min(gain), most.max(gain)));
+    let with_rows = |sweep: &&Sweep| sweep.again.as_ref().is_some_and(|again| again.gains().next().is_some());
+    let names: Vec<&str> = sweeps.iter().filter(with_rows).map(|sweep| sweep.collective.word()).collect();
+    format!(
+        "{}, {} ranks: {least:.2} to {most:.2} times as fast as NCCL's choice ({}, measured {date})",
+        names.join(", "),
+        facts.ranks,
+        facts.fingerprint
+    )
+}
+
+/// The date of so many days after 1970-01-01, by the Gregorian calendar.
+pub fn date(days: u64) -> String {
+    let is_leap = |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
+    let (mut year, mut day) = (1970, days);
+    while day >= 365 + u64::from(is_leap(year)) {
+        day -= 365 + u64::from(is_leap(year));
+        year += 1;
+    }
+    let lengths = [31, 28 + u64::from(is_leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+    let mut month = 0;
+    while month < 11 && day >= lengths[month] {
+        day -= lengths[month];
+        month += 1;
+    }
+    format!("{year}-{:02}-{:02}", month + 1, day + 1)
+}
+
+/// All results as JSON; every number has its unit in its name.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn json(plan: &Plan, fabric: &str, facts: &Facts, sweeps: &[Sweep], table: Option<&Table>) -> Result<()> {
+    let Some(path) = &plan.json else { return Ok(()) };
+    let report = json!({
+        "command": "tune collectives",
+        "version": env!("CARGO_PKG_VERSION"),
+        "fabric_text": fabric,
+        "fingerprint": facts.fingerprint.to_string(),
+        "ranks": facts.ranks,
+        "used": facts.used,
+        "arguments": plan.tests.arguments,
+        "minimal_gain": plan.gain,
+        "collectives": sweeps.iter().map(of_sweep).collect::<Vec<_>>(),
+        "table": table.map(Table::to_string),
+        "written": table.is_some() && !plan.dry_run,
+    });
+    let text = serde_json::to_string_pretty(&report)? + "\n";
+    fs::write(path, text).with_context(|| format!("--json {}", path.display()))
+}
+
+fn of_sweep(sweep: &Sweep) -> Value {
+    let sizes = sweep.judged.iter().map(|judged| {
+        json!({
+            "bytes": judged.bytes,
+            "nccl_us": judged.nccl_us,
+            "choice": judged.best.map(|(choice, _)| choice.to_string()),
+            "choice_us": judged.best.map(|(_, us)| us),
+            "finding": words(judged.finding),
+        })
+    });
+    let confirmation = sweep.again.as_ref().map(|again| {
+        let lines = again.lines.iter().map(|line| {
+            json!({
+                "bytes": line.bytes,
+                "choice": line.row.map(|(choice, _)| choice.to_string()),
+                "finding": line.row.map(|(_, finding)| words(finding)),
+                "differs": line.differs,
+                "row_is_written": line.choice().is_some(),
+            })
+        });
+        json!({ "nccl": of_record(&again.nccl), "table": of_record(&again.table), "sizes": lines.collect::<Vec<_>>() })
+    });
+    json!({
+        "collective": sweep.collective.word(),
+        "nccl": of_record(&sweep.nccl),
+        "candidates": sweep.candidates.iter().map(of_record).collect::<Vec<_>>(),
+        "sizes": sizes.collect::<Vec<_>>(),
+        "confirmation": confirmation,
+    })
+}
+
+fn of_record(record: &Record) -> Value {
+    let dropped = record.dropped.as_ref().map(|dropped| match dropped {
+        Dropped::Failed(reason) => reason.as_str(),
+        Dropped::Slow => "slow at every size",
+    });
+    json!({
+        "choice": record.choice.map(|choice| choice.to_string()),
+        "rounds_time_us_by_bytes": record.rounds,
+        "dropped": dropped,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_fit_a_terminal() {
+        let mut out = Vec::new();
+        head(&mut out).unwrap();
+        let best = Some(("ring/ll128/16".parse().unwrap(), 1234.5));
+        Line { bytes: 1 << 33, nccl_us: 123_456.7, best, words: "no row; times differ" }.write(&mut out).unwrap();
+        Line { bytes: 8192, nccl_us: 12.0, best: None, words: "no candidate" }.write(&mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.lines().all(|line| line.len() <= 80), "{text}");
+        assert!(text.lines().nth(1).unwrap().contains("ring/ll128/16") && text.contains("100.01"), "{text}");
+    }
+
+    #[test]
+    fn days_are_dates() {
+        for (days, expected) in [
+            (0, "1970-01-01"),
+            (58, "1970-02-28"),
+            (59, "1970-03-01"),
+            (11_016, "2000-02-29"),
+            (20_088, "2024-12-31"),
+            (20_089, "2025-01-01"),
+        ] {
+            assert_eq!(date(days), expected);
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! `nccl-spark tune collectives` around a program that looks like nccl-tests' and whose times depend on the tuner's table: a shell
+//! script, which needs no GPU.
+
+mod common;
+
+use common::{Said, nccl_spark};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// A script behind which a test defines `time_us SIZE CHOICE` (CHOICE is none without a row), and may set `host`, `wrong` or exit.
+const HEAD: &str = r##"#!/bin/sh
+# libmpi: as if it were linked.
+set -f
+collective=$(basename "$0" _perf); rank=${OMPI_COMM_WORLD_RANK:-0}; folder=$(dirname "$0")
+host=NVIDIA_H200/4x224054/2.28.3; wrong=0
+rows=; policy="off: NCCL_SPARK_TUNER=off"
+if [ "$NCCL_SPARK_TUNER" = on ]; then
+  rows=$(echo "${NCCL_SPARK_TUNER_TABLE#*;}" | tr ';' ' ')
+  policy="learned table of $(echo $rows | wc -w) rows, hash 1"
+fi
+choice() {
+  found=none
+  for row in $rows; do
+    sizes=${row#*:}; sizes=${sizes%%=*}
+    if [ "${row%%:*}" = "$collective@2" ] && [ "$1" -ge "${sizes%-*}" ] && [ "$1" -le "${sizes#*-}" ]; then found=${row#*=}; fi
+  done
+  echo $found
+}
+"##;
+
+const TAIL: &str = r##"
+log() { echo "h:1:1 [0] NCCL INFO $*"; }
+log "NCCL version 2.28.3+cuda13.0"
+log "tuner: $policy; this host is $host"
+log "comm 0x55 rank $rank nRanks 2 nNodes 2 localRanks 1 localRank 0 MNNVL 0"
+log "Channel 00/0 : 0[0] -> 1[0] [send] via NET/Spark/0"
+[ "$rank" = 0 ] || exit 0
+echo "$NCCL_SPARK_TUNER $NCCL_SPARK_TUNER_TABLE" >> "$folder/runs"
+echo "#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong"
+size=$2
+while [ "$size" -le "$4" ]; do
+  us=$(time_us $size $(choice $size))
+  echo "  $size  2048  float  sum  -1  $us  0.1  0.1  $wrong  $us  0.1  0.1  0"
+  size=$((size * 2))
+done
+"##;
+
+struct Programs(tempfile::TempDir);
+
+impl Programs {
+    fn new(body: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["all_reduce_perf", "all_gather_perf"] {
+            let file = folder.path().join(name);
+            fs::write(&file, format!("{HEAD}{body}{TAIL}")).unwrap();
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        Self(folder)
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// The settings file as it is now.
+    fn settings(&self) -> String {
+        fs::read_to_string(self.file("spark.conf")).unwrap()
+    }
+
+    /// What each run was told.
+    fn runs(&self) -> Vec<String> {
+        fs::read_to_string(self.file("runs")).unwrap().lines().map(str::to_owned).collect()
+    }
+
+    /// Tunes all_reduce unless `arguments` say otherwise; none where mpirun is missing.
+    fn tune(&self, arguments: &str) -> Option<Said> {
+        if Command::new("mpirun").arg("--version").output().is_err() {
+            eprintln!("skipped: there is no mpirun");
+            return None;
+        }
+        let mut command = nccl_spark();
+        command.args(["tune", "collectives", "--fabric", "verbs", "-b", "8K", "--rounds", "1", "--dir"]);
+        command.arg(self.0.path()).env("NCCL_SPARK_SETTINGS_FILE", self.file("spark.conf"));
+        for name in ["NCCL_SPARK_TUNER", "NCCL_SPARK_TUNER_TABLE", "NCCL_SPARK_LL128", "NCCL_ALGO", "NCCL_PROTO"] {
+            command.env_remove(name);
+        }
+        if !arguments.contains("--collectives") {
+            command.args(["--collectives", "all_reduce"]);
+        }
+        Some(command.args(arguments.split_whitespace()).output().unwrap().into())
+    }
+}
+
+/// What the written table says behind its hosts.
+fn rows(settings: &str) -> Vec<&str> {
+    let line = settings.lines().find_map(|line| line.strip_prefix("NCCL_SPARK_TUNER_TABLE=")).unwrap();
+    line.strip_prefix("for=NVIDIA_H200/4x224054/2.28.3;").unwrap().split(';').collect()
+}
+
+#[test]
+fn the_clearly_better_choices_are_written_and_failing_ones_are_left_out() {
+    let programs = Programs::new(
+        r#"
+        case $rows in
+        *ring/simple/1) echo "h:1:1 [0] NCCL WARN no memory for that"; exit 3 ;;
+        *ring/simple/2) wrong=4 ;;
+        esac
+        time_us() {
+            case "$2" in
+            ring/simple/2) echo 10 ;;
+            ring/ll/1) case $1 in 8192|16384) echo 50 ;; 32768) echo 98 ;; *) echo 120 ;; esac ;;
+            ring/ll/2) case $1 in 8192) echo 49.5 ;; 65536) echo 60 ;; *) echo 110 ;; esac ;;
+            *) echo 100 ;;
+            esac
+        }"#,
+    );
+    fs::write(programs.file("spark.conf"), "# mine\nNCCL_IB_TC=106\nNCCL_SPARK_TUNER_TABLE=for=*\n").unwrap();
+    let json = programs.file("out.json");
+    let options = format!("-e 64K --protocols ll,simple --channels 1,2 -n 7 --json {}", json.display());
+    let Some(said) = programs.tune(&options) else { return };
+    assert_eq!(said.status, Some(0), "{said:?}");
+    for part in [
+        "ring/simple/1 is left out: all_reduce_perf ended with status 3; NCCL says: no memory for that",
+        "ring/simple/2 is left out: 16 WRONG elements",
+        "# hosts: NVIDIA_H200/4x224054/2.28.3, 2 ranks",
+        "gain too small",
+        "no row, as before",
+        "this GPU is no GB10: the tuner uses the table only with NCCL_SPARK_TUNER=on",
+    ] {
+        assert!(said.out.contains(part), "{part}: {said:?}");
+    }
+    assert!(said.out.lines().filter(|line| line.starts_with("  ")).all(|line| line.len() <= 80), "{said:?}");
+    let settings = programs.settings();
+    let lines: Vec<&str> = settings.lines().collect();
+    assert_eq!((lines.len(), &lines[..2]), (4, &["# mine", "NCCL_IB_TC=106"][..]), "{settings}");
+    assert!(
+        lines[2].starts_with("# nccl-spark tune collectives: all_reduce, 2 ranks: 1.67 to 2.00 times as fast"),
+        "{settings}"
+    );
+    // ring/ll/2 is as good at 8K, but ring/ll/1 wins at 16K too.
+    assert_eq!(rows(&settings), ["all_reduce@2:5793-23170=ring/ll/1", "all_reduce@2:46341-92681=ring/ll/2"]);
+    let runs = programs.runs();
+    assert_eq!(runs.iter().filter(|run| run.trim_end() == "off").count(), 6, "one round, and five again: {runs:?}");
+    assert!(runs.contains(&"on for=*;all_reduce@2:5793-92681=ring/ll/2".to_owned()), "{runs:?}");
+    let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
+    assert_eq!(report["collectives"][0]["sizes"][0]["choice"], "ring/ll/1", "{report}");
+    assert!(report["arguments"].as_array().unwrap().contains(&"7".into()) && report["written"] == true, "{report}");
+}
+
+#[test]
+fn nothing_is_written_where_nothing_is_better_nor_on_a_dry_run() {
+    let programs = Programs::new("time_us() { case $2 in none) echo 100 ;; *) echo 96 ;; esac; }");
+    fs::write(programs.file("spark.conf"), "NCCL_IB_TC=106").unwrap();
+    let Some(said) = programs.tune("-e 16K --protocols ll --channels 1,2") else { return };
+    assert!(said.status == Some(0) && said.out.contains("nothing is clearly better"), "{said:?}");
+    assert_eq!(
+        (programs.settings().as_str(), programs.runs().len()),
+        ("NCCL_IB_TC=106", 3),
+        "no confirmation is needed"
+    );
+    // A smaller gain is enough for one who says so.
+    let said = programs.tune("-e 16K --protocols ll --channels 1 --gain 1.01 --dry-run").unwrap();
+    assert!(said.status == Some(0) && said.out.contains("no settings file is written (--dry-run)"), "{said:?}");
+    assert!(said.out.contains(";all_reduce@2:5793-23170=ring/ll/1\n"), "{said:?}");
+    assert_eq!(programs.settings(), "NCCL_IB_TC=106");
+}
+
+#[test]
+fn a_row_that_does_not_hold_with_the_whole_table_is_taken_out() {
+    // With rows of both collectives, all_reduce at 16K is as slow as without.
+    let programs = Programs::new(
+        r#"
+        time_us() {
+            case "$2 $1 $rows" in
+            none*) echo 100 ;;
+            *" 16384 all_reduce"*" "*) echo 100 ;;
+            *" 16384 all_gather"*all_reduce*) [ $collective = all_reduce ] && echo 100 || echo 50 ;;
+            *) echo 50 ;;
+            esac
+        }"#,
+    );
+    let options = "-e 16K --protocols ll --channels 4 --collectives all_reduce,all_gather";
+    let Some(said) = programs.tune(options) else { return };
+    assert!(said.status == Some(0) && said.out.contains("no row: gain too small"), "{said:?}");
+    assert_eq!(rows(&programs.settings()), ["all_gather@2:5793-23170=ring/ll/4", "all_reduce@2:5793-11585=ring/ll/4"]);
+}
+
+#[test]
+fn hosts_that_differ_and_a_failing_choice_of_nccls_end_it() {
+    let programs = Programs::new("host=GPU$rank/1x200000/2.28.3; time_us() { echo 100; }");
+    let Some(said) = programs.tune("-e 8K --protocols ll --channels 1") else { return };
+    assert!(said.status == Some(1) && said.err.contains("hosts differ (GPU0/1x200000/2.28.3 and GPU1/"), "{said:?}");
+    let programs = Programs::new("wrong=1; time_us() { echo 100; }");
+    let said = programs.tune("-e 8K --protocols ll --channels 1").unwrap();
+    assert!(said.status == Some(1) && said.err.contains("all_reduce with NCCL's choice: 1 WRONG"), "{said:?}");
+    assert!(!programs.file("spark.conf").exists());
+}
+
+#[test]
+fn with_mpirun_a_process_of_each_machine_writes() {
+    let programs = Programs::new("time_us() { case $2 in none) echo 100 ;; *) echo 90 ;; esac; }");
+    let mut options = vec!["tune", "collectives", "--fabric", "verbs", "-b", "8K", "-e", "8K", "--rounds", "1"];
+    options.extend(["--collectives", "all_gather", "--protocols", "ll128", "--channels", "2"]);
+    options.extend(["--mpirun", "--oversubscribe -np 2", "--dir"]);
+    if Command::new("mpirun").arg("--version").output().is_err() {
+        eprintln!("skipped: there is no mpirun");
+        return;
+    }
+    let mut command = nccl_spark();
+    command.args(options).arg(programs.0.path()).arg("--output").arg(programs.file("spark.conf"));
+    let said: Said = command.env("NCCL_SPARK_SETTINGS_FILE", "/dev/null").output().unwrap().into();
+    assert_eq!(said.status, Some(0), "{said:?}");
+    assert_eq!(said.out.matches(": wrote NCCL_SPARK_TUNER_TABLE").count(), 1, "{said:?}");
+    assert_eq!(rows(&programs.settings()), ["all_gather@2:5793-11585=ring/ll128/2"]);
+    // What one process cannot write is an error here.
+    let mut command = nccl_spark();
+    command.args(["tune-collectives-write", "--table", "for=*", "--output", "/no/where/a.conf"]);
+    let said: Said = command.output().unwrap().into();
+    assert!(said.status == Some(1) && said.err.contains("cannot write /no/where/a.conf"), "{said:?}");
+}
