@@ -175,6 +175,21 @@ fn nothing_is_written_where_nothing_is_better_nor_on_a_dry_run() {
 }
 
 #[test]
+fn times_that_another_table_made_do_not_count() {
+    let body = r#"
+        case $rows in *ring/ll/1) policy="shipped table of 3 rows, hash 2" ;; *ring/ll/2) policy="learned table of 0 rows" ;; esac
+        time_us() { case $2 in none) echo 100 ;; *) echo 50 ;; esac; }"#;
+    let programs = Programs::new(body);
+    let Some(said) = programs.tune("-e 8K --protocols ll --channels 1,2") else { return };
+    assert!(said.status == Some(0) && said.out.contains("this run writes no row"), "{said:?}");
+    for policy in ["shipped table of 3 rows, hash 2", "learned table of 0 rows"] {
+        let text = format!("the tuner should be \"learned table of 1 rows\" and is \"{policy}\"");
+        assert!(said.out.contains(&text), "{text}: {said:?}");
+    }
+    assert!(!programs.file("spark.conf").exists());
+}
+
+#[test]
 fn a_row_that_does_not_hold_with_the_whole_table_is_taken_out() {
     // With rows of both collectives, all_reduce at 16K is as slow as without.
     let programs = Programs::new(
