@@ -143,7 +143,7 @@ impl Options {
             _ => Settings::of_this_process()?,
         };
         let output = keep::place(self.output, named, geteuid().is_root())?;
-        if !self.dry_run {
+        if !self.dry_run && output.exists() {
             keep::check(&output)?;
         }
         let pairs = self.min_share.iter().flat_map(|&share| self.qps.iter().map(move |&qps| (qps, share)));

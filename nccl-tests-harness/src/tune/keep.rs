@@ -58,15 +58,12 @@ fn standard_place(root: bool) -> Result<PathBuf> {
     place.cloned().context("there is no place for a settings file: name one with --output")
 }
 
-/// Whether the file, if there is one, can be added to: it would be a pity to find that out after the measuring.
+/// Whether the file can be added to: it would be a pity to find that out after the measuring. What it says.
 ///
 /// # Errors
-/// When it is there and is no settings file.
-pub fn check(path: &Path) -> Result<()> {
-    if path.exists() {
-        Config::from_variables(&[(SETTINGS_FILE.to_owned(), path.display().to_string())])?;
-    }
-    Ok(())
+/// When it is not there, or is no settings file.
+pub fn check(path: &Path) -> Result<Config> {
+    Ok(Config::from_variables(&[(SETTINGS_FILE.to_owned(), path.display().to_string())])?)
 }
 
 /// Writes the settings of `part` into the file, or takes them out of it where the defaults are best (none). Other lines stay. What

@@ -134,7 +134,11 @@ impl Said {
         let told = line.split_once("tuner: ").and_then(|(_, rest)| rest.split_once("; this host is "));
         if let Some((policy, host)) = told {
             self.policies.insert(policy.to_owned());
-            self.hosts.insert(host.trim().to_owned());
+            // Under mpirun, lines of ranks on other hosts can cut each other: what has no NCCL version at its end is not whole.
+            let host = host.split_whitespace().next().unwrap_or_default();
+            if host.rsplit('/').next().is_some_and(|nccl| nccl == "unknown" || is_version(nccl)) {
+                self.hosts.insert(host.to_owned());
+            }
         }
         // NCCL's line: "comm 0x.. rank 0 nRanks 2 nNodes 2 localRanks 1 ..." (init.cc).
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -187,6 +191,10 @@ impl Said {
     }
 }
 
+fn is_version(text: &str) -> bool {
+    text.contains('.') && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -205,6 +213,8 @@ mod tests {
         let log = said(&[OFF, OFF, INIT, "h:1:2 [0] NCCL INFO comm 0x55 rank 0 nranks 9 cudaDev 0"]);
         assert_eq!(log.fingerprint().unwrap().to_string(), "NVIDIA_H200/4x224054/2.28.3");
         assert_eq!(log.ranks(&Place::Hosts(Vec::new())).unwrap(), 2);
+        let cut = OFF.replace("54/2.28.3", "h:1:2 [0] NCCL INFO Channel");
+        assert!(said(&[OFF, &cut]).fingerprint().is_ok() && said(&[&cut]).fingerprint().is_err());
         log.check_policy(None).unwrap();
     }
 

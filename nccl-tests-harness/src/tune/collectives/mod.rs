@@ -108,13 +108,27 @@ pub fn run(mut plan: Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, 
     bench.confirm(&mut sweeps, out)?;
     bench.watch.end();
     let (fabric, facts) = (bench.runner.fabric().to_owned(), bench.facts()?);
-    let rows: Vec<Row> = sweeps.iter().flat_map(|sweep| sweep.confirmed(facts.ranks)).collect();
+    let learned: Vec<Row> = sweeps.iter().flat_map(|sweep| sweep.confirmed(facts.ranks)).collect();
+    let measured: Vec<Collective> = sweeps.iter().map(|sweep| sweep.collective).collect();
+    let kept = rows::kept(plan.before.as_ref(), &facts.fingerprint, &measured, facts.ranks);
+    let outcome = Outcome { facts: &facts, sweeps: &sweeps, learned: learned.len(), kept: kept.len() };
+    let rows = [learned, kept].concat();
     let table = match rows.is_empty() {
         true => None,
         false => Some(Table::new(Some(facts.fingerprint.clone()), rows).map_err(anyhow::Error::msg)?),
     };
     show::json(&plan, &fabric, &facts, &sweeps, table.as_ref())?;
-    conclude(&plan, own, &facts, &sweeps, table.as_ref(), out)
+    conclude(&plan, own, &outcome, table.as_ref(), out)
+}
+
+/// What came of all.
+struct Outcome<'a> {
+    facts: &'a Facts,
+    sweeps: &'a [Sweep],
+    /// Rows that this run found.
+    learned: usize,
+    /// Rows from before, of other collectives or other numbers of ranks.
+    kept: usize,
 }
 
 fn introduce(plan: &Plan, out: &mut impl Write) -> Result<()> {
@@ -139,27 +153,25 @@ fn most_runs(plan: &Plan) -> u64 {
 }
 
 /// Writes the table, and says what to do with it.
-fn conclude(
-    plan: &Plan,
-    own: &Path,
-    facts: &Facts,
-    sweeps: &[Sweep],
-    table: Option<&Table>,
-    out: &mut impl Write,
-) -> Result<()> {
+fn conclude(plan: &Plan, own: &Path, outcome: &Outcome<'_>, table: Option<&Table>, out: &mut impl Write) -> Result<()> {
     writeln!(out, "#")?;
-    match table {
-        Some(table) => writeln!(out, "# the table: {} row(s)\n{table}", table.rows().len())?,
-        None => writeln!(out, "# nothing is clearly better than NCCL's choice: there is no table to write")?,
+    if outcome.learned == 0 {
+        writeln!(out, "# nothing is clearly better than NCCL's choice: this run writes no row")?;
+    }
+    if outcome.kept > 0 {
+        writeln!(out, "# {} row(s) of other collectives or numbers of ranks are kept", outcome.kept)?;
+    }
+    if let Some(table) = table {
+        writeln!(out, "# the table: {} row(s)\n{table}", table.rows().len())?;
     }
     if plan.dry_run {
         writeln!(out, "# no settings file is written (--dry-run)")?;
         return Ok(out.flush()?);
     }
     let days = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86_400);
-    let remark = table.map(|_| show::remark(sweeps, facts, &show::date(days))).unwrap_or_default();
+    let remark = show::remark(outcome, &show::date(days));
     write::everywhere(plan, own, table, &remark, out)?;
-    if table.is_some() && !facts.fingerprint.gpu.contains("GB10") {
+    if table.is_some() && !outcome.facts.fingerprint.gpu.contains("GB10") {
         writeln!(out, "# this GPU is no GB10: the tuner uses the table only with NCCL_SPARK_TUNER=on")?;
     }
     Ok(out.flush()?)
@@ -283,7 +295,7 @@ impl Bench<'_> {
         if is_first {
             let facts = self.facts()?;
             let minutes = self.started.elapsed().as_secs_f64() * self.most as f64 / 60.0;
-            self.say(out, &format!("{}", facts.used))?;
+            self.say(out, &facts.used)?;
             self.say(out, &format!("hosts: {}, {} ranks", facts.fingerprint, facts.ranks))?;
             self.say(out, &format!("at most {} min, by the first run", minutes.ceil()))?;
         }

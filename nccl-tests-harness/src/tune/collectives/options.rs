@@ -9,12 +9,13 @@ use crate::tune::keep;
 use anyhow::Result;
 use clap::Args;
 use nccl_net_spark::config::Settings;
-use nccl_net_spark::tuner::table::{Algorithm, Choice, Collective, Protocol};
+use nccl_net_spark::tuner::table::{Algorithm, Choice, Collective, Protocol, Table};
 use nix::unistd::geteuid;
 use std::path::{Path, PathBuf};
 
 /// Options of tune collectives.
 #[derive(Debug, Args)]
+#[command(mut_arg("timeout", |arg| arg.default_value("120")))]
 pub struct Options {
     /// Where the programs of your build of nccl-tests are, or a folder with build/ in it [default: PATH].
     #[arg(long, value_name = "DIR")]
@@ -90,6 +91,8 @@ pub struct Plan {
     pub output: Option<PathBuf>,
     /// The file on this machine.
     pub file: PathBuf,
+    /// The table that it has.
+    pub before: Option<Table>,
     /// Writes no settings file.
     pub dry_run: bool,
     /// Where results go.
@@ -112,9 +115,7 @@ impl Options {
         }
         let named = lookup(keep::SETTINGS_FILE);
         let file = keep::place(self.output.clone(), named.clone(), geteuid().is_root())?;
-        if !self.dry_run {
-            keep::check(&file)?;
-        }
+        let before = if file.exists() { keep::check(&file)?.tuner_table } else { None };
         let settings = match &named {
             // The file that is to be written need not be there yet.
             Some(path) if !Path::new(path).exists() => Settings::gather(&[], &[])?,
@@ -155,6 +156,7 @@ impl Options {
             gain: self.gain,
             output: self.output,
             file,
+            before,
             dry_run: self.dry_run,
             json: self.json,
             notes,
@@ -175,7 +177,7 @@ fn protocols(
         notes.push("LL128 is not tried: NCCL_SPARK_LL128=0".to_owned());
     }
     if protocols.is_empty() {
-        return Err(wrong("--protocols: nothing is left to try, because NCCL_SPARK_LL128=0 excludes ll128"))?;
+        Err(wrong("--protocols: nothing is left to try, because NCCL_SPARK_LL128=0 excludes ll128"))?;
     }
     for name in ["NCCL_ALGO", "NCCL_PROTO"] {
         if let Some(value) = lookup(name) {
@@ -232,6 +234,7 @@ mod unit {
         );
         assert_eq!(plan.tests.arguments.join(" "), "-b 8192 -e 8388608 -f 2 -n 50 -w 5 -c 1");
         assert_eq!(plan.tests.place, tests::Place::Here(2));
+        assert_eq!(plan.tests.setting.timeout.as_secs(), 120);
         assert!(plan.collectives[0].1.ends_with("all_reduce_perf"), "{plan:?}");
     }
 

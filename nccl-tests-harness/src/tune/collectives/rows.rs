@@ -1,6 +1,6 @@
 //! Rows of a tuner's table from choices at measured sizes. Pure arithmetic on sizes.
 
-use nccl_net_spark::tuner::table::{Choice, Collective, Row};
+use nccl_net_spark::tuner::table::{Choice, Collective, Fingerprint, Row, Table};
 
 /// Rows for `sizes`, which are in order and above 0, with the choice of each; none: no row holds for it.
 ///
@@ -20,6 +20,14 @@ pub fn rows(collective: Collective, ranks: usize, sizes: &[(u64, Option<Choice>)
         }
     }
     rows
+}
+
+/// The rows of the table `before` that a run over `measured` with `ranks` ranks says nothing about; none of a table for other hosts.
+pub fn kept(before: Option<&Table>, host: &Fingerprint, measured: &[Collective], ranks: usize) -> Vec<Row> {
+    let is_here = |of: &Fingerprint| of.to_string() == host.to_string();
+    let Some(table) = before.filter(|table| table.fingerprint().is_some_and(is_here)) else { return Vec::new() };
+    let is_other = |row: &&Row| row.ranks != ranks || !measured.contains(&row.collective);
+    table.rows().iter().filter(is_other).copied().collect()
 }
 
 /// The geometric mean, rounded down; for `below` under `above` it is under `above`.
@@ -56,6 +64,17 @@ mod tests {
                 "all_reduce@2:92682-185363=ring/ll/1",
             ]
         );
+    }
+
+    #[test]
+    fn rows_that_were_not_measured_anew_are_kept_on_the_same_hosts() {
+        let text = "for=A/1x2/3;all_reduce@2:1-9=ring/ll/1;all_reduce@3:1-9=ring/ll/1;broadcast@2:1-9=ring/ll/1";
+        let table: Table = text.parse().unwrap();
+        let kept = |host: &str| kept(Some(&table), &host.parse().unwrap(), &[Collective::AllReduce], 2);
+        assert_eq!(kept("A/1x2/3"), [table.rows()[0], table.rows()[2]]);
+        assert!(kept("A/1x2/4").is_empty() && super::kept(None, table.fingerprint().unwrap(), &[], 2).is_empty());
+        let anywhere: Table = text.replace("A/1x2/3", "*").parse().unwrap();
+        assert!(super::kept(Some(&anywhere), table.fingerprint().unwrap(), &[], 2).is_empty());
     }
 
     #[test]

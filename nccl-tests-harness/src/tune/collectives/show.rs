@@ -1,9 +1,9 @@
 //! What was measured in words and columns, and as JSON.
 
-use super::Sweep;
 use super::measure::Facts;
 use super::options::Plan;
 use super::verdict::{Dropped, Finding, Judged, Record};
+use super::{Outcome, Sweep};
 use crate::bench::figures::significant;
 use anyhow::{Context, Result};
 use nccl_net_spark::tuner::table::{Choice, Table};
@@ -96,14 +96,19 @@ pub fn confirmation(sweep: &Sweep, out: &mut impl Write) -> io::Result<()> {
 }
 
 /// What the comment above the table says; `date` is today's.
-pub fn remark(sweeps: &[Sweep], facts: &Facts, date: &str) -> String {
+pub fn remark(outcome: &Outcome<'_>, date: &str) -> String {
+    let &Outcome { facts, sweeps, learned, kept } = outcome;
+    let older = if kept > 0 { format!("; {kept} row(s) are older") } else { String::new() };
+    if learned == 0 {
+        return format!("nothing new on {date}{older}");
+    }
     let gains = sweeps.iter().filter_map(|sweep| sweep.again.as_ref()).flat_map(|again| again.gains());
     let (least, most) =
         gains.fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), gain| (least.min(gain), most.max(gain)));
     let with_rows = |sweep: &&Sweep| sweep.again.as_ref().is_some_and(|again| again.gains().next().is_some());
     let names: Vec<&str> = sweeps.iter().filter(with_rows).map(|sweep| sweep.collective.word()).collect();
     format!(
-        "{}, {} ranks: {least:.2} to {most:.2} times as fast as NCCL's choice ({}, measured {date})",
+        "{}, {} ranks: {least:.2} to {most:.2} times as fast as NCCL's choice ({}, measured {date}){older}",
         names.join(", "),
         facts.ranks,
         facts.fingerprint
@@ -144,7 +149,6 @@ pub fn json(plan: &Plan, fabric: &str, facts: &Facts, sweeps: &[Sweep], table: O
         "minimal_gain": plan.gain,
         "collectives": sweeps.iter().map(of_sweep).collect::<Vec<_>>(),
         "table": table.map(Table::to_string),
-        "written": table.is_some() && !plan.dry_run,
     });
     let text = serde_json::to_string_pretty(&report)? + "\n";
     fs::write(path, text).with_context(|| format!("--json {}", path.display()))
