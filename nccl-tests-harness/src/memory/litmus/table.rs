@@ -50,7 +50,8 @@ fn rows(out: &mut impl Write, found: &Found, is_soft: bool) -> io::Result<()> {
         line(out, [&name(found, read.path), lines, torn, rate, seconds])?;
     }
     for read in found.reads.iter().filter(|read| read.torn > 0) {
-        writeln!(out, "# {}: {}", name(found, read.path), torn(read))?;
+        let note = if read.path.is_relied_on() { "" } else { "; NCCL does not use this load" };
+        writeln!(out, "# {}: {}{note}", name(found, read.path), torn(read))?;
     }
     if found.missing > 0 {
         writeln!(out, "# LL128: {read_by} gave up waiting for {} lines; the test ended there", found.missing)?;
@@ -114,7 +115,7 @@ mod tests {
             "GPU to CPU                          3000           0          2000       1.5",
             "NIC to GPU                          2999           2          1999       1.5",
             "NIC to GPU, second load             2999           0          1999       1.5",
-            "# NIC to GPU: 2 of 2999 lines TORN: new flag, old data in 16-byte pieces 0 1 2 3 of 0 to 7",
+            "# NIC to GPU: 2 of 2999 lines TORN: new flag, old data in 16-byte pieces 0 1 2 3 of 0 to 7; NCCL does not use this load",
             "# LL128: GPU 1 gave up waiting for 1 lines; the test ended there",
         ];
         assert_eq!(text.lines().collect::<Vec<_>>(), expected);

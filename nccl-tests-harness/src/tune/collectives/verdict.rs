@@ -7,6 +7,8 @@ use std::cmp::Ordering;
 
 /// A candidate that is this many times as slow as the best at every size is not measured again.
 const HOPELESS: f64 = 1.3;
+/// One round in so many may be an outlier.
+const OUTLIERS: usize = 5;
 /// Candidates within this factor of the best are as good; which one gets the row is decided by the sizes around.
 const AS_GOOD: f64 = 1.03;
 
@@ -93,7 +95,8 @@ pub fn prune(nccl: &Record, candidates: &mut [Record]) {
     }
 }
 
-/// Whether times `with` are clearly better than times `without`: by the factor `gain` in the median, and without overlap.
+/// Whether times `with` are clearly better than times `without`: by the factor `gain` in the median, and without overlap. Of five rounds
+/// or more, one in five of each side, the slowest `with` and the fastest `without`, may be an outlier.
 pub fn compare(without: &[f64], with: &[f64], gain: f64) -> Finding {
     if with.is_empty() || without.is_empty() {
         return Finding::NoCandidate;
@@ -101,8 +104,13 @@ pub fn compare(without: &[f64], with: &[f64], gain: f64) -> Finding {
     if median(without.to_vec()) < median(with.to_vec()) * gain {
         return Finding::SmallGain;
     }
-    let slowest = with.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let fastest = without.iter().copied().fold(f64::INFINITY, f64::min);
+    let sorted = |times: &[f64]| {
+        let mut times = times.to_vec();
+        times.sort_by(f64::total_cmp);
+        times
+    };
+    let slowest = sorted(with)[with.len() - 1 - with.len() / OUTLIERS];
+    let fastest = sorted(without)[without.len() / OUTLIERS];
     if slowest < fastest { Finding::Better } else { Finding::RoundsOverlap }
 }
 
@@ -200,6 +208,9 @@ mod tests {
         assert_eq!(compare(&[10.0, 11.0, 10.5], &[9.0, 10.0, 9.5], 1.05), Finding::RoundsOverlap);
         assert_eq!(compare(&[10.0, 10.0], &[9.6, 9.6], 1.05), Finding::SmallGain);
         assert_eq!(compare(&[10.5], &[10.0], 1.05), Finding::Better);
+        let (nccl, four) = ([10.0, 10.1, 10.2, 8.0, 10.3], [9.0, 9.1, 9.2, 9.3, 12.0]);
+        assert_eq!(compare(&nccl, &four, 1.05), Finding::Better, "one outlier each");
+        assert_eq!(compare(&nccl, &[9.0, 9.1, 9.2, 11.0, 12.0], 1.05), Finding::RoundsOverlap, "two");
         assert_eq!(compare(&[10.0], &[], 1.05), Finding::NoCandidate);
         assert_eq!(compare(&[], &[10.0], 1.05), Finding::NoCandidate);
         assert!(differ(&[10.0], &[9.0], 1.05) && differ(&[9.0], &[10.0], 1.05) && !differ(&[10.0], &[9.6], 1.05));
