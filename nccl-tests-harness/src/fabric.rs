@@ -2,8 +2,9 @@
 //! `softverbs`.
 
 use crate::bench::limit::{Rail, Wiring};
-use crate::scene::topology::Function;
+use crate::scene::topology::{Function, Machine};
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use nccl_net_spark::rails::LinkRate;
 use softverbs::fabric::{self, Action, Prepared};
 use softverbs::profile::{Link, Profile, RailSpec};
 use softverbs::settings;
@@ -76,6 +77,12 @@ pub enum Order {
 const DEVICES: &str = "/sys/class/infiniband";
 /// Before the process number, in the name of a run's own fabric.
 const PREFIX: &str = "nccl-spark-";
+/// The built-in profile without limits.
+pub const UNPACED: &str = "unpaced";
+/// The speed that a port of a Spark announces, in Mb/s. A port of the unpaced profile announces less.
+const SPARK_PORT_MBPS: f64 = 200_000.0;
+/// The PCIe transaction size that the plugin assumes where no configuration space shows it, as in the software fabric.
+const PCIE_PAYLOAD_BYTES: u32 = 256;
 /// A software fabric has that many nodes, and every rank is one.
 const MAX_NODES: usize = 16;
 
@@ -207,15 +214,10 @@ impl Fabric {
         })
     }
 
-    /// The PCIe functions that the rails of a software fabric stand for.
-    pub fn functions(&self) -> Option<Vec<Function>> {
+    /// The machine that a software fabric is a model of, at full speed whatever its scale.
+    pub fn machine(&self) -> Option<Machine> {
         let Soft { profile, .. } = self.soft.as_ref()?;
-        let function = |rail: &RailSpec| {
-            let Link { pci, gts, width, .. } = &profile.links[rail.link];
-            let (device, slot) = (rail.name.clone(), pci.clone());
-            Function { device, slot, number: rail.function, gts: *gts, width: *width }
-        };
-        Some(profile.rails.iter().map(function).collect())
+        Some(machine(profile))
     }
 
     /// The rail of a software fabric that is slowed where one is.
@@ -234,6 +236,41 @@ impl Fabric {
         let action = Action::Slow(if factor >= 1.0 { own } else { factor });
         fabric::control(&settings::default_dir(), name, None, rail, action).map_err(|error| anyhow!(error))
     }
+}
+
+/// A Spark, where the profile has no rates of its own.
+fn machine(profile: &Profile) -> Machine {
+    // The software fabric announces no speed below 1 Mb/s either.
+    let port_mbps = |rail: &RailSpec| if profile.name == UNPACED { SPARK_PORT_MBPS } else { rail.speed_mbps.max(1.0) };
+    let function = |rail: &RailSpec| {
+        let Link { pci, gts, width, .. } = &profile.links[rail.link];
+        let (device, slot) = (rail.name.clone(), pci.clone());
+        Function { device, slot, number: rail.function, gts: *gts, width: *width, speed_mbps: port_mbps(rail) as u32 }
+    };
+    let cable_mbps = |cable: usize| {
+        let ports = profile.rails.iter().filter(|rail| rail.cable == cable).map(port_mbps);
+        ports.fold(0.0, f64::max)
+    };
+    let wiring = Wiring {
+        links_mbps: profile.links.iter().map(|link| f64::from(link_payload_mbps(link))).collect(),
+        cables_mbps: (0..profile.cables.len()).map(cable_mbps).collect(),
+        rails: profile.rails.iter().map(|rail| fully_used(rail, port_mbps(rail))).collect(),
+    };
+    Machine {
+        functions: profile.rails.iter().map(function).collect(),
+        merged_mbps: wiring.limit().payload_mbps.map_or(u32::MAX, |mbps| mbps as u32),
+    }
+}
+
+/// What the plugin computes for a link of this width and rate (src/rails/pcie.rs).
+fn link_payload_mbps(link: &Link) -> u32 {
+    let rate = LinkRate { width: link.width as u16, speed_mts: (link.gts * 1e3).round() as u32 };
+    rate.payload_mbps(PCIE_PAYLOAD_BYTES)
+}
+
+fn fully_used(rail: &RailSpec, port_mbps: f64) -> Rail {
+    let latency_us = rail.latency_ns as f64 / 1e3;
+    Rail { link: rail.link, cable: rail.cable, line_mbps: port_mbps, factor: 1.0, latency_us }
 }
 
 impl Drop for Fabric {
@@ -303,6 +340,30 @@ mod tests {
         assert_eq!(only_one(folder.path()).unwrap(), "a");
         fs::create_dir(folder.path().join("b")).unwrap();
         assert!(format!("{:#}", only_one(folder.path()).unwrap_err()).contains("--fabric-name: a, b"));
+    }
+
+    /// By hand: a 32 GT/s x4 link carries 112027 Mb/s of payload, a port 200000.
+    #[test]
+    fn a_machine_announces_a_sparks_speed_at_any_scale() {
+        let speeds = |name: &str, scale| {
+            let machine = machine(&Profile::load(name, scale).unwrap());
+            assert!(machine.functions.iter().all(|function| function.speed_mbps == 200_000), "{machine:?}");
+            (machine.functions.len(), machine.merged_mbps)
+        };
+        for scale in [1.0, 0.25, 0.1] {
+            assert_eq!(speeds("spark-2cable", scale), (4, 224_054));
+            assert_eq!(speeds("spark-1cable", scale), (2, 200_000));
+        }
+        assert!(Profile::names().contains(&UNPACED));
+        assert_eq!(speeds(UNPACED, 1.0), (2, 200_000));
+    }
+
+    #[test]
+    fn a_port_that_announces_another_speed_counts_with_that() {
+        let text = "link L pci=0000:01:00 gts=32 width=4 payload=0\ncable c payload=0\n\
+                    rail r netdev=e port=p link=L cable=c function=0 line=1 qp=1 latency=1 speed=40000";
+        let machine = machine(&Profile::parse("file", text).unwrap());
+        assert_eq!((machine.functions[0].speed_mbps, machine.merged_mbps), (40_000, 40_000));
     }
 
     #[test]

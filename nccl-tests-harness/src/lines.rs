@@ -2,8 +2,11 @@
 
 use anyhow::{Context, Result};
 use nix::sys::signal::{self, Signal};
-use nix::unistd::Pid;
+use nix::sys::stat::Mode;
+use nix::unistd::{self, Pid};
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
 use std::process::{Child, ExitStatus};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -11,26 +14,62 @@ use std::time::{Duration, Instant};
 /// How long a child that was told to end may take before it is killed.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Gives every line of the children's standard output and error to `hear`, with the child's number; their exit statuses when
-/// all have closed both, or none when `timeout` is over. Children that still run are ended then, and when `hear` fails. Both
-/// streams must be pipes.
+/// A named pipe, which a process that is no child of this one can print into.
+#[derive(Debug)]
+pub struct NamedPipe {
+    reader: File,
+    /// Without a writer the reader would see the end before anybody has opened the pipe.
+    writer: File,
+}
+
+impl NamedPipe {
+    /// Makes it.
+    ///
+    /// # Errors
+    /// When it cannot be made at `path`.
+    pub fn make(path: &Path) -> Result<Self> {
+        let open = || {
+            unistd::mkfifo(path, Mode::S_IRUSR | Mode::S_IWUSR)?;
+            // To open it for reading alone waits for a writer.
+            let writer = File::options().read(true).write(true).open(path)?;
+            std::io::Result::Ok(Self { reader: File::open(path)?, writer })
+        };
+        open().with_context(|| format!("make the pipe {}", path.display()))
+    }
+}
+
+/// Gives every line of the children's standard output and error and of `pipes` to `hear`, with the spaces at its end, and with
+/// the child's number, or for a pipe the children's count and its number. Returns the children's exit statuses when all have
+/// closed both, and no process writes to the pipes any more, or none when `timeout` is over. Children that still run are ended
+/// then, and when `hear` fails. Standard output and error must be pipes.
 ///
 /// # Errors
 /// That of `hear`, or the system's.
 pub fn follow(
     children: &mut [Child],
+    pipes: Vec<NamedPipe>,
     timeout: Duration,
     mut hear: impl FnMut(usize, &str) -> Result<()>,
 ) -> Result<Option<Vec<ExitStatus>>> {
     let (lines_in, lines) = mpsc::channel();
+    let (readers, writers): (Vec<File>, Vec<File>) = pipes.into_iter().map(|pipe| (pipe.reader, pipe.writer)).unzip();
+    let mut streams: Vec<(usize, Box<dyn Read + Send>)> = Vec::new();
     for (number, child) in children.iter_mut().enumerate() {
-        let output = child.stdout.take().map(|stream| Box::new(stream) as Box<dyn Read + Send>);
-        let errors = child.stderr.take().map(|stream| Box::new(stream) as Box<dyn Read + Send>);
-        for stream in [output, errors].into_iter().flatten() {
-            let lines_in = lines_in.clone();
-            std::thread::spawn(move || pass_on(stream, |line| lines_in.send((number, line)).is_ok()));
-        }
+        streams.extend(child.stdout.take().map(|stream| (number, Box::new(stream) as Box<dyn Read + Send>)));
+        streams.extend(child.stderr.take().map(|stream| (number, Box::new(stream) as Box<dyn Read + Send>)));
     }
+    let spawn = |(number, stream): (usize, Box<dyn Read + Send>)| {
+        let lines_in = lines_in.clone();
+        std::thread::spawn(move || pass_on(stream, |line| lines_in.send((number, line)).is_ok()))
+    };
+    let of_children: Vec<_> = streams.into_iter().map(spawn).collect();
+    let count = children.len();
+    readers.into_iter().enumerate().for_each(|(at, reader)| drop(spawn((count + at, Box::new(reader)))));
+    std::thread::spawn(move || {
+        // A reader that panicked has ended too.
+        of_children.into_iter().for_each(|reader| drop(reader.join()));
+        drop(writers);
+    });
     drop(lines_in);
     let deadline = Instant::now() + timeout;
     loop {
@@ -57,7 +96,7 @@ fn pass_on(stream: impl Read, mut tell: impl FnMut(String) -> bool) {
     let mut reader = BufReader::new(stream);
     let mut line = Vec::new();
     while reader.read_until(b'\n', &mut line).is_ok_and(|bytes| bytes > 0) {
-        if !tell(String::from_utf8_lossy(&line).trim_end().to_owned()) {
+        if !tell(String::from_utf8_lossy(&line).trim_end_matches(['\n', '\r']).to_owned()) {
             return;
         }
         line.clear();
@@ -95,24 +134,46 @@ mod tests {
     #[test]
     fn lines_of_all_children_and_both_streams_are_heard() {
         let mut heard = Vec::new();
-        let mut children = [shell("echo a; echo b >&2"), shell("printf c; exit 3")];
-        let ends = follow(&mut children, Duration::from_secs(60), |number, line| {
+        let mut children = [shell("printf 'a  \\r\\n'; echo b >&2"), shell("printf c; exit 3")];
+        let ends = follow(&mut children, Vec::new(), Duration::from_secs(60), |number, line| {
             heard.push((number, line.to_owned()));
             Ok(())
         });
         let codes: Vec<_> = ends.unwrap().unwrap().iter().map(|end| end.code()).collect();
         heard.sort();
-        let expected = [(0, "a"), (0, "b"), (1, "c")].map(|(number, line)| (number, line.to_owned()));
+        let expected = [(0, "a  "), (0, "b"), (1, "c")].map(|(number, line)| (number, line.to_owned()));
         assert_eq!((heard, codes), (expected.to_vec(), vec![Some(0), Some(3)]));
+    }
+
+    #[test]
+    fn lines_of_a_named_pipe_are_heard_until_nobody_writes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pipe");
+        let pipes = vec![NamedPipe::make(&path).unwrap()];
+        let script = format!("echo a; (exec > {0}; sleep 0.2; echo b; sleep 0.2; printf c) & ", path.display());
+        let mut heard = Vec::new();
+        let ends = follow(&mut [shell(&script)], pipes, Duration::from_secs(60), |number, line| {
+            heard.push((number, line.to_owned()));
+            Ok(())
+        });
+        assert_eq!((heard.len(), ends.unwrap().unwrap().len()), (3, 1));
+        assert_eq!(heard[1..], [(1, "b".to_owned()), (1, "c".to_owned())]);
+        assert!(NamedPipe::make(&path).unwrap_err().to_string().contains("make the pipe"));
+        // A pipe that nobody opens holds nothing up.
+        std::fs::remove_file(&path).unwrap();
+        let pipes = vec![NamedPipe::make(&path).unwrap()];
+        let ends = follow(&mut [shell("echo a")], pipes, Duration::from_secs(60), |_, _| Ok(()));
+        assert_eq!(ends.unwrap().unwrap().len(), 1);
     }
 
     #[test]
     fn children_that_go_on_are_ended() {
         let mut children = [shell("echo a; exec sleep 600"), shell("exec sleep 600")];
-        let ends = follow(&mut children, Duration::from_millis(300), |_, _| Ok(()));
+        let ends = follow(&mut children, Vec::new(), Duration::from_millis(300), |_, _| Ok(()));
         assert!(ends.unwrap().is_none() && children.iter_mut().all(|child| matches!(child.try_wait(), Ok(Some(_)))));
         let mut children = [shell("echo a; exec sleep 600")];
-        let ends = follow(&mut children, Duration::from_secs(60), |_, line| anyhow::bail!("enough of {line}"));
+        let ends =
+            follow(&mut children, Vec::new(), Duration::from_secs(60), |_, line| anyhow::bail!("enough of {line}"));
         assert_eq!(ends.unwrap_err().to_string(), "enough of a");
         assert!(matches!(children[0].try_wait(), Ok(Some(_))));
     }

@@ -2,12 +2,13 @@
 
 mod common;
 
-use common::{Fake, Said, nccl_spark};
+use common::{Fake, Said, is_built, nccl_spark, plugin};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-/// A program by the name of all_gather_perf, which runs `body`; `row` prints a line of the table, `via` a line of NCCL's log.
+/// A program by the name of all_gather_perf, which runs `body`; `row` prints a line of the table, `via` and `chose` lines of
+/// NCCL's log.
 struct Program(tempfile::TempDir);
 
 const HEAD: &str = r##"#!/bin/sh
@@ -15,6 +16,7 @@ const HEAD: &str = r##"#!/bin/sh
 echo "# nccl-tests version 2.19.6"
 echo "h:1:1 [0] NCCL INFO NCCL version 2.28.3+cuda13.0"
 via() { echo "h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/$1/0"; }
+chose() { echo "h:1:2 [0] NCCL INFO $1 coll channels, $1 collnet channels, 0 nvls channels, 32 p2p channels, 2 p2p channels per peer"; }
 head() { echo "#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong"; }
 row() { echo "  $1   256   float   none   -1   $2   $3   $3   $4   $2   $3   $3   $4"; }
 "##;
@@ -33,10 +35,32 @@ impl Program {
     }
 
     fn run_over(&self, fabric: &str, arguments: &[&str]) -> Said {
-        let mut command = nccl_spark();
-        command.args(["nccl-tests", "--fabric", fabric, "--dir"]).arg(self.0.path());
-        command.args(arguments).env_remove("NCCL_TESTS_DEVICE").output().unwrap().into()
+        self.command(fabric, arguments).output().unwrap().into()
     }
+
+    fn command(&self, fabric: &str, arguments: &[&str]) -> Command {
+        let mut command = nccl_spark();
+        command.args(["nccl-tests", "--fabric", fabric, "--dir"]).arg(self.0.path()).args(arguments);
+        for name in ["NCCL_TESTS_DEVICE", "NCCL_SPARK_TUNER", "NCCL_DEBUG_SUBSYS"] {
+            command.env_remove(name);
+        }
+        command
+    }
+
+    /// With a Spark's graph, and an nvidia-smi that prints `bus`.
+    fn as_spark(&self, bus: &str, arguments: &[&str]) -> Command {
+        let tool = self.0.path().join("nvidia-smi");
+        fs::write(&tool, format!("#!/bin/sh\necho {bus}\n")).unwrap();
+        fs::set_permissions(&tool, fs::Permissions::from_mode(0o755)).unwrap();
+        let mut command = self.command("soft", &["--as-spark", "-r", "1"]);
+        command.args(arguments);
+        command.env("PATH", format!("{}:{}", self.0.path().display(), std::env::var("PATH").unwrap()));
+        command
+    }
+}
+
+fn said(mut command: Command) -> Said {
+    command.output().unwrap().into()
 }
 
 #[test]
@@ -149,25 +173,137 @@ fn one_version_of_the_interface_is_shown_where_one_is_asked_for() {
 #[test]
 fn nccl_is_given_a_sparks_graph_where_that_is_asked_for() {
     let body = r#"
-        for part in 0000:41:00.0 0002:01:00.1 '<net name="rocep1s0f1"/>'; do grep -q "$part" "$NCCL_TOPO_FILE" || exit 5; done
-        via Spark; head; row 8 10 0.1 0"#;
+        for part in 0000:41:00.0 0002:01:00.1 '<net name="rocep1s0f1" speed="200000"/>' '<nvlink target="fffe:ff:ff.0"' \
+            '<net name="spark-rails" speed="224054"/>'; do grep -q "$part" "$NCCL_TOPO_FILE" || exit 5; done
+        chose 18; via Spark; head; row 8 10 0.1 0"#;
     let program = Program::new(body);
-    let tool = program.0.path().join("nvidia-smi");
-    fs::write(&tool, "#!/bin/sh\necho 00000000:41:00.0\n").unwrap();
-    fs::set_permissions(&tool, fs::Permissions::from_mode(0o755)).unwrap();
-    let path = format!("{}:{}", program.0.path().display(), std::env::var("PATH").unwrap());
-    let run = |fabric: &[&str]| -> Said {
+    const BUS: &str = "00000000:41:00.0";
+    let graph = said(program.as_spark(BUS, &["--profile", "spark-2cable", "--scale", "0.1"]));
+    assert!(graph.status == Some(0) && graph.out.contains("NCCL_TOPO_FILE="), "{graph:?}");
+    assert!(graph.out.contains("# spark: 18 coll channels, 18 collnet channels"), "{graph:?}");
+    let verbs = program.run(&["--as-spark", "-r", "1"]);
+    assert!(verbs.status == Some(1) && verbs.err.contains("for the software fabric"), "{verbs:?}");
+    let scale = said(program.as_spark(BUS, &["--profile", "spark-2cable", "--scale", "0.5"]));
+    assert!(scale.status == Some(2) && scale.err.contains("--scale 1, 0.25 or 0.1"), "{scale:?}");
+    let gpus = said(program.as_spark("no devices; exit 9", &[]));
+    assert!(gpus.status == Some(1) && gpus.err.contains("no devices"), "{gpus:?}");
+}
+
+/// The plugin announces the same device as the graph, with the same speed at every scale.
+#[test]
+fn a_sparks_graph_has_the_device_that_the_plugin_announces() {
+    if !is_built() {
+        return;
+    }
+    let program = Program::new(r#"cat "$NCCL_TOPO_FILE"; chose 18; via Spark; head; row 8 10 0.1 0"#);
+    for (profile, scale) in
+        [("spark-1cable", "1"), ("spark-1cable", "0.25"), ("spark-2cable", "1"), ("spark-2cable", "0.1")]
+    {
         let mut command = nccl_spark();
-        command.args(["nccl-tests", "--as-spark", "-r", "1", "--dir"]).arg(program.0.path()).arg("--fabric");
-        command.args(fabric).env("PATH", &path).output().unwrap().into()
+        command.args(["all-gather", "-r", "2", "-b", "16", "-e", "16", "-n", "1", "--json", "-", "--fabric", "soft"]);
+        command.args(["--profile", profile, "--scale", scale, "--plugin"]).arg(plugin().unwrap());
+        let real = said(command);
+        let report: serde_json::Value = serde_json::from_str(&real.out).unwrap_or_else(|_| panic!("{real:?}"));
+        let network = &report["networks"][0];
+        let (device, speed) = (network["device"].as_str().unwrap(), network["speed_mbps"].as_u64().unwrap());
+        let graph = said(program.as_spark("00000000:41:00.0", &["--profile", profile, "--scale", scale]));
+        let net = format!("<nic><net name=\"{device}\" speed=\"{speed}\"/></nic>");
+        assert!(graph.status == Some(0) && graph.out.contains(&net), "{net}: {graph:?}");
+    }
+}
+
+#[test]
+fn few_channels_end_a_run_as_a_spark_unless_they_are_allowed() {
+    const BUS: &str = "00000000:41:00.0";
+    let few = Program::new(r#"chose 8; touch "${0%/*}/$NCCL_NET"; via "$NCCL_NET"; head; row 8 10 0.1 0"#);
+    let refused = said(few.as_spark(BUS, &[]));
+    assert_eq!(refused.status, Some(1), "{refused:?}");
+    for part in ["chose 8 collective channels", "--allow-few-channels"] {
+        assert!(refused.err.contains(part), "{part}: {refused:?}");
+    }
+    let allowed = said(few.as_spark(BUS, &["--allow-few-channels"]));
+    assert!(allowed.status == Some(0) && allowed.out.contains("# spark: 8 coll channels"), "{allowed:?}");
+    // Over NCCL's own network they are shown; the plugin ends the run in whichever place it is.
+    let other = said(few.as_spark(BUS, &["--compare", "ib,spark", "--rounds", "1"]));
+    assert!(other.out.contains("# ib: 8 coll channels") && other.status == Some(1), "{other:?}");
+    assert!(other.err.contains("spark: NCCL chose 8") && !other.out.contains("not measured"), "{other:?}");
+    // Without a Spark's graph any number is right.
+    assert_eq!(few.run(&["-r", "1"]).status, Some(0));
+    let silent = said(Program::new("via Spark; head; row 8 10 0.1 0").as_spark(BUS, &[]));
+    assert!(silent.status == Some(1) && silent.err.contains("does not say how many"), "{silent:?}");
+}
+
+#[test]
+fn the_tuner_is_compared_in_rotating_order_with_a_control() {
+    let body = r#"
+        echo "$NCCL_NET:$NCCL_SPARK_TUNER" >> "${0%/*}/runs"; n=$(wc -l < "${0%/*}/runs")
+        chose 18; via "$NCCL_NET"; head
+        case $NCCL_SPARK_TUNER:$n in on:*) row 8 10 0.1 0 ;; off:[2-3]) row 8 20 0.1 0 ;; *) row 8 21 0.1 2 ;; esac"#;
+    let program = Program::new(body);
+    let json = program.0.path().join("out.json");
+    let compare = ["--compare", "spark,spark-untuned", "--rounds", "2", "--json", json.to_str().unwrap()];
+    let compared = said(program.as_spark("00000000:41:00.0", &compare));
+    let runs = fs::read_to_string(program.0.path().join("runs")).unwrap();
+    // Round 1: spark, spark-untuned, control. Round 2: spark-untuned, control, spark.
+    let expected = ["on", "off", "off", "off", "off", "on"].map(|tuner| format!("Spark:{tuner}"));
+    assert_eq!(runs.lines().collect::<Vec<_>>(), expected, "{compared:?}");
+    let row = compared.out.lines().find(|line| line.starts_with("           8")).unwrap();
+    assert!(row.trim_end().ends_with("1.000") && row.contains("2.050"), "{row}");
+    for part in ["spark/spark-untuned", "spark-untuned/control", "# control: 4 WRONG", "# spark: 0 wrong"] {
+        assert!(compared.out.contains(part), "{part}: {compared:?}");
+    }
+    assert_eq!(compared.status, Some(1), "wrong data of the control counts: {compared:?}");
+    let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
+    let names: Vec<_> = (0..3).map(|at| report["networks"][at]["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["spark", "spark-untuned", "control"]);
+    assert_eq!(report["networks"][0]["channels"]["coll"], 18);
+    assert_eq!(report["ratios"][0]["name"], "spark/spark-untuned");
+    assert_eq!(report["ratios"][0]["points"][0]["time_ratio"], 2.05);
+    assert_eq!(report["ratios"][1]["name"], "spark-untuned/control");
+    assert_eq!(report["ratios"][1]["points"][0]["time_ratio"], 1.0);
+}
+
+#[test]
+fn the_tuner_is_the_users_without_a_sparks_graph() {
+    let program = Program::new(r#"echo "tuner: $NCCL_SPARK_TUNER."; chose 18; via Spark; head; row 8 10 0.1 0"#);
+    let tuner = |mut command: Command, set: Option<&str>| {
+        set.map(|value| command.env("NCCL_SPARK_TUNER", value));
+        let run = said(command);
+        let line = run.out.lines().find_map(|line| line.strip_prefix("tuner: ")).map(str::to_owned);
+        line.unwrap_or_else(|| panic!("{run:?}"))
     };
-    let said = run(&["soft", "--profile", "spark-2cable"]);
-    assert!(said.status == Some(0) && said.out.contains("NCCL_TOPO_FILE="), "{said:?}");
-    let said = run(&["verbs"]);
-    assert!(said.status == Some(1) && said.err.contains("for the software fabric"), "{said:?}");
-    fs::write(&tool, "#!/bin/sh\necho no devices; exit 9\n").unwrap();
-    let said = run(&["soft"]);
-    assert!(said.status == Some(1) && said.err.contains("no devices"), "{said:?}");
+    assert_eq!(tuner(program.command("verbs", &["-r", "1"]), None), ".");
+    assert_eq!(tuner(program.as_spark("00000000:41:00.0", &[]), None), "on.");
+    assert_eq!(tuner(program.as_spark("00000000:41:00.0", &[]), Some("auto")), "auto.");
+    let untuned = program.command("verbs", &["-r", "1", "--compare", "spark-untuned"]);
+    assert_eq!(tuner(untuned, Some("on")), "off.");
+}
+
+#[test]
+fn a_row_that_the_log_cuts_is_shown_whole() {
+    let body = r#"
+        via Spark; head
+        printf '     8388608       2097152     float     sum      -1'
+        printf '\n[2026-11-21 03:45:10] h:1:2 [0] net.cc:4 NCCL WARN NET/Spark : rail lost\n'
+        printf '   1234.5    6.80    6.80       0'; printf 'h:1:2 [0] NCCL INFO NET/Spark: rail is back\n'
+        printf '   1230.2    6.82    6.82       0'; printf 'h:1:2 [0] NCCL INFO at the end\n\n'
+        row 16777216 2400 6.9 0; echo '# Out of bounds values : 0 OK'"#;
+    let run = Program::new(body).run(&["-r", "1"]);
+    assert_eq!(run.status, Some(0), "{run:?}");
+    let whole = "     8388608       2097152     float     sum      -1   1234.5    6.80    6.80       0   1230.2    6.82    6.82       0";
+    assert!(run.out.lines().any(|line| line == whole) && run.out.contains("# spark: 0 wrong"), "{run:?}");
+    let body = "via Spark; head; printf '   8   2   float   sum   -1'; printf '\\n\\n'; row 16 10 0.1 0";
+    let run = Program::new(body).run(&["-r", "1"]);
+    assert!(run.status == Some(1) && run.err.contains("row of 8 bytes was never completed"), "{run:?}");
+    let run = Program::new("via Spark; head; row 8 10 0.1 0; printf '   16   2   float   sum   -1'").run(&["-r", "1"]);
+    assert!(run.status == Some(1) && run.err.contains("row of 16 bytes was never completed"), "{run:?}");
+}
+
+#[test]
+fn a_table_that_lacks_a_row_is_not_taken() {
+    let body = r#"via "$NCCL_NET"; head; row 8 10 0.1 0; [ "$NCCL_NET" = Socket ] || row 16 10 0.1 0"#;
+    let run = Program::new(body).run(&["-r", "1", "--compare", "spark,socket", "--rounds", "1"]);
+    assert!(run.out.contains("socket: not measured: its table has the sizes [8], an earlier one [8, 16]"), "{run:?}");
 }
 
 #[test]
@@ -203,4 +339,28 @@ fn ranks_of_mpirun_look_like_hosts_of_their_own() {
     assert!(hosts.len() == 2 && hosts[0] != hosts[1] && hosts.iter().all(|host| host.contains("device ")), "{said:?}");
     assert!(said.out.contains("NET/Spark at 2 ends of channels"), "{said:?}");
     assert!(fs::read_to_string(log).unwrap().contains("spark: h:1:2 [0] NCCL INFO Channel 00/0"));
+}
+
+#[test]
+fn ranks_that_print_much_do_not_cut_the_table() {
+    if Command::new("mpirun").arg("--version").output().is_err() {
+        eprintln!("skipped: there is no mpirun");
+        return;
+    }
+    // More than mpirun copies at once, from both ranks.
+    let body = r##"
+        say() { yes "h:1:2 [0] NCCL INFO $1" | sed "$2"q; }
+        [ "$OMPI_COMM_WORLD_RANK" = 0 ] || { say 'the other rank' 20000; exit 0; }
+        via Spark; head; n=8
+        while [ $n -lt 108 ]; do
+            printf '  %s   2   float   sum   -1' $n; say 'in the middle' 50; echo '  10.0  0.10  0.20  0  10.0  0.10  0.20  0'
+            n=$((n + 1))
+        done"##;
+    let program = Program::new(body);
+    let [json, log] = ["json", "log"].map(|name| program.0.path().join(name));
+    let run = program.run(&["-r", "2", "--json", json.to_str().unwrap(), "--log", log.to_str().unwrap()]);
+    assert_eq!(run.status, Some(0), "{run:?}");
+    let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
+    assert_eq!(report["networks"][0]["rounds"][0].as_array().unwrap().len(), 100);
+    assert_eq!(fs::read_to_string(log).unwrap().matches("spark: h:1:2 [0] NCCL INFO the other rank\n").count(), 20000);
 }

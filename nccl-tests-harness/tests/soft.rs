@@ -3,32 +3,13 @@
 
 mod common;
 
-use common::{Said, nccl_spark};
+use common::{Said, is_built, nccl_spark, plugin};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 /// Enough for a hung test to be the program's fault and not the machine's.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// The plugin that cargo built last: beside the program after `cargo build`, in `deps` after `cargo test`.
-fn plugin() -> Option<PathBuf> {
-    let program = Path::new(env!("CARGO_BIN_EXE_nccl-spark"));
-    let folder = program.parent()?;
-    let candidates = [folder.join("libnccl_net_spark.so"), folder.join("deps/libnccl_net_spark.so")];
-    let built = candidates.into_iter().filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path)));
-    built.max().map(|(_, path)| path)
-}
-
-fn is_built() -> bool {
-    let fabric = Path::new(env!("CARGO_BIN_EXE_nccl-spark")).with_file_name("softverbs-ibverbs");
-    let built = fabric.exists() && plugin().is_some();
-    if !built {
-        eprintln!("skipped: the plugin and {} are not both built; cargo build makes them", fabric.display());
-    }
-    built
-}
 
 fn start(arguments: &str) -> Child {
     let mut command = nccl_spark();

@@ -67,7 +67,7 @@ fn play(
     }
     let mut complaints: Vec<Option<String>> = vec![None; plan.ranks];
     let mut used = Used::default();
-    let ends = lines::follow(&mut children, plan.setting.timeout, |rank, line| {
+    let ends = lines::follow(&mut children, Vec::new(), plan.setting.timeout, |rank, line| {
         scene.log(&format!("{} {rank}", scenario.name()), line)?;
         if let Some(complaint) = line.strip_prefix(COMPLAINT) {
             let told = complaints[rank].get_or_insert_default();
@@ -107,7 +107,7 @@ fn environment(
     lookup: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Vec<(String, String)>> {
     let mut environment = scene.environment(network, true, lookup)?;
-    if network == Network::Spark && plan.network == Network::Spark {
+    if network.is_plugin() && plan.network.is_plugin() {
         let folder = scene.plugin_by_its_usual_name()?;
         environment.push(("LD_LIBRARY_PATH".to_owned(), loader_path(&folder, lookup)));
     }

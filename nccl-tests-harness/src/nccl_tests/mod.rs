@@ -3,6 +3,7 @@
 //! Promises: the plugin's environment is set up and shown; a run counts only if NCCL's own log says that every channel went
 //! over the network that was asked for; a program's table is read, never recomputed. Does not build or fetch anything.
 
+mod log_text;
 pub mod options;
 pub mod ranks;
 mod show;
@@ -11,19 +12,20 @@ pub mod table;
 use crate::bench::plot;
 use crate::fabric::Fabric;
 use crate::scene::Scene;
-use crate::scene::network::Used;
+use crate::scene::network::{Channels, Network, Used};
 use anyhow::{Result, ensure};
 use options::Plan;
 use show::Outcome;
+use std::fmt;
 use std::io::Write;
 use std::path::Path;
-use table::Table;
+use table::{Read, Row, Table};
 
 /// Runs the plan; false when data was wrong. `own` is this program's file, `lookup` gives the value of an environment
 /// variable.
 ///
 /// # Errors
-/// When the first network could not be measured.
+/// When the first network could not be measured, or NCCL chose other channels than on a Spark.
 pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out: &mut impl Write) -> Result<bool> {
     if let Some(folder) = &plan.plot {
         plot::prepare(folder)?;
@@ -41,26 +43,45 @@ pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out
         plan.arguments.join(" ")
     )?;
     writeln!(out, "# fabric: {}", scene.fabric.about)?;
-    let mut outcomes: Vec<Outcome> = plan.networks.iter().map(|network| Outcome::new(*network)).collect();
-    for _ in 0..plan.rounds {
-        for (number, outcome) in outcomes.iter_mut().enumerate() {
+    let mut outcomes = outcomes(&plan.networks);
+    // Those of the first table: all runs have the same.
+    let mut sizes = None;
+    for round in 0..plan.rounds as usize {
+        for number in turns(round, outcomes.len()) {
+            let outcome = &mut outcomes[number];
             if outcome.failure.is_some() {
                 continue;
             }
             let environment = scene.environment(outcome.network, is_here, lookup)?;
             let measured = once(plan, &scene, own, &environment, outcome, out);
-            match measured {
+            match measured.and_then(|rows| keep(rows, outcome, &mut sizes)) {
                 Ok(()) => {}
                 Err(error) if crate::output::is_unread(&error) => return Err(error),
-                Err(error) if number == 0 => return Err(error.context(outcome.network.name())),
+                Err(error) if number == 0 || error.is::<ChannelsUnlikeSpark>() => {
+                    return Err(error.context(outcome.name()));
+                }
                 Err(error) => {
-                    writeln!(out, "# {}: not measured: {error:#}", outcome.network.name())?;
+                    writeln!(out, "# {}: not measured: {error:#}", outcome.name())?;
                     outcome.failure = Some(format!("{error:#}"));
                 }
             }
         }
     }
     conclude(plan, &scene.fabric, &outcomes, out)
+}
+
+/// One for each network, and one for the control.
+fn outcomes(networks: &[Network]) -> Vec<Outcome> {
+    let mut outcomes: Vec<Outcome> = networks.iter().map(|network| Outcome::new(*network)).collect();
+    if [Network::Spark, Network::SparkUntuned].iter().all(|network| networks.contains(network)) {
+        outcomes.push(Outcome::control());
+    }
+    outcomes
+}
+
+/// The order of `count` runs in a round: each is first in its turn, so that none has the best or the worst place always.
+fn turns(round: usize, count: usize) -> impl Iterator<Item = usize> {
+    (0..count).map(move |step| (round + step) % count)
 }
 
 /// One run over one network.
@@ -71,38 +92,101 @@ fn once(
     environment: &[(String, String)],
     outcome: &mut Outcome,
     out: &mut impl Write,
-) -> Result<()> {
-    let network = outcome.network;
+) -> Result<Vec<Row>> {
+    let (network, name) = (outcome.network, outcome.name());
     let is_first = outcome.rounds.is_empty();
     if is_first {
         let shown = environment.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>();
-        writeln!(out, "# {}: {}", network.name(), shown.join(" "))?;
+        writeln!(out, "# {name}: {}", shown.join(" "))?;
     }
+    let needs_channels = plan.setting.as_spark && network.is_plugin() && !plan.allow_few_channels;
     // One network: the program's own output is what is wanted. Several: their table.
     let alone = plan.networks.len() == 1;
     let (mut table, mut used, mut last) = (Table::default(), Used::default(), String::new());
     let end = ranks::run(plan, &scene.fabric, environment, own, |line| {
-        scene.log(network.name(), line)?;
+        scene.log(name, line.trim_end())?;
         let is_log = used.note(line);
-        let is_row = !is_log && table.read(line)?;
-        if !is_log && !is_row && !line.trim().is_empty() {
-            line.clone_into(&mut last);
+        if needs_channels && let Some(channels) = used.channels() {
+            check_channels(channels)?;
         }
-        if alone && !is_log {
-            writeln!(out, "{line}")?;
+        let shown = match table.read(line)? {
+            Read::Row(row) => Some(row),
+            Read::Part => None,
+            Read::Other if is_log => None,
+            Read::Other => {
+                if !line.trim().is_empty() {
+                    line.trim_end().clone_into(&mut last);
+                }
+                Some(line.to_owned())
+            }
+        };
+        if let Some(text) = shown.filter(|_| alone) {
+            writeln!(out, "{}", text.trim_end())?;
         }
         Ok(())
     })?;
     outcome.version = outcome.version.take().or_else(|| used.version.clone());
     ranks::check(end, plan, used.complaints(), &last)?;
+    table.finish()?;
     ensure!(!table.rows.is_empty(), "the program printed no table; its last words: {last}");
     let words = used.judge(network, plan.setting.abi)?;
+    if needs_channels && used.channels().is_none() {
+        return Err(ChannelsUnlikeSpark::Unknown.into());
+    }
     if is_first {
         let version = outcome.version.as_deref().unwrap_or("of unknown version");
-        writeln!(out, "# {}: NCCL {version} used {words}", network.name())?;
+        writeln!(out, "# {name}: NCCL {version} used {words}")?;
+        let channels = used.channels().map_or("NCCL's log does not say which channels it chose", |c| c.text.as_str());
+        writeln!(out, "# {name}: {channels}")?;
     }
     outcome.used = Some(words);
-    outcome.rounds.push(table.rows);
+    outcome.channels = used.channels().map(Channels::counts);
+    Ok(table.rows)
+}
+
+/// Collective channels that NCCL chooses at least on a DGX Spark: 16 over this plugin with one cable (200,000 Mb/s), 18 with
+/// two (224,054 Mb/s).
+const SPARK_CHANNELS: u32 = 16;
+
+/// NCCL is not as it is on a Spark.
+#[derive(Debug)]
+enum ChannelsUnlikeSpark {
+    /// It chose so few.
+    Few(u32),
+    /// Its log does not say how many it chose.
+    Unknown,
+}
+
+impl std::error::Error for ChannelsUnlikeSpark {}
+
+impl fmt::Display for ChannelsUnlikeSpark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Few(count) => write!(f, "NCCL chose {count} collective channels")?,
+            Self::Unknown => write!(f, "NCCL's log does not say how many collective channels it chose")?,
+        }
+        write!(
+            f,
+            "; on a DGX Spark it chooses {SPARK_CHANNELS} or more. Their number decides how large messages are and \
+             which protocol is used at which size, so the results would not be those of a Spark. --allow-few-channels \
+             measures nevertheless"
+        )
+    }
+}
+
+fn check_channels(channels: &Channels) -> Result<(), ChannelsUnlikeSpark> {
+    match channels.collective {
+        few if few < SPARK_CHANNELS => Err(ChannelsUnlikeSpark::Few(few)),
+        _ => Ok(()),
+    }
+}
+
+/// Adds a table to those of its network. A table without a row that others have was not read whole.
+fn keep(rows: Vec<Row>, outcome: &mut Outcome, sizes: &mut Option<Vec<u64>>) -> Result<()> {
+    let found: Vec<u64> = rows.iter().map(|row| row.bytes).collect();
+    let expected = sizes.get_or_insert_with(|| found.clone());
+    ensure!(found == *expected, "its table has the sizes {found:?}, an earlier one {expected:?}");
+    outcome.rounds.push(rows);
     Ok(())
 }
 
@@ -113,13 +197,19 @@ fn conclude(plan: &Plan, fabric: &Fabric, outcomes: &[Outcome], out: &mut impl W
             "# medians of {} round(s) in turns, out of place; ratios by time: above 1 the first is faster",
             plan.rounds
         )?;
+        if outcomes.iter().any(|outcome| outcome.is_control) {
+            writeln!(
+                out,
+                "# control: spark-untuned a second time in each round; spark-untuned/control is 1 but for noise"
+            )?;
+        }
         show::table(out, outcomes)?;
     }
     show::json(plan, &fabric.about, outcomes)?;
     show::picture(plan, &fabric.about, outcomes)?;
     let mut right = true;
     for outcome in outcomes.iter().filter(|outcome| !outcome.rounds.is_empty()) {
-        let name = outcome.network.name();
+        let name = outcome.name();
         match outcome.wrong() {
             Some(0.0) => writeln!(out, "# {name}: 0 wrong")?,
             None => writeln!(out, "# {name}: nothing was checked")?,
@@ -130,4 +220,34 @@ fn conclude(plan: &Plan, fabric: &Fabric, outcomes: &[Outcome], out: &mut impl W
         }
     }
     Ok(right)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_run_is_first_in_its_turn() {
+        let orders: Vec<Vec<usize>> = (0..4).map(|round| turns(round, 3).collect()).collect();
+        assert_eq!(orders, [[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 1, 2]]);
+    }
+
+    #[test]
+    fn the_control_is_there_where_the_tuner_is_compared() {
+        let names = |networks: &[Network]| outcomes(networks).iter().map(Outcome::name).collect::<Vec<_>>();
+        assert_eq!(names(&[Network::Spark]), ["spark"]);
+        assert_eq!(names(&[Network::SparkUntuned, Network::Ib]), ["spark-untuned", "ib"]);
+        let expected = ["spark-untuned", "ib", "spark", "control"];
+        assert_eq!(names(&[Network::SparkUntuned, Network::Ib, Network::Spark]), expected);
+    }
+
+    #[test]
+    fn few_channels_are_refused_with_the_reason_and_the_flag() {
+        let channels = |collective| Channels { collective, text: String::new() };
+        assert!(check_channels(&channels(16)).is_ok());
+        let text = check_channels(&channels(15)).unwrap_err().to_string();
+        for part in ["chose 15", "16 or more", "protocol", "--allow-few-channels"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
 }

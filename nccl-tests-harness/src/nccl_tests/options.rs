@@ -26,12 +26,17 @@ pub struct Options {
     /// same places on all of them.
     #[arg(long, value_name = "ARGUMENTS", conflicts_with = "ranks", allow_hyphen_values = true)]
     mpirun: Option<String>,
-    /// The networks to measure in turns, as in spark,ib,socket; the first is what the others are compared with.
+    /// The networks to measure in turns, as in spark,ib,socket; the others are compared with the first. spark-untuned is this
+    /// plugin with NCCL_SPARK_TUNER=off; beside spark it is measured twice in each round, to show the noise.
     #[arg(long, value_name = "NETWORK,...", value_enum, value_delimiter = ',')]
     compare: Vec<Network>,
-    /// Runs over each network with --compare, of which the median counts.
+    /// Runs over each network with --compare; shown is their median. Each round begins with another network.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000), requires = "compare")]
     rounds: u32,
+    /// With --as-spark: measures although NCCL chooses fewer than 16 collective channels over this plugin, as it would not on
+    /// a Spark.
+    #[arg(long, requires = "as_spark")]
+    allow_few_channels: bool,
     /// Writes the results as JSON to FILE.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -55,6 +60,8 @@ pub struct Plan {
     pub networks: Vec<Network>,
     /// Runs over each.
     pub rounds: u32,
+    /// Whether NCCL may choose fewer channels than on a Spark, where it is given a Spark's graph.
+    pub allow_few_channels: bool,
     /// What NCCL is run in.
     pub setting: Setting,
     /// Where results go.
@@ -105,6 +112,7 @@ impl Options {
             place,
             rounds: if networks.len() > 1 { self.rounds } else { 1 },
             networks,
+            allow_few_channels: self.allow_few_channels,
             setting,
             json: self.json,
             plot: self.plot,
@@ -179,6 +187,10 @@ mod tests {
         assert_eq!((told.arguments, told.rounds), (vec!["-b".to_owned(), "8".to_owned()], 5));
         assert_eq!(told.place, Place::Hosts(["-np", "2", "-H", "a,b"].map(str::to_owned).to_vec()));
         assert_eq!(told.networks, [Network::Spark, Network::Socket]);
+        let tuner = plan(&["--dir", dir, "--compare", "spark,spark-untuned"]).unwrap();
+        assert_eq!(tuner.networks, [Network::Spark, Network::SparkUntuned]);
+        let few = plan(&["--dir", dir, "--allow-few-channels"]).unwrap_err().to_string();
+        assert!(few.contains("--as-spark"), "{few}");
         assert!(plan(&["--dir", dir, "--compare", "ib,ib"]).unwrap_err().to_string().contains("ib twice"));
     }
 }

@@ -1,14 +1,18 @@
 //! Starting the ranks: mpirun, and what each rank does before it becomes nccl-tests' program.
+//!
+//! mpirun copies what the ranks print in blocks that end anywhere, so lines of several ranks cut each other. Where all ranks
+//! are on this machine, only the first one, which prints the table, goes through mpirun; each other has a named pipe.
 
 use super::options::{Place, Plan};
 use crate::fabric::{Fabric, Kind};
-use crate::lines;
+use crate::lines::{self, NamedPipe};
 use anyhow::{Context, Result, bail, ensure};
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use tempfile::TempDir;
 
 /// What a run becomes: how its process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +32,9 @@ pub struct Rank {
     /// Each rank is a node of the software fabric.
     #[arg(long)]
     nodes: bool,
+    /// Each rank but the first prints into the named pipe of this folder that has its number.
+    #[arg(long)]
+    pipes: Option<PathBuf>,
     /// The program and its arguments.
     #[arg(last = true, required = true)]
     command: Vec<OsString>,
@@ -51,8 +58,17 @@ impl Rank {
         if self.nodes {
             command.env("SOFTVERBS_NODE", rank.to_string());
         }
+        if let Some(folder) = self.pipes.filter(|_| rank > 0) {
+            let path = pipe_path(&folder, rank);
+            let pipe = File::options().write(true).open(&path).with_context(|| format!("open {}", path.display()))?;
+            command.stdout(pipe);
+        }
         Err(command.exec()).with_context(|| format!("start {}", self.command[0].display()))
     }
+}
+
+fn pipe_path(folder: &Path, rank: usize) -> PathBuf {
+    folder.join(rank.to_string())
 }
 
 /// GPUs of this machine.
@@ -80,18 +96,33 @@ pub fn run(
     own: &Path,
     mut hear: impl FnMut(&str) -> Result<()>,
 ) -> Result<End> {
-    let mut command = command(plan, fabric, environment, own)?;
+    let (pipes, folder) = pipes(plan)?;
+    let mut command = command(plan, fabric, environment, own, folder.as_ref())?;
     command.envs(environment.iter().map(|(name, value)| (name, value)));
     // Else the log would not come by way of standard output.
     command.env_remove("NCCL_DEBUG_FILE");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let program = command.get_program().to_string_lossy().into_owned();
     let mut child = [command.spawn().with_context(|| format!("start {program}"))?];
-    let ends = lines::follow(&mut child, plan.setting.timeout, |_, line| hear(line))?;
+    let ends = lines::follow(&mut child, pipes, plan.setting.timeout, |_, line| hear(line))?;
     Ok(ends.map_or(End::TooLong, |ends| End::Status(ends[0].code())))
 }
 
-fn command(plan: &Plan, fabric: &Fabric, environment: &[(String, String)], own: &Path) -> Result<Command> {
+/// For each rank of this machine but the first, and the folder that they are in.
+fn pipes(plan: &Plan) -> Result<(Vec<NamedPipe>, Option<TempDir>)> {
+    let Place::Here(ranks @ 2..) = plan.place else { return Ok((Vec::new(), None)) };
+    let folder = tempfile::tempdir().context("make a folder for the ranks' pipes")?;
+    let pipes = (1..ranks).map(|rank| NamedPipe::make(&pipe_path(folder.path(), rank))).collect::<Result<_>>()?;
+    Ok((pipes, Some(folder)))
+}
+
+fn command(
+    plan: &Plan,
+    fabric: &Fabric,
+    environment: &[(String, String)],
+    own: &Path,
+    pipes: Option<&TempDir>,
+) -> Result<Command> {
     let mut rank: Vec<OsString> = vec![own.into(), "nccl-tests-rank".into()];
     let mut command = Command::new("mpirun");
     command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
@@ -119,6 +150,9 @@ fn command(plan: &Plan, fabric: &Fabric, environment: &[(String, String)], own: 
         rank.extend(["--hosts".into(), format!("nccl-spark-{}", std::process::id()).into()]);
         if fabric.kind == Kind::Soft {
             rank.push("--nodes".into());
+        }
+        if let Some(folder) = pipes {
+            rank.extend(["--pipes".into(), folder.path().into()]);
         }
         if ranks == 1 {
             rank.remove(0);

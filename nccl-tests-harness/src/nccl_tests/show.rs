@@ -8,17 +8,22 @@ use crate::bench::plot::chart::{Axis, Chart, Line, Scale};
 use crate::scene::network::Network;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
 
-/// What came of all runs over a network.
+/// The results of all runs over a network.
 pub struct Outcome {
-    /// Which.
+    /// The network.
     pub network: Network,
+    /// Whether these are second runs over the same network, which show the noise.
+    pub is_control: bool,
     /// Its tables, one a round.
     pub rounds: Vec<Vec<Row>>,
-    /// What NCCL said that it used.
+    /// The network that NCCL used, by its log.
     pub used: Option<String>,
+    /// The channels that NCCL chose, by kind.
+    pub channels: Option<BTreeMap<String, u32>>,
     /// NCCL's version.
     pub version: Option<String>,
     /// Why there are no more rounds.
@@ -46,9 +51,20 @@ impl Values {
 }
 
 impl Outcome {
-    /// Nothing yet.
+    /// No runs yet.
     pub fn new(network: Network) -> Self {
-        Self { network, rounds: Vec::new(), used: None, version: None, failure: None }
+        let (rounds, used, channels, version, failure) = (Vec::new(), None, None, None, None);
+        Self { network, is_control: false, rounds, used, channels, version, failure }
+    }
+
+    /// The plugin without its tuner, measured again.
+    pub fn control() -> Self {
+        Self { is_control: true, ..Self::new(Network::SparkUntuned) }
+    }
+
+    /// The name of its column.
+    pub fn name(&self) -> &'static str {
+        if self.is_control { "control" } else { self.network.name() }
     }
 
     /// Wrong elements in all rounds; none where nothing was checked.
@@ -79,23 +95,54 @@ fn sizes(outcomes: &[Outcome]) -> Vec<u64> {
     sizes
 }
 
-/// The networks side by side: medians out of place, and how many times the busbw of each other the first has.
+/// Two columns whose times are compared.
+struct Ratio<'a> {
+    first: &'a Outcome,
+    second: &'a Outcome,
+}
+
+impl Ratio<'_> {
+    fn name(&self) -> String {
+        format!("{}/{}", self.first.name(), self.second.name())
+    }
+
+    /// The second's median time over the first's: nccl-tests prints the busbw of small sizes as 0.00.
+    fn at(&self, bytes: u64) -> f64 {
+        self.second.time(bytes).median() / self.first.time(bytes).median()
+    }
+}
+
+/// The first network with each other one, and the control with the network that it repeats.
+fn ratios<'a>(outcomes: &'a [Outcome]) -> Vec<Ratio<'a>> {
+    let [first, others @ ..] = outcomes else { return Vec::new() };
+    let repeated = |control: &Outcome| {
+        outcomes.iter().find(|other| other.network == control.network && !other.is_control).unwrap_or(first)
+    };
+    let ratio = |second: &'a Outcome| match second.is_control {
+        true => Ratio { first: repeated(second), second },
+        false => Ratio { first, second },
+    };
+    others.iter().map(ratio).collect()
+}
+
+/// The networks side by side: medians out of place, and the ratios of their times.
 ///
 /// # Errors
 /// When `out` takes no more.
 pub fn table(out: &mut impl Write, outcomes: &[Outcome]) -> Result<()> {
-    let [first, others @ ..] = outcomes else { return Ok(()) };
+    let ratios = ratios(outcomes);
+    let width = |ratio: &Ratio| ratio.name().len().max(13);
     write!(out, "# {:>10}", "")?;
     for outcome in outcomes {
-        write!(out, "  {:^39}", outcome.network.name())?;
+        write!(out, "  {:^39}", outcome.name())?;
     }
     writeln!(out)?;
     write!(out, "# {:>10}", "size (B)")?;
     for _ in outcomes {
         write!(out, "  {:>9}  {:>9}  {:>17}", "time us", "busbw", "least..most GB/s")?;
     }
-    for other in others {
-        write!(out, "  {:>13}", format!("{}/{}", first.network.name(), other.network.name()))?;
+    for ratio in &ratios {
+        write!(out, "  {:>width$}", ratio.name(), width = width(ratio))?;
     }
     writeln!(out)?;
     for bytes in sizes(outcomes) {
@@ -106,11 +153,10 @@ pub fn table(out: &mut impl Write, outcomes: &[Outcome]) -> Result<()> {
             let spread = format!("{}..{}", significant(least), significant(most));
             write!(out, "  {:>9}  {:>9}  {spread:>17}", significant(time.median()), significant(busbw.median()))?;
         }
-        for other in others {
-            // By time: nccl-tests prints the busbw of small sizes as 0.00.
-            let ratio = other.time(bytes).median() / first.time(bytes).median();
-            let text = if ratio.is_finite() { format!("{ratio:.3}") } else { "-".to_owned() };
-            write!(out, "  {text:>13}")?;
+        for ratio in &ratios {
+            let value = ratio.at(bytes);
+            let text = if value.is_finite() { format!("{value:.3}") } else { "-".to_owned() };
+            write!(out, "  {text:>width$}", width = width(ratio))?;
         }
         writeln!(out)?;
     }
@@ -129,14 +175,21 @@ pub fn json(plan: &Plan, fabric: &str, outcomes: &[Outcome]) -> Result<()> {
             json!({ "bytes": bytes, "time_us": number(time), "busbw_gb_s": number(busbw) })
         });
         json!({
+            "name": outcome.name(),
             "network": outcome.network.name(),
             "nccl_version": outcome.version,
             "used": outcome.used,
+            "channels": outcome.channels,
             "failure": outcome.failure,
             "wrong": outcome.wrong(),
             "medians": points.collect::<Vec<_>>(),
             "rounds": outcome.rounds,
         })
+    };
+    let ratio = |ratio: &Ratio| {
+        let points = sizes(outcomes).into_iter();
+        let points = points.map(|bytes| json!({ "bytes": bytes, "time_ratio": number(ratio.at(bytes)) }));
+        json!({ "name": ratio.name(), "points": points.collect::<Vec<_>>() })
     };
     let report = json!({
         "command": "nccl-tests",
@@ -145,6 +198,7 @@ pub fn json(plan: &Plan, fabric: &str, outcomes: &[Outcome]) -> Result<()> {
         "arguments": plan.arguments,
         "fabric_text": fabric,
         "networks": outcomes.iter().map(network).collect::<Vec<_>>(),
+        "ratios": ratios(outcomes).iter().map(ratio).collect::<Vec<_>>(),
     });
     let text = serde_json::to_string_pretty(&report)? + "\n";
     fs::write(path, text).with_context(|| format!("--json {}", path.display()))
@@ -164,7 +218,7 @@ pub fn picture(plan: &Plan, fabric: &str, outcomes: &[Outcome]) -> Result<()> {
     let name = plan.program.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let mut lines = Vec::new();
     for (side, outcome) in outcomes.iter().enumerate() {
-        let mut line = Line::new(outcome.network.name().to_owned(), side, false);
+        let mut line = Line::new(outcome.name().to_owned(), side, false);
         for bytes in sizes(std::slice::from_ref(outcome)) {
             let busbw = outcome.busbw(bytes);
             line.add(bytes as f64, busbw.median(), Some(busbw.spread()));
@@ -205,6 +259,24 @@ mod tests {
         let row = text.lines().last().unwrap().split_whitespace().collect::<Vec<_>>();
         assert_eq!(row, ["4096", "33.3", "3.00", "2.00..4.00", "66.7", "1.50", "1.50..9.00", "2.000"], "{text}");
         assert!(text.contains("spark/socket"), "{text}");
+    }
+
+    #[test]
+    fn the_control_is_compared_with_what_it_repeats() {
+        let control = Outcome { is_control: true, ..outcome(Network::SparkUntuned, &[2.5]) };
+        let outcomes = [
+            outcome(Network::Spark, &[4.0]),
+            outcome(Network::SparkUntuned, &[2.0]),
+            outcome(Network::Ib, &[1.0]),
+            control,
+        ];
+        let names: Vec<String> = ratios(&outcomes).iter().map(Ratio::name).collect();
+        assert_eq!(names, ["spark/spark-untuned", "spark/ib", "spark-untuned/control"]);
+        let text = shown(&outcomes);
+        let row: Vec<&str> = text.lines().last().unwrap().split_whitespace().collect();
+        assert_eq!(row[row.len() - 3..], ["2.000", "4.000", "0.800"], "{text}");
+        let ends: Vec<usize> = text.lines().skip(1).map(str::len).collect();
+        assert_eq!(ends[0], ends[1], "columns stand below their names:\n{text}");
     }
 
     #[test]

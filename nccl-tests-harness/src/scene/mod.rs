@@ -36,8 +36,9 @@ pub struct SceneOptions {
     /// Shows NCCL one version of the plugin's interface, 8 to 12, in place of the newest that both know.
     #[arg(long, value_name = "VERSION", value_parser = clap::value_parser!(u32).range(8..=12))]
     abi: Option<u32>,
-    /// Gives NCCL a DGX Spark's graph (NCCL_TOPO_FILE) with this machine's GPUs and the software fabric's rails in it, so that it
-    /// chooses channels as there.
+    /// Gives NCCL the graph of a DGX Spark (NCCL_TOPO_FILE) with this machine's GPUs and the software fabric's rails in it, so
+    /// that it chooses channels as on a Spark. Sets NCCL_SPARK_TUNER=on unless that is set. Takes --profile unpaced, or --scale 1,
+    /// 0.25 or 0.1 of a Spark's profile.
     #[arg(long)]
     as_spark: bool,
     #[command(flatten)]
@@ -56,7 +57,7 @@ pub struct Setting {
     /// The one version of its interface that NCCL gets to see.
     pub abi: Option<u32>,
     /// NCCL is given a Spark's graph.
-    as_spark: bool,
+    pub as_spark: bool,
     /// What the messages travel over.
     fabric: Wish,
 }
@@ -68,15 +69,35 @@ impl SceneOptions {
     /// When options contradict each other, or the plugin is not there.
     pub fn setting(self, program: &Path) -> Result<Setting> {
         let plugin = cli::library(self.plugin, program)?;
+        let fabric = self.fabric.wish(program)?;
+        if self.as_spark {
+            check_scale(&fabric)?;
+        }
         Ok(Setting {
             timeout: Duration::from_secs(self.timeout),
             log: self.log,
             plugin,
             abi: self.abi,
             as_spark: self.as_spark,
-            fabric: self.fabric.wish(program)?,
+            fabric,
         })
     }
+}
+
+/// The scales of a Spark's profile for which results can be compared with each other: NCCL plans by the unscaled speeds, so
+/// each scale moves the sizes at which its choices are right.
+const SCALES: [f64; 3] = [1.0, 0.25, 0.1];
+
+fn check_scale(wish: &Wish) -> Result<(), clap::Error> {
+    let allowed = if wish.profile == fabric::UNPACED { &SCALES[..1] } else { &SCALES[..] };
+    if allowed.contains(&wish.scale) {
+        return Ok(());
+    }
+    Err(cli::wrong(format!(
+        "--as-spark with --profile {} --scale {}: it takes --profile unpaced without --scale, or a Spark's profile \
+         (spark-1cable, spark-2cable) with --scale 1, 0.25 or 0.1, so that results can be compared",
+        wish.profile, wish.scale
+    )))
 }
 
 impl Setting {
@@ -160,13 +181,13 @@ impl Scene {
         is_here: bool,
         lookup: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Vec<(String, String)>> {
-        let mut environment = network.environment(&self.plugin);
+        let mut environment = network.environment(&self.plugin, self.graph.is_some(), lookup);
         let mut set = |name: &str, value: String| environment.push((name.to_owned(), value));
         if !lookup("NCCL_DEBUG").is_some_and(|level| level.eq_ignore_ascii_case("TRACE")) {
             set("NCCL_DEBUG", "INFO".to_owned());
         }
-        if let Some(subsystems) = lookup("NCCL_DEBUG_SUBSYS") {
-            set("NCCL_DEBUG_SUBSYS", format!("{subsystems},INIT,NET"));
+        if let Some(chosen) = lookup("NCCL_DEBUG_SUBSYS") {
+            set("NCCL_DEBUG_SUBSYS", subsystems(&chosen));
         }
         if is_here && lookup("NCCL_SOCKET_IFNAME").is_none() {
             set("NCCL_SOCKET_IFNAME", "lo".to_owned());
@@ -190,6 +211,18 @@ impl Scene {
     }
 }
 
+/// The subsystems of NCCL's log (`NCCL_DEBUG_SUBSYS`) that the user chose and those that are read here: INIT (networks, channels),
+/// which is among NCCL's default, and NET. A list after `^` names what is left out.
+fn subsystems(chosen: &str) -> String {
+    const READ: [&str; 2] = ["INIT", "NET"];
+    let Some(left_out) = chosen.strip_prefix('^') else {
+        return format!("{chosen},{}", READ.join(","));
+    };
+    let is_read = |name: &str| READ.into_iter().chain(["ALL"]).any(|read| name.trim().eq_ignore_ascii_case(read));
+    let kept: Vec<&str> = left_out.split(',').filter(|name| !is_read(name)).collect();
+    if kept.is_empty() { "ALL".to_owned() } else { format!("^{}", kept.join(",")) }
+}
+
 /// What makes the loader look into `folder` before it looks where the user's environment says (`LD_LIBRARY_PATH`).
 pub fn loader_path(folder: &Path, lookup: &dyn Fn(&str) -> Option<String>) -> String {
     let rest = lookup("LD_LIBRARY_PATH").map(|path| format!(":{path}")).unwrap_or_default();
@@ -198,8 +231,37 @@ pub fn loader_path(folder: &Path, lookup: &dyn Fn(&str) -> Option<String>) -> St
 
 /// Writes a Spark's graph to `path`.
 fn graph(fabric: &Fabric, path: &Path) -> Result<PathBuf> {
-    let functions = fabric.functions().context("--as-spark is for the software fabric (--fabric soft)")?;
+    let machine = fabric.machine().context("--as-spark is for the software fabric (--fabric soft)")?;
     let gpus = topology::gpus().context("--as-spark needs this machine's GPUs")?;
-    fs::write(path, topology::xml(&gpus, &functions)).with_context(|| format!("write {}", path.display()))?;
+    fs::write(path, topology::xml(&gpus, &machine)).with_context(|| format!("write {}", path.display()))?;
     Ok(path.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_read_is_logged_whatever_the_user_chose() {
+        assert_eq!(subsystems("TUNING"), "TUNING,INIT,NET");
+        assert_eq!(subsystems("^COLL,init,P2P"), "^COLL,P2P");
+        assert_eq!(subsystems("^NET"), "ALL");
+        assert_eq!(subsystems("^ALL,GRAPH"), "^GRAPH");
+    }
+
+    #[test]
+    fn a_sparks_graph_is_for_fixed_scales() {
+        let check = |profile: &str, scale| {
+            let (library, profile) = (PathBuf::from("/no/library"), profile.to_owned());
+            check_scale(&Wish { kind: None, profile, scale, slow_rails: Vec::new(), library, name: None })
+        };
+        for scale in SCALES {
+            assert!(check("spark-1cable", scale).is_ok() && check("spark-2cable", scale).is_ok());
+        }
+        assert!(check("unpaced", 1.0).is_ok());
+        for (profile, scale) in [("spark-2cable", 0.5), ("spark-1cable", 2.0), ("unpaced", 0.25)] {
+            let text = check(profile, scale).unwrap_err().to_string();
+            assert!(text.contains(&format!("--scale {scale}:")) && text.contains("1, 0.25 or 0.1"), "{text}");
+        }
+    }
 }

@@ -4,43 +4,94 @@ use anyhow::{Result, bail, ensure};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// A network of NCCL's.
+/// A network that NCCL can use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Network {
     /// This plugin.
     Spark,
+    /// This plugin with its tuner off.
+    SparkUntuned,
     /// NCCL's own over verbs.
     Ib,
     /// NCCL's own over TCP.
     Socket,
 }
 
+/// The plugin's setting for its tuner.
+pub const TUNER: &str = "NCCL_SPARK_TUNER";
+
 impl Network {
-    /// As the command line has it.
+    /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Spark => "spark",
+            Self::SparkUntuned => "spark-untuned",
             Self::Ib => "ib",
             Self::Socket => "socket",
         }
     }
 
-    /// As NCCL has it (`NCCL_NET`, `via NET/...`).
+    /// Its name in NCCL (`NCCL_NET`, `via NET/...`).
     pub fn nccl_name(self) -> &'static str {
         match self {
-            Self::Spark => "Spark",
+            Self::Spark | Self::SparkUntuned => "Spark",
             Self::Ib => "IB",
             Self::Socket => "Socket",
         }
     }
 
-    /// What makes NCCL use it.
-    pub fn environment(self, plugin: &Path) -> Vec<(String, String)> {
-        let plugin = match self {
-            Self::Spark => plugin.display().to_string(),
-            Self::Ib | Self::Socket => "none".to_owned(),
+    /// Whether it is this plugin.
+    pub fn is_plugin(self) -> bool {
+        matches!(self, Self::Spark | Self::SparkUntuned)
+    }
+
+    /// The variables that make NCCL use it. `as_spark`: NCCL is given a Spark's graph; the plugin's tuner is then on, which
+    /// acts by itself on a GB10 only. `lookup` gives the value of an environment variable: what the user has set for the
+    /// tuner stays.
+    pub fn environment(
+        self,
+        plugin: &Path,
+        as_spark: bool,
+        lookup: &dyn Fn(&str) -> Option<String>,
+    ) -> Vec<(String, String)> {
+        let plugin = if self.is_plugin() { plugin.display().to_string() } else { "none".to_owned() };
+        let mut environment =
+            vec![("NCCL_NET_PLUGIN".to_owned(), plugin), ("NCCL_NET".to_owned(), self.nccl_name().to_owned())];
+        let tuner = match self {
+            Self::SparkUntuned => Some("off"),
+            Self::Spark if as_spark && lookup(TUNER).is_none() => Some("on"),
+            _ => None,
         };
-        vec![("NCCL_NET_PLUGIN".to_owned(), plugin), ("NCCL_NET".to_owned(), self.nccl_name().to_owned())]
+        environment.extend(tuner.map(|value| (TUNER.to_owned(), value.to_owned())));
+        environment
+    }
+}
+
+/// The channels that NCCL chose for a communicator.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Channels {
+    /// For collectives.
+    pub collective: u32,
+    /// All kinds, in NCCL's words.
+    pub text: String,
+}
+
+impl Channels {
+    /// Reads NCCL's line "18 coll channels, 18 collnet channels, ..." (init.cc, subsystem INIT).
+    fn read(line: &str) -> Option<Self> {
+        let (before, _) = line.split_once(" coll channels, ")?;
+        let (prefix, number) = before.rsplit_once("NCCL INFO ")?;
+        let text = line[prefix.len()..].trim_start_matches("NCCL INFO ").trim_end().to_owned();
+        Some(Self { collective: number.parse().ok()?, text })
+    }
+
+    /// What NCCL's own words name, as in `p2p_per_peer`, with the numbers.
+    pub fn counts(&self) -> BTreeMap<String, u32> {
+        let count = |part: &str| {
+            let (number, name) = part.split_once(' ')?;
+            Some((name.replace(" channels", "").replace(' ', "_"), number.parse().ok()?))
+        };
+        self.text.split(", ").filter_map(count).collect()
     }
 }
 
@@ -48,7 +99,9 @@ impl Network {
 #[derive(Debug, Default)]
 pub struct Used {
     /// Ends of channels by the network that they go over.
-    channels: BTreeMap<String, usize>,
+    ends: BTreeMap<String, usize>,
+    /// Of the communicator with the fewest collective channels.
+    channels: Option<Channels>,
     /// NCCL's version, as it prints it.
     pub version: Option<String>,
     /// The version of the plugin's interface that NCCL took.
@@ -64,8 +117,16 @@ impl Used {
     /// Takes in a line of output; whether it was one of NCCL's log.
     pub fn note(&mut self, line: &str) -> bool {
         if let Some((_, rest)) = line.split_once(" via NET/") {
-            let network = rest.split(['/', ' ']).next().unwrap_or(rest);
-            *self.channels.entry(network.to_owned()).or_default() += 1;
+            // mpirun may cut a line within the name and go on with a line of another rank.
+            let is_letter = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+            if let Some((network, _)) = rest.split_once('/').filter(|(network, _)| network.chars().all(is_letter)) {
+                *self.ends.entry(network.to_owned()).or_default() += 1;
+            }
+        }
+        if let Some(channels) = Channels::read(line)
+            && self.channels.as_ref().is_none_or(|known| channels.collective < known.collective)
+        {
+            self.channels = Some(channels);
         }
         if let Some(at) = line.find("NCCL version ") {
             self.version.get_or_insert_with(|| line[at + "NCCL version ".len()..].trim().to_owned());
@@ -86,21 +147,26 @@ impl Used {
         line.contains(" NCCL ") || line.starts_with("NCCL version ")
     }
 
+    /// The channels that NCCL chose; with several communicators, the fewest.
+    pub fn channels(&self) -> Option<&Channels> {
+        self.channels.as_ref()
+    }
+
     /// What NCCL complained of, in a line.
     pub fn complaints(&self) -> Option<String> {
         (!self.complaints.is_empty()).then(|| self.complaints.join("; "))
     }
 
-    /// In words, where all channels went over `wanted`, and by version `abi` of the plugin's interface if one is given.
+    /// A sentence, if all channels went over `wanted`, and by version `abi` of the plugin's interface if one is given.
     ///
     /// # Errors
     /// When they did not, with the reason that the log gives.
     pub fn judge(&self, wanted: Network, abi: Option<u32>) -> Result<String> {
         let reason = self.complaints().map(|text| format!(": NCCL says: {text}")).unwrap_or_default();
-        let others = self.channels.keys().filter(|name| *name != wanted.nccl_name()).cloned().collect::<Vec<_>>();
-        match self.channels.get(wanted.nccl_name()) {
+        let others = self.ends.keys().filter(|name| *name != wanted.nccl_name()).cloned().collect::<Vec<_>>();
+        match self.ends.get(wanted.nccl_name()) {
             Some(count) if others.is_empty() => {
-                if wanted == Network::Spark && abi.is_some() {
+                if wanted.is_plugin() && abi.is_some() {
                     ensure!(
                         self.abi == abi,
                         "NCCL does not say that it took version {} of the interface",
@@ -147,6 +213,53 @@ mod tests {
         assert_eq!(log.judge(Network::Spark, None).unwrap(), "NET/Spark at 2 ends of channels");
         assert_eq!(log.version.as_deref(), Some("2.28.3+cuda13.0"));
         assert!(log.judge(Network::Ib, None).unwrap_err().to_string().contains("used NET/Spark where NET/IB"));
+    }
+
+    #[test]
+    fn a_name_that_is_cut_by_another_ranks_line_is_no_network() {
+        let cut = "h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Soh:3:4 [0] NCCL INFO Channel 01/0";
+        let log = used(&[cut, SPARK]);
+        assert_eq!(log.judge(Network::SparkUntuned, None).unwrap(), "NET/Spark at 1 ends of channels");
+    }
+
+    #[test]
+    fn the_fewest_channels_are_kept_in_nccls_words() {
+        let line = |count: u32| {
+            format!(
+                "h:1:2 [0] NCCL INFO {count} coll channels, {count} collnet channels, 0 nvls channels, 32 p2p channels, 2 p2p channels per peer"
+            )
+        };
+        assert_eq!(used(&[SPARK]).channels(), None);
+        let log = used(&[&line(20), &line(18), &line(19)]);
+        let channels = log.channels().unwrap();
+        assert_eq!(channels.collective, 18);
+        assert!(channels.text.starts_with("18 coll channels, 18 collnet") && channels.text.ends_with("per peer"));
+        let counts = [("coll", 18), ("collnet", 18), ("nvls", 0), ("p2p", 32), ("p2p_per_peer", 2)];
+        assert_eq!(channels.counts(), counts.map(|(name, count)| (name.to_owned(), count)).into());
+        // Cut by a line of another rank, or the rest of a cut line.
+        let cut = format!("h:1:2 [0] NCCL INFO 1{}", line(18));
+        assert_eq!(used(&[&cut]).channels().unwrap().collective, 18);
+        assert_eq!(used(&["8 coll channels, 8 collnet channels"]).channels(), None);
+    }
+
+    #[test]
+    fn the_tuner_is_on_with_a_sparks_graph_unless_the_user_has_set_it() {
+        let tuner = |network: Network, as_spark, set: Option<&str>| {
+            let lookup = |name: &str| set.filter(|_| name == TUNER).map(str::to_owned);
+            let environment = network.environment(Path::new("/p.so"), as_spark, &lookup);
+            environment.into_iter().find(|(name, _)| name == TUNER).map(|(_, value)| value)
+        };
+        assert_eq!(tuner(Network::Spark, true, None).as_deref(), Some("on"));
+        assert_eq!(tuner(Network::Spark, true, Some("auto")), None);
+        assert_eq!(tuner(Network::Spark, false, None), None);
+        for (as_spark, set) in [(true, None), (false, None), (true, Some("on"))] {
+            assert_eq!(tuner(Network::SparkUntuned, as_spark, set).as_deref(), Some("off"));
+            assert_eq!(tuner(Network::Ib, as_spark, set), None);
+            assert_eq!(tuner(Network::Socket, as_spark, set), None);
+        }
+        let environment = Network::SparkUntuned.environment(Path::new("/p.so"), false, &|_| None);
+        let expected = [("NCCL_NET_PLUGIN", "/p.so"), ("NCCL_NET", "Spark"), (TUNER, "off")];
+        assert_eq!(environment, expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
     }
 
     #[test]

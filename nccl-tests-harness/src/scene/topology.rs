@@ -1,14 +1,31 @@
 //! A GB10's graph for NCCL (`NCCL_TOPO_FILE`), with this machine's GPUs in the GB10's place and the software fabric's functions where
-//! a Spark has its ConnectX-7: so that NCCL, its own IB transport too, chooses channels and merges functions as there.
+//! a Spark has its ConnectX-7: NCCL, its own IB transport too, then chooses channels and merges functions as on a Spark.
 //!
-//! Attributes of the CPU, the GPU and the link between them are those of a published dump of a DGX Spark. Functions carry
-//! their device's name only: NCCL fills in what the network says (graph/topo.cc, `ncclTopoPopulateNics`), and drops those that
-//! the network does not name.
+//! Attributes of the CPU, the GPU and the link between them are those of a published dump of a DGX Spark. What NCCL does with the
+//! rest (read in 2.28.3 and 2.30.7):
+//! - A GPU without an `nvlink` gets those that NVML reports (graph/xml.cc, `ncclTopoGetXmlFromGpu`), and a GPU with NVLinks gets other
+//!   channels than a GB10. An `nvlink` to a GPU that the graph does not have makes no link (graph/topo.cc, `ncclTopoAddNvLinks`).
+//! - Attributes of a `net` are kept, and the network adds what is missing (graph/topo.cc, `ncclTopoPopulateNics`). So the speeds
+//!   here are what NCCL plans by, whatever the fabric carries.
+//! - A `net` that the network of the run does not name is dropped (graph/xml.cc, `ncclTopoTrimXml`), so one graph serves all
+//!   networks.
 
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::process::Command;
+
+/// The network device of this plugin (`DEVICE_NAME` in src/plugin.rs).
+const MERGED_DEVICE: &str = "spark-rails";
+
+/// The RDMA functions of a machine.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Machine {
+    /// Its PCIe functions.
+    pub functions: Vec<Function>,
+    /// The speed that this plugin announces for all of them, in Mb/s.
+    pub merged_mbps: u32,
+}
 
 /// A PCIe function of the fabric.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,12 +40,14 @@ pub struct Function {
     pub gts: f64,
     /// Of the link, in lanes.
     pub width: u32,
+    /// The speed that its port announces, in Mb/s.
+    pub speed_mbps: u32,
 }
 
 /// The bus ids of this machine's GPUs, as NCCL writes them.
 ///
 /// # Errors
-/// When nvidia-smi, which comes with the driver, does not tell.
+/// When nvidia-smi, which comes with the driver, does not list them.
 pub fn gpus() -> Result<Vec<String>> {
     const ASKED: &str = "nvidia-smi --query-gpu=pci.bus_id --format=csv,noheader";
     let mut words = ASKED.split(' ');
@@ -45,35 +64,39 @@ pub fn gpus() -> Result<Vec<String>> {
 }
 
 /// The graph; `gpus` are bus ids as in `0000:41:00.0`.
-pub fn xml(gpus: &[String], functions: &[Function]) -> String {
+pub fn xml(gpus: &[String], machine: &Machine) -> String {
     let mut text = String::from("<system version=\"1\">\n <cpu numaid=\"0\" affinity=\"ffffffff\" arch=\"arm64\">\n");
     for bus in gpus {
         // Each rank is a host of its own, whose only GPU has the number 0: by it NCCL turns the order of NICs (graph/topo.cc,
         // ncclTopoGetLocalNet), so with other numbers the ranks would pair NICs of different subnets. The 2.5 GT/s are the
-        // dump's; what NCCL goes by is the C2C link.
+        // dump's; what NCCL goes by is the C2C link. No GPU has the nvlink's target.
         let _ = writeln!(
             text,
             "  <pci busid=\"{bus}\" class=\"0x030200\" link_speed=\"2.5 GT/s PCIe\" link_width=\"16\">\n   \
-             <gpu dev=\"0\" sm=\"121\" gdr=\"0\"><c2c bw=\"43125\" count=\"8\"/></gpu>\n  </pci>"
+             <gpu dev=\"0\" sm=\"121\" gdr=\"0\"><nvlink target=\"fffe:ff:ff.0\" count=\"0\" tclass=\"0x030200\"/>\
+             <c2c bw=\"43125\" count=\"8\"/></gpu>\n  </pci>"
         );
     }
     let mut slots: BTreeMap<&str, Vec<&Function>> = BTreeMap::new();
-    for function in functions {
+    for function in &machine.functions {
         slots.entry(&function.slot).or_default().push(function);
     }
     for (slot, functions) in slots {
         let link = format!("link_speed=\"{:.1} GT/s PCIe\" link_width=\"{}\"", functions[0].gts, functions[0].width);
         let domain = slot.split(':').next().unwrap_or(slot);
-        // Each ConnectX-7 function of a Spark stands behind the root port of its own domain.
+        // Each ConnectX-7 function of a Spark is behind the root port of its own domain.
         let _ = writeln!(text, "  <pci busid=\"{domain}:00:00.0\" class=\"0x060400\" {link}>");
-        for Function { device, number, .. } in functions {
+        for Function { device, number, speed_mbps, .. } in functions {
             let _ = writeln!(
                 text,
-                "   <pci busid=\"{slot}.{number}\" class=\"0x020000\" {link}><nic><net name=\"{device}\"/></nic></pci>"
+                "   <pci busid=\"{slot}.{number}\" class=\"0x020000\" {link}><nic>\
+                 <net name=\"{device}\" speed=\"{speed_mbps}\"/></nic></pci>"
             );
         }
         text.push_str("  </pci>\n");
     }
+    // The merged device has no PCI path, so NCCL attaches it to the CPU (graph/xml.cc, ncclTopoFillNet).
+    let _ = writeln!(text, "  <nic><net name=\"{MERGED_DEVICE}\" speed=\"{}\"/></nic>", machine.merged_mbps);
     text.push_str(" </cpu>\n</system>\n");
     text
 }
@@ -82,23 +105,46 @@ pub fn xml(gpus: &[String], functions: &[Function]) -> String {
 mod tests {
     use super::*;
 
-    #[test]
-    fn functions_of_a_link_stand_behind_one_root_port() {
+    fn machine() -> Machine {
         let function = |device: &str, slot: &str, number| {
             let (device, slot) = (device.to_owned(), slot.to_owned());
-            Function { device, slot, number, gts: 32.0, width: 4 }
+            Function { device, slot, number, gts: 32.0, width: 4, speed_mbps: 200_000 }
         };
         let functions =
-            [function("a", "0000:01:00", 0), function("c", "0002:01:00", 0), function("b", "0000:01:00", 1)];
-        let text = xml(&["0000:41:00.0".to_owned()], &functions);
+            vec![function("a", "0000:01:00", 0), function("c", "0002:01:00", 0), function("b", "0000:01:00", 1)];
+        Machine { functions, merged_mbps: 224_054 }
+    }
+
+    #[test]
+    fn functions_of_a_link_are_behind_one_root_port() {
+        let text = xml(&["0000:41:00.0".to_owned()], &machine());
         let first = text.find("busid=\"0000:00:00.0\"").unwrap();
         let second = text.find("busid=\"0002:00:00.0\"").unwrap();
-        let place = |name: &str| text.find(&format!("<net name=\"{name}\"/>")).unwrap();
+        let place = |name: &str| text.find(&format!("<net name=\"{name}\" speed=\"200000\"/>")).unwrap();
         assert!(first < place("a") && place("b") < second && second < place("c"), "{text}");
         assert!(
             text.contains("busid=\"0000:01:00.1\" class=\"0x020000\" link_speed=\"32.0 GT/s PCIe\" link_width=\"4\"")
         );
         assert!(text.contains("busid=\"0000:41:00.0\"") && text.contains("sm=\"121\""), "{text}");
         assert_eq!(text.matches("<pci").count(), text.matches("</pci>").count());
+    }
+
+    #[test]
+    fn every_gpu_has_an_nvlink_that_makes_no_link() {
+        let text = xml(&["0000:41:00.0".to_owned(), "0000:42:00.0".to_owned()], &machine());
+        for gpu in text.split("<gpu ").skip(1) {
+            let nvlink = gpu.find("<nvlink target=\"fffe:ff:ff.0\" count=\"0\" tclass=\"0x030200\"/>");
+            assert!(nvlink.unwrap() < gpu.find("</gpu>").unwrap(), "{text}");
+        }
+        assert!(text.matches("<gpu ").count() == 2 && !text.contains("busid=\"fffe"), "{text}");
+    }
+
+    #[test]
+    fn the_merged_device_is_attached_to_the_cpu() {
+        let text = xml(&["0000:41:00.0".to_owned()], &machine());
+        let net = text.find("<nic><net name=\"spark-rails\" speed=\"224054\"/></nic>").unwrap();
+        // Outside of every PCI device.
+        assert_eq!(text[..net].matches("<pci").count(), text[..net].matches("</pci>").count());
+        assert!(text.rfind("</pci>").unwrap() < net && net < text.find("</cpu>").unwrap(), "{text}");
     }
 }

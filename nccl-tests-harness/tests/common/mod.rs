@@ -101,3 +101,22 @@ pub fn nccl_spark() -> Command {
 pub fn say(arguments: &[&str]) -> Said {
     nccl_spark().args(arguments).output().unwrap().into()
 }
+
+/// The plugin that cargo built last: beside the program after `cargo build`, in `deps` after `cargo test`.
+pub fn plugin() -> Option<PathBuf> {
+    let program = Path::new(env!("CARGO_BIN_EXE_nccl-spark"));
+    let folder = program.parent()?;
+    let candidates = [folder.join("libnccl_net_spark.so"), folder.join("deps/libnccl_net_spark.so")];
+    let built = candidates.into_iter().filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path)));
+    built.max().map(|(_, path)| path)
+}
+
+/// Whether the plugin and the software fabric are built: they are with the whole workspace.
+pub fn is_built() -> bool {
+    let fabric = Path::new(env!("CARGO_BIN_EXE_nccl-spark")).with_file_name("softverbs-ibverbs");
+    let built = fabric.exists() && plugin().is_some();
+    if !built {
+        eprintln!("skipped: the plugin and {} are not both built; cargo build makes them", fabric.display());
+    }
+    built
+}

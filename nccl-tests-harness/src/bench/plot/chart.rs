@@ -6,7 +6,8 @@ use crate::bench::figures;
 pub type Colour = [u8; 3];
 
 /// Colours that people who do not see all colours tell apart (Okabe and Ito).
-pub const COLOURS: [Colour; 3] = [[0, 114, 178], [213, 94, 0], [0, 158, 115]];
+pub const COLOURS: [Colour; 6] =
+    [[0, 114, 178], [213, 94, 0], [0, 158, 115], [204, 121, 167], [230, 159, 0], [86, 180, 233]];
 /// Of the limit.
 pub const LIMIT: Colour = [90, 90, 90];
 const INK: Colour = [30, 30, 30];

@@ -1,0 +1,116 @@
+//! Where a line of NCCL's log begins, when something else was printed on the same line before it.
+
+use std::collections::BTreeSet;
+
+/// Cuts NCCL's log out of the lines that a program prints.
+#[derive(Debug, Default)]
+pub struct LogText {
+    /// The hosts that log, taken from lines of the log alone: `-1vm:12:12 [0]` does not show where the host's name begins.
+    hosts: BTreeSet<String>,
+}
+
+/// What follows host, process, thread and device in a line of the log (debug.cc).
+const LEVELS: [&str; 4] = [" NCCL INFO", " NCCL WARN", " NCCL TRACE", " NCCL CALL"];
+
+impl LogText {
+    /// What was printed before a line of NCCL's log, and that line of the log if there is one.
+    pub fn split<'a>(&mut self, line: &'a str) -> (&'a str, Option<&'a str>) {
+        let Some(level) = LEVELS.iter().filter_map(|level| line.find(level)).min() else { return (line, None) };
+        let Some((word_start, host)) = origin(&line[..level]) else { return (line, None) };
+        if before_time(&line[..word_start]) == 0 {
+            self.hosts.insert(host.to_owned());
+            return ("", Some(line));
+        }
+        let (own, log) = line.split_at(before_time(&line[..word_start + host.len() - self.name_bytes(host)]));
+        (own, Some(log))
+    }
+
+    /// The length of the host's name at the end of `text`, which begins with what was printed before.
+    fn name_bytes(&self, text: &str) -> usize {
+        let known = self.hosts.iter().filter(|host| text.ends_with(host.as_str())).map(String::len).max();
+        known.unwrap_or_else(|| text.len() - value_bytes(text))
+    }
+}
+
+/// The first word of `text` that ends as a log line's origin does, in `:PID:TID`: its place, and what is before that.
+fn origin(text: &str) -> Option<(usize, &str)> {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let mut at = 0;
+    for word in text.split(' ') {
+        let parts = word.rsplit_once(':').and_then(|(rest, tid)| Some((rest.rsplit_once(':')?, tid)));
+        if let Some(((host, pid), tid)) = parts
+            && !host.is_empty()
+            && is_number(pid)
+            && is_number(tid)
+        {
+            return Some((at, host));
+        }
+        at += word.len() + 1;
+    }
+    None
+}
+
+/// The length of the number or `N/A` that `text` begins with, if more follows.
+fn value_bytes(text: &str) -> usize {
+    let is_value =
+        |text: &str| text == "N/A" || (!text.starts_with(['i', 'n', 'I', 'N']) && text.parse::<f64>().is_ok());
+    text.char_indices().map(|(at, _)| at).rev().find(|end| is_value(&text[..*end])).unwrap_or(0)
+}
+
+/// The length of `text` without the time in brackets at its end, which NCCL writes before the origin of a WARN, and of
+/// other lines if asked (`NCCL_DEBUG_TIMESTAMP_LEVELS`).
+fn before_time(text: &str) -> usize {
+    let is_time = |text: &str| text.contains(':') && text.bytes().all(|byte| b"0123456789-:. T".contains(&byte));
+    match text.trim_end().strip_suffix(']').and_then(|rest| rest.rsplit_once('[')) {
+        Some((before, time)) if is_time(time) => before.len(),
+        _ => text.len(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn split(lines: &[&str]) -> (String, Option<String>) {
+        let mut log = LogText::default();
+        let mut last = (String::new(), None);
+        for line in lines {
+            let (own, log) = log.split(line);
+            last = (own.to_owned(), log.map(str::to_owned));
+        }
+        last
+    }
+
+    #[test]
+    fn a_line_of_the_log_alone_has_nothing_before_it() {
+        for line in [
+            "vm:12:34 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Spark/0",
+            "[2026-11-21 03:45:10] vm:12:34 [0] net.cc:120 NCCL WARN NET/Spark : rail lost",
+            "vm:12:34 NCCL CALL ncclAllReduce",
+            "vm:12:34 [0] 12.500000 init:3 NCCL TRACE hello",
+        ] {
+            assert_eq!(split(&[line]), (String::new(), Some(line.to_owned())));
+        }
+        assert_eq!(split(&["  8  2  float"]), ("  8  2  float".to_owned(), None));
+        assert_eq!(split(&["# talks of NCCL INFO"]), ("# talks of NCCL INFO".to_owned(), None));
+    }
+
+    #[test]
+    fn a_known_host_is_found_behind_what_it_is_joined_to() {
+        for (own, host) in [("  8  2  float  sum  -1", "vm"), ("  0.10  N/A", "Avm"), ("  0.10  0", "1node.a")] {
+            let known = format!("{host}:1:1 [0] NCCL INFO hello");
+            let log = format!("{host}:12:34 [0] NCCL INFO hello");
+            assert_eq!(split(&[&known, &format!("{own}{log}")]), (own.to_owned(), Some(log)));
+            let log = format!("[2026-11-21 03:45:10] {host}:12:34 [0] NCCL INFO hello");
+            assert_eq!(split(&[&known, &format!("{own}{log}")]), (own.to_owned(), Some(log)));
+        }
+    }
+
+    #[test]
+    fn an_unknown_host_begins_behind_the_number() {
+        for own in ["  8  2  float  sum  -1", "  0.10  0.20  N/A", "  8  1e+03"] {
+            let (before, log) = split(&[&format!("{own}vm:1:2 [0] NCCL INFO hello")]);
+            assert_eq!((before.as_str(), log.as_deref()), (own, Some("vm:1:2 [0] NCCL INFO hello")));
+        }
+    }
+}
