@@ -74,8 +74,8 @@ pub enum What {
     /// writes that table for the plugin's tuner.
     ///
     /// Runs nccl-tests with NCCL's own choice and with each (protocol, channels) in turns. A size gets a row in the table only if its
-    /// slowest round is faster than the fastest of NCCL's choice. The whole table is then measured against NCCL's choice again, and
-    /// rows that do not hold are taken out.
+    /// slowest round is faster than the fastest of NCCL's choice (of five rounds or more, one of each side may be an outlier). The
+    /// whole table is then measured against NCCL's choice again, and rows that do not hold are taken out.
     Collectives(Box<collectives::options::Options>),
 }
 

@@ -150,7 +150,7 @@ const SPARK_CHANNELS: u32 = 16;
 
 /// NCCL is not as it is on a Spark.
 #[derive(Debug)]
-enum ChannelsUnlikeSpark {
+pub enum ChannelsUnlikeSpark {
     /// It chose so few.
     Few(u32),
     /// Its log does not say how many it chose.
@@ -174,7 +174,11 @@ impl fmt::Display for ChannelsUnlikeSpark {
     }
 }
 
-fn check_channels(channels: &Channels) -> Result<(), ChannelsUnlikeSpark> {
+/// Whether NCCL chose as many channels as on a Spark.
+///
+/// # Errors
+/// When it chose fewer.
+pub fn check_channels(channels: &Channels) -> Result<(), ChannelsUnlikeSpark> {
     match channels.collective {
         few if few < SPARK_CHANNELS => Err(ChannelsUnlikeSpark::Few(few)),
         _ => Ok(()),

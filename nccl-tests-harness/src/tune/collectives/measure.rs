@@ -2,8 +2,8 @@
 
 use super::options::Plan;
 use crate::nccl_tests::options::Place;
-use crate::nccl_tests::ranks;
-use crate::nccl_tests::table::Table as Printed;
+use crate::nccl_tests::table::{Read, Table as Printed};
+use crate::nccl_tests::{check_channels, ranks};
 use crate::scene::Scene;
 use crate::scene::network::{Network, Used};
 use crate::tune::keep;
@@ -67,15 +67,21 @@ impl<'a> Runner<'a> {
         let (mut printed, mut used, mut said, mut last) =
             (Printed::default(), Used::default(), Said::default(), String::new());
         let end = ranks::run(plan, &self.scene.fabric, &environment, self.own, |line| {
-            self.scene.log(&who, line)?;
+            self.scene.log(&who, line.trim_end())?;
             said.note(line);
             let is_log = used.note(line);
-            if !is_log && !printed.read(line)? && !line.trim().is_empty() {
-                line.clone_into(&mut last);
+            if plan.setting.as_spark
+                && let Some(channels) = used.channels()
+            {
+                check_channels(channels)?;
+            }
+            if printed.read(line)? == Read::Other && !is_log && !line.trim().is_empty() {
+                line.trim_end().clone_into(&mut last);
             }
             Ok(())
         })?;
         ranks::check(end, plan, used.complaints(), &last)?;
+        printed.finish()?;
         let rows = printed.rows;
         ensure!(!rows.is_empty(), "the program printed no table; its last words: {last}");
         let halves = rows.iter().flat_map(|row| [row.out_of_place.wrong, row.in_place.wrong]);

@@ -141,6 +141,7 @@ impl Options {
         let arguments = options.flat_map(|(name, number)| [name.to_owned(), number.to_string()]).collect();
         Ok(Plan {
             tests: tests::Plan {
+                allow_few_channels: false,
                 program: collectives[0].1.clone(),
                 arguments,
                 place,

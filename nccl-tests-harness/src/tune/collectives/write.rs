@@ -72,9 +72,9 @@ pub fn everywhere(plan: &Plan, own: &Path, table: Option<&Table>, remark: &str, 
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = [command.spawn().context("start mpirun")?];
     let mut others = Vec::new();
-    let ends = lines::follow(&mut child, plan.tests.setting.timeout, |_, line| {
+    let ends = lines::follow(&mut child, Vec::new(), plan.tests.setting.timeout, |_, line| {
         match line.starts_with("# ") {
-            true => writeln!(out, "{line}")?,
+            true => writeln!(out, "{}", line.trim_end())?,
             false => others.push(line.trim().to_owned()),
         }
         Ok(())
