@@ -87,7 +87,7 @@ pub(super) unsafe extern "C" fn get_coll_info(
     context: *mut c_void,
     coll_type: c_int,
     bytes: usize,
-    _num_pipe_ops: c_int,
+    num_pipe_ops: c_int,
     coll_cost_table: *mut *mut f32,
     num_algo: c_int,
     num_proto: c_int,
@@ -117,7 +117,7 @@ pub(super) unsafe extern "C" fn get_coll_info(
         let channels = unsafe { Out::new(channels, "nChannels") };
         match (costs, channels) {
             (Ok(costs), Ok(channels)) => {
-                if let Some(decided) = apply(tuner, coll_type, bytes as u64, costs) {
+                if let Some(decided) = apply(tuner, coll_type, bytes as u64, num_pipe_ops, costs) {
                     channels.set(decided);
                 }
                 Ok(())
@@ -128,10 +128,10 @@ pub(super) unsafe extern "C" fn get_coll_info(
 }
 
 /// Writes what the tuner changes to NCCL's table, and nothing else; the number of channels where it decided.
-fn apply(tuner: &Tuner, collective: c_int, bytes: u64, costs: &mut Costs) -> Option<c_int> {
+fn apply(tuner: &Tuner, collective: c_int, bytes: u64, num_pipe_ops: c_int, costs: &mut Costs) -> Option<c_int> {
     // A copy, so that a panic in the middle leaves NCCL's table whole.
     let mut changed = *costs;
-    let channels = tuner.decide(collective, bytes, &mut changed);
+    let channels = tuner.decide(collective, bytes, num_pipe_ops, &mut changed);
     for (cost, new) in costs.iter_mut().zip(changed) {
         if cost.to_bits() != new.to_bits() {
             *cost = new;

@@ -169,7 +169,7 @@ impl Rules {
 }
 
 /// Changes when the same table leads to other decisions, so that two builds that decide differently refuse each other.
-const DECISION: u32 = 1;
+const DECISION: u32 = 2;
 
 /// Decides for one communicator.
 #[derive(Debug)]
@@ -205,14 +205,16 @@ const LAST_RESORT_US: f32 = 1.0e9;
 
 impl Tuner {
     /// Changes NCCL's costs so that it chooses as the table says; the number of channels where a row decided. `collective` is
-    /// NCCL's number, `bytes` its count.
-    pub fn decide(&self, collective: i32, bytes: u64, costs: &mut Costs) -> Option<u32> {
+    /// NCCL's number, `bytes` its count. Rows were measured with one collective at a time. NCCL asks once for the members of a group, with
+    /// the sum of their bytes; where `tasks_per_channel` shows a group (it is 2 or more for one with more members than the
+    /// communicator has channels), it is left to NCCL.
+    pub fn decide(&self, collective: i32, bytes: u64, tasks_per_channel: i32, costs: &mut Costs) -> Option<u32> {
         let Self::Acting(acting) = self else { return None };
         if !acting.ll128 {
             keep_from_ll128(costs);
         }
         let collective = Collective::of_number(collective)?;
-        let row = acting.row(collective, bytes)?;
+        let row = acting.row(collective, bytes).filter(|_| tasks_per_channel <= 1)?;
         let place = row.choice.algorithm.number() * PROTOCOLS + row.choice.protocol.number();
         let is_allowed = costs[place] >= 0.0;
         if acting.is_new(collective, bytes) {

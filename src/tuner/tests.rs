@@ -61,7 +61,7 @@ fn a_communicator_is_left_alone_unless_it_is_ours_with_one_rank_a_node() {
         let tuner = policy.tuner(ranks, nodes, is_ours);
         assert!(reason(&tuner).contains(words), "{ranks} ranks: {}", reason(&tuner));
         let mut costs = [1.0; ALGORITHMS * PROTOCOLS];
-        assert_eq!(tuner.decide(4, 1500, &mut costs), None);
+        assert_eq!(tuner.decide(4, 1500, 1, &mut costs), None);
         assert_eq!(costs, [1.0; ALGORITHMS * PROTOCOLS]);
     }
     let off = Policy::Inert { reason: "no".to_owned() };
@@ -87,12 +87,14 @@ fn a_row_holds_for_its_sizes_alone() {
         (-1, 1500, None),
     ] {
         let mut costs = [7.0; ALGORITHMS * PROTOCOLS];
-        assert_eq!(tuner.decide(collective, bytes, &mut costs), expected.map(|(_, channels)| channels));
+        assert_eq!(tuner.decide(collective, bytes, 1, &mut costs), expected.map(|(_, channels)| channels));
         let changed: Vec<usize> = (0..costs.len()).filter(|at| costs[*at] != 7.0).collect();
         assert_eq!(changed, expected.map(|(place, _)| place).into_iter().collect::<Vec<_>>(), "{collective} {bytes}");
     }
     let mut of_three = [7.0; ALGORITHMS * PROTOCOLS];
-    assert_eq!(policy(|_| ()).tuner(3, 3, true).decide(4, 1500, &mut of_three), Some(8));
+    assert_eq!(policy(|_| ()).tuner(3, 3, true).decide(4, 1500, 1, &mut of_three), Some(8));
+    let mut of_group = [7.0; ALGORITHMS * PROTOCOLS];
+    assert_eq!((tuner.decide(4, 1500, 2, &mut of_group), of_group), (None, [7.0; ALGORITHMS * PROTOCOLS]));
 }
 
 #[test]
@@ -102,7 +104,7 @@ fn ll128_is_the_last_resort_where_it_is_not_wanted() {
     let tuner = policy.tuner(2, 2, true);
     let mut costs = [7.0; ALGORITHMS * PROTOCOLS];
     costs[Protocol::Ll128.number()] = -1.0;
-    assert_eq!(tuner.decide(4, 3000, &mut costs), None);
+    assert_eq!(tuner.decide(4, 3000, 1, &mut costs), None);
     for (place, cost) in costs.iter().enumerate() {
         let expected = match (place, place % PROTOCOLS) {
             (1, _) => -1.0,
@@ -155,7 +157,7 @@ proptest! {
         let facts = || Facts { learned: Some(table.clone()), ll128, ..facts() };
         let decide = || {
             let mut changed: Costs = costs.clone().try_into().unwrap();
-            (Policy::new(facts()).0.tuner(ranks, ranks, true).decide(collective, bytes, &mut changed), changed)
+            (Policy::new(facts()).0.tuner(ranks, ranks, true).decide(collective, bytes, 1, &mut changed), changed)
         };
         let (channels, changed) = decide();
         prop_assert_eq!(decide(), (channels, changed));
