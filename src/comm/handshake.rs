@@ -33,7 +33,9 @@ pub fn check_tuner(host: &Host, hello: &Hello) -> Result<()> {
     }
     let word = |hash: u64| if hash == 0 { "off".to_owned() } else { format!("hash {hash:016x}") };
     Err(Error::Usage(format!(
-        "the tuners of {peer} ({}) and {} ({}) decide differently, so collectives would hang: give every node the same NCCL,          NCCL_SPARK_TUNER, NCCL_SPARK_TUNER_TABLE and NCCL_SPARK_LL128 (nccl-spark tune collectives writes the table to all),          or set NCCL_SPARK_TUNER=off on all",
+        "the tuners of {peer} ({}) and {} ({}) decide differently, so collectives would hang: give every node the same \
+         NCCL, NCCL_SPARK_TUNER, NCCL_SPARK_TUNER_TABLE and NCCL_SPARK_LL128 (nccl-spark tune collectives writes the table to all), \
+         or set NCCL_SPARK_TUNER=off on all",
         word(theirs),
         host.name,
         word(ours)

@@ -30,6 +30,7 @@ fn hosts_whose_tuners_decide_differently_refuse_each_other_in_words() {
                     for words in ["decide differently", "NCCL_SPARK_TUNER_TABLE", "NCCL_SPARK_TUNER=off on all"] {
                         assert!(text.contains(words), "{text}");
                     }
+                    assert!(!text.contains("  "), "{text}");
                     let off = [first, second].contains(&0);
                     assert_eq!(text.contains("(off)"), off, "{text}");
                 }
