@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// A script behind which a test defines `time_us SIZE CHOICE` (CHOICE is none without a row), and may set `host`, `wrong` or exit.
+/// A script behind which a test defines `time_us SIZE CHOICE MEMBERS` (CHOICE is none without a row; MEMBERS of a group, or 1), and may set `host`, `wrong` or exit.
 const HEAD: &str = r##"#!/bin/sh
 # libmpi: as if it were linked.
 set -f
@@ -39,9 +39,10 @@ log "Channel 00/0 : 0[0] -> 1[0] [send] via NET/Spark/0"
 [ "$rank" = 0 ] || exit 0
 echo "$NCCL_SPARK_TUNER $NCCL_SPARK_TUNER_TABLE" >> "$folder/runs"
 echo "#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong"
-size=$2
-while [ "$size" -le "$4" ]; do
-  us=$(time_us $size $(choice $size))
+size=$2; members=1
+while [ $# -gt 1 ]; do [ "$1" != -m ] || members=$2; [ "$1" != -e ] || last=$2; shift; done
+while [ "$size" -le "$last" ]; do
+  us=$(time_us $size $(choice $((size * members))) $members)
   echo "  $size  2048  float  sum  -1  $us  0.1  0.1  $wrong  $us  0.1  0.1  0"
   size=$((size * 2))
 done
@@ -241,4 +242,28 @@ fn with_mpirun_a_process_of_each_machine_writes() {
     command.args(["tune-collectives-write", "--table", "for=*", "--output", "/no/where/a.conf"]);
     let said: Said = command.output().unwrap().into();
     assert!(said.status == Some(1) && said.err.contains("cannot write /no/where/a.conf"), "{said:?}");
+}
+
+#[test]
+fn a_row_that_makes_groups_slower_is_taken_out_where_groups_are_named() {
+    // ring/ll/1 is twice as fast alone, and in groups of four half as fast where the sum is 64 KiB.
+    let body = r#"
+        time_us() {
+            case "$2-$3-$1" in
+            ring/ll/1-4-16384) echo 200 ;;
+            ring/ll/1-*) echo 50 ;;
+            *) echo 100 ;;
+            esac
+        }"#;
+    for (groups, expected) in [
+        ("", vec!["all_reduce@2:5793-185363=ring/ll/1"]),
+        ("--groups 4", vec!["all_reduce@2:5793-46340=ring/ll/1", "all_reduce@2:92682-185363=ring/ll/1"]),
+        ("--groups 2", vec!["all_reduce@2:5793-185363=ring/ll/1"]),
+    ] {
+        let programs = Programs::new(body);
+        let Some(said) = programs.tune(&format!("-e 128K --protocols ll --channels 1 {groups}")) else { return };
+        assert_eq!(said.status, Some(0), "{said:?}");
+        assert_eq!(rows(&programs.settings()), expected, "{groups}: {said:?}");
+        assert_eq!(said.out.contains("no row: slower in groups"), expected.len() > 1, "{said:?}");
+    }
 }

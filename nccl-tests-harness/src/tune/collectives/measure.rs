@@ -55,6 +55,18 @@ impl<'a> Runner<'a> {
         &self.scene.fabric.about
     }
 
+    /// As [`Runner::run`], with groups of `members` collectives.
+    ///
+    /// # Errors
+    /// As [`Runner::run`].
+    pub fn run_grouped(&mut self, program: &Path, table: Option<&Table>, members: u32) -> Result<Times> {
+        let alone = self.plan.tests.arguments.clone();
+        self.plan.tests.arguments.extend(["-m".to_owned(), members.to_string()]);
+        let times = self.run(program, table);
+        self.plan.tests.arguments = alone;
+        times
+    }
+
     /// Runs `program` once: with the tuner off, or with `table`.
     ///
     /// # Errors

@@ -4,7 +4,8 @@
 //! the tuner off. Rounds take turns, so that what changes in the meantime changes for all.
 //!
 //! Promises: a row is written only for sizes at which it was measured, and only if every round with it was faster than every round of
-//! NCCL's choice, twice: alone, and again with the whole table. A run counts only if data is right and NCCL's log says that every
+//! NCCL's choice (of five rounds, one outlier a side is allowed), twice: alone, and again with the whole table; and, where the user names
+//! groups, only if it does not make those slower. A run counts only if data is right and NCCL's log says that every
 //! channel went over the plugin.
 
 mod measure;
@@ -28,6 +29,8 @@ use verdict::{Dropped, Finding, Judged, Record};
 /// In how many rounds the whole table and NCCL's choice are measured again: with five each, all of the one below all of the other
 /// comes about by chance once in 252 times.
 const FINAL_ROUNDS: usize = 5;
+/// In how many rounds groups are measured with the table and without.
+const GROUP_ROUNDS: usize = 3;
 
 /// What is known of one collective.
 struct Sweep {
@@ -95,10 +98,10 @@ impl Sweep {
 pub fn run(mut plan: Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out: &mut impl Write) -> Result<()> {
     introduce(&plan, out)?;
     let (collectives, candidates) = (plan.collectives.clone(), plan.candidates.clone());
-    let (rounds, gain, most) = (plan.rounds, plan.gain, most_runs(&plan));
+    let (rounds, gain, groups, most) = (plan.rounds, plan.gain, plan.groups.clone(), most_runs(&plan));
     let runner = Runner::new(&mut plan, own, lookup)?;
     writeln!(out, "# fabric: {}", runner.fabric())?;
-    let mut bench = Bench { runner, gain, most, watch: Watch::count("runs", || most), started: Instant::now() };
+    let mut bench = Bench { runner, gain, groups, most, watch: Watch::count("runs", || most), started: Instant::now() };
     let mut sweeps = Vec::new();
     for (collective, program) in collectives {
         let sweep = bench.sweep(collective, program, &candidates, rounds, out)?;
@@ -148,7 +151,8 @@ fn introduce(plan: &Plan, out: &mut impl Write) -> Result<()> {
 
 /// Runs if nothing is pruned and every collective is confirmed.
 fn most_runs(plan: &Plan) -> u64 {
-    let each = (plan.candidates.len() + 1) * plan.rounds as usize + 2 * FINAL_ROUNDS;
+    let finals = 2 * (FINAL_ROUNDS + GROUP_ROUNDS * plan.groups.len());
+    let each = (plan.candidates.len() + 1) * plan.rounds as usize + finals;
     (plan.collectives.len() * each) as u64
 }
 
@@ -181,6 +185,8 @@ fn conclude(plan: &Plan, own: &Path, outcome: &Outcome<'_>, table: Option<&Table
 struct Bench<'a> {
     runner: Runner<'a>,
     gain: f64,
+    /// Members of the groups that rows must not make slower.
+    groups: Vec<u32>,
     /// Runs at most.
     most: u64,
     watch: Watch,
@@ -258,8 +264,47 @@ impl Bench<'_> {
                 let row = row.map(|choice| (choice, verdict::compare(&without, &with, self.gain)));
                 Confirmed { bytes, row, differs: verdict::differ(&without, &with, self.gain) }
             });
-            sweep.again = Some(Confirmation { lines: lines.collect(), nccl, table: with });
+            let mut lines: Vec<Confirmed> = lines.collect();
+            for members in self.groups.clone() {
+                self.check_groups(sweep, members, &table, &mut lines, out)?;
+            }
+            sweep.again = Some(Confirmation { lines, nccl, table: with });
             self.watch.aside(|| show::confirmation(sweep, out))?;
+        }
+        Ok(())
+    }
+
+    /// Takes rows out that make groups of `members` collectives slower: each by the sum of the members' bytes, which is what NCCL asks with.
+    fn check_groups(
+        &mut self,
+        sweep: &Sweep,
+        members: u32,
+        table: &Table,
+        lines: &mut [Confirmed],
+        out: &mut impl Write,
+    ) -> Result<()> {
+        let collective = sweep.collective;
+        self.say(out, &format!("{collective}: groups of {members}: {GROUP_ROUNDS} rounds"))?;
+        let mut records = [Record::new(None), Record::new(None)];
+        for round in 0..GROUP_ROUNDS {
+            for at in [round % 2, (round + 1) % 2] {
+                let table = (at == 1).then_some(table);
+                let what = format!("{collective} in groups of {members}");
+                self.watch.doing(&what);
+                let times = self.runner.run_grouped(&sweep.program, table, members).context(what)?;
+                self.watch.step();
+                records[at].rounds.push(times);
+            }
+        }
+        let [nccl, with] = records;
+        for bytes in verdict::sizes(&nccl) {
+            let sum = bytes * u64::from(members);
+            let line = lines.iter_mut().filter(|line| line.choice().is_some()).find(|line| line.bytes == sum);
+            if let Some(Confirmed { row: Some((_, finding)), .. }) = line
+                && verdict::is_slower(&nccl.times(bytes), &with.times(bytes))
+            {
+                *finding = Finding::SlowInGroups;
+            }
         }
         Ok(())
     }

@@ -60,6 +60,10 @@ pub struct Options {
     /// How many times as fast as NCCL's choice a candidate must be to get a row.
     #[arg(long, value_name = "FACTOR", default_value_t = 1.05, value_parser = parse_gain)]
     gain: f64,
+    /// Members of groups of collectives that you use, as in 4,16: a row that is slower than NCCL's choice in such a group is taken out.
+    /// NCCL asks the tuner once for a group, with the sum of its members' bytes.
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(2..=64))]
+    groups: Vec<u32>,
     /// The settings file to write on each machine [default: the one that NCCL_SPARK_SETTINGS_FILE names, else
     /// /etc/nccl-spark.conf for root and ~/.nccl-spark.conf for others].
     #[arg(long, value_name = "FILE")]
@@ -87,6 +91,8 @@ pub struct Plan {
     pub rounds: u32,
     /// How many times as fast as NCCL's choice a row must be.
     pub gain: f64,
+    /// Members of the groups that rows must not make slower.
+    pub groups: Vec<u32>,
     /// The file that the user named.
     pub output: Option<PathBuf>,
     /// The file on this machine.
@@ -155,6 +161,7 @@ impl Options {
             candidates,
             rounds: self.rounds,
             gain: self.gain,
+            groups: unique(self.groups),
             output: self.output,
             file,
             before,

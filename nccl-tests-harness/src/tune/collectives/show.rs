@@ -39,6 +39,7 @@ fn words(finding: Finding) -> &'static str {
         Finding::Better => "better",
         Finding::SmallGain => "gain too small",
         Finding::RoundsOverlap => "rounds overlap",
+        Finding::SlowInGroups => "slower in groups",
         Finding::NoCandidate => "no candidate",
     }
 }
@@ -81,6 +82,7 @@ pub fn confirmation(sweep: &Sweep, out: &mut impl Write) -> io::Result<()> {
             (Some(Finding::Better), _) => "row is written",
             (Some(Finding::SmallGain), _) => "no row: gain too small",
             (Some(Finding::RoundsOverlap), _) => "no row: rounds overlap",
+            (Some(Finding::SlowInGroups), _) => "no row: slower in groups",
             (Some(Finding::NoCandidate), _) => "no row: a run failed",
             (None, true) => "no row; times differ",
             (None, false) => "no row, as before",

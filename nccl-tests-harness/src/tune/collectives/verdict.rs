@@ -7,6 +7,8 @@ use std::cmp::Ordering;
 
 /// A candidate that is this many times as slow as the best at every size is not measured again.
 const HOPELESS: f64 = 1.3;
+/// A group may run at this fraction of NCCL's speed, for noise.
+const LEAST_IN_GROUPS: f64 = 0.98;
 /// One round in so many may be an outlier.
 const OUTLIERS: usize = 5;
 /// Candidates within this factor of the best are as good; which one gets the row is decided by the sizes around.
@@ -54,6 +56,8 @@ pub enum Finding {
     SmallGain,
     /// Its slowest round is not faster than the fastest of NCCL's choice.
     RoundsOverlap,
+    /// It is, but it makes a group slower.
+    SlowInGroups,
     /// No candidate was measured.
     NoCandidate,
 }
@@ -112,6 +116,11 @@ pub fn compare(without: &[f64], with: &[f64], gain: f64) -> Finding {
     let slowest = sorted(with)[with.len() - 1 - with.len() / OUTLIERS];
     let fastest = sorted(without)[without.len() / OUTLIERS];
     if slowest < fastest { Finding::Better } else { Finding::RoundsOverlap }
+}
+
+/// Whether times `with` a table are below what a group may lose, by the medians.
+pub fn is_slower(without: &[f64], with: &[f64]) -> bool {
+    median(without.to_vec()) < median(with.to_vec()) * LEAST_IN_GROUPS
 }
 
 /// Whether one of the two is clearly better than the other.
@@ -213,6 +222,7 @@ mod tests {
         assert_eq!(compare(&nccl, &[9.0, 9.1, 9.2, 11.0, 12.0], 1.05), Finding::RoundsOverlap, "two");
         assert_eq!(compare(&[10.0], &[], 1.05), Finding::NoCandidate);
         assert_eq!(compare(&[], &[10.0], 1.05), Finding::NoCandidate);
+        assert!(is_slower(&[9.7, 9.0, 9.9], &[10.0]) && !is_slower(&[9.9], &[10.0]) && !is_slower(&[9.9], &[]));
         assert!(differ(&[10.0], &[9.0], 1.05) && differ(&[9.0], &[10.0], 1.05) && !differ(&[10.0], &[9.6], 1.05));
     }
 
