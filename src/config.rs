@@ -125,6 +125,9 @@ settings! {
     network: Option<String> = "NCCL_NET", "", |text| Ok(Some(text.to_owned()).filter(|text| !text.is_empty())),
         "A network's name.",
         "Which network NCCL uses; the tuner leaves a job alone that asks for another one than Spark.";
+    tuner_plugin: Option<String> = "NCCL_TUNER_PLUGIN", "", |text| Ok(Some(text.to_owned()).filter(|text| !text.is_empty())),
+        "A tuner's name or file.",
+        "Which tuner NCCL loads; this plugin's where it is unset, or names a file with `spark` in its name.";
 }
 
 impl Config {

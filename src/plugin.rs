@@ -18,6 +18,7 @@ use std::ffi::CStr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, ThreadId};
 
 /// The network's name, for `NCCL_NET`.
 pub const NETWORK_NAME: &CStr = c"Spark";
@@ -56,7 +57,7 @@ struct Plugin {
 static PLUGIN: OnceCell<Plugin> = OnceCell::new();
 static INITS: AtomicUsize = AtomicUsize::new(0);
 static TRACE: AtomicBool = AtomicBool::new(false);
-static COMMUNICATORS: Mutex<Communicators> = Mutex::new(Communicators::new());
+static COMMUNICATORS: Mutex<Communicators<ThreadId>> = Mutex::new(Communicators::new());
 
 /// Brings the network up at the first call. After one success it never fails again: NCCL would disable the network on
 /// one rank alone. From v11 on NCCL names the communicator that it does so for; `nccl_version` says which NCCL it is.
@@ -68,7 +69,7 @@ pub fn init(comm_id: Option<u64>, nccl_version: impl FnOnce() -> Option<String>)
     PLUGIN.get_or_try_init(|| Plugin::start(nccl_version()))?;
     INITS.fetch_add(1, Ordering::Relaxed);
     if let Some(id) = comm_id {
-        communicators(|all| all.announce(id));
+        communicators(|all| all.announce(thread::current().id(), id));
     }
     Ok(())
 }
@@ -83,7 +84,7 @@ pub fn tuner(comm_id: Option<u64>, ranks: usize, nodes: usize) -> Tuner {
     plugin.policy.tuner(ranks, nodes, is_ours)
 }
 
-fn communicators<T>(use_them: impl FnOnce(&mut Communicators) -> T) -> T {
+fn communicators<T>(use_them: impl FnOnce(&mut Communicators<ThreadId>) -> T) -> T {
     // No use of them leaves them half-changed.
     use_them(&mut COMMUNICATORS.lock().unwrap_or_else(PoisonError::into_inner))
 }
@@ -110,7 +111,7 @@ pub fn devices() -> Result<i32> {
 /// [`Error::Argument`] for a device that there is not.
 pub fn properties(dev: i32) -> Result<&'static Properties> {
     let plugin = device(dev)?;
-    communicators(Communicators::confirm);
+    communicators(|all| all.confirm(&thread::current().id()));
     Ok(&plugin.properties)
 }
 
@@ -207,17 +208,16 @@ pub fn bring_up(config: Config) -> Result<(Arc<Host>, Properties)> {
 /// What this host is, as a learned table names it.
 fn fingerprint(survey: &Survey, nccl_version: Option<String>) -> Fingerprint {
     let unknown = || "unknown".to_owned();
-    Fingerprint {
-        gpu: rails::gpu_name().unwrap_or_else(|_| unknown()),
-        rails: format!("{}x{}", survey.rails.len(), survey.speed_mbps),
-        nccl: nccl_version.unwrap_or_else(unknown),
-    }
+    let gpu = rails::gpu_name().unwrap_or_else(|_| unknown());
+    let rails = format!("{}x{}", survey.rails.len(), survey.speed_mbps);
+    Fingerprint::new(&gpu, &rails, &nccl_version.unwrap_or_else(unknown))
 }
 
 fn policy(config: &Config, host: Fingerprint) -> Policy {
     let (mode, learned, ll128) = (config.tuner, config.tuner_table.clone(), config.ll128);
     let this_host = host.to_string();
-    let (policy, warnings) = Policy::new(Facts { mode, learned, ll128, network: config.network.clone(), host });
+    let (network, tuner_plugin) = (config.network.clone(), config.tuner_plugin.clone());
+    let (policy, warnings) = Policy::new(Facts { mode, learned, ll128, network, tuner_plugin, host });
     for warning in warnings {
         tracing::warn!("{warning}");
     }

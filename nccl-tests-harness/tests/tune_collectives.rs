@@ -34,6 +34,7 @@ const TAIL: &str = r##"
 log() { echo "h:1:1 [0] NCCL INFO $*"; }
 log "NCCL version 2.28.3+cuda13.0"
 log "tuner: $policy; this host is $host"
+if [ "$NCCL_SPARK_TUNER" = on ]; then log "NET/Spark: tuner: ${use:-in use for} a communicator of 2 ranks"; fi
 log "comm 0x55 rank $rank nRanks 2 nNodes 2 localRanks 1 localRank 0 MNNVL 0"
 log "Channel 00/0 : 0[0] -> 1[0] [send] via NET/Spark/0"
 [ "$rank" = 0 ] || exit 0
@@ -178,11 +179,16 @@ fn nothing_is_written_where_nothing_is_better_nor_on_a_dry_run() {
 #[test]
 fn times_that_another_table_made_do_not_count() {
     let body = r#"
-        case $rows in *ring/ll/1) policy="shipped table of 3 rows, hash 2" ;; *ring/ll/2) policy="learned table of 0 rows" ;; esac
+        case $rows in
+        *ring/ll/1) policy="shipped table of 3 rows, hash 2" ;;
+        *ring/ll/2) policy="learned table of 0 rows" ;;
+        *ring/ll/4) use=leaves ;;
+        esac
         time_us() { case $2 in none) echo 100 ;; *) echo 50 ;; esac; }"#;
     let programs = Programs::new(body);
-    let Some(said) = programs.tune("-e 8K --protocols ll --channels 1,2") else { return };
+    let Some(said) = programs.tune("-e 8K --protocols ll --channels 1,2,4") else { return };
     assert!(said.status == Some(0) && said.out.contains("this run writes no row"), "{said:?}");
+    assert!(said.out.contains("ring/ll/4 is left out: NCCL did not use this plugin's tuner on every rank"), "{said:?}");
     for policy in ["shipped table of 3 rows, hash 2", "learned table of 0 rows"] {
         let text = format!("the tuner should be \"learned table of 1 rows\" and is \"{policy}\"");
         assert!(said.out.contains(&text), "{text}: {said:?}");

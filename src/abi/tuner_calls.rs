@@ -186,10 +186,10 @@ mod tests {
     const CHOSEN: usize = PROTOCOLS;
 
     fn acting() -> *mut c_void {
-        let words = || "test".to_owned();
-        let host = Fingerprint { gpu: words(), rails: words(), nccl: words() };
+        let host = Fingerprint::new("test", "test", "test");
         let learned = Some("for=*;all_reduce@2:1000-1999=ring/ll/2".parse().unwrap());
-        let (policy, _) = Policy::new(Facts { mode: Mode::On, learned, ll128: true, network: None, host });
+        let (policy, _) =
+            Policy::new(Facts { mode: Mode::On, learned, ll128: true, network: None, tuner_plugin: None, host });
         let tuner = policy.tuner(2, 2, true);
         assert!(matches!(tuner, Tuner::Acting(_)));
         tuner_handles::into_raw(tuner)

@@ -1,6 +1,6 @@
 //! Which algorithm, protocol and number of channels NCCL takes for a collective, where its own model chooses badly.
 //!
-//! NCCL's cost model knows nothing of a wire like a Spark's: measured on a twin of one, its choice for 8 KB to 4 MB takes 1.1 to 2.9 times
+//! NCCL's cost model knows nothing of a wire like a Spark's: measured on a twin of one, its choice for 32 KB to 4 MB takes up to 3.4 times
 //! as long as the best one (docs/nccl.md). NCCL asks a tuner for each collective; this one answers from a table.
 //!
 //! **Every rank must decide alike, or the job hangs**: one rank in LL and its peer in Simple wait for each other. So a decision rests on
@@ -72,7 +72,9 @@ pub struct Facts {
     pub ll128: bool,
     /// `NCCL_NET`, where it is set: NCCL brings this network up and then uses another one.
     pub network: Option<String>,
-    /// What this host is, as a learned table names it.
+    /// `NCCL_TUNER_PLUGIN`, where it is set: NCCL loads this tuner, or none.
+    pub tuner_plugin: Option<String>,
+    /// What this host is, as a learned table names it ([`Fingerprint::new`]).
     pub host: Fingerprint,
 }
 
@@ -82,26 +84,38 @@ const GB10: &str = "GB10";
 impl Policy {
     /// What `facts` come to, with warnings for the user.
     pub fn new(facts: Facts) -> (Self, Vec<String>) {
-        let Facts { mode, learned, ll128, network, host } = facts;
+        let Facts { mode, learned, ll128, network, tuner_plugin, host } = facts;
         let inert = |reason: String| (Self::Inert { reason }, Vec::new());
         if mode == Mode::Off {
             return inert("NCCL_SPARK_TUNER=off".to_owned());
         }
         if mode == Mode::Auto && !host.gpu.contains(GB10) {
-            return inert(format!("the GPU is {} and no {GB10} (NCCL_SPARK_TUNER=on acts on any)", host.gpu));
+            return inert(format!("the GPU is {}, not a {GB10} (NCCL_SPARK_TUNER=on acts on any)", host.gpu));
         }
         if let Some(other) = network.filter(|name| !name.eq_ignore_ascii_case("Spark")) {
             return inert(format!("NCCL_NET={other} asks for another network"));
         }
+        if let Some(other) = tuner_plugin.filter(|name| !name.contains("spark")) {
+            return inert(format!("NCCL_TUNER_PLUGIN={other} asks for another tuner or none"));
+        }
         let mut warnings = Vec::new();
         let mut chosen = (Origin::Shipped, shipped::rows());
         if let Some(table) = learned {
-            match table.fingerprint() {
-                Some(of) if of.to_string() != host.to_string() => warnings.push(format!(
-                    "NCCL_SPARK_TUNER_TABLE was learned on {of}, and this is {host}: it is not used; run nccl-spark tune \
-                     collectives again, or take it out of the settings file"
-                )),
-                _ => chosen = (Origin::Learned, table.rows().to_vec()),
+            let learned_on = table.fingerprint();
+            let is_for = |of: &Fingerprint| (of.gpu == host.gpu) && (of.nccl == host.nccl);
+            if learned_on.is_none_or(is_for) {
+                chosen = (Origin::Learned, table.rows().to_vec());
+            }
+            if let Some(of) = learned_on.filter(|of| **of != host) {
+                // A port that is down on one host must not keep its jobs from starting, as another table than the peer's would.
+                let what = match is_for(of) {
+                    true => "it is used, though the rails differ",
+                    false => "it is not used",
+                };
+                warnings.push(format!(
+                    "NCCL_SPARK_TUNER_TABLE was learned on {of}, and this is {host}: {what}; run nccl-spark tune collectives again if \
+                     this machine stays as it is, or take the table out of the settings file"
+                ));
             }
         }
         let (origin, mut rows) = chosen;

@@ -187,9 +187,16 @@ impl Table {
     }
 }
 
+impl Fingerprint {
+    /// As a table has it: without what separates its parts.
+    pub fn new(gpu: &str, rails: &str, nccl: &str) -> Self {
+        Self { gpu: plain(gpu), rails: plain(rails), nccl: plain(nccl) }
+    }
+}
+
 impl Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}/{}", plain(&self.gpu), plain(&self.rails), plain(&self.nccl))
+        write!(f, "{}/{}/{}", self.gpu, self.rails, self.nccl)
     }
 }
 
@@ -197,9 +204,7 @@ impl FromStr for Fingerprint {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         match text.split('/').collect::<Vec<_>>()[..] {
-            [gpu, rails, nccl] if ![gpu, rails, nccl].contains(&"") => {
-                Ok(Self { gpu: plain(gpu), rails: plain(rails), nccl: plain(nccl) })
-            }
+            [gpu, rails, nccl] if ![gpu, rails, nccl].contains(&"") => Ok(Self::new(gpu, rails, nccl)),
             _ => Err(format!("{text:?} is not GPU/RAILS/NCCL, as in NVIDIA_GB10/4x224054/2.28.9")),
         }
     }
@@ -299,7 +304,7 @@ mod tests {
 
     #[test]
     fn a_fingerprint_is_one_word_whatever_the_gpu_is_called() {
-        let named = Fingerprint { gpu: "NVIDIA GB10; a/b".into(), rails: "4x224054".into(), nccl: "2.28.9".into() };
+        let named = Fingerprint::new("NVIDIA GB10; a/b", "4x224054", "2.28.9");
         assert_eq!(named.to_string(), "NVIDIA_GB10__a_b/4x224054/2.28.9");
         assert_eq!(named.to_string().parse::<Fingerprint>().unwrap().to_string(), named.to_string());
     }

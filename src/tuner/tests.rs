@@ -8,7 +8,7 @@ const TABLE: &str = "for=NVIDIA_GB10/4x224054/2.28.9;all_reduce@2:1000-1999=ring
 fn facts() -> Facts {
     let table: Table = TABLE.parse().unwrap();
     let host = table.fingerprint().unwrap().clone();
-    Facts { mode: Mode::Auto, learned: Some(table), ll128: true, network: None, host }
+    Facts { mode: Mode::Auto, learned: Some(table), ll128: true, network: None, tuner_plugin: None, host }
 }
 
 fn policy(change: impl FnOnce(&mut Facts)) -> Policy {
@@ -29,8 +29,12 @@ fn a_host_acts_only_where_it_was_asked_to() {
     let told = |policy: &Policy| policy.to_string();
     assert!(told(&policy(|_| ())).starts_with("learned table of 4 rows, hash "));
     assert_eq!(told(&policy(|facts| facts.mode = Mode::Off)), "off: NCCL_SPARK_TUNER=off");
-    let other_gpu = |facts: &mut Facts| facts.host.gpu = "NVIDIA H200".to_owned();
-    assert!(told(&policy(other_gpu)).starts_with("off: the GPU is NVIDIA H200"));
+    let other_gpu = |facts: &mut Facts| facts.host.gpu = "NVIDIA_H200".to_owned();
+    assert!(told(&policy(other_gpu)).starts_with("off: the GPU is NVIDIA_H200, not a GB10"));
+    for (name, words) in [("none", "off: NCCL_TUNER_PLUGIN=none"), ("/x/libnccl-net-spark.so", "learned")] {
+        let named = policy(|facts| facts.tuner_plugin = Some(name.to_owned()));
+        assert!(told(&named).starts_with(words), "{named}");
+    }
     let socket = |facts: &mut Facts| facts.network = Some("Socket".to_owned());
     assert!(told(&policy(socket)).contains("NCCL_NET=Socket"));
     assert!(told(&policy(|facts| facts.network = Some("spark".to_owned()))).starts_with("learned"));
@@ -43,6 +47,11 @@ fn a_table_of_another_machine_is_not_used_and_said() {
     assert!(policy.to_string().starts_with("shipped table"), "{policy}");
     let told = "was learned on NVIDIA_GB10/4x224054/2.28.9, and this is NVIDIA_GB10/4x224054/2.30.7";
     assert!(warnings.len() == 1 && warnings[0].contains(told), "{warnings:?}");
+    // A port that is down is no other machine: a peer with the same table must find the same hash here.
+    let (fewer_rails, warnings) =
+        Policy::new(Facts { host: Fingerprint { rails: "3x168040".to_owned(), ..facts().host }, ..facts() });
+    assert_eq!(fewer_rails.hash(), Policy::new(facts()).0.hash());
+    assert!(warnings.len() == 1 && warnings[0].contains("it is used, though the rails differ"), "{warnings:?}");
     let any = Facts { learned: Some("for=*;all_reduce@2:1-2=ring/ll/1".parse().unwrap()), ..facts() };
     assert!(Policy::new(any).1.is_empty());
 }

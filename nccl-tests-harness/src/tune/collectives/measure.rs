@@ -142,6 +142,8 @@ struct Said {
     policies: BTreeSet<String>,
     /// What the hosts are, as each rank says it.
     hosts: BTreeSet<String>,
+    /// What the tuner does for each communicator: it is in use, or leaves it to NCCL.
+    communicators: BTreeSet<bool>,
     /// Ranks and nodes of communicators.
     sizes: BTreeSet<(usize, usize)>,
 }
@@ -156,6 +158,12 @@ impl Said {
             let host = host.split_whitespace().next().unwrap_or_default();
             if host.rsplit('/').next().is_some_and(|nccl| nccl == "unknown" || is_version(nccl)) {
                 self.hosts.insert(host.to_owned());
+            }
+        }
+        // The tuner's own line, which is there only if NCCL asks this tuner (`abi/tuner_calls.rs`).
+        for (words, is_used) in [("tuner: in use for a communicator", true), ("tuner: leaves a communicator", false)] {
+            if line.contains(words) {
+                self.communicators.insert(is_used);
             }
         }
         // NCCL's line: "comm 0x.. rank 0 nRanks 2 nNodes 2 localRanks 1 ..." (init.cc).
@@ -178,7 +186,15 @@ impl Said {
         ensure!(!self.policies.is_empty(), "the plugin did not log what its tuner does: it may be an older one");
         match self.policies.iter().find(|policy| !policy.starts_with(&expected)) {
             Some(policy) => bail!("the tuner should be \"{expected}\" and is \"{policy}\""),
-            None => Ok(()),
+            None if table.is_none() => Ok(()),
+            None => {
+                let is_asked = self.communicators.iter().eq([&true]);
+                ensure!(
+                    is_asked,
+                    "NCCL did not use this plugin's tuner on every rank: is there a libnccl-tuner.so, or NCCL_TUNER_PLUGIN?"
+                );
+                Ok(())
+            }
         }
     }
 

@@ -161,6 +161,12 @@ fn conclude(plan: &Plan, own: &Path, outcome: &Outcome<'_>, table: Option<&Table
     writeln!(out, "#")?;
     if outcome.learned == 0 {
         writeln!(out, "# nothing is clearly better than NCCL's choice: this run writes no row")?;
+        if outcome.kept == 0 {
+            writeln!(
+                out,
+                "# without a table of its own the tuner has its shipped rows on a GB10; NCCL_SPARK_TUNER=off ends that"
+            )?;
+        }
     }
     if outcome.kept > 0 {
         writeln!(out, "# {} row(s) of other collectives or numbers of ranks are kept", outcome.kept)?;

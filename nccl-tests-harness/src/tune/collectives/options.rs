@@ -68,6 +68,9 @@ pub struct Options {
     /// /etc/nccl-spark.conf for root and ~/.nccl-spark.conf for others].
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// With --as-spark, measures also where NCCL chose fewer than 16 collective channels.
+    #[arg(long)]
+    allow_few_channels: bool,
     /// Writes no settings file.
     #[arg(long)]
     dry_run: bool,
@@ -147,7 +150,7 @@ impl Options {
         let arguments = options.flat_map(|(name, number)| [name.to_owned(), number.to_string()]).collect();
         Ok(Plan {
             tests: tests::Plan {
-                allow_few_channels: false,
+                allow_few_channels: self.allow_few_channels,
                 program: collectives[0].1.clone(),
                 arguments,
                 place,
@@ -183,6 +186,11 @@ fn protocols(
     if is_ll128_off && protocols.contains(&Protocol::Ll128) {
         protocols.retain(|protocol| *protocol != Protocol::Ll128);
         notes.push("LL128 is not tried: NCCL_SPARK_LL128=0".to_owned());
+    }
+    if protocols.contains(&Protocol::Ll128) {
+        notes.push(
+            "LL128 is tried too: nccl-spark memory --litmus 60 on each machine says whether it is safe".to_owned(),
+        );
     }
     if protocols.is_empty() {
         Err(wrong("--protocols: nothing is left to try, because NCCL_SPARK_LL128=0 excludes ll128"))?;
