@@ -150,7 +150,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("pipe");
         let pipes = vec![NamedPipe::make(&path).unwrap()];
-        let script = format!("echo a; (exec > {0}; sleep 0.2; echo b; sleep 0.2; printf c) & ", path.display());
+        let script =
+            format!("echo a; (sleep 0.2; exec > {}; sleep 0.2; echo b; sleep 0.2; printf c) &", path.display());
         let mut heard = Vec::new();
         let ends = follow(&mut [shell(&script)], pipes, Duration::from_secs(60), |number, line| {
             heard.push((number, line.to_owned()));

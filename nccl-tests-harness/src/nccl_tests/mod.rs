@@ -44,7 +44,7 @@ pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out
     )?;
     writeln!(out, "# fabric: {}", scene.fabric.about)?;
     let mut outcomes = outcomes(&plan.networks);
-    // Those of the first table: all runs have the same.
+    // Of the first table: all runs measure the same sizes.
     let mut sizes = None;
     for round in 0..plan.rounds as usize {
         for number in turns(round, outcomes.len()) {
@@ -148,7 +148,7 @@ fn once(
 /// two (224,054 Mb/s).
 const SPARK_CHANNELS: u32 = 16;
 
-/// NCCL is not as it is on a Spark.
+/// NCCL's channels are not those that it chooses on a Spark.
 #[derive(Debug)]
 pub enum ChannelsUnlikeSpark {
     /// It chose so few.

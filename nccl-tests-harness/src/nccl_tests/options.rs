@@ -30,7 +30,7 @@ pub struct Options {
     /// plugin with NCCL_SPARK_TUNER=off; beside spark it is measured twice in each round, to show the noise.
     #[arg(long, value_name = "NETWORK,...", value_enum, value_delimiter = ',')]
     compare: Vec<Network>,
-    /// Runs over each network with --compare; shown is their median. Each round begins with another network.
+    /// Runs over each network with --compare; the table shows their median. Each round begins with another network.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000), requires = "compare")]
     rounds: u32,
     /// With --as-spark: measures although NCCL chooses fewer than 16 collective channels over this plugin, as it would not on

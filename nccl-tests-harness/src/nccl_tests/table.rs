@@ -369,6 +369,12 @@ host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Spark/0
         ] {
             assert!(error(&text).contains("row of 8388608 bytes was never completed"), "{}", error(&text));
         }
+        // The next row shows it, before the program has ended.
+        let mut table = Table::default();
+        for line in HEADING.lines().chain([PARAMETERS, WARN]) {
+            table.read(line).unwrap();
+        }
+        assert!(table.read(next).is_err());
     }
 
     #[test]
