@@ -268,9 +268,16 @@ mod tests {
         let table: Table = "for=*;all_reduce@2:1-9=ring/ll/2".parse().unwrap();
         let learned =
             |rows: usize| OFF.replace("off: NCCL_SPARK_TUNER=off", &format!("learned table of {rows} rows, hash 1"));
-        said(&[&learned(1)]).check_policy(Some(&table)).unwrap();
+        let used = "h:1:2 [0] NCCL INFO NET/Spark: tuner: in use for a communicator of 2 ranks";
+        let left = "h:1:2 [0] NCCL INFO NET/Spark: tuner: leaves a communicator of 2 ranks on 2 nodes to NCCL: why";
+        said(&[&learned(1), used, used]).check_policy(Some(&table)).unwrap();
         for lines in [&[OFF][..], &[&learned(0)], &[&learned(1), OFF], &[]] {
-            assert!(said(lines).check_policy(Some(&table)).is_err(), "{lines:?}");
+            assert!(said(&[lines, &[used]].concat()).check_policy(Some(&table)).is_err(), "{lines:?}");
+        }
+        // NCCL asked another tuner, or none, on some rank.
+        for lines in [&[][..], &[left], &[used, left]] {
+            let error = said(&[&[learned(1).as_str()], lines].concat()).check_policy(Some(&table)).unwrap_err();
+            assert!(error.to_string().contains("did not use this plugin's tuner"), "{lines:?}: {error}");
         }
         assert!(said(&[&learned(1)]).check_policy(None).is_err());
     }

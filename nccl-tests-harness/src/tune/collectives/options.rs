@@ -287,7 +287,8 @@ mod unit {
         assert_eq!((left, notes.len()), (vec![Protocol::Ll], 1));
         let proto = |name: &str| (name == "NCCL_PROTO").then(|| "^LL".to_owned());
         let (left, notes) = protocols(all(), &settings("1"), &proto).unwrap();
-        assert!(left == all() && notes[0].contains("NCCL_PROTO=^LL is set"), "{notes:?}");
+        assert!(left == all() && notes.len() == 2, "{notes:?}");
+        assert!(notes[0].contains("--litmus") && notes[1].contains("NCCL_PROTO=^LL is set"), "{notes:?}");
         assert!(protocols(vec![Protocol::Ll128], &settings("0"), &|_| None).is_err());
     }
 }
