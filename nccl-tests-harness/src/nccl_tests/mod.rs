@@ -99,7 +99,7 @@ fn once(
         let shown = environment.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>();
         writeln!(out, "# {name}: {}", shown.join(" "))?;
     }
-    let needs_channels = plan.setting.as_spark && network.is_plugin() && !plan.allow_few_channels;
+    let needs_channels = plan.needs_spark_channels() && network.is_plugin();
     // One network: the program's own output is what is wanted. Several: their table.
     let alone = plan.networks.len() == 1;
     let (mut table, mut used, mut last) = (Table::default(), Used::default(), String::new());

@@ -70,6 +70,13 @@ pub struct Plan {
     pub plot: Option<PathBuf>,
 }
 
+impl Plan {
+    /// Whether a run over this plugin counts only where NCCL chose as many channels as on a Spark.
+    pub fn needs_spark_channels(&self) -> bool {
+        self.setting.as_spark && !self.allow_few_channels
+    }
+}
+
 /// Where the ranks are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {

@@ -82,7 +82,7 @@ impl<'a> Runner<'a> {
             self.scene.log(&who, line.trim_end())?;
             said.note(line);
             let is_log = used.note(line);
-            if plan.setting.as_spark
+            if plan.needs_spark_channels()
                 && let Some(channels) = used.channels()
             {
                 check_channels(channels)?;

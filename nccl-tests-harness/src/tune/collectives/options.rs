@@ -255,6 +255,13 @@ mod unit {
     }
 
     #[test]
+    fn few_channels_are_allowed_only_where_the_user_says_so() {
+        let needs = |arguments: &str| plan(arguments, &[]).unwrap().tests.needs_spark_channels();
+        assert!(needs("--as-spark --fabric soft --profile unpaced"));
+        assert!(!needs("--as-spark --fabric soft --profile unpaced --allow-few-channels") && !needs(""));
+    }
+
+    #[test]
     fn lists_are_taken_once_each_and_hosts_go_to_mpirun() {
         let plan = plan("--collectives reduce,reduce --protocols simple --channels 2,2,4 --mpirun=-np", &[]).unwrap();
         assert_eq!((plan.collectives.len(), plan.candidates.len()), (1, 2));
