@@ -2,7 +2,8 @@
 //!
 //! Input: a tape of pieces, each a length and bytes, that the stranger writes one by one before it closes its side. A byte at the
 //! front says whether the door's own token goes in where a hello's would be: all else a stranger can send, that it cannot.
-//! The listener's host has no rails, so that an invited peer is told so, in an error, and everybody else in silence.
+//! The listener's host has no rails and its tuner is off: an invited peer is told of the one that it meets first, in an error, and
+//! everybody else gets silence.
 
 use crate::tape::Tape;
 use crate::{Seeds, handshake, memory};
@@ -12,11 +13,14 @@ use nccl_net_spark::wire::PROTOCOL_VERSION;
 use nccl_net_spark::wire::codec::Writer;
 use nccl_net_spark::wire::control::Letter;
 use nccl_net_spark::wire::handle::Handle;
-use nccl_net_spark::wire::message::{HEADER_BYTES, Header, Message};
+use nccl_net_spark::wire::message::{HEADER_BYTES, Header, Hello, Message};
 use std::cell::RefCell;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
+
+/// What the listener's host decides of collectives: nothing.
+const TUNER_HASH: u64 = 0;
 
 /// Inputs for one listener: it waits for its peer for an hour at most.
 const MOST_STRANGERS: u32 = 1000;
@@ -35,7 +39,7 @@ impl Door {
         let variables = [("NCCL_SOCKET_IFNAME", "=lo"), ("NCCL_SPARK_CONNECT_TIMEOUT_S", "3600")];
         let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
         let config = Config::from_variables(&variables).expect("settings");
-        let host = Arc::new(Host::new(config, Vec::new(), 0));
+        let host = Arc::new(Host::new(config, Vec::new(), TUNER_HASH));
         let (listener, handle) = listen::listen(&host).expect("a listener on the loopback");
         Self { listener, handle: Handle::decode(&handle).expect("its handle") }
     }
@@ -68,7 +72,8 @@ fn knock(door: &Door, data: &[u8]) -> bool {
     if knows_the_token && let Some(place) = said.get_mut(HEADER_BYTES..HEADER_BYTES + door.handle.token.len()) {
         place.copy_from_slice(&door.handle.token);
     }
-    let is_invited = is_invited(door, &said);
+    let refusal = refusal(door, &said);
+    let is_invited = refusal.is_some();
     // Its few bytes are no reason to make room for many.
     let ask = |door| if is_invited { ask(door) } else { memory::bounded(said.len() + 64, || ask(door)) };
     let mut stranger = TcpStream::connect(door.handle.address).expect("the door is open");
@@ -89,10 +94,10 @@ fn knock(door: &Door, data: &[u8]) -> bool {
     while told.is_none() && !is_gone(&mut stranger) {
         told = ask(door);
     }
-    match (&told, is_invited) {
-        (Some(error), true) => assert!(error.contains("no rail"), "{error}"),
-        (None, false) => {}
-        _ => panic!("invited: {is_invited}; the door says {told:?}"),
+    match (&told, refusal) {
+        (Some(error), Some(refusal)) => assert!(error.contains(refusal), "{error}"),
+        (None, None) => {}
+        _ => panic!("wanted {refusal:?}; the door says {told:?}"),
     }
     is_invited
 }
@@ -116,12 +121,16 @@ fn is_gone(stranger: &mut TcpStream) -> bool {
     }
 }
 
-/// Whether the first message is whole, and a hello with the token.
-fn is_invited(door: &Door, said: &[u8]) -> bool {
-    let Some((header, body)) = said.split_first_chunk::<HEADER_BYTES>() else { return false };
-    let Ok(header) = Header::decode(*header) else { return false };
-    let Some(body) = body.get(..header.body_bytes) else { return false };
-    matches!(Message::decode(header, body), Ok(Message::Hello(hello)) if hello.token == door.handle.token)
+/// Part of the error that the door owes this stranger: only one whose first message is whole, and a hello with the token, gets any.
+fn refusal(door: &Door, said: &[u8]) -> Option<&'static str> {
+    let (header, body) = said.split_first_chunk::<HEADER_BYTES>()?;
+    let header = Header::decode(*header).ok()?;
+    let body = body.get(..header.body_bytes)?;
+    let Ok(Message::Hello(hello)) = Message::decode(header, body) else { return None };
+    if hello.token != door.handle.token {
+        return None;
+    }
+    Some(if hello.tuner_hash == TUNER_HASH { "no rail" } else { "decide differently" })
 }
 
 /// Who is invited, in one piece and in many; and strangers of several kinds, with an invited one behind so that they go somewhere.
@@ -139,9 +148,14 @@ pub fn seeds() -> Seeds {
     let mut announced = Writer::default();
     let large = [0x50, 0x53, 1, PROTOCOL_VERSION as u8, 0, 0x80, 0, 0];
     announced.u8(1).u8(8).bytes(&large).u8(255).u16(2000).bytes(&[1; 2000]);
+    let other_tuner = Hello { tuner_hash: TUNER_HASH + 1, ..handshake::hello([0; 16], Vec::new()) };
+    let other_tuner = Message::Hello(other_tuner).encode();
+    let mut with_other_tuner = Writer::default();
+    with_other_tuner.u8(1).u8(other_tuner.len() as u8).bytes(&other_tuner);
     vec![
         ("at-once", at_once.into_bytes()),
         ("byte-by-byte", by_bytes.into_bytes()),
+        ("with-another-tuner", with_other_tuner.into_bytes()),
         ("with-more-behind", with_more.into_bytes()),
         ("stranger-half-of-the-largest", announced.into_bytes()),
         ("stranger-without-token", [&[0, hello.len() as u8][..], &hello].concat()),
