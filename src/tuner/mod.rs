@@ -1,7 +1,7 @@
 //! Which algorithm, protocol and number of channels NCCL takes for a collective, where its own model chooses badly.
 //!
 //! NCCL's cost model knows nothing of a wire like a Spark's: measured on a twin of one, its choice for 32 KB to 4 MB takes up to 3.4 times
-//! as long as the best one (docs/nccl.md). NCCL asks a tuner for each collective; this one answers from a table.
+//! as long as the best one (docs/evidence/tuner.md). NCCL asks a tuner for each collective; this one answers from a table.
 //!
 //! **Every rank must decide alike, or the job hangs**: one rank in LL and its peer in Simple wait for each other. So a decision rests on
 //! what is the same everywhere: the collective, the number of ranks and nodes, the bytes, the table. What a host decides for itself
