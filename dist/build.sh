@@ -1,0 +1,166 @@
+#!/bin/bash
+# Builds the release files for x86-64 and aarch64: a deb, a wheel and a tarball of each, an SBOM, and checksums of all.
+#
+#   dist/build.sh [--out DIR] [x86_64|aarch64]...      default: dist/out, both architectures
+#
+# Runs on x86-64 Linux with rustup's standard libraries for both (rustup target add aarch64-unknown-linux-gnu), Python 3.9 or later
+# with venv, and dpkg-deb. The Python packages of requirements.txt go into a virtual environment below the target folder.
+#
+# zig links against glibc 2.28's symbols, so that everything loads on manylinux_2_28 and later. The same commit and the same tools
+# give the same bytes, in whatever folder: no time, path or order of files of this machine is in them.
+set -euo pipefail
+shopt -s inherit_errexit
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+readonly glibc=2.28
+readonly target=${CARGO_TARGET_DIR:-$PWD/target}
+readonly tools=$target/dist-tools
+out=$PWD/dist/out
+architectures=()
+
+main() {
+  while [[ $# -gt 0 ]]; do
+    case $1 in
+      --out) [[ -n ${2:-} ]] || die "--out needs a folder"; out=$(realpath -m "$2"); shift ;;
+      x86_64 | aarch64) architectures+=("$1") ;;
+      *) die "$1: give --out DIR, x86_64 or aarch64" ;;
+    esac
+    shift
+  done
+  [[ ${#architectures[@]} -gt 0 ]] || architectures=(x86_64 aarch64)
+  [[ $(uname -m) == x86_64 ]] || die "this machine is $(uname -m); the releases are built on x86-64"
+
+  version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
+  [[ -n $version ]] || die "Cargo.toml names no version"
+  SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
+  export SOURCE_DATE_EPOCH
+  umask 022
+  make_tools
+  rm -rf "$out"
+  mkdir -p "$out"
+  # Completions and man pages come from the command line itself, so that one has to run here.
+  compile x86_64
+  pages=$target/dist-pages
+  make_pages
+  for architecture in "${architectures[@]}"; do
+    [[ $architecture == x86_64 ]] || compile "$architecture"
+    stage=$target/dist-stage/$architecture
+    make_stage
+    make_tarball
+    make_deb
+    make_wheel
+  done
+  "$tools/bin/python" dist/sbom.py >"$out/nccl-net-spark-$version.cdx.json"
+  (cd "$out" && sha256sum -- * >SHA256SUMS)
+  ls -l "$out"
+}
+
+die() {
+  echo "build: $*" >&2
+  exit 1
+}
+
+make_tools() {
+  [[ -x $tools/bin/python ]] || python3 -m venv "$tools"
+  "$tools/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary=:all: \
+    -r dist/requirements.txt
+}
+
+# The three files of one architecture, stripped, in $target/dist-files/ARCHITECTURE.
+compile() {
+  local triple=$1-unknown-linux-gnu
+  local built=$target/$triple/dist files=$target/dist-files/$1 sysroot
+  sysroot=$(rustc --print sysroot)
+  # Paths of this machine are in panic messages.
+  local -a flags=("--remap-path-prefix=$PWD=." "--remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo" "--remap-path-prefix=$sysroot=rust")
+  local IFS=$'\x1f'
+  export CARGO_ENCODED_RUSTFLAGS="${flags[*]}"
+  unset IFS
+  PATH=$tools/bin:$PATH cargo zigbuild --locked --profile dist --target "$triple.$glibc" -p nccl-net-spark --lib
+  PATH=$tools/bin:$PATH cargo zigbuild --locked --profile dist --target "$triple.$glibc" -p nccl-tests-harness --bin nccl-spark
+  # Cargo makes the software fabric a shared object out of a program (softverbs/build.rs), with arguments that contradict each
+  # other for zig's linker; linked from a static library it is the same.
+  cargo rustc --locked --profile dist --target "$triple" -p softverbs --lib --crate-type staticlib
+  mkdir -p "$files"
+  "$tools/bin/python" -m ziglang cc -target "$1-linux-gnu.$glibc" -shared -s -o "$files/softverbs-ibverbs" \
+    -Wl,--whole-archive "$built/libsoftverbs.a" -Wl,--no-whole-archive -Wl,--gc-sections -Wl,--build-id=none \
+    -Wl,--version-script=softverbs/ibverbs.map -Wl,-soname,libsoftverbs-ibverbs.so.1 -Wl,-z,nodelete -Wl,-z,now -Wl,-z,relro
+  cp "$built/libnccl_net_spark.so" "$files/libnccl-net-spark.so"
+  cp "$built/nccl-spark" "$files/nccl-spark"
+}
+
+make_pages() {
+  local program=$target/dist-files/x86_64/nccl-spark
+  rm -rf "$pages"
+  mkdir -p "$pages"/man/man1 "$pages"/bash-completion/completions "$pages"/zsh/site-functions "$pages"/fish/vendor_completions.d
+  "$program" completions bash >"$pages/bash-completion/completions/nccl-spark"
+  "$program" completions zsh >"$pages/zsh/site-functions/_nccl-spark"
+  "$program" completions fish >"$pages/fish/vendor_completions.d/nccl-spark.fish"
+  "$program" man --out "$pages/man/man1"
+  gzip -9n "$pages"/man/man1/*
+}
+
+# What install makes of a prefix, as a folder: bin, lib, share.
+make_stage() {
+  local files=$target/dist-files/$architecture
+  rm -rf "$stage"
+  install -D -m 755 "$files/nccl-spark" "$stage/bin/nccl-spark"
+  install -D -m 644 "$files/libnccl-net-spark.so" "$stage/lib/libnccl-net-spark.so"
+  install -D -m 644 "$files/softverbs-ibverbs" "$stage/lib/nccl-spark/softverbs-ibverbs"
+  mkdir -p "$stage/share"
+  cp -r "$pages/." "$stage/share/"
+}
+
+make_tarball() {
+  local name=nccl-net-spark-$version-linux-$architecture
+  local folder=$target/dist-tarball/$name
+  rm -rf "$target/dist-tarball"
+  mkdir -p "$folder"
+  cp -r "$stage/." "$folder/"
+  cp dist/tarball/README LICENSE-MIT LICENSE-APACHE "$folder/"
+  tar --directory "$target/dist-tarball" --sort=name --format=gnu --owner=0 --group=0 --numeric-owner \
+    --mtime="@$SOURCE_DATE_EPOCH" --create "$name" | gzip -9n >"$out/$name.tar.gz"
+}
+
+make_deb() {
+  local debian triplet root=$target/dist-deb
+  case $architecture in
+    x86_64) debian=amd64 ;;
+    aarch64) debian=arm64 ;;
+  esac
+  triplet=$architecture-linux-gnu
+  local doc=$root/usr/share/doc/nccl-net-spark
+  rm -rf "$root"
+  mkdir -p "$root/usr/lib/$triplet" "$root/DEBIAN" "$doc" "$root/usr/share/lintian/overrides"
+  cp -r "$stage/bin" "$stage/share" "$root/usr/"
+  mkdir -p "$root/usr/share/zsh/vendor-completions"
+  mv "$root/usr/share/zsh/site-functions/_nccl-spark" "$root/usr/share/zsh/vendor-completions/"
+  rmdir "$root/usr/share/zsh/site-functions"
+  cp -r "$stage/lib/." "$root/usr/lib/$triplet/"
+  cp dist/deb/copyright README.md "$doc/"
+  cp -r docs/guide "$doc/"
+  gzip -9nc CHANGELOG.md >"$doc/changelog.gz"
+  cp dist/deb/lintian-overrides "$root/usr/share/lintian/overrides/nccl-net-spark"
+  local size
+  size=$(du -k --apparent-size --summarize "$root/usr" | cut -f1)
+  sed -e "s/@VERSION@/$version/" -e "s/@ARCHITECTURE@/$debian/" -e "s/@SIZE@/$size/" dist/deb/control >"$root/DEBIAN/control"
+  (cd "$root" && find usr -type f -print0 | sort -z | xargs -0 md5sum >DEBIAN/md5sums)
+  find "$root" -type d -exec chmod 755 {} +
+  find "$root" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
+  # xz, because lintian of Debian 12 knows no later one.
+  dpkg-deb --root-owner-group -Zxz --build "$root" "$out/nccl-net-spark_${version}_$debian.deb" >/dev/null
+}
+
+make_wheel() {
+  local folder=$target/dist-wheel
+  rm -rf "$folder"
+  mkdir -p "$folder"
+  cp -r dist/wheel/. "$folder/"
+  cp README.md LICENSE-MIT LICENSE-APACHE "$folder/"
+  cp -r "$stage/bin" "$stage/lib" "$folder/nccl_net_spark/"
+  (cd "$folder" &&
+    NCCL_NET_SPARK_VERSION=$version NCCL_NET_SPARK_PLATFORM=manylinux_${glibc/./_}_$architecture \
+      "$tools/bin/python" -m build --wheel --no-isolation --outdir "$out" . >/dev/null)
+}
+
+main "$@"
