@@ -6,7 +6,7 @@ use std::any::Any;
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
     /// A setting of the environment is unknown or malformed.
-    #[error("{name}={value:?} is not usable: {allowed}")]
+    #[error("{name}={value:?} is invalid: {allowed}")]
     Setting {
         /// The variable.
         name: String,
@@ -110,8 +110,8 @@ pub fn panic_text(payload: &(dyn Any + Send)) -> &str {
 
 fn os_text(errno: i32) -> String {
     match errno {
-        0 => "failed without a reason given".to_owned(),
-        n @ libc::EMFILE => format!("{} (`ulimit -n` is the limit)", std::io::Error::from_raw_os_error(n)),
+        0 => "unknown error".to_owned(),
+        n @ libc::EMFILE => format!("{} (raise ulimit -n)", std::io::Error::from_raw_os_error(n)),
         n => std::io::Error::from_raw_os_error(n).to_string(),
     }
 }
@@ -123,13 +123,13 @@ mod tests {
     #[test]
     fn every_kind_has_its_nccl_code_and_names_its_cause() {
         let setting = Error::Setting { name: "NCCL_IB_TC".into(), value: "300".into(), allowed: "0 to 255".into() };
-        assert_eq!(setting.to_string(), "NCCL_IB_TC=\"300\" is not usable: 0 to 255");
+        assert_eq!(setting.to_string(), "NCCL_IB_TC=\"300\" is invalid: 0 to 255");
         assert_eq!(NcclResult::from(&setting), NcclResult::InvalidUsage);
         let os = Error::Os { what: "ibv_reg_mr of 4096 bytes".into(), errno: libc::ENOMEM };
         assert!(os.to_string().starts_with("ibv_reg_mr of 4096 bytes: Cannot allocate memory"), "{os}");
         assert_eq!(NcclResult::from(&os), NcclResult::SystemError);
         let full = Error::Os { what: "getifaddrs".into(), errno: libc::EMFILE };
-        assert!(full.is_shortage() && full.to_string().contains("`ulimit -n` is the limit"), "{full}");
+        assert!(full.is_shortage() && full.to_string().contains("raise ulimit -n"), "{full}");
         assert!(!os.is_shortage());
         assert_eq!(NcclResult::from(&Error::Missing(String::new())), NcclResult::SystemError);
         assert_eq!(NcclResult::from(&Error::Argument(String::new())), NcclResult::InvalidArgument);
