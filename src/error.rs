@@ -6,7 +6,7 @@ use std::any::Any;
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
     /// A setting of the environment is unknown or malformed.
-    #[error("{name}={value:?} is invalid: {allowed}")]
+    #[error("{name}={value:?} is not usable: {allowed}")]
     Setting {
         /// The variable.
         name: String,
@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn every_kind_has_its_nccl_code_and_names_its_cause() {
         let setting = Error::Setting { name: "NCCL_IB_TC".into(), value: "300".into(), allowed: "0 to 255".into() };
-        assert_eq!(setting.to_string(), "NCCL_IB_TC=\"300\" is invalid: 0 to 255");
+        assert_eq!(setting.to_string(), "NCCL_IB_TC=\"300\" is not usable: 0 to 255");
         assert_eq!(NcclResult::from(&setting), NcclResult::InvalidUsage);
         let os = Error::Os { what: "ibv_reg_mr of 4096 bytes".into(), errno: libc::ENOMEM };
         assert!(os.to_string().starts_with("ibv_reg_mr of 4096 bytes: Cannot allocate memory"), "{os}");

@@ -30,11 +30,11 @@ fn with_the_network_a_row_of_the_table_decides_for_its_communicators() {
         let said = drive(version, "with-network", &settings);
         assert_eq!(count(&said, "tuner: in use for a communicator of 2 ranks"), 4, "v{version}: {said}");
         for (line, times) in [
-            ("of 2 ranks on 1 node to NCCL: the communicator is on one node", 1),
-            ("of 4 ranks on 2 nodes to NCCL: the communicator has more than one rank on a node", 1),
-            ("of 1 rank on 1 node to NCCL: the communicator is on one node", 1),
-            ("of 3 ranks on 3 nodes to NCCL: the table has no row for 3 ranks", 1),
-            ("of 2 ranks on 2 nodes to NCCL: this network does not carry", if version == 4 { 0 } else { 3 }),
+            ("of 2 ranks on 1 node: the communicator is on one node", 1),
+            ("of 4 ranks on 2 nodes: the communicator has more than one rank on a node", 1),
+            ("of 1 rank on 1 node: the communicator is on one node", 1),
+            ("of 3 ranks on 3 nodes: the table has no row for 3 ranks", 1),
+            ("of 2 ranks on 2 nodes: the communicator uses another network", if version == 4 { 0 } else { 3 }),
         ] {
             assert_eq!(count(&said, line), times, "v{version}: {line}: {said}");
         }

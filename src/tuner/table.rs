@@ -56,7 +56,7 @@ macro_rules! words {
                 let known = Self::ALL.iter().find(|one| one.word() == text);
                 known.copied().ok_or_else(|| {
                     let words: Vec<&str> = Self::ALL.iter().map(|one| one.word()).collect();
-                    format!("{text:?} is not one of {}", words.join(", "))
+                    format!("{text:?} is none of {}", words.join(", "))
                 })
             }
         }
@@ -152,25 +152,25 @@ impl Table {
     /// In words: two rows hold for one size, a row is out of range, or there are more than [`MAX_ROWS`].
     pub fn new(fingerprint: Option<Fingerprint>, mut rows: Vec<Row>) -> Result<Self, String> {
         if rows.len() > MAX_ROWS {
-            return Err(format!("{} rows; at most {MAX_ROWS} are allowed", rows.len()));
+            return Err(format!("{} rows, more than {MAX_ROWS}", rows.len()));
         }
         rows.sort_by_key(|row| (row.collective, row.ranks, row.from_bytes));
         for row in &rows {
             let channels = row.choice.channels;
             if !(2..=MAX_RANKS).contains(&row.ranks) {
-                return Err(format!("{row}: ranks must be 2 to {MAX_RANKS}"));
+                return Err(format!("{row}: 2 to {MAX_RANKS} ranks"));
             }
             if !(1..=MAX_CHANNELS).contains(&channels) {
-                return Err(format!("{row}: channels must be 1 to {MAX_CHANNELS}"));
+                return Err(format!("{row}: 1 to {MAX_CHANNELS} channels"));
             }
             if row.from_bytes > row.to_bytes {
-                return Err(format!("{row}: the first size is larger than the last"));
+                return Err(format!("{row}: the first size is above the last"));
             }
         }
         for pair in rows.windows(2) {
             let is_same = (pair[0].collective, pair[0].ranks) == (pair[1].collective, pair[1].ranks);
             if is_same && pair[1].from_bytes <= pair[0].to_bytes {
-                return Err(format!("{} and {} overlap", pair[0], pair[1]));
+                return Err(format!("{} and {} hold for one size", pair[0], pair[1]));
             }
         }
         Ok(Self { fingerprint, rows })
@@ -227,7 +227,7 @@ impl FromStr for Choice {
         let [algorithm, protocol, channels] = text.split('/').collect::<Vec<_>>()[..] else {
             return Err(format!("{text:?} is not ALGORITHM/PROTOCOL/CHANNELS, as in ring/ll/2"));
         };
-        let channels = channels.parse().map_err(|_| format!("{channels:?} is not a number of channels"))?;
+        let channels = channels.parse().map_err(|_| format!("{channels:?} is no number of channels"))?;
         Ok(Self { algorithm: algorithm.parse()?, protocol: protocol.parse()?, channels })
     }
 }
@@ -250,8 +250,8 @@ impl FromStr for Row {
             Some((collective, ranks, from, to, choice))
         };
         let (collective, ranks, from, to, choice) =
-            parts().ok_or_else(|| format!("{text:?} is not a row, as in all_reduce@2:24577-49152=ring/ll/2"))?;
-        let number = |text: &str| text.parse::<u64>().map_err(|_| format!("{text:?} is not a number"));
+            parts().ok_or_else(|| format!("{text:?} is no row, as in all_reduce@2:24577-49152=ring/ll/2"))?;
+        let number = |text: &str| text.parse::<u64>().map_err(|_| format!("{text:?} is no number"));
         Ok(Self {
             collective: collective.parse()?,
             ranks: number(ranks)? as usize,
@@ -278,7 +278,7 @@ impl FromStr for Table {
         let mut parts = text.trim().trim_end_matches(';').split(';').map(str::trim);
         let head = parts.next().and_then(|head| head.strip_prefix("for="));
         let fingerprint = match head {
-            None => return Err("a table must begin with for=GPU/RAILS/NCCL or for=*".to_owned()),
+            None => return Err("a table begins with for=GPU/RAILS/NCCL, or for=*".to_owned()),
             Some("*") => None,
             Some(text) => Some(text.parse()?),
         };
@@ -316,16 +316,16 @@ mod tests {
             ("all_reduce@2:1-2=ring/ll/1", "begins with for="),
             ("for=a/b", "GPU/RAILS/NCCL"),
             ("for=*;all_reduce", "is no row"),
-            ("for=*;all_to_all@2:1-2=ring/ll/1", "is not one of broadcast, reduce"),
-            ("for=*;all_reduce@2:1-2=nvls/ll/1", "is not one of tree, ring"),
-            ("for=*;all_reduce@2:1-2=ring/ll129/1", "is not one of ll, ll128, simple"),
+            ("for=*;all_to_all@2:1-2=ring/ll/1", "is none of broadcast, reduce"),
+            ("for=*;all_reduce@2:1-2=nvls/ll/1", "is none of tree, ring"),
+            ("for=*;all_reduce@2:1-2=ring/ll129/1", "is none of ll, ll128, simple"),
             ("for=*;all_reduce@2:1-2=ring/ll", "ALGORITHM/PROTOCOL/CHANNELS"),
             ("for=*;all_reduce@2:1-2=ring/ll/0", "1 to 64 channels"),
             ("for=*;all_reduce@2:1-2=ring/ll/65", "1 to 64 channels"),
             ("for=*;all_reduce@1:1-2=ring/ll/1", "2 to 64 ranks"),
             ("for=*;all_reduce@2:3-2=ring/ll/1", "above the last"),
-            ("for=*;all_reduce@2:1-8=ring/ll/1;all_reduce@2:8-9=ring/ll/1", "overlap"),
-            ("for=*;all_reduce@2:x-9=ring/ll/1", "is not a number"),
+            ("for=*;all_reduce@2:1-8=ring/ll/1;all_reduce@2:8-9=ring/ll/1", "hold for one size"),
+            ("for=*;all_reduce@2:x-9=ring/ll/1", "is no number"),
         ] {
             let told = text.parse::<Table>().unwrap_err();
             assert!(told.contains(words), "{text}: {told}");

@@ -61,7 +61,7 @@ fn a_communicator_is_left_alone_unless_it_is_ours_with_one_rank_a_node() {
     let policy = policy(|_| ());
     assert!(matches!(policy.tuner(2, 2, true), Tuner::Acting(_)));
     for (ranks, nodes, is_ours, words) in [
-        (2, 2, false, "does not carry"),
+        (2, 2, false, "uses another network"),
         (2, 1, true, "on one node"),
         (1, 1, true, "on one node"),
         (4, 2, true, "more than one rank"),
