@@ -2,7 +2,7 @@
 //!
 //! A text is a string literal with two words or more, anywhere in `src/` outside of comments and tests: of a log macro, an error, a
 //! reason that is put into another text. What is between braces counts as a placeholder, whatever its name; the document writes it as
-//! `<name>`. There each such text is in backticks, in the first cell of a table's row or in a list.
+//! `<name>`. There each such text, without backticks of its own, is in backticks, in the first cell of a table's row or in a list.
 //!
 //! What it does not see: texts of one word (`lost`, `{what}: {why}`), what other crates and the kernel say, and what a caller puts into
 //! a placeholder. `debug!` and `trace!` are left out on purpose: NCCL shows them under `NCCL_DEBUG=TRACE` alone. It knows the level
@@ -135,6 +135,8 @@ fn plain(literal: &str) -> String {
                 text.push_str("<>");
             }
             '}' => depth = 0,
+            // In the document they stand around the text.
+            '`' => {}
             _ if depth == 0 => text.push(next),
             _ => {}
         }
@@ -190,7 +192,7 @@ fn texts_are_found_where_a_user_may_read_them() {
                             {why}", "its port is down");
             debug!("nobody reads this");
             let (short, bytes) = ("lost", b"two words");
-            Err(format!("it's {n} bytes, at most"))
+            Err(format!("it's {n} bytes, `at` most"))
         }
         #[cfg(test)]
         mod tests { fn three() { four("of a test") } }

@@ -145,7 +145,7 @@ pub fn notices() -> Vec<(&'static str, Notice)> {
         ("fenced", Notice::Fenced { lane: 3, received: Received { granted: 43, open } }),
         ("join", Notice::Join { lane: 7, rail, qps: qps.clone() }),
         ("joined", Notice::Joined { lane: 0, connector_gid: gid, acceptor_gid: [7; 16], mtu_bytes: 1024, qps }),
-        ("not-now", Notice::NotNow { lane: 1, why: "local port down".into() }),
+        ("not-now", Notice::NotNow { lane: 1, why: "its port is down".into() }),
         ("live", Notice::Live { lane: 2 }),
         ("are-you-there", Notice::AreYouThere),
         ("bye", Notice::Bye { delivered: 1 << 40 }),
