@@ -488,7 +488,6 @@ impl Warden {
         let mut new = Some(new);
         self.wards[lane].carries_since = now;
         self.wards[lane].phase = Phase::Live;
-        self.outages.recovered(lane, now);
         let ends = Arc::clone(&self.ends);
         let mut regained = Ok(());
         self.half.borrow(&mut |half| {
@@ -499,7 +498,9 @@ impl Warden {
         if let Err(error) = regained {
             self.give_up(error);
         }
-        if !self.wards[lane].rail.is_up() {
+        if self.wards[lane].rail.is_up() {
+            self.outages.recovered(lane, now);
+        } else {
             self.lose(lane, "local port down while the rail was tested", now);
         }
     }
