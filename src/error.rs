@@ -110,8 +110,8 @@ pub fn panic_text(payload: &(dyn Any + Send)) -> &str {
 
 fn os_text(errno: i32) -> String {
     match errno {
-        0 => "failed without a reason given".to_owned(),
-        n @ libc::EMFILE => format!("{} (`ulimit -n` is the limit)", std::io::Error::from_raw_os_error(n)),
+        0 => "unknown error".to_owned(),
+        n @ libc::EMFILE => format!("{} (raise ulimit -n)", std::io::Error::from_raw_os_error(n)),
         n => std::io::Error::from_raw_os_error(n).to_string(),
     }
 }
@@ -129,7 +129,7 @@ mod tests {
         assert!(os.to_string().starts_with("ibv_reg_mr of 4096 bytes: Cannot allocate memory"), "{os}");
         assert_eq!(NcclResult::from(&os), NcclResult::SystemError);
         let full = Error::Os { what: "getifaddrs".into(), errno: libc::EMFILE };
-        assert!(full.is_shortage() && full.to_string().contains("`ulimit -n` is the limit"), "{full}");
+        assert!(full.is_shortage() && full.to_string().contains("raise ulimit -n"), "{full}");
         assert!(!os.is_shortage());
         assert_eq!(NcclResult::from(&Error::Missing(String::new())), NcclResult::SystemError);
         assert_eq!(NcclResult::from(&Error::Argument(String::new())), NcclResult::InvalidArgument);

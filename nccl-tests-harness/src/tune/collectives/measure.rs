@@ -161,7 +161,9 @@ impl Said {
             }
         }
         // The tuner's own line, which is there only if NCCL asks this tuner (`abi/tuner_calls.rs`).
-        for (words, is_used) in [("tuner: in use for a communicator", true), ("tuner: leaves a communicator", false)] {
+        for (words, is_used) in
+            [("tuner: in use for a communicator", true), ("tuner: not used for a communicator", false)]
+        {
             if line.contains(words) {
                 self.communicators.insert(is_used);
             }
@@ -269,7 +271,7 @@ mod tests {
         let learned =
             |rows: usize| OFF.replace("off: NCCL_SPARK_TUNER=off", &format!("learned table of {rows} rows, hash 1"));
         let used = "h:1:2 [0] NCCL INFO NET/Spark: tuner: in use for a communicator of 2 ranks";
-        let left = "h:1:2 [0] NCCL INFO NET/Spark: tuner: leaves a communicator of 2 ranks on 2 nodes to NCCL: why";
+        let left = "h:1:2 [0] NCCL INFO NET/Spark: tuner: not used for a communicator of 2 ranks on 2 nodes: why";
         said(&[&learned(1), used, used]).check_policy(Some(&table)).unwrap();
         for lines in [&[OFF][..], &[&learned(0)], &[&learned(1), OFF], &[]] {
             assert!(said(&[lines, &[used]].concat()).check_policy(Some(&table)).is_err(), "{lines:?}");
