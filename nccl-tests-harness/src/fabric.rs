@@ -2,6 +2,7 @@
 //! `softverbs`.
 
 use crate::bench::limit::{Rail, Wiring};
+use crate::places;
 use crate::scene::topology::{Function, Machine};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use nccl_net_spark::rails::LinkRate;
@@ -121,7 +122,10 @@ fn soft(wish: &Wish, ranks: usize, why: &str) -> Result<Fabric> {
     ensure!(ranks <= MAX_NODES, "the software fabric has room for {MAX_NODES} ranks, not for {ranks}");
     let library = wish.library.canonicalize().with_context(|| {
         let path = wish.library.display();
-        format!("no software fabric at {path} (cargo build --workspace makes it, --softverbs names another place)")
+        format!(
+            "software fabric {path} not found: build it with `{}`, or name it with --softverbs",
+            places::build_command()
+        )
     })?;
     let profile = Profile::load(&wish.profile, wish.scale).map_err(|error| anyhow!("--profile: {error}"))?;
     sweep(&settings::default_dir(), Path::new("/proc"));

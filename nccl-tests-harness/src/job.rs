@@ -219,7 +219,9 @@ impl Job {
 
     fn hung(&self) -> anyhow::Error {
         let doing = self.ranks.iter().enumerate().map(|(number, rank)| match rank.heard.elapsed() > SILENCE {
-            true => format!("rank {number}: not heard for {} s, last {}", rank.heard.elapsed().as_secs(), rank.doing),
+            true => {
+                format!("rank {number}: not heard from for {} s, last {}", rank.heard.elapsed().as_secs(), rank.doing)
+            }
             false => format!("rank {number}: {}", rank.doing),
         });
         let doing = doing.collect::<Vec<_>>().join("; ");
@@ -281,7 +283,7 @@ impl Rank {
     fn end(&mut self) -> String {
         match (self.exit_status(), &self.process) {
             (Some(status), _) => end_of(status),
-            (None, Process::Launched(pid, host)) => format!("process {pid} on {host} is gone without a word"),
+            (None, Process::Launched(pid, host)) => format!("process {pid} on {host} ended without an error message"),
             (None, Process::Ours(_)) => "gone".to_owned(),
         }
     }
@@ -303,6 +305,6 @@ fn end_of(status: ExitStatus) -> String {
             Ok(signal) => format!("killed by signal {number} ({signal})"),
             Err(_) => format!("killed by signal {number}"),
         },
-        (None, code) => format!("exited with status {} without a word", code.unwrap_or_default()),
+        (None, code) => format!("exited with status {} and no error message", code.unwrap_or_default()),
     }
 }

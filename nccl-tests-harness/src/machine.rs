@@ -1,4 +1,4 @@
-//! What the plugin knows of this machine and of its settings.
+//! What the plugin finds on this machine, and its settings.
 
 use anyhow::Result;
 use nccl_net_spark::config::{self, Settings, Source};
@@ -14,10 +14,10 @@ pub fn rails(mut out: impl Write) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// Prints every setting: its default, its meaning, and what holds here where that is not the default.
+/// Prints every setting: its default, its meaning, and its current value where that is not the default.
 ///
 /// # Errors
-/// When one is not usable, or `out` cannot be written.
+/// When one is not valid, or `out` cannot be written.
 pub fn settings(mut out: impl Write) -> Result<()> {
     let settings = Settings::of_this_process();
     for (index, row) in config::table().iter().enumerate() {
@@ -25,14 +25,14 @@ pub fn settings(mut out: impl Write) -> Result<()> {
         writeln!(out, "{} [default: {default}]\n    {}", row.name, row.doc)?;
         let held = settings.as_ref().ok().and_then(|settings| settings.held().get(index));
         match held.map(|held| (&held.value, &held.source)) {
-            Some((value, Source::Environment)) => writeln!(out, "    here {value}: from the environment")?,
+            Some((value, Source::Environment)) => writeln!(out, "    current value: {value} (environment)")?,
             Some((value, Source::File { path, line })) => {
-                writeln!(out, "    here {value}: from {}, line {line}", path.display())?;
+                writeln!(out, "    current value: {value} ({}, line {line})", path.display())?;
             }
             _ => {}
         }
     }
     out.flush()?;
-    // The table helps to mend what is wrong.
+    // After the table, which helps to correct the setting.
     settings.map(|_| ()).map_err(Into::into)
 }

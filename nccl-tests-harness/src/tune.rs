@@ -9,12 +9,12 @@ mod judge;
 mod keep;
 mod show;
 
-use crate::cli::Run;
 use crate::collective::Collective;
 use crate::job::RankEnv;
 use crate::launch::World;
 use crate::lead::{self, Plan};
 use crate::report;
+use crate::run_options::Run;
 use crate::sizes;
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};

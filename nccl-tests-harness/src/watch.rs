@@ -1,7 +1,7 @@
 //! A progress bar on standard error, while a person is watching that.
 
+use crate::output;
 use indicatif::{ProgressBar, ProgressStyle};
-use std::io::IsTerminal;
 
 /// The bar; nothing where nobody watches.
 #[derive(Clone)]
@@ -15,7 +15,7 @@ impl Watch {
 
     /// The same for steps of another name.
     pub fn count(unit: &str, steps: impl FnOnce() -> u64) -> Self {
-        if !std::io::stderr().is_terminal() {
+        if !output::shows_progress() {
             return Self(None);
         }
         let bar = ProgressBar::new(steps());

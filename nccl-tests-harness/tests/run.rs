@@ -188,7 +188,7 @@ fn a_failing_call_ends_the_run_with_its_reason() {
 #[test]
 fn a_rank_that_dies_ends_the_run_with_how_it_died() {
     for (fault, end) in
-        [("FAKE_DIE", "killed by signal 9 (SIGKILL)"), ("FAKE_EXIT", "exited with status 3 without a word")]
+        [("FAKE_DIE", "killed by signal 9 (SIGKILL)"), ("FAKE_EXIT", "exited with status 3 and no error message")]
     {
         let said = run("all-gather", &format!("-r 3 -b 3M -e 3M --rank-env 2:{fault}=5"));
         assert_eq!(said.status, Some(1), "{said:?}");
