@@ -447,7 +447,7 @@ mod tests {
             let joined = examples.replace("\\\n", "");
             let lines: Vec<&str> = joined.lines().filter(|line| line.starts_with("  ")).collect();
             assert!(!lines.is_empty(), "{name}: {examples}");
-            assert!(examples.lines().all(|line| line.len() <= 100), "{name}: {examples}");
+            assert!(examples.lines().all(|line| line.len() < 80), "{name}: {examples}");
             for line in lines {
                 let words = words(line);
                 let command = words.iter().skip_while(|word| *word != "nccl-spark" && !word.ends_with("/nccl-spark"));

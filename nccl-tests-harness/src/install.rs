@@ -10,6 +10,7 @@ mod files;
 mod manifest;
 
 use crate::net;
+use crate::output::{self, Verbosity};
 use crate::places;
 use anyhow::{Context, Result, bail, ensure};
 use bundle::Item;
@@ -123,7 +124,7 @@ impl Uninstall {
             }
         }
         files::remove_manifest(&prefix, &manifest)?;
-        writeln!(out, "Removed {} from {}", files::count(removed), prefix.display())?;
+        writeln!(out, "Removed {} that install put into {}", files::count(removed), prefix.display())?;
         for file in kept {
             writeln!(out, "kept {}: it was changed since it was installed", file.display())?;
         }
@@ -164,6 +165,9 @@ fn report(
     out: &mut impl Write,
 ) -> Result<()> {
     let shared = items.iter().filter(|item| item.path.starts_with("share/")).count();
+    if output::verbosity() == Verbosity::Quiet {
+        return Ok(());
+    }
     let (plugin, prefix_text) = (prefix.join(places::PLUGIN), prefix.display());
     writeln!(out, "{done} nccl-spark {} in {prefix_text}:", env!("NCCL_SPARK_VERSION"))?;
     for item in items.iter().filter(|item| !item.path.starts_with("share/")) {
@@ -173,6 +177,9 @@ fn report(
     let bin = prefix.join("bin");
     if !path.unwrap_or_default().split(':').any(|folder| Path::new(folder) == bin) {
         writeln!(out, "Put the command into your PATH:\n  export PATH={}:$PATH", bin.display())?;
+    }
+    if cfg!(debug_assertions) {
+        writeln!(out, "This is a debug build, which is slow: build the one to use with `cargo build --release`")?;
     }
     writeln!(out, "To use the plugin, set for a job:")?;
     writeln!(out, "  export NCCL_NET_PLUGIN={}", plugin.display())?;

@@ -25,7 +25,7 @@ fn soft() -> Option<PathBuf> {
     let built = candidates.into_iter().filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path))).max();
     let plugin = built.map(|(_, path)| path).filter(|_| program.with_file_name("softverbs-ibverbs").exists());
     if plugin.is_none() {
-        eprintln!("skipped: the plugin and the software fabric are not both built; cargo build makes them");
+        common::not_built();
     }
     plugin
 }

@@ -20,7 +20,7 @@ const REMEDY: &str = "NCCL_PROTO=^LL128 on every rank (or with NCCL_SPARK_LL128=
 /// The litmus test over the software fabric, with small messages before it; none where the plugin is not built.
 fn over_softverbs(arguments: &str) -> Option<Said> {
     let Some(plugin) = built() else {
-        eprintln!("skipped: the plugin and softverbs-ibverbs are not both built; cargo build makes them");
+        common::not_built();
         return None;
     };
     let mut command = nccl_spark();

@@ -103,7 +103,7 @@ fn the_result_is_told_as_json() {
 #[test]
 fn the_plugin_moves_all_that_is_here_over_the_software_fabric() {
     let Some(plugin) = built() else {
-        return eprintln!("skipped: the plugin and softverbs-ibverbs are not both built; cargo build makes them");
+        return common::not_built();
     };
     let mut command = nccl_spark();
     command.args(["memory", "--fabric", "soft", "--profile", "unpaced", "--plugin"]).arg(plugin);

@@ -87,7 +87,7 @@ fn mistakes_are_told_before_anything_is_measured() {
     for (arguments, settings, told, status) in [
         (format!("--output {}", broken.display()), &settings, "broken.conf, line 2: NCCL_IB_TC=\"300\"", 1),
         (String::new(), &broken, "broken.conf, line 2: NCCL_IB_TC=\"300\"", 1),
-        ("--qps 17".to_owned(), &settings, "1..=16", 2),
+        ("--qps 17".to_owned(), &settings, "must be 1 to 16", 2),
         ("--min-share 1".to_owned(), &settings, "128 to 1G", 2),
         ("--rounds 0".to_owned(), &settings, "--rounds", 2),
     ] {
@@ -132,7 +132,7 @@ fn built() -> Option<PathBuf> {
     let plugins = candidates.into_iter().filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path)));
     let plugin = plugins.max().filter(|_| program.with_file_name("softverbs-ibverbs").exists());
     if plugin.is_none() {
-        eprintln!("skipped: the plugin and the software fabric are not both built; cargo build makes them");
+        common::not_built();
     }
     plugin.map(|(_, path)| path)
 }

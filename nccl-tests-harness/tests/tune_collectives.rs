@@ -7,7 +7,6 @@ use common::{Said, nccl_spark};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::Command;
 
 /// A script behind which a test defines `time_us SIZE CHOICE MEMBERS` (CHOICE is none without a row; MEMBERS of a group, or 1), and may set `host`, `wrong` or exit.
 const HEAD: &str = r##"#!/bin/sh
@@ -78,8 +77,7 @@ impl Programs {
 
     /// Tunes all_reduce unless `arguments` say otherwise; none where mpirun is missing.
     fn tune(&self, arguments: &str) -> Option<Said> {
-        if Command::new("mpirun").arg("--version").output().is_err() {
-            eprintln!("skipped: there is no mpirun");
+        if !common::has_mpirun() {
             return None;
         }
         let mut command = nccl_spark();
@@ -126,7 +124,7 @@ fn the_clearly_better_choices_are_written_and_failing_ones_are_left_out() {
     let Some(said) = programs.tune(&options) else { return };
     assert_eq!(said.status, Some(0), "{said:?}");
     for part in [
-        "ring/simple/1 is left out: all_reduce_perf ended with status 3; NCCL says: no memory for that",
+        "ring/simple/1 is left out: all_reduce_perf exited with status 3; NCCL says: no memory for that",
         "ring/simple/2 is left out: 16 WRONG elements",
         "# hosts: NVIDIA_H200/4x224054/2.28.3, 2 ranks",
         "gain too small",
@@ -233,8 +231,7 @@ fn with_mpirun_a_process_of_each_machine_writes() {
     let mut options = vec!["tune", "collectives", "--fabric", "verbs", "-b", "8K", "-e", "8K", "--rounds", "1"];
     options.extend(["--collectives", "all_gather", "--protocols", "ll128", "--channels", "2"]);
     options.extend(["--mpirun", "--oversubscribe -np 2", "--dir"]);
-    if Command::new("mpirun").arg("--version").output().is_err() {
-        eprintln!("skipped: there is no mpirun");
+    if !common::has_mpirun() {
         return;
     }
     let mut command = nccl_spark();

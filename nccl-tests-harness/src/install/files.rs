@@ -91,7 +91,7 @@ pub fn check_writable(folder: &Path, command: &str) -> Result<()> {
     let Err(error) = eaccess(existing, AccessFlags::W_OK | AccessFlags::X_OK) else { return Ok(()) };
     let advice = match geteuid().is_root() {
         true => "choose another folder with --prefix".to_owned(),
-        false => format!("run it as root (sudo {command}), or choose a folder of your own with --prefix"),
+        false => format!("run it as root: sudo {command}"),
     };
     bail!("cannot write to {}: {}; {advice}", existing.display(), error.desc().to_lowercase())
 }

@@ -128,7 +128,7 @@ fn once(
     outcome.version = outcome.version.take().or_else(|| used.version.clone());
     ranks::check(end, plan, used.complaints(), &last)?;
     table.finish()?;
-    ensure!(!table.rows.is_empty(), "the program printed no table; its last words: {last}");
+    ensure!(!table.rows.is_empty(), "the program printed no table; its last line: {last}");
     let words = used.judge(network, plan.setting.abi)?;
     if needs_channels && used.channels().is_none() {
         return Err(ChannelsUnlikeSpark::Unknown.into());
@@ -169,7 +169,7 @@ impl fmt::Display for ChannelsUnlikeSpark {
             f,
             "; on a DGX Spark it chooses {SPARK_CHANNELS} or more. Their number decides how large messages are and \
              which protocol is used at which size, so the results would not be those of a Spark. --allow-few-channels \
-             measures nevertheless"
+             measures anyway"
         )
     }
 }
@@ -198,13 +198,13 @@ fn conclude(plan: &Plan, fabric: &Fabric, outcomes: &[Outcome], out: &mut impl W
     if outcomes.len() > 1 {
         writeln!(
             out,
-            "# medians of {} round(s) in turns, out of place; ratios by time: above 1 the first is faster",
-            plan.rounds
+            "# medians of {} in turns, out of place; ratios by time: above 1 the first is faster",
+            show::rounds(plan.rounds)
         )?;
         if outcomes.iter().any(|outcome| outcome.is_control) {
             writeln!(
                 out,
-                "# control: spark-untuned a second time in each round; spark-untuned/control is 1 but for noise"
+                "# control: a second run of spark-untuned in each round; spark-untuned/control differs from 1 by noise only"
             )?;
         }
         show::table(out, outcomes)?;

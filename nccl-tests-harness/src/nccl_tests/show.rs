@@ -163,6 +163,11 @@ pub fn table(out: &mut impl Write, outcomes: &[Outcome]) -> Result<()> {
     Ok(())
 }
 
+/// "1 round", "5 rounds".
+pub fn rounds(count: u32) -> String {
+    format!("{count} {}", if count == 1 { "round" } else { "rounds" })
+}
+
 /// All results as JSON; every number has its unit in its name.
 ///
 /// # Errors
