@@ -62,14 +62,17 @@ pub fn run(plan: &Plan, program: &Path) -> Result<bool> {
     if let Some((world, meeting)) = plan.launched.as_ref().filter(|(world, _)| world.rank > 0) {
         return seats::become_rank(world, meeting, &plan.plugin, &plan.rank_env, program).map(|()| true);
     }
-    report::of_run(plan.json.as_ref(), blank(plan), |out, report| lead(plan, program, out, report))
+    let sizes = || sizes::sweep(plan.min_bytes, plan.max_bytes, plan.step).count() as u64;
+    let watch = Watch::start("sizes", sizes);
+    report::of_run(plan.json.as_ref(), blank(plan), |out, report| lead(plan, program, &watch, out, report))
 }
 
 /// Leads one run: the table goes to `out`, the figures into `report`. True when all data was right.
 ///
 /// # Errors
 /// As [`run`].
-pub fn lead(plan: &Plan, program: &Path, mut out: impl Write, report: &mut Report) -> Result<bool> {
+pub fn lead(plan: &Plan, program: &Path, watch: &Watch, out: impl Write, report: &mut Report) -> Result<bool> {
+    let mut out = watch.over(out);
     let fabric = fabric::set_up(&plan.fabric, plan.ranks, plan.verbs_library.as_deref())?;
     report.fabric = if fabric.kind == Kind::Soft { "soft" } else { "verbs" };
     report.fabric_text.clone_from(&fabric.about);
@@ -79,13 +82,13 @@ pub fn lead(plan: &Plan, program: &Path, mut out: impl Write, report: &mut Repor
         None => seats::all_here(plan.ranks, &fabric, &plan.rank_env),
     };
     let sizes = || sizes::sweep(plan.min_bytes, plan.max_bytes, plan.step);
-    let watch = Watch::start(|| sizes().count() as u64);
     let mut job = Job::start(program, seats, plan.timeout, watch.clone())?;
     let outcome = connect(plan, &mut job, report).and_then(|()| {
-        watch.aside(|| list_ranks(&job, report, &mut out))?;
+        list_ranks(&job, report, &mut out)?;
         let mut table = Table::start(out, plan.collective)?;
         for size_bytes in sizes() {
-            measure(plan, size_bytes, &mut job, &mut table, report, &watch)?;
+            measure(plan, size_bytes, &mut job, &mut table, report)?;
+            watch.step();
         }
         Ok(table)
     });
@@ -134,7 +137,6 @@ fn measure(
     job: &mut Job,
     table: &mut Table<impl Write>,
     report: &mut Report,
-    watch: &Watch,
 ) -> Result<()> {
     let count = plan.collective.count(size_bytes, plan.ranks);
     job.ask(|_| ToRank::Prepare { count }, |message| matches!(message, FromRank::Ready).then_some(()))?;
@@ -148,11 +150,8 @@ fn measure(
     let row = row(plan, count, &measured);
     let wrong = measured.iter().enumerate().filter_map(|(rank, one)| Some((rank, one.first_wrong.as_ref()?)));
     let wrong: Vec<String> = wrong.map(|(rank, wrong)| format!("rank {rank}: {wrong}")).collect();
-    watch.step();
-    watch.aside(|| {
-        table.row(&row)?;
-        wrong.iter().try_for_each(|line| table.remark(line))
-    })?;
+    table.row(&row)?;
+    wrong.iter().try_for_each(|line| table.remark(line))?;
     report.add(&row, wrong);
     Ok(())
 }

@@ -12,6 +12,7 @@ mod cli;
 mod collective;
 mod communicators;
 mod control;
+mod date;
 mod fabric;
 mod gpu;
 mod install;

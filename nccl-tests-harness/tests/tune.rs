@@ -45,7 +45,7 @@ fn the_best_is_written_where_the_settings_are_read_and_other_lines_stay() {
     let others =
         ["# mine", lines[1], "NCCL_IB_QPS_PER_CONNECTION=3", "NCCL_SPARK_MIN_SHARE_BYTES=32768", "NCCL_IB_TC=106"];
     assert_eq!(lines, others);
-    assert!(said.err.contains("the plugin reads it whenever a job starts"), "{said:?}");
+    assert!(said.err.contains("the plugin reads it when a job starts"), "{said:?}");
     let told: Value = serde_json::from_str(&said.out).unwrap();
     assert_eq!((&told["chosen"]["qps"], &told["chosen"]["min_share_bytes"]), (&3.into(), &32768.into()), "{told}");
     let rounds = |record: &Value| record["rounds"].as_array().unwrap().len();
@@ -56,9 +56,9 @@ fn the_best_is_written_where_the_settings_are_read_and_other_lines_stay() {
     assert!(shown.status == Some(0) && shown.out.contains(&from_file), "{shown:?}");
     assert!(shown.out.contains("    current value: 7 (environment)\n"), "{shown:?}");
 
-    // What the environment says stands above the file, which has to be told.
+    // The environment overrides the file, which the command has to say.
     let said = run(&tune, &settings, &[("NCCL_IB_QPS_PER_CONNECTION", "5")]);
-    let above = "NCCL_IB_QPS_PER_CONNECTION=5 from the environment stands above";
+    let above = "NCCL_IB_QPS_PER_CONNECTION=5 from the environment overrides it";
     assert!(said.status == Some(0) && said.out.contains(above), "{said:?}");
 }
 
@@ -72,7 +72,7 @@ fn nothing_is_written_on_a_dry_run_and_what_cannot_be_written_fails_behind_the_t
     assert_eq!(fs::read_to_string(&settings).unwrap(), "NCCL_IB_TC=106\n");
     let new = fake.folder().join("new.conf");
     let said = run(&format!("{tune} --write-best"), &new, &[]);
-    assert!(said.status == Some(0) && said.out.contains("the plugin reads it whenever"), "{said:?}");
+    assert!(said.status == Some(0) && said.out.contains("the plugin reads it when"), "{said:?}");
     assert!(new.exists(), "the file that the variable names need not be there yet");
     let said = run(&format!("{tune} --write-best --output /no/where/a.conf"), &settings, &[]);
     assert!(said.status == Some(1) && said.out.contains("  default   default "), "{said:?}");

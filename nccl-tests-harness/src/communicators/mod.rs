@@ -14,6 +14,7 @@ pub mod rank;
 use crate::lines;
 use crate::scene::network::{Network, Used};
 use crate::scene::{Scene, loader_path};
+use crate::watch::Watch;
 use anyhow::{Context, Result, bail};
 use judge::{End, Report};
 use options::{Plan, Scenario};
@@ -39,9 +40,12 @@ pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out
     writeln!(out, "# nccl-spark {}: communicators, {} ranks", env!("CARGO_PKG_VERSION"), plan.ranks)?;
     writeln!(out, "# fabric: {}", scene.fabric.about)?;
     writeln!(out, "# {}", shown.join(" "))?;
+    let watch = Watch::start("scenarios", || plan.scenarios.len() as u64);
+    let out = &mut watch.over(out);
     let mut good = true;
     for scenario in &plan.scenarios {
-        let outcome = play(plan, &scene, *scenario, own, lookup);
+        let outcome = play(plan, &scene, *scenario, own, lookup, &watch);
+        watch.step();
         let text = match outcome {
             Ok(text) => text,
             Err(error) if crate::output::is_unread(&error) => return Err(error),
@@ -53,6 +57,7 @@ pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out
         writeln!(out, "{:<8} {text}", scenario.name())?;
         out.flush()?;
     }
+    watch.end();
     Ok(good)
 }
 
@@ -62,6 +67,7 @@ fn play(
     scenario: Scenario,
     own: &Path,
     lookup: &dyn Fn(&str) -> Option<String>,
+    watch: &Watch,
 ) -> Result<String> {
     let mut children = Vec::new();
     for rank in 0..plan.ranks {
@@ -70,6 +76,7 @@ fn play(
     let mut complaints: Vec<Option<String>> = vec![None; plan.ranks];
     let mut used = Used::default();
     let ends = lines::follow(&mut children, Vec::new(), plan.setting.timeout, |rank, line| {
+        watch.doing(scenario.name());
         scene.log(&format!("{} {rank}", scenario.name()), line)?;
         if let Some(complaint) = line.strip_prefix(COMPLAINT) {
             let told = complaints[rank].get_or_insert_default();

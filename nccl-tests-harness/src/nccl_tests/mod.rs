@@ -13,6 +13,7 @@ use crate::bench::plot;
 use crate::fabric::Fabric;
 use crate::scene::Scene;
 use crate::scene::network::{Channels, Network, Used};
+use crate::watch::Watch;
 use anyhow::{Result, ensure};
 use options::Plan;
 use show::Outcome;
@@ -44,6 +45,8 @@ pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out
     )?;
     writeln!(out, "# fabric: {}", scene.fabric.about)?;
     let mut outcomes = outcomes(&plan.networks);
+    let watch = Watch::start("runs", || u64::from(plan.rounds) * outcomes.len() as u64);
+    let out = &mut watch.over(out);
     // Of the first table: all runs measure the same sizes.
     let mut sizes = None;
     for round in 0..plan.rounds as usize {
@@ -53,7 +56,8 @@ pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out
                 continue;
             }
             let environment = scene.environment(outcome.network, is_here, lookup)?;
-            let measured = once(plan, &scene, own, &environment, outcome, out);
+            let measured = once(plan, &scene, own, &environment, outcome, (&mut *out, &watch));
+            watch.step();
             match measured.and_then(|rows| keep(rows, outcome, &mut sizes)) {
                 Ok(()) => {}
                 Err(error) if crate::output::is_unread(&error) => return Err(error),
@@ -67,6 +71,7 @@ pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out
             }
         }
     }
+    watch.end();
     conclude(plan, &scene.fabric, &outcomes, out)
 }
 
@@ -91,7 +96,7 @@ fn once(
     own: &Path,
     environment: &[(String, String)],
     outcome: &mut Outcome,
-    out: &mut impl Write,
+    (out, watch): (&mut impl Write, &Watch),
 ) -> Result<Vec<Row>> {
     let (network, name) = (outcome.network, outcome.name());
     let is_first = outcome.rounds.is_empty();
@@ -104,6 +109,7 @@ fn once(
     let alone = plan.networks.len() == 1;
     let (mut table, mut used, mut last) = (Table::default(), Used::default(), String::new());
     let end = ranks::run(plan, &scene.fabric, environment, own, |line| {
+        watch.doing(name);
         scene.log(name, line.trim_end())?;
         let is_log = used.note(line);
         if needs_channels && let Some(channels) = used.channels() {

@@ -232,7 +232,8 @@ pub fn picture(plan: &Plan, fabric: &str, outcomes: &[Outcome]) -> Result<()> {
     }
     let largest = sizes(outcomes).last().map(|bytes| format!(" up to {}", size(*bytes as usize))).unwrap_or_default();
     let chart = Chart {
-        titles: vec![format!("{name}{largest}"), fabric.to_owned()],
+        titles: vec![format!("{name}{largest}")],
+        captions: plot::captions(fabric, "points: median of the rounds; bars: slowest to fastest round"),
         x: Axis { label: "size, bytes".to_owned(), scale: Scale::Binary },
         y: Axis { label: "busbw, GB/s".to_owned(), scale: Scale::Linear },
         lines,
