@@ -101,7 +101,7 @@ fn work(start: Start, commands: &mpsc::Receiver<ToRank>, sender: &Sender) -> Res
             log::start(0, start.level);
             return memory::rank::work(&setup, start.plugin.as_ref().unwrap_or(&setup.plugin), commands, sender);
         }
-        _ => bail!("the first command is not set-up"),
+        _ => bail!("the first command is not the set-up"),
     };
     log::start(setup.rank, start.level);
     let context = Plugin::load(start.plugin.as_ref().unwrap_or(&setup.plugin), None)?.init(setup.job)?;
@@ -114,7 +114,7 @@ fn work(start: Start, commands: &mpsc::Receiver<ToRank>, sender: &Sender) -> Res
 
     let ToRank::Connect { handles } = commands.recv()? else { bail!("the second command is not to connect") };
     let handles = handles.into_iter().map(Handle::try_from).collect::<Result<Vec<_>, _>>();
-    let Ok(handles) = handles else { bail!("a handle does not have {HANDLE_BYTES} bytes") };
+    let Ok(handles) = handles else { bail!("a handle has not {HANDLE_BYTES} bytes") };
     activity::stage("connecting");
     let connections = connect(&context, &listeners, handles)?;
     drop(listeners);
@@ -154,7 +154,7 @@ pub fn look_at(context: &Context) -> Result<Network> {
     let devices = context.devices()?;
     ensure!(devices > 0, "the plugin has no device");
     let properties = context.properties(DEVICE)?;
-    ensure!(properties.host_memory, "device {} does not support host memory", properties.name);
+    ensure!(properties.host_memory, "device {} takes no host memory", properties.name);
     Ok(Network {
         name: context.network(),
         device: properties.name,

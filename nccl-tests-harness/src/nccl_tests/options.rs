@@ -147,7 +147,7 @@ pub fn find(test: &str, folder: Option<&Path>, path: Option<&str>) -> Result<Pat
     };
     bail!(
         "no {name} {places} (https://github.com/NVIDIA/nccl-tests, built with make MPI=1 MPI_HOME=... CUDA_HOME=...){}",
-        super::ranks::missing_gpu().map(|text| format!("; and {text}")).unwrap_or_default()
+        super::ranks::missing_gpu().map(|text| format!("; also, {text}")).unwrap_or_default()
     )
 }
 

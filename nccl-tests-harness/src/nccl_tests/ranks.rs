@@ -82,7 +82,7 @@ fn gpus() -> usize {
 
 /// The message for a machine without an NVIDIA GPU; none where there is one.
 pub fn missing_gpu() -> Option<&'static str> {
-    (gpus() == 0).then_some("nccl-tests needs an NVIDIA GPU, and this machine has none (no /dev/nvidia0)")
+    (gpus() == 0).then_some("nccl-tests needs an NVIDIA GPU and this machine has none (no /dev/nvidia0)")
 }
 
 /// Runs the program once; `hear` gets every line that the ranks print.

@@ -26,7 +26,7 @@ macro_rules! functions {
         impl Functions {
             fn load() -> Result<Self, String> {
                 if !Driver::is_there() {
-                    return Err("libcuda.so was not found".to_owned());
+                    return Err("libcuda is not there".to_owned());
                 }
                 // SAFETY: as in `is_there`; the library was just found, so this does not panic, and it stays loaded.
                 let library = unsafe { sys::culib() };
