@@ -196,15 +196,16 @@ fn keep(rows: Vec<Row>, outcome: &mut Outcome, sizes: &mut Option<Vec<u64>>) -> 
 
 fn conclude(plan: &Plan, fabric: &Fabric, outcomes: &[Outcome], out: &mut impl Write) -> Result<bool> {
     if outcomes.len() > 1 {
+        writeln!(out, "# median time and busbw out of place, rounds in turns: {}", plan.rounds)?;
+        let first = outcomes[0].name();
         writeln!(
             out,
-            "# medians of {} round(s) in turns, out of place; ratios by time: above 1 the first is faster",
-            plan.rounds
+            "# time ratio: the line's time / that of {first}; ~: the ranges overlap, which is no difference"
         )?;
         if outcomes.iter().any(|outcome| outcome.is_control) {
             writeln!(
                 out,
-                "# control: spark-untuned a second time in each round; spark-untuned/control is 1 but for noise"
+                "# control: spark-untuned a second time in each round; its ratio to spark-untuned shows the noise"
             )?;
         }
         show::table(out, outcomes)?;
