@@ -21,7 +21,7 @@ fn without_a_gpu_one_error_says_so_before_anything_starts() {
 fn a_driver_without_a_gpu_is_told_from_no_driver() {
     let said = Fakes::new().communicators("FAKE_GPUS=0");
     assert_eq!((said.status, said.out.as_str(), said.err.lines().count()), (Some(1), "", 1), "{said:?}");
-    assert!(said.err.contains("needs an NVIDIA GPU and its driver: cuInit gave"), "{said:?}");
+    assert!(said.err.contains("needs an NVIDIA GPU and its driver: cuInit returned"), "{said:?}");
 }
 
 #[test]

@@ -219,7 +219,7 @@ fn a_library_that_is_no_plugin_is_named() {
     );
     let fake = Fake::compile(&["-DncclNetPlugin_v11=another_symbol"]);
     let said = say(&["sendrecv", "--fabric", "verbs", "--plugin", fake.library().to_str().unwrap()]);
-    assert!(said.err.contains("is no usable NCCL plugin: no symbol ncclNetPlugin_v8 to _v12"), "{said:?}");
+    assert!(said.err.contains("is not a usable NCCL plugin: no symbol ncclNetPlugin_v8 to _v12"), "{said:?}");
 }
 
 #[test]

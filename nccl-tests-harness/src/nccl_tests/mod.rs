@@ -202,15 +202,16 @@ fn keep(rows: Vec<Row>, outcome: &mut Outcome, sizes: &mut Option<Vec<u64>>) -> 
 
 fn conclude(plan: &Plan, fabric: &Fabric, outcomes: &[Outcome], out: &mut impl Write) -> Result<bool> {
     if outcomes.len() > 1 {
+        writeln!(out, "# median time and busbw out of place, rounds in turns: {}", plan.rounds)?;
+        let first = outcomes[0].name();
         writeln!(
             out,
-            "# medians of {} in turns, out of place; ratios by time: above 1 the first is faster",
-            show::rounds(plan.rounds)
+            "# time ratio: the line's time / that of {first}; ~: the ranges overlap, which is no difference"
         )?;
         if outcomes.iter().any(|outcome| outcome.is_control) {
             writeln!(
                 out,
-                "# control: a second run of spark-untuned in each round; spark-untuned/control differs from 1 by noise only"
+                "# control: spark-untuned a second time in each round; its ratio to spark-untuned shows the noise"
             )?;
         }
         show::table(out, outcomes)?;
