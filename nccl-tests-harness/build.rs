@@ -8,7 +8,8 @@ fn main() {
     let commit = commit().unwrap_or_default();
     let version = std::env::var("CARGO_PKG_VERSION").unwrap_or_default();
     let text = if commit.is_empty() { version } else { format!("{version} ({commit})") };
-    println!("cargo:rustc-env=NCCL_SPARK_VERSION={text}");
+    // Cargo sets it for tests that it runs too, where the plugin refuses unknown names that begin with NCCL_SPARK_.
+    println!("cargo:rustc-env=PROGRAM_VERSION={text}");
 }
 
 /// The commit that is checked out; none where there is no git, or no checkout of this project: a source archive may lie in the checkout

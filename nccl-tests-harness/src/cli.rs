@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 
 /// Tests, measures, tunes and installs the NCCL network plugin for DGX Spark.
 #[derive(Debug, Parser)]
-#[command(name = "nccl-spark", version = env!("NCCL_SPARK_VERSION"), infer_subcommands = false, after_help = examples::ALL)]
+#[command(name = "nccl-spark", version = env!("PROGRAM_VERSION"), infer_subcommands = false, after_help = examples::ALL)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]

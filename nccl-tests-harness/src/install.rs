@@ -169,7 +169,7 @@ fn report(
         return Ok(());
     }
     let (plugin, prefix_text) = (prefix.join(places::PLUGIN), prefix.display());
-    writeln!(out, "{done} nccl-spark {} in {prefix_text}:", env!("NCCL_SPARK_VERSION"))?;
+    writeln!(out, "{done} nccl-spark {} in {prefix_text}:", env!("PROGRAM_VERSION"))?;
     for item in items.iter().filter(|item| !item.path.starts_with("share/")) {
         writeln!(out, "  {}", prefix.join(&item.path).display())?;
     }

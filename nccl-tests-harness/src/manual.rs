@@ -140,7 +140,7 @@ fn example_section(examples: &str) -> String {
 /// The command line without the commands that the program uses for itself.
 fn visible() -> Command {
     let all = Cli::command();
-    let mut command = Command::new(NAME).version(env!("NCCL_SPARK_VERSION"));
+    let mut command = Command::new(NAME).version(env!("PROGRAM_VERSION"));
     if let Some(about) = all.get_about() {
         command = command.about(about.clone());
     }

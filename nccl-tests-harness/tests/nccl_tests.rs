@@ -310,7 +310,7 @@ fn a_table_that_lacks_a_row_is_not_taken() {
 #[test]
 fn a_program_that_hangs_is_ended() {
     let said = Program::new("echo started; exec sleep 600").run(&["-r", "1", "-T", "1"]);
-    assert!(said.status == Some(1) && said.err.contains("ended after 1 s"), "{said:?}");
+    assert!(said.status == Some(1) && said.err.contains("stopped after 1 s"), "{said:?}");
 }
 
 #[test]

@@ -22,7 +22,7 @@ Examples:
 pub const ALL_REDUCE: &str = "\
 Examples:
   nccl-spark all-reduce -b 8 -e 64M -f 2      # two ranks on this machine
-  nccl-spark all-reduce -r 3 -n 100 -c 10     # 100 timed, 10 checked iterations
+  nccl-spark all-reduce -r 3 -n 100 -c 10     # 100 timed, 10 checked
   mpirun -np 2 -H spark-1,spark-2 --map-by node \\
     nccl-spark all-reduce --rendezvous spark-1:29501 -b 8 -e 1G -f 2";
 

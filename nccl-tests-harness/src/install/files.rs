@@ -142,7 +142,7 @@ fn stage(prefix: &Path, items: &[Item], new: &mut Manifest) -> Result<Staged> {
 fn write_manifest(prefix: &Path, manifest: &mut Manifest) -> Result<()> {
     let mut staged = Staged::default();
     make_folder(prefix, manifest::PATH, manifest)?;
-    let text = manifest.text(env!("NCCL_SPARK_VERSION"));
+    let text = manifest.text(env!("PROGRAM_VERSION"));
     staged.write(prefix, manifest::PATH, text.as_bytes(), 0o644, manifest)?;
     staged.name_all()
 }

@@ -287,9 +287,9 @@ mod unit {
             ("--protocols ll129", &[][..], "none of ll, ll128, simple"),
             ("--collectives alltoall", &[], "none of broadcast"),
             ("--gain 0.9", &[], "1 to 100"),
-            ("--channels 65", &[], "must be 1 to 64"),
+            ("--channels 65", &[], "1..=64"),
             ("-b 2M -e 1M", &[], "--minbytes"),
-            ("-r 1", &[], "must be 2 to 16"),
+            ("-r 1", &[], "2..=16"),
             ("--as-spark --mpirun=-np", &[], "not with --mpirun"),
             ("", &[("NCCL_TUNER_PLUGIN", "other")], "would ask that tuner"),
         ] {
