@@ -4,9 +4,10 @@ mod examples;
 
 use crate::bench::options::Bench;
 use crate::communicators;
-use crate::fabric::{self, Kind, Order, Wish};
+use crate::fabric::{self, Kind, Wish};
 use crate::install;
 use crate::job::RankEnv;
+use crate::machine;
 use crate::manual;
 use crate::memory;
 use crate::nccl_tests;
@@ -15,7 +16,6 @@ use crate::run_options::Run;
 use crate::tune;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// Tests, measures, tunes and installs the NCCL network plugin for DGX Spark.
@@ -108,12 +108,14 @@ pub enum Command {
     /// the CPU does this with malloc alone. --litmus also tests whether NCCL's LL128 protocol is safe on this machine.
     #[command(after_help = examples::MEMORY)]
     Memory(Box<memory::options::Options>),
-    /// Injects faults into the software fabric while a job runs over it.
+    /// Injects faults into the software fabric while a job runs over it, and shows what runs.
     #[command(after_help = examples::FABRIC)]
-    Fabric(Control),
-    /// Shows this machine's RoCE ports: which become rails, which do not, and why.
+    Fabric(fabric::command::Options),
+    /// Shows which RoCE ports of this machine would be merged, the expected rate, and why the others are not used.
+    ///
+    /// Exit status: 0 at least one rail is usable, 1 none is or the machine cannot be examined, 2 the command line is wrong.
     #[command(after_help = examples::RAILS)]
-    Rails,
+    Rails(machine::Options),
     /// Lists the plugin's settings: name, default, meaning, current value.
     #[command(after_help = examples::SETTINGS)]
     Settings,
@@ -149,70 +151,26 @@ pub enum Command {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Fabric")]
 pub struct FabricOptions {
-    /// What the messages travel over [default: verbs, or soft where there is no RDMA device].
+    /// Network to use: RDMA devices or the software fabric [default: verbs, or soft where there is no RDMA device].
     #[arg(long, value_name = "KIND", value_enum)]
     fabric: Option<Kind>,
-    /// The software fabric's rails: a built-in profile (spark-1cable, spark-2cable, unpaced) or a file [default:
+    /// Rails of the software fabric: a built-in profile (spark-1cable, spark-2cable, unpaced) or a file [default:
     /// spark-1cable].
     #[arg(long, value_name = "NAME|FILE")]
     profile: Option<String>,
-    /// A factor on all rates of the profile.
+    /// Factor on all rates of the profile.
     #[arg(long, value_name = "F", value_parser = parse_scale)]
     scale: Option<f64>,
-    /// A rail of the software fabric that carries only a part of its rate, on every rank, as in rocep1s0f0=0.25; may be
-    /// given more than once.
+    /// Limits a rail of the software fabric to a part of its rate, on every rank, as in rocep1s0f0=0.25; may be given more
+    /// than once.
     #[arg(long, value_name = "RAIL=FACTOR", value_parser = parse_slow_rail)]
     slow_rail: Vec<(String, f64)>,
-    /// The software fabric's library [default: softverbs-ibverbs beside this program].
+    /// Software fabric's library [default: the one installed with or built beside this program].
     #[arg(long, value_name = "PATH")]
     softverbs: Option<PathBuf>,
-    /// What the software fabric is called, for the fabric command [default: a name of the run's own].
+    /// Name of the software fabric, for `nccl-spark fabric` [default: nccl-spark-PID].
     #[arg(long, value_name = "NAME", value_parser = parse_fabric_name)]
     fabric_name: Option<String>,
-}
-
-/// Options of fabric.
-#[derive(Debug, Args)]
-pub struct Control {
-    #[command(subcommand)]
-    order: ControlOrder,
-    /// The fabric, as the run's header names it [default: the only one there is].
-    #[arg(long, global = true, value_name = "NAME", value_parser = parse_fabric_name)]
-    fabric_name: Option<String>,
-}
-
-/// What a rail can be told; NODE is the rank, or * for all.
-#[derive(Debug, Subcommand)]
-enum ControlOrder {
-    /// Carry nothing.
-    Down {
-        /// The rail of a rank, or with * of all.
-        #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
-        rail: (Option<usize>, String),
-    },
-    /// Carry again.
-    Up {
-        /// The rail of a rank, or with * of all.
-        #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
-        rail: (Option<usize>, String),
-    },
-    /// Carry a part of the full rate.
-    Slow {
-        /// The rail of a rank, or with * of all.
-        #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
-        rail: (Option<usize>, String),
-        /// The part: more than 0, 1 for all of it.
-        #[arg(value_parser = parse_factor)]
-        factor: f64,
-    },
-    /// Call the next requests that come in invalid, which ends their queue pairs.
-    Refuse {
-        /// The rail of a rank, or with * of all.
-        #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
-        rail: (Option<usize>, String),
-        /// How many; 0 for none any more.
-        count: u32,
-    },
 }
 
 impl FabricOptions {
@@ -244,24 +202,6 @@ impl FabricOptions {
             library: self.softverbs.unwrap_or_else(|| places::fabric(program)),
             name: self.fabric_name,
         })
-    }
-}
-
-impl Control {
-    /// Tells the rail, and `out` what was told.
-    ///
-    /// # Errors
-    /// When there is no such rail.
-    pub fn obey(self, mut out: impl Write) -> anyhow::Result<()> {
-        let ((node, rail), order, told) = match self.order {
-            ControlOrder::Down { rail } => (rail, Order::Down, "down".to_owned()),
-            ControlOrder::Up { rail } => (rail, Order::Up, "up".to_owned()),
-            ControlOrder::Refuse { rail, count } => (rail, Order::Refuse(count), format!("to refuse {count} requests")),
-            ControlOrder::Slow { rail, factor } => (rail, Order::Slow(factor), format!("at {factor} of its rate")),
-        };
-        let name = fabric::control(self.fabric_name.as_deref(), node, &rail, order)?;
-        let node = node.map_or_else(|| "every node".to_owned(), |node| format!("node {node}"));
-        Ok(writeln!(out, "{name}: {rail} of {node} is {told}")?)
     }
 }
 
@@ -322,9 +262,13 @@ fn parse_scale(text: &str) -> Result<f64, String> {
     scale.ok_or_else(|| "a number above 0".to_owned())
 }
 
-fn parse_factor(text: &str) -> Result<f64, String> {
+/// A part of a rail's rate.
+///
+/// # Errors
+/// What is allowed.
+pub fn parse_factor(text: &str) -> Result<f64, String> {
     let factor = text.parse::<f64>().ok().filter(|factor| *factor > 0.0 && *factor <= 1.0);
-    factor.ok_or_else(|| "a number above 0, up to 1".to_owned())
+    factor.ok_or_else(|| "must be above 0, up to 1".to_owned())
 }
 
 fn parse_slow_rail(text: &str) -> Result<(String, f64), String> {
@@ -334,21 +278,15 @@ fn parse_slow_rail(text: &str) -> Result<(String, f64), String> {
     }
 }
 
-fn parse_rail(text: &str) -> Result<(Option<usize>, String), String> {
-    match text.split_once(':') {
-        Some(("*", rail)) if !rail.is_empty() => Ok((None, rail.to_owned())),
-        Some((node, rail)) if !rail.is_empty() && node.parse::<usize>().is_ok() => {
-            Ok((node.parse().ok(), rail.to_owned()))
-        }
-        _ => Err("NODE:RAIL, as in 1:rocep1s0f0, or *:rocep1s0f0 for all nodes".to_owned()),
-    }
-}
-
-fn parse_fabric_name(text: &str) -> Result<String, String> {
+/// The name of a software fabric.
+///
+/// # Errors
+/// What is allowed.
+pub fn parse_fabric_name(text: &str) -> Result<String, String> {
     let plain = text.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));
     match plain && (1..=64).contains(&text.len()) {
         true => Ok(text.to_owned()),
-        false => Err("up to 64 letters, digits, - and _".to_owned()),
+        false => Err("must be at most 64 letters, digits, - and _".to_owned()),
     }
 }
 
@@ -458,12 +396,5 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn rails_are_named_with_their_node() {
-        assert_eq!(parse_rail("1:a").unwrap(), (Some(1), "a".to_owned()));
-        assert_eq!(parse_rail("*:a").unwrap(), (None, "a".to_owned()));
-        assert!(parse_rail("a").is_err() && parse_rail("1:").is_err() && parse_rail("x:a").is_err());
     }
 }

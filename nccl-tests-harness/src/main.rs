@@ -3,7 +3,8 @@
 //! The plugin under test is always a library file, driven through its C interface as NCCL drives it (`net`); the ranks of
 //! a run are processes of their own (`job` starts them, `rank` is one of them, `control` has the messages between them).
 //!
-//! Exit status: 0 all is well, 1 a run failed or data was wrong, 2 the command line is wrong, 141 the output was closed.
+//! Exit status: 0 all is well, 1 a run failed or data was wrong, 2 the command line is wrong, 141 the output was closed,
+//! 130, 143 and 129 ended by SIGINT (Ctrl-C), SIGTERM and SIGHUP.
 
 mod abi;
 mod activity;
@@ -16,6 +17,7 @@ mod date;
 mod fabric;
 mod gpu;
 mod install;
+mod interrupt;
 mod job;
 mod launch;
 mod lead;
@@ -70,6 +72,9 @@ fn main() -> ExitCode {
         });
         execute(cli.command)
     });
+    if let Some(status) = interrupt::status() {
+        return ExitCode::from(status);
+    }
     let error = match outcome {
         Ok(true) => return ExitCode::SUCCESS,
         Ok(false) => {
@@ -94,6 +99,9 @@ fn main() -> ExitCode {
 fn execute(command: Command) -> Result<bool> {
     let out = output::standard();
     let program = std::env::current_exe().context("find this program's file")?;
+    if starts_processes(&command) {
+        interrupt::watch()?;
+    }
     match command {
         Command::AllGather(run) => collective(run, Collective::AllGather, &program),
         Command::AllReduce(run) => collective(run, Collective::AllReduce, &program),
@@ -121,8 +129,8 @@ fn execute(command: Command) -> Result<bool> {
         }
         Command::CommunicatorsRank(task) => task.run().map(|()| true),
         Command::Memory(options) => memory::run(&options.plan(&program, variable("NCCL_IBVERBS_LIB"))?, &program),
-        Command::Fabric(control) => control.obey(out).map(|()| true),
-        Command::Rails => machine::rails(out).map(|()| true),
+        Command::Fabric(options) => options.run(),
+        Command::Rails(options) => machine::rails(options),
         Command::Settings => machine::settings(out).map(|()| true),
         Command::Install(options) => options.run(&program, variable("PATH").as_deref(), out).map(|()| true),
         Command::Uninstall(options) => options.run(&program, out).map(|()| true),
@@ -133,6 +141,25 @@ fn execute(command: Command) -> Result<bool> {
             rank::run(rank::Start { level, plugin, launched }).map(|()| true)
         }
     }
+}
+
+/// Whether a command starts processes and makes files that must not outlive it.
+fn starts_processes(command: &Command) -> bool {
+    use Command::*;
+    matches!(
+        command,
+        AllGather(_)
+            | AllReduce(_)
+            | ReduceScatter(_)
+            | Broadcast(_)
+            | AllToAll(_)
+            | SendRecv(_)
+            | Bench(_)
+            | Tune(_)
+            | NcclTests(_)
+            | Communicators(_)
+            | Memory(_)
+    )
 }
 
 fn collective(run: Run, collective: Collective, program: &Path) -> Result<bool> {
