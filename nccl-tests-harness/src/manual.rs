@@ -89,7 +89,11 @@ pub fn completions(shell: Shell) -> Vec<u8> {
     command.set_bin_name(NAME);
     command.build();
     match shell {
-        Shell::Bash => Bash.generate(&command, &mut text),
+        Shell::Bash => {
+            Bash.generate(&command, &mut text);
+            // clap_complete 4.6.11 writes the hyphen of the program's name in two ways: the options of no command were found.
+            return String::from_utf8_lossy(&text).replace("nccl__subcmd__spark", "nccl__spark").into_bytes();
+        }
         Shell::Zsh => Zsh.generate(&command, &mut text),
         Shell::Fish => Fish.generate(&command, &mut text),
     }
@@ -166,6 +170,28 @@ mod tests {
                 assert!(!text.contains(word), "{shell:?}: {word}");
             }
         }
+    }
+
+    #[test]
+    fn bash_completes_commands_options_and_values() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), completions(Shell::Bash)).unwrap();
+        let complete = |words: [&str; 4], cword: usize| {
+            let words_text = words.join(" ");
+            let (current, before) = (words[cword], words[cword - 1]);
+            let script = format!(
+                "source {}; COMP_WORDS=({words_text}); COMP_CWORD={cword}; \
+                 _nccl__spark nccl-spark \"{current}\" \"{before}\"; echo \"${{COMPREPLY[@]}}\"",
+                file.path().display()
+            );
+            let output = std::process::Command::new("bash").args(["-c", &script]).output().unwrap();
+            assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+            String::from_utf8(output.stdout).unwrap().trim().to_owned()
+        };
+        assert_eq!(complete(["nccl-spark", "all-g", "", ""], 1), "all-gather");
+        assert_eq!(complete(["nccl-spark", "all-gather", "--minb", ""], 2), "--minbytes");
+        assert_eq!(complete(["nccl-spark", "all-gather", "--fabric", "so"], 3), "soft");
+        assert_eq!(complete(["nccl-spark", "fabric", "slow", "--fab"], 3), "--fabric-name");
     }
 
     #[test]
