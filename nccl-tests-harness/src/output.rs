@@ -162,13 +162,13 @@ mod tests {
         let shown = |verbosity| {
             let mut bytes = Vec::new();
             let mut out = Output::new(&mut bytes, verbosity);
-            write!(out, "# {}", "header").unwrap();
+            write!(out, "# {}", 1).unwrap();
             write!(out, " # more\n  8 #2\n# Out of bounds values : 1 ").unwrap();
             write!(out, "FAILED\n# end").unwrap();
             drop(out);
             String::from_utf8(bytes).unwrap()
         };
         assert_eq!(shown(Verbosity::Quiet), "  8 #2\n# Out of bounds values : 1 FAILED\n");
-        assert_eq!(shown(Verbosity::Normal), "# header # more\n  8 #2\n# Out of bounds values : 1 FAILED\n# end");
+        assert_eq!(shown(Verbosity::Normal), "# 1 # more\n  8 #2\n# Out of bounds values : 1 FAILED\n# end");
     }
 }
