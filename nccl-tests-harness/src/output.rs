@@ -162,7 +162,8 @@ mod tests {
         let shown = |verbosity| {
             let mut bytes = Vec::new();
             let mut out = Output::new(&mut bytes, verbosity);
-            write!(out, "# {}", 1).unwrap();
+            let number = 1;
+            write!(out, "# {number}").unwrap();
             write!(out, " # more\n  8 #2\n# Out of bounds values : 1 ").unwrap();
             write!(out, "FAILED\n# end").unwrap();
             drop(out);
