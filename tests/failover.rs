@@ -20,7 +20,7 @@ use nccl_net_spark::plugin::bring_up;
 use nccl_net_spark::verbs::{HostMemory, Region};
 use nccl_net_spark::wire::MAX_RAILS;
 use nccl_net_spark::wire::board::BOARD_BYTES;
-use softverbs::fabric::{Action, control};
+use softverbs::control::{Action, control};
 use std::net::TcpStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
