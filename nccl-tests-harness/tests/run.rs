@@ -177,7 +177,7 @@ fn a_failing_call_ends_the_run_with_its_reason() {
         ("FAKE_SHORT=3", "channel 0: receive: message 0 has 63 bytes instead of 64"),
         ("FAKE_INIT_FAILS=1", "init returned ncclSystemError (2): NET/Fake: planted: no such hardware"),
         ("FAKE_NO_DEVICE=1", "the plugin has no device"),
-        ("FAKE_DEVICE_ONLY=1", "device Fake0 takes no host memory"),
+        ("FAKE_DEVICE_ONLY=1", "device Fake0 does not take host memory"),
     ] {
         let said = run("sendrecv", &format!("-r 3 -b 64 -e 64 --rank-env 1:{fault}"));
         assert_eq!(said.status, Some(1), "{fault}: {said:?}");
