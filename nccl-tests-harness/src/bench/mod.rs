@@ -1,7 +1,7 @@
 //! `nccl-spark bench`: measures a plugin with single messages between two ranks, and another plugin in turns with it.
 //!
-//! Each library has two rank processes of its own (`rank`, driven by `side`), all started before the first measurement;
-//! those that are not measured wait on the socket to the command. `scenario` and `slowdown` are what is done, round by
+//! Each library has two rank processes of its own (`rank`, driven by `side`); those that are not measured wait on the socket to
+//! the command. Each round has new processes. `scenario` and `slowdown` are what is done, round by
 //! round, `figures` sums the rounds up and compares them, `limit` is what the links let through; `table`, `report` and `plot`
 //! show the results.
 
@@ -495,7 +495,8 @@ fn introduce(plan: &Plan, fabric: &Fabric, sides: &[Side], limit: &str, out: &mu
     }
     writeln!(out, "# limit: {limit}")?;
     let rounds = count(plan.rounds as usize, "round");
-    writeln!(out, "# medians of {rounds}, each a run of about {} s (longer where it is unsteady)", plan.seconds)?;
+    let seconds = plan.seconds;
+    writeln!(out, "# medians of {rounds}, each a run of about {seconds} s in new processes (longer if unsteady)")?;
     if sides.len() == 2 {
         writeln!(out, "# ratio: ours / theirs; ~: the ranges of the rounds overlap, which is no difference")?;
     }

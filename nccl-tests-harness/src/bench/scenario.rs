@@ -2,8 +2,8 @@
 //!
 //! How a figure comes about: every byte of some messages is checked. Pilot runs, which also warm up, find how many messages fill
 //! the time of a run ([`calibrate`]); they are made longer, and with them the runs, until two in a row agree, up to four times
-//! the time asked for. Then the libraries take turns, round by round, and each round is one run; the median of the rounds
-//! counts, shown with their min..max.
+//! the time asked for. Then the libraries take turns, round by round, and each round is one run in new processes
+//! ([`Side::renew`]); the median of the rounds counts, shown with their min..max.
 
 use super::figures::{Metric, Place, Point, Series};
 use super::limit::Limit;
@@ -16,6 +16,8 @@ use anyhow::Result;
 const BUFFER_BYTES: usize = 128 << 20;
 /// The smallest buffer.
 const BUFFER_MIN_BYTES: usize = 64 << 10;
+/// One in so many messages of a run is sent before it, because its processes are new.
+const WARM_UP: u64 = 10;
 /// The fewest messages of a run.
 const MIN_MESSAGES: u64 = 3;
 /// The shortest pilot run that counts, as a part of the time of a run.
@@ -68,6 +70,7 @@ fn streams(
             messages.push(calibrate(plan, |messages| side.stream(layout, messages))?);
         }
         let measured = rounds(plan, sides, &[metric], |side, number| {
+            side.stream(layout, messages[number].div_ceil(WARM_UP))?;
             let seconds = side.stream(layout, messages[number])?;
             Ok(vec![of_stream(metric, messages[number] * channels as u64, bytes, seconds)])
         })?;
@@ -101,6 +104,7 @@ pub fn latency(plan: &Plan, sides: &mut [Side], limit: Limit, tell: &mut Tell<'_
         }
         let metrics = [Metric::P50, Metric::P99, Metric::Least];
         let measured = rounds(plan, sides, &metrics, |side, number| {
+            side.ping_pong(layout, messages[number].div_ceil(WARM_UP))?;
             let (_, half) = side.ping_pong(layout, messages[number])?;
             Ok(vec![half.p50_us, half.p99_us, half.min_us])
         })?;
@@ -126,6 +130,9 @@ pub fn connections(plan: &Plan, sides: &mut [Side], limit: Limit, tell: &mut Tel
     for round in 0..plan.rounds {
         for number in order(round, sides.len()) {
             let side = &mut sides[number];
+            if round > 0 {
+                side.renew()?;
+            }
             let (mut open, mut kept_bytes) = (0, [0.0; 2]);
             for (at, &count) in counts.iter().enumerate() {
                 let opened = side.open(count - open, 0, buffer_bytes(&[layout.bytes], layout.in_flight, count))?;
@@ -143,7 +150,7 @@ pub fn connections(plan: &Plan, sides: &mut [Side], limit: Limit, tell: &mut Tel
                 series[1].rounds.push(slowest * 1e3 / more);
                 for (rank, one) in opened.iter().enumerate() {
                     kept_bytes[rank] += one.rss_after_bytes as f64 - one.rss_before_bytes as f64;
-                    // Later rounds reuse memory that the first one allocated.
+                    // Ranks that a launcher started keep memory of the first round for the later ones.
                     if round == 0 {
                         series[2 + rank].rounds.push(kept_bytes[rank] / 1024.0 / count as f64);
                     }
@@ -177,6 +184,7 @@ fn rounds(
     let mut measured = vec![blank(); sides.len()];
     for round in 0..plan.rounds {
         for number in order(round, sides.len()) {
+            sides[number].renew()?;
             let values = once(&mut sides[number], number)?;
             measured[number].iter_mut().zip(values).for_each(|(series, value)| series.rounds.push(value));
         }

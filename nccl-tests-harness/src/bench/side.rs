@@ -39,6 +39,19 @@ pub struct Side {
     pub about: About,
     job: Job,
     checks: u64,
+    /// The connections that are open: forward, back, bytes of memory for each.
+    open: Vec<(usize, usize, usize)>,
+    /// How to start its ranks again; none where a launcher started them.
+    restart: Option<Restart>,
+}
+
+/// How to start ranks again on this machine.
+struct Restart {
+    program: PathBuf,
+    /// By rank.
+    environments: Vec<Vec<(String, String)>>,
+    timeout: Duration,
+    watch: Watch,
 }
 
 /// The result of a check.
@@ -75,22 +88,48 @@ impl Side {
     /// # Errors
     /// When that fails.
     pub fn start(program: &Path, mut about: About, seats: Vec<Seat>, timeout: Duration, watch: Watch) -> Result<Self> {
-        let mut job = Job::start(program, seats, timeout, watch)?;
-        let setup = |rank| {
-            let (plugin, abi) = (about.library.clone(), about.abi_wanted);
-            ToRank::Bench(BenchSetup { rank, plugin, abi, job: u64::from(std::process::id()) })
-        };
-        let up = job.ask(setup, |message| match message {
-            FromRank::Up { network, abi } => Some((network, abi)),
-            _ => None,
+        let environments = seats.iter().map(|seat| match seat {
+            Seat::Here(environment) => Some(environment.clone()),
+            Seat::Guest(_) => None,
         });
-        let up = up.map_err(|error| of(about.name, &error))?;
+        let restart = environments.collect::<Option<Vec<_>>>().map(|environments| Restart {
+            program: program.to_owned(),
+            environments,
+            timeout,
+            watch: watch.clone(),
+        });
+        let mut job = Job::start(program, seats, timeout, watch)?;
+        let up = set_up(&mut job, &about)?;
         let (networks, versions): (Vec<_>, Vec<_>) = up.into_iter().unzip();
         about.networks = networks;
         about.abi = versions.first().copied().unwrap_or_default();
         about.whereabouts = job.whereabouts().collect();
         about.connections = vec![Vec::new(); 2];
-        Ok(Self { about, job, checks: 0 })
+        Ok(Self { about, job, checks: 0, open: Vec::new(), restart })
+    }
+
+    /// Replaces the ranks by new processes with the same connections. How fast a process is depends for its whole life on where the
+    /// kernel placed its threads and memory: two processes of the same library can differ by a factor of three, round after round.
+    /// Ranks that a launcher started stay, and get new connections.
+    ///
+    /// # Errors
+    /// The ranks'.
+    pub fn renew(&mut self) -> Result<()> {
+        let open = std::mem::take(&mut self.open);
+        match &self.restart {
+            Some(Restart { program, environments, timeout, watch }) => {
+                let seats = environments.iter().cloned().map(Seat::Here).collect();
+                let mut job = Job::start(program, seats, *timeout, watch.clone())?;
+                set_up(&mut job, &self.about)?;
+                let old = std::mem::replace(&mut self.job, job);
+                old.finish().map_err(|error| of(self.about.name, &error))?;
+            }
+            None => self.close()?,
+        }
+        for (forward, back, buffer_bytes) in open {
+            self.connect(forward, back, buffer_bytes)?;
+        }
+        Ok(())
     }
 
     /// Opens `forward` connections more from the sender to the receiver, and `back` the other way; how each rank saw it.
@@ -98,6 +137,16 @@ impl Side {
     /// # Errors
     /// The ranks'.
     pub fn open(&mut self, forward: usize, back: usize, buffer_bytes: usize) -> Result<Vec<Opened>> {
+        let opened = self.connect(forward, back, buffer_bytes)?;
+        for (known, said) in self.about.connections.iter_mut().zip(&opened) {
+            let new = said.lines.iter().filter(|line| !known.contains(line)).cloned().collect::<Vec<_>>();
+            known.extend(new);
+        }
+        Ok(opened)
+    }
+
+    fn connect(&mut self, forward: usize, back: usize, buffer_bytes: usize) -> Result<Vec<Opened>> {
+        self.open.push((forward, back, buffer_bytes));
         // Who listens is the rank that receives.
         let listening = self.ask(
             0..2,
@@ -107,19 +156,14 @@ impl Side {
                 _ => None,
             },
         )?;
-        let opened = self.ask(
+        self.ask(
             0..2,
             |rank| Order::Connect { handles: listening[1 - rank].clone(), buffer_bytes },
             |answer| match answer {
                 Answer::Connected(opened) => Some(opened),
                 _ => None,
             },
-        )?;
-        for (known, said) in self.about.connections.iter_mut().zip(&opened) {
-            let new = said.lines.iter().filter(|line| !known.contains(line)).cloned().collect::<Vec<_>>();
-            known.extend(new);
-        }
-        Ok(opened)
+        )
     }
 
     /// Sends what lies in memory, and checks every byte.
@@ -231,6 +275,7 @@ impl Side {
     /// # Errors
     /// The ranks'.
     pub fn close(&mut self) -> Result<()> {
+        self.open.clear();
         self.ask(0..2, |_| Order::Close, |answer| matches!(answer, Answer::Closed).then_some(())).map(|_| ())
     }
 
@@ -263,6 +308,19 @@ impl Side {
         );
         answers.map_err(|error| of(self.about.name, &error))
     }
+}
+
+/// Starts the plugin in the ranks: the network as each sees it, and the version of the plugin interface.
+fn set_up(job: &mut Job, about: &About) -> Result<Vec<(Network, u32)>> {
+    let setup = |rank| {
+        let (plugin, abi) = (about.library.clone(), about.abi_wanted);
+        ToRank::Bench(BenchSetup { rank, plugin, abi, job: u64::from(std::process::id()) })
+    };
+    let up = job.ask(setup, |message| match message {
+        FromRank::Up { network, abi } => Some((network, abi)),
+        _ => None,
+    });
+    up.map_err(|error| of(about.name, &error))
 }
 
 /// An error of the ranks with the library's name before each line.

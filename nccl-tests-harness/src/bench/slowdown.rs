@@ -56,6 +56,7 @@ pub fn run(
     let mut measured = vec![blank(); sides.len()];
     for round in 0..plan.rounds {
         for number in scenario::order(round, sides.len()) {
+            sides[number].renew()?;
             let part = Duration::from_secs_f64(plan.seconds * PART);
             let flowed = sides[number].flow(layout, Fall { part, window_ms, turn })?;
             let phases = phases(&flowed, window_ms, plan.seconds)?;

@@ -139,10 +139,15 @@ impl<'a, W: Write> Table<'a, W> {
     }
 
     fn ratio(&self, at: usize, comparison: Option<Comparison>) -> String {
-        let is_same = comparison.is_some_and(|one| one.no_difference == Some(true));
+        let found = comparison.map(|one| one.no_difference);
+        let is_same = found == Some(Some(true));
         let text = comparison
             .map_or_else(|| "-".to_owned(), |one| format!("{}{:.3}", if is_same { "~" } else { "" }, one.ratio));
-        let words = if is_same { "no difference" } else { "" };
+        let words = match found {
+            Some(Some(true)) => "no difference",
+            Some(None) => "too few rounds",
+            _ => "",
+        };
         let first = if at == 0 { format!(" {words:>SPREAD$}") } else { String::new() };
         format!(" {text:>width$}{first}", width = width(self.metrics[at]))
     }
@@ -195,9 +200,12 @@ mod tests {
             "# 3 WRONG bytes from theirs: its figures above do not count",
         ];
         assert_eq!(text.lines().collect::<Vec<_>>(), expected, "{text}");
-        let sides = vec![bandwidth(&[1.0, 1.1, 1.2]), bandwidth(&[2.0, 2.2, 5.0])];
+        let sides = vec![bandwidth(&[1.0, 1.1, 1.2, 1.0, 1.2]), bandwidth(&[2.0, 2.2, 5.0, 2.2, 3.0])];
         let text = shown(Places::Sizes, &[Metric::Bandwidth], &["ours", "theirs"], &Point { sides, ..point.clone() });
         assert!(text.contains("\n           ratio   0.500\n"), "{text}");
+        let sides = vec![bandwidth(&[1.0]), bandwidth(&[2.0])];
+        let text = shown(Places::Sizes, &[Metric::Bandwidth], &["ours", "theirs"], &Point { sides, ..point.clone() });
+        assert!(text.contains("0.500   too few rounds\n"), "{text}");
         let sides = vec![bandwidth(&[1.0])];
         let point = Point { sides, wrong: Some(vec![0]), ..point };
         let text = shown(Places::Sizes, &[Metric::Bandwidth], &["ours"], &point);

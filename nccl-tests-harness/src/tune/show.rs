@@ -24,7 +24,7 @@ pub fn introduction(tune: &Tune, out: &mut impl Write) -> io::Result<()> {
 pub fn table(told: &Told, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "#\n# fabric: {}", told.fabric_text)?;
     writeln!(out, "# busbw in GB/s by size: median of the rounds")?;
-    writeln!(out, "# score: busbw of all sizes in % of the defaults'; median, min..max of the rounds")?;
+    writeln!(out, "# score: busbw of all sizes in % of the defaults', median and min..max")?;
     let sizes: Vec<String> = told.sizes_bytes.iter().map(|size| short(*size as u64)).collect();
     let head = format!("# {:>7} {:>9} {:>6} {:>12}", "QPs", "min share", "score", "min..max");
     writeln!(out, "#")?;

@@ -166,7 +166,9 @@ fn course(subject: &Subject<'_>, courses: &[Course]) -> Chart {
     let x = Axis { label: "time, s".to_owned(), scale: Scale::Linear };
     let y = Axis { label: unit(Metric::Bandwidth).to_owned(), scale: Scale::Linear };
     let window_ms = first.first().map_or(0, |course| course.window_ms);
-    let words = format!("the first of {} rounds, received per {window_ms} ms", subject.rounds);
+    let rounds =
+        if subject.rounds == 1 { "1 round".to_owned() } else { format!("the first of {} rounds", subject.rounds) };
+    let words = format!("{rounds}, received per {window_ms} ms");
     subject.chart(&words, [x, y], lines, marks)
 }
 
