@@ -496,7 +496,8 @@ fn introduce(plan: &Plan, fabric: &Fabric, sides: &[Side], limit: &str, out: &mu
     writeln!(out, "# limit: {limit}")?;
     let rounds = count(plan.rounds as usize, "round");
     let seconds = plan.seconds;
-    writeln!(out, "# medians of {rounds}, each a run of about {seconds} s in new processes (longer if unsteady)")?;
+    let renewed = if plan.launched.is_some() { "over new connections" } else { "in new processes" };
+    writeln!(out, "# medians of {rounds}, each a run of about {seconds} s {renewed} (longer if unsteady)")?;
     if sides.len() == 2 {
         writeln!(out, "# ratio: ours / theirs; ~: the ranges of the rounds overlap, which is no difference")?;
     }
