@@ -52,9 +52,9 @@ fn the_best_is_written_where_the_settings_are_read_and_other_lines_stay() {
     assert_eq!((rounds(&told["defaults"]), rounds(&told["tried"][0])), (1, 1), "{told}");
 
     let shown = run("settings", &settings, &[("NCCL_IB_TC", "7")]);
-    let from_file = format!("    here 3: from {}, line 3\n", settings.display());
+    let from_file = format!("    current value: 3 ({}, line 3)\n", settings.display());
     assert!(shown.status == Some(0) && shown.out.contains(&from_file), "{shown:?}");
-    assert!(shown.out.contains("    here 7: from the environment\n"), "{shown:?}");
+    assert!(shown.out.contains("    current value: 7 (environment)\n"), "{shown:?}");
 
     // What the environment says stands above the file, which has to be told.
     let said = run(&tune, &settings, &[("NCCL_IB_QPS_PER_CONNECTION", "5")]);
