@@ -424,7 +424,7 @@ fn where_nothing_is_usable_the_page_begins_with_the_reasons() {
     let page = report(&Host::new(&spark(&[])).survey("^rocep1s0f1"));
     let down = "the port is down: no cable, or its interface is not up";
     let reasons = format!(
-        "No rail is usable:\n  rocep1s0f0:1, roceP2p1s0f0:1 and roceP2p1s0f1:1: the port is down: no cable, or\n    its \
+        "No rail is usable:\n  rocep1s0f0:1, roceP2p1s0f0:1 and roceP2p1s0f1:1: the port is down: no cable,\n    or its \
          interface is not up\n  rocep1s0f1:1: NCCL_IB_HCA excludes it\n\nrocep1s0f0:1  not used: {down}\n"
     );
     assert!(page.starts_with(&reasons), "{page}");
