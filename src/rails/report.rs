@@ -41,11 +41,11 @@ fn merged(survey: &Survey) -> String {
     let payload = survey.payload();
     let limit = match payload.limit {
         Limit::Nothing => "no port",
-        Limit::Cables => "the cables (after RoCE framing)",
+        Limit::Cables => "the cables",
         Limit::PcieLinks => "the PCIe links",
     };
     let (rate, bytes_rate) = (gbps(payload.mbps), f64::from(payload.mbps) / 8_000.0);
-    let expected = format!("expected: {rate} ({bytes_rate:.1} GB/s) each way, limited by {limit}");
+    let expected = format!("expected payload: {rate} ({bytes_rate:.1} GB/s) each way, limited by {limit}");
     let announced = format!("announced to NCCL: one device of {} Mb/s", survey.speed_mbps);
     [verdict, expected, announced].iter().map(|line| folded("  ", line)).collect()
 }

@@ -399,7 +399,7 @@ fn the_page_for_a_person_says_what_is_merged_and_why_not() {
     let page = report(&Host::new(&spark(&[0])).survey(""));
     println!("{page}");
     let verdict = "2 rails are merged into one device: rocep1s0f0:1, roceP2p1s0f0:1\n\
-                   expected: 196.1 Gb/s (24.5 GB/s) each way, limited by the cables (after RoCE\n  framing)\n\
+                   expected payload: 196.1 Gb/s (24.5 GB/s) each way, limited by the cables\n\
                    announced to NCCL: one device of 200000 Mb/s\n\n\
                    rocep1s0f0:1  used: cable 0, PCIe link 0, twin of roceP2p1s0f0\n";
     assert!(page.starts_with(verdict), "{page}");
@@ -413,7 +413,7 @@ fn the_page_for_a_person_says_what_is_merged_and_why_not() {
     }
     assert!(page.lines().all(|line| line.len() <= 80), "{page}");
     let one = report(&Host::new(&[spark_function(0, 0)]).survey(""));
-    assert!(one.starts_with("1 rail is usable: rocep1s0f0:1\nexpected: 112 Gb/s"), "{one}");
+    assert!(one.starts_with("1 rail is usable: rocep1s0f0:1\nexpected payload: 112 Gb/s"), "{one}");
     let empty = survey(Path::new("/nonexistent"), &[], &interfaces().unwrap(), &hca(""));
     let page = report(&empty);
     assert!(page.starts_with("No rail is usable") && page.contains("--device\n/dev/infiniband"), "{page}");
