@@ -6,7 +6,7 @@ use std::any::Any;
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
     /// A setting of the environment is unknown or malformed.
-    #[error("{name}={value:?} is not usable: {allowed}")]
+    #[error("{name}={} is not usable: {allowed}", shortened(value))]
     Setting {
         /// The variable.
         name: String,
@@ -108,6 +108,13 @@ pub fn panic_text(payload: &(dyn Any + Send)) -> &str {
     }
 }
 
+/// A value in a message, cut where it is long: NCCL cuts a line of its log at 1024 characters, and the reason follows the value.
+fn shortened(value: &str) -> String {
+    const MOST: usize = 100;
+    let start: String = value.chars().take(MOST).collect();
+    if start.len() == value.len() { format!("{value:?}") } else { format!("{start:?}... ({} bytes)", value.len()) }
+}
+
 fn os_text(errno: i32) -> String {
     match errno {
         0 => "unknown error".to_owned(),
@@ -125,6 +132,9 @@ mod tests {
         let setting = Error::Setting { name: "NCCL_IB_TC".into(), value: "300".into(), allowed: "0 to 255".into() };
         assert_eq!(setting.to_string(), "NCCL_IB_TC=\"300\" is not usable: 0 to 255");
         assert_eq!(NcclResult::from(&setting), NcclResult::InvalidUsage);
+        let long = Error::Setting { name: "A".into(), value: "x".repeat(4000), allowed: "0 to 255".into() };
+        let expected = format!("A=\"{}\"... (4000 bytes) is not usable: 0 to 255", "x".repeat(100));
+        assert_eq!(long.to_string(), expected);
         let os = Error::Os { what: "ibv_reg_mr of 4096 bytes".into(), errno: libc::ENOMEM };
         assert!(os.to_string().starts_with("ibv_reg_mr of 4096 bytes: Cannot allocate memory"), "{os}");
         assert_eq!(NcclResult::from(&os), NcclResult::SystemError);

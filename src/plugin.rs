@@ -254,6 +254,7 @@ fn look_around(config: &Config) -> Result<(Survey, Ports)> {
     for text in trouble {
         tracing::warn!("{text}");
     }
+    rails::check_sysfs(&config.sysfs)?;
     let facts: Vec<PortFacts> = ports.iter().map(|(facts, _)| facts.clone()).collect();
     Ok((rails::survey(Path::new(&config.sysfs), &facts, &rails::interfaces()?, &config.hca), ports))
 }

@@ -9,7 +9,7 @@ use nccl_net_spark::comm::events::{Direction, Member, Outages, SETTLED, Said, Su
 use nccl_net_spark::comm::{Host, RecvComm, SendComm, connect, listen};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::plugin::bring_up;
-use softverbs::fabric::{Action, control};
+use softverbs::control::{Action, control};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -25,7 +25,7 @@ pub enum Kind {
     Verbs,
 }
 
-/// What the command line says of it.
+/// What the command line asks for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Wish {
     /// None: whatever is there.
@@ -38,7 +38,7 @@ pub struct Wish {
     pub slow_rails: Vec<(String, f64)>,
     /// The software fabric's library.
     pub library: PathBuf,
-    /// What the software fabric is called; none: a name of the run's own.
+    /// The software fabric's name; none: a name of the run's own.
     pub name: Option<String>,
 }
 
@@ -46,7 +46,7 @@ pub struct Wish {
 pub struct Fabric {
     /// Which of the two it is.
     pub kind: Kind,
-    /// What the run's header says of it.
+    /// Its description in the run's header.
     pub about: String,
     environment: Vec<(String, String)>,
     /// Of the software fabric.
@@ -97,7 +97,7 @@ pub fn set_up(wish: &Wish, ranks: usize, own_library: Option<&str>) -> Result<Fa
         (None, None) if !devices.is_empty() => Ok(verbs(format!("verbs; {}", present()))),
         (None, None) if wish.library.is_file() => soft(wish, ranks, "because this machine has no RDMA device"),
         (None, None) => Ok(verbs(format!(
-            "verbs, although this machine has no RDMA device: no software fabric lies at {}",
+            "verbs, although this machine has no RDMA device: the software fabric's library is not at {}",
             wish.library.display()
         ))),
     }
@@ -235,7 +235,8 @@ impl Fabric {
     /// # Errors
     /// When there is no such rail, or no software fabric.
     pub fn slow(&self, rail: &str, factor: f64) -> Result<()> {
-        let Soft { dir, name, slow_rails, .. } = self.soft.as_ref().context("no software fabric is there to slow")?;
+        let Soft { dir, name, slow_rails, .. } =
+            self.soft.as_ref().context("this run has no software fabric to slow")?;
         let own = slow_rails.iter().find(|(slow, _)| slow == rail).map_or(1.0, |(_, factor)| *factor);
         let action = Action::Slow(if factor >= 1.0 { own } else { factor });
         control::control(dir, name, None, rail, action).map_err(|error| anyhow!(error))

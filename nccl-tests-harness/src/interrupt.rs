@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 /// How long a process may take to end by itself before it is killed.
 const GRACE: Duration = Duration::from_secs(3);
-/// How long after that the main thread may still clean up.
+/// How long the main thread may clean up once no process is left.
 const CLEAN_UP: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -88,10 +88,11 @@ fn announce(number: i32) {
 fn end(number: i32) {
     announce(number);
     let start = Instant::now();
-    let mut asked = HashSet::new();
-    while start.elapsed() < GRACE + CLEAN_UP {
+    let (mut asked, mut alone_since) = (HashSet::new(), start);
+    while alone_since.elapsed() < CLEAN_UP && start.elapsed() < GRACE + CLEAN_UP {
         // Also those that are started only now: a command may take a dead rank for a failed attempt.
         for child in children() {
+            alone_since = Instant::now();
             // It may be gone since.
             if start.elapsed() > GRACE {
                 let _ = signal::kill(child, Signal::SIGKILL);

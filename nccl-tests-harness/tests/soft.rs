@@ -232,6 +232,12 @@ fn a_job_in_another_pid_namespace_leaves_a_running_fabric_alone() {
     assert_eq!(elsewhere(soft).status, Some(0));
     let taken = elsewhere(&format!("{soft} --fabric-name nccl-spark-4000000"));
     assert!(taken.status == Some(1) && taken.err.contains("in use by another run"), "{taken:?}");
+    // A process there could not read its peers' memory.
+    let mut stranger = unshare(env!("CARGO_BIN_EXE_nccl-spark"));
+    stranger.arg("rails").env("SOFTVERBS_DIR", job.dir.path()).env("SOFTVERBS_FABRIC", "nccl-spark-4000000");
+    stranger.env("NCCL_IBVERBS_LIB", Path::new(env!("CARGO_BIN_EXE_nccl-spark")).with_file_name("softverbs-ibverbs"));
+    let refused = Said::from(stranger.output().unwrap());
+    assert!(refused.status == Some(1) && refused.err.contains("another PID namespace"), "{refused:?}");
     assert!(job.folder().join("fabric").exists());
     job.signal("-TERM", false);
     assert_eq!(job.ended().0.status, Some(143));
@@ -253,7 +259,7 @@ fn rails_says_first_what_is_usable_and_its_exit_status_tells() {
     };
     let said = rails("", "", &sysfs);
     let first = "4 rails are merged into one device: rocep1s0f0:1, roceP2p1s0f0:1, rocep1s0f1:1,\n  roceP2p1s0f1:1\n\
-                 expected: 224.1 Gb/s (28.0 GB/s) each way, limited by the PCIe links\n";
+                 expected payload: 224.1 Gb/s (28.0 GB/s) each way, limited by the PCIe links\n";
     assert!(said.status == Some(0) && said.out.starts_with(first), "{said:?}");
     assert!(said.out.lines().all(|line| line.len() <= 80), "{said:?}");
     let said = rails("--json -", "", &sysfs);

@@ -295,7 +295,8 @@ fn seat(memory: &FabricMemory, settings: &Settings) -> Result<(usize, usize), St
     let first = memory.pid_namespace.compare_exchange(0, namespace, Ordering::AcqRel, Ordering::Acquire);
     if first.is_err_and(|other| other != namespace) {
         return Err(format!(
-            "the fabric {:?} in {} is used by processes of another PID namespace (container), whose memory this process cannot              read: set SOFTVERBS_FABRIC or SOFTVERBS_DIR to another one, or let the containers share one PID namespace",
+            "the fabric {:?} in {} is used by processes of another PID namespace (container), whose memory this process cannot \
+             read: set SOFTVERBS_FABRIC or SOFTVERBS_DIR to another one, or let the containers share one PID namespace",
             settings.fabric,
             settings.dir.display()
         ));

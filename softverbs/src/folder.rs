@@ -168,8 +168,8 @@ mod tests {
     use super::*;
 
     fn folder(name: &str) -> Folder {
-        let dir = std::env::temp_dir().join("softverbs-tests");
-        let folder = Folder::new(&dir, &format!("folder-{name}-{}", std::process::id()));
+        let dir = Path::new("/tmp/softverbs-tests");
+        let folder = Folder::new(dir, &format!("folder-{name}-{}", std::process::id()));
         folder.remove();
         folder
     }

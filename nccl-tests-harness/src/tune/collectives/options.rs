@@ -284,8 +284,8 @@ mod unit {
     #[test]
     fn mistakes_are_named() {
         for (arguments, environment, words) in [
-            ("--protocols ll129", &[][..], "none of ll, ll128, simple"),
-            ("--collectives alltoall", &[], "none of broadcast"),
+            ("--protocols ll129", &[][..], "not one of ll, ll128, simple"),
+            ("--collectives alltoall", &[], "not one of broadcast"),
             ("--gain 0.9", &[], "1 to 100"),
             ("--channels 65", &[], "1..=64"),
             ("-b 2M -e 1M", &[], "--minbytes"),
