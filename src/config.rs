@@ -128,6 +128,8 @@ settings! {
     tuner_plugin: Option<String> = "NCCL_TUNER_PLUGIN", "", |text| Ok(Some(text.to_owned()).filter(|text| !text.is_empty())),
         "A tuner's name or file.",
         "The tuner that NCCL loads; this plugin's tuner acts only where it is unset or names a file with `spark` in its name.";
+    vllm: bool = "NCCL_SPARK_VLLM", "0", switch, "0 or 1.",
+        "For the Python package: whether it sets `NCCL_NET_PLUGIN` and `NCCL_NET` in vLLM's processes where they are unset.";
 }
 
 impl Config {

@@ -7,6 +7,7 @@ use crate::communicators;
 use crate::fabric::{self, Kind, Wish};
 use crate::install;
 use crate::job::RankEnv;
+use crate::job_environment;
 use crate::machine;
 use crate::manual;
 use crate::memory;
@@ -119,6 +120,11 @@ pub enum Command {
     /// Lists the plugin's settings: name, default, meaning, current value.
     #[command(after_help = examples::SETTINGS)]
     Settings,
+    /// Prints the environment variables that make a job use the plugin, for a shell, docker or Ray.
+    ///
+    /// Set them for a job, not in a login script: with NCCL_NET=Spark, NCCL fails where no rail exists.
+    #[command(after_help = examples::ENV)]
+    Env(job_environment::Options),
     /// Installs this program, the plugin, the software fabric, shell completions and manual pages.
     ///
     /// Files that install did not put there are neither replaced nor removed. DIR/lib/nccl-spark/manifest lists what is installed.
@@ -387,6 +393,9 @@ mod tests {
             assert!(!lines.is_empty(), "{name}: {examples}");
             assert!(examples.lines().all(|line| line.len() < 80), "{name}: {examples}");
             for line in lines {
+                // What a shell would put into another command.
+                let line =
+                    line.split_once("$(").and_then(|(_, rest)| rest.split_once(')')).map_or(line, |(inner, _)| inner);
                 let words = words(line);
                 let command = words.iter().skip_while(|word| *word != "nccl-spark" && !word.ends_with("/nccl-spark"));
                 let command: Vec<&String> = command.collect();

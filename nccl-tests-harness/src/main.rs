@@ -19,6 +19,7 @@ mod gpu;
 mod install;
 mod interrupt;
 mod job;
+mod job_environment;
 mod launch;
 mod lead;
 mod lines;
@@ -132,6 +133,7 @@ fn execute(command: Command) -> Result<bool> {
         Command::Fabric(options) => options.run(),
         Command::Rails(options) => machine::rails(options),
         Command::Settings => machine::settings(out).map(|()| true),
+        Command::Env(options) => options.run(&program, out).map(|()| true),
         Command::Install(options) => options.run(&program, variable("PATH").as_deref(), out).map(|()| true),
         Command::Uninstall(options) => options.run(&program, out).map(|()| true),
         Command::Completions(options) => options.run(out).map(|()| true),

@@ -1,5 +1,5 @@
-//! Where this program finds the plugin and the software fabric: below the same prefix once installed (`install`), beside itself as cargo
-//! builds them.
+//! Where this program finds the plugin and the software fabric: below the same prefix once installed (`install`, or a package, which may
+//! have Debian's folder for each architecture below lib), beside itself as cargo builds them.
 
 use std::path::{Path, PathBuf};
 
@@ -12,6 +12,12 @@ pub const FABRIC: &str = "lib/nccl-spark/softverbs-ibverbs";
 
 /// The plugin's name as cargo has it.
 const BUILT_PLUGIN: &str = "libnccl_net_spark.so";
+/// Debian's name for this machine's libraries.
+#[cfg(target_arch = "x86_64")]
+const TRIPLET: &str = "x86_64-linux-gnu";
+#[cfg(target_arch = "aarch64")]
+const TRIPLET: &str = "aarch64-linux-gnu";
+
 const BUILT_FABRIC: &str = "softverbs-ibverbs";
 
 /// The prefix below which `program` would be if it were installed.
@@ -34,8 +40,11 @@ pub fn build_command() -> &'static str {
     if cfg!(debug_assertions) { "cargo build" } else { "cargo build --release" }
 }
 
+/// `path`, or the same in `lib/<triplet>`, below the prefix of `program`.
 fn installed(program: &Path, path: &str) -> Option<PathBuf> {
-    Some(prefix(program)?.join(path)).filter(|path| path.is_file())
+    let prefix = prefix(program)?;
+    let triplet = path.strip_prefix("lib/").map(|rest| prefix.join(format!("lib/{TRIPLET}")).join(rest));
+    [Some(prefix.join(path)), triplet].into_iter().flatten().find(|path| path.is_file())
 }
 
 #[cfg(test)]
@@ -53,6 +62,13 @@ mod tests {
         let built = folder.path().join("bin").join(BUILT_PLUGIN);
         fs::write(&built, "").unwrap();
         assert_eq!((plugin(&program), fabric(&program)), (Some(built), folder.path().join("bin/softverbs-ibverbs")));
+        let debians = folder.path().join("lib").join(TRIPLET);
+        fs::create_dir_all(debians.join("nccl-spark")).unwrap();
+        for path in ["libnccl-net-spark.so", "nccl-spark/softverbs-ibverbs"] {
+            fs::write(debians.join(path), "").unwrap();
+        }
+        assert_eq!(plugin(&program), Some(debians.join("libnccl-net-spark.so")));
+        assert_eq!(fabric(&program), debians.join("nccl-spark/softverbs-ibverbs"));
         for path in [PLUGIN, FABRIC] {
             fs::write(folder.path().join(path), "").unwrap();
         }

@@ -100,6 +100,12 @@ Examples:
   nccl-spark settings
   NCCL_IB_TIMEOUT=18 nccl-spark settings      # shows it as the current value";
 
+pub const ENV: &str = "\
+Examples:
+  eval \"$(nccl-spark env)\"
+  docker run $(nccl-spark env --for docker) --gpus all IMAGE
+  ray job submit --runtime-env-json \"$(nccl-spark env --for ray)\" -- ./job";
+
 pub const INSTALL: &str = "\
 Examples:
   sudo target/release/nccl-spark install      # into /usr/local

@@ -1,0 +1,124 @@
+//! `nccl-spark env`: the variables that make a job use the plugin, as a shell, docker or Ray takes them.
+
+use crate::places;
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Args, ValueEnum};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// Options of env.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Who reads it.
+    #[arg(long = "for", value_name = "WHO", value_enum, default_value = "shell")]
+    reader: Reader,
+    /// Plugin's library [default: the one that belongs to this program]
+    #[arg(long, value_name = "PATH")]
+    plugin: Option<PathBuf>,
+}
+
+/// Who reads the variables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Reader {
+    /// A POSIX shell: export lines.
+    Shell,
+    /// Options of docker run, in one line.
+    Docker,
+    /// Ray: a runtime environment, in JSON.
+    Ray,
+}
+
+/// The network's name, by which NCCL fails where the plugin does not start.
+const NETWORK: &str = "Spark";
+
+impl Options {
+    /// Prints them. `program` is this program's file.
+    ///
+    /// # Errors
+    /// When the plugin is not found, when its path cannot be written for the reader, or when `out` cannot be written.
+    pub fn run(self, program: &Path, mut out: impl Write) -> Result<()> {
+        let Some(plugin) = self.plugin.or_else(|| places::plugin(program)) else {
+            bail!("the plugin is not beside {}: name it with --plugin", program.display());
+        };
+        ensure!(plugin.is_file(), "plugin {} not found", plugin.display());
+        let plugin = plugin.canonicalize().with_context(|| format!("find {}", plugin.display()))?;
+        let plugin = plugin.to_str().with_context(|| format!("the path {} is not UTF-8", plugin.display()))?;
+        Ok(writeln!(out, "{}", text(self.reader, plugin)?)?)
+    }
+}
+
+fn text(reader: Reader, plugin: &str) -> Result<String> {
+    Ok(match reader {
+        Reader::Shell => {
+            let quoted = plugin.replace('\'', r"'\''");
+            format!("export NCCL_NET_PLUGIN='{quoted}'\nexport NCCL_NET={NETWORK}")
+        }
+        Reader::Docker => {
+            // `docker run $(nccl-spark env --for docker) IMAGE`: the shell splits at white space, docker the mount at colons.
+            ensure!(
+                !plugin.contains(|letter: char| letter.is_whitespace() || ":*?[\\".contains(letter)),
+                "the path {plugin} has a character that docker run cannot take: copy the plugin, and name the copy with --plugin"
+            );
+            format!(
+                "--network host --device /dev/infiniband --ulimit memlock=-1 -v {plugin}:{plugin}:ro -e NCCL_NET_PLUGIN={plugin} \
+                 -e NCCL_NET={NETWORK}"
+            )
+        }
+        Reader::Ray => {
+            let variables = serde_json::json!({"env_vars": {"NCCL_NET": NETWORK, "NCCL_NET_PLUGIN": plugin}});
+            variables.to_string()
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn a_shell_gets_the_path_back_whatever_is_in_it() {
+        let path = "/opt/it's here/lib $x.so";
+        let script =
+            format!("{}\nprintf '%s %s' \"$NCCL_NET\" \"$NCCL_NET_PLUGIN\"", text(Reader::Shell, path).unwrap());
+        let said = Command::new("sh").args(["-c", &script]).output().unwrap().stdout;
+        assert_eq!(String::from_utf8(said).unwrap(), format!("Spark {path}"));
+    }
+
+    #[test]
+    fn docker_gets_one_line_or_an_error() {
+        let line = text(Reader::Docker, "/usr/local/lib/libnccl-net-spark.so").unwrap();
+        assert!(
+            line.contains("-v /usr/local/lib/libnccl-net-spark.so:/usr/local/lib/libnccl-net-spark.so:ro "),
+            "{line}"
+        );
+        assert!(!line.contains('\n'));
+        for path in ["/a b.so", "/a:b.so", "/a*.so"] {
+            let error = text(Reader::Docker, path).unwrap_err().to_string();
+            assert!(error.contains(path) && error.contains("--plugin"), "{error}");
+        }
+    }
+
+    #[test]
+    fn ray_gets_json() {
+        let json: serde_json::Value = serde_json::from_str(&text(Reader::Ray, "/a \"b\".so").unwrap()).unwrap();
+        assert_eq!(json["env_vars"]["NCCL_NET_PLUGIN"], "/a \"b\".so");
+        assert_eq!(json["env_vars"]["NCCL_NET"], "Spark");
+    }
+
+    #[test]
+    fn the_plugin_beside_the_program_is_named_by_its_whole_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join(places::PROGRAM);
+        let run = |plugin: Option<PathBuf>| {
+            let mut out = Vec::new();
+            Options { reader: Reader::Ray, plugin }.run(&program, &mut out).map(|()| String::from_utf8(out).unwrap())
+        };
+        assert!(run(None).unwrap_err().to_string().contains("name it with --plugin"));
+        assert!(run(Some("/no/where.so".into())).unwrap_err().to_string().contains("/no/where.so not found"));
+        let plugin = folder.path().join(places::PLUGIN);
+        std::fs::create_dir_all(plugin.parent().unwrap()).unwrap();
+        std::fs::write(&plugin, "").unwrap();
+        assert!(run(None).unwrap().contains(plugin.canonicalize().unwrap().to_str().unwrap()));
+    }
+}
