@@ -1,0 +1,134 @@
+#!/bin/bash
+# Checks what dist/build.sh built: what the files need and export, their sizes, and that each package works when it is installed.
+#
+#   dist/check.sh [--root DIR]... [DIR]        DIR: the folder with the release files, default dist/out
+#
+# --root DIR: a Debian root folder (debootstrap) in which the deb of x86-64 is installed, tried and removed, and the wheel where
+# that Debian has Python 3.9 or later; root only. May be repeated. Without one, only what needs no root is checked.
+# Needs binutils, Python 3.11 with venv, lintian, and the Python packages that build.sh left below the target folder.
+set -euo pipefail
+shopt -s inherit_errexit
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+readonly target=${CARGO_TARGET_DIR:-$PWD/target}
+readonly tools=$target/dist-tools
+readonly floor=2.28
+roots=()
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+main() {
+  while [[ ${1:-} == --* ]]; do
+    [[ $1 == --root && -d ${2:-} ]] || die "$*: give --root DIR, or the folder with the release files"
+    roots+=("$(realpath "$2")")
+    shift 2
+  done
+  out=$(realpath "${1:-dist/out}")
+  [[ -f $out/SHA256SUMS ]] || die "$out/SHA256SUMS not found: run dist/build.sh first"
+  (cd "$out" && sha256sum --quiet --check SHA256SUMS)
+  local tarball
+  for tarball in "$out"/*.tar.gz; do check_files "$tarball"; done
+  check_debs
+  check_wheels
+  check_wheel_installed
+  local root
+  for root in "${roots[@]}"; do check_in_root "$root"; done
+  echo "check: all is well"
+}
+
+die() {
+  echo "check: $*" >&2
+  exit 1
+}
+
+check_files() {
+  local tarball=$1 folder architecture
+  tar --directory "$work" -xf "$tarball"
+  folder=$work/$(basename "$tarball" .tar.gz)
+  architecture=${folder##*-}
+  check_elf "$folder/bin/nccl-spark" 12000
+  check_elf "$folder/lib/libnccl-net-spark.so" 2000
+  check_elf "$folder/lib/nccl-spark/softverbs-ibverbs" 1000
+  local exported
+  exported=$(exports "$folder/lib/libnccl-net-spark.so")
+  [[ $exported == "ncclNetPlugin_v10 ncclNetPlugin_v11 ncclNetPlugin_v12 ncclNetPlugin_v8 ncclNetPlugin_v9 ncclTunerPlugin_v4 ncclTunerPlugin_v5 ncclTunerPlugin_v6" ]] ||
+    die "$tarball: the plugin exports $exported"
+  exported=$(exports "$folder/lib/nccl-spark/softverbs-ibverbs")
+  [[ $exported == *ibv_post_send* || $exported == *ibv_create_qp* ]] || die "$tarball: the software fabric exports $exported"
+  [[ -s $folder/README && -s $folder/share/man/man1/nccl-spark.1.gz ]] || die "$tarball lacks its README or man page"
+}
+
+# check_elf FILE KIB: the machine, what it needs, the highest glibc symbol, no path of the building machine, at most KIB.
+check_elf() {
+  local file=$1 machine glibc needed size
+  case $architecture in
+    x86_64) machine='Advanced Micro Devices X86-64' ;;
+    *) machine=AArch64 ;;
+  esac
+  [[ $(readelf -h "$file" | sed -n 's/ *Machine: *//p') == "$machine" ]] || die "$file is not for $architecture"
+  glibc=$(readelf --dyn-syms --wide "$file" | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -n 1)
+  [[ $(printf '%s\n' "GLIBC_$floor" "$glibc" | sort -V | tail -n 1) == "GLIBC_$floor" ]] || die "$file needs $glibc"
+  needed=$(readelf -d "$file" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | sort | tr '\n' ' ')
+  ! tr " " "\n" <<<"$needed" | grep -qvxE "(lib(c|dl|pthread|m|rt|util|gcc_s)\.so\.[0-9]+|ld-linux-.*)?" || die "$file needs $needed"
+  ! readelf -d "$file" | grep -qE 'RPATH|RUNPATH' || die "$file has a run path"
+  ! grep -qaF "$PWD" "$file" || die "$file names $PWD"
+  size=$(($(stat -c %s "$file") / 1024))
+  ((size <= $2)) || die "$file has $size KiB: more than $2"
+  printf '%-66s %-12s %6d KiB  %s\n' "${file#"$work"/}" "$glibc" "$size" "$needed"
+}
+
+exports() {
+  readelf --dyn-syms --wide "$1" | awk '$5 == "GLOBAL" && $7 != "UND" && $7 != "ABS" { sub("@.*", "", $8); print $8 }' | sort -u | tr '\n' ' ' | sed 's/ $//'
+}
+
+check_debs() {
+  local deb
+  for deb in "$out"/*.deb; do
+    echo "lintian $(basename "$deb")"
+    lintian --fail-on error,warning "$deb"
+  done
+}
+
+check_wheels() {
+  local wheel
+  for wheel in "$out"/*.whl; do
+    "$tools/bin/python" -m auditwheel show "$wheel" 2>&1 | tr '\n' ' ' | grep -q "consistent with the following platform tag: \"manylinux_${floor/./_}_" ||
+      die "auditwheel does not agree with the tag of $wheel"
+    echo "auditwheel agrees: $(basename "$wheel")"
+  done
+}
+
+# In a fresh virtual environment: the command runs, path() names a library that loads, nothing happens on import, and vLLM's
+# entry point acts only when it is asked to.
+check_wheel_installed() {
+  python3 -m venv "$work/venv"
+  "$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-index "$out"/*x86_64.whl
+  all_gather "$work/venv/bin/nccl-spark"
+  env -u NCCL_NET -u NCCL_NET_PLUGIN "$work/venv/bin/python" dist/check_wheel.py
+}
+
+# all_gather COMMAND...: two ranks over the software fabric, 0 wrong at 7 sizes.
+all_gather() {
+  local text
+  text=$("$@" all-gather -r 2 -b 8 -e 32K -f 4 --fabric soft --profile unpaced)
+  [[ $(awk '$1 ~ /^[0-9]+$/ && $NF == "0"' <<<"$text" | wc -l) == 7 ]] || die "$* all-gather: $text"
+  echo "all-gather, 0 wrong: $*"
+}
+
+check_in_root() {
+  local root=$1 deb name
+  deb=$(basename "$out"/*_amd64.deb)
+  name=$(sed -n "s/^PRETTY_NAME=\"\(.*\)\"/\1/p" "$root/etc/os-release")
+  cp "$out/$deb" "$root/tmp/"
+  local run=(chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive)
+  "${run[@]}" apt-get install -y -qq --no-install-recommends "/tmp/$deb" >/dev/null
+  all_gather "${run[@]}" nccl-spark
+  # Once more is an upgrade.
+  "${run[@]}" apt-get install -y -qq --reinstall "/tmp/$deb" >/dev/null
+  "${run[@]}" nccl-spark --version
+  "${run[@]}" apt-get purge -y -qq nccl-net-spark >/dev/null
+  [[ -z $(find "$root/usr" -name '*nccl*spark*' -not -path '*/src/*') ]] || die "$name: the deb left files"
+  echo "deb installed, run, upgraded and removed: $name"
+}
+
+main "$@"
