@@ -35,7 +35,7 @@ typedef enum {
   ncclSuccess = 0,
   ncclUnhandledCudaError = 1,
   ncclSystemError = 2,     /* a system call or library failed, or something is missing on this machine */
-  ncclInternalError = 3,   /* a fault in the plugin; the comm is out of use, others carry on */
+  ncclInternalError = 3,   /* an internal error of the plugin; the comm cannot be used any more, others can */
   ncclInvalidArgument = 4, /* an argument that is not allowed */
   ncclInvalidUsage = 5,    /* the job is set up wrongly */
   ncclRemoteError = 6      /* the peer, or the way to it, is gone */

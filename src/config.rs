@@ -76,58 +76,58 @@ macro_rules! settings {
 
 settings! {
     settings_file: String = "NCCL_SPARK_SETTINGS_FILE", "", text, "A file; /dev/null for none.",
-        "Where settings are read from in place of `~/.nccl-spark.conf` and `/etc/nccl-spark.conf`.";
+        "The settings file to read instead of `~/.nccl-spark.conf` and `/etc/nccl-spark.conf`.";
     verbs_library: String = "NCCL_IBVERBS_LIB", "libibverbs.so.1", text, "A file name or path.",
         "The verbs library to load.";
     hca: NameFilter = "NCCL_IB_HCA", "", NameFilter::parse, "`[^][=]NAME[:PORT],...` (at most 32 entries).",
-        "Which RDMA devices may become rails: a prefix match, `=` exact, `^` all but these.";
+        "RDMA devices to use as rails. Names match as prefixes; `=` matches whole names, `^` excludes the names.";
     gid_index: Option<u16> = "NCCL_IB_GID_INDEX", "-1", gid_index, "-1 (look it up at each connect) to 255.",
-        "The GID table index to use on every port; a fixed index breaks when addresses change.";
+        "GID index to use on every port; a fixed index breaks when addresses change.";
     traffic_class: u8 = "NCCL_IB_TC", "0", number::<u8, 0, 255>, "0 to 255.",
         "Traffic class (DSCP and ECN) of RoCE packets.";
     service_level: u8 = "NCCL_IB_SL", "0", number::<u8, 0, 15>, "0 to 15.",
         "Service level, for RoCE the priority.";
-    timeout: u8 = "NCCL_IB_TIMEOUT", "14", number::<u8, 1, 31>, "1 to 31, as 4.096 us x 2^n.",
-        "How long a queue pair waits for an acknowledgement before it sends again.";
+    timeout: u8 = "NCCL_IB_TIMEOUT", "14", number::<u8, 1, 31>, "1 to 31.",
+        "How long a queue pair waits for an acknowledgement before it retransmits: 4.096 us x 2^n.";
     retry_count: u8 = "NCCL_IB_RETRY_CNT", "6", number::<u8, 0, 7>, "0 to 7.",
-        "How often a queue pair sends again before the rail counts as lost.";
+        "How often a queue pair retransmits before its rail counts as lost.";
     qps_per_rail: Option<u8> = "NCCL_IB_QPS_PER_CONNECTION", "", optional::<1, 16>, "1 to 16.",
-        "Queue pairs of one connection on each rail; unset: chosen from the rails.";
+        "Queue pairs per connection and rail; unset: chosen from the rails.";
     relaxed_ordering: RelaxedOrdering = "NCCL_IB_PCI_RELAXED_ORDERING", "2", relaxed_ordering,
-        "0 (off), 1 (on) or 2 (where the device takes it).",
-        "PCIe relaxed ordering for bulk data; a device may take the request and ignore it.";
+        "0 (off), 1 (on) or 2 (where the device supports it).",
+        "PCIe relaxed ordering for bulk data; a device may ignore it.";
     socket_interfaces: NameFilter = "NCCL_SOCKET_IFNAME", "", NameFilter::parse, "`[^][=]NAME,...` (at most 32 entries).",
-        "Which network interface carries the set-up of connections.";
+        "Network interface for connection set-up (TCP).";
     socket_family: SocketFamily = "NCCL_SOCKET_FAMILY", "", socket_family, "AF_INET or AF_INET6.",
-        "Which address family carries the set-up of connections.";
+        "Address family for connection set-up.";
     trace: bool = "NCCL_DEBUG", "", |text| Ok(text.eq_ignore_ascii_case("TRACE")), "NCCL's own values.",
-        "NCCL's log level; TRACE shows this plugin's detail as well.";
+        "NCCL's log level; TRACE also shows this plugin's details.";
     sysfs: String = "NCCL_SPARK_SYSFS", "/sys", text, "A directory.",
-        "Where the kernel's device tree is mounted.";
+        "Where sysfs is mounted.";
     connect_timeout: Duration = "NCCL_SPARK_CONNECT_TIMEOUT_S", "120", seconds::<1, 3600>, "1 to 3600 seconds.",
-        "How long one connection may take to come up before it fails.";
+        "How long a connection may take to come up before it fails.";
     probe_timeout: Duration = "NCCL_SPARK_PROBE_TIMEOUT_MS", "3000", millis::<100, 60_000>, "100 to 60000 milliseconds.",
-        "How long a rail may take to carry its first write before it is left out of a connection.";
+        "How long a rail may take to complete its first write before it is left out of a connection.";
     min_share_bytes: u64 = "NCCL_SPARK_MIN_SHARE_BYTES", "16384", number::<u64, 128, 1_073_741_824>,
         "128 to 1073741824 bytes.",
-        "The smallest part of a message that is worth a rail of its own.";
+        "Smallest part of a message that gets a rail of its own.";
     stall_warn: Duration = "NCCL_SPARK_STALL_WARN_S", "60", seconds::<1, 86_400>, "1 to 86400 seconds.",
-        "After how long without progress a request writes a warning.";
+        "How long a request may make no progress before a warning is logged.";
     loss_timeout: Duration = "NCCL_SPARK_LOSS_TIMEOUT_S", "30", seconds::<1, 3600>, "1 to 3600 seconds.",
-        "How long a connection may be without any rail before it fails.";
+        "How long a connection may have no working rail before it fails.";
     tuner: Mode = "NCCL_SPARK_TUNER", "auto", tuner_mode, "auto (on a GB10), on or off.",
-        "Whether this plugin's tuner chooses algorithm, protocol and channels of a collective in NCCL's place.";
+        "Whether this plugin's tuner, instead of NCCL, chooses algorithm, protocol and channels of a collective.";
     tuner_table: Option<Table> = "NCCL_SPARK_TUNER_TABLE", "", tuner_table,
         "`for=GPU/RAILS/NCCL;COLLECTIVE@RANKS:FROM-TO=ALGORITHM/PROTOCOL/CHANNELS;...`.",
-        "The tuner's table, in place of the one that comes with the plugin; `nccl-spark tune collectives` writes it.";
+        "The tuner's table instead of the built-in one; `nccl-spark tune collectives` writes it.";
     ll128: bool = "NCCL_SPARK_LL128", "1", switch, "0 or 1.",
-        "Whether the tuner lets NCCL choose the LL128 protocol; where the tuner is off, `NCCL_PROTO=^LL128` keeps it out.";
+        "Whether the tuner allows NCCL's LL128 protocol; where the tuner is off, `NCCL_PROTO=^LL128` excludes it.";
     network: Option<String> = "NCCL_NET", "", |text| Ok(Some(text.to_owned()).filter(|text| !text.is_empty())),
         "A network's name.",
-        "Which network NCCL uses; the tuner leaves a job alone that asks for another one than Spark.";
+        "The network that NCCL uses; the tuner does nothing in a job that asks for another one than Spark.";
     tuner_plugin: Option<String> = "NCCL_TUNER_PLUGIN", "", |text| Ok(Some(text.to_owned()).filter(|text| !text.is_empty())),
         "A tuner's name or file.",
-        "Which tuner NCCL loads; this plugin's where it is unset, or names a file with `spark` in its name.";
+        "The tuner that NCCL loads; this plugin's tuner acts only where it is unset or names a file with `spark` in its name.";
 }
 
 impl Config {
@@ -254,7 +254,7 @@ impl Settings {
             let here = |one: &&Held| matches!(&one.source, Source::File { path: of, .. } if of == path);
             let held = self.held.iter().filter(here).map(|one| format!("{}={}", one.row.name, one.value));
             let held: Vec<String> = held.collect();
-            let what = if held.is_empty() { "nothing that is not set elsewhere".to_owned() } else { held.join(", ") };
+            let what = if held.is_empty() { "no setting in effect".to_owned() } else { held.join(", ") };
             format!("settings from {}: {what}", path.display())
         };
         self.files.iter().map(line).collect()
@@ -274,16 +274,16 @@ pub fn standard_files() -> Vec<PathBuf> {
     home.map(|home| home.join(USER_FILE)).into_iter().chain([PathBuf::from(MACHINE_FILE)]).collect()
 }
 
-/// The table's row; `told` is what an error calls the setting.
-fn known(name: &str, value: &str, told: &str) -> Result<&'static Row> {
+/// The table's row; `shown` is what an error calls the setting.
+fn known(name: &str, value: &str, shown: &str) -> Result<&'static Row> {
     TABLE.iter().find(|row| row.name == name).ok_or_else(|| {
         // The likely ones: what is misspelt mostly begins right.
         let near = |row: &&Row| row.name.starts_with(OWN_PREFIX) || !name.starts_with(OWN_PREFIX);
         let names: Vec<&str> = TABLE.iter().filter(near).map(|row| row.name).collect();
         Error::Setting {
-            name: told.to_owned(),
+            name: shown.to_owned(),
             value: value.to_owned(),
-            allowed: format!("there is no such setting; there are {}", names.join(", ")),
+            allowed: format!("no such setting; the settings: {}", names.join(", ")),
         }
     })
 }
@@ -294,7 +294,7 @@ fn check(file: &SettingsFile) -> Result<()> {
         let told = file::place(&file.path, line.number, &line.name);
         let row = known(&line.name, &line.value, &told)?;
         if row.name == SETTINGS_FILE {
-            let allowed = "a settings file does not name another one".to_owned();
+            let allowed = "a settings file cannot name another one".to_owned();
             return Err(Error::Setting { name: told, value: line.value.clone(), allowed });
         }
         let alone = |wanted: &str| (wanted == line.name && !line.value.is_empty()).then(|| line.value.clone());
@@ -311,22 +311,45 @@ fn parse_one<T>(
     name: &str,
     default: &str,
     allowed: &str,
-    parse: impl Fn(&str) -> std::result::Result<T, ()>,
+    parse: impl Fn(&str) -> Parsed<T>,
 ) -> Result<T> {
     let value = lookup(name).unwrap_or_else(|| default.to_owned());
-    parse(&value).map_err(|()| Error::Setting { name: name.to_owned(), value, allowed: allowed.to_owned() })
+    parse(&value).map_err(|Refusal(reason)| {
+        let allowed = match reason {
+            Some(reason) => format!("{reason}; allowed: {allowed}"),
+            None => allowed.to_owned(),
+        };
+        Error::Setting { name: name.to_owned(), value, allowed }
+    })
 }
 
-type Parsed<T> = std::result::Result<T, ()>;
+/// Why a value is not usable, where there is more to say than what is allowed.
+#[derive(Debug, Default)]
+struct Refusal(Option<String>);
+
+impl Refusal {
+    fn because(reason: impl Into<String>) -> Self {
+        Self(Some(reason.into()))
+    }
+}
+
+type Parsed<T> = std::result::Result<T, Refusal>;
+
+/// A part of a value in a reason, cut where it is long: NCCL cuts a line of its log at 1024 characters.
+fn quoted(text: &str) -> String {
+    const MOST: usize = 60;
+    let start: String = text.chars().take(MOST).collect();
+    if start.len() == text.len() { format!("{text:?}") } else { format!("{start:?}...") }
+}
 
 fn text(value: &str) -> Parsed<String> {
     Ok(value.to_owned())
 }
 
 fn number<T: FromStr + TryInto<u64> + Copy, const LOW: u64, const HIGH: u64>(value: &str) -> Parsed<T> {
-    let parsed: T = value.parse().map_err(|_| ())?;
-    let wide: u64 = parsed.try_into().map_err(|_| ())?;
-    if (LOW..=HIGH).contains(&wide) { Ok(parsed) } else { Err(()) }
+    let parsed: T = value.parse().map_err(|_| Refusal::default())?;
+    let wide: u64 = parsed.try_into().map_err(|_| Refusal::default())?;
+    if (LOW..=HIGH).contains(&wide) { Ok(parsed) } else { Err(Refusal::default()) }
 }
 
 fn optional<const LOW: u64, const HIGH: u64>(value: &str) -> Parsed<Option<u8>> {
@@ -342,10 +365,10 @@ fn millis<const LOW: u64, const HIGH: u64>(value: &str) -> Parsed<Duration> {
 }
 
 fn gid_index(value: &str) -> Parsed<Option<u16>> {
-    match value.parse::<i32>().map_err(|_| ())? {
+    match value.parse::<i32>().map_err(|_| Refusal::default())? {
         -1 => Ok(None),
         index @ 0..=255 => Ok(Some(index as u16)),
-        _ => Err(()),
+        _ => Err(Refusal::default()),
     }
 }
 
@@ -353,7 +376,7 @@ fn switch(value: &str) -> Parsed<bool> {
     match value {
         "0" => Ok(false),
         "1" => Ok(true),
-        _ => Err(()),
+        _ => Err(Refusal::default()),
     }
 }
 
@@ -362,12 +385,12 @@ fn tuner_mode(value: &str) -> Parsed<Mode> {
         "auto" => Ok(Mode::Auto),
         "on" => Ok(Mode::On),
         "off" => Ok(Mode::Off),
-        _ => Err(()),
+        _ => Err(Refusal::default()),
     }
 }
 
 fn tuner_table(value: &str) -> Parsed<Option<Table>> {
-    if value.is_empty() { Ok(None) } else { value.parse().map(Some).map_err(|_| ()) }
+    if value.is_empty() { Ok(None) } else { value.parse().map(Some).map_err(|reason: String| Refusal::because(reason)) }
 }
 
 fn relaxed_ordering(value: &str) -> Parsed<RelaxedOrdering> {
@@ -375,7 +398,7 @@ fn relaxed_ordering(value: &str) -> Parsed<RelaxedOrdering> {
         "0" => Ok(RelaxedOrdering::Off),
         "1" => Ok(RelaxedOrdering::On),
         "2" => Ok(RelaxedOrdering::Auto),
-        _ => Err(()),
+        _ => Err(Refusal::default()),
     }
 }
 
@@ -384,7 +407,7 @@ fn socket_family(value: &str) -> Parsed<SocketFamily> {
         "" => Ok(SocketFamily::Any),
         "AF_INET" => Ok(SocketFamily::V4),
         "AF_INET6" => Ok(SocketFamily::V6),
-        _ => Err(()),
+        _ => Err(Refusal::default()),
     }
 }
 
@@ -454,7 +477,7 @@ mod tests {
         assert_eq!((config.traffic_class, config.service_level), (0, 2));
         let none = variable("/dev/null").unwrap();
         assert_eq!((none.config.traffic_class, none.config.service_level), (0, 0));
-        assert_eq!(none.from_files(), ["settings from /dev/null: nothing that is not set elsewhere"]);
+        assert_eq!(none.from_files(), ["settings from /dev/null: no setting in effect"]);
         assert_eq!(variable("").unwrap().config.traffic_class, 1);
         let gone = named.path().with_file_name("gone");
         let error = variable(gone.to_str().unwrap()).unwrap_err().to_string();
@@ -470,7 +493,7 @@ mod tests {
             ("NCCL_SPARK_MIN_SHARE=1", "NCCL_SPARK_MIN_SHARE_BYTES"),
             // In the environment this one is NCCL's business, here it is nobody's.
             ("NCCL_ALGO=Ring", "NCCL_IB_QPS_PER_CONNECTION"),
-            ("NCCL_SPARK_SETTINGS_FILE=/etc/other.conf", "does not name another"),
+            ("NCCL_SPARK_SETTINGS_FILE=/etc/other.conf", "cannot name another"),
             ("NCCL_IB_TC", "NAME=value"),
         ] {
             let file = Written::new(&format!("\n{line}\n"));
@@ -512,8 +535,37 @@ mod tests {
             let error = read(&[(name, value)]).unwrap_err().to_string();
             let row = table().iter().find(|row| row.name == name).unwrap();
             assert!(error.contains(name) && error.contains(value), "{error}");
-            assert!(row.doc.ends_with(error.rsplit("usable: ").next().unwrap()), "{error}");
+            let told = error.split_once(" is not usable: ").unwrap().1;
+            let allowed = told.rsplit("; allowed: ").next().unwrap();
+            assert!(row.doc.ends_with(allowed), "{error}");
         }
+    }
+
+    #[test]
+    fn a_value_with_parts_is_refused_with_the_part_and_the_reason_however_long_it_is() {
+        let good: Vec<String> = (0..200).map(|n| format!("all_reduce@2:{}-{}=ring/ll/1", n * 10, n * 10 + 9)).collect();
+        let table = |row: &str| format!("for=*;{};{row};all_gather@2:1-2=ring/ll/1", good.join(";"));
+        let bad = "all_reduce@2:9000-9001=ring/ll/0";
+        let long = "x".repeat(5000);
+        for (name, value, reason) in [
+            ("NCCL_SPARK_TUNER_TABLE", table(bad), format!("row {bad}: channels must be 1 to 64")),
+            (
+                "NCCL_SPARK_TUNER_TABLE",
+                table("all_reduce@2:9=ring"),
+                "row 201 (\"all_reduce@2:9=ring\"): not a row".into(),
+            ),
+            ("NCCL_SPARK_TUNER_TABLE", table(&long), format!("row 201 (\"{}\"...): not a row", &long[..60])),
+            ("NCCL_IB_HCA", "mlx5_0,mlx5_1:x".into(), "the port must be 1 to 255 in \"mlx5_1:x\"".into()),
+            ("NCCL_IB_HCA", vec!["a"; 33].join(","), "it has 33 names".into()),
+            ("NCCL_IB_HCA", format!("a b{long}"), "no device or interface can have the name".into()),
+        ] {
+            let error = read(&[(name, &value)]).unwrap_err().to_string();
+            assert!(error.starts_with(name) && error.contains(&reason), "{error}");
+            assert!(error.contains("; allowed: ") && error.len() < 600, "{} bytes: {error}", error.len());
+        }
+        let file = Written::new(&format!("\nNCCL_SPARK_TUNER_TABLE={}\n", table(bad)));
+        let error = gather(&[], &[file.path()]).unwrap_err().to_string();
+        assert!(error.contains(", line 2: NCCL_SPARK_TUNER_TABLE=") && error.contains("channels must be"), "{error}");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::any::Any;
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
     /// A setting of the environment is unknown or malformed.
-    #[error("{name}={value:?} is not usable: {allowed}")]
+    #[error("{name}={} is not usable: {allowed}", shortened(value))]
     Setting {
         /// The variable.
         name: String,
@@ -108,10 +108,17 @@ pub fn panic_text(payload: &(dyn Any + Send)) -> &str {
     }
 }
 
+/// A value in a message, cut where it is long: NCCL cuts a line of its log at 1024 characters, and the reason follows the value.
+fn shortened(value: &str) -> String {
+    const MOST: usize = 100;
+    let start: String = value.chars().take(MOST).collect();
+    if start.len() == value.len() { format!("{value:?}") } else { format!("{start:?}... ({} bytes)", value.len()) }
+}
+
 fn os_text(errno: i32) -> String {
     match errno {
-        0 => "failed without a reason given".to_owned(),
-        n @ libc::EMFILE => format!("{} (`ulimit -n` is the limit)", std::io::Error::from_raw_os_error(n)),
+        0 => "unknown error".to_owned(),
+        n @ libc::EMFILE => format!("{} (raise ulimit -n)", std::io::Error::from_raw_os_error(n)),
         n => std::io::Error::from_raw_os_error(n).to_string(),
     }
 }
@@ -125,11 +132,14 @@ mod tests {
         let setting = Error::Setting { name: "NCCL_IB_TC".into(), value: "300".into(), allowed: "0 to 255".into() };
         assert_eq!(setting.to_string(), "NCCL_IB_TC=\"300\" is not usable: 0 to 255");
         assert_eq!(NcclResult::from(&setting), NcclResult::InvalidUsage);
+        let long = Error::Setting { name: "A".into(), value: "x".repeat(4000), allowed: "0 to 255".into() };
+        let expected = format!("A=\"{}\"... (4000 bytes) is not usable: 0 to 255", "x".repeat(100));
+        assert_eq!(long.to_string(), expected);
         let os = Error::Os { what: "ibv_reg_mr of 4096 bytes".into(), errno: libc::ENOMEM };
         assert!(os.to_string().starts_with("ibv_reg_mr of 4096 bytes: Cannot allocate memory"), "{os}");
         assert_eq!(NcclResult::from(&os), NcclResult::SystemError);
         let full = Error::Os { what: "getifaddrs".into(), errno: libc::EMFILE };
-        assert!(full.is_shortage() && full.to_string().contains("`ulimit -n` is the limit"), "{full}");
+        assert!(full.is_shortage() && full.to_string().contains("raise ulimit -n"), "{full}");
         assert!(!os.is_shortage());
         assert_eq!(NcclResult::from(&Error::Missing(String::new())), NcclResult::SystemError);
         assert_eq!(NcclResult::from(&Error::Argument(String::new())), NcclResult::InvalidArgument);

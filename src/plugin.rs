@@ -78,7 +78,7 @@ pub fn init(comm_id: Option<u64>, nccl_version: impl FnOnce() -> Option<String>)
 /// counts as the one that carries it.
 pub fn tuner(comm_id: Option<u64>, ranks: usize, nodes: usize) -> Tuner {
     let Some(plugin) = PLUGIN.get() else {
-        return Tuner::Inert { reason: "the network did not come up".to_owned() };
+        return Tuner::Inert { reason: "this network is not initialised".to_owned() };
     };
     let is_ours = comm_id.is_none_or(|id| communicators(|all| all.is_carried(id)));
     plugin.policy.tuner(ranks, nodes, is_ours)
@@ -153,13 +153,13 @@ pub fn survey() -> Result<Survey> {
 }
 
 fn plugin() -> Result<&'static Plugin> {
-    PLUGIN.get().ok_or_else(|| Error::Usage("the network is used before a successful init".to_owned()))
+    PLUGIN.get().ok_or_else(|| Error::Usage("called before a successful init".to_owned()))
 }
 
 fn device(dev: i32) -> Result<&'static Plugin> {
     match dev {
         0 => plugin(),
-        other => Err(Error::Argument(format!("device {other}: there is one device, 0"))),
+        other => Err(Error::Argument(format!("device {other} does not exist; the only device is 0"))),
     }
 }
 
@@ -176,7 +176,7 @@ impl Plugin {
     fn bring_up(config: Config, nccl_version: Option<String>) -> Result<Self> {
         let (survey, ports) = look_around(&config)?;
         for refused in &survey.refused {
-            tracing::info!("{}:{} is no rail: {}", refused.device, refused.port, refused.reason);
+            tracing::info!("{}:{} not used as a rail: {}", refused.device, refused.port, refused.reason);
         }
         for warning in &survey.warnings {
             tracing::warn!("{warning}");
@@ -185,8 +185,9 @@ impl Plugin {
         let properties = Properties::new(&survey, &rails, &config);
         let names: Vec<String> = rails.iter().map(|rail| rail.name()).collect();
         tracing::info!(
-            "merged {} rails into one device of {} Mb/s: {}; {}",
+            "merged {} rail{} into one device of {} Mb/s: {}; {}",
             rails.len(),
+            if rails.len() == 1 { "" } else { "s" },
             properties.speed_mbps,
             names.join(", "),
             rails::host_pointers_reason(&rails::cuda_devices())
@@ -243,7 +244,7 @@ fn look_around(config: &Config) -> Result<(Survey, Ports)> {
                 Ok((info, gids)) => {
                     ports.push((PortFacts { device: name, guid, port, info, gids }, Arc::clone(&context)));
                 }
-                Err(error) => trouble.push(format!("{name}:{port} is left out: {error}")),
+                Err(error) => trouble.push(format!("{name}:{port} not used as a rail: {error}")),
             }
         }
     }
@@ -253,14 +254,15 @@ fn look_around(config: &Config) -> Result<(Survey, Ports)> {
     for text in trouble {
         tracing::warn!("{text}");
     }
+    rails::check_sysfs(&config.sysfs)?;
     let facts: Vec<PortFacts> = ports.iter().map(|(facts, _)| facts.clone()).collect();
     Ok((rails::survey(Path::new(&config.sysfs), &facts, &rails::interfaces()?, &config.hca), ports))
 }
 
 fn no_device(trouble: &[String]) -> Error {
     let why = match trouble {
-        [] => "the verbs library finds no RDMA device".to_owned(),
-        some => format!("no RDMA device can be opened: {}", some.join("; ")),
+        [] => "no RDMA device found".to_owned(),
+        some => format!("cannot open any RDMA device: {}", some.join("; ")),
     };
     Error::Missing(format!(
         "{why}. On the host: is the driver loaded (rdma link; packages rdma-core, ibverbs-providers)? In a container: \
@@ -272,13 +274,13 @@ fn open(survey: &Survey, ports: &Ports, config: &Config) -> Result<Vec<Arc<comm:
     if survey.rails.is_empty() {
         let all: Vec<String> =
             survey.refused.iter().map(|r| format!("{}:{} ({})", r.device, r.port, r.reason)).collect();
-        return Err(Error::Missing(format!("no port is usable as a rail: {}", all.join("; "))));
+        return Err(Error::Missing(format!("no port can be used as a rail: {}", all.join("; "))));
     }
     let mut rails = Vec::with_capacity(survey.rails.len());
     for (index, found) in survey.rails.iter().take(MAX_OFFERED_RAILS).enumerate() {
         let port = ports.iter().find(|(facts, _)| facts.device == found.device && facts.port == found.port);
         let Some((_, context)) = port else {
-            return Err(Error::Internal(format!("{}:{} was surveyed and is not there", found.device, found.port)));
+            return Err(Error::Internal(format!("{}:{} disappeared during initialisation", found.device, found.port)));
         };
         let info = RailInfo {
             device: found.device.clone(),

@@ -41,8 +41,7 @@ fn a_misspelt_setting_is_named() {
 #[test]
 fn with_devices_data_moves_in_every_version() {
     if std::env::var("SPARK_TEST_RDMA").as_deref() != Ok("1") {
-        eprintln!("skipped: SPARK_TEST_RDMA=1 says that this machine has RDMA devices to move data over");
-        return;
+        return common::skip::skip("SPARK_TEST_RDMA=1 says that this machine has RDMA devices");
     }
     drive(&[("SPARK_TEST_RDMA", "1")]);
 }
@@ -62,8 +61,7 @@ fn v8s_irecv_does_not_read_its_request_word() {
         .env("NCCL_SOCKET_IFNAME", "lo")
         .output();
     let Ok(output) = output else {
-        eprintln!("skipped: there is no valgrind");
-        return;
+        return common::skip::missing("there is no valgrind");
     };
     assert!(output.status.success(), "{:?}: {}", output.status, String::from_utf8_lossy(&output.stderr));
 }
@@ -72,8 +70,7 @@ fn v8s_irecv_does_not_read_its_request_word() {
 fn the_library_exports_its_eight_tables_and_nothing_else() {
     let output = Command::new("nm").args(["-D", "--defined-only"]).arg(common::plugin_library()).output();
     let Ok(output) = output else {
-        eprintln!("skipped: there is no nm");
-        return;
+        return common::skip::missing("there is no nm (binutils)");
     };
     let text = String::from_utf8(output.stdout).unwrap();
     let mut names: Vec<_> = text.lines().filter_map(|line| line.split_whitespace().last()).collect();

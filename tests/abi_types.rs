@@ -43,8 +43,7 @@ fn the_rust_tables_have_the_headers_function_types() {
 #[test]
 fn every_member_has_nccls_type() {
     let Ok(folder) = std::env::var("NCCL_NET_HEADERS") else {
-        eprintln!("skipped: NCCL_NET_HEADERS is not set, so there are no headers of NCCL's to compare with");
-        return;
+        return common::skip::skip("NCCL_NET_HEADERS does not name the folder of NCCL's headers");
     };
     let header = std::fs::read_to_string(common::repository("include/nccl_net_spark.h")).unwrap();
     let mut structs = structs_of(&header);
@@ -79,8 +78,7 @@ fn every_member_has_nccls_type() {
 #[test]
 fn every_member_of_the_tuner_has_nccls_type() {
     let Ok(folder) = std::env::var("NCCL_TUNER_HEADERS") else {
-        eprintln!("skipped: NCCL_TUNER_HEADERS is not set, so there are no headers of NCCL's to compare with");
-        return;
+        return common::skip::skip("NCCL_TUNER_HEADERS does not name the folder of NCCL's headers");
     };
     let header = std::fs::read_to_string(common::repository("include/nccl_net_spark.h")).unwrap();
     let mut structs = structs_of(&header);
@@ -103,8 +101,7 @@ fn every_member_of_the_tuner_has_nccls_type() {
 #[test]
 fn the_header_can_stand_beside_nccls() {
     let Ok(folder) = std::env::var("NCCL_NET_HEADERS") else {
-        eprintln!("skipped: NCCL_NET_HEADERS is not set");
-        return;
+        return common::skip::skip("NCCL_NET_HEADERS does not name the folder of NCCL's headers");
     };
     let text = "#include \"net.h\"\n#define NCCL_NET_SPARK_HAVE_NCCL\n#include \"nccl_net_spark.h\"\n\
                 const ncclNet_v12_t* newest(void) { return &ncclNetPlugin_v12; }\nconst ncclNet_v12_t* newest(void);\n";

@@ -20,7 +20,7 @@ use nccl_net_spark::plugin::bring_up;
 use nccl_net_spark::verbs::{HostMemory, Region};
 use nccl_net_spark::wire::MAX_RAILS;
 use nccl_net_spark::wire::board::BOARD_BYTES;
-use softverbs::fabric::{Action, control};
+use softverbs::control::{Action, control};
 use std::net::TcpStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -330,7 +330,7 @@ fn a_request_that_every_rail_calls_invalid_ends_the_connection() {
         granted.and_then(|_| bed.recv.test(receive, |_, _| {})).err()
     });
     let text = error.to_string();
-    assert!(text.contains("invalid") && text.contains("as on the rails before it"), "{text}");
+    assert!(text.contains("peer rejected the request") && text.contains("other rails failed on it before"), "{text}");
 }
 
 #[test]
@@ -564,7 +564,7 @@ fn a_peer_that_is_killed_is_told_and_one_that_is_frozen_is_waited_for() {
     let text = error.to_string();
     assert!(
         matches!(error, Error::Remote(_))
-            && text.contains(&format!(":{pid} is gone: its bootstrap connection was closed without a goodbye")),
+            && text.contains(&format!(":{pid} is gone: its bootstrap connection closed without BYE")),
         "{text}"
     );
     assert!(RAILS.iter().all(|rail| text.contains(rail)), "{text}");

@@ -3,6 +3,10 @@
 //!
 //! `SPARK_TEST_AARCH64_LIBRARY` names the library, with its symbols; binutils for aarch64 take it apart. CI builds it for this.
 
+#[path = "common/skip.rs"]
+#[allow(dead_code, reason = "each test uses a part")]
+mod skip;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
@@ -13,8 +17,7 @@ const INLINE_PATH: &str = "too_long_for_inline";
 #[test]
 fn a_load_barrier_stands_before_each_inline_post() {
     let Ok(library) = std::env::var("SPARK_TEST_AARCH64_LIBRARY") else {
-        eprintln!("skipped: SPARK_TEST_AARCH64_LIBRARY names no library");
-        return;
+        return skip::skip("SPARK_TEST_AARCH64_LIBRARY does not name the library");
     };
     let arguments = ["--disassemble", "--no-show-raw-insn"];
     let output = Command::new("aarch64-linux-gnu-objdump").args(arguments).arg(&library).output();

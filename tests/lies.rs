@@ -190,14 +190,14 @@ fn a_grant_that_cannot_be_one_ends_the_connection_in_words() {
     let group = |parts, part| Terms { parts, part, ..terms(4096, 8) };
     // The entries in their places, and what is said of them.
     let lies: [(Vec<(usize, Terms)>, &str); 8] = [
-        (vec![(0, terms(u64::MAX - 3, 100))], "a buffer of 100 bytes at 0xfffffffffffffffc"),
-        (vec![(0, terms(4096, MAX_RECEIVE_BYTES + 1))], "a buffer of 1099511627777 bytes"),
-        (vec![(0, group(0, 0))], "a group of 0 receives"),
-        (vec![(0, group(9, 0))], "a group of 9 receives"),
-        (vec![(0, group(255, 255))], "a group of 255 receives"),
-        (vec![(0, group(8, 3))], "part 3 in the place of part 0"),
-        (vec![(0, group(2, 0)), (1, group(2, 0))], "part 0 in the place of part 1"),
-        (vec![(0, group(2, 0)), (1, group(3, 1))], "a group of 3 receives"),
+        (vec![(0, terms(u64::MAX - 3, 100))], "invalid buffer of 100 bytes at 0xfffffffffffffffc"),
+        (vec![(0, terms(4096, MAX_RECEIVE_BYTES + 1))], "invalid buffer of 1099511627777 bytes"),
+        (vec![(0, group(0, 0))], "invalid group of 0 receives"),
+        (vec![(0, group(9, 0))], "invalid group of 9 receives"),
+        (vec![(0, group(255, 255))], "invalid group of 255 receives"),
+        (vec![(0, group(8, 3))], "part 3 in place of part 0"),
+        (vec![(0, group(2, 0)), (1, group(2, 0))], "part 0 in place of part 1"),
+        (vec![(0, group(2, 0)), (1, group(3, 1))], "invalid group of 3 receives"),
     ];
     for (entries, told) in lies {
         stage.again();
@@ -205,7 +205,7 @@ fn a_grant_that_cannot_be_one_ends_the_connection_in_words() {
             stage.forge(place(part), &Entry::new(&terms, &[0; MAX_RAILS / 2], 0));
         }
         let text = stage.isend(8, 0).unwrap_err();
-        assert!(text.contains("end 1 breaks the protocol") && text.contains(told), "{text}");
+        assert!(text.contains("end 1 violated the protocol") && text.contains(told), "{text}");
         // It stays.
         assert_eq!(stage.isend(8, 0), Err(text));
     }
@@ -230,7 +230,7 @@ fn a_grant_that_is_not_the_next_one_or_not_whole_is_no_grant() {
     assert_eq!(stage.isend(8, 0), Ok(None));
     // One that is too small: an error of this send alone.
     let text = stage.isend(9, 7).unwrap_err();
-    assert!(text.contains("9 bytes meets a receive of 8 bytes") && text.contains("end 1"), "{text}");
+    assert!(text.contains("9 bytes into a receive of 8 bytes") && text.contains("end 1"), "{text}");
     stage.again();
     stage.check();
 }
@@ -252,7 +252,7 @@ fn a_grant_of_memory_that_is_not_the_peers_to_give_ends_the_connection_and_reach
             path.test(&stage.pair.ends[0], send).map(|done| assert_eq!(done, None)).err().map(|e| e.to_string())
         });
         let text = text.expect("the send fails");
-        assert!(text.contains("of end 1 failed: the peer refuses access to its memory"), "{text}");
+        assert!(text.contains("to end 1 failed: peer denied access to its memory"), "{text}");
         assert!(*before == *stage.fabric().to, "bytes were written where none may be");
     }
 }
@@ -295,15 +295,15 @@ fn an_immediate_that_cannot_be_one_ends_the_connection_in_words() {
     let mut stage = Stage::new(1);
     let good = Immediate { slot: 0, part: 0, generation: 0, shares: 1, share: 0, leads: 0 };
     let lies: [(Vec<Immediate>, &str); 6] = [
-        (vec![Immediate { part: 2, ..good }], "share 0 for part 2 of a receive"),
-        (vec![Immediate { part: 7, ..good }], "share 0 for part 7 of a receive"),
-        (vec![Immediate { share: 1, ..good }], "share 1 for part 0"),
+        (vec![Immediate { part: 2, ..good }], "unexpected share 0 of part 2"),
+        (vec![Immediate { part: 7, ..good }], "unexpected share 0 of part 7"),
+        (vec![Immediate { share: 1, ..good }], "unexpected share 1 of part 0"),
         (vec![Immediate { leads: 4095, ..good }], "1048320 bytes for a receive of 100"),
         (
             vec![Immediate { shares: 2, ..good }, Immediate { shares: 3, share: 1, ..good }],
-            "a message of 3 shares, announced as 2",
+            "message of 3 shares, announced as 2",
         ),
-        (vec![good, good], "share 0 for part 0 of a receive that does not wait for it"),
+        (vec![good, good], "unexpected share 0 of part 0"),
     ];
     for (words, told) in lies {
         stage.again();
@@ -311,7 +311,7 @@ fn an_immediate_that_cannot_be_one_ends_the_connection_in_words() {
         words.iter().for_each(|word| stage.say(word.encode()));
         let text = stage.until_told(|stage| stage.received(receive).map(|done| assert!(!done, "it is done")).err());
         let text = text.unwrap_or_else(|| panic!("{told}: nothing was said of it"));
-        assert!(text.contains("end 0 breaks the protocol") && text.contains(told), "{text}");
+        assert!(text.contains("end 0 violated the protocol") && text.contains(told), "{text}");
         assert!(stage.irecv(&[1]).is_err());
     }
 }
@@ -378,14 +378,14 @@ fn what_a_receiver_cannot_have_is_not_believed() {
         stage.check();
         stage.tell(0, 1, Notice::Fenced { lane: 1, received }.encode());
         let text = stage.complaint(0).expect("an error");
-        assert!(text.contains("end 1 breaks the protocol: it has granted"), "{text}");
+        assert!(text.contains("end 1 violated the protocol: it claims"), "{text}");
     }
     for (side, delivered) in [(0, 5), (0, u64::MAX), (1, 1), (1, u64::MAX)] {
         stage.again();
         stage.check();
         stage.tell(side, 1, Notice::Bye { delivered }.encode());
         let text = stage.complaint(side).expect("an error");
-        let told = format!("end {} breaks the protocol: it has {delivered} messages", 1 - side);
+        let told = format!("end {} violated the protocol: it claims {delivered} delivered messages", 1 - side);
         assert!(text.contains(&told), "{text}");
         assert_eq!(stage.pair.ends[side].peer.presence(), Presence::Here);
     }
@@ -425,7 +425,7 @@ fn what_is_for_the_other_side_to_say_ends_the_connection() {
             }
             stage.tell(side, number, notice.encode());
             let text = stage.complaint(side).expect("an error");
-            let told = format!("end {} breaks the protocol: what this side has to say is said to it", 1 - side);
+            let told = format!("end {} violated the protocol: message invalid for this role", 1 - side);
             assert!(text.contains(&told), "{text}");
         }
     }
@@ -448,10 +448,14 @@ fn offers_for_a_lost_rail_that_cannot_be_taken_leave_it_lost_and_the_other_carri
         // It asks for the rail, and is answered by that.
         let now = stage.fabric().now() + std::time::Duration::from_secs(5);
         stage.pair.wardens[0].tend(now, true, &mut |_| true);
-        assert!(stage.pair.wardens[0].text().contains("x1:1 to x1:1: asked for"), "{}", stage.pair.wardens[0].text());
+        assert!(
+            stage.pair.wardens[0].text().contains("x1:1 to x1:1: reconnecting"),
+            "{}",
+            stage.pair.wardens[0].text()
+        );
         stage.tell(0, 2, notice.encode());
         let text = stage.pair.wardens[0].text();
-        assert!(text.contains("x0:1 to x0:1: carries") && text.contains("x1:1 to x1:1: lost"), "{text}");
+        assert!(text.contains("x0:1 to x0:1: up") && text.contains("x1:1 to x1:1: lost"), "{text}");
         assert_eq!(stage.isend(8, 0), Ok(None));
     }
     // The receiving side is asked for a rail that it has never heard of, and by queue pairs that there are not.
@@ -460,7 +464,7 @@ fn offers_for_a_lost_rail_that_cannot_be_taken_leave_it_lost_and_the_other_carri
         stage.tell(1, 1, Notice::Fenced { lane: 1, received: Received::default() }.encode());
         stage.tell(1, 2, Notice::Join { lane: 1, rail, qps: vec![QPS[0]; 16] }.encode());
         let text = stage.pair.wardens[1].text();
-        assert!(text.contains("x0:1 to x0:1: carries") && text.contains("x1:1 to x1:1: lost"), "{text}");
+        assert!(text.contains("x0:1 to x0:1: up") && text.contains("x1:1 to x1:1: lost"), "{text}");
     }
 }
 
@@ -485,20 +489,20 @@ fn a_path_mtu_that_the_port_does_not_have_keeps_a_lost_rail_lost_until_a_true_on
         heard.by(|| stage.talk_by(1000, lied));
         assert!(told > 0, "there was nothing to lie about");
         let line = match lie {
-            2048 | 4096 => format!("end 1 yet: a path MTU of {lie} is asked of x1:1, whose port has 1024"),
-            _ => format!("end 1 sent a notice that cannot be read: path MTU {lie}: it is 256, 512, 1024, 2048 or 4096"),
+            2048 | 4096 => {
+                format!("end 1 not recovered yet: the peer asked for path MTU {lie} on x1:1, whose port has 1024")
+            }
+            _ => format!(
+                "end 1 sent a malformed control message, ignored: path MTU {lie} is not 256, 512, 1024, 2048 or 4096"
+            ),
         };
         assert!(heard.take().iter().any(|(_, said)| said.contains(&line)), "nobody says: {line}");
         let states = |stage: &Stage| [0, 1].map(|side: usize| stage.pair.wardens[side].text());
         let [text, _] = states(&stage);
-        assert!(text.contains("x0:1 to x0:1: carries") && !text.contains("x1:1 to x1:1: carries"), "{lie}: {text}");
+        assert!(text.contains("x0:1 to x0:1: up") && !text.contains("x1:1 to x1:1: up"), "{lie}: {text}");
         stage.check();
         stage.talk(1000);
-        assert!(
-            states(&stage).iter().all(|text| text.contains("x1:1 to x1:1: carries")),
-            "{lie}: {:?}",
-            states(&stage)
-        );
+        assert!(states(&stage).iter().all(|text| text.contains("x1:1 to x1:1: up")), "{lie}: {:?}", states(&stage));
         stage.check();
     }
 }
@@ -521,7 +525,11 @@ fn a_peer_that_talks_on_and_never_hears_is_cut_off() {
         }
     }
     let (number, text) = told.expect("it is never cut off");
-    assert!(number < 200 && text.contains("end 0 breaks the protocol: it talks on"), "{number}: {text}");
+    assert!(
+        number < 200
+            && text.contains("end 0 violated the protocol: peer sends control frames but does not acknowledge ours"),
+        "{number}: {text}"
+    );
 }
 
 #[test]

@@ -3,6 +3,10 @@
 //! Needs libclang with its headers, and libibverbs-dev; says so and passes where they are not there. For the processor
 //! that this does not run on, its C headers too (Debian and Ubuntu: libc6-dev-arm64-cross, libc6-dev-amd64-cross).
 
+#[path = "common/skip.rs"]
+#[allow(dead_code, reason = "each test uses a part")]
+mod skip;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -91,7 +95,7 @@ fn regenerate(clang_arguments: Option<&str>) -> Option<String> {
 }
 
 fn skip(why: &str) {
-    eprintln!("SKIPPED, the bindings were not compared: {why}");
+    skip::skip(&format!("the bindings were not compared: {why}"));
 }
 
 fn header_version() -> Option<String> {

@@ -130,7 +130,7 @@ fn refusal(door: &Door, said: &[u8]) -> Option<&'static str> {
     if hello.token != door.handle.token {
         return None;
     }
-    Some(if hello.tuner_hash == TUNER_HASH { "no rail" } else { "decide differently" })
+    Some(if hello.tuner_hash == TUNER_HASH { "no rail" } else { "so collectives would hang" })
 }
 
 /// Who is invited, in one piece and in many; and strangers of several kinds, with an invited one behind so that they go somewhere.

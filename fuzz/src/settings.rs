@@ -78,7 +78,14 @@ fn check_file(bytes: usize, path: &Path, variables: &[(String, String)]) -> bool
             }
         }
     }
-    // All that is set, written into one file, holds as before.
+    // All that is set, written into one file, holds as before: but for a variable's value that a file would take for a comment.
+    let is_comment = |value: &str| {
+        value.match_indices('#').any(|(at, _)| value[..at].chars().next_back().is_none_or(char::is_whitespace))
+    };
+    if settings.held().iter().any(|held| held.source == Source::Environment && is_comment(&held.value)) {
+        check_values(&settings);
+        return true;
+    }
     let set = settings.held().iter().filter(|held| held.source != Source::Default);
     let lines: String = set.map(|held| format!("{} = {}\n", held.row.name, held.value)).collect();
     std::fs::write(path, &lines).expect("the scratch file is written");
@@ -113,7 +120,7 @@ fn check_values(settings: &Settings) {
 
 /// Each grammar of the table once, from either place, and what is allowed besides.
 pub fn seeds() -> Seeds {
-    let file = "# all of it\n\nNCCL_IB_HCA = ^=mlx5_0:1,mlx5_1:\r\nNCCL_IB_GID_INDEX=-1\nNCCL_IB_QPS_PER_CONNECTION=4\n\
+    let file = "# all of it\n\nNCCL_IB_TC=106 # DSCP 26\nNCCL_IB_HCA = ^=mlx5_0:1,mlx5_1:\r\nNCCL_IB_GID_INDEX=-1\nNCCL_IB_QPS_PER_CONNECTION=4\n\
         NCCL_SOCKET_IFNAME=enp1s0f0np0\nNCCL_SOCKET_FAMILY=AF_INET6\nNCCL_SPARK_PROBE_TIMEOUT_MS=100\nNCCL_IB_SL=\n";
     let ranges: String = table()
         .iter()

@@ -1,32 +1,36 @@
-//! The command line: what may be said, checked before anything starts.
+//! The command line: what may be said, checked before anything starts. Commands own their options.
+
+mod examples;
 
 use crate::bench::options::Bench;
-use crate::collective::Collective;
 use crate::communicators;
-use crate::fabric::{self, Kind, Order, Wish};
+use crate::fabric::{self, Kind, Wish};
+use crate::install;
 use crate::job::RankEnv;
-use crate::launch::World;
-use crate::lead::Plan;
+use crate::machine;
+use crate::manual;
 use crate::memory;
 use crate::nccl_tests;
-use crate::report::Target;
-use crate::seats;
-use crate::sizes::{self, Step};
+use crate::places;
+use crate::run_options::Run;
 use crate::tune;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-/// The NCCL network plugin for DGX Spark from the command line: collectives through the plugin without a GPU, what this
-/// machine has, installation.
+/// Tests, measures, tunes and installs the NCCL network plugin for DGX Spark.
 #[derive(Debug, Parser)]
-#[command(name = "nccl-spark", version, infer_subcommands = false)]
+#[command(name = "nccl-spark", version = env!("PROGRAM_VERSION"), infer_subcommands = false, after_help = examples::ALL)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+    /// Prints results and errors only: no progress, no lines that start with #.
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub quiet: bool,
+    /// Shows the plugin's log as NCCL_DEBUG=INFO does; -vv as NCCL_DEBUG=TRACE.
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub verbose: u8,
 }
 
 /// What the program can do.
@@ -36,78 +40,100 @@ pub enum Command {
     ///
     /// The size is what every rank ends with; each rank contributes size / ranks, rounded down to whole bytes. busbw =
     /// algbw x (ranks - 1) / ranks.
+    #[command(alias = "all_gather", after_help = examples::ALL_GATHER)]
     AllGather(Run),
-    /// Times and checks an all-reduce: a sum of bytes that wraps around, added up by the CPU, out of place.
+    /// Times and checks an all-reduce over host memory, out of place.
     ///
-    /// The size is what each rank contributes. busbw = algbw x 2 (ranks - 1) / ranks.
+    /// The CPU adds up bytes, which wrap around. The size is what each rank contributes. busbw = algbw x 2 (ranks - 1) / ranks.
+    #[command(alias = "all_reduce", after_help = examples::ALL_REDUCE)]
     AllReduce(Run),
-    /// Times and checks a reduce-scatter: each rank's part of such a sum, out of place.
+    /// Times and checks a reduce-scatter over host memory, out of place.
     ///
-    /// The size is what each rank contributes; each ends with size / ranks, rounded down to whole bytes. busbw = algbw x
-    /// (ranks - 1) / ranks.
+    /// The CPU adds up bytes, which wrap around. The size is what each rank contributes; each ends with size / ranks, rounded down to
+    /// whole bytes. busbw = algbw x (ranks - 1) / ranks.
+    #[command(alias = "reduce_scatter", after_help = examples::REDUCE_SCATTER)]
     ReduceScatter(Run),
     /// Times and checks a broadcast from rank 0, in place.
     ///
     /// The size is what every rank ends with. busbw = algbw.
+    #[command(after_help = examples::BROADCAST)]
     Broadcast(Run),
-    /// Times and checks every rank sending a part to every rank, out of place.
+    /// Times and checks an all-to-all: every rank sends a part to every rank, out of place.
     ///
     /// The size is what each rank sends in all; each part is size / ranks, rounded down to whole bytes. busbw = algbw x
     /// (ranks - 1) / ranks.
-    #[command(name = "alltoall")]
+    #[command(name = "alltoall", aliases = ["all-to-all", "all_to_all"], after_help = examples::ALL_TO_ALL)]
     AllToAll(Run),
-    /// Times and checks every rank sending to the next one while it receives from the one before, out of place.
+    /// Times and checks a ring: every rank sends to the next one and receives from the one before, out of place.
     ///
     /// The size is what each rank sends. busbw = algbw.
-    #[command(name = "sendrecv")]
+    #[command(name = "sendrecv", aliases = ["send-recv", "send_recv"], after_help = examples::SEND_RECV)]
     SendRecv(Run),
-    /// Measures bandwidth, latency, message rate and more between two ranks, and against another plugin.
+    /// Measures bandwidth, latency and message rate between two ranks, and against another plugin.
     ///
-    /// Rank 0 sends to rank 1 (latency: to and fro), one thread each, which posts what may be posted and tests the oldest
-    /// message of each connection, as NCCL's proxy does. All bytes are checked once for each size, outside of what is timed.
+    /// Rank 0 sends to rank 1 (latency: ping-pong). One thread per rank posts messages and tests the oldest of each connection, as
+    /// NCCL's proxy thread does. Every byte is checked once for each size, outside the timed part.
+    #[command(after_help = examples::BENCH)]
     Bench(Box<Bench>),
-    /// Finds out which settings are best here, and writes them into the file that the plugin reads.
+    /// Finds the fastest settings for these machines and writes them to the settings file.
     ///
-    /// Tries queue pairs and shares in runs of their own, in turns; measures the best again in turns with the defaults; takes
-    /// them where their lowest round is above the defaults' highest.
+    /// Measures numbers of queue pairs and smallest shares in turns, then the best of them in turns with the defaults. Writes them only
+    /// if their slowest round is faster than the fastest round of the defaults.
+    #[command(after_help = examples::TUNE)]
     Tune(Box<tune::Options>),
     /// Writes a tuner's table into this machine's settings file.
     #[command(name = "tune-collectives-write", hide = true)]
     TuneCollectivesWrite(tune::collectives::write::Task),
-    /// Runs your own build of nccl-tests over this plugin, or over it and NCCL's own networks in turns.
+    /// Runs your own build of nccl-tests over this plugin, or in turns over it and NCCL's own networks.
     ///
-    /// Sets up the plugin and shows how; reads the program's table and NCCL's log, and fails when NCCL used another network than
-    /// the one asked for. Ranks of this machine look like hosts of their own to NCCL.
-    #[command(name = "nccl-tests")]
+    /// Sets the environment and prints it, reads the program's table and NCCL's log, and fails if NCCL used another network than the one
+    /// asked for. To NCCL each rank on this machine is a host of its own.
+    #[command(name = "nccl-tests", alias = "nccl_tests", after_help = examples::NCCL_TESTS)]
     NcclTests(Box<nccl_tests::options::Options>),
     /// Becomes a rank of nccl-tests.
     #[command(name = "nccl-tests-rank", hide = true)]
     NcclTestsRank(nccl_tests::ranks::Rank),
-    /// Runs NCCL's communicators through their life over the plugin: many at once, split, made again, aborted, left by a dead rank.
+    /// Stress-tests communicator lifecycle: many at once, split, re-created, aborted, and with a rank that dies.
     ///
-    /// Each rank is a process that uses NCCL on a GPU; ranks may share one. Every value is checked, NCCL's log says which network
-    /// it used, and with again what a process holds must stay flat.
+    /// Each rank is a process that uses NCCL on a GPU; ranks may share a GPU. Every value is checked, NCCL's log must show the plugin,
+    /// and memory, descriptors and threads of a process must not grow.
+    #[command(after_help = examples::COMMUNICATORS)]
     Communicators(Box<communicators::options::Options>),
     /// Becomes a rank of communicators.
     #[command(name = "communicators-rank", hide = true)]
     CommunicatorsRank(communicators::rank::Task),
-    /// Shows which kinds of memory the plugin registers and moves: malloc, pinned by CUDA, managed, a GPU's own.
+    /// Shows which kinds of memory the plugin can send from and receive into: malloc, CUDA pinned, managed, GPU.
     ///
-    /// A kernel of a GPU writes a pattern, the plugin moves it into memory of the same kind, another kernel counts wrong bytes.
-    /// Without a GPU the processor does it with malloc alone. With --litmus it also tests whether NCCL's LL128 protocol is safe
-    /// here.
+    /// A GPU kernel writes a pattern, the plugin moves it into memory of the same kind, another kernel counts wrong bytes. Without a GPU
+    /// the CPU does this with malloc alone. --litmus also tests whether NCCL's LL128 protocol is safe on this machine.
+    #[command(after_help = examples::MEMORY)]
     Memory(Box<memory::options::Options>),
-    /// Tells a rail of the software fabric what to do while a job runs over it.
-    Fabric(Control),
-    /// Shows this machine's RoCE ports: which become rails, which do not, and why.
-    Rails,
-    /// Shows every setting of the plugin: name, default, meaning, and what holds here.
+    /// Injects faults into the software fabric while a job runs over it, and shows what runs.
+    #[command(after_help = examples::FABRIC)]
+    Fabric(fabric::command::Options),
+    /// Shows which RoCE ports of this machine would be merged, the expected rate, and why the others are not used.
+    ///
+    /// Exit status: 0 at least one rail is usable, 1 none is or the machine cannot be examined, 2 the command line is wrong.
+    #[command(after_help = examples::RAILS)]
+    Rails(machine::Options),
+    /// Lists the plugin's settings: name, default, meaning, current value.
+    #[command(after_help = examples::SETTINGS)]
     Settings,
-    /// Puts the plugin where NCCL finds it, and says how to use it.
-    Install(Install),
-    /// Takes away what install put there.
-    Uninstall(Uninstall),
-    /// One rank of a run; started by the other commands, with the line to them as standard input.
+    /// Installs this program, the plugin, the software fabric, shell completions and manual pages.
+    ///
+    /// Files that install did not put there are neither replaced nor removed. DIR/lib/nccl-spark/manifest lists what is installed.
+    #[command(after_help = examples::INSTALL)]
+    Install(install::Install),
+    /// Removes what install installed; files that were changed since are kept.
+    #[command(after_help = examples::UNINSTALL)]
+    Uninstall(install::Uninstall),
+    /// Prints completions for a shell.
+    #[command(after_help = examples::COMPLETIONS)]
+    Completions(manual::Completions),
+    /// Prints the manual page.
+    #[command(name = "man", hide = true)]
+    Manual(manual::Manual),
+    /// One rank of a run; started by the other commands, with the control connection to them as standard input.
     #[command(hide = true)]
     Rank {
         /// Its number, for whoever lists processes.
@@ -121,223 +147,30 @@ pub enum Command {
     },
 }
 
-/// Options of a run; names and meanings are those of nccl-tests where it has them.
-#[derive(Debug, Args)]
-pub struct Run {
-    /// Starts so many ranks, each a process on this machine [default: 2, unless mpirun, srun or torchrun started this
-    /// process as a rank].
-    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(2..=256))]
-    ranks: Option<u16>,
-    /// Connections from each rank to each one that it sends to; a message of less than 64 KiB uses one.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
-    channels: u16,
-    /// The first size, in bytes or with K, M or G.
-    #[arg(short = 'b', long = "minbytes", value_name = "SIZE", default_value = "32M", value_parser = sizes::parse)]
-    min_bytes: usize,
-    /// The greatest size.
-    #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", default_value = "32M", value_parser = sizes::parse)]
-    max_bytes: usize,
-    /// Bytes from one size to the next, unless there is a factor.
-    #[arg(short = 'i', long = "stepbytes", value_name = "SIZE", default_value = "1M", value_parser = sizes::parse)]
-    step_bytes: usize,
-    /// The factor from one size to the next; 1 for steps in bytes.
-    #[arg(short = 'f', long = "stepfactor", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
-    step_factor: u32,
-    /// Timed iterations of each size.
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
-    iters: u32,
-    /// Iterations of each size before the timed ones.
-    #[arg(short = 'w', long = "warmup_iters", alias = "warmup-iters", value_name = "N", default_value_t = 1)]
-    warmup_iters: u32,
-    /// Checked iterations of each size after the timed ones, every byte of them; 0 for no checks.
-    #[arg(short = 'c', long = "check", value_name = "N", default_value_t = 1)]
-    check_iters: u32,
-    /// Seconds in which no rank gets anything done, after which the run counts as hung.
-    #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
-    timeout: u64,
-    /// The plugin's library [default: libnccl_net_spark.so beside this program, else libnccl-net-spark.so wherever the
-    /// loader finds it].
-    #[arg(long, value_name = "PATH")]
-    plugin: Option<PathBuf>,
-    /// Environment of one rank's process; may be given more than once.
-    #[arg(long, value_name = "RANK:NAME=VALUE", value_parser = parse_rank_env)]
-    rank_env: Vec<RankEnv>,
-    /// Writes the run as JSON to FILE, or with - to standard output; the table goes to standard error then.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Where ranks that a launcher started find rank 0 [default: what the launcher tells; with torchrun the port after
-    /// MASTER_PORT].
-    #[arg(long, value_name = "HOST:PORT", value_parser = parse_place)]
-    rendezvous: Option<(String, u16)>,
-    #[command(flatten)]
-    fabric: FabricOptions,
-}
-
 /// What the messages travel over.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Fabric")]
 pub struct FabricOptions {
-    /// What the messages travel over [default: verbs, or soft where there is no RDMA device].
+    /// Network to use: RDMA devices or the software fabric [default: verbs, or soft where there is no RDMA device].
     #[arg(long, value_name = "KIND", value_enum)]
     fabric: Option<Kind>,
-    /// The software fabric's rails: a built-in profile (spark-1cable, spark-2cable, unpaced) or a file [default:
+    /// Rails of the software fabric: a built-in profile (spark-1cable, spark-2cable, unpaced) or a file [default:
     /// spark-1cable].
     #[arg(long, value_name = "NAME|FILE")]
     profile: Option<String>,
-    /// A factor on all rates of the profile.
+    /// Factor on all rates of the profile.
     #[arg(long, value_name = "F", value_parser = parse_scale)]
     scale: Option<f64>,
-    /// A rail of the software fabric that carries only a part of its rate, on every rank, as in rocep1s0f0=0.25; may be
-    /// given more than once.
+    /// Limits a rail of the software fabric to a part of its rate, on every rank, as in rocep1s0f0=0.25; may be given more
+    /// than once.
     #[arg(long, value_name = "RAIL=FACTOR", value_parser = parse_slow_rail)]
     slow_rail: Vec<(String, f64)>,
-    /// The software fabric's library [default: softverbs-ibverbs beside this program].
+    /// Software fabric's library [default: the one installed with or built beside this program].
     #[arg(long, value_name = "PATH")]
     softverbs: Option<PathBuf>,
-    /// What the software fabric is called, for the fabric command [default: a name of the run's own].
+    /// Name of the software fabric, for `nccl-spark fabric` [default: nccl-spark-PID].
     #[arg(long, value_name = "NAME", value_parser = parse_fabric_name)]
     fabric_name: Option<String>,
-}
-
-/// Options of fabric.
-#[derive(Debug, Args)]
-pub struct Control {
-    #[command(subcommand)]
-    order: ControlOrder,
-    /// The fabric, as the run's header names it [default: the only one there is].
-    #[arg(long, global = true, value_name = "NAME", value_parser = parse_fabric_name)]
-    fabric_name: Option<String>,
-}
-
-/// What a rail can be told; NODE is the rank, or * for all.
-#[derive(Debug, Subcommand)]
-enum ControlOrder {
-    /// Carry nothing.
-    Down {
-        /// The rail of a rank, or with * of all.
-        #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
-        rail: (Option<usize>, String),
-    },
-    /// Carry again.
-    Up {
-        /// The rail of a rank, or with * of all.
-        #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
-        rail: (Option<usize>, String),
-    },
-    /// Carry a part of the full rate.
-    Slow {
-        /// The rail of a rank, or with * of all.
-        #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
-        rail: (Option<usize>, String),
-        /// The part: more than 0, 1 for all of it.
-        #[arg(value_parser = parse_factor)]
-        factor: f64,
-    },
-    /// Call the next requests that come in invalid, which ends their queue pairs.
-    Refuse {
-        /// The rail of a rank, or with * of all.
-        #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
-        rail: (Option<usize>, String),
-        /// How many; 0 for none any more.
-        count: u32,
-    },
-}
-
-/// Options of install.
-#[derive(Debug, Args)]
-pub struct Install {
-    /// Where to put it: the library goes into DIR/lib.
-    #[arg(long, value_name = "DIR", default_value = "/usr/local")]
-    pub prefix: PathBuf,
-    /// The plugin's library [default: libnccl_net_spark.so beside this program].
-    #[arg(long, value_name = "PATH")]
-    pub plugin: Option<PathBuf>,
-}
-
-/// Options of uninstall.
-#[derive(Debug, Args)]
-pub struct Uninstall {
-    /// Where install was told to put it.
-    #[arg(long, value_name = "DIR", default_value = "/usr/local")]
-    pub prefix: PathBuf,
-}
-
-impl Run {
-    /// Whether all ranks are to be started here, whatever a launcher says.
-    pub fn is_local(&self) -> bool {
-        self.ranks.is_some()
-    }
-
-    /// What to run; `program` is this program's file, beside which the plugin may lie, `world` what a launcher says,
-    /// `verbs_library` the one that the user's environment names.
-    ///
-    /// # Errors
-    /// When options contradict each other.
-    pub fn plan(
-        self,
-        collective: Collective,
-        program: &Path,
-        world: Option<World>,
-        verbs_library: Option<String>,
-    ) -> anyhow::Result<Plan> {
-        let ranks = match &world {
-            Some(world) => world.ranks,
-            None => usize::from(self.ranks.unwrap_or(2)),
-        };
-        self.check(collective, ranks)?;
-        if let (None, Some(_)) = (&world, &self.rendezvous) {
-            return Err(wrong("--rendezvous is for ranks that a launcher starts; these are all on this machine"))?;
-        }
-        let timeout = Duration::from_secs(self.timeout);
-        let launched = match world {
-            Some(world) => {
-                let meeting = seats::meeting(&world, self.rendezvous, timeout)?;
-                Some((world, meeting))
-            }
-            None => None,
-        };
-        Ok(Plan {
-            collective,
-            ranks,
-            channels: usize::from(self.channels),
-            plugin: library(self.plugin, program)?,
-            min_bytes: self.min_bytes,
-            max_bytes: self.max_bytes,
-            step: match self.step_factor {
-                1 => Step::Bytes(self.step_bytes),
-                factor => Step::Factor(factor as usize),
-            },
-            warmup_iters: self.warmup_iters,
-            iters: self.iters,
-            check_iters: self.check_iters,
-            timeout,
-            rank_env: self.rank_env,
-            fabric: self.fabric.wish(program)?,
-            verbs_library,
-            json: self.json.map(Target::from),
-            launched,
-        })
-    }
-
-    fn check(&self, collective: Collective, ranks: usize) -> Result<(), clap::Error> {
-        if self.min_bytes > self.max_bytes {
-            return Err(wrong(format!("--minbytes {} is more than --maxbytes {}", self.min_bytes, self.max_bytes)));
-        }
-        if collective.count(self.min_bytes, ranks) == 0 {
-            let least = collective.size_bytes(1, ranks);
-            return Err(wrong(format!(
-                "--minbytes {} is too little: with {ranks} ranks {least} or more",
-                self.min_bytes
-            )));
-        }
-        if self.step_factor == 1 && self.step_bytes == 0 {
-            return Err(wrong("--stepbytes 0 never comes to --maxbytes: 1 or more"));
-        }
-        if let Some(env) = self.rank_env.iter().find(|env| env.rank >= ranks) {
-            return Err(wrong(format!("--rank-env {}:{}: ranks are 0 to {}", env.rank, env.name, ranks - 1)));
-        }
-        Ok(())
-    }
 }
 
 impl FabricOptions {
@@ -366,27 +199,9 @@ impl FabricOptions {
             profile: self.profile.unwrap_or_else(|| "spark-1cable".to_owned()),
             scale: self.scale.unwrap_or(1.0),
             slow_rails: self.slow_rail,
-            library: self.softverbs.unwrap_or_else(|| program.with_file_name("softverbs-ibverbs")),
+            library: self.softverbs.unwrap_or_else(|| places::fabric(program)),
             name: self.fabric_name,
         })
-    }
-}
-
-impl Control {
-    /// Tells the rail, and `out` what was told.
-    ///
-    /// # Errors
-    /// When there is no such rail.
-    pub fn obey(self, mut out: impl Write) -> anyhow::Result<()> {
-        let ((node, rail), order, told) = match self.order {
-            ControlOrder::Down { rail } => (rail, Order::Down, "down".to_owned()),
-            ControlOrder::Up { rail } => (rail, Order::Up, "up".to_owned()),
-            ControlOrder::Refuse { rail, count } => (rail, Order::Refuse(count), format!("to refuse {count} requests")),
-            ControlOrder::Slow { rail, factor } => (rail, Order::Slow(factor), format!("at {factor} of its rate")),
-        };
-        let name = fabric::control(self.fabric_name.as_deref(), node, &rail, order)?;
-        let node = node.map_or_else(|| "every node".to_owned(), |node| format!("node {node}"));
-        Ok(writeln!(out, "{name}: {rail} of {node} is {told}")?)
     }
 }
 
@@ -395,19 +210,14 @@ pub fn wrong(text: impl std::fmt::Display) -> clap::Error {
     Cli::command().error(ErrorKind::ValueValidation, text)
 }
 
-/// The library as cargo names it, beside `program`.
-pub fn beside(program: &Path) -> PathBuf {
-    program.with_file_name("libnccl_net_spark.so")
-}
-
-/// The plugin's library: `given`, or beside `program`, or wherever the loader finds it.
+/// The plugin's library: `given`, or the one that belongs to `program`, or wherever the loader finds it.
 ///
 /// # Errors
 /// When the one given is not there.
 pub fn library(given: Option<PathBuf>, program: &Path) -> Result<PathBuf, clap::Error> {
     match given {
         Some(path) => existing("--plugin", &path),
-        None => Ok(Some(beside(program)).filter(|path| path.exists()).unwrap_or_else(|| "libnccl-net-spark.so".into())),
+        None => Ok(places::plugin(program).unwrap_or_else(|| "libnccl-net-spark.so".into())),
     }
 }
 
@@ -452,9 +262,13 @@ fn parse_scale(text: &str) -> Result<f64, String> {
     scale.ok_or_else(|| "a number above 0".to_owned())
 }
 
-fn parse_factor(text: &str) -> Result<f64, String> {
+/// A part of a rail's rate.
+///
+/// # Errors
+/// What is allowed.
+pub fn parse_factor(text: &str) -> Result<f64, String> {
     let factor = text.parse::<f64>().ok().filter(|factor| *factor > 0.0 && *factor <= 1.0);
-    factor.ok_or_else(|| "a number above 0, up to 1".to_owned())
+    factor.ok_or_else(|| "must be above 0, up to 1".to_owned())
 }
 
 fn parse_slow_rail(text: &str) -> Result<(String, f64), String> {
@@ -464,21 +278,15 @@ fn parse_slow_rail(text: &str) -> Result<(String, f64), String> {
     }
 }
 
-fn parse_rail(text: &str) -> Result<(Option<usize>, String), String> {
-    match text.split_once(':') {
-        Some(("*", rail)) if !rail.is_empty() => Ok((None, rail.to_owned())),
-        Some((node, rail)) if !rail.is_empty() && node.parse::<usize>().is_ok() => {
-            Ok((node.parse().ok(), rail.to_owned()))
-        }
-        _ => Err("NODE:RAIL, as in 1:rocep1s0f0, or *:rocep1s0f0 for all nodes".to_owned()),
-    }
-}
-
-fn parse_fabric_name(text: &str) -> Result<String, String> {
+/// The name of a software fabric.
+///
+/// # Errors
+/// What is allowed.
+pub fn parse_fabric_name(text: &str) -> Result<String, String> {
     let plain = text.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));
     match plain && (1..=64).contains(&text.len()) {
         true => Ok(text.to_owned()),
-        false => Err("up to 64 letters, digits, - and _".to_owned()),
+        false => Err("must be at most 64 letters, digits, - and _".to_owned()),
     }
 }
 
@@ -487,108 +295,106 @@ pub fn one_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let lines =
         text.lines().map(str::trim).take_while(|line| !line.starts_with("For more") && !line.starts_with("Usage:"));
-    lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ").trim_start_matches("error: ").to_owned()
+    let lines = lines.filter(|line| !line.is_empty()).map(plain);
+    lines.collect::<Vec<_>>().join(" ").trim_start_matches("error: ").to_owned()
+}
+
+/// A line of clap's with what is allowed said plainly: "0 is not in 1..=4294967295" becomes "must be at least 1".
+fn plain(line: &str) -> String {
+    let range = line.rsplit_once(": ").and_then(|(before, reason)| {
+        let (value, range) = reason.split_once(" is not in ")?;
+        let (least, most) = range.split_once("..=")?;
+        Some((before, value.parse::<i128>().ok()?, least.parse::<i128>().ok()?, most.parse::<i128>().ok()?))
+    });
+    if let Some((before, value, least, most)) = range {
+        // Options without a greatest value of their own have that of their type.
+        let is_open = most >= i128::from(u32::MAX);
+        return match () {
+            () if least == most => format!("{before}: must be {least}"),
+            () if is_open && value < least => format!("{before}: must be at least {least}"),
+            () if is_open => format!("{before}: must be at most {most}"),
+            () => format!("{before}: must be {least} to {most}"),
+        };
+    }
+    let too_large = "number too large to fit in target type";
+    line.replace("invalid digit found in string", "must be a whole number").replace(too_large, "too large a number")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn plan(arguments: &[&str]) -> Result<Plan, String> {
-        plan_in(arguments, None)
+    fn mistake(arguments: &str) -> String {
+        one_line(&Cli::try_parse_from(arguments.split_whitespace()).unwrap_err())
     }
 
-    fn plan_in(arguments: &[&str], world: Option<World>) -> Result<Plan, String> {
-        let cli = Cli::try_parse_from([&["nccl-spark", "all-gather"], arguments].concat());
-        let Command::AllGather(run) = cli.map_err(|error| one_line(&error))?.command else { panic!("another command") };
-        let plan = run.plan(Collective::AllGather, Path::new("/nowhere/nccl-spark"), world, None);
-        plan.map_err(|error| error.downcast_ref().map_or_else(|| error.to_string(), one_line))
+    /// As a shell takes a line apart, up to a comment or a redirection.
+    fn words(line: &str) -> Vec<String> {
+        let mut words = vec![String::new()];
+        let mut quote = None;
+        for c in line.chars() {
+            match c {
+                '\'' | '"' if quote.is_none() => quote = Some(c),
+                c if quote == Some(c) => quote = None,
+                '#' | '>' if quote.is_none() && words.last().is_some_and(String::is_empty) => break,
+                ' ' if quote.is_none() => words.push(String::new()),
+                c => words.last_mut().unwrap().push(c),
+            }
+        }
+        words.retain(|word| !word.is_empty());
+        words
+    }
+
+    /// What clap checks of the definitions by itself: names that are given twice, for one.
+    #[test]
+    fn the_definitions_are_consistent() {
+        Cli::command().debug_assert();
     }
 
     #[test]
-    fn options_of_nccl_tests_are_understood() {
-        let plan = plan(&["-b", "8", "-e", "16M", "-f", "4", "-n", "5", "-w", "2", "-c", "3", "-r", "4"]).unwrap();
-        assert_eq!((plan.min_bytes, plan.max_bytes, plan.step), (8, 16 << 20, Step::Factor(4)));
-        assert_eq!((plan.iters, plan.warmup_iters, plan.check_iters, plan.ranks), (5, 2, 3, 4));
-        assert_eq!(plan.plugin, Path::new("libnccl-net-spark.so"));
-    }
-
-    #[test]
-    fn what_is_left_out_is_as_in_nccl_tests() {
-        let plan = plan(&[]).unwrap();
-        assert_eq!((plan.min_bytes, plan.max_bytes, plan.step), (32 << 20, 32 << 20, Step::Bytes(1 << 20)));
-        assert_eq!((plan.iters, plan.warmup_iters, plan.check_iters, plan.ranks), (20, 1, 1, 2));
-    }
-
-    #[test]
-    fn rank_env_keeps_equal_signs_and_colons_of_the_value() {
-        let plan = plan(&["--rank-env", "1:NCCL_IB_HCA==b0:1,b1", "--rank-env", "0:A="]).unwrap();
-        let env = |rank, name: &str, value: &str| RankEnv { rank, name: name.into(), value: value.into() };
-        assert_eq!(plan.rank_env, [env(1, "NCCL_IB_HCA", "=b0:1,b1"), env(0, "A", "")]);
-    }
-
-    #[test]
-    fn mistakes_name_the_option_and_what_is_allowed_in_one_line() {
-        for (arguments, option, allowed) in [
-            (&["-r", "1"][..], "--ranks", "2..=256"),
-            (&["-r", "x"], "--ranks", "digit"),
-            (&["-b", "8Q"], "--minbytes", "K, M or G"),
-            (&["-b", "64M"], "--minbytes", "--maxbytes 33554432"),
-            (&["-b", "1", "-e", "8"], "--minbytes", "2 or more"),
-            (&["-i", "0"], "--stepbytes", "1 or more"),
-            (&["-n", "0"], "--iters", "1.."),
-            (&["--channels", "0"], "--channels", "1..=64"),
-            (&["--timeout", "0"], "--timeout", "1..=86400"),
-            (&["--rank-env", "2:A=b"], "--rank-env", "0 to 1"),
-            (&["--rank-env", "A=b"], "--rank-env", "RANK:NAME=VALUE"),
-            (&["--plugin", "/no/such.so"], "--plugin", "No such file"),
-            (&["--rnaks", "2"], "--rnaks", "--ranks"),
-            (&["--rendezvous", "a:1"], "--rendezvous", "launcher"),
-            (&["--rendezvous", "a"], "--rendezvous", "HOST:PORT"),
-            (&["--fabric", "hard"], "--fabric", "soft, verbs"),
-            (&["--fabric", "verbs", "--scale", "2"], "--scale", "--fabric verbs"),
-            (&["--scale", "0"], "--scale", "above 0"),
-            (&["--slow-rail", "a=2"], "--slow-rail", "up to 1"),
-            (&["--slow-rail", "a"], "--slow-rail", "RAIL=FACTOR"),
-            (&["--fabric-name", "a/b"], "--fabric-name", "letters"),
-        ] {
-            let text = plan(arguments).unwrap_err();
-            assert!(text.contains(option) && text.contains(allowed), "{arguments:?}: {text}");
-            assert!(!text.contains('\n'), "{text}");
+    fn collectives_have_nccl_tests_names_too() {
+        for name in ["all_gather", "all_reduce", "reduce_scatter", "all-gather", "alltoall", "sendrecv"] {
+            assert!(Cli::try_parse_from(["nccl-spark", name, "-b", "8"]).is_ok(), "{name}");
         }
     }
 
     #[test]
-    fn what_is_said_of_the_software_fabric_asks_for_it() {
-        assert_eq!(plan(&[]).unwrap().fabric.kind, None);
-        let wish = plan(&["--slow-rail", "a=0.25", "--slow-rail", "b=1", "--scale", "0.5"]).unwrap().fabric;
-        assert_eq!((wish.kind, wish.scale, wish.profile.as_str()), (Some(Kind::Soft), 0.5, "spark-1cable"));
-        assert_eq!(wish.slow_rails, [("a".to_owned(), 0.25), ("b".to_owned(), 1.0)]);
-        assert_eq!(wish.library, Path::new("/nowhere/softverbs-ibverbs"));
+    fn numbers_out_of_range_are_told_what_they_must_be() {
+        for (arguments, allowed) in [
+            ("nccl-spark all-gather -n 0", "invalid value '0' for '--iters <N>': must be at least 1"),
+            ("nccl-spark all-gather -n 4294967296", "must be at most 4294967295"),
+            ("nccl-spark all-gather -f 0", "'--stepfactor <N>': must be at least 1"),
+            ("nccl-spark all-gather -r 1", "must be 2 to 256"),
+            ("nccl-spark all-gather -T 86401", "must be 1 to 86400"),
+            ("nccl-spark all-gather -n 1x", "'--iters <N>': must be a whole number"),
+            ("nccl-spark bench -f 1", "must be at least 2"),
+            ("nccl-spark bench -r 3", "must be 2"),
+            ("nccl-spark tune collectives -n 0", "must be at least 1"),
+        ] {
+            let text = mistake(arguments);
+            assert!(text.ends_with(allowed), "{arguments}: {text}");
+        }
     }
 
     #[test]
-    fn a_launcher_counts_the_ranks_and_may_need_to_be_told_where() {
-        let world = |place: Option<(&str, u16)>| World {
-            launcher: crate::launch::Launcher::OpenMpi,
-            rank: 1,
-            ranks: 4,
-            job: "j".into(),
-            place: place.map(|(host, port)| (host.to_owned(), port)),
-        };
-        let (_, meeting) = plan_in(&[], Some(world(Some(("a", 7))))).unwrap().launched.unwrap();
-        assert_eq!((meeting.host.as_str(), meeting.port, meeting.ranks), ("a", 7, 4));
-        let given = ["--rendezvous", "[fe80::1]:9"];
-        let (_, meeting) = plan_in(&given, Some(world(Some(("a", 7))))).unwrap().launched.unwrap();
-        assert_eq!((meeting.host.as_str(), meeting.port), ("fe80::1", 9));
-        let error = plan_in(&[], Some(world(None))).unwrap_err();
-        assert!(error.contains("mpirun") && error.contains("--rendezvous HOST:PORT"), "{error}");
-    }
-
-    #[test]
-    fn rails_are_named_with_their_node() {
-        assert_eq!(parse_rail("1:a").unwrap(), (Some(1), "a".to_owned()));
-        assert_eq!(parse_rail("*:a").unwrap(), (None, "a".to_owned()));
-        assert!(parse_rail("a").is_err() && parse_rail("1:").is_err() && parse_rail("x:a").is_err());
+    fn every_command_has_examples_that_are_right() {
+        let command = Cli::command();
+        for command in command.get_subcommands().filter(|command| !command.is_hide_set()) {
+            let (name, examples) = (command.get_name(), command.get_after_help().map(ToString::to_string));
+            let examples = examples.unwrap_or_else(|| panic!("{name} has no examples"));
+            let joined = examples.replace("\\\n", "");
+            let lines: Vec<&str> = joined.lines().filter(|line| line.starts_with("  ")).collect();
+            assert!(!lines.is_empty(), "{name}: {examples}");
+            assert!(examples.lines().all(|line| line.len() < 80), "{name}: {examples}");
+            for line in lines {
+                let words = words(line);
+                let command = words.iter().skip_while(|word| *word != "nccl-spark" && !word.ends_with("/nccl-spark"));
+                let command: Vec<&String> = command.collect();
+                assert_eq!(command.get(1).map(|word| word.as_str()), Some(name), "{line}");
+                if let Err(error) = Cli::try_parse_from(&command) {
+                    panic!("{line}: {error}");
+                }
+            }
+        }
     }
 }

@@ -1,5 +1,5 @@
-//! The collectives: who talks to whom, whose data ends where, and how nccl-tests counts it. How the data gets there is in
-//! `schedule`.
+//! The collectives: which ranks exchange messages, what each result contains, and how nccl-tests counts it. `schedule` has the
+//! order of the messages.
 //!
 //! Elements are bytes, and a sum wraps around, so it is the same in whatever order it is added up: every byte of a result
 //! can be checked exactly.
@@ -31,7 +31,7 @@ pub const ROOT: usize = 0;
 pub struct Shape {
     /// The most bytes in a message.
     pub slice_bytes: usize,
-    /// The most messages that a connection has under way in each direction.
+    /// The most messages that a connection has in flight in each direction.
     pub in_flight: usize,
 }
 
@@ -44,14 +44,14 @@ pub struct Link {
     pub from: usize,
 }
 
-/// A stretch of a buffer, and what it holds.
+/// A part of a buffer, and what it holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
     /// The ranks whose data is added up there.
     pub of: Range<usize>,
     /// Where in those ranks' data it begins, in bytes.
     pub data_offset: usize,
-    /// Where it lies in the buffer, in bytes.
+    /// Its place in the buffer, in bytes.
     pub range: Range<usize>,
 }
 
@@ -60,7 +60,7 @@ pub struct Part {
 pub struct Bandwidth {
     /// Size over time.
     pub algbw: f64,
-    /// What that asks of each rank's link.
+    /// The bandwidth that this needs on each rank's link.
     pub busbw: f64,
 }
 

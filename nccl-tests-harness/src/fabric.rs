@@ -1,11 +1,15 @@
 //! What the ranks' messages travel over: RDMA devices of this machine, or the software fabric. The only file that knows
 //! `softverbs`.
 
+pub mod command;
+
 use crate::bench::limit::{Rail, Wiring};
+use crate::interrupt;
+use crate::places;
 use crate::scene::topology::{Function, Machine};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use nccl_net_spark::rails::LinkRate;
-use softverbs::fabric::{self, Action, Prepared};
+use softverbs::control::{self, Action, Prepared};
 use softverbs::profile::{Link, Profile, RailSpec};
 use softverbs::settings;
 use std::fs;
@@ -21,7 +25,7 @@ pub enum Kind {
     Verbs,
 }
 
-/// What the command line says of it.
+/// What the command line asks for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Wish {
     /// None: whatever is there.
@@ -34,7 +38,7 @@ pub struct Wish {
     pub slow_rails: Vec<(String, f64)>,
     /// The software fabric's library.
     pub library: PathBuf,
-    /// What the software fabric is called; none: a name of the run's own.
+    /// The software fabric's name; none: a name of the run's own.
     pub name: Option<String>,
 }
 
@@ -42,7 +46,7 @@ pub struct Wish {
 pub struct Fabric {
     /// Which of the two it is.
     pub kind: Kind,
-    /// What the run's header says of it.
+    /// Its description in the run's header.
     pub about: String,
     environment: Vec<(String, String)>,
     /// Of the software fabric.
@@ -51,6 +55,8 @@ pub struct Fabric {
 
 /// The software fabric of a run.
 struct Soft {
+    /// Where the fabrics are.
+    dir: PathBuf,
     name: String,
     library: PathBuf,
     profile: Profile,
@@ -58,19 +64,6 @@ struct Soft {
     slow_rails: Vec<(String, f64)>,
     /// Its files go when the run does.
     prepared: Prepared,
-}
-
-/// What a rail of a running software fabric is told.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Order {
-    /// Carry nothing.
-    Down,
-    /// Carry again.
-    Up,
-    /// Carry this part of the full rate.
-    Slow(f64),
-    /// Call so many of the requests that come in next invalid.
-    Refuse(u32),
 }
 
 /// Where the kernel lists RDMA devices.
@@ -104,7 +97,7 @@ pub fn set_up(wish: &Wish, ranks: usize, own_library: Option<&str>) -> Result<Fa
         (None, None) if !devices.is_empty() => Ok(verbs(format!("verbs; {}", present()))),
         (None, None) if wish.library.is_file() => soft(wish, ranks, "because this machine has no RDMA device"),
         (None, None) => Ok(verbs(format!(
-            "verbs, although this machine has no RDMA device: no software fabric lies at {}",
+            "verbs, although this machine has no RDMA device: the software fabric's library is not at {}",
             wish.library.display()
         ))),
     }
@@ -121,40 +114,51 @@ fn soft(wish: &Wish, ranks: usize, why: &str) -> Result<Fabric> {
     ensure!(ranks <= MAX_NODES, "the software fabric has room for {MAX_NODES} ranks, not for {ranks}");
     let library = wish.library.canonicalize().with_context(|| {
         let path = wish.library.display();
-        format!("no software fabric at {path} (cargo build --workspace makes it, --softverbs names another place)")
+        format!(
+            "software fabric {path} not found: build it with `{}`, or name it with --softverbs",
+            places::build_command()
+        )
     })?;
     let profile = Profile::load(&wish.profile, wish.scale).map_err(|error| anyhow!("--profile: {error}"))?;
-    sweep(&settings::default_dir(), Path::new("/proc"));
-    let name = wish.name.clone().unwrap_or_else(|| format!("{PREFIX}{}", std::process::id()));
-    let prepared = fabric::prepare(&name, &profile).map_err(|error| anyhow!("make a software fabric: {error}"))?;
+    let dir = settings::dir();
+    control::remove_unused(&dir, is_of_a_run);
+    let name = wish.name.clone().unwrap_or_else(|| own_name(&dir));
+    let prepared = control::prepare(&dir, &name, &profile, ranks);
+    let prepared = prepared.map_err(|error| anyhow!("make a software fabric: {error}"))?;
+    interrupt::remove_at_exit(prepared.folder());
     let mut environment = prepared.environment.clone();
     environment.push(("NCCL_IBVERBS_LIB".to_owned(), library.display().to_string()));
     let about = about(wish, &name, why);
-    let soft = Soft { name: name.clone(), library, profile, slow_rails: wish.slow_rails.clone(), prepared };
-    let fabric = Fabric { kind: Kind::Soft, about, environment, soft: Some(soft) };
+    let soft = Soft { dir, name, library, profile, slow_rails: wish.slow_rails.clone(), prepared };
     for (rail, factor) in &wish.slow_rails {
-        let slowed = fabric::control(&settings::default_dir(), &name, None, rail, Action::Slow(*factor));
-        slowed.map_err(|error| anyhow!("--slow-rail: {error}"))?;
-    }
-    Ok(fabric)
-}
-
-/// Takes away what runs left that were killed.
-fn sweep(folder: &Path, processes: &Path) {
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let pid = name.strip_prefix(PREFIX).and_then(|pid| pid.parse::<u32>().ok());
-        if pid.is_some_and(|pid| !processes.join(pid.to_string()).exists()) {
-            let _ = fs::remove_dir_all(entry.path());
+        let slowed = control::control(&soft.dir, &soft.name, None, rail, Action::Slow(*factor));
+        if let Err(error) = slowed {
+            soft.remove();
+            bail!("--slow-rail: {error}");
         }
     }
+    Ok(Fabric { kind: Kind::Soft, about, environment, soft: Some(soft) })
+}
+
+/// A name that no running fabric has. In another PID namespace a process may have the same number as this one.
+fn own_name(dir: &Path) -> String {
+    let plain = format!("{PREFIX}{}", std::process::id());
+    let numbered = (2..).map(|number| format!("{plain}-{number}"));
+    std::iter::once(plain.clone()).chain(numbered).find(|name| !control::is_used(dir, name)).unwrap_or(plain)
+}
+
+/// Whether it is a name as [`own_name`] gives them.
+fn is_of_a_run(name: &str) -> bool {
+    name.strip_prefix(PREFIX).is_some_and(|numbers| {
+        numbers.split('-').count() <= 2 && numbers.split('-').all(|number| number.parse::<u32>().is_ok())
+    })
 }
 
 fn about(wish: &Wish, name: &str, why: &str) -> String {
     let scale = if wish.scale == 1.0 { String::new() } else { format!(" x {}", wish.scale) };
     let slow = wish.slow_rails.iter().map(|(rail, factor)| format!(", {rail} at {factor} of its rate"));
     let slow = slow.collect::<String>();
-    format!("soft, {why}: profile {}{scale}{slow}; each rank is a node; its name is {name}", wish.profile)
+    format!("soft, {why}: profile {}{scale}{slow}; each rank is a node; fabric {name}", wish.profile)
 }
 
 impl Fabric {
@@ -174,7 +178,7 @@ impl Fabric {
     /// When it cannot be made.
     pub fn verbs_names(&self) -> Result<Option<PathBuf>> {
         let Some(soft) = &self.soft else { return Ok(None) };
-        let folder = settings::default_dir().join(&soft.name).join("lib");
+        let folder = soft.prepared.folder().join("lib");
         let make = || -> std::io::Result<()> {
             fs::create_dir_all(&folder)?;
             for name in ["libibverbs.so", "libibverbs.so.1"] {
@@ -231,10 +235,11 @@ impl Fabric {
     /// # Errors
     /// When there is no such rail, or no software fabric.
     pub fn slow(&self, rail: &str, factor: f64) -> Result<()> {
-        let Soft { name, slow_rails, .. } = self.soft.as_ref().context("no software fabric is there to slow")?;
+        let Soft { dir, name, slow_rails, .. } =
+            self.soft.as_ref().context("this run has no software fabric to slow")?;
         let own = slow_rails.iter().find(|(slow, _)| slow == rail).map_or(1.0, |(_, factor)| *factor);
         let action = Action::Slow(if factor >= 1.0 { own } else { factor });
-        fabric::control(&settings::default_dir(), name, None, rail, action).map_err(|error| anyhow!(error))
+        control::control(dir, name, None, rail, action).map_err(|error| anyhow!(error))
     }
 }
 
@@ -273,43 +278,18 @@ fn fully_used(rail: &RailSpec, port_mbps: f64) -> Rail {
     Rail { link: rail.link, cable: rail.cable, line_mbps: port_mbps, factor: 1.0, latency_us }
 }
 
-impl Drop for Fabric {
-    fn drop(&mut self) {
-        if let Some(soft) = &self.soft {
-            soft.prepared.remove();
-        }
+impl Soft {
+    fn remove(&self) {
+        self.prepared.remove();
+        interrupt::keep_at_exit(self.prepared.folder());
     }
 }
 
-/// Tells a rail of a running software fabric, of one node or of all. Without a name it is the only fabric there is.
-///
-/// # Errors
-/// When there is no such fabric, node or rail.
-pub fn control(name: Option<&str>, node: Option<usize>, rail: &str, order: Order) -> Result<String> {
-    let folder = settings::default_dir();
-    let name = match name {
-        Some(name) => name.to_owned(),
-        None => only_one(&folder)?,
-    };
-    let action = match order {
-        Order::Down => Action::Down,
-        Order::Up => Action::Up,
-        Order::Slow(factor) => Action::Slow(factor),
-        Order::Refuse(count) => Action::Refuse(count),
-    };
-    ensure!(node.is_none_or(|node| node < MAX_NODES), "nodes are 0 to {}", MAX_NODES - 1);
-    fabric::control(&folder, &name, node, rail, action).map_err(|error| anyhow!(error))?;
-    Ok(name)
-}
-
-fn only_one(folder: &Path) -> Result<String> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
-    names.sort();
-    match names.as_slice() {
-        [name] => Ok(name.clone()),
-        [] => bail!("no software fabric runs: {} holds none", folder.display()),
-        _ => bail!("several software fabrics are there: name one with --fabric-name: {}", names.join(", ")),
+impl Drop for Fabric {
+    fn drop(&mut self) {
+        if let Some(soft) = &self.soft {
+            soft.remove();
+        }
     }
 }
 
@@ -334,12 +314,6 @@ mod tests {
         let error = |wish: &Wish, ranks| format!("{:#}", set_up(wish, ranks, None).map(|_| ()).unwrap_err());
         assert!(error(&wish(Some(Kind::Soft)), 2).contains("/no/library"));
         assert!(error(&wish(Some(Kind::Soft)), 17).contains("16 ranks"));
-        let folder = tempfile::tempdir().unwrap();
-        assert!(format!("{:#}", only_one(folder.path()).unwrap_err()).contains("holds none"));
-        fs::create_dir(folder.path().join("a")).unwrap();
-        assert_eq!(only_one(folder.path()).unwrap(), "a");
-        fs::create_dir(folder.path().join("b")).unwrap();
-        assert!(format!("{:#}", only_one(folder.path()).unwrap_err()).contains("--fabric-name: a, b"));
     }
 
     /// By hand: a 32 GT/s x4 link carries 112027 Mb/s of payload, a port 200000.
@@ -367,15 +341,21 @@ mod tests {
     }
 
     #[test]
-    fn only_fabrics_of_runs_that_are_gone_are_swept_away() {
-        let folder = tempfile::tempdir().unwrap();
-        for name in ["nccl-spark-7", "nccl-spark-8", "nccl-spark-mine", "default", "processes/8"] {
-            fs::create_dir_all(folder.path().join(name)).unwrap();
+    fn only_names_that_runs_have_by_themselves_are_cleaned_up() {
+        for name in ["nccl-spark-7", "nccl-spark-7-2"] {
+            assert!(is_of_a_run(name), "{name}");
         }
-        sweep(folder.path(), &folder.path().join("processes"));
-        let mut left = rdma_devices(folder.path());
-        left.retain(|name| name != "processes");
-        assert_eq!(left, ["default", "nccl-spark-8", "nccl-spark-mine"]);
+        for name in ["nccl-spark-mine", "nccl-spark-", "nccl-spark-7-2-1", "default", "7"] {
+            assert!(!is_of_a_run(name), "{name}");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let first = own_name(dir.path());
+        let profile = Profile::load(UNPACED, 1.0).unwrap();
+        let prepared = control::prepare(dir.path(), &first, &profile, 1).unwrap();
+        let second = own_name(dir.path());
+        assert!(second == format!("{first}-2") && is_of_a_run(&second), "{first} {second}");
+        drop(prepared);
+        assert_eq!(own_name(dir.path()), first);
     }
 
     #[test]

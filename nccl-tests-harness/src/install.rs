@@ -1,65 +1,199 @@
-//! Puts the plugin where NCCL finds it, and takes it away.
+//! `nccl-spark install` and `uninstall`: this program, the plugin, the software fabric, shell completions and manual pages below one
+//! prefix, where they find each other (`places`).
+//!
+//! Promises: nothing is written unless everything can be; a file that `install` did not put there is neither replaced nor removed, and one
+//! that was changed since is not removed; each file gets its name in one step, whole; what is installed is listed in
+//! `lib/nccl-spark/manifest`, so that `uninstall` needs nothing else.
+
+mod bundle;
+mod files;
+mod manifest;
 
 use crate::net;
+use crate::output::{self, Verbosity};
+use crate::places;
 use anyhow::{Context, Result, bail, ensure};
-use std::fs::{self, File};
-use std::io::{self, Write};
+use bundle::Item;
+use clap::Args;
+use files::{State, put};
+use manifest::Manifest;
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// The name under which NCCL looks for `NCCL_NET_PLUGIN=spark`.
-const NAME: &str = "libnccl-net-spark.so";
+/// Options of install.
+#[derive(Debug, Args)]
+pub struct Install {
+    /// Folder to install into: DIR/bin, DIR/lib and DIR/share
+    #[arg(long, value_name = "DIR", default_value = PREFIX)]
+    prefix: PathBuf,
+    /// Plugin's library [default: the one that belongs to this program]
+    #[arg(long, value_name = "PATH")]
+    plugin: Option<PathBuf>,
+    /// Software fabric's library [default: the one that belongs to this program]
+    #[arg(long, value_name = "PATH")]
+    softverbs: Option<PathBuf>,
+}
+
+/// Options of uninstall.
+#[derive(Debug, Args)]
+pub struct Uninstall {
+    /// Folder that install used [default: the one that this program is installed in, else /usr/local]
+    #[arg(long, value_name = "DIR")]
+    prefix: Option<PathBuf>,
+}
+
+const PREFIX: &str = "/usr/local";
 /// The versions of the interface that the plugin has: NCCL 2.20 (8) to 2.30 (12).
 const VERSIONS: std::ops::RangeInclusive<u32> = 8..=12;
 
-/// Copies `library` to `prefix`/lib and prints how to use it.
-///
-/// # Errors
-/// When the library is not whole, or the place cannot be written.
-pub fn install(library: &Path, prefix: &Path, mut out: impl Write) -> Result<()> {
-    let prefix = std::path::absolute(prefix).context("make the prefix absolute")?;
-    ensure!(library.is_file(), "{} is no file: build it first, or name it with --plugin", library.display());
-    let library = library.canonicalize().with_context(|| format!("find {}", library.display()))?;
-    let missing = missing_versions(&library)?;
-    ensure!(missing.is_empty(), "{} is not this plugin: it does not export {}", library.display(), missing.join(", "));
-    let target = place(&prefix);
-    put(&library, &target).map_err(|error| {
-        let hint = match error.kind() {
-            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-                "; run it with sudo, or name a place of your own with --prefix"
-            }
-            _ => "",
-        };
-        anyhow::anyhow!("cannot write {}: {error}{hint}", target.display())
-    })?;
-    let (target, prefix) = (target.display(), prefix.display());
-    writeln!(out, "installed {target}")?;
-    writeln!(out, "use it:")?;
-    writeln!(out, "  export NCCL_NET_PLUGIN={target}")?;
-    writeln!(out, "  export NCCL_NET=Spark")?;
-    writeln!(out, "undo it:")?;
-    writeln!(out, "  nccl-spark uninstall --prefix {prefix}")?;
-    writeln!(out, "  unset NCCL_NET_PLUGIN NCCL_NET")?;
-    Ok(())
-}
+impl Install {
+    /// Installs, and says how to use it. `program` is this program's file, `path` the environment's PATH.
+    ///
+    /// # Errors
+    /// When something to install is missing, when a file is in the way, or when the prefix cannot be written.
+    pub fn run(self, program: &Path, path: Option<&str>, mut out: impl Write) -> Result<()> {
+        let prefix = std::path::absolute(&self.prefix).context("make the prefix absolute")?;
+        let items = self.items(program)?;
+        let old = Manifest::read(&prefix)?;
+        let command = command(program, "install", &prefix);
+        let folders: BTreeSet<&Path> = items.iter().filter_map(|item| Path::new(&item.path).parent()).collect();
+        folders.iter().try_for_each(|folder| files::check_writable(&prefix.join(folder), &command))?;
+        check_in_the_way(&prefix, old.as_ref(), &items)?;
 
-/// Takes away what [`install`] put there.
-///
-/// # Errors
-/// When there is nothing, or it cannot be taken away.
-pub fn uninstall(prefix: &Path, mut out: impl Write) -> Result<()> {
-    let target = place(&std::path::absolute(prefix).context("make the prefix absolute")?);
-    match fs::remove_file(&target) {
-        Ok(()) => writeln!(out, "removed {}\nunset NCCL_NET_PLUGIN and NCCL_NET where you set them", target.display())?,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            bail!("nothing is installed at {}: name the place with --prefix", target.display())
+        let is_upgrade = old.is_some();
+        let new = put(&prefix, &items, old.unwrap_or_default())?;
+        for kept in &new.kept {
+            writeln!(out, "kept {}: it was changed since an earlier version installed it", kept.display())?;
         }
-        Err(error) => bail!("cannot remove {}: {error}", target.display()),
+        let done = if is_upgrade { "Upgraded" } else { "Installed" };
+        report(&prefix, done, &items, program, path, &mut out)
     }
+
+    fn items(self, program: &Path) -> Result<Vec<Item>> {
+        let build = places::build_command();
+        let Some(plugin) = self.plugin.or_else(|| places::plugin(program)) else {
+            bail!("the plugin is not beside {}: build it with `{build}`, or name it with --plugin", program.display());
+        };
+        ensure!(plugin.is_file(), "plugin {} not found: build it with `{build}`", plugin.display());
+        let plugin = plugin.canonicalize().with_context(|| format!("find {}", plugin.display()))?;
+        let missing = missing_versions(&plugin)?;
+        ensure!(
+            missing.is_empty(),
+            "{} is not this plugin: it does not export {}",
+            plugin.display(),
+            missing.join(", ")
+        );
+        let fabric = self.softverbs.unwrap_or_else(|| places::fabric(program));
+        ensure!(
+            fabric.is_file(),
+            "software fabric {} not found: build it with `{build}`, or name it with --softverbs",
+            fabric.display()
+        );
+        bundle::collect(program, &plugin, &fabric)
+    }
+}
+
+impl Uninstall {
+    /// Removes what [`Install::run`] installed. `program` is this program's file.
+    ///
+    /// # Errors
+    /// When nothing is installed there, or it cannot be removed.
+    pub fn run(self, program: &Path, mut out: impl Write) -> Result<()> {
+        let own = places::prefix(program).filter(|prefix| prefix.join(manifest::PATH).is_file());
+        let prefix = self.prefix.as_deref().or(own).unwrap_or(Path::new(PREFIX));
+        let prefix = std::path::absolute(prefix).context("make the prefix absolute")?;
+        let Some(manifest) = Manifest::read(&prefix)?.or_else(|| files::early_plugin(&prefix)) else {
+            bail!("nothing is installed in {}: name the folder with --prefix", prefix.display());
+        };
+        let command = command(program, "uninstall", &prefix);
+        for path in manifest.files.keys().map(|path| prefix.join(path)).filter(|path| path.symlink_metadata().is_ok()) {
+            files::check_writable(path.parent().unwrap_or(&prefix), &command)?;
+        }
+        let (mut removed, mut kept) = (0, Vec::new());
+        for path in manifest.files.keys() {
+            let file = prefix.join(path);
+            match files::state(&prefix, path, &manifest)? {
+                State::Absent => {}
+                State::Ours => {
+                    fs::remove_file(&file).with_context(|| format!("remove {}", file.display()))?;
+                    removed += 1;
+                }
+                State::Changed | State::Foreign => kept.push(file),
+            }
+        }
+        files::remove_manifest(&prefix, &manifest)?;
+        writeln!(out, "Removed {} that install put into {}", files::count(removed), prefix.display())?;
+        for file in kept {
+            writeln!(out, "kept {}: it was changed since it was installed", file.display())?;
+        }
+        Ok(writeln!(out, "Unset NCCL_NET_PLUGIN and NCCL_NET where you set them")?)
+    }
+}
+
+/// Nothing is replaced that `install` did not put there.
+fn check_in_the_way(prefix: &Path, old: Option<&Manifest>, items: &[Item]) -> Result<()> {
+    let none = Manifest::default();
+    let known = old.unwrap_or(&none);
+    let early = files::early_plugin(prefix).unwrap_or_default();
+    let mut in_the_way = Vec::new();
+    for item in items {
+        let file = prefix.join(&item.path).display().to_string();
+        match files::state(prefix, &item.path, known)? {
+            State::Absent | State::Ours => {}
+            State::Changed => in_the_way.push(format!("{file} was changed since it was installed")),
+            State::Foreign if early.files.contains_key(&item.path) => {}
+            State::Foreign if files::is_same(&prefix.join(&item.path), item) => {}
+            State::Foreign => in_the_way.push(format!("{file} was not installed by nccl-spark")),
+        }
+    }
+    ensure!(
+        in_the_way.is_empty(),
+        "{}\nnothing was installed: move what is in the way, or choose another folder with --prefix",
+        in_the_way.join("\n")
+    );
     Ok(())
 }
 
-fn place(prefix: &Path) -> PathBuf {
-    prefix.join("lib").join(NAME)
+fn report(
+    prefix: &Path,
+    done: &str,
+    items: &[Item],
+    program: &Path,
+    path: Option<&str>,
+    out: &mut impl Write,
+) -> Result<()> {
+    let shared = items.iter().filter(|item| item.path.starts_with("share/")).count();
+    if output::verbosity() == Verbosity::Quiet {
+        return Ok(());
+    }
+    let (plugin, prefix_text) = (prefix.join(places::PLUGIN), prefix.display());
+    writeln!(out, "{done} nccl-spark {} in {prefix_text}:", env!("PROGRAM_VERSION"))?;
+    for item in items.iter().filter(|item| !item.path.starts_with("share/")) {
+        writeln!(out, "  {}", prefix.join(&item.path).display())?;
+    }
+    writeln!(out, "  shell completions and manual pages ({}) in {prefix_text}/share", files::count(shared))?;
+    let bin = prefix.join("bin");
+    if !path.unwrap_or_default().split(':').any(|folder| Path::new(folder) == bin) {
+        writeln!(out, "Put the command into your PATH:\n  export PATH={}:$PATH", bin.display())?;
+    }
+    if cfg!(debug_assertions) {
+        writeln!(out, "This is a debug build, which is slow: build the one to use with `cargo build --release`")?;
+    }
+    writeln!(out, "To use the plugin, set for a job:")?;
+    writeln!(out, "  export NCCL_NET_PLUGIN={}", plugin.display())?;
+    writeln!(out, "  export NCCL_NET=Spark")?;
+    writeln!(out, "Do not set NCCL_NET in a login script: NCCL fails with it on a machine that has no usable rail.")?;
+    let installed = prefix.join(places::PROGRAM);
+    let program = if bin.is_dir() { installed.as_path() } else { program };
+    Ok(writeln!(out, "To remove it:\n  {}", command(program, "uninstall", prefix))?)
+}
+
+/// The command line that does this as root or, where no root is needed, as it is.
+fn command(program: &Path, command: &str, prefix: &Path) -> String {
+    let prefix = if prefix == Path::new(PREFIX) { String::new() } else { format!(" --prefix {}", prefix.display()) };
+    format!("{} {command}{prefix}", program.display())
 }
 
 fn missing_versions(library: &Path) -> Result<Vec<String>> {
@@ -68,15 +202,4 @@ fn missing_versions(library: &Path) -> Result<Vec<String>> {
         .filter(|version| !present.contains(version))
         .map(|version| format!("ncclNetPlugin_v{version}"))
         .collect())
-}
-
-/// A running job keeps the file that it has mapped: the new one takes its name in one step, whole.
-fn put(library: &Path, target: &Path) -> io::Result<()> {
-    let folder = target.parent().unwrap_or(Path::new("/"));
-    fs::create_dir_all(folder)?;
-    let part = folder.join(format!(".{NAME}.{}", std::process::id()));
-    let written = fs::copy(library, &part).and_then(|_| File::open(&part)?.sync_all());
-    written.and_then(|()| fs::rename(&part, target)).inspect_err(|_| {
-        let _ = fs::remove_file(&part);
-    })
 }

@@ -1,4 +1,4 @@
-//! The ranks of a run as the command sees them: started, listened to, and never left behind.
+//! The ranks of a run as the command sees them: it starts them, gets their messages, and ends them with itself.
 
 use crate::control::{self, FromRank, Sender, ToRank};
 use crate::rendezvous::Guest;
@@ -15,11 +15,11 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// How long the command still listens after the first bad news, so that the cause gets told beside its consequences.
+/// How long the command waits for more messages after the first failure, so that the cause is shown beside its consequences.
 const LAST_WORDS: Duration = Duration::from_millis(300);
-/// How long a rank that closed its line may take to exit.
+/// How long a rank that closed its control connection may take to exit.
 const EXIT: Duration = Duration::from_secs(2);
-/// A rank is heard four times a second, unless it was stopped.
+/// A rank reports four times a second, unless it is stopped.
 const SILENCE: Duration = Duration::from_secs(3);
 
 /// All ranks. Dropping it ends those that still run.
@@ -33,9 +33,9 @@ pub struct Job {
 
 /// Where a rank is.
 pub enum Seat {
-    /// A process of this one, with this in its environment besides.
+    /// A child process, with these variables added to its environment.
     Here(Vec<(String, String)>),
-    /// A process that a launcher started and that came by itself.
+    /// A process that a launcher started and that has connected.
     Guest(Guest),
 }
 
@@ -49,7 +49,7 @@ struct Rank {
 
 enum Process {
     Ours(Child),
-    /// Its number, and the machine that it is on.
+    /// Its PID, and its machine.
     Launched(u32, String),
 }
 
@@ -65,8 +65,8 @@ pub struct RankEnv {
 }
 
 impl Job {
-    /// Starts the ranks that are to be processes of `program`, and listens to all. A run ends when none of them gets
-    /// anything done for `timeout`.
+    /// Starts the ranks that are child processes, as `program`, and reads the messages of all. A run ends when no rank makes
+    /// progress for `timeout`.
     ///
     /// # Errors
     /// When a process cannot be started.
@@ -94,7 +94,7 @@ impl Job {
         Ok(job)
     }
 
-    /// Who each rank is: its process number, and its machine where that may be another one.
+    /// The PID of each rank, and its machine where that may be another one.
     pub fn whereabouts(&self) -> impl Iterator<Item = String> {
         self.ranks.iter().map(|rank| match &rank.process {
             Process::Ours(process) => format!("Pid {:>6}", process.id()),
@@ -102,15 +102,15 @@ impl Job {
         })
     }
 
-    /// Tells every rank something, and waits until all have answered in kind; the answers come back in rank order.
+    /// Sends a message to every rank, and waits until all have answered; the answers are in rank order.
     ///
     /// # Errors
-    /// As soon as a rank fails, is gone, or the run hangs: a line for each rank that has something to say.
+    /// As soon as a rank fails, exits, or the run hangs: a line for each rank that reports something.
     pub fn ask<T>(&mut self, question: impl Fn(usize) -> ToRank, answer: fn(FromRank) -> Option<T>) -> Result<Vec<T>> {
         self.ask_some(0..self.ranks.len(), |rank| Some(question(rank)), answer)
     }
 
-    /// The same of some ranks alone, of which those may answer that are not told anything now.
+    /// The same for some ranks; one that gets no message now may answer an earlier one.
     ///
     /// # Errors
     /// As [`Job::ask`].
@@ -134,7 +134,7 @@ impl Job {
         Ok(answers.into_values().collect())
     }
 
-    /// Lets time pass while the ranks work, until `end`.
+    /// Waits until `end` while the ranks work.
     ///
     /// # Errors
     /// As [`Job::ask`].
@@ -149,10 +149,10 @@ impl Job {
         Ok(())
     }
 
-    /// Lets all ranks close and exit.
+    /// Makes all ranks close and exit.
     ///
     /// # Errors
-    /// When one fails in that.
+    /// When one fails at that.
     pub fn finish(mut self) -> Result<()> {
         self.tell(0..self.ranks.len(), |_| Some(ToRank::Finish));
         let mut left = self.ranks.len();
@@ -170,7 +170,7 @@ impl Job {
         Ok(())
     }
 
-    /// A rank that is gone does not take it; its end is on the way as an event.
+    /// Sending to a rank that has exited fails; its exit arrives as an event.
     fn tell(&mut self, ranks: Range<usize>, what: impl Fn(usize) -> Option<ToRank>) {
         for (number, message) in ranks.filter_map(|number| Some((number, what(number)?))) {
             let _ = self.ranks[number].sender.send(&message);
@@ -178,7 +178,7 @@ impl Job {
         self.last_progress = Instant::now();
     }
 
-    /// The next event that is not a mere sign of life.
+    /// The next event that is not a heartbeat.
     fn next(&mut self) -> Result<(usize, Option<FromRank>)> {
         self.next_before(None)?.context("no event, and no end of the wait")
     }
@@ -192,7 +192,7 @@ impl Job {
                 Ok(event) => event,
                 Err(RecvTimeoutError::Timeout) if until_end.is_some_and(|end| end <= left) => return Ok(None),
                 Err(RecvTimeoutError::Timeout) => return Err(self.hung()),
-                Err(RecvTimeoutError::Disconnected) => return Err(anyhow!("all ranks are gone")),
+                Err(RecvTimeoutError::Disconnected) => return Err(anyhow!("all ranks have exited")),
             };
             let rank = &mut self.ranks[number];
             rank.heard = Instant::now();
@@ -219,15 +219,17 @@ impl Job {
 
     fn hung(&self) -> anyhow::Error {
         let doing = self.ranks.iter().enumerate().map(|(number, rank)| match rank.heard.elapsed() > SILENCE {
-            true => format!("rank {number}: not heard for {} s, last {}", rank.heard.elapsed().as_secs(), rank.doing),
+            true => {
+                format!("rank {number}: not heard from for {} s, last {}", rank.heard.elapsed().as_secs(), rank.doing)
+            }
             false => format!("rank {number}: {}", rank.doing),
         });
         let doing = doing.collect::<Vec<_>>().join("; ");
         anyhow!("no progress for {} s (--timeout): {doing}", self.timeout.as_secs())
     }
 
-    /// What the first rank to fail says, and what others say in the moment after; those that died come first, because
-    /// the rest is often only their consequence.
+    /// The error of the first rank to fail, and those of others shortly after; ranks that died come first, because the
+    /// rest is often only the consequence.
     fn failure(&mut self, number: usize, reason: Option<String>) -> anyhow::Error {
         let (mut died, mut failed) = (Vec::new(), Vec::new());
         let mut note = |job: &mut Self, number: usize, reason: Option<String>| match reason {
@@ -251,7 +253,7 @@ impl Job {
 impl Drop for Job {
     fn drop(&mut self) {
         for rank in &mut self.ranks {
-            // Guests end when their line does.
+            // Ranks of a launcher exit when their control connection closes.
             if let Process::Ours(process) = &mut rank.process {
                 let _ = process.kill();
                 let _ = process.wait();
@@ -261,8 +263,8 @@ impl Drop for Job {
 }
 
 impl Rank {
-    /// How the process ended, whose line is closed; ended by force if it does not by itself. None of one that a launcher
-    /// started: the launcher knows.
+    /// How the process ended after it closed its control connection; it is killed if it does not exit by itself. None for one
+    /// that a launcher started: the launcher knows.
     fn exit_status(&mut self) -> Option<ExitStatus> {
         let Process::Ours(process) = &mut self.process else { return None };
         let deadline = Instant::now() + EXIT;
@@ -280,8 +282,9 @@ impl Rank {
 
     fn end(&mut self) -> String {
         match (self.exit_status(), &self.process) {
-            (Some(status), _) => end_of(status),
-            (None, Process::Launched(pid, host)) => format!("process {pid} on {host} is gone without a word"),
+            (Some(status), _) if status.code().is_some() => format!("{} and no error message", ended(status)),
+            (Some(status), _) => ended(status),
+            (None, Process::Launched(pid, host)) => format!("process {pid} on {host} ended without an error message"),
             (None, Process::Ours(_)) => "gone".to_owned(),
         }
     }
@@ -291,18 +294,19 @@ fn spawn(program: &Path, number: usize, environment: Vec<(String, String)>) -> R
     let (ours, theirs) = UnixStream::pair().context("make a socket pair")?;
     let mut command = Command::new(program);
     command.args(["rank", &number.to_string()]).stdin(Stdio::from(OwnedFd::from(theirs)));
-    // Standard output is the table's; what a plugin prints there must not get between its lines.
+    // Standard output is for the table; what a plugin prints there must not come between its lines.
     command.stdout(Stdio::from(std::io::stderr())).envs(environment);
     let process = command.spawn().with_context(|| format!("start {}", program.display()))?;
     Ok((Process::Ours(process), OwnedFd::from(ours)))
 }
 
-fn end_of(status: ExitStatus) -> String {
+/// How a process ended, as in "rank 1 exited with status 3".
+pub fn ended(status: ExitStatus) -> String {
     match (status.signal(), status.code()) {
         (Some(number), _) => match Signal::try_from(number) {
             Ok(signal) => format!("killed by signal {number} ({signal})"),
             Err(_) => format!("killed by signal {number}"),
         },
-        (None, code) => format!("exited with status {} without a word", code.unwrap_or_default()),
+        (None, code) => format!("exited with status {}", code.unwrap_or_default()),
     }
 }

@@ -1,4 +1,4 @@
-//! What a launcher (mpirun, torchrun, srun) says of the job that this process is a rank of, in the environment.
+//! What a launcher (mpirun, torchrun, srun) passes in the environment about the job that this process is a rank of.
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -13,11 +13,11 @@ pub struct World {
     pub ranks: usize,
     /// The same for all ranks of the job and, as far as the launcher allows, for no other job.
     pub job: String,
-    /// Where rank 0 is found, where the launcher tells.
+    /// Host and port of rank 0, if the launcher passes them.
     pub place: Option<(String, u16)>,
 }
 
-/// Who starts ranks.
+/// A program that starts ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Launcher {
     /// Open MPI's mpirun.
@@ -36,7 +36,7 @@ pub enum Launcher {
 const DERIVED_PORTS: std::ops::Range<u16> = 20000..32000;
 
 /// The job that this process is a rank of; none where no launcher started it, or as the only one. `lookup` gives the
-/// value of an environment variable, `parent` is the parent's process number: what tells the jobs of one machine apart
+/// value of an environment variable, `parent` is the parent's process number: it distinguishes the jobs of one machine
 /// where the launcher has no number for them.
 ///
 /// # Errors
@@ -59,7 +59,7 @@ pub fn detect(lookup: impl Fn(&str) -> Option<String>, parent: u32) -> Result<Op
         }
         let size = size_names.iter().find_map(|name| Some((*name, lookup(name)?)));
         let Some((size_name, size)) = size else {
-            bail!("{rank_name} is set, but not {}: the launcher does not tell the number of ranks", size_names[0]);
+            bail!("{rank_name} is set and {} is not: the launcher did not pass the number of ranks", size_names[0]);
         };
         let (rank, ranks) = (number(rank_name, &rank)?, number(size_name, &size)?);
         if ranks == 1 {
@@ -74,7 +74,7 @@ pub fn detect(lookup: impl Fn(&str) -> Option<String>, parent: u32) -> Result<Op
 }
 
 fn number(name: &str, value: &str) -> Result<usize> {
-    value.parse().ok().with_context(|| format!("{name}={value:?} is no number"))
+    value.parse().ok().with_context(|| format!("{name}={value:?} is not a number"))
 }
 
 fn job(launcher: Launcher, lookup: &impl Fn(&str) -> Option<String>) -> Option<String> {
@@ -96,7 +96,7 @@ fn job(launcher: Launcher, lookup: &impl Fn(&str) -> Option<String>) -> Option<S
     }
 }
 
-/// Where rank 0 listens unless the command line says so.
+/// Where rank 0 listens unless the command line says otherwise.
 fn place(
     launcher: Launcher,
     lookup: &impl Fn(&str) -> Option<String>,
@@ -108,7 +108,7 @@ fn place(
         let Some(host) = lookup("MASTER_ADDR") else { return Ok(None) };
         let Some(port) = lookup("MASTER_PORT") else { return Ok(None) };
         let next = port.parse::<u16>().ok().and_then(|port| port.checked_add(1));
-        return Ok(Some((host, next.with_context(|| format!("MASTER_PORT={port:?}: a port below 65535"))?)));
+        return Ok(Some((host, next.with_context(|| format!("MASTER_PORT={port:?} is not a port below 65535"))?)));
     }
     let here = ["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"].iter().find_map(|name| lookup(name));
     let one_node = lookup("SLURM_STEP_NUM_NODES").or_else(|| lookup("SLURM_NNODES")).is_some_and(|nodes| nodes == "1");
@@ -142,7 +142,7 @@ fn first_host(nodes: &str) -> Option<String> {
     Some(name).filter(|name| !name.is_empty())
 }
 
-/// A port that all ranks of a job come to by themselves (FNV-1a over the job's name).
+/// A port that all ranks of a job compute alike (FNV-1a over the job's name).
 fn derived_port(job: &str) -> u16 {
     let hash = job.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
     DERIVED_PORTS.start + (hash % u32::from(DERIVED_PORTS.end - DERIVED_PORTS.start)) as u16

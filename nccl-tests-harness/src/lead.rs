@@ -1,4 +1,4 @@
-//! A run from the command's side: starts the ranks, leads them through the sizes, prints the table.
+//! A run from the command's side: starts the ranks, has them measure each size, prints the table.
 
 use crate::collective::Collective;
 use crate::control::{FromRank, Measurement, Network, Setup, ToRank};
@@ -16,7 +16,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What to run, all of it checked already.
+/// What to run, checked.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// Which collective.
@@ -29,7 +29,7 @@ pub struct Plan {
     pub plugin: PathBuf,
     /// The first size in bytes; at least one byte for each rank's part.
     pub min_bytes: usize,
-    /// The greatest size in bytes.
+    /// The largest size in bytes.
     pub max_bytes: usize,
     /// From one size to the next.
     pub step: Step,
@@ -39,22 +39,22 @@ pub struct Plan {
     pub iters: u32,
     /// Checked iterations after the timed ones; 0: no checks.
     pub check_iters: u32,
-    /// How long no rank may get anything done.
+    /// How long a run may make no progress.
     pub timeout: Duration,
     /// Environment of single ranks.
     pub rank_env: Vec<RankEnv>,
-    /// What the messages travel over.
+    /// The fabric asked for.
     pub fabric: Wish,
     /// The verbs library that the user's environment names.
     pub verbs_library: Option<String>,
-    /// Where the run is told as JSON.
+    /// Where the JSON goes.
     pub json: Option<Target>,
     /// The launcher that started this process as one of the ranks, and where those meet.
     pub launched: Option<(World, Meeting)>,
 }
 
 /// Runs it with ranks of `program`, the table on standard output, or on standard error where the JSON goes to standard
-/// output. True when all data was right. A process that a launcher meant to be another rank than 0 becomes that.
+/// output. True when all data was right. A process that a launcher started as another rank than 0 becomes that rank.
 ///
 /// # Errors
 /// When a rank fails or hangs, or the output cannot be written.
@@ -62,14 +62,17 @@ pub fn run(plan: &Plan, program: &Path) -> Result<bool> {
     if let Some((world, meeting)) = plan.launched.as_ref().filter(|(world, _)| world.rank > 0) {
         return seats::become_rank(world, meeting, &plan.plugin, &plan.rank_env, program).map(|()| true);
     }
-    report::of_run(plan.json.as_ref(), blank(plan), |out, report| lead(plan, program, out, report))
+    let sizes = || sizes::sweep(plan.min_bytes, plan.max_bytes, plan.step).count() as u64;
+    let watch = Watch::start("sizes", sizes);
+    report::of_run(plan.json.as_ref(), blank(plan), |out, report| lead(plan, program, &watch, out, report))
 }
 
 /// Leads one run: the table goes to `out`, the figures into `report`. True when all data was right.
 ///
 /// # Errors
 /// As [`run`].
-pub fn lead(plan: &Plan, program: &Path, mut out: impl Write, report: &mut Report) -> Result<bool> {
+pub fn lead(plan: &Plan, program: &Path, watch: &Watch, out: impl Write, report: &mut Report) -> Result<bool> {
+    let mut out = watch.over(out);
     let fabric = fabric::set_up(&plan.fabric, plan.ranks, plan.verbs_library.as_deref())?;
     report.fabric = if fabric.kind == Kind::Soft { "soft" } else { "verbs" };
     report.fabric_text.clone_from(&fabric.about);
@@ -79,13 +82,13 @@ pub fn lead(plan: &Plan, program: &Path, mut out: impl Write, report: &mut Repor
         None => seats::all_here(plan.ranks, &fabric, &plan.rank_env),
     };
     let sizes = || sizes::sweep(plan.min_bytes, plan.max_bytes, plan.step);
-    let watch = Watch::start(|| sizes().count() as u64);
     let mut job = Job::start(program, seats, plan.timeout, watch.clone())?;
     let outcome = connect(plan, &mut job, report).and_then(|()| {
-        watch.aside(|| list_ranks(&job, report, &mut out))?;
+        list_ranks(&job, report, &mut out)?;
         let mut table = Table::start(out, plan.collective)?;
         for size_bytes in sizes() {
-            measure(plan, size_bytes, &mut job, &mut table, report, &watch)?;
+            measure(plan, size_bytes, &mut job, &mut table, report)?;
+            watch.step();
         }
         Ok(table)
     });
@@ -134,7 +137,6 @@ fn measure(
     job: &mut Job,
     table: &mut Table<impl Write>,
     report: &mut Report,
-    watch: &Watch,
 ) -> Result<()> {
     let count = plan.collective.count(size_bytes, plan.ranks);
     job.ask(|_| ToRank::Prepare { count }, |message| matches!(message, FromRank::Ready).then_some(()))?;
@@ -148,11 +150,8 @@ fn measure(
     let row = row(plan, count, &measured);
     let wrong = measured.iter().enumerate().filter_map(|(rank, one)| Some((rank, one.first_wrong.as_ref()?)));
     let wrong: Vec<String> = wrong.map(|(rank, wrong)| format!("rank {rank}: {wrong}")).collect();
-    watch.step();
-    watch.aside(|| {
-        table.row(&row)?;
-        wrong.iter().try_for_each(|line| table.remark(line))
-    })?;
+    table.row(&row)?;
+    wrong.iter().try_for_each(|line| table.remark(line))?;
     report.add(&row, wrong);
     Ok(())
 }
@@ -175,7 +174,7 @@ pub fn blank(plan: &Plan) -> Report {
     }
 }
 
-/// Link by link those of the ranks that the links go to; none where a rank has too few, which it hears then.
+/// The handles of the ranks that each link goes to. Where a rank has given too few, they are missing, which is that rank's error.
 fn handles_for(plan: &Plan, rank: usize, handles: &[Vec<Vec<u8>>]) -> Vec<Vec<u8>> {
     let links = plan.collective.links(rank, plan.ranks, plan.channels);
     links.iter().enumerate().filter_map(|(index, link)| handles[link.to].get(index).cloned()).collect()
@@ -219,7 +218,7 @@ fn setup(plan: &Plan, rank: usize) -> Setup {
     }
 }
 
-/// nccl-tests averages the ranks' times, and adds up their wrong elements.
+/// As in nccl-tests, the mean of the ranks' times and the sum of their wrong elements.
 fn row(plan: &Plan, count: usize, measured: &[Measurement]) -> Row {
     let mean = measured.iter().map(|one| one.seconds).sum::<f64>() / measured.len() as f64;
     let seconds = mean / f64::from(plan.iters);
@@ -232,7 +231,7 @@ fn row(plan: &Plan, count: usize, measured: &[Measurement]) -> Row {
     }
 }
 
-/// What NCCL would see, once where all ranks see the same; and what is connected with what.
+/// The network as NCCL would see it, once where all ranks see the same; and the connections.
 fn describe(networks: &[Network], connections: &[Vec<String>]) -> Vec<String> {
     let same = networks.iter().all(|network| network == &networks[0]);
     let shown = if same { &networks[..1] } else { networks };

@@ -1,4 +1,4 @@
-//! What child processes print, line by line as it comes, until all of them are done or time is up.
+//! What child processes print, line by line, until all of them have ended or time is up.
 
 use anyhow::{Context, Result};
 use nix::sys::signal::{self, Signal};
@@ -11,7 +11,7 @@ use std::process::{Child, ExitStatus};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// How long a child that was told to end may take before it is killed.
+/// How long a child may take to end after SIGTERM before it is killed.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// A named pipe, which a process that is no child of this one can print into.
@@ -91,7 +91,7 @@ pub fn follow(
     statuses.collect::<Result<Vec<_>>>().map(Some)
 }
 
-/// Reads until the stream ends or nobody listens.
+/// Reads until the stream ends or the receiver is dropped.
 fn pass_on(stream: impl Read, mut tell: impl FnMut(String) -> bool) {
     let mut reader = BufReader::new(stream);
     let mut line = Vec::new();

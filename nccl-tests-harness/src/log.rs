@@ -81,14 +81,15 @@ pub fn take_last_warning() -> Option<String> {
     KEPT.lock().unwrap_or_else(PoisonError::into_inner).last_warning.take()
 }
 
-/// The lines so far that prove which rails were merged and what is connected with what, each once, and forgets all
-/// information.
+/// The lines so far that prove which rails were merged and what is connected with what, each once for both directions, and
+/// forgets all information.
 pub fn take_rail_lines() -> Vec<String> {
     let lines = std::mem::take(&mut KEPT.lock().unwrap_or_else(PoisonError::into_inner).information);
-    let mut kept = Vec::new();
-    for line in lines.into_iter().filter(|line| is_merged(line) || line.contains("connected with ")) {
-        if !kept.contains(&line) {
-            kept.push(line);
+    let mut kept: Vec<String> = Vec::new();
+    for line in lines.iter().filter(|line| is_merged(line) || line.contains("connected with ")) {
+        let line = [" (send)", " (receive)"].iter().find_map(|end| line.strip_suffix(end)).unwrap_or(line);
+        if !kept.iter().any(|other| other == line) {
+            kept.push(line.to_owned());
         }
     }
     kept
@@ -116,12 +117,12 @@ mod tests {
     #[test]
     fn warnings_and_lines_about_rails_are_kept_until_taken() {
         record(3, "NET/Spark: merged 4 rails into one device of 200000 Mb/s");
-        record(3, "NET/Spark: rail a:1 is left out");
-        record(3, "NET/Spark: connected with b:7 over 4 rails");
-        record(3, "NET/Spark: connected with b:7 over 4 rails");
+        record(3, "NET/Spark: rail a:1 not used with b:7");
+        record(3, "NET/Spark: connected with b:7 over 4 rails: a:1 to b:1 (send)");
+        record(3, "NET/Spark: connected with b:7 over 4 rails: a:1 to b:1 (receive)");
         record(2, "first");
         record(2, "second");
-        let expected = ["merged 4 rails into one device of 200000 Mb/s", "connected with b:7 over 4 rails"];
+        let expected = ["merged 4 rails into one device of 200000 Mb/s", "connected with b:7 over 4 rails: a:1 to b:1"];
         assert_eq!(take_rail_lines(), expected.map(|line| format!("NET/Spark: {line}")));
         assert_eq!(take_last_warning().as_deref(), Some("second"));
         assert_eq!((take_rail_lines().len(), take_last_warning()), (0, None));

@@ -1,9 +1,10 @@
 //! The `nccl-spark` command line: collectives through the plugin without a GPU, what this machine has, installation.
 //!
 //! The plugin under test is always a library file, driven through its C interface as NCCL drives it (`net`); the ranks of
-//! a run are processes of their own (`job` starts them, `rank` is one of them, `control` are the words between them).
+//! a run are processes of their own (`job` starts them, `rank` is one of them, `control` has the messages between them).
 //!
-//! Exit status: 0 all is well, 1 a run failed or data was wrong, 2 the command line is wrong, 141 nobody reads the output.
+//! Exit status: 0 all is well, 1 a run failed or data was wrong, 2 the command line is wrong, 141 the output was closed,
+//! 130, 143 and 129 ended by SIGINT (Ctrl-C), SIGTERM and SIGHUP.
 
 mod abi;
 mod activity;
@@ -12,25 +13,30 @@ mod cli;
 mod collective;
 mod communicators;
 mod control;
+mod date;
 mod fabric;
 mod gpu;
 mod install;
+mod interrupt;
 mod job;
 mod launch;
 mod lead;
 mod lines;
 mod log;
 mod machine;
+mod manual;
 mod memory;
 mod nccl_tests;
 #[allow(unsafe_code)]
 mod net;
 mod output;
 mod pattern;
+mod places;
 mod progress;
 mod rank;
 mod rendezvous;
 mod report;
+mod run_options;
 mod scene;
 mod schedule;
 mod seats;
@@ -42,23 +48,41 @@ mod watch;
 use anyhow::{Context, Result};
 use clap::Parser;
 use clap::error::ErrorKind;
-use cli::{Cli, Command, Run};
+use cli::{Cli, Command};
 use collective::Collective;
 use launch::World;
+use output::Verbosity;
+use run_options::Run;
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
 const FAILED: u8 = 1;
 const USAGE: u8 = 2;
-/// What shells show of a program that ended because nobody reads its output (128 + SIGPIPE).
+/// What shells show for a program that ended because its output was closed (128 + SIGPIPE).
 const UNREAD: u8 = 141;
 
 fn main() -> ExitCode {
-    let outcome = Cli::try_parse().map_err(anyhow::Error::from).and_then(|cli| execute(cli.command));
+    let outcome = Cli::try_parse().map_err(anyhow::Error::from).and_then(|cli| {
+        output::set_verbosity(match (cli.quiet, cli.verbose) {
+            (true, _) => Verbosity::Quiet,
+            (false, 0) => Verbosity::Normal,
+            (false, 1) => Verbosity::Verbose,
+            (false, _) => Verbosity::Trace,
+        });
+        execute(cli.command)
+    });
+    if let Some(status) = interrupt::status() {
+        return ExitCode::from(status);
+    }
     let error = match outcome {
         Ok(true) => return ExitCode::SUCCESS,
-        Ok(false) => return ExitCode::from(FAILED),
+        Ok(false) => {
+            if output::verbosity() == Verbosity::Quiet {
+                complain("failed; without --quiet it says more");
+            }
+            return ExitCode::from(FAILED);
+        }
         Err(error) => error,
     };
     match error.downcast_ref::<clap::Error>() {
@@ -75,6 +99,9 @@ fn main() -> ExitCode {
 fn execute(command: Command) -> Result<bool> {
     let out = output::standard();
     let program = std::env::current_exe().context("find this program's file")?;
+    if starts_processes(&command) {
+        interrupt::watch()?;
+    }
     match command {
         Command::AllGather(run) => collective(run, Collective::AllGather, &program),
         Command::AllReduce(run) => collective(run, Collective::AllReduce, &program),
@@ -102,19 +129,37 @@ fn execute(command: Command) -> Result<bool> {
         }
         Command::CommunicatorsRank(task) => task.run().map(|()| true),
         Command::Memory(options) => memory::run(&options.plan(&program, variable("NCCL_IBVERBS_LIB"))?, &program),
-        Command::Fabric(control) => control.obey(out).map(|()| true),
-        Command::Rails => machine::rails(out).map(|()| true),
+        Command::Fabric(options) => options.run(),
+        Command::Rails(options) => machine::rails(options),
         Command::Settings => machine::settings(out).map(|()| true),
-        Command::Install(options) => {
-            let library = options.plugin.unwrap_or_else(|| cli::beside(&program));
-            install::install(&library, &options.prefix, out).map(|()| true)
-        }
-        Command::Uninstall(options) => install::uninstall(&options.prefix, out).map(|()| true),
+        Command::Install(options) => options.run(&program, variable("PATH").as_deref(), out).map(|()| true),
+        Command::Uninstall(options) => options.run(&program, out).map(|()| true),
+        Command::Completions(options) => options.run(out).map(|()| true),
+        Command::Manual(options) => options.run(out).map(|()| true),
         Command::Rank { plugin, launched, .. } => {
             let level = log::Level::of_nccl_debug(std::env::var("NCCL_DEBUG").ok().as_deref());
             rank::run(rank::Start { level, plugin, launched }).map(|()| true)
         }
     }
+}
+
+/// Whether a command starts processes and makes files that must not outlive it.
+fn starts_processes(command: &Command) -> bool {
+    use Command::*;
+    matches!(
+        command,
+        AllGather(_)
+            | AllReduce(_)
+            | ReduceScatter(_)
+            | Broadcast(_)
+            | AllToAll(_)
+            | SendRecv(_)
+            | Bench(_)
+            | Tune(_)
+            | NcclTests(_)
+            | Communicators(_)
+            | Memory(_)
+    )
 }
 
 fn collective(run: Run, collective: Collective, program: &Path) -> Result<bool> {
@@ -131,7 +176,7 @@ fn tune(mut options: tune::Options, program: &Path) -> Result<bool> {
     tune::run(options, program, world, variable)
 }
 
-/// What a launcher says, unless all ranks are to be started here.
+/// What a launcher passes, unless all ranks are started here.
 fn world(is_local: bool) -> Result<Option<World>> {
     if is_local { Ok(None) } else { launch::detect(variable, std::os::unix::process::parent_id()) }
 }
@@ -140,7 +185,7 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// There is nobody left to tell when this fails.
+/// Nothing can be done when this fails.
 fn complain(text: &str) {
     for line in text.lines() {
         let _ = writeln!(output::error(), "nccl-spark: {line}");

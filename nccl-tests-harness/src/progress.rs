@@ -1,5 +1,5 @@
-//! Runs a collective's messages over the channels of one rank, as NCCL's proxy thread does: post what may be posted, test
-//! what is under way, never wait in one place.
+//! Runs a collective's messages over the channels of one rank, as NCCL's proxy thread does: post what can be posted, test what is in
+//! flight, never block on one channel.
 
 use crate::activity;
 use crate::collective::{Collective, Link, Shape};
@@ -21,7 +21,7 @@ pub struct Buffers {
 
 /// One connection to a rank and one from a rank.
 pub struct Channel {
-    // In the order in which NCCL gives them back: requests, registrations, comms.
+    // In the order in which NCCL closes them: requests, registrations, comms.
     sends: Lane,
     receives: Lane,
     memory: Memory,
@@ -133,7 +133,7 @@ impl Channel {
 }
 
 impl Memory {
-    /// The rank's own data joins the partial sum that just came.
+    /// Adds the rank's own data to the partial sum that was just received.
     fn add(&self, slice: Slice) -> Result<()> {
         self.buffers.recv.combine(&self.buffers.send, slice.offset..slice.offset + slice.bytes, |into, from| {
             into.iter_mut().zip(from).for_each(|(sum, own)| *sum = sum.wrapping_add(*own));
@@ -142,7 +142,7 @@ impl Memory {
 }
 
 impl Lane {
-    /// The slice to post now: the next one, when there is room and the message that it waits for is complete.
+    /// The slice to post now: the next one, if there is room and the message that it waits for is complete.
     fn next(&self, in_flight: usize, others_done: usize) -> Option<Slice> {
         let slice = self.slices.get(self.posted).filter(|_| self.requests.len() < in_flight)?;
         slice.after.is_none_or(|other| other < others_done).then_some(*slice)
@@ -185,7 +185,7 @@ pub fn run(channels: &mut [Channel], shape: Shape) -> Result<()> {
             return Ok(());
         }
         if !moved {
-            // NCCL's proxy yields too: ranks that share cores would otherwise wait out each other's time slices.
+            // NCCL's proxy yields too: ranks that share cores would otherwise use up each other's time slices.
             std::thread::yield_now();
         }
     }

@@ -1,4 +1,4 @@
-//! One rank: a process of its own that loads the plugin and does what the command tells it.
+//! One rank: a process of its own that loads the plugin and follows the command's orders.
 
 use crate::activity;
 use crate::bench;
@@ -21,12 +21,12 @@ use std::time::{Duration, Instant};
 
 /// The device that NCCL would use first, and of this plugin the only one.
 pub const DEVICE: i32 = 0;
-/// How often the command hears from a rank.
+/// How often a rank reports to the command.
 const BEAT: Duration = Duration::from_millis(250);
-/// Memory is filled and compared in stretches of this size, so that the rank can show in between that it is alive.
+/// Memory is filled and compared in parts of this size, so that the rank can report progress in between.
 const FILL_BYTES: usize = 4 << 20;
-/// How long a launched rank outlives the command: launchers end a job when they see a rank die, and that one should be the
-/// one with the reason.
+/// How long a launched rank outlives the command: launchers end a job when a rank dies, and the first to die should be the one that
+/// has the error.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// How a rank was started.
@@ -40,10 +40,10 @@ pub struct Start {
     pub launched: bool,
 }
 
-/// Runs a rank whose standard input is the line to the command.
+/// Runs a rank whose standard input is the socket to the command.
 ///
 /// # Errors
-/// When that line does not work; everything else goes over the line, and the command ends this process.
+/// When that socket fails; other errors go over the socket, and the command ends this process.
 pub fn run(start: Start) -> Result<()> {
     let patience = match start.launched {
         true => LAST_WORDS,
@@ -75,7 +75,7 @@ pub fn run(start: Start) -> Result<()> {
     });
     if let Err(error) = work(start, &commands, &sender) {
         sender.send(&FromRank::Failed { reason: format!("{error:#}") })?;
-        // The command ends this process once it has heard what the others say.
+        // The command ends this process once it has the other ranks' errors.
         loop {
             std::thread::park();
         }
@@ -83,7 +83,7 @@ pub fn run(start: Start) -> Result<()> {
     Ok(())
 }
 
-/// The command is gone, so nobody is left to tell; the working thread may be anywhere in the plugin.
+/// The command has ended, so errors have nowhere to go; the working thread may be anywhere in the plugin.
 fn die(patience: Duration) {
     std::thread::sleep(patience);
     let _ = signal::raise(signal::Signal::SIGKILL);
@@ -101,7 +101,7 @@ fn work(start: Start, commands: &mpsc::Receiver<ToRank>, sender: &Sender) -> Res
             log::start(0, start.level);
             return memory::rank::work(&setup, start.plugin.as_ref().unwrap_or(&setup.plugin), commands, sender);
         }
-        _ => bail!("the first command is not the set-up"),
+        _ => bail!("the first message is not the set-up"),
     };
     log::start(setup.rank, start.level);
     let context = Plugin::load(start.plugin.as_ref().unwrap_or(&setup.plugin), None)?.init(setup.job)?;
@@ -112,9 +112,9 @@ fn work(start: Start, commands: &mpsc::Receiver<ToRank>, sender: &Sender) -> Res
     let handles = handles.iter().map(|handle| handle.to_vec()).collect();
     sender.send(&FromRank::Listening { network, handles })?;
 
-    let ToRank::Connect { handles } = commands.recv()? else { bail!("the second command is not to connect") };
+    let ToRank::Connect { handles } = commands.recv()? else { bail!("the second message is not Connect") };
     let handles = handles.into_iter().map(Handle::try_from).collect::<Result<Vec<_>, _>>();
-    let Ok(handles) = handles else { bail!("a handle has not {HANDLE_BYTES} bytes") };
+    let Ok(handles) = handles else { bail!("a handle does not have {HANDLE_BYTES} bytes") };
     activity::stage("connecting");
     let connections = connect(&context, &listeners, handles)?;
     drop(listeners);
@@ -123,7 +123,7 @@ fn work(start: Start, commands: &mpsc::Receiver<ToRank>, sender: &Sender) -> Res
     sender.send(&FromRank::Connected { lines: log::take_rail_lines() })?;
 
     if let Err(error) = obey(&mut rank, commands, sender) {
-        // Nothing is closed: that would only make the other ranks fail too, with reasons that hide this one.
+        // Nothing is closed: the other ranks would fail too, and their errors would hide this one.
         std::mem::forget(rank);
         return Err(error);
     }
@@ -146,15 +146,15 @@ fn obey(rank: &mut Rank, commands: &mpsc::Receiver<ToRank>, sender: &Sender) -> 
     }
 }
 
-/// What NCCL would see of the plugin.
+/// The network as NCCL would see it.
 ///
 /// # Errors
-/// When there is nothing that takes host memory.
+/// When the plugin has no device that takes host memory.
 pub fn look_at(context: &Context) -> Result<Network> {
     let devices = context.devices()?;
     ensure!(devices > 0, "the plugin has no device");
     let properties = context.properties(DEVICE)?;
-    ensure!(properties.host_memory, "device {} takes no host memory", properties.name);
+    ensure!(properties.host_memory, "device {} does not take host memory", properties.name);
     Ok(Network {
         name: context.network(),
         device: properties.name,
@@ -164,7 +164,7 @@ pub fn look_at(context: &Context) -> Result<Network> {
     })
 }
 
-/// Connects and accepts all channels side by side, as NCCL does: neither end may wait for the other.
+/// Connects and accepts all channels at the same time, as NCCL does: neither end may wait for the other.
 fn connect(
     context: &Rc<Context>,
     listeners: &[Listener],
@@ -259,7 +259,7 @@ impl Rank {
         progress::run(&mut self.channels, self.setup.collective.shape())
     }
 
-    /// Writes new data into the send buffer. The receive buffer keeps what it has: stale data must not pass.
+    /// Writes new data into the send buffer. The receive buffer keeps its old data, which must not pass the check.
     fn fill(&mut self) -> Result<()> {
         self.stage("filling");
         self.iteration += 1;
@@ -274,7 +274,7 @@ impl Rank {
         })
     }
 
-    /// Compares every byte of the result: how many are wrong, and the first of them in words.
+    /// Compares every byte of the result: how many are wrong, and a description of the first.
     fn compare(&self) -> Result<(u64, Option<String>)> {
         self.stage("comparing");
         let (mut wrong, mut first_wrong) = (0, None);

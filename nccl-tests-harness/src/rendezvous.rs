@@ -99,7 +99,7 @@ impl Door {
         };
         let listener = opened.map_err(|error| {
             let hint = match error.kind() {
-                ErrorKind::AddrInUse => "; --rendezvous HOST:PORT names another one, on every rank the same",
+                ErrorKind::AddrInUse => "; --rendezvous HOST:PORT sets another one, the same on every rank",
                 _ => "",
             };
             anyhow!("rank 0 cannot listen on port {port} for the other ranks: {error}{hint}")
@@ -156,19 +156,19 @@ impl Door {
         let Meeting { job, ranks, .. } = &self.meeting;
         let version = env!("CARGO_PKG_VERSION");
         if hello.version != version {
-            return Some(format!("it is nccl-spark {}, rank 0 is {version}", hello.version));
+            return Some(format!("it runs nccl-spark {}, rank 0 runs {version}", hello.version));
         }
         if hello.job != *job {
             return Some(format!("it belongs to the job {:?}, rank 0 to {job:?}", hello.job));
         }
         if hello.ranks != *ranks {
-            return Some(format!("it counts {} ranks, rank 0 {ranks}", hello.ranks));
+            return Some(format!("it expects {} ranks, rank 0 expects {ranks}", hello.ranks));
         }
         if hello.rank == 0 || hello.rank >= *ranks {
-            return Some(format!("it is rank {}: ranks that come are 1 to {}", hello.rank, ranks - 1));
+            return Some(format!("it is rank {}, and ranks 1 to {} connect", hello.rank, ranks - 1));
         }
         guests.get(&hello.rank).map(|guest| {
-            format!("rank {} is here already, process {} of {}", hello.rank, guest.hello.pid, guest.hello.host)
+            format!("rank {} has connected already, as PID {} on {}", hello.rank, guest.hello.pid, guest.hello.host)
         })
     }
 
@@ -177,7 +177,7 @@ impl Door {
         let missing = (1..*ranks).filter(|rank| !guests.contains_key(rank)).map(|rank| rank.to_string());
         let missing = missing.collect::<Vec<_>>().join(", ");
         let mut text = format!(
-            "rank 0 waited {} s at {host}:{port}: of ranks 1 to {} did not come: {missing}; --rendezvous HOST:PORT names \
+            "rank 0 waited {} s at {host}:{port}; of ranks 1 to {} did not connect: {missing}; --rendezvous HOST:PORT sets \
              another place, -r N starts all ranks on this machine",
             timeout.as_secs(),
             ranks - 1
@@ -194,13 +194,13 @@ impl Door {
 pub fn join(meeting: &Meeting, hello: &Hello) -> Result<(TcpStream, Vec<(String, String)>)> {
     let deadline = Instant::now() + meeting.timeout;
     let line = knock(meeting, deadline)?;
-    say(&line, hello).context("talk to rank 0")?;
+    say(&line, hello).context("write to rank 0")?;
     // It answers once it has time: what it waits for are others like this one.
     let left = deadline.saturating_duration_since(Instant::now()).max(HELLO);
     line.set_read_timeout(Some(left)).context("set the line to rank 0")?;
-    let answer = hear(&line).with_context(|| format!("rank 0 at {}:{} gave no answer", meeting.host, meeting.port));
+    let answer = hear(&line).with_context(|| format!("no answer from rank 0 at {}:{}", meeting.host, meeting.port));
     match answer? {
-        Answer::Refused { reason } => bail!("rank 0 at {}:{} refuses: {reason}", meeting.host, meeting.port),
+        Answer::Refused { reason } => bail!("rank 0 at {}:{} refused this rank: {reason}", meeting.host, meeting.port),
         Answer::Welcome { environment } => {
             settle(&line)?;
             Ok((line, environment))
@@ -227,8 +227,8 @@ fn knock(meeting: &Meeting, deadline: Instant) -> Result<TcpStream> {
             Ok(line) => return Ok(line),
             Err(error) if Instant::now() >= deadline => {
                 bail!(
-                    "rank 0 was not found at {host}:{port} in {} s ({error:#}); --rendezvous HOST:PORT names another \
-                     place, on every rank the same",
+                    "rank 0 was not found at {host}:{port} in {} s ({error:#}); --rendezvous HOST:PORT sets another \
+                     place, the same on every rank",
                     timeout.as_secs()
                 );
             }
@@ -315,15 +315,15 @@ mod tests {
         let gathering = std::thread::spawn(move || door.gather(|hello| Ok(vec![("A".into(), hello.rank.to_string())])));
         let refused = |hello: Hello, why: &str| {
             let error = join(&meeting(port, 3, 20_000), &hello).unwrap_err().to_string();
-            assert!(error.contains("refuses") && error.contains(why), "{error}");
+            assert!(error.contains("refused this rank") && error.contains(why), "{error}");
         };
         refused(Hello { job: "other".into(), ..hello(1, 3) }, "belongs to the job \"other\"");
-        refused(Hello { version: "0".into(), ..hello(1, 3) }, "is nccl-spark 0");
-        refused(hello(1, 4), "counts 4 ranks");
+        refused(Hello { version: "0".into(), ..hello(1, 3) }, "runs nccl-spark 0");
+        refused(hello(1, 4), "expects 4 ranks");
         refused(hello(3, 3), "rank 3");
         refused(hello(0, 3), "rank 0");
         let two = join(&meeting(port, 3, 20_000), &hello(2, 3)).unwrap();
-        refused(hello(2, 3), "is here already");
+        refused(hello(2, 3), "has connected already");
         let one = join(&meeting(port, 3, 20_000), &hello(1, 3)).unwrap();
         assert_eq!((&one.1[0].1, &two.1[0].1), (&"1".to_owned(), &"2".to_owned()));
         let guests = gathering.join().unwrap().unwrap();
@@ -340,7 +340,7 @@ mod tests {
         let waiting = std::thread::spawn(move || door.gather(|_| Ok(Vec::new())));
         let one = join(&meeting(port, 3, 20_000), &hello(1, 3)).unwrap();
         let error = waiting.join().unwrap().map(|_| ()).unwrap_err().to_string();
-        assert!(error.contains("did not come: 2;") && error.contains("--rendezvous"), "{error}");
+        assert!(error.contains("did not connect: 2;") && error.contains("--rendezvous"), "{error}");
         drop(one);
     }
 

@@ -18,7 +18,7 @@ pub enum Target {
     File(PathBuf),
 }
 
-/// All there is to say about a run. Sizes are in bytes, times in microseconds, bandwidths in GB/s (10^9 bytes a second).
+/// A run of a collective. Sizes are in bytes, times in microseconds, bandwidths in GB/s (10^9 bytes a second).
 #[derive(Debug, Default, Serialize)]
 pub struct Report {
     /// This program's version.
@@ -31,9 +31,9 @@ pub struct Report {
     pub channels: usize,
     /// The type of an element.
     pub element: &'static str,
-    /// What is done to elements.
+    /// The operation on elements.
     pub operation: &'static str,
-    /// Where a broadcast comes from; -1 elsewhere.
+    /// The root of a broadcast; -1 elsewhere.
     pub root: i32,
     /// Whether the send buffer is the receive buffer.
     pub in_place: bool,
@@ -43,13 +43,13 @@ pub struct Report {
     pub iters: u32,
     /// Checked iterations after the timed ones.
     pub check_iters: u32,
-    /// What the messages travelled over: `soft` or `verbs`.
+    /// The fabric: `soft` or `verbs`.
     pub fabric: &'static str,
     /// The same in words.
     pub fabric_text: String,
-    /// What NCCL would see, by rank.
+    /// The network as NCCL would see it, by rank.
     pub networks: Vec<Network>,
-    /// What the plugin said of its connections, by rank.
+    /// What the plugin logged about its connections, by rank.
     pub connections: Vec<Vec<String>>,
     /// One for each size.
     pub rows: Vec<Measured>,
@@ -72,7 +72,7 @@ pub struct Measured {
     pub busbw_gb_s: f64,
     /// Wrong bytes over all ranks; null without checks.
     pub wrong: Option<u64>,
-    /// The first wrong byte of each rank that has one, in words.
+    /// A description of the first wrong byte of each rank that has one.
     pub first_wrong: Vec<String>,
 }
 
@@ -93,14 +93,14 @@ impl Report {
     }
 }
 
-/// What every report of a run ends with.
+/// The end of every report of a run.
 #[derive(Serialize)]
 struct Ended<'a, R> {
     #[serde(flatten)]
     report: &'a R,
-    /// Whether the run came to its end and nothing was wrong.
+    /// Whether the run finished and all data was right.
     ok: bool,
-    /// Why it did not come to its end.
+    /// Why it did not finish.
     error: Option<String>,
 }
 
@@ -111,7 +111,7 @@ impl From<PathBuf> for Target {
     }
 }
 
-/// Where to print what goes beside the JSON: standard output, or standard error where the JSON goes to standard output.
+/// Where tables go: standard output, or standard error where the JSON goes to standard output.
 pub fn beside(json: Option<&Target>) -> Box<dyn Write> {
     match json {
         Some(Target::Output) => Box::new(output::error()),
@@ -138,7 +138,7 @@ pub fn of_run<R: Serialize>(
     outcome
 }
 
-/// Opens the place before the run: it shall not be found unusable after it.
+/// Opens the file before the run, so that an unusable one is an error then and not after it.
 ///
 /// # Errors
 /// When it cannot be written.

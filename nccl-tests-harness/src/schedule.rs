@@ -1,8 +1,8 @@
 //! What each connection of each rank does for a collective: messages in order, and what they wait for.
 //!
-//! Rings go round step by step: a rank passes on in one step what it received in the step before. The slices of a step do
-//! not wait for each other, so a long part keeps the connection busy throughout. A broadcast is the ring without its last
-//! step; pairs of ranks of an all-to-all do not wait for anybody.
+//! A ring works in steps: a rank forwards in one step what it received in the step before. The slices of a step do not wait for each
+//! other, so a long part keeps the connection busy. A broadcast is the ring without its last step; in an all-to-all no pair of ranks
+//! waits for another.
 
 use crate::collective::{Collective, ROOT};
 use std::ops::Range;
@@ -21,13 +21,13 @@ pub enum Buffer {
 pub struct Slice {
     /// Where it is sent from, or received into.
     pub buffer: Buffer,
-    /// Where in that buffer it lies, in bytes.
+    /// Its place in that buffer, in bytes.
     pub offset: usize,
     /// How long it is, in bytes.
     pub bytes: usize,
     /// The message of the same connections in the other direction that must be complete before this one may start.
     pub after: Option<usize>,
-    /// Once it is received, the same stretch of the send buffer is added to it.
+    /// Once it is received, the same part of the send buffer is added to it.
     pub add: bool,
 }
 
@@ -38,7 +38,7 @@ pub struct Schedule {
     pub sends: Vec<Slice>,
     /// From the rank that the link comes from, in order.
     pub receives: Vec<Slice>,
-    /// A stretch that the rank copies from its send buffer to the same place of its receive buffer.
+    /// What the rank copies from its send buffer to the same place of its receive buffer.
     pub copy: Option<Range<usize>>,
 }
 
@@ -55,7 +55,7 @@ pub struct Seat {
     pub channels: usize,
 }
 
-/// A channel has at least this much to do before another one gets something: splitting small messages only adds messages.
+/// Another channel is used only above this size for each: splitting small messages only adds messages.
 const CHANNEL_MIN_BYTES: usize = 64 << 10;
 /// Parts of channels start at multiples of this, a cache line pair, as NCCL aligns what it gives to its channels.
 const CHANNEL_ALIGN_BYTES: usize = 128;

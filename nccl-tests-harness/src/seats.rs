@@ -1,8 +1,9 @@
-//! Where the ranks of a run are: all started here, or each by a launcher.
+//! How the ranks of a run are started: all by this process, or each by a launcher.
 
 use crate::fabric::{Fabric, Kind};
 use crate::job::{RankEnv, Seat};
 use crate::launch::World;
+use crate::output;
 use crate::rendezvous::{self, Door, Hello, Meeting};
 use anyhow::{Context, Result, bail, ensure};
 use std::os::fd::OwnedFd;
@@ -14,15 +15,15 @@ use std::time::Duration;
 /// How long ranks wait for each other, unless a run's time limit is shorter.
 const MEETING: Duration = Duration::from_secs(60);
 
-/// The meeting of a launcher's ranks at `given` (host and port), else where the launcher lets them.
+/// Where a launcher's ranks meet: `given` (host and port), else what the launcher passes.
 ///
 /// # Errors
-/// When neither says where.
+/// When neither is there.
 pub fn meeting(world: &World, given: Option<(String, u16)>, timeout: Duration) -> Result<Meeting> {
     let Some((host, port)) = given.or_else(|| world.place.clone()) else {
         bail!(
-            "{} started ranks on several machines, and does not say where rank 0 is: add --rendezvous HOST:PORT, a \
-             free port of the machine of rank 0",
+            "{} started ranks on several machines and does not say where rank 0 is: add --rendezvous HOST:PORT with the \
+             host of rank 0 and a free port on it",
             world.launcher
         );
     };
@@ -34,17 +35,17 @@ pub fn all_here(ranks: usize, fabric: &Fabric, rank_env: &[RankEnv]) -> Vec<Seat
     (0..ranks).map(|rank| Seat::Here(environment(fabric.environment(rank), rank, rank_env))).collect()
 }
 
-/// Rank 0 as a process of this one, the others as they come.
+/// Rank 0 as a process of this one, the others as they connect.
 ///
 /// # Errors
-/// When they do not all come, or cannot take part.
+/// When not all connect in time, or one cannot take part.
 pub fn with_guests(meeting: Meeting, fabric: &Fabric, rank_env: &[RankEnv]) -> Result<Vec<Seat>> {
     let here = machine()?;
     let guests = Door::open(meeting)?.gather(|hello: &Hello| {
         ensure!(
             fabric.kind == Kind::Verbs || hello.machine == here,
-            "rank {} is on another machine ({}): the software fabric joins processes of one machine; --fabric verbs \
-             uses RDMA devices",
+            "rank {} is on another machine ({}): the software fabric connects processes of one machine only; use RDMA \
+             devices with --fabric verbs",
             hello.rank,
             hello.host
         );
@@ -55,10 +56,10 @@ pub fn with_guests(meeting: Meeting, fabric: &Fabric, rank_env: &[RankEnv]) -> R
     Ok(seats)
 }
 
-/// Becomes the rank that the launcher meant this process to be; comes back only with an error.
+/// Becomes the rank that the launcher started this process as; returns only with an error.
 ///
 /// # Errors
-/// When rank 0 is not found, or does not want it.
+/// When rank 0 is not found, or refuses it.
 pub fn become_rank(
     world: &World,
     meeting: &Meeting,
@@ -69,10 +70,10 @@ pub fn become_rank(
     become_or_start(rank_command(world, meeting, plugin, rank_env, program)?, true)
 }
 
-/// Goes to the meeting as the rank that the launcher meant this process to be: the command that is that rank.
+/// Connects to rank 0, and returns the command that becomes the rank that the launcher started this process as.
 ///
 /// # Errors
-/// When rank 0 is not found, or does not want it.
+/// When rank 0 is not found, or refuses it.
 pub fn rank_command(
     world: &World,
     meeting: &Meeting,
@@ -90,10 +91,10 @@ pub fn rank_command(
     Ok(command)
 }
 
-/// What this process says of itself to rank 0.
+/// What this process tells rank 0 about itself.
 ///
 /// # Errors
-/// When the machine has nothing that tells it from others.
+/// When the machine's boot id cannot be read.
 pub fn hello(world: &World) -> Result<Hello> {
     Ok(Hello {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -106,10 +107,10 @@ pub fn hello(world: &World) -> Result<Hello> {
     })
 }
 
-/// Lets this process become the command, or starts it beside this one. It ends when its line does.
+/// Replaces this process by the command, or starts it beside this one. It ends when its control connection does.
 ///
 /// # Errors
-/// When that does not work.
+/// When it cannot be started.
 pub fn become_or_start(mut command: Command, become_it: bool) -> Result<()> {
     let program = command.get_program().to_owned();
     let started = match become_it {
@@ -120,20 +121,21 @@ pub fn become_or_start(mut command: Command, become_it: bool) -> Result<()> {
 }
 
 fn environment(mut base: Vec<(String, String)>, rank: usize, rank_env: &[RankEnv]) -> Vec<(String, String)> {
+    base.extend(output::nccl_debug().map(|level| ("NCCL_DEBUG".to_owned(), level.to_owned())));
     base.extend(rank_env.iter().filter(|env| env.rank == rank).map(|env| (env.name.clone(), env.value.clone())));
     base
 }
 
-/// The machine's name, for people.
+/// The machine's name.
 pub fn host() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname");
     name.map_or_else(|_| "an unknown machine".to_owned(), |name| name.trim().to_owned())
 }
 
-/// What tells this machine from others while it runs.
+/// The kernel's boot id, which no two machines share.
 ///
 /// # Errors
-/// When the kernel does not tell.
+/// When it cannot be read.
 pub fn machine() -> Result<String> {
     const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
     let id = std::fs::read_to_string(BOOT_ID).with_context(|| format!("read {BOOT_ID}"))?;

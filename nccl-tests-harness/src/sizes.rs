@@ -1,9 +1,10 @@
-//! Message sizes as nccl-tests takes them: `8`, `64K`, `1.5M`, `2G`, and the sweep from the least to the greatest.
+//! Message sizes as nccl-tests takes them: `8`, `64K`, `1.5M`, `2G`, and the sweep from the smallest to the largest. As in nccl-tests
+//! a sweep ends at the last size that its steps meet: `-b 8 -e 64M -f 4` ends at 32M, `-b 1K -e 64M -f 4` at 64M.
 
 /// Parses a size in bytes; the suffixes K, M and G (either case) are powers of 1024.
 ///
 /// # Errors
-/// What is allowed, where `text` is no such size.
+/// The sizes that are allowed, where `text` is not one.
 pub fn parse(text: &str) -> Result<usize, String> {
     let (number, unit) = match text.char_indices().last() {
         Some((at, 'K' | 'k')) => (&text[..at], 1_u64 << 10),
@@ -16,7 +17,7 @@ pub fn parse(text: &str) -> Result<usize, String> {
     // 2^53: above it a double no longer tells neighbouring sizes apart.
     match bytes {
         Some(bytes) if bytes < (1_u64 << 53) as f64 => Ok(bytes as usize),
-        _ => Err("a number of bytes, with K, M or G behind it for powers of 1024, below 2^53".to_owned()),
+        _ => Err("must be a number of bytes below 2^53, with or without K, M or G (powers of 1024)".to_owned()),
     }
 }
 
@@ -29,7 +30,7 @@ pub enum Step {
     Bytes(usize),
 }
 
-/// Every size from `min_bytes` up to `max_bytes`, both of them included where the steps meet them.
+/// The sizes from `min_bytes` on, up to `max_bytes` at most.
 pub fn sweep(min_bytes: usize, max_bytes: usize, step: Step) -> impl Iterator<Item = usize> {
     std::iter::successors(Some(min_bytes), move |&size| match step {
         Step::Factor(factor) => size.checked_mul(factor),
@@ -51,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_refused() {
+    fn other_text_is_not_a_size() {
         for text in
             ["", "K", "x", "1T", "1KB", "-1", "+1", "1e3", "inf", "nan", "1.2.3", "9007199254740992", "99999999999G"]
         {
@@ -63,6 +64,8 @@ mod tests {
     fn a_sweep_goes_by_factor_or_by_bytes() {
         assert_eq!(sweep(8, 128, Step::Factor(4)).collect::<Vec<_>>(), [8, 32, 128]);
         assert_eq!(sweep(8, 100, Step::Factor(4)).collect::<Vec<_>>(), [8, 32]);
+        let last = |min_bytes| sweep(min_bytes, 64 << 20, Step::Factor(4)).last();
+        assert_eq!((last(8), last(1024)), (Some(32 << 20), Some(64 << 20)));
         assert_eq!(sweep(10, 30, Step::Bytes(10)).collect::<Vec<_>>(), [10, 20, 30]);
         assert_eq!(sweep(7, 7, Step::Bytes(1)).collect::<Vec<_>>(), [7]);
         assert_eq!(sweep(usize::MAX / 2, usize::MAX, Step::Factor(3)).count(), 1);

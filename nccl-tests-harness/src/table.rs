@@ -1,4 +1,5 @@
-//! The table, column by column as nccl-tests prints it, for scripts and eyes that know that one.
+//! The table of a collective: nccl-tests' columns in its order, for scripts and people that know it, within 80 characters (some
+//! columns are narrower than there).
 
 use crate::collective::{Bandwidth, Collective};
 use std::io::{self, Write};
@@ -15,13 +16,13 @@ pub struct Row {
     pub count: usize,
     /// The mean time of an iteration over the ranks, in microseconds.
     pub time_us: f64,
-    /// What that makes.
+    /// The bandwidths of that time.
     pub bandwidth: Bandwidth,
     /// Wrong bytes over all ranks; none when the data was not checked.
     pub wrong: Option<u64>,
 }
 
-/// Writes the table and keeps what its last lines need.
+/// Writes the table and keeps what the last lines need.
 pub struct Table<W> {
     out: W,
     collective: Collective,
@@ -38,12 +39,12 @@ impl<W: Write> Table<W> {
     pub fn start(mut out: W, collective: Collective) -> io::Result<Self> {
         let place = if collective.in_place() { "in-place" } else { "out-of-place" };
         writeln!(out, "#")?;
-        writeln!(out, "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}  {place:^28}", "", "", "", "", "")?;
+        writeln!(out, "# {:>8}  {:>11}  {:>6}  {:>6}  {:>6}  {place:^28}", "", "", "", "", "")?;
         let head = |out: &mut W, cells: [&str; 9]| {
             let [size, count, kind, redop, root, time, algbw, busbw, wrong] = cells;
             writeln!(
                 out,
-                "# {size:>10}  {count:>12}  {kind:>8}  {redop:>6}  {root:>6}  {time:>7}  {algbw:>6}  {busbw:>6}  {wrong:>6}"
+                "# {size:>8}  {count:>11}  {kind:>6}  {redop:>6}  {root:>6}  {time:>7}  {algbw:>6}  {busbw:>6}  {wrong:>6}"
             )
         };
         head(&mut out, ["size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong"])?;
@@ -66,7 +67,7 @@ impl<W: Write> Table<W> {
         let (operation, root) = (self.collective.operation(), self.collective.root());
         writeln!(
             self.out,
-            "{:>12}  {:>12}  {:>8}  {:>6}  {:>6}  {time}  {algbw}  {busbw}  {wrong:>6}",
+            "{:>10}  {:>11}  {:>6}  {:>6}  {:>6}  {time}  {algbw}  {busbw}  {wrong:>6}",
             row.size_bytes, row.count, ELEMENT, operation, root
         )?;
         self.out.flush()
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_where_nccl_tests_has_them() {
+    fn columns_are_those_of_nccl_tests_and_fit_80_characters() {
         let mut table = Table::start(Vec::new(), Collective::AllGather).unwrap();
         table.row(&row(Some(0), 10.25)).unwrap();
         table.row(&row(None, 10.5)).unwrap();
@@ -142,15 +143,16 @@ mod tests {
         let lines: Vec<_> = text.lines().map(str::trim_end).collect();
         let expected = [
             "#",
-            "#                                                               in-place",
-            "#       size         count      type   redop    root     time   algbw   busbw  #wrong",
-            "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)",
-            "    33554432      16777216      int8    none      -1  1645.25   20.39   10.25       0",
-            "    33554432      16777216      int8    none      -1  1645.25   20.39   10.50     N/A",
+            "#                                                          in-place",
+            "#     size        count    type   redop    root     time   algbw   busbw  #wrong",
+            "#      (B)   (elements)                             (us)  (GB/s)  (GB/s)",
+            "  33554432     16777216    int8    none      -1  1645.25   20.39   10.25       0",
+            "  33554432     16777216    int8    none      -1  1645.25   20.39   10.50     N/A",
             "# Out of bounds values : 0 OK",
             "# Avg bus bandwidth    : 10.375",
         ];
         assert_eq!(lines, expected);
+        assert!(lines.iter().all(|line| line.len() <= 80), "{text}");
     }
 
     #[test]

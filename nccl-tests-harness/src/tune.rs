@@ -1,7 +1,7 @@
-//! `tune`: measures the pair with several settings, tells which are best and by how much, and puts them into a settings file.
+//! `nccl-spark tune`: measures several settings, shows which are best and by how much, and writes them into a settings file.
 //!
 //! Every figure is a run of its own (`lead`): the ranks are started with the settings in their environment, connect, and time
-//! an all-gather over the sizes. Rounds take turns, so that what changes in the meantime changes for all.
+//! an all-gather of each size. Each round measures all settings once, so that a change of the machine affects all of them.
 
 pub mod collectives;
 mod follow;
@@ -9,13 +9,14 @@ mod judge;
 mod keep;
 mod show;
 
-use crate::cli::Run;
 use crate::collective::Collective;
 use crate::job::RankEnv;
 use crate::launch::World;
 use crate::lead::{self, Plan};
 use crate::report;
+use crate::run_options::Run;
 use crate::sizes;
+use crate::watch::Watch;
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
 use follow::Followers;
@@ -37,32 +38,32 @@ use std::path::{Path, PathBuf};
 #[command(mut_arg("step_factor", |arg| arg.default_value("4")), mut_arg("channels", |arg| arg.default_value("2")))]
 #[command(mut_arg("warmup_iters", |arg| arg.default_value("5")), args_conflicts_with_subcommands = true)]
 pub struct Options {
-    /// What to tune instead.
+    /// Something else to tune.
     #[command(subcommand)]
     pub what: Option<What>,
-    /// What a run is.
+    /// Options of each run.
     #[command(flatten)]
     pub run: Run,
-    /// Queue pairs of a connection on each rail to try (NCCL_IB_QPS_PER_CONNECTION).
+    /// Numbers of queue pairs per rail of a connection to try (NCCL_IB_QPS_PER_CONNECTION).
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,2,4,8", help_heading = "Tuning",
           value_parser = clap::value_parser!(u8).range(1..=16))]
     qps: Vec<u8>,
-    /// Smallest parts of a message on a rail of their own to try (NCCL_SPARK_MIN_SHARE_BYTES).
+    /// Smallest parts into which a message is split over rails, to try (NCCL_SPARK_MIN_SHARE_BYTES).
     #[arg(long, value_name = "SIZE,...", value_delimiter = ',', default_value = "8K,16K,32K,64K,128K", help_heading = "Tuning",
           value_parser = parse_share)]
     min_share: Vec<u64>,
-    /// Rounds, in each of which all settings are measured once.
+    /// Number of rounds; each measures all settings once.
     #[arg(long, value_name = "N", default_value_t = 3, help_heading = "Tuning",
           value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
     /// The settings file to write [default: the one that NCCL_SPARK_SETTINGS_FILE names, else /etc/nccl-spark.conf for root and
-    /// ~/.nccl-spark.conf for others].
+    /// ~/.nccl-spark.conf for other users].
     #[arg(long, value_name = "FILE", help_heading = "Tuning")]
     output: Option<PathBuf>,
-    /// Writes no file.
+    /// Measure, but write no file.
     #[arg(long, help_heading = "Tuning")]
     dry_run: bool,
-    /// Writes the best of the settings tried even where they are not clearly better than the defaults.
+    /// Write the best settings even if they are not clearly better than the defaults.
     #[arg(long, help_heading = "Tuning")]
     write_best: bool,
 }
@@ -70,16 +71,16 @@ pub struct Options {
 /// What else can be tuned.
 #[derive(Debug, Subcommand)]
 pub enum What {
-    /// Learns from your own build of nccl-tests which protocol and how many channels a collective should use at each size, and
-    /// writes that table for the plugin's tuner.
+    /// Measure with your own build of nccl-tests which protocol and how many channels are fastest for a collective at each size,
+    /// and write that table for the plugin's tuner.
     ///
     /// Runs nccl-tests with NCCL's own choice and with each (protocol, channels) in turns. A size gets a row in the table only if its
     /// slowest round is faster than the fastest of NCCL's choice (of five rounds or more, one of each side may be an outlier). The
-    /// whole table is then measured against NCCL's choice again, and rows that do not hold are taken out.
+    /// whole table is then measured against NCCL's choice again, and rows that are not confirmed are removed.
     Collectives(Box<collectives::options::Options>),
 }
 
-/// A tuning, all of it checked.
+/// What to tune, checked.
 pub struct Tune {
     plan: Plan,
     candidates: Vec<Candidate>,
@@ -87,16 +88,16 @@ pub struct Tune {
     output: PathBuf,
     dry_run: bool,
     write_best: bool,
-    /// What settings files here say besides what is tuned, for the ranks to read in place of those.
+    /// The other settings of this machine's files; the ranks read this in place of those files.
     others: File,
     default_share_bytes: u64,
 }
 
-/// In how many rounds the proposed settings and the defaults are measured again: with five each, all of the one above all of the
-/// other comes about by chance once in 252 times.
+/// Rounds in which the proposed settings and the defaults are measured again: with five each, all of one are above all of the other
+/// by chance once in 252 times.
 const FINAL_ROUNDS: u32 = 5;
 
-/// The tuning for programs.
+/// The results as JSON.
 #[derive(Debug, Default, Serialize)]
 pub struct Told {
     version: &'static str,
@@ -112,7 +113,7 @@ pub struct Told {
     written: Option<PathBuf>,
 }
 
-/// Tunes, or takes part in it as the rank that a launcher meant this process to be; `variable` looks into the environment.
+/// Tunes, or takes part as the rank that a launcher started; `variable` gives the value of an environment variable.
 ///
 /// # Errors
 /// When the defaults cannot be measured, or the file not be written.
@@ -138,7 +139,7 @@ impl Options {
     fn checked(self, program: &Path, world: Option<World>, variable: impl Fn(&str) -> Option<String>) -> Result<Tune> {
         let named = variable(keep::SETTINGS_FILE);
         let settings = match &named {
-            // The file that is to be written need not be there yet.
+            // The file to be written need not exist yet.
             Some(path) if !Path::new(path).exists() => Settings::gather(&[], &[])?,
             _ => Settings::of_this_process()?,
         };
@@ -161,7 +162,7 @@ impl Options {
     }
 }
 
-/// A file without a name that has the settings of this machine's files, but for those that are tuned.
+/// A file in memory with the settings of this machine's files, except those that are tuned.
 fn others(settings: &Settings) -> Result<File> {
     let descriptor = memfd_create("nccl-spark-settings", MFdFlags::MFD_CLOEXEC).context("make a file in memory")?;
     let mut file = File::from(descriptor);
@@ -180,7 +181,12 @@ impl Tune {
             Some((_, meeting)) => Followers::gather(meeting.clone())?,
             None => Followers::default(),
         };
-        let mut bench = Bench { tune: self, program, followers: &followers, runs: 0, fabric_text: String::new() };
+        let watch = Watch::start("runs", || self.runs());
+        let mut out = watch.over(out);
+        let out = &mut out;
+        let fabric_text = String::new();
+        let mut bench =
+            Bench { tune: self, program, followers: &followers, runs: 0, fabric_text, watch: watch.clone() };
         let Plan { ranks, channels, min_bytes, max_bytes, step, .. } = self.plan;
         let sizes_bytes = sizes::sweep(min_bytes, max_bytes, step).collect();
         let mut told = Told { version: env!("CARGO_PKG_VERSION"), ranks, channels, sizes_bytes, ..Told::default() };
@@ -192,6 +198,7 @@ impl Tune {
         let proposed = proposed.and_then(|record| record.candidate).context("no settings but the defaults work")?;
         told.proposed = Some(proposed);
         let (defaults, again) = bench.again(proposed, out)?;
+        watch.end();
         let verdict = judge::judge(&defaults, &again);
         told.chosen = (verdict.holds || self.write_best).then_some(proposed);
         show::verdict(&told, proposed, &verdict, out)?;
@@ -212,8 +219,13 @@ impl Tune {
         Ok(told)
     }
 
-    /// What the ranks have in their environment: what is not tuned as it is here, what is tuned as the candidate has it. An empty
-    /// variable is an unset one.
+    /// How many runs there are.
+    fn runs(&self) -> u64 {
+        (self.candidates.len() as u64 + 1) * u64::from(self.rounds) + 2 * u64::from(FINAL_ROUNDS)
+    }
+
+    /// The ranks' environment: other settings as on this machine, the tuned ones as the candidate has them. An empty variable
+    /// counts as unset.
     fn rank_env(&self, candidate: Option<Candidate>) -> Vec<RankEnv> {
         let others = format!("/proc/{}/fd/{}", std::process::id(), self.others.as_raw_fd());
         let mut pairs = vec![(keep::SETTINGS_FILE, others)];
@@ -240,6 +252,7 @@ struct Bench<'a> {
     followers: &'a Followers,
     runs: u32,
     fabric_text: String,
+    watch: Watch,
 }
 
 impl Bench<'_> {
@@ -249,7 +262,7 @@ impl Bench<'_> {
         let blank = |candidate| Record { candidate, ..Record::default() };
         let mut records: Vec<Record> = [None].into_iter().chain(candidates).map(blank).collect();
         for round in 0..self.tune.rounds {
-            writeln!(out, "# round {} of {}: {} runs", round + 1, self.tune.rounds, records.len())?;
+            writeln!(out, "# round {} of {}: {} settings", round + 1, self.tune.rounds, records.len())?;
             out.flush()?;
             let first = round as usize * records.len() / self.tune.rounds as usize;
             for at in 0..records.len() {
@@ -263,7 +276,7 @@ impl Bench<'_> {
 
     /// The defaults and the proposed settings in turns; who goes first changes.
     fn again(&mut self, proposed: Candidate, out: &mut impl Write) -> Result<(Record, Record)> {
-        writeln!(out, "# again, in turns with the defaults: {FINAL_ROUNDS} rounds")?;
+        writeln!(out, "# the best settings again, in turns with the defaults: {FINAL_ROUNDS} rounds")?;
         out.flush()?;
         let mut records = [None, Some(proposed)].map(|candidate| Record { candidate, ..Record::default() });
         for round in 0..FINAL_ROUNDS as usize {
@@ -281,7 +294,9 @@ impl Bench<'_> {
         if record.failed.is_some() {
             return Ok(());
         }
-        match self.measure(record.candidate) {
+        let measured = self.measure(record.candidate);
+        self.watch.step();
+        match measured {
             Ok(round) => record.rounds.push(round),
             Err(error) if record.candidate.is_some() => record.failed = Some(format!("{error:#}")),
             Err(error) => return Err(error.context("with the defaults")),
@@ -298,9 +313,9 @@ impl Bench<'_> {
             self.followers.run(self.runs, candidate)?;
         }
         let mut report = lead::blank(&plan);
-        let right = lead::lead(&plan, self.program, std::io::sink(), &mut report)?;
+        let right = lead::lead(&plan, self.program, &self.watch.part(), std::io::sink(), &mut report)?;
         let wrong = report.rows.iter().flat_map(|row| &row.first_wrong).next();
-        ensure!(right, "data is wrong: {}", wrong.map_or("in a way that has no name", String::as_str));
+        ensure!(right, "data is wrong: {}", wrong.map_or("no rank described it", String::as_str));
         self.fabric_text = report.fabric_text;
         Ok(report.rows.iter().map(|row| row.busbw_gb_s).collect())
     }

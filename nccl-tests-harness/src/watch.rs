@@ -1,63 +1,100 @@
-//! A progress bar on standard error, while a person is watching that.
+//! A progress line on standard error: on a terminal only, unless --quiet is given, and only for what takes over two seconds.
+//!
+//! Whatever is printed meanwhile goes through [`Watch::over`], which removes the line before it prints and draws it again
+//! below: standard output may be the same terminal, and a line that stays would stand in the middle of a table.
 
-use indicatif::{ProgressBar, ProgressStyle};
-use std::io::IsTerminal;
+use crate::output;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::{self, LineWriter, Write};
+use std::time::Duration;
 
-/// The bar; nothing where nobody watches.
+/// What is done sooner needs no progress line.
+const SHOW_AFTER: Duration = Duration::from_secs(2);
+
+/// The progress line; nothing where standard error is not a terminal.
 #[derive(Clone)]
-pub struct Watch(Option<ProgressBar>);
+pub struct Watch {
+    bar: Option<ProgressBar>,
+    /// A part of a longer command, whose steps these are not.
+    is_part: bool,
+}
 
 impl Watch {
-    /// A bar for so many steps, counted only when somebody watches.
-    pub fn start(steps: impl FnOnce() -> u64) -> Self {
-        Self::count("sizes", steps)
-    }
-
-    /// The same for steps of another name.
-    pub fn count(unit: &str, steps: impl FnOnce() -> u64) -> Self {
-        if !std::io::stderr().is_terminal() {
-            return Self(None);
+    /// A line that counts `steps` of something, as in "3/7 sizes"; `steps` is called only where there is a terminal.
+    pub fn start(unit: &str, steps: impl FnOnce() -> u64) -> Self {
+        if !output::shows_progress() {
+            return Self::none();
         }
-        let bar = ProgressBar::new(steps());
+        let bar = ProgressBar::with_draw_target(Some(steps()), ProgressDrawTarget::hidden());
         let style =
             ProgressStyle::with_template(&format!("[{{elapsed}}] {{bar:24}} {{pos}}/{{len}} {unit}: {{wide_msg}}"));
         if let Ok(style) = style {
             bar.set_style(style);
         }
-        Self(Some(bar))
+        Self { bar: Some(bar), is_part: false }
     }
 
-    /// No bar, for what is told as it comes.
+    /// No line.
     pub fn none() -> Self {
-        Self(None)
+        Self { bar: None, is_part: false }
     }
 
-    /// What is going on.
+    /// The same line for a part of the work: it shows what is being done, but counts no steps and does not end the line.
+    pub fn part(&self) -> Self {
+        Self { is_part: true, ..self.clone() }
+    }
+
+    /// What is being done now. The first call after two seconds makes the line visible.
     pub fn doing(&self, text: &str) {
-        if let Some(bar) = &self.0 {
-            bar.set_message(text.to_owned());
+        let Some(bar) = &self.bar else { return };
+        bar.set_message(text.to_owned());
+        if bar.is_hidden() && !bar.is_finished() && bar.elapsed() >= SHOW_AFTER {
+            bar.set_draw_target(ProgressDrawTarget::stderr());
         }
     }
 
     /// A step is done.
     pub fn step(&self) {
-        if let Some(bar) = &self.0 {
+        if let Some(bar) = self.bar.as_ref().filter(|_| !self.is_part) {
             bar.inc(1);
         }
     }
 
-    /// Takes the bar away while `print` writes to the same terminal.
-    pub fn aside<T>(&self, print: impl FnOnce() -> T) -> T {
-        match &self.0 {
-            Some(bar) => bar.suspend(print),
-            None => print(),
-        }
+    /// A writer that prints whole lines to `out`, with the progress line removed while it does.
+    pub fn over<W: Write>(&self, out: W) -> impl Write + use<W> {
+        LineWriter::new(Over { out, watch: self.clone() })
     }
 
-    /// Takes the bar away for good.
+    /// Removes the line for good.
     pub fn end(&self) {
-        if let Some(bar) = &self.0 {
+        if let Some(bar) = self.bar.as_ref().filter(|_| !self.is_part) {
             bar.finish_and_clear();
         }
+    }
+}
+
+struct Over<W> {
+    out: W,
+    watch: Watch,
+}
+
+impl<W: Write> Over<W> {
+    fn without_line<T>(&mut self, print: impl FnOnce(&mut W) -> T) -> T {
+        match &self.watch.bar {
+            Some(bar) => bar.suspend(|| print(&mut self.out)),
+            None => print(&mut self.out),
+        }
+    }
+}
+
+impl<W: Write> Write for Over<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // Flushed here: bytes that a buffer keeps would come out later, behind the line.
+        self.without_line(|out| out.write_all(bytes).and_then(|()| out.flush()))?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
     }
 }

@@ -25,7 +25,7 @@ fn soft() -> Option<PathBuf> {
     let built = candidates.into_iter().filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path))).max();
     let plugin = built.map(|(_, path)| path).filter(|_| program.with_file_name("softverbs-ibverbs").exists());
     if plugin.is_none() {
-        eprintln!("skipped: the plugin and the software fabric are not both built; cargo build makes them");
+        common::not_built();
     }
     plugin
 }
@@ -94,7 +94,9 @@ fn every_scenario_tells_both_libraries_their_ratio_and_the_limit() {
     assert!(
         courses.len() == 10 && courses.iter().all(|course| course["fall_s"].as_f64() < course["return_s"].as_f64())
     );
-    assert!(said.err.contains("# theirs: rank 1 Pid") && said.err.contains("ratio: ours / theirs"), "{said:?}");
+    assert!(said.err.contains("# theirs: rank 1 Pid") && said.err.contains("# ratio: ours / theirs"), "{said:?}");
+    let tables = said.err.lines().filter(|line| !line.starts_with("# "));
+    assert!(tables.clone().count() > 40 && tables.clone().all(|line| line.chars().count() <= 80), "{said:?}");
 }
 
 #[test]
@@ -125,9 +127,10 @@ fn wrong_bytes_are_counted_for_the_library_that_delivers_them() {
     assert_eq!((&point["ours"]["wrong_bytes"], &point["theirs"]["wrong_bytes"]), (&0.into(), &1.into()), "{told}");
     let first = told["scenarios"][0]["first_wrong"][0].as_str().unwrap();
     assert!(first.starts_with("theirs: rank 1: byte 32 of message 2 is "), "{first}");
-    // 40000 Mb/s are what the fake says of its speed.
-    assert_eq!(point["limit_bandwidth_gb_s"], 5.0);
-    assert!(said.err.contains("# 1 wrong bytes from theirs"), "{said:?}");
+    // The fake announces 40000 Mb/s, of which RoCE v2 leaves 4096 / 4178 for payload.
+    let limit = point["limit_bandwidth_gb_s"].as_f64().unwrap();
+    assert!((limit - 5.0 * 4096.0 / 4178.0).abs() < 1e-9, "{told}");
+    assert!(said.err.contains("# 1 WRONG bytes from theirs"), "{said:?}");
 }
 
 #[test]
@@ -165,9 +168,9 @@ fn commands_of_the_users_slow_a_rail() {
     );
     let told = told(&said);
     assert_eq!(told["settings"]["turns"][0], fall);
-    // Nobody but the user knows what the fallen rail carries.
+    // Only the user knows the rate of the slowed rail.
     let limits = [0, 1].map(|at| &told["scenarios"][0]["points"][at]["limit_bandwidth_gb_s"]);
-    assert_eq!(limits, [&5.0.into(), &Value::Null], "{told}");
+    assert!(limits[0].as_f64().unwrap() > 4.9 && limits[1].is_null(), "{told}");
 
     let said = run(&fake, &["slowdown", "--fall", "exit 3", "--return", "true"]);
     assert!(said.status == Some(1) && said.err.contains("--fall \"exit 3\" failed: exit status: 3"), "{said:?}");

@@ -2,23 +2,26 @@
 
 mod common;
 
-use common::say;
+use common::{Fakes, say};
 use std::path::Path;
 
 #[test]
-fn what_is_missing_is_named_for_every_scenario() {
+fn without_a_gpu_one_error_says_so_before_anything_starts() {
     if Path::new("/dev/nvidia0").exists() {
         let said = say(&["communicators", "--fabric", "soft", "--profile", "unpaced", "--count", "20"]);
         assert_eq!(said.status, Some(0), "{said:?}");
         return;
     }
     let said = say(&["communicators", "several", "lost", "--fabric", "soft"]);
-    assert_eq!(said.status, Some(1), "{said:?}");
-    for scenario in ["several", "lost"] {
-        let line = said.out.lines().find(|line| line.starts_with(scenario)).unwrap();
-        assert!(line.contains("FAILED") && (scenario == "lost" || line.contains("libcuda")), "{said:?}");
-    }
-    assert!(said.out.contains("NCCL_NET=Spark"), "the environment is shown: {said:?}");
+    assert_eq!((said.status, said.out.as_str(), said.err.lines().count()), (Some(1), "", 1), "{said:?}");
+    assert!(said.err.starts_with("nccl-spark: communicators needs an NVIDIA GPU"), "{said:?}");
+}
+
+#[test]
+fn a_driver_without_a_gpu_is_told_from_no_driver() {
+    let said = Fakes::new().communicators("FAKE_GPUS=0");
+    assert_eq!((said.status, said.out.as_str(), said.err.lines().count()), (Some(1), "", 1), "{said:?}");
+    assert!(said.err.contains("needs an NVIDIA GPU and its driver: cuInit returned"), "{said:?}");
 }
 
 #[test]
@@ -26,5 +29,5 @@ fn a_wrong_command_line_is_told() {
     let said = say(&["communicators", "sever"]);
     assert!(said.status == Some(2) && said.err.contains("several"), "{said:?}");
     let said = say(&["communicators", "-r", "1"]);
-    assert!(said.status == Some(2) && said.err.contains("2..=16"), "{said:?}");
+    assert!(said.status == Some(2) && said.err.contains("must be 2 to 16"), "{said:?}");
 }

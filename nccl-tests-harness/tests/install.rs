@@ -1,62 +1,276 @@
-//! Installing and taking away, in folders of the test's own.
+//! Installing and uninstalling, in folders of the test's own.
 
 mod common;
 
-use common::{Fake, say};
-use std::fs;
-use std::os::unix::fs::MetadataExt;
+use common::{Fake, Said, nccl_spark, say};
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
-fn install(library: &std::path::Path, prefix: &std::path::Path) -> common::Said {
-    say(&["install", "--plugin", library.to_str().unwrap(), "--prefix", prefix.to_str().unwrap()])
+const PROGRAM: &str = "bin/nccl-spark";
+const PLUGIN: &str = "lib/libnccl-net-spark.so";
+const FABRIC: &str = "lib/nccl-spark/softverbs-ibverbs";
+const MANIFEST: &str = "lib/nccl-spark/manifest";
+const PAGE: &str = "share/man/man1/nccl-spark-all-gather.1";
+
+/// A prefix, and what is put there in place of the plugin and the software fabric.
+struct Place {
+    fake: Fake,
+    prefix: PathBuf,
+}
+
+impl Place {
+    fn new() -> Self {
+        let fake = Fake::compile(&["-DFAKE_ALL_VERSIONS"]);
+        fs::write(fake.folder().join("fabric"), "a software fabric").unwrap();
+        let prefix = fake.folder().join("prefix");
+        Self { fake, prefix }
+    }
+
+    fn file(&self, path: &str) -> PathBuf {
+        self.prefix.join(path)
+    }
+
+    fn install(&self) -> Said {
+        self.install_by(nccl_spark())
+    }
+
+    fn install_by(&self, mut command: Command) -> Said {
+        command.args(["install", "--plugin"]).arg(self.fake.library());
+        command.arg("--softverbs").arg(self.fake.folder().join("fabric")).arg("--prefix").arg(&self.prefix);
+        command.output().unwrap().into()
+    }
+
+    fn uninstall(&self) -> Said {
+        say(&["uninstall", "--prefix", self.prefix.to_str().unwrap()])
+    }
+
+    /// All files and links below the prefix.
+    fn files(&self) -> Vec<PathBuf> {
+        let mut files = Vec::new();
+        collect(&self.prefix, &mut files);
+        files.sort();
+        files
+    }
+}
+
+fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        match entry.file_type().unwrap().is_dir() {
+            true => collect(&entry.path(), files),
+            false => files.push(entry.path()),
+        }
+    }
+}
+
+#[track_caller]
+fn assert_fails(said: &Said, parts: &[&str]) {
+    assert_eq!((said.status, said.out.as_str()), (Some(1), ""), "{said:?}");
+    for part in parts {
+        assert!(said.err.contains(part), "{part}: {said:?}");
+    }
 }
 
 #[test]
-fn the_library_is_put_in_place_whole_and_taken_away() {
-    let fake = Fake::compile(&["-DFAKE_ALL_VERSIONS"]);
-    let prefix = fake.folder().join("prefix");
-    let target = prefix.join("lib/libnccl-net-spark.so");
-    let said = install(&fake.library(), &prefix);
+fn all_is_put_in_place_and_the_installed_program_replaces_and_removes_itself() {
+    let place = Place::new();
+    let said = place.install();
     assert_eq!((said.status, said.err.as_str()), (Some(0), ""), "{said:?}");
-    assert_eq!(fs::read(&target).unwrap(), fs::read(fake.library()).unwrap());
-    let variable = format!("export NCCL_NET_PLUGIN={}\n", target.display());
+    assert_eq!(fs::read(place.file(PLUGIN)).unwrap(), fs::read(place.fake.library()).unwrap());
+    assert_eq!(fs::read(place.file(FABRIC)).unwrap(), b"a software fabric");
+    assert_eq!(fs::metadata(place.file(PROGRAM)).unwrap().mode() & 0o7777, 0o755);
+    let shared = ["bash-completion/completions/nccl-spark", "zsh/site-functions/_nccl-spark"];
+    for path in shared.into_iter().chain(["fish/vendor_completions.d/nccl-spark.fish", "man/man1/nccl-spark.1"]) {
+        assert_eq!(fs::metadata(place.file("share").join(path)).unwrap().mode() & 0o7777, 0o644, "{path}");
+    }
+    let variable = format!("export NCCL_NET_PLUGIN={}\n", place.file(PLUGIN).display());
     assert!(said.out.contains(&variable) && said.out.contains("export NCCL_NET=Spark\n"), "{said:?}");
-    assert!(said.out.contains(&format!("nccl-spark uninstall --prefix {}", prefix.display())), "{said:?}");
+    assert!(said.out.contains("not set NCCL_NET in a login script"), "{said:?}");
+    assert!(said.out.contains(&format!("export PATH={}:$PATH", place.file("bin").display())), "{said:?}");
 
-    // Over an older one: a new file under the name, so that a job which has the old one mapped keeps it.
-    let before = fs::metadata(&target).unwrap().ino();
-    let old = fs::File::open(&target).unwrap();
-    assert_eq!(install(&fake.library(), &prefix).status, Some(0));
-    assert_ne!(fs::metadata(&target).unwrap().ino(), before);
+    // By the installed program: a new file under the name, so that a job which has the old one mapped keeps it.
+    let files = place.files();
+    let before = fs::metadata(place.file(PLUGIN)).unwrap().ino();
+    let old = fs::File::open(place.file(PLUGIN)).unwrap();
+    let said = place.install_by(Command::new(place.file(PROGRAM)));
+    assert!(said.status == Some(0) && said.out.starts_with("Upgraded "), "{said:?}");
+    assert_ne!(fs::metadata(place.file(PLUGIN)).unwrap().ino(), before);
     drop(old);
-    assert_eq!(fs::read_dir(prefix.join("lib")).unwrap().count(), 1, "something is left over");
+    assert_eq!(place.files(), files, "something is left over");
 
-    let prefix = prefix.to_str().unwrap();
-    assert_eq!(say(&["uninstall", "--prefix", prefix]).status, Some(0));
-    assert!(!target.exists());
-    let again = say(&["uninstall", "--prefix", prefix]);
-    assert!(again.status == Some(1) && again.err.contains("nothing is installed at"), "{again:?}");
+    // Nothing else is needed: not the folder of the build, not the prefix.
+    let said = Said::from(Command::new(place.file(PROGRAM)).arg("uninstall").output().unwrap());
+    assert!(said.status == Some(0) && said.out.contains(&format!("Removed {} files", files.len() - 1)), "{said:?}");
+    assert!(!place.prefix.exists(), "{:?}", place.files());
+    assert_fails(&place.uninstall(), &["nothing is installed in", "--prefix"]);
+}
+
+#[test]
+fn what_others_put_there_is_neither_replaced_nor_removed() {
+    for path in [PROGRAM, PLUGIN, PAGE] {
+        let place = Place::new();
+        fs::create_dir_all(place.file(path).parent().unwrap()).unwrap();
+        fs::write(place.file(path), "somebody's").unwrap();
+        assert_fails(&place.install(), &[&format!("{} was not installed by", place.file(path).display()), "--prefix"]);
+        assert_eq!(place.files(), [place.file(path)]);
+        assert_eq!(fs::read(place.file(path)).unwrap(), b"somebody's");
+    }
+    let place = Place::new();
+    fs::create_dir_all(place.file("lib")).unwrap();
+    symlink(place.fake.library(), place.file(PLUGIN)).unwrap();
+    assert_fails(&place.install(), &[PLUGIN, "was not installed by"]);
+
+    let place = Place::new();
+    assert_eq!(place.install().status, Some(0));
+    fs::write(place.file("bin/other"), "").unwrap();
+    assert_eq!(place.uninstall().status, Some(0));
+    assert_eq!(place.files(), [place.file("bin/other")]);
+}
+
+#[test]
+fn a_file_that_was_changed_is_kept_and_named() {
+    let place = Place::new();
+    assert_eq!(place.install().status, Some(0));
+    fs::write(place.file(PAGE), "my own").unwrap();
+    let changed = format!("{} was changed since it was installed", place.file(PAGE).display());
+    assert_fails(&place.install(), &[&changed, "nothing was installed"]);
+    let said = place.uninstall();
+    let kept = format!("kept {}: it was changed", place.file(PAGE).display());
+    assert!(said.status == Some(0) && said.out.contains(&kept), "{said:?}");
+    assert_eq!(place.files(), [place.file(PAGE)]);
+    assert_eq!(fs::read(place.file(PAGE)).unwrap(), b"my own");
+}
+
+#[test]
+fn an_upgrade_removes_what_the_new_version_does_not_have() {
+    let place = Place::new();
+    assert_eq!(place.install().status, Some(0));
+    let list = fs::read_to_string(place.file(MANIFEST)).unwrap();
+    let sum = Said::from(Command::new("sha256sum").args(["-c", MANIFEST]).current_dir(&place.prefix).output().unwrap());
+    assert_eq!(sum.status, Some(0), "{sum:?}");
+    // As an older version would have left it: other content, and two files more.
+    let page = list.lines().find(|line| line.ends_with(PAGE)).unwrap();
+    let old = sha256("old");
+    let older = list.replace(page, &format!("{old}  {PAGE}\n{old}  share/gone.1\n{old}  share/changed.1"));
+    fs::write(place.file(MANIFEST), older).unwrap();
+    for (path, text) in [(PAGE, "old"), ("share/gone.1", "old"), ("share/changed.1", "mine")] {
+        fs::write(place.file(path), text).unwrap();
+    }
+    let said = place.install();
+    assert_eq!(said.status, Some(0), "{said:?}");
+    assert!(said.out.contains(&format!("kept {}", place.file("share/changed.1").display())), "{said:?}");
+    assert!(!place.file("share/gone.1").exists());
+    assert_ne!(fs::read(place.file(PAGE)).unwrap(), b"old");
+    assert_eq!(fs::read_to_string(place.file(MANIFEST)).unwrap(), list);
+}
+
+fn sha256(text: &str) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("text"), text).unwrap();
+    let said = Said::from(Command::new("sha256sum").arg(folder.path().join("text")).output().unwrap());
+    said.out.split_whitespace().next().unwrap().to_owned()
+}
+
+/// Earlier versions put the plugin alone there, and kept no list.
+#[test]
+fn a_plugin_of_an_earlier_version_is_taken_over_and_can_be_removed() {
+    let place = Place::new();
+    let put_early = || {
+        fs::create_dir_all(place.file("lib")).unwrap();
+        fs::write(place.file(PLUGIN), "... ncclNetPlugin_v8 ... NCCL_SPARK_SETTINGS_FILE ...").unwrap();
+    };
+    put_early();
+    assert_eq!(place.install().status, Some(0));
+    assert_eq!(fs::read(place.file(PLUGIN)).unwrap(), fs::read(place.fake.library()).unwrap());
+    assert_eq!(place.uninstall().status, Some(0));
+    assert_eq!(place.files(), Vec::<PathBuf>::new());
+    put_early();
+    let said = place.uninstall();
+    assert!(said.status == Some(0) && said.out.contains("Removed 1 file that"), "{said:?}");
+    // Another plugin of that name has not this one's settings.
+    fs::write(place.file(PLUGIN), "... ncclNetPlugin_v8 ...").unwrap();
+    assert_fails(&place.uninstall(), &["nothing is installed in"]);
+    assert!(place.file(PLUGIN).exists());
+}
+
+#[test]
+fn the_installed_program_runs_with_nothing_but_its_prefix() {
+    if !common::is_built() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let fabric = Path::new(env!("CARGO_BIN_EXE_nccl-spark")).with_file_name("softverbs-ibverbs");
+    let mut command = nccl_spark();
+    command.args(["install", "--plugin"]).arg(common::plugin().unwrap()).arg("--softverbs").arg(fabric);
+    let said = Said::from(command.arg("--prefix").arg(folder.path()).output().unwrap());
+    assert_eq!(said.status, Some(0), "{said:?}");
+    // A copy elsewhere finds nothing of it: what is found below is the prefix's.
+    let run = |program: &Path| -> Said {
+        let mut command = Command::new(program);
+        command.args(["all_gather", "--fabric", "soft", "--profile", "unpaced", "-b", "8", "-e", "1M", "-f", "512"]);
+        command.env_clear().env("PATH", "/usr/bin:/bin").current_dir("/").output().unwrap().into()
+    };
+    let copy = folder.path().join("nccl-spark");
+    fs::copy(folder.path().join(PROGRAM), &copy).unwrap();
+    let alone = run(&copy);
+    assert!(alone.status == Some(1) && alone.err.contains("build it with `cargo build"), "{alone:?}");
+    let said = run(&folder.path().join(PROGRAM));
+    assert_eq!((said.status, said.err.as_str()), (Some(0), ""), "{said:?}");
+    assert!(said.out.contains("# Out of bounds values : 0 OK") && said.out.contains("network Spark"), "{said:?}");
 }
 
 #[test]
 fn a_library_that_lacks_versions_is_refused() {
     let fake = Fake::compile(&[]);
     let prefix = fake.folder().join("prefix");
-    let said = install(&fake.library(), &prefix);
+    let install =
+        |library: &Path| say(&["install", "--plugin", library.to_str().unwrap(), "--prefix", prefix.to_str().unwrap()]);
     let missing = "does not export ncclNetPlugin_v8, ncclNetPlugin_v9, ncclNetPlugin_v10, ncclNetPlugin_v12";
-    assert!(said.status == Some(1) && said.err.contains(missing), "{said:?}");
+    assert_fails(&install(&fake.library()), &[missing]);
+    assert_fails(&install(&fake.folder().join("none.so")), &["none.so not found: build it with `cargo build"]);
     assert!(!prefix.exists());
-    let said = install(&fake.folder().join("none.so"), &prefix);
-    assert!(said.status == Some(1) && said.err.contains("is no file"), "{said:?}");
 }
 
 #[test]
-fn a_place_that_cannot_be_written_is_named() {
-    let fake = Fake::compile(&["-DFAKE_ALL_VERSIONS"]);
-    let file = fake.folder().join("file");
+fn a_place_that_cannot_be_written_is_named_before_anything_is_written() {
+    let mut place = Place::new();
+    let file = place.fake.folder().join("file");
     fs::write(&file, "").unwrap();
-    let said = install(&fake.library(), &file);
-    assert_eq!((said.status, said.err.lines().count()), (Some(1), 1), "{said:?}");
-    assert!(said.err.starts_with(&format!("nccl-spark: cannot write {}/lib/", file.display())), "{said:?}");
+    place.prefix = file.clone();
+    let said = place.install();
+    assert_fails(&said, &[&format!("cannot write to {}/bin: {} is not a folder", file.display(), file.display())]);
+
+    // As a user who is not root: nobody, or whoever runs this.
+    let place = Place::new();
+    let program = place.fake.folder().join("nccl-spark");
+    fs::copy(env!("CARGO_BIN_EXE_nccl-spark"), &program).unwrap();
+    fs::create_dir(&place.prefix).unwrap();
+    for (path, mode) in [(place.fake.folder(), 0o755), (&place.prefix, 0o555)] {
+        fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    }
+    let user = || {
+        let mut command = Command::new(&program);
+        if nix::unistd::geteuid().is_root() {
+            command.uid(65534).gid(65534);
+        }
+        command
+    };
+    let said = place.install_by(user());
+    let prefix = place.prefix.display();
+    let advice = format!("run it as root: sudo {} install --prefix {prefix}", program.display());
+    assert_fails(&said, &[&format!("cannot write to {prefix}: permission denied"), &advice]);
+    assert_eq!((said.err.lines().count(), place.files().len()), (1, 0), "{said:?}");
+
+    fs::set_permissions(&place.prefix, Permissions::from_mode(0o755)).unwrap();
+    assert_eq!(place.install().status, Some(0));
+    fs::set_permissions(place.file("bin"), Permissions::from_mode(0o555)).unwrap();
+    let files = place.files();
+    let said = Said::from(user().args(["uninstall", "--prefix"]).arg(&place.prefix).output().unwrap());
+    assert_fails(&said, &["permission denied", "sudo"]);
+    assert_eq!(place.files(), files, "nothing is removed unless all can be");
+    fs::set_permissions(place.file("bin"), Permissions::from_mode(0o755)).unwrap();
 }
 
 #[test]

@@ -15,12 +15,12 @@ fn row(said: &Said, name: &str) -> [u64; 2] {
     [cells.next().unwrap(), cells.next().unwrap()]
 }
 
-const REMEDY: &str = "NCCL_PROTO=^LL128 on every rank (or with NCCL_SPARK_LL128=0 where this plugin's tuner";
+const REMEDY: &str = "NCCL_PROTO=^LL128 on every rank (or NCCL_SPARK_LL128=0 where this plugin's tuner";
 
 /// The litmus test over the software fabric, with small messages before it; none where the plugin is not built.
 fn over_softverbs(arguments: &str) -> Option<Said> {
     let Some(plugin) = built() else {
-        eprintln!("skipped: the plugin and softverbs-ibverbs are not both built; cargo build makes them");
+        common::not_built();
         return None;
     };
     let mut command = nccl_spark();
@@ -75,7 +75,7 @@ fn gpus_store_and_load_lines() {
 fn a_gpu_that_does_not_store_whole_lines_or_does_not_count_judges_nothing() {
     let fakes = Fakes::new();
     let said = fakes.run("-b 8 --litmus 1", "FAKE_SHORT_STORE=1");
-    assert!(said.out.contains("GPU 0 stores 0x0 as word 0 of line 5 in place of 0x900000050"), "{said:?}");
+    assert!(said.out.contains("GPU 0 stores 0x0 as word 0 of line 5 instead of 0x900000050"), "{said:?}");
     assert!(said.status == Some(1) && said.out.contains("# FAILED: LL128: the test ended early"), "{said:?}");
     let said = fakes.run("-b 8 --litmus 1", "FAKE_BLIND_LOAD=1");
     assert!(said.status == Some(1) && said.out.contains("GPU 0 counts Tally { lines: 266, torn: 0,"), "{said:?}");
@@ -111,8 +111,8 @@ fn a_network_that_tears_lines_is_found_by_the_reader_alone() {
 fn lines_that_never_arrive_end_the_test() {
     let said = Fakes::new().run("-b 8 --litmus 30", "FAKE_STALE=5 FAKE_WAIT_MS=300");
     assert_eq!(said.status, Some(1), "{said:?}");
-    assert!(said.out.contains("# LL128: GPU 0 gave up waiting for 256 lines; the test ended there"), "{said:?}");
-    assert!(said.out.contains("# FAILED: LL128: 256 lines did not arrive\n"), "{said:?}");
+    assert!(said.out.contains("# LL128: lines that GPU 0 waited for in vain: 256; the test ended there"), "{said:?}");
+    assert!(said.out.contains("# FAILED: LL128: lines that did not arrive: 256\n"), "{said:?}");
 }
 
 #[test]

@@ -61,11 +61,11 @@ fn memory_that_is_not_to_be_had_is_told_and_what_must_register_has_to() {
     assert!(said.out.contains("4112 bytes are more than a quarter of the 16000 bytes that GPU 0 has free"), "{said:?}");
     let said = fakes.run("-b 8", "FAKE_GPUS=0");
     assert_eq!(said.status, Some(0), "{said:?}");
-    assert!(said.out.contains("# cudaMalloc: not tried: cuInit gave CUDA_ERROR_NO_DEVICE"), "{said:?}");
+    assert!(said.out.contains("# cudaMalloc: not tried: cuInit returned CUDA_ERROR_NO_DEVICE"), "{said:?}");
     let said = fakes.run("-b 8 --gpu 0", "FAKE_GPUS=0");
     assert!(said.status == Some(1) && said.err.contains("--gpu"), "{said:?}");
     let said = fakes.run("-b 8 --receiver-gpu 2", "FAKE_GPUS=2");
-    assert!(said.status == Some(1) && said.err.contains("GPU 2 is not there: CUDA shows 2"), "{said:?}");
+    assert!(said.status == Some(1) && said.err.contains("GPU 2 not found: CUDA has 2"), "{said:?}");
 }
 
 #[test]
@@ -74,9 +74,12 @@ fn a_gpu_that_does_not_count_or_write_as_it_should_judges_nothing() {
     let said = fakes.run("-b 8", "FAKE_BLIND=1");
     assert!(said.status == Some(1) && said.err.contains("GPU 0 counts Wrong { count: 0"), "{said:?}");
     let said = fakes.run("-b 8", "FAKE_WILD=1");
-    assert!(said.status == Some(1) && said.err.contains("GPU 0 writes another pattern than the processor"), "{said:?}");
+    assert!(said.status == Some(1) && said.err.contains("GPU 0 writes another pattern than the CPU"), "{said:?}");
     let said = fakes.run("-b 8", "FAKE_NO_PINNED=1");
-    assert!(said.status == Some(1) && said.err.contains("cuMemHostAlloc gave CUDA_ERROR_OUT_OF_MEMORY"), "{said:?}");
+    assert!(
+        said.status == Some(1) && said.err.contains("cuMemHostAlloc returned CUDA_ERROR_OUT_OF_MEMORY"),
+        "{said:?}"
+    );
 }
 
 #[test]
@@ -103,7 +106,7 @@ fn the_result_is_told_as_json() {
 #[test]
 fn the_plugin_moves_all_that_is_here_over_the_software_fabric() {
     let Some(plugin) = built() else {
-        return eprintln!("skipped: the plugin and softverbs-ibverbs are not both built; cargo build makes them");
+        return common::not_built();
     };
     let mut command = nccl_spark();
     command.args(["memory", "--fabric", "soft", "--profile", "unpaced", "--plugin"]).arg(plugin);

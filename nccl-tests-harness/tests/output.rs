@@ -1,4 +1,4 @@
-//! The run as JSON, and the bar for a person who watches.
+//! The run as JSON, and the progress line on a terminal.
 
 mod common;
 
@@ -60,15 +60,18 @@ fn json_on_standard_output_is_alone_there_and_tells_what_went_wrong() {
     assert!(said.status == Some(1) && said.err.starts_with("nccl-spark: --json /no/such/folder/x: "), "{said:?}");
 }
 
-/// On a terminal there is a bar, elsewhere (as everywhere in these tests) not a byte of it.
-#[test]
-fn a_person_who_watches_sees_a_bar() {
-    let fake = Fake::compile(&[]);
+/// Runs the program with standard error, and standard output where `shares`, on a terminal: what that shows, and standard output.
+fn on_a_terminal(fake: &Fake, arguments: &str, shares: bool) -> (String, String) {
     let terminal = nix::pty::openpty(None, None).unwrap();
     let mut command = nccl_spark();
-    command.args(["all-gather", "--fabric", "verbs", "-b", "64", "-e", "4096", "-f", "64", "--plugin"]);
-    command.arg(fake.library()).env("TERM", "xterm").stdout(Stdio::piped()).stderr(Stdio::from(terminal.slave));
-    let mut process = command.spawn().unwrap();
+    command.args(arguments.split_whitespace()).args(["--fabric", "verbs", "--plugin"]).arg(fake.library());
+    command.env("TERM", "xterm");
+    if shares {
+        command.stdout(terminal.slave.try_clone().unwrap());
+    } else {
+        command.stdout(Stdio::piped());
+    }
+    let mut process = command.stderr(Stdio::from(terminal.slave)).spawn().unwrap();
     drop(command);
     let reader = std::thread::spawn(move || {
         let (mut screen, mut part) = (Vec::new(), [0; 4096]);
@@ -80,9 +83,36 @@ fn a_person_who_watches_sees_a_bar() {
         String::from_utf8_lossy(&screen).into_owned()
     });
     let mut table = String::new();
-    process.stdout.take().unwrap().read_to_string(&mut table).unwrap();
+    if let Some(mut output) = process.stdout.take() {
+        output.read_to_string(&mut table).unwrap();
+    }
     assert!(process.wait().unwrap().success());
-    let screen = reader.join().unwrap();
-    assert!(screen.contains("/2 sizes"), "{screen:?}");
-    assert!(table.contains("# Out of bounds values : 0 OK") && !table.contains("sizes"), "{table}");
+    (reader.join().unwrap(), table)
+}
+
+/// A run of about five seconds on any machine, which prints a line of a table more than once after two seconds.
+const SLOW: &str = "bench bandwidth latency -b 8 -e 64 -f 8 --rounds 2 --seconds 0.5";
+
+/// Erases the line that the cursor is in.
+const ERASE: &str = "\x1b[2K";
+
+#[test]
+fn what_takes_over_two_seconds_shows_progress_on_a_terminal() {
+    let fake = Fake::compile(&[]);
+    let (screen, table) = on_a_terminal(&fake, SLOW, false);
+    assert!(screen.contains("/2 scenarios"), "{screen:?}");
+    assert!(table.contains("# latency: ") && !table.contains("scenarios"), "{table}");
+    let (screen, _) = on_a_terminal(&fake, "all-gather -b 64 -e 4096 -f 64", false);
+    assert_eq!(screen, "", "not for what is done sooner");
+}
+
+#[test]
+fn no_progress_line_stays_in_the_table() {
+    let fake = Fake::compile(&[]);
+    let (screen, _) = on_a_terminal(&fake, SLOW, true);
+    assert!(screen.contains("/2 scenarios"), "{screen:?}");
+    for line in screen.split('\n') {
+        let kept = line.rsplit(ERASE).next().unwrap_or_default();
+        assert!(!kept.contains(" scenarios: "), "{kept:?} stays in {screen:?}");
+    }
 }

@@ -177,7 +177,7 @@ fn a_failing_call_ends_the_run_with_its_reason() {
         ("FAKE_SHORT=3", "channel 0: receive: message 0 has 63 bytes instead of 64"),
         ("FAKE_INIT_FAILS=1", "init returned ncclSystemError (2): NET/Fake: planted: no such hardware"),
         ("FAKE_NO_DEVICE=1", "the plugin has no device"),
-        ("FAKE_DEVICE_ONLY=1", "device Fake0 takes no host memory"),
+        ("FAKE_DEVICE_ONLY=1", "device Fake0 does not take host memory"),
     ] {
         let said = run("sendrecv", &format!("-r 3 -b 64 -e 64 --rank-env 1:{fault}"));
         assert_eq!(said.status, Some(1), "{fault}: {said:?}");
@@ -188,7 +188,7 @@ fn a_failing_call_ends_the_run_with_its_reason() {
 #[test]
 fn a_rank_that_dies_ends_the_run_with_how_it_died() {
     for (fault, end) in
-        [("FAKE_DIE", "killed by signal 9 (SIGKILL)"), ("FAKE_EXIT", "exited with status 3 without a word")]
+        [("FAKE_DIE", "killed by signal 9 (SIGKILL)"), ("FAKE_EXIT", "exited with status 3 and no error message")]
     {
         let said = run("all-gather", &format!("-r 3 -b 3M -e 3M --rank-env 2:{fault}=5"));
         assert_eq!(said.status, Some(1), "{said:?}");
@@ -219,7 +219,7 @@ fn a_library_that_is_no_plugin_is_named() {
     );
     let fake = Fake::compile(&["-DncclNetPlugin_v11=another_symbol"]);
     let said = say(&["sendrecv", "--fabric", "verbs", "--plugin", fake.library().to_str().unwrap()]);
-    assert!(said.err.contains("is no usable NCCL plugin: no symbol ncclNetPlugin_v8 to _v12"), "{said:?}");
+    assert!(said.err.contains("is not a usable NCCL plugin: no symbol ncclNetPlugin_v8 to _v12"), "{said:?}");
 }
 
 #[test]

@@ -5,24 +5,94 @@ mod common;
 
 use common::{Said, is_built, nccl_spark, plugin};
 use serde_json::Value;
-use std::process::{Child, Stdio};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Enough for a hung test to be the program's fault and not the machine's.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn start(arguments: &str) -> Child {
+fn command(arguments: &str) -> Command {
     let mut command = nccl_spark();
     command.args(arguments.split_whitespace());
-    if !arguments.starts_with("fabric") {
+    if !["fabric", "rails"].iter().any(|other| arguments.starts_with(other)) {
         command.arg("--plugin").arg(plugin().expect("looked for before"));
     }
-    command.env_remove("NCCL_IB_HCA").env_remove("NCCL_SPARK_SYSFS");
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    command.env_remove("NCCL_IB_HCA").env_remove("NCCL_SPARK_SYSFS").env_remove("SOFTVERBS_DIR");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn start(arguments: &str) -> Child {
+    command(arguments).spawn().unwrap()
 }
 
 fn run(arguments: &str) -> Said {
     start(arguments).wait_with_output().unwrap().into()
+}
+
+/// A job that runs until it is ended, on a fabric in a folder of its own.
+struct Endless {
+    dir: tempfile::TempDir,
+    job: Child,
+    ranks: Vec<u64>,
+}
+
+impl Endless {
+    fn start(arguments: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let endless = format!("all-gather --fabric soft --profile unpaced -b 1K -e 1K -n 4000000000 -w 0 {arguments}");
+        // A process group of its own, as a shell gives each job: a Ctrl-C goes to all of it.
+        let job = command(&endless).env("SOFTVERBS_DIR", dir.path()).process_group(0).spawn().unwrap();
+        let mut endless = Self { dir, job, ranks: Vec::new() };
+        let deadline = Instant::now() + PATIENCE;
+        while endless.ranks.len() < 2 {
+            assert!(
+                Instant::now() < deadline && endless.job.try_wait().unwrap().is_none(),
+                "its ranks did not come up"
+            );
+            std::thread::sleep(Duration::from_millis(50));
+            endless.ranks = pids(&endless.fabric("status --json -"));
+        }
+        endless
+    }
+
+    fn fabric(&self, arguments: &str) -> Said {
+        let fabric = command(&format!("fabric {arguments}")).env("SOFTVERBS_DIR", self.dir.path()).output();
+        fabric.unwrap().into()
+    }
+
+    /// The only fabric's folder.
+    fn folder(&self) -> PathBuf {
+        let mut folders = std::fs::read_dir(self.dir.path()).unwrap().map(|entry| entry.unwrap().path());
+        let first = folders.next().expect("the job's fabric is in SOFTVERBS_DIR");
+        assert_eq!(folders.next(), None);
+        first
+    }
+
+    /// Sends a signal to the job, or to its group.
+    fn signal(&self, signal: &str, to_all: bool) {
+        let pid = if to_all { format!("-{}", self.job.id()) } else { self.job.id().to_string() };
+        assert!(Command::new("kill").args([signal, "--", &pid]).status().unwrap().success());
+    }
+
+    /// Waits for the job's end, which comes soon.
+    fn ended(mut self) -> (Said, tempfile::TempDir, Vec<u64>) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.job.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < deadline, "the job goes on");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        (self.job.wait_with_output().unwrap().into(), self.dir, self.ranks)
+    }
+}
+
+/// The processes of all nodes, by what `fabric status --json -` says.
+fn pids(said: &Said) -> Vec<u64> {
+    let Ok(told) = serde_json::from_str::<Value>(&said.out) else { panic!("{said:?}") };
+    let nodes = told["fabrics"].as_array().unwrap().iter().flat_map(|fabric| fabric["nodes"].as_array().unwrap());
+    nodes.flat_map(|node| node["pids"].as_array().unwrap()).map(|pid| pid.as_u64().unwrap()).collect()
 }
 
 #[test]
@@ -60,11 +130,153 @@ fn a_rail_is_slowed_while_a_job_runs_and_nothing_stays_behind() {
         }
         std::thread::sleep(Duration::from_millis(5));
     };
-    assert_eq!(told.out, format!("{name}: roceP2p1s0f0 of node 1 is at 0.25 of its rate\n"), "{told:?}");
+    assert_eq!(told.out, format!("fabric {name}: roceP2p1s0f0 of node 1: limited to 0.25 of its rate\n"), "{told:?}");
     let wrong = slow("*:mlx5_9");
     assert!(wrong.status == Some(1) && wrong.err.contains("mlx5_9"), "{wrong:?}");
+    let nowhere = slow("2:rocep1s0f0");
+    assert!(nowhere.status == Some(1) && nowhere.err.ends_with("has no node 2; its nodes: 0, 1\n"), "{nowhere:?}");
     let said = Said::from(job.wait_with_output().unwrap());
     assert!(said.status == Some(0) && said.out.contains("rocep1s0f0 at 0.5 of its rate"), "{said:?}");
+    assert!(said.out.contains(&format!("each rank is a node; fabric {name}\n")), "{said:?}");
     let gone = slow("*:rocep1s0f0");
     assert!(gone.status == Some(1) && gone.err.contains(&name), "{gone:?}");
+}
+
+#[test]
+fn fabrics_are_kept_where_softverbs_dir_says_and_their_status_is_shown() {
+    if !is_built() {
+        return;
+    }
+    let job = Endless::start("");
+    let folder = job.folder();
+    let name = folder.file_name().unwrap().to_str().unwrap();
+    let slowed = job.fabric("slow 1:rocep1s0f0 0.25");
+    assert_eq!(
+        (slowed.status, slowed.out),
+        (Some(0), format!("fabric {name}: rocep1s0f0 of node 1: limited to 0.25 of its rate\n"))
+    );
+    assert_eq!(job.fabric("down *:roceP2p1s0f0").status, Some(0));
+    let said = job.fabric("status");
+    assert_eq!(said.status, Some(0), "{said:?}");
+    let first = format!("fabric {name}: 2 nodes, files in {}\n", folder.display());
+    assert!(said.out.starts_with(&first) && said.out.matches("port down\n").count() == 2, "{said:?}");
+    let told: Value = serde_json::from_str(&job.fabric(&format!("status --fabric-name {name} --json -")).out).unwrap();
+    let rail = &told["fabrics"][0]["nodes"][1]["rails"][0];
+    assert!(told["ok"] == true && rail["device"] == "rocep1s0f0" && rail["full_mbps"].is_null(), "{told}");
+    assert!(rail["now_mbps"].as_f64().unwrap() > 0.0 && rail["down"] == false, "{told}");
+    job.signal("-KILL", true);
+    let (_, dir, _) = job.ended();
+    // Its files are still there, and nobody uses them.
+    assert!(folder.join("fabric").exists());
+    let fabric = |arguments: &str| -> Said {
+        command(&format!("fabric {arguments}")).env("SOFTVERBS_DIR", dir.path()).output().unwrap().into()
+    };
+    let said = fabric("status");
+    assert!(said.status == Some(1) && said.out.starts_with("no software fabric runs in "), "{said:?}");
+    let said = fabric("down *:rocep1s0f0");
+    assert!(said.status == Some(1) && said.err.contains("no software fabric runs in "), "{said:?}");
+    let said = fabric(&format!("up 0:rocep1s0f0 --fabric-name {name}"));
+    assert!(said.status == Some(1) && said.err.ends_with("running: none\n"), "{said:?}");
+    // The next job cleans up.
+    let next = command("all-gather --fabric soft --profile unpaced -b 1K -e 1K -n 1")
+        .env("SOFTVERBS_DIR", dir.path())
+        .output();
+    assert!(next.unwrap().status.success() && !folder.exists());
+}
+
+#[test]
+fn a_job_that_is_interrupted_says_so_and_leaves_neither_ranks_nor_files() {
+    if !is_built() {
+        return;
+    }
+    for (signal, to_all, status) in [("-INT", true, 130), ("-INT", false, 130), ("-TERM", false, 143)] {
+        let job = Endless::start("--fabric-name mine");
+        let began = Instant::now();
+        job.signal(signal, to_all);
+        let (said, dir, ranks) = job.ended();
+        assert_eq!(said.status, Some(status), "{signal}: {said:?}");
+        let told: Vec<&str> = said.err.lines().collect();
+        assert_eq!(told, [format!("nccl-spark: interrupted by SIG{}: stopping the ranks", &signal[1..])], "{said:?}");
+        assert!(began.elapsed() < Duration::from_secs(30), "{signal}: {:?}", began.elapsed());
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "{signal}");
+        assert!(!ranks.iter().any(|pid| Path::new(&format!("/proc/{pid}")).exists()), "{signal}: {ranks:?}");
+    }
+}
+
+#[test]
+fn a_job_in_another_pid_namespace_leaves_a_running_fabric_alone() {
+    if !is_built() {
+        return;
+    }
+    let unshare = |program: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--mount-proc", program]);
+        command
+    };
+    if !unshare("true").output().is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: this user cannot make a PID namespace (unshare --pid --fork --mount-proc)");
+        return;
+    }
+    // Its name is one that jobs have by themselves, of a process that the other namespace does not have.
+    let job = Endless::start("--fabric-name nccl-spark-4000000");
+    let elsewhere = |arguments: &str| -> Said {
+        let inner = command(arguments);
+        let mut outer = unshare(inner.get_program().to_str().unwrap());
+        outer.args(inner.get_args()).env("SOFTVERBS_DIR", job.dir.path()).env_remove("NCCL_SPARK_SYSFS");
+        outer.env_remove("NCCL_IB_HCA").env_remove("NCCL_IBVERBS_LIB").output().unwrap().into()
+    };
+    let said = elsewhere("fabric status");
+    let ranks: Vec<String> = job.ranks.iter().map(|pid| format!("(process {pid})")).collect();
+    assert!(said.status == Some(0) && ranks.iter().all(|rank| said.out.contains(rank)), "{said:?}");
+    let soft = "all-gather --fabric soft --profile unpaced -b 1K -e 1K -n 1";
+    assert_eq!(elsewhere(soft).status, Some(0));
+    let taken = elsewhere(&format!("{soft} --fabric-name nccl-spark-4000000"));
+    assert!(taken.status == Some(1) && taken.err.contains("in use by another run"), "{taken:?}");
+    // A process there could not read its peers' memory.
+    let mut stranger = unshare(env!("CARGO_BIN_EXE_nccl-spark"));
+    stranger.arg("rails").env("SOFTVERBS_DIR", job.dir.path()).env("SOFTVERBS_FABRIC", "nccl-spark-4000000");
+    stranger.env("NCCL_IBVERBS_LIB", Path::new(env!("CARGO_BIN_EXE_nccl-spark")).with_file_name("softverbs-ibverbs"));
+    let refused = Said::from(stranger.output().unwrap());
+    assert!(refused.status == Some(1) && refused.err.contains("another PID namespace"), "{refused:?}");
+    assert!(job.folder().join("fabric").exists());
+    job.signal("-TERM", false);
+    assert_eq!(job.ended().0.status, Some(143));
+}
+
+#[test]
+fn rails_says_first_what_is_usable_and_its_exit_status_tells() {
+    if !is_built() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let library = Path::new(env!("CARGO_BIN_EXE_nccl-spark")).with_file_name("softverbs-ibverbs");
+    let sysfs = dir.path().join("default/sys");
+    let rails = |arguments: &str, filter: &str, sysfs: &Path| -> Said {
+        let mut command = command(&format!("rails {arguments}"));
+        command.env("SOFTVERBS_DIR", dir.path()).env("SOFTVERBS_PROFILE", "spark-2cable");
+        command.env("NCCL_IBVERBS_LIB", &library).env("NCCL_SPARK_SYSFS", sysfs).env("NCCL_IB_HCA", filter);
+        command.output().unwrap().into()
+    };
+    let said = rails("", "", &sysfs);
+    let first = "4 rails are merged into one device: rocep1s0f0:1, roceP2p1s0f0:1, rocep1s0f1:1,\n  roceP2p1s0f1:1\n\
+                 expected payload: 224.1 Gb/s (28.0 GB/s) each way, limited by the PCIe links\n";
+    assert!(said.status == Some(0) && said.out.starts_with(first), "{said:?}");
+    assert!(said.out.lines().all(|line| line.len() <= 80), "{said:?}");
+    let said = rails("--json -", "", &sysfs);
+    let told: Value = serde_json::from_str(&said.out).unwrap();
+    assert!(told["ok"] == true && told["rails"].as_array().unwrap().len() == 4, "{told}");
+    assert_eq!((&told["expected_mbps"], &told["limited_by"]), (&224_054.into(), &"pcie".into()), "{told}");
+    let said = rails("", "nobody", &sysfs);
+    assert!(said.status == Some(1) && said.out.starts_with("No rail is usable:\n"), "{said:?}");
+    let told: Value = serde_json::from_str(&rails("--json -", "nobody", &sysfs).out).unwrap();
+    assert!(told["ok"] == false && told["unused"][0]["reason"] == "NCCL_IB_HCA excludes it", "{told}");
+    let said = rails("", "", Path::new("/no/such/sys"));
+    assert!(said.status == Some(1) && said.out.is_empty() && said.err.lines().count() == 1, "{said:?}");
+    assert!(
+        said.err.starts_with("nccl-spark: NCCL_SPARK_SYSFS=\"/no/such/sys\" is not usable: No such file"),
+        "{said:?}"
+    );
+    assert_eq!(rails("--jsn", "", &sysfs).status, Some(2));
+    let told: Value = serde_json::from_str(&rails("--json -", "", Path::new("/no/such/sys")).out).unwrap();
+    assert!(told["ok"] == false && told["error"].as_str().unwrap().contains("NCCL_SPARK_SYSFS"), "{told}");
 }

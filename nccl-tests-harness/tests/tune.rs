@@ -45,20 +45,20 @@ fn the_best_is_written_where_the_settings_are_read_and_other_lines_stay() {
     let others =
         ["# mine", lines[1], "NCCL_IB_QPS_PER_CONNECTION=3", "NCCL_SPARK_MIN_SHARE_BYTES=32768", "NCCL_IB_TC=106"];
     assert_eq!(lines, others);
-    assert!(said.err.contains("the plugin reads it whenever a job starts"), "{said:?}");
+    assert!(said.err.contains("the plugin reads it when a job starts"), "{said:?}");
     let told: Value = serde_json::from_str(&said.out).unwrap();
     assert_eq!((&told["chosen"]["qps"], &told["chosen"]["min_share_bytes"]), (&3.into(), &32768.into()), "{told}");
     let rounds = |record: &Value| record["rounds"].as_array().unwrap().len();
     assert_eq!((rounds(&told["defaults"]), rounds(&told["tried"][0])), (1, 1), "{told}");
 
     let shown = run("settings", &settings, &[("NCCL_IB_TC", "7")]);
-    let from_file = format!("    here 3: from {}, line 3\n", settings.display());
+    let from_file = format!("    current value: 3 ({}, line 3)\n", settings.display());
     assert!(shown.status == Some(0) && shown.out.contains(&from_file), "{shown:?}");
-    assert!(shown.out.contains("    here 7: from the environment\n"), "{shown:?}");
+    assert!(shown.out.contains("    current value: 7 (environment)\n"), "{shown:?}");
 
-    // What the environment says stands above the file, which has to be told.
+    // The environment overrides the file, which the command has to say.
     let said = run(&tune, &settings, &[("NCCL_IB_QPS_PER_CONNECTION", "5")]);
-    let above = "NCCL_IB_QPS_PER_CONNECTION=5 from the environment stands above";
+    let above = "NCCL_IB_QPS_PER_CONNECTION=5 from the environment overrides it";
     assert!(said.status == Some(0) && said.out.contains(above), "{said:?}");
 }
 
@@ -72,7 +72,7 @@ fn nothing_is_written_on_a_dry_run_and_what_cannot_be_written_fails_behind_the_t
     assert_eq!(fs::read_to_string(&settings).unwrap(), "NCCL_IB_TC=106\n");
     let new = fake.folder().join("new.conf");
     let said = run(&format!("{tune} --write-best"), &new, &[]);
-    assert!(said.status == Some(0) && said.out.contains("the plugin reads it whenever"), "{said:?}");
+    assert!(said.status == Some(0) && said.out.contains("the plugin reads it when"), "{said:?}");
     assert!(new.exists(), "the file that the variable names need not be there yet");
     let said = run(&format!("{tune} --write-best --output /no/where/a.conf"), &settings, &[]);
     assert!(said.status == Some(1) && said.out.contains("  default   default "), "{said:?}");
@@ -87,7 +87,7 @@ fn mistakes_are_told_before_anything_is_measured() {
     for (arguments, settings, told, status) in [
         (format!("--output {}", broken.display()), &settings, "broken.conf, line 2: NCCL_IB_TC=\"300\"", 1),
         (String::new(), &broken, "broken.conf, line 2: NCCL_IB_TC=\"300\"", 1),
-        ("--qps 17".to_owned(), &settings, "1..=16", 2),
+        ("--qps 17".to_owned(), &settings, "must be 1 to 16", 2),
         ("--min-share 1".to_owned(), &settings, "128 to 1G", 2),
         ("--rounds 0".to_owned(), &settings, "--rounds", 2),
     ] {
@@ -132,7 +132,7 @@ fn built() -> Option<PathBuf> {
     let plugins = candidates.into_iter().filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path)));
     let plugin = plugins.max().filter(|_| program.with_file_name("softverbs-ibverbs").exists());
     if plugin.is_none() {
-        eprintln!("skipped: the plugin and the software fabric are not both built; cargo build makes them");
+        common::not_built();
     }
     plugin.map(|(_, path)| path)
 }

@@ -1,15 +1,16 @@
 //! A fabric, and this process's place in it.
 
 use crate::engine::Engine;
-use crate::os::process::{Bell, FileLock, let_peers_read, started};
-use crate::os::shm::{self, DOORBELL_WORDS, FabricMemory, LAYOUT, MAX_NODES, MAX_PROCESSES, ProcessMemory, QpMemory};
+use crate::folder::Folder;
+use crate::os::process::{Bell, let_peers_read, pid_namespace, started};
+use crate::os::shm::{self, DOORBELL_WORDS, FabricMemory, MAX_NODES, MAX_PROCESSES, ProcessMemory, QpMemory};
 use crate::pacing::Resource;
 use crate::profile::{MAX_RAILS, Profile, RailSpec};
 use crate::queue_pair::QueuePair;
 use crate::settings::Settings;
 use std::collections::{HashMap, VecDeque};
+use std::fs::File;
 use std::os::fd::RawFd;
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -36,6 +37,8 @@ pub struct Node {
     threads: usize,
     spare: bool,
     running: AtomicBool,
+    /// Others see by its lock that the fabric is used.
+    _user: File,
 }
 
 /// An RDMA device of this machine.
@@ -77,151 +80,6 @@ struct Events {
     was_down: AtomicBool,
 }
 
-/// What the ranks of a run need in their environment.
-#[derive(Debug, Clone)]
-pub struct Prepared {
-    /// Variables, without `SOFTVERBS_NODE`.
-    pub environment: Vec<(String, String)>,
-    folder: PathBuf,
-}
-
-/// What a rail is told.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Action {
-    /// Carry nothing.
-    Down,
-    /// Carry again.
-    Up,
-    /// Carry this part of the profile's rate; 1 is all of it.
-    Slow(f64),
-    /// Call so many of the requests that come in next invalid.
-    Refuse(u32),
-    /// Let so many of the queue pairs that are connected next find nobody at the peer's address.
-    Silence(u32),
-}
-
-/// Makes a fabric for a run, with nobody in it yet.
-///
-/// # Errors
-/// Says what is in the way.
-pub fn prepare(name: &str, profile: &Profile) -> Result<Prepared, String> {
-    let dir = crate::settings::default_dir();
-    let folder = dir.join(name);
-    std::fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
-    let _door = FileLock::take(&folder.join("door"))?;
-    if folder.join("fabric").exists() {
-        if is_prepared(&folder) || !deserted(&folder) {
-            return Err(format!("the fabric {name:?} is in use by another run: choose another name"));
-        }
-        clear_away(&folder)?;
-    }
-    open(&folder, Some(profile))?;
-    let mark = folder.join("prepared");
-    std::fs::write(&mark, std::process::id().to_string()).map_err(|e| format!("{}: {e}", mark.display()))?;
-    let pair = |n: &str, v: String| (n.to_owned(), v);
-    let environment = vec![
-        pair("SOFTVERBS_DIR", dir.display().to_string()),
-        pair("SOFTVERBS_FABRIC", name.to_owned()),
-        pair("NCCL_SPARK_SYSFS", folder.join("sys").display().to_string()),
-    ];
-    Ok(Prepared { environment, folder })
-}
-
-impl Prepared {
-    /// Takes the fabric's files away. Processes that are still in it keep what they have mapped.
-    pub fn remove(&self) {
-        // Nothing is lost with what cannot be removed: the next fabric of this name begins afresh.
-        let _ = std::fs::remove_dir_all(&self.folder);
-    }
-}
-
-/// Tells a rail of a running fabric what to do, on one machine or on all.
-///
-/// # Errors
-/// Names what there is, when the fabric, machine or rail is none of it.
-pub fn control(dir: &Path, fabric: &str, node: Option<usize>, rail: &str, action: Action) -> Result<(), String> {
-    let folder = dir.join(fabric);
-    if !folder.join("fabric").exists() {
-        let there = std::fs::read_dir(dir)
-            .map(|all| all.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect());
-        let there: Vec<String> = there.unwrap_or_default();
-        return Err(format!("no fabric {fabric:?} in {}; there are: {}", dir.display(), there.join(", ")));
-    }
-    let (memory, profile) = open(&folder, None)?;
-    let names: Vec<&str> = profile.rails.iter().map(|spec| spec.name.as_str()).collect();
-    let index = names
-        .iter()
-        .position(|name| *name == rail)
-        .ok_or_else(|| format!("no rail {rail:?}; there are: {}", names.join(", ")))?;
-    for at in 0..MAX_NODES {
-        if node.is_some_and(|wanted| wanted != at) {
-            continue;
-        }
-        let place = &memory.rails[at][index];
-        match action {
-            Action::Down => place.down.store(1, Ordering::Release),
-            Action::Up => place.down.store(0, Ordering::Release),
-            Action::Refuse(count) => place.refusals.store(count, Ordering::Relaxed),
-            Action::Silence(count) => place.unanswered.store(count, Ordering::Relaxed),
-            Action::Slow(factor) => {
-                let spec = &profile.rails[index];
-                let full = if spec.line_mbps > 0.0 { spec.line_mbps } else { spec.speed_mbps };
-                let full = shared_rates(&profile, spec).fold(full, f64::min);
-                let rate = if factor >= 1.0 { spec.line_mbps } else { full * factor };
-                place.way.tx.set_rate(rate);
-                place.way.rx.set_rate(rate);
-            }
-        }
-    }
-    Ok(())
-}
-
-/// The limits of the link and the cable, where they have one.
-fn shared_rates<'a>(profile: &'a Profile, spec: &'a RailSpec) -> impl Iterator<Item = f64> + 'a {
-    [profile.links[spec.link].payload_mbps, profile.cables[spec.cable].payload_mbps]
-        .into_iter()
-        .filter(|rate| *rate > 0.0)
-}
-
-/// Opens a fabric's file, setting it up with `profile` where it is new or nobody is in it any more.
-fn open(folder: &Path, profile: Option<&Profile>) -> Result<(&'static FabricMemory, Profile), String> {
-    std::fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
-    let lock = FileLock::take(&folder.join("lock"))?;
-    let path = folder.join("fabric");
-    let file = std::fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
-    let file = file.map_err(|e| format!("{}: {e}", path.display()))?;
-    let memory = shm::map(&file)?;
-    let fresh = memory.layout.load(Ordering::Acquire) != LAYOUT;
-    let text = folder.join("profile");
-    let profile = match profile {
-        Some(profile) if fresh => {
-            set_up(memory, profile);
-            std::fs::write(&text, profile.to_text()).map_err(|e| format!("{}: {e}", text.display()))?;
-            profile.write_sysfs(&folder.join("sys"))?;
-            memory.layout.store(LAYOUT, Ordering::Release);
-            profile.clone()
-        }
-        _ if fresh => return Err(format!("{} is no fabric", folder.display())),
-        _ => Profile::load(&text.display().to_string(), 1.0)?,
-    };
-    drop(lock);
-    Ok((memory, profile))
-}
-
-fn set_up(memory: &FabricMemory, profile: &Profile) {
-    for node in 0..MAX_NODES {
-        for (place, spec) in memory.rails[node].iter().zip(&profile.rails) {
-            place.way.tx.set_rate(spec.line_mbps);
-            place.way.rx.set_rate(spec.line_mbps);
-        }
-        let shared = profile.links.iter().map(|l| l.payload_mbps).chain(profile.cables.iter().map(|c| c.payload_mbps));
-        for (place, rate) in memory.shared[node].iter().zip(shared) {
-            place.tx.set_rate(rate);
-            place.rx.set_rate(rate);
-        }
-    }
-}
-
 impl Node {
     /// This process's place in the fabric that its environment names. It joins once, and stays.
     ///
@@ -237,37 +95,35 @@ impl Node {
     /// # Errors
     /// As [`Node::join`].
     pub fn enter(settings: &Settings) -> Result<Arc<Node>, String> {
-        let folder = settings.dir.join(&settings.fabric);
-        std::fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
-        {
-            let _lock = FileLock::take(&folder.join("door"))?;
-            if folder.join("fabric").exists() && deserted(&folder) && !is_prepared(&folder) {
-                // The last run is over: the next may have another profile.
-                clear_away(&folder)?;
-            }
-            let wanted = Profile::load(&settings.profile, settings.scale)?;
-            let (memory, profile) = open(&folder, Some(&wanted))?;
-            let (place, node) = seat(memory, settings.node)?;
-            let_peers_read();
-            let devices: Vec<Device> =
-                (0..profile.rails.len()).map(|index| Device::new(&profile, index, node)).collect();
-            let events = devices.iter().map(|_| Events::new()).collect::<Result<_, i32>>();
-            let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
-            Ok(Arc::new(Node {
-                memory,
-                place,
-                node,
-                engines: devices.iter().map(|_| Mutex::default()).collect(),
-                events: events.map_err(|e| format!("no event descriptor: {}", std::io::Error::from_raw_os_error(e)))?,
-                threads: settings.threads.unwrap_or(processors / 4).clamp(1, devices.len()),
-                spare: processors >= 8,
-                devices,
-                qps: Mutex::default(),
-                regions: Default::default(),
-                adversary: settings.adversary,
-                running: AtomicBool::new(false),
-            }))
+        let folder = Folder::new(&settings.dir, &settings.fabric);
+        let _door = folder.door()?;
+        if folder.path().join("fabric").exists() && !folder.has_users() {
+            // The last run is over: the next may have another profile.
+            folder.clear()?;
         }
+        let wanted = Profile::load(&settings.profile, settings.scale)?;
+        let (memory, profile) = folder.open(Some(&wanted))?;
+        let user = folder.use_it()?;
+        let (place, node) = seat(memory, settings)?;
+        let_peers_read();
+        let devices: Vec<Device> = (0..profile.rails.len()).map(|index| Device::new(&profile, index, node)).collect();
+        let events = devices.iter().map(|_| Events::new()).collect::<Result<_, i32>>();
+        let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
+        Ok(Arc::new(Node {
+            memory,
+            place,
+            node,
+            engines: devices.iter().map(|_| Mutex::default()).collect(),
+            events: events.map_err(|e| format!("no event descriptor: {}", std::io::Error::from_raw_os_error(e)))?,
+            threads: settings.threads.unwrap_or(processors / 4).clamp(1, devices.len()),
+            spare: processors >= 8,
+            devices,
+            qps: Mutex::default(),
+            regions: Default::default(),
+            adversary: settings.adversary,
+            running: AtomicBool::new(false),
+            _user: user,
+        }))
     }
 
     /// This machine's devices.
@@ -433,38 +289,18 @@ fn gids(node: usize, device: usize) -> [[u8; 16]; 2] {
     [link_local, ipv4]
 }
 
-/// Whether a living process has made a fabric for others to come.
-fn is_prepared(folder: &Path) -> bool {
-    let pid = std::fs::read_to_string(folder.join("prepared")).ok().and_then(|text| text.trim().parse().ok());
-    pid.is_some_and(|pid| started(pid).is_some())
-}
-
-/// Takes away what a fabric was, so that it can be set up anew.
-fn clear_away(folder: &Path) -> Result<(), String> {
-    for name in ["fabric", "profile"] {
-        match std::fs::remove_file(folder.join(name)) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                return Err(format!("{}/{name}: {e}", folder.display()));
-            }
-            _ => {}
-        }
-    }
-    // What stays of the tree is written over.
-    let _ = std::fs::remove_dir_all(folder.join("sys"));
-    Ok(())
-}
-
-/// Whether no living process is in a fabric.
-fn deserted(folder: &Path) -> bool {
-    let Ok(file) = std::fs::OpenOptions::new().read(true).write(true).open(folder.join("fabric")) else { return true };
-    match shm::map(&file) {
-        Ok(memory) => (0..MAX_PROCESSES).all(|place| !memory.alive(place)),
-        Err(_) => true,
-    }
-}
-
 /// Takes a place for this process, after those of dead ones have been cleared.
-fn seat(memory: &FabricMemory, wanted: Option<usize>) -> Result<(usize, usize), String> {
+fn seat(memory: &FabricMemory, settings: &Settings) -> Result<(usize, usize), String> {
+    let namespace = pid_namespace();
+    let first = memory.pid_namespace.compare_exchange(0, namespace, Ordering::AcqRel, Ordering::Acquire);
+    if first.is_err_and(|other| other != namespace) {
+        return Err(format!(
+            "the fabric {:?} in {} is used by processes of another PID namespace (container), whose memory this process cannot \
+             read: set SOFTVERBS_FABRIC or SOFTVERBS_DIR to another one, or let the containers share one PID namespace",
+            settings.fabric,
+            settings.dir.display()
+        ));
+    }
     for (place, process) in memory.processes.iter().enumerate() {
         if process.pid.load(Ordering::Acquire) != 0 && !memory.alive(place) {
             clear(memory, place);
@@ -476,7 +312,7 @@ fn seat(memory: &FabricMemory, wanted: Option<usize>) -> Result<(usize, usize), 
             .iter()
             .any(|p| p.pid.load(Ordering::Acquire) != 0 && p.node.load(Ordering::Acquire) as usize == node)
     };
-    let node = match wanted {
+    let node = match settings.node {
         Some(node) => node,
         None => (0..MAX_NODES)
             .find(|node| !taken(*node))

@@ -24,8 +24,10 @@
 
 pub mod abi;
 pub mod completion_queue;
+pub mod control;
 pub mod engine;
 pub mod fabric;
+mod folder;
 pub mod os;
 pub mod pacing;
 mod posting;

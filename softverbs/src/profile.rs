@@ -135,7 +135,7 @@ impl Profile {
     pub fn load(name_or_path: &str, scale: f64) -> Result<Self, String> {
         if !crate::settings::SCALES.contains(&scale) {
             let (low, high) = (crate::settings::SCALES.start(), crate::settings::SCALES.end());
-            return Err(format!("a scale of {scale}: {low} to {high} is possible"));
+            return Err(format!("the scale must be {low} to {high}, not {scale}"));
         }
         let built_in = BUILT_IN.iter().find(|(name, _)| *name == name_or_path);
         let text = match built_in {
@@ -169,15 +169,16 @@ impl Profile {
         }
         match profile.rails.len() {
             1..=MAX_RAILS => Ok(profile),
-            n => Err(format!("{name}: {n} rails; 1 to {MAX_RAILS} are possible")),
+            n => Err(format!("{name}: {n} rails; must be 1 to {MAX_RAILS}")),
         }
     }
 
     fn line(&mut self, line: &str) -> Result<(), String> {
         let mut words = line.split_whitespace();
         let (kind, name) = (words.next().unwrap_or_default(), words.next().ok_or("no name")?.to_owned());
-        let fields =
-            Fields(words.map(|w| w.split_once('=').ok_or(format!("{w:?} is no key=value"))).collect::<Result<_, _>>()?);
+        let fields = Fields(
+            words.map(|w| w.split_once('=').ok_or(format!("{w:?} must be KEY=VALUE"))).collect::<Result<_, _>>()?,
+        );
         match kind {
             "link" => {
                 fields.only(&["pci", "gts", "width", "payload"])?;
@@ -218,7 +219,7 @@ impl Profile {
                     mtu_bytes: if fields.has("mtu") { fields.path_mtu()? } else { MOST_MTU_BYTES },
                 });
             }
-            other => return Err(format!("{other:?}: a line begins with link, cable or rail")),
+            other => return Err(format!("{other:?}: a line must begin with link, cable or rail")),
         }
         let shared = self.links.len() + self.cables.len();
         if shared > MAX_SHARED { Err(format!("more than {MAX_SHARED} links and cables")) } else { Ok(()) }
@@ -297,7 +298,7 @@ struct Fields<'a>(Vec<(&'a str, &'a str)>);
 impl Fields<'_> {
     fn only(&self, allowed: &[&str]) -> Result<(), String> {
         match self.0.iter().find(|(key, _)| !allowed.contains(key)) {
-            Some((key, _)) => Err(format!("{key:?} is none of {}", allowed.join(", "))),
+            Some((key, _)) => Err(format!("{key:?} is not one of {}", allowed.join(", "))),
             None => Ok(()),
         }
     }
@@ -315,7 +316,7 @@ impl Fields<'_> {
         let text = self.text("mtu")?;
         match text.parse() {
             Ok(bytes @ (256 | 512 | 1024 | 2048 | MOST_MTU_BYTES)) => Ok(bytes),
-            _ => Err(format!("mtu={text}: 256, 512, 1024, 2048 or {MOST_MTU_BYTES}")),
+            _ => Err(format!("mtu={text}: must be 256, 512, 1024, 2048 or {MOST_MTU_BYTES}")),
         }
     }
 
@@ -323,7 +324,7 @@ impl Fields<'_> {
         let text = self.text(key)?;
         match text.parse::<f64>() {
             Ok(n) if n.is_finite() && n >= 0.0 => Ok(n),
-            _ => Err(format!("{key}={text}: a number from 0 on")),
+            _ => Err(format!("{key}={text}: must be a number from 0 on")),
         }
     }
 }
@@ -376,11 +377,11 @@ mod tests {
     fn a_wrong_line_is_named() {
         for (text, word) in [
             ("rail x", "is missing"),
-            ("reel x", "begins with"),
+            ("reel x", "must begin with"),
             ("cable c payload=fast", "payload=fast"),
             ("cable c payload=1 colour=red", "colour"),
             ("rail r netdev=e port=p link=L cable=c function=0 line=1 qp=1 latency=1", "no link"),
-            (&format!("{WIRES}rail r {PORT} mtu=1500"), "mtu=1500: 256, 512"),
+            (&format!("{WIRES}rail r {PORT} mtu=1500"), "mtu=1500: must be 256, 512"),
             ("", "0 rails"),
         ] {
             let error = Profile::parse("test", text).unwrap_err();

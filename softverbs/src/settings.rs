@@ -35,14 +35,11 @@ impl Settings {
             if let Some(rest) = name.strip_prefix("SOFTVERBS_")
                 && !known.contains(&rest)
             {
-                return Err(format!(
-                    "{name}: there is no such setting; there are SOFTVERBS_{}",
-                    known.join(", SOFTVERBS_")
-                ));
+                return Err(format!("{name}: no such setting; the settings: SOFTVERBS_{}", known.join(", SOFTVERBS_")));
             }
         }
         Ok(Self {
-            dir: read("SOFTVERBS_DIR").map_or_else(default_dir, PathBuf::from),
+            dir: dir(),
             fabric: named(read("SOFTVERBS_FABRIC"))?,
             node: number(read("SOFTVERBS_NODE"), "SOFTVERBS_NODE", 0, 15)?,
             profile: read("SOFTVERBS_PROFILE").unwrap_or_else(|| "spark-1cable".to_owned()),
@@ -54,22 +51,34 @@ impl Settings {
     }
 }
 
-/// Where fabrics are kept unless `SOFTVERBS_DIR` says otherwise: shared memory, one folder a user.
-pub fn default_dir() -> PathBuf {
-    PathBuf::from(format!("/dev/shm/softverbs-{}", crate::os::process::user()))
+/// Where fabrics are kept: the folder that `SOFTVERBS_DIR` names, else one of this user's own in shared memory.
+pub fn dir() -> PathBuf {
+    let text = std::env::var_os("SOFTVERBS_DIR").unwrap_or_default();
+    match text.to_str().map(str::trim) {
+        Some("") => PathBuf::from(format!("/dev/shm/softverbs-{}", crate::os::process::user())),
+        given => {
+            let given = given.map_or_else(|| PathBuf::from(&text), PathBuf::from);
+            // Ranks may run in other directories, and links in the fabric's folder lead to full paths.
+            std::path::absolute(&given).unwrap_or(given)
+        }
+    }
 }
 
 fn named(value: Option<String>) -> Result<String, String> {
     let name = value.unwrap_or_else(|| "default".to_owned());
     let plain = name.len() <= 64 && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));
-    if plain { Ok(name) } else { Err(format!("SOFTVERBS_FABRIC={name:?}: up to 64 letters, digits, '-' and '_'")) }
+    if plain {
+        Ok(name)
+    } else {
+        Err(format!("SOFTVERBS_FABRIC={name:?}: must be at most 64 letters, digits, '-' and '_'"))
+    }
 }
 
 fn number(value: Option<String>, name: &str, low: usize, high: usize) -> Result<Option<usize>, String> {
     let Some(text) = value else { return Ok(None) };
     match text.parse() {
         Ok(n) if (low..=high).contains(&n) => Ok(Some(n)),
-        _ => Err(format!("{name}={text:?}: a number from {low} to {high}")),
+        _ => Err(format!("{name}={text:?}: must be {low} to {high}")),
     }
 }
 
@@ -80,6 +89,6 @@ fn scale(value: Option<String>) -> Result<f64, String> {
     let Some(text) = value else { return Ok(1.0) };
     match text.parse::<f64>() {
         Ok(factor) if SCALES.contains(&factor) => Ok(factor),
-        _ => Err(format!("SOFTVERBS_SCALE={text:?}: a factor from {} to {}", SCALES.start(), SCALES.end())),
+        _ => Err(format!("SOFTVERBS_SCALE={text:?}: must be {} to {}", SCALES.start(), SCALES.end())),
     }
 }

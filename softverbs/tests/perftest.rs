@@ -1,6 +1,10 @@
 //! perftest over the fabric: programs that nobody here wrote, as distributions ship them.
 //!
-//! The library goes in beside rdma-core's by LD_PRELOAD. Where perftest is not installed this says so and passes.
+//! The library goes in beside rdma-core's by LD_PRELOAD. Where perftest is not installed this says so.
+
+#[path = "../../tests/common/skip.rs"]
+#[allow(dead_code, reason = "each test uses a part")]
+mod skip;
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
@@ -38,8 +42,7 @@ fn ib_send_bw_runs_by_events() {
 
 fn both_ends(tool: &str, arguments: &[&str]) {
     if Command::new(tool).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
-        eprintln!("SKIPPED: {tool} is not installed (perftest)");
-        return;
+        return skip::missing(&format!("{tool} is not installed (perftest)"));
     }
     let port = free_port();
     let fabric = format!("perftest-{port}");

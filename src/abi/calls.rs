@@ -182,7 +182,10 @@ pub(super) unsafe extern "C" fn reg_mr(
         let transfer = unsafe { Transfer::enter(comm, "comm", scope) }?;
         host_pointer(kind)?;
         if data.is_null() || data.addr().checked_add(size).is_none() {
-            return Err(Error::Argument(format!("data of {size} bytes at {data:p}")).into());
+            return Err(Error::Argument(format!(
+                "cannot register {size} bytes at {data:p}: data is NULL or the range wraps around"
+            ))
+            .into());
         }
         // SAFETY: NCCL keeps what it registers mapped until `deregMr`.
         let memory = unsafe { HostMemory::from_caller(data.addr(), size) };
@@ -198,10 +201,11 @@ fn host_pointer(kind: c_int) -> Result<()> {
     match kind {
         PTR_HOST => Ok(()),
         PTR_CUDA => Err(Error::Usage(
-            "this is CUDA device memory: a GB10 has no GPUDirect RDMA, and this plugin announces host pointers only"
-                .into(),
+            "CUDA device memory cannot be registered: a GB10 has no GPUDirect RDMA; use host memory".into(),
         )),
-        other => Err(Error::Argument(format!("type is {other}: only host memory, {PTR_HOST}, can be registered"))),
+        other => Err(Error::Argument(format!(
+            "memory of type {other} cannot be registered: only host memory (type {PTR_HOST})"
+        ))),
     }
 }
 
@@ -302,13 +306,13 @@ fn check_data(data: *mut c_void, bytes: usize) -> Quick<()> {
 #[cold]
 #[inline(never)]
 fn no_data(bytes: usize) -> Box<Error> {
-    Box::new(Error::Argument(format!("data is NULL, of {bytes} bytes")))
+    Box::new(Error::Argument(format!("data is NULL and its size is {bytes} bytes")))
 }
 
 #[cold]
 #[inline(never)]
 fn negative(size: c_int) -> Box<Error> {
-    Box::new(Error::Argument(format!("size is {size}")))
+    Box::new(Error::Argument(format!("size is {size}; it must not be negative")))
 }
 
 /// The parts of a grouped receive, as NCCL passes them: arrays of `n` elements.
@@ -458,7 +462,7 @@ fn count_of(n: c_int) -> Quick<usize> {
 #[cold]
 #[inline(never)]
 fn not_a_group(n: c_int) -> Box<Error> {
-    Box::new(Error::Argument(format!("n is {n}: 1 to {MAX_RECVS} receives can be grouped")))
+    Box::new(Error::Argument(format!("n is {n}; a receive takes 1 to {MAX_RECVS} buffers")))
 }
 
 /// Does nothing, successfully: received data is in host memory, and visible once its request is complete.

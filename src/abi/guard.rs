@@ -73,8 +73,8 @@ impl Health {
     }
 }
 
-const FORKED: &str = "this process was forked from one that uses the network, and an RDMA connection does not survive fork(): \
-     use it in the parent only, or call exec() first";
+const FORKED: &str = "this process was forked after NCCL had initialised the network, and RDMA does not survive fork(): use NCCL in the \
+     parent only, or call exec() first";
 
 #[cold]
 fn in_forked_child() -> Box<Error> {
@@ -83,7 +83,7 @@ fn in_forked_child() -> Box<Error> {
 
 #[cold]
 fn out_of_use() -> Box<Error> {
-    Box::new(Error::Internal("this connection is out of use since a fault in an earlier call on it".into()))
+    Box::new(Error::Internal("this connection cannot be used: an earlier call on it panicked".into()))
 }
 
 #[cold]
@@ -103,7 +103,7 @@ fn panicked(name: &'static str, health: Option<&Health>, payload: Box<dyn Any + 
     if let Some(health) = health {
         health.break_down();
     }
-    let fault = Error::Internal(format!("a fault in this plugin: {}", panic_text(&*payload)));
+    let fault = Error::Internal(format!("internal error, please report it: {}", panic_text(&*payload)));
     let result = refused(name, &fault);
     // The payload's destructor is unknown code, which could panic again outside the guard.
     std::mem::forget(payload);

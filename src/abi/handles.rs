@@ -58,7 +58,7 @@ impl<T> Out<T> {
     }
 }
 
-/// What a comm, a request or a tuner's context begins with, so that one is not taken for another.
+/// What a comm, a request or a tuner context begins with, so that one is not taken for another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub(super) struct Mark(u64);
@@ -68,7 +68,7 @@ const SEND: Mark = Mark(u64::from_be_bytes(*b"SpkSend "));
 const RECV: Mark = Mark(u64::from_be_bytes(*b"SpkRecv "));
 const SENDING: Mark = Mark(u64::from_be_bytes(*b"SpkReqSd"));
 const RECEIVING: Mark = Mark(u64::from_be_bytes(*b"SpkReqRv"));
-/// What a tuner's context begins with (`tuner_handles`).
+/// What a tuner context begins with (`tuner_handles`).
 pub(super) const TUNER: Mark = Mark(u64::from_be_bytes(*b"SpkTuner"));
 
 /// What NCCL calls a comm. NCCL registers memory with it from one thread while another sends on it.
@@ -198,7 +198,7 @@ pub(super) unsafe fn close<C: Comm>(
     let is_broken = open.health.is_broken();
     part(&open.comm);
     if is_broken {
-        tracing::warn!("{} had a fault: it is abandoned, with what it held", word_for(C::MARK));
+        tracing::warn!("{} leaked after a panic: its memory stays in use until the process ends", word_for(C::MARK));
         return Ok(());
     }
     // SAFETY: `into_raw` leaked this box, and NCCL gives it up by closing it.
@@ -362,10 +362,8 @@ pub(super) fn context_class(raw: *const c_void) -> Result<Option<u8>> {
     match raw.addr().wrapping_sub(CONTEXTS.as_ptr().addr()) {
         class @ 0..=255 => Ok(Some(class as u8)),
         NONE_CHOSEN => Ok(None),
-        NOT_A_CLASS => {
-            Err(Error::Usage("the communicator's trafficClass is not usable: 0 to 255, or negative for none".into()))
-        }
-        _ => Err(Error::Argument("ctx did not come from init".into())),
+        NOT_A_CLASS => Err(Error::Usage("trafficClass is out of range: 0 to 255, or negative for none".into())),
+        _ => Err(Error::Argument("ctx is not a context that init returned".into())),
     }
 }
 
@@ -393,12 +391,12 @@ pub(super) unsafe fn mark_of(raw: *mut c_void, name: &'static str) -> Quick<Mark
 
 fn word_for(mark: Mark) -> &'static str {
     match mark {
-        LISTEN => "a listening comm",
+        LISTEN => "a listen comm",
         SEND => "a send comm",
         RECV => "a receive comm",
         SENDING | RECEIVING => "a request",
-        TUNER => "a tuner's context",
-        _ => "nothing that this plugin made",
+        TUNER => "a tuner context",
+        _ => "an unknown object",
     }
 }
 
@@ -416,19 +414,19 @@ fn null(name: &str) -> Box<Error> {
 #[cold]
 #[inline(never)]
 fn not_ours(name: &str) -> Box<Error> {
-    Box::new(Error::Argument(format!("{name} did not come from this plugin")))
+    Box::new(Error::Argument(format!("{name} is not a pointer that this plugin returned")))
 }
 
 #[cold]
 #[inline(never)]
 pub(super) fn of_another_kind(name: &str, found: Mark, wanted: Mark) -> Box<Error> {
-    Box::new(Error::Argument(format!("{name} is {}, not {}", word_for(found), word_for(wanted))))
+    Box::new(Error::Argument(format!("{name} is {}; it must be {}", word_for(found), word_for(wanted))))
 }
 
 #[cold]
 #[inline(never)]
 fn no_such_request(number: u16, count: usize) -> Box<Error> {
-    Box::new(Error::Internal(format!("request {number} of {count}")))
+    Box::new(Error::Internal(format!("request {number} does not exist: there are {count}")))
 }
 
 #[cfg(test)]
@@ -496,11 +494,11 @@ mod tests {
                 let null = Endpoint::<SendComm>::enter(ptr_null(), "sendComm", scope).map(|_| ());
                 assert_eq!(refusal(null), "sendComm is NULL");
                 let wrong = Endpoint::<SendComm>::enter(raw, "sendComm", scope).map(|_| ());
-                assert_eq!(refusal(wrong), "sendComm is nothing that this plugin made, not a send comm");
+                assert_eq!(refusal(wrong), "sendComm is an unknown object; it must be a send comm");
                 let no_request = Transfer::of_request(raw, "request", scope).map(|_| ());
                 assert!(refusal(no_request).starts_with("request is"), "a comm is not a request");
                 let crooked = Endpoint::<Fake>::enter(raw.byte_add(1), "comm", scope).map(|_| ());
-                assert_eq!(refusal(crooked), "comm did not come from this plugin");
+                assert_eq!(refusal(crooked), "comm is not a pointer that this plugin returned");
             }
             Ok(())
         });

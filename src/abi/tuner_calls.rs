@@ -67,7 +67,7 @@ fn tuner_for(comm_id: Option<u64>, ranks: usize, nodes: usize) -> Option<Tuner> 
         }
         Tuner::Inert { reason } => {
             let (ranks, nodes) = (counted(ranks, "rank"), counted(nodes, "node"));
-            tracing::info!("tuner: leaves a communicator of {ranks} on {nodes} to NCCL: {reason}");
+            tracing::info!("tuner: not used for a communicator of {ranks} on {nodes}: {reason}");
             None
         }
     }
@@ -150,8 +150,8 @@ fn once(told: &AtomicBool, error: impl FnOnce() -> Box<Error>) -> Quick<()> {
 
 fn other_shape(num_algo: c_int, num_proto: c_int) -> Box<Error> {
     Box::new(Error::Argument(format!(
-        "this NCCL's cost table has {num_algo} algorithms and {num_proto} protocols, and the tuner knows {ALGORITHMS} and {PROTOCOLS}: \
-         it leaves all collectives to NCCL"
+        "NCCL's cost table has {num_algo} algorithms and {num_proto} protocols, this tuner supports {ALGORITHMS} and {PROTOCOLS}: \
+         tuner not used; install a plugin made for this NCCL"
     )))
 }
 

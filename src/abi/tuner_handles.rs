@@ -119,10 +119,13 @@ mod tests {
         let raw = into_raw(a_tuner());
         // SAFETY: what is pointed at is large enough for a mark; the context is taken back once.
         unsafe {
-            assert_eq!(words(take_back(stray)), "context is nothing that this plugin made, not a tuner's context");
-            assert_eq!(words(tuner(stray.byte_add(1)).map(|_| ())), "context did not come from this plugin");
+            assert_eq!(words(take_back(stray)), "context is an unknown object; it must be a tuner context");
+            assert_eq!(
+                words(tuner(stray.byte_add(1)).map(|_| ())),
+                "context is not a pointer that this plugin returned"
+            );
             let no_comm = Transfer::from_raw(raw, "comm").map(|_| ());
-            assert_eq!(words(no_comm), "comm is a tuner's context, not a receive comm");
+            assert_eq!(words(no_comm), "comm is a tuner context; it must be a receive comm");
             take_back(raw).unwrap();
         }
     }

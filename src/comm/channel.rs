@@ -46,7 +46,7 @@ impl Channel {
     /// # Errors
     /// [`Error::Os`].
     pub fn dial(address: SocketAddr) -> Result<Self> {
-        let trouble = |e: &std::io::Error| Error::os(format!("connecting to {address}"), e);
+        let trouble = |e: &std::io::Error| Error::os(format!("cannot connect to {address}"), e);
         let socket =
             Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP)).map_err(|e| trouble(&e))?;
         socket.set_nonblocking(true).map_err(|e| trouble(&e))?;
@@ -63,7 +63,7 @@ impl Channel {
     /// # Errors
     /// [`Error::Os`].
     pub fn from_stream(stream: TcpStream) -> Result<Self> {
-        let trouble = |e: std::io::Error| Error::os("setting up a bootstrap connection", &e);
+        let trouble = |e: std::io::Error| Error::os("cannot set up a bootstrap connection", &e);
         stream.set_nonblocking(true).map_err(trouble)?;
         stream.set_nodelay(true).map_err(trouble)?;
         SockRef::from(&stream).set_tcp_user_timeout(Some(USER_TIMEOUT)).map_err(trouble)?;
@@ -165,7 +165,7 @@ impl Channel {
         let header = Header::decode(*header).map_err(|e| Error::Remote(format!("{}: {e}", self.peer())))?;
         let Some(body) = self.inbox.get(HEADER_BYTES..HEADER_BYTES + header.body_bytes) else { return Ok(None) };
         let message = Message::decode(header, body)
-            .map_err(|e| Error::Remote(format!("{} sent a message that cannot be read: {e}", self.peer())))?;
+            .map_err(|e| Error::Remote(format!("{} sent a malformed message: {e}", self.peer())))?;
         self.inbox.drain(..HEADER_BYTES + header.body_bytes);
         Ok(Some(message))
     }
@@ -178,7 +178,7 @@ impl Channel {
     }
 
     fn broken(&self, error: &std::io::Error) -> String {
-        format!("the bootstrap connection with {} broke: {error}", self.peer())
+        format!("bootstrap connection to {} failed: {error}", self.peer())
     }
 }
 

@@ -90,7 +90,7 @@ pub fn connect(
         ticket => ticket,
     };
     let Some(connecting) = host.take_connecting(ticket) else {
-        return Err(Error::Remote("this connection was given up before: it had failed, or taken too long".to_owned()));
+        return Err(Error::Remote("connect called again for a connection that has failed or timed out".to_owned()));
     };
     match connecting.step(host)? {
         Step::Done(comm) => Ok(Some(*comm)),
@@ -124,20 +124,20 @@ impl Connecting {
                     self.stage = Stage::Dialling;
                     continue;
                 }
-                Stage::Redialling(_) => "a place at the door",
+                Stage::Redialling(_) => "room in the listen queue",
                 Stage::Dialling => match self.channel.connected() {
                     Ok(true) => {
                         self.stage = Stage::AwaitingOffer(say_hello(host, &mut self.channel, &self.handle)?);
                         continue;
                     }
-                    Ok(false) => "the TCP connection",
+                    Ok(false) => "the TCP handshake",
                     Err(error) if is_dropped(&error) => {
                         self.stage = redial(self.handle.address);
                         continue;
                     }
                     Err(error) => {
                         let address = self.handle.address;
-                        return Err(Error::Remote(format!("the peer at {address} cannot be reached: {error}")));
+                        return Err(Error::Remote(format!("cannot reach the peer at {address}: {error}")));
                     }
                 },
                 Stage::AwaitingOffer(rails) => match self.channel.receive()? {
@@ -155,7 +155,7 @@ impl Connecting {
                         Some(message) => return Err(out_of_turn(&self.channel, &message)),
                         None => {
                             self.stage = Stage::AwaitingOffer(rails);
-                            "the offer"
+                            "the OFFER message"
                         }
                     },
                 },
@@ -166,7 +166,7 @@ impl Connecting {
                     Some(other) => return Err(out_of_turn(&self.channel, &other)),
                     None => {
                         self.stage = Stage::AwaitingGo(connected);
-                        "the trial of the rails"
+                        "the rail test"
                     }
                 },
             };
@@ -178,7 +178,7 @@ impl Connecting {
 
 /// What comes next when the peer dropped this side before it had heard it.
 fn redial(address: SocketAddr) -> Stage {
-    tracing::debug!("the peer at {address} has dropped the connection unheard; again");
+    tracing::debug!("{address} closed the connection before it read HELLO; dialling again");
     Stage::Redialling(Instant::now() + REDIAL)
 }
 
@@ -213,19 +213,21 @@ pub(super) fn receive(channel: &mut Channel) -> Result<Option<Message>> {
 
 fn understood(channel: &Channel, received: Received) -> Result<Option<Message>> {
     match received {
-        Received::Message(Message::Refuse(why)) => Err(Error::Usage(format!("{} refuses: {why}", channel.peer()))),
+        Received::Message(Message::Refuse(why)) => {
+            Err(Error::Usage(format!("{} refused the connection: {why}", channel.peer())))
+        }
         Received::Message(message) => Ok(Some(message)),
         Received::Nothing => Ok(None),
         Received::Unreachable(why) => Err(Error::Remote(why)),
         Received::Closed => {
-            Err(Error::Remote(format!("{} closed the bootstrap connection during the handshake", channel.peer())))
+            Err(Error::Remote(format!("{} closed the bootstrap connection during connection set-up", channel.peer())))
         }
     }
 }
 
 /// A message that has no place where the handshake stands.
 pub(super) fn out_of_turn(channel: &Channel, message: &Message) -> Error {
-    Error::Remote(format!("{} sent a {} out of turn", channel.peer(), message.kind()))
+    Error::Remote(format!("{} sent an unexpected {} message during connection set-up", channel.peer(), message.kind()))
 }
 
 impl Connected {
@@ -237,7 +239,7 @@ impl Connected {
             let place = usize::from(pair.connector_rail);
             let Some((rail, look)) = rails.usable.get(place) else {
                 return Err(Error::Remote(format!(
-                    "{} offers a rail {place} that this side does not have",
+                    "{} offered rail {place}, which this host does not have",
                     offer.name
                 )));
             };
@@ -274,7 +276,7 @@ impl Connected {
         let Self { peer, chunk_bytes, traffic_class, board, pairs, mut left_out } = self;
         if go.pairs.len() != pairs.len() {
             let (theirs, ours) = (go.pairs.len(), pairs.len());
-            return Err(Error::Remote(format!("{peer} answers for {theirs} rails, not {ours}")));
+            return Err(Error::Remote(format!("{peer} answered for {theirs} rails; {ours} were offered")));
         }
         let (mut lanes, mut keys, mut live, mut ways) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (mut lkeys, mut rkeys) = ([0; MAX_RAILS], [0; MAX_RAILS]);
@@ -293,10 +295,10 @@ impl Connected {
         }
         if lanes.is_empty() || lanes.len() > MAX_RAILS {
             let left_out = handshake::left_out_text(host, &left_out);
-            return Err(Error::Remote(format!("{peer}: no rail carries: {left_out}")));
+            return Err(Error::Remote(format!("no usable rail to {peer}: {left_out}")));
         }
         let striping = handshake::striping(host, &ways);
-        handshake::report(host, &peer, &live, &left_out);
+        handshake::report(host, &peer, Role::Sender, &live, &left_out);
         let ends = Arc::new(Ends { host: Arc::clone(host), peer: Arc::new(Peer::new(peer)) });
         let wards = lanes.iter().map(Ward::of).collect();
         let far = FarBoard { addr: go.board_addr, rkeys };
@@ -305,7 +307,7 @@ impl Connected {
         let board = Board { region: board, lkeys, far };
         let warden = Warden::new(Arc::clone(&ends), path.clone(), Role::Sender, traffic_class, board, wards);
         let watch = host.service.watch(channel, warden)?;
-        host.opened();
+        host.opened(&ends.peer.name);
         Ok(SendComm::new(ends, watch, path))
     }
 }

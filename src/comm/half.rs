@@ -3,6 +3,7 @@
 //! The data path belongs to NCCL's thread; the service thread borrows it through the same ownership word, for moments.
 
 use super::Host;
+use super::events::Direction;
 use super::health::Health;
 use super::lane::{Lane, LaneWrite};
 use super::owner::Owner;
@@ -12,6 +13,7 @@ use crate::error::{Error, Quick, Result};
 use crate::flow::striping::Striping;
 use crate::wire::control::Received;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// The two ends of a connection: what both sides' data paths ask when something is amiss.
 pub struct Ends {
@@ -19,6 +21,15 @@ pub struct Ends {
     pub host: Arc<Host>,
     /// The other.
     pub peer: Arc<Peer>,
+}
+
+impl Ends {
+    /// Whether a request that makes no progress is the first one lately, of all connections with the peer.
+    #[cold]
+    pub fn is_first_stall(&self, direction: Direction) -> bool {
+        let window = self.host.config.stall_warn;
+        self.host.said.is_first_stall(&self.peer.name, direction, window, Instant::now())
+    }
 }
 
 /// A rail that a data path found lost.
@@ -32,7 +43,7 @@ pub struct Loss {
 
 /// What a data path does when a rail is lost or returns: for itself, and for the service thread.
 pub trait Half: Send {
-    /// How it fares. The lanes of the losses there are closed.
+    /// Its status. The lanes of the losses there are closed.
     fn health(&mut self) -> &mut Health;
 
     /// Its lanes.
@@ -96,7 +107,7 @@ pub trait Half: Send {
             Failure::Doubtful(why) => {
                 let (oldest, next) = self.span();
                 if self.health().is_struck_out(oldest, next) {
-                    return self.failure(ends, lane, Failure::Fatal(format!("{why}, as on the rails before it")));
+                    return self.failure(ends, lane, Failure::Fatal(format!("{why}; other rails failed on it before")));
                 }
                 self.lose_by(ends, lane, why);
             }
@@ -104,7 +115,7 @@ pub trait Half: Send {
                 let lanes = self.lanes();
                 let Lane { rail, peer_rail: there, .. } = &lanes[lane];
                 let (here, peer, all) = (rail.name(), &ends.peer.name, lanes_text(lanes));
-                let error = Error::Remote(format!("rail {here} to {there} of {peer} failed: {why}; {all}"));
+                let error = Error::Remote(format!("rail {here} to {peer} failed: {why} (peer rail {there}); {all}"));
                 return Err(self.end(Box::new(error)));
             }
         }
@@ -145,8 +156,8 @@ pub trait Half: Send {
 pub fn leave(half: &dyn Shared, peer: &Peer) {
     half.borrow(&mut |half| {
         if half.holds_buffers() {
-            tracing::info!("the connection with {} is closed while requests run: they end here", peer.name);
-            half.end(Box::new(Error::Usage("the connection was closed while requests ran".to_owned())));
+            tracing::debug!("connection with {} closed while requests were running: they are cancelled", peer.name);
+            half.end(Box::new(Error::Usage("connection closed while requests were running".to_owned())));
         }
         // The lanes may stay for a while, and the job's last line does not wait for them.
         half.lanes().iter_mut().for_each(Lane::report);

@@ -1,6 +1,7 @@
 //! What both sides of the handshake do alike: looking at the rails, and telling what was left out.
 
 use super::Host;
+use super::events::Subject;
 use super::lane::Role;
 use super::network;
 use super::pairing;
@@ -33,9 +34,9 @@ pub fn check_tuner(host: &Host, hello: &Hello) -> Result<()> {
     }
     let word = |hash: u64| if hash == 0 { "off".to_owned() } else { format!("hash {hash:016x}") };
     Err(Error::Usage(format!(
-        "the tuners of {peer} ({}) and {} ({}) decide differently, so collectives would hang: give every node the same \
-         NCCL, NCCL_SPARK_TUNER, NCCL_SPARK_TUNER_TABLE and NCCL_SPARK_LL128 (nccl-spark tune collectives writes the table to all), \
-         or set NCCL_SPARK_TUNER=off on all",
+        "the tuners of {peer} ({}) and {} ({}) differ, so collectives would hang: use the same NCCL version, NCCL_SPARK_TUNER, \
+         NCCL_SPARK_TUNER_TABLE and NCCL_SPARK_LL128 on every node (nccl-spark tune collectives writes the table to all), \
+         or set NCCL_SPARK_TUNER=off on every node",
         word(theirs),
         host.name,
         word(ours)
@@ -91,7 +92,7 @@ impl Rails {
         let unusable: Vec<String> =
             self.unusable.iter().map(|(rail, why)| format!("; {} ({why})", rail.name())).collect();
         format!(
-            "no rail in common: this side has {}{}; {peer} has {}",
+            "no rail in common: this host has {}{}; {peer} has {}; give both ends of each cable addresses in one subnet",
             pairing::describe(&self.adverts),
             unusable.join(""),
             pairing::describe(theirs),
@@ -129,23 +130,33 @@ pub fn striping(host: &Host, ways: &[[End; 2]]) -> Striping {
     Striping::new(&Ways::new(ways), host.config.min_share_bytes)
 }
 
-/// Logs how a connection came up: its rails in one line, and a line for each rail that is left out, as a warning
-/// where a cable loses one of its two twins by it.
-pub fn report(host: &Host, peer: &str, live: &[(usize, String)], left_out: &[(usize, String)]) {
+/// Logs how a connection came up, once for all connections with the peer that came up alike: its rails in one line, and a line for
+/// each rail that is left out, as a warning where a cable loses one of its two twins by it.
+pub fn report(host: &Host, peer: &str, role: Role, live: &[(usize, String)], left_out: &[(usize, String)]) {
     let rails: Vec<&str> = live.iter().map(|(_, text)| text.as_str()).collect();
-    tracing::info!("connected with {peer} over {} rails: {}", live.len(), rails.join(", "));
+    let (count, plural) = (live.len(), if live.len() == 1 { "" } else { "s" });
+    let direction = match role {
+        Role::Sender => "send",
+        Role::Receiver => "receive",
+    };
+    let line = format!("connected with {peer} over {count} rail{plural}: {} ({direction})", rails.join(", "));
+    if host.said.is_first(peer, Subject::Connected(line.clone())) {
+        tracing::info!("{line}");
+    } else {
+        tracing::debug!("{line}");
+    }
     for (index, why) in left_out {
         let Some(rail) = host.rails.get(*index) else { continue };
         let twin_lives = live.iter().any(|(other, _)| {
             host.rails.get(*other).is_some_and(|o| o.info.attachment.cable == rail.info.attachment.cable)
         });
-        if twin_lives {
-            tracing::warn!(
-                "rail {} is left out of the connection with {peer}, half of its cable is lost: {why}",
-                rail.name()
-            );
+        let name = rail.name();
+        if !host.said.is_first(peer, Subject::NotUsed(rail.index)) {
+            tracing::debug!("rail {name} not used by one more connection with {peer}: {why}");
+        } else if twin_lives {
+            tracing::warn!("rail {name} not used with {peer}, which halves the bandwidth of its cable: {why}");
         } else {
-            tracing::info!("rail {} is left out of the connection with {peer}: {why}", rail.name());
+            tracing::info!("rail {name} not used with {peer}: {why}");
         }
     }
 }
@@ -156,7 +167,7 @@ pub fn unpaired(rails: &Rails, paired: &[usize], role: Role) -> Vec<(usize, Stri
     for (place, ((rail, _), advert)) in rails.usable.iter().zip(&rails.adverts).enumerate() {
         if !paired.contains(&place) {
             let why = if paired.len() >= MAX_RAILS {
-                format!("a connection has at most {MAX_RAILS} rails")
+                format!("a connection uses at most {MAX_RAILS} rails")
             } else {
                 why_alone(advert, role)
             };
@@ -171,9 +182,9 @@ pub fn unpaired(rails: &Rails, paired: &[usize], role: Role) -> Vec<(usize, Stri
 fn why_alone(advert: &RailAdvert, role: Role) -> String {
     let rail = pairing::describe(std::slice::from_ref(advert));
     match role {
-        Role::Receiver => format!("the peer has no rail in a subnet with {rail}"),
+        Role::Receiver => format!("no rail of the peer shares a subnet with {rail}"),
         Role::Sender => {
-            format!("the peer offers no rail for {rail}: it has none in a subnet with it, or its log says why")
+            format!("no peer rail for {rail}: no shared subnet; see the peer's log")
         }
     }
 }
@@ -195,7 +206,7 @@ pub fn in_time(host: &Host, started: Instant, waiting_for: &str) -> Result<()> {
         return Ok(());
     }
     Err(Error::Remote(format!(
-        "waited {waited:.0?} for {waiting_for}; NCCL_SPARK_CONNECT_TIMEOUT_S={} is the limit",
+        "timed out after {waited:.0?} waiting for {waiting_for} (NCCL_SPARK_CONNECT_TIMEOUT_S={})",
         limit.as_secs()
     )))
 }
@@ -209,11 +220,8 @@ mod tests {
         let attachment = Attachment { link: 0, link_mbps: 0, cable: 0, port_mbps: 1 };
         let (name, phys_port, addresses) = ("x0:1".to_owned(), String::new(), Vec::new());
         let advert = RailAdvert { name, phys_port, attachment, speed_mbps: 1, mtu_bytes: 4096, addresses };
-        assert_eq!(why_alone(&advert, Role::Receiver), "the peer has no rail in a subnet with x0:1 ()");
+        assert_eq!(why_alone(&advert, Role::Receiver), "no rail of the peer shares a subnet with x0:1 ()");
         let told = why_alone(&advert, Role::Sender);
-        assert!(
-            told.starts_with("the peer offers no rail for x0:1 ()") && told.ends_with("its log says why"),
-            "{told}"
-        );
+        assert!(told.starts_with("no peer rail for x0:1 ()") && told.ends_with("see the peer's log"), "{told}");
     }
 }

@@ -1,4 +1,4 @@
-//! How a data path fares: which rails it has found lost, which are on trial, and whether the connection has failed.
+//! Data-path status: which rails it has found lost, which are under test, and whether the connection has failed.
 
 use super::half::Loss;
 use super::lane::Lane;
@@ -8,7 +8,7 @@ use crate::error::{Error, Quick};
 /// rails of a Spark, which may have an accident at the same time.
 const STRIKES: u8 = 8;
 
-/// How a data path fares.
+/// Data-path status.
 #[derive(Default)]
 pub struct Health {
     losses: Vec<Loss>,

@@ -125,7 +125,10 @@ impl Lane {
                 inline_bytes: SENDER_INLINE_BYTES,
             },
             Role::Receiver if limit < RECEIVE_DEPTH => {
-                let what = format!("{}: queue pairs of {limit} work requests; {RECEIVE_DEPTH} are needed", rail.name());
+                let what = format!(
+                    "{}: the device allows {limit} work requests per QP, {RECEIVE_DEPTH} are needed",
+                    rail.name()
+                );
                 return Err(Error::Missing(what));
             }
             Role::Receiver => QpCaps {
@@ -138,7 +141,7 @@ impl Lane {
         let flush = (caps.send_requests + caps.receive_requests) * queue_count as u32;
         if flush > context.limits().max_cqe {
             let (name, most) = (rail.name(), context.limits().max_cqe);
-            return Err(Error::Missing(format!("{name}: completion queues of {most} entries; {flush} are needed")));
+            return Err(Error::Missing(format!("{name}: the device allows {most} entries per CQ, {flush} are needed")));
         }
         let cq = Cq::new(context, flush)?;
         let mut queues = Vec::with_capacity(queue_count);
@@ -181,17 +184,19 @@ impl Lane {
     pub fn connect(&mut self, role: Role, config: &Config, route: &Route<'_>) -> Result<()> {
         if route.ends.len() != self.queues.len() {
             let (theirs, ours) = (route.ends.len(), self.queues.len());
-            return Err(Error::Remote(format!("the peer names {theirs} queue pairs where {ours} were agreed")));
+            return Err(Error::Remote(format!("the peer sent {theirs} queue pairs; {ours} were agreed")));
         }
         let most = route.look.port.active_mtu_bytes;
         if route.mtu_bytes > most {
             let (mtu_bytes, name) = (route.mtu_bytes, self.rail.name());
-            return Err(Error::Remote(format!("a path MTU of {mtu_bytes} is asked of {name}, whose port has {most}")));
+            return Err(Error::Remote(format!(
+                "the peer asked for path MTU {mtu_bytes} on {name}, whose port has {most}"
+            )));
         }
         let gid_index = route
             .look
             .gid_index(&route.gid)
-            .ok_or_else(|| Error::Remote(format!("{} has lost the address that was agreed", self.rail.name())))?;
+            .ok_or_else(|| Error::Remote(format!("{} no longer has the agreed address", self.rail.name())))?;
         self.reputation = self.rail.reputations.of(route.peer_gid);
         for (index, (queue, end)) in self.queues.iter_mut().zip(route.ends).enumerate() {
             if role == Role::Receiver {
@@ -293,7 +298,7 @@ impl Lane {
     /// [`Error::Os`] when the device refuses one; [`Error::Internal`] when a queue pair has no room.
     pub fn write_on_each(&mut self, write: &LaneWrite) -> Result<()> {
         for queue in 0..self.queue_count() {
-            let full = || Error::Internal(format!("queue pair {queue} has no room for a trial write"));
+            let full = || Error::Internal(format!("queue pair {queue} has no room for a test write"));
             self.slot(queue as u8).ok_or_else(full)?.write(write, None)?;
         }
         Ok(())
@@ -414,6 +419,6 @@ fn receive_id(queue: u8) -> u64 {
 
 /// Random, so that a packet of an earlier connection is not taken for one of this.
 fn random_psn() -> Result<u32> {
-    let random = getrandom::u32().map_err(|e| Error::Missing(format!("no random numbers: {e}")))?;
+    let random = getrandom::u32().map_err(|e| Error::Missing(format!("cannot get random numbers: {e}")))?;
     Ok(random & 0xff_ffff)
 }

@@ -7,6 +7,7 @@ use super::Host;
 use super::board::{Board, FarBoard};
 use super::channel::{Channel, Received};
 use super::connect::{out_of_turn, receive};
+use super::events::Subject;
 use super::half::Ends;
 use super::handshake::{self, Rails, in_time};
 use super::lane::{Lane, LaneWrite, Role, Route};
@@ -134,11 +135,11 @@ struct Tried {
 pub fn listen(host: &Arc<Host>) -> Result<(ListenComm, [u8; HANDLE_BYTES])> {
     let address =
         network::bootstrap_address(&network::addresses()?, &host.config.socket_interfaces, host.config.socket_family)?;
-    let trouble = |e: std::io::Error| Error::os(format!("listening on {address}"), &e);
+    let trouble = |e: std::io::Error| Error::os(format!("cannot listen on {address}"), &e);
     let listener = TcpListener::bind(address).map_err(trouble)?;
     listener.set_nonblocking(true).map_err(trouble)?;
     let mut token = [0; TOKEN_BYTES];
-    getrandom::fill(&mut token).map_err(|e| Error::Missing(format!("no random numbers: {e}")))?;
+    getrandom::fill(&mut token).map_err(|e| Error::Missing(format!("cannot get random numbers: {e}")))?;
     let handle = Handle { address: listener.local_addr().map_err(trouble)?, token };
     let comm = ListenComm { host: Arc::clone(host), listener, token, door: Mutex::default() };
     Ok((comm, handle.encode()))
@@ -169,7 +170,7 @@ impl ListenComm {
                 Step::Waiting(accepting) => door.invited = Some(accepting),
             }
         } else {
-            let short = door.shortage.as_ref().map_or_else(String::new, |why| format!(", and {why}"));
+            let short = door.shortage.as_ref().map_or_else(String::new, |why| format!(" ({why})"));
             in_time(&self.host, waiting_since, &format!("the peer to connect{short}"))?;
         }
         Ok(None)
@@ -189,7 +190,7 @@ impl ListenComm {
                             let (since, from) = (Instant::now(), from.ip());
                             door.knocking.push(Knocker { since, from, channel });
                         }
-                        Err(error) => tracing::debug!("a bootstrap connection is dropped: {error}"),
+                        Err(error) => tracing::debug!("bootstrap connection dropped: {error}"),
                     }
                 }
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
@@ -200,7 +201,7 @@ impl ListenComm {
                     // Out of descriptors or memory: a stranger makes room. Without one the peer stays in the backlog, and the next
                     // call tries again.
                     Some(why) => {
-                        self.host.shortage.tell("the bootstrap port cannot take a connection", &why);
+                        self.host.shortage.tell("cannot accept connections on the bootstrap port", &why);
                         door.shortage = Some(why);
                         if door.knocking.is_empty() {
                             break;
@@ -208,7 +209,7 @@ impl ListenComm {
                         self.make_room(door)?;
                     }
                     // The others are troubles of the one connection (reset before it was taken, say), not of the port.
-                    None => tracing::debug!("a bootstrap connection broke at once: {e}"),
+                    None => tracing::debug!("bootstrap connection failed at once: {e}"),
                 },
             }
         }
@@ -223,7 +224,10 @@ impl ListenComm {
         let Some(at) = crowding else { return Ok(()) };
         let knocker = door.knocking.remove(at);
         if let Some(silent) = self.ask_for_token(door, knocker)? {
-            tracing::debug!("{} is dropped: too many stand at the bootstrap port", silent.channel.peer());
+            tracing::debug!(
+                "bootstrap connection from {} dropped: too many unauthenticated connections",
+                silent.channel.peer()
+            );
         }
         Ok(())
     }
@@ -243,12 +247,13 @@ impl ListenComm {
         match channel.receive() {
             Ok(Received::Message(Message::Hello(hello))) if hello.token == self.token => {
                 if std::mem::replace(&mut door.was_shown, true) {
-                    tracing::warn!("{} is dropped at the bootstrap port: its token was shown before", channel.peer());
-                    let why = "the token of this connection was shown before: by somebody else, or by this peer, \
-                               if it dials again because its TCP was reset"
-                        .to_owned();
+                    tracing::warn!("bootstrap connection from {} rejected: its token was used before", channel.peer());
+                    let why =
+                        "this connection's token was used before: by another process, or by this one before its TCP \
+                               connection was reset"
+                            .to_owned();
                     if let Err(unsent) = channel.send(&Message::Refuse(why)) {
-                        tracing::debug!("it could not be told: {unsent}");
+                        tracing::debug!("could not send the refusal: {unsent}");
                     }
                 } else {
                     door.invited = Some(Box::new(Accepting::begin(knocker.channel, hello)));
@@ -256,14 +261,16 @@ impl ListenComm {
             }
             Ok(Received::Message(other)) => {
                 let (who, kind) = (channel.peer(), other.kind());
-                tracing::info!("{who} is dropped at the bootstrap port: a {kind} without the token");
+                tracing::info!("bootstrap connection from {who} rejected: {kind} message without the token");
             }
             Ok(Received::Nothing) if since.elapsed() < KNOCK_LIMIT => return Ok(Some(knocker)),
             Ok(Received::Nothing) => {
-                tracing::info!("{} is dropped at the bootstrap port: it showed no token in time", channel.peer());
+                tracing::info!("bootstrap connection from {} rejected: no token within 10 s", channel.peer());
             }
-            Ok(Received::Closed | Received::Unreachable(_)) => tracing::debug!("a stranger left the bootstrap port"),
-            Err(error) => tracing::info!("a stranger is dropped at the bootstrap port: {error}"),
+            Ok(Received::Closed | Received::Unreachable(_)) => {
+                tracing::debug!("unauthenticated bootstrap connection closed by its peer")
+            }
+            Err(error) => tracing::info!("bootstrap connection rejected: {error}"),
         }
         Ok(None)
     }
@@ -301,7 +308,7 @@ impl Accepting {
             }
         }
         let Stage::Probing(mut probing) = self.stage else {
-            return Err(Error::Internal("a handshake in no stage".to_owned()));
+            return Err(Error::Internal("connection set-up is in no stage".to_owned()));
         };
         if probing.look() {
             return probing.finish(host, self.channel, self.peer).map(|comm| Step::Done(Box::new(comm)));
@@ -319,15 +326,15 @@ fn make_offer(host: &Host, channel: &mut Channel, hello: &Hello, started: Instan
     };
     let peer = &hello.name;
     if let Some(why) = waits_for_descriptors(&error) {
-        host.shortage.tell(&format!("{peer} waits for an answer"), &why);
-        match in_time(host, started, &format!("what an answer to {peer} takes ({why})")) {
+        host.shortage.tell(&format!("cannot answer {peer}"), &why);
+        match in_time(host, started, &format!("resources to answer {peer} ({why})")) {
             Ok(()) => return Ok(None),
             Err(late) => error = late,
         }
     }
     // The peer's own error tells its user; if it cannot be told, ours stands.
     if let Err(unsent) = channel.send(&Message::Refuse(error.to_string())) {
-        tracing::debug!("{peer} could not be told: {unsent}");
+        tracing::debug!("could not send the refusal to {peer}: {unsent}");
     }
     Err(error)
 }
@@ -360,7 +367,7 @@ impl Offered {
                 }
             };
             lane.peer_rail.clone_from(&peer_rail);
-            warn_of_mtu(rail, &hello.rails[pair.connector], &rails.adverts[pair.acceptor], &hello.name);
+            warn_of_mtu(host, rail, &hello.rails[pair.connector], &rails.adverts[pair.acceptor], &hello.name);
             offers.push(PairOffer {
                 connector_rail: pair.connector as u8,
                 connector_gid: pair.connector_gid,
@@ -375,7 +382,7 @@ impl Offered {
         }
         if opened.is_empty() {
             return Err(Error::Missing(format!(
-                "no queue pairs for {}: {}",
+                "cannot create queue pairs for {}: {}",
                 hello.name,
                 handshake::left_out_text(host, &left_out)
             )));
@@ -388,7 +395,7 @@ impl Offered {
     fn connect(self, host: &Host, peer: &str, ready: Ready) -> Result<Probing> {
         if ready.pairs.len() != self.pairs.len() {
             return Err(Error::Remote(format!(
-                "{peer} answers for {} rails, not {}",
+                "{peer} answered for {} rails; {} were offered",
                 ready.pairs.len(),
                 self.pairs.len()
             )));
@@ -424,12 +431,12 @@ impl Offered {
 }
 
 /// Both ends' ports should have one MTU: said here, where both are known.
-fn warn_of_mtu(rail: &Rail, theirs: &RailAdvert, ours: &RailAdvert, peer: &str) {
+fn warn_of_mtu(host: &Host, rail: &Rail, theirs: &RailAdvert, ours: &RailAdvert, peer: &str) {
     let (here, there) = (ours.mtu_bytes, theirs.mtu_bytes);
-    if here != there {
+    if here != there && host.said.is_first(peer, Subject::PathMtu(rail.index)) {
         let (rail, their_rail) = (rail.name(), &theirs.name);
         tracing::warn!(
-            "rail {rail}: path MTU {here} here, {there} at {their_rail} of {peer}: the smaller is used; give both ports one MTU"
+            "rail {rail} to {peer}: path MTU {here} here, {there} on peer rail {their_rail}; using the smaller: set the same MTU on both ports"
         );
     }
 }
@@ -495,18 +502,18 @@ impl Probing {
                     words.push(PairGo::LeftOut(why.clone()));
                     left_out.push((pair.index, why));
                 }
-                Probed::Waiting(_) => return Err(Error::Internal("a rail is neither tried nor left out".to_owned())),
+                Probed::Waiting(_) => return Err(Error::Internal("a rail was neither tested nor left out".to_owned())),
             }
         }
         if lanes.is_empty() {
             let error =
-                Error::Remote(format!("no rail carries to {peer}: {}", handshake::left_out_text(host, &left_out)));
+                Error::Remote(format!("no usable rail to {peer}: {}", handshake::left_out_text(host, &left_out)));
             channel.send(&Message::Refuse(error.to_string()))?;
             return Err(error);
         }
         let go = Message::Go(Go { board_addr: board.addr(), pairs: words });
         let striping = handshake::striping(host, &ways);
-        handshake::report(host, &peer, &live, &left_out);
+        handshake::report(host, &peer, Role::Receiver, &live, &left_out);
         let ends = Arc::new(Ends { host: Arc::clone(host), peer: Arc::new(Peer::new(peer)) });
         let wards = lanes.iter().map(Ward::of).collect();
         let far = FarBoard { addr: far_addr, rkeys };
@@ -515,7 +522,7 @@ impl Probing {
         let board = Board { region: board, lkeys, far };
         let warden = Warden::new(Arc::clone(&ends), path.clone(), Role::Receiver, None, board, wards);
         let watch = host.service.watch_after(channel, warden, |channel| channel.send(&go))?;
-        host.opened();
+        host.opened(&ends.peer.name);
         Ok(RecvComm::new(ends, watch, path))
     }
 }
@@ -528,7 +535,7 @@ impl Tried {
         };
         for completion in completions {
             if completion.status() != 0 {
-                return Probed::LeftOut(format!("its first write failed: {}", completion.status_text()));
+                return Probed::LeftOut(format!("test write failed: {}", completion.status_text()));
             }
             self.lane.retire(WorkId::of(completion.wr_id()));
         }
@@ -541,7 +548,9 @@ impl Tried {
         match (self.lane.has_pending(), late) {
             (false, _) => Probed::Carries(self),
             (true, false) => Probed::Waiting(self),
-            (true, true) => Probed::LeftOut("its first write was not acknowledged in time".to_owned()),
+            (true, true) => {
+                Probed::LeftOut("test write not acknowledged within NCCL_SPARK_PROBE_TIMEOUT_MS".to_owned())
+            }
         }
     }
 }

@@ -3,12 +3,14 @@
 //! Set-up and data path are in separate files. `listen` and `connect` make connections over a TCP `channel`;
 //! `send` and `recv` are their data paths: no allocation, lock, system call or formatting while messages go well.
 //! `registration` and `service` have locks, and are never reached from a data path while its rails carry. `service`'s thread
-//! watches over each connection with a `warden`, which deals with lost rails; `half` is what it asks of a data path.
+//! watches over each connection with a `warden`, which deals with lost rails; `half` is what it asks of a data path. `events` writes
+//! one log line for what meets many connections.
 
 pub mod board;
 pub mod channel;
 pub mod clock;
 pub mod connect;
+pub mod events;
 pub mod half;
 pub mod handshake;
 pub mod health;
@@ -42,6 +44,7 @@ pub use send::SendComm;
 use crate::config::Config;
 use crate::error::Result;
 use connect::Connecting;
+use events::{Outages, Said};
 use registration::Registrations;
 use service::Service;
 use shortage::Shortage;
@@ -67,8 +70,12 @@ pub struct Host {
     /// By what this host's tuner decides, as a number ([`crate::tuner::Policy::hash`]); 0 where it leaves all to NCCL.
     pub tuner_hash: u64,
     registrations: Registrations,
-    /// Ways on which nobody answers.
+    /// Back-off for unreachable paths.
     pub unreached: Unreached,
+    /// The outages of rails, each with one line in the log.
+    pub outages: Arc<Outages>,
+    /// What was said of peers.
+    pub said: Said,
     /// Watches over the connections.
     pub service: Service,
     shortage: Shortage,
@@ -82,8 +89,23 @@ impl Host {
     pub fn new(config: Config, rails: Vec<Arc<Rail>>, tuner_hash: u64) -> Self {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "host".to_owned());
         let name = format!("{}:{}", host.trim(), std::process::id());
-        let (registrations, unreached, service, shortage, connecting, tickets, open) = Default::default();
-        Self { config, rails, name, tuner_hash, registrations, unreached, service, shortage, connecting, tickets, open }
+        let (registrations, unreached, outages, said) = Default::default();
+        let (service, shortage, connecting, tickets, open) = Default::default();
+        Self {
+            config,
+            rails,
+            name,
+            tuner_hash,
+            registrations,
+            unreached,
+            outages,
+            said,
+            service,
+            shortage,
+            connecting,
+            tickets,
+            open,
+        }
     }
 
     /// Registers memory on every rail, for all connections.
@@ -99,13 +121,15 @@ impl Host {
         self.registrations.in_use()
     }
 
-    fn opened(&self) {
+    fn opened(&self, peer: &str) {
+        self.said.opened(peer);
         self.open.fetch_add(1, Ordering::Relaxed);
     }
 
     /// One connection less; after the last one, what the rails have carried.
     fn closed(&self, peer: &str) {
-        tracing::debug!("closing the connection with {peer}");
+        tracing::debug!("connection with {peer} closed");
+        self.said.closed(peer);
         if self.open.fetch_sub(1, Ordering::Relaxed) == 1 {
             crate::telemetry::end_of_job(self.rails.iter().map(|rail| (rail.name(), rail.totals())));
         }

@@ -26,7 +26,10 @@ pub struct InterfaceAddress {
 /// # Errors
 /// [`Error::Os`].
 pub fn addresses() -> Result<Vec<InterfaceAddress>> {
-    let all = getifaddrs().map_err(|e| Error::Os { what: "getifaddrs".to_owned(), errno: e as i32 })?;
+    let all = getifaddrs().map_err(|e| Error::Os {
+        what: "cannot list the network interfaces (getifaddrs)".to_owned(),
+        errno: e as i32,
+    })?;
     let up = all.filter(|each| each.flags.contains(InterfaceFlags::IFF_UP));
     Ok(up
         .filter_map(|each| {
@@ -96,7 +99,7 @@ pub fn bootstrap_address(
         };
         let have: Vec<String> = addresses.iter().map(one).collect();
         Error::Missing(format!(
-            "no interface for setting up connections: NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY admit none of {}",
+            "no network interface for connection set-up: NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY exclude all of {}",
             have.join(", ")
         ))
     })

@@ -17,7 +17,7 @@ const GONE: u64 = u64::MAX;
 /// Whether the other end is still there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Presence {
-    /// It is.
+    /// Connected.
     Here,
     /// It closed in good order, having delivered this many receives.
     Closed {
@@ -55,7 +55,7 @@ impl Peer {
     /// It said BYE. What it said first stands.
     pub fn said_bye(&self, delivered: u64) {
         if let Presence::Closed { .. } = self.presence() {
-            tracing::debug!("{} says BYE once more", self.name);
+            tracing::debug!("{} sent BYE again", self.name);
             return;
         }
         self.state.store(delivered.saturating_add(1).min(GONE - 1), Ordering::Release);

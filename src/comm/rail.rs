@@ -80,10 +80,10 @@ impl Rail {
         let context = self.pd.context();
         let port = context.port(self.info.port)?;
         if port.state != PortState::Active {
-            return Err(Error::Missing(format!("port is {:?}", port.state)));
+            return Err(Error::Missing(format!("port state is {:?}", port.state)));
         }
         if port.link_layer != LinkLayer::Ethernet {
-            return Err(Error::Missing(format!("link layer is {:?}", port.link_layer)));
+            return Err(Error::Missing(format!("link layer is {:?}, not Ethernet", port.link_layer)));
         }
         let (mut addresses, mut gid_indices) = (Vec::new(), Vec::new());
         for entry in context.gid_table(self.info.port)? {
@@ -96,8 +96,10 @@ impl Rail {
             }
         }
         match (addresses.is_empty(), config.gid_index) {
-            (true, Some(index)) => Err(Error::Missing(format!("NCCL_IB_GID_INDEX={index} is no RoCE v2 address here"))),
-            (true, None) => Err(Error::Missing("no RoCE v2 address".to_owned())),
+            (true, Some(index)) => {
+                Err(Error::Missing(format!("NCCL_IB_GID_INDEX={index} is not a RoCE v2 GID of this port")))
+            }
+            (true, None) => Err(Error::Missing("no RoCE v2 GID: give its interface an IP address".to_owned())),
             (false, _) => Ok(Look { port, addresses, gid_indices }),
         }
     }

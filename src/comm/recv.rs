@@ -4,6 +4,7 @@
 mod loss;
 
 use super::board::FarBoard;
+use super::events::Direction;
 use super::half::{Ends, Half, leave};
 use super::health::Health;
 use super::lane::{Lane, LaneWrite};
@@ -186,7 +187,7 @@ impl RecvPath {
         if self.has_room(lane) {
             return Ok(true);
         }
-        self.stalled(ends, "a receive that finds no room").map(|()| false)
+        self.stalled(ends, "a receive without a free slot").map(|()| false)
     }
 
     /// The lane for a clear-to-send: the one used last, unless it is busy.
@@ -378,12 +379,18 @@ impl RecvPath {
             Stall::Wait => Ok(()),
             Stall::Warn => {
                 let (peer, lanes) = (&ends.peer.name, lanes_text(&self.lanes));
-                tracing::warn!("{what} from {peer} has waited {waited:.0?} ({open} receives are open); {lanes}");
+                if ends.is_first_stall(Direction::Receive) {
+                    tracing::warn!(
+                        "{what} from {peer} has made no progress for {waited:.0?} ({open} receives pending): the peer computes or is stuck; {lanes}"
+                    );
+                } else {
+                    tracing::debug!("{what} from {peer} has made no progress for {waited:.0?}; {lanes}");
+                }
                 Ok(())
             }
             Stall::Fail(why) => {
                 let lanes = lanes_text(&self.lanes);
-                let text = format!("{why} while {what} was waiting, for {waited:.1?} ({open} are open); {lanes}");
+                let text = format!("{why}; {what} had waited {waited:.1?} ({open} receives pending); {lanes}");
                 Err(self.end(Box::new(Error::Remote(text))))
             }
         }
@@ -486,16 +493,16 @@ fn failed(lane: &mut Lane, ends: &Ends, completion: &Completion) -> Box<Failure>
 #[cold]
 #[inline(never)]
 fn without_immediate(ends: &Ends) -> Box<Failure> {
-    let what = "a message without immediate data, or sent and not written";
+    let what = "message without immediate data, or SEND in place of RDMA WRITE";
     Box::new(Failure::Fatal(broken_protocol(&ends.peer, &what).to_string()))
 }
 
 #[cold]
 fn no_room() -> Box<Error> {
-    Box::new(Error::Internal("a clear-to-send without room for it".into()))
+    Box::new(Error::Internal("no room for a clear-to-send".into()))
 }
 
 #[cold]
 fn group_size(count: usize) -> Error {
-    Error::Argument(format!("a group of {count} receives: 1 to {PARTS} are possible"))
+    Error::Argument(format!("group of {count} receives; 1 to {PARTS} are allowed"))
 }

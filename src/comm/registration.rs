@@ -96,7 +96,7 @@ impl Registrations {
     pub fn register(&self, rails: &[Arc<Rail>], memory: HostMemory) -> Result<Arc<Registration>> {
         let (addr, len) = (memory.addr(), memory.len());
         let range = memory.range().ok_or_else(|| {
-            Error::Argument(format!("regMr of {len} bytes at {addr:#x}: an empty or impossible range"))
+            Error::Argument(format!("cannot register {len} bytes at {addr:#x}: the range is empty or wraps around"))
         })?;
         self.share(range, |id| register_everywhere(rails, memory, id))
     }

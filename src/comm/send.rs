@@ -4,6 +4,7 @@
 mod loss;
 
 use super::clock::Clock;
+use super::events::Direction;
 use super::half::{Ends, Half, leave};
 use super::health::Health;
 use super::lane::{Lane, LaneWrite};
@@ -187,7 +188,7 @@ impl SendPath {
                 self.send_whole(ends, head, send)
             }
             Peek::Found(head) if send.bytes <= head.room_bytes.min(self.most_bytes) => self.send_cut(ends, head, send),
-            Peek::Nothing => self.stalled(ends, "a send without a receive", bytes).map(|()| None),
+            Peek::Nothing => self.stalled(ends, "a send without a matching receive", bytes).map(|()| None),
             _ => self.search_and_send(ends, send),
         }
     }
@@ -204,7 +205,9 @@ impl SendPath {
     fn search_and_send(&mut self, ends: &Ends, send: Send<'_>) -> Quick<Option<u16>> {
         let head = match self.sends.search(self.ring.words(), send.tag) {
             Ok(Some(head)) => head,
-            Ok(None) => return self.stalled(ends, "a send without a receive", send.bytes as usize).map(|()| None),
+            Ok(None) => {
+                return self.stalled(ends, "a send without a matching receive", send.bytes as usize).map(|()| None);
+            }
             Err(violation) => return Err(self.end(Box::new(broken_protocol(&ends.peer, &violation)))),
         };
         if send.bytes > head.room_bytes.min(self.most_bytes) {
@@ -271,7 +274,7 @@ impl SendPath {
         now_ns: Option<u64>,
     ) -> Quick<Option<u16>> {
         if !self.lanes[rail].is_open() {
-            return self.stalled(ends, "a send without a rail", send.bytes as usize).map(|()| None);
+            return self.stalled(ends, "a send without a usable rail", send.bytes as usize).map(|()| None);
         }
         if self.striping.is_counted(send.bytes) {
             self.lanes[rail].began(send.bytes);
@@ -287,7 +290,7 @@ impl SendPath {
         let shares = self.striping.cut(send.bytes, now_ns, &Sending(&self.lanes));
         if shares.as_slice().iter().any(|share| !self.lanes[usize::from(share.lane)].is_open()) {
             // Only where none is left is a lost one chosen.
-            return self.stalled(ends, "a send without a rail", send.bytes as usize).map(|()| None);
+            return self.stalled(ends, "a send without a usable rail", send.bytes as usize).map(|()| None);
         }
         self.patience.moved();
         for share in shares.as_slice() {
@@ -384,7 +387,7 @@ impl SendPath {
         if self.progress(ends)? {
             self.patience.moved();
         } else {
-            self.stalled(ends, "a running send", 0)?;
+            self.stalled(ends, "a posted send", 0)?;
         }
         let known = self.sends.test(request).map_err(not_in_flight)?;
         // What had no room when it began; another request's test may have made it.
@@ -483,12 +486,18 @@ impl SendPath {
             Stall::Wait => Ok(()),
             Stall::Warn => {
                 let (peer, lanes) = (&ends.peer.name, lanes_text(&self.lanes));
-                tracing::warn!("{what} of {bytes} bytes to {peer} has waited {waited:.0?}; {lanes}");
+                if ends.is_first_stall(Direction::Send) {
+                    tracing::warn!(
+                        "{what} to {peer} has made no progress for {waited:.0?} ({bytes} bytes): the peer computes or is stuck; {lanes}"
+                    );
+                } else {
+                    tracing::debug!("{what} to {peer} has made no progress for {waited:.0?} ({bytes} bytes); {lanes}");
+                }
                 Ok(())
             }
             Stall::Fail(why) => {
                 let lanes = lanes_text(&self.lanes);
-                let text = format!("{why} while {what} was waiting, for {waited:.1?}; {lanes}");
+                let text = format!("{why}; {what} had waited {waited:.1?}; {lanes}");
                 Err(self.end(Box::new(Error::Remote(text))))
             }
         }
@@ -499,9 +508,9 @@ impl SendPath {
 fn too_large(peer: &Peer, bytes: u64, tag: i32, room: u64, most: u64) -> Box<Error> {
     if bytes > room {
         return Box::new(Error::Usage(format!(
-            "a send of {bytes} bytes meets a receive of {room} bytes (tag {tag:#x}, peer {}): the ranks disagree on a size",
+            "send of {bytes} bytes into a receive of {room} bytes (tag {tag:#x}, peer {}): the ranks disagree on a size",
             peer.name
         )));
     }
-    Box::new(Error::Argument(format!("a send of {bytes} bytes: at most {most} on this connection")))
+    Box::new(Error::Argument(format!("send of {bytes} bytes; at most {most} are allowed on this connection")))
 }

@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 
 /// How long a closed connection waits for its peer to close: beyond a few retransmissions of its last write.
 const LINGER: Duration = Duration::from_secs(10);
-/// How often a connection is looked after whose rails all carry: so late is a loss seen that shows nowhere else, and a letter that
-/// came by a rail.
+/// How often a connection is looked after whose rails all carry: it bounds how late a silent loss is detected, and a letter that came
+/// by a rail.
 const CALM: Duration = Duration::from_millis(50);
 /// And one with something under way.
 const BUSY: Duration = Duration::from_millis(5);
@@ -99,7 +99,7 @@ impl Service {
         let mut shared = lock(&self.shared);
         shared.orders.push(Order::Close(id));
         if let Err(error) = self.wake(&mut shared) {
-            tracing::warn!("a connection is closed without saying so to its peer: {error}");
+            tracing::warn!("could not notify peer of closed connection: {error}");
         }
     }
 
@@ -113,7 +113,7 @@ impl Service {
         }
         shared.orders.push(Order::Look);
         if let Err(error) = self.wake(&mut shared) {
-            tracing::warn!("a lost rail is not told to its peer: {error}");
+            tracing::warn!("could not notify peer of lost rail: {error}");
         }
     }
 
@@ -121,11 +121,13 @@ impl Service {
         if let Some(waker) = &mut shared.waker {
             // A full pipe is as good: the thread has not yet looked.
             return match waker.write(&[1]) {
-                Err(e) if e.kind() != std::io::ErrorKind::WouldBlock => Err(Error::os("waking the service thread", &e)),
+                Err(e) if e.kind() != std::io::ErrorKind::WouldBlock => {
+                    Err(Error::os("cannot wake the service thread", &e))
+                }
                 _ => Ok(()),
             };
         }
-        let trouble = |e: std::io::Error| Error::os("starting the service thread", &e);
+        let trouble = |e: std::io::Error| Error::os("cannot start the service thread", &e);
         let (waker, wakened) = UnixStream::pair().map_err(trouble)?;
         waker.set_nonblocking(true).map_err(trouble)?;
         wakened.set_nonblocking(true).map_err(trouble)?;
@@ -145,7 +147,7 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
 fn serve(shared: &Mutex<Shared>, mut wakened: UnixStream) {
     // The application's signals are for the application's threads.
     if let Err(error) = SigSet::all().thread_block() {
-        tracing::debug!("the service thread takes signals: {error}");
+        tracing::debug!("cannot block signals on the service thread: {error}");
     }
     let mut watched: Vec<Watched> = Vec::new();
     loop {
@@ -192,12 +194,12 @@ fn look_after(orders: Vec<Order>, watched: &mut Vec<Watched>) {
 /// a rail is lost.
 #[cold]
 fn abandon(watched: &mut Vec<Watched>, fault: &str) {
-    tracing::warn!("a fault in this plugin's service thread ends its connections: {fault}");
+    tracing::warn!("internal error in the service thread, all connections fail; please report it: {fault}");
     for mut each in watched.drain(..) {
-        let error = Error::Internal(format!("a fault in this plugin's service thread: {fault}"));
+        let error = Error::Internal(format!("internal error in the service thread: {fault}"));
         // What failed once may fail again, and the others are to hear of it too.
         if catch_unwind(AssertUnwindSafe(|| each.warden.give_up(error))).is_err() {
-            tracing::warn!("the connection with {} cannot be told", each.warden.ends().peer.name);
+            tracing::warn!("could not fail the connection with {}: it may hang", each.warden.ends().peer.name);
         }
     }
 }
@@ -261,7 +263,7 @@ fn wait(watched: &[Watched], wakened: &UnixStream) {
     match poll(&mut fds, PollTimeout::try_from(pause).unwrap_or(PollTimeout::ZERO)) {
         Ok(_) | Err(nix::errno::Errno::EINTR) => {}
         Err(error) => {
-            tracing::warn!("the service thread cannot wait for its peers: {error}");
+            tracing::warn!("service thread: poll failed, retrying: {error}");
             std::thread::sleep(Duration::from_millis(100));
         }
     }
@@ -303,15 +305,16 @@ impl Watched {
             let Some(channel) = &mut self.channel else { return };
             match channel.receive() {
                 Ok(Received::Message(Message::Letter(letter))) => self.warden.hear(&letter, now),
-                Ok(Received::Message(other)) => tracing::warn!("{} sent an unexpected {}", peer.name, other.kind()),
+                Ok(Received::Message(other)) => {
+                    tracing::warn!("{} sent an unexpected {} message: ignored", peer.name, other.kind())
+                }
                 Ok(Received::Nothing) => return,
                 Ok(Received::Closed) => {
                     self.warden.suspect(now);
                     self.channel = None;
                 }
-                // The rails may carry all the same, and letters go by them too.
                 Ok(Received::Unreachable(why)) => {
-                    tracing::info!("{why}; the connection goes on over its rails");
+                    self.warden.lost_channel(&why);
                     self.channel = None;
                 }
                 Err(error) => {

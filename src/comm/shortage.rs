@@ -18,7 +18,7 @@ impl Shortage {
         if self.0.swap(true, Ordering::Relaxed) {
             tracing::debug!("{cannot}: {why}");
         } else {
-            tracing::warn!("{cannot}: {why}; what waits for it goes on once there is room");
+            tracing::warn!("{cannot}: {why}; retrying");
         }
     }
 }
@@ -26,8 +26,8 @@ impl Shortage {
 /// Whether a connection could not be taken in for want of something, and why; else the trouble is another.
 pub fn shortage_text(error: &io::Error) -> Option<String> {
     match error.raw_os_error()? {
-        libc::EMFILE => Some(format!("this process has all the descriptors that it may have ({})", limit_text())),
-        libc::ENFILE => Some("this machine has all the descriptors that it may have (fs.file-max)".to_owned()),
+        libc::EMFILE => Some(format!("the process is out of file descriptors ({}); raise the limit", limit_text())),
+        libc::ENFILE => Some("the machine is out of file descriptors; raise fs.file-max".to_owned()),
         libc::ENOMEM | libc::ENOBUFS => Some(error.to_string()),
         _ => None,
     }
@@ -42,8 +42,8 @@ pub fn waits_for_descriptors(error: &Error) -> Option<String> {
 
 fn limit_text() -> String {
     match getrlimit(Resource::RLIMIT_NOFILE) {
-        Ok((soft, _)) => format!("`ulimit -n` is {soft}"),
-        Err(_) => "`ulimit -n`".to_owned(),
+        Ok((soft, _)) => format!("ulimit -n is {soft}"),
+        Err(_) => "ulimit -n".to_owned(),
     }
 }
 
@@ -55,11 +55,11 @@ mod tests {
     fn what_is_short_is_named_and_other_troubles_are_none() {
         let of = |errno| shortage_text(&io::Error::from_raw_os_error(errno));
         let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-        assert!(of(libc::EMFILE).unwrap().contains(&format!("`ulimit -n` is {soft}")));
+        assert!(of(libc::EMFILE).unwrap().contains(&format!("ulimit -n is {soft}")));
         assert!(of(libc::ENFILE).unwrap().contains("fs.file-max"));
         assert!(of(libc::ENOBUFS).is_some() && of(libc::ECONNABORTED).is_none() && of(libc::EAGAIN).is_none());
         let failed = |errno| Error::Os { what: "getifaddrs".to_owned(), errno };
-        assert!(waits_for_descriptors(&failed(libc::EMFILE)).unwrap().starts_with("getifaddrs: this process"));
+        assert!(waits_for_descriptors(&failed(libc::EMFILE)).unwrap().starts_with("getifaddrs: the process"));
         // A device that has no memory for a queue pair has none later either: it is told as what it is.
         assert!(waits_for_descriptors(&failed(libc::ENOMEM)).is_none());
     }

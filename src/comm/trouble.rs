@@ -37,10 +37,10 @@ pub fn stall_verdict(
         Presence::Here if patience.should_warn(waited, warn_after) => Stall::Warn,
         Presence::Here => Stall::Wait,
         _ if patience.away() < GONE_GRACE => Stall::Wait,
-        Presence::Closed { .. } => Stall::Fail(format!("{} has closed the connection", peer.name)),
+        Presence::Closed { .. } => Stall::Fail(format!("{} closed the connection", peer.name)),
         // (Of one that broke the protocol its breach is told, and not this.)
         Presence::Gone => Stall::Fail(format!(
-            "{} is gone: its bootstrap connection was closed without a goodbye and no rail brought an answer,",
+            "{} is gone: its bootstrap connection closed without BYE and it did not answer over any rail",
             peer.name
         )),
     }
@@ -80,7 +80,7 @@ impl Failure {
     pub fn of_completion(completion: &Completion) -> Box<Self> {
         let (text, status) = (completion.status_text(), completion.status());
         let (vendor, qp) = (completion.vendor_error(), completion.qp_num());
-        let why = format!("{text} (status {status}, vendor {vendor:#x}, queue pair {qp})");
+        let why = format!("{text} (status {status}, vendor error {vendor:#x}, QP {qp})");
         Box::new(match completion.blame() {
             Blame::Way => Self::Rail(why),
             Blame::Either => Self::Doubtful(why),
@@ -114,7 +114,7 @@ pub fn not_entered<P>(path: &Owner<P>) -> Quick<()> {
 /// A fault went through a data path, which is not used again.
 #[cold]
 pub fn broken() -> Error {
-    Error::Internal("this connection is out of use since a fault in this plugin on its data path".to_owned())
+    Error::Internal("this connection cannot be used: its data path panicked".to_owned())
 }
 
 /// A request number that names nothing.
@@ -128,7 +128,7 @@ pub fn not_in_flight(error: NotInFlight) -> Box<Error> {
 pub fn outside(call: &str, addr: u64, bytes: usize, memory: &Registration) -> Error {
     let range = memory.range();
     Error::Argument(format!(
-        "{call} of {bytes} bytes at {addr:#x}: outside the registered {:#x} to {:#x}",
+        "{call}: {bytes} bytes at {addr:#x} are outside the registered range {:#x} to {:#x}",
         range.start, range.end
     ))
 }
@@ -136,5 +136,5 @@ pub fn outside(call: &str, addr: u64, bytes: usize, memory: &Registration) -> Er
 /// A peer that says what it must not.
 #[cold]
 pub fn broken_protocol(peer: &Peer, violation: &dyn std::fmt::Display) -> Error {
-    Error::Remote(format!("{} breaks the protocol: {violation}", peer.name))
+    Error::Remote(format!("{} violated the protocol: {violation}", peer.name))
 }

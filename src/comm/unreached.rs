@@ -1,4 +1,4 @@
-//! Ways on which nobody answers: what all connections of this process know of them, so that they do not find it out one after the
+//! Back-off for unreachable paths: what all connections of this process know of them, so that they do not find it out one after the
 //! other.
 //!
 //! To connect a queue pair the kernel looks for the peer's address, and where nothing answers (the ports are up, the way between them is
@@ -60,12 +60,10 @@ impl Unreached {
         known.ways.retain(|way| now < way.until + MOST);
         if let Some(way) = known.ways.iter().find(|way| way.is(rail.index, peer_gid) && now < way.until) {
             let (why, left) = (&way.why, way.until.saturating_duration_since(now));
-            return Err(Error::Remote(format!("{why}; this way is not tried again for {left:.0?}")));
+            return Err(Error::Remote(format!("{why}; next attempt in {left:.0?}")));
         }
         if known.is_spent {
-            return Err(Error::Remote(
-                "another way did not answer just now, and the other connections come first".to_owned(),
-            ));
+            return Err(Error::Remote("another path just timed out; the other connections go first".to_owned()));
         }
         Ok(())
     }

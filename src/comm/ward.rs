@@ -1,4 +1,4 @@
-//! A rail of a connection, under watch: where it stands, with what each standing owns.
+//! A rail of a connection, under watch: its state, with what each state owns.
 
 use super::lane::Lane;
 use super::rail::{Look, Rail};
@@ -31,17 +31,22 @@ pub struct Ward {
 impl Ward {
     /// As it is when both sides have stopped it, or an attempt was in vain.
     pub fn down(&self, now: Instant) -> Phase {
-        Phase::Down { retry: now + RETRY * (1 << self.tries.min(DOUBLED_AT_MOST)) }
+        Phase::Down { retry: now + self.pause() }
     }
 
-    /// The rail and where it stands, for messages.
+    /// How long to wait before the next attempt.
+    pub fn pause(&self) -> Duration {
+        RETRY * (1 << self.tries.min(DOUBLED_AT_MOST))
+    }
+
+    /// The rail and its state, for messages.
     pub fn text(&self) -> String {
         let stands = match self.phase {
-            Phase::Live => "carries",
-            Phase::Fenced(_) => "lost, the peer has not answered",
+            Phase::Live => "up",
+            Phase::Fenced(_) => "lost, not acknowledged by the peer",
             Phase::Down { .. } => "lost",
-            Phase::Asking(..) => "asked for",
-            Phase::Trying(..) | Phase::Answered => "on trial",
+            Phase::Asking(..) => "reconnecting",
+            Phase::Trying(..) | Phase::Answered => "under test",
         };
         format!("{} to {}: {stands}", self.rail.name(), self.peer_rail)
     }
@@ -82,7 +87,7 @@ pub enum Phase {
 
 /// New queue pairs, with what they are to be connected by.
 pub struct Asked {
-    /// They.
+    /// The queue pairs, not connected.
     pub lane: Lane,
     /// The rail as it was when they were made.
     pub look: Look,
@@ -96,7 +101,7 @@ pub fn look_at_trial(lane: &mut Lane) -> std::result::Result<bool, String> {
     let mut buffer = CompletionBuffer::new();
     for completion in lane.poll(&mut buffer).map_err(|error| error.to_string())? {
         if completion.status() != 0 {
-            return Err(format!("its trial failed: {}", completion.status_text()));
+            return Err(format!("test write failed: {}", completion.status_text()));
         }
         lane.retire(WorkId::of(completion.wr_id()));
     }

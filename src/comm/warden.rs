@@ -13,6 +13,7 @@
 mod renewal;
 
 use super::board::Board;
+use super::events::{Member, Subject};
 use super::half::{Ends, Loss, Shared};
 use super::lane::{Lane, Role, Route};
 use super::peer::Presence;
@@ -41,7 +42,7 @@ const MOST_UNHEARD: usize = 4 * CROWDED;
 /// How long a letter may be unheard before it is sent once more, by every way there is.
 const REPEAT: Duration = Duration::from_millis(50);
 
-/// One connection's rails, and the talk about them.
+/// One connection's rails, and the control messages about them.
 pub struct Warden {
     ends: Arc<Ends>,
     half: Arc<dyn Shared>,
@@ -49,6 +50,8 @@ pub struct Warden {
     traffic_class: Option<u8>,
     board: Board,
     wards: Vec<Ward>,
+    /// For one log line an outage.
+    outages: Member,
     dialogue: Dialogue,
     /// When the letter under way was last sent.
     sent: Instant,
@@ -72,6 +75,9 @@ impl Warden {
         wards: Vec<Ward>,
     ) -> Self {
         let (dialogue, sent) = (Dialogue::default(), Instant::now());
+        let rails = wards.iter().map(|ward| (ward.rail.name(), ward.peer_rail.clone()));
+        let loss_timeout = ends.host.config.loss_timeout;
+        let outages = Member::new(&ends.host.outages, &ends.peer.name, loss_timeout, rails);
         let (dark_since, suspect_since, is_owing, has_given_up) = Default::default();
         Self {
             ends,
@@ -80,6 +86,7 @@ impl Warden {
             traffic_class,
             board,
             wards,
+            outages,
             dialogue,
             sent,
             dark_since,
@@ -143,7 +150,7 @@ impl Warden {
             }
             match (&mut ward.phase, is_up) {
                 (Phase::Down { retry }, true) => *retry = now,
-                (Phase::Live, false) => self.lose(lane, "its port went down", now),
+                (Phase::Live, false) => self.lose(lane, "local port down", now),
                 _ => {}
             }
         }
@@ -158,11 +165,24 @@ impl Warden {
         }
     }
 
+    /// The bootstrap's TCP has failed. The rails may work all the same, and they carry control messages too.
+    pub fn lost_channel(&mut self, why: &str) {
+        let peer = &self.ends.peer.name;
+        if self.ends.host.said.is_first(peer, Subject::NoChannel) {
+            tracing::info!("{why}; connections with {peer} continue over the rails");
+        } else {
+            tracing::debug!("{why}");
+        }
+    }
+
     fn look_for_a_sign_of_life(&mut self, now: Instant) {
         let Some(since) = self.suspect_since else { return };
         if !self.dialogue.is_waiting() {
             self.suspect_since = None;
-            tracing::info!("{} lives; the connection goes on over its rails alone", self.ends.peer.name);
+            let peer = &self.ends.peer.name;
+            if self.ends.host.said.is_first(peer, Subject::Answered) {
+                tracing::info!("{peer} answers over the rails; connections continue without the bootstrap's TCP");
+            }
         } else if now.duration_since(since) > SIGN_OF_LIFE
             || self.lanes_in(|phase| matches!(phase, Phase::Live)).next().is_none()
         {
@@ -192,6 +212,9 @@ impl Warden {
             }
             self.watch_the_dark(now);
         }
+        if self.ends.peer.presence() != Presence::Here || self.has_given_up {
+            self.outages.ended();
+        }
         if self.ends.peer.presence() == Presence::Gone {
             // Nobody reads. (A NIC may take letters in all the same, which must not pass for a sign that something moves.)
             return;
@@ -212,7 +235,9 @@ impl Warden {
         match self.dialogue.hear(letter) {
             Ok(None) => {}
             Ok(Some(notice)) => self.heed(notice, now),
-            Err(malformed) => tracing::warn!("{} sent a notice that cannot be read: {malformed}", self.ends.peer.name),
+            Err(malformed) => {
+                tracing::warn!("{} sent a malformed control message, ignored: {malformed}", self.ends.peer.name)
+            }
         }
     }
 
@@ -253,7 +278,7 @@ impl Warden {
             }
         };
         for Loss { lane, why } in losses {
-            tracing::debug!("lane {lane} of the connection with {} fails: {why}", ends.peer.name);
+            tracing::debug!("lane {lane} of the connection with {} failed: {why}", ends.peer.name);
             // Else it was heard of by another way meanwhile.
             if matches!(self.wards[lane].phase, Phase::Live) {
                 self.fenced(lane, &why, now);
@@ -274,10 +299,13 @@ impl Warden {
         let ward = &mut self.wards[lane];
         ward.phase = Phase::Fenced(now);
         ward.tries = if now.saturating_duration_since(ward.carries_since) > STEADY { 0 } else { ward.tries + 1 };
-        let live = self.lanes_in(|phase| matches!(phase, Phase::Live)).count();
-        let (Ward { rail, peer_rail, .. }, peer) = (&self.wards[lane], &self.ends.peer.name);
-        let of = self.wards.len();
-        tracing::warn!("rail {} to {peer_rail} of {peer} is lost: {why}; {live} of {of} carry on", rail.name());
+        let next = match self.role {
+            Role::Sender => format!("retrying in {:.1} s", self.wards[lane].pause().as_secs_f64()),
+            Role::Receiver => "the peer retries".to_owned(),
+        };
+        if self.ends.peer.is_here() && !self.has_given_up {
+            self.outages.lost(lane, why, &next, now);
+        }
         self.say_fenced(lane);
     }
 
@@ -289,7 +317,7 @@ impl Warden {
 
     /// Does what a notice asks for.
     fn heed(&mut self, notice: Notice, now: Instant) {
-        tracing::debug!("{} says {notice:?}", self.ends.peer.name);
+        tracing::debug!("{} sent {notice:?}", self.ends.peer.name);
         if let Err(why) = self.check(&notice) {
             return self.breach(&why);
         }
@@ -303,14 +331,18 @@ impl Warden {
             | Notice::Live { lane } => usize::from(*lane),
         };
         let Some(ward) = self.wards.get_mut(lane) else {
-            tracing::warn!("{} speaks of a rail {lane} of {}", self.ends.peer.name, self.wards.len());
+            tracing::warn!(
+                "{} sent a control message for rail {lane} of {}: ignored",
+                self.ends.peer.name,
+                self.wards.len()
+            );
             return;
         };
         let down = ward.down(now);
         let before = std::mem::replace(&mut ward.phase, down);
         match (notice, before) {
             (Notice::Fenced { received, .. }, Phase::Live) => {
-                self.lose(lane, "the peer has lost it", now);
+                self.lose(lane, "the peer reports it lost", now);
                 self.recover(lane, &received, now);
             }
             (Notice::Fenced { received, .. }, Phase::Fenced(_)) => self.recover(lane, &received, now),
@@ -346,7 +378,7 @@ impl Warden {
                 }
             }
             (other, phase) => {
-                tracing::debug!("{} says {other:?} out of turn", self.ends.peer.name);
+                tracing::debug!("{} sent {other:?} out of turn", self.ends.peer.name);
                 self.wards[lane].phase = phase;
             }
         }
@@ -355,7 +387,7 @@ impl Warden {
     /// Looks at what a notice says before anything is done about it: whether it is for this side to hear, and possible.
     fn check(&self, notice: &Notice) -> std::result::Result<(), String> {
         if self.dialogue.backlog() > MOST_UNHEARD {
-            return Err("it talks on and does not hear what it is told".to_owned());
+            return Err("peer sends control frames but does not acknowledge ours".to_owned());
         }
         // How many receives have begun to be sent; to a receiver nothing can be said of any.
         let begun = || {
@@ -366,20 +398,20 @@ impl Warden {
         };
         match (notice, self.role) {
             (Notice::Join { .. } | Notice::Live { .. }, Role::Sender) | (Notice::Joined { .. }, Role::Receiver) => {
-                Err("what this side has to say is said to it".to_owned())
+                Err("message invalid for this role".to_owned())
             }
             (Notice::Fenced { received, .. }, Role::Sender) => {
                 let (granted, open, begun) = (received.granted, received.open.len(), begun());
                 let what = || {
                     format!(
-                        "it has granted {granted} receives, of which {open} wait, while {begun} were begun to be sent"
+                        "it claims {granted} granted receives, {open} of them open, but only {begun} sends were started"
                     )
                 };
                 if received.is_possible(begun) { Ok(()) } else { Err(what()) }
             }
             (Notice::Bye { delivered }, _) => {
                 let (begun, has) = (begun(), *delivered);
-                let what = || format!("it has {has} messages, while {begun} were begun to be sent");
+                let what = || format!("it claims {has} delivered messages, but only {begun} sends were started");
                 if has <= begun { Ok(()) } else { Err(what()) }
             }
             _ => Ok(()),
@@ -389,7 +421,6 @@ impl Warden {
     /// The peer says what it must not: the connection has failed.
     pub fn breach(&mut self, what: &dyn std::fmt::Display) {
         let error = broken_protocol(&self.ends.peer, what);
-        tracing::warn!("{error}");
         self.give_up(error);
     }
 
@@ -423,13 +454,15 @@ impl Warden {
                     Err(why) => self.tell_not_now(lane, &why.to_string()),
                 }
             }
-            Phase::Asking(_, until) if now >= *until => self.end_trial(lane, now, "the peer has not answered in time"),
+            Phase::Asking(_, until) if now >= *until => {
+                self.end_trial(lane, now, "the peer did not answer the reconnect request in time")
+            }
             Phase::Trying(new, until) => {
                 let late = now >= *until;
                 match look_at_trial(new) {
                     Ok(true) => self.finish_trial(lane, now),
                     Ok(false) if !late => {}
-                    Ok(false) => self.end_trial(lane, now, "its trial was not answered in time"),
+                    Ok(false) => self.end_trial(lane, now, "test write not acknowledged in time"),
                     Err(why) => self.end_trial(lane, now, &why),
                 }
             }
@@ -454,9 +487,7 @@ impl Warden {
     fn carry_on(&mut self, lane: usize, new: Lane, now: Instant) {
         let mut new = Some(new);
         self.wards[lane].carries_since = now;
-        let Ward { rail, peer_rail, phase, .. } = &mut self.wards[lane];
-        *phase = Phase::Live;
-        tracing::info!("rail {} to {peer_rail} of {} carries again", rail.name(), self.ends.peer.name);
+        self.wards[lane].phase = Phase::Live;
         let ends = Arc::clone(&self.ends);
         let mut regained = Ok(());
         self.half.borrow(&mut |half| {
@@ -467,8 +498,10 @@ impl Warden {
         if let Err(error) = regained {
             self.give_up(error);
         }
-        if !self.wards[lane].rail.is_up() {
-            self.lose(lane, "its port went down during its trial", now);
+        if self.wards[lane].rail.is_up() {
+            self.outages.recovered(lane, now);
+        } else {
+            self.lose(lane, "local port down while the rail was tested", now);
         }
     }
 
@@ -480,7 +513,7 @@ impl Warden {
 
     fn tell_not_now(&self, lane: usize, why: &str) {
         let (rail, peer) = (self.wards[lane].rail.name(), &self.ends.peer.name);
-        tracing::debug!("rail {rail} does not return to the connection with {peer} yet: {why}");
+        tracing::debug!("rail {rail} to {peer} not recovered yet: {why}");
     }
 
     /// No rail is left for too long, or the peer does not answer for one: the connection has failed.
@@ -492,7 +525,7 @@ impl Warden {
         if !is_dark && let Some(ward) = self.wards.iter().find(silent) {
             let (rail, peer, limit) = (ward.rail.name(), &self.ends.peer.name, limit.as_secs());
             let why = format!(
-                "{peer} has not answered for the lost rail {rail} in NCCL_SPARK_LOSS_TIMEOUT_S={limit}: {}",
+                "{peer} did not acknowledge the loss of rail {rail} within NCCL_SPARK_LOSS_TIMEOUT_S={limit}: {}",
                 self.text()
             );
             self.give_up(Error::Remote(why));
@@ -508,7 +541,7 @@ impl Warden {
             return;
         }
         let error = Error::Remote(format!(
-            "no rail to {} carries for {waited:.0?} (NCCL_SPARK_LOSS_TIMEOUT_S={}): {}",
+            "no usable rail to {} for {waited:.0?} (NCCL_SPARK_LOSS_TIMEOUT_S={}): {}",
             self.ends.peer.name,
             limit.as_secs(),
             self.text(),
@@ -519,7 +552,13 @@ impl Warden {
     /// The connection has failed: the data path tells its caller when it is asked next.
     pub fn give_up(&mut self, error: Error) {
         if !std::mem::replace(&mut self.has_given_up, true) {
-            tracing::info!("{error}");
+            self.outages.ended();
+            // The call that meets it next writes the warning.
+            if self.ends.host.said.is_first(&self.ends.peer.name, Subject::Failed) {
+                tracing::info!("{error}");
+            } else {
+                tracing::debug!("{error}");
+            }
         }
         self.half.borrow(&mut |half| _ = half.end(Box::new(error.clone())));
     }

@@ -1,4 +1,5 @@
-//! Settings files: `NAME=value` lines, whole lines of comment behind `#`, as in NCCL's own `nccl.conf`.
+//! Settings files: lines of `NAME=value`, as in NCCL's own `nccl.conf`. `#` starts a comment, at the beginning of a line or behind
+//! white space.
 
 use crate::error::{Error, Result};
 use std::fs::{self, File};
@@ -56,8 +57,8 @@ impl SettingsFile {
     fn parse(path: PathBuf, text: &str) -> Result<Self> {
         let mut lines: Vec<Line> = Vec::new();
         for (index, text) in text.lines().enumerate() {
-            let (number, text) = (index + 1, text.trim());
-            if text.is_empty() || text.starts_with('#') {
+            let (number, text) = (index + 1, without_comment(text).trim());
+            if text.is_empty() {
                 continue;
             }
             let wrong = |name: &str, value: &str, allowed: String| Error::Setting {
@@ -66,11 +67,11 @@ impl SettingsFile {
                 allowed,
             };
             let Some((name, value)) = text.split_once('=') else {
-                return Err(wrong("the line", text, "a line is NAME=value, or a comment behind #".to_owned()));
+                return Err(wrong("the line", text, "a line must be NAME=value; `#` starts a comment".to_owned()));
             };
             let (name, value) = (name.trim().to_owned(), value.trim().to_owned());
             if let Some(first) = lines.iter().find(|line| line.name == name) {
-                return Err(wrong(&name, &value, format!("line {} sets it already", first.number)));
+                return Err(wrong(&name, &value, format!("line {} already sets it", first.number)));
             }
             lines.push(Line { number, name, value });
         }
@@ -83,6 +84,13 @@ impl SettingsFile {
     }
 }
 
+/// The line up to a `#` that starts it or follows white space. Another `#` belongs to the value.
+fn without_comment(line: &str) -> &str {
+    let starts = |at: usize| line[..at].chars().next_back().is_none_or(char::is_whitespace);
+    let comment = line.match_indices('#').map(|(at, _)| at).find(|at| starts(*at));
+    &line[..comment.unwrap_or(line.len())]
+}
+
 /// What an error calls a setting of a file.
 pub(super) fn place(path: &Path, line: usize, name: &str) -> String {
     format!("{}, line {line}: {name}", path.display())
@@ -92,7 +100,7 @@ fn read(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     File::open(path)?.take(MOST_BYTES + 1).read_to_string(&mut text)?;
     match text.len() as u64 > MOST_BYTES {
-        true => Err(io::Error::new(ErrorKind::FileTooLarge, format!("it has more than {MOST_BYTES} bytes"))),
+        true => Err(io::Error::new(ErrorKind::FileTooLarge, format!("more than {MOST_BYTES} bytes"))),
         false => Ok(text),
     }
 }
@@ -114,6 +122,14 @@ mod tests {
     }
 
     #[test]
+    fn a_comment_begins_a_line_or_follows_white_space() {
+        let file = parse("A=106 # DSCP 26\nB=2\t#x\nC=a#b # c#d\nD= # unset\n\t# E=1\nF=#1\n").unwrap();
+        let values: Vec<_> = file.lines.iter().map(|line| (line.name.as_str(), line.value.as_str())).collect();
+        assert_eq!(values, [("A", "106"), ("B", "2"), ("C", "a#b"), ("D", ""), ("F", "#1")]);
+        assert!(parse("NCCL_IB_TC # =106").unwrap_err().to_string().contains("NAME=value"));
+    }
+
+    #[test]
     fn what_is_no_setting_is_named_with_its_line() {
         let error = parse("\nexport\n").unwrap_err().to_string();
         assert!(
@@ -121,7 +137,10 @@ mod tests {
             "{error}"
         );
         let error = parse("NCCL_IB_TC=1\nNCCL_IB_TC=2").unwrap_err().to_string();
-        assert!(error.starts_with("/etc/x.conf, line 2: NCCL_IB_TC=\"2\"") && error.contains("line 1 sets"), "{error}");
+        assert!(
+            error.starts_with("/etc/x.conf, line 2: NCCL_IB_TC=\"2\"") && error.contains("line 1 already sets it"),
+            "{error}"
+        );
     }
 
     #[test]

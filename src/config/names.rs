@@ -1,6 +1,6 @@
 //! Lists of device and interface names, in the grammar of NCCL.
 
-use super::{Parsed, number};
+use super::{Parsed, Refusal, number, quoted};
 
 /// A list of names as `NCCL_IB_HCA` and `NCCL_SOCKET_IFNAME` write it: `[^][=]NAME[:PORT],...`. The rail and plane
 /// numbers that NCCL 2.30 takes behind a port are read and have no meaning here: there is one merged device.
@@ -23,11 +23,17 @@ impl NameFilter {
         let (excludes, rest) = strip_mark(text, '^');
         let (whole_names, rest) = strip_mark(rest, '=');
         if rest.is_empty() {
-            return if text.is_empty() { Ok(Self::default()) } else { Err(()) };
+            return if text.is_empty() {
+                Ok(Self::default())
+            } else {
+                Err(Refusal::because("no name follows the mark"))
+            };
         }
         let entries = rest.split(',').filter(|e| !e.trim().is_empty()).map(entry).collect::<Parsed<Vec<_>>>()?;
-        if entries.is_empty() || entries.len() > Self::MAX_ENTRIES {
-            return Err(());
+        match entries.len() {
+            0 => return Err(Refusal::because("it has no names")),
+            1..=Self::MAX_ENTRIES => {}
+            more => return Err(Refusal::because(format!("it has {more} names"))),
         }
         Ok(Self { excludes, whole_names, entries })
     }
@@ -58,19 +64,25 @@ fn strip_mark(text: &str, mark: char) -> (bool, &str) {
 }
 
 fn entry(text: &str) -> Parsed<(String, Option<u8>)> {
+    let wrong = |what: &str| Refusal::because(format!("{what} in {}", quoted(text)));
     let mut fields = text.trim().split(':');
     let name = fields.next().unwrap_or_default();
     let port = match fields.next() {
         None | Some("") => None,
-        Some(port) => Some(number::<u8, 1, 255>(port)?),
+        Some(port) => Some(number::<u8, 1, 255>(port).map_err(|_| wrong("the port must be 1 to 255"))?),
     };
     for rail_or_plane in fields.by_ref().take(2) {
-        number::<u64, 0, 65_535>(rail_or_plane)?;
+        number::<u64, 0, 65_535>(rail_or_plane).map_err(|_| wrong("rail and plane must be 0 to 65535"))?;
+    }
+    if fields.next().is_some() {
+        return Err(wrong("too many fields"));
     }
     // What the kernel allows in the name of an interface, less what the grammar needs.
     let plain = |c: char| !c.is_whitespace() && !c.is_control() && !matches!(c, '/' | '^' | '=');
-    let well_formed = !name.is_empty() && name.len() <= 64 && name.chars().all(plain) && fields.next().is_none();
-    if well_formed { Ok((name.to_owned(), port)) } else { Err(()) }
+    match !name.is_empty() && name.len() <= 64 && name.chars().all(plain) {
+        true => Ok((name.to_owned(), port)),
+        false => Err(wrong("no device or interface can have the name")),
+    }
 }
 
 #[cfg(test)]

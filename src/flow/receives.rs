@@ -39,7 +39,7 @@ struct Granted {
     claim: Claim,
 }
 
-/// Who still has to hear of a receive's end.
+/// Pending completion notification of a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Claim {
     /// The caller, when the bytes are there.
@@ -101,7 +101,7 @@ pub enum Arrival {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// The receive has no such part, or the part has no such share, or has it already.
-    #[error("share {share} for part {part} of a receive that does not wait for it")]
+    #[error("unexpected share {share} of part {part}")]
     Part {
         /// The part named.
         part: u8,
@@ -109,7 +109,7 @@ pub enum Violation {
         share: u8,
     },
     /// Two immediates of one message disagree.
-    #[error("a message of {now} shares, announced as {before}")]
+    #[error("message of {now} shares, announced as {before}")]
     Shares {
         /// What the first said.
         before: u8,
@@ -117,7 +117,7 @@ pub enum Violation {
         now: u8,
     },
     /// More bytes than were granted.
-    #[error("{bytes} bytes for a receive of {room}")]
+    #[error("{bytes} bytes for a receive of {room} bytes")]
     Overrun {
         /// What arrived.
         bytes: u64,

@@ -12,6 +12,7 @@ pub(super) fn warnings(seen: &[Port], rails: &[Rail], links: &[PcieLink], filter
     host.half_used_cables(&warned_links, &mut found);
     host.slow_links(&mut found);
     host.named_but_unusable(&mut found);
+    host.unknown_wiring(&mut found);
     host.unknown_speed(&mut found);
     host.small_mtu(&mut found);
     host.shared_subnets(&mut found);
@@ -31,7 +32,7 @@ impl Host<'_> {
             return;
         }
         let names: Vec<&str> = self.seen.iter().map(|port| port.facts.device.as_str()).collect();
-        found.push(format!("NCCL_IB_HCA matches no device of this host; there are {}.", names.join(", ")));
+        found.push(format!("NCCL_IB_HCA matches no device of this host; its devices: {}.", names.join(", ")));
     }
 
     /// Several functions of one link pass the filter while a usable function of another link does not. Answers with
@@ -55,8 +56,8 @@ impl Host<'_> {
                 .unwrap_or(&here[0]);
             warned_links.push(at);
             found.push(format!(
-                "NCCL_IB_HCA names {}, which share one PCIe link ({}) and so carry {} together; \
-                 NCCL_IB_HCA={},{} uses both links.",
+                "NCCL_IB_HCA selects {}, which share one PCIe link ({}) and so carry {} together; \
+                 set NCCL_IB_HCA={},{} to use both links.",
                 list(here.iter().map(|rail| rail.device.as_str())),
                 rate_text(link),
                 gbps(payload_mbps),
@@ -86,12 +87,16 @@ impl Host<'_> {
             done.push(rail.link);
             let cure = match twin {
                 Some(twin) if !twin.is_admitted => {
-                    format!("its twin {} is on another link, but NCCL_IB_HCA leaves it out", twin.facts.device)
+                    format!("NCCL_IB_HCA excludes its twin {}, which is on another link", twin.facts.device)
                 }
                 Some(twin) => {
                     let reason = twin.obstacle.map(Obstacle::text).unwrap_or_default();
                     let up = twin.netdev.as_ref().map(|netdev| format!(" (try: ip link set {netdev} up)"));
-                    format!("its twin {} is on another link, but {reason}{}", twin.facts.device, up.unwrap_or_default())
+                    format!(
+                        "its twin {} on another link is not usable: {reason}{}",
+                        twin.facts.device,
+                        up.unwrap_or_default()
+                    )
                 }
                 None => {
                     "no other function of its cable is visible here (on a DGX Spark each cable has two: check lspci, \
@@ -100,7 +105,7 @@ impl Host<'_> {
                 }
             };
             found.push(format!(
-                "{} reaches {} of its port's {}: that is its PCIe link ({}); {cure}.",
+                "{} carries only {} of its port's {}, which is all that its PCIe link ({}) carries; {cure}.",
                 rail.device,
                 gbps(payload_mbps),
                 gbps(rail.speed_mbps),
@@ -116,49 +121,57 @@ impl Host<'_> {
             if current.is_below(max) {
                 found.push(format!(
                     "the PCIe link of {} runs at {current} and could run at {max}; on a DGX Spark a BIOS update and a \
-                     power cycle (cable out for a minute) cure it.",
+                     power cycle (power cable out for a minute) help.",
                     list(link.devices.iter().map(String::as_str)),
                 ));
             }
         }
     }
 
-    /// Only where the user asked for the port by its whole name: a port without a cable is no news.
+    /// Only where the user asked for the port by its whole name: a port without a cable is normal.
     fn named_but_unusable(&self, found: &mut Vec<String>) {
         for port in self.seen.iter().filter(|port| port.is_admitted) {
             let device = port.facts.device.as_str();
             let shorter = device.char_indices().next_back().map_or("", |(last, _)| &device[..last]);
             let is_named = !self.filter.admits(shorter, Some(port.facts.port));
             if let (true, Some(obstacle)) = (is_named, port.obstacle) {
-                found.push(format!("NCCL_IB_HCA names {device}, but {}.", obstacle.text()));
+                found.push(format!("NCCL_IB_HCA names {device}, which is not usable: {}.", obstacle.text()));
             }
+        }
+    }
+
+    fn unknown_wiring(&self, found: &mut Vec<String>) {
+        let unlisted = self.seen.iter().filter(|port| port.is_rail() && !port.is_in_sysfs);
+        let names: Vec<&str> = unlisted.map(|port| port.facts.device.as_str()).collect();
+        if !names.is_empty() {
+            found.push(format!(
+                "sysfs does not list {} (class/infiniband), so which PCIe link and cable it uses is unknown and its port's \
+                 speed alone counts; set NCCL_SPARK_SYSFS to where sysfs is mounted.",
+                list(names.into_iter()),
+            ));
         }
     }
 
     fn unknown_speed(&self, found: &mut Vec<String>) {
         for port in self.seen.iter().filter(|port| port.is_rail() && port.speed_mbps.is_none()) {
-            found.push(format!(
-                "{} does not tell its speed and is taken for {}.",
-                port.facts.device,
-                gbps(ASSUMED_SPEED_MBPS)
-            ));
+            found.push(format!("{} reports no speed; {} is assumed.", port.facts.device, gbps(ASSUMED_SPEED_MBPS)));
         }
     }
 
     fn small_mtu(&self, found: &mut Vec<String>) {
         for rail in self.rails.iter().filter(|rail| rail.path_mtu_bytes < FULL_PATH_MTU_BYTES) {
             let netdev = rail.netdev.as_deref().unwrap_or("its interface");
-            let now = rail.netdev_mtu_bytes.map(|mtu| format!(", as {netdev} has MTU {mtu}")).unwrap_or_default();
+            let now = rail.netdev_mtu_bytes.map(|mtu| format!(" because {netdev} has MTU {mtu}")).unwrap_or_default();
             found.push(format!(
-                "{} has a path MTU of {} bytes{now}; an interface MTU of {ENOUGH_NETDEV_MTU_BYTES} or more (say 9000: \
-                 ip link set {netdev} mtu 9000), on both ends, gives {FULL_PATH_MTU_BYTES} and about 5 % more.",
+                "{} has a path MTU of {} bytes{now}; set an interface MTU of {ENOUGH_NETDEV_MTU_BYTES} or more on both ends \
+                 (ip link set {netdev} mtu 9000) for a path MTU of {FULL_PATH_MTU_BYTES} and about 5 % more bandwidth.",
                 rail.device, rail.path_mtu_bytes,
             ));
         }
         let mut mtus = self.rails.iter().map(|rail| rail.path_mtu_bytes);
         if let Some(first) = mtus.next().filter(|first| mtus.any(|mtu| mtu != *first)) {
             found.push(format!(
-                "the rails have different path MTUs ({first} bytes and others); set their interfaces alike."
+                "the rails have different path MTUs ({first} bytes and others); set the same MTU on their interfaces."
             ));
         }
     }
@@ -178,8 +191,8 @@ impl Host<'_> {
             }
             let are_twins = inside.len() == 2 && inside[0].twin.is_some() && inside[0].cable == inside[1].cable;
             found.push(format!(
-                "{}{} are in one subnet ({}/{prefix}): the kernel answers ARP for each on either and routes over one; \
-                 give each its own.",
+                "{}{} are in one subnet ({}/{prefix}): the kernel answers ARP for either on both and routes over one; \
+                 give each a subnet of its own.",
                 list(inside.iter().map(|rail| rail.device.as_str())),
                 if are_twins { ", the twins of one cable," } else { "" },
                 std::net::Ipv4Addr::from_bits(network),
@@ -208,7 +221,8 @@ pub(super) fn gbps(mbps: u32) -> String {
     if tenths % 10 == 0 { format!("{} Gb/s", tenths / 10) } else { format!("{}.{} Gb/s", tenths / 10, tenths % 10) }
 }
 
-fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
+/// Names as a sentence lists them.
+pub(super) fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
     let names: Vec<&str> = names.collect();
     match names.as_slice() {
         [all @ .., last] if !all.is_empty() => format!("{} and {last}", all.join(", ")),

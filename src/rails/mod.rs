@@ -29,6 +29,7 @@ pub use interfaces::{Interface, interfaces};
 pub use pcie::{LinkRate, PciFunction};
 pub use report::report;
 
+use crate::error::{Error, Result};
 use crate::verbs::{GidEntry, PortInfo};
 use port::Port;
 use std::path::Path;
@@ -136,6 +137,21 @@ pub struct PcieLink {
     pub rate: Option<LinkRate>,
     /// What it carries in payload in Mb/s, one direction; `None`: not known, the ports' speeds alone count.
     pub payload_mbps: Option<u32>,
+}
+
+/// Whether sysfs can be read at the place that `NCCL_SPARK_SYSFS` names: without it the rails' links and cables are unknown, and the
+/// rate would be the sum of all ports.
+///
+/// # Errors
+/// [`Error::Setting`] when it cannot.
+pub fn check_sysfs(sysfs: &str) -> Result<()> {
+    let allowed = match std::fs::metadata(sysfs) {
+        Err(error) => format!("{error}"),
+        Ok(_) if Path::new(sysfs).join("class").is_dir() => return Ok(()),
+        Ok(_) => "it has no folder `class`".to_owned(),
+    };
+    let (name, value) = ("NCCL_SPARK_SYSFS".to_owned(), sysfs.to_owned());
+    Err(Error::Setting { name, value, allowed: format!("{allowed}; it must be where sysfs is mounted, usually /sys") })
 }
 
 /// Looks at all ports and says which are rails. `sysfs` is where sysfs is mounted ("/sys").

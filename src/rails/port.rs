@@ -15,6 +15,7 @@ pub(super) struct Port<'a> {
     pub(super) addresses: Vec<RailAddress>,
     pub(super) obstacle: Option<Obstacle>,
     pub(super) is_admitted: bool,
+    pub(super) is_in_sysfs: bool,
     /// Line rate in Mb/s; `None` where nobody says.
     pub(super) speed_mbps: Option<u32>,
     netdev_mtu_bytes: Option<u32>,
@@ -51,6 +52,7 @@ impl<'a> Port<'a> {
             addresses: addresses(facts, interfaces),
             obstacle: obstacle(facts),
             is_admitted: filter.admits(device, Some(port)),
+            is_in_sysfs: sysfs::has_device(sysfs, device),
             netdev_mtu_bytes: seen.map(|interface| interface.mtu).filter(|mtu| *mtu > 0),
             speed_mbps: Some(facts.info.speed_mbps)
                 .filter(|mbps| *mbps > 0)
@@ -115,7 +117,7 @@ impl<'a> Port<'a> {
     pub(super) fn refused(&self) -> Option<Refused> {
         let reason = match self.obstacle {
             _ if self.is_rail() => return None,
-            _ if !self.is_admitted => "NCCL_IB_HCA leaves it out".to_owned(),
+            _ if !self.is_admitted => "NCCL_IB_HCA excludes it".to_owned(),
             Some(obstacle) => obstacle.text(),
             None => return None,
         };

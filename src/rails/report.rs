@@ -1,160 +1,163 @@
-//! The survey as a page for a person.
+//! The survey as text for a person, in 80 columns: first the verdict, then what to change, then each port and PCIe link.
 
-use super::advice::gbps;
+use super::advice::{gbps, list};
 use super::pcie::ASSUMED_MAX_PAYLOAD_BYTES;
 use super::{Limit, PciFunction, PcieLink, Rail, RailAddress, Refused, Survey};
-use std::fmt::Write;
 use std::net::{IpAddr, Ipv6Addr};
 
-/// All ports in a table with the reason why each is in or out, the PCIe links, the rate to expect and what limits it,
-/// and the warnings.
+/// What would be merged and the rate to expect, or why nothing is usable; the warnings; all ports, each with the reason why it is
+/// used or not; the PCIe links.
 pub fn report(survey: &Survey) -> String {
-    let mut page = String::new();
-    let rails = survey.rails.iter().map(|rail| rail_row(rail, survey));
-    let rows: Vec<Row> = rails.chain(survey.refused.iter().map(refused_row)).collect();
-    if rows.is_empty() {
-        return "No RDMA device is visible. In a container: --device /dev/infiniband, and --network host.\n".to_owned();
+    if survey.rails.is_empty() && survey.refused.is_empty() {
+        let text = "No rail is usable: no RDMA device is visible. In a container: --device /dev/infiniband and --network host.";
+        return folded("", text);
     }
-    table(&mut page, &rows);
+    let mut page = if survey.rails.is_empty() { nothing_usable(survey) } else { merged(survey) };
+    for warning in &survey.warnings {
+        page += &folded("  ", &format!("WARNING: {warning}"));
+    }
     page.push('\n');
-    for (at, link) in survey.links.iter().enumerate() {
-        line(&mut page, format_args!("{}", link_text(at, link, survey)));
+    for rail in &survey.rails {
+        page += &rail_text(rail, survey);
     }
-    expected(&mut page, survey);
-    if !survey.warnings.is_empty() {
+    for refused in &survey.refused {
+        page += &refused_text(refused);
+    }
+    if !survey.links.is_empty() {
         page.push('\n');
     }
-    for warning in &survey.warnings {
-        line(&mut page, format_args!("WARNING: {warning}"));
+    for (at, link) in survey.links.iter().enumerate() {
+        page += &folded("  ", &link_text(at, link, survey));
     }
     page
 }
 
-const COLUMNS: usize = 9;
-const HEADINGS: [&str; COLUMNS] =
-    ["DEVICE", "PORT", "NETDEV", "PHYSICAL", "PCI", "LINK", "MTU", "SPEED", "ADDRESSES (GID INDEX)"];
-
-struct Row {
-    cells: [String; COLUMNS],
-    verdict: String,
+fn merged(survey: &Survey) -> String {
+    let names: Vec<String> = survey.rails.iter().map(|rail| format!("{}:{}", rail.device, rail.port)).collect();
+    let verdict = match names.as_slice() {
+        [name] => format!("1 rail is usable: {name}"),
+        _ => format!("{} rails are merged into one device: {}", names.len(), names.join(", ")),
+    };
+    let payload = survey.payload();
+    let limit = match payload.limit {
+        Limit::Nothing => "no port",
+        Limit::Cables => "the cables",
+        Limit::PcieLinks => "the PCIe links",
+    };
+    let (rate, bytes_rate) = (gbps(payload.mbps), f64::from(payload.mbps) / 8_000.0);
+    let expected = format!("expected payload: {rate} ({bytes_rate:.1} GB/s) each way, limited by {limit}");
+    let announced = format!("announced to NCCL: one device of {} Mb/s", survey.speed_mbps);
+    [verdict, expected, announced].iter().map(|line| folded("  ", line)).collect()
 }
 
-fn rail_row(rail: &Rail, survey: &Survey) -> Row {
+/// The reasons, each once, with the ports that it keeps out.
+fn nothing_usable(survey: &Survey) -> String {
+    let mut reasons: Vec<(&str, Vec<String>)> = Vec::new();
+    for Refused { device, port, reason, .. } in &survey.refused {
+        let name = format!("{device}:{port}");
+        match reasons.iter_mut().find(|(known, _)| known == reason) {
+            Some((_, names)) => names.push(name),
+            None => reasons.push((reason, vec![name])),
+        }
+    }
+    let mut page = "No rail is usable:\n".to_owned();
+    for (reason, names) in reasons {
+        page += &folded("    ", &format!("  {}: {reason}", list(names.iter().map(String::as_str))));
+    }
+    page
+}
+
+fn rail_text(rail: &Rail, survey: &Survey) -> String {
     let twin = rail.twin.map(|at| format!(", twin of {}", survey.rails[at].device)).unwrap_or_default();
     let addresses: Vec<String> = rail.addresses.iter().map(address_text).collect();
-    Row {
-        cells: [
-            rail.device.clone(),
-            rail.port.to_string(),
-            or_dash(rail.netdev.clone()),
-            or_dash(rail.phys_port.clone()),
-            pci_text(rail.pci.as_ref()),
-            or_dash(rail.pci.as_ref().and_then(|pci| pci.current).map(|rate| rate.to_string())),
-            rail.path_mtu_bytes.to_string(),
-            gbps(rail.speed_mbps),
-            addresses.join(" "),
-        ],
-        verdict: format!("in: cable {}, link {}{twin}", rail.cable, rail.link),
-    }
+    let mut parts = place(rail.netdev.as_deref(), rail.phys_port.as_deref(), rail.pci.as_ref());
+    parts.push(gbps(rail.speed_mbps));
+    parts.push(format!("path MTU {}", rail.path_mtu_bytes));
+    let head = format!("{}:{}  used: cable {}, PCIe link {}{twin}", rail.device, rail.port, rail.cable, rail.link);
+    [folded("    ", &head), indented(&parts.join(", ")), indented(&addresses.join(", "))].concat()
 }
 
-fn refused_row(refused: &Refused) -> Row {
-    let dash = || "-".to_owned();
-    Row {
-        cells: [
-            refused.device.clone(),
-            refused.port.to_string(),
-            or_dash(refused.netdev.clone()),
-            or_dash(refused.phys_port.clone()),
-            pci_text(refused.pci.as_ref()),
-            or_dash(refused.pci.as_ref().and_then(|pci| pci.current).map(|rate| rate.to_string())),
-            dash(),
-            dash(),
-            dash(),
-        ],
-        verdict: format!("out: {}", refused.reason),
-    }
+fn refused_text(refused: &Refused) -> String {
+    let head = format!("{}:{}  not used: {}", refused.device, refused.port, refused.reason);
+    let parts = place(refused.netdev.as_deref(), refused.phys_port.as_deref(), refused.pci.as_ref());
+    folded("    ", &head) + &indented(&parts.join(", "))
 }
 
-fn pci_text(pci: Option<&PciFunction>) -> String {
-    match pci {
-        Some(pci) if pci.is_virtual => format!("{} (VF of {}.{})", pci.address, pci.slot, pci.function),
-        Some(pci) => pci.address.clone(),
-        None => "none".to_owned(),
-    }
+/// Where a port is: interface, physical port, PCI function and its link's rate, as far as they are known.
+fn place(netdev: Option<&str>, phys_port: Option<&str>, pci: Option<&PciFunction>) -> Vec<String> {
+    let physical = phys_port.map(|name| format!(" ({name})")).unwrap_or_default();
+    let mut parts = vec![format!("{}{physical}", netdev.unwrap_or("no visible interface"))];
+    parts.extend(pci.map(|pci| match pci.is_virtual {
+        true => format!("PCI {} (VF of {}.{})", pci.address, pci.slot, pci.function),
+        false => format!("PCI {}", pci.address),
+    }));
+    parts.extend(pci.and_then(|pci| pci.current).map(|rate| rate.to_string()));
+    parts
 }
 
 fn address_text(address: &RailAddress) -> String {
     let ip: IpAddr = Ipv6Addr::from(address.gid).to_canonical();
     let prefix = address.prefix.map(|prefix| format!("/{prefix}")).unwrap_or_default();
-    format!("{ip}{prefix} ({})", address.gid_index)
-}
-
-fn or_dash(text: Option<String>) -> String {
-    text.unwrap_or_else(|| "-".to_owned())
-}
-
-fn table(page: &mut String, rows: &[Row]) {
-    let width = |column: usize| {
-        let cells = rows.iter().map(|row| row.cells[column].len());
-        cells.chain([HEADINGS[column].len()]).max().unwrap_or(0)
-    };
-    let widths: [usize; COLUMNS] = std::array::from_fn(width);
-    let mut put = |cells: [&str; COLUMNS], verdict: &str| {
-        for (cell, width) in cells.iter().zip(widths) {
-            page.push_str(cell);
-            page.extend(std::iter::repeat_n(' ', width - cell.len() + 2));
-        }
-        page.push_str(verdict);
-        page.push('\n');
-    };
-    put(HEADINGS, "VERDICT");
-    for row in rows {
-        put(std::array::from_fn(|column| row.cells[column].as_str()), &row.verdict);
-    }
+    format!("{ip}{prefix} (GID {})", address.gid_index)
 }
 
 fn link_text(at: usize, link: &PcieLink, survey: &Survey) -> String {
+    let devices = link.devices.join(", ");
     let (Some(slot), Some(rate), Some(payload_mbps)) = (&link.slot, link.rate, link.payload_mbps) else {
-        return format!("link {at}: {}, no PCIe link known: the port's speed counts", link.devices.join(" "));
+        return format!("PCIe link {at}: unknown, so the port's speed counts; {devices}");
     };
     let function = survey.rails.iter().find(|rail| rail.link == at).and_then(|rail| rail.pci.as_ref());
     let size = match function.and_then(|function| function.max_payload_bytes) {
-        Some(bytes) => format!("{bytes} bytes"),
-        None => format!("{ASSUMED_MAX_PAYLOAD_BYTES} bytes, assumed (its setting is readable as root)"),
+        Some(bytes) => format!("MaxPayload {bytes} B"),
+        None => format!("MaxPayload {ASSUMED_MAX_PAYLOAD_BYTES} B assumed (root can read it)"),
     };
-    let shared = if link.devices.len() > 1 { ", shared by" } else { ":" };
-    format!(
-        "link {at}: {slot} {rate}{shared} {}; carries {} of payload in transactions of {size}",
-        link.devices.join(" "),
-        gbps(payload_mbps),
-    )
+    let shared = if link.devices.len() > 1 { "shared by " } else { "" };
+    format!("PCIe link {at}: {slot} {rate}, {size}, carries {}; {shared}{devices}", gbps(payload_mbps))
 }
 
-fn expected(page: &mut String, survey: &Survey) {
-    let payload = survey.payload();
-    let limit = match payload.limit {
-        Limit::Nothing => {
-            line(page, format_args!("expected: nothing, no port is usable"));
-            return;
+/// What a terminal is wide at least.
+const COLUMNS: usize = 80;
+
+fn indented(text: &str) -> String {
+    folded("    ", &format!("    {text}"))
+}
+
+/// `text` in lines of at most [`COLUMNS`], the second and later ones behind `indent`. A longer word stays whole.
+fn folded(indent: &str, text: &str) -> String {
+    let mut page = String::new();
+    let mut line = text.chars().take_while(|c| *c == ' ').collect::<String>();
+    let mut is_empty = true;
+    // Two spaces between words stay.
+    for word in text.trim_start().split(' ') {
+        let width = line.chars().count() + usize::from(!is_empty) + word.chars().count();
+        if !is_empty && width > COLUMNS {
+            page += line.trim_end();
+            page.push('\n');
+            line = indent.to_owned();
+            is_empty = true;
         }
-        Limit::Cables => "the cables, less RoCE framing",
-        Limit::PcieLinks => "PCIe",
-    };
-    line(
-        page,
-        format_args!(
-            "expected: {} ({:.1} GB/s) each way over {} rail{}, limited by {limit}",
-            gbps(payload.mbps),
-            f64::from(payload.mbps) / 8_000.0,
-            survey.rails.len(),
-            if survey.rails.len() == 1 { "" } else { "s" },
-        ),
-    );
-    line(page, format_args!("announced to NCCL: one device, speed {} Mb/s", survey.speed_mbps));
+        if !is_empty {
+            line.push(' ');
+        }
+        line += word;
+        is_empty = false;
+    }
+    page + line.trim_end() + "\n"
 }
 
-fn line(page: &mut String, text: std::fmt::Arguments<'_>) {
-    // Writing to a String cannot fail.
-    let _ = writeln!(page, "{text}");
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_lines_are_folded_between_words() {
+        let words = "word ".repeat(30);
+        let text = folded("    ", &format!("  {words}"));
+        assert!(text.lines().count() == 2 && text.lines().all(|line| line.len() <= COLUMNS), "{text}");
+        assert!(text.starts_with("  word word") && text.lines().nth(1).unwrap().starts_with("    word"), "{text}");
+        assert_eq!(text.split_whitespace().count(), 30);
+        let long = "x".repeat(100);
+        assert_eq!(folded("  ", &format!("a {long} b")), format!("a\n  {long}\n  b\n"));
+        assert_eq!(folded("", "a:1  used"), "a:1  used\n");
+    }
 }

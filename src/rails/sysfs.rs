@@ -5,6 +5,11 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+/// Whether sysfs lists an RDMA device.
+pub(super) fn has_device(sysfs: &Path, device: &str) -> bool {
+    rdma_device(sysfs, device).exists()
+}
+
 /// The system image GUID of a device: one value for all functions of one adapter.
 ///
 /// Four functions of a DGX Spark show one value and node GUIDs of their own (`ibstat` in geerlingguy/sbc-reviews#92).

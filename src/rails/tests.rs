@@ -1,7 +1,7 @@
 //! Whole hosts: Sparks with one cable and two, virtual functions in a container, plain hosts, soft-RoCE.
 
 use super::testbed::{Function, Host, SPARK_GUID, hca, link_local, spark, spark_function};
-use super::{Interface, Limit, LinkRate, Survey, interfaces, report, survey};
+use super::{Interface, Limit, LinkRate, Survey, check_sysfs, interfaces, report, survey};
 use crate::verbs::{LinkLayer, PortState};
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
@@ -95,7 +95,7 @@ fn a_filter_within_one_link_is_warned_of_with_the_pair_that_uses_both() {
     assert_eq!((found.rails[0].link, found.rails[1].link), (0, 0));
     assert_eq!(found.speed_mbps, 112_027);
     assert!(reason(&found, "roceP2p1s0f0").contains("NCCL_IB_HCA"));
-    assert_warned(&found, 1, &["share one PCIe link (Gen5 x4)", "NCCL_IB_HCA=rocep1s0f0,roceP2p1s0f0 uses both"]);
+    assert_warned(&found, 1, &["share one PCIe link (Gen5 x4)", "set NCCL_IB_HCA=rocep1s0f0,roceP2p1s0f0 to use both"]);
 
     // The pair is of one cable where there is one, and not with some other adapter.
     let other = Function {
@@ -108,7 +108,7 @@ fn a_filter_within_one_link_is_warned_of_with_the_pair_that_uses_both() {
     };
     let functions: Vec<_> = spark(&[0, 1]).into_iter().chain([other]).collect();
     let found = Host::new(&functions).survey("=rocep1s0f0,rocep1s0f1");
-    assert_warned(&found, 1, &["NCCL_IB_HCA=rocep1s0f0,roceP2p1s0f0 uses both"]);
+    assert_warned(&found, 1, &["set NCCL_IB_HCA=rocep1s0f0,roceP2p1s0f0 to use both"]);
 
     for both in ["rocep1s0f0,roceP2p1s0f0", "rocep1s0f0,roceP2p1s0f1", "^=rocep1s0f1,roceP2p1s0f1"] {
         let found = host.survey(both);
@@ -125,7 +125,7 @@ fn a_filter_that_leaves_out_the_twin_or_everything_is_warned_of() {
     let found = host.survey("rocep1s0f0");
     assert_eq!((names(&found), found.speed_mbps), (vec!["rocep1s0f0"], 112_027));
     assert_eq!(found.rails[0].twin, None);
-    assert_warned(&found, 1, &["112 Gb/s of its port's 200 Gb/s", "twin roceP2p1s0f0", "NCCL_IB_HCA leaves it out"]);
+    assert_warned(&found, 1, &["112 Gb/s of its port's 200 Gb/s", "NCCL_IB_HCA excludes its twin roceP2p1s0f0"]);
 
     let found = host.survey("rocep2s0f0");
     assert!(found.rails.is_empty());
@@ -134,7 +134,11 @@ fn a_filter_that_leaves_out_the_twin_or_everything_is_warned_of() {
 
     // A prefix names nobody in particular; a whole name that is down does.
     assert_warned(&host.survey("roce"), 0, &[]);
-    assert_warned(&host.survey("rocep1s0f0,roceP2p1s0f0,rocep1s0f1"), 1, &["names rocep1s0f1, but the port is down"]);
+    assert_warned(
+        &host.survey("rocep1s0f0,roceP2p1s0f0,rocep1s0f1"),
+        1,
+        &["names rocep1s0f1, which is not usable: the port is down"],
+    );
 }
 
 #[test]
@@ -327,7 +331,7 @@ fn soft_roce_works_without_pci() {
     assert_eq!((found.speed_mbps, found.guid), (20_000, 1));
     assert_eq!(found.links[0].payload_mbps, None);
     assert_warned(&found, 0, &[]);
-    assert!(report(&found).contains("no PCIe link known"));
+    assert!(report(&found).contains("PCIe link 0: unknown"));
 }
 
 #[test]
@@ -335,7 +339,7 @@ fn a_port_without_a_speed_takes_its_interfaces_or_an_assumed_one() {
     let host = Host::new(&[Function { speed_mbps: 0, ..spark_function(0, 0) }]);
     let found = host.survey("");
     assert_eq!(found.speed_mbps, 10_000);
-    assert_warned(&found, 1, &["rocep1s0f0 does not tell its speed"]);
+    assert_warned(&found, 1, &["rocep1s0f0 reports no speed; 10 Gb/s is assumed"]);
     std::fs::write(host.path("class/net/enp1s0f0np0/speed"), "25000\n").unwrap();
     assert_eq!(host.survey("").speed_mbps, 25_000);
     std::fs::write(host.path("class/net/enp1s0f0np0/speed"), "-1\n").unwrap();
@@ -394,17 +398,49 @@ fn the_order_does_not_depend_on_the_order_of_the_devices() {
 fn the_page_for_a_person_says_what_is_merged_and_why_not() {
     let page = report(&Host::new(&spark(&[0])).survey(""));
     println!("{page}");
+    let verdict = "2 rails are merged into one device: rocep1s0f0:1, roceP2p1s0f0:1\n\
+                   expected payload: 196.1 Gb/s (24.5 GB/s) each way, limited by the cables\n\
+                   announced to NCCL: one device of 200000 Mb/s\n\n\
+                   rocep1s0f0:1  used: cable 0, PCIe link 0, twin of roceP2p1s0f0\n";
+    assert!(page.starts_with(verdict), "{page}");
     for words in [
-        "rocep1s0f0",
-        "192.168.100.1/24 (3)",
-        "in: cable 0, link 0, twin of roceP2p1s0f0",
-        "out: the port is down",
-        "link 0: 0000:01:00 Gen5 x4, shared by rocep1s0f0 rocep1s0f1; carries 112 Gb/s",
-        "expected: 196.1 Gb/s (24.5 GB/s) each way over 2 rails, limited by the cables",
-        "announced to NCCL: one device, speed 200000 Mb/s",
+        "    enp1s0f0np0 (p0), PCI 0000:01:00.0, Gen5 x4, 200 Gb/s, path MTU 4096\n",
+        "192.168.100.1/24 (GID 3)",
+        "rocep1s0f1:1  not used: the port is down",
+        "PCIe link 0: 0000:01:00 Gen5 x4, MaxPayload 256 B, carries 112 Gb/s; shared by\n  rocep1s0f0, rocep1s0f1\n",
     ] {
         assert!(page.contains(words), "no {words:?} in\n{page}");
     }
+    assert!(page.lines().all(|line| line.len() <= 80), "{page}");
+    let one = report(&Host::new(&[spark_function(0, 0)]).survey(""));
+    assert!(one.starts_with("1 rail is usable: rocep1s0f0:1\nexpected payload: 112 Gb/s"), "{one}");
     let empty = survey(Path::new("/nonexistent"), &[], &interfaces().unwrap(), &hca(""));
-    assert!(report(&empty).contains("--device /dev/infiniband"));
+    let page = report(&empty);
+    assert!(page.starts_with("No rail is usable") && page.contains("--device\n/dev/infiniband"), "{page}");
+}
+
+#[test]
+fn where_nothing_is_usable_the_page_begins_with_the_reasons() {
+    let page = report(&Host::new(&spark(&[])).survey("^rocep1s0f1"));
+    let down = "the port is down: no cable, or its interface is not up";
+    let reasons = format!(
+        "No rail is usable:\n  rocep1s0f0:1, roceP2p1s0f0:1 and roceP2p1s0f1:1: the port is down: no cable,\n    or its \
+         interface is not up\n  rocep1s0f1:1: NCCL_IB_HCA excludes it\n\nrocep1s0f0:1  not used: {down}\n"
+    );
+    assert!(page.starts_with(&reasons), "{page}");
+    assert!(page.lines().all(|line| line.len() <= 80), "{page}");
+}
+
+#[test]
+fn a_sysfs_that_is_not_there_is_an_error_and_one_without_the_devices_a_warning() {
+    let host = Host::new(&spark(&[0, 1]));
+    check_sysfs(host.path("").to_str().unwrap()).unwrap();
+    for (sysfs, why) in [("/no/such/sys", "No such file"), (host.path("class").to_str().unwrap(), "no folder `class`")]
+    {
+        let error = check_sysfs(sysfs).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("NCCL_SPARK_SYSFS=\"{sysfs}\"")) && error.contains(why), "{error}");
+    }
+    let elsewhere = tempfile::tempdir().unwrap();
+    let found = survey(elsewhere.path(), &host.ports, &host.interfaces, &hca("rocep1s0f0"));
+    assert_warned(&found, 1, &["does not list rocep1s0f0 (class/infiniband)", "NCCL_SPARK_SYSFS"]);
 }

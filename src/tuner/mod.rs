@@ -90,13 +90,13 @@ impl Policy {
             return inert("NCCL_SPARK_TUNER=off".to_owned());
         }
         if mode == Mode::Auto && !host.gpu.contains(GB10) {
-            return inert(format!("the GPU is {}, not a {GB10} (NCCL_SPARK_TUNER=on acts on any)", host.gpu));
+            return inert(format!("the GPU is {}, not a {GB10} (NCCL_SPARK_TUNER=on overrides this)", host.gpu));
         }
         if let Some(other) = network.filter(|name| !name.eq_ignore_ascii_case("Spark")) {
-            return inert(format!("NCCL_NET={other} asks for another network"));
+            return inert(format!("NCCL_NET={other} selects another network"));
         }
         if let Some(other) = tuner_plugin.filter(|name| !name.contains("spark")) {
-            return inert(format!("NCCL_TUNER_PLUGIN={other} asks for another tuner or none"));
+            return inert(format!("NCCL_TUNER_PLUGIN={other} selects another tuner or none"));
         }
         let mut warnings = Vec::new();
         let mut chosen = (Origin::Shipped, shipped::rows());
@@ -109,12 +109,12 @@ impl Policy {
             if let Some(of) = learned_on.filter(|of| **of != host) {
                 // A port that is down on one host must not keep its jobs from starting, as another table than the peer's would.
                 let what = match is_for(of) {
-                    true => "it is used, though the rails differ",
-                    false => "it is not used",
+                    true => "used, although the rails differ",
+                    false => "not used",
                 };
                 warnings.push(format!(
-                    "NCCL_SPARK_TUNER_TABLE was learned on {of}, and this is {host}: {what}; run nccl-spark tune collectives again if \
-                     this machine stays as it is, or take the table out of the settings file"
+                    "NCCL_SPARK_TUNER_TABLE was learned on {of}, this host is {host}: {what}; run nccl-spark tune collectives again, \
+                     or remove the table from the settings file"
                 ));
             }
         }
@@ -139,7 +139,7 @@ impl Policy {
             Self::Acting(rules) => rules,
         };
         if !is_ours {
-            return inert("this network does not carry the communicator, or it shares its parent's resources");
+            return inert("the communicator uses another network, or shares its parent's resources");
         }
         if nodes < 2 {
             return inert("the communicator is on one node");
@@ -232,7 +232,7 @@ impl Tuner {
         let place = row.choice.algorithm.number() * PROTOCOLS + row.choice.protocol.number();
         let is_allowed = costs[place] >= 0.0;
         if acting.is_new(collective, bytes) {
-            let what = if is_allowed { "" } else { ", which NCCL has disabled: left to NCCL" };
+            let what = if is_allowed { "" } else { ", disabled by NCCL: not applied" };
             tracing::debug!("tuner: {collective} of {bytes} bytes: {}{what}", row.choice);
         }
         if !is_allowed {

@@ -56,7 +56,7 @@ macro_rules! words {
                 let known = Self::ALL.iter().find(|one| one.word() == text);
                 known.copied().ok_or_else(|| {
                     let words: Vec<&str> = Self::ALL.iter().map(|one| one.word()).collect();
-                    format!("{text:?} is none of {}", words.join(", "))
+                    format!("{} is not one of {}", quoted(text), words.join(", "))
                 })
             }
         }
@@ -152,25 +152,25 @@ impl Table {
     /// In words: two rows hold for one size, a row is out of range, or there are more than [`MAX_ROWS`].
     pub fn new(fingerprint: Option<Fingerprint>, mut rows: Vec<Row>) -> Result<Self, String> {
         if rows.len() > MAX_ROWS {
-            return Err(format!("{} rows, more than {MAX_ROWS}", rows.len()));
+            return Err(format!("{} rows; {MAX_ROWS} are allowed", rows.len()));
         }
         rows.sort_by_key(|row| (row.collective, row.ranks, row.from_bytes));
         for row in &rows {
             let channels = row.choice.channels;
             if !(2..=MAX_RANKS).contains(&row.ranks) {
-                return Err(format!("{row}: 2 to {MAX_RANKS} ranks"));
+                return Err(format!("row {row}: ranks must be 2 to {MAX_RANKS}"));
             }
             if !(1..=MAX_CHANNELS).contains(&channels) {
-                return Err(format!("{row}: 1 to {MAX_CHANNELS} channels"));
+                return Err(format!("row {row}: channels must be 1 to {MAX_CHANNELS}"));
             }
             if row.from_bytes > row.to_bytes {
-                return Err(format!("{row}: the first size is above the last"));
+                return Err(format!("row {row}: the first size is above the last"));
             }
         }
         for pair in rows.windows(2) {
             let is_same = (pair[0].collective, pair[0].ranks) == (pair[1].collective, pair[1].ranks);
             if is_same && pair[1].from_bytes <= pair[0].to_bytes {
-                return Err(format!("{} and {} hold for one size", pair[0], pair[1]));
+                return Err(format!("rows {} and {} overlap", pair[0], pair[1]));
             }
         }
         Ok(Self { fingerprint, rows })
@@ -205,7 +205,7 @@ impl FromStr for Fingerprint {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.split('/').collect::<Vec<_>>()[..] {
             [gpu, rails, nccl] if ![gpu, rails, nccl].contains(&"") => Ok(Self::new(gpu, rails, nccl)),
-            _ => Err(format!("{text:?} is not GPU/RAILS/NCCL, as in NVIDIA_GB10/4x224054/2.28.9")),
+            _ => Err(format!("for={} is not GPU/RAILS/NCCL, as in NVIDIA_GB10/4x224054/2.28.9", quoted(text))),
         }
     }
 }
@@ -225,9 +225,9 @@ impl FromStr for Choice {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         let [algorithm, protocol, channels] = text.split('/').collect::<Vec<_>>()[..] else {
-            return Err(format!("{text:?} is not ALGORITHM/PROTOCOL/CHANNELS, as in ring/ll/2"));
+            return Err(format!("{} is not ALGORITHM/PROTOCOL/CHANNELS, as in ring/ll/2", quoted(text)));
         };
-        let channels = channels.parse().map_err(|_| format!("{channels:?} is no number of channels"))?;
+        let channels = channels.parse().map_err(|_| format!("{} is not a number of channels", quoted(channels)))?;
         Ok(Self { algorithm: algorithm.parse()?, protocol: protocol.parse()?, channels })
     }
 }
@@ -250,8 +250,8 @@ impl FromStr for Row {
             Some((collective, ranks, from, to, choice))
         };
         let (collective, ranks, from, to, choice) =
-            parts().ok_or_else(|| format!("{text:?} is no row, as in all_reduce@2:24577-49152=ring/ll/2"))?;
-        let number = |text: &str| text.parse::<u64>().map_err(|_| format!("{text:?} is no number"));
+            parts().ok_or("not a row, as in all_reduce@2:24577-49152=ring/ll/2")?;
+        let number = |text: &str| text.parse::<u64>().map_err(|_| format!("{} is not a number", quoted(text)));
         Ok(Self {
             collective: collective.parse()?,
             ranks: number(ranks)? as usize,
@@ -278,12 +278,22 @@ impl FromStr for Table {
         let mut parts = text.trim().trim_end_matches(';').split(';').map(str::trim);
         let head = parts.next().and_then(|head| head.strip_prefix("for="));
         let fingerprint = match head {
-            None => return Err("a table begins with for=GPU/RAILS/NCCL, or for=*".to_owned()),
+            None => return Err("a table must begin with for=GPU/RAILS/NCCL, or for=*".to_owned()),
             Some("*") => None,
             Some(text) => Some(text.parse()?),
         };
-        Self::new(fingerprint, parts.map(str::parse).collect::<Result<_, _>>()?)
+        let row = |(index, text): (usize, &str)| {
+            text.parse().map_err(|why| format!("row {} ({}): {why}", index + 1, quoted(text)))
+        };
+        Self::new(fingerprint, parts.enumerate().map(row).collect::<Result<_, _>>()?)
     }
+}
+
+/// A part of a table in an error, cut where it is long.
+fn quoted(text: &str) -> String {
+    const MOST: usize = 60;
+    let start: String = text.chars().take(MOST).collect();
+    if start.len() == text.len() { format!("{text:?}") } else { format!("{start:?}...") }
 }
 
 #[cfg(test)]
@@ -312,20 +322,20 @@ mod tests {
     #[test]
     fn what_is_no_table_is_refused_with_words() {
         for (text, words) in [
-            ("", "begins with for="),
-            ("all_reduce@2:1-2=ring/ll/1", "begins with for="),
+            ("", "must begin with for="),
+            ("all_reduce@2:1-2=ring/ll/1", "must begin with for="),
             ("for=a/b", "GPU/RAILS/NCCL"),
-            ("for=*;all_reduce", "is no row"),
-            ("for=*;all_to_all@2:1-2=ring/ll/1", "is none of broadcast, reduce"),
-            ("for=*;all_reduce@2:1-2=nvls/ll/1", "is none of tree, ring"),
-            ("for=*;all_reduce@2:1-2=ring/ll129/1", "is none of ll, ll128, simple"),
+            ("for=*;all_reduce", "row 1 (\"all_reduce\"): not a row"),
+            ("for=*;all_to_all@2:1-2=ring/ll/1", "is not one of broadcast, reduce"),
+            ("for=*;all_reduce@2:1-2=nvls/ll/1", "is not one of tree, ring"),
+            ("for=*;all_reduce@2:1-2=ring/ll129/1", "is not one of ll, ll128, simple"),
             ("for=*;all_reduce@2:1-2=ring/ll", "ALGORITHM/PROTOCOL/CHANNELS"),
-            ("for=*;all_reduce@2:1-2=ring/ll/0", "1 to 64 channels"),
-            ("for=*;all_reduce@2:1-2=ring/ll/65", "1 to 64 channels"),
-            ("for=*;all_reduce@1:1-2=ring/ll/1", "2 to 64 ranks"),
+            ("for=*;all_reduce@2:1-2=ring/ll/0", "channels must be 1 to 64"),
+            ("for=*;all_reduce@2:1-2=ring/ll/65", "channels must be 1 to 64"),
+            ("for=*;all_reduce@1:1-2=ring/ll/1", "ranks must be 2 to 64"),
             ("for=*;all_reduce@2:3-2=ring/ll/1", "above the last"),
-            ("for=*;all_reduce@2:1-8=ring/ll/1;all_reduce@2:8-9=ring/ll/1", "hold for one size"),
-            ("for=*;all_reduce@2:x-9=ring/ll/1", "is no number"),
+            ("for=*;all_reduce@2:1-8=ring/ll/1;all_reduce@2:8-9=ring/ll/1", "overlap"),
+            ("for=*;all_reduce@2:x-9=ring/ll/1", "\"x\" is not a number"),
         ] {
             let told = text.parse::<Table>().unwrap_err();
             assert!(told.contains(words), "{text}: {told}");

@@ -45,13 +45,13 @@ fn a_table_of_another_machine_is_not_used_and_said() {
     let other = Fingerprint { nccl: "2.30.7".to_owned(), ..facts().host };
     let (policy, warnings) = Policy::new(Facts { host: other, ..facts() });
     assert!(policy.to_string().starts_with("shipped table"), "{policy}");
-    let told = "was learned on NVIDIA_GB10/4x224054/2.28.9, and this is NVIDIA_GB10/4x224054/2.30.7";
+    let told = "was learned on NVIDIA_GB10/4x224054/2.28.9, this host is NVIDIA_GB10/4x224054/2.30.7";
     assert!(warnings.len() == 1 && warnings[0].contains(told), "{warnings:?}");
     // A port that is down is no other machine: a peer with the same table must find the same hash here.
     let (fewer_rails, warnings) =
         Policy::new(Facts { host: Fingerprint { rails: "3x168040".to_owned(), ..facts().host }, ..facts() });
     assert_eq!(fewer_rails.hash(), Policy::new(facts()).0.hash());
-    assert!(warnings.len() == 1 && warnings[0].contains("it is used, though the rails differ"), "{warnings:?}");
+    assert!(warnings.len() == 1 && warnings[0].contains("used, although the rails differ"), "{warnings:?}");
     let any = Facts { learned: Some("for=*;all_reduce@2:1-2=ring/ll/1".parse().unwrap()), ..facts() };
     assert!(Policy::new(any).1.is_empty());
 }
@@ -61,7 +61,7 @@ fn a_communicator_is_left_alone_unless_it_is_ours_with_one_rank_a_node() {
     let policy = policy(|_| ());
     assert!(matches!(policy.tuner(2, 2, true), Tuner::Acting(_)));
     for (ranks, nodes, is_ours, words) in [
-        (2, 2, false, "does not carry"),
+        (2, 2, false, "uses another network"),
         (2, 1, true, "on one node"),
         (1, 1, true, "on one node"),
         (4, 2, true, "more than one rank"),

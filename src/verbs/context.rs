@@ -51,7 +51,7 @@ impl Context {
         // SAFETY: the caller's promise.
         let Some(raw) = NonNull::new(unsafe { (library.open_device)(device) }) else {
             return Err(Error::last_os(format!(
-                "opening {name} (is /dev/infiniband there, and may this user open it?)"
+                "cannot open {name} (check that /dev/infiniband exists and that this user may open it)"
             )));
         };
         let close = CloseOnError { close: library.close_device, raw };
@@ -60,7 +60,7 @@ impl Context {
         // SAFETY: the context is open, and the struct is ours to write.
         let status = unsafe { (library.query_device)(raw.as_ptr(), &raw mut attributes) };
         if status != 0 {
-            return Err(Error::Os { what: format!("asking {name} for its limits"), errno: status });
+            return Err(Error::Os { what: format!("cannot query {name}"), errno: status });
         }
         let context = Self {
             library,
@@ -149,7 +149,7 @@ impl Pd {
     pub fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
         // SAFETY: the context is open.
         let raw = NonNull::new(unsafe { (context.library.alloc_pd)(context.raw.as_ptr()) })
-            .ok_or_else(|| Error::last_os(format!("ibv_alloc_pd on {}", context.name)))?;
+            .ok_or_else(|| Error::last_os(format!("cannot allocate a protection domain on {}", context.name)))?;
         Ok(Arc::new(Self { raw, context: Arc::clone(context) }))
     }
 
@@ -196,7 +196,7 @@ unsafe fn operations(context: NonNull<ibv_context>, name: &str) -> Result<Operat
     };
     match found {
         (Some(poll_cq), Some(post_send), Some(post_recv)) => Ok(Operations { poll_cq, post_send, post_recv }),
-        _ => Err(Error::Missing(format!("the provider of {name} cannot post and poll"))),
+        _ => Err(Error::Missing(format!("the provider of {name} lacks post and poll functions"))),
     }
 }
 

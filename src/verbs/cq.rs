@@ -41,7 +41,7 @@ impl Cq {
         let raw = NonNull::new(raw).ok_or_else(|| {
             let error = std::io::Error::last_os_error();
             let hint = super::memory::memory_hint(error.raw_os_error().unwrap_or(0));
-            Error::os(format!("creating a CQ of {entries} entries on {}{hint}", context.name()), &error)
+            Error::os(format!("cannot create a CQ of {entries} entries on {}{hint}", context.name()), &error)
         })?;
         let queue = Arc::new(Queue { raw, context: Arc::clone(context) });
         Ok(Self { queue, poll_cq: context.operations.poll_cq })
@@ -167,11 +167,11 @@ fn status_text(status: ibv_wc_status) -> &'static str {
         IBV_WC_MW_BIND_ERR => "memory window bind error",
         IBV_WC_BAD_RESP_ERR => "bad response from the peer",
         IBV_WC_LOC_ACCESS_ERR => "local access error",
-        IBV_WC_REM_INV_REQ_ERR => "the peer calls the request invalid",
-        IBV_WC_REM_ACCESS_ERR => "the peer refuses access to its memory, or its process has just ended",
-        IBV_WC_REM_OP_ERR => "the peer could not carry it out",
-        IBV_WC_RETRY_EXC_ERR => "no answer from the peer after all retries",
-        IBV_WC_RNR_RETRY_EXC_ERR => "the peer had no receive posted after all retries",
+        IBV_WC_REM_INV_REQ_ERR => "peer rejected the request",
+        IBV_WC_REM_ACCESS_ERR => "peer denied access to its memory, or its process has just ended",
+        IBV_WC_REM_OP_ERR => "peer could not complete the request",
+        IBV_WC_RETRY_EXC_ERR => "no acknowledgement from the peer after all retries",
+        IBV_WC_RNR_RETRY_EXC_ERR => "peer had no receive posted after all retries",
         IBV_WC_LOC_RDD_VIOL_ERR => "local RDD violation",
         IBV_WC_REM_INV_RD_REQ_ERR => "invalid RD request",
         IBV_WC_REM_ABORT_ERR => "aborted by the peer",

@@ -99,7 +99,7 @@ impl Qp {
         // SAFETY: the QP is alive, and the chain ends within the array. The provider copies what it needs of it.
         let status = unsafe { (self.operations.post_recv)(self.raw.as_ptr(), first, &raw mut refused) };
         if status != 0 {
-            return Err(self.refused("posting receives", status));
+            return Err(self.refused("cannot post receives", status));
         }
         Ok(())
     }
@@ -126,7 +126,7 @@ impl Qp {
         // reads only memory that a registration covers; inline, the provider reads what is readable for the call.
         let status = unsafe { (self.operations.post_send)(self.raw.as_ptr(), request, &raw mut refused) };
         if status != 0 {
-            return Err(self.refused("posting a write", status));
+            return Err(self.refused("cannot post a write", status));
         }
         Ok(())
     }
@@ -140,7 +140,7 @@ impl Qp {
 
     #[cold]
     fn too_long_for_inline(&self, bytes: u32) -> Box<Error> {
-        Box::new(Error::Argument(format!("{bytes} bytes inline on a QP that takes {}", self.inline_bytes())))
+        Box::new(Error::Argument(format!("{bytes} inline bytes on a QP that takes {}", self.inline_bytes())))
     }
 
     #[cold]
@@ -167,6 +167,6 @@ impl Cq {
 
     #[cold]
     fn broken(&self) -> Box<Error> {
-        Box::new(Error::last_os(format!("polling a CQ of {}", self.queue.context.name())))
+        Box::new(Error::last_os(format!("cannot poll a CQ of {}", self.queue.context.name())))
     }
 }

@@ -67,7 +67,7 @@ impl Context {
             let error = io::Error::last_os_error();
             return match error.kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
-                _ => Err(Error::os(format!("reading an event of {}", self.name()), &error)),
+                _ => Err(Error::os(format!("cannot read events of {}", self.name()), &error)),
             };
         }
         // SAFETY: `event` was just filled in.
@@ -95,7 +95,7 @@ impl Context {
             flags < 0 || libc::fcntl(descriptor, libc::F_SETFL, flags | libc::O_NONBLOCK) < 0
         };
         if failed {
-            return Err(Error::last_os(format!("making the events of {} non-blocking", self.name())));
+            return Err(Error::last_os(format!("cannot make the event descriptor of {} non-blocking", self.name())));
         }
         Ok(())
     }

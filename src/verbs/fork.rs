@@ -20,7 +20,11 @@ pub fn watch_for_fork() -> Result<()> {
     // SAFETY: the handler only stores to an atomic, which is allowed in a child of a threaded process. It stays mapped
     // for the life of the process: the library is linked with `-z nodelete`.
     ONCE.call_once(|| errno = unsafe { libc::pthread_atfork(None, None, Some(in_child)) });
-    if errno == 0 { Ok(()) } else { Err(Error::Os { what: "pthread_atfork".to_owned(), errno }) }
+    if errno == 0 {
+        Ok(())
+    } else {
+        Err(Error::Os { what: "cannot watch for fork() (pthread_atfork)".to_owned(), errno })
+    }
 }
 
 extern "C" fn in_child() {

@@ -63,8 +63,9 @@ impl Library {
         /// A field's value: the function, or an early return that names it.
         macro_rules! required {
             ($function_type:ty, $name:literal) => {
-                optional!($function_type, $name, c"IBVERBS_1.1")
-                    .ok_or_else(|| Error::Missing(format!("{path} has no function {}; {HOW_TO_GET}", $name)))?
+                optional!($function_type, $name, c"IBVERBS_1.1").ok_or_else(|| {
+                    Error::Missing(format!("the RDMA library {path} has no function {}; {HOW_TO_GET}", $name))
+                })?
             };
         }
         macro_rules! optional {
@@ -115,7 +116,7 @@ impl Library {
             return match error.raw_os_error() {
                 // What the library says without the kernel's verbs module.
                 Some(libc::ENOSYS) => Ok(Vec::new()),
-                _ => Err(Error::os(format!("listing the RDMA devices with {}", self.path), &error)),
+                _ => Err(Error::os(format!("cannot list RDMA devices with {}", self.path), &error)),
             };
         }
         let list = Arc::new(DeviceList { library: self, first });
@@ -186,8 +187,9 @@ impl Drop for DeviceList {
 }
 
 fn open(path: &str) -> Result<*mut c_void> {
-    let name = CString::new(path)
-        .map_err(|_| Error::Missing(format!("{path:?} is not a library's name; the usual one is libibverbs.so.1")))?;
+    let name = CString::new(path).map_err(|_| {
+        Error::Missing(format!("NCCL_IBVERBS_LIB={path:?} is not a file name; the default is libibverbs.so.1"))
+    })?;
     // SAFETY: `name` is a C string. Loading runs the library's initialisers, which is what the caller asks for.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if handle.is_null() {

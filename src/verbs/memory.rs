@@ -139,7 +139,9 @@ impl Mr {
         let library = pd.context().library;
         if access.contains(Access::RELAXED_ORDERING) && library.reg_mr_iova2.is_none() {
             // The plain call would drop the flag in silence.
-            return Err(Error::Missing("the verbs library has no ibv_reg_mr_iova2: no relaxed ordering".to_owned()));
+            return Err(Error::Missing(
+                "relaxed ordering is not available: the RDMA library has no ibv_reg_mr_iova2".to_owned(),
+            ));
         }
         let addr = memory.addr as *mut c_void;
         let raw = match library.reg_mr_iova2 {
@@ -157,7 +159,7 @@ impl Mr {
             let error = std::io::Error::last_os_error();
             let HostMemory { addr, len } = memory;
             let hint = memory_hint(error.raw_os_error().unwrap_or(0));
-            Error::os(format!("registering {len} bytes at {addr:#x} with {}{hint}", pd.context().name()), &error)
+            Error::os(format!("cannot register {len} bytes at {addr:#x} with {}{hint}", pd.context().name()), &error)
         })?;
         // SAFETY: the registration is alive, and nobody writes its keys.
         let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
@@ -193,7 +195,7 @@ impl Region {
     pub fn new(bytes: usize) -> Result<Arc<Self>> {
         let words = bytes.div_ceil(size_of::<AtomicU64>());
         if words == 0 {
-            return Err(Error::Argument("a region of 0 bytes".to_owned()));
+            return Err(Error::Argument("cannot map a region of 0 bytes".to_owned()));
         }
         let length = words * size_of::<AtomicU64>();
         let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -201,13 +203,14 @@ impl Region {
         // SAFETY: a new mapping at an address of the kernel's choice.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0) };
         if start == libc::MAP_FAILED {
-            return Err(Error::last_os(format!("mapping {length} bytes")));
+            return Err(Error::last_os(format!("cannot map {length} bytes")));
         }
         // A fork would give this process new pages on its next write, while the NIC goes on writing the old ones. Kernels
         // before 5.12 do that; the later ones copy for the child, so a failure here is no loss.
         // SAFETY: the mapping was just made, and the advice changes only what a child inherits.
         unsafe { libc::madvise(start, length, libc::MADV_DONTFORK) };
-        let start = NonNull::new(start.cast()).ok_or_else(|| Error::Internal("a mapping at address 0".to_owned()))?;
+        let start = NonNull::new(start.cast())
+            .ok_or_else(|| Error::Internal("the kernel mapped memory at address 0".to_owned()))?;
         Ok(Arc::new(Self { start, words }))
     }
 
@@ -254,13 +257,12 @@ fn hint(limit_bytes: Option<u64>, meminfo: &str) -> String {
         Some(bytes) => format!("{} KiB", bytes / 1024),
     };
     let mut hint = format!(
-        " (the limit of locked memory is {limit}: raise it with ulimit -l unlimited; in a container: docker run --ulimit \
-         memlock=-1"
+        " (locked-memory limit is {limit}: raise it with ulimit -l unlimited; in a container: docker run --ulimit memlock=-1"
     );
     let cma = |name| field_kib(meminfo, name).unwrap_or(0);
     if cma("CmaTotal:") == 0 && cma("CmaFree:") > 0 {
         hint.push_str(
-            "; this kernel's /proc/meminfo has CmaFree but no CmaTotal, a fault that makes pinning fail: boot with kho=off, \
+            "; this kernel has a CMA bug that makes pinning fail (/proc/meminfo has CmaFree but no CmaTotal): boot with kho=off, \
              or use kernel 6.17",
         );
     }

@@ -119,7 +119,7 @@ impl Context {
             (None, Some(query_entry)) => self.gid_entries_of(port, query_entry)?,
             (None, None) => {
                 return Err(Error::Missing(format!(
-                    "the RDMA library cannot tell the kinds of {}'s addresses; rdma-core 32 or newer can",
+                    "the RDMA library cannot report the GID types of {}; install rdma-core 32 or newer",
                     self.name()
                 )));
             }
@@ -142,7 +142,7 @@ impl Context {
         };
         match status {
             0 => Ok(attributes),
-            errno => Err(Error::Os { what: format!("asking {} for port {port}", self.name()), errno }),
+            errno => Err(Error::Os { what: format!("cannot query {} port {port}", self.name()), errno }),
         }
     }
 
@@ -161,7 +161,7 @@ impl Context {
             unsafe { query_table(self.raw.as_ptr(), entries.as_mut_ptr(), room, 0, size_of::<ibv_gid_entry>()) };
         if written < 0 {
             let errno = i32::try_from(-written).unwrap_or(0);
-            return Err(Error::Os { what: format!("reading the GID table of {}", self.name()), errno });
+            return Err(Error::Os { what: format!("cannot read the GID table of {}", self.name()), errno });
         }
         // SAFETY: the library has written so many, and no more than there is room for.
         unsafe { entries.set_len(written.unsigned_abs().min(room)) };
@@ -182,7 +182,7 @@ impl Context {
                 // An empty place of the table.
                 libc::ENODATA => {}
                 errno => {
-                    let what = format!("reading GID {index} of {} port {port}", self.name());
+                    let what = format!("cannot read GID {index} of {} port {port}", self.name());
                     return Err(Error::Os { what, errno });
                 }
             }

@@ -166,7 +166,7 @@ impl Qp {
         attributes.ah_attr.sl = path.service_level;
         attributes.ah_attr.grh.dgid = ibv_gid { raw: path.remote_gid };
         attributes.ah_attr.grh.sgid_index = u8::try_from(path.gid_index)
-            .map_err(|_| Error::Argument(format!("GID index {} is over 255", path.gid_index)))?;
+            .map_err(|_| Error::Argument(format!("GID index {} is above 255", path.gid_index)))?;
         attributes.ah_attr.grh.hop_limit = HOP_LIMIT;
         attributes.ah_attr.grh.traffic_class = path.traffic_class;
         let mask = IBV_QP_AV
@@ -175,7 +175,7 @@ impl Qp {
             | IBV_QP_RQ_PSN
             | IBV_QP_MAX_DEST_RD_ATOMIC
             | IBV_QP_MIN_RNR_TIMER;
-        self.modify("ready to receive (RTR)", attributes, mask)
+        self.modify("RTR", attributes, mask)
     }
 
     /// RTR to RTS: from here on the QP also sends.
@@ -184,7 +184,7 @@ impl Qp {
     /// [`Error::Argument`] for a time-out or retry count out of range, [`Error::Os`] when the device refuses.
     pub fn ready_to_send(&mut self, timing: &Timing) -> Result<()> {
         if timing.timeout > 31 || timing.retry_count > 7 {
-            return Err(Error::Argument(format!("{timing:?}: the timeout ends at 31, the retry count at 7")));
+            return Err(Error::Argument(format!("{timing:?}: the timeout must be 0 to 31 and the retry count 0 to 7")));
         }
         let mut attributes = attributes(IBV_QPS_RTS);
         attributes.timeout = timing.timeout;
@@ -193,7 +193,7 @@ impl Qp {
         attributes.sq_psn = timing.send_psn;
         attributes.max_rd_atomic = MAX_READS;
         let mask = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
-        self.modify("ready to send (RTS)", attributes, mask)
+        self.modify("RTS", attributes, mask)
     }
 
     /// To ERR: nothing more is sent or taken, and what is posted completes as flushed.
@@ -215,9 +215,10 @@ impl Qp {
         let status = unsafe { (self.pd.context().library.modify_qp)(self.raw.as_ptr(), &raw mut attributes, mask) };
         match status {
             0 => Ok(()),
-            errno => {
-                Err(Error::Os { what: format!("taking QP {} of {} to {state}", self.number, self.device()), errno })
-            }
+            errno => Err(Error::Os {
+                what: format!("cannot move QP {} of {} to {state}", self.number, self.device()),
+                errno,
+            }),
         }
     }
 }
@@ -265,7 +266,7 @@ fn create(
             let hint = super::memory::memory_hint(error.raw_os_error().unwrap_or(0));
             let QpCaps { send_requests, receive_requests, .. } = caps;
             let device = cq.queue.context.name();
-            let what = format!("creating a QP of {send_requests} + {receive_requests} requests on {device}{hint}");
+            let what = format!("cannot create a QP of {send_requests} + {receive_requests} requests on {device}{hint}");
             return Err(Error::os(what, &error));
         }
         inline_bytes /= 2;
@@ -286,7 +287,7 @@ fn mtu(bytes: u32) -> Result<ibv_mtu> {
         1024 => Ok(IBV_MTU_1024),
         2048 => Ok(IBV_MTU_2048),
         4096 => Ok(IBV_MTU_4096),
-        _ => Err(Error::Argument(format!("a path MTU of {bytes} bytes; it is 256, 512, 1024, 2048 or 4096"))),
+        _ => Err(Error::Argument(format!("path MTU {bytes} is not 256, 512, 1024, 2048 or 4096"))),
     }
 }
 

@@ -4,13 +4,13 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// The bytes end within a field.
-    #[error("it ends early")]
+    #[error("message is truncated")]
     Short,
     /// Bytes are left over.
-    #[error("{0} bytes are left over")]
+    #[error("{0} extra bytes")]
     Long(usize),
     /// A count or length is above its bound.
-    #[error("{what}: {count}, above {most}")]
+    #[error("{what}: {count}, at most {most} allowed")]
     Above {
         /// What is counted.
         what: &'static str,
@@ -20,10 +20,10 @@ pub enum Malformed {
         most: usize,
     },
     /// A path MTU that there is not.
-    #[error("path MTU {0}: it is 256, 512, 1024, 2048 or 4096")]
+    #[error("path MTU {0} is not 256, 512, 1024, 2048 or 4096")]
     PathMtu(u32),
     /// A field has a value that it cannot have.
-    #[error("{what} {value:#x}")]
+    #[error("invalid {what} {value:#x}")]
     Value {
         /// The field.
         what: &'static str,

@@ -45,13 +45,13 @@ pub struct Entry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// The group's size is none, or differs between its entries.
-    #[error("a group of {0} receives")]
+    #[error("invalid group of {0} receives")]
     Parts(u8),
     /// The entry stands in another's place.
-    #[error("part {0} in the place of part {1}")]
+    #[error("part {0} in place of part {1}")]
     Part(u8, u8),
     /// The buffer is larger than any receive, or wraps around.
-    #[error("a buffer of {bytes} bytes at {addr:#x}")]
+    #[error("invalid buffer of {bytes} bytes at {addr:#x}")]
     Buffer {
         /// The address it names.
         addr: u64,

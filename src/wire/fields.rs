@@ -28,7 +28,7 @@ pub(super) fn read_gid(r: &mut Reader<'_>) -> Result<[u8; 16], Malformed> {
     if of_one {
         Ok(gid)
     } else {
-        Err(Malformed::Value { what: "address of no port, beginning with", value: u64::from(high) })
+        Err(Malformed::Value { what: "port address, beginning with", value: u64::from(high) })
     }
 }
 

@@ -35,7 +35,7 @@ pub enum Foreign {
     Network,
     /// This plugin wrote it, in another version.
     #[error(
-        "the peer rank's plugin speaks protocol {0}, this one {PROTOCOL_VERSION}: install the same version on every node"
+        "the peer rank's plugin speaks protocol {0}, this one {PROTOCOL_VERSION}: install the same plugin version on every node"
     )]
     Version(u16),
     /// It has this plugin's mark, but is damaged.
@@ -121,7 +121,7 @@ mod tests {
         let mut bytes = Handle { address: "10.0.0.1:7".parse().unwrap(), token: [0; 16] }.encode();
         bytes[8] = 99;
         let text = Handle::decode(&bytes).unwrap_err().to_string();
-        assert!(text.contains("protocol 99") && text.contains("same version"), "{text}");
+        assert!(text.contains("protocol 99") && text.contains("same plugin version"), "{text}");
         bytes[0] = 2; // AF_INET, with which the handle of NCCL's own transports begins
         assert!(Handle::decode(&bytes).unwrap_err().to_string().contains("must load this plugin too"));
     }

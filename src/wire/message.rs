@@ -195,13 +195,13 @@ pub struct Header {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NotOurs {
     /// Something else talks to this port.
-    #[error("it does not speak this protocol")]
+    #[error("not a message of this plugin")]
     Stranger,
     /// Another version of the protocol.
-    #[error("it speaks protocol {0}, this side {PROTOCOL_VERSION}: install the same version on every node")]
+    #[error("peer speaks protocol {0}, this host {PROTOCOL_VERSION}: install the same plugin version on every node")]
     Version(u8),
     /// A body larger than any message.
-    #[error("it announces a message of {0} bytes, more than {MAX_BODY_BYTES}")]
+    #[error("message of {0} bytes announced; at most {MAX_BODY_BYTES} are allowed")]
     Size(usize),
 }
 
@@ -230,12 +230,12 @@ impl Message {
     /// What it is called in messages to a person.
     pub fn kind(&self) -> &'static str {
         match self {
-            Self::Hello(_) => "hello",
-            Self::Offer(_) => "offer",
-            Self::Refuse(_) => "refusal",
-            Self::Ready(_) => "ready",
-            Self::Go(_) => "go",
-            Self::Letter(_) => "letter",
+            Self::Hello(_) => "HELLO",
+            Self::Offer(_) => "OFFER",
+            Self::Refuse(_) => "REFUSE",
+            Self::Ready(_) => "READY",
+            Self::Go(_) => "GO",
+            Self::Letter(_) => "control",
         }
     }
 

@@ -197,9 +197,9 @@ static void refusals(struct link* l) {
 
   REFUSED(net->reg_mr(l->sender, l->out, 4096, NCCL_PTR_CUDA, &mhandle), ncclInvalidUsage, "regMr", "CUDA");
   CHECK(mhandle == NULL, "a refused registration left an mhandle");
-  REFUSED(net->reg_mr(l->sender, l->out, 4096, 16, &mhandle), ncclInvalidArgument, "regMr", "type is 16");
+  REFUSED(net->reg_mr(l->sender, l->out, 4096, 16, &mhandle), ncclInvalidArgument, "regMr", "type 16");
   REFUSED(net->reg_mr(l->sender, NULL, 4096, NCCL_PTR_HOST, &mhandle), ncclInvalidArgument, "regMr", "data");
-  REFUSED(net->reg_mr(l->listener, l->out, 8, NCCL_PTR_HOST, &mhandle), ncclInvalidArgument, "regMr", "listening");
+  REFUSED(net->reg_mr(l->listener, l->out, 8, NCCL_PTR_HOST, &mhandle), ncclInvalidArgument, "regMr", "listen comm");
 
   memset(foreign, 0x77, sizeof foreign);
   (void)warnings();

@@ -26,6 +26,19 @@ impl Heard {
     }
 }
 
+/// Keeps what is said from here on, on every thread, DEBUG and TRACE left out.
+pub fn everywhere() -> Heard {
+    let heard = Heard::default();
+    let kept = heard.clone();
+    let keep = move |level, words| {
+        if level <= Level::INFO {
+            kept.0.lock().unwrap().push((level, words));
+        }
+    };
+    tracing::subscriber::set_global_default(Listener(keep)).expect("the first");
+    heard
+}
+
 /// Shows on the screen what is said from here on, on every thread: for a run that is repeated.
 pub fn show() {
     tracing::subscriber::set_global_default(Listener(|_, words| eprintln!("{words}"))).expect("the first");

@@ -2,6 +2,7 @@
 #![allow(dead_code, unsafe_code, reason = "each test uses a part")]
 
 pub mod heard;
+pub mod skip;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -13,7 +14,12 @@ pub fn plugin_library() -> PathBuf {
     let candidates: Vec<PathBuf> =
         exe.ancestors().skip(1).take(2).map(|folder| folder.join("libnccl_net_spark.so")).collect();
     let built = candidates.iter().filter(|path| path.is_file()).max_by_key(|path| modified(path));
-    built.unwrap_or_else(|| panic!("no library at {candidates:?}: run `cargo build` first")).clone()
+    built.unwrap_or_else(|| panic!("no library at {candidates:?}: run `{}`", build_command())).clone()
+}
+
+/// What builds all that the tests need, in the profile of this test.
+pub fn build_command() -> &'static str {
+    if cfg!(debug_assertions) { "cargo build" } else { "cargo build --release" }
 }
 
 /// A path of the repository.
@@ -86,7 +92,7 @@ pub fn test_rails_of(profile: &str) -> TestRails {
 pub fn fabric_library() -> PathBuf {
     let exe = std::env::current_exe().expect("the test's own path");
     let built = exe.ancestors().nth(2).expect("cargo's folder").join("softverbs-ibverbs");
-    assert!(built.exists(), "{} is not built: cargo build --workspace", built.display());
+    assert!(built.exists(), "{} is not built: run `{}`", built.display(), build_command());
     built
 }
 

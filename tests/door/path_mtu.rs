@@ -53,7 +53,7 @@ fn an_offer_above_the_ports_path_mtu_ends_in_words_and_the_rest_goes_on() {
     for mtu in larger_than(own) {
         // The first error is the accepting end's, whose peer has told it why; the connecting end is told the same.
         let error = lied(&hosts, 1, 0, mtu).err().expect("no rail is left").to_string();
-        let told = format!("a path MTU of {mtu} is asked of {}, whose port has {own}", hosts[0].rails[0].name());
+        let told = format!("the peer asked for path MTU {mtu} on {}, whose port has {own}", hosts[0].rails[0].name());
         assert!(error.contains(&told) && error.contains(&format!(":{}", std::process::id())), "{error}");
         other.check(20);
     }
@@ -62,13 +62,14 @@ fn an_offer_above_the_ports_path_mtu_ends_in_words_and_the_rest_goes_on() {
 #[test]
 fn a_rail_whose_offer_is_above_its_path_mtu_is_left_out_with_a_line_and_the_others_carry() {
     let _turn = turn();
-    let hosts = [host(0), host(1)];
-    let own = own_mtu(&hosts[0]);
+    let own = own_mtu(&host(0));
     for mtu in larger_than(own) {
+        // A host says it once for all connections with a peer.
+        let hosts = [host(0), host(1)];
         let heard = Heard::default();
         let met = heard.by(|| lied(&hosts, 1, 1, mtu)).expect("a rail is left");
         let left_out = hosts[0].rails[1].name();
-        let told = format!("a path MTU of {mtu} is asked of {left_out}, whose port has {own}");
+        let told = format!("the peer asked for path MTU {mtu} on {left_out}, whose port has {own}");
         let lines: Vec<String> =
             heard.take().into_iter().filter(|(level, _)| *level <= Level::INFO).map(|(_, line)| line).collect();
         // Each end says it once, and names the other.
@@ -85,7 +86,7 @@ fn a_path_mtu_that_there_is_not_ends_in_words_and_the_rest_goes_on() {
     let (other, _taken) = tapped(&hosts);
     for mtu in NO_MTUS {
         let error = lied(&hosts, 1, 0, mtu).err().expect("it cannot be").to_string();
-        let told = format!("path MTU {mtu}: it is 256, 512, 1024, 2048 or 4096");
+        let told = format!("path MTU {mtu} is not 256, 512, 1024, 2048 or 4096");
         assert!(error.contains(&told) && error.contains("127.0.0.1:"), "{error}");
         other.check(22);
     }
@@ -98,7 +99,7 @@ fn a_greeting_with_a_path_mtu_that_there_is_not_is_a_strangers() {
     for mtu in NO_MTUS {
         let door = Door::open(&hosts[1]);
         let heard = Heard::default();
-        let (mut hello, told) = (greeting_of(&hosts, &door), format!("path MTU {mtu}: it is 256, 512, 1024"));
+        let (mut hello, told) = (greeting_of(&hosts, &door), format!("path MTU {mtu} is not 256, 512, 1024"));
         hello.rails[0].mtu_bytes = mtu;
         let mut stranger = dial(door.known.address);
         stranger.write_all(&Message::Hello(hello).encode()).unwrap();
@@ -106,7 +107,7 @@ fn a_greeting_with_a_path_mtu_that_there_is_not_is_a_strangers() {
             until(|| {
                 assert!(door.listen.accept().unwrap().is_none());
                 let lines = heard.take();
-                lines.iter().any(|(_, line)| line.contains("dropped")).then_some(lines)
+                lines.iter().any(|(_, line)| line.contains("rejected")).then_some(lines)
             })
         });
         let is_told = |line: &str| line.contains(&told) && line.contains("127.0.0.1:");

@@ -45,7 +45,7 @@ impl Stage {
 }
 
 fn is_told(text: &str) {
-    let told = "end 0 breaks the protocol: a message without immediate data";
+    let told = "end 0 violated the protocol: message without immediate data";
     assert!(text.contains(told) && text.contains("rail x0:1"), "{text}");
 }
 

@@ -77,12 +77,12 @@ check_says() {
 # check_lost I..., check_back I...: each of these rails was lost in the last run, or came back.
 check_lost() {
   local i
-  for i in "$@"; do check_says "rail a$i:1 to b$i:1 of .* is lost" "that rail $i was lost"; done
+  for i in "$@"; do check_says "rail a$i:1 to [^ ]* lost: .*peer rail b$i:1" "that rail $i was lost"; done
 }
 
 check_back() {
   local i
-  for i in "$@"; do check_says "rail a$i:1 to b$i:1 of .* carries again" "that rail $i came back"; done
+  for i in "$@"; do check_says "rail a$i:1 to [^ ]* recovered .*peer rail b$i:1" "that rail $i came back"; done
 }
 
 # test_program NAME: the path of the test program tests/NAME.rs.

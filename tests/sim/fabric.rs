@@ -289,7 +289,7 @@ impl Fabric {
 fn bring_up_host(dir: &Path, fabric: &str, profile: &str) -> Arc<Host> {
     let exe = std::env::current_exe().unwrap();
     let library = exe.ancestors().nth(2).unwrap().join("softverbs-ibverbs");
-    assert!(library.exists(), "{} is not built: cargo build --workspace", library.display());
+    assert!(library.exists(), "{} is not built: cargo build (with --release for a release test)", library.display());
     let variables = [
         ("SOFTVERBS_DIR", dir.display().to_string()),
         ("SOFTVERBS_FABRIC", fabric.to_owned()),

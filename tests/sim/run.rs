@@ -362,7 +362,7 @@ impl<'f> Run<'f> {
         match self.ending {
             Ending::Whole => false,
             Ending::BrokenOff { after } => has >= after,
-            Ending::BrokenOffOnTrial { after } => has >= after && self.pair.wardens[1].text().contains("on trial"),
+            Ending::BrokenOffOnTrial { after } => has >= after && self.pair.wardens[1].text().contains("under test"),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Rails that come and go, on one machine or on both.
 
 use crate::common::mix;
-use softverbs::fabric::{Action, control};
+use softverbs::control::{Action, control};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,7 @@
-//! What is measured, in which unit, and what becomes of the rounds.
+//! What is measured, in which unit, and how the rounds are summed up and compared.
+//!
+//! A figure is the median of its rounds, shown with their min..max. Two libraries differ where those ranges do not overlap;
+//! where they do, the ratio of the medians says nothing and is marked as no difference.
 
 use serde_json::{Map, Value, json};
 
@@ -9,9 +12,9 @@ pub enum Metric {
     Bandwidth,
     /// Messages a second.
     Rate,
-    /// Half a round trip that half of the messages kept to, in microseconds.
+    /// Half a round trip, median of the messages, in microseconds.
     P50,
-    /// Half a round trip that 99 of 100 messages kept to, in microseconds.
+    /// Half a round trip, 99th percentile of the messages, in microseconds.
     P99,
     /// The shortest half round trip, in microseconds.
     Least,
@@ -23,24 +26,28 @@ pub enum Metric {
     ReceiverMemory,
 }
 
-/// One value of each round.
+/// With fewer rounds ranges that do not overlap prove nothing: with five each it happens by chance once in 126 times, with three
+/// once in ten.
+const COMPARABLE_ROUNDS: usize = 5;
+
+/// One value per round.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Series {
-    /// Of what.
+    /// What was measured.
     pub metric: Metric,
     /// In the order of the rounds; one or more.
     pub rounds: Vec<f64>,
 }
 
 /// Where in a scenario.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
-    /// Messages of so many bytes.
+    /// Message size in bytes.
     Size(usize),
-    /// So many connections.
+    /// Number of connections.
     Connections(usize),
-    /// A part of a run in which a rail slows.
-    Phase(&'static str),
+    /// A part of a run during which a rail is slowed.
+    Phase(String),
 }
 
 /// What was measured at one place.
@@ -48,12 +55,21 @@ pub enum Place {
 pub struct Point {
     /// Where.
     pub place: Place,
-    /// The physical limit of the first metric, in its unit, where it is known.
+    /// What the links allow of the first metric, in its unit, where that is known.
     pub limit: Option<f64>,
-    /// What each side did: all have the same metrics.
+    /// The figures of each library: all have the same metrics.
     pub sides: Vec<Vec<Series>>,
-    /// Wrong bytes of each side; none where this place was not checked.
+    /// Wrong bytes of each library; none where this place was not checked.
     pub wrong: Option<Vec<u64>>,
+}
+
+/// One metric of two libraries.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Comparison {
+    /// Our median over the other library's.
+    pub ratio: f64,
+    /// Whether the ranges of the rounds overlap; none where they do not, but there are too few rounds to call that a difference.
+    pub no_difference: Option<bool>,
 }
 
 impl Metric {
@@ -71,18 +87,23 @@ impl Metric {
         }
     }
 
-    /// Its name and unit over a column.
-    pub fn head(self) -> &'static str {
+    /// Its name and its unit, the two lines above a column; no name where the unit says it.
+    pub fn head(self) -> [&'static str; 2] {
         match self {
-            Self::Bandwidth => "GB/s",
-            Self::Rate => "messages/s",
-            Self::P50 => "p50 us",
-            Self::P99 => "p99 us",
-            Self::Least => "min us",
-            Self::Connect => "connect one, ms",
-            Self::SenderMemory => "sender KiB each",
-            Self::ReceiverMemory => "receiver KiB each",
+            Self::Bandwidth => ["", "GB/s"],
+            Self::Rate => ["", "msg/s"],
+            Self::P50 => ["p50", "us"],
+            Self::P99 => ["p99", "us"],
+            Self::Least => ["min", "us"],
+            Self::Connect => ["connect", "ms each"],
+            Self::SenderMemory => ["sender", "KiB each"],
+            Self::ReceiverMemory => ["receiver", "KiB each"],
         }
+    }
+
+    /// Whether it is a time, of which the limit is the shortest possible.
+    pub fn is_time(self) -> bool {
+        matches!(self, Self::P50 | Self::P99 | Self::Least | Self::Connect)
     }
 }
 
@@ -116,19 +137,24 @@ impl Series {
 }
 
 impl Point {
-    /// The median of ours over that of the other side.
-    pub fn ratio(&self, metric: usize) -> Option<f64> {
+    /// How the two libraries compare in one metric.
+    pub fn compare(&self, metric: usize) -> Option<Comparison> {
         let [ours, theirs] = self.sides.as_slice() else { return None };
-        Some(ours.get(metric)?.median() / theirs.get(metric)?.median()).filter(|ratio| ratio.is_finite())
+        let (ours, theirs) = (ours.get(metric)?, theirs.get(metric)?);
+        let ratio = ours.median() / theirs.median();
+        let is_enough = [ours, theirs].iter().all(|series| series.rounds.len() >= COMPARABLE_ROUNDS);
+        let (ours, theirs) = (ours.spread(), theirs.spread());
+        let overlaps = ours.0 <= theirs.1 && theirs.0 <= ours.1;
+        ratio.is_finite().then_some(Comparison { ratio, no_difference: (overlaps || is_enough).then_some(overlaps) })
     }
 
     /// For programs; `names` are those of the sides.
     pub fn to_json(&self, names: &[&str]) -> Value {
         let mut point = Map::new();
-        match self.place {
-            Place::Size(bytes) => point.insert("size_bytes".to_owned(), bytes.into()),
-            Place::Connections(count) => point.insert("connections".to_owned(), count.into()),
-            Place::Phase(name) => point.insert("phase".to_owned(), name.into()),
+        match &self.place {
+            Place::Size(bytes) => point.insert("size_bytes".to_owned(), (*bytes).into()),
+            Place::Connections(count) => point.insert("connections".to_owned(), (*count).into()),
+            Place::Phase(name) => point.insert("phase".to_owned(), name.as_str().into()),
         };
         let metrics = self.sides.first().map(Vec::as_slice).unwrap_or_default();
         if let Some(first) = metrics.first() {
@@ -143,9 +169,13 @@ impl Point {
             point.insert((*name).to_owned(), figures.into());
         }
         if self.sides.len() == 2 {
-            let ratios = metrics.iter().enumerate();
-            let ratios = ratios.map(|(at, series)| (series.metric.key().to_owned(), self.ratio(at).into()));
-            point.insert("ratio_ours_to_theirs".to_owned(), ratios.collect::<Map<_, _>>().into());
+            let by_metric = |value: &dyn Fn(Comparison) -> Value| {
+                let metrics = metrics.iter().enumerate();
+                let of = |at| self.compare(at).map_or(Value::Null, value);
+                metrics.map(|(at, series)| (series.metric.key().to_owned(), of(at))).collect::<Map<_, _>>()
+            };
+            point.insert("ratio_ours_to_theirs".to_owned(), by_metric(&|one| one.ratio.into()).into());
+            point.insert("no_difference".to_owned(), by_metric(&|one| one.no_difference.into()).into());
         }
         point.into()
     }
@@ -172,7 +202,7 @@ pub fn significant(value: f64) -> String {
     format!("{rounded:.*}", (2 - digits).clamp(0, 9) as usize)
 }
 
-/// A size as the command line takes it where it is whole in one of the units.
+/// A size as the command line takes it: with K, M or G where it is a whole number of them.
 pub fn size(bytes: usize) -> String {
     for (unit, shift) in [("G", 30), ("M", 20), ("K", 10)] {
         if bytes >= 1 << shift && bytes.is_multiple_of(1 << shift) {
@@ -214,11 +244,30 @@ mod tests {
             "ours": { "bandwidth_gb_s": { "median": 2.0, "min": 1.0, "max": 3.0, "rounds": [1.0, 3.0, 2.0] }, "wrong_bytes": 0 },
             "theirs": { "bandwidth_gb_s": { "median": 4.0, "min": 3.0, "max": 5.0, "rounds": [4.0, 5.0, 3.0] }, "wrong_bytes": 7 },
             "ratio_ours_to_theirs": { "bandwidth_gb_s": 0.5 },
+            "no_difference": { "bandwidth_gb_s": true },
         });
         assert_eq!(told, expected);
         let alone = Point { sides: vec![vec![series(&[1.0])]], limit: None, wrong: None, ..point }.to_json(&["ours"]);
         assert_eq!((&alone["limit_bandwidth_gb_s"], alone.get("ratio_ours_to_theirs")), (&Value::Null, None));
         assert_eq!(alone["ours"]["wrong_bytes"], Value::Null);
+    }
+
+    #[test]
+    fn ranges_that_overlap_are_no_difference() {
+        let compare = |ours: &[f64], theirs: &[f64]| {
+            let sides = vec![vec![series(ours)], vec![series(theirs)]];
+            Point { place: Place::Size(8), limit: None, sides, wrong: None }.compare(0)
+        };
+        let differs = |ours: &[f64], theirs: &[f64]| compare(ours, theirs).unwrap().no_difference;
+        assert_eq!(differs(&[1.0, 2.0, 3.0], &[3.0, 4.0, 5.0]), Some(true));
+        assert_eq!(differs(&[3.0, 4.0, 9.0], &[1.0, 3.5, 3.6]), Some(true));
+        assert_eq!(differs(&[1.0, 2.0, 2.9, 2.9, 2.0], &[3.0, 4.0, 5.0, 4.0, 4.0]), Some(false));
+        assert_eq!(differs(&[6.0, 7.0, 8.0, 7.0, 7.0], &[3.0, 4.0, 5.0, 4.0, 4.0]), Some(false));
+        // Four rounds that do not overlap come about by chance too often.
+        assert_eq!(differs(&[1.0, 2.0, 2.9, 2.9], &[3.0, 4.0, 5.0, 4.0]), None);
+        assert_eq!(compare(&[1.0, 1.0, 1.0], &[2.0, 2.0, 2.0]).unwrap().ratio, 0.5);
+        assert_eq!(compare(&[1.0], &[]), None);
+        assert_eq!(compare(&[1.0], &[0.0]), None);
     }
 
     #[test]

@@ -1,4 +1,18 @@
-//! What the wiring lets through: the physical limit that results are held against.
+//! What the links let through: the limit that results are compared with, always of payload.
+//!
+//! A profile of the software fabric gives its links and cables in payload. A port's speed counts headers too, so what RoCE v2
+//! leaves of it is the limit.
+
+/// Around the payload of each RoCE v2 packet: preamble and gap 20, Ethernet 14, IPv4 20, UDP 8, base transport header 12,
+/// invariant CRC 4, frame check 4 (IEEE 802.3; InfiniBand Architecture annex A17).
+const HEADER_BYTES: f64 = 82.0;
+/// The payload of a packet at the largest path MTU.
+const PACKET_BYTES: f64 = 4096.0;
+
+/// What RoCE v2 leaves for payload of a port's speed, at the largest path MTU.
+pub fn payload_of_port(mbps: f64) -> f64 {
+    mbps * PACKET_BYTES / (PACKET_BYTES + HEADER_BYTES)
+}
 
 /// The wiring between two machines that are alike. Rates are in Mb/s of payload; 0 is no limit.
 #[derive(Debug, Clone, PartialEq)]
@@ -11,25 +25,25 @@ pub struct Wiring {
     pub rails: Vec<Rail>,
 }
 
-/// A rail: one way from a link to a cable.
+/// A rail: the path over one link and one cable.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rail {
     /// Index of its link.
     pub link: usize,
     /// Index of its cable.
     pub cable: usize,
-    /// What it carries in Mb/s; 0: no limit of its own.
+    /// Its own rate in Mb/s; 0: no limit of its own.
     pub line_mbps: f64,
-    /// The part that it carries at the moment; 1 for all.
+    /// The part of its rate that it has at the moment; 1 for all.
     pub factor: f64,
     /// One way, in microseconds.
     pub latency_us: f64,
 }
 
-/// What carries what is to be carried.
+/// What a connection can carry at best.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Limit {
-    /// Payload each way in Mb/s; none: no limit is known.
+    /// Payload in each direction in Mb/s; none: no limit is known.
     pub payload_mbps: Option<f64>,
     /// One way, in microseconds.
     pub latency_us: f64,
@@ -128,9 +142,15 @@ mod tests {
         assert_eq!(open.limit().gb_s(), None);
     }
 
+    /// By hand: 4096 of 4178 bytes.
+    #[test]
+    fn a_ports_speed_counts_headers() {
+        assert!((payload_of_port(200_000.0) - 196_074.7).abs() < 0.1);
+    }
+
     /// By hand: 8000 Mb/s are a byte a nanosecond.
     #[test]
-    fn a_limit_in_other_words() {
+    fn a_limit_in_other_units() {
         let limit = Limit { payload_mbps: Some(8_000.0), latency_us: 2.0 };
         assert_eq!((limit.gb_s(), limit.one_way_us(1000)), (Some(1.0), Some(3.0)));
         assert_eq!(limit.messages_per_s(1000), Some(1e6));

@@ -1,8 +1,9 @@
-//! Measures a plugin with single messages between two ranks, and another plugin in turn with it.
+//! `nccl-spark bench`: measures a plugin with single messages between two ranks, and another plugin in turns with it.
 //!
-//! Each library has two rank processes of its own (`rank`, driven by `side`), all started before the first measurement;
-//! those that are not measured wait on their line to the command. `scenario` and `slowdown` say what is done, round by
-//! round, `figures` what becomes of it, `limit` what the wiring would let through; `table`, `report` and `plot` tell it.
+//! Each library has two rank processes of its own (`rank`, driven by `side`); those that are not measured wait on the socket to
+//! the command. Each round has new processes. `scenario` and `slowdown` are what is done, round by
+//! round, `figures` sums the rounds up and compares them, `limit` is what the links let through; `table`, `report` and `plot`
+//! show the results.
 
 pub mod figures;
 pub mod limit;
@@ -40,60 +41,60 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use table::Table;
+use table::{Places, Table};
 
 /// Two: one sends, one receives.
 const RANKS: usize = 2;
-/// What a slowed rail carries of its rate.
-const FALLEN: f64 = 0.25;
-/// How often a command of the user's is looked after.
+/// The part of its rate that a slowed rail has.
+const SLOWED: f64 = 0.25;
+/// How often a command of the user's is polled.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// What is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Scenario {
-    /// Payload a second by size.
+    /// Payload per second, by message size.
     Bandwidth,
-    /// Half a round trip by size.
+    /// Half a round trip, by message size.
     Latency,
-    /// Small messages a second.
+    /// Small messages per second.
     Rate,
     /// 1, 2, 4 and more connections at once.
     Connections,
-    /// Bandwidth with one rail at a quarter of its rate (the software fabric; on verbs whatever rails there are).
+    /// Bandwidth with one rail at a quarter of its rate (software fabric; on verbs the rails as they are).
     Unequal,
-    /// A stream during which one rail falls to a quarter of its rate, and returns.
+    /// A stream during which one rail is slowed to a quarter of its rate and restored.
     Slowdown,
 }
 
-/// What to run, all of it checked already.
+/// What to run, checked.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// What is asked for; none: what the fabric allows.
+    /// Those asked for; none: all that the fabric allows.
     pub scenarios: Vec<Scenario>,
     /// Our library.
     pub plugin: PathBuf,
-    /// The version of the plugin interface to speak with it.
+    /// The version of the plugin interface to use with it.
     pub abi: Option<u32>,
     /// The other library.
     pub against: Option<PathBuf>,
-    /// The version of the plugin interface to speak with that.
+    /// The version of the plugin interface to use with that.
     pub against_abi: Option<u32>,
     /// Environment of the other library's ranks alone.
     pub against_env: Vec<(String, String)>,
     /// Rounds (1 or more).
     pub rounds: u32,
-    /// How long one measurement takes, about.
+    /// About how long one run takes.
     pub seconds: f64,
-    /// How long a rank rests when nothing moved, in microseconds.
+    /// How long a rank sleeps when nothing moved, in microseconds.
     pub rest_us: u32,
-    /// The first size, where the scenario's own is not wanted.
+    /// The first size, in place of the scenario's own.
     pub min_bytes: Option<usize>,
-    /// The greatest size, where the scenario's own is not wanted.
+    /// The largest size, in place of the scenario's own.
     pub max_bytes: Option<usize>,
     /// The factor from one size to the next (2 or more).
     pub step_factor: Option<usize>,
-    /// Messages under way on a connection (1 to 32).
+    /// Messages in flight on a connection (1 to 32).
     pub in_flight: usize,
     /// Connections of a stream (1 or more).
     pub channels: usize,
@@ -101,32 +102,32 @@ pub struct Plan {
     pub connection_bytes: usize,
     /// The most connections at once.
     pub max_connections: usize,
-    /// Size of the messages while a rail slows.
+    /// Size of the messages while a rail is slowed.
     pub flow_bytes: usize,
-    /// What the rails carry together, where the user knows it better.
+    /// What the rails carry together in payload, where the user says it.
     pub limit_mbps: Option<f64>,
-    /// Commands that let a rail fall and return.
+    /// Commands that slow a rail and restore it.
     pub turns: Option<[String; 2]>,
-    /// What the user calls the run.
+    /// The user's name for the run.
     pub label: Option<String>,
-    /// How long no rank may get anything done.
+    /// How long a run may make no progress.
     pub timeout: Duration,
     /// Environment of single ranks, of both libraries.
     pub rank_env: Vec<RankEnv>,
-    /// What the messages travel over.
+    /// The fabric asked for.
     pub fabric: Wish,
     /// The verbs library that the user's environment names.
     pub verbs_library: Option<String>,
-    /// Where the run is told as JSON.
+    /// Where the JSON goes.
     pub json: Option<Target>,
-    /// The folder that pictures go to.
+    /// The folder for charts.
     pub plot: Option<PathBuf>,
     /// The launcher that started this process as one of the ranks, and where those meet.
     pub launched: Option<(World, Meeting)>,
 }
 
 impl Scenario {
-    /// Connections come first: what the others leave in memory would be taken for theirs.
+    /// Connections come first: memory that the others leave behind would be counted as theirs.
     const ALL: [Self; 6] =
         [Self::Connections, Self::Bandwidth, Self::Latency, Self::Rate, Self::Unequal, Self::Slowdown];
 
@@ -139,6 +140,14 @@ impl Scenario {
             Self::Connections => "connections",
             Self::Unequal => "unequal",
             Self::Slowdown => "slowdown",
+        }
+    }
+
+    fn places(self) -> Places {
+        match self {
+            Self::Connections => Places::Connections,
+            Self::Slowdown => Places::Phases,
+            _ => Places::Sizes,
         }
     }
 
@@ -168,7 +177,7 @@ impl Plan {
             (None, None) => (least, most),
         };
         let mut sizes: Vec<_> = sizes::sweep(least, most, Step::Factor(self.step_factor.unwrap_or(factor))).collect();
-        // The greatest is worth a look whether the steps meet it or not.
+        // The largest is measured whether the steps meet it or not.
         if sizes.last().is_some_and(|last| *last < most) {
             sizes.push(most);
         }
@@ -202,7 +211,7 @@ impl Plan {
         let scenarios = if self.scenarios.is_empty() { all.collect() } else { self.scenarios.clone() };
         if scenarios.contains(&Scenario::Slowdown) && !soft && self.turns.is_none() {
             return Err(wrong(
-                "slowdown on verbs needs --fall COMMAND and --return COMMAND, which slow a rail and undo it",
+                "slowdown on verbs needs --fall COMMAND and --return COMMAND, which slow a rail and restore it",
             ))?;
         }
         Ok(scenarios)
@@ -210,7 +219,7 @@ impl Plan {
 }
 
 /// Measures with ranks of `program`, the tables on standard output, or on standard error where the JSON goes to standard
-/// output. True when all data was right. A process that a launcher meant to be rank 1 becomes that.
+/// output. True when all data was right. A process that a launcher started as rank 1 becomes that rank.
 ///
 /// # Errors
 /// When a rank fails or hangs, or the output cannot be written.
@@ -222,7 +231,7 @@ pub fn run(plan: &Plan, program: &Path) -> Result<bool> {
     told::of_run(plan.json.as_ref(), Report::new(plan), |out, report| lead(plan, program, out, report))
 }
 
-/// A launched process is the rank of each library: all but the last are processes of it.
+/// A launched process is the rank of each library: the last one itself, the others as its child processes.
 fn become_ranks(plan: &Plan, world: &World, meeting: &Meeting, program: &Path) -> Result<()> {
     let libraries = plan.libraries();
     for (number, (_, library, _)) in libraries.iter().enumerate() {
@@ -240,20 +249,20 @@ fn meeting_of(meeting: &Meeting, number: usize) -> Result<Meeting> {
     Ok(Meeting { port, ..meeting.clone() })
 }
 
-fn lead(plan: &Plan, program: &Path, mut out: impl Write, report: &mut Report) -> Result<bool> {
+fn lead(plan: &Plan, program: &Path, out: impl Write, report: &mut Report) -> Result<bool> {
     let fabric = fabric::set_up(&plan.fabric, RANKS, plan.verbs_library.as_deref())?;
     let scenarios = plan.scenarios(fabric.kind)?;
     report.fabric = if fabric.kind == Kind::Soft { "soft" } else { "verbs" };
     report.fabric_text.clone_from(&fabric.about);
-    let watch = Watch::start(|| scenarios.len() as u64);
+    let watch = Watch::start("scenarios", || scenarios.len() as u64);
+    let mut out = watch.over(out);
     let mut sides = start(plan, program, &fabric, &watch)?;
-    let limits = limits(plan, &fabric, &sides);
-    report.limit_gb_s = limits[0].gb_s();
-    watch.aside(|| introduce(plan, &fabric, &sides, &mut out))?;
+    let (limits, limit_text) = limits(plan, &fabric, &sides);
+    (report.limit_gb_s, report.limit_text) = (limits[0].gb_s(), limit_text.clone());
+    introduce(plan, &fabric, &sides, &limit_text, &mut out)?;
     let mut right = true;
     let outcome = scenarios.iter().try_for_each(|scenario| {
-        watch.doing(scenario.name());
-        right &= measure(*scenario, plan, &fabric, &mut sides, limits, &mut out, report, &watch)?;
+        right &= measure(*scenario, plan, &fabric, &mut sides, limits, &mut out, report)?;
         watch.step();
         anyhow::Ok(())
     });
@@ -290,24 +299,44 @@ fn start(plan: &Plan, program: &Path, fabric: &Fabric, watch: &Watch) -> Result<
     Ok(sides)
 }
 
-/// With all rails whole, and with the one fallen that falls.
-fn limits(plan: &Plan, fabric: &Fabric, sides: &[Side]) -> [Limit; 2] {
-    let fallen: Vec<(String, f64)> = fabric.first_rail().map(|rail| (rail.to_owned(), FALLEN)).into_iter().collect();
-    let reported = || sides.first().and_then(|side| side.about.networks.first()).map(|network| network.speed_mbps);
-    let of = |fallen: &[(String, f64)]| match fabric.wiring(fallen) {
-        Some(wiring) => wiring.limit(),
-        None => Limit { payload_mbps: reported().map(f64::from).filter(|mbps| *mbps > 0.0), latency_us: 0.0 },
+/// The limits with all rails at full rate and with one rail slowed, and where the first comes from.
+fn limits(plan: &Plan, fabric: &Fabric, sides: &[Side]) -> ([Limit; 2], String) {
+    let slowed: Vec<(String, f64)> = fabric.first_rail().map(|rail| (rail.to_owned(), SLOWED)).into_iter().collect();
+    let (whole, source) = match fabric.wiring(&[]) {
+        Some(wiring) => (wiring.limit(), "the profile's links and cables".to_owned()),
+        None => limit_of_ports(sides),
     };
     let given = |limit: Limit| Limit { payload_mbps: plan.limit_mbps.or(limit.payload_mbps), ..limit };
-    let after_fall = match fabric.kind {
-        Kind::Soft => of(&fallen),
+    let slow = match fabric.wiring(&slowed) {
+        Some(wiring) => given(wiring.limit()),
         // Only whoever slows the rail knows by how much.
-        Kind::Verbs => return [given(of(&[])), Limit::default()],
+        None => Limit::default(),
     };
-    [given(of(&[])), after_fall]
+    let source = if plan.limit_mbps.is_some() { "--limit-mbps".to_owned() } else { source };
+    let text = match given(whole).gb_s() {
+        Some(gb_s) => format!("{} GB/s of payload, headers not counted ({source})", figures::significant(gb_s)),
+        None => "none known".to_owned(),
+    };
+    ([given(whole), slow], text)
 }
 
-#[allow(clippy::too_many_arguments)]
+/// The payload limit of this machine's ports and PCIe links, where those are what the plugin reports, or else of the speed that
+/// it reports.
+fn limit_of_ports(sides: &[Side]) -> (Limit, String) {
+    let network = sides.first().and_then(|side| side.about.networks.first());
+    let Some(speed_mbps) = network.map(|network| network.speed_mbps).filter(|mbps| *mbps > 0) else {
+        return (Limit::default(), String::new());
+    };
+    // A machine that cannot be surveyed has the plugin's word alone.
+    let survey = nccl_net_spark::plugin::survey().ok();
+    let survey = survey.filter(|survey| i64::from(survey.speed_mbps) == i64::from(speed_mbps));
+    let (payload_mbps, source) = match survey {
+        Some(survey) => (f64::from(survey.payload().mbps), "ports and PCIe links of this machine".to_owned()),
+        None => (limit::payload_of_port(f64::from(speed_mbps)), format!("from {speed_mbps} Mb/s with headers")),
+    };
+    (Limit { payload_mbps: Some(payload_mbps), latency_us: 0.0 }, source)
+}
+
 fn measure(
     scenario: Scenario,
     plan: &Plan,
@@ -316,24 +345,21 @@ fn measure(
     limits: [Limit; 2],
     out: &mut impl Write,
     report: &mut Report,
-    watch: &Watch,
 ) -> Result<bool> {
     let names: Vec<&'static str> = sides.iter().map(|side| side.about.name).collect();
-    let (title, first) = describe(scenario, plan, fabric);
-    let mut table = watch.aside(|| Table::start(out, &title, first, scenario.metrics(), &names))?;
+    let title = describe(scenario, plan, fabric);
+    let mut table = Table::start(out, &title, scenario.places(), scenario.metrics(), &names)?;
     let mut points: Vec<Point> = Vec::new();
     let mut first_wrong: Vec<String> = Vec::new();
     let mut tell = |point: Point, wrong: Vec<String>| {
-        watch.aside(|| {
-            table.row(&point)?;
-            wrong.iter().try_for_each(|line| table.remark(line))
-        })?;
+        table.row(&point)?;
+        wrong.iter().try_for_each(|line| table.remark(line))?;
         points.push(point);
         first_wrong.extend(wrong);
         Ok(())
     };
     let mut courses: Vec<Course> = Vec::new();
-    let [whole, fallen] = limits;
+    let [whole, slowed] = limits;
     let outcome = match scenario {
         Scenario::Bandwidth => scenario::bandwidth(plan, sides, whole, &mut tell),
         Scenario::Latency => scenario::latency(plan, sides, whole, &mut tell),
@@ -342,14 +368,15 @@ fn measure(
         Scenario::Unequal => unequal(plan, fabric, sides, limits, &mut tell),
         Scenario::Slowdown => {
             let mut turn = |what: Turn| turn(plan, fabric, what);
-            let run = slowdown::run(plan, sides, [whole, fallen], &mut turn, &mut tell);
+            let run = slowdown::run(plan, sides, [whole, slowed], &mut turn, &mut tell);
             run.map(|run| courses = run)
         }
     };
     let right = points.iter().flat_map(|point| point.wrong.iter().flatten()).all(|wrong| *wrong == 0);
     if let Some(folder) = &plan.plot {
         let label = plan.label.as_ref().map(|label| format!("{label}: ")).unwrap_or_default();
-        let subject = plot::Subject { title: &format!("{label}{title}"), names: &names, limits };
+        let (title, caption) = (format!("{label}{title}"), caption(plan, fabric, sides));
+        let subject = plot::Subject { title: &title, caption: &caption, rounds: plan.rounds, names: &names, limits };
         plot::write(folder, scenario, &subject, &points, &courses)?;
     }
     report.add(scenario, &names, &points, first_wrong, courses);
@@ -361,28 +388,28 @@ fn unequal(
     plan: &Plan,
     fabric: &Fabric,
     sides: &mut [Side],
-    [whole, fallen]: [Limit; 2],
+    [whole, slowed]: [Limit; 2],
     tell: &mut scenario::Tell<'_>,
 ) -> Result<()> {
     let Some(rail) = fabric.first_rail() else { return scenario::bandwidth(plan, sides, whole, tell) };
-    fabric.slow(rail, FALLEN)?;
-    scenario::bandwidth(plan, sides, fallen, tell)?;
+    fabric.slow(rail, SLOWED)?;
+    scenario::bandwidth(plan, sides, slowed, tell)?;
     fabric.slow(rail, 1.0)
 }
 
-/// Lets a rail fall or return: by the user's command, else on the software fabric.
+/// Slows a rail or restores it: by the user's command, else on the software fabric.
 fn turn(plan: &Plan, fabric: &Fabric, what: Turn) -> Result<()> {
     match (&plan.turns, fabric.first_rail()) {
         (Some([fall, _]), _) if what == Turn::Fall => shell("--fall", fall, plan.timeout),
         (Some([_, back]), _) => shell("--return", back, plan.timeout),
-        (None, Some(rail)) => fabric.slow(rail, if what == Turn::Fall { FALLEN } else { 1.0 }),
+        (None, Some(rail)) => fabric.slow(rail, if what == Turn::Fall { SLOWED } else { 1.0 }),
         (None, None) => bail!("no rail to slow"),
     }
 }
 
 fn shell(option: &str, command: &str, timeout: Duration) -> Result<()> {
     let mut process = Command::new("sh");
-    // A group of its own ends as a whole.
+    // A process group of its own, which can be killed as a whole.
     process.args(["-c", command]).stdin(Stdio::null()).stdout(Stdio::from(std::io::stderr())).process_group(0);
     let mut process = process.spawn().with_context(|| format!("{option} {command:?}"))?;
     let deadline = Instant::now() + timeout;
@@ -401,35 +428,56 @@ fn shell(option: &str, command: &str, timeout: Duration) -> Result<()> {
     }
 }
 
-fn describe(scenario: Scenario, plan: &Plan, fabric: &Fabric) -> (String, &'static str) {
+/// The title of a scenario's table and chart.
+fn describe(scenario: Scenario, plan: &Plan, fabric: &Fabric) -> String {
     let Plan { in_flight, channels, .. } = plan;
-    let streams = format!("rank 0 to rank 1, {channels} connection(s), {in_flight} messages in flight on each");
+    let streams = format!("{}, {} in flight", count(*channels, "connection"), count(*in_flight, "message"));
     let rail = fabric.first_rail().unwrap_or("a rail");
     match scenario {
-        Scenario::Bandwidth => (format!("bandwidth: {streams}"), "bytes"),
-        Scenario::Latency => ("latency: half a round trip, one message at a time".to_owned(), "bytes"),
-        Scenario::Rate => (format!("rate: {streams}"), "bytes"),
+        Scenario::Bandwidth => format!("bandwidth: {streams} on each"),
+        Scenario::Latency => "latency: half a round trip, one message at a time".to_owned(),
+        Scenario::Rate => format!("rate: small messages per second; {streams} on each"),
         Scenario::Connections => {
             let bytes = figures::size(plan.connection_bytes);
-            (format!("connections: messages of {bytes}, {in_flight} in flight on each connection"), "connections")
+            format!("connections: messages of {bytes}, {in_flight} in flight on each connection")
         }
         Scenario::Unequal if fabric.kind == Kind::Soft => {
-            (format!("unequal: bandwidth with {rail} at {FALLEN} of its rate; {streams}"), "bytes")
+            format!("unequal: bandwidth with rail {rail} at {SLOWED} of its rate; {streams}")
         }
-        Scenario::Unequal => (format!("unequal: bandwidth over whatever rails there are; {streams}"), "bytes"),
+        Scenario::Unequal => format!("unequal: bandwidth over the rails as they are; {streams}"),
         Scenario::Slowdown => {
             let bytes = figures::size(plan.flow_bytes);
             let what = match plan.turns {
-                Some(_) => "by the commands given".to_owned(),
-                None => format!("{rail} falls to {FALLEN} of its rate and returns"),
+                Some(_) => "a rail is slowed and restored by --fall and --return".to_owned(),
+                None => format!("rail {rail} is slowed to {SLOWED} of its rate and restored"),
             };
-            (format!("slowdown: {what}; messages of {bytes}; {streams}"), "phase")
+            format!("slowdown: {what}; messages of {bytes}")
         }
     }
 }
 
-fn introduce(plan: &Plan, fabric: &Fabric, sides: &[Side], out: &mut impl Write) -> Result<()> {
-    writeln!(out, "# nccl-spark {}: messages over host memory from one rank to another", env!("CARGO_PKG_VERSION"))?;
+/// A number of things, as in "1 rail" and "2 rails".
+fn count(number: usize, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
+}
+
+/// What a chart's figures come from, so that those of one machine are not taken for another's.
+fn caption(plan: &Plan, fabric: &Fabric, sides: &[Side]) -> String {
+    let device = sides.first().and_then(|side| Some(side.about.networks.first()?.device.clone())).unwrap_or_default();
+    match fabric.kind {
+        Kind::Soft if plan.fabric.scale == 1.0 => {
+            format!("software fabric, profile {}, full rate", plan.fabric.profile)
+        }
+        Kind::Soft => format!("software fabric, profile {}, rates x {}", plan.fabric.profile, plan.fabric.scale),
+        Kind::Verbs => match &plan.verbs_library {
+            Some(library) => format!("device {device} of NCCL_IBVERBS_LIB={library}"),
+            None => format!("RDMA device {device}"),
+        },
+    }
+}
+
+fn introduce(plan: &Plan, fabric: &Fabric, sides: &[Side], limit: &str, out: &mut impl Write) -> Result<()> {
+    writeln!(out, "# nccl-spark {}: messages over host memory from rank 0 to rank 1", env!("CARGO_PKG_VERSION"))?;
     if let Some(label) = &plan.label {
         writeln!(out, "# label: {label}")?;
     }
@@ -445,8 +493,14 @@ fn introduce(plan: &Plan, fabric: &Fabric, sides: &[Side], out: &mut impl Write)
             )?;
         }
     }
-    let ratio = if sides.len() == 2 { "; ratio: ours / theirs" } else { "" };
-    writeln!(out, "# medians of {} round(s) of about {} s each{ratio}", plan.rounds, plan.seconds)?;
+    writeln!(out, "# limit: {limit}")?;
+    let rounds = count(plan.rounds as usize, "round");
+    let seconds = plan.seconds;
+    let renewed = if plan.launched.is_some() { "over new connections" } else { "in new processes" };
+    writeln!(out, "# medians of {rounds}, each a run of about {seconds} s {renewed} (longer if unsteady)")?;
+    if sides.len() == 2 {
+        writeln!(out, "# ratio: ours / theirs; ~: the ranges of the rounds overlap, which is no difference")?;
+    }
     Ok(out.flush()?)
 }
 

@@ -1,4 +1,4 @@
-//! The command line of a measurement, checked before anything starts.
+//! The command line of `nccl-spark bench`, checked before anything starts.
 
 use super::{Plan, Scenario};
 use crate::abi;
@@ -15,41 +15,42 @@ use std::time::Duration;
 /// Options of bench.
 #[derive(Debug, Args)]
 pub struct Bench {
-    /// What to measure [default: all that the fabric allows].
+    /// Scenarios to measure [default: all that the fabric allows].
     #[arg(value_name = "SCENARIO", value_enum)]
     scenarios: Vec<Scenario>,
-    /// Another network plugin (v8 to v12), measured in turn with this one in the same run.
+    /// Another network plugin (v8 to v12), measured in turns with this one in the same run.
     #[arg(long, value_name = "LIBRARY")]
     against: Option<PathBuf>,
-    /// Environment of the other library's ranks alone; may be given more than once.
+    /// Environment variable for the other library's ranks only; may be given more than once.
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_env, requires = "against")]
     against_env: Vec<(String, String)>,
-    /// Measurements of each kind, of which the median counts [default: 5 with --against, else 3].
+    /// Number of rounds; the median counts [default: 5 with --against, else 3].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: Option<u32>,
-    /// How long one measurement takes, about; slowdown takes nine times as long.
+    /// About how long one run of a round takes; up to four times as long where pilot runs are unsteady. slowdown takes nine times
+    /// as long.
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
     seconds: f64,
-    /// The first size of bandwidth, latency and unequal [default: 4K, for latency 8].
+    /// Smallest size of bandwidth, latency and unequal [default: 4K, for latency 8].
     #[arg(short = 'b', long = "minbytes", value_name = "SIZE", value_parser = sizes::parse)]
     min_bytes: Option<usize>,
-    /// Their greatest size [default: 16M, for latency 1M].
+    /// Largest size of these [default: 16M, for latency 1M].
     #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", value_parser = sizes::parse)]
     max_bytes: Option<usize>,
-    /// The factor from one of their sizes to the next [default: 4, for latency 8].
+    /// Factor from one size to the next [default: 4, for latency 8].
     #[arg(short = 'f', long = "stepfactor", value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     step_factor: Option<u32>,
-    /// Messages in flight on each connection; NCCL has 8 at most.
+    /// Messages in flight on each connection; NCCL uses 8 at most.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=32))]
     inflight: u16,
-    /// How long a rank rests when nothing moved, in microseconds [default: it gives way and looks again, as NCCL does]. For
-    /// slow wires whose work the same processors do, as soft-RoCE's.
+    /// Microseconds that a rank sleeps when nothing moved; 0: it yields and polls again, as NCCL does. For slow networks that use
+    /// the same CPU cores, as soft-RoCE does.
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=10_000))]
     rest_us: u32,
-    /// Connections of bandwidth, rate, unequal and slowdown.
+    /// Number of connections of bandwidth, rate, unequal and slowdown.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     channels: u16,
-    /// The greatest number in connections, which doubles from 1 on.
+    /// Largest number of connections in connections, which doubles from 1.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=256))]
     max_connections: u16,
     /// Size of the messages in connections.
@@ -58,45 +59,44 @@ pub struct Bench {
     /// Size of the messages in slowdown.
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = sizes::parse)]
     slowdown_bytes: usize,
-    /// What the rails carry together, in Mb/s of payload [default: what the fabric's profile, or the plugin says].
+    /// Limit of all rails together, in Mb/s of payload [default: from the profile, or from this machine's ports and PCIe links].
     #[arg(long, value_name = "MBPS", value_parser = parse_seconds)]
     limit_mbps: Option<f64>,
-    /// What lets a rail fall in slowdown, run by sh [default: on the software fabric the first rail falls to a quarter].
+    /// Shell command that slows a rail in slowdown [default: the software fabric slows its first rail to a quarter].
     #[arg(long, value_name = "COMMAND", requires = "restore")]
     fall: Option<String>,
-    /// What lets it return.
+    /// Shell command that restores the rail.
     #[arg(long = "return", value_name = "COMMAND", requires = "fall")]
     restore: Option<String>,
-    /// What the results are called.
+    /// A name for the results.
     #[arg(long, value_name = "TEXT")]
     label: Option<String>,
-    /// Starts both ranks on this machine, whatever a launcher says; 2 is all that there can be.
+    /// Start both ranks on this machine, even under a launcher; must be 2.
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(2..=2))]
     ranks: Option<u16>,
-    /// Seconds in which no rank gets anything done, after which the run counts as hung.
+    /// Seconds without progress after which the run counts as hung.
     #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
     timeout: u64,
-    /// The plugin's library [default: libnccl_net_spark.so beside this program, else libnccl-net-spark.so wherever the
-    /// loader finds it].
+    /// The plugin's library [default: libnccl_net_spark.so beside this program, else libnccl-net-spark.so on the loader's path].
     #[arg(long, value_name = "PATH")]
     plugin: Option<PathBuf>,
-    /// The version of the plugin interface to speak with it [default: the newest that it has].
+    /// Version of the plugin interface to use [default: the newest that the plugin has].
     #[arg(long, value_name = "N", value_parser = abi_versions())]
     abi: Option<u32>,
-    /// The version of the plugin interface to speak with the other library.
+    /// Version of the plugin interface to use with the other library.
     #[arg(long, value_name = "N", value_parser = abi_versions(), requires = "against")]
     against_abi: Option<u32>,
-    /// Environment of one rank's process, of both libraries; may be given more than once.
+    /// Environment variable for one rank, with both libraries; may be given more than once.
     #[arg(long, value_name = "RANK:NAME=VALUE", value_parser = cli::parse_rank_env)]
     rank_env: Vec<RankEnv>,
-    /// Writes the results as JSON to FILE, or with - to standard output; the tables go to standard error then.
+    /// Write the results as JSON to FILE, or with - to standard output; the tables then go to standard error.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draws the results as SVG and PNG into the folder DIR.
+    /// Draw the results as SVG and PNG charts into the folder DIR.
     #[arg(long, value_name = "DIR")]
     plot: Option<PathBuf>,
-    /// Where ranks that a launcher started find rank 0, and with --against also at the port after that [default: what the
-    /// launcher tells; with torchrun the port after MASTER_PORT].
+    /// Where ranks started by a launcher meet rank 0; --against also uses the next port [default: from the launcher; with torchrun
+    /// the port after MASTER_PORT].
     #[arg(long, value_name = "HOST:PORT", value_parser = cli::parse_place)]
     rendezvous: Option<(String, u16)>,
     #[command(flatten)]
@@ -104,12 +104,12 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Whether both ranks are to be started here, whatever a launcher says.
+    /// Whether both ranks are started here even under a launcher.
     pub fn is_local(&self) -> bool {
         self.ranks.is_some()
     }
 
-    /// What to run; the arguments are those of a collective's plan.
+    /// What to run; `verbs_library` is what the user's environment names.
     ///
     /// # Errors
     /// When options contradict each other.
@@ -118,7 +118,7 @@ impl Bench {
         let launched = match world {
             Some(World { ranks, .. }) if ranks != super::RANKS => {
                 return Err(wrong(format!(
-                    "bench has 2 ranks, and the launcher started {ranks}; -r 2 starts both here"
+                    "bench has 2 ranks, but the launcher started {ranks}; -r 2 starts both ranks here"
                 )))?;
             }
             Some(world) => {
@@ -126,7 +126,7 @@ impl Bench {
                 Some((world, meeting))
             }
             None if self.rendezvous.is_some() => {
-                return Err(wrong("--rendezvous is for ranks that a launcher starts; these are all on this machine"))?;
+                return Err(wrong("--rendezvous is only for ranks started by a launcher, but these are started here"))?;
             }
             None => None,
         };
@@ -169,18 +169,18 @@ fn check(plan: &Plan) -> Result<(), clap::Error> {
     let sizes = [("--connection-bytes", plan.connection_bytes), ("--slowdown-bytes", plan.flow_bytes)];
     let sizes = sizes.into_iter().chain(plan.min_bytes.map(|bytes| ("--minbytes", bytes)));
     if let Some((option, _)) = sizes.into_iter().find(|(_, bytes)| *bytes == 0) {
-        return Err(wrong(format!("{option} 0: messages have 1 byte or more")));
+        return Err(wrong(format!("{option} 0: a message must have at least 1 byte")));
     }
     if let (Some(least), Some(most)) = (plan.min_bytes, plan.max_bytes)
         && least > most
     {
-        return Err(wrong(format!("--minbytes {least} is more than --maxbytes {most}")));
+        return Err(wrong(format!("--minbytes {least} is larger than --maxbytes {most}")));
     }
     if plan.max_bytes == Some(0) {
-        return Err(wrong("--maxbytes 0: messages have 1 byte or more"));
+        return Err(wrong("--maxbytes 0: a message must have at least 1 byte"));
     }
     if let Some(env) = plan.rank_env.iter().find(|env| env.rank >= super::RANKS) {
-        return Err(wrong(format!("--rank-env {}:{}: ranks are 0 and 1", env.rank, env.name)));
+        return Err(wrong(format!("--rank-env {}:{}: the ranks are 0 and 1", env.rank, env.name)));
     }
     Ok(())
 }
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_is_all_of_it_three_times_or_five_against_another() {
+    fn the_defaults_are_all_scenarios_with_three_rounds_or_five_against_another() {
         let alone = plan(&[]).unwrap();
         assert_eq!((alone.rounds, alone.in_flight, alone.scenarios.len(), alone.seconds), (3, 8, 0, 1.0));
         assert_eq!(alone.sizes(Scenario::Bandwidth), [4096, 16384, 65536, 262_144, 1 << 20, 4 << 20, 16 << 20]);
@@ -246,23 +246,23 @@ mod tests {
     fn mistakes_name_the_option_and_what_is_allowed_in_one_line() {
         for (arguments, option, allowed) in [
             (&["speed"][..], "speed", "bandwidth, latency, rate, connections, unequal, slowdown"),
-            (&["--rounds", "0"], "--rounds", "1..=1000"),
+            (&["--rounds", "0"], "--rounds", "must be 1 to 1000"),
             (&["--seconds", "0"], "--seconds", "above 0"),
             (&["--seconds", "nan"], "--seconds", "above 0"),
             (&["-b", "1M", "-e", "1K"], "--minbytes", "--maxbytes"),
             (&["-e", "0"], "--maxbytes 0", "1 byte"),
             (&["-b", "0"], "--minbytes 0", "1 byte"),
-            (&["-f", "1"], "--stepfactor", "2.."),
+            (&["-f", "1"], "--stepfactor", "at least 2"),
             (&["--slowdown-bytes", "0"], "--slowdown-bytes 0", "1 byte"),
-            (&["--inflight", "33"], "--inflight", "1..=32"),
-            (&["--channels", "65"], "--channels", "1..=64"),
-            (&["--abi", "7"], "--abi", "8..=12"),
+            (&["--inflight", "33"], "--inflight", "must be 1 to 32"),
+            (&["--channels", "65"], "--channels", "must be 1 to 64"),
+            (&["--abi", "7"], "--abi", "must be 8 to 12"),
             (&["--against-abi", "9"], "--against", "required"),
             (&["--against-env", "A=b"], "--against", "required"),
             (&["--against", "/no/such.so"], "--against /no/such.so", "No such file"),
             (&["--fall", "true"], "--return", "required"),
             (&["--rank-env", "2:A=b"], "--rank-env", "0 and 1"),
-            (&["--ranks", "3"], "--ranks", "2..=2"),
+            (&["--ranks", "3"], "--ranks", "must be 2"),
             (&["--rendezvous", "a:1"], "--rendezvous", "launcher"),
         ] {
             let text = plan(arguments).unwrap_err();

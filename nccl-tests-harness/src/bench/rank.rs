@@ -1,4 +1,4 @@
-//! One of the two ranks whose messages are measured: does what the command orders, in a process of its own.
+//! One of the two ranks of `bench`: follows the command's orders, in a process of its own.
 
 use super::traffic::{self, Lane, Word};
 use super::words::{Answer, BenchSetup, Layout, Opened, Order};
@@ -15,17 +15,17 @@ use std::rc::Rc;
 use std::sync::mpsc::{self, TryRecvError};
 use std::time::{Duration, Instant};
 
-/// Runs the rank; `library` is where the plugin lies on this machine.
+/// Runs the rank; `library` is the plugin's path on this machine.
 ///
 /// # Errors
-/// The plugin's, or what is wrong with the data or the orders.
+/// The plugin's, or unexpected orders.
 pub fn work(setup: &BenchSetup, library: &Path, commands: &mpsc::Receiver<ToRank>, sender: &Sender) -> Result<()> {
     let context = Plugin::load(library, setup.abi)?.init(setup.job)?;
     let network = rank::look_at(&context)?;
     sender.send(&FromRank::Up { network, abi: context.version() })?;
     let mut rank = Rank { number: setup.rank, listeners: Vec::new(), lanes: Vec::new(), context };
     loop {
-        activity::stage("waiting for its turn");
+        activity::stage("waiting for the next order");
         let order = match commands.recv()? {
             ToRank::Order(order) => order,
             ToRank::Finish => break,
@@ -34,7 +34,7 @@ pub fn work(setup: &BenchSetup, library: &Path, commands: &mpsc::Receiver<ToRank
         match rank.obey(order, commands, sender) {
             Ok(answer) => sender.send(&FromRank::Answer(answer))?,
             Err(error) => {
-                // Nothing is closed: that would only make the other rank fail too, with reasons that hide this one.
+                // Nothing is closed: the other rank would fail too, and its error would hide this one.
                 std::mem::forget(rank);
                 return Err(error);
             }
@@ -46,7 +46,7 @@ pub fn work(setup: &BenchSetup, library: &Path, commands: &mpsc::Receiver<ToRank
 
 struct Rank {
     number: usize,
-    // In the order in which they are given back.
+    // In the order in which they are closed.
     lanes: Vec<Lane>,
     listeners: Vec<Listener>,
     context: Rc<Context>,
@@ -70,7 +70,7 @@ impl Rank {
                 Ok(Answer::Streamed { seconds: took.as_secs_f64() })
             }
             Order::PingPong { layout, messages } => {
-                activity::stage(format!("playing ping-pong with messages of {} bytes", layout.bytes));
+                activity::stage(format!("running ping-pong with messages of {} bytes", layout.bytes));
                 let (took, half_trip) = traffic::ping_pong(&mut self.lanes, layout, messages, self.number == 0)?;
                 Ok(Answer::PingPonged { seconds: took.as_secs_f64(), half_trip })
             }
@@ -87,7 +87,7 @@ impl Rank {
     fn connect(&mut self, handles: Vec<Vec<u8>>, buffer_bytes: usize) -> Result<Opened> {
         activity::stage("connecting");
         let handles = handles.into_iter().map(Handle::try_from).collect::<Result<Vec<_>, _>>();
-        let Ok(mut handles) = handles else { bail!("a handle has not {HANDLE_BYTES} bytes") };
+        let Ok(mut handles) = handles else { bail!("a handle does not have {HANDLE_BYTES} bytes") };
         let rss_before_bytes = rss_bytes()?;
         let begin = Instant::now();
         let mut sends: Vec<Option<SendComm>> = handles.iter().map(|_| None).collect();
@@ -117,7 +117,7 @@ impl Rank {
         Ok(Opened { seconds, rss_before_bytes, rss_after_bytes, lines: log::take_rail_lines() })
     }
 
-    /// Each slot of each lane has a stretch of data of its own.
+    /// Each slot of each lane has data of its own.
     fn check(&mut self, layout: Layout, iteration: u64) -> Result<Answer> {
         activity::stage(format!("checking messages of {} bytes", layout.bytes));
         let Some(slots) = self.lanes.first().map(|lane| lane.slots(layout)) else { bail!("nothing is connected") };
@@ -148,8 +148,8 @@ impl Rank {
         commands: &mpsc::Receiver<ToRank>,
         sender: &Sender,
     ) -> Result<Answer> {
-        activity::stage(format!("streaming messages of {} bytes until told otherwise", layout.bytes));
-        ensure!(window_ms > 0, "a window of no length");
+        activity::stage(format!("streaming messages of {} bytes while a rail is slowed", layout.bytes));
+        ensure!(window_ms > 0, "a window of 0 ms");
         let begin = Instant::now();
         sender.send(&FromRank::Answer(Answer::Flowing))?;
         let listen = || match commands.try_recv() {
@@ -158,7 +158,7 @@ impl Rank {
             Ok(ToRank::Order(Order::Until { messages })) => Ok(Some(Word::Until(messages))),
             Ok(other) => bail!("unexpected command {other:?} in a flow"),
             Err(TryRecvError::Empty) => Ok(None),
-            Err(TryRecvError::Disconnected) => bail!("the command is gone"),
+            Err(TryRecvError::Disconnected) => bail!("the command has ended"),
         };
         let answer = |word, messages| {
             let answer = match word {

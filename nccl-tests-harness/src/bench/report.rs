@@ -9,23 +9,25 @@ use serde::Serialize;
 use serde_json::Value;
 use std::path::PathBuf;
 
-/// All there is to say about a run.
+/// A run.
 #[derive(Debug, Default, Serialize)]
 pub struct Report {
     /// What it is.
     pub command: &'static str,
     /// This program's version.
     pub version: &'static str,
-    /// What the user calls it.
+    /// The user's name for it.
     pub label: Option<String>,
     /// What was set.
     pub settings: Settings,
-    /// What the messages travelled over: `soft` or `verbs`.
+    /// The fabric: `soft` or `verbs`.
     pub fabric: &'static str,
     /// The same in words.
     pub fabric_text: String,
-    /// What the rails carry together in one direction; null where no limit is known.
+    /// What the rails carry together in one direction, in payload; null where no limit is known.
     pub limit_gb_s: Option<f64>,
+    /// The same in words, and where it comes from.
+    pub limit_text: String,
     /// The libraries, ours first.
     pub sides: Vec<SideReport>,
     /// What was measured, in order.
@@ -37,19 +39,19 @@ pub struct Report {
 pub struct Settings {
     /// Rounds of each measurement.
     pub rounds: u32,
-    /// About how long a measurement takes.
+    /// About how long a run takes.
     pub seconds: f64,
-    /// How long a rank rested when nothing moved.
+    /// How long a rank slept when nothing moved.
     pub rest_us: u32,
-    /// Messages under way on each connection.
+    /// Messages in flight on each connection.
     pub in_flight: usize,
     /// Connections of a stream.
     pub channels: usize,
     /// Size of the messages over many connections.
     pub connection_bytes: usize,
-    /// Size of the messages while a rail slows.
+    /// Size of the messages while a rail is slowed.
     pub flow_bytes: usize,
-    /// Commands that let a rail fall and return.
+    /// Commands that slow a rail and restore it.
     pub turns: Option<[String; 2]>,
     /// Environment of single ranks, as on the command line.
     pub rank_env: Vec<String>,
@@ -62,13 +64,13 @@ pub struct SideReport {
     pub name: &'static str,
     /// Its file.
     pub library: PathBuf,
-    /// The version of the plugin interface that was spoken.
+    /// The version of the plugin interface that was used.
     pub plugin_interface: u32,
     /// Environment of its ranks alone, as on the command line.
     pub environment: Vec<String>,
-    /// What NCCL would see, by rank.
+    /// The network as NCCL would see it, by rank.
     pub networks: Vec<Network>,
-    /// What the plugin said of its connections, by rank.
+    /// What the plugin logged about its connections, by rank.
     pub connections: Vec<Vec<String>>,
 }
 
@@ -77,17 +79,17 @@ pub struct SideReport {
 pub struct ScenarioReport {
     /// Its name.
     pub name: &'static str,
-    /// One for each size, count of connections, or phase.
+    /// One for each size, number of connections, or phase.
     pub points: Vec<Value>,
-    /// Streams window by window, where a rail slowed.
+    /// Streams window by window, where a rail was slowed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub courses: Vec<Course>,
-    /// The first wrong bytes in words.
+    /// Descriptions of the first wrong bytes.
     pub first_wrong: Vec<String>,
 }
 
 impl Report {
-    /// A report of a run that is yet to come.
+    /// The report of a run that has not begun.
     pub fn new(plan: &Plan) -> Self {
         let rank_env = plan.rank_env.iter().map(|env| format!("{}:{}={}", env.rank, env.name, env.value)).collect();
         Self {
@@ -109,7 +111,7 @@ impl Report {
         }
     }
 
-    /// Adds what came of a scenario.
+    /// Adds the results of a scenario.
     pub fn add(
         &mut self,
         scenario: Scenario,
@@ -124,7 +126,7 @@ impl Report {
 }
 
 impl SideReport {
-    /// What is known of a library at the end of `plan`.
+    /// What is known about a library at the end of `plan`.
     pub fn new(about: &About, plan: &Plan) -> Self {
         let own = if about.name == "theirs" { plan.against_env.as_slice() } else { &[] };
         Self {

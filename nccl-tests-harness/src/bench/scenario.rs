@@ -1,4 +1,9 @@
-//! The scenarios: what is done at each place, side by side, round by round.
+//! The scenarios: what is measured at each place, library by library, round by round.
+//!
+//! How a figure comes about: every byte of some messages is checked. Pilot runs, which also warm up, find how many messages fill
+//! the time of a run ([`calibrate`]); they are made longer, and with them the runs, until two in a row agree, up to four times
+//! the time asked for. Then the libraries take turns, round by round, and each round is one run in new processes
+//! ([`Side::renew`]); the median of the rounds counts, shown with their min..max.
 
 use super::figures::{Metric, Place, Point, Series};
 use super::limit::Limit;
@@ -7,16 +12,24 @@ use super::words::Layout;
 use super::{Plan, Scenario};
 use anyhow::Result;
 
-/// Memory of one rank for messages of all its connections, where the messages under way do not need more.
+/// Memory of one rank for the messages of all its connections, unless one message per connection needs more.
 const BUFFER_BYTES: usize = 128 << 20;
-/// A buffer has room for at least this much.
+/// The smallest buffer.
 const BUFFER_MIN_BYTES: usize = 64 << 10;
-/// Fewer messages tell nothing.
+/// One in so many messages of a run is sent before it, because its processes are new.
+const WARM_UP: u64 = 10;
+/// The fewest messages of a run.
 const MIN_MESSAGES: u64 = 3;
-/// A pass to find out how fast messages go is long enough at this part of the time that the real one shall take.
+/// The shortest pilot run that counts, as a part of the time of a run.
 const ENOUGH: f64 = 0.2;
+/// Two pilot runs whose rates are within this part of each other agree.
+const STEADY: f64 = 0.05;
+/// How many times as long as asked for a run becomes at most, where pilot runs do not agree.
+const MAX_STRETCH: f64 = 4.0;
+/// A run is not made longer than this in seconds, unless the user asked for it.
+const LONG_S: f64 = 2.0;
 
-/// Gets the points as they come, and the wrong bytes in words.
+/// Receives the points as they come, and a description of wrong bytes.
 pub type Tell<'a> = dyn FnMut(Point, Vec<String>) -> Result<()> + 'a;
 
 /// Bandwidth by size over connections that are opened for it.
@@ -57,6 +70,7 @@ fn streams(
             messages.push(calibrate(plan, |messages| side.stream(layout, messages))?);
         }
         let measured = rounds(plan, sides, &[metric], |side, number| {
+            side.stream(layout, messages[number].div_ceil(WARM_UP))?;
             let seconds = side.stream(layout, messages[number])?;
             Ok(vec![of_stream(metric, messages[number] * channels as u64, bytes, seconds)])
         })?;
@@ -90,6 +104,7 @@ pub fn latency(plan: &Plan, sides: &mut [Side], limit: Limit, tell: &mut Tell<'_
         }
         let metrics = [Metric::P50, Metric::P99, Metric::Least];
         let measured = rounds(plan, sides, &metrics, |side, number| {
+            side.ping_pong(layout, messages[number].div_ceil(WARM_UP))?;
             let (_, half) = side.ping_pong(layout, messages[number])?;
             Ok(vec![half.p50_us, half.p99_us, half.min_us])
         })?;
@@ -98,8 +113,8 @@ pub fn latency(plan: &Plan, sides: &mut [Side], limit: Limit, tell: &mut Tell<'_
     sides.iter_mut().try_for_each(Side::close)
 }
 
-/// More and more connections at once, all driven by one thread: what they carry together, how long one takes to come up,
-/// and what all have taken in memory for each (resident, without messages).
+/// More and more connections at once, all driven by one thread: their bandwidth together, how long one takes to connect, and
+/// the resident memory of each (without that of messages).
 ///
 /// # Errors
 /// The ranks', or those of `tell`.
@@ -115,6 +130,9 @@ pub fn connections(plan: &Plan, sides: &mut [Side], limit: Limit, tell: &mut Tel
     for round in 0..plan.rounds {
         for number in order(round, sides.len()) {
             let side = &mut sides[number];
+            if round > 0 {
+                side.renew()?;
+            }
             let (mut open, mut kept_bytes) = (0, [0.0; 2]);
             for (at, &count) in counts.iter().enumerate() {
                 let opened = side.open(count - open, 0, buffer_bytes(&[layout.bytes], layout.in_flight, count))?;
@@ -132,7 +150,7 @@ pub fn connections(plan: &Plan, sides: &mut [Side], limit: Limit, tell: &mut Tel
                 series[1].rounds.push(slowest * 1e3 / more);
                 for (rank, one) in opened.iter().enumerate() {
                     kept_bytes[rank] += one.rss_after_bytes as f64 - one.rss_before_bytes as f64;
-                    // Later rounds find memory that the first one left.
+                    // Ranks that a launcher started keep memory of the first round for the later ones.
                     if round == 0 {
                         series[2 + rank].rounds.push(kept_bytes[rank] / 1024.0 / count as f64);
                     }
@@ -147,7 +165,7 @@ pub fn connections(plan: &Plan, sides: &mut [Side], limit: Limit, tell: &mut Tel
     Ok(())
 }
 
-/// Which side comes when in a round: turn and turn about, so that no side is always the first.
+/// The order of the libraries in a round: they take turns at being first.
 pub fn order(round: u32, sides: usize) -> Vec<usize> {
     match round % 2 {
         0 => (0..sides).collect(),
@@ -155,7 +173,7 @@ pub fn order(round: u32, sides: usize) -> Vec<usize> {
     }
 }
 
-/// All rounds of one place: of each side a series for each metric.
+/// All rounds of one place: for each library a series for each metric.
 fn rounds(
     plan: &Plan,
     sides: &mut [Side],
@@ -166,6 +184,7 @@ fn rounds(
     let mut measured = vec![blank(); sides.len()];
     for round in 0..plan.rounds {
         for number in order(round, sides.len()) {
+            sides[number].renew()?;
             let values = once(&mut sides[number], number)?;
             measured[number].iter_mut().zip(values).for_each(|(series, value)| series.rounds.push(value));
         }
@@ -173,13 +192,19 @@ fn rounds(
     Ok(measured)
 }
 
-/// Sends what lies in memory once on each side, and checks every byte, outside of what is timed: a library that delivers
-/// something else is not quick.
+/// Sends every message buffer once over each library and checks every byte, outside of what is timed: a library that delivers
+/// wrong data is not fast.
+///
+/// # Errors
+/// The ranks'.
 pub fn check(sides: &mut [Side], layout: Layout) -> Result<Vec<Wrong>> {
     sides.iter_mut().map(|side| side.check(layout)).collect()
 }
 
-/// Tells a point and what is wrong there.
+/// Passes a point on, with the number of wrong bytes there and their description.
+///
+/// # Errors
+/// Those of `tell`.
 pub fn point(
     place: Place,
     limit: Option<f64>,
@@ -192,31 +217,48 @@ pub fn point(
     tell(Point { place, limit, sides, wrong: Some(bytes) }, words)
 }
 
-/// How many messages take about as long as asked for. The passes that find it out are the warm-up.
+/// How many messages make a run, found by pilot runs, which are also the warm-up.
 fn calibrate(plan: &Plan, mut seconds_of: impl FnMut(u64) -> Result<f64>) -> Result<u64> {
-    let mut messages = MIN_MESSAGES.max(plan.in_flight as u64);
+    let mut pilot = Pilot { messages: MIN_MESSAGES.max(plan.in_flight as u64), earlier_rate: None };
     loop {
-        let seconds = seconds_of(messages)?;
-        match next_count(messages, seconds, plan.seconds) {
-            Count::Enough(messages) => return Ok(messages),
-            Count::More(more) => messages = more,
+        let seconds = seconds_of(pilot.messages)?;
+        if let Some(messages) = pilot.next(seconds, plan.seconds) {
+            return Ok(messages);
         }
     }
 }
 
-#[derive(Debug, PartialEq, Eq)]
-enum Count {
-    Enough(u64),
-    More(u64),
+/// The pilot runs of one measurement.
+#[derive(Debug)]
+struct Pilot {
+    /// Messages of the next one.
+    messages: u64,
+    /// Messages a second of the last one that was long enough.
+    earlier_rate: Option<f64>,
 }
 
-/// What `messages` in `seconds` say of how many go into `wanted` seconds.
-fn next_count(messages: u64, seconds: f64, wanted: f64) -> Count {
-    let fit = messages as f64 * wanted / seconds.max(1e-9);
-    match seconds >= wanted * ENOUGH {
-        true => Count::Enough((fit as u64).max(MIN_MESSAGES)),
-        // A short pass may have been unlucky or lucky: at most 64 times as many at a time.
-        false => Count::More(((fit * ENOUGH * 1.5) as u64).clamp(messages * 2, messages * 64)),
+impl Pilot {
+    /// Takes the time of a pilot run. Returns how many messages a run has, where `wanted` is its time in seconds as asked for, or
+    /// prepares the next pilot run.
+    fn next(&mut self, seconds: f64, wanted: f64) -> Option<u64> {
+        let rate = self.messages as f64 / seconds.max(1e-9);
+        if seconds < wanted * ENOUGH {
+            // A very short run says little about the rate: at most 64 times as many messages the next time.
+            let more = (rate * wanted * ENOUGH * 1.5) as u64;
+            self.messages = more.clamp(self.messages * 2, self.messages * 64);
+            return None;
+        }
+        let longest = (wanted * MAX_STRETCH).min(LONG_S).max(wanted);
+        let is_steady = self.earlier_rate.is_some_and(|earlier| (rate / earlier - 1.0).abs() <= STEADY);
+        if is_steady || seconds >= longest {
+            // As long as the pilot runs had to be to agree.
+            return Some(((rate * seconds.clamp(wanted, longest)) as u64).max(MIN_MESSAGES));
+        }
+        // The second one is as long as the first; further ones are twice as long each.
+        if self.earlier_rate.replace(rate).is_some() {
+            self.messages *= 2;
+        }
+        None
     }
 }
 
@@ -237,15 +279,38 @@ mod tests {
         assert_eq!(order(1, 1), [0]);
     }
 
+    /// Pilot runs at these rates (messages a second), one after the other, the last of them for ever: their messages, and
+    /// those of a run.
+    fn pilots(rates: &[f64], wanted: f64) -> (Vec<u64>, u64) {
+        let (mut pilot, mut asked) = (Pilot { messages: 8, earlier_rate: None }, Vec::new());
+        loop {
+            let rate = rates[asked.len().min(rates.len() - 1)];
+            asked.push(pilot.messages);
+            if let Some(messages) = pilot.next(pilot.messages as f64 / rate, wanted) {
+                return (asked, messages);
+            }
+        }
+    }
+
     #[test]
     fn the_count_of_messages_fills_the_time() {
-        // 100 in half a second: 200 in one.
-        assert_eq!(next_count(100, 0.5, 1.0), Count::Enough(200));
-        assert_eq!(next_count(8, 0.01, 1.0), Count::More(240));
-        assert_eq!(next_count(8, 1e-6, 1.0), Count::More(512));
-        assert_eq!(next_count(8, 0.19, 1.0), Count::More(16));
-        // Slow messages: never fewer than tell something.
-        assert_eq!(next_count(8, 80.0, 1.0), Count::Enough(3));
+        assert_eq!(pilots(&[1000.0], 1.0), (vec![8, 300, 300], 1000));
+        // 8 messages in 8 us: no more than 64 times as many at once.
+        assert_eq!(pilots(&[1e6], 0.01).0, [8, 512, 3000, 3000]);
+        // Slow messages: never fewer than the minimum, and a pilot run beyond the longest run is the last.
+        assert_eq!(pilots(&[0.1], 1.0), (vec![8], MIN_MESSAGES));
+    }
+
+    #[test]
+    fn runs_become_longer_until_two_pilot_runs_agree() {
+        // 30 % faster, then within 5 %: the run is as long as the pilots, if that is more than asked for.
+        let (asked, messages) = pilots(&[1000.0, 1000.0, 1300.0, 1310.0], 1.0);
+        assert_eq!((asked, messages), (vec![8, 300, 300, 600], 1310));
+        let restless = [1000.0, 1000.0, 1400.0, 1000.0, 1400.0, 1000.0, 1400.0, 1000.0];
+        // They never agree: four times as long.
+        assert_eq!(pilots(&restless, 0.25), (vec![8, 75, 75, 150, 300, 600, 1200, 2400], 1000));
+        // But no longer than two seconds.
+        assert_eq!(pilots(&restless, 1.5).1, 2000);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! One of the libraries that are measured: its two ranks, and what they are ordered.
+//! One of the libraries that are measured: its two ranks, and the orders they get.
 
 use super::words::{Answer, BenchSetup, Flowed, HalfTrip, Layout, Opened, Order};
 use crate::control::{FromRank, Network, ToRank};
@@ -14,7 +14,7 @@ const SENDER: usize = 0;
 /// The rank that receives.
 const RECEIVER: usize = 1;
 
-/// What a side is.
+/// Facts about a side.
 #[derive(Debug, Clone)]
 pub struct About {
     /// `ours` or `theirs`.
@@ -23,49 +23,62 @@ pub struct About {
     pub library: PathBuf,
     /// The version of the plugin interface asked for.
     pub abi_wanted: Option<u32>,
-    /// The version that is spoken.
+    /// The version that is used.
     pub abi: u32,
-    /// What NCCL would see, by rank.
+    /// The network as NCCL would see it, by rank.
     pub networks: Vec<Network>,
-    /// Who the ranks are.
+    /// The ranks' processes and hosts.
     pub whereabouts: Vec<String>,
-    /// What the plugin said of its connections, by rank, each line once.
+    /// What the plugin logged about its connections, by rank, each line once.
     pub connections: Vec<Vec<String>>,
 }
 
 /// A library that is measured.
 pub struct Side {
-    /// What it is.
+    /// Facts about it.
     pub about: About,
     job: Job,
     checks: u64,
+    /// The connections that are open: forward, back, bytes of memory for each.
+    open: Vec<(usize, usize, usize)>,
+    /// How to start its ranks again; none where a launcher started them.
+    restart: Option<Restart>,
 }
 
-/// What came of a check.
+/// How to start ranks again on this machine.
+struct Restart {
+    program: PathBuf,
+    /// By rank.
+    environments: Vec<Vec<(String, String)>>,
+    timeout: Duration,
+    watch: Watch,
+}
+
+/// The result of a check.
 #[derive(Debug, Clone, Default)]
 pub struct Wrong {
     /// Wrong bytes of both ranks.
     pub bytes: u64,
-    /// The first of each rank in words.
+    /// A description of the first of each rank.
     pub first: Vec<String>,
 }
 
-/// What a run with a rail that slows has to be told from outside, and when.
+/// A rail that is slowed and restored during a run, and when.
 pub struct Fall<'a> {
     /// The length of each of its three parts.
     pub part: Duration,
     /// The length of the windows in which bytes are counted.
     pub window_ms: u64,
-    /// Lets the rail fall, or return.
+    /// Slows the rail, or restores it.
     pub turn: &'a mut dyn FnMut(Turn) -> Result<()>,
 }
 
-/// What the rail does.
+/// What happens to the rail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Turn {
-    /// It carries only a part from here on.
+    /// It is slowed.
     Fall,
-    /// It carries again what it did before.
+    /// It is restored.
     Return,
 }
 
@@ -75,22 +88,48 @@ impl Side {
     /// # Errors
     /// When that fails.
     pub fn start(program: &Path, mut about: About, seats: Vec<Seat>, timeout: Duration, watch: Watch) -> Result<Self> {
-        let mut job = Job::start(program, seats, timeout, watch)?;
-        let setup = |rank| {
-            let (plugin, abi) = (about.library.clone(), about.abi_wanted);
-            ToRank::Bench(BenchSetup { rank, plugin, abi, job: u64::from(std::process::id()) })
-        };
-        let up = job.ask(setup, |message| match message {
-            FromRank::Up { network, abi } => Some((network, abi)),
-            _ => None,
+        let environments = seats.iter().map(|seat| match seat {
+            Seat::Here(environment) => Some(environment.clone()),
+            Seat::Guest(_) => None,
         });
-        let up = up.map_err(|error| of(about.name, &error))?;
+        let restart = environments.collect::<Option<Vec<_>>>().map(|environments| Restart {
+            program: program.to_owned(),
+            environments,
+            timeout,
+            watch: watch.clone(),
+        });
+        let mut job = Job::start(program, seats, timeout, watch)?;
+        let up = set_up(&mut job, &about)?;
         let (networks, versions): (Vec<_>, Vec<_>) = up.into_iter().unzip();
         about.networks = networks;
         about.abi = versions.first().copied().unwrap_or_default();
         about.whereabouts = job.whereabouts().collect();
         about.connections = vec![Vec::new(); 2];
-        Ok(Self { about, job, checks: 0 })
+        Ok(Self { about, job, checks: 0, open: Vec::new(), restart })
+    }
+
+    /// Replaces the ranks by new processes with the same connections. How fast a process is depends for its whole life on where the
+    /// kernel placed its threads and memory: two processes of the same library can differ by a factor of three, round after round.
+    /// Ranks that a launcher started stay, and get new connections.
+    ///
+    /// # Errors
+    /// The ranks'.
+    pub fn renew(&mut self) -> Result<()> {
+        let open = std::mem::take(&mut self.open);
+        match &self.restart {
+            Some(Restart { program, environments, timeout, watch }) => {
+                let seats = environments.iter().cloned().map(Seat::Here).collect();
+                let mut job = Job::start(program, seats, *timeout, watch.clone())?;
+                set_up(&mut job, &self.about)?;
+                let old = std::mem::replace(&mut self.job, job);
+                old.finish().map_err(|error| of(self.about.name, &error))?;
+            }
+            None => self.close()?,
+        }
+        for (forward, back, buffer_bytes) in open {
+            self.connect(forward, back, buffer_bytes)?;
+        }
+        Ok(())
     }
 
     /// Opens `forward` connections more from the sender to the receiver, and `back` the other way; how each rank saw it.
@@ -98,6 +137,16 @@ impl Side {
     /// # Errors
     /// The ranks'.
     pub fn open(&mut self, forward: usize, back: usize, buffer_bytes: usize) -> Result<Vec<Opened>> {
+        let opened = self.connect(forward, back, buffer_bytes)?;
+        for (known, said) in self.about.connections.iter_mut().zip(&opened) {
+            let new = said.lines.iter().filter(|line| !known.contains(line)).cloned().collect::<Vec<_>>();
+            known.extend(new);
+        }
+        Ok(opened)
+    }
+
+    fn connect(&mut self, forward: usize, back: usize, buffer_bytes: usize) -> Result<Vec<Opened>> {
+        self.open.push((forward, back, buffer_bytes));
         // Who listens is the rank that receives.
         let listening = self.ask(
             0..2,
@@ -107,19 +156,14 @@ impl Side {
                 _ => None,
             },
         )?;
-        let opened = self.ask(
+        self.ask(
             0..2,
             |rank| Order::Connect { handles: listening[1 - rank].clone(), buffer_bytes },
             |answer| match answer {
                 Answer::Connected(opened) => Some(opened),
                 _ => None,
             },
-        )?;
-        for (known, said) in self.about.connections.iter_mut().zip(&opened) {
-            let new = said.lines.iter().filter(|line| !known.contains(line)).cloned().collect::<Vec<_>>();
-            known.extend(new);
-        }
-        Ok(opened)
+        )
     }
 
     /// Sends what lies in memory, and checks every byte.
@@ -159,7 +203,7 @@ impl Side {
         Ok(seconds.into_iter().fold(0.0, f64::max))
     }
 
-    /// Sends so many messages to and fro: how many seconds that took, and how long one.
+    /// Runs a ping-pong of so many messages: how many seconds that took, and the times of half a round trip.
     ///
     /// # Errors
     /// The ranks'.
@@ -172,14 +216,14 @@ impl Side {
                 _ => None,
             },
         )?;
-        times.into_iter().next().context("no answer of rank 0")
+        times.into_iter().next().context("rank 0 did not answer")
     }
 
-    /// Streams while a rail falls and returns: what the receiver counted. Its four marks are the times around the fall and
-    /// around the return.
+    /// Streams while a rail is slowed and restored: what the receiver counted. Its four marks are the times before and after each
+    /// of the two.
     ///
     /// # Errors
-    /// The ranks', or when the rail does not do as told.
+    /// The ranks', or when the rail cannot be slowed or restored.
     pub fn flow(&mut self, layout: Layout, fall: Fall<'_>) -> Result<Flowed> {
         let Fall { part, window_ms, turn } = fall;
         self.ask(
@@ -188,7 +232,7 @@ impl Side {
             |answer| matches!(answer, Answer::Flowing).then_some(()),
         )?;
         for what in [Turn::Fall, Turn::Return] {
-            // Each part begins when the receiver has noted the one before, so it is whole there, however late that was.
+            // Each part begins when the receiver has noted the time of the one before, so none is shorter than it should be.
             self.wait_until(Instant::now() + part)?;
             self.mark()?;
             turn(what)?;
@@ -199,17 +243,17 @@ impl Side {
             Answer::Stopped { messages } => Some(messages),
             _ => None,
         };
-        // The sender may not wait for receives that nobody posts, nor the receiver for messages that nobody sends: first
-        // the sender stops, then the receiver ends at what it has posted, or at what was sent where that is more.
+        // Neither side may wait for the other for ever: first the sender stops, then the receiver ends at what it has posted, or
+        // at what was sent where that is more.
         let sent = self.ask(SENDER..SENDER + 1, |_| Order::Stop, stopped)?;
         let messages = sent.into_iter().max().unwrap_or_default();
         let posted = self.ask(RECEIVER..RECEIVER + 1, |_| Order::Until { messages }, stopped)?;
         let messages = posted.into_iter().max().unwrap_or_default();
-        // The receiver may be through already, so nothing more is said to it.
+        // The receiver may have finished already, so it gets no more orders.
         self.ask_after(SENDER, Order::Until { messages })
     }
 
-    /// The words of both ranks at the end of a flow: the receiver's count.
+    /// Orders `rank` to end, and takes both ranks' answers at the end of a flow: returns the receiver's count.
     fn ask_after(&mut self, rank: usize, order: Order) -> Result<Flowed> {
         let flowed = |message| match message {
             FromRank::Answer(Answer::Flowed(flowed)) => Some(flowed),
@@ -218,7 +262,7 @@ impl Side {
         let name = self.about.name;
         let told = move |number: usize| (number == rank).then(|| ToRank::Order(order.clone()));
         let mut flowed = self.job.ask_some(0..2, told, flowed).map_err(|error| of(name, &error))?;
-        flowed.pop().context("no answer of rank 1")
+        flowed.pop().context("rank 1 did not answer")
     }
 
     fn mark(&mut self) -> Result<()> {
@@ -231,6 +275,7 @@ impl Side {
     /// # Errors
     /// The ranks'.
     pub fn close(&mut self) -> Result<()> {
+        self.open.clear();
         self.ask(0..2, |_| Order::Close, |answer| matches!(answer, Answer::Closed).then_some(())).map(|_| ())
     }
 
@@ -265,7 +310,20 @@ impl Side {
     }
 }
 
-/// What ranks of the library `name` say: several may, a line each.
+/// Starts the plugin in the ranks: the network as each sees it, and the version of the plugin interface.
+fn set_up(job: &mut Job, about: &About) -> Result<Vec<(Network, u32)>> {
+    let setup = |rank| {
+        let (plugin, abi) = (about.library.clone(), about.abi_wanted);
+        ToRank::Bench(BenchSetup { rank, plugin, abi, job: u64::from(std::process::id()) })
+    };
+    let up = job.ask(setup, |message| match message {
+        FromRank::Up { network, abi } => Some((network, abi)),
+        _ => None,
+    });
+    up.map_err(|error| of(about.name, &error))
+}
+
+/// An error of the ranks with the library's name before each line.
 fn of(name: &str, error: &anyhow::Error) -> anyhow::Error {
     let lines = format!("{error:#}");
     let lines: Vec<_> = lines.lines().map(|line| format!("{name}: {line}")).collect();

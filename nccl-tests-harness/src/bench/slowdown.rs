@@ -1,4 +1,4 @@
-//! A stream during which one rail slows, and comes back.
+//! A stream during which one rail is slowed and then restored.
 
 use super::Plan;
 use super::figures::{Metric, Place, Point, Series};
@@ -10,11 +10,9 @@ use anyhow::{Result, ensure};
 use serde::Serialize;
 use std::time::Duration;
 
-/// The parts of a run, in order.
-pub const PHASES: [&str; 5] = ["before", "first moments fallen", "fallen", "first moments returned", "returned"];
-/// A run is three parts of so many times the time of a point.
+/// A run has three parts (all rails at full rate, one rail slowed, all at full rate again), each this many times `--seconds`.
 const PART: f64 = 3.0;
-/// Windows in the time of a point.
+/// Windows in which bytes are counted, in the time of `--seconds`.
 const WINDOWS: f64 = 10.0;
 
 /// One run, window by window.
@@ -22,19 +20,20 @@ const WINDOWS: f64 = 10.0;
 pub struct Course {
     /// `ours` or `theirs`.
     pub side: &'static str,
-    /// From 0.
+    /// The round, from 0.
     pub round: u32,
     /// The length of a window.
     pub window_ms: u64,
-    /// What the receiver got in each window.
+    /// What the receiver received in each window.
     pub bandwidth_gb_s: Vec<f64>,
-    /// When the rail fell, in seconds from the start.
+    /// When the rail was slowed, in seconds from the start.
     pub fall_s: f64,
-    /// When it returned.
+    /// When it was restored.
     pub return_s: f64,
 }
 
-/// Runs it on each side, round by round; `limits` are those with the rail whole and fallen, `turn` tells the rail.
+/// Runs it with each library, round by round; `limits` are those with the rail at full rate and slowed, `turn` slows or restores
+/// the rail.
 ///
 /// # Errors
 /// The ranks', or those of `turn` and `tell`.
@@ -52,10 +51,12 @@ pub fn run(
     let wrong = scenario::check(sides, layout)?;
     let window_ms = ((plan.seconds * 1e3 / WINDOWS) as u64).max(1);
     let mut courses = Vec::new();
-    let blank = || PHASES.map(|_| Series::new(Metric::Bandwidth));
+    let names = phase_names(plan.seconds);
+    let blank = || [(); 5].map(|()| Series::new(Metric::Bandwidth));
     let mut measured = vec![blank(); sides.len()];
     for round in 0..plan.rounds {
         for number in scenario::order(round, sides.len()) {
+            sides[number].renew()?;
             let part = Duration::from_secs_f64(plan.seconds * PART);
             let flowed = sides[number].flow(layout, Fall { part, window_ms, turn })?;
             let phases = phases(&flowed, window_ms, plan.seconds)?;
@@ -64,7 +65,7 @@ pub fn run(
         }
     }
     sides.iter_mut().try_for_each(Side::close)?;
-    for (at, phase) in PHASES.into_iter().enumerate() {
+    for (at, phase) in names.into_iter().enumerate() {
         let limit = if at == 1 || at == 2 { limits[1] } else { limits[0] };
         let sides = measured.iter().map(|series| vec![series[at].clone()]).collect();
         match at {
@@ -82,13 +83,19 @@ fn course(side: &'static str, round: u32, window_ms: u64, flowed: &Flowed) -> Co
     Course { side, round, window_ms, bandwidth_gb_s, fall_s: mark(0), return_s: mark(2) }
 }
 
-/// The mean bandwidth of each of [`PHASES`] in GB/s. The first moments are `moment_s` long; half of that is left out at the
-/// start, where the stream begins.
+/// The phases of a run, in order; the first moment after a change is `moment_s` long.
+fn phase_names(moment_s: f64) -> [String; 5] {
+    let moment = if moment_s == 1.0 { "second".to_owned() } else { format!("{moment_s} s") };
+    let [slow, back] = ["slow", "back"].map(|state| format!("first {moment} {state}"));
+    ["before".to_owned(), slow, "slow".to_owned(), back, "back".to_owned()]
+}
+
+/// The mean bandwidth of each phase in GB/s. The first half moment is left out, because the stream is starting.
 fn phases(flowed: &Flowed, window_ms: u64, moment_s: f64) -> Result<[f64; 5]> {
     let [fall, fallen, back, returned] = flowed.marks_s[..] else {
-        anyhow::bail!("{} marks in place of 4", flowed.marks_s.len());
+        anyhow::bail!("{} marks instead of 4", flowed.marks_s.len());
     };
-    // The last window is not whole.
+    // The last window is incomplete.
     let end = flowed.windows_bytes.len().saturating_sub(1) as f64 * window_ms as f64 / 1e3;
     let spans = [
         (moment_s / 2.0, fall),
@@ -104,7 +111,7 @@ fn phases(flowed: &Flowed, window_ms: u64, moment_s: f64) -> Result<[f64; 5]> {
     Ok(means)
 }
 
-/// Over the windows that lie between two moments whole.
+/// Over the windows that are entirely between two times.
 fn mean_gb_s(windows_bytes: &[u64], window_ms: u64, from_s: f64, to_s: f64) -> Result<f64> {
     let window_s = window_ms as f64 / 1e3;
     let whole = |at: usize| at as f64 * window_s >= from_s && (at + 1) as f64 * window_s <= to_s;
@@ -112,7 +119,7 @@ fn mean_gb_s(windows_bytes: &[u64], window_ms: u64, from_s: f64, to_s: f64) -> R
     let (count, bytes) = inside.fold((0_u32, 0_u64), |(count, sum), (_, bytes)| (count + 1, sum + bytes));
     ensure!(
         count > 0,
-        "no whole window of {window_ms} ms between {from_s:.3} s and {to_s:.3} s: more --seconds are needed"
+        "no whole window of {window_ms} ms between {from_s:.3} s and {to_s:.3} s: use a larger --seconds"
     );
     Ok(bytes as f64 / f64::from(count) / window_s / 1e9)
 }
@@ -141,7 +148,13 @@ mod tests {
     }
 
     #[test]
-    fn too_short_a_run_is_told() {
+    fn phases_are_named_by_their_length() {
+        assert_eq!(phase_names(1.0), ["before", "first second slow", "slow", "first second back", "back"]);
+        assert_eq!(phase_names(0.3)[1], "first 0.3 s slow");
+    }
+
+    #[test]
+    fn a_run_that_is_too_short_is_an_error() {
         let flowed = Flowed { windows_bytes: vec![1; 3], marks_s: vec![0.01, 0.02, 0.03, 0.04] };
         assert!(phases(&flowed, 100, 1.0).unwrap_err().to_string().contains("--seconds"));
         assert!(phases(&Flowed::default(), 100, 1.0).unwrap_err().to_string().contains("marks"));

@@ -1,6 +1,9 @@
-//! The tables of a measurement, line by line as it goes.
+//! The tables of a measurement, written line by line as it goes, within 80 columns.
+//!
+//! With one library a place (a size, a number of connections, a phase) is one line. With two it is three: a line for each library
+//! and one for their ratios, because side by side they would not fit.
 
-use super::figures::{Metric, Place, Point, significant, size};
+use super::figures::{Comparison, Metric, Place, Point, significant, size};
 use std::io::{self, Write};
 
 /// Writes the table of one scenario.
@@ -8,82 +11,101 @@ pub struct Table<'a, W> {
     out: &'a mut W,
     metrics: &'a [Metric],
     names: &'a [&'static str],
+    place_width: usize,
 }
 
-const PLACE: usize = 24;
-const VALUE: usize = 9;
-const SPREAD: usize = 18;
-const RATIO: usize = 7;
+/// What is in the first column.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Places {
+    /// Message sizes.
+    Sizes,
+    /// Numbers of connections.
+    Connections,
+    /// Phases of a run.
+    Phases,
+}
+
+const PLUGIN: usize = 6;
+const VALUE: usize = 7;
+const SPREAD: usize = 16;
+const LIMIT: usize = 7;
+const PART: usize = 6;
+
+impl Places {
+    /// The column's name and width.
+    fn column(self) -> (&'static str, usize) {
+        match self {
+            Self::Sizes => ("size", 8),
+            Self::Connections => ("count", 5),
+            Self::Phases => ("phase", 17),
+        }
+    }
+}
 
 impl<'a, W: Write> Table<'a, W> {
-    /// Starts it with its head: `title` says what it is, `place` what is in the first column.
+    /// Starts it with its title and the heads of its columns.
     ///
     /// # Errors
     /// When `out` cannot be written.
     pub fn start(
         out: &'a mut W,
         title: &str,
-        place: &str,
+        places: Places,
         metrics: &'a [Metric],
         names: &'a [&'static str],
     ) -> io::Result<Self> {
-        let (mut upper, mut lower) = (" ".repeat(PLACE), format!("{place:>PLACE$}"));
-        for (at, metric) in metrics.iter().enumerate() {
-            let mut under = String::new();
-            for name in names {
-                under += &format!(" {name:>VALUE$}");
-                if at == 0 {
-                    under += &format!(" {:>SPREAD$}", "least..most");
-                }
-            }
-            if names.len() == 2 {
-                under += &format!(" {:>RATIO$}", "ratio");
-            }
-            upper += &format!(" |{:^width$}", metric.head(), width = under.len());
-            lower += &format!(" |{under}");
+        let (place, place_width) = places.column();
+        let (mut upper, mut lower) = (" ".repeat(place_width), format!("{place:>place_width$}"));
+        let mut column = |[above, below]: [&str; 2], width: usize| {
+            upper += &format!(" {above:>width$}");
+            lower += &format!(" {below:>width$}");
+        };
+        if names.len() > 1 {
+            column(["", "plugin"], PLUGIN);
         }
-        let end = format!(" {:>VALUE$} {:>RATIO$}", "limit", "of it");
-        writeln!(out, "#\n# {title}")?;
-        writeln!(out, "#{upper} |{:^width$}", "physical", width = end.len())?;
-        writeln!(out, "#{lower} |{end}")?;
+        for (at, metric) in metrics.iter().enumerate() {
+            column(metric.head(), width(*metric));
+            if at == 0 {
+                column(["", "min..max"], SPREAD);
+            }
+        }
+        column(["payload", "limit"], LIMIT);
+        let is_time = metrics.first().is_some_and(|metric| metric.is_time());
+        column(if is_time { ["times", "limit"] } else { ["% of", "limit"] }, PART);
+        writeln!(out, "#\n# {title}\n#{upper}\n#{lower}")?;
         out.flush()?;
-        Ok(Self { out, metrics, names })
+        Ok(Self { out, metrics, names, place_width })
     }
 
-    /// Writes one line.
+    /// Writes the lines of one place.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// When they cannot be written.
     pub fn row(&mut self, point: &Point) -> io::Result<()> {
-        let place = match point.place {
-            Place::Size(bytes) => size(bytes),
+        let place = match &point.place {
+            Place::Size(bytes) => size(*bytes),
             Place::Connections(count) => count.to_string(),
-            Place::Phase(name) => name.to_owned(),
+            Place::Phase(name) => name.clone(),
         };
-        let mut line = format!(" {place:>PLACE$}");
-        for at in 0..self.metrics.len() {
-            line += "  ";
-            for side in 0..self.names.len() {
-                let series = point.sides.get(side).and_then(|side| side.get(at));
-                let median = series.map_or_else(|| "-".to_owned(), |series| significant(series.median()));
-                line += &format!(" {median:>VALUE$}");
-                if let (0, Some(series)) = (at, series) {
-                    let (least, most) = series.spread();
-                    line += &format!(" {:>SPREAD$}", format!("{}..{}", significant(least), significant(most)));
-                }
+        for (number, name) in self.names.iter().enumerate() {
+            let place = if number == 0 { place.as_str() } else { "" };
+            let mut line = self.begin(place, name);
+            for at in 0..self.metrics.len() {
+                line += &self.cells(at, point, number);
             }
-            if self.names.len() == 2 {
-                let ratio = point.ratio(at).map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.3}"));
-                line += &format!(" {ratio:>RATIO$}");
-            }
+            // The limit is held against our library alone.
+            line += &if number == 0 { limit(point) } else { String::new() };
+            writeln!(self.out, "{line}")?;
         }
-        let first = point.sides.first().and_then(|ours| ours.first());
-        let part = point.limit.zip(first).map(|(limit, series)| percent(series.metric, series.median(), limit));
-        let limit = point.limit.map_or_else(|| "-".to_owned(), significant);
-        line += &format!("   {limit:>VALUE$} {:>RATIO$}", part.unwrap_or_else(|| "-".to_owned()));
-        writeln!(self.out, "{line}")?;
+        if self.names.len() > 1 {
+            let mut line = self.begin("", "ratio");
+            for at in 0..self.metrics.len() {
+                line += &self.ratio(at, point.compare(at));
+            }
+            writeln!(self.out, "{}", line.trim_end())?;
+        }
         for (name, wrong) in self.names.iter().zip(point.wrong.iter().flatten()).filter(|(_, wrong)| **wrong > 0) {
-            writeln!(self.out, "# {wrong} wrong bytes from {name}: what is above is worth nothing")?;
+            writeln!(self.out, "# {wrong} WRONG bytes from {name}: its figures above do not count")?;
         }
         self.out.flush()
     }
@@ -96,14 +118,54 @@ impl<'a, W: Write> Table<'a, W> {
         writeln!(self.out, "# {text}")?;
         self.out.flush()
     }
+
+    fn begin(&self, place: &str, name: &str) -> String {
+        let place_width = self.place_width;
+        let plugin = if self.names.len() > 1 { format!(" {name:>PLUGIN$}") } else { String::new() };
+        format!(" {place:>place_width$}{plugin}")
+    }
+
+    /// The median of a library, and for the first metric its range.
+    fn cells(&self, at: usize, point: &Point, number: usize) -> String {
+        let series = point.sides.get(number).and_then(|side| side.get(at));
+        let median = series.map_or_else(|| "-".to_owned(), |series| significant(series.median()));
+        let mut cells = format!(" {median:>width$}", width = width(self.metrics[at]));
+        if at == 0 {
+            let spread = series.map(|series| series.spread());
+            let spread = spread.map(|(min, max)| format!("{}..{}", significant(min), significant(max)));
+            cells += &format!(" {:>SPREAD$}", spread.unwrap_or_default());
+        }
+        cells
+    }
+
+    fn ratio(&self, at: usize, comparison: Option<Comparison>) -> String {
+        let found = comparison.map(|one| one.no_difference);
+        let is_same = found == Some(Some(true));
+        let text = comparison
+            .map_or_else(|| "-".to_owned(), |one| format!("{}{:.3}", if is_same { "~" } else { "" }, one.ratio));
+        let words = match found {
+            Some(Some(true)) => "no difference",
+            Some(None) => "too few rounds",
+            _ => "",
+        };
+        let first = if at == 0 { format!(" {words:>SPREAD$}") } else { String::new() };
+        format!(" {text:>width$}{first}", width = width(self.metrics[at]))
+    }
 }
 
-/// How near ours comes to the limit: a rate as a part of the greatest one, a time as a multiple of the shortest one.
-fn percent(metric: Metric, value: f64, limit: f64) -> String {
-    match metric {
-        Metric::Bandwidth | Metric::Rate => format!("{:.1} %", value / limit * 100.0),
-        _ => format!("x {}", significant(value / limit)),
-    }
+fn width(metric: Metric) -> usize {
+    metric.head().iter().map(|text| text.len()).fold(VALUE, usize::max)
+}
+
+/// The limit, and how near our library comes to it: a rate in percent of it, a time as a multiple of it.
+fn limit(point: &Point) -> String {
+    let first = point.sides.first().and_then(|ours| ours.first());
+    let part = point.limit.zip(first).map(|(limit, series)| match series.metric.is_time() {
+        true => significant(series.median() / limit),
+        false => format!("{:.1}", series.median() / limit * 100.0),
+    });
+    let limit = point.limit.map_or_else(|| "-".to_owned(), significant);
+    format!(" {limit:>LIMIT$} {:>PART$}", part.unwrap_or_else(|| "-".to_owned()))
 }
 
 #[cfg(test)]
@@ -111,24 +173,74 @@ mod tests {
     use super::super::figures::Series;
     use super::*;
 
-    #[test]
-    fn columns_stand_under_their_heads() {
-        let series = |rounds: &[f64]| Series { metric: Metric::Bandwidth, rounds: rounds.to_vec() };
+    fn series(metric: Metric, rounds: &[f64]) -> Series {
+        Series { metric, rounds: rounds.to_vec() }
+    }
+
+    fn shown(places: Places, metrics: &[Metric], names: &[&'static str], point: &Point) -> String {
         let mut out = Vec::new();
-        let names = ["ours", "theirs"];
-        let mut table = Table::start(&mut out, "bandwidth", "bytes", &[Metric::Bandwidth], &names).unwrap();
-        let sides = vec![vec![series(&[1.0, 2.0, 3.0])], vec![series(&[4.0, 4.0, 5.0])]];
+        Table::start(&mut out, "title", places, metrics, names).unwrap().row(point).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn columns_are_below_their_heads_and_overlapping_ranges_are_marked() {
+        let bandwidth = |rounds: &[f64]| vec![series(Metric::Bandwidth, rounds)];
+        let sides = vec![bandwidth(&[1.0, 2.0, 3.0]), bandwidth(&[2.0, 2.5, 5.0])];
         let point = Point { place: Place::Size(65536), limit: Some(2.5), sides, wrong: Some(vec![0, 3]) };
-        table.row(&point).unwrap();
-        let text = String::from_utf8(out).unwrap();
-        let lines: Vec<_> = text.lines().collect();
-        assert_eq!(lines[1], "# bandwidth");
-        for (word, value) in
-            [("bytes", "64K"), ("ours", "2.00"), ("ratio", "0.500"), ("limit", "2.50"), ("of it", "80.0 %")]
-        {
-            let ends = |line: &str, word: &str| line.find(word).map(|at| at + word.len());
-            assert_eq!(ends(lines[3], word), ends(lines[4], value), "{word}:\n{text}");
+        let text = shown(Places::Sizes, &[Metric::Bandwidth], &["ours", "theirs"], &point);
+        let expected = [
+            "#",
+            "# title",
+            "#                                         payload   % of",
+            "#    size plugin    GB/s         min..max   limit  limit",
+            "      64K   ours    2.00       1.00..3.00    2.50   80.0",
+            "          theirs    2.50       2.00..5.00",
+            "           ratio  ~0.800    no difference",
+            "# 3 WRONG bytes from theirs: its figures above do not count",
+        ];
+        assert_eq!(text.lines().collect::<Vec<_>>(), expected, "{text}");
+        let sides = vec![bandwidth(&[1.0, 1.1, 1.2, 1.0, 1.2]), bandwidth(&[2.0, 2.2, 5.0, 2.2, 3.0])];
+        let text = shown(Places::Sizes, &[Metric::Bandwidth], &["ours", "theirs"], &Point { sides, ..point.clone() });
+        assert!(text.contains("\n           ratio   0.500\n"), "{text}");
+        let sides = vec![bandwidth(&[1.0]), bandwidth(&[2.0])];
+        let text = shown(Places::Sizes, &[Metric::Bandwidth], &["ours", "theirs"], &Point { sides, ..point.clone() });
+        assert!(text.contains("0.500   too few rounds\n"), "{text}");
+        let sides = vec![bandwidth(&[1.0])];
+        let point = Point { sides, wrong: Some(vec![0]), ..point };
+        let text = shown(Places::Sizes, &[Metric::Bandwidth], &["ours"], &point);
+        assert!(text.ends_with("\n      64K    1.00       1.00..1.00    2.50   40.0\n"), "{text}");
+    }
+
+    /// The widest of each scenario.
+    #[test]
+    fn every_table_fits_80_columns() {
+        let latency = [Metric::P50, Metric::P99, Metric::Least];
+        let connections = [Metric::Bandwidth, Metric::Connect, Metric::SenderMemory, Metric::ReceiverMemory];
+        for (places, place, metrics) in [
+            (Places::Sizes, Place::Size(1_048_577), &[Metric::Bandwidth][..]),
+            (Places::Sizes, Place::Size(4096), &[Metric::Rate]),
+            (Places::Sizes, Place::Size(1_048_577), &latency),
+            (Places::Connections, Place::Connections(256), &connections),
+            (Places::Phases, Place::Phase("first second back".into()), &[Metric::Bandwidth]),
+        ] {
+            let side = |factor: f64| {
+                let rounds = [0.001_23, 0.001_24, 0.001_25].map(|value| value * factor);
+                metrics.iter().map(|metric| series(*metric, &rounds)).collect::<Vec<_>>()
+            };
+            for factor in [1.0, 1e9] {
+                let point = Point {
+                    place: place.clone(),
+                    limit: Some(0.001_26 * factor),
+                    sides: vec![side(factor), side(factor)],
+                    wrong: None,
+                };
+                let text = shown(places, metrics, &["ours", "theirs"], &point);
+                let longest = text.lines().map(str::len).max().unwrap();
+                assert!(longest <= 80, "{longest}:\n{text}");
+                let ends = text.lines().skip(3).take(2).map(str::len).collect::<Vec<_>>();
+                assert_eq!(ends[0], ends[1], "columns end below their heads:\n{text}");
+            }
         }
-        assert!(lines[4].contains("1.00..3.00") && lines[5].contains("3 wrong bytes from theirs"), "{text}");
     }
 }

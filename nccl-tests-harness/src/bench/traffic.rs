@@ -84,7 +84,7 @@ impl Lane {
         matches!(self.end, End::Send(_))
     }
 
-    /// How many messages lie in memory side by side.
+    /// How many message buffers fit into the memory.
     pub fn slots(&self, layout: Layout) -> u64 {
         Slots::of(layout, self.buffer_bytes).count
     }
@@ -92,7 +92,7 @@ impl Lane {
     /// Lets `work` fill or read the memory of each slot; it gets the slot's number.
     ///
     /// # Errors
-    /// While requests are under way.
+    /// While requests are in flight.
     pub fn with_slots(&self, layout: Layout, mut work: impl FnMut(u64, &mut [u8])) -> Result<()> {
         let slots = Slots::of(layout, self.buffer_bytes);
         self.buffer.with_bytes(|bytes| {
@@ -104,7 +104,7 @@ impl Lane {
         })
     }
 
-    /// Posts the next message, unless the plugin wants to be asked again.
+    /// Posts the next message, unless the plugin cannot take it yet.
     fn post(&mut self, layout: Layout) -> Result<bool> {
         let offset = Slots::of(layout, self.buffer_bytes).offset(self.posted);
         let request = match &self.end {
@@ -128,7 +128,7 @@ impl Lane {
         Ok(true)
     }
 
-    /// One pass of posting and testing, up to message `end`: how many were completed, and whether anything was begun.
+    /// One pass of posting and testing, up to message `end`: how many completed, and whether any was posted.
     fn progress(&mut self, layout: Layout, end: u64) -> Result<(u64, bool)> {
         let mut begun = false;
         while self.requests.len() < layout.in_flight && self.posted < end && self.post(layout)? {
@@ -160,7 +160,7 @@ pub fn stream(lanes: &mut [Lane], layout: Layout, messages: u64) -> Result<Durat
     Ok(begin.elapsed())
 }
 
-/// NCCL's proxy gives way too when nothing moved: ranks that share cores would otherwise wait out each other's time slices.
+/// NCCL's proxy yields too when nothing moved: ranks that share cores would otherwise use up each other's time slices.
 fn rest(layout: Layout) {
     match layout.rest_us {
         0 => std::thread::yield_now(),
@@ -184,8 +184,8 @@ fn pass(lanes: &mut [Lane], layout: Layout, end: u64) -> Result<(u64, bool)> {
     Ok((completed, completed == 0 && !begun))
 }
 
-/// Sends `messages` to and fro over the first lane of each direction, each after the one before. As many receives as may be
-/// under way are posted ahead, as NCCL posts its own. `leads` says which rank begins.
+/// Ping-pong of `messages` over one lane of each direction. As many receives as may be in flight are posted ahead, as NCCL posts
+/// its own. `leads`: this rank sends first.
 ///
 /// # Errors
 /// The plugin's.
@@ -202,7 +202,7 @@ pub fn ping_pong(lanes: &mut [Lane], layout: Layout, messages: u64, leads: bool)
             turn_to(send, layout)?;
         }
         while !recv.complete(layout).context("receive")? {
-            // What the plugin refused before has to be posted now, or the peer would wait for it for ever; and some plugins
+            // Receives that the plugin could not take before are posted now, or the peer would wait for ever; and some plugins
             // move a message only while it is tested.
             ahead(recv, layout, messages)?;
             send.complete(layout).context("send")?;
@@ -242,8 +242,8 @@ fn ahead(recv: &mut Lane, layout: Layout, messages: u64) -> Result<()> {
     Ok(())
 }
 
-/// Sends one message, however often the plugin wants to be asked: it does so as long as the peer has posted no receive, which
-/// it does while it waits for this message.
+/// Sends one message, and retries as long as the plugin cannot take it: until the peer has posted a receive, which it does while
+/// it waits for this message.
 fn turn_to(send: &mut Lane, layout: Layout) -> Result<()> {
     while !send.post(layout).context("send")? {
         rest(layout);
@@ -251,19 +251,19 @@ fn turn_to(send: &mut Lane, layout: Layout) -> Result<()> {
     Ok(())
 }
 
-/// What comes to a flow from outside.
+/// An order to a running flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Word {
     /// Note the time.
     Mark,
-    /// Begin no further message.
+    /// Start no more messages.
     Stop,
-    /// End after so many messages, or after those begun where they are more.
+    /// End after this many messages, or after those started if they are more.
     Until(u64),
 }
 
-/// Sends or receives on all lanes until told otherwise; times count from `begin` on. `listen` gives the next word if there is one, and `answer` tells
-/// how many messages are begun where the word was to stop or to end.
+/// Sends or receives on all lanes until ordered to stop; times count from `begin`. `listen` gives the next order if there is one, and
+/// `answer` gets the number of messages started, where the order was to stop or to end.
 ///
 /// # Errors
 /// The plugin's, or those of the two functions.
@@ -293,7 +293,7 @@ pub fn flow(
                 Word::Stop => end = begun,
                 Word::Until(messages) => (end, ends) = (messages.max(begun), true),
             }
-            // A silent end is an end all the same.
+            // Windows without messages count too.
             flowed.windows_bytes.resize(flowed.windows_bytes.len().max(window_at() + 1), 0);
             answer(word, end)?;
         }
@@ -309,7 +309,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_lie_side_by_side_as_far_as_there_is_room() {
+    fn there_are_as_many_buffers_as_fit() {
         let layout = |bytes| Layout { bytes, in_flight: 8, rest_us: 0 };
         assert_eq!(Slots::of(layout(8), 8 << 10), Slots { count: 8, stride_bytes: 1024 });
         assert_eq!(Slots::of(layout(1 << 20), 3 << 20), Slots { count: 3, stride_bytes: 1 << 20 });

@@ -1,80 +1,80 @@
-//! The words between the command and the ranks that are measured with single messages: rank 0 sends, rank 1 receives.
+//! The messages between the command and the ranks of `bench`: rank 0 sends, rank 1 receives.
 
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// What a rank has to know.
+/// The set-up of a rank.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct BenchSetup {
     /// Its number: 0 or 1.
     pub rank: usize,
     /// The plugin's library.
     pub plugin: PathBuf,
-    /// The version of the plugin interface to speak; none: the newest that the library has.
+    /// The version of the plugin interface to use; none: the newest that the library has.
     pub abi: Option<u32>,
-    /// Stands for NCCL's communicator: the same number in both ranks.
+    /// In place of NCCL's communicator: the same number in both ranks.
     pub job: u64,
 }
 
-/// How messages lie in memory, and how many are under way.
+/// The size of messages, and how many are in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
     /// Bytes of each message (1 or more).
     pub bytes: usize,
-    /// Messages under way on each connection (1 or more).
+    /// Messages in flight on each connection (1 or more).
     pub in_flight: usize,
-    /// How long a rank rests when nothing moved, in microseconds; 0: it gives way and looks again, as NCCL does.
+    /// How long a rank sleeps when nothing moved, in microseconds; 0: it yields and polls again, as NCCL does.
     pub rest_us: u32,
 }
 
 /// From the command to a rank.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Order {
-    /// Listen for so many connections more.
+    /// Listen for this many more connections.
     Listen {
         /// How many.
         connections: usize,
     },
-    /// Connect to these and accept what was listened for; then register memory for each.
+    /// Connect to these, accept on all listeners, then register memory for each connection.
     Connect {
         /// As the other rank's plugin filled them.
         handles: Vec<Vec<u8>>,
         /// Bytes of memory for each connection.
         buffer_bytes: usize,
     },
-    /// Send as many messages as lie in memory side by side, and check every byte that comes.
+    /// Send each message buffer once, and check every byte that is received.
     Check {
-        /// How they lie.
+        /// The messages.
         layout: Layout,
-        /// Tells the data from earlier data.
+        /// Makes the data differ from earlier data.
         iteration: u64,
     },
-    /// Send, or receive, so many messages on each connection.
+    /// Send, or receive, this many messages on each connection.
     Stream {
-        /// How they lie.
+        /// The messages.
         layout: Layout,
         /// How many.
         messages: u64,
     },
-    /// Send so many messages to and fro, each after the one before.
+    /// Run a ping-pong of this many messages.
     PingPong {
-        /// How they lie.
+        /// The messages.
         layout: Layout,
         /// How many each way.
         messages: u64,
     },
-    /// Send, or receive, until told otherwise.
+    /// Send, or receive, until ordered to stop.
     Flow {
-        /// How they lie.
+        /// The messages.
         layout: Layout,
         /// Length of the windows in which bytes are counted, in milliseconds.
         window_ms: u64,
     },
     /// In a flow: note the time.
     Mark,
-    /// In a flow: begin no further message.
+    /// In a flow: start no more messages.
     Stop,
-    /// In a flow: end it after so many messages, or after those begun where they are more.
+    /// In a flow: end it after this many messages, or after those started if they are more.
     Until {
         /// How many since the start of the flow.
         messages: u64,
@@ -83,7 +83,7 @@ pub enum Order {
     Close,
 }
 
-/// What came of an order.
+/// The answer to an order.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Answer {
     /// The rank listens.
@@ -93,19 +93,19 @@ pub enum Answer {
     },
     /// All are connected.
     Connected(Opened),
-    /// What came of a check.
+    /// The result of a check.
     Checked {
         /// Wrong bytes.
         wrong: u64,
-        /// The first of them in words.
+        /// A description of the first of them.
         first_wrong: Option<String>,
     },
-    /// The stream is through.
+    /// The stream has ended.
     Streamed {
         /// From the first call to the last completion.
         seconds: f64,
     },
-    /// The last message is back; times of rank 0.
+    /// The ping-pong has ended; times of rank 0.
     PingPonged {
         /// From the first call to the last completion.
         seconds: f64,
@@ -127,7 +127,7 @@ pub enum Answer {
     Closed,
 }
 
-/// How connections came up.
+/// Connections that were opened.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Opened {
     /// From the first call of `connect` or `accept` to the last connection.
@@ -136,22 +136,22 @@ pub struct Opened {
     pub rss_before_bytes: u64,
     /// Resident memory after, in bytes, without that for messages.
     pub rss_after_bytes: u64,
-    /// What the plugin said about them.
+    /// What the plugin logged about them.
     pub lines: Vec<String>,
 }
 
 /// Half a round trip.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub struct HalfTrip {
-    /// The least, in microseconds.
+    /// The shortest, in microseconds.
     pub min_us: f64,
-    /// Half of them took no longer, in microseconds.
+    /// The median, in microseconds.
     pub p50_us: f64,
-    /// 99 of 100 took no longer, in microseconds.
+    /// The 99th percentile, in microseconds.
     pub p99_us: f64,
 }
 
-/// What was counted in a flow.
+/// The counts of a flow.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Flowed {
     /// Bytes completed in each window.

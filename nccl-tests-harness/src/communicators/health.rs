@@ -1,10 +1,10 @@
-//! What a process holds: memory, descriptors, threads.
+//! Memory, descriptors and threads that a process uses.
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::fs;
 
-/// What a process holds at one moment.
+/// What a process uses at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Health {
     /// Memory in use, its own and shared, without files.
@@ -19,7 +19,7 @@ impl Health {
     /// Of this process, now.
     ///
     /// # Errors
-    /// When the kernel does not tell (`/proc/self`).
+    /// When `/proc/self` cannot be read.
     pub fn now() -> Result<Self> {
         let status = fs::read_to_string("/proc/self/status").context("read /proc/self/status")?;
         let entries = fs::read_dir("/proc/self/fd").context("list /proc/self/fd")?;

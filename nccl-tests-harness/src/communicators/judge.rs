@@ -1,28 +1,29 @@
-//! What came of a scenario, by what its ranks say and how they ended.
+//! The result of a scenario, from what its ranks report and how they ended.
 
 use super::health::Health;
 use super::options::{Plan, Scenario};
+use crate::job;
 use anyhow::{Result, bail, ensure};
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
-/// Memory that a communicator which is gone may leave behind. NCCL 2.28.3 on two H200, two ranks, over the last 900 of 1,000: 0.23 and
+/// Memory that a destroyed communicator may leave behind. NCCL 2.28.3 on two H200, two ranks, over the last 900 of 1,000: 0.23 and
 /// 0.08 KiB each over the plugin on the software fabric; over the last 54 of 60 NCCL's own Socket network left 0.44 to 1.19.
 const LEFT_KIB: u64 = 8;
-/// What may be taken once and kept, however few communicators there are: the allocators of NCCL and CUDA grow by steps. Seen at such a time:
+/// What may be taken once and kept, however few communicators there are: the allocators of NCCL and CUDA grow by steps. Measured:
 /// 972 and 1992 KiB within 54 communicators, and no more within the 900 after them.
 const STEP_KIB: u64 = 4096;
 
-/// What a rank says when it is done.
+/// What a rank reports at its end.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
     /// All-reduces whose every value was checked.
     pub checked: u64,
     /// Values that were wrong.
     pub wrong: u64,
-    /// What is to be told besides.
+    /// What the command prints besides.
     pub words: String,
     /// What the process held after a tenth of the communicators, and after all; and how many lay between.
     pub held: Option<(Health, Health, u32)>,
@@ -33,23 +34,29 @@ pub struct Report {
 pub struct End {
     /// Its process.
     pub status: ExitStatus,
-    /// What it said.
+    /// Its report.
     pub report: Option<Report>,
-    /// Its complaint, where it failed.
+    /// Its error message.
     pub complaint: Option<String>,
 }
 
-/// In words, where all went as it should.
+impl End {
+    fn text(&self) -> String {
+        format!("{}: {}", job::ended(self.status), self.complaint.as_deref().unwrap_or("no error message"))
+    }
+}
+
+/// The result in words, where the scenario went as it should.
 ///
 /// # Errors
-/// What did not.
+/// What went wrong.
 pub fn judge(plan: &Plan, scenario: Scenario, ends: &[End]) -> Result<String> {
     let (last, others) = ends.split_last().map_or((None, ends), |(last, others)| (Some(last), others));
     match scenario {
         Scenario::Mixed => refused(ends),
         Scenario::Lost => {
             let killed = last.and_then(|end| end.status.signal()) == Some(Signal::SIGKILL as i32);
-            ensure!(killed, "the last rank was to be killed, and ended with {:?}", last.map(|end| end.status));
+            ensure!(killed, "the last rank should have been killed, but {}", last.map_or_else(String::new, End::text));
             let words = others.iter().filter_map(|end| end.report.as_ref()).map(|report| report.words.clone());
             Ok(format!("{}; {}", right(others)?, words.collect::<Vec<_>>().join("; ")))
         }
@@ -64,9 +71,10 @@ pub fn judge(plan: &Plan, scenario: Scenario, ends: &[End]) -> Result<String> {
 /// All ranks ended well and found every value right.
 fn right(ends: &[End]) -> Result<String> {
     let mut checked = 0;
-    for (rank, End { status, report, complaint }) in ends.iter().enumerate() {
+    for (rank, end) in ends.iter().enumerate() {
+        let End { status, report, .. } = end;
         let Some(report) = report.as_ref().filter(|_| status.success()) else {
-            bail!("rank {rank} ended with {status}: {}", complaint.as_deref().unwrap_or("without a word"));
+            bail!("rank {rank} {}", end.text());
         };
         ensure!(report.wrong == 0, "rank {rank}: {} WRONG values", report.wrong);
         ensure!(report.checked > 0, "rank {rank} checked nothing");
@@ -80,7 +88,7 @@ fn flat(ends: &[End]) -> Result<String> {
     let mut words = Vec::new();
     for (rank, end) in ends.iter().enumerate() {
         let Some((before, after, count)) = end.report.as_ref().and_then(|report| report.held) else {
-            bail!("rank {rank} does not say what it held");
+            bail!("rank {rank} did not report its memory, descriptors and threads");
         };
         let grown_kib = after.memory_kib.saturating_sub(before.memory_kib);
         let allowed_kib = STEP_KIB.max(LEFT_KIB * u64::from(count));
@@ -91,22 +99,22 @@ fn flat(ends: &[End]) -> Result<String> {
         );
         let is_flat =
             grown_kib <= allowed_kib && after.descriptors <= before.descriptors && after.threads <= before.threads;
-        ensure!(is_flat, "{text}: {allowed_kib} KiB more, and no descriptor or thread, are allowed");
+        ensure!(is_flat, "{text}; allowed: {allowed_kib} KiB more, no more descriptors or threads");
         words.push(text);
     }
     Ok(words.join("; "))
 }
 
-/// Every rank was told that it does not work, and one of them why.
+/// Every rank got an error, and one of them the reason.
 fn refused(ends: &[End]) -> Result<String> {
     for (rank, end) in ends.iter().enumerate() {
-        ensure!(end.status.code() == Some(1), "rank {rank} should have been refused, and ended with {}", end.status);
+        ensure!(end.status.code() == Some(1), "rank {rank} should have failed, but {}", end.text());
     }
     let complaints: Vec<&str> = ends.iter().filter_map(|end| end.complaint.as_deref()).collect();
     let Some(told) = complaints.iter().find(|text| text.contains("uses another network")) else {
-        bail!("no rank was told that the other uses another network, but: {}", complaints.join("; "));
+        bail!("no rank reported that its peer uses another network; they reported: {}", complaints.join("; "));
     };
-    Ok(format!("all were refused: {told}"))
+    Ok(format!("all ranks failed, as they should: {told}"))
 }
 
 #[cfg(test)]
@@ -166,7 +174,8 @@ mod tests {
     fn a_rank_that_is_to_be_killed_must_be_and_one_to_be_refused_must_be_told() {
         let killed = || end(Signal::SIGKILL as i32, None, "");
         assert!(judge(&plan(), Scenario::Lost, &[good(None), killed()]).unwrap().contains("words"));
-        assert!(judge(&plan(), Scenario::Lost, &[good(None), good(None)]).is_err());
+        let alive = judge(&plan(), Scenario::Lost, &[good(None), end(1 << 8, None, "no GPU")]).unwrap_err();
+        assert_eq!(alive.to_string(), "the last rank should have been killed, but exited with status 1: no GPU");
         assert!(judge(&plan(), Scenario::Lost, &[killed(), killed()]).is_err());
         let refused = |text: &str| end(1 << 8, None, text);
         let why = "the peer rank uses another network";

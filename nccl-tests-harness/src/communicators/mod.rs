@@ -1,8 +1,8 @@
-//! `nccl-spark communicators`: the life of NCCL's communicators over the plugin, by NCCL itself on real GPUs: many at once, split,
-//! made again and again, aborted, left by a dead rank, and over two networks at once.
+//! `nccl-spark communicators`: stress-tests the lifecycle of NCCL's communicators over the plugin, with NCCL itself on real GPUs: many
+//! at once, split, created again and again, aborted, with a rank that dies, and over two networks at once.
 //!
-//! Promises: every rank is a process that uses NCCL as any program does, every value of every all-reduce is looked at, NCCL's own log
-//! says which network it was, and no scenario takes longer than it may. Knows nothing of the plugin but its file.
+//! Promises: every rank is a process that uses NCCL as any program does, every value of every all-reduce is checked, NCCL's own log
+//! shows which network was used, and no scenario exceeds its time. Knows nothing of the plugin but its file.
 
 mod health;
 mod judge;
@@ -14,6 +14,7 @@ pub mod rank;
 use crate::lines;
 use crate::scene::network::{Network, Used};
 use crate::scene::{Scene, loader_path};
+use crate::watch::Watch;
 use anyhow::{Context, Result, bail};
 use judge::{End, Report};
 use options::{Plan, Scenario};
@@ -22,24 +23,29 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// Before what a rank complains of, by this program's `main`.
+/// What this program's `main` puts before a rank's error message.
 const COMPLAINT: &str = "nccl-spark: ";
 
-/// Runs the scenarios; false when one did not go as it should. `own` is this program's file, `lookup` gives the value of an
+/// Runs the scenarios; false when one failed. `own` is this program's file, `lookup` gives the value of an
 /// environment variable.
 ///
 /// # Errors
 /// When nothing could be run.
 pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out: &mut impl Write) -> Result<bool> {
+    // Once, before any rank does: each would fail alike in every scenario.
+    rank::check_machine()?;
     let scene = Scene::set(&plan.setting, plan.ranks, lookup)?;
     let environment = environment(plan, &scene, plan.network, lookup)?;
     let shown: Vec<String> = environment.iter().map(|(name, value)| format!("{name}={value}")).collect();
-    writeln!(out, "# nccl-spark {}: communicators of {} ranks", env!("CARGO_PKG_VERSION"), plan.ranks)?;
+    writeln!(out, "# nccl-spark {}: communicators, {} ranks", env!("CARGO_PKG_VERSION"), plan.ranks)?;
     writeln!(out, "# fabric: {}", scene.fabric.about)?;
     writeln!(out, "# {}", shown.join(" "))?;
+    let watch = Watch::start("scenarios", || plan.scenarios.len() as u64);
+    let out = &mut watch.over(out);
     let mut good = true;
     for scenario in &plan.scenarios {
-        let outcome = play(plan, &scene, *scenario, own, lookup);
+        let outcome = play(plan, &scene, *scenario, own, lookup, &watch);
+        watch.step();
         let text = match outcome {
             Ok(text) => text,
             Err(error) if crate::output::is_unread(&error) => return Err(error),
@@ -51,6 +57,7 @@ pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out
         writeln!(out, "{:<8} {text}", scenario.name())?;
         out.flush()?;
     }
+    watch.end();
     Ok(good)
 }
 
@@ -60,6 +67,7 @@ fn play(
     scenario: Scenario,
     own: &Path,
     lookup: &dyn Fn(&str) -> Option<String>,
+    watch: &Watch,
 ) -> Result<String> {
     let mut children = Vec::new();
     for rank in 0..plan.ranks {
@@ -68,6 +76,7 @@ fn play(
     let mut complaints: Vec<Option<String>> = vec![None; plan.ranks];
     let mut used = Used::default();
     let ends = lines::follow(&mut children, Vec::new(), plan.setting.timeout, |rank, line| {
+        watch.doing(scenario.name());
         scene.log(&format!("{} {rank}", scenario.name()), line)?;
         if let Some(complaint) = line.strip_prefix(COMPLAINT) {
             let told = complaints[rank].get_or_insert_default();
@@ -79,10 +88,10 @@ fn play(
         Ok(())
     })?;
     let Some(statuses) = ends else {
-        let reason = used.complaints().unwrap_or_else(|| "NCCL says nothing".to_owned());
-        bail!("ended after {} s (-T): {reason}", plan.setting.timeout.as_secs());
+        let reason = used.complaints().unwrap_or_else(|| "NCCL logged no reason".to_owned());
+        bail!("not done after {} s (--timeout): {reason}", plan.setting.timeout.as_secs());
     };
-    // What NCCL complained of is where the plugin's words are.
+    // The plugin's messages are in NCCL's log.
     let log = used.complaints().map(|text| format!(" (NCCL's log: {text})")).unwrap_or_default();
     let told = |complaint: Option<String>| complaint.map(|text| text + &log);
     let end = |(rank, (status, complaint))| {
@@ -90,7 +99,7 @@ fn play(
     };
     let ends = statuses.into_iter().zip(complaints).enumerate().map(end).collect::<Result<Vec<_>>>()?;
     let words = judge::judge(plan, scenario, &ends)?;
-    // Two networks at once are what mixed is about.
+    // In this scenario two networks are used at once.
     if scenario == Scenario::Mixed {
         Ok(words)
     } else {
@@ -98,8 +107,8 @@ fn play(
     }
 }
 
-/// What all ranks over `network` have alike. NCCL 2.28.3 forgets the name in `NCCL_NET_PLUGIN` when the last communicator goes and looks
-/// for libnccl-net.so for the next one (github.com/NVIDIA/nccl issue 1978), so the plugin is there by that name too.
+/// The variables of all ranks over `network`. NCCL 2.28.3 forgets the name in `NCCL_NET_PLUGIN` when the last communicator is destroyed
+/// and looks for libnccl-net.so for the next one (github.com/NVIDIA/nccl issue 1978), so the plugin is there by that name too.
 fn environment(
     plan: &Plan,
     scene: &Scene,
@@ -114,7 +123,7 @@ fn environment(
     Ok(environment)
 }
 
-/// What a rank left, if it came so far.
+/// A rank's report, if it wrote one.
 fn report(scene: &Scene, scenario: Scenario, rank: usize) -> Result<Option<Report>> {
     match fs::read(rank::report_file(scene.folder(), scenario, rank)) {
         Ok(text) => serde_json::from_slice(&text).map(Some).with_context(|| format!("the report of rank {rank}")),
@@ -138,7 +147,7 @@ fn start(
     command.envs(environment(plan, scene, network, lookup)?);
     command.envs(scene.fabric.environment(rank).into_iter().filter(|_| network != Network::Socket));
     command.env("NCCL_HOSTID", format!("nccl-spark-{}-{rank}", std::process::id()));
-    // Else the log would not come by way of standard output.
+    // With it the log would not go to standard output.
     command.env_remove("NCCL_DEBUG_FILE");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().with_context(|| format!("start rank {rank}"))

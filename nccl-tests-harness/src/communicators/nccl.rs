@@ -71,7 +71,8 @@ impl Nccl {
     /// When it is not there, or too old to split communicators (before 2.18).
     pub fn load() -> Result<Rc<Self>> {
         // SAFETY: runs the initialisers of NCCL, which are made to be run in any process.
-        let library = unsafe { Library::open(Some("libnccl.so.2"), RTLD_NOW | RTLD_LOCAL) }.context("load NCCL")?;
+        let library =
+            unsafe { Library::open(Some("libnccl.so.2"), RTLD_NOW | RTLD_LOCAL) }.context("load libnccl.so.2")?;
         // SAFETY: the types are those of nccl.h for these names; enums travel as int, ncclComm_t and cudaStream_t are pointers.
         let nccl = unsafe {
             Self {

@@ -7,20 +7,20 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// What is done with communicators.
+/// What is done to communicators.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 pub enum Scenario {
-    /// Eight at once, their all-reduces under way together.
+    /// Eight communicators at once, all running all-reduces.
     Several,
-    /// Split in several ways; the parent used after its children, and gone before one.
+    /// Communicators split in several ways; the parent is used after its children, and destroyed before one of them.
     Split,
-    /// Made, used and destroyed, over and over: what a process holds stays flat.
+    /// Communicators created, used and destroyed repeatedly; memory, descriptors and threads must not grow.
     Again,
-    /// Aborted by all ranks in the midst of all-reduces, then made anew.
+    /// Communicators aborted by all ranks during all-reduces, then created again.
     Abort,
-    /// The last rank is killed in the midst of all-reduces: the others are told.
+    /// The last rank is killed during all-reduces; the others must get an error.
     Lost,
-    /// The last rank uses NCCL's Socket network, the others the plugin: all are told.
+    /// The last rank uses NCCL's Socket network, the others the plugin; all must get an error.
     Mixed,
 }
 
@@ -44,16 +44,16 @@ impl Scenario {
 /// Options of communicators.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// What to do [default: all of it].
+    /// Scenarios to run [default: all].
     #[arg(value_name = "SCENARIO", value_enum)]
     scenarios: Vec<Scenario>,
-    /// Ranks on this machine; to NCCL each looks like a host of its own.
+    /// Number of ranks to start on this machine; to NCCL each is a host of its own.
     #[arg(short, long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=16))]
     ranks: u16,
-    /// Communicators that again makes.
+    /// Number of communicators that scenario `again` creates.
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(20..=100_000))]
     count: u32,
-    /// The network, to compare with.
+    /// Network to use, for comparison.
     #[arg(long, value_name = "NETWORK", value_enum, default_value = "spark")]
     network: Network,
     #[command(flatten)]

@@ -14,17 +14,17 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a rank waits for another one's id of a communicator, and to be told that a rank is gone.
+/// How long a rank waits for rank 0's id of a communicator, and for the error that another rank has died.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Floats of a message that travels whole, and of one that is cut.
+/// Floats of a message that one rail carries whole, and of one that is split.
 const SMALL: usize = 2 << 10;
 const LARGE: usize = 1 << 20;
 /// What keeps the network busy for seconds: all-reduces of 256 MiB.
 const ENDLESS: (usize, usize) = (64 << 20, 64);
-/// Long after the first of those has begun, long before the last.
+/// Long after the first of those has begun, long before the last ends.
 const MIDST: Duration = Duration::from_millis(100);
 
-/// What a rank is told, by the arguments of the hidden command.
+/// The arguments of the hidden command.
 #[derive(Debug, clap::Args)]
 pub struct Task {
     #[arg(value_enum)]
@@ -61,6 +61,15 @@ pub fn report_file(folder: &Path, scenario: Scenario, rank: usize) -> PathBuf {
     folder.join(format!("report-{}-{rank}.json", scenario.name()))
 }
 
+/// Finds what every scenario needs: a GPU, and NCCL.
+///
+/// # Errors
+/// Says what is missing.
+pub fn check_machine() -> Result<Rc<Nccl>> {
+    Driver::load().map_err(|why| anyhow!("communicators needs an NVIDIA GPU and its driver: {why}"))?;
+    Nccl::load().context("communicators needs NCCL: install libnccl2, or name its folder in LD_LIBRARY_PATH")
+}
+
 struct Rank {
     task: Task,
     nccl: Rc<Nccl>,
@@ -77,13 +86,12 @@ struct Rank {
 
 impl Rank {
     fn new(task: Task) -> Result<Self> {
-        ensure!(Driver::is_there(), "this machine has no libcuda.so: NCCL needs an NVIDIA GPU and its driver");
+        let nccl = check_machine()?;
         let gpus = CudaContext::device_count().map_err(|error| anyhow!("count GPUs: {error}"))?;
-        ensure!(gpus > 0, "CUDA shows no GPU");
         // Fewer GPUs than ranks: they share.
-        let gpu = CudaContext::new(task.rank % gpus as usize).map_err(|error| anyhow!("open a GPU: {error}"))?;
+        let gpu = CudaContext::new(task.rank % gpus.max(1) as usize).map_err(|error| anyhow!("open a GPU: {error}"))?;
         let stream = gpu.new_stream()?;
-        Ok(Self { task, nccl: Nccl::load()?, gpu, stream, ids: 0, steps: 0, checked: 0, wrong: 0, held: None })
+        Ok(Self { task, nccl, gpu, stream, ids: 0, steps: 0, checked: 0, wrong: 0, held: None })
     }
 
     fn play(&mut self) -> Result<String> {
@@ -147,7 +155,7 @@ impl Rank {
         world.destroy()?;
         self.check(&child, rank, ranks, LARGE)?;
         child.destroy()?;
-        Ok("pairs reversed, each alone, all but one, a child that outlives its parent".to_owned())
+        Ok("pairs in reverse order, each rank alone, all but one rank, a child that outlives its parent".to_owned())
     }
 
     fn again(&mut self) -> Result<String> {
@@ -162,7 +170,7 @@ impl Rank {
             self.check(&communicator, rank, ranks, SMALL)?;
             communicator.destroy()?;
         }
-        let before = before.context("nothing was made")?;
+        let before = before.context("no communicator was created")?;
         self.held = Some((before, Health::now()?, count - warm));
         Ok(String::new())
     }
@@ -175,7 +183,7 @@ impl Rank {
             let communicator = self.join()?;
             self.check(&communicator, rank, ranks, LARGE)?;
             let stream = self.occupy(&communicator)?;
-            // Not all at the same moment: those that are later see peers go.
+            // Not all at the same moment: the later ones lose their peers first.
             std::thread::sleep(MIDST * (rank as u32 + 1));
             self.ensure_busy(&stream)?;
             let start = Instant::now();
@@ -187,7 +195,7 @@ impl Rank {
             communicator.destroy()?;
         }
         Ok(format!(
-            "{ROUNDS} aborted in the midst, which took up to {:.0} ms, and made anew",
+            "{ROUNDS} aborted while in use, which took up to {:.0} ms, and created again",
             longest.as_secs_f64() * 1e3
         ))
     }
@@ -207,19 +215,19 @@ impl Rank {
             if let Err(error) = communicator.health() {
                 break error;
             }
-            ensure!(start.elapsed() < PATIENCE, "not told within {} s that a rank is gone", PATIENCE.as_secs());
+            ensure!(start.elapsed() < PATIENCE, "no error within {} s after a rank was killed", PATIENCE.as_secs());
             std::thread::sleep(Duration::from_millis(5));
         };
         let told_after = start.elapsed();
         communicator.abort()?;
         stream.synchronize().context("wait for what was aborted")?;
-        Ok(format!("rank {rank} was told after {:.1} s: {told:#}", told_after.as_secs_f64()))
+        Ok(format!("rank {rank} got the error after {:.1} s: {told:#}", told_after.as_secs_f64()))
     }
 
     fn mixed(&mut self) -> Result<String> {
         let communicator = self.join()?;
         self.check(&communicator, self.task.rank, self.task.ranks, SMALL)?;
-        bail!("it works, and should not")
+        bail!("communication over two networks succeeded, and should have failed")
     }
 
     /// A new communicator of all ranks.
@@ -228,7 +236,7 @@ impl Rank {
         self.nccl.join(&id, self.task.rank, self.task.ranks)
     }
 
-    /// Rank 0 makes it, and leaves it in the folder for the others.
+    /// Rank 0 makes it, and writes it into the folder for the others.
     fn next_id(&mut self) -> Result<Id> {
         let file = self.task.folder.join(format!("id-{}-{}", self.task.scenario.name(), self.ids));
         self.ids += 1;
@@ -237,7 +245,7 @@ impl Rank {
             let unfinished = file.with_extension("new");
             fs::write(&unfinished, id.bytes())
                 .and_then(|()| fs::rename(&unfinished, &file))
-                .context("pass on an id")?;
+                .context("write the communicator's id for the other ranks")?;
             return Ok(id);
         }
         let start = Instant::now();
@@ -246,12 +254,12 @@ impl Rank {
                 let bytes: [u8; ID_BYTES] = bytes.try_into().map_err(|_| anyhow!("{} is damaged", file.display()))?;
                 return Ok(Id::from_bytes(bytes));
             }
-            ensure!(start.elapsed() < PATIENCE, "rank 0 gave no id within {} s", PATIENCE.as_secs());
+            ensure!(start.elapsed() < PATIENCE, "no communicator id from rank 0 within {} s", PATIENCE.as_secs());
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// An all-reduce, and a look at every value. `index` is this rank among the `size` of the communicator.
+    /// An all-reduce, with every value checked. `index` is this rank among the `size` of the communicator.
     fn check(&mut self, communicator: &Communicator, index: usize, size: usize, count: usize) -> Result<()> {
         let (stream, salt) = (Arc::clone(&self.stream), self.steps);
         self.steps += 1;
@@ -284,7 +292,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Starts more than the network can carry in the time that a scenario looks at.
+    /// Starts more than the network can carry while the scenario runs.
     fn occupy(&self, communicator: &Communicator) -> Result<Arc<CudaStream>> {
         let (count, times) = ENDLESS;
         let stream = self.gpu.new_stream()?;
@@ -298,7 +306,7 @@ impl Rank {
 
     fn ensure_busy(&self, stream: &Arc<CudaStream>) -> Result<()> {
         let end = stream.record_event(None)?;
-        ensure!(!end.is_complete(), "the all-reduces were over before they could be disturbed");
+        ensure!(!end.is_complete(), "the all-reduces were done before the fault could be injected");
         Ok(())
     }
 }

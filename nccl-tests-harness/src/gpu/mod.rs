@@ -36,13 +36,13 @@ pub fn prove(gpu: &Gpu) -> Result<()> {
         let beyond = bytes[BYTES..].iter().filter(|byte| **byte != 0).count();
         (pattern.compare(0, &bytes[..BYTES]), beyond)
     })?;
-    ensure!(unlike == (Wrong::default(), 0), "{name} writes another pattern than the processor: {unlike:?}");
+    ensure!(unlike == (Wrong::default(), 0), "{name} writes another pattern than the CPU: {unlike:?}");
     let wrong = gpu.check(&block, 0..BYTES, pattern)?;
-    ensure!(wrong == Wrong::default(), "{name} finds fault with its own pattern: {wrong:?}");
+    ensure!(wrong == Wrong::default(), "{name} reports errors in its own pattern: {wrong:?}");
     block.buffer().with_bytes(|bytes| CHANGED.iter().for_each(|at| bytes[*at] ^= 1))?;
     let wrong = gpu.check(&block, 3..BYTES, pattern)?;
     let expected = Wrong { count: CHANGED.len() as u32, first: u32::try_from(CHANGED[0]).ok() };
-    ensure!(wrong == expected, "{name} counts {wrong:?} where {expected:?} was changed");
+    ensure!(wrong == expected, "{name} counts {wrong:?}, but {expected:?} was changed");
     Ok(())
 }
 
@@ -77,7 +77,7 @@ pub fn prove_lines(gpu: &Rc<Gpu>) -> Result<()> {
                 (stored.load(SeqCst), if is_inside { word(round.sequence, line, index) } else { 0 });
             ensure!(
                 stored == expected,
-                "{name} stores {stored:#x} as word {index} of line {line} in place of {expected:#x}"
+                "{name} stores {stored:#x} as word {index} of line {line} instead of {expected:#x}"
             );
         }
     }
@@ -96,16 +96,16 @@ pub fn prove_lines(gpu: &Rc<Gpu>) -> Result<()> {
         kernels.load(&round, WAIT)?;
         end()?;
         let found = kernels.tally()?;
-        ensure!(found == expected, "{name} counts {found:?} in place of {expected:?}");
+        ensure!(found == expected, "{name} counts {found:?} instead of {expected:?}");
     }
     Ok(())
 }
 
 /// A stretch of memory as the kernels take it: where in the pattern it begins, and how many bytes it has.
 fn span(range: &std::ops::Range<usize>, bytes: usize) -> Result<(u32, u32)> {
-    ensure!(range.start <= range.end && range.end <= bytes, "{range:?} lies outside of a buffer of {bytes} bytes");
-    let count = u32::try_from(range.len()).context("more bytes than the kernels count")?;
-    Ok((u32::try_from(range.start).context("a place beyond what the kernels count")?, count))
+    ensure!(range.start <= range.end && range.end <= bytes, "{range:?} is outside a buffer of {bytes} bytes");
+    let count = u32::try_from(range.len()).context("more bytes than the kernels can count")?;
+    Ok((u32::try_from(range.start).context("an offset beyond what the kernels can count")?, count))
 }
 
 #[cfg(test)]
@@ -116,7 +116,7 @@ mod tests {
     fn a_stretch_stays_within_its_buffer() {
         assert_eq!(span(&(3..10), 10).unwrap(), (3, 7));
         assert_eq!(span(&(10..10), 10).unwrap(), (10, 0));
-        assert!(span(&(3..11), 10).unwrap_err().to_string().contains("outside of a buffer of 10"));
+        assert!(span(&(3..11), 10).unwrap_err().to_string().contains("outside a buffer of 10"));
         let backwards = std::ops::Range { start: 4, end: 3 };
         assert!(span(&backwards, 10).is_err());
         let far = 5 << 32;
@@ -130,7 +130,7 @@ mod tests {
             Ok(driver) => driver,
             Err(reason) => return assert!(!reason.is_empty() && !reason.contains('\n'), "{reason}"),
         };
-        assert!(Gpu::open(&driver, 4096).map(|_| ()).unwrap_err().to_string().contains("GPU 4096 is not there"));
+        assert!(Gpu::open(&driver, 4096).map(|_| ()).unwrap_err().to_string().contains("GPU 4096 not found"));
         let gpu = Rc::new(Gpu::open(&driver, 0).unwrap());
         prove(&gpu).unwrap();
         prove_lines(&gpu).unwrap();

@@ -1,11 +1,11 @@
-//! `nccl-spark memory`: which kinds of memory the plugin registers, and whether what it moves from one into another of the
-//! same kind arrives, written by one GPU and checked by another or the same.
+//! `nccl-spark memory`: which kinds of memory the plugin registers, and whether data that it moves between two buffers of one kind
+//! arrives, written by one GPU and checked by another or the same.
 //!
 //! With `--litmus` it also tests whether NCCL's LL128 protocol is safe here ([`litmus`]).
 //!
 //! Each kind is tried in a process of its own, which is both ends of one connection, so that memory that the fabric cannot
-//! reach ends one row of the table and not the command. Promises: a row says what was done and never what should have been;
-//! a GPU judges only after it was seen to count what the processor changed; no process is left behind.
+//! reach fails one row of the table and not the command. Promises: a row says what was done and never what should have been;
+//! a GPU's check counts only after it has counted what the CPU changed; no process is left behind.
 
 pub mod litmus;
 pub mod options;
@@ -29,16 +29,16 @@ use std::path::Path;
 use table::Fate;
 use words::{Answer, Kind, Ready, Registered, Setup};
 
-/// All there is to say. Sizes are in bytes.
+/// The results as JSON. Sizes are in bytes.
 #[derive(Debug, Default, Serialize)]
 struct Report {
     command: &'static str,
     version: &'static str,
-    /// What the messages travelled over: `soft` or `verbs`.
+    /// The fabric: `soft` or `verbs`.
     fabric: &'static str,
     fabric_text: String,
     network: Option<Network>,
-    /// What the plugin said of its connection with itself.
+    /// What the plugin logged about its connection with itself.
     connections: Vec<String>,
     /// The GPU that wrote and the one that checked; null where there is none.
     gpus: Option<[About; 2]>,
@@ -53,11 +53,11 @@ struct Row {
     kind: Kind,
     name: &'static str,
     outcome: Fate,
-    /// What it is blamed for.
+    /// Why it counts as a failure.
     fault: Option<String>,
 }
 
-/// Tries all kinds; false when one is to be blamed. `program` is this program's file.
+/// Tries all kinds; false when one fails that must not. `program` is this program's file.
 ///
 /// # Errors
 /// When the plugin does not come up, or the output cannot be written.
@@ -71,7 +71,8 @@ fn lead(plan: &Plan, program: &Path, mut out: &mut impl Write, report: &mut Repo
     let fabric = fabric::set_up(&plan.fabric, 1, plan.verbs_library.as_deref())?;
     report.fabric = if fabric.kind == FabricKind::Soft { "soft" } else { "verbs" };
     report.fabric_text.clone_from(&fabric.about);
-    writeln!(out, "# nccl-spark {} memory: {} bytes at most", report.version, plan.sizes.iter().max().unwrap_or(&0))?;
+    let largest = plan.sizes.iter().max().unwrap_or(&0);
+    writeln!(out, "# nccl-spark {} memory: messages of up to {largest} bytes", report.version)?;
     writeln!(out, "# fabric: {}", fabric.about)?;
     let mut absent = None;
     for kind in Kind::ALL {
@@ -106,7 +107,7 @@ fn lead(plan: &Plan, program: &Path, mut out: &mut impl Write, report: &mut Repo
     Ok(faults.is_empty())
 }
 
-/// Says what there is, once, and starts the table; why there is no GPU, if so.
+/// Prints the network and the GPUs, once, and starts the table; returns why there is no GPU, if so.
 fn introduce(plan: &Plan, ready: Ready, mut out: &mut impl Write, report: &mut Report) -> Result<Option<String>> {
     let Ready { network, connections, gpus } = ready;
     writeln!(out, "# network {} device {}", network.name, network.device)?;
@@ -124,7 +125,7 @@ fn introduce(plan: &Plan, ready: Ready, mut out: &mut impl Write, report: &mut R
             report.gpus = Some(gpus);
             None
         }
-        Err(reason) if plan.needs_gpu => bail!("--gpu or --receiver-gpu asks for a GPU: {reason}"),
+        Err(reason) if plan.needs_gpu => bail!("--gpu and --receiver-gpu need a GPU: {reason}"),
         Err(reason) => {
             writeln!(out, "# no GPU: {reason}")?;
             Some(reason)
@@ -147,10 +148,10 @@ fn describe(gpu: &About) -> String {
     )
 }
 
-/// Tries one kind in a process of its own: what there is, unless it did not come up, and what came of it.
+/// Tries one kind in a process of its own: the network and GPUs, if the process started, and the result.
 ///
 /// # Errors
-/// When it does not come up with memory that needs nothing: nothing else would either.
+/// When it fails to start with `malloc`: then it would with every kind.
 fn attempt(plan: &Plan, program: &Path, fabric: &Fabric, kind: Kind) -> Result<(Option<Ready>, Fate)> {
     let (job, ready) = match start(plan, program, fabric, kind, None) {
         Ok(started) => started,
@@ -175,7 +176,7 @@ fn start(plan: &Plan, program: &Path, fabric: &Fabric, kind: Kind, litmus: Optio
     Ok((job, ready))
 }
 
-/// Runs the litmus test: in memory that CUDA pins, as NCCL's buffers are, or without a GPU in the allocator's.
+/// Runs the litmus test: in memory pinned by CUDA, as NCCL's buffers are, or without a GPU in memory of `malloc`.
 fn judge_lines(plan: &Plan, program: &Path, fabric: &Fabric, order: Order, has_gpu: bool) -> Outcome {
     let kind = if has_gpu { Kind::HostAlloc } else { Kind::Malloc };
     let run = || -> Result<Outcome> {
@@ -191,7 +192,7 @@ fn judge_lines(plan: &Plan, program: &Path, fabric: &Fabric, order: Order, has_g
             Answer::Litmus(found) => Some(found),
             _ => None,
         })?;
-        // After lines that did not arrive the process does not close in good order.
+        // After lines that did not arrive the process cannot close normally.
         if found.missing == 0 {
             job.finish().context("close")?;
         }
@@ -204,12 +205,12 @@ fn failed(registered: bool, error: &anyhow::Error) -> Fate {
     Fate::Failed { registered, reason: words_of(error) }
 }
 
-/// There is only the one rank, so its number says nothing.
+/// There is only one rank, so its number is left out.
 fn words_of(error: &anyhow::Error) -> String {
     format!("{error:#}").replace("rank 0: ", "its process: ")
 }
 
-/// Lets a process that came up register and move.
+/// Has a started process register memory and move messages.
 fn proceed(mut job: Job, is_registered: &mut bool) -> Result<Fate> {
     let registered = ask(&mut job, ToRank::Go, |answer| match answer {
         Answer::Registered(registered) => Some(registered),
@@ -239,5 +240,5 @@ fn ask<T>(job: &mut Job, question: ToRank, answer: fn(Answer) -> Option<T>) -> R
             _ => None,
         },
     )?;
-    answers.into_iter().next().context("no answer")
+    answers.into_iter().next().context("its process did not answer")
 }

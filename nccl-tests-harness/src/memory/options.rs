@@ -12,30 +12,29 @@ use std::time::Duration;
 /// Options of memory.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// The greatest message, in bytes or with K or M, 64M at most; smaller ones of odd sizes are moved too.
+    /// Largest message, in bytes or with K or M, 64M at most; smaller ones of odd sizes are moved too.
     #[arg(short, long, value_name = "SIZE", default_value = "4M", value_parser = sizes::parse)]
     bytes: usize,
-    /// The GPU that allocates and writes what is sent, by CUDA's number [default: 0].
+    /// CUDA number of the GPU that allocates and writes what is sent [default: 0].
     #[arg(long, value_name = "N")]
     gpu: Option<u32>,
-    /// The GPU that allocates and checks what is received [default: the same].
+    /// CUDA number of the GPU that allocates and checks what is received [default: the same].
     #[arg(long, value_name = "N")]
     receiver_gpu: Option<u32>,
-    /// Tests for so many seconds whether LL128 is safe here: whether lines of 128 bytes become visible as a whole, as a GPU
-    /// stores them and as the NIC does [default: 0, no test].
+    /// Seconds to test whether LL128 is safe on this machine: whether lines of 128 bytes become visible as a whole, both those that a
+    /// GPU stores and those that the NIC stores [default: 0, no test].
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=86400))]
     litmus: Option<u64>,
-    /// Lets the writer of that test tear its lines, to see that they are found.
+    /// Make the writer of that test tear its lines, to see that they are found.
     #[arg(long, hide = true, requires = "litmus")]
     litmus_plant: bool,
-    /// Seconds in which nothing gets done, after which a kind of memory counts as hung.
+    /// Seconds without progress after which a kind of memory counts as hung.
     #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86400))]
     timeout: u64,
-    /// The plugin's library [default: libnccl_net_spark.so beside this program, else libnccl-net-spark.so wherever the
-    /// loader finds it].
+    /// The plugin's library [default: libnccl_net_spark.so beside this program, else libnccl-net-spark.so on the loader's path].
     #[arg(long, value_name = "PATH")]
     plugin: Option<PathBuf>,
-    /// Writes the results as JSON to FILE, or with - to standard output; the table goes to standard error then.
+    /// Write the results as JSON to FILE, or with - to standard output; the table then goes to standard error.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     #[command(flatten)]
@@ -45,29 +44,29 @@ pub struct Options {
 /// What to try.
 #[derive(Debug)]
 pub struct Plan {
-    /// The sizes of the messages, the greatest one last.
+    /// The sizes of the messages, the largest last.
     pub sizes: Vec<usize>,
     /// The GPU that writes, and the one that checks.
     pub gpus: [u32; 2],
-    /// The user named one: there has to be one.
+    /// The user named one, so its absence is an error.
     pub needs_gpu: bool,
     /// The litmus test of LL128, if it is to run.
     pub litmus: Option<Order>,
-    /// How long nothing may get done.
+    /// How long there may be no progress.
     pub timeout: Duration,
     /// The plugin's library.
     pub plugin: PathBuf,
-    /// What the messages travel over.
+    /// The fabric asked for.
     pub fabric: Wish,
     /// The verbs library that the user's environment names.
     pub verbs_library: Option<String>,
-    /// Where the results are told as JSON.
+    /// Where the JSON goes.
     pub json: Option<Target>,
 }
 
-/// Managed memory may be moved to the GPU as a whole, where it must not crowd out others.
+/// Managed memory may move to the GPU as a whole, and must leave room for others there.
 const MAX_BYTES: usize = 64 << 20;
-/// Below the greatest size: within a work request, over it, a page, and sizes that are no multiples of words or of pages.
+/// Sizes below the largest: within a work request, above it, a page, and sizes that are not multiples of words or of pages.
 const SIZES: [usize; 6] = [8, 13, 300, 4096, (64 << 10) + 4, (1 << 20) + 3];
 
 impl Options {
@@ -77,7 +76,7 @@ impl Options {
     /// When an option is out of bounds, or contradicts another.
     pub fn plan(self, program: &Path, verbs_library: Option<String>) -> Result<Plan, clap::Error> {
         if !(1..=MAX_BYTES).contains(&self.bytes) {
-            return Err(wrong(format!("--bytes {}: 1 to {MAX_BYTES}", self.bytes)));
+            return Err(wrong(format!("--bytes {}: must be 1 to {MAX_BYTES} (64M)", self.bytes)));
         }
         let mut sizes: Vec<usize> = SIZES.into_iter().filter(|size| *size < self.bytes).collect();
         sizes.push(self.bytes);
@@ -134,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn the_receivers_gpu_is_the_senders_unless_told() {
+    fn the_receivers_gpu_is_the_senders_by_default() {
         let gpus = |arguments: &[&str]| plan(arguments).map(|plan| (plan.gpus, plan.needs_gpu)).unwrap();
         assert_eq!(gpus(&["--gpu", "1"]), ([1, 1], true));
         assert_eq!(gpus(&["--receiver-gpu", "1"]), ([0, 1], true));
@@ -148,9 +147,9 @@ mod tests {
             (&["-b", "65M"], "--bytes", "1 to 67108864"),
             (&["-b", "x"], "--bytes", "K, M or G"),
             (&["--gpu", "-1"], "-1", ""),
-            (&["--gpu", "a"], "--gpu", "digit"),
-            (&["-T", "0"], "--timeout", "1..=86400"),
-            (&["--litmus", "86401"], "--litmus", "0..=86400"),
+            (&["--gpu", "a"], "--gpu", "whole number"),
+            (&["-T", "0"], "--timeout", "must be 1 to 86400"),
+            (&["--litmus", "86401"], "--litmus", "must be 0 to 86400"),
             (&["--litmus-plant"], "--litmus", "required"),
             (&["--plugin", "/no/such.so"], "--plugin", "No such file"),
             (&["--fabric", "verbs", "--scale", "2"], "--scale", "--fabric verbs"),

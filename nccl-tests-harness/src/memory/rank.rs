@@ -14,15 +14,15 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::mpsc;
 
-/// Behind each message so many bytes are watched that nothing belongs in.
+/// Bytes after each message that must not change.
 const GUARD_BYTES: usize = 4096;
 /// As NCCL's tags: any number, the same on both sides.
 pub(super) const TAG: i32 = 7;
 
-/// Tries it; `library` is where the plugin lies.
+/// Tries it; `library` is the plugin's path.
 ///
 /// # Errors
-/// The plugin's or the driver's; that memory is refused or not to be had is an answer.
+/// The plugin's or the driver's. Memory that is refused or does not exist here is an answer and not an error.
 pub fn work(setup: &Setup, library: &Path, commands: &mpsc::Receiver<ToRank>, sender: &Sender) -> Result<()> {
     activity::stage("starting the GPU");
     let gpus = look(setup.gpus)?;
@@ -56,7 +56,7 @@ pub fn work(setup: &Setup, library: &Path, commands: &mpsc::Receiver<ToRank>, se
         match rounds::run(&ends, &wire, order) {
             Ok(found) if found.missing == 0 => sender.send(&FromRank::Memory(Answer::Litmus(found)))?,
             Ok(found) => {
-                // What did not arrive may still come: nothing is closed.
+                // Missing messages may still arrive: nothing is closed.
                 std::mem::forget((wire, ends));
                 sender.send(&FromRank::Memory(Answer::Litmus(found)))?;
             }
@@ -103,7 +103,7 @@ fn wait_for_the_end(commands: &mpsc::Receiver<ToRank>) -> Result<()> {
     }
 }
 
-/// The GPU that writes and the one that checks, each shown to do so; or why there are none here.
+/// The GPU that writes and the one that checks, each proven to do so; or why there are none here.
 fn look(numbers: [u32; 2]) -> Result<Result<[Rc<Gpu>; 2], String>> {
     let driver = match Driver::load() {
         Ok(driver) => driver,
@@ -158,7 +158,7 @@ pub(super) enum Actor {
     Processor,
 }
 
-/// The memory of both ends; or why it is not to be had here.
+/// The memory of both ends; or why there is no such memory here.
 fn allocate(setup: &Setup, gpus: Result<[Rc<Gpu>; 2], String>) -> Result<Result<Ends, String>> {
     activity::stage(format!("allocating {}", setup.kind.name()));
     let bytes = setup.sizes.last().context("no sizes")?;
@@ -235,7 +235,7 @@ impl End {
 
 /// The connection, and the memory as it is registered with either end.
 pub(super) struct Wire {
-    // In the order in which NCCL gives them back: registrations, comms.
+    // In the order in which NCCL closes them: registrations, comms.
     pub(super) from: Rc<Registration>,
     pub(super) into: Rc<Registration>,
     pub(super) send: SendComm,
@@ -248,7 +248,7 @@ fn exchange(ends: &Ends, wire: &Wire, kind: Kind, bytes: usize, seed: u32) -> Re
     let (sent, stale) = (Pattern { seed, flip: 0 }, Pattern { seed, flip: 0xff });
     activity::stage(format!("writing {bytes} bytes of {name} by {}", ends.from.name()));
     ends.from.fill(0..bytes, sent)?;
-    // Every byte is another one than what is to come, so not even a single one passes that did not come.
+    // Every byte differs from the one to come, so a byte that does not arrive cannot pass.
     ends.into.fill(0..bytes + GUARD_BYTES, stale)?;
     activity::stage(format!("moving {bytes} bytes of {name}"));
     wire.move_message(bytes)?;

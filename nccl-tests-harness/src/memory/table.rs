@@ -1,47 +1,47 @@
-//! What came of each kind, judged and shown.
+//! The result of each kind, whether it is a failure, and the table.
 
 use super::words::{Kind, Moved};
 use serde::Serialize;
 use std::io::{self, Write};
 
-/// What came of a kind of memory.
+/// The result of a kind of memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fate {
-    /// Such memory is not to be had here.
+    /// There is no such memory here.
     NotTried {
         /// Why.
         reason: String,
     },
     /// The plugin did not register it.
     Refused {
-        /// Its words.
+        /// Its error.
         reason: String,
     },
-    /// It went wrong.
+    /// It failed.
     Failed {
         /// After both buffers were registered.
         registered: bool,
         /// How.
         reason: String,
     },
-    /// All messages came.
+    /// All messages arrived.
     Moved(Moved),
 }
 
-/// What a kind is blamed for, if anything.
+/// Why a kind counts as a failure, if it does.
 pub fn fault(kind: Kind, fate: &Fate) -> Option<String> {
     match (kind, fate) {
         (_, Fate::Moved(moved)) if moved.wrong() > 0 => Some(format!("{} WRONG bytes", moved.wrong())),
         (Kind::DeviceAsCuda, Fate::Moved(_) | Fate::Failed { registered: true, .. }) => {
-            Some("was registered as CUDA memory, though the plugin announces host pointers only".to_owned())
+            Some("was registered as CUDA memory, but the plugin announces host pointers only".to_owned())
         }
         (_, Fate::Moved(_)) => None,
-        (Kind::Malloc, Fate::NotTried { .. }) => Some("was not tried".to_owned()),
-        (kind, Fate::Refused { .. }) => kind.must_register().then(|| "has to be registered, and was not".to_owned()),
+        (Kind::Malloc, Fate::NotTried { .. }) => Some("not tried".to_owned()),
+        (kind, Fate::Refused { .. }) => kind.must_register().then(|| "must be registered, but was not".to_owned()),
         (_, Fate::NotTried { .. }) => None,
-        // A device that registers such an address by itself took it from the plugin's hands: what it then cannot read is told
-        // in the table, and no fault of the plugin's.
+        // The RDMA device registered such an address by itself: that it then cannot read it is shown in the table, and is not
+        // the plugin's failure.
         (Kind::Device, Fate::Failed { registered: true, .. }) => None,
         (_, Fate::Failed { .. }) => Some("failed".to_owned()),
     }
@@ -53,10 +53,10 @@ pub fn fault(kind: Kind, fate: &Fate) -> Option<String> {
 /// When `out` cannot be written.
 pub fn head(out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "#")?;
-    line(out, ["# kind", "registered", "written by", "checked by", "moved", "wrong"])
+    line(out, ["# kind", "registered", "writer", "checker", "moved", "wrong"])
 }
 
-/// Writes the row of a kind, and below it what there is to say.
+/// Writes the row of a kind, and remarks below it.
 ///
 /// # Errors
 /// When `out` cannot be written.
@@ -73,7 +73,7 @@ pub fn row(out: &mut impl Write, kind: Kind, fate: &Fate) -> io::Result<()> {
         }
         Fate::Failed { registered, reason } => {
             line(out, [name, if *registered { "yes" } else { "no" }, "-", "-", "no", "-"])?;
-            let what = if *registered { "not moved" } else { "failed before it was registered" };
+            let what = if *registered { "not moved" } else { "failed before registration" };
             for text in reason.lines() {
                 writeln!(out, "# {name}: {what}: {text}")?;
             }
@@ -81,8 +81,8 @@ pub fn row(out: &mut impl Write, kind: Kind, fate: &Fate) -> io::Result<()> {
         Fate::Moved(moved) => {
             let sizes = moved.messages.len();
             let most = moved.messages.iter().map(|message| message.bytes).max().unwrap_or_default();
-            let (told, wrong) = (format!("{sizes} sizes to {most}"), moved.wrong().to_string());
-            line(out, [name, "yes", &moved.written_by, &moved.checked_by, &told, &wrong])?;
+            let sizes = if sizes == 1 { format!("1 size, {most}") } else { format!("{sizes} sizes to {most}") };
+            line(out, [name, "yes", &moved.written_by, &moved.checked_by, &sizes, &moved.wrong().to_string()])?;
             for text in moved.messages.iter().filter_map(|message| message.fault()) {
                 writeln!(out, "# {name}: {text}")?;
             }
@@ -93,7 +93,7 @@ pub fn row(out: &mut impl Write, kind: Kind, fate: &Fate) -> io::Result<()> {
 
 fn line(out: &mut impl Write, cells: [&str; 6]) -> io::Result<()> {
     let [kind, registered, writer, checker, moved, wrong] = cells;
-    writeln!(out, "{kind:<20}  {registered:<10}  {writer:<10}  {checker:<10}  {moved:<20}  {wrong:>6}")
+    writeln!(out, "{kind:<19}  {registered:<10}  {writer:<7}  {checker:<7}  {moved:<19}  {wrong:>6}")
 }
 
 #[cfg(test)]
@@ -108,7 +108,7 @@ mod tests {
     }
 
     fn not_tried() -> Fate {
-        Fate::NotTried { reason: "libcuda is not there".into() }
+        Fate::NotTried { reason: "libcuda not found".into() }
     }
 
     fn refused() -> Fate {
@@ -123,7 +123,7 @@ mod tests {
     fn what_nccl_needs_has_to_work_where_it_is_to_be_had() {
         for kind in [Kind::Malloc, Kind::HostAlloc, Kind::HostRegister] {
             assert_eq!(fault(kind, &moved(0, 0)), None);
-            assert!(fault(kind, &refused()).unwrap().contains("has to be registered"), "{kind:?}");
+            assert!(fault(kind, &refused()).unwrap().contains("must be registered"), "{kind:?}");
             assert!(fault(kind, &failed(true)).is_some() && fault(kind, &failed(false)).is_some(), "{kind:?}");
             assert_eq!(fault(kind, &not_tried()).is_some(), kind == Kind::Malloc, "{kind:?}");
         }
@@ -155,17 +155,18 @@ mod tests {
         let text = String::from_utf8(out).unwrap();
         let expected = [
             "#",
-            "# kind                registered  written by  checked by  moved                  wrong",
-            "malloc                yes         GPU 0       GPU 1       2 sizes to 65540           0",
-            "cudaHostAlloc         yes         GPU 0       GPU 1       2 sizes to 65540           6",
-            "# cudaHostAlloc: 5 of 65540 bytes WRONG, the first at 17, and 1 bytes behind them CHANGED",
-            "cudaMallocManaged     not tried   -           -           -                          -",
-            "# cudaMallocManaged: not tried: libcuda is not there",
-            "cudaMalloc            yes         -           -           no                         -",
+            "# kind               registered  writer   checker  moved                 wrong",
+            "malloc               yes         GPU 0    GPU 1    2 sizes to 65540          0",
+            "cudaHostAlloc        yes         GPU 0    GPU 1    2 sizes to 65540          6",
+            "# cudaHostAlloc: 5 of 65540 bytes WRONG, the first at 17, and 1 of the bytes after them CHANGED",
+            "cudaMallocManaged    not tried   -        -        -                         -",
+            "# cudaMallocManaged: not tried: libcuda not found",
+            "cudaMalloc           yes         -        -        no                        -",
             "# cudaMalloc: not moved: killed",
-            "cudaMalloc, as CUDA   no          -           -           -                          -",
+            "cudaMalloc, as CUDA  no          -        -        -                         -",
             "# cudaMalloc, as CUDA: not registered: regMr returned ncclInvalidUsage (5): no",
         ];
         assert_eq!(text.lines().collect::<Vec<_>>(), expected);
+        assert!(expected.iter().filter(|line| !line.contains(": ")).all(|line| line.len() <= 80));
     }
 }

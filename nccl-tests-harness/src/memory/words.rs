@@ -1,4 +1,4 @@
-//! The kinds of memory, and the words about one between the command and the process that tries it.
+//! The kinds of memory, and the messages between the command and the process that tries one.
 
 use super::litmus::{Found, Order};
 use crate::control::Network;
@@ -7,7 +7,7 @@ use crate::net::Pointer;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// A kind of memory, and what the plugin is told that it is.
+/// A kind of memory, and what the plugin registers it as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -42,12 +42,12 @@ impl Kind {
         }
     }
 
-    /// Whether NCCL cannot do without it: its buffers are of these kinds.
+    /// Whether NCCL needs it: its buffers are of these kinds.
     pub fn must_register(self) -> bool {
         matches!(self, Self::Malloc | Self::HostAlloc | Self::HostRegister)
     }
 
-    /// What regMr is told.
+    /// The pointer type for regMr.
     pub fn pointer(self) -> Pointer {
         match self {
             Self::DeviceAsCuda => Pointer::Cuda,
@@ -56,16 +56,16 @@ impl Kind {
     }
 }
 
-/// What the process has to know.
+/// The set-up of the process.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Setup {
     /// What it tries.
     pub kind: Kind,
     /// The plugin's library.
     pub plugin: PathBuf,
-    /// Stands for NCCL's communicator.
+    /// In place of NCCL's communicator.
     pub job: u64,
-    /// Sizes of the messages, the greatest one last (one or more).
+    /// Sizes of the messages, the largest last (one or more).
     pub sizes: Vec<usize>,
     /// The GPU that writes, and the one that checks.
     pub gpus: [u32; 2],
@@ -73,42 +73,42 @@ pub struct Setup {
     pub litmus: Option<Order>,
 }
 
-/// What the process answers: to the set-up, then to each "go" one more of these.
+/// The answers of the process: one to the set-up, then one to each Go.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Answer {
     /// The plugin is up and connected with itself.
     Ready(Ready),
-    /// What came of registering.
+    /// The result of registering.
     Registered(Registered),
-    /// What came of moving.
+    /// The result of moving.
     Moved(Moved),
-    /// What came of the litmus test.
+    /// The result of the litmus test.
     Litmus(Found),
 }
 
-/// What there is.
+/// The network and the GPUs.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Ready {
-    /// What NCCL would see of the plugin.
+    /// The network as NCCL would see it.
     pub network: Network,
-    /// What the plugin said of the connection.
+    /// What the plugin logged about the connection.
     pub connections: Vec<String>,
     /// The GPUs that write and check, or why there are none.
     pub gpus: Result<[About; 2], String>,
 }
 
-/// What came of registering.
+/// The result of registering.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Registered {
     /// The plugin took both buffers.
     Yes,
     /// It did not.
     Refused(String),
-    /// It was not asked, for such memory is not to be had here.
+    /// It was not asked, because there is no such memory here.
     NotTried(String),
 }
 
-/// What came of moving.
+/// The result of moving.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moved {
     /// Who wrote the sender's memory.
@@ -119,16 +119,16 @@ pub struct Moved {
     pub messages: Vec<Message>,
 }
 
-/// A message that came.
+/// A message that arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
     /// Its size.
     pub bytes: usize,
-    /// Bytes of it that are not what was sent.
+    /// Wrong bytes.
     pub wrong: u32,
     /// The first of them.
     pub first_wrong: Option<u32>,
-    /// Bytes behind it, where nothing belongs, that were changed.
+    /// Bytes after it that were changed.
     pub beyond: u32,
 }
 
@@ -145,14 +145,14 @@ impl Message {
         match (*wrong, *beyond) {
             (0, 0) => None,
             (_, 0) => Some(format!("{wrong} of {bytes} bytes WRONG{first}")),
-            (0, _) => Some(format!("{beyond} bytes behind a message of {bytes} bytes were CHANGED")),
-            _ => Some(format!("{wrong} of {bytes} bytes WRONG{first}, and {beyond} bytes behind them CHANGED")),
+            (0, _) => Some(format!("{beyond} of the bytes after a message of {bytes} bytes CHANGED")),
+            _ => Some(format!("{wrong} of {bytes} bytes WRONG{first}, and {beyond} of the bytes after them CHANGED")),
         }
     }
 }
 
 impl Moved {
-    /// Wrong bytes of all messages, and changed ones behind them.
+    /// Wrong bytes of all messages, and changed ones after them.
     pub fn wrong(&self) -> u64 {
         self.messages.iter().map(|message| u64::from(message.wrong) + u64::from(message.beyond)).sum()
     }

@@ -13,6 +13,7 @@ use crate::bench::plot;
 use crate::fabric::Fabric;
 use crate::scene::Scene;
 use crate::scene::network::{Channels, Network, Used};
+use crate::watch::Watch;
 use anyhow::{Result, ensure};
 use options::Plan;
 use show::Outcome;
@@ -44,6 +45,8 @@ pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out
     )?;
     writeln!(out, "# fabric: {}", scene.fabric.about)?;
     let mut outcomes = outcomes(&plan.networks);
+    let watch = Watch::start("runs", || u64::from(plan.rounds) * outcomes.len() as u64);
+    let out = &mut watch.over(out);
     // Of the first table: all runs measure the same sizes.
     let mut sizes = None;
     for round in 0..plan.rounds as usize {
@@ -53,7 +56,8 @@ pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out
                 continue;
             }
             let environment = scene.environment(outcome.network, is_here, lookup)?;
-            let measured = once(plan, &scene, own, &environment, outcome, out);
+            let measured = once(plan, &scene, own, &environment, outcome, (&mut *out, &watch));
+            watch.step();
             match measured.and_then(|rows| keep(rows, outcome, &mut sizes)) {
                 Ok(()) => {}
                 Err(error) if crate::output::is_unread(&error) => return Err(error),
@@ -67,6 +71,7 @@ pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out
             }
         }
     }
+    watch.end();
     conclude(plan, &scene.fabric, &outcomes, out)
 }
 
@@ -91,7 +96,7 @@ fn once(
     own: &Path,
     environment: &[(String, String)],
     outcome: &mut Outcome,
-    out: &mut impl Write,
+    (out, watch): (&mut impl Write, &Watch),
 ) -> Result<Vec<Row>> {
     let (network, name) = (outcome.network, outcome.name());
     let is_first = outcome.rounds.is_empty();
@@ -104,6 +109,7 @@ fn once(
     let alone = plan.networks.len() == 1;
     let (mut table, mut used, mut last) = (Table::default(), Used::default(), String::new());
     let end = ranks::run(plan, &scene.fabric, environment, own, |line| {
+        watch.doing(name);
         scene.log(name, line.trim_end())?;
         let is_log = used.note(line);
         if needs_channels && let Some(channels) = used.channels() {
@@ -128,7 +134,7 @@ fn once(
     outcome.version = outcome.version.take().or_else(|| used.version.clone());
     ranks::check(end, plan, used.complaints(), &last)?;
     table.finish()?;
-    ensure!(!table.rows.is_empty(), "the program printed no table; its last words: {last}");
+    ensure!(!table.rows.is_empty(), "the program printed no table; its last line: {last}");
     let words = used.judge(network, plan.setting.abi)?;
     if needs_channels && used.channels().is_none() {
         return Err(ChannelsUnlikeSpark::Unknown.into());
@@ -169,7 +175,7 @@ impl fmt::Display for ChannelsUnlikeSpark {
             f,
             "; on a DGX Spark it chooses {SPARK_CHANNELS} or more. Their number decides how large messages are and \
              which protocol is used at which size, so the results would not be those of a Spark. --allow-few-channels \
-             measures nevertheless"
+             measures anyway"
         )
     }
 }
@@ -196,15 +202,16 @@ fn keep(rows: Vec<Row>, outcome: &mut Outcome, sizes: &mut Option<Vec<u64>>) -> 
 
 fn conclude(plan: &Plan, fabric: &Fabric, outcomes: &[Outcome], out: &mut impl Write) -> Result<bool> {
     if outcomes.len() > 1 {
+        writeln!(out, "# median time and busbw out of place, rounds in turns: {}", plan.rounds)?;
+        let first = outcomes[0].name();
         writeln!(
             out,
-            "# medians of {} round(s) in turns, out of place; ratios by time: above 1 the first is faster",
-            plan.rounds
+            "# time ratio: the line's time / that of {first}; ~: the ranges overlap, which is no difference"
         )?;
         if outcomes.iter().any(|outcome| outcome.is_control) {
             writeln!(
                 out,
-                "# control: spark-untuned a second time in each round; spark-untuned/control is 1 but for noise"
+                "# control: spark-untuned a second time in each round; its ratio to spark-untuned shows the noise"
             )?;
         }
         show::table(out, outcomes)?;

@@ -10,37 +10,37 @@ use std::path::{Path, PathBuf};
 /// Options of nccl-tests.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// The program, as in all_gather or all_gather_perf.
+    /// Program to run, as in all_gather or all_gather_perf.
     #[arg(value_name = "TEST", default_value = "all_gather")]
     test: String,
-    /// What the program is told, after --, as in -- -b 8 -e 128M -f 2 [default: -b 8 -e 128M -f 4].
+    /// Arguments for the program, after --, as in -- -b 8 -e 128M -f 2 [default: -b 8 -e 128M -f 4].
     #[arg(value_name = "ARGUMENT", last = true)]
     arguments: Vec<String>,
-    /// Where the programs of your build of nccl-tests are, or a folder with build/ in it [default: PATH].
+    /// Folder with the programs of your build of nccl-tests, or with build/ in it [default: PATH].
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Ranks on this machine, by mpirun; to NCCL each looks like a host of its own.
+    /// Number of ranks to start on this machine, with mpirun; to NCCL each is a host of its own.
     #[arg(short, long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=16))]
     ranks: u16,
-    /// Across hosts: what mpirun is told instead, as in "-np 2 -H spark1,spark2". The program, this one and the plugin lie at the
-    /// same places on all of them.
+    /// Runs across hosts: arguments for mpirun, as in "-np 2 -H spark-1,spark-2". The program, nccl-spark and the plugin must have
+    /// the same paths on all hosts.
     #[arg(long, value_name = "ARGUMENTS", conflicts_with = "ranks", allow_hyphen_values = true)]
     mpirun: Option<String>,
-    /// The networks to measure in turns, as in spark,ib,socket; the others are compared with the first. spark-untuned is this
-    /// plugin with NCCL_SPARK_TUNER=off; beside spark it is measured twice in each round, to show the noise.
+    /// Networks to measure in turns, as in spark,ib,socket; the others are compared with the first. spark-untuned is this plugin with
+    /// NCCL_SPARK_TUNER=off; with spark it is measured twice in each round, to show the noise.
     #[arg(long, value_name = "NETWORK,...", value_enum, value_delimiter = ',')]
     compare: Vec<Network>,
-    /// Runs over each network with --compare; the table shows their median. Each round begins with another network.
+    /// Runs per network with --compare, of which the table shows the median; each round starts with another network.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000), requires = "compare")]
     rounds: u32,
-    /// With --as-spark: measures although NCCL chooses fewer than 16 collective channels over this plugin, as it would not on
+    /// With --as-spark: measures even if NCCL chooses fewer than 16 collective channels over this plugin, which it does not do on
     /// a Spark.
     #[arg(long, requires = "as_spark")]
     allow_few_channels: bool,
     /// Writes the results as JSON to FILE.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draws busbw as SVG and PNG into the folder DIR.
+    /// Draws charts of busbw, as SVG and PNG, into the folder DIR.
     #[arg(long, value_name = "DIR")]
     plot: Option<PathBuf>,
     #[command(flatten)]
@@ -147,7 +147,7 @@ pub fn find(test: &str, folder: Option<&Path>, path: Option<&str>) -> Result<Pat
     };
     bail!(
         "no {name} {places} (https://github.com/NVIDIA/nccl-tests, built with make MPI=1 MPI_HOME=... CUDA_HOME=...){}",
-        super::ranks::missing_gpu().map(|text| format!("; and {text}")).unwrap_or_default()
+        super::ranks::missing_gpu().map(|text| format!("; also, {text}")).unwrap_or_default()
     )
 }
 

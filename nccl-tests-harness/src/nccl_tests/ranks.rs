@@ -14,16 +14,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
-/// What a run becomes: how its process ended.
+/// How the process of a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     /// With this exit status.
     Status(Option<i32>),
-    /// It took too long and was ended.
+    /// It took too long and was stopped.
     TooLong,
 }
 
-/// What a rank is told about itself, by the arguments of the hidden command.
+/// The arguments of the hidden command.
 #[derive(Debug, clap::Args)]
 pub struct Rank {
     /// Each rank is a host of its own to NCCL, named after this.
@@ -80,9 +80,9 @@ fn gpus() -> usize {
     entries.filter(|entry| is_gpu(&entry.file_name().to_string_lossy())).count()
 }
 
-/// In words, where this machine has no NVIDIA GPU.
+/// The message for a machine without an NVIDIA GPU; none where there is one.
 pub fn missing_gpu() -> Option<&'static str> {
-    (gpus() == 0).then_some("this machine has no NVIDIA GPU (/dev/nvidia0 is not there), which nccl-tests needs")
+    (gpus() == 0).then_some("nccl-tests needs an NVIDIA GPU and this machine has none (no /dev/nvidia0)")
 }
 
 /// Runs the program once; `hear` gets every line that the ranks print.
@@ -99,7 +99,7 @@ pub fn run(
     let (pipes, folder) = pipes(plan)?;
     let mut command = command(plan, fabric, environment, own, folder.as_ref())?;
     command.envs(environment.iter().map(|(name, value)| (name, value)));
-    // Else the log would not come by way of standard output.
+    // With it the log would not go to standard output.
     command.env_remove("NCCL_DEBUG_FILE");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let program = command.get_program().to_string_lossy().into_owned();
@@ -126,20 +126,20 @@ fn command(
     let mut rank: Vec<OsString> = vec![own.into(), "nccl-tests-rank".into()];
     let mut command = Command::new("mpirun");
     command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-    // Else mpirun gives each rank one processor, with all its threads.
+    // By default mpirun binds each rank, with all its threads, to one processor.
     command.args(["--bind-to", "none"]);
     match &plan.place {
         Place::Here(1) => command = Command::new(own),
         Place::Here(ranks) => {
             ensure!(
                 speaks_mpi(&plan.program)?,
-                "{} was built without MPI, and {ranks} ranks need it: make MPI=1 MPI_HOME=...",
+                "{} was built without MPI, which {ranks} ranks need: build it with make MPI=1 MPI_HOME=...",
                 plan.program.display()
             );
             command.args(["--oversubscribe", "-np", &ranks.to_string()]);
         }
         Place::Hosts(arguments) => {
-            ensure!(fabric.kind == Kind::Verbs, "the software fabric is within one machine: not with --mpirun");
+            ensure!(fabric.kind == Kind::Verbs, "the software fabric works within one machine only: not with --mpirun");
             command.args(arguments);
             for (name, _) in environment {
                 command.args(["-x", name]);
@@ -169,7 +169,7 @@ fn speaks_mpi(program: &Path) -> Result<bool> {
     Ok(bytes.windows(6).any(|word| word == b"libmpi"))
 }
 
-/// What became of a run that did not end well.
+/// Fails if the run did.
 ///
 /// # Errors
 /// Always, unless the run ended well.
@@ -177,13 +177,13 @@ pub fn check(end: End, plan: &Plan, complaints: Option<String>, last: &str) -> R
     let reason = match (complaints, missing_gpu()) {
         (Some(text), _) => format!("NCCL says: {text}"),
         (None, Some(text)) => text.to_owned(),
-        (None, None) => format!("its last words: {last}"),
+        (None, None) => format!("its last line: {last}"),
     };
     let name = plan.program.file_name().unwrap_or_default().to_string_lossy();
     match end {
         End::Status(Some(0)) => Ok(()),
-        End::Status(Some(status)) => bail!("{name} ended with status {status}; {reason}"),
+        End::Status(Some(status)) => bail!("{name} exited with status {status}; {reason}"),
         End::Status(None) => bail!("{name} was killed by a signal; {reason}"),
-        End::TooLong => bail!("{name} was ended after {} s (-T); {reason}", plan.setting.timeout.as_secs()),
+        End::TooLong => bail!("{name} was stopped after {} s (--timeout); {reason}", plan.setting.timeout.as_secs()),
     }
 }

@@ -30,6 +30,9 @@ pub struct Outcome {
     pub failure: Option<String>,
 }
 
+/// Fewer rounds have no range worth comparing.
+const COMPARABLE_ROUNDS: usize = 3;
+
 /// Rounds of one quantity at one size.
 struct Values(Vec<f64>);
 
@@ -106,6 +109,19 @@ impl Ratio<'_> {
         format!("{}/{}", self.first.name(), self.second.name())
     }
 
+    /// The ratio as the table has it: marked where the ranges of the rounds overlap, which is no difference.
+    fn words(&self, bytes: u64) -> String {
+        let ratio = self.at(bytes);
+        let (first, second) = (self.first.time(bytes), self.second.time(bytes));
+        let is_told = first.0.len().min(second.0.len()) >= COMPARABLE_ROUNDS;
+        let (first, second) = (first.spread(), second.spread());
+        let is_same = is_told && first.0 <= second.1 && second.0 <= first.1;
+        match ratio.is_finite() {
+            true => format!("{}{ratio:.3}", if is_same { "~" } else { "" }),
+            false => "-".to_owned(),
+        }
+    }
+
     /// The second's median time over the first's: nccl-tests prints the busbw of small sizes as 0.00.
     fn at(&self, bytes: u64) -> f64 {
         self.second.time(bytes).median() / self.first.time(bytes).median()
@@ -125,40 +141,35 @@ fn ratios<'a>(outcomes: &'a [Outcome]) -> Vec<Ratio<'a>> {
     others.iter().map(ratio).collect()
 }
 
-/// The networks side by side: medians out of place, and the ratios of their times.
+/// Medians out of place of all networks, and how many times the time of the first each of the others takes: a line for each network,
+/// within 80 columns.
 ///
 /// # Errors
-/// When `out` takes no more.
+/// When `out` cannot be written.
 pub fn table(out: &mut impl Write, outcomes: &[Outcome]) -> Result<()> {
     let ratios = ratios(outcomes);
-    let width = |ratio: &Ratio| ratio.name().len().max(13);
-    write!(out, "# {:>10}", "")?;
-    for outcome in outcomes {
-        write!(out, "  {:^39}", outcome.name())?;
-    }
-    writeln!(out)?;
-    write!(out, "# {:>10}", "size (B)")?;
-    for _ in outcomes {
-        write!(out, "  {:>9}  {:>9}  {:>17}", "time us", "busbw", "least..most GB/s")?;
-    }
-    for ratio in &ratios {
-        write!(out, "  {:>width$}", ratio.name(), width = width(ratio))?;
-    }
-    writeln!(out)?;
+    let is_compared = !ratios.is_empty();
+    let ratio = if is_compared { "  time ratio" } else { "" };
+    writeln!(
+        out,
+        "# {:>10}  {:<13}  {:>8}  {:>7}  {:>16}{ratio}",
+        "size (B)", "network", "time us", "GB/s", "min..max"
+    )?;
     for bytes in sizes(outcomes) {
-        write!(out, "  {bytes:>10}")?;
-        for outcome in outcomes {
+        for (number, outcome) in outcomes.iter().enumerate() {
             let (time, busbw) = (outcome.time(bytes), outcome.busbw(bytes));
             let (least, most) = busbw.spread();
-            let spread = format!("{}..{}", significant(least), significant(most));
-            write!(out, "  {:>9}  {:>9}  {spread:>17}", significant(time.median()), significant(busbw.median()))?;
+            let size = if number == 0 { bytes.to_string() } else { String::new() };
+            let spread = if busbw.0.is_empty() {
+                "-".to_owned()
+            } else {
+                format!("{}..{}", significant(least), significant(most))
+            };
+            let [time, busbw] = [time, busbw].map(|values| significant(values.median()));
+            let ratio = ratios.iter().find(|ratio| std::ptr::eq(ratio.second, outcome));
+            let ratio = ratio.map_or_else(String::new, |ratio| format!("  {:>10}", ratio.words(bytes)));
+            writeln!(out, "  {size:>10}  {:<13}  {time:>8}  {busbw:>7}  {spread:>16}{ratio}", outcome.name())?;
         }
-        for ratio in &ratios {
-            let value = ratio.at(bytes);
-            let text = if value.is_finite() { format!("{value:.3}") } else { "-".to_owned() };
-            write!(out, "  {text:>width$}", width = width(ratio))?;
-        }
-        writeln!(out)?;
     }
     Ok(())
 }
@@ -227,7 +238,8 @@ pub fn picture(plan: &Plan, fabric: &str, outcomes: &[Outcome]) -> Result<()> {
     }
     let largest = sizes(outcomes).last().map(|bytes| format!(" up to {}", size(*bytes as usize))).unwrap_or_default();
     let chart = Chart {
-        titles: vec![format!("{name}{largest}"), fabric.to_owned()],
+        titles: vec![format!("{name}{largest}")],
+        captions: plot::captions(fabric, "points: median of the rounds; bars: slowest to fastest round"),
         x: Axis { label: "size, bytes".to_owned(), scale: Scale::Binary },
         y: Axis { label: "busbw, GB/s".to_owned(), scale: Scale::Linear },
         lines,
@@ -254,11 +266,13 @@ mod tests {
     }
 
     #[test]
-    fn networks_stand_side_by_side_with_medians_and_ratios() {
+    fn each_network_has_a_line_with_medians_and_its_ratio_to_the_first() {
         let text = shown(&[outcome(Network::Spark, &[4.0, 2.0, 3.0]), outcome(Network::Socket, &[1.5, 1.5, 9.0])]);
-        let row = text.lines().last().unwrap().split_whitespace().collect::<Vec<_>>();
-        assert_eq!(row, ["4096", "33.3", "3.00", "2.00..4.00", "66.7", "1.50", "1.50..9.00", "2.000"], "{text}");
-        assert!(text.contains("spark/socket"), "{text}");
+        let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(rows[1], ["4096", "spark", "33.3", "3.00", "2.00..4.00"], "{text}");
+        assert_eq!(rows[2], ["socket", "66.7", "1.50", "1.50..9.00", "~2.000"], "{text}");
+        let apart = shown(&[outcome(Network::Spark, &[4.0, 2.0, 3.0]), outcome(Network::Socket, &[1.5, 1.5, 1.9])]);
+        assert!(apart.ends_with("  2.000\n"), "{apart}");
     }
 
     #[test]
@@ -273,16 +287,18 @@ mod tests {
         let names: Vec<String> = ratios(&outcomes).iter().map(Ratio::name).collect();
         assert_eq!(names, ["spark/spark-untuned", "spark/ib", "spark-untuned/control"]);
         let text = shown(&outcomes);
-        let row: Vec<&str> = text.lines().last().unwrap().split_whitespace().collect();
-        assert_eq!(row[row.len() - 3..], ["2.000", "4.000", "0.800"], "{text}");
-        let ends: Vec<usize> = text.lines().skip(1).map(str::len).collect();
-        assert_eq!(ends[0], ends[1], "columns stand below their names:\n{text}");
+        let ratios: Vec<&str> = text.lines().skip(2).filter_map(|line| line.split_whitespace().last()).collect();
+        assert_eq!(ratios, ["2.000", "4.000", "0.800"], "{text}");
+        assert!(text.lines().all(|line| line.len() <= 80), "{text}");
+        let ends: Vec<usize> = text.lines().map(str::len).collect();
+        assert_eq!((ends[0], ends[1]), (ends[2], ends[2] - 12), "columns end below their names:\n{text}");
     }
 
     #[test]
     fn a_network_without_rounds_leaves_a_gap() {
         let text = shown(&[outcome(Network::Spark, &[4.0]), outcome(Network::Ib, &[])]);
-        assert!(text.lines().last().unwrap().ends_with('-'), "{text}");
+        let row: Vec<&str> = text.lines().last().unwrap().split_whitespace().collect();
+        assert_eq!(row, ["ib", "-", "-", "-", "-"], "{text}");
     }
 
     #[test]

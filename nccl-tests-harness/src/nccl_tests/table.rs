@@ -266,7 +266,7 @@ mod tests {
     const OUT: &str = "  1.2e+06    6.80    6.80     N/A";
     const IN: &str = "  1230.25    6.82    6.82       0";
     const WARN: &str = "[2026-11-21 03:45:10] vm:12:34 [0] net.cc:120 NCCL WARN NET/Spark : rail rocep1s0f0:1 lost";
-    const INFO: &str = "vm:12:34 [0] NCCL INFO NET/Spark: rail rocep1s0f0:1 carries again";
+    const INFO: &str = "vm:12:34 [0] NCCL INFO NET/Spark: connected with spark-2:4711";
     const OTHER_RANK: &str = "vm:13:35 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Spark/0";
 
     /// Reads `text` after the heading and lines of the log.

@@ -39,7 +39,7 @@ pub struct Context {
     raw: *mut c_void,
 }
 
-/// What the plugin says of a device.
+/// The properties of a device.
 #[derive(Debug, Clone)]
 pub struct Properties {
     /// The device's name.
@@ -84,7 +84,7 @@ pub struct Registration {
     buffer: Rc<Buffer>,
 }
 
-/// A send or a receive under way.
+/// A send or a receive in flight.
 pub struct Request {
     /// None once it is done: NCCL never tests a request again after that.
     raw: Option<NonNull<c_void>>,
@@ -124,7 +124,7 @@ impl Plugin {
         let found = (oldest..=newest).rev().find_map(|version| Some((version, symbol(&library, version)?)));
         let (version, table) = found.with_context(|| {
             let symbols = if oldest == newest { format!("_v{newest}") } else { format!("_v{oldest} to _v{newest}") };
-            format!("{} is no usable NCCL plugin: no symbol ncclNetPlugin{symbols}", path.display())
+            format!("{} is not a usable NCCL plugin: no symbol ncclNetPlugin{symbols}", path.display())
         })?;
         // SAFETY: the symbol of this name is by NCCL's plugin interface a table of that version's type, constant while
         // the library is loaded, which `self` sees to.
@@ -142,7 +142,7 @@ impl Plugin {
     /// Starts the plugin for one communicator, `job`.
     ///
     /// # Errors
-    /// When it does not come up.
+    /// When `init` fails.
     pub fn init(self: &Rc<Self>, job: u64) -> Result<Rc<Context>> {
         let init = self.function("init", self.table.init)?;
         let mut raw = ptr::null_mut();
@@ -159,7 +159,7 @@ impl Plugin {
         Ok(Rc::new(Context { plugin: Rc::clone(self), raw }))
     }
 
-    /// The function of that name, or a word that the plugin lacks it; the next thing is to call it.
+    /// The function of that name, or an error that the plugin lacks it; the next thing is to call it.
     fn function<F>(&self, name: &'static str, function: Option<F>) -> Result<F> {
         let function = function.with_context(|| format!("the plugin has no function {name}"))?;
         activity::enter(name);
@@ -186,7 +186,7 @@ impl Plugin {
         }
     }
 
-    /// For `drop`, where an error can only be told.
+    /// For `drop`, where an error can only be logged.
     fn check_on_close(&self, name: &'static str, code: Code) {
         if let Err(error) = self.check(name, code) {
             log::record(2, &error.to_string());
@@ -195,7 +195,7 @@ impl Plugin {
 }
 
 impl Context {
-    /// The version of the interface that is spoken.
+    /// The version of the interface that is used.
     pub fn version(&self) -> u32 {
         self.plugin.table.version
     }
@@ -218,7 +218,7 @@ impl Context {
         Ok(count)
     }
 
-    /// What it says of device `dev`.
+    /// The properties of device `dev`.
     ///
     /// # Errors
     /// The plugin's.
@@ -350,7 +350,7 @@ impl SendComm {
         register(&self.0, buffer, pointer)
     }
 
-    /// Starts to send `bytes` from `offset` on; none when the plugin wants to be asked again.
+    /// Starts to send `bytes` from `offset` on; none when the plugin cannot take it yet.
     ///
     /// # Errors
     /// The plugin's, or a range outside of the memory.
@@ -392,7 +392,7 @@ impl RecvComm {
         register(&self.0, buffer, pointer)
     }
 
-    /// Starts to receive up to `bytes` to `offset`; none when the plugin wants to be asked again.
+    /// Starts to receive up to `bytes` to `offset`; none when the plugin cannot take it yet.
     ///
     /// # Errors
     /// The plugin's, or a range outside of the memory.

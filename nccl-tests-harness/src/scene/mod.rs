@@ -10,6 +10,7 @@ pub mod topology;
 
 use crate::cli::{self, FabricOptions};
 use crate::fabric::{self, Fabric, Wish};
+use crate::output;
 use anyhow::{Context, Result};
 use clap::Args;
 use network::Network;
@@ -152,6 +153,9 @@ impl Scene {
     /// # Errors
     /// When it cannot be written.
     pub fn log(&self, who: &str, line: &str) -> Result<()> {
+        if output::nccl_debug().is_some() && line.contains(" NCCL ") {
+            writeln!(output::error(), "{who}: {line}")?;
+        }
         let Some(mut file) = self.log.as_ref() else { return Ok(()) };
         writeln!(file, "{who}: {line}").context("--log")
     }
@@ -184,7 +188,7 @@ impl Scene {
         let mut environment = network.environment(&self.plugin, self.graph.is_some(), lookup);
         let mut set = |name: &str, value: String| environment.push((name.to_owned(), value));
         if !lookup("NCCL_DEBUG").is_some_and(|level| level.eq_ignore_ascii_case("TRACE")) {
-            set("NCCL_DEBUG", "INFO".to_owned());
+            set("NCCL_DEBUG", output::nccl_debug().unwrap_or("INFO").to_owned());
         }
         if let Some(chosen) = lookup("NCCL_DEBUG_SUBSYS") {
             set("NCCL_DEBUG_SUBSYS", subsystems(&chosen));

@@ -1,5 +1,5 @@
-//! The ranks that a launcher started besides rank 0: processes that start a rank for each run, as rank 0 tells them over a line
-//! of their own, and in the end write the settings on their machine.
+//! The ranks that a launcher started besides rank 0: processes that start a rank for each run, ordered by rank 0 over a TCP
+//! connection of their own, and in the end write the settings on their machine.
 
 use super::Tune;
 use super::judge::Candidate;
@@ -13,14 +13,14 @@ use serde::{Deserialize, Serialize};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-/// What rank 0 wants next.
+/// An order of rank 0.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 enum Order {
-    /// A rank for the run of this number.
+    /// Start a rank for the run of this number.
     Run { number: u32, candidate: Option<Candidate> },
-    /// The settings in this machine's file.
+    /// Write the settings into this machine's file.
     Keep { chosen: Option<Candidate>, remark: String },
-    /// Nothing more.
+    /// End.
     End,
 }
 
@@ -48,7 +48,7 @@ impl Followers {
         Ok(followers)
     }
 
-    /// Lets each start a rank.
+    /// Has each start a rank.
     ///
     /// # Errors
     /// When one is gone.
@@ -56,7 +56,7 @@ impl Followers {
         self.lines.iter().try_for_each(|(line, _)| line.send(&Order::Run { number, candidate }))
     }
 
-    /// Lets one on each other machine write the settings, and all end.
+    /// Has one on each other machine write the settings, and ends all.
     ///
     /// # Errors
     /// When one is gone.
@@ -69,7 +69,7 @@ impl Followers {
         self.end()
     }
 
-    /// Lets all end.
+    /// Ends all.
     ///
     /// # Errors
     /// When one is gone.
@@ -78,13 +78,13 @@ impl Followers {
     }
 }
 
-/// The job and the meeting of one run, which nobody takes for those of another one.
+/// The job and the meeting of one run, named so that they are not taken for those of another run.
 pub fn of_run(world: &World, meeting: &Meeting, number: u32) -> (World, Meeting) {
     let job = format!("{}, run {number}", world.job);
     (World { job: job.clone(), ..world.clone() }, Meeting { job, ..meeting.clone() })
 }
 
-/// Does what rank 0 says, to the end.
+/// Follows the orders of rank 0 to the end.
 ///
 /// # Errors
 /// When rank 0 is gone, or the settings cannot be written here.
@@ -96,9 +96,9 @@ pub fn follow(tune: &Tune, world: &World, meeting: &Meeting, program: &Path) -> 
             Order::Run { number, candidate } => {
                 let (world, meeting) = of_run(world, meeting, number);
                 let rank_env = tune.rank_env(candidate);
-                // The command goes at once: its end of the rank's line would keep that open.
+                // `spawn` drops the command, whose copy of the rank's socket would keep that open.
                 let rank = seats::rank_command(&world, &meeting, &tune.plan.plugin, &rank_env, program)?.spawn();
-                // How it ended rank 0 heard itself.
+                // Rank 0 learns from the rank itself how it ended.
                 rank.and_then(|mut rank| rank.wait()).context("start the rank")?;
             }
             Order::Keep { chosen, remark } => {
@@ -112,7 +112,7 @@ pub fn follow(tune: &Tune, world: &World, meeting: &Meeting, program: &Path) -> 
             Order::End => return Ok(()),
         }
     }
-    bail!("rank {}: rank 0 is gone", world.rank)
+    bail!("rank {}: rank 0 closed the connection", world.rank)
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! Which settings are best, and whether they are worth leaving the defaults for. Pure arithmetic on bandwidths.
+//! Which settings are best, and whether they are clearly better than the defaults. Pure arithmetic on bandwidths.
 //!
 //! A round's score is the geometric mean, over the sizes, of its bandwidth relative to the median of the defaults. The sweep
-//! only proposes: the best of many noisy figures looks better than it is. What is proposed is then measured again in
-//! turns with the defaults, and holds if its lowest score there is above the defaults' highest.
+//! only proposes, because the best of many noisy figures looks better than it is. The proposed settings are then measured again in
+//! turns with the defaults, and are chosen if their lowest score there is above the defaults' highest.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,18 +15,18 @@ pub struct Candidate {
     pub min_share_bytes: u64,
 }
 
-/// What is known of one candidate, or of the defaults.
+/// The measurements of one candidate, or of the defaults.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Record {
     /// The settings; none: the defaults.
     pub candidate: Option<Candidate>,
     /// Bus bandwidth in GB/s, by round and size.
     pub rounds: Vec<Vec<f64>>,
-    /// Why it is out.
+    /// Why it failed.
     pub failed: Option<String>,
 }
 
-/// How the proposed settings did against the defaults.
+/// How the proposed settings compare with the defaults.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Verdict {
     /// The median score, less 1: 0.1 is a tenth more bandwidth.
@@ -37,13 +37,13 @@ pub struct Verdict {
     pub lowest: f64,
     /// The highest score of the defaults.
     pub highest_default: f64,
-    /// Whether to leave the defaults for them.
+    /// Whether they are clearly better.
     pub holds: bool,
 }
 
-/// Settings this near to the best are as good, and the cheapest of them is proposed.
+/// Settings within this part of the best count as equally good, and the cheapest of them is proposed.
 const AS_GOOD: f64 = 0.02;
-/// Less is not worth a file.
+/// A smaller gain is not written.
 const LEAST_GAIN: f64 = 0.02;
 
 impl Record {
@@ -78,7 +78,7 @@ pub fn propose<'a>(default: &Record, tried: &'a [Record], default_share_bytes: u
     good.min_by(|a, b| cost(a).0.cmp(&cost(b).0).then(cost(a).1.total_cmp(&cost(b).1)))
 }
 
-/// Holds the proposed settings against the defaults, both measured in turns.
+/// Compares the proposed settings with the defaults, both measured in turns.
 pub fn judge(default: &Record, proposed: &Record) -> Verdict {
     let reference = default.medians();
     let scores = proposed.scores(&reference);

@@ -1,4 +1,4 @@
-//! Puts the chosen settings into a settings file, and says what the plugin makes of it.
+//! Writes the chosen settings into a settings file, and reports whether the plugin will use them.
 
 use super::judge::Candidate;
 use anyhow::{Context, Result, anyhow};
@@ -17,7 +17,7 @@ pub const TUNER_TABLE: &str = "NCCL_SPARK_TUNER_TABLE";
 /// The setting that names a settings file.
 pub const SETTINGS_FILE: &str = "NCCL_SPARK_SETTINGS_FILE";
 
-/// Settings that one command writes into the file and takes out of it together.
+/// Settings that one command writes into the file, and removes from it, together.
 #[derive(Debug)]
 pub struct Part {
     /// The comment above the settings begins with this.
@@ -43,37 +43,37 @@ impl Candidate {
 /// The file to write: the one that the command line names, else the one that NCCL_SPARK_SETTINGS_FILE names, else the standard one.
 ///
 /// # Errors
-/// When the user has no home.
+/// When the user has no home directory.
 pub fn place(given: Option<PathBuf>, named: Option<String>, root: bool) -> Result<PathBuf> {
     given.or(named.map(PathBuf::from)).map_or_else(|| standard_place(root), Ok)
 }
 
-/// Where the file is unless the command line or a variable says so: the machine's for root, the user's own for others.
+/// The default file: the machine's for root, the user's own for others.
 ///
 /// # Errors
-/// When the user has no home.
+/// When the user has no home directory.
 fn standard_place(root: bool) -> Result<PathBuf> {
     let places = nccl_net_spark::config::standard_files();
     let place = if root { places.last() } else { places.first() };
-    place.cloned().context("there is no place for a settings file: name one with --output")
+    place.cloned().context("this user has no home directory for a settings file: name a file with --output")
 }
 
-/// Whether the file can be added to: it would be a pity to find that out after the measuring. What it says.
+/// Reads the file, before the measurement, because settings are to be added to it afterwards.
 ///
 /// # Errors
-/// When it is not there, or is no settings file.
+/// When it does not exist or is not a settings file.
 pub fn check(path: &Path) -> Result<Config> {
     Ok(Config::from_variables(&[(SETTINGS_FILE.to_owned(), path.display().to_string())])?)
 }
 
-/// Writes the settings of `part` into the file, or takes them out of it where the defaults are best (none). Other lines stay. What
-/// was done, and what the plugin makes of it, in lines.
+/// Writes the settings of `part` into the file, or removes them where the defaults are best (none). Other lines stay. Returns what
+/// was done and whether the plugin will use it, in lines.
 ///
 /// # Errors
 /// When the file cannot be read or written.
 pub fn keep(path: &Path, part: &Part, chosen: Option<&[Pair]>, remark: &str) -> Result<Vec<String>> {
     let path = std::path::absolute(path).context("make the path absolute")?;
-    // Behind a link lies the file to replace.
+    // Replace the file and not a symbolic link to it.
     let place = path.canonicalize().unwrap_or_else(|_| path.clone());
     let old = match fs::read_to_string(&place) {
         Ok(text) => Some(text),
@@ -84,17 +84,17 @@ pub fn keep(path: &Path, part: &Part, chosen: Option<&[Pair]>, remark: &str) -> 
     let shown = path.display();
     let mut lines = Vec::new();
     if new == old.as_deref().unwrap_or_default() {
-        lines.push(format!("{shown} is left as it is"));
+        lines.push(format!("{shown} is unchanged"));
     } else {
         replace(&place, &new).map_err(|error| {
-            let hint = "; name another place with --output, or run this with sudo";
+            let hint = "; name another file with --output, or run this with sudo";
             anyhow!("cannot write {shown}: {error}{hint}")
         })?;
         let pairs =
             |chosen: &[Pair]| chosen.iter().map(|(name, value)| short(name, value)).collect::<Vec<_>>().join(" ");
         lines.push(match chosen {
             Some(chosen) => format!("wrote {} to {shown}", pairs(chosen)),
-            None => format!("took {} out of {shown}", part.names.join(" and ")),
+            None => format!("removed {} from {shown}", part.names.join(" and ")),
         });
     }
     lines.extend(effect(&path, part, chosen.is_some(), Settings::of_this_process()));
@@ -106,7 +106,7 @@ fn short(name: &str, value: &str) -> String {
     if value.len() <= 40 { format!("{name}={value}") } else { name.to_owned() }
 }
 
-/// The file's text with the settings in place of those that it had.
+/// The file's text with these settings in place of its own.
 fn revise(old: &str, part: &Part, chosen: Option<&[Pair]>, remark: &str) -> String {
     let owned = |line: &str| {
         let name = line.split('=').next().unwrap_or_default().trim();
@@ -133,19 +133,21 @@ fn revise(old: &str, part: &Part, chosen: Option<&[Pair]>, remark: &str) -> Stri
     if !placed {
         text += &block;
     }
-    // A file that has nothing to change stays as it is, to the last byte.
+    // A file without these settings keeps every byte.
     if chosen.is_none() && !old.lines().any(owned) { old.to_owned() } else { text }
 }
 
-/// Whoever reads the file finds the old one or the new one, whole.
+/// Replaces the file at once: a reader finds all of the old or all of the new one.
 fn replace(place: &Path, text: &str) -> io::Result<()> {
     let permissions = match fs::metadata(place) {
-        Ok(metadata) if !metadata.is_file() => return Err(io::Error::new(ErrorKind::InvalidInput, "it is no file")),
+        Ok(metadata) if !metadata.is_file() => {
+            return Err(io::Error::new(ErrorKind::InvalidInput, "not a regular file"));
+        }
         Ok(metadata) => Some(metadata.permissions()),
         Err(_) => None,
     };
     let (Some(folder), Some(name)) = (place.parent(), place.file_name()) else {
-        return Err(io::Error::new(ErrorKind::InvalidInput, "it is no file"));
+        return Err(io::Error::new(ErrorKind::InvalidInput, "not a regular file"));
     };
     let part = folder.join(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
     let written = OpenOptions::new().write(true).create(true).truncate(true).open(&part).and_then(|mut file: File| {
@@ -158,11 +160,11 @@ fn replace(place: &Path, text: &str) -> io::Result<()> {
     })
 }
 
-/// Whether the plugin reads the file, and what stands above it; `settings` are those that hold now.
+/// Whether the plugin reads the file, and what overrides it; `settings` are the current ones.
 fn effect(path: &Path, part: &Part, is_written: bool, settings: Result<Settings, impl Display>) -> Vec<String> {
     let settings = match settings {
         Ok(settings) => settings,
-        Err(error) => return vec![format!("but the plugin would not start: {error}")],
+        Err(error) => return vec![format!("but the plugin would not start with the current settings: {error}")],
     };
     let is_it = |other: &Path| {
         other == path || other.canonicalize().ok().is_some_and(|it| path.canonicalize().ok() == Some(it))
@@ -176,10 +178,10 @@ fn effect(path: &Path, part: &Part, is_written: bool, settings: Result<Settings,
             Source::File { path, line } => format!("from {}, line {line}", path.display()),
             Source::Environment => "from the environment".to_owned(),
         };
-        lines.push(format!("but {} {from} stands above it: take it away", short(held.row.name, &held.value)));
+        lines.push(format!("but {} {from} overrides it: remove that", short(held.row.name, &held.value)));
     }
     match (is_written, read, lines.is_empty()) {
-        (true, true, true) => lines.push("the plugin reads it whenever a job starts".to_owned()),
+        (true, true, true) => lines.push("the plugin reads it when a job starts".to_owned()),
         (true, false, _) => lines.push(format!("the plugin reads it with: export {SETTINGS_FILE}={}", path.display())),
         _ => {}
     }
@@ -257,10 +259,10 @@ mod tests {
         assert!(text.starts_with("NCCL_IB_TC=106\n# nccl-spark tune: +10 %\n"), "{text}");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "something is left over");
         check(&file).unwrap();
-        assert!(keep(&file, None, "").unwrap()[0].starts_with("took "));
+        assert!(keep(&file, None, "").unwrap()[0].starts_with("removed "));
         assert_eq!(fs::read_to_string(&file).unwrap(), "NCCL_IB_TC=106\n");
         let none = folder.path().join("none.conf");
-        assert!(keep(&none, None, "").unwrap()[0].contains("is left as it is") && !none.exists());
+        assert!(keep(&none, None, "").unwrap()[0].contains("is unchanged") && !none.exists());
     }
 
     #[test]
@@ -268,7 +270,7 @@ mod tests {
         let error = |path: &str| format!("{:#}", keep(Path::new(path), Some(FOUR), "").unwrap_err());
         let text = error("/no/where/a.conf");
         assert!(text.contains("cannot write /no/where/a.conf") && text.contains("--output"), "{text}");
-        assert!(error("/dev/null").contains("it is no file"));
+        assert!(error("/dev/null").contains("not a regular file"));
         let folder = tempfile::tempdir().unwrap();
         let broken = folder.path().join("broken");
         fs::write(&broken, "x\n").unwrap();
@@ -276,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_above_the_file_is_told() {
+    fn settings_that_override_the_file_are_reported() {
         let folder = tempfile::tempdir().unwrap();
         let file = |name: &str, text: &str| {
             let path = folder.path().join(name);
@@ -289,13 +291,13 @@ mod tests {
             let variables: Vec<_> = variables.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
             effect(&ours, &SHARES, true, Settings::gather(&variables, standard)).join("; ")
         };
-        assert_eq!(told(&[], std::slice::from_ref(&ours)), "the plugin reads it whenever a job starts");
+        assert_eq!(told(&[], std::slice::from_ref(&ours)), "the plugin reads it when a job starts");
         let export = format!("the plugin reads it with: export NCCL_SPARK_SETTINGS_FILE={}", ours.display());
         assert_eq!(told(&[], &[]), export);
         let above = told(&[], &[users.clone(), ours.clone()]);
-        assert!(above.contains(&format!("{QPS}=1 from {}, line 1 stands above", users.display())), "{above}");
+        assert!(above.contains(&format!("{QPS}=1 from {}, line 1 overrides it", users.display())), "{above}");
         let above = told(&[(MIN_SHARE, "4096")], std::slice::from_ref(&ours));
-        assert!(above.contains("4096 from the environment stands above"), "{above}");
+        assert!(above.contains("4096 from the environment overrides it"), "{above}");
         assert!(told(&[(MIN_SHARE, "x")], &[]).contains("would not start"));
     }
 

@@ -1,6 +1,9 @@
 //! What the tests of the command line share: the fake plugin, compiled here, and the program under test.
 #![allow(dead_code)]
 
+#[path = "../../../tests/common/skip.rs"]
+pub mod skip;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -36,6 +39,15 @@ impl Fakes {
         let plugin = Fake::compile(&[]);
         shared_object("fake_cuda.c", &plugin.folder().join("libcuda.so"), &[]);
         Self { plugin }
+    }
+
+    /// Runs communicators with the fake driver and `environment`.
+    pub fn communicators(&self, environment: &str) -> Said {
+        let mut command = nccl_spark();
+        command.args(["communicators", "--fabric", "verbs", "--plugin"]).arg(self.plugin.library());
+        command.env("LD_LIBRARY_PATH", self.plugin.folder());
+        command.envs(environment.split_whitespace().filter_map(|one| one.split_once('=')));
+        command.output().unwrap().into()
     }
 
     /// Runs memory with `arguments` and `environment`, as in "FAKE_GPUS=2".
@@ -113,10 +125,25 @@ pub fn plugin() -> Option<PathBuf> {
 
 /// Whether the plugin and the software fabric are built: they are with the whole workspace.
 pub fn is_built() -> bool {
-    let fabric = Path::new(env!("CARGO_BIN_EXE_nccl-spark")).with_file_name("softverbs-ibverbs");
-    let built = fabric.exists() && plugin().is_some();
-    if !built {
-        eprintln!("skipped: the plugin and {} are not both built; cargo build makes them", fabric.display());
+    let is_built = built().is_some();
+    if !is_built {
+        not_built();
     }
-    built
+    is_built
+}
+
+/// Says that a test needs what is not built.
+#[track_caller]
+pub fn not_built() {
+    skip::missing("the plugin and softverbs-ibverbs are not both built (cargo build)");
+}
+
+/// Whether mpirun is there; says so where it is not.
+#[track_caller]
+pub fn has_mpirun() -> bool {
+    let is_there = Command::new("mpirun").arg("--version").output().is_ok();
+    if !is_there {
+        skip::missing("there is no mpirun (Debian's openmpi-bin)");
+    }
+    is_there
 }

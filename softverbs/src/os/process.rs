@@ -18,6 +18,14 @@ pub fn started(pid: u32) -> Option<u64> {
     if fields.next()? == "Z" { None } else { fields.nth(18)?.parse().ok() }
 }
 
+/// What tells this process's PID namespace from others; 0 where the kernel does not say. A process number means something in one
+/// of them alone.
+pub fn pid_namespace() -> u32 {
+    use std::os::unix::fs::MetadataExt;
+    // Namespaces are numbered with 32 bits (`ns_common.inum` in the kernel).
+    std::fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino() as u32)
+}
+
 /// The clock that all processes of this machine share, in nanoseconds.
 #[inline]
 pub fn now_ns() -> u64 {

@@ -25,7 +25,7 @@ pub const MAX_SGES: usize = 4;
 pub const DOORBELL_WORDS: usize = MAX_QPS / 64;
 
 /// Changes with the layout below.
-pub const LAYOUT: u64 = 0x5356_0006;
+pub const LAYOUT: u64 = 0x5356_0007;
 
 /// The whole file.
 #[repr(C)]
@@ -36,6 +36,10 @@ pub struct FabricMemory {
     pub virtual_clock: AtomicU64,
     /// For numbers of queue pairs.
     pub generations: AtomicU32,
+    /// The PID namespace of its processes (`os::process::pid_namespace`); 0: no process has joined yet.
+    pub pid_namespace: AtomicU32,
+    /// For how many nodes the fabric was made; 0: nobody said.
+    pub nodes: AtomicU32,
     _unused: AtomicU32,
     /// Each machine's rails.
     pub rails: [[RailMemory; MAX_RAILS]; MAX_NODES],

@@ -7,7 +7,7 @@ mod library;
 
 use bindings::*;
 use library::*;
-use softverbs::fabric::{Action, control};
+use softverbs::control::{Action, control};
 use std::ffi::{CStr, c_int};
 use std::ptr::null_mut;
 

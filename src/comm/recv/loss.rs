@@ -59,8 +59,7 @@ impl Half for RecvPath {
             let gone = matches!(self.absorb(ends, lane), Err(failure) if matches!(*failure, Failure::Device(_)));
             if gone || begun.elapsed() > DRAIN_LIMIT {
                 let (rail, peer) = (self.lanes[lane].rail.name(), &ends.peer.name);
-                let why = "its device does not tell what it has received";
-                let text = format!("rail {rail} of the connection with {peer} is lost, and {why}");
+                let text = format!("rail {rail} to {peer} lost, and its device does not return what it has received");
                 self.end(Box::new(Error::Remote(text)));
                 break;
             }

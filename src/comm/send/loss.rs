@@ -45,7 +45,7 @@ impl SendPath {
             });
         }
         if deregistered {
-            let what = format!("memory was deregistered while a send of it to {} ran", ends.peer.name);
+            let what = format!("memory was deregistered while a send from it to {} was running", ends.peer.name);
             return Err(Error::Usage(what));
         }
         let waiting: Vec<u16> = self.sends.waiting().collect();

@@ -18,7 +18,7 @@ impl Warden {
     fn look(&self, lane: usize) -> Result<(Look, RailAdvert)> {
         let rail = &self.wards[lane].rail;
         if !rail.is_up() {
-            return Err(Error::Missing("its port is down".to_owned()));
+            return Err(Error::Missing("local port down".to_owned()));
         }
         let look = rail.look(&self.ends.host.config, &network::prefixes(&network::addresses()?))?;
         let advert = rail.advert(&look);
@@ -67,7 +67,7 @@ impl Warden {
         let (look, ours) = self.look(lane)?;
         let pair = pairing::pair_again(theirs, &ours).ok_or_else(|| {
             let (theirs, ours) = (pairing::describe(std::slice::from_ref(theirs)), pairing::describe(&[ours]));
-            Error::Missing(format!("no subnet in common: {ours}; the peer's {theirs}"))
+            Error::Missing(format!("no shared subnet: this host has {ours}, the peer has {theirs}"))
         })?;
         // Before queue pairs are made, which may not be needed.
         self.ends.host.unreached.check(&self.wards[lane].rail, pair.connector_gid, now)?;
@@ -110,6 +110,8 @@ impl Warden {
 
     /// The service thread looks after all its connections once more.
     pub fn begin_round(&self) {
-        self.ends.host.unreached.begin_round();
+        let host = &self.ends.host;
+        host.unreached.begin_round();
+        host.outages.tick(Instant::now());
     }
 }

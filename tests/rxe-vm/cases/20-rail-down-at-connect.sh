@@ -15,8 +15,8 @@ done
 check_unused a 2
 check_unused b 2
 check_says 'merged 3 rails' "that 3 rails are merged"
-check_says 'a2:1 is no rail: .*down' "that a2 is down"
-check_says 'b2:1 is no rail: .*down' "that b2 is down"
+check_says 'a2:1 not used as a rail: .*down' "that a2 is down"
+check_says 'b2:1 not used as a rail: .*down' "that b2 is down"
 
 # Put back, it is used again by the next job.
 rail_up 2

@@ -13,4 +13,4 @@ for rail in 0 2 3; do
   check_share a "$rail" 10 $((6 * 2 * 1024 * 1024))
   check_share b "$rail" 10 $((6 * 2 * 1024 * 1024))
 done
-check_says 'rail a1:1 is left out of the connection' "that a1 is left out"
+check_says 'rail a1:1 not used with' "that a1 is left out"

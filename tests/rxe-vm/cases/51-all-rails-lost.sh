@@ -27,4 +27,4 @@ spark_status too-late all-gather a0,a1 b0,b1 -b 2M -e 2M -n 200 -w 1 -c 1 "${slo
   --rank-env 0:NCCL_SPARK_LOSS_TIMEOUT_S=4 --rank-env 1:NCCL_SPARK_LOSS_TIMEOUT_S=4 || status=$?
 wait "$breaker"
 [[ $status != 0 ]] || fail "a job without any rail for 12 s succeeded"
-check_says 'no rail to .* carries for .*NCCL_SPARK_LOSS_TIMEOUT_S=4.*a0:1 to b0:1' "which rails were lost, and the limit"
+check_says 'no usable rail to .* for .*NCCL_SPARK_LOSS_TIMEOUT_S=4.*a0:1 to b0:1' "which rails were lost, and the limit"

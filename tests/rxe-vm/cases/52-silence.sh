@@ -28,7 +28,7 @@ wait "$breaker" || fail "the rails could not be pulled and put back"
 check_table 1
 check_lost 1 2
 check_back 1 2
-check_says 'rail [ab]2:1 to [ab]2:1 of .* is lost: no answer from the peer after all retries' "that rail 2 fell silent"
+check_says 'rail [ab]2:1 to [^ ]* lost: no acknowledgement from the peer after all retries .*peer rail [ab]2:1' "that rail 2 fell silent"
 
 for i in 0 1 2 3; do
   tc qdisc replace dev "ea$i" root netem loss 1%

@@ -10,25 +10,29 @@ pub const COLOURS: [Colour; 6] =
     [[0, 114, 178], [213, 94, 0], [0, 158, 115], [204, 121, 167], [230, 159, 0], [86, 180, 233]];
 /// Of the limit.
 pub const LIMIT: Colour = [90, 90, 90];
-const INK: Colour = [30, 30, 30];
-const GRID: Colour = [225, 225, 225];
+/// Of axes and letters.
+pub const INK: Colour = [30, 30, 30];
+/// Of the lines behind the chart.
+pub const GRID: Colour = [225, 225, 225];
 
 /// The picture's width.
 pub const WIDTH: f64 = 960.0;
 /// The picture's height.
-pub const HEIGHT: f64 = 540.0;
+pub const HEIGHT: f64 = 604.0;
 const LEFT: f64 = 84.0;
 const RIGHT: f64 = WIDTH - 24.0;
 const TOP: f64 = 84.0;
-const BOTTOM: f64 = HEIGHT - 60.0;
+const BOTTOM: f64 = HEIGHT - 124.0;
 /// Letters of a title in a row: what has room in the font of the PNG.
 const TITLE_LETTERS: usize = 112;
 
 /// What is drawn.
 #[derive(Debug, Clone)]
 pub struct Chart {
-    /// Over it.
+    /// Above it, two lines at most.
     pub titles: Vec<String>,
+    /// Below it, three lines at most: what was measured on and when, and what the marks are.
+    pub captions: Vec<String>,
     /// From left to right.
     pub x: Axis,
     /// From below.
@@ -131,24 +135,28 @@ pub enum Anchor {
 }
 
 impl Line {
-    /// The line of a side; one that is faint tells something beside the main one.
+    /// The line of a library; a faint one is a second metric of it.
     pub fn new(name: String, side: usize, faint: bool) -> Self {
         Self { name, colour: COLOURS[side % COLOURS.len()], dashed: false, faint, dots: true, points: Vec::new() }
     }
 
     /// The line of the physical limit.
     pub fn limit() -> Self {
-        let name = "physical limit".to_owned();
+        let name = "payload limit".to_owned();
         Self { name, colour: LIMIT, dashed: true, faint: false, dots: false, points: Vec::new() }
     }
 
     /// Whether it is that.
-    #[cfg(test)]
     pub fn is_limit(&self) -> bool {
         self.dashed
     }
 
-    /// Adds a point, unless it is none.
+    /// Its name in the legend.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Adds a point, unless it is not a number.
     pub fn add(&mut self, x: f64, y: f64, spread: Option<(f64, f64)>) {
         if x.is_finite() && y.is_finite() {
             self.points.push(Dot { x, y, spread });
@@ -266,13 +274,17 @@ impl Chart {
             marks.push(text((LEFT - 8.0, place), &label, Anchor::End));
         }
         marks.push(stroke(vec![(LEFT, TOP), (LEFT, BOTTOM), (RIGHT, BOTTOM)], INK, 1.2, false));
-        marks.push(text(((LEFT + RIGHT) / 2.0, HEIGHT - 20.0), &self.x.label, Anchor::Middle));
+        marks.push(text(((LEFT + RIGHT) / 2.0, BOTTOM + 38.0), &self.x.label, Anchor::Middle));
         let at = (18.0, (TOP + BOTTOM) / 2.0);
         marks.push(Mark::Text { at, text: self.y.label.clone(), anchor: Anchor::Middle, upright: true });
     }
 
-    /// Title and legend, over the chart, where no line can be.
+    /// Title and legend above the chart and captions below it, where no line can be.
     fn heads(&self, marks: &mut Vec<Mark>) {
+        let captions = self.captions.iter().flat_map(|caption| rows(caption));
+        for (at, row) in captions.take(3).enumerate() {
+            marks.push(text((LEFT, BOTTOM + 66.0 + 20.0 * at as f64), &row, Anchor::Start));
+        }
         let rows = self.titles.iter().flat_map(|title| rows(title));
         for (at, row) in rows.take(2).enumerate() {
             marks.push(text((LEFT, 16.0 + 20.0 * at as f64), &row, Anchor::Start));

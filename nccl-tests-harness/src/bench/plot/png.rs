@@ -1,6 +1,6 @@
 //! A chart as PNG: two pixels for each unit of the chart.
 
-use super::chart::{Anchor, Chart, Colour, HEIGHT, Mark, WIDTH};
+use super::chart::{Anchor, Chart, Colour, HEIGHT, INK, Mark, WIDTH};
 use anyhow::Result;
 use noto_sans_mono_bitmap::{FontWeight, RasterHeight, get_raster, get_raster_width};
 
@@ -8,7 +8,6 @@ const SCALE: f64 = 2.0;
 const COLUMNS: usize = (WIDTH * SCALE) as usize;
 const ROWS: usize = (HEIGHT * SCALE) as usize;
 const LETTERS: RasterHeight = RasterHeight::Size24;
-const INK: Colour = [30, 30, 30];
 /// Pixels of a dash, and from one to the next.
 const DASH: (f64, f64) = (16.0, 26.0);
 

@@ -26,7 +26,7 @@ macro_rules! functions {
         impl Functions {
             fn load() -> Result<Self, String> {
                 if !Driver::is_there() {
-                    return Err("libcuda is not there".to_owned());
+                    return Err("libcuda not found".to_owned());
                 }
                 // SAFETY: as in `is_there`; the library was just found, so this does not panic, and it stays loaded.
                 let library = unsafe { sys::culib() };
@@ -124,7 +124,7 @@ impl Driver {
         let code = unsafe { (driver.functions.device_count)(&mut driver.gpus) };
         driver.check("cuDeviceGetCount", code).map_err(|error| error.to_string())?;
         if driver.gpus < 1 {
-            return Err("CUDA shows no GPU".to_owned());
+            return Err("CUDA found no GPU".to_owned());
         }
         Ok(Rc::new(driver))
     }
@@ -137,15 +137,16 @@ impl Driver {
         // SAFETY: writes the address of a constant string, or NULL for a code that it does not know.
         let known = unsafe { (self.functions.error_name)(code, &mut name) };
         if known != 0 || name.is_null() {
-            bail!("{call} gave CUresult {code}");
+            bail!("{call} returned CUresult {code}");
         }
         // SAFETY: not NULL, so the driver's own constant, which ends with NUL.
-        bail!("{call} gave {}", unsafe { CStr::from_ptr(name) }.to_string_lossy())
+        bail!("{call} returned {}", unsafe { CStr::from_ptr(name) }.to_string_lossy())
     }
 
     pub(super) fn device(&self, number: u32) -> Result<c_int> {
         let ordinal = c_int::try_from(number).ok().filter(|ordinal| *ordinal < self.gpus);
-        let ordinal = ordinal.with_context(|| format!("GPU {number} is not there: CUDA shows {}", self.gpus))?;
+        let ordinal =
+            ordinal.with_context(|| format!("GPU {number} not found: CUDA has {}, numbered from 0", self.gpus))?;
         let mut device = 0;
         // SAFETY: the pointer is to a live int, which the call writes.
         let code = unsafe { (self.functions.device_get)(&mut device, ordinal) };
@@ -159,7 +160,7 @@ impl Driver {
         // SAFETY: writes at most that many bytes, the last of them NUL.
         let code = unsafe { (self.functions.device_name)(name.as_mut_ptr().cast(), ROOM as c_int, device) };
         self.check("cuDeviceGetName", code)?;
-        let name = CStr::from_bytes_until_nul(&name).context("cuDeviceGetName gave a name without an end")?;
+        let name = CStr::from_bytes_until_nul(&name).context("cuDeviceGetName returned a name without an end")?;
         let ask = |attribute: CUdevice_attribute| {
             let mut value = 0;
             // SAFETY: the pointer is to a live int, which the call writes; `device` is from cuDeviceGet.
@@ -199,7 +200,7 @@ impl Context {
         self.driver.check(call, code)
     }
 
-    /// For `drop`, where an error can only be told.
+    /// For `drop`, where an error can only be logged.
     pub(super) fn give_back(&self, call: &str, work: impl FnOnce(&Functions) -> c_int) {
         let result = self.functions().and_then(|functions| self.check(call, work(functions)));
         if let Err(error) = result {

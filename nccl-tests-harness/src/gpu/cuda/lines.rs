@@ -136,7 +136,7 @@ impl Lines {
 
     fn launch(&self, kernel: Object, blocks: c_uint, arguments: &mut [*mut c_void]) -> Result<()> {
         if !self.is_idle()? {
-            bail!("{} has not ended the round before", self.name());
+            bail!("{} has not finished the round before", self.name());
         }
         let functions = self.gpu.context.functions()?;
         let arguments = arguments.as_mut_ptr();

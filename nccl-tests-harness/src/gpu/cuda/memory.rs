@@ -63,7 +63,7 @@ impl Unified {
     ) -> Result<Self> {
         context.check(call, code).with_context(|| format!("allocate {bytes} bytes"))?;
         let start = ptr::with_exposed_provenance_mut(usize::try_from(address)?);
-        let start = NonNull::new(start).with_context(|| format!("{call} gave no address"))?;
+        let start = NonNull::new(start).with_context(|| format!("{call} returned no address"))?;
         Ok(Self { start, bytes, is_host, context: Rc::clone(context) })
     }
 
@@ -103,7 +103,7 @@ impl Pinned {
         // SAFETY: `start` is valid for writes for the length of the call.
         let code = unsafe { (context.functions()?.host_alloc)(&mut start, bytes, PORTABLE_MAPPED) };
         context.check("cuMemHostAlloc", code).with_context(|| format!("allocate {bytes} bytes"))?;
-        let start = NonNull::new(start).context("cuMemHostAlloc gave no address")?;
+        let start = NonNull::new(start).context("cuMemHostAlloc returned no address")?;
         // SAFETY: just allocated at that length, in this process's memory. From here on the bytes are initialised.
         unsafe { start.as_ptr().cast::<u8>().write_bytes(0, bytes) };
         Ok(Self { start, bytes, context: Rc::clone(context) })

@@ -5,8 +5,8 @@
 //! waits for their flags as NCCL's does and looks at each line. A line with a new flag and an old word is torn. Where no
 //! GPU is, threads of the processor do the kernels' part, which shows that the test works and nothing else.
 //!
-//! Here is what the command and the process that runs the test say to each other; `rounds` is the process, `sides` who stores
-//! and who loads, `table` how it is shown.
+//! This file has the messages between the command and the process that runs the test; `rounds` is the process, `sides` stores
+//! and loads lines, `table` shows the result.
 
 pub mod rounds;
 mod sides;
@@ -72,7 +72,7 @@ pub struct Read {
     pub lines_per_s: f64,
 }
 
-/// What came of it.
+/// The result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
@@ -90,7 +90,7 @@ pub enum Outcome {
 pub struct Verdict {
     /// Torn lines were planted.
     pub planted: bool,
-    /// What came of it.
+    /// The result.
     pub outcome: Outcome,
     /// Why the run failed, if it did.
     pub fault: Option<String>,
@@ -134,16 +134,16 @@ impl Outcome {
         };
         if found.torn() > 0 {
             return Some(format!(
-                "TORN lines, {} in all: keep NCCL from LL128 on this machine with NCCL_PROTO=^LL128 on every rank (or with \
+                "TORN lines: {}; LL128 is not safe on this machine: set NCCL_PROTO=^LL128 on every rank (or \
                  NCCL_SPARK_LL128=0 where this plugin's tuner chooses the protocol)",
                 found.torn()
             ));
         }
         if found.missing > 0 {
-            return Some(format!("{} lines did not arrive", found.missing));
+            return Some(format!("lines that did not arrive: {}", found.missing));
         }
-        // A test that looked at nothing shows nothing.
-        found.reads.iter().any(|read| read.lines == 0).then(|| "no line was looked at".to_owned())
+        // A test that checked nothing proves nothing.
+        found.reads.iter().any(|read| read.lines == 0).then(|| "no line was checked".to_owned())
     }
 }
 
@@ -177,7 +177,7 @@ mod tests {
             (whole, Tally { torn_again: 1, pieces_again: 0x80, ..whole }),
         ] {
             let fault = outcome(processor, reader).fault().unwrap();
-            assert!(fault.starts_with("TORN lines, 1 in all: ") && fault.contains("NCCL_PROTO=^LL128"), "{fault}");
+            assert!(fault.starts_with("TORN lines: 1; ") && fault.contains("NCCL_PROTO=^LL128"), "{fault}");
         }
     }
 
@@ -185,7 +185,7 @@ mod tests {
     fn lines_that_do_not_come_and_a_test_without_lines_are_faults() {
         let whole = Tally { lines: 10, ..Tally::default() };
         let fault = outcome(whole, Tally { lines: 9, missing: 1, ..whole }).fault().unwrap();
-        assert_eq!(fault, "1 lines did not arrive");
+        assert_eq!(fault, "lines that did not arrive: 1");
         assert!(outcome(whole, Tally::default()).fault().unwrap().contains("no line"));
         assert!(outcome(Tally::default(), whole).fault().unwrap().contains("no line"));
         assert!(Outcome::Failed { reason: "x".into() }.fault().unwrap().contains("early: x"));

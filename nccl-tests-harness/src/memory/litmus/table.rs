@@ -3,7 +3,7 @@
 use super::{Found, Outcome, Path, Read};
 use std::io::{self, Write};
 
-/// Writes what came of the test. `is_soft`: over the software fabric.
+/// Writes the result of the test. `is_soft`: over the software fabric.
 ///
 /// # Errors
 /// When `out` cannot be written.
@@ -32,7 +32,7 @@ fn rows(out: &mut impl Write, found: &Found, is_soft: bool) -> io::Result<()> {
     if found.stand_in {
         writeln!(
             out,
-            "# LL128: no GPU: threads of the CPU store and load 8-byte words in its place. This tests the tool, not LL128"
+            "# LL128: no GPU: CPU threads store and load 8-byte words instead. This tests the tool, not LL128"
         )?;
     }
     if is_soft {
@@ -54,7 +54,7 @@ fn rows(out: &mut impl Write, found: &Found, is_soft: bool) -> io::Result<()> {
         writeln!(out, "# {}: {}{note}", name(found, read.path), torn(read))?;
     }
     if found.missing > 0 {
-        writeln!(out, "# LL128: {read_by} gave up waiting for {} lines; the test ended there", found.missing)?;
+        writeln!(out, "# LL128: lines that {read_by} waited for in vain: {}; the test ended there", found.missing)?;
     }
     Ok(())
 }
@@ -116,7 +116,7 @@ mod tests {
             "NIC to GPU                          2999           2          1999       1.5",
             "NIC to GPU, second load             2999           0          1999       1.5",
             "# NIC to GPU: 2 of 2999 lines TORN: new flag, old data in 16-byte pieces 0 1 2 3 of 0 to 7; NCCL does not use this load",
-            "# LL128: GPU 1 gave up waiting for 1 lines; the test ended there",
+            "# LL128: lines that GPU 1 waited for in vain: 1; the test ended there",
         ];
         assert_eq!(text.lines().collect::<Vec<_>>(), expected);
     }
@@ -131,7 +131,7 @@ mod tests {
         );
         found.stand_in = true;
         let said = text(&Outcome::Ran(found), true, true);
-        assert!(said.contains("no GPU: threads of the CPU") && said.contains("test the tool, not a NIC"), "{said}");
+        assert!(said.contains("no GPU: CPU threads") && said.contains("test the tool, not a NIC"), "{said}");
         assert!(said.contains("\nCPU to CPU ") && said.contains("\nNIC to CPU ") && !said.contains("\nGPU"), "{said}");
         assert!(said.contains("on purpose"), "{said}");
         assert!(

@@ -1,9 +1,12 @@
 //! One run of a program of nccl-tests, with the tuner off or with a table, and what NCCL's log says about it.
+//!
+//! Ranks share one output, and their lines can cut each other. A cut line of the log is skipped; a cut row of the table that cannot
+//! be put together again makes the run fail, and a failed run is repeated once (`Bench::run`).
 
 use super::options::Plan;
 use crate::nccl_tests::options::Place;
 use crate::nccl_tests::table::{Read, Table as Printed};
-use crate::nccl_tests::{check_channels, ranks};
+use crate::nccl_tests::{ChannelsUnlikeSpark, check_channels, ranks};
 use crate::scene::Scene;
 use crate::scene::network::{Network, Used};
 use crate::tune::keep;
@@ -21,7 +24,7 @@ pub struct Runner<'a> {
     scene: Scene,
     own: &'a Path,
     lookup: &'a dyn Fn(&str) -> Option<String>,
-    /// Known after the first run.
+    /// Known once a run has succeeded.
     pub facts: Option<Facts>,
 }
 
@@ -40,7 +43,7 @@ impl<'a> Runner<'a> {
     /// Sets the scene. `own` is this program's file, `lookup` gives the value of an environment variable.
     ///
     /// # Errors
-    /// When something that was asked for is not there.
+    /// When something that was asked for does not exist.
     pub fn new(plan: &'a mut Plan, own: &'a Path, lookup: &'a dyn Fn(&str) -> Option<String>) -> Result<Self> {
         let ranks = match plan.tests.place {
             Place::Here(ranks) => ranks,
@@ -50,7 +53,7 @@ impl<'a> Runner<'a> {
         Ok(Self { plan, scene, own, lookup, facts: None })
     }
 
-    /// What the messages travel over, in words.
+    /// The fabric, in words.
     pub fn fabric(&self) -> &str {
         &self.scene.fabric.about
     }
@@ -95,14 +98,17 @@ impl<'a> Runner<'a> {
         ranks::check(end, plan, used.complaints(), &last)?;
         printed.finish()?;
         let rows = printed.rows;
-        ensure!(!rows.is_empty(), "the program printed no table; its last words: {last}");
+        ensure!(!rows.is_empty(), "the program printed no table; its last line: {last}");
         let halves = rows.iter().flat_map(|row| [row.out_of_place.wrong, row.in_place.wrong]);
         let wrong: f64 = halves.flatten().sum();
         ensure!(wrong == 0.0, "{wrong} WRONG elements");
         ensure!(rows.iter().all(|row| row.out_of_place.wrong.is_some()), "the program did not check its data");
         let is_time = |us: f64| us.is_finite() && us > 0.0;
-        ensure!(rows.iter().all(|row| is_time(row.out_of_place.time_us)), "the table has a time that is none");
+        ensure!(rows.iter().all(|row| is_time(row.out_of_place.time_us)), "the table has a time that is not above 0");
         let words = used.judge(Network::Spark, plan.setting.abi)?;
+        if plan.needs_spark_channels() && used.channels().is_none() {
+            return Err(ChannelsUnlikeSpark::Unknown.into());
+        }
         said.check_policy(table)?;
         if self.facts.is_none() {
             let version = used.version.as_deref().unwrap_or("of unknown version");
@@ -120,14 +126,14 @@ impl<'a> Runner<'a> {
             environment.push((name.to_owned(), value));
         };
         match table {
-            // An empty variable is an unset one, and the file may have a table: it does not matter where the tuner is off.
+            // The settings file may have a table; with the tuner off it has no effect.
             None => set("NCCL_SPARK_TUNER", "off".to_owned()),
             Some(table) => {
                 set("NCCL_SPARK_TUNER", "on".to_owned());
                 set(keep::TUNER_TABLE, table.to_string());
             }
         }
-        // The file that is to be written need not be there yet; the plugin would not start without it.
+        // The file to be written need not exist yet, and the plugin would not start without it.
         if (self.lookup)(keep::SETTINGS_FILE).is_some_and(|path| !Path::new(&path).exists()) {
             set(keep::SETTINGS_FILE, "/dev/null".to_owned());
         }
@@ -135,14 +141,14 @@ impl<'a> Runner<'a> {
     }
 }
 
-/// What the plugin and NCCL said in a run.
+/// What the plugin and NCCL logged in a run.
 #[derive(Debug, Default)]
 struct Said {
-    /// By what the tuner decides, as each rank says it.
+    /// What the tuner decides by, as each rank logs it.
     policies: BTreeSet<String>,
-    /// What the hosts are, as each rank says it.
+    /// The hosts' fingerprints, as each rank logs them.
     hosts: BTreeSet<String>,
-    /// What the tuner does for each communicator: it is in use, or leaves it to NCCL.
+    /// Whether the tuner is in use, for each communicator.
     communicators: BTreeSet<bool>,
     /// Ranks and nodes of communicators.
     sizes: BTreeSet<(usize, usize)>,
@@ -150,18 +156,19 @@ struct Said {
 
 impl Said {
     fn note(&mut self, line: &str) {
-        // The plugin's line (`plugin.rs`).
-        let told = line.split_once("tuner: ").and_then(|(_, rest)| rest.split_once("; this host is "));
-        if let Some((policy, host)) = told {
+        // The plugin's line (`plugin.rs`). It counts only whole: another rank's line may have cut it anywhere.
+        let told = line.rsplit_once("; this host is ").and_then(|(start, host)| {
+            let (_, policy) = start.rsplit_once("tuner: ")?;
+            Some((policy, host.split_whitespace().next()?))
+        });
+        if let Some((policy, host)) = told.filter(|(policy, host)| is_whole_policy(policy) && is_whole_host(host)) {
             self.policies.insert(policy.to_owned());
-            // Under mpirun, lines of ranks on other hosts can cut each other: what has no NCCL version at its end is not whole.
-            let host = host.split_whitespace().next().unwrap_or_default();
-            if host.rsplit('/').next().is_some_and(|nccl| nccl == "unknown" || is_version(nccl)) {
-                self.hosts.insert(host.to_owned());
-            }
+            self.hosts.insert(host.to_owned());
         }
         // The tuner's own line, which is there only if NCCL asks this tuner (`abi/tuner_calls.rs`).
-        for (words, is_used) in [("tuner: in use for a communicator", true), ("tuner: leaves a communicator", false)] {
+        for (words, is_used) in
+            [("tuner: in use for a communicator", true), ("tuner: not used for a communicator", false)]
+        {
             if line.contains(words) {
                 self.communicators.insert(is_used);
             }
@@ -177,21 +184,28 @@ impl Said {
         }
     }
 
-    /// Whether the plugin did what the run was for.
+    /// Checks that the plugin did what the run was for.
     fn check_policy(&self, table: Option<&Table>) -> Result<()> {
-        let expected = match table {
-            None => "off: NCCL_SPARK_TUNER=off".to_owned(),
-            Some(table) => format!("learned table of {} rows", table.rows().len()),
+        let rows = table.map(|table| table.rows().len());
+        let is_expected = |policy: &str| match rows {
+            None => policy.starts_with("off: NCCL_SPARK_TUNER=off"),
+            Some(rows) => table_of(policy) == Some(("learned", rows)),
         };
-        ensure!(!self.policies.is_empty(), "the plugin did not log what its tuner does: it may be an older one");
-        match self.policies.iter().find(|policy| !policy.starts_with(&expected)) {
-            Some(policy) => bail!("the tuner should be \"{expected}\" and is \"{policy}\""),
+        ensure!(
+            !self.policies.is_empty(),
+            "the log has no whole line on what the plugin's tuner does; is the plugin older?"
+        );
+        match self.policies.iter().find(|policy| !is_expected(policy)) {
+            Some(policy) => bail!(
+                "this run needs the tuner {}, but the plugin logs \"{policy}\"",
+                rows.map_or("off".to_owned(), |rows| format!("with a learned table of {rows} row(s)"))
+            ),
             None if table.is_none() => Ok(()),
             None => {
                 let is_asked = self.communicators.iter().eq([&true]);
                 ensure!(
                     is_asked,
-                    "NCCL did not use this plugin's tuner on every rank: is there a libnccl-tuner.so, or NCCL_TUNER_PLUGIN?"
+                    "NCCL did not use this plugin's tuner on every rank: remove libnccl-tuner.so or unset NCCL_TUNER_PLUGIN"
                 );
                 Ok(())
             }
@@ -201,10 +215,10 @@ impl Said {
     fn fingerprint(&self) -> Result<Fingerprint> {
         let hosts: Vec<&str> = self.hosts.iter().map(String::as_str).collect();
         match hosts[..] {
-            [] => bail!("the plugin did not log what this host is"),
-            [one] => one.parse().map_err(anyhow::Error::msg).context("what the plugin calls this host"),
+            [] => bail!("the plugin did not log this host's GPU, rails and NCCL version"),
+            [one] => one.parse().map_err(anyhow::Error::msg).context("the host's fingerprint in the plugin's log"),
             [one, other, ..] => bail!(
-                "the ranks' hosts differ ({one} and {other}, as GPU/RAILS/NCCL): one table cannot hold for both; use \
+                "the ranks' hosts differ ({one} and {other}, as GPU/RAILS/NCCL), and one table cannot serve both: use \
                  the same GPU, rails and NCCL version on all"
             ),
         }
@@ -215,14 +229,32 @@ impl Said {
             (Some((ranks, nodes)), _) => {
                 ensure!(
                     ranks == nodes,
-                    "NCCL counts {ranks} ranks on {nodes} nodes: the tuner acts only where each rank has a node of its own"
+                    "NCCL counts {ranks} ranks on {nodes} node(s): the tuner acts only with one rank per node"
                 );
                 Ok(*ranks)
             }
             (None, Place::Here(ranks)) => Ok(*ranks),
-            (None, Place::Hosts(_)) => bail!("NCCL's log does not say how many ranks there are (nRanks)"),
+            (None, Place::Hosts(_)) => bail!("NCCL's log does not say how many ranks there are (no nRanks)"),
         }
     }
+}
+
+/// Whether a policy's words are complete, as the plugin's tuner writes them (`tuner/mod.rs`).
+fn is_whole_policy(policy: &str) -> bool {
+    policy.starts_with("off: ") || table_of(policy).is_some()
+}
+
+/// Which table a policy names, and how many rows that has.
+fn table_of(policy: &str) -> Option<(&str, usize)> {
+    let (origin, rest) = policy.split_once(" table of ")?;
+    let (rows, _) = rest.split_once(" row")?;
+    Some((["learned", "shipped"].into_iter().find(|known| *known == origin)?, rows.parse().ok()?))
+}
+
+/// Whether a fingerprint is complete: the NCCL version is its last part.
+fn is_whole_host(host: &str) -> bool {
+    let has_version = host.rsplit('/').next().is_some_and(|nccl| nccl == "unknown" || is_version(nccl));
+    has_version && host.parse::<Fingerprint>().is_ok()
 }
 
 fn is_version(text: &str) -> bool {
@@ -253,12 +285,33 @@ mod tests {
     }
 
     #[test]
+    fn lines_that_other_ranks_cut_are_skipped() {
+        let table: Table = "for=*;all_reduce@2:1-9=ring/ll/2".parse().unwrap();
+        let learned = OFF.replace("off: NCCL_SPARK_TUNER=off", "learned table of 1 rows, hash 1");
+        let used = "h:1:2 [0] NCCL INFO NET/Spark: tuner: in use for a communicator of 2 ranks";
+        // Another rank's line begins in the middle of ours, which goes on behind it.
+        for at in 1..learned.len() {
+            for other in [learned.as_str(), used, INIT] {
+                let log = said(&[&learned, used, &format!("{}{other}", &learned[..at]), &learned[at..], INIT]);
+                let checked = log.check_policy(Some(&table)).and_then(|()| log.fingerprint()).and_then(|host| {
+                    assert_eq!(host.to_string(), "NVIDIA_H200/4x224054/2.28.3");
+                    log.ranks(&Place::Here(2))
+                });
+                assert_eq!(checked.unwrap(), 2, "{at}: {other}");
+            }
+        }
+        // A line that is never whole says nothing.
+        let cut = learned.replace("1 rows, hash 1", "1 rh:1:2 [0] NCCL INFO Channel");
+        assert!(said(&[&cut, used]).check_policy(Some(&table)).is_err());
+    }
+
+    #[test]
     fn hosts_that_differ_and_ranks_that_share_a_node_are_errors() {
         let text = said(&[OFF, &OFF.replace("4x", "2x")]).fingerprint().unwrap_err().to_string();
         assert!(text.contains("2x224054") && text.contains("4x224054"), "{text}");
         assert!(said(&[INIT]).fingerprint().is_err());
         let two = said(&[&INIT.replace("nNodes 2", "nNodes 1")]).ranks(&Place::Here(2)).unwrap_err().to_string();
-        assert!(two.contains("2 ranks on 1 nodes"), "{two}");
+        assert!(two.contains("2 ranks on 1 node(s)"), "{two}");
         assert_eq!(said(&[]).ranks(&Place::Here(3)).unwrap(), 3);
         assert!(said(&[]).ranks(&Place::Hosts(Vec::new())).is_err());
     }
@@ -269,7 +322,7 @@ mod tests {
         let learned =
             |rows: usize| OFF.replace("off: NCCL_SPARK_TUNER=off", &format!("learned table of {rows} rows, hash 1"));
         let used = "h:1:2 [0] NCCL INFO NET/Spark: tuner: in use for a communicator of 2 ranks";
-        let left = "h:1:2 [0] NCCL INFO NET/Spark: tuner: leaves a communicator of 2 ranks on 2 nodes to NCCL: why";
+        let left = "h:1:2 [0] NCCL INFO NET/Spark: tuner: not used for a communicator of 2 ranks on 2 nodes: why";
         said(&[&learned(1), used, used]).check_policy(Some(&table)).unwrap();
         for lines in [&[OFF][..], &[&learned(0)], &[&learned(1), OFF], &[]] {
             assert!(said(&[lines, &[used]].concat()).check_policy(Some(&table)).is_err(), "{lines:?}");

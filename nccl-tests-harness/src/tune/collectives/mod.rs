@@ -1,12 +1,13 @@
-//! `tune collectives`: learns the tuner's table from the user's own build of nccl-tests, between the ranks that will use it.
+//! `nccl-spark tune collectives`: learns the tuner's table with the user's own build of nccl-tests, between the ranks that will use
+//! it.
 //!
 //! A candidate is forced by the mechanism that is used later: the plugin's tuner with a table of one row. NCCL's choice is a run with
-//! the tuner off. Rounds take turns, so that what changes in the meantime changes for all.
+//! the tuner off. Each round measures all of them once, so that a change of the machine affects all.
 //!
 //! Promises: a row is written only for sizes at which it was measured, and only if every round with it was faster than every round of
-//! NCCL's choice (of five rounds, one outlier a side is allowed), twice: alone, and again with the whole table; and, where the user names
-//! groups, only if it does not make those slower. A run counts only if data is right and NCCL's log says that every
-//! channel went over the plugin.
+//! NCCL's choice (of five rounds, one outlier of each is allowed), twice: alone, and again with the whole table; and, where the user
+//! names groups, only if it does not make those slower. A run counts only if data is right and NCCL's log says that every
+//! channel went over the plugin. A run that fails is repeated once.
 
 mod measure;
 pub mod options;
@@ -15,6 +16,8 @@ mod show;
 mod verdict;
 pub mod write;
 
+use crate::date;
+use crate::nccl_tests::ChannelsUnlikeSpark;
 use crate::output;
 use crate::watch::Watch;
 use anyhow::{Context, Result, ensure};
@@ -23,16 +26,16 @@ use nccl_net_spark::tuner::table::{Choice, Collective, Row, Table};
 use options::Plan;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 use verdict::{Dropped, Finding, Judged, Record};
 
-/// In how many rounds the whole table and NCCL's choice are measured again: with five each, all of the one below all of the other
-/// comes about by chance once in 252 times.
+/// Rounds in which the whole table and NCCL's choice are measured again: with five each, all of one are below all of the other by
+/// chance once in 252 times.
 const FINAL_ROUNDS: usize = 5;
-/// In how many rounds groups are measured with the table and without.
+/// Rounds in which groups are measured with the table and without.
 const GROUP_ROUNDS: usize = 3;
 
-/// What is known of one collective.
+/// The measurements of one collective.
 struct Sweep {
     collective: Collective,
     program: PathBuf,
@@ -50,7 +53,7 @@ struct Confirmation {
     lines: Vec<Confirmed>,
 }
 
-/// What the confirmation says of one size.
+/// The confirmation of one size.
 struct Confirmed {
     bytes: u64,
     /// What the table chooses, and whether that is better.
@@ -67,7 +70,7 @@ impl Confirmed {
 }
 
 impl Confirmation {
-    /// Of the sizes whose row holds: NCCL's time over the table's.
+    /// NCCL's time over the table's, for each size whose row is confirmed.
     fn gains(&self) -> impl Iterator<Item = f64> {
         let rows = self.lines.iter().filter(|line| line.choice().is_some());
         rows.map(|line| self.nccl.median(line.bytes) / self.table.median(line.bytes))
@@ -75,7 +78,7 @@ impl Confirmation {
 }
 
 impl Sweep {
-    /// The rows of what won, before the confirmation.
+    /// The rows of the winners, before the confirmation.
     fn proposed(&self, ranks: usize) -> Vec<Row> {
         let choice =
             |judged: &Judged| judged.best.filter(|_| judged.finding == Finding::Better).map(|(choice, _)| choice);
@@ -83,7 +86,7 @@ impl Sweep {
         rows::rows(self.collective, ranks, &sizes)
     }
 
-    /// The rows that hold.
+    /// The rows that are confirmed.
     fn confirmed(&self, ranks: usize) -> Vec<Row> {
         let lines = self.again.iter().flat_map(|again| &again.lines);
         let sizes: Vec<_> = lines.map(|line| (line.bytes, line.choice())).collect();
@@ -96,16 +99,20 @@ impl Sweep {
 /// # Errors
 /// When NCCL's own choice cannot be measured, the hosts differ, or a settings file cannot be written.
 pub fn run(mut plan: Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out: &mut impl Write) -> Result<()> {
+    let most = most_runs(&plan);
+    let watch = Watch::start("runs", || most);
+    let mut out = watch.over(out);
+    let out = &mut out;
     introduce(&plan, out)?;
     let (collectives, candidates) = (plan.collectives.clone(), plan.candidates.clone());
-    let (rounds, gain, groups, most) = (plan.rounds, plan.gain, plan.groups.clone(), most_runs(&plan));
+    let (rounds, gain, groups) = (plan.rounds, plan.gain, plan.groups.clone());
     let runner = Runner::new(&mut plan, own, lookup)?;
     writeln!(out, "# fabric: {}", runner.fabric())?;
-    let mut bench = Bench { runner, gain, groups, most, watch: Watch::count("runs", || most), started: Instant::now() };
+    let mut bench = Bench { runner, gain, groups, most, watch, started: Instant::now() };
     let mut sweeps = Vec::new();
     for (collective, program) in collectives {
         let sweep = bench.sweep(collective, program, &candidates, rounds, out)?;
-        bench.watch.aside(|| show::sweep(&sweep, out))?;
+        show::sweep(&sweep, out)?;
         sweeps.push(sweep);
     }
     bench.confirm(&mut sweeps, out)?;
@@ -124,13 +131,13 @@ pub fn run(mut plan: Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, 
     conclude(&plan, own, &outcome, table.as_ref(), out)
 }
 
-/// What came of all.
+/// The results.
 struct Outcome<'a> {
     facts: &'a Facts,
     sweeps: &'a [Sweep],
     /// Rows that this run found.
     learned: usize,
-    /// Rows from before, of other collectives or other numbers of ranks.
+    /// Older rows that stay, of other collectives or other numbers of ranks.
     kept: usize,
 }
 
@@ -140,7 +147,7 @@ fn introduce(plan: &Plan, out: &mut impl Write) -> Result<()> {
     let (count, rounds) = (plan.candidates.len(), plan.rounds);
     writeln!(
         out,
-        "# NCCL's choice and {count} candidates in turns, {rounds} round(s); at most {} runs",
+        "# NCCL's choice and {count} candidate(s) in turns, rounds: {rounds}; at most {} runs in all",
         most_runs(plan)
     )?;
     for note in &plan.notes {
@@ -149,42 +156,45 @@ fn introduce(plan: &Plan, out: &mut impl Write) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// Runs if nothing is pruned and every collective is confirmed.
+/// The number of runs if no candidate is dropped, every collective is confirmed and no run fails.
 fn most_runs(plan: &Plan) -> u64 {
     let finals = 2 * (FINAL_ROUNDS + GROUP_ROUNDS * plan.groups.len());
     let each = (plan.candidates.len() + 1) * plan.rounds as usize + finals;
     (plan.collectives.len() * each) as u64
 }
 
-/// Writes the table, and says what to do with it.
+/// Writes the table, and reports what is in effect from then on.
 fn conclude(plan: &Plan, own: &Path, outcome: &Outcome<'_>, table: Option<&Table>, out: &mut impl Write) -> Result<()> {
     writeln!(out, "#")?;
     if outcome.learned == 0 {
-        writeln!(out, "# nothing is clearly better than NCCL's choice: this run writes no row")?;
-        if outcome.kept == 0 {
-            writeln!(
-                out,
-                "# without a table of its own the tuner has its shipped rows on a GB10; NCCL_SPARK_TUNER=off ends that"
-            )?;
-        }
+        writeln!(out, "# nothing is clearly better than NCCL's choice: this run writes no rows")?;
+    }
+    if table.is_none() {
+        without_table(out)?;
     }
     if outcome.kept > 0 {
-        writeln!(out, "# {} row(s) of other collectives or numbers of ranks are kept", outcome.kept)?;
+        writeln!(out, "# older rows kept, of other collectives or numbers of ranks: {}", outcome.kept)?;
     }
     if let Some(table) = table {
-        writeln!(out, "# the table: {} row(s)\n{table}", table.rows().len())?;
+        writeln!(out, "# the table, rows: {}\n{table}", table.rows().len())?;
     }
     if plan.dry_run {
         writeln!(out, "# no settings file is written (--dry-run)")?;
         return Ok(out.flush()?);
     }
-    let days = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86_400);
-    let remark = show::remark(outcome, &show::date(days));
+    let remark = show::remark(outcome, &date::today());
     write::everywhere(plan, own, table, &remark, out)?;
     if table.is_some() && !outcome.facts.fingerprint.gpu.contains("GB10") {
-        writeln!(out, "# this GPU is no GB10: the tuner uses the table only with NCCL_SPARK_TUNER=on")?;
+        writeln!(out, "# this GPU is not a GB10: the tuner uses the table only with NCCL_SPARK_TUNER=on")?;
     }
     Ok(out.flush()?)
+}
+
+/// What the tuner does where there is no learned table: not nothing.
+fn without_table(out: &mut impl Write) -> Result<()> {
+    writeln!(out, "# no table is learned, but on a GB10 the tuner stays in use, with the rows that the plugin ships:")?;
+    writeln!(out, "# for NCCL's own choice at every size set NCCL_SPARK_TUNER=off on every host")?;
+    Ok(())
 }
 
 /// Makes runs.
@@ -199,8 +209,8 @@ struct Bench<'a> {
     started: Instant,
 }
 
-impl Bench<'_> {
-    /// NCCL's choice and all candidates of one collective, in rounds that begin at different ones.
+impl<'a> Bench<'a> {
+    /// NCCL's choice and all candidates of one collective; each round begins with another one.
     fn sweep(
         &mut self,
         collective: Collective,
@@ -213,7 +223,7 @@ impl Bench<'_> {
         let mut records: Vec<Record> = candidates.iter().map(|choice| Record::new(Some(*choice))).collect();
         for round in 0..rounds as usize {
             let running: Vec<usize> = (0..records.len()).filter(|&at| records[at].dropped.is_none()).collect();
-            self.say(out, &format!("{collective}: round {} of {rounds}: {} runs", round + 1, running.len() + 1))?;
+            say(out, &format!("{collective}: round {} of {rounds}, runs: {}", round + 1, running.len() + 1))?;
             // NCCL's choice is the last of the circle; the first round begins with it, because it says what the hosts are.
             let count = running.len() + 1;
             let first = (count - 1 + round * count / rounds as usize) % count;
@@ -240,7 +250,7 @@ impl Bench<'_> {
         Table::new(None, rows::rows(collective, self.facts()?.ranks, &sizes)).map_err(anyhow::Error::msg)
     }
 
-    /// The table of all that won against NCCL's choice, in turns; who goes first changes.
+    /// The table of all winners against NCCL's choice, in turns; each is first in every other round.
     fn confirm(&mut self, sweeps: &mut [Sweep], out: &mut impl Write) -> Result<()> {
         let ranks = self.facts()?.ranks;
         let rows: Vec<Row> = sweeps.iter().flat_map(|sweep| sweep.proposed(ranks)).collect();
@@ -251,7 +261,7 @@ impl Bench<'_> {
                 continue;
             }
             let collective = sweep.collective;
-            self.say(out, &format!("{collective}: the whole table against NCCL's choice: {FINAL_ROUNDS} rounds"))?;
+            say(out, &format!("{collective}: the whole table against NCCL's choice: {FINAL_ROUNDS} rounds"))?;
             let mut records = [Record::new(None), Record::new(None)];
             for round in 0..FINAL_ROUNDS {
                 for at in [round % 2, (round + 1) % 2] {
@@ -275,12 +285,13 @@ impl Bench<'_> {
                 self.check_groups(sweep, members, &table, &mut lines, out)?;
             }
             sweep.again = Some(Confirmation { lines, nccl, table: with });
-            self.watch.aside(|| show::confirmation(sweep, out))?;
+            show::confirmation(sweep, out)?;
         }
         Ok(())
     }
 
-    /// Takes rows out that make groups of `members` collectives slower: each by the sum of the members' bytes, which is what NCCL asks with.
+    /// Removes rows that make groups of `members` collectives slower. NCCL asks the tuner with the sum of the members' bytes, so the
+    /// row of that sum is the one that acts.
     fn check_groups(
         &mut self,
         sweep: &Sweep,
@@ -290,15 +301,14 @@ impl Bench<'_> {
         out: &mut impl Write,
     ) -> Result<()> {
         let collective = sweep.collective;
-        self.say(out, &format!("{collective}: groups of {members}: {GROUP_ROUNDS} rounds"))?;
+        say(out, &format!("{collective}: groups of {members}: {GROUP_ROUNDS} rounds"))?;
         let mut records = [Record::new(None), Record::new(None)];
         for round in 0..GROUP_ROUNDS {
             for at in [round % 2, (round + 1) % 2] {
                 let table = (at == 1).then_some(table);
                 let what = format!("{collective} in groups of {members}");
-                self.watch.doing(&what);
-                let times = self.runner.run_grouped(&sweep.program, table, members).context(what)?;
-                self.watch.step();
+                let run = |runner: &mut Runner<'a>| runner.run_grouped(&sweep.program, table, members);
+                let times = self.run(&what, out, run).context(what.clone())?;
                 records[at].rounds.push(times);
             }
         }
@@ -315,7 +325,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// A run more for a record that is not dropped. Only NCCL's own choice must not fail.
+    /// One more run for a record that is not dropped. A candidate that fails is dropped; NCCL's own choice must not fail.
     fn add(
         &mut self,
         collective: Collective,
@@ -332,13 +342,12 @@ impl Bench<'_> {
             (None, Some(_)) => "the whole table".to_owned(),
             (None, None) => "NCCL's choice".to_owned(),
         };
-        self.watch.doing(&format!("{collective}: {who}"));
         let is_first = self.runner.facts.is_none();
-        let measured = self.runner.run(program, table).and_then(|times| same_sizes(record, times));
-        self.watch.step();
+        let run = |runner: &mut Runner<'a>| runner.run(program, table).and_then(|times| same_sizes(record, times));
+        let measured = self.run(&format!("{collective} with {who}"), out, run);
         match measured {
             Ok(times) => record.rounds.push(times),
-            Err(error) if table.is_some() && !output::is_unread(&error) => {
+            Err(error) if table.is_some() && !output::is_unread(&error) && !error.is::<ChannelsUnlikeSpark>() => {
                 record.dropped = Some(Dropped::Failed(format!("{error:#}")));
             }
             Err(error) => return Err(error.context(format!("{collective} with {who}"))),
@@ -346,24 +355,47 @@ impl Bench<'_> {
         if is_first {
             let facts = self.facts()?;
             let minutes = self.started.elapsed().as_secs_f64() * self.most as f64 / 60.0;
-            self.say(out, &facts.used)?;
-            self.say(out, &format!("hosts: {}, {} ranks", facts.fingerprint, facts.ranks))?;
-            self.say(out, &format!("at most {} min, by the first run", minutes.ceil()))?;
+            say(out, &facts.used)?;
+            say(out, &format!("hosts: {}, ranks: {}", facts.fingerprint, facts.ranks))?;
+            say(out, &format!("at most about {} min, estimated from the first run", minutes.ceil()))?;
         }
         Ok(())
+    }
+
+    /// A run, repeated once if it fails: ranks on other hosts write into the same output, and a line that cuts another can make a
+    /// good run unreadable.
+    fn run(
+        &mut self,
+        what: &str,
+        out: &mut impl Write,
+        mut run: impl FnMut(&mut Runner<'a>) -> Result<Times>,
+    ) -> Result<Times> {
+        self.watch.doing(what);
+        let mut measured = run(&mut self.runner);
+        if let Err(error) = &measured
+            && !output::is_unread(error)
+        {
+            let reason = format!("{error:#}");
+            let reason = reason.lines().next().unwrap_or_default();
+            say(out, &format!("{what}: a run failed and is repeated once: {reason}"))?;
+            measured = run(&mut self.runner);
+        }
+        self.watch.step();
+        measured
     }
 
     fn facts(&self) -> Result<Facts> {
         self.runner.facts.clone().context("nothing was measured")
     }
-
-    fn say(&self, out: &mut impl Write, text: &str) -> Result<()> {
-        self.watch.aside(|| writeln!(out, "# {text}").and_then(|()| out.flush()))?;
-        Ok(())
-    }
 }
 
-/// A table without a size that an earlier one has was not read whole.
+/// Prints a remark.
+fn say(out: &mut impl Write, text: &str) -> Result<()> {
+    writeln!(out, "# {text}")?;
+    Ok(out.flush()?)
+}
+
+/// Fails where the table has other sizes than an earlier one: then it was not read completely.
 fn same_sizes(record: &Record, times: Times) -> Result<Times> {
     if let Some(earlier) = record.rounds.first() {
         ensure!(earlier.keys().eq(times.keys()), "the table has other sizes than in an earlier run");

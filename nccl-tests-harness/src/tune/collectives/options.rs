@@ -17,17 +17,17 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Args)]
 #[command(mut_arg("timeout", |arg| arg.default_value("120")))]
 pub struct Options {
-    /// Where the programs of your build of nccl-tests are, or a folder with build/ in it [default: PATH].
+    /// Folder of your nccl-tests programs, or of a build/ that has them [default: PATH].
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Ranks on this machine, by mpirun; to NCCL each looks like a host of its own.
+    /// Number of ranks to start on this machine with mpirun; to NCCL each looks like a host of its own.
     #[arg(short, long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=16))]
     ranks: u16,
-    /// Across hosts: what mpirun is told instead, as in "-np 2 -H spark1,spark2". The programs, this one and the plugin lie at the
-    /// same places on all of them.
+    /// Arguments for mpirun, to run across hosts, as in "-np 2 -H spark1,spark2". The nccl-tests programs, this program and the
+    /// plugin must have the same paths on all hosts.
     #[arg(long, value_name = "ARGUMENTS", conflicts_with = "ranks", allow_hyphen_values = true)]
     mpirun: Option<String>,
-    /// The collectives to tune, of all_reduce, all_gather, reduce_scatter, broadcast, reduce.
+    /// Collectives to tune: all_reduce, all_gather, reduce_scatter, broadcast, reduce.
     #[arg(
         long,
         value_name = "COLLECTIVE,...",
@@ -35,16 +35,16 @@ pub struct Options {
         default_value = "all_reduce,all_gather,reduce_scatter,broadcast"
     )]
     collectives: Vec<Collective>,
-    /// The first size, in bytes or with K, M or G; each is twice the one before.
+    /// Smallest size, in bytes or with K, M or G; each next size is twice as large.
     #[arg(short = 'b', long = "minbytes", value_name = "SIZE", default_value = "8K", value_parser = sizes::parse)]
     min_bytes: usize,
-    /// The greatest size.
+    /// Largest size.
     #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", default_value = "8M", value_parser = sizes::parse)]
     max_bytes: usize,
     /// Protocols to try.
     #[arg(long, value_name = "PROTOCOL,...", value_delimiter = ',', default_value = "ll,ll128,simple")]
     protocols: Vec<Protocol>,
-    /// Numbers of channels to try; NCCL takes no more than the communicator has.
+    /// Numbers of channels to try; NCCL uses no more than the communicator has.
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,2,4,8,16",
           value_parser = clap::value_parser!(u32).range(1..=64))]
     channels: Vec<u32>,
@@ -54,27 +54,27 @@ pub struct Options {
     /// Iterations of each size before the timed ones.
     #[arg(short = 'w', long, value_name = "N", default_value_t = 5)]
     warmup: u32,
-    /// Rounds, in each of which NCCL's choice and all candidates are measured once.
+    /// Number of rounds; each measures NCCL's choice and all candidates once.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// How many times as fast as NCCL's choice a candidate must be to get a row.
+    /// Smallest gain over NCCL's choice for a row: 1.05 is 5 % faster.
     #[arg(long, value_name = "FACTOR", default_value_t = 1.05, value_parser = parse_gain)]
     gain: f64,
-    /// Members of groups of collectives that you use, as in 4,16: a row that is slower than NCCL's choice in such a group is taken out.
-    /// NCCL asks the tuner once for a group, with the sum of its members' bytes.
+    /// Numbers of collectives in the groups that you use, as in 4,16: rows that are slower than NCCL's choice in such a group are
+    /// removed. NCCL asks the tuner once per group, with the sum of the bytes.
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(2..=64))]
     groups: Vec<u32>,
     /// The settings file to write on each machine [default: the one that NCCL_SPARK_SETTINGS_FILE names, else
-    /// /etc/nccl-spark.conf for root and ~/.nccl-spark.conf for others].
+    /// /etc/nccl-spark.conf for root and ~/.nccl-spark.conf for other users].
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// With --as-spark, measures also where NCCL chose fewer than 16 collective channels.
+    /// With --as-spark, measure even if NCCL chose fewer than 16 collective channels.
     #[arg(long)]
     allow_few_channels: bool,
-    /// Writes no settings file.
+    /// Measure, but write no settings file.
     #[arg(long)]
     dry_run: bool,
-    /// Writes all results as JSON to FILE.
+    /// Write all results as JSON to FILE.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     #[command(flatten)]
@@ -96,11 +96,11 @@ pub struct Plan {
     pub gain: f64,
     /// Members of the groups that rows must not make slower.
     pub groups: Vec<u32>,
-    /// The file that the user named.
+    /// The file that the user named, by the option or the variable: the same on all hosts. None: each host's default file.
     pub output: Option<PathBuf>,
     /// The file on this machine.
     pub file: PathBuf,
-    /// The table that it has.
+    /// The table that it had before.
     pub before: Option<Table>,
     /// Writes no settings file.
     pub dry_run: bool,
@@ -117,16 +117,19 @@ impl Options {
     /// When options contradict each other, a program of nccl-tests is not there, or the settings file is not one.
     pub fn plan(self, program: &Path, lookup: &dyn Fn(&str) -> Option<String>) -> Result<Plan> {
         if let Some(other) = lookup("NCCL_TUNER_PLUGIN") {
-            return Err(wrong(format!("NCCL_TUNER_PLUGIN={other}: NCCL would ask that tuner and not this plugin's")))?;
+            return Err(wrong(format!(
+                "NCCL_TUNER_PLUGIN={other}: NCCL would ask that tuner and not this plugin's; unset it"
+            )))?;
         }
         if self.min_bytes == 0 || self.min_bytes > self.max_bytes {
             return Err(wrong(format!("--minbytes {}: 1 up to --maxbytes {}", self.min_bytes, self.max_bytes)))?;
         }
         let named = lookup(keep::SETTINGS_FILE);
-        let file = keep::place(self.output.clone(), named.clone(), geteuid().is_root())?;
+        let output = self.output.or_else(|| named.clone().map(PathBuf::from));
+        let file = keep::place(output.clone(), None, geteuid().is_root())?;
         let before = if file.exists() { keep::check(&file)?.tuner_table } else { None };
         let settings = match &named {
-            // The file that is to be written need not be there yet.
+            // The file to be written need not exist yet.
             Some(path) if !Path::new(path).exists() => Settings::gather(&[], &[])?,
             _ => Settings::of_this_process()?,
         };
@@ -165,7 +168,7 @@ impl Options {
             rounds: self.rounds,
             gain: self.gain,
             groups: unique(self.groups),
-            output: self.output,
+            output,
             file,
             before,
             dry_run: self.dry_run,
@@ -175,7 +178,7 @@ impl Options {
     }
 }
 
-/// The protocols that may be tried, and what the user should know about those that NCCL may not use.
+/// The protocols to try, and notes for the user about them.
 fn protocols(
     wanted: Vec<Protocol>,
     settings: &Settings,
@@ -189,21 +192,21 @@ fn protocols(
     }
     if protocols.contains(&Protocol::Ll128) {
         notes.push(
-            "LL128 is tried too: nccl-spark memory --litmus 60 on each machine says whether it is safe".to_owned(),
+            "LL128 is tried too: check with nccl-spark memory --litmus 60 on each machine that it is safe".to_owned(),
         );
     }
     if protocols.is_empty() {
-        Err(wrong("--protocols: nothing is left to try, because NCCL_SPARK_LL128=0 excludes ll128"))?;
+        Err(wrong("--protocols: NCCL_SPARK_LL128=0 excludes ll128, and nothing else is given"))?;
     }
     for name in ["NCCL_ALGO", "NCCL_PROTO"] {
         if let Some(value) = lookup(name) {
-            notes.push(format!("{name}={value} is set: NCCL does not use what it excludes, whatever the table says"));
+            notes.push(format!("{name}={value} is set: NCCL does not use what it excludes, even if the table has it"));
         }
     }
     Ok((protocols, notes))
 }
 
-/// Each once, in the same order.
+/// Every value once, in the same order.
 fn unique<T: PartialEq>(values: Vec<T>) -> Vec<T> {
     let mut kept = Vec::new();
     for value in values {
@@ -269,10 +272,20 @@ mod unit {
     }
 
     #[test]
+    fn the_file_that_a_variable_names_is_the_one_of_all_hosts() {
+        let of = |arguments: &str| plan(arguments, &[("NCCL_SPARK_SETTINGS_FILE", "/no/where/a.conf")]).unwrap();
+        let (by_variable, by_option) = (of("--mpirun=-np"), of("--mpirun=-np --output /b.conf"));
+        let file = |path: &str| (Some(PathBuf::from(path)), PathBuf::from(path));
+        assert_eq!((by_variable.output, by_variable.file), file("/no/where/a.conf"));
+        assert_eq!((by_option.output, by_option.file), file("/b.conf"));
+        assert_eq!(plan("--mpirun=-np", &[("HOME", "/nowhere")]).unwrap().output, None);
+    }
+
+    #[test]
     fn mistakes_are_named() {
         for (arguments, environment, words) in [
-            ("--protocols ll129", &[][..], "none of ll, ll128, simple"),
-            ("--collectives alltoall", &[], "none of broadcast"),
+            ("--protocols ll129", &[][..], "not one of ll, ll128, simple"),
+            ("--collectives alltoall", &[], "not one of broadcast"),
             ("--gain 0.9", &[], "1 to 100"),
             ("--channels 65", &[], "1..=64"),
             ("-b 2M -e 1M", &[], "--minbytes"),

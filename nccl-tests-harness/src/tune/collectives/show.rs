@@ -1,4 +1,4 @@
-//! What was measured in words and columns, and as JSON.
+//! The measurements as tables and as JSON.
 
 use super::measure::Facts;
 use super::options::Plan;
@@ -31,7 +31,7 @@ impl Line<'_> {
 }
 
 fn head(out: &mut impl Write) -> io::Result<()> {
-    writeln!(out, "# {:>10}  {:>8}  {:<13}  {:>8}  {:>5}", "size (B)", "NCCL us", "choice", "its us", "gain")
+    writeln!(out, "# {:>10}  {:>8}  {:<13}  {:>8}  {:>5}", "size (B)", "NCCL us", "choice", "us", "gain")
 }
 
 fn words(finding: Finding) -> &'static str {
@@ -44,13 +44,14 @@ fn words(finding: Finding) -> &'static str {
     }
 }
 
-/// What the rounds of one collective came to.
+/// The table of one collective.
 ///
 /// # Errors
 /// When `out` cannot be written.
 pub fn sweep(sweep: &Sweep, out: &mut impl Write) -> io::Result<()> {
     let rounds = sweep.nccl.rounds.len();
-    writeln!(out, "#\n# {}: medians of {rounds} round(s); gain: NCCL's time over the choice's", sweep.collective)?;
+    let name = sweep.collective;
+    writeln!(out, "#\n# {name}: median times, rounds: {rounds}; gain: NCCL's time / the choice's time")?;
     head(out)?;
     for judged in &sweep.judged {
         let &Judged { bytes, nccl_us, best, finding } = judged;
@@ -58,24 +59,24 @@ pub fn sweep(sweep: &Sweep, out: &mut impl Write) -> io::Result<()> {
     }
     for record in &sweep.candidates {
         if let (Some(choice), Some(Dropped::Failed(reason))) = (record.choice, &record.dropped) {
-            writeln!(out, "# {choice} is left out: {}", reason.lines().next().unwrap_or_default())?;
+            writeln!(out, "# {choice} not measured further: {}", reason.lines().next().unwrap_or_default())?;
         }
     }
     let slow = sweep.candidates.iter().filter(|record| record.dropped == Some(Dropped::Slow)).count();
     if slow > 0 {
-        writeln!(out, "# {slow} of {} candidates were slow at every size", sweep.candidates.len())?;
+        writeln!(out, "# candidates that were slow at every size: {slow} of {}", sweep.candidates.len())?;
     }
     out.flush()
 }
 
-/// What the confirmation of one collective came to.
+/// The table of one collective's confirmation.
 ///
 /// # Errors
 /// When `out` cannot be written.
 pub fn confirmation(sweep: &Sweep, out: &mut impl Write) -> io::Result<()> {
     let Some(again) = &sweep.again else { return Ok(()) };
     let rounds = again.nccl.rounds.len();
-    writeln!(out, "#\n# {}: the whole table against NCCL's choice, {rounds} rounds", sweep.collective)?;
+    writeln!(out, "#\n# {}: the whole table against NCCL's choice, rounds: {rounds}", sweep.collective)?;
     head(out)?;
     for line in &again.lines {
         let words = match (line.row.map(|(_, finding)| finding), line.differs) {
@@ -92,15 +93,15 @@ pub fn confirmation(sweep: &Sweep, out: &mut impl Write) -> io::Result<()> {
         Line { bytes: line.bytes, nccl_us: again.nccl.median(line.bytes), best, words }.write(out)?;
     }
     if let Some(Dropped::Failed(reason)) = &again.table.dropped {
-        writeln!(out, "# the table is left out: {}", reason.lines().next().unwrap_or_default())?;
+        writeln!(out, "# no row is confirmed: {}", reason.lines().next().unwrap_or_default())?;
     }
     out.flush()
 }
 
-/// What the comment above the table says; `date` is today's.
+/// The comment above the table; `date` is today's.
 pub fn remark(outcome: &Outcome<'_>, date: &str) -> String {
     let &Outcome { facts, sweeps, learned, kept } = outcome;
-    let older = if kept > 0 { format!("; {kept} row(s) are older") } else { String::new() };
+    let older = if kept > 0 { format!("; older rows: {kept}") } else { String::new() };
     if learned == 0 {
         return format!("nothing new on {date}{older}");
     }
@@ -115,23 +116,6 @@ pub fn remark(outcome: &Outcome<'_>, date: &str) -> String {
         facts.ranks,
         facts.fingerprint
     )
-}
-
-/// The date of so many days after 1970-01-01, by the Gregorian calendar.
-pub fn date(days: u64) -> String {
-    let is_leap = |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
-    let (mut year, mut day) = (1970, days);
-    while day >= 365 + u64::from(is_leap(year)) {
-        day -= 365 + u64::from(is_leap(year));
-        year += 1;
-    }
-    let lengths = [31, 28 + u64::from(is_leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
-    let mut month = 0;
-    while month < 11 && day >= lengths[month] {
-        day -= lengths[month];
-        month += 1;
-    }
-    format!("{year}-{:02}-{:02}", month + 1, day + 1)
 }
 
 /// All results as JSON; every number has its unit in its name.
@@ -213,19 +197,5 @@ mod tests {
         let text = String::from_utf8(out).unwrap();
         assert!(text.lines().all(|line| line.len() <= 80), "{text}");
         assert!(text.lines().nth(1).unwrap().contains("ring/ll128/16") && text.contains("100.01"), "{text}");
-    }
-
-    #[test]
-    fn days_are_dates() {
-        for (days, expected) in [
-            (0, "1970-01-01"),
-            (58, "1970-02-28"),
-            (59, "1970-03-01"),
-            (11_016, "2000-02-29"),
-            (20_088, "2024-12-31"),
-            (20_089, "2025-01-01"),
-        ] {
-            assert_eq!(date(days), expected);
-        }
     }
 }

@@ -5,23 +5,23 @@ use crate::tune::judge::median;
 use nccl_net_spark::tuner::table::Choice;
 use std::cmp::Ordering;
 
-/// A candidate that is this many times as slow as the best at every size is not measured again.
+/// A candidate that takes this many times the best time at every size is not measured again.
 const HOPELESS: f64 = 1.3;
 /// A group may run at this fraction of NCCL's speed, for noise.
 const LEAST_IN_GROUPS: f64 = 0.98;
 /// One round in so many may be an outlier.
 const OUTLIERS: usize = 5;
-/// Candidates within this factor of the best are as good; which one gets the row is decided by the sizes around.
+/// Candidates within this factor of the best are equally good; which one gets the row depends on the neighbouring sizes.
 const AS_GOOD: f64 = 1.03;
 
-/// What was measured of one candidate, or of NCCL's choice.
+/// The measurements of one candidate, or of NCCL's choice.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Record {
     /// None: NCCL's choice.
     pub choice: Option<Choice>,
     /// Times by round.
     pub rounds: Vec<Times>,
-    /// Why it is not measured any more.
+    /// Why it is no longer measured.
     pub dropped: Option<Dropped>,
 }
 
@@ -34,7 +34,7 @@ pub enum Dropped {
     Slow,
 }
 
-/// What came of a size.
+/// The result for one size.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Judged {
     /// The size.
@@ -50,13 +50,13 @@ pub struct Judged {
 /// Whether a choice is clearly better than NCCL's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finding {
-    /// It is.
+    /// It is clearly better.
     Better,
     /// Its median is not enough times as fast.
     SmallGain,
     /// Its slowest round is not faster than the fastest of NCCL's choice.
     RoundsOverlap,
-    /// It is, but it makes a group slower.
+    /// It is clearly better, but it makes a group slower.
     SlowInGroups,
     /// No candidate was measured.
     NoCandidate,

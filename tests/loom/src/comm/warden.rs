@@ -108,6 +108,9 @@ impl Warden {
     /// No channel is closed.
     pub fn suspect(&mut self, _: Instant) {}
 
+    /// No channel fails.
+    pub fn lost_channel(&mut self, _: &str) {}
+
     /// A fault of the service thread, which no model has.
     pub fn give_up(&mut self, _: Error) {
         self.notes.note(|told| told.failed = true);

@@ -1,0 +1,118 @@
+//! Examples below the help of each command, and in its manual page. Lines fit 80 columns.
+
+/// Of the program itself.
+pub const ALL: &str = "\
+Examples:
+  nccl-spark rails                            # which ports would be merged?
+  nccl-spark all-gather -b 8 -e 64M -f 2      # two ranks on this machine
+  sudo nccl-spark install                     # into /usr/local
+
+Collectives also have nccl-tests' names: all_gather, all_reduce and so on.
+
+Exit status: 0 all is well, 1 a run failed or data was wrong, 2 the command
+line is wrong.";
+
+pub const ALL_GATHER: &str = "\
+Examples:
+  nccl-spark all-gather -b 8 -e 64M -f 2      # two ranks on this machine
+  nccl-spark all-gather -r 4 --profile spark-2cable --scale 0.1
+  mpirun -np 2 -H spark-1,spark-2 --map-by node \\
+    nccl-spark all-gather --rendezvous spark-1:29501 -b 8 -e 1G -f 2";
+
+pub const ALL_REDUCE: &str = "\
+Examples:
+  nccl-spark all-reduce -b 8 -e 64M -f 2      # two ranks on this machine
+  nccl-spark all-reduce -r 3 -n 100 -c 10     # 100 timed, 10 checked
+  mpirun -np 2 -H spark-1,spark-2 --map-by node \\
+    nccl-spark all-reduce --rendezvous spark-1:29501 -b 8 -e 1G -f 2";
+
+pub const REDUCE_SCATTER: &str = "\
+Examples:
+  nccl-spark reduce-scatter -b 8 -e 64M -f 2  # two ranks on this machine
+  mpirun -np 2 -H spark-1,spark-2 --map-by node \\
+    nccl-spark reduce-scatter --rendezvous spark-1:29501 -b 8 -e 1G -f 2";
+
+pub const BROADCAST: &str = "\
+Examples:
+  nccl-spark broadcast -b 8 -e 64M -f 2       # two ranks on this machine
+  mpirun -np 2 -H spark-1,spark-2 --map-by node \\
+    nccl-spark broadcast --rendezvous spark-1:29501 -b 8 -e 1G -f 2";
+
+pub const ALL_TO_ALL: &str = "\
+Examples:
+  nccl-spark alltoall -r 4 -b 8 -e 64M -f 2   # four ranks on this machine
+  mpirun -np 2 -H spark-1,spark-2 --map-by node \\
+    nccl-spark alltoall --rendezvous spark-1:29501 -b 8 -e 1G -f 2";
+
+pub const SEND_RECV: &str = "\
+Examples:
+  nccl-spark sendrecv -b 8 -e 64M -f 2        # two ranks on this machine
+  nccl-spark sendrecv -r 3 --slow-rail rocep1s0f0=0.25
+  mpirun -np 2 -H spark-1,spark-2 --map-by node \\
+    nccl-spark sendrecv --rendezvous spark-1:29501 -b 8 -e 1G -f 2";
+
+pub const BENCH: &str = "\
+Examples:
+  nccl-spark bench bandwidth latency          # two ranks on this machine
+  nccl-spark bench --against libnccl-net-other.so --json out.json --plot plots
+  mpirun -np 2 -H spark-1,spark-2 --map-by node \\
+    nccl-spark bench --rendezvous spark-1:29501";
+
+pub const TUNE: &str = "\
+Examples:
+  nccl-spark tune --dry-run                   # writes no settings file
+  mpirun -np 2 -H spark-1,spark-2 --map-by node \\
+    nccl-spark tune --rendezvous spark-1:29501
+  nccl-spark tune collectives --dir ~/nccl-tests \\
+    --mpirun '-np 2 -H spark-1,spark-2'";
+
+pub const NCCL_TESTS: &str = "\
+Examples:
+  nccl-spark nccl-tests all_gather --dir ~/nccl-tests -- -b 8 -e 128M -f 2
+  nccl-spark nccl-tests all_reduce --dir ~/nccl-tests --compare spark,ib,socket
+  nccl-spark nccl-tests all_gather --dir ~/nccl-tests \\
+    --mpirun '-np 2 -H spark-1,spark-2' -- -b 8 -e 1G -f 2";
+
+pub const COMMUNICATORS: &str = "\
+Examples:
+  nccl-spark communicators                    # all scenarios, two ranks
+  nccl-spark communicators again --count 10000
+  nccl-spark communicators lost mixed -r 4 --log log.txt";
+
+pub const MEMORY: &str = "\
+Examples:
+  nccl-spark memory                           # all kinds of memory
+  nccl-spark memory --litmus 60               # is LL128 safe? for a minute";
+
+pub const FABRIC: &str = "\
+Examples, while `nccl-spark all-gather --scale 0.01 -n 1000` runs:
+  nccl-spark fabric down 1:rocep1s0f0         # a rail of rank 1
+  nccl-spark fabric up 1:rocep1s0f0
+  nccl-spark fabric slow '*:rocep1s0f0' 0.25  # of all ranks";
+
+pub const RAILS: &str = "\
+Examples:
+  nccl-spark rails
+  NCCL_IB_HCA=^rocep1s0f1 nccl-spark rails    # with a filter";
+
+pub const SETTINGS: &str = "\
+Examples:
+  nccl-spark settings
+  NCCL_IB_TIMEOUT=18 nccl-spark settings      # shows it as the current value";
+
+pub const INSTALL: &str = "\
+Examples:
+  sudo target/release/nccl-spark install      # into /usr/local
+  target/release/nccl-spark install --prefix ~/.local";
+
+pub const UNINSTALL: &str = "\
+Examples:
+  sudo nccl-spark uninstall
+  nccl-spark uninstall --prefix ~/.local";
+
+pub const COMPLETIONS: &str = "\
+Examples (install does this for all users):
+  nccl-spark completions bash \\
+    > ~/.local/share/bash-completion/completions/nccl-spark
+  nccl-spark completions zsh > ~/.zfunc/_nccl-spark
+  nccl-spark completions fish > ~/.config/fish/completions/nccl-spark.fish";

@@ -1,0 +1,45 @@
+//! Today's date, for what is written down or drawn.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Today in UTC, as in 2026-11-22; 1970-01-01 where the clock is before that.
+pub fn today() -> String {
+    date(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86_400))
+}
+
+/// The date that is `days` after 1970-01-01, by the Gregorian calendar.
+fn date(days: u64) -> String {
+    let is_leap = |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
+    let (mut year, mut day) = (1970, days);
+    while day >= 365 + u64::from(is_leap(year)) {
+        day -= 365 + u64::from(is_leap(year));
+        year += 1;
+    }
+    let lengths = [31, 28 + u64::from(is_leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+    let mut month = 0;
+    while month < 11 && day >= lengths[month] {
+        day -= lengths[month];
+        month += 1;
+    }
+    format!("{year}-{:02}-{:02}", month + 1, day + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn days_become_dates() {
+        for (days, expected) in [
+            (0, "1970-01-01"),
+            (58, "1970-02-28"),
+            (59, "1970-03-01"),
+            (11_016, "2000-02-29"),
+            (20_088, "2024-12-31"),
+            (20_089, "2025-01-01"),
+        ] {
+            assert_eq!(date(days), expected);
+        }
+        assert!(today().starts_with("20") && today().len() == 10);
+    }
+}

@@ -1,0 +1,159 @@
+//! Ctrl-C and other signals that ask the program to end: it says so, ends the processes that it started, and removes its files.
+//!
+//! The thread here ends the processes. The main thread then fails as it does whenever a rank dies, and cleans up behind itself; where it
+//! waits for something else, this thread exits in its place.
+
+use crate::output;
+use anyhow::{Context, Result};
+use nix::sys::signal::{self, Signal};
+use nix::unistd::Pid;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::collections::HashSet;
+use std::fs;
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long a process may take to end by itself before it is killed.
+const GRACE: Duration = Duration::from_secs(3);
+/// How long the main thread may clean up once no process is left.
+const CLEAN_UP: Duration = Duration::from_secs(1);
+const LOOK: Duration = Duration::from_millis(20);
+
+/// The signal that came, set by the handler itself: whoever sees a rank die by the same Ctrl-C sees this first.
+static RECEIVED: OnceLock<Arc<AtomicUsize>> = OnceLock::new();
+static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// From now on the program ends in order when SIGINT, SIGTERM or SIGHUP comes, except for those that it was started to ignore.
+///
+/// # Errors
+/// When the handlers cannot be installed.
+pub fn watch() -> Result<()> {
+    let ignored = fs::read_to_string("/proc/self/status").map_or(0, |status| ignored(&status));
+    let wanted = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|number| ignored >> (number - 1) & 1 == 0);
+    let wanted: Vec<i32> = wanted.collect();
+    let received = RECEIVED.get_or_init(Arc::default);
+    let install = || -> std::io::Result<Signals> {
+        for number in &wanted {
+            signal_hook::flag::register_usize(*number, Arc::clone(received), *number as usize)?;
+        }
+        Signals::new(&wanted)
+    };
+    let mut signals = install().context("install signal handlers")?;
+    std::thread::spawn(move || {
+        if let Some(number) = signals.forever().next() {
+            end(number);
+        }
+    });
+    Ok(())
+}
+
+/// The exit status of a program that was asked to end, as shells show it: 128 and the signal's number. Says so, once.
+pub fn status() -> Option<u8> {
+    let number = RECEIVED.get()?.load(Ordering::Acquire) as i32;
+    (number != 0).then(|| {
+        announce(number);
+        128 + number as u8
+    })
+}
+
+/// Has a folder deleted when the program is asked to end and the main thread cannot do it.
+pub fn remove_at_exit(folder: &Path) {
+    folders(|all| all.push(folder.to_owned()));
+}
+
+/// The folder is deleted already.
+pub fn keep_at_exit(folder: &Path) {
+    folders(|all| all.retain(|other| other != folder));
+}
+
+fn folders<T>(use_them: impl FnOnce(&mut Vec<PathBuf>) -> T) -> T {
+    use_them(&mut FOLDERS.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn announce(number: i32) {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let name = Signal::try_from(number).map_or("a signal", Signal::as_str);
+        // A progress bar may be on the terminal's line.
+        let clear = if std::io::stderr().is_terminal() { "\r\x1b[2K" } else { "" };
+        // Nobody is left to tell when this fails.
+        let _ = writeln!(output::error(), "{clear}nccl-spark: interrupted by {name}: stopping the ranks");
+    });
+}
+
+fn end(number: i32) {
+    announce(number);
+    let start = Instant::now();
+    let (mut asked, mut alone_since) = (HashSet::new(), start);
+    while alone_since.elapsed() < CLEAN_UP && start.elapsed() < GRACE + CLEAN_UP {
+        // Also those that are started only now: a command may take a dead rank for a failed attempt.
+        for child in children() {
+            alone_since = Instant::now();
+            // It may be gone since.
+            if start.elapsed() > GRACE {
+                let _ = signal::kill(child, Signal::SIGKILL);
+            } else if asked.insert(child) {
+                let _ = signal::kill(child, Signal::SIGTERM);
+            }
+        }
+        std::thread::sleep(LOOK);
+    }
+    for folder in folders(std::mem::take) {
+        // Nobody is left to tell when this fails.
+        let _ = fs::remove_dir_all(folder);
+    }
+    std::process::exit(128 + number);
+}
+
+/// The processes that this one started and that still run.
+fn children() -> Vec<Pid> {
+    let own = std::process::id();
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let is_child = |pid: &i32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
+        stat.is_ok_and(|stat| running_parent(&stat) == Some(own))
+    };
+    pids.filter(is_child).map(Pid::from_raw).collect()
+}
+
+/// The parent in a process's `stat`, unless the process has ended.
+fn running_parent(stat: &str) -> Option<u32> {
+    // The command in parentheses may hold anything.
+    let mut fields = stat.rsplit(')').next()?.split_whitespace();
+    if fields.next()? == "Z" { None } else { fields.next()?.parse().ok() }
+}
+
+/// The signals that are ignored, a bit each from 1 on: shells start background jobs so, and nohup.
+fn ignored(status: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_childs_parent_and_the_ignored_signals_are_read() {
+        assert_eq!(running_parent("7 (a) b) S 42 7 7 0"), Some(42));
+        assert_eq!(running_parent("7 (a) Z 42 7 7 0"), None);
+        let ignored = ignored("Name:\tx\nSigBlk:\t0000000000000000\nSigIgn:\t0000000000001006\n");
+        assert_eq!((ignored >> (SIGINT - 1) & 1, ignored >> (SIGTERM - 1) & 1), (1, 0));
+        assert_eq!(super::ignored("Name:\tx\n"), 0);
+    }
+
+    #[test]
+    fn children_are_found_until_they_end() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = Pid::from_raw(child.id() as i32);
+        assert!(children().contains(&pid));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!children().contains(&pid));
+    }
+}

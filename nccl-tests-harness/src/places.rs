@@ -1,0 +1,62 @@
+//! Where this program finds the plugin and the software fabric: below the same prefix once installed (`install`), beside itself as cargo
+//! builds them.
+
+use std::path::{Path, PathBuf};
+
+/// The program, below a prefix.
+pub const PROGRAM: &str = "bin/nccl-spark";
+/// The plugin, below a prefix. NCCL looks for this name with `NCCL_NET_PLUGIN=spark`.
+pub const PLUGIN: &str = "lib/libnccl-net-spark.so";
+/// The software fabric's library, below a prefix.
+pub const FABRIC: &str = "lib/nccl-spark/softverbs-ibverbs";
+
+/// The plugin's name as cargo has it.
+const BUILT_PLUGIN: &str = "libnccl_net_spark.so";
+const BUILT_FABRIC: &str = "softverbs-ibverbs";
+
+/// The prefix below which `program` would be if it were installed.
+pub fn prefix(program: &Path) -> Option<&Path> {
+    program.parent()?.parent()
+}
+
+/// The plugin that belongs to `program`, if it is there.
+pub fn plugin(program: &Path) -> Option<PathBuf> {
+    installed(program, PLUGIN).or_else(|| Some(program.with_file_name(BUILT_PLUGIN)).filter(|path| path.is_file()))
+}
+
+/// The software fabric's library that belongs to `program`; it may not be there.
+pub fn fabric(program: &Path) -> PathBuf {
+    installed(program, FABRIC).unwrap_or_else(|| program.with_file_name(BUILT_FABRIC))
+}
+
+/// The command that builds what belongs to this program, in the profile of this one.
+pub fn build_command() -> &'static str {
+    if cfg!(debug_assertions) { "cargo build" } else { "cargo build --release" }
+}
+
+fn installed(program: &Path, path: &str) -> Option<PathBuf> {
+    Some(prefix(program)?.join(path)).filter(|path| path.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn what_is_installed_comes_first_and_else_what_is_built_beside_the_program() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join(PROGRAM);
+        fs::create_dir_all(folder.path().join("lib/nccl-spark")).unwrap();
+        fs::create_dir(folder.path().join("bin")).unwrap();
+        assert_eq!(plugin(&program), None);
+        let built = folder.path().join("bin").join(BUILT_PLUGIN);
+        fs::write(&built, "").unwrap();
+        assert_eq!((plugin(&program), fabric(&program)), (Some(built), folder.path().join("bin/softverbs-ibverbs")));
+        for path in [PLUGIN, FABRIC] {
+            fs::write(folder.path().join(path), "").unwrap();
+        }
+        assert_eq!(plugin(&program), Some(folder.path().join(PLUGIN)));
+        assert_eq!(fabric(&program), folder.path().join(FABRIC));
+    }
+}

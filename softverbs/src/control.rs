@@ -1,0 +1,240 @@
+//! Fabrics from outside: making one for a job, injecting faults, showing what runs.
+
+use crate::folder::Folder;
+use crate::os::process::pid_namespace;
+use crate::os::shm::{FabricMemory, MAX_NODES};
+use crate::profile::{Profile, RailSpec};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+
+/// A fabric that was made for a job. It counts as used until this is dropped.
+#[derive(Debug)]
+pub struct Prepared {
+    /// Variables that the ranks need in their environment, without `SOFTVERBS_NODE`.
+    pub environment: Vec<(String, String)>,
+    folder: Folder,
+    _user: File,
+}
+
+/// A fault to inject into a rail, or its end.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Action {
+    /// Take the port down.
+    Down,
+    /// Bring the port up.
+    Up,
+    /// Carry this part of the profile's rate; 1 is all of it.
+    Slow(f64),
+    /// Refuse so many of the requests that come in next as invalid.
+    Refuse(u32),
+    /// Let so many of the queue pairs that are connected next find nobody at the peer's address.
+    Silence(u32),
+}
+
+/// A fabric that is used.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Status {
+    /// Its name.
+    pub name: String,
+    /// Its files.
+    pub folder: PathBuf,
+    /// The nodes of its job.
+    pub nodes: Vec<NodeStatus>,
+}
+
+/// A node of a fabric.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NodeStatus {
+    /// Its number.
+    pub node: usize,
+    /// Its processes, with their numbers in their own PID namespace; none before the rank has started.
+    pub pids: Vec<u32>,
+    /// Its rails.
+    pub rails: Vec<RailStatus>,
+}
+
+/// A rail of a node.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RailStatus {
+    /// The RDMA device.
+    pub device: String,
+    /// What it carries without a fault, in Mb/s; none: no limit.
+    pub full_mbps: Option<f64>,
+    /// What it carries now, in Mb/s; none: no limit. 0 while its port is down.
+    pub now_mbps: Option<f64>,
+    /// Whether its port is down.
+    pub is_down: bool,
+    /// How many of the next requests it refuses.
+    pub refusals: u32,
+    /// How many of the queue pairs that are connected next find nobody at the peer's address.
+    pub unanswered: u32,
+}
+
+/// Makes a fabric for a job of so many nodes, with no process in it yet.
+///
+/// # Errors
+/// Says what is in the way.
+pub fn prepare(dir: &Path, name: &str, profile: &Profile, nodes: usize) -> Result<Prepared, String> {
+    let folder = Folder::new(dir, name);
+    let _door = folder.door()?;
+    if folder.has_users() {
+        return Err(format!("the fabric {name:?} is in use by another run: choose another name"));
+    }
+    // The folder is deleted when the job ends.
+    if let Some(foreign) = folder.foreign_file() {
+        return Err(format!("{} is not a fabric's file: choose another name for the fabric", foreign.display()));
+    }
+    folder.clear()?;
+    let (memory, _) = folder.open(Some(profile))?;
+    memory.nodes.store(nodes as u32, Ordering::Release);
+    let user = folder.use_it()?;
+    let pair = |n: &str, v: String| (n.to_owned(), v);
+    let environment = vec![
+        pair("SOFTVERBS_DIR", dir.display().to_string()),
+        pair("SOFTVERBS_FABRIC", name.to_owned()),
+        pair("NCCL_SPARK_SYSFS", folder.path().join("sys").display().to_string()),
+    ];
+    Ok(Prepared { environment, folder, _user: user })
+}
+
+impl Prepared {
+    /// Where the fabric's files are.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Deletes the fabric's files. Processes that are still in it keep what they have mapped.
+    pub fn remove(&self) {
+        self.folder.remove();
+    }
+}
+
+/// The names of the fabrics in `dir` that a process uses, sorted.
+pub fn used(dir: &Path) -> Vec<String> {
+    let mut names = names(dir);
+    names.retain(|name| Folder::new(dir, name).is_used());
+    names
+}
+
+/// Whether a process uses the fabric `name`.
+pub fn is_used(dir: &Path, name: &str) -> bool {
+    Folder::new(dir, name).is_used()
+}
+
+/// Deletes the fabrics in `dir` that no process uses any more and whose names `is_ours` accepts.
+pub fn remove_unused(dir: &Path, is_ours: impl Fn(&str) -> bool) {
+    for name in names(dir).into_iter().filter(|name| is_ours(name)) {
+        let folder = Folder::new(dir, &name);
+        let Some(_door) = folder.has_fabric().then(|| folder.door().ok()).flatten() else { continue };
+        if !folder.has_users() && folder.foreign_file().is_none() {
+            folder.remove();
+        }
+    }
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// Injects a fault into a rail of a used fabric, on one node or on all.
+///
+/// # Errors
+/// Names what there is, when there is no such fabric, node or rail.
+pub fn control(dir: &Path, fabric: &str, node: Option<usize>, rail: &str, action: Action) -> Result<(), String> {
+    let (memory, profile) = open_used(dir, fabric)?;
+    let names: Vec<&str> = profile.rails.iter().map(|spec| spec.name.as_str()).collect();
+    let index = names.iter().position(|name| *name == rail);
+    let index =
+        index.ok_or_else(|| format!("fabric {fabric} has no rail {rail:?}; its rails: {}", names.join(", ")))?;
+    let nodes = nodes(memory);
+    if let Some(node) = node.filter(|node| !nodes.contains(node)) {
+        let nodes: Vec<String> = nodes.iter().map(usize::to_string).collect();
+        let nodes = if nodes.is_empty() { "none yet".to_owned() } else { nodes.join(", ") };
+        return Err(format!("fabric {fabric} has no node {node}; its nodes: {nodes}"));
+    }
+    for at in (0..MAX_NODES).filter(|at| node.is_none_or(|wanted| wanted == *at)) {
+        let place = &memory.rails[at][index];
+        match action {
+            Action::Down => place.down.store(1, Ordering::Release),
+            Action::Up => place.down.store(0, Ordering::Release),
+            Action::Refuse(count) => place.refusals.store(count, Ordering::Relaxed),
+            Action::Silence(count) => place.unanswered.store(count, Ordering::Relaxed),
+            Action::Slow(factor) => {
+                let spec = &profile.rails[index];
+                let full = full_mbps(&profile, spec).unwrap_or(spec.speed_mbps);
+                let rate = if factor >= 1.0 { spec.line_mbps } else { full * factor };
+                place.way.tx.set_rate(rate);
+                place.way.rx.set_rate(rate);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What a used fabric's nodes and rails are.
+///
+/// # Errors
+/// Names the fabrics that there are, when there is no such one.
+pub fn status(dir: &Path, fabric: &str) -> Result<Status, String> {
+    let (memory, profile) = open_used(dir, fabric)?;
+    let rail = |node: usize, index: usize| {
+        let (spec, place) = (&profile.rails[index], &memory.rails[node][index]);
+        let is_down = place.down.load(Ordering::Acquire) != 0;
+        let full_mbps = full_mbps(&profile, spec);
+        let rate_mbps = Some(place.way.tx.rate_mbps()).filter(|mbps| *mbps > 0.0);
+        let now_mbps = [rate_mbps, full_mbps].into_iter().flatten().reduce(f64::min);
+        RailStatus {
+            device: spec.name.clone(),
+            full_mbps,
+            now_mbps: if is_down { Some(0.0) } else { now_mbps },
+            is_down,
+            refusals: place.refusals.load(Ordering::Relaxed),
+            unanswered: place.unanswered.load(Ordering::Relaxed),
+        }
+    };
+    let node = |node: usize| NodeStatus {
+        node,
+        pids: processes(memory).filter(|(_, on)| *on == node).map(|(pid, _)| pid).collect(),
+        rails: (0..profile.rails.len()).map(|index| rail(node, index)).collect(),
+    };
+    let folder = Folder::new(dir, fabric).path().to_owned();
+    Ok(Status { name: fabric.to_owned(), folder, nodes: nodes(memory).into_iter().map(node).collect() })
+}
+
+fn open_used(dir: &Path, fabric: &str) -> Result<(&'static FabricMemory, Profile), String> {
+    let folder = Folder::new(dir, fabric);
+    if !folder.is_used() {
+        let there = used(dir);
+        let there = if there.is_empty() { "none".to_owned() } else { there.join(", ") };
+        return Err(format!("no fabric {fabric:?} runs in {}; running: {there}", dir.display()));
+    }
+    folder.open(None)
+}
+
+/// The nodes that the fabric was made for, and those that processes are on.
+fn nodes(memory: &FabricMemory) -> Vec<usize> {
+    let prepared = memory.nodes.load(Ordering::Acquire) as usize;
+    let is_there = |node: &usize| *node < prepared || processes(memory).any(|(_, on)| on == *node);
+    (0..MAX_NODES).filter(is_there).collect()
+}
+
+/// The processes in a fabric, each with its node. Of processes in another PID namespace nobody here can say whether they still run.
+fn processes(memory: &FabricMemory) -> impl Iterator<Item = (u32, usize)> {
+    let elsewhere = memory.pid_namespace.load(Ordering::Acquire) != pid_namespace();
+    memory.processes.iter().enumerate().filter_map(move |(place, process)| {
+        let pid = process.pid.load(Ordering::Acquire);
+        let runs = pid != 0 && (elsewhere || memory.alive(place));
+        runs.then(|| (pid, process.node.load(Ordering::Acquire) as usize))
+    })
+}
+
+/// What a rail carries at most: its line, its PCIe link and its cable; none: no limit.
+fn full_mbps(profile: &Profile, spec: &RailSpec) -> Option<f64> {
+    let (link, cable) = (&profile.links[spec.link], &profile.cables[spec.cable]);
+    let limits = [spec.line_mbps, link.payload_mbps, cable.payload_mbps];
+    limits.into_iter().filter(|mbps| *mbps > 0.0).reduce(f64::min)
+}

@@ -1,0 +1,203 @@
+//! A fabric's folder: its files, and whether a process uses them.
+//!
+//! Each user of a fabric (a process in it, or the program that prepared it) holds a shared lock on the fabric's file for as long as it
+//! runs. The kernel releases the lock when the process ends, however it ends, and shows it in every container that sees the file:
+//! process numbers mean nothing in another PID namespace. A child that was forked without an exec shares the lock, so the
+//! fabric counts as used until that child has ended too.
+
+use crate::os::process::FileLock;
+use crate::os::shm::{self, FabricMemory, LAYOUT, MAX_NODES};
+use crate::profile::Profile;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+
+/// What a fabric's folder may hold: files that the fabric wrote, and files beside it that programs put there for it.
+const OWN_FILES: [&str; 7] = ["door", "fabric", "lib", "lock", "profile", "sys", "wanted"];
+
+/// The folder of one fabric.
+#[derive(Debug, Clone)]
+pub struct Folder {
+    path: PathBuf,
+}
+
+impl Folder {
+    /// The folder of the fabric `name` in `dir`.
+    pub fn new(dir: &Path, name: &str) -> Self {
+        Self { path: dir.join(name) }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Makes the folder, and waits until no other process sets the fabric up, joins it or looks whether it is used.
+    ///
+    /// # Errors
+    /// Names the file.
+    pub fn door(&self) -> Result<FileLock, String> {
+        loop {
+            fs::create_dir_all(&self.path).map_err(|e| format!("{}: {e}", self.path.display()))?;
+            let door = self.path.join("door");
+            let lock = match FileLock::take(&door) {
+                // Removed by another process since it was made.
+                Err(_) if !self.path.exists() => continue,
+                lock => lock?,
+            };
+            let inode = |metadata: std::io::Result<fs::Metadata>| metadata.ok().map(|metadata| metadata.ino());
+            if inode(lock.file().metadata()) == inode(fs::metadata(&door)) {
+                return Ok(lock);
+            }
+        }
+    }
+
+    /// Whether a process uses the fabric. The caller holds no [`Folder::door`].
+    pub fn is_used(&self) -> bool {
+        // Never makes the door: the folder may be about to be deleted.
+        let door = OpenOptions::new().append(true).open(self.path.join("door"));
+        let Ok(door) = door else { return false };
+        self.has_fabric() && door.lock().is_ok() && self.has_users()
+    }
+
+    /// The same for a caller that holds the door.
+    pub fn has_users(&self) -> bool {
+        let Ok(file) = OpenOptions::new().read(true).write(true).open(self.path.join("fabric")) else { return false };
+        match file.try_lock() {
+            Ok(()) => false,
+            Err(TryLockError::WouldBlock) => true,
+            // A file system without locks: rather use another name than delete a fabric that is used.
+            Err(TryLockError::Error(_)) => true,
+        }
+    }
+
+    /// Counts this process as a user until the file is dropped. The caller holds the door.
+    ///
+    /// # Errors
+    /// Names the file.
+    pub fn use_it(&self) -> Result<File, String> {
+        let path = self.path.join("fabric");
+        let locked = OpenOptions::new().read(true).write(true).open(&path).and_then(|file| {
+            file.lock_shared()?;
+            Ok(file)
+        });
+        locked.map_err(|e| format!("locking {}: {e}", path.display()))
+    }
+
+    /// Whether a fabric was set up here, by its file's size.
+    pub fn has_fabric(&self) -> bool {
+        let bytes = size_of::<FabricMemory>() as u64;
+        fs::metadata(self.path.join("fabric")).is_ok_and(|file| file.is_file() && file.len() == bytes)
+    }
+
+    /// A file or folder here that no fabric made.
+    pub fn foreign_file(&self) -> Option<PathBuf> {
+        let entries = fs::read_dir(&self.path).into_iter().flatten().flatten();
+        let mut foreign = entries.filter(|entry| !OWN_FILES.iter().any(|own| entry.file_name() == *own));
+        foreign.next().map(|entry| entry.path())
+    }
+
+    /// Opens the fabric's file, and sets it up with `profile` where it is new.
+    ///
+    /// # Errors
+    /// Names the file, or the line of the profile.
+    pub fn open(&self, profile: Option<&Profile>) -> Result<(&'static FabricMemory, Profile), String> {
+        fs::create_dir_all(&self.path).map_err(|e| format!("{}: {e}", self.path.display()))?;
+        let _lock = FileLock::take(&self.path.join("lock"))?;
+        let path = self.path.join("fabric");
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+        let memory = shm::map(&file.map_err(|e| format!("{}: {e}", path.display()))?)?;
+        let fresh = memory.layout.load(Ordering::Acquire) != LAYOUT;
+        let text = self.path.join("profile");
+        match profile {
+            Some(profile) if fresh => {
+                set_up(memory, profile);
+                fs::write(&text, profile.to_text()).map_err(|e| format!("{}: {e}", text.display()))?;
+                profile.write_sysfs(&self.path.join("sys"))?;
+                memory.layout.store(LAYOUT, Ordering::Release);
+                Ok((memory, profile.clone()))
+            }
+            _ if fresh => Err(format!("{} holds no fabric of this version", self.path.display())),
+            _ => Ok((memory, Profile::load(&text.display().to_string(), 1.0)?)),
+        }
+    }
+
+    /// Deletes an earlier fabric's files, so that one can be set up anew. The caller holds the door.
+    ///
+    /// # Errors
+    /// Names the file.
+    pub fn clear(&self) -> Result<(), String> {
+        for name in ["fabric", "profile"] {
+            match fs::remove_file(self.path.join(name)) {
+                Err(e) if e.kind() != ErrorKind::NotFound => {
+                    return Err(format!("{}/{name}: {e}", self.path.display()));
+                }
+                _ => {}
+            }
+        }
+        // What stays of the tree is written over.
+        let _ = fs::remove_dir_all(self.path.join("sys"));
+        Ok(())
+    }
+
+    /// Deletes the folder. Processes that are still in the fabric keep what they have mapped.
+    pub fn remove(&self) {
+        // Nothing is lost with what cannot be removed: the next fabric of this name begins afresh.
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+fn set_up(memory: &FabricMemory, profile: &Profile) {
+    for node in 0..MAX_NODES {
+        for (place, spec) in memory.rails[node].iter().zip(&profile.rails) {
+            place.way.tx.set_rate(spec.line_mbps);
+            place.way.rx.set_rate(spec.line_mbps);
+        }
+        let shared = profile.links.iter().map(|l| l.payload_mbps).chain(profile.cables.iter().map(|c| c.payload_mbps));
+        for (place, rate) in memory.shared[node].iter().zip(shared) {
+            place.tx.set_rate(rate);
+            place.rx.set_rate(rate);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(name: &str) -> Folder {
+        let dir = Path::new("/tmp/softverbs-tests");
+        let folder = Folder::new(dir, &format!("folder-{name}-{}", std::process::id()));
+        folder.remove();
+        folder
+    }
+
+    #[test]
+    fn a_fabric_is_used_while_a_user_has_its_lock() {
+        let folder = folder("lock");
+        assert!(!folder.is_used() && !folder.path().exists(), "looking makes nothing");
+        let door = folder.door().unwrap();
+        folder.open(Some(&Profile::load("unpaced", 1.0).unwrap())).unwrap();
+        let (one, two) = (folder.use_it().unwrap(), folder.use_it().unwrap());
+        drop(door);
+        assert!(folder.is_used());
+        drop(one);
+        assert!(folder.is_used());
+        drop(two);
+        assert!(!folder.is_used() && folder.has_fabric());
+        folder.remove();
+    }
+
+    #[test]
+    fn what_no_fabric_made_is_seen() {
+        let folder = folder("foreign");
+        drop(folder.door().unwrap());
+        assert_eq!(folder.foreign_file(), None);
+        std::fs::write(folder.path().join("letter.txt"), "").unwrap();
+        assert_eq!(folder.foreign_file(), Some(folder.path().join("letter.txt")));
+        assert!(!folder.has_fabric());
+        folder.remove();
+    }
+}

@@ -1,0 +1,177 @@
+//! One log line for an event, whatever the number of connections that it meets (`comm/events.rs`): by themselves in virtual time, and
+//! with connections over the software fabric.
+
+mod common;
+
+use common::heard::{self, Heard};
+use common::until;
+use nccl_net_spark::comm::events::{Direction, Member, Outages, SETTLED, Said, Subject};
+use nccl_net_spark::comm::{Host, RecvComm, SendComm, connect, listen};
+use nccl_net_spark::config::Config;
+use nccl_net_spark::plugin::bring_up;
+use softverbs::control::{Action, control};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tracing::Level;
+
+const CONNECTIONS: usize = 5;
+
+/// So many connections with the same peer over two rails.
+fn members(outages: &Arc<Outages>, count: usize) -> Vec<Member> {
+    let rails = [("a:1", "x:1"), ("b:1", "y:1")].map(|(rail, peer_rail)| (rail.to_owned(), peer_rail.to_owned()));
+    let one = |at: usize| {
+        Member::new(outages, &format!("spark-2:47{at}"), Duration::from_secs(30), rails.clone().into_iter())
+    };
+    (0..count).map(one).collect()
+}
+
+/// The warnings since this was last asked. What is not one is for NCCL_DEBUG=TRACE.
+fn warnings(heard: &Heard) -> Vec<String> {
+    let (warnings, rest): (Vec<_>, Vec<_>) = heard.take().into_iter().partition(|(level, _)| *level == Level::WARN);
+    assert!(rest.iter().all(|(level, _)| *level == Level::DEBUG), "{rest:?}");
+    warnings.into_iter().map(|(_, words)| words).collect()
+}
+
+#[test]
+fn a_rail_that_all_connections_lose_is_one_warning_and_its_return_another() {
+    let (heard, outages, begun) = (Heard::default(), Arc::<Outages>::default(), Instant::now());
+    let at = |ms: u64| begun + Duration::from_millis(ms);
+    heard.by(|| {
+        let mut all = members(&outages, CONNECTIONS);
+        all.iter_mut().for_each(|one| one.lost(0, "local port down", "retrying in 0.5 s", at(0)));
+        let lost = "rail a:1 to spark-2:470 lost: local port down (peer rail x:1); 1 of 2 rails remains; retrying in 0.5 s";
+        assert_eq!(warnings(&heard), [lost]);
+        all.iter_mut().for_each(|one| one.lost(1, "local port down", "retrying in 0.5 s", at(1000)));
+        let none = "rail b:1 to spark-2:470 lost: local port down (peer rail y:1); no rail remains, connections fail in 30 s; retrying in 0.5 s";
+        assert_eq!(warnings(&heard), [none]);
+        // Back for all but the first, which loses it once more meanwhile.
+        all.iter_mut().rev().for_each(|one| one.recovered(1, at(2000)));
+        assert_eq!(warnings(&heard), ["rail b:1 to spark-2:470 recovered after 1.0 s (peer rail y:1); 1 of 2 rails in use"]);
+        all[1..].iter_mut().for_each(|one| one.recovered(0, at(3000)));
+        all[1].lost(0, "local port down", "retrying in 1.0 s", at(3100));
+        assert_eq!(warnings(&heard), [""; 0], "one connection is without it");
+        all[..2].iter_mut().for_each(|one| one.recovered(0, at(3200)));
+        assert_eq!(warnings(&heard), ["rail a:1 to spark-2:470 recovered after 3.2 s (peer rail x:1); 2 of 2 rails in use"]);
+        // It is over: the next one is new.
+        all[2].lost(0, "the peer reports it lost", "the peer retries", at(9000));
+        assert_eq!(warnings(&heard).len(), 1);
+    });
+}
+
+#[test]
+fn a_connection_that_never_recovers_is_told_and_hides_no_other_outage() {
+    let (heard, outages, begun) = (Heard::default(), Arc::<Outages>::default(), Instant::now());
+    let at = |s: u64| begun + Duration::from_secs(s);
+    let settled = SETTLED.as_secs();
+    heard.by(|| {
+        let mut all = members(&outages, CONNECTIONS);
+        all.iter_mut().for_each(|one| one.lost(0, "no answer", "retrying", at(0)));
+        outages.tick(at(1000));
+        assert_eq!(warnings(&heard).len(), 1, "nobody has it back: the first line still holds");
+        all[1..].iter_mut().for_each(|one| one.recovered(0, at(1000)));
+        outages.tick(at(1000 + settled - 1));
+        assert_eq!(warnings(&heard), [""; 0]);
+        (0..3).for_each(|_| outages.tick(at(1000 + settled)));
+        let some = "rail a:1 to spark-2:470 recovered for 4 of 5 connections (peer rail x:1); 1 still retrying";
+        assert_eq!(warnings(&heard), [some]);
+        all[1..].iter_mut().for_each(|one| one.lost(0, "local port down", "retrying", at(2000)));
+        assert_eq!(warnings(&heard).len(), 1, "a new outage");
+        all[1..].iter_mut().for_each(|one| one.recovered(0, at(2004)));
+        assert_eq!(warnings(&heard), [""; 0]);
+        // The one that hangs is closed.
+        drop(all.remove(0));
+        let over = "recovered after 4.0 s (peer rail x:1); connections still without it have ended";
+        assert!(matches!(&warnings(&heard)[..], [line] if line.ends_with(over)));
+        // All are closed during an outage: nobody can say that it is over.
+        all[0].lost(0, "no answer", "retrying", at(3000));
+        all.clear();
+        assert_eq!(warnings(&heard).len(), 1);
+        members(&outages, 1)[0].lost(0, "no answer", "retrying", at(4000));
+        assert_eq!(warnings(&heard).len(), 1, "the next connections' outage is theirs");
+    });
+}
+
+#[test]
+fn what_all_connections_with_a_peer_say_alike_is_said_until_the_last_is_closed() {
+    let (said, now) = (Said::default(), Instant::now());
+    let line = || Subject::Connected("over 2 rails".to_owned());
+    for _ in 0..2 {
+        assert!(said.is_first("a:1", line()));
+        (0..2).for_each(|_| said.opened("a:1"));
+        assert!(
+            !said.is_first("a:1", line()) && said.is_first("b:1", line()) && said.is_first("a:1", Subject::NotUsed(0))
+        );
+        said.closed("a:1");
+        assert!(!said.is_first("a:1", line()), "one is open");
+        said.closed("a:1");
+        said.closed("b:1");
+    }
+    let first = |direction, after| {
+        said.is_first_stall("a:1", direction, Duration::from_secs(60), now + Duration::from_secs(after))
+    };
+    assert!(
+        first(Direction::Send, 0)
+            && first(Direction::Receive, 0)
+            && !first(Direction::Send, 59)
+            && first(Direction::Send, 61)
+    );
+}
+
+fn host(side: usize) -> Arc<Host> {
+    let (rails, library) = common::test_rails();
+    let mut variables = library;
+    variables.push(("NCCL_IB_HCA".to_owned(), rails[side].clone()));
+    variables.push(("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned()));
+    bring_up(Config::from_variables(&variables).unwrap()).unwrap().0
+}
+
+fn connected(hosts: &[Arc<Host>; 2]) -> (SendComm, RecvComm) {
+    let (door, mut handle) = listen::listen(&hosts[1]).unwrap();
+    let (mut send, mut recv) = (None, None);
+    until(|| {
+        send = send.take().or_else(|| connect::connect(&hosts[0], &mut handle, None).unwrap());
+        recv = recv.take().or_else(|| door.accept().unwrap());
+        (send.is_some() && recv.is_some()).then_some(())
+    });
+    (send.unwrap(), recv.unwrap())
+}
+
+#[test]
+fn a_cable_pulled_under_many_connections_is_two_warnings_on_each_host() {
+    let heard = heard::everywhere();
+    let hosts = [host(0), host(1)];
+    let connections: Vec<_> = (0..CONNECTIONS).map(|_| connected(&hosts)).collect();
+    let said = heard.take();
+    let count = |words: &str| {
+        said.iter().filter(|(_, line)| line.starts_with("connected with") && line.ends_with(words)).count()
+    };
+    assert_eq!((count("(send)"), count("(receive)")), (1, 1), "{said:?}");
+    let set = |action| {
+        let variable = |name| std::env::var(name).unwrap();
+        let dir = variable("SOFTVERBS_DIR");
+        control(Path::new(&dir), &variable("SOFTVERBS_FABRIC"), None, "rocep1s0f0", action).unwrap();
+    };
+    set(Action::Down);
+    // The first line comes before the others could: what they write comes in the time that the rail is left down.
+    let mut lines = Vec::new();
+    until(|| {
+        lines.extend(warnings(&heard));
+        (lines.len() >= 2).then_some(())
+    });
+    std::thread::sleep(Duration::from_millis(500));
+    set(Action::Up);
+    until(|| {
+        lines.extend(warnings(&heard));
+        (lines.iter().filter(|line| line.contains(" recovered after ")).count() >= 2).then_some(())
+    });
+    std::thread::sleep(Duration::from_millis(500));
+    lines.extend(warnings(&heard));
+    let count = |words: &str| lines.iter().filter(|line| line.contains(words)).count();
+    assert_eq!((count(" lost: "), count("; retrying in "), count("; the peer retries")), (2, 1, 1), "{lines:?}");
+    assert_eq!((count("; 2 of 2 rails in use"), lines.len()), (2, 4), "{lines:?}");
+    for (send, recv) in connections {
+        send.close();
+        recv.close();
+    }
+}

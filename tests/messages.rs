@@ -1,0 +1,215 @@
+//! Keeps docs/guide/messages.md true: every text of the plugin's sources that a user may read stands there, and nothing else does.
+//!
+//! A text is a string literal with two words or more, anywhere in `src/` outside of comments and tests: of a log macro, an error, a
+//! reason that is put into another text. What is between braces counts as a placeholder, whatever its name; the document writes it as
+//! `<name>`. There each such text, without backticks of its own, is in backticks, in the first cell of a table's row or in a list.
+//!
+//! What it does not see: texts of one word (`lost`, `{what}: {why}`), what other crates and the kernel say, and what a caller puts into
+//! a placeholder. `debug!` and `trace!` are left out on purpose: NCCL shows them under `NCCL_DEBUG=TRACE` alone. It knows the level
+//! only where the text stands in the macro that logs it.
+
+use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+const DOCUMENT: &str = "docs/guide/messages.md";
+
+/// Files without messages: test code, generated code, and the page that `nccl-spark rails` prints.
+const WITHOUT: &[&str] = &["tests.rs", "fake.rs", "testbed.rs", "verbs/bindings.rs", "rails/report.rs"];
+
+/// Macros whose texts no user reads, and the table of settings, which `nccl-spark settings` prints.
+const PASSED_OVER: &[&str] = &["debug", "trace", "assert", "assert_eq", "unreachable", "asm", "settings"];
+
+#[test]
+fn the_document_has_every_message_and_no_other() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut in_sources = BTreeMap::new();
+    read_folder(&root.join("src"), &mut in_sources);
+    assert!(in_sources.len() > 100, "only {} messages found", in_sources.len());
+    let in_document = read_document(&std::fs::read_to_string(root.join(DOCUMENT)).unwrap());
+    let missing = in_sources.iter().filter(|(text, _)| !in_document.contains_key(*text));
+    let mut wrong: Vec<String> = missing.map(|(text, found)| format!("missing: `{text}` ({})", found.file)).collect();
+    let gone = in_document.keys().filter(|text| !in_sources.contains_key(*text));
+    wrong.extend(gone.map(|text| format!("not in src/: `{text}`")));
+    for (text, found) in &in_sources {
+        if let (Some(level), Some(said)) = (found.level, in_document.get(text))
+            && said != level
+        {
+            wrong.push(format!("`{text}` is of level {level}, not {said:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{DOCUMENT} and src/ differ in {} texts:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// Where a text was found.
+#[derive(Debug, Default)]
+struct Found {
+    file: String,
+    /// WARN or INFO, where it stands in the macro that logs it.
+    level: Option<&'static str>,
+}
+
+fn read_folder(folder: &Path, texts: &mut BTreeMap<String, Found>) {
+    let mut entries: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    entries.sort();
+    for path in entries {
+        let name = path.to_string_lossy().into_owned();
+        if path.is_dir() {
+            read_folder(&path, texts);
+        } else if name.ends_with(".rs") && !WITHOUT.iter().any(|end| name.ends_with(end)) {
+            let mut found = Vec::new();
+            read_tokens(std::fs::read_to_string(&path).unwrap().parse().unwrap(), None, &mut found);
+            for (text, level) in found {
+                let file = name.rsplit_once("/src/").map_or(name.clone(), |(_, file)| file.to_owned());
+                let known = texts.entry(text).or_insert_with(|| Found { file, level });
+                known.level = known.level.or(level);
+            }
+        }
+    }
+}
+
+/// The texts of some tokens. The first literal that stands in them directly has `level`.
+fn read_tokens(tokens: TokenStream, mut level: Option<&'static str>, found: &mut Vec<(String, Option<&'static str>)>) {
+    let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+    let mut at = 0;
+    while at < tokens.len() {
+        match &tokens[at..] {
+            [TokenTree::Punct(hash), TokenTree::Punct(_), TokenTree::Group(_), ..] if hash.as_char() == '#' => at += 2,
+            [TokenTree::Punct(hash), TokenTree::Group(attribute), ..] if hash.as_char() == '#' => {
+                let words = attribute.stream().to_string();
+                at += 1;
+                if words.starts_with("error") {
+                    read_tokens(attribute.stream(), None, found);
+                } else if words.replace(' ', "") == "cfg(test)" {
+                    // What it stands before ends in braces or with a semicolon.
+                    let is_end = |token: &TokenTree| match token {
+                        TokenTree::Group(group) => group.delimiter() == Delimiter::Brace,
+                        TokenTree::Punct(punct) => punct.as_char() == ';',
+                        _ => false,
+                    };
+                    at = tokens.iter().skip(at).position(is_end).map_or(tokens.len(), |length| at + length);
+                }
+            }
+            [TokenTree::Ident(name), TokenTree::Punct(bang), TokenTree::Group(inside), ..] if bang.as_char() == '!' => {
+                read_macro(&name.to_string(), inside, found);
+                at += 2;
+            }
+            [TokenTree::Group(group), ..] => read_tokens(group.stream(), None, found),
+            [TokenTree::Literal(literal), ..] => {
+                let (text, level) = (literal.to_string(), level.take());
+                if text.ends_with(['"', '#']) && !text.starts_with(['b', 'c']) {
+                    let text = plain(&text);
+                    found.extend(is_prose(&text).then_some((text, level)));
+                }
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+}
+
+fn read_macro(name: &str, inside: &Group, found: &mut Vec<(String, Option<&'static str>)>) {
+    let level = match name {
+        "warn" | "error" => Some("WARN"),
+        "info" => Some("INFO"),
+        _ if PASSED_OVER.contains(&name) => return,
+        _ => None,
+    };
+    read_tokens(inside.stream(), level, found);
+}
+
+/// A literal as the document has it: one line, `<>` for each placeholder.
+fn plain(literal: &str) -> String {
+    let inside = literal.trim_matches(['r', '#']).trim_start_matches('"').trim_end_matches('"');
+    let (mut text, mut chars, mut depth) = (String::new(), inside.chars().peekable(), 0);
+    while let Some(next) = chars.next() {
+        match next {
+            '\\' => match chars.next() {
+                Some('\n') => while chars.next_if(|after| after.is_whitespace()).is_some() {},
+                Some('n' | 't') => text.push(' '),
+                Some(other) => text.push(other),
+                None => {}
+            },
+            '{' if depth == 0 => {
+                depth = 1;
+                text.push_str("<>");
+            }
+            '}' => depth = 0,
+            // In the document they stand around the text.
+            '`' => {}
+            _ if depth == 0 => text.push(next),
+            _ => {}
+        }
+    }
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+fn is_prose(text: &str) -> bool {
+    let is_word = |word: &&str| word.chars().filter(char::is_ascii_alphabetic).count() >= 2;
+    text.replace("<>", "").split_whitespace().filter(is_word).count() >= 2
+}
+
+/// The texts in backticks, each with what the row's second cell says.
+fn read_document(document: &str) -> BTreeMap<String, String> {
+    let mut texts = BTreeMap::new();
+    for line in document.lines() {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let (place, level) = match cells[..] {
+            ["", first, second, ..] if line.starts_with("| `") => (first, second),
+            _ if line.starts_with("- ") => (line, ""),
+            _ => continue,
+        };
+        for text in place.split('`').skip(1).step_by(2) {
+            let text = without_names(text);
+            if is_prose(&text) {
+                texts.insert(text, level.to_owned());
+            }
+        }
+    }
+    texts
+}
+
+fn without_names(text: &str) -> String {
+    let mut plain = String::new();
+    for (at, part) in text.split('<').enumerate() {
+        let rest = if at == 0 { part } else { part.split_once('>').map_or(part, |(_, rest)| rest) };
+        plain.push_str(if at == 0 { "" } else { "<>" });
+        plain.push_str(rest);
+    }
+    plain
+}
+
+#[test]
+fn texts_are_found_where_a_user_may_read_them() {
+    let source = r##"
+        //! A comment "of words".
+        /// A "doc comment" too.
+        #[error("no {what} here: {0}")]
+        struct One;
+        #[doc = "also a comment"]
+        fn two() {
+            tracing::warn!("rail {} to {peer:?} lost: \
+                            {why}", "its port is down");
+            debug!("nobody reads this");
+            let (short, bytes) = ("lost", b"two words");
+            Err(format!("it's {n} bytes, `at` most"))
+        }
+        #[cfg(test)]
+        mod tests { fn three() { four("of a test") } }
+        const LAST: &str = "the last text";
+    "##;
+    let mut found = Vec::new();
+    read_tokens(source.parse().unwrap(), None, &mut found);
+    let expected = [
+        ("no <> here: <>", None),
+        ("rail <> to <> lost: <>", Some("WARN")),
+        ("its port is down", None),
+        ("it's <> bytes, at most", None),
+        ("the last text", None),
+    ];
+    assert_eq!(found, expected.map(|(text, level)| (text.to_owned(), level)));
+    let document =
+        "# `no message`\n| `rail <rail> lost: <why>` | WARN | `a port` | do |\n- Of `NAME`: `one thing`, `it is <n>`\n";
+    let expected = [("it is <>", ""), ("one thing", ""), ("rail <> lost: <>", "WARN")];
+    assert_eq!(read_document(document), expected.map(|(text, level)| (text.to_owned(), level.to_owned())).into());
+}
