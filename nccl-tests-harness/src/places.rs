@@ -1,6 +1,7 @@
 //! Where this program finds the plugin and the software fabric: below the same prefix once installed (`install`), beside itself as cargo
 //! builds them.
 
+use std::env::consts::ARCH;
 use std::path::{Path, PathBuf};
 
 /// The program, below a prefix.
@@ -34,8 +35,11 @@ pub fn build_command() -> &'static str {
     if cfg!(debug_assertions) { "cargo build" } else { "cargo build --release" }
 }
 
+/// A Debian package has libraries in the architecture's own folder below lib.
 fn installed(program: &Path, path: &str) -> Option<PathBuf> {
-    Some(prefix(program)?.join(path)).filter(|path| path.is_file())
+    let prefix = prefix(program)?;
+    let of_package = path.replacen("lib/", &format!("lib/{ARCH}-linux-gnu/"), 1);
+    [prefix.join(path), prefix.join(of_package)].into_iter().find(|path| path.is_file())
 }
 
 #[cfg(test)]
@@ -53,6 +57,13 @@ mod tests {
         let built = folder.path().join("bin").join(BUILT_PLUGIN);
         fs::write(&built, "").unwrap();
         assert_eq!((plugin(&program), fabric(&program)), (Some(built), folder.path().join("bin/softverbs-ibverbs")));
+        let package = folder.path().join(format!("lib/{ARCH}-linux-gnu"));
+        fs::create_dir_all(package.join("nccl-spark")).unwrap();
+        for path in ["libnccl-net-spark.so", "nccl-spark/softverbs-ibverbs"] {
+            fs::write(package.join(path), "").unwrap();
+        }
+        assert_eq!(plugin(&program), Some(package.join("libnccl-net-spark.so")));
+        assert_eq!(fabric(&program), package.join("nccl-spark/softverbs-ibverbs"));
         for path in [PLUGIN, FABRIC] {
             fs::write(folder.path().join(path), "").unwrap();
         }

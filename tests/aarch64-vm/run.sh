@@ -3,8 +3,10 @@
 # runs all-gather from it over the software fabric (two processes that read each other's memory, which qemu-user cannot
 # emulate) and over soft-RoCE, and removes it. Every byte is checked.
 #
-#   run.sh DEB [CASE]...     CASE: a file of cases/ without .sh; default: all. Those without 00-install have nothing to run.
+#   run.sh [--tests] DEB [CASE]...     CASE: a file of cases/ without .sh; without 00-install no other has anything to run
 #   run.sh --list
+#
+# --tests: also 30-tests, the tests that qemu-user cannot run; builds them with cargo and gcc-aarch64-linux-gnu.
 #
 # On x86-64 Debian 12 or later; root only where packages have to be installed. Changes nothing else of this machine
 # (tests/rxe-vm/boot.sh). Logs stay in CARGO_TARGET_DIR/aarch64-vm. BED_TIMEOUT_S: the whole run (default 1500).
@@ -16,27 +18,39 @@ shopt -s inherit_errexit
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly here bed=$here/../rxe-vm
-# shellcheck source=SCRIPTDIR/../rxe-vm/cache.sh
-source "$bed/cache.sh"
+# shellcheck source=SCRIPTDIR/../rxe-vm/host.sh
+source "$bed/host.sh"
 # Beside all that Debian calls essential.
 readonly packages=(iproute2 procps kmod libibverbs1 ibverbs-providers ibverbs-utils)
+readonly triple=aarch64-unknown-linux-gnu
 
 main() {
-  local checkout deb logs
+  local checkout deb logs target options=()
   if [[ ${1:-} == --list ]]; then
     basename -s .sh "$here"/cases/*.sh
     exit 0
   fi
-  [[ $# -ge 1 ]] || die "usage: run.sh DEB [CASE]..."
+  tests=
+  if [[ ${1:-} == --tests ]]; then
+    tests=yes
+    shift
+  fi
+  [[ $# -ge 1 ]] || die "usage: run.sh [--tests] DEB [CASE]..."
   deb=$(realpath -e "$1")
   [[ $(dpkg-deb -f "$deb" Architecture) == arm64 ]] || die "$deb is not an arm64 package"
   shift
   choose_cases "$@"
   checkout=$(cd "$here/../.." && pwd)
-  logs=${CARGO_TARGET_DIR:-$checkout/target}/aarch64-vm
+  target=${CARGO_TARGET_DIR:-$checkout/target}
+  logs=$target/aarch64-vm
   rm -rf "$logs"
   # The guest sees the whole folder.
   install -D "$deb" "$logs/deb/$(basename "$deb")"
+  if [[ -n $tests ]]; then
+    (cd "$checkout" && build_tests >"$logs/cargo.json")
+    list_tests "$logs/cargo.json" >"$logs/deb/tests.list"
+    options=(--share "$(realpath "$target/$triple/debug")" --env BED_TESTS="$logs/deb/tests.list")
+  fi
   find_cache
   root=$cache/arm64-root-$(root_key)
   if begin_build "$root"; then
@@ -44,17 +58,29 @@ main() {
     end_build "$root"
   fi
   "$bed/boot.sh" --arch arm64 --root "$root/root" --timeout "${BED_TIMEOUT_S:-1500}" --memory 4G --results "$logs" \
-    --share "$here" --share "$logs/deb" --env BED_DEB="$logs/deb/$(basename "$deb")" "$bed/guest.sh" "${cases[@]}"
+    --share "$here" --share "$logs/deb" --env BED_DEB="$logs/deb/$(basename "$deb")" "${options[@]}" "$bed/guest.sh" "${cases[@]}"
 }
 
 choose_cases() {
-  local name
+  local name names=("$@")
+  [[ $# -gt 0 ]] || mapfile -t names < <(basename -s .sh "$here"/cases/*.sh)
   cases=()
-  [[ $# -gt 0 ]] || cases=("$here"/cases/*.sh)
-  for name in "$@"; do
+  for name in "${names[@]}"; do
     [[ -e $here/cases/$name.sh ]] || die "no case $name; there are: $(basename -s .sh "$here"/cases/*.sh | paste -sd' ')"
+    if [[ $name == 30-tests && -z $tests ]]; then
+      [[ $# == 0 ]] || die "30-tests needs --tests"
+      continue
+    fi
     cases+=("$here/cases/$name.sh")
   done
+}
+
+# The simulation opens the software fabric's library, which no test program brings along.
+build_tests() {
+  export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
+  cargo build --target "$triple" -p softverbs
+  cargo test --no-run --message-format=json --target "$triple" \
+    -p nccl-net-spark -p softverbs --lib --test core --test simulation --test returns --test lies
 }
 
 root_key() {
@@ -62,7 +88,7 @@ root_key() {
 }
 
 # The guest's root filesystem. What the packages' own scripts would do is done here instead, as far as something here needs it: they
-# are arm64 programs, and emulated they take a quarter of an hour.
+# are arm64 programs, and emulated they take more than ten minutes.
 build_root() {
   local package
   fetch_packages

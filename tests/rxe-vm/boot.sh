@@ -22,8 +22,8 @@ set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly here
-# shellcheck source=SCRIPTDIR/cache.sh
-source "$here/cache.sh"
+# shellcheck source=SCRIPTDIR/host.sh
+source "$here/host.sh"
 # What the guest loads, in an order that modprobe completes with each one's dependencies.
 readonly modules=(virtio_pci 9p 9pnet_virtio overlay crc32_generic rdma_rxe ib_uverbs rdma_ucm veth
   sch_tbf sch_netem sch_htb ifb act_mirred cls_matchall sch_ingress)

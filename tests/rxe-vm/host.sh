@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Sourced by the scripts that boot a guest: what is fetched and built once, and where Debian's packages come from. They
-# have a function `die`.
+# Sourced by the scripts that boot a guest, on this machine: what is fetched and built once, where Debian's packages come
+# from, which test programs there are. They have a function `die`.
 
 # find_cache: sets $cache, the folder for what is built once.
 find_cache() {
@@ -53,4 +53,10 @@ Dir::Cache "$folder/cache";
 END
   export APT_CONFIG=$folder/apt.conf
   apt-get update -qq
+}
+
+# list_tests FILE: of cargo's messages in FILE, one a line, those that name a test program: the package's folder, tab, the program.
+list_tests() {
+  grep '"profile":{[^}]*"test":true}' "$1" |
+    sed -n 's/.*"manifest_path":"\([^"]*\)\/Cargo\.toml".*"executable":"\([^"]*\)".*/\1\t\2/p'
 }
