@@ -41,7 +41,7 @@ main() {
   shift
   choose_cases "$@"
   checkout=$(cd "$here/../.." && pwd)
-  target=${CARGO_TARGET_DIR:-$checkout/target}
+  target=$(realpath -m "${CARGO_TARGET_DIR:-$checkout/target}")
   logs=$target/aarch64-vm
   rm -rf "$logs"
   # The guest sees the whole folder.
