@@ -79,12 +79,14 @@ compile() {
   PATH=$tools/bin:$PATH cargo zigbuild --locked --profile dist --target "$triple.$glibc" -p nccl-net-spark --lib
   PATH=$tools/bin:$PATH cargo zigbuild --locked --profile dist --target "$triple.$glibc" -p nccl-tests-harness --bin nccl-spark
   # Cargo makes the software fabric a shared object out of a program (softverbs/build.rs), with arguments that contradict each
-  # other for zig's linker; linked from a static library it is the same.
+  # other for zig's linker; linked from a static library it is the same. zig's own unwinder goes in, as it does in the other two,
+  # and -z defs refuses what would be missing when the library is loaded.
   cargo rustc --locked --profile dist --target "$triple" -p softverbs --lib --crate-type staticlib
   mkdir -p "$files"
   "$tools/bin/python" -m ziglang cc -target "$1-linux-gnu.$glibc" -shared -s -o "$files/softverbs-ibverbs" \
     -Wl,--whole-archive "$built/libsoftverbs.a" -Wl,--no-whole-archive -Wl,--gc-sections -Wl,--build-id=none \
-    -Wl,--version-script=softverbs/ibverbs.map -Wl,-soname,libsoftverbs-ibverbs.so.1 -Wl,-z,nodelete -Wl,-z,now -Wl,-z,relro
+    -Wl,--version-script=softverbs/ibverbs.map -Wl,-soname,libsoftverbs-ibverbs.so.1 -Wl,-z,nodelete -Wl,-z,now -Wl,-z,relro \
+    -Wl,-z,defs -lunwind
   cp "$built/libnccl_net_spark.so" "$files/libnccl-net-spark.so"
   cp "$built/nccl-spark" "$files/nccl-spark"
 }

@@ -1,6 +1,7 @@
 //! Where this program finds the plugin and the software fabric: below the same prefix once installed (`install`, or a package, which may
 //! have Debian's folder for each architecture below lib), beside itself as cargo builds them.
 
+use std::env::consts::ARCH;
 use std::path::{Path, PathBuf};
 
 /// The program, below a prefix.
@@ -12,12 +13,6 @@ pub const FABRIC: &str = "lib/nccl-spark/softverbs-ibverbs";
 
 /// The plugin's name as cargo has it.
 const BUILT_PLUGIN: &str = "libnccl_net_spark.so";
-/// Debian's name for this machine's libraries.
-#[cfg(target_arch = "x86_64")]
-const TRIPLET: &str = "x86_64-linux-gnu";
-#[cfg(target_arch = "aarch64")]
-const TRIPLET: &str = "aarch64-linux-gnu";
-
 const BUILT_FABRIC: &str = "softverbs-ibverbs";
 
 /// The prefix below which `program` would be if it were installed.
@@ -40,11 +35,11 @@ pub fn build_command() -> &'static str {
     if cfg!(debug_assertions) { "cargo build" } else { "cargo build --release" }
 }
 
-/// `path`, or the same in `lib/<triplet>`, below the prefix of `program`.
+/// A Debian package has libraries in the architecture's own folder below lib.
 fn installed(program: &Path, path: &str) -> Option<PathBuf> {
     let prefix = prefix(program)?;
-    let triplet = path.strip_prefix("lib/").map(|rest| prefix.join(format!("lib/{TRIPLET}")).join(rest));
-    [Some(prefix.join(path)), triplet].into_iter().flatten().find(|path| path.is_file())
+    let of_package = path.replacen("lib/", &format!("lib/{ARCH}-linux-gnu/"), 1);
+    [prefix.join(path), prefix.join(of_package)].into_iter().find(|path| path.is_file())
 }
 
 #[cfg(test)]
@@ -62,13 +57,13 @@ mod tests {
         let built = folder.path().join("bin").join(BUILT_PLUGIN);
         fs::write(&built, "").unwrap();
         assert_eq!((plugin(&program), fabric(&program)), (Some(built), folder.path().join("bin/softverbs-ibverbs")));
-        let debians = folder.path().join("lib").join(TRIPLET);
-        fs::create_dir_all(debians.join("nccl-spark")).unwrap();
+        let package = folder.path().join(format!("lib/{ARCH}-linux-gnu"));
+        fs::create_dir_all(package.join("nccl-spark")).unwrap();
         for path in ["libnccl-net-spark.so", "nccl-spark/softverbs-ibverbs"] {
-            fs::write(debians.join(path), "").unwrap();
+            fs::write(package.join(path), "").unwrap();
         }
-        assert_eq!(plugin(&program), Some(debians.join("libnccl-net-spark.so")));
-        assert_eq!(fabric(&program), debians.join("nccl-spark/softverbs-ibverbs"));
+        assert_eq!(plugin(&program), Some(package.join("libnccl-net-spark.so")));
+        assert_eq!(fabric(&program), package.join("nccl-spark/softverbs-ibverbs"));
         for path in [PLUGIN, FABRIC] {
             fs::write(folder.path().join(path), "").unwrap();
         }

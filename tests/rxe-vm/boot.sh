@@ -1,10 +1,12 @@
 #!/bin/bash
 # Boots a Debian kernel with soft-RoCE (rdma_rxe) under qemu and runs one script there, as root, on this machine's own
-# root filesystem: read-only, below a tmpfs, so nothing of the host changes. Needs no RDMA hardware and loads no module
-# on the host. x86-64 Debian (12 or later); root only where packages have to be installed.
+# root filesystem or on another folder: read-only, below a tmpfs, so nothing of the host changes. Needs no RDMA hardware
+# and loads no module on the host. x86-64 Debian (12 or later); root only where packages have to be installed.
 #
 #   boot.sh [OPTION]... GUEST_SCRIPT [ARGUMENT]...
 #
+#   --arch ARCH       amd64 (default), or arm64: emulated, on a root filesystem of its own (--root)
+#   --root DIR        the guest's root filesystem (default /)
 #   --share DIR       show DIR at the same path in the guest (copy on write) although the guest has its own /tmp, /run,
 #                     /dev, /proc and /sys; the folder of GUEST_SCRIPT always is
 #   --env NAME=VALUE  set a variable for GUEST_SCRIPT
@@ -20,20 +22,24 @@ set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly here
+# shellcheck source=SCRIPTDIR/host.sh
+source "$here/host.sh"
 # What the guest loads, in an order that modprobe completes with each one's dependencies.
 readonly modules=(virtio_pci 9p 9pnet_virtio overlay crc32_generic rdma_rxe ib_uverbs rdma_ucm veth
   sch_tbf sch_netem sch_htb ifb act_mirred cls_matchall sch_ingress)
-readonly packages=(qemu-system-x86 busybox-static cpio kmod iproute2 procps strace
-  libibverbs1 ibverbs-providers ibverbs-utils)
+# What this machine needs to boot a guest, and what a guest needs that runs on this machine's root filesystem.
+readonly boot_packages=(cpio kmod) root_packages=(iproute2 procps strace libibverbs1 ibverbs-providers ibverbs-utils)
 
 main() {
   parse_arguments "$@"
-  [[ $(uname -m) == x86_64 ]] || die "the bed boots an x86-64 Debian kernel; this machine is $(uname -m)"
+  [[ $(uname -m) == x86_64 ]] || die "the bed needs an x86-64 machine; this one is $(uname -m)"
   install_packages
-  cache=${SPARK_BED_CACHE:-${XDG_CACHE_HOME:-/var/tmp}/nccl-spark-bed-$(id -u)}
-  mkdir -p "$cache"
-  [[ -O $cache ]] || die "$cache belongs to somebody else; name another folder in SPARK_BED_CACHE"
-  build_initrd
+  find_cache
+  image=$cache/$arch-$(image_key)
+  if begin_build "$image"; then
+    build_initrd
+    end_build "$image"
+  fi
   run_dir=$(mktemp -d "$cache/run.XXXXXX")
   trap 'rm -rf "$run_dir"' EXIT
   describe_run
@@ -42,21 +48,24 @@ main() {
 }
 
 parse_arguments() {
-  shares=() variables=() time_limit_s=300 memory=4G cpus=2 results=
+  arch=amd64 root=/ shares=() variables=() time_limit_s=300 memory=4G cpus=2 results=
   while [[ ${1:-} == --* ]]; do
     [[ $# -ge 2 ]] || die "$1 needs a value"
     case $1 in
+      --arch) [[ $2 =~ ^(amd64|arm64)$ ]] || die "--arch takes amd64 or arm64, not '$2'"; arch=$2 ;;
+      --root) root=$(realpath -e "$2") ;;
       --share) shares+=("$(realpath -e "$2")") ;;
       --env) [[ $2 == ?*=* ]] || die "--env takes NAME=VALUE, not '$2'"; variables+=("$2") ;;
       --timeout) [[ $2 =~ ^[1-9][0-9]*$ ]] || die "--timeout takes seconds, not '$2'"; time_limit_s=$2 ;;
       --memory) memory=$2 ;;
       --cpus) cpus=$2 ;;
       --results) results=$2 ;;
-      *) die "unknown option $1 (allowed: --share --env --timeout --memory --cpus --results)" ;;
+      *) die "unknown option $1 (allowed: --arch --root --share --env --timeout --memory --cpus --results)" ;;
     esac
     shift 2
   done
   [[ $# -ge 1 ]] || die "usage: boot.sh [OPTION]... GUEST_SCRIPT [ARGUMENT]..."
+  [[ $arch == amd64 || $root != / ]] || die "--arch $arch needs a root filesystem of its own: --root DIR"
   guest_script=$(realpath -e "$1")
   shift
   guest_arguments=("$@")
@@ -64,7 +73,13 @@ parse_arguments() {
 }
 
 install_packages() {
-  local package missing=()
+  local package packages missing=()
+  packages=("${boot_packages[@]}")
+  case $arch in
+    amd64) packages+=(qemu-system-x86) ;;
+    arm64) packages+=(qemu-system-arm) ;;
+  esac
+  [[ $root != / ]] || packages+=("${root_packages[@]}")
   for package in "${packages[@]}"; do
     [[ $(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null) == installed ]] || missing+=("$package")
   done
@@ -75,54 +90,51 @@ install_packages() {
   DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
-# Once for each version of what goes in: the kernel's package unpacked (not installed), and an
-# initrd of busybox, the modules and guest-init.sh.
-build_initrd() {
-  local key
-  key=$({ cat "$here/guest-init.sh"; declare -p modules; declare -f unpack_kernel fill_initrd build_initrd; } |
-    sha256sum | cut -c1-16)
-  image=$cache/$key
-  exec 9>"$cache/lock"
-  flock -w 600 9 || die "another boot.sh has been building in $cache for ten minutes"
-  if [[ ! -e $image/complete ]]; then
-    rm -rf "$image"
-    mkdir -p "$image/kernel" "$image/root"
-    unpack_kernel
-    fill_initrd
-    mv "$image"/kernel/boot/vmlinuz-* "$image/vmlinuz"
-    rm -rf "$image/kernel" "$image/root"
-    touch "$image/complete"
-  fi
-  exec 9>&-
+# Another kernel and initrd for each version of what goes in.
+image_key() {
+  { cat "$here/guest-init.sh"; declare -p modules; declare -f use_archive build_initrd unpack_packages fill_initrd; } | sha256sum | cut -c1-16
 }
 
-unpack_kernel() {
-  local package
-  # The tool's own lists may be older than the archive, which keeps only the newest kernel.
-  [[ $(id -u) != 0 ]] || apt-get update -qq
-  package=$(apt-cache depends linux-image-amd64 | awk '/Depends: linux-image-/ { print $2; exit }')
-  [[ -n $package ]] || die "apt knows no linux-image-amd64: this needs Debian's package archive"
-  echo "bed: fetching $package"
-  (cd "$image" && timeout 600 apt-get download -qq -o APT::Sandbox::User="$(id -un)" "$package") || die "apt-get download $package failed"
-  dpkg -x "$image/$package"_*.deb "$image/kernel"
-  rm "$image/$package"_*.deb
+# The packages of the kernel and of busybox unpacked (not installed), and an initrd of busybox, the modules and guest-init.sh.
+build_initrd() {
+  mkdir "$image/unpacked" "$image/root"
+  (
+    use_archive "$arch"
+    unpack_packages
+  )
+  fill_initrd
+  mv "$image"/unpacked/boot/vmlinuz-* "$image/vmlinuz"
+  rm -rf "$image/unpacked" "$image/root"
+}
+
+unpack_packages() {
+  local kernel package
+  kernel=$(apt-cache depends "linux-image-$arch" | awk '/Depends: linux-image-/ { print $2; exit }')
+  [[ -n $kernel ]] || die "apt knows no linux-image-$arch: this needs Debian's package archive"
+  cd "$image"
+  for package in "$kernel" busybox-static; do
+    echo "bed: fetching $package ($arch)"
+    timeout 600 apt-get download -qq -o APT::Sandbox::User="$(id -un)" "$package" || die "apt-get download $package failed"
+    dpkg -x "$package"_*.deb unpacked
+    rm "$package"_*.deb
+  done
 }
 
 fill_initrd() {
-  local release module path number=0 paths root=$image/root
-  release=$(basename "$image"/kernel/lib/modules/*)
-  depmod -b "$image/kernel" "$release"
-  mkdir -p "$root"/{bin,proc,sys,dev,newroot,modules,layers}
-  cp /bin/busybox "$root/bin/"
-  install -m 755 "$here/guest-init.sh" "$root/init"
+  local release module path number=0 paths unpacked=$image/unpacked initrd=$image/root
+  release=$(basename "$unpacked"/lib/modules/*)
+  depmod -b "$unpacked" "$release"
+  mkdir -p "$initrd"/{bin,proc,sys,dev,newroot,modules,layers}
+  cp "$unpacked/bin/busybox" "$initrd/bin/"
+  install -m 755 "$here/guest-init.sh" "$initrd/init"
   paths=$(for module in "${modules[@]}"; do
-    modprobe -d "$image/kernel" -S "$release" --show-depends "$module" || die "this kernel has no module $module"
+    modprobe -d "$unpacked" -S "$release" --show-depends "$module" || die "this kernel has no module $module"
   done | awk '$1 == "insmod" && !seen[$2]++ { print $2 }')
   for path in $paths; do
     number=$((number + 1))
-    cp "$path" "$root/modules/$(printf %02d "$number")-$(basename "$path")"
+    cp "$path" "$initrd/modules/$(printf %02d "$number")-$(basename "$path")"
   done
-  (cd "$root" && find . | cpio --quiet -o -H newc | gzip -1 >"$image/initrd.gz")
+  (cd "$initrd" && find . | cpio --quiet -o -H newc | gzip -1 >"$image/initrd.gz")
 }
 
 # What the guest is to do, in a folder that both sides can write.
@@ -141,7 +153,6 @@ describe_run() {
     echo 'export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C'
     [[ ${#variables[@]} -eq 0 ]] || printf 'export %q\n' "${variables[@]}"
     echo 'ulimit -l unlimited'
-    echo 'ip link set lo up'
     printf 'cd %q\n' "$(dirname "$guest_script")"
     printf 'exec bash'
     printf ' %q' "$guest_script" "${guest_arguments[@]}"
@@ -150,16 +161,26 @@ describe_run() {
 }
 
 boot() {
-  local share number=0 command
-  # The emulated counter is reliable, and the kernel would not believe it: without these every look at the clock is a system
-  # call to an emulated device.
-  command=(qemu-system-x86_64 -M q35 -cpu max -m "$memory" -smp "$cpus" -display none -vga none -monitor none
+  local share number=0 command parameters
+  case $arch in
+    amd64)
+      # The emulated counter is reliable, and the kernel would not believe it: without these every look at the clock is a
+      # system call to an emulated device.
+      parameters="console=ttyS0 mitigations=off tsc=reliable clocksource=tsc"
+      command=(qemu-system-x86_64 -M q35 -cpu max)
+      if kvm_works; then command+=(-accel kvm); fi
+      ;;
+    arm64)
+      parameters="console=ttyAMA0 mitigations=off"
+      # Pointer authentication as the architecture has it takes most of the time that an emulated call takes.
+      command=(qemu-system-aarch64 -M virt -cpu "max,pauth-impdef=on")
+      ;;
+  esac
+  command+=(-accel "tcg,thread=multi,tb-size=512" -m "$memory" -smp "$cpus" -display none -vga none -monitor none
     -serial stdio -nic none -no-reboot -kernel "$image/vmlinuz" -initrd "$image/initrd.gz"
-    -append "console=ttyS0 quiet loglevel=4 panic=-1 oops=panic mitigations=off tsc=reliable clocksource=tsc"
-    -virtfs "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap"
+    -append "quiet loglevel=4 panic=-1 oops=panic $parameters"
+    -virtfs "local,path=${root//,/,,},mount_tag=host,security_model=none,readonly=on,multidevs=remap"
     -virtfs "local,path=${run_dir//,/,,},mount_tag=run,security_model=none,multidevs=remap")
-  if kvm_works; then command+=(-accel kvm); fi
-  command+=(-accel "tcg,thread=multi,tb-size=512")
   for share in "${shares[@]}"; do
     command+=(-virtfs "local,path=${share//,/,,},mount_tag=share$number,security_model=none,readonly=on,multidevs=remap")
     number=$((number + 1))

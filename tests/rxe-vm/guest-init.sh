@@ -1,6 +1,6 @@
 #!/bin/busybox sh
 # shellcheck shell=dash
-# The guest's process 1: loads the modules, lays a tmpfs over the host's root, adds the shared folders, runs the command
+# The guest's process 1: loads the modules, lays a tmpfs over the root folder, adds the shared folders, runs the command
 # that boot.sh left, and leaves its exit status. Anything that fails here leaves words in place of a status.
 /bin/busybox mkdir -p /sbin /usr/bin /usr/sbin
 /bin/busybox --install -s
@@ -27,6 +27,7 @@ mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
 hostname bed
+ip link set lo up
 failed=
 for module in /modules/*; do insmod "$module" || failed="$failed $module"; done
 mkdir /run_share

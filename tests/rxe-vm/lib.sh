@@ -1,8 +1,9 @@
 # shellcheck shell=bash
 # Sourced by every case, in the guest. A case is a file cases/NN-name.sh: it makes the rails that it needs, runs
 # something, and checks. It passes by ending; `fail` ends it with a reason, and so does any command that fails.
-# From suite.sh by way of guest.sh: BED_CHECKOUT, BED_TARGET (cargo's build folder), BED_TESTS (a file that lists the
-# test programs: package folder, tab, program), BED_LOGS (a folder for this case's files; it outlives the guest).
+# From suite.sh by way of guest.sh: BED_CHECKOUT, BED_TARGET (cargo's build folder; without it the installed nccl-spark
+# is run), BED_TESTS (a file that lists the test programs: package folder, tab, program). From guest.sh: BED_LOGS (a folder
+# for this case's files; it outlives the guest).
 set -euo pipefail
 
 # shellcheck source=SCRIPTDIR/rails.sh
@@ -28,10 +29,11 @@ spark() {
 
 # spark_status: the same, for a run that may fail; returns its status.
 spark_status() {
-  local name=$1 command=$2 rails_a=$3 rails_b=$4 release=$BED_TARGET/release status=0
+  local name=$1 command=$2 rails_a=$3 rails_b=$4 release=${BED_TARGET:+$BED_TARGET/release} status=0
   shift 4
   output=$BED_LOGS/$name.txt
-  NCCL_DEBUG=INFO timeout 300 "$release/nccl-spark" "$command" -r 2 --plugin "$release/libnccl_net_spark.so" \
+  NCCL_DEBUG=INFO timeout 300 "${release:+$release/}nccl-spark" "$command" -r 2 \
+    ${release:+--plugin "$release/libnccl_net_spark.so"} \
     --rank-env "0:NCCL_IB_HCA=$rails_a" --rank-env 0:NCCL_SOCKET_IFNAME=ea0 \
     --rank-env "1:NCCL_IB_HCA=$rails_b" --rank-env 1:NCCL_SOCKET_IFNAME=eb0 \
     "$@" >"$output" 2>&1 || status=$?

@@ -10,6 +10,8 @@ set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 checkout=$(cd "$here/../.." && pwd)
+# shellcheck source=SCRIPTDIR/host.sh
+source "$here/host.sh"
 build=yes
 
 main() {
@@ -57,10 +59,8 @@ choose_cases() {
 build_all() {
   mkdir -p "$logs"
   cargo build --release --workspace
-  # cargo's messages, one a line: of those that name a test program, the package's folder and the program.
   cargo test --workspace --no-run --message-format=json >"$logs/cargo.json"
-  grep '"profile":{[^}]*"test":true}' "$logs/cargo.json" |
-    sed -n 's/.*"manifest_path":"\([^"]*\)\/Cargo\.toml".*"executable":"\([^"]*\)".*/\1\t\2/p' >"$logs/tests.list"
+  list_tests "$logs/cargo.json" >"$logs/tests.list"
 }
 
 die() {

@@ -1,0 +1,62 @@
+# shellcheck shell=bash
+# Sourced by the scripts that boot a guest, on this machine: what is fetched and built once, where Debian's packages come
+# from, which test programs there are. They have a function `die`.
+
+# find_cache: sets $cache, the folder for what is built once.
+find_cache() {
+  cache=${SPARK_BED_CACHE:-${XDG_CACHE_HOME:-/var/tmp}/nccl-spark-bed-$(id -u)}
+  mkdir -p "$cache"
+  [[ -O $cache ]] || die "$cache belongs to somebody else; name another folder in SPARK_BED_CACHE"
+}
+
+# begin_build FOLDER: true when FOLDER, which is empty then, has to be filled; nobody else builds until end_build.
+begin_build() {
+  exec 9>"$cache/lock"
+  flock -w 600 9 || die "another script has been building in $cache for ten minutes"
+  if [[ -e $1/complete ]]; then
+    exec 9>&-
+    return 1
+  fi
+  rm -rf "$1" || die "cannot empty $1"
+  mkdir -p "$1" || die "cannot make $1"
+}
+
+# end_build FOLDER: FOLDER is filled.
+end_build() {
+  touch "$1/complete"
+  exec 9>&-
+}
+
+# use_archive ARCH: from here on apt-get and apt-cache are about packages of ARCH. For amd64 they come from this machine's own archive,
+# for another architecture from Debian 12's, with lists in a folder of the cache: what this machine's apt knows stays as it is.
+use_archive() {
+  local folder=$cache/apt-$1 suite
+  if [[ $1 == amd64 ]]; then
+    # The tool's own lists may be older than the archive, which keeps only the newest kernel.
+    [[ $(id -u) != 0 ]] || apt-get update -qq
+    return
+  fi
+  mkdir -p "$folder"/{lists,cache/archives}/partial
+  : >"$folder/status"
+  for suite in 'debian bookworm' 'debian bookworm-updates' 'debian-security bookworm-security'; do
+    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/$suite main"
+  done >"$folder/sources.list"
+  cat >"$folder/apt.conf" <<END
+APT::Architecture "$1";
+APT::Architectures { "$1"; };
+APT::Sandbox::User "$(id -un)";
+Dir::Etc::SourceList "$folder/sources.list";
+Dir::Etc::SourceParts "-";
+Dir::State "$folder";
+Dir::State::Status "$folder/status";
+Dir::Cache "$folder/cache";
+END
+  export APT_CONFIG=$folder/apt.conf
+  apt-get update -qq
+}
+
+# list_tests FILE: of cargo's messages in FILE, one a line, those that name a test program: the package's folder, tab, the program.
+list_tests() {
+  grep '"profile":{[^}]*"test":true}' "$1" |
+    sed -n 's/.*"manifest_path":"\([^"]*\)\/Cargo\.toml".*"executable":"\([^"]*\)".*/\1\t\2/p'
+}
