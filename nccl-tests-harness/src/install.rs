@@ -17,6 +17,7 @@ use bundle::Item;
 use clap::Args;
 use files::{State, put};
 use manifest::Manifest;
+use nix::unistd::geteuid;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
@@ -187,7 +188,9 @@ fn report(
     writeln!(out, "Do not set NCCL_NET in a login script: NCCL fails with it on a machine that has no usable rail.")?;
     let installed = prefix.join(places::PROGRAM);
     let program = if bin.is_dir() { installed.as_path() } else { program };
-    Ok(writeln!(out, "To remove it:\n  {}", command(program, "uninstall", prefix))?)
+    // What root installed only root removes.
+    let sudo = if geteuid().is_root() { "sudo " } else { "" };
+    Ok(writeln!(out, "To remove it:\n  {sudo}{}", command(program, "uninstall", prefix))?)
 }
 
 /// The command line that does this as root or, where no root is needed, as it is.

@@ -60,7 +60,7 @@ fn text(reader: Reader, plugin: &str) -> Result<String> {
                 "the path {plugin} has a character that docker run cannot take: copy the plugin, and name the copy with --plugin"
             );
             format!(
-                "--network host --device /dev/infiniband --ulimit memlock=-1 -v {plugin}:{plugin}:ro -e NCCL_NET_PLUGIN={plugin} \
+                "--network host --ipc host --device /dev/infiniband --ulimit memlock=-1 -v {plugin}:{plugin}:ro -e NCCL_NET_PLUGIN={plugin} \
                  -e NCCL_NET={NETWORK}"
             )
         }

@@ -153,7 +153,7 @@ impl From<PcieLink> for LinkJson {
 pub fn settings(mut out: impl Write) -> Result<()> {
     let settings = Settings::of_this_process();
     for (index, row) in config::table().iter().enumerate() {
-        let default = if row.default.is_empty() { "chosen by the plugin" } else { row.default };
+        let default = if row.default.is_empty() { "unset" } else { row.default };
         writeln!(out, "{} [default: {default}]\n    {}", row.name, row.doc)?;
         let held = settings.as_ref().ok().and_then(|settings| settings.held().get(index));
         match held.map(|held| (&held.value, &held.source)) {
