@@ -142,15 +142,23 @@ make_deb() {
   cp dist/deb/copyright README.md "$doc/"
   cp -r docs/guide "$doc/"
   gzip -9nc CHANGELOG.md >"$doc/changelog.gz"
+  gzip -9nc >"$doc/changelog.Debian.gz" <<END
+nccl-net-spark ($version-1) unstable; urgency=medium
+
+  * Release $version: see changelog.gz.
+
+ -- $(sed -n 's/^Maintainer: //p' dist/deb/control)  $(date --utc --rfc-email --date="@$SOURCE_DATE_EPOCH")
+END
+  cp dist/deb/triggers "$root/DEBIAN/"
   cp dist/deb/lintian-overrides "$root/usr/share/lintian/overrides/nccl-net-spark"
   local size
   size=$(du -k --apparent-size --summarize "$root/usr" | cut -f1)
-  sed -e "s/@VERSION@/$version/" -e "s/@ARCHITECTURE@/$debian/" -e "s/@SIZE@/$size/" dist/deb/control >"$root/DEBIAN/control"
+  sed -e "s/@VERSION@/$version-1/" -e "s/@ARCHITECTURE@/$debian/" -e "s/@SIZE@/$size/" dist/deb/control >"$root/DEBIAN/control"
   (cd "$root" && find usr -type f -print0 | sort -z | xargs -0 md5sum >DEBIAN/md5sums)
   find "$root" -type d -exec chmod 755 {} +
   find "$root" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
   # xz, because lintian of Debian 12 knows no later one.
-  dpkg-deb --root-owner-group -Zxz --build "$root" "$out/nccl-net-spark_${version}_$debian.deb" >/dev/null
+  dpkg-deb --root-owner-group -Zxz --build "$root" "$out/nccl-net-spark_$version-1_$debian.deb" >/dev/null
 }
 
 make_wheel() {
