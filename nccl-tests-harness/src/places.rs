@@ -1,7 +1,6 @@
 //! Where this program finds the plugin and the software fabric: below the same prefix once installed (`install`, or a package, which may
 //! have Debian's folder for each architecture below lib), beside itself as cargo builds them.
 
-use std::env::consts::ARCH;
 use std::path::{Path, PathBuf};
 
 /// The program, below a prefix.
@@ -13,6 +12,9 @@ pub const FABRIC: &str = "lib/nccl-spark/softverbs-ibverbs";
 
 /// The plugin's name as cargo has it.
 const BUILT_PLUGIN: &str = "libnccl_net_spark.so";
+/// Where a Debian package has libraries of this architecture.
+const PACKAGE_LIB: &str = if cfg!(target_arch = "aarch64") { "lib/aarch64-linux-gnu/" } else { "lib/x86_64-linux-gnu/" };
+
 const BUILT_FABRIC: &str = "softverbs-ibverbs";
 
 /// The prefix below which `program` would be if it were installed.
@@ -38,7 +40,7 @@ pub fn build_command() -> &'static str {
 /// A Debian package has libraries in the architecture's own folder below lib.
 fn installed(program: &Path, path: &str) -> Option<PathBuf> {
     let prefix = prefix(program)?;
-    let of_package = path.replacen("lib/", &format!("lib/{ARCH}-linux-gnu/"), 1);
+    let of_package = path.replacen("lib/", PACKAGE_LIB, 1);
     [prefix.join(path), prefix.join(of_package)].into_iter().find(|path| path.is_file())
 }
 
@@ -57,7 +59,7 @@ mod tests {
         let built = folder.path().join("bin").join(BUILT_PLUGIN);
         fs::write(&built, "").unwrap();
         assert_eq!((plugin(&program), fabric(&program)), (Some(built), folder.path().join("bin/softverbs-ibverbs")));
-        let package = folder.path().join(format!("lib/{ARCH}-linux-gnu"));
+        let package = folder.path().join(PACKAGE_LIB);
         fs::create_dir_all(package.join("nccl-spark")).unwrap();
         for path in ["libnccl-net-spark.so", "nccl-spark/softverbs-ibverbs"] {
             fs::write(package.join(path), "").unwrap();
