@@ -12,10 +12,11 @@ pub const FABRIC: &str = "lib/nccl-spark/softverbs-ibverbs";
 
 /// The plugin's name as cargo has it.
 const BUILT_PLUGIN: &str = "libnccl_net_spark.so";
-/// Where a Debian package has libraries of this architecture.
-const PACKAGE_LIB: &str = if cfg!(target_arch = "aarch64") { "lib/aarch64-linux-gnu/" } else { "lib/x86_64-linux-gnu/" };
-
 const BUILT_FABRIC: &str = "softverbs-ibverbs";
+
+/// Where a Debian package has libraries of this architecture.
+const PACKAGE_LIB: &str =
+    if cfg!(target_arch = "aarch64") { "lib/aarch64-linux-gnu/" } else { "lib/x86_64-linux-gnu/" };
 
 /// The prefix below which `program` would be if it were installed.
 pub fn prefix(program: &Path) -> Option<&Path> {
