@@ -1,5 +1,5 @@
 #!/bin/bash
-# A whole aarch64 machine, emulated by qemu: Debian 12's arm64 kernel, glibc and libibverbs. Installs the arm64 deb there,
+# A whole aarch64 machine, emulated by qemu: this Debian's arm64 kernel, glibc and libibverbs. Installs the arm64 deb there,
 # runs all-gather from it over the software fabric (two processes that read each other's memory, which qemu-user cannot
 # emulate) and over soft-RoCE, and removes it. Every byte is checked.
 #
@@ -102,7 +102,7 @@ build_root() {
 }
 
 fetch_packages() (
-  echo "aarch64-vm: fetching Debian 12's packages (arm64)"
+  echo "aarch64-vm: fetching Debian's packages (arm64)"
   use_archive arm64
   mkdir -p "$root/packages/partial"
   apt-get install -y -qq --download-only --no-install-recommends -o Dir::Cache::Archives="$root/packages" \

@@ -27,10 +27,10 @@ end_build() {
   exec 9>&-
 }
 
-# use_archive ARCH: from here on apt-get and apt-cache are about packages of ARCH. For amd64 they come from this machine's own archive,
-# for another architecture from Debian 12's, with lists in a folder of the cache: what this machine's apt knows stays as it is.
+# use_archive ARCH: from here on apt-get and apt-cache are about packages of ARCH, from this machine's own archive. For another
+# architecture than amd64 the lists are in a folder of the cache: what this machine's apt knows stays as it is.
 use_archive() {
-  local folder=$cache/apt-$1 suite
+  local folder=$cache/apt-$1
   if [[ $1 == amd64 ]]; then
     # The tool's own lists may be older than the archive, which keeps only the newest kernel.
     [[ $(id -u) != 0 ]] || apt-get update -qq
@@ -38,15 +38,10 @@ use_archive() {
   fi
   mkdir -p "$folder"/{lists,cache/archives}/partial
   : >"$folder/status"
-  for suite in 'debian bookworm' 'debian bookworm-updates' 'debian-security bookworm-security'; do
-    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/$suite main"
-  done >"$folder/sources.list"
   cat >"$folder/apt.conf" <<END
 APT::Architecture "$1";
 APT::Architectures { "$1"; };
 APT::Sandbox::User "$(id -un)";
-Dir::Etc::SourceList "$folder/sources.list";
-Dir::Etc::SourceParts "-";
 Dir::State "$folder";
 Dir::State::Status "$folder/status";
 Dir::Cache "$folder/cache";
