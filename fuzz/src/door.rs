@@ -2,8 +2,8 @@
 //!
 //! Input: a tape of pieces, each a length and bytes, that the stranger writes one by one before it closes its side. A byte at the
 //! front says whether the door's own token goes in where a hello's would be: all else a stranger can send, that it cannot.
-//! The listener's host has no rails and its tuner is off: an invited peer is told of the one that it meets first, in an error, and
-//! everybody else gets silence.
+//! The listener's host has no rails and its tuner is off: an invited peer gets an error about the tuner or about rails, and everybody
+//! else gets silence.
 
 use crate::tape::Tape;
 use crate::{Seeds, handshake, memory};
