@@ -121,7 +121,7 @@ fn check_values(settings: &Settings) {
 /// Each grammar of the table once, from either place, and what is allowed besides.
 pub fn seeds() -> Seeds {
     let file = "# all of it\n\nNCCL_IB_TC=106 # DSCP 26\nNCCL_IB_HCA = ^=mlx5_0:1,mlx5_1:\r\nNCCL_IB_GID_INDEX=-1\nNCCL_IB_QPS_PER_CONNECTION=4\n\
-        NCCL_SOCKET_IFNAME=enp1s0f0np0\nNCCL_SOCKET_FAMILY=AF_INET6\nNCCL_SPARK_PROBE_TIMEOUT_MS=100\nNCCL_IB_SL=\n";
+        NCCL_SOCKET_IFNAME=enp1s0f0np0\nNCCL_SOCKET_FAMILY=AF_INET6\nNCCL_SPARK_PROBE_TIMEOUT_MS=100\nNCCL_IB_SL=\nNCCL_IBVERBS_LIB=#\n";
     let ranges: String = table()
         .iter()
         .filter(|row| row.name != NOT_FROM_HERE && !row.default.is_empty())

@@ -69,7 +69,8 @@ impl SettingsFile {
             let Some((name, value)) = text.split_once('=') else {
                 return Err(wrong("the line", text, "a line must be NAME=value; `#` starts a comment".to_owned()));
             };
-            let (name, value) = (name.trim().to_owned(), value.trim().to_owned());
+            // `NAME=#x` is what `NAME= #x` is: white space around the `=` means nothing.
+            let (name, value) = (name.trim().to_owned(), without_comment(value).trim().to_owned());
             if let Some(first) = lines.iter().find(|line| line.name == name) {
                 return Err(wrong(&name, &value, format!("line {} already sets it", first.number)));
             }
@@ -84,7 +85,7 @@ impl SettingsFile {
     }
 }
 
-/// The line up to a `#` that starts it or follows white space. Another `#` belongs to the value.
+/// The text of a line or of a value, up to a `#` that starts it or follows white space. Another `#` belongs to the value.
 fn without_comment(line: &str) -> &str {
     let starts = |at: usize| line[..at].chars().next_back().is_none_or(char::is_whitespace);
     let comment = line.match_indices('#').map(|(at, _)| at).find(|at| starts(*at));
@@ -122,10 +123,10 @@ mod tests {
     }
 
     #[test]
-    fn a_comment_begins_a_line_or_follows_white_space() {
+    fn a_comment_begins_a_line_or_a_value_or_follows_white_space() {
         let file = parse("A=106 # DSCP 26\nB=2\t#x\nC=a#b # c#d\nD= # unset\n\t# E=1\nF=#1\n").unwrap();
         let values: Vec<_> = file.lines.iter().map(|line| (line.name.as_str(), line.value.as_str())).collect();
-        assert_eq!(values, [("A", "106"), ("B", "2"), ("C", "a#b"), ("D", ""), ("F", "#1")]);
+        assert_eq!(values, [("A", "106"), ("B", "2"), ("C", "a#b"), ("D", ""), ("F", "")]);
         assert!(parse("NCCL_IB_TC # =106").unwrap_err().to_string().contains("NAME=value"));
     }
 
