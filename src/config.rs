@@ -279,15 +279,27 @@ pub fn standard_files() -> Vec<PathBuf> {
 /// The table's row; `shown` is what an error calls the setting.
 fn known(name: &str, value: &str, shown: &str) -> Result<&'static Row> {
     TABLE.iter().find(|row| row.name == name).ok_or_else(|| {
-        // The likely ones: what is misspelt mostly begins right.
-        let near = |row: &&Row| row.name.starts_with(OWN_PREFIX) || !name.starts_with(OWN_PREFIX);
-        let names: Vec<&str> = TABLE.iter().filter(near).map(|row| row.name).collect();
+        let meant = match nearest(name) {
+            Some(near) => format!("did you mean {near}? "),
+            None => String::new(),
+        };
         Error::Setting {
             name: shown.to_owned(),
             value: value.to_owned(),
-            allowed: format!("no such setting; the settings: {}", names.join(", ")),
+            allowed: format!("no such setting; {meant}`nccl-spark settings` lists all"),
         }
     })
+}
+
+/// The setting that was probably meant: its end (a unit, mostly) is missing, or at most a fifth of its letters are missing,
+/// wrong or swapped.
+fn nearest(name: &str) -> Option<&'static str> {
+    let begun = TABLE.iter().find(|row| name.len() > OWN_PREFIX.len() && row.name.starts_with(name));
+    // A file's line may be of any length, and must not take long.
+    let candidates = TABLE.iter().filter(|row| row.name.len().abs_diff(name.len()) <= row.name.len() / 5);
+    let distances = candidates.map(|row| (strsim::damerau_levenshtein(name, row.name), row.name));
+    let close = distances.filter(|(distance, of)| *distance <= of.len() / 5).min();
+    begun.map(|row| row.name).or(close.map(|(_, name)| name))
 }
 
 /// Every line of a file is held to the table, also one that the environment overrides.
@@ -492,9 +504,10 @@ mod tests {
     fn what_a_file_says_is_held_to_the_table_and_named_with_file_and_line() {
         for (line, allowed) in [
             ("NCCL_IB_TC=256", "0 to 255"),
-            ("NCCL_SPARK_MIN_SHARE=1", "NCCL_SPARK_MIN_SHARE_BYTES"),
+            ("NCCL_SPARK_MIN_SHARE=1", "did you mean NCCL_SPARK_MIN_SHARE_BYTES?"),
             // In the environment this one is NCCL's business, here it is nobody's.
-            ("NCCL_ALGO=Ring", "NCCL_IB_QPS_PER_CONNECTION"),
+            ("NCCL_ALGO=Ring", "no such setting; `nccl-spark settings` lists all"),
+            ("NCCL_IB_TIMOEUT=18", "did you mean NCCL_IB_TIMEOUT?"),
             ("NCCL_SPARK_SETTINGS_FILE=/etc/other.conf", "cannot name another"),
             ("NCCL_IB_TC", "NAME=value"),
         ] {

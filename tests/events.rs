@@ -81,7 +81,7 @@ fn a_connection_that_never_recovers_is_told_and_hides_no_other_outage() {
         assert_eq!(warnings(&heard), [""; 0]);
         // The one that hangs is closed.
         drop(all.remove(0));
-        let over = "recovered after 4.0 s (peer rail x:1); connections still without it have ended";
+        let over = "recovered after 4.0 s (peer rail x:1); the connections still without it are closed";
         assert!(matches!(&warnings(&heard)[..], [line] if line.ends_with(over)));
         // All are closed during an outage: nobody can say that it is over.
         all[0].lost(0, "no answer", "retrying", at(3000));

@@ -15,8 +15,12 @@ use crate::nccl_tests;
 use crate::places;
 use crate::run_options::Run;
 use crate::tune;
+use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
+use nccl_net_spark::config::Settings;
+use softverbs::profile::Profile;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 /// Tests, measures, tunes and installs the NCCL network plugin for DGX Spark.
@@ -162,7 +166,7 @@ pub struct FabricOptions {
     fabric: Option<Kind>,
     /// Rails of the software fabric: a built-in profile (spark-1cable, spark-2cable, unpaced) or a file [default:
     /// spark-1cable].
-    #[arg(long, value_name = "NAME|FILE")]
+    #[arg(long, value_name = "NAME|FILE", value_parser = ProfileParser, hide_possible_values = true)]
     profile: Option<String>,
     /// Factor on all rates of the profile.
     #[arg(long, value_name = "F", value_parser = parse_scale)]
@@ -211,19 +215,45 @@ impl FabricOptions {
     }
 }
 
+/// Takes any text: the built-in names are there for completions.
+#[derive(Debug, Clone)]
+struct ProfileParser;
+
+impl TypedValueParser for ProfileParser {
+    type Value = String;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        option: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<String, clap::Error> {
+        StringValueParser::new().parse_ref(command, option, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(Profile::names().into_iter().map(PossibleValue::new)))
+    }
+}
+
 /// A mistake on the command line.
 pub fn wrong(text: impl std::fmt::Display) -> clap::Error {
     Cli::command().error(ErrorKind::ValueValidation, text)
 }
 
-/// The plugin's library: `given`, or the one that belongs to `program`, or wherever the loader finds it.
+/// The plugin's library: `given`, or the one that belongs to `program`, or wherever the loader finds it. A setting of this
+/// process that would stop the plugin on every rank is told here, once.
 ///
 /// # Errors
-/// When the one given is not there.
-pub fn library(given: Option<PathBuf>, program: &Path) -> Result<PathBuf, clap::Error> {
+/// When the one given is not there, or a setting is not usable.
+pub fn library(given: Option<PathBuf>, program: &Path) -> anyhow::Result<PathBuf> {
     match given {
-        Some(path) => existing("--plugin", &path),
-        None => Ok(places::plugin(program).unwrap_or_else(|| "libnccl-net-spark.so".into())),
+        // It may be another plugin, with settings of its own.
+        Some(path) => Ok(existing("--plugin", &path)?),
+        None => {
+            Settings::of_this_process()?;
+            Ok(places::plugin(program).unwrap_or_else(|| "libnccl-net-spark.so".into()))
+        }
     }
 }
 

@@ -233,8 +233,8 @@ impl Job {
     fn failure(&mut self, number: usize, reason: Option<String>) -> anyhow::Error {
         let (mut died, mut failed) = (Vec::new(), Vec::new());
         let mut note = |job: &mut Self, number: usize, reason: Option<String>| match reason {
-            Some(reason) => failed.push(format!("rank {number}: {reason}")),
-            None => died.push(format!("rank {number}: {}", job.ranks[number].end())),
+            Some(reason) => failed.push((number, reason)),
+            None => died.push((number, job.ranks[number].end())),
         };
         note(self, number, reason);
         let until = Instant::now() + LAST_WORDS;
@@ -246,7 +246,7 @@ impl Job {
             }
         }
         died.append(&mut failed);
-        anyhow!(died.join("\n"))
+        anyhow!(by_reason(died).join("\n"))
     }
 }
 
@@ -298,6 +298,23 @@ fn spawn(program: &Path, number: usize, environment: Vec<(String, String)>) -> R
     command.stdout(Stdio::from(std::io::stderr())).envs(environment);
     let process = command.spawn().with_context(|| format!("start {}", program.display()))?;
     Ok((Process::Ours(process), OwnedFd::from(ours)))
+}
+
+/// A line for each reason, in the order in which they came, with the ranks that have it.
+fn by_reason(failures: Vec<(usize, String)>) -> Vec<String> {
+    let mut lines: Vec<(Vec<usize>, String)> = Vec::new();
+    for (number, reason) in failures {
+        match lines.iter_mut().find(|(_, of)| *of == reason) {
+            Some((ranks, _)) => ranks.push(number),
+            None => lines.push((vec![number], reason)),
+        }
+    }
+    let line = |(mut ranks, reason): (Vec<usize>, String)| {
+        ranks.sort_unstable();
+        let (word, numbers) = (if ranks.len() == 1 { "rank" } else { "ranks" }, ranks.iter().map(usize::to_string));
+        format!("{word} {}: {reason}", numbers.collect::<Vec<_>>().join(", "))
+    };
+    lines.into_iter().map(line).collect()
 }
 
 /// How a process ended, as in "rank 1 exited with status 3".

@@ -96,7 +96,7 @@ pub fn lead(plan: &Plan, program: &Path, watch: &Watch, out: impl Write, report:
     let mut table = outcome?;
     job.finish()?;
     let right = table.finish()?;
-    for line in describe(&report.networks, &report.connections) {
+    for line in describe(&report.networks, &report.connections, plan.fabric.scale) {
         table.remark(&line)?;
     }
     Ok(right)
@@ -232,7 +232,9 @@ fn row(plan: &Plan, count: usize, measured: &[Measurement]) -> Row {
 }
 
 /// The network as NCCL would see it, once where all ranks see the same; and the connections.
-fn describe(networks: &[Network], connections: &[Vec<String>]) -> Vec<String> {
+fn describe(networks: &[Network], connections: &[Vec<String>], scale: f64) -> Vec<String> {
+    let slowed =
+        if scale < 1.0 { format!(" (unscaled: --scale {scale} slows the fabric alone)") } else { String::new() };
     let same = networks.iter().all(|network| network == &networks[0]);
     let shown = if same { &networks[..1] } else { networks };
     let mut lines = Vec::new();
@@ -240,7 +242,7 @@ fn describe(networks: &[Network], connections: &[Vec<String>]) -> Vec<String> {
         let who = if same { "every rank".to_owned() } else { format!("rank {rank}") };
         let Network { name, device, devices, speed_mbps, .. } = network;
         lines.push(format!(
-            "On {who} NCCL would see network {name}, device {device} (1 of {devices}), {speed_mbps} Mb/s"
+            "On {who} NCCL would see network {name}, device {device} (1 of {devices}), {speed_mbps} Mb/s{slowed}"
         ));
         lines.extend(network.rails.iter().map(|line| format!("{who}: {line}")));
     }
@@ -309,9 +311,10 @@ mod tests {
             speed_mbps: 200_000,
             rails: vec!["4 rails".into()],
         };
-        assert_eq!(describe(&[network("a"), network("a")], &[]).len(), 2);
-        let lines = describe(&[network("a"), network("b")], &[]);
-        let connected = describe(&[network("a"), network("a")], &[vec!["x".into()], vec!["y".into()]]);
+        assert_eq!(describe(&[network("a"), network("a")], &[], 1.0).len(), 2);
+        let lines = describe(&[network("a"), network("b")], &[], 0.5);
+        assert!(lines[0].ends_with("200000 Mb/s (unscaled: --scale 0.5 slows the fabric alone)"), "{lines:?}");
+        let connected = describe(&[network("a"), network("a")], &[vec!["x".into()], vec!["y".into()]], 1.0);
         assert_eq!(connected[2..], ["rank 0: x", "rank 1: y"]);
         assert!(lines.len() == 4 && lines[2].contains("On rank 1") && lines[2].contains("device b"), "{lines:?}");
     }

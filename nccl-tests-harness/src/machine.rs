@@ -4,7 +4,7 @@ use crate::report::{self, Target};
 use anyhow::Result;
 use clap::Args;
 use nccl_net_spark::config::{self, Settings, Source};
-use nccl_net_spark::rails::{Limit, PciFunction, PcieLink, Rail, Refused, Survey};
+use nccl_net_spark::rails::{Limit, PciFunction, PcieLink, Rail, Refused, Survey, folded};
 use serde::Serialize;
 use std::io::Write;
 use std::net::Ipv6Addr;
@@ -146,7 +146,9 @@ impl From<PcieLink> for LinkJson {
     }
 }
 
-/// Prints every setting: its default, its meaning, and its current value where that is not the default.
+const INDENT: &str = "    ";
+
+/// Prints every setting, in 80 columns: its default, its meaning, and its current value where that is not the default.
 ///
 /// # Errors
 /// When one is not valid, or `out` cannot be written.
@@ -154,7 +156,8 @@ pub fn settings(mut out: impl Write) -> Result<()> {
     let settings = Settings::of_this_process();
     for (index, row) in config::table().iter().enumerate() {
         let default = if row.default.is_empty() { "unset" } else { row.default };
-        writeln!(out, "{} [default: {default}]\n    {}", row.name, row.doc)?;
+        writeln!(out, "{} [default: {default}]", row.name)?;
+        write!(out, "{}", folded(INDENT, &format!("{INDENT}{}", row.doc)))?;
         let held = settings.as_ref().ok().and_then(|settings| settings.held().get(index));
         match held.map(|held| (&held.value, &held.source)) {
             Some((value, Source::Environment)) => writeln!(out, "    current value: {value} (environment)")?,

@@ -6,11 +6,22 @@ use clap::{Args, Command, CommandFactory, ValueEnum};
 use clap_complete::Generator;
 use clap_complete::shells::{Bash, Fish, Zsh};
 use clap_mangen::Man;
+use nccl_net_spark::config;
 use std::fs;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
 const NAME: &str = "nccl-spark";
+/// The last section of the program's own page.
+const FILES: &str = "\
+.SH FILES
+.TP
+~/.nccl\\-spark.conf, /etc/nccl\\-spark.conf
+Settings, one NAME=value a line; the first of the two that sets something wins, and the environment wins over both.
+.TP
+/dev/shm/softverbs\\-UID/
+The software fabrics of a user that are running.
+";
 
 /// Options of completions.
 #[derive(Debug, Args)]
@@ -116,7 +127,8 @@ fn add_pages(command: Command, pages: &mut Vec<(String, Vec<u8>)>) -> io::Result
         add_pages(command, pages)?;
     }
     let has_subcommands = command.has_subcommands();
-    let examples = command.get_after_help().map(ToString::to_string);
+    let is_main = command.get_name() == NAME;
+    let after = command.get_after_help().map(ToString::to_string);
     let page = Man::new(command).manual("nccl-spark").source(concat!("nccl-spark ", env!("CARGO_PKG_VERSION")));
     let mut text = Vec::new();
     page.render_title(&mut text)?;
@@ -127,18 +139,46 @@ fn add_pages(command: Command, pages: &mut Vec<(String, Vec<u8>)>) -> io::Result
     if has_subcommands {
         page.render_subcommands_section(&mut text)?;
     }
-    if let Some(examples) = examples {
-        text.extend(example_section(&examples).into_bytes());
+    text.extend(after.iter().flat_map(|after| sections(after).into_bytes()));
+    if is_main {
+        text.extend(format!("{}{FILES}", environment()).into_bytes());
     }
     pages.push((page.get_filename(), text));
     Ok(())
 }
 
-/// The examples as they are in the help: lines that are not filled.
-fn example_section(examples: &str) -> String {
-    let lines = examples.lines().filter(|line| line.trim() != "Examples:");
-    let line = |line: &str| format!("\\&{}\n", line.replace('\\', "\\e").replace('-', "\\-"));
-    format!(".SH EXAMPLES\n.nf\n{}.fi\n", lines.map(line).collect::<String>())
+/// What stands below the help: its examples, and the exit status where it has that. Lines are not filled.
+fn sections(after_help: &str) -> String {
+    let mut page = ".SH EXAMPLES\n.nf\n".to_owned();
+    for line in after_help.lines().filter(|line| line.trim() != "Examples:") {
+        match line {
+            "Exit status:" => page += ".fi\n.SH EXIT STATUS\n.nf\n",
+            line => page += &format!("\\&{}\n", escaped(line)),
+        }
+    }
+    page + ".fi\n"
+}
+
+/// The variables that count: all settings, and those of the command line itself.
+fn environment() -> String {
+    let settings = config::table().iter().map(|row| {
+        let default = if row.default.is_empty() { "unset" } else { row.default };
+        (row.name, format!("{} Default: {default}.", row.doc))
+    });
+    let own = [
+        (
+            "NCCL_DEBUG",
+            "WARN, INFO or TRACE: how much of the plugin's log is shown. -v and -vv do the same.".to_owned(),
+        ),
+        ("NO_COLOR", "Turns colours off, whatever its value.".to_owned()),
+        ("SOFTVERBS_DIR", "The folder below which software fabrics keep their files.".to_owned()),
+    ];
+    let entry = |(name, text): (&str, String)| format!(".TP\n{}\n{}\n", escaped(name), escaped(&text));
+    format!(".SH ENVIRONMENT\n{}", settings.chain(own).map(entry).collect::<String>())
+}
+
+fn escaped(line: &str) -> String {
+    line.replace('\\', "\\e").replace('-', "\\-")
 }
 
 /// The command line without the commands that the program uses for itself.
@@ -191,6 +231,7 @@ mod tests {
         assert_eq!(complete(["nccl-spark", "all-g", "", ""], 1), "all-gather");
         assert_eq!(complete(["nccl-spark", "all-gather", "--minb", ""], 2), "--minbytes");
         assert_eq!(complete(["nccl-spark", "all-gather", "--fabric", "so"], 3), "soft");
+        assert_eq!(complete(["nccl-spark", "all-gather", "--profile", "spark-2"], 3), "spark-2cable");
         assert_eq!(complete(["nccl-spark", "fabric", "slow", "--fab"], 3), "--fabric-name");
     }
 
@@ -212,6 +253,12 @@ mod tests {
         let page = text("nccl-spark-all-gather.1");
         assert!(page.contains("\\-\\-minbytes") && page.contains(".SH EXAMPLES\n.nf\n"), "{page}");
         assert!(page.contains("\\&  nccl\\-spark all\\-gather"), "{page}");
+        let main = text("nccl-spark.1");
+        for part in
+            [".SH EXIT STATUS\n.nf\n\\&  0 ", ".SH ENVIRONMENT\n.TP\n", "\nNCCL_SPARK_TUNER\n", ".SH FILES\n.TP\n"]
+        {
+            assert!(main.contains(part) && !page.contains(part), "{part}: {main}");
+        }
         // Nothing changes from one build to the next.
         assert!(!page.contains("202"), "{page}");
     }

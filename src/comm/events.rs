@@ -204,7 +204,7 @@ impl Member {
         for outage in over.iter().filter(|outage| !outage.recovered.is_empty()) {
             let (Path { rail, peer_rail, .. }, peer, seconds) = (&outage.path, &outage.peer, outage.seconds());
             tracing::warn!(
-                "rail {rail} to {peer} recovered after {seconds:.1} s (peer rail {peer_rail}); connections still without it have ended"
+                "rail {rail} to {peer} recovered after {seconds:.1} s (peer rail {peer_rail}); the connections still without it are closed"
             );
         }
     }

@@ -48,9 +48,9 @@ pub fn gpu_name() -> Result<String, String> {
 
 /// Why the plugin announces host pointers only, as one line for the log.
 pub fn host_pointers_reason(devices: &Result<Vec<CudaDevice>, String>) -> String {
-    const ANNOUNCED: &str = "announcing host pointers only";
+    const ANNOUNCED: &str = "host memory only, no GPUDirect";
     let devices = match devices {
-        Err(reason) => return format!("{ANNOUNCED}: CUDA's attributes are not known ({reason})"),
+        Err(reason) => return format!("{ANNOUNCED}: {reason}"),
         Ok(devices) if devices.is_empty() => return format!("{ANNOUNCED}: CUDA shows no GPU"),
         Ok(devices) => devices,
     };
@@ -115,7 +115,7 @@ impl Driver {
     fn load() -> Result<Self, String> {
         // SAFETY: loads libcuda and lets go of it: its initialisers are made to be run in any process.
         if !unsafe { sys::is_culib_present() } {
-            return Err("libcuda is not there".to_owned());
+            return Err("libcuda not found".to_owned());
         }
         // SAFETY: as above; the library was just found, so this does not panic, and it stays loaded.
         let library = unsafe { sys::culib() };
@@ -184,7 +184,7 @@ mod tests {
     fn a_host_with_or_without_cuda_gets_a_line_and_no_panic() {
         let found = cuda_devices();
         let line = host_pointers_reason(&found);
-        assert!(line.starts_with("announcing host pointers only: ") && !line.contains('\n'), "{line}");
+        assert!(line.starts_with("host memory only, no GPUDirect: ") && !line.contains('\n'), "{line}");
         assert_eq!(host_pointers_reason(&cuda_devices()), line, "asked twice");
     }
 
@@ -197,6 +197,6 @@ mod tests {
         let line = host_pointers_reason(&Ok(vec![discrete, discrete]));
         assert!(line.contains("moves host memory") && line.contains("GPU 0,1:"), "{line}");
         assert!(line.contains("DMA_BUF_SUPPORTED=unknown"), "{line}");
-        assert!(host_pointers_reason(&Err("libcuda is not there".into())).contains("libcuda is not there"));
+        assert!(host_pointers_reason(&Err("libcuda not found".into())).contains("libcuda not found"));
     }
 }

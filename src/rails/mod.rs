@@ -27,7 +27,7 @@ pub use capacity::{Capacity, Limit};
 pub use cuda::{CudaDevice, cuda_devices, gpu_name, host_pointers_reason};
 pub use interfaces::{Interface, interfaces};
 pub use pcie::{LinkRate, PciFunction};
-pub use report::report;
+pub use report::{folded, report};
 
 use crate::error::{Error, Result};
 use crate::verbs::{GidEntry, PortInfo};

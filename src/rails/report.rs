@@ -122,8 +122,8 @@ fn indented(text: &str) -> String {
     folded("    ", &format!("    {text}"))
 }
 
-/// `text` in lines of at most [`COLUMNS`], the second and later ones behind `indent`. A longer word stays whole.
-fn folded(indent: &str, text: &str) -> String {
+/// `text` in lines of at most 80 columns, the second and later ones behind `indent`. A longer word stays whole.
+pub fn folded(indent: &str, text: &str) -> String {
     let mut page = String::new();
     let mut line = text.chars().take_while(|c| *c == ' ').collect::<String>();
     let mut is_empty = true;

@@ -9,8 +9,11 @@ Examples:
 
 Collectives also have nccl-tests' names: all_gather, all_reduce and so on.
 
-Exit status: 0 all is well, 1 a run failed or data was wrong, 2 the command
-line is wrong.";
+Exit status:
+  0    all is well
+  1    a run failed, data was wrong, or there is nothing to use
+  2    the command line is wrong
+  130  interrupted by Ctrl-C; in general 128 and the signal's number";
 
 pub const ALL_GATHER: &str = "\
 Examples:
