@@ -18,7 +18,6 @@ use crate::tune;
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
-use nccl_net_spark::config::Settings;
 use softverbs::profile::Profile;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -241,19 +240,14 @@ pub fn wrong(text: impl std::fmt::Display) -> clap::Error {
     Cli::command().error(ErrorKind::ValueValidation, text)
 }
 
-/// The plugin's library: `given`, or the one that belongs to `program`, or wherever the loader finds it. A setting of this
-/// process that would stop the plugin on every rank is told here, once.
+/// The plugin's library: `given`, or the one that belongs to `program`, or wherever the loader finds it.
 ///
 /// # Errors
-/// When the one given is not there, or a setting is not usable.
-pub fn library(given: Option<PathBuf>, program: &Path) -> anyhow::Result<PathBuf> {
+/// When the one given is not there.
+pub fn library(given: Option<PathBuf>, program: &Path) -> Result<PathBuf, clap::Error> {
     match given {
-        // It may be another plugin, with settings of its own.
-        Some(path) => Ok(existing("--plugin", &path)?),
-        None => {
-            Settings::of_this_process()?;
-            Ok(places::plugin(program).unwrap_or_else(|| "libnccl-net-spark.so".into()))
-        }
+        Some(path) => existing("--plugin", &path),
+        None => Ok(places::plugin(program).unwrap_or_else(|| "libnccl-net-spark.so".into())),
     }
 }
 

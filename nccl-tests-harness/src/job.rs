@@ -327,3 +327,14 @@ pub fn ended(status: ExitStatus) -> String {
         (None, code) => format!("exited with status {}", code.unwrap_or_default()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_that_fail_alike_share_a_line() {
+        let failures = [(2, "gone"), (1, "no rail"), (0, "gone")].map(|(rank, reason)| (rank, reason.to_owned()));
+        assert_eq!(by_reason(failures.to_vec()), ["ranks 0, 2: gone", "rank 1: no rail"]);
+    }
+}

@@ -52,6 +52,7 @@ use clap::error::ErrorKind;
 use cli::{Cli, Command};
 use collective::Collective;
 use launch::World;
+use nccl_net_spark::config::Settings;
 use output::Verbosity;
 use run_options::Run;
 use std::io::Write;
@@ -112,7 +113,9 @@ fn execute(command: Command) -> Result<bool> {
         Command::SendRecv(run) => collective(run, Collective::SendRecv, &program),
         Command::Bench(options) => {
             let world = world(options.is_local())?;
-            bench::run(&options.plan(&program, world, variable("NCCL_IBVERBS_LIB"))?, &program)
+            let plan = options.plan(&program, world, variable("NCCL_IBVERBS_LIB"))?;
+            check_settings(&plan.plugin, &program)?;
+            bench::run(&plan, &program)
         }
         Command::Tune(options) => tune(*options, &program),
         Command::TuneCollectivesWrite(task) => task.run(&variable, &mut output::standard()).map(|()| true),
@@ -129,7 +132,11 @@ fn execute(command: Command) -> Result<bool> {
             communicators::run(&plan, &program, &variable, &mut output::standard())
         }
         Command::CommunicatorsRank(task) => task.run().map(|()| true),
-        Command::Memory(options) => memory::run(&options.plan(&program, variable("NCCL_IBVERBS_LIB"))?, &program),
+        Command::Memory(options) => {
+            let plan = options.plan(&program, variable("NCCL_IBVERBS_LIB"))?;
+            check_settings(&plan.plugin, &program)?;
+            memory::run(&plan, &program)
+        }
         Command::Fabric(options) => options.run(),
         Command::Rails(options) => machine::rails(options),
         Command::Settings => machine::settings(out).map(|()| true),
@@ -166,7 +173,17 @@ fn starts_processes(command: &Command) -> bool {
 
 fn collective(run: Run, collective: Collective, program: &Path) -> Result<bool> {
     let world = world(run.is_local())?;
-    lead::run(&run.plan(collective, program, world, variable("NCCL_IBVERBS_LIB"))?, program)
+    let plan = run.plan(collective, program, world, variable("NCCL_IBVERBS_LIB"))?;
+    check_settings(&plan.plugin, program)?;
+    lead::run(&plan, program)
+}
+
+/// Tells a setting that would stop the plugin in every rank, once and before any starts. Another plugin has settings of its own.
+fn check_settings(plugin: &Path, program: &Path) -> Result<()> {
+    if cli::library(None, program)? == plugin {
+        Settings::of_this_process()?;
+    }
+    Ok(())
 }
 
 fn tune(mut options: tune::Options, program: &Path) -> Result<bool> {

@@ -214,7 +214,7 @@ fn a_hang_ends_the_run_and_names_the_call() {
 fn a_library_that_is_no_plugin_is_named() {
     let said = say(&["sendrecv", "--fabric", "verbs", "--plugin", env!("CARGO_BIN_EXE_nccl-spark")]);
     assert!(
-        said.status == Some(1) && said.err.contains("rank 0: load ") && said.err.contains("nccl-spark"),
+        said.status == Some(1) && said.err.starts_with("nccl-spark: rank") && said.err.contains(": load "),
         "{said:?}"
     );
     let fake = Fake::compile(&["-DncclNetPlugin_v11=another_symbol"]);
@@ -233,6 +233,16 @@ fn wrong_options_are_one_line_and_status_two() {
     }
     assert_eq!(say(&[]).status, Some(2));
     assert_eq!(say(&["--help"]).status, Some(0));
+}
+
+#[test]
+fn a_setting_that_is_not_usable_is_told_once_before_any_rank_starts() {
+    for command in ["all-gather", "bench", "memory"] {
+        let said: Said = nccl_spark().arg(command).env("NCCL_SPARK_STALL_WARM_S", "3").output().unwrap().into();
+        let expected = "nccl-spark: NCCL_SPARK_STALL_WARM_S=\"3\" is not usable: no such setting; did you mean \
+                        NCCL_SPARK_STALL_WARN_S? `nccl-spark settings` lists all\n";
+        assert_eq!((said.status, said.out.as_str(), said.err.as_str()), (Some(1), "", expected), "{command}");
+    }
 }
 
 /// Also when one of the ranks hangs inside the plugin, and the parent cannot clean up.

@@ -74,9 +74,9 @@ impl Options {
     ///
     /// # Errors
     /// When an option is out of bounds, or contradicts another.
-    pub fn plan(self, program: &Path, verbs_library: Option<String>) -> anyhow::Result<Plan> {
+    pub fn plan(self, program: &Path, verbs_library: Option<String>) -> Result<Plan, clap::Error> {
         if !(1..=MAX_BYTES).contains(&self.bytes) {
-            return Err(wrong(format!("--bytes {}: must be 1 to {MAX_BYTES} (64M)", self.bytes)))?;
+            return Err(wrong(format!("--bytes {}: must be 1 to {MAX_BYTES} (64M)", self.bytes)));
         }
         let mut sizes: Vec<usize> = SIZES.into_iter().filter(|size| *size < self.bytes).collect();
         sizes.push(self.bytes);
@@ -111,9 +111,7 @@ mod tests {
 
     fn plan(arguments: &[&str]) -> Result<Plan, String> {
         let line = Line::try_parse_from([&["memory"], arguments].concat()).map_err(|error| cli::one_line(&error))?;
-        line.options
-            .plan(Path::new("/nowhere/nccl-spark"), None)
-            .map_err(|error| cli::one_line(error.downcast_ref().unwrap()))
+        line.options.plan(Path::new("/nowhere/nccl-spark"), None).map_err(|error| cli::one_line(&error))
     }
 
     #[test]
