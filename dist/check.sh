@@ -3,9 +3,11 @@
 #
 #   dist/check.sh [--root DIR]... [DIR]        DIR: the folder with the release files, default dist/out
 #
-# --root DIR: a Debian root folder (debootstrap) in which the deb of x86-64 is installed, tried and removed, and the wheel where
-# that Debian has Python 3.9 or later; root only. May be repeated. Without one, only what needs no root is checked.
-# Needs binutils, Python 3.11 with venv, lintian, and the Python packages that build.sh left below the target folder.
+# --root DIR: a Debian root folder in which the deb is tried; may be repeated. One of x86-64 (debootstrap; root only): the deb is
+# installed, run, upgraded and removed. One of aarch64 (debootstrap --foreign, and libibverbs1, ibverbs-providers and what they
+# need unpacked into it with dpkg-deb -x): the deb's files run under qemu-user with that root's libraries.
+# Needs binutils, Python 3.11 with venv, lintian, qemu-user for aarch64, and the Python packages that build.sh left below the
+# target folder.
 set -euo pipefail
 shopt -s inherit_errexit
 
@@ -117,6 +119,10 @@ all_gather() {
 
 check_in_root() {
   local root=$1 deb name
+  if readelf -h "$root/usr/bin/dpkg" | grep -q AArch64; then
+    check_in_arm_root "$root"
+    return
+  fi
   deb=$(basename "$out"/*_amd64.deb)
   name=$(sed -n "s/^PRETTY_NAME=\"\(.*\)\"/\1/p" "$root/etc/os-release")
   cp "$out/$deb" "$root/tmp/"
@@ -129,6 +135,23 @@ check_in_root() {
   "${run[@]}" apt-get purge -y -qq nccl-net-spark >/dev/null
   [[ -z $(find "$root/usr" -name '*nccl*spark*' -not -path '*/src/*') ]] || die "$name: the deb left files"
   echo "deb installed, run, upgraded and removed: $name"
+}
+
+# qemu-user runs the deb's own files; what they load comes from the root folder.
+check_in_arm_root() {
+  local root=$1 folder=$work/arm name
+  name=$(sed -n "s/^PRETTY_NAME=\"\(.*\)\"/\1/p" "$root/etc/os-release")
+  rm -rf "$folder"
+  dpkg-deb -x "$out"/*_arm64.deb "$folder"
+  "$tools/bin/python" -m ziglang cc -target "aarch64-linux-gnu.$floor" -o "$folder/loads" dist/loads.c
+  local run=(qemu-aarch64 -L "$root" -E NCCL_SPARK_SETTINGS_FILE=/dev/null) library=$folder/usr/lib/aarch64-linux-gnu text status=0
+  "${run[@]}" "$folder/usr/bin/nccl-spark" --version
+  # This machine has no RDMA device: 1 is its exit status, and it has looked through the libibverbs of the root.
+  text=$("${run[@]}" "$folder/usr/bin/nccl-spark" rails 2>&1) || status=$?
+  [[ $status == 0 || ($status == 1 && $text == *"no RDMA device found"*) ]] || die "$name: rails: $text"
+  "${run[@]}" "$folder/loads" "$library/libnccl-net-spark.so" ncclNetPlugin_v{8,9,10,11,12} ncclTunerPlugin_v{4,5,6}
+  "${run[@]}" "$folder/loads" "$library/nccl-spark/softverbs-ibverbs" ibv_get_device_list ibv_create_qp
+  echo "arm64, under qemu-user: --version, rails and dlopen work: $name"
 }
 
 main "$@"
