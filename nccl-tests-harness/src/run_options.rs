@@ -124,7 +124,10 @@ impl Run {
 
     fn check(&self, collective: Collective, ranks: usize) -> Result<(), clap::Error> {
         if self.min_bytes > self.max_bytes {
-            return Err(wrong(format!("--minbytes {} is more than --maxbytes {}", self.min_bytes, self.max_bytes)));
+            return Err(wrong(format!(
+                "--minbytes {} (its default is 32M) is more than --maxbytes {}",
+                self.min_bytes, self.max_bytes
+            )));
         }
         if collective.count(self.min_bytes, ranks) == 0 {
             let least = collective.size_bytes(1, ranks);

@@ -4,6 +4,8 @@
 mod common;
 
 use common::{Said, is_built, nccl_spark, plugin};
+use nix::sys::signal::{self, Signal};
+use nix::unistd::Pid;
 use serde_json::Value;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -72,9 +74,9 @@ impl Endless {
     }
 
     /// Sends a signal to the job, or to its group.
-    fn signal(&self, signal: &str, to_all: bool) {
-        let pid = if to_all { format!("-{}", self.job.id()) } else { self.job.id().to_string() };
-        assert!(Command::new("kill").args([signal, "--", &pid]).status().unwrap().success());
+    fn signal(&self, signal: Signal, to_all: bool) {
+        let pid = Pid::from_raw(i32::try_from(self.job.id()).unwrap());
+        if to_all { signal::killpg(pid, signal) } else { signal::kill(pid, signal) }.unwrap();
     }
 
     /// Waits for the job's end, which comes soon.
@@ -164,7 +166,7 @@ fn fabrics_are_kept_where_softverbs_dir_says_and_their_status_is_shown() {
     let rail = &told["fabrics"][0]["nodes"][1]["rails"][0];
     assert!(told["ok"] == true && rail["device"] == "rocep1s0f0" && rail["full_mbps"].is_null(), "{told}");
     assert!(rail["now_mbps"].as_f64().unwrap() > 0.0 && rail["down"] == false, "{told}");
-    job.signal("-KILL", true);
+    job.signal(Signal::SIGKILL, true);
     let (_, dir, _) = job.ended();
     // Its files are still there, and nobody uses them.
     assert!(folder.join("fabric").exists());
@@ -189,14 +191,16 @@ fn a_job_that_is_interrupted_says_so_and_leaves_neither_ranks_nor_files() {
     if !is_built() {
         return;
     }
-    for (signal, to_all, status) in [("-INT", true, 130), ("-INT", false, 130), ("-TERM", false, 143)] {
+    for (signal, to_all, status) in
+        [(Signal::SIGINT, true, 130), (Signal::SIGINT, false, 130), (Signal::SIGTERM, false, 143)]
+    {
         let job = Endless::start("--fabric-name mine");
         let began = Instant::now();
         job.signal(signal, to_all);
         let (said, dir, ranks) = job.ended();
         assert_eq!(said.status, Some(status), "{signal}: {said:?}");
         let told: Vec<&str> = said.err.lines().collect();
-        assert_eq!(told, [format!("nccl-spark: interrupted by SIG{}: stopping the ranks", &signal[1..])], "{said:?}");
+        assert_eq!(told, [format!("nccl-spark: interrupted by {signal}: stopping the ranks")], "{said:?}");
         assert!(began.elapsed() < Duration::from_secs(30), "{signal}: {:?}", began.elapsed());
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "{signal}");
         assert!(!ranks.iter().any(|pid| Path::new(&format!("/proc/{pid}")).exists()), "{signal}: {ranks:?}");
@@ -239,7 +243,7 @@ fn a_job_in_another_pid_namespace_leaves_a_running_fabric_alone() {
     let refused = Said::from(stranger.output().unwrap());
     assert!(refused.status == Some(1) && refused.err.contains("another PID namespace"), "{refused:?}");
     assert!(job.folder().join("fabric").exists());
-    job.signal("-TERM", false);
+    job.signal(Signal::SIGTERM, false);
     assert_eq!(job.ended().0.status, Some(143));
 }
 

@@ -19,52 +19,52 @@ pub const ALL_GATHER: &str = "\
 Examples:
   nccl-spark all-gather -b 8 -e 64M -f 2      # two ranks on this machine
   nccl-spark all-gather -r 4 --profile spark-2cable --scale 0.1
-  mpirun -np 2 -H spark-1,spark-2 --map-by node \\
+  mpirun -np 2 -H spark-1,spark-2 --map-by node --bind-to none \\
     nccl-spark all-gather --rendezvous spark-1:29501 -b 8 -e 1G -f 2";
 
 pub const ALL_REDUCE: &str = "\
 Examples:
   nccl-spark all-reduce -b 8 -e 64M -f 2      # two ranks on this machine
   nccl-spark all-reduce -r 3 -n 100 -c 10     # 100 timed, 10 checked
-  mpirun -np 2 -H spark-1,spark-2 --map-by node \\
+  mpirun -np 2 -H spark-1,spark-2 --map-by node --bind-to none \\
     nccl-spark all-reduce --rendezvous spark-1:29501 -b 8 -e 1G -f 2";
 
 pub const REDUCE_SCATTER: &str = "\
 Examples:
   nccl-spark reduce-scatter -b 8 -e 64M -f 2  # two ranks on this machine
-  mpirun -np 2 -H spark-1,spark-2 --map-by node \\
+  mpirun -np 2 -H spark-1,spark-2 --map-by node --bind-to none \\
     nccl-spark reduce-scatter --rendezvous spark-1:29501 -b 8 -e 1G -f 2";
 
 pub const BROADCAST: &str = "\
 Examples:
   nccl-spark broadcast -b 8 -e 64M -f 2       # two ranks on this machine
-  mpirun -np 2 -H spark-1,spark-2 --map-by node \\
+  mpirun -np 2 -H spark-1,spark-2 --map-by node --bind-to none \\
     nccl-spark broadcast --rendezvous spark-1:29501 -b 8 -e 1G -f 2";
 
 pub const ALL_TO_ALL: &str = "\
 Examples:
   nccl-spark alltoall -r 4 -b 8 -e 64M -f 2   # four ranks on this machine
-  mpirun -np 2 -H spark-1,spark-2 --map-by node \\
+  mpirun -np 2 -H spark-1,spark-2 --map-by node --bind-to none \\
     nccl-spark alltoall --rendezvous spark-1:29501 -b 8 -e 1G -f 2";
 
 pub const SEND_RECV: &str = "\
 Examples:
   nccl-spark sendrecv -b 8 -e 64M -f 2        # two ranks on this machine
   nccl-spark sendrecv -r 3 --slow-rail rocep1s0f0=0.25
-  mpirun -np 2 -H spark-1,spark-2 --map-by node \\
+  mpirun -np 2 -H spark-1,spark-2 --map-by node --bind-to none \\
     nccl-spark sendrecv --rendezvous spark-1:29501 -b 8 -e 1G -f 2";
 
 pub const BENCH: &str = "\
 Examples:
   nccl-spark bench bandwidth latency          # two ranks on this machine
   nccl-spark bench --against libnccl-net-other.so --json out.json --plot plots
-  mpirun -np 2 -H spark-1,spark-2 --map-by node \\
+  mpirun -np 2 -H spark-1,spark-2 --map-by node --bind-to none \\
     nccl-spark bench --rendezvous spark-1:29501";
 
 pub const TUNE: &str = "\
 Examples:
   nccl-spark tune --dry-run                   # writes no settings file
-  mpirun -np 2 -H spark-1,spark-2 --map-by node \\
+  mpirun -np 2 -H spark-1,spark-2 --map-by node --bind-to none \\
     nccl-spark tune --rendezvous spark-1:29501
   nccl-spark tune collectives --dir ~/nccl-tests \\
     --mpirun '-np 2 -H spark-1,spark-2'";
