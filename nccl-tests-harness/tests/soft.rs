@@ -45,8 +45,13 @@ impl Endless {
     fn start(arguments: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let endless = format!("all-gather --fabric soft --profile unpaced -b 1K -e 1K -n 4000000000 -w 0 {arguments}");
+        let inner = command(&endless);
+        // A shell starts a background job with SIGINT ignored, and the tests may be one; the job's own shell would not have done so.
+        let mut outer = Command::new("env");
+        outer.arg("--default-signal=INT,TERM").arg(inner.get_program()).args(inner.get_args());
+        outer.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // A process group of its own, as a shell gives each job: a Ctrl-C goes to all of it.
-        let job = command(&endless).env("SOFTVERBS_DIR", dir.path()).process_group(0).spawn().unwrap();
+        let job = outer.env("SOFTVERBS_DIR", dir.path()).process_group(0).spawn().unwrap();
         let mut endless = Self { dir, job, ranks: Vec::new() };
         let deadline = Instant::now() + PATIENCE;
         while endless.ranks.len() < 2 {
@@ -83,7 +88,10 @@ impl Endless {
     fn ended(mut self) -> (Said, tempfile::TempDir, Vec<u64>) {
         let deadline = Instant::now() + PATIENCE;
         while self.job.try_wait().unwrap().is_none() {
-            assert!(Instant::now() < deadline, "the job goes on");
+            if Instant::now() > deadline {
+                self.signal(Signal::SIGKILL, true);
+                panic!("the job goes on");
+            }
             std::thread::sleep(Duration::from_millis(20));
         }
         (self.job.wait_with_output().unwrap().into(), self.dir, self.ranks)
