@@ -253,10 +253,11 @@ impl Process {
         // SAFETY: the first touches what is free alone, the second only reads the allocator's books.
         let all = unsafe {
             libc::malloc_trim(0);
-            libc::mallinfo2()
+            libc::mallinfo()
         };
         let ((blocks, bytes), registrations) = (heap::in_use(), self.host.registrations_in_use());
-        let heap_bytes = all.uordblks + all.hblkhd;
+        // mallinfo2 came with glibc 2.33, and Debian 11 has 2.31. These are 32 bits wide: a process here has less than 4 GiB.
+        let heap_bytes = u64::from(all.uordblks as u32) + u64::from(all.hblkhd as u32);
         println!("gauge {heap_bytes} {blocks} {bytes} {registrations} {} {}", self.messages, self.bytes);
     }
 }
