@@ -29,6 +29,13 @@ pub fn look_up(library: *mut c_void, name: &str, version: &str) -> *mut c_void {
     unsafe { libc::dlvsym(library, name.as_ptr(), version.as_ptr()) }
 }
 
+/// Whether the library has the function in any version.
+pub fn has(library: *mut c_void, name: &str) -> bool {
+    let name = CString::new(name).unwrap();
+    // SAFETY: the library is open, and the name is a C string.
+    !unsafe { libc::dlsym(library, name.as_ptr()) }.is_null()
+}
+
 /// The library under test, with the environment that it reads on its first call.
 pub fn handle() -> *mut c_void {
     static HANDLE: OnceLock<usize> = OnceLock::new();
