@@ -11,14 +11,7 @@ use crate::wire::message::QpEnd;
 use crate::wire::{PARTS, SLOTS};
 use std::sync::Arc;
 
-/// Which side of the connection a lane belongs to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
-    /// Writes data, gets clear-to-send entries.
-    Sender,
-    /// Writes clear-to-send entries, gets data.
-    Receiver,
-}
+pub use crate::flow::recovery::Role;
 
 /// Writes in flight on a sender's queue pair. NCCL keeps up to 32 receives open on a connection; a group of eight for each
 /// of them finds room here by and by.

@@ -318,8 +318,7 @@ impl Watched {
                     self.channel = None;
                 }
                 Err(error) => {
-                    self.warden.breach(&error);
-                    peer.vanished();
+                    self.warden.broken_channel(&error, now);
                     self.channel = None;
                 }
             }

@@ -1,11 +1,8 @@
-//! The watch over one connection's rails: what is done, with the peer, when one is lost and when it returns.
+//! The watch over one connection's rails: executes what recovery decides.
 //!
-//! Fence first, then resend. The side that sees a loss stops its queue pairs there and says so; the other stops its own
-//! and answers; each then knows that nothing comes in any more by the old ones. The receiver's word tells what it has: the
-//! sender posts what is missing on other rails, the receiver grants once more what may not have been heard.
-//!
-//! A lost rail returns with new queue pairs, packet numbers and addresses looked up afresh: the sending side asks now and
-//! then, and tries the new queue pairs with a packet before either side uses them.
+//! What is done when a rail is lost and when it returns is decided by [`crate::flow::recovery`]. This tells it what the data path,
+//! the ports, the peer and the clock say, and does what it asks for: it stops queue pairs, makes, connects and tries new ones, and sends
+//! control frames. It owns the queue pairs of the connecting side that are being made and tried.
 //!
 //! All this is the service thread's. Of the data path it borrows moments ([`super::half::Half`]); what can take longer (opening and
 //! connecting queue pairs: `renewal`) is done while the data path goes on.
@@ -15,32 +12,20 @@ mod renewal;
 use super::board::Board;
 use super::events::{Member, Subject};
 use super::half::{Ends, Loss, Shared};
-use super::lane::{Lane, Role, Route};
-use super::peer::Presence;
+use super::lane::Role;
 use super::rail::Rail;
 use super::trouble::{broken, broken_protocol};
-use super::ward::{Asked, Phase, Ward, look_at_trial};
+use super::ward::{Attempt, Ward};
 use crate::error::Error;
-use crate::flow::dialogue::Dialogue;
-use crate::wire::control::{Letter, Notice, Received};
+use crate::flow::recovery::{Action, Cause, Frame, Limits, News, Recovery};
+use crate::wire::control::{Letter, Received};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A rail that has carried for so long begins anew with its attempts.
-const STEADY: Duration = Duration::from_secs(10);
-/// How long the peer may take to answer for new queue pairs: it may have to wait for the kernel to find a neighbour.
-const ANSWER: Duration = Duration::from_secs(10);
-/// How long a peer whose TCP was closed may take to show by a rail that it is there.
-const SIGN_OF_LIFE: Duration = Duration::from_secs(2);
 /// How often a path that closes is looked at for what has come: more often than all its receives could ask for.
 const MOST_ROUNDS: usize = 256;
 /// Letters that are taken in at a time.
 const LETTERS: usize = 4;
-/// Notices that wait to be heard, from which on no rail is asked for any more; and, as a peer is heard that hears nothing, the most.
-const CROWDED: usize = 32;
-const MOST_UNHEARD: usize = 4 * CROWDED;
-/// How long a letter may be unheard before it is sent once more, by every way there is.
-const REPEAT: Duration = Duration::from_millis(50);
 
 /// One connection's rails, and the control messages about them.
 pub struct Warden {
@@ -50,18 +35,13 @@ pub struct Warden {
     traffic_class: Option<u8>,
     board: Board,
     wards: Vec<Ward>,
+    recovery: Recovery,
+    /// What recovery's clock counts from: the first time that was told.
+    origin: Option<Instant>,
     /// For one log line an outage.
     outages: Member,
-    dialogue: Dialogue,
-    /// When the letter under way was last sent.
-    sent: Instant,
-    /// Since when no rail is left.
-    dark_since: Option<Instant>,
-    /// Since when the peer is asked for a sign of life.
-    suspect_since: Option<Instant>,
     /// Whether the data path has something left to do about a loss.
     is_owing: bool,
-    has_given_up: bool,
 }
 
 impl Warden {
@@ -74,26 +54,13 @@ impl Warden {
         board: Board,
         wards: Vec<Ward>,
     ) -> Self {
-        let (dialogue, sent) = (Dialogue::default(), Instant::now());
         let rails = wards.iter().map(|ward| (ward.rail.name(), ward.peer_rail.clone()));
-        let loss_timeout = ends.host.config.loss_timeout;
-        let outages = Member::new(&ends.host.outages, &ends.peer.name, loss_timeout, rails);
-        let (dark_since, suspect_since, is_owing, has_given_up) = Default::default();
-        Self {
-            ends,
-            half,
-            role,
-            traffic_class,
-            board,
-            wards,
-            outages,
-            dialogue,
-            sent,
-            dark_since,
-            suspect_since,
-            is_owing,
-            has_given_up,
-        }
+        let config = &ends.host.config;
+        let outages = Member::new(&ends.host.outages, &ends.peer.name, config.loss_timeout, rails);
+        let limits = Limits { loss: nanos(config.loss_timeout), probe: nanos(config.probe_timeout) };
+        let recovery = Recovery::new(role, limits, wards.len());
+        let (origin, is_owing) = Default::default();
+        Self { ends, half, role, traffic_class, board, wards, recovery, origin, outages, is_owing }
     }
 
     /// The two ends.
@@ -103,25 +70,23 @@ impl Warden {
 
     /// Whether all is as it should be: nothing lost, nothing unheard.
     pub fn is_whole(&self) -> bool {
-        !self.dialogue.is_waiting() && self.wards.iter().all(|ward| matches!(ward.phase, Phase::Live))
+        self.recovery.is_whole()
     }
 
     /// Whether something is under way that is worth looking after often.
     pub fn is_busy(&self) -> bool {
-        let under_way = |ward: &Ward| !matches!(ward.phase, Phase::Live | Phase::Down { .. });
-        self.is_owing
-            || self.dialogue.is_waiting()
-            || !self.has_given_up && self.ends.peer.presence() == Presence::Here && self.wards.iter().any(under_way)
+        self.is_owing || self.recovery.is_busy()
     }
 
     /// Whether something that was said has not been heard.
     pub fn is_waiting(&self) -> bool {
-        self.dialogue.is_waiting()
+        self.recovery.is_waiting()
     }
 
     /// The rails and where they stand, for messages.
     pub fn text(&self) -> String {
-        self.wards.iter().map(Ward::text).collect::<Vec<_>>().join(", ")
+        let text = |(lane, ward): (usize, &Ward)| ward.text(self.recovery.state(lane));
+        self.wards.iter().enumerate().map(text).collect::<Vec<_>>().join(", ")
     }
 
     /// Says BYE.
@@ -134,35 +99,30 @@ impl Warden {
         }
         let mut delivered = 0;
         self.half.borrow(&mut |half| delivered = half.delivered());
-        self.dialogue.say(Notice::Bye { delivered });
+        self.recovery.close(delivered);
     }
 
     /// A port of this host went down or came back.
     pub fn port_changed(&mut self, rail: &Rail, is_up: bool, now: Instant) {
+        let at = self.clock(now);
         for lane in 0..self.wards.len() {
-            let ward = &mut self.wards[lane];
-            if ward.rail.index != rail.index {
+            if self.wards[lane].rail.index != rail.index {
                 continue;
             }
             if is_up {
                 self.ends.host.unreached.forget(rail);
-                ward.tries = 0;
-            }
-            match (&mut ward.phase, is_up) {
-                (Phase::Down { retry }, true) => *retry = now,
-                (Phase::Live, false) => self.lose(lane, "local port down", now),
-                _ => {}
+                self.recovery.port_up(lane, at);
+            } else {
+                self.recovery.port_down(lane, "local port down", at);
             }
         }
+        self.act(now);
     }
 
-    /// The peer's end of the bootstrap's TCP was closed without a BYE: its process is gone, or its kernel knows nothing more of a
-    /// connection that had timed out there. Its rails tell.
+    /// The peer's end of the bootstrap's TCP was closed without a BYE.
     pub fn suspect(&mut self, now: Instant) {
-        if self.ends.peer.presence() == Presence::Here && self.suspect_since.is_none() {
-            self.suspect_since = Some(now);
-            self.dialogue.say(Notice::AreYouThere);
-        }
+        let at = self.clock(now);
+        self.recovery.bootstrap_closed(at);
     }
 
     /// The bootstrap's TCP has failed. The rails may work all the same, and they carry control messages too.
@@ -175,19 +135,11 @@ impl Warden {
         }
     }
 
-    fn look_for_a_sign_of_life(&mut self, now: Instant) {
-        let Some(since) = self.suspect_since else { return };
-        if !self.dialogue.is_waiting() {
-            self.suspect_since = None;
-            let peer = &self.ends.peer.name;
-            if self.ends.host.said.is_first(peer, Subject::Answered) {
-                tracing::info!("{peer} answers over the rails; connections continue without the bootstrap's TCP");
-            }
-        } else if now.duration_since(since) > SIGN_OF_LIFE
-            || self.lanes_in(|phase| matches!(phase, Phase::Live)).next().is_none()
-        {
-            self.ends.peer.vanished();
-        }
+    /// What comes by the bootstrap's TCP is no message: the connection has failed, and nothing more is heard of the peer.
+    pub fn broken_channel(&mut self, why: &dyn std::fmt::Display, now: Instant) {
+        self.recovery.breach(why.to_string());
+        self.recovery.peer_gone();
+        self.act(now);
     }
 
     /// Goes on as far as it can. Letters for the peer's mailbox are written here; those for the channel are handed to `send`, which
@@ -199,77 +151,72 @@ impl Warden {
             self.hear(&letter, now);
             if letter.asks {
                 // The way that it came by carries: the answer goes back by it too. (To what asks nothing there is none.)
-                self.mail(&self.dialogue.letter());
+                self.mail(&self.recovery.frame());
             }
         }
         if self.half.is_unused() || has_news || self.is_busy() {
             self.take_losses(now);
         }
-        self.look_for_a_sign_of_life(now);
-        if self.ends.peer.presence() == Presence::Here && !self.has_given_up {
-            for lane in 0..self.wards.len() {
-                self.bring_back(lane, now);
-            }
-            self.watch_the_dark(now);
-        }
-        if self.ends.peer.presence() != Presence::Here || self.has_given_up {
+        let at = self.clock(now);
+        self.look_at_trials(at);
+        self.recovery.tick(at);
+        self.act(now);
+        if !self.recovery.recovers() {
             self.outages.ended();
         }
-        if self.ends.peer.presence() == Presence::Gone {
-            // Nobody reads. (A NIC may take letters in all the same, which must not pass for a sign that something moves.)
-            return;
-        }
-        if let Some(letter) = self.dialogue.news() {
-            self.sent = now;
-            if !send(letter) {
-                self.mail(&self.dialogue.letter());
+        match self.recovery.poll_frame(at) {
+            Some(Frame::First(letter)) => {
+                if !send(letter) {
+                    self.mail(&self.recovery.frame());
+                }
             }
-        } else if self.dialogue.is_waiting() && now.duration_since(self.sent) >= REPEAT {
-            self.sent = now;
-            self.mail(&self.dialogue.letter());
+            Some(Frame::Repeated(letter)) => self.mail(&letter),
+            None => {}
         }
     }
 
     /// A letter came in.
     pub fn hear(&mut self, letter: &Letter, now: Instant) {
-        match self.dialogue.hear(letter) {
-            Ok(None) => {}
-            Ok(Some(notice)) => self.heed(notice, now),
-            Err(malformed) => {
-                tracing::warn!("{} sent a malformed control message, ignored: {malformed}", self.ends.peer.name)
-            }
-        }
+        // How many receives have begun to be sent; to a receiver nothing can be said of any. Of a broken half nothing is known, and
+        // nothing that is said can hurt it.
+        let mut begun = u64::MAX;
+        self.half.borrow(&mut |half| (_, begun) = half.span());
+        let begun = if self.role == Role::Sender { begun } else { 0 };
+        let at = self.clock(now);
+        self.recovery.heard(letter, begun, at);
+        self.act(now);
     }
 
     /// Writes a letter into the peer's mailbox, by every rail that carries.
     fn mail(&mut self, letter: &Letter) {
         let bytes = self.board.put_letter(letter);
         let (ends, board) = (&self.ends, &self.board);
-        let live: Vec<usize> = self.lanes_in(|phase| matches!(phase, Phase::Live)).collect();
+        let up: Vec<usize> = self.recovery.rails_up().collect();
         self.half.borrow(&mut |half| {
-            for lane in &live {
+            for lane in &up {
                 half.post(ends, *lane, &board.letter_write(*lane, bytes));
             }
         });
-    }
-
-    fn lanes_in(&self, wanted: impl Fn(&Phase) -> bool) -> impl Iterator<Item = usize> {
-        (0..self.wards.len()).filter(move |lane| wanted(&self.wards[*lane].phase))
     }
 
     /// What the data path found lost, and what it finds when it is looked after; whether something had come.
     fn take_losses(&mut self, now: Instant) -> bool {
         // A broken half is not lent.
         let (ends, mut losses, mut found) = (Arc::clone(&self.ends), Vec::new(), Err(broken()));
-        let (mut owing, mut failed) = (false, false);
+        let (mut owing, mut failed, mut received) = (false, false, Received::default());
         self.half.borrow(&mut |half| {
             found = half.tend(&ends);
             losses = half.health().take_losses();
             owing = half.is_owing();
             failed = half.health().has_failed();
+            if !losses.is_empty() {
+                received = half.received();
+            }
         });
         self.is_owing = owing;
-        self.has_given_up |= failed;
+        if failed {
+            self.recovery.fail();
+        }
         let moved = match found {
             Ok(moved) => moved,
             Err(error) => {
@@ -277,155 +224,65 @@ impl Warden {
                 false
             }
         };
+        let at = self.clock(now);
         for Loss { lane, why } in losses {
             tracing::debug!("lane {lane} of the connection with {} failed: {why}", ends.peer.name);
-            // Else it was heard of by another way meanwhile.
-            if matches!(self.wards[lane].phase, Phase::Live) {
-                self.fenced(lane, &why, now);
-            }
+            self.recovery.lost(lane, &why, received.clone(), at);
         }
+        self.act(now);
         moved
     }
 
-    /// This side sees a rail lost.
-    fn lose(&mut self, lane: usize, why: &str, now: Instant) {
-        let ends = Arc::clone(&self.ends);
-        self.half.borrow(&mut |half| half.lose(&ends, lane));
-        self.fenced(lane, why, now);
-    }
-
-    /// This side has stopped a rail that carried: says so.
-    fn fenced(&mut self, lane: usize, why: &str, now: Instant) {
-        let ward = &mut self.wards[lane];
-        ward.phase = Phase::Fenced(now);
-        ward.tries = if now.saturating_duration_since(ward.carries_since) > STEADY { 0 } else { ward.tries + 1 };
-        let next = match self.role {
-            Role::Sender => format!("retrying in {:.1} s", self.wards[lane].pause().as_secs_f64()),
-            Role::Receiver => "the peer retries".to_owned(),
-        };
-        if self.ends.peer.is_here() && !self.has_given_up {
-            self.outages.lost(lane, why, &next, now);
-        }
-        self.say_fenced(lane);
-    }
-
-    fn say_fenced(&mut self, lane: usize) {
-        let mut received = Received::default();
-        self.half.borrow(&mut |half| received = half.received());
-        self.dialogue.say(Notice::Fenced { lane: lane as u8, received });
-    }
-
-    /// Does what a notice asks for.
-    fn heed(&mut self, notice: Notice, now: Instant) {
-        tracing::debug!("{} sent {notice:?}", self.ends.peer.name);
-        if let Err(why) = self.check(&notice) {
-            return self.breach(&why);
-        }
-        let lane = match &notice {
-            Notice::Bye { delivered } => return self.ends.peer.said_bye(*delivered),
-            Notice::AreYouThere => return,
-            Notice::Fenced { lane, .. }
-            | Notice::Join { lane, .. }
-            | Notice::Joined { lane, .. }
-            | Notice::NotNow { lane, .. }
-            | Notice::Live { lane } => usize::from(*lane),
-        };
-        let Some(ward) = self.wards.get_mut(lane) else {
-            tracing::warn!(
-                "{} sent a control message for rail {lane} of {}: ignored",
-                self.ends.peer.name,
-                self.wards.len()
-            );
-            return;
-        };
-        let down = ward.down(now);
-        let before = std::mem::replace(&mut ward.phase, down);
-        match (notice, before) {
-            (Notice::Fenced { received, .. }, Phase::Live) => {
-                self.lose(lane, "the peer reports it lost", now);
-                self.recover(lane, &received, now);
+    /// Whether the trials of new queue pairs are over.
+    fn look_at_trials(&mut self, at: u64) {
+        for (lane, ward) in self.wards.iter_mut().enumerate() {
+            if let Some(Attempt::Trying(new)) = &mut ward.attempt
+                && let Some(outcome) = renewal::look_at_trial(new)
+            {
+                self.recovery.probed(lane, outcome, at);
             }
-            (Notice::Fenced { received, .. }, Phase::Fenced(_)) => self.recover(lane, &received, now),
-            (Notice::Join { rail, qps, .. }, Phase::Down { .. }) => self.answer(lane, &rail, &qps, now),
-            // It came too late.
-            (Notice::Joined { .. }, Phase::Down { .. }) => self.not_now(lane, "the answer came too late"),
-            (Notice::Joined { connector_gid, acceptor_gid, mtu_bytes, qps, .. }, Phase::Asking(asked, _)) => {
-                let Asked { lane: new, look } = *asked;
-                let route = Route {
-                    look: &look,
-                    gid: connector_gid,
-                    peer_gid: acceptor_gid,
-                    mtu_bytes,
-                    ends: &qps,
-                    traffic_class: self.traffic_class,
-                };
-                match self.try_out(lane, new, &route, now) {
-                    Ok(new) => {
-                        let until = now + self.ends.host.config.probe_timeout;
-                        self.wards[lane].phase = Phase::Trying(Box::new(new), until);
-                    }
-                    Err(error) => self.not_now(lane, &error.to_string()),
+        }
+    }
+
+    /// Does what recovery asks for.
+    fn act(&mut self, now: Instant) {
+        let at = self.clock(now);
+        while let Some(action) = self.recovery.poll_action() {
+            match action {
+                Action::Fence(lane) => self.fence(lane, at),
+                Action::Resend(lane, received) => self.resend(lane, &received),
+                Action::OpenQps(lane) => {
+                    let outcome = self.open_qps(lane);
+                    self.recovery.opened(lane, outcome, at);
                 }
-            }
-            (Notice::NotNow { why, .. }, Phase::Asking(..)) => self.tell_not_now(lane, &why),
-            (Notice::NotNow { why, .. }, Phase::Answered) => {
-                drop(self.on_trial(lane));
-                self.tell_not_now(lane, &why);
-            }
-            (Notice::Live { .. }, Phase::Answered) => {
-                if let Some(new) = self.on_trial(lane) {
-                    self.carry_on(lane, new, now);
+                Action::AnswerQps(lane, rail, qps) => {
+                    let outcome = self.answer_qps(lane, &rail, &qps, now);
+                    self.recovery.answered(lane, outcome, at);
                 }
-            }
-            (other, phase) => {
-                tracing::debug!("{} sent {other:?} out of turn", self.ends.peer.name);
-                self.wards[lane].phase = phase;
+                Action::ConnectQps(lane, answer) => {
+                    let outcome = self.connect_qps(lane, &answer, now);
+                    self.recovery.connected(lane, outcome, at);
+                }
+                Action::Activate(lane) => self.activate(lane, now),
+                Action::DropQps(lane) => drop(self.take_new(lane)),
+                Action::PeerClosed(delivered) => self.ends.peer.said_bye(delivered),
+                Action::PeerGone => self.ends.peer.vanished(),
+                Action::Fail(cause) => self.fail(&cause),
+                Action::Tell(news) => self.log(&news, now),
             }
         }
     }
 
-    /// Looks at what a notice says before anything is done about it: whether it is for this side to hear, and possible.
-    fn check(&self, notice: &Notice) -> std::result::Result<(), String> {
-        if self.dialogue.backlog() > MOST_UNHEARD {
-            return Err("peer sends control frames but does not acknowledge ours".to_owned());
-        }
-        // How many receives have begun to be sent; to a receiver nothing can be said of any.
-        let begun = || {
-            // Of a broken half nothing is known, and nothing that is said can hurt it.
-            let mut begun = u64::MAX;
-            self.half.borrow(&mut |half| (_, begun) = half.span());
-            if self.role == Role::Sender { begun } else { 0 }
-        };
-        match (notice, self.role) {
-            (Notice::Join { .. } | Notice::Live { .. }, Role::Sender) | (Notice::Joined { .. }, Role::Receiver) => {
-                Err("message invalid for this role".to_owned())
-            }
-            (Notice::Fenced { received, .. }, Role::Sender) => {
-                let (granted, open, begun) = (received.granted, received.open.len(), begun());
-                let what = || {
-                    format!(
-                        "it claims {granted} granted receives, {open} of them open, but only {begun} sends were started"
-                    )
-                };
-                if received.is_possible(begun) { Ok(()) } else { Err(what()) }
-            }
-            (Notice::Bye { delivered }, _) => {
-                let (begun, has) = (begun(), *delivered);
-                let what = || format!("it claims {has} delivered messages, but only {begun} sends were started");
-                if has <= begun { Ok(()) } else { Err(what()) }
-            }
-            _ => Ok(()),
-        }
+    fn fence(&mut self, lane: usize, at: u64) {
+        let (ends, mut received) = (Arc::clone(&self.ends), Received::default());
+        self.half.borrow(&mut |half| {
+            half.lose(&ends, lane);
+            received = half.received();
+        });
+        self.recovery.fenced(lane, received, at);
     }
 
-    /// The peer says what it must not: the connection has failed.
-    pub fn breach(&mut self, what: &dyn std::fmt::Display) {
-        let error = broken_protocol(&self.ends.peer, what);
-        self.give_up(error);
-    }
-
-    /// Both sides have stopped a rail.
-    fn recover(&mut self, lane: usize, received: &Received, now: Instant) {
+    fn resend(&mut self, lane: usize, received: &Received) {
         let ends = Arc::clone(&self.ends);
         let (mut recovered, mut owing) = (Ok(()), false);
         self.half.borrow(&mut |half| {
@@ -433,63 +290,15 @@ impl Warden {
             owing = half.is_owing();
         });
         self.is_owing = owing;
-        self.wards[lane].phase = self.wards[lane].down(now);
         if let Err(error) = recovered {
             self.give_up(error);
         }
     }
 
-    /// Sending side: asks for a lost rail, or looks how its trial goes.
-    fn bring_back(&mut self, lane: usize, now: Instant) {
-        if self.role != Role::Sender {
-            return;
-        }
-        match &mut self.wards[lane].phase {
-            Phase::Down { retry } if now >= *retry && self.dialogue.backlog() < CROWDED => {
-                let ward = &mut self.wards[lane];
-                ward.tries += 1;
-                ward.phase = ward.down(now);
-                match self.ask(lane) {
-                    Ok(asked) => self.wards[lane].phase = Phase::Asking(Box::new(asked), now + ANSWER),
-                    Err(why) => self.tell_not_now(lane, &why.to_string()),
-                }
-            }
-            Phase::Asking(_, until) if now >= *until => {
-                self.end_trial(lane, now, "the peer did not answer the reconnect request in time")
-            }
-            Phase::Trying(new, until) => {
-                let late = now >= *until;
-                match look_at_trial(new) {
-                    Ok(true) => self.finish_trial(lane, now),
-                    Ok(false) if !late => {}
-                    Ok(false) => self.end_trial(lane, now, "test write not acknowledged in time"),
-                    Err(why) => self.end_trial(lane, now, &why),
-                }
-            }
-            _ => {}
-        }
-    }
-
-    fn end_trial(&mut self, lane: usize, now: Instant, why: &str) {
-        self.wards[lane].phase = self.wards[lane].down(now);
-        self.not_now(lane, why);
-    }
-
-    fn finish_trial(&mut self, lane: usize, now: Instant) {
-        let down = self.wards[lane].down(now);
-        if let Phase::Trying(new, _) = std::mem::replace(&mut self.wards[lane].phase, down) {
-            self.dialogue.say(Notice::Live { lane: lane as u8 });
-            self.carry_on(lane, *new, now);
-        }
-    }
-
-    /// The rail is used from here on, with these queue pairs.
-    fn carry_on(&mut self, lane: usize, new: Lane, now: Instant) {
-        let mut new = Some(new);
-        self.wards[lane].carries_since = now;
-        self.wards[lane].phase = Phase::Live;
-        let ends = Arc::clone(&self.ends);
-        let mut regained = Ok(());
+    /// The rail is used from here on, with the new queue pairs.
+    fn activate(&mut self, lane: usize, now: Instant) {
+        let mut new = self.take_new(lane);
+        let (ends, mut regained) = (Arc::clone(&self.ends), Ok(()));
         self.half.borrow(&mut |half| {
             if let Some(new) = new.take() {
                 regained = half.regain(&ends, lane, new);
@@ -501,65 +310,89 @@ impl Warden {
         if self.wards[lane].rail.is_up() {
             self.outages.recovered(lane, now);
         } else {
-            self.lose(lane, "local port down while the rail was tested", now);
+            let at = self.clock(now);
+            self.recovery.port_down(lane, "local port down while the rail was tested", at);
         }
     }
 
-    /// The rail cannot return now: the peer is told.
-    fn not_now(&mut self, lane: usize, why: &str) {
-        self.tell_not_now(lane, why);
-        self.dialogue.say(Notice::NotNow { lane: lane as u8, why: why.to_owned() });
+    fn log(&mut self, news: &News, now: Instant) {
+        let peer = &self.ends.peer.name;
+        match news {
+            News::Heard(notice) => tracing::debug!("{peer} sent {notice:?}"),
+            News::Malformed(why) => tracing::warn!("{peer} sent a malformed control message, ignored: {why}"),
+            News::NoSuchRail(lane) => {
+                let count = self.wards.len();
+                tracing::warn!("{peer} sent a control message for rail {lane} of {count}: ignored");
+            }
+            News::OutOfTurn(lane) => tracing::debug!("{peer} sent a control message out of turn for rail {lane}"),
+            News::Lost { lane, why, retry } => {
+                let next = match self.role {
+                    Role::Sender => format!("retrying in {:.1} s", Duration::from_nanos(*retry).as_secs_f64()),
+                    Role::Receiver => "the peer retries".to_owned(),
+                };
+                if self.recovery.recovers() {
+                    self.outages.lost(*lane, why, &next, now);
+                }
+            }
+            News::NotYet(lane, why) => {
+                let rail = self.wards[*lane].rail.name();
+                tracing::debug!("rail {rail} to {peer} not recovered yet: {why}");
+            }
+            News::PeerAnswers => {
+                if self.ends.host.said.is_first(peer, Subject::Answered) {
+                    tracing::info!("{peer} answers over the rails; connections continue without the bootstrap's TCP");
+                }
+            }
+        }
     }
 
-    fn tell_not_now(&self, lane: usize, why: &str) {
-        let (rail, peer) = (self.wards[lane].rail.name(), &self.ends.peer.name);
-        tracing::debug!("rail {rail} to {peer} not recovered yet: {why}");
-    }
-
-    /// No rail is left for too long, or the peer does not answer for one: the connection has failed.
-    fn watch_the_dark(&mut self, now: Instant) {
-        let limit = self.ends.host.config.loss_timeout;
-        let is_dark = !self.wards.iter().any(|ward| matches!(ward.phase, Phase::Live));
-        let silent =
-            |ward: &&Ward| matches!(ward.phase, Phase::Fenced(since) if now.saturating_duration_since(since) > limit);
-        if !is_dark && let Some(ward) = self.wards.iter().find(silent) {
-            let (rail, peer, limit) = (ward.rail.name(), &self.ends.peer.name, limit.as_secs());
-            let why = format!(
-                "{peer} did not acknowledge the loss of rail {rail} within NCCL_SPARK_LOSS_TIMEOUT_S={limit}: {}",
+    /// Recovery has given the connection up.
+    fn fail(&mut self, cause: &Cause) {
+        let (peer, limit) = (&self.ends.peer.name, self.ends.host.config.loss_timeout.as_secs());
+        let error = match cause {
+            Cause::Protocol(why) => broken_protocol(&self.ends.peer, why),
+            Cause::NotAcknowledged(lane) => Error::Remote(format!(
+                "{peer} did not acknowledge the loss of rail {} within NCCL_SPARK_LOSS_TIMEOUT_S={limit}: {}",
+                self.wards[*lane].rail.name(),
                 self.text()
-            );
-            self.give_up(Error::Remote(why));
-            return;
-        }
-        if !is_dark {
-            self.dark_since = None;
-            return;
-        }
-        let since = *self.dark_since.get_or_insert(now);
-        let waited = now.duration_since(since);
-        if waited < limit {
-            return;
-        }
-        let error = Error::Remote(format!(
-            "no usable rail to {} for {waited:.0?} (NCCL_SPARK_LOSS_TIMEOUT_S={}): {}",
-            self.ends.peer.name,
-            limit.as_secs(),
-            self.text(),
-        ));
-        self.give_up(error);
+            )),
+            Cause::NoRail(waited) => Error::Remote(format!(
+                "no usable rail to {peer} for {:.0?} (NCCL_SPARK_LOSS_TIMEOUT_S={limit}): {}",
+                Duration::from_nanos(*waited),
+                self.text()
+            )),
+        };
+        self.end(error);
     }
 
     /// The connection has failed: the data path tells its caller when it is asked next.
     pub fn give_up(&mut self, error: Error) {
-        if !std::mem::replace(&mut self.has_given_up, true) {
-            self.outages.ended();
-            // The call that meets it next writes the warning.
-            if self.ends.host.said.is_first(&self.ends.peer.name, Subject::Failed) {
-                tracing::info!("{error}");
-            } else {
-                tracing::debug!("{error}");
-            }
+        if self.recovery.has_failed() {
+            self.half.borrow(&mut |half| _ = half.end(Box::new(error.clone())));
+        } else {
+            self.recovery.fail();
+            self.end(error);
+        }
+    }
+
+    fn end(&mut self, error: Error) {
+        self.outages.ended();
+        // The call that meets it next writes the warning.
+        if self.ends.host.said.is_first(&self.ends.peer.name, Subject::Failed) {
+            tracing::info!("{error}");
+        } else {
+            tracing::debug!("{error}");
         }
         self.half.borrow(&mut |half| _ = half.end(Box::new(error.clone())));
     }
+
+    /// The time as recovery counts it.
+    fn clock(&mut self, now: Instant) -> u64 {
+        nanos(now.saturating_duration_since(*self.origin.get_or_insert(now)))
+    }
+}
+
+/// Enough for 584 years.
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -8,7 +8,7 @@ use crate::wire::control::{Letter, Notice};
 use std::collections::VecDeque;
 
 /// What this side has to tell, and how far it heard the other.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone, Hash)]
 pub struct Dialogue {
     waiting: VecDeque<Notice>,
     /// The number of the notice under way, or of the last one; and its bytes.

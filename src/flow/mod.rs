@@ -8,6 +8,7 @@ pub mod next;
 pub mod pace;
 pub mod plan;
 pub mod receives;
+pub mod recovery;
 pub mod sends;
 pub mod striping;
 pub mod ways;

@@ -17,7 +17,7 @@ const LETTER_HEADER: usize = 4;
 const REASON_BYTES: usize = 512;
 
 /// One thing to tell.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Hash)]
 pub enum Notice {
     /// A rail is lost: this side has stopped its queue pairs there, so that nothing comes in by them any more.
     Fenced {
@@ -70,7 +70,7 @@ pub enum Notice {
 }
 
 /// What a receiver has of what was sent to it.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Hash)]
 pub struct Received {
     /// Receives before this one were granted.
     pub granted: u64,
@@ -79,7 +79,7 @@ pub struct Received {
 }
 
 /// A receive that waits for bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct OpenReceive {
     /// Its number on the connection.
     pub sequence: u64,
@@ -183,7 +183,7 @@ fn lane(r: &mut Reader<'_>) -> Result<u8, Malformed> {
 }
 
 /// What travels: at most one notice, and how far the other side's were heard.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Hash)]
 pub struct Letter {
     /// The notice's number, from 1; 0 before the first.
     pub number: u64,

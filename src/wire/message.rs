@@ -60,7 +60,7 @@ pub struct Hello {
 }
 
 /// What a peer must know of a rail to pair with it.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Hash)]
 pub struct RailAdvert {
     /// RDMA device and port, for messages.
     pub name: String,
@@ -77,7 +77,7 @@ pub struct RailAdvert {
 }
 
 /// What a rail hangs on, and may share with others of its host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Attachment {
     /// Rails with the same number share a PCIe link.
     pub link: u8,
@@ -90,7 +90,7 @@ pub struct Attachment {
 }
 
 /// A GID, with the length of its subnet's prefix where that is known.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Address {
     /// The GID; IPv4 addresses are mapped into IPv6.
     pub gid: [u8; 16],
@@ -131,7 +131,7 @@ pub struct PairOffer {
 }
 
 /// One end of a queue pair.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct QpEnd {
     /// Its number, 24 bits.
     pub number: u32,

@@ -7,9 +7,11 @@ use crate::comm::lane::{Lane, Route};
 use crate::comm::network;
 use crate::comm::pairing;
 use crate::comm::rail::Look;
-use crate::comm::ward::{Asked, Phase};
+use crate::comm::ward::{Asked, Attempt};
+use crate::comm::work::WorkId;
 use crate::error::{Error, Result};
-use crate::wire::control::Notice;
+use crate::flow::recovery::Answer;
+use crate::verbs::CompletionBuffer;
 use crate::wire::message::{QpEnd, RailAdvert};
 use std::time::Instant;
 
@@ -32,38 +34,62 @@ impl Warden {
         Ok(new)
     }
 
-    /// Sending side: makes new queue pairs, and asks the peer for its own.
-    pub(super) fn ask(&mut self, at: usize) -> Result<Asked> {
-        let (look, rail) = self.look(at)?;
-        let lane = self.open(at)?;
-        self.dialogue.say(Notice::Join { lane: at as u8, rail, qps: lane.ends() });
-        Ok(Asked { lane, look })
+    /// Connecting side: makes new queue pairs; what the peer is to know of them.
+    pub(super) fn open_qps(&mut self, lane: usize) -> std::result::Result<(RailAdvert, Vec<QpEnd>), String> {
+        let opened = self.look(lane).and_then(|(look, rail)| Ok((look, rail, self.open(lane)?)));
+        let (look, rail, new) = opened.map_err(|error| error.to_string())?;
+        let qps = new.ends();
+        self.wards[lane].attempt = Some(Attempt::Asked(Box::new(Asked { lane: new, look })));
+        Ok((rail, qps))
     }
 
-    /// Receiving side: makes new queue pairs for those of the peer's, connects them, and says so.
-    pub(super) fn answer(&mut self, lane: usize, theirs: &RailAdvert, qps: &[QpEnd], now: Instant) {
-        match self.connect(lane, theirs, qps, now) {
-            Ok((new, joined)) => {
-                let (mut new, mut is_kept) = (Some(new), false);
-                self.half.borrow(&mut |half| is_kept = new.take().is_some_and(|new| half.health().keep(lane, new)));
-                if !is_kept {
-                    return self.not_now(lane, "the connection has failed");
-                }
-                self.wards[lane].phase = Phase::Answered;
-                self.dialogue.say(joined);
+    /// Accepting side: makes new queue pairs for those of the peer's, connects them, and gives them to the data path to keep.
+    pub(super) fn answer_qps(
+        &mut self,
+        lane: usize,
+        theirs: &RailAdvert,
+        qps: &[QpEnd],
+        now: Instant,
+    ) -> std::result::Result<Answer, String> {
+        let (new, answer) = self.answer(lane, theirs, qps, now).map_err(|error| error.to_string())?;
+        let (mut new, mut is_kept) = (Some(new), false);
+        self.half.borrow(&mut |half| is_kept = new.take().is_some_and(|new| half.health().keep(lane, new)));
+        if is_kept { Ok(answer) } else { Err("the connection has failed".to_owned()) }
+    }
+
+    /// Connecting side: connects the new queue pairs and writes a packet over each.
+    pub(super) fn connect_qps(&mut self, lane: usize, answer: &Answer, now: Instant) -> std::result::Result<(), String> {
+        let Some(Attempt::Asked(asked)) = self.wards[lane].attempt.take() else {
+            return Err("there are no new queue pairs".to_owned());
+        };
+        let Asked { lane: new, look } = *asked;
+        let route = Route {
+            look: &look,
+            gid: answer.connector_gid,
+            peer_gid: answer.acceptor_gid,
+            mtu_bytes: answer.mtu_bytes,
+            ends: &answer.qps,
+            traffic_class: self.traffic_class,
+        };
+        let new = self.try_out(lane, new, &route, now).map_err(|error| error.to_string())?;
+        self.wards[lane].attempt = Some(Attempt::Trying(Box::new(new)));
+        Ok(())
+    }
+
+    /// The new queue pairs of a rail, which this or the data path keeps.
+    pub(super) fn take_new(&mut self, lane: usize) -> Option<Lane> {
+        match self.wards[lane].attempt.take() {
+            Some(Attempt::Asked(asked)) => Some(asked.lane),
+            Some(Attempt::Trying(new)) => Some(*new),
+            None => {
+                let mut new = None;
+                self.half.borrow(&mut |half| new = half.health().take(lane));
+                new
             }
-            Err(error) => self.not_now(lane, &error.to_string()),
         }
     }
 
-    /// The queue pairs that the data path keeps for a trial that is over.
-    pub(super) fn on_trial(&self, lane: usize) -> Option<Lane> {
-        let mut new = None;
-        self.half.borrow(&mut |half| new = half.health().take(lane));
-        new
-    }
-
-    fn connect(&self, lane: usize, theirs: &RailAdvert, qps: &[QpEnd], now: Instant) -> Result<(Lane, Notice)> {
+    fn answer(&self, lane: usize, theirs: &RailAdvert, qps: &[QpEnd], now: Instant) -> Result<(Lane, Answer)> {
         let (look, ours) = self.look(lane)?;
         let pair = pairing::pair_again(theirs, &ours).ok_or_else(|| {
             let (theirs, ours) = (pairing::describe(std::slice::from_ref(theirs)), pairing::describe(&[ours]));
@@ -81,18 +107,16 @@ impl Warden {
             traffic_class: None,
         };
         self.join(&mut new, &route, now)?;
-        let joined = Notice::Joined {
-            lane: lane as u8,
+        let answer = Answer {
             connector_gid: pair.connector_gid,
             acceptor_gid: pair.acceptor_gid,
             mtu_bytes: pair.mtu_bytes,
             qps: new.ends(),
         };
-        Ok((new, joined))
+        Ok((new, answer))
     }
 
-    /// Sending side: connects the new queue pairs and writes a packet over each.
-    pub(super) fn try_out(&self, lane: usize, mut new: Lane, route: &Route<'_>, now: Instant) -> Result<Lane> {
+    fn try_out(&self, lane: usize, mut new: Lane, route: &Route<'_>, now: Instant) -> Result<Lane> {
         self.ends.host.unreached.check(&new.rail, route.peer_gid, now)?;
         self.join(&mut new, route, now)?;
         let probe = self.board.probe_write(lane, route.mtu_bytes);
@@ -114,4 +138,20 @@ impl Warden {
         host.unreached.begin_round();
         host.outages.tick(Instant::now());
     }
+}
+
+/// How the trial of new queue pairs ended, once all its writes are confirmed or one has failed.
+pub(super) fn look_at_trial(new: &mut Lane) -> Option<std::result::Result<(), String>> {
+    let mut buffer = CompletionBuffer::new();
+    let completions = match new.poll(&mut buffer) {
+        Ok(completions) => completions,
+        Err(error) => return Some(Err(error.to_string())),
+    };
+    for completion in completions {
+        if completion.status() != 0 {
+            return Some(Err(format!("test write failed: {}", completion.status_text())));
+        }
+        new.retire(WorkId::of(completion.wr_id()));
+    }
+    (!new.has_pending()).then_some(Ok(()))
 }

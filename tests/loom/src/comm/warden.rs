@@ -117,7 +117,7 @@ impl Warden {
     }
 
     /// No peer breaks the protocol.
-    pub fn breach(&mut self, _: &dyn std::fmt::Display) {}
+    pub fn broken_channel(&mut self, _: &dyn std::fmt::Display, _: Instant) {}
 
     /// No letter comes.
     pub fn hear(&mut self, _: &Letter, _: Instant) {}

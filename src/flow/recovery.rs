@@ -1,0 +1,632 @@
+//! Recovery: the rails of one connection, from the loss of one to its return.
+//!
+//! A state machine without I/O, locks and a clock: its caller (`comm::warden`) tells it what happened and what time it is, and
+//! executes the [`Action`]s that it asks for, in their order. Two of them can be run against each other without a queue pair
+//! (`recovery/search.rs` does, through every order of events).
+//!
+//! What it promises, for each rail:
+//! - A rail is fenced before anything else is done about its loss: [`Action::Fence`] comes first, then the peer is told.
+//! - [`Action::Resend`] comes only after the peer's FENCED: nothing that was posted there can land any more.
+//! - The connecting side uses new queue pairs once its trial writes were confirmed, and says LIVE; the accepting side once it has
+//!   heard LIVE.
+//! - Every state but [`State::Up`] and [`State::Down`] has a limit, here or at the peer.
+//!
+//! Each method that takes a time takes nanoseconds of one clock; times that go backwards count as no time at all.
+
+#[cfg(test)]
+mod search;
+
+use super::dialogue::Dialogue;
+use crate::wire::control::{Letter, Notice, Received};
+use crate::wire::message::{QpEnd, RailAdvert};
+use std::collections::VecDeque;
+
+const MILLISECOND: u64 = 1_000_000;
+const SECOND: u64 = 1000 * MILLISECOND;
+
+/// How soon the connecting side asks whether a lost rail works again. (At once when a port comes up.) Each loss soon after a
+/// recovery, and each attempt in vain, doubles it.
+const RETRY: u64 = 500 * MILLISECOND;
+/// At most so many times.
+const DOUBLED_AT_MOST: u32 = 2;
+/// A rail that has worked for so long begins anew with its attempts.
+const STEADY: u64 = 10 * SECOND;
+/// How long the peer may take to answer for new queue pairs: it may have to wait for the kernel to find a neighbour.
+const ANSWER: u64 = 10 * SECOND;
+/// How long a peer whose TCP was closed may take to show by a rail that it is there.
+const SIGN_OF_LIFE: u64 = 2 * SECOND;
+/// How long a frame may be unheard before it is sent once more, by every rail.
+const REPEAT: u64 = 50 * MILLISECOND;
+/// Messages that wait to be heard, from which on no rail is asked for any more.
+const CROWDED: usize = 32;
+/// And the most, as a peer is heard that hears nothing.
+const MOST_UNHEARD: usize = 4 * CROWDED;
+
+/// A side of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Has connected. Writes data, gets clear-to-send entries.
+    Sender,
+    /// Has accepted. Writes clear-to-send entries, gets data.
+    Receiver,
+}
+
+/// Limits of a connection, in nanoseconds.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// How long it may have no rail, and the peer may take to acknowledge a loss.
+    pub loss: u64,
+    /// How long a trial write may take.
+    pub probe: u64,
+}
+
+/// Where a rail of a connection stands.
+#[derive(Debug, Clone, PartialEq)]
+pub enum State {
+    /// In use.
+    Up {
+        /// Since then.
+        since: u64,
+    },
+    /// [`Action::Fence`] is given out.
+    Fencing {
+        /// How the loss showed.
+        why: String,
+        /// What the peer said that it has, where the loss is its word.
+        peer_has: Option<Received>,
+    },
+    /// This side has stopped it and said so. The peer has not answered.
+    Fenced {
+        /// Since then.
+        since: u64,
+    },
+    /// Both sides have.
+    Down {
+        /// Connecting side: when to ask for it again.
+        retry_at: u64,
+    },
+    /// Connecting side: [`Action::OpenQps`] is given out.
+    Opening,
+    /// Connecting side: has asked the peer, with new queue pairs.
+    Requested {
+        /// The peer answers by then.
+        until: u64,
+    },
+    /// Connecting side: [`Action::ConnectQps`] is given out.
+    Connecting,
+    /// Connecting side: a trial write is under way on each new queue pair.
+    Probing {
+        /// They are confirmed by then.
+        until: u64,
+    },
+    /// Accepting side: [`Action::AnswerQps`] is given out.
+    Answering,
+    /// Accepting side: new queue pairs are connected, and unused until the peer says LIVE.
+    AwaitingLive,
+}
+
+/// The accepting side's part of a reconnection.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Answer {
+    /// Address of the connecting side.
+    pub connector_gid: [u8; 16],
+    /// Address of the accepting side.
+    pub acceptor_gid: [u8; 16],
+    /// Path MTU, in bytes.
+    pub mtu_bytes: u32,
+    /// The accepting side's queue pairs.
+    pub qps: Vec<QpEnd>,
+}
+
+/// What the caller is to do.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Action {
+    /// Stop the rail's queue pairs, take in what has come, and destroy them; then call [`Recovery::fenced`].
+    Fence(usize),
+    /// Both sides have stopped the rail, and the peer has this: what is missing goes by other rails.
+    Resend(usize, Received),
+    /// Make new queue pairs; then call [`Recovery::opened`].
+    OpenQps(usize),
+    /// Make new queue pairs for these of the peer's and connect them; then call [`Recovery::answered`].
+    AnswerQps(usize, Box<RailAdvert>, Vec<QpEnd>),
+    /// Connect the new queue pairs and write on each; then call [`Recovery::connected`], and [`Recovery::probed`] when it is known.
+    ConnectQps(usize, Answer),
+    /// Use the rail from here on, with the new queue pairs.
+    Activate(usize),
+    /// Destroy the new queue pairs.
+    DropQps(usize),
+    /// The peer closes, having delivered so many receives.
+    PeerClosed(u64),
+    /// The peer is gone.
+    PeerGone,
+    /// The connection has failed.
+    Fail(Cause),
+    /// Nothing to do but to be told.
+    Tell(News),
+}
+
+/// Why a connection has failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Cause {
+    /// No rail is left, for so many nanoseconds.
+    NoRail(u64),
+    /// The peer does not acknowledge the loss of this rail.
+    NotAcknowledged(usize),
+    /// The peer says what it must not.
+    Protocol(String),
+}
+
+/// What happened, for the log.
+#[derive(Debug, Clone, PartialEq)]
+pub enum News {
+    /// The peer said this.
+    Heard(Box<Notice>),
+    /// What the peer said is not readable.
+    Malformed(String),
+    /// What the peer said is about a rail that there is not.
+    NoSuchRail(usize),
+    /// What the peer said does not fit the rail's state.
+    OutOfTurn(usize),
+    /// A rail is lost. Connecting side: it is tried again after so many nanoseconds.
+    Lost {
+        /// The rail.
+        lane: usize,
+        /// How that showed.
+        why: String,
+        /// The pause.
+        retry: u64,
+    },
+    /// A rail cannot return now.
+    NotYet(usize, String),
+    /// The peer, whose TCP was closed, answers over the rails.
+    PeerAnswers,
+}
+
+/// A control frame to send.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Frame {
+    /// By the bootstrap's TCP; by every rail that is up where that is gone.
+    First(Letter),
+    /// Once more, by every rail that is up.
+    Repeated(Letter),
+}
+
+/// The rails of one connection, and what its two ends say about them.
+#[derive(Debug, Clone)]
+pub struct Recovery {
+    role: Role,
+    limits: Limits,
+    rails: Vec<Rail>,
+    peer: Peer,
+    has_failed: bool,
+    link: Dialogue,
+    /// When the frame under way was last sent.
+    sent_at: u64,
+    /// Since when no rail is up.
+    dark_since: Option<u64>,
+    actions: VecDeque<Action>,
+}
+
+#[derive(Debug, Clone)]
+struct Rail {
+    state: State,
+    /// Losses and attempts in vain since it last worked for long.
+    attempts: u32,
+}
+
+/// What is known of the peer's process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Peer {
+    Here,
+    /// Its end of the TCP connection was closed without a BYE. It is asked over the rails since then.
+    Suspected(u64),
+    Closed,
+    Gone,
+}
+
+impl Recovery {
+    /// A connection that has just come up, over so many rails.
+    pub fn new(role: Role, limits: Limits, rails: usize) -> Self {
+        let rail = Rail { state: State::Up { since: 0 }, attempts: 0 };
+        Self {
+            role,
+            limits,
+            rails: vec![rail; rails],
+            peer: Peer::Here,
+            has_failed: false,
+            link: Dialogue::default(),
+            sent_at: 0,
+            dark_since: None,
+            actions: VecDeque::new(),
+        }
+    }
+
+    /// The next thing to do. Whatever it calls for is told before the next one is asked for.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// The frame to send now. Asked for when there is no action left.
+    pub fn poll_frame(&mut self, now: u64) -> Option<Frame> {
+        if self.peer == Peer::Gone {
+            // Nobody reads. (A NIC may take frames in all the same, which must not pass for a sign that something moves.)
+            return None;
+        }
+        if let Some(letter) = self.link.news() {
+            self.sent_at = now;
+            return Some(Frame::First(letter));
+        }
+        let is_late = self.link.is_waiting() && now.saturating_sub(self.sent_at) >= REPEAT;
+        is_late.then(|| {
+            self.sent_at = now;
+            Frame::Repeated(self.link.letter())
+        })
+    }
+
+    /// The frame as it is now: for a peer that has just asked, by the way that it asked by.
+    pub fn frame(&self) -> Letter {
+        self.link.letter()
+    }
+
+    /// Where a rail stands.
+    pub fn state(&self, lane: usize) -> Option<&State> {
+        self.rails.get(lane).map(|rail| &rail.state)
+    }
+
+    /// The rails that are in use.
+    pub fn rails_up(&self) -> impl Iterator<Item = usize> {
+        let is_up = |(lane, rail): (usize, &Rail)| matches!(rail.state, State::Up { .. }).then_some(lane);
+        self.rails.iter().enumerate().filter_map(is_up)
+    }
+
+    /// Whether all is as it should be: every rail up, nothing unheard.
+    pub fn is_whole(&self) -> bool {
+        !self.link.is_waiting() && self.rails_up().count() == self.rails.len()
+    }
+
+    /// Whether something that was said has not been heard.
+    pub fn is_waiting(&self) -> bool {
+        self.link.is_waiting()
+    }
+
+    /// Whether something is under way that is worth looking after often.
+    pub fn is_busy(&self) -> bool {
+        let is_under_way = |rail: &Rail| !matches!(rail.state, State::Up { .. } | State::Down { .. });
+        self.link.is_waiting() || self.recovers() && self.rails.iter().any(is_under_way)
+    }
+
+    /// Whether lost rails are brought back: the peer is there, and the connection works.
+    pub fn recovers(&self) -> bool {
+        matches!(self.peer, Peer::Here | Peer::Suspected(_)) && !self.has_failed
+    }
+
+    /// Whether the connection has failed.
+    pub fn has_failed(&self) -> bool {
+        self.has_failed
+    }
+
+    /// The connection has failed, by the caller's word.
+    pub fn fail(&mut self) {
+        self.has_failed = true;
+    }
+
+    /// This side closes: says BYE.
+    pub fn close(&mut self, delivered: u64) {
+        self.link.say(Notice::Bye { delivered });
+    }
+
+    /// The data path has found a rail lost, and has fenced it by itself.
+    pub fn lost(&mut self, lane: usize, why: &str, received: Received, now: u64) {
+        // Else it was heard of by another way meanwhile.
+        if let Some(rail) = self.rails.get_mut(lane)
+            && let State::Up { since } = rail.state
+        {
+            rail.count_loss(since, now);
+            rail.state = State::Fencing { why: why.to_owned(), peer_has: None };
+            self.fenced(lane, received, now);
+        }
+    }
+
+    /// [`Action::Fence`] is done. `received` is what a receiver has; of a sender, nothing.
+    pub fn fenced(&mut self, lane: usize, received: Received, now: u64) {
+        let Some(rail) = self.rails.get_mut(lane) else { return };
+        let State::Fencing { why, peer_has } = &mut rail.state else { return };
+        let (why, peer_has, retry) = (std::mem::take(why), peer_has.take(), rail.pause());
+        rail.state = State::Fenced { since: now };
+        self.tell(News::Lost { lane, why, retry });
+        self.link.say(Notice::Fenced { lane: lane as u8, received });
+        if let Some(peer_has) = peer_has {
+            self.resend(lane, peer_has, now);
+        }
+    }
+
+    /// A port of this host came up.
+    pub fn port_up(&mut self, lane: usize, now: u64) {
+        let Some(rail) = self.rails.get_mut(lane) else { return };
+        rail.attempts = 0;
+        if let State::Down { retry_at } = &mut rail.state {
+            *retry_at = now;
+        }
+    }
+
+    /// A port of this host went down.
+    pub fn port_down(&mut self, lane: usize, why: &str, now: u64) {
+        self.fence(lane, why, None, now);
+    }
+
+    /// The peer's end of the bootstrap's TCP was closed without a BYE: its process is gone, or its kernel knows nothing more of a
+    /// connection that had timed out there. Its rails tell.
+    pub fn bootstrap_closed(&mut self, now: u64) {
+        if self.peer == Peer::Here {
+            self.peer = Peer::Suspected(now);
+            self.link.say(Notice::AreYouThere);
+        }
+    }
+
+    /// The peer is gone, by the caller's word.
+    pub fn peer_gone(&mut self) {
+        if matches!(self.peer, Peer::Here | Peer::Suspected(_)) {
+            self.peer = Peer::Gone;
+            self.actions.push_back(Action::PeerGone);
+        }
+    }
+
+    /// The peer says what it must not: the connection has failed.
+    pub fn breach(&mut self, why: String) {
+        self.give_up(Cause::Protocol(why));
+    }
+
+    /// A frame came in. `begun` is how many sends have begun to the peer's receives; 0 of a receiver.
+    pub fn heard(&mut self, frame: &Letter, begun: u64, now: u64) {
+        match self.link.hear(frame) {
+            Ok(None) => {}
+            Ok(Some(notice)) => self.heed(notice, begun, now),
+            Err(malformed) => self.tell(News::Malformed(malformed.to_string())),
+        }
+    }
+
+    /// [`Action::OpenQps`] is done: the rail as it is now and the new queue pairs, or why there are none.
+    pub fn opened(&mut self, lane: usize, outcome: Result<(RailAdvert, Vec<QpEnd>), String>, now: u64) {
+        let Some(rail) = self.rail_in(lane, &State::Opening) else { return };
+        match outcome {
+            Ok((advert, qps)) => {
+                rail.state = State::Requested { until: now + ANSWER };
+                self.link.say(Notice::Join { lane: lane as u8, rail: advert, qps });
+            }
+            // The peer has heard of nothing yet.
+            Err(why) => {
+                rail.state = rail.down(now);
+                self.tell(News::NotYet(lane, why));
+            }
+        }
+    }
+
+    /// [`Action::ConnectQps`] is done, or why not.
+    pub fn connected(&mut self, lane: usize, outcome: Result<(), String>, now: u64) {
+        let probe = self.limits.probe;
+        let Some(rail) = self.rail_in(lane, &State::Connecting) else { return };
+        match outcome {
+            Ok(()) => rail.state = State::Probing { until: now + probe },
+            Err(why) => self.not_now(lane, why, now),
+        }
+    }
+
+    /// The trial writes were all confirmed, or one has failed.
+    pub fn probed(&mut self, lane: usize, outcome: Result<(), String>, now: u64) {
+        let Some(rail) = self.rails.get_mut(lane).filter(|rail| matches!(rail.state, State::Probing { .. })) else {
+            return;
+        };
+        match outcome {
+            Ok(()) => {
+                rail.state = State::Up { since: now };
+                self.link.say(Notice::Live { lane: lane as u8 });
+                self.actions.push_back(Action::Activate(lane));
+            }
+            Err(why) => self.end_attempt(lane, why, now),
+        }
+    }
+
+    /// [`Action::AnswerQps`] is done, or why not.
+    pub fn answered(&mut self, lane: usize, outcome: Result<Answer, String>, now: u64) {
+        let Some(rail) = self.rail_in(lane, &State::Answering) else { return };
+        match outcome {
+            Ok(Answer { connector_gid, acceptor_gid, mtu_bytes, qps }) => {
+                rail.state = State::AwaitingLive;
+                let lane = lane as u8;
+                self.link.say(Notice::Joined { lane, connector_gid, acceptor_gid, mtu_bytes, qps });
+            }
+            Err(why) => self.not_now(lane, why, now),
+        }
+    }
+
+    /// Time has passed.
+    pub fn tick(&mut self, now: u64) {
+        self.look_for_a_sign_of_life(now);
+        if !self.recovers() {
+            return;
+        }
+        if self.role == Role::Sender {
+            (0..self.rails.len()).for_each(|lane| self.bring_back(lane, now));
+        }
+        self.watch_the_dark(now);
+    }
+
+    /// Does what a message asks for.
+    fn heed(&mut self, notice: Notice, begun: u64, now: u64) {
+        self.tell(News::Heard(Box::new(notice.clone())));
+        if let Err(why) = self.check(&notice, begun) {
+            return self.breach(why);
+        }
+        let lane = match &notice {
+            Notice::Bye { delivered } => return self.peer_closed(*delivered),
+            Notice::AreYouThere => return,
+            Notice::Fenced { lane, .. }
+            | Notice::Join { lane, .. }
+            | Notice::Joined { lane, .. }
+            | Notice::NotNow { lane, .. }
+            | Notice::Live { lane } => usize::from(*lane),
+        };
+        let Some(rail) = self.rails.get_mut(lane) else { return self.tell(News::NoSuchRail(lane)) };
+        match (notice, &rail.state) {
+            (Notice::Fenced { received, .. }, State::Up { .. }) => {
+                self.fence(lane, "the peer reports it lost", Some(received), now);
+            }
+            (Notice::Fenced { received, .. }, State::Fenced { .. }) => self.resend(lane, received, now),
+            (Notice::Join { rail: theirs, qps, .. }, State::Down { .. }) => {
+                rail.state = State::Answering;
+                self.actions.push_back(Action::AnswerQps(lane, Box::new(theirs), qps));
+            }
+            (Notice::Joined { .. }, State::Down { .. }) => {
+                self.not_now(lane, "the answer came too late".to_owned(), now);
+            }
+            (Notice::Joined { connector_gid, acceptor_gid, mtu_bytes, qps, .. }, State::Requested { .. }) => {
+                rail.state = State::Connecting;
+                let answer = Answer { connector_gid, acceptor_gid, mtu_bytes, qps };
+                self.actions.push_back(Action::ConnectQps(lane, answer));
+            }
+            (Notice::NotNow { why, .. }, State::Requested { .. } | State::AwaitingLive) => {
+                rail.state = rail.down(now);
+                self.actions.push_back(Action::DropQps(lane));
+                self.tell(News::NotYet(lane, why));
+            }
+            (Notice::Live { .. }, State::AwaitingLive) => {
+                rail.state = State::Up { since: now };
+                self.actions.push_back(Action::Activate(lane));
+            }
+            _ => self.tell(News::OutOfTurn(lane)),
+        }
+    }
+
+    /// Looks at what a message says before anything is done about it: whether it is for this side to hear, and possible.
+    fn check(&self, notice: &Notice, begun: u64) -> Result<(), String> {
+        if self.link.backlog() > MOST_UNHEARD {
+            return Err("peer sends control frames but does not acknowledge ours".to_owned());
+        }
+        match (notice, self.role) {
+            (Notice::Join { .. } | Notice::Live { .. }, Role::Sender) | (Notice::Joined { .. }, Role::Receiver) => {
+                Err("message invalid for this role".to_owned())
+            }
+            (Notice::Fenced { received, .. }, Role::Sender) if !received.is_possible(begun) => {
+                let (granted, open) = (received.granted, received.open.len());
+                Err(format!(
+                    "it claims {granted} granted receives, {open} of them open, but only {begun} sends were started"
+                ))
+            }
+            (Notice::Bye { delivered }, _) if *delivered > begun => {
+                Err(format!("it claims {delivered} delivered messages, but only {begun} sends were started"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn peer_closed(&mut self, delivered: u64) {
+        self.peer = Peer::Closed;
+        self.actions.push_back(Action::PeerClosed(delivered));
+    }
+
+    /// A rail that is up is to be stopped.
+    fn fence(&mut self, lane: usize, why: &str, peer_has: Option<Received>, now: u64) {
+        if let Some(rail) = self.rails.get_mut(lane)
+            && let State::Up { since } = rail.state
+        {
+            rail.count_loss(since, now);
+            rail.state = State::Fencing { why: why.to_owned(), peer_has };
+            self.actions.push_back(Action::Fence(lane));
+        }
+    }
+
+    /// Both sides have stopped a rail.
+    fn resend(&mut self, lane: usize, received: Received, now: u64) {
+        self.rails[lane].state = self.rails[lane].down(now);
+        self.actions.push_back(Action::Resend(lane, received));
+    }
+
+    /// Connecting side: asks for a lost rail, or ends an attempt that takes too long.
+    fn bring_back(&mut self, lane: usize, now: u64) {
+        let rail = &mut self.rails[lane];
+        match rail.state {
+            State::Down { retry_at } if now >= retry_at && self.link.backlog() < CROWDED => {
+                rail.attempts += 1;
+                rail.state = State::Opening;
+                self.actions.push_back(Action::OpenQps(lane));
+            }
+            State::Requested { until } if now >= until => {
+                self.end_attempt(lane, "the peer did not answer the reconnect request in time".to_owned(), now);
+            }
+            State::Probing { until } if now >= until => {
+                self.end_attempt(lane, "test write not acknowledged in time".to_owned(), now);
+            }
+            _ => {}
+        }
+    }
+
+    fn end_attempt(&mut self, lane: usize, why: String, now: u64) {
+        self.actions.push_back(Action::DropQps(lane));
+        self.not_now(lane, why, now);
+    }
+
+    /// The rail cannot return now: the peer is told.
+    fn not_now(&mut self, lane: usize, why: String, now: u64) {
+        self.rails[lane].state = self.rails[lane].down(now);
+        self.link.say(Notice::NotNow { lane: lane as u8, why: why.clone() });
+        self.tell(News::NotYet(lane, why));
+    }
+
+    fn look_for_a_sign_of_life(&mut self, now: u64) {
+        let Peer::Suspected(since) = self.peer else { return };
+        if !self.link.is_waiting() {
+            self.peer = Peer::Here;
+            self.tell(News::PeerAnswers);
+        } else if now.saturating_sub(since) > SIGN_OF_LIFE || self.rails_up().next().is_none() {
+            self.peer_gone();
+        }
+    }
+
+    /// No rail is left for too long, or the peer does not answer for one: the connection has failed.
+    fn watch_the_dark(&mut self, now: u64) {
+        if self.rails_up().next().is_some() {
+            self.dark_since = None;
+            let is_silent = |rail: &Rail| match rail.state {
+                State::Fenced { since } => now.saturating_sub(since) > self.limits.loss,
+                _ => false,
+            };
+            if let Some(lane) = self.rails.iter().position(is_silent) {
+                self.give_up(Cause::NotAcknowledged(lane));
+            }
+            return;
+        }
+        let waited = now.saturating_sub(*self.dark_since.get_or_insert(now));
+        if waited >= self.limits.loss {
+            self.give_up(Cause::NoRail(waited));
+        }
+    }
+
+    fn give_up(&mut self, cause: Cause) {
+        self.has_failed = true;
+        self.actions.push_back(Action::Fail(cause));
+    }
+
+    fn tell(&mut self, news: News) {
+        self.actions.push_back(Action::Tell(news));
+    }
+
+    fn rail_in(&mut self, lane: usize, state: &State) -> Option<&mut Rail> {
+        self.rails.get_mut(lane).filter(|rail| rail.state == *state)
+    }
+}
+
+impl Rail {
+    fn count_loss(&mut self, since: u64, now: u64) {
+        self.attempts = if now.saturating_sub(since) > STEADY { 0 } else { self.attempts + 1 };
+    }
+
+    /// How long to wait before the next attempt.
+    fn pause(&self) -> u64 {
+        RETRY << self.attempts.min(DOUBLED_AT_MOST)
+    }
+
+    /// As it is when both sides have stopped it, or an attempt was in vain.
+    fn down(&self, now: u64) -> State {
+        State::Down { retry_at: now + self.pause() }
+    }
+}
