@@ -17,6 +17,7 @@ pub mod handshake;
 pub mod memory;
 pub mod profile;
 pub mod receives;
+pub mod recovery;
 pub mod settings;
 pub mod tape;
 
@@ -42,6 +43,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "board", check: board::check, seeds: board::seeds },
     Target { name: "clear_to_send", check: clear_to_send::check, seeds: clear_to_send::seeds },
     Target { name: "receives", check: receives::check, seeds: receives::seeds },
+    Target { name: "recovery", check: recovery::check, seeds: recovery::seeds },
     Target { name: "dialogue", check: dialogue::check, seeds: dialogue::seeds },
     Target { name: "door", check: door::check, seeds: door::seeds },
     Target { name: "settings", check: settings::check, seeds: settings::seeds },

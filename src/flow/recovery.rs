@@ -15,6 +15,8 @@
 
 #[cfg(test)]
 mod search;
+#[cfg(test)]
+mod tests;
 
 use super::dialogue::Dialogue;
 use crate::wire::control::{Letter, Notice, Received};

@@ -21,8 +21,8 @@ main() {
   done
   output=$(mktemp)
   trap 'rm -f "$output"' EXIT
-  # Nine targets and a tenth; one more each, so that rounding does not leave it below.
-  "$checkout/fuzz/run.sh" --executions $((total * 10 / 91 + 10)) --jobs "$jobs" --corpus "$checkout/fuzz/corpus" |
+  # Ten targets and a tenth; one more each, so that rounding does not leave it below.
+  "$checkout/fuzz/run.sh" --executions $((total * 10 / 101 + 10)) --jobs "$jobs" --corpus "$checkout/fuzz/corpus" |
     tee "$output" || status=1
   awk '/ executions, / { all += $2; targets += 1 } END { printf "%d targets, %d executions in total\n", targets, all }' "$output"
   return "$status"

@@ -58,7 +58,12 @@ impl Warden {
     }
 
     /// Connecting side: connects the new queue pairs and writes a packet over each.
-    pub(super) fn connect_qps(&mut self, lane: usize, answer: &Answer, now: Instant) -> std::result::Result<(), String> {
+    pub(super) fn connect_qps(
+        &mut self,
+        lane: usize,
+        answer: &Answer,
+        now: Instant,
+    ) -> std::result::Result<(), String> {
         let Some(Attempt::Asked(asked)) = self.wards[lane].attempt.take() else {
             return Err("there are no new queue pairs".to_owned());
         };

@@ -1,0 +1,224 @@
+//! Recovery: any messages in any order, between what this side's ports, data path and clock say.
+//!
+//! The first byte says which side of the connection this is; then a tape of what happens. The model is the order of actions that
+//! `flow::recovery` promises, kept by rail.
+
+use crate::Seeds;
+use crate::control::notices;
+use crate::tape::Tape;
+use nccl_net_spark::flow::recovery::{Action, Answer, Cause, Limits, Recovery, Role, State};
+use nccl_net_spark::wire::codec::Writer;
+use nccl_net_spark::wire::control::{Letter, Notice, Received};
+use nccl_net_spark::wire::message::{QpEnd, RailAdvert};
+
+const RAILS: usize = 2;
+const SECOND: u64 = 1_000_000_000;
+const LIMITS: Limits = Limits { loss: 30 * SECOND, probe: 5 * SECOND };
+
+/// What a caller has of a rail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rail {
+    /// Its queue pairs are in use.
+    Used,
+    /// They are destroyed; whether the peer has said that it has stopped its own.
+    Stopped { by_peer: bool },
+    /// New ones are made, and asked for.
+    New,
+    /// New ones are connected.
+    Connected,
+}
+
+struct Caller {
+    recovery: Recovery,
+    role: Role,
+    rails: [Rail; RAILS],
+    /// The last message that was heard.
+    heard: Option<Notice>,
+    failed: u32,
+    now: u64,
+}
+
+/// A tape of what happens.
+pub fn check(data: &[u8]) -> bool {
+    let mut tape = Tape::new(data);
+    let role = if tape.step().is_some_and(|step| step % 2 == 0) { Role::Sender } else { Role::Receiver };
+    let recovery = Recovery::new(role, LIMITS, RAILS);
+    let mut caller = Caller { recovery, role, rails: [Rail::Used; RAILS], heard: None, failed: 0, now: 0 };
+    let known = notices();
+    let mut number = 0;
+    while let Some(step) = tape.step() {
+        let lane = tape.below(RAILS);
+        match step % 8 {
+            0 | 1 => {
+                let (_, notice) = &known[tape.below(known.len())];
+                number += 1;
+                caller.hear(number, &on_rail(notice.clone(), lane as u8), tape.u64() % 64);
+            }
+            2 => caller.lose(lane),
+            3 => caller.recovery.port_up(lane, caller.now),
+            4 => caller.recovery.port_down(lane, "port", caller.now),
+            5 => caller.recovery.bootstrap_closed(caller.now),
+            6 => caller.probed(lane, tape.below(2) == 0),
+            _ => caller.now += [SECOND / 100, SECOND / 2, 3 * SECOND, 20 * SECOND][tape.below(4)],
+        }
+        caller.recovery.tick(caller.now);
+        caller.act(&mut tape);
+        while caller.recovery.poll_frame(caller.now).is_some() {}
+    }
+    number > 0
+}
+
+/// The notice, of this rail.
+fn on_rail(mut notice: Notice, at: u8) -> Notice {
+    match &mut notice {
+        Notice::Fenced { lane, .. }
+        | Notice::Join { lane, .. }
+        | Notice::Joined { lane, .. }
+        | Notice::NotNow { lane, .. }
+        | Notice::Live { lane } => *lane = at,
+        Notice::Bye { .. } | Notice::AreYouThere => {}
+    }
+    notice
+}
+
+impl Caller {
+    fn hear(&mut self, number: u64, notice: &Notice, begun: u64) {
+        self.heard = Some(notice.clone());
+        // All that was said is confirmed: nothing piles up.
+        let heard = self.recovery.frame().number;
+        let frame = Letter { number, heard, asks: true, notice: notice.encode() };
+        self.recovery.heard(&frame, begun, self.now);
+    }
+
+    fn lose(&mut self, lane: usize) {
+        if self.rails[lane] == Rail::Used {
+            self.rails[lane] = Rail::Stopped { by_peer: false };
+            self.recovery.lost(lane, "loss", Received::default(), self.now);
+        }
+    }
+
+    fn probed(&mut self, lane: usize, is_good: bool) {
+        let outcome = if is_good { Ok(()) } else { Err("no answer".to_owned()) };
+        self.recovery.probed(lane, outcome, self.now);
+    }
+
+    fn act(&mut self, tape: &mut Tape<'_>) {
+        while let Some(action) = self.recovery.poll_action() {
+            let failed = tape.below(4) == 3;
+            match action {
+                Action::Fence(lane) => {
+                    assert_eq!(self.rails[lane], Rail::Used, "what is not in use is not fenced");
+                    self.rails[lane] = Rail::Stopped { by_peer: false };
+                    self.recovery.fenced(lane, Received::default(), self.now);
+                }
+                Action::Resend(lane, received) => {
+                    assert_eq!(
+                        self.rails[lane],
+                        Rail::Stopped { by_peer: false },
+                        "fenced here, and not resent before"
+                    );
+                    let Some(Notice::Fenced { lane: of, received: theirs }) = &self.heard else {
+                        panic!("nothing goes once more before the peer says FENCED")
+                    };
+                    assert_eq!((usize::from(*of), theirs), (lane, &received));
+                    self.rails[lane] = Rail::Stopped { by_peer: true };
+                }
+                Action::OpenQps(lane) => self.open(lane, failed),
+                Action::AnswerQps(lane, ..) => self.answer(lane, failed),
+                Action::ConnectQps(lane, _) => {
+                    assert_eq!((self.role, self.rails[lane]), (Role::Sender, Rail::New));
+                    if !failed {
+                        self.rails[lane] = Rail::Connected;
+                    } else {
+                        self.rails[lane] = Rail::Stopped { by_peer: true };
+                    }
+                    self.recovery.connected(lane, if failed { Err("no way".to_owned()) } else { Ok(()) }, self.now);
+                }
+                Action::Activate(lane) => {
+                    assert_eq!(self.rails[lane], Rail::Connected, "only what is connected is used");
+                    let says_live = matches!(self.heard, Some(Notice::Live { lane: of }) if usize::from(of) == lane);
+                    assert!(self.role == Role::Sender || says_live, "not before LIVE");
+                    self.rails[lane] = Rail::Used;
+                }
+                Action::DropQps(lane) => {
+                    assert!(matches!(self.rails[lane], Rail::New | Rail::Connected));
+                    self.rails[lane] = Rail::Stopped { by_peer: true };
+                }
+                Action::Fail(cause) => {
+                    self.failed += 1;
+                    assert!(self.recovery.has_failed() && !self.recovery.recovers());
+                    assert!(self.failed == 1 || matches!(cause, Cause::Protocol(_)), "{cause:?}");
+                }
+                Action::PeerClosed(_) | Action::PeerGone => assert!(!self.recovery.recovers()),
+                Action::Tell(_) => {}
+            }
+            self.compare();
+        }
+        self.compare();
+    }
+
+    fn open(&mut self, lane: usize, failed: bool) {
+        assert_eq!((self.role, self.rails[lane]), (Role::Sender, Rail::Stopped { by_peer: true }));
+        assert!(self.recovery.recovers());
+        let outcome =
+            if failed { Err("port down".to_owned()) } else { Ok((advert(), vec![QpEnd { number: 1, psn: 1 }])) };
+        if !failed {
+            self.rails[lane] = Rail::New;
+        }
+        self.recovery.opened(lane, outcome, self.now);
+    }
+
+    fn answer(&mut self, lane: usize, failed: bool) {
+        assert_eq!((self.role, self.rails[lane]), (Role::Receiver, Rail::Stopped { by_peer: true }));
+        let answer = Answer { connector_gid: [1; 16], acceptor_gid: [2; 16], mtu_bytes: 1024, qps: vec![QpEnd { number: 2, psn: 2 }] };
+        if !failed {
+            self.rails[lane] = Rail::Connected;
+        }
+        self.recovery.answered(lane, if failed { Err("no way".to_owned()) } else { Ok(answer) }, self.now);
+    }
+
+    /// What recovery takes a rail for is what its caller has of it, once nothing is left to do.
+    fn compare(&self) {
+        for (lane, rail) in self.rails.iter().enumerate() {
+            let expected = match self.recovery.state(lane).expect("the rail is there") {
+                // The action that brings these about may still be to come.
+                State::Up { .. } | State::Fencing { .. } | State::Opening | State::Connecting | State::Answering => {
+                    continue;
+                }
+                State::Fenced { .. } => Rail::Stopped { by_peer: false },
+                // So may be one that ends an attempt, or resends.
+                State::Down { .. } => continue,
+                State::Requested { .. } => Rail::New,
+                State::Probing { .. } | State::AwaitingLive => Rail::Connected,
+            };
+            assert_eq!(*rail, expected, "rail {lane}");
+        }
+    }
+}
+
+fn advert() -> RailAdvert {
+    let (_, notice) = notices().into_iter().find(|(_, notice)| matches!(notice, Notice::Join { .. })).expect("a JOIN");
+    match notice {
+        Notice::Join { rail, .. } => rail,
+        other => unreachable!("{other:?}"),
+    }
+}
+
+/// A rail that is lost and returns, on either side.
+pub fn seeds() -> Seeds {
+    let at = |name: &str| notices().iter().position(|(of, _)| of.contains(name)).expect("a notice of that name") as u8;
+    let hear = |w: &mut Writer, which: u8| {
+        w.u8(0).u8(0).u8(which).u64(40);
+    };
+    let mut sender = Writer::default();
+    sender.u8(0).u8(2).u8(0);
+    hear(&mut sender, at("fenced"));
+    sender.u8(7).u8(0).u8(2);
+    hear(&mut sender, at("joined"));
+    sender.u8(6).u8(0).u8(0).u8(7).u8(0).u8(0);
+    let mut receiver = Writer::default();
+    receiver.u8(1);
+    ["fenced", "join", "live"].into_iter().for_each(|name| hear(&mut receiver, at(name)));
+    receiver.u8(4).u8(0).u8(5).u8(0).u8(7).u8(0).u8(3);
+    vec![("sender", sender.into_bytes()), ("receiver", receiver.into_bytes())]
+}

@@ -1,0 +1,209 @@
+//! One end alone: what it asks for, and when.
+
+use super::*;
+use crate::wire::message::Attachment;
+
+const LIMITS: Limits = Limits { loss: 30 * SECOND, probe: 5 * SECOND };
+
+fn advert() -> RailAdvert {
+    RailAdvert {
+        name: "a".into(),
+        phys_port: "p0".into(),
+        attachment: Attachment { link: 0, link_mbps: 1, cable: 0, port_mbps: 1 },
+        speed_mbps: 1,
+        mtu_bytes: 1024,
+        addresses: Vec::new(),
+    }
+}
+
+fn qps() -> Vec<QpEnd> {
+    vec![QpEnd { number: 1, psn: 1 }]
+}
+
+fn joined(lane: u8) -> Notice {
+    Notice::Joined { lane, connector_gid: [1; 16], acceptor_gid: [2; 16], mtu_bytes: 1024, qps: qps() }
+}
+
+/// An end, and the numbers of the peer's messages.
+struct End {
+    recovery: Recovery,
+    number: u64,
+}
+
+impl End {
+    fn new(role: Role) -> Self {
+        Self { recovery: Recovery::new(role, LIMITS, 2), number: 0 }
+    }
+
+    /// A message of the peer's, who has heard all that was sent.
+    fn hears(&mut self, notice: &Notice, now: u64) {
+        self.number += 1;
+        let frame =
+            Letter { number: self.number, heard: self.recovery.frame().number, asks: true, notice: notice.encode() };
+        self.recovery.heard(&frame, 0, now);
+    }
+
+    /// What is to be done, without what is only told.
+    fn actions(&mut self) -> Vec<Action> {
+        std::iter::from_fn(|| self.recovery.poll_action()).filter(|action| !matches!(action, Action::Tell(_))).collect()
+    }
+
+    fn says(&mut self, now: u64) -> Option<Notice> {
+        match self.recovery.poll_frame(now)? {
+            Frame::First(letter) | Frame::Repeated(letter) if letter.asks => {
+                Some(Notice::decode(&letter.notice).unwrap())
+            }
+            _ => None,
+        }
+    }
+
+    /// Rail 0 is lost at `now`, and both ends have stopped it.
+    fn loses_a_rail(&mut self, now: u64) {
+        self.recovery.lost(0, "loss", Received::default(), now);
+        assert_eq!(self.says(now), Some(Notice::Fenced { lane: 0, received: Received::default() }));
+        self.hears(&Notice::Fenced { lane: 0, received: Received::default() }, now);
+        assert_eq!(self.actions(), [Action::Resend(0, Received::default())]);
+    }
+}
+
+#[test]
+fn a_lost_rail_is_asked_for_tried_and_used() {
+    let (mut end, mut now) = (End::new(Role::Sender), 20 * SECOND);
+    end.loses_a_rail(now);
+    end.recovery.tick(now + RETRY - 1);
+    assert_eq!(end.actions(), []);
+    now += RETRY;
+    end.recovery.tick(now);
+    assert_eq!(end.actions(), [Action::OpenQps(0)]);
+    end.recovery.opened(0, Ok((advert(), qps())), now);
+    assert_eq!(end.says(now), Some(Notice::Join { lane: 0, rail: advert(), qps: qps() }));
+    end.hears(&joined(0), now);
+    assert!(matches!(end.actions()[..], [Action::ConnectQps(0, _)]));
+    end.recovery.connected(0, Ok(()), now);
+    end.recovery.probed(0, Ok(()), now);
+    assert_eq!(end.actions(), [Action::Activate(0)]);
+    assert_eq!(end.says(now), Some(Notice::Live { lane: 0 }));
+    assert_eq!(end.recovery.rails_up().collect::<Vec<_>>(), [0, 1]);
+}
+
+#[test]
+fn attempts_in_vain_become_rare_and_a_port_that_comes_up_is_tried_at_once() {
+    let (mut end, mut now) = (End::new(Role::Sender), 20 * SECOND);
+    end.loses_a_rail(now);
+    for pause in [RETRY, 2 * RETRY, 4 * RETRY, 4 * RETRY] {
+        end.recovery.tick(now + pause - 1);
+        assert_eq!(end.actions(), []);
+        now += pause;
+        end.recovery.tick(now);
+        assert_eq!(end.actions(), [Action::OpenQps(0)]);
+        end.recovery.opened(0, Err("port down".into()), now);
+    }
+    end.recovery.port_up(0, now);
+    end.recovery.tick(now);
+    assert_eq!(end.actions(), [Action::OpenQps(0)]);
+}
+
+#[test]
+fn a_peer_that_does_not_answer_is_told_and_its_late_answer_too() {
+    let (mut end, mut now) = (End::new(Role::Sender), 20 * SECOND);
+    end.loses_a_rail(now);
+    now += RETRY;
+    end.recovery.tick(now);
+    end.actions();
+    end.recovery.opened(0, Ok((advert(), qps())), now);
+    assert!(matches!(end.says(now), Some(Notice::Join { .. })));
+    now += ANSWER;
+    end.recovery.tick(now);
+    assert_eq!(end.actions(), [Action::DropQps(0)]);
+    end.hears(&joined(0), now);
+    assert_eq!(end.actions(), []);
+    assert!(matches!(end.says(now), Some(Notice::NotNow { lane: 0, .. })));
+    end.hears(&Notice::AreYouThere, now);
+    assert!(matches!(end.says(now), Some(Notice::NotNow { lane: 0, why }) if why.contains("too late")));
+}
+
+#[test]
+fn the_accepting_side_uses_new_queue_pairs_after_live_and_drops_them_after_not_now() {
+    for (word, done) in [
+        (Notice::Live { lane: 0 }, Action::Activate(0)),
+        (Notice::NotNow { lane: 0, why: String::new() }, Action::DropQps(0)),
+    ] {
+        let (mut end, now) = (End::new(Role::Receiver), 20 * SECOND);
+        end.hears(&Notice::Fenced { lane: 0, received: Received::default() }, now);
+        assert_eq!(end.actions(), [Action::Fence(0)]);
+        end.recovery.fenced(0, Received::default(), now);
+        assert_eq!(end.actions(), [Action::Resend(0, Received::default())]);
+        end.hears(&Notice::Join { lane: 0, rail: advert(), qps: qps() }, now);
+        assert!(matches!(end.actions()[..], [Action::AnswerQps(0, ..)]));
+        let answer = Answer { connector_gid: [1; 16], acceptor_gid: [2; 16], mtu_bytes: 1024, qps: qps() };
+        end.recovery.answered(0, Ok(answer), now);
+        assert_eq!(end.actions(), []);
+        end.hears(&word, now);
+        assert_eq!(end.actions(), [done]);
+    }
+}
+
+#[test]
+fn without_a_rail_the_connection_fails_after_the_limit_and_once() {
+    let (mut end, now) = (End::new(Role::Receiver), 20 * SECOND);
+    end.recovery.lost(0, "loss", Received::default(), now);
+    end.recovery.lost(1, "loss", Received::default(), now);
+    end.recovery.tick(now);
+    end.recovery.tick(now + LIMITS.loss - 1);
+    assert_eq!(end.actions(), []);
+    end.recovery.tick(now + LIMITS.loss);
+    end.recovery.tick(now + 2 * LIMITS.loss);
+    assert_eq!(end.actions(), [Action::Fail(Cause::NoRail(LIMITS.loss))]);
+}
+
+#[test]
+fn a_loss_that_the_peer_does_not_acknowledge_fails_the_connection() {
+    let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
+    end.recovery.lost(1, "loss", Received::default(), now);
+    end.recovery.tick(now + LIMITS.loss);
+    assert_eq!(end.actions(), []);
+    end.recovery.tick(now + LIMITS.loss + 1);
+    assert_eq!(end.actions(), [Action::Fail(Cause::NotAcknowledged(1))]);
+}
+
+#[test]
+fn a_peer_whose_tcp_closed_is_gone_unless_it_answers() {
+    let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
+    end.recovery.bootstrap_closed(now);
+    assert_eq!(end.says(now), Some(Notice::AreYouThere));
+    end.recovery.tick(now + SIGN_OF_LIFE);
+    assert_eq!(end.actions(), []);
+    end.recovery.tick(now + SIGN_OF_LIFE + 1);
+    assert_eq!(end.actions(), [Action::PeerGone]);
+    assert!(!end.recovery.recovers() && end.recovery.poll_frame(now + 9 * SECOND).is_none());
+
+    let mut end = End::new(Role::Sender);
+    end.recovery.bootstrap_closed(now);
+    assert_eq!(end.says(now), Some(Notice::AreYouThere));
+    end.hears(&Notice::AreYouThere, now);
+    end.recovery.tick(now + SIGN_OF_LIFE + 1);
+    assert_eq!((end.actions(), end.recovery.recovers()), (vec![], true));
+}
+
+#[test]
+fn what_the_peer_must_not_say_fails_the_connection() {
+    for (role, notice) in [
+        (Role::Sender, Notice::Live { lane: 0 }),
+        (Role::Receiver, joined(0)),
+        (Role::Sender, Notice::Bye { delivered: 1 }),
+        (Role::Sender, Notice::Fenced { lane: 0, received: Received { granted: 99, open: Vec::new() } }),
+    ] {
+        let mut end = End::new(role);
+        end.hears(&notice, SECOND);
+        assert!(matches!(end.actions()[..], [Action::Fail(Cause::Protocol(_))]), "{notice:?}");
+    }
+}
+
+#[test]
+fn a_frame_that_nobody_confirms_goes_once_more() {
+    let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
+    end.recovery.lost(0, "loss", Received::default(), now);
+    let Some(Frame::First(first)) = end.recovery.poll_frame(now) else { panic!("nothing is said") };
+    assert_eq!(end.recovery.poll_frame(now + REPEAT - 1), None);
+    assert_eq!(end.recovery.poll_frame(now + REPEAT), Some(Frame::Repeated(first)));
+}
