@@ -1,6 +1,7 @@
 #!/bin/bash
-# Is the simulation worth anything? Plants a bug (tests/long/planted/*.patch) in a copy of the sources, one at a time, and runs the
-# simulation on it, which has to find each and name the seed. Takes half a minute a bug.
+# Is the simulation worth anything, and the search through recovery's events? Plants a bug (tests/long/planted/*.patch) in a copy of the
+# sources, one at a time. The simulation has to find each and name the seed; those named recovery-* the search has to find alone.
+# Takes half a minute a bug.
 #
 #   planted.sh [NAME]...     default: all
 set -euo pipefail
@@ -21,7 +22,7 @@ main() {
   for name in "$@"; do
     [[ -r tests/long/planted/$name.patch ]] || die "no planted bug $name"
     patch -s -p1 <"tests/long/planted/$name.patch"
-    if seed=$(seed_of); then
+    if seed=$(found_by "$name"); then
       echo "found   $name: $seed"
     else
       echo "MISSED  $name"
@@ -30,6 +31,24 @@ main() {
     patch -s -R -p1 <"tests/long/planted/$name.patch"
   done
   exit "$missed"
+}
+
+# Where the bug showed; fails where it did not.
+found_by() {
+  case $1 in
+    recovery-*) events_of ;;
+    *) seed_of ;;
+  esac
+}
+
+# How many events the search needed; fails where it finds nothing.
+events_of() {
+  local output
+  output=$(mktemp)
+  ! timeout 300 cargo test --quiet --lib flow::recovery::search >"$output" 2>&1 || { rm "$output"; return 1; }
+  grep -q 'every_order_of_events' "$output" || { cat "$output" >&2; die "the search did not end with an order of events"; }
+  echo "the search, after $(grep -oE '(Post|Land|Confirm|Lose|PortDown|PortUp|Hear|DropFrame|Probe|Tick)\b' "$output" | wc -l) events"
+  rm "$output"
 }
 
 # The seed that the simulation names; fails where it finds nothing.
