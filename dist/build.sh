@@ -3,7 +3,7 @@
 #
 #   dist/build.sh [--out DIR] [x86_64|aarch64]...      default: dist/out, both architectures
 #
-# Runs on x86-64 Linux with rustup's standard libraries for both (rustup target add aarch64-unknown-linux-gnu), Python 3.9 or later
+# Runs on x86-64 Linux with rustup's standard libraries for both (rustup target add aarch64-unknown-linux-gnu), Python 3.11 or later
 # with venv, and dpkg-deb. The Python packages of requirements.txt go into a virtual environment below the target folder.
 #
 # zig links against glibc 2.28's symbols, so that everything loads on manylinux_2_28 and later. The same commit and the same tools
@@ -34,6 +34,8 @@ main() {
   [[ -n $version ]] || die "Cargo.toml names no version"
   SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
   export SOURCE_DATE_EPOCH
+  # It is emptied below.
+  [[ $out == "$PWD/dist/out" || ! -e $out || -e $out/SHA256SUMS || -z $(find "$out" -maxdepth 0 -not -empty) ]] || die "--out $out holds something else"
   umask 022
   make_tools
   rm -rf "$out"
@@ -152,7 +154,8 @@ END
   cp dist/deb/triggers "$root/DEBIAN/"
   cp dist/deb/lintian-overrides "$root/usr/share/lintian/overrides/nccl-net-spark"
   local size
-  size=$(du -k --apparent-size --summarize "$root/usr" | cut -f1)
+  # As dpkg-gencontrol counts: in whole KiB, whatever this machine's file system takes for a folder.
+  size=$(find "$root/usr" -printf '%y %s\n' | awk '{ kib += $1 == "f" ? int(($2 + 1023) / 1024) : 1 } END { print kib }')
   sed -e "s/@VERSION@/$version-1/" -e "s/@ARCHITECTURE@/$debian/" -e "s/@SIZE@/$size/" dist/deb/control >"$root/DEBIAN/control"
   (cd "$root" && find usr -type f -print0 | sort -z | xargs -0 md5sum >DEBIAN/md5sums)
   find "$root" -type d -exec chmod 755 {} +
