@@ -159,6 +159,8 @@ impl Warden {
         }
         let at = self.clock(now);
         self.look_at_trials(at);
+        // A rail whose port is down again does not count as one that was there for a moment.
+        self.act(now);
         self.recovery.tick(at);
         self.act(now);
         if !self.recovery.recovers() {
@@ -179,9 +181,10 @@ impl Warden {
     pub fn hear(&mut self, letter: &Letter, now: Instant) {
         // How many receives have begun to be sent; to a receiver nothing can be said of any. Of a broken half nothing is known, and
         // nothing that is said can hurt it.
-        let mut begun = u64::MAX;
-        self.half.borrow(&mut |half| (_, begun) = half.span());
-        let begun = if self.role == Role::Sender { begun } else { 0 };
+        let mut begun = if self.role == Role::Sender { u64::MAX } else { 0 };
+        if self.role == Role::Sender && letter.asks {
+            self.half.borrow(&mut |half| (_, begun) = half.span());
+        }
         let at = self.clock(now);
         self.recovery.heard(letter, begun, at);
         self.act(now);
@@ -297,8 +300,11 @@ impl Warden {
 
     /// The rail is used from here on, with the new queue pairs.
     fn activate(&mut self, lane: usize, now: Instant) {
-        let mut new = self.take_new(lane);
-        let (ends, mut regained) = (Arc::clone(&self.ends), Ok(()));
+        let Some(new) = self.take_new(lane) else {
+            let at = self.clock(now);
+            return self.recovery.not_activated(lane, at);
+        };
+        let (mut new, ends, mut regained) = (Some(new), Arc::clone(&self.ends), Ok(()));
         self.half.borrow(&mut |half| {
             if let Some(new) = new.take() {
                 regained = half.regain(&ends, lane, new);

@@ -11,7 +11,7 @@
 //!   heard LIVE.
 //! - Every state but [`State::Up`] and [`State::Down`] has a limit, here or at the peer.
 //!
-//! Each method that takes a time takes nanoseconds of one clock; times that go backwards count as no time at all.
+//! Each method that takes a time takes nanoseconds of one clock; if time goes backwards, none has passed.
 
 #[cfg(test)]
 mod search;
@@ -39,9 +39,9 @@ const ANSWER: u64 = 10 * SECOND;
 const SIGN_OF_LIFE: u64 = 2 * SECOND;
 /// How long a frame may be unheard before it is sent once more, by every rail.
 const REPEAT: u64 = 50 * MILLISECOND;
-/// Messages that wait to be heard, from which on no rail is asked for any more.
+/// With this many messages queued, no new attempt is started.
 const CROWDED: usize = 32;
-/// And the most, as a peer is heard that hears nothing.
+/// With this many, a peer that goes on talking breaks the protocol: it acknowledges nothing.
 const MOST_UNHEARD: usize = 4 * CROWDED;
 
 /// A side of a connection.
@@ -70,7 +70,7 @@ pub enum State {
         /// Since then.
         since: u64,
     },
-    /// [`Action::Fence`] is given out.
+    /// [`Action::Fence`] was asked for; its result is to come.
     Fencing {
         /// How the loss showed.
         why: String,
@@ -87,21 +87,21 @@ pub enum State {
         /// Connecting side: when to ask for it again.
         retry_at: u64,
     },
-    /// Connecting side: [`Action::OpenQps`] is given out.
+    /// Connecting side: [`Action::OpenQps`] was asked for; its result is to come.
     Opening,
     /// Connecting side: has asked the peer, with new queue pairs.
     Requested {
         /// The peer answers by then.
         until: u64,
     },
-    /// Connecting side: [`Action::ConnectQps`] is given out.
+    /// Connecting side: [`Action::ConnectQps`] was asked for; its result is to come.
     Connecting,
     /// Connecting side: a trial write is under way on each new queue pair.
     Probing {
         /// They are confirmed by then.
         until: u64,
     },
-    /// Accepting side: [`Action::AnswerQps`] is given out.
+    /// Accepting side: [`Action::AnswerQps`] was asked for; its result is to come.
     Answering,
     /// Accepting side: new queue pairs are connected, and unused until the peer says LIVE.
     AwaitingLive,
@@ -309,7 +309,9 @@ impl Recovery {
 
     /// The connection has failed, by the caller's word.
     pub fn fail(&mut self) {
-        self.has_failed = true;
+        if !std::mem::replace(&mut self.has_failed, true) {
+            self.stop_attempts();
+        }
     }
 
     /// This side closes: says BYE.
@@ -370,6 +372,7 @@ impl Recovery {
         if matches!(self.peer, Peer::Here | Peer::Suspected(_)) {
             self.peer = Peer::Gone;
             self.actions.push_back(Action::PeerGone);
+            self.stop_attempts();
         }
     }
 
@@ -389,8 +392,13 @@ impl Recovery {
 
     /// [`Action::OpenQps`] is done: the rail as it is now and the new queue pairs, or why there are none.
     pub fn opened(&mut self, lane: usize, outcome: Result<(RailAdvert, Vec<QpEnd>), String>, now: u64) {
+        let recovers = self.recovers();
         let Some(rail) = self.rail_in(lane, &State::Opening) else { return };
         match outcome {
+            Ok(_) if !recovers => {
+                rail.state = rail.down(now);
+                self.actions.push_back(Action::DropQps(lane));
+            }
             Ok((advert, qps)) => {
                 rail.state = State::Requested { until: now + ANSWER };
                 self.link.say(Notice::Join { lane: lane as u8, rail: advert, qps });
@@ -405,11 +413,21 @@ impl Recovery {
 
     /// [`Action::ConnectQps`] is done, or why not.
     pub fn connected(&mut self, lane: usize, outcome: Result<(), String>, now: u64) {
-        let probe = self.limits.probe;
+        let (probe, recovers) = (self.limits.probe, self.recovers());
         let Some(rail) = self.rail_in(lane, &State::Connecting) else { return };
         match outcome {
+            Ok(()) if !recovers => self.end_attempt(lane, "the connection ends".to_owned(), now),
             Ok(()) => rail.state = State::Probing { until: now + probe },
             Err(why) => self.not_now(lane, why, now),
+        }
+    }
+
+    /// [`Action::Activate`] found no queue pairs: the data path has failed, and they went with it.
+    pub fn not_activated(&mut self, lane: usize, now: u64) {
+        if let Some(rail) = self.rails.get_mut(lane)
+            && matches!(rail.state, State::Up { .. })
+        {
+            rail.state = rail.down(now);
         }
     }
 
@@ -430,8 +448,10 @@ impl Recovery {
 
     /// [`Action::AnswerQps`] is done, or why not.
     pub fn answered(&mut self, lane: usize, outcome: Result<Answer, String>, now: u64) {
+        let recovers = self.recovers();
         let Some(rail) = self.rail_in(lane, &State::Answering) else { return };
         match outcome {
+            Ok(_) if !recovers => self.end_attempt(lane, "the connection ends".to_owned(), now),
             Ok(Answer { connector_gid, acceptor_gid, mtu_bytes, qps }) => {
                 rail.state = State::AwaitingLive;
                 let lane = lane as u8;
@@ -468,12 +488,16 @@ impl Recovery {
             | Notice::NotNow { lane, .. }
             | Notice::Live { lane } => usize::from(*lane),
         };
+        let recovers = self.recovers();
         let Some(rail) = self.rails.get_mut(lane) else { return self.tell(News::NoSuchRail(lane)) };
         match (notice, &rail.state) {
             (Notice::Fenced { received, .. }, State::Up { .. }) => {
                 self.fence(lane, "the peer reports it lost", Some(received), now);
             }
             (Notice::Fenced { received, .. }, State::Fenced { .. }) => self.resend(lane, received, now),
+            (Notice::Join { .. }, State::Down { .. }) if !recovers => {
+                self.not_now(lane, "the connection ends".to_owned(), now);
+            }
             (Notice::Join { rail: theirs, qps, .. }, State::Down { .. }) => {
                 rail.state = State::Answering;
                 self.actions.push_back(Action::AnswerQps(lane, Box::new(theirs), qps));
@@ -486,7 +510,7 @@ impl Recovery {
                 let answer = Answer { connector_gid, acceptor_gid, mtu_bytes, qps };
                 self.actions.push_back(Action::ConnectQps(lane, answer));
             }
-            (Notice::NotNow { why, .. }, State::Requested { .. } | State::AwaitingLive) => {
+            (Notice::NotNow { why, .. }, State::Requested { .. } | State::Probing { .. } | State::AwaitingLive) => {
                 rail.state = rail.down(now);
                 self.actions.push_back(Action::DropQps(lane));
                 self.tell(News::NotYet(lane, why));
@@ -524,6 +548,7 @@ impl Recovery {
     fn peer_closed(&mut self, delivered: u64) {
         self.peer = Peer::Closed;
         self.actions.push_back(Action::PeerClosed(delivered));
+        self.stop_attempts();
     }
 
     /// A rail that is up is to be stopped.
@@ -604,8 +629,22 @@ impl Recovery {
     }
 
     fn give_up(&mut self, cause: Cause) {
-        self.has_failed = true;
-        self.actions.push_back(Action::Fail(cause));
+        if !std::mem::replace(&mut self.has_failed, true) {
+            self.actions.push_back(Action::Fail(cause));
+            self.stop_attempts();
+        }
+    }
+
+    /// No rail is brought back any more: what is made for that goes, and a peer that is there is told.
+    fn stop_attempts(&mut self) {
+        for lane in 0..self.rails.len() {
+            match self.rails[lane].state {
+                State::Requested { .. } | State::Probing { .. } | State::AwaitingLive => {
+                    self.end_attempt(lane, "the connection ends".to_owned(), 0);
+                }
+                _ => {}
+            }
+        }
     }
 
     fn tell(&mut self, news: News) {
