@@ -97,6 +97,10 @@ struct World {
     /// New queue pairs: of the connecting side ([`UNCONNECTED`] before it knows the peer's), of the accepting side those that wait for
     /// LIVE.
     new: [[Option<u32>; RAILS]; 2],
+    /// How often the connecting side has asked for a rail, and which of these requests the accepting side's new queue pairs are for:
+    /// only then do the two ends of a trial fit (queue pair numbers, packet numbers).
+    requests: [u32; RAILS],
+    answered: [u32; RAILS],
     /// The last generation whose trial write was confirmed.
     probed: [u32; RAILS],
     fails_next: bool,
@@ -126,6 +130,8 @@ impl World {
             frames: Default::default(),
             used: [[Some(0); RAILS]; 2],
             new: Default::default(),
+            requests: [0; RAILS],
+            answered: [0; RAILS],
             probed: [0; RAILS],
             fails_next: false,
             activated: [0; RAILS],
@@ -256,8 +262,10 @@ impl World {
             Event::Probe(rail) => {
                 // Its peer's queue pairs acknowledge it, in use or not.
                 let there = [self.used[1][rail], self.new[1][rail]];
-                let is_there =
-                    self.new[0][rail].is_some() && there.contains(&self.new[0][rail]) && self.is_port_up[rail];
+                let is_there = self.new[0][rail].is_some()
+                    && there.contains(&self.new[0][rail])
+                    && self.is_port_up[rail]
+                    && self.answered[rail] == self.requests[rail];
                 if is_there {
                     self.probed[rail] = self.new[0][rail].unwrap_or_default();
                 }
@@ -305,8 +313,9 @@ impl World {
             Action::Resend(rail, received) => self.resend(side, rail, &received)?,
             Action::OpenQps(rail) => {
                 self.make(0, rail, UNCONNECTED)?;
+                self.requests[rail] += 1;
                 let outcome = match self.is_port_up[rail] && !std::mem::take(&mut self.fails_next) {
-                    true => Ok((advert(), vec![QpEnd { number: 1, psn: 1 }])),
+                    true => Ok((advert(), vec![QpEnd { number: self.requests[rail], psn: 1 }])),
                     false => {
                         self.new[0][rail] = None;
                         Err("port down".to_owned())
@@ -317,7 +326,8 @@ impl World {
             Action::AnswerQps(rail, ..) if std::mem::take(&mut self.fails_next) => {
                 self.ends[1].answered(rail, Err("no way".to_owned()), now);
             }
-            Action::AnswerQps(rail, ..) => {
+            Action::AnswerQps(rail, _, theirs) => {
+                self.answered[rail] = theirs[0].number;
                 let generation = self.next_generation;
                 self.next_generation += 1;
                 self.make(1, rail, generation)?;
@@ -438,7 +448,7 @@ impl World {
             let mut hasher = DefaultHasher::new();
             salt.hash(&mut hasher);
             self.ends.iter().for_each(|end| hash_end(end, self.now, &mut hasher));
-            (self.budget, self.probed, self.fails_next).hash(&mut hasher);
+            (self.budget, self.requests, self.answered, self.probed, self.fails_next).hash(&mut hasher);
             self.frames.hash(&mut hasher);
             (self.used, self.new, self.activated, self.next_generation, self.is_port_up).hash(&mut hasher);
             (&self.writes, self.posted, self.confirmed, self.delivered).hash(&mut hasher);
