@@ -68,7 +68,7 @@ pub fn check(data: &[u8]) -> bool {
     number > 0
 }
 
-/// The notice, of this rail.
+/// The notice, of this rail; a BYE that can be true.
 fn on_rail(mut notice: Notice, at: u8) -> Notice {
     match &mut notice {
         Notice::Fenced { lane, .. }
@@ -76,7 +76,8 @@ fn on_rail(mut notice: Notice, at: u8) -> Notice {
         | Notice::Joined { lane, .. }
         | Notice::NotNow { lane, .. }
         | Notice::Live { lane } => *lane = at,
-        Notice::Bye { .. } | Notice::AreYouThere => {}
+        Notice::Bye { delivered } => *delivered = 0,
+        Notice::AreYouThere => {}
     }
     notice
 }
@@ -104,7 +105,6 @@ impl Caller {
 
     fn act(&mut self, tape: &mut Tape<'_>) {
         while let Some(action) = self.recovery.poll_action() {
-            let failed = tape.below(4) == 3;
             match action {
                 Action::Fence(lane) => {
                     assert_eq!(self.rails[lane], Rail::Used, "what is not in use is not fenced");
@@ -123,9 +123,11 @@ impl Caller {
                     assert_eq!((usize::from(*of), theirs), (lane, &received));
                     self.rails[lane] = Rail::Stopped { by_peer: true };
                 }
-                Action::OpenQps(lane) => self.open(lane, failed),
-                Action::AnswerQps(lane, ..) => self.answer(lane, failed),
+                Action::OpenQps(lane) => self.open(lane, tape.below(4) == 3),
+                Action::AnswerQps(lane, ..) => self.answer(lane, tape.below(4) == 3),
                 Action::ConnectQps(lane, _) => {
+                    let failed = tape.below(4) == 3;
+                    assert!(self.recovery.recovers());
                     assert_eq!((self.role, self.rails[lane]), (Role::Sender, Rail::New));
                     if !failed {
                         self.rails[lane] = Rail::Connected;
@@ -135,6 +137,7 @@ impl Caller {
                     self.recovery.connected(lane, if failed { Err("no way".to_owned()) } else { Ok(()) }, self.now);
                 }
                 Action::Activate(lane) => {
+                    assert!(self.recovery.recovers(), "a connection that ends uses no rail anew");
                     assert_eq!(self.rails[lane], Rail::Connected, "only what is connected is used");
                     let says_live = matches!(self.heard, Some(Notice::Live { lane: of }) if usize::from(of) == lane);
                     assert!(self.role == Role::Sender || says_live, "not before LIVE");
@@ -152,7 +155,6 @@ impl Caller {
                 Action::PeerClosed(_) | Action::PeerGone => assert!(!self.recovery.recovers()),
                 Action::Tell(_) => {}
             }
-            self.compare();
         }
         self.compare();
     }
@@ -170,7 +172,12 @@ impl Caller {
 
     fn answer(&mut self, lane: usize, failed: bool) {
         assert_eq!((self.role, self.rails[lane]), (Role::Receiver, Rail::Stopped { by_peer: true }));
-        let answer = Answer { connector_gid: [1; 16], acceptor_gid: [2; 16], mtu_bytes: 1024, qps: vec![QpEnd { number: 2, psn: 2 }] };
+        let answer = Answer {
+            connector_gid: [1; 16],
+            acceptor_gid: [2; 16],
+            mtu_bytes: 1024,
+            qps: vec![QpEnd { number: 2, psn: 2 }],
+        };
         if !failed {
             self.rails[lane] = Rail::Connected;
         }
@@ -181,13 +188,12 @@ impl Caller {
     fn compare(&self) {
         for (lane, rail) in self.rails.iter().enumerate() {
             let expected = match self.recovery.state(lane).expect("the rail is there") {
-                // The action that brings these about may still be to come.
-                State::Up { .. } | State::Fencing { .. } | State::Opening | State::Connecting | State::Answering => {
-                    continue;
-                }
+                State::Up { .. } => Rail::Used,
                 State::Fenced { .. } => Rail::Stopped { by_peer: false },
-                // So may be one that ends an attempt, or resends.
-                State::Down { .. } => continue,
+                State::Down { .. } => Rail::Stopped { by_peer: true },
+                State::Fencing { .. } | State::Opening | State::Connecting | State::Answering => {
+                    panic!("rail {lane} waits for an action that is done")
+                }
                 State::Requested { .. } => Rail::New,
                 State::Probing { .. } | State::AwaitingLive => Rail::Connected,
             };
@@ -214,11 +220,15 @@ pub fn seeds() -> Seeds {
     sender.u8(0).u8(2).u8(0);
     hear(&mut sender, at("fenced"));
     sender.u8(7).u8(0).u8(2);
+    sender.u8(0);
     hear(&mut sender, at("joined"));
-    sender.u8(6).u8(0).u8(0).u8(7).u8(0).u8(0);
+    sender.u8(0).u8(6).u8(0).u8(0).u8(7).u8(0).u8(0);
     let mut receiver = Writer::default();
     receiver.u8(1);
-    ["fenced", "join", "live"].into_iter().for_each(|name| hear(&mut receiver, at(name)));
+    hear(&mut receiver, at("fenced"));
+    hear(&mut receiver, at("join"));
+    receiver.u8(0);
+    hear(&mut receiver, at("live"));
     receiver.u8(4).u8(0).u8(5).u8(0).u8(7).u8(0).u8(3);
     vec![("sender", sender.into_bytes()), ("receiver", receiver.into_bytes())]
 }
