@@ -32,7 +32,8 @@ main() {
 
   version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
   [[ -n $version ]] || die "Cargo.toml names no version"
-  SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
+  # The commit's time; of sources without their history, that of CHANGELOG.md.
+  SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || stat --format=%Y CHANGELOG.md)}
   export SOURCE_DATE_EPOCH
   # It is emptied below.
   [[ $out == "$PWD/dist/out" || ! -e $out || -e $out/SHA256SUMS || -z $(find "$out" -maxdepth 0 -not -empty) ]] || die "--out $out holds something else"

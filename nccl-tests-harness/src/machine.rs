@@ -3,7 +3,7 @@
 use crate::report::{self, Target};
 use anyhow::Result;
 use clap::Args;
-use nccl_net_spark::config::{self, Settings, Source};
+use nccl_net_spark::config::{self, Row, Settings, Source};
 use nccl_net_spark::rails::{Limit, PciFunction, PcieLink, Rail, Refused, Survey, folded};
 use serde::Serialize;
 use std::io::Write;
@@ -148,6 +148,11 @@ impl From<PcieLink> for LinkJson {
 
 const INDENT: &str = "    ";
 
+/// A setting's default for a reader: `unset` where the plugin chooses by itself.
+pub fn default_text(row: &Row) -> &'static str {
+    if row.default.is_empty() { "unset" } else { row.default }
+}
+
 /// Prints every setting, in 80 columns: its default, its meaning, and its current value where that is not the default.
 ///
 /// # Errors
@@ -155,8 +160,7 @@ const INDENT: &str = "    ";
 pub fn settings(mut out: impl Write) -> Result<()> {
     let settings = Settings::of_this_process();
     for (index, row) in config::table().iter().enumerate() {
-        let default = if row.default.is_empty() { "unset" } else { row.default };
-        writeln!(out, "{} [default: {default}]", row.name)?;
+        writeln!(out, "{} [default: {}]", row.name, default_text(row))?;
         write!(out, "{}", folded(INDENT, &format!("{INDENT}{}", row.doc)))?;
         let held = settings.as_ref().ok().and_then(|settings| settings.held().get(index));
         match held.map(|held| (&held.value, &held.source)) {

@@ -1,6 +1,7 @@
 //! Shell completions and manual pages, made from the command line's own definitions.
 
 use crate::cli::Cli;
+use crate::machine::default_text;
 use anyhow::{Context, Result};
 use clap::{Args, Command, CommandFactory, ValueEnum};
 use clap_complete::Generator;
@@ -161,10 +162,7 @@ fn sections(after_help: &str) -> String {
 
 /// The variables that count: all settings, and those of the command line itself.
 fn environment() -> String {
-    let settings = config::table().iter().map(|row| {
-        let default = if row.default.is_empty() { "unset" } else { row.default };
-        (row.name, format!("{} Default: {default}.", row.doc))
-    });
+    let settings = config::table().iter().map(|row| (row.name, format!("{} Default: {}.", row.doc, default_text(row))));
     let own = [
         (
             "NCCL_DEBUG",

@@ -62,6 +62,35 @@ impl Shares {
     }
 }
 
+/// When (in microseconds) a message is done that is cut over `lanes` (1 to [`MAX_RAILS`]) without regard to what a share costs: the level of
+/// the water-filling. Not finite where all lanes carry nothing.
+#[inline]
+pub fn level_us(bytes: u64, lanes: &[Lane]) -> f64 {
+    let mut level = f64::INFINITY;
+    // With each round the level falls, so that another lane may be free too late to help; mostly none is.
+    for _ in 0..lanes.len() {
+        let (mut rate, mut work) = (0.0, bytes as f64);
+        for lane in lanes.iter().filter(|lane| lane.backlog_bytes as f64 <= level * lane.bytes_per_us) {
+            rate += lane.bytes_per_us;
+            work += lane.backlog_bytes as f64;
+        }
+        let next = work / rate;
+        if next >= level {
+            break;
+        }
+        level = next;
+    }
+    level
+}
+
+/// The lane on which the whole message would be done first, and when (in microseconds).
+#[inline]
+pub fn soonest(bytes: u64, lanes: &[Lane]) -> (usize, f64) {
+    let done_us = |lane: &Lane| (lane.backlog_bytes + bytes) as f64 / lane.bytes_per_us;
+    let each = lanes.iter().map(done_us).enumerate();
+    each.fold((0, f64::INFINITY), |best, lane| if lane.1 < best.1 { lane } else { best })
+}
+
 /// The lanes that may take part, the one that is free first first.
 struct Order {
     lane: [u8; MAX_RAILS],
@@ -244,6 +273,21 @@ mod tests {
     }
 
     proptest! {
+        /// The level is that of the lanes in order, and no lane by itself is sooner.
+        #[test]
+        fn the_level_is_when_a_message_is_done_that_is_cut_freely(
+            bytes in 1..1u64 << 30,
+            spec in prop::collection::vec((1.0..50_000.0f64, prop_oneof![Just(0u64), 0..1u64 << 24]), 1..=MAX_RAILS),
+        ) {
+            let lanes = lanes(&spec);
+            let level = level_us(bytes, &lanes);
+            let (_, by_order) = Order::new(&lanes).fill(bytes, &lanes, MAX_RAILS);
+            prop_assert!((level / by_order - 1.0).abs() < 1e-9, "{level} {by_order}");
+            let (lane, whole) = soonest(bytes, &lanes);
+            prop_assert!(whole >= level * (1.0 - 1e-9));
+            prop_assert_eq!(whole, (lanes[lane].backlog_bytes + bytes) as f64 / lanes[lane].bytes_per_us);
+        }
+
         #[test]
         fn what_all_take_part_in_is_divided_as_by_order(
             bytes in 1..1u64 << 26,

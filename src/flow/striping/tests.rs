@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 const MIN: u64 = 16 * 1024;
 
-fn rails(mbps: &[u32]) -> Ways {
+pub(super) fn rails(mbps: &[u32]) -> Ways {
     let end = |(rail, &port_mbps): (usize, &u32)| {
         let rail = rail as u8;
         End { rail, attachment: Attachment { link: rail, link_mbps: 0, cable: rail, port_mbps } }

@@ -15,6 +15,9 @@ use nccl_net_spark::tuner::table::{Fingerprint, Table};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+/// The smallest member of a group in bytes: smaller ones are all alike, and divided by 16 ranks these are still multiples of 16 bytes.
+const LEAST_MEMBER: usize = 512;
+
 /// The time of one operation in microseconds, by size in bytes, out of place.
 pub type Times = BTreeMap<u64, f64>;
 
@@ -58,13 +61,21 @@ impl<'a> Runner<'a> {
         &self.scene.fabric.about
     }
 
-    /// As [`Runner::run`], with groups of `members` collectives.
+    /// As [`Runner::run`], with groups of `members` collectives. Their sizes are such that the sums are those of single ones.
     ///
     /// # Errors
     /// As [`Runner::run`].
     pub fn run_grouped(&mut self, program: &Path, table: Option<&Table>, members: u32) -> Result<Times> {
+        if members == 1 {
+            return self.run(program, table);
+        }
         let alone = self.plan.tests.arguments.clone();
-        self.plan.tests.arguments.extend(["-m".to_owned(), members.to_string()]);
+        let (least, most) = self.plan.sizes;
+        let of_member = |bytes: usize| (bytes / members as usize).max(LEAST_MEMBER);
+        let [least, most] = [of_member(least), of_member(most)].map(|bytes| bytes.to_string());
+        // The last of two equal options holds.
+        let more = ["-m", &members.to_string(), "-b", &least, "-e", &most];
+        self.plan.tests.arguments.extend(more.map(str::to_owned));
         let times = self.run(program, table);
         self.plan.tests.arguments = alone;
         times

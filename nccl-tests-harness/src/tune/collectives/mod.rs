@@ -6,7 +6,7 @@
 //!
 //! Promises: a row is written only for sizes at which it was measured, and only if every round with it was faster than every round of
 //! NCCL's choice (of five rounds, one outlier of each is allowed), twice: alone, and again with the whole table; and, where the user
-//! names groups, only if it does not make those slower. A run counts only if data is right and NCCL's log says that every
+//! names groups, only if neither it nor the whole table makes those slower. A run counts only if data is right and NCCL's log says that every
 //! channel went over the plugin. A run that fails is repeated once.
 
 mod measure;
@@ -24,10 +24,11 @@ use anyhow::{Context, Result, ensure};
 use measure::{Facts, Runner, Times};
 use nccl_net_spark::tuner::table::{Choice, Collective, Row, Table};
 use options::Plan;
+use std::fmt;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use verdict::{Dropped, Finding, Judged, Record};
+use verdict::{Dropped, Finding, Judged, Measured, Record, is_of_size};
 
 /// Rounds in which the whole table and NCCL's choice are measured again: with five each, all of one are below all of the other by
 /// chance once in 252 times.
@@ -39,8 +40,8 @@ const GROUP_ROUNDS: usize = 3;
 struct Sweep {
     collective: Collective,
     program: PathBuf,
-    nccl: Record,
-    candidates: Vec<Record>,
+    alone: Measured,
+    groups: Vec<Measured>,
     judged: Vec<Judged>,
     /// Only where a candidate won a size.
     again: Option<Confirmation>,
@@ -159,7 +160,8 @@ fn introduce(plan: &Plan, out: &mut impl Write) -> Result<()> {
 /// The number of runs if no candidate is dropped, every collective is confirmed and no run fails.
 fn most_runs(plan: &Plan) -> u64 {
     let finals = 2 * (FINAL_ROUNDS + GROUP_ROUNDS * plan.groups.len());
-    let each = (plan.candidates.len() + 1) * plan.rounds as usize + finals;
+    let sweeps = (plan.candidates.len() + 1) * plan.rounds as usize * (1 + plan.groups.len());
+    let each = sweeps + finals;
     (plan.collectives.len() * each) as u64
 }
 
@@ -197,6 +199,23 @@ fn without_table(out: &mut impl Write) -> Result<()> {
     Ok(())
 }
 
+/// What is run.
+struct Run<'a> {
+    collective: Collective,
+    program: &'a Path,
+    /// Collectives in a group.
+    members: u32,
+}
+
+impl fmt::Display for Run<'_> {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.members {
+            1 => write!(to, "{}", self.collective),
+            members => write!(to, "{} in groups of {members}", self.collective),
+        }
+    }
+}
+
 /// Makes runs.
 struct Bench<'a> {
     runner: Runner<'a>,
@@ -219,35 +238,57 @@ impl<'a> Bench<'a> {
         rounds: u32,
         out: &mut impl Write,
     ) -> Result<Sweep> {
-        let mut nccl = Record::new(None);
-        let mut records: Vec<Record> = candidates.iter().map(|choice| Record::new(Some(*choice))).collect();
+        let mut alone = Measured::new(1, candidates.iter().copied());
+        self.measure(collective, &program, &mut alone, rounds, out)?;
+        let winners = alone.winners(self.gain);
+        let mut groups = Vec::new();
+        for members in self.groups.clone().into_iter().filter(|_| !winners.is_empty()) {
+            let mut group = Measured::new(members, winners.iter().copied());
+            self.measure(collective, &program, &mut group, rounds, out)?;
+            groups.push(group);
+        }
+        let judged = verdict::judge(&alone, &groups, self.gain);
+        Ok(Sweep { collective, program, alone, groups, judged, again: None })
+    }
+
+    /// NCCL's choice and the candidates in turns; each round begins with another one.
+    fn measure(
+        &mut self,
+        collective: Collective,
+        program: &Path,
+        measured: &mut Measured,
+        rounds: u32,
+        out: &mut impl Write,
+    ) -> Result<()> {
+        let Measured { members, nccl, candidates } = measured;
+        let what = Run { collective, program, members: *members };
         for round in 0..rounds as usize {
-            let running: Vec<usize> = (0..records.len()).filter(|&at| records[at].dropped.is_none()).collect();
-            say(out, &format!("{collective}: round {} of {rounds}, runs: {}", round + 1, running.len() + 1))?;
+            let running: Vec<usize> = (0..candidates.len()).filter(|&at| candidates[at].dropped.is_none()).collect();
+            say(out, &format!("{what}: round {} of {rounds}, runs: {}", round + 1, running.len() + 1))?;
             // NCCL's choice is the last of the circle; the first round begins with it, because it says what the hosts are.
             let count = running.len() + 1;
             let first = (count - 1 + round * count / rounds as usize) % count;
             for at in (0..count).map(|step| (first + step) % count) {
                 match running.get(at) {
-                    None => self.add(collective, &program, &mut nccl, None, out)?,
+                    None => self.add(&what, nccl, None, out)?,
                     Some(&index) => {
-                        let table = self.alone(collective, &nccl, records[index].choice)?;
-                        self.add(collective, &program, &mut records[index], Some(&table), out)?;
+                        let table = self.forced(&what, nccl, candidates[index].choice)?;
+                        self.add(&what, &mut candidates[index], Some(&table), out)?;
                     }
                 }
             }
             if round == 0 {
-                verdict::prune(&nccl, &mut records);
+                verdict::prune(nccl, candidates);
             }
         }
-        let judged = verdict::judge(&nccl, &records, self.gain);
-        Ok(Sweep { collective, program, nccl, candidates: records, judged, again: None })
+        Ok(())
     }
 
-    /// A table that makes `choice` for all sizes of the sweep.
-    fn alone(&self, collective: Collective, nccl: &Record, choice: Option<Choice>) -> Result<Table> {
-        let sizes = verdict::sizes(nccl).into_iter().map(|bytes| (bytes, choice)).collect::<Vec<_>>();
-        Table::new(None, rows::rows(collective, self.facts()?.ranks, &sizes)).map_err(anyhow::Error::msg)
+    /// A table that makes `choice` for all sums of the sweep.
+    fn forced(&self, what: &Run<'_>, nccl: &Record, choice: Option<Choice>) -> Result<Table> {
+        let sum = |bytes: u64| (bytes * u64::from(what.members), choice);
+        let sizes = verdict::sizes(nccl).into_iter().map(sum).collect::<Vec<_>>();
+        Table::new(None, rows::rows(what.collective, self.facts()?.ranks, &sizes)).map_err(anyhow::Error::msg)
     }
 
     /// The table of all winners against NCCL's choice, in turns; each is first in every other round.
@@ -262,14 +303,8 @@ impl<'a> Bench<'a> {
             }
             let collective = sweep.collective;
             say(out, &format!("{collective}: the whole table against NCCL's choice: {FINAL_ROUNDS} rounds"))?;
-            let mut records = [Record::new(None), Record::new(None)];
-            for round in 0..FINAL_ROUNDS {
-                for at in [round % 2, (round + 1) % 2] {
-                    let table = (at == 1).then_some(&table);
-                    self.add(collective, &sweep.program, &mut records[at], table, out)?;
-                }
-            }
-            let [nccl, mut with] = records;
+            let what = Run { collective, program: &sweep.program, members: 1 };
+            let [nccl, mut with] = self.in_turns(&what, &table, FINAL_ROUNDS, out)?;
             if with.dropped.is_some() {
                 with.rounds.clear();
             }
@@ -290,8 +325,7 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Removes rows that make groups of `members` collectives slower. NCCL asks the tuner with the sum of the members' bytes, so the
-    /// row of that sum is the one that acts.
+    /// Removes rows with which groups of `members` collectives are slower.
     fn check_groups(
         &mut self,
         sweep: &Sweep,
@@ -300,24 +334,16 @@ impl<'a> Bench<'a> {
         lines: &mut [Confirmed],
         out: &mut impl Write,
     ) -> Result<()> {
-        let collective = sweep.collective;
-        say(out, &format!("{collective}: groups of {members}: {GROUP_ROUNDS} rounds"))?;
-        let mut records = [Record::new(None), Record::new(None)];
-        for round in 0..GROUP_ROUNDS {
-            for at in [round % 2, (round + 1) % 2] {
-                let table = (at == 1).then_some(table);
-                let what = format!("{collective} in groups of {members}");
-                let run = |runner: &mut Runner<'a>| runner.run_grouped(&sweep.program, table, members);
-                let times = self.run(&what, out, run).context(what.clone())?;
-                records[at].rounds.push(times);
-            }
+        let what = Run { collective: sweep.collective, program: &sweep.program, members };
+        say(out, &format!("{what}: {GROUP_ROUNDS} rounds"))?;
+        let [nccl, with] = self.in_turns(&what, table, GROUP_ROUNDS, out)?;
+        if let Some(Dropped::Failed(reason)) = with.dropped {
+            return Err(anyhow::Error::msg(reason).context(what.to_string()));
         }
-        let [nccl, with] = records;
-        for bytes in verdict::sizes(&nccl) {
-            let sum = bytes * u64::from(members);
-            let line = lines.iter_mut().filter(|line| line.choice().is_some()).find(|line| line.bytes == sum);
-            if let Some(Confirmed { row: Some((_, finding)), .. }) = line
-                && verdict::is_slower(&nccl.times(bytes), &with.times(bytes))
+        for each in verdict::sizes(&nccl) {
+            let is_acting = |line: &&mut Confirmed| line.choice().is_some() && is_of_size(line.bytes, each, members);
+            if let Some(Confirmed { row: Some((_, finding)), .. }) = lines.iter_mut().find(is_acting)
+                && verdict::is_clearly_slower(&nccl.times(each), &with.times(each))
             {
                 *finding = Finding::SlowInGroups;
             }
@@ -325,15 +351,19 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
+    /// NCCL's choice and the table, each first in every other round.
+    fn in_turns(&mut self, what: &Run<'_>, table: &Table, rounds: usize, out: &mut impl Write) -> Result<[Record; 2]> {
+        let mut records = [Record::new(None), Record::new(None)];
+        for round in 0..rounds {
+            for at in [round % 2, (round + 1) % 2] {
+                self.add(what, &mut records[at], (at == 1).then_some(table), out)?;
+            }
+        }
+        Ok(records)
+    }
+
     /// One more run for a record that is not dropped. A candidate that fails is dropped; NCCL's own choice must not fail.
-    fn add(
-        &mut self,
-        collective: Collective,
-        program: &Path,
-        record: &mut Record,
-        table: Option<&Table>,
-        out: &mut impl Write,
-    ) -> Result<()> {
+    fn add(&mut self, what: &Run<'_>, record: &mut Record, table: Option<&Table>, out: &mut impl Write) -> Result<()> {
         if record.dropped.is_some() {
             return Ok(());
         }
@@ -343,14 +373,17 @@ impl<'a> Bench<'a> {
             (None, None) => "NCCL's choice".to_owned(),
         };
         let is_first = self.runner.facts.is_none();
-        let run = |runner: &mut Runner<'a>| runner.run(program, table).and_then(|times| same_sizes(record, times));
-        let measured = self.run(&format!("{collective} with {who}"), out, run);
+        let run = |runner: &mut Runner<'a>| {
+            let times = runner.run_grouped(what.program, table, what.members);
+            times.and_then(|times| same_sizes(record, times))
+        };
+        let measured = self.run(&format!("{what} with {who}"), out, run);
         match measured {
             Ok(times) => record.rounds.push(times),
             Err(error) if table.is_some() && !output::is_unread(&error) && !error.is::<ChannelsUnlikeSpark>() => {
                 record.dropped = Some(Dropped::Failed(format!("{error:#}")));
             }
-            Err(error) => return Err(error.context(format!("{collective} with {who}"))),
+            Err(error) => return Err(error.context(format!("{what} with {who}"))),
         }
         if is_first {
             let facts = self.facts()?;

@@ -60,8 +60,8 @@ pub struct Options {
     /// Smallest gain over NCCL's choice for a row: 1.05 is 5 % faster.
     #[arg(long, value_name = "FACTOR", default_value_t = 1.05, value_parser = parse_gain)]
     gain: f64,
-    /// Numbers of collectives in the groups that you use, as in 4,16: rows that are slower than NCCL's choice in such a group are
-    /// removed. NCCL asks the tuner once per group, with the sum of the bytes.
+    /// Numbers of collectives in the groups that you use, as in 4,16: candidates are measured in such groups too, and one that is
+    /// slower than NCCL's choice there gets no row. NCCL asks the tuner once per group, with the sum of the bytes.
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(2..=64))]
     groups: Vec<u32>,
     /// The settings file to write on each machine [default: the one that NCCL_SPARK_SETTINGS_FILE names, else
@@ -86,6 +86,8 @@ pub struct Options {
 pub struct Plan {
     /// How nccl-tests is run; its program is that of the collective at hand.
     pub tests: tests::Plan,
+    /// The smallest and the largest size, in bytes.
+    pub sizes: (usize, usize),
     /// The collectives with their programs, one or more, none twice.
     pub collectives: Vec<(Collective, PathBuf)>,
     /// What is tried, by channels.
@@ -163,6 +165,7 @@ impl Options {
                 json: None,
                 plot: None,
             },
+            sizes: (self.min_bytes, self.max_bytes),
             collectives,
             candidates,
             rounds: self.rounds,

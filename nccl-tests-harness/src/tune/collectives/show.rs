@@ -49,7 +49,7 @@ fn words(finding: Finding) -> &'static str {
 /// # Errors
 /// When `out` cannot be written.
 pub fn sweep(sweep: &Sweep, out: &mut impl Write) -> io::Result<()> {
-    let rounds = sweep.nccl.rounds.len();
+    let rounds = sweep.alone.nccl.rounds.len();
     let name = sweep.collective;
     writeln!(out, "#\n# {name}: median times, rounds: {rounds}; gain: NCCL's time / the choice's time")?;
     head(out)?;
@@ -57,14 +57,14 @@ pub fn sweep(sweep: &Sweep, out: &mut impl Write) -> io::Result<()> {
         let &Judged { bytes, nccl_us, best, finding } = judged;
         Line { bytes, nccl_us, best, words: words(finding) }.write(out)?;
     }
-    for record in &sweep.candidates {
+    for record in &sweep.alone.candidates {
         if let (Some(choice), Some(Dropped::Failed(reason))) = (record.choice, &record.dropped) {
             writeln!(out, "# {choice} not measured further: {}", reason.lines().next().unwrap_or_default())?;
         }
     }
-    let slow = sweep.candidates.iter().filter(|record| record.dropped == Some(Dropped::Slow)).count();
+    let slow = sweep.alone.candidates.iter().filter(|record| record.dropped == Some(Dropped::Slow)).count();
     if slow > 0 {
-        writeln!(out, "# candidates that were slow at every size: {slow} of {}", sweep.candidates.len())?;
+        writeln!(out, "# candidates that were slow at every size: {slow} of {}", sweep.alone.candidates.len())?;
     }
     out.flush()
 }
@@ -150,6 +150,13 @@ fn of_sweep(sweep: &Sweep) -> Value {
             "finding": words(judged.finding),
         })
     });
+    let groups = sweep.groups.iter().map(|group| {
+        json!({
+            "members": group.members,
+            "nccl": of_record(&group.nccl),
+            "candidates": group.candidates.iter().map(of_record).collect::<Vec<_>>(),
+        })
+    });
     let confirmation = sweep.again.as_ref().map(|again| {
         let lines = again.lines.iter().map(|line| {
             json!({
@@ -164,8 +171,9 @@ fn of_sweep(sweep: &Sweep) -> Value {
     });
     json!({
         "collective": sweep.collective.word(),
-        "nccl": of_record(&sweep.nccl),
-        "candidates": sweep.candidates.iter().map(of_record).collect::<Vec<_>>(),
+        "nccl": of_record(&sweep.alone.nccl),
+        "candidates": sweep.alone.candidates.iter().map(of_record).collect::<Vec<_>>(),
+        "groups": groups.collect::<Vec<_>>(),
         "sizes": sizes.collect::<Vec<_>>(),
         "confirmation": confirmation,
     })

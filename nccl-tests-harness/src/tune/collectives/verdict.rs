@@ -25,6 +25,17 @@ pub struct Record {
     pub dropped: Option<Dropped>,
 }
 
+/// NCCL's choice and the candidates, in groups of so many collectives.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Measured {
+    /// Collectives in a group; 1: each alone. Times are of one collective, sizes are one collective's.
+    pub members: u32,
+    /// NCCL's choice.
+    pub nccl: Record,
+    /// The candidates.
+    pub candidates: Vec<Record>,
+}
+
 /// Why a candidate is dropped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Dropped {
@@ -79,6 +90,41 @@ impl Record {
     }
 }
 
+impl Measured {
+    /// Nothing yet.
+    pub fn new(members: u32, choices: impl IntoIterator<Item = Choice>) -> Self {
+        let candidates = choices.into_iter().map(|choice| Record::new(Some(choice))).collect();
+        Self { members, nccl: Record::new(None), candidates }
+    }
+
+    /// The candidates that are clearly better than NCCL's choice at one size or more.
+    pub fn winners(&self, gain: f64) -> Vec<Choice> {
+        let is_better = |record: &&Record| {
+            let better = |&bytes: &u64| compare(&self.nccl.times(bytes), &record.times(bytes), gain) == Finding::Better;
+            record.dropped.is_none() && sizes(&self.nccl).iter().any(better)
+        };
+        self.candidates.iter().filter(is_better).filter_map(|record| record.choice).collect()
+    }
+
+    /// Whether a row of `choice` for `bytes` would leave these groups as fast as they are with NCCL's choice. A candidate that was not
+    /// measured, or failed, would not.
+    fn allows(&self, choice: Choice, bytes: u64) -> bool {
+        let record = self.candidates.iter().find(|record| record.choice == Some(choice) && record.dropped.is_none());
+        let is_fast = |each: u64| {
+            let with = record.map(|record| record.times(each)).unwrap_or_default();
+            !with.is_empty() && !is_slower(&self.nccl.times(each), &with)
+        };
+        sizes(&self.nccl).into_iter().filter(|&each| is_of_size(bytes, each, self.members)).all(is_fast)
+    }
+}
+
+/// Whether the row for `bytes` acts for a group of `members` collectives of `each` bytes: NCCL asks the tuner with their sum. Sizes are
+/// measured in steps of two, so a row holds from `bytes` / sqrt(2) to `bytes` * sqrt(2).
+pub fn is_of_size(bytes: u64, each: u64, members: u32) -> bool {
+    let ratio = each as f64 * f64::from(members) / bytes as f64;
+    ratio * ratio > 0.5 && ratio * ratio <= 2.0
+}
+
 /// The sizes of NCCL's choice, in order.
 pub fn sizes(nccl: &Record) -> Vec<u64> {
     nccl.rounds.first().into_iter().flat_map(|round| round.keys().copied()).collect()
@@ -118,9 +164,14 @@ pub fn compare(without: &[f64], with: &[f64], gain: f64) -> Finding {
     if slowest < fastest { Finding::Better } else { Finding::RoundsOverlap }
 }
 
-/// Whether times `with` a table are below what a group may lose, by the medians.
+/// Whether groups lose more than they may with times `with`, by the medians.
 pub fn is_slower(without: &[f64], with: &[f64]) -> bool {
     median(without.to_vec()) < median(with.to_vec()) * LEAST_IN_GROUPS
+}
+
+/// Whether that is clear: every round, with the outliers of [`compare`].
+pub fn is_clearly_slower(without: &[f64], with: &[f64]) -> bool {
+    is_slower(without, with) && compare(with, without, 1.0) == Finding::Better
 }
 
 /// Whether one of the two is clearly better than the other.
@@ -128,29 +179,39 @@ pub fn differ(some: &[f64], others: &[f64], gain: f64) -> bool {
     [compare(some, others, gain), compare(others, some, gain)].contains(&Finding::Better)
 }
 
-/// Judges every size. Among candidates that are clearly better and as good as the best one, the table with the fewest changes from
-/// one size to the next is taken, then the one with the fewest channels, then the fastest.
-pub fn judge(nccl: &Record, candidates: &[Record], gain: f64) -> Vec<Judged> {
-    let running: Vec<&Record> = candidates.iter().filter(|record| record.dropped.is_none()).collect();
-    let fastest = |bytes: u64| {
-        let medians = running.iter().filter_map(|record| Some((record.choice?, record.median(bytes))));
-        medians.filter(|(_, us)| us.is_finite()).min_by(|a, b| a.1.total_cmp(&b.1))
+/// Judges every size. Among candidates that make none of the `groups` slower, that are clearly better and as good as the best one, the
+/// table with the fewest changes from one size to the next is taken, then the one with the fewest channels, then the fastest.
+pub fn judge(alone: &Measured, groups: &[Measured], gain: f64) -> Vec<Judged> {
+    let Measured { nccl, candidates, .. } = alone;
+    let running: Vec<(Choice, &Record)> = (candidates.iter().filter(|record| record.dropped.is_none()))
+        .filter_map(|record| Some((record.choice?, record)))
+        .collect();
+    let fastest = |bytes: u64, among: &dyn Fn(Choice) -> bool| {
+        let medians = running.iter().map(|(choice, record)| (*choice, record.median(bytes)));
+        medians.filter(|(choice, us)| us.is_finite() && among(*choice)).min_by(|a, b| a.1.total_cmp(&b.1))
     };
+    let finding = |bytes: u64, record: &Record| compare(&nccl.times(bytes), &record.times(bytes), gain);
     let good = |bytes: u64| -> Vec<(Choice, f64)> {
-        let Some((_, best_us)) = fastest(bytes) else { return Vec::new() };
+        let allowed = |choice| groups.iter().all(|group| group.allows(choice, bytes));
+        let Some((_, best_us)) = fastest(bytes, &allowed) else { return Vec::new() };
         let clear =
-            running.iter().filter(|record| compare(&nccl.times(bytes), &record.times(bytes), gain) == Finding::Better);
-        let medians = clear.filter_map(|record| Some((record.choice?, record.median(bytes) / best_us)));
-        medians.filter(|(_, ratio)| *ratio <= AS_GOOD).collect()
+            running.iter().filter(|(choice, record)| allowed(*choice) && finding(bytes, record) == Finding::Better);
+        let ratios = clear.map(|(choice, record)| (*choice, record.median(bytes) / best_us));
+        ratios.filter(|(_, ratio)| *ratio <= AS_GOOD).collect()
     };
     let sizes = sizes(nccl);
     let settled = settle(&sizes.iter().map(|&bytes| good(bytes)).collect::<Vec<_>>());
     let judged = sizes.iter().zip(settled).map(|(&bytes, winner)| {
-        let median_of = |choice: Choice| running.iter().find(|record| record.choice == Some(choice));
-        let winner = winner.and_then(|choice| Some((choice, median_of(choice)?.median(bytes))));
-        let best = winner.or_else(|| fastest(bytes));
-        let times = best.and_then(|(choice, _)| Some(median_of(choice)?.times(bytes))).unwrap_or_default();
-        Judged { bytes, nccl_us: nccl.median(bytes), best, finding: compare(&nccl.times(bytes), &times, gain) }
+        let record_of = |wanted: Choice| running.iter().find(|(choice, _)| *choice == wanted).map(|(_, record)| record);
+        let won = winner.and_then(|choice| Some((choice, record_of(choice)?.median(bytes))));
+        let best = won.or_else(|| fastest(bytes, &|_| true));
+        let found = best.and_then(|(choice, _)| record_of(choice)).map(|record| finding(bytes, record));
+        let finding = match (won, found) {
+            // Clearly better, and yet it did not win.
+            (None, Some(Finding::Better)) => Finding::SlowInGroups,
+            (_, found) => found.unwrap_or(Finding::NoCandidate),
+        };
+        Judged { bytes, nccl_us: nccl.median(bytes), best, finding }
     });
     judged.collect()
 }
@@ -203,6 +264,10 @@ mod tests {
         Record { choice: choice.parse().ok(), rounds: rounds.iter().map(times).collect(), dropped: None }
     }
 
+    fn alone(nccl: Record, candidates: Vec<Record>) -> Measured {
+        Measured { members: 1, nccl, candidates }
+    }
+
     fn chosen(judged: &[Judged]) -> Vec<String> {
         let text = |one: &Judged| match (one.finding, one.best) {
             (Finding::Better, Some((choice, _))) => choice.to_string(),
@@ -231,12 +296,13 @@ mod tests {
         let nccl = record("nccl", &[&[30.0, 40.0, 50.0, 60.0]]);
         let ll = record("ring/ll/4", &[&[20.0, 30.0, 31.0, 59.0]]);
         let simple = record("ring/simple/2", &[&[29.9, 29.5, 30.0, 30.0]]);
-        let judged = judge(&nccl, &[ll.clone(), simple.clone()], 1.05);
+        let judged = judge(&alone(nccl.clone(), vec![ll.clone(), simple.clone()]), &[], 1.05);
         // The second size could go either way: fewer changes leave both, fewer channels decide.
         assert_eq!(chosen(&judged), ["ring/ll/4", "ring/simple/2", "ring/simple/2", "ring/simple/2"]);
         assert_eq!((judged[0].nccl_us, judged[0].best.unwrap().1), (30.0, 20.0));
         let other = record("ring/ll/1", &[&[99.0, 29.6, 99.0, 99.0]]);
-        assert_eq!(chosen(&super::judge(&nccl, &[ll, simple, other], 1.05))[1], "ring/simple/2", "one change less");
+        let judged = judge(&alone(nccl, vec![ll, simple, other]), &[], 1.05);
+        assert_eq!(chosen(&judged)[1], "ring/simple/2", "one change less");
     }
 
     #[test]
@@ -244,9 +310,49 @@ mod tests {
         let nccl = record("nccl", &[&[30.0, 30.0]]);
         let mut failed = record("ring/ll/1", &[&[1.0, 1.0]]);
         failed.dropped = Some(Dropped::Failed("3 WRONG elements".into()));
-        let judged = judge(&nccl, &[failed], 1.05);
+        let judged = judge(&alone(nccl, vec![failed]), &[], 1.05);
         assert_eq!(chosen(&judged), ["NoCandidate", "NoCandidate"]);
         assert_eq!(judged[0].best, None);
+    }
+
+    #[test]
+    fn a_choice_that_makes_a_group_slower_gives_way_to_the_next_best() {
+        // Members of 2, 4, 8 and 16 KiB: groups of four have the sums 8 to 64 KiB.
+        let group = |choice: &str, rounds: &[&[f64]]| {
+            let quarter = |times: Times| times.into_iter().map(|(bytes, us)| (bytes / 4, us)).collect();
+            let record = record(choice, rounds);
+            Record { rounds: record.rounds.into_iter().map(quarter).collect(), ..record }
+        };
+        let nccl = record("nccl", &[&[30.0, 30.0, 30.0, 30.0]]);
+        let single = alone(
+            nccl,
+            vec![
+                record("ring/simple/2", &[&[10.0, 10.0, 10.0, 10.0]]),
+                record("ring/ll/4", &[&[29.0, 20.0, 20.0, 20.0]]),
+                record("ring/ll/8", &[&[40.0, 40.0, 40.0, 40.0]]),
+            ],
+        );
+        assert_eq!(single.winners(1.05).len(), 2);
+        let fours = |simple: [f64; 4], ll: [f64; 4]| Measured {
+            members: 4,
+            nccl: group("nccl", &[&[5.0, 5.0, 5.0, 5.0]]),
+            candidates: vec![group("ring/simple/2", &[&simple]), group("ring/ll/4", &[&ll])],
+        };
+        let judged = judge(&single, &[fours([9.0, 9.0, 4.0, 9.0], [5.0, 5.0, 5.0, 9.0])], 1.05);
+        assert_eq!(chosen(&judged), ["SlowInGroups", "ring/ll/4", "ring/simple/2", "SlowInGroups"]);
+        // What was not measured in the group, or failed there, gets no row.
+        let mut failed = fours([4.0; 4], [4.0; 4]);
+        failed.candidates[0].dropped = Some(Dropped::Failed("3 WRONG elements".into()));
+        failed.candidates.pop();
+        assert_eq!(chosen(&judge(&single, &[failed], 1.05)), ["SlowInGroups"; 4]);
+        // Sums of three are no powers of two.
+        assert!(is_of_size(8192, 2730, 3) && is_of_size(16384, 4096, 3) && !is_of_size(8192, 4096, 3));
+    }
+
+    #[test]
+    fn groups_are_clearly_slower_only_if_their_rounds_do_not_overlap() {
+        assert!(is_clearly_slower(&[9.0, 9.1, 9.2], &[10.0, 10.1, 9.3]));
+        assert!(!is_clearly_slower(&[9.0, 9.1, 9.5], &[10.0, 10.1, 9.3]) && !is_clearly_slower(&[9.9], &[10.0]));
     }
 
     #[test]
@@ -274,7 +380,7 @@ mod tests {
             }).collect();
             let mut candidates = records[1..].to_vec();
             prune(&records[0], &mut candidates);
-            let judged = judge(&records[0], &candidates, 1.05);
+            let judged = judge(&alone(records[0].clone(), candidates.clone()), &[], 1.05);
             prop_assert_eq!(judged.len(), 5);
             for one in judged.iter().filter(|one| one.finding == Finding::Better) {
                 let (choice, us) = one.best.unwrap();

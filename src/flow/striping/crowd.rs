@@ -1,0 +1,169 @@
+//! Many connections that send over the same rails, in virtual time: what they carry together, and into how many shares they cut.
+
+use super::*;
+use std::collections::VecDeque;
+
+const MIN: u64 = 16 * 1024;
+
+/// What all connections have under way on each rail.
+struct Shared<'a>(&'a [u64]);
+
+impl Others for Shared<'_> {
+    fn waiting_bytes(&self, rail: usize) -> u64 {
+        self.0[rail]
+    }
+
+    fn confer(&self, _rail: usize, kept: f64) -> f64 {
+        kept
+    }
+}
+
+/// A share in a rail's queue.
+struct Write {
+    connection: usize,
+    message: u64,
+    bytes: u64,
+    left: f64,
+}
+
+/// Connections with a window of messages each, over rails that serve in order.
+struct Crowd {
+    stripings: Vec<Striping>,
+    /// Bytes per microsecond.
+    rates: Vec<f64>,
+    queues: Vec<VecDeque<Write>>,
+    /// What is under way on each rail.
+    waiting: Vec<u64>,
+    /// Messages under way, by connection: their numbers and the shares that are left of each.
+    unfinished: Vec<VecDeque<(u64, usize)>>,
+    now_us: f64,
+    next: u64,
+    messages: u64,
+    shares: u64,
+    done_bytes: u64,
+}
+
+impl Crowd {
+    fn new(connections: usize, rates_mbps: &[f64]) -> Self {
+        let ways = tests::rails(&vec![10_000; rates_mbps.len()]);
+        Self {
+            stripings: vec![Striping::new(&ways, MIN); connections],
+            rates: rates_mbps.iter().map(|mbps| mbps / 8.0).collect(),
+            queues: rates_mbps.iter().map(|_| VecDeque::new()).collect(),
+            waiting: vec![0; rates_mbps.len()],
+            unfinished: vec![VecDeque::new(); connections],
+            now_us: 0.0,
+            next: 0,
+            messages: 0,
+            shares: 0,
+            done_bytes: 0,
+        }
+    }
+
+    /// Bytes per microsecond over so many messages of each connection, with `window` of them under way.
+    fn run(&mut self, each: usize, window: usize, bytes: u64) -> f64 {
+        let (begin, before) = (self.now_us, self.done_bytes);
+        (self.messages, self.shares) = (0, 0);
+        while self.done_bytes - before < (each * self.stripings.len()) as u64 * bytes {
+            for connection in 0..self.stripings.len() {
+                while self.unfinished[connection].len() < window {
+                    self.send(connection, bytes);
+                }
+            }
+            self.step(bytes);
+        }
+        (self.done_bytes - before) as f64 / (self.now_us - begin)
+    }
+
+    fn send(&mut self, connection: usize, bytes: u64) {
+        let now_ns = (self.now_us * 1000.0) as u64;
+        let shares = self.stripings[connection].cut(bytes, now_ns, &Shared(&self.waiting));
+        for share in shares.as_slice() {
+            let rail = usize::from(share.lane);
+            self.stripings[connection].given(rail, share.bytes, Some(now_ns));
+            self.waiting[rail] += share.bytes;
+            let write = Write { connection, message: self.next, bytes: share.bytes, left: share.bytes as f64 };
+            self.queues[rail].push_back(write);
+        }
+        self.messages += 1;
+        self.shares += shares.as_slice().len() as u64;
+        self.unfinished[connection].push_back((self.next, shares.as_slice().len()));
+        self.next += 1;
+    }
+
+    /// To the next completion.
+    fn step(&mut self, bytes: u64) {
+        let heads = self.queues.iter().zip(&self.rates);
+        let step = heads.filter_map(|(queue, rate)| Some(queue.front()?.left / rate)).fold(f64::INFINITY, f64::min);
+        self.now_us += step;
+        let now_ns = (self.now_us * 1000.0) as u64;
+        for rail in 0..self.queues.len() {
+            let Some(head) = self.queues[rail].front_mut() else { continue };
+            head.left -= step * self.rates[rail];
+            if head.left > 1e-3 {
+                continue;
+            }
+            let Write { connection, message, bytes: share, .. } = self.queues[rail].pop_front().unwrap();
+            self.waiting[rail] -= share;
+            self.stripings[connection].confirmed(rail, share, Some(now_ns));
+            let messages = &mut self.unfinished[connection];
+            messages.iter_mut().find(|(number, _)| *number == message).unwrap().1 -= 1;
+            // A caller takes messages in their order.
+            while messages.front().is_some_and(|(_, left)| *left == 0) {
+                messages.pop_front();
+                self.done_bytes += bytes;
+            }
+        }
+    }
+
+    fn shares_of_a_message(&self) -> f64 {
+        self.shares as f64 / self.messages as f64
+    }
+}
+
+/// As many connections as NCCL has channels on a Spark.
+#[test]
+fn where_many_messages_wait_each_goes_whole_and_no_rail_idles() {
+    for bytes in [64 * 1024, 128 * 1024, 1 << 20] {
+        let mut crowd = Crowd::new(18, &[56_000.0; 4]);
+        crowd.run(50, 4, bytes);
+        let rate = crowd.run(200, 4, bytes);
+        assert!(rate > 0.99 * 28_000.0, "{bytes}: {rate} of 28,000 bytes/us");
+        assert!(crowd.shares_of_a_message() < 1.02, "{bytes}: {} shares", crowd.shares_of_a_message());
+    }
+}
+
+#[test]
+fn where_few_messages_wait_each_is_cut() {
+    for (connections, window) in [(1, 1), (1, 8), (2, 2)] {
+        let mut crowd = Crowd::new(connections, &[56_000.0; 4]);
+        crowd.run(50, window, 256 * 1024);
+        let rate = crowd.run(200, window, 256 * 1024);
+        assert!(rate > 0.98 * 28_000.0, "{connections} x {window}: {rate} of 28,000 bytes/us");
+        let shares = crowd.shares_of_a_message();
+        assert!(shares > 3.0, "{connections} x {window}: {shares} shares");
+    }
+}
+
+/// Whole messages, too, are given to rails by what these carry.
+#[test]
+fn unequal_rails_carry_their_sum_for_many_connections() {
+    for (slow, bytes) in [(14_000.0, 128 * 1024), (14_000.0, 1 << 20), (2_000.0, 128 * 1024)] {
+        let mut crowd = Crowd::new(18, &[56_000.0, slow, 56_000.0, 56_000.0]);
+        crowd.run(200, 4, bytes);
+        let rate = crowd.run(400, 4, bytes);
+        let all = (3.0 * 56_000.0 + slow) / 8.0;
+        assert!(rate > 0.98 * all, "a rail of {slow} Mb/s, {bytes} bytes: {rate} of {all} bytes/us");
+    }
+}
+
+/// A rail on which others wait long is not waited for, however many they are.
+#[test]
+fn a_rail_that_stands_still_for_others_does_not_make_a_message_whole() {
+    let mut striping = Striping::new(&tests::rails(&[10_000; 4]), MIN);
+    let shares = striping.cut(1 << 20, 0, &Shared(&[0, 0, 0, 1 << 30]));
+    assert_eq!(shares.as_slice().len(), 4, "what others have waiting is not this connection's");
+    let shares = striping.cut(1 << 20, 0, &Shared(&[1 << 24, 1 << 24, (1 << 24) - (1 << 20), 1 << 24]));
+    let [share] = shares.as_slice() else { panic!("{shares:?}") };
+    assert_eq!((share.lane, share.bytes), (2, 1 << 20), "the one that is done first");
+}
