@@ -2,7 +2,7 @@
 //!
 //! A state machine without I/O, locks and a clock: its caller (`comm::warden`) tells it what happened and what time it is, and
 //! executes the [`Action`]s that it asks for, in their order. Two of them can be run against each other without a queue pair
-//! (`recovery/search.rs` does, through every order of events).
+//! (`recovery/search.rs` does, through every order of the events that its budget allows).
 //!
 //! What it promises, for each rail:
 //! - A rail is fenced before anything else is done about its loss: [`Action::Fence`] comes first, then the peer is told.
@@ -13,10 +13,13 @@
 //!
 //! Each method that takes a time takes nanoseconds of one clock; if time goes backwards, none has passed.
 
+mod action;
 #[cfg(test)]
 mod search;
 #[cfg(test)]
 mod tests;
+
+pub use action::{Action, Answer, Cause, Frame, News};
 
 use super::dialogue::Dialogue;
 use crate::wire::control::{Letter, Notice, Received};
@@ -105,92 +108,6 @@ pub enum State {
     Answering,
     /// Accepting side: new queue pairs are connected, and unused until the peer says LIVE.
     AwaitingLive,
-}
-
-/// The accepting side's part of a reconnection.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Answer {
-    /// Address of the connecting side.
-    pub connector_gid: [u8; 16],
-    /// Address of the accepting side.
-    pub acceptor_gid: [u8; 16],
-    /// Path MTU, in bytes.
-    pub mtu_bytes: u32,
-    /// The accepting side's queue pairs.
-    pub qps: Vec<QpEnd>,
-}
-
-/// What the caller is to do.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Action {
-    /// Stop the rail's queue pairs, take in what has come, and destroy them; then call [`Recovery::fenced`].
-    Fence(usize),
-    /// Both sides have stopped the rail, and the peer has this: what is missing goes by other rails.
-    Resend(usize, Received),
-    /// Make new queue pairs; then call [`Recovery::opened`].
-    OpenQps(usize),
-    /// Make new queue pairs for these of the peer's and connect them; then call [`Recovery::answered`].
-    AnswerQps(usize, Box<RailAdvert>, Vec<QpEnd>),
-    /// Connect the new queue pairs and write on each; then call [`Recovery::connected`], and [`Recovery::probed`] when it is known.
-    ConnectQps(usize, Answer),
-    /// Use the rail from here on, with the new queue pairs.
-    Activate(usize),
-    /// Destroy the new queue pairs.
-    DropQps(usize),
-    /// The peer closes, having delivered so many receives.
-    PeerClosed(u64),
-    /// The peer is gone.
-    PeerGone,
-    /// The connection has failed.
-    Fail(Cause),
-    /// Nothing to do but to be told.
-    Tell(News),
-}
-
-/// Why a connection has failed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Cause {
-    /// No rail is left, for so many nanoseconds.
-    NoRail(u64),
-    /// The peer does not acknowledge the loss of this rail.
-    NotAcknowledged(usize),
-    /// The peer says what it must not.
-    Protocol(String),
-}
-
-/// What happened, for the log.
-#[derive(Debug, Clone, PartialEq)]
-pub enum News {
-    /// The peer said this.
-    Heard(Box<Notice>),
-    /// What the peer said is not readable.
-    Malformed(String),
-    /// What the peer said is about a rail that there is not.
-    NoSuchRail(usize),
-    /// What the peer said does not fit the rail's state.
-    OutOfTurn(usize),
-    /// A rail is lost. Connecting side: it is tried again after so many nanoseconds.
-    Lost {
-        /// The rail.
-        lane: usize,
-        /// How that showed.
-        why: String,
-        /// The pause.
-        retry: u64,
-    },
-    /// A rail cannot return now.
-    NotYet(usize, String),
-    /// The peer, whose TCP was closed, answers over the rails.
-    PeerAnswers,
-}
-
-/// A control frame to send.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Frame {
-    /// By the bootstrap's TCP; by every rail that is up where that is gone.
-    First(Letter),
-    /// Once more, by every rail that is up.
-    Repeated(Letter),
 }
 
 /// The rails of one connection, and what its two ends say about them.
@@ -501,9 +418,6 @@ impl Recovery {
             (Notice::Join { rail: theirs, qps, .. }, State::Down { .. }) => {
                 rail.state = State::Answering;
                 self.actions.push_back(Action::AnswerQps(lane, Box::new(theirs), qps));
-            }
-            (Notice::Joined { .. }, State::Down { .. }) => {
-                self.not_now(lane, "the answer came too late".to_owned(), now);
             }
             (Notice::Joined { connector_gid, acceptor_gid, mtu_bytes, qps, .. }, State::Requested { .. }) => {
                 rail.state = State::Connecting;
