@@ -137,7 +137,8 @@ impl<'f> Run<'f> {
             self.fabric.silence(rail, 0);
         });
         let limit = self.fabric.now_ns() + PATIENCE_NS;
-        while !self.pair.wardens.iter().all(|warden| warden.is_whole()) {
+        // By the queue pairs too: a warden that has not looked since a post failed takes all rails for whole.
+        while self.fabric.queue_pairs() != before || !self.pair.wardens.iter().all(|warden| warden.is_whole()) {
             self.watch();
             self.fabric.pass(5_000_000);
             assert!(self.fabric.now_ns() < limit, "a rail does not come back");
