@@ -3,8 +3,9 @@
 #
 #   dist/build.sh [--out DIR] [x86_64|aarch64]...      default: dist/out, both architectures
 #
-# Runs on x86-64 Linux with rustup's standard libraries for both (rustup target add aarch64-unknown-linux-gnu), Python 3.11 or later
-# with venv, and dpkg-deb. The Python packages of requirements.txt go into a virtual environment below the target folder.
+# Runs on x86-64 Linux with rustup's standard libraries for both (rustup target add aarch64-unknown-linux-gnu) and their sources
+# (rustup component add rust-src), Python 3.11 or later with venv, and dpkg-deb. The Python packages of requirements.txt go into a
+# virtual environment below the target folder.
 #
 # zig links against glibc 2.28's symbols, so that everything loads on manylinux_2_28 and later. The same commit and the same tools
 # give the same bytes, in whatever folder: no time, path or order of files of this machine is in them.
@@ -41,6 +42,8 @@ main() {
   make_tools
   rm -rf "$out"
   mkdir -p "$out"
+  notices=$target/dist-notices
+  make_notices
   # Completions and man pages come from the command line itself, so that one has to run here.
   compile x86_64
   pages=$target/dist-pages
@@ -105,6 +108,13 @@ make_pages() {
   gzip -9n "$pages"/man/man1/*
 }
 
+# The notices and licence texts of what is linked, the same for all architectures; and the deb's copyright file, which has them too.
+make_notices() {
+  mkdir -p "$notices"
+  "$tools/bin/python" dist/third_party.py >"$notices/THIRD-PARTY-LICENSES"
+  "$tools/bin/python" dist/third_party.py --debian >"$notices/copyright"
+}
+
 # What install makes of a prefix, as a folder: bin, lib, share.
 make_stage() {
   local files=$target/dist-files/$architecture
@@ -122,7 +132,7 @@ make_tarball() {
   rm -rf "$target/dist-tarball"
   mkdir -p "$folder"
   cp -r "$stage/." "$folder/"
-  cp dist/tarball/README LICENSE-MIT LICENSE-APACHE "$folder/"
+  cp dist/tarball/README LICENSE-MIT LICENSE-APACHE "$notices/THIRD-PARTY-LICENSES" "$folder/"
   tar --directory "$target/dist-tarball" --sort=name --format=gnu --owner=0 --group=0 --numeric-owner \
     --mtime="@$SOURCE_DATE_EPOCH" --create "$name" | gzip -9n >"$out/$name.tar.gz"
 }
@@ -142,7 +152,7 @@ make_deb() {
   mv "$root/usr/share/zsh/site-functions/_nccl-spark" "$root/usr/share/zsh/vendor-completions/"
   rmdir "$root/usr/share/zsh/site-functions"
   cp -r "$stage/lib/." "$root/usr/lib/$triplet/"
-  cp dist/deb/copyright README.md "$doc/"
+  cp "$notices/copyright" README.md "$doc/"
   cp -r docs/guide "$doc/"
   gzip -9nc CHANGELOG.md >"$doc/changelog.gz"
   gzip -9nc >"$doc/changelog.Debian.gz" <<END
@@ -170,7 +180,7 @@ make_wheel() {
   rm -rf "$folder"
   mkdir -p "$folder"
   cp -r dist/wheel/. "$folder/"
-  cp README.md LICENSE-MIT LICENSE-APACHE "$folder/"
+  cp README.md LICENSE-MIT LICENSE-APACHE "$notices/THIRD-PARTY-LICENSES" "$folder/"
   cp -r "$stage/bin" "$stage/lib" "$folder/nccl_net_spark/"
   (cd "$folder" &&
     NCCL_NET_SPARK_VERSION=$version NCCL_NET_SPARK_PLATFORM=manylinux_${glibc/./_}_$architecture \

@@ -58,6 +58,24 @@ check_files() {
   exported=$(exports "$folder/lib/nccl-spark/softverbs-ibverbs")
   [[ $exported == *ibv_post_send* || $exported == *ibv_create_qp* ]] || die "$tarball: the software fabric exports $exported"
   [[ -s $folder/README && -s $folder/share/man/man1/nccl-spark.1.gz ]] || die "$tarball lacks its README or man page"
+  check_notices "$tarball" "$folder/THIRD-PARTY-LICENSES"
+}
+
+# check_notices PACKAGE FILE: the file names each crate that the panic messages of the tarballs' binaries name, and has texts that only
+# the standard library, the unwinder or the font brings along.
+check_notices() {
+  local package=$1 file=$2 crate text
+  local -a crates
+  mapfile -t crates < <(grep -rahoE '(registry/src/[^/]+|rust/deps)/[a-zA-Z0-9_-]+-[0-9]+\.[0-9]+\.[0-9]+' "$work"/nccl-net-spark-*/{bin,lib} |
+    sed 's|.*/||' | sort -u)
+  [[ ${#crates[@]} -gt 10 ]] || die "the binaries name only ${#crates[@]} crates: is --remap-path-prefix of build.sh another?"
+  for crate in "${crates[@]}"; do
+    grep -qwF "${crate%-*} ${crate##*-}" "$file" || die "$package: $(basename "$file") does not name $crate"
+  done
+  for text in "SIL OPEN FONT LICENSE" "UNICODE LICENSE V3" "LLVM Exceptions to the Apache 2.0 License" "The Rust Project Developers"; do
+    grep -qF "$text" "$file" || die "$package: $(basename "$file") lacks \"$text\""
+  done
+  ! grep -qF "$HOME/" "$file" || die "$package: $(basename "$file") names a folder of this machine"
 }
 
 # check_elf FILE KIB: the machine, what it needs, the highest glibc symbol, no path of the building machine, at most KIB.
@@ -88,6 +106,9 @@ check_debs() {
   for deb in "$out"/*.deb; do
     echo "lintian $(basename "$deb")"
     lintian --allow-root --fail-on error,warning "$deb"
+    rm -rf "$work/deb"
+    dpkg-deb -x "$deb" "$work/deb"
+    check_notices "$deb" "$work/deb/usr/share/doc/nccl-net-spark/copyright"
   done
 }
 
@@ -97,6 +118,9 @@ check_wheels() {
     "$tools/bin/python" -m auditwheel show "$wheel" 2>&1 | tr '\n' ' ' | grep -q "consistent with the following platform tag: \"manylinux_${floor/./_}_" ||
       die "auditwheel does not agree with the tag of $wheel"
     echo "auditwheel agrees: $(basename "$wheel")"
+    rm -rf "$work/wheel"
+    "$tools/bin/python" -m zipfile -e "$wheel" "$work/wheel"
+    check_notices "$wheel" "$work"/wheel/*.dist-info/licenses/THIRD-PARTY-LICENSES
   done
 }
 
