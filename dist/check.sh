@@ -16,6 +16,7 @@ readonly target=${CARGO_TARGET_DIR:-$PWD/target}
 readonly tools=$target/dist-tools
 readonly floor=2.28
 roots=()
+crates=()
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -30,6 +31,9 @@ main() {
   (cd "$out" && sha256sum --quiet --check SHA256SUMS)
   local tarball
   for tarball in "$out"/*.tar.gz; do check_files "$tarball"; done
+  find_crates
+  for tarball in "$out"/*.tar.gz; do check_notices "$tarball" "$work/$(basename "$tarball" .tar.gz)/THIRD-PARTY-LICENSES"; done
+  check_sbom
   check_debs
   check_wheels
   check_wheel_installed
@@ -58,17 +62,33 @@ check_files() {
   exported=$(exports "$folder/lib/nccl-spark/softverbs-ibverbs")
   [[ $exported == *ibv_post_send* || $exported == *ibv_create_qp* ]] || die "$tarball: the software fabric exports $exported"
   [[ -s $folder/README && -s $folder/share/man/man1/nccl-spark.1.gz ]] || die "$tarball lacks its README or man page"
-  check_notices "$tarball" "$folder/THIRD-PARTY-LICENSES"
 }
 
-# check_notices PACKAGE FILE: the file names each crate that the panic messages of the tarballs' binaries name, and has texts that only
-# the standard library, the unwinder or the font brings along.
-check_notices() {
-  local package=$1 file=$2 crate text
-  local -a crates
+# The crates whose sources the binaries of the tarballs name in their panic messages, each as NAME-VERSION.
+find_crates() {
   mapfile -t crates < <(grep -rahoE '(registry/src/[^/]+|rust/deps)/[a-zA-Z0-9_-]+-[0-9]+\.[0-9]+\.[0-9]+' "$work"/nccl-net-spark-*/{bin,lib} |
     sed 's|.*/||' | sort -u)
-  [[ ${#crates[@]} -gt 10 ]] || die "the binaries name only ${#crates[@]} crates: is --remap-path-prefix of build.sh another?"
+  [[ ${#crates[@]} -gt 10 ]] || die "the binaries name only ${#crates[@]} crates: did --remap-path-prefix of build.sh change?"
+}
+
+# It has what is linked, and not what only builds it: the crates of procedural macros and of bindings.
+check_sbom() {
+  local sbom crate
+  sbom=$(echo "$out"/*.cdx.json)
+  for crate in "${crates[@]}"; do
+    grep -qF "\"pkg:cargo/${crate%-*}@${crate##*-}\"" "$sbom" || die "$sbom does not name $crate"
+  done
+  for crate in rust-std libunwind; do
+    grep -qF "\"name\": \"$crate\"" "$sbom" || die "$sbom does not name $crate"
+  done
+  ! grep -E '"pkg:cargo/(syn|quote|proc-macro2|[a-z_]+[-_](derive|impl|macros)|cc|bindgen)@' "$sbom" || die "$sbom names what is not linked"
+  echo "the SBOM has the ${#crates[@]} crates that the binaries name"
+}
+
+# check_notices PACKAGE FILE: the file names each of these crates, and has texts that only the standard library, the unwinder or the
+# font brings along.
+check_notices() {
+  local package=$1 file=$2 crate text
   for crate in "${crates[@]}"; do
     grep -qwF "${crate%-*} ${crate##*-}" "$file" || die "$package: $(basename "$file") does not name $crate"
   done

@@ -130,6 +130,8 @@ def standard_library():
     found = crates(library / "std/Cargo.toml", ("std",), STD_FEATURES)
     release = output("rustc", "--version").split()[1]
     found = {part.key: part for part in found.values() if not part.is_ours}
+    for part in found.values():
+        part.depends &= set(found)
     whole = Part("rust-std", release, STD_LICENCE, depends=set(found))
     # The sources have texts only of what came from elsewhere; the notices of the rest are in the documents.
     in_tree = notices.read_text().partition('<h2 id="in-tree-files">')[2].partition("<h2")[0]
