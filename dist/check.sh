@@ -150,6 +150,7 @@ check_wheel_installed() {
   python3 -m venv "$work/venv"
   "$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-index "$out"/*x86_64.whl
   all_gather "$work/venv/bin/nccl-spark"
+  refuses "pip uninstall nccl-net-spark" "$work/venv/bin/nccl-spark"
   env -u NCCL_NET -u NCCL_NET_PLUGIN "$work/venv/bin/python" dist/check_wheel.py
 }
 
@@ -159,6 +160,17 @@ all_gather() {
   text=$("$@" all-gather -r 2 -b 8 -e 32K -f 4 --fabric soft --profile unpaced)
   [[ $(awk '$1 ~ /^[0-9]+$/ && $NF == "0"' <<<"$text" | wc -l) == 7 ]] || die "$* all-gather: $text"
   echo "all-gather, 0 wrong: $*"
+}
+
+# refuses ADVICE COMMAND...: install and uninstall of a packaged program do nothing, and say what to do.
+refuses() {
+  local advice=$1 status=0 text
+  shift
+  text=$("$@" install 2>&1) || status=$?
+  [[ $status == 1 && $text == *"nothing to install"* ]] || die "$* install: status $status, $text"
+  status=0
+  text=$("$@" uninstall 2>&1) || status=$?
+  [[ $status == 1 && $text == *"$advice"* ]] || die "$* uninstall: status $status, $text"
 }
 
 check_in_root() {
@@ -173,6 +185,7 @@ check_in_root() {
   local run=(chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive)
   "${run[@]}" apt-get install -y -qq --no-install-recommends "/tmp/$deb" >/dev/null
   all_gather "${run[@]}" nccl-spark
+  refuses "apt remove nccl-net-spark" "${run[@]}" nccl-spark
   # Once more is an upgrade.
   "${run[@]}" apt-get install -y -qq --reinstall "/tmp/$deb" >/dev/null
   "${run[@]}" nccl-spark --version
