@@ -32,7 +32,8 @@ main() {
   [[ $(uname -m) == x86_64 ]] || die "this machine is $(uname -m); the releases are built on x86-64"
 
   version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
-  [[ -n $version ]] || die "Cargo.toml names no version"
+  repository=$(sed -n '/^\[workspace.package\]/,/^\[/s/^repository = "\(.*\)"/\1/p' Cargo.toml)
+  [[ -n $version && -n $repository ]] || die "Cargo.toml names no version or no repository"
   # The commit's time; of sources without their history, that of CHANGELOG.md.
   SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || stat --format=%Y CHANGELOG.md)}
   export SOURCE_DATE_EPOCH
@@ -115,6 +116,17 @@ make_notices() {
   "$tools/bin/python" dist/third_party.py --debian >"$notices/copyright"
 }
 
+# absolute_links FILE: prints a page of this repository with links that work where its neighbours are not. Links between pages of
+# docs/guide stay, because a package that has one has all.
+absolute_links() {
+  local root=$repository/blob/v$version
+  case $1 in
+    README.md) sed -E "s,\]\((#[^)]*)\),](README.md\1),g; s,\]\(([^):]*)\),]($root/\1),g" "$1" ;;
+    docs/guide/*) sed -E "s,\]\(\.\./\.\./([^)]*)\),]($root/\1),g; s,\]\(\.\./([^)]*)\),]($root/docs/\1),g" "$1" ;;
+    *) die "absolute_links: $1 is neither README.md nor in docs/guide" ;;
+  esac
+}
+
 # What install makes of a prefix, as a folder: bin, lib, share.
 make_stage() {
   local files=$target/dist-files/$architecture
@@ -138,7 +150,7 @@ make_tarball() {
 }
 
 make_deb() {
-  local debian triplet root=$target/dist-deb
+  local debian triplet page root=$target/dist-deb
   case $architecture in
     x86_64) debian=amd64 ;;
     aarch64) debian=arm64 ;;
@@ -152,8 +164,10 @@ make_deb() {
   mv "$root/usr/share/zsh/site-functions/_nccl-spark" "$root/usr/share/zsh/vendor-completions/"
   rmdir "$root/usr/share/zsh/site-functions"
   cp -r "$stage/lib/." "$root/usr/lib/$triplet/"
-  cp "$notices/copyright" README.md "$doc/"
-  cp -r docs/guide "$doc/"
+  cp "$notices/copyright" "$doc/"
+  absolute_links README.md >"$doc/README.md"
+  mkdir "$doc/guide"
+  for page in docs/guide/*.md; do absolute_links "$page" >"$doc/guide/$(basename "$page")"; done
   gzip -9nc CHANGELOG.md >"$doc/changelog.gz"
   gzip -9nc >"$doc/changelog.Debian.gz" <<END
 nccl-net-spark ($version-1) unstable; urgency=medium
@@ -180,7 +194,8 @@ make_wheel() {
   rm -rf "$folder"
   mkdir -p "$folder"
   cp -r dist/wheel/. "$folder/"
-  cp README.md LICENSE-MIT LICENSE-APACHE "$notices/THIRD-PARTY-LICENSES" "$folder/"
+  absolute_links README.md >"$folder/README.md"
+  cp LICENSE-MIT LICENSE-APACHE "$notices/THIRD-PARTY-LICENSES" "$folder/"
   cp -r "$stage/bin" "$stage/lib" "$folder/nccl_net_spark/"
   (cd "$folder" &&
     NCCL_NET_SPARK_VERSION=$version NCCL_NET_SPARK_PLATFORM=manylinux_${glibc/./_}_$architecture \

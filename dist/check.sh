@@ -121,6 +121,21 @@ exports() {
   readelf --dyn-syms --wide "$1" | awk '$5 == "GLOBAL" && $7 != "UND" && $7 != "ABS" { sub("@.*", "", $8); print $8 }' | sort -u | tr '\n' ' ' | sed 's/ $//'
 }
 
+# check_links PACKAGE PAGE...: each link of a page is absolute, or leads to a file of the package or to a heading of a page in docs/guide.
+check_links() {
+  local package=$1 page link
+  shift
+  for page in "$@"; do
+    while read -r link; do
+      case $link in
+        https://*) ;;
+        '#'*) [[ $page == */guide/* ]] || die "$package: $(basename "$page") links to $link, which is not where it is shown" ;;
+        *) [[ -f $(dirname "$page")/${link%%#*} ]] || die "$package: $(basename "$page") links to $link, which it does not have" ;;
+      esac
+    done < <(grep -oE '\]\([^)]*\)' "$page" | sed 's/^](//; s/)$//')
+  done
+}
+
 check_debs() {
   local deb
   for deb in "$out"/*.deb; do
@@ -129,6 +144,7 @@ check_debs() {
     rm -rf "$work/deb"
     dpkg-deb -x "$deb" "$work/deb"
     check_notices "$deb" "$work/deb/usr/share/doc/nccl-net-spark/copyright"
+    check_links "$deb" "$work"/deb/usr/share/doc/nccl-net-spark/{README.md,guide/*.md}
   done
 }
 
@@ -141,6 +157,7 @@ check_wheels() {
     rm -rf "$work/wheel"
     "$tools/bin/python" -m zipfile -e "$wheel" "$work/wheel"
     check_notices "$wheel" "$work"/wheel/*.dist-info/licenses/THIRD-PARTY-LICENSES
+    check_links "$wheel" "$work"/wheel/*.dist-info/METADATA
   done
 }
 
