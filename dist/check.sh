@@ -3,9 +3,9 @@
 #
 #   dist/check.sh [--root DIR]... [DIR]        DIR: the folder with the release files, default dist/out
 #
-# --root DIR: a Debian root folder in which the deb is tried; may be repeated. One of x86-64 (debootstrap; root only): the deb is
-# installed, run, upgraded and removed. One of aarch64 (debootstrap --foreign, and libibverbs1, ibverbs-providers and what they
-# need unpacked into it with dpkg-deb -x): the deb's files run under qemu-user with that root's libraries.
+# --root DIR: a Debian root folder in which the deb is tried; may be repeated. One of x86-64 (debootstrap, /proc mounted in it; root
+# only): the deb is installed, run, upgraded and removed. One of aarch64 (debootstrap --foreign, and libibverbs1, ibverbs-providers and
+# what they need unpacked into it with dpkg-deb -x): the deb's files run under qemu-user with that root's libraries.
 # Needs binutils, Python 3.11 with venv, lintian, qemu-user for aarch64, and the Python packages that build.sh left below the
 # target folder.
 set -euo pipefail
