@@ -3,8 +3,9 @@
 #
 #   dist/build.sh [--out DIR] [x86_64|aarch64]...      default: dist/out, both architectures
 #
-# Runs on x86-64 Linux with rustup's standard libraries for both (rustup target add aarch64-unknown-linux-gnu), Python 3.11 or later
-# with venv, and dpkg-deb. The Python packages of requirements.txt go into a virtual environment below the target folder.
+# Runs on x86-64 Linux with rustup's standard libraries for both (rustup target add aarch64-unknown-linux-gnu) and their sources
+# (rustup component add rust-src), Python 3.11 or later with venv, and dpkg-deb. The Python packages of requirements.txt go into a
+# virtual environment below the target folder.
 #
 # zig links against glibc 2.28's symbols, so that everything loads on manylinux_2_28 and later. The same commit and the same tools
 # give the same bytes, in whatever folder: no time, path or order of files of this machine is in them.
@@ -31,7 +32,9 @@ main() {
   [[ $(uname -m) == x86_64 ]] || die "this machine is $(uname -m); the releases are built on x86-64"
 
   version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
-  [[ -n $version ]] || die "Cargo.toml names no version"
+  repository=$(sed -n '/^\[workspace.package\]/,/^\[/s/^repository = "\(.*\)"/\1/p' Cargo.toml)
+  [[ -n $version && -n $repository ]] || die "Cargo.toml names no version or no repository"
+  name_versions
   # The commit's time; of sources without their history, that of CHANGELOG.md.
   SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || stat --format=%Y CHANGELOG.md)}
   export SOURCE_DATE_EPOCH
@@ -41,6 +44,8 @@ main() {
   make_tools
   rm -rf "$out"
   mkdir -p "$out"
+  notices=$target/dist-notices
+  make_notices
   # Completions and man pages come from the command line itself, so that one has to run here.
   compile x86_64
   pages=$target/dist-pages
@@ -53,7 +58,7 @@ main() {
     make_deb
     make_wheel
   done
-  "$tools/bin/python" dist/sbom.py >"$out/nccl-net-spark-$version.cdx.json"
+  "$tools/bin/python" dist/sbom.py >"$out/nccl-net-spark-$name_version.cdx.json"
   (cd "$out" && sha256sum -- * >SHA256SUMS)
   ls -l "$out"
 }
@@ -61,6 +66,21 @@ main() {
 die() {
   echo "build: $*" >&2
   exit 1
+}
+
+# A release is built from its tag, or from sources without their history. The packages of any other commit have a version before the
+# release's, with the commit's time, so that a later one is newer; the deb's has the commit too. The time is the commit's own, and not
+# a count, so that a shallow clone gives the same.
+name_versions() {
+  deb_version=$version wheel_version=$version name_version=$version reference=v$version
+  local top time
+  # These sources may lie in the checkout of another project.
+  top=$(git rev-parse --quiet --verify HEAD >/dev/null 2>&1 && git rev-parse --show-toplevel) || return 0
+  [[ $top == "$(realpath .)" ]] || return 0
+  if git tag --points-at HEAD | grep -qxF "v$version" && [[ -z $(git status --porcelain) ]]; then return; fi
+  reference=$(git rev-parse HEAD)
+  time=$(TZ=UTC git log -1 --date=format-local:%Y%m%d%H%M%S --format=%cd)
+  deb_version=$version~git$time.${reference:0:12} wheel_version=$version.dev$time name_version=$version-dev$time
 }
 
 make_tools() {
@@ -105,6 +125,24 @@ make_pages() {
   gzip -9n "$pages"/man/man1/*
 }
 
+# The notices and licence texts of what is linked, the same for all architectures; and the deb's copyright file, which has them too.
+make_notices() {
+  mkdir -p "$notices"
+  "$tools/bin/python" dist/third_party.py >"$notices/THIRD-PARTY-LICENSES"
+  "$tools/bin/python" dist/third_party.py --debian >"$notices/copyright"
+}
+
+# absolute_links FILE: prints a page of this repository with links that work where its neighbours are not. Links between pages of
+# docs/guide stay, because a package that has one has all.
+absolute_links() {
+  local root=$repository/blob/$reference
+  case $1 in
+    README.md) sed -E "s,\]\((#[^)]*)\),](README.md\1),g; s,\]\(([^):]*)\),]($root/\1),g" "$1" ;;
+    docs/guide/*) sed -E "s,\]\(\.\./\.\./([^)]*)\),]($root/\1),g; s,\]\(\.\./([^)]*)\),]($root/docs/\1),g" "$1" ;;
+    *) die "absolute_links: $1 is neither README.md nor in docs/guide" ;;
+  esac
+}
+
 # What install makes of a prefix, as a folder: bin, lib, share.
 make_stage() {
   local files=$target/dist-files/$architecture
@@ -117,18 +155,18 @@ make_stage() {
 }
 
 make_tarball() {
-  local name=nccl-net-spark-$version-linux-$architecture
+  local name=nccl-net-spark-$name_version-linux-$architecture
   local folder=$target/dist-tarball/$name
   rm -rf "$target/dist-tarball"
   mkdir -p "$folder"
   cp -r "$stage/." "$folder/"
-  cp dist/tarball/README LICENSE-MIT LICENSE-APACHE "$folder/"
+  cp dist/tarball/README LICENSE-MIT LICENSE-APACHE "$notices/THIRD-PARTY-LICENSES" "$folder/"
   tar --directory "$target/dist-tarball" --sort=name --format=gnu --owner=0 --group=0 --numeric-owner \
     --mtime="@$SOURCE_DATE_EPOCH" --create "$name" | gzip -9n >"$out/$name.tar.gz"
 }
 
 make_deb() {
-  local debian triplet root=$target/dist-deb
+  local debian triplet page root=$target/dist-deb
   case $architecture in
     x86_64) debian=amd64 ;;
     aarch64) debian=arm64 ;;
@@ -142,13 +180,15 @@ make_deb() {
   mv "$root/usr/share/zsh/site-functions/_nccl-spark" "$root/usr/share/zsh/vendor-completions/"
   rmdir "$root/usr/share/zsh/site-functions"
   cp -r "$stage/lib/." "$root/usr/lib/$triplet/"
-  cp dist/deb/copyright README.md "$doc/"
-  cp -r docs/guide "$doc/"
+  cp "$notices/copyright" "$doc/"
+  absolute_links README.md >"$doc/README.md"
+  mkdir "$doc/guide"
+  for page in docs/guide/*.md; do absolute_links "$page" >"$doc/guide/$(basename "$page")"; done
   gzip -9nc CHANGELOG.md >"$doc/changelog.gz"
   gzip -9nc >"$doc/changelog.Debian.gz" <<END
-nccl-net-spark ($version-1) unstable; urgency=medium
+nccl-net-spark ($deb_version-1) unstable; urgency=medium
 
-  * Release $version: see changelog.gz.
+  * Version $deb_version: see changelog.gz.
 
  -- $(sed -n 's/^Maintainer: //p' dist/deb/control)  $(date --utc --rfc-email --date="@$SOURCE_DATE_EPOCH")
 END
@@ -157,12 +197,12 @@ END
   local size
   # As dpkg-gencontrol counts: in whole KiB, whatever this machine's file system takes for a folder.
   size=$(find "$root/usr" -printf '%y %s\n' | awk '{ kib += $1 == "f" ? int(($2 + 1023) / 1024) : 1 } END { print kib }')
-  sed -e "s/@VERSION@/$version-1/" -e "s/@ARCHITECTURE@/$debian/" -e "s/@SIZE@/$size/" dist/deb/control >"$root/DEBIAN/control"
+  sed -e "s/@VERSION@/$deb_version-1/" -e "s/@ARCHITECTURE@/$debian/" -e "s/@SIZE@/$size/" dist/deb/control >"$root/DEBIAN/control"
   (cd "$root" && find usr -type f -print0 | sort -z | xargs -0 md5sum >DEBIAN/md5sums)
   find "$root" -type d -exec chmod 755 {} +
   find "$root" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
   # xz, because lintian of Debian 12 knows no later one.
-  dpkg-deb --root-owner-group -Zxz --build "$root" "$out/nccl-net-spark_$version-1_$debian.deb" >/dev/null
+  dpkg-deb --root-owner-group -Zxz --build "$root" "$out/nccl-net-spark_$deb_version-1_$debian.deb" >/dev/null
 }
 
 make_wheel() {
@@ -170,10 +210,11 @@ make_wheel() {
   rm -rf "$folder"
   mkdir -p "$folder"
   cp -r dist/wheel/. "$folder/"
-  cp README.md LICENSE-MIT LICENSE-APACHE "$folder/"
+  absolute_links README.md >"$folder/README.md"
+  cp LICENSE-MIT LICENSE-APACHE "$notices/THIRD-PARTY-LICENSES" "$folder/"
   cp -r "$stage/bin" "$stage/lib" "$folder/nccl_net_spark/"
   (cd "$folder" &&
-    NCCL_NET_SPARK_VERSION=$version NCCL_NET_SPARK_PLATFORM=manylinux_${glibc/./_}_$architecture \
+    NCCL_NET_SPARK_VERSION=$wheel_version NCCL_NET_SPARK_PLATFORM=manylinux_${glibc/./_}_$architecture \
       "$tools/bin/python" -m build --wheel --no-isolation --outdir "$out" . >/dev/null)
 }
 

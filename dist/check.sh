@@ -3,9 +3,9 @@
 #
 #   dist/check.sh [--root DIR]... [DIR]        DIR: the folder with the release files, default dist/out
 #
-# --root DIR: a Debian root folder in which the deb is tried; may be repeated. One of x86-64 (debootstrap; root only): the deb is
-# installed, run, upgraded and removed. One of aarch64 (debootstrap --foreign, and libibverbs1, ibverbs-providers and what they
-# need unpacked into it with dpkg-deb -x): the deb's files run under qemu-user with that root's libraries.
+# --root DIR: a Debian root folder in which the deb is tried; may be repeated. One of x86-64 (debootstrap, /proc mounted in it; root
+# only): the deb is installed, run, upgraded and removed. One of aarch64 (debootstrap --foreign, and libibverbs1, ibverbs-providers and
+# what they need unpacked into it with dpkg-deb -x): the deb's files run under qemu-user with that root's libraries.
 # Needs binutils, Python 3.11 with venv, lintian, qemu-user for aarch64, and the Python packages that build.sh left below the
 # target folder.
 set -euo pipefail
@@ -16,6 +16,7 @@ readonly target=${CARGO_TARGET_DIR:-$PWD/target}
 readonly tools=$target/dist-tools
 readonly floor=2.28
 roots=()
+crates=()
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -30,6 +31,9 @@ main() {
   (cd "$out" && sha256sum --quiet --check SHA256SUMS)
   local tarball
   for tarball in "$out"/*.tar.gz; do check_files "$tarball"; done
+  find_crates
+  for tarball in "$out"/*.tar.gz; do check_notices "$tarball" "$work/$(basename "$tarball" .tar.gz)/THIRD-PARTY-LICENSES"; done
+  check_sbom
   check_debs
   check_wheels
   check_wheel_installed
@@ -60,6 +64,40 @@ check_files() {
   [[ -s $folder/README && -s $folder/share/man/man1/nccl-spark.1.gz ]] || die "$tarball lacks its README or man page"
 }
 
+# The crates whose sources the binaries of the tarballs name in their panic messages, each as NAME-VERSION.
+find_crates() {
+  mapfile -t crates < <(grep -rahoE '(registry/src/[^/]+|rust/deps)/[a-zA-Z0-9_-]+-[0-9]+\.[0-9]+\.[0-9]+' "$work"/nccl-net-spark-*/{bin,lib} |
+    sed 's|.*/||' | sort -u)
+  [[ ${#crates[@]} -gt 10 ]] || die "the binaries name only ${#crates[@]} crates: did --remap-path-prefix of build.sh change?"
+}
+
+# It has what is linked, and not what only builds it: the crates of procedural macros and of bindings.
+check_sbom() {
+  local sbom crate
+  sbom=$(echo "$out"/*.cdx.json)
+  for crate in "${crates[@]}"; do
+    grep -qF "\"pkg:cargo/${crate%-*}@${crate##*-}\"" "$sbom" || die "$sbom does not name $crate"
+  done
+  for crate in rust-std libunwind; do
+    grep -qF "\"name\": \"$crate\"" "$sbom" || die "$sbom does not name $crate"
+  done
+  ! grep -E '"pkg:cargo/(syn|quote|proc-macro2|[a-z_]+[-_](derive|impl|macros)|cc|bindgen)@' "$sbom" || die "$sbom names what is not linked"
+  echo "the SBOM has the ${#crates[@]} crates that the binaries name"
+}
+
+# check_notices PACKAGE FILE: the file names each of these crates, and has texts that only the standard library, the unwinder or the
+# font brings along.
+check_notices() {
+  local package=$1 file=$2 crate text
+  for crate in "${crates[@]}"; do
+    grep -qwF "${crate%-*} ${crate##*-}" "$file" || die "$package: $(basename "$file") does not name $crate"
+  done
+  for text in "SIL OPEN FONT LICENSE" "UNICODE LICENSE V3" "LLVM Exceptions to the Apache 2.0 License" "The Rust Project Developers"; do
+    grep -qF "$text" "$file" || die "$package: $(basename "$file") lacks \"$text\""
+  done
+  ! grep -qF "$HOME/" "$file" || die "$package: $(basename "$file") names a folder of this machine"
+}
+
 # check_elf FILE KIB: the machine, what it needs, the highest glibc symbol, no path of the building machine, at most KIB.
 check_elf() {
   local file=$1 machine glibc needed size
@@ -83,11 +121,30 @@ exports() {
   readelf --dyn-syms --wide "$1" | awk '$5 == "GLOBAL" && $7 != "UND" && $7 != "ABS" { sub("@.*", "", $8); print $8 }' | sort -u | tr '\n' ' ' | sed 's/ $//'
 }
 
+# check_links PACKAGE PAGE...: each link of a page is absolute, or leads to a file of the package or to a heading of a page in docs/guide.
+check_links() {
+  local package=$1 page link
+  shift
+  for page in "$@"; do
+    while read -r link; do
+      case $link in
+        https://*) ;;
+        '#'*) [[ $page == */guide/* ]] || die "$package: $(basename "$page") links to $link, which is not where it is shown" ;;
+        *) [[ -f $(dirname "$page")/${link%%#*} ]] || die "$package: $(basename "$page") links to $link, which it does not have" ;;
+      esac
+    done < <(grep -oE '\]\([^)]*\)' "$page" | sed 's/^](//; s/)$//')
+  done
+}
+
 check_debs() {
   local deb
   for deb in "$out"/*.deb; do
     echo "lintian $(basename "$deb")"
     lintian --allow-root --fail-on error,warning "$deb"
+    rm -rf "$work/deb"
+    dpkg-deb -x "$deb" "$work/deb"
+    check_notices "$deb" "$work/deb/usr/share/doc/nccl-net-spark/copyright"
+    check_links "$deb" "$work"/deb/usr/share/doc/nccl-net-spark/{README.md,guide/*.md}
   done
 }
 
@@ -97,6 +154,10 @@ check_wheels() {
     "$tools/bin/python" -m auditwheel show "$wheel" 2>&1 | tr '\n' ' ' | grep -q "consistent with the following platform tag: \"manylinux_${floor/./_}_" ||
       die "auditwheel does not agree with the tag of $wheel"
     echo "auditwheel agrees: $(basename "$wheel")"
+    rm -rf "$work/wheel"
+    "$tools/bin/python" -m zipfile -e "$wheel" "$work/wheel"
+    check_notices "$wheel" "$work"/wheel/*.dist-info/licenses/THIRD-PARTY-LICENSES
+    check_links "$wheel" "$work"/wheel/*.dist-info/METADATA
   done
 }
 
@@ -106,6 +167,7 @@ check_wheel_installed() {
   python3 -m venv "$work/venv"
   "$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-index "$out"/*x86_64.whl
   all_gather "$work/venv/bin/nccl-spark"
+  refuses "pip uninstall nccl-net-spark" "$work/venv/bin/nccl-spark"
   env -u NCCL_NET -u NCCL_NET_PLUGIN "$work/venv/bin/python" dist/check_wheel.py
 }
 
@@ -115,6 +177,17 @@ all_gather() {
   text=$("$@" all-gather -r 2 -b 8 -e 32K -f 4 --fabric soft --profile unpaced)
   [[ $(awk '$1 ~ /^[0-9]+$/ && $NF == "0"' <<<"$text" | wc -l) == 7 ]] || die "$* all-gather: $text"
   echo "all-gather, 0 wrong: $*"
+}
+
+# refuses ADVICE COMMAND...: install and uninstall of a packaged program do nothing, and say what to do.
+refuses() {
+  local advice=$1 status=0 text
+  shift
+  text=$("$@" install 2>&1) || status=$?
+  [[ $status == 1 && $text == *"nothing to install"* ]] || die "$* install: status $status, $text"
+  status=0
+  text=$("$@" uninstall 2>&1) || status=$?
+  [[ $status == 1 && $text == *"$advice"* ]] || die "$* uninstall: status $status, $text"
 }
 
 check_in_root() {
@@ -129,6 +202,7 @@ check_in_root() {
   local run=(chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive)
   "${run[@]}" apt-get install -y -qq --no-install-recommends "/tmp/$deb" >/dev/null
   all_gather "${run[@]}" nccl-spark
+  refuses "apt remove nccl-net-spark" "${run[@]}" nccl-spark
   # Once more is an upgrade.
   "${run[@]}" apt-get install -y -qq --reinstall "/tmp/$deb" >/dev/null
   "${run[@]}" nccl-spark --version

@@ -3,11 +3,12 @@
 //!
 //! Promises: nothing is written unless everything can be; a file that `install` did not put there is neither replaced nor removed, and one
 //! that was changed since is not removed; each file gets its name in one step, whole; what is installed is listed in
-//! `lib/nccl-spark/manifest`, so that `uninstall` needs nothing else.
+//! `lib/nccl-spark/manifest`, so that `uninstall` needs nothing else. What a Debian or Python package put there is the package's.
 
 mod bundle;
 mod files;
 mod manifest;
+mod packaged;
 
 use crate::net;
 use crate::output::{self, Verbosity};
@@ -18,6 +19,7 @@ use clap::Args;
 use files::{State, put};
 use manifest::Manifest;
 use nix::unistd::geteuid;
+use packaged::{Package, is_of_deb};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
@@ -53,8 +55,12 @@ impl Install {
     /// Installs, and says how to use it. `program` is this program's file, `path` the environment's PATH.
     ///
     /// # Errors
-    /// When something to install is missing, when a file is in the way, or when the prefix cannot be written.
+    /// When something to install is missing, when a file is in the way, when the prefix cannot be written, or when a package put this
+    /// program there.
     pub fn run(self, program: &Path, path: Option<&str>, mut out: impl Write) -> Result<()> {
+        if let Some(package) = Package::of(program) {
+            bail!(package.no_install(program));
+        }
         let prefix = std::path::absolute(&self.prefix).context("make the prefix absolute")?;
         let items = self.items(program)?;
         let old = Manifest::read(&prefix)?;
@@ -100,8 +106,11 @@ impl Uninstall {
     /// Removes what [`Install::run`] installed. `program` is this program's file.
     ///
     /// # Errors
-    /// When nothing is installed there, or it cannot be removed.
+    /// When nothing is installed there, or it cannot be removed, or when a package put this program there and no folder is named.
     pub fn run(self, program: &Path, mut out: impl Write) -> Result<()> {
+        if let (None, Some(package)) = (&self.prefix, Package::of(program)) {
+            bail!(package.no_uninstall(program));
+        }
         let own = places::prefix(program).filter(|prefix| prefix.join(manifest::PATH).is_file());
         let prefix = self.prefix.as_deref().or(own).unwrap_or(Path::new(PREFIX));
         let prefix = std::path::absolute(prefix).context("make the prefix absolute")?;
@@ -117,17 +126,19 @@ impl Uninstall {
             let file = prefix.join(path);
             match files::state(&prefix, path, &manifest)? {
                 State::Absent => {}
+                // dpkg replaced what install had put there.
+                _ if is_of_deb(&file) => kept.push((file, "it belongs to the Debian package nccl-net-spark")),
                 State::Ours => {
                     fs::remove_file(&file).with_context(|| format!("remove {}", file.display()))?;
                     removed += 1;
                 }
-                State::Changed | State::Foreign => kept.push(file),
+                State::Changed | State::Foreign => kept.push((file, "it was changed since it was installed")),
             }
         }
         files::remove_manifest(&prefix, &manifest)?;
         writeln!(out, "Removed {} that install put into {}", files::count(removed), prefix.display())?;
-        for file in kept {
-            writeln!(out, "kept {}: it was changed since it was installed", file.display())?;
+        for (file, reason) in kept {
+            writeln!(out, "kept {}: {reason}", file.display())?;
         }
         Ok(writeln!(out, "Unset NCCL_NET_PLUGIN and NCCL_NET where you set them")?)
     }
@@ -140,8 +151,10 @@ fn check_in_the_way(prefix: &Path, old: Option<&Manifest>, items: &[Item]) -> Re
     let early = files::early_plugin(prefix).unwrap_or_default();
     let mut in_the_way = Vec::new();
     for item in items {
-        let file = prefix.join(&item.path).display().to_string();
+        let path = prefix.join(&item.path);
+        let file = path.display();
         match files::state(prefix, &item.path, known)? {
+            _ if is_of_deb(&path) => in_the_way.push(format!("{file} belongs to the Debian package nccl-net-spark")),
             State::Absent | State::Ours => {}
             State::Changed => in_the_way.push(format!("{file} was changed since it was installed")),
             State::Foreign if early.files.contains_key(&item.path) => {}

@@ -273,6 +273,80 @@ fn a_place_that_cannot_be_written_is_named_before_anything_is_written() {
     fs::set_permissions(place.file("bin"), Permissions::from_mode(0o755)).unwrap();
 }
 
+/// A root folder with the program as the Debian package has it, and dpkg's list of that package.
+fn debian_root() -> tempfile::TempDir {
+    let root = tempfile::tempdir().unwrap();
+    for folder in ["usr/bin", "var/lib/dpkg/info"] {
+        fs::create_dir_all(root.path().join(folder)).unwrap();
+    }
+    fs::copy(env!("CARGO_BIN_EXE_nccl-spark"), root.path().join("usr").join(PROGRAM)).unwrap();
+    let list = "/.\n/usr\n/usr/bin\n/usr/bin/nccl-spark\n/usr/share/man/man1/nccl-spark-all-gather.1\n";
+    fs::write(root.path().join("var/lib/dpkg/info/nccl-net-spark.list"), list).unwrap();
+    root
+}
+
+fn by(program: &Path, arguments: &[&str]) -> Said {
+    Command::new(program).args(arguments).output().unwrap().into()
+}
+
+#[test]
+fn a_program_of_a_package_names_what_installs_and_removes_it() {
+    let debian = debian_root();
+    let site = tempfile::tempdir().unwrap();
+    let wheel = site.path().join("nccl_net_spark");
+    fs::create_dir_all(wheel.join("bin")).unwrap();
+    fs::write(wheel.join("__init__.py"), "").unwrap();
+    fs::copy(env!("CARGO_BIN_EXE_nccl-spark"), wheel.join(PROGRAM)).unwrap();
+    let packages = [
+        (debian.path().join("usr").join(PROGRAM), "Debian package", "`sudo apt remove nccl-net-spark`"),
+        (wheel.join(PROGRAM), "Python package", "`pip uninstall nccl-net-spark`"),
+    ];
+    for (program, package, remove) in packages {
+        let owner = format!("{} belongs to the {package} nccl-net-spark", program.display());
+        let said = by(&program, &["install"]);
+        assert_fails(&said, &[&owner, "nothing to install", "`nccl-spark env`"]);
+        assert_eq!(said.err.lines().count(), 1, "{said:?}");
+        let said = by(&program, &["uninstall"]);
+        assert_fails(&said, &[&owner, remove, "--prefix"]);
+        assert_eq!(said.err.lines().count(), 1, "{said:?}");
+        assert!(program.exists());
+
+        // What install put elsewhere before goes as ever.
+        let place = Place::new();
+        assert_eq!(place.install().status, Some(0));
+        assert_eq!(by(&program, &["uninstall", "--prefix", place.prefix.to_str().unwrap()]).status, Some(0));
+        assert_eq!(place.files(), Vec::<PathBuf>::new());
+    }
+    // Without dpkg's list, or without the package's own file, it is a copy like any other.
+    fs::remove_file(debian.path().join("var/lib/dpkg/info/nccl-net-spark.list")).unwrap();
+    fs::remove_file(wheel.join("__init__.py")).unwrap();
+    for program in [debian.path().join("usr").join(PROGRAM), wheel.join(PROGRAM)] {
+        assert_fails(&by(&program, &["install"]), &["the plugin is not beside"]);
+    }
+}
+
+#[test]
+fn a_file_of_the_debian_package_is_neither_replaced_nor_removed() {
+    let debian = debian_root();
+    let mut place = Place::new();
+    place.prefix = debian.path().join("usr");
+    // The same content does not make it install's own.
+    let owned = format!("{} belongs to the Debian package nccl-net-spark", place.file(PROGRAM).display());
+    assert_fails(&place.install(), &[&owned, "nothing was installed"]);
+    assert_eq!(place.files(), [place.file(PROGRAM)]);
+
+    // First install, then the package, which replaces what is there without a question.
+    let list = debian.path().join("var/lib/dpkg/info/nccl-net-spark.list");
+    let text = fs::read(&list).unwrap();
+    fs::remove_file(&list).unwrap();
+    assert_eq!(place.install().status, Some(0));
+    fs::write(&list, text).unwrap();
+    let said = place.uninstall();
+    let kept = format!("kept {}: it belongs to the Debian package nccl-net-spark", place.file(PROGRAM).display());
+    assert!(said.status == Some(0) && said.out.contains(&kept), "{said:?}");
+    assert_eq!(place.files(), [place.file(PROGRAM), place.file(PAGE)]);
+}
+
 #[test]
 fn settings_are_listed_with_their_defaults() {
     let said = say(&["settings"]);
