@@ -168,7 +168,8 @@ impl Warden {
         }
         match self.recovery.poll_frame(at) {
             Some(Frame::First(letter)) => {
-                if !send(letter) {
+                let by_tcp = send(letter);
+                if !by_tcp {
                     self.mail(&self.recovery.frame());
                 }
             }

@@ -2,7 +2,7 @@
 //!
 //! A state machine without I/O, locks and a clock: its caller (`comm::warden`) tells it what happened and what time it is, and
 //! executes the [`Action`]s that it asks for, in their order. Two of them can be run against each other without a queue pair
-//! (`recovery/search.rs` does, through every order of the events that its budget allows).
+//! (`recovery/tests/search.rs` does, through every order of the events that its budget allows).
 //!
 //! What it promises, for each rail:
 //! - A rail is fenced before anything else is done about its loss: [`Action::Fence`] comes first, then the peer is told.
@@ -14,8 +14,6 @@
 //! Each method that takes a time takes nanoseconds of one clock; if time goes backwards, none has passed.
 
 mod action;
-#[cfg(test)]
-mod search;
 #[cfg(test)]
 mod tests;
 

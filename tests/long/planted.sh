@@ -45,7 +45,7 @@ found_by() {
 events_of() {
   local output
   output=$(mktemp)
-  ! timeout 300 cargo test --quiet --lib flow::recovery::search >"$output" 2>&1 || { rm "$output"; return 1; }
+  ! timeout 300 cargo test --quiet --lib flow::recovery::tests::search >"$output" 2>&1 || { rm "$output"; return 1; }
   # That ends a search which takes too long by itself as well, and then nothing was found.
   grep -q ', after \[' "$output" || { cat "$output" >&2; die "the search did not end with an order of events"; }
   echo "the search, after $(grep -oE '(Post|Land|Confirm|Lose|PortDown|PortUp|Hear|DropFrame|Probe|Tick)\b' "$output" | wc -l) events"

@@ -1,5 +1,8 @@
 //! One end alone: what it asks for, and when.
 
+mod search;
+mod world;
+
 use super::*;
 use crate::wire::message::Attachment;
 
