@@ -46,6 +46,21 @@ fn with_devices_data_moves_in_every_version() {
     drive(&[("SPARK_TEST_RDMA", "1")]);
 }
 
+#[test]
+fn the_example_moves_bytes() {
+    let folder = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("examples");
+    let program = folder.join("move_bytes");
+    if !program.is_file() {
+        return common::skip::missing("examples/move_bytes.rs is not built: cargo build --examples");
+    }
+    let (_, settings) = common::test_rails();
+    let output =
+        Command::new(program).arg(common::plugin_library()).envs(settings).env("NCCL_SOCKET_IFNAME", "lo").output();
+    let output = output.unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1048576 bytes arrived"), "{output:?}");
+}
+
 /// v8 does not say that `*request` is initialised when `irecv` is called. An optimising compiler may leave out a read whose result
 /// does not matter, so CI names a library that was built without (`SPARK_TEST_UNOPTIMISED_LIBRARY`).
 #[test]
