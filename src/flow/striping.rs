@@ -33,11 +33,12 @@ const SAMPLE_EVERY: u32 = 128;
 /// A rail that is this much faster than the one in use becomes the one for small messages.
 const CLEARLY_FASTER: f64 = 1.25;
 
-/// A message goes whole to the rail on which it is done first, if that takes at most so many times as long as all rails together would: on
-/// four rails from a dozen messages under way on. Each share costs a post and two completions, and where many messages wait, parts of
-/// them keep the rails no busier than whole ones do. (18 connections, two messages of 64 KiB each under way, two cables at 0.05: 80
-/// and 81 % of the links with each message cut, 87 and 90 % with none; of 128 KiB: 94 to 97, 99 %; rung 3.)
-const HARDLY_LATER: f64 = 1.25;
+/// A message goes whole to the rail on which it is done first, if that takes longer than all rails together would by at most this part
+/// of what it has to wait there: on four rails from a dozen messages under way on. Each share costs a post and two completions, and
+/// where many messages wait, parts of them keep the rails no busier than whole ones do. (18 connections, two messages of 64 KiB each
+/// under way, two cables at 0.05: 80 and 81 % of the links with each message cut, 87 and 90 % with none; of 128 KiB: 94 to 97, 99 %;
+/// rung 3.)
+const HARDLY_LATER: f64 = 0.25;
 
 /// Rails that keep so much of what they promise, beside the one that keeps most of it, are taken for equally good.
 const ALIKE: f64 = 0.75;
@@ -238,7 +239,8 @@ impl Striping {
         }
         let (lanes, crowded) = (&lanes[..self.count], &crowded[..self.count]);
         let (rail, whole_us) = soonest(bytes, crowded);
-        let mut shares = match whole_us <= HARDLY_LATER * level_us(bytes, crowded) {
+        let wait_us = crowded[rail].backlog_bytes as f64 / crowded[rail].bytes_per_us;
+        let mut shares = match whole_us - level_us(bytes, crowded) <= HARDLY_LATER * wait_us {
             true => Shares::whole(rail, bytes),
             false => divide(bytes, lanes, self.min_share_bytes),
         };
