@@ -37,6 +37,7 @@ unsafe fn move_bytes(net: &NetV8) {
     let [mut listener, mut sender, mut receiver] = [null_mut::<c_void>(); 3];
     let (mut from, mut to) = (vec![0_u8; BYTES], vec![0_u8; BYTES]);
     from.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at % 251) as u8);
+    // SAFETY: as in `main`.
     unsafe {
         check("init", net.init.unwrap()(None));
         check("listen", net.listen.unwrap()(0, handle.as_mut_ptr().cast(), &mut listener));
