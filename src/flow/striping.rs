@@ -228,21 +228,13 @@ impl Striping {
             self.refreshed_ns = now_ns;
             self.refresh(others);
         }
-        let mut lanes = [Lane::default(); MAX_RAILS];
-        let mut crowded = lanes;
-        for (rail, ((lane, pace), rate)) in lanes.iter_mut().zip(&self.paces).zip(&self.rates).enumerate() {
-            *lane = Lane { bytes_per_us: *rate, backlog_bytes: pace.outstanding_bytes };
-            if rail < self.count {
-                let waiting = pace.outstanding_bytes.max(others.waiting_bytes(rail));
-                crowded[rail] = Lane { backlog_bytes: waiting, ..*lane };
-            }
-        }
-        let (lanes, crowded) = (&lanes[..self.count], &crowded[..self.count]);
+        let crowded = self.lanes(|rail, own| own.max(others.waiting_bytes(rail)));
+        let crowded = &crowded[..self.count];
         let (rail, whole_us) = soonest(bytes, crowded);
         let wait_us = crowded[rail].backlog_bytes as f64 / crowded[rail].bytes_per_us;
         let mut shares = match whole_us - level_us(bytes, crowded) <= HARDLY_LATER * wait_us {
             true => Shares::whole(rail, bytes),
-            false => divide(bytes, lanes, self.min_share_bytes),
+            false => divide(bytes, &self.lanes(|_, own| own)[..self.count], self.min_share_bytes),
         };
         if shares.as_slice().len() < self.count
             && let Some(rail) = self.to_try_again(&shares, now_ns)
@@ -250,6 +242,17 @@ impl Striping {
             shares.give(rail, self.min_share_bytes);
         }
         shares
+    }
+
+    /// The rails as the planner sees them, with a backlog by the rail's number and what this connection has under way there.
+    #[inline(always)]
+    fn lanes(&self, backlog_bytes: impl Fn(usize, u64) -> u64) -> [Lane; MAX_RAILS] {
+        let mut lanes = [Lane::default(); MAX_RAILS];
+        let known = self.paces.iter().zip(&self.rates).take(self.count).enumerate();
+        for (lane, (rail, (pace, &bytes_per_us))) in lanes.iter_mut().zip(known) {
+            *lane = Lane { bytes_per_us, backlog_bytes: backlog_bytes(rail, pace.outstanding_bytes) };
+        }
+        lanes
     }
 
     /// A rail that gets nothing shows by a share of its own, now and then, how fast it is by now.
