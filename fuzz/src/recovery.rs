@@ -35,6 +35,9 @@ struct Caller {
     /// The last message that was heard.
     heard: Option<Notice>,
     failed: u32,
+    /// It has been told that the connection has failed, or that the peer is no longer there. What was asked for before that is
+    /// done in its turn.
+    has_ended: bool,
     now: u64,
 }
 
@@ -43,7 +46,8 @@ pub fn check(data: &[u8]) -> bool {
     let mut tape = Tape::new(data);
     let role = if tape.step().is_some_and(|step| step % 2 == 0) { Role::Sender } else { Role::Receiver };
     let recovery = Recovery::new(role, LIMITS, RAILS);
-    let mut caller = Caller { recovery, role, rails: [Rail::Used; RAILS], heard: None, failed: 0, now: 0 };
+    let mut caller =
+        Caller { recovery, role, rails: [Rail::Used; RAILS], heard: None, failed: 0, has_ended: false, now: 0 };
     let known = notices();
     let mut number = 0;
     while let Some(step) = tape.step() {
@@ -127,7 +131,7 @@ impl Caller {
                 Action::AnswerQps(lane, ..) => self.answer(lane, tape.below(4) == 3),
                 Action::ConnectQps(lane, _) => {
                     let failed = tape.below(4) == 3;
-                    assert!(self.recovery.recovers());
+                    assert!(!self.has_ended, "a connection that has ended connects nothing");
                     assert_eq!((self.role, self.rails[lane]), (Role::Sender, Rail::New));
                     if !failed {
                         self.rails[lane] = Rail::Connected;
@@ -137,7 +141,7 @@ impl Caller {
                     self.recovery.connected(lane, if failed { Err("no way".to_owned()) } else { Ok(()) }, self.now);
                 }
                 Action::Activate(lane) => {
-                    assert!(self.recovery.recovers(), "a connection that ends uses no rail anew");
+                    assert!(!self.has_ended, "a connection that has ended uses no rail anew");
                     assert_eq!(self.rails[lane], Rail::Connected, "only what is connected is used");
                     let says_live = matches!(self.heard, Some(Notice::Live { lane: of }) if usize::from(of) == lane);
                     assert!(self.role == Role::Sender || says_live, "not before LIVE");
@@ -149,10 +153,14 @@ impl Caller {
                 }
                 Action::Fail(cause) => {
                     self.failed += 1;
+                    self.has_ended = true;
                     assert!(self.recovery.has_failed() && !self.recovery.recovers());
                     assert!(self.failed == 1 || matches!(cause, Cause::Protocol(_)), "{cause:?}");
                 }
-                Action::PeerClosed(_) | Action::PeerGone => assert!(!self.recovery.recovers()),
+                Action::PeerClosed(_) | Action::PeerGone => {
+                    assert!(!self.recovery.recovers());
+                    self.has_ended = true;
+                }
                 Action::Tell(_) => {}
             }
         }
@@ -161,7 +169,7 @@ impl Caller {
 
     fn open(&mut self, lane: usize, failed: bool) {
         assert_eq!((self.role, self.rails[lane]), (Role::Sender, Rail::Stopped { by_peer: true }));
-        assert!(self.recovery.recovers());
+        assert!(!self.has_ended, "a connection that has ended asks for no rail");
         let outcome =
             if failed { Err("port down".to_owned()) } else { Ok((advert(), vec![QpEnd { number: 1, psn: 1 }])) };
         if !failed {
@@ -210,7 +218,7 @@ fn advert() -> RailAdvert {
     }
 }
 
-/// A rail that is lost and returns, on either side.
+/// A rail that is lost and returns, on either side; and a connection that fails while it asks for a rail.
 pub fn seeds() -> Seeds {
     let at = |name: &str| notices().iter().position(|(of, _)| of.contains(name)).expect("a notice of that name") as u8;
     let hear = |w: &mut Writer, which: u8| {
@@ -230,5 +238,11 @@ pub fn seeds() -> Seeds {
     receiver.u8(0);
     hear(&mut receiver, at("live"));
     receiver.u8(4).u8(0).u8(5).u8(0).u8(7).u8(0).u8(3);
-    vec![("sender", sender.into_bytes()), ("receiver", receiver.into_bytes())]
+    let mut dark = Writer::default();
+    dark.u8(0).u8(2).u8(0).u8(2).u8(1);
+    hear(&mut dark, at("fenced"));
+    // The first attempt finds no way. When the second is due, no rail has been there for too long.
+    dark.u8(7).u8(0).u8(3).u8(3);
+    dark.u8(7).u8(0).u8(3);
+    vec![("sender", sender.into_bytes()), ("receiver", receiver.into_bytes()), ("dark", dark.into_bytes())]
 }
