@@ -32,9 +32,18 @@ pub enum Error {
     /// The two ends cannot work together, or the job was set up wrongly.
     #[error("{0}")]
     Usage(String),
-    /// The peer, or the way to it, is gone, or it broke the protocol.
+    /// No rail between the two ends carries, or the network of the bootstrap.
     #[error("{0}")]
-    Remote(String),
+    Network(String),
+    /// The peer closed the connection, or its process is gone.
+    #[error("{0}")]
+    PeerGone(String),
+    /// The peer broke the protocol.
+    #[error("{0}")]
+    Protocol(String),
+    /// The peer did not do its part within the limit.
+    #[error("{0}")]
+    TimedOut(String),
     /// A fault in this library.
     #[error("{0}")]
     Internal(String),
@@ -70,7 +79,7 @@ impl From<&Error> for NcclResult {
             Error::Setting { .. } | Error::Usage(_) => Self::InvalidUsage,
             Error::Missing(_) | Error::Os { .. } => Self::SystemError,
             Error::Argument(_) => Self::InvalidArgument,
-            Error::Remote(_) => Self::RemoteError,
+            Error::Network(_) | Error::PeerGone(_) | Error::Protocol(_) | Error::TimedOut(_) => Self::RemoteError,
             Error::Internal(_) => Self::InternalError,
         }
     }
@@ -143,7 +152,9 @@ mod tests {
         assert!(!os.is_shortage());
         assert_eq!(NcclResult::from(&Error::Missing(String::new())), NcclResult::SystemError);
         assert_eq!(NcclResult::from(&Error::Argument(String::new())), NcclResult::InvalidArgument);
-        assert_eq!(NcclResult::from(&Error::Remote(String::new())), NcclResult::RemoteError);
+        for ended in [Error::Network, Error::PeerGone, Error::Protocol, Error::TimedOut] {
+            assert_eq!(NcclResult::from(&ended(String::new())), NcclResult::RemoteError);
+        }
         assert_eq!(NcclResult::from(&Error::Internal(String::new())), NcclResult::InternalError);
     }
 }

@@ -150,7 +150,7 @@ mod tests {
         let health = Health::default();
         let refused = call("test", |scope| {
             scope.enter_comm(&health)?;
-            Err(Error::Remote("the peer is gone".into()).into())
+            Err(Error::PeerGone("the peer is gone".into()).into())
         });
         assert_eq!(refused, NcclResult::RemoteError);
         assert!(!health.is_broken());
