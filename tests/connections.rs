@@ -32,7 +32,7 @@ struct Ends {
 }
 
 fn ends(a: &Arc<Host>, b: &Arc<Host>) -> Ends {
-    let (door, mut handle) = b.listen().unwrap();
+    let (listener, mut handle) = b.listen().unwrap();
     let (mut send, mut recv) = (None, None);
     let begun = Instant::now();
     while send.is_none() || recv.is_none() {
@@ -41,10 +41,10 @@ fn ends(a: &Arc<Host>, b: &Arc<Host>) -> Ends {
             send = a.connect(&mut handle, None).unwrap();
         }
         if recv.is_none() {
-            recv = door.accept().unwrap();
+            recv = listener.accept().unwrap();
         }
     }
-    Ends { send: send.unwrap(), recv: recv.unwrap(), _listen: door }
+    Ends { send: send.unwrap(), recv: recv.unwrap(), _listen: listener }
 }
 
 fn default_ends() -> Ends {
@@ -356,11 +356,11 @@ fn without_a_rail_in_common_both_ends_say_so_at_once_and_list_both_sides() {
     let name = |side: usize, at: usize| rails[side].split(',').nth(at).unwrap_or(&rails[side]).to_owned();
     let (near, far) = (name(0, 0), name(1, 1));
     let (a, b) = (host(0, &[("NCCL_IB_HCA", &near)]), host(1, &[("NCCL_IB_HCA", &far)]));
-    let (door, mut handle) = b.listen().unwrap();
+    let (listener, mut handle) = b.listen().unwrap();
     let (mut refused, mut refuser) = (None, None);
     until(|| {
         refused = refused.take().or_else(|| a.connect(&mut handle, None).err());
-        refuser = refuser.take().or_else(|| door.accept().err());
+        refuser = refuser.take().or_else(|| listener.accept().err());
         refused.as_ref().and(refuser.as_ref()).map(|_| ())
     });
     for error in [refused.unwrap().to_string(), refuser.unwrap().to_string()] {
@@ -371,13 +371,13 @@ fn without_a_rail_in_common_both_ends_say_so_at_once_and_list_both_sides() {
 #[test]
 fn a_goodbye_right_behind_the_handshake_is_heard() {
     let (a, b) = (host(0, &[]), host(1, &[]));
-    let (door, mut handle) = b.listen().unwrap();
+    let (listener, mut handle) = b.listen().unwrap();
     // The connecting side goes no further than it must for the accepting side to be done and close again.
     let recv = until(|| {
         assert!(a.connect(&mut handle, None).unwrap().is_none());
         (0..50).find_map(|_| {
             std::thread::sleep(Duration::from_millis(20));
-            door.accept().unwrap()
+            listener.accept().unwrap()
         })
     });
     recv.close();

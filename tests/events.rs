@@ -128,11 +128,11 @@ fn host(side: usize) -> Arc<Host> {
 }
 
 fn connected(hosts: &[Arc<Host>; 2]) -> (SendComm, RecvComm) {
-    let (door, mut handle) = hosts[1].listen().unwrap();
+    let (listener, mut handle) = hosts[1].listen().unwrap();
     let (mut send, mut recv) = (None, None);
     until(|| {
         send = send.take().or_else(|| hosts[0].connect(&mut handle, None).unwrap());
-        recv = recv.take().or_else(|| door.accept().unwrap());
+        recv = recv.take().or_else(|| listener.accept().unwrap());
         (send.is_some() && recv.is_some()).then_some(())
     });
     (send.unwrap(), recv.unwrap())

@@ -20,7 +20,7 @@ use nccl_net_spark::error::Error;
 use nccl_net_spark::plugin::bring_up;
 use nccl_net_spark::verbs::{HostMemory, Region};
 use nccl_net_spark::wire::MAX_RAILS;
-use nccl_net_spark::wire::board::BOARD_BYTES;
+use nccl_net_spark::wire::mailbox::MAILBOX_BYTES;
 use softverbs::control::{Action, control};
 use std::net::TcpStream;
 use std::path::Path;
@@ -59,19 +59,19 @@ impl Bed {
     }
 
     fn over(hosts: [Arc<Host>; 2]) -> Self {
-        let (door, mut handle) = hosts[1].listen().unwrap();
+        let (listener, mut handle) = hosts[1].listen().unwrap();
         let (mut send, mut recv) = (None, None);
         until(|| {
             if send.is_none() {
                 send = hosts[0].connect(&mut handle, None).unwrap();
             }
             if recv.is_none() {
-                recv = door.accept().unwrap();
+                recv = listener.accept().unwrap();
             }
             (send.is_some() && recv.is_some()).then_some(())
         });
         let (send, recv) = (send.unwrap(), recv.unwrap());
-        Self { hosts, send, recv, _listen: door, _turn: None }
+        Self { hosts, send, recv, _listen: listener, _turn: None }
     }
 
     /// What the sending side's rails have carried so far: connections tell when they close or a rail of theirs returns.
@@ -406,7 +406,7 @@ fn watched(host: &Host, path: Arc<dyn SharedPath>) -> (Channel, Driver, Arc<Path
         waker: host.setup().service.clone(),
     });
     let far = PeerMailbox { addr: 0, rkeys: [0; MAX_RAILS] };
-    let mailboxes = Mailboxes { region: Region::new(BOARD_BYTES).unwrap(), lkeys: [0; MAX_RAILS], far };
+    let mailboxes = Mailboxes { region: Region::new(MAILBOX_BYTES).unwrap(), lkeys: [0; MAX_RAILS], far };
     let driver = Driver::new(process, Arc::clone(&context), path, Role::Sender, None, mailboxes, Vec::new());
     (Channel::from_stream(stream).unwrap(), driver, context, far_end)
 }
@@ -517,10 +517,10 @@ fn receiving_process() {
     settings.push(("NCCL_IB_HCA".to_owned(), RAILS.join(",")));
     settings.push(("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned()));
     let host = bring_up(Config::from_variables(&settings).unwrap()).unwrap().0;
-    let (door, handle) = host.listen().unwrap();
+    let (listener, handle) = host.listen().unwrap();
     let hex: String = handle.iter().map(|byte| format!("{byte:02x}")).collect();
     println!("\nhandle {hex}");
-    let recv = until(|| door.accept().unwrap());
+    let recv = until(|| listener.accept().unwrap());
     let to = vec![0_u8; PLACE];
     // SAFETY: it lives as long as the process.
     let memory = unsafe { HostMemory::from_caller(to.as_ptr() as usize, to.len()) };

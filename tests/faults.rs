@@ -8,7 +8,7 @@ mod sim;
 
 use nccl_net_spark::comm::datapath::control::SharedPath;
 use nccl_net_spark::comm::datapath::peer::Presence;
-use nccl_net_spark::wire::control::Letter;
+use nccl_net_spark::wire::control::ControlFrame;
 use sim::fabric::{Fabric, Pair};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -17,15 +17,15 @@ use std::sync::Arc;
 fn talk(fabric: &mut Fabric, pair: &mut Pair) {
     for _ in 0..10 {
         fabric.pass(1_000_000);
-        let (now, mut letters) = (fabric.now(), [Vec::<Letter>::new(), Vec::new()]);
+        let (now, mut frames) = (fabric.now(), [Vec::<ControlFrame>::new(), Vec::new()]);
         for (side, driver) in pair.drivers.iter_mut().enumerate() {
-            driver.tend(now, false, &mut |letter| {
-                letters[1 - side].push(letter);
+            driver.tend(now, false, &mut |frame| {
+                frames[1 - side].push(frame);
                 true
             });
         }
-        for (driver, letters) in pair.drivers.iter_mut().zip(letters) {
-            letters.iter().for_each(|letter| driver.hear(letter, now));
+        for (driver, frames) in pair.drivers.iter_mut().zip(frames) {
+            frames.iter().for_each(|frame| driver.hear(frame, now));
         }
     }
 }

@@ -15,11 +15,11 @@ use nccl_net_spark::comm::datapath::control::{DataPath, SharedPath};
 use nccl_net_spark::comm::datapath::lane::LaneWrite;
 use nccl_net_spark::comm::datapath::peer::Presence;
 use nccl_net_spark::comm::datapath::wr_id::Work;
-use nccl_net_spark::wire::board::INBOX_AT;
-use nccl_net_spark::wire::control::{LETTER_WORDS, Letter, Notice, OpenReceive, Received};
+use nccl_net_spark::wire::control::{ControlFrame, ControlMessage, FRAME_WORDS, OpenReceive, Received};
 use nccl_net_spark::wire::cts::{ENTRY_WORDS, Entry, MAX_RECEIVE_BYTES, Terms, entry_word};
 use nccl_net_spark::wire::fields::{Address, Attachment, QpEnd, RailAdvert};
 use nccl_net_spark::wire::immediate::Immediate;
+use nccl_net_spark::wire::mailbox::INBOX_AT;
 use nccl_net_spark::wire::{MAX_RAILS, PARTS, SLOTS};
 use sim::Dice;
 use sim::fabric::{Fabric, Pair};
@@ -54,7 +54,7 @@ impl Stage {
 
     /// Writes an entry where the receiver's NIC would.
     fn forge(&self, at: usize, entry: &Entry) {
-        let ring = &self.pair.boards[0].words()[at..at + ENTRY_WORDS];
+        let ring = &self.pair.mailboxes[0].words()[at..at + ENTRY_WORDS];
         for (cell, word) in ring.iter().zip(entry.words()) {
             cell.store(*word, Ordering::Release);
         }
@@ -145,10 +145,10 @@ impl Stage {
         }
     }
 
-    /// Whispers a notice into a side's ear, as its peer's letter with this number.
-    fn tell(&mut self, side: usize, number: u64, notice: Vec<u8>) {
+    /// Whispers a control message into a side's ear, as its peer's control frame with this number.
+    fn tell(&mut self, side: usize, number: u64, message: Vec<u8>) {
         let now = self.fabric().now();
-        self.pair.drivers[side].hear(&Letter { number, heard: 0, asks: true, notice }, now);
+        self.pair.drivers[side].hear(&ControlFrame { number, heard: 0, asks: true, message }, now);
     }
 
     /// What a side's data path says.
@@ -161,19 +161,19 @@ impl Stage {
         self.talk_by(rounds, |_| {});
     }
 
-    /// The same with somebody between, who writes the letters anew.
-    fn talk_by(&mut self, rounds: usize, mut alter: impl FnMut(&mut Letter)) {
+    /// The same with somebody between, who writes the control frames anew.
+    fn talk_by(&mut self, rounds: usize, mut alter: impl FnMut(&mut ControlFrame)) {
         for _ in 0..rounds {
             self.fabric().pass(20_000_000);
             let now = self.fabric().now();
             for side in [0, 1] {
-                let mut letters = Vec::new();
-                self.pair.drivers[side].tend(now, true, &mut |mut letter| {
-                    alter(&mut letter);
-                    letters.push(letter);
+                let mut frames = Vec::new();
+                self.pair.drivers[side].tend(now, true, &mut |mut frame| {
+                    alter(&mut frame);
+                    frames.push(frame);
                     true
                 });
-                letters.iter().for_each(|letter| self.pair.drivers[1 - side].hear(letter, now));
+                frames.iter().for_each(|frame| self.pair.drivers[1 - side].hear(frame, now));
             }
         }
     }
@@ -376,14 +376,14 @@ fn what_a_receiver_cannot_have_is_not_believed() {
     ] {
         stage.again();
         stage.check();
-        stage.tell(0, 1, Notice::Fenced { lane: 1, received }.encode());
+        stage.tell(0, 1, ControlMessage::Fenced { lane: 1, received }.encode());
         let text = stage.complaint(0).expect("an error");
         assert!(text.contains("end 1 violated the protocol: it claims"), "{text}");
     }
     for (side, delivered) in [(0, 5), (0, u64::MAX), (1, 1), (1, u64::MAX)] {
         stage.again();
         stage.check();
-        stage.tell(side, 1, Notice::Bye { delivered }.encode());
+        stage.tell(side, 1, ControlMessage::Bye { delivered }.encode());
         let text = stage.complaint(side).expect("an error");
         let told = format!("end {} violated the protocol: it claims {delivered} delivered messages", 1 - side);
         assert!(text.contains(&told), "{text}");
@@ -404,26 +404,32 @@ fn advert(prefix: Option<u8>) -> RailAdvert {
 
 const QPS: [QpEnd; 1] = [QpEnd { number: 0xff_ffff, psn: 0 }];
 
-fn joined(mtu_bytes: u32, qps: &[QpEnd]) -> Notice {
-    Notice::Joined { lane: 1, connector_gid: [0x20; 16], acceptor_gid: [0x21; 16], mtu_bytes, qps: qps.to_vec() }
+fn joined(mtu_bytes: u32, qps: &[QpEnd]) -> ControlMessage {
+    ControlMessage::Joined {
+        lane: 1,
+        connector_gid: [0x20; 16],
+        acceptor_gid: [0x21; 16],
+        mtu_bytes,
+        qps: qps.to_vec(),
+    }
 }
 
 #[test]
 fn what_is_for_the_other_side_to_say_ends_the_connection() {
     let mut stage = Stage::new(2);
-    let join = || Notice::Join { lane: 1, rail: advert(None), qps: QPS.to_vec() };
-    let lies = [(0, join()), (0, Notice::Live { lane: 1 }), (1, joined(1024, &QPS))];
-    for (side, notice) in lies {
+    let join = || ControlMessage::Join { lane: 1, rail: advert(None), qps: QPS.to_vec() };
+    let lies = [(0, join()), (0, ControlMessage::Live { lane: 1 }), (1, joined(1024, &QPS))];
+    for (side, message) in lies {
         for is_down in [false, true] {
             stage.again();
             stage.check();
             let mut number = 1;
             if is_down {
                 let received = Received { granted: if side == 0 { 4 } else { 0 }, open: Vec::new() };
-                stage.tell(side, number, Notice::Fenced { lane: 1, received }.encode());
+                stage.tell(side, number, ControlMessage::Fenced { lane: 1, received }.encode());
                 number += 1;
             }
-            stage.tell(side, number, notice.encode());
+            stage.tell(side, number, message.encode());
             let text = stage.complaint(side).expect("an error");
             let told = format!("end {} violated the protocol: message invalid for this role", 1 - side);
             assert!(text.contains(&told), "{text}");
@@ -438,13 +444,13 @@ fn offers_for_a_lost_rail_that_cannot_be_taken_leave_it_lost_and_the_other_carri
         joined(1024, &QPS),
         joined(4096, &QPS),
         joined(1024, &[QPS[0]; 16]),
-        Notice::NotNow { lane: 1, why: "\u{202e}x".repeat(100) },
+        ControlMessage::NotNow { lane: 1, why: "\u{202e}x".repeat(100) },
     ];
-    for notice in tried {
+    for message in tried {
         stage.again();
         stage.check();
         let received = Received { granted: 4, open: Vec::new() };
-        stage.tell(0, 1, Notice::Fenced { lane: 1, received }.encode());
+        stage.tell(0, 1, ControlMessage::Fenced { lane: 1, received }.encode());
         // It asks for the rail, and is answered by that.
         let now = stage.fabric().now() + std::time::Duration::from_secs(5);
         stage.pair.drivers[0].tend(now, true, &mut |_| true);
@@ -453,7 +459,7 @@ fn offers_for_a_lost_rail_that_cannot_be_taken_leave_it_lost_and_the_other_carri
             "{}",
             stage.pair.drivers[0].text()
         );
-        stage.tell(0, 2, notice.encode());
+        stage.tell(0, 2, message.encode());
         let text = stage.pair.drivers[0].text();
         assert!(text.contains("x0:1 to x0:1: up") && text.contains("x1:1 to x1:1: lost"), "{text}");
         assert_eq!(stage.isend(8, 0), Ok(None));
@@ -461,8 +467,8 @@ fn offers_for_a_lost_rail_that_cannot_be_taken_leave_it_lost_and_the_other_carri
     // The receiving side is asked for a rail that it has never heard of, and by queue pairs that there are not.
     for rail in [advert(None), advert(Some(0)), RailAdvert { addresses: Vec::new(), ..advert(None) }] {
         stage.again();
-        stage.tell(1, 1, Notice::Fenced { lane: 1, received: Received::default() }.encode());
-        stage.tell(1, 2, Notice::Join { lane: 1, rail, qps: vec![QPS[0]; 16] }.encode());
+        stage.tell(1, 1, ControlMessage::Fenced { lane: 1, received: Received::default() }.encode());
+        stage.tell(1, 2, ControlMessage::Join { lane: 1, rail, qps: vec![QPS[0]; 16] }.encode());
         let text = stage.pair.drivers[1].text();
         assert!(text.contains("x0:1 to x0:1: up") && text.contains("x1:1 to x1:1: lost"), "{text}");
     }
@@ -477,12 +483,13 @@ fn a_path_mtu_that_the_port_does_not_have_keeps_a_lost_rail_lost_until_a_true_on
         stage.check();
         stage.pair.send.enter().unwrap().lose_by(&stage.pair.contexts[0], 1, "pulled".to_owned());
         let (mut told, heard) = (0, Heard::default());
-        let lied = |letter: &mut Letter| {
-            if let Ok(Notice::Joined { lane, connector_gid, acceptor_gid, mtu_bytes, qps }) =
-                Notice::decode(&letter.notice)
+        let lied = |frame: &mut ControlFrame| {
+            if let Ok(ControlMessage::Joined { lane, connector_gid, acceptor_gid, mtu_bytes, qps }) =
+                ControlMessage::decode(&frame.message)
             {
                 assert_eq!(mtu_bytes, 1024);
-                letter.notice = Notice::Joined { lane, connector_gid, acceptor_gid, mtu_bytes: lie, qps }.encode();
+                frame.message =
+                    ControlMessage::Joined { lane, connector_gid, acceptor_gid, mtu_bytes: lie, qps }.encode();
                 told += 1;
             }
         };
@@ -510,11 +517,11 @@ fn a_path_mtu_that_the_port_does_not_have_keeps_a_lost_rail_lost_until_a_true_on
 #[test]
 fn a_peer_that_talks_on_and_never_hears_is_cut_off() {
     let mut stage = Stage::new(2);
-    stage.tell(1, 1, Notice::Fenced { lane: 1, received: Received::default() }.encode());
+    stage.tell(1, 1, ControlMessage::Fenced { lane: 1, received: Received::default() }.encode());
     let mut told = None;
     for number in 2..10_000 {
         // Each is answered with a refusal, and none of those is heard.
-        stage.tell(1, number, Notice::Join { lane: 1, rail: advert(None), qps: QPS.to_vec() }.encode());
+        stage.tell(1, number, ControlMessage::Join { lane: 1, rail: advert(None), qps: QPS.to_vec() }.encode());
         told = stage.complaint(1).map(|text| (number, text));
         if told.is_some() {
             break;
@@ -540,27 +547,27 @@ fn nothing_in_the_mailbox_or_in_the_ear_brings_a_side_down() {
         stage.again();
         for number in 1..20 {
             let side = dice.below(2) as usize;
-            let notice = match dice.below(8) {
+            let message = match dice.below(8) {
                 0 => (0..dice.below(1900)).map(|_| dice.below(256) as u8).collect(),
-                1 => Notice::Fenced { lane: dice.below(8) as u8, received: Received::default() }.encode(),
-                2 => Notice::NotNow { lane: dice.below(8) as u8, why: "no".to_owned() }.encode(),
-                3 => Notice::Join { lane: dice.below(8) as u8, rail: advert(None), qps: QPS.to_vec() }.encode(),
+                1 => ControlMessage::Fenced { lane: dice.below(8) as u8, received: Received::default() }.encode(),
+                2 => ControlMessage::NotNow { lane: dice.below(8) as u8, why: "no".to_owned() }.encode(),
+                3 => ControlMessage::Join { lane: dice.below(8) as u8, rail: advert(None), qps: QPS.to_vec() }.encode(),
                 4 => joined(256, &QPS).encode(),
-                5 => Notice::Live { lane: dice.below(8) as u8 }.encode(),
-                6 => Notice::Bye { delivered: dice.below(2) }.encode(),
-                _ => Notice::AreYouThere.encode(),
+                5 => ControlMessage::Live { lane: dice.below(8) as u8 }.encode(),
+                6 => ControlMessage::Bye { delivered: dice.below(2) }.encode(),
+                _ => ControlMessage::AreYouThere.encode(),
             };
             if dice.one_in(2) {
-                stage.tell(side, number, notice);
+                stage.tell(side, number, message);
             } else {
                 // As it would lie in the mailbox; sometimes with a word of it wrong.
                 let heard = dice.below(3);
-                let mut words = Letter { number, heard, asks: true, notice }.to_words();
+                let mut words = ControlFrame { number, heard, asks: true, message }.to_words();
                 if dice.one_in(3) {
                     let at = dice.below(words.len() as u64) as usize;
                     words[at] = dice.below(u64::MAX);
                 }
-                let inbox = &stage.pair.boards[side].words()[INBOX_AT / 8..INBOX_AT / 8 + LETTER_WORDS];
+                let inbox = &stage.pair.mailboxes[side].words()[INBOX_AT / 8..INBOX_AT / 8 + FRAME_WORDS];
                 inbox.iter().zip(words).for_each(|(cell, word)| cell.store(word, Ordering::Release));
             }
             stage.talk(1);

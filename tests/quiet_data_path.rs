@@ -57,11 +57,11 @@ fn no_allocation_and_no_system_call_once_connected() {
         bring_up(Config::from_variables(&settings).unwrap()).unwrap().0
     };
     let (a, b) = (host(&a), host(&b));
-    let (door, mut handle) = b.listen().unwrap();
+    let (listener, mut handle) = b.listen().unwrap();
     let (mut send, mut recv) = (None, None);
     while send.is_none() || recv.is_none() {
         send = send.or_else(|| a.connect(&mut handle, None).unwrap());
-        recv = recv.or_else(|| door.accept().unwrap());
+        recv = recv.or_else(|| listener.accept().unwrap());
     }
     let (send, recv) = (send.unwrap(), recv.unwrap());
     let (from, to) = (vec![7u8; 1 << 20], vec![0u8; 1 << 20]);

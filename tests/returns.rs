@@ -8,7 +8,7 @@ mod sim;
 
 use nccl_net_spark::comm::RecvPart;
 use nccl_net_spark::verbs::HostMemory;
-use nccl_net_spark::wire::control::{Letter, Notice};
+use nccl_net_spark::wire::control::{ControlFrame, ControlMessage};
 use sim::fabric::{Fabric, Pair, RAILS};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -40,22 +40,22 @@ impl Stage {
         self.fabric.as_mut().unwrap()
     }
 
-    /// Lets so much time pass, in which all drivers talk; every letter goes by `on_its_way`.
-    fn talk(&mut self, ms: u64, mut on_its_way: impl FnMut(&mut Letter)) {
+    /// Lets so much time pass, in which all drivers talk; every control frame goes by `on_its_way`.
+    fn talk(&mut self, ms: u64, mut on_its_way: impl FnMut(&mut ControlFrame)) {
         for _ in 0..ms / 20 {
             self.fabric().pass(20_000_000);
             let now = self.fabric().now();
             self.pairs[0].drivers.iter().for_each(|driver| driver.begin_round());
             for pair in &mut self.pairs {
                 for side in [0, 1] {
-                    let mut letters = Vec::new();
-                    pair.drivers[side].tend(now, true, &mut |letter| {
-                        letters.push(letter);
+                    let mut frames = Vec::new();
+                    pair.drivers[side].tend(now, true, &mut |frame| {
+                        frames.push(frame);
                         true
                     });
-                    for letter in &mut letters {
-                        on_its_way(letter);
-                        pair.drivers[1 - side].hear(letter, now);
+                    for frame in &mut frames {
+                        on_its_way(frame);
+                        pair.drivers[1 - side].hear(frame, now);
                     }
                 }
             }
@@ -98,13 +98,13 @@ fn a_twin_without_an_address_returns_by_a_cable_between_ports_of_different_names
     assert_eq!(stage.text(), [[down, down]]);
     stage.set(&[1], true);
     let mut asked = 0;
-    stage.talk(10_000, |letter| {
-        if let Ok(Notice::Join { lane, mut rail, qps }) = Notice::decode(&letter.notice) {
+    stage.talk(10_000, |frame| {
+        if let Ok(ControlMessage::Join { lane, mut rail, qps }) = ControlMessage::decode(&frame.message) {
             // As the sending side's rail would be with the cable in its other port.
             rail.phys_port = "p1".to_owned();
             rail.addresses.retain(|address| address.gid.starts_with(&[0xfe, 0x80]));
             assert_eq!(rail.addresses.len(), 1);
-            letter.notice = Notice::Join { lane, rail, qps }.encode();
+            frame.message = ControlMessage::Join { lane, rail, qps }.encode();
             asked += 1;
         }
     });
@@ -119,8 +119,8 @@ fn a_way_on_which_nobody_answers_is_tried_by_one_connection_for_all() {
     stage.fabric().silence(1, 1000);
     stage.set(&[1], true);
     let mut words = Vec::new();
-    let mut hear = |letter: &mut Letter| {
-        if let Ok(Notice::NotNow { why, .. }) = Notice::decode(&letter.notice) {
+    let mut hear = |frame: &mut ControlFrame| {
+        if let Ok(ControlMessage::NotNow { why, .. }) = ControlMessage::decode(&frame.message) {
             words.push(why);
         }
     };

@@ -191,7 +191,7 @@ impl AsFd for Channel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::control::Letter;
+    use crate::wire::control::ControlFrame;
     use std::net::TcpListener;
 
     fn pair() -> (Channel, TcpStream) {
@@ -213,7 +213,7 @@ mod tests {
     fn messages_come_whole_however_the_bytes_arrive() {
         let (mut channel, mut stream) = pair();
         let sent = [
-            Message::Letter(Letter { number: 7, heard: 2, asks: true, notice: vec![1, 2, 3] }),
+            Message::Control(ControlFrame { number: 7, heard: 2, asks: true, message: vec![1, 2, 3] }),
             Message::Refuse("no".into()),
         ];
         let bytes: Vec<u8> = sent.iter().flat_map(Message::encode).collect();
@@ -233,10 +233,10 @@ mod tests {
     #[test]
     fn a_peer_that_reads_nothing_fills_no_memory() {
         let (mut channel, _stream) = pair();
-        let letter = Letter { number: 1, heard: 0, asks: true, notice: vec![7; 2000] };
+        let frame = ControlFrame { number: 1, heard: 0, asks: true, message: vec![7; 2000] };
         // Far more than the kernel keeps for a socket.
-        let taken = (0..100_000).filter(|_| channel.offer(&Message::Letter(letter.clone())).unwrap()).count();
-        assert!(taken < 50_000, "{taken} letters were taken");
+        let taken = (0..100_000).filter(|_| channel.offer(&Message::Control(frame.clone())).unwrap()).count();
+        assert!(taken < 50_000, "{taken} frames were taken");
         assert!(channel.outbox.len() < MOST_WAITING_BYTES + 4096, "{} bytes wait", channel.outbox.len());
     }
 

@@ -3,7 +3,7 @@
 //! Pure: no I/O, no clock, no locks, no allocation after construction, no `unsafe`. `comm` feeds it what the NICs
 //! say and does what it answers.
 
-pub mod dialogue;
+pub mod control_link;
 pub mod next;
 pub mod pace;
 pub mod pairing;

@@ -1,6 +1,6 @@
 //! Recovery: the rails of one connection, from the loss of one to its return.
 //!
-//! A state machine without I/O, locks and a clock: its caller (`comm::warden`) tells it what happened and what time it is, and
+//! A state machine without I/O, locks and a clock: its caller (`comm::recovery driver`) tells it what happened and what time it is, and
 //! executes the [`Action`]s that it asks for, in their order. Two of them can be run against each other without a queue pair
 //! (`recovery/tests/search.rs` does, through every order of the events that its budget allows).
 //!
@@ -17,10 +17,10 @@ mod action;
 #[cfg(test)]
 mod tests;
 
-pub use action::{Action, Answer, Cause, Frame, News};
+pub use action::{Action, Answer, Cause, Event, Frame};
 
-use super::dialogue::Dialogue;
-use crate::wire::control::{Letter, Notice, Received};
+use super::control_link::ControlLink;
+use crate::wire::control::{ControlFrame, ControlMessage, Received};
 use crate::wire::fields::{QpEnd, RailAdvert};
 use std::collections::VecDeque;
 
@@ -116,7 +116,7 @@ pub struct Recovery {
     rails: Vec<Rail>,
     peer: Peer,
     has_failed: bool,
-    link: Dialogue,
+    link: ControlLink,
     /// When the frame under way was last sent.
     sent_at: u64,
     /// Since when no rail is up.
@@ -151,7 +151,7 @@ impl Recovery {
             rails: vec![rail; rails],
             peer: Peer::Here,
             has_failed: false,
-            link: Dialogue::default(),
+            link: ControlLink::default(),
             sent_at: 0,
             dark_since: None,
             actions: VecDeque::new(),
@@ -169,20 +169,20 @@ impl Recovery {
             // Nobody reads. (A NIC may take frames in all the same, which must not pass for a sign that something moves.)
             return None;
         }
-        if let Some(letter) = self.link.news() {
+        if let Some(frame) = self.link.news() {
             self.sent_at = now;
-            return Some(Frame::First(letter));
+            return Some(Frame::First(frame));
         }
         let is_late = self.link.is_waiting() && now.saturating_sub(self.sent_at) >= REPEAT;
         is_late.then(|| {
             self.sent_at = now;
-            Frame::Repeated(self.link.letter())
+            Frame::Repeated(self.link.frame())
         })
     }
 
     /// The frame as it is now: for a peer that has just asked, by the way that it asked by.
-    pub fn frame(&self) -> Letter {
-        self.link.letter()
+    pub fn frame(&self) -> ControlFrame {
+        self.link.frame()
     }
 
     /// Where a rail stands.
@@ -231,7 +231,7 @@ impl Recovery {
 
     /// This side closes: says BYE.
     pub fn close(&mut self, delivered: u64) {
-        self.link.say(Notice::Bye { delivered });
+        self.link.say(ControlMessage::Bye { delivered });
     }
 
     /// The data path has found a rail lost, and has fenced it by itself.
@@ -252,8 +252,8 @@ impl Recovery {
         let State::Fencing { why, peer_has } = &mut rail.state else { return };
         let (why, peer_has, retry) = (std::mem::take(why), peer_has.take(), rail.pause());
         rail.state = State::Fenced { since: now };
-        self.tell(News::Lost { lane, why, retry });
-        self.link.say(Notice::Fenced { lane: lane as u8, received });
+        self.tell(Event::Lost { lane, why, retry });
+        self.link.say(ControlMessage::Fenced { lane: lane as u8, received });
         if let Some(peer_has) = peer_has {
             self.resend(lane, peer_has, now);
         }
@@ -278,7 +278,7 @@ impl Recovery {
     pub fn bootstrap_closed(&mut self, now: u64) {
         if self.peer == Peer::Here {
             self.peer = Peer::Suspected(now);
-            self.link.say(Notice::AreYouThere);
+            self.link.say(ControlMessage::AreYouThere);
         }
     }
 
@@ -297,11 +297,11 @@ impl Recovery {
     }
 
     /// A frame came in. `begun` is how many sends have begun to the peer's receives; 0 of a receiver.
-    pub fn heard(&mut self, frame: &Letter, begun: u64, now: u64) {
+    pub fn heard(&mut self, frame: &ControlFrame, begun: u64, now: u64) {
         match self.link.hear(frame) {
             Ok(None) => {}
-            Ok(Some(notice)) => self.heed(notice, begun, now),
-            Err(malformed) => self.tell(News::Malformed(malformed.to_string())),
+            Ok(Some(message)) => self.handle(message, begun, now),
+            Err(malformed) => self.tell(Event::Malformed(malformed.to_string())),
         }
     }
 
@@ -316,12 +316,12 @@ impl Recovery {
             }
             Ok((advert, qps)) => {
                 rail.state = State::Requested { until: now + ANSWER };
-                self.link.say(Notice::Join { lane: lane as u8, rail: advert, qps });
+                self.link.say(ControlMessage::Join { lane: lane as u8, rail: advert, qps });
             }
             // The peer has heard of nothing yet.
             Err(why) => {
                 rail.state = rail.down(now);
-                self.tell(News::NotYet(lane, why));
+                self.tell(Event::NotYet(lane, why));
             }
         }
     }
@@ -354,7 +354,7 @@ impl Recovery {
         match outcome {
             Ok(()) => {
                 rail.state = State::Up { since: now };
-                self.link.say(Notice::Live { lane: lane as u8 });
+                self.link.say(ControlMessage::Live { lane: lane as u8 });
                 self.actions.push_back(Action::Activate(lane));
             }
             Err(why) => self.end_attempt(lane, why, now),
@@ -370,7 +370,7 @@ impl Recovery {
             Ok(Answer { connector_gid, acceptor_gid, mtu_bytes, qps }) => {
                 rail.state = State::AwaitingLive;
                 let lane = lane as u8;
-                self.link.say(Notice::Joined { lane, connector_gid, acceptor_gid, mtu_bytes, qps });
+                self.link.say(ControlMessage::Joined { lane, connector_gid, acceptor_gid, mtu_bytes, qps });
             }
             Err(why) => self.not_now(lane, why, now),
         }
@@ -389,68 +389,70 @@ impl Recovery {
     }
 
     /// Does what a message asks for.
-    fn heed(&mut self, notice: Notice, begun: u64, now: u64) {
-        self.tell(News::Heard(Box::new(notice.clone())));
-        if let Err(why) = self.check(&notice, begun) {
+    fn handle(&mut self, message: ControlMessage, begun: u64, now: u64) {
+        self.tell(Event::Heard(Box::new(message.clone())));
+        if let Err(why) = self.check(&message, begun) {
             return self.breach(why);
         }
-        let lane = match &notice {
-            Notice::Bye { delivered } => return self.peer_closed(*delivered),
-            Notice::AreYouThere => return,
-            Notice::Fenced { lane, .. }
-            | Notice::Join { lane, .. }
-            | Notice::Joined { lane, .. }
-            | Notice::NotNow { lane, .. }
-            | Notice::Live { lane } => usize::from(*lane),
+        let lane = match &message {
+            ControlMessage::Bye { delivered } => return self.peer_closed(*delivered),
+            ControlMessage::AreYouThere => return,
+            ControlMessage::Fenced { lane, .. }
+            | ControlMessage::Join { lane, .. }
+            | ControlMessage::Joined { lane, .. }
+            | ControlMessage::NotNow { lane, .. }
+            | ControlMessage::Live { lane } => usize::from(*lane),
         };
         let recovers = self.recovers();
-        let Some(rail) = self.rails.get_mut(lane) else { return self.tell(News::NoSuchRail(lane)) };
-        match (notice, &rail.state) {
-            (Notice::Fenced { received, .. }, State::Up { .. }) => {
+        let Some(rail) = self.rails.get_mut(lane) else { return self.tell(Event::NoSuchRail(lane)) };
+        match (message, &rail.state) {
+            (ControlMessage::Fenced { received, .. }, State::Up { .. }) => {
                 self.fence(lane, "the peer reports it lost", Some(received), now);
             }
-            (Notice::Fenced { received, .. }, State::Fenced { .. }) => self.resend(lane, received, now),
-            (Notice::Join { .. }, State::Down { .. }) if !recovers => {
+            (ControlMessage::Fenced { received, .. }, State::Fenced { .. }) => self.resend(lane, received, now),
+            (ControlMessage::Join { .. }, State::Down { .. }) if !recovers => {
                 self.not_now(lane, "the connection ends".to_owned(), now);
             }
-            (Notice::Join { rail: theirs, qps, .. }, State::Down { .. }) => {
+            (ControlMessage::Join { rail: theirs, qps, .. }, State::Down { .. }) => {
                 rail.state = State::Answering;
                 self.actions.push_back(Action::AnswerQps(lane, Box::new(theirs), qps));
             }
-            (Notice::Joined { connector_gid, acceptor_gid, mtu_bytes, qps, .. }, State::Requested { .. }) => {
+            (ControlMessage::Joined { connector_gid, acceptor_gid, mtu_bytes, qps, .. }, State::Requested { .. }) => {
                 rail.state = State::Connecting;
                 let answer = Answer { connector_gid, acceptor_gid, mtu_bytes, qps };
                 self.actions.push_back(Action::ConnectQps(lane, answer));
             }
-            (Notice::NotNow { why, .. }, State::Requested { .. } | State::Probing { .. } | State::AwaitingLive) => {
+            (
+                ControlMessage::NotNow { why, .. },
+                State::Requested { .. } | State::Probing { .. } | State::AwaitingLive,
+            ) => {
                 rail.state = rail.down(now);
                 self.actions.push_back(Action::DropQps(lane));
-                self.tell(News::NotYet(lane, why));
+                self.tell(Event::NotYet(lane, why));
             }
-            (Notice::Live { .. }, State::AwaitingLive) => {
+            (ControlMessage::Live { .. }, State::AwaitingLive) => {
                 rail.state = State::Up { since: now };
                 self.actions.push_back(Action::Activate(lane));
             }
-            _ => self.tell(News::OutOfTurn(lane)),
+            _ => self.tell(Event::OutOfTurn(lane)),
         }
     }
 
     /// Looks at what a message says before anything is done about it: whether it is for this side to hear, and possible.
-    fn check(&self, notice: &Notice, begun: u64) -> Result<(), String> {
+    fn check(&self, message: &ControlMessage, begun: u64) -> Result<(), String> {
         if self.link.backlog() > MOST_UNHEARD {
             return Err("peer sends control frames but does not acknowledge ours".to_owned());
         }
-        match (notice, self.role) {
-            (Notice::Join { .. } | Notice::Live { .. }, Role::Sender) | (Notice::Joined { .. }, Role::Receiver) => {
-                Err("message invalid for this role".to_owned())
-            }
-            (Notice::Fenced { received, .. }, Role::Sender) if !received.is_possible(begun) => {
+        match (message, self.role) {
+            (ControlMessage::Join { .. } | ControlMessage::Live { .. }, Role::Sender)
+            | (ControlMessage::Joined { .. }, Role::Receiver) => Err("message invalid for this role".to_owned()),
+            (ControlMessage::Fenced { received, .. }, Role::Sender) if !received.is_possible(begun) => {
                 let (granted, open) = (received.granted, received.open.len());
                 Err(format!(
                     "it claims {granted} granted receives, {open} of them open, but only {begun} sends were started"
                 ))
             }
-            (Notice::Bye { delivered }, _) if *delivered > begun => {
+            (ControlMessage::Bye { delivered }, _) if *delivered > begun => {
                 Err(format!("it claims {delivered} delivered messages, but only {begun} sends were started"))
             }
             _ => Ok(()),
@@ -507,15 +509,15 @@ impl Recovery {
     /// The rail cannot return now: the peer is told.
     fn not_now(&mut self, lane: usize, why: String, now: u64) {
         self.rails[lane].state = self.rails[lane].down(now);
-        self.link.say(Notice::NotNow { lane: lane as u8, why: why.clone() });
-        self.tell(News::NotYet(lane, why));
+        self.link.say(ControlMessage::NotNow { lane: lane as u8, why: why.clone() });
+        self.tell(Event::NotYet(lane, why));
     }
 
     fn look_for_a_sign_of_life(&mut self, now: u64) {
         let Peer::Suspected(since) = self.peer else { return };
         if !self.link.is_waiting() {
             self.peer = Peer::Here;
-            self.tell(News::PeerAnswers);
+            self.tell(Event::PeerAnswers);
         } else if now.saturating_sub(since) > SIGN_OF_LIFE || self.rails_up().next().is_none() {
             self.peer_gone();
         }
@@ -559,8 +561,8 @@ impl Recovery {
         }
     }
 
-    fn tell(&mut self, news: News) {
-        self.actions.push_back(Action::Tell(news));
+    fn tell(&mut self, news: Event) {
+        self.actions.push_back(Action::Log(news));
     }
 
     fn rail_in(&mut self, lane: usize, state: &State) -> Option<&mut Rail> {

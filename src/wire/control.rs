@@ -1,6 +1,6 @@
 //! What the two ends of a running connection tell each other: rails that are lost and that return, and the end.
 //!
-//! A [`Letter`] carries one [`Notice`], numbered and confirmed, so that it may travel by several ways at once (the
+//! A [`ControlFrame`] carries one [`ControlMessage`], numbered and confirmed, so that it may travel by several ways at once (the
 //! bootstrap's TCP, and a mailbox in the peer's memory that every rail can write) and arrive twice, late or never by any one
 //! of them. In a mailbox it lies as words with a digest: no ordering of a NIC's stores is assumed, as for a clear-to-send.
 
@@ -10,15 +10,15 @@ use super::fields::{mtu_bytes, read_gid, read_qps, write_qp};
 use super::{MAX_RAILS, PARTS, SLOTS};
 
 /// 64-bit words of a mailbox.
-pub const LETTER_WORDS: usize = 256;
-/// Largest notice, encoded.
-pub const MAX_NOTICE_BYTES: usize = (LETTER_WORDS - LETTER_HEADER) * 8;
-const LETTER_HEADER: usize = 4;
+pub const FRAME_WORDS: usize = 256;
+/// Largest control message, encoded.
+pub const MAX_CONTROL_BYTES: usize = (FRAME_WORDS - FRAME_HEADER) * 8;
+const FRAME_HEADER: usize = 4;
 const REASON_BYTES: usize = 512;
 
 /// One thing to tell.
 #[derive(Debug, Clone, PartialEq, Hash)]
-pub enum Notice {
+pub enum ControlMessage {
     /// A rail is lost: this side has stopped its queue pairs there, so that nothing comes in by them any more.
     Fenced {
         /// The rail's number in the connection.
@@ -107,7 +107,7 @@ impl Received {
     }
 }
 
-impl Notice {
+impl ControlMessage {
     /// Its bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer::default();
@@ -147,7 +147,7 @@ impl Notice {
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader::new(bytes);
         let r = &mut reader;
-        let notice = match r.u8()? {
+        let message = match r.u8()? {
             1 => Self::Fenced {
                 lane: lane(r)?,
                 received: Received {
@@ -168,10 +168,10 @@ impl Notice {
             5 => Self::Live { lane: lane(r)? },
             6 => Self::Bye { delivered: r.u64()? },
             7 => Self::AreYouThere,
-            kind => return Err(Malformed::Value { what: "notice", value: u64::from(kind) }),
+            kind => return Err(Malformed::Value { what: "message", value: u64::from(kind) }),
         };
         reader.end()?;
-        Ok(notice)
+        Ok(message)
     }
 }
 
@@ -182,23 +182,23 @@ fn lane(r: &mut Reader<'_>) -> Result<u8, Malformed> {
     }
 }
 
-/// What travels: at most one notice, and how far the other side's were heard.
+/// What travels: at most one control message, and how far the other side's were heard.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Hash)]
-pub struct Letter {
-    /// The notice's number, from 1; 0 before the first.
+pub struct ControlFrame {
+    /// The control message's number, from 1; 0 before the first.
     pub number: u64,
-    /// The number of the last notice that the writer has heard.
+    /// The number of the last control message that the writer has heard.
     pub heard: u64,
-    /// Whether the writer waits for its notice to be confirmed.
+    /// Whether the writer waits for its control message to be confirmed.
     pub asks: bool,
-    /// The notice, encoded; at most [`MAX_NOTICE_BYTES`].
-    pub notice: Vec<u8>,
+    /// The control message, encoded; at most [`MAX_CONTROL_BYTES`].
+    pub message: Vec<u8>,
 }
 
-impl Letter {
+impl ControlFrame {
     /// As it lies in a mailbox.
     pub fn to_words(&self) -> Vec<u64> {
-        let body = &self.notice[..self.notice.len().min(MAX_NOTICE_BYTES)];
+        let body = &self.message[..self.message.len().min(MAX_CONTROL_BYTES)];
         let mut words = vec![self.number, self.heard, body.len() as u64 | u64::from(self.asks) << 32, 0];
         words.extend(body.chunks(8).map(|chunk| {
             let mut bytes = [0; 8];
@@ -209,41 +209,41 @@ impl Letter {
         words
     }
 
-    /// Reads a mailbox; `None` while what lies there is not one whole letter.
-    pub fn from_words(words: &[u64; LETTER_WORDS]) -> Option<Self> {
+    /// Reads a mailbox; `None` while what lies there is not one whole control frame.
+    pub fn from_words(words: &[u64; FRAME_WORDS]) -> Option<Self> {
         let [number, heard, sizes, stated, ..] = *words;
         let bytes = (sizes & 0xffff_ffff) as usize;
-        if number == 0 && heard == 0 || bytes > MAX_NOTICE_BYTES || sizes >> 33 != 0 {
+        if number == 0 && heard == 0 || bytes > MAX_CONTROL_BYTES || sizes >> 33 != 0 {
             return None;
         }
-        let mut used = words[..LETTER_HEADER + bytes.div_ceil(8)].to_vec();
+        let mut used = words[..FRAME_HEADER + bytes.div_ceil(8)].to_vec();
         used[3] = 0;
         if digest(&used) != stated {
             return None;
         }
-        let mut notice: Vec<u8> = used[LETTER_HEADER..].iter().flat_map(|word| word.to_le_bytes()).collect();
-        notice.truncate(bytes);
-        Some(Self { number, heard, asks: sizes >> 32 == 1, notice })
+        let mut message: Vec<u8> = used[FRAME_HEADER..].iter().flat_map(|word| word.to_le_bytes()).collect();
+        message.truncate(bytes);
+        Some(Self { number, heard, asks: sizes >> 32 == 1, message })
     }
 
     pub(super) fn write(&self, w: &mut Writer) {
-        w.u64(self.number).u64(self.heard).u8(u8::from(self.asks)).u16(self.notice.len() as u16).bytes(&self.notice);
+        w.u64(self.number).u64(self.heard).u8(u8::from(self.asks)).u16(self.message.len() as u16).bytes(&self.message);
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
         let (number, heard, asks) = (r.u64()?, r.u64()?, r.u8()?);
         if asks > 1 {
-            return Err(Malformed::Value { what: "letter", value: u64::from(asks) });
+            return Err(Malformed::Value { what: "frame", value: u64::from(asks) });
         }
         let count = usize::from(r.u16()?);
-        if count > MAX_NOTICE_BYTES {
-            return Err(Malformed::Above { what: "notice", count, most: MAX_NOTICE_BYTES });
+        if count > MAX_CONTROL_BYTES {
+            return Err(Malformed::Above { what: "message", count, most: MAX_CONTROL_BYTES });
         }
-        Ok(Self { number, heard, asks: asks == 1, notice: r.bytes(count)?.to_vec() })
+        Ok(Self { number, heard, asks: asks == 1, message: r.bytes(count)?.to_vec() })
     }
 }
 
-/// Tells a whole letter from a torn one; as the entry's, not against an adversary.
+/// Tells a whole control frame from a torn one; as the entry's, not against an adversary.
 fn digest(words: &[u64]) -> u64 {
     // The odd constant of Fibonacci hashing, 2^64 / golden ratio.
     const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -258,7 +258,7 @@ mod tests {
     use crate::wire::fields::{Address, Attachment};
     use proptest::prelude::*;
 
-    fn samples() -> Vec<Notice> {
+    fn samples() -> Vec<ControlMessage> {
         let rail = RailAdvert {
             name: "n".repeat(64),
             phys_port: "p".repeat(64),
@@ -270,34 +270,34 @@ mod tests {
         let qps = vec![QpEnd { number: 17, psn: 0xff_ffff }; MAX_QPS];
         let open = OpenReceive { sequence: u64::MAX, shares: [255; PARTS] };
         vec![
-            Notice::Fenced { lane: 7, received: Received { granted: 99, open: vec![open; SLOTS] } },
-            Notice::Join { lane: 0, rail, qps: qps.clone() },
-            Notice::Joined { lane: 3, connector_gid: [1; 16], acceptor_gid: [2; 16], mtu_bytes: 1024, qps },
-            Notice::NotNow { lane: 1, why: "port is Down".repeat(100) },
-            Notice::Live { lane: 2 },
-            Notice::Bye { delivered: 12 },
-            Notice::AreYouThere,
+            ControlMessage::Fenced { lane: 7, received: Received { granted: 99, open: vec![open; SLOTS] } },
+            ControlMessage::Join { lane: 0, rail, qps: qps.clone() },
+            ControlMessage::Joined { lane: 3, connector_gid: [1; 16], acceptor_gid: [2; 16], mtu_bytes: 1024, qps },
+            ControlMessage::NotNow { lane: 1, why: "port is Down".repeat(100) },
+            ControlMessage::Live { lane: 2 },
+            ControlMessage::Bye { delivered: 12 },
+            ControlMessage::AreYouThere,
         ]
     }
 
-    fn padded(words: &[u64]) -> [u64; LETTER_WORDS] {
+    fn padded(words: &[u64]) -> [u64; FRAME_WORDS] {
         std::array::from_fn(|at| words.get(at).copied().unwrap_or(0x55))
     }
 
     #[test]
     fn the_largest_notices_fit_and_come_back() {
-        for notice in samples() {
-            let bytes = notice.encode();
-            assert!(bytes.len() <= MAX_NOTICE_BYTES, "{}", bytes.len());
-            let back = Notice::decode(&bytes).unwrap();
+        for message in samples() {
+            let bytes = message.encode();
+            assert!(bytes.len() <= MAX_CONTROL_BYTES, "{}", bytes.len());
+            let back = ControlMessage::decode(&bytes).unwrap();
             assert_eq!(back.encode(), bytes);
-            (0..bytes.len()).for_each(|cut| assert!(Notice::decode(&bytes[..cut]).is_err()));
-            let letter = Letter { number: 3, heard: 2, asks: true, notice: bytes };
-            assert_eq!(Letter::from_words(&padded(&letter.to_words())), Some(letter));
+            (0..bytes.len()).for_each(|cut| assert!(ControlMessage::decode(&bytes[..cut]).is_err()));
+            let frame = ControlFrame { number: 3, heard: 2, asks: true, message: bytes };
+            assert_eq!(ControlFrame::from_words(&padded(&frame.to_words())), Some(frame));
         }
-        assert_eq!(Letter::from_words(&[0; LETTER_WORDS]), None, "an empty mailbox");
-        let heard_only = Letter { number: 0, heard: 5, asks: false, notice: Vec::new() };
-        assert_eq!(Letter::from_words(&padded(&heard_only.to_words())), Some(heard_only));
+        assert_eq!(ControlFrame::from_words(&[0; FRAME_WORDS]), None, "an empty mailbox");
+        let heard_only = ControlFrame { number: 0, heard: 5, asks: false, message: Vec::new() };
+        assert_eq!(ControlFrame::from_words(&padded(&heard_only.to_words())), Some(heard_only));
     }
 
     #[test]
@@ -324,20 +324,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_answered(bytes: Vec<u8>, words in prop::collection::vec(any::<u64>(), LETTER_WORDS)) {
-            if let Ok(notice) = Notice::decode(&bytes) {
-                prop_assert_eq!(Notice::decode(&notice.encode()), Ok(notice));
+        fn any_bytes_are_answered(bytes: Vec<u8>, words in prop::collection::vec(any::<u64>(), FRAME_WORDS)) {
+            if let Ok(message) = ControlMessage::decode(&bytes) {
+                prop_assert_eq!(ControlMessage::decode(&message.encode()), Ok(message));
             }
-            let _ = Letter::from_words(&words.try_into().unwrap());
+            let _ = ControlFrame::from_words(&words.try_into().unwrap());
         }
 
         #[test]
         fn a_mix_of_two_letters_has_not_arrived(which in 0..7usize, other in 0..7usize, mask: u64) {
-            let letter = |number, which: usize| Letter { number, heard: 1, asks: true, notice: samples()[which].encode() };
-            let (old, new) = (padded(&letter(4, which).to_words()), padded(&letter(5, other).to_words()));
-            let mixed: [u64; LETTER_WORDS] = std::array::from_fn(|at| if mask >> (at % 64) & 1 == 1 { old[at] } else { new[at] });
-            let found = Letter::from_words(&mixed);
-            prop_assert!(found.is_none() || found == Some(letter(4, which)) || found == Some(letter(5, other)));
+            let frame = |number, which: usize| ControlFrame { number, heard: 1, asks: true, message: samples()[which].encode() };
+            let (old, new) = (padded(&frame(4, which).to_words()), padded(&frame(5, other).to_words()));
+            let mixed: [u64; FRAME_WORDS] = std::array::from_fn(|at| if mask >> (at % 64) & 1 == 1 { old[at] } else { new[at] });
+            let found = ControlFrame::from_words(&mixed);
+            prop_assert!(found.is_none() || found == Some(frame(4, which)) || found == Some(frame(5, other)));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Fields that the handshake's messages and the notices of a running connection have in common. Each is checked as it is read.
+//! Fields that the handshake's messages and the control messages of a running connection have in common. Each is checked as it is read.
 
 use super::codec::{Malformed, Reader, Writer};
 use std::net::{IpAddr, Ipv6Addr};

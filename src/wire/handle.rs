@@ -16,7 +16,7 @@ pub const TOKEN_BYTES: usize = 16;
 const MAGIC: [u8; 8] = *b"spark\x0anc";
 const TICKET_AT: usize = HANDLE_BYTES - 8;
 
-/// Where a listener waits, and what to show at the door.
+/// The address of a listener, and the token that it asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Handle {
     /// The listener.

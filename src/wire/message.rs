@@ -3,16 +3,16 @@
 //! The connecting side says [`Hello`] with its rails; the accepting side pairs them with its own and makes an
 //! [`Offer`], or a refusal in words; the connecting side connects its queue pairs and answers [`Ready`]; the
 //! accepting side connects its own, writes once over every rail, and says with [`Go`] which of them carry. From then on
-//! each side sends a [`Letter`] when it has something to tell. Each message is a frame: 8 bytes of header, then at most
+//! each side sends a [`ControlFrame`] when it has something to tell. Each message is a frame: 8 bytes of header, then at most
 //! [`MAX_BODY_BYTES`].
 
-use super::board::BOARD_BYTES;
 use super::codec::{Malformed, Reader, Writer};
-use super::control::Letter;
+use super::control::ControlFrame;
 use super::fields::{
     Attachment, MAX_QPS, NAME_BYTES, QpEnd, RailAdvert, chunk_bytes, mtu_bytes, ranged, read_gid, read_qps, write_qp,
 };
 use super::handle::TOKEN_BYTES;
+use super::mailbox::MAILBOX_BYTES;
 use super::{MAX_OFFERED_RAILS, MAX_RAILS, PROTOCOL_VERSION};
 
 /// Largest body of a frame: a hello with all rails and addresses takes 14 KiB.
@@ -37,7 +37,7 @@ pub enum Message {
     /// Accepting side's are too, and these rails carried a write.
     Go(Go),
     /// What either side has to tell once the connection runs.
-    Letter(Letter),
+    Control(ControlFrame),
 }
 
 /// Who connects, and over what.
@@ -92,8 +92,8 @@ pub struct PairOffer {
 /// The connecting side's queue pairs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ready {
-    /// Address of the connecting side's board, on which its ring and mailbox are.
-    pub board_addr: u64,
+    /// Address of the connecting side's mailbox, on which its ring and mailbox are.
+    pub mailbox_addr: u64,
     /// One answer for each pair of the offer.
     pub pairs: Vec<PairReady>,
 }
@@ -103,8 +103,8 @@ pub struct Ready {
 pub enum PairReady {
     /// Connected on this side.
     Connected {
-        /// Key of the board on this rail.
-        board_rkey: u32,
+        /// Key of the mailbox on this rail.
+        mailbox_rkey: u32,
         /// The connecting side's queue pairs, in the order of the offer's.
         qps: Vec<QpEnd>,
     },
@@ -115,8 +115,8 @@ pub enum PairReady {
 /// Which pairs carry.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Go {
-    /// Address of the accepting side's board, on which its mailbox is.
-    pub board_addr: u64,
+    /// Address of the accepting side's mailbox, on which its mailbox is.
+    pub mailbox_addr: u64,
     /// One answer for each pair of the offer.
     pub pairs: Vec<PairGo>,
 }
@@ -126,8 +126,8 @@ pub struct Go {
 pub enum PairGo {
     /// It carried a write.
     Carries {
-        /// Key of the accepting side's board on this rail.
-        board_rkey: u32,
+        /// Key of the accepting side's mailbox on this rail.
+        mailbox_rkey: u32,
     },
     /// It is left out.
     LeftOut(String),
@@ -185,7 +185,7 @@ impl Message {
             Self::Refuse(_) => "REFUSE",
             Self::Ready(_) => "READY",
             Self::Go(_) => "GO",
-            Self::Letter(_) => "control",
+            Self::Control(_) => "control",
         }
     }
 
@@ -213,8 +213,8 @@ impl Message {
                 go.write(&mut body);
                 5
             }
-            Self::Letter(letter) => {
-                letter.write(&mut body);
+            Self::Control(frame) => {
+                frame.write(&mut body);
                 6
             }
         };
@@ -237,7 +237,7 @@ impl Message {
             3 => Self::Refuse(r.text("reason", TEXT_BYTES)?),
             4 => Self::Ready(Ready::read(r)?),
             5 => Self::Go(Go::read(r)?),
-            6 => Self::Letter(Letter::read(r)?),
+            6 => Self::Control(ControlFrame::read(r)?),
             kind => return Err(Malformed::Value { what: "message kind", value: u64::from(kind) }),
         };
         reader.end()?;
@@ -300,9 +300,9 @@ impl Offer {
 
 impl Ready {
     fn write(&self, w: &mut Writer) {
-        w.u64(self.board_addr).list(&self.pairs, |w, pair| match pair {
-            PairReady::Connected { board_rkey, qps } => {
-                w.u8(1).u32(*board_rkey).list(qps, write_qp);
+        w.u64(self.mailbox_addr).list(&self.pairs, |w, pair| match pair {
+            PairReady::Connected { mailbox_rkey, qps } => {
+                w.u8(1).u32(*mailbox_rkey).list(qps, write_qp);
             }
             PairReady::Failed(reason) => {
                 w.u8(0).text(reason, TEXT_BYTES);
@@ -312,9 +312,9 @@ impl Ready {
 
     fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
         Ok(Self {
-            board_addr: board_addr(r)?,
+            mailbox_addr: mailbox_addr(r)?,
             pairs: r.list("pairs", MAX_RAILS, |r| match r.u8()? {
-                1 => Ok(PairReady::Connected { board_rkey: r.u32()?, qps: read_qps(r)? }),
+                1 => Ok(PairReady::Connected { mailbox_rkey: r.u32()?, qps: read_qps(r)? }),
                 0 => Ok(PairReady::Failed(r.text("reason", TEXT_BYTES)?)),
                 value => Err(Malformed::Value { what: "pair state", value: u64::from(value) }),
             })?,
@@ -324,9 +324,9 @@ impl Ready {
 
 impl Go {
     fn write(&self, w: &mut Writer) {
-        w.u64(self.board_addr).list(&self.pairs, |w, pair| match pair {
-            PairGo::Carries { board_rkey } => {
-                w.u8(1).u32(*board_rkey);
+        w.u64(self.mailbox_addr).list(&self.pairs, |w, pair| match pair {
+            PairGo::Carries { mailbox_rkey } => {
+                w.u8(1).u32(*mailbox_rkey);
             }
             PairGo::LeftOut(reason) => {
                 w.u8(0).text(reason, TEXT_BYTES);
@@ -336,9 +336,9 @@ impl Go {
 
     fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
         Ok(Self {
-            board_addr: board_addr(r)?,
+            mailbox_addr: mailbox_addr(r)?,
             pairs: r.list("pairs", MAX_RAILS, |r| match r.u8()? {
-                1 => Ok(PairGo::Carries { board_rkey: r.u32()? }),
+                1 => Ok(PairGo::Carries { mailbox_rkey: r.u32()? }),
                 0 => Ok(PairGo::LeftOut(r.text("reason", TEXT_BYTES)?)),
                 value => Err(Malformed::Value { what: "pair state", value: u64::from(value) }),
             })?,
@@ -346,11 +346,11 @@ impl Go {
     }
 }
 
-fn board_addr(r: &mut Reader<'_>) -> Result<u64, Malformed> {
+fn mailbox_addr(r: &mut Reader<'_>) -> Result<u64, Malformed> {
     let addr = r.u64()?;
-    match addr.checked_add(BOARD_BYTES as u64) {
+    match addr.checked_add(MAILBOX_BYTES as u64) {
         Some(_) => Ok(addr),
-        None => Err(Malformed::Value { what: "board address", value: addr }),
+        None => Err(Malformed::Value { what: "mailbox address", value: addr }),
     }
 }
 
@@ -401,17 +401,22 @@ mod tests {
             }),
             Message::Refuse("no rail in common".into()),
             Message::Ready(Ready {
-                board_addr: 0x7f00_0000_1000,
+                mailbox_addr: 0x7f00_0000_1000,
                 pairs: vec![
-                    PairReady::Connected { board_rkey: 5, qps },
+                    PairReady::Connected { mailbox_rkey: 5, qps },
                     PairReady::Failed("Network is unreachable".into()),
                 ],
             }),
             Message::Go(Go {
-                board_addr: 0x7f00_0000_2000,
-                pairs: vec![PairGo::Carries { board_rkey: 9 }, PairGo::LeftOut("no answer".into())],
+                mailbox_addr: 0x7f00_0000_2000,
+                pairs: vec![PairGo::Carries { mailbox_rkey: 9 }, PairGo::LeftOut("no answer".into())],
             }),
-            Message::Letter(Letter { number: 3, heard: 2, asks: true, notice: vec![6, 1, 0, 0, 0, 0, 0, 0, 0] }),
+            Message::Control(ControlFrame {
+                number: 3,
+                heard: 2,
+                asks: true,
+                message: vec![6, 1, 0, 0, 0, 0, 0, 0, 0],
+            }),
         ]
     }
 
@@ -445,7 +450,7 @@ mod tests {
     #[test]
     fn strangers_are_told_apart_by_the_header() {
         assert_eq!(Header::decode(*b"GET / HT"), Err(NotOurs::Stranger));
-        let frame = Message::Letter(Letter::default()).encode();
+        let frame = Message::Control(ControlFrame::default()).encode();
         let mut header: [u8; 8] = frame[..8].try_into().unwrap();
         header[7] = 1;
         assert_eq!(Header::decode(header), Err(NotOurs::Size((1 << 24) + 19)));

@@ -4,13 +4,13 @@
 //! Pure: bytes in, values out. No I/O, no clock, no `unsafe`. Everything decoded here came from a peer or a stranger,
 //! so every field is checked before it becomes a value, and nothing is sized by a number that was read.
 
-pub mod board;
 pub mod codec;
 pub mod control;
 pub mod cts;
 pub mod fields;
 pub mod handle;
 pub mod immediate;
+pub mod mailbox;
 pub mod message;
 
 /// Version of everything in this room. Two ends with different versions refuse each other with words.

@@ -42,7 +42,7 @@ pub fn host_with(side: usize, settings: &[(&str, &str)]) -> Arc<Host> {
 }
 
 /// A listener, and how to find it.
-pub struct Door {
+pub struct Listener {
     /// The listener.
     pub listen: ListenComm,
     /// For the peer.
@@ -51,14 +51,14 @@ pub struct Door {
     pub known: Handle,
 }
 
-impl Door {
+impl Listener {
     /// Opens one.
     pub fn open(host: &Arc<Host>) -> Self {
         let (listen, handle) = host.listen().unwrap();
         Self { listen, handle, known: Handle::decode(&handle).unwrap() }
     }
 
-    /// Makes a connection here, whatever else happens at the door.
+    /// Makes a connection here, whatever else connects here.
     pub fn meet(&self, from: &Arc<Host>) -> Met {
         self.try_by(from, self.handle).unwrap()
     }
@@ -186,17 +186,21 @@ pub struct Taken {
 
 /// Stands between the two ends of a handshake: takes the connection at the handle that comes back, and hands each frame on as `alter`
 /// makes it, which is told its place. The talk that follows is not handed on.
-pub fn between(door: &Door, alter: impl Fn(usize, Vec<u8>) -> Vec<u8> + Send + 'static) -> Between {
-    between_late(door, 0, alter)
+pub fn between(real: &Listener, alter: impl Fn(usize, Vec<u8>) -> Vec<u8> + Send + 'static) -> Between {
+    between_late(real, 0, alter)
 }
 
 /// The same, after so many connections were dropped unheard.
-pub fn between_late(door: &Door, drops: usize, alter: impl Fn(usize, Vec<u8>) -> Vec<u8> + Send + 'static) -> Between {
+pub fn between_late(
+    real: &Listener,
+    drops: usize,
+    alter: impl Fn(usize, Vec<u8>) -> Vec<u8> + Send + 'static,
+) -> Between {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let (address, real) = (listener.local_addr().unwrap(), door.known.address);
+    let (address, known) = (listener.local_addr().unwrap(), real.known.address);
     let taken = std::thread::spawn(move || {
         (0..drops).for_each(|_| drop(listener.accept().unwrap()));
-        let mut ends = [listener.accept().unwrap().0, dial(real)];
+        let mut ends = [listener.accept().unwrap().0, dial(known)];
         limited(&ends[0]);
         let mut frames = Vec::new();
         while frames.len() < 4 {
@@ -210,7 +214,7 @@ pub fn between_late(door: &Door, drops: usize, alter: impl Fn(usize, Vec<u8>) ->
         let [to_sender, to_receiver] = ends;
         Taken { to_sender, to_receiver, frames }
     });
-    (Handle { address, ..door.known }.encode(), taken)
+    (Handle { address, ..real.known }.encode(), taken)
 }
 
 /// The handle that leads to somebody between, and what he has in the end.
@@ -218,9 +222,9 @@ pub type Between = ([u8; HANDLE_BYTES], JoinHandle<Taken>);
 
 /// A connection with somebody between, and what he has.
 pub fn tapped(hosts: &[Arc<Host>; 2]) -> (Met, Taken) {
-    let door = Door::open(&hosts[1]);
-    let (handle, taken) = between(&door, |_, frame| frame);
-    let met = door.try_by(&hosts[0], handle).unwrap();
+    let listener = Listener::open(&hosts[1]);
+    let (handle, taken) = between(&listener, |_, frame| frame);
+    let met = listener.try_by(&hosts[0], handle).unwrap();
     let taken = taken.join().unwrap();
     assert_eq!(taken.frames.len(), 4);
     (met, taken)

@@ -21,7 +21,7 @@ use nccl_net_spark::flow::ways::End;
 use nccl_net_spark::plugin::bring_up;
 use nccl_net_spark::verbs::{Access, CompletionBuffer, Cq, HostMemory, Mr, Region};
 use nccl_net_spark::wire::MAX_RAILS;
-use nccl_net_spark::wire::board::BOARD_BYTES;
+use nccl_net_spark::wire::mailbox::MAILBOX_BYTES;
 use softverbs::fabric::Node;
 use softverbs::settings::Settings;
 use std::path::Path;
@@ -78,7 +78,7 @@ pub struct Pair {
     /// The sender's driver, and the receiver's.
     pub drivers: [Driver; 2],
     /// What the peer writes to: the sender's, and the receiver's.
-    pub boards: [Arc<Region>; 2],
+    pub mailboxes: [Arc<Region>; 2],
 }
 
 impl Fabric {
@@ -212,14 +212,14 @@ impl Fabric {
 
     /// A connection over the first `rails` of them.
     pub fn connect(&self, rails: usize, queue_count: usize) -> Pair {
-        let boards = [0, 1].map(|_| Region::new(BOARD_BYTES).unwrap());
-        self.join(self.lanes(rails, queue_count), boards, None)
+        let mailboxes = [0, 1].map(|_| Region::new(MAILBOX_BYTES).unwrap());
+        self.join(self.lanes(rails, queue_count), mailboxes, None)
     }
 
     /// A connection over the first rail whose receiving end has a stranger in its sender's place, with a queue pair of its own.
     pub fn connect_liar(&self) -> (Pair, Liar) {
-        let boards = [0, 1].map(|_| Region::new(BOARD_BYTES).unwrap());
-        let mut liar = Liar::new(&self.node, Arc::clone(&boards[0]));
+        let mailboxes = [0, 1].map(|_| Region::new(MAILBOX_BYTES).unwrap());
+        let mut liar = Liar::new(&self.node, Arc::clone(&mailboxes[0]));
         let look = &self.looks[0];
         let gid = look.addresses[0].gid;
         let [sender, receiver] = [(0, Role::Sender), (1, Role::Receiver)]
@@ -231,7 +231,7 @@ impl Fabric {
         let ends = [liar.end()];
         let route = Route { look, gid, peer_gid: gid, mtu_bytes, ends: &ends, traffic_class };
         lanes[1][0].connect(Role::Receiver, &self.hosts[1].process().config, &route).unwrap();
-        (self.join(lanes, boards, Some(liar.key())), liar)
+        (self.join(lanes, mailboxes, Some(liar.key())), liar)
     }
 
     fn lanes(&self, rails: usize, queue_count: usize) -> [Vec<Lane>; 2] {
@@ -255,16 +255,16 @@ impl Fabric {
         lanes
     }
 
-    /// What stands on the lanes; `far_key` is the key of the sender's board where it is not the plugin's.
-    fn join(&self, lanes: [Vec<Lane>; 2], boards: [Arc<Region>; 2], far_key: Option<u32>) -> Pair {
+    /// What stands on the lanes; `far_key` is the key of the sender's mailbox where it is not the plugin's.
+    fn join(&self, lanes: [Vec<Lane>; 2], mailboxes: [Arc<Region>; 2], far_key: Option<u32>) -> Pair {
         let rails = lanes[0].len();
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let keys = [0, 1].map(|side: usize| -> Vec<Mr> {
-            lanes[side].iter().map(|lane| boards[side].register(&lane.rail.pd, access).unwrap()).collect()
+            lanes[side].iter().map(|lane| mailboxes[side].register(&lane.rail.pd, access).unwrap()).collect()
         });
         let lkeys = [0, 1].map(|side: usize| std::array::from_fn(|at| keys[side].get(at).map_or(0, Mr::lkey)));
         let far = [1, 0].map(|side: usize| PeerMailbox {
-            addr: boards[side].addr(),
+            addr: mailboxes[side].addr(),
             rkeys: std::array::from_fn::<u32, MAX_RAILS, _>(|at| match far_key {
                 Some(key) if side == 0 => key,
                 _ => keys[side].get(at).map_or(0, Mr::rkey),
@@ -291,20 +291,20 @@ impl Fabric {
         let [s_keys, r_keys] = keys;
         let [s_striping, r_striping] = striping;
         let parts = |side: usize, lanes, keys, striping| {
-            let region = Arc::clone(&boards[side]);
+            let region = Arc::clone(&mailboxes[side]);
             PathParts { lanes, region, keys, peer: far[side], chunk_bytes: CHUNK, striping }
         };
         let send = Arc::new(TryCell::new(SendPath::new(parts(0, s_lanes, s_keys, s_striping))));
         let recv = Arc::new(TryCell::new(RecvPath::new(parts(1, r_lanes, r_keys, r_striping))));
         let driver = |side: usize, role, path: Arc<dyn SharedPath>, rails| {
-            let mailboxes = Mailboxes { region: Arc::clone(&boards[side]), lkeys: lkeys[side], far: far[side] };
+            let mailboxes = Mailboxes { region: Arc::clone(&mailboxes[side]), lkeys: lkeys[side], far: far[side] };
             let (process, context) = (Arc::clone(self.hosts[side].process()), Arc::clone(&contexts[side]));
             Driver::new(process, context, path, role, None, mailboxes, rails)
         };
         let [s_rails, r_rails] = rails;
         let drivers =
             [driver(0, Role::Sender, send.clone(), s_rails), driver(1, Role::Receiver, recv.clone(), r_rails)];
-        Pair { send, recv, contexts, drivers, boards }
+        Pair { send, recv, contexts, drivers, mailboxes }
     }
 }
 

@@ -1,8 +1,8 @@
 //! A sending end that is not the plugin: a queue pair of its own on the fabric, by which it says whatever verbs let it say.
 
 use nccl_net_spark::verbs::Region;
-use nccl_net_spark::wire::board::BOARD_BYTES;
 use nccl_net_spark::wire::fields::QpEnd;
+use nccl_net_spark::wire::mailbox::MAILBOX_BYTES;
 use softverbs::completion_queue::{Completion, CompletionQueue};
 use softverbs::fabric::Node;
 use softverbs::queue_pair::{Caps, Change, Operation, QueuePair, SendRequest, Sge};
@@ -18,20 +18,21 @@ pub struct Liar {
     cq: Arc<CompletionQueue>,
     qp: Arc<QueuePair>,
     /// Where the receiver's grants land, and what is sent from; registered with this key.
-    board: Arc<Region>,
+    mailbox: Arc<Region>,
     key: u32,
 }
 
 impl Liar {
     /// One on the first rail.
-    pub fn new(node: &Arc<Node>, board: Arc<Region>) -> Self {
+    pub fn new(node: &Arc<Node>, mailbox: Arc<Region>) -> Self {
         let cq = CompletionQueue::new(node, 0, 64).unwrap();
         let caps = Caps { send_requests: 16, receive_requests: 16, sges: 1, inline_bytes: 0, signal_all: true };
         let qp = QueuePair::new(node, 0, &cq, &cq, caps).unwrap();
         // SAFETY: the region is this end's for as long as its queue pair; its words are looked at as atomics only.
-        let key =
-            unsafe { node.register(0, board.addr() as usize, BOARD_BYTES, status::LOCAL_WRITE | status::REMOTE_WRITE) };
-        Self { node: Arc::clone(node), cq, qp, board, key: key.unwrap() }
+        let key = unsafe {
+            node.register(0, mailbox.addr() as usize, MAILBOX_BYTES, status::LOCAL_WRITE | status::REMOTE_WRITE)
+        };
+        Self { node: Arc::clone(node), cq, qp, mailbox, key: key.unwrap() }
     }
 
     /// Its queue pair.
@@ -39,7 +40,7 @@ impl Liar {
         QpEnd { number: self.qp.number(), psn: PSN }
     }
 
-    /// The key of its board.
+    /// The key of its mailbox.
     pub fn key(&self) -> u32 {
         self.key
     }
@@ -61,9 +62,9 @@ impl Liar {
         }
     }
 
-    /// Posts the first bytes of its board, as they are; `to` is an address and a key of the receiver's.
+    /// Posts the first bytes of its mailbox, as they are; `to` is an address and a key of the receiver's.
     pub fn post(&self, operation: Operation, bytes: u32, imm: Option<u32>, to: (u64, u32)) {
-        let sge = [Sge { addr: self.board.addr(), bytes, lkey: self.key }];
+        let sge = [Sge { addr: self.mailbox.addr(), bytes, lkey: self.key }];
         let sges = if bytes == 0 { &sge[..0] } else { &sge };
         let (remote_addr, rkey) = to;
         let imm = imm.map(u32::to_be);

@@ -7,7 +7,7 @@ use nccl_net_spark::comm::RecvPart;
 use nccl_net_spark::comm::datapath::control::{SharedPath, leave};
 use nccl_net_spark::comm::datapath::peer::Presence;
 use nccl_net_spark::error::Error;
-use nccl_net_spark::wire::control::Letter;
+use nccl_net_spark::wire::control::ControlFrame;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -24,8 +24,8 @@ pub struct Run<'f> {
     model: Model,
     /// Groups to be granted in all.
     goal: usize,
-    /// Letters on the bootstrap's TCP, to the sender and to the receiver: when each arrives.
-    letters: [VecDeque<(u64, Letter)>; 2],
+    /// Control frames on the bootstrap's TCP, to the sender and to the receiver: when each arrives.
+    frames: [VecDeque<(u64, ControlFrame)>; 2],
     /// Whether that still carries. Where it breaks, rail 0 holds.
     tcp: Tcp,
     /// Port events: when, for which side, of which rail, and whether it is up.
@@ -93,7 +93,7 @@ impl<'f> Run<'f> {
             1..=3 => Ending::BrokenOffOnTrial { after },
             _ => Ending::Whole,
         };
-        let (model, letters, events, tally) = Default::default();
+        let (model, frames, events, tally) = Default::default();
         Self {
             fabric,
             seed,
@@ -102,7 +102,7 @@ impl<'f> Run<'f> {
             pair,
             model,
             goal,
-            letters,
+            frames,
             tcp,
             events,
             pulls_left,
@@ -272,7 +272,7 @@ impl<'f> Run<'f> {
         self.model.hand_back(at, self.seed, &mut self.fabric.to);
     }
 
-    /// Both drivers have a look, in either order or one alone; letters and events that are due arrive.
+    /// Both drivers have a look, in either order or one alone; control frames and events that are due arrive.
     fn watch(&mut self) {
         let (now_ns, now) = (self.fabric.now_ns(), self.fabric.now());
         let tcp_carries = match self.tcp {
@@ -280,17 +280,17 @@ impl<'f> Run<'f> {
             Tcp::Breaks { at_ns } => now_ns < at_ns,
         };
         if !tcp_carries {
-            self.letters = Default::default();
+            self.frames = Default::default();
         }
         let first = self.dice.below(2) as usize;
         let sides = if self.dice.one_in(3) { 1 } else { 2 };
         for side in [first, 1 - first].into_iter().take(sides) {
             self.pair.drivers[side].begin_round();
-            while self.letters[side].front().is_some_and(|(due, _)| *due <= now_ns) {
-                let (_, letter) = self.letters[side].pop_front().unwrap();
-                self.pair.drivers[side].hear(&letter, now);
+            while self.frames[side].front().is_some_and(|(due, _)| *due <= now_ns) {
+                let (_, frame) = self.frames[side].pop_front().unwrap();
+                self.pair.drivers[side].hear(&frame, now);
                 if self.dice.one_in(16) {
-                    self.pair.drivers[side].hear(&letter, now);
+                    self.pair.drivers[side].hear(&frame, now);
                 }
             }
             let due: Vec<usize> = (0..self.events.len())
@@ -304,11 +304,11 @@ impl<'f> Run<'f> {
                 }
             }
             let has_news = self.dice.one_in(2);
-            let (letters, dice) = (&mut self.letters[1 - side], &mut self.dice);
-            self.pair.drivers[side].tend(now, has_news, &mut |letter| {
+            let (frames, dice) = (&mut self.frames[1 - side], &mut self.dice);
+            self.pair.drivers[side].tend(now, has_news, &mut |frame| {
                 if tcp_carries {
-                    let not_before = letters.back().map_or(0, |(due, _)| *due);
-                    letters.push_back(((now_ns + dice.below(100_000)).max(not_before), letter));
+                    let not_before = frames.back().map_or(0, |(due, _)| *due);
+                    frames.push_back(((now_ns + dice.below(100_000)).max(not_before), frame));
                 }
                 // A network that breaks is not seen at once.
                 tcp_carries || dice.one_in(2)

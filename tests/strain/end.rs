@@ -147,17 +147,17 @@ impl Process {
 
     /// Makes connections, all at once.
     fn connect(&mut self, numbers: Range<u64>, places: u64) -> Vec<Connection> {
-        let mut doors: Vec<(u64, ListenComm)> = Vec::new();
+        let mut listeners: Vec<(u64, ListenComm)> = Vec::new();
         let (mut silent, mut handles): (Vec<u64>, Vec<(u64, [u8; HANDLE_BYTES])>) = Default::default();
         for number in numbers {
             if number % 2 == self.side {
                 silent.push(number);
                 continue;
             }
-            let (door, handle) = self.host.listen().unwrap();
+            let (listener, handle) = self.host.listen().unwrap();
             let hex: String = handle.iter().map(|byte| format!("{byte:02x}")).collect();
             println!("peer handle {number} {hex}");
-            doors.push((number, door));
+            listeners.push((number, listener));
         }
         let mut connections = Vec::new();
         until(|| {
@@ -177,14 +177,14 @@ impl Process {
                 }
                 None => true,
             });
-            doors.retain(|(number, door)| match door.accept().unwrap() {
+            listeners.retain(|(number, listener)| match listener.accept().unwrap() {
                 Some(recv) => {
                     connections.push(Connection::new(self, *number, End::Receives(recv), places));
                     false
                 }
                 None => true,
             });
-            if doors.is_empty() && silent.is_empty() && handles.is_empty() {
+            if listeners.is_empty() && silent.is_empty() && handles.is_empty() {
                 return Some(());
             }
             std::thread::yield_now();

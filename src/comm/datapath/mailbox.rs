@@ -1,15 +1,15 @@
-//! This side's board ([`crate::wire::board`]) and the way to the peer's: letters in and out.
+//! This side's mailbox ([`crate::wire::mailbox`]) and the way to the peer's: control frames in and out.
 
 use crate::comm::datapath::lane::LaneWrite;
 use crate::comm::datapath::wr_id::Work;
 use crate::verbs::{Region, Remote};
 use crate::wire::MAX_RAILS;
-use crate::wire::board::{INBOX_AT, OUTBOX_AT, PROBE_AT, PROBE_BYTES};
-use crate::wire::control::{LETTER_WORDS, Letter};
+use crate::wire::control::{ControlFrame, FRAME_WORDS};
+use crate::wire::mailbox::{INBOX_AT, OUTBOX_AT, PROBE_AT, PROBE_BYTES};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Both boards of a connection.
+/// Both mailboxes of a connection.
 pub struct Mailboxes {
     /// This side's.
     pub region: Arc<Region>,
@@ -19,7 +19,7 @@ pub struct Mailboxes {
     pub far: PeerMailbox,
 }
 
-/// The peer's board.
+/// The peer's mailbox.
 #[derive(Debug, Clone, Copy)]
 pub struct PeerMailbox {
     /// Its address there.
@@ -29,28 +29,28 @@ pub struct PeerMailbox {
 }
 
 impl Mailboxes {
-    /// The letter that came in, once; `None` while there is no new one whole.
-    pub fn take_letter(&self) -> Option<Letter> {
-        let inbox = self.region.words().get(INBOX_AT / 8..INBOX_AT / 8 + LETTER_WORDS)?;
-        // Acquire: whatever is done because of the letter comes after it. The digest tells a whole letter from a torn one,
+    /// The control frame that came in, once; `None` while there is no new one whole.
+    pub fn take_frame(&self) -> Option<ControlFrame> {
+        let inbox = self.region.words().get(INBOX_AT / 8..INBOX_AT / 8 + FRAME_WORDS)?;
+        // Acquire: whatever is done because of the control frame comes after it. The digest tells a whole control frame from a torn one,
         // so the order of the NIC's stores does not matter, nor that of the other loads.
         let (number, heard) = (inbox[0].load(Ordering::Acquire), inbox[1].load(Ordering::Relaxed));
         if number == 0 && heard == 0 {
             return None;
         }
         let words = std::array::from_fn(|at| inbox[at].load(Ordering::Relaxed));
-        let letter = Letter::from_words(&words)?;
+        let frame = ControlFrame::from_words(&words)?;
         // Taken: the same one, should it come again, shows as new. One that comes at this very moment may be torn by this; it
         // is sent again until it is heard.
         inbox[0].store(0, Ordering::Relaxed);
         inbox[1].store(0, Ordering::Relaxed);
-        Some(letter)
+        Some(frame)
     }
 
-    /// Puts a letter down to be read by NICs; its size in bytes. One that is still being read is torn by this, which its reader
+    /// Puts a control frame down to be read by NICs; its size in bytes. One that is still being read is torn by this, which its reader
     /// sees.
-    pub fn put_letter(&self, letter: &Letter) -> u32 {
-        let words = letter.to_words();
+    pub fn put_frame(&self, frame: &ControlFrame) -> u32 {
+        let words = frame.to_words();
         for (cell, word) in self.region.words().iter().skip(OUTBOX_AT / 8).zip(&words) {
             // Relaxed: the provider orders these before the doorbell that makes the NIC read them.
             cell.store(*word, Ordering::Relaxed);
@@ -59,8 +59,8 @@ impl Mailboxes {
     }
 
     /// The write that brings it to the peer by a lane.
-    pub fn letter_write(&self, lane: usize, bytes: u32) -> LaneWrite {
-        LaneWrite { bytes, work: Work::Letter, ..self.write(lane, OUTBOX_AT, INBOX_AT) }
+    pub fn frame_write(&self, lane: usize, bytes: u32) -> LaneWrite {
+        LaneWrite { bytes, work: Work::Control, ..self.write(lane, OUTBOX_AT, INBOX_AT) }
     }
 
     /// A write that tries a lane with a packet of `mtu_bytes`. A whole one: a switch or port with a smaller MTU on the way passes

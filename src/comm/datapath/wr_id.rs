@@ -22,8 +22,8 @@ pub enum Work {
         /// The receive's slot.
         slot: u16,
     },
-    /// A letter into the peer's mailbox.
-    Letter,
+    /// A control frame into the peer's mailbox.
+    Control,
     /// A receive that an immediate used up.
     Receive,
     /// The write that tries a rail: during the handshake, and when it returns.
@@ -47,7 +47,7 @@ impl WrId {
             Work::Receive => (4, 0, 0),
             Work::Probe => (5, 0, 0),
             Work::Repeat { slot } => (6, 0, slot),
-            Work::Letter => (7, 0, 0),
+            Work::Control => (7, 0, 0),
         };
         let route = u64::from(queue) << 8 | u64::from(retires) << 16;
         Self(kind | route | u64::from(share) << 32 | u64::from(request) << 40)
@@ -94,7 +94,7 @@ impl WrId {
             3 => Work::Cts,
             4 => Work::Receive,
             6 => Work::Repeat { slot: (self.0 >> 40) as u16 },
-            7 => Work::Letter,
+            7 => Work::Control,
             _ => Work::Probe,
         }
     }
@@ -120,7 +120,7 @@ mod tests {
             Work::Receive,
             Work::Probe,
             Work::Repeat { slot: 31 },
-            Work::Letter,
+            Work::Control,
         ] {
             let id = WrId::of(WrId::new(work, 255, 65_535).bits());
             assert_eq!((id.work(), id.queue(), id.retires()), (work, 255, 65_535));

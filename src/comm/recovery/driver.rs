@@ -22,15 +22,15 @@ use crate::comm::log::outages::Member;
 use crate::comm::process::Process;
 use crate::comm::rail::Rail;
 use crate::error::Error;
-use crate::flow::recovery::{Action, Cause, Frame, Limits, News, Recovery};
-use crate::wire::control::{Letter, Received};
+use crate::flow::recovery::{Action, Cause, Event, Frame, Limits, Recovery};
+use crate::wire::control::{ControlFrame, Received};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How often a path that closes is looked at for what has come: more often than all its receives could ask for.
 const MOST_ROUNDS: usize = 256;
-/// Letters that are taken in at a time.
-const LETTERS: usize = 4;
+/// Control frames that are taken in at a time.
+const FRAMES: usize = 4;
 
 /// One connection's rails, and the control messages about them.
 pub struct Driver {
@@ -153,14 +153,14 @@ impl Driver {
         self.act(now);
     }
 
-    /// Goes on as far as it can. Letters for the peer's mailbox are written here; those for the channel are handed to `send`, which
+    /// Goes on as far as it can. Control frames for the peer's mailbox are written here; those for the channel are handed to `send`, which
     /// says whether there is one. A data path that is in use is left alone, unless `has_news`: it looks after itself, and says so when
     /// it finds a rail lost.
-    pub fn tend(&mut self, now: Instant, has_news: bool, send: &mut dyn FnMut(Letter) -> bool) {
-        for _ in 0..LETTERS {
-            let Some(letter) = self.mailboxes.take_letter() else { break };
-            self.hear(&letter, now);
-            if letter.asks {
+    pub fn tend(&mut self, now: Instant, has_news: bool, send: &mut dyn FnMut(ControlFrame) -> bool) {
+        for _ in 0..FRAMES {
+            let Some(frame) = self.mailboxes.take_frame() else { break };
+            self.hear(&frame, now);
+            if frame.asks {
                 // The way that it came by carries: the answer goes back by it too. (To what asks nothing there is none.)
                 self.mail(&self.recovery.frame());
             }
@@ -178,39 +178,39 @@ impl Driver {
             self.outages.ended();
         }
         match self.recovery.poll_frame(at) {
-            Some(Frame::First(letter)) => {
-                let by_tcp = send(letter);
+            Some(Frame::First(frame)) => {
+                let by_tcp = send(frame);
                 if !by_tcp {
                     self.mail(&self.recovery.frame());
                 }
             }
-            Some(Frame::Repeated(letter)) => self.mail(&letter),
+            Some(Frame::Repeated(frame)) => self.mail(&frame),
             None => {}
         }
     }
 
-    /// A letter came in.
-    pub fn hear(&mut self, letter: &Letter, now: Instant) {
+    /// A control frame came in.
+    pub fn hear(&mut self, frame: &ControlFrame, now: Instant) {
         // How many receives have begun to be sent; to a receiver nothing can be said of any. Of a broken data path nothing is known, and
         // nothing that the peer says can hurt it.
         let mut begun = if self.role == Role::Sender { u64::MAX } else { 0 };
         if self.role == Role::Sender
-            && letter.asks
+            && frame.asks
             && let Some(path) = self.path.borrow()
         {
             (_, begun) = path.span();
         }
         let at = self.clock(now);
-        self.recovery.heard(letter, begun, at);
+        self.recovery.heard(frame, begun, at);
         self.act(now);
     }
 
-    /// Writes a letter into the peer's mailbox, by every rail that carries.
-    fn mail(&mut self, letter: &Letter) {
-        let bytes = self.mailboxes.put_letter(letter);
+    /// Writes a control frame into the peer's mailbox, by every rail that carries.
+    fn mail(&mut self, frame: &ControlFrame) {
+        let bytes = self.mailboxes.put_frame(frame);
         let Some(mut path) = self.path.borrow() else { return };
         for lane in self.recovery.rails_up() {
-            path.post(&self.context, lane, &self.mailboxes.letter_write(lane, bytes));
+            path.post(&self.context, lane, &self.mailboxes.frame_write(lane, bytes));
         }
     }
 
@@ -282,7 +282,7 @@ impl Driver {
                 Action::PeerClosed(delivered) => self.context.peer.said_bye(delivered),
                 Action::PeerGone => self.context.peer.vanished(),
                 Action::Fail(cause) => self.fail(&cause),
-                Action::Tell(news) => self.log(&news, now),
+                Action::Log(news) => self.log(&news, now),
             }
         }
     }
@@ -326,17 +326,17 @@ impl Driver {
         }
     }
 
-    fn log(&mut self, news: &News, now: Instant) {
+    fn log(&mut self, news: &Event, now: Instant) {
         let peer = &self.context.peer.name;
         match news {
-            News::Heard(notice) => tracing::debug!("{peer} sent {notice:?}"),
-            News::Malformed(why) => tracing::warn!("{peer} sent a malformed control message, ignored: {why}"),
-            News::NoSuchRail(lane) => {
+            Event::Heard(message) => tracing::debug!("{peer} sent {message:?}"),
+            Event::Malformed(why) => tracing::warn!("{peer} sent a malformed control message, ignored: {why}"),
+            Event::NoSuchRail(lane) => {
                 let count = self.rails.len();
                 tracing::warn!("{peer} sent a control message for rail {lane} of {count}: ignored");
             }
-            News::OutOfTurn(lane) => tracing::debug!("{peer} sent a control message out of turn for rail {lane}"),
-            News::Lost { lane, why, retry } => {
+            Event::OutOfTurn(lane) => tracing::debug!("{peer} sent a control message out of turn for rail {lane}"),
+            Event::Lost { lane, why, retry } => {
                 let next = match self.role {
                     Role::Sender => format!("retrying in {:.1} s", Duration::from_nanos(*retry).as_secs_f64()),
                     Role::Receiver => "the peer retries".to_owned(),
@@ -345,11 +345,11 @@ impl Driver {
                     self.outages.lost(*lane, why, &next, now);
                 }
             }
-            News::NotYet(lane, why) => {
+            Event::NotYet(lane, why) => {
                 let rail = self.rails[*lane].rail.name();
                 tracing::debug!("rail {rail} to {peer} not recovered yet: {why}");
             }
-            News::PeerAnswers => {
+            Event::PeerAnswers => {
                 if self.process.log.is_first(peer, Subject::Answered) {
                     tracing::info!("{peer} answers over the rails; connections continue without the bootstrap's TCP");
                 }

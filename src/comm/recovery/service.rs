@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 /// How long a closed connection waits for its peer to close: beyond a few retransmissions of its last write.
 const LINGER: Duration = Duration::from_secs(10);
-/// How often a connection is looked after whose rails all carry: it bounds how late a silent loss is detected, and a letter that came
+/// How often a connection is looked after whose rails all carry: it bounds how late a silent loss is detected, and a control frame that came
 /// by a rail.
 const CALM: Duration = Duration::from_millis(50);
 /// And one with something under way.
@@ -204,7 +204,7 @@ fn hear_devices(watched: &mut [Watched]) {
     for rail in rails(watched) {
         loop {
             match rail.pd.context().async_event() {
-                Ok(Some(event)) => heed(watched, &rail, &event),
+                Ok(Some(event)) => handle(watched, &rail, &event),
                 Ok(None) => break,
                 Err(error) => {
                     tracing::debug!("{error}");
@@ -227,7 +227,7 @@ fn rails(watched: &[Watched]) -> Vec<Arc<Rail>> {
     rails
 }
 
-fn heed(watched: &mut [Watched], one_of_device: &Rail, event: &AsyncEvent) {
+fn handle(watched: &mut [Watched], one_of_device: &Rail, event: &AsyncEvent) {
     tracing::debug!("{}: {}", one_of_device.info.device, event.text());
     let is_up = match event.kind {
         AsyncEvent::PORT_ERROR | AsyncEvent::DEVICE_FATAL => false,
@@ -281,8 +281,8 @@ impl Watched {
         let now = Instant::now();
         self.listen(now);
         let Self { channel, driver, .. } = self;
-        driver.tend(now, has_news, &mut |letter| match channel {
-            Some(open) => match open.offer(&Message::Letter(letter)) {
+        driver.tend(now, has_news, &mut |frame| match channel {
+            Some(open) => match open.offer(&Message::Control(frame)) {
                 Ok(taken) => taken,
                 Err(error) => {
                     tracing::debug!("{error}");
@@ -299,7 +299,7 @@ impl Watched {
         for _ in 0..MESSAGES {
             let Some(channel) = &mut self.channel else { return };
             match channel.receive() {
-                Ok(Received::Message(Message::Letter(letter))) => self.driver.hear(&letter, now),
+                Ok(Received::Message(Message::Control(frame))) => self.driver.hear(&frame, now),
                 Ok(Received::Message(other)) => {
                     tracing::warn!("{} sent an unexpected {} message: ignored", peer.name, other.kind())
                 }

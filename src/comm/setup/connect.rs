@@ -13,8 +13,8 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::flow::ways::End;
 use crate::verbs::{Access, Mr, Region};
-use crate::wire::board::BOARD_BYTES;
 use crate::wire::handle::{HANDLE_BYTES, Handle};
+use crate::wire::mailbox::MAILBOX_BYTES;
 use crate::wire::message::{Go, Hello, Message, Offer, PairGo, PairOffer, PairReady, Ready};
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -22,8 +22,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long to wait before a peer is dialled again that has closed before it said anything: strangers crowd its door, and this
-/// side was in the wrong place among them. (One that has gone refuses the next connection.)
+/// How long to wait before a peer is dialled again that has closed before it said anything: unauthenticated connections crowd its
+/// port, and this side was in the wrong place among them. (One that has gone refuses the next connection.)
 const REDIAL: Duration = Duration::from_millis(10);
 
 /// A connection being made.
@@ -60,7 +60,7 @@ struct OfferedPair {
     index: usize,
     /// Both ends, this side's first.
     ends: [End; 2],
-    /// The connected lane with its key of the board, or why this side cannot use it.
+    /// The connected lane with its key of the mailbox, or why this side cannot use it.
     made: std::result::Result<(Lane, Mr), String>,
 }
 
@@ -232,7 +232,7 @@ fn say_hello(process: &Process, channel: &mut Channel, handle: &Handle) -> Resul
 
 impl Connected {
     fn from_offer(process: &Process, rails: &Rails, offer: Offer, traffic_class: Option<u8>) -> Result<Self> {
-        let region = Region::new(BOARD_BYTES)?;
+        let region = Region::new(MAILBOX_BYTES)?;
         let mut pairs = Vec::with_capacity(offer.pairs.len());
         let mut paired = Vec::with_capacity(offer.pairs.len());
         for pair in &offer.pairs {
@@ -266,10 +266,10 @@ impl Connected {
 
     fn answer(&self) -> Ready {
         let answer = |pair: &OfferedPair| match &pair.made {
-            Ok((lane, key)) => PairReady::Connected { board_rkey: key.rkey(), qps: lane.ends() },
+            Ok((lane, key)) => PairReady::Connected { mailbox_rkey: key.rkey(), qps: lane.ends() },
             Err(why) => PairReady::Failed(why.clone()),
         };
-        Ready { board_addr: self.region.addr(), pairs: self.pairs.iter().map(answer).collect() }
+        Ready { mailbox_addr: self.region.addr(), pairs: self.pairs.iter().map(answer).collect() }
     }
 
     fn finish(self, setup: &Setup, channel: Channel, go: Go) -> Result<SendComm> {
@@ -281,14 +281,14 @@ impl Connected {
         let mut live = Vec::new();
         for (OfferedPair { index, ends, made }, word) in pairs.into_iter().zip(go.pairs) {
             match (made, word) {
-                (Ok((lane, key)), PairGo::Carries { board_rkey: peer_rkey }) => {
+                (Ok((lane, key)), PairGo::Carries { mailbox_rkey: peer_rkey }) => {
                     live.push(LivePair { lane, key, peer_rkey, ends });
                 }
                 (Ok(_), PairGo::LeftOut(why)) => left_out.push((index, why)),
                 (Err(own), _) => left_out.push((index, own)),
             }
         }
-        let (role, peer_addr, pairs) = (Role::Sender, go.board_addr, live);
+        let (role, peer_addr, pairs) = (Role::Sender, go.mailbox_addr, live);
         let agreed = Agreed { role, peer, traffic_class, chunk_bytes, region, peer_addr, pairs, left_out };
         finish(setup, channel, agreed, SendPath::new, |_| Ok(()))
     }

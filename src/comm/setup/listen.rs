@@ -17,9 +17,9 @@ use crate::error::{Error, Result};
 use crate::flow::pairing::{self, Pair};
 use crate::flow::ways::{End, Ways};
 use crate::verbs::{Access, CompletionBuffer, Mr, Region, Remote};
-use crate::wire::board::{BOARD_BYTES, PROBE_AT, PROBE_BYTES};
 use crate::wire::fields::RailAdvert;
 use crate::wire::handle::{HANDLE_BYTES, Handle, TOKEN_BYTES};
+use crate::wire::mailbox::{MAILBOX_BYTES, PROBE_AT, PROBE_BYTES};
 use crate::wire::message::{Go, Hello, Message, Offer, PairGo, PairOffer, PairReady, Ready};
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -278,13 +278,13 @@ impl Offered {
                 self.pairs.len()
             )));
         }
-        let region = Region::new(BOARD_BYTES)?;
+        let region = Region::new(MAILBOX_BYTES)?;
         let mut pairs = Vec::with_capacity(self.pairs.len());
         for (OpenedPair { pair, ends, lane }, answer) in self.pairs.into_iter().zip(ready.pairs) {
             let index = lane.rail.index;
             let state = match answer {
                 PairReady::Failed(why) => Probed::LeftOut(format!("{peer} cannot use it: {why}")),
-                PairReady::Connected { board_rkey, qps } => {
+                PairReady::Connected { mailbox_rkey, qps } => {
                     let look = &self.rails.usable[pair.acceptor].1;
                     let route = Route {
                         look,
@@ -294,7 +294,7 @@ impl Offered {
                         ends: &qps,
                         traffic_class: None,
                     };
-                    match Tried::start(process, lane, &route, (ready.board_addr, board_rkey), &region) {
+                    match Tried::start(process, lane, &route, (ready.mailbox_addr, mailbox_rkey), &region) {
                         Ok(tried) => Probed::Waiting(tried),
                         Err(error) => Probed::LeftOut(error.to_string()),
                     }
@@ -304,7 +304,7 @@ impl Offered {
         }
         let until = Instant::now() + process.config.probe_timeout;
         let (chunk_bytes, left_out) = (self.chunk_bytes, self.left_out);
-        Ok(Probing { until, chunk_bytes, region, peer_addr: ready.board_addr, pairs, left_out })
+        Ok(Probing { until, chunk_bytes, region, peer_addr: ready.mailbox_addr, pairs, left_out })
     }
 }
 
@@ -367,7 +367,7 @@ impl Probing {
         for pair in pairs {
             match pair.state {
                 Probed::Carries(Tried { lane, region_key: key, peer_rkey, .. }) => {
-                    words.push(PairGo::Carries { board_rkey: key.rkey() });
+                    words.push(PairGo::Carries { mailbox_rkey: key.rkey() });
                     live.push(LivePair { lane, key, peer_rkey, ends: pair.ends });
                 }
                 Probed::LeftOut(why) => {
@@ -382,7 +382,7 @@ impl Probing {
             channel.send(&Message::Refuse(error.to_string()))?;
             return Err(error);
         }
-        let go = Message::Go(Go { board_addr: region.addr(), pairs: words });
+        let go = Message::Go(Go { mailbox_addr: region.addr(), pairs: words });
         let (role, traffic_class, pairs) = (Role::Receiver, None, live);
         let agreed = Agreed { role, peer, traffic_class, chunk_bytes, region, peer_addr, pairs, left_out };
         finish(setup, channel, agreed, RecvPath::new, |channel| channel.send(&go))

@@ -1,6 +1,6 @@
 //! What recovery asks of its caller, and tells it.
 
-use crate::wire::control::{Letter, Notice, Received};
+use crate::wire::control::{ControlFrame, ControlMessage, Received};
 use crate::wire::fields::{QpEnd, RailAdvert};
 
 /// The accepting side's part of a reconnection.
@@ -40,7 +40,7 @@ pub enum Action {
     /// The connection has failed.
     Fail(Cause),
     /// Nothing to do but to be told.
-    Tell(News),
+    Log(Event),
 }
 
 /// Why a connection has failed.
@@ -56,9 +56,9 @@ pub enum Cause {
 
 /// What happened, for the log.
 #[derive(Debug, Clone, PartialEq)]
-pub enum News {
+pub enum Event {
     /// The peer said this.
-    Heard(Box<Notice>),
+    Heard(Box<ControlMessage>),
     /// What the peer said is not readable.
     Malformed(String),
     /// What the peer said is about a rail that there is not.
@@ -84,7 +84,7 @@ pub enum News {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Frame {
     /// By the bootstrap's TCP; by every rail that is up where that is gone.
-    First(Letter),
+    First(ControlFrame),
     /// Once more, by every rail that is up.
-    Repeated(Letter),
+    Repeated(ControlFrame),
 }

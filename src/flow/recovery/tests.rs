@@ -23,8 +23,8 @@ fn qps() -> Vec<QpEnd> {
     vec![QpEnd { number: 1, psn: 1 }]
 }
 
-fn joined(lane: u8) -> Notice {
-    Notice::Joined { lane, connector_gid: [1; 16], acceptor_gid: [2; 16], mtu_bytes: 1024, qps: qps() }
+fn joined(lane: u8) -> ControlMessage {
+    ControlMessage::Joined { lane, connector_gid: [1; 16], acceptor_gid: [2; 16], mtu_bytes: 1024, qps: qps() }
 }
 
 /// An end, and the numbers of the peer's messages.
@@ -39,22 +39,26 @@ impl End {
     }
 
     /// A message of the peer's, who has heard all that was sent.
-    fn hears(&mut self, notice: &Notice, now: u64) {
+    fn hears(&mut self, message: &ControlMessage, now: u64) {
         self.number += 1;
-        let frame =
-            Letter { number: self.number, heard: self.recovery.frame().number, asks: true, notice: notice.encode() };
+        let frame = ControlFrame {
+            number: self.number,
+            heard: self.recovery.frame().number,
+            asks: true,
+            message: message.encode(),
+        };
         self.recovery.heard(&frame, 0, now);
     }
 
     /// What is to be done, without what is only told.
     fn actions(&mut self) -> Vec<Action> {
-        std::iter::from_fn(|| self.recovery.poll_action()).filter(|action| !matches!(action, Action::Tell(_))).collect()
+        std::iter::from_fn(|| self.recovery.poll_action()).filter(|action| !matches!(action, Action::Log(_))).collect()
     }
 
-    fn says(&mut self, now: u64) -> Option<Notice> {
+    fn says(&mut self, now: u64) -> Option<ControlMessage> {
         match self.recovery.poll_frame(now)? {
-            Frame::First(letter) | Frame::Repeated(letter) if letter.asks => {
-                Some(Notice::decode(&letter.notice).unwrap())
+            Frame::First(frame) | Frame::Repeated(frame) if frame.asks => {
+                Some(ControlMessage::decode(&frame.message).unwrap())
             }
             _ => None,
         }
@@ -63,8 +67,8 @@ impl End {
     /// Rail 0 is lost at `now`, and both ends have stopped it.
     fn loses_a_rail(&mut self, now: u64) {
         self.recovery.lost(0, "loss", Received::default(), now);
-        assert_eq!(self.says(now), Some(Notice::Fenced { lane: 0, received: Received::default() }));
-        self.hears(&Notice::Fenced { lane: 0, received: Received::default() }, now);
+        assert_eq!(self.says(now), Some(ControlMessage::Fenced { lane: 0, received: Received::default() }));
+        self.hears(&ControlMessage::Fenced { lane: 0, received: Received::default() }, now);
         assert_eq!(self.actions(), [Action::Resend(0, Received::default())]);
     }
 }
@@ -79,13 +83,13 @@ fn a_lost_rail_is_asked_for_tried_and_used() {
     end.recovery.tick(now);
     assert_eq!(end.actions(), [Action::OpenQps(0)]);
     end.recovery.opened(0, Ok((advert(), qps())), now);
-    assert_eq!(end.says(now), Some(Notice::Join { lane: 0, rail: advert(), qps: qps() }));
+    assert_eq!(end.says(now), Some(ControlMessage::Join { lane: 0, rail: advert(), qps: qps() }));
     end.hears(&joined(0), now);
     assert!(matches!(end.actions()[..], [Action::ConnectQps(0, _)]));
     end.recovery.connected(0, Ok(()), now);
     end.recovery.probed(0, Ok(()), now);
     assert_eq!(end.actions(), [Action::Activate(0)]);
-    assert_eq!(end.says(now), Some(Notice::Live { lane: 0 }));
+    assert_eq!(end.says(now), Some(ControlMessage::Live { lane: 0 }));
     assert_eq!(end.recovery.rails_up().collect::<Vec<_>>(), [0, 1]);
 }
 
@@ -114,30 +118,30 @@ fn a_peer_that_does_not_answer_is_told_once_and_its_late_answer_changes_nothing(
     end.recovery.tick(now);
     end.actions();
     end.recovery.opened(0, Ok((advert(), qps())), now);
-    assert!(matches!(end.says(now), Some(Notice::Join { .. })));
+    assert!(matches!(end.says(now), Some(ControlMessage::Join { .. })));
     now += ANSWER;
     end.recovery.tick(now);
     assert_eq!(end.actions(), [Action::DropQps(0)]);
     end.hears(&joined(0), now);
     assert_eq!(end.actions(), []);
     // The JOIN is heard only by this answer, so the peer hears the NOT NOW after it and gives up its new queue pairs.
-    assert!(matches!(end.says(now), Some(Notice::NotNow { lane: 0, .. })));
-    end.hears(&Notice::AreYouThere, now);
+    assert!(matches!(end.says(now), Some(ControlMessage::NotNow { lane: 0, .. })));
+    end.hears(&ControlMessage::AreYouThere, now);
     assert_eq!(end.says(now), None, "once");
 }
 
 #[test]
 fn the_accepting_side_uses_new_queue_pairs_after_live_and_drops_them_after_not_now() {
     for (word, done) in [
-        (Notice::Live { lane: 0 }, Action::Activate(0)),
-        (Notice::NotNow { lane: 0, why: String::new() }, Action::DropQps(0)),
+        (ControlMessage::Live { lane: 0 }, Action::Activate(0)),
+        (ControlMessage::NotNow { lane: 0, why: String::new() }, Action::DropQps(0)),
     ] {
         let (mut end, now) = (End::new(Role::Receiver), 20 * SECOND);
-        end.hears(&Notice::Fenced { lane: 0, received: Received::default() }, now);
+        end.hears(&ControlMessage::Fenced { lane: 0, received: Received::default() }, now);
         assert_eq!(end.actions(), [Action::Fence(0)]);
         end.recovery.fenced(0, Received::default(), now);
         assert_eq!(end.actions(), [Action::Resend(0, Received::default())]);
-        end.hears(&Notice::Join { lane: 0, rail: advert(), qps: qps() }, now);
+        end.hears(&ControlMessage::Join { lane: 0, rail: advert(), qps: qps() }, now);
         assert!(matches!(end.actions()[..], [Action::AnswerQps(0, ..)]));
         let answer = Answer { connector_gid: [1; 16], acceptor_gid: [2; 16], mtu_bytes: 1024, qps: qps() };
         end.recovery.answered(0, Ok(answer), now);
@@ -174,7 +178,7 @@ fn a_loss_that_the_peer_does_not_acknowledge_fails_the_connection() {
 fn a_peer_whose_tcp_closed_is_gone_unless_it_answers() {
     let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
     end.recovery.bootstrap_closed(now);
-    assert_eq!(end.says(now), Some(Notice::AreYouThere));
+    assert_eq!(end.says(now), Some(ControlMessage::AreYouThere));
     end.recovery.tick(now + SIGN_OF_LIFE);
     assert_eq!(end.actions(), []);
     end.recovery.tick(now + SIGN_OF_LIFE + 1);
@@ -183,23 +187,23 @@ fn a_peer_whose_tcp_closed_is_gone_unless_it_answers() {
 
     let mut end = End::new(Role::Sender);
     end.recovery.bootstrap_closed(now);
-    assert_eq!(end.says(now), Some(Notice::AreYouThere));
-    end.hears(&Notice::AreYouThere, now);
+    assert_eq!(end.says(now), Some(ControlMessage::AreYouThere));
+    end.hears(&ControlMessage::AreYouThere, now);
     end.recovery.tick(now + SIGN_OF_LIFE + 1);
     assert_eq!((end.actions(), end.recovery.recovers()), (vec![], true));
 }
 
 #[test]
 fn what_the_peer_must_not_say_fails_the_connection() {
-    for (role, notice) in [
-        (Role::Sender, Notice::Live { lane: 0 }),
+    for (role, message) in [
+        (Role::Sender, ControlMessage::Live { lane: 0 }),
         (Role::Receiver, joined(0)),
-        (Role::Sender, Notice::Bye { delivered: 1 }),
-        (Role::Sender, Notice::Fenced { lane: 0, received: Received { granted: 99, open: Vec::new() } }),
+        (Role::Sender, ControlMessage::Bye { delivered: 1 }),
+        (Role::Sender, ControlMessage::Fenced { lane: 0, received: Received { granted: 99, open: Vec::new() } }),
     ] {
         let mut end = End::new(role);
-        end.hears(&notice, SECOND);
-        assert!(matches!(end.actions()[..], [Action::Fail(Cause::Protocol(_))]), "{notice:?}");
+        end.hears(&message, SECOND);
+        assert!(matches!(end.actions()[..], [Action::Fail(Cause::Protocol(_))]), "{message:?}");
     }
 }
 

@@ -4,7 +4,7 @@ use super::super::{
     Action, Answer, DOUBLED_AT_MOST, Frame, Limits, Peer, REPEAT, Rail, Recovery, Role, SECOND, STEADY, State,
 };
 use crate::wire::PARTS;
-use crate::wire::control::{Letter, OpenReceive, Received};
+use crate::wire::control::{ControlFrame, OpenReceive, Received};
 use crate::wire::fields::{Attachment, QpEnd, RailAdvert};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -82,7 +82,7 @@ pub struct World {
     budget: Budget,
     ends: [Recovery; 2],
     /// Frames on their way to each side.
-    frames: [Vec<Letter>; 2],
+    frames: [Vec<ControlFrame>; 2],
     /// The generation of queue pairs in use, by side and rail.
     used: [[Option<u32>; RAILS]; 2],
     /// New queue pairs: of the connecting side ([`UNCONNECTED`] before it knows the peer's), of the accepting side those that wait for
@@ -283,7 +283,7 @@ impl World {
                 self.act(side, action)?;
             }
             let frame = match self.ends[side].poll_frame(self.now) {
-                Some(Frame::First(letter) | Frame::Repeated(letter)) => letter,
+                Some(Frame::First(frame) | Frame::Repeated(frame)) => frame,
                 None => continue,
             };
             let way = &mut self.frames[1 - side];
@@ -343,7 +343,7 @@ impl World {
             }
             Action::Fail(cause) => return Err(format!("side {side} gives up: {cause:?}")),
             Action::PeerClosed(_) | Action::PeerGone => return Err(format!("side {side} takes the peer for gone")),
-            Action::Tell(_) => {}
+            Action::Log(_) => {}
         }
         Ok(())
     }

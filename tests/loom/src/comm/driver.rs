@@ -3,7 +3,7 @@
 use crate::comm::datapath::peer::Peer;
 use crate::comm::rail::Rail;
 use crate::error::Error;
-use crate::wire::control::Letter;
+use crate::wire::control::ControlFrame;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 
@@ -85,7 +85,7 @@ impl Driver {
     pub fn begin_round(&self) {}
 
     /// To look.
-    pub fn tend(&mut self, _: Instant, has_news: bool, _: &mut dyn FnMut(Letter) -> bool) {
+    pub fn tend(&mut self, _: Instant, has_news: bool, _: &mut dyn FnMut(ControlFrame) -> bool) {
         if has_news {
             self.notes.note(|told| told.news += 1);
         }
@@ -108,8 +108,8 @@ impl Driver {
     /// No peer breaks the protocol.
     pub fn broken_channel(&mut self, _: &dyn std::fmt::Display, _: Instant) {}
 
-    /// No letter comes.
-    pub fn hear(&mut self, _: &Letter, _: Instant) {}
+    /// No control frame comes.
+    pub fn hear(&mut self, _: &ControlFrame, _: Instant) {}
 }
 
 impl Drop for Driver {

@@ -1,6 +1,6 @@
 //! Path MTUs in the handshake that a port does not have, or that there are not. (READY and GO name none.)
 
-use crate::attack::{Door, Met, between, decoded, dial, host, tapped};
+use crate::attack::{Listener, Met, between, decoded, dial, host, tapped};
 use crate::common::heard::Heard;
 use crate::common::until;
 use crate::turn;
@@ -24,8 +24,8 @@ fn own_mtu(host: &Host) -> u32 {
 
 /// Tries to connect with somebody between who says another path MTU: the OFFER's for its pairs from `first` on, or the HELLO's.
 fn lied(hosts: &[Arc<Host>; 2], place: usize, first: usize, mtu: u32) -> Result<Met, Error> {
-    let door = Door::open(&hosts[1]);
-    let (handle, _taken) = between(&door, move |at, frame| {
+    let listener = Listener::open(&hosts[1]);
+    let (handle, _taken) = between(&listener, move |at, frame| {
         if at != place {
             return frame;
         }
@@ -37,7 +37,7 @@ fn lied(hosts: &[Arc<Host>; 2], place: usize, first: usize, mtu: u32) -> Result<
         }
         message.encode()
     });
-    door.try_by(&hosts[0], handle)
+    listener.try_by(&hosts[0], handle)
 }
 
 fn larger_than(own: u32) -> impl Iterator<Item = u32> {
@@ -100,15 +100,15 @@ fn a_greeting_with_a_path_mtu_that_there_is_not_is_a_strangers() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
     for mtu in NO_MTUS {
-        let door = Door::open(&hosts[1]);
+        let listener = Listener::open(&hosts[1]);
         let heard = Heard::default();
-        let (mut hello, told) = (greeting_of(&hosts, &door), format!("path MTU {mtu} is not 256, 512, 1024"));
+        let (mut hello, told) = (greeting_of(&hosts, &listener), format!("path MTU {mtu} is not 256, 512, 1024"));
         hello.rails[0].mtu_bytes = mtu;
-        let mut stranger = dial(door.known.address);
+        let mut stranger = dial(listener.known.address);
         stranger.write_all(&Message::Hello(hello).encode()).unwrap();
         let lines = heard.by(|| {
             until(|| {
-                assert!(door.listen.accept().unwrap().is_none());
+                assert!(listener.listen.accept().unwrap().is_none());
                 let lines = heard.take();
                 lines.iter().any(|(_, line)| line.contains("rejected")).then_some(lines)
             })
@@ -116,15 +116,15 @@ fn a_greeting_with_a_path_mtu_that_there_is_not_is_a_strangers() {
         let is_told = |line: &str| line.contains(&told) && line.contains("127.0.0.1:");
         assert!(lines.iter().any(|(level, line)| *level == Level::INFO && is_told(line)), "{lines:?}");
         // It did not take the honest peer's place, though it had the token.
-        door.meet(&hosts[0]).check(23);
+        listener.meet(&hosts[0]).check(23);
     }
 }
 
-/// An honest greeting, for this door.
-fn greeting_of(hosts: &[Arc<Host>; 2], door: &Door) -> Hello {
+/// An honest greeting, for this listener.
+fn greeting_of(hosts: &[Arc<Host>; 2], listener: &Listener) -> Hello {
     let (_met, taken) = tapped(hosts);
     let Message::Hello(mut hello) = decoded(&taken.frames[0]) else { panic!("the first message is no greeting") };
-    hello.token = door.known.token;
+    hello.token = listener.known.token;
     hello
 }
 
@@ -134,15 +134,15 @@ fn the_smaller_of_both_path_mtus_is_used_whatever_a_greeting_says() {
     let hosts = [host(0), host(1)];
     let own = own_mtu(&hosts[0]);
     for mtu in [256, 512, 1024, 2048, 4096] {
-        let door = Door::open(&hosts[1]);
-        let (handle, taken) = between(&door, move |at, frame| match (at, decoded(&frame)) {
+        let listener = Listener::open(&hosts[1]);
+        let (handle, taken) = between(&listener, move |at, frame| match (at, decoded(&frame)) {
             (0, Message::Hello(mut hello)) => {
                 hello.rails.iter_mut().for_each(|rail| rail.mtu_bytes = mtu);
                 Message::Hello(hello).encode()
             }
             _ => frame,
         });
-        door.try_by(&hosts[0], handle).unwrap().check(24);
+        listener.try_by(&hosts[0], handle).unwrap().check(24);
         let Message::Offer(offer) = decoded(&taken.join().unwrap().frames[1]) else { panic!("no offer") };
         assert!(offer.pairs.iter().all(|pair| pair.mtu_bytes == mtu.min(own)), "{mtu}: {offer:?}");
     }

@@ -1,7 +1,7 @@
-//! A process that runs out of descriptors while strangers and an honest peer stand at its doors: a process of its own, so that the
+//! A process that runs out of descriptors while strangers and an honest peer stand at its listeners: a process of its own, so that the
 //! others keep theirs.
 
-use crate::attack::{Between, Door, Met, between, decoded, dial, host};
+use crate::attack::{Between, Listener, Met, between, decoded, dial, host};
 use crate::common::heard::Heard;
 use crate::common::until;
 use nccl_net_spark::comm::Host;
@@ -19,7 +19,7 @@ use tracing::Level;
 const LIMIT: u64 = 300;
 /// Strangers that come before the honest peer, and as many after it.
 const STRANGERS: usize = 20;
-/// How often the doors are asked while nothing can come of it.
+/// How often the listeners are asked while nothing can come of it.
 const CALLS: usize = 1000;
 /// What one call tries at most.
 const TRIES: usize = 64;
@@ -53,7 +53,7 @@ impl Hoard {
     }
 }
 
-/// Counts what the doors tried in vain, and keeps the warnings.
+/// Counts what the listeners tried in vain, and keeps the warnings.
 #[derive(Default)]
 struct Told {
     tries: usize,
@@ -73,13 +73,13 @@ impl Told {
         }
     }
 
-    /// Asks the doors again and again, none of which has anything to give; the most that one call tried.
-    fn ask(&mut self, doors: &[&Door], calls: usize) -> usize {
+    /// Asks the listeners again and again, none of which has anything to give; the most that one call tried.
+    fn ask(&mut self, listeners: &[&Listener], calls: usize) -> usize {
         let (heard, mut most) = (Heard::default(), 0);
         for _ in 0..calls {
-            for door in doors {
+            for listener in listeners {
                 let before = self.tries;
-                let made = heard.by(|| door.listen.accept());
+                let made = heard.by(|| listener.listen.accept());
                 self.hear(&heard);
                 assert!(made.expect("a shortage is no failure").is_none(), "there were no descriptors for this");
                 most = most.max(self.tries - before);
@@ -97,15 +97,15 @@ fn has_said(port: u16, bytes: usize) -> bool {
     lines.lines().map(fields).any(|f| f.len() > 4 && f[1].ends_with(&local) && f[4].ends_with(&said))
 }
 
-fn strangers(doors: &[&Door]) -> Vec<TcpStream> {
+fn strangers(listeners: &[&Listener]) -> Vec<TcpStream> {
     let one = |number: usize| {
-        let mut stranger = dial(doors[number % doors.len()].known.address);
+        let mut stranger = dial(listeners[number % listeners.len()].known.address);
         if number % 4 < 2 {
             stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
         }
         stranger
     };
-    (0..STRANGERS * doors.len()).map(one).collect()
+    (0..STRANGERS * listeners.len()).map(one).collect()
 }
 
 /// The process, which [`a_process_without_descriptors_says_so_once_and_lets_the_honest_peer_in_when_it_has_some`] starts.
@@ -115,20 +115,20 @@ fn starved_process() {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, LIMIT, hard).unwrap();
     let hosts = [host(0), host(1)];
-    let first = Door::open(&hosts[1]);
+    let first = Listener::open(&hosts[1]);
     let other = first.meet(&hosts[0]);
     other.check(1);
-    // The doors of two more connections, and an honest peer whose greeting waits at one of them.
-    let doors = [Door::open(&hosts[1]), Door::open(&hosts[1])];
-    let doors: Vec<&Door> = doors.iter().collect();
-    let before = strangers(&doors);
-    let (mut handle, taken) = greet(&hosts[0], doors[0]);
-    let after = strangers(&doors);
+    // The listeners of two more connections, and an honest peer whose greeting waits at one of them.
+    let listeners = [Listener::open(&hosts[1]), Listener::open(&hosts[1])];
+    let listeners: Vec<&Listener> = listeners.iter().collect();
+    let before = strangers(&listeners);
+    let (mut handle, taken) = greet(&hosts[0], listeners[0]);
+    let after = strangers(&listeners);
     let (mut told, mut hoard) = (Told::default(), Hoard::take());
 
-    without_any(&mut told, &doors);
+    without_any(&mut told, &listeners);
     other.check(2);
-    with_one_more_at_a_time(&mut told, &mut hoard, doors[0], &other);
+    with_one_more_at_a_time(&mut told, &mut hoard, listeners[0], &other);
 
     // The other end's share; it is in this process too.
     hoard.0.truncate(hoard.0.len() - 20);
@@ -136,7 +136,7 @@ fn starved_process() {
     let (mut send, mut recv) = (None, None);
     until(|| {
         send = send.take().or_else(|| hosts[0].connect(&mut handle, None).unwrap());
-        recv = recv.take().or_else(|| heard.by(|| doors[0].listen.accept()).unwrap());
+        recv = recv.take().or_else(|| heard.by(|| listeners[0].listen.accept()).unwrap());
         (send.is_some() && recv.is_some()).then_some(())
     });
     told.hear(&heard);
@@ -148,16 +148,16 @@ fn starved_process() {
     assert_eq!((frames.len(), offer.pairs.len()), (4, hosts[1].process().rails.len()), "a rail was left out");
     drop(hoard);
 
-    // And the next one, at the other door.
-    doors[1].meet(&hosts[0]).check(7);
+    // And the next one, at the other listener.
+    listeners[1].meet(&hosts[0]).check(7);
     assert_eq!(told.warnings.len(), 1, "{:?}", told.warnings);
     drop((before, after));
 }
 
-/// Lets a peer say its greeting at a door where nobody listens yet.
-fn greet(from: &Arc<Host>, door: &Door) -> Between {
+/// Lets a peer say its greeting at a listener that nobody accepts on yet.
+fn greet(from: &Arc<Host>, listener: &Listener) -> Between {
     let (say, said) = mpsc::channel();
-    let (mut handle, taken) = between(door, move |_, frame| {
+    let (mut handle, taken) = between(listener, move |_, frame| {
         // Nobody asks about the later ones.
         let _ = say.send(frame.len());
         frame
@@ -166,25 +166,25 @@ fn greet(from: &Arc<Host>, door: &Door) -> Between {
         assert!(from.connect(&mut handle, None).unwrap().is_none());
         said.try_recv().ok()
     });
-    until(|| has_said(door.known.address.port(), greeting_bytes).then_some(()));
+    until(|| has_said(listener.known.address.port(), greeting_bytes).then_some(()));
     (handle, taken)
 }
 
 /// Nothing is left: each call tries once, nobody is let in, and the user hears of it once.
-fn without_any(told: &mut Told, doors: &[&Door]) {
-    assert_eq!(told.ask(doors, CALLS), 1);
-    assert_eq!((told.tries, told.waits), (doors.len() * CALLS, 0));
+fn without_any(told: &mut Told, listeners: &[&Listener]) {
+    assert_eq!(told.ask(listeners, CALLS), 1);
+    assert_eq!((told.tries, told.waits), (listeners.len() * CALLS, 0));
     let [warning] = &told.warnings[..] else { panic!("{} warnings: {:?}", told.warnings.len(), told.warnings) };
     assert!(warning.contains(&format!("ulimit -n is {LIMIT}")), "{warning}");
 }
 
 /// Descriptors come back one by one.
-fn with_one_more_at_a_time(told: &mut Told, hoard: &mut Hoard, door: &Door, other: &Met) {
-    // One: the strangers pass through the door with it one by one until the honest peer has it, which takes more to be answered and is
+fn with_one_more_at_a_time(told: &mut Told, hoard: &mut Hoard, listener: &Listener, other: &Met) {
+    // One: the strangers take it one by one until the honest peer has it, which takes more to be answered and is
     // waited for. Those who come after it are left where they are.
     let before = told.tries;
     hoard.0.pop();
-    assert!(told.ask(&[door], CALLS) <= TRIES);
+    assert!(told.ask(&[listener], CALLS) <= TRIES);
     assert!(told.tries - before <= 2 * STRANGERS, "{} tries", told.tries - before);
     assert!(told.waits > CALLS / 2, "{} waits", told.waits);
     other.check(3);
@@ -194,7 +194,7 @@ fn with_one_more_at_a_time(told: &mut Told, hoard: &mut Hoard, door: &Door, othe
         hoard.0.pop().expect("it takes fewer than all");
         freed += 1;
         let before = told.waits;
-        told.ask(&[door], 10);
+        told.ask(&[listener], 10);
         if told.waits == before {
             break;
         }

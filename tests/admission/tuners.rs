@@ -1,6 +1,6 @@
 //! Two hosts whose tuners decide differently: their collectives would hang, so the handshake refuses.
 
-use crate::attack::{Door, host_with};
+use crate::attack::{Listener, host_with};
 use crate::turn;
 
 const TABLE: &str = "for=*;all_reduce@2:1000-1999=ring/ll/2";
@@ -18,8 +18,8 @@ fn hosts_whose_tuners_decide_differently_refuse_each_other_in_words() {
     for (first, one) in settings.iter().enumerate() {
         for (second, other) in settings.iter().enumerate() {
             let hosts = [host_with(0, one), host_with(1, other)];
-            let door = Door::open(&hosts[1]);
-            match door.try_by(&hosts[0], door.handle) {
+            let listener = Listener::open(&hosts[1]);
+            match listener.try_by(&hosts[0], listener.handle) {
                 Ok(met) => {
                     assert_eq!(first, second, "two tuners that differ are connected");
                     met.check(first as u8);

@@ -7,17 +7,17 @@
 
 mod attack;
 mod common;
-#[path = "door/path_mtu.rs"]
+#[path = "admission/path_mtu.rs"]
 mod path_mtu;
-#[path = "door/starved.rs"]
+#[path = "admission/starved.rs"]
 mod starved;
-#[path = "door/tuners.rs"]
+#[path = "admission/tuners.rs"]
 mod tuners;
 
-use attack::{Door, HEADER_BYTES, Met, TOKEN, Taken, between, between_late, dial, host, read_frame, tapped};
+use attack::{HEADER_BYTES, Listener, Met, TOKEN, Taken, between, between_late, dial, host, read_frame, tapped};
 use common::until;
 use nccl_net_spark::wire::PROTOCOL_VERSION;
-use nccl_net_spark::wire::control::{Letter, Notice, Received};
+use nccl_net_spark::wire::control::{ControlFrame, ControlMessage, Received};
 use nccl_net_spark::wire::message::Message;
 use socket2::{Domain, SockRef, Socket, Type};
 use std::io::{Read, Write};
@@ -32,7 +32,7 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A greeting that an honest peer sent to another door, with a token that opens nothing here.
+/// A greeting that an honest peer sent to another listener, with a token that is not valid here.
 fn old_handshake() -> Vec<Vec<u8>> {
     let hosts = [host(0), host(1)];
     let (met, taken) = tapped(&hosts);
@@ -40,10 +40,10 @@ fn old_handshake() -> Vec<Vec<u8>> {
     taken.frames
 }
 
-/// The same greeting for this door.
-fn greeting(old: &[u8], door: &Door) -> Vec<u8> {
+/// The same greeting for this listener.
+fn greeting(old: &[u8], listener: &Listener) -> Vec<u8> {
     let mut frame = old.to_vec();
-    frame[TOKEN].copy_from_slice(&door.known.token);
+    frame[TOKEN].copy_from_slice(&listener.known.token);
     frame
 }
 
@@ -53,9 +53,9 @@ fn with_length(frame: &[u8], body_bytes: u32) -> Vec<u8> {
     frame
 }
 
-/// What strangers say first; none of it opens the door.
-fn nonsense(old: &[Vec<u8>], door: &Door) -> Vec<Vec<u8>> {
-    let hello = greeting(&old[0], door);
+/// What strangers say first; none of it is admitted.
+fn nonsense(old: &[Vec<u8>], listener: &Listener) -> Vec<Vec<u8>> {
+    let hello = greeting(&old[0], listener);
     let mut all: Vec<Vec<u8>> = vec![
         Vec::new(),
         b"GET / HTTP/1.1\r\nHost: spark\r\n\r\n".to_vec(),
@@ -64,12 +64,17 @@ fn nonsense(old: &[Vec<u8>], door: &Door) -> Vec<Vec<u8>> {
         // Replays of an earlier job: its greeting, and its later words as the first ones.
         old[0].clone(),
         old.concat(),
-        // The later words by themselves, and a letter.
+        // The later words by themselves, and a control frame.
         old[1].clone(),
         old[2].clone(),
         old[3].clone(),
-        Message::Letter(Letter { number: 1, heard: 0, asks: true, notice: Notice::Bye { delivered: 0 }.encode() })
-            .encode(),
+        Message::Control(ControlFrame {
+            number: 1,
+            heard: 0,
+            asks: true,
+            message: ControlMessage::Bye { delivered: 0 }.encode(),
+        })
+        .encode(),
         Message::Refuse("no".repeat(1000)).encode(),
         // Lengths: gigabytes, one more than is possible, as much as is possible without a byte of it, less than the body.
         with_length(&hello, u32::MAX),
@@ -96,11 +101,11 @@ fn nonsense(old: &[Vec<u8>], door: &Door) -> Vec<Vec<u8>> {
 fn strangers_of_every_kind_do_not_keep_an_honest_peer_out() {
     let _turn = turn();
     let (old, hosts) = (old_handshake(), [host(0), host(1)]);
-    let door = Door::open(&hosts[1]);
+    let listener = Listener::open(&hosts[1]);
     let mut strangers: Vec<TcpStream> = Vec::new();
-    for (number, words) in nonsense(&old, &door).into_iter().enumerate() {
+    for (number, words) in nonsense(&old, &listener).into_iter().enumerate() {
         for leaves in [false, true] {
-            let mut stranger = dial(door.known.address);
+            let mut stranger = dial(listener.known.address);
             // It may be dropped while it speaks.
             let _ = stranger.write_all(&words);
             if !leaves {
@@ -109,10 +114,10 @@ fn strangers_of_every_kind_do_not_keep_an_honest_peer_out() {
                 // With a reset.
                 SockRef::from(&stranger).set_linger(Some(Duration::ZERO)).unwrap();
             }
-            assert!(door.listen.accept().unwrap().is_none(), "words {number} opened the door");
+            assert!(listener.listen.accept().unwrap().is_none(), "words {number} was admitted");
         }
     }
-    let met = door.meet(&hosts[0]);
+    let met = listener.meet(&hosts[0]);
     met.check(2);
     // Those who said something wrong were dropped: their streams end.
     let dropped = strangers.iter_mut().map(is_over).filter(|is_over| *is_over).count();
@@ -131,27 +136,27 @@ fn is_over(stream: &mut TcpStream) -> bool {
 fn every_part_of_an_honest_greeting_is_less_than_one() {
     let _turn = turn();
     let (old, hosts) = (old_handshake(), [host(0), host(1)]);
-    let door = Door::open(&hosts[1]);
-    let hello = greeting(&old[0], &door);
+    let listener = Listener::open(&hosts[1]);
+    let hello = greeting(&old[0], &listener);
     for cut in 0..hello.len() {
-        let mut stranger = dial(door.known.address);
+        let mut stranger = dial(listener.known.address);
         stranger.write_all(&hello[..cut]).unwrap();
-        assert!(door.listen.accept().unwrap().is_none(), "{cut} bytes of {} opened the door", hello.len());
+        assert!(listener.listen.accept().unwrap().is_none(), "{cut} bytes of {} was admitted", hello.len());
     }
-    door.meet(&hosts[0]).check(3);
+    listener.meet(&hosts[0]).check(3);
 }
 
 #[test]
 fn whoever_speaks_a_byte_at_a_time_is_waited_for_while_others_pass() {
     let _turn = turn();
     let (old, hosts) = (old_handshake(), [host(0), host(1)]);
-    let door = Door::open(&hosts[1]);
-    let slow = with_length(&greeting(&old[0], &door), 30_000);
+    let listener = Listener::open(&hosts[1]);
+    let slow = with_length(&greeting(&old[0], &listener), 30_000);
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..20 {
             scope.spawn(|| {
-                let mut stranger = dial(door.known.address);
+                let mut stranger = dial(listener.known.address);
                 for byte in &slow {
                     if is_over.load(Ordering::Acquire) || stranger.write_all(&[*byte]).is_err() {
                         return;
@@ -160,7 +165,7 @@ fn whoever_speaks_a_byte_at_a_time_is_waited_for_while_others_pass() {
                 }
             });
         }
-        let met = door.meet(&hosts[0]);
+        let met = listener.meet(&hosts[0]);
         met.check(4);
         is_over.store(true, Ordering::Release);
     });
@@ -203,23 +208,23 @@ fn thousands_of_silent_connections_take_few_descriptors_and_keep_nobody_out() {
     let hosts = [host(0), host(1)];
     let mut most = 0;
     for round in 0..4_u8 {
-        let door = Door::open(&hosts[1]);
+        let listener = Listener::open(&hosts[1]);
         let (count, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
         let met = std::thread::scope(|scope| {
             // From where the honest peer comes from too, and from elsewhere.
             for source in [[127, 0, 0, 1], [127, 0, 0, 2], [127, 0, 0, 3]] {
-                let (count, is_over, address) = (&count, &is_over, door.known.address);
+                let (count, is_over, address) = (&count, &is_over, listener.known.address);
                 scope.spawn(move || flood(address, source, count, is_over));
             }
             // They stop however this ends.
             let guard = StopOnDrop(&is_over);
             until(|| {
-                assert!(door.listen.accept().unwrap().is_none());
-                most = most.max(taken_in(door.known.address.port()));
+                assert!(listener.listen.accept().unwrap().is_none());
+                most = most.max(taken_in(listener.known.address.port()));
                 (count.load(Ordering::Relaxed) >= 1000).then_some(())
             });
-            let met = door.meet(&hosts[0]);
-            most = most.max(taken_in(door.known.address.port()));
+            let met = listener.meet(&hosts[0]);
+            most = most.max(taken_in(listener.known.address.port()));
             drop(guard);
             met
         });
@@ -232,9 +237,9 @@ fn thousands_of_silent_connections_take_few_descriptors_and_keep_nobody_out() {
 fn who_was_dropped_unheard_comes_again() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
-    let door = Door::open(&hosts[1]);
-    let (handle, taken) = between_late(&door, 5, |_, frame| frame);
-    let met = door.try_by(&hosts[0], handle).unwrap();
+    let listener = Listener::open(&hosts[1]);
+    let (handle, taken) = between_late(&listener, 5, |_, frame| frame);
+    let met = listener.try_by(&hosts[0], handle).unwrap();
     met.check(13);
     assert_eq!(taken.join().unwrap().frames.len(), 4);
 }
@@ -251,12 +256,12 @@ impl Drop for StopOnDrop<'_> {
 fn a_greeting_that_is_replayed_is_refused_and_the_honest_peer_goes_on() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
-    let door = Door::open(&hosts[1]);
-    let (real, listened) = (door.known.address, std::sync::Arc::new(Mutex::new(Vec::new())));
+    let listener = Listener::open(&hosts[1]);
+    let (real, listened) = (listener.known.address, std::sync::Arc::new(Mutex::new(Vec::new())));
     let heard = std::sync::Arc::clone(&listened);
     // Who listens in shows the greeting itself as soon as the honest one was answered: it leaves at once, stays, or goes on
     // with the rest of what it heard.
-    let (handle, taken) = between(&door, move |place, frame| {
+    let (handle, taken) = between(&listener, move |place, frame| {
         if place == 0 {
             *heard.lock().unwrap() = frame.clone();
         }
@@ -276,7 +281,7 @@ fn a_greeting_that_is_replayed_is_refused_and_the_honest_peer_goes_on() {
         }
         frame
     });
-    let met = door.try_by(&hosts[0], handle).unwrap();
+    let met = listener.try_by(&hosts[0], handle).unwrap();
     met.check(5);
     let taken = taken.join().unwrap();
     // And once the connection is there.
@@ -284,7 +289,7 @@ fn a_greeting_that_is_replayed_is_refused_and_the_honest_peer_goes_on() {
     late.write_all(&taken.frames[0]).unwrap();
     late.write_all(&taken.frames[2]).unwrap();
     for _ in 0..100 {
-        assert!(door.listen.accept().unwrap().is_none(), "a replay made a connection");
+        assert!(listener.listen.accept().unwrap().is_none(), "a replay made a connection");
         std::thread::sleep(Duration::from_millis(1));
     }
     met.check(6);
@@ -294,17 +299,17 @@ fn a_greeting_that_is_replayed_is_refused_and_the_honest_peer_goes_on() {
 fn lengths_that_are_claimed_take_no_memory() {
     let _turn = turn();
     let (old, hosts) = (old_handshake(), [host(0), host(1)]);
-    let door = Door::open(&hosts[1]);
+    let listener = Listener::open(&hosts[1]);
     let before = memory_bytes();
-    let hello = greeting(&old[0], &door);
+    let hello = greeting(&old[0], &listener);
     let mut strangers = Vec::new();
     for claimed in [u32::MAX, 1 << 30, 32 * 1024 + 1, 32 * 1024].into_iter().cycle().take(200) {
-        let mut stranger = dial(door.known.address);
+        let mut stranger = dial(listener.known.address);
         let _ = stranger.write_all(&with_length(&hello[..HEADER_BYTES], claimed));
         strangers.push(stranger);
-        assert!(door.listen.accept().unwrap().is_none());
+        assert!(listener.listen.accept().unwrap().is_none());
     }
-    let met = door.meet(&hosts[0]);
+    let met = listener.meet(&hosts[0]);
     met.check(7);
     // What one of the claims says is more than this.
     let grown = memory_bytes().saturating_sub(before);
@@ -350,14 +355,16 @@ fn a_handshake_that_lies_ends_in_words_at_the_end_that_it_was_told_to() {
             ),
         ];
         for (what, lie) in lies {
-            let door = Door::open(&hosts[1]);
-            let (handle, _taken) = between(&door, move |at, mut frame| {
+            let listener = Listener::open(&hosts[1]);
+            let (handle, _taken) = between(&listener, move |at, mut frame| {
                 if at == place {
                     lie(&mut frame);
                 }
                 frame
             });
-            let Err(error) = door.try_by(&hosts[0], handle) else { panic!("message {place} with {what} was taken") };
+            let Err(error) = listener.try_by(&hosts[0], handle) else {
+                panic!("message {place} with {what} was taken")
+            };
             let text = error.to_string();
             assert!(
                 text.contains("127.0.0.1:") || text.contains(&format!(":{}", std::process::id())),
@@ -367,9 +374,9 @@ fn a_handshake_that_lies_ends_in_words_at_the_end_that_it_was_told_to() {
     }
 }
 
-fn say(stream: &mut TcpStream, number: u64, notice: Vec<u8>) {
-    let letter = Letter { number, heard: 0, asks: true, notice };
-    stream.write_all(&Message::Letter(letter).encode()).unwrap();
+fn say(stream: &mut TcpStream, number: u64, message: Vec<u8>) {
+    let frame = ControlFrame { number, heard: 0, asks: true, message };
+    stream.write_all(&Message::Control(frame).encode()).unwrap();
 }
 
 /// Where both ends' words are to be heard from: each names the other.
@@ -382,8 +389,8 @@ fn a_control_channel_that_speaks_something_else_ends_in_an_error_that_says_so() 
     let _turn = turn();
     let hosts = [host(0), host(1)];
     let claims = [0x50, 0x53, 6, PROTOCOL_VERSION as u8, 0xff, 0xff, 0xff, 0x7f];
-    // A letter whose notice is longer than any.
-    let mut huge = Message::Letter(Letter { number: 1, heard: 0, asks: true, notice: vec![6; 2000] }).encode();
+    // A control frame whose control message is longer than any.
+    let mut huge = Message::Control(ControlFrame { number: 1, heard: 0, asks: true, message: vec![6; 2000] }).encode();
     let at = HEADER_BYTES + 17;
     huge.resize(HEADER_BYTES + 20_000, 0);
     huge[4..8].copy_from_slice(&20_000_u32.to_le_bytes());
@@ -392,7 +399,7 @@ fn a_control_channel_that_speaks_something_else_ends_in_an_error_that_says_so() 
         (b"GET / HTTP/1.1\r\n\r\n", "not a message of this plugin"),
         (&claims, "bytes announced; at most"),
         (&[0x50, 0x53, 6, 99, 0, 0, 0, 0], "speaks protocol 99"),
-        (&huge, "notice: 19981, at most"),
+        (&huge, "message: 19981, at most"),
     ];
     for (words, told) in attacks {
         for side in [0, 1] {
@@ -413,33 +420,34 @@ fn letters_that_mean_nothing_are_passed_over() {
     let hosts = [host(0), host(1)];
     let (met, mut taken) = tapped(&hosts);
     let gid = [0xfe; 16];
-    let joined = |lane| Notice::Joined { lane, connector_gid: gid, acceptor_gid: gid, mtu_bytes: 1024, qps: vec![] };
+    let joined =
+        |lane| ControlMessage::Joined { lane, connector_gid: gid, acceptor_gid: gid, mtu_bytes: 1024, qps: vec![] };
     let unknown: Vec<Vec<u8>> = vec![
         Vec::new(),
         vec![200],
         vec![0; 1900],
         vec![6, 1, 2],
-        Notice::NotNow { lane: 0, why: "what?".to_owned() }.encode(),
-        Notice::NotNow { lane: 7, why: "what?".to_owned() }.encode(),
-        Notice::NotNow { lane: 99, why: "what?".to_owned() }.encode(),
-        Notice::Fenced { lane: 5, received: Received::default() }.encode(),
-        Notice::Live { lane: 200 }.encode(),
+        ControlMessage::NotNow { lane: 0, why: "what?".to_owned() }.encode(),
+        ControlMessage::NotNow { lane: 7, why: "what?".to_owned() }.encode(),
+        ControlMessage::NotNow { lane: 99, why: "what?".to_owned() }.encode(),
+        ControlMessage::Fenced { lane: 5, received: Received::default() }.encode(),
+        ControlMessage::Live { lane: 200 }.encode(),
         // Without queue pairs it cannot be read.
         joined(0).encode(),
-        Notice::AreYouThere.encode(),
+        ControlMessage::AreYouThere.encode(),
     ];
     for stream in [&mut taken.to_sender, &mut taken.to_receiver] {
-        // Numbers far ahead of their turn and behind it; the handshake's words, long after it; the notices, in turn.
-        say(stream, 1 << 40, Notice::Bye { delivered: 0 }.encode());
-        say(stream, 0, Notice::Bye { delivered: 0 }.encode());
+        // Numbers far ahead of their turn and behind it; the handshake's words, long after it; the control messages, in turn.
+        say(stream, 1 << 40, ControlMessage::Bye { delivered: 0 }.encode());
+        say(stream, 0, ControlMessage::Bye { delivered: 0 }.encode());
         say(stream, u64::MAX, vec![1; 1000]);
         for frame in &taken.frames {
             stream.write_all(frame).unwrap();
         }
         stream.write_all(&Message::Refuse("go away".to_owned()).encode()).unwrap();
-        for (number, notice) in unknown.iter().enumerate() {
-            say(stream, number as u64 + 1, notice.clone());
-            say(stream, number as u64 + 1, notice.clone());
+        for (number, message) in unknown.iter().enumerate() {
+            say(stream, number as u64 + 1, message.clone());
+            say(stream, number as u64 + 1, message.clone());
         }
     }
     // They were heard: the answers say how far.
@@ -463,7 +471,7 @@ fn a_word_that_fine_rails_are_lost_costs_no_byte() {
         let stream = if side == 0 { &mut taken.to_sender } else { &mut taken.to_receiver };
         let received = Received { granted: 5, open: Vec::new() };
         let received = if side == 0 { received } else { Received::default() };
-        say(stream, 1, Notice::Fenced { lane: 0, received: received.clone() }.encode());
+        say(stream, 1, ControlMessage::Fenced { lane: 0, received: received.clone() }.encode());
         let begun = std::time::Instant::now();
         while begun.elapsed() < Duration::from_secs(2) {
             met.check(10);
@@ -477,10 +485,10 @@ fn a_bye_said_twice_is_one_and_one_that_cannot_be_true_is_told() {
     let hosts = [host(0), host(1)];
     let (met, mut taken) = tapped(&hosts);
     met.check(11);
-    say(&mut taken.to_sender, 1, Notice::Bye { delivered: 2 }.encode());
-    say(&mut taken.to_sender, 2, Notice::Bye { delivered: 5 }.encode());
-    say(&mut taken.to_receiver, 1, Notice::Bye { delivered: 0 }.encode());
-    say(&mut taken.to_receiver, 2, Notice::Bye { delivered: 0 }.encode());
+    say(&mut taken.to_sender, 1, ControlMessage::Bye { delivered: 2 }.encode());
+    say(&mut taken.to_sender, 2, ControlMessage::Bye { delivered: 5 }.encode());
+    say(&mut taken.to_receiver, 1, ControlMessage::Bye { delivered: 0 }.encode());
+    say(&mut taken.to_receiver, 2, ControlMessage::Bye { delivered: 0 }.encode());
     for text in [met.sender_error(), met.receiver_error()] {
         assert!(text.contains("closed the connection") && names_peer(&text), "{text}");
     }
@@ -488,7 +496,7 @@ fn a_bye_said_twice_is_one_and_one_that_cannot_be_true_is_told() {
         let (met, mut taken): (Met, Taken) = tapped(&hosts);
         met.check(12);
         let stream = if side == 0 { &mut taken.to_sender } else { &mut taken.to_receiver };
-        say(stream, 1, Notice::Bye { delivered }.encode());
+        say(stream, 1, ControlMessage::Bye { delivered }.encode());
         let text = if side == 0 { met.sender_error() } else { met.receiver_error() };
         assert!(
             text.contains("violated the protocol")
