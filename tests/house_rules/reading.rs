@@ -11,6 +11,7 @@ pub struct File {
     pub words: Vec<Word>,
     pub paths: Vec<PathUse>,
     pub functions: Vec<Function>,
+    pub tokens: Vec<TokenTree>,
     /// Files that this one declares as modules for tests alone.
     pub test_files: Vec<String>,
 }
@@ -59,9 +60,12 @@ impl File {
             words: Vec::new(),
             paths: Vec::new(),
             functions: Vec::new(),
+            tokens: Vec::new(),
             test_files: Vec::new(),
         };
-        file.walk(&tokens.into_iter().collect::<Vec<_>>(), Place::default());
+        let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+        file.walk(&tokens, Place::default());
+        file.tokens = tokens;
         file
     }
 
