@@ -1,11 +1,11 @@
 //! The network of this host, as NCCL's calls see it.
 
+use super::endpoint::SendComm;
 use super::process::Process;
 use super::rail::Rail;
-use super::setup::Setup;
 use super::setup::connect::PendingConnections;
 use super::setup::listen::ListenComm;
-use super::{SendComm, setup};
+use super::setup::{self, Setup};
 use crate::config::Config;
 use crate::error::Result;
 use crate::wire::handle::HANDLE_BYTES;

@@ -3,10 +3,10 @@
 use super::Setup;
 use super::finish::{Agreed, LivePair, finish};
 use super::negotiate::{self, Rails, in_time, out_of_turn, receive, understood};
-use crate::comm::SendComm;
 use crate::comm::channel::{Channel, Received};
 use crate::comm::datapath::lane::{Lane, Role, Route};
 use crate::comm::datapath::send::SendPath;
+use crate::comm::endpoint::SendComm;
 use crate::comm::process::Process;
 use crate::comm::rail::{Rail, interfaces};
 use crate::config::Config;

@@ -1,0 +1,164 @@
+//! The modules of a crate, found from its root as the compiler finds them, and what a path in one of them leads to.
+
+use crate::reading::File;
+use crate::scopes::{Declared, Kind, Scope};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A module's place in [`Modules::all`].
+pub type Id = usize;
+
+/// The modules of one crate except those for tests, each after its parent.
+pub struct Modules {
+    pub all: Vec<Module>,
+}
+
+pub struct Module {
+    pub file: String,
+    pub scope: Scope,
+    parent: Option<Id>,
+    children: BTreeMap<String, Id>,
+}
+
+/// What a path leads to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Found {
+    Module(Id),
+    /// An item that this module defines.
+    Item(Id),
+}
+
+/// Which one a name means, if a module and an item share it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Want {
+    Module,
+    Item,
+}
+
+/// The names that a search has looked for: two `use` may lead to each other.
+type Seen = BTreeSet<(Id, String, Want)>;
+
+impl Modules {
+    /// Reads the crate that begins in the file `root`.
+    pub fn of_crate(root: &str, files: &BTreeMap<&str, &File>) -> Modules {
+        let mut modules = Modules { all: Vec::new() };
+        modules.add_file(root, true, None, files);
+        modules
+    }
+
+    fn add_file(&mut self, path: &str, names_folder: bool, parent: Option<Id>, files: &BTreeMap<&str, &File>) -> Id {
+        let (folder, file) = path.rsplit_once('/').unwrap_or(("", path));
+        let mut below = folder.to_owned();
+        if !names_folder && file != "mod.rs" {
+            below = format!("{folder}/{}", file.trim_end_matches(".rs"));
+        }
+        self.add(Scope::read(&files[path].tokens), path, folder, &below, parent, files)
+    }
+
+    /// Adds a module and those in it; its file lies in `folder`, those of its children in `below`.
+    fn add(
+        &mut self,
+        mut scope: Scope,
+        file: &str,
+        folder: &str,
+        below: &str,
+        parent: Option<Id>,
+        files: &BTreeMap<&str, &File>,
+    ) -> Id {
+        let (inline, declared) = (std::mem::take(&mut scope.inline), std::mem::take(&mut scope.files));
+        let id = self.all.len();
+        self.all.push(Module { file: file.to_owned(), scope, parent, children: BTreeMap::new() });
+        for (name, scope) in inline {
+            let child = self.add(scope, file, folder, &format!("{below}/{name}"), Some(id), files);
+            self.all[id].children.insert(name, child);
+        }
+        for declared in declared {
+            if let Some(path) = file_of(&declared, folder, below, files) {
+                let child = self.add_file(&path, declared.path.is_some(), Some(id), files);
+                self.all[id].children.insert(declared.name, child);
+            }
+        }
+        id
+    }
+
+    /// What the path `segments` in `module` leads to, through re-exports to the module that defines the item; `None` for a
+    /// name of another crate or of the language.
+    pub fn resolve(&self, module: Id, segments: &[String], want: Want) -> Option<Found> {
+        self.follow(module, segments, want, &mut Seen::new())
+    }
+
+    /// Whether `module` is `ancestor`, or in it at any depth.
+    pub fn is_within(&self, module: Id, ancestor: Id) -> bool {
+        module == ancestor || self.all[module].parent.is_some_and(|parent| self.is_within(parent, ancestor))
+    }
+
+    /// Whether the module defines items; if not, it only declares modules and re-exports.
+    pub fn defines_any(&self, module: Id) -> bool {
+        !self.all[module].scope.items.is_empty()
+    }
+
+    fn follow(&self, module: Id, segments: &[String], want: Want, seen: &mut Seen) -> Option<Found> {
+        let want_at = |at: usize| if at + 1 == segments.len() { want } else { Want::Module };
+        let mut found = match segments.first()?.as_str() {
+            "crate" => Found::Module(0),
+            "self" => Found::Module(module),
+            "super" => Found::Module(self.all[module].parent?),
+            name => self.look_up(module, name, want_at(0), seen)?,
+        };
+        for (at, segment) in segments.iter().enumerate().skip(1) {
+            let Found::Module(inside) = found else { return Some(found) };
+            found = match segment.as_str() {
+                "self" => found,
+                "super" => Found::Module(self.all[inside].parent?),
+                // A name that a macro defines, or a re-export from another crate.
+                name => self.look_up(inside, name, want_at(at), seen).unwrap_or(Found::Item(inside)),
+            };
+        }
+        Some(found)
+    }
+
+    /// What `name` is in `module`: defined there, or imported.
+    fn look_up(&self, module: Id, name: &str, want: Want, seen: &mut Seen) -> Option<Found> {
+        let key = (module, name.to_owned(), want);
+        if !seen.insert(key.clone()) {
+            return None;
+        }
+        let Module { scope, children, .. } = &self.all[module];
+        let mut all: Vec<Found> = children.get(name).map(|child| Found::Module(*child)).into_iter().collect();
+        all.extend(scope.items.contains(name).then_some(Found::Item(module)));
+        let imports = scope.imports.iter().filter(|import| import.kind == Kind::Name(name.to_owned()));
+        all.extend(imports.filter_map(|import| self.follow(module, &import.segments, want, seen)));
+        let is_wanted = |found: &&Found| matches!(found, Found::Module(_)) == (want == Want::Module);
+        let mut found = all.iter().find(is_wanted).or(all.first()).copied();
+        for import in scope.imports.iter().filter(|import| import.kind == Kind::Glob) {
+            if found.is_none()
+                && let Some(Found::Module(from)) = self.follow(module, &import.segments, Want::Module, seen)
+            {
+                found = self.look_up(from, name, want, seen);
+            }
+        }
+        seen.remove(&key);
+        found
+    }
+}
+
+/// The file of a `mod name;`.
+fn file_of(declared: &Declared, folder: &str, below: &str, files: &BTreeMap<&str, &File>) -> Option<String> {
+    let name = &declared.name;
+    let candidates = match &declared.path {
+        Some(path) => vec![joined(folder, path)],
+        None => vec![format!("{below}/{name}.rs"), format!("{below}/{name}/mod.rs")],
+    };
+    candidates.into_iter().find(|path| files.contains_key(path.as_str()))
+}
+
+/// `folder/path` without `..`.
+fn joined(folder: &str, path: &str) -> String {
+    let mut parts: Vec<&str> = folder.split('/').collect();
+    for part in path.split('/') {
+        match part {
+            ".." => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    parts.join("/")
+}
