@@ -14,5 +14,5 @@ cargo +nightly miri --version >/dev/null 2>&1 ||
 
 # Miri opens no libraries, knows no madvise of memory that is kept from a fork, and streams in virtual time take it hours.
 readonly skipped=(verbs::library verbs::memory flow::striping flow::pace flow::plan flow::ways)
-[[ $# -gt 0 ]] || set -- abi:: comm::health comm::owner comm::peer comm::work flow:: verbs:: wire::
+[[ $# -gt 0 ]] || set -- abi:: comm::datapath flow:: verbs:: wire::
 cargo +nightly miri test -p nccl-net-spark --lib --no-fail-fast -- "${skipped[@]/#/--skip=}" "$@"
