@@ -4,9 +4,9 @@ use std::mem::{offset_of, size_of};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::bindings::*;
 use super::library::{Library, Pointer};
 use crate::error::{Error, Result};
+use verbs_sys::*;
 
 /// An opened device. It closes when the last object on it is gone.
 pub struct Context {

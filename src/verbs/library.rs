@@ -3,9 +3,9 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::Arc;
 
-use super::bindings::*;
 use super::context::Context;
 use crate::error::{Error, Result};
+use verbs_sys::*;
 
 /// How a user gets what is missing; part of the error's text.
 const HOW_TO_GET: &str = "on Debian and Ubuntu: apt install libibverbs1 ibverbs-providers; \

@@ -1,7 +1,6 @@
 //! Completion queues and channels.
 
 use super::attributes::MAX_CQE;
-use super::bindings::*;
 use super::guard;
 use super::handles::{self, ChannelHandle, CqHandle, Subject, Users};
 use crate::completion_queue::{Completion, CompletionQueue};
@@ -10,6 +9,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use verbs_sys::*;
 
 /// `ibv_create_comp_channel`. Its descriptor is readable while a queue on it has an announcement: an epoll of their own ones.
 ///

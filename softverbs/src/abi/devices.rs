@@ -1,6 +1,5 @@
 //! The list of devices, and opening them.
 
-use super::bindings::*;
 use super::handles::{self, ContextHandle, DeviceHandle, Users};
 use super::{attributes, completions, guard, memory, posting};
 use crate::fabric::{Device, Node};
@@ -8,6 +7,7 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int};
 use std::mem::{offset_of, size_of};
 use std::sync::{Arc, Mutex, OnceLock};
+use verbs_sys::*;
 
 /// `ibv_get_device_list`: the fabric's devices of this machine. The first call joins the fabric.
 ///

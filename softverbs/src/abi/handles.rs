@@ -3,7 +3,6 @@
 //! An object begins with the struct that `verbs.h` shows, so a pointer to one is a pointer to the other. Only a context begins
 //! before it: `verbs_context` ends with `ibv_context`.
 
-use super::bindings::*;
 use crate::completion_queue::CompletionQueue;
 use crate::fabric::{Node, lock};
 use crate::queue_pair::QueuePair;
@@ -12,6 +11,7 @@ use std::collections::HashMap;
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
+use verbs_sys::*;
 
 /// A device. It lives as long as the process.
 #[repr(C)]

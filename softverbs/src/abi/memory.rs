@@ -1,9 +1,9 @@
 //! Protection domains, thread domains, and memory regions.
 
-use super::bindings::*;
 use super::guard;
 use super::handles::{self, MrHandle, PdHandle, TdHandle, Users};
 use std::ffi::{c_int, c_uint, c_void};
+use verbs_sys::*;
 
 /// The access that the core enforces; atomics and windows may be granted, but nothing here can use them.
 const GRANTABLE: u32 = IBV_ACCESS_LOCAL_WRITE

@@ -1,7 +1,7 @@
 //! Codes in words.
 
-use super::bindings::*;
 use std::ffi::{CStr, c_char};
+use verbs_sys::*;
 
 /// `ibv_node_type_str`.
 ///

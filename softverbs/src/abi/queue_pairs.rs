@@ -1,6 +1,5 @@
 //! Queue pairs: making them, and taking them through their states. Posting is in `posting.rs`.
 
-use super::bindings::*;
 use super::guard;
 use super::handles::{self, QpHandle, Subject};
 use super::transition::{self, Bounds};
@@ -10,6 +9,7 @@ use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
+use verbs_sys::*;
 
 /// `ibv_create_qp`: reliable connections only, without a shared receive queue.
 ///
