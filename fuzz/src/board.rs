@@ -1,8 +1,8 @@
 //! The mailbox on the board: the peer writes any words at any time, this side takes letters and puts down its own.
 
-use crate::Seeds;
 use crate::control::{padded, sign};
 use crate::tape::Tape;
+use crate::target::Seeds;
 use nccl_net_spark::comm::board::{Board, FarBoard};
 use nccl_net_spark::verbs::Region;
 use nccl_net_spark::wire::MAX_RAILS;

@@ -2,8 +2,10 @@
 //!
 //! Input: a byte that says which, then a notice's bytes or a mailbox's words.
 
+use crate::fields::{check_queue_pairs, check_rail};
+use crate::memory;
 use crate::tape::Tape;
-use crate::{Seeds, memory};
+use crate::target::Seeds;
 use nccl_net_spark::wire::codec::Writer;
 use nccl_net_spark::wire::control::{LETTER_WORDS, Letter, MAX_NOTICE_BYTES, Notice, OpenReceive, Received};
 use nccl_net_spark::wire::message::{Address, Attachment, QpEnd, RailAdvert};
@@ -34,12 +36,12 @@ fn check_notice(bytes: &[u8]) -> bool {
         }
         Notice::Join { lane, rail, qps } => {
             assert!(usize::from(*lane) < MAX_RAILS);
-            super::handshake::check_rail(rail);
-            super::handshake::check_queue_pairs(qps);
+            check_rail(rail);
+            check_queue_pairs(qps);
         }
         Notice::Joined { lane, mtu_bytes, qps, .. } => {
             assert!(usize::from(*lane) < MAX_RAILS && (256..=4096).contains(mtu_bytes) && mtu_bytes.is_power_of_two());
-            super::handshake::check_queue_pairs(qps);
+            check_queue_pairs(qps);
         }
         Notice::NotNow { lane, .. } | Notice::Live { lane } => assert!(usize::from(*lane) < MAX_RAILS),
         Notice::AreYouThere | Notice::Bye { .. } => {}

@@ -1,8 +1,9 @@
 //! The talk of two ends: letters with any numbers, any answers and any notices, between what this side says.
 
 use crate::control::notices;
+use crate::memory;
 use crate::tape::Tape;
-use crate::{Seeds, memory};
+use crate::target::Seeds;
 use nccl_net_spark::flow::dialogue::Dialogue;
 use nccl_net_spark::wire::codec::Writer;
 use nccl_net_spark::wire::control::{Letter, Notice};

@@ -6,7 +6,8 @@
 //! else gets silence.
 
 use crate::tape::Tape;
-use crate::{Seeds, handshake, memory};
+use crate::target::Seeds;
+use crate::{handshake, memory};
 use nccl_net_spark::comm::{Host, ListenComm, listen};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::wire::PROTOCOL_VERSION;

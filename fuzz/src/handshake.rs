@@ -3,7 +3,9 @@
 //! Input: a byte that names the kind of a message (0x80: the header is in the input too), then the body.
 
 use crate::control::notices;
-use crate::{Seeds, memory};
+use crate::fields::{MAX_LIST, NAME_BYTES, check_attachment, check_mtu, check_queue_pairs, check_rail, text_fits};
+use crate::memory;
+use crate::target::Seeds;
 use nccl_net_spark::comm::{handshake, pairing};
 use nccl_net_spark::flow::ways::{End, Ways};
 use nccl_net_spark::wire::board::BOARD_BYTES;
@@ -15,10 +17,7 @@ use nccl_net_spark::wire::message::{
 use nccl_net_spark::wire::{MAX_OFFERED_RAILS, MAX_RAILS, PROTOCOL_VERSION};
 use std::collections::BTreeMap;
 
-const NAME_BYTES: usize = 64;
 const TEXT_BYTES: usize = 2048;
-const MAX_LIST: usize = 16;
-const MAX_MBPS: u32 = 10_000_000;
 const RAW: u8 = 0x80;
 
 /// A frame.
@@ -58,10 +57,6 @@ pub fn check(data: &[u8]) -> bool {
     assert_eq!(again, Ok(Ok(message.clone())));
     check_message(&message);
     true
-}
-
-fn text_fits(text: &str, most: usize) {
-    assert!(text.len() <= most && !text.chars().any(char::is_control), "{text:?}");
 }
 
 fn check_message(message: &Message) {
@@ -111,29 +106,6 @@ fn check_message(message: &Message) {
         }
         Message::Letter(letter) => assert!(letter.notice.len() <= MAX_NOTICE_BYTES),
     }
-}
-
-/// Asserts that every field of a rail is in its range.
-pub fn check_rail(rail: &RailAdvert) {
-    text_fits(&rail.name, NAME_BYTES);
-    text_fits(&rail.phys_port, NAME_BYTES);
-    check_attachment(&rail.attachment);
-    check_mtu(rail.mtu_bytes);
-    assert!((1..=MAX_MBPS).contains(&rail.speed_mbps) && rail.addresses.len() <= MAX_LIST);
-    assert!(rail.addresses.iter().all(|address| address.prefix.is_none_or(|prefix| prefix <= 128)));
-}
-
-/// Asserts that a rail's queue pairs are as many as it can have, with numbers of 24 bits.
-pub fn check_queue_pairs(qps: &[QpEnd]) {
-    assert!(qps.len() <= MAX_LIST && qps.iter().all(|qp| qp.number < 1 << 24 && qp.psn < 1 << 24), "{qps:?}");
-}
-
-fn check_attachment(at: &Attachment) {
-    assert!(at.link_mbps <= MAX_MBPS && (1..=MAX_MBPS).contains(&at.port_mbps), "{at:?}");
-}
-
-fn check_mtu(bytes: u32) {
-    assert!([256, 512, 1024, 2048, 4096].contains(&bytes), "{bytes}");
 }
 
 /// What a peer says of its rails gives pairs of rails that there are, over addresses that they have.

@@ -12,6 +12,7 @@ pub mod clear_to_send;
 pub mod control;
 pub mod dialogue;
 pub mod door;
+mod fields;
 pub mod handle;
 pub mod handshake;
 pub mod memory;
@@ -20,20 +21,9 @@ pub mod receives;
 pub mod recovery;
 pub mod settings;
 pub mod tape;
+pub mod target;
 
-/// Seeds of a target: file name and content.
-pub type Seeds = Vec<(&'static str, Vec<u8>)>;
-
-/// A fuzz target.
-#[derive(Clone, Copy)]
-pub struct Target {
-    /// Its name: that of its program and of its folder of seeds.
-    pub name: &'static str,
-    /// Asserts what must hold; whether the input said something valid, so that a seed which goes nowhere can be told.
-    pub check: fn(&[u8]) -> bool,
-    /// What to begin with.
-    pub seeds: fn() -> Seeds,
-}
+use target::Target;
 
 /// All targets.
 pub const TARGETS: &[Target] = &[

@@ -2,8 +2,9 @@
 //!
 //! The model keeps for each slot which shares came with how many bytes, and says of every call what it has to answer.
 
+use crate::memory;
 use crate::tape::Tape;
-use crate::{Seeds, memory};
+use crate::target::Seeds;
 use nccl_net_spark::flow::NotInFlight;
 use nccl_net_spark::flow::receives::{Arrival, Grant, Owed, Receives, Violation};
 use nccl_net_spark::wire::codec::Writer;

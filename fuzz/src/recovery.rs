@@ -3,9 +3,9 @@
 //! The first byte says which side of the connection this is; then a tape of what happens. The model is the order of actions that
 //! `flow::recovery` promises, kept by rail.
 
-use crate::Seeds;
 use crate::control::notices;
 use crate::tape::Tape;
+use crate::target::Seeds;
 use nccl_net_spark::flow::recovery::{Action, Answer, Cause, Limits, Recovery, Role, State};
 use nccl_net_spark::wire::codec::Writer;
 use nccl_net_spark::wire::control::{Letter, Notice, Received};
