@@ -2,7 +2,6 @@
 
 use crate::fabric::{Node, lock};
 use crate::os::process::Bell;
-use crate::queue_pair::QueuePair;
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -14,13 +13,22 @@ pub struct CompletionQueue {
     device: usize,
     queue: Mutex<VecDeque<Completion>>,
     /// Queue pairs whose sends end here, while some are under way.
-    senders: Mutex<Vec<Arc<QueuePair>>>,
+    senders: Mutex<Vec<Arc<dyn SendQueue>>>,
     /// Those that have just begun to have some: a lock under which no other is taken, since who adds holds a queue pair that
     /// `reap` may want.
-    joining: Mutex<Vec<Arc<QueuePair>>>,
+    joining: Mutex<Vec<Arc<dyn SendQueue>>>,
     bell: Bell,
     armed: AtomicU32,
     polls: AtomicU64,
+}
+
+/// The send queue of a queue pair, as its completion queue sees it.
+pub(crate) trait SendQueue: Send + Sync {
+    /// The queue pair's number.
+    fn number(&self) -> u32;
+
+    /// Pushes the completions of sends that have ended to `cq`. Returns whether more sends are under way.
+    fn reap(&self, now_ns: u64, cq: &CompletionQueue) -> bool;
 }
 
 /// A completion, as `ibv_wc` has it.
@@ -74,7 +82,7 @@ impl CompletionQueue {
     pub fn poll(&self, out: &mut [Completion]) -> Result<usize, i32> {
         let now = self.node.memory.now_ns();
         self.node.process().polled_ns.store(now, Ordering::Relaxed);
-        crate::engine::drive(&self.node, self.device, now);
+        self.node.drive(self.device, now);
         self.reap(now);
         let most = match self.node.adversary() {
             // Now and then nothing, now and then less than there is.
@@ -95,7 +103,7 @@ impl CompletionQueue {
     }
 
     /// Asks for one announcement, at the next completion.
-    pub fn arm(&self, solicited_only: bool) {
+    pub(crate) fn arm(&self, solicited_only: bool) {
         let (from, to) = if solicited_only { (0, ARMED_SOLICITED) } else { (ARMED_SOLICITED, ARMED) };
         // Armed for all it stays so, whatever is asked for after.
         if self.armed.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_err() && !solicited_only {
@@ -104,22 +112,22 @@ impl CompletionQueue {
     }
 
     /// Whether an announcement is asked for.
-    pub fn is_armed(&self) -> bool {
+    pub(crate) fn is_armed(&self) -> bool {
         self.armed.load(Ordering::Acquire) != 0
     }
 
     /// A descriptor that is readable when an armed queue got a completion.
-    pub fn notify_fd(&self) -> RawFd {
+    pub(crate) fn notify_fd(&self) -> RawFd {
         self.bell.fd()
     }
 
     /// Takes the announcements.
-    pub fn take_notification(&self) -> bool {
+    pub(crate) fn take_notification(&self) -> bool {
         self.bell.take()
     }
 
     /// A completion has come.
-    pub fn push(&self, completion: Completion, solicited: bool) {
+    pub(crate) fn push(&self, completion: Completion, solicited: bool) {
         lock(&self.queue).push_back(completion);
         let armed = self.armed.load(Ordering::Acquire);
         if armed == ARMED || (armed == ARMED_SOLICITED && (solicited || completion.status != 0)) {
@@ -129,7 +137,7 @@ impl CompletionQueue {
     }
 
     /// Takes in the ends of sends.
-    pub fn reap(&self, now_ns: u64) {
+    pub(crate) fn reap(&self, now_ns: u64) {
         let mut senders = lock(&self.senders);
         senders.append(&mut lock(&self.joining));
         let mut at = 0;
@@ -143,12 +151,12 @@ impl CompletionQueue {
     }
 
     /// A queue pair has sends under way that end here.
-    pub fn expect(&self, qp: &Arc<QueuePair>) {
-        lock(&self.joining).push(Arc::clone(qp));
+    pub(crate) fn expect(&self, qp: Arc<dyn SendQueue>) {
+        lock(&self.joining).push(qp);
     }
 
     /// A queue pair is destroyed: nothing of it is left here.
-    pub fn forget(&self, number: u32) {
+    pub(crate) fn forget(&self, number: u32) {
         lock(&self.joining).retain(|qp| qp.number() != number);
         lock(&self.senders).retain(|qp| qp.number() != number);
         lock(&self.queue).retain(|completion| completion.qp_num != number);

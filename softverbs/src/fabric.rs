@@ -1,38 +1,34 @@
 //! A fabric, and this process's place in it.
 
-use crate::engine::Engine;
+use crate::engine::{Engine, Serve};
 use crate::folder::Folder;
 use crate::os::process::{Bell, let_peers_read, pid_namespace, started};
 use crate::os::shm::{self, DOORBELL_WORDS, FabricMemory, MAX_NODES, MAX_PROCESSES, ProcessMemory, QpMemory};
 use crate::pacing::Resource;
 use crate::profile::{MAX_RAILS, Profile, RailSpec};
-use crate::queue_pair::QueuePair;
+use crate::regions::Regions;
 use crate::settings::Settings;
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-
-/// `IBV_EVENT_QP_ACCESS_ERR`, `IBV_EVENT_PORT_ACTIVE` and `IBV_EVENT_PORT_ERR` of verbs.h.
-pub const EVENT_ACCESS_ERROR: u32 = 3;
-const EVENT_PORT_ACTIVE: u32 = 9;
-const EVENT_PORT_ERROR: u32 = 10;
+use verbs_sys::{IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR};
 
 /// A process's place in a fabric.
 pub struct Node {
     /// The shared file.
     pub memory: &'static FabricMemory,
     /// Place of this process in it.
-    pub place: usize,
+    pub(crate) place: usize,
     /// The machine that this process is on.
-    pub node: usize,
+    pub(crate) node: usize,
     devices: Vec<Device>,
     engines: Vec<Mutex<Engine>>,
     events: Vec<Events>,
-    qps: Mutex<HashMap<usize, Weak<QueuePair>>>,
+    qps: Mutex<HashMap<usize, Weak<dyn Serve>>>,
     /// Registered memory.
-    pub regions: crate::engine::Regions,
+    pub(crate) regions: Regions,
     adversary: Option<u64>,
     threads: usize,
     spare: bool,
@@ -45,19 +41,17 @@ pub struct Node {
 #[derive(Debug, Clone)]
 pub struct Device {
     /// Its name.
-    pub name: String,
+    pub(crate) name: String,
     /// Node GUID, in this machine's byte order.
-    pub guid: u64,
-    /// Its number.
-    pub index: usize,
+    pub(crate) guid: u64,
     /// Its RoCE v2 addresses: link-local, then IPv4-mapped.
     pub gids: Vec<[u8; 16]>,
     /// What its port says of its speed, in Mb/s.
-    pub speed_mbps: u32,
+    pub(crate) speed_mbps: u32,
     /// Path MTU in bytes.
-    pub mtu_bytes: u32,
+    pub(crate) mtu_bytes: u32,
     /// Largest message in bytes.
-    pub max_message_bytes: u32,
+    pub(crate) max_message_bytes: u32,
     spec: RailSpec,
     links: usize,
 }
@@ -68,9 +62,9 @@ pub struct Event {
     /// An `ibv_event_type`.
     pub kind: u32,
     /// The port.
-    pub port: u8,
+    pub(crate) port: u8,
     /// The queue pair, for events of one.
-    pub qp: Option<u32>,
+    pub(crate) qp: Option<u32>,
 }
 
 #[derive(Debug)]
@@ -85,7 +79,7 @@ impl Node {
     ///
     /// # Errors
     /// Says which setting is not usable, or what is in the way.
-    pub fn join() -> Result<Arc<Node>, String> {
+    pub(crate) fn join() -> Result<Arc<Node>, String> {
         static JOINED: OnceLock<Result<Arc<Node>, String>> = OnceLock::new();
         JOINED.get_or_init(|| Settings::from_environment().and_then(|settings| Self::enter(&settings))).clone()
     }
@@ -137,7 +131,7 @@ impl Node {
     }
 
     /// A descriptor that is readable while a device has events.
-    pub fn event_fd(&self, device: usize) -> RawFd {
+    pub(crate) fn event_fd(&self, device: usize) -> RawFd {
         self.events[device].bell.fd()
     }
 
@@ -147,7 +141,7 @@ impl Node {
     }
 
     /// Waits for an announcement of a device's events, unless its descriptor does not block. Whether there was one.
-    pub fn take_event_announcement(&self, device: usize) -> bool {
+    pub(crate) fn take_event_announcement(&self, device: usize) -> bool {
         let events = &self.events[device];
         let took = events.bell.take();
         // The descriptor counts all announcements at once: leave one for those that are still queued.
@@ -158,24 +152,24 @@ impl Node {
     }
 
     /// Something happened to a device.
-    pub fn announce(&self, device: usize, event: Event) {
+    pub(crate) fn announce(&self, device: usize, event: Event) {
         lock(&self.events[device].queue).push_back(event);
         self.events[device].bell.ring();
     }
 
     /// Looks whether ports have gone up or down.
-    pub fn watch_ports(&self) {
+    pub(crate) fn watch_ports(&self) {
         for (device, events) in self.events.iter().enumerate() {
             let down = !self.port_up(device);
             if events.was_down.swap(down, Ordering::Relaxed) != down {
-                let kind = if down { EVENT_PORT_ERROR } else { EVENT_PORT_ACTIVE };
+                let kind = if down { IBV_EVENT_PORT_ERR } else { IBV_EVENT_PORT_ACTIVE };
                 self.announce(device, Event { kind, port: 1, qp: None });
             }
         }
     }
 
     /// The machine and device that a GID belongs to.
-    pub fn whose(&self, gid: &[u8; 16]) -> Option<(usize, usize)> {
+    pub(crate) fn whose(&self, gid: &[u8; 16]) -> Option<(usize, usize)> {
         let candidates = (0..MAX_NODES).flat_map(|node| (0..self.devices.len()).map(move |device| (node, device)));
         candidates.into_iter().find(|&(node, device)| gids(node, device).contains(gid))
     }
@@ -186,12 +180,12 @@ impl Node {
     }
 
     /// A queue pair, as its peer sees it.
-    pub fn qp_memory(&self, slot: usize) -> &'static QpMemory {
+    pub(crate) fn qp_memory(&self, slot: usize) -> &'static QpMemory {
         &self.memory.qps[slot % shm::MAX_QPS]
     }
 
     /// What a message from a device of machine `node` to the same device of machine `to` passes through.
-    pub fn way(&self, device: usize, node: usize, to: usize) -> [&'static Resource; 6] {
+    pub(crate) fn way(&self, device: usize, node: usize, to: usize) -> [&'static Resource; 6] {
         let spec = &self.devices[device].spec;
         let cable = self.devices[device].links + spec.cable;
         let (from, into) = (&self.memory.shared[node], &self.memory.shared[to]);
@@ -200,60 +194,69 @@ impl Node {
     }
 
     /// One way, in nanoseconds.
-    pub fn latency_ns(&self, device: usize) -> u64 {
+    pub(crate) fn latency_ns(&self, device: usize) -> u64 {
         self.devices[device].spec.latency_ns
     }
 
     /// What one queue pair of a device carries, in Mb/s; 0: no limit.
-    pub fn qp_rate_mbps(&self, device: usize) -> f64 {
+    pub(crate) fn qp_rate_mbps(&self, device: usize) -> f64 {
         self.devices[device].spec.qp_mbps
     }
 
     /// The adversary's seed.
-    pub fn adversary(&self) -> Option<u64> {
+    pub(crate) fn adversary(&self) -> Option<u64> {
         self.adversary
     }
 
     /// How many engine threads there shall be.
-    pub fn threads(&self) -> usize {
+    pub(crate) fn threads(&self) -> usize {
         self.threads
     }
 
     /// Whether engines may stay awake while the process works.
-    pub fn has_processors_to_spare(&self) -> bool {
+    pub(crate) fn has_processors_to_spare(&self) -> bool {
         self.spare
     }
 
     /// The engine of a device.
-    pub fn engine(&self, device: usize) -> &Mutex<Engine> {
+    pub(crate) fn engine(&self, device: usize) -> &Mutex<Engine> {
         &self.engines[device]
     }
 
-    /// Notes a queue pair of this process; starts the engine's threads with the first one.
-    pub fn enlist(self: &Arc<Self>, slot: usize, qp: &Arc<QueuePair>) {
-        lock(&self.qps).insert(slot, Arc::downgrade(qp));
-        if self.memory.virtual_clock.load(Ordering::Acquire) == 0 && !self.running.swap(true, Ordering::AcqRel) {
-            crate::engine::start(self);
-        }
+    /// Lets the engine of a device continue, unless another thread drives it now. Returns when it has to continue, if that is known.
+    pub(crate) fn drive(&self, device: usize, now_ns: u64) -> Option<u64> {
+        let mut engine = self.engines[device].try_lock().ok()?;
+        engine.answer_doorbells(self.process(), device, |slot| self.find(slot));
+        engine.serve(self.adversary, now_ns)
+    }
+
+    /// Whether the caller is to start the engines' threads: once in a process, and never in virtual time.
+    pub(crate) fn claim_threads(&self) -> bool {
+        self.memory.virtual_clock.load(Ordering::Acquire) == 0 && !self.running.swap(true, Ordering::AcqRel)
+    }
+
+    /// Adds a queue pair of this process.
+    pub(crate) fn enlist(&self, slot: usize, qp: Weak<dyn Serve>) {
+        lock(&self.qps).insert(slot, qp);
     }
 
     /// Forgets a queue pair.
-    pub fn strike(&self, slot: usize) {
+    pub(crate) fn strike(&self, slot: usize) {
         lock(&self.qps).remove(&slot);
     }
 
     /// A queue pair of this process.
-    pub fn find(&self, slot: usize) -> Option<Arc<QueuePair>> {
+    pub(crate) fn find(&self, slot: usize) -> Option<Arc<dyn Serve>> {
         lock(&self.qps).get(&slot)?.upgrade()
     }
 
     /// Whether any queue pair is there.
-    pub fn has_qps(&self) -> bool {
+    pub(crate) fn has_qps(&self) -> bool {
         !lock(&self.qps).is_empty()
     }
 
     /// All queue pairs of this process.
-    pub fn all_qps(&self) -> Vec<Arc<QueuePair>> {
+    pub(crate) fn all_qps(&self) -> Vec<Arc<dyn Serve>> {
         lock(&self.qps).values().filter_map(Weak::upgrade).collect()
     }
 }
@@ -264,7 +267,6 @@ impl Device {
         Self {
             name: spec.name.clone(),
             guid: 0x5f5f_5f00_0000_0000 | (node as u64) << 16 | (index as u64 + 1),
-            index,
             gids: gids(node, index).to_vec(),
             speed_mbps: (spec.speed_mbps as u32).max(1),
             mtu_bytes: spec.mtu_bytes,
@@ -350,6 +352,6 @@ fn clear(memory: &FabricMemory, place: usize) {
 }
 
 /// Locks; a panic in another holder does not make its content unusable here.
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

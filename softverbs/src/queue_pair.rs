@@ -1,20 +1,24 @@
 //! Queue pairs: states, receives, and the ends of sends. Posting sends is in `posting.rs`, serving what the peer has
 //! posted in `serve.rs`.
 
-use crate::completion_queue::{Completion, CompletionQueue};
-use crate::fabric::{EVENT_ACCESS_ERROR, Event, Node, lock};
+use crate::completion_queue::{Completion, CompletionQueue, SendQueue};
+use crate::engine::{self, Serve};
+use crate::fabric::{Event, Node, lock};
 use crate::os::shm::{INLINE_BYTES, MAX_QPS, MAX_SGES, QpMemory, RailMemory, SEND_SLOTS};
-use crate::serve::Serving;
 use crate::status;
+use crate::threads;
+use crate::work_request::{Receive, Request, Sge};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
+use verbs_sys::IBV_EVENT_QP_ACCESS_ERR;
 
 /// Receives of one queue pair.
 pub const MAX_RECEIVES: u32 = 8192;
 
 /// A reliable-connected queue pair of this process.
 pub struct QueuePair {
+    this: Weak<Self>,
     pub(crate) node: Arc<Node>,
     pub(crate) device: usize,
     slot: usize,
@@ -49,12 +53,51 @@ pub(crate) struct Remote {
     pub(crate) receive_psn: u32,
 }
 
-/// A posted receive.
+/// How far this process has served what the peer posted.
+#[derive(Debug, Default)]
+pub(crate) struct Serving {
+    /// Bytes carried of the next request.
+    pub(crate) cursor: u64,
+    /// Number of the next request: all before it were carried whole.
+    pub(crate) next: u64,
+    /// When the last piece arrives.
+    pub(crate) arrives_ns: u64,
+    /// Nothing begins before this: the rail was down until then, or the receiver not ready.
+    pub(crate) not_before_ns: u64,
+    /// The next request, once it was admitted. A copy: the peer can change what is in shared memory.
+    pub(crate) admitted: Option<Request>,
+    /// The adversary holds the next piece back until then.
+    pub(crate) held_until_ns: Option<u64>,
+    /// The receive that the next request fills.
+    pub(crate) receive: Option<Receive>,
+    pub(crate) rnr: Option<Rnr>,
+    pub(crate) ending: VecDeque<Ending>,
+}
+
+/// The peer waits for a receive (receiver not ready).
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Receive {
-    pub(crate) wr_id: u64,
-    pub(crate) sges: [Sge; MAX_SGES],
-    pub(crate) count: usize,
+pub(crate) struct Rnr {
+    pub(crate) again_ns: u64,
+    pub(crate) tries: u32,
+}
+
+/// A request that was carried and completes at its time.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ending {
+    pub(crate) at_ns: u64,
+    pub(crate) number: u64,
+    pub(crate) status: u32,
+    /// The receive queue's completion, and whether it is solicited.
+    pub(crate) completion: Option<(Completion, bool)>,
+}
+
+impl Serving {
+    /// The receives that were taken and have not completed: they end with the queue pair.
+    fn unfinished(self) -> impl Iterator<Item = u64> {
+        let due =
+            self.ending.into_iter().filter_map(|ending| ending.completion.map(|(completion, _)| completion.wr_id));
+        due.chain(self.receive.map(|receive| receive.wr_id))
+    }
 }
 
 /// What is remembered of a posted send until it is done.
@@ -139,52 +182,6 @@ pub enum Change {
     Error,
 }
 
-/// A piece of registered memory.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Sge {
-    /// Where.
-    pub addr: u64,
-    /// How much.
-    pub bytes: u32,
-    /// Its key.
-    pub lkey: u32,
-}
-
-/// A send request.
-#[derive(Debug, Clone, Copy)]
-pub struct SendRequest<'a> {
-    /// The caller's number for it.
-    pub wr_id: u64,
-    /// What it does.
-    pub operation: Operation,
-    /// Whether it makes a completion.
-    pub signaled: bool,
-    /// The bytes themselves, for an inline request, whose pieces then only say how many there are.
-    pub inline: Option<&'a [u8]>,
-    /// Whether it wakes a peer that waits for solicited completions.
-    pub solicited: bool,
-    /// Immediate data, as it lies in memory.
-    pub imm: Option<u32>,
-    /// The pieces.
-    pub sges: &'a [Sge],
-    /// Where to write or read.
-    pub remote_addr: u64,
-    /// The key for that.
-    pub rkey: u32,
-}
-
-/// What a send request does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Operation {
-    /// Writes into the peer's memory.
-    Write = 0,
-    /// Fills a receive of the peer.
-    Send = 1,
-    /// Reads the peer's memory.
-    Read = 2,
-}
-
 impl QueuePair {
     /// A new one, in reset.
     ///
@@ -216,7 +213,8 @@ impl QueuePair {
             reaped: 0,
             retry_ns: 0,
         };
-        let made = Arc::new(Self {
+        let made = Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
             node: Arc::clone(node),
             device,
             slot,
@@ -227,7 +225,9 @@ impl QueuePair {
             expected: AtomicBool::new(false),
             local: Mutex::new(local),
         });
-        node.enlist(slot, &made);
+        let serve: Weak<dyn Serve> = Weak::<Self>::clone(&made.this);
+        node.enlist(slot, serve);
+        threads::start(node);
         Ok(made)
     }
 
@@ -237,7 +237,7 @@ impl QueuePair {
     }
 
     /// Its sizes.
-    pub fn caps(&self) -> Caps {
+    pub(crate) fn caps(&self) -> Caps {
         self.caps
     }
 
@@ -309,7 +309,7 @@ impl QueuePair {
                 self.enter(&mut local, State::ReadyToReceive);
                 drop(local);
                 // Whatever the peer has posted already rang before anybody listened.
-                crate::engine::ring(&self.node, self.slot, self.node.memory.now_ns());
+                engine::ring(self.node.memory, self.slot, self.node.memory.now_ns());
             }
             (State::ReadyToReceive, Change::ReadyToSend { timeout, retry_count, rnr_retry, send_psn }) => {
                 local.retry_ns =
@@ -347,7 +347,7 @@ impl QueuePair {
         }
         self.flush_receives(local);
         // The flushed sends are found at the next poll.
-        if let Some(this) = self.node.find(self.slot) {
+        if let Some(this) = self.this.upgrade() {
             this.expect_ends();
         }
     }
@@ -373,14 +373,14 @@ impl QueuePair {
     /// Lets the send queue's completion queue look after the ends of sends, unless it does already.
     pub(crate) fn expect_ends(self: &Arc<Self>) {
         if !self.expected.swap(true, Ordering::AcqRel) {
-            self.send_cq.expect(self);
+            self.send_cq.expect(Arc::<Self>::clone(self));
         }
     }
 
     /// The peer used a key that it must not use.
     pub(crate) fn refuse(&self, local: &mut Local) {
         self.fail(local);
-        self.node.announce(self.device, Event { kind: EVENT_ACCESS_ERROR, port: 1, qp: Some(self.number) });
+        self.node.announce(self.device, Event { kind: IBV_EVENT_QP_ACCESS_ERR, port: 1, qp: Some(self.number) });
     }
 
     /// Posts a receive.
@@ -413,30 +413,6 @@ impl QueuePair {
         self.node.strike(self.slot);
         self.memory().remote.store(0, Ordering::Relaxed);
         self.memory().number.store(0, Ordering::Release);
-    }
-
-    /// Takes in what the peer has done, and what has failed. Whether more is under way.
-    pub(crate) fn reap(&self, now_ns: u64, cq: &CompletionQueue) -> bool {
-        let mut local = lock(&self.local);
-        let memory = self.memory();
-        let done = memory.done.load(Ordering::Acquire);
-        while local.reaped < done {
-            let status = memory.slot(local.reaped).status.load(Ordering::Relaxed) as u32;
-            self.end_of_send(&mut local, cq, status);
-            if status != 0 {
-                self.fail(&mut local);
-            }
-        }
-        if local.state == State::Error || self.failed_from_afar() {
-            self.flush_sends(&mut local, memory, cq, status::FLUSHED);
-        } else if local.reaped < memory.posted.load(Ordering::Relaxed) && self.given_up(&local, memory, now_ns) {
-            self.flush_sends(&mut local, memory, cq, status::RETRY_EXCEEDED);
-        }
-        let more = local.reaped < memory.posted.load(Ordering::Relaxed);
-        if !more {
-            self.expected.store(false, Ordering::Release);
-        }
-        more
     }
 
     /// Whether the peer has not answered for as long as this side tries.
@@ -477,12 +453,34 @@ impl QueuePair {
             cq.push(Completion { wr_id, status, opcode, bytes, qp_num, ..Completion::default() }, false);
         }
     }
+}
 
-    /// From time to time, by the engine: ends are announced to those who wait for them, and found for those who do not poll.
-    pub(crate) fn tend(&self, now_ns: u64) {
-        if self.send_cq.is_armed() {
-            self.send_cq.reap(now_ns);
+impl SendQueue for QueuePair {
+    fn number(&self) -> u32 {
+        self.number
+    }
+
+    fn reap(&self, now_ns: u64, cq: &CompletionQueue) -> bool {
+        let mut local = lock(&self.local);
+        let memory = self.memory();
+        let done = memory.done.load(Ordering::Acquire);
+        while local.reaped < done {
+            let status = memory.slot(local.reaped).status.load(Ordering::Relaxed) as u32;
+            self.end_of_send(&mut local, cq, status);
+            if status != 0 {
+                self.fail(&mut local);
+            }
         }
+        if local.state == State::Error || self.failed_from_afar() {
+            self.flush_sends(&mut local, memory, cq, status::FLUSHED);
+        } else if local.reaped < memory.posted.load(Ordering::Relaxed) && self.given_up(&local, memory, now_ns) {
+            self.flush_sends(&mut local, memory, cq, status::RETRY_EXCEEDED);
+        }
+        let more = local.reaped < memory.posted.load(Ordering::Relaxed);
+        if !more {
+            self.expected.store(false, Ordering::Release);
+        }
+        more
     }
 }
 

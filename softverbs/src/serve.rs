@@ -1,15 +1,14 @@
 //! Serving a queue pair: what its peer has posted is checked, carried, stored and completed, in order.
 
 use crate::completion_queue::Completion;
-use crate::engine::Served;
+use crate::engine::{Serve, Served};
 use crate::fabric::lock;
 use crate::os::memory::{self, BOUNCE_BYTES, Bounce, Fault, Piece};
-use crate::os::shm::{INLINE_BYTES, MAX_SGES, QpMemory, RailMemory, Slot};
+use crate::os::shm::{INLINE_BYTES, MAX_PROCESSES, QpMemory, RailMemory};
 use crate::pacing::{SHORT_BYTES, Way};
-use crate::posting::Head;
-use crate::queue_pair::{Local, Operation, QueuePair, Receive, Remote, State};
+use crate::queue_pair::{Ending, Local, QueuePair, Remote, Rnr, State};
 use crate::status;
-use std::collections::VecDeque;
+use crate::work_request::{Operation, Request};
 use std::sync::atomic::Ordering;
 
 /// How long a queue pair whose rail is down, or that its peer holds, is left alone.
@@ -18,43 +17,6 @@ const LATER_NS: u64 = 200_000;
 /// The adversary is late by this at most: as long as a peer's polling loop might take for granted that nothing takes.
 const LATE_NS: u64 = 50_000;
 
-/// How far serving has come.
-#[derive(Debug, Default)]
-pub struct Serving {
-    /// Bytes carried of the request that comes next.
-    cursor: u64,
-    /// Requests carried whole, by number; one more than the last.
-    next: u64,
-    /// When the last piece arrives.
-    arrives_ns: u64,
-    /// Nothing begins before this: the rail was down until then, or the receiver not ready.
-    not_before_ns: u64,
-    /// The request that comes next, once it has been let in. Its copy: the peer can change what is in shared memory.
-    admitted: Option<Request>,
-    /// The adversary holds the next piece back until then.
-    held_until_ns: Option<u64>,
-    /// The receive that the request that comes next fills.
-    receive: Option<Receive>,
-    rnr: Option<Rnr>,
-    ending: VecDeque<Ending>,
-}
-
-/// A peer waits for a receive.
-#[derive(Debug, Clone, Copy)]
-struct Rnr {
-    again_ns: u64,
-    tries: u32,
-}
-
-/// A request that was carried and completes at its time.
-#[derive(Debug, Clone, Copy)]
-struct Ending {
-    at_ns: u64,
-    number: u64,
-    status: u32,
-    completion: Option<(Completion, bool)>,
-}
-
 /// Whether serving goes on.
 enum Step {
     Again,
@@ -62,56 +24,18 @@ enum Step {
     Nothing,
 }
 
-/// One request, read out of shared memory: bounded, but nothing else is known of it.
-#[derive(Debug, Clone, Copy)]
-struct Request {
-    head: Head,
-    imm: u32,
-    rkey: u32,
-    remote_addr: u64,
-    bytes: u64,
-    posted_ns: u64,
-    status: u32,
-    pieces: [Piece; MAX_SGES],
-}
+impl Serve for QueuePair {
+    fn number(&self) -> u32 {
+        self.number()
+    }
 
-impl Request {
-    fn read(slot: &Slot) -> Self {
-        let head = Head::unpack(slot.head.load(Ordering::Relaxed));
-        let imm_rkey = slot.imm_rkey.load(Ordering::Relaxed);
-        let mut pieces = [(0, 0); MAX_SGES];
-        for (piece, cells) in pieces.iter_mut().zip(&slot.sges).take(head.sges) {
-            *piece = (cells[0].load(Ordering::Relaxed), cells[1].load(Ordering::Relaxed));
-        }
-        Self {
-            head,
-            imm: imm_rkey as u32,
-            rkey: (imm_rkey >> 32) as u32,
-            remote_addr: slot.remote_addr.load(Ordering::Relaxed),
-            bytes: slot.bytes.load(Ordering::Relaxed),
-            posted_ns: slot.posted_ns.load(Ordering::Relaxed),
-            status: slot.status.load(Ordering::Relaxed) as u32,
-            pieces,
+    fn tend(&self, now_ns: u64) {
+        if self.send_cq.is_armed() {
+            self.send_cq.reap(now_ns);
         }
     }
 
-    fn needs_receive(&self) -> bool {
-        self.head.operation == Operation::Send as u8 || self.head.has_imm
-    }
-}
-
-impl Serving {
-    /// The receives that were taken and have not completed: they end with the queue pair.
-    pub(crate) fn unfinished(self) -> impl Iterator<Item = u64> {
-        let due =
-            self.ending.into_iter().filter_map(|ending| ending.completion.map(|(completion, _)| completion.wr_id));
-        due.chain(self.receive.map(|receive| receive.wr_id))
-    }
-}
-
-impl QueuePair {
-    /// Serves what the peer has posted, as far as it is due, up to so many pieces: [`Served::More`] when it was that many.
-    pub(crate) fn serve(&self, now_ns: u64, pieces: usize, bounce: &mut Bounce) -> Served {
+    fn serve(&self, now_ns: u64, pieces: usize, bounce: &mut Bounce) -> Served {
         let mut local = lock(&self.local);
         let Some(remote) = local.remote else { return Served::Idle };
         if !matches!(local.state, State::ReadyToReceive | State::ReadyToSend) {
@@ -132,7 +56,9 @@ impl QueuePair {
         peer.release(self.node.place);
         served
     }
+}
 
+impl QueuePair {
     fn serve_held(
         &self,
         local: &mut Local,
@@ -332,7 +258,7 @@ impl QueuePair {
         if !self.key_allows(local, request, cursor, bytes as u64) {
             return Err(status::REMOTE_ACCESS);
         }
-        let process = peer.process.load(Ordering::Relaxed) as usize % crate::os::shm::MAX_PROCESSES;
+        let process = peer.process.load(Ordering::Relaxed) as usize % MAX_PROCESSES;
         let pid = self.node.memory.processes[process].pid.load(Ordering::Acquire);
         let mut inline = [0u64; INLINE_BYTES / 8];
         if request.head.inline_bytes > 0 {

@@ -3,7 +3,8 @@
 use super::guard;
 use super::handles;
 use crate::os::shm::{INLINE_BYTES, MAX_SGES};
-use crate::queue_pair::{Operation, QueuePair, SendRequest, Sge};
+use crate::queue_pair::QueuePair;
+use crate::work_request::{Operation, SendRequest, Sge};
 use std::ffi::c_int;
 use std::sync::Arc;
 use verbs_sys::*;
