@@ -12,10 +12,10 @@ pub struct CompletionQueue {
     node: Arc<Node>,
     device: usize,
     queue: Mutex<VecDeque<Completion>>,
-    /// Queue pairs whose sends end here, while some are under way.
+    /// Queue pairs that have sends under way whose completions come here.
     senders: Mutex<Vec<Arc<dyn SendQueue>>>,
-    /// Those that have just begun to have some: a lock under which no other is taken, since who adds holds a queue pair that
-    /// `reap` may want.
+    /// Queue pairs to add to `senders`. No other lock is taken under this one: the caller that adds holds a queue pair's lock, which
+    /// `reap` takes after that of `senders`.
     joining: Mutex<Vec<Arc<dyn SendQueue>>>,
     bell: Bell,
     armed: AtomicU32,
@@ -40,17 +40,17 @@ pub struct Completion {
     pub status: u32,
     /// `ibv_wc_opcode`.
     pub opcode: u32,
-    /// 0.
+    /// Always 0.
     pub vendor_err: u32,
     /// Bytes received, read or written.
     pub bytes: u32,
-    /// Immediate data, as the sender had it in memory.
+    /// Immediate data, in the byte order of the sender's memory.
     pub imm: u32,
-    /// `IBV_WC_WITH_IMM`.
+    /// `ibv_wc_flags`: `IBV_WC_WITH_IMM` or 0.
     pub flags: u32,
-    /// The queue pair of this side.
+    /// This side's queue pair.
     pub qp_num: u32,
-    /// The queue pair of the other side.
+    /// The peer's queue pair.
     pub src_qp: u32,
 }
 
@@ -58,7 +58,7 @@ const ARMED: u32 = 1;
 const ARMED_SOLICITED: u32 = 2;
 
 impl CompletionQueue {
-    /// A new one, of at least `entries`.
+    /// Creates a queue with room for `entries` completions; it grows when it needs more.
     ///
     /// # Errors
     /// An `errno`.
@@ -75,17 +75,17 @@ impl CompletionQueue {
         }))
     }
 
-    /// Takes completions out, as many as there are and `out` holds. Lets the device's engine go on first.
+    /// Drives the device's engine, then moves completions to `out`, as many as there are and fit. Returns their number.
     ///
     /// # Errors
-    /// None: the result is what `ibv_poll_cq` has.
+    /// None; the type is that of `ibv_poll_cq`, which can fail.
     pub fn poll(&self, out: &mut [Completion]) -> Result<usize, i32> {
         let now = self.node.memory.now_ns();
         self.node.process().polled_ns.store(now, Ordering::Relaxed);
         self.node.drive(self.device, now);
         self.reap(now);
         let most = match self.node.adversary() {
-            // Now and then nothing, now and then less than there is.
+            // Sometimes none, sometimes fewer than there are.
             Some(seed) => {
                 let turn = self.polls.fetch_add(1, Ordering::Relaxed) ^ seed;
                 (turn.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 61) as usize
@@ -102,31 +102,31 @@ impl CompletionQueue {
         Ok(count)
     }
 
-    /// Asks for one announcement, at the next completion.
+    /// Asks for one event, at the next completion: `ibv_req_notify_cq`.
     pub(crate) fn arm(&self, solicited_only: bool) {
         let (from, to) = if solicited_only { (0, ARMED_SOLICITED) } else { (ARMED_SOLICITED, ARMED) };
-        // Armed for all it stays so, whatever is asked for after.
+        // A queue that is armed for every completion stays so when only solicited ones are asked for.
         if self.armed.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_err() && !solicited_only {
             self.armed.store(ARMED, Ordering::Release);
         }
     }
 
-    /// Whether an announcement is asked for.
+    /// Whether an event is asked for.
     pub(crate) fn is_armed(&self) -> bool {
         self.armed.load(Ordering::Acquire) != 0
     }
 
-    /// A descriptor that is readable when an armed queue got a completion.
+    /// A descriptor that is readable after an armed queue got a completion.
     pub(crate) fn notify_fd(&self) -> RawFd {
         self.bell.fd()
     }
 
-    /// Takes the announcements.
+    /// Consumes the events. Returns whether there was one.
     pub(crate) fn take_notification(&self) -> bool {
         self.bell.take()
     }
 
-    /// A completion has come.
+    /// Adds a completion, and makes an event where one is asked for.
     pub(crate) fn push(&self, completion: Completion, solicited: bool) {
         lock(&self.queue).push_back(completion);
         let armed = self.armed.load(Ordering::Acquire);
@@ -136,7 +136,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Takes in the ends of sends.
+    /// Collects the completions of sends.
     pub(crate) fn reap(&self, now_ns: u64) {
         let mut senders = lock(&self.senders);
         senders.append(&mut lock(&self.joining));
@@ -150,12 +150,12 @@ impl CompletionQueue {
         }
     }
 
-    /// A queue pair has sends under way that end here.
+    /// Adds a queue pair that has sends under way.
     pub(crate) fn expect(&self, qp: Arc<dyn SendQueue>) {
         lock(&self.joining).push(qp);
     }
 
-    /// A queue pair is destroyed: nothing of it is left here.
+    /// Removes a queue pair and its completions.
     pub(crate) fn forget(&self, number: u32) {
         lock(&self.joining).retain(|qp| qp.number() != number);
         lock(&self.senders).retain(|qp| qp.number() != number);

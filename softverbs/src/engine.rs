@@ -78,8 +78,8 @@ impl Engine {
     /// Serves what is due. Returns when something is due again, if that is known. With the adversary's seed, queue pairs are
     /// served out of turn.
     pub(crate) fn serve(&mut self, adversary: Option<u64>, now_ns: u64) -> Option<u64> {
-        // Several take turns by the piece, as a NIC arbitrates: else one that always has more, being looked at first whenever the
-        // rail is free, would keep the others waiting for as long as it has.
+        // Several queue pairs take turns by the piece, as a NIC arbitrates. Otherwise one that always has more to send would be served
+        // first whenever the rail is free, and the others would wait.
         let (passes, pieces) = if self.active.len() > 1 { (PIECES_A_TURN, 1) } else { (1, PIECES_A_TURN) };
         for _ in 1..passes {
             match self.pass(adversary, now_ns, pieces) {
@@ -96,7 +96,7 @@ impl Engine {
         let mut at = 0;
         for _ in 0..self.active.len() {
             if let Some(seed) = adversary {
-                // Out of turn: some are passed over this time.
+                // Skips some queue pairs in this pass.
                 self.turn = self.turn.wrapping_add(1);
                 if (self.turn ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 62 == 0 {
                     soonest = Some(now_ns);
@@ -123,13 +123,13 @@ impl Engine {
         soonest
     }
 
-    /// Forgets a queue pair.
+    /// Removes a queue pair.
     pub(crate) fn forget(&mut self, number: u32) {
         self.active.retain(|qp| qp.number() != number);
     }
 }
 
-/// Tells the process of the queue pair in `slot` that something was posted for it.
+/// Rings the doorbell of the queue pair in `slot`: something was posted for it. Wakes its process where needed.
 pub(crate) fn ring(memory: &FabricMemory, slot: usize, now_ns: u64) {
     let slot = slot % MAX_QPS;
     let qp = &memory.qps[slot];
@@ -138,11 +138,11 @@ pub(crate) fn ring(memory: &FabricMemory, slot: usize, now_ns: u64) {
     let process = &memory.processes[place];
     process.doorbells[device][slot / 64].fetch_or(1 << (slot % 64), Ordering::AcqRel);
     process.rung[device].fetch_or(1 << (slot / 64), Ordering::SeqCst);
-    // Sequentially consistent with the sleeper, who announces its sleep and then looks at the doorbells.
+    // Sequentially consistent, as in the sleeper, which sets `sleeping` and then reads the doorbells.
     let is_to_wake = match process.sleeping.load(Ordering::SeqCst) {
         AWAKE => false,
         NAPPING => now_ns.saturating_sub(process.polled_ns.load(Ordering::Relaxed)) > POLLING_NS,
-        // That it has just polled tells nothing: who has asked for bytes and looks for them in memory need not poll again.
+        // Even if it has just polled: a program that waits for bytes by reading its memory may not poll again.
         _ => true,
     };
     if is_to_wake && process.sleeping.swap(AWAKE, Ordering::SeqCst) != AWAKE {

@@ -17,9 +17,9 @@ use verbs_sys::{IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR};
 
 /// A process's place in a fabric.
 pub struct Node {
-    /// The shared file.
+    /// The fabric's shared memory.
     pub memory: &'static FabricMemory,
-    /// Place of this process in it.
+    /// Index of this process in [`FabricMemory::processes`].
     pub(crate) place: usize,
     /// The machine that this process is on.
     pub(crate) node: usize,
@@ -33,7 +33,7 @@ pub struct Node {
     threads: usize,
     spare: bool,
     running: AtomicBool,
-    /// Others see by its lock that the fabric is used.
+    /// A shared lock on the fabric's file: other processes see by it that the fabric is used.
     _user: File,
 }
 
@@ -46,7 +46,7 @@ pub struct Device {
     pub(crate) guid: u64,
     /// Its RoCE v2 addresses: link-local, then IPv4-mapped.
     pub gids: Vec<[u8; 16]>,
-    /// What its port says of its speed, in Mb/s.
+    /// The speed that its port reports, in Mb/s.
     pub(crate) speed_mbps: u32,
     /// Path MTU in bytes.
     pub(crate) mtu_bytes: u32,
@@ -63,7 +63,7 @@ pub struct Event {
     pub kind: u32,
     /// The port.
     pub(crate) port: u8,
-    /// The queue pair, for events of one.
+    /// The queue pair that the event is about, if any.
     pub(crate) qp: Option<u32>,
 }
 
@@ -75,16 +75,16 @@ struct Events {
 }
 
 impl Node {
-    /// This process's place in the fabric that its environment names. It joins once, and stays.
+    /// Joins the fabric that the environment names. A process joins once; later calls return the same.
     ///
     /// # Errors
-    /// Says which setting is not usable, or what is in the way.
+    /// A message that names the wrong setting, or what failed.
     pub(crate) fn join() -> Result<Arc<Node>, String> {
         static JOINED: OnceLock<Result<Arc<Node>, String>> = OnceLock::new();
         JOINED.get_or_init(|| Settings::from_environment().and_then(|settings| Self::enter(&settings))).clone()
     }
 
-    /// Joins a fabric as one more process, though it be this one again.
+    /// Joins a fabric as a new process, even if this process has joined it before.
     ///
     /// # Errors
     /// As [`Node::join`].
@@ -92,7 +92,7 @@ impl Node {
         let folder = Folder::new(&settings.dir, &settings.fabric);
         let _door = folder.door()?;
         if folder.path().join("fabric").exists() && !folder.has_users() {
-            // The last run is over: the next may have another profile.
+            // The last run has ended, and this one may have another profile.
             folder.clear()?;
         }
         let wanted = Profile::load(&settings.profile, settings.scale)?;
@@ -135,29 +135,29 @@ impl Node {
         self.events[device].bell.fd()
     }
 
-    /// The next event of a device. Each takes one announcement from the descriptor.
+    /// The next event of a device.
     pub fn next_event(&self, device: usize) -> Option<Event> {
         lock(&self.events[device].queue).pop_front()
     }
 
-    /// Waits for an announcement of a device's events, unless its descriptor does not block. Whether there was one.
+    /// Waits until a device has an event, unless its descriptor is non-blocking. Returns whether there is one.
     pub(crate) fn take_event_announcement(&self, device: usize) -> bool {
         let events = &self.events[device];
         let took = events.bell.take();
-        // The descriptor counts all announcements at once: leave one for those that are still queued.
+        // Reading the descriptor resets it: set it again if more events are queued.
         if lock(&events.queue).len() > 1 {
             events.bell.ring();
         }
         took
     }
 
-    /// Something happened to a device.
+    /// Adds an event to a device.
     pub(crate) fn announce(&self, device: usize, event: Event) {
         lock(&self.events[device].queue).push_back(event);
         self.events[device].bell.ring();
     }
 
-    /// Looks whether ports have gone up or down.
+    /// Adds an event for each port that has gone up or down.
     pub(crate) fn watch_ports(&self) {
         for (device, events) in self.events.iter().enumerate() {
             let down = !self.port_up(device);
@@ -174,7 +174,7 @@ impl Node {
         candidates.into_iter().find(|&(node, device)| gids(node, device).contains(gid))
     }
 
-    /// This process's seat.
+    /// This process's part of the shared memory.
     pub fn process(&self) -> &'static ProcessMemory {
         &self.memory.processes[self.place]
     }
@@ -184,7 +184,7 @@ impl Node {
         &self.memory.qps[slot % shm::MAX_QPS]
     }
 
-    /// What a message from a device of machine `node` to the same device of machine `to` passes through.
+    /// The resources that a message uses from a device of machine `node` to the same device of machine `to`.
     pub(crate) fn way(&self, device: usize, node: usize, to: usize) -> [&'static Resource; 6] {
         let spec = &self.devices[device].spec;
         let cable = self.devices[device].links + spec.cable;
@@ -193,12 +193,12 @@ impl Node {
         [out, &from[spec.link].tx, &from[cable].tx, &into[cable].rx, &into[spec.link].rx, home]
     }
 
-    /// One way, in nanoseconds.
+    /// Latency in one direction.
     pub(crate) fn latency_ns(&self, device: usize) -> u64 {
         self.devices[device].spec.latency_ns
     }
 
-    /// What one queue pair of a device carries, in Mb/s; 0: no limit.
+    /// The rate of one queue pair of a device; 0: no limit.
     pub(crate) fn qp_rate_mbps(&self, device: usize) -> f64 {
         self.devices[device].spec.qp_mbps
     }
@@ -208,12 +208,12 @@ impl Node {
         self.adversary
     }
 
-    /// How many engine threads there shall be.
+    /// The number of engine threads.
     pub(crate) fn threads(&self) -> usize {
         self.threads
     }
 
-    /// Whether engines may stay awake while the process works.
+    /// Whether engine threads may spin instead of sleeping while the process polls.
     pub(crate) fn has_processors_to_spare(&self) -> bool {
         self.spare
     }
@@ -223,7 +223,7 @@ impl Node {
         &self.engines[device]
     }
 
-    /// Lets the engine of a device continue, unless another thread drives it now. Returns when it has to continue, if that is known.
+    /// Runs the engine of a device, unless another thread does. Returns when it has to run again, if that is known.
     pub(crate) fn drive(&self, device: usize, now_ns: u64) -> Option<u64> {
         let mut engine = self.engines[device].try_lock().ok()?;
         engine.answer_doorbells(self.process(), device, |slot| self.find(slot));
@@ -240,17 +240,17 @@ impl Node {
         lock(&self.qps).insert(slot, qp);
     }
 
-    /// Forgets a queue pair.
+    /// Removes a queue pair.
     pub(crate) fn strike(&self, slot: usize) {
         lock(&self.qps).remove(&slot);
     }
 
-    /// A queue pair of this process.
+    /// The queue pair of this process in a slot.
     pub(crate) fn find(&self, slot: usize) -> Option<Arc<dyn Serve>> {
         lock(&self.qps).get(&slot)?.upgrade()
     }
 
-    /// Whether any queue pair is there.
+    /// Whether this process has a queue pair.
     pub(crate) fn has_qps(&self) -> bool {
         !lock(&self.qps).is_empty()
     }
@@ -291,7 +291,7 @@ fn gids(node: usize, device: usize) -> [[u8; 16]; 2] {
     [link_local, ipv4]
 }
 
-/// Takes a place for this process, after those of dead ones have been cleared.
+/// Claims an entry for this process, after clearing those of dead processes. Returns its index, and the machine.
 fn seat(memory: &FabricMemory, settings: &Settings) -> Result<(usize, usize), String> {
     let namespace = pid_namespace();
     let first = memory.pid_namespace.compare_exchange(0, namespace, Ordering::AcqRel, Ordering::Acquire);
@@ -330,10 +330,10 @@ fn seat(memory: &FabricMemory, settings: &Settings) -> Result<(usize, usize), St
     Ok((place, node))
 }
 
-/// Clears the place of a dead process, and its queue pairs.
+/// Clears the entry of a dead process, and its queue pairs.
 fn clear(memory: &FabricMemory, place: usize) {
     for qp in &memory.qps {
-        // What it held would look held by whoever gets this place next.
+        // Otherwise the next process with this entry would seem to hold the queue.
         let _ = qp.holder.compare_exchange(place as u32 + 1, 0, Ordering::AcqRel, Ordering::Relaxed);
         if qp.number.load(Ordering::Acquire) != 0 && qp.process.load(Ordering::Acquire) as usize == place {
             qp.number.store(0, Ordering::Release);
@@ -351,7 +351,7 @@ fn clear(memory: &FabricMemory, place: usize) {
     process.pid.store(0, Ordering::Release);
 }
 
-/// Locks; a panic in another holder does not make its content unusable here.
+/// Locks, also after a panic in another holder.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

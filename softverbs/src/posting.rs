@@ -1,4 +1,4 @@
-//! Posting sends: a work request is checked, written into shared memory, and announced to the peer.
+//! Posting sends: checks a work request, writes it into shared memory, and rings the peer's doorbell.
 
 use crate::engine;
 use crate::fabric::lock;
@@ -64,8 +64,8 @@ impl QueuePair {
         request.inline.is_some() || request.sges.iter().all(allowed)
     }
 
-    /// Copies small writes and sends into the work request itself: the peer then needs no system call for them. Returns
-    /// how many bytes that are.
+    /// Copies a small write or send into the work request itself, so that the peer needs no system call for it. Returns the
+    /// number of bytes.
     fn carry_along(&self, slot: &Slot, request: &SendRequest<'_>, bytes: u64) -> usize {
         if bytes == 0 || bytes > INLINE_BYTES as u64 || request.operation == Operation::Read {
             return 0;

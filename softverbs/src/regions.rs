@@ -3,27 +3,27 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{PoisonError, RwLock};
 
-/// All of it.
+/// The regions of all devices.
 #[derive(Debug, Default)]
 pub(crate) struct Regions(RwLock<Vec<Option<Region>>>);
 
 /// A registered piece of this process's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Region {
-    /// Its key, local and remote.
+    /// Its key, for local and remote use.
     pub(crate) key: u32,
     /// Its device.
     pub(crate) device: usize,
-    /// Where it begins.
+    /// Its first address.
     pub(crate) addr: u64,
-    /// How long it is.
+    /// Its length.
     pub(crate) bytes: u64,
     /// `ibv_access_flags`.
     pub(crate) access: u32,
 }
 
 impl Regions {
-    /// Adds one; `None` when there are too many. Keys are not used again soon: their upper bits count.
+    /// Adds a region and returns its key; `None` when there are too many. A key is not used again soon: its lower bits count.
     pub(crate) fn add(&self, device: usize, addr: u64, bytes: u64, access: u32) -> Option<u32> {
         let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let place = match all.iter().position(Option::is_none) {
@@ -40,7 +40,7 @@ impl Regions {
         Some(key)
     }
 
-    /// Takes one away; whether it was there.
+    /// Removes a region. Returns whether it was there.
     pub(crate) fn remove(&self, key: u32) -> bool {
         let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
         match all.get_mut((key >> 14) as usize) {
@@ -49,7 +49,7 @@ impl Regions {
         }
     }
 
-    /// Whether `bytes` at `addr` may be reached on this device with this key and all of `access`.
+    /// Whether the key allows all of `access` to `bytes` at `addr` on this device.
     pub(crate) fn allows(&self, key: u32, device: usize, addr: u64, bytes: u64, access: u32) -> bool {
         let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let found = all.get((key >> 14) as usize).copied().flatten().filter(|r| r.key == key && r.device == device);

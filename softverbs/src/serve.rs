@@ -1,4 +1,4 @@
-//! Serving a queue pair: what its peer has posted is checked, carried, stored and completed, in order.
+//! Serving a queue pair: checks, carries, stores and completes what its peer has posted, in order.
 
 use crate::completion_queue::Completion;
 use crate::engine::{Serve, Served};
@@ -11,13 +11,13 @@ use crate::status;
 use crate::work_request::{Operation, Request};
 use std::sync::atomic::Ordering;
 
-/// How long a queue pair whose rail is down, or that its peer holds, is left alone.
+/// When a queue pair is looked at again whose rail is down, or that its peer holds.
 const LATER_NS: u64 = 200_000;
 
-/// The adversary is late by this at most: as long as a peer's polling loop might take for granted that nothing takes.
+/// The adversary's longest delay: a program that polls in a loop may wrongly assume that nothing takes so long.
 const LATE_NS: u64 = 50_000;
 
-/// Whether serving goes on.
+/// The result of one step.
 enum Step {
     Again,
     Until(u64),
@@ -68,7 +68,7 @@ impl QueuePair {
         pieces: usize,
         bounce: &mut Bounce,
     ) -> Served {
-        // Looked at only now that it is held: before, its owner could have given the place to another queue pair.
+        // Checked only while it is held: before, its owner could have given the slot to another queue pair.
         let mine = peer.number.load(Ordering::Acquire) == remote.number
             && peer.remote.load(Ordering::Relaxed) == self.number()
             && peer.state.load(Ordering::Acquire) == State::ReadyToSend as u32
@@ -112,7 +112,7 @@ impl QueuePair {
                 }
             }
             peer.slot(ending.number).status.store(u64::from(ending.status), Ordering::Relaxed);
-            // Release: the status, and for a read the bytes, are there when the peer sees that it is done.
+            // Release: the peer that sees `done` sees the status too, and the bytes of a read.
             peer.done.store(ending.number + 1, Ordering::Release);
             if ending.status != 0 {
                 peer.state.store(State::Error as u32, Ordering::Release);
@@ -122,14 +122,14 @@ impl QueuePair {
         }
     }
 
-    /// The verbs specification's consequences for the side that was written to.
+    /// What the verbs specification has the target do after a failure.
     fn after_failure(&self, local: &mut Local, status: u32) {
         if matches!(status, status::REMOTE_ACCESS | status::REMOTE_INVALID | status::REMOTE_OPERATION) {
             self.refuse(local);
         }
     }
 
-    /// Carries one piece of the request that comes next.
+    /// Carries one piece of the next request.
     fn step(&self, local: &mut Local, remote: &Remote, peer: &QpMemory, now_ns: u64, bounce: &mut Bounce) -> Step {
         if local.serving.ending.back().is_some_and(|ending| ending.status != 0) {
             return Step::Nothing;
@@ -175,14 +175,14 @@ impl QueuePair {
         self.end(local, number, 0, completion, arrives_ns)
     }
 
-    /// The adversary lets a sender hear late of what has arrived, or, where the rail goes down meanwhile, never: by how much.
+    /// By how much the adversary delays an acknowledgement. It never arrives if the rail goes down meanwhile.
     fn late_ack_ns(&self, number: u64) -> Option<u64> {
         let seed = self.node.adversary()?;
         let dice = (seed ^ number << 8).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         Some(dice % LATE_NS)
     }
 
-    /// The adversary lets bytes land late: until when, if that is later than now.
+    /// Until when the adversary holds bytes back, if that is later than now.
     fn held_back(&self, local: &mut Local, number: u64, now_ns: u64) -> Option<u64> {
         let seed = self.node.adversary()?;
         let cursor = local.serving.cursor;
@@ -197,7 +197,7 @@ impl QueuePair {
         None
     }
 
-    /// Looks at a request before its first byte is moved.
+    /// Checks a request before its first byte is moved.
     fn admit(&self, local: &mut Local, peer: &QpMemory, request: &Request, now_ns: u64) -> Result<(), Refusal> {
         if request.status != 0 {
             return Err(Refusal::Failed(request.status));
@@ -229,8 +229,8 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Whether a write or read may reach these of its bytes: looked at for the whole, and again for each piece, because a
-    /// registration can end between two.
+    /// Whether the key allows a write or read of these bytes. Checked for the whole request, and again for each piece, because a
+    /// registration can end between two pieces.
     fn key_allows(&self, local: &Local, request: &Request, offset: u64, bytes: u64) -> bool {
         let access = match request.head.operation {
             0 => status::REMOTE_WRITE,
@@ -326,7 +326,7 @@ impl QueuePair {
         }
     }
 
-    /// The completion that this side's receive queue gets.
+    /// The completion of the receive that the request used, if it used one.
     fn receive_completion(&self, local: &mut Local, request: &Request) -> Option<(Completion, bool)> {
         let receive = local.serving.receive.take()?;
         let written = request.head.operation == Operation::Write as u8;
@@ -344,7 +344,7 @@ impl QueuePair {
         Some((completion, request.head.solicited))
     }
 
-    /// The receive that a failed request had taken: failed with it where it was at fault, else given back.
+    /// Handles the receive that a failed request had taken: it fails too where it was the cause, and is queued again otherwise.
     fn receive_of_failure(&self, local: &mut Local, failure: u32) -> Option<(Completion, bool)> {
         let receive = local.serving.receive.take()?;
         let why = match failure {
@@ -368,7 +368,7 @@ impl QueuePair {
         at_ns: u64,
     ) -> Step {
         let completion = completion.or_else(|| self.receive_of_failure(local, status));
-        // In order: no request ends before the one before it.
+        // Requests end in order.
         let at_ns = local.serving.ending.back().map_or(at_ns, |before| before.at_ns.max(at_ns));
         local.serving.ending.push_back(Ending { at_ns, number, status, completion });
         local.serving.admitted = None;
@@ -378,7 +378,7 @@ impl QueuePair {
     }
 }
 
-/// Why a request is not carried now.
+/// Why a request is not admitted.
 enum Refusal {
     NotReady(u64),
     Failed(u32),

@@ -27,7 +27,7 @@ pub(crate) fn start(node: &Arc<Node>) {
         let weak = Arc::downgrade(node);
         let thread = std::thread::Builder::new().name(format!("softverbs-{index}"));
         if let Err(error) = thread.spawn(move || run(&weak, index)) {
-            // Polling still drives the engine; only a process that does not poll would wait.
+            // Polling still drives the engines; only a process that does not poll waits.
             eprintln!("softverbs: no engine thread: {error}");
         }
     }
@@ -62,12 +62,12 @@ fn rest(node: &Node, index: usize, soonest: Option<u64>) {
         return;
     }
     let (depth, longest) = match (polls, node.has_qps()) {
-        // Peers do not wake a process that polls; should it stop just now, nothing waits long.
+        // Peers do not wake a process that polls. The sleep is short in case the process stops polling now.
         (true, _) => (NAPPING, SHORT_NAP),
         (false, true) => (ASLEEP, NAP),
         (false, false) => (ASLEEP, REST),
     };
-    // Only who wakes takes the mark back: another engine of this process may still sleep by it, and deeper.
+    // Only a waker resets the mark: another thread of this process may still sleep with it, and for longer.
     let mark = process.sleeping.fetch_max(depth, Ordering::SeqCst).max(depth);
     let mut mine = (index..node.devices().len()).step_by(node.threads());
     if mine.any(|device| process.rung[device].load(Ordering::SeqCst) != 0) {

@@ -1,4 +1,4 @@
-//! Codes in words.
+//! Texts of enum values: `ibv_wc_status_str` and others.
 
 use std::ffi::{CStr, c_char};
 use verbs_sys::*;

@@ -138,7 +138,7 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
         lock(&handle.device.qps).remove(&handle.core.number());
         handle.core.destroy();
         handle.subject.wait_for_acknowledgements();
-        // SAFETY: made by `give`, and nothing stands on it.
+        // SAFETY: made by `give`, and no object uses it any more.
         unsafe { handles::end::<QpHandle, _>(qp) };
         Ok(())
     })

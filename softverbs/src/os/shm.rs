@@ -38,7 +38,7 @@ pub struct FabricMemory {
     pub generations: AtomicU32,
     /// The PID namespace of its processes (`os::process::pid_namespace`); 0: no process has joined yet.
     pub(crate) pid_namespace: AtomicU32,
-    /// For how many nodes the fabric was made; 0: nobody said.
+    /// For how many nodes the fabric was made; 0: unknown.
     pub(crate) nodes: AtomicU32,
     _unused: AtomicU32,
     /// Each machine's rails.
@@ -65,14 +65,14 @@ pub(crate) struct TwoWay {
 pub struct RailMemory {
     /// 1: down. (Zeros must be a rail that works.)
     pub down: AtomicU32,
-    /// So many of the requests that come in next are called invalid.
+    /// So many of the next incoming requests are refused as invalid.
     pub refusals: AtomicU32,
-    /// So many of the requests that are posted next are not taken (`ENOMEM`), sends and receives alike.
+    /// So many of the next posts fail (`ENOMEM`), sends and receives alike.
     pub failing_posts: AtomicU32,
-    /// So many of the registrations that are asked for next fail (`ENOMEM`).
+    /// So many of the next registrations fail (`ENOMEM`).
     pub failing_registrations: AtomicU32,
-    /// So many of the queue pairs that are connected next find nobody at the peer's address (`ETIMEDOUT`). A kernel takes a second to
-    /// say so, which this fabric does not wait.
+    /// So many of the next queue pairs that connect fail (`ETIMEDOUT`), as if the peer's address did not answer. A kernel fails after
+    /// a second, this fabric at once.
     pub unanswered: AtomicU32,
     _unused: AtomicU32,
     /// What it carries.
@@ -97,7 +97,7 @@ pub struct ProcessMemory {
     pub(crate) node: AtomicU32,
     /// When it started.
     pub(crate) started: AtomicU64,
-    /// Whether its engine sleeps, and how deep (`engine::AWAKE` and on): a futex.
+    /// Whether its engines are awake or asleep (`engine::AWAKE`, `NAPPING`, `ASLEEP`): a futex.
     pub sleeping: AtomicU32,
     _unused: AtomicU32,
     /// When it last polled a completion queue.
@@ -119,7 +119,7 @@ pub struct QpMemory {
     pub(crate) node: AtomicU32,
     /// Its rail.
     pub(crate) device: AtomicU32,
-    /// A [`crate::queue_pair::State`].
+    /// A `queue_pair::State`.
     pub(crate) state: AtomicU32,
     /// The queue pair it is connected to.
     pub(crate) remote: AtomicU32,
@@ -127,7 +127,7 @@ pub struct QpMemory {
     pub(crate) send_psn: AtomicU32,
     /// One more than the place of the process that takes work requests out of it, or flushes it.
     pub(crate) holder: AtomicU32,
-    /// How often the sender tries again when the receiver is not ready; 7: for ever.
+    /// How often the sender tries again when the receiver is not ready; 7: no limit.
     pub(crate) rnr_retry: AtomicU32,
     _unused: AtomicU32,
     /// Work requests posted since the beginning.
