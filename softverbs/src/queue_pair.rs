@@ -2,7 +2,7 @@
 //! posted in `serve.rs`.
 
 use crate::completion_queue::{Completion, CompletionQueue, SendQueue};
-use crate::engine::{self, Serve};
+use crate::engine;
 use crate::fabric::{Event, Node, lock};
 use crate::os::shm::{INLINE_BYTES, MAX_QPS, MAX_SGES, QpMemory, RailMemory, SEND_SLOTS};
 use crate::status;
@@ -225,8 +225,7 @@ impl QueuePair {
             expected: AtomicBool::new(false),
             local: Mutex::new(local),
         });
-        let serve: Weak<dyn Serve> = Weak::<Self>::clone(&made.this);
-        node.enlist(slot, serve);
+        node.enlist(slot, Weak::<Self>::clone(&made.this));
         threads::start(node);
         Ok(made)
     }
