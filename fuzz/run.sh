@@ -5,7 +5,7 @@
 #
 #   fuzz/run.sh [--executions N] [--jobs N] [--corpus FOLDER] [TARGET]...
 #
-#     --executions   of each target, its seeds among them (default 200000); of `door`, which goes over TCP, a tenth
+#     --executions   of each target, its seeds among them (default 200000); of `admission`, which goes over TCP, a tenth
 #     --jobs         targets at a time (default 1)
 #     --corpus       where what was found worth keeping is kept, to go on from next time; default: a scratch folder
 #
@@ -15,7 +15,7 @@ shopt -s inherit_errexit
 
 checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 target_folder=${CARGO_TARGET_DIR:-$checkout/target}/fuzz
-readonly all=(handle handshake control board clear_to_send receives recovery dialogue door settings profile)
+readonly all=(handle handshake control mailbox clear_to_send receives recovery control_link admission settings profile)
 # What cargo-fuzz sets with `--sanitizer none`: coverage by counters and compared values.
 readonly flags="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
@@ -59,7 +59,7 @@ main() {
 # One target; one line when it is done, or what was found.
 fuzz() {
   local name=$1 executions=$2 corpus=$3 began=$SECONDS artifacts=$checkout/fuzz/artifacts/$1 output=$outputs/$1 done_so_far crash
-  [[ $name != door ]] || executions=$((executions / 10))
+  [[ $name != admission ]] || executions=$((executions / 10))
   local dictionary=()
   [[ ! -e $checkout/fuzz/dictionaries/$name ]] || dictionary=(-dict="$checkout/fuzz/dictionaries/$name")
   mkdir -p "$corpus" "$artifacts"

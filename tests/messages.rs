@@ -15,7 +15,7 @@ use std::path::Path;
 const DOCUMENT: &str = "docs/guide/messages.md";
 
 /// Files without messages: test code, generated code, and the page that `nccl-spark rails` prints.
-const WITHOUT: &[&str] = &["tests.rs", "fake.rs", "testbed.rs", "verbs/bindings.rs", "rails/report.rs"];
+const WITHOUT: &[&str] = &["tests.rs", "fake.rs", "testbed.rs", "rails/report.rs"];
 
 /// Macros whose texts no user reads, and the table of settings, which `nccl-spark settings` prints.
 const PASSED_OVER: &[&str] = &["debug", "trace", "assert", "assert_eq", "unreachable", "asm", "settings"];

@@ -10,7 +10,7 @@ mod skip;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const CHECKED_IN: &str = include_str!("../src/verbs/bindings.rs");
+const CHECKED_IN: &str = include_str!("../verbs-sys/src/bindings.rs");
 /// The version of the headers that they were made from, as libibverbs.pc has it (rdma-core 44).
 const HEADERS: &str = "1.14.44";
 
@@ -57,7 +57,7 @@ fn first_line_not_in<'a>(checked_in: &'a str, regenerated: &str) -> Option<&'a s
     checked_in.lines().find(|line| !regenerated.any(|candidate| candidate == *line))
 }
 
-/// What `build.rs` makes of the headers, or `None` (and a word about it) where it cannot.
+/// What `verbs-sys/build.rs` makes of the headers, or `None` (and a word about it) where it cannot.
 fn regenerate(clang_arguments: Option<&str>) -> Option<String> {
     if !Path::new("/usr/include/infiniband/verbs.h").exists() {
         skip("infiniband/verbs.h is not there (libibverbs-dev)");
@@ -76,7 +76,7 @@ fn regenerate(clang_arguments: Option<&str>) -> Option<String> {
     let output = folder.path().join("bindings.rs");
     let mut cargo = Command::new(env!("CARGO"));
     cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
-    cargo.args(["check", "--quiet", "--lib", "--features", "regenerate-bindings", "--target-dir"]);
+    cargo.args(["check", "--quiet", "-p", "verbs-sys", "--features", "regenerate-bindings", "--target-dir"]);
     cargo.arg(Path::new(env!("CARGO_TARGET_TMPDIR")).join("verbs_bindings"));
     cargo.env("VERBS_BINDINGS_OUTPUT", &output).env_remove("BINDGEN_EXTRA_CLANG_ARGS");
     if let Some(arguments) = clang_arguments {

@@ -3,8 +3,9 @@
 //!
 //! The model looks at the whole ring by itself, and follows every send: each byte goes once into the room that was granted.
 
+use crate::memory;
 use crate::tape::Tape;
-use crate::{Seeds, memory};
+use crate::target::Seeds;
 use nccl_net_spark::flow::next::{Head, Peek};
 use nccl_net_spark::flow::plan::Share;
 use nccl_net_spark::flow::sends::{REQUESTS, Route, Sends};

@@ -1,11 +1,15 @@
-//! Notices, and the letters that carry them as they lie in a mailbox: whole, torn, and made up.
+//! Control messages, and the control frames that carry them as they lie in a mailbox: whole, torn, and made up.
 //!
-//! Input: a byte that says which, then a notice's bytes or a mailbox's words.
+//! Input: a byte that says which, then a control message's bytes or a mailbox's words.
 
+use crate::fields::{check_queue_pairs, check_rail};
+use crate::memory;
 use crate::tape::Tape;
-use crate::{Seeds, memory};
+use crate::target::Seeds;
 use nccl_net_spark::wire::codec::Writer;
-use nccl_net_spark::wire::control::{LETTER_WORDS, Letter, MAX_NOTICE_BYTES, Notice, OpenReceive, Received};
+use nccl_net_spark::wire::control::{
+    ControlFrame, ControlMessage, FRAME_WORDS, MAX_CONTROL_BYTES, OpenReceive, Received,
+};
 use nccl_net_spark::wire::fields::{Address, Attachment, QpEnd, RailAdvert};
 use nccl_net_spark::wire::{MAX_RAILS, PARTS, SLOTS};
 
@@ -13,7 +17,7 @@ use nccl_net_spark::wire::{MAX_RAILS, PARTS, SLOTS};
 pub fn check(data: &[u8]) -> bool {
     let mut tape = Tape::new(data);
     match tape.step() {
-        Some(0) => check_notice(tape.rest()),
+        Some(0) => check_message(tape.rest()),
         Some(1) => check_mailbox(&mut tape, true),
         Some(2) => check_mailbox(&mut tape, false),
         Some(3) => check_mix(&mut tape),
@@ -21,28 +25,28 @@ pub fn check(data: &[u8]) -> bool {
     }
 }
 
-/// A notice of any bytes.
-fn check_notice(bytes: &[u8]) -> bool {
-    let Ok(notice) = memory::bounded(bytes.len(), || Notice::decode(bytes)) else { return false };
-    let encoded = notice.encode();
-    assert!(encoded.len() <= bytes.len().min(MAX_NOTICE_BYTES), "{} bytes of {}", encoded.len(), bytes.len());
-    assert_eq!(Notice::decode(&encoded).as_ref(), Ok(&notice));
-    match &notice {
-        Notice::Fenced { lane, received } => {
+/// A control message of any bytes.
+fn check_message(bytes: &[u8]) -> bool {
+    let Ok(message) = memory::bounded(bytes.len(), || ControlMessage::decode(bytes)) else { return false };
+    let encoded = message.encode();
+    assert!(encoded.len() <= bytes.len().min(MAX_CONTROL_BYTES), "{} bytes of {}", encoded.len(), bytes.len());
+    assert_eq!(ControlMessage::decode(&encoded).as_ref(), Ok(&message));
+    match &message {
+        ControlMessage::Fenced { lane, received } => {
             assert!(usize::from(*lane) < MAX_RAILS && received.open.len() <= SLOTS);
             check_received(received);
         }
-        Notice::Join { lane, rail, qps } => {
+        ControlMessage::Join { lane, rail, qps } => {
             assert!(usize::from(*lane) < MAX_RAILS);
-            super::handshake::check_rail(rail);
-            super::handshake::check_queue_pairs(qps);
+            check_rail(rail);
+            check_queue_pairs(qps);
         }
-        Notice::Joined { lane, mtu_bytes, qps, .. } => {
+        ControlMessage::Joined { lane, mtu_bytes, qps, .. } => {
             assert!(usize::from(*lane) < MAX_RAILS && (256..=4096).contains(mtu_bytes) && mtu_bytes.is_power_of_two());
-            super::handshake::check_queue_pairs(qps);
+            check_queue_pairs(qps);
         }
-        Notice::NotNow { lane, .. } | Notice::Live { lane } => assert!(usize::from(*lane) < MAX_RAILS),
-        Notice::AreYouThere | Notice::Bye { .. } => {}
+        ControlMessage::NotNow { lane, .. } | ControlMessage::Live { lane } => assert!(usize::from(*lane) < MAX_RAILS),
+        ControlMessage::AreYouThere | ControlMessage::Bye { .. } => {}
     }
     true
 }
@@ -65,61 +69,61 @@ fn check_received(received: &Received) {
     }
 }
 
-/// A mailbox of any words; `signed`: with the digest that makes them a letter.
+/// A mailbox of any words; `signed`: with the digest that makes them a control frame.
 fn check_mailbox(tape: &mut Tape<'_>, signed: bool) -> bool {
-    let mut words = [0; LETTER_WORDS];
+    let mut words = [0; FRAME_WORDS];
     words.iter_mut().for_each(|word| *word = tape.u64());
     if signed {
         sign(&mut words);
     }
-    let Some(letter) = memory::bounded(LETTER_WORDS * 8, || Letter::from_words(&words)) else {
+    let Some(frame) = memory::bounded(FRAME_WORDS * 8, || ControlFrame::from_words(&words)) else {
         let (number, heard, sizes) = (words[0], words[1], words[2]);
-        let possible = (number, heard) != (0, 0) && sizes & 0xffff_ffff <= MAX_NOTICE_BYTES as u64 && sizes >> 33 == 0;
-        assert!(!signed || !possible, "a whole letter is not taken");
+        let possible = (number, heard) != (0, 0) && sizes & 0xffff_ffff <= MAX_CONTROL_BYTES as u64 && sizes >> 33 == 0;
+        assert!(!signed || !possible, "a whole frame is not taken");
         return false;
     };
-    assert!(letter.notice.len() <= MAX_NOTICE_BYTES);
-    assert_eq!((letter.number, letter.heard), (words[0], words[1]));
+    assert!(frame.message.len() <= MAX_CONTROL_BYTES);
+    assert_eq!((frame.number, frame.heard), (words[0], words[1]));
     let bytes: Vec<u8> = words[4..].iter().flat_map(|word| word.to_le_bytes()).collect();
-    assert_eq!(letter.notice, bytes[..letter.notice.len()]);
-    assert_eq!(Letter::from_words(&padded(&letter)), Some(letter.clone()));
-    // Its notice is a stranger's too.
-    check_notice(&letter.notice);
+    assert_eq!(frame.message, bytes[..frame.message.len()]);
+    assert_eq!(ControlFrame::from_words(&padded(&frame)), Some(frame.clone()));
+    // Its control message is a stranger's too.
+    check_message(&frame.message);
     true
 }
 
-/// Some words of one letter over another: neither of the two, unless it is one of them.
+/// Some words of one control frame over another: neither of the two, unless it is one of them.
 fn check_mix(tape: &mut Tape<'_>) -> bool {
-    let mut letter = || Letter {
+    let mut frame = || ControlFrame {
         number: u64::from(tape.u8()),
         heard: u64::from(tape.u8()),
         asks: tape.u8() & 1 == 1,
-        notice: {
+        message: {
             let count = usize::from(tape.u8());
             tape.bytes(count).to_vec()
         },
     };
-    let (one, other) = (letter(), letter());
+    let (one, other) = (frame(), frame());
     let (below, above) = (padded(&one), padded(&other));
     let mask = tape.u64();
     let mixed = std::array::from_fn(|at| if mask >> (at % 64) & 1 == 1 { above[at] } else { below[at] });
-    let Some(found) = Letter::from_words(&mixed) else { return false };
+    let Some(found) = ControlFrame::from_words(&mixed) else { return false };
     assert!(found == one || found == other, "{found:?} out of {one:?} and {other:?}");
     true
 }
 
-/// A mailbox with the letter in it.
-pub fn padded(letter: &Letter) -> [u64; LETTER_WORDS] {
-    let words = letter.to_words();
-    assert!(words.len() <= LETTER_WORDS);
+/// A mailbox with the control frame in it.
+pub fn padded(frame: &ControlFrame) -> [u64; FRAME_WORDS] {
+    let words = frame.to_words();
+    assert!(words.len() <= FRAME_WORDS);
     std::array::from_fn(|at| words.get(at).copied().unwrap_or(0))
 }
 
-/// Writes the digest that goes with the words, as any peer can: it tells a torn letter, not a lying one. Written here by itself, so
+/// Writes the digest that goes with the words, as any peer can: it tells a torn control frame, not a lying one. Written here by itself, so
 /// that a change of it shows.
-pub fn sign(words: &mut [u64; LETTER_WORDS]) {
+pub fn sign(words: &mut [u64; FRAME_WORDS]) {
     const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
-    let bytes = (words[2] & 0xffff_ffff).min(MAX_NOTICE_BYTES as u64) as usize;
+    let bytes = (words[2] & 0xffff_ffff).min(MAX_CONTROL_BYTES as u64) as usize;
     words[3] = 0;
     let mut state = MULTIPLIER;
     for word in &words[..4 + bytes.div_ceil(8)] {
@@ -128,8 +132,8 @@ pub fn sign(words: &mut [u64; LETTER_WORDS]) {
     words[3] = state ^ (state >> 32);
 }
 
-/// One notice of each kind.
-pub fn notices() -> Vec<(&'static str, Notice)> {
+/// One control message of each kind.
+pub fn messages() -> Vec<(&'static str, ControlMessage)> {
     let qps = vec![QpEnd { number: 17, psn: 0xff_ffff }, QpEnd { number: 18, psn: 0 }];
     let gid = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 168, 100, 1];
     let open = (0..3).map(|at| OpenReceive { sequence: 40 + at, shares: [at as u8, 1, 0, 0, 0, 0, 0, 0xff] }).collect();
@@ -142,25 +146,26 @@ pub fn notices() -> Vec<(&'static str, Notice)> {
         addresses: vec![Address { gid, prefix: Some(120) }, Address { gid: [0xfe; 16], prefix: None }],
     };
     vec![
-        ("fenced", Notice::Fenced { lane: 3, received: Received { granted: 43, open } }),
-        ("join", Notice::Join { lane: 7, rail, qps: qps.clone() }),
-        ("joined", Notice::Joined { lane: 0, connector_gid: gid, acceptor_gid: [7; 16], mtu_bytes: 1024, qps }),
-        ("not-now", Notice::NotNow { lane: 1, why: "its port is down".into() }),
-        ("live", Notice::Live { lane: 2 }),
-        ("are-you-there", Notice::AreYouThere),
-        ("bye", Notice::Bye { delivered: 1 << 40 }),
+        ("fenced", ControlMessage::Fenced { lane: 3, received: Received { granted: 43, open } }),
+        ("join", ControlMessage::Join { lane: 7, rail, qps: qps.clone() }),
+        ("joined", ControlMessage::Joined { lane: 0, connector_gid: gid, acceptor_gid: [7; 16], mtu_bytes: 1024, qps }),
+        ("not-now", ControlMessage::NotNow { lane: 1, why: "its port is down".into() }),
+        ("live", ControlMessage::Live { lane: 2 }),
+        ("are-you-there", ControlMessage::AreYouThere),
+        ("bye", ControlMessage::Bye { delivered: 1 << 40 }),
     ]
 }
 
-/// Each notice alone; letters with a digest of their own, with the one that is to be made, and two that are mixed.
+/// Each control message alone; control frames with a digest of their own, with the one that is to be made, and two that are mixed.
 pub fn seeds() -> Seeds {
     let mut seeds: Seeds =
-        notices().into_iter().map(|(name, notice)| (name, [&[0][..], &notice.encode()].concat())).collect();
-    let letter = Letter { number: 4, heard: 9, asks: true, notice: notices()[0].1.encode() };
-    let echo = Letter { number: 4, heard: 10, asks: false, notice: Vec::new() };
-    let words = |letter: &Letter| -> Vec<u8> { letter.to_words().iter().flat_map(|word| word.to_le_bytes()).collect() };
-    seeds.push(("letter", [&[1][..], &words(&letter)].concat()));
-    seeds.push(("letter-as-it-lies", [&[2][..], &words(&letter)].concat()));
+        messages().into_iter().map(|(name, message)| (name, [&[0][..], &message.encode()].concat())).collect();
+    let frame = ControlFrame { number: 4, heard: 9, asks: true, message: messages()[0].1.encode() };
+    let echo = ControlFrame { number: 4, heard: 10, asks: false, message: Vec::new() };
+    let words =
+        |frame: &ControlFrame| -> Vec<u8> { frame.to_words().iter().flat_map(|word| word.to_le_bytes()).collect() };
+    seeds.push(("frame", [&[1][..], &words(&frame)].concat()));
+    seeds.push(("frame-as-it-lies", [&[2][..], &words(&frame)].concat()));
     seeds.push(("echo", [&[2][..], &words(&echo)].concat()));
     let mut mix = Writer::default();
     mix.u8(3).u8(4).u8(9).u8(1).u8(2).bytes(&[5, 2]).u8(5).u8(9).u8(1).u8(2).bytes(&[5, 3]).u64(0);

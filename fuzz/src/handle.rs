@@ -1,6 +1,7 @@
 //! The 128 bytes that NCCL hands to the connecting side: another network's, another version's, damaged.
 
-use crate::{Seeds, memory};
+use crate::memory;
+use crate::target::Seeds;
 use nccl_net_spark::wire::handle::{HANDLE_BYTES, Handle, TOKEN_BYTES};
 use std::net::SocketAddr;
 

@@ -2,22 +2,23 @@
 //!
 //! Input: a byte that names the kind of a message (0x80: the header is in the input too), then the body.
 
-use crate::control::notices;
-use crate::{Seeds, memory};
+use crate::control;
+use crate::fields::{MAX_LIST, NAME_BYTES, check_attachment, check_mtu, check_queue_pairs, check_rail, text_fits};
+use crate::memory;
+use crate::target::Seeds;
 use nccl_net_spark::comm::setup::negotiate;
 use nccl_net_spark::flow::pairing;
 use nccl_net_spark::flow::ways::{End, Ways};
-use nccl_net_spark::wire::board::BOARD_BYTES;
-use nccl_net_spark::wire::control::{Letter, MAX_NOTICE_BYTES};
+use nccl_net_spark::wire::control::{ControlFrame, MAX_CONTROL_BYTES};
 use nccl_net_spark::wire::fields::{Address, Attachment, QpEnd, RailAdvert};
-use nccl_net_spark::wire::message::{Go, HEADER_BYTES, Header, Hello, MAX_BODY_BYTES, Message, NotOurs, Offer, PairGo, PairOffer, PairReady, Ready};
+use nccl_net_spark::wire::mailbox::MAILBOX_BYTES;
+use nccl_net_spark::wire::message::{
+    Go, HEADER_BYTES, Header, Hello, MAX_BODY_BYTES, Message, NotOurs, Offer, PairGo, PairOffer, PairReady, Ready,
+};
 use nccl_net_spark::wire::{MAX_OFFERED_RAILS, MAX_RAILS, PROTOCOL_VERSION};
 use std::collections::BTreeMap;
 
-const NAME_BYTES: usize = 64;
 const TEXT_BYTES: usize = 2048;
-const MAX_LIST: usize = 16;
-const MAX_MBPS: u32 = 10_000_000;
 const RAW: u8 = 0x80;
 
 /// A frame.
@@ -59,10 +60,6 @@ pub fn check(data: &[u8]) -> bool {
     true
 }
 
-fn text_fits(text: &str, most: usize) {
-    assert!(text.len() <= most && !text.chars().any(char::is_control), "{text:?}");
-}
-
 fn check_message(message: &Message) {
     let chunk = |bytes: u32| assert!((4096..=1 << 30).contains(&bytes) && bytes.is_multiple_of(128), "{bytes}");
     match message {
@@ -92,7 +89,7 @@ fn check_message(message: &Message) {
         }
         Message::Refuse(why) => text_fits(why, TEXT_BYTES),
         Message::Ready(ready) => {
-            assert!(ready.board_addr.checked_add(BOARD_BYTES as u64).is_some() && ready.pairs.len() <= MAX_RAILS);
+            assert!(ready.mailbox_addr.checked_add(MAILBOX_BYTES as u64).is_some() && ready.pairs.len() <= MAX_RAILS);
             for pair in &ready.pairs {
                 match pair {
                     PairReady::Connected { qps, .. } => check_queue_pairs(qps),
@@ -101,38 +98,15 @@ fn check_message(message: &Message) {
             }
         }
         Message::Go(go) => {
-            assert!(go.board_addr.checked_add(BOARD_BYTES as u64).is_some() && go.pairs.len() <= MAX_RAILS);
+            assert!(go.mailbox_addr.checked_add(MAILBOX_BYTES as u64).is_some() && go.pairs.len() <= MAX_RAILS);
             for pair in &go.pairs {
                 if let PairGo::LeftOut(why) = pair {
                     text_fits(why, TEXT_BYTES);
                 }
             }
         }
-        Message::Letter(letter) => assert!(letter.notice.len() <= MAX_NOTICE_BYTES),
+        Message::Control(frame) => assert!(frame.message.len() <= MAX_CONTROL_BYTES),
     }
-}
-
-/// Asserts that every field of a rail is in its range.
-pub fn check_rail(rail: &RailAdvert) {
-    text_fits(&rail.name, NAME_BYTES);
-    text_fits(&rail.phys_port, NAME_BYTES);
-    check_attachment(&rail.attachment);
-    check_mtu(rail.mtu_bytes);
-    assert!((1..=MAX_MBPS).contains(&rail.speed_mbps) && rail.addresses.len() <= MAX_LIST);
-    assert!(rail.addresses.iter().all(|address| address.prefix.is_none_or(|prefix| prefix <= 128)));
-}
-
-/// Asserts that a rail's queue pairs are as many as it can have, with numbers of 24 bits.
-pub fn check_queue_pairs(qps: &[QpEnd]) {
-    assert!(qps.len() <= MAX_LIST && qps.iter().all(|qp| qp.number < 1 << 24 && qp.psn < 1 << 24), "{qps:?}");
-}
-
-fn check_attachment(at: &Attachment) {
-    assert!(at.link_mbps <= MAX_MBPS && (1..=MAX_MBPS).contains(&at.port_mbps), "{at:?}");
-}
-
-fn check_mtu(bytes: u32) {
-    assert!([256, 512, 1024, 2048, 4096].contains(&bytes), "{bytes}");
 }
 
 /// What a peer says of its rails gives pairs of rails that there are, over addresses that they have.
@@ -213,11 +187,11 @@ fn messages() -> Vec<(&'static str, Message)> {
         qps: qps.clone(),
     };
     let (connected, carries) =
-        (PairReady::Connected { board_rkey: 5, qps: qps.clone() }, PairGo::Carries { board_rkey: 9 });
+        (PairReady::Connected { mailbox_rkey: 5, qps: qps.clone() }, PairGo::Carries { mailbox_rkey: 9 });
     let offer = Offer { name: "spark-2:77".into(), chunk_bytes: 1 << 30, pairs: vec![pair(0), pair(1)] };
-    let ready = Ready { board_addr: 0x7f00_0000_1000, pairs: vec![connected, PairReady::Failed("no route".into())] };
-    let go = Go { board_addr: 0x7f00_0000_2000, pairs: vec![carries, PairGo::LeftOut("no answer".into())] };
-    let letter = Letter { number: 3, heard: 2, asks: true, notice: notices()[1].1.encode() };
+    let ready = Ready { mailbox_addr: 0x7f00_0000_1000, pairs: vec![connected, PairReady::Failed("no route".into())] };
+    let go = Go { mailbox_addr: 0x7f00_0000_2000, pairs: vec![carries, PairGo::LeftOut("no answer".into())] };
+    let frame = ControlFrame { number: 3, heard: 2, asks: true, message: control::messages()[1].1.encode() };
     vec![
         ("hello", Message::Hello(hello([3; 16], rails))),
         ("hello-without-rails", Message::Hello(hello([4; 16], Vec::new()))),
@@ -225,7 +199,7 @@ fn messages() -> Vec<(&'static str, Message)> {
         ("refuse", Message::Refuse("no rail in common".into())),
         ("ready", Message::Ready(ready)),
         ("go", Message::Go(go)),
-        ("letter", Message::Letter(letter)),
+        ("frame", Message::Control(frame)),
     ]
 }
 

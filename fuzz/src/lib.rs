@@ -7,45 +7,35 @@
 //! The stateful targets read their input as a [`tape::Tape`] of decisions: what happens next, and what the peer lies about. Each has
 //! a model of its own to compare with.
 
-pub mod board;
+pub mod admission;
 pub mod clear_to_send;
 pub mod control;
-pub mod dialogue;
-pub mod door;
+pub mod control_link;
+mod fields;
 pub mod handle;
 pub mod handshake;
+pub mod mailbox;
 pub mod memory;
 pub mod profile;
 pub mod receives;
 pub mod recovery;
 pub mod settings;
 pub mod tape;
+pub mod target;
 
-/// Seeds of a target: file name and content.
-pub type Seeds = Vec<(&'static str, Vec<u8>)>;
-
-/// A fuzz target.
-#[derive(Clone, Copy)]
-pub struct Target {
-    /// Its name: that of its program and of its folder of seeds.
-    pub name: &'static str,
-    /// Asserts what must hold; whether the input said something valid, so that a seed which goes nowhere can be told.
-    pub check: fn(&[u8]) -> bool,
-    /// What to begin with.
-    pub seeds: fn() -> Seeds,
-}
+use target::Target;
 
 /// All targets.
 pub const TARGETS: &[Target] = &[
     Target { name: "handle", check: handle::check, seeds: handle::seeds },
     Target { name: "handshake", check: handshake::check, seeds: handshake::seeds },
     Target { name: "control", check: control::check, seeds: control::seeds },
-    Target { name: "board", check: board::check, seeds: board::seeds },
+    Target { name: "mailbox", check: mailbox::check, seeds: mailbox::seeds },
     Target { name: "clear_to_send", check: clear_to_send::check, seeds: clear_to_send::seeds },
     Target { name: "receives", check: receives::check, seeds: receives::seeds },
     Target { name: "recovery", check: recovery::check, seeds: recovery::seeds },
-    Target { name: "dialogue", check: dialogue::check, seeds: dialogue::seeds },
-    Target { name: "door", check: door::check, seeds: door::seeds },
+    Target { name: "control_link", check: control_link::check, seeds: control_link::seeds },
+    Target { name: "admission", check: admission::check, seeds: admission::seeds },
     Target { name: "settings", check: settings::check, seeds: settings::seeds },
     Target { name: "profile", check: profile::check, seeds: profile::seeds },
 ];

@@ -1,6 +1,6 @@
 //! The text of a software fabric's profile, as a person writes it.
 
-use crate::Seeds;
+use crate::target::Seeds;
 use softverbs::profile::{MAX_RAILS, MAX_SHARED, Profile};
 
 /// Any text; what is no UTF-8 is made so.

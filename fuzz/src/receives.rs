@@ -2,12 +2,13 @@
 //!
 //! The model keeps for each slot which shares came with how many bytes, and says of every call what it has to answer.
 
+use crate::memory;
 use crate::tape::Tape;
-use crate::{Seeds, memory};
+use crate::target::Seeds;
 use nccl_net_spark::flow::NotInFlight;
 use nccl_net_spark::flow::receives::{Arrival, Grant, Owed, Receives, Violation};
 use nccl_net_spark::wire::codec::Writer;
-use nccl_net_spark::wire::control::{MAX_NOTICE_BYTES, Notice};
+use nccl_net_spark::wire::control::{ControlMessage, MAX_CONTROL_BYTES};
 use nccl_net_spark::wire::cts::MAX_RECEIVE_BYTES;
 use nccl_net_spark::wire::immediate::Immediate;
 use nccl_net_spark::wire::{PARTS, SLOTS};
@@ -244,7 +245,7 @@ impl Model {
         self.delivered = oldest;
     }
 
-    /// What a sender would hear of this when a rail is lost, and that it fits a letter.
+    /// What a sender would hear of this when a rail is lost, and that it fits a control frame.
     fn check_what_is_told(&self) {
         let received = self.receives.received();
         assert_eq!(received.granted, self.granted);
@@ -256,10 +257,10 @@ impl Model {
                 }
             }
         }
-        let notice = Notice::Fenced { lane: 0, received };
-        let bytes = notice.encode();
-        assert!(bytes.len() <= MAX_NOTICE_BYTES);
-        assert_eq!(Notice::decode(&bytes), Ok(notice));
+        let message = ControlMessage::Fenced { lane: 0, received };
+        let bytes = message.encode();
+        assert!(bytes.len() <= MAX_CONTROL_BYTES);
+        assert_eq!(ControlMessage::decode(&bytes), Ok(message));
     }
 }
 

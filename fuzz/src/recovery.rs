@@ -3,12 +3,12 @@
 //! The first byte says which side of the connection this is; then a tape of what happens. The model is the order of actions that
 //! `flow::recovery` promises, kept by rail.
 
-use crate::Seeds;
-use crate::control::notices;
+use crate::control::messages;
 use crate::tape::Tape;
+use crate::target::Seeds;
 use nccl_net_spark::flow::recovery::{Action, Answer, Cause, Limits, Recovery, Role, State};
 use nccl_net_spark::wire::codec::Writer;
-use nccl_net_spark::wire::control::{Letter, Notice, Received};
+use nccl_net_spark::wire::control::{ControlFrame, ControlMessage, Received};
 use nccl_net_spark::wire::fields::{QpEnd, RailAdvert};
 
 const RAILS: usize = 2;
@@ -33,7 +33,7 @@ struct Caller {
     role: Role,
     rails: [Rail; RAILS],
     /// The last message that was heard.
-    heard: Option<Notice>,
+    heard: Option<ControlMessage>,
     failed: u32,
     /// It has been told that the connection has failed, or that the peer is no longer there. What was asked for before that is
     /// done in its turn.
@@ -48,15 +48,15 @@ pub fn check(data: &[u8]) -> bool {
     let recovery = Recovery::new(role, LIMITS, RAILS);
     let mut caller =
         Caller { recovery, role, rails: [Rail::Used; RAILS], heard: None, failed: 0, has_ended: false, now: 0 };
-    let known = notices();
+    let known = messages();
     let mut number = 0;
     while let Some(step) = tape.step() {
         let lane = tape.below(RAILS);
         match step % 8 {
             0 | 1 => {
-                let (_, notice) = &known[tape.below(known.len())];
+                let (_, message) = &known[tape.below(known.len())];
                 number += 1;
-                caller.hear(number, &on_rail(notice.clone(), lane as u8), tape.u64() % 64);
+                caller.hear(number, &on_rail(message.clone(), lane as u8), tape.u64() % 64);
             }
             2 => caller.lose(lane),
             3 => caller.recovery.port_up(lane, caller.now),
@@ -72,26 +72,26 @@ pub fn check(data: &[u8]) -> bool {
     number > 0
 }
 
-/// The notice, of this rail; a BYE that can be true.
-fn on_rail(mut notice: Notice, at: u8) -> Notice {
-    match &mut notice {
-        Notice::Fenced { lane, .. }
-        | Notice::Join { lane, .. }
-        | Notice::Joined { lane, .. }
-        | Notice::NotNow { lane, .. }
-        | Notice::Live { lane } => *lane = at,
-        Notice::Bye { delivered } => *delivered = 0,
-        Notice::AreYouThere => {}
+/// The control message, of this rail; a BYE that can be true.
+fn on_rail(mut message: ControlMessage, at: u8) -> ControlMessage {
+    match &mut message {
+        ControlMessage::Fenced { lane, .. }
+        | ControlMessage::Join { lane, .. }
+        | ControlMessage::Joined { lane, .. }
+        | ControlMessage::NotNow { lane, .. }
+        | ControlMessage::Live { lane } => *lane = at,
+        ControlMessage::Bye { delivered } => *delivered = 0,
+        ControlMessage::AreYouThere => {}
     }
-    notice
+    message
 }
 
 impl Caller {
-    fn hear(&mut self, number: u64, notice: &Notice, begun: u64) {
-        self.heard = Some(notice.clone());
+    fn hear(&mut self, number: u64, message: &ControlMessage, begun: u64) {
+        self.heard = Some(message.clone());
         // All that was said is confirmed: nothing piles up.
         let heard = self.recovery.frame().number;
-        let frame = Letter { number, heard, asks: true, notice: notice.encode() };
+        let frame = ControlFrame { number, heard, asks: true, message: message.encode() };
         self.recovery.heard(&frame, begun, self.now);
     }
 
@@ -121,7 +121,7 @@ impl Caller {
                         Rail::Stopped { by_peer: false },
                         "fenced here, and not resent before"
                     );
-                    let Some(Notice::Fenced { lane: of, received: theirs }) = &self.heard else {
+                    let Some(ControlMessage::Fenced { lane: of, received: theirs }) = &self.heard else {
                         panic!("nothing goes once more before the peer says FENCED")
                     };
                     assert_eq!((usize::from(*of), theirs), (lane, &received));
@@ -143,7 +143,8 @@ impl Caller {
                 Action::Activate(lane) => {
                     assert!(!self.has_ended, "a connection that has ended uses no rail anew");
                     assert_eq!(self.rails[lane], Rail::Connected, "only what is connected is used");
-                    let says_live = matches!(self.heard, Some(Notice::Live { lane: of }) if usize::from(of) == lane);
+                    let says_live =
+                        matches!(self.heard, Some(ControlMessage::Live { lane: of }) if usize::from(of) == lane);
                     assert!(self.role == Role::Sender || says_live, "not before LIVE");
                     self.rails[lane] = Rail::Used;
                 }
@@ -161,7 +162,7 @@ impl Caller {
                     assert!(!self.recovery.recovers());
                     self.has_ended = true;
                 }
-                Action::Tell(_) => {}
+                Action::Log(_) => {}
             }
         }
         self.compare();
@@ -211,16 +212,18 @@ impl Caller {
 }
 
 fn advert() -> RailAdvert {
-    let (_, notice) = notices().into_iter().find(|(_, notice)| matches!(notice, Notice::Join { .. })).expect("a JOIN");
-    match notice {
-        Notice::Join { rail, .. } => rail,
+    let (_, message) =
+        messages().into_iter().find(|(_, message)| matches!(message, ControlMessage::Join { .. })).expect("a JOIN");
+    match message {
+        ControlMessage::Join { rail, .. } => rail,
         other => unreachable!("{other:?}"),
     }
 }
 
 /// A rail that is lost and returns, on either side; and a connection that fails while it asks for a rail.
 pub fn seeds() -> Seeds {
-    let at = |name: &str| notices().iter().position(|(of, _)| of.contains(name)).expect("a notice of that name") as u8;
+    let at =
+        |name: &str| messages().iter().position(|(of, _)| of.contains(name)).expect("a message of that name") as u8;
     let hear = |w: &mut Writer, which: u8| {
         w.u8(0).u8(0).u8(which).u64(40);
     };

@@ -2,7 +2,7 @@
 //!
 //! Input: the file's bytes, and behind a byte 0 variables, `NAME=value` by line.
 
-use crate::Seeds;
+use crate::target::Seeds;
 use nccl_net_spark::config::{Config, Settings, Source, table};
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};

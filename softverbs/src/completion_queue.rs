@@ -2,7 +2,6 @@
 
 use crate::fabric::{Node, lock};
 use crate::os::process::Bell;
-use crate::queue_pair::QueuePair;
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -13,14 +12,23 @@ pub struct CompletionQueue {
     node: Arc<Node>,
     device: usize,
     queue: Mutex<VecDeque<Completion>>,
-    /// Queue pairs whose sends end here, while some are under way.
-    senders: Mutex<Vec<Arc<QueuePair>>>,
-    /// Those that have just begun to have some: a lock under which no other is taken, since who adds holds a queue pair that
-    /// `reap` may want.
-    joining: Mutex<Vec<Arc<QueuePair>>>,
+    /// Queue pairs that have sends under way whose completions come here.
+    senders: Mutex<Vec<Arc<dyn SendQueue>>>,
+    /// Queue pairs to add to `senders`. No other lock is taken under this one: the caller that adds holds a queue pair's lock, which
+    /// `reap` takes after that of `senders`.
+    joining: Mutex<Vec<Arc<dyn SendQueue>>>,
     bell: Bell,
     armed: AtomicU32,
     polls: AtomicU64,
+}
+
+/// The send queue of a queue pair, as its completion queue sees it.
+pub(crate) trait SendQueue: Send + Sync {
+    /// The queue pair's number.
+    fn number(&self) -> u32;
+
+    /// Pushes the completions of sends that have ended to `cq`. Returns whether more sends are under way.
+    fn reap(&self, now_ns: u64, cq: &CompletionQueue) -> bool;
 }
 
 /// A completion, as `ibv_wc` has it.
@@ -32,17 +40,17 @@ pub struct Completion {
     pub status: u32,
     /// `ibv_wc_opcode`.
     pub opcode: u32,
-    /// 0.
+    /// Always 0.
     pub vendor_err: u32,
     /// Bytes received, read or written.
     pub bytes: u32,
-    /// Immediate data, as the sender had it in memory.
+    /// Immediate data, in the byte order of the sender's memory.
     pub imm: u32,
-    /// `IBV_WC_WITH_IMM`.
+    /// `ibv_wc_flags`: `IBV_WC_WITH_IMM` or 0.
     pub flags: u32,
-    /// The queue pair of this side.
+    /// This side's queue pair.
     pub qp_num: u32,
-    /// The queue pair of the other side.
+    /// The peer's queue pair.
     pub src_qp: u32,
 }
 
@@ -50,7 +58,7 @@ const ARMED: u32 = 1;
 const ARMED_SOLICITED: u32 = 2;
 
 impl CompletionQueue {
-    /// A new one, of at least `entries`.
+    /// Creates a queue with room for `entries` completions; it grows when it needs more.
     ///
     /// # Errors
     /// An `errno`.
@@ -67,17 +75,17 @@ impl CompletionQueue {
         }))
     }
 
-    /// Takes completions out, as many as there are and `out` holds. Lets the device's engine go on first.
+    /// Drives the device's engine, then moves completions to `out`, as many as there are and fit. Returns their number.
     ///
     /// # Errors
-    /// None: the result is what `ibv_poll_cq` has.
+    /// None; the type is that of `ibv_poll_cq`, which can fail.
     pub fn poll(&self, out: &mut [Completion]) -> Result<usize, i32> {
         let now = self.node.memory.now_ns();
         self.node.process().polled_ns.store(now, Ordering::Relaxed);
-        crate::engine::drive(&self.node, self.device, now);
+        self.node.drive(self.device, now);
         self.reap(now);
         let most = match self.node.adversary() {
-            // Now and then nothing, now and then less than there is.
+            // Sometimes none, sometimes fewer than there are.
             Some(seed) => {
                 let turn = self.polls.fetch_add(1, Ordering::Relaxed) ^ seed;
                 (turn.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 61) as usize
@@ -94,32 +102,32 @@ impl CompletionQueue {
         Ok(count)
     }
 
-    /// Asks for one announcement, at the next completion.
-    pub fn arm(&self, solicited_only: bool) {
+    /// Asks for one event, at the next completion: `ibv_req_notify_cq`.
+    pub(crate) fn arm(&self, solicited_only: bool) {
         let (from, to) = if solicited_only { (0, ARMED_SOLICITED) } else { (ARMED_SOLICITED, ARMED) };
-        // Armed for all it stays so, whatever is asked for after.
+        // A queue that is armed for every completion stays so when only solicited ones are asked for.
         if self.armed.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_err() && !solicited_only {
             self.armed.store(ARMED, Ordering::Release);
         }
     }
 
-    /// Whether an announcement is asked for.
-    pub fn is_armed(&self) -> bool {
+    /// Whether an event is asked for.
+    pub(crate) fn is_armed(&self) -> bool {
         self.armed.load(Ordering::Acquire) != 0
     }
 
-    /// A descriptor that is readable when an armed queue got a completion.
-    pub fn notify_fd(&self) -> RawFd {
+    /// A descriptor that is readable after an armed queue got a completion.
+    pub(crate) fn notify_fd(&self) -> RawFd {
         self.bell.fd()
     }
 
-    /// Takes the announcements.
-    pub fn take_notification(&self) -> bool {
+    /// Consumes the events. Returns whether there was one.
+    pub(crate) fn take_notification(&self) -> bool {
         self.bell.take()
     }
 
-    /// A completion has come.
-    pub fn push(&self, completion: Completion, solicited: bool) {
+    /// Adds a completion, and makes an event where one is asked for.
+    pub(crate) fn push(&self, completion: Completion, solicited: bool) {
         lock(&self.queue).push_back(completion);
         let armed = self.armed.load(Ordering::Acquire);
         if armed == ARMED || (armed == ARMED_SOLICITED && (solicited || completion.status != 0)) {
@@ -128,8 +136,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Takes in the ends of sends.
-    pub fn reap(&self, now_ns: u64) {
+    /// Collects the completions of sends.
+    pub(crate) fn reap(&self, now_ns: u64) {
         let mut senders = lock(&self.senders);
         senders.append(&mut lock(&self.joining));
         let mut at = 0;
@@ -142,13 +150,13 @@ impl CompletionQueue {
         }
     }
 
-    /// A queue pair has sends under way that end here.
-    pub fn expect(&self, qp: &Arc<QueuePair>) {
-        lock(&self.joining).push(Arc::clone(qp));
+    /// Adds a queue pair that has sends under way.
+    pub(crate) fn expect(&self, qp: Arc<dyn SendQueue>) {
+        lock(&self.joining).push(qp);
     }
 
-    /// A queue pair is destroyed: nothing of it is left here.
-    pub fn forget(&self, number: u32) {
+    /// Removes a queue pair and its completions.
+    pub(crate) fn forget(&self, number: u32) {
         lock(&self.joining).retain(|qp| qp.number() != number);
         lock(&self.senders).retain(|qp| qp.number() != number);
         lock(&self.queue).retain(|completion| completion.qp_num != number);

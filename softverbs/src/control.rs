@@ -1,4 +1,4 @@
-//! Fabrics from outside: making one for a job, injecting faults, showing what runs.
+//! Fabrics from outside: creates one for a job, injects faults, shows what runs.
 
 use crate::folder::Folder;
 use crate::os::process::pid_namespace;
@@ -26,9 +26,9 @@ pub enum Action {
     Up,
     /// Carry this part of the profile's rate; 1 is all of it.
     Slow(f64),
-    /// Refuse so many of the requests that come in next as invalid.
+    /// Refuse so many of the next requests as invalid.
     Refuse(u32),
-    /// Let so many of the queue pairs that are connected next find nobody at the peer's address.
+    /// Let so many of the next queue pairs that connect fail with `ETIMEDOUT`, as if the peer's address did not answer.
     Silence(u32),
 }
 
@@ -67,14 +67,14 @@ pub struct RailStatus {
     pub is_down: bool,
     /// How many of the next requests it refuses.
     pub refusals: u32,
-    /// How many of the queue pairs that are connected next find nobody at the peer's address.
+    /// How many of the next queue pairs that connect fail with `ETIMEDOUT`.
     pub unanswered: u32,
 }
 
-/// Makes a fabric for a job of so many nodes, with no process in it yet.
+/// Creates a fabric for a job of so many nodes, with no process in it yet.
 ///
 /// # Errors
-/// Says what is in the way.
+/// A message that says what failed, and what to do.
 pub fn prepare(dir: &Path, name: &str, profile: &Profile, nodes: usize) -> Result<Prepared, String> {
     let folder = Folder::new(dir, name);
     let _door = folder.door()?;
@@ -143,7 +143,7 @@ fn names(dir: &Path) -> Vec<String> {
 /// Injects a fault into a rail of a used fabric, on one node or on all.
 ///
 /// # Errors
-/// Names what there is, when there is no such fabric, node or rail.
+/// Names the existing ones, when there is no such fabric, node or rail.
 pub fn control(dir: &Path, fabric: &str, node: Option<usize>, rail: &str, action: Action) -> Result<(), String> {
     let (memory, profile) = open_used(dir, fabric)?;
     let names: Vec<&str> = profile.rails.iter().map(|spec| spec.name.as_str()).collect();
@@ -175,10 +175,10 @@ pub fn control(dir: &Path, fabric: &str, node: Option<usize>, rail: &str, action
     Ok(())
 }
 
-/// What a used fabric's nodes and rails are.
+/// The nodes and rails of a used fabric.
 ///
 /// # Errors
-/// Names the fabrics that there are, when there is no such one.
+/// Names the existing fabrics, when there is no such one.
 pub fn status(dir: &Path, fabric: &str) -> Result<Status, String> {
     let (memory, profile) = open_used(dir, fabric)?;
     let rail = |node: usize, index: usize| {
@@ -222,7 +222,7 @@ fn nodes(memory: &FabricMemory) -> Vec<usize> {
     (0..MAX_NODES).filter(is_there).collect()
 }
 
-/// The processes in a fabric, each with its node. Of processes in another PID namespace nobody here can say whether they still run.
+/// The processes in a fabric, each with its node. Processes in another PID namespace are taken to run: this one cannot check.
 fn processes(memory: &FabricMemory) -> impl Iterator<Item = (u32, usize)> {
     let elsewhere = memory.pid_namespace.load(Ordering::Acquire) != pid_namespace();
     memory.processes.iter().enumerate().filter_map(move |(place, process)| {
@@ -232,7 +232,7 @@ fn processes(memory: &FabricMemory) -> impl Iterator<Item = (u32, usize)> {
     })
 }
 
-/// What a rail carries at most: its line, its PCIe link and its cable; none: no limit.
+/// The highest rate of a rail: the lowest of its line, its PCIe link and its cable; none: no limit.
 fn full_mbps(profile: &Profile, spec: &RailSpec) -> Option<f64> {
     let (link, cable) = (&profile.links[spec.link], &profile.cables[spec.cable]);
     let limits = [spec.line_mbps, link.payload_mbps, cable.payload_mbps];

@@ -1,43 +1,39 @@
 //! A fabric, and this process's place in it.
 
-use crate::engine::Engine;
+use crate::engine::{Engine, Serve};
 use crate::folder::Folder;
 use crate::os::process::{Bell, let_peers_read, pid_namespace, started};
 use crate::os::shm::{self, DOORBELL_WORDS, FabricMemory, MAX_NODES, MAX_PROCESSES, ProcessMemory, QpMemory};
 use crate::pacing::Resource;
 use crate::profile::{MAX_RAILS, Profile, RailSpec};
-use crate::queue_pair::QueuePair;
+use crate::regions::Regions;
 use crate::settings::Settings;
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-
-/// `IBV_EVENT_QP_ACCESS_ERR`, `IBV_EVENT_PORT_ACTIVE` and `IBV_EVENT_PORT_ERR` of verbs.h.
-pub const EVENT_ACCESS_ERROR: u32 = 3;
-const EVENT_PORT_ACTIVE: u32 = 9;
-const EVENT_PORT_ERROR: u32 = 10;
+use verbs_sys::{IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR};
 
 /// A process's place in a fabric.
 pub struct Node {
-    /// The shared file.
+    /// The fabric's shared memory.
     pub memory: &'static FabricMemory,
-    /// Place of this process in it.
-    pub place: usize,
+    /// Index of this process in [`FabricMemory::processes`].
+    pub(crate) place: usize,
     /// The machine that this process is on.
-    pub node: usize,
+    pub(crate) node: usize,
     devices: Vec<Device>,
     engines: Vec<Mutex<Engine>>,
     events: Vec<Events>,
-    qps: Mutex<HashMap<usize, Weak<QueuePair>>>,
+    qps: Mutex<HashMap<usize, Weak<dyn Serve>>>,
     /// Registered memory.
-    pub regions: crate::engine::Regions,
+    pub(crate) regions: Regions,
     adversary: Option<u64>,
     threads: usize,
     spare: bool,
     running: AtomicBool,
-    /// Others see by its lock that the fabric is used.
+    /// A shared lock on the fabric's file: other processes see by it that the fabric is used.
     _user: File,
 }
 
@@ -45,19 +41,17 @@ pub struct Node {
 #[derive(Debug, Clone)]
 pub struct Device {
     /// Its name.
-    pub name: String,
+    pub(crate) name: String,
     /// Node GUID, in this machine's byte order.
-    pub guid: u64,
-    /// Its number.
-    pub index: usize,
+    pub(crate) guid: u64,
     /// Its RoCE v2 addresses: link-local, then IPv4-mapped.
     pub gids: Vec<[u8; 16]>,
-    /// What its port says of its speed, in Mb/s.
-    pub speed_mbps: u32,
+    /// The speed that its port reports, in Mb/s.
+    pub(crate) speed_mbps: u32,
     /// Path MTU in bytes.
-    pub mtu_bytes: u32,
+    pub(crate) mtu_bytes: u32,
     /// Largest message in bytes.
-    pub max_message_bytes: u32,
+    pub(crate) max_message_bytes: u32,
     spec: RailSpec,
     links: usize,
 }
@@ -68,9 +62,9 @@ pub struct Event {
     /// An `ibv_event_type`.
     pub kind: u32,
     /// The port.
-    pub port: u8,
-    /// The queue pair, for events of one.
-    pub qp: Option<u32>,
+    pub(crate) port: u8,
+    /// The queue pair that the event is about, if any.
+    pub(crate) qp: Option<u32>,
 }
 
 #[derive(Debug)]
@@ -81,16 +75,16 @@ struct Events {
 }
 
 impl Node {
-    /// This process's place in the fabric that its environment names. It joins once, and stays.
+    /// Joins the fabric that the environment names. A process joins once; later calls return the same.
     ///
     /// # Errors
-    /// Says which setting is not usable, or what is in the way.
-    pub fn join() -> Result<Arc<Node>, String> {
+    /// A message that names the wrong setting, or what failed.
+    pub(crate) fn join() -> Result<Arc<Node>, String> {
         static JOINED: OnceLock<Result<Arc<Node>, String>> = OnceLock::new();
         JOINED.get_or_init(|| Settings::from_environment().and_then(|settings| Self::enter(&settings))).clone()
     }
 
-    /// Joins a fabric as one more process, though it be this one again.
+    /// Joins a fabric as a new process, even if this process has joined it before.
     ///
     /// # Errors
     /// As [`Node::join`].
@@ -98,7 +92,7 @@ impl Node {
         let folder = Folder::new(&settings.dir, &settings.fabric);
         let _door = folder.door()?;
         if folder.path().join("fabric").exists() && !folder.has_users() {
-            // The last run is over: the next may have another profile.
+            // The last run has ended, and this one may have another profile.
             folder.clear()?;
         }
         let wanted = Profile::load(&settings.profile, settings.scale)?;
@@ -137,61 +131,61 @@ impl Node {
     }
 
     /// A descriptor that is readable while a device has events.
-    pub fn event_fd(&self, device: usize) -> RawFd {
+    pub(crate) fn event_fd(&self, device: usize) -> RawFd {
         self.events[device].bell.fd()
     }
 
-    /// The next event of a device. Each takes one announcement from the descriptor.
+    /// The next event of a device.
     pub fn next_event(&self, device: usize) -> Option<Event> {
         lock(&self.events[device].queue).pop_front()
     }
 
-    /// Waits for an announcement of a device's events, unless its descriptor does not block. Whether there was one.
-    pub fn take_event_announcement(&self, device: usize) -> bool {
+    /// Waits until a device has an event, unless its descriptor is non-blocking. Returns whether there is one.
+    pub(crate) fn take_event_announcement(&self, device: usize) -> bool {
         let events = &self.events[device];
         let took = events.bell.take();
-        // The descriptor counts all announcements at once: leave one for those that are still queued.
+        // Reading the descriptor resets it: set it again if more events are queued.
         if lock(&events.queue).len() > 1 {
             events.bell.ring();
         }
         took
     }
 
-    /// Something happened to a device.
-    pub fn announce(&self, device: usize, event: Event) {
+    /// Adds an event to a device.
+    pub(crate) fn announce(&self, device: usize, event: Event) {
         lock(&self.events[device].queue).push_back(event);
         self.events[device].bell.ring();
     }
 
-    /// Looks whether ports have gone up or down.
-    pub fn watch_ports(&self) {
+    /// Adds an event for each port that has gone up or down.
+    pub(crate) fn watch_ports(&self) {
         for (device, events) in self.events.iter().enumerate() {
             let down = !self.port_up(device);
             if events.was_down.swap(down, Ordering::Relaxed) != down {
-                let kind = if down { EVENT_PORT_ERROR } else { EVENT_PORT_ACTIVE };
+                let kind = if down { IBV_EVENT_PORT_ERR } else { IBV_EVENT_PORT_ACTIVE };
                 self.announce(device, Event { kind, port: 1, qp: None });
             }
         }
     }
 
     /// The machine and device that a GID belongs to.
-    pub fn whose(&self, gid: &[u8; 16]) -> Option<(usize, usize)> {
+    pub(crate) fn whose(&self, gid: &[u8; 16]) -> Option<(usize, usize)> {
         let candidates = (0..MAX_NODES).flat_map(|node| (0..self.devices.len()).map(move |device| (node, device)));
         candidates.into_iter().find(|&(node, device)| gids(node, device).contains(gid))
     }
 
-    /// This process's seat.
+    /// This process's part of the shared memory.
     pub fn process(&self) -> &'static ProcessMemory {
         &self.memory.processes[self.place]
     }
 
     /// A queue pair, as its peer sees it.
-    pub fn qp_memory(&self, slot: usize) -> &'static QpMemory {
+    pub(crate) fn qp_memory(&self, slot: usize) -> &'static QpMemory {
         &self.memory.qps[slot % shm::MAX_QPS]
     }
 
-    /// What a message from a device of machine `node` to the same device of machine `to` passes through.
-    pub fn way(&self, device: usize, node: usize, to: usize) -> [&'static Resource; 6] {
+    /// The resources that a message uses from a device of machine `node` to the same device of machine `to`.
+    pub(crate) fn way(&self, device: usize, node: usize, to: usize) -> [&'static Resource; 6] {
         let spec = &self.devices[device].spec;
         let cable = self.devices[device].links + spec.cable;
         let (from, into) = (&self.memory.shared[node], &self.memory.shared[to]);
@@ -199,61 +193,70 @@ impl Node {
         [out, &from[spec.link].tx, &from[cable].tx, &into[cable].rx, &into[spec.link].rx, home]
     }
 
-    /// One way, in nanoseconds.
-    pub fn latency_ns(&self, device: usize) -> u64 {
+    /// Latency in one direction.
+    pub(crate) fn latency_ns(&self, device: usize) -> u64 {
         self.devices[device].spec.latency_ns
     }
 
-    /// What one queue pair of a device carries, in Mb/s; 0: no limit.
-    pub fn qp_rate_mbps(&self, device: usize) -> f64 {
+    /// The rate of one queue pair of a device; 0: no limit.
+    pub(crate) fn qp_rate_mbps(&self, device: usize) -> f64 {
         self.devices[device].spec.qp_mbps
     }
 
     /// The adversary's seed.
-    pub fn adversary(&self) -> Option<u64> {
+    pub(crate) fn adversary(&self) -> Option<u64> {
         self.adversary
     }
 
-    /// How many engine threads there shall be.
-    pub fn threads(&self) -> usize {
+    /// The number of engine threads.
+    pub(crate) fn threads(&self) -> usize {
         self.threads
     }
 
-    /// Whether engines may stay awake while the process works.
-    pub fn has_processors_to_spare(&self) -> bool {
+    /// Whether engine threads may spin instead of sleeping while the process polls.
+    pub(crate) fn has_processors_to_spare(&self) -> bool {
         self.spare
     }
 
     /// The engine of a device.
-    pub fn engine(&self, device: usize) -> &Mutex<Engine> {
+    pub(crate) fn engine(&self, device: usize) -> &Mutex<Engine> {
         &self.engines[device]
     }
 
-    /// Notes a queue pair of this process; starts the engine's threads with the first one.
-    pub fn enlist(self: &Arc<Self>, slot: usize, qp: &Arc<QueuePair>) {
-        lock(&self.qps).insert(slot, Arc::downgrade(qp));
-        if self.memory.virtual_clock.load(Ordering::Acquire) == 0 && !self.running.swap(true, Ordering::AcqRel) {
-            crate::engine::start(self);
-        }
+    /// Runs the engine of a device, unless another thread does. Returns when it has to run again, if that is known.
+    pub(crate) fn drive(&self, device: usize, now_ns: u64) -> Option<u64> {
+        let mut engine = self.engines[device].try_lock().ok()?;
+        engine.answer_doorbells(self.process(), device, |slot| self.find(slot));
+        engine.serve(self.adversary, now_ns)
     }
 
-    /// Forgets a queue pair.
-    pub fn strike(&self, slot: usize) {
+    /// Whether the caller is to start the engines' threads: once in a process, and never in virtual time.
+    pub(crate) fn claim_threads(&self) -> bool {
+        self.memory.virtual_clock.load(Ordering::Acquire) == 0 && !self.running.swap(true, Ordering::AcqRel)
+    }
+
+    /// Adds a queue pair of this process.
+    pub(crate) fn enlist(&self, slot: usize, qp: Weak<dyn Serve>) {
+        lock(&self.qps).insert(slot, qp);
+    }
+
+    /// Removes a queue pair.
+    pub(crate) fn strike(&self, slot: usize) {
         lock(&self.qps).remove(&slot);
     }
 
-    /// A queue pair of this process.
-    pub fn find(&self, slot: usize) -> Option<Arc<QueuePair>> {
+    /// The queue pair of this process in a slot.
+    pub(crate) fn find(&self, slot: usize) -> Option<Arc<dyn Serve>> {
         lock(&self.qps).get(&slot)?.upgrade()
     }
 
-    /// Whether any queue pair is there.
-    pub fn has_qps(&self) -> bool {
+    /// Whether this process has a queue pair.
+    pub(crate) fn has_qps(&self) -> bool {
         !lock(&self.qps).is_empty()
     }
 
     /// All queue pairs of this process.
-    pub fn all_qps(&self) -> Vec<Arc<QueuePair>> {
+    pub(crate) fn all_qps(&self) -> Vec<Arc<dyn Serve>> {
         lock(&self.qps).values().filter_map(Weak::upgrade).collect()
     }
 }
@@ -264,7 +267,6 @@ impl Device {
         Self {
             name: spec.name.clone(),
             guid: 0x5f5f_5f00_0000_0000 | (node as u64) << 16 | (index as u64 + 1),
-            index,
             gids: gids(node, index).to_vec(),
             speed_mbps: (spec.speed_mbps as u32).max(1),
             mtu_bytes: spec.mtu_bytes,
@@ -289,7 +291,7 @@ fn gids(node: usize, device: usize) -> [[u8; 16]; 2] {
     [link_local, ipv4]
 }
 
-/// Takes a place for this process, after those of dead ones have been cleared.
+/// Claims an entry for this process, after clearing those of dead processes. Returns its index, and the machine.
 fn seat(memory: &FabricMemory, settings: &Settings) -> Result<(usize, usize), String> {
     let namespace = pid_namespace();
     let first = memory.pid_namespace.compare_exchange(0, namespace, Ordering::AcqRel, Ordering::Acquire);
@@ -328,10 +330,10 @@ fn seat(memory: &FabricMemory, settings: &Settings) -> Result<(usize, usize), St
     Ok((place, node))
 }
 
-/// Clears the place of a dead process, and its queue pairs.
+/// Clears the entry of a dead process, and its queue pairs.
 fn clear(memory: &FabricMemory, place: usize) {
     for qp in &memory.qps {
-        // What it held would look held by whoever gets this place next.
+        // Otherwise the next process with this entry would seem to hold the queue.
         let _ = qp.holder.compare_exchange(place as u32 + 1, 0, Ordering::AcqRel, Ordering::Relaxed);
         if qp.number.load(Ordering::Acquire) != 0 && qp.process.load(Ordering::Acquire) as usize == place {
             qp.number.store(0, Ordering::Release);
@@ -349,7 +351,7 @@ fn clear(memory: &FabricMemory, place: usize) {
     process.pid.store(0, Ordering::Release);
 }
 
-/// Locks; a panic in another holder does not make its content unusable here.
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// Locks, also after a panic in another holder.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

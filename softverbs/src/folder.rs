@@ -29,12 +29,12 @@ impl Folder {
         Self { path: dir.join(name) }
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Makes the folder, and waits until no other process sets the fabric up, joins it or looks whether it is used.
+    /// Creates the folder, and waits until no other process sets the fabric up, joins it or checks whether it is used.
     ///
     /// # Errors
     /// Names the file.
@@ -43,7 +43,7 @@ impl Folder {
             fs::create_dir_all(&self.path).map_err(|e| format!("{}: {e}", self.path.display()))?;
             let door = self.path.join("door");
             let lock = match FileLock::take(&door) {
-                // Removed by another process since it was made.
+                // Another process has removed the folder since it was created.
                 Err(_) if !self.path.exists() => continue,
                 lock => lock?,
             };
@@ -56,19 +56,19 @@ impl Folder {
 
     /// Whether a process uses the fabric. The caller holds no [`Folder::door`].
     pub fn is_used(&self) -> bool {
-        // Never makes the door: the folder may be about to be deleted.
+        // Does not create the file: the folder may be about to be deleted.
         let door = OpenOptions::new().append(true).open(self.path.join("door"));
         let Ok(door) = door else { return false };
         self.has_fabric() && door.lock().is_ok() && self.has_users()
     }
 
-    /// The same for a caller that holds the door.
+    /// As [`Folder::is_used`], for a caller that holds the [`Folder::door`].
     pub fn has_users(&self) -> bool {
         let Ok(file) = OpenOptions::new().read(true).write(true).open(self.path.join("fabric")) else { return false };
         match file.try_lock() {
             Ok(()) => false,
             Err(TryLockError::WouldBlock) => true,
-            // A file system without locks: rather use another name than delete a fabric that is used.
+            // A file system without locks: counts as used, so that no fabric in use is deleted.
             Err(TryLockError::Error(_)) => true,
         }
     }
@@ -86,20 +86,20 @@ impl Folder {
         locked.map_err(|e| format!("locking {}: {e}", path.display()))
     }
 
-    /// Whether a fabric was set up here, by its file's size.
+    /// Whether the folder has a fabric, judged by its file's size.
     pub fn has_fabric(&self) -> bool {
         let bytes = size_of::<FabricMemory>() as u64;
         fs::metadata(self.path.join("fabric")).is_ok_and(|file| file.is_file() && file.len() == bytes)
     }
 
-    /// A file or folder here that no fabric made.
+    /// A file or folder here that does not belong to a fabric.
     pub fn foreign_file(&self) -> Option<PathBuf> {
         let entries = fs::read_dir(&self.path).into_iter().flatten().flatten();
         let mut foreign = entries.filter(|entry| !OWN_FILES.iter().any(|own| entry.file_name() == *own));
         foreign.next().map(|entry| entry.path())
     }
 
-    /// Opens the fabric's file, and sets it up with `profile` where it is new.
+    /// Opens the fabric's file, and sets it up with `profile` if it is new.
     ///
     /// # Errors
     /// Names the file, or the line of the profile.
@@ -137,14 +137,14 @@ impl Folder {
                 _ => {}
             }
         }
-        // What stays of the tree is written over.
+        // Files that remain are overwritten.
         let _ = fs::remove_dir_all(self.path.join("sys"));
         Ok(())
     }
 
     /// Deletes the folder. Processes that are still in the fabric keep what they have mapped.
     pub fn remove(&self) {
-        // Nothing is lost with what cannot be removed: the next fabric of this name begins afresh.
+        // Files that cannot be removed do no harm: the next fabric of this name starts from scratch.
         let _ = fs::remove_dir_all(&self.path);
     }
 }

@@ -11,13 +11,20 @@
 //! Processes of one *fabric* map one file ([`os::shm`]). It holds each queue pair's send queue. The process that owns the
 //! *target* queue pair takes work requests out of the sender's queue, reads the sender's memory
 //! (`process_vm_readv`), and stores it into its own in ordered 8-byte stores, the last 8 of each 128 after the
-//! rest ([`os::memory`]): what LL and LL128 expect of a NIC. That is the work of an *engine* ([`engine`]), which runs in a
-//! thread of its own, so that a write lands while the target computes, and also inside `ibv_poll_cq`, so that a process
+//! rest (`os::memory`): what LL and LL128 expect of a NIC. That is the work of an *engine* ([`engine`]), which runs in a
+//! thread of its own (`threads`), so that a write lands while the target computes, and also inside `ibv_poll_cq`, so that a process
 //! that polls pays no context switch.
+//!
+//! # Layers
+//!
+//! From the bottom, each using those before it: `pacing`, `status`, `settings`, `profile`, `os`; `work_request`, `folder`, `regions`;
+//! `control`, `engine`; `fabric`; `threads`, `completion_queue`; `queue_pair`; `posting`, `serve`; `abi`. Where a lower layer has
+//! to call a queue pair, it does so by a trait of its own: an engine serves a `Serve`, a completion queue collects from a
+//! `SendQueue`. Only registering memory is out of order: it is `unsafe`, so it is in `os`, though it uses `fabric`.
 //!
 //! # Time
 //!
-//! A rail, the PCIe link it shares and its cable are resources with a rate ([`profile`], [`pacing`]). A piece of a message
+//! A rail, the PCIe link it shares and its cable are resources with a rate ([`profile`], `pacing`). A piece of a message
 //! begins when it was posted and its resources are free, and completes when they have carried it; a short request waits for a
 //! packet of other queue pairs at most. The engine may be late, but
 //! what it is late by is not lost to the rail, so a merged device reaches the sum of its rails even on a busy machine.
@@ -29,10 +36,13 @@ pub mod engine;
 pub mod fabric;
 mod folder;
 pub mod os;
-pub mod pacing;
+mod pacing;
 mod posting;
 pub mod profile;
 pub mod queue_pair;
+mod regions;
 mod serve;
 pub mod settings;
 pub mod status;
+mod threads;
+pub mod work_request;

@@ -1,4 +1,4 @@
-//! The fabric's model of time: when a piece of a message begins and ends, given what it shares its way with.
+//! The fabric's model of time: when a piece of a message begins and ends, given the traffic that it shares its resources with.
 //!
 //! Pure, and one for both clocks: the caller says what time it is. A resource is busy until a moment. A piece begins when it
 //! was posted and all its resources are free; each resource is then busy for as long as it takes at its own rate, and the piece
@@ -46,14 +46,14 @@ impl Resource {
         self.free_at_ns().min(in_turn)
     }
 
-    /// How long it takes for so many bytes.
+    /// How long it is busy with so many bytes.
     fn busy_ns(&self, bytes: u64) -> u64 {
         let rate = self.rate_mbps();
         // Mb/s are bits per microsecond: bytes x 8 / rate microseconds.
         if rate > 0.0 { (bytes as f64 * 8_000.0 / rate) as u64 } else { 0 }
     }
 
-    /// Takes the resource from `begin_ns` on, or from when it is free; when it is done.
+    /// Occupies the resource from `begin_ns`, or from when it is free. Returns when it is free again.
     fn take(&self, begin_ns: u64, bytes: u64) -> u64 {
         if self.rate_mbps() <= 0.0 {
             return begin_ns;
@@ -61,7 +61,7 @@ impl Resource {
         extend(&self.free_at_ns, begin_ns, self.busy_ns(bytes))
     }
 
-    /// Takes the turn of a short request from `begin_ns` on; when it is done. What is being sent besides ends so much later.
+    /// Occupies it with a short request from `begin_ns`. Returns when that ends. Other traffic ends later by as much.
     fn take_turn(&self, begin_ns: u64, bytes: u64) -> u64 {
         if self.rate_mbps() <= 0.0 {
             return begin_ns;
@@ -72,7 +72,7 @@ impl Resource {
     }
 }
 
-/// Moves the moment at which something is free; the new one.
+/// Moves the moment at which something is free. Returns the new one.
 fn extend(free_at_ns: &AtomicU64, begin_ns: u64, busy_ns: u64) -> u64 {
     let taken =
         free_at_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| Some(free.max(begin_ns) + busy_ns));
@@ -99,7 +99,7 @@ impl Way<'_> {
         self.shared.iter().map(free).fold(own_ns, u64::max)
     }
 
-    /// Sends a piece over its way; when its last byte is there, without latency.
+    /// Sends a piece. Returns when its last byte arrives, without latency.
     pub fn carry(&self, begin_ns: u64, bytes: u64) -> u64 {
         let take = |resource: &&Resource| match self.is_short {
             true => resource.take_turn(begin_ns, bytes),

@@ -1,43 +1,14 @@
-//! Posting sends: a work request is checked, written into shared memory, and announced to the peer.
+//! Posting sends: checks a work request, writes it into shared memory, and rings the peer's doorbell.
 
+use crate::engine;
 use crate::fabric::lock;
 use crate::os::memory;
 use crate::os::shm::{INLINE_BYTES, MAX_SGES, RailMemory, SEND_SLOTS, Slot};
-use crate::queue_pair::{Operation, QueuePair, SendRequest, Sent, Sge, State};
+use crate::queue_pair::{QueuePair, Sent, State};
 use crate::status;
+use crate::work_request::{Operation, SendRequest, Sge};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-/// The packed first word of a work request in shared memory.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Head {
-    pub(crate) operation: u8,
-    pub(crate) has_imm: bool,
-    pub(crate) solicited: bool,
-    pub(crate) sges: usize,
-    pub(crate) inline_bytes: usize,
-}
-
-impl Head {
-    fn pack(self) -> u64 {
-        u64::from(self.operation)
-            | u64::from(self.has_imm) << 8
-            | u64::from(self.solicited) << 9
-            | (self.sges as u64) << 16
-            | (self.inline_bytes as u64) << 32
-    }
-
-    /// What another process wrote: bounded here.
-    pub(crate) fn unpack(word: u64) -> Self {
-        Self {
-            operation: word as u8,
-            has_imm: word & 1 << 8 != 0,
-            solicited: word & 1 << 9 != 0,
-            sges: ((word >> 16) as u16 as usize).min(MAX_SGES),
-            inline_bytes: ((word >> 32) as usize).min(INLINE_BYTES),
-        }
-    }
-}
 
 impl QueuePair {
     /// Posts a send request.
@@ -68,11 +39,11 @@ impl QueuePair {
         let slot = memory.slot(posted);
         let status = if self.keys_allow(request) { 0 } else { status::LOCAL_PROTECTION };
         let inline_bytes = if status == 0 { self.carry_along(slot, request, bytes) } else { 0 };
-        fill(slot, request, bytes, inline_bytes, now);
+        request.write(slot, bytes, inline_bytes, now);
         slot.status.store(u64::from(status), Ordering::Relaxed);
         let signaled = request.signaled || self.caps().signal_all;
         local.sent[posted as usize % SEND_SLOTS] =
-            Sent { wr_id: request.wr_id, opcode: opcode(request.operation), signaled, bytes: bytes as u32 };
+            Sent { wr_id: request.wr_id, opcode: request.operation.opcode(), signaled, bytes: bytes as u32 };
         memory.posted.store(posted + 1, Ordering::Release);
         let remote = local.remote;
         drop(local);
@@ -80,7 +51,7 @@ impl QueuePair {
         if let Some(remote) = remote
             && self.node.qp_memory(remote.slot).number.load(Ordering::Acquire) == remote.number
         {
-            crate::engine::ring(&self.node, remote.slot, now);
+            engine::ring(self.node.memory, remote.slot, now);
         }
         Ok(())
     }
@@ -93,8 +64,8 @@ impl QueuePair {
         request.inline.is_some() || request.sges.iter().all(allowed)
     }
 
-    /// Copies small writes and sends into the work request itself: the peer then needs no system call for them. Returns
-    /// how many bytes that are.
+    /// Copies a small write or send into the work request itself, so that the peer needs no system call for it. Returns the
+    /// number of bytes.
     fn carry_along(&self, slot: &Slot, request: &SendRequest<'_>, bytes: u64) -> usize {
         if bytes == 0 || bytes > INLINE_BYTES as u64 || request.operation == Operation::Read {
             return 0;
@@ -117,32 +88,5 @@ impl QueuePair {
             cell.store(u64::from_ne_bytes(word), Ordering::Relaxed);
         }
         bytes
-    }
-}
-
-fn fill(slot: &Slot, request: &SendRequest<'_>, bytes: u64, inline_bytes: usize, now_ns: u64) {
-    let head = Head {
-        operation: request.operation as u8,
-        has_imm: request.imm.is_some(),
-        solicited: request.solicited,
-        sges: request.sges.len(),
-        inline_bytes,
-    };
-    slot.head.store(head.pack(), Ordering::Relaxed);
-    slot.imm_rkey.store(u64::from(request.imm.unwrap_or(0)) | u64::from(request.rkey) << 32, Ordering::Relaxed);
-    slot.remote_addr.store(request.remote_addr, Ordering::Relaxed);
-    slot.bytes.store(bytes, Ordering::Relaxed);
-    slot.posted_ns.store(now_ns, Ordering::Relaxed);
-    for (place, sge) in slot.sges.iter().zip(request.sges) {
-        place[0].store(sge.addr, Ordering::Relaxed);
-        place[1].store(u64::from(sge.bytes), Ordering::Relaxed);
-    }
-}
-
-fn opcode(operation: Operation) -> u32 {
-    match operation {
-        Operation::Send => 0,
-        Operation::Write => 1,
-        Operation::Read => 2,
     }
 }

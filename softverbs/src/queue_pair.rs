@@ -1,20 +1,24 @@
 //! Queue pairs: states, receives, and the ends of sends. Posting sends is in `posting.rs`, serving what the peer has
 //! posted in `serve.rs`.
 
-use crate::completion_queue::{Completion, CompletionQueue};
-use crate::fabric::{EVENT_ACCESS_ERROR, Event, Node, lock};
+use crate::completion_queue::{Completion, CompletionQueue, SendQueue};
+use crate::engine;
+use crate::fabric::{Event, Node, lock};
 use crate::os::shm::{INLINE_BYTES, MAX_QPS, MAX_SGES, QpMemory, RailMemory, SEND_SLOTS};
-use crate::serve::Serving;
 use crate::status;
+use crate::threads;
+use crate::work_request::{Receive, Request, Sge};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
+use verbs_sys::IBV_EVENT_QP_ACCESS_ERR;
 
-/// Receives of one queue pair.
+/// The most receives of one queue pair.
 pub const MAX_RECEIVES: u32 = 8192;
 
 /// A reliable-connected queue pair of this process.
 pub struct QueuePair {
+    this: Weak<Self>,
     pub(crate) node: Arc<Node>,
     pub(crate) device: usize,
     slot: usize,
@@ -22,12 +26,12 @@ pub struct QueuePair {
     caps: Caps,
     pub(crate) send_cq: Arc<CompletionQueue>,
     pub(crate) recv_cq: Arc<CompletionQueue>,
-    /// Whether the send queue's completion queue expects something of it.
+    /// Whether it is in its send completion queue's list of queue pairs with sends under way.
     expected: AtomicBool,
     pub(crate) local: Mutex<Local>,
 }
 
-/// What only this process knows of it.
+/// The part that is not in shared memory.
 pub(crate) struct Local {
     pub(crate) state: State,
     pub(crate) access: u32,
@@ -49,15 +53,54 @@ pub(crate) struct Remote {
     pub(crate) receive_psn: u32,
 }
 
-/// A posted receive.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Receive {
-    pub(crate) wr_id: u64,
-    pub(crate) sges: [Sge; MAX_SGES],
-    pub(crate) count: usize,
+/// How far this process has served what the peer posted.
+#[derive(Debug, Default)]
+pub(crate) struct Serving {
+    /// Bytes carried of the next request.
+    pub(crate) cursor: u64,
+    /// Number of the next request: all before it were carried whole.
+    pub(crate) next: u64,
+    /// When the last piece arrives.
+    pub(crate) arrives_ns: u64,
+    /// Nothing begins before this: the rail was down, or the receiver not ready, until then.
+    pub(crate) not_before_ns: u64,
+    /// The next request, once it was admitted. A copy: the peer can change what is in shared memory.
+    pub(crate) admitted: Option<Request>,
+    /// The adversary holds the next piece back until then.
+    pub(crate) held_until_ns: Option<u64>,
+    /// The receive that the next request fills.
+    pub(crate) receive: Option<Receive>,
+    pub(crate) rnr: Option<Rnr>,
+    pub(crate) ending: VecDeque<Ending>,
 }
 
-/// What is remembered of a posted send until it is done.
+/// The peer waits for a receive (receiver not ready).
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rnr {
+    pub(crate) again_ns: u64,
+    pub(crate) tries: u32,
+}
+
+/// A request that was carried and completes at its time.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ending {
+    pub(crate) at_ns: u64,
+    pub(crate) number: u64,
+    pub(crate) status: u32,
+    /// The receive queue's completion, and whether it is solicited.
+    pub(crate) completion: Option<(Completion, bool)>,
+}
+
+impl Serving {
+    /// The receives that were taken and have not completed: they end with the queue pair.
+    fn unfinished(self) -> impl Iterator<Item = u64> {
+        let due =
+            self.ending.into_iter().filter_map(|ending| ending.completion.map(|(completion, _)| completion.wr_id));
+        due.chain(self.receive.map(|receive| receive.wr_id))
+    }
+}
+
+/// A posted send, until it is done.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Sent {
     pub(crate) wr_id: u64,
@@ -73,7 +116,7 @@ pub struct Caps {
     pub send_requests: u32,
     /// Receives: at most [`MAX_RECEIVES`].
     pub receive_requests: u32,
-    /// Pieces of one request: at most [`MAX_SGES`].
+    /// Scatter/gather entries of one request: at most [`MAX_SGES`].
     pub sges: u32,
     /// Bytes of an inline request: at most [`INLINE_BYTES`].
     pub inline_bytes: u32,
@@ -100,96 +143,50 @@ pub enum State {
 /// A change of state.
 #[derive(Debug, Clone, Copy)]
 pub enum Change {
-    /// To reset, from any.
+    /// From any state to reset.
     Reset,
-    /// From reset.
+    /// From reset or init to init.
     Init {
         /// `ibv_access_flags` that the peer may use.
         access: u32,
-        /// Port, 1.
+        /// The port: 1.
         port: u8,
     },
-    /// From init.
+    /// From init to ready-to-receive.
     ReadyToReceive {
         /// Path MTU.
         mtu_bytes: u32,
-        /// The peer.
+        /// The peer's queue pair.
         remote_qp: u32,
-        /// What the peer begins to send with.
+        /// The peer's first packet sequence number.
         receive_psn: u32,
-        /// The peer's address.
+        /// The peer's GID.
         remote_gid: [u8; 16],
-        /// Index of this side's address.
+        /// Index of this side's GID.
         own_gid_index: u8,
-        /// Code of how long a peer waits when there is no receive.
+        /// Code of the time that a peer waits when there is no receive.
         min_rnr_timer: u8,
     },
-    /// From ready to receive.
+    /// From ready-to-receive to ready-to-send.
     ReadyToSend {
-        /// 4.096 us x 2^timeout between two tries; 0: for ever.
+        /// Time between two tries is 4.096 us x 2^timeout; 0: no limit.
         timeout: u8,
         /// Tries after the first.
         retry_count: u8,
-        /// Tries when the peer has no receive; 7: for ever.
+        /// Tries when the peer has no receive; 7: no limit.
         rnr_retry: u8,
-        /// What this side begins to send with.
+        /// This side's first packet sequence number.
         send_psn: u32,
     },
-    /// To error, from any but reset.
+    /// To error, from any state but reset.
     Error,
 }
 
-/// A piece of registered memory.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Sge {
-    /// Where.
-    pub addr: u64,
-    /// How much.
-    pub bytes: u32,
-    /// Its key.
-    pub lkey: u32,
-}
-
-/// A send request.
-#[derive(Debug, Clone, Copy)]
-pub struct SendRequest<'a> {
-    /// The caller's number for it.
-    pub wr_id: u64,
-    /// What it does.
-    pub operation: Operation,
-    /// Whether it makes a completion.
-    pub signaled: bool,
-    /// The bytes themselves, for an inline request, whose pieces then only say how many there are.
-    pub inline: Option<&'a [u8]>,
-    /// Whether it wakes a peer that waits for solicited completions.
-    pub solicited: bool,
-    /// Immediate data, as it lies in memory.
-    pub imm: Option<u32>,
-    /// The pieces.
-    pub sges: &'a [Sge],
-    /// Where to write or read.
-    pub remote_addr: u64,
-    /// The key for that.
-    pub rkey: u32,
-}
-
-/// What a send request does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Operation {
-    /// Writes into the peer's memory.
-    Write = 0,
-    /// Fills a receive of the peer.
-    Send = 1,
-    /// Reads the peer's memory.
-    Read = 2,
-}
-
 impl QueuePair {
-    /// A new one, in reset.
+    /// Creates a queue pair, in reset.
     ///
     /// # Errors
-    /// `EINVAL` for sizes above the limits, `ENOMEM` when the fabric has no more.
+    /// `EINVAL` for sizes above the limits, `ENOMEM` when the fabric has no free slot.
     pub fn new(
         node: &Arc<Node>,
         device: usize,
@@ -216,7 +213,8 @@ impl QueuePair {
             reaped: 0,
             retry_ns: 0,
         };
-        let made = Arc::new(Self {
+        let made = Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
             node: Arc::clone(node),
             device,
             slot,
@@ -227,17 +225,18 @@ impl QueuePair {
             expected: AtomicBool::new(false),
             local: Mutex::new(local),
         });
-        node.enlist(slot, &made);
+        node.enlist(slot, Weak::<Self>::clone(&made.this));
+        threads::start(node);
         Ok(made)
     }
 
-    /// Its number, 24 bits.
+    /// Its number, of 24 bits.
     pub fn number(&self) -> u32 {
         self.number
     }
 
     /// Its sizes.
-    pub fn caps(&self) -> Caps {
+    pub(crate) fn caps(&self) -> Caps {
         self.caps
     }
 
@@ -250,12 +249,12 @@ impl QueuePair {
         self.node.qp_memory(self.slot)
     }
 
-    /// The rail it is on, at this end.
+    /// This side's rail.
     pub(crate) fn rail(&self) -> &'static RailMemory {
         &self.node.memory.rails[self.node.node][self.device]
     }
 
-    /// The peer stops a queue pair by its shared state.
+    /// Whether the peer has put it in error, which it does in shared memory.
     fn failed_from_afar(&self) -> bool {
         self.memory().state.load(Ordering::Acquire) == State::Error as u32
     }
@@ -263,7 +262,7 @@ impl QueuePair {
     /// Changes its state.
     ///
     /// # Errors
-    /// `EINVAL` when the state or a value does not allow it; `ENETUNREACH` when there is no way to the peer's address.
+    /// `EINVAL` when the state or a value does not allow it; `ENETUNREACH` when the peer's GID cannot be reached.
     pub fn change(&self, change: Change) -> Result<(), i32> {
         let mut local = lock(&self.local);
         let memory = self.memory();
@@ -277,7 +276,7 @@ impl QueuePair {
                 memory.done.store(0, Ordering::Relaxed);
                 self.enter(&mut local, State::Reset);
                 memory.release(self.node.place);
-                // Whoever polls holds the queue's list first and this queue pair second.
+                // Polling locks the queue's list first and this queue pair second.
                 drop(local);
                 self.send_cq.forget(self.number);
                 self.recv_cq.forget(self.number);
@@ -308,8 +307,8 @@ impl QueuePair {
                 memory.remote.store(remote_qp, Ordering::Relaxed);
                 self.enter(&mut local, State::ReadyToReceive);
                 drop(local);
-                // Whatever the peer has posted already rang before anybody listened.
-                crate::engine::ring(&self.node, self.slot, self.node.memory.now_ns());
+                // The peer may have posted, and rung, before this side was ready.
+                engine::ring(self.node.memory, self.slot, self.node.memory.now_ns());
             }
             (State::ReadyToReceive, Change::ReadyToSend { timeout, retry_count, rnr_retry, send_psn }) => {
                 local.retry_ns =
@@ -331,23 +330,23 @@ impl QueuePair {
         self.memory().state.store(state as u32, Ordering::Release);
     }
 
-    /// Takes the send queue away from the peer; nothing is taken out of it from here on until it is released.
+    /// Takes the right to serve the send queue from the peer, which serves nothing until it is released.
     fn fence(&self, memory: &QpMemory) {
-        // The peer holds it for one piece at a time, and a dead peer's hold is broken: this ends.
+        // The peer holds it for a few pieces at a time, and a dead peer is replaced, so this ends.
         while !memory.hold(self.node.memory, self.node.place) {
             std::thread::yield_now();
         }
     }
 
-    /// To error: what was posted is flushed.
+    /// Goes to error, and flushes what was posted.
     pub(crate) fn fail(&self, local: &mut Local) {
         self.flush_serving(local);
         if local.state != State::Reset {
             self.enter(local, State::Error);
         }
         self.flush_receives(local);
-        // The flushed sends are found at the next poll.
-        if let Some(this) = self.node.find(self.slot) {
+        // The next poll flushes the sends.
+        if let Some(this) = self.this.upgrade() {
             this.expect_ends();
         }
     }
@@ -370,17 +369,17 @@ impl QueuePair {
         }
     }
 
-    /// Lets the send queue's completion queue look after the ends of sends, unless it does already.
+    /// Adds it to its send completion queue's list, unless it is there.
     pub(crate) fn expect_ends(self: &Arc<Self>) {
         if !self.expected.swap(true, Ordering::AcqRel) {
-            self.send_cq.expect(self);
+            self.send_cq.expect(Arc::<Self>::clone(self));
         }
     }
 
-    /// The peer used a key that it must not use.
+    /// Goes to error because the peer used a key that it must not use.
     pub(crate) fn refuse(&self, local: &mut Local) {
         self.fail(local);
-        self.node.announce(self.device, Event { kind: EVENT_ACCESS_ERROR, port: 1, qp: Some(self.number) });
+        self.node.announce(self.device, Event { kind: IBV_EVENT_QP_ACCESS_ERR, port: 1, qp: Some(self.number) });
     }
 
     /// Posts a receive.
@@ -405,48 +404,24 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Gives it back to the fabric. It takes and sends nothing from here on.
+    /// Returns its slot to the fabric. It sends and receives nothing after this.
     pub fn destroy(&self) {
         lock(self.node.engine(self.device)).forget(self.number);
-        // Reset takes everything out; it cannot fail.
+        // Reset empties the queues, and cannot fail.
         let _ = self.change(Change::Reset);
         self.node.strike(self.slot);
         self.memory().remote.store(0, Ordering::Relaxed);
         self.memory().number.store(0, Ordering::Release);
     }
 
-    /// Takes in what the peer has done, and what has failed. Whether more is under way.
-    pub(crate) fn reap(&self, now_ns: u64, cq: &CompletionQueue) -> bool {
-        let mut local = lock(&self.local);
-        let memory = self.memory();
-        let done = memory.done.load(Ordering::Acquire);
-        while local.reaped < done {
-            let status = memory.slot(local.reaped).status.load(Ordering::Relaxed) as u32;
-            self.end_of_send(&mut local, cq, status);
-            if status != 0 {
-                self.fail(&mut local);
-            }
-        }
-        if local.state == State::Error || self.failed_from_afar() {
-            self.flush_sends(&mut local, memory, cq, status::FLUSHED);
-        } else if local.reaped < memory.posted.load(Ordering::Relaxed) && self.given_up(&local, memory, now_ns) {
-            self.flush_sends(&mut local, memory, cq, status::RETRY_EXCEEDED);
-        }
-        let more = local.reaped < memory.posted.load(Ordering::Relaxed);
-        if !more {
-            self.expected.store(false, Ordering::Release);
-        }
-        more
-    }
-
-    /// Whether the peer has not answered for as long as this side tries.
+    /// Whether the peer has not answered within the retries.
     fn given_up(&self, local: &Local, memory: &QpMemory, now_ns: u64) -> bool {
         let posted = memory.slot(local.reaped).posted_ns.load(Ordering::Relaxed);
         let since = memory.served_ns.load(Ordering::Relaxed).max(posted);
         local.retry_ns > 0 && now_ns.saturating_sub(since) > local.retry_ns
     }
 
-    /// Ends everything that is not done: the first with `first`, the others flushed.
+    /// Completes every send that is not done: the first with status `first`, the others as flushed.
     fn flush_sends(&self, local: &mut Local, memory: &QpMemory, cq: &CompletionQueue, first: u32) {
         self.fence(memory);
         let done = memory.done.load(Ordering::Acquire);
@@ -477,16 +452,38 @@ impl QueuePair {
             cq.push(Completion { wr_id, status, opcode, bytes, qp_num, ..Completion::default() }, false);
         }
     }
+}
 
-    /// From time to time, by the engine: ends are announced to those who wait for them, and found for those who do not poll.
-    pub(crate) fn tend(&self, now_ns: u64) {
-        if self.send_cq.is_armed() {
-            self.send_cq.reap(now_ns);
+impl SendQueue for QueuePair {
+    fn number(&self) -> u32 {
+        self.number
+    }
+
+    fn reap(&self, now_ns: u64, cq: &CompletionQueue) -> bool {
+        let mut local = lock(&self.local);
+        let memory = self.memory();
+        let done = memory.done.load(Ordering::Acquire);
+        while local.reaped < done {
+            let status = memory.slot(local.reaped).status.load(Ordering::Relaxed) as u32;
+            self.end_of_send(&mut local, cq, status);
+            if status != 0 {
+                self.fail(&mut local);
+            }
         }
+        if local.state == State::Error || self.failed_from_afar() {
+            self.flush_sends(&mut local, memory, cq, status::FLUSHED);
+        } else if local.reaped < memory.posted.load(Ordering::Relaxed) && self.given_up(&local, memory, now_ns) {
+            self.flush_sends(&mut local, memory, cq, status::RETRY_EXCEEDED);
+        }
+        let more = local.reaped < memory.posted.load(Ordering::Relaxed);
+        if !more {
+            self.expected.store(false, Ordering::Release);
+        }
+        more
     }
 }
 
-/// Takes a free place in the fabric.
+/// Claims a free slot of the fabric.
 fn claim(node: &Node, device: usize) -> Option<(usize, u32)> {
     for slot in 0..MAX_QPS {
         let memory = node.qp_memory(slot);
@@ -514,7 +511,7 @@ fn claim(node: &Node, device: usize) -> Option<(usize, u32)> {
 
 const _: () = assert!(MAX_QPS == 1 << 11, "a queue pair's number holds its place in 11 bits");
 
-/// How long a peer waits before it tries again, by the code of `min_rnr_timer`: table 46 of the InfiniBand specification
+/// The time that a peer waits before it tries again, by the code of `min_rnr_timer`: table 46 of the InfiniBand specification
 /// (9.7.5.2.8).
 fn rnr_wait_ns(code: u8) -> u64 {
     match code {

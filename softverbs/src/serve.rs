@@ -1,117 +1,41 @@
-//! Serving a queue pair: what its peer has posted is checked, carried, stored and completed, in order.
+//! Serving a queue pair: checks, carries, stores and completes what its peer has posted, in order.
 
 use crate::completion_queue::Completion;
-use crate::engine::Served;
+use crate::engine::{Serve, Served};
 use crate::fabric::lock;
 use crate::os::memory::{self, BOUNCE_BYTES, Bounce, Fault, Piece};
-use crate::os::shm::{INLINE_BYTES, MAX_SGES, QpMemory, RailMemory, Slot};
+use crate::os::shm::{INLINE_BYTES, MAX_PROCESSES, QpMemory, RailMemory};
 use crate::pacing::{SHORT_BYTES, Way};
-use crate::posting::Head;
-use crate::queue_pair::{Local, Operation, QueuePair, Receive, Remote, State};
+use crate::queue_pair::{Ending, Local, QueuePair, Remote, Rnr, State};
 use crate::status;
-use std::collections::VecDeque;
+use crate::work_request::{Operation, Request};
 use std::sync::atomic::Ordering;
 
-/// How long a queue pair whose rail is down, or that its peer holds, is left alone.
+/// When a queue pair is looked at again whose rail is down, or that its peer holds.
 const LATER_NS: u64 = 200_000;
 
-/// The adversary is late by this at most: as long as a peer's polling loop might take for granted that nothing takes.
+/// The adversary's longest delay: a program that polls in a loop may wrongly assume that nothing takes so long.
 const LATE_NS: u64 = 50_000;
 
-/// How far serving has come.
-#[derive(Debug, Default)]
-pub struct Serving {
-    /// Bytes carried of the request that comes next.
-    cursor: u64,
-    /// Requests carried whole, by number; one more than the last.
-    next: u64,
-    /// When the last piece arrives.
-    arrives_ns: u64,
-    /// Nothing begins before this: the rail was down until then, or the receiver not ready.
-    not_before_ns: u64,
-    /// The request that comes next, once it has been let in. Its copy: the peer can change what is in shared memory.
-    admitted: Option<Request>,
-    /// The adversary holds the next piece back until then.
-    held_until_ns: Option<u64>,
-    /// The receive that the request that comes next fills.
-    receive: Option<Receive>,
-    rnr: Option<Rnr>,
-    ending: VecDeque<Ending>,
-}
-
-/// A peer waits for a receive.
-#[derive(Debug, Clone, Copy)]
-struct Rnr {
-    again_ns: u64,
-    tries: u32,
-}
-
-/// A request that was carried and completes at its time.
-#[derive(Debug, Clone, Copy)]
-struct Ending {
-    at_ns: u64,
-    number: u64,
-    status: u32,
-    completion: Option<(Completion, bool)>,
-}
-
-/// Whether serving goes on.
+/// The result of one step.
 enum Step {
     Again,
     Until(u64),
     Nothing,
 }
 
-/// One request, read out of shared memory: bounded, but nothing else is known of it.
-#[derive(Debug, Clone, Copy)]
-struct Request {
-    head: Head,
-    imm: u32,
-    rkey: u32,
-    remote_addr: u64,
-    bytes: u64,
-    posted_ns: u64,
-    status: u32,
-    pieces: [Piece; MAX_SGES],
-}
+impl Serve for QueuePair {
+    fn number(&self) -> u32 {
+        self.number()
+    }
 
-impl Request {
-    fn read(slot: &Slot) -> Self {
-        let head = Head::unpack(slot.head.load(Ordering::Relaxed));
-        let imm_rkey = slot.imm_rkey.load(Ordering::Relaxed);
-        let mut pieces = [(0, 0); MAX_SGES];
-        for (piece, cells) in pieces.iter_mut().zip(&slot.sges).take(head.sges) {
-            *piece = (cells[0].load(Ordering::Relaxed), cells[1].load(Ordering::Relaxed));
-        }
-        Self {
-            head,
-            imm: imm_rkey as u32,
-            rkey: (imm_rkey >> 32) as u32,
-            remote_addr: slot.remote_addr.load(Ordering::Relaxed),
-            bytes: slot.bytes.load(Ordering::Relaxed),
-            posted_ns: slot.posted_ns.load(Ordering::Relaxed),
-            status: slot.status.load(Ordering::Relaxed) as u32,
-            pieces,
+    fn tend(&self, now_ns: u64) {
+        if self.send_cq.is_armed() {
+            self.send_cq.reap(now_ns);
         }
     }
 
-    fn needs_receive(&self) -> bool {
-        self.head.operation == Operation::Send as u8 || self.head.has_imm
-    }
-}
-
-impl Serving {
-    /// The receives that were taken and have not completed: they end with the queue pair.
-    pub(crate) fn unfinished(self) -> impl Iterator<Item = u64> {
-        let due =
-            self.ending.into_iter().filter_map(|ending| ending.completion.map(|(completion, _)| completion.wr_id));
-        due.chain(self.receive.map(|receive| receive.wr_id))
-    }
-}
-
-impl QueuePair {
-    /// Serves what the peer has posted, as far as it is due, up to so many pieces: [`Served::More`] when it was that many.
-    pub(crate) fn serve(&self, now_ns: u64, pieces: usize, bounce: &mut Bounce) -> Served {
+    fn serve(&self, now_ns: u64, pieces: usize, bounce: &mut Bounce) -> Served {
         let mut local = lock(&self.local);
         let Some(remote) = local.remote else { return Served::Idle };
         if !matches!(local.state, State::ReadyToReceive | State::ReadyToSend) {
@@ -132,7 +56,9 @@ impl QueuePair {
         peer.release(self.node.place);
         served
     }
+}
 
+impl QueuePair {
     fn serve_held(
         &self,
         local: &mut Local,
@@ -142,7 +68,7 @@ impl QueuePair {
         pieces: usize,
         bounce: &mut Bounce,
     ) -> Served {
-        // Looked at only now that it is held: before, its owner could have given the place to another queue pair.
+        // Checked only while it is held: before, its owner could have given the slot to another queue pair.
         let mine = peer.number.load(Ordering::Acquire) == remote.number
             && peer.remote.load(Ordering::Relaxed) == self.number()
             && peer.state.load(Ordering::Acquire) == State::ReadyToSend as u32
@@ -186,7 +112,7 @@ impl QueuePair {
                 }
             }
             peer.slot(ending.number).status.store(u64::from(ending.status), Ordering::Relaxed);
-            // Release: the status, and for a read the bytes, are there when the peer sees that it is done.
+            // Release: the peer that sees `done` sees the status too, and the bytes of a read.
             peer.done.store(ending.number + 1, Ordering::Release);
             if ending.status != 0 {
                 peer.state.store(State::Error as u32, Ordering::Release);
@@ -196,14 +122,14 @@ impl QueuePair {
         }
     }
 
-    /// The verbs specification's consequences for the side that was written to.
+    /// What the verbs specification has the target do after a failure.
     fn after_failure(&self, local: &mut Local, status: u32) {
         if matches!(status, status::REMOTE_ACCESS | status::REMOTE_INVALID | status::REMOTE_OPERATION) {
             self.refuse(local);
         }
     }
 
-    /// Carries one piece of the request that comes next.
+    /// Carries one piece of the next request.
     fn step(&self, local: &mut Local, remote: &Remote, peer: &QpMemory, now_ns: u64, bounce: &mut Bounce) -> Step {
         if local.serving.ending.back().is_some_and(|ending| ending.status != 0) {
             return Step::Nothing;
@@ -249,14 +175,14 @@ impl QueuePair {
         self.end(local, number, 0, completion, arrives_ns)
     }
 
-    /// The adversary lets a sender hear late of what has arrived, or, where the rail goes down meanwhile, never: by how much.
+    /// By how much the adversary delays an acknowledgement. It never arrives if the rail goes down meanwhile.
     fn late_ack_ns(&self, number: u64) -> Option<u64> {
         let seed = self.node.adversary()?;
         let dice = (seed ^ number << 8).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         Some(dice % LATE_NS)
     }
 
-    /// The adversary lets bytes land late: until when, if that is later than now.
+    /// Until when the adversary holds bytes back, if that is later than now.
     fn held_back(&self, local: &mut Local, number: u64, now_ns: u64) -> Option<u64> {
         let seed = self.node.adversary()?;
         let cursor = local.serving.cursor;
@@ -271,7 +197,7 @@ impl QueuePair {
         None
     }
 
-    /// Looks at a request before its first byte is moved.
+    /// Checks a request before its first byte is moved.
     fn admit(&self, local: &mut Local, peer: &QpMemory, request: &Request, now_ns: u64) -> Result<(), Refusal> {
         if request.status != 0 {
             return Err(Refusal::Failed(request.status));
@@ -303,8 +229,8 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Whether a write or read may reach these of its bytes: looked at for the whole, and again for each piece, because a
-    /// registration can end between two.
+    /// Whether the key allows a write or read of these bytes. Checked for the whole request, and again for each piece, because a
+    /// registration can end between two pieces.
     fn key_allows(&self, local: &Local, request: &Request, offset: u64, bytes: u64) -> bool {
         let access = match request.head.operation {
             0 => status::REMOTE_WRITE,
@@ -332,7 +258,7 @@ impl QueuePair {
         if !self.key_allows(local, request, cursor, bytes as u64) {
             return Err(status::REMOTE_ACCESS);
         }
-        let process = peer.process.load(Ordering::Relaxed) as usize % crate::os::shm::MAX_PROCESSES;
+        let process = peer.process.load(Ordering::Relaxed) as usize % MAX_PROCESSES;
         let pid = self.node.memory.processes[process].pid.load(Ordering::Acquire);
         let mut inline = [0u64; INLINE_BYTES / 8];
         if request.head.inline_bytes > 0 {
@@ -400,7 +326,7 @@ impl QueuePair {
         }
     }
 
-    /// The completion that this side's receive queue gets.
+    /// The completion of the receive that the request used, if it used one.
     fn receive_completion(&self, local: &mut Local, request: &Request) -> Option<(Completion, bool)> {
         let receive = local.serving.receive.take()?;
         let written = request.head.operation == Operation::Write as u8;
@@ -418,7 +344,7 @@ impl QueuePair {
         Some((completion, request.head.solicited))
     }
 
-    /// The receive that a failed request had taken: failed with it where it was at fault, else given back.
+    /// Handles the receive that a failed request had taken: it fails too where it was the cause, and is queued again otherwise.
     fn receive_of_failure(&self, local: &mut Local, failure: u32) -> Option<(Completion, bool)> {
         let receive = local.serving.receive.take()?;
         let why = match failure {
@@ -442,7 +368,7 @@ impl QueuePair {
         at_ns: u64,
     ) -> Step {
         let completion = completion.or_else(|| self.receive_of_failure(local, status));
-        // In order: no request ends before the one before it.
+        // Requests end in order.
         let at_ns = local.serving.ending.back().map_or(at_ns, |before| before.at_ns.max(at_ns));
         local.serving.ending.push_back(Ending { at_ns, number, status, completion });
         local.serving.admitted = None;
@@ -452,7 +378,7 @@ impl QueuePair {
     }
 }
 
-/// Why a request is not carried now.
+/// Why a request is not admitted.
 enum Refusal {
     NotReady(u64),
     Failed(u32),

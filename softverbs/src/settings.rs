@@ -27,7 +27,7 @@ impl Settings {
     ///
     /// # Errors
     /// Names the variable that is not usable, and what is allowed.
-    pub fn from_environment() -> Result<Self, String> {
+    pub(crate) fn from_environment() -> Result<Self, String> {
         let read = |name: &str| std::env::var(name).ok().map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
         let known = ["DIR", "FABRIC", "NODE", "PROFILE", "SCALE", "THREADS", "ADVERSARY"];
         for (name, _) in std::env::vars_os() {
@@ -83,7 +83,7 @@ fn number(value: Option<String>, name: &str, low: usize, high: usize) -> Result<
 }
 
 /// Factors on a profile's rates that make sense.
-pub const SCALES: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
+pub(crate) const SCALES: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
 
 fn scale(value: Option<String>) -> Result<f64, String> {
     let Some(text) = value else { return Ok(1.0) };

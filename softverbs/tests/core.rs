@@ -7,9 +7,10 @@ use softverbs::control::{Action, RailStatus, control, is_used, prepare, remove_u
 use softverbs::engine::{ASLEEP, AWAKE, NAPPING};
 use softverbs::fabric::Node;
 use softverbs::profile::Profile;
-use softverbs::queue_pair::{Caps, Change, Operation, QueuePair, SendRequest, Sge, State};
+use softverbs::queue_pair::{Caps, Change, QueuePair, State};
 use softverbs::settings::Settings;
 use softverbs::status;
+use softverbs::work_request::{Operation, SendRequest, Sge};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

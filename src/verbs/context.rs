@@ -4,9 +4,9 @@ use std::mem::{offset_of, size_of};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::bindings::*;
-use super::library::{Library, Pointer};
+use super::library::{Device, Library, Pointer};
 use crate::error::{Error, Result};
+use verbs_sys::*;
 
 /// An opened device. It closes when the last object on it is gone.
 pub struct Context {
@@ -43,6 +43,17 @@ pub(super) struct Operations {
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
+
+impl Device {
+    /// Opens the device and asks for its limits.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when it cannot be opened or asked, [`Error::Missing`] when its provider lacks a function.
+    pub fn open(&self) -> Result<Arc<Context>> {
+        // SAFETY: the device belongs to the list that `self` keeps alive.
+        unsafe { Context::open(self.library(), self.raw, self.name()) }
+    }
+}
 
 impl Context {
     /// # Safety

@@ -3,9 +3,9 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::bindings::*;
 use super::context::{Context, note_failure};
 use crate::error::{Error, Result};
+use verbs_sys::*;
 
 /// A completion queue; completions of several QPs may go to one.
 ///

@@ -4,11 +4,11 @@
 use std::ptr::null_mut;
 
 use super::barrier::order_loads;
-use super::bindings::*;
 use super::cq::{Completion, CompletionBuffer, Cq};
 use super::memory::Readable;
 use super::qp::{Prepared, Qp};
 use crate::error::{Error, Quick};
+use verbs_sys::*;
 
 /// Memory of the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

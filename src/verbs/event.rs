@@ -3,9 +3,9 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use super::bindings::*;
 use super::context::Context;
 use crate::error::{Error, Result};
+use verbs_sys::*;
 
 /// An event of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

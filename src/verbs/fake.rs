@@ -5,11 +5,11 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use super::bindings::*;
 use super::context::{Context, Pd};
 use super::library::Library;
 use super::{Cq, GidEntry, GidKind, Path, PortState, Qp, QpCaps, Timing};
 use crate::error::Error;
+use verbs_sys::*;
 
 thread_local! {
     /// The calls of this test that a provider would remember, in order.

@@ -3,9 +3,8 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::Arc;
 
-use super::bindings::*;
-use super::context::Context;
 use crate::error::{Error, Result};
+use verbs_sys::*;
 
 /// How a user gets what is missing; part of the error's text.
 const HOW_TO_GET: &str = "on Debian and Ubuntu: apt install libibverbs1 ibverbs-providers; \
@@ -137,7 +136,7 @@ impl Library {
 /// An RDMA device of this host, not yet opened.
 pub struct Device {
     list: Arc<DeviceList>,
-    raw: *mut ibv_device,
+    pub(super) raw: *mut ibv_device,
     name: String,
     guid: u64,
 }
@@ -158,13 +157,9 @@ impl Device {
         self.guid
     }
 
-    /// Opens the device and asks for its limits.
-    ///
-    /// # Errors
-    /// [`Error::Os`] when it cannot be opened or asked, [`Error::Missing`] when its provider lacks a function.
-    pub fn open(&self) -> Result<Arc<Context>> {
-        // SAFETY: `self.raw` belongs to the list that `self` keeps alive.
-        unsafe { Context::open(self.list.library, self.raw, &self.name) }
+    /// The library that knows it.
+    pub(super) fn library(&self) -> &'static Library {
+        self.list.library
     }
 }
 

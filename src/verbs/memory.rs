@@ -7,9 +7,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use super::bindings::*;
 use super::context::{Pd, note_failure};
 use crate::error::{Error, Result};
+use verbs_sys::*;
 
 bitflags::bitflags! {
     /// What may be done with a registered memory (`enum ibv_access_flags`).

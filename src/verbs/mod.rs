@@ -9,8 +9,6 @@
 #![allow(unsafe_code)]
 
 mod barrier;
-#[doc(hidden)]
-pub mod bindings;
 mod context;
 mod cq;
 mod datapath;

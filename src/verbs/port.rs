@@ -2,9 +2,9 @@
 
 use std::mem::size_of;
 
-use super::bindings::*;
 use super::context::{Context, extended_operation};
 use crate::error::{Error, Result};
+use verbs_sys::*;
 
 /// A port as it is now.
 #[derive(Clone, Debug)]

@@ -3,12 +3,12 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::bindings::*;
 use super::context::{Operations, Pd, note_failure};
 use super::cq::{Cq, Queue};
 use super::library::Pointer;
 use super::thread_domain::ThreadDomain;
 use crate::error::{Error, Result};
+use verbs_sys::*;
 
 /// A reliably connected queue pair.
 pub struct Qp {

@@ -3,9 +3,9 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::bindings::*;
 use super::context::{Pd, extended_operation, note_failure};
 use super::library::Pointer;
+use verbs_sys::*;
 
 /// A protection domain that says "one thread at a time" to the provider (mlx5: no spinlock around the queues, and a
 /// doorbell page of its own). It is for one QP, because then `&mut Qp` is what keeps the promise.

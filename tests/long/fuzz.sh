@@ -1,5 +1,5 @@
 #!/bin/bash
-# The fuzz targets for long: 10^8 executions in total by default, in equal parts (of `door`, which goes over TCP, a tenth of one). Says how
+# The fuzz targets for long: 10^8 executions in total by default, in equal parts (of `admission`, which goes over TCP, a tenth of one). Says how
 # many each target did, and how many all did together. What was found worth keeping is kept in fuzz/corpus, so that another run
 # goes on from there. Some hours on two cores.
 #

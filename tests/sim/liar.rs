@@ -5,8 +5,9 @@ use nccl_net_spark::wire::fields::QpEnd;
 use nccl_net_spark::wire::mailbox::MAILBOX_BYTES;
 use softverbs::completion_queue::{Completion, CompletionQueue};
 use softverbs::fabric::Node;
-use softverbs::queue_pair::{Caps, Change, Operation, QueuePair, SendRequest, Sge};
+use softverbs::queue_pair::{Caps, Change, QueuePair};
 use softverbs::status;
+use softverbs::work_request::{Operation, SendRequest, Sge};
 use std::sync::Arc;
 
 /// Its first packet's number.

@@ -1,11 +1,11 @@
-//! What devices and ports say of themselves.
+//! Attributes of devices and ports.
 
-use super::bindings::*;
 use super::guard;
 use super::handles::{self, DeviceHandle};
 use crate::os::shm::{MAX_QPS, MAX_SGES, SEND_SLOTS};
 use std::ffi::{c_int, c_uint};
 use std::mem::{offset_of, size_of};
+use verbs_sys::*;
 
 /// The limits that a device names, where the core has none of its own: wide, and within what the calls check.
 pub(super) const MAX_CQE: c_int = 1 << 22;

@@ -1,7 +1,6 @@
 //! Completion queues and channels.
 
 use super::attributes::MAX_CQE;
-use super::bindings::*;
 use super::guard;
 use super::handles::{self, ChannelHandle, CqHandle, Subject, Users};
 use crate::completion_queue::{Completion, CompletionQueue};
@@ -10,6 +9,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use verbs_sys::*;
 
 /// `ibv_create_comp_channel`. Its descriptor is readable while a queue on it has an announcement: an epoll of their own ones.
 ///
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn ibv_create_cq(
         let core = CompletionQueue::new(&device.node, device.index, usize::try_from(entries).unwrap_or(1))?;
         let subject = Subject::new();
         let mut holds = vec![handle.users.hold()];
-        // The number by which the channel knows the queue; kept where the kernel's handle is.
+        // The channel's number for the queue; kept where the kernel's handle would be.
         let number = next_number();
         if !channel.is_null() {
             // SAFETY: alive, by the caller's promise.
@@ -111,7 +111,7 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
             unsafe { libc::epoll_ctl(channel.c.fd, libc::EPOLL_CTL_DEL, handle.core.notify_fd(), none) };
         }
         handle.subject.wait_for_acknowledgements();
-        // SAFETY: made by `give`, and nothing stands on it.
+        // SAFETY: made by `give`, and no object uses it any more.
         unsafe { handles::end::<CqHandle, _>(cq) };
         Ok(())
     })
@@ -165,7 +165,7 @@ pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, events: c_uint) {
     }
 }
 
-/// `ibv_resize_cq`: not here. Queues are as long as they need to be.
+/// `ibv_resize_cq`: not supported. Queues grow as needed.
 ///
 /// # Safety
 /// None.
@@ -179,7 +179,7 @@ pub unsafe extern "C" fn ibv_resize_cq(_cq: *mut ibv_cq, _entries: c_int) -> c_i
 /// # Safety
 /// `cq` is alive, and there is room for `most` completions.
 pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut ibv_wc) -> c_int {
-    /// As many as are taken from the core at a time.
+    /// Completions that are taken from the core at a time.
     const BATCH: usize = 16;
     let taken = guard::caught(|| {
         // SAFETY: the caller's promise.

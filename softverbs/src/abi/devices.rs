@@ -1,6 +1,5 @@
 //! The list of devices, and opening them.
 
-use super::bindings::*;
 use super::handles::{self, ContextHandle, DeviceHandle, Users};
 use super::{attributes, completions, guard, memory, posting};
 use crate::fabric::{Device, Node};
@@ -8,6 +7,7 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int};
 use std::mem::{offset_of, size_of};
 use std::sync::{Arc, Mutex, OnceLock};
+use verbs_sys::*;
 
 /// `ibv_get_device_list`: the fabric's devices of this machine. The first call joins the fabric.
 ///
@@ -123,14 +123,14 @@ pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
             // What was made on it still points at it. A kernel would end it all; here it stays until the process ends.
             return Ok(());
         }
-        // SAFETY: made by `ibv_open_device`, in an object that begins so much before it, and nothing stands on it.
+        // SAFETY: made by `ibv_open_device`, in an object that begins so much before it, and no object uses it any more.
         unsafe { handles::end::<ContextHandle, _>(context.byte_sub(offset_of!(verbs_context, context))) };
         Ok(())
     })
 }
 
 impl DeviceHandle {
-    /// What the fabric says of the device.
+    /// The device in the fabric.
     pub(super) fn core(&self) -> &Device {
         &self.node.devices()[self.index]
     }

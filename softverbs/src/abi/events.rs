@@ -1,11 +1,11 @@
 //! Asynchronous events.
 
-use super::bindings::*;
 use super::guard;
 use super::handles::{self, DeviceHandle};
 use crate::fabric::{Event, lock};
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
+use verbs_sys::*;
 
 /// `ibv_get_async_event`: waits, unless the context's `async_fd` was made non-blocking. The events of a device go to whoever
 /// asks first, where it is open more than once.

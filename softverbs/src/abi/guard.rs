@@ -1,4 +1,4 @@
-//! What stands around every exported function: no panic crosses into C, and errors come out as each function has them.
+//! Wraps every exported function: no panic crosses into C, and errors are returned in each function's own way.
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -3,7 +3,6 @@
 //! An object begins with the struct that `verbs.h` shows, so a pointer to one is a pointer to the other. Only a context begins
 //! before it: `verbs_context` ends with `ibv_context`.
 
-use super::bindings::*;
 use crate::completion_queue::CompletionQueue;
 use crate::fabric::{Node, lock};
 use crate::queue_pair::QueuePair;
@@ -12,6 +11,7 @@ use std::collections::HashMap;
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
+use verbs_sys::*;
 
 /// A device. It lives as long as the process.
 #[repr(C)]
@@ -90,7 +90,7 @@ pub(super) struct QpHandle {
     pub(super) holds: Vec<Hold>,
 }
 
-/// Counts the objects that stand on another one: while there are some, it is busy.
+/// Counts the objects that use another one, which is busy while there are some.
 #[derive(Default)]
 pub(super) struct Users(Arc<AtomicUsize>);
 
@@ -101,13 +101,13 @@ impl Users {
     }
 
     /// # Errors
-    /// `EBUSY` while something stands on this.
+    /// `EBUSY` while an object uses this one.
     pub(super) fn none_left(&self) -> Result<(), i32> {
         if self.0.load(Ordering::Acquire) == 0 { Ok(()) } else { Err(libc::EBUSY) }
     }
 }
 
-/// One object's hold on another one.
+/// Counts as one use of another object until it is dropped.
 pub(super) struct Hold(Arc<AtomicUsize>);
 
 impl Drop for Hold {
@@ -119,7 +119,7 @@ impl Drop for Hold {
 /// What an event is about: the C object's address, and the events that a program got and has not acknowledged. Destroying
 /// the object waits for those.
 pub(super) struct Subject {
-    /// Null until the object has its place.
+    /// Null until the object has its address.
     pub(super) address: AtomicUsize,
     unacknowledged: Mutex<u64>,
     acknowledged: Condvar,

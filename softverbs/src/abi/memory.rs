@@ -1,9 +1,9 @@
 //! Protection domains, thread domains, and memory regions.
 
-use super::bindings::*;
 use super::guard;
 use super::handles::{self, MrHandle, PdHandle, TdHandle, Users};
 use std::ffi::{c_int, c_uint, c_void};
+use verbs_sys::*;
 
 /// The access that the core enforces; atomics and windows may be granted, but nothing here can use them.
 const GRANTABLE: u32 = IBV_ACCESS_LOCAL_WRITE
@@ -37,7 +37,7 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     guard::status(|| {
         // SAFETY: the caller's promise.
         unsafe { handles::pd(pd) }?.users.none_left()?;
-        // SAFETY: made by `give`, and nothing stands on it.
+        // SAFETY: made by `give`, and no object uses it any more.
         unsafe { handles::end::<PdHandle, _>(pd) };
         Ok(())
     })
@@ -64,7 +64,7 @@ pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     guard::status(|| {
         // SAFETY: the caller's promise.
         unsafe { handles::td(td) }?.users.none_left()?;
-        // SAFETY: made by `give`, and nothing stands on it.
+        // SAFETY: made by `give`, and no object uses it any more.
         unsafe { handles::end::<TdHandle, _>(td) };
         Ok(())
     })
@@ -150,7 +150,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     })
 }
 
-/// `ibv_reg_dmabuf_mr`: not here.
+/// `ibv_reg_dmabuf_mr`: not supported.
 ///
 /// # Safety
 /// None.
@@ -166,7 +166,7 @@ pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
     guard::pointer(|| Err(libc::EOPNOTSUPP))
 }
 
-/// `ibv_rereg_mr`: not here; the region stays as it was.
+/// `ibv_rereg_mr`: not supported; the region stays as it was.
 ///
 /// # Safety
 /// None.
@@ -193,7 +193,7 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
         // SAFETY: the caller's promise.
         let handle = unsafe { handles::mr(mr) }?;
         handle.device.node.deregister(handle.device.index, handle.c.lkey)?;
-        // SAFETY: made by `give`, and nothing stands on it.
+        // SAFETY: made by `give`, and no object uses it any more.
         unsafe { handles::end::<MrHandle, _>(mr) };
         Ok(())
     })

@@ -5,7 +5,6 @@
 #![allow(unsafe_code)]
 
 mod attributes;
-mod bindings;
 mod completions;
 mod devices;
 mod events;
@@ -30,7 +29,7 @@ macro_rules! exports {
         const COUNT: usize = [$(stringify!($name)),*].len();
         /// All of them.
         pub static EXPORTS: Exports = Exports([$($module::$name as *const ()),*]);
-        $(const _: bindings::$type = Some($module::$name);)*
+        $(const _: verbs_sys::$type = Some($module::$name);)*
         /// Their names, for the test that compares them with the linker's list.
         #[cfg(test)]
         const NAMES: [&str; COUNT] = [$(stringify!($name)),*];

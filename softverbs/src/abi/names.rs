@@ -1,7 +1,7 @@
-//! Codes in words.
+//! Texts of enum values: `ibv_wc_status_str` and others.
 
-use super::bindings::*;
 use std::ffi::{CStr, c_char};
+use verbs_sys::*;
 
 /// `ibv_node_type_str`.
 ///

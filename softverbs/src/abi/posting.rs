@@ -1,12 +1,13 @@
 //! The data path: what `ibv_post_send` and `ibv_post_recv` of `verbs.h` call.
 
-use super::bindings::*;
 use super::guard;
 use super::handles;
 use crate::os::shm::{INLINE_BYTES, MAX_SGES};
-use crate::queue_pair::{Operation, QueuePair, SendRequest, Sge};
+use crate::queue_pair::QueuePair;
+use crate::work_request::{Operation, SendRequest, Sge};
 use std::ffi::c_int;
 use std::sync::Arc;
+use verbs_sys::*;
 
 /// Posts a chain of sends. At the first that fails, says which it is and why (an `errno`); those before it are posted.
 ///

@@ -1,6 +1,5 @@
 //! Queue pairs: making them, and taking them through their states. Posting is in `posting.rs`.
 
-use super::bindings::*;
 use super::guard;
 use super::handles::{self, QpHandle, Subject};
 use super::transition::{self, Bounds};
@@ -10,6 +9,7 @@ use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
+use verbs_sys::*;
 
 /// `ibv_create_qp`: reliable connections only, without a shared receive queue.
 ///
@@ -138,7 +138,7 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
         lock(&handle.device.qps).remove(&handle.core.number());
         handle.core.destroy();
         handle.subject.wait_for_acknowledgements();
-        // SAFETY: made by `give`, and nothing stands on it.
+        // SAFETY: made by `give`, and no object uses it any more.
         unsafe { handles::end::<QpHandle, _>(qp) };
         Ok(())
     })

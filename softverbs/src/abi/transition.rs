@@ -2,7 +2,7 @@
 //! 11.2.5.2, table 96), and what their values may be.
 
 use super::attributes::MAX_READS;
-use super::bindings::*;
+use verbs_sys::*;
 
 /// What the device at hand allows.
 #[derive(Clone, Copy)]

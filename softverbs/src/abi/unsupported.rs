@@ -1,9 +1,9 @@
 //! What a device of this kind does not have: shared receive queues, address handles and multicast (there are no datagrams),
-//! import of other processes' objects, enhanced connection establishment. Each says so as the verbs specification has it.
+//! import of other processes' objects, enhanced connection establishment. Each function fails as the verbs specification has it.
 
-use super::bindings::*;
 use super::guard;
 use std::ffi::c_int;
+use verbs_sys::*;
 
 /// Functions that give NULL and `EOPNOTSUPP`.
 macro_rules! no_object {
@@ -33,7 +33,7 @@ macro_rules! no_effect {
     )*};
 }
 
-/// Functions that take back what can never have been given.
+/// Functions that destroy objects which cannot exist.
 macro_rules! no_return {
     ($($name:ident($argument:ident: $type:ty);)*) => {$(
         #[doc = concat!("`", stringify!($name), "`: there is nothing that it could be given.")]

@@ -18,8 +18,7 @@ pub fn started(pid: u32) -> Option<u64> {
     if fields.next()? == "Z" { None } else { fields.nth(18)?.parse().ok() }
 }
 
-/// What tells this process's PID namespace from others; 0 where the kernel does not say. A process number means something in one
-/// of them alone.
+/// Identifies this process's PID namespace, within which alone a process number means something; 0 where the kernel does not say.
 pub fn pid_namespace() -> u32 {
     use std::os::unix::fs::MetadataExt;
     // Namespaces are numbered with 32 bits (`ns_common.inum` in the kernel).
@@ -57,12 +56,12 @@ pub fn wake(word: &AtomicU32) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
 }
 
-/// A descriptor that is readable while something was announced and not taken.
+/// A descriptor that is readable from [`Bell::ring`] until [`Bell::take`].
 #[derive(Debug)]
 pub struct Bell(RawFd);
 
 impl Bell {
-    /// A new one, silent.
+    /// Creates one, not readable.
     ///
     /// # Errors
     /// The `errno`.
@@ -72,19 +71,19 @@ impl Bell {
         if fd < 0 { Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EMFILE)) } else { Ok(Self(fd)) }
     }
 
-    /// The descriptor. Its owner may set it non-blocking.
+    /// The descriptor. The owner may make it non-blocking.
     pub fn fd(&self) -> RawFd {
         self.0
     }
 
-    /// Announces one more.
+    /// Makes the descriptor readable.
     pub fn ring(&self) {
         let one = 1u64;
         // SAFETY: writes the eight bytes of `one`. It cannot block before 2^64 rings.
         unsafe { libc::write(self.0, (&raw const one).cast(), 8) };
     }
 
-    /// Takes everything announced; waits for it if there is none and the descriptor blocks. Whether there was any.
+    /// Resets the descriptor. Waits until it is readable if it blocks. Returns whether it was readable.
     pub fn take(&self) -> bool {
         let mut count = 0u64;
         // SAFETY: reads eight bytes into `count`.
@@ -121,7 +120,7 @@ impl FileLock {
     }
 }
 
-/// Keeps the application's signals away from the calling thread.
+/// Blocks all signals in the calling thread, so that the program's other threads get them.
 pub fn block_signals() {
     // SAFETY: `all` is filled before it is used; only the calling thread's mask changes.
     unsafe {

@@ -4,13 +4,13 @@ use crate::fabric::{Node, lock};
 use crate::os::shm::RailMemory;
 
 impl Node {
-    /// Registers memory with a device; its key.
+    /// Registers memory with a device. Returns its key.
     ///
     /// # Safety
     /// Until it is deregistered, the memory stays mapped, and may be read and (with write access) written by peers.
     ///
     /// # Errors
-    /// An `errno`: `EINVAL` for an impossible range, `EFAULT` for memory that is not there, `ENOMEM` for too many.
+    /// An `errno`: `EINVAL` for an impossible range, `EFAULT` for memory that cannot be read, `ENOMEM` for too many.
     pub unsafe fn register(&self, device: usize, addr: usize, len: usize, access: u32) -> Result<u32, i32> {
         if addr.checked_add(len).is_none() || device >= self.devices().len() {
             return Err(libc::EINVAL);
@@ -24,10 +24,10 @@ impl Node {
         self.regions.add(device, addr as u64, len as u64, access).ok_or(libc::ENOMEM)
     }
 
-    /// Ends a registration. When this returns nothing is written there any more.
+    /// Ends a registration. After this returns, no peer reads or writes the memory.
     ///
     /// # Errors
-    /// `EINVAL` for a key that there is not.
+    /// `EINVAL` for an unknown key.
     pub fn deregister(&self, device: usize, key: u32) -> Result<(), i32> {
         // The engine checks keys and moves bytes under this lock.
         let _fence = lock(self.engine(device));

@@ -10,9 +10,9 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Machines of a fabric.
-pub const MAX_NODES: usize = 16;
+pub(crate) const MAX_NODES: usize = 16;
 /// Processes of a fabric.
-pub const MAX_PROCESSES: usize = 64;
+pub(crate) const MAX_PROCESSES: usize = 64;
 /// Queue pairs of a fabric.
 pub const MAX_QPS: usize = 2048;
 /// Work requests of one send queue.
@@ -22,42 +22,42 @@ pub const INLINE_BYTES: usize = 256;
 /// Pieces of memory of one work request.
 pub const MAX_SGES: usize = 4;
 /// Words of doorbell bits for all queue pairs.
-pub const DOORBELL_WORDS: usize = MAX_QPS / 64;
+pub(crate) const DOORBELL_WORDS: usize = MAX_QPS / 64;
 
 /// Changes with the layout below.
-pub const LAYOUT: u64 = 0x5356_0007;
+pub(crate) const LAYOUT: u64 = 0x5356_0007;
 
 /// The whole file.
 #[repr(C)]
 pub struct FabricMemory {
     /// [`LAYOUT`] once the file is set up.
-    pub layout: AtomicU64,
+    pub(crate) layout: AtomicU64,
     /// 0: the machine's clock; else one more than the virtual time in nanoseconds.
     pub virtual_clock: AtomicU64,
     /// For numbers of queue pairs.
     pub generations: AtomicU32,
     /// The PID namespace of its processes (`os::process::pid_namespace`); 0: no process has joined yet.
-    pub pid_namespace: AtomicU32,
-    /// For how many nodes the fabric was made; 0: nobody said.
-    pub nodes: AtomicU32,
+    pub(crate) pid_namespace: AtomicU32,
+    /// For how many nodes the fabric was made; 0: unknown.
+    pub(crate) nodes: AtomicU32,
     _unused: AtomicU32,
     /// Each machine's rails.
     pub rails: [[RailMemory; MAX_RAILS]; MAX_NODES],
     /// Each machine's links, then its cables.
-    pub shared: [[TwoWay; MAX_SHARED]; MAX_NODES],
+    pub(crate) shared: [[TwoWay; MAX_SHARED]; MAX_NODES],
     /// The processes.
-    pub processes: [ProcessMemory; MAX_PROCESSES],
+    pub(crate) processes: [ProcessMemory; MAX_PROCESSES],
     /// The queue pairs.
     pub qps: [QpMemory; MAX_QPS],
 }
 
 /// A resource with two directions.
 #[repr(C)]
-pub struct TwoWay {
+pub(crate) struct TwoWay {
     /// Out of the machine.
-    pub tx: Resource,
+    pub(crate) tx: Resource,
     /// Into the machine.
-    pub rx: Resource,
+    pub(crate) rx: Resource,
 }
 
 /// A rail's state.
@@ -65,20 +65,20 @@ pub struct TwoWay {
 pub struct RailMemory {
     /// 1: down. (Zeros must be a rail that works.)
     pub down: AtomicU32,
-    /// So many of the requests that come in next are called invalid.
+    /// So many of the next incoming requests are refused as invalid.
     pub refusals: AtomicU32,
-    /// So many of the requests that are posted next are not taken (`ENOMEM`), sends and receives alike.
+    /// So many of the next posts fail (`ENOMEM`), sends and receives alike.
     pub failing_posts: AtomicU32,
-    /// So many of the registrations that are asked for next fail (`ENOMEM`).
+    /// So many of the next registrations fail (`ENOMEM`).
     pub failing_registrations: AtomicU32,
-    /// So many of the queue pairs that are connected next find nobody at the peer's address (`ETIMEDOUT`). A kernel takes a second to
-    /// say so, which this fabric does not wait.
+    /// So many of the next queue pairs that connect fail (`ETIMEDOUT`), as if the peer's address did not answer. A kernel fails after
+    /// a second, this fabric at once.
     pub unanswered: AtomicU32,
     _unused: AtomicU32,
     /// What it carries.
-    pub way: TwoWay,
+    pub(crate) way: TwoWay,
     /// Payload bytes that left by it.
-    pub sent_bytes: AtomicU64,
+    pub(crate) sent_bytes: AtomicU64,
 }
 
 impl RailMemory {
@@ -92,20 +92,20 @@ impl RailMemory {
 #[repr(C)]
 pub struct ProcessMemory {
     /// Its number; 0: the place is free.
-    pub pid: AtomicU32,
+    pub(crate) pid: AtomicU32,
     /// The machine that it is on.
-    pub node: AtomicU32,
+    pub(crate) node: AtomicU32,
     /// When it started.
-    pub started: AtomicU64,
-    /// Whether its engine sleeps, and how deep (`engine::AWAKE` and on): a futex.
+    pub(crate) started: AtomicU64,
+    /// Whether its engines are awake or asleep (`engine::AWAKE`, `NAPPING`, `ASLEEP`): a futex.
     pub sleeping: AtomicU32,
     _unused: AtomicU32,
     /// When it last polled a completion queue.
-    pub polled_ns: AtomicU64,
+    pub(crate) polled_ns: AtomicU64,
     /// By rail: a bit for each word of doorbells that has a bit.
-    pub rung: [AtomicU64; MAX_RAILS],
+    pub(crate) rung: [AtomicU64; MAX_RAILS],
     /// By rail: a bit for each of its queue pairs that something was sent to.
-    pub doorbells: [[AtomicU64; DOORBELL_WORDS]; MAX_RAILS],
+    pub(crate) doorbells: [[AtomicU64; DOORBELL_WORDS]; MAX_RAILS],
 }
 
 /// A queue pair, as its peer sees it.
@@ -114,53 +114,53 @@ pub struct QpMemory {
     /// Its number; 0: the place is free.
     pub number: AtomicU32,
     /// Place of its process.
-    pub process: AtomicU32,
+    pub(crate) process: AtomicU32,
     /// The machine that it is on.
-    pub node: AtomicU32,
+    pub(crate) node: AtomicU32,
     /// Its rail.
-    pub device: AtomicU32,
-    /// A [`crate::queue_pair::State`].
-    pub state: AtomicU32,
+    pub(crate) device: AtomicU32,
+    /// A `queue_pair::State`.
+    pub(crate) state: AtomicU32,
     /// The queue pair it is connected to.
-    pub remote: AtomicU32,
+    pub(crate) remote: AtomicU32,
     /// Packet sequence number that it began to send with.
-    pub send_psn: AtomicU32,
+    pub(crate) send_psn: AtomicU32,
     /// One more than the place of the process that takes work requests out of it, or flushes it.
-    pub holder: AtomicU32,
-    /// How often the sender tries again when the receiver is not ready; 7: for ever.
-    pub rnr_retry: AtomicU32,
+    pub(crate) holder: AtomicU32,
+    /// How often the sender tries again when the receiver is not ready; 7: no limit.
+    pub(crate) rnr_retry: AtomicU32,
     _unused: AtomicU32,
     /// Work requests posted since the beginning.
-    pub posted: AtomicU64,
+    pub(crate) posted: AtomicU64,
     /// Of these, how many are done.
-    pub done: AtomicU64,
+    pub(crate) done: AtomicU64,
     /// When its peer last served it.
-    pub served_ns: AtomicU64,
+    pub(crate) served_ns: AtomicU64,
     /// What it carries.
-    pub pace: Resource,
+    pub(crate) pace: Resource,
     /// The work requests, by number modulo [`SEND_SLOTS`].
-    pub slots: [Slot; SEND_SLOTS],
+    pub(crate) slots: [Slot; SEND_SLOTS],
 }
 
 /// A work request.
 #[repr(C)]
-pub struct Slot {
+pub(crate) struct Slot {
     /// Operation, whether immediate data is there, pieces, inline bytes.
-    pub head: AtomicU64,
+    pub(crate) head: AtomicU64,
     /// Immediate data, remote key.
-    pub imm_rkey: AtomicU64,
+    pub(crate) imm_rkey: AtomicU64,
     /// Remote address.
-    pub remote_addr: AtomicU64,
+    pub(crate) remote_addr: AtomicU64,
     /// Bytes in all.
-    pub bytes: AtomicU64,
+    pub(crate) bytes: AtomicU64,
     /// When it was posted.
-    pub posted_ns: AtomicU64,
+    pub(crate) posted_ns: AtomicU64,
     /// A `ibv_wc_status`, once it is done; before that, the error it was posted with.
-    pub status: AtomicU64,
+    pub(crate) status: AtomicU64,
     /// Address and size of each piece.
-    pub sges: [[AtomicU64; 2]; MAX_SGES],
+    pub(crate) sges: [[AtomicU64; 2]; MAX_SGES],
     /// Bytes that travel in it.
-    pub inline: [AtomicU64; INLINE_BYTES / 8],
+    pub(crate) inline: [AtomicU64; INLINE_BYTES / 8],
 }
 
 /// Maps the file, making it as large as it has to be.
@@ -185,7 +185,7 @@ pub fn map(file: &File) -> Result<&'static FabricMemory, String> {
 impl QpMemory {
     /// Takes the right to take work requests out of this queue, for the process in `place`. A holder that has died is
     /// replaced.
-    pub fn hold(&self, memory: &FabricMemory, place: usize) -> bool {
+    pub(crate) fn hold(&self, memory: &FabricMemory, place: usize) -> bool {
         let mine = place as u32 + 1;
         match self.holder.compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => true,
@@ -197,19 +197,19 @@ impl QpMemory {
     }
 
     /// Gives it back; what another holds stays held.
-    pub fn release(&self, place: usize) {
+    pub(crate) fn release(&self, place: usize) {
         let _ = self.holder.compare_exchange(place as u32 + 1, 0, Ordering::Release, Ordering::Relaxed);
     }
 
     /// The work request with this number.
-    pub fn slot(&self, number: u64) -> &Slot {
+    pub(crate) fn slot(&self, number: u64) -> &Slot {
         &self.slots[number as usize % SEND_SLOTS]
     }
 }
 
 impl FabricMemory {
     /// Whether the process in `place` still runs.
-    pub fn alive(&self, place: usize) -> bool {
+    pub(crate) fn alive(&self, place: usize) -> bool {
         let Some(process) = self.processes.get(place) else { return false };
         let pid = process.pid.load(Ordering::Acquire);
         pid != 0 && super::process::started(pid) == Some(process.started.load(Ordering::Acquire))
@@ -217,7 +217,7 @@ impl FabricMemory {
 
     /// The fabric's time.
     #[inline]
-    pub fn now_ns(&self) -> u64 {
+    pub(crate) fn now_ns(&self) -> u64 {
         match self.virtual_clock.load(Ordering::Acquire) {
             0 => super::process::now_ns(),
             later => later - 1,

@@ -1,9 +1,9 @@
 //! The built library, loaded and looked up as programs do it, and the two ends of a connection on it.
 
-use super::bindings::*;
 use std::ffi::{CString, c_int, c_void};
 use std::path::PathBuf;
 use std::sync::OnceLock;
+use verbs_sys::*;
 
 /// The shared object that the package builds.
 pub const PATH: &str = env!("CARGO_BIN_EXE_softverbs-ibverbs");
@@ -73,94 +73,94 @@ macro_rules! call {
 /// The header's type for a function.
 macro_rules! type_of {
     (ibv_get_device_list) => {
-        $crate::bindings::fn_ibv_get_device_list
+        verbs_sys::fn_ibv_get_device_list
     };
     (ibv_free_device_list) => {
-        $crate::bindings::fn_ibv_free_device_list
+        verbs_sys::fn_ibv_free_device_list
     };
     (ibv_get_device_name) => {
-        $crate::bindings::fn_ibv_get_device_name
+        verbs_sys::fn_ibv_get_device_name
     };
     (ibv_get_device_guid) => {
-        $crate::bindings::fn_ibv_get_device_guid
+        verbs_sys::fn_ibv_get_device_guid
     };
     (ibv_open_device) => {
-        $crate::bindings::fn_ibv_open_device
+        verbs_sys::fn_ibv_open_device
     };
     (ibv_close_device) => {
-        $crate::bindings::fn_ibv_close_device
+        verbs_sys::fn_ibv_close_device
     };
     (ibv_query_device) => {
-        $crate::bindings::fn_ibv_query_device
+        verbs_sys::fn_ibv_query_device
     };
     (ibv_query_port) => {
-        $crate::bindings::fn_ibv_query_port
+        verbs_sys::fn_ibv_query_port
     };
     (ibv_query_gid) => {
-        $crate::bindings::fn_ibv_query_gid
+        verbs_sys::fn_ibv_query_gid
     };
     (_ibv_query_gid_table) => {
-        $crate::bindings::fn__ibv_query_gid_table
+        verbs_sys::fn__ibv_query_gid_table
     };
     (ibv_query_port_speed) => {
-        $crate::bindings::fn_ibv_query_port_speed
+        verbs_sys::fn_ibv_query_port_speed
     };
     (ibv_alloc_pd) => {
-        $crate::bindings::fn_ibv_alloc_pd
+        verbs_sys::fn_ibv_alloc_pd
     };
     (ibv_dealloc_pd) => {
-        $crate::bindings::fn_ibv_dealloc_pd
+        verbs_sys::fn_ibv_dealloc_pd
     };
     (ibv_reg_mr) => {
-        $crate::bindings::fn_ibv_reg_mr
+        verbs_sys::fn_ibv_reg_mr
     };
     (ibv_reg_dmabuf_mr) => {
-        $crate::bindings::fn_ibv_reg_dmabuf_mr
+        verbs_sys::fn_ibv_reg_dmabuf_mr
     };
     (ibv_dereg_mr) => {
-        $crate::bindings::fn_ibv_dereg_mr
+        verbs_sys::fn_ibv_dereg_mr
     };
     (ibv_create_comp_channel) => {
-        $crate::bindings::fn_ibv_create_comp_channel
+        verbs_sys::fn_ibv_create_comp_channel
     };
     (ibv_destroy_comp_channel) => {
-        $crate::bindings::fn_ibv_destroy_comp_channel
+        verbs_sys::fn_ibv_destroy_comp_channel
     };
     (ibv_get_cq_event) => {
-        $crate::bindings::fn_ibv_get_cq_event
+        verbs_sys::fn_ibv_get_cq_event
     };
     (ibv_ack_cq_events) => {
-        $crate::bindings::fn_ibv_ack_cq_events
+        verbs_sys::fn_ibv_ack_cq_events
     };
     (ibv_create_cq) => {
-        $crate::bindings::fn_ibv_create_cq
+        verbs_sys::fn_ibv_create_cq
     };
     (ibv_destroy_cq) => {
-        $crate::bindings::fn_ibv_destroy_cq
+        verbs_sys::fn_ibv_destroy_cq
     };
     (ibv_create_srq) => {
-        $crate::bindings::fn_ibv_create_srq
+        verbs_sys::fn_ibv_create_srq
     };
     (ibv_create_qp) => {
-        $crate::bindings::fn_ibv_create_qp
+        verbs_sys::fn_ibv_create_qp
     };
     (ibv_modify_qp) => {
-        $crate::bindings::fn_ibv_modify_qp
+        verbs_sys::fn_ibv_modify_qp
     };
     (ibv_query_qp) => {
-        $crate::bindings::fn_ibv_query_qp
+        verbs_sys::fn_ibv_query_qp
     };
     (ibv_query_ece) => {
-        $crate::bindings::fn_ibv_query_ece
+        verbs_sys::fn_ibv_query_ece
     };
     (ibv_destroy_qp) => {
-        $crate::bindings::fn_ibv_destroy_qp
+        verbs_sys::fn_ibv_destroy_qp
     };
     (ibv_get_async_event) => {
-        $crate::bindings::fn_ibv_get_async_event
+        verbs_sys::fn_ibv_get_async_event
     };
     (ibv_ack_async_event) => {
-        $crate::bindings::fn_ibv_ack_async_event
+        verbs_sys::fn_ibv_ack_async_event
     };
 }
 pub(crate) use {call, type_of};

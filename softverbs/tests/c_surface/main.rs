@@ -1,15 +1,13 @@
 //! The built library from outside: loaded by its path, its functions looked up by name and version, as NCCL does it.
 #![allow(unsafe_code)]
 
-#[path = "../../src/abi/bindings.rs"]
-mod bindings;
 mod library;
 
-use bindings::*;
 use library::*;
 use softverbs::control::{Action, control};
 use std::ffi::{CStr, c_int};
 use std::ptr::null_mut;
+use verbs_sys::*;
 
 #[test]
 fn each_function_has_the_version_that_rdma_core_gives_it() {

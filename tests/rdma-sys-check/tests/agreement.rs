@@ -3,8 +3,8 @@
 
 use std::mem::{align_of, offset_of, size_of};
 
-use nccl_net_spark::verbs::bindings as ours;
 use rdma_sys as theirs;
+use verbs_sys as ours;
 
 /// `our_struct as their_struct { field, our_field = their_field }`, names that are the same given once. A field that is
 /// left out does not compile.
@@ -80,6 +80,8 @@ layouts! {
     ibv_td_init_attr { comp_mask }
     ibv_td { context }
     ibv_mr { context, pd, addr, length, handle, lkey, rkey }
+    ibv_ece { vendor_id, options, comp_mask }
+    ibv_comp_channel { context, fd, refcnt }
     ibv_global_route { dgid, flow_label, sgid_index, hop_limit, traffic_class }
     ibv_ah_attr { grh, dlid, sl, src_path_bits, static_rate, is_global, port_num }
     ibv_qp_cap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data }
@@ -225,6 +227,18 @@ mod constants {
             IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_RDMA_READ,
             IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_LOCAL_INV, IBV_WR_BIND_MW,
             IBV_WR_SEND_WITH_INV, IBV_WR_TSO, IBV_WR_DRIVER1, IBV_WR_ATOMIC_WRITE,
+        }
+        ibv_fork_status constant {
+            IBV_FORK_DISABLED, IBV_FORK_ENABLED, IBV_FORK_UNNEEDED,
+        }
+        ibv_port_cap_flags flags {
+            IBV_PORT_SM, IBV_PORT_NOTICE_SUP, IBV_PORT_TRAP_SUP, IBV_PORT_OPT_IPD_SUP, IBV_PORT_AUTO_MIGR_SUP,
+            IBV_PORT_SL_MAP_SUP, IBV_PORT_MKEY_NVRAM, IBV_PORT_PKEY_NVRAM, IBV_PORT_LED_INFO_SUP,
+            IBV_PORT_SYS_IMAGE_GUID_SUP, IBV_PORT_PKEY_SW_EXT_PORT_TRAP_SUP, IBV_PORT_EXTENDED_SPEEDS_SUP,
+            IBV_PORT_CAP_MASK2_SUP, IBV_PORT_CM_SUP, IBV_PORT_SNMP_TUNNEL_SUP, IBV_PORT_REINIT_SUP,
+            IBV_PORT_DEVICE_MGMT_SUP, IBV_PORT_VENDOR_CLASS_SUP, IBV_PORT_DR_NOTICE_SUP,
+            IBV_PORT_CAP_MASK_NOTICE_SUP, IBV_PORT_BOOT_MGMT_SUP, IBV_PORT_LINK_LATENCY_SUP,
+            IBV_PORT_CLIENT_REG_SUP, IBV_PORT_IP_BASED_GIDS,
         }
         ibv_wc_flags flags {
             IBV_WC_GRH, IBV_WC_WITH_IMM, IBV_WC_IP_CSUM_OK, IBV_WC_WITH_INV, IBV_WC_TM_SYNC_REQ, IBV_WC_TM_MATCH,

@@ -6,12 +6,13 @@
 //! else gets silence.
 
 use crate::tape::Tape;
-use crate::{Seeds, handshake, memory};
+use crate::target::Seeds;
+use crate::{handshake, memory};
 use nccl_net_spark::comm::{Host, ListenComm};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::wire::PROTOCOL_VERSION;
 use nccl_net_spark::wire::codec::Writer;
-use nccl_net_spark::wire::control::Letter;
+use nccl_net_spark::wire::control::ControlFrame;
 use nccl_net_spark::wire::handle::Handle;
 use nccl_net_spark::wire::message::{HEADER_BYTES, Header, Hello, Message};
 use std::cell::RefCell;
@@ -136,14 +137,14 @@ fn refusal(door: &Door, said: &[u8]) -> Option<&'static str> {
 /// Who is invited, in one piece and in many; and strangers of several kinds, with an invited one behind so that they go somewhere.
 pub fn seeds() -> Seeds {
     let hello = Message::Hello(handshake::hello([0; 16], Vec::new())).encode();
-    let letter = Message::Letter(Letter { number: 1, heard: 0, asks: true, notice: vec![7] }).encode();
+    let frame = Message::Control(ControlFrame { number: 1, heard: 0, asks: true, message: vec![7] }).encode();
     let mut at_once = Writer::default();
     at_once.u8(1).u8(hello.len() as u8).bytes(&hello);
     let mut by_bytes = Writer::default();
     by_bytes.u8(1);
     hello.iter().for_each(|byte| _ = by_bytes.u8(1).u8(*byte));
     let mut with_more = Writer::default();
-    let both = [&hello[..], &letter].concat();
+    let both = [&hello[..], &frame].concat();
     with_more.u8(1).u8(both.len() as u8).bytes(&both).u8(3).bytes(b"and");
     let mut announced = Writer::default();
     let large = [0x50, 0x53, 1, PROTOCOL_VERSION as u8, 0, 0x80, 0, 0];

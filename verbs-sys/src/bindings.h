@@ -1,4 +1,4 @@
-/* What bindings.rs is made from: build.rs gives this file to bindgen (feature `regenerate-bindings`). */
+/* Input of bindgen for bindings.rs: build.rs runs it with the feature `regenerate-bindings`. */
 #include <infiniband/verbs.h>
 
 /* Inline wrappers in verbs.h hide the exported functions of these names. */
@@ -7,6 +7,7 @@
 #undef ibv_reg_mr_iova
 
 /* Their enum has no name, and bindgen would number it. */
+static const uint8_t LINK_LAYER_INFINIBAND = IBV_LINK_LAYER_INFINIBAND;
 static const uint8_t LINK_LAYER_ETHERNET = IBV_LINK_LAYER_ETHERNET;
 
 /* The first access flag that a device may ignore, and all of them. */
@@ -18,7 +19,7 @@ int ibv_dofork_range(void *base, size_t size);
 int ibv_query_port_speed(struct ibv_context *context, uint32_t port_num, uint64_t *port_speed);
 int ibv_query_gid_type(struct ibv_context *context, uint8_t port_num, unsigned int index, int *type);
 
-/* A type for each function that the library exports, so that the compiler compares the signatures. */
+/* A type for each function that the plugin looks up or softverbs exports, so that no signature is written by hand. */
 #define FUNCTION(name) typedef __typeof__(name) fn_##name
 FUNCTION(ibv_get_device_list);
 FUNCTION(ibv_free_device_list);

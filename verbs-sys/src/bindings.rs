@@ -1,11 +1,5 @@
-// The part of libibverbs that this crate uses.
-//
-// Made by bindgen from src/verbs/bindings.h and the headers of rdma-core 44 (Debian and Ubuntu: libibverbs-dev):
-//     cargo check --features regenerate-bindings
+// Made by bindgen from bindings.h and the headers of rdma-core 44: see lib.rs.
 // The text is the same for x86-64 and aarch64: what differs (`c_char`, pthread types) is named, not spelled out.
-// tests/verbs_bindings.rs makes it again and compares.
-
-#![allow(missing_docs, non_camel_case_types, non_snake_case, non_upper_case_globals)]
 
 use libc::{pthread_cond_t, pthread_mutex_t};
 
@@ -19,10 +13,6 @@ pub struct ibv_ah {
 }
 #[repr(C)]
 pub struct ibv_alloc_dm_attr {
-    _opaque: [u8; 0],
-}
-#[repr(C)]
-pub struct ibv_comp_channel {
     _opaque: [u8; 0],
 }
 #[repr(C)]
@@ -70,6 +60,10 @@ pub struct ibv_flow_attr {
     _opaque: [u8; 0],
 }
 #[repr(C)]
+pub struct ibv_grh {
+    _opaque: [u8; 0],
+}
+#[repr(C)]
 pub struct ibv_modify_cq_attr {
     _opaque: [u8; 0],
 }
@@ -83,6 +77,10 @@ pub struct ibv_mw_bind {
 }
 #[repr(C)]
 pub struct ibv_ops_wr {
+    _opaque: [u8; 0],
+}
+#[repr(C)]
+pub struct ibv_qp_ex {
     _opaque: [u8; 0],
 }
 #[repr(C)]
@@ -111,6 +109,14 @@ pub struct ibv_rwq_ind_table_init_attr {
 }
 #[repr(C)]
 pub struct ibv_srq {
+    _opaque: [u8; 0],
+}
+#[repr(C)]
+pub struct ibv_srq_attr {
+    _opaque: [u8; 0],
+}
+#[repr(C)]
+pub struct ibv_srq_init_attr {
     _opaque: [u8; 0],
 }
 #[repr(C)]
@@ -146,8 +152,10 @@ pub struct verbs_ex_private {
     _opaque: [u8; 0],
 }
 
+pub type __u16 = core::ffi::c_ushort;
 pub type __u32 = core::ffi::c_uint;
 pub type __u64 = core::ffi::c_ulonglong;
+pub type __be16 = __u16;
 pub type __be32 = __u32;
 pub type __be64 = __u64;
 pub const IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH: ib_uverbs_advise_mr_advice = 0;
@@ -195,6 +203,10 @@ pub const IBV_TRANSPORT_USNIC: ibv_transport_type = 2;
 pub const IBV_TRANSPORT_USNIC_UDP: ibv_transport_type = 3;
 pub const IBV_TRANSPORT_UNSPECIFIED: ibv_transport_type = 4;
 pub type ibv_transport_type = core::ffi::c_int;
+pub const IBV_FORK_DISABLED: ibv_fork_status = 0;
+pub const IBV_FORK_ENABLED: ibv_fork_status = 1;
+pub const IBV_FORK_UNNEEDED: ibv_fork_status = 2;
+pub type ibv_fork_status = core::ffi::c_uint;
 pub const IBV_ATOMIC_NONE: ibv_atomic_cap = 0;
 pub const IBV_ATOMIC_HCA: ibv_atomic_cap = 1;
 pub const IBV_ATOMIC_GLOB: ibv_atomic_cap = 2;
@@ -256,6 +268,31 @@ pub const IBV_PORT_ARMED: ibv_port_state = 3;
 pub const IBV_PORT_ACTIVE: ibv_port_state = 4;
 pub const IBV_PORT_ACTIVE_DEFER: ibv_port_state = 5;
 pub type ibv_port_state = core::ffi::c_uint;
+pub const IBV_PORT_SM: ibv_port_cap_flags = 2;
+pub const IBV_PORT_NOTICE_SUP: ibv_port_cap_flags = 4;
+pub const IBV_PORT_TRAP_SUP: ibv_port_cap_flags = 8;
+pub const IBV_PORT_OPT_IPD_SUP: ibv_port_cap_flags = 16;
+pub const IBV_PORT_AUTO_MIGR_SUP: ibv_port_cap_flags = 32;
+pub const IBV_PORT_SL_MAP_SUP: ibv_port_cap_flags = 64;
+pub const IBV_PORT_MKEY_NVRAM: ibv_port_cap_flags = 128;
+pub const IBV_PORT_PKEY_NVRAM: ibv_port_cap_flags = 256;
+pub const IBV_PORT_LED_INFO_SUP: ibv_port_cap_flags = 512;
+pub const IBV_PORT_SYS_IMAGE_GUID_SUP: ibv_port_cap_flags = 2048;
+pub const IBV_PORT_PKEY_SW_EXT_PORT_TRAP_SUP: ibv_port_cap_flags = 4096;
+pub const IBV_PORT_EXTENDED_SPEEDS_SUP: ibv_port_cap_flags = 16384;
+pub const IBV_PORT_CAP_MASK2_SUP: ibv_port_cap_flags = 32768;
+pub const IBV_PORT_CM_SUP: ibv_port_cap_flags = 65536;
+pub const IBV_PORT_SNMP_TUNNEL_SUP: ibv_port_cap_flags = 131072;
+pub const IBV_PORT_REINIT_SUP: ibv_port_cap_flags = 262144;
+pub const IBV_PORT_DEVICE_MGMT_SUP: ibv_port_cap_flags = 524288;
+pub const IBV_PORT_VENDOR_CLASS_SUP: ibv_port_cap_flags = 1048576;
+pub const IBV_PORT_DR_NOTICE_SUP: ibv_port_cap_flags = 2097152;
+pub const IBV_PORT_CAP_MASK_NOTICE_SUP: ibv_port_cap_flags = 4194304;
+pub const IBV_PORT_BOOT_MGMT_SUP: ibv_port_cap_flags = 8388608;
+pub const IBV_PORT_LINK_LATENCY_SUP: ibv_port_cap_flags = 16777216;
+pub const IBV_PORT_CLIENT_REG_SUP: ibv_port_cap_flags = 33554432;
+pub const IBV_PORT_IP_BASED_GIDS: ibv_port_cap_flags = 67108864;
+pub type ibv_port_cap_flags = core::ffi::c_uint;
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct ibv_port_attr {
@@ -686,6 +723,20 @@ pub struct ibv_qp {
     pub events_completed: u32,
 }
 #[repr(C)]
+#[derive(Copy, Clone)]
+pub struct ibv_ece {
+    pub vendor_id: u32,
+    pub options: u32,
+    pub comp_mask: u32,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct ibv_comp_channel {
+    pub context: *mut ibv_context,
+    pub fd: core::ffi::c_int,
+    pub refcnt: core::ffi::c_int,
+}
+#[repr(C)]
 pub struct ibv_cq {
     pub context: *mut ibv_context,
     pub channel: *mut ibv_comp_channel,
@@ -942,19 +993,42 @@ pub struct verbs_context {
 }
 pub const LINK_LAYER_INFINIBAND: u8 = 1;
 pub const LINK_LAYER_ETHERNET: u8 = 2;
+pub const ACCESS_OPTIONAL_RANGE: u32 = 1072693248;
 pub type fn_ibv_get_device_list =
     ::core::option::Option<unsafe extern "C" fn(arg1: *mut core::ffi::c_int) -> *mut *mut ibv_device>;
 pub type fn_ibv_free_device_list = ::core::option::Option<unsafe extern "C" fn(arg1: *mut *mut ibv_device)>;
 pub type fn_ibv_get_device_name =
     ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_device) -> *const core::ffi::c_char>;
 pub type fn_ibv_get_device_guid = ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_device) -> __be64>;
+pub type fn_ibv_get_device_index =
+    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_device) -> core::ffi::c_int>;
 pub type fn_ibv_open_device = ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_device) -> *mut ibv_context>;
 pub type fn_ibv_close_device = ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_context) -> core::ffi::c_int>;
+pub type fn_ibv_import_device =
+    ::core::option::Option<unsafe extern "C" fn(arg1: core::ffi::c_int) -> *mut ibv_context>;
 pub type fn_ibv_query_device = ::core::option::Option<
     unsafe extern "C" fn(arg1: *mut ibv_context, arg2: *mut ibv_device_attr) -> core::ffi::c_int,
 >;
 pub type fn_ibv_query_port = ::core::option::Option<
     unsafe extern "C" fn(arg1: *mut ibv_context, arg2: u8, arg3: *mut _compat_ibv_port_attr) -> core::ffi::c_int,
+>;
+pub type fn_ibv_query_port_speed =
+    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_context, arg2: u32, arg3: *mut u64) -> core::ffi::c_int>;
+pub type fn_ibv_query_gid = ::core::option::Option<
+    unsafe extern "C" fn(
+        arg1: *mut ibv_context,
+        arg2: u8,
+        arg3: core::ffi::c_int,
+        arg4: *mut ibv_gid,
+    ) -> core::ffi::c_int,
+>;
+pub type fn_ibv_query_gid_type = ::core::option::Option<
+    unsafe extern "C" fn(
+        arg1: *mut ibv_context,
+        arg2: u8,
+        arg3: core::ffi::c_uint,
+        arg4: *mut core::ffi::c_int,
+    ) -> core::ffi::c_int,
 >;
 pub type fn__ibv_query_gid_ex = ::core::option::Option<
     unsafe extern "C" fn(
@@ -975,18 +1049,40 @@ pub type fn__ibv_query_gid_table = ::core::option::Option<
         arg5: usize,
     ) -> isize,
 >;
+pub type fn_ibv_query_pkey = ::core::option::Option<
+    unsafe extern "C" fn(
+        arg1: *mut ibv_context,
+        arg2: u8,
+        arg3: core::ffi::c_int,
+        arg4: *mut __be16,
+    ) -> core::ffi::c_int,
+>;
+pub type fn_ibv_get_pkey_index =
+    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_context, arg2: u8, arg3: __be16) -> core::ffi::c_int>;
 pub type fn_ibv_get_async_event = ::core::option::Option<
     unsafe extern "C" fn(arg1: *mut ibv_context, arg2: *mut ibv_async_event) -> core::ffi::c_int,
 >;
 pub type fn_ibv_ack_async_event = ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_async_event)>;
 pub type fn_ibv_alloc_pd = ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_context) -> *mut ibv_pd>;
 pub type fn_ibv_dealloc_pd = ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_pd) -> core::ffi::c_int>;
+pub type fn_ibv_import_pd =
+    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_context, arg2: u32) -> *mut ibv_pd>;
+pub type fn_ibv_unimport_pd = ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_pd)>;
 pub type fn_ibv_reg_mr = ::core::option::Option<
     unsafe extern "C" fn(
         arg1: *mut ibv_pd,
         arg2: *mut core::ffi::c_void,
         arg3: usize,
         arg4: core::ffi::c_int,
+    ) -> *mut ibv_mr,
+>;
+pub type fn_ibv_reg_mr_iova = ::core::option::Option<
+    unsafe extern "C" fn(
+        arg1: *mut ibv_pd,
+        arg2: *mut core::ffi::c_void,
+        arg3: usize,
+        arg4: u64,
+        arg5: core::ffi::c_int,
     ) -> *mut ibv_mr,
 >;
 pub type fn_ibv_reg_mr_iova2 = ::core::option::Option<
@@ -998,7 +1094,36 @@ pub type fn_ibv_reg_mr_iova2 = ::core::option::Option<
         arg5: core::ffi::c_uint,
     ) -> *mut ibv_mr,
 >;
+pub type fn_ibv_reg_dmabuf_mr = ::core::option::Option<
+    unsafe extern "C" fn(
+        arg1: *mut ibv_pd,
+        arg2: u64,
+        arg3: usize,
+        arg4: u64,
+        arg5: core::ffi::c_int,
+        arg6: core::ffi::c_int,
+    ) -> *mut ibv_mr,
+>;
+pub type fn_ibv_rereg_mr = ::core::option::Option<
+    unsafe extern "C" fn(
+        arg1: *mut ibv_mr,
+        arg2: core::ffi::c_int,
+        arg3: *mut ibv_pd,
+        arg4: *mut core::ffi::c_void,
+        arg5: usize,
+        arg6: core::ffi::c_int,
+    ) -> core::ffi::c_int,
+>;
 pub type fn_ibv_dereg_mr = ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_mr) -> core::ffi::c_int>;
+pub type fn_ibv_import_mr = ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_pd, arg2: u32) -> *mut ibv_mr>;
+pub type fn_ibv_unimport_mr = ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_mr)>;
+pub type fn_ibv_import_dm =
+    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_context, arg2: u32) -> *mut ibv_dm>;
+pub type fn_ibv_unimport_dm = ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_dm)>;
+pub type fn_ibv_create_comp_channel =
+    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_context) -> *mut ibv_comp_channel>;
+pub type fn_ibv_destroy_comp_channel =
+    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_comp_channel) -> core::ffi::c_int>;
 pub type fn_ibv_create_cq = ::core::option::Option<
     unsafe extern "C" fn(
         arg1: *mut ibv_context,
@@ -1008,10 +1133,87 @@ pub type fn_ibv_create_cq = ::core::option::Option<
         arg5: core::ffi::c_int,
     ) -> *mut ibv_cq,
 >;
+pub type fn_ibv_resize_cq =
+    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_cq, arg2: core::ffi::c_int) -> core::ffi::c_int>;
 pub type fn_ibv_destroy_cq = ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_cq) -> core::ffi::c_int>;
+pub type fn_ibv_get_cq_event = ::core::option::Option<
+    unsafe extern "C" fn(
+        arg1: *mut ibv_comp_channel,
+        arg2: *mut *mut ibv_cq,
+        arg3: *mut *mut core::ffi::c_void,
+    ) -> core::ffi::c_int,
+>;
+pub type fn_ibv_ack_cq_events =
+    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_cq, arg2: core::ffi::c_uint)>;
+pub type fn_ibv_create_srq =
+    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_pd, arg2: *mut ibv_srq_init_attr) -> *mut ibv_srq>;
+pub type fn_ibv_modify_srq = ::core::option::Option<
+    unsafe extern "C" fn(arg1: *mut ibv_srq, arg2: *mut ibv_srq_attr, arg3: core::ffi::c_int) -> core::ffi::c_int,
+>;
+pub type fn_ibv_query_srq =
+    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_srq, arg2: *mut ibv_srq_attr) -> core::ffi::c_int>;
+pub type fn_ibv_destroy_srq = ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_srq) -> core::ffi::c_int>;
 pub type fn_ibv_create_qp =
     ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_pd, arg2: *mut ibv_qp_init_attr) -> *mut ibv_qp>;
 pub type fn_ibv_modify_qp = ::core::option::Option<
     unsafe extern "C" fn(arg1: *mut ibv_qp, arg2: *mut ibv_qp_attr, arg3: core::ffi::c_int) -> core::ffi::c_int,
 >;
+pub type fn_ibv_query_qp = ::core::option::Option<
+    unsafe extern "C" fn(
+        arg1: *mut ibv_qp,
+        arg2: *mut ibv_qp_attr,
+        arg3: core::ffi::c_int,
+        arg4: *mut ibv_qp_init_attr,
+    ) -> core::ffi::c_int,
+>;
+pub type fn_ibv_query_qp_data_in_order =
+    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_qp, arg2: ibv_wr_opcode, arg3: u32) -> core::ffi::c_int>;
+pub type fn_ibv_qp_to_qp_ex = ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_qp) -> *mut ibv_qp_ex>;
 pub type fn_ibv_destroy_qp = ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_qp) -> core::ffi::c_int>;
+pub type fn_ibv_query_ece =
+    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_qp, arg2: *mut ibv_ece) -> core::ffi::c_int>;
+pub type fn_ibv_set_ece =
+    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_qp, arg2: *mut ibv_ece) -> core::ffi::c_int>;
+pub type fn_ibv_create_ah =
+    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_pd, arg2: *mut ibv_ah_attr) -> *mut ibv_ah>;
+pub type fn_ibv_create_ah_from_wc = ::core::option::Option<
+    unsafe extern "C" fn(arg1: *mut ibv_pd, arg2: *mut ibv_wc, arg3: *mut ibv_grh, arg4: u8) -> *mut ibv_ah,
+>;
+pub type fn_ibv_init_ah_from_wc = ::core::option::Option<
+    unsafe extern "C" fn(
+        arg1: *mut ibv_context,
+        arg2: u8,
+        arg3: *mut ibv_wc,
+        arg4: *mut ibv_grh,
+        arg5: *mut ibv_ah_attr,
+    ) -> core::ffi::c_int,
+>;
+pub type fn_ibv_destroy_ah = ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_ah) -> core::ffi::c_int>;
+pub type fn_ibv_attach_mcast = ::core::option::Option<
+    unsafe extern "C" fn(arg1: *mut ibv_qp, arg2: *const ibv_gid, arg3: u16) -> core::ffi::c_int,
+>;
+pub type fn_ibv_detach_mcast = ::core::option::Option<
+    unsafe extern "C" fn(arg1: *mut ibv_qp, arg2: *const ibv_gid, arg3: u16) -> core::ffi::c_int,
+>;
+pub type fn_ibv_resolve_eth_l2_from_gid = ::core::option::Option<
+    unsafe extern "C" fn(
+        arg1: *mut ibv_context,
+        arg2: *mut ibv_ah_attr,
+        arg3: *mut u8,
+        arg4: *mut u16,
+    ) -> core::ffi::c_int,
+>;
+pub type fn_ibv_fork_init = ::core::option::Option<unsafe extern "C" fn() -> core::ffi::c_int>;
+pub type fn_ibv_is_fork_initialized = ::core::option::Option<unsafe extern "C" fn() -> ibv_fork_status>;
+pub type fn_ibv_dontfork_range =
+    ::core::option::Option<unsafe extern "C" fn(arg1: *mut core::ffi::c_void, arg2: usize) -> core::ffi::c_int>;
+pub type fn_ibv_dofork_range =
+    ::core::option::Option<unsafe extern "C" fn(arg1: *mut core::ffi::c_void, arg2: usize) -> core::ffi::c_int>;
+pub type fn_ibv_node_type_str =
+    ::core::option::Option<unsafe extern "C" fn(arg1: ibv_node_type) -> *const core::ffi::c_char>;
+pub type fn_ibv_port_state_str =
+    ::core::option::Option<unsafe extern "C" fn(arg1: ibv_port_state) -> *const core::ffi::c_char>;
+pub type fn_ibv_event_type_str =
+    ::core::option::Option<unsafe extern "C" fn(arg1: ibv_event_type) -> *const core::ffi::c_char>;
+pub type fn_ibv_wc_status_str =
+    ::core::option::Option<unsafe extern "C" fn(arg1: ibv_wc_status) -> *const core::ffi::c_char>;

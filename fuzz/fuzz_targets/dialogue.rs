@@ -1,6 +1,0 @@
-//! See `nccl_net_spark_fuzz::dialogue`.
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    nccl_net_spark_fuzz::dialogue::check(data);
-});

@@ -1,0 +1,117 @@
+//! The talk of two ends: control frames with any numbers, any answers and any control messages, between what this side says.
+
+use crate::control::messages;
+use crate::memory;
+use crate::tape::Tape;
+use crate::target::Seeds;
+use nccl_net_spark::flow::control_link::ControlLink;
+use nccl_net_spark::wire::codec::Writer;
+use nccl_net_spark::wire::control::{ControlFrame, ControlMessage};
+
+/// What the two rules come to: a control message goes when the one before was confirmed, and one is heard when it is the next.
+#[derive(Default)]
+struct Model {
+    said: Vec<ControlMessage>,
+    sent: u64,
+    confirmed: u64,
+    heard: u64,
+    news: bool,
+}
+
+impl Model {
+    fn go_on(&mut self) {
+        if self.sent == self.confirmed && self.sent < self.said.len() as u64 {
+            self.sent += 1;
+            self.news = true;
+        }
+    }
+
+    fn frame(&self) -> ControlFrame {
+        let asks = self.sent > self.confirmed;
+        let message = if asks { self.said[self.sent as usize - 1].encode() } else { Vec::new() };
+        ControlFrame { number: self.sent, heard: self.heard, asks, message }
+    }
+
+    /// Whether the control frame's control message is new.
+    fn hears(&mut self, frame: &ControlFrame) -> bool {
+        if frame.heard == self.sent {
+            self.confirmed = self.sent;
+            self.go_on();
+        }
+        let is_next = frame.asks && frame.number.checked_sub(1) == Some(self.heard);
+        let is_old = frame.asks && frame.number <= self.heard;
+        self.news |= is_next || is_old;
+        self.heard += u64::from(is_next);
+        is_next
+    }
+}
+
+/// A tape of words and control frames.
+pub fn check(data: &[u8]) -> bool {
+    let (mut control_link, mut model, mut tape) = (ControlLink::default(), Model::default(), Tape::new(data));
+    let known = messages();
+    let mut messages_heard = 0;
+    while let Some(step) = tape.step() {
+        match step % 4 {
+            0 => {
+                let (_, message) = &known[tape.below(known.len())];
+                control_link.say(message.clone());
+                model.said.push(message.clone());
+                model.go_on();
+            }
+            1 => {
+                let expected = std::mem::take(&mut model.news).then(|| model.frame());
+                assert_eq!(control_link.news(), expected);
+            }
+            _ => {
+                let frame = frame(&mut tape, &model);
+                let is_new = model.hears(&frame);
+                // What this side has to tell grows by what it says, never by what it hears.
+                let room = frame.message.len() + model.frame().message.len() + 256;
+                let told = memory::bounded(room, || control_link.hear(&frame));
+                match (&told, is_new) {
+                    (Ok(None), false) => {}
+                    (told, true) => assert_eq!(told, &ControlMessage::decode(&frame.message).map(Some)),
+                    (told, false) => panic!("{told:?} of {frame:?}"),
+                }
+                messages_heard += u32::from(matches!(told, Ok(Some(_))));
+            }
+        }
+        assert_eq!(control_link.frame(), model.frame());
+        assert_eq!(control_link.is_waiting(), model.confirmed < model.said.len() as u64);
+    }
+    messages_heard > 0
+}
+
+/// Mostly near what would be right.
+fn frame(tape: &mut Tape<'_>, model: &Model) -> ControlFrame {
+    let kind = tape.u8();
+    let mut number = |near: u64, is_any: bool| {
+        if is_any { tape.u64() } else { near.wrapping_add(tape.u8() as i8 as u64) }
+    };
+    let (number, heard) = (number(model.heard + 1, kind & 1 == 1), number(model.sent, kind & 2 == 2));
+    let count = if kind & 4 == 4 { usize::from(tape.u16()) } else { usize::from(tape.u8() % 32) };
+    ControlFrame { number, heard, asks: kind & 8 == 0, message: tape.bytes(count).to_vec() }
+}
+
+/// A talk as it should be, and one of nonsense.
+pub fn seeds() -> Seeds {
+    let heard = |w: &mut Writer, kind: u8, near: (i8, i8), message: &[u8]| {
+        w.u8(2).u8(kind).u8(near.0 as u8).u8(near.1 as u8).u8(message.len() as u8).bytes(message);
+    };
+    let mut talk = Writer::default();
+    talk.u8(0).u8(4).u8(0).u8(6).u8(1);
+    heard(&mut talk, 0, (0, 0), &[5, 1]);
+    talk.u8(1);
+    heard(&mut talk, 0, (-1, -1), &[5, 1]);
+    heard(&mut talk, 0, (0, 0), &[6, 9, 0, 0, 0, 0, 0, 0, 0]);
+    heard(&mut talk, 8, (0, 0), &[]);
+    talk.u8(1);
+    let mut nonsense = Writer::default();
+    nonsense.u8(0).u8(2);
+    heard(&mut nonsense, 0, (0, 5), &[99]);
+    heard(&mut nonsense, 0, (7, 1), &[7]);
+    nonsense.u8(2).u8(3).u64(u64::MAX).u64(u64::MAX).u8(1).u8(7);
+    heard(&mut nonsense, 0, (0, 0), &[7]);
+    vec![("talk", talk.into_bytes()), ("nonsense", nonsense.into_bytes())]
+}

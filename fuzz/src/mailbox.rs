@@ -1,0 +1,154 @@
+//! The mailbox: the peer writes any words at any time; this side takes control frames and puts down its own.
+
+use crate::control::{padded, sign};
+use crate::tape::Tape;
+use crate::target::Seeds;
+use nccl_net_spark::comm::datapath::mailbox::{Mailboxes, PeerMailbox};
+use nccl_net_spark::verbs::Region;
+use nccl_net_spark::wire::MAX_RAILS;
+use nccl_net_spark::wire::codec::Writer;
+use nccl_net_spark::wire::control::{ControlFrame, FRAME_WORDS};
+use nccl_net_spark::wire::mailbox::{INBOX_AT, MAILBOX_BYTES, OUTBOX_AT, PROBE_AT, PROBE_BYTES};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+const PROBE: usize = PROBE_AT / 8;
+const INBOX: usize = INBOX_AT / 8;
+const OUTBOX: usize = OUTBOX_AT / 8;
+/// The far mailbox, as far up as one can be: what is added to its address must stay below the end of memory.
+const FAR_ADDR: u64 = u64::MAX - MAILBOX_BYTES as u64;
+
+thread_local! {
+    static REGION: Arc<Region> = Region::new(MAILBOX_BYTES).expect("memory for a mailbox");
+}
+
+/// What lies in the inbox by the model.
+enum Inbox {
+    /// One control frame and nothing else.
+    Whole(ControlFrame),
+    /// Nothing, or what nobody can tell.
+    Other,
+}
+
+/// A tape of writes and looks.
+pub fn check(data: &[u8]) -> bool {
+    let region = REGION.with(Arc::clone);
+    region.words().iter().for_each(|word| word.store(0, Relaxed));
+    let far = PeerMailbox { addr: FAR_ADDR, rkeys: std::array::from_fn(|lane| 100 + lane as u32) };
+    let mailbox = Mailboxes { region, lkeys: std::array::from_fn(|lane| lane as u32), far };
+    let mut tape = Tape::short(data);
+    let (mut inbox, mut taken) = (Inbox::Other, 0);
+    while let Some(step) = tape.step() {
+        match step % 5 {
+            0 => {
+                let frame = frame(&mut tape);
+                write(&mailbox, &padded(&frame), u64::MAX);
+                // A control frame of nobody's, before the first and without an answer, is none.
+                inbox = if frame.number == 0 && frame.heard == 0 { Inbox::Other } else { Inbox::Whole(frame) };
+            }
+            1 => {
+                let frame = frame(&mut tape);
+                write(&mailbox, &padded(&frame), tape.u64());
+                inbox = Inbox::Other;
+            }
+            2 => {
+                let (at, word, signs) = (tape.below(FRAME_WORDS), tape.u64(), tape.u8() & 1 == 1);
+                let mut words = inbox_words(&mailbox);
+                words[at] = word;
+                if signs {
+                    sign(&mut words);
+                }
+                write(&mailbox, &words, u64::MAX);
+                inbox = Inbox::Other;
+            }
+            3 => taken += u32::from(take(&mailbox, std::mem::replace(&mut inbox, Inbox::Other))),
+            _ => put(&mailbox, &frame(&mut tape), usize::from(tape.u8())),
+        }
+    }
+    let ring = &mailbox.region.words()[..PROBE];
+    assert!(ring.iter().all(|word| word.load(Relaxed) == 0), "the ring is the clear-to-sends'");
+    taken > 0
+}
+
+fn frame(tape: &mut Tape<'_>) -> ControlFrame {
+    let (number, heard, asks) = (u64::from(tape.u8()), u64::from(tape.u8()), tape.u8() & 1 == 1);
+    let count = usize::from(tape.u16() % 2100);
+    ControlFrame { number, heard, asks, message: tape.bytes(count).to_vec() }
+}
+
+fn inbox_words(mailbox: &Mailboxes) -> [u64; FRAME_WORDS] {
+    std::array::from_fn(|at| mailbox.region.words()[INBOX + at].load(Relaxed))
+}
+
+/// What is behind the ring: nothing here comes near that, and the whole mailbox is compared at the end.
+fn all(mailbox: &Mailboxes) -> Vec<u64> {
+    mailbox.region.words()[PROBE..].iter().map(|word| word.load(Relaxed)).collect()
+}
+
+/// As a NIC does it: those words that the mask names, by 64.
+fn write(mailbox: &Mailboxes, words: &[u64; FRAME_WORDS], mask: u64) {
+    for (at, word) in words.iter().enumerate().filter(|(at, _)| mask >> (at % 64) & 1 == 1) {
+        mailbox.region.words()[INBOX + at].store(*word, Relaxed);
+    }
+}
+
+/// Takes a control frame as it lies, once, and touches nothing else; whether there was one.
+fn take(mailbox: &Mailboxes, inbox: Inbox) -> bool {
+    let before = all(mailbox);
+    let expected = ControlFrame::from_words(&inbox_words(mailbox));
+    let found = mailbox.take_frame();
+    assert_eq!(found, expected, "what is taken is not what lies there");
+    if let Inbox::Whole(mut frame) = inbox {
+        frame.message.truncate((FRAME_WORDS - 4) * 8);
+        assert_eq!(found.as_ref(), Some(&frame), "a whole frame was not taken");
+    }
+    let mut after = before;
+    if found.is_some() {
+        (after[INBOX - PROBE], after[INBOX + 1 - PROBE]) = (0, 0);
+    }
+    assert_eq!(all(mailbox), after);
+    assert_eq!(mailbox.take_frame(), None, "a frame taken twice");
+    found.is_some()
+}
+
+/// Puts a control frame down in its place alone, and sends it within both mailboxes.
+fn put(mailbox: &Mailboxes, frame: &ControlFrame, lane: usize) {
+    let mut after = all(mailbox);
+    let words = frame.to_words();
+    after[OUTBOX - PROBE..][..words.len()].copy_from_slice(&words);
+    let bytes = mailbox.put_frame(frame);
+    assert_eq!((all(mailbox), bytes as usize), (after, words.len() * 8));
+    let (near, end) = (mailbox.region.addr(), MAILBOX_BYTES as u64);
+    for (write, most) in
+        [(mailbox.frame_write(lane, bytes), FRAME_WORDS * 8), (mailbox.probe_write(lane, u32::MAX), PROBE_BYTES)]
+    {
+        let (from, to) = (write.local_addr - near, write.remote.addr - mailbox.far.addr);
+        assert!(
+            write.bytes as usize <= most && from + u64::from(write.bytes) <= end && to + u64::from(write.bytes) <= end
+        );
+        assert_eq!((write.lkey, write.remote.rkey), ((lane % MAX_RAILS) as u32, 100 + (lane % MAX_RAILS) as u32));
+    }
+}
+
+/// Control frames whole, torn and healed, made up; and this side's own between.
+pub fn seeds() -> Seeds {
+    let frame = |w: &mut Writer, step: u8, number: u8, message: &[u8]| {
+        w.u8(step).u8(number).u8(2).u8(1).u16(message.len() as u16).bytes(message);
+    };
+    let mut whole = Writer::default();
+    frame(&mut whole, 0, 3, &[5, 2]);
+    whole.u8(3).u8(3);
+    frame(&mut whole, 4, 7, &[6, 0, 0, 0, 0, 0, 0, 0, 1]);
+    whole.u8(5);
+    frame(&mut whole, 0, 4, &[4; 40]);
+    whole.u8(3);
+    let mut torn = Writer::default();
+    frame(&mut torn, 0, 3, &[5, 2]);
+    frame(&mut torn, 1, 4, &[5, 3]);
+    torn.u64(0b1001).u8(3);
+    frame(&mut torn, 0, 4, &[5, 3]);
+    torn.u8(3);
+    let mut made_up = Writer::default();
+    made_up.u8(2).u8(2).u64(2016 | 1 << 32).u8(0).u8(2).u8(1).u64(u64::MAX).u8(1).u8(3);
+    vec![("whole", whole.into_bytes()), ("torn", torn.into_bytes()), ("made-up", made_up.into_bytes())]
+}

@@ -1,0 +1,63 @@
+//! Memory that this process has registered, by key.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{PoisonError, RwLock};
+
+/// The regions of all devices.
+#[derive(Debug, Default)]
+pub(crate) struct Regions(RwLock<Vec<Option<Region>>>);
+
+/// A registered piece of this process's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Region {
+    /// Its key, for local and remote use.
+    pub(crate) key: u32,
+    /// Its device.
+    pub(crate) device: usize,
+    /// Its first address.
+    pub(crate) addr: u64,
+    /// Its length.
+    pub(crate) bytes: u64,
+    /// `ibv_access_flags`.
+    pub(crate) access: u32,
+}
+
+impl Regions {
+    /// Adds a region and returns its key; `None` when there are too many. A key is not used again soon: its lower bits count.
+    pub(crate) fn add(&self, device: usize, addr: u64, bytes: u64, access: u32) -> Option<u32> {
+        let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let place = match all.iter().position(Option::is_none) {
+            Some(place) => place,
+            None if all.len() < 1 << 18 => {
+                all.push(None);
+                all.len() - 1
+            }
+            None => return None,
+        };
+        static COUNT: AtomicU32 = AtomicU32::new(1);
+        let key = (place as u32) << 14 | (COUNT.fetch_add(1, Ordering::Relaxed) & 0x3fff);
+        all[place] = Some(Region { key, device, addr, bytes, access });
+        Some(key)
+    }
+
+    /// Removes a region. Returns whether it was there.
+    pub(crate) fn remove(&self, key: u32) -> bool {
+        let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        match all.get_mut((key >> 14) as usize) {
+            Some(place) if place.is_some_and(|region| region.key == key) => place.take().is_some(),
+            _ => false,
+        }
+    }
+
+    /// Whether the key allows all of `access` to `bytes` at `addr` on this device.
+    pub(crate) fn allows(&self, key: u32, device: usize, addr: u64, bytes: u64, access: u32) -> bool {
+        let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let found = all.get((key >> 14) as usize).copied().flatten().filter(|r| r.key == key && r.device == device);
+        found.is_some_and(|region| {
+            let end = addr.checked_add(bytes);
+            region.access & access == access
+                && addr >= region.addr
+                && end.is_some_and(|end| end <= region.addr + region.bytes)
+        })
+    }
+}

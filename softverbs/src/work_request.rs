@@ -1,0 +1,162 @@
+//! Work requests: as a program posts them, and as they lie in shared memory.
+
+use crate::os::memory::Piece;
+use crate::os::shm::{INLINE_BYTES, MAX_SGES, Slot};
+use std::sync::atomic::Ordering;
+use verbs_sys::{IBV_WC_RDMA_READ, IBV_WC_RDMA_WRITE, IBV_WC_SEND};
+
+/// A piece of registered memory: `ibv_sge`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Sge {
+    /// Where it begins.
+    pub addr: u64,
+    /// Its length.
+    pub bytes: u32,
+    /// Its key.
+    pub lkey: u32,
+}
+
+/// A posted receive.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Receive {
+    pub(crate) wr_id: u64,
+    pub(crate) sges: [Sge; MAX_SGES],
+    pub(crate) count: usize,
+}
+
+/// A send request.
+#[derive(Debug, Clone, Copy)]
+pub struct SendRequest<'a> {
+    /// The caller's number for it.
+    pub wr_id: u64,
+    /// What it does.
+    pub operation: Operation,
+    /// Whether it makes a completion.
+    pub signaled: bool,
+    /// The bytes themselves, for an inline request, whose pieces then only say how many there are.
+    pub inline: Option<&'a [u8]>,
+    /// Whether it wakes a peer that waits for solicited completions.
+    pub solicited: bool,
+    /// Immediate data, as it lies in memory.
+    pub imm: Option<u32>,
+    /// The pieces.
+    pub sges: &'a [Sge],
+    /// Where to write or read.
+    pub remote_addr: u64,
+    /// The key for that.
+    pub rkey: u32,
+}
+
+/// What a send request does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Operation {
+    /// Writes into the peer's memory.
+    Write = 0,
+    /// Fills a receive of the peer.
+    Send = 1,
+    /// Reads the peer's memory.
+    Read = 2,
+}
+
+impl Operation {
+    /// The `ibv_wc_opcode` of its completion.
+    pub(crate) fn opcode(self) -> u32 {
+        match self {
+            Operation::Send => IBV_WC_SEND,
+            Operation::Write => IBV_WC_RDMA_WRITE,
+            Operation::Read => IBV_WC_RDMA_READ,
+        }
+    }
+}
+
+/// The packed first word of a work request in shared memory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Head {
+    pub(crate) operation: u8,
+    pub(crate) has_imm: bool,
+    pub(crate) solicited: bool,
+    pub(crate) sges: usize,
+    pub(crate) inline_bytes: usize,
+}
+
+impl Head {
+    fn pack(self) -> u64 {
+        u64::from(self.operation)
+            | u64::from(self.has_imm) << 8
+            | u64::from(self.solicited) << 9
+            | (self.sges as u64) << 16
+            | (self.inline_bytes as u64) << 32
+    }
+
+    /// What another process wrote: bounded here.
+    fn unpack(word: u64) -> Self {
+        Self {
+            operation: word as u8,
+            has_imm: word & 1 << 8 != 0,
+            solicited: word & 1 << 9 != 0,
+            sges: ((word >> 16) as u16 as usize).min(MAX_SGES),
+            inline_bytes: ((word >> 32) as usize).min(INLINE_BYTES),
+        }
+    }
+}
+
+impl SendRequest<'_> {
+    /// Writes it into shared memory, without its inline bytes and its status.
+    pub(crate) fn write(&self, slot: &Slot, bytes: u64, inline_bytes: usize, now_ns: u64) {
+        let head = Head {
+            operation: self.operation as u8,
+            has_imm: self.imm.is_some(),
+            solicited: self.solicited,
+            sges: self.sges.len(),
+            inline_bytes,
+        };
+        slot.head.store(head.pack(), Ordering::Relaxed);
+        slot.imm_rkey.store(u64::from(self.imm.unwrap_or(0)) | u64::from(self.rkey) << 32, Ordering::Relaxed);
+        slot.remote_addr.store(self.remote_addr, Ordering::Relaxed);
+        slot.bytes.store(bytes, Ordering::Relaxed);
+        slot.posted_ns.store(now_ns, Ordering::Relaxed);
+        for (place, sge) in slot.sges.iter().zip(self.sges) {
+            place[0].store(sge.addr, Ordering::Relaxed);
+            place[1].store(u64::from(sge.bytes), Ordering::Relaxed);
+        }
+    }
+}
+
+/// A send request of the peer, read from shared memory: its counts are within bounds, nothing else is checked yet.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Request {
+    pub(crate) head: Head,
+    pub(crate) imm: u32,
+    pub(crate) rkey: u32,
+    pub(crate) remote_addr: u64,
+    pub(crate) bytes: u64,
+    pub(crate) posted_ns: u64,
+    pub(crate) status: u32,
+    pub(crate) pieces: [Piece; MAX_SGES],
+}
+
+impl Request {
+    pub(crate) fn read(slot: &Slot) -> Self {
+        let head = Head::unpack(slot.head.load(Ordering::Relaxed));
+        let imm_rkey = slot.imm_rkey.load(Ordering::Relaxed);
+        let mut pieces = [(0, 0); MAX_SGES];
+        for (piece, cells) in pieces.iter_mut().zip(&slot.sges).take(head.sges) {
+            *piece = (cells[0].load(Ordering::Relaxed), cells[1].load(Ordering::Relaxed));
+        }
+        Self {
+            head,
+            imm: imm_rkey as u32,
+            rkey: (imm_rkey >> 32) as u32,
+            remote_addr: slot.remote_addr.load(Ordering::Relaxed),
+            bytes: slot.bytes.load(Ordering::Relaxed),
+            posted_ns: slot.posted_ns.load(Ordering::Relaxed),
+            status: slot.status.load(Ordering::Relaxed) as u32,
+            pieces,
+        }
+    }
+
+    pub(crate) fn needs_receive(&self) -> bool {
+        self.head.operation == Operation::Send as u8 || self.head.has_imm
+    }
+}
