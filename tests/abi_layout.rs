@@ -11,14 +11,14 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::mem::offset_of;
 
-/// Name of a field, in snake case, and its offset.
-type Fields = Vec<(&'static str, usize)>;
+/// Name of a field, in snake case, its offset and its size.
+type Fields = Vec<(&'static str, usize, usize)>;
 
 macro_rules! layout {
     ($type:ty: $($field:ident)* $(; more: $($more:ident)*)?) => {
         (size_of::<$type>(), vec![
-            $((stringify!($field), offset_of!($type, $field)),)*
-            $($((stringify!($more), offset_of!($type, more.$more)),)*)?
+            $((stringify!($field), offset_of!($type, $field), size_of_field(|of: &$type| &of.$field)),)*
+            $($((stringify!($more), offset_of!($type, more.$more), size_of_field(|of: &$type| &of.more.$more)),)*)?
         ])
     };
 }
@@ -35,6 +35,10 @@ macro_rules! properties {
         layout!($type: name pci_path guid ptr_support reg_is_global force_flush speed port latency max_comms max_recvs
             net_device_type net_device_version; more: $($more)*)
     };
+}
+
+fn size_of_field<T, F>(_: fn(&T) -> &F) -> usize {
+    size_of::<F>()
 }
 
 fn layout_of(name: &str) -> Option<(usize, Fields)> {
@@ -81,8 +85,9 @@ fn the_rust_types_are_laid_out_as_nccls() {
     for (name, expected) in nccls_structs() {
         let (size, fields) = layout_of(&name).unwrap_or_else(|| panic!("{name} is not compared with any type of ours"));
         assert_eq!(size, expected.size, "size of {name}");
-        let ours: Vec<_> = fields.iter().map(|(field, offset)| (plain(field), *offset)).collect();
-        let theirs: Vec<_> = expected.fields.iter().map(|field| (plain(&field.name), field.offset)).collect();
+        let ours: Vec<_> = fields.iter().map(|(field, offset, size)| (plain(field), *offset, *size)).collect();
+        let theirs: Vec<_> =
+            expected.fields.iter().map(|field| (plain(&field.name), field.offset, field.size)).collect();
         assert_eq!(ours, theirs, "fields of {name}");
     }
 }

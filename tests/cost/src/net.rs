@@ -174,8 +174,7 @@ impl Pair {
         let (comm, handle, mut request) = (self.send, self.source.handle, ptr::null_mut());
         let place = self.source.bytes[offset..offset + bytes].as_mut_ptr().cast();
         // SAFETY: as in `irecv`.
-        let result =
-            counted(counts, || unsafe { call(comm, place, bytes, 0, handle, ptr::null_mut(), &mut request) });
+        let result = counted(counts, || unsafe { call(comm, place, bytes, 0, handle, ptr::null_mut(), &mut request) });
         check("isend", result)?;
         Ok((!request.is_null()).then_some(Request(request)))
     }
