@@ -10,6 +10,7 @@
 
 mod file;
 mod names;
+mod value;
 
 use crate::error::{Error, Result};
 use crate::tuner::Mode;
@@ -17,8 +18,8 @@ use crate::tuner::table::Table;
 use file::SettingsFile;
 pub use names::NameFilter;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
+use value::{Parsed, Refusal, millis, number, optional, seconds, switch, text};
 
 /// One line of the table of settings.
 #[derive(Debug, Clone, Copy)]
@@ -337,59 +338,10 @@ fn parse_one<T>(
     })
 }
 
-/// Why a value is not usable, where there is more to say than what is allowed.
-#[derive(Debug, Default)]
-struct Refusal(Option<String>);
-
-impl Refusal {
-    fn because(reason: impl Into<String>) -> Self {
-        Self(Some(reason.into()))
-    }
-}
-
-type Parsed<T> = std::result::Result<T, Refusal>;
-
-/// A part of a value in a reason, cut where it is long: NCCL cuts a line of its log at 1024 characters.
-fn quoted(text: &str) -> String {
-    const MOST: usize = 60;
-    let start: String = text.chars().take(MOST).collect();
-    if start.len() == text.len() { format!("{text:?}") } else { format!("{start:?}...") }
-}
-
-fn text(value: &str) -> Parsed<String> {
-    Ok(value.to_owned())
-}
-
-fn number<T: FromStr + TryInto<u64> + Copy, const LOW: u64, const HIGH: u64>(value: &str) -> Parsed<T> {
-    let parsed: T = value.parse().map_err(|_| Refusal::default())?;
-    let wide: u64 = parsed.try_into().map_err(|_| Refusal::default())?;
-    if (LOW..=HIGH).contains(&wide) { Ok(parsed) } else { Err(Refusal::default()) }
-}
-
-fn optional<const LOW: u64, const HIGH: u64>(value: &str) -> Parsed<Option<u8>> {
-    if value.is_empty() { Ok(None) } else { number::<u8, LOW, HIGH>(value).map(Some) }
-}
-
-fn seconds<const LOW: u64, const HIGH: u64>(value: &str) -> Parsed<Duration> {
-    number::<u64, LOW, HIGH>(value).map(Duration::from_secs)
-}
-
-fn millis<const LOW: u64, const HIGH: u64>(value: &str) -> Parsed<Duration> {
-    number::<u64, LOW, HIGH>(value).map(Duration::from_millis)
-}
-
 fn gid_index(value: &str) -> Parsed<Option<u16>> {
     match value.parse::<i32>().map_err(|_| Refusal::default())? {
         -1 => Ok(None),
         index @ 0..=255 => Ok(Some(index as u16)),
-        _ => Err(Refusal::default()),
-    }
-}
-
-fn switch(value: &str) -> Parsed<bool> {
-    match value {
-        "0" => Ok(false),
-        "1" => Ok(true),
         _ => Err(Refusal::default()),
     }
 }

@@ -32,9 +32,18 @@ pub enum Error {
     /// The two ends cannot work together, or the job was set up wrongly.
     #[error("{0}")]
     Usage(String),
-    /// The peer, or the way to it, is gone, or it broke the protocol.
+    /// No rail between the two ends carries, or the network of the bootstrap.
     #[error("{0}")]
-    Remote(String),
+    Network(String),
+    /// The peer closed the connection, or its process is gone.
+    #[error("{0}")]
+    PeerGone(String),
+    /// The peer broke the protocol.
+    #[error("{0}")]
+    Protocol(String),
+    /// The peer did not do its part within the limit.
+    #[error("{0}")]
+    TimedOut(String),
     /// A fault in this library.
     #[error("{0}")]
     Internal(String),

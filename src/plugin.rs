@@ -9,9 +9,9 @@ use crate::tuner::table::Fingerprint;
 use crate::tuner::{Facts, Policy, Tuner};
 use crate::verbs::{self, Context, Library, Pd};
 use crate::wire::cts::MAX_RECEIVE_BYTES;
+use crate::wire::fields::Attachment;
 use crate::wire::handle::HANDLE_BYTES;
 use crate::wire::immediate::MAX_LEADS;
-use crate::wire::message::Attachment;
 use crate::wire::{MAX_OFFERED_RAILS, PARTS};
 use once_cell::sync::OnceCell;
 use std::ffi::CStr;
@@ -118,17 +118,17 @@ pub fn properties(dev: i32) -> Result<&'static Properties> {
 /// Opens a listener; with it, the handle for the peer.
 ///
 /// # Errors
-/// As [`comm::listen::listen`].
+/// As [`Host::listen`].
 pub fn listen(dev: i32) -> Result<(ListenComm, [u8; HANDLE_BYTES])> {
-    comm::listen::listen(&device(dev)?.host)
+    device(dev)?.host.listen()
 }
 
 /// Goes on with a connection; `None` while it is not there.
 ///
 /// # Errors
-/// As [`comm::connect::connect`].
+/// As [`Host::connect`].
 pub fn connect(dev: i32, handle: &mut [u8; HANDLE_BYTES], traffic_class: Option<u8>) -> Result<Option<SendComm>> {
-    comm::connect::connect(&device(dev)?.host, handle, traffic_class)
+    device(dev)?.host.connect(handle, traffic_class)
 }
 
 /// Whether the user asked NCCL for its most detailed log. Known once `init` has read the settings.
@@ -315,7 +315,7 @@ fn share_of_link(survey: &Survey, index: usize) -> u32 {
 impl Properties {
     fn new(survey: &Survey, rails: &[Arc<comm::Rail>], config: &Config) -> Self {
         let limits = rails.iter().map(|rail| {
-            let queue_pairs = comm::handshake::most_queue_pairs(config, &rail.info.attachment);
+            let queue_pairs = comm::setup::negotiate::most_queue_pairs(config, &rail.info.attachment);
             rail.pd.context().limits().max_qp / u32::from(queue_pairs)
         });
         let chunk = survey.rails.iter().map(|rail| rail.max_message_bytes).min().unwrap_or(0);

@@ -6,7 +6,7 @@
 mod common;
 
 use common::{LIMIT, until};
-use nccl_net_spark::comm::{Host, ListenComm, RecvComm, RecvPart, Registration, SendComm, connect, listen};
+use nccl_net_spark::comm::{Host, ListenComm, RecvComm, RecvPart, Registration, SendComm};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::plugin::bring_up;
 use nccl_net_spark::verbs::HostMemory;
@@ -32,13 +32,13 @@ struct Ends {
 }
 
 fn ends(a: &Arc<Host>, b: &Arc<Host>) -> Ends {
-    let (door, mut handle) = listen::listen(b).unwrap();
+    let (door, mut handle) = b.listen().unwrap();
     let (mut send, mut recv) = (None, None);
     let begun = Instant::now();
     while send.is_none() || recv.is_none() {
         assert!(begun.elapsed() < LIMIT, "the handshake hangs");
         if send.is_none() {
-            send = connect::connect(a, &mut handle, None).unwrap();
+            send = a.connect(&mut handle, None).unwrap();
         }
         if recv.is_none() {
             recv = door.accept().unwrap();
@@ -238,10 +238,10 @@ fn closing_in_any_order_leaves_nothing_behind() {
             ends.recv.close();
             ends.send.close();
         }
-        let sent: u64 = a.rails.iter().map(|rail| rail.totals().0).sum();
+        let sent: u64 = a.process().rails.iter().map(|rail| rail.totals().0).sum();
         assert_eq!(sent, 5000 * (order + 1), "a connection that is closed has told what it sent");
     }
-    assert_eq!((a.registrations_in_use(), b.registrations_in_use()), (0, 0));
+    assert_eq!((a.process().registrations.in_use(), b.process().registrations.in_use()), (0, 0));
 }
 
 #[test]
@@ -289,9 +289,9 @@ fn registrations_are_shared_counted_and_safe_from_many_threads() {
     let buffer = Buffer::new(1 << 20, 4);
     let first = ends.send.register(buffer.memory()).unwrap();
     let again = ends.send.register(buffer.memory()).unwrap();
-    assert!(Arc::ptr_eq(&first, &again) && a.registrations_in_use() == 1);
+    assert!(Arc::ptr_eq(&first, &again) && a.process().registrations.in_use() == 1);
     drop(first);
-    assert_eq!(a.registrations_in_use(), 1);
+    assert_eq!(a.process().registrations.in_use(), 1);
     let (from, to) = (Buffer::new(70_000, 5), Buffer::blank(70_000));
     std::thread::scope(|scope| {
         for thread in 0..3 {
@@ -307,7 +307,7 @@ fn registrations_are_shared_counted_and_safe_from_many_threads() {
         }
     });
     drop(again);
-    assert_eq!((a.registrations_in_use(), b.registrations_in_use()), (0, 0));
+    assert_eq!((a.process().registrations.in_use(), b.process().registrations.in_use()), (0, 0));
 }
 
 #[test]
@@ -356,10 +356,10 @@ fn without_a_rail_in_common_both_ends_say_so_at_once_and_list_both_sides() {
     let name = |side: usize, at: usize| rails[side].split(',').nth(at).unwrap_or(&rails[side]).to_owned();
     let (near, far) = (name(0, 0), name(1, 1));
     let (a, b) = (host(0, &[("NCCL_IB_HCA", &near)]), host(1, &[("NCCL_IB_HCA", &far)]));
-    let (door, mut handle) = listen::listen(&b).unwrap();
+    let (door, mut handle) = b.listen().unwrap();
     let (mut refused, mut refuser) = (None, None);
     until(|| {
-        refused = refused.take().or_else(|| connect::connect(&a, &mut handle, None).err());
+        refused = refused.take().or_else(|| a.connect(&mut handle, None).err());
         refuser = refuser.take().or_else(|| door.accept().err());
         refused.as_ref().and(refuser.as_ref()).map(|_| ())
     });
@@ -371,10 +371,10 @@ fn without_a_rail_in_common_both_ends_say_so_at_once_and_list_both_sides() {
 #[test]
 fn a_goodbye_right_behind_the_handshake_is_heard() {
     let (a, b) = (host(0, &[]), host(1, &[]));
-    let (door, mut handle) = listen::listen(&b).unwrap();
+    let (door, mut handle) = b.listen().unwrap();
     // The connecting side goes no further than it must for the accepting side to be done and close again.
     let recv = until(|| {
-        assert!(connect::connect(&a, &mut handle, None).unwrap().is_none());
+        assert!(a.connect(&mut handle, None).unwrap().is_none());
         (0..50).find_map(|_| {
             std::thread::sleep(Duration::from_millis(20));
             door.accept().unwrap()
@@ -382,7 +382,7 @@ fn a_goodbye_right_behind_the_handshake_is_heard() {
     });
     recv.close();
     std::thread::sleep(Duration::from_millis(300));
-    let send = until(|| connect::connect(&a, &mut handle, None).unwrap());
+    let send = until(|| a.connect(&mut handle, None).unwrap());
     let from = Buffer::new(100, 1);
     let out = send.register(from.memory()).unwrap();
     let error = until(|| send.isend(from.addr(), 100, 0, &out).err());

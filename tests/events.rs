@@ -5,8 +5,9 @@ mod common;
 
 use common::heard::{self, Heard};
 use common::until;
-use nccl_net_spark::comm::events::{Direction, Member, Outages, SETTLED, Said, Subject};
-use nccl_net_spark::comm::{Host, RecvComm, SendComm, connect, listen};
+use nccl_net_spark::comm::log::once::{Direction, LogOnce, Subject};
+use nccl_net_spark::comm::log::outages::{Member, Outages, SETTLED};
+use nccl_net_spark::comm::{Host, RecvComm, SendComm};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::plugin::bring_up;
 use softverbs::control::{Action, control};
@@ -94,7 +95,7 @@ fn a_connection_that_never_recovers_is_told_and_hides_no_other_outage() {
 
 #[test]
 fn what_all_connections_with_a_peer_say_alike_is_said_until_the_last_is_closed() {
-    let (said, now) = (Said::default(), Instant::now());
+    let (said, now) = (LogOnce::default(), Instant::now());
     let line = || Subject::Connected("over 2 rails".to_owned());
     for _ in 0..2 {
         assert!(said.is_first("a:1", line()));
@@ -127,10 +128,10 @@ fn host(side: usize) -> Arc<Host> {
 }
 
 fn connected(hosts: &[Arc<Host>; 2]) -> (SendComm, RecvComm) {
-    let (door, mut handle) = listen::listen(&hosts[1]).unwrap();
+    let (door, mut handle) = hosts[1].listen().unwrap();
     let (mut send, mut recv) = (None, None);
     until(|| {
-        send = send.take().or_else(|| connect::connect(&hosts[0], &mut handle, None).unwrap());
+        send = send.take().or_else(|| hosts[0].connect(&mut handle, None).unwrap());
         recv = recv.take().or_else(|| door.accept().unwrap());
         (send.is_some() && recv.is_some()).then_some(())
     });

@@ -7,13 +7,14 @@
 mod common;
 
 use common::{fill, mix, until};
-use nccl_net_spark::comm::board::{Board, FarBoard};
 use nccl_net_spark::comm::channel::Channel;
-use nccl_net_spark::comm::half::{Ends, Half, Shared};
-use nccl_net_spark::comm::lane::Role;
-use nccl_net_spark::comm::peer::Peer;
-use nccl_net_spark::comm::warden::Warden;
-use nccl_net_spark::comm::{Host, ListenComm, RecvComm, RecvPart, Registration, SendComm, connect, listen};
+use nccl_net_spark::comm::datapath::context::PathContext;
+use nccl_net_spark::comm::datapath::control::{PathGuard, SharedPath};
+use nccl_net_spark::comm::datapath::lane::Role;
+use nccl_net_spark::comm::datapath::mailbox::{Mailboxes, PeerMailbox};
+use nccl_net_spark::comm::datapath::peer::Peer;
+use nccl_net_spark::comm::recovery::driver::Driver;
+use nccl_net_spark::comm::{Host, ListenComm, RecvComm, RecvPart, Registration, SendComm};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::error::Error;
 use nccl_net_spark::plugin::bring_up;
@@ -51,18 +52,18 @@ impl Bed {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let hosts = [host(0, settings), host(1, settings)];
         RAILS.iter().for_each(|rail| set(rail, Action::Up));
-        until(|| hosts[0].rails.iter().all(|rail| rail.is_up()).then_some(()));
+        until(|| hosts[0].process().rails.iter().all(|rail| rail.is_up()).then_some(()));
         let mut bed = Self::over(hosts);
         bed._turn = Some(turn);
         bed
     }
 
     fn over(hosts: [Arc<Host>; 2]) -> Self {
-        let (door, mut handle) = listen::listen(&hosts[1]).unwrap();
+        let (door, mut handle) = hosts[1].listen().unwrap();
         let (mut send, mut recv) = (None, None);
         until(|| {
             if send.is_none() {
-                send = connect::connect(&hosts[0], &mut handle, None).unwrap();
+                send = hosts[0].connect(&mut handle, None).unwrap();
             }
             if recv.is_none() {
                 recv = door.accept().unwrap();
@@ -75,7 +76,7 @@ impl Bed {
 
     /// What the sending side's rails have carried so far: connections tell when they close or a rail of theirs returns.
     fn carried(&self) -> Vec<u64> {
-        self.hosts[0].rails.iter().map(|rail| rail.totals().0).collect()
+        self.hosts[0].process().rails.iter().map(|rail| rail.totals().0).collect()
     }
 }
 
@@ -260,7 +261,7 @@ fn without_any_rail_for_too_long_both_ends_are_told() {
     let first = until(|| stream.step(&bed).err());
     let is_told = |error: &Error| {
         let text = error.to_string();
-        matches!(error, Error::Remote(_))
+        matches!(error, Error::Network(_))
             && RAILS.iter().all(|rail| text.contains(rail))
             && text.contains("LOSS_TIMEOUT_S=1")
     };
@@ -282,11 +283,11 @@ fn a_way_on_which_nobody_answers_keeps_no_other_from_returning() {
     stream.run(&bed, 20);
     set(RAILS[0], Action::Up);
     // The receiving side looks for the sender first.
-    let far = bed.hosts[0].rails[0].look(&bed.hosts[0].config, &[]).unwrap().addresses;
-    let rail = &bed.hosts[1].rails[0];
+    let far = bed.hosts[0].process().rails[0].look(&bed.hosts[0].process().config, &[]).unwrap().addresses;
+    let rail = &bed.hosts[1].process().rails[0];
     until(|| {
         stream.step(&bed).unwrap();
-        let is_known = |gid| bed.hosts[1].unreached.knows(rail, gid);
+        let is_known = |gid| bed.hosts[1].process().backoff.knows(rail, gid);
         far.iter().any(|address| is_known(address.gid)).then_some(())
     });
     // A rail tells what it carried when its queue pairs are replaced.
@@ -363,8 +364,8 @@ fn grants_whose_rail_dies_before_they_are_used_are_heard_all_the_same() {
 /// A data path with a fault.
 struct Faulty;
 
-impl Shared for Faulty {
-    fn borrow(&self, _act: &mut dyn FnMut(&mut dyn Half)) {
+impl SharedPath for Faulty {
+    fn borrow(&self) -> Option<PathGuard<'_>> {
         panic!("on purpose");
     }
 
@@ -379,9 +380,10 @@ struct Lent {
     was_asked_for: AtomicBool,
 }
 
-impl Shared for Lent {
-    fn borrow(&self, _act: &mut dyn FnMut(&mut dyn Half)) {
+impl SharedPath for Lent {
+    fn borrow(&self) -> Option<PathGuard<'_>> {
         self.was_asked_for.store(true, Ordering::Release);
+        None
     }
 
     fn is_unused(&self) -> bool {
@@ -389,16 +391,24 @@ impl Shared for Lent {
     }
 }
 
-/// What a service is asked to watch: a connection with this data path, and a peer that says nothing, whose end of the line is the last.
-fn watched(host: &Arc<Host>, half: Arc<dyn Shared>) -> (Channel, Warden, Arc<Ends>, TcpStream) {
-    let door = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let line = TcpStream::connect(door.local_addr().unwrap()).unwrap();
-    let far_end = door.accept().unwrap().0;
-    let ends = Arc::new(Ends { host: Arc::clone(host), peer: Arc::new(Peer::new("nobody".to_owned())) });
-    let far = FarBoard { addr: 0, rkeys: [0; MAX_RAILS] };
-    let board = Board { region: Region::new(BOARD_BYTES).unwrap(), lkeys: [0; MAX_RAILS], far };
-    let warden = Warden::new(Arc::clone(&ends), half, Role::Sender, None, board, Vec::new());
-    (Channel::from_stream(line).unwrap(), warden, ends, far_end)
+/// What a service is asked to watch: a connection with this data path, and a peer that says nothing, whose end of the TCP connection is
+/// the last.
+fn watched(host: &Host, path: Arc<dyn SharedPath>) -> (Channel, Driver, Arc<PathContext>, TcpStream) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let far_end = listener.accept().unwrap().0;
+    let process = Arc::clone(host.process());
+    let context = Arc::new(PathContext {
+        peer: Arc::new(Peer::new("nobody".to_owned())),
+        registrations: Arc::clone(&process.registrations),
+        stall_warn: process.config.stall_warn,
+        log: Arc::clone(&process.log),
+        waker: host.setup().service.clone(),
+    });
+    let far = PeerMailbox { addr: 0, rkeys: [0; MAX_RAILS] };
+    let mailboxes = Mailboxes { region: Region::new(BOARD_BYTES).unwrap(), lkeys: [0; MAX_RAILS], far };
+    let driver = Driver::new(process, Arc::clone(&context), path, Role::Sender, None, mailboxes, Vec::new());
+    (Channel::from_stream(stream).unwrap(), driver, context, far_end)
 }
 
 /// Does it while this process can open no more files.
@@ -420,21 +430,21 @@ fn without_files<T>(act: impl FnOnce() -> T) -> T {
 fn a_connection_that_cannot_be_watched_is_let_go_and_the_next_one_works() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let hosts = [host(0, &[]), host(1, &[])];
-    let (channel, warden, ends, _far) = watched(&hosts[0], Arc::new(Lent::default()));
+    let (channel, driver, context, _far) = watched(&hosts[0], Arc::new(Lent::default()));
     let mut said = false;
     let refused = without_files(|| {
-        hosts[0].service.watch_after(channel, warden, |_| {
+        hosts[0].setup().service.watch(channel, driver, |_| {
             said = true;
             Ok(())
         })
     });
     assert!(matches!(refused, Err(Error::Os { .. })), "{refused:?}");
-    assert_eq!((Arc::strong_count(&ends), said), (1, false), "the service keeps it, or its peer has heard of it");
+    assert_eq!((Arc::strong_count(&context), said), (1, false), "the service keeps it, or its peer has heard of it");
     // The peer cannot be told of this one.
-    let (channel, warden, ends, _far) = watched(&hosts[0], Arc::new(Lent::default()));
-    let unsaid = |_: &mut Channel| Err(Error::Remote("on purpose".to_owned()));
-    assert!(hosts[0].service.watch_after(channel, warden, unsaid).is_err());
-    assert_eq!(Arc::strong_count(&ends), 1, "the service keeps it");
+    let (channel, driver, context, _far) = watched(&hosts[0], Arc::new(Lent::default()));
+    let unsaid = |_: &mut Channel| Err(Error::Network("on purpose".to_owned()));
+    assert!(hosts[0].setup().service.watch(channel, driver, unsaid).is_err());
+    assert_eq!(Arc::strong_count(&context), 1, "the service keeps it");
     let bed = Bed::over(hosts);
     Stream::new(&bed).run(&bed, 10);
 }
@@ -444,8 +454,8 @@ fn a_fault_of_the_service_thread_ends_its_connections_in_words_and_the_next_ones
     let bed = Bed::new(&[]);
     let mut stream = Stream::new(&bed);
     stream.run(&bed, 10);
-    let (channel, warden, _, _far) = watched(&bed.hosts[0], Arc::new(Faulty));
-    bed.hosts[0].service.watch(channel, warden).unwrap();
+    let (channel, driver, _, _far) = watched(&bed.hosts[0], Arc::new(Faulty));
+    bed.hosts[0].setup().service.watch(channel, driver, |_| Ok(())).unwrap();
     let error = until(|| bed.send.isend(stream.from.as_ptr() as u64, 8, 3, &stream.out).err());
     assert!(matches!(*error, Error::Internal(_)) && error.to_string().contains("on purpose"), "{error}");
     let receive = RecvPart { addr: stream.to.as_ptr() as u64, bytes: 8, tag: 3, memory: &stream.into };
@@ -465,8 +475,8 @@ struct FaultyInTime {
     go: Mutex<Receiver<()>>,
 }
 
-impl Shared for FaultyInTime {
-    fn borrow(&self, _act: &mut dyn FnMut(&mut dyn Half)) {
+impl SharedPath for FaultyInTime {
+    fn borrow(&self) -> Option<PathGuard<'_>> {
         panic!("on purpose");
     }
 
@@ -482,14 +492,14 @@ fn a_fault_of_the_service_thread_ends_those_too_that_it_has_just_been_told_of() 
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let host = host(0, &[]);
     let ((here, is_here), (go, gone)) = (channel(), channel());
-    let (line, warden, _, _far) = watched(&host, Arc::new(FaultyInTime { here, go: Mutex::new(gone) }));
-    let faulty = host.service.watch(line, warden).unwrap();
+    let (line, driver, _, _far) = watched(&host, Arc::new(FaultyInTime { here, go: Mutex::new(gone) }));
+    let faulty = host.setup().service.watch(line, driver, |_| Ok(())).unwrap();
     is_here.recv().unwrap();
     // Both orders lie there when the thread looks next, and the first one ends in the fault.
-    host.service.close(faulty);
+    host.setup().service.close(faulty);
     let path = Arc::new(Lent::default());
-    let (line, warden, _, _far) = watched(&host, path.clone());
-    host.service.watch(line, warden).unwrap();
+    let (line, driver, _, _far) = watched(&host, path.clone());
+    host.setup().service.watch(line, driver, |_| Ok(())).unwrap();
     go.send(()).unwrap();
     until(|| (Arc::strong_count(&path) == 1).then_some(()));
     assert!(path.was_asked_for.load(Ordering::Acquire), "it was not told that its connection has failed");
@@ -507,7 +517,7 @@ fn receiving_process() {
     settings.push(("NCCL_IB_HCA".to_owned(), RAILS.join(",")));
     settings.push(("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned()));
     let host = bring_up(Config::from_variables(&settings).unwrap()).unwrap().0;
-    let (door, handle) = listen::listen(&host).unwrap();
+    let (door, handle) = host.listen().unwrap();
     let hex: String = handle.iter().map(|byte| format!("{byte:02x}")).collect();
     println!("\nhandle {hex}");
     let recv = until(|| door.accept().unwrap());
@@ -540,7 +550,7 @@ fn a_peer_that_is_killed_is_told_and_one_that_is_frozen_is_waited_for() {
     let hex = hex.expect("the receiving process says its handle");
     let mut handle = std::array::from_fn(|at| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap());
     let own = host(0, &[]);
-    let send = until(|| connect::connect(&own, &mut handle, None).unwrap());
+    let send = until(|| own.connect(&mut handle, None).unwrap());
     let from = vec![7_u8; PLACE];
     // SAFETY: it lives until the connection has failed, after which nothing reads it.
     let memory = unsafe { HostMemory::from_caller(from.as_ptr() as usize, from.len()) };
@@ -563,7 +573,7 @@ fn a_peer_that_is_killed_is_told_and_one_that_is_frozen_is_waited_for() {
     let error = (0..1_000_000).find_map(|_| one().err()).expect("a killed peer shows");
     let text = error.to_string();
     assert!(
-        matches!(error, Error::Remote(_))
+        matches!(error, Error::PeerGone(_))
             && text.contains(&format!(":{pid} is gone: its bootstrap connection closed without BYE")),
         "{text}"
     );

@@ -21,7 +21,7 @@ const UNSAFE: &[&str] = &[
     "src/abi/",
     "src/verbs/",
     "src/rails/cuda.rs",
-    "src/comm/owner.rs",
+    "src/comm/datapath/try_cell.rs",
     "nccl-tests-harness/src/communicators/nccl.rs",
     "nccl-tests-harness/src/net/",
     "nccl-tests-harness/src/gpu/cuda/",
@@ -33,8 +33,7 @@ const UNSAFE: &[&str] = &[
 const ENVIRONMENT: &[&str] = &["src/config.rs", "nccl-tests-harness/src/main.rs", "softverbs/src/settings.rs"];
 
 /// What runs for each message: no lock of ours.
-const DATA_PATH: &[&str] =
-    &["src/flow/", "src/comm/send.rs", "src/comm/recv.rs", "src/comm/lane.rs", "src/comm/work.rs", "src/comm/owner.rs"];
+const DATA_PATH: &[&str] = &["src/flow/", "src/comm/datapath/"];
 const LOCKS: &[&str] = &["Mutex", "RwLock", "Condvar"];
 
 /// Rooms that are pure state, and what would make them impure: input, output, clocks, threads.

@@ -1,6 +1,6 @@
 //! A peer that lies once it is let in: in its grants, in its immediates, in what it says of rails. Both ends stand in this process without
 //! a handshake, on the fabric of the simulation; the lies are written where the peer's NIC would write them, posted on the peer's own
-//! queue pairs, or put into the warden's ear. Each ends in an error that names the peer and what it did, or changes nothing.
+//! queue pairs, or put into the driver's input. Each ends in an error that names the peer and what it did, or changes nothing.
 
 #![allow(unsafe_code)]
 
@@ -11,15 +11,15 @@ mod sim;
 
 use common::heard::Heard;
 use nccl_net_spark::comm::RecvPart;
-use nccl_net_spark::comm::half::{Half, Shared};
-use nccl_net_spark::comm::lane::LaneWrite;
-use nccl_net_spark::comm::peer::Presence;
-use nccl_net_spark::comm::work::Work;
+use nccl_net_spark::comm::datapath::control::{DataPath, SharedPath};
+use nccl_net_spark::comm::datapath::lane::LaneWrite;
+use nccl_net_spark::comm::datapath::peer::Presence;
+use nccl_net_spark::comm::datapath::wr_id::Work;
 use nccl_net_spark::wire::board::INBOX_AT;
 use nccl_net_spark::wire::control::{LETTER_WORDS, Letter, Notice, OpenReceive, Received};
 use nccl_net_spark::wire::cts::{ENTRY_WORDS, Entry, MAX_RECEIVE_BYTES, Terms, entry_word};
+use nccl_net_spark::wire::fields::{Address, Attachment, QpEnd, RailAdvert};
 use nccl_net_spark::wire::immediate::Immediate;
-use nccl_net_spark::wire::message::{Address, Attachment, QpEnd, RailAdvert};
 use nccl_net_spark::wire::{MAX_RAILS, PARTS, SLOTS};
 use sim::Dice;
 use sim::fabric::{Fabric, Pair};
@@ -63,7 +63,7 @@ impl Stage {
     fn isend(&mut self, bytes: usize, tag: i32) -> Result<Option<u16>, String> {
         let fabric = self.fabric.as_ref().unwrap();
         let mut path = self.pair.send.enter().unwrap();
-        let sent = path.isend(&self.pair.ends[0], fabric.from.as_ptr() as u64, bytes, tag, &fabric.out);
+        let sent = path.isend(&self.pair.contexts[0], fabric.from.as_ptr() as u64, bytes, tag, &fabric.out);
         sent.map_err(|error| error.to_string())
     }
 
@@ -76,7 +76,7 @@ impl Stage {
             memory: &fabric.into,
         };
         let parts: Vec<RecvPart<'_>> = rooms.iter().enumerate().map(place).collect();
-        let granted = self.pair.recv.enter().unwrap().irecv(&self.pair.ends[1], &parts, false);
+        let granted = self.pair.recv.enter().unwrap().irecv(&self.pair.contexts[1], &parts, false);
         granted.map_err(|error| error.to_string())
     }
 
@@ -87,7 +87,7 @@ impl Stage {
         for _ in 0..10_000 {
             {
                 let mut path = self.pair.send.enter().unwrap();
-                let _ = path.tend(&self.pair.ends[0]);
+                let _ = path.tend(&self.pair.contexts[0]);
                 if let Some(slot) = path.lanes()[0].slot(0) {
                     slot.write(&write, None).unwrap();
                     return;
@@ -105,7 +105,7 @@ impl Stage {
 
     fn received(&mut self, request: u16) -> Result<bool, String> {
         let mut path = self.pair.recv.enter().unwrap();
-        path.test(&self.pair.ends[1], request, |_, _| {}).map_err(|error| error.to_string())
+        path.test(&self.pair.contexts[1], request, |_, _| {}).map_err(|error| error.to_string())
     }
 
     /// Goes on until it is told, for a second of virtual time.
@@ -129,14 +129,14 @@ impl Stage {
             let mut sent = false;
             self.until_told(|stage| {
                 let mut path = stage.pair.send.enter().unwrap();
-                sent = sent || path.test(&stage.pair.ends[0], send).unwrap().is_some();
+                sent = sent || path.test(&stage.pair.contexts[0], send).unwrap().is_some();
                 drop(path);
                 (stage.received(receive).unwrap()).then_some(())
             })
             .expect("the message arrives");
             self.until_told(|stage| {
                 let mut path = stage.pair.send.enter().unwrap();
-                sent = sent || path.test(&stage.pair.ends[0], send).unwrap().is_some();
+                sent = sent || path.test(&stage.pair.contexts[0], send).unwrap().is_some();
                 sent.then_some(())
             })
             .expect("the send ends");
@@ -148,7 +148,7 @@ impl Stage {
     /// Whispers a notice into a side's ear, as its peer's letter with this number.
     fn tell(&mut self, side: usize, number: u64, notice: Vec<u8>) {
         let now = self.fabric().now();
-        self.pair.wardens[side].hear(&Letter { number, heard: 0, asks: true, notice }, now);
+        self.pair.drivers[side].hear(&Letter { number, heard: 0, asks: true, notice }, now);
     }
 
     /// What a side's data path says.
@@ -156,7 +156,7 @@ impl Stage {
         if side == 0 { self.isend(8, 0).err() } else { self.irecv(&[8]).err() }
     }
 
-    /// Lets both wardens talk, and time pass.
+    /// Lets both drivers talk, and time pass.
     fn talk(&mut self, rounds: usize) {
         self.talk_by(rounds, |_| {});
     }
@@ -168,12 +168,12 @@ impl Stage {
             let now = self.fabric().now();
             for side in [0, 1] {
                 let mut letters = Vec::new();
-                self.pair.wardens[side].tend(now, true, &mut |mut letter| {
+                self.pair.drivers[side].tend(now, true, &mut |mut letter| {
                     alter(&mut letter);
                     letters.push(letter);
                     true
                 });
-                letters.iter().for_each(|letter| self.pair.wardens[1 - side].hear(letter, now));
+                letters.iter().for_each(|letter| self.pair.drivers[1 - side].hear(letter, now));
             }
         }
     }
@@ -221,7 +221,7 @@ fn a_grant_that_is_not_the_next_one_or_not_whole_is_no_grant() {
         }
     }
     stage.again();
-    // Half a group never begins.
+    // DataPath a group never begins.
     stage.forge(0, &Entry::new(&Terms { parts: 2, ..terms(4096, 8) }, &[0; 4], 0));
     assert_eq!(stage.isend(8, 0), Ok(None));
     // A grant that no send is for.
@@ -249,7 +249,7 @@ fn a_grant_of_memory_that_is_not_the_peers_to_give_ends_the_connection_and_reach
         let send = stage.isend(4096, 0).unwrap().expect("nothing is wrong with the grant itself");
         let text = stage.until_told(|stage| {
             let mut path = stage.pair.send.enter().unwrap();
-            path.test(&stage.pair.ends[0], send).map(|done| assert_eq!(done, None)).err().map(|e| e.to_string())
+            path.test(&stage.pair.contexts[0], send).map(|done| assert_eq!(done, None)).err().map(|e| e.to_string())
         });
         let text = text.expect("the send fails");
         assert!(text.contains("to end 1 failed: peer denied access to its memory"), "{text}");
@@ -282,7 +282,7 @@ fn no_grant_at_all_brings_the_sender_down() {
             if let Ok(Some(request)) = stage.isend(bytes, tag) {
                 stage.fabric().pass(1_000_000);
                 let mut path = stage.pair.send.enter().unwrap();
-                let _ = path.test(&stage.pair.ends[0], request);
+                let _ = path.test(&stage.pair.contexts[0], request);
             }
         }
     }
@@ -387,7 +387,7 @@ fn what_a_receiver_cannot_have_is_not_believed() {
         let text = stage.complaint(side).expect("an error");
         let told = format!("end {} violated the protocol: it claims {delivered} delivered messages", 1 - side);
         assert!(text.contains(&told), "{text}");
-        assert_eq!(stage.pair.ends[side].peer.presence(), Presence::Here);
+        assert_eq!(stage.pair.contexts[side].peer.presence(), Presence::Here);
     }
 }
 
@@ -447,14 +447,14 @@ fn offers_for_a_lost_rail_that_cannot_be_taken_leave_it_lost_and_the_other_carri
         stage.tell(0, 1, Notice::Fenced { lane: 1, received }.encode());
         // It asks for the rail, and is answered by that.
         let now = stage.fabric().now() + std::time::Duration::from_secs(5);
-        stage.pair.wardens[0].tend(now, true, &mut |_| true);
+        stage.pair.drivers[0].tend(now, true, &mut |_| true);
         assert!(
-            stage.pair.wardens[0].text().contains("x1:1 to x1:1: reconnecting"),
+            stage.pair.drivers[0].text().contains("x1:1 to x1:1: reconnecting"),
             "{}",
-            stage.pair.wardens[0].text()
+            stage.pair.drivers[0].text()
         );
         stage.tell(0, 2, notice.encode());
-        let text = stage.pair.wardens[0].text();
+        let text = stage.pair.drivers[0].text();
         assert!(text.contains("x0:1 to x0:1: up") && text.contains("x1:1 to x1:1: lost"), "{text}");
         assert_eq!(stage.isend(8, 0), Ok(None));
     }
@@ -463,7 +463,7 @@ fn offers_for_a_lost_rail_that_cannot_be_taken_leave_it_lost_and_the_other_carri
         stage.again();
         stage.tell(1, 1, Notice::Fenced { lane: 1, received: Received::default() }.encode());
         stage.tell(1, 2, Notice::Join { lane: 1, rail, qps: vec![QPS[0]; 16] }.encode());
-        let text = stage.pair.wardens[1].text();
+        let text = stage.pair.drivers[1].text();
         assert!(text.contains("x0:1 to x0:1: up") && text.contains("x1:1 to x1:1: lost"), "{text}");
     }
 }
@@ -475,7 +475,7 @@ fn a_path_mtu_that_the_port_does_not_have_keeps_a_lost_rail_lost_until_a_true_on
     for lie in [2048, 4096, 0, 1, 1023, 1500, 8192, u32::MAX] {
         stage.again();
         stage.check();
-        stage.pair.send.enter().unwrap().lose_by(&stage.pair.ends[0], 1, "pulled".to_owned());
+        stage.pair.send.enter().unwrap().lose_by(&stage.pair.contexts[0], 1, "pulled".to_owned());
         let (mut told, heard) = (0, Heard::default());
         let lied = |letter: &mut Letter| {
             if let Ok(Notice::Joined { lane, connector_gid, acceptor_gid, mtu_bytes, qps }) =
@@ -497,7 +497,7 @@ fn a_path_mtu_that_the_port_does_not_have_keeps_a_lost_rail_lost_until_a_true_on
             ),
         };
         assert!(heard.take().iter().any(|(_, said)| said.contains(&line)), "nobody says: {line}");
-        let states = |stage: &Stage| [0, 1].map(|side: usize| stage.pair.wardens[side].text());
+        let states = |stage: &Stage| [0, 1].map(|side: usize| stage.pair.drivers[side].text());
         let [text, _] = states(&stage);
         assert!(text.contains("x0:1 to x0:1: up") && !text.contains("x1:1 to x1:1: up"), "{lie}: {text}");
         stage.check();
@@ -570,6 +570,5 @@ fn nothing_in_the_mailbox_or_in_the_ear_brings_a_side_down() {
     stage.again();
     stage.check();
     // What it has come to is told and is over: nothing is left behind.
-    let half: &dyn Shared = &*stage.pair.recv;
-    half.borrow(&mut |half| assert_eq!(half.delivered(), 4));
+    assert_eq!(stage.pair.recv.borrow().expect("no panic went through it").delivered(), 4);
 }

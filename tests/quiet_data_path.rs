@@ -9,7 +9,7 @@
 
 mod common;
 
-use nccl_net_spark::comm::{RecvPart, connect, listen};
+use nccl_net_spark::comm::RecvPart;
 use nccl_net_spark::config::Config;
 use nccl_net_spark::plugin::bring_up;
 use nccl_net_spark::verbs::HostMemory;
@@ -57,10 +57,10 @@ fn no_allocation_and_no_system_call_once_connected() {
         bring_up(Config::from_variables(&settings).unwrap()).unwrap().0
     };
     let (a, b) = (host(&a), host(&b));
-    let (door, mut handle) = listen::listen(&b).unwrap();
+    let (door, mut handle) = b.listen().unwrap();
     let (mut send, mut recv) = (None, None);
     while send.is_none() || recv.is_none() {
-        send = send.or_else(|| connect::connect(&a, &mut handle, None).unwrap());
+        send = send.or_else(|| a.connect(&mut handle, None).unwrap());
         recv = recv.or_else(|| door.accept().unwrap());
     }
     let (send, recv) = (send.unwrap(), recv.unwrap());

@@ -40,22 +40,22 @@ impl Stage {
         self.fabric.as_mut().unwrap()
     }
 
-    /// Lets so much time pass, in which all wardens talk; every letter goes by `on_its_way`.
+    /// Lets so much time pass, in which all drivers talk; every letter goes by `on_its_way`.
     fn talk(&mut self, ms: u64, mut on_its_way: impl FnMut(&mut Letter)) {
         for _ in 0..ms / 20 {
             self.fabric().pass(20_000_000);
             let now = self.fabric().now();
-            self.pairs[0].wardens.iter().for_each(|warden| warden.begin_round());
+            self.pairs[0].drivers.iter().for_each(|driver| driver.begin_round());
             for pair in &mut self.pairs {
                 for side in [0, 1] {
                     let mut letters = Vec::new();
-                    pair.wardens[side].tend(now, true, &mut |letter| {
+                    pair.drivers[side].tend(now, true, &mut |letter| {
                         letters.push(letter);
                         true
                     });
                     for letter in &mut letters {
                         on_its_way(letter);
-                        pair.wardens[1 - side].hear(letter, now);
+                        pair.drivers[1 - side].hear(letter, now);
                     }
                 }
             }
@@ -74,18 +74,18 @@ impl Stage {
     fn tell(&mut self, connection: usize, rail: usize, is_up: bool) {
         let now = self.fabric().now();
         for side in [0, 1] {
-            let port = self.fabric().hosts[side].rails[rail].clone();
-            self.pairs[connection].wardens[side].port_changed(&port, is_up, now);
+            let port = self.fabric().hosts[side].process().rails[rail].clone();
+            self.pairs[connection].drivers[side].port_changed(&port, is_up, now);
         }
     }
 
     /// Where the rails stand, by connection: the sender's word, then the receiver's.
     fn text(&self) -> Vec<[String; 2]> {
-        self.pairs.iter().map(|pair| [0, 1].map(|side: usize| pair.wardens[side].text())).collect()
+        self.pairs.iter().map(|pair| [0, 1].map(|side: usize| pair.drivers[side].text())).collect()
     }
 
     fn is_whole(&self) -> bool {
-        self.pairs.iter().all(|pair| pair.wardens.iter().all(|warden| warden.is_whole()))
+        self.pairs.iter().all(|pair| pair.drivers.iter().all(|driver| driver.is_whole()))
     }
 }
 
@@ -174,14 +174,14 @@ fn memory_that_is_gone_before_its_send_can_go_once_more_is_told_with_the_peer() 
     let (fabric, pair) = (fabric.as_mut().unwrap(), &mut pairs[0]);
     let addr = fabric.to.as_ptr() as u64;
     let part = RecvPart { addr, bytes: BYTES, tag: 0, memory: &fabric.into };
-    pair.recv.enter().unwrap().irecv(&pair.ends[1], &[part], false).unwrap().expect("a receive");
+    pair.recv.enter().unwrap().irecv(&pair.contexts[1], &[part], false).unwrap().expect("a receive");
     let from = vec![7_u8; 2 * BYTES].into_boxed_slice();
     // SAFETY: it lives until the end of the test, when nothing sends any more.
     let memory = unsafe { HostMemory::from_caller(from.as_ptr() as usize, from.len()) };
-    let registered = fabric.hosts[0].register(memory).unwrap();
+    let registered = fabric.hosts[0].process().register(memory).unwrap();
     let sent = (0..1000).find_map(|_| {
         fabric.pass(1000);
-        pair.send.enter().unwrap().isend(&pair.ends[0], from.as_ptr() as u64, BYTES, 0, &registered).unwrap()
+        pair.send.enter().unwrap().isend(&pair.contexts[0], from.as_ptr() as u64, BYTES, 0, &registered).unwrap()
     });
     sent.expect("a send begins");
     // Its caller hands the memory back too early, and a rail is lost that a share of it goes by.
@@ -189,6 +189,6 @@ fn memory_that_is_gone_before_its_send_can_go_once_more_is_told_with_the_peer() 
     stage.set(&[0], false);
     stage.talk(200, |_| {});
     let pair = &mut stage.pairs[0];
-    let error = pair.send.enter().unwrap().test(&pair.ends[0], sent.unwrap()).expect_err("it cannot be sent");
+    let error = pair.send.enter().unwrap().test(&pair.contexts[0], sent.unwrap()).expect_err("it cannot be sent");
     assert!(error.to_string().contains("deregistered while a send from it to end 1 was running"), "{error}");
 }

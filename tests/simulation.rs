@@ -1,6 +1,6 @@
 //! Both ends of a connection on the software fabric in virtual time, by a seed: rails that die and return at any step and on
 //! either side of an event, letters that come late, twice or never, polls that are late. The code under test is the data paths
-//! and the wardens as they ship; the oracle is a model of bytes and completions of its own.
+//! and the drivers as they ship; the oracle is a model of bytes and completions of its own.
 //!
 //! After each run: every request completed exactly once, every byte is right, nothing was written into a buffer that was
 //! handed back, every slot and request can be used again, every rail is back, and the end was told.

@@ -3,7 +3,7 @@
 use crate::Seeds;
 use crate::control::{padded, sign};
 use crate::tape::Tape;
-use nccl_net_spark::comm::board::{Board, FarBoard};
+use nccl_net_spark::comm::datapath::mailbox::{Mailboxes, PeerMailbox};
 use nccl_net_spark::verbs::Region;
 use nccl_net_spark::wire::MAX_RAILS;
 use nccl_net_spark::wire::board::{BOARD_BYTES, INBOX_AT, OUTBOX_AT, PROBE_AT, PROBE_BYTES};
@@ -34,8 +34,8 @@ enum Inbox {
 pub fn check(data: &[u8]) -> bool {
     let region = REGION.with(Arc::clone);
     region.words().iter().for_each(|word| word.store(0, Relaxed));
-    let far = FarBoard { addr: FAR_ADDR, rkeys: std::array::from_fn(|lane| 100 + lane as u32) };
-    let board = Board { region, lkeys: std::array::from_fn(|lane| lane as u32), far };
+    let far = PeerMailbox { addr: FAR_ADDR, rkeys: std::array::from_fn(|lane| 100 + lane as u32) };
+    let board = Mailboxes { region, lkeys: std::array::from_fn(|lane| lane as u32), far };
     let mut tape = Tape::short(data);
     let (mut inbox, mut taken) = (Inbox::Other, 0);
     while let Some(step) = tape.step() {
@@ -76,24 +76,24 @@ fn letter(tape: &mut Tape<'_>) -> Letter {
     Letter { number, heard, asks, notice: tape.bytes(count).to_vec() }
 }
 
-fn mailbox(board: &Board) -> [u64; LETTER_WORDS] {
+fn mailbox(board: &Mailboxes) -> [u64; LETTER_WORDS] {
     std::array::from_fn(|at| board.region.words()[INBOX + at].load(Relaxed))
 }
 
 /// What is behind the ring: nothing here comes near that, and the whole board is compared at the end.
-fn all(board: &Board) -> Vec<u64> {
+fn all(board: &Mailboxes) -> Vec<u64> {
     board.region.words()[PROBE..].iter().map(|word| word.load(Relaxed)).collect()
 }
 
 /// As a NIC does it: those words that the mask names, by 64.
-fn write(board: &Board, words: &[u64; LETTER_WORDS], mask: u64) {
+fn write(board: &Mailboxes, words: &[u64; LETTER_WORDS], mask: u64) {
     for (at, word) in words.iter().enumerate().filter(|(at, _)| mask >> (at % 64) & 1 == 1) {
         board.region.words()[INBOX + at].store(*word, Relaxed);
     }
 }
 
 /// Takes a letter as it lies, once, and touches nothing else; whether there was one.
-fn take(board: &Board, inbox: Inbox) -> bool {
+fn take(board: &Mailboxes, inbox: Inbox) -> bool {
     let before = all(board);
     let expected = Letter::from_words(&mailbox(board));
     let found = board.take_letter();
@@ -112,7 +112,7 @@ fn take(board: &Board, inbox: Inbox) -> bool {
 }
 
 /// Puts a letter down in its place alone, and sends it within both boards.
-fn put(board: &Board, letter: &Letter, lane: usize) {
+fn put(board: &Mailboxes, letter: &Letter, lane: usize) {
     let mut after = all(board);
     let words = letter.to_words();
     after[OUTBOX - PROBE..][..words.len()].copy_from_slice(&words);

@@ -6,7 +6,7 @@ use crate::tape::Tape;
 use crate::{Seeds, memory};
 use nccl_net_spark::wire::codec::Writer;
 use nccl_net_spark::wire::control::{LETTER_WORDS, Letter, MAX_NOTICE_BYTES, Notice, OpenReceive, Received};
-use nccl_net_spark::wire::message::{Address, Attachment, QpEnd, RailAdvert};
+use nccl_net_spark::wire::fields::{Address, Attachment, QpEnd, RailAdvert};
 use nccl_net_spark::wire::{MAX_RAILS, PARTS, SLOTS};
 
 /// Dispatches by the first byte.

@@ -7,7 +7,7 @@
 
 use crate::tape::Tape;
 use crate::{Seeds, handshake, memory};
-use nccl_net_spark::comm::{Host, ListenComm, listen};
+use nccl_net_spark::comm::{Host, ListenComm};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::wire::PROTOCOL_VERSION;
 use nccl_net_spark::wire::codec::Writer;
@@ -40,7 +40,7 @@ impl Door {
         let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
         let config = Config::from_variables(&variables).expect("settings");
         let host = Arc::new(Host::new(config, Vec::new(), TUNER_HASH));
-        let (listener, handle) = listen::listen(&host).expect("a listener on the loopback");
+        let (listener, handle) = host.listen().expect("a listener on the loopback");
         Self { listener, handle: Handle::decode(&handle).expect("its handle") }
     }
 }

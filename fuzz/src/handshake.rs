@@ -4,14 +4,13 @@
 
 use crate::control::notices;
 use crate::{Seeds, memory};
-use nccl_net_spark::comm::{handshake, pairing};
+use nccl_net_spark::comm::setup::negotiate;
+use nccl_net_spark::flow::pairing;
 use nccl_net_spark::flow::ways::{End, Ways};
 use nccl_net_spark::wire::board::BOARD_BYTES;
 use nccl_net_spark::wire::control::{Letter, MAX_NOTICE_BYTES};
-use nccl_net_spark::wire::message::{
-    Address, Attachment, Go, HEADER_BYTES, Header, Hello, MAX_BODY_BYTES, Message, NotOurs, Offer, PairGo, PairOffer,
-    PairReady, QpEnd, RailAdvert, Ready,
-};
+use nccl_net_spark::wire::fields::{Address, Attachment, QpEnd, RailAdvert};
+use nccl_net_spark::wire::message::{Go, HEADER_BYTES, Header, Hello, MAX_BODY_BYTES, Message, NotOurs, Offer, PairGo, PairOffer, PairReady, Ready};
 use nccl_net_spark::wire::{MAX_OFFERED_RAILS, MAX_RAILS, PROTOCOL_VERSION};
 use std::collections::BTreeMap;
 
@@ -182,7 +181,7 @@ fn check_rates(ends: &[[End; 2]]) {
         let is_full = passages(pair).iter().any(|(passage, _)| load[passage].0 >= load[passage].1 * 0.9999);
         assert!(is_full, "a way could carry more: {rates:?} for {ends:?}");
     }
-    assert!(handshake::queue_pairs(0, &ways).iter().all(|count| (1..=MAX_LIST as u8).contains(count)));
+    assert!(negotiate::queue_pairs(0, &ways).iter().all(|count| (1..=MAX_LIST as u8).contains(count)));
 }
 
 /// This side's rails in the pairings: a Spark's four, two of them with a link-local address alone.

@@ -9,7 +9,7 @@ use crate::tape::Tape;
 use nccl_net_spark::flow::recovery::{Action, Answer, Cause, Limits, Recovery, Role, State};
 use nccl_net_spark::wire::codec::Writer;
 use nccl_net_spark::wire::control::{Letter, Notice, Received};
-use nccl_net_spark::wire::message::{QpEnd, RailAdvert};
+use nccl_net_spark::wire::fields::{QpEnd, RailAdvert};
 
 const RAILS: usize = 2;
 const SECOND: u64 = 1_000_000_000;

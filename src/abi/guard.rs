@@ -104,7 +104,7 @@ impl From<&Error> for NcclResult {
             Error::Setting { .. } | Error::Usage(_) => Self::INVALID_USAGE,
             Error::Missing(_) | Error::Os { .. } => Self::SYSTEM_ERROR,
             Error::Argument(_) => Self::INVALID_ARGUMENT,
-            Error::Remote(_) => Self::REMOTE_ERROR,
+            Error::Network(_) | Error::PeerGone(_) | Error::Protocol(_) | Error::TimedOut(_) => Self::REMOTE_ERROR,
             Error::Internal(_) => Self::INTERNAL_ERROR,
         }
     }
@@ -163,7 +163,7 @@ mod tests {
         let health = Health::default();
         let refused = call("test", |scope| {
             scope.enter_comm(&health)?;
-            Err(Error::Remote("the peer is gone".into()).into())
+            Err(Error::PeerGone("the peer is gone".into()).into())
         });
         assert_eq!(refused, NcclResult::REMOTE_ERROR);
         assert!(!health.is_broken());
@@ -178,7 +178,9 @@ mod tests {
         assert_eq!(NcclResult::from(&os), NcclResult::SYSTEM_ERROR);
         assert_eq!(NcclResult::from(&Error::Missing(String::new())), NcclResult::SYSTEM_ERROR);
         assert_eq!(NcclResult::from(&Error::Argument(String::new())), NcclResult::INVALID_ARGUMENT);
-        assert_eq!(NcclResult::from(&Error::Remote(String::new())), NcclResult::REMOTE_ERROR);
+        for ended in [Error::Network, Error::PeerGone, Error::Protocol, Error::TimedOut] {
+            assert_eq!(NcclResult::from(&ended(String::new())), NcclResult::REMOTE_ERROR);
+        }
         assert_eq!(NcclResult::from(&Error::Internal(String::new())), NcclResult::INTERNAL_ERROR);
     }
 }

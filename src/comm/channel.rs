@@ -98,7 +98,7 @@ impl Channel {
     /// [`Error::Remote`] when the channel is broken.
     pub fn send(&mut self, message: &Message) -> Result<()> {
         self.outbox.extend_from_slice(&message.encode());
-        self.push().map_err(|e| Error::Remote(self.broken(&e)))
+        self.push().map_err(|e| Error::Network(self.broken(&e)))
     }
 
     /// As [`Channel::send`], unless too much waits to be read by the peer already; whether it was taken.
@@ -107,7 +107,7 @@ impl Channel {
     /// As there.
     pub fn offer(&mut self, message: &Message) -> Result<bool> {
         if self.outbox.len() >= MOST_WAITING_BYTES {
-            self.push().map_err(|e| Error::Remote(self.broken(&e)))?;
+            self.push().map_err(|e| Error::Network(self.broken(&e)))?;
         }
         if self.outbox.len() >= MOST_WAITING_BYTES {
             return Ok(false);
@@ -162,10 +162,10 @@ impl Channel {
 
     fn parse(&mut self) -> Result<Option<Message>> {
         let Some(header) = self.inbox.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
-        let header = Header::decode(*header).map_err(|e| Error::Remote(format!("{}: {e}", self.peer())))?;
+        let header = Header::decode(*header).map_err(|e| Error::Protocol(format!("{}: {e}", self.peer())))?;
         let Some(body) = self.inbox.get(HEADER_BYTES..HEADER_BYTES + header.body_bytes) else { return Ok(None) };
         let message = Message::decode(header, body)
-            .map_err(|e| Error::Remote(format!("{} sent a malformed message: {e}", self.peer())))?;
+            .map_err(|e| Error::Protocol(format!("{} sent a malformed message: {e}", self.peer())))?;
         self.inbox.drain(..HEADER_BYTES + header.body_bytes);
         Ok(Some(message))
     }
@@ -245,7 +245,7 @@ mod tests {
         for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0x50, 0x53, 1, 1, 0xff, 0xff, 0xff, 0x7f]] {
             let (mut channel, mut stream) = pair();
             stream.write_all(bytes).unwrap();
-            assert!(matches!(wait(&mut channel), Err(Error::Remote(_))));
+            assert!(matches!(wait(&mut channel), Err(Error::Protocol(_))));
         }
     }
 }

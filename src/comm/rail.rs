@@ -1,10 +1,15 @@
 //! A rail of this host: what all connections over it share.
 
-use super::reputation::Reputations;
+pub mod backoff;
+pub mod interfaces;
+pub mod path_quality;
+pub mod registration;
+
+use self::path_quality::PathQualities;
 use crate::config::{Config, RelaxedOrdering};
 use crate::error::{Error, Result};
 use crate::verbs::{Access, GidKind, LinkLayer, Pd, PortInfo, PortState, Region};
-use crate::wire::message::{Address, Attachment, RailAdvert};
+use crate::wire::fields::{Address, Attachment, RailAdvert};
 use std::net::Ipv6Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,8 +41,8 @@ pub struct Rail {
     pub pd: Arc<Pd>,
     /// Whether bulk data is registered a second time, with relaxed ordering.
     pub relaxed_ordering: bool,
-    /// What connections found of the ways from here.
-    pub reputations: Reputations,
+    /// What connections measured of the paths from here.
+    pub path_qualities: PathQualities,
     /// Bytes of large writes posted and not confirmed, of all connections.
     backlog_bytes: AtomicU64,
     /// Payload bytes confirmed since the process began.
@@ -57,8 +62,8 @@ impl Rail {
             RelaxedOrdering::On => takes_relaxed_ordering(&pd).map(|()| true)?,
             RelaxedOrdering::Auto => takes_relaxed_ordering(&pd).is_ok(),
         };
-        let (reputations, backlog_bytes, sent_bytes, sent_shares) = Default::default();
-        Ok(Self { index, info, pd, relaxed_ordering, reputations, backlog_bytes, sent_bytes, sent_shares })
+        let (path_qualities, backlog_bytes, sent_bytes, sent_shares) = Default::default();
+        Ok(Self { index, info, pd, relaxed_ordering, path_qualities, backlog_bytes, sent_bytes, sent_shares })
     }
 
     /// Device and port, as `NCCL_IB_HCA` would name it.

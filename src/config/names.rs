@@ -1,6 +1,6 @@
 //! Lists of device and interface names, in the grammar of NCCL.
 
-use super::{Parsed, Refusal, number, quoted};
+use super::value::{Parsed, Refusal, number, quoted};
 
 /// A list of names as `NCCL_IB_HCA` and `NCCL_SOCKET_IFNAME` write it: `[^][=]NAME[:PORT],...`. The rail and plane
 /// numbers that NCCL 2.30 takes behind a port are read and have no meaning here: there is one merged device.

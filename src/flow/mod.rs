@@ -6,6 +6,7 @@
 pub mod dialogue;
 pub mod next;
 pub mod pace;
+pub mod pairing;
 pub mod plan;
 pub mod receives;
 pub mod recovery;

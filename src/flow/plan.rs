@@ -4,8 +4,10 @@
 //! carry: the fluid limit of handing out pieces one by one to the rail that will finish them first, with one work
 //! request for each rail instead of many.
 
-use super::striping::SHARE_ALIGNMENT;
 use crate::wire::MAX_RAILS;
+
+/// Shares begin at multiples of this in the message: LL128 data must land in whole 128-byte units.
+pub const SHARE_ALIGNMENT: u64 = 128;
 
 /// What the planner knows of one rail.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]

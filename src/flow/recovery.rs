@@ -21,7 +21,7 @@ pub use action::{Action, Answer, Cause, Frame, News};
 
 use super::dialogue::Dialogue;
 use crate::wire::control::{Letter, Notice, Received};
-use crate::wire::message::{QpEnd, RailAdvert};
+use crate::wire::fields::{QpEnd, RailAdvert};
 use std::collections::VecDeque;
 
 const MILLISECOND: u64 = 1_000_000;

@@ -6,12 +6,9 @@
 //! before that, what its ways promise, scaled by how the rails that were measured keep theirs.
 
 use super::pace::Pace;
-use super::plan::{Lane, Shares, divide, level_us, soonest};
+use super::plan::{Lane, SHARE_ALIGNMENT, Shares, divide, level_us, soonest};
 use super::ways::Ways;
 use crate::wire::MAX_RAILS;
-
-/// Shares begin at multiples of this in the message: LL128 data must land in whole 128-byte units.
-pub const SHARE_ALIGNMENT: u64 = 128;
 
 /// How long (in microseconds) a small message may have to wait on the rail that carried the one before, until another
 /// rail is looked for: a rail in use is cheaper to stay on (its queue pair, its completion queue and the receiver's are

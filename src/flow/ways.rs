@@ -5,7 +5,7 @@
 //! way as much as its narrowest passage leaves it.
 
 use crate::wire::MAX_RAILS;
-use crate::wire::message::Attachment;
+use crate::wire::fields::Attachment;
 
 /// Link, port and cable on each side.
 const PASSAGES: usize = 6 * MAX_RAILS;

@@ -5,8 +5,8 @@
 //! of them. In a mailbox it lies as words with a digest: no ordering of a NIC's stores is assumed, as for a clear-to-send.
 
 use super::codec::{Malformed, Reader, Writer};
+use super::fields::{QpEnd, RailAdvert};
 use super::fields::{mtu_bytes, read_gid, read_qps, write_qp};
-use super::message::{QpEnd, RailAdvert};
 use super::{MAX_RAILS, PARTS, SLOTS};
 
 /// 64-bit words of a mailbox.
@@ -255,7 +255,7 @@ fn digest(words: &[u64]) -> u64 {
 mod tests {
     use super::*;
     use crate::wire::fields::MAX_QPS;
-    use crate::wire::message::{Address, Attachment};
+    use crate::wire::fields::{Address, Attachment};
     use proptest::prelude::*;
 
     fn samples() -> Vec<Notice> {

@@ -1,11 +1,63 @@
 //! Fields that the handshake's messages and the notices of a running connection have in common. Each is checked as it is read.
 
 use super::codec::{Malformed, Reader, Writer};
-use super::message::QpEnd;
 use std::net::{IpAddr, Ipv6Addr};
 
 /// Queue pairs of a connection on one rail.
 pub(super) const MAX_QPS: usize = 16;
+/// Longest name of a host or rail.
+pub(super) const NAME_BYTES: usize = 64;
+pub(super) const MAX_ADDRESSES: usize = 16;
+/// No port is as fast as 10 Tb/s.
+const MAX_MBPS: u64 = 10_000_000;
+
+/// What a peer must know of a rail to pair with it.
+#[derive(Debug, Clone, PartialEq, Hash)]
+pub struct RailAdvert {
+    /// RDMA device and port, for messages.
+    pub name: String,
+    /// `phys_port_name`, empty where the kernel does not tell.
+    pub phys_port: String,
+    /// What it hangs on.
+    pub attachment: Attachment,
+    /// What it carries while the others on its PCIe link are as busy, in Mb/s.
+    pub speed_mbps: u32,
+    /// Path MTU in bytes.
+    pub mtu_bytes: u32,
+    /// Its RoCE v2 addresses.
+    pub addresses: Vec<Address>,
+}
+
+/// What a rail hangs on, and may share with others of its host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Attachment {
+    /// Rails with the same number share a PCIe link.
+    pub link: u8,
+    /// What that carries in payload, in Mb/s; 0 where it is not known.
+    pub link_mbps: u32,
+    /// Rails with the same number share a cable.
+    pub cable: u8,
+    /// Line rate of the port, in Mb/s.
+    pub port_mbps: u32,
+}
+
+/// A GID, with the length of its subnet's prefix where that is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Address {
+    /// The GID; IPv4 addresses are mapped into IPv6.
+    pub gid: [u8; 16],
+    /// Prefix length in the GID's 128 bits (an IPv4 /24 is 120).
+    pub prefix: Option<u8>,
+}
+
+/// One end of a queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct QpEnd {
+    /// Its number, 24 bits.
+    pub number: u32,
+    /// The packet sequence number that this end starts to send with, 24 bits.
+    pub psn: u32,
+}
 
 pub(super) fn write_qp(w: &mut Writer, qp: &QpEnd) {
     w.u32(qp.number).u32(qp.psn);
@@ -55,6 +107,50 @@ pub(super) fn chunk_bytes(r: &mut Reader<'_>) -> Result<u32, Malformed> {
 
 pub(super) fn ranged(what: &'static str, value: u64, low: u64, high: u64) -> Result<u64, Malformed> {
     if (low..=high).contains(&value) { Ok(value) } else { Err(Malformed::Value { what, value }) }
+}
+
+impl RailAdvert {
+    pub(super) fn write(&self, w: &mut Writer) {
+        w.text(&self.name, NAME_BYTES).text(&self.phys_port, NAME_BYTES);
+        self.attachment.write(w);
+        w.u32(self.speed_mbps).u32(self.mtu_bytes);
+        w.list(&self.addresses[..self.addresses.len().min(MAX_ADDRESSES)], |w, address| {
+            w.bytes(&address.gid).u8(address.prefix.unwrap_or(u8::MAX));
+        });
+    }
+
+    pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Self {
+            name: r.text("rail name", NAME_BYTES)?,
+            phys_port: r.text("port name", NAME_BYTES)?,
+            attachment: Attachment::read(r)?,
+            speed_mbps: ranged("rail speed", u64::from(r.u32()?), 1, MAX_MBPS)? as u32,
+            mtu_bytes: mtu_bytes(r)?,
+            addresses: r.list("addresses", MAX_ADDRESSES, |r| {
+                let gid = read_gid(r)?;
+                let prefix = Some(r.u8()?).filter(|p| *p != u8::MAX);
+                match prefix {
+                    Some(p) if p > 128 => Err(Malformed::Value { what: "prefix", value: u64::from(p) }),
+                    _ => Ok(Address { gid, prefix }),
+                }
+            })?,
+        })
+    }
+}
+
+impl Attachment {
+    pub(super) fn write(&self, w: &mut Writer) {
+        w.u8(self.link).u32(self.link_mbps).u8(self.cable).u32(self.port_mbps);
+    }
+
+    pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Self {
+            link: r.u8()?,
+            link_mbps: ranged("link speed", u64::from(r.u32()?), 0, MAX_MBPS)? as u32,
+            cable: r.u8()?,
+            port_mbps: ranged("port speed", u64::from(r.u32()?), 1, MAX_MBPS)? as u32,
+        })
+    }
 }
 
 #[cfg(test)]

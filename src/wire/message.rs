@@ -9,7 +9,9 @@
 use super::board::BOARD_BYTES;
 use super::codec::{Malformed, Reader, Writer};
 use super::control::Letter;
-use super::fields::{MAX_QPS, chunk_bytes, mtu_bytes, ranged, read_gid, read_qps, write_qp};
+use super::fields::{
+    Attachment, MAX_QPS, NAME_BYTES, QpEnd, RailAdvert, chunk_bytes, mtu_bytes, ranged, read_gid, read_qps, write_qp,
+};
 use super::handle::TOKEN_BYTES;
 use super::{MAX_OFFERED_RAILS, MAX_RAILS, PROTOCOL_VERSION};
 
@@ -19,11 +21,7 @@ pub const MAX_BODY_BYTES: usize = 32 * 1024;
 pub const HEADER_BYTES: usize = 8;
 
 const MAGIC: u16 = 0x5350;
-const NAME_BYTES: usize = 64;
 const TEXT_BYTES: usize = 2048;
-const MAX_ADDRESSES: usize = 16;
-/// No port is as fast as 10 Tb/s.
-const MAX_MBPS: u64 = 10_000_000;
 
 /// One message of the handshake.
 #[derive(Debug, Clone, PartialEq)]
@@ -59,45 +57,6 @@ pub struct Hello {
     pub rails: Vec<RailAdvert>,
 }
 
-/// What a peer must know of a rail to pair with it.
-#[derive(Debug, Clone, PartialEq, Hash)]
-pub struct RailAdvert {
-    /// RDMA device and port, for messages.
-    pub name: String,
-    /// `phys_port_name`, empty where the kernel does not tell.
-    pub phys_port: String,
-    /// What it hangs on.
-    pub attachment: Attachment,
-    /// What it carries while the others on its PCIe link are as busy, in Mb/s.
-    pub speed_mbps: u32,
-    /// Path MTU in bytes.
-    pub mtu_bytes: u32,
-    /// Its RoCE v2 addresses.
-    pub addresses: Vec<Address>,
-}
-
-/// What a rail hangs on, and may share with others of its host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Attachment {
-    /// Rails with the same number share a PCIe link.
-    pub link: u8,
-    /// What that carries in payload, in Mb/s; 0 where it is not known.
-    pub link_mbps: u32,
-    /// Rails with the same number share a cable.
-    pub cable: u8,
-    /// Line rate of the port, in Mb/s.
-    pub port_mbps: u32,
-}
-
-/// A GID, with the length of its subnet's prefix where that is known.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Address {
-    /// The GID; IPv4 addresses are mapped into IPv6.
-    pub gid: [u8; 16],
-    /// Prefix length in the GID's 128 bits (an IPv4 /24 is 120).
-    pub prefix: Option<u8>,
-}
-
 /// The pairs that the accepting side proposes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Offer {
@@ -128,15 +87,6 @@ pub struct PairOffer {
     pub mtu_bytes: u32,
     /// The accepting side's queue pairs.
     pub qps: Vec<QpEnd>,
-}
-
-/// One end of a queue pair.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct QpEnd {
-    /// Its number, 24 bits.
-    pub number: u32,
-    /// The packet sequence number that this end starts to send with, 24 bits.
-    pub psn: u32,
 }
 
 /// The connecting side's queue pairs.
@@ -317,50 +267,6 @@ impl Hello {
     }
 }
 
-impl RailAdvert {
-    pub(super) fn write(&self, w: &mut Writer) {
-        w.text(&self.name, NAME_BYTES).text(&self.phys_port, NAME_BYTES);
-        self.attachment.write(w);
-        w.u32(self.speed_mbps).u32(self.mtu_bytes);
-        w.list(&self.addresses[..self.addresses.len().min(MAX_ADDRESSES)], |w, address| {
-            w.bytes(&address.gid).u8(address.prefix.unwrap_or(u8::MAX));
-        });
-    }
-
-    pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
-        Ok(Self {
-            name: r.text("rail name", NAME_BYTES)?,
-            phys_port: r.text("port name", NAME_BYTES)?,
-            attachment: Attachment::read(r)?,
-            speed_mbps: ranged("rail speed", u64::from(r.u32()?), 1, MAX_MBPS)? as u32,
-            mtu_bytes: mtu_bytes(r)?,
-            addresses: r.list("addresses", MAX_ADDRESSES, |r| {
-                let gid = read_gid(r)?;
-                let prefix = Some(r.u8()?).filter(|p| *p != u8::MAX);
-                match prefix {
-                    Some(p) if p > 128 => Err(Malformed::Value { what: "prefix", value: u64::from(p) }),
-                    _ => Ok(Address { gid, prefix }),
-                }
-            })?,
-        })
-    }
-}
-
-impl Attachment {
-    fn write(&self, w: &mut Writer) {
-        w.u8(self.link).u32(self.link_mbps).u8(self.cable).u32(self.port_mbps);
-    }
-
-    fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
-        Ok(Self {
-            link: r.u8()?,
-            link_mbps: ranged("link speed", u64::from(r.u32()?), 0, MAX_MBPS)? as u32,
-            cable: r.u8()?,
-            port_mbps: ranged("port speed", u64::from(r.u32()?), 1, MAX_MBPS)? as u32,
-        })
-    }
-}
-
 impl Offer {
     fn write(&self, w: &mut Writer) {
         w.text(&self.name, NAME_BYTES).u32(self.chunk_bytes);
@@ -451,6 +357,7 @@ fn board_addr(r: &mut Reader<'_>) -> Result<u64, Malformed> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::fields::{Address, MAX_ADDRESSES};
     use proptest::prelude::*;
 
     fn decode(frame: &[u8]) -> Result<Message, Malformed> {

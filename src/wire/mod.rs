@@ -8,7 +8,7 @@ pub mod board;
 pub mod codec;
 pub mod control;
 pub mod cts;
-mod fields;
+pub mod fields;
 pub mod handle;
 pub mod immediate;
 pub mod message;

@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use crate::common::{self, LIMIT, until};
-use nccl_net_spark::comm::{Host, ListenComm, RecvComm, RecvPart, SendComm, connect, listen};
+use nccl_net_spark::comm::{Host, ListenComm, RecvComm, RecvPart, SendComm};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::error::Error;
 use nccl_net_spark::plugin::bring_up;
@@ -54,7 +54,7 @@ pub struct Door {
 impl Door {
     /// Opens one.
     pub fn open(host: &Arc<Host>) -> Self {
-        let (listen, handle) = listen::listen(host).unwrap();
+        let (listen, handle) = host.listen().unwrap();
         Self { listen, handle, known: Handle::decode(&handle).unwrap() }
     }
 
@@ -68,7 +68,7 @@ impl Door {
         let (mut send, mut recv) = (None, None);
         until(|| {
             if send.is_none() {
-                match connect::connect(from, &mut handle, None) {
+                match from.connect(&mut handle, None) {
                     Ok(made) => send = made,
                     Err(error) => return Some(Err(error)),
                 }

@@ -17,7 +17,7 @@ const NO_MTUS: [u32; 8] = [0, 1, 255, 1023, 1500, 4095, 8192, u32::MAX];
 /// The path MTU of a host's ports, which has larger ones above it.
 fn own_mtu(host: &Host) -> u32 {
     let of = |rail: &Arc<Rail>| rail.pd.context().port(rail.info.port).unwrap().active_mtu_bytes;
-    let mtus: Vec<u32> = host.rails.iter().map(of).collect();
+    let mtus: Vec<u32> = host.process().rails.iter().map(of).collect();
     assert!(mtus.iter().all(|mtu| *mtu == mtus[0] && *mtu < 4096), "{mtus:?}: nothing is above, or they differ");
     mtus[0]
 }
@@ -53,7 +53,10 @@ fn an_offer_above_the_ports_path_mtu_ends_in_words_and_the_rest_goes_on() {
     for mtu in larger_than(own) {
         // The first error is the accepting end's, whose peer has told it why; the connecting end is told the same.
         let error = lied(&hosts, 1, 0, mtu).err().expect("no rail is left").to_string();
-        let told = format!("the peer asked for path MTU {mtu} on {}, whose port has {own}", hosts[0].rails[0].name());
+        let told = format!(
+            "the peer asked for path MTU {mtu} on {}, whose port has {own}",
+            hosts[0].process().rails[0].name()
+        );
         assert!(error.contains(&told) && error.contains(&format!(":{}", std::process::id())), "{error}");
         other.check(20);
     }
@@ -68,12 +71,12 @@ fn a_rail_whose_offer_is_above_its_path_mtu_is_left_out_with_a_line_and_the_othe
         let hosts = [host(0), host(1)];
         let heard = Heard::default();
         let met = heard.by(|| lied(&hosts, 1, 1, mtu)).expect("a rail is left");
-        let left_out = hosts[0].rails[1].name();
+        let left_out = hosts[0].process().rails[1].name();
         let told = format!("the peer asked for path MTU {mtu} on {left_out}, whose port has {own}");
         let lines: Vec<String> =
             heard.take().into_iter().filter(|(level, _)| *level <= Level::INFO).map(|(_, line)| line).collect();
         // Each end says it once, and names the other.
-        let said = lines.iter().filter(|line| line.contains(&told) && line.contains(&hosts[0].name)).count();
+        let said = lines.iter().filter(|line| line.contains(&told) && line.contains(&hosts[0].process().name)).count();
         assert_eq!(said, 2, "{lines:?}");
         met.check(21);
     }

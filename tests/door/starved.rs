@@ -4,7 +4,7 @@
 use crate::attack::{Between, Door, Met, between, decoded, dial, host};
 use crate::common::heard::Heard;
 use crate::common::until;
-use nccl_net_spark::comm::{Host, connect};
+use nccl_net_spark::comm::Host;
 use nccl_net_spark::wire::message::Message;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::fs::File;
@@ -135,7 +135,7 @@ fn starved_process() {
     let heard = Heard::default();
     let (mut send, mut recv) = (None, None);
     until(|| {
-        send = send.take().or_else(|| connect::connect(&hosts[0], &mut handle, None).unwrap());
+        send = send.take().or_else(|| hosts[0].connect(&mut handle, None).unwrap());
         recv = recv.take().or_else(|| heard.by(|| doors[0].listen.accept()).unwrap());
         (send.is_some() && recv.is_some()).then_some(())
     });
@@ -145,7 +145,7 @@ fn starved_process() {
     other.check(6);
     let frames = taken.join().unwrap().frames;
     let Message::Offer(offer) = decoded(&frames[1]) else { panic!("no offer") };
-    assert_eq!((frames.len(), offer.pairs.len()), (4, hosts[1].rails.len()), "a rail was left out");
+    assert_eq!((frames.len(), offer.pairs.len()), (4, hosts[1].process().rails.len()), "a rail was left out");
     drop(hoard);
 
     // And the next one, at the other door.
@@ -163,7 +163,7 @@ fn greet(from: &Arc<Host>, door: &Door) -> Between {
         frame
     });
     let greeting_bytes = until(|| {
-        assert!(connect::connect(from, &mut handle, None).unwrap().is_none());
+        assert!(from.connect(&mut handle, None).unwrap().is_none());
         said.try_recv().ok()
     });
     until(|| has_said(door.known.address.port(), greeting_bytes).then_some(()));

@@ -1,17 +1,21 @@
 //! A fabric of three rails in virtual time, with both ends on one machine.
 
 use super::liar::Liar;
-use nccl_net_spark::comm::board::{Board, FarBoard};
-use nccl_net_spark::comm::half::{Ends, Shared};
-use nccl_net_spark::comm::lane::{Lane, Role, Route};
-use nccl_net_spark::comm::owner::Owner;
-use nccl_net_spark::comm::peer::Peer;
+use nccl_net_spark::comm::datapath::context::PathContext;
+use nccl_net_spark::comm::datapath::control::SharedPath;
+use nccl_net_spark::comm::datapath::lane::{Lane, Role, Route};
+use nccl_net_spark::comm::datapath::mailbox::{Mailboxes, PeerMailbox};
+use nccl_net_spark::comm::datapath::parts::PathParts;
+use nccl_net_spark::comm::datapath::peer::Peer;
+use nccl_net_spark::comm::datapath::recv::RecvPath;
+use nccl_net_spark::comm::datapath::send::SendPath;
+use nccl_net_spark::comm::datapath::try_cell::TryCell;
 use nccl_net_spark::comm::rail::Look;
-use nccl_net_spark::comm::recv::RecvPath;
-use nccl_net_spark::comm::send::SendPath;
-use nccl_net_spark::comm::ward::Ward;
-use nccl_net_spark::comm::warden::Warden;
-use nccl_net_spark::comm::{Host, Registration, handshake, network};
+use nccl_net_spark::comm::rail::interfaces;
+use nccl_net_spark::comm::recovery::attempt::ManagedRail;
+use nccl_net_spark::comm::recovery::driver::Driver;
+use nccl_net_spark::comm::setup::negotiate;
+use nccl_net_spark::comm::{Host, Registration};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::flow::ways::End;
 use nccl_net_spark::plugin::bring_up;
@@ -66,13 +70,13 @@ pub struct Fabric {
 /// A connection, as a handshake leaves it.
 pub struct Pair {
     /// The sending data path.
-    pub send: Arc<Owner<SendPath>>,
+    pub send: Arc<TryCell<SendPath>>,
     /// The receiving one.
-    pub recv: Arc<Owner<RecvPath>>,
+    pub recv: Arc<TryCell<RecvPath>>,
     /// As the sender knows both ends, and as the receiver does.
-    pub ends: [Arc<Ends>; 2],
-    /// The sender's warden, and the receiver's.
-    pub wardens: [Warden; 2],
+    pub contexts: [Arc<PathContext>; 2],
+    /// The sender's driver, and the receiver's.
+    pub drivers: [Driver; 2],
     /// What the peer writes to: the sender's, and the receiver's.
     pub boards: [Arc<Region>; 2],
 }
@@ -108,14 +112,20 @@ impl Fabric {
         node.memory.virtual_clock.store(1, Ordering::Release);
         let hosts = [0, 1].map(|_| bring_up_host(&dir, &fabric, &settings.profile));
         std::fs::remove_file(&profile).unwrap();
-        let prefixes = network::prefixes(&network::addresses().unwrap());
-        let looks = hosts[0].rails.iter().map(|rail| rail.look(&hosts[0].config, &prefixes).unwrap()).collect();
+        let prefixes = interfaces::prefixes(&interfaces::addresses().unwrap());
+        let looks = hosts[0]
+            .process()
+            .rails
+            .iter()
+            .map(|rail| rail.look(&hosts[0].process().config, &prefixes).unwrap())
+            .collect();
         let (from, to) = (vec![0; ARENA].into_boxed_slice(), vec![0; ARENA].into_boxed_slice());
         // SAFETY: both live as long as the fabric, which outlives every connection over them; what is written by the fabric is looked
         // at between its steps only, by the one thread that drives it.
         let memory = |bytes: &[u8]| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
-        let (out, into) = (hosts[0].register(memory(&from)).unwrap(), hosts[1].register(memory(&to)).unwrap());
-        let nics = hosts[0].rails.iter().map(|rail| Cq::new(rail.pd.context(), 1).unwrap()).collect();
+        let (out, into) =
+            (hosts[0].process().register(memory(&from)).unwrap(), hosts[1].process().register(memory(&to)).unwrap());
+        let nics = hosts[0].process().rails.iter().map(|rail| Cq::new(rail.pd.context(), 1).unwrap()).collect();
         Self { node, hosts, looks, from, to, out, into, nics, begun: Instant::now(), now_ns: 0 }
     }
 
@@ -129,12 +139,12 @@ impl Fabric {
         }
     }
 
-    /// The time, for the fabric and for the wardens.
+    /// The time, for the fabric and for the drivers.
     pub fn now_ns(&self) -> u64 {
         self.now_ns
     }
 
-    /// The same for the wardens.
+    /// The same for the drivers.
     pub fn now(&self) -> Instant {
         self.begun + Duration::from_nanos(self.now_ns)
     }
@@ -172,23 +182,26 @@ impl Fabric {
     /// Both ends know of no way any more that did not answer.
     pub fn forget_silence(&self) {
         for host in &self.hosts {
-            host.rails.iter().for_each(|rail| host.unreached.forget(rail));
-            host.unreached.begin_round();
+            host.process().rails.iter().for_each(|rail| host.process().backoff.forget(rail));
+            host.process().backoff.begin_round();
         }
     }
 
     /// A registration that a rail refuses, then the same one again.
     pub fn register_in_vain(&self, side: usize, rail: usize) {
         let host = &self.hosts[side];
-        let before = host.registrations_in_use();
+        let before = host.process().registrations.in_use();
         let memory = vec![0_u8; 3 * 4096].into_boxed_slice();
         // SAFETY: the memory outlives its registration, which is gone at the end of this function, and nothing is written there.
         let asked = || unsafe { HostMemory::from_caller(memory.as_ptr() as usize, memory.len()) };
         self.node.memory.rails[0][rail].failing_registrations.store(1, Ordering::Release);
-        let told = host.register(asked()).map(|_| ()).expect_err("a rail refuses").to_string();
-        assert!(told.contains(&host.rails[rail].info.device) && told.contains("Cannot allocate memory"), "{told}");
-        assert_eq!(host.registrations_in_use(), before);
-        let done = host.register(asked()).expect("no rail refuses");
+        let told = host.process().register(asked()).map(|_| ()).expect_err("a rail refuses").to_string();
+        assert!(
+            told.contains(&host.process().rails[rail].info.device) && told.contains("Cannot allocate memory"),
+            "{told}"
+        );
+        assert_eq!(host.process().registrations.in_use(), before);
+        let done = host.process().register(asked()).expect("no rail refuses");
         assert!((0..RAILS).all(|rail| done.keys(rail).is_some()));
     }
 
@@ -210,14 +223,14 @@ impl Fabric {
         let look = &self.looks[0];
         let gid = look.addresses[0].gid;
         let [sender, receiver] = [(0, Role::Sender), (1, Role::Receiver)]
-            .map(|(side, role)| Lane::open(&self.hosts[side].rails[0], role, 1).unwrap());
+            .map(|(side, role)| Lane::open(&self.hosts[side].process().rails[0], role, 1).unwrap());
         let mut lanes = [vec![sender], vec![receiver]];
         let (mtu_bytes, traffic_class) = (1024, None);
         lanes[1][0].peer_rail = "a rail".to_owned();
         liar.connect(lanes[1][0].ends()[0], gid);
         let ends = [liar.end()];
         let route = Route { look, gid, peer_gid: gid, mtu_bytes, ends: &ends, traffic_class };
-        lanes[1][0].connect(Role::Receiver, &self.hosts[1].config, &route).unwrap();
+        lanes[1][0].connect(Role::Receiver, &self.hosts[1].process().config, &route).unwrap();
         (self.join(lanes, boards, Some(liar.key())), liar)
     }
 
@@ -225,15 +238,15 @@ impl Fabric {
         let mut lanes: [Vec<Lane>; 2] = Default::default();
         for rail in 0..rails {
             let mut pair = [(0, Role::Sender), (1, Role::Receiver)]
-                .map(|(side, role)| Lane::open(&self.hosts[side].rails[rail], role, queue_count).unwrap());
+                .map(|(side, role)| Lane::open(&self.hosts[side].process().rails[rail], role, queue_count).unwrap());
             let look = &self.looks[rail];
             let gid = look.addresses[0].gid;
             let ends = [pair[0].ends(), pair[1].ends()];
             for (side, role) in [(1, Role::Receiver), (0, Role::Sender)] {
                 let (mtu_bytes, traffic_class) = (1024, None);
                 let route = Route { look, gid, peer_gid: gid, mtu_bytes, ends: &ends[1 - side], traffic_class };
-                pair[side].connect(role, &self.hosts[side].config, &route).unwrap();
-                pair[side].peer_rail = self.hosts[1 - side].rails[rail].name();
+                pair[side].connect(role, &self.hosts[side].process().config, &route).unwrap();
+                pair[side].peer_rail = self.hosts[1 - side].process().rails[rail].name();
             }
             let [sender, receiver] = pair;
             lanes[0].push(sender);
@@ -250,39 +263,48 @@ impl Fabric {
             lanes[side].iter().map(|lane| boards[side].register(&lane.rail.pd, access).unwrap()).collect()
         });
         let lkeys = [0, 1].map(|side: usize| std::array::from_fn(|at| keys[side].get(at).map_or(0, Mr::lkey)));
-        let far = [1, 0].map(|side: usize| FarBoard {
+        let far = [1, 0].map(|side: usize| PeerMailbox {
             addr: boards[side].addr(),
             rkeys: std::array::from_fn::<u32, MAX_RAILS, _>(|at| match far_key {
                 Some(key) if side == 0 => key,
                 _ => keys[side].get(at).map_or(0, Mr::rkey),
             }),
         });
-        let ends = [0, 1].map(|side: usize| {
-            let (host, peer) = (Arc::clone(&self.hosts[side]), Arc::new(Peer::new(format!("end {}", 1 - side))));
-            Arc::new(Ends { host, peer })
+        let contexts = [0, 1].map(|side: usize| {
+            let process = self.hosts[side].process();
+            Arc::new(PathContext {
+                peer: Arc::new(Peer::new(format!("end {}", 1 - side))),
+                registrations: Arc::clone(&process.registrations),
+                stall_warn: process.config.stall_warn,
+                log: Arc::clone(&process.log),
+                waker: self.hosts[side].setup().service.clone(),
+            })
         });
         let way = |rail: u8| {
-            let end = End { rail, attachment: self.hosts[0].rails[usize::from(rail)].info.attachment };
+            let end = End { rail, attachment: self.hosts[0].process().rails[usize::from(rail)].info.attachment };
             [end, end]
         };
         let ways: Vec<[End; 2]> = (0..rails as u8).map(way).collect();
-        let striping = [0, 1].map(|side: usize| handshake::striping(&self.hosts[side], &ways));
-        let wards = [0, 1].map(|side: usize| -> Vec<Ward> { lanes[side].iter().map(Ward::of).collect() });
+        let striping = [0, 1].map(|side: usize| negotiate::striping(self.hosts[side].process(), &ways));
+        let rails = [0, 1].map(|side: usize| -> Vec<ManagedRail> { lanes[side].iter().map(ManagedRail::of).collect() });
         let [s_lanes, r_lanes] = lanes;
         let [s_keys, r_keys] = keys;
         let [s_striping, r_striping] = striping;
-        let send = SendPath::new(s_lanes, Arc::clone(&boards[0]), s_keys, CHUNK, s_striping);
-        let recv = RecvPath::new(r_lanes, Arc::clone(&boards[1]), r_keys, far[1], CHUNK, r_striping);
-        let (send, recv) = (Arc::new(Owner::new(send)), Arc::new(Owner::new(recv)));
-        let halves: [Arc<dyn Shared>; 2] = [send.clone(), recv.clone()];
-        let [s_wards, r_wards] = wards;
-        let [s_half, r_half] = halves;
-        let board = |side: usize| Board { region: Arc::clone(&boards[side]), lkeys: lkeys[side], far: far[side] };
-        let wardens = [
-            Warden::new(Arc::clone(&ends[0]), s_half, Role::Sender, None, board(0), s_wards),
-            Warden::new(Arc::clone(&ends[1]), r_half, Role::Receiver, None, board(1), r_wards),
-        ];
-        Pair { send, recv, ends, wardens, boards }
+        let parts = |side: usize, lanes, keys, striping| {
+            let region = Arc::clone(&boards[side]);
+            PathParts { lanes, region, keys, peer: far[side], chunk_bytes: CHUNK, striping }
+        };
+        let send = Arc::new(TryCell::new(SendPath::new(parts(0, s_lanes, s_keys, s_striping))));
+        let recv = Arc::new(TryCell::new(RecvPath::new(parts(1, r_lanes, r_keys, r_striping))));
+        let driver = |side: usize, role, path: Arc<dyn SharedPath>, rails| {
+            let mailboxes = Mailboxes { region: Arc::clone(&boards[side]), lkeys: lkeys[side], far: far[side] };
+            let (process, context) = (Arc::clone(self.hosts[side].process()), Arc::clone(&contexts[side]));
+            Driver::new(process, context, path, role, None, mailboxes, rails)
+        };
+        let [s_rails, r_rails] = rails;
+        let drivers =
+            [driver(0, Role::Sender, send.clone(), s_rails), driver(1, Role::Receiver, recv.clone(), r_rails)];
+        Pair { send, recv, contexts, drivers, boards }
     }
 }
 

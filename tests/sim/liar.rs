@@ -2,7 +2,7 @@
 
 use nccl_net_spark::verbs::Region;
 use nccl_net_spark::wire::board::BOARD_BYTES;
-use nccl_net_spark::wire::message::QpEnd;
+use nccl_net_spark::wire::fields::QpEnd;
 use softverbs::completion_queue::{Completion, CompletionQueue};
 use softverbs::fabric::Node;
 use softverbs::queue_pair::{Caps, Change, Operation, QueuePair, SendRequest, Sge};

@@ -4,8 +4,8 @@ use super::Dice;
 use super::fabric::{Fabric, Pair, RAILS};
 use super::model::Model;
 use nccl_net_spark::comm::RecvPart;
-use nccl_net_spark::comm::half::{Shared, leave};
-use nccl_net_spark::comm::peer::Presence;
+use nccl_net_spark::comm::datapath::control::{SharedPath, leave};
+use nccl_net_spark::comm::datapath::peer::Presence;
 use nccl_net_spark::error::Error;
 use nccl_net_spark::wire::control::Letter;
 use std::collections::VecDeque;
@@ -137,8 +137,8 @@ impl<'f> Run<'f> {
             self.fabric.silence(rail, 0);
         });
         let limit = self.fabric.now_ns() + PATIENCE_NS;
-        // By the queue pairs too: a warden that has not looked since a post failed takes all rails for whole.
-        while self.fabric.queue_pairs() != before || !self.pair.wardens.iter().all(|warden| warden.is_whole()) {
+        // By the queue pairs too: a driver that has not looked since a post failed takes all rails for whole.
+        while self.fabric.queue_pairs() != before || !self.pair.drivers.iter().all(|driver| driver.is_whole()) {
             self.watch();
             self.fabric.pass(5_000_000);
             assert!(self.fabric.now_ns() < limit, "a rail does not come back");
@@ -174,9 +174,9 @@ impl<'f> Run<'f> {
             (!is_over).then(|| format!("{at} (told {}, optional {}): {parts:?}", group.is_told, group.optional))
         };
         let open: Vec<String> = self.model.groups.iter().enumerate().filter_map(open).collect();
-        let wardens: Vec<String> = self.pair.wardens.iter().map(|warden| warden.text()).collect();
+        let drivers: Vec<String> = self.pair.drivers.iter().map(|driver| driver.text()).collect();
         format!(
-            "{} of {} groups; rails up {up:?}; wardens {wardens:?}; open {open:?}",
+            "{} of {} groups; rails up {up:?}; drivers {drivers:?}; open {open:?}",
             self.model.groups.len(),
             self.goal
         )
@@ -216,7 +216,7 @@ impl<'f> Run<'f> {
                 memory: &self.fabric.into,
             })
             .collect();
-        let granted = self.pair.recv.enter().unwrap().irecv(&self.pair.ends[1], &wanted, optional);
+        let granted = self.pair.recv.enter().unwrap().irecv(&self.pair.contexts[1], &wanted, optional);
         if let Some(receive) = granted.expect("a receive is granted") {
             self.model.granted(receive, parts, optional);
         }
@@ -230,7 +230,7 @@ impl<'f> Run<'f> {
         Model::fill(&mut self.fabric.from, self.seed, part);
         let addr = self.fabric.from.as_ptr() as u64 + part.at as u64;
         let mut path = self.pair.send.enter().unwrap();
-        let sent = path.isend(&self.pair.ends[0], addr, part.bytes, tag as i32, &self.fabric.out);
+        let sent = path.isend(&self.pair.contexts[0], addr, part.bytes, tag as i32, &self.fabric.out);
         part.send = sent.expect("a send begins");
     }
 
@@ -249,7 +249,7 @@ impl<'f> Run<'f> {
         let Some((at, tag)) = running.get(self.dice.below(running.len() as u64) as usize).copied() else { return };
         let part = &mut self.model.groups[at].parts[tag];
         let request = part.send.unwrap();
-        let told = self.pair.send.enter().unwrap().test(&self.pair.ends[0], request).expect("a send goes on");
+        let told = self.pair.send.enter().unwrap().test(&self.pair.contexts[0], request).expect("a send goes on");
         if let Some(bytes) = told {
             assert_eq!(bytes, part.bytes as u64);
             part.is_sent = true;
@@ -267,12 +267,12 @@ impl<'f> Run<'f> {
             assert!(bytes == right as u64 || group.optional && bytes == group.parts[part].bytes as u64);
         };
         let mut path = self.pair.recv.enter().unwrap();
-        group.is_told = path.test(&self.pair.ends[1], group.receive, tell).expect("a receive goes on");
+        group.is_told = path.test(&self.pair.contexts[1], group.receive, tell).expect("a receive goes on");
         drop(path);
         self.model.hand_back(at, self.seed, &mut self.fabric.to);
     }
 
-    /// Both wardens have a look, in either order or one alone; letters and events that are due arrive.
+    /// Both drivers have a look, in either order or one alone; letters and events that are due arrive.
     fn watch(&mut self) {
         let (now_ns, now) = (self.fabric.now_ns(), self.fabric.now());
         let tcp_carries = match self.tcp {
@@ -285,12 +285,12 @@ impl<'f> Run<'f> {
         let first = self.dice.below(2) as usize;
         let sides = if self.dice.one_in(3) { 1 } else { 2 };
         for side in [first, 1 - first].into_iter().take(sides) {
-            self.pair.wardens[side].begin_round();
+            self.pair.drivers[side].begin_round();
             while self.letters[side].front().is_some_and(|(due, _)| *due <= now_ns) {
                 let (_, letter) = self.letters[side].pop_front().unwrap();
-                self.pair.wardens[side].hear(&letter, now);
+                self.pair.drivers[side].hear(&letter, now);
                 if self.dice.one_in(16) {
-                    self.pair.wardens[side].hear(&letter, now);
+                    self.pair.drivers[side].hear(&letter, now);
                 }
             }
             let due: Vec<usize> = (0..self.events.len())
@@ -299,13 +299,13 @@ impl<'f> Run<'f> {
             for at in due.into_iter().rev() {
                 let (_, _, rail, is_up) = self.events.swap_remove(at);
                 if self.fabric.is_up(rail) == is_up {
-                    let rail = self.fabric.hosts[side].rails[rail].clone();
-                    self.pair.wardens[side].port_changed(&rail, is_up, now);
+                    let rail = self.fabric.hosts[side].process().rails[rail].clone();
+                    self.pair.drivers[side].port_changed(&rail, is_up, now);
                 }
             }
             let has_news = self.dice.one_in(2);
             let (letters, dice) = (&mut self.letters[1 - side], &mut self.dice);
-            self.pair.wardens[side].tend(now, has_news, &mut |letter| {
+            self.pair.drivers[side].tend(now, has_news, &mut |letter| {
                 if tcp_carries {
                     let not_before = letters.back().map_or(0, |(due, _)| *due);
                     letters.push_back(((now_ns + dice.below(100_000)).max(not_before), letter));
@@ -363,7 +363,7 @@ impl<'f> Run<'f> {
         match self.ending {
             Ending::Whole => false,
             Ending::BrokenOff { after } => has >= after,
-            Ending::BrokenOffOnTrial { after } => has >= after && self.pair.wardens[1].text().contains("under test"),
+            Ending::BrokenOffOnTrial { after } => has >= after && self.pair.drivers[1].text().contains("under test"),
         }
     }
 
@@ -371,15 +371,14 @@ impl<'f> Run<'f> {
     /// else from then on, and nothing of that is seen by either side.
     fn break_off(mut self) -> Tally {
         let side = self.dice.below(2) as usize;
-        let half: Arc<dyn Shared> = if side == 0 { self.pair.send.clone() } else { self.pair.recv.clone() };
-        let mut holds_buffers = false;
-        half.borrow(&mut |half| holds_buffers = half.holds_buffers());
+        let path: Arc<dyn SharedPath> = if side == 0 { self.pair.send.clone() } else { self.pair.recv.clone() };
+        let holds_buffers = path.borrow().expect("no panic went through it").holds_buffers();
         let closes = self.dice.one_in(2);
         if closes {
-            leave(&*half, &self.pair.ends[side].peer);
-            self.pair.wardens[side].close();
+            leave(&*path, &self.pair.contexts[side].peer);
+            self.pair.drivers[side].close();
         } else {
-            self.pair.wardens[side].give_up(Error::Internal("on purpose".to_owned()));
+            self.pair.drivers[side].give_up(Error::Internal("on purpose".to_owned()));
         }
         if side == 1 && (holds_buffers || !closes) {
             self.model.take_back(&mut self.fabric.to);
@@ -398,7 +397,7 @@ impl<'f> Run<'f> {
         self.model.check_what_was_handed_back(&self.fabric.to);
         self.tally.messages = self.model.groups.iter().map(|group| group.parts.len() as u64).sum();
         let Self { fabric, pair, tally, .. } = self;
-        drop((pair, half));
+        drop((pair, path));
         assert_eq!(fabric.queue_pairs(), 0, "queue pairs stay");
         tally
     }
@@ -409,7 +408,7 @@ impl<'f> Run<'f> {
             self.model.groups.iter().flat_map(|group| &group.parts).find(|part| part.send.is_some() && !part.is_sent);
         let mut path = self.pair.send.enter().unwrap();
         if let Some(request) = running.and_then(|part| part.send)
-            && path.test(&self.pair.ends[0], request).is_err()
+            && path.test(&self.pair.contexts[0], request).is_err()
         {
             return false;
         }
@@ -418,7 +417,7 @@ impl<'f> Run<'f> {
         let part = &mut group.parts[tag];
         Model::fill(&mut self.fabric.from, self.seed, part);
         let addr = self.fabric.from.as_ptr() as u64 + part.at as u64;
-        match path.isend(&self.pair.ends[0], addr, part.bytes, tag as i32, &self.fabric.out) {
+        match path.isend(&self.pair.contexts[0], addr, part.bytes, tag as i32, &self.fabric.out) {
             Ok(request) => part.send = request,
             Err(_) => return false,
         }
@@ -433,7 +432,7 @@ impl<'f> Run<'f> {
                 continue;
             }
             let mut path = self.pair.recv.enter().unwrap();
-            match path.test(&self.pair.ends[1], group.receive, |_, _| {}) {
+            match path.test(&self.pair.contexts[1], group.receive, |_, _| {}) {
                 Ok(is_told) => group.is_told = is_told,
                 Err(_) => return false,
             }
@@ -448,8 +447,8 @@ impl<'f> Run<'f> {
         let first = self.dice.below(2) as usize;
         let limit = self.fabric.now_ns() + PATIENCE_NS;
         for side in [first, 1 - first] {
-            self.pair.wardens[side].close();
-            while self.pair.ends[1 - side].peer.presence() == Presence::Here {
+            self.pair.drivers[side].close();
+            while self.pair.contexts[1 - side].peer.presence() == Presence::Here {
                 self.watch();
                 self.fabric.pass(1_000_000);
                 assert!(self.fabric.now_ns() < limit, "side {side} closes and the other does not hear of it");
@@ -458,7 +457,7 @@ impl<'f> Run<'f> {
         // The last optional receives may be heard of late, and nobody waits for them.
         let groups = &self.model.groups;
         let waited_for = groups.iter().position(|group| group.optional).unwrap_or(groups.len()) as u64;
-        let told = self.pair.ends[0].peer.presence();
+        let told = self.pair.contexts[0].peer.presence();
         let all = groups.len() as u64;
         assert!(
             matches!(told, Presence::Closed { delivered } if (waited_for..=all).contains(&delivered)),

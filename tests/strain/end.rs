@@ -10,7 +10,7 @@
 
 use super::heap;
 use crate::common::{fill, is_filled, mix, until};
-use nccl_net_spark::comm::{Host, ListenComm, RecvComm, RecvPart, Registration, SendComm, connect, listen};
+use nccl_net_spark::comm::{Host, ListenComm, RecvComm, RecvPart, Registration, SendComm};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::plugin::bring_up;
 use nccl_net_spark::verbs::HostMemory;
@@ -154,7 +154,7 @@ impl Process {
                 silent.push(number);
                 continue;
             }
-            let (door, handle) = listen::listen(&self.host).unwrap();
+            let (door, handle) = self.host.listen().unwrap();
             let hex: String = handle.iter().map(|byte| format!("{byte:02x}")).collect();
             println!("peer handle {number} {hex}");
             doors.push((number, door));
@@ -170,7 +170,7 @@ impl Process {
                 }
                 None => true,
             });
-            handles.retain_mut(|(number, handle)| match connect::connect(&self.host, handle, None).unwrap() {
+            handles.retain_mut(|(number, handle)| match self.host.connect(handle, None).unwrap() {
                 Some(send) => {
                     connections.push(Connection::new(self, *number, End::Sends(send), places));
                     false
@@ -255,7 +255,7 @@ impl Process {
             libc::malloc_trim(0);
             libc::mallinfo()
         };
-        let ((blocks, bytes), registrations) = (heap::in_use(), self.host.registrations_in_use());
+        let ((blocks, bytes), registrations) = (heap::in_use(), self.host.process().registrations.in_use());
         // mallinfo2 came with glibc 2.33, and Debian 11 has 2.31. These are 32 bits wide: a process here has less than 4 GiB.
         let heap_bytes = u64::from(all.uordblks as u32) + u64::from(all.hblkhd as u32);
         println!("gauge {heap_bytes} {blocks} {bytes} {registrations} {} {}", self.messages, self.bytes);

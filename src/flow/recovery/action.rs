@@ -1,7 +1,7 @@
 //! What recovery asks of its caller, and tells it.
 
 use crate::wire::control::{Letter, Notice, Received};
-use crate::wire::message::{QpEnd, RailAdvert};
+use crate::wire::fields::{QpEnd, RailAdvert};
 
 /// The accepting side's part of a reconnection.
 #[derive(Debug, Clone, PartialEq)]

@@ -4,7 +4,7 @@ mod search;
 mod world;
 
 use super::*;
-use crate::wire::message::Attachment;
+use crate::wire::fields::Attachment;
 
 const LIMITS: Limits = Limits { loss: 30 * SECOND, probe: 5 * SECOND };
 

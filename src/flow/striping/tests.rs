@@ -1,6 +1,6 @@
 use super::*;
 use crate::flow::ways::End;
-use crate::wire::message::Attachment;
+use crate::wire::fields::Attachment;
 use std::collections::VecDeque;
 
 const MIN: u64 = 16 * 1024;

@@ -1,12 +1,13 @@
-//! The service thread's orders and its waker (`comm/service.rs`), as NCCL's threads give them: no order is lost, whether the thread
+//! The service thread's orders and its waker (`comm/recovery/service.rs`), as NCCL's threads give them: no order is lost, whether the thread
 //! works, waits, or ends for want of work. The pipe's wait has no time-out here, so an order that only a time-out would save
 //! shows as a deadlock; one that is never obeyed too, because each model ends when its connections are gone.
 
 use loom::model::Builder;
 use loom::thread;
 use loom_models::comm::channel::Channel;
-use loom_models::comm::service::Service;
-use loom_models::comm::warden::{Notes, Warden};
+use loom_models::comm::datapath::waker::Waker;
+use loom_models::comm::recovery::driver::{Driver, Notes};
+use loom_models::comm::recovery::service::Service;
 use std::sync::Arc;
 
 /// Switches between threads where the one that runs could go on; known bugs take two.
@@ -19,18 +20,18 @@ fn model(run: impl Fn() + Sync + Send + 'static) {
 }
 
 /// One connection's life.
-fn connection(service: &Service, nudges: u32) {
+fn connection(service: &Service, wakes: u32) {
     let notes = Arc::new(Notes::default());
-    let id = service.watch(Channel, Warden::new(&notes)).unwrap();
-    for _ in 0..nudges {
-        service.nudge();
+    let id = service.watch(Channel, Driver::new(&notes), |_| Ok(())).unwrap();
+    for _ in 0..wakes {
+        service.wake();
     }
-    if nudges > 0 {
+    if wakes > 0 {
         notes.once(|told| told.news > 0);
     }
     service.close(id);
     let told = notes.once(|told| told.gone);
-    assert!(told.closed && !told.failed && told.news <= nudges, "{told:?}");
+    assert!(told.closed && !told.failed && told.news <= wakes, "{told:?}");
 }
 
 #[test]
@@ -65,8 +66,8 @@ fn two_connections_of_two_threads() {
 fn news_when_nothing_is_watched_start_nothing() {
     model(|| {
         let service = Service::default();
-        service.nudge();
+        service.wake();
         connection(&service, 0);
-        service.nudge();
+        service.wake();
     });
 }

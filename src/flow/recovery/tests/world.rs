@@ -5,7 +5,7 @@ use super::super::{
 };
 use crate::wire::PARTS;
 use crate::wire::control::{Letter, OpenReceive, Received};
-use crate::wire::message::{Attachment, QpEnd, RailAdvert};
+use crate::wire::fields::{Attachment, QpEnd, RailAdvert};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 const RAILS: usize = 2;

@@ -1,4 +1,4 @@
-//! What `comm/service.rs` asks of the crate of this name: waiting, on `loom_std`'s pipes.
+//! What `comm/recovery/service.rs` asks of the crate of this name: waiting, on `loom_std`'s pipes.
 
 /// Waiting for descriptors.
 pub mod poll {

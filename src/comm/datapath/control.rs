@@ -1,0 +1,197 @@
+//! What recovery asks of a data path when a rail is lost or returns.
+//!
+//! A data path belongs to NCCL's thread; the service thread borrows it through the same [`TryCell`], for moments.
+
+use super::context::PathContext;
+use super::fault::{Fault, lanes_text};
+use super::lane::{Lane, LaneWrite};
+use super::peer::{Peer, Presence};
+use super::status::{Loss, Status};
+use super::try_cell::{TryCell, TryCellGuard, UNUSED};
+use crate::error::{Error, Quick, Result};
+use crate::flow::striping::Striping;
+use crate::wire::control::Received;
+use std::ops::{Deref, DerefMut};
+
+/// A data path, of either direction, when a rail is lost or returns: what it does for itself, and for recovery.
+pub trait DataPath: Send {
+    /// Its status. The lanes of the losses there are closed.
+    fn status(&mut self) -> &mut Status;
+
+    /// Its lanes.
+    fn lanes(&mut self) -> &mut [Lane];
+
+    /// What goes by which of them.
+    fn striping(&mut self) -> &mut Striping;
+
+    /// The number of the oldest message that runs, and of the one to begin next.
+    fn span(&self) -> (u64, u64);
+
+    /// A rail is lost: stops its queue pairs, takes in what has come, and closes the lane.
+    fn lose(&mut self, context: &PathContext, lane: usize);
+
+    /// What has come to a receiver; of a sender, nothing.
+    fn received(&self) -> Received;
+
+    /// Both ends have stopped a lane, and the peer had received this: what is missing goes by other lanes.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] when memory that is still needed was deregistered.
+    fn recover(&mut self, context: &PathContext, lane: usize, received: &Received) -> Result<()>;
+
+    /// A closed lane carries again, with new queue pairs: from here on it is used.
+    ///
+    /// # Errors
+    /// As [`DataPath::recover`].
+    fn regain(&mut self, context: &PathContext, lane: usize, new: Lane) -> Result<()>;
+
+    /// Looks at what nobody may be looking at: NCCL's thread sleeps when it waits for nothing. Whether something had come.
+    ///
+    /// # Errors
+    /// Why the connection has failed.
+    fn tend(&mut self, context: &PathContext) -> Result<bool>;
+
+    /// Whether something that a loss has left undone waits for room on a rail, and for [`DataPath::tend`].
+    fn is_owing(&mut self) -> bool;
+
+    /// How many receives, from the first on, have all their bytes; 0 of a sender.
+    fn delivered(&self) -> u64;
+
+    /// Whether its caller has buffers here that a NIC may still read or write, and has not been told that they are its own again.
+    fn holds_buffers(&self) -> bool;
+
+    /// Something failed on a rail: the rail is lost, or the connection.
+    ///
+    /// # Errors
+    /// Why the connection has failed.
+    #[cold]
+    fn fault(&mut self, context: &PathContext, lane: usize, fault: Fault) -> Quick<()> {
+        if let Presence::Closed { .. } = context.peer.presence() {
+            // A peer that has closed takes its queue pairs away: what it had received it has said, and what it did not need fails.
+            if let Fault::Device(_) = fault {
+                self.lanes()[lane].close();
+                self.striping().lose(lane);
+            }
+            return Ok(());
+        }
+        match fault {
+            Fault::Rail(why) | Fault::Device(why) => self.lose_by(context, lane, why),
+            Fault::Doubtful(why) => {
+                let (oldest, next) = self.span();
+                if self.status().is_struck_out(oldest, next) {
+                    return self.fault(context, lane, Fault::Fatal(format!("{why}; other rails failed on it before")));
+                }
+                self.lose_by(context, lane, why);
+            }
+            Fault::Fatal(why) => {
+                let lanes = self.lanes();
+                let Lane { rail, peer_rail: there, .. } = &lanes[lane];
+                let (here, peer, all) = (rail.name(), &context.peer.name, lanes_text(lanes));
+                let error = Error::Network(format!("rail {here} to {peer} failed: {why} (peer rail {there}); {all}"));
+                return Err(self.end(Box::new(error)));
+            }
+        }
+        Ok(())
+    }
+
+    /// The connection has failed: its queue pairs are taken away before its caller hears of it, who may use its buffers for
+    /// something else from then on. What the caller is told, which is the first error.
+    #[cold]
+    fn end(&mut self, error: Box<Error>) -> Box<Error> {
+        self.lanes().iter_mut().for_each(Lane::stop);
+        self.lanes().iter_mut().for_each(Lane::close);
+        self.status().fail(error)
+    }
+
+    /// The data path finds a rail lost, and tells the service thread.
+    #[cold]
+    fn lose_by(&mut self, context: &PathContext, lane: usize, why: String) {
+        if self.lanes()[lane].is_open() {
+            self.lose(context, lane);
+            self.status().lost(Loss { lane, why });
+            context.waker.wake();
+        }
+    }
+
+    /// Posts a write on the first queue pair of a lane, if it is open and has room.
+    fn post(&mut self, context: &PathContext, lane: usize, write: &LaneWrite) {
+        if let Some(slot) = self.lanes()[lane].slot(0)
+            && let Err(error) = slot.write(write, None)
+        {
+            self.lose_by(context, lane, error.to_string());
+        }
+    }
+}
+
+/// The caller closes its connection. What it still waits for ends here, so that no NIC touches its buffers afterwards; else the queue
+/// pairs stay for what the peer has to confirm.
+pub fn leave(path: &dyn SharedPath, peer: &Peer) {
+    let Some(mut path) = path.borrow() else { return };
+    if path.holds_buffers() {
+        tracing::debug!("connection with {} closed while requests were running: they are cancelled", peer.name);
+        path.end(Box::new(Error::Usage("connection closed while requests were running".to_owned())));
+    }
+    // The lanes may stay for a while, and the job's last line does not wait for them.
+    path.lanes().iter_mut().for_each(Lane::report);
+}
+
+/// A data path that the service thread can borrow from the thread that uses it.
+pub trait SharedPath: Send + Sync {
+    /// Borrows the data path as soon as its user lets go of it: a call on it takes microseconds and waits for nothing. That does not
+    /// count as a use. `None` after a panic went through a user: the data path is not used again.
+    fn borrow(&self) -> Option<PathGuard<'_>>;
+
+    /// Whether nobody has used the data path since this was last asked.
+    fn is_unused(&self) -> bool;
+}
+
+/// A borrowed data path; given back when dropped.
+pub struct PathGuard<'a>(Box<dyn Borrowed<'a> + 'a>);
+
+/// A [`TryCellGuard`] of either direction's data path.
+trait Borrowed<'a> {
+    fn path(&self) -> &(dyn DataPath + 'a);
+    fn path_mut(&mut self) -> &mut (dyn DataPath + 'a);
+}
+
+impl<'a, P: DataPath + 'a> Borrowed<'a> for TryCellGuard<'a, P, UNUSED> {
+    fn path(&self) -> &(dyn DataPath + 'a) {
+        &**self
+    }
+
+    fn path_mut(&mut self) -> &mut (dyn DataPath + 'a) {
+        &mut **self
+    }
+}
+
+impl<'a> Deref for PathGuard<'a> {
+    type Target = dyn DataPath + 'a;
+
+    fn deref(&self) -> &Self::Target {
+        self.0.path()
+    }
+}
+
+impl DerefMut for PathGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        self.0.path_mut()
+    }
+}
+
+impl<P: DataPath> SharedPath for TryCell<P> {
+    fn borrow(&self) -> Option<PathGuard<'_>> {
+        loop {
+            if let Some(path) = self.visit() {
+                return Some(PathGuard(Box::new(path)));
+            }
+            if self.is_broken() {
+                return None;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    fn is_unused(&self) -> bool {
+        TryCell::is_unused(self)
+    }
+}

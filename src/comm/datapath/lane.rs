@@ -1,0 +1,417 @@
+//! One rail of one connection: its queue pairs, its completion queue, and how full they are.
+
+use crate::comm::datapath::wr_id::{Work, WrId};
+use crate::comm::rail::path_quality::PathQuality;
+use crate::comm::rail::{Look, Rail};
+use crate::config::Config;
+use crate::error::{Error, Quick, Result};
+use crate::verbs::{Completion, CompletionBuffer, Cq, Path, Qp, QpCaps, Readable, Remote, Timing, Write};
+use crate::wire::cts::ENTRY_BYTES;
+use crate::wire::fields::QpEnd;
+use crate::wire::{PARTS, SLOTS};
+use std::sync::Arc;
+
+pub use crate::flow::recovery::Role;
+
+/// Writes in flight on a sender's queue pair. NCCL keeps up to 32 receives open on a connection; a group of eight for each
+/// of them finds room here by and by.
+const SENDER_DEPTH: u32 = 128;
+/// Sends up to this size travel in the work request itself: the NIC need not fetch them, which takes a PCIe round trip.
+/// With it a request of mlx5's takes 192 bytes of its queue.
+const SENDER_INLINE_BYTES: u32 = 128;
+/// Writes in flight on a receiver's queue pair: one clear-to-send for each slot, and room for those whose completion
+/// comes with a later one.
+const RECEIVER_DEPTH: u32 = 4 * SLOTS as u32;
+/// A write that nobody waits for is signaled when this many unsignaled ones went before it.
+const SIGNAL_EVERY: u16 = 16;
+/// Receives that immediates have used up are posted again in batches of this size.
+const REFILL: u32 = 64;
+/// Receives kept on a receiver's queue pair: an immediate for every part of every slot cannot find it empty, even
+/// just before a batch is posted again.
+const RECEIVE_DEPTH: u32 = (SLOTS * PARTS) as u32 + REFILL;
+
+/// One rail of one connection.
+pub struct Lane {
+    /// This host's rail.
+    pub rail: Arc<Rail>,
+    /// The peer's rail, for messages.
+    pub peer_rail: String,
+    /// What this process's connections measured of the path to it.
+    pub path_quality: Arc<PathQuality>,
+    /// None while the rail is lost.
+    queues: Vec<Queue>,
+    inline_bytes: u32,
+    /// As long as there are queue pairs.
+    cq: Option<Cq>,
+    turn: usize,
+    pending: u32,
+    /// Bytes of large writes under way, which the rail knows of too.
+    backlog_bytes: u64,
+    sent_bytes: u64,
+    sent_shares: u64,
+}
+
+struct Queue {
+    qp: Qp,
+    psn: u32,
+    room: u32,
+    unsignaled: u16,
+    used_receives: u32,
+    /// Whether a receive of it came back unused: it is stopped, and all that came by it before has been polled.
+    is_flushed: bool,
+}
+
+/// Room for one write on a queue pair of a lane.
+pub struct LaneSlot<'a> {
+    queue: &'a mut Queue,
+    index: u8,
+    pending: &'a mut u32,
+}
+
+/// A write of registered memory.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LaneWrite {
+    /// What it is.
+    pub work: Work,
+    /// Where to read.
+    pub local_addr: u64,
+    /// Local key.
+    pub lkey: u32,
+    /// How much.
+    pub bytes: u32,
+    /// Where to write.
+    pub remote: Remote,
+    /// Immediate data.
+    pub immediate: Option<u32>,
+    /// Whether its completion is waited for.
+    pub signaled: bool,
+}
+
+/// How the two ends of a lane find each other.
+pub struct Route<'a> {
+    /// This side's rail, as it was just looked at.
+    pub look: &'a Look,
+    /// This side's address.
+    pub gid: [u8; 16],
+    /// The peer's address.
+    pub peer_gid: [u8; 16],
+    /// Path MTU.
+    pub mtu_bytes: u32,
+    /// The peer's queue pairs.
+    pub ends: &'a [QpEnd],
+    /// NCCL's traffic class for this connection, if the job set one.
+    pub traffic_class: Option<u8>,
+}
+
+impl Lane {
+    /// Creates the queue pairs of a lane, not connected yet.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the device refuses.
+    pub fn open(rail: &Arc<Rail>, role: Role, queue_count: usize) -> Result<Lane> {
+        let context = rail.pd.context();
+        let limit = context.limits().max_qp_wr.max(1);
+        let caps = match role {
+            Role::Sender => QpCaps {
+                send_requests: SENDER_DEPTH.min(limit),
+                receive_requests: 1,
+                inline_bytes: SENDER_INLINE_BYTES,
+            },
+            Role::Receiver if limit < RECEIVE_DEPTH => {
+                let what = format!(
+                    "{}: the device allows {limit} work requests per QP, {RECEIVE_DEPTH} are needed",
+                    rail.name()
+                );
+                return Err(Error::Missing(what));
+            }
+            Role::Receiver => QpCaps {
+                send_requests: RECEIVER_DEPTH,
+                receive_requests: RECEIVE_DEPTH,
+                inline_bytes: ENTRY_BYTES as u32,
+            },
+        };
+        // A full flush: every request of every queue pair can complete with an error at once.
+        let flush = (caps.send_requests + caps.receive_requests) * queue_count as u32;
+        if flush > context.limits().max_cqe {
+            let (name, most) = (rail.name(), context.limits().max_cqe);
+            return Err(Error::Missing(format!("{name}: the device allows {most} entries per CQ, {flush} are needed")));
+        }
+        let cq = Cq::new(context, flush)?;
+        let mut queues = Vec::with_capacity(queue_count);
+        for _ in 0..queue_count {
+            let room = caps.send_requests;
+            let mut qp = Qp::new(&rail.pd, &cq, QpCaps { ..caps })?;
+            qp.init(rail.info.port)?;
+            let psn = random_psn()?;
+            queues.push(Queue { qp, psn, room, unsignaled: 0, used_receives: 0, is_flushed: false });
+        }
+        let (peer_rail, path_quality, turn) = Default::default();
+        let (pending, backlog_bytes, sent_bytes, sent_shares) = Default::default();
+        let rail = Arc::clone(rail);
+        let inline_bytes = queues.iter().map(|queue| queue.qp.inline_bytes()).min().unwrap_or(0);
+        Ok(Lane {
+            rail,
+            peer_rail,
+            path_quality,
+            queues,
+            inline_bytes,
+            cq: Some(cq),
+            turn,
+            pending,
+            backlog_bytes,
+            sent_bytes,
+            sent_shares,
+        })
+    }
+
+    /// This side's queue pairs.
+    pub fn ends(&self) -> Vec<QpEnd> {
+        self.queues.iter().map(|queue| QpEnd { number: queue.qp.number(), psn: queue.psn }).collect()
+    }
+
+    /// Connects the queue pairs; a receiver's are given their receives first.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the peer's address cannot be resolved or the device refuses; [`Error::Network`] when the agreed address is gone; [`Error::Protocol`] when the peer
+    /// named another number of queue pairs.
+    pub fn connect(&mut self, role: Role, config: &Config, route: &Route<'_>) -> Result<()> {
+        if route.ends.len() != self.queues.len() {
+            let (theirs, ours) = (route.ends.len(), self.queues.len());
+            return Err(Error::Protocol(format!("the peer sent {theirs} queue pairs; {ours} were agreed")));
+        }
+        let most = route.look.port.active_mtu_bytes;
+        if route.mtu_bytes > most {
+            let (mtu_bytes, name) = (route.mtu_bytes, self.rail.name());
+            return Err(Error::Protocol(format!(
+                "the peer asked for path MTU {mtu_bytes} on {name}, whose port has {most}"
+            )));
+        }
+        let gid_index = route
+            .look
+            .gid_index(&route.gid)
+            .ok_or_else(|| Error::Network(format!("{} no longer has the agreed address", self.rail.name())))?;
+        self.path_quality = self.rail.path_qualities.of(route.peer_gid);
+        for (index, (queue, end)) in self.queues.iter_mut().zip(route.ends).enumerate() {
+            if role == Role::Receiver {
+                queue.qp.post_receives(RECEIVE_DEPTH, receive_id(index as u8))?;
+            }
+            queue.qp.ready_to_receive(&Path {
+                port: self.rail.info.port,
+                mtu_bytes: route.mtu_bytes,
+                remote_qp: end.number,
+                receive_psn: end.psn,
+                gid_index,
+                remote_gid: route.peer_gid,
+                traffic_class: route.traffic_class.unwrap_or(config.traffic_class),
+                service_level: config.service_level,
+            })?;
+            let (timeout, retry_count) = (config.timeout, config.retry_count);
+            queue.qp.ready_to_send(&Timing { timeout, retry_count, send_psn: queue.psn })?;
+        }
+        Ok(())
+    }
+
+    /// The queue pair for the next message: they take turns.
+    #[inline(always)]
+    pub fn next_queue(&mut self) -> u8 {
+        let queue = self.turn;
+        self.turn = if queue + 1 < self.queues.len() { queue + 1 } else { 0 };
+        queue as u8
+    }
+
+    /// How many queue pairs there are.
+    pub fn queue_count(&self) -> usize {
+        self.queues.len()
+    }
+
+    /// Largest write whose bytes travel in the work request itself.
+    #[inline(always)]
+    pub fn inline_bytes(&self) -> u32 {
+        self.inline_bytes
+    }
+
+    /// Whether completions of writes are due.
+    #[inline(always)]
+    pub fn has_pending(&self) -> bool {
+        self.pending > 0
+    }
+
+    /// Whether a queue pair takes another write.
+    #[inline(always)]
+    pub fn has_room(&self, queue: u8) -> bool {
+        self.queues.get(usize::from(queue)).is_some_and(|queue| queue.room > 0)
+    }
+
+    /// Room for one write on a queue pair.
+    #[inline(always)]
+    pub fn slot(&mut self, index: u8) -> Option<LaneSlot<'_>> {
+        let queue = self.queues.get_mut(usize::from(index)).filter(|queue| queue.room > 0)?;
+        Some(LaneSlot { queue, index, pending: &mut self.pending })
+    }
+
+    /// Room for one write on the queue pair whose turn it is.
+    #[inline(always)]
+    pub fn next_slot(&mut self) -> Option<LaneSlot<'_>> {
+        let queue = self.next_queue();
+        self.slot(queue)
+    }
+
+    /// The completions that have come.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the device is gone.
+    #[inline(always)]
+    pub fn poll<'a>(&mut self, buffer: &'a mut CompletionBuffer) -> Quick<&'a [Completion]> {
+        match &mut self.cq {
+            Some(cq) => cq.poll(buffer),
+            None => Ok(&[]),
+        }
+    }
+
+    /// Whether it has queue pairs: it has none while its rail is lost.
+    #[inline(always)]
+    pub fn is_open(&self) -> bool {
+        self.cq.is_some()
+    }
+
+    /// Stops the queue pairs: nothing comes in or goes out by them from here on, and what has come can still be polled.
+    #[cold]
+    pub fn stop(&mut self) {
+        for queue in &mut self.queues {
+            if let Err(error) = queue.qp.fail() {
+                // Then it is gone already, with its device; destroying it stops it in any case.
+                tracing::debug!("{error}");
+            }
+        }
+    }
+
+    /// Posts a write on every queue pair, to see whether each carries.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the device refuses one; [`Error::Internal`] when a queue pair has no room.
+    pub fn write_on_each(&mut self, write: &LaneWrite) -> Result<()> {
+        for queue in 0..self.queue_count() {
+            let full = || Error::Internal(format!("queue pair {queue} has no room for a test write"));
+            self.slot(queue as u8).ok_or_else(full)?.write(write, None)?;
+        }
+        Ok(())
+    }
+
+    /// A receive came back unused. (Receives complete in order, and a receiver's queue pairs always have some.)
+    #[cold]
+    pub fn flushed(&mut self, index: u8) {
+        if let Some(queue) = self.queues.get_mut(usize::from(index)) {
+            queue.is_flushed = true;
+        }
+    }
+
+    /// Whether all that a receiver's queue pairs had received when they were stopped has been polled.
+    #[cold]
+    pub fn is_drained(&self) -> bool {
+        self.queues.iter().all(|queue| queue.is_flushed)
+    }
+
+    /// Takes the queue pairs away, with all that was not polled.
+    #[cold]
+    pub fn close(&mut self) {
+        self.queues.clear();
+        self.cq = None;
+        (self.pending, self.turn) = (0, 0);
+        self.rail.settled(std::mem::take(&mut self.backlog_bytes));
+    }
+
+    /// A signaled write completed.
+    #[inline(always)]
+    pub fn retire(&mut self, id: WrId) {
+        if let Some(queue) = self.queues.get_mut(usize::from(id.queue())) {
+            queue.room += u32::from(id.retires());
+            self.pending = self.pending.saturating_sub(1);
+        }
+    }
+
+    /// An immediate used up a receive.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the device refuses the next batch.
+    #[inline(always)]
+    pub fn used_receive(&mut self, index: u8) -> Quick<()> {
+        let Some(queue) = self.queues.get_mut(usize::from(index)) else { return Ok(()) };
+        queue.used_receives += 1;
+        if queue.used_receives < REFILL {
+            return Ok(());
+        }
+        queue.used_receives = 0;
+        queue.qp.post_receives(REFILL, receive_id(index))
+    }
+
+    /// A large share was given to this lane: other connections on the rail should know.
+    #[inline(always)]
+    pub fn began(&mut self, bytes: u64) {
+        self.backlog_bytes += bytes;
+        self.rail.posted(bytes);
+    }
+
+    /// It was confirmed.
+    #[inline(always)]
+    pub fn finished(&mut self, bytes: u64) {
+        self.backlog_bytes = self.backlog_bytes.saturating_sub(bytes);
+        self.rail.settled(bytes);
+    }
+
+    /// Payload bytes confirmed on this lane, and in how many writes, since it carries.
+    pub fn sent(&self) -> (u64, u64) {
+        (self.sent_bytes, self.sent_shares)
+    }
+
+    /// Tells the rail what was sent by this lane since it was last told.
+    pub fn report(&mut self) {
+        self.rail.sent(std::mem::take(&mut self.sent_bytes), std::mem::take(&mut self.sent_shares));
+    }
+
+    /// A share of any size was confirmed.
+    #[inline(always)]
+    pub fn count(&mut self, bytes: u64) {
+        self.sent_bytes += bytes;
+        self.sent_shares += 1;
+    }
+}
+
+impl LaneSlot<'_> {
+    /// Posts a write. With `inline`, of at most [`Lane::inline_bytes`] bytes, those are read at once; otherwise the device
+    /// reads the local address some time before the completion.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the device refuses.
+    #[inline(always)]
+    pub fn write(self, write: &LaneWrite, inline: Option<Readable<'_>>) -> Quick<()> {
+        let Self { queue, index, pending } = self;
+        queue.room -= 1;
+        let retires = queue.unsignaled + 1;
+        let signaled = write.signaled || retires >= SIGNAL_EVERY;
+        queue.unsignaled = if signaled { 0 } else { retires };
+        *pending += u32::from(signaled);
+        let wr_id = WrId::new(write.work, index, retires).bits();
+        let LaneWrite { local_addr, lkey, bytes, remote, immediate, .. } = *write;
+        match inline {
+            Some(bytes) => queue.qp.write_inline(bytes, remote, immediate, wr_id, signaled),
+            None => queue.qp.write(&Write { local_addr, bytes, lkey, remote, immediate, wr_id, signaled }),
+        }
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        self.rail.settled(self.backlog_bytes);
+        self.report();
+    }
+}
+
+fn receive_id(queue: u8) -> u64 {
+    WrId::new(Work::Receive, queue, 0).bits()
+}
+
+/// Random, so that a packet of an earlier connection is not taken for one of this.
+fn random_psn() -> Result<u32> {
+    let random = getrandom::u32().map_err(|e| Error::Missing(format!("cannot get random numbers: {e}")))?;
+    Ok(random & 0xff_ffff)
+}

@@ -1,0 +1,86 @@
+//! This side's board ([`crate::wire::board`]) and the way to the peer's: letters in and out.
+
+use crate::comm::datapath::lane::LaneWrite;
+use crate::comm::datapath::wr_id::Work;
+use crate::verbs::{Region, Remote};
+use crate::wire::MAX_RAILS;
+use crate::wire::board::{INBOX_AT, OUTBOX_AT, PROBE_AT, PROBE_BYTES};
+use crate::wire::control::{LETTER_WORDS, Letter};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Both boards of a connection.
+pub struct Mailboxes {
+    /// This side's.
+    pub region: Arc<Region>,
+    /// Its keys for this side's NICs, by lane.
+    pub lkeys: [u32; MAX_RAILS],
+    /// The peer's.
+    pub far: PeerMailbox,
+}
+
+/// The peer's board.
+#[derive(Debug, Clone, Copy)]
+pub struct PeerMailbox {
+    /// Its address there.
+    pub addr: u64,
+    /// Its keys, by lane.
+    pub rkeys: [u32; MAX_RAILS],
+}
+
+impl Mailboxes {
+    /// The letter that came in, once; `None` while there is no new one whole.
+    pub fn take_letter(&self) -> Option<Letter> {
+        let inbox = self.region.words().get(INBOX_AT / 8..INBOX_AT / 8 + LETTER_WORDS)?;
+        // Acquire: whatever is done because of the letter comes after it. The digest tells a whole letter from a torn one,
+        // so the order of the NIC's stores does not matter, nor that of the other loads.
+        let (number, heard) = (inbox[0].load(Ordering::Acquire), inbox[1].load(Ordering::Relaxed));
+        if number == 0 && heard == 0 {
+            return None;
+        }
+        let words = std::array::from_fn(|at| inbox[at].load(Ordering::Relaxed));
+        let letter = Letter::from_words(&words)?;
+        // Taken: the same one, should it come again, shows as new. One that comes at this very moment may be torn by this; it
+        // is sent again until it is heard.
+        inbox[0].store(0, Ordering::Relaxed);
+        inbox[1].store(0, Ordering::Relaxed);
+        Some(letter)
+    }
+
+    /// Puts a letter down to be read by NICs; its size in bytes. One that is still being read is torn by this, which its reader
+    /// sees.
+    pub fn put_letter(&self, letter: &Letter) -> u32 {
+        let words = letter.to_words();
+        for (cell, word) in self.region.words().iter().skip(OUTBOX_AT / 8).zip(&words) {
+            // Relaxed: the provider orders these before the doorbell that makes the NIC read them.
+            cell.store(*word, Ordering::Relaxed);
+        }
+        (words.len() * 8) as u32
+    }
+
+    /// The write that brings it to the peer by a lane.
+    pub fn letter_write(&self, lane: usize, bytes: u32) -> LaneWrite {
+        LaneWrite { bytes, work: Work::Letter, ..self.write(lane, OUTBOX_AT, INBOX_AT) }
+    }
+
+    /// A write that tries a lane with a packet of `mtu_bytes`. A whole one: a switch or port with a smaller MTU on the way passes
+    /// empty ones.
+    pub fn probe_write(&self, lane: usize, mtu_bytes: u32) -> LaneWrite {
+        LaneWrite {
+            bytes: mtu_bytes.min(PROBE_BYTES as u32),
+            work: Work::Probe,
+            ..self.write(lane, PROBE_AT, PROBE_AT)
+        }
+    }
+
+    fn write(&self, lane: usize, from: usize, to: usize) -> LaneWrite {
+        let at = lane % MAX_RAILS;
+        LaneWrite {
+            local_addr: self.region.addr() + from as u64,
+            lkey: self.lkeys[at],
+            remote: Remote { addr: self.far.addr + to as u64, rkey: self.far.rkeys[at] },
+            signaled: true,
+            ..LaneWrite::default()
+        }
+    }
+}

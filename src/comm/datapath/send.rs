@@ -1,0 +1,436 @@
+//! The sending half of a connection: the data path of `isend` and of `test` on sends. What it does when a rail is lost is in
+//! `send/failover.rs`.
+
+mod failover;
+
+use crate::comm::datapath::clock::Clock;
+use crate::comm::datapath::context::PathContext;
+use crate::comm::datapath::control::DataPath;
+use crate::comm::datapath::fault::{Fault, Stalled, broken_protocol, not_in_flight, outside};
+use crate::comm::datapath::lane::{Lane, LaneWrite};
+use crate::comm::datapath::load::Sending;
+use crate::comm::datapath::parts::PathParts;
+use crate::comm::datapath::peer::{Peer, Presence};
+use crate::comm::datapath::stall::StallTimer;
+use crate::comm::datapath::status::Status;
+use crate::comm::datapath::wr_id::{Work, WrId};
+use crate::comm::log::once::Direction;
+use crate::comm::rail::registration::Registration;
+use crate::error::{Error, Quick};
+use crate::flow::next::{Head, Peek};
+use crate::flow::plan::Shares;
+use crate::flow::sends::{Route, Sends};
+use crate::flow::striping::Striping;
+use crate::verbs::{CompletionBuffer, Mr, Region, Remote};
+use crate::wire::immediate::{Immediate, MAX_LEADS};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What the data path works on.
+pub struct SendPath {
+    sends: Sends,
+    lanes: Vec<Lane>,
+    ring: Arc<Region>,
+    /// The ring's registrations, one a lane.
+    _ring_keys: Vec<Mr>,
+    striping: Striping,
+    clock: Clock,
+    /// The last reading of the clock.
+    now_ns: u64,
+    chunk_bytes: u64,
+    /// Up to this size a send is one write on one rail.
+    whole_bytes: u64,
+    /// The largest send, as many full chunks as an immediate can name and one more.
+    most_bytes: u64,
+    buffer: CompletionBuffer,
+    stall: StallTimer,
+    status: Status,
+    /// Lanes that both context have stopped, a bit each.
+    fenced: u8,
+}
+
+/// What `isend` was asked to send.
+#[derive(Clone, Copy)]
+struct Send<'a> {
+    addr: u64,
+    bytes: u64,
+    tag: i32,
+    memory: &'a Registration,
+}
+
+impl Send<'_> {
+    /// Where the bytes are, and what names their memory.
+    #[inline(always)]
+    fn source(&self) -> (u64, u32) {
+        (self.addr, self.memory.id)
+    }
+
+    /// The memory's key on a lane's rail.
+    #[inline(always)]
+    fn lkey(&self, lane: &Lane) -> u32 {
+        self.memory.keys(lane.rail.index).map_or(0, |keys| keys.lkey)
+    }
+}
+
+impl SendPath {
+    /// A path over connected lanes. The peer writes its clear-to-sends into the region.
+    pub fn new(parts: PathParts) -> Self {
+        let PathParts { lanes, region: ring, keys: _ring_keys, chunk_bytes, striping, .. } = parts;
+        let chunk_bytes = u64::from(chunk_bytes);
+        Self {
+            sends: Sends::new(),
+            lanes,
+            ring,
+            _ring_keys,
+            whole_bytes: striping.whole_bytes().min(chunk_bytes),
+            striping,
+            clock: Clock::start(),
+            now_ns: 0,
+            chunk_bytes,
+            most_bytes: chunk_bytes * (MAX_LEADS + 1),
+            buffer: CompletionBuffer::new(),
+            stall: StallTimer::default(),
+            status: Status::default(),
+            fenced: 0,
+        }
+    }
+
+    /// As [`SendComm::isend`].
+    ///
+    /// # Errors
+    /// As there.
+    #[inline(always)]
+    pub fn isend(
+        &mut self,
+        context: &PathContext,
+        addr: u64,
+        bytes: usize,
+        tag: i32,
+        memory: &Registration,
+    ) -> Quick<Option<u16>> {
+        self.status.check()?;
+        // A peer that has closed grants nothing any more, and what it confirms now may be named like a new request.
+        if !context.peer.is_here() {
+            return self.not_now(context, bytes);
+        }
+        if !memory.covers(addr, bytes) {
+            return Err(outside("isend", addr, bytes, memory).into());
+        }
+        if !self.sends.has_room() {
+            return self.not_now(context, bytes);
+        }
+        let send = Send { addr, bytes: bytes as u64, tag, memory };
+        match self.sends.peek(self.ring.words(), tag) {
+            Peek::Found(head) if send.bytes <= head.room_bytes.min(self.whole_bytes) => {
+                self.send_whole(context, head, send)
+            }
+            Peek::Found(head) if send.bytes <= head.room_bytes.min(self.most_bytes) => {
+                self.send_cut(context, head, send)
+            }
+            Peek::Nothing => self.stalled(context, "a send without a matching receive", bytes).map(|()| None),
+            _ => self.search_and_send(context, send),
+        }
+    }
+
+    /// A send that waits for others, or whose receiver is gone: out of the way of those that go.
+    #[cold]
+    #[inline(never)]
+    fn not_now(&mut self, context: &PathContext, bytes: usize) -> Quick<Option<u16>> {
+        self.stalled(context, "a send", bytes).map(|()| None)
+    }
+
+    /// A send for a part of a group, or of a size that is not possible.
+    #[inline(never)]
+    fn search_and_send(&mut self, context: &PathContext, send: Send<'_>) -> Quick<Option<u16>> {
+        let head = match self.sends.search(self.ring.words(), send.tag) {
+            Ok(Some(head)) => head,
+            Ok(None) => {
+                return self.stalled(context, "a send without a matching receive", send.bytes as usize).map(|()| None);
+            }
+            Err(violation) => return Err(self.end(Box::new(broken_protocol(&context.peer, &violation)))),
+        };
+        if send.bytes > head.room_bytes.min(self.most_bytes) {
+            return Err(too_large(&context.peer, send.bytes, send.tag, head.room_bytes, self.most_bytes));
+        }
+        if send.bytes <= self.whole_bytes {
+            self.send_whole(context, head, send)
+        } else {
+            self.send_cut(context, head, send)
+        }
+    }
+
+    /// A small message: one write on one rail.
+    #[inline(always)]
+    fn send_whole(&mut self, context: &PathContext, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
+        self.stall.moved();
+        let size = send.bytes;
+        let mut rail = self.striping.rail_for(size, &Sending(&self.lanes));
+        let mut now_ns = None;
+        let counted = self.striping.is_counted(size);
+        if counted {
+            rail = self.striping.rail_to_try(rail, size, self.now_ns, &Sending(&self.lanes));
+            if self.striping.is_to_time(size) {
+                // Behind others a write's service begins when the one before is confirmed: the last reading will do.
+                if self.striping.is_idle(rail) {
+                    self.now_ns = self.clock.now_ns();
+                }
+                now_ns = Some(self.now_ns);
+            }
+        }
+        let lane = &mut self.lanes[rail];
+        let (lkey, inline_bytes) = (send.lkey(lane), lane.inline_bytes());
+        let Some(slot) = lane.next_slot() else { return self.send_later(context, head, send, rail, now_ns) };
+        let rkey = head.rkey(self.ring.words(), rail);
+        let Some((request, immediate)) = self.sends.start_whole(head, send.source(), size, rail) else {
+            return Ok(None);
+        };
+        let write = LaneWrite {
+            work: Work::Share { request, share: 0, timed: now_ns.is_some() },
+            local_addr: send.addr,
+            lkey,
+            bytes: size as u32,
+            remote: Remote { addr: head.addr, rkey },
+            immediate: Some(immediate.encode()),
+            signaled: true,
+        };
+        let small = write.bytes.wrapping_sub(1) < inline_bytes;
+        let inline = if small { send.memory.readable(write.local_addr, write.bytes) } else { None };
+        let posted = slot.write(&write, inline);
+        if counted {
+            self.lanes[rail].began(size);
+        }
+        self.striping.given(rail, size, now_ns);
+        if let Err(error) = posted {
+            self.lose_by(context, rail, error.to_string());
+        }
+        Ok(Some(request))
+    }
+
+    /// A small message that finds no room on its rail.
+    #[inline(never)]
+    fn send_later(
+        &mut self,
+        context: &PathContext,
+        head: Head,
+        send: Send<'_>,
+        rail: usize,
+        now_ns: Option<u64>,
+    ) -> Quick<Option<u16>> {
+        if !self.lanes[rail].is_open() {
+            return self.stalled(context, "a send without a usable rail", send.bytes as usize).map(|()| None);
+        }
+        if self.striping.is_counted(send.bytes) {
+            self.lanes[rail].began(send.bytes);
+        }
+        self.send_shares(context, head, send, &Shares::whole(rail, send.bytes), now_ns)
+    }
+
+    /// A large message: a share for each rail that helps.
+    #[inline(never)]
+    fn send_cut(&mut self, context: &PathContext, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
+        let now_ns = self.clock.now_ns();
+        self.now_ns = now_ns;
+        let shares = self.striping.cut(send.bytes, now_ns, &Sending(&self.lanes));
+        if shares.as_slice().iter().any(|share| !self.lanes[usize::from(share.lane)].is_open()) {
+            // Only where none is left is a lost one chosen.
+            return self.stalled(context, "a send without a usable rail", send.bytes as usize).map(|()| None);
+        }
+        self.stall.moved();
+        for share in shares.as_slice() {
+            if self.striping.is_counted(share.bytes) {
+                self.lanes[usize::from(share.lane)].began(share.bytes);
+            }
+        }
+        self.send_shares(context, head, send, &shares, Some(now_ns))
+    }
+
+    /// `now_ns` is there where the shares are timed that are large enough. The lanes know of what is large enough.
+    #[inline(never)]
+    fn send_shares(
+        &mut self,
+        context: &PathContext,
+        head: Head,
+        send: Send<'_>,
+        shares: &Shares,
+        now_ns: Option<u64>,
+    ) -> Quick<Option<u16>> {
+        let shares = shares.as_slice();
+        let Some(request) = self.sends.start(&head, send.source(), shares) else { return Ok(None) };
+        for (number, share) in shares.iter().enumerate() {
+            let (rail, number) = (usize::from(share.lane), number as u8);
+            let timed = now_ns.is_some() && self.striping.is_counted(share.bytes);
+            self.striping.given(rail, share.bytes, now_ns.filter(|_| timed));
+            let lane = &mut self.lanes[rail];
+            let (queue, lkey, rkey) = (lane.next_queue(), send.lkey(lane), head.rkey(self.ring.words(), rail));
+            let Some(slot) = lane.slot(queue).filter(|_| share.bytes <= self.chunk_bytes) else {
+                self.sends.keep_share(request, number, share, Route { queue, lkey, rkey, timed }, self.chunk_bytes);
+                continue;
+            };
+            let immediate = self.sends.post_share(request, number, share);
+            let write = LaneWrite {
+                work: Work::Share { request, share: number, timed },
+                local_addr: send.addr + share.offset,
+                lkey,
+                bytes: share.bytes as u32,
+                remote: Remote { addr: head.addr + share.offset, rkey },
+                immediate: immediate.map(Immediate::encode),
+                signaled: true,
+            };
+            if let Err(error) = slot.write(&write, None) {
+                self.lose_by(context, rail, error.to_string());
+            }
+        }
+        if self.sends.shares_to_post(request) > 0 {
+            self.post(context, request);
+        }
+        Ok(Some(request))
+    }
+
+    /// Posts what a send has not posted, as far as the queue pairs have room.
+    #[inline]
+    fn post(&mut self, context: &PathContext, request: u16) {
+        for share in 0..self.sends.shares_to_post(request) {
+            while let Some(next) = self.sends.next_write(request, share, self.chunk_bytes) {
+                let rail = usize::from(next.lane);
+                let Some(slot) = self.lanes[rail].slot(next.route.queue) else { break };
+                let (last, timed) = (next.immediate.is_some(), next.route.timed);
+                let write = LaneWrite {
+                    work: if last { Work::Share { request, share, timed } } else { Work::Lead },
+                    local_addr: next.local_addr,
+                    lkey: next.route.lkey,
+                    bytes: next.bytes,
+                    remote: Remote { addr: next.remote_addr, rkey: next.route.rkey },
+                    immediate: next.immediate.map(|immediate| immediate.encode()),
+                    signaled: last,
+                };
+                let posted = slot.write(&write, None);
+                self.sends.posted(request, share, &next);
+                if let Err(error) = posted {
+                    self.lose_by(context, rail, error.to_string());
+                }
+            }
+        }
+    }
+
+    /// As [`SendComm::test`].
+    ///
+    /// # Errors
+    /// As there.
+    #[inline(always)]
+    pub fn test(&mut self, context: &PathContext, request: u16) -> Quick<Option<u64>> {
+        match self.sends.test(request) {
+            Ok(None) => self.progress_and_test(context, request),
+            known => known.map_err(not_in_flight),
+        }
+    }
+
+    #[inline(always)]
+    fn progress_and_test(&mut self, context: &PathContext, request: u16) -> Quick<Option<u64>> {
+        self.status.check()?;
+        if self.progress(context)? {
+            self.stall.moved();
+        } else {
+            self.stalled(context, "a posted send", 0)?;
+        }
+        let known = self.sends.test(request).map_err(not_in_flight)?;
+        // What had no room when it began; another request's test may have made it.
+        if known.is_none() && self.sends.shares_to_post(request) > 0 {
+            self.post(context, request);
+        }
+        Ok(known)
+    }
+
+    /// Takes in what has completed; whether anything had.
+    #[inline(always)]
+    fn progress(&mut self, context: &PathContext) -> Quick<bool> {
+        let mut moved = false;
+        // One reading of the clock does for all that is found now.
+        let mut is_read = false;
+        let mut next = 0;
+        while let Some(lane) = self.lanes.get(next) {
+            let rail = next;
+            next += 1;
+            if !lane.has_pending() {
+                continue;
+            }
+            match self.take_in(rail, &mut is_read) {
+                Ok(found) => moved |= found,
+                Err(fault) => {
+                    self.fault(context, rail, *fault)?;
+                    moved = true;
+                }
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Takes in what has completed on one rail; whether anything had. What is behind a fault there is taken in too.
+    #[inline(always)]
+    fn take_in(&mut self, rail: usize, is_read: &mut bool) -> std::result::Result<bool, Box<Fault>> {
+        let mut fault = None;
+        let lane = &mut self.lanes[rail];
+        let completions = lane.poll(&mut self.buffer).map_err(Fault::of_device)?;
+        for completion in completions {
+            if completion.status() != 0 {
+                let next = Fault::of_completion(completion);
+                fault.get_or_insert(next);
+                continue;
+            }
+            let id = WrId::of(completion.wr_id());
+            lane.retire(id);
+            let Some((request, share, timed)) = id.share() else { continue };
+            let Ok(bytes) = self.sends.confirmed(request, share) else { continue };
+            lane.count(bytes);
+            if self.striping.is_counted(bytes) {
+                lane.finished(bytes);
+            }
+            if !timed {
+                self.striping.confirmed(rail, bytes, None);
+                continue;
+            }
+            if !*is_read {
+                (self.now_ns, *is_read) = (self.clock.now_ns(), true);
+            }
+            self.striping.confirmed(rail, bytes, Some(self.now_ns));
+        }
+        match fault {
+            None => Ok(!completions.is_empty()),
+            Some(fault) => Err(fault),
+        }
+    }
+
+    /// Nothing can be done now. Every now and then this looks whether the peer is still there, and says so when it
+    /// has taken long. What runs is done when a peer that closed had received it.
+    #[inline(always)]
+    fn stalled(&mut self, context: &PathContext, what: &'static str, bytes: usize) -> Quick<()> {
+        match (self.stall.idle(), context.peer.presence()) {
+            (None, Presence::Here) => Ok(()),
+            (waited, _) => self.waiting(context, what, bytes, waited),
+        }
+    }
+
+    #[cold]
+    fn waiting(&mut self, context: &PathContext, what: &str, bytes: usize, waited: Option<Duration>) -> Quick<()> {
+        let waited = waited.unwrap_or_else(|| self.stall.elapsed());
+        if let Presence::Closed { delivered } = context.peer.presence()
+            && self.sends.delivered(delivered)
+        {
+            self.stall.moved();
+            return Ok(());
+        }
+        let stalled = Stalled { direction: Direction::Send, what, count: bytes };
+        let checked = stalled.check(context, &mut self.stall, waited, &self.lanes);
+        checked.map_err(|error| self.end(error))
+    }
+}
+
+#[cold]
+fn too_large(peer: &Peer, bytes: u64, tag: i32, room: u64, most: u64) -> Box<Error> {
+    if bytes > room {
+        return Box::new(Error::Usage(format!(
+            "send of {bytes} bytes into a receive of {room} bytes (tag {tag:#x}, peer {}): the ranks disagree on a size",
+            peer.name
+        )));
+    }
+    Box::new(Error::Argument(format!("send of {bytes} bytes; at most {most} are allowed on this connection")))
+}

@@ -1,0 +1,132 @@
+//! What a sender does when a rail is lost or returns: what is missing at the receiver goes once more, by another rail.
+
+use super::SendPath;
+use crate::comm::datapath::context::PathContext;
+use crate::comm::datapath::control::DataPath;
+use crate::comm::datapath::fault::Fault;
+use crate::comm::datapath::lane::Lane;
+use crate::comm::datapath::load::Sending;
+use crate::comm::datapath::status::Status;
+use crate::error::{Error, Result};
+use crate::flow::next;
+use crate::flow::sends::{Route, Stranded};
+use crate::flow::striping::Striping;
+use crate::wire::control::Received;
+
+impl SendPath {
+    /// Finds a way for what waits on lost lanes, and on one that has just come back.
+    fn reroute(&mut self, context: &PathContext, back: Option<usize>) -> Result<()> {
+        if self.status.has_failed() {
+            return Ok(());
+        }
+        let mut deregistered = false;
+        let Self { sends, lanes, striping, ring, fenced, .. } = self;
+        for lost in 0..lanes.len() {
+            // Not where only this side has stopped: what was posted there could still land.
+            if *fenced >> lost & 1 == 0 && back != Some(lost) {
+                continue;
+            }
+            sends.reroute(lost, |Stranded { bytes, memory, sequence, part }| {
+                let rail = striping.rail_for(bytes, &Sending(lanes));
+                let lane = &mut lanes[rail];
+                if !lane.is_open() {
+                    return None;
+                }
+                let Some(memory) = context.registrations.find(memory) else {
+                    deregistered = true;
+                    return None;
+                };
+                striping.given(rail, bytes, None);
+                if striping.is_counted(bytes) {
+                    lane.began(bytes);
+                }
+                let lkey = memory.keys(lane.rail.index).map_or(0, |keys| keys.lkey);
+                let rkey = next::rkey(ring.words(), sequence, part, rail);
+                Some((rail as u8, Route { queue: lane.next_queue(), lkey, rkey, timed: false }))
+            });
+        }
+        if deregistered {
+            let what = format!("memory was deregistered while a send from it to {} was running", context.peer.name);
+            return Err(Error::Usage(what));
+        }
+        let waiting: Vec<u16> = self.sends.waiting().collect();
+        for request in waiting {
+            self.post(context, request);
+        }
+        Ok(())
+    }
+}
+
+impl DataPath for SendPath {
+    fn status(&mut self) -> &mut Status {
+        &mut self.status
+    }
+
+    fn lanes(&mut self) -> &mut [Lane] {
+        &mut self.lanes
+    }
+
+    fn striping(&mut self) -> &mut Striping {
+        &mut self.striping
+    }
+
+    fn span(&self) -> (u64, u64) {
+        self.sends.span()
+    }
+
+    fn lose(&mut self, _context: &PathContext, lane: usize) {
+        self.lanes[lane].stop();
+        let mut is_read = false;
+        // What fails here fails because the rail was stopped, or was lost before: it is found missing by its receiver.
+        loop {
+            match self.take_in(lane, &mut is_read) {
+                Ok(false) => break,
+                Err(fault) if matches!(*fault, Fault::Device(_)) => break,
+                _ => {}
+            }
+        }
+        self.lanes[lane].close();
+        self.striping.lose(lane);
+    }
+
+    fn received(&self) -> Received {
+        Received::default()
+    }
+
+    fn recover(&mut self, context: &PathContext, lane: usize, received: &Received) -> Result<()> {
+        self.sends.lost(lane, received);
+        self.fenced |= 1 << lane;
+        self.reroute(context, None)
+    }
+
+    fn regain(&mut self, context: &PathContext, lane: usize, new: Lane) -> Result<()> {
+        if self.status.has_failed() {
+            // What it no longer needs goes with `new`.
+            return Ok(());
+        }
+        self.lanes[lane] = new;
+        self.striping.regain(lane);
+        self.fenced &= !(1 << lane);
+        self.reroute(context, Some(lane))
+    }
+
+    fn tend(&mut self, context: &PathContext) -> Result<bool> {
+        if self.status.has_failed() {
+            return Ok(false);
+        }
+        self.progress(context).map_err(|error| *error)
+    }
+
+    fn is_owing(&mut self) -> bool {
+        // What waits here is posted when its request is tested.
+        false
+    }
+
+    fn delivered(&self) -> u64 {
+        0
+    }
+
+    fn holds_buffers(&self) -> bool {
+        self.sends.is_running()
+    }
+}

@@ -1,0 +1,117 @@
+//! One end of a connection, as NCCL's calls see it: its data path, and the way to close it.
+
+use super::datapath::context::PathContext;
+use super::datapath::control::{DataPath, leave};
+use super::datapath::fault::not_entered;
+use super::datapath::recv::{RecvPart, RecvPath};
+use super::datapath::send::SendPath;
+use super::datapath::try_cell::TryCell;
+use super::process::Process;
+use super::rail::registration::Registration;
+use super::recovery::service::{Service, WatchId};
+use crate::error::{Quick, Result};
+use crate::verbs::HostMemory;
+use std::sync::Arc;
+
+/// One end of a connection with a data path of either direction. The calls of the data path come from one thread at a time;
+/// `register` from any.
+pub struct Endpoint<P> {
+    /// What the data path works with.
+    pub context: Arc<PathContext>,
+    /// What this process's connections share.
+    pub process: Arc<Process>,
+    /// Watches over the connection.
+    pub service: Arc<Service>,
+    /// Its number there.
+    pub watch: WatchId,
+    /// The data path; the service thread shares it.
+    pub path: Arc<TryCell<P>>,
+}
+
+/// A connection that sends.
+pub type SendComm = Endpoint<SendPath>;
+/// A connection that receives.
+pub type RecvComm = Endpoint<RecvPath>;
+
+impl<P: DataPath> Endpoint<P> {
+    /// Registers memory on every rail.
+    ///
+    /// # Errors
+    /// As [`super::rail::registration::Registrations::register`].
+    pub fn register(&self, memory: HostMemory) -> Result<Arc<Registration>> {
+        self.process.register(memory)
+    }
+
+    /// Closes the connection, and sends BYE to the peer, which need not be there. A data path that a panic went through is not
+    /// touched. To be called once, as the last.
+    pub fn close(&self) {
+        leave(&*self.path, &self.context.peer);
+        self.process.closed(&self.context.peer.name);
+        self.service.close(self.watch);
+    }
+
+    /// Makes a call on the data path; `busy` is the answer where the service thread has it for a moment.
+    #[inline(always)]
+    fn enter<T>(&self, busy: T, call: impl FnOnce(&mut P, &PathContext) -> Quick<T>) -> Quick<T> {
+        match self.path.enter() {
+            Some(mut path) => {
+                let done = call(&mut path, &self.context);
+                path.leave();
+                done
+            }
+            None => not_entered(&self.path).map(|()| busy),
+        }
+    }
+}
+
+impl SendComm {
+    /// Starts to send `bytes` at `addr`; its request number, or `None` when the receiver has not yet granted a
+    /// receive for `tag` or there is no room: try again.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] when the memory is not registered; [`Error::Usage`] when the receive is smaller than the
+    /// send; else why the connection has failed.
+    ///
+    /// [`Error::Argument`]: crate::error::Error::Argument
+    /// [`Error::Usage`]: crate::error::Error::Usage
+    #[inline(always)]
+    pub fn isend(&self, addr: u64, bytes: usize, tag: i32, memory: &Registration) -> Quick<Option<u16>> {
+        self.enter(None, |path, context| path.isend(context, addr, bytes, tag, memory))
+    }
+
+    /// The size of a finished send; `None` while it runs.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] when there is no such request; else why the connection has failed.
+    ///
+    /// [`Error::Argument`]: crate::error::Error::Argument
+    #[inline(always)]
+    pub fn test(&self, request: u16) -> Quick<Option<u64>> {
+        self.enter(None, |path, context| path.test(context, request))
+    }
+}
+
+impl RecvComm {
+    /// Grants a receive of 1 to [`PARTS`](crate::wire::PARTS) buffers; its request number, or `None` while there is no room: try
+    /// again. An `optional` receive is reported done at once; its caller looks at the bytes themselves.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] when the memory is not registered or the group too large; else why the connection has failed.
+    ///
+    /// [`Error::Argument`]: crate::error::Error::Argument
+    #[inline(always)]
+    pub fn irecv(&self, parts: &[RecvPart<'_>], optional: bool) -> Quick<Option<u16>> {
+        self.enter(None, |path, context| path.irecv(context, parts, optional))
+    }
+
+    /// Whether a receive is finished; then `tell` is called with the size of each buffer, by its place in the group.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] when there is no such request; else why the connection has failed.
+    ///
+    /// [`Error::Argument`]: crate::error::Error::Argument
+    #[inline(always)]
+    pub fn test(&self, request: u16, tell: impl FnMut(usize, u64)) -> Quick<bool> {
+        self.enter(false, |path, context| path.test(context, request, tell))
+    }
+}

@@ -1,0 +1,4 @@
+//! One log line for an event that affects many connections.
+
+pub mod once;
+pub mod outages;

@@ -1,0 +1,96 @@
+//! What all connections with a peer have to say alike is logged once.
+//!
+//! Called while connections are made, by the service thread, and by a request that has not moved for a minute: never while messages
+//! go well. It locks.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// What was logged about the peers that this process is connected with.
+#[derive(Debug, Default)]
+pub struct LogOnce(Mutex<Vec<About>>);
+
+/// What is logged once for all connections with a peer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Subject {
+    /// The connection is there: the line.
+    Connected(String),
+    /// A rail of this host, by its number, is not used.
+    NotUsed(usize),
+    /// The two ports of a rail of this host have different path MTUs.
+    PathMtu(usize),
+    /// The bootstrap's TCP has failed.
+    NoChannel,
+    /// The peer has answered over its rails alone.
+    Answered,
+    /// The connection has failed.
+    Failed,
+}
+
+/// The direction of a request that makes no progress.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// To the peer.
+    Send,
+    /// From it.
+    Receive,
+}
+
+#[derive(Debug)]
+struct About {
+    peer: String,
+    connections: usize,
+    logged: Vec<Subject>,
+    stalls: Vec<(Direction, Instant)>,
+}
+
+impl LogOnce {
+    /// Whether nothing was logged about this since there are connections with the peer.
+    pub fn is_first(&self, peer: &str, subject: Subject) -> bool {
+        self.about(peer, |about| {
+            let is_first = !about.logged.contains(&subject);
+            if is_first {
+                about.logged.push(subject);
+            }
+            is_first
+        })
+    }
+
+    /// Whether no stall in this direction was logged within `window`.
+    pub fn is_first_stall(&self, peer: &str, direction: Direction, window: Duration, now: Instant) -> bool {
+        self.about(peer, |about| {
+            about.stalls.retain(|(_, logged)| now.saturating_duration_since(*logged) < window);
+            let is_first = !about.stalls.iter().any(|(other, _)| *other == direction);
+            if is_first {
+                about.stalls.push((direction, now));
+            }
+            is_first
+        })
+    }
+
+    /// One more connection with the peer.
+    pub fn opened(&self, peer: &str) {
+        self.about(peer, |about| about.connections += 1);
+    }
+
+    /// One connection less. After the last one, all may be logged again.
+    pub fn closed(&self, peer: &str) {
+        self.about(peer, |about| about.connections = about.connections.saturating_sub(1));
+        self.lock().retain(|about| about.peer != peer || about.connections > 0);
+    }
+
+    fn about<T>(&self, peer: &str, use_it: impl FnOnce(&mut About) -> T) -> T {
+        let mut all = self.lock();
+        let at = all.iter().position(|about| about.peer == peer).unwrap_or_else(|| {
+            let (connections, logged, stalls) = Default::default();
+            all.push(About { peer: peer.to_owned(), connections, logged, stalls });
+            all.len() - 1
+        });
+        use_it(&mut all[at])
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<About>> {
+        // A panic in a holder leaves the list whole.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,66 @@
+//! What all connections of this process share.
+
+use super::log::once::LogOnce;
+use super::log::outages::Outages;
+use super::rail::Rail;
+use super::rail::backoff::Backoff;
+use super::rail::registration::{Registration, Registrations};
+use crate::config::Config;
+use crate::error::Result;
+use crate::verbs::HostMemory;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What all connections of this process share. Nothing here knows how a connection is made, watched or used.
+pub struct Process {
+    /// The settings.
+    pub config: Config,
+    /// The rails in use.
+    pub rails: Vec<Arc<Rail>>,
+    /// Host name and process, for messages.
+    pub name: String,
+    /// By what this host's tuner decides, as a number ([`crate::tuner::Policy::hash`]); 0 where it leaves all to NCCL.
+    pub tuner_hash: u64,
+    /// The memory that is registered.
+    pub registrations: Arc<Registrations>,
+    /// Back-off for unreachable paths.
+    pub backoff: Backoff,
+    /// The outages of rails, each with one line in the log.
+    pub outages: Arc<Outages>,
+    /// What was logged about peers.
+    pub log: Arc<LogOnce>,
+    open: AtomicU64,
+}
+
+impl Process {
+    /// Takes rails into use.
+    pub fn new(config: Config, rails: Vec<Arc<Rail>>, tuner_hash: u64) -> Self {
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "host".to_owned());
+        let name = format!("{}:{}", host.trim(), std::process::id());
+        let (registrations, backoff, outages, log, open) = Default::default();
+        Self { config, rails, name, tuner_hash, registrations, backoff, outages, log, open }
+    }
+
+    /// Registers memory on every rail, for all connections.
+    ///
+    /// # Errors
+    /// As [`Registrations::register`].
+    pub fn register(&self, memory: HostMemory) -> Result<Arc<Registration>> {
+        self.registrations.register(&self.rails, memory)
+    }
+
+    /// One more connection.
+    pub fn opened(&self, peer: &str) {
+        self.log.opened(peer);
+        self.open.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// One connection less; after the last one, what the rails have carried is logged.
+    pub fn closed(&self, peer: &str) {
+        tracing::debug!("connection with {peer} closed");
+        self.log.closed(peer);
+        if self.open.fetch_sub(1, Ordering::Relaxed) == 1 {
+            crate::telemetry::end_of_job(self.rails.iter().map(|rail| (rail.name(), rail.totals())));
+        }
+    }
+}

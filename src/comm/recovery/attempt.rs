@@ -1,0 +1,73 @@
+//! A rail of a connection as its recovery driver has it: what names it, and the queue pairs that are to bring it back.
+
+use crate::comm::datapath::lane::Lane;
+use crate::comm::datapath::wr_id::WrId;
+use crate::comm::rail::{Look, Rail};
+use crate::flow::recovery::State;
+use crate::verbs::CompletionBuffer;
+use std::sync::Arc;
+
+/// A rail of a connection.
+pub struct ManagedRail {
+    /// This host's rail.
+    pub rail: Arc<Rail>,
+    /// The peer's, for messages.
+    pub peer_rail: String,
+    /// Queue pairs of the connection on it.
+    pub queue_count: usize,
+    /// Connecting side: the new queue pairs of an attempt to bring it back. (Those of the accepting side are the data path's:
+    /// [`crate::comm::datapath::status::Status::keep`].)
+    pub attempt: Option<Attempt>,
+}
+
+/// New queue pairs on their way into use.
+pub enum Attempt {
+    /// The peer was asked for its own.
+    Asked(Box<Asked>),
+    /// They are connected, and a trial write is under way on each.
+    Trying(Box<Lane>),
+}
+
+/// New queue pairs, with what they are to be connected by.
+pub struct Asked {
+    /// The queue pairs, not connected.
+    pub lane: Lane,
+    /// The rail as it was when they were made.
+    pub look: Look,
+}
+
+impl ManagedRail {
+    /// Of a lane that carries.
+    pub fn of(lane: &Lane) -> Self {
+        let (rail, peer_rail, queue_count) = (Arc::clone(&lane.rail), lane.peer_rail.clone(), lane.queue_count());
+        Self { rail, peer_rail, queue_count, attempt: None }
+    }
+
+    /// The rail and its state, for messages.
+    pub fn text(&self, state: Option<&State>) -> String {
+        let text = match state {
+            Some(State::Up { .. }) => "up",
+            Some(State::Fencing { .. } | State::Fenced { .. }) => "lost, not acknowledged by the peer",
+            Some(State::Down { .. }) | None => "lost",
+            Some(State::Opening | State::Requested { .. } | State::Connecting) => "reconnecting",
+            Some(State::Probing { .. } | State::Answering | State::AwaitingLive) => "under test",
+        };
+        format!("{} to {}: {text}", self.rail.name(), self.peer_rail)
+    }
+}
+
+/// How the trial of new queue pairs ended, once all its writes are confirmed or one has failed.
+pub fn outcome_of_trial(new: &mut Lane) -> Option<std::result::Result<(), String>> {
+    let mut buffer = CompletionBuffer::new();
+    let completions = match new.poll(&mut buffer) {
+        Ok(completions) => completions,
+        Err(error) => return Some(Err(error.to_string())),
+    };
+    for completion in completions {
+        if completion.status() != 0 {
+            return Some(Err(format!("test write failed: {}", completion.status_text())));
+        }
+        new.retire(WrId::of(completion.wr_id()));
+    }
+    (!new.has_pending()).then_some(Ok(()))
+}

@@ -1,0 +1,415 @@
+//! The recovery driver of one connection: executes what recovery decides.
+//!
+//! What is done when a rail is lost and when it returns is decided by [`crate::flow::recovery`]. This tells it what the data path,
+//! the ports, the peer and the clock say, and does what it asks for: it stops queue pairs, makes, connects and tries new ones, and sends
+//! control frames. It owns the queue pairs of the connecting side that are being made and tried.
+//!
+//! All this is the service thread's. Of the data path it borrows moments ([`crate::comm::datapath::control::DataPath`]); what can take longer (opening and
+//! connecting queue pairs: `reconnect`) is done while the data path goes on.
+
+mod reconnect;
+
+use super::attempt::{Attempt, ManagedRail, outcome_of_trial};
+use crate::comm::datapath::context::PathContext;
+use crate::comm::datapath::control::SharedPath;
+use crate::comm::datapath::fault::{broken, broken_protocol};
+use crate::comm::datapath::lane::Role;
+use crate::comm::datapath::mailbox::Mailboxes;
+use crate::comm::datapath::peer::Peer;
+use crate::comm::datapath::status::Loss;
+use crate::comm::log::once::Subject;
+use crate::comm::log::outages::Member;
+use crate::comm::process::Process;
+use crate::comm::rail::Rail;
+use crate::error::Error;
+use crate::flow::recovery::{Action, Cause, Frame, Limits, News, Recovery};
+use crate::wire::control::{Letter, Received};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How often a path that closes is looked at for what has come: more often than all its receives could ask for.
+const MOST_ROUNDS: usize = 256;
+/// Letters that are taken in at a time.
+const LETTERS: usize = 4;
+
+/// One connection's rails, and the control messages about them.
+pub struct Driver {
+    process: Arc<Process>,
+    context: Arc<PathContext>,
+    path: Arc<dyn SharedPath>,
+    role: Role,
+    traffic_class: Option<u8>,
+    mailboxes: Mailboxes,
+    rails: Vec<ManagedRail>,
+    recovery: Recovery,
+    /// What recovery's clock counts from: the first time that was told.
+    origin: Option<Instant>,
+    /// For one log line an outage.
+    outages: Member,
+    /// Whether the data path has something left to do about a loss.
+    is_owing: bool,
+}
+
+impl Driver {
+    /// Watches over the rails of a connection that has just come up.
+    pub fn new(
+        process: Arc<Process>,
+        context: Arc<PathContext>,
+        path: Arc<dyn SharedPath>,
+        role: Role,
+        traffic_class: Option<u8>,
+        mailboxes: Mailboxes,
+        rails: Vec<ManagedRail>,
+    ) -> Self {
+        let names = rails.iter().map(|managed| (managed.rail.name(), managed.peer_rail.clone()));
+        let config = &process.config;
+        let outages = Member::new(&process.outages, &context.peer.name, config.loss_timeout, names);
+        let limits = Limits { loss: nanos(config.loss_timeout), probe: nanos(config.probe_timeout) };
+        let recovery = Recovery::new(role, limits, rails.len());
+        let (origin, is_owing) = Default::default();
+        Self { process, context, path, role, traffic_class, mailboxes, rails, recovery, origin, outages, is_owing }
+    }
+
+    /// The other end.
+    pub fn peer(&self) -> &Arc<Peer> {
+        &self.context.peer
+    }
+
+    /// The rails of this host.
+    pub fn host_rails(&self) -> &[Arc<Rail>] {
+        &self.process.rails
+    }
+
+    /// Whether all is as it should be: nothing lost, nothing unheard.
+    pub fn is_whole(&self) -> bool {
+        self.recovery.is_whole()
+    }
+
+    /// Whether something is under way that is worth looking after often.
+    pub fn is_busy(&self) -> bool {
+        self.is_owing || self.recovery.is_busy()
+    }
+
+    /// Whether something that was said has not been heard.
+    pub fn is_waiting(&self) -> bool {
+        self.recovery.is_waiting()
+    }
+
+    /// The rails and where they stand, for messages.
+    pub fn text(&self) -> String {
+        let text = |(lane, managed): (usize, &ManagedRail)| managed.text(self.recovery.state(lane));
+        self.rails.iter().enumerate().map(text).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Says BYE.
+    pub fn close(&mut self) {
+        // What has come and nobody asked after counts too.
+        for _ in 0..MOST_ROUNDS {
+            if !self.take_losses(Instant::now()) {
+                break;
+            }
+        }
+        let delivered = self.path.borrow().map_or(0, |path| path.delivered());
+        self.recovery.close(delivered);
+    }
+
+    /// A port of this host went down or came back.
+    pub fn port_changed(&mut self, rail: &Rail, is_up: bool, now: Instant) {
+        let at = self.clock(now);
+        for lane in 0..self.rails.len() {
+            if self.rails[lane].rail.index != rail.index {
+                continue;
+            }
+            if is_up {
+                self.process.backoff.forget(rail);
+                self.recovery.port_up(lane, at);
+            } else {
+                self.recovery.port_down(lane, "local port down", at);
+            }
+        }
+        self.act(now);
+    }
+
+    /// The peer's end of the bootstrap's TCP was closed without a BYE.
+    pub fn suspect(&mut self, now: Instant) {
+        let at = self.clock(now);
+        self.recovery.bootstrap_closed(at);
+    }
+
+    /// The bootstrap's TCP has failed. The rails may work all the same, and they carry control messages too.
+    pub fn lost_channel(&mut self, why: &str) {
+        let peer = &self.context.peer.name;
+        if self.process.log.is_first(peer, Subject::NoChannel) {
+            tracing::info!("{why}; connections with {peer} continue over the rails");
+        } else {
+            tracing::debug!("{why}");
+        }
+    }
+
+    /// What comes by the bootstrap's TCP is no message: the connection has failed, and nothing more is heard of the peer.
+    pub fn broken_channel(&mut self, why: &dyn std::fmt::Display, now: Instant) {
+        self.recovery.breach(why.to_string());
+        self.recovery.peer_gone();
+        self.act(now);
+    }
+
+    /// Goes on as far as it can. Letters for the peer's mailbox are written here; those for the channel are handed to `send`, which
+    /// says whether there is one. A data path that is in use is left alone, unless `has_news`: it looks after itself, and says so when
+    /// it finds a rail lost.
+    pub fn tend(&mut self, now: Instant, has_news: bool, send: &mut dyn FnMut(Letter) -> bool) {
+        for _ in 0..LETTERS {
+            let Some(letter) = self.mailboxes.take_letter() else { break };
+            self.hear(&letter, now);
+            if letter.asks {
+                // The way that it came by carries: the answer goes back by it too. (To what asks nothing there is none.)
+                self.mail(&self.recovery.frame());
+            }
+        }
+        if self.path.is_unused() || has_news || self.is_busy() {
+            self.take_losses(now);
+        }
+        let at = self.clock(now);
+        self.look_at_trials(at);
+        // A rail whose port is down again does not count as one that was there for a moment.
+        self.act(now);
+        self.recovery.tick(at);
+        self.act(now);
+        if !self.recovery.recovers() {
+            self.outages.ended();
+        }
+        match self.recovery.poll_frame(at) {
+            Some(Frame::First(letter)) => {
+                let by_tcp = send(letter);
+                if !by_tcp {
+                    self.mail(&self.recovery.frame());
+                }
+            }
+            Some(Frame::Repeated(letter)) => self.mail(&letter),
+            None => {}
+        }
+    }
+
+    /// A letter came in.
+    pub fn hear(&mut self, letter: &Letter, now: Instant) {
+        // How many receives have begun to be sent; to a receiver nothing can be said of any. Of a broken data path nothing is known, and
+        // nothing that the peer says can hurt it.
+        let mut begun = if self.role == Role::Sender { u64::MAX } else { 0 };
+        if self.role == Role::Sender
+            && letter.asks
+            && let Some(path) = self.path.borrow()
+        {
+            (_, begun) = path.span();
+        }
+        let at = self.clock(now);
+        self.recovery.heard(letter, begun, at);
+        self.act(now);
+    }
+
+    /// Writes a letter into the peer's mailbox, by every rail that carries.
+    fn mail(&mut self, letter: &Letter) {
+        let bytes = self.mailboxes.put_letter(letter);
+        let Some(mut path) = self.path.borrow() else { return };
+        for lane in self.recovery.rails_up() {
+            path.post(&self.context, lane, &self.mailboxes.letter_write(lane, bytes));
+        }
+    }
+
+    /// What the data path found lost, and what it finds when it is looked after; whether something had come.
+    fn take_losses(&mut self, now: Instant) -> bool {
+        let Some(mut path) = self.path.borrow() else {
+            self.is_owing = false;
+            self.give_up(broken());
+            self.act(now);
+            return false;
+        };
+        let found = path.tend(&self.context);
+        let losses = path.status().take_losses();
+        self.is_owing = path.is_owing();
+        let failed = path.status().has_failed();
+        let received = if losses.is_empty() { Received::default() } else { path.received() };
+        drop(path);
+        if failed {
+            self.recovery.fail();
+        }
+        let moved = match found {
+            Ok(moved) => moved,
+            Err(error) => {
+                self.give_up(error);
+                false
+            }
+        };
+        let at = self.clock(now);
+        for Loss { lane, why } in losses {
+            tracing::debug!("lane {lane} of the connection with {} failed: {why}", self.context.peer.name);
+            self.recovery.lost(lane, &why, received.clone(), at);
+        }
+        self.act(now);
+        moved
+    }
+
+    /// Whether the trials of new queue pairs are over.
+    fn look_at_trials(&mut self, at: u64) {
+        for (lane, managed) in self.rails.iter_mut().enumerate() {
+            if let Some(Attempt::Trying(new)) = &mut managed.attempt
+                && let Some(outcome) = outcome_of_trial(new)
+            {
+                self.recovery.probed(lane, outcome, at);
+            }
+        }
+    }
+
+    /// Does what recovery asks for.
+    fn act(&mut self, now: Instant) {
+        let at = self.clock(now);
+        while let Some(action) = self.recovery.poll_action() {
+            match action {
+                Action::Fence(lane) => self.fence(lane, at),
+                Action::Resend(lane, received) => self.resend(lane, &received),
+                Action::OpenQps(lane) => {
+                    let outcome = self.open_qps(lane);
+                    self.recovery.opened(lane, outcome, at);
+                }
+                Action::AnswerQps(lane, rail, qps) => {
+                    let outcome = self.answer_qps(lane, &rail, &qps, now);
+                    self.recovery.answered(lane, outcome, at);
+                }
+                Action::ConnectQps(lane, answer) => {
+                    let outcome = self.connect_qps(lane, &answer, now);
+                    self.recovery.connected(lane, outcome, at);
+                }
+                Action::Activate(lane) => self.activate(lane, now),
+                Action::DropQps(lane) => drop(self.take_new(lane)),
+                Action::PeerClosed(delivered) => self.context.peer.said_bye(delivered),
+                Action::PeerGone => self.context.peer.vanished(),
+                Action::Fail(cause) => self.fail(&cause),
+                Action::Tell(news) => self.log(&news, now),
+            }
+        }
+    }
+
+    fn fence(&mut self, lane: usize, at: u64) {
+        let received = self.path.borrow().map_or_else(Received::default, |mut path| {
+            path.lose(&self.context, lane);
+            path.received()
+        });
+        self.recovery.fenced(lane, received, at);
+    }
+
+    fn resend(&mut self, lane: usize, received: &Received) {
+        let Some(mut path) = self.path.borrow() else {
+            self.is_owing = false;
+            return;
+        };
+        let recovered = path.recover(&self.context, lane, received);
+        self.is_owing = path.is_owing();
+        drop(path);
+        if let Err(error) = recovered {
+            self.give_up(error);
+        }
+    }
+
+    /// The rail is used from here on, with the new queue pairs.
+    fn activate(&mut self, lane: usize, now: Instant) {
+        let Some(new) = self.take_new(lane) else {
+            let at = self.clock(now);
+            return self.recovery.not_activated(lane, at);
+        };
+        let regained = self.path.borrow().map_or(Ok(()), |mut path| path.regain(&self.context, lane, new));
+        if let Err(error) = regained {
+            self.give_up(error);
+        }
+        if self.rails[lane].rail.is_up() {
+            self.outages.recovered(lane, now);
+        } else {
+            let at = self.clock(now);
+            self.recovery.port_down(lane, "local port down while the rail was tested", at);
+        }
+    }
+
+    fn log(&mut self, news: &News, now: Instant) {
+        let peer = &self.context.peer.name;
+        match news {
+            News::Heard(notice) => tracing::debug!("{peer} sent {notice:?}"),
+            News::Malformed(why) => tracing::warn!("{peer} sent a malformed control message, ignored: {why}"),
+            News::NoSuchRail(lane) => {
+                let count = self.rails.len();
+                tracing::warn!("{peer} sent a control message for rail {lane} of {count}: ignored");
+            }
+            News::OutOfTurn(lane) => tracing::debug!("{peer} sent a control message out of turn for rail {lane}"),
+            News::Lost { lane, why, retry } => {
+                let next = match self.role {
+                    Role::Sender => format!("retrying in {:.1} s", Duration::from_nanos(*retry).as_secs_f64()),
+                    Role::Receiver => "the peer retries".to_owned(),
+                };
+                if self.recovery.recovers() {
+                    self.outages.lost(*lane, why, &next, now);
+                }
+            }
+            News::NotYet(lane, why) => {
+                let rail = self.rails[*lane].rail.name();
+                tracing::debug!("rail {rail} to {peer} not recovered yet: {why}");
+            }
+            News::PeerAnswers => {
+                if self.process.log.is_first(peer, Subject::Answered) {
+                    tracing::info!("{peer} answers over the rails; connections continue without the bootstrap's TCP");
+                }
+            }
+        }
+    }
+
+    /// Recovery has given the connection up.
+    fn fail(&mut self, cause: &Cause) {
+        let (peer, limit) = (&self.context.peer.name, self.process.config.loss_timeout.as_secs());
+        let error = match cause {
+            Cause::Protocol(why) => broken_protocol(&self.context.peer, why),
+            Cause::NotAcknowledged(lane) => Error::TimedOut(format!(
+                "{peer} did not acknowledge the loss of rail {} within NCCL_SPARK_LOSS_TIMEOUT_S={limit}: {}",
+                self.rails[*lane].rail.name(),
+                self.text()
+            )),
+            Cause::NoRail(waited) => Error::Network(format!(
+                "no usable rail to {peer} for {:.0?} (NCCL_SPARK_LOSS_TIMEOUT_S={limit}): {}",
+                Duration::from_nanos(*waited),
+                self.text()
+            )),
+        };
+        self.end(error);
+    }
+
+    /// The connection has failed: the data path tells its caller when it is asked next.
+    pub fn give_up(&mut self, error: Error) {
+        if self.recovery.has_failed() {
+            self.end_path(error);
+        } else {
+            self.recovery.fail();
+            self.end(error);
+        }
+    }
+
+    fn end(&mut self, error: Error) {
+        self.outages.ended();
+        // The call that meets it next writes the warning.
+        if self.process.log.is_first(&self.context.peer.name, Subject::Failed) {
+            tracing::info!("{error}");
+        } else {
+            tracing::debug!("{error}");
+        }
+        self.end_path(error);
+    }
+
+    fn end_path(&self, error: Error) {
+        if let Some(mut path) = self.path.borrow() {
+            path.end(Box::new(error));
+        }
+    }
+
+    /// The time as recovery counts it.
+    fn clock(&mut self, now: Instant) -> u64 {
+        nanos(now.saturating_duration_since(*self.origin.get_or_insert(now)))
+    }
+}
+
+/// Enough for 584 years.
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,137 @@
+//! New queue pairs for a rail that returns: the sending side makes its own and asks, the receiving side connects its own to them, and
+//! the sending side connects and tries them.
+
+use super::Driver;
+use crate::comm::datapath::lane::{Lane, Route};
+use crate::comm::process::Process;
+use crate::comm::rail::{Look, interfaces};
+use crate::comm::recovery::attempt::{Asked, Attempt};
+use crate::error::{Error, Result};
+use crate::flow::pairing;
+use crate::flow::recovery::Answer;
+use crate::wire::fields::{QpEnd, RailAdvert};
+use std::time::Instant;
+
+impl Driver {
+    /// The rail as it is now.
+    fn look(&self, lane: usize) -> Result<(Look, RailAdvert)> {
+        let rail = &self.rails[lane].rail;
+        if !rail.is_up() {
+            return Err(Error::Missing("local port down".to_owned()));
+        }
+        let look = rail.look(&self.process.config, &interfaces::prefixes(&interfaces::addresses()?))?;
+        let advert = rail.advert(&look);
+        Ok((look, advert))
+    }
+
+    fn open(&self, lane: usize) -> Result<Lane> {
+        let managed = &self.rails[lane];
+        let mut new = Lane::open(&managed.rail, self.role, managed.queue_count)?;
+        new.peer_rail.clone_from(&managed.peer_rail);
+        Ok(new)
+    }
+
+    /// Connecting side: makes new queue pairs; what the peer is to know of them.
+    pub(super) fn open_qps(&mut self, lane: usize) -> std::result::Result<(RailAdvert, Vec<QpEnd>), String> {
+        let opened = self.look(lane).and_then(|(look, rail)| Ok((look, rail, self.open(lane)?)));
+        let (look, rail, new) = opened.map_err(|error| error.to_string())?;
+        let qps = new.ends();
+        self.rails[lane].attempt = Some(Attempt::Asked(Box::new(Asked { lane: new, look })));
+        Ok((rail, qps))
+    }
+
+    /// Accepting side: makes new queue pairs for those of the peer's, connects them, and gives them to the data path to keep.
+    pub(super) fn answer_qps(
+        &mut self,
+        lane: usize,
+        theirs: &RailAdvert,
+        qps: &[QpEnd],
+        now: Instant,
+    ) -> std::result::Result<Answer, String> {
+        let (new, answer) = self.answer(lane, theirs, qps, now).map_err(|error| error.to_string())?;
+        let is_kept = self.path.borrow().is_some_and(|mut path| path.status().keep(lane, new));
+        if is_kept { Ok(answer) } else { Err("the connection has failed".to_owned()) }
+    }
+
+    /// Connecting side: connects the new queue pairs and writes a packet over each.
+    pub(super) fn connect_qps(
+        &mut self,
+        lane: usize,
+        answer: &Answer,
+        now: Instant,
+    ) -> std::result::Result<(), String> {
+        let Some(Attempt::Asked(asked)) = self.rails[lane].attempt.take() else {
+            return Err("there are no new queue pairs".to_owned());
+        };
+        let Asked { lane: new, look } = *asked;
+        let route = Route {
+            look: &look,
+            gid: answer.connector_gid,
+            peer_gid: answer.acceptor_gid,
+            mtu_bytes: answer.mtu_bytes,
+            ends: &answer.qps,
+            traffic_class: self.traffic_class,
+        };
+        let new = self.try_out(lane, new, &route, now).map_err(|error| error.to_string())?;
+        self.rails[lane].attempt = Some(Attempt::Trying(Box::new(new)));
+        Ok(())
+    }
+
+    /// The new queue pairs of a rail, which this or the data path keeps.
+    pub(super) fn take_new(&mut self, lane: usize) -> Option<Lane> {
+        match self.rails[lane].attempt.take() {
+            Some(Attempt::Asked(asked)) => Some(asked.lane),
+            Some(Attempt::Trying(new)) => Some(*new),
+            None => self.path.borrow()?.status().take(lane),
+        }
+    }
+
+    fn answer(&self, lane: usize, theirs: &RailAdvert, qps: &[QpEnd], now: Instant) -> Result<(Lane, Answer)> {
+        let (look, ours) = self.look(lane)?;
+        let pair = pairing::pair_again(theirs, &ours).ok_or_else(|| {
+            let (theirs, ours) = (pairing::describe(std::slice::from_ref(theirs)), pairing::describe(&[ours]));
+            Error::Missing(format!("no shared subnet: this host has {ours}, the peer has {theirs}"))
+        })?;
+        // Before queue pairs are made, which may not be needed.
+        self.process.backoff.check(&self.rails[lane].rail, pair.connector_gid, now)?;
+        let mut new = self.open(lane)?;
+        let route = Route {
+            look: &look,
+            gid: pair.acceptor_gid,
+            peer_gid: pair.connector_gid,
+            mtu_bytes: pair.mtu_bytes,
+            ends: qps,
+            traffic_class: None,
+        };
+        self.join(&mut new, &route, now)?;
+        let answer = Answer {
+            connector_gid: pair.connector_gid,
+            acceptor_gid: pair.acceptor_gid,
+            mtu_bytes: pair.mtu_bytes,
+            qps: new.ends(),
+        };
+        Ok((new, answer))
+    }
+
+    fn try_out(&self, lane: usize, mut new: Lane, route: &Route<'_>, now: Instant) -> Result<Lane> {
+        self.process.backoff.check(&new.rail, route.peer_gid, now)?;
+        self.join(&mut new, route, now)?;
+        let probe = self.mailboxes.probe_write(lane, route.mtu_bytes);
+        new.write_on_each(&probe)?;
+        Ok(new)
+    }
+
+    /// Connects new queue pairs: the one thing here that the kernel may take long for.
+    fn join(&self, new: &mut Lane, route: &Route<'_>, now: Instant) -> Result<()> {
+        let Process { config, backoff, .. } = &*self.process;
+        let outcome = new.connect(self.role, config, route);
+        backoff.note(&new.rail, route.peer_gid, &outcome, now);
+        outcome
+    }
+
+    /// The service thread looks after all its connections once more.
+    pub fn begin_round(&self) {
+        self.process.backoff.begin_round();
+        self.process.outages.tick(Instant::now());
+    }
+}

@@ -1,0 +1,310 @@
+//! The connecting side's handshake. Never waits: each call goes as far as it can.
+
+use super::Setup;
+use super::finish::{Agreed, LivePair, finish};
+use super::negotiate::{self, Rails, in_time, out_of_turn, receive, understood};
+use crate::comm::SendComm;
+use crate::comm::channel::{Channel, Received};
+use crate::comm::datapath::lane::{Lane, Role, Route};
+use crate::comm::datapath::send::SendPath;
+use crate::comm::process::Process;
+use crate::comm::rail::{Rail, interfaces};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::flow::ways::End;
+use crate::verbs::{Access, Mr, Region};
+use crate::wire::board::BOARD_BYTES;
+use crate::wire::handle::{HANDLE_BYTES, Handle};
+use crate::wire::message::{Go, Hello, Message, Offer, PairGo, PairOffer, PairReady, Ready};
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long to wait before a peer is dialled again that has closed before it said anything: strangers crowd its door, and this
+/// side was in the wrong place among them. (One that has gone refuses the next connection.)
+const REDIAL: Duration = Duration::from_millis(10);
+
+/// A connection being made.
+struct Connecting {
+    channel: Channel,
+    started: Instant,
+    traffic_class: Option<u8>,
+    handle: Handle,
+    stage: Stage,
+}
+
+enum Stage {
+    /// Until then it has to wait.
+    Redialling(Instant),
+    Dialling,
+    AwaitingOffer(Rails),
+    AwaitingGo(Box<Connected>),
+}
+
+/// Queue pairs connected on this side.
+struct Connected {
+    peer: String,
+    chunk_bytes: u32,
+    traffic_class: Option<u8>,
+    region: Arc<Region>,
+    /// One for each pair of the offer.
+    pairs: Vec<OfferedPair>,
+    left_out: Vec<(usize, String)>,
+}
+
+/// A pair of the offer, on this side.
+struct OfferedPair {
+    /// This host's rail.
+    index: usize,
+    /// Both ends, this side's first.
+    ends: [End; 2],
+    /// The connected lane with its key of the board, or why this side cannot use it.
+    made: std::result::Result<(Lane, Mr), String>,
+}
+
+/// Connections that are being made: NCCL calls again for each, with the same memory, until it is there.
+#[derive(Default)]
+pub struct PendingConnections {
+    table: Mutex<HashMap<u64, Connecting>>,
+    tickets: AtomicU64,
+}
+
+impl PendingConnections {
+    /// Goes on with the connection that `handle` asks for; `None` while it is not there. The handle's last bytes name the connection
+    /// from the first call on.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a handle of another network or version, or when no rail is in common; [`Error::Network`],
+    /// [`Error::PeerGone`], [`Error::Protocol`] or [`Error::TimedOut`] when the peer does not answer or gives up.
+    pub fn connect(
+        &self,
+        setup: &Setup,
+        handle: &mut [u8; HANDLE_BYTES],
+        traffic_class: Option<u8>,
+    ) -> Result<Option<SendComm>> {
+        let decoded = Handle::decode(handle).map_err(|foreign| Error::Usage(foreign.to_string()))?;
+        let config = &setup.process.config;
+        let ticket = match Handle::ticket(handle) {
+            0 => {
+                let ticket = self.tickets.fetch_add(1, Ordering::Relaxed) + 1;
+                Handle::set_ticket(handle, ticket);
+                self.keep(ticket, Connecting::begin(decoded, config, traffic_class)?);
+                ticket
+            }
+            ticket => ticket,
+        };
+        let Some(connecting) = self.take(ticket, config.connect_timeout) else {
+            return Err(Error::TimedOut(
+                "connect called again for a connection that has failed or timed out".to_owned(),
+            ));
+        };
+        match connecting.step(setup)? {
+            Step::Done(comm) => Ok(Some(*comm)),
+            Step::Waiting(connecting) => {
+                self.keep(ticket, connecting);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Takes a half-made connection out of the table, and those with it whose time is up: after an abort NCCL does
+    /// not come back for them.
+    fn take(&self, ticket: u64, limit: Duration) -> Option<Connecting> {
+        let mut table = self.lock();
+        let taken = table.remove(&ticket);
+        let now = Instant::now();
+        table.retain(|_, other| now.duration_since(other.started) < 2 * limit);
+        taken
+    }
+
+    fn keep(&self, ticket: u64, connecting: Connecting) {
+        self.lock().insert(ticket, connecting);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Connecting>> {
+        // A panic in a holder leaves the table whole.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+enum Step {
+    Done(Box<SendComm>),
+    Waiting(Connecting),
+}
+
+impl Connecting {
+    fn begin(handle: Handle, config: &Config, traffic_class: Option<u8>) -> Result<Self> {
+        let channel = Channel::dial(interfaces::in_own_scope(handle.address, config)?)?;
+        Ok(Self { channel, started: Instant::now(), traffic_class, handle, stage: Stage::Dialling })
+    }
+
+    fn step(mut self, setup: &Setup) -> Result<Step> {
+        let process = &*setup.process;
+        loop {
+            let waiting_for = match self.stage {
+                Stage::Redialling(when) if Instant::now() >= when => {
+                    self.channel = Channel::dial(interfaces::in_own_scope(self.handle.address, &process.config)?)?;
+                    self.stage = Stage::Dialling;
+                    continue;
+                }
+                Stage::Redialling(_) => "room in the listen queue",
+                Stage::Dialling => match self.channel.connected() {
+                    Ok(true) => {
+                        self.stage = Stage::AwaitingOffer(say_hello(process, &mut self.channel, &self.handle)?);
+                        continue;
+                    }
+                    Ok(false) => "the TCP handshake",
+                    Err(error) if is_dropped(&error) => {
+                        self.stage = redial(self.handle.address);
+                        continue;
+                    }
+                    Err(error) => {
+                        let address = self.handle.address;
+                        return Err(Error::Network(format!("cannot reach the peer at {address}: {error}")));
+                    }
+                },
+                Stage::AwaitingOffer(rails) => match self.channel.receive()? {
+                    Received::Closed => {
+                        self.stage = redial(self.handle.address);
+                        continue;
+                    }
+                    Received::Message(Message::Offer(offer)) => {
+                        let connected = Connected::from_offer(process, &rails, offer, self.traffic_class)?;
+                        self.channel.send(&Message::Ready(connected.answer()))?;
+                        self.stage = Stage::AwaitingGo(Box::new(connected));
+                        continue;
+                    }
+                    other => match understood(&self.channel, other)? {
+                        Some(message) => return Err(out_of_turn(&self.channel, &message)),
+                        None => {
+                            self.stage = Stage::AwaitingOffer(rails);
+                            "the OFFER message"
+                        }
+                    },
+                },
+                Stage::AwaitingGo(connected) => match receive(&mut self.channel)? {
+                    Some(Message::Go(go)) => {
+                        return connected.finish(setup, self.channel, go).map(|comm| Step::Done(Box::new(comm)));
+                    }
+                    Some(other) => return Err(out_of_turn(&self.channel, &other)),
+                    None => {
+                        self.stage = Stage::AwaitingGo(connected);
+                        "the rail test"
+                    }
+                },
+            };
+            in_time(process, self.started, &format!("{waiting_for} of the peer at {}", self.handle.address))?;
+            return Ok(Step::Waiting(self));
+        }
+    }
+}
+
+/// What comes next when the peer dropped this side before it had heard it.
+fn redial(address: SocketAddr) -> Stage {
+    tracing::debug!("{address} closed the connection before it read HELLO; dialling again");
+    Stage::Redialling(Instant::now() + REDIAL)
+}
+
+/// Whether the other end took the connection and dropped it, and so is there.
+fn is_dropped(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind;
+    matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted | ErrorKind::BrokenPipe)
+}
+
+fn say_hello(process: &Process, channel: &mut Channel, handle: &Handle) -> Result<Rails> {
+    let rails = Rails::look(process)?;
+    let said = channel.send(&Message::Hello(Hello {
+        token: handle.token,
+        name: process.name.clone(),
+        chunk_bytes: rails.chunk_bytes(),
+        qps_per_rail: negotiate::qps_wanted(&process.config),
+        tuner_hash: process.tuner_hash,
+        rails: rails.adverts.clone(),
+    }));
+    if let Err(unsent) = said {
+        // Whoever waits for the answer hears that the connection is closed.
+        tracing::debug!("{unsent}");
+    }
+    Ok(rails)
+}
+
+impl Connected {
+    fn from_offer(process: &Process, rails: &Rails, offer: Offer, traffic_class: Option<u8>) -> Result<Self> {
+        let region = Region::new(BOARD_BYTES)?;
+        let mut pairs = Vec::with_capacity(offer.pairs.len());
+        let mut paired = Vec::with_capacity(offer.pairs.len());
+        for pair in &offer.pairs {
+            let place = usize::from(pair.connector_rail);
+            let Some((rail, look)) = rails.usable.get(place) else {
+                return Err(Error::Protocol(format!(
+                    "{} offered rail {place}, which this host does not have",
+                    offer.name
+                )));
+            };
+            paired.push(place);
+            let route = Route {
+                look,
+                gid: pair.connector_gid,
+                peer_gid: pair.acceptor_gid,
+                mtu_bytes: pair.mtu_bytes,
+                ends: &pair.qps,
+                traffic_class,
+            };
+            let made = connect_lane(process, rail, pair, &route, &region).map_err(|error| error.to_string());
+            let ends = [
+                End { rail: rail.index as u8, attachment: rail.info.attachment },
+                End { rail: pair.acceptor_rail, attachment: pair.acceptor },
+            ];
+            pairs.push(OfferedPair { index: rail.index, ends, made });
+        }
+        let chunk_bytes = offer.chunk_bytes.min(rails.chunk_bytes());
+        let left_out = negotiate::unpaired(rails, &paired, Role::Sender);
+        Ok(Self { peer: offer.name, chunk_bytes, traffic_class, region, pairs, left_out })
+    }
+
+    fn answer(&self) -> Ready {
+        let answer = |pair: &OfferedPair| match &pair.made {
+            Ok((lane, key)) => PairReady::Connected { board_rkey: key.rkey(), qps: lane.ends() },
+            Err(why) => PairReady::Failed(why.clone()),
+        };
+        Ready { board_addr: self.region.addr(), pairs: self.pairs.iter().map(answer).collect() }
+    }
+
+    fn finish(self, setup: &Setup, channel: Channel, go: Go) -> Result<SendComm> {
+        let Self { peer, chunk_bytes, traffic_class, region, pairs, mut left_out } = self;
+        if go.pairs.len() != pairs.len() {
+            let (theirs, ours) = (go.pairs.len(), pairs.len());
+            return Err(Error::Protocol(format!("{peer} answered for {theirs} rails; {ours} were offered")));
+        }
+        let mut live = Vec::new();
+        for (OfferedPair { index, ends, made }, word) in pairs.into_iter().zip(go.pairs) {
+            match (made, word) {
+                (Ok((lane, key)), PairGo::Carries { board_rkey: peer_rkey }) => {
+                    live.push(LivePair { lane, key, peer_rkey, ends });
+                }
+                (Ok(_), PairGo::LeftOut(why)) => left_out.push((index, why)),
+                (Err(own), _) => left_out.push((index, own)),
+            }
+        }
+        let (role, peer_addr, pairs) = (Role::Sender, go.board_addr, live);
+        let agreed = Agreed { role, peer, traffic_class, chunk_bytes, region, peer_addr, pairs, left_out };
+        finish(setup, channel, agreed, SendPath::new, |_| Ok(()))
+    }
+}
+
+fn connect_lane(
+    process: &Process,
+    rail: &Arc<Rail>,
+    pair: &PairOffer,
+    route: &Route<'_>,
+    region: &Arc<Region>,
+) -> Result<(Lane, Mr)> {
+    let mut lane = Lane::open(rail, Role::Sender, pair.qps.len())?;
+    lane.peer_rail.clone_from(&pair.acceptor_name);
+    lane.connect(Role::Sender, &process.config, route)?;
+    // Strict: the sender looks at these bytes while they arrive.
+    let key = region.register(&rail.pd, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    Ok((lane, key))
+}

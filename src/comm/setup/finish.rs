@@ -1,0 +1,97 @@
+//! The last step of the handshake, on both sides: a data path over the rails that carry, watched by the service thread.
+
+use super::Setup;
+use super::negotiate;
+use crate::comm::channel::Channel;
+use crate::comm::datapath::context::PathContext;
+use crate::comm::datapath::control::DataPath;
+use crate::comm::datapath::lane::{Lane, Role};
+use crate::comm::datapath::mailbox::{Mailboxes, PeerMailbox};
+use crate::comm::datapath::parts::PathParts;
+use crate::comm::datapath::peer::Peer;
+use crate::comm::datapath::try_cell::TryCell;
+use crate::comm::endpoint::Endpoint;
+use crate::comm::recovery::attempt::ManagedRail;
+use crate::comm::recovery::driver::Driver;
+use crate::error::Result;
+use crate::flow::ways::End;
+use crate::verbs::{Mr, Region};
+use crate::wire::MAX_RAILS;
+use std::sync::Arc;
+
+/// What the two sides have agreed on.
+pub struct Agreed {
+    /// This side.
+    pub role: Role,
+    /// The other, for messages.
+    pub peer: String,
+    /// NCCL's traffic class, where the connecting side was given one.
+    pub traffic_class: Option<u8>,
+    /// The largest write.
+    pub chunk_bytes: u32,
+    /// This side's memory that the peer writes into.
+    pub region: Arc<Region>,
+    /// Where the peer's is.
+    pub peer_addr: u64,
+    /// The rails that carry, in the order of both sides.
+    pub pairs: Vec<LivePair>,
+    /// This host's rails that are not used, each with the reason.
+    pub left_out: Vec<(usize, String)>,
+}
+
+/// A pair of rails that carries.
+pub struct LivePair {
+    /// Its connected queue pairs.
+    pub lane: Lane,
+    /// The region's registration there.
+    pub key: Mr,
+    /// The key of the peer's region there.
+    pub peer_rkey: u32,
+    /// Both ends, this side's first.
+    pub ends: [End; 2],
+}
+
+/// Takes a connection into use. `first` says to the peer what it waits for, if anything; then the peer may use the connection.
+///
+/// # Errors
+/// [`Error::Network`](crate::error::Error::Network) when no rail carries; [`Error::Os`](crate::error::Error::Os) when the service thread cannot be started; what `first` says.
+pub fn finish<P: DataPath + 'static>(
+    setup: &Setup,
+    channel: Channel,
+    agreed: Agreed,
+    path: impl FnOnce(PathParts) -> P,
+    first: impl FnOnce(&mut Channel) -> Result<()>,
+) -> Result<Endpoint<P>> {
+    let Agreed { role, peer, traffic_class, chunk_bytes, region, peer_addr, pairs, left_out } = agreed;
+    let process = Arc::clone(&setup.process);
+    if pairs.is_empty() || pairs.len() > MAX_RAILS {
+        return Err(negotiate::no_usable_rail(&process, &peer, &left_out));
+    }
+    let ways: Vec<[End; 2]> = pairs.iter().map(|pair| pair.ends).collect();
+    let striping = negotiate::striping(&process, &ways);
+    let (mut lanes, mut keys) = (Vec::new(), Vec::new());
+    let (mut lkeys, mut rkeys) = ([0; MAX_RAILS], [0; MAX_RAILS]);
+    for (at, LivePair { lane, key, peer_rkey, .. }) in pairs.into_iter().enumerate() {
+        (lkeys[at], rkeys[at]) = (key.lkey(), peer_rkey);
+        lanes.push(lane);
+        keys.push(key);
+    }
+    negotiate::report(&process, &peer, role, &lanes, &left_out);
+    let context = Arc::new(PathContext {
+        peer: Arc::new(Peer::new(peer)),
+        registrations: Arc::clone(&process.registrations),
+        stall_warn: process.config.stall_warn,
+        log: Arc::clone(&process.log),
+        waker: setup.service.clone(),
+    });
+    let rails = lanes.iter().map(ManagedRail::of).collect();
+    let peer_mailbox = PeerMailbox { addr: peer_addr, rkeys };
+    let parts = PathParts { lanes, region: Arc::clone(&region), keys, peer: peer_mailbox, chunk_bytes, striping };
+    let path = Arc::new(TryCell::new(path(parts)));
+    let mailboxes = Mailboxes { region, lkeys, far: peer_mailbox };
+    let driver =
+        Driver::new(Arc::clone(&process), Arc::clone(&context), path.clone(), role, traffic_class, mailboxes, rails);
+    let watch = setup.service.watch(channel, driver, first)?;
+    process.opened(&context.peer.name);
+    Ok(Endpoint { context, process, service: Arc::clone(&setup.service), watch, path })
+}

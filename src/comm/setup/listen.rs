@@ -1,0 +1,418 @@
+//! The accepting side's handshake. Never waits: each call goes as far as it can.
+
+use super::Setup;
+use super::admission::{Admission, Admitted};
+use super::descriptors::waits_for_descriptors;
+use super::finish::{Agreed, LivePair, finish};
+use super::negotiate::{self, Rails, in_time, out_of_turn, receive};
+use crate::comm::RecvComm;
+use crate::comm::channel::Channel;
+use crate::comm::datapath::lane::{Lane, LaneWrite, Role, Route};
+use crate::comm::datapath::recv::RecvPath;
+use crate::comm::datapath::wr_id::{Work, WrId};
+use crate::comm::log::once::Subject;
+use crate::comm::process::Process;
+use crate::comm::rail::{Rail, interfaces};
+use crate::error::{Error, Result};
+use crate::flow::pairing::{self, Pair};
+use crate::flow::ways::{End, Ways};
+use crate::verbs::{Access, CompletionBuffer, Mr, Region, Remote};
+use crate::wire::board::{BOARD_BYTES, PROBE_AT, PROBE_BYTES};
+use crate::wire::fields::RailAdvert;
+use crate::wire::handle::{HANDLE_BYTES, Handle, TOKEN_BYTES};
+use crate::wire::message::{Go, Hello, Message, Offer, PairGo, PairOffer, PairReady, Ready};
+use std::net::TcpListener;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+/// A listener. Closed by dropping it.
+pub struct ListenComm {
+    setup: Arc<Setup>,
+    state: Mutex<Listening>,
+}
+
+struct Listening {
+    admission: Admission,
+    waiting_since: Option<Instant>,
+    /// The peer that has shown the token.
+    accepting: Option<Box<Accepting>>,
+}
+
+/// A connection being made with an invited peer.
+struct Accepting {
+    channel: Channel,
+    started: Instant,
+    peer: String,
+    stage: Stage,
+}
+
+enum Stage {
+    /// It has shown the token, and waits for an offer.
+    Invited(Hello),
+    AwaitingReady(Offered),
+    Probing(Probing),
+}
+
+/// Queue pairs offered, not connected.
+struct Offered {
+    rails: Rails,
+    chunk_bytes: u32,
+    pairs: Vec<OpenedPair>,
+    left_out: Vec<(usize, String)>,
+}
+
+/// A pair that was offered, with this side's queue pairs.
+struct OpenedPair {
+    pair: Pair,
+    /// Both ends, this side's first.
+    ends: [End; 2],
+    lane: Lane,
+}
+
+/// Queue pairs connected; a write is under way on each.
+struct Probing {
+    until: Instant,
+    chunk_bytes: u32,
+    region: Arc<Region>,
+    peer_addr: u64,
+    pairs: Vec<ProbedPair>,
+    left_out: Vec<(usize, String)>,
+}
+
+struct ProbedPair {
+    index: usize,
+    ends: [End; 2],
+    state: Probed,
+}
+
+enum Probed {
+    Waiting(Tried),
+    Carries(Tried),
+    LeftOut(String),
+}
+
+struct Tried {
+    lane: Lane,
+    probe: LaneWrite,
+    /// When to write once more: a lost packet is sent again at once when a later one arrives, while the queue pair's
+    /// own time-out (4 s and more at NCCL's default) is longer than the trial.
+    again: Option<Instant>,
+    region_key: Mr,
+    peer_rkey: u32,
+}
+
+/// Opens a listener on the interface that the settings choose; with it, the handle for the peer.
+///
+/// # Errors
+/// [`Error::Missing`] when no interface is admitted; [`Error::Os`].
+pub fn listen(setup: &Arc<Setup>) -> Result<(ListenComm, [u8; HANDLE_BYTES])> {
+    let config = &setup.process.config;
+    let address =
+        interfaces::bootstrap_address(&interfaces::addresses()?, &config.socket_interfaces, config.socket_family)?;
+    let trouble = |e: std::io::Error| Error::os(format!("cannot listen on {address}"), &e);
+    let listener = TcpListener::bind(address).map_err(trouble)?;
+    listener.set_nonblocking(true).map_err(trouble)?;
+    let mut token = [0; TOKEN_BYTES];
+    getrandom::fill(&mut token).map_err(|e| Error::Missing(format!("cannot get random numbers: {e}")))?;
+    let handle = Handle { address: listener.local_addr().map_err(trouble)?, token };
+    let listening = Listening { admission: Admission::new(listener, token), waiting_since: None, accepting: None };
+    Ok((ListenComm { setup: Arc::clone(setup), state: Mutex::new(listening) }, handle.encode()))
+}
+
+impl ListenComm {
+    /// Goes on with the handshakes of this listener; a connection when one is complete.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] when no rail is in common with the peer; [`Error::Network`], [`Error::PeerGone`], [`Error::Protocol`] or
+    /// [`Error::TimedOut`] when the peer fails in the middle of its handshake or none comes in time.
+    pub fn accept(&self) -> Result<Option<RecvComm>> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let Listening { admission, waiting_since, accepting } = &mut *state;
+        let since = *waiting_since.get_or_insert_with(Instant::now);
+        if accepting.as_ref().is_some_and(|accepting| matches!(accepting.stage, Stage::Invited(_))) {
+            // It waits for descriptors: unauthenticated connections shall not have them.
+            admission.clear();
+        } else if let Some(Admitted { channel, hello }) = admission.look(&self.setup.descriptors) {
+            *accepting = Some(Box::new(Accepting::begin(channel, hello)));
+        }
+        match accepting.take() {
+            Some(peer) => match peer.step(&self.setup)? {
+                Step::Done(comm) => {
+                    *waiting_since = None;
+                    return Ok(Some(*comm));
+                }
+                Step::Waiting(peer) => *accepting = Some(peer),
+            },
+            None => {
+                let short = admission.shortage().map_or_else(String::new, |why| format!(" ({why})"));
+                in_time(&self.setup.process, since, &format!("the peer to connect{short}"))?;
+            }
+        }
+        Ok(None)
+    }
+}
+
+enum Step {
+    Done(Box<RecvComm>),
+    Waiting(Box<Accepting>),
+}
+
+impl Accepting {
+    fn begin(channel: Channel, hello: Hello) -> Self {
+        Self { channel, started: Instant::now(), peer: hello.name.clone(), stage: Stage::Invited(hello) }
+    }
+
+    fn step(mut self, setup: &Setup) -> Result<Step> {
+        let process = &*setup.process;
+        if let Stage::Invited(hello) = self.stage {
+            let offered = make_offer(setup, &mut self.channel, &hello, self.started)?;
+            self.stage = offered.map_or(Stage::Invited(hello), Stage::AwaitingReady);
+            if let Stage::Invited(_) = self.stage {
+                return Ok(Step::Waiting(Box::new(self)));
+            }
+        }
+        if let Stage::AwaitingReady(offered) = self.stage {
+            match receive(&mut self.channel)? {
+                Some(Message::Ready(ready)) => {
+                    self.stage = Stage::Probing(offered.connect(process, &self.peer, ready)?);
+                }
+                Some(other) => return Err(out_of_turn(&self.channel, &other)),
+                None => {
+                    in_time(process, self.started, &format!("{} to connect its queue pairs", self.peer))?;
+                    self.stage = Stage::AwaitingReady(offered);
+                    return Ok(Step::Waiting(Box::new(self)));
+                }
+            }
+        }
+        let Stage::Probing(mut probing) = self.stage else {
+            return Err(Error::Internal("connection set-up is in no stage".to_owned()));
+        };
+        if probing.look() {
+            return probing.finish(setup, self.channel, self.peer).map(|comm| Step::Done(Box::new(comm)));
+        }
+        self.stage = Stage::Probing(probing);
+        Ok(Step::Waiting(Box::new(self)))
+    }
+}
+
+/// Answers a greeting with an offer; `None` while there are no descriptors for what that takes.
+fn make_offer(setup: &Setup, channel: &mut Channel, hello: &Hello, started: Instant) -> Result<Option<Offered>> {
+    let process = &*setup.process;
+    let mut error = match Offered::from_hello(process, hello) {
+        Ok((offered, offer)) => return channel.send(&Message::Offer(offer)).map(|()| Some(offered)),
+        Err(error) => error,
+    };
+    let peer = &hello.name;
+    if let Some(why) = waits_for_descriptors(&error) {
+        setup.descriptors.tell(&format!("cannot answer {peer}"), &why);
+        match in_time(process, started, &format!("resources to answer {peer} ({why})")) {
+            Ok(()) => return Ok(None),
+            Err(late) => error = late,
+        }
+    }
+    // The peer's own error tells its user; if it cannot be told, ours stands.
+    if let Err(unsent) = channel.send(&Message::Refuse(error.to_string())) {
+        tracing::debug!("could not send the refusal to {peer}: {unsent}");
+    }
+    Err(error)
+}
+
+impl Offered {
+    fn from_hello(process: &Process, hello: &Hello) -> Result<(Self, Offer)> {
+        negotiate::check_tuner(process, hello)?;
+        let rails = Rails::look(process)?;
+        let pairs = pairing::pair(&hello.rails, &rails.adverts);
+        if pairs.is_empty() {
+            return Err(Error::Usage(rails.nothing_in_common(&hello.rails, &hello.name)));
+        }
+        let ends: Vec<[End; 2]> =
+            pairs.iter().map(|pair| rails.ends(pair.acceptor, &hello.rails, pair.connector)).collect();
+        let queue_pairs =
+            negotiate::queue_pairs(negotiate::qps_wanted(&process.config).max(hello.qps_per_rail), &Ways::new(&ends));
+        let chunk_bytes = rails.chunk_bytes().min(hello.chunk_bytes);
+        let paired: Vec<usize> = pairs.iter().map(|pair| pair.acceptor).collect();
+        let mut left_out = negotiate::unpaired(&rails, &paired, Role::Receiver);
+        let (mut offers, mut opened) = (Vec::new(), Vec::new());
+        for ((pair, ends), queue_count) in pairs.into_iter().zip(ends).zip(queue_pairs) {
+            let (rail, _) = &rails.usable[pair.acceptor];
+            let peer_rail = hello.rails[pair.connector].name.clone();
+            let mut lane = match Lane::open(rail, Role::Receiver, usize::from(queue_count)) {
+                Ok(lane) => lane,
+                Err(error) if error.is_shortage() => return Err(error),
+                Err(error) => {
+                    left_out.push((rail.index, error.to_string()));
+                    continue;
+                }
+            };
+            lane.peer_rail.clone_from(&peer_rail);
+            warn_of_mtu(process, rail, &hello.rails[pair.connector], &rails.adverts[pair.acceptor], &hello.name);
+            offers.push(PairOffer {
+                connector_rail: pair.connector as u8,
+                connector_gid: pair.connector_gid,
+                acceptor_rail: rail.index as u8,
+                acceptor: rail.info.attachment,
+                acceptor_name: rail.name(),
+                acceptor_gid: pair.acceptor_gid,
+                mtu_bytes: pair.mtu_bytes,
+                qps: lane.ends(),
+            });
+            opened.push(OpenedPair { pair, ends, lane });
+        }
+        if opened.is_empty() {
+            return Err(Error::Missing(format!(
+                "cannot create queue pairs for {}: {}",
+                hello.name,
+                negotiate::left_out_text(process, &left_out)
+            )));
+        }
+        let offer = Offer { name: process.name.clone(), chunk_bytes, pairs: offers };
+        Ok((Self { rails, chunk_bytes, pairs: opened, left_out }, offer))
+    }
+
+    /// Connects this side's queue pairs, and starts one empty write on each lane to see whether it carries.
+    fn connect(self, process: &Process, peer: &str, ready: Ready) -> Result<Probing> {
+        if ready.pairs.len() != self.pairs.len() {
+            return Err(Error::Protocol(format!(
+                "{peer} answered for {} rails; {} were offered",
+                ready.pairs.len(),
+                self.pairs.len()
+            )));
+        }
+        let region = Region::new(BOARD_BYTES)?;
+        let mut pairs = Vec::with_capacity(self.pairs.len());
+        for (OpenedPair { pair, ends, lane }, answer) in self.pairs.into_iter().zip(ready.pairs) {
+            let index = lane.rail.index;
+            let state = match answer {
+                PairReady::Failed(why) => Probed::LeftOut(format!("{peer} cannot use it: {why}")),
+                PairReady::Connected { board_rkey, qps } => {
+                    let look = &self.rails.usable[pair.acceptor].1;
+                    let route = Route {
+                        look,
+                        gid: pair.acceptor_gid,
+                        peer_gid: pair.connector_gid,
+                        mtu_bytes: pair.mtu_bytes,
+                        ends: &qps,
+                        traffic_class: None,
+                    };
+                    match Tried::start(process, lane, &route, (ready.board_addr, board_rkey), &region) {
+                        Ok(tried) => Probed::Waiting(tried),
+                        Err(error) => Probed::LeftOut(error.to_string()),
+                    }
+                }
+            };
+            pairs.push(ProbedPair { index, ends, state });
+        }
+        let until = Instant::now() + process.config.probe_timeout;
+        let (chunk_bytes, left_out) = (self.chunk_bytes, self.left_out);
+        Ok(Probing { until, chunk_bytes, region, peer_addr: ready.board_addr, pairs, left_out })
+    }
+}
+
+/// Both ends' ports should have one MTU: said here, where both are known.
+fn warn_of_mtu(process: &Process, rail: &Rail, theirs: &RailAdvert, ours: &RailAdvert, peer: &str) {
+    let (here, there) = (ours.mtu_bytes, theirs.mtu_bytes);
+    if here != there && process.log.is_first(peer, Subject::PathMtu(rail.index)) {
+        let (rail, their_rail) = (rail.name(), &theirs.name);
+        tracing::warn!(
+            "rail {rail} to {peer}: path MTU {here} here, {there} on peer rail {their_rail}; using the smaller: set the same MTU on both ports"
+        );
+    }
+}
+
+impl Tried {
+    fn start(
+        process: &Process,
+        mut lane: Lane,
+        route: &Route<'_>,
+        (peer_addr, peer_rkey): (u64, u32),
+        region: &Arc<Region>,
+    ) -> Result<Self> {
+        lane.connect(Role::Receiver, &process.config, route)?;
+        let region_key = region.register(&lane.rail.pd, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+        let probe = LaneWrite {
+            work: Work::Probe,
+            local_addr: region.addr() + PROBE_AT as u64,
+            lkey: region_key.lkey(),
+            // A whole packet: a switch or port with a smaller MTU on the way passes empty ones.
+            bytes: route.mtu_bytes.min(PROBE_BYTES as u32),
+            remote: Remote { addr: peer_addr + PROBE_AT as u64, rkey: peer_rkey },
+            immediate: None,
+            signaled: true,
+        };
+        let again = Some(Instant::now() + process.config.probe_timeout / 3);
+        let mut tried = Self { lane, probe, again, region_key, peer_rkey };
+        tried.lane.write_on_each(&tried.probe)?;
+        Ok(tried)
+    }
+}
+
+impl Probing {
+    /// Looks at the writes under way; whether all are decided.
+    fn look(&mut self) -> bool {
+        let late = Instant::now() >= self.until;
+        let mut buffer = CompletionBuffer::new();
+        for pair in &mut self.pairs {
+            let before = std::mem::replace(&mut pair.state, Probed::LeftOut(String::new()));
+            pair.state = match before {
+                Probed::Waiting(tried) => tried.look(&mut buffer, late),
+                decided => decided,
+            };
+        }
+        !self.pairs.iter().any(|pair| matches!(pair.state, Probed::Waiting(_)))
+    }
+
+    fn finish(self, setup: &Setup, mut channel: Channel, peer: String) -> Result<RecvComm> {
+        let Self { chunk_bytes, region, peer_addr, pairs, mut left_out, .. } = self;
+        let (mut live, mut words) = (Vec::new(), Vec::new());
+        for pair in pairs {
+            match pair.state {
+                Probed::Carries(Tried { lane, region_key: key, peer_rkey, .. }) => {
+                    words.push(PairGo::Carries { board_rkey: key.rkey() });
+                    live.push(LivePair { lane, key, peer_rkey, ends: pair.ends });
+                }
+                Probed::LeftOut(why) => {
+                    words.push(PairGo::LeftOut(why.clone()));
+                    left_out.push((pair.index, why));
+                }
+                Probed::Waiting(_) => return Err(Error::Internal("a rail was neither tested nor left out".to_owned())),
+            }
+        }
+        if live.is_empty() {
+            let error = negotiate::no_usable_rail(&setup.process, &peer, &left_out);
+            channel.send(&Message::Refuse(error.to_string()))?;
+            return Err(error);
+        }
+        let go = Message::Go(Go { board_addr: region.addr(), pairs: words });
+        let (role, traffic_class, pairs) = (Role::Receiver, None, live);
+        let agreed = Agreed { role, peer, traffic_class, chunk_bytes, region, peer_addr, pairs, left_out };
+        finish(setup, channel, agreed, RecvPath::new, |channel| channel.send(&go))
+    }
+}
+
+impl Tried {
+    fn look(mut self, buffer: &mut CompletionBuffer, late: bool) -> Probed {
+        let completions = match self.lane.poll(buffer) {
+            Ok(completions) => completions,
+            Err(error) => return Probed::LeftOut(error.to_string()),
+        };
+        for completion in completions {
+            if completion.status() != 0 {
+                return Probed::LeftOut(format!("test write failed: {}", completion.status_text()));
+            }
+            self.lane.retire(WrId::of(completion.wr_id()));
+        }
+        if self.lane.has_pending() && self.again.is_some_and(|again| Instant::now() >= again) {
+            self.again = None;
+            if let Err(error) = self.lane.write_on_each(&self.probe) {
+                return Probed::LeftOut(error.to_string());
+            }
+        }
+        match (self.lane.has_pending(), late) {
+            (false, _) => Probed::Carries(self),
+            (true, false) => Probed::Waiting(self),
+            (true, true) => {
+                Probed::LeftOut("test write not acknowledged within NCCL_SPARK_PROBE_TIMEOUT_MS".to_owned())
+            }
+        }
+    }
+}

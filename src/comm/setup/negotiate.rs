@@ -1,0 +1,267 @@
+//! What both sides of the handshake do alike: looking at the rails, and telling what was left out.
+
+use crate::comm::channel::{Channel, Received};
+use crate::comm::datapath::lane::{Lane, Role};
+use crate::comm::log::once::Subject;
+use crate::comm::process::Process;
+use crate::comm::rail::{Look, Rail, interfaces};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::flow::pairing;
+use crate::flow::striping::Striping;
+use crate::flow::ways::{End, Ways};
+use crate::wire::fields::{Attachment, RailAdvert};
+use crate::wire::message::{Hello, Message};
+use crate::wire::{MAX_OFFERED_RAILS, MAX_RAILS};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What one queue pair is sure to carry, in Mb/s (published for a Spark's functions: 92 to 102 Gb/s with one, 111.7 with
+/// four). A rail that is to carry more gets more of them.
+const QP_MBPS: f64 = 92_000.0;
+/// Queue pairs of a connection on one rail when nothing is set: channels bring parallelism too.
+const MOST_QPS: u8 = 4;
+/// A chunk is no larger than this, so that a 32-bit completion holds its size.
+const MOST_CHUNK_BYTES: u32 = 1 << 30;
+
+/// Refuses a peer whose tuner decides by other rules: sooner or later the two would wait for each other in a collective.
+///
+/// # Errors
+/// [`Error::Usage`].
+pub fn check_tuner(process: &Process, hello: &Hello) -> Result<()> {
+    let (theirs, ours, peer) = (hello.tuner_hash, process.tuner_hash, &hello.name);
+    if theirs == ours {
+        return Ok(());
+    }
+    let word = |hash: u64| if hash == 0 { "off".to_owned() } else { format!("hash {hash:016x}") };
+    Err(Error::Usage(format!(
+        "the tuners of {peer} ({}) and {} ({}) differ, so collectives would hang: use the same NCCL version, NCCL_SPARK_TUNER, \
+         NCCL_SPARK_TUNER_TABLE and NCCL_SPARK_LL128 on every node (nccl-spark tune collectives writes the table to all), \
+         or set NCCL_SPARK_TUNER=off on every node",
+        word(theirs),
+        process.name,
+        word(ours)
+    )))
+}
+
+/// The rails of this host that can be used just now.
+pub struct Rails {
+    /// The rails, in the order of the adverts.
+    pub usable: Vec<(Arc<Rail>, Look)>,
+    /// What the peer is told of them.
+    pub adverts: Vec<RailAdvert>,
+    /// The others, each with its reason.
+    pub unusable: Vec<(Arc<Rail>, String)>,
+}
+
+impl Rails {
+    /// Looks at every rail.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the interfaces cannot be listed.
+    pub fn look(process: &Process) -> Result<Self> {
+        let prefixes = interfaces::prefixes(&interfaces::addresses()?);
+        let (mut usable, mut adverts, mut unusable) = (Vec::new(), Vec::new(), Vec::new());
+        for rail in process.rails.iter().take(MAX_OFFERED_RAILS) {
+            match rail.look(&process.config, &prefixes) {
+                Ok(look) => {
+                    adverts.push(rail.advert(&look));
+                    usable.push((Arc::clone(rail), look));
+                }
+                Err(error) => unusable.push((Arc::clone(rail), error.to_string())),
+            }
+        }
+        Ok(Self { usable, adverts, unusable })
+    }
+
+    /// The largest chunk that every rail can write at once.
+    pub fn chunk_bytes(&self) -> u32 {
+        let most = self.usable.iter().map(|(_, look)| look.port.max_message_bytes).min();
+        let chunk = most.unwrap_or(MOST_CHUNK_BYTES).min(MOST_CHUNK_BYTES);
+        (chunk - chunk % 128).max(4096)
+    }
+
+    /// Both ends of a pair: this side's rail first, by its place here, then the peer's, by its place in its own list.
+    pub fn ends(&self, place: usize, theirs: &[RailAdvert], their_place: usize) -> [End; 2] {
+        let (rail, _) = &self.usable[place];
+        let far = End { rail: their_place as u8, attachment: theirs[their_place].attachment };
+        [End { rail: rail.index as u8, attachment: rail.info.attachment }, far]
+    }
+
+    /// What to say when nothing pairs.
+    pub fn nothing_in_common(&self, theirs: &[RailAdvert], peer: &str) -> String {
+        let unusable: Vec<String> =
+            self.unusable.iter().map(|(rail, why)| format!("; {} ({why})", rail.name())).collect();
+        format!(
+            "no rail in common: this host has {}{}; {peer} has {}; give both ends of each cable addresses in one subnet",
+            pairing::describe(&self.adverts),
+            unusable.join(""),
+            pairing::describe(theirs),
+        )
+    }
+}
+
+/// Queue pairs on each rail, as this side wants them; 0 leaves the choice to [`queue_pairs`].
+pub fn qps_wanted(config: &Config) -> u8 {
+    config.qps_per_rail.unwrap_or(0)
+}
+
+/// How many queue pairs each way gets: what either side wants, or as many as carry the way's part of the job.
+pub fn queue_pairs(wanted: u8, ways: &Ways) -> [u8; MAX_RAILS] {
+    if wanted > 0 {
+        return [wanted; MAX_RAILS];
+    }
+    ways.even_rates().map(qps_for)
+}
+
+/// The most that a connection has on a rail of this kind.
+pub fn most_queue_pairs(config: &Config, attachment: &Attachment) -> u8 {
+    config.qps_per_rail.unwrap_or_else(|| {
+        let link_mbps = if attachment.link_mbps == 0 { u32::MAX } else { attachment.link_mbps };
+        qps_for(f64::from(attachment.port_mbps.min(link_mbps)))
+    })
+}
+
+fn qps_for(mbps: f64) -> u8 {
+    (mbps / QP_MBPS).ceil().clamp(1.0, f64::from(MOST_QPS)) as u8
+}
+
+/// How a direction of a new connection divides its messages.
+pub fn striping(process: &Process, ways: &[[End; 2]]) -> Striping {
+    Striping::new(&Ways::new(ways), process.config.min_share_bytes)
+}
+
+/// Logs how a connection came up, once for all connections with the peer that came up alike: its rails in one line, and a line for
+/// each rail that is left out, as a warning where a cable loses one of its two twins by it.
+pub fn report(process: &Process, peer: &str, role: Role, live: &[Lane], left_out: &[(usize, String)]) {
+    let rails: Vec<String> = live.iter().map(|lane| format!("{} to {}", lane.rail.name(), lane.peer_rail)).collect();
+    let (count, plural) = (live.len(), if live.len() == 1 { "" } else { "s" });
+    let direction = match role {
+        Role::Sender => "send",
+        Role::Receiver => "receive",
+    };
+    let line = format!("connected with {peer} over {count} rail{plural}: {} ({direction})", rails.join(", "));
+    if process.log.is_first(peer, Subject::Connected(line.clone())) {
+        tracing::info!("{line}");
+    } else {
+        tracing::debug!("{line}");
+    }
+    for (index, why) in left_out {
+        let Some(rail) = process.rails.get(*index) else { continue };
+        let twin_lives = live.iter().any(|lane| lane.rail.info.attachment.cable == rail.info.attachment.cable);
+        let name = rail.name();
+        if !process.log.is_first(peer, Subject::NotUsed(rail.index)) {
+            tracing::debug!("rail {name} not used by one more connection with {peer}: {why}");
+        } else if twin_lives {
+            tracing::warn!("rail {name} not used with {peer}, which halves the bandwidth of its cable: {why}");
+        } else {
+            tracing::info!("rail {name} not used with {peer}: {why}");
+        }
+    }
+}
+
+/// The rails that no pair names, with the reason.
+pub fn unpaired(rails: &Rails, paired: &[usize], role: Role) -> Vec<(usize, String)> {
+    let mut all: Vec<(usize, String)> = rails.unusable.iter().map(|(rail, why)| (rail.index, why.clone())).collect();
+    for (place, ((rail, _), advert)) in rails.usable.iter().zip(&rails.adverts).enumerate() {
+        if !paired.contains(&place) {
+            let why = if paired.len() >= MAX_RAILS {
+                format!("a connection uses at most {MAX_RAILS} rails")
+            } else {
+                why_alone(advert, role)
+            };
+            all.push((rail.index, why));
+        }
+    }
+    all
+}
+
+/// Why no pair names a rail. The accepting side pairs, and knows; the connecting side is told only what is left of the pairs once the
+/// accepting side has made its queue pairs.
+fn why_alone(advert: &RailAdvert, role: Role) -> String {
+    let rail = pairing::describe(std::slice::from_ref(advert));
+    match role {
+        Role::Receiver => format!("no rail of the peer shares a subnet with {rail}"),
+        Role::Sender => {
+            format!("no peer rail for {rail}: no shared subnet; see the peer's log")
+        }
+    }
+}
+
+/// Rails that are left out, with the reason of each, for a message.
+pub fn left_out_text(process: &Process, left_out: &[(usize, String)]) -> String {
+    let name = |index: usize| process.rails.get(index).map_or_else(|| format!("rail {index}"), |rail| rail.name());
+    let one = |(index, why): &(usize, String)| format!("{} ({why})", name(*index));
+    left_out.iter().map(one).collect::<Vec<_>>().join("; ")
+}
+
+/// The error of a connection without a rail.
+pub fn no_usable_rail(process: &Process, peer: &str, left_out: &[(usize, String)]) -> Error {
+    Error::Network(format!("no usable rail to {peer}: {}", left_out_text(process, left_out)))
+}
+
+/// An error when a handshake has taken too long.
+///
+/// # Errors
+/// [`Error::TimedOut`] says what was waited for.
+pub fn in_time(process: &Process, started: Instant, waiting_for: &str) -> Result<()> {
+    let (waited, limit) = (started.elapsed(), process.config.connect_timeout);
+    if waited < limit {
+        return Ok(());
+    }
+    Err(Error::TimedOut(format!(
+        "timed out after {waited:.0?} waiting for {waiting_for} (NCCL_SPARK_CONNECT_TIMEOUT_S={})",
+        limit.as_secs()
+    )))
+}
+
+/// A message from the peer, `None` while there is none.
+///
+/// # Errors
+/// [`Error::Usage`] when the peer refuses the connection; else what the channel says.
+pub fn receive(channel: &mut Channel) -> Result<Option<Message>> {
+    let received = channel.receive()?;
+    understood(channel, received)
+}
+
+/// A message out of what was received, `None` while there is none.
+///
+/// # Errors
+/// As [`receive`].
+pub fn understood(channel: &Channel, received: Received) -> Result<Option<Message>> {
+    match received {
+        Received::Message(Message::Refuse(why)) => {
+            Err(Error::Usage(format!("{} refused the connection: {why}", channel.peer())))
+        }
+        Received::Message(message) => Ok(Some(message)),
+        Received::Nothing => Ok(None),
+        Received::Unreachable(why) => Err(Error::Network(why)),
+        Received::Closed => {
+            Err(Error::PeerGone(format!("{} closed the bootstrap connection during connection set-up", channel.peer())))
+        }
+    }
+}
+
+/// The error for a message that the handshake does not expect now.
+pub fn out_of_turn(channel: &Channel, message: &Message) -> Error {
+    Error::Protocol(format!(
+        "{} sent an unexpected {} message during connection set-up",
+        channel.peer(),
+        message.kind()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_who_has_paired_the_rails_says_that_subnets_differ() {
+        let attachment = Attachment { link: 0, link_mbps: 0, cable: 0, port_mbps: 1 };
+        let (name, phys_port, addresses) = ("x0:1".to_owned(), String::new(), Vec::new());
+        let advert = RailAdvert { name, phys_port, attachment, speed_mbps: 1, mtu_bytes: 4096, addresses };
+        assert_eq!(why_alone(&advert, Role::Receiver), "no rail of the peer shares a subnet with x0:1 ()");
+        let told = why_alone(&advert, Role::Sender);
+        assert!(told.starts_with("no peer rail for x0:1 ()") && told.ends_with("see the peer's log"), "{told}");
+    }
+}

@@ -1,0 +1,53 @@
+//! Values of settings that several of them have in common, and why one is not usable.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+/// Why a value is not usable, where there is more to say than what is allowed.
+#[derive(Debug, Default)]
+pub(super) struct Refusal(pub(super) Option<String>);
+
+impl Refusal {
+    pub(super) fn because(reason: impl Into<String>) -> Self {
+        Self(Some(reason.into()))
+    }
+}
+
+pub(super) type Parsed<T> = std::result::Result<T, Refusal>;
+
+/// A part of a value in a reason, cut where it is long: NCCL cuts a line of its log at 1024 characters.
+pub(super) fn quoted(text: &str) -> String {
+    const MOST: usize = 60;
+    let start: String = text.chars().take(MOST).collect();
+    if start.len() == text.len() { format!("{text:?}") } else { format!("{start:?}...") }
+}
+
+pub(super) fn text(value: &str) -> Parsed<String> {
+    Ok(value.to_owned())
+}
+
+pub(super) fn number<T: FromStr + TryInto<u64> + Copy, const LOW: u64, const HIGH: u64>(value: &str) -> Parsed<T> {
+    let parsed: T = value.parse().map_err(|_| Refusal::default())?;
+    let wide: u64 = parsed.try_into().map_err(|_| Refusal::default())?;
+    if (LOW..=HIGH).contains(&wide) { Ok(parsed) } else { Err(Refusal::default()) }
+}
+
+pub(super) fn optional<const LOW: u64, const HIGH: u64>(value: &str) -> Parsed<Option<u8>> {
+    if value.is_empty() { Ok(None) } else { number::<u8, LOW, HIGH>(value).map(Some) }
+}
+
+pub(super) fn seconds<const LOW: u64, const HIGH: u64>(value: &str) -> Parsed<Duration> {
+    number::<u64, LOW, HIGH>(value).map(Duration::from_secs)
+}
+
+pub(super) fn millis<const LOW: u64, const HIGH: u64>(value: &str) -> Parsed<Duration> {
+    number::<u64, LOW, HIGH>(value).map(Duration::from_millis)
+}
+
+pub(super) fn switch(value: &str) -> Parsed<bool> {
+    match value {
+        "0" => Ok(false),
+        "1" => Ok(true),
+        _ => Err(Refusal::default()),
+    }
+}

@@ -1,0 +1,109 @@
+//! What is known of a host's ports, as plain data.
+
+use super::pcie::{LinkRate, PciFunction};
+use crate::verbs::{GidEntry, PortInfo};
+
+/// What verbs says of one port.
+#[derive(Debug, Clone)]
+pub struct PortFacts {
+    /// The RDMA device's name.
+    pub device: String,
+    /// The device's node GUID.
+    pub guid: u64,
+    /// The port's number, from 1.
+    pub port: u8,
+    /// State, speed and sizes.
+    pub info: PortInfo,
+    /// The entries of the port's GID table that are in use.
+    pub gids: Vec<GidEntry>,
+}
+
+/// What a host's ports amount to.
+#[derive(Debug, Clone)]
+pub struct Survey {
+    /// The usable ports, twins side by side: the first n use as many PCIe links as n rails can.
+    pub rails: Vec<Rail>,
+    /// The other ports, each with the reason.
+    pub refused: Vec<Refused>,
+    /// The PCIe links under the rails.
+    pub links: Vec<PcieLink>,
+    /// What a person should know or change, a full sentence each.
+    pub warnings: Vec<String>,
+    /// What all rails carry at once in one direction, in Mb/s: PCIe payload, capped by the cables' line rate.
+    pub speed_mbps: u32,
+    /// The lowest system image GUID (or node GUID, where sysfs has none) of the rails; 0 without rails.
+    pub guid: u64,
+}
+
+/// A port that carries traffic.
+#[derive(Debug, Clone)]
+pub struct Rail {
+    /// The RDMA device's name.
+    pub device: String,
+    /// The port's number, from 1.
+    pub port: u8,
+    /// Its network interface; a container may not show it.
+    pub netdev: Option<String>,
+    /// The physical port's name ("p0"), if its interface has one.
+    pub phys_port: Option<String>,
+    /// The PCI function; soft-RoCE has none.
+    pub pci: Option<PciFunction>,
+    /// Its PCIe link: an index in [`Survey::links`]. Rails on one link share it.
+    pub link: usize,
+    /// Its cable, counted from 0. Rails on one cable share it.
+    pub cable: usize,
+    /// A rail on the same cable by another PCIe link: an index in [`Survey::rails`].
+    pub twin: Option<usize>,
+    /// Line rate of the port in Mb/s.
+    pub speed_mbps: u32,
+    /// Path MTU of the port in bytes, 256 to 4096.
+    pub path_mtu_bytes: u32,
+    /// MTU of the network interface in bytes, where it can be seen.
+    pub netdev_mtu_bytes: Option<u32>,
+    /// The largest message of the port in bytes.
+    pub max_message_bytes: u32,
+    /// Its RoCE v2 addresses, never empty: IPv4 first, then routable IPv6, then link-local.
+    pub addresses: Vec<RailAddress>,
+}
+
+/// A RoCE v2 address of a rail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RailAddress {
+    /// The GID: an IPv6 address, or an IPv4 address mapped into one.
+    pub gid: [u8; 16],
+    /// Where the GID table had it; it moves when addresses change.
+    pub gid_index: u16,
+    /// Length of the subnet's prefix in bits, of the IPv4 address where the GID maps one; `None` if no visible interface
+    /// has the address.
+    pub prefix: Option<u8>,
+}
+
+/// A port that is not a rail.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    /// The RDMA device's name.
+    pub device: String,
+    /// The port's number, from 1.
+    pub port: u8,
+    /// Its network interface, if there is one to be seen.
+    pub netdev: Option<String>,
+    /// The physical port's name, if its interface has one.
+    pub phys_port: Option<String>,
+    /// The PCI function, if there is one.
+    pub pci: Option<PciFunction>,
+    /// Why it is not.
+    pub reason: String,
+}
+
+/// A PCIe link, and who is on it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PcieLink {
+    /// `domain:bus:device`; `None` under a device without PCI.
+    pub slot: Option<String>,
+    /// All surveyed devices on it, rails or not.
+    pub devices: Vec<String>,
+    /// What it runs at, where sysfs knows.
+    pub rate: Option<LinkRate>,
+    /// What it carries in payload in Mb/s, one direction; `None`: not known, the ports' speeds alone count.
+    pub payload_mbps: Option<u32>,
+}

@@ -1,0 +1,118 @@
+//! The ownership word of a data path (`comm/datapath/try_cell.rs`): one user at a time, who sees what the one before him did; and what the
+//! service thread goes by when it leaves a data path alone.
+
+use loom::model;
+use loom::thread;
+use loom_models::comm::datapath::try_cell::TryCell;
+use std::sync::Arc;
+
+/// A data path, in two places: whoever holds it sees both changed or none.
+type Path = (u32, u32);
+
+fn use_it(path: &TryCell<Path>) -> bool {
+    let Some(mut held) = path.enter() else { return false };
+    held.0 += 1;
+    assert_eq!(held.0, held.1 + 1, "another user is in the middle of it");
+    held.1 += 1;
+    held.leave();
+    true
+}
+
+/// The service thread's moment.
+fn look_at_it(path: &TryCell<Path>) -> bool {
+    let Some(held) = path.visit() else { return false };
+    assert_eq!(held.0, held.1, "a user is in the middle of it");
+    held.leave();
+    true
+}
+
+#[test]
+fn one_user_at_a_time_sees_what_the_last_one_did() {
+    model(|| {
+        let path = Arc::new(TryCell::new((0, 0)));
+        let user = || {
+            let path = Arc::clone(&path);
+            thread::spawn(move || u32::from(use_it(&path)) + u32::from(use_it(&path)))
+        };
+        let (first, second) = (user(), user());
+        let used = first.join().unwrap() + second.join().unwrap();
+        assert!(used >= 2, "somebody was refused by nobody");
+        let held = path.enter().expect("nobody holds it");
+        assert_eq!(*held, (used, used));
+    });
+}
+
+/// NCCL's thread comes and goes; the service thread asks whether it did, and enters in either case, as it does when there are news.
+#[test]
+fn asking_whether_it_was_used_lets_nobody_in_beside_its_user() {
+    model(|| {
+        let path = Arc::new(TryCell::new((0, 0)));
+        let nccl = {
+            let path = Arc::clone(&path);
+            thread::spawn(move || u32::from(use_it(&path)) + u32::from(use_it(&path)))
+        };
+        if !path.is_unused() {
+            path.is_unused();
+        }
+        let borrowed = u32::from(use_it(&path));
+        let used = nccl.join().unwrap() + borrowed;
+        assert_eq!(*path.enter().expect("nobody holds it"), (used, used));
+    });
+}
+
+#[test]
+fn a_use_is_told_to_the_next_who_asks_and_told_once() {
+    model(|| {
+        let path = Arc::new(TryCell::new((0, 0)));
+        let nccl = {
+            let path = Arc::clone(&path);
+            thread::spawn(move || assert!(use_it(&path), "nobody else enters"))
+        };
+        let early = [path.is_unused(), path.is_unused()];
+        nccl.join().unwrap();
+        let late = [path.is_unused(), path.is_unused()];
+        assert!(late[1], "nobody came between the two");
+        assert!(!late[0] || early.contains(&false), "it was used, and nobody was told: {early:?}, {late:?}");
+    });
+}
+
+#[test]
+fn a_look_does_not_count_as_a_use() {
+    model(|| {
+        let path = Arc::new(TryCell::new((0, 0)));
+        let service = {
+            let path = Arc::clone(&path);
+            thread::spawn(move || {
+                look_at_it(&path);
+                path.is_unused()
+            })
+        };
+        let used = use_it(&path);
+        let is_unused = service.join().unwrap();
+        assert!(used || is_unused || path.is_unused(), "nobody used it, and it passes for used");
+        assert_eq!(path.enter().expect("nobody holds it").0, u32::from(used));
+    });
+}
+
+/// Two find out at a time that a panic went through a third: neither gets in, and neither makes the others believe that it is only taken.
+#[test]
+fn what_a_panic_went_through_stays_broken_whoever_comes() {
+    model(|| {
+        let path = Arc::new(TryCell::new((0, 0)));
+        let user = || {
+            let path = Arc::clone(&path);
+            thread::spawn(move || u32::from(use_it(&path)))
+        };
+        let (first, second) = (user(), user());
+        let broke = path.enter().is_some_and(|mut held| {
+            held.0 += 1;
+            loom_std::thread::as_if_panicking(|| drop(held));
+            true
+        });
+        let used = first.join().unwrap() + second.join().unwrap();
+        assert!(broke || used > 0, "somebody was refused by nobody");
+        assert_eq!(path.is_broken(), broke);
+        assert_eq!(path.enter().is_none(), broke);
+        assert_eq!(path.is_broken(), broke);
+    });
+}
