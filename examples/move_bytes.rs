@@ -7,9 +7,7 @@
 
 #![allow(unsafe_code)]
 
-use nccl_net_spark::abi::NetV8;
-use nccl_net_spark::abi::types::{HANDLE_BYTES, PTR_HOST};
-use nccl_net_spark::error::NcclResult;
+use nccl_net_spark::abi::types::{HANDLE_BYTES, NcclResult, NetV8, PTR_HOST};
 use std::ffi::{CString, c_int, c_void};
 use std::ptr::null_mut;
 
@@ -84,5 +82,5 @@ unsafe fn move_bytes(net: &NetV8) {
 }
 
 fn check(call: &str, result: NcclResult) {
-    assert!(result == NcclResult::Success, "{call} failed; NCCL_DEBUG=INFO says why: {result:?}");
+    assert!(result == NcclResult::SUCCESS, "{call} failed; NCCL_DEBUG=INFO says why: {result}");
 }

@@ -1,4 +1,4 @@
-//! The one error type, and the one place that turns it into NCCL's result code.
+//! The one error type.
 
 use std::any::Any;
 
@@ -55,36 +55,6 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// The result of what is called for every message: as small as its value, so that success travels in registers.
 pub type Quick<T> = std::result::Result<T, Box<Error>>;
 
-/// NCCL's result codes (`ncclResult_t` in nccl.h).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(i32)]
-pub enum NcclResult {
-    /// The call did what it was asked for.
-    Success = 0,
-    /// A system call or an external library failed.
-    SystemError = 2,
-    /// A fault in this library.
-    InternalError = 3,
-    /// An argument has a value that is not allowed.
-    InvalidArgument = 4,
-    /// The call is wrong as it was made, or the job is set up wrongly.
-    InvalidUsage = 5,
-    /// The peer or the network failed.
-    RemoteError = 6,
-}
-
-impl From<&Error> for NcclResult {
-    fn from(error: &Error) -> Self {
-        match error {
-            Error::Setting { .. } | Error::Usage(_) => Self::InvalidUsage,
-            Error::Missing(_) | Error::Os { .. } => Self::SystemError,
-            Error::Argument(_) => Self::InvalidArgument,
-            Error::Network(_) | Error::PeerGone(_) | Error::Protocol(_) | Error::TimedOut(_) => Self::RemoteError,
-            Error::Internal(_) => Self::InternalError,
-        }
-    }
-}
-
 impl From<Box<Error>> for Error {
     fn from(error: Box<Error>) -> Self {
         *error
@@ -137,24 +107,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_has_its_nccl_code_and_names_its_cause() {
+    fn an_error_names_its_cause_and_what_is_allowed() {
         let setting = Error::Setting { name: "NCCL_IB_TC".into(), value: "300".into(), allowed: "0 to 255".into() };
         assert_eq!(setting.to_string(), "NCCL_IB_TC=\"300\" is not usable: 0 to 255");
-        assert_eq!(NcclResult::from(&setting), NcclResult::InvalidUsage);
         let long = Error::Setting { name: "A".into(), value: "x".repeat(4000), allowed: "0 to 255".into() };
         let expected = format!("A=\"{}\"... (4000 bytes) is not usable: 0 to 255", "x".repeat(100));
         assert_eq!(long.to_string(), expected);
         let os = Error::Os { what: "ibv_reg_mr of 4096 bytes".into(), errno: libc::ENOMEM };
         assert!(os.to_string().starts_with("ibv_reg_mr of 4096 bytes: Cannot allocate memory"), "{os}");
-        assert_eq!(NcclResult::from(&os), NcclResult::SystemError);
         let full = Error::Os { what: "getifaddrs".into(), errno: libc::EMFILE };
         assert!(full.is_shortage() && full.to_string().contains("raise ulimit -n"), "{full}");
         assert!(!os.is_shortage());
-        assert_eq!(NcclResult::from(&Error::Missing(String::new())), NcclResult::SystemError);
-        assert_eq!(NcclResult::from(&Error::Argument(String::new())), NcclResult::InvalidArgument);
-        for ended in [Error::Network, Error::PeerGone, Error::Protocol, Error::TimedOut] {
-            assert_eq!(NcclResult::from(&ended(String::new())), NcclResult::RemoteError);
-        }
-        assert_eq!(NcclResult::from(&Error::Internal(String::new())), NcclResult::InternalError);
     }
 }

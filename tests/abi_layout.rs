@@ -11,20 +11,34 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::mem::offset_of;
 
-/// Name of a field, in snake case, and its offset.
-type Fields = Vec<(&'static str, usize)>;
+/// Name of a field, in snake case, its offset and its size.
+type Fields = Vec<(&'static str, usize, usize)>;
 
 macro_rules! layout {
-    ($type:ty: $($field:ident)*) => {
-        (size_of::<$type>(), vec![$((stringify!($field), offset_of!($type, $field)),)*])
+    ($type:ty: $($field:ident)* $(; more: $($more:ident)*)?) => {
+        (size_of::<$type>(), vec![
+            $((stringify!($field), offset_of!($type, $field), size_of_field(|of: &$type| &of.$field)),)*
+            $($((stringify!($more), offset_of!($type, more.$more), size_of_field(|of: &$type| &of.more.$more)),)*)?
+        ])
     };
 }
 
 macro_rules! table {
     ($type:ty: $($more:ident)*) => {
         layout!($type: name init devices get_properties listen connect accept reg_mr reg_mr_dma_buf dereg_mr isend irecv iflush
-            test close_send close_recv close_listen get_device_mr irecv_consumed $($more)*)
+            test close_send close_recv close_listen get_device_mr irecv_consumed; more: $($more)*)
     };
+}
+
+macro_rules! properties {
+    ($type:ty: $($more:ident)*) => {
+        layout!($type: name pci_path guid ptr_support reg_is_global force_flush speed port latency max_comms max_recvs
+            net_device_type net_device_version; more: $($more)*)
+    };
+}
+
+fn size_of_field<T, F>(_: fn(&T) -> &F) -> usize {
+    size_of::<F>()
 }
 
 fn layout_of(name: &str) -> Option<(usize, Fields)> {
@@ -32,19 +46,11 @@ fn layout_of(name: &str) -> Option<(usize, Fields)> {
     Some(match short {
         "Properties_v8_t" => layout!(PropertiesV8: name pci_path guid ptr_support reg_is_global speed port latency
             max_comms max_recvs net_device_type net_device_version),
-        "Properties_v9_t" | "Properties_v10_t" => layout!(PropertiesV9: name pci_path guid ptr_support reg_is_global
-            force_flush speed port latency max_comms max_recvs net_device_type net_device_version v_props max_p2p_bytes
-            max_coll_bytes),
-        "Properties_v11_t" => {
-            layout!(PropertiesV11: name pci_path guid ptr_support reg_is_global force_flush speed port
-            latency max_comms max_recvs net_device_type net_device_version v_props max_p2p_bytes max_coll_bytes
-            max_multi_request_size)
-        }
-        "Properties_v12_t" => {
-            layout!(PropertiesV12: name pci_path guid ptr_support reg_is_global force_flush speed port
-            latency max_comms max_recvs net_device_type net_device_version v_props max_p2p_bytes max_coll_bytes
-            max_multi_request_size rail_id plane_id)
-        }
+        "Properties_v9_t" | "Properties_v10_t" => properties!(PropertiesV9: v_props max_p2p_bytes max_coll_bytes),
+        "Properties_v11_t" => properties!(PropertiesV11: v_props max_p2p_bytes max_coll_bytes
+            max_multi_request_size),
+        "Properties_v12_t" => properties!(PropertiesV12: v_props max_p2p_bytes max_coll_bytes
+            max_multi_request_size rail_id plane_id),
         "VDeviceProps_v9_t" | "VDeviceProps_v10_t" | "VDeviceProps_v11_t" => layout!(VDeviceProps<4>: ndevs devs),
         "VDeviceProps_v12_t" => layout!(VDeviceProps<8>: ndevs devs),
         "CommConfig_v10_t" | "CommConfig_v11_t" | "CommConfig_v12_t" => layout!(CommConfig: traffic_class),
@@ -63,9 +69,13 @@ fn layout_of(name: &str) -> Option<(usize, Fields)> {
             layout!(TunerConstants: base_latencies hw_latencies ll_max_bws per_ch_max_ring_ll128_bws
             per_ch_max_tree_ll128_bws per_ch_max_tree_bws per_ch_max_nvls_tree_bws)
         }
-        "ncclTuner_v4_t" => layout!(TunerV4: name init get_coll_info destroy),
+        "ncclTuner_v4_t" => {
+            let (size, mut fields) = layout!(TunerV4: name init get_coll_info finalize);
+            fields[3].0 = "destroy";
+            (size, fields)
+        }
         "ncclTuner_v5_t" => layout!(TunerV5: name init get_coll_info finalize),
-        "ncclTuner_v6_t" => layout!(TunerV6: name init get_coll_info finalize get_chunk_size),
+        "ncclTuner_v6_t" => layout!(TunerV6: name init get_coll_info finalize; more: get_chunk_size),
         _ => return None,
     })
 }
@@ -75,8 +85,9 @@ fn the_rust_types_are_laid_out_as_nccls() {
     for (name, expected) in nccls_structs() {
         let (size, fields) = layout_of(&name).unwrap_or_else(|| panic!("{name} is not compared with any type of ours"));
         assert_eq!(size, expected.size, "size of {name}");
-        let ours: Vec<_> = fields.iter().map(|(field, offset)| (plain(field), *offset)).collect();
-        let theirs: Vec<_> = expected.fields.iter().map(|field| (plain(&field.name), field.offset)).collect();
+        let ours: Vec<_> = fields.iter().map(|(field, offset, size)| (plain(field), *offset, *size)).collect();
+        let theirs: Vec<_> =
+            expected.fields.iter().map(|field| (plain(&field.name), field.offset, field.size)).collect();
         assert_eq!(ours, theirs, "fields of {name}");
     }
 }
@@ -102,8 +113,8 @@ fn the_c_header_is_laid_out_as_nccls() {
 #[test]
 fn the_tables_name_the_network_and_leave_out_what_the_plugin_has_not() {
     assert!(ncclNetPlugin_v8.reg_mr_dma_buf.is_none() && ncclNetPlugin_v8.iflush.is_some());
-    assert!(ncclNetPlugin_v12.make_v_device.is_none() && ncclNetPlugin_v12.set_net_attr.is_none());
-    assert!(ncclNetPlugin_v11.finalize.is_some() && ncclNetPlugin_v12.finalize.is_some());
+    assert!(ncclNetPlugin_v12.more.make_v_device.is_none() && ncclNetPlugin_v12.more.set_net_attr.is_none());
+    assert!(ncclNetPlugin_v11.more.finalize.is_some() && ncclNetPlugin_v12.more.finalize.is_some());
     let names = [
         ncclNetPlugin_v8.name,
         ncclNetPlugin_v9.name,
@@ -118,10 +129,10 @@ fn the_tables_name_the_network_and_leave_out_what_the_plugin_has_not() {
 fn the_tuners_tables_have_a_name_and_all_but_get_chunk_size() {
     let (v4, v5, v6) = (&ncclTunerPlugin_v4, &ncclTunerPlugin_v5, &ncclTunerPlugin_v6);
     assert!([v4.name, v5.name, v6.name].iter().all(|name| !name.is_null()));
-    assert!(v4.init.is_some() && v4.get_coll_info.is_some() && v4.destroy.is_some());
+    assert!(v4.init.is_some() && v4.get_coll_info.is_some() && v4.finalize.is_some());
     assert!(v5.init.is_some() && v5.get_coll_info.is_some() && v5.finalize.is_some());
     assert!(v6.init.is_some() && v6.get_coll_info.is_some() && v6.finalize.is_some());
-    assert!(v6.get_chunk_size.is_none());
+    assert!(v6.more.get_chunk_size.is_none());
 }
 
 struct Struct {

@@ -9,7 +9,6 @@ mod common;
 
 use nccl_net_spark::abi::types::*;
 use nccl_net_spark::abi::*;
-use nccl_net_spark::error::NcclResult;
 use std::ffi::{c_int, c_void};
 use std::fmt::Write;
 
@@ -17,27 +16,32 @@ use std::fmt::Write;
 fn the_rust_tables_have_the_headers_function_types() {
     let header = std::fs::read_to_string(common::repository("include/nccl_net_spark.h")).unwrap();
     let structs = structs_of(&header);
+    let of_c = |name: &str, field: &str| {
+        let found = structs.iter().find(|one| one.name == name);
+        parameters_in(&found.unwrap_or_else(|| panic!("the header has no {name}")).text, field)
+    };
     macro_rules! compare {
-        ($table:ident as $c:literal: $($more:ident)*) => {
-            compare!($table as $c of init devices get_properties listen connect accept reg_mr reg_mr_dma_buf dereg_mr isend
-                irecv iflush test close_send close_recv close_listen get_device_mr irecv_consumed $($more)*);
-        };
-        ($table:ident as $c:literal of $($field:ident)*) => {{
-            let of_c = &structs.iter().find(|one| one.name == $c).expect($c).text;
-            compare!(@ $table, $c, of_c, $($field)*);
-        }};
-        (@ $table:ident, $c:literal, $text:ident, $($field:ident)*) => {
-            $(assert_eq!(parameters_of(&$table.$field), parameters_in($text, stringify!($field)), "{}.{}", $c, stringify!($field));)*
+        ($table:expr, $c:literal: $($field:ident)*) => {
+            $(assert_eq!(parameters_of(&$table.$field), of_c($c, stringify!($field)), "{}.{}", $c, stringify!($field));)*
         };
     }
-    compare!(ncclNetPlugin_v8 as "ncclNet_v8_t":);
-    compare!(ncclNetPlugin_v9 as "ncclNet_v9_t": make_v_device);
-    compare!(ncclNetPlugin_v10 as "ncclNet_v10_t": make_v_device);
-    compare!(ncclNetPlugin_v11 as "ncclNet_v11_t": make_v_device finalize set_net_attr);
-    compare!(ncclNetPlugin_v12 as "ncclNet_v12_t": make_v_device finalize set_net_attr);
-    compare!(ncclTunerPlugin_v4 as "ncclTuner_v4_t" of init get_coll_info destroy);
-    compare!(ncclTunerPlugin_v5 as "ncclTuner_v5_t" of init get_coll_info finalize);
-    compare!(ncclTunerPlugin_v6 as "ncclTuner_v6_t" of init get_coll_info finalize get_chunk_size);
+    macro_rules! compare_net {
+        ($table:ident, $c:literal: $($more:ident)*) => {
+            compare!($table, $c: init devices get_properties listen connect accept reg_mr reg_mr_dma_buf dereg_mr isend irecv
+                iflush test close_send close_recv close_listen get_device_mr irecv_consumed);
+            compare!($table.more, $c: $($more)*);
+        };
+    }
+    compare_net!(ncclNetPlugin_v8, "ncclNet_v8_t":);
+    compare_net!(ncclNetPlugin_v9, "ncclNet_v9_t": make_v_device);
+    compare_net!(ncclNetPlugin_v10, "ncclNet_v10_t": make_v_device);
+    compare_net!(ncclNetPlugin_v11, "ncclNet_v11_t": make_v_device finalize set_net_attr);
+    compare_net!(ncclNetPlugin_v12, "ncclNet_v12_t": make_v_device finalize set_net_attr);
+    compare!(ncclTunerPlugin_v4, "ncclTuner_v4_t": init get_coll_info);
+    assert_eq!(parameters_of(&ncclTunerPlugin_v4.finalize), of_c("ncclTuner_v4_t", "destroy"));
+    compare!(ncclTunerPlugin_v5, "ncclTuner_v5_t": init get_coll_info finalize);
+    compare!(ncclTunerPlugin_v6, "ncclTuner_v6_t": init get_coll_info finalize);
+    compare!(ncclTunerPlugin_v6.more, "ncclTuner_v6_t": get_chunk_size);
 }
 
 #[test]

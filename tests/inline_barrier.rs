@@ -25,7 +25,8 @@ fn a_load_barrier_stands_before_each_inline_post() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).expect("plain text");
     // One for v8, whose lengths are `int`, and one for all versions since.
-    let is_entry = |name: &str| ["6net_v85isend17h", "5calls5isend17h"].iter().any(|entry| name.contains(entry));
+    let is_entry =
+        |name: &str| ["10net_tables8isend_v817h", "5calls5isend17h"].iter().any(|entry| name.contains(entry));
     let entries: Vec<Function> = functions(&text).filter(|function| is_entry(function.name)).collect();
     assert_eq!(entries.len(), 2, "isend's entry points in {library}");
     for function in entries {

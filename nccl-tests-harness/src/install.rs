@@ -10,6 +10,7 @@ mod files;
 mod manifest;
 mod packaged;
 
+use crate::abi;
 use crate::net;
 use crate::output::{self, Verbosity};
 use crate::places;
@@ -48,8 +49,6 @@ pub struct Uninstall {
 }
 
 const PREFIX: &str = "/usr/local";
-/// The versions of the interface that the plugin has: NCCL 2.20 (8) to 2.30 (12).
-const VERSIONS: std::ops::RangeInclusive<u32> = 8..=12;
 
 impl Install {
     /// Installs, and says how to use it. `program` is this program's file, `path` the environment's PATH.
@@ -213,8 +212,8 @@ fn command(program: &Path, command: &str, prefix: &Path) -> String {
 }
 
 fn missing_versions(library: &Path) -> Result<Vec<String>> {
-    let present = net::exported_versions(library, VERSIONS)?;
-    Ok(VERSIONS
+    let present = net::exported_versions(library, abi::VERSIONS)?;
+    Ok(abi::VERSIONS
         .filter(|version| !present.contains(version))
         .map(|version| format!("ncclNetPlugin_v{version}"))
         .collect())

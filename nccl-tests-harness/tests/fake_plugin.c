@@ -23,45 +23,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { OK = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE_ERROR = 6 };
-enum { WARN = 2, INFO = 3 };
+#include "nccl_net_spark.h"
+
 enum { REQUESTS = 8 };
-
-typedef void (*logger_t)(int level, unsigned long flags, const char *file, int line, const char *format, ...);
-
-typedef struct {
-  const char *name, *pci_path;
-  uint64_t guid;
-  int ptr_support, reg_is_global, force_flush, speed, port;
-  float latency;
-  int max_comms, max_recvs, device_type, device_version;
-  int ndevs, devs[4];
-  size_t max_p2p_bytes, max_coll_bytes;
-  int max_multi_request_size;
-} properties_t;
-
-typedef struct {
-  const char *name;
-  int (*init)(void **, uint64_t, const void *, logger_t, void *);
-  int (*devices)(int *);
-  int (*get_properties)(int, properties_t *);
-  int (*listen)(void *, int, void *, void **);
-  int (*connect)(void *, int, void *, void **, void **);
-  int (*accept)(void *, void **, void **);
-  int (*reg_mr)(void *, void *, size_t, int, void **);
-  void *reg_mr_dma_buf;
-  int (*dereg_mr)(void *, void *);
-  int (*isend)(void *, void *, size_t, int, void *, void *, void **);
-  int (*irecv)(void *, int, void **, size_t *, int *, void **, void **, void **);
-  void *iflush;
-  int (*test)(void *, int *, int *);
-  int (*close_send)(void *);
-  int (*close_recv)(void *);
-  int (*close_listen)(void *);
-  void *get_device_mr, *irecv_consumed, *make_v_device;
-  int (*finalize)(void *);
-  void *set_net_attr;
-} net_t;
 
 typedef struct {
   uint32_t magic;
@@ -96,12 +60,12 @@ typedef struct {
   size_t size;
 } mr_t;
 
-static logger_t logger;
+static ncclDebugLogger_t logger;
 static int open_objects;
 static long sent, received;
 
-static int fail(int code, const char *text) {
-  logger(WARN, 0x10, __FILE__, __LINE__, "%s", text);
+static ncclResult_t fail(ncclResult_t code, const char *text) {
+  logger(NCCL_LOG_WARN, 0x10, __FILE__, __LINE__, "%s", text);
   return code;
 }
 
@@ -110,31 +74,32 @@ static int strikes(const char *fault, long number) {
   return value != NULL && atol(value) == number;
 }
 
-static int fake_init(void **context, uint64_t id, const void *config, logger_t log, void *profiler) {
+static ncclResult_t fake_init(void **context, uint64_t id, ncclNetCommConfig_v11_t *config, ncclDebugLogger_t log,
+                              ncclProfilerCallback_t profiler) {
   (void)id, (void)config, (void)profiler;
   logger = log;
-  if (getenv("FAKE_INIT_FAILS")) return fail(SYSTEM_ERROR, "NET/Fake: planted: no such hardware");
-  logger(INFO, 0x10, __FILE__, __LINE__, "%s", "NET/Fake: merged 2 rails into one device: lo0 lo1");
+  if (getenv("FAKE_INIT_FAILS")) return fail(ncclSystemError, "NET/Fake: planted: no such hardware");
+  logger(NCCL_LOG_INFO, 0x10, __FILE__, __LINE__, "%s", "NET/Fake: merged 2 rails into one device: lo0 lo1");
   *context = &open_objects;
   open_objects++;
-  return OK;
+  return ncclSuccess;
 }
 
-static int fake_devices(int *count) {
+static ncclResult_t fake_devices(int *count) {
   *count = getenv("FAKE_NO_DEVICE") ? 0 : 1;
-  return OK;
+  return ncclSuccess;
 }
 
-static int fake_properties(int dev, properties_t *properties) {
-  if (dev != 0) return fail(INVALID_ARGUMENT, "NET/Fake: no such device");
+static ncclResult_t fake_properties(int dev, ncclNetProperties_v11_t *properties) {
+  if (dev != 0) return fail(ncclInvalidArgument, "NET/Fake: no such device");
   memset(properties, 0, sizeof *properties);
   properties->name = "Fake0";
-  properties->ptr_support = getenv("FAKE_DEVICE_ONLY") ? 2 : 1;
+  properties->ptrSupport = getenv("FAKE_DEVICE_ONLY") ? NCCL_PTR_CUDA : NCCL_PTR_HOST;
   properties->speed = 40000;
   properties->port = 1;
-  properties->max_comms = 1024;
-  properties->max_recvs = 1;
-  return OK;
+  properties->maxComms = 1024;
+  properties->maxRecvs = 1;
+  return ncclSuccess;
 }
 
 static int loopback(uint16_t port, struct sockaddr_in *address) {
@@ -145,23 +110,23 @@ static int loopback(uint16_t port, struct sockaddr_in *address) {
   return socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 }
 
-static int fake_listen(void *context, int dev, void *handle, void **comm) {
-  if (context != &open_objects || dev != 0) return fail(INVALID_ARGUMENT, "NET/Fake: listen: wrong context or device");
+static ncclResult_t fake_listen(void *context, int dev, void *handle, void **comm) {
+  if (context != &open_objects || dev != 0) return fail(ncclInvalidArgument, "NET/Fake: listen: wrong context or device");
   struct sockaddr_in address;
   socklen_t length = sizeof address;
   int fd = loopback(0, &address);
   if (fd < 0 || bind(fd, (struct sockaddr *)&address, length) || listen(fd, 8) ||
       getsockname(fd, (struct sockaddr *)&address, &length))
-    return fail(SYSTEM_ERROR, "NET/Fake: cannot listen");
+    return fail(ncclSystemError, "NET/Fake: cannot listen");
   fcntl(fd, F_SETFL, O_NONBLOCK);
   handle_t filled = {.magic = 0xfa4e, .port = address.sin_port};
-  memset(handle, 0xaa, 128);
+  memset(handle, 0xaa, NCCL_NET_HANDLE_MAXSIZE);
   memcpy(handle, &filled, sizeof filled);
   comm_t *made = calloc(1, sizeof *made);
   made->fd = fd;
   *comm = made;
   open_objects++;
-  return OK;
+  return ncclSuccess;
 }
 
 static comm_t *new_comm(int fd, int sends) {
@@ -175,48 +140,49 @@ static comm_t *new_comm(int fd, int sends) {
   return comm;
 }
 
-static int fake_connect(void *context, int dev, void *memory, void **comm, void **device_comm) {
+static ncclResult_t fake_connect(void *context, int dev, void *memory, void **comm,
+                                 ncclNetDeviceHandle_v11_t **device_comm) {
   handle_t *handle = memory;
   *comm = NULL;
-  if (context != &open_objects || dev != 0) return fail(INVALID_ARGUMENT, "NET/Fake: connect: wrong context or device");
-  if (device_comm == NULL) return fail(INVALID_ARGUMENT, "NET/Fake: connect: NULL sendDevComm");
-  if (handle->magic != 0xfa4e) return fail(INVALID_USAGE, "NET/Fake: not a handle of this network");
-  if (handle->calls++ < 2) return OK;
+  if (context != &open_objects || dev != 0) return fail(ncclInvalidArgument, "NET/Fake: connect: wrong context or device");
+  if (device_comm == NULL) return fail(ncclInvalidArgument, "NET/Fake: connect: NULL sendDevComm");
+  if (handle->magic != 0xfa4e) return fail(ncclInvalidUsage, "NET/Fake: not a handle of this network");
+  if (handle->calls++ < 2) return ncclSuccess;
   struct sockaddr_in address;
   int fd = loopback(handle->port, &address);
   if (fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof address))
-    return fail(SYSTEM_ERROR, "NET/Fake: cannot connect");
-  logger(INFO, 0x10, __FILE__, __LINE__, "%s", "NET/Fake: connected with loopback over 2 rails");
+    return fail(ncclSystemError, "NET/Fake: cannot connect");
+  logger(NCCL_LOG_INFO, 0x10, __FILE__, __LINE__, "%s", "NET/Fake: connected with loopback over 2 rails");
   *comm = new_comm(fd, 1);
-  return OK;
+  return ncclSuccess;
 }
 
-static int fake_accept(void *listener, void **comm, void **device_comm) {
+static ncclResult_t fake_accept(void *listener, void **comm, ncclNetDeviceHandle_v11_t **device_comm) {
   (void)device_comm;
   *comm = NULL;
   int fd = accept4(((comm_t *)listener)->fd, NULL, NULL, SOCK_CLOEXEC);
-  if (fd < 0) return errno == EAGAIN ? OK : fail(SYSTEM_ERROR, "NET/Fake: cannot accept");
+  if (fd < 0) return errno == EAGAIN ? ncclSuccess : fail(ncclSystemError, "NET/Fake: cannot accept");
   *comm = new_comm(fd, 0);
-  return OK;
+  return ncclSuccess;
 }
 
-static int fake_reg_mr(void *comm, void *data, size_t size, int type, void **mhandle) {
-  if (type != 1) return fail(INVALID_USAGE, "NET/Fake: host memory only");
-  if ((uintptr_t)data % 4096 != 0) return fail(INVALID_USAGE, "NET/Fake: memory is not page-aligned");
+static ncclResult_t fake_reg_mr(void *comm, void *data, size_t size, int type, void **mhandle) {
+  if (type != NCCL_PTR_HOST) return fail(ncclInvalidUsage, "NET/Fake: host memory only");
+  if ((uintptr_t)data % 4096 != 0) return fail(ncclInvalidUsage, "NET/Fake: memory is not page-aligned");
   mr_t *mr = malloc(sizeof *mr);
   *mr = (mr_t){comm, data, size};
   ((comm_t *)comm)->registrations++;
   *mhandle = mr;
-  return OK;
+  return ncclSuccess;
 }
 
-static int fake_dereg_mr(void *comm, void *mhandle) {
+static ncclResult_t fake_dereg_mr(void *comm, void *mhandle) {
   comm_t *of = comm;
-  if (((mr_t *)mhandle)->comm != of) return fail(INVALID_ARGUMENT, "NET/Fake: registration of another comm");
-  if (of->first != of->next) return fail(INVALID_USAGE, "NET/Fake: deregMr with requests under way");
+  if (((mr_t *)mhandle)->comm != of) return fail(ncclInvalidArgument, "NET/Fake: registration of another comm");
+  if (of->first != of->next) return fail(ncclInvalidUsage, "NET/Fake: deregMr with requests under way");
   of->registrations--;
   free(mhandle);
-  return OK;
+  return ncclSuccess;
 }
 
 /* Refuses where a real plugin may: when full, and every third time just so. */
@@ -233,37 +199,37 @@ static int outside(const comm_t *comm, const mr_t *mr, const char *data, size_t 
   return mr->comm != comm || data < mr->data || data + size > mr->data + mr->size;
 }
 
-static int fake_isend(void *opaque, void *data, size_t size, int tag, void *mhandle, void *phandle, void **result) {
+static ncclResult_t fake_isend(void *opaque, void *data, size_t size, int tag, void *mhandle, void *phandle, void **result) {
   comm_t *comm = opaque;
   (void)phandle;
   *result = NULL;
-  if (!comm->sends || outside(comm, mhandle, data, size)) return fail(INVALID_ARGUMENT, "NET/Fake: isend: wrong memory");
+  if (!comm->sends || outside(comm, mhandle, data, size)) return fail(ncclInvalidArgument, "NET/Fake: isend: wrong memory");
   request_t *request = start(comm, data, size, tag);
-  if (request == NULL) return OK;
+  if (request == NULL) return ncclSuccess;
   sent++;
-  if (strikes("FAKE_FAIL", sent)) return fail(REMOTE_ERROR, "NET/Fake: planted: the cable is gone");
+  if (strikes("FAKE_FAIL", sent)) return fail(ncclRemoteError, "NET/Fake: planted: the cable is gone");
   if (strikes("FAKE_UNKNOWN", sent)) return 99;
   if (strikes("FAKE_DIE", sent)) raise(SIGKILL);
   if (strikes("FAKE_EXIT", sent)) _exit(3);
   if (strikes("FAKE_LOSE", sent)) request->done = 1, comm->first++;
   while (strikes("FAKE_HANG", sent)) pause();
   *result = request;
-  return OK;
+  return ncclSuccess;
 }
 
-static int fake_irecv(void *opaque, int n, void **data, size_t *sizes, int *tags, void **mhandles, void **phandles,
-                      void **result) {
+static ncclResult_t fake_irecv(void *opaque, int n, void **data, size_t *sizes, int *tags, void **mhandles, void **phandles,
+                               void **result) {
   comm_t *comm = opaque;
-  int optional = *result == (void *)1;
+  int optional = *result == (void *)NCCL_NET_OPTIONAL_RECV_COMPLETION;
   *result = NULL;
-  if (optional && getenv("FAKE_NO_OPTIONAL")) return fail(INVALID_USAGE, "NET/Fake: planted: no optional receives");
-  if (n != 1 || phandles == NULL) return fail(INVALID_ARGUMENT, "NET/Fake: irecv: one part, and its profiler handle");
+  if (optional && getenv("FAKE_NO_OPTIONAL")) return fail(ncclInvalidUsage, "NET/Fake: planted: no optional receives");
+  if (n != 1 || phandles == NULL) return fail(ncclInvalidArgument, "NET/Fake: irecv: one part, and its profiler handle");
   if (comm->sends || outside(comm, mhandles[0], data[0], sizes[0]))
-    return fail(INVALID_ARGUMENT, "NET/Fake: irecv: wrong memory");
+    return fail(ncclInvalidArgument, "NET/Fake: irecv: wrong memory");
   request_t *request = start(comm, data[0], sizes[0], tags[0]);
   if (request) request->optional = optional;
   *result = request;
-  return OK;
+  return ncclSuccess;
 }
 
 /* Moves the stretch of header and data that is left; 1 when all is moved, 0 when the socket has no more, -1 on error. */
@@ -314,7 +280,7 @@ static void arrive(const request_t *request, const char *from) {
   place(request, from, 0, 8);
 }
 
-static int progress(comm_t *comm) {
+static ncclResult_t progress(comm_t *comm) {
   for (; comm->first != comm->next; comm->first++) {
     request_t *request = &comm->requests[comm->first % REQUESTS];
     static char nowhere[16 << 20];
@@ -324,60 +290,63 @@ static int progress(comm_t *comm) {
     int moved = move(comm, request);
     request->data = data;
     if (moved > 0 && request->optional && !stale) arrive(request, nowhere);
-    if (moved < 0) return fail(REMOTE_ERROR, "NET/Fake: the peer is gone");
-    if (moved == 0) return OK;
+    if (moved < 0) return fail(ncclRemoteError, "NET/Fake: the peer is gone");
+    if (moved == 0) return ncclSuccess;
     if (!comm->sends) plant(request);
     request->done = 1;
   }
-  return OK;
+  return ncclSuccess;
 }
 
-static int fake_test(void *opaque, int *done, int *sizes) {
+static ncclResult_t fake_test(void *opaque, int *done, int *sizes) {
   request_t *request = opaque;
-  if (!request->used) return fail(INVALID_USAGE, "NET/Fake: a request that is done was tested again");
-  int code = progress(request->comm);
-  if (code != OK) return code;
+  if (!request->used) return fail(ncclInvalidUsage, "NET/Fake: a request that is done was tested again");
+  ncclResult_t code = progress(request->comm);
+  if (code != ncclSuccess) return code;
   *done = request->done;
   if (request->done) {
     request->used = 0;
     if (sizes) *sizes = (int)request->header.size;
   }
-  return OK;
+  return ncclSuccess;
 }
 
-static int close_comm(void *opaque) {
+static ncclResult_t close_comm(void *opaque) {
   comm_t *comm = opaque;
-  if (comm->registrations != 0) return fail(INVALID_USAGE, "NET/Fake: closed with memory registered");
+  if (comm->registrations != 0) return fail(ncclInvalidUsage, "NET/Fake: closed with memory registered");
   close(comm->fd);
   free(comm);
   open_objects--;
-  return OK;
+  return ncclSuccess;
 }
 
-static int fake_finalize(void *context) {
-  if (context != &open_objects) return fail(INVALID_ARGUMENT, "NET/Fake: finalize: wrong context");
-  return --open_objects == 0 ? OK : fail(INVALID_USAGE, "NET/Fake: finalize with something open");
+static ncclResult_t fake_finalize(void *context) {
+  if (context != &open_objects) return fail(ncclInvalidArgument, "NET/Fake: finalize: wrong context");
+  return --open_objects == 0 ? ncclSuccess : fail(ncclInvalidUsage, "NET/Fake: finalize with something open");
 }
 
-const net_t ncclNetPlugin_v11 = {
+const ncclNet_v11_t ncclNetPlugin_v11 = {
     .name = "Fake",
     .init = fake_init,
     .devices = fake_devices,
-    .get_properties = fake_properties,
+    .getProperties = fake_properties,
     .listen = fake_listen,
     .connect = fake_connect,
     .accept = fake_accept,
-    .reg_mr = fake_reg_mr,
-    .dereg_mr = fake_dereg_mr,
+    .regMr = fake_reg_mr,
+    .deregMr = fake_dereg_mr,
     .isend = fake_isend,
     .irecv = fake_irecv,
     .test = fake_test,
-    .close_send = close_comm,
-    .close_recv = close_comm,
-    .close_listen = close_comm,
+    .closeSend = close_comm,
+    .closeRecv = close_comm,
+    .closeListen = close_comm,
     .finalize = fake_finalize,
 };
 
 #ifdef FAKE_ALL_VERSIONS
-const net_t ncclNetPlugin_v8 = {0}, ncclNetPlugin_v9 = {0}, ncclNetPlugin_v10 = {0}, ncclNetPlugin_v12 = {0};
+const ncclNet_v8_t ncclNetPlugin_v8 = {0};
+const ncclNet_v9_t ncclNetPlugin_v9 = {0};
+const ncclNet_v10_t ncclNetPlugin_v10 = {0};
+const ncclNet_v12_t ncclNetPlugin_v12 = {0};
 #endif

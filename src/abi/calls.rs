@@ -7,12 +7,11 @@ use super::guard;
 use super::handles::{self, Endpoint, Out, Transfer};
 use super::logger;
 use super::nccl_version;
-use super::types::{CommConfig, DebugLogger, HANDLE_BYTES, MAX_RECVS, NetDeviceHandle, OPTIONAL_RECV_COMPLETION};
-use super::types::{PTR_CUDA, PTR_HOST, PropertiesV12, UNDEFINED};
+use super::properties::Described;
+use super::types::*;
 use crate::comm::{HostMemory, ListenComm, RecvComm, RecvPart, SendComm};
-use crate::error::{Error, NcclResult, Quick, Result};
+use crate::error::{Error, Quick, Result};
 use crate::plugin;
-
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
@@ -20,7 +19,7 @@ use std::ptr;
 ///
 /// # Safety
 /// `log` may be called from any thread as NCCL's logger, until the process ends.
-pub(super) unsafe fn init(log: Option<DebugLogger>) -> NcclResult {
+pub(super) unsafe extern "C" fn init(log: Option<DebugLogger>) -> NcclResult {
     guard::call("init", |scope| {
         scope.enter()?;
         Ok(start(log, None)?)
@@ -31,11 +30,12 @@ pub(super) unsafe fn init(log: Option<DebugLogger>) -> NcclResult {
 ///
 /// # Safety
 /// As [`init`]; `context` is NULL or may be written, `config` is NULL or may be read.
-pub(super) unsafe fn init_context(
+pub(super) unsafe extern "C" fn init_context(
     context: *mut *mut c_void,
     comm_id: u64,
     config: *const CommConfig,
     log: Option<DebugLogger>,
+    _profiler: Option<ProfilerCallback>,
 ) -> NcclResult {
     guard::call("init", |scope| {
         // SAFETY: the caller's promise.
@@ -83,25 +83,23 @@ pub(super) unsafe extern "C" fn devices(ndev: *mut c_int) -> NcclResult {
     })
 }
 
+/// In the shape of the version that has these properties.
+///
 /// # Safety
 /// `properties` is NULL or may be written.
-pub(super) unsafe fn get_properties<P>(
-    dev: c_int,
-    properties: *mut P,
-    reshape: impl FnOnce(PropertiesV12) -> P,
-) -> NcclResult {
+pub(super) unsafe extern "C" fn get_properties<P: Described>(dev: c_int, properties: *mut P) -> NcclResult {
     guard::call("getProperties", |scope| {
         // SAFETY: the caller's promise.
         let place = unsafe { Out::new(properties, "props") }?;
         scope.enter()?;
-        place.set(reshape(PropertiesV12::new(dev, plugin::properties(dev)?)));
+        place.set(P::new(dev, plugin::properties(dev)?));
         Ok(())
     })
 }
 
 /// # Safety
 /// `handle` is NULL or has [`HANDLE_BYTES`] bytes, `listen_comm` is NULL or may be written.
-pub(super) unsafe fn listen(dev: c_int, handle: *mut c_void, listen_comm: *mut *mut c_void) -> NcclResult {
+pub(super) unsafe extern "C" fn listen(dev: c_int, handle: *mut c_void, listen_comm: *mut *mut c_void) -> NcclResult {
     guard::call("listen", |scope| {
         // SAFETY: the caller's promise.
         let listen_comm = unsafe { Out::cleared(listen_comm, "listenComm", ptr::null_mut()) }?;

@@ -1,8 +1,9 @@
-//! What stands around every exported function: no panic crosses into NCCL, every error is logged once, and a forked child
-//! touches nothing.
+//! What is around every exported function: no panic crosses into NCCL, every error is logged once and becomes NCCL's result code, and a
+//! forked child touches nothing.
 
 use super::logger;
-use crate::error::{Error, NcclResult, Quick, panic_text};
+use super::types::NcclResult;
+use crate::error::{Error, Quick, panic_text};
 use crate::plugin;
 use std::any::Any;
 use std::cell::Cell;
@@ -19,7 +20,7 @@ pub(super) fn call<'a>(name: &'static str, body: impl FnOnce(&Scope<'a>) -> Quic
     // A comm that a panic left half-changed is never entered again, by a call nor by the service thread (`comm/owner.rs`), so nothing
     // sees its broken state.
     match catch_unwind(AssertUnwindSafe(|| body(&scope))) {
-        Ok(Ok(())) => NcclResult::Success,
+        Ok(Ok(())) => NcclResult::SUCCESS,
         Ok(Err(error)) => refused(name, &error),
         Err(payload) => panicked(name, scope.health.get(), payload),
     }
@@ -97,6 +98,18 @@ fn refused(name: &'static str, error: &Error) -> NcclResult {
     NcclResult::from(error)
 }
 
+impl From<&Error> for NcclResult {
+    fn from(error: &Error) -> Self {
+        match error {
+            Error::Setting { .. } | Error::Usage(_) => Self::INVALID_USAGE,
+            Error::Missing(_) | Error::Os { .. } => Self::SYSTEM_ERROR,
+            Error::Argument(_) => Self::INVALID_ARGUMENT,
+            Error::Network(_) | Error::PeerGone(_) | Error::Protocol(_) | Error::TimedOut(_) => Self::REMOTE_ERROR,
+            Error::Internal(_) => Self::INTERNAL_ERROR,
+        }
+    }
+}
+
 #[cold]
 #[inline(never)]
 fn panicked(name: &'static str, health: Option<&Health>, payload: Box<dyn Any + Send>) -> NcclResult {
@@ -118,20 +131,20 @@ mod tests {
     fn a_panic_breaks_its_own_comm_and_no_other() {
         let (one, other) = (Health::default(), Health::default());
         let on = |health| call("test", |scope| scope.enter_comm(health));
-        assert_eq!((on(&one), on(&other)), (NcclResult::Success, NcclResult::Success));
+        assert_eq!((on(&one), on(&other)), (NcclResult::SUCCESS, NcclResult::SUCCESS));
         let broke = call("test", |scope| {
             scope.enter_comm(&one)?;
             panic!("on purpose: {}", 1 + 1)
         });
-        assert_eq!(broke, NcclResult::InternalError);
-        assert_eq!((on(&one), on(&other)), (NcclResult::InternalError, NcclResult::Success));
+        assert_eq!(broke, NcclResult::INTERNAL_ERROR);
+        assert_eq!((on(&one), on(&other)), (NcclResult::INTERNAL_ERROR, NcclResult::SUCCESS));
     }
 
     #[test]
     fn a_panic_before_any_comm_is_entered_breaks_none() {
         let health = Health::default();
-        assert_eq!(call("test", |_| panic!("on purpose")), NcclResult::InternalError);
-        assert_eq!(call("test", |scope| scope.enter_comm(&health)), NcclResult::Success);
+        assert_eq!(call("test", |_| panic!("on purpose")), NcclResult::INTERNAL_ERROR);
+        assert_eq!(call("test", |scope| scope.enter_comm(&health)), NcclResult::SUCCESS);
     }
 
     #[test]
@@ -142,7 +155,7 @@ mod tests {
                 panic!("on purpose, again");
             }
         }
-        assert_eq!(call("test", |_| std::panic::panic_any(Grenade)), NcclResult::InternalError);
+        assert_eq!(call("test", |_| std::panic::panic_any(Grenade)), NcclResult::INTERNAL_ERROR);
     }
 
     #[test]
@@ -152,7 +165,22 @@ mod tests {
             scope.enter_comm(&health)?;
             Err(Error::PeerGone("the peer is gone".into()).into())
         });
-        assert_eq!(refused, NcclResult::RemoteError);
+        assert_eq!(refused, NcclResult::REMOTE_ERROR);
         assert!(!health.is_broken());
+    }
+
+    #[test]
+    fn every_kind_of_error_has_its_nccl_code() {
+        let setting = Error::Setting { name: String::new(), value: String::new(), allowed: String::new() };
+        let os = Error::Os { what: String::new(), errno: libc::ENOMEM };
+        assert_eq!(NcclResult::from(&setting), NcclResult::INVALID_USAGE);
+        assert_eq!(NcclResult::from(&Error::Usage(String::new())), NcclResult::INVALID_USAGE);
+        assert_eq!(NcclResult::from(&os), NcclResult::SYSTEM_ERROR);
+        assert_eq!(NcclResult::from(&Error::Missing(String::new())), NcclResult::SYSTEM_ERROR);
+        assert_eq!(NcclResult::from(&Error::Argument(String::new())), NcclResult::INVALID_ARGUMENT);
+        for ended in [Error::Network, Error::PeerGone, Error::Protocol, Error::TimedOut] {
+            assert_eq!(NcclResult::from(&ended(String::new())), NcclResult::REMOTE_ERROR);
+        }
+        assert_eq!(NcclResult::from(&Error::Internal(String::new())), NcclResult::INTERNAL_ERROR);
     }
 }

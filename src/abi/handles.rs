@@ -431,9 +431,9 @@ fn no_such_request(number: u16, count: usize) -> Box<Error> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::guard;
     use super::*;
-    use crate::error::NcclResult;
+    use crate::abi::guard;
+    use crate::abi::types::NcclResult;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     /// A comm without a network, which counts how often it parted from its peer.
@@ -470,10 +470,10 @@ mod tests {
     #[test]
     fn a_broken_comm_is_refused_and_parts_untouched_while_another_carries_on() {
         let ((one, one_parted), (other, other_parted)) = (fake(), fake());
-        assert_eq!(use_it(one, true), NcclResult::InternalError);
-        assert_eq!(use_it(one, false), NcclResult::InternalError);
-        assert_eq!(use_it(other, false), NcclResult::Success);
-        assert_eq!((close_it(one), close_it(other)), (NcclResult::Success, NcclResult::Success));
+        assert_eq!(use_it(one, true), NcclResult::INTERNAL_ERROR);
+        assert_eq!(use_it(one, false), NcclResult::INTERNAL_ERROR);
+        assert_eq!(use_it(other, false), NcclResult::SUCCESS);
+        assert_eq!((close_it(one), close_it(other)), (NcclResult::SUCCESS, NcclResult::SUCCESS));
         assert_eq!((one_parted.load(Ordering::Relaxed), other_parted.load(Ordering::Relaxed)), (1, 1));
         // Abandoned means still there: the comm holds its half of the counter.
         assert_eq!((Arc::strong_count(&one_parted), Arc::strong_count(&other_parted)), (2, 1));
@@ -481,7 +481,7 @@ mod tests {
 
     #[test]
     fn what_was_never_opened_may_be_closed() {
-        assert_eq!(close_it(std::ptr::null_mut()), NcclResult::Success);
+        assert_eq!(close_it(std::ptr::null_mut()), NcclResult::SUCCESS);
     }
 
     #[test]
@@ -502,7 +502,7 @@ mod tests {
             }
             Ok(())
         });
-        assert_eq!(result, NcclResult::Success);
+        assert_eq!(result, NcclResult::SUCCESS);
         close_it(raw);
     }
 

@@ -7,8 +7,9 @@ use super::guard::{self, Scope};
 use super::handles::Out;
 use super::logger;
 use super::tuner_handles;
-use super::types::{DebugLogger, NvlDomainInfo, TunerConstants};
-use crate::error::{Error, NcclResult, Quick};
+use super::tuner_tables::{NvlDomainInfo, TunerConstants};
+use super::types::{DebugLogger, NcclResult};
+use crate::error::{Error, Quick};
 use crate::plugin;
 use crate::tuner::{ALGORITHMS, Costs, PROTOCOLS, Tuner};
 use std::ffi::{c_int, c_void};
@@ -98,7 +99,7 @@ pub(super) unsafe extern "C" fn get_coll_info(
     static IS_SHAPE_TOLD: AtomicBool = AtomicBool::new(false);
     static IS_NULL_TOLD: AtomicBool = AtomicBool::new(false);
     if context.is_null() {
-        return NcclResult::Success;
+        return NcclResult::SUCCESS;
     }
     call("tuner getCollInfo", |scope| {
         scope.enter()?;
@@ -171,7 +172,7 @@ pub(super) unsafe extern "C" fn finalize(context: *mut c_void) -> NcclResult {
 #[inline(always)]
 fn call<'a>(name: &'static str, body: impl FnOnce(&Scope<'a>) -> Quick<()>) -> NcclResult {
     guard::call(name, body);
-    NcclResult::Success
+    NcclResult::SUCCESS
 }
 
 #[cfg(test)]
@@ -202,7 +203,7 @@ mod tests {
         // SAFETY: the tests pass a context that is not given back yet, and the table is as large as it may be taken for.
         let result =
             unsafe { get_coll_info(context, ALL_REDUCE, bytes, 1, table, shape.0, shape.1, 0, &raw mut channels) };
-        assert_eq!(result, NcclResult::Success);
+        assert_eq!(result, NcclResult::SUCCESS);
         (costs, channels)
     }
 
@@ -223,7 +224,7 @@ mod tests {
         disabled[CHOSEN] = -1.0;
         assert_eq!(asked(context, 1500, disabled, SHAPE), (disabled, UNTOUCHED));
         // SAFETY: it is given back once.
-        assert_eq!(unsafe { finalize(context) }, NcclResult::Success);
+        assert_eq!(unsafe { finalize(context) }, NcclResult::SUCCESS);
     }
 
     #[test]
@@ -237,21 +238,21 @@ mod tests {
         {
             // SAFETY: NULL is allowed everywhere.
             let result = unsafe { get_coll_info(context, ALL_REDUCE, 1500, 1, table, SHAPE.0, SHAPE.1, 0, place) };
-            assert_eq!(result, NcclResult::Success);
+            assert_eq!(result, NcclResult::SUCCESS);
         }
         assert_eq!((costs, channels), ([1.0; ALGORITHMS * PROTOCOLS], UNTOUCHED));
         // SAFETY: NULL is allowed, and the context is given back once.
         unsafe {
-            assert_eq!(init(ptr::null_mut(), None, 2, 2, None), NcclResult::Success);
-            assert_eq!(finalize(null), NcclResult::Success);
-            assert_eq!(finalize(context), NcclResult::Success);
+            assert_eq!(init(ptr::null_mut(), None, 2, 2, None), NcclResult::SUCCESS);
+            assert_eq!(finalize(null), NcclResult::SUCCESS);
+            assert_eq!(finalize(context), NcclResult::SUCCESS);
         }
     }
 
     #[test]
     fn a_panic_and_an_error_are_a_success() {
-        assert_eq!(call("test", |_| panic!("on purpose")), NcclResult::Success);
-        assert_eq!(call("test", |_| Err(Error::Usage("on purpose".into()).into())), NcclResult::Success);
+        assert_eq!(call("test", |_| panic!("on purpose")), NcclResult::SUCCESS);
+        assert_eq!(call("test", |_| Err(Error::Usage("on purpose".into()).into())), NcclResult::SUCCESS);
     }
 
     #[test]

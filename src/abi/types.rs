@@ -1,13 +1,20 @@
-//! The C types that the ABI versions share.
+//! NCCL's interface for network plugins, `ncclNet_v8_t` to `ncclNet_v12_t`, as Rust declares it.
+//!
+//! The plugin exports these tables (`net_tables`), the command line and `tests/cost` call other libraries through them. Declarations
+//! alone, which use nothing else of this crate: `tests/cost` compiles this file without the crate.
 //!
 //! Sizes and offsets are those of NCCL's headers on x86-64 and aarch64 alike; `tests/abi_layout.rs` compares them.
-//! A field is called as in NCCL's header, in snake case.
+//! A field is called as in NCCL's header, in snake case. What changed from version to version bears the number of the first version that
+//! has it so.
 
-use crate::error::NcclResult;
-use crate::plugin;
-use crate::tuner::{ALGORITHMS, PROTOCOLS};
 use std::ffi::{c_char, c_int, c_ulong, c_void};
-use std::ptr;
+use std::fmt;
+use std::ops::RangeInclusive;
+
+use functions::*;
+
+/// The versions of the network interface: NCCL 2.20 (8) to 2.30 (12).
+pub const NET_VERSIONS: RangeInclusive<u32> = 8..=12;
 
 /// Bytes of a connection handle (`NCCL_NET_HANDLE_MAXSIZE`).
 pub const HANDLE_BYTES: usize = 128;
@@ -26,6 +33,43 @@ pub const NET_DEVICE_INVALID_VERSION: c_int = 0;
 pub const OPTIONAL_RECV_COMPLETION: usize = 1;
 /// An id or a traffic class that nobody chose (`NCCL_NET_ID_UNDEF`, `NCCL_NET_TRAFFIC_CLASS_UNDEF`).
 pub const UNDEFINED: i32 = -1;
+
+/// `ncclResult_t`. Not a Rust enum: another plugin may return any number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct NcclResult(pub c_int);
+
+impl NcclResult {
+    /// The call did what it was asked for.
+    pub const SUCCESS: Self = Self(0);
+    /// A system call or an external library failed.
+    pub const SYSTEM_ERROR: Self = Self(2);
+    /// A fault in the plugin.
+    pub const INTERNAL_ERROR: Self = Self(3);
+    /// An argument has a value that is not allowed.
+    pub const INVALID_ARGUMENT: Self = Self(4);
+    /// The call is wrong as it was made, or the job is set up wrongly.
+    pub const INVALID_USAGE: Self = Self(5);
+    /// The peer or the network failed.
+    pub const REMOTE_ERROR: Self = Self(6);
+}
+
+impl fmt::Display for NcclResult {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self.0 {
+            0 => "ncclSuccess",
+            1 => "ncclUnhandledCudaError",
+            2 => "ncclSystemError",
+            3 => "ncclInternalError",
+            4 => "ncclInvalidArgument",
+            5 => "ncclInvalidUsage",
+            6 => "ncclRemoteError",
+            7 => "ncclInProgress",
+            _ => "an unknown result",
+        };
+        write!(f, "{name} ({})", self.0)
+    }
+}
 
 /// `ncclDebugLogger_t`: level, subsystem flags, file, line, printf format, its arguments.
 pub type DebugLogger =
@@ -104,40 +148,10 @@ pub struct NetAttr {
     pub proto: u32,
 }
 
-/// `ncclNetProperties_v8_t`.
+/// `ncclNetProperties`: what NCCL is told about a device. `Flush` is empty in v8, `More` what a version has after that.
 #[derive(Debug)]
 #[repr(C)]
-pub struct PropertiesV8 {
-    /// Name of the device, in logs.
-    pub name: *const c_char,
-    /// Path of its PCI function below `/sys`, or NULL.
-    pub pci_path: *const c_char,
-    /// An identity that is the same for all functions of one adapter.
-    pub guid: u64,
-    /// Which pointers it takes: [`PTR_HOST`], [`PTR_CUDA`] or both.
-    pub ptr_support: c_int,
-    /// 1: a registration holds for every comm of the device.
-    pub reg_is_global: c_int,
-    /// Speed in Mb/s.
-    pub speed: c_int,
-    /// Port number, from 1.
-    pub port: c_int,
-    /// Latency in microseconds.
-    pub latency: f32,
-    /// How many comms may exist.
-    pub max_comms: c_int,
-    /// How many sub-receives one grouped receive may have.
-    pub max_recvs: c_int,
-    /// 0: the host drives the network.
-    pub net_device_type: c_int,
-    /// Version of the code on the GPU, 0 for none.
-    pub net_device_version: c_int,
-}
-
-/// `ncclNetProperties_v9_t` and `_v10_t`.
-#[derive(Debug)]
-#[repr(C)]
-pub struct PropertiesV9 {
+pub struct Properties<Flush, More> {
     /// Name of the device, in logs.
     pub name: *const c_char,
     /// Path of its PCI function below `/sys`, or NULL.
@@ -149,7 +163,7 @@ pub struct PropertiesV9 {
     /// 1: a registration holds for every comm of the device.
     pub reg_is_global: c_int,
     /// 1: flush after every receive even where NCCL sees no need.
-    pub force_flush: c_int,
+    pub force_flush: Flush,
     /// Speed in Mb/s.
     pub speed: c_int,
     /// Port number, from 1.
@@ -164,6 +178,23 @@ pub struct PropertiesV9 {
     pub net_device_type: c_int,
     /// Version of the code on the GPU, 0 for none.
     pub net_device_version: c_int,
+    /// What later versions have more.
+    pub more: More,
+}
+
+/// `ncclNetProperties_v8_t`.
+pub type PropertiesV8 = Properties<(), ()>;
+/// `ncclNetProperties_v9_t` and `_v10_t`.
+pub type PropertiesV9 = Properties<c_int, MorePropertiesV9>;
+/// `ncclNetProperties_v11_t`.
+pub type PropertiesV11 = Properties<c_int, MorePropertiesV11>;
+/// `ncclNetProperties_v12_t`.
+pub type PropertiesV12 = Properties<c_int, MorePropertiesV12>;
+
+/// The end of `ncclNetProperties_v9_t` and `_v10_t`.
+#[derive(Debug)]
+#[repr(C)]
+pub struct MorePropertiesV9 {
     /// What the device is merged from.
     pub v_props: VDeviceProps<4>,
     /// The largest message between two ranks, in bytes.
@@ -172,36 +203,10 @@ pub struct PropertiesV9 {
     pub max_coll_bytes: usize,
 }
 
-/// `ncclNetProperties_v11_t`.
+/// The end of `ncclNetProperties_v11_t`.
 #[derive(Debug)]
 #[repr(C)]
-pub struct PropertiesV11 {
-    /// Name of the device, in logs.
-    pub name: *const c_char,
-    /// Path of its PCI function below `/sys`, or NULL.
-    pub pci_path: *const c_char,
-    /// An identity that is the same for all functions of one adapter.
-    pub guid: u64,
-    /// Which pointers it takes: [`PTR_HOST`], [`PTR_CUDA`] or both.
-    pub ptr_support: c_int,
-    /// 1: a registration holds for every comm of the device.
-    pub reg_is_global: c_int,
-    /// 1: flush after every receive even where NCCL sees no need.
-    pub force_flush: c_int,
-    /// Speed in Mb/s.
-    pub speed: c_int,
-    /// Port number, from 1.
-    pub port: c_int,
-    /// Latency in microseconds.
-    pub latency: f32,
-    /// How many comms may exist.
-    pub max_comms: c_int,
-    /// How many sub-receives one grouped receive may have.
-    pub max_recvs: c_int,
-    /// 0: the host drives the network.
-    pub net_device_type: c_int,
-    /// Version of the code on the GPU, 0 for none.
-    pub net_device_version: c_int,
+pub struct MorePropertiesV11 {
     /// What the device is merged from.
     pub v_props: VDeviceProps<4>,
     /// The largest message between two ranks, in bytes.
@@ -212,36 +217,10 @@ pub struct PropertiesV11 {
     pub max_multi_request_size: c_int,
 }
 
-/// `ncclNetProperties_v12_t`.
+/// The end of `ncclNetProperties_v12_t`.
 #[derive(Debug)]
 #[repr(C)]
-pub struct PropertiesV12 {
-    /// Name of the device, in logs.
-    pub name: *const c_char,
-    /// Path of its PCI function below `/sys`, or NULL.
-    pub pci_path: *const c_char,
-    /// An identity that is the same for all functions of one adapter.
-    pub guid: u64,
-    /// Which pointers it takes: [`PTR_HOST`], [`PTR_CUDA`] or both.
-    pub ptr_support: c_int,
-    /// 1: a registration holds for every comm of the device.
-    pub reg_is_global: c_int,
-    /// 1: flush after every receive even where NCCL sees no need.
-    pub force_flush: c_int,
-    /// Speed in Mb/s.
-    pub speed: c_int,
-    /// Port number, from 1.
-    pub port: c_int,
-    /// Latency in microseconds.
-    pub latency: f32,
-    /// How many comms may exist.
-    pub max_comms: c_int,
-    /// How many sub-receives one grouped receive may have.
-    pub max_recvs: c_int,
-    /// 0: the host drives the network.
-    pub net_device_type: c_int,
-    /// Version of the code on the GPU, 0 for none.
-    pub net_device_version: c_int,
+pub struct MorePropertiesV12 {
     /// What the device is merged from.
     pub v_props: VDeviceProps<8>,
     /// The largest message between two ranks, in bytes.
@@ -256,150 +235,146 @@ pub struct PropertiesV12 {
     pub plane_id: i16,
 }
 
-impl PropertiesV12 {
-    /// What NCCL is told about device `dev`; the older shapes leave out what they have no room for.
-    ///
-    /// `pciPath` is NULL: with the path of one function NCCL would take the merged device for that function's x4 link.
-    /// Pointers are host pointers, because the GPU of this machine neither reads nor writes through the network; so a flush
-    /// is never needed. Memory is registered with the device and not with a comm.
-    pub(super) fn new(dev: c_int, of: &plugin::Properties) -> Self {
-        Self {
-            name: of.name.as_ptr(),
-            pci_path: ptr::null(),
-            guid: of.guid,
-            ptr_support: PTR_HOST,
-            reg_is_global: 1,
-            force_flush: 0,
-            speed: of.speed_mbps,
-            port: 1,
-            latency: of.latency_us,
-            max_comms: of.max_comms,
-            max_recvs: of.max_recvs,
-            net_device_type: NET_DEVICE_HOST,
-            net_device_version: NET_DEVICE_INVALID_VERSION,
-            v_props: VDeviceProps { ndevs: 1, devs: [dev, 0, 0, 0, 0, 0, 0, 0] },
-            max_p2p_bytes: of.max_p2p_bytes,
-            max_coll_bytes: of.max_coll_bytes,
-            max_multi_request_size: 1,
-            rail_id: UNDEFINED as i16,
-            plane_id: UNDEFINED as i16,
-        }
-    }
-}
-
-impl From<PropertiesV12> for PropertiesV11 {
-    fn from(newer: PropertiesV12) -> Self {
-        let [d0, d1, d2, d3, ..] = newer.v_props.devs;
-        Self {
-            name: newer.name,
-            pci_path: newer.pci_path,
-            guid: newer.guid,
-            ptr_support: newer.ptr_support,
-            reg_is_global: newer.reg_is_global,
-            force_flush: newer.force_flush,
-            speed: newer.speed,
-            port: newer.port,
-            latency: newer.latency,
-            max_comms: newer.max_comms,
-            max_recvs: newer.max_recvs,
-            net_device_type: newer.net_device_type,
-            net_device_version: newer.net_device_version,
-            max_p2p_bytes: newer.max_p2p_bytes,
-            max_coll_bytes: newer.max_coll_bytes,
-            max_multi_request_size: newer.max_multi_request_size,
-            v_props: VDeviceProps { ndevs: newer.v_props.ndevs, devs: [d0, d1, d2, d3] },
-        }
-    }
-}
-
-impl From<PropertiesV11> for PropertiesV9 {
-    fn from(newer: PropertiesV11) -> Self {
-        Self {
-            name: newer.name,
-            pci_path: newer.pci_path,
-            guid: newer.guid,
-            ptr_support: newer.ptr_support,
-            reg_is_global: newer.reg_is_global,
-            force_flush: newer.force_flush,
-            speed: newer.speed,
-            port: newer.port,
-            latency: newer.latency,
-            max_comms: newer.max_comms,
-            max_recvs: newer.max_recvs,
-            net_device_type: newer.net_device_type,
-            net_device_version: newer.net_device_version,
-            v_props: newer.v_props,
-            max_p2p_bytes: newer.max_p2p_bytes,
-            max_coll_bytes: newer.max_coll_bytes,
-        }
-    }
-}
-
-impl From<PropertiesV9> for PropertiesV8 {
-    fn from(newer: PropertiesV9) -> Self {
-        Self {
-            name: newer.name,
-            pci_path: newer.pci_path,
-            guid: newer.guid,
-            ptr_support: newer.ptr_support,
-            reg_is_global: newer.reg_is_global,
-            speed: newer.speed,
-            port: newer.port,
-            latency: newer.latency,
-            max_comms: newer.max_comms,
-            max_recvs: newer.max_recvs,
-            net_device_type: newer.net_device_type,
-            net_device_version: newer.net_device_version,
-        }
-    }
-}
-
-/// `ncclNvlDomainInfo_v5_t` and `_v6_t`: the NVLink domains of a communicator. A Spark has none; the tuner does not read it.
+/// `ncclNet_v8_t`, and what every later version begins with. The versions differ in five functions' arguments, in the properties, and in
+/// what comes at the end.
 #[derive(Debug)]
 #[repr(C)]
-pub struct NvlDomainInfo {
-    /// How many there are.
-    pub n_nvl_domains: c_int,
-    /// Ranks of the smallest one.
-    pub min_ranks_per_nvl_domain: c_int,
-    /// Ranks of the largest one.
-    pub max_ranks_per_nvl_domain: c_int,
+pub struct Net<Init, Properties, Listen, Connect, Isend, Irecv, More> {
+    /// The network's name.
+    pub name: *const c_char,
+    /// Starts the plugin, from v11 on once for each communicator.
+    pub init: Option<Init>,
+    /// How many devices there are.
+    pub devices: Option<Devices>,
+    /// Describes a device.
+    pub get_properties: Option<GetProperties<Properties>>,
+    /// Makes a listening comm and the handle by which a peer finds it.
+    pub listen: Option<Listen>,
+    /// Connects to a handle, or leaves `*send_comm` NULL.
+    pub connect: Option<Connect>,
+    /// Finishes a connection, or leaves `*recv_comm` NULL.
+    pub accept: Option<Accept>,
+    /// Registers memory with a comm's device.
+    pub reg_mr: Option<RegMr>,
+    /// Registers memory that a file descriptor names.
+    pub reg_mr_dma_buf: Option<RegMrDmaBuf>,
+    /// Gives a registration back.
+    pub dereg_mr: Option<DeregMr>,
+    /// Starts a send, or leaves `*request` NULL.
+    pub isend: Option<Isend>,
+    /// Starts a receive of `n` parts, or leaves `*request` NULL.
+    pub irecv: Option<Irecv>,
+    /// Makes received data visible to the GPU.
+    pub iflush: Option<Iflush>,
+    /// Whether a request is complete, and the bytes of each part.
+    pub test: Option<Test>,
+    /// Closes a comm that sends.
+    pub close_send: Option<Close>,
+    /// Closes a comm that receives.
+    pub close_recv: Option<Close>,
+    /// Closes a comm that listens.
+    pub close_listen: Option<Close>,
+    /// A registration in a form for the GPU.
+    pub get_device_mr: Option<GetDeviceMr>,
+    /// The GPU is done with a receive.
+    pub irecv_consumed: Option<IrecvConsumed>,
+    /// What later versions have more.
+    pub more: More,
 }
 
-/// `ncclTunerConstants_v5_t` and `_v6_t`: what NCCL's cost model computes with. The tuner changes costs, not the model.
+/// `ncclNet_v8_t`, NCCL 2.20 to 2.23: sizes are `int`, and no receive is optional.
+pub type NetV8 = Net<InitV8, PropertiesV8, ListenV8, ConnectV8, IsendV8, IrecvV8, ()>;
+/// `ncclNet_v9_t`, NCCL 2.24 and 2.25: sizes are `size_t`, a receive may be optional, `makeVDevice` is new.
+pub type NetV9 = Net<InitV8, PropertiesV9, ListenV8, ConnectV8, IsendV9, IrecvV9, MoreV9>;
+/// `ncclNet_v10_t`, NCCL 2.26 and 2.27: `connect` is given a configuration that is valid for the call alone; `init`, `isend` and `irecv` have
+/// room for a profiler.
+pub type NetV10 = Net<InitV10, PropertiesV9, ListenV8, ConnectV10, IsendV10, IrecvV10, MoreV9>;
+/// `ncclNet_v11_t`, NCCL 2.28 and 2.29: `init` comes once for each communicator and makes a context, `finalize` and `setNetAttr` are new.
+pub type NetV11 = Net<InitV11, PropertiesV11, ListenV11, ConnectV11, IsendV10, IrecvV10, MoreV11<4>>;
+/// `ncclNet_v12_t`, NCCL 2.30: a device may be merged from eight others, and has a rail and a plane.
+pub type NetV12 = Net<InitV11, PropertiesV12, ListenV11, ConnectV11, IsendV10, IrecvV10, MoreV11<8>>;
+
+/// The end of `ncclNet_v9_t` and `_v10_t`.
 #[derive(Debug)]
 #[repr(C)]
-pub struct TunerConstants {
-    /// By algorithm and protocol, in microseconds.
-    pub base_latencies: [[f64; PROTOCOLS]; ALGORITHMS],
-    /// By link, algorithm and protocol, in microseconds.
-    pub hw_latencies: [[[f64; PROTOCOLS]; ALGORITHMS]; 3],
-    /// By GPU generation and number of nodes, in GB/s, as those below.
-    pub ll_max_bws: [[f64; 3]; 4],
-    /// LL128 over a ring, for each channel.
-    pub per_ch_max_ring_ll128_bws: [[f64; 3]; 4],
-    /// LL128 over trees.
-    pub per_ch_max_tree_ll128_bws: [[f64; 3]; 4],
-    /// Simple over trees.
-    pub per_ch_max_tree_bws: [[f64; 3]; 4],
-    /// Trees above NVLink SHARP.
-    pub per_ch_max_nvls_tree_bws: [[f64; 3]; 4],
+pub struct MoreV9 {
+    /// Merges devices.
+    pub make_v_device: Option<MakeVDevice<4>>,
 }
 
-/// Function types that all versions share, in the order of the tables.
+/// The end of `ncclNet_v11_t` and `_v12_t`, where devices are merged from up to `N`.
+#[derive(Debug)]
+#[repr(C)]
+pub struct MoreV11<const N: usize> {
+    /// Merges devices.
+    pub make_v_device: Option<MakeVDevice<N>>,
+    /// Ends what `init` began.
+    pub finalize: Option<Finalize>,
+    /// What NCCL is about to do.
+    pub set_net_attr: Option<SetNetAttr>,
+}
+
+/// Types of the tables' functions, in the order of the tables.
 pub mod functions {
-    use super::{DebugLogger, NcclResult, NetDeviceHandle, NvlDomainInfo, TunerConstants};
+    use super::{CommConfig, DebugLogger, NcclResult, NetAttr, NetDeviceHandle, ProfilerCallback, VDeviceProps};
     use std::ffi::{c_int, c_void};
 
-    /// `devices`: how many devices there are.
+    /// `init`.
+    pub type InitV8 = unsafe extern "C" fn(log: Option<DebugLogger>) -> NcclResult;
+    /// `init`, with room for a profiler.
+    pub type InitV10 = unsafe extern "C" fn(log: Option<DebugLogger>, profiler: Option<ProfilerCallback>) -> NcclResult;
+    /// `init` for one communicator.
+    pub type InitV11 = unsafe extern "C" fn(
+        context: *mut *mut c_void,
+        comm_id: u64,
+        config: *const CommConfig,
+        log: Option<DebugLogger>,
+        profiler: Option<ProfilerCallback>,
+    ) -> NcclResult;
+    /// `devices`.
     pub type Devices = unsafe extern "C" fn(ndev: *mut c_int) -> NcclResult;
-    /// `accept`: finishes a connection, or leaves `*recv_comm` NULL.
+    /// `getProperties`, of a version with these properties.
+    pub type GetProperties<Properties> = unsafe extern "C" fn(dev: c_int, properties: *mut Properties) -> NcclResult;
+    /// `listen`.
+    pub type ListenV8 =
+        unsafe extern "C" fn(dev: c_int, handle: *mut c_void, listen_comm: *mut *mut c_void) -> NcclResult;
+    /// `listen` for one communicator.
+    pub type ListenV11 = unsafe extern "C" fn(
+        context: *mut c_void,
+        dev: c_int,
+        handle: *mut c_void,
+        listen_comm: *mut *mut c_void,
+    ) -> NcclResult;
+    /// `connect`.
+    pub type ConnectV8 = unsafe extern "C" fn(
+        dev: c_int,
+        handle: *mut c_void,
+        send_comm: *mut *mut c_void,
+        device_comm: *mut *mut NetDeviceHandle,
+    ) -> NcclResult;
+    /// `connect` with a configuration.
+    pub type ConnectV10 = unsafe extern "C" fn(
+        dev: c_int,
+        config: *const CommConfig,
+        handle: *mut c_void,
+        send_comm: *mut *mut c_void,
+        device_comm: *mut *mut NetDeviceHandle,
+    ) -> NcclResult;
+    /// `connect` for one communicator.
+    pub type ConnectV11 = unsafe extern "C" fn(
+        context: *mut c_void,
+        dev: c_int,
+        handle: *mut c_void,
+        send_comm: *mut *mut c_void,
+        device_comm: *mut *mut NetDeviceHandle,
+    ) -> NcclResult;
+    /// `accept`.
     pub type Accept = unsafe extern "C" fn(
         listen_comm: *mut c_void,
         recv_comm: *mut *mut c_void,
         device_comm: *mut *mut NetDeviceHandle,
     ) -> NcclResult;
-    /// `regMr`: registers memory with a comm's device.
+    /// `regMr`.
     pub type RegMr = unsafe extern "C" fn(
         comm: *mut c_void,
         data: *mut c_void,
@@ -407,7 +382,7 @@ pub mod functions {
         kind: c_int,
         mhandle: *mut *mut c_void,
     ) -> NcclResult;
-    /// `regMrDmaBuf`: registers memory that a file descriptor names.
+    /// `regMrDmaBuf`.
     pub type RegMrDmaBuf = unsafe extern "C" fn(
         comm: *mut c_void,
         data: *mut c_void,
@@ -417,9 +392,57 @@ pub mod functions {
         fd: c_int,
         mhandle: *mut *mut c_void,
     ) -> NcclResult;
-    /// `deregMr`: gives a registration back.
+    /// `deregMr`.
     pub type DeregMr = unsafe extern "C" fn(comm: *mut c_void, mhandle: *mut c_void) -> NcclResult;
-    /// `iflush`: makes received data visible to the GPU.
+    /// `isend` with a length of type `Size`.
+    pub type Isend<Size> = unsafe extern "C" fn(
+        send_comm: *mut c_void,
+        data: *mut c_void,
+        size: Size,
+        tag: c_int,
+        mhandle: *mut c_void,
+        request: *mut *mut c_void,
+    ) -> NcclResult;
+    /// `isend`.
+    pub type IsendV8 = Isend<c_int>;
+    /// `isend` with a `size_t`.
+    pub type IsendV9 = Isend<usize>;
+    /// `isend` with room for a profiler.
+    pub type IsendV10 = unsafe extern "C" fn(
+        send_comm: *mut c_void,
+        data: *mut c_void,
+        size: usize,
+        tag: c_int,
+        mhandle: *mut c_void,
+        profiler_handle: *mut c_void,
+        request: *mut *mut c_void,
+    ) -> NcclResult;
+    /// `irecv` with lengths of type `Size`.
+    pub type Irecv<Size> = unsafe extern "C" fn(
+        recv_comm: *mut c_void,
+        n: c_int,
+        data: *mut *mut c_void,
+        sizes: *mut Size,
+        tags: *mut c_int,
+        mhandles: *mut *mut c_void,
+        request: *mut *mut c_void,
+    ) -> NcclResult;
+    /// `irecv`.
+    pub type IrecvV8 = Irecv<c_int>;
+    /// `irecv` with `size_t`.
+    pub type IrecvV9 = Irecv<usize>;
+    /// `irecv` with room for a profiler.
+    pub type IrecvV10 = unsafe extern "C" fn(
+        recv_comm: *mut c_void,
+        n: c_int,
+        data: *mut *mut c_void,
+        sizes: *mut usize,
+        tags: *mut c_int,
+        mhandles: *mut *mut c_void,
+        profiler_handles: *mut *mut c_void,
+        request: *mut *mut c_void,
+    ) -> NcclResult;
+    /// `iflush`.
     pub type Iflush = unsafe extern "C" fn(
         recv_comm: *mut c_void,
         n: c_int,
@@ -428,50 +451,20 @@ pub mod functions {
         mhandles: *mut *mut c_void,
         request: *mut *mut c_void,
     ) -> NcclResult;
-    /// `test`: whether a request is complete, and the bytes of each part.
+    /// `test`.
     pub type Test = unsafe extern "C" fn(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> NcclResult;
     /// `closeSend`, `closeRecv`, `closeListen`.
     pub type Close = unsafe extern "C" fn(comm: *mut c_void) -> NcclResult;
-    /// `getDeviceMr`: a registration in a form for the GPU.
+    /// `getDeviceMr`.
     pub type GetDeviceMr =
         unsafe extern "C" fn(comm: *mut c_void, mhandle: *mut c_void, device_mhandle: *mut *mut c_void) -> NcclResult;
-    /// `irecvConsumed`: the GPU is done with a receive.
+    /// `irecvConsumed`.
     pub type IrecvConsumed = unsafe extern "C" fn(recv_comm: *mut c_void, n: c_int, request: *mut c_void) -> NcclResult;
+    /// `makeVDevice`, since v9.
+    pub type MakeVDevice<const N: usize> =
+        unsafe extern "C" fn(dev: *mut c_int, of: *const VDeviceProps<N>) -> NcclResult;
     /// `finalize`, since v11.
     pub type Finalize = unsafe extern "C" fn(context: *mut c_void) -> NcclResult;
-
-    /// A tuner's `init`, since v5: makes a context for one communicator.
-    pub type TunerInit = unsafe extern "C" fn(
-        context: *mut *mut c_void,
-        comm_id: u64,
-        ranks: usize,
-        nodes: usize,
-        log: Option<DebugLogger>,
-        nvl_domain_info: *mut NvlDomainInfo,
-        constants: *mut TunerConstants,
-    ) -> NcclResult;
-    /// A tuner's `getCollInfo`: changes what NCCL takes a collective's algorithms and protocols to cost, and the number of channels.
-    pub type GetCollInfo = unsafe extern "C" fn(
-        context: *mut c_void,
-        coll_type: c_int,
-        bytes: usize,
-        num_pipe_ops: c_int,
-        coll_cost_table: *mut *mut f32,
-        num_algo: c_int,
-        num_proto: c_int,
-        reg_buff: c_int,
-        channels: *mut c_int,
-    ) -> NcclResult;
-    /// A tuner's `finalize`, in v4 `destroy`: gives the context back.
-    pub type TunerFinalize = unsafe extern "C" fn(context: *mut c_void) -> NcclResult;
-    /// A tuner's `getChunkSize`, since v6.
-    pub type GetChunkSize = unsafe extern "C" fn(
-        context: *mut c_void,
-        coll_type: c_int,
-        bytes: usize,
-        algo: c_int,
-        proto: c_int,
-        channels: c_int,
-        chunk_size: *mut usize,
-    ) -> NcclResult;
+    /// `setNetAttr`, since v11.
+    pub type SetNetAttr = unsafe extern "C" fn(context: *mut c_void, attributes: *const NetAttr) -> NcclResult;
 }

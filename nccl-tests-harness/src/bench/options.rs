@@ -81,10 +81,10 @@ pub struct Bench {
     #[arg(long, value_name = "PATH")]
     plugin: Option<PathBuf>,
     /// Version of the plugin interface to use [default: the newest that the plugin has].
-    #[arg(long, value_name = "N", value_parser = abi_versions())]
+    #[arg(long, value_name = "N", value_parser = abi::version_parser())]
     abi: Option<u32>,
     /// Version of the plugin interface to use with the other library.
-    #[arg(long, value_name = "N", value_parser = abi_versions(), requires = "against")]
+    #[arg(long, value_name = "N", value_parser = abi::version_parser(), requires = "against")]
     against_abi: Option<u32>,
     /// Environment variable for one rank, with both libraries; may be given more than once.
     #[arg(long, value_name = "RANK:NAME=VALUE", value_parser = cli::parse_rank_env)]
@@ -183,10 +183,6 @@ fn check(plan: &Plan) -> Result<(), clap::Error> {
         return Err(wrong(format!("--rank-env {}:{}: the ranks are 0 and 1", env.rank, env.name)));
     }
     Ok(())
-}
-
-fn abi_versions() -> clap::builder::RangedI64ValueParser<u32> {
-    clap::value_parser!(u32).range(i64::from(*abi::VERSIONS.start())..=i64::from(*abi::VERSIONS.end()))
 }
 
 fn parse_env(text: &str) -> Result<(String, String), String> {

@@ -8,14 +8,18 @@ mod logger;
 
 pub use buffer::{Buffer, Heap, Memory, Words};
 
-use crate::abi::{self, Code, Connect, Functions, Init, Irecv, Isend, Listen};
+use crate::abi::{self, Connect, Functions, GetProperties, Init, Irecv, Isend, Listen};
 use crate::{activity, log};
 use anyhow::{Context as _, Result, bail, ensure};
 use buffer::Stretch;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use logger::{logger, text};
-use nccl_net_spark::abi::types::{CommConfig, HANDLE_BYTES, OPTIONAL_RECV_COMPLETION, PTR_CUDA, PTR_HOST, UNDEFINED};
+use nccl_net_spark::abi::types::{
+    self, CommConfig, HANDLE_BYTES, NcclResult, NetV8, NetV9, NetV10, NetV11, NetV12, functions,
+};
+use nccl_net_spark::abi::types::{OPTIONAL_RECV_COMPLETION, PTR_CUDA, PTR_HOST, UNDEFINED};
 use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
 use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
@@ -130,10 +134,11 @@ impl Plugin {
         // the library is loaded, which `self` sees to.
         let table = unsafe {
             match version {
-                8 => table.cast::<abi::NetV8>().as_ref().functions(),
-                9 => table.cast::<abi::NetV9>().as_ref().functions(),
-                10 => table.cast::<abi::NetV10>().as_ref().functions(),
-                _ => table.cast::<abi::NetV11>().as_ref().functions(version),
+                8 => Functions::of(version, table.cast::<NetV8>().as_ref()),
+                9 => Functions::of(version, table.cast::<NetV9>().as_ref()),
+                10 => Functions::of(version, table.cast::<NetV10>().as_ref()),
+                11 => Functions::of(version, table.cast::<NetV11>().as_ref()),
+                _ => Functions::of(version, table.cast::<NetV12>().as_ref()),
             }
         };
         Ok(Rc::new(Self { table, _library: library }))
@@ -151,8 +156,8 @@ impl Plugin {
         let code = unsafe {
             match init {
                 Init::V8(init) => init(Some(logger())),
-                Init::V10(init) => init(Some(logger()), ptr::null_mut()),
-                Init::V11(init) => init(&mut raw, job, &CONFIG, Some(logger()), ptr::null_mut()),
+                Init::V10(init) => init(Some(logger()), None),
+                Init::V11(init) => init(&mut raw, job, &CONFIG, Some(logger()), None),
             }
         };
         self.check("init", code)?;
@@ -167,28 +172,20 @@ impl Plugin {
     }
 
     /// Turns the result of the call just made into an error with the plugin's own words.
-    fn check(&self, name: &'static str, code: Code) -> Result<()> {
+    fn check(&self, name: &'static str, result: NcclResult) -> Result<()> {
         activity::leave();
-        let what = match code {
-            0 => return Ok(()),
-            1 => "ncclUnhandledCudaError",
-            2 => "ncclSystemError",
-            3 => "ncclInternalError",
-            4 => "ncclInvalidArgument",
-            5 => "ncclInvalidUsage",
-            6 => "ncclRemoteError",
-            7 => "ncclInProgress",
-            _ => "an unknown result",
-        };
+        if result == NcclResult::SUCCESS {
+            return Ok(());
+        }
         match log::take_last_warning() {
-            Some(warning) => bail!("{name} returned {what} ({code}): {warning}"),
-            None => bail!("{name} returned {what} ({code})"),
+            Some(warning) => bail!("{name} returned {result}: {warning}"),
+            None => bail!("{name} returned {result}"),
         }
     }
 
     /// For `drop`, where an error can only be logged.
-    fn check_on_close(&self, name: &'static str, code: Code) {
-        if let Err(error) = self.check(name, code) {
+    fn check_on_close(&self, name: &'static str, result: NcclResult) {
+        if let Err(error) = self.check(name, result) {
             log::record(2, &error.to_string());
         }
     }
@@ -223,19 +220,26 @@ impl Context {
     /// # Errors
     /// The plugin's.
     pub fn properties(&self, dev: i32) -> Result<Properties> {
-        let properties = self.plugin.function("getProperties", self.plugin.table.get_properties)?;
-        // SAFETY: C structs of integers, floats and nullable pointers: all zeroes are a value of each.
-        let mut raw: abi::Properties = unsafe { std::mem::zeroed() };
-        // SAFETY: `raw` is valid for writes for the length of the call, and has room for any version's.
-        let code = unsafe { properties(dev, &mut raw) };
+        match self.plugin.function("getProperties", self.plugin.table.get_properties)? {
+            GetProperties::V8(get_properties) => self.properties_by(get_properties, dev),
+            GetProperties::V9(get_properties) => self.properties_by(get_properties, dev),
+            GetProperties::V11(get_properties) => self.properties_by(get_properties, dev),
+            GetProperties::V12(get_properties) => self.properties_by(get_properties, dev),
+        }
+    }
+
+    fn properties_by<Flush, More>(
+        &self,
+        get_properties: functions::GetProperties<types::Properties<Flush, More>>,
+        dev: i32,
+    ) -> Result<Properties> {
+        let mut raw = MaybeUninit::zeroed();
+        // SAFETY: `raw` is valid for writes for the length of the call.
+        let code = unsafe { get_properties(dev, raw.as_mut_ptr()) };
         self.plugin.check("getProperties", code)?;
-        // SAFETY: the plugin filled in those of its version; the bytes of one are values of the other.
-        let (name, speed_mbps, kinds) = unsafe {
-            match self.version() {
-                8 => (raw.v8.name, raw.v8.speed, raw.v8.ptr_support),
-                _ => (raw.v9.name, raw.v9.speed, raw.v9.ptr_support),
-            }
-        };
+        let raw = raw.as_ptr();
+        // SAFETY: a pointer and two integers, which are zero where the plugin did not fill them in.
+        let (name, speed_mbps, kinds) = unsafe { ((*raw).name, (*raw).speed, (*raw).ptr_support) };
         Ok(Properties { name: text(name), speed_mbps, host_memory: kinds & PTR_HOST != 0 })
     }
 

@@ -35,7 +35,7 @@ pub struct SceneOptions {
     #[arg(long, value_name = "PATH")]
     plugin: Option<PathBuf>,
     /// Shows NCCL one version of the plugin's interface, 8 to 12, in place of the newest that both know.
-    #[arg(long, value_name = "VERSION", value_parser = clap::value_parser!(u32).range(8..=12))]
+    #[arg(long, value_name = "VERSION", value_parser = crate::abi::version_parser())]
     abi: Option<u32>,
     /// Gives NCCL the graph of a DGX Spark (NCCL_TOPO_FILE) with this machine's GPUs and the software fabric's rails in it, so
     /// that it chooses channels as on a Spark. Sets NCCL_SPARK_TUNER=on unless that is set. Takes --profile unpaced, or --scale 1,

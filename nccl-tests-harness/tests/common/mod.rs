@@ -72,11 +72,12 @@ pub fn built() -> Option<PathBuf> {
 
 /// Compiles a C file of the tests with `cc` (or what `CC` names), which any machine that links Rust has.
 pub fn shared_object(source: &str, library: &Path, defines: &[&str]) {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(source);
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (source, include) = (package.join("tests").join(source), package.join("../include"));
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
     let mut command = Command::new(compiler);
-    command.args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o"]);
-    let output = command.arg(library).args(defines).arg(source).output().unwrap();
+    command.args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-I"]).arg(include);
+    let output = command.arg("-o").arg(library).args(defines).arg(source).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 

@@ -21,6 +21,9 @@ mod net;
 mod options;
 mod profile;
 mod report;
+#[path = "../../../src/abi/types.rs"]
+#[allow(dead_code, reason = "of the plugin's declarations this calls the newest")]
+mod types;
 
 use callgrind::{DRIVE, Run};
 use options::{Options, USAGE, numbers};

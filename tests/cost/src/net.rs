@@ -1,5 +1,7 @@
 //! A plugin library, and one connection of it from this process to itself. The only file of this crate with `unsafe` in it.
 
+use crate::types::functions::Close;
+use crate::types::{CommConfig, DebugLogger, HANDLE_BYTES, NcclResult, NetV11, PTR_HOST, UNDEFINED};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
 use std::hint::black_box;
@@ -7,41 +9,14 @@ use std::path::Path;
 use std::ptr;
 use std::time::{Duration, Instant};
 
-/// Bytes of what `listen` fills in.
-const HANDLE_BYTES: usize = 128;
-const PTR_HOST: c_int = 1;
-/// No traffic class is asked for.
-const UNDEFINED: c_int = -1;
 const CONNECT_LIMIT: Duration = Duration::from_secs(60);
 
-type Logger = extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, *const c_char);
 type Raw = *mut c_void;
-
-/// What versions 11 and 12 of the interface have in common: their tables begin with the same functions.
-#[repr(C)]
-struct Table {
-    name: *const c_char,
-    init: extern "C" fn(*mut Raw, u64, *const c_int, Logger, Raw) -> c_int,
-    devices: extern "C" fn(*mut c_int) -> c_int,
-    get_properties: Raw,
-    listen: extern "C" fn(Raw, c_int, *mut u8, *mut Raw) -> c_int,
-    connect: extern "C" fn(Raw, c_int, *mut u8, *mut Raw, *mut Raw) -> c_int,
-    accept: extern "C" fn(Raw, *mut Raw, *mut Raw) -> c_int,
-    reg_mr: extern "C" fn(Raw, *mut u8, usize, c_int, *mut Raw) -> c_int,
-    reg_mr_dma_buf: Raw,
-    dereg_mr: extern "C" fn(Raw, Raw) -> c_int,
-    isend: extern "C" fn(Raw, *mut u8, usize, c_int, Raw, Raw, *mut Raw) -> c_int,
-    irecv: extern "C" fn(Raw, c_int, *mut Raw, *mut usize, *mut c_int, *mut Raw, Raw, *mut Raw) -> c_int,
-    iflush: Raw,
-    test: extern "C" fn(Raw, *mut c_int, *mut c_int) -> c_int,
-    close_send: extern "C" fn(Raw) -> c_int,
-    close_recv: extern "C" fn(Raw) -> c_int,
-    close_listen: extern "C" fn(Raw) -> c_int,
-}
 
 /// One connection with both of its ends in this thread, and registered memory at each.
 pub struct Pair {
-    table: *const Table,
+    /// Of version 12 too: the two differ in what is not used here.
+    table: *const NetV11,
     listener: Raw,
     send: Raw,
     recv: Raw,
@@ -94,8 +69,8 @@ impl Pair {
         // SAFETY: loading runs the initialisers of a library that the user named as a plugin, as NCCL would run them.
         let library = unsafe { Library::open(Some(library), RTLD_NOW | RTLD_LOCAL) }.map_err(|e| e.to_string())?;
         let table = [c"ncclNetPlugin_v11", c"ncclNetPlugin_v12"].into_iter().find_map(|name| {
-            // SAFETY: the symbol's address alone is taken; in either version a table lies there that begins as `Table` does.
-            let symbol = unsafe { library.get::<*const Table>(name.to_bytes_with_nul()) };
+            // SAFETY: the symbol's address alone is taken; a table of either version lies there.
+            let symbol = unsafe { library.get::<*const NetV11>(name.to_bytes_with_nul()) };
             symbol.ok().map(|symbol| *symbol)
         });
         let table = table.ok_or("the library exports neither ncclNetPlugin_v11 nor ncclNetPlugin_v12")?;
@@ -107,43 +82,56 @@ impl Pair {
         Ok(pair)
     }
 
-    fn table(&self) -> &Table {
+    fn table(&self) -> &NetV11 {
         // SAFETY: `table` is inside the library, which this owns; a plugin fills it in before it exports it.
         unsafe { &*self.table }
     }
 
     fn start(&mut self) -> Result<(), String> {
         let (mut context, mut devices) = (ptr::null_mut(), 0);
-        check("init", (self.table().init)(&mut context, 1, &UNDEFINED, log, ptr::null_mut()))?;
-        check("devices", (self.table().devices)(&mut devices))?;
+        let config = CommConfig { traffic_class: UNDEFINED };
+        let (init, count) = (has("init", self.table().init)?, has("devices", self.table().devices)?);
+        // SAFETY: here and below what is passed lives for the length of the call, and a comm until it is closed; the logger is a
+        // function of this program, and a profiler may be absent.
+        check("init", unsafe { init(&mut context, 1, &config, Some(logger()), None) })?;
+        // SAFETY: as above.
+        check("devices", unsafe { count(&mut devices) })?;
         if devices < 1 {
             return Err("the plugin has no device".to_owned());
         }
+        self.connect_ends(context)?;
+        let register = has("regMr", self.table().reg_mr)?;
+        for (comm, memory) in [(self.send, &mut self.source), (self.recv, &mut self.target)] {
+            let (start, length) = (memory.bytes.as_mut_ptr().cast(), memory.bytes.len());
+            // SAFETY: as above; the memory stays where it is.
+            check("regMr", unsafe { register(comm, start, length, PTR_HOST, &mut memory.handle) })?;
+        }
+        Ok(())
+    }
+
+    fn connect_ends(&mut self, context: Raw) -> Result<(), String> {
         let mut handle = [0u8; HANDLE_BYTES];
+        let handle = handle.as_mut_ptr().cast();
+        let listen = has("listen", self.table().listen)?;
+        let (connect, accept) = (has("connect", self.table().connect)?, has("accept", self.table().accept)?);
         let mut listener = ptr::null_mut();
-        check("listen", (self.table().listen)(context, 0, handle.as_mut_ptr(), &mut listener))?;
+        // SAFETY: as in `start`; the handle has the length that the interface promises.
+        check("listen", unsafe { listen(context, 0, handle, &mut listener) })?;
         self.listener = listener;
         let begun = Instant::now();
         while self.send.is_null() || self.recv.is_null() {
             if begun.elapsed() > CONNECT_LIMIT {
                 return Err("no connection after a minute".to_owned());
             }
-            let (mut comm, mut device) = (ptr::null_mut(), ptr::null_mut());
+            let mut device = ptr::null_mut();
             if self.send.is_null() {
-                let call = self.table().connect;
-                check("connect", call(context, 0, handle.as_mut_ptr(), &mut comm, &mut device))?;
-                self.send = comm;
+                // SAFETY: as in `start`.
+                check("connect", unsafe { connect(context, 0, handle, &mut self.send, &mut device) })?;
             }
-            let (mut comm, mut device) = (ptr::null_mut(), ptr::null_mut());
             if self.recv.is_null() {
-                check("accept", (self.table().accept)(listener, &mut comm, &mut device))?;
-                self.recv = comm;
+                // SAFETY: as in `start`.
+                check("accept", unsafe { accept(listener, &mut self.recv, &mut device) })?;
             }
-        }
-        let register = self.table().reg_mr;
-        for (comm, memory) in [(self.send, &mut self.source), (self.recv, &mut self.target)] {
-            let (start, length) = (memory.bytes.as_mut_ptr(), memory.bytes.len());
-            check("regMr", register(comm, start, length, PTR_HOST, &mut memory.handle))?;
         }
         Ok(())
     }
@@ -165,14 +153,15 @@ impl Pair {
     /// # Errors
     /// As the plugin says.
     pub fn irecv(&mut self, offset: usize, bytes: usize, counts: bool) -> Result<Option<Request>, String> {
-        let call = self.table().irecv;
+        let call = has("irecv", self.table().irecv)?;
         let (comm, mut handle) = (self.recv, self.target.handle);
         let (mut size, mut tag, mut request) = (bytes, 0, ptr::null_mut());
         let mut place: Raw = self.target.bytes[offset..offset + bytes].as_mut_ptr().cast();
-        let code = counted(counts, || {
-            call(comm, 1, &mut place, &mut size, &mut tag, &mut handle, ptr::null_mut(), &mut request)
+        let result = counted(counts, || {
+            // SAFETY: as in `start`; the bytes lie in registered memory, which lives longer than the comm.
+            unsafe { call(comm, 1, &mut place, &mut size, &mut tag, &mut handle, ptr::null_mut(), &mut request) }
         });
-        check("irecv", code)?;
+        check("irecv", result)?;
         Ok((!request.is_null()).then_some(Request(request)))
     }
 
@@ -181,11 +170,12 @@ impl Pair {
     /// # Errors
     /// As the plugin says.
     pub fn isend(&mut self, offset: usize, bytes: usize, counts: bool) -> Result<Option<Request>, String> {
-        let call = self.table().isend;
+        let call = has("isend", self.table().isend)?;
         let (comm, handle, mut request) = (self.send, self.source.handle, ptr::null_mut());
-        let place = self.source.bytes[offset..offset + bytes].as_mut_ptr();
-        let code = counted(counts, || call(comm, place, bytes, 0, handle, ptr::null_mut(), &mut request));
-        check("isend", code)?;
+        let place = self.source.bytes[offset..offset + bytes].as_mut_ptr().cast();
+        // SAFETY: as in `irecv`.
+        let result = counted(counts, || unsafe { call(comm, place, bytes, 0, handle, ptr::null_mut(), &mut request) });
+        check("isend", result)?;
         Ok((!request.is_null()).then_some(Request(request)))
     }
 
@@ -194,9 +184,10 @@ impl Pair {
     /// # Errors
     /// As the plugin says.
     pub fn test(&mut self, request: Request, counts: bool) -> Result<bool, String> {
-        let call = self.table().test;
+        let call = has("test", self.table().test)?;
         let (mut done, mut size) = (0, 0);
-        check("test", counted(counts, || call(request.0, &mut done, &mut size)))?;
+        // SAFETY: the request is under way, and has one part.
+        check("test", counted(counts, || unsafe { call(request.0, &mut done, &mut size) }))?;
         Ok(done != 0)
     }
 
@@ -206,16 +197,32 @@ impl Pair {
     /// As the plugin says.
     pub fn close(self) -> Result<(), String> {
         let table = self.table();
-        check("deregMr", (table.dereg_mr)(self.send, self.source.handle))?;
-        check("deregMr", (table.dereg_mr)(self.recv, self.target.handle))?;
-        check("closeSend", (table.close_send)(self.send))?;
-        check("closeRecv", (table.close_recv)(self.recv))?;
-        check("closeListen", (table.close_listen)(self.listener))
+        let deregister = has("deregMr", table.dereg_mr)?;
+        // SAFETY: each comm and registration is open, and not used again.
+        let close = |name, function: Option<Close>, comm| check(name, unsafe { has(name, function)?(comm) });
+        // SAFETY: as above.
+        check("deregMr", unsafe { deregister(self.send, self.source.handle) })?;
+        // SAFETY: as above.
+        check("deregMr", unsafe { deregister(self.recv, self.target.handle) })?;
+        close("closeSend", table.close_send, self.send)?;
+        close("closeRecv", table.close_recv, self.recv)?;
+        close("closeListen", table.close_listen, self.listener)
     }
 }
 
-fn check(call: &str, code: c_int) -> Result<(), String> {
-    if code == 0 { Ok(()) } else { Err(format!("{call} returned {code}")) }
+fn has<F>(name: &str, function: Option<F>) -> Result<F, String> {
+    function.ok_or_else(|| format!("the plugin has no function {name}"))
+}
+
+fn check(name: &str, result: NcclResult) -> Result<(), String> {
+    if result == NcclResult::SUCCESS { Ok(()) } else { Err(format!("{name} returned {result}")) }
+}
+
+fn logger() -> DebugLogger {
+    type Fixed = extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, *const c_char);
+    // SAFETY: on x86-64 and aarch64 a sixth argument that is a pointer travels in the same register whether the function is variadic or not;
+    // `log` looks at it only where the format says that it is there.
+    unsafe { std::mem::transmute::<Fixed, DebugLogger>(log) }
 }
 
 /// Shows warnings. The interface's logger takes any number of arguments; plugins pass "%s" and one string, and of all else the

@@ -1,0 +1,183 @@
+//! The tables that NCCL looks up, one for each version of the network interface; NCCL takes the newest that it knows.
+//!
+//! Functions here turn the arguments of a version into those of `calls`. Each bears the number of the first version that has it.
+
+use super::calls::{self, Class, Optional, Parts};
+use super::properties::Described;
+use super::types::*;
+use crate::plugin;
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+/// What NCCL looks up by name.
+#[unsafe(no_mangle)]
+#[allow(non_upper_case_globals)]
+pub static ncclNetPlugin_v8: NetV8 = table(calls::init, calls::listen, connect_v8, isend_v8, irecv_v8, ());
+
+/// What NCCL looks up by name.
+#[unsafe(no_mangle)]
+#[allow(non_upper_case_globals)]
+pub static ncclNetPlugin_v9: NetV9 = table(calls::init, calls::listen, connect_v8, isend_v9, irecv_v9, MORE_V9);
+
+/// What NCCL looks up by name.
+#[unsafe(no_mangle)]
+#[allow(non_upper_case_globals)]
+pub static ncclNetPlugin_v10: NetV10 = table(init_v10, calls::listen, connect_v10, calls::isend, calls::irecv, MORE_V9);
+
+/// What NCCL looks up by name.
+#[unsafe(no_mangle)]
+#[allow(non_upper_case_globals)]
+pub static ncclNetPlugin_v11: NetV11 =
+    table(calls::init_context, listen_v11, connect_v11, calls::isend, calls::irecv, more_v11());
+
+/// What NCCL looks up by name.
+#[unsafe(no_mangle)]
+#[allow(non_upper_case_globals)]
+pub static ncclNetPlugin_v12: NetV12 =
+    table(calls::init_context, listen_v11, connect_v11, calls::isend, calls::irecv, more_v11());
+
+// The one device is merged already.
+const MORE_V9: MoreV9 = MoreV9 { make_v_device: None };
+
+const fn more_v11<const N: usize>() -> MoreV11<N> {
+    MoreV11 { make_v_device: None, finalize: Some(calls::finalize), set_net_attr: None }
+}
+
+/// The table of a version: what is given, and what all versions have alike.
+const fn table<Init, Properties: Described, Listen, Connect, Isend, Irecv, More>(
+    init: Init,
+    listen: Listen,
+    connect: Connect,
+    isend: Isend,
+    irecv: Irecv,
+    more: More,
+) -> Net<Init, Properties, Listen, Connect, Isend, Irecv, More> {
+    Net {
+        name: plugin::NETWORK_NAME.as_ptr(),
+        init: Some(init),
+        devices: Some(calls::devices),
+        get_properties: Some(calls::get_properties::<Properties>),
+        listen: Some(listen),
+        connect: Some(connect),
+        accept: Some(calls::accept),
+        reg_mr: Some(calls::reg_mr),
+        // Only host memory is registered.
+        reg_mr_dma_buf: None,
+        dereg_mr: Some(calls::dereg_mr),
+        isend: Some(isend),
+        irecv: Some(irecv),
+        iflush: Some(calls::iflush),
+        test: Some(calls::test),
+        close_send: Some(calls::close_send),
+        close_recv: Some(calls::close_recv),
+        close_listen: Some(calls::close_listen),
+        // No code on the GPU.
+        get_device_mr: None,
+        irecv_consumed: None,
+        more,
+    }
+}
+
+// SAFETY: besides functions a table has one pointer, to a string that lives as long as the library; through neither can a thread change
+// what another one reads.
+unsafe impl<Init: Sync, Properties, Listen: Sync, Connect: Sync, Isend: Sync, Irecv: Sync, More: Sync> Sync
+    for Net<Init, Properties, Listen, Connect, Isend, Irecv, More>
+{
+}
+
+unsafe extern "C" fn init_v10(log: Option<DebugLogger>, _profiler: Option<ProfilerCallback>) -> NcclResult {
+    // SAFETY: NCCL passes what this version of the interface says, and `calls` asks for nothing more.
+    unsafe { calls::init(log) }
+}
+
+unsafe extern "C" fn listen_v11(
+    _context: *mut c_void,
+    dev: c_int,
+    handle: *mut c_void,
+    listen_comm: *mut *mut c_void,
+) -> NcclResult {
+    // SAFETY: as in `init_v10`.
+    unsafe { calls::listen(dev, handle, listen_comm) }
+}
+
+unsafe extern "C" fn connect_v8(
+    dev: c_int,
+    handle: *mut c_void,
+    send_comm: *mut *mut c_void,
+    _device_comm: *mut *mut NetDeviceHandle,
+) -> NcclResult {
+    // SAFETY: as in `init_v10`.
+    unsafe { calls::connect(dev, handle, Class::Unchosen, send_comm) }
+}
+
+unsafe extern "C" fn connect_v10(
+    dev: c_int,
+    config: *const CommConfig,
+    handle: *mut c_void,
+    send_comm: *mut *mut c_void,
+    _device_comm: *mut *mut NetDeviceHandle,
+) -> NcclResult {
+    // SAFETY: as in `init_v10`.
+    unsafe { calls::connect(dev, handle, Class::Config(config), send_comm) }
+}
+
+unsafe extern "C" fn connect_v11(
+    context: *mut c_void,
+    dev: c_int,
+    handle: *mut c_void,
+    send_comm: *mut *mut c_void,
+    _device_comm: *mut *mut NetDeviceHandle,
+) -> NcclResult {
+    // SAFETY: as in `init_v10`.
+    unsafe { calls::connect(dev, handle, Class::Context(context), send_comm) }
+}
+
+unsafe extern "C" fn isend_v8(
+    send_comm: *mut c_void,
+    data: *mut c_void,
+    size: c_int,
+    tag: c_int,
+    mhandle: *mut c_void,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    // SAFETY: as in `init_v10`.
+    unsafe { calls::isend_of(send_comm, data, size, tag, mhandle, request) }
+}
+
+unsafe extern "C" fn isend_v9(
+    send_comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    tag: c_int,
+    mhandle: *mut c_void,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    // SAFETY: as in `init_v10`.
+    unsafe { calls::isend(send_comm, data, size, tag, mhandle, ptr::null_mut(), request) }
+}
+
+unsafe extern "C" fn irecv_v8(
+    recv_comm: *mut c_void,
+    n: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut c_int,
+    tags: *mut c_int,
+    mhandles: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    // SAFETY: as in `init_v10`.
+    unsafe { calls::irecv_of(recv_comm, Parts { n, data, sizes, tags, mhandles }, Optional::Never, request) }
+}
+
+unsafe extern "C" fn irecv_v9(
+    recv_comm: *mut c_void,
+    n: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut usize,
+    tags: *mut c_int,
+    mhandles: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    // SAFETY: as in `init_v10`.
+    unsafe { calls::irecv(recv_comm, n, data, sizes, tags, mhandles, ptr::null_mut(), request) }
+}
