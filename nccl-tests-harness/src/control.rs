@@ -3,6 +3,7 @@
 
 use crate::bench::words::{Answer, BenchSetup, Order};
 use crate::collective::Collective;
+use crate::device::Network;
 use crate::memory::words as memory;
 use anyhow::{Context, Result, anyhow};
 use serde::de::DeserializeOwned;
@@ -107,21 +108,6 @@ pub enum FromRank {
         /// Why.
         reason: String,
     },
-}
-
-/// What NCCL would see of the plugin.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Network {
-    /// The network's name.
-    pub name: String,
-    /// Device 0's name.
-    pub device: String,
-    /// How many devices there are.
-    pub devices: i32,
-    /// Device 0's speed in Mb/s.
-    pub speed_mbps: i32,
-    /// What the plugin said about its merged rails while it started.
-    pub rails: Vec<String>,
 }
 
 /// What one rank measured at one size.

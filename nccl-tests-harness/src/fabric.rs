@@ -2,6 +2,7 @@
 //! `softverbs`.
 
 pub mod command;
+pub mod options;
 
 use crate::bench::limit::{Rail, Wiring};
 use crate::interrupt;

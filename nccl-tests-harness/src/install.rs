@@ -52,17 +52,24 @@ const PREFIX: &str = "/usr/local";
 const VERSIONS: std::ops::RangeInclusive<u32> = 8..=12;
 
 impl Install {
-    /// Installs, and says how to use it. `program` is this program's file, `path` the environment's PATH.
+    /// Installs, and says how to use it. `program` is this program's file, `path` the environment's PATH, `command_line` what
+    /// completions and manual pages are made from.
     ///
     /// # Errors
     /// When something to install is missing, when a file is in the way, when the prefix cannot be written, or when a package put this
     /// program there.
-    pub fn run(self, program: &Path, path: Option<&str>, mut out: impl Write) -> Result<()> {
+    pub fn run(
+        self,
+        program: &Path,
+        path: Option<&str>,
+        command_line: &clap::Command,
+        mut out: impl Write,
+    ) -> Result<()> {
         if let Some(package) = Package::of(program) {
             bail!(package.no_install(program));
         }
         let prefix = std::path::absolute(&self.prefix).context("make the prefix absolute")?;
-        let items = self.items(program)?;
+        let items = self.items(program, command_line)?;
         let old = Manifest::read(&prefix)?;
         let command = command(program, "install", &prefix);
         let folders: BTreeSet<&Path> = items.iter().filter_map(|item| Path::new(&item.path).parent()).collect();
@@ -78,7 +85,7 @@ impl Install {
         report(&prefix, done, &items, program, path, &mut out)
     }
 
-    fn items(self, program: &Path) -> Result<Vec<Item>> {
+    fn items(self, program: &Path, command_line: &clap::Command) -> Result<Vec<Item>> {
         let build = places::build_command();
         let Some(plugin) = self.plugin.or_else(|| places::plugin(program)) else {
             bail!("the plugin is not beside {}: build it with `{build}`, or name it with --plugin", program.display());
@@ -98,7 +105,7 @@ impl Install {
             "software fabric {} not found: build it with `{build}`, or name it with --softverbs",
             fabric.display()
         );
-        bundle::collect(program, &plugin, &fabric)
+        bundle::collect(program, &plugin, &fabric, command_line)
     }
 }
 

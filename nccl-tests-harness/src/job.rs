@@ -64,6 +64,23 @@ pub struct RankEnv {
     pub value: String,
 }
 
+impl RankEnv {
+    /// Parses `RANK:NAME=VALUE`.
+    ///
+    /// # Errors
+    /// The form that is allowed.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let parts =
+            text.split_once(':').and_then(|(rank, variable)| Some((rank.parse().ok()?, variable.split_once('=')?)));
+        match parts {
+            Some((rank, (name, value))) if !name.is_empty() && !text.contains('\0') => {
+                Ok(Self { rank, name: name.to_owned(), value: value.to_owned() })
+            }
+            _ => Err("RANK:NAME=VALUE, as in 0:NCCL_IB_HCA==mlx5_0".to_owned()),
+        }
+    }
+}
+
 impl Job {
     /// Starts the ranks that are child processes, as `program`, and reads the messages of all. A run ends when no rank makes
     /// progress for `timeout`.

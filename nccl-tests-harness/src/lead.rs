@@ -1,7 +1,8 @@
 //! A run from the command's side: starts the ranks, has them measure each size, prints the table.
 
 use crate::collective::Collective;
-use crate::control::{FromRank, Measurement, Network, Setup, ToRank};
+use crate::control::{FromRank, Measurement, Setup, ToRank};
+use crate::device::Network;
 use crate::fabric::{self, Fabric, Kind, Wish};
 use crate::job::{Job, RankEnv};
 use crate::launch::World;

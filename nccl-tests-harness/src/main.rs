@@ -11,9 +11,11 @@ mod activity;
 mod bench;
 mod cli;
 mod collective;
+mod collective_rank;
 mod communicators;
 mod control;
 mod date;
+mod device;
 mod fabric;
 mod gpu;
 mod install;
@@ -44,11 +46,12 @@ mod seats;
 mod sizes;
 mod table;
 mod tune;
+mod usage;
 mod watch;
 
 use anyhow::{Context, Result};
-use clap::Parser;
 use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
 use cli::{Cli, Command};
 use collective::Collective;
 use launch::World;
@@ -141,10 +144,12 @@ fn execute(command: Command) -> Result<bool> {
         Command::Rails(options) => machine::rails(options),
         Command::Settings => machine::settings(out).map(|()| true),
         Command::Env(options) => options.run(&program, out).map(|()| true),
-        Command::Install(options) => options.run(&program, variable("PATH").as_deref(), out).map(|()| true),
+        Command::Install(options) => {
+            options.run(&program, variable("PATH").as_deref(), &Cli::command(), out).map(|()| true)
+        }
         Command::Uninstall(options) => options.run(&program, out).map(|()| true),
-        Command::Completions(options) => options.run(out).map(|()| true),
-        Command::Manual(options) => options.run(out).map(|()| true),
+        Command::Completions(options) => options.run(&Cli::command(), out).map(|()| true),
+        Command::Manual(options) => options.run(&Cli::command(), out).map(|()| true),
         Command::Rank { plugin, launched, .. } => {
             let level = log::Level::of_nccl_debug(std::env::var("NCCL_DEBUG").ok().as_deref());
             rank::run(rank::Start { level, plugin, launched }).map(|()| true)
@@ -180,14 +185,14 @@ fn collective(run: Run, collective: Collective, program: &Path) -> Result<bool> 
 
 /// Tells a setting that would stop the plugin in every rank, once and before any starts. Another plugin has settings of its own.
 fn check_settings(plugin: &Path, program: &Path) -> Result<()> {
-    if cli::library(None, program)? == plugin {
+    if places::library(None, program)? == plugin {
         Settings::of_this_process()?;
     }
     Ok(())
 }
 
-fn tune(mut options: tune::Options, program: &Path) -> Result<bool> {
-    if let Some(tune::What::Collectives(options)) = options.what.take() {
+fn tune(mut options: tune::options::Options, program: &Path) -> Result<bool> {
+    if let Some(tune::options::What::Collectives(options)) = options.what.take() {
         let plan = options.plan(program, &variable)?;
         return tune::collectives::run(plan, program, &variable, &mut output::standard()).map(|()| true);
     }
@@ -222,7 +227,7 @@ fn complain_of_usage(error: &clap::Error) -> ExitCode {
             ExitCode::from(USAGE)
         }
         _ => {
-            complain(&cli::one_line(error));
+            complain(&usage::one_line(error));
             ExitCode::from(USAGE)
         }
     }

@@ -1,9 +1,8 @@
 //! Shell completions and manual pages, made from the command line's own definitions.
 
-use crate::cli::Cli;
 use crate::machine::default_text;
 use anyhow::{Context, Result};
-use clap::{Args, Command, CommandFactory, ValueEnum};
+use clap::{Args, Command, ValueEnum};
 use clap_complete::Generator;
 use clap_complete::shells::{Bash, Fish, Zsh};
 use clap_mangen::Man;
@@ -52,22 +51,22 @@ pub enum Shell {
 }
 
 impl Completions {
-    /// Prints them.
+    /// Prints the completions of `all`, the whole command line.
     ///
     /// # Errors
     /// When `out` cannot be written.
-    pub fn run(&self, mut out: impl Write) -> Result<()> {
-        Ok(out.write_all(&completions(self.shell))?)
+    pub fn run(&self, all: &Command, mut out: impl Write) -> Result<()> {
+        Ok(out.write_all(&completions(all, self.shell))?)
     }
 }
 
 impl Manual {
-    /// Prints the main page, or writes all.
+    /// Prints the main page of `all`, the whole command line, or writes all pages.
     ///
     /// # Errors
     /// When they cannot be written.
-    pub fn run(self, mut out: impl Write) -> Result<()> {
-        let pages = pages()?;
+    pub fn run(self, all: &Command, mut out: impl Write) -> Result<()> {
+        let pages = pages(all)?;
         let Some(folder) = self.out else {
             let (_, main) = pages.last().context("there is no page")?;
             return Ok(out.write_all(main)?);
@@ -95,9 +94,9 @@ impl Shell {
     }
 }
 
-/// The completions of one shell.
-pub fn completions(shell: Shell) -> Vec<u8> {
-    let (mut command, mut text) = (visible(), Vec::new());
+/// The completions of `all`, the whole command line, for one shell.
+pub fn completions(all: &Command, shell: Shell) -> Vec<u8> {
+    let (mut command, mut text) = (visible(all), Vec::new());
     command.set_bin_name(NAME);
     command.build();
     match shell {
@@ -112,12 +111,12 @@ pub fn completions(shell: Shell) -> Vec<u8> {
     text
 }
 
-/// The manual pages: the file's name and the text of each, the program's own page last.
+/// The manual pages of `all`, the whole command line: the file's name and the text of each, the program's own page last.
 ///
 /// # Errors
 /// When one cannot be written.
-pub fn pages() -> io::Result<Vec<(String, Vec<u8>)>> {
-    let (mut command, mut pages) = (visible().disable_help_subcommand(true), Vec::new());
+pub fn pages(all: &Command) -> io::Result<Vec<(String, Vec<u8>)>> {
+    let (mut command, mut pages) = (visible(all).disable_help_subcommand(true), Vec::new());
     command.build();
     add_pages(command, &mut pages)?;
     Ok(pages)
@@ -180,8 +179,7 @@ fn escaped(line: &str) -> String {
 }
 
 /// The command line without the commands that the program uses for itself.
-fn visible() -> Command {
-    let all = Cli::command();
+fn visible(all: &Command) -> Command {
     let mut command = Command::new(NAME).version(env!("PROGRAM_VERSION"));
     if let Some(about) = all.get_about() {
         command = command.about(about.clone());
@@ -196,11 +194,13 @@ fn visible() -> Command {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::Cli;
+    use clap::CommandFactory;
 
     #[test]
     fn completions_offer_commands_and_options_and_nothing_that_is_hidden() {
         for shell in Shell::ALL {
-            let text = String::from_utf8(completions(shell)).unwrap();
+            let text = String::from_utf8(completions(&Cli::command(), shell)).unwrap();
             for word in ["all-gather", "uninstall", "minbytes", "spark-untuned", "quiet"] {
                 assert!(text.contains(word), "{shell:?}: {word}");
             }
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn bash_completes_commands_options_and_values() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        fs::write(file.path(), completions(Shell::Bash)).unwrap();
+        fs::write(file.path(), completions(&Cli::command(), Shell::Bash)).unwrap();
         let complete = |words: [&str; 4], cword: usize| {
             let words_text = words.join(" ");
             let (current, before) = (words[cword], words[cword - 1]);
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn every_command_has_a_page_with_its_options_and_examples() {
-        let pages = pages().unwrap();
+        let pages = pages(&Cli::command()).unwrap();
         let names: Vec<&str> = pages.iter().map(|(name, _)| name.as_str()).collect();
         for name in
             ["nccl-spark.1", "nccl-spark-all-gather.1", "nccl-spark-tune-collectives.1", "nccl-spark-fabric-slow.1"]

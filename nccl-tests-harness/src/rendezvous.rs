@@ -281,6 +281,19 @@ fn settle(line: &TcpStream) -> Result<()> {
     set().context("set the line between the ranks")
 }
 
+/// Parses `HOST:PORT`.
+///
+/// # Errors
+/// The form that is allowed.
+pub fn parse_place(text: &str) -> Result<(String, u16), String> {
+    let parts =
+        text.rsplit_once(':').and_then(|(host, port)| Some((host.trim_matches(['[', ']']), port.parse().ok()?)));
+    match parts {
+        Some((host, port)) if !host.is_empty() && port > 0 => Ok((host.to_owned(), port)),
+        _ => Err("HOST:PORT, as in spark-1:29501".to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

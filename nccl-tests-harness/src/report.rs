@@ -1,6 +1,6 @@
 //! A run as JSON, for programs.
 
-use crate::control::Network;
+use crate::device::Network;
 use crate::output;
 use crate::table::Row;
 use anyhow::{Context, Result};

@@ -1,13 +1,16 @@
 //! The options of a run of collectives, checked before anything starts.
 
-use crate::cli::{self, FabricOptions, wrong};
 use crate::collective::Collective;
+use crate::fabric::options::FabricOptions;
 use crate::job::RankEnv;
 use crate::launch::World;
 use crate::lead::Plan;
+use crate::places;
+use crate::rendezvous;
 use crate::report::Target;
 use crate::seats;
 use crate::sizes::{self, Step};
+use crate::usage::wrong;
 use clap::Args;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -50,14 +53,14 @@ pub struct Run {
     #[arg(long, value_name = "PATH")]
     plugin: Option<PathBuf>,
     /// Environment variable for one rank; may be given more than once.
-    #[arg(long, value_name = "RANK:NAME=VALUE", value_parser = cli::parse_rank_env)]
+    #[arg(long, value_name = "RANK:NAME=VALUE", value_parser = RankEnv::parse)]
     rank_env: Vec<RankEnv>,
     /// Writes the results as JSON to FILE, or with - to standard output; the table then goes to standard error.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Where ranks that a launcher started find rank 0 [default: from the launcher; with torchrun the port after
     /// MASTER_PORT].
-    #[arg(long, value_name = "HOST:PORT", value_parser = cli::parse_place)]
+    #[arg(long, value_name = "HOST:PORT", value_parser = rendezvous::parse_place)]
     rendezvous: Option<(String, u16)>,
     #[command(flatten)]
     fabric: FabricOptions,
@@ -103,7 +106,7 @@ impl Run {
             collective,
             ranks,
             channels: usize::from(self.channels),
-            plugin: cli::library(self.plugin, program)?,
+            plugin: places::library(self.plugin, program)?,
             min_bytes: self.min_bytes,
             max_bytes: self.max_bytes,
             step: match self.step_factor {
@@ -149,8 +152,9 @@ impl Run {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{Cli, Command, one_line};
+    use crate::cli::{Cli, Command};
     use crate::fabric::Kind;
+    use crate::usage::one_line;
     use clap::Parser;
 
     fn plan(arguments: &[&str]) -> Result<Plan, String> {

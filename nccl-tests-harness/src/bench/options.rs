@@ -1,13 +1,16 @@
 //! The command line of `nccl-spark bench`, checked before anything starts.
 
-use super::{Plan, Scenario};
+use super::plan::{Plan, RANKS, Scenario};
 use crate::abi;
-use crate::cli::{self, FabricOptions, wrong};
+use crate::fabric::options::FabricOptions;
 use crate::job::RankEnv;
 use crate::launch::World;
+use crate::places;
+use crate::rendezvous;
 use crate::report::Target;
 use crate::seats;
 use crate::sizes;
+use crate::usage::wrong;
 use clap::Args;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -87,7 +90,7 @@ pub struct Bench {
     #[arg(long, value_name = "N", value_parser = abi_versions(), requires = "against")]
     against_abi: Option<u32>,
     /// Environment variable for one rank, with both libraries; may be given more than once.
-    #[arg(long, value_name = "RANK:NAME=VALUE", value_parser = cli::parse_rank_env)]
+    #[arg(long, value_name = "RANK:NAME=VALUE", value_parser = RankEnv::parse)]
     rank_env: Vec<RankEnv>,
     /// Write the results as JSON to FILE, or with - to standard output; the tables then go to standard error.
     #[arg(long, value_name = "FILE")]
@@ -97,7 +100,7 @@ pub struct Bench {
     plot: Option<PathBuf>,
     /// Where ranks started by a launcher meet rank 0; --against also uses the next port [default: from the launcher; with torchrun
     /// the port after MASTER_PORT].
-    #[arg(long, value_name = "HOST:PORT", value_parser = cli::parse_place)]
+    #[arg(long, value_name = "HOST:PORT", value_parser = rendezvous::parse_place)]
     rendezvous: Option<(String, u16)>,
     #[command(flatten)]
     fabric: FabricOptions,
@@ -116,7 +119,7 @@ impl Bench {
     pub fn plan(self, program: &Path, world: Option<World>, verbs_library: Option<String>) -> anyhow::Result<Plan> {
         let timeout = Duration::from_secs(self.timeout);
         let launched = match world {
-            Some(World { ranks, .. }) if ranks != super::RANKS => {
+            Some(World { ranks, .. }) if ranks != RANKS => {
                 return Err(wrong(format!(
                     "bench has 2 ranks, but the launcher started {ranks}; -r 2 starts both ranks here"
                 )))?;
@@ -133,9 +136,9 @@ impl Bench {
         let rounds = if self.against.is_some() { 5 } else { 3 };
         let plan = Plan {
             scenarios: self.scenarios,
-            plugin: cli::library(self.plugin, program)?,
+            plugin: places::library(self.plugin, program)?,
             abi: self.abi,
-            against: self.against.map(|path| cli::existing("--against", &path)).transpose()?,
+            against: self.against.map(|path| places::existing("--against", &path)).transpose()?,
             against_abi: self.against_abi,
             rounds: self.rounds.unwrap_or(rounds),
             against_env: self.against_env,
@@ -179,7 +182,7 @@ fn check(plan: &Plan) -> Result<(), clap::Error> {
     if plan.max_bytes == Some(0) {
         return Err(wrong("--maxbytes 0: a message must have at least 1 byte"));
     }
-    if let Some(env) = plan.rank_env.iter().find(|env| env.rank >= super::RANKS) {
+    if let Some(env) = plan.rank_env.iter().find(|env| env.rank >= RANKS) {
         return Err(wrong(format!("--rank-env {}:{}: the ranks are 0 and 1", env.rank, env.name)));
     }
     Ok(())
@@ -204,8 +207,9 @@ fn parse_seconds(text: &str) -> Result<f64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{Cli, Command, one_line};
+    use crate::cli::{Cli, Command};
     use crate::launch::Launcher;
+    use crate::usage::one_line;
     use clap::Parser;
 
     fn plan(arguments: &[&str]) -> Result<Plan, String> {

@@ -4,12 +4,11 @@ use super::traffic::{self, Lane, Word};
 use super::words::{Answer, BenchSetup, Layout, Opened, Order};
 use crate::activity;
 use crate::control::{FromRank, Sender, ToRank};
+use crate::device;
 use crate::log;
-use crate::net::{Context, Handle, Listener, Plugin, RecvComm, SendComm};
+use crate::net::{Context, Listener, Plugin};
 use crate::pattern::{Mismatch, Pattern, Sum};
-use crate::rank::{self, DEVICE};
 use anyhow::{Context as _, Result, bail, ensure};
-use nccl_net_spark::abi::types::HANDLE_BYTES;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::mpsc::{self, TryRecvError};
@@ -21,7 +20,7 @@ use std::time::{Duration, Instant};
 /// The plugin's, or unexpected orders.
 pub fn work(setup: &BenchSetup, library: &Path, commands: &mpsc::Receiver<ToRank>, sender: &Sender) -> Result<()> {
     let context = Plugin::load(library, setup.abi)?.init(setup.job)?;
-    let network = rank::look_at(&context)?;
+    let network = device::examine(&context)?;
     sender.send(&FromRank::Up { network, abi: context.version() })?;
     let mut rank = Rank { number: setup.rank, listeners: Vec::new(), lanes: Vec::new(), context };
     loop {
@@ -57,10 +56,9 @@ impl Rank {
         match order {
             Order::Listen { connections } => {
                 activity::stage("listening");
-                let made = (0..connections).map(|_| self.context.listen(DEVICE)).collect::<Result<Vec<_>>>()?;
-                let (listeners, handles): (Vec<_>, Vec<_>) = made.into_iter().unzip();
+                let (listeners, handles) = device::listen(&self.context, connections)?;
                 self.listeners = listeners;
-                Ok(Answer::Listening { handles: handles.iter().map(|handle| handle.to_vec()).collect() })
+                Ok(Answer::Listening { handles })
             }
             Order::Connect { handles, buffer_bytes } => self.connect(handles, buffer_bytes).map(Answer::Connected),
             Order::Check { layout, iteration } => self.check(layout, iteration),
@@ -86,32 +84,19 @@ impl Rank {
 
     fn connect(&mut self, handles: Vec<Vec<u8>>, buffer_bytes: usize) -> Result<Opened> {
         activity::stage("connecting");
-        let handles = handles.into_iter().map(Handle::try_from).collect::<Result<Vec<_>, _>>();
-        let Ok(mut handles) = handles else { bail!("a handle does not have {HANDLE_BYTES} bytes") };
+        let handles = device::handles(handles)?;
         let rss_before_bytes = rss_bytes()?;
         let begin = Instant::now();
-        let mut sends: Vec<Option<SendComm>> = handles.iter().map(|_| None).collect();
-        let mut receives: Vec<Option<RecvComm>> = self.listeners.iter().map(|_| None).collect();
-        while sends.iter().any(Option::is_none) || receives.iter().any(Option::is_none) {
-            for (number, send) in sends.iter_mut().enumerate().filter(|(_, send)| send.is_none()) {
-                let handle = &mut handles[number];
-                *send = self.context.connect(DEVICE, handle).with_context(|| format!("connection {number}"))?;
-                send.iter().for_each(|_| activity::tick());
-            }
-            for (number, recv) in receives.iter_mut().enumerate().filter(|(_, recv)| recv.is_none()) {
-                *recv = self.listeners[number].accept().with_context(|| format!("connection {number}"))?;
-                recv.iter().for_each(|_| activity::tick());
-            }
-            std::thread::yield_now();
-        }
+        let connected = device::connect(&self.context, &self.listeners, handles);
+        let (sends, receives) = connected.map_err(|(number, error)| error.context(format!("connection {number}")))?;
         let seconds = begin.elapsed().as_secs_f64();
         let rss_after_bytes = rss_bytes()?;
         self.listeners.clear();
         activity::stage("registering memory");
-        for send in sends.into_iter().flatten() {
+        for send in sends {
             self.lanes.push(Lane::sending(send, buffer_bytes)?);
         }
-        for recv in receives.into_iter().flatten() {
+        for recv in receives {
             self.lanes.push(Lane::receiving(recv, buffer_bytes)?);
         }
         Ok(Opened { seconds, rss_before_bytes, rss_after_bytes, lines: log::take_rail_lines() })

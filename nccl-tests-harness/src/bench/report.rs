@@ -1,10 +1,10 @@
 //! A measurement as JSON, for programs. Every number has its unit in its name.
 
 use super::figures::Point;
+use super::plan::{Plan, Scenario};
 use super::side::About;
 use super::slowdown::Course;
-use super::{Plan, Scenario};
-use crate::control::Network;
+use crate::device::Network;
 use serde::Serialize;
 use serde_json::Value;
 use std::path::PathBuf;

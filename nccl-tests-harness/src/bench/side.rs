@@ -1,7 +1,8 @@
 //! One of the libraries that are measured: its two ranks, and the orders they get.
 
 use super::words::{Answer, BenchSetup, Flowed, HalfTrip, Layout, Opened, Order};
-use crate::control::{FromRank, Network, ToRank};
+use crate::control::{FromRank, ToRank};
+use crate::device::Network;
 use crate::job::{Job, Seat};
 use crate::watch::Watch;
 use anyhow::{Context, Result, anyhow};

@@ -1,8 +1,8 @@
 //! A stream during which one rail is slowed and then restored.
 
-use super::Plan;
 use super::figures::{Metric, Place, Point, Series};
 use super::limit::Limit;
+use super::plan::Plan;
 use super::scenario::{self, Tell};
 use super::side::{Fall, Side, Turn};
 use super::words::{Flowed, Layout};

@@ -1,6 +1,6 @@
 //! `nccl-spark fabric`: faults for the software fabric of a running job, and what runs.
 
-use crate::cli::{parse_fabric_name, parse_factor};
+use super::options::{parse_fabric_name, parse_factor};
 use crate::output;
 use crate::report::{self, Target};
 use anyhow::{Result, anyhow, bail};

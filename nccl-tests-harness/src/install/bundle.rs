@@ -2,6 +2,7 @@
 
 use crate::{manual, places};
 use anyhow::{Context, Result};
+use clap::Command;
 use std::fs;
 use std::path::Path;
 
@@ -18,11 +19,12 @@ pub struct Item {
 const PROGRAM_MODE: u32 = 0o755;
 const FILE_MODE: u32 = 0o644;
 
-/// All files, read before any is written: the program may be the one that is replaced.
+/// All files, read before any is written: the program may be the one that is replaced. `command_line` is what completions and manual
+/// pages are made from.
 ///
 /// # Errors
 /// When one cannot be read.
-pub fn collect(program: &Path, plugin: &Path, fabric: &Path) -> Result<Vec<Item>> {
+pub fn collect(program: &Path, plugin: &Path, fabric: &Path, command_line: &Command) -> Result<Vec<Item>> {
     let read = |path: &Path| fs::read(path).with_context(|| format!("read {}", path.display()));
     let mut items = vec![
         Item { path: places::PROGRAM.to_owned(), content: read(program)?, mode: PROGRAM_MODE },
@@ -30,8 +32,10 @@ pub fn collect(program: &Path, plugin: &Path, fabric: &Path) -> Result<Vec<Item>
         Item { path: places::FABRIC.to_owned(), content: read(fabric)?, mode: FILE_MODE },
     ];
     let shared = |(path, content): (String, Vec<u8>)| Item { path: format!("share/{path}"), content, mode: FILE_MODE };
-    items.extend(manual::Shell::ALL.map(|shell| (shell.file().to_owned(), manual::completions(shell))).map(shared));
-    let pages = manual::pages().context("write the manual pages")?;
+    items.extend(
+        manual::Shell::ALL.map(|shell| (shell.file().to_owned(), manual::completions(command_line, shell))).map(shared),
+    );
+    let pages = manual::pages(command_line).context("write the manual pages")?;
     items.extend(pages.into_iter().map(|(name, text)| shared((format!("man/man1/{name}"), text))));
     Ok(items)
 }

@@ -7,13 +7,15 @@
 //! reach fails one row of the table and not the command. Promises: a row says what was done and never what should have been;
 //! a GPU's check counts only after it has counted what the CPU changed; no process is left behind.
 
+pub mod ends;
 pub mod litmus;
 pub mod options;
 pub mod rank;
 mod table;
 pub mod words;
 
-use crate::control::{FromRank, Network, ToRank};
+use crate::control::{FromRank, ToRank};
+use crate::device::Network;
 use crate::fabric::{self, Fabric, Kind as FabricKind};
 use crate::gpu::About;
 use crate::job::Job;

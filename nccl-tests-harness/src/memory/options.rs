@@ -1,10 +1,12 @@
 //! The command line of `nccl-spark memory`, checked before anything starts.
 
 use super::litmus::Order;
-use crate::cli::{self, FabricOptions, wrong};
 use crate::fabric::Wish;
+use crate::fabric::options::FabricOptions;
+use crate::places;
 use crate::report::Target;
 use crate::sizes;
+use crate::usage::wrong;
 use clap::Args;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -90,7 +92,7 @@ impl Options {
                 .filter(|seconds| *seconds > 0)
                 .map(|seconds| Order { seconds, planted: self.litmus_plant }),
             timeout: Duration::from_secs(self.timeout),
-            plugin: cli::library(self.plugin, program)?,
+            plugin: places::library(self.plugin, program)?,
             fabric: self.fabric.wish(program)?,
             verbs_library,
             json: self.json.map(Target::from),
@@ -101,6 +103,7 @@ impl Options {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::usage::one_line;
     use clap::Parser;
 
     #[derive(Debug, Parser)]
@@ -110,8 +113,8 @@ mod tests {
     }
 
     fn plan(arguments: &[&str]) -> Result<Plan, String> {
-        let line = Line::try_parse_from([&["memory"], arguments].concat()).map_err(|error| cli::one_line(&error))?;
-        line.options.plan(Path::new("/nowhere/nccl-spark"), None).map_err(|error| cli::one_line(&error))
+        let line = Line::try_parse_from([&["memory"], arguments].concat()).map_err(|error| one_line(&error))?;
+        line.options.plan(Path::new("/nowhere/nccl-spark"), None).map_err(|error| one_line(&error))
     }
 
     #[test]

@@ -1,24 +1,21 @@
 //! The process that tries one kind of memory: it is both ends of one connection.
 
+use super::ends::{Actor, End, Ends, Wire};
 use super::litmus::rounds;
 use super::words::{Answer, Kind, Message, Moved, Ready, Registered, Setup};
 use crate::activity;
 use crate::control::{FromRank, Sender, ToRank};
-use crate::gpu::{self, Block, Driver, Gpu, Pattern, Wrong};
+use crate::device::{self, DEVICE};
+use crate::gpu::{self, Block, Driver, Gpu, Pattern};
 use crate::log;
-use crate::net::{Context, Plugin, RecvComm, Registration, Request, SendComm};
-use crate::rank::{self, DEVICE};
-use anyhow::{Context as _, Result, bail, ensure};
-use std::ops::Range;
+use crate::net::{Context, Plugin, RecvComm, SendComm};
+use anyhow::{Context as _, Result, bail};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::mpsc;
 
 /// Bytes after each message that must not change.
 const GUARD_BYTES: usize = 4096;
-/// As NCCL's tags: any number, the same on both sides.
-pub(super) const TAG: i32 = 7;
-
 /// Tries it; `library` is the plugin's path.
 ///
 /// # Errors
@@ -28,7 +25,7 @@ pub fn work(setup: &Setup, library: &Path, commands: &mpsc::Receiver<ToRank>, se
     let gpus = look(setup.gpus)?;
     activity::stage("connecting");
     let context = Plugin::load(library, None)?.init(setup.job)?;
-    let network = rank::look_at(&context)?;
+    let network = device::examine(&context)?;
     let (send, recv) = connect_with_itself(&context)?;
     let about = gpus.as_ref().map(|gpus| gpus.each_ref().map(|gpu| gpu.about().clone())).map_err(String::clone);
     let ready = Ready { network, connections: log::take_rail_lines(), gpus: about };
@@ -121,41 +118,11 @@ fn look(numbers: [u32; 2]) -> Result<Result<[Rc<Gpu>; 2], String>> {
     Ok(Ok([writer, checker]))
 }
 
-/// A connection of this process with itself; neither of its ends may wait for the other.
+/// A connection of this process with itself.
 fn connect_with_itself(context: &Rc<Context>) -> Result<(SendComm, RecvComm)> {
-    let (listener, mut handle) = context.listen(DEVICE)?;
-    let (mut send, mut recv) = (None, None);
-    loop {
-        if send.is_none() {
-            send = context.connect(DEVICE, &mut handle)?;
-        }
-        if recv.is_none() {
-            recv = listener.accept()?;
-        }
-        match (send, recv) {
-            (Some(send), Some(recv)) => return Ok((send, recv)),
-            rest => (send, recv) = rest,
-        }
-        std::thread::yield_now();
-    }
-}
-
-/// Memory, and who writes and checks it.
-pub(super) struct End {
-    pub(super) block: Block,
-    pub(super) actor: Actor,
-}
-
-/// What is sent from, and what is received into.
-pub(super) struct Ends {
-    pub(super) from: End,
-    pub(super) into: End,
-}
-
-/// Who writes and checks.
-pub(super) enum Actor {
-    Gpu(Rc<Gpu>),
-    Processor,
+    let (listener, handle) = context.listen(DEVICE)?;
+    let (sends, receives) = device::connect(context, &[listener], vec![handle]).map_err(|(_, error)| error)?;
+    sends.into_iter().zip(receives).next().context("no connection")
 }
 
 /// The memory of both ends; or why there is no such memory here.
@@ -204,44 +171,6 @@ fn without_managed(gpu: &str, has_it: bool, bytes: usize, free: usize) -> Option
     (bytes > free / 4).then(|| format!("{bytes} bytes are more than a quarter of the {free} bytes that {gpu} has free"))
 }
 
-impl End {
-    fn name(&self) -> String {
-        match &self.actor {
-            Actor::Gpu(gpu) => gpu.name(),
-            Actor::Processor => "CPU".to_owned(),
-        }
-    }
-
-    fn fill(&self, range: Range<usize>, pattern: Pattern) -> Result<()> {
-        match &self.actor {
-            Actor::Gpu(gpu) => gpu.fill(&self.block, range, pattern),
-            Actor::Processor => {
-                let first = u32::try_from(range.start)?;
-                self.block.buffer().with_bytes(|bytes| pattern.fill(first, &mut bytes[range]))
-            }
-        }
-    }
-
-    fn check(&self, range: Range<usize>, pattern: Pattern) -> Result<Wrong> {
-        match &self.actor {
-            Actor::Gpu(gpu) => gpu.check(&self.block, range, pattern),
-            Actor::Processor => {
-                let first = u32::try_from(range.start)?;
-                self.block.buffer().with_bytes(|bytes| pattern.compare(first, &bytes[range]))
-            }
-        }
-    }
-}
-
-/// The connection, and the memory as it is registered with either end.
-pub(super) struct Wire {
-    // In the order in which NCCL closes them: registrations, comms.
-    pub(super) from: Rc<Registration>,
-    pub(super) into: Rc<Registration>,
-    pub(super) send: SendComm,
-    pub(super) recv: RecvComm,
-}
-
 /// Writes a message, moves it, and checks it.
 fn exchange(ends: &Ends, wire: &Wire, kind: Kind, bytes: usize, seed: u32) -> Result<Message> {
     let name = kind.name();
@@ -258,49 +187,6 @@ fn exchange(ends: &Ends, wire: &Wire, kind: Kind, bytes: usize, seed: u32) -> Re
     Ok(Message::new(bytes, inside, beyond))
 }
 
-/// A request from before it was taken until it is done.
-pub(super) enum Step {
-    Asking,
-    Going(Request),
-    Done(usize),
-}
-
-impl Step {
-    pub(super) fn advance(&mut self, ask: impl FnOnce() -> Result<Option<Request>>) -> Result<Option<usize>> {
-        match self {
-            Self::Asking => {
-                if let Some(request) = ask()? {
-                    *self = Self::Going(request);
-                }
-                Ok(None)
-            }
-            Self::Going(request) => {
-                if let Some(bytes) = request.test()? {
-                    *self = Self::Done(bytes);
-                }
-                Ok(None)
-            }
-            Self::Done(bytes) => Ok(Some(*bytes)),
-        }
-    }
-}
-
-impl Wire {
-    /// Moves a message from one end's memory into the other's. The command limits how long that may take.
-    fn move_message(&self, bytes: usize) -> Result<()> {
-        let (mut receiving, mut sending) = (Step::Asking, Step::Asking);
-        loop {
-            let received = receiving.advance(|| self.recv.irecv(&self.into, 0, bytes, TAG)).context("receive")?;
-            let sent = sending.advance(|| self.send.isend(&self.from, 0, bytes, TAG)).context("send")?;
-            if let (Some(received), Some(sent)) = (received, sent) {
-                ensure!((received, sent) == (bytes, bytes), "{sent} bytes were sent and {received} received");
-                return Ok(());
-            }
-            std::thread::yield_now();
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -311,16 +197,5 @@ mod tests {
         let reason = without_managed("GPU 0", true, 26, 100).unwrap();
         assert!(reason.contains("26 bytes are more than a quarter of the 100 bytes that GPU 0 has free"), "{reason}");
         assert!(without_managed("GPU 1", false, 1, 100).unwrap().contains("GPU 1 has no managed memory"));
-    }
-
-    #[test]
-    fn the_processor_writes_and_checks_where_no_gpu_does() {
-        let end = End { block: Block::pageable(100).unwrap(), actor: Actor::Processor };
-        let pattern = Pattern { seed: 3, flip: 0 };
-        end.fill(0..100, Pattern { flip: 0xff, ..pattern }).unwrap();
-        end.fill(0..60, pattern).unwrap();
-        assert_eq!(end.check(0..60, pattern).unwrap(), Wrong::default());
-        assert_eq!(end.check(50..70, pattern).unwrap(), Wrong { count: 10, first: Some(60) });
-        assert_eq!(end.name(), "CPU");
     }
 }

@@ -1,7 +1,7 @@
 //! The kinds of memory, and the messages between the command and the process that tries one.
 
 use super::litmus::{Found, Order};
-use crate::control::Network;
+use crate::device::Network;
 use crate::gpu::{About, Wrong};
 use crate::net::Pointer;
 use serde::{Deserialize, Serialize};

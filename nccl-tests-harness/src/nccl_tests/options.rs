@@ -1,8 +1,9 @@
 //! The command line of `nccl-spark nccl-tests`, checked before anything starts.
 
-use crate::cli::wrong;
+use super::gpus::missing_gpu;
 use crate::scene::network::Network;
 use crate::scene::{SceneOptions, Setting};
+use crate::usage::wrong;
 use anyhow::{Result, bail};
 use clap::Args;
 use std::path::{Path, PathBuf};
@@ -147,7 +148,7 @@ pub fn find(test: &str, folder: Option<&Path>, path: Option<&str>) -> Result<Pat
     };
     bail!(
         "no {name} {places} (https://github.com/NVIDIA/nccl-tests, built with make MPI=1 MPI_HOME=... CUDA_HOME=...){}",
-        super::ranks::missing_gpu().map(|text| format!("; also, {text}")).unwrap_or_default()
+        missing_gpu().map(|text| format!("; also, {text}")).unwrap_or_default()
     )
 }
 

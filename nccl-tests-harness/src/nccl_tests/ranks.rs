@@ -3,6 +3,7 @@
 //! mpirun copies what the ranks print in blocks that end anywhere, so lines of several ranks cut each other. Where all ranks
 //! are on this machine, only the first one, which prints the table, goes through mpirun; each other has a named pipe.
 
+use super::gpus::{gpus, missing_gpu};
 use super::options::{Place, Plan};
 use crate::fabric::{Fabric, Kind};
 use crate::lines::{self, NamedPipe};
@@ -69,20 +70,6 @@ impl Rank {
 
 fn pipe_path(folder: &Path, rank: usize) -> PathBuf {
     folder.join(rank.to_string())
-}
-
-/// GPUs of this machine.
-fn gpus() -> usize {
-    let is_gpu = |name: &str| {
-        name.strip_prefix("nvidia").is_some_and(|n| !n.is_empty() && n.bytes().all(|byte| byte.is_ascii_digit()))
-    };
-    let entries = fs::read_dir("/dev").into_iter().flatten().flatten();
-    entries.filter(|entry| is_gpu(&entry.file_name().to_string_lossy())).count()
-}
-
-/// The message for a machine without an NVIDIA GPU; none where there is one.
-pub fn missing_gpu() -> Option<&'static str> {
-    (gpus() == 0).then_some("nccl-tests needs an NVIDIA GPU and this machine has none (no /dev/nvidia0)")
 }
 
 /// Runs the program once; `hear` gets every line that the ranks print.

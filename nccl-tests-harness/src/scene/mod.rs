@@ -8,9 +8,11 @@ pub mod network;
 mod only_version;
 pub mod topology;
 
-use crate::cli::{self, FabricOptions};
+use crate::fabric::options::FabricOptions;
 use crate::fabric::{self, Fabric, Wish};
 use crate::output;
+use crate::places;
+use crate::usage::wrong;
 use anyhow::{Context, Result};
 use clap::Args;
 use network::Network;
@@ -69,7 +71,7 @@ impl SceneOptions {
     /// # Errors
     /// When options contradict each other, or the plugin is not there.
     pub fn setting(self, program: &Path) -> Result<Setting> {
-        let plugin = cli::library(self.plugin, program)?;
+        let plugin = places::library(self.plugin, program)?;
         let fabric = self.fabric.wish(program)?;
         if self.as_spark {
             check_scale(&fabric)?;
@@ -94,7 +96,7 @@ fn check_scale(wish: &Wish) -> Result<(), clap::Error> {
     if allowed.contains(&wish.scale) {
         return Ok(());
     }
-    Err(cli::wrong(format!(
+    Err(wrong(format!(
         "--as-spark with --profile {} --scale {}: it takes --profile unpaced without --scale, or a Spark's profile \
          (spark-1cable, spark-2cable) with --scale 1, 0.25 or 0.1, so that results can be compared",
         wish.profile, wish.scale

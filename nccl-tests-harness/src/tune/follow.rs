@@ -1,9 +1,9 @@
 //! The ranks that a launcher started besides rank 0: processes that start a rank for each run, ordered by rank 0 over a TCP
 //! connection of their own, and in the end write the settings on their machine.
 
-use super::Tune;
 use super::judge::Candidate;
 use super::keep;
+use super::options::Tune;
 use crate::control::{self, Receiver, Sender};
 use crate::launch::World;
 use crate::rendezvous::{self, Door, Meeting};

@@ -1,8 +1,26 @@
 //! What is printed while and after tuning.
 
 use super::judge::{self, Candidate, Record, Verdict};
-use super::{FINAL_ROUNDS, Told, Tune};
+use super::options::{FINAL_ROUNDS, Tune};
+use serde::Serialize;
 use std::io::{self, Write};
+use std::path::PathBuf;
+
+/// The results as JSON.
+#[derive(Debug, Default, Serialize)]
+pub struct Told {
+    pub(super) version: &'static str,
+    pub(super) fabric_text: String,
+    pub(super) ranks: usize,
+    pub(super) channels: usize,
+    pub(super) sizes_bytes: Vec<usize>,
+    pub(super) defaults: Record,
+    pub(super) tried: Vec<Record>,
+    pub(super) proposed: Option<Candidate>,
+    pub(super) verdict: Option<Verdict>,
+    pub(super) chosen: Option<Candidate>,
+    pub(super) written: Option<PathBuf>,
+}
 
 /// What will be measured.
 ///

@@ -12,9 +12,9 @@ pub mod chart;
 mod png;
 mod svg;
 
-use super::Scenario;
 use super::figures::{Metric, Place, Point};
 use super::limit::Limit;
+use super::plan::Scenario;
 use super::slowdown::Course;
 use crate::date;
 use crate::seats;

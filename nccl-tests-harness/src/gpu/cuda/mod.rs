@@ -5,14 +5,12 @@
 //! two GPUs may be in use.
 
 mod driver;
-mod lines;
+pub mod lines;
 mod memory;
 
 pub use driver::{About, Driver};
-pub use lines::Lines;
 
-use super::pattern::{Pattern, Wrong};
-use super::span;
+use super::pattern::{Pattern, Wrong, span};
 use crate::net::{Buffer, Heap};
 use anyhow::{Context as _, Result};
 use driver::{Address, Context, Object};

@@ -5,7 +5,7 @@ use super::{Found, Order};
 use crate::activity;
 use crate::gpu::lines::{LINE_BYTES, Round, Tally};
 use crate::gpu::{self, Lines};
-use crate::memory::rank::{Actor, End, Ends, Step, TAG, Wire};
+use crate::memory::ends::{Actor, End, Ends, Step, TAG, Wire};
 use crate::net::Words;
 use anyhow::{Context as _, Result, bail, ensure};
 use std::rc::Rc;
@@ -34,7 +34,7 @@ pub const BUFFER_BYTES: usize = PLACES as usize * MAX_LINES as usize * LINE_BYTE
 ///
 /// # Errors
 /// The plugin's, the driver's, or when stored lines are not seen.
-pub(in crate::memory) fn run(ends: &Ends, wire: &Wire, order: &Order) -> Result<Found> {
+pub fn run(ends: &Ends, wire: &Wire, order: &Order) -> Result<Found> {
     for end in [&ends.from, &ends.into] {
         if let Actor::Gpu(gpu) = &end.actor {
             activity::stage(format!("LL128: trying the kernels of {}", gpu.name()));

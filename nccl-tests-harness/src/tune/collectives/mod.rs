@@ -13,6 +13,7 @@ mod measure;
 pub mod options;
 mod rows;
 mod show;
+mod sweep;
 mod verdict;
 pub mod write;
 
@@ -28,72 +29,14 @@ use std::fmt;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use verdict::{Dropped, Finding, Judged, Measured, Record, is_of_size};
+use sweep::{Confirmation, Confirmed, Outcome, Sweep};
+use verdict::{Dropped, Finding, Measured, Record, is_of_size};
 
 /// Rounds in which the whole table and NCCL's choice are measured again: with five each, all of one are below all of the other by
 /// chance once in 252 times.
 const FINAL_ROUNDS: usize = 5;
 /// Rounds in which groups are measured with the table and without.
 const GROUP_ROUNDS: usize = 3;
-
-/// The measurements of one collective.
-struct Sweep {
-    collective: Collective,
-    program: PathBuf,
-    alone: Measured,
-    groups: Vec<Measured>,
-    judged: Vec<Judged>,
-    /// Only where a candidate won a size.
-    again: Option<Confirmation>,
-}
-
-/// The whole table against NCCL's choice.
-struct Confirmation {
-    nccl: Record,
-    table: Record,
-    lines: Vec<Confirmed>,
-}
-
-/// The confirmation of one size.
-struct Confirmed {
-    bytes: u64,
-    /// What the table chooses, and whether that is better.
-    row: Option<(Choice, Finding)>,
-    /// Whether the times differ clearly, in either direction.
-    differs: bool,
-}
-
-impl Confirmed {
-    /// The choice that gets a row.
-    fn choice(&self) -> Option<Choice> {
-        self.row.filter(|(_, finding)| *finding == Finding::Better).map(|(choice, _)| choice)
-    }
-}
-
-impl Confirmation {
-    /// NCCL's time over the table's, for each size whose row is confirmed.
-    fn gains(&self) -> impl Iterator<Item = f64> {
-        let rows = self.lines.iter().filter(|line| line.choice().is_some());
-        rows.map(|line| self.nccl.median(line.bytes) / self.table.median(line.bytes))
-    }
-}
-
-impl Sweep {
-    /// The rows of the winners, before the confirmation.
-    fn proposed(&self, ranks: usize) -> Vec<Row> {
-        let choice =
-            |judged: &Judged| judged.best.filter(|_| judged.finding == Finding::Better).map(|(choice, _)| choice);
-        let sizes: Vec<_> = self.judged.iter().map(|judged| (judged.bytes, choice(judged))).collect();
-        rows::rows(self.collective, ranks, &sizes)
-    }
-
-    /// The rows that are confirmed.
-    fn confirmed(&self, ranks: usize) -> Vec<Row> {
-        let lines = self.again.iter().flat_map(|again| &again.lines);
-        let sizes: Vec<_> = lines.map(|line| (line.bytes, line.choice())).collect();
-        rows::rows(self.collective, ranks, &sizes)
-    }
-}
 
 /// Tunes. `own` is this program's file, `lookup` gives the value of an environment variable.
 ///
@@ -130,16 +73,6 @@ pub fn run(mut plan: Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, 
     };
     show::json(&plan, &fabric, &facts, &sweeps, table.as_ref())?;
     conclude(&plan, own, &outcome, table.as_ref(), out)
-}
-
-/// The results.
-struct Outcome<'a> {
-    facts: &'a Facts,
-    sweeps: &'a [Sweep],
-    /// Rows that this run found.
-    learned: usize,
-    /// Older rows that stay, of other collectives or other numbers of ranks.
-    kept: usize,
 }
 
 fn introduce(plan: &Plan, out: &mut impl Write) -> Result<()> {

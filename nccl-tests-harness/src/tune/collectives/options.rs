@@ -1,11 +1,11 @@
 //! The command line of `nccl-spark tune collectives`, checked before anything starts.
 
-use crate::cli::wrong;
 use crate::nccl_tests::options as tests;
 use crate::scene::SceneOptions;
 use crate::scene::network::Network;
 use crate::sizes;
 use crate::tune::keep;
+use crate::usage::wrong;
 use anyhow::Result;
 use clap::Args;
 use nccl_net_spark::config::Settings;
@@ -229,7 +229,7 @@ fn parse_gain(text: &str) -> Result<f64, String> {
 mod unit {
     use super::*;
     use crate::cli::{Cli, Command};
-    use crate::tune::What;
+    use crate::tune::options::What;
     use clap::Parser;
 
     fn plan(arguments: &str, environment: &[(&str, &str)]) -> Result<Plan> {

@@ -2,8 +2,8 @@
 
 use super::measure::Facts;
 use super::options::Plan;
+use super::sweep::{Outcome, Sweep};
 use super::verdict::{Dropped, Finding, Judged, Record};
-use super::{Outcome, Sweep};
 use crate::bench::figures::significant;
 use anyhow::{Context, Result};
 use nccl_net_spark::tuner::table::{Choice, Table};
