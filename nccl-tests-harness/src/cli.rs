@@ -90,7 +90,7 @@ pub enum Command {
     NcclTests(Box<nccl_tests::options::Options>),
     /// Becomes a rank of nccl-tests.
     #[command(name = "nccl-tests-rank", hide = true)]
-    NcclTestsRank(nccl_tests::ranks::Rank),
+    NcclTestsRank(nccl_tests::mpirun::Rank),
     /// Stress-tests communicator lifecycle: many at once, split, re-created, aborted, and with a rank that dies.
     ///
     /// Each rank is a process that uses NCCL on a GPU; ranks may share a GPU. Every value is checked, NCCL's log must show the plugin,

@@ -1,10 +1,10 @@
 //! The words between the command and its ranks: one JSON object a line over a socket, which is a rank's standard input: a
 //! socket pair where the command started the rank, TCP where a launcher did.
 
-use crate::bench::words::{Answer, BenchSetup, Order};
+use crate::bench::messages::{Answer, BenchSetup, Order};
 use crate::collective::Collective;
 use crate::device::Network;
-use crate::memory::words as memory;
+use crate::memory::messages as memory;
 use anyhow::{Context, Result, anyhow};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

@@ -11,6 +11,7 @@ mod manifest;
 mod packaged;
 
 use crate::net;
+use crate::numbers::count;
 use crate::output::{self, Verbosity};
 use crate::places;
 use anyhow::{Context, Result, bail, ensure};
@@ -143,7 +144,7 @@ impl Uninstall {
             }
         }
         files::remove_manifest(&prefix, &manifest)?;
-        writeln!(out, "Removed {} that install put into {}", files::count(removed), prefix.display())?;
+        writeln!(out, "Removed {} that install put into {}", count(removed, "file"), prefix.display())?;
         for (file, reason) in kept {
             writeln!(out, "kept {}: {reason}", file.display())?;
         }
@@ -194,7 +195,7 @@ fn report(
     for item in items.iter().filter(|item| !item.path.starts_with("share/")) {
         writeln!(out, "  {}", prefix.join(&item.path).display())?;
     }
-    writeln!(out, "  shell completions and manual pages ({}) in {prefix_text}/share", files::count(shared))?;
+    writeln!(out, "  shell completions and manual pages ({}) in {prefix_text}/share", count(shared, "file"))?;
     let bin = prefix.join("bin");
     if !path.unwrap_or_default().split(':').any(|folder| Path::new(folder) == bin) {
         writeln!(out, "Put the command into your PATH:\n  export PATH={}:$PATH", bin.display())?;

@@ -1,6 +1,7 @@
 //! A run from the command's side: starts the ranks, has them measure each size, prints the table.
 
 use crate::collective::Collective;
+use crate::collective_table::{self, CollectiveTable, Row};
 use crate::control::{FromRank, Measurement, Setup, ToRank};
 use crate::device::Network;
 use crate::fabric::{self, Fabric, Kind, Wish};
@@ -10,7 +11,6 @@ use crate::rendezvous::Meeting;
 use crate::report::{self, Report, Target};
 use crate::seats;
 use crate::sizes::{self, Step};
-use crate::table::{self, Row, Table};
 use crate::watch::Watch;
 use anyhow::Result;
 use std::io::Write;
@@ -86,7 +86,7 @@ pub fn lead(plan: &Plan, program: &Path, watch: &Watch, out: impl Write, report:
     let mut job = Job::start(program, seats, plan.timeout, watch.clone())?;
     let outcome = connect(plan, &mut job, report).and_then(|()| {
         list_ranks(&job, report, &mut out)?;
-        let mut table = Table::start(out, plan.collective)?;
+        let mut table = CollectiveTable::start(out, plan.collective)?;
         for size_bytes in sizes() {
             measure(plan, size_bytes, &mut job, &mut table, report)?;
             watch.step();
@@ -136,7 +136,7 @@ fn measure(
     plan: &Plan,
     size_bytes: usize,
     job: &mut Job,
-    table: &mut Table<impl Write>,
+    table: &mut CollectiveTable<impl Write>,
     report: &mut Report,
 ) -> Result<()> {
     let count = plan.collective.count(size_bytes, plan.ranks);
@@ -164,7 +164,7 @@ pub fn blank(plan: &Plan) -> Report {
         collective: plan.collective.name(),
         ranks: plan.ranks,
         channels: plan.channels,
-        element: table::ELEMENT,
+        element: collective_table::ELEMENT,
         operation: plan.collective.operation(),
         root: plan.collective.root(),
         in_place: plan.collective.in_place(),

@@ -12,6 +12,7 @@ mod bench;
 mod cli;
 mod collective;
 mod collective_rank;
+mod collective_table;
 mod communicators;
 mod control;
 mod date;
@@ -32,6 +33,7 @@ mod memory;
 mod nccl_tests;
 #[allow(unsafe_code)]
 mod net;
+mod numbers;
 mod output;
 mod pattern;
 mod places;

@@ -1,11 +1,12 @@
 //! A run as JSON, for programs.
 
+use crate::collective_table::Row;
 use crate::device::Network;
 use crate::output;
-use crate::table::Row;
 use anyhow::{Context, Result};
 use serde::Serialize;
-use std::fs::File;
+use serde_json::Value;
+use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -152,7 +153,17 @@ pub fn open(target: &Target) -> Result<Box<dyn Write>> {
     }
 }
 
-/// Writes it.
+/// Writes a report into a file, if there is one.
+///
+/// # Errors
+/// When that fails.
+pub fn write_file(report: &Value, file: Option<&Path>) -> Result<()> {
+    let Some(path) = file else { return Ok(()) };
+    let text = serde_json::to_string_pretty(report)? + "\n";
+    fs::write(path, text).with_context(|| format!("--json {}", path.display()))
+}
+
+/// Writes a report to what [`open`] opened.
 ///
 /// # Errors
 /// When that fails.

@@ -1,121 +1,75 @@
-//! The table of a collective: nccl-tests' columns in its order, for scripts and people that know it, within 80 characters (some
-//! columns are narrower than there).
+//! Writes tables line by line: cells in columns of fixed width, and remarks, which are lines that begin with `#`.
 
-use crate::collective::{Bandwidth, Collective};
 use std::io::{self, Write};
 
-/// What nccl-tests calls a byte; where sums wrap around, with or without a sign is the same.
-pub const ELEMENT: &str = "int8";
-
-/// One line of the table.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Row {
-    /// What the collective moves, in bytes, by nccl-tests' definition.
-    pub size_bytes: usize,
-    /// How many elements (of one byte) nccl-tests counts.
-    pub count: usize,
-    /// The mean time of an iteration over the ranks, in microseconds.
-    pub time_us: f64,
-    /// The bandwidths of that time.
-    pub bandwidth: Bandwidth,
-    /// Wrong bytes over all ranks; none when the data was not checked.
-    pub wrong: Option<u64>,
+/// A column of a table. A cell that is wider moves the rest of its line.
+#[derive(Debug, Clone, Copy)]
+pub struct Column {
+    width: usize,
+    is_left: bool,
 }
 
-/// Writes the table and keeps what the last lines need.
+/// A column whose cells begin below each other, as texts do.
+pub const fn left(width: usize) -> Column {
+    Column { width, is_left: true }
+}
+
+/// A column whose cells end below each other, as numbers do.
+pub const fn right(width: usize) -> Column {
+    Column { width, is_left: false }
+}
+
+/// Writes a table.
 pub struct Table<W> {
     out: W,
-    collective: Collective,
-    busbw_sum: f64,
-    rows: u32,
-    wrong_rows: u32,
+    gap: &'static str,
+    columns: Vec<Column>,
 }
 
 impl<W: Write> Table<W> {
-    /// Starts the table with its head.
-    ///
-    /// # Errors
-    /// When `out` cannot be written.
-    pub fn start(mut out: W, collective: Collective) -> io::Result<Self> {
-        let place = if collective.in_place() { "in-place" } else { "out-of-place" };
-        writeln!(out, "#")?;
-        writeln!(out, "# {:>8}  {:>11}  {:>6}  {:>6}  {:>6}  {place:^28}", "", "", "", "", "")?;
-        let head = |out: &mut W, cells: [&str; 9]| {
-            let [size, count, kind, redop, root, time, algbw, busbw, wrong] = cells;
-            writeln!(
-                out,
-                "# {size:>8}  {count:>11}  {kind:>6}  {redop:>6}  {root:>6}  {time:>7}  {algbw:>6}  {busbw:>6}  {wrong:>6}"
-            )
-        };
-        head(&mut out, ["size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong"])?;
-        head(&mut out, ["(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", ""])?;
-        out.flush()?;
-        Ok(Self { out, collective, busbw_sum: 0.0, rows: 0, wrong_rows: 0 })
+    /// A table with `gap` between its columns. The first column has room for the `#` that the names of the columns begin with.
+    pub fn new(out: W, gap: &'static str, columns: impl Into<Vec<Column>>) -> Self {
+        Self { out, gap, columns: columns.into() }
     }
 
-    /// Writes one line.
+    /// Writes a line of column names.
     ///
     /// # Errors
     /// When it cannot be written.
-    pub fn row(&mut self, row: &Row) -> io::Result<()> {
-        self.busbw_sum += row.bandwidth.busbw;
-        self.rows += 1;
-        self.wrong_rows += u32::from(row.wrong.is_some_and(|wrong| wrong > 0));
-        let wrong = row.wrong.map_or_else(|| "N/A".to_owned(), |wrong| wrong.to_string());
-        let (time, algbw) = (float(row.time_us, 7), float(row.bandwidth.algbw, 6));
-        let busbw = float(row.bandwidth.busbw, 6);
-        let (operation, root) = (self.collective.operation(), self.collective.root());
-        writeln!(
-            self.out,
-            "{:>10}  {:>11}  {:>6}  {:>6}  {:>6}  {time}  {algbw}  {busbw}  {wrong:>6}",
-            row.size_bytes, row.count, ELEMENT, operation, root
-        )?;
+    pub fn head(&mut self, names: &[impl AsRef<str>]) -> io::Result<()> {
+        let line = self.line(names);
+        writeln!(self.out, "#{}", line.get(1..).unwrap_or_default())?;
         self.out.flush()
     }
 
-    /// Writes a remark.
+    /// Writes a line. It may have fewer cells than there are columns.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn row(&mut self, cells: &[impl AsRef<str>]) -> io::Result<()> {
+        let line = self.line(cells);
+        writeln!(self.out, "{line}")?;
+        self.out.flush()
+    }
+
+    /// Writes a remark; an empty one is a line between others.
     ///
     /// # Errors
     /// When it cannot be written.
     pub fn remark(&mut self, text: &str) -> io::Result<()> {
-        writeln!(self.out, "# {text}")?;
+        match text {
+            "" => writeln!(self.out, "#")?,
+            _ => writeln!(self.out, "# {text}")?,
+        }
         self.out.flush()
     }
 
-    /// Writes the last lines and says whether all data was right.
-    ///
-    /// # Errors
-    /// When they cannot be written.
-    pub fn finish(&mut self) -> io::Result<bool> {
-        let right = self.wrong_rows == 0;
-        let average = self.busbw_sum / f64::from(self.rows.max(1));
-        let verdict = if right { "OK" } else { "FAILED" };
-        writeln!(self.out, "# {:<20} : {} {verdict}", "Out of bounds values", self.wrong_rows)?;
-        writeln!(self.out, "# {:<20} : {}", "Avg bus bandwidth", significant(average))?;
-        self.out.flush()?;
-        Ok(right)
-    }
-}
-
-/// A number in a column, with as many decimals (two at most) as leave it within the column.
-fn float(value: f64, width: usize) -> String {
-    (0..=2)
-        .rev()
-        .map(|decimals| format!("{value:>width$.decimals$}"))
-        .find(|text| text.len() <= width)
-        .unwrap_or_else(|| format!("{value:>width$.0e}"))
-}
-
-/// Six significant digits, as nccl-tests prints the average.
-fn significant(value: f64) -> String {
-    if value == 0.0 || !value.is_finite() {
-        return value.to_string();
-    }
-    let decimals = (5 - value.abs().log10().floor() as i32).clamp(0, 12) as usize;
-    let text = format!("{value:.decimals$}");
-    match text.contains('.') {
-        true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
-        false => text,
+    fn line(&self, cells: &[impl AsRef<str>]) -> String {
+        let cells = cells.iter().map(AsRef::as_ref).zip(&self.columns).map(|(cell, column)| match *column {
+            Column { width, is_left: true } => format!("{cell:<width$}"),
+            Column { width, is_left: false } => format!("{cell:>width$}"),
+        });
+        cells.collect::<Vec<_>>().join(self.gap)
     }
 }
 
@@ -123,56 +77,15 @@ fn significant(value: f64) -> String {
 mod tests {
     use super::*;
 
-    fn row(wrong: Option<u64>, busbw: f64) -> Row {
-        Row {
-            size_bytes: 33_554_432,
-            count: 16_777_216,
-            time_us: 1645.25,
-            bandwidth: Bandwidth { algbw: 20.395, busbw },
-            wrong,
-        }
-    }
-
     #[test]
-    fn columns_are_those_of_nccl_tests_and_fit_80_characters() {
-        let mut table = Table::start(Vec::new(), Collective::AllGather).unwrap();
-        table.row(&row(Some(0), 10.25)).unwrap();
-        table.row(&row(None, 10.5)).unwrap();
-        assert!(table.finish().unwrap());
-        let text = String::from_utf8(table.out).unwrap();
-        let lines: Vec<_> = text.lines().map(str::trim_end).collect();
-        let expected = [
-            "#",
-            "#                                                          in-place",
-            "#     size        count    type   redop    root     time   algbw   busbw  #wrong",
-            "#      (B)   (elements)                             (us)  (GB/s)  (GB/s)",
-            "  33554432     16777216    int8    none      -1  1645.25   20.39   10.25       0",
-            "  33554432     16777216    int8    none      -1  1645.25   20.39   10.50     N/A",
-            "# Out of bounds values : 0 OK",
-            "# Avg bus bandwidth    : 10.375",
-        ];
-        assert_eq!(lines, expected);
-        assert!(lines.iter().all(|line| line.len() <= 80), "{text}");
-    }
-
-    #[test]
-    fn wrong_data_is_counted_and_fails() {
-        let mut table = Table::start(Vec::new(), Collective::SendRecv).unwrap();
-        table.row(&row(Some(12), 1.0)).unwrap();
-        table.row(&row(Some(0), 1.0)).unwrap();
-        assert!(!table.finish().unwrap());
-        let text = String::from_utf8(table.out).unwrap();
-        assert!(text.contains("      12\n") && text.contains("# Out of bounds values : 1 FAILED"), "{text}");
-    }
-
-    #[test]
-    fn numbers_lose_decimals_before_they_leave_their_column() {
-        assert_eq!(float(2.71999, 6), "  2.72");
-        assert_eq!(float(12345.678, 7), "12345.7");
-        assert_eq!(float(1_234_567.8, 7), "1234568");
-        assert_eq!(float(123_456_789.0, 7), "    1e8");
-        assert_eq!(significant(25.67), "25.67");
-        assert_eq!(significant(0.000123456789), "0.000123457");
-        assert_eq!(significant(1234567.0), "1234567");
+    fn cells_are_in_columns_and_names_above_them() {
+        let mut out = Vec::new();
+        let mut table = Table::new(&mut out, "  ", [right(6), left(3), right(4)]);
+        table.remark("").unwrap();
+        table.head(&["size", "who", "us"]).unwrap();
+        table.row(&["8", "a", "1.5"]).unwrap();
+        table.row(&["16", "b"]).unwrap();
+        table.remark("done").unwrap();
+        assert_eq!(String::from_utf8(out).unwrap(), "#\n# size  who    us\n     8  a     1.5\n    16  b  \n# done\n");
     }
 }

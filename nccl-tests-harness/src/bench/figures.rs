@@ -3,6 +3,7 @@
 //! A figure is the median of its rounds, shown with their min..max. Two libraries differ where those ranges do not overlap;
 //! where they do, the ratio of the medians says nothing and is marked as no difference.
 
+use crate::numbers::{median, number, spread};
 use serde_json::{Map, Value, json};
 
 /// What is measured.
@@ -115,19 +116,12 @@ impl Series {
 
     /// The middle value, or the mean of the two in the middle.
     pub fn median(&self) -> f64 {
-        let mut sorted = self.rounds.clone();
-        sorted.sort_by(f64::total_cmp);
-        match sorted.len() {
-            0 => f64::NAN,
-            count if count % 2 == 1 => sorted[count / 2],
-            count => (sorted[count / 2 - 1] + sorted[count / 2]) / 2.0,
-        }
+        median(&self.rounds)
     }
 
     /// The least and the greatest value.
     pub fn spread(&self) -> (f64, f64) {
-        let all = self.rounds.iter();
-        (all.clone().copied().fold(f64::INFINITY, f64::min), all.copied().fold(f64::NEG_INFINITY, f64::max))
+        spread(&self.rounds)
     }
 
     fn to_json(&self) -> Value {
@@ -181,52 +175,12 @@ impl Point {
     }
 }
 
-/// JSON has no infinity.
-fn number(value: f64) -> Value {
-    Some(value).filter(|value| value.is_finite()).into()
-}
-
-/// Three significant digits, never an exponent.
-pub fn significant(value: f64) -> String {
-    if !value.is_finite() {
-        return "-".to_owned();
-    }
-    if value == 0.0 {
-        return "0".to_owned();
-    }
-    let digits = value.abs().log10().floor() as i32;
-    let rounded = match digits {
-        3.. => (value / 10_f64.powi(digits - 2)).round() * 10_f64.powi(digits - 2),
-        _ => value,
-    };
-    format!("{rounded:.*}", (2 - digits).clamp(0, 9) as usize)
-}
-
-/// A size as the command line takes it: with K, M or G where it is a whole number of them.
-pub fn size(bytes: usize) -> String {
-    for (unit, shift) in [("G", 30), ("M", 20), ("K", 10)] {
-        if bytes >= 1 << shift && bytes.is_multiple_of(1 << shift) {
-            return format!("{}{unit}", bytes >> shift);
-        }
-    }
-    bytes.to_string()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn series(rounds: &[f64]) -> Series {
         Series { metric: Metric::Bandwidth, rounds: rounds.to_vec() }
-    }
-
-    #[test]
-    fn the_median_is_the_middle_of_the_sorted_rounds() {
-        assert_eq!(series(&[5.0, 1.0, 3.0]).median(), 3.0);
-        assert_eq!(series(&[5.0, 1.0, 3.0, 4.0]).median(), 3.5);
-        assert_eq!(series(&[2.0]).median(), 2.0);
-        assert_eq!(series(&[5.0, 1.0, 3.0]).spread(), (1.0, 5.0));
-        assert!(series(&[]).median().is_nan());
     }
 
     #[test]
@@ -268,24 +222,5 @@ mod tests {
         assert_eq!(compare(&[1.0, 1.0, 1.0], &[2.0, 2.0, 2.0]).unwrap().ratio, 0.5);
         assert_eq!(compare(&[1.0], &[]), None);
         assert_eq!(compare(&[1.0], &[0.0]), None);
-    }
-
-    #[test]
-    fn three_digits_and_no_exponent() {
-        for (value, text) in [
-            (0.0, "0"),
-            (12.345, "12.3"),
-            (0.012345, "0.0123"),
-            (123.45, "123"),
-            (1234567.0, "1230000"),
-            (9.999, "10.00"),
-            (f64::NAN, "-"),
-        ] {
-            assert_eq!(significant(value), text);
-        }
-        assert_eq!(
-            (size(8), size(4096), size(3 << 20), size(1000), size(1 << 30)),
-            ("8".into(), "4K".into(), "3M".into(), "1000".into(), "1G".into())
-        );
     }
 }

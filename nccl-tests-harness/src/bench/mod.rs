@@ -2,27 +2,28 @@
 //!
 //! Each library has two rank processes of its own (`rank`, driven by `side`); those that are not measured wait on the socket to
 //! the command. Each round has new processes. `scenario` and `slowdown` are what is done, round by
-//! round, `figures` sums the rounds up and compares them, `limit` is what the links let through; `table`, `report` and `plot`
+//! round, `figures` sums the rounds up and compares them, `limit` is what the links let through; `show`, `report` and `plot`
 //! show the results.
 
 pub mod figures;
 pub mod limit;
+pub mod messages;
 pub mod options;
 pub mod plan;
 pub mod plot;
 pub mod rank;
 pub mod report;
 pub mod scenario;
+pub mod show;
 pub mod side;
 pub mod slowdown;
-pub mod table;
 pub mod traffic;
-pub mod words;
 
 use crate::device::Network;
 use crate::fabric::{self, Fabric, Kind};
 use crate::job::Seat;
 use crate::launch::World;
+use crate::numbers::{count, significant, size};
 use crate::rendezvous::Meeting;
 use crate::report as told;
 use crate::seats;
@@ -34,6 +35,7 @@ use nix::sys::signal;
 use nix::unistd::Pid;
 use plan::{Plan, RANKS, Scenario};
 use report::Report;
+use show::PointTable;
 use side::{About, Side, Turn};
 use slowdown::Course;
 use std::io::Write;
@@ -41,7 +43,6 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use table::Table;
 
 /// The part of its rate that a slowed rail has.
 const SLOWED: f64 = 0.25;
@@ -144,7 +145,7 @@ fn limits(plan: &Plan, fabric: &Fabric, sides: &[Side]) -> ([Limit; 2], String) 
     };
     let source = if plan.limit_mbps.is_some() { "--limit-mbps".to_owned() } else { source };
     let text = match given(whole).gb_s() {
-        Some(gb_s) => format!("{} GB/s of payload, headers not counted ({source})", figures::significant(gb_s)),
+        Some(gb_s) => format!("{} GB/s of payload, headers not counted ({source})", significant(gb_s)),
         None => "none known".to_owned(),
     };
     ([given(whole), slow], text)
@@ -178,7 +179,7 @@ fn measure(
 ) -> Result<bool> {
     let names: Vec<&'static str> = sides.iter().map(|side| side.about.name).collect();
     let title = describe(scenario, plan, fabric);
-    let mut table = Table::start(out, &title, scenario.places(), scenario.metrics(), &names)?;
+    let mut table = PointTable::start(out, &title, scenario.places(), scenario.metrics(), &names)?;
     let mut points: Vec<Point> = Vec::new();
     let mut first_wrong: Vec<String> = Vec::new();
     let mut tell = |point: Point, wrong: Vec<String>| {
@@ -268,7 +269,7 @@ fn describe(scenario: Scenario, plan: &Plan, fabric: &Fabric) -> String {
         Scenario::Latency => "latency: half a round trip, one message at a time".to_owned(),
         Scenario::Rate => format!("rate: small messages per second; {streams} on each"),
         Scenario::Connections => {
-            let bytes = figures::size(plan.connection_bytes);
+            let bytes = size(plan.connection_bytes);
             format!("connections: messages of {bytes}, {in_flight} in flight on each connection")
         }
         Scenario::Unequal if fabric.kind == Kind::Soft => {
@@ -276,7 +277,7 @@ fn describe(scenario: Scenario, plan: &Plan, fabric: &Fabric) -> String {
         }
         Scenario::Unequal => format!("unequal: bandwidth over the rails as they are; {streams}"),
         Scenario::Slowdown => {
-            let bytes = figures::size(plan.flow_bytes);
+            let bytes = size(plan.flow_bytes);
             let what = match plan.turns {
                 Some(_) => "a rail is slowed and restored by --fall and --return".to_owned(),
                 None => format!("rail {rail} is slowed to {SLOWED} of its rate and restored"),
@@ -284,11 +285,6 @@ fn describe(scenario: Scenario, plan: &Plan, fabric: &Fabric) -> String {
             format!("slowdown: {what}; messages of {bytes}")
         }
     }
-}
-
-/// A number of things, as in "1 rail" and "2 rails".
-fn count(number: usize, thing: &str) -> String {
-    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
 /// What a chart's figures come from, so that those of one machine are not taken for another's.

@@ -1,7 +1,7 @@
 //! What `nccl-spark bench` is to do: the scenarios and the checked options.
 
 use super::figures::Metric;
-use super::table::Places;
+use super::show::Places;
 use crate::fabric::{Kind, Wish};
 use crate::job::RankEnv;
 use crate::launch::World;

@@ -1,7 +1,7 @@
 //! One of the two ranks of `bench`: follows the command's orders, in a process of its own.
 
+use super::messages::{Answer, BenchSetup, Layout, Opened, Order};
 use super::traffic::{self, Lane, Word};
-use super::words::{Answer, BenchSetup, Layout, Opened, Order};
 use crate::activity;
 use crate::control::{FromRank, Sender, ToRank};
 use crate::device;

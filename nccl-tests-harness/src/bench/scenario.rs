@@ -7,9 +7,9 @@
 
 use super::figures::{Metric, Place, Point, Series};
 use super::limit::Limit;
+use super::messages::Layout;
 use super::plan::{Plan, Scenario};
 use super::side::{Side, Wrong};
-use super::words::Layout;
 use anyhow::Result;
 
 /// Memory of one rank for the messages of all its connections, unless one message per connection needs more.

@@ -1,6 +1,6 @@
 //! One of the libraries that are measured: its two ranks, and the orders they get.
 
-use super::words::{Answer, BenchSetup, Flowed, HalfTrip, Layout, Opened, Order};
+use super::messages::{Answer, BenchSetup, Flowed, HalfTrip, Layout, Opened, Order};
 use crate::control::{FromRank, ToRank};
 use crate::device::Network;
 use crate::job::{Job, Seat};

@@ -2,10 +2,10 @@
 
 use super::figures::{Metric, Place, Point, Series};
 use super::limit::Limit;
+use super::messages::{Flowed, Layout};
 use super::plan::Plan;
 use super::scenario::{self, Tell};
 use super::side::{Fall, Side, Turn};
-use super::words::{Flowed, Layout};
 use anyhow::{Result, ensure};
 use serde::Serialize;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! Messages over the connections of one rank, driven by one thread as NCCL's proxy drives them: in each pass post what may
 //! be posted, then test the oldest request of each connection; never wait in one place.
 
-use super::words::{Flowed, HalfTrip, Layout};
+use super::messages::{Flowed, HalfTrip, Layout};
 use crate::activity;
 use crate::net::{Buffer, RecvComm, Registration, Request, SendComm};
 use anyhow::{Context, Result, ensure};

@@ -172,11 +172,6 @@ fn below(prefix: &Path, folder: &str) -> PathBuf {
     if folder == "." { prefix.to_owned() } else { prefix.join(folder) }
 }
 
-/// "1 file", "2 files".
-pub fn count(files: usize) -> String {
-    format!("{files} {}", if files == 1 { "file" } else { "files" })
-}
-
 /// Files that are written and do not have their names yet. Dropping it removes them.
 #[derive(Default)]
 struct Staged(Vec<(PathBuf, PathBuf)>);

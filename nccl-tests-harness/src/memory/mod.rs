@@ -9,10 +9,10 @@
 
 pub mod ends;
 pub mod litmus;
+pub mod messages;
 pub mod options;
 pub mod rank;
-mod table;
-pub mod words;
+mod show;
 
 use crate::control::{FromRank, ToRank};
 use crate::device::Network;
@@ -24,12 +24,12 @@ use crate::seats;
 use crate::watch::Watch;
 use anyhow::{Context, Result, bail};
 use litmus::{Order, Outcome, Verdict};
+use messages::{Answer, Kind, Ready, Registered, Setup};
 use options::Plan;
 use serde::Serialize;
+use show::Fate;
 use std::io::Write;
 use std::path::Path;
-use table::Fate;
-use words::{Answer, Kind, Ready, Registered, Setup};
 
 /// The results as JSON. Sizes are in bytes.
 #[derive(Debug, Default, Serialize)]
@@ -88,13 +88,13 @@ fn lead(plan: &Plan, program: &Path, mut out: &mut impl Write, report: &mut Repo
                 fate
             }
         };
-        table::row(out, kind, &fate)?;
-        let fault = table::fault(kind, &fate);
+        show::row(out, kind, &fate)?;
+        let fault = show::fault(kind, &fate);
         report.kinds.push(Row { kind, name: kind.name(), outcome: fate, fault });
     }
     if let Some(order) = plan.litmus {
         let outcome = judge_lines(plan, program, &fabric, order, report.gpus.is_some());
-        litmus::table::write(out, &outcome, order.planted, fabric.kind == FabricKind::Soft)?;
+        litmus::show::write(out, &outcome, order.planted, fabric.kind == FabricKind::Soft)?;
         let fault = outcome.fault();
         report.litmus = Some(Verdict { planted: order.planted, outcome, fault });
     }
@@ -133,7 +133,7 @@ fn introduce(plan: &Plan, ready: Ready, mut out: &mut impl Write, report: &mut R
             Some(reason)
         }
     };
-    table::head(&mut out)?;
+    show::head(&mut out)?;
     Ok(absent)
 }
 

@@ -2,7 +2,7 @@
 
 use super::ends::{Actor, End, Ends, Wire};
 use super::litmus::rounds;
-use super::words::{Answer, Kind, Message, Moved, Ready, Registered, Setup};
+use super::messages::{Answer, Kind, Message, Moved, Ready, Registered, Setup};
 use crate::activity;
 use crate::control::{FromRank, Sender, ToRank};
 use crate::device::{self, DEVICE};

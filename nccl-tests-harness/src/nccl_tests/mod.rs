@@ -5,10 +5,11 @@
 
 mod gpus;
 mod log_text;
+pub mod mpirun;
 pub mod options;
-pub mod ranks;
+pub mod printed_table;
+pub mod run;
 mod show;
-pub mod table;
 
 use crate::bench::plot;
 use crate::fabric::Fabric;
@@ -17,11 +18,11 @@ use crate::scene::network::{Channels, Network, Used};
 use crate::watch::Watch;
 use anyhow::{Result, ensure};
 use options::Plan;
+use printed_table::Row;
+use run::ChannelsUnlikeSpark;
 use show::Outcome;
-use std::fmt;
 use std::io::Write;
 use std::path::Path;
-use table::{Read, Row, Table};
 
 /// Runs the plan; false when data was wrong. `own` is this program's file, `lookup` gives the value of an environment
 /// variable.
@@ -105,41 +106,19 @@ fn once(
         let shown = environment.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>();
         writeln!(out, "# {name}: {}", shown.join(" "))?;
     }
-    let needs_channels = plan.needs_spark_channels() && network.is_plugin();
     // One network: the program's own output is what is wanted. Several: their table.
     let alone = plan.networks.len() == 1;
-    let (mut table, mut used, mut last) = (Table::default(), Used::default(), String::new());
-    let end = ranks::run(plan, &scene.fabric, environment, own, |line| {
+    let mut used = Used::default();
+    let printed = run::run(plan, scene, network, environment, (own, name), &mut used, |_, shown| {
         watch.doing(name);
-        scene.log(name, line.trim_end())?;
-        let is_log = used.note(line);
-        if needs_channels && let Some(channels) = used.channels() {
-            check_channels(channels)?;
-        }
-        let shown = match table.read(line)? {
-            Read::Row(row) => Some(row),
-            Read::Part => None,
-            Read::Other if is_log => None,
-            Read::Other => {
-                if !line.trim().is_empty() {
-                    line.trim_end().clone_into(&mut last);
-                }
-                Some(line.to_owned())
-            }
-        };
         if let Some(text) = shown.filter(|_| alone) {
             writeln!(out, "{}", text.trim_end())?;
         }
         Ok(())
     })?;
     outcome.version = outcome.version.take().or_else(|| used.version.clone());
-    ranks::check(end, plan, used.complaints(), &last)?;
-    table.finish()?;
-    ensure!(!table.rows.is_empty(), "the program printed no table; its last line: {last}");
-    let words = used.judge(network, plan.setting.abi)?;
-    if needs_channels && used.channels().is_none() {
-        return Err(ChannelsUnlikeSpark::Unknown.into());
-    }
+    let rows = printed.rows(plan, &used)?;
+    let words = run::check_network(plan, network, &used)?;
     if is_first {
         let version = outcome.version.as_deref().unwrap_or("of unknown version");
         writeln!(out, "# {name}: NCCL {version} used {words}")?;
@@ -148,48 +127,7 @@ fn once(
     }
     outcome.used = Some(words);
     outcome.channels = used.channels().map(Channels::counts);
-    Ok(table.rows)
-}
-
-/// Collective channels that NCCL chooses at least on a DGX Spark: 16 over this plugin with one cable (200,000 Mb/s), 18 with
-/// two (224,054 Mb/s).
-const SPARK_CHANNELS: u32 = 16;
-
-/// NCCL's channels are not those that it chooses on a Spark.
-#[derive(Debug)]
-pub enum ChannelsUnlikeSpark {
-    /// It chose so few.
-    Few(u32),
-    /// Its log does not say how many it chose.
-    Unknown,
-}
-
-impl std::error::Error for ChannelsUnlikeSpark {}
-
-impl fmt::Display for ChannelsUnlikeSpark {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Few(count) => write!(f, "NCCL chose {count} collective channels")?,
-            Self::Unknown => write!(f, "NCCL's log does not say how many collective channels it chose")?,
-        }
-        write!(
-            f,
-            "; on a DGX Spark it chooses {SPARK_CHANNELS} or more. Their number decides how large messages are and \
-             which protocol is used at which size, so the results would not be those of a Spark. --allow-few-channels \
-             measures anyway"
-        )
-    }
-}
-
-/// Whether NCCL chose as many channels as on a Spark.
-///
-/// # Errors
-/// When it chose fewer.
-pub fn check_channels(channels: &Channels) -> Result<(), ChannelsUnlikeSpark> {
-    match channels.collective {
-        few if few < SPARK_CHANNELS => Err(ChannelsUnlikeSpark::Few(few)),
-        _ => Ok(()),
-    }
+    Ok(rows)
 }
 
 /// Adds a table to those of its network. A table without a row that others have was not read whole.
@@ -251,15 +189,5 @@ mod tests {
         assert_eq!(names(&[Network::SparkUntuned, Network::Ib]), ["spark-untuned", "ib"]);
         let expected = ["spark-untuned", "ib", "spark", "control"];
         assert_eq!(names(&[Network::SparkUntuned, Network::Ib, Network::Spark]), expected);
-    }
-
-    #[test]
-    fn few_channels_are_refused_with_the_reason_and_the_flag() {
-        let channels = |collective| Channels { collective, text: String::new() };
-        assert!(check_channels(&channels(16)).is_ok());
-        let text = check_channels(&channels(15)).unwrap_err().to_string();
-        for part in ["chose 15", "16 or more", "protocol", "--allow-few-channels"] {
-            assert!(text.contains(part), "{part}: {text}");
-        }
     }
 }

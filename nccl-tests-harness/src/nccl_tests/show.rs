@@ -1,15 +1,16 @@
 //! Results over one network or several: a table, JSON, a picture.
 
 use super::options::Plan;
-use super::table::Row;
-use crate::bench::figures::{significant, size};
+use super::printed_table::Row;
 use crate::bench::plot;
 use crate::bench::plot::chart::{Axis, Chart, Line, Scale};
+use crate::numbers::{median, number, range, significant, size, spread};
+use crate::report;
 use crate::scene::network::Network;
-use anyhow::{Context, Result};
-use serde_json::{Value, json};
+use crate::table::{Table, left, right};
+use anyhow::Result;
+use serde_json::json;
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::Write;
 
 /// The results of all runs over a network.
@@ -32,26 +33,6 @@ pub struct Outcome {
 
 /// Fewer rounds have no range worth comparing.
 const COMPARABLE_ROUNDS: usize = 3;
-
-/// Rounds of one quantity at one size.
-struct Values(Vec<f64>);
-
-impl Values {
-    fn median(&self) -> f64 {
-        let mut sorted = self.0.clone();
-        sorted.sort_by(f64::total_cmp);
-        let middle = sorted.len() / 2;
-        match sorted.len() {
-            0 => f64::NAN,
-            count if count % 2 == 1 => sorted[middle],
-            _ => f64::midpoint(sorted[middle - 1], sorted[middle]),
-        }
-    }
-
-    fn spread(&self) -> (f64, f64) {
-        self.0.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), v| (least.min(*v), most.max(*v)))
-    }
-}
 
 impl Outcome {
     /// No runs yet.
@@ -76,16 +57,17 @@ impl Outcome {
         halves.flatten().reduce(|sum, wrong| sum + wrong)
     }
 
-    fn values(&self, bytes: u64, of: impl Fn(&Row) -> f64) -> Values {
+    /// One quantity at one size, by round.
+    fn values(&self, bytes: u64, of: impl Fn(&Row) -> f64) -> Vec<f64> {
         let rows = self.rounds.iter().flat_map(|rows| rows.iter().find(|row| row.bytes == bytes));
-        Values(rows.map(of).collect())
+        rows.map(of).collect()
     }
 
-    fn busbw(&self, bytes: u64) -> Values {
+    fn busbw(&self, bytes: u64) -> Vec<f64> {
         self.values(bytes, |row| row.out_of_place.busbw_gb_s)
     }
 
-    fn time(&self, bytes: u64) -> Values {
+    fn time(&self, bytes: u64) -> Vec<f64> {
         self.values(bytes, |row| row.out_of_place.time_us)
     }
 }
@@ -113,8 +95,8 @@ impl Ratio<'_> {
     fn words(&self, bytes: u64) -> String {
         let ratio = self.at(bytes);
         let (first, second) = (self.first.time(bytes), self.second.time(bytes));
-        let is_told = first.0.len().min(second.0.len()) >= COMPARABLE_ROUNDS;
-        let (first, second) = (first.spread(), second.spread());
+        let is_told = first.len().min(second.len()) >= COMPARABLE_ROUNDS;
+        let (first, second) = (spread(&first), spread(&second));
         let is_same = is_told && first.0 <= second.1 && second.0 <= first.1;
         match ratio.is_finite() {
             true => format!("{}{ratio:.3}", if is_same { "~" } else { "" }),
@@ -124,7 +106,7 @@ impl Ratio<'_> {
 
     /// The second's median time over the first's: nccl-tests prints the busbw of small sizes as 0.00.
     fn at(&self, bytes: u64) -> f64 {
-        self.second.time(bytes).median() / self.first.time(bytes).median()
+        median(&self.second.time(bytes)) / median(&self.first.time(bytes))
     }
 }
 
@@ -148,27 +130,19 @@ fn ratios<'a>(outcomes: &'a [Outcome]) -> Vec<Ratio<'a>> {
 /// When `out` cannot be written.
 pub fn table(out: &mut impl Write, outcomes: &[Outcome]) -> Result<()> {
     let ratios = ratios(outcomes);
-    let is_compared = !ratios.is_empty();
-    let ratio = if is_compared { "  time ratio" } else { "" };
-    writeln!(
-        out,
-        "# {:>10}  {:<13}  {:>8}  {:>7}  {:>16}{ratio}",
-        "size (B)", "network", "time us", "GB/s", "min..max"
-    )?;
+    let mut table = Table::new(out, "  ", [right(12), left(13), right(8), right(7), right(16), right(10)]);
+    let names = ["size (B)", "network", "time us", "GB/s", "min..max", "time ratio"];
+    table.head(if ratios.is_empty() { &names[..5] } else { &names })?;
     for bytes in sizes(outcomes) {
         for (number, outcome) in outcomes.iter().enumerate() {
             let (time, busbw) = (outcome.time(bytes), outcome.busbw(bytes));
-            let (least, most) = busbw.spread();
             let size = if number == 0 { bytes.to_string() } else { String::new() };
-            let spread = if busbw.0.is_empty() {
-                "-".to_owned()
-            } else {
-                format!("{}..{}", significant(least), significant(most))
-            };
-            let [time, busbw] = [time, busbw].map(|values| significant(values.median()));
+            let range = if busbw.is_empty() { "-".to_owned() } else { range(&busbw) };
+            let [time, busbw] = [time, busbw].map(|values| significant(median(&values)));
             let ratio = ratios.iter().find(|ratio| std::ptr::eq(ratio.second, outcome));
-            let ratio = ratio.map_or_else(String::new, |ratio| format!("  {:>10}", ratio.words(bytes)));
-            writeln!(out, "  {size:>10}  {:<13}  {time:>8}  {busbw:>7}  {spread:>16}{ratio}", outcome.name())?;
+            let mut cells = vec![size, outcome.name().to_owned(), time, busbw, range];
+            cells.extend(ratio.map(|ratio| ratio.words(bytes)));
+            table.row(&cells)?;
         }
     }
     Ok(())
@@ -179,10 +153,9 @@ pub fn table(out: &mut impl Write, outcomes: &[Outcome]) -> Result<()> {
 /// # Errors
 /// When the file cannot be written.
 pub fn json(plan: &Plan, fabric: &str, outcomes: &[Outcome]) -> Result<()> {
-    let Some(path) = &plan.json else { return Ok(()) };
     let network = |outcome: &Outcome| {
         let points = sizes(std::slice::from_ref(outcome)).into_iter().map(|bytes| {
-            let (time, busbw) = (outcome.time(bytes).median(), outcome.busbw(bytes).median());
+            let (time, busbw) = (median(&outcome.time(bytes)), median(&outcome.busbw(bytes)));
             json!({ "bytes": bytes, "time_us": number(time), "busbw_gb_s": number(busbw) })
         });
         json!({
@@ -211,13 +184,7 @@ pub fn json(plan: &Plan, fabric: &str, outcomes: &[Outcome]) -> Result<()> {
         "networks": outcomes.iter().map(network).collect::<Vec<_>>(),
         "ratios": ratios(outcomes).iter().map(ratio).collect::<Vec<_>>(),
     });
-    let text = serde_json::to_string_pretty(&report)? + "\n";
-    fs::write(path, text).with_context(|| format!("--json {}", path.display()))
-}
-
-/// JSON has no infinity.
-fn number(value: f64) -> Value {
-    Some(value).filter(|value| value.is_finite()).into()
+    report::write_file(&report, plan.json.as_deref())
 }
 
 /// busbw by size as a picture.
@@ -232,7 +199,7 @@ pub fn picture(plan: &Plan, fabric: &str, outcomes: &[Outcome]) -> Result<()> {
         let mut line = Line::new(outcome.name().to_owned(), side, false);
         for bytes in sizes(std::slice::from_ref(outcome)) {
             let busbw = outcome.busbw(bytes);
-            line.add(bytes as f64, busbw.median(), Some(busbw.spread()));
+            line.add(bytes as f64, median(&busbw), Some(spread(&busbw)));
         }
         lines.push(line);
     }
@@ -250,7 +217,7 @@ pub fn picture(plan: &Plan, fabric: &str, outcomes: &[Outcome]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::table::Half;
+    use super::super::printed_table::Half;
     use super::*;
 
     fn outcome(network: Network, rounds: &[f64]) -> Outcome {

@@ -4,6 +4,7 @@
 //! only proposes, because the best of many noisy figures looks better than it is. The proposed settings are then measured again in
 //! turns with the defaults, and are chosen if their lowest score there is above the defaults' highest.
 
+use crate::numbers::median;
 use serde::{Deserialize, Serialize};
 
 /// Settings to try.
@@ -50,7 +51,7 @@ impl Record {
     /// The median of the rounds, by size.
     pub fn medians(&self) -> Vec<f64> {
         let sizes = self.rounds.first().map_or(0, Vec::len);
-        (0..sizes).map(|size| median(self.rounds.iter().map(|round| round[size]).collect())).collect()
+        (0..sizes).map(|size| median(&self.rounds.iter().map(|round| round[size]).collect::<Vec<_>>())).collect()
     }
 
     /// One score for each round, relative to these bandwidths by size.
@@ -68,7 +69,7 @@ impl Record {
 pub fn propose<'a>(default: &Record, tried: &'a [Record], default_share_bytes: u64) -> Option<&'a Record> {
     let reference = default.medians();
     let scored = tried.iter().filter(|record| record.failed.is_none() && !record.rounds.is_empty());
-    let scored: Vec<_> = scored.map(|record| (median(record.scores(&reference)), record)).collect();
+    let scored: Vec<_> = scored.map(|record| (median(&record.scores(&reference)), record)).collect();
     let best = scored.iter().map(|(score, _)| *score).fold(f64::NEG_INFINITY, f64::max);
     let cost = |record: &Record| {
         let share_ratio = |share: u64| (share as f64 / default_share_bytes as f64).ln().abs();
@@ -84,20 +85,9 @@ pub fn judge(default: &Record, proposed: &Record) -> Verdict {
     let scores = proposed.scores(&reference);
     let lowest = scores.iter().copied().fold(f64::INFINITY, f64::min);
     let highest_default = default.scores(&reference).into_iter().fold(f64::NEG_INFINITY, f64::max);
-    let gain = median(scores) - 1.0;
+    let gain = median(&scores) - 1.0;
     let gains = proposed.medians().iter().zip(&reference).map(|(one, of)| one / of - 1.0).collect();
     Verdict { gain, gains, lowest, highest_default, holds: lowest > highest_default && gain >= LEAST_GAIN }
-}
-
-/// Of none: not a number.
-pub fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() {
-        0 => f64::NAN,
-        count if count % 2 == 1 => values[middle],
-        _ => (values[middle - 1] + values[middle]) / 2.0,
-    }
 }
 
 #[cfg(test)]
@@ -116,8 +106,6 @@ mod tests {
         assert_eq!(default.medians(), [10.0, 100.0]);
         let scores = record(None, &[&[20.0, 50.0], &[40.0, 100.0]]).scores(&default.medians());
         assert!((scores[0] - 1.0).abs() < 1e-12 && (scores[1] - 2.0).abs() < 1e-12, "{scores:?}");
-        assert_eq!(median(vec![3.0, 1.0, 2.0, 10.0]), 2.5);
-        assert!(median(Vec::new()).is_nan());
     }
 
     #[test]

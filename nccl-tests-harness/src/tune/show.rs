@@ -1,7 +1,9 @@
 //! What is printed while and after tuning.
 
-use super::judge::{self, Candidate, Record, Verdict};
+use super::judge::{Candidate, Record, Verdict};
 use super::options::{FINAL_ROUNDS, Tune};
+use crate::numbers::{count, median, size, spread};
+use crate::table::{Column, Table, right};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -43,49 +45,47 @@ pub fn table(told: &Told, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "#\n# fabric: {}", told.fabric_text)?;
     writeln!(out, "# busbw in GB/s by size: median of the rounds")?;
     writeln!(out, "# score: busbw of all sizes in % of the defaults', median and min..max")?;
-    let sizes: Vec<String> = told.sizes_bytes.iter().map(|size| short(*size as u64)).collect();
-    let head = format!("# {:>7} {:>9} {:>6} {:>12}", "QPs", "min share", "score", "min..max");
-    writeln!(out, "#")?;
-    folded(&head, &sizes, out)?;
+    let sizes: Vec<String> = told.sizes_bytes.iter().map(|bytes| size(*bytes)).collect();
+    let mut table = Table::new(out, " ", COLUMNS);
+    table.remark("")?;
+    folded(["QPs", "min share", "score", "min..max"].map(str::to_owned), &sizes, |cells| table.head(cells))?;
     let reference = told.defaults.medians();
     for record in std::iter::once(&told.defaults).chain(&told.tried) {
-        row(record, &reference, out)?;
+        row(record, &reference, &mut table)?;
     }
-    writeln!(out, "#")?;
-    out.flush()
+    table.remark("")
 }
 
-fn row(record: &Record, reference: &[f64], out: &mut impl Write) -> io::Result<()> {
+fn row(record: &Record, reference: &[f64], table: &mut Table<impl Write>) -> io::Result<()> {
     let (qps, share) = match record.candidate {
-        Some(Candidate { qps, min_share_bytes }) => (qps.to_string(), short(min_share_bytes)),
+        Some(Candidate { qps, min_share_bytes }) => (qps.to_string(), size(min_share_bytes as usize)),
         None => ("default".to_owned(), "default".to_owned()),
     };
-    let start = format!("  {qps:>7} {share:>9}");
     if let Some(reason) = &record.failed {
-        return writeln!(out, "{start}  failed: {}", reason.lines().next().unwrap_or_default());
+        return table.row(&[qps, share, format!(" failed: {}", reason.lines().next().unwrap_or_default())]);
     }
     let scores = record.scores(reference);
-    let lowest = scores.iter().copied().fold(f64::INFINITY, f64::min);
-    let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let rounds = format!("{:.1}..{:.1}", lowest * 100.0, highest * 100.0);
-    let start = format!("{start} {:>6.1} {rounds:>12}", judge::median(scores) * 100.0);
+    let (lowest, highest) = spread(&scores);
+    let score = format!("{:.1}", median(&scores) * 100.0);
+    let scores = format!("{:.1}..{:.1}", lowest * 100.0, highest * 100.0);
     let medians: Vec<String> = record.medians().iter().map(|gb_s| format!("{gb_s:.3}")).collect();
-    folded(&start, &medians, out)
+    folded([qps, share, score, scores], &medians, |cells| table.row(cells))
 }
 
-/// Columns of a line of 80.
-const LINE: usize = 80;
-/// A size's column.
-const SIZE: usize = 9;
+/// Queue pairs, smallest share, score and its range; then sizes, as many as fit a line of 80.
+const COLUMNS: [Column; 4 + SIZES] = {
+    let mut columns = [right(9); 4 + SIZES];
+    (columns[2], columns[3]) = (right(6), right(12));
+    columns
+};
+const SIZES: usize = 4;
 
-/// A line of cells after `start`, continued below where they do not fit.
-fn folded(start: &str, cells: &[String], out: &mut impl Write) -> io::Result<()> {
-    let indent = format!("{}{}", &start[..1], " ".repeat(start.len() - 1));
-    for (at, cells) in cells.chunks((LINE - start.len()) / (SIZE + 1)).enumerate() {
-        let row: String = cells.iter().map(|cell| format!(" {cell:>SIZE$}")).collect();
-        writeln!(out, "{}{row}", if at == 0 { start } else { &indent })?;
-    }
-    Ok(())
+/// Writes a line of `start` and cells, which go on in the next line where there are more of them.
+fn folded(start: [String; 4], cells: &[String], mut write: impl FnMut(&[String]) -> io::Result<()>) -> io::Result<()> {
+    cells.chunks(SIZES).enumerate().try_for_each(|(line, cells)| {
+        let start = if line == 0 { start.clone() } else { Default::default() };
+        write(&[start.as_slice(), cells].concat())
+    })
 }
 
 /// Whether the proposed settings are better than the defaults, and what is done.
@@ -95,9 +95,13 @@ fn folded(start: &str, cells: &[String], out: &mut impl Write) -> io::Result<()>
 pub fn verdict(told: &Told, proposed: Candidate, verdict: &Verdict, out: &mut impl Write) -> io::Result<()> {
     let Candidate { qps, min_share_bytes } = proposed;
     let gains = told.sizes_bytes.iter().zip(&verdict.gains);
-    let gains: Vec<String> = gains.map(|(size, gain)| format!("{} {}", short(*size as u64), percent(*gain))).collect();
-    let qps = format!("{qps} queue pair{} per rail", if qps == 1 { "" } else { "s" });
-    writeln!(out, "# {qps}, parts of {} or more, compared with the defaults:", short(min_share_bytes))?;
+    let gains: Vec<String> = gains.map(|(bytes, gain)| format!("{} {}", size(*bytes), percent(*gain))).collect();
+    let qps = count(usize::from(qps), "queue pair");
+    writeln!(
+        out,
+        "# {qps} per rail, parts of {} or more, compared with the defaults:",
+        size(min_share_bytes as usize)
+    )?;
     writeln!(out, "#   {} over all sizes; by size: {}", percent(verdict.gain), gains.join(", "))?;
     writeln!(
         out,
@@ -117,22 +121,13 @@ pub fn verdict(told: &Told, proposed: Candidate, verdict: &Verdict, out: &mut im
 /// The comment above the settings in the file.
 pub fn remark(told: &Told, verdict: &Verdict) -> String {
     let (first, last) = (told.sizes_bytes.first(), told.sizes_bytes.last());
-    let size = |size: Option<&usize>| short(size.copied().unwrap_or_default() as u64);
+    let size = |bytes: Option<&usize>| size(bytes.copied().unwrap_or_default());
     let (gain, ranks) = (percent(verdict.gain), told.ranks);
     format!("{gain} over the defaults, all-gather of {} to {}, {ranks} ranks", size(first), size(last))
 }
 
 fn percent(gain: f64) -> String {
     format!("{:+.1} %", gain * 100.0)
-}
-
-/// A size as the options take it, with K or M.
-fn short(bytes: u64) -> String {
-    match bytes {
-        _ if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) => format!("{}M", bytes >> 20),
-        _ if bytes >= 1 << 10 && bytes.is_multiple_of(1 << 10) => format!("{}K", bytes >> 10),
-        _ => bytes.to_string(),
-    }
 }
 
 #[cfg(test)]
@@ -149,7 +144,7 @@ mod tests {
     fn a_row_shows_the_score_with_its_range_and_the_medians() {
         let candidate = Some(Candidate { qps: 2, min_share_bytes: 32768 });
         let record = Record { candidate, rounds: vec![vec![1.5, 3.0], vec![3.0, 3.0]], failed: None };
-        let row = |record: &Record| text(|out| row(record, &[1.0, 3.0], out));
+        let row = |record: &Record| text(|out| row(record, &[1.0, 3.0], &mut Table::new(out, " ", COLUMNS)));
         let words = row(&record).split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");
         assert_eq!(words, "2 32K 147.8 122.5..173.2 2.250 3.000");
         let failed = Record { failed: Some("no room\nmore".into()), ..record };
@@ -187,10 +182,5 @@ mod tests {
         let ends = |word: &str| said.lines().find_map(|line| line.find(word)).unwrap() + word.len();
         assert_eq!(ends(" 4K"), ends("12.345"), "{said}");
         assert_eq!(said.matches("12.345").count(), 18, "{said}");
-    }
-
-    #[test]
-    fn sizes_are_short_where_that_loses_nothing() {
-        assert_eq!([100, 8192, 1 << 20, 1_500_000].map(short), ["100", "8K", "1M", "1500000"]);
     }
 }

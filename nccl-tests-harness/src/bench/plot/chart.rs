@@ -1,6 +1,6 @@
 //! A chart, and where its lines and letters go; `svg` and `png` put them there.
 
-use crate::bench::figures;
+use crate::numbers::{significant, size};
 
 /// Three bytes: red, green, blue.
 pub type Colour = [u8; 3];
@@ -208,7 +208,7 @@ impl Span {
             Scale::Binary => {
                 let powers: Vec<f64> = (0..64).map(|power| 2_f64.powi(power)).filter(inside).collect();
                 let every = powers.len().div_ceil(14);
-                powers.into_iter().step_by(every.max(1)).map(|value| (value, figures::size(value as usize))).collect()
+                powers.into_iter().step_by(every.max(1)).map(|value| (value, size(value as usize))).collect()
             }
             Scale::Decimal => {
                 let few = (self.to / self.from).log10() < 2.0;
@@ -232,7 +232,7 @@ fn plain(value: f64) -> String {
         1e6.. => format!("{}M", value / 1e6),
         1e3.. => format!("{}k", value / 1e3),
         1.0.. => value.to_string(),
-        _ => figures::significant(value).trim_end_matches('0').to_owned(),
+        _ => significant(value).trim_end_matches('0').to_owned(),
     }
 }
 

@@ -6,11 +6,11 @@
 //! GPU is, threads of the processor do the kernels' part, which shows that the test works and nothing else.
 //!
 //! This file has the messages between the command and the process that runs the test; `rounds` is the process, `sides` stores
-//! and loads lines, `table` shows the result.
+//! and loads lines, `show` prints the result.
 
 pub mod rounds;
+pub mod show;
 mod sides;
-pub mod table;
 
 use crate::gpu::lines::Tally;
 use serde::{Deserialize, Serialize};

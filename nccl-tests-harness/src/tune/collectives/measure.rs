@@ -5,8 +5,7 @@
 
 use super::options::Plan;
 use crate::nccl_tests::options::Place;
-use crate::nccl_tests::table::{Read, Table as Printed};
-use crate::nccl_tests::{ChannelsUnlikeSpark, check_channels, ranks};
+use crate::nccl_tests::run;
 use crate::scene::Scene;
 use crate::scene::network::{Network, Used};
 use crate::tune::keep;
@@ -90,36 +89,20 @@ impl<'a> Runner<'a> {
         let plan = &self.plan.tests;
         let environment = self.environment(matches!(plan.place, Place::Here(_)), table)?;
         let who = table.map_or_else(|| "untuned".to_owned(), Table::to_string);
-        let (mut printed, mut used, mut said, mut last) =
-            (Printed::default(), Used::default(), Said::default(), String::new());
-        let end = ranks::run(plan, &self.scene.fabric, &environment, self.own, |line| {
-            self.scene.log(&who, line.trim_end())?;
+        let (mut used, mut said) = (Used::default(), Said::default());
+        let names = (self.own, who.as_str());
+        let printed = run::run(plan, &self.scene, Network::Spark, &environment, names, &mut used, |line, _| {
             said.note(line);
-            let is_log = used.note(line);
-            if plan.needs_spark_channels()
-                && let Some(channels) = used.channels()
-            {
-                check_channels(channels)?;
-            }
-            if printed.read(line)? == Read::Other && !is_log && !line.trim().is_empty() {
-                line.trim_end().clone_into(&mut last);
-            }
             Ok(())
         })?;
-        ranks::check(end, plan, used.complaints(), &last)?;
-        printed.finish()?;
-        let rows = printed.rows;
-        ensure!(!rows.is_empty(), "the program printed no table; its last line: {last}");
+        let rows = printed.rows(plan, &used)?;
         let halves = rows.iter().flat_map(|row| [row.out_of_place.wrong, row.in_place.wrong]);
         let wrong: f64 = halves.flatten().sum();
         ensure!(wrong == 0.0, "{wrong} WRONG elements");
         ensure!(rows.iter().all(|row| row.out_of_place.wrong.is_some()), "the program did not check its data");
         let is_time = |us: f64| us.is_finite() && us > 0.0;
         ensure!(rows.iter().all(|row| is_time(row.out_of_place.time_us)), "the table has a time that is not above 0");
-        let words = used.judge(Network::Spark, plan.setting.abi)?;
-        if plan.needs_spark_channels() && used.channels().is_none() {
-            return Err(ChannelsUnlikeSpark::Unknown.into());
-        }
+        let words = run::check_network(plan, Network::Spark, &used)?;
         said.check_policy(table)?;
         if self.facts.is_none() {
             let version = used.version.as_deref().unwrap_or("of unknown version");

@@ -18,7 +18,7 @@ mod verdict;
 pub mod write;
 
 use crate::date;
-use crate::nccl_tests::ChannelsUnlikeSpark;
+use crate::nccl_tests::run::ChannelsUnlikeSpark;
 use crate::output;
 use crate::watch::Watch;
 use anyhow::{Context, Result, ensure};

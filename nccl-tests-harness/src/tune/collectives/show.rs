@@ -4,11 +4,12 @@ use super::measure::Facts;
 use super::options::Plan;
 use super::sweep::{Outcome, Sweep};
 use super::verdict::{Dropped, Finding, Judged, Record};
-use crate::bench::figures::significant;
-use anyhow::{Context, Result};
+use crate::numbers::{significant, spread};
+use crate::report;
+use crate::table::{Table as Columns, left, right};
+use anyhow::Result;
 use nccl_net_spark::tuner::table::{Choice, Table};
 use serde_json::{Value, json};
-use std::fs;
 use std::io::{self, Write};
 
 /// A line of a table: the size, NCCL's time, the choice with its time if there is one, and what follows.
@@ -20,18 +21,22 @@ struct Line<'a> {
 }
 
 impl Line<'_> {
-    fn write(&self, out: &mut impl Write) -> io::Result<()> {
+    fn cells(&self) -> [String; 6] {
         let dash = || "-".to_owned();
         let choice = self.best.map_or_else(dash, |(choice, _)| choice.to_string());
         let us = self.best.map_or_else(dash, |(_, us)| significant(us));
         let gain = self.best.map_or_else(dash, |(_, us)| format!("{:.2}", self.nccl_us / us));
-        let (bytes, nccl_us, words) = (self.bytes, significant(self.nccl_us), self.words);
-        writeln!(out, "  {bytes:>10}  {nccl_us:>8}  {choice:<13}  {us:>8}  {gain:>5}  {words}")
+        [self.bytes.to_string(), significant(self.nccl_us), choice, us, gain, self.words.to_owned()]
     }
 }
 
-fn head(out: &mut impl Write) -> io::Result<()> {
-    writeln!(out, "# {:>10}  {:>8}  {:<13}  {:>8}  {:>5}", "size (B)", "NCCL us", "choice", "us", "gain")
+/// Starts a table with its title and the names of its columns.
+fn start<W: Write>(out: W, title: &str) -> io::Result<Columns<W>> {
+    let mut table = Columns::new(out, "  ", [right(12), right(8), left(13), right(8), right(5), left(0)]);
+    table.remark("")?;
+    table.remark(title)?;
+    table.head(&["size (B)", "NCCL us", "choice", "us", "gain"])?;
+    Ok(table)
 }
 
 fn words(finding: Finding) -> &'static str {
@@ -51,22 +56,23 @@ fn words(finding: Finding) -> &'static str {
 pub fn sweep(sweep: &Sweep, out: &mut impl Write) -> io::Result<()> {
     let rounds = sweep.alone.nccl.rounds.len();
     let name = sweep.collective;
-    writeln!(out, "#\n# {name}: median times, rounds: {rounds}; gain: NCCL's time / the choice's time")?;
-    head(out)?;
+    let title = format!("{name}: median times, rounds: {rounds}; gain: NCCL's time / the choice's time");
+    let mut table = start(out, &title)?;
     for judged in &sweep.judged {
         let &Judged { bytes, nccl_us, best, finding } = judged;
-        Line { bytes, nccl_us, best, words: words(finding) }.write(out)?;
+        table.row(&Line { bytes, nccl_us, best, words: words(finding) }.cells())?;
     }
     for record in &sweep.alone.candidates {
         if let (Some(choice), Some(Dropped::Failed(reason))) = (record.choice, &record.dropped) {
-            writeln!(out, "# {choice} not measured further: {}", reason.lines().next().unwrap_or_default())?;
+            table.remark(&format!("{choice} not measured further: {}", reason.lines().next().unwrap_or_default()))?;
         }
     }
     let slow = sweep.alone.candidates.iter().filter(|record| record.dropped == Some(Dropped::Slow)).count();
     if slow > 0 {
-        writeln!(out, "# candidates that were slow at every size: {slow} of {}", sweep.alone.candidates.len())?;
+        let count = sweep.alone.candidates.len();
+        table.remark(&format!("candidates that were slow at every size: {slow} of {count}"))?;
     }
-    out.flush()
+    Ok(())
 }
 
 /// The table of one collective's confirmation.
@@ -76,8 +82,8 @@ pub fn sweep(sweep: &Sweep, out: &mut impl Write) -> io::Result<()> {
 pub fn confirmation(sweep: &Sweep, out: &mut impl Write) -> io::Result<()> {
     let Some(again) = &sweep.again else { return Ok(()) };
     let rounds = again.nccl.rounds.len();
-    writeln!(out, "#\n# {}: the whole table against NCCL's choice, rounds: {rounds}", sweep.collective)?;
-    head(out)?;
+    let title = format!("{}: the whole table against NCCL's choice, rounds: {rounds}", sweep.collective);
+    let mut table = start(out, &title)?;
     for line in &again.lines {
         let words = match (line.row.map(|(_, finding)| finding), line.differs) {
             (Some(Finding::Better), _) => "row is written",
@@ -90,12 +96,12 @@ pub fn confirmation(sweep: &Sweep, out: &mut impl Write) -> io::Result<()> {
         };
         let best = line.row.map(|(choice, _)| (choice, again.table.median(line.bytes)));
         let best = best.filter(|(_, us)| us.is_finite());
-        Line { bytes: line.bytes, nccl_us: again.nccl.median(line.bytes), best, words }.write(out)?;
+        table.row(&Line { bytes: line.bytes, nccl_us: again.nccl.median(line.bytes), best, words }.cells())?;
     }
     if let Some(Dropped::Failed(reason)) = &again.table.dropped {
-        writeln!(out, "# no row is confirmed: {}", reason.lines().next().unwrap_or_default())?;
+        table.remark(&format!("no row is confirmed: {}", reason.lines().next().unwrap_or_default()))?;
     }
-    out.flush()
+    Ok(())
 }
 
 /// The comment above the table; `date` is today's.
@@ -106,8 +112,7 @@ pub fn remark(outcome: &Outcome<'_>, date: &str) -> String {
         return format!("nothing new on {date}{older}");
     }
     let gains = sweeps.iter().filter_map(|sweep| sweep.again.as_ref()).flat_map(|again| again.gains());
-    let (least, most) =
-        gains.fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), gain| (least.min(gain), most.max(gain)));
+    let (least, most) = spread(&gains.collect::<Vec<_>>());
     let with_rows = |sweep: &&Sweep| sweep.again.as_ref().is_some_and(|again| again.gains().next().is_some());
     let names: Vec<&str> = sweeps.iter().filter(with_rows).map(|sweep| sweep.collective.word()).collect();
     format!(
@@ -123,7 +128,6 @@ pub fn remark(outcome: &Outcome<'_>, date: &str) -> String {
 /// # Errors
 /// When the file cannot be written.
 pub fn json(plan: &Plan, fabric: &str, facts: &Facts, sweeps: &[Sweep], table: Option<&Table>) -> Result<()> {
-    let Some(path) = &plan.json else { return Ok(()) };
     let report = json!({
         "command": "tune collectives",
         "version": env!("CARGO_PKG_VERSION"),
@@ -136,8 +140,7 @@ pub fn json(plan: &Plan, fabric: &str, facts: &Facts, sweeps: &[Sweep], table: O
         "collectives": sweeps.iter().map(of_sweep).collect::<Vec<_>>(),
         "table": table.map(Table::to_string),
     });
-    let text = serde_json::to_string_pretty(&report)? + "\n";
-    fs::write(path, text).with_context(|| format!("--json {}", path.display()))
+    report::write_file(&report, plan.json.as_deref())
 }
 
 fn of_sweep(sweep: &Sweep) -> Value {
@@ -198,12 +201,13 @@ mod tests {
     #[test]
     fn lines_fit_a_terminal() {
         let mut out = Vec::new();
-        head(&mut out).unwrap();
+        let mut table = start(&mut out, "title").unwrap();
         let best = Some(("ring/ll128/16".parse().unwrap(), 1234.5));
-        Line { bytes: 1 << 33, nccl_us: 123_456.7, best, words: "no row; times differ" }.write(&mut out).unwrap();
-        Line { bytes: 8192, nccl_us: 12.0, best: None, words: "no candidate" }.write(&mut out).unwrap();
+        let line = Line { bytes: 1 << 33, nccl_us: 123_456.7, best, words: "no row; times differ" };
+        table.row(&line.cells()).unwrap();
+        table.row(&Line { bytes: 8192, nccl_us: 12.0, best: None, words: "no candidate" }.cells()).unwrap();
         let text = String::from_utf8(out).unwrap();
         assert!(text.lines().all(|line| line.len() <= 80), "{text}");
-        assert!(text.lines().nth(1).unwrap().contains("ring/ll128/16") && text.contains("100.01"), "{text}");
+        assert!(text.lines().nth(3).unwrap().contains("ring/ll128/16") && text.contains("100.01"), "{text}");
     }
 }

@@ -1,7 +1,7 @@
 //! Which choice is best at which size, and whether it is clearly better than NCCL's. Pure arithmetic on times.
 
 use super::measure::Times;
-use crate::tune::judge::median;
+use crate::numbers::median;
 use nccl_net_spark::tuner::table::Choice;
 use std::cmp::Ordering;
 
@@ -86,7 +86,7 @@ impl Record {
 
     /// Not a number where nothing was measured.
     pub fn median(&self, bytes: u64) -> f64 {
-        median(self.times(bytes))
+        median(&self.times(bytes))
     }
 }
 
@@ -151,7 +151,7 @@ pub fn compare(without: &[f64], with: &[f64], gain: f64) -> Finding {
     if with.is_empty() || without.is_empty() {
         return Finding::NoCandidate;
     }
-    if median(without.to_vec()) < median(with.to_vec()) * gain {
+    if median(without) < median(with) * gain {
         return Finding::SmallGain;
     }
     let sorted = |times: &[f64]| {
@@ -166,7 +166,7 @@ pub fn compare(without: &[f64], with: &[f64], gain: f64) -> Finding {
 
 /// Whether groups lose more than they may with times `with`, by the medians.
 pub fn is_slower(without: &[f64], with: &[f64]) -> bool {
-    median(without.to_vec()) < median(with.to_vec()) * LEAST_IN_GROUPS
+    median(without) < median(with) * LEAST_IN_GROUPS
 }
 
 /// Whether that is clear: every round, with the outliers of [`compare`].

@@ -3,15 +3,16 @@
 //! With one library a place (a size, a number of connections, a phase) is one line. With two it is three: a line for each library
 //! and one for their ratios, because side by side they would not fit.
 
-use super::figures::{Comparison, Metric, Place, Point, significant, size};
+use super::figures::{Comparison, Metric, Place, Point};
+use crate::numbers::{range, significant, size};
+use crate::table::{Table, right};
 use std::io::{self, Write};
 
-/// Writes the table of one scenario.
-pub struct Table<'a, W> {
-    out: &'a mut W,
+/// The table of one scenario: one place after another.
+pub struct PointTable<'a, W> {
+    table: Table<&'a mut W>,
     metrics: &'a [Metric],
     names: &'a [&'static str],
-    place_width: usize,
 }
 
 /// What is in the first column.
@@ -42,7 +43,7 @@ impl Places {
     }
 }
 
-impl<'a, W: Write> Table<'a, W> {
+impl<'a, W: Write> PointTable<'a, W> {
     /// Starts it with its title and the heads of its columns.
     ///
     /// # Errors
@@ -55,10 +56,11 @@ impl<'a, W: Write> Table<'a, W> {
         names: &'a [&'static str],
     ) -> io::Result<Self> {
         let (place, place_width) = places.column();
-        let (mut upper, mut lower) = (" ".repeat(place_width), format!("{place:>place_width$}"));
-        let mut column = |[above, below]: [&str; 2], width: usize| {
-            upper += &format!(" {above:>width$}");
-            lower += &format!(" {below:>width$}");
+        let (mut upper, mut lower, mut columns) = (vec![""], vec![place], vec![right(place_width + 1)]);
+        let mut column = |[above, below]: [&'static str; 2], width: usize| {
+            upper.push(above);
+            lower.push(below);
+            columns.push(right(width));
         };
         if names.len() > 1 {
             column(["", "plugin"], PLUGIN);
@@ -72,9 +74,12 @@ impl<'a, W: Write> Table<'a, W> {
         column(["payload", "limit"], LIMIT);
         let is_time = metrics.first().is_some_and(|metric| metric.is_time());
         column(if is_time { ["times", "limit"] } else { ["% of", "limit"] }, PART);
-        writeln!(out, "#\n# {title}\n#{upper}\n#{lower}")?;
-        out.flush()?;
-        Ok(Self { out, metrics, names, place_width })
+        let mut table = Table::new(out, " ", columns);
+        table.remark("")?;
+        table.remark(title)?;
+        table.head(&upper)?;
+        table.head(&lower)?;
+        Ok(Self { table, metrics, names })
     }
 
     /// Writes the lines of one place.
@@ -88,26 +93,31 @@ impl<'a, W: Write> Table<'a, W> {
             Place::Phase(name) => name.clone(),
         };
         for (number, name) in self.names.iter().enumerate() {
-            let place = if number == 0 { place.as_str() } else { "" };
-            let mut line = self.begin(place, name);
+            let place = if number == 0 { place.clone() } else { String::new() };
+            let mut cells = self.begin(place, name);
             for at in 0..self.metrics.len() {
-                line += &self.cells(at, point, number);
+                cells.extend(figures(at, point, number));
             }
             // The limit is held against our library alone.
-            line += &if number == 0 { limit(point) } else { String::new() };
-            writeln!(self.out, "{line}")?;
+            if number == 0 {
+                cells.extend(limit(point));
+            }
+            self.table.row(&cells)?;
         }
         if self.names.len() > 1 {
-            let mut line = self.begin("", "ratio");
+            let mut cells = self.begin(String::new(), "ratio");
             for at in 0..self.metrics.len() {
-                line += &self.ratio(at, point.compare(at));
+                cells.extend(ratio(at, point.compare(at)));
             }
-            writeln!(self.out, "{}", line.trim_end())?;
+            while cells.last().is_some_and(String::is_empty) {
+                cells.pop();
+            }
+            self.table.row(&cells)?;
         }
         for (name, wrong) in self.names.iter().zip(point.wrong.iter().flatten()).filter(|(_, wrong)| **wrong > 0) {
-            writeln!(self.out, "# {wrong} WRONG bytes from {name}: its figures above do not count")?;
+            self.remark(&format!("{wrong} WRONG bytes from {name}: its figures above do not count"))?;
         }
-        self.out.flush()
+        Ok(())
     }
 
     /// Writes a remark.
@@ -115,42 +125,34 @@ impl<'a, W: Write> Table<'a, W> {
     /// # Errors
     /// When it cannot be written.
     pub fn remark(&mut self, text: &str) -> io::Result<()> {
-        writeln!(self.out, "# {text}")?;
-        self.out.flush()
+        self.table.remark(text)
     }
 
-    fn begin(&self, place: &str, name: &str) -> String {
-        let place_width = self.place_width;
-        let plugin = if self.names.len() > 1 { format!(" {name:>PLUGIN$}") } else { String::new() };
-        format!(" {place:>place_width$}{plugin}")
+    fn begin(&self, place: String, name: &str) -> Vec<String> {
+        let plugin = (self.names.len() > 1).then(|| name.to_owned());
+        std::iter::once(place).chain(plugin).collect()
     }
+}
 
-    /// The median of a library, and for the first metric its range.
-    fn cells(&self, at: usize, point: &Point, number: usize) -> String {
-        let series = point.sides.get(number).and_then(|side| side.get(at));
-        let median = series.map_or_else(|| "-".to_owned(), |series| significant(series.median()));
-        let mut cells = format!(" {median:>width$}", width = width(self.metrics[at]));
-        if at == 0 {
-            let spread = series.map(|series| series.spread());
-            let spread = spread.map(|(min, max)| format!("{}..{}", significant(min), significant(max)));
-            cells += &format!(" {:>SPREAD$}", spread.unwrap_or_default());
-        }
-        cells
-    }
+/// The median of a library, and for the first metric its range.
+fn figures(at: usize, point: &Point, number: usize) -> Vec<String> {
+    let series = point.sides.get(number).and_then(|side| side.get(at));
+    let median = series.map_or_else(|| "-".to_owned(), |series| significant(series.median()));
+    let range = (at == 0).then(|| series.map(|series| range(&series.rounds)).unwrap_or_default());
+    std::iter::once(median).chain(range).collect()
+}
 
-    fn ratio(&self, at: usize, comparison: Option<Comparison>) -> String {
-        let found = comparison.map(|one| one.no_difference);
-        let is_same = found == Some(Some(true));
-        let text = comparison
-            .map_or_else(|| "-".to_owned(), |one| format!("{}{:.3}", if is_same { "~" } else { "" }, one.ratio));
-        let words = match found {
-            Some(Some(true)) => "no difference",
-            Some(None) => "too few rounds",
-            _ => "",
-        };
-        let first = if at == 0 { format!(" {words:>SPREAD$}") } else { String::new() };
-        format!(" {text:>width$}{first}", width = width(self.metrics[at]))
-    }
+/// The ratio of the two libraries in a metric, and for the first one what it is worth.
+fn ratio(at: usize, comparison: Option<Comparison>) -> Vec<String> {
+    let found = comparison.map(|one| one.no_difference);
+    let mark = if found == Some(Some(true)) { "~" } else { "" };
+    let text = comparison.map_or_else(|| "-".to_owned(), |one| format!("{mark}{:.3}", one.ratio));
+    let words = match found {
+        Some(Some(true)) => "no difference",
+        Some(None) => "too few rounds",
+        _ => "",
+    };
+    std::iter::once(text).chain((at == 0).then(|| words.to_owned())).collect()
 }
 
 fn width(metric: Metric) -> usize {
@@ -158,14 +160,14 @@ fn width(metric: Metric) -> usize {
 }
 
 /// The limit, and how near our library comes to it: a rate in percent of it, a time as a multiple of it.
-fn limit(point: &Point) -> String {
+fn limit(point: &Point) -> [String; 2] {
     let first = point.sides.first().and_then(|ours| ours.first());
     let part = point.limit.zip(first).map(|(limit, series)| match series.metric.is_time() {
         true => significant(series.median() / limit),
         false => format!("{:.1}", series.median() / limit * 100.0),
     });
     let limit = point.limit.map_or_else(|| "-".to_owned(), significant);
-    format!(" {limit:>LIMIT$} {:>PART$}", part.unwrap_or_else(|| "-".to_owned()))
+    [limit, part.unwrap_or_else(|| "-".to_owned())]
 }
 
 #[cfg(test)]
@@ -179,7 +181,7 @@ mod tests {
 
     fn shown(places: Places, metrics: &[Metric], names: &[&'static str], point: &Point) -> String {
         let mut out = Vec::new();
-        Table::start(&mut out, "title", places, metrics, names).unwrap().row(point).unwrap();
+        PointTable::start(&mut out, "title", places, metrics, names).unwrap().row(point).unwrap();
         String::from_utf8(out).unwrap()
     }
 

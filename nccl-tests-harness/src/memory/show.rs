@@ -1,6 +1,7 @@
-//! The result of each kind, whether it is a failure, and the table.
+//! The result of each kind of memory: whether it is a failure, and its row of the table.
 
-use super::words::{Kind, Moved};
+use super::messages::{Kind, Moved};
+use crate::table::{Table, left, right};
 use serde::Serialize;
 use std::io::{self, Write};
 
@@ -52,8 +53,9 @@ pub fn fault(kind: Kind, fate: &Fate) -> Option<String> {
 /// # Errors
 /// When `out` cannot be written.
 pub fn head(out: &mut impl Write) -> io::Result<()> {
-    writeln!(out, "#")?;
-    line(out, ["# kind", "registered", "writer", "checker", "moved", "wrong"])
+    let mut table = table(out);
+    table.remark("")?;
+    table.row(&["# kind", "registered", "writer", "checker", "moved", "wrong"])
 }
 
 /// Writes the row of a kind, and remarks below it.
@@ -61,44 +63,39 @@ pub fn head(out: &mut impl Write) -> io::Result<()> {
 /// # Errors
 /// When `out` cannot be written.
 pub fn row(out: &mut impl Write, kind: Kind, fate: &Fate) -> io::Result<()> {
-    let name = kind.name();
+    let (name, mut table) = (kind.name(), table(out));
     match fate {
         Fate::NotTried { reason } => {
-            line(out, [name, "not tried", "-", "-", "-", "-"])?;
-            writeln!(out, "# {name}: not tried: {reason}")?;
+            table.row(&[name, "not tried", "-", "-", "-", "-"])?;
+            table.remark(&format!("{name}: not tried: {reason}"))
         }
         Fate::Refused { reason } => {
-            line(out, [name, "no", "-", "-", "-", "-"])?;
-            writeln!(out, "# {name}: not registered: {reason}")?;
+            table.row(&[name, "no", "-", "-", "-", "-"])?;
+            table.remark(&format!("{name}: not registered: {reason}"))
         }
         Fate::Failed { registered, reason } => {
-            line(out, [name, if *registered { "yes" } else { "no" }, "-", "-", "no", "-"])?;
+            table.row(&[name, if *registered { "yes" } else { "no" }, "-", "-", "no", "-"])?;
             let what = if *registered { "not moved" } else { "failed before registration" };
-            for text in reason.lines() {
-                writeln!(out, "# {name}: {what}: {text}")?;
-            }
+            reason.lines().try_for_each(|text| table.remark(&format!("{name}: {what}: {text}")))
         }
         Fate::Moved(moved) => {
             let sizes = moved.messages.len();
             let most = moved.messages.iter().map(|message| message.bytes).max().unwrap_or_default();
             let sizes = if sizes == 1 { format!("1 size, {most}") } else { format!("{sizes} sizes to {most}") };
-            line(out, [name, "yes", &moved.written_by, &moved.checked_by, &sizes, &moved.wrong().to_string()])?;
-            for text in moved.messages.iter().filter_map(|message| message.fault()) {
-                writeln!(out, "# {name}: {text}")?;
-            }
+            table.row(&[name, "yes", &moved.written_by, &moved.checked_by, &sizes, &moved.wrong().to_string()])?;
+            let mut faults = moved.messages.iter().filter_map(|message| message.fault());
+            faults.try_for_each(|text| table.remark(&format!("{name}: {text}")))
         }
     }
-    out.flush()
 }
 
-fn line(out: &mut impl Write, cells: [&str; 6]) -> io::Result<()> {
-    let [kind, registered, writer, checker, moved, wrong] = cells;
-    writeln!(out, "{kind:<19}  {registered:<10}  {writer:<7}  {checker:<7}  {moved:<19}  {wrong:>6}")
+fn table<W: Write>(out: W) -> Table<W> {
+    Table::new(out, "  ", [left(19), left(10), left(7), left(7), left(19), right(6)])
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::words::Message;
+    use super::super::messages::Message;
     use super::*;
 
     fn moved(wrong: u32, beyond: u32) -> Fate {

@@ -1,6 +1,7 @@
 //! The litmus test's part of the output.
 
 use super::{Found, Outcome, Path, Read};
+use crate::table::{Table, left, right};
 use std::io::{self, Write};
 
 /// Writes the result of the test. `is_soft`: over the software fabric.
@@ -8,53 +9,51 @@ use std::io::{self, Write};
 /// # Errors
 /// When `out` cannot be written.
 pub fn write(out: &mut impl Write, outcome: &Outcome, planted: bool, is_soft: bool) -> io::Result<()> {
-    writeln!(out, "#")?;
+    let mut table = Table::new(out, "  ", [left(24), right(14), right(10), right(12), right(8)]);
+    table.remark("")?;
     if planted {
-        writeln!(out, "# LL128: the writer tears lines on purpose (--litmus-plant)")?;
+        table.remark("LL128: the writer tears lines on purpose (--litmus-plant)")?;
     }
     match outcome {
         Outcome::Failed { reason } => {
-            reason.lines().try_for_each(|text| writeln!(out, "# LL128: ended early: {text}"))?
+            reason.lines().try_for_each(|text| table.remark(&format!("LL128: ended early: {text}")))
         }
-        Outcome::Ran(found) => rows(out, found, is_soft)?,
+        Outcome::Ran(found) => rows(&mut table, found, is_soft),
     }
-    out.flush()
 }
 
-fn rows(out: &mut impl Write, found: &Found, is_soft: bool) -> io::Result<()> {
+fn rows(table: &mut Table<impl Write>, found: &Found, is_soft: bool) -> io::Result<()> {
     let Found { written_by, read_by, messages, seconds, .. } = found;
     let (least, most) = (found.sizes_bytes.iter().min(), found.sizes_bytes.iter().max());
     let (least, most) = (least.copied().unwrap_or_default(), most.copied().unwrap_or_default());
-    writeln!(
-        out,
-        "# LL128: {messages} messages of {least} to {most} bytes, written by {written_by}, read by {read_by}"
-    )?;
+    table.remark(&format!(
+        "LL128: {messages} messages of {least} to {most} bytes, written by {written_by}, read by {read_by}"
+    ))?;
     if found.stand_in {
-        writeln!(
-            out,
-            "# LL128: no GPU: CPU threads store and load 8-byte words instead. This tests the tool, not LL128"
-        )?;
+        table
+            .remark("LL128: no GPU: CPU threads store and load 8-byte words instead. This tests the tool, not LL128")?;
     }
     if is_soft {
-        writeln!(out, "# LL128: the software fabric stores 8-byte words in order: its rows test the tool, not a NIC")?;
+        table.remark("LL128: the software fabric stores 8-byte words in order: its rows test the tool, not a NIC")?;
     }
-    line(out, ["# LL128", "lines", "torn", "lines/s", "s"])?;
+    table.row(&["# LL128", "lines", "torn", "lines/s", "s"])?;
     for read in &found.reads {
-        let cells = [
-            read.lines.to_string(),
-            read.torn.to_string(),
+        let (lines, torn) = (read.lines.to_string(), read.torn.to_string());
+        table.row(&[
+            name(found, read.path),
+            lines,
+            torn,
             format!("{:.0}", read.lines_per_s),
             format!("{seconds:.1}"),
-        ];
-        let [lines, torn, rate, seconds] = cells.each_ref().map(String::as_str);
-        line(out, [&name(found, read.path), lines, torn, rate, seconds])?;
+        ])?;
     }
     for read in found.reads.iter().filter(|read| read.torn > 0) {
         let note = if read.path.is_relied_on() { "" } else { "; NCCL does not use this load" };
-        writeln!(out, "# {}: {}{note}", name(found, read.path), torn(read))?;
+        table.remark(&format!("{}: {}{note}", name(found, read.path), torn(read)))?;
     }
     if found.missing > 0 {
-        writeln!(out, "# LL128: lines that {read_by} waited for in vain: {}; the test ended there", found.missing)?;
+        let missing = found.missing;
+        table.remark(&format!("LL128: lines that {read_by} waited for in vain: {missing}; the test ended there"))?;
     }
     Ok(())
 }
@@ -71,11 +70,6 @@ fn name(found: &Found, path: Path) -> String {
 fn torn(read: &Read) -> String {
     let pieces = read.old_pieces.iter().map(u8::to_string).collect::<Vec<_>>().join(" ");
     format!("{} of {} lines TORN: new flag, old data in 16-byte pieces {pieces} of 0 to 7", read.torn, read.lines)
-}
-
-fn line(out: &mut impl Write, cells: [&str; 5]) -> io::Result<()> {
-    let [path, lines, torn, rate, seconds] = cells;
-    writeln!(out, "{path:<24}  {lines:>14}  {torn:>10}  {rate:>12}  {seconds:>8}")
 }
 
 #[cfg(test)]

@@ -50,7 +50,7 @@ pub enum Read {
 
 /// Reads a table line by line.
 #[derive(Debug, Default)]
-pub struct Table {
+pub struct PrintedTable {
     heading: Option<Heading>,
     log: LogText,
     /// The pieces of the row that is not complete yet.
@@ -80,7 +80,7 @@ enum Fit<'a> {
     Whole(Vec<&'a str>),
 }
 
-impl Table {
+impl PrintedTable {
     /// Reads a line of the program's output, NCCL's log among it.
     ///
     /// # Errors
@@ -271,7 +271,7 @@ mod tests {
 
     /// Reads `text` after the heading and lines of the log.
     fn read_all(text: &str) -> Result<(Vec<Row>, Vec<Read>)> {
-        let mut table = Table::default();
+        let mut table = PrintedTable::default();
         for line in HEADING.lines().chain([INFO, OTHER_RANK]) {
             assert_eq!(table.read(line)?, Read::Other);
         }
@@ -309,7 +309,7 @@ host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Spark/0
         assert_eq!((rows[0].bytes, rows[0].out_of_place.time_us, rows[0].in_place.wrong), (8, 13.25, None));
         assert_eq!((rows[1].out_of_place.busbw_gb_s, rows[1].out_of_place.wrong), (2.18, Some(1000.0)));
         assert_eq!((rows[1].in_place.algbw_gb_s, rows[1].in_place.wrong), (4.39, Some(0.0)));
-        let mut table = Table::default();
+        let mut table = PrintedTable::default();
         assert_eq!(table.read(" 12 of something before the heading").unwrap(), Read::Other);
     }
 
@@ -370,7 +370,7 @@ host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Spark/0
             assert!(error(&text).contains("row of 8388608 bytes was never completed"), "{}", error(&text));
         }
         // The next row shows it, before the program has ended.
-        let mut table = Table::default();
+        let mut table = PrintedTable::default();
         for line in HEADING.lines().chain([PARAMETERS, WARN]) {
             table.read(line).unwrap();
         }
@@ -391,7 +391,7 @@ host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Spark/0
 
     #[test]
     fn a_timestamp_is_two_words() {
-        let mut table = Table::default();
+        let mut table = PrintedTable::default();
         let heading = format!("{}  timestamp", HEADING.lines().nth(1).unwrap().trim_end());
         table.read(&heading).unwrap();
         table.read(&format!("{PARAMETERS}{OUT}{IN}  2026-11-21 03:45:10")).unwrap();
@@ -400,7 +400,7 @@ host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Spark/0
 
     #[test]
     fn without_a_heading_there_is_no_table() {
-        let mut table = Table::default();
+        let mut table = PrintedTable::default();
         let row = format!("{PARAMETERS}{OUT}{IN}");
         assert!(table.read(&row).unwrap() == Read::Other && table.rows.is_empty());
     }
