@@ -56,11 +56,13 @@ pub struct Part {
 }
 
 /// Algorithm and bus bandwidth in GB/s (10^9 bytes a second).
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Bandwidth {
     /// Size over time.
+    #[serde(rename = "algbw_gb_s")]
     pub algbw: f64,
     /// The bandwidth that this needs on each rank's link.
+    #[serde(rename = "busbw_gb_s")]
     pub busbw: f64,
 }
 

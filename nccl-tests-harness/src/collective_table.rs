@@ -3,6 +3,7 @@
 
 use crate::collective::{Bandwidth, Collective};
 use crate::table::{Table, right};
+use serde::Serialize;
 use std::io::{self, Write};
 
 /// What nccl-tests calls a byte; where sums wrap around, with or without a sign is the same.
@@ -12,7 +13,7 @@ const TIME: usize = 7;
 const FLOAT: usize = 6;
 
 /// One line of the table.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Row {
     /// What the collective moves, in bytes, by nccl-tests' definition.
     pub size_bytes: usize,
@@ -21,6 +22,7 @@ pub struct Row {
     /// The mean time of an iteration over the ranks, in microseconds.
     pub time_us: f64,
     /// The bandwidths of that time.
+    #[serde(flatten)]
     pub bandwidth: Bandwidth,
     /// Wrong bytes over all ranks; none when the data was not checked.
     pub wrong: Option<u64>,
@@ -37,9 +39,6 @@ pub struct CollectiveTable<W> {
 
 impl<W: Write> CollectiveTable<W> {
     /// Starts the table with its head.
-    ///
-    /// # Errors
-    /// When `out` cannot be written.
     pub fn start(out: W, collective: Collective) -> io::Result<Self> {
         let place = if collective.in_place() { "in-place" } else { "out-of-place" };
         let mut table = Table::new(out, "  ", [10, 11, 6, 6, 6, TIME, FLOAT, FLOAT, 6].map(right));
@@ -51,9 +50,6 @@ impl<W: Write> CollectiveTable<W> {
     }
 
     /// Writes one line.
-    ///
-    /// # Errors
-    /// When it cannot be written.
     pub fn row(&mut self, row: &Row) -> io::Result<()> {
         self.busbw_sum += row.bandwidth.busbw;
         self.rows += 1;
@@ -72,17 +68,11 @@ impl<W: Write> CollectiveTable<W> {
     }
 
     /// Writes a remark.
-    ///
-    /// # Errors
-    /// When it cannot be written.
     pub fn remark(&mut self, text: &str) -> io::Result<()> {
         self.table.remark(text)
     }
 
     /// Writes the last lines and says whether all data was right.
-    ///
-    /// # Errors
-    /// When they cannot be written.
     pub fn finish(&mut self) -> io::Result<bool> {
         let right = self.wrong_rows == 0;
         let average = self.busbw_sum / f64::from(self.rows.max(1));

@@ -121,6 +121,17 @@ pub struct Measurement {
     pub first_wrong: Option<String>,
 }
 
+/// The function that takes one kind of message as the answer to what was asked: `answer!(FromRank::Connected { lines } => lines)`.
+macro_rules! answer {
+    ($pattern:pat => $value:expr) => {
+        |message| match message {
+            $pattern => Some($value),
+            _ => None,
+        }
+    };
+}
+pub(crate) use answer;
+
 /// The writing half of a line between command and rank.
 pub struct Sender(Mutex<File>);
 
@@ -128,9 +139,6 @@ pub struct Sender(Mutex<File>);
 pub struct Receiver(BufReader<File>);
 
 /// Splits a connected socket in its halves.
-///
-/// # Errors
-/// When the descriptor cannot be duplicated.
 pub fn split(socket: impl Into<OwnedFd>) -> Result<(Sender, Receiver)> {
     let stream = File::from(socket.into());
     let reader = stream.try_clone().context("duplicate the control socket")?;
@@ -139,9 +147,6 @@ pub fn split(socket: impl Into<OwnedFd>) -> Result<(Sender, Receiver)> {
 
 impl Sender {
     /// Sends one message.
-    ///
-    /// # Errors
-    /// When the other end is gone.
     pub fn send(&self, message: &impl Serialize) -> Result<()> {
         let mut line = serde_json::to_vec(message).context("encode a control message")?;
         line.push(b'\n');
@@ -152,9 +157,6 @@ impl Sender {
 
 impl Receiver {
     /// The next message; none at the end.
-    ///
-    /// # Errors
-    /// When it cannot be read or is no such message.
     pub fn receive<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
         let mut line = String::new();
         match self.0.read_line(&mut line) {

@@ -45,9 +45,6 @@ pub fn examine(context: &Context) -> Result<Network> {
 }
 
 /// Listens for `count` connections: the listeners, and their handles as they travel to the peers.
-///
-/// # Errors
-/// The plugin's.
 pub fn listen(context: &Rc<Context>, count: usize) -> Result<(Vec<Listener>, Vec<Vec<u8>>)> {
     let made = (0..count).map(|_| context.listen(DEVICE)).collect::<Result<Vec<_>>>()?;
     Ok(made.into_iter().map(|(listener, handle)| (listener, handle.to_vec())).unzip())

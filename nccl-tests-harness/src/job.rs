@@ -84,9 +84,6 @@ impl RankEnv {
 impl Job {
     /// Starts the ranks that are child processes, as `program`, and reads the messages of all. A run ends when no rank makes
     /// progress for `timeout`.
-    ///
-    /// # Errors
-    /// When a process cannot be started.
     pub fn start(program: &Path, seats: Vec<Seat>, timeout: Duration, watch: Watch) -> Result<Self> {
         let (events_in, events) = mpsc::channel();
         let mut job = Self { ranks: Vec::new(), events, timeout, last_progress: Instant::now(), watch };
@@ -128,9 +125,6 @@ impl Job {
     }
 
     /// The same for some ranks; one that gets no message now may answer an earlier one.
-    ///
-    /// # Errors
-    /// As [`Job::ask`].
     pub fn ask_some<T>(
         &mut self,
         ranks: Range<usize>,
@@ -152,9 +146,6 @@ impl Job {
     }
 
     /// Waits until `end` while the ranks work.
-    ///
-    /// # Errors
-    /// As [`Job::ask`].
     pub fn wait_until(&mut self, end: Instant) -> Result<()> {
         while let Some((number, message)) = self.next_before(Some(end))? {
             match message {
@@ -167,9 +158,6 @@ impl Job {
     }
 
     /// Makes all ranks close and exit.
-    ///
-    /// # Errors
-    /// When one fails at that.
     pub fn finish(mut self) -> Result<()> {
         self.tell(0..self.ranks.len(), |_| Some(ToRank::Finish));
         let mut left = self.ranks.len();

@@ -2,7 +2,7 @@
 
 use crate::collective::Collective;
 use crate::collective_table::{self, CollectiveTable, Row};
-use crate::control::{FromRank, Measurement, Setup, ToRank};
+use crate::control::{FromRank, Measurement, Setup, ToRank, answer};
 use crate::device::Network;
 use crate::fabric::{self, Fabric, Kind, Wish};
 use crate::job::{Job, RankEnv};
@@ -61,7 +61,8 @@ pub struct Plan {
 /// When a rank fails or hangs, or the output cannot be written.
 pub fn run(plan: &Plan, program: &Path) -> Result<bool> {
     if let Some((world, meeting)) = plan.launched.as_ref().filter(|(world, _)| world.rank > 0) {
-        return seats::become_rank(world, meeting, &plan.plugin, &plan.rank_env, program).map(|()| true);
+        let rank = seats::rank_command(world, meeting, &plan.plugin, &plan.rank_env, program)?;
+        return seats::become_or_start(rank, true).map(|()| true);
     }
     let sizes = || sizes::sweep(plan.min_bytes, plan.max_bytes, plan.step).count() as u64;
     let watch = Watch::start("sizes", sizes);
@@ -69,9 +70,6 @@ pub fn run(plan: &Plan, program: &Path) -> Result<bool> {
 }
 
 /// Leads one run: the table goes to `out`, the figures into `report`. True when all data was right.
-///
-/// # Errors
-/// As [`run`].
 pub fn lead(plan: &Plan, program: &Path, watch: &Watch, out: impl Write, report: &mut Report) -> Result<bool> {
     let mut out = watch.over(out);
     let fabric = fabric::set_up(&plan.fabric, plan.ranks, plan.verbs_library.as_deref())?;
@@ -107,19 +105,13 @@ pub fn lead(plan: &Plan, program: &Path, watch: &Watch, out: impl Write, report:
 fn connect(plan: &Plan, job: &mut Job, report: &mut Report) -> Result<()> {
     let listening = job.ask(
         |rank| ToRank::Setup(setup(plan, rank)),
-        |message| match message {
-            FromRank::Listening { network, handles } => Some((network, handles)),
-            _ => None,
-        },
+        answer!(FromRank::Listening { network, handles } => (network, handles)),
     )?;
     let (networks, handles): (Vec<Network>, Vec<Vec<Vec<u8>>>) = listening.into_iter().unzip();
     report.networks = networks;
     report.connections = job.ask(
         |rank| ToRank::Connect { handles: handles_for(plan, rank, &handles) },
-        |message| match message {
-            FromRank::Connected { lines } => Some(lines),
-            _ => None,
-        },
+        answer!(FromRank::Connected { lines } => lines),
     )?;
     Ok(())
 }
@@ -141,19 +133,13 @@ fn measure(
 ) -> Result<()> {
     let count = plan.collective.count(size_bytes, plan.ranks);
     job.ask(|_| ToRank::Prepare { count }, |message| matches!(message, FromRank::Ready).then_some(()))?;
-    let measured = job.ask(
-        |_| ToRank::Go,
-        |message| match message {
-            FromRank::Measured(measurement) => Some(measurement),
-            _ => None,
-        },
-    )?;
+    let measured = job.ask(|_| ToRank::Go, answer!(FromRank::Measured(measurement) => measurement))?;
     let row = row(plan, count, &measured);
     let wrong = measured.iter().enumerate().filter_map(|(rank, one)| Some((rank, one.first_wrong.as_ref()?)));
     let wrong: Vec<String> = wrong.map(|(rank, wrong)| format!("rank {rank}: {wrong}")).collect();
     table.row(&row)?;
     wrong.iter().try_for_each(|line| table.remark(line))?;
-    report.add(&row, wrong);
+    report.add(row, wrong);
     Ok(())
 }
 

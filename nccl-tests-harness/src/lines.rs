@@ -24,9 +24,6 @@ pub struct NamedPipe {
 
 impl NamedPipe {
     /// Makes it.
-    ///
-    /// # Errors
-    /// When it cannot be made at `path`.
     pub fn make(path: &Path) -> Result<Self> {
         let open = || {
             unistd::mkfifo(path, Mode::S_IRUSR | Mode::S_IWUSR)?;

@@ -52,9 +52,6 @@ pub enum Shell {
 
 impl Completions {
     /// Prints the completions of `all`, the whole command line.
-    ///
-    /// # Errors
-    /// When `out` cannot be written.
     pub fn run(&self, all: &Command, mut out: impl Write) -> Result<()> {
         Ok(out.write_all(&completions(all, self.shell))?)
     }
@@ -62,9 +59,6 @@ impl Completions {
 
 impl Manual {
     /// Prints the main page of `all`, the whole command line, or writes all pages.
-    ///
-    /// # Errors
-    /// When they cannot be written.
     pub fn run(self, all: &Command, mut out: impl Write) -> Result<()> {
         let pages = pages(all)?;
         let Some(folder) = self.out else {
@@ -112,9 +106,6 @@ pub fn completions(all: &Command, shell: Shell) -> Vec<u8> {
 }
 
 /// The manual pages of `all`, the whole command line: the file's name and the text of each, the program's own page last.
-///
-/// # Errors
-/// When one cannot be written.
 pub fn pages(all: &Command) -> io::Result<Vec<(String, Vec<u8>)>> {
     let (mut command, mut pages) = (visible(all).disable_help_subcommand(true), Vec::new());
     command.build();

@@ -42,9 +42,6 @@ pub fn library(given: Option<PathBuf>, program: &Path) -> Result<PathBuf, clap::
 
 /// The whole path of a library that `option` names: without a slash it would be looked for in the loader's directories
 /// instead of here.
-///
-/// # Errors
-/// When it is not there.
 pub fn existing(option: &str, path: &Path) -> Result<PathBuf, clap::Error> {
     path.canonicalize().map_err(|error| wrong(format!("{option} {}: {error}", path.display())))
 }

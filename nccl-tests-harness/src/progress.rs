@@ -54,9 +54,6 @@ struct Lane {
 
 impl Channel {
     /// Registers with both comms what `collective` needs there. `rank` is this rank.
-    ///
-    /// # Errors
-    /// The plugin's.
     pub fn new(
         (send, recv): (SendComm, RecvComm),
         buffers: &Buffers,
@@ -168,9 +165,6 @@ impl Lane {
 }
 
 /// Runs the planned messages of all channels once.
-///
-/// # Errors
-/// The plugin's, with the channel's number.
 pub fn run(channels: &mut [Channel], shape: Shape) -> Result<()> {
     channels.iter_mut().try_for_each(Channel::start)?;
     let messages = |channel: &Channel| channel.sends.slices.len() + channel.receives.slices.len();

@@ -61,35 +61,18 @@ pub struct Report {
 /// One size.
 #[derive(Debug, Serialize)]
 pub struct Measured {
-    /// The size.
-    pub size_bytes: usize,
-    /// How many elements nccl-tests counts.
-    pub count: usize,
-    /// The mean over ranks and iterations.
-    pub time_us: f64,
-    /// Algorithm bandwidth.
-    pub algbw_gb_s: f64,
-    /// Bus bandwidth.
-    pub busbw_gb_s: f64,
-    /// Wrong bytes over all ranks; null without checks.
-    pub wrong: Option<u64>,
+    /// Its row of the table.
+    #[serde(flatten)]
+    pub row: Row,
     /// A description of the first wrong byte of each rank that has one.
     pub first_wrong: Vec<String>,
 }
 
 impl Report {
     /// Adds a size.
-    pub fn add(&mut self, row: &Row, first_wrong: Vec<String>) {
-        self.rows.push(Measured {
-            size_bytes: row.size_bytes,
-            count: row.count,
-            time_us: row.time_us,
-            algbw_gb_s: row.bandwidth.algbw,
-            busbw_gb_s: row.bandwidth.busbw,
-            wrong: row.wrong,
-            first_wrong,
-        });
-        let sum: f64 = self.rows.iter().map(|row| row.busbw_gb_s).sum();
+    pub fn add(&mut self, row: Row, first_wrong: Vec<String>) {
+        self.rows.push(Measured { row, first_wrong });
+        let sum: f64 = self.rows.iter().map(|size| size.row.bandwidth.busbw).sum();
         self.average_busbw_gb_s = Some(sum / self.rows.len() as f64);
     }
 }
@@ -140,9 +123,6 @@ pub fn of_run<R: Serialize>(
 }
 
 /// Opens the file before the run, so that an unusable one is an error then and not after it.
-///
-/// # Errors
-/// When it cannot be written.
 pub fn open(target: &Target) -> Result<Box<dyn Write>> {
     match target {
         Target::Output => Ok(Box::new(output::standard())),
@@ -154,9 +134,6 @@ pub fn open(target: &Target) -> Result<Box<dyn Write>> {
 }
 
 /// Writes a report into a file, if there is one.
-///
-/// # Errors
-/// When that fails.
 pub fn write_file(report: &Value, file: Option<&Path>) -> Result<()> {
     let Some(path) = file else { return Ok(()) };
     let text = serde_json::to_string_pretty(report)? + "\n";
@@ -164,9 +141,6 @@ pub fn write_file(report: &Value, file: Option<&Path>) -> Result<()> {
 }
 
 /// Writes a report to what [`open`] opened.
-///
-/// # Errors
-/// When that fails.
 pub fn write(report: &impl Serialize, mut out: impl Write) -> Result<()> {
     serde_json::to_writer_pretty(&mut out, report).context("write the report")?;
     writeln!(out).context("write the report")?;

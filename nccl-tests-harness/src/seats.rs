@@ -56,20 +56,6 @@ pub fn with_guests(meeting: Meeting, fabric: &Fabric, rank_env: &[RankEnv]) -> R
     Ok(seats)
 }
 
-/// Becomes the rank that the launcher started this process as; returns only with an error.
-///
-/// # Errors
-/// When rank 0 is not found, or refuses it.
-pub fn become_rank(
-    world: &World,
-    meeting: &Meeting,
-    plugin: &Path,
-    rank_env: &[RankEnv],
-    program: &Path,
-) -> Result<()> {
-    become_or_start(rank_command(world, meeting, plugin, rank_env, program)?, true)
-}
-
 /// Connects to rank 0, and returns the command that becomes the rank that the launcher started this process as.
 ///
 /// # Errors
@@ -92,9 +78,6 @@ pub fn rank_command(
 }
 
 /// What this process tells rank 0 about itself.
-///
-/// # Errors
-/// When the machine's boot id cannot be read.
 pub fn hello(world: &World) -> Result<Hello> {
     Ok(Hello {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -108,9 +91,6 @@ pub fn hello(world: &World) -> Result<Hello> {
 }
 
 /// Replaces this process by the command, or starts it beside this one. It ends when its control connection does.
-///
-/// # Errors
-/// When it cannot be started.
 pub fn become_or_start(mut command: Command, become_it: bool) -> Result<()> {
     let program = command.get_program().to_owned();
     let started = match become_it {
@@ -133,9 +113,6 @@ pub fn host() -> String {
 }
 
 /// The kernel's boot id, which no two machines share.
-///
-/// # Errors
-/// When it cannot be read.
 pub fn machine() -> Result<String> {
     const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
     let id = std::fs::read_to_string(BOOT_ID).with_context(|| format!("read {BOOT_ID}"))?;

@@ -33,9 +33,6 @@ impl<W: Write> Table<W> {
     }
 
     /// Writes a line of column names.
-    ///
-    /// # Errors
-    /// When it cannot be written.
     pub fn head(&mut self, names: &[impl AsRef<str>]) -> io::Result<()> {
         let line = self.line(names);
         writeln!(self.out, "#{}", line.get(1..).unwrap_or_default())?;
@@ -43,9 +40,6 @@ impl<W: Write> Table<W> {
     }
 
     /// Writes a line. It may have fewer cells than there are columns.
-    ///
-    /// # Errors
-    /// When it cannot be written.
     pub fn row(&mut self, cells: &[impl AsRef<str>]) -> io::Result<()> {
         let line = self.line(cells);
         writeln!(self.out, "{line}")?;
@@ -53,9 +47,6 @@ impl<W: Write> Table<W> {
     }
 
     /// Writes a remark; an empty one is a line between others.
-    ///
-    /// # Errors
-    /// When it cannot be written.
     pub fn remark(&mut self, text: &str) -> io::Result<()> {
         match text {
             "" => writeln!(self.out, "#")?,

@@ -159,6 +159,6 @@ impl Bench<'_> {
         let wrong = report.rows.iter().flat_map(|row| &row.first_wrong).next();
         ensure!(right, "data is wrong: {}", wrong.map_or("no rank described it", String::as_str));
         self.fabric_text = report.fabric_text;
-        Ok(report.rows.iter().map(|row| row.busbw_gb_s).collect())
+        Ok(report.rows.iter().map(|size| size.row.bandwidth.busbw).collect())
     }
 }

@@ -33,18 +33,12 @@ const LONG_S: f64 = 2.0;
 pub type Tell<'a> = dyn FnMut(Point, Vec<String>) -> Result<()> + 'a;
 
 /// Bandwidth by size over connections that are opened for it.
-///
-/// # Errors
-/// The ranks', or those of `tell`.
 pub fn bandwidth(plan: &Plan, sides: &mut [Side], limit: Limit, tell: &mut Tell<'_>) -> Result<()> {
     let sizes = plan.sizes(Scenario::Bandwidth);
     streams(plan, sides, &sizes, Metric::Bandwidth, &|_| limit.gb_s(), tell)
 }
 
 /// Messages a second by size.
-///
-/// # Errors
-/// The ranks', or those of `tell`.
 pub fn rate(plan: &Plan, sides: &mut [Side], limit: Limit, tell: &mut Tell<'_>) -> Result<()> {
     let sizes = plan.sizes(Scenario::Rate);
     streams(plan, sides, &sizes, Metric::Rate, &|bytes| limit.messages_per_s(bytes), tell)
@@ -87,9 +81,6 @@ fn of_stream(metric: Metric, messages: u64, bytes: usize, seconds: f64) -> f64 {
 }
 
 /// Half a round trip by size.
-///
-/// # Errors
-/// The ranks', or those of `tell`.
 pub fn latency(plan: &Plan, sides: &mut [Side], limit: Limit, tell: &mut Tell<'_>) -> Result<()> {
     let sizes = plan.sizes(Scenario::Latency);
     for side in sides.iter_mut() {
@@ -115,9 +106,6 @@ pub fn latency(plan: &Plan, sides: &mut [Side], limit: Limit, tell: &mut Tell<'_
 
 /// More and more connections at once, all driven by one thread: their bandwidth together, how long one takes to connect, and
 /// the resident memory of each (without that of messages).
-///
-/// # Errors
-/// The ranks', or those of `tell`.
 pub fn connections(plan: &Plan, sides: &mut [Side], limit: Limit, tell: &mut Tell<'_>) -> Result<()> {
     let layout = Layout { bytes: plan.connection_bytes, in_flight: plan.in_flight, rest_us: plan.rest_us };
     let counts: Vec<usize> = std::iter::successors(Some(1), |count| Some(count * 2))
@@ -194,17 +182,11 @@ fn rounds(
 
 /// Sends every message buffer once over each library and checks every byte, outside of what is timed: a library that delivers
 /// wrong data is not fast.
-///
-/// # Errors
-/// The ranks'.
 pub fn check(sides: &mut [Side], layout: Layout) -> Result<Vec<Wrong>> {
     sides.iter_mut().map(|side| side.check(layout)).collect()
 }
 
 /// Passes a point on, with the number of wrong bytes there and their description.
-///
-/// # Errors
-/// Those of `tell`.
 pub fn point(
     place: Place,
     limit: Option<f64>,

@@ -45,9 +45,6 @@ impl Places {
 
 impl<'a, W: Write> PointTable<'a, W> {
     /// Starts it with its title and the heads of its columns.
-    ///
-    /// # Errors
-    /// When `out` cannot be written.
     pub fn start(
         out: &'a mut W,
         title: &str,
@@ -83,9 +80,6 @@ impl<'a, W: Write> PointTable<'a, W> {
     }
 
     /// Writes the lines of one place.
-    ///
-    /// # Errors
-    /// When they cannot be written.
     pub fn row(&mut self, point: &Point) -> io::Result<()> {
         let place = match &point.place {
             Place::Size(bytes) => size(*bytes),
@@ -121,9 +115,6 @@ impl<'a, W: Write> PointTable<'a, W> {
     }
 
     /// Writes a remark.
-    ///
-    /// # Errors
-    /// When it cannot be written.
     pub fn remark(&mut self, text: &str) -> io::Result<()> {
         self.table.remark(text)
     }

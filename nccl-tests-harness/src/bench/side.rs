@@ -1,7 +1,7 @@
 //! One of the libraries that are measured: its two ranks, and the orders they get.
 
 use super::messages::{Answer, BenchSetup, Flowed, HalfTrip, Layout, Opened, Order};
-use crate::control::{FromRank, ToRank};
+use crate::control::{FromRank, ToRank, answer};
 use crate::device::Network;
 use crate::job::{Job, Seat};
 use crate::watch::Watch;
@@ -85,9 +85,6 @@ pub enum Turn {
 
 impl Side {
     /// Starts the ranks, and the plugin in them.
-    ///
-    /// # Errors
-    /// When that fails.
     pub fn start(program: &Path, mut about: About, seats: Vec<Seat>, timeout: Duration, watch: Watch) -> Result<Self> {
         let environments = seats.iter().map(|seat| match seat {
             Seat::Here(environment) => Some(environment.clone()),
@@ -112,9 +109,6 @@ impl Side {
     /// Replaces the ranks by new processes with the same connections. How fast a process is depends for its whole life on where the
     /// kernel placed its threads and memory: two processes of the same library can differ by a factor of three, round after round.
     /// Ranks that a launcher started stay, and get new connections.
-    ///
-    /// # Errors
-    /// The ranks'.
     pub fn renew(&mut self) -> Result<()> {
         let open = std::mem::take(&mut self.open);
         match &self.restart {
@@ -134,9 +128,6 @@ impl Side {
     }
 
     /// Opens `forward` connections more from the sender to the receiver, and `back` the other way; how each rank saw it.
-    ///
-    /// # Errors
-    /// The ranks'.
     pub fn open(&mut self, forward: usize, back: usize, buffer_bytes: usize) -> Result<Vec<Opened>> {
         let opened = self.connect(forward, back, buffer_bytes)?;
         for (known, said) in self.about.connections.iter_mut().zip(&opened) {
@@ -149,38 +140,23 @@ impl Side {
     fn connect(&mut self, forward: usize, back: usize, buffer_bytes: usize) -> Result<Vec<Opened>> {
         self.open.push((forward, back, buffer_bytes));
         // Who listens is the rank that receives.
-        let listening = self.ask(
-            0..2,
+        let listening = self.ask_both(
             |rank| Order::Listen { connections: if rank == SENDER { back } else { forward } },
-            |answer| match answer {
-                Answer::Listening { handles } => Some(handles),
-                _ => None,
-            },
+            answer!(Answer::Listening { handles } => handles),
         )?;
-        self.ask(
-            0..2,
+        self.ask_both(
             |rank| Order::Connect { handles: listening[1 - rank].clone(), buffer_bytes },
-            |answer| match answer {
-                Answer::Connected(opened) => Some(opened),
-                _ => None,
-            },
+            answer!(Answer::Connected(opened) => opened),
         )
     }
 
     /// Sends what lies in memory, and checks every byte.
-    ///
-    /// # Errors
-    /// The ranks'.
     pub fn check(&mut self, layout: Layout) -> Result<Wrong> {
         self.checks += 1;
         let iteration = self.checks;
-        let checked = self.ask(
-            0..2,
+        let checked = self.ask_both(
             |_| Order::Check { layout, iteration },
-            |answer| match answer {
-                Answer::Checked { wrong, first_wrong } => Some((wrong, first_wrong)),
-                _ => None,
-            },
+            answer!(Answer::Checked { wrong, first_wrong } => (wrong, first_wrong)),
         )?;
         let name = self.about.name;
         let first = checked.iter().enumerate().filter_map(|(rank, (_, first))| Some((rank, first.as_ref()?)));
@@ -189,33 +165,17 @@ impl Side {
     }
 
     /// Sends so many messages on each connection: how many seconds that took, of the rank that it took longer.
-    ///
-    /// # Errors
-    /// The ranks'.
     pub fn stream(&mut self, layout: Layout, messages: u64) -> Result<f64> {
-        let seconds = self.ask(
-            0..2,
-            |_| Order::Stream { layout, messages },
-            |answer| match answer {
-                Answer::Streamed { seconds } => Some(seconds),
-                _ => None,
-            },
-        )?;
+        let seconds =
+            self.ask_both(|_| Order::Stream { layout, messages }, answer!(Answer::Streamed { seconds } => seconds))?;
         Ok(seconds.into_iter().fold(0.0, f64::max))
     }
 
     /// Runs a ping-pong of so many messages: how many seconds that took, and the times of half a round trip.
-    ///
-    /// # Errors
-    /// The ranks'.
     pub fn ping_pong(&mut self, layout: Layout, messages: u64) -> Result<(f64, HalfTrip)> {
-        let times = self.ask(
-            0..2,
+        let times = self.ask_both(
             |_| Order::PingPong { layout, messages },
-            |answer| match answer {
-                Answer::PingPonged { seconds, half_trip } => Some((seconds, half_trip)),
-                _ => None,
-            },
+            answer!(Answer::PingPonged { seconds, half_trip } => (seconds, half_trip)),
         )?;
         times.into_iter().next().context("rank 0 did not answer")
     }
@@ -227,11 +187,7 @@ impl Side {
     /// The ranks', or when the rail cannot be slowed or restored.
     pub fn flow(&mut self, layout: Layout, fall: Fall<'_>) -> Result<Flowed> {
         let Fall { part, window_ms, turn } = fall;
-        self.ask(
-            0..2,
-            |_| Order::Flow { layout, window_ms },
-            |answer| matches!(answer, Answer::Flowing).then_some(()),
-        )?;
+        self.ask_both(|_| Order::Flow { layout, window_ms }, |answer| matches!(answer, Answer::Flowing).then_some(()))?;
         for what in [Turn::Fall, Turn::Return] {
             // Each part begins when the receiver has noted the time of the one before, so none is shorter than it should be.
             self.wait_until(Instant::now() + part)?;
@@ -240,10 +196,7 @@ impl Side {
             self.mark()?;
         }
         self.wait_until(Instant::now() + part)?;
-        let stopped = |answer| match answer {
-            Answer::Stopped { messages } => Some(messages),
-            _ => None,
-        };
+        let stopped = answer!(Answer::Stopped { messages } => messages);
         // Neither side may wait for the other for ever: first the sender stops, then the receiver ends at what it has posted, or
         // at what was sent where that is more.
         let sent = self.ask(SENDER..SENDER + 1, |_| Order::Stop, stopped)?;
@@ -256,10 +209,7 @@ impl Side {
 
     /// Orders `rank` to end, and takes both ranks' answers at the end of a flow: returns the receiver's count.
     fn ask_after(&mut self, rank: usize, order: Order) -> Result<Flowed> {
-        let flowed = |message| match message {
-            FromRank::Answer(Answer::Flowed(flowed)) => Some(flowed),
-            _ => None,
-        };
+        let flowed = answer!(FromRank::Answer(Answer::Flowed(flowed)) => flowed);
         let name = self.about.name;
         let told = move |number: usize| (number == rank).then(|| ToRank::Order(order.clone()));
         let mut flowed = self.job.ask_some(0..2, told, flowed).map_err(|error| of(name, &error))?;
@@ -272,18 +222,12 @@ impl Side {
     }
 
     /// Closes all connections.
-    ///
-    /// # Errors
-    /// The ranks'.
     pub fn close(&mut self) -> Result<()> {
         self.open.clear();
-        self.ask(0..2, |_| Order::Close, |answer| matches!(answer, Answer::Closed).then_some(())).map(|_| ())
+        self.ask_both(|_| Order::Close, |answer| matches!(answer, Answer::Closed).then_some(())).map(|_| ())
     }
 
     /// Ends the ranks.
-    ///
-    /// # Errors
-    /// When one fails in that.
     pub fn finish(self) -> Result<()> {
         let name = self.about.name;
         self.job.finish().map_err(|error| of(name, &error))
@@ -291,6 +235,10 @@ impl Side {
 
     fn wait_until(&mut self, end: Instant) -> Result<()> {
         self.job.wait_until(end).map_err(|error| of(self.about.name, &error))
+    }
+
+    fn ask_both<T>(&mut self, order: impl Fn(usize) -> Order, answer: impl Fn(Answer) -> Option<T>) -> Result<Vec<T>> {
+        self.ask(0..2, order, answer)
     }
 
     fn ask<T>(
@@ -317,10 +265,7 @@ fn set_up(job: &mut Job, about: &About) -> Result<Vec<(Network, u32)>> {
         let (plugin, abi) = (about.library.clone(), about.abi_wanted);
         ToRank::Bench(BenchSetup { rank, plugin, abi, job: u64::from(std::process::id()) })
     };
-    let up = job.ask(setup, |message| match message {
-        FromRank::Up { network, abi } => Some((network, abi)),
-        _ => None,
-    });
+    let up = job.ask(setup, answer!(FromRank::Up { network, abi } => (network, abi)));
     up.map_err(|error| of(about.name, &error))
 }
 

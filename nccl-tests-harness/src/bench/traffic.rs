@@ -56,9 +56,6 @@ impl Slots {
 
 impl Lane {
     /// A lane that sends out of memory of its own.
-    ///
-    /// # Errors
-    /// The plugin's.
     pub fn sending(comm: SendComm, buffer_bytes: usize) -> Result<Self> {
         let buffer = Buffer::new(buffer_bytes)?;
         let memory = comm.register(&buffer)?;
@@ -66,9 +63,6 @@ impl Lane {
     }
 
     /// A lane that receives into memory of its own.
-    ///
-    /// # Errors
-    /// The plugin's.
     pub fn receiving(comm: RecvComm, buffer_bytes: usize) -> Result<Self> {
         let buffer = Buffer::new(buffer_bytes)?;
         let memory = comm.register(&buffer)?;
@@ -145,9 +139,6 @@ impl Lane {
 }
 
 /// Sends or receives `messages` on each lane; how long that took.
-///
-/// # Errors
-/// The plugin's, with the lane's number.
 pub fn stream(lanes: &mut [Lane], layout: Layout, messages: u64) -> Result<Duration> {
     start(lanes);
     activity::start_messages(lanes.len() * usize::try_from(messages)?);
@@ -186,9 +177,6 @@ fn pass(lanes: &mut [Lane], layout: Layout, end: u64) -> Result<(u64, bool)> {
 
 /// Ping-pong of `messages` over one lane of each direction. As many receives as may be in flight are posted ahead, as NCCL posts
 /// its own. `leads`: this rank sends first.
-///
-/// # Errors
-/// The plugin's.
 pub fn ping_pong(lanes: &mut [Lane], layout: Layout, messages: u64, leads: bool) -> Result<(Duration, HalfTrip)> {
     start(lanes);
     activity::start_messages(2 * usize::try_from(messages)?);

@@ -17,9 +17,6 @@ pub struct Health {
 
 impl Health {
     /// Of this process, now.
-    ///
-    /// # Errors
-    /// When `/proc/self` cannot be read.
     pub fn now() -> Result<Self> {
         let status = fs::read_to_string("/proc/self/status").context("read /proc/self/status")?;
         let entries = fs::read_dir("/proc/self/fd").context("list /proc/self/fd")?;

@@ -92,9 +92,6 @@ impl Nccl {
     }
 
     /// A new id, for one communicator.
-    ///
-    /// # Errors
-    /// NCCL's.
     pub fn unique_id(&self) -> Result<Id> {
         let mut id = Id { internal: [0; ID_BYTES] };
         // SAFETY: `id` is valid for writes for the length of the call.
@@ -104,9 +101,6 @@ impl Nccl {
     }
 
     /// Makes a communicator of `ranks` ranks, of which this is `rank`; returns when all have come. CUDA's current device is used.
-    ///
-    /// # Errors
-    /// NCCL's.
     pub fn join(self: &Rc<Self>, id: &Id, rank: usize, ranks: usize) -> Result<Communicator> {
         let mut raw = ptr::null_mut();
         let (rank, ranks) = (c_int::try_from(rank)?, c_int::try_from(ranks)?);
@@ -132,9 +126,6 @@ impl Nccl {
 impl Communicator {
     /// A communicator of those ranks that give the same `colour`, in order of their `key`; none for a rank that gives none.
     /// Returns when all ranks have called it.
-    ///
-    /// # Errors
-    /// NCCL's.
     pub fn split(&self, colour: Option<u16>, key: usize) -> Result<Option<Self>> {
         // NCCL_SPLIT_NOCOLOR is -1.
         let (number, key) = (colour.map_or(-1, c_int::from), c_int::try_from(key)?);
@@ -173,9 +164,6 @@ impl Communicator {
     }
 
     /// What went wrong since it was made.
-    ///
-    /// # Errors
-    /// That, in NCCL's words.
     pub fn health(&self) -> Result<()> {
         let mut code = 0;
         // SAFETY: the communicator is alive, `code` is valid for writes for the length of the call.
@@ -185,18 +173,12 @@ impl Communicator {
     }
 
     /// Ends it after all that was started; all ranks do.
-    ///
-    /// # Errors
-    /// NCCL's.
     pub fn destroy(self) -> Result<()> {
         // SAFETY: alive until here, and nobody has it after this: `end` took the owner.
         self.end("ncclCommDestroy", |nccl, raw| unsafe { (nccl.destroy)(raw) })
     }
 
     /// Ends it in the midst of what was started.
-    ///
-    /// # Errors
-    /// NCCL's.
     pub fn abort(self) -> Result<()> {
         // SAFETY: as in `destroy`.
         self.end("ncclCommAbort", |nccl, raw| unsafe { (nccl.abort)(raw) })

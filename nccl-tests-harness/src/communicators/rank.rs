@@ -43,9 +43,6 @@ pub struct Task {
 
 impl Task {
     /// Does it, and reports to [`report_file`]: standard output has NCCL's log, which is cut anywhere.
-    ///
-    /// # Errors
-    /// When it could not be done.
     pub fn run(self) -> Result<()> {
         let file = report_file(&self.folder, self.scenario, self.rank);
         let mut rank = Rank::new(self)?;

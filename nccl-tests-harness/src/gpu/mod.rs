@@ -22,9 +22,6 @@ use std::time::Duration;
 
 /// Shows that this GPU writes what the processor computes, and counts what the processor changes: a check that never finds
 /// anything would pass whatever a network does.
-///
-/// # Errors
-/// When it does not.
 pub fn prove(gpu: &Gpu) -> Result<()> {
     const BYTES: usize = 70_001;
     const MARGIN: usize = 64;
@@ -50,9 +47,6 @@ pub fn prove(gpu: &Gpu) -> Result<()> {
 /// Shows the same of the kernels of the litmus test: that all words of a line are stored and no others, and that a line with an old
 /// word and one that does not come are counted. It also makes the driver load both kernels one after the other: a kernel that is
 /// loaded at its first launch may wait for all that run, and in the test one of them runs until the other has stored its lines.
-///
-/// # Errors
-/// When it is not so.
 pub fn prove_lines(gpu: &Rc<Gpu>) -> Result<()> {
     const BYTES: usize = 200 * lines::LINE_BYTES;
     // Neither a multiple of a warp's four lines, nor from the start.

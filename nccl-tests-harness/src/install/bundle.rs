@@ -21,9 +21,6 @@ const FILE_MODE: u32 = 0o644;
 
 /// All files, read before any is written: the program may be the one that is replaced. `command_line` is what completions and manual
 /// pages are made from.
-///
-/// # Errors
-/// When one cannot be read.
 pub fn collect(program: &Path, plugin: &Path, fabric: &Path, command_line: &Command) -> Result<Vec<Item>> {
     let read = |path: &Path| fs::read(path).with_context(|| format!("read {}", path.display()));
     let mut items = vec![

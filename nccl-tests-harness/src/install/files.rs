@@ -34,9 +34,6 @@ const FOLDER_MODE: u32 = 0o755;
 const PLUGIN_MARKS: [&[u8]; 2] = [b"ncclNetPlugin_v8", b"NCCL_SPARK_SETTINGS_FILE"];
 
 /// Whose the file `path` of `prefix` is, by what `manifest` lists.
-///
-/// # Errors
-/// When it cannot be read.
 pub fn state(prefix: &Path, path: &str, manifest: &Manifest) -> Result<State> {
     let file = prefix.join(path);
     let about = match file.symlink_metadata() {
@@ -100,9 +97,6 @@ pub fn check_writable(folder: &Path, command: &str) -> Result<()> {
 ///
 /// Every file is first written whole under another name. The list then has old and new digests until all have their names, so that an
 /// installation that ends in the middle can be repeated or removed.
-///
-/// # Errors
-/// When something cannot be written.
 pub fn put(prefix: &Path, items: &[Item], old: Manifest) -> Result<Put> {
     let mut new = Manifest { folders: old.folders.clone(), ..Manifest::default() };
     let mut staged = stage(prefix, items, &mut new).inspect_err(|_| {
@@ -148,9 +142,6 @@ fn write_manifest(prefix: &Path, manifest: &mut Manifest) -> Result<()> {
 }
 
 /// Removes the list, and the folders that were made if nothing else is in them.
-///
-/// # Errors
-/// When the list cannot be removed.
 pub fn remove_manifest(prefix: &Path, manifest: &Manifest) -> Result<()> {
     let file = prefix.join(manifest::PATH);
     match fs::remove_file(&file) {

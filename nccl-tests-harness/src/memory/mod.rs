@@ -14,7 +14,7 @@ pub mod options;
 pub mod rank;
 mod show;
 
-use crate::control::{FromRank, ToRank};
+use crate::control::{FromRank, ToRank, answer};
 use crate::device::Network;
 use crate::fabric::{self, Fabric, Kind as FabricKind};
 use crate::gpu::About;
@@ -171,10 +171,7 @@ fn start(plan: &Plan, program: &Path, fabric: &Fabric, kind: Kind, litmus: Optio
     let sizes = if litmus.is_some() { vec![litmus::rounds::BUFFER_BYTES] } else { plan.sizes.clone() };
     let (plugin, job_number) = (plan.plugin.clone(), u64::from(std::process::id()));
     let setup = Setup { kind, plugin, job: job_number, sizes, gpus: plan.gpus, litmus };
-    let ready = ask(&mut job, ToRank::Memory(setup), |answer| match answer {
-        Answer::Ready(ready) => Some(ready),
-        _ => None,
-    })?;
+    let ready = ask(&mut job, ToRank::Memory(setup), answer!(Answer::Ready(ready) => ready))?;
     Ok((job, ready))
 }
 
@@ -183,17 +180,11 @@ fn judge_lines(plan: &Plan, program: &Path, fabric: &Fabric, order: Order, has_g
     let kind = if has_gpu { Kind::HostAlloc } else { Kind::Malloc };
     let run = || -> Result<Outcome> {
         let (mut job, _) = start(plan, program, fabric, kind, Some(order))?;
-        let registered = ask(&mut job, ToRank::Go, |answer| match answer {
-            Answer::Registered(registered) => Some(registered),
-            _ => None,
-        })?;
+        let registered = ask(&mut job, ToRank::Go, answer!(Answer::Registered(registered) => registered))?;
         if let Registered::Refused(reason) | Registered::NotTried(reason) = registered {
             return Ok(Outcome::Failed { reason });
         }
-        let found = ask(&mut job, ToRank::Go, |answer| match answer {
-            Answer::Litmus(found) => Some(found),
-            _ => None,
-        })?;
+        let found = ask(&mut job, ToRank::Go, answer!(Answer::Litmus(found) => found))?;
         // After lines that did not arrive the process cannot close normally.
         if found.missing == 0 {
             job.finish().context("close")?;
@@ -214,19 +205,13 @@ fn words_of(error: &anyhow::Error) -> String {
 
 /// Has a started process register memory and move messages.
 fn proceed(mut job: Job, is_registered: &mut bool) -> Result<Fate> {
-    let registered = ask(&mut job, ToRank::Go, |answer| match answer {
-        Answer::Registered(registered) => Some(registered),
-        _ => None,
-    })?;
+    let registered = ask(&mut job, ToRank::Go, answer!(Answer::Registered(registered) => registered))?;
     let fate = match registered {
         Registered::NotTried(reason) => Fate::NotTried { reason },
         Registered::Refused(reason) => Fate::Refused { reason },
         Registered::Yes => {
             *is_registered = true;
-            Fate::Moved(ask(&mut job, ToRank::Go, |answer| match answer {
-                Answer::Moved(moved) => Some(moved),
-                _ => None,
-            })?)
+            Fate::Moved(ask(&mut job, ToRank::Go, answer!(Answer::Moved(moved) => moved))?)
         }
     };
     job.finish().context("close")?;

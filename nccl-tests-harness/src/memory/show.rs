@@ -49,9 +49,6 @@ pub fn fault(kind: Kind, fate: &Fate) -> Option<String> {
 }
 
 /// Writes the head.
-///
-/// # Errors
-/// When `out` cannot be written.
 pub fn head(out: &mut impl Write) -> io::Result<()> {
     let mut table = table(out);
     table.remark("")?;
@@ -59,9 +56,6 @@ pub fn head(out: &mut impl Write) -> io::Result<()> {
 }
 
 /// Writes the row of a kind, and remarks below it.
-///
-/// # Errors
-/// When `out` cannot be written.
 pub fn row(out: &mut impl Write, kind: Kind, fate: &Fate) -> io::Result<()> {
     let (name, mut table) = (kind.name(), table(out));
     match fate {

@@ -17,7 +17,7 @@ use crate::scene::Scene;
 use crate::scene::network::{Channels, Network, Used};
 use crate::watch::Watch;
 use anyhow::{Result, ensure};
-use options::Plan;
+use options::{Place, Plan};
 use printed_table::Row;
 use run::ChannelsUnlikeSpark;
 use show::Outcome;
@@ -33,11 +33,8 @@ pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out
     if let Some(folder) = &plan.plot {
         plot::prepare(folder)?;
     }
-    let (ranks, is_here) = match &plan.place {
-        options::Place::Here(ranks) => (*ranks, true),
-        options::Place::Hosts(_) => (1, false),
-    };
-    let scene = Scene::set(&plan.setting, ranks, lookup)?;
+    let is_here = matches!(plan.place, Place::Here(_));
+    let scene = Scene::set(&plan.setting, plan.place.ranks_here(), lookup)?;
     writeln!(
         out,
         "# nccl-spark {}: {} {}",

@@ -73,9 +73,6 @@ fn pipe_path(folder: &Path, rank: usize) -> PathBuf {
 }
 
 /// Runs the program once; `hear` gets every line that the ranks print.
-///
-/// # Errors
-/// When it cannot be started.
 pub fn run(
     plan: &Plan,
     fabric: &Fabric,

@@ -87,6 +87,30 @@ pub enum Place {
     Hosts(Vec<String>),
 }
 
+impl Place {
+    /// What `--ranks` and `--mpirun` say.
+    ///
+    /// # Errors
+    /// When the ranks may be on other machines, and `setting` needs them here.
+    pub fn new(ranks: u16, mpirun: Option<String>, setting: &Setting) -> Result<Self, clap::Error> {
+        match mpirun {
+            Some(_) if setting.is_local() => {
+                Err(wrong("--abi and --as-spark are for ranks of this machine: not with --mpirun"))
+            }
+            Some(text) => Ok(Self::Hosts(text.split_whitespace().map(str::to_owned).collect())),
+            None => Ok(Self::Here(usize::from(ranks))),
+        }
+    }
+
+    /// How many ranks are on this machine, as far as that is known.
+    pub fn ranks_here(&self) -> usize {
+        match self {
+            Self::Here(ranks) => *ranks,
+            Self::Hosts(_) => 1,
+        }
+    }
+}
+
 impl Options {
     /// What to run; `program` is this program's file, `path` the environment's PATH.
     ///
@@ -102,14 +126,8 @@ impl Options {
                 return Err(wrong(format!("--compare names {} twice", network.name())))?;
             }
         }
-        let place = match self.mpirun {
-            Some(text) => Place::Hosts(text.split_whitespace().map(str::to_owned).collect()),
-            None => Place::Here(usize::from(self.ranks)),
-        };
         let setting = self.scene.setting(program)?;
-        if setting.is_local() && matches!(place, Place::Hosts(_)) {
-            return Err(wrong("--abi and --as-spark are for ranks of this machine: not with --mpirun".to_owned()))?;
-        }
+        let place = Place::new(self.ranks, self.mpirun, &setting)?;
         let mut arguments = self.arguments;
         if arguments.is_empty() {
             arguments = ["-b", "8", "-e", "128M", "-f", "4"].map(str::to_owned).to_vec();
@@ -129,9 +147,6 @@ impl Options {
 }
 
 /// The program's file: `all_gather`, `all-gather` and `all_gather_perf` are the same.
-///
-/// # Errors
-/// When it is not there.
 pub fn find(test: &str, folder: Option<&Path>, path: Option<&str>) -> Result<PathBuf> {
     let name = test.replace('-', "_");
     let name = if name.ends_with("_perf") { name } else { format!("{name}_perf") };

@@ -115,9 +115,6 @@ impl PrintedTable {
     }
 
     /// To be called when the program has printed all.
-    ///
-    /// # Errors
-    /// When a row is not complete.
     pub fn finish(&self) -> Result<()> {
         let Some(begun) = &self.begun else { return Ok(()) };
         let size = begun.split_whitespace().next().unwrap_or_default();

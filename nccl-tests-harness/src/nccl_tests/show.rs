@@ -125,9 +125,6 @@ fn ratios<'a>(outcomes: &'a [Outcome]) -> Vec<Ratio<'a>> {
 
 /// Medians out of place of all networks, and how many times the time of the first each of the others takes: a line for each network,
 /// within 80 columns.
-///
-/// # Errors
-/// When `out` cannot be written.
 pub fn table(out: &mut impl Write, outcomes: &[Outcome]) -> Result<()> {
     let ratios = ratios(outcomes);
     let mut table = Table::new(out, "  ", [right(12), left(13), right(8), right(7), right(16), right(10)]);
@@ -149,9 +146,6 @@ pub fn table(out: &mut impl Write, outcomes: &[Outcome]) -> Result<()> {
 }
 
 /// All results as JSON; every number has its unit in its name.
-///
-/// # Errors
-/// When the file cannot be written.
 pub fn json(plan: &Plan, fabric: &str, outcomes: &[Outcome]) -> Result<()> {
     let network = |outcome: &Outcome| {
         let points = sizes(std::slice::from_ref(outcome)).into_iter().map(|bytes| {
@@ -188,9 +182,6 @@ pub fn json(plan: &Plan, fabric: &str, outcomes: &[Outcome]) -> Result<()> {
 }
 
 /// busbw by size as a picture.
-///
-/// # Errors
-/// When it cannot be written.
 pub fn picture(plan: &Plan, fabric: &str, outcomes: &[Outcome]) -> Result<()> {
     let Some(folder) = &plan.plot else { return Ok(()) };
     let name = plan.program.file_name().unwrap_or_default().to_string_lossy().into_owned();

@@ -151,9 +151,6 @@ impl Scene {
     }
 
     /// Keeps a line of output for the user, by whom it was printed.
-    ///
-    /// # Errors
-    /// When it cannot be written.
     pub fn log(&self, who: &str, line: &str) -> Result<()> {
         if output::nccl_debug().is_some() && line.contains(" NCCL ") {
             writeln!(output::error(), "{who}: {line}")?;
@@ -163,9 +160,6 @@ impl Scene {
     }
 
     /// A folder in which the plugin is called libnccl-net.so, as NCCL looks for a plugin that nobody names.
-    ///
-    /// # Errors
-    /// When it cannot be made.
     pub fn plugin_by_its_usual_name(&self) -> Result<PathBuf> {
         let folder = self.folder.path().join("lib");
         let link = folder.join("libnccl-net.so");

@@ -49,17 +49,11 @@ impl Followers {
     }
 
     /// Has each start a rank.
-    ///
-    /// # Errors
-    /// When one is gone.
     pub fn run(&self, number: u32, candidate: Option<Candidate>) -> Result<()> {
         self.lines.iter().try_for_each(|(line, _)| line.send(&Order::Run { number, candidate }))
     }
 
     /// Has one on each other machine write the settings, and ends all.
-    ///
-    /// # Errors
-    /// When one is gone.
     pub fn keep(&self, chosen: Option<Candidate>, remark: &str) -> Result<()> {
         for ((line, _), writes) in self.lines.iter().zip(&self.writers) {
             if *writes {
@@ -70,9 +64,6 @@ impl Followers {
     }
 
     /// Ends all.
-    ///
-    /// # Errors
-    /// When one is gone.
     pub fn end(&self) -> Result<()> {
         self.lines.iter().try_for_each(|(line, _)| line.send(&Order::End))
     }

@@ -40,6 +40,17 @@ impl Candidate {
     }
 }
 
+/// The settings of this process; `named` is the file that NCCL_SPARK_SETTINGS_FILE names, which need not exist before it is written.
+///
+/// # Errors
+/// When a setting is not valid.
+pub fn settings(named: Option<&str>) -> Result<Settings> {
+    match named {
+        Some(path) if !Path::new(path).exists() => Ok(Settings::gather(&[], &[])?),
+        _ => Ok(Settings::of_this_process()?),
+    }
+}
+
 /// The file to write: the one that the command line names, else the one that NCCL_SPARK_SETTINGS_FILE names, else the standard one.
 ///
 /// # Errors

@@ -105,11 +105,7 @@ impl Options {
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Tune> {
         let named = variable(keep::SETTINGS_FILE);
-        let settings = match &named {
-            // The file to be written need not exist yet.
-            Some(path) if !Path::new(path).exists() => Settings::gather(&[], &[])?,
-            _ => Settings::of_this_process()?,
-        };
+        let settings = keep::settings(named.as_deref())?;
         let output = keep::place(self.output, named, geteuid().is_root())?;
         if !self.dry_run && output.exists() {
             keep::check(&output)?;

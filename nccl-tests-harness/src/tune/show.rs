@@ -25,9 +25,6 @@ pub struct Told {
 }
 
 /// What will be measured.
-///
-/// # Errors
-/// When `out` cannot be written.
 pub fn introduction(tune: &Tune, out: &mut impl Write) -> io::Result<()> {
     let plan = &tune.plan;
     writeln!(out, "# nccl-spark {}: tune, with all-gather over host memory", env!("CARGO_PKG_VERSION"))?;
@@ -38,9 +35,6 @@ pub fn introduction(tune: &Tune, out: &mut impl Write) -> io::Result<()> {
 }
 
 /// All settings that were tried: a line each, or where there are many sizes as many lines as they need.
-///
-/// # Errors
-/// When `out` cannot be written.
 pub fn table(told: &Told, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "#\n# fabric: {}", told.fabric_text)?;
     writeln!(out, "# busbw in GB/s by size: median of the rounds")?;
@@ -89,9 +83,6 @@ fn folded(start: [String; 4], cells: &[String], mut write: impl FnMut(&[String])
 }
 
 /// Whether the proposed settings are better than the defaults, and what is done.
-///
-/// # Errors
-/// When `out` cannot be written.
 pub fn verdict(told: &Told, proposed: Candidate, verdict: &Verdict, out: &mut impl Write) -> io::Result<()> {
     let Candidate { qps, min_share_bytes } = proposed;
     let gains = told.sizes_bytes.iter().zip(&verdict.gains);

@@ -43,9 +43,6 @@ pub fn captions(fabric: &str, marks: &str) -> Vec<String> {
 }
 
 /// Writes the charts of a scenario into `folder`.
-///
-/// # Errors
-/// When they cannot be written.
 pub fn write(
     folder: &Path,
     scenario: Scenario,
@@ -67,9 +64,6 @@ pub fn write(
 }
 
 /// Writes a chart that has points as `folder`/`name`.svg and .png.
-///
-/// # Errors
-/// When they cannot be written.
 pub fn save(folder: &Path, name: &str, chart: &Chart) -> Result<()> {
     if !chart.has_points() {
         return Ok(());
@@ -83,9 +77,6 @@ pub fn save(folder: &Path, name: &str, chart: &Chart) -> Result<()> {
 }
 
 /// Makes the folder, before the run, so that an unusable one is an error then and not after it.
-///
-/// # Errors
-/// When it cannot be made.
 pub fn prepare(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("--plot {}", folder.display()))
 }

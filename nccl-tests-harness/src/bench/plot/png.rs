@@ -12,9 +12,6 @@ const LETTERS: RasterHeight = RasterHeight::Size24;
 const DASH: (f64, f64) = (16.0, 26.0);
 
 /// The whole file.
-///
-/// # Errors
-/// When it cannot be encoded.
 pub fn render(chart: &Chart) -> Result<Vec<u8>> {
     let mut picture = Picture(vec![255; COLUMNS * ROWS * 3]);
     for mark in chart.drawing() {

@@ -5,9 +5,6 @@ use crate::table::{Table, left, right};
 use std::io::{self, Write};
 
 /// Writes the result of the test. `is_soft`: over the software fabric.
-///
-/// # Errors
-/// When `out` cannot be written.
 pub fn write(out: &mut impl Write, outcome: &Outcome, planted: bool, is_soft: bool) -> io::Result<()> {
     let mut table = Table::new(out, "  ", [left(24), right(14), right(10), right(12), right(8)]);
     table.remark("")?;

@@ -56,9 +56,6 @@ impl Side {
     }
 
     /// Whether the task is done.
-    ///
-    /// # Errors
-    /// The driver's.
     pub fn is_done(&mut self) -> Result<bool> {
         match self {
             Self::Gpu(lines) => lines.is_idle(),
@@ -67,9 +64,6 @@ impl Side {
     }
 
     /// What was found in all rounds, when none is under way.
-    ///
-    /// # Errors
-    /// The driver's.
     pub fn tally(&self) -> Result<Tally> {
         match self {
             Self::Gpu(lines) => lines.tally(),

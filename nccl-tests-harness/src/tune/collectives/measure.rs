@@ -47,11 +47,7 @@ impl<'a> Runner<'a> {
     /// # Errors
     /// When something that was asked for does not exist.
     pub fn new(plan: &'a mut Plan, own: &'a Path, lookup: &'a dyn Fn(&str) -> Option<String>) -> Result<Self> {
-        let ranks = match plan.tests.place {
-            Place::Here(ranks) => ranks,
-            Place::Hosts(_) => 1,
-        };
-        let scene = Scene::set(&plan.tests.setting, ranks, lookup)?;
+        let scene = Scene::set(&plan.tests.setting, plan.tests.place.ranks_here(), lookup)?;
         Ok(Self { plan, scene, own, lookup, facts: None })
     }
 
@@ -61,9 +57,6 @@ impl<'a> Runner<'a> {
     }
 
     /// As [`Runner::run`], with groups of `members` collectives. Their sizes are such that the sums are those of single ones.
-    ///
-    /// # Errors
-    /// As [`Runner::run`].
     pub fn run_grouped(&mut self, program: &Path, table: Option<&Table>, members: u32) -> Result<Times> {
         if members == 1 {
             return self.run(program, table);

@@ -130,23 +130,13 @@ impl Options {
         let output = self.output.or_else(|| named.clone().map(PathBuf::from));
         let file = keep::place(output.clone(), None, geteuid().is_root())?;
         let before = if file.exists() { keep::check(&file)?.tuner_table } else { None };
-        let settings = match &named {
-            // The file to be written need not exist yet.
-            Some(path) if !Path::new(path).exists() => Settings::gather(&[], &[])?,
-            _ => Settings::of_this_process()?,
-        };
+        let settings = keep::settings(named.as_deref())?;
         let (protocols, notes) = protocols(self.protocols, &settings, lookup)?;
         let ring = |protocol, channels| Choice { algorithm: Algorithm::Ring, protocol, channels };
         let pairs = unique(self.channels).into_iter().flat_map(|n| protocols.iter().map(move |&p| ring(p, n)));
         let candidates = pairs.collect();
-        let place = match self.mpirun {
-            Some(text) => tests::Place::Hosts(text.split_whitespace().map(str::to_owned).collect()),
-            None => tests::Place::Here(usize::from(self.ranks)),
-        };
         let setting = self.scene.setting(program)?;
-        if setting.is_local() && matches!(place, tests::Place::Hosts(_)) {
-            return Err(wrong("--abi and --as-spark are for ranks of this machine: not with --mpirun"))?;
-        }
+        let place = tests::Place::new(self.ranks, self.mpirun, &setting)?;
         let (folder, path) = (self.dir.as_deref(), lookup("PATH"));
         let found = |collective: Collective| Ok((collective, tests::find(collective.word(), folder, path.as_deref())?));
         let collectives = unique(self.collectives).into_iter().map(found).collect::<Result<Vec<_>>>()?;

@@ -50,9 +50,6 @@ fn words(finding: Finding) -> &'static str {
 }
 
 /// The table of one collective.
-///
-/// # Errors
-/// When `out` cannot be written.
 pub fn sweep(sweep: &Sweep, out: &mut impl Write) -> io::Result<()> {
     let rounds = sweep.alone.nccl.rounds.len();
     let name = sweep.collective;
@@ -76,9 +73,6 @@ pub fn sweep(sweep: &Sweep, out: &mut impl Write) -> io::Result<()> {
 }
 
 /// The table of one collective's confirmation.
-///
-/// # Errors
-/// When `out` cannot be written.
 pub fn confirmation(sweep: &Sweep, out: &mut impl Write) -> io::Result<()> {
     let Some(again) = &sweep.again else { return Ok(()) };
     let rounds = again.nccl.rounds.len();
@@ -124,9 +118,6 @@ pub fn remark(outcome: &Outcome<'_>, date: &str) -> String {
 }
 
 /// All results as JSON; every number has its unit in its name.
-///
-/// # Errors
-/// When the file cannot be written.
 pub fn json(plan: &Plan, fabric: &str, facts: &Facts, sweeps: &[Sweep], table: Option<&Table>) -> Result<()> {
     let report = json!({
         "command": "tune collectives",

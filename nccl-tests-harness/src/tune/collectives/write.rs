@@ -38,9 +38,6 @@ const LOCAL_RANK: [&str; 4] = ["OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", 
 impl Task {
     /// Writes the file, unless another process of the job does so on this machine. Without such a variable several write the same,
     /// which is harmless: each replaces the whole file.
-    ///
-    /// # Errors
-    /// When the file cannot be written.
     pub fn run(self, lookup: &dyn Fn(&str) -> Option<String>, out: &mut impl Write) -> Result<()> {
         let local_rank = LOCAL_RANK.iter().find_map(|name| lookup(name));
         if local_rank.is_some_and(|rank| rank != "0") {
@@ -56,9 +53,6 @@ impl Task {
 }
 
 /// Writes the table into the file of every machine, or removes the one that is there.
-///
-/// # Errors
-/// When a file cannot be written.
 pub fn everywhere(plan: &Plan, own: &Path, table: Option<&Table>, remark: &str, out: &mut impl Write) -> Result<()> {
     let Place::Hosts(arguments) = &plan.tests.place else {
         for line in put(&plan.file, table, plan.before.as_ref(), remark)? {
