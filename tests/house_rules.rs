@@ -22,7 +22,7 @@ const UNSAFE: &[&str] = &[
     "src/verbs/",
     "src/rails/cuda.rs",
     "src/comm/owner.rs",
-    "nccl-tests-harness/src/communicators/nccl.rs",
+    "nccl-tests-harness/src/proofs/communicators/nccl.rs",
     "nccl-tests-harness/src/net/",
     "nccl-tests-harness/src/gpu/cuda/",
     "softverbs/src/abi/",

@@ -2,17 +2,10 @@
 
 mod examples;
 
-use crate::bench::options::Bench;
-use crate::communicators;
-use crate::fabric;
-use crate::install;
-use crate::job_environment;
-use crate::machine;
-use crate::manual;
-use crate::memory;
-use crate::nccl_tests;
-use crate::run_options::Run;
-use crate::tune;
+use crate::commands::collectives::options::Run;
+use crate::commands::{env, fabric, install, manual, rails, tune};
+use crate::proofs::bench::options::Bench;
+use crate::proofs::{communicators, memory, nccl_tests};
 use clap::{Parser, Subcommand};
 use std::path::PathBuf;
 
@@ -108,12 +101,12 @@ pub enum Command {
     Memory(Box<memory::options::Options>),
     /// Injects faults into the software fabric while a job runs over it, and shows what runs.
     #[command(after_help = examples::FABRIC)]
-    Fabric(fabric::command::Options),
+    Fabric(fabric::Options),
     /// Shows which RoCE ports of this machine would be merged, the expected rate, and why the others are not used.
     ///
     /// Exit status: 0 at least one rail is usable, 1 none is or the machine cannot be examined, 2 the command line is wrong.
     #[command(after_help = examples::RAILS)]
-    Rails(machine::Options),
+    Rails(rails::Options),
     /// Lists the plugin's settings: name, default, meaning, current value.
     #[command(after_help = examples::SETTINGS)]
     Settings,
@@ -121,7 +114,7 @@ pub enum Command {
     ///
     /// Set them for a job, not in a login script: with NCCL_NET=Spark, NCCL fails where no rail exists.
     #[command(after_help = examples::ENV)]
-    Env(job_environment::Options),
+    Env(env::Options),
     /// Installs this program, the plugin, the software fabric, shell completions and manual pages.
     ///
     /// Files that install did not put there are neither replaced nor removed. DIR/lib/nccl-spark/manifest lists what is installed.

@@ -1,12 +1,11 @@
 //! What the ranks' messages travel over: RDMA devices of this machine, or the software fabric. The only file that knows
 //! `softverbs`.
 
-pub mod command;
 pub mod options;
 
-use crate::bench::limit::{Rail, Wiring};
 use crate::interrupt;
 use crate::places;
+use crate::proofs::bench::limit::{Rail, Wiring};
 use crate::scene::topology::{Function, Machine};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use nccl_net_spark::rails::LinkRate;
