@@ -6,8 +6,8 @@ use crate::commands::collectives::options::Run;
 use crate::commands::{env, fabric, install, manual, rails, tune};
 use crate::proofs::bench::options::Bench;
 use crate::proofs::{communicators, memory, nccl_tests};
+use crate::ranks::process;
 use clap::{Parser, Subcommand};
-use std::path::PathBuf;
 
 /// Tests, measures, tunes and installs the NCCL network plugin for DGX Spark.
 #[derive(Debug, Parser)]
@@ -131,16 +131,7 @@ pub enum Command {
     Manual(manual::Manual),
     /// One rank of a run; started by the other commands, with the control connection to them as standard input.
     #[command(hide = true)]
-    Rank {
-        /// Its number, for whoever lists processes.
-        number: usize,
-        /// The plugin's library on this machine.
-        #[arg(long)]
-        plugin: Option<PathBuf>,
-        /// Started by a launcher.
-        #[arg(long)]
-        launched: bool,
-    },
+    Rank(process::Start),
 }
 
 #[cfg(test)]

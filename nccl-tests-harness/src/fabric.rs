@@ -1,13 +1,14 @@
 //! What the ranks' messages travel over: RDMA devices of this machine, or the software fabric. The only file that knows
 //! `softverbs`.
 
+pub mod limit;
 pub mod options;
 
 use crate::interrupt;
 use crate::places;
-use crate::proofs::bench::limit::{Rail, Wiring};
 use crate::scene::topology::{Function, Machine};
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use limit::{Rail, Wiring};
 use nccl_net_spark::rails::LinkRate;
 use softverbs::control::{self, Action, Prepared};
 use softverbs::profile::{Link, Profile, RailSpec};

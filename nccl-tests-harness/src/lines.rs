@@ -23,7 +23,7 @@ pub struct NamedPipe {
 }
 
 impl NamedPipe {
-    /// Makes it.
+    /// Makes a pipe at `path`.
     pub fn make(path: &Path) -> Result<Self> {
         let open = || {
             unistd::mkfifo(path, Mode::S_IRUSR | Mode::S_IWUSR)?;

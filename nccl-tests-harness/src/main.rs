@@ -129,9 +129,9 @@ fn execute(command: Command) -> Result<bool> {
         Command::Uninstall(options) => options.run(&program, out).map(|()| true),
         Command::Completions(options) => options.run(&Cli::command(), out).map(|()| true),
         Command::Manual(options) => options.run(&Cli::command(), out).map(|()| true),
-        Command::Rank { plugin, launched, .. } => {
+        Command::Rank(start) => {
             let level = log::Level::of_nccl_debug(std::env::var("NCCL_DEBUG").ok().as_deref());
-            process::run(process::Start { level, plugin, launched }).map(|()| true)
+            process::run(&start, level).map(|()| true)
         }
     }
 }

@@ -2,6 +2,7 @@
 //! much goes there.
 
 pub mod numbers;
+pub mod plot;
 pub mod report;
 pub mod table;
 pub mod watch;

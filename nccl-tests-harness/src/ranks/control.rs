@@ -105,7 +105,7 @@ pub enum FromRank {
     },
     /// It cannot go on.
     Failed {
-        /// Why.
+        /// The error.
         reason: String,
     },
 }

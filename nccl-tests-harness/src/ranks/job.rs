@@ -5,6 +5,7 @@ use crate::ranks::control::{self, FromRank, Sender, ToRank};
 use crate::ranks::rendezvous::Guest;
 use anyhow::{Context, Result, anyhow};
 use nix::sys::signal::Signal;
+use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -62,6 +63,14 @@ pub struct RankEnv {
     pub name: String,
     /// Its value.
     pub value: String,
+}
+
+impl Serialize for RankEnv {
+    /// As on the command line.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { rank, name, value } = self;
+        serializer.collect_str(&format_args!("{rank}:{name}={value}"))
+    }
 }
 
 impl RankEnv {

@@ -20,22 +20,24 @@ const BEAT: Duration = Duration::from_millis(250);
 /// has the error.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// How a rank was started.
-#[derive(Debug, Clone)]
+/// The arguments of the hidden command that starts a rank.
+#[derive(Debug, clap::Args)]
 pub struct Start {
-    /// How much of the plugin's log is shown.
-    pub level: Level,
-    /// The plugin's library, where it is not the one that the command names.
-    pub plugin: Option<PathBuf>,
-    /// By a launcher, and not by the command, which may be on another machine.
-    pub launched: bool,
+    /// Its number, for whoever lists processes.
+    number: usize,
+    /// The plugin's library on this machine.
+    #[arg(long)]
+    plugin: Option<PathBuf>,
+    /// Started by a launcher.
+    #[arg(long)]
+    launched: bool,
 }
 
-/// Runs a rank whose standard input is the socket to the command.
+/// Runs a rank whose standard input is the socket to the command. `level` is how much of the plugin's log is shown.
 ///
 /// # Errors
 /// When that socket fails; other errors go over the socket, and the command ends this process.
-pub fn run(start: Start) -> Result<()> {
+pub fn run(start: &Start, level: Level) -> Result<()> {
     let patience = match start.launched {
         true => LAST_WORDS,
         false => Duration::ZERO,
@@ -64,7 +66,7 @@ pub fn run(start: Start) -> Result<()> {
             std::thread::sleep(BEAT);
         }
     });
-    if let Err(error) = work(start, &commands, &sender) {
+    if let Err(error) = work(start, level, &commands, &sender) {
         sender.send(&FromRank::Failed { reason: format!("{error:#}") })?;
         // The command ends this process once it has the other ranks' errors.
         loop {
@@ -80,19 +82,19 @@ fn die(patience: Duration) {
     let _ = signal::raise(signal::Signal::SIGKILL);
 }
 
-fn work(start: Start, commands: &mpsc::Receiver<ToRank>, sender: &Sender) -> Result<()> {
+fn work(start: &Start, level: Level, commands: &mpsc::Receiver<ToRank>, sender: &Sender) -> Result<()> {
     activity::stage("starting");
     match commands.recv()? {
         ToRank::Setup(setup) => {
-            log::start(setup.rank, start.level);
+            log::start(setup.rank, level);
             collectives::rank::work(setup, start.plugin.as_deref(), commands, sender)
         }
         ToRank::Bench(setup) => {
-            log::start(setup.rank, start.level);
+            log::start(setup.rank, level);
             bench::rank::work(&setup, start.plugin.as_ref().unwrap_or(&setup.plugin), commands, sender)
         }
         ToRank::Memory(setup) => {
-            log::start(0, start.level);
+            log::start(0, level);
             memory::rank::work(&setup, start.plugin.as_ref().unwrap_or(&setup.plugin), commands, sender)
         }
         _ => bail!("the first message is not the set-up"),

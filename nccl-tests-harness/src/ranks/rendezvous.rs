@@ -55,7 +55,7 @@ enum Answer {
     },
     /// It does not.
     Refused {
-        /// Why.
+        /// The reason that rank 0 gives.
         reason: String,
     },
 }

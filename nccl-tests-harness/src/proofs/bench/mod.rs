@@ -2,15 +2,14 @@
 //!
 //! Each library has two rank processes of its own (`rank`, driven by `side`); those that are not measured wait on the socket to
 //! the command. Each round has new processes. `scenario` and `slowdown` are what is done, round by
-//! round, `figures` sums the rounds up and compares them, `limit` is what the links let through; `show`, `report` and `plot`
+//! round, `figures` sums the rounds up and compares them, `show`, `report` and `charts`
 //! show the results.
 
+pub mod charts;
 pub mod figures;
-pub mod limit;
 pub mod messages;
 pub mod options;
 pub mod plan;
-pub mod plot;
 pub mod rank;
 pub mod report;
 pub mod scenario;
@@ -19,8 +18,10 @@ pub mod side;
 pub mod slowdown;
 pub mod traffic;
 
+use crate::fabric::limit::{self, Limit};
 use crate::fabric::{self, Fabric, Kind};
 use crate::output::numbers::{count, significant, size};
+use crate::output::plot;
 use crate::output::report as told;
 use crate::output::watch::Watch;
 use crate::ranks::device::Network;
@@ -30,10 +31,9 @@ use crate::ranks::rendezvous::Meeting;
 use crate::ranks::seats;
 use anyhow::{Context, Result, bail};
 use figures::Point;
-use limit::Limit;
 use nix::sys::signal;
 use nix::unistd::Pid;
-use plan::{Plan, RANKS, Scenario};
+use plan::{Plan, RANKS, Scenario, Settings};
 use report::Report;
 use show::PointTable;
 use side::{About, Side, Turn};
@@ -207,8 +207,9 @@ fn measure(
     if let Some(folder) = &plan.plot {
         let label = plan.label.as_ref().map(|label| format!("{label}: ")).unwrap_or_default();
         let (title, caption) = (format!("{label}{title}"), caption(plan, fabric, sides));
-        let subject = plot::Subject { title: &title, caption: &caption, rounds: plan.rounds, names: &names, limits };
-        plot::write(folder, scenario, &subject, &points, &courses)?;
+        let subject =
+            charts::Subject { title: &title, caption: &caption, rounds: plan.settings.rounds, names: &names, limits };
+        charts::write(folder, scenario, &subject, &points, &courses)?;
     }
     report.add(scenario, &names, &points, first_wrong, courses);
     outcome?;
@@ -230,7 +231,7 @@ fn unequal(
 
 /// Slows a rail or restores it: by the user's command, else on the software fabric.
 fn turn(plan: &Plan, fabric: &Fabric, what: Turn) -> Result<()> {
-    match (&plan.turns, fabric.first_rail()) {
+    match (&plan.settings.turns, fabric.first_rail()) {
         (Some([fall, _]), _) if what == Turn::Fall => shell("--fall", fall, plan.timeout),
         (Some([_, back]), _) => shell("--return", back, plan.timeout),
         (None, Some(rail)) => fabric.slow(rail, if what == Turn::Fall { SLOWED } else { 1.0 }),
@@ -261,7 +262,7 @@ fn shell(option: &str, command: &str, timeout: Duration) -> Result<()> {
 
 /// The title of a scenario's table and chart.
 fn describe(scenario: Scenario, plan: &Plan, fabric: &Fabric) -> String {
-    let Plan { in_flight, channels, .. } = plan;
+    let Settings { in_flight, channels, .. } = &plan.settings;
     let streams = format!("{}, {} in flight", count(*channels, "connection"), count(*in_flight, "message"));
     let rail = fabric.first_rail().unwrap_or("a rail");
     match scenario {
@@ -269,7 +270,7 @@ fn describe(scenario: Scenario, plan: &Plan, fabric: &Fabric) -> String {
         Scenario::Latency => "latency: half a round trip, one message at a time".to_owned(),
         Scenario::Rate => format!("rate: small messages per second; {streams} on each"),
         Scenario::Connections => {
-            let bytes = size(plan.connection_bytes);
+            let bytes = size(plan.settings.connection_bytes);
             format!("connections: messages of {bytes}, {in_flight} in flight on each connection")
         }
         Scenario::Unequal if fabric.kind == Kind::Soft => {
@@ -277,8 +278,8 @@ fn describe(scenario: Scenario, plan: &Plan, fabric: &Fabric) -> String {
         }
         Scenario::Unequal => format!("unequal: bandwidth over the rails as they are; {streams}"),
         Scenario::Slowdown => {
-            let bytes = size(plan.flow_bytes);
-            let what = match plan.turns {
+            let bytes = size(plan.settings.flow_bytes);
+            let what = match plan.settings.turns {
                 Some(_) => "a rail is slowed and restored by --fall and --return".to_owned(),
                 None => format!("rail {rail} is slowed to {SLOWED} of its rate and restored"),
             };
@@ -320,8 +321,8 @@ fn introduce(plan: &Plan, fabric: &Fabric, sides: &[Side], limit: &str, out: &mu
         }
     }
     writeln!(out, "# limit: {limit}")?;
-    let rounds = count(plan.rounds as usize, "round");
-    let seconds = plan.seconds;
+    let rounds = count(plan.settings.rounds as usize, "round");
+    let seconds = plan.settings.seconds;
     let renewed = if plan.launched.is_some() { "over new connections" } else { "in new processes" };
     writeln!(out, "# medians of {rounds}, each a run of about {seconds} s {renewed} (longer if unsteady)")?;
     if sides.len() == 2 {

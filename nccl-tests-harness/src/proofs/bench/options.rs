@@ -1,6 +1,6 @@
 //! The command line of `nccl-spark bench`, checked before anything starts.
 
-use super::plan::{Plan, RANKS, Scenario};
+use super::plan::{Plan, RANKS, Scenario, Settings};
 use crate::abi;
 use crate::fabric::options::FabricOptions;
 use crate::output::report::Target;
@@ -134,29 +134,32 @@ impl Bench {
             None => None,
         };
         let rounds = if self.against.is_some() { 5 } else { 3 };
+        let settings = Settings {
+            rounds: self.rounds.unwrap_or(rounds),
+            seconds: self.seconds,
+            rest_us: self.rest_us,
+            in_flight: usize::from(self.inflight),
+            channels: usize::from(self.channels),
+            connection_bytes: self.connection_bytes,
+            flow_bytes: self.slowdown_bytes,
+            turns: self.fall.zip(self.restore).map(|(fall, back)| [fall, back]),
+            rank_env: self.rank_env,
+        };
         let plan = Plan {
+            settings,
             scenarios: self.scenarios,
             plugin: places::library(self.plugin, program)?,
             abi: self.abi,
             against: self.against.map(|path| places::existing("--against", &path)).transpose()?,
             against_abi: self.against_abi,
-            rounds: self.rounds.unwrap_or(rounds),
             against_env: self.against_env,
-            seconds: self.seconds,
-            rest_us: self.rest_us,
             min_bytes: self.min_bytes,
             max_bytes: self.max_bytes,
             step_factor: self.step_factor.map(|factor| factor as usize),
-            in_flight: usize::from(self.inflight),
-            channels: usize::from(self.channels),
-            connection_bytes: self.connection_bytes,
             max_connections: usize::from(self.max_connections),
-            flow_bytes: self.slowdown_bytes,
             limit_mbps: self.limit_mbps,
-            turns: self.fall.zip(self.restore).map(|(fall, back)| [fall, back]),
             label: self.label,
             timeout,
-            rank_env: self.rank_env,
             fabric: self.fabric.wish(program)?,
             verbs_library,
             json: self.json.map(Target::from),
@@ -169,7 +172,8 @@ impl Bench {
 }
 
 fn check(plan: &Plan) -> Result<(), clap::Error> {
-    let sizes = [("--connection-bytes", plan.connection_bytes), ("--slowdown-bytes", plan.flow_bytes)];
+    let sizes =
+        [("--connection-bytes", plan.settings.connection_bytes), ("--slowdown-bytes", plan.settings.flow_bytes)];
     let sizes = sizes.into_iter().chain(plan.min_bytes.map(|bytes| ("--minbytes", bytes)));
     if let Some((option, _)) = sizes.into_iter().find(|(_, bytes)| *bytes == 0) {
         return Err(wrong(format!("{option} 0: a message must have at least 1 byte")));
@@ -182,7 +186,7 @@ fn check(plan: &Plan) -> Result<(), clap::Error> {
     if plan.max_bytes == Some(0) {
         return Err(wrong("--maxbytes 0: a message must have at least 1 byte"));
     }
-    if let Some(env) = plan.rank_env.iter().find(|env| env.rank >= RANKS) {
+    if let Some(env) = plan.settings.rank_env.iter().find(|env| env.rank >= RANKS) {
         return Err(wrong(format!("--rank-env {}:{}: the ranks are 0 and 1", env.rank, env.name)));
     }
     Ok(())
@@ -226,11 +230,14 @@ mod tests {
     #[test]
     fn the_defaults_are_all_scenarios_with_three_rounds_or_five_against_another() {
         let alone = plan(&[]).unwrap();
-        assert_eq!((alone.rounds, alone.in_flight, alone.scenarios.len(), alone.seconds), (3, 8, 0, 1.0));
+        assert_eq!(
+            (alone.settings.rounds, alone.settings.in_flight, alone.scenarios.len(), alone.settings.seconds),
+            (3, 8, 0, 1.0)
+        );
         assert_eq!(alone.sizes(Scenario::Bandwidth), [4096, 16384, 65536, 262_144, 1 << 20, 4 << 20, 16 << 20]);
         assert_eq!(alone.sizes(Scenario::Latency), [8, 64, 512, 4096, 32768, 262_144, 1 << 20]);
         let against = plan(&["--against", "/proc/self/exe", "latency", "rate"]).unwrap();
-        assert_eq!((against.rounds, against.scenarios), (5, vec![Scenario::Latency, Scenario::Rate]));
+        assert_eq!((against.settings.rounds, against.scenarios), (5, vec![Scenario::Latency, Scenario::Rate]));
         let sizes = plan(&["-b", "8", "-e", "100", "-f", "2"]).unwrap().sizes(Scenario::Unequal);
         assert_eq!(sizes, [8, 16, 32, 64, 100]);
         assert_eq!(plan(&["-e", "4"]).unwrap().sizes(Scenario::Bandwidth), [4]);

@@ -1,6 +1,7 @@
 //! What `nccl-spark bench` is to do: the scenarios and the checked options.
 
 use super::figures::Metric;
+use super::messages::Layout;
 use super::show::Places;
 use crate::fabric::{Kind, Wish};
 use crate::output::report::Target;
@@ -10,6 +11,7 @@ use crate::ranks::rendezvous::Meeting;
 use crate::sizes::{self, Step};
 use crate::usage::wrong;
 use anyhow::Result;
+use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -33,9 +35,34 @@ pub enum Scenario {
     Slowdown,
 }
 
+/// What is the same in all scenarios, as the JSON shows it.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Settings {
+    /// Rounds of each measurement (1 or more).
+    pub rounds: u32,
+    /// About how long a run takes.
+    pub seconds: f64,
+    /// How long a rank sleeps when nothing moved, in microseconds.
+    pub rest_us: u32,
+    /// Messages in flight on each connection (1 to 32).
+    pub in_flight: usize,
+    /// Connections of a stream (1 or more).
+    pub channels: usize,
+    /// Size of the messages over many connections.
+    pub connection_bytes: usize,
+    /// Size of the messages while a rail is slowed.
+    pub flow_bytes: usize,
+    /// Commands that slow a rail and restore it.
+    pub turns: Option<[String; 2]>,
+    /// Environment of single ranks, of both libraries.
+    pub rank_env: Vec<RankEnv>,
+}
+
 /// What to run, checked.
 #[derive(Debug, Clone)]
 pub struct Plan {
+    /// What is the same in all scenarios.
+    pub settings: Settings,
     /// The scenarios asked for; empty: all that the fabric allows.
     pub scenarios: Vec<Scenario>,
     /// Our library.
@@ -48,38 +75,20 @@ pub struct Plan {
     pub against_abi: Option<u32>,
     /// Environment of the other library's ranks alone.
     pub against_env: Vec<(String, String)>,
-    /// Rounds (1 or more).
-    pub rounds: u32,
-    /// About how long one run takes.
-    pub seconds: f64,
-    /// How long a rank sleeps when nothing moved, in microseconds.
-    pub rest_us: u32,
     /// The first size, in place of the scenario's own.
     pub min_bytes: Option<usize>,
     /// The largest size, in place of the scenario's own.
     pub max_bytes: Option<usize>,
     /// The factor from one size to the next (2 or more).
     pub step_factor: Option<usize>,
-    /// Messages in flight on a connection (1 to 32).
-    pub in_flight: usize,
-    /// Connections of a stream (1 or more).
-    pub channels: usize,
-    /// Size of the messages over many connections.
-    pub connection_bytes: usize,
     /// The most connections at once.
     pub max_connections: usize,
-    /// Size of the messages while a rail is slowed.
-    pub flow_bytes: usize,
     /// What the rails carry together in payload, where the user says it.
     pub limit_mbps: Option<f64>,
-    /// Commands that slow a rail and restore it.
-    pub turns: Option<[String; 2]>,
     /// The user's name for the run.
     pub label: Option<String>,
     /// How long a run may make no progress.
     pub timeout: Duration,
-    /// Environment of single ranks, of both libraries.
-    pub rank_env: Vec<RankEnv>,
     /// The fabric asked for.
     pub fabric: Wish,
     /// The verbs library that the user's environment names.
@@ -90,6 +99,13 @@ pub struct Plan {
     pub plot: Option<PathBuf>,
     /// The launcher that started this process as one of the ranks, and where those meet.
     pub launched: Option<(World, Meeting)>,
+}
+
+impl Settings {
+    /// Messages of a size.
+    pub fn layout(&self, bytes: usize) -> Layout {
+        Layout { bytes, in_flight: self.in_flight, rest_us: self.rest_us }
+    }
 }
 
 impl Scenario {
@@ -167,7 +183,7 @@ impl Plan {
         };
         let own: Vec<RankEnv> = if number == 1 { self.against_env.iter().flat_map(both).collect() } else { Vec::new() };
         // What comes last counts.
-        self.rank_env.iter().cloned().chain(own).collect()
+        self.settings.rank_env.iter().cloned().chain(own).collect()
     }
 
     /// The scenarios to measure on a fabric of `kind`.
@@ -178,11 +194,11 @@ impl Plan {
         let soft = kind == Kind::Soft;
         let all = Scenario::ALL.into_iter().filter(|scenario| match scenario {
             Scenario::Unequal => soft,
-            Scenario::Slowdown => soft || self.turns.is_some(),
+            Scenario::Slowdown => soft || self.settings.turns.is_some(),
             _ => true,
         });
         let scenarios = if self.scenarios.is_empty() { all.collect() } else { self.scenarios.clone() };
-        if scenarios.contains(&Scenario::Slowdown) && !soft && self.turns.is_none() {
+        if scenarios.contains(&Scenario::Slowdown) && !soft && self.settings.turns.is_none() {
             return Err(wrong(
                 "slowdown on verbs needs --fall COMMAND and --return COMMAND, which slow a rail and restore it",
             ))?;

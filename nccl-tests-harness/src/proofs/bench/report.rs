@@ -1,7 +1,7 @@
 //! A measurement as JSON, for programs. Every number has its unit in its name.
 
 use super::figures::Point;
-use super::plan::{Plan, Scenario};
+use super::plan::{Plan, Scenario, Settings};
 use super::side::About;
 use super::slowdown::Course;
 use crate::ranks::device::Network;
@@ -32,29 +32,6 @@ pub struct Report {
     pub sides: Vec<SideReport>,
     /// What was measured, in order.
     pub scenarios: Vec<ScenarioReport>,
-}
-
-/// What was set.
-#[derive(Debug, Default, Serialize)]
-pub struct Settings {
-    /// Rounds of each measurement.
-    pub rounds: u32,
-    /// About how long a run takes.
-    pub seconds: f64,
-    /// How long a rank slept when nothing moved.
-    pub rest_us: u32,
-    /// Messages in flight on each connection.
-    pub in_flight: usize,
-    /// Connections of a stream.
-    pub channels: usize,
-    /// Size of the messages over many connections.
-    pub connection_bytes: usize,
-    /// Size of the messages while a rail is slowed.
-    pub flow_bytes: usize,
-    /// Commands that slow a rail and restore it.
-    pub turns: Option<[String; 2]>,
-    /// Environment of single ranks, as on the command line.
-    pub rank_env: Vec<String>,
 }
 
 /// A library.
@@ -91,22 +68,11 @@ pub struct ScenarioReport {
 impl Report {
     /// The report of a run that has not begun.
     pub fn new(plan: &Plan) -> Self {
-        let rank_env = plan.rank_env.iter().map(|env| format!("{}:{}={}", env.rank, env.name, env.value)).collect();
         Self {
             command: "bench",
             version: env!("CARGO_PKG_VERSION"),
             label: plan.label.clone(),
-            settings: Settings {
-                rounds: plan.rounds,
-                seconds: plan.seconds,
-                rest_us: plan.rest_us,
-                in_flight: plan.in_flight,
-                channels: plan.channels,
-                connection_bytes: plan.connection_bytes,
-                flow_bytes: plan.flow_bytes,
-                turns: plan.turns.clone(),
-                rank_env,
-            },
+            settings: plan.settings.clone(),
             ..Self::default()
         }
     }

@@ -6,10 +6,10 @@
 //! ([`Side::renew`]); the median of the rounds counts, shown with their min..max.
 
 use super::figures::{Metric, Place, Point, Series};
-use super::limit::Limit;
 use super::messages::Layout;
 use super::plan::{Plan, Scenario};
 use super::side::{Side, Wrong};
+use crate::fabric::limit::Limit;
 use anyhow::Result;
 
 /// Memory of one rank for the messages of all its connections, unless one message per connection needs more.
@@ -52,12 +52,12 @@ fn streams(
     limit: &dyn Fn(usize) -> Option<f64>,
     tell: &mut Tell<'_>,
 ) -> Result<()> {
-    let channels = plan.channels;
+    let channels = plan.settings.channels;
     for side in sides.iter_mut() {
-        side.open(channels, 0, buffer_bytes(sizes, plan.in_flight, channels))?;
+        side.open(channels, 0, buffer_bytes(sizes, plan.settings.in_flight, channels))?;
     }
     for &bytes in sizes {
-        let layout = Layout { bytes, in_flight: plan.in_flight, rest_us: plan.rest_us };
+        let layout = plan.settings.layout(bytes);
         let wrong = check(sides, layout)?;
         let mut messages = Vec::new();
         for side in sides.iter_mut() {
@@ -84,10 +84,10 @@ fn of_stream(metric: Metric, messages: u64, bytes: usize, seconds: f64) -> f64 {
 pub fn latency(plan: &Plan, sides: &mut [Side], limit: Limit, tell: &mut Tell<'_>) -> Result<()> {
     let sizes = plan.sizes(Scenario::Latency);
     for side in sides.iter_mut() {
-        side.open(1, 1, buffer_bytes(&sizes, plan.in_flight, 2))?;
+        side.open(1, 1, buffer_bytes(&sizes, plan.settings.in_flight, 2))?;
     }
     for bytes in sizes {
-        let layout = Layout { bytes, in_flight: plan.in_flight, rest_us: plan.rest_us };
+        let layout = plan.settings.layout(bytes);
         let wrong = check(sides, layout)?;
         let mut messages = Vec::new();
         for side in sides.iter_mut() {
@@ -107,7 +107,7 @@ pub fn latency(plan: &Plan, sides: &mut [Side], limit: Limit, tell: &mut Tell<'_
 /// More and more connections at once, all driven by one thread: their bandwidth together, how long one takes to connect, and
 /// the resident memory of each (without that of messages).
 pub fn connections(plan: &Plan, sides: &mut [Side], limit: Limit, tell: &mut Tell<'_>) -> Result<()> {
-    let layout = Layout { bytes: plan.connection_bytes, in_flight: plan.in_flight, rest_us: plan.rest_us };
+    let layout = plan.settings.layout(plan.settings.connection_bytes);
     let counts: Vec<usize> = std::iter::successors(Some(1), |count| Some(count * 2))
         .take_while(|count| *count <= plan.max_connections)
         .collect();
@@ -115,7 +115,7 @@ pub fn connections(plan: &Plan, sides: &mut [Side], limit: Limit, tell: &mut Tel
     let blank = || metrics.iter().map(|metric| Series::new(*metric)).collect::<Vec<_>>();
     let mut measured = vec![vec![blank(); sides.len()]; counts.len()];
     let mut wrong = vec![vec![Wrong::default(); sides.len()]; counts.len()];
-    for round in 0..plan.rounds {
+    for round in 0..plan.settings.rounds {
         for number in order(round, sides.len()) {
             let side = &mut sides[number];
             if round > 0 {
@@ -170,7 +170,7 @@ fn rounds(
 ) -> Result<Vec<Vec<Series>>> {
     let blank = || metrics.iter().map(|metric| Series::new(*metric)).collect::<Vec<_>>();
     let mut measured = vec![blank(); sides.len()];
-    for round in 0..plan.rounds {
+    for round in 0..plan.settings.rounds {
         for number in order(round, sides.len()) {
             sides[number].renew()?;
             let values = once(&mut sides[number], number)?;
@@ -201,10 +201,10 @@ pub fn point(
 
 /// How many messages make a run, found by pilot runs, which are also the warm-up.
 fn calibrate(plan: &Plan, mut seconds_of: impl FnMut(u64) -> Result<f64>) -> Result<u64> {
-    let mut pilot = Pilot { messages: MIN_MESSAGES.max(plan.in_flight as u64), earlier_rate: None };
+    let mut pilot = Pilot { messages: MIN_MESSAGES.max(plan.settings.in_flight as u64), earlier_rate: None };
     loop {
         let seconds = seconds_of(pilot.messages)?;
-        if let Some(messages) = pilot.next(seconds, plan.seconds) {
+        if let Some(messages) = pilot.next(seconds, plan.settings.seconds) {
             return Ok(messages);
         }
     }

@@ -1,11 +1,11 @@
 //! A stream during which one rail is slowed and then restored.
 
 use super::figures::{Metric, Place, Point, Series};
-use super::limit::Limit;
-use super::messages::{Flowed, Layout};
+use super::messages::Flowed;
 use super::plan::Plan;
 use super::scenario::{self, Tell};
 use super::side::{Fall, Side, Turn};
+use crate::fabric::limit::Limit;
 use anyhow::{Result, ensure};
 use serde::Serialize;
 use std::time::Duration;
@@ -44,22 +44,22 @@ pub fn run(
     turn: &mut dyn FnMut(Turn) -> Result<()>,
     tell: &mut Tell<'_>,
 ) -> Result<Vec<Course>> {
-    let layout = Layout { bytes: plan.flow_bytes, in_flight: plan.in_flight, rest_us: plan.rest_us };
+    let layout = plan.settings.layout(plan.settings.flow_bytes);
     for side in sides.iter_mut() {
-        side.open(plan.channels, 0, layout.bytes * layout.in_flight)?;
+        side.open(plan.settings.channels, 0, layout.bytes * layout.in_flight)?;
     }
     let wrong = scenario::check(sides, layout)?;
-    let window_ms = ((plan.seconds * 1e3 / WINDOWS) as u64).max(1);
+    let window_ms = ((plan.settings.seconds * 1e3 / WINDOWS) as u64).max(1);
     let mut courses = Vec::new();
-    let names = phase_names(plan.seconds);
+    let names = phase_names(plan.settings.seconds);
     let blank = || [(); 5].map(|()| Series::new(Metric::Bandwidth));
     let mut measured = vec![blank(); sides.len()];
-    for round in 0..plan.rounds {
+    for round in 0..plan.settings.rounds {
         for number in scenario::order(round, sides.len()) {
             sides[number].renew()?;
-            let part = Duration::from_secs_f64(plan.seconds * PART);
+            let part = Duration::from_secs_f64(plan.settings.seconds * PART);
             let flowed = sides[number].flow(layout, Fall { part, window_ms, turn })?;
-            let phases = phases(&flowed, window_ms, plan.seconds)?;
+            let phases = phases(&flowed, window_ms, plan.settings.seconds)?;
             measured[number].iter_mut().zip(phases).for_each(|(series, value)| series.rounds.push(value));
             courses.push(course(sides[number].about.name, round, window_ms, &flowed));
         }

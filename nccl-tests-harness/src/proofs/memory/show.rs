@@ -11,7 +11,7 @@ use std::io::{self, Write};
 pub enum Fate {
     /// There is no such memory here.
     NotTried {
-        /// Why.
+        /// Why there is none.
         reason: String,
     },
     /// The plugin did not register it.
@@ -23,7 +23,7 @@ pub enum Fate {
     Failed {
         /// After both buffers were registered.
         registered: bool,
-        /// How.
+        /// The error.
         reason: String,
     },
     /// All messages arrived.

@@ -12,8 +12,8 @@ pub mod run;
 mod show;
 
 use crate::fabric::Fabric;
+use crate::output::plot;
 use crate::output::watch::Watch;
-use crate::proofs::bench::plot;
 use crate::scene::Scene;
 use crate::scene::network::{Channels, Network, Used};
 use anyhow::{Result, ensure};

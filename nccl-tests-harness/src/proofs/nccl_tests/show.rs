@@ -3,10 +3,10 @@
 use super::options::Plan;
 use super::printed_table::Row;
 use crate::output::numbers::{median, number, range, significant, size, spread};
+use crate::output::plot;
+use crate::output::plot::chart::{Axis, Chart, Line, Scale};
 use crate::output::report;
 use crate::output::table::{Table, left, right};
-use crate::proofs::bench::plot;
-use crate::proofs::bench::plot::chart::{Axis, Chart, Line, Scale};
 use crate::scene::network::Network;
 use anyhow::Result;
 use serde_json::json;

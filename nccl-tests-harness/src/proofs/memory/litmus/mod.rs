@@ -80,7 +80,7 @@ pub enum Outcome {
     Ran(Found),
     /// It ended early.
     Failed {
-        /// Why.
+        /// The error.
         reason: String,
     },
 }

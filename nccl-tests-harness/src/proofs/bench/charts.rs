@@ -1,26 +1,12 @@
-//! The results as charts, each as SVG and PNG.
-//!
-//! A chart says on itself what it was measured on (fabric, profile, scale), where and when, and what its points and bars are: it
-//! will be shown without the page that it was made for, and the software fabric is not a DGX Spark.
-//!
-//! Drawn by hand: a chart is a few lines, texts and ticks. plotters writes text into its bitmaps only with a font of the
-//! system's or one that is shipped, and resvg needs fonts of the system's too; a node of a cluster may have none. The PNG's
-//! letters come with `noto-sans-mono-bitmap`, which has no dependencies, and its lines are `png`'s, so nothing but the
-//! `png` crate is added.
-
-pub mod chart;
-mod png;
-mod svg;
+//! The charts of each scenario.
 
 use super::figures::{Metric, Place, Point};
-use super::limit::Limit;
 use super::plan::Scenario;
 use super::slowdown::Course;
-use crate::date;
-use crate::ranks::seats;
-use anyhow::{Context, Result};
-use chart::{Axis, Chart, Line, Scale};
-use std::fs;
+use crate::fabric::limit::Limit;
+use crate::output::plot::chart::{Axis, Chart, Line, Scale};
+use crate::output::plot::{captions, save};
+use anyhow::Result;
 use std::path::Path;
 
 /// A scenario, besides its points.
@@ -35,11 +21,6 @@ pub struct Subject<'a> {
     pub names: &'a [&'static str],
     /// With all rails at full rate, and with one slowed.
     pub limits: [Limit; 2],
-}
-
-/// The lines below a chart: what was measured on, where and when; then what its marks are.
-pub fn captions(fabric: &str, marks: &str) -> Vec<String> {
-    vec![format!("{fabric}; host {}; {}", seats::host(), date::today()), marks.to_owned()]
 }
 
 /// Writes the charts of a scenario into `folder`.
@@ -61,24 +42,6 @@ pub fn write(
         _ => vec![(name.to_owned(), by_place(subject, points, &[0]))],
     };
     charts.iter().try_for_each(|(name, chart)| save(folder, name, chart))
-}
-
-/// Writes a chart that has points as `folder`/`name`.svg and .png.
-pub fn save(folder: &Path, name: &str, chart: &Chart) -> Result<()> {
-    if !chart.has_points() {
-        return Ok(());
-    }
-    let put = |ending: &str, bytes: Vec<u8>| {
-        let path = folder.join(format!("{name}.{ending}"));
-        fs::write(&path, bytes).with_context(|| format!("--plot {}", path.display()))
-    };
-    put("svg", svg::render(chart).into_bytes())?;
-    put("png", png::render(chart).with_context(|| format!("draw {name}.png"))?)
-}
-
-/// Makes the folder, before the run, so that an unusable one is an error then and not after it.
-pub fn prepare(folder: &Path) -> Result<()> {
-    fs::create_dir_all(folder).with_context(|| format!("--plot {}", folder.display()))
 }
 
 /// Some metrics of the same unit, over sizes or connections, with the limit of the first.
@@ -205,6 +168,10 @@ fn x_of(place: &Place) -> f64 {
 mod tests {
     use super::super::figures::Series;
     use super::*;
+    use crate::date;
+    use crate::output::plot::chart;
+    use crate::ranks::seats;
+    use std::fs;
 
     fn point(bytes: usize, values: [f64; 2], limit: Option<f64>) -> Point {
         let side =
