@@ -1,6 +1,6 @@
 //! `nccl-spark tune`: measures several settings, shows which are best and by how much, and writes them into a settings file.
 //!
-//! Every figure is a run of its own (`lead`): the ranks are started with the settings in their environment, connect, and time
+//! Every figure is a run of its own (`collectives::lead`): the ranks are started with the settings in their environment, connect, and time
 //! an all-gather of each size. Each round measures all settings once, so that a change of the machine affects all of them.
 
 pub mod collectives;

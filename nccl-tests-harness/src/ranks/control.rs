@@ -1,4 +1,4 @@
-//! The words between the command and its ranks: one JSON object a line over a socket, which is a rank's standard input: a
+//! The messages between the command and its ranks: one JSON object a line over a socket, which is a rank's standard input: a
 //! socket pair where the command started the rank, TCP where a launcher did.
 
 use crate::commands::collectives::Collective;

@@ -1,5 +1,5 @@
-//! How the ranks that a launcher started find each other: rank 0 listens, the others come and say who they are. What they
-//! come with then is the line that `control`'s words go over.
+//! How the ranks that a launcher started find each other: rank 0 listens, the others connect and say who they are. The messages of
+//! `control` then go over these connections.
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use nix::sys::socket::{setsockopt, sockopt};
