@@ -1,26 +1,13 @@
-//! The command line: what may be said, checked before anything starts. Commands own their options.
+//! The command line: all commands, with their names, help and examples. Each command has its own options in its own folder.
 
 mod examples;
 
-use crate::bench::options::Bench;
-use crate::communicators;
-use crate::fabric::{self, Kind, Wish};
-use crate::install;
-use crate::job::RankEnv;
-use crate::job_environment;
-use crate::machine;
-use crate::manual;
-use crate::memory;
-use crate::nccl_tests;
-use crate::places;
-use crate::run_options::Run;
-use crate::tune;
-use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
-use clap::error::ErrorKind;
-use clap::{Args, CommandFactory, Parser, Subcommand};
-use softverbs::profile::Profile;
-use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
+use crate::commands::collectives::options::Run;
+use crate::commands::{env, fabric, install, manual, rails, tune};
+use crate::proofs::bench::options::Bench;
+use crate::proofs::{communicators, memory, nccl_tests};
+use crate::ranks::process;
+use clap::{Parser, Subcommand};
 
 /// Tests, measures, tunes and installs the NCCL network plugin for DGX Spark.
 #[derive(Debug, Parser)]
@@ -84,7 +71,7 @@ pub enum Command {
     /// Measures numbers of queue pairs and smallest shares in turns, then the best of them in turns with the defaults. Writes them only
     /// if their slowest round is faster than the fastest round of the defaults.
     #[command(after_help = examples::TUNE)]
-    Tune(Box<tune::Options>),
+    Tune(Box<tune::options::Options>),
     /// Writes a tuner's table into this machine's settings file.
     #[command(name = "tune-collectives-write", hide = true)]
     TuneCollectivesWrite(tune::collectives::write::Task),
@@ -96,7 +83,7 @@ pub enum Command {
     NcclTests(Box<nccl_tests::options::Options>),
     /// Becomes a rank of nccl-tests.
     #[command(name = "nccl-tests-rank", hide = true)]
-    NcclTestsRank(nccl_tests::ranks::Rank),
+    NcclTestsRank(nccl_tests::mpirun::Rank),
     /// Stress-tests communicator lifecycle: many at once, split, re-created, aborted, and with a rank that dies.
     ///
     /// Each rank is a process that uses NCCL on a GPU; ranks may share a GPU. Every value is checked, NCCL's log must show the plugin,
@@ -114,12 +101,12 @@ pub enum Command {
     Memory(Box<memory::options::Options>),
     /// Injects faults into the software fabric while a job runs over it, and shows what runs.
     #[command(after_help = examples::FABRIC)]
-    Fabric(fabric::command::Options),
+    Fabric(fabric::Options),
     /// Shows which RoCE ports of this machine would be merged, the expected rate, and why the others are not used.
     ///
     /// Exit status: 0 at least one rail is usable, 1 none is or the machine cannot be examined, 2 the command line is wrong.
     #[command(after_help = examples::RAILS)]
-    Rails(machine::Options),
+    Rails(rails::Options),
     /// Lists the plugin's settings: name, default, meaning, current value.
     #[command(after_help = examples::SETTINGS)]
     Settings,
@@ -127,7 +114,7 @@ pub enum Command {
     ///
     /// Set them for a job, not in a login script: with NCCL_NET=Spark, NCCL fails where no rail exists.
     #[command(after_help = examples::ENV)]
-    Env(job_environment::Options),
+    Env(env::Options),
     /// Installs this program, the plugin, the software fabric, shell completions and manual pages.
     ///
     /// Files that install did not put there are neither replaced nor removed. DIR/lib/nccl-spark/manifest lists what is installed.
@@ -144,215 +131,15 @@ pub enum Command {
     Manual(manual::Manual),
     /// One rank of a run; started by the other commands, with the control connection to them as standard input.
     #[command(hide = true)]
-    Rank {
-        /// Its number, for whoever lists processes.
-        number: usize,
-        /// The plugin's library on this machine.
-        #[arg(long)]
-        plugin: Option<PathBuf>,
-        /// Started by a launcher.
-        #[arg(long)]
-        launched: bool,
-    },
-}
-
-/// What the messages travel over.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Fabric")]
-pub struct FabricOptions {
-    /// Network to use: RDMA devices or the software fabric [default: verbs, or soft where there is no RDMA device].
-    #[arg(long, value_name = "KIND", value_enum)]
-    fabric: Option<Kind>,
-    /// Rails of the software fabric: a built-in profile (spark-1cable, spark-2cable, unpaced) or a file [default:
-    /// spark-1cable].
-    #[arg(long, value_name = "NAME|FILE", value_parser = ProfileParser, hide_possible_values = true)]
-    profile: Option<String>,
-    /// Factor on all rates of the profile.
-    #[arg(long, value_name = "F", value_parser = parse_scale)]
-    scale: Option<f64>,
-    /// Limits a rail of the software fabric to a part of its rate, on every rank, as in rocep1s0f0=0.25; may be given more
-    /// than once.
-    #[arg(long, value_name = "RAIL=FACTOR", value_parser = parse_slow_rail)]
-    slow_rail: Vec<(String, f64)>,
-    /// Software fabric's library [default: the one installed with or built beside this program].
-    #[arg(long, value_name = "PATH")]
-    softverbs: Option<PathBuf>,
-    /// Name of the software fabric, for `nccl-spark fabric` [default: nccl-spark-PID].
-    #[arg(long, value_name = "NAME", value_parser = parse_fabric_name)]
-    fabric_name: Option<String>,
-}
-
-impl FabricOptions {
-    /// What is said of the software fabric asks for it.
-    ///
-    /// # Errors
-    /// When options contradict each other.
-    pub fn wish(self, program: &Path) -> Result<Wish, clap::Error> {
-        let given = [
-            ("--profile", self.profile.is_some()),
-            ("--scale", self.scale.is_some()),
-            ("--slow-rail", !self.slow_rail.is_empty()),
-            ("--softverbs", self.softverbs.is_some()),
-            ("--fabric-name", self.fabric_name.is_some()),
-        ];
-        let first = given.iter().find(|(_, given)| *given).map(|(name, _)| *name);
-        let kind = match (self.fabric, first) {
-            (Some(Kind::Verbs), Some(name)) => {
-                return Err(wrong(format!("{name} is for the software fabric: not with --fabric verbs")));
-            }
-            (None, Some(_)) => Some(Kind::Soft),
-            (kind, _) => kind,
-        };
-        Ok(Wish {
-            kind,
-            profile: self.profile.unwrap_or_else(|| "spark-1cable".to_owned()),
-            scale: self.scale.unwrap_or(1.0),
-            slow_rails: self.slow_rail,
-            library: self.softverbs.unwrap_or_else(|| places::fabric(program)),
-            name: self.fabric_name,
-        })
-    }
-}
-
-/// Takes any text: the built-in names are there for completions.
-#[derive(Debug, Clone)]
-struct ProfileParser;
-
-impl TypedValueParser for ProfileParser {
-    type Value = String;
-
-    fn parse_ref(
-        &self,
-        command: &clap::Command,
-        option: Option<&clap::Arg>,
-        value: &OsStr,
-    ) -> Result<String, clap::Error> {
-        StringValueParser::new().parse_ref(command, option, value)
-    }
-
-    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
-        Some(Box::new(Profile::names().into_iter().map(PossibleValue::new)))
-    }
-}
-
-/// A mistake on the command line.
-pub fn wrong(text: impl std::fmt::Display) -> clap::Error {
-    Cli::command().error(ErrorKind::ValueValidation, text)
-}
-
-/// The plugin's library: `given`, or the one that belongs to `program`, or wherever the loader finds it.
-///
-/// # Errors
-/// When the one given is not there.
-pub fn library(given: Option<PathBuf>, program: &Path) -> Result<PathBuf, clap::Error> {
-    match given {
-        Some(path) => existing("--plugin", &path),
-        None => Ok(places::plugin(program).unwrap_or_else(|| "libnccl-net-spark.so".into())),
-    }
-}
-
-/// The whole path of a library that `option` names: without a slash it would be looked for in the loader's directories
-/// instead of here.
-///
-/// # Errors
-/// When it is not there.
-pub fn existing(option: &str, path: &Path) -> Result<PathBuf, clap::Error> {
-    path.canonicalize().map_err(|error| wrong(format!("{option} {}: {error}", path.display())))
-}
-
-/// `RANK:NAME=VALUE`.
-///
-/// # Errors
-/// What is allowed.
-pub fn parse_rank_env(text: &str) -> Result<RankEnv, String> {
-    let parts = text.split_once(':').and_then(|(rank, variable)| Some((rank.parse().ok()?, variable.split_once('=')?)));
-    match parts {
-        Some((rank, (name, value))) if !name.is_empty() && !text.contains('\0') => {
-            Ok(RankEnv { rank, name: name.to_owned(), value: value.to_owned() })
-        }
-        _ => Err("RANK:NAME=VALUE, as in 0:NCCL_IB_HCA==mlx5_0".to_owned()),
-    }
-}
-
-/// `HOST:PORT`.
-///
-/// # Errors
-/// What is allowed.
-pub fn parse_place(text: &str) -> Result<(String, u16), String> {
-    let parts =
-        text.rsplit_once(':').and_then(|(host, port)| Some((host.trim_matches(['[', ']']), port.parse().ok()?)));
-    match parts {
-        Some((host, port)) if !host.is_empty() && port > 0 => Ok((host.to_owned(), port)),
-        _ => Err("HOST:PORT, as in spark-1:29501".to_owned()),
-    }
-}
-
-fn parse_scale(text: &str) -> Result<f64, String> {
-    let scale = text.parse::<f64>().ok().filter(|scale| scale.is_finite() && *scale > 0.0);
-    scale.ok_or_else(|| "a number above 0".to_owned())
-}
-
-/// A part of a rail's rate.
-///
-/// # Errors
-/// What is allowed.
-pub fn parse_factor(text: &str) -> Result<f64, String> {
-    let factor = text.parse::<f64>().ok().filter(|factor| *factor > 0.0 && *factor <= 1.0);
-    factor.ok_or_else(|| "must be above 0, up to 1".to_owned())
-}
-
-fn parse_slow_rail(text: &str) -> Result<(String, f64), String> {
-    match text.split_once('=') {
-        Some((rail, factor)) if !rail.is_empty() => Ok((rail.to_owned(), parse_factor(factor)?)),
-        _ => Err("RAIL=FACTOR, as in rocep1s0f0=0.25".to_owned()),
-    }
-}
-
-/// The name of a software fabric.
-///
-/// # Errors
-/// What is allowed.
-pub fn parse_fabric_name(text: &str) -> Result<String, String> {
-    let plain = text.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));
-    match plain && (1..=64).contains(&text.len()) {
-        true => Ok(text.to_owned()),
-        false => Err("must be at most 64 letters, digits, - and _".to_owned()),
-    }
-}
-
-/// What is wrong with a command line, in one line.
-pub fn one_line(error: &clap::Error) -> String {
-    let text = error.to_string();
-    let lines =
-        text.lines().map(str::trim).take_while(|line| !line.starts_with("For more") && !line.starts_with("Usage:"));
-    let lines = lines.filter(|line| !line.is_empty()).map(plain);
-    lines.collect::<Vec<_>>().join(" ").trim_start_matches("error: ").to_owned()
-}
-
-/// A line of clap's with what is allowed said plainly: "0 is not in 1..=4294967295" becomes "must be at least 1".
-fn plain(line: &str) -> String {
-    let range = line.rsplit_once(": ").and_then(|(before, reason)| {
-        let (value, range) = reason.split_once(" is not in ")?;
-        let (least, most) = range.split_once("..=")?;
-        Some((before, value.parse::<i128>().ok()?, least.parse::<i128>().ok()?, most.parse::<i128>().ok()?))
-    });
-    if let Some((before, value, least, most)) = range {
-        // Options without a greatest value of their own have that of their type.
-        let is_open = most >= i128::from(u32::MAX);
-        return match () {
-            () if least == most => format!("{before}: must be {least}"),
-            () if is_open && value < least => format!("{before}: must be at least {least}"),
-            () if is_open => format!("{before}: must be at most {most}"),
-            () => format!("{before}: must be {least} to {most}"),
-        };
-    }
-    let too_large = "number too large to fit in target type";
-    line.replace("invalid digit found in string", "must be a whole number").replace(too_large, "too large a number")
+    Rank(process::Start),
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::usage::{one_line, wrong};
+    use clap::CommandFactory;
+    use clap::error::ErrorKind;
 
     fn mistake(arguments: &str) -> String {
         one_line(&Cli::try_parse_from(arguments.split_whitespace()).unwrap_err())
@@ -379,6 +166,12 @@ mod tests {
     #[test]
     fn the_definitions_are_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_mistake_that_a_command_finds_looks_like_one_that_clap_finds() {
+        let by_clap = Cli::command().error(ErrorKind::ValueValidation, "a mistake");
+        assert_eq!(wrong("a mistake").to_string(), by_clap.to_string());
     }
 
     #[test]

@@ -1,13 +1,14 @@
 //! What the ranks' messages travel over: RDMA devices of this machine, or the software fabric. The only file that knows
 //! `softverbs`.
 
-pub mod command;
+pub mod limit;
+pub mod options;
 
-use crate::bench::limit::{Rail, Wiring};
 use crate::interrupt;
 use crate::places;
 use crate::scene::topology::{Function, Machine};
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use limit::{Rail, Wiring};
 use nccl_net_spark::rails::LinkRate;
 use softverbs::control::{self, Action, Prepared};
 use softverbs::profile::{Link, Profile, RailSpec};
@@ -80,9 +81,6 @@ const PCIE_PAYLOAD_BYTES: u32 = 256;
 const MAX_NODES: usize = 16;
 
 /// Gets ready what `wish` asks for. `own_library` is what the user's environment names for a verbs library.
-///
-/// # Errors
-/// When it is not there.
 pub fn set_up(wish: &Wish, ranks: usize, own_library: Option<&str>) -> Result<Fabric> {
     let devices = rdma_devices(Path::new(DEVICES));
     let verbs = |about: String| Fabric { kind: Kind::Verbs, about, environment: Vec::new(), soft: None };
@@ -173,9 +171,6 @@ impl Fabric {
 
     /// A folder in which a software fabric's library has the names of the verbs library, for programs that load those. It
     /// goes with the fabric.
-    ///
-    /// # Errors
-    /// When it cannot be made.
     pub fn verbs_names(&self) -> Result<Option<PathBuf>> {
         let Some(soft) = &self.soft else { return Ok(None) };
         let folder = soft.prepared.folder().join("lib");

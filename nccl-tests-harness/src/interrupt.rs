@@ -28,9 +28,6 @@ static RECEIVED: OnceLock<Arc<AtomicUsize>> = OnceLock::new();
 static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// From now on the program ends in order when SIGINT, SIGTERM or SIGHUP comes, except for those that it was started to ignore.
-///
-/// # Errors
-/// When the handlers cannot be installed.
 pub fn watch() -> Result<()> {
     let ignored = fs::read_to_string("/proc/self/status").map_or(0, |status| ignored(&status));
     let wanted = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|number| ignored >> (number - 1) & 1 == 0);

@@ -23,10 +23,7 @@ pub struct NamedPipe {
 }
 
 impl NamedPipe {
-    /// Makes it.
-    ///
-    /// # Errors
-    /// When it cannot be made at `path`.
+    /// Makes a pipe at `path`.
     pub fn make(path: &Path) -> Result<Self> {
         let open = || {
             unistd::mkfifo(path, Mode::S_IRUSR | Mode::S_IWUSR)?;

@@ -1,60 +1,42 @@
 //! The `nccl-spark` command line: collectives through the plugin without a GPU, what this machine has, installation.
 //!
-//! The plugin under test is always a library file, driven through its C interface as NCCL drives it (`net`); the ranks of
-//! a run are processes of their own (`job` starts them, `rank` is one of them, `control` has the messages between them).
+//! `cli` has all commands. `commands` are those that users run, `proofs` those that measure the plugin or run real NCCL over it. They
+//! share `ranks` (the processes of a run), `fabric` (what the ranks' messages travel over), `scene` (what real NCCL is run in) and
+//! `output`. The plugin is always a library file, driven through its C interface as NCCL drives it (`net`).
 //!
 //! Exit status: 0 all is well, 1 a run failed or data was wrong, 2 the command line is wrong, 141 the output was closed,
 //! 130, 143 and 129 ended by SIGINT (Ctrl-C), SIGTERM and SIGHUP.
 
 mod abi;
-mod activity;
-mod bench;
 mod cli;
-mod collective;
-mod communicators;
-mod control;
+mod commands;
 mod date;
 mod fabric;
 mod gpu;
-mod install;
 mod interrupt;
-mod job;
-mod job_environment;
-mod launch;
-mod lead;
 mod lines;
-mod log;
-mod machine;
-mod manual;
-mod memory;
-mod nccl_tests;
 #[allow(unsafe_code)]
 mod net;
 mod output;
-mod pattern;
 mod places;
-mod progress;
-mod rank;
-mod rendezvous;
-mod report;
-mod run_options;
+mod proofs;
+mod ranks;
 mod scene;
-mod schedule;
-mod seats;
 mod sizes;
-mod table;
-mod tune;
-mod watch;
+mod usage;
 
 use anyhow::{Context, Result};
-use clap::Parser;
 use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
 use cli::{Cli, Command};
-use collective::Collective;
-use launch::World;
+use commands::collectives::options::Run;
+use commands::collectives::{Collective, lead};
+use commands::{rails, settings, tune};
 use nccl_net_spark::config::Settings;
 use output::Verbosity;
-use run_options::Run;
+use proofs::{bench, communicators, memory, nccl_tests};
+use ranks::launch::{self, World};
+use ranks::{log, process};
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
@@ -138,16 +120,18 @@ fn execute(command: Command) -> Result<bool> {
             memory::run(&plan, &program)
         }
         Command::Fabric(options) => options.run(),
-        Command::Rails(options) => machine::rails(options),
-        Command::Settings => machine::settings(out).map(|()| true),
+        Command::Rails(options) => rails::rails(options),
+        Command::Settings => settings::show(out).map(|()| true),
         Command::Env(options) => options.run(&program, out).map(|()| true),
-        Command::Install(options) => options.run(&program, variable("PATH").as_deref(), out).map(|()| true),
+        Command::Install(options) => {
+            options.run(&program, variable("PATH").as_deref(), &Cli::command(), out).map(|()| true)
+        }
         Command::Uninstall(options) => options.run(&program, out).map(|()| true),
-        Command::Completions(options) => options.run(out).map(|()| true),
-        Command::Manual(options) => options.run(out).map(|()| true),
-        Command::Rank { plugin, launched, .. } => {
+        Command::Completions(options) => options.run(&Cli::command(), out).map(|()| true),
+        Command::Manual(options) => options.run(&Cli::command(), out).map(|()| true),
+        Command::Rank(start) => {
             let level = log::Level::of_nccl_debug(std::env::var("NCCL_DEBUG").ok().as_deref());
-            rank::run(rank::Start { level, plugin, launched }).map(|()| true)
+            process::run(&start, level).map(|()| true)
         }
     }
 }
@@ -180,14 +164,14 @@ fn collective(run: Run, collective: Collective, program: &Path) -> Result<bool> 
 
 /// Tells a setting that would stop the plugin in every rank, once and before any starts. Another plugin has settings of its own.
 fn check_settings(plugin: &Path, program: &Path) -> Result<()> {
-    if cli::library(None, program)? == plugin {
+    if places::library(None, program)? == plugin {
         Settings::of_this_process()?;
     }
     Ok(())
 }
 
-fn tune(mut options: tune::Options, program: &Path) -> Result<bool> {
-    if let Some(tune::What::Collectives(options)) = options.what.take() {
+fn tune(mut options: tune::options::Options, program: &Path) -> Result<bool> {
+    if let Some(tune::options::What::Collectives(options)) = options.what.take() {
         let plan = options.plan(program, &variable)?;
         return tune::collectives::run(plan, program, &variable, &mut output::standard()).map(|()| true);
     }
@@ -222,7 +206,7 @@ fn complain_of_usage(error: &clap::Error) -> ExitCode {
             ExitCode::from(USAGE)
         }
         _ => {
-            complain(&cli::one_line(error));
+            complain(&usage::one_line(error));
             ExitCode::from(USAGE)
         }
     }

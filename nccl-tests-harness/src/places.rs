@@ -1,6 +1,7 @@
 //! Where this program finds the plugin and the software fabric: below the same prefix once installed (`install`, or a package, which may
 //! have Debian's folder for each architecture below lib), beside itself as cargo builds them.
 
+use crate::usage::wrong;
 use std::path::{Path, PathBuf};
 
 /// The program, below a prefix.
@@ -26,6 +27,23 @@ pub fn prefix(program: &Path) -> Option<&Path> {
 /// The plugin that belongs to `program`, if it is there.
 pub fn plugin(program: &Path) -> Option<PathBuf> {
     installed(program, PLUGIN).or_else(|| Some(program.with_file_name(BUILT_PLUGIN)).filter(|path| path.is_file()))
+}
+
+/// The plugin's library: `given`, or the one that belongs to `program`, or wherever the loader finds it.
+///
+/// # Errors
+/// When the one given is not there.
+pub fn library(given: Option<PathBuf>, program: &Path) -> Result<PathBuf, clap::Error> {
+    match given {
+        Some(path) => existing("--plugin", &path),
+        None => Ok(plugin(program).unwrap_or_else(|| "libnccl-net-spark.so".into())),
+    }
+}
+
+/// The whole path of a library that `option` names: without a slash it would be looked for in the loader's directories
+/// instead of here.
+pub fn existing(option: &str, path: &Path) -> Result<PathBuf, clap::Error> {
+    path.canonicalize().map_err(|error| wrong(format!("{option} {}: {error}", path.display())))
 }
 
 /// The software fabric's library that belongs to `program`; it may not be there.

@@ -19,25 +19,16 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// For each file the files that it uses, each with the first line that does.
 pub type Uses<'a> = BTreeMap<&'a str, BTreeMap<&'a str, usize>>;
 
-/// One line for each group of files that use each other, with a shortest cycle among them. The crates in the folders `left`
-/// may have cycles; one line for each of those that has none.
-pub fn check_cycles(files: &[File], left: &[&str]) -> Vec<String> {
+/// One line for each group of files that use each other, with a shortest cycle among them.
+pub fn check_cycles(files: &[File]) -> Vec<String> {
     let mut broken = Vec::new();
-    let mut unneeded: BTreeSet<&str> = left.iter().copied().collect();
     for (folder, crate_modules) in crates(files) {
         let uses = uses(&crate_modules);
         let mut groups = groups(&uses);
         // A crate may include files of another (`#[path]`); a cycle of these alone is reported for the other.
         groups.retain(|group| group.iter().any(|file| file.starts_with(&folder)));
-        if left.contains(&folder.as_str()) {
-            if !groups.is_empty() {
-                unneeded.remove(folder.as_str());
-            }
-            continue;
-        }
         broken.extend(groups.iter().map(|group| describe(&folder, group, &uses)));
     }
-    broken.extend(unneeded.iter().map(|folder| format!("{folder}: in CYCLES_LEFT, and has no cycle of imports")));
     broken
 }
 

@@ -3,15 +3,15 @@
 use crate::cycles::check_cycles;
 use crate::reading::File;
 
-fn check(sources: &[(&str, &str)], left: &[&str]) -> Vec<String> {
+fn check(sources: &[(&str, &str)]) -> Vec<String> {
     let files: Vec<File> = sources.iter().map(|(path, text)| File::read(path, text)).collect();
-    check_cycles(&files, left)
+    check_cycles(&files)
 }
 
 /// The lines about a crate with the files `a.rs`, `b.rs` and others.
 fn check_a_and_b(a: &str, b: &str, others: &[(&str, &str)]) -> Vec<String> {
     let root = ("src/lib.rs", "mod a; pub mod b;");
-    check(&[&[root, ("src/a.rs", a), ("src/b.rs", b)], others].concat(), &[])
+    check(&[&[root, ("src/a.rs", a), ("src/b.rs", b)], others].concat())
 }
 
 /// Expects one line, which ends with these edges.
@@ -71,11 +71,11 @@ fn a_shortest_of_the_cycles_is_named_and_all_files_are_counted() {
     let c = ("src/c.rs", "pub struct C; use crate::a::A;");
     let root = ("src/main.rs", "mod a; mod b; mod c;");
     let (a, b) = (("src/a.rs", "use crate::b::B; pub struct A;"), ("src/b.rs", "pub struct B; use crate::c::C;"));
-    let lines = check(&[root, a, b, c], &[]);
+    let lines = check(&[root, a, b, c]);
     cycle(&lines, "src/a.rs:1 uses src/b.rs, src/b.rs:1 uses src/c.rs, src/c.rs:1 uses src/a.rs");
     assert!(lines[0].starts_with("src/: 3 files"), "{lines:?}");
     let both = ("src/b.rs", "pub struct B; use crate::c::C;\nuse crate::a::A;");
-    let lines = check(&[root, a, both, c], &[]);
+    let lines = check(&[root, a, both, c]);
     cycle(&lines, A_AND_B);
     assert!(lines[0].starts_with("src/: 3 files"), "{lines:?}");
 }
@@ -86,7 +86,7 @@ fn each_group_is_reported_once() {
     let (x, y) = (("src/c/x.rs", "use super::y::Y; pub struct X;"), ("src/c/y.rs", "use super::x::X; pub struct Y;"));
     let root = ("src/lib.rs", "mod a; mod b; mod c;");
     let (a, b) = (("src/a.rs", "use crate::b::B; pub struct A;"), ("src/b.rs", USES_A));
-    let lines = check(&[root, a, b, c, x, y], &[]);
+    let lines = check(&[root, a, b, c, x, y]);
     assert_eq!(lines.len(), 2, "{lines:?}");
     assert!(lines[1].contains("src/c/x.rs:1 uses src/c/y.rs, src/c/y.rs:1 uses src/c/x.rs"), "{lines:?}");
 }
@@ -152,9 +152,9 @@ fn children_that_meet_through_a_facade_use_each_other_alone() {
     let facade = ("src/a/mod.rs", "mod x; mod y; pub use x::X; pub use y::Y;");
     let root = ("src/lib.rs", "mod a;");
     let (x, y) = (("src/a/x.rs", "pub struct X;"), ("src/a/y.rs", "use super::X; pub struct Y;"));
-    none(&check(&[root, facade, x, y], &[]));
+    none(&check(&[root, facade, x, y]));
     let x = ("src/a/x.rs", "use super::Y; pub struct X;");
-    cycle(&check(&[root, facade, x, y], &[]), "src/a/x.rs:1 uses src/a/y.rs, src/a/y.rs:1 uses src/a/x.rs");
+    cycle(&check(&[root, facade, x, y]), "src/a/x.rs:1 uses src/a/y.rs, src/a/y.rs:1 uses src/a/x.rs");
 }
 
 #[test]
@@ -213,10 +213,10 @@ fn a_module_within_a_file_is_of_that_file() {
 fn a_module_and_a_function_of_one_name() {
     let root = ("src/lib.rs", "mod a; pub mod b; use a::A; fn b(a: A) {}");
     let a = ("src/a.rs", "use crate::b; pub struct A; fn f() { b::g() }");
-    none(&check(&[root, a, ("src/b.rs", "pub fn g() {}")], &[]));
+    none(&check(&[root, a, ("src/b.rs", "pub fn g() {}")]));
     let a = ("src/a.rs", "use crate::b; pub struct A; fn f() { b(A) }");
     let expected = "src/a.rs:1 uses src/lib.rs, src/lib.rs:1 uses src/a.rs";
-    cycle(&check(&[root, a, ("src/b.rs", "pub fn g() {}")], &[]), expected);
+    cycle(&check(&[root, a, ("src/b.rs", "pub fn g() {}")]), expected);
 }
 
 #[test]
@@ -225,19 +225,9 @@ fn each_crate_for_itself_and_a_file_of_another_crate_there() {
     let root = "#[path = \"../../src/a.rs\"] mod a; #[path = \"../../src/b.rs\"] mod b;";
     let both = [("src/lib.rs", "mod a; mod b;"), ("src/a.rs", a), ("src/b.rs", b), ("bed/src/lib.rs", root)];
     // The crate that the files belong to has the cycle.
-    cycle(&check(&both, &[]), A_AND_B);
+    cycle(&check(&both), A_AND_B);
     // A crate's own file and an included file make a cycle of that crate.
     let root = "#[path = \"../../src/a.rs\"] mod a; mod b;";
     let bed = [("src/lib.rs", "mod a;"), ("src/a.rs", a), ("bed/src/lib.rs", root), ("bed/src/b.rs", b)];
-    cycle(&check(&bed, &[]), "bed/src/b.rs:2 uses src/a.rs, src/a.rs:1 uses bed/src/b.rs");
-}
-
-#[test]
-fn a_folder_in_cycles_left_must_have_a_cycle() {
-    let cyclic =
-        [("src/lib.rs", "mod a; mod b;"), ("src/a.rs", "use crate::b::B; pub struct A;"), ("src/b.rs", USES_A)];
-    none(&check(&cyclic, &["src/"]));
-    let free = check(&cyclic[..1], &["src/", "gone/src/"]);
-    let expected = ["gone/src/", "src/"].map(|folder| format!("{folder}: in CYCLES_LEFT, and has no cycle of imports"));
-    assert_eq!(free, expected);
+    cycle(&check(&bed), "bed/src/b.rs:2 uses src/a.rs, src/a.rs:1 uses bed/src/b.rs");
 }

@@ -9,11 +9,12 @@ mod cuda;
 pub mod lines;
 mod pattern;
 
-pub use cuda::{About, Block, Driver, Gpu, Kind, Lines};
+pub use cuda::lines::Lines;
+pub use cuda::{About, Block, Driver, Gpu, Kind};
 pub use pattern::{Pattern, Wrong};
 
 use crate::net::Words;
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use lines::{FLAG, Round, Tally, WORDS, word};
 use std::rc::Rc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -21,9 +22,6 @@ use std::time::Duration;
 
 /// Shows that this GPU writes what the processor computes, and counts what the processor changes: a check that never finds
 /// anything would pass whatever a network does.
-///
-/// # Errors
-/// When it does not.
 pub fn prove(gpu: &Gpu) -> Result<()> {
     const BYTES: usize = 70_001;
     const MARGIN: usize = 64;
@@ -49,9 +47,6 @@ pub fn prove(gpu: &Gpu) -> Result<()> {
 /// Shows the same of the kernels of the litmus test: that all words of a line are stored and no others, and that a line with an old
 /// word and one that does not come are counted. It also makes the driver load both kernels one after the other: a kernel that is
 /// loaded at its first launch may wait for all that run, and in the test one of them runs until the other has stored its lines.
-///
-/// # Errors
-/// When it is not so.
 pub fn prove_lines(gpu: &Rc<Gpu>) -> Result<()> {
     const BYTES: usize = 200 * lines::LINE_BYTES;
     // Neither a multiple of a warp's four lines, nor from the start.
@@ -101,27 +96,9 @@ pub fn prove_lines(gpu: &Rc<Gpu>) -> Result<()> {
     Ok(())
 }
 
-/// A stretch of memory as the kernels take it: where in the pattern it begins, and how many bytes it has.
-fn span(range: &std::ops::Range<usize>, bytes: usize) -> Result<(u32, u32)> {
-    ensure!(range.start <= range.end && range.end <= bytes, "{range:?} is outside a buffer of {bytes} bytes");
-    let count = u32::try_from(range.len()).context("more bytes than the kernels can count")?;
-    Ok((u32::try_from(range.start).context("an offset beyond what the kernels can count")?, count))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_stretch_stays_within_its_buffer() {
-        assert_eq!(span(&(3..10), 10).unwrap(), (3, 7));
-        assert_eq!(span(&(10..10), 10).unwrap(), (10, 0));
-        assert!(span(&(3..11), 10).unwrap_err().to_string().contains("outside a buffer of 10"));
-        let backwards = std::ops::Range { start: 4, end: 3 };
-        assert!(span(&backwards, 10).is_err());
-        let far = 5 << 32;
-        assert!(span(&(0..far), far).is_err() && span(&(far - 1..far), far).is_err());
-    }
 
     /// On a machine with a GPU this runs the kernels; on others it is the answer that is looked at.
     #[test]

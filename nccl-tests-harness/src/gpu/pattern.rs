@@ -1,5 +1,8 @@
 //! What GPUs and the processor write into memory and look for there: the same pattern as in `kernels.ptx`.
 
+use anyhow::{Context as _, Result, ensure};
+use std::ops::Range;
+
 /// Bytes that depend on their place and on a seed; two that differ in `flip` alone differ in every byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pattern {
@@ -44,11 +47,29 @@ impl Pattern {
     }
 }
 
+/// A stretch of memory as the kernels take it: where in the pattern it begins, and how many bytes it has.
+pub fn span(range: &Range<usize>, bytes: usize) -> Result<(u32, u32)> {
+    ensure!(range.start <= range.end && range.end <= bytes, "{range:?} is outside a buffer of {bytes} bytes");
+    let count = u32::try_from(range.len()).context("more bytes than the kernels can count")?;
+    Ok((u32::try_from(range.start).context("an offset beyond what the kernels can count")?, count))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const PATTERN: Pattern = Pattern { seed: 0x1234_5678, flip: 0 };
+
+    #[test]
+    fn a_stretch_stays_within_its_buffer() {
+        assert_eq!(span(&(3..10), 10).unwrap(), (3, 7));
+        assert_eq!(span(&(10..10), 10).unwrap(), (10, 0));
+        assert!(span(&(3..11), 10).unwrap_err().to_string().contains("outside a buffer of 10"));
+        let backwards = Range { start: 4, end: 3 };
+        assert!(span(&backwards, 10).is_err());
+        let far = 5 << 32;
+        assert!(span(&(0..far), far).is_err() && span(&(far - 1..far), far).is_err());
+    }
 
     #[test]
     fn bytes_are_those_of_the_kernels_formula() {

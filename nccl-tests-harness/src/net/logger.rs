@@ -1,6 +1,6 @@
 //! NCCL's logger as the plugin is given it, and C strings.
 
-use crate::log;
+use crate::ranks::log;
 use nccl_net_spark::abi::types::DebugLogger;
 use std::ffi::{CStr, c_char, c_int, c_ulong};
 

@@ -9,7 +9,7 @@ mod logger;
 pub use buffer::{Buffer, Heap, Memory, Words};
 
 use crate::abi::{self, Connect, Functions, GetProperties, Init, Irecv, Isend, Listen};
-use crate::{activity, log};
+use crate::ranks::{activity, log};
 use anyhow::{Context as _, Result, bail, ensure};
 use buffer::Stretch;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};

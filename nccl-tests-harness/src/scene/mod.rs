@@ -8,9 +8,11 @@ pub mod network;
 mod only_version;
 pub mod topology;
 
-use crate::cli::{self, FabricOptions};
+use crate::fabric::options::FabricOptions;
 use crate::fabric::{self, Fabric, Wish};
 use crate::output;
+use crate::places;
+use crate::usage::wrong;
 use anyhow::{Context, Result};
 use clap::Args;
 use network::Network;
@@ -69,7 +71,7 @@ impl SceneOptions {
     /// # Errors
     /// When options contradict each other, or the plugin is not there.
     pub fn setting(self, program: &Path) -> Result<Setting> {
-        let plugin = cli::library(self.plugin, program)?;
+        let plugin = places::library(self.plugin, program)?;
         let fabric = self.fabric.wish(program)?;
         if self.as_spark {
             check_scale(&fabric)?;
@@ -94,7 +96,7 @@ fn check_scale(wish: &Wish) -> Result<(), clap::Error> {
     if allowed.contains(&wish.scale) {
         return Ok(());
     }
-    Err(cli::wrong(format!(
+    Err(wrong(format!(
         "--as-spark with --profile {} --scale {}: it takes --profile unpaced without --scale, or a Spark's profile \
          (spark-1cable, spark-2cable) with --scale 1, 0.25 or 0.1, so that results can be compared",
         wish.profile, wish.scale
@@ -149,9 +151,6 @@ impl Scene {
     }
 
     /// Keeps a line of output for the user, by whom it was printed.
-    ///
-    /// # Errors
-    /// When it cannot be written.
     pub fn log(&self, who: &str, line: &str) -> Result<()> {
         if output::nccl_debug().is_some() && line.contains(" NCCL ") {
             writeln!(output::error(), "{who}: {line}")?;
@@ -161,9 +160,6 @@ impl Scene {
     }
 
     /// A folder in which the plugin is called libnccl-net.so, as NCCL looks for a plugin that nobody names.
-    ///
-    /// # Errors
-    /// When it cannot be made.
     pub fn plugin_by_its_usual_name(&self) -> Result<PathBuf> {
         let folder = self.folder.path().join("lib");
         let link = folder.join("libnccl-net.so");

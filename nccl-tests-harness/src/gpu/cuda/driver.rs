@@ -3,7 +3,7 @@
 //! The functions are looked up by name and their results read as plain numbers, as in the plugin's `rails/cuda.rs`: a newer
 //! driver may give a code that cudarc's enumeration does not have, and an older one lack a function.
 
-use crate::log;
+use crate::ranks::log;
 use anyhow::{Context as _, Result, bail};
 use cudarc::driver::sys::{self, CUdevice_attribute};
 use serde::{Deserialize, Serialize};

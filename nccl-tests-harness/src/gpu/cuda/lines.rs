@@ -36,9 +36,6 @@ pub struct Lines {
 
 impl Lines {
     /// Lets `gpu` use `words`, which are those of `block`.
-    ///
-    /// # Errors
-    /// The driver's.
     pub fn new(gpu: &Rc<Gpu>, block: &Block, words: &Rc<Words>) -> Result<Self> {
         ensure!(words.are_of(block.buffer()), "the words are of another buffer");
         let tally = Unified::device(&gpu.context, size_of::<[u64; 6]>())?;
@@ -80,9 +77,6 @@ impl Lines {
     }
 
     /// Starts to wait for the lines of a round, four of them for `wait` at most, and to look at them.
-    ///
-    /// # Errors
-    /// As [`Lines::store`].
     pub fn load(&self, round: &Round, wait: Duration) -> Result<()> {
         let Round { mut first, mut lines, mut sequence, .. } = *round;
         let mut memory = self.place(round)?;

@@ -5,14 +5,12 @@
 //! two GPUs may be in use.
 
 mod driver;
-mod lines;
+pub mod lines;
 mod memory;
 
 pub use driver::{About, Driver};
-pub use lines::Lines;
 
-use super::pattern::{Pattern, Wrong};
-use super::span;
+use super::pattern::{Pattern, Wrong, span};
 use crate::net::{Buffer, Heap};
 use anyhow::{Context as _, Result};
 use driver::{Address, Context, Object};
@@ -129,9 +127,6 @@ impl Gpu {
     }
 
     /// How much memory it has free.
-    ///
-    /// # Errors
-    /// The driver's.
     pub fn free_bytes(&self) -> Result<usize> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: both are valid for writes for the length of the call.
@@ -141,9 +136,6 @@ impl Gpu {
     }
 
     /// Memory of `bytes` (1 or more).
-    ///
-    /// # Errors
-    /// The driver's.
     pub fn allocate(&self, kind: Kind, bytes: usize) -> Result<Block> {
         let buffer = match kind {
             Kind::HostAlloc => Buffer::of(Pinned::new(&self.context, bytes)?),
@@ -163,9 +155,6 @@ impl Gpu {
     }
 
     /// Compares a stretch of `block` with `pattern`.
-    ///
-    /// # Errors
-    /// As [`Gpu::fill`].
     pub fn check(&self, block: &Block, range: Range<usize>, pattern: Pattern) -> Result<Wrong> {
         let mut tally = [0, u32::MAX];
         let (place, bytes) = (self.tally.address(), size_of_val(&tally));
@@ -225,9 +214,6 @@ impl Gpu {
 
 impl Block {
     /// The allocator's memory: `malloc`.
-    ///
-    /// # Errors
-    /// When there is none.
     pub fn pageable(bytes: usize) -> Result<Self> {
         Ok(Self { buffer: Buffer::of(Heap::new(bytes)?), is_mapped: false })
     }

@@ -1,0 +1,248 @@
+//! The collectives: which ranks exchange messages, what each result contains, and how nccl-tests counts it. `schedule` has the
+//! order of the messages.
+//!
+//! Elements are bytes, and a sum wraps around, so it is the same in whatever order it is added up: every byte of a result
+//! can be checked exactly.
+
+pub mod lead;
+pub mod options;
+mod progress;
+pub mod rank;
+pub mod report;
+mod schedule;
+mod table;
+
+use std::ops::Range;
+
+/// A collective.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum Collective {
+    /// Every rank ends with every rank's part. In place: a rank's own part already lies where it belongs.
+    AllGather,
+    /// Every rank ends with the sum of all. Out of place.
+    AllReduce,
+    /// Every rank ends with its part of the sum of all. Out of place.
+    ReduceScatter,
+    /// Every rank ends with what [`ROOT`] has. In place.
+    Broadcast,
+    /// Every rank has a part for every rank. Out of place.
+    AllToAll,
+    /// Every rank sends to the next one and receives from the one before. Out of place.
+    SendRecv,
+}
+
+/// The rank that a broadcast comes from.
+pub const ROOT: usize = 0;
+
+/// How NCCL cuts a collective into messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// The most bytes in a message.
+    pub slice_bytes: usize,
+    /// The most messages that a connection has in flight in each direction.
+    pub in_flight: usize,
+}
+
+/// One connection out of a rank, and one into it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Link {
+    /// The rank that this one sends to.
+    pub to: usize,
+    /// The rank that this one receives from.
+    pub from: usize,
+}
+
+/// A part of a buffer, and what it holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// The ranks whose data is added up there.
+    pub of: Range<usize>,
+    /// Where in those ranks' data it begins, in bytes.
+    pub data_offset: usize,
+    /// Its place in the buffer, in bytes.
+    pub range: Range<usize>,
+}
+
+/// Algorithm and bus bandwidth in GB/s (10^9 bytes a second).
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+pub struct Bandwidth {
+    /// Size over time.
+    #[serde(rename = "algbw_gb_s")]
+    pub algbw: f64,
+    /// The bandwidth that this needs on each rank's link.
+    #[serde(rename = "busbw_gb_s")]
+    pub busbw: f64,
+}
+
+impl Collective {
+    /// Its name as in the command.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AllGather => "all-gather",
+            Self::AllReduce => "all-reduce",
+            Self::ReduceScatter => "reduce-scatter",
+            Self::Broadcast => "broadcast",
+            Self::AllToAll => "alltoall",
+            Self::SendRecv => "sendrecv",
+        }
+    }
+
+    /// Whether the send buffer is the receive buffer.
+    pub fn in_place(self) -> bool {
+        matches!(self, Self::AllGather | Self::Broadcast)
+    }
+
+    /// Whether a rank sends on, out of its receive buffer, what it received.
+    pub fn passes_on(self) -> bool {
+        !matches!(self, Self::AllToAll | Self::SendRecv)
+    }
+
+    /// The operation, as nccl-tests names it.
+    pub fn operation(self) -> &'static str {
+        match self {
+            Self::AllReduce | Self::ReduceScatter => "sum",
+            _ => "none",
+        }
+    }
+
+    /// The root as nccl-tests shows it: -1 for none.
+    pub fn root(self) -> i32 {
+        match self {
+            Self::Broadcast => ROOT as i32,
+            _ => -1,
+        }
+    }
+
+    /// The messages that NCCL makes of it: a ring keeps four slices of two 512 KiB steps, a point-to-point transfer
+    /// eight steps of its chunk size, which is 128 to 256 KiB over a network.
+    pub fn shape(self) -> Shape {
+        match self {
+            Self::AllToAll | Self::SendRecv => Shape { slice_bytes: 256 << 10, in_flight: 8 },
+            _ => Shape { slice_bytes: 1 << 20, in_flight: 4 },
+        }
+    }
+
+    /// The connections of `rank`: `channels` to each rank that it sends to. A link of one rank and the link of the same
+    /// index of the rank that it goes to are the two ends of one connection.
+    pub fn links(self, rank: usize, ranks: usize, channels: usize) -> Vec<Link> {
+        let distances = match self {
+            Self::AllToAll => 1..ranks,
+            _ => 1..2,
+        };
+        let link = |distance| Link { to: (rank + distance) % ranks, from: (rank + ranks - distance) % ranks };
+        distances.flat_map(|distance| std::iter::repeat_n(link(distance), channels)).collect()
+    }
+
+    /// How many elements nccl-tests counts at a size asked for: those of one rank's part where there are parts.
+    ///
+    /// nccl-tests would round a part down to 16 bytes, which leaves nothing of small sizes; here every byte counts.
+    pub fn count(self, size_bytes: usize, ranks: usize) -> usize {
+        match self.has_parts() {
+            true => size_bytes / ranks,
+            false => size_bytes,
+        }
+    }
+
+    /// The size that the table shows, which is also how long each buffer is.
+    pub fn size_bytes(self, count: usize, ranks: usize) -> usize {
+        match self.has_parts() {
+            true => count * ranks,
+            false => count,
+        }
+    }
+
+    fn has_parts(self) -> bool {
+        matches!(self, Self::AllGather | Self::ReduceScatter | Self::AllToAll)
+    }
+
+    /// The bandwidths as nccl-tests computes them (its doc/PERFORMANCE.md).
+    pub fn bandwidth(self, count: usize, ranks: usize, seconds: f64) -> Bandwidth {
+        let algbw = self.size_bytes(count, ranks) as f64 / 1e9 / seconds;
+        let others = (ranks - 1) as f64 / ranks as f64;
+        let factor = match self {
+            Self::AllGather | Self::ReduceScatter | Self::AllToAll => others,
+            Self::AllReduce => 2.0 * others,
+            Self::Broadcast | Self::SendRecv => 1.0,
+        };
+        Bandwidth { algbw, busbw: algbw * factor }
+    }
+
+    /// What `rank` writes into its send buffer before it starts; nothing where it only receives.
+    pub fn contribution(self, rank: usize, ranks: usize, count: usize) -> Option<Part> {
+        let range = match self {
+            Self::AllGather => rank * count..(rank + 1) * count,
+            Self::Broadcast if rank != ROOT => return None,
+            _ => 0..self.size_bytes(count, ranks),
+        };
+        Some(Part { of: rank..rank + 1, data_offset: 0, range })
+    }
+
+    /// What `rank` has in its receive buffer at the end.
+    pub fn result(self, rank: usize, ranks: usize, count: usize) -> Vec<Part> {
+        let block = |index: usize| index * count..(index + 1) * count;
+        let part = |of, data_offset, range| Part { of, data_offset, range };
+        match self {
+            Self::AllGather => (0..ranks).map(|from| part(from..from + 1, 0, block(from))).collect(),
+            Self::AllReduce => vec![part(0..ranks, 0, 0..count)],
+            Self::ReduceScatter => vec![part(0..ranks, rank * count, block(rank))],
+            Self::Broadcast => vec![part(ROOT..ROOT + 1, 0, 0..count)],
+            Self::AllToAll => (0..ranks).map(|from| part(from..from + 1, rank * count, block(from))).collect(),
+            Self::SendRecv => {
+                let prior = (rank + ranks - 1) % ranks;
+                vec![part(prior..prior + 1, 0, 0..count)]
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Hand figures: 1 GB gathered by 4 ranks in 0.1 s is 10 GB/s of algbw, three quarters of it on the bus.
+    #[test]
+    fn bandwidths_are_those_of_nccl_tests() {
+        let gather = Collective::AllGather.bandwidth(250_000_000, 4, 0.1);
+        assert!((gather.algbw - 10.0).abs() < 1e-9 && (gather.busbw - 7.5).abs() < 1e-9, "{gather:?}");
+        let pair = Collective::AllGather.bandwidth(4 << 20, 2, 411e-6);
+        assert!((pair.algbw - 20.410).abs() < 1e-3 && (pair.busbw - 10.205).abs() < 1e-3, "{pair:?}");
+        let transfer = Collective::SendRecv.bandwidth(1_000_000, 3, 1e-3);
+        assert_eq!(transfer, Bandwidth { algbw: 1.0, busbw: 1.0 });
+        assert_eq!(Collective::Broadcast.bandwidth(1_000_000, 3, 1e-3), transfer);
+        for (collective, count, factor) in [
+            (Collective::ReduceScatter, 250_000_000, 0.75),
+            (Collective::AllToAll, 250_000_000, 0.75),
+            (Collective::AllReduce, 1_000_000_000, 1.5),
+        ] {
+            let bandwidth = collective.bandwidth(count, 4, 0.1);
+            assert!((bandwidth.algbw - 10.0).abs() < 1e-9, "{collective:?}: {bandwidth:?}");
+            assert!((bandwidth.busbw - 10.0 * factor).abs() < 1e-9, "{collective:?}: {bandwidth:?}");
+        }
+    }
+
+    #[test]
+    fn a_size_is_all_the_parts_or_what_one_rank_sends() {
+        for collective in [Collective::AllGather, Collective::ReduceScatter, Collective::AllToAll] {
+            assert_eq!((collective.count(1024, 3), collective.size_bytes(341, 3)), (341, 1023));
+        }
+        for collective in [Collective::SendRecv, Collective::AllReduce, Collective::Broadcast] {
+            assert_eq!((collective.count(1024, 3), collective.size_bytes(1024, 3)), (1024, 1024));
+        }
+    }
+
+    #[test]
+    fn both_ends_of_a_link_agree() {
+        for collective in [Collective::AllGather, Collective::AllToAll] {
+            for (ranks, channels) in [(2, 1), (5, 3)] {
+                let links: Vec<_> = (0..ranks).map(|rank| collective.links(rank, ranks, channels)).collect();
+                for (rank, links_of_rank) in links.iter().enumerate() {
+                    for (index, link) in links_of_rank.iter().enumerate() {
+                        assert_eq!((links[link.to][index].from, links[link.from][index].to), (rank, rank));
+                    }
+                }
+            }
+        }
+        assert_eq!(Collective::AllToAll.links(1, 4, 1).iter().map(|link| link.to).collect::<Vec<_>>(), [2, 3, 0]);
+        assert_eq!(Collective::AllReduce.links(1, 4, 2).len(), 2);
+    }
+}

@@ -1,0 +1,186 @@
+//! Runs a collective's messages over the channels of one rank, as NCCL's proxy thread does: post what can be posted, test what is in
+//! flight, never block on one channel.
+
+use super::schedule::{Buffer, Schedule, Slice};
+use super::{Collective, Link, Shape};
+use crate::net::{self, RecvComm, Registration, Request, SendComm};
+use crate::ranks::activity;
+use anyhow::{Context, Result, ensure};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::rc::Rc;
+
+/// The memory that a rank sends from and receives into; the same one in a collective that works in place.
+#[derive(Clone)]
+pub struct Buffers {
+    /// What is sent.
+    pub send: Rc<net::Buffer>,
+    /// What is received.
+    pub recv: Rc<net::Buffer>,
+}
+
+/// One connection to a rank and one from a rank.
+pub struct Channel {
+    // In the order in which NCCL closes them: requests, registrations, comms.
+    sends: Lane,
+    receives: Lane,
+    memory: Memory,
+    send: SendComm,
+    recv: RecvComm,
+    copy: Option<Range<usize>>,
+    /// NCCL uses the sender's rank as the tag.
+    send_tag: i32,
+    recv_tag: i32,
+}
+
+struct Memory {
+    /// The send buffer with the comm that sends, unless it is the receive buffer.
+    send: Option<Rc<Registration>>,
+    /// The receive buffer with the comm that sends, where it sends from there.
+    pass_on: Option<Rc<Registration>>,
+    /// The receive buffer with the comm that receives.
+    recv: Rc<Registration>,
+    buffers: Buffers,
+}
+
+/// One direction of a channel.
+#[derive(Default)]
+struct Lane {
+    slices: Vec<Slice>,
+    posted: usize,
+    done: usize,
+    requests: VecDeque<Request>,
+}
+
+impl Channel {
+    /// Registers with both comms what `collective` needs there. `rank` is this rank.
+    pub fn new(
+        (send, recv): (SendComm, RecvComm),
+        buffers: &Buffers,
+        collective: Collective,
+        rank: usize,
+        link: Link,
+    ) -> Result<Self> {
+        let memory = Memory {
+            send: (!collective.in_place()).then(|| send.register(&buffers.send)).transpose()?,
+            pass_on: collective.passes_on().then(|| send.register(&buffers.recv)).transpose()?,
+            recv: recv.register(&buffers.recv)?,
+            buffers: buffers.clone(),
+        };
+        Ok(Self {
+            sends: Lane::default(),
+            receives: Lane::default(),
+            memory,
+            send,
+            recv,
+            copy: None,
+            send_tag: i32::try_from(rank)?,
+            recv_tag: i32::try_from(link.from)?,
+        })
+    }
+
+    /// What the channel does at each [`run`] from now on.
+    pub fn plan(&mut self, schedule: Schedule) {
+        self.sends.slices = schedule.sends;
+        self.receives.slices = schedule.receives;
+        self.copy = schedule.copy;
+    }
+
+    fn start(&mut self) -> Result<()> {
+        (self.sends.posted, self.sends.done) = (0, 0);
+        (self.receives.posted, self.receives.done) = (0, 0);
+        let Some(range) = self.copy.clone() else { return Ok(()) };
+        let Buffers { send, recv } = &self.memory.buffers;
+        recv.combine(send, range, |into, from| into.copy_from_slice(from))
+    }
+
+    fn is_done(&self) -> bool {
+        self.sends.done == self.sends.slices.len() && self.receives.done == self.receives.slices.len()
+    }
+
+    /// One round of posting and testing; whether anything moved.
+    fn progress(&mut self, in_flight: usize) -> Result<bool> {
+        let mut moved = false;
+        while let Some(slice) = self.receives.next(in_flight, self.sends.done) {
+            let request = self.recv.irecv(&self.memory.recv, slice.offset, slice.bytes, self.recv_tag)?;
+            let Some(request) = request else { break };
+            moved |= self.receives.started(request);
+        }
+        while let Some(slice) = self.sends.next(in_flight, self.receives.done) {
+            let memory = match slice.buffer {
+                Buffer::Send => &self.memory.send,
+                Buffer::Recv => &self.memory.pass_on,
+            };
+            let memory = memory.as_ref().context("a message from memory that is not registered")?;
+            let request = self.send.isend(memory, slice.offset, slice.bytes, self.send_tag)?;
+            let Some(request) = request else { break };
+            moved |= self.sends.started(request);
+        }
+        while let Some(slice) = self.receives.test().context("receive")? {
+            if slice.add {
+                self.memory.add(slice)?;
+            }
+            moved = true;
+        }
+        while self.sends.test().context("send")?.is_some() {
+            moved = true;
+        }
+        Ok(moved)
+    }
+}
+
+impl Memory {
+    /// Adds the rank's own data to the partial sum that was just received.
+    fn add(&self, slice: Slice) -> Result<()> {
+        self.buffers.recv.combine(&self.buffers.send, slice.offset..slice.offset + slice.bytes, |into, from| {
+            into.iter_mut().zip(from).for_each(|(sum, own)| *sum = sum.wrapping_add(*own));
+        })
+    }
+}
+
+impl Lane {
+    /// The slice to post now: the next one, if there is room and the message that it waits for is complete.
+    fn next(&self, in_flight: usize, others_done: usize) -> Option<Slice> {
+        let slice = self.slices.get(self.posted).filter(|_| self.requests.len() < in_flight)?;
+        slice.after.is_none_or(|other| other < others_done).then_some(*slice)
+    }
+
+    fn started(&mut self, request: Request) -> bool {
+        self.requests.push_back(request);
+        self.posted += 1;
+        true
+    }
+
+    /// The oldest request's slice when that is complete, as NCCL completes them: in order.
+    fn test(&mut self) -> Result<Option<Slice>> {
+        let Some(request) = self.requests.front_mut() else { return Ok(None) };
+        let Some(bytes) = request.test()? else { return Ok(None) };
+        let slice = self.slices[self.done];
+        ensure!(bytes == slice.bytes, "message {} has {bytes} bytes instead of {}", self.done, slice.bytes);
+        self.requests.pop_front();
+        self.done += 1;
+        activity::tick();
+        Ok(Some(slice))
+    }
+}
+
+/// Runs the planned messages of all channels once.
+pub fn run(channels: &mut [Channel], shape: Shape) -> Result<()> {
+    channels.iter_mut().try_for_each(Channel::start)?;
+    let messages = |channel: &Channel| channel.sends.slices.len() + channel.receives.slices.len();
+    activity::start_messages(channels.iter().map(messages).sum());
+    loop {
+        let (mut moved, mut done) = (false, true);
+        for (number, channel) in channels.iter_mut().enumerate().filter(|(_, channel)| !channel.is_done()) {
+            moved |= channel.progress(shape.in_flight).with_context(|| format!("channel {number}"))?;
+            done &= channel.is_done();
+        }
+        if done {
+            return Ok(());
+        }
+        if !moved {
+            // NCCL's proxy yields too: ranks that share cores would otherwise use up each other's time slices.
+            std::thread::yield_now();
+        }
+    }
+}

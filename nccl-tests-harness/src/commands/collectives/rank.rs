@@ -1,0 +1,186 @@
+//! One rank of a collective: connects with the ranks that it exchanges messages with, times the collective, and checks its data.
+
+use super::progress::{self, Buffers, Channel};
+use super::schedule::{self, Seat};
+use super::{Collective, Part};
+use crate::net::{Buffer, Plugin, RecvComm, SendComm};
+use crate::ranks::activity;
+use crate::ranks::control::{FromRank, Measurement, Sender, Setup, ToRank};
+use crate::ranks::device;
+use crate::ranks::log;
+use crate::ranks::pattern::{Mismatch, Pattern, Sum};
+use anyhow::{Result, bail, ensure};
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::mpsc;
+use std::time::Instant;
+
+/// Memory is filled and compared in parts of this size, so that the rank can report progress in between.
+const FILL_BYTES: usize = 4 << 20;
+
+/// Runs the rank; `library` is the plugin's path on this machine, where it is not the one that the command names.
+///
+/// # Errors
+/// The plugin's, or unexpected orders.
+pub fn work(setup: Setup, library: Option<&Path>, commands: &mpsc::Receiver<ToRank>, sender: &Sender) -> Result<()> {
+    let context = Plugin::load(library.unwrap_or(&setup.plugin), None)?.init(setup.job)?;
+    let network = device::examine(&context)?;
+    let links = setup.collective.links(setup.rank, setup.ranks, setup.channels);
+    let (listeners, handles) = device::listen(&context, links.len())?;
+    sender.send(&FromRank::Listening { network, handles })?;
+
+    let ToRank::Connect { handles } = commands.recv()? else { bail!("the second message is not Connect") };
+    let handles = device::handles(handles)?;
+    activity::stage("connecting");
+    ensure!(handles.len() == listeners.len(), "{} handles for {} channels", handles.len(), listeners.len());
+    let connected = device::connect(&context, &listeners, handles);
+    let (sends, receives) = connected.map_err(|(channel, error)| error.context(format!("channel {channel}")))?;
+    drop(listeners);
+    activity::stage("registering memory");
+    let mut rank = Rank::new(setup, sends.into_iter().zip(receives))?;
+    sender.send(&FromRank::Connected { lines: log::take_rail_lines() })?;
+
+    if let Err(error) = obey(&mut rank, commands, sender) {
+        // Nothing is closed: the other ranks would fail too, and their errors would hide this one.
+        std::mem::forget(rank);
+        return Err(error);
+    }
+    activity::stage("closing");
+    Ok(())
+}
+
+fn obey(rank: &mut Rank, commands: &mpsc::Receiver<ToRank>, sender: &Sender) -> Result<()> {
+    loop {
+        activity::stage("waiting for the other ranks");
+        match commands.recv()? {
+            ToRank::Prepare { count } => {
+                rank.prepare(count)?;
+                sender.send(&FromRank::Ready)?;
+            }
+            ToRank::Go => sender.send(&FromRank::Measured(rank.measure()?))?,
+            ToRank::Finish => return Ok(()),
+            other => bail!("unexpected command {other:?}"),
+        }
+    }
+}
+
+struct Rank {
+    setup: Setup,
+    channels: Vec<Channel>,
+    buffers: Buffers,
+    /// Of the data: all ranks count it in the same way.
+    iteration: u64,
+    /// How many elements the size at hand has.
+    count: usize,
+}
+
+impl Rank {
+    fn new(setup: Setup, connections: impl Iterator<Item = (SendComm, RecvComm)>) -> Result<Self> {
+        let Setup { collective, rank, ranks, .. } = setup;
+        let bytes = collective.size_bytes(setup.max_count, ranks);
+        let recv = Buffer::new(bytes)?;
+        let send = match collective.in_place() {
+            true => Rc::clone(&recv),
+            false => Buffer::new(bytes)?,
+        };
+        let buffers = Buffers { send, recv };
+        let links = collective.links(rank, ranks, setup.channels);
+        let channels = connections.zip(links);
+        let channels = channels.map(|(connection, link)| Channel::new(connection, &buffers, collective, rank, link));
+        let channels = channels.collect::<Result<Vec<_>>>()?;
+        Ok(Self { setup, channels, buffers, iteration: 0, count: 0 })
+    }
+
+    /// Plans the size, fills, and runs the warm-up.
+    fn prepare(&mut self, count: usize) -> Result<()> {
+        let Setup { collective, rank, ranks, channels, .. } = self.setup;
+        self.count = count;
+        for (link, channel) in self.channels.iter_mut().enumerate() {
+            channel.plan(schedule::schedule(collective, Seat { rank, ranks, link, channels }, count));
+        }
+        if self.setup.check_iters > 0 {
+            self.fill()?;
+        }
+        for _ in 0..self.setup.warmup_iters {
+            self.stage("warming up");
+            self.run()?;
+        }
+        Ok(())
+    }
+
+    /// Times the iterations, checks what the last of them left, then runs the checked ones, each with data of its own.
+    fn measure(&mut self) -> Result<Measurement> {
+        self.stage("timing");
+        let start = Instant::now();
+        for _ in 0..self.setup.iters {
+            self.run()?;
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        if self.setup.check_iters == 0 {
+            return Ok(Measurement { seconds, wrong: None, first_wrong: None });
+        }
+        let (mut wrong, mut first_wrong) = self.compare()?;
+        for _ in 0..self.setup.check_iters {
+            self.fill()?;
+            self.stage("checking");
+            self.run()?;
+            let (more, first) = self.compare()?;
+            wrong += more;
+            first_wrong = first_wrong.or(first);
+        }
+        Ok(Measurement { seconds, wrong: Some(wrong), first_wrong })
+    }
+
+    fn run(&mut self) -> Result<()> {
+        progress::run(&mut self.channels, self.setup.collective.shape())
+    }
+
+    /// Writes new data into the send buffer. The receive buffer keeps its old data, which must not pass the check.
+    fn fill(&mut self) -> Result<()> {
+        self.stage("filling");
+        self.iteration += 1;
+        let Setup { collective, rank, ranks, .. } = self.setup;
+        let Some(Part { range, .. }) = collective.contribution(rank, ranks, self.count) else { return Ok(()) };
+        let pattern = Pattern::new(rank, self.iteration);
+        self.buffers.send.with_bytes(|bytes| {
+            for (index, stretch) in bytes[range].chunks_mut(FILL_BYTES).enumerate() {
+                pattern.fill(index * FILL_BYTES, stretch);
+                activity::tick();
+            }
+        })
+    }
+
+    /// Compares every byte of the result: how many are wrong, and a description of the first.
+    fn compare(&self) -> Result<(u64, Option<String>)> {
+        self.stage("comparing");
+        let (mut wrong, mut first_wrong) = (0, None);
+        for Part { of, data_offset, range } in self.collective().result(self.setup.rank, self.setup.ranks, self.count) {
+            let sum = Sum::new(of.clone(), self.iteration);
+            let mut mismatch = Mismatch::default();
+            self.buffers.recv.with_bytes(|bytes| {
+                for (index, stretch) in bytes[range].chunks(FILL_BYTES).enumerate() {
+                    mismatch.add(sum.compare(data_offset + index * FILL_BYTES, stretch));
+                    activity::tick();
+                }
+            })?;
+            wrong += mismatch.wrong;
+            first_wrong = first_wrong.or(mismatch.first.map(|byte| {
+                let (offset, found, sent) = (byte.offset, byte.found, byte.sent);
+                let whose = match of.len() {
+                    1 => format!("rank {}'s data", of.start),
+                    _ => "the sum".to_owned(),
+                };
+                format!("byte {offset} of {whose} is {found:#04x} instead of {sent:#04x}")
+            }));
+        }
+        Ok((wrong, first_wrong))
+    }
+
+    fn stage(&self, what: &str) {
+        activity::stage(format!("{what} {} bytes", self.collective().size_bytes(self.count, self.setup.ranks)));
+    }
+
+    fn collective(&self) -> Collective {
+        self.setup.collective
+    }
+}

@@ -1,0 +1,166 @@
+//! The table of a collective: nccl-tests' columns in its order, for scripts and people that know it, within 80 characters (some
+//! columns are narrower than there).
+
+use super::{Bandwidth, Collective};
+use crate::output::table::{Table, right};
+use serde::Serialize;
+use std::io::{self, Write};
+
+/// What nccl-tests calls a byte; where sums wrap around, with or without a sign is the same.
+pub const ELEMENT: &str = "int8";
+/// The widths of the columns of times and bandwidths.
+const TIME: usize = 7;
+const FLOAT: usize = 6;
+
+/// One line of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Row {
+    /// What the collective moves, in bytes, by nccl-tests' definition.
+    pub size_bytes: usize,
+    /// How many elements (of one byte) nccl-tests counts.
+    pub count: usize,
+    /// The mean time of an iteration over the ranks, in microseconds.
+    pub time_us: f64,
+    /// The bandwidths of that time.
+    #[serde(flatten)]
+    pub bandwidth: Bandwidth,
+    /// Wrong bytes over all ranks; none when the data was not checked.
+    pub wrong: Option<u64>,
+}
+
+/// Writes the table and keeps what the last lines need.
+pub struct CollectiveTable<W> {
+    table: Table<W>,
+    collective: Collective,
+    busbw_sum: f64,
+    rows: u32,
+    wrong_rows: u32,
+}
+
+impl<W: Write> CollectiveTable<W> {
+    /// Starts the table with its head.
+    pub fn start(out: W, collective: Collective) -> io::Result<Self> {
+        let place = if collective.in_place() { "in-place" } else { "out-of-place" };
+        let mut table = Table::new(out, "  ", [10, 11, 6, 6, 6, TIME, FLOAT, FLOAT, 6].map(right));
+        table.remark("")?;
+        table.head(&["", "", "", "", "", &format!("{place:^28}")])?;
+        table.head(&["size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong"])?;
+        table.head(&["(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", ""])?;
+        Ok(Self { table, collective, busbw_sum: 0.0, rows: 0, wrong_rows: 0 })
+    }
+
+    /// Writes one line.
+    pub fn row(&mut self, row: &Row) -> io::Result<()> {
+        self.busbw_sum += row.bandwidth.busbw;
+        self.rows += 1;
+        self.wrong_rows += u32::from(row.wrong.is_some_and(|wrong| wrong > 0));
+        self.table.row(&[
+            row.size_bytes.to_string(),
+            row.count.to_string(),
+            ELEMENT.to_owned(),
+            self.collective.operation().to_owned(),
+            self.collective.root().to_string(),
+            float(row.time_us, TIME),
+            float(row.bandwidth.algbw, FLOAT),
+            float(row.bandwidth.busbw, FLOAT),
+            row.wrong.map_or_else(|| "N/A".to_owned(), |wrong| wrong.to_string()),
+        ])
+    }
+
+    /// Writes a remark.
+    pub fn remark(&mut self, text: &str) -> io::Result<()> {
+        self.table.remark(text)
+    }
+
+    /// Writes the last lines and says whether all data was right.
+    pub fn finish(&mut self) -> io::Result<bool> {
+        let right = self.wrong_rows == 0;
+        let average = self.busbw_sum / f64::from(self.rows.max(1));
+        let verdict = if right { "OK" } else { "FAILED" };
+        self.remark(&format!("{:<20} : {} {verdict}", "Out of bounds values", self.wrong_rows))?;
+        self.remark(&format!("{:<20} : {}", "Avg bus bandwidth", six_digits(average)))?;
+        Ok(right)
+    }
+}
+
+/// A number in a column, with as many decimals (two at most) as leave it within the column.
+fn float(value: f64, width: usize) -> String {
+    (0..=2)
+        .rev()
+        .map(|decimals| format!("{value:>width$.decimals$}"))
+        .find(|text| text.len() <= width)
+        .unwrap_or_else(|| format!("{value:>width$.0e}"))
+}
+
+/// Six significant digits, as nccl-tests prints the average.
+fn six_digits(value: f64) -> String {
+    if value == 0.0 || !value.is_finite() {
+        return value.to_string();
+    }
+    let decimals = (5 - value.abs().log10().floor() as i32).clamp(0, 12) as usize;
+    let text = format!("{value:.decimals$}");
+    match text.contains('.') {
+        true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
+        false => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(wrong: Option<u64>, busbw: f64) -> Row {
+        Row {
+            size_bytes: 33_554_432,
+            count: 16_777_216,
+            time_us: 1645.25,
+            bandwidth: Bandwidth { algbw: 20.395, busbw },
+            wrong,
+        }
+    }
+
+    #[test]
+    fn columns_are_those_of_nccl_tests_and_fit_80_characters() {
+        let mut out = Vec::new();
+        let mut table = CollectiveTable::start(&mut out, Collective::AllGather).unwrap();
+        table.row(&row(Some(0), 10.25)).unwrap();
+        table.row(&row(None, 10.5)).unwrap();
+        assert!(table.finish().unwrap());
+        let text = String::from_utf8(out).unwrap();
+        let lines: Vec<_> = text.lines().map(str::trim_end).collect();
+        let expected = [
+            "#",
+            "#                                                          in-place",
+            "#     size        count    type   redop    root     time   algbw   busbw  #wrong",
+            "#      (B)   (elements)                             (us)  (GB/s)  (GB/s)",
+            "  33554432     16777216    int8    none      -1  1645.25   20.39   10.25       0",
+            "  33554432     16777216    int8    none      -1  1645.25   20.39   10.50     N/A",
+            "# Out of bounds values : 0 OK",
+            "# Avg bus bandwidth    : 10.375",
+        ];
+        assert_eq!(lines, expected);
+        assert!(lines.iter().all(|line| line.len() <= 80), "{text}");
+    }
+
+    #[test]
+    fn wrong_data_is_counted_and_fails() {
+        let mut out = Vec::new();
+        let mut table = CollectiveTable::start(&mut out, Collective::SendRecv).unwrap();
+        table.row(&row(Some(12), 1.0)).unwrap();
+        table.row(&row(Some(0), 1.0)).unwrap();
+        assert!(!table.finish().unwrap());
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.contains("      12\n") && text.contains("# Out of bounds values : 1 FAILED"), "{text}");
+    }
+
+    #[test]
+    fn numbers_lose_decimals_before_they_leave_their_column() {
+        assert_eq!(float(2.71999, 6), "  2.72");
+        assert_eq!(float(12345.678, 7), "12345.7");
+        assert_eq!(float(1_234_567.8, 7), "1234568");
+        assert_eq!(float(123_456_789.0, 7), "    1e8");
+        assert_eq!(six_digits(25.67), "25.67");
+        assert_eq!(six_digits(0.000123456789), "0.000123457");
+        assert_eq!(six_digits(1234567.0), "1234567");
+    }
+}

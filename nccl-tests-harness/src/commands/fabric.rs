@@ -1,0 +1,288 @@
+//! `nccl-spark fabric`: faults for the software fabric of a running job, and what runs.
+
+use crate::fabric::options::{parse_fabric_name, parse_factor};
+use crate::output;
+use crate::output::report::{self, Target};
+use anyhow::{Result, anyhow, bail};
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use softverbs::control::{self, Action, NodeStatus, RailStatus, Status};
+use softverbs::settings;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// Options of fabric.
+#[derive(Debug, Args)]
+pub struct Options {
+    #[command(subcommand)]
+    what: What,
+    /// The fabric, as the run's header names it [default: the only one that runs].
+    #[arg(long, global = true, value_name = "NAME", value_parser = parse_fabric_name)]
+    fabric_name: Option<String>,
+}
+
+/// What to do; a node is a rank of the job.
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Shows the fabrics that run: nodes, processes, each rail's speed, injected faults.
+    ///
+    /// Exit status: 0 a fabric runs, 1 none does, 2 the command line is wrong.
+    Status {
+        /// Writes it as JSON to FILE, or with - to standard output; the text goes to standard error then.
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+    },
+    /// Takes a rail's port down.
+    Down {
+        /// The rail of one node, or with * of all nodes.
+        #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
+        rail: Place,
+    },
+    /// Brings a rail's port up again.
+    Up {
+        /// The rail of one node, or with * of all nodes.
+        #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
+        rail: Place,
+    },
+    /// Limits a rail to a part of its full rate.
+    Slow {
+        /// The rail of one node, or with * of all nodes.
+        #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
+        rail: Place,
+        /// The part: above 0; 1 removes the limit.
+        #[arg(value_parser = parse_factor)]
+        factor: f64,
+    },
+    /// Makes a rail refuse the next requests that come in as invalid, which breaks their queue pairs.
+    Refuse {
+        /// The rail of one node, or with * of all nodes.
+        #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
+        rail: Place,
+        /// How many requests; 0 ends it.
+        #[arg(allow_negative_numbers = true, value_parser = parse_count)]
+        count: u32,
+    },
+}
+
+/// A rail of one node, or of all.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Place {
+    node: Option<usize>,
+    rail: String,
+}
+
+/// What runs, as JSON.
+#[derive(Debug, Serialize)]
+struct Running {
+    fabrics: Vec<FabricJson>,
+}
+
+#[derive(Debug, Serialize)]
+struct FabricJson {
+    name: String,
+    folder: PathBuf,
+    nodes: Vec<NodeJson>,
+}
+
+#[derive(Debug, Serialize)]
+struct NodeJson {
+    node: usize,
+    pids: Vec<u32>,
+    rails: Vec<RailJson>,
+}
+
+#[derive(Debug, Serialize)]
+struct RailJson {
+    device: String,
+    /// Without a fault; null: no limit.
+    full_mbps: Option<f64>,
+    /// Null: no limit.
+    now_mbps: Option<f64>,
+    down: bool,
+    refuses_requests: u32,
+    unanswered_connections: u32,
+}
+
+impl Options {
+    /// Does it. False when no fabric runs whose state could be shown.
+    ///
+    /// # Errors
+    /// When there is no such fabric, node or rail.
+    pub fn run(self) -> Result<bool> {
+        let dir = settings::dir();
+        let name = self.fabric_name.as_deref();
+        let (place, action, effect) = match self.what {
+            What::Status { json } => return status(&dir, name, json.map(Target::from)),
+            What::Down { rail } => (rail, Action::Down, "port down".to_owned()),
+            What::Up { rail } => (rail, Action::Up, "port up".to_owned()),
+            What::Slow { rail, factor: 1.0 } => (rail, Action::Slow(1.0), "full rate".to_owned()),
+            What::Slow { rail, factor } => (rail, Action::Slow(factor), format!("limited to {factor} of its rate")),
+            What::Refuse { rail, count: 0 } => (rail, Action::Refuse(0), "refuses no requests".to_owned()),
+            What::Refuse { rail, count: 1 } => (rail, Action::Refuse(1), "refuses the next request".to_owned()),
+            What::Refuse { rail, count } => (rail, Action::Refuse(count), format!("refuses the next {count} requests")),
+        };
+        let name = name.map_or_else(|| only_one(&dir), |name| Ok(name.to_owned()))?;
+        let Place { node, rail } = place;
+        control::control(&dir, &name, node, &rail, action).map_err(|error| anyhow!(error))?;
+        let node = node.map_or_else(|| "every node".to_owned(), |node| format!("node {node}"));
+        writeln!(output::standard(), "fabric {name}: {rail} of {node}: {effect}")?;
+        Ok(true)
+    }
+}
+
+fn only_one(dir: &Path) -> Result<String> {
+    let names = control::used(dir);
+    match names.as_slice() {
+        [name] => Ok(name.clone()),
+        [] => bail!("no software fabric runs in {}", dir.display()),
+        _ => bail!("several software fabrics run: name one with --fabric-name: {}", names.join(", ")),
+    }
+}
+
+fn status(dir: &Path, name: Option<&str>, json: Option<Target>) -> Result<bool> {
+    report::of_run(json.as_ref(), Running { fabrics: Vec::new() }, |mut out, running| {
+        let names = name.map_or_else(|| control::used(dir), |name| vec![name.to_owned()]);
+        for one in &names {
+            match control::status(dir, one) {
+                Ok(status) => {
+                    write!(out, "{}", text(&status))?;
+                    running.fabrics.push(status.into());
+                }
+                // One that nobody asked for by its name may have ended since.
+                Err(_) if name.is_none() => {}
+                Err(error) => bail!(error),
+            }
+        }
+        if running.fabrics.is_empty() {
+            writeln!(out, "no software fabric runs in {}", dir.display())?;
+        }
+        out.flush()?;
+        Ok(!running.fabrics.is_empty())
+    })
+}
+
+fn text(status: &Status) -> String {
+    let Status { name, folder, nodes } = status;
+    let plural = if nodes.len() == 1 { "" } else { "s" };
+    let mut text = format!("fabric {name}: {} node{plural}, files in {}\n", nodes.len(), folder.display());
+    let width = nodes.iter().flat_map(|node| &node.rails).map(|rail| rail.device.len()).max().unwrap_or(0);
+    for NodeStatus { node, pids, rails } in nodes {
+        let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
+        let processes = match pids.as_slice() {
+            [] => "no process yet".to_owned(),
+            [pid] => format!("process {pid}"),
+            _ => format!("processes {}", pids.join(", ")),
+        };
+        text += &format!("  node {node} ({processes})\n");
+        for rail in rails {
+            text += &format!("    {:width$}  {}\n", rail.device, state(rail));
+        }
+    }
+    text
+}
+
+fn state(rail: &RailStatus) -> String {
+    let mut parts = vec![match (rail.full_mbps, rail.now_mbps) {
+        _ if rail.is_down => "port down".to_owned(),
+        (None, None) => "no rate limit".to_owned(),
+        (Some(full), Some(now)) if now < full => format!("{}, slowed from {}", rate(now), rate(full)),
+        (_, Some(now)) => rate(now),
+        (Some(full), None) => rate(full),
+    }];
+    match rail.refusals {
+        0 => {}
+        1 => parts.push("refuses the next request".to_owned()),
+        count => parts.push(format!("refuses the next {count} requests")),
+    }
+    if rail.unanswered > 0 {
+        parts.push(format!("leaves {} connections unanswered", rail.unanswered));
+    }
+    parts.join(", ")
+}
+
+fn rate(mbps: f64) -> String {
+    if mbps < 1_000.0 { format!("{mbps:.1} Mb/s") } else { format!("{:.2} Gb/s", mbps / 1_000.0) }
+}
+
+impl From<Status> for FabricJson {
+    fn from(Status { name, folder, nodes }: Status) -> Self {
+        let rail = |rail: RailStatus| RailJson {
+            device: rail.device,
+            full_mbps: rail.full_mbps,
+            now_mbps: rail.now_mbps,
+            down: rail.is_down,
+            refuses_requests: rail.refusals,
+            unanswered_connections: rail.unanswered,
+        };
+        let node = |node: NodeStatus| NodeJson {
+            node: node.node,
+            pids: node.pids,
+            rails: node.rails.into_iter().map(rail).collect(),
+        };
+        Self { name, folder, nodes: nodes.into_iter().map(node).collect() }
+    }
+}
+
+fn parse_count(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| "must be a number from 0 on".to_owned())
+}
+
+fn parse_rail(text: &str) -> Result<Place, String> {
+    match text.split_once(':') {
+        Some(("*", rail)) if !rail.is_empty() => Ok(Place { node: None, rail: rail.to_owned() }),
+        Some((node, rail)) if !rail.is_empty() && node.parse::<usize>().is_ok() => {
+            Ok(Place { node: node.parse().ok(), rail: rail.to_owned() })
+        }
+        _ => Err("must be NODE:RAIL, as in 1:rocep1s0f0, or *:rocep1s0f0 for all nodes".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use softverbs::profile::Profile;
+
+    #[test]
+    fn rails_are_named_with_their_node() {
+        let place = |node, rail: &str| Place { node, rail: rail.to_owned() };
+        assert_eq!(parse_rail("1:a").unwrap(), place(Some(1), "a"));
+        assert_eq!(parse_rail("*:a").unwrap(), place(None, "a"));
+        assert!(parse_rail("a").is_err() && parse_rail("1:").is_err() && parse_rail("x:a").is_err());
+    }
+
+    #[test]
+    fn the_only_fabric_that_runs_needs_no_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let profile = Profile::load("unpaced", 1.0).unwrap();
+        let error = || format!("{:#}", only_one(dir.path()).unwrap_err());
+        assert!(error().contains("no software fabric runs"));
+        let a = control::prepare(dir.path(), "a", &profile, 1).unwrap();
+        let b = control::prepare(dir.path(), "b", &profile, 1).unwrap();
+        assert!(error().ends_with("--fabric-name: a, b"));
+        drop(b);
+        assert!(dir.path().join("b/fabric").exists(), "its files are still there");
+        assert_eq!(only_one(dir.path()).unwrap(), "a");
+        drop(a);
+        assert!(error().contains("no software fabric runs"));
+    }
+
+    #[test]
+    fn the_state_of_a_rail_fits_a_line() {
+        let healthy = RailStatus {
+            device: "rocep1s0f0".to_owned(),
+            full_mbps: Some(112_000.0),
+            now_mbps: Some(112_000.0),
+            is_down: false,
+            refusals: 0,
+            unanswered: 0,
+        };
+        assert_eq!(state(&healthy), "112.00 Gb/s");
+        let slow = RailStatus { now_mbps: Some(560.0), refusals: 3, ..healthy.clone() };
+        assert_eq!(state(&slow), "560.0 Mb/s, slowed from 112.00 Gb/s, refuses the next 3 requests");
+        assert_eq!(state(&RailStatus { full_mbps: None, now_mbps: None, ..healthy.clone() }), "no rate limit");
+        let rails = vec![RailStatus { is_down: true, now_mbps: Some(0.0), ..healthy }];
+        let nodes = vec![NodeStatus { node: 0, pids: vec![7], rails }];
+        let told = text(&Status { name: "a".to_owned(), folder: "/dev/shm/a".into(), nodes });
+        assert_eq!(told, "fabric a: 1 node, files in /dev/shm/a\n  node 0 (process 7)\n    rocep1s0f0  port down\n");
+    }
+}

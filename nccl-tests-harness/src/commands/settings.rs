@@ -1,0 +1,36 @@
+//! `nccl-spark settings`: the plugin's settings and their current values.
+
+use anyhow::Result;
+use nccl_net_spark::config::{self, Row, Settings, Source};
+use nccl_net_spark::rails::folded;
+use std::io::Write;
+
+const INDENT: &str = "    ";
+
+/// A setting's default for a reader: `unset` where the plugin chooses by itself.
+pub fn default_text(row: &Row) -> &'static str {
+    if row.default.is_empty() { "unset" } else { row.default }
+}
+
+/// Prints every setting, in 80 columns: its default, its meaning, and its current value where that is not the default.
+///
+/// # Errors
+/// When one is not valid, or `out` cannot be written.
+pub fn show(mut out: impl Write) -> Result<()> {
+    let settings = Settings::of_this_process();
+    for (index, row) in config::table().iter().enumerate() {
+        writeln!(out, "{} [default: {}]", row.name, default_text(row))?;
+        write!(out, "{}", folded(INDENT, &format!("{INDENT}{}", row.doc)))?;
+        let held = settings.as_ref().ok().and_then(|settings| settings.held().get(index));
+        match held.map(|held| (&held.value, &held.source)) {
+            Some((value, Source::Environment)) => writeln!(out, "    current value: {value} (environment)")?,
+            Some((value, Source::File { path, line })) => {
+                writeln!(out, "    current value: {value} ({}, line {line})", path.display())?;
+            }
+            _ => {}
+        }
+    }
+    out.flush()?;
+    // After the table, which helps to correct the setting.
+    settings.map(|_| ()).map_err(Into::into)
+}

@@ -1,0 +1,324 @@
+//! One run of a program of nccl-tests, with the tuner off or with a table, and what NCCL's log says about it.
+//!
+//! Ranks share one output, and their lines can cut each other. A cut line of the log is skipped; a cut row of the table that cannot
+//! be put together again makes the run fail, and a failed run is repeated once (`Bench::run`).
+
+use super::options::Plan;
+use crate::commands::tune::keep;
+use crate::proofs::nccl_tests::options::Place;
+use crate::proofs::nccl_tests::run;
+use crate::scene::Scene;
+use crate::scene::network::{Network, Used};
+use anyhow::{Context, Result, bail, ensure};
+use nccl_net_spark::tuner::table::{Fingerprint, Table};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// The smallest member of a group in bytes: smaller ones are all alike, and divided by 16 ranks these are still multiples of 16 bytes.
+const LEAST_MEMBER: usize = 512;
+
+/// The time of one operation in microseconds, by size in bytes, out of place.
+pub type Times = BTreeMap<u64, f64>;
+
+/// Runs programs.
+pub struct Runner<'a> {
+    plan: &'a mut Plan,
+    scene: Scene,
+    own: &'a Path,
+    lookup: &'a dyn Fn(&str) -> Option<String>,
+    /// Known once a run has succeeded.
+    pub facts: Option<Facts>,
+}
+
+/// What all runs have in common.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Facts {
+    /// What the hosts are.
+    pub fingerprint: Fingerprint,
+    /// Ranks of the communicator.
+    pub ranks: usize,
+    /// NCCL's version and the network, in words.
+    pub used: String,
+}
+
+impl<'a> Runner<'a> {
+    /// Sets the scene. `own` is this program's file, `lookup` gives the value of an environment variable.
+    ///
+    /// # Errors
+    /// When something that was asked for does not exist.
+    pub fn new(plan: &'a mut Plan, own: &'a Path, lookup: &'a dyn Fn(&str) -> Option<String>) -> Result<Self> {
+        let scene = Scene::set(&plan.tests.setting, plan.tests.place.ranks_here(), lookup)?;
+        Ok(Self { plan, scene, own, lookup, facts: None })
+    }
+
+    /// The fabric, in words.
+    pub fn fabric(&self) -> &str {
+        &self.scene.fabric.about
+    }
+
+    /// As [`Runner::run`], with groups of `members` collectives. Their sizes are such that the sums are those of single ones.
+    pub fn run_grouped(&mut self, program: &Path, table: Option<&Table>, members: u32) -> Result<Times> {
+        if members == 1 {
+            return self.run(program, table);
+        }
+        let alone = self.plan.tests.arguments.clone();
+        let (least, most) = self.plan.sizes;
+        let of_member = |bytes: usize| (bytes / members as usize).max(LEAST_MEMBER);
+        let [least, most] = [of_member(least), of_member(most)].map(|bytes| bytes.to_string());
+        // The last of two equal options holds.
+        let more = ["-m", &members.to_string(), "-b", &least, "-e", &most];
+        self.plan.tests.arguments.extend(more.map(str::to_owned));
+        let times = self.run(program, table);
+        self.plan.tests.arguments = alone;
+        times
+    }
+
+    /// Runs `program` once: with the tuner off, or with `table`.
+    ///
+    /// # Errors
+    /// When the run fails, data is wrong, or it was not the plugin with that table that was measured.
+    pub fn run(&mut self, program: &Path, table: Option<&Table>) -> Result<Times> {
+        program.clone_into(&mut self.plan.tests.program);
+        let plan = &self.plan.tests;
+        let environment = self.environment(matches!(plan.place, Place::Here(_)), table)?;
+        let who = table.map_or_else(|| "untuned".to_owned(), Table::to_string);
+        let (mut used, mut said) = (Used::default(), Said::default());
+        let names = (self.own, who.as_str());
+        let printed = run::run(plan, &self.scene, Network::Spark, &environment, names, &mut used, |line, _| {
+            said.note(line);
+            Ok(())
+        })?;
+        let rows = printed.rows(plan, &used)?;
+        let halves = rows.iter().flat_map(|row| [row.out_of_place.wrong, row.in_place.wrong]);
+        let wrong: f64 = halves.flatten().sum();
+        ensure!(wrong == 0.0, "{wrong} WRONG elements");
+        ensure!(rows.iter().all(|row| row.out_of_place.wrong.is_some()), "the program did not check its data");
+        let is_time = |us: f64| us.is_finite() && us > 0.0;
+        ensure!(rows.iter().all(|row| is_time(row.out_of_place.time_us)), "the table has a time that is not above 0");
+        let words = run::check_network(plan, Network::Spark, &used)?;
+        said.check_policy(table)?;
+        if self.facts.is_none() {
+            let version = used.version.as_deref().unwrap_or("of unknown version");
+            let ranks = said.ranks(&plan.place)?;
+            let used = format!("NCCL {version} used {words}");
+            self.facts = Some(Facts { fingerprint: said.fingerprint()?, ranks, used });
+        }
+        Ok(rows.iter().map(|row| (row.bytes, row.out_of_place.time_us)).collect())
+    }
+
+    fn environment(&self, is_here: bool, table: Option<&Table>) -> Result<Vec<(String, String)>> {
+        let mut environment = self.scene.environment(Network::Spark, is_here, self.lookup)?;
+        let mut set = |name: &str, value: String| {
+            environment.retain(|(other, _)| other != name);
+            environment.push((name.to_owned(), value));
+        };
+        match table {
+            // The settings file may have a table; with the tuner off it has no effect.
+            None => set("NCCL_SPARK_TUNER", "off".to_owned()),
+            Some(table) => {
+                set("NCCL_SPARK_TUNER", "on".to_owned());
+                set(keep::TUNER_TABLE, table.to_string());
+            }
+        }
+        // The file to be written need not exist yet, and the plugin would not start without it.
+        if (self.lookup)(keep::SETTINGS_FILE).is_some_and(|path| !Path::new(&path).exists()) {
+            set(keep::SETTINGS_FILE, "/dev/null".to_owned());
+        }
+        Ok(environment)
+    }
+}
+
+/// What the plugin and NCCL logged in a run.
+#[derive(Debug, Default)]
+struct Said {
+    /// What the tuner decides by, as each rank logs it.
+    policies: BTreeSet<String>,
+    /// The hosts' fingerprints, as each rank logs them.
+    hosts: BTreeSet<String>,
+    /// Whether the tuner is in use, for each communicator.
+    communicators: BTreeSet<bool>,
+    /// Ranks and nodes of communicators.
+    sizes: BTreeSet<(usize, usize)>,
+}
+
+impl Said {
+    fn note(&mut self, line: &str) {
+        // The plugin's line (`plugin.rs`). It counts only whole: another rank's line may have cut it anywhere.
+        let told = line.rsplit_once("; this host is ").and_then(|(start, host)| {
+            let (_, policy) = start.rsplit_once("tuner: ")?;
+            Some((policy, host.split_whitespace().next()?))
+        });
+        if let Some((policy, host)) = told.filter(|(policy, host)| is_whole_policy(policy) && is_whole_host(host)) {
+            self.policies.insert(policy.to_owned());
+            self.hosts.insert(host.to_owned());
+        }
+        // The tuner's own line, which is there only if NCCL asks this tuner (`abi/tuner_calls.rs`).
+        for (words, is_used) in
+            [("tuner: in use for a communicator", true), ("tuner: not used for a communicator", false)]
+        {
+            if line.contains(words) {
+                self.communicators.insert(is_used);
+            }
+        }
+        // NCCL's line: "comm 0x.. rank 0 nRanks 2 nNodes 2 localRanks 1 ..." (init.cc).
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let number = |name: &str| {
+            let at = words.iter().position(|word| *word == name)?;
+            words.get(at + 1)?.parse::<usize>().ok()
+        };
+        if let (Some(ranks), Some(nodes)) = (number("nRanks"), number("nNodes")) {
+            self.sizes.insert((ranks, nodes));
+        }
+    }
+
+    /// Checks that the plugin did what the run was for.
+    fn check_policy(&self, table: Option<&Table>) -> Result<()> {
+        let rows = table.map(|table| table.rows().len());
+        let is_expected = |policy: &str| match rows {
+            None => policy.starts_with("off: NCCL_SPARK_TUNER=off"),
+            Some(rows) => table_of(policy) == Some(("learned", rows)),
+        };
+        ensure!(
+            !self.policies.is_empty(),
+            "the log has no whole line on what the plugin's tuner does; is the plugin older?"
+        );
+        match self.policies.iter().find(|policy| !is_expected(policy)) {
+            Some(policy) => bail!(
+                "this run needs the tuner {}, but the plugin logs \"{policy}\"",
+                rows.map_or("off".to_owned(), |rows| format!("with a learned table of {rows} row(s)"))
+            ),
+            None if table.is_none() => Ok(()),
+            None => {
+                let is_asked = self.communicators.iter().eq([&true]);
+                ensure!(
+                    is_asked,
+                    "NCCL did not use this plugin's tuner on every rank: remove libnccl-tuner.so or unset NCCL_TUNER_PLUGIN"
+                );
+                Ok(())
+            }
+        }
+    }
+
+    fn fingerprint(&self) -> Result<Fingerprint> {
+        let hosts: Vec<&str> = self.hosts.iter().map(String::as_str).collect();
+        match hosts[..] {
+            [] => bail!("the plugin did not log this host's GPU, rails and NCCL version"),
+            [one] => one.parse().map_err(anyhow::Error::msg).context("the host's fingerprint in the plugin's log"),
+            [one, other, ..] => bail!(
+                "the ranks' hosts differ ({one} and {other}, as GPU/RAILS/NCCL), and one table cannot serve both: use \
+                 the same GPU, rails and NCCL version on all"
+            ),
+        }
+    }
+
+    fn ranks(&self, place: &Place) -> Result<usize> {
+        match (self.sizes.iter().next_back(), place) {
+            (Some((ranks, nodes)), _) => {
+                ensure!(
+                    ranks == nodes,
+                    "NCCL counts {ranks} ranks on {nodes} node(s): the tuner acts only with one rank per node"
+                );
+                Ok(*ranks)
+            }
+            (None, Place::Here(ranks)) => Ok(*ranks),
+            (None, Place::Hosts(_)) => bail!("NCCL's log does not say how many ranks there are (no nRanks)"),
+        }
+    }
+}
+
+/// Whether a policy's words are complete, as the plugin's tuner writes them (`tuner/mod.rs`).
+fn is_whole_policy(policy: &str) -> bool {
+    policy.starts_with("off: ") || table_of(policy).is_some()
+}
+
+/// Which table a policy names, and how many rows that has.
+fn table_of(policy: &str) -> Option<(&str, usize)> {
+    let (origin, rest) = policy.split_once(" table of ")?;
+    let (rows, _) = rest.split_once(" row")?;
+    Some((["learned", "shipped"].into_iter().find(|known| *known == origin)?, rows.parse().ok()?))
+}
+
+/// Whether a fingerprint is complete: the NCCL version is its last part.
+fn is_whole_host(host: &str) -> bool {
+    let has_version = host.rsplit('/').next().is_some_and(|nccl| nccl == "unknown" || is_version(nccl));
+    has_version && host.parse::<Fingerprint>().is_ok()
+}
+
+fn is_version(text: &str) -> bool {
+    text.contains('.') && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(lines: &[&str]) -> Said {
+        let mut said = Said::default();
+        lines.iter().for_each(|line| said.note(line));
+        said
+    }
+
+    const OFF: &str = "h:1:1 [0] NCCL INFO tuner: off: NCCL_SPARK_TUNER=off; this host is NVIDIA_H200/4x224054/2.28.3";
+    const INIT: &str = "h:1:2 [0] NCCL INFO comm 0x55 rank 0 nRanks 2 nNodes 2 localRanks 1 localRank 0 MNNVL 0";
+
+    #[test]
+    fn the_log_names_the_hosts_and_the_ranks() {
+        let log = said(&[OFF, OFF, INIT, "h:1:2 [0] NCCL INFO comm 0x55 rank 0 nranks 9 cudaDev 0"]);
+        assert_eq!(log.fingerprint().unwrap().to_string(), "NVIDIA_H200/4x224054/2.28.3");
+        assert_eq!(log.ranks(&Place::Hosts(Vec::new())).unwrap(), 2);
+        let cut = OFF.replace("54/2.28.3", "h:1:2 [0] NCCL INFO Channel");
+        assert!(said(&[OFF, &cut]).fingerprint().is_ok() && said(&[&cut]).fingerprint().is_err());
+        log.check_policy(None).unwrap();
+    }
+
+    #[test]
+    fn lines_that_other_ranks_cut_are_skipped() {
+        let table: Table = "for=*;all_reduce@2:1-9=ring/ll/2".parse().unwrap();
+        let learned = OFF.replace("off: NCCL_SPARK_TUNER=off", "learned table of 1 rows, hash 1");
+        let used = "h:1:2 [0] NCCL INFO NET/Spark: tuner: in use for a communicator of 2 ranks";
+        // Another rank's line begins in the middle of ours, which goes on behind it.
+        for at in 1..learned.len() {
+            for other in [learned.as_str(), used, INIT] {
+                let log = said(&[&learned, used, &format!("{}{other}", &learned[..at]), &learned[at..], INIT]);
+                let checked = log.check_policy(Some(&table)).and_then(|()| log.fingerprint()).and_then(|host| {
+                    assert_eq!(host.to_string(), "NVIDIA_H200/4x224054/2.28.3");
+                    log.ranks(&Place::Here(2))
+                });
+                assert_eq!(checked.unwrap(), 2, "{at}: {other}");
+            }
+        }
+        // A line that is never whole says nothing.
+        let cut = learned.replace("1 rows, hash 1", "1 rh:1:2 [0] NCCL INFO Channel");
+        assert!(said(&[&cut, used]).check_policy(Some(&table)).is_err());
+    }
+
+    #[test]
+    fn hosts_that_differ_and_ranks_that_share_a_node_are_errors() {
+        let text = said(&[OFF, &OFF.replace("4x", "2x")]).fingerprint().unwrap_err().to_string();
+        assert!(text.contains("2x224054") && text.contains("4x224054"), "{text}");
+        assert!(said(&[INIT]).fingerprint().is_err());
+        let two = said(&[&INIT.replace("nNodes 2", "nNodes 1")]).ranks(&Place::Here(2)).unwrap_err().to_string();
+        assert!(two.contains("2 ranks on 1 node(s)"), "{two}");
+        assert_eq!(said(&[]).ranks(&Place::Here(3)).unwrap(), 3);
+        assert!(said(&[]).ranks(&Place::Hosts(Vec::new())).is_err());
+    }
+
+    #[test]
+    fn a_run_counts_only_with_the_table_that_it_was_given() {
+        let table: Table = "for=*;all_reduce@2:1-9=ring/ll/2".parse().unwrap();
+        let learned =
+            |rows: usize| OFF.replace("off: NCCL_SPARK_TUNER=off", &format!("learned table of {rows} rows, hash 1"));
+        let used = "h:1:2 [0] NCCL INFO NET/Spark: tuner: in use for a communicator of 2 ranks";
+        let left = "h:1:2 [0] NCCL INFO NET/Spark: tuner: not used for a communicator of 2 ranks on 2 nodes: why";
+        said(&[&learned(1), used, used]).check_policy(Some(&table)).unwrap();
+        for lines in [&[OFF][..], &[&learned(0)], &[&learned(1), OFF], &[]] {
+            assert!(said(&[lines, &[used]].concat()).check_policy(Some(&table)).is_err(), "{lines:?}");
+        }
+        // NCCL asked another tuner, or none, on some rank.
+        for lines in [&[][..], &[left], &[used, left]] {
+            let error = said(&[&[learned(1).as_str()], lines].concat()).check_policy(Some(&table)).unwrap_err();
+            assert!(error.to_string().contains("did not use this plugin's tuner"), "{lines:?}: {error}");
+        }
+        assert!(said(&[&learned(1)]).check_policy(None).is_err());
+    }
+}

@@ -1,0 +1,307 @@
+//! The command line of `nccl-spark tune collectives`, checked before anything starts.
+
+use crate::commands::tune::keep;
+use crate::proofs::nccl_tests::options as tests;
+use crate::scene::SceneOptions;
+use crate::scene::network::Network;
+use crate::sizes;
+use crate::usage::wrong;
+use anyhow::Result;
+use clap::Args;
+use nccl_net_spark::config::Settings;
+use nccl_net_spark::tuner::table::{Algorithm, Choice, Collective, Protocol, Table};
+use nix::unistd::geteuid;
+use std::path::{Path, PathBuf};
+
+/// Options of tune collectives.
+#[derive(Debug, Args)]
+#[command(mut_arg("timeout", |arg| arg.default_value("120")))]
+pub struct Options {
+    /// Folder of your nccl-tests programs, or of a build/ that has them [default: PATH].
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Number of ranks to start on this machine with mpirun; to NCCL each looks like a host of its own.
+    #[arg(short, long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=16))]
+    ranks: u16,
+    /// Arguments for mpirun, to run across hosts, as in "-np 2 -H spark1,spark2". The nccl-tests programs, this program and the
+    /// plugin must have the same paths on all hosts.
+    #[arg(long, value_name = "ARGUMENTS", conflicts_with = "ranks", allow_hyphen_values = true)]
+    mpirun: Option<String>,
+    /// Collectives to tune: all_reduce, all_gather, reduce_scatter, broadcast, reduce.
+    #[arg(
+        long,
+        value_name = "COLLECTIVE,...",
+        value_delimiter = ',',
+        default_value = "all_reduce,all_gather,reduce_scatter,broadcast"
+    )]
+    collectives: Vec<Collective>,
+    /// Smallest size, in bytes or with K, M or G; each next size is twice as large.
+    #[arg(short = 'b', long = "minbytes", value_name = "SIZE", default_value = "8K", value_parser = sizes::parse)]
+    min_bytes: usize,
+    /// Largest size.
+    #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", default_value = "8M", value_parser = sizes::parse)]
+    max_bytes: usize,
+    /// Protocols to try.
+    #[arg(long, value_name = "PROTOCOL,...", value_delimiter = ',', default_value = "ll,ll128,simple")]
+    protocols: Vec<Protocol>,
+    /// Numbers of channels to try; NCCL uses no more than the communicator has.
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,2,4,8,16",
+          value_parser = clap::value_parser!(u32).range(1..=64))]
+    channels: Vec<u32>,
+    /// Timed iterations of each size.
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+    iterations: u32,
+    /// Iterations of each size before the timed ones.
+    #[arg(short = 'w', long, value_name = "N", default_value_t = 5)]
+    warmup: u32,
+    /// Number of rounds; each measures NCCL's choice and all candidates once.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: u32,
+    /// Smallest gain over NCCL's choice for a row: 1.05 is 5 % faster.
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.05, value_parser = parse_gain)]
+    gain: f64,
+    /// Numbers of collectives in the groups that you use, as in 4,16: candidates are measured in such groups too, and one that is
+    /// slower than NCCL's choice there gets no row. NCCL asks the tuner once per group, with the sum of the bytes.
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(2..=64))]
+    groups: Vec<u32>,
+    /// The settings file to write on each machine [default: the one that NCCL_SPARK_SETTINGS_FILE names, else
+    /// /etc/nccl-spark.conf for root and ~/.nccl-spark.conf for other users].
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// With --as-spark, measure even if NCCL chose fewer than 16 collective channels.
+    #[arg(long)]
+    allow_few_channels: bool,
+    /// Measure, but write no settings file.
+    #[arg(long)]
+    dry_run: bool,
+    /// Write all results as JSON to FILE.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    #[command(flatten)]
+    scene: SceneOptions,
+}
+
+/// What to measure and where to write.
+#[derive(Debug)]
+pub struct Plan {
+    /// How nccl-tests is run; its program is that of the collective at hand.
+    pub tests: tests::Plan,
+    /// The smallest and the largest size, in bytes.
+    pub sizes: (usize, usize),
+    /// The collectives with their programs, one or more, none twice.
+    pub collectives: Vec<(Collective, PathBuf)>,
+    /// What is tried, by channels.
+    pub candidates: Vec<Choice>,
+    /// Rounds of each.
+    pub rounds: u32,
+    /// How many times as fast as NCCL's choice a row must be.
+    pub gain: f64,
+    /// Members of the groups that rows must not make slower.
+    pub groups: Vec<u32>,
+    /// The file that the user named, by the option or the variable: the same on all hosts. None: each host's default file.
+    pub output: Option<PathBuf>,
+    /// The file on this machine.
+    pub file: PathBuf,
+    /// The table that it had before.
+    pub before: Option<Table>,
+    /// Writes no settings file.
+    pub dry_run: bool,
+    /// Where results go.
+    pub json: Option<PathBuf>,
+    /// What the user should know before the measurement.
+    pub notes: Vec<String>,
+}
+
+impl Options {
+    /// What to measure; `program` is this program's file, `lookup` gives the value of an environment variable.
+    ///
+    /// # Errors
+    /// When options contradict each other, a program of nccl-tests is not there, or the settings file is not one.
+    pub fn plan(self, program: &Path, lookup: &dyn Fn(&str) -> Option<String>) -> Result<Plan> {
+        if let Some(other) = lookup("NCCL_TUNER_PLUGIN") {
+            return Err(wrong(format!(
+                "NCCL_TUNER_PLUGIN={other}: NCCL would ask that tuner and not this plugin's; unset it"
+            )))?;
+        }
+        if self.min_bytes == 0 || self.min_bytes > self.max_bytes {
+            return Err(wrong(format!("--minbytes {}: 1 up to --maxbytes {}", self.min_bytes, self.max_bytes)))?;
+        }
+        let named = lookup(keep::SETTINGS_FILE);
+        let output = self.output.or_else(|| named.clone().map(PathBuf::from));
+        let file = keep::place(output.clone(), None, geteuid().is_root())?;
+        let before = if file.exists() { keep::check(&file)?.tuner_table } else { None };
+        let settings = keep::settings(named.as_deref())?;
+        let (protocols, notes) = protocols(self.protocols, &settings, lookup)?;
+        let ring = |protocol, channels| Choice { algorithm: Algorithm::Ring, protocol, channels };
+        let pairs = unique(self.channels).into_iter().flat_map(|n| protocols.iter().map(move |&p| ring(p, n)));
+        let candidates = pairs.collect();
+        let setting = self.scene.setting(program)?;
+        let place = tests::Place::new(self.ranks, self.mpirun, &setting)?;
+        let (folder, path) = (self.dir.as_deref(), lookup("PATH"));
+        let found = |collective: Collective| Ok((collective, tests::find(collective.word(), folder, path.as_deref())?));
+        let collectives = unique(self.collectives).into_iter().map(found).collect::<Result<Vec<_>>>()?;
+        let numbers = [self.min_bytes, self.max_bytes, 2, self.iterations as usize, self.warmup as usize, 1];
+        let options = ["-b", "-e", "-f", "-n", "-w", "-c"].into_iter().zip(numbers);
+        let arguments = options.flat_map(|(name, number)| [name.to_owned(), number.to_string()]).collect();
+        Ok(Plan {
+            tests: tests::Plan {
+                allow_few_channels: self.allow_few_channels,
+                program: collectives[0].1.clone(),
+                arguments,
+                place,
+                networks: vec![Network::Spark],
+                rounds: 1,
+                setting,
+                json: None,
+                plot: None,
+            },
+            sizes: (self.min_bytes, self.max_bytes),
+            collectives,
+            candidates,
+            rounds: self.rounds,
+            gain: self.gain,
+            groups: unique(self.groups),
+            output,
+            file,
+            before,
+            dry_run: self.dry_run,
+            json: self.json,
+            notes,
+        })
+    }
+}
+
+/// The protocols to try, and notes for the user about them.
+fn protocols(
+    wanted: Vec<Protocol>,
+    settings: &Settings,
+    lookup: &dyn Fn(&str) -> Option<String>,
+) -> Result<(Vec<Protocol>, Vec<String>)> {
+    let (mut protocols, mut notes) = (unique(wanted), Vec::new());
+    let is_ll128_off = settings.held().iter().any(|held| held.row.name == "NCCL_SPARK_LL128" && held.value == "0");
+    if is_ll128_off && protocols.contains(&Protocol::Ll128) {
+        protocols.retain(|protocol| *protocol != Protocol::Ll128);
+        notes.push("LL128 is not tried: NCCL_SPARK_LL128=0".to_owned());
+    }
+    if protocols.contains(&Protocol::Ll128) {
+        notes.push(
+            "LL128 is tried too: check with nccl-spark memory --litmus 60 on each machine that it is safe".to_owned(),
+        );
+    }
+    if protocols.is_empty() {
+        Err(wrong("--protocols: NCCL_SPARK_LL128=0 excludes ll128, and nothing else is given"))?;
+    }
+    for name in ["NCCL_ALGO", "NCCL_PROTO"] {
+        if let Some(value) = lookup(name) {
+            notes.push(format!("{name}={value} is set: NCCL does not use what it excludes, even if the table has it"));
+        }
+    }
+    Ok((protocols, notes))
+}
+
+/// Every value once, in the same order.
+fn unique<T: PartialEq>(values: Vec<T>) -> Vec<T> {
+    let mut kept = Vec::new();
+    for value in values {
+        if !kept.contains(&value) {
+            kept.push(value);
+        }
+    }
+    kept
+}
+
+fn parse_gain(text: &str) -> Result<f64, String> {
+    let gain = text.parse::<f64>().ok().filter(|gain| (1.0..=100.0).contains(gain));
+    gain.ok_or_else(|| "1 to 100".to_owned())
+}
+
+#[cfg(test)]
+mod unit {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use crate::commands::tune::options::What;
+    use clap::Parser;
+
+    fn plan(arguments: &str, environment: &[(&str, &str)]) -> Result<Plan> {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"] {
+            std::fs::write(folder.path().join(format!("{name}_perf")), "").unwrap();
+        }
+        let line = format!("nccl-spark tune collectives --dry-run --dir {} {arguments}", folder.path().display());
+        let cli = Cli::try_parse_from(line.split_whitespace())?;
+        let Command::Tune(options) = cli.command else { panic!("another command") };
+        let Some(What::Collectives(options)) = options.what else { panic!("plain tune") };
+        let lookup =
+            |wanted: &str| environment.iter().find(|(name, _)| *name == wanted).map(|(_, value)| (*value).to_owned());
+        options.plan(Path::new("/nowhere/nccl-spark"), &lookup)
+    }
+
+    #[test]
+    fn the_defaults_are_four_collectives_with_fifteen_candidates() {
+        let plan = plan("", &[("HOME", "/nowhere")]).unwrap();
+        assert_eq!((plan.collectives.len(), plan.candidates.len(), plan.rounds), (4, 15, 3));
+        assert_eq!(
+            plan.candidates[..2].iter().map(ToString::to_string).collect::<Vec<_>>(),
+            ["ring/ll/1", "ring/ll128/1"]
+        );
+        assert_eq!(plan.tests.arguments.join(" "), "-b 8192 -e 8388608 -f 2 -n 50 -w 5 -c 1");
+        assert_eq!(plan.tests.place, tests::Place::Here(2));
+        assert_eq!(plan.tests.setting.timeout.as_secs(), 120);
+        assert!(plan.collectives[0].1.ends_with("all_reduce_perf"), "{plan:?}");
+    }
+
+    #[test]
+    fn few_channels_are_allowed_only_where_the_user_says_so() {
+        let needs = |arguments: &str| plan(arguments, &[]).unwrap().tests.needs_spark_channels();
+        assert!(needs("--as-spark --fabric soft --profile unpaced"));
+        assert!(!needs("--as-spark --fabric soft --profile unpaced --allow-few-channels") && !needs(""));
+    }
+
+    #[test]
+    fn lists_are_taken_once_each_and_hosts_go_to_mpirun() {
+        let plan = plan("--collectives reduce,reduce --protocols simple --channels 2,2,4 --mpirun=-np", &[]).unwrap();
+        assert_eq!((plan.collectives.len(), plan.candidates.len()), (1, 2));
+        assert_eq!(plan.tests.place, tests::Place::Hosts(vec!["-np".to_owned()]));
+    }
+
+    #[test]
+    fn the_file_that_a_variable_names_is_the_one_of_all_hosts() {
+        let of = |arguments: &str| plan(arguments, &[("NCCL_SPARK_SETTINGS_FILE", "/no/where/a.conf")]).unwrap();
+        let (by_variable, by_option) = (of("--mpirun=-np"), of("--mpirun=-np --output /b.conf"));
+        let file = |path: &str| (Some(PathBuf::from(path)), PathBuf::from(path));
+        assert_eq!((by_variable.output, by_variable.file), file("/no/where/a.conf"));
+        assert_eq!((by_option.output, by_option.file), file("/b.conf"));
+        assert_eq!(plan("--mpirun=-np", &[("HOME", "/nowhere")]).unwrap().output, None);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (arguments, environment, words) in [
+            ("--protocols ll129", &[][..], "not one of ll, ll128, simple"),
+            ("--collectives alltoall", &[], "not one of broadcast"),
+            ("--gain 0.9", &[], "1 to 100"),
+            ("--channels 65", &[], "1..=64"),
+            ("-b 2M -e 1M", &[], "--minbytes"),
+            ("-r 1", &[], "2..=16"),
+            ("--as-spark --mpirun=-np", &[], "not with --mpirun"),
+            ("", &[("NCCL_TUNER_PLUGIN", "other")], "would ask that tuner"),
+        ] {
+            let text = plan(arguments, environment).unwrap_err().to_string();
+            assert!(text.contains(words), "{arguments}: {text}");
+        }
+        assert!(Cli::try_parse_from(["nccl-spark", "tune", "--qps", "1", "collectives"]).is_err());
+    }
+
+    #[test]
+    fn what_the_user_excludes_is_not_tried() {
+        let settings = |ll128: &str| Settings::gather(&[("NCCL_SPARK_LL128".into(), ll128.into())], &[]).unwrap();
+        let all = || vec![Protocol::Ll, Protocol::Ll128];
+        let (left, notes) = protocols(all(), &settings("0"), &|_| None).unwrap();
+        assert_eq!((left, notes.len()), (vec![Protocol::Ll], 1));
+        let proto = |name: &str| (name == "NCCL_PROTO").then(|| "^LL".to_owned());
+        let (left, notes) = protocols(all(), &settings("1"), &proto).unwrap();
+        assert!(left == all() && notes.len() == 2, "{notes:?}");
+        assert!(notes[0].contains("--litmus") && notes[1].contains("NCCL_PROTO=^LL is set"), "{notes:?}");
+        assert!(protocols(vec![Protocol::Ll128], &settings("0"), &|_| None).is_err());
+    }
+}

@@ -1,0 +1,204 @@
+//! The measurements as tables and as JSON.
+
+use super::measure::Facts;
+use super::options::Plan;
+use super::sweep::{Outcome, Sweep};
+use super::verdict::{Dropped, Finding, Judged, Record};
+use crate::output::numbers::{significant, spread};
+use crate::output::report;
+use crate::output::table::{Table as Columns, left, right};
+use anyhow::Result;
+use nccl_net_spark::tuner::table::{Choice, Table};
+use serde_json::{Value, json};
+use std::io::{self, Write};
+
+/// A line of a table: the size, NCCL's time, the choice with its time if there is one, and what follows.
+struct Line<'a> {
+    bytes: u64,
+    nccl_us: f64,
+    best: Option<(Choice, f64)>,
+    words: &'a str,
+}
+
+impl Line<'_> {
+    fn cells(&self) -> [String; 6] {
+        let dash = || "-".to_owned();
+        let choice = self.best.map_or_else(dash, |(choice, _)| choice.to_string());
+        let us = self.best.map_or_else(dash, |(_, us)| significant(us));
+        let gain = self.best.map_or_else(dash, |(_, us)| format!("{:.2}", self.nccl_us / us));
+        [self.bytes.to_string(), significant(self.nccl_us), choice, us, gain, self.words.to_owned()]
+    }
+}
+
+/// Starts a table with its title and the names of its columns.
+fn start<W: Write>(out: W, title: &str) -> io::Result<Columns<W>> {
+    let mut table = Columns::new(out, "  ", [right(12), right(8), left(13), right(8), right(5), left(0)]);
+    table.remark("")?;
+    table.remark(title)?;
+    table.head(&["size (B)", "NCCL us", "choice", "us", "gain"])?;
+    Ok(table)
+}
+
+fn words(finding: Finding) -> &'static str {
+    match finding {
+        Finding::Better => "better",
+        Finding::SmallGain => "gain too small",
+        Finding::RoundsOverlap => "rounds overlap",
+        Finding::SlowInGroups => "slower in groups",
+        Finding::NoCandidate => "no candidate",
+    }
+}
+
+/// The table of one collective.
+pub fn sweep(sweep: &Sweep, out: &mut impl Write) -> io::Result<()> {
+    let rounds = sweep.alone.nccl.rounds.len();
+    let name = sweep.collective;
+    let title = format!("{name}: median times, rounds: {rounds}; gain: NCCL's time / the choice's time");
+    let mut table = start(out, &title)?;
+    for judged in &sweep.judged {
+        let &Judged { bytes, nccl_us, best, finding } = judged;
+        table.row(&Line { bytes, nccl_us, best, words: words(finding) }.cells())?;
+    }
+    for record in &sweep.alone.candidates {
+        if let (Some(choice), Some(Dropped::Failed(reason))) = (record.choice, &record.dropped) {
+            table.remark(&format!("{choice} not measured further: {}", reason.lines().next().unwrap_or_default()))?;
+        }
+    }
+    let slow = sweep.alone.candidates.iter().filter(|record| record.dropped == Some(Dropped::Slow)).count();
+    if slow > 0 {
+        let count = sweep.alone.candidates.len();
+        table.remark(&format!("candidates that were slow at every size: {slow} of {count}"))?;
+    }
+    Ok(())
+}
+
+/// The table of one collective's confirmation.
+pub fn confirmation(sweep: &Sweep, out: &mut impl Write) -> io::Result<()> {
+    let Some(again) = &sweep.again else { return Ok(()) };
+    let rounds = again.nccl.rounds.len();
+    let title = format!("{}: the whole table against NCCL's choice, rounds: {rounds}", sweep.collective);
+    let mut table = start(out, &title)?;
+    for line in &again.lines {
+        let words = match (line.row.map(|(_, finding)| finding), line.differs) {
+            (Some(Finding::Better), _) => "row is written",
+            (Some(Finding::SmallGain), _) => "no row: gain too small",
+            (Some(Finding::RoundsOverlap), _) => "no row: rounds overlap",
+            (Some(Finding::SlowInGroups), _) => "no row: slower in groups",
+            (Some(Finding::NoCandidate), _) => "no row: a run failed",
+            (None, true) => "no row; times differ",
+            (None, false) => "no row, as before",
+        };
+        let best = line.row.map(|(choice, _)| (choice, again.table.median(line.bytes)));
+        let best = best.filter(|(_, us)| us.is_finite());
+        table.row(&Line { bytes: line.bytes, nccl_us: again.nccl.median(line.bytes), best, words }.cells())?;
+    }
+    if let Some(Dropped::Failed(reason)) = &again.table.dropped {
+        table.remark(&format!("no row is confirmed: {}", reason.lines().next().unwrap_or_default()))?;
+    }
+    Ok(())
+}
+
+/// The comment above the table; `date` is today's.
+pub fn remark(outcome: &Outcome<'_>, date: &str) -> String {
+    let &Outcome { facts, sweeps, learned, kept } = outcome;
+    let older = if kept > 0 { format!("; older rows: {kept}") } else { String::new() };
+    if learned == 0 {
+        return format!("nothing new on {date}{older}");
+    }
+    let gains = sweeps.iter().filter_map(|sweep| sweep.again.as_ref()).flat_map(|again| again.gains());
+    let (least, most) = spread(&gains.collect::<Vec<_>>());
+    let with_rows = |sweep: &&Sweep| sweep.again.as_ref().is_some_and(|again| again.gains().next().is_some());
+    let names: Vec<&str> = sweeps.iter().filter(with_rows).map(|sweep| sweep.collective.word()).collect();
+    format!(
+        "{}, {} ranks: {least:.2} to {most:.2} times as fast as NCCL's choice ({}, measured {date}){older}",
+        names.join(", "),
+        facts.ranks,
+        facts.fingerprint
+    )
+}
+
+/// All results as JSON; every number has its unit in its name.
+pub fn json(plan: &Plan, fabric: &str, facts: &Facts, sweeps: &[Sweep], table: Option<&Table>) -> Result<()> {
+    let report = json!({
+        "command": "tune collectives",
+        "version": env!("CARGO_PKG_VERSION"),
+        "fabric_text": fabric,
+        "fingerprint": facts.fingerprint.to_string(),
+        "ranks": facts.ranks,
+        "used": facts.used,
+        "arguments": plan.tests.arguments,
+        "minimal_gain": plan.gain,
+        "collectives": sweeps.iter().map(of_sweep).collect::<Vec<_>>(),
+        "table": table.map(Table::to_string),
+    });
+    report::write_file(&report, plan.json.as_deref())
+}
+
+fn of_sweep(sweep: &Sweep) -> Value {
+    let sizes = sweep.judged.iter().map(|judged| {
+        json!({
+            "bytes": judged.bytes,
+            "nccl_us": judged.nccl_us,
+            "choice": judged.best.map(|(choice, _)| choice.to_string()),
+            "choice_us": judged.best.map(|(_, us)| us),
+            "finding": words(judged.finding),
+        })
+    });
+    let groups = sweep.groups.iter().map(|group| {
+        json!({
+            "members": group.members,
+            "nccl": of_record(&group.nccl),
+            "candidates": group.candidates.iter().map(of_record).collect::<Vec<_>>(),
+        })
+    });
+    let confirmation = sweep.again.as_ref().map(|again| {
+        let lines = again.lines.iter().map(|line| {
+            json!({
+                "bytes": line.bytes,
+                "choice": line.row.map(|(choice, _)| choice.to_string()),
+                "finding": line.row.map(|(_, finding)| words(finding)),
+                "differs": line.differs,
+                "row_is_written": line.choice().is_some(),
+            })
+        });
+        json!({ "nccl": of_record(&again.nccl), "table": of_record(&again.table), "sizes": lines.collect::<Vec<_>>() })
+    });
+    json!({
+        "collective": sweep.collective.word(),
+        "nccl": of_record(&sweep.alone.nccl),
+        "candidates": sweep.alone.candidates.iter().map(of_record).collect::<Vec<_>>(),
+        "groups": groups.collect::<Vec<_>>(),
+        "sizes": sizes.collect::<Vec<_>>(),
+        "confirmation": confirmation,
+    })
+}
+
+fn of_record(record: &Record) -> Value {
+    let dropped = record.dropped.as_ref().map(|dropped| match dropped {
+        Dropped::Failed(reason) => reason.as_str(),
+        Dropped::Slow => "slow at every size",
+    });
+    json!({
+        "choice": record.choice.map(|choice| choice.to_string()),
+        "rounds_time_us_by_bytes": record.rounds,
+        "dropped": dropped,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_fit_a_terminal() {
+        let mut out = Vec::new();
+        let mut table = start(&mut out, "title").unwrap();
+        let best = Some(("ring/ll128/16".parse().unwrap(), 1234.5));
+        let line = Line { bytes: 1 << 33, nccl_us: 123_456.7, best, words: "no row; times differ" };
+        table.row(&line.cells()).unwrap();
+        table.row(&Line { bytes: 8192, nccl_us: 12.0, best: None, words: "no candidate" }.cells()).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.lines().all(|line| line.len() <= 80), "{text}");
+        assert!(text.lines().nth(3).unwrap().contains("ring/ll128/16") && text.contains("100.01"), "{text}");
+    }
+}

@@ -1,0 +1,175 @@
+//! Writes the table into the settings file of every machine: directly, or by a process on each that mpirun starts.
+//!
+//! All machines get the same table: ranks that decide by different tables refuse each other. It keeps the launching machine's older
+//! rows; a machine that had another table than the launching one loses that, and says so with the table, so that it can be restored.
+
+use super::options::Plan;
+use crate::commands::tune::keep::{self, Pair};
+use crate::lines;
+use crate::proofs::nccl_tests::options::Place;
+use crate::ranks::seats;
+use anyhow::{Context, Result, bail};
+use nccl_net_spark::tuner::table::Table;
+use nix::unistd::geteuid;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Options of the hidden command.
+#[derive(Debug, clap::Args)]
+pub struct Task {
+    /// The table; without one, the file's is removed.
+    #[arg(long)]
+    table: Option<Table>,
+    /// The table that the launching machine had.
+    #[arg(long)]
+    before: Option<Table>,
+    /// The comment above it.
+    #[arg(long, default_value = "")]
+    remark: String,
+    /// The file [default: as for tune collectives].
+    #[arg(long)]
+    output: Option<PathBuf>,
+}
+
+/// The variables with which launchers number a job's processes on one machine.
+const LOCAL_RANK: [&str; 4] = ["OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"];
+
+impl Task {
+    /// Writes the file, unless another process of the job does so on this machine. Without such a variable several write the same,
+    /// which is harmless: each replaces the whole file.
+    pub fn run(self, lookup: &dyn Fn(&str) -> Option<String>, out: &mut impl Write) -> Result<()> {
+        let local_rank = LOCAL_RANK.iter().find_map(|name| lookup(name));
+        if local_rank.is_some_and(|rank| rank != "0") {
+            return Ok(());
+        }
+        let host = seats::host();
+        let file = keep::place(self.output, lookup(keep::SETTINGS_FILE), geteuid().is_root())?;
+        for line in put(&file, self.table.as_ref(), self.before.as_ref(), &self.remark).with_context(|| host.clone())? {
+            writeln!(out, "# {host}: {line}")?;
+        }
+        Ok(out.flush()?)
+    }
+}
+
+/// Writes the table into the file of every machine, or removes the one that is there.
+pub fn everywhere(plan: &Plan, own: &Path, table: Option<&Table>, remark: &str, out: &mut impl Write) -> Result<()> {
+    let Place::Hosts(arguments) = &plan.tests.place else {
+        for line in put(&plan.file, table, plan.before.as_ref(), remark)? {
+            writeln!(out, "# {line}")?;
+        }
+        return Ok(out.flush()?);
+    };
+    let mut command = command(plan, arguments, own, table, remark)?;
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = [command.spawn().context("start mpirun")?];
+    let mut others = Vec::new();
+    let ends = lines::follow(&mut child, Vec::new(), plan.tests.setting.timeout, |_, line| {
+        match line.starts_with("# ") {
+            true => writeln!(out, "{}", line.trim_end())?,
+            false => others.push(line.trim().to_owned()),
+        }
+        Ok(())
+    })?;
+    out.flush()?;
+    let said =
+        others.iter().find(|line| line.starts_with("nccl-spark: ")).or(others.iter().find(|line| !line.is_empty()));
+    let said = said.map_or("mpirun printed nothing", |line| line.trim_start_matches("nccl-spark: "));
+    match ends.map(|ends| ends[0].code()) {
+        Some(Some(0)) => Ok(()),
+        Some(_) => bail!("the settings file was not written on every host: {said}"),
+        None => bail!(
+            "the settings file was not written on every host within {} s (-T)",
+            plan.tests.setting.timeout.as_secs()
+        ),
+    }
+}
+
+/// The command that writes on all hosts: mpirun with its `arguments`, and this program.
+fn command(plan: &Plan, arguments: &[String], own: &Path, table: Option<&Table>, remark: &str) -> Result<Command> {
+    let mut command = Command::new("mpirun");
+    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    command.args(arguments).arg(own).args(["tune-collectives-write", "--remark", remark]);
+    for (option, table) in [("--table", table), ("--before", plan.before.as_ref())] {
+        if let Some(table) = table {
+            command.arg(option).arg(table.to_string());
+        }
+    }
+    // mpirun does not pass this process's environment on, so the file that a variable names is passed too.
+    if let Some(output) = &plan.output {
+        command.arg("--output").arg(std::path::absolute(output).context("make the path absolute")?);
+    }
+    Ok(command)
+}
+
+/// Writes one file; `before` is the table that the launching machine had.
+fn put(file: &Path, table: Option<&Table>, before: Option<&Table>, remark: &str) -> Result<Vec<String>> {
+    // A file that is not usable is reported by `keep`.
+    let old = keep::check(file).ok().and_then(|settings| settings.tuner_table);
+    let pair: Option<[Pair; 1]> = table.map(|table| [(keep::TUNER_TABLE, table.to_string())]);
+    let mut lines = keep::keep(file, &keep::TABLE, pair.as_ref().map(|pair| &pair[..]), remark)?;
+    if let Some(old) = old.filter(|old| ![before, table].contains(&Some(old))) {
+        let verb = if table.is_some() { "replaced" } else { "removed" };
+        lines.push(format!("{verb} a different table of {} row(s) there: {old}", old.rows().len()));
+    }
+    Ok(lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_different_table_of_another_machine_is_replaced_and_shown() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("spark.conf");
+        let [mine, other, new] =
+            ["ring/ll/1", "ring/ll/8", "ring/ll/2"].map(|choice| format!("for=*;all_reduce@2:1-9={choice}"));
+        let table = |text: &String| text.parse::<Table>().unwrap();
+        let write = |old: Option<&String>, table: Option<&Table>, before: Option<&Table>| {
+            std::fs::write(&file, old.map(|old| format!("NCCL_SPARK_TUNER_TABLE={old}\n")).unwrap_or_default())
+                .unwrap();
+            put(&file, table, before, "r").unwrap().join("; ")
+        };
+        let (before, written) = (table(&mine), table(&new));
+        let said = write(Some(&other), Some(&written), Some(&before));
+        assert!(said.contains(&format!("replaced a different table of 1 row(s) there: {other}")), "{said}");
+        assert!(std::fs::read_to_string(&file).unwrap().ends_with(&format!("NCCL_SPARK_TUNER_TABLE={new}\n")));
+        let said = write(Some(&other), None, None);
+        assert!(said.contains(&format!("removed a different table of 1 row(s) there: {other}")), "{said}");
+        // The launching machine's own table, the same table, and none are nothing to report.
+        for old in [Some(&mine), Some(&new), None] {
+            let said = write(old, Some(&written), Some(&before));
+            assert!(!said.contains("different"), "{said}");
+        }
+    }
+
+    #[test]
+    fn one_process_of_a_machine_writes() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("spark.conf");
+        let text = "for=*;all_reduce@2:1-9=ring/ll/2";
+        let run = |rank: Option<&str>, table: Option<&str>| {
+            let task = Task {
+                table: table.map(|text| text.parse().unwrap()),
+                before: None,
+                remark: "1.1 times".into(),
+                output: Some(file.clone()),
+            };
+            let mut out = Vec::new();
+            let lookup = |name: &str| rank.filter(|_| name == "OMPI_COMM_WORLD_LOCAL_RANK").map(str::to_owned);
+            task.run(&lookup, &mut out).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        assert_eq!(run(Some("1"), Some(text)), "");
+        assert!(!file.exists());
+        for rank in [Some("0"), None] {
+            let said = run(rank, Some(text));
+            assert!(said.starts_with(&format!("# {}: ", seats::host())), "{said}");
+            let expected = format!("# nccl-spark tune collectives: 1.1 times\nNCCL_SPARK_TUNER_TABLE={text}\n");
+            assert_eq!(std::fs::read_to_string(&file).unwrap(), expected);
+        }
+        run(Some("0"), None);
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "");
+    }
+}

@@ -1,0 +1,145 @@
+//! The ranks that a launcher started besides rank 0: processes that start a rank for each run, ordered by rank 0 over a TCP
+//! connection of their own, and in the end write the settings on their machine.
+
+use super::judge::Candidate;
+use super::keep;
+use super::options::Tune;
+use crate::ranks::control::{self, Receiver, Sender};
+use crate::ranks::launch::World;
+use crate::ranks::rendezvous::{self, Door, Meeting};
+use crate::ranks::seats;
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+/// An order of rank 0.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+enum Order {
+    /// Start a rank for the run of this number.
+    Run { number: u32, candidate: Option<Candidate> },
+    /// Write the settings into this machine's file.
+    Keep { chosen: Option<Candidate>, remark: String },
+    /// End.
+    End,
+}
+
+/// The other ranks, as rank 0 sees them.
+#[derive(Default)]
+pub struct Followers {
+    lines: Vec<(Sender, Receiver)>,
+    /// Those that write: one on each other machine.
+    writers: Vec<bool>,
+}
+
+impl Followers {
+    /// Waits for them.
+    ///
+    /// # Errors
+    /// When they do not all come.
+    pub fn gather(meeting: Meeting) -> Result<Self> {
+        let mut seen = vec![seats::machine()?];
+        let mut followers = Self::default();
+        for guest in Door::open(meeting)?.gather(|_| Ok(Vec::new()))? {
+            followers.writers.push(!seen.contains(&guest.hello.machine));
+            seen.push(guest.hello.machine);
+            followers.lines.push(control::split(OwnedFd::from(guest.line))?);
+        }
+        Ok(followers)
+    }
+
+    /// Has each start a rank.
+    pub fn run(&self, number: u32, candidate: Option<Candidate>) -> Result<()> {
+        self.lines.iter().try_for_each(|(line, _)| line.send(&Order::Run { number, candidate }))
+    }
+
+    /// Has one on each other machine write the settings, and ends all.
+    pub fn keep(&self, chosen: Option<Candidate>, remark: &str) -> Result<()> {
+        for ((line, _), writes) in self.lines.iter().zip(&self.writers) {
+            if *writes {
+                line.send(&Order::Keep { chosen, remark: remark.to_owned() })?;
+            }
+        }
+        self.end()
+    }
+
+    /// Ends all.
+    pub fn end(&self) -> Result<()> {
+        self.lines.iter().try_for_each(|(line, _)| line.send(&Order::End))
+    }
+}
+
+/// The job and the meeting of one run, named so that they are not taken for those of another run.
+pub fn of_run(world: &World, meeting: &Meeting, number: u32) -> (World, Meeting) {
+    let job = format!("{}, run {number}", world.job);
+    (World { job: job.clone(), ..world.clone() }, Meeting { job, ..meeting.clone() })
+}
+
+/// Follows the orders of rank 0 to the end.
+///
+/// # Errors
+/// When rank 0 is gone, or the settings cannot be written here.
+pub fn follow(tune: &Tune, world: &World, meeting: &Meeting, program: &Path) -> Result<()> {
+    let (line, _) = rendezvous::join(meeting, &seats::hello(world)?).with_context(|| format!("rank {}", world.rank))?;
+    let (_talks, mut orders) = control::split(OwnedFd::from(line))?;
+    while let Some(order) = orders.receive()? {
+        match order {
+            Order::Run { number, candidate } => {
+                let (world, meeting) = of_run(world, meeting, number);
+                let rank_env = tune.rank_env(candidate);
+                // `spawn` drops the command, whose copy of the rank's socket would keep that open.
+                let rank = seats::rank_command(&world, &meeting, &tune.plan.plugin, &rank_env, program)?.spawn();
+                // Rank 0 learns from the rank itself how it ended.
+                rank.and_then(|mut rank| rank.wait()).context("start the rank")?;
+            }
+            Order::Keep { chosen, remark } => {
+                let who = format!("rank {} on {}", world.rank, seats::host());
+                let pairs = chosen.map(Candidate::pairs);
+                let pairs = pairs.as_ref().map(|pairs| &pairs[..]);
+                for line in keep::keep(&tune.output, &keep::SHARES, pairs, &remark).context(who.clone())? {
+                    println!("# {who}: {line}");
+                }
+            }
+            Order::End => return Ok(()),
+        }
+    }
+    bail!("rank {}: rank 0 closed the connection", world.rank)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use clap::Parser;
+    use std::time::Duration;
+
+    /// As on another machine, whose process it is that writes there.
+    #[test]
+    fn a_follower_writes_the_settings_that_rank_0_chose() {
+        let folder = tempfile::tempdir().unwrap();
+        let output = folder.path().join("spark.conf");
+        let cli = Cli::try_parse_from(["nccl-spark", "tune", "--output", output.to_str().unwrap()]);
+        let Command::Tune(options) = cli.unwrap().command else { panic!("another command") };
+        let tune = options.checked(Path::new("/nowhere/nccl-spark"), None, |_| None).unwrap();
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let (job, timeout) = ("test".to_owned(), Duration::from_secs(20));
+        let meeting = Meeting { host: "127.0.0.1".into(), port, job: job.clone(), ranks: 2, timeout };
+        let world = World { launcher: crate::ranks::launch::Launcher::OpenMpi, rank: 1, ranks: 2, job, place: None };
+        let leading = std::thread::spawn({
+            let meeting = meeting.clone();
+            move || {
+                let mut followers = Followers::gather(meeting).unwrap();
+                assert_eq!(followers.writers, [false], "this machine has the file of rank 0");
+                followers.writers = vec![true];
+                followers.keep(Some(Candidate { qps: 4, min_share_bytes: 8192 }), "+10 %").unwrap();
+            }
+        });
+        follow(&tune, &world, &meeting, Path::new("/nowhere/nccl-spark")).unwrap();
+        leading.join().unwrap();
+        let text = std::fs::read_to_string(&output).unwrap();
+        assert_eq!(text, "# nccl-spark tune: +10 %\nNCCL_IB_QPS_PER_CONNECTION=4\nNCCL_SPARK_MIN_SHARE_BYTES=8192\n");
+        // Runs have names of their own, and so has the meeting that comes before them.
+        let jobs = [1, 2].map(|number| of_run(&world, &meeting, number).1.job);
+        assert!(jobs[0] != jobs[1] && !jobs.contains(&meeting.job), "{jobs:?}");
+    }
+}

@@ -1,0 +1,152 @@
+//! Which settings are best, and whether they are clearly better than the defaults. Pure arithmetic on bandwidths.
+//!
+//! A round's score is the geometric mean, over the sizes, of its bandwidth relative to the median of the defaults. The sweep
+//! only proposes, because the best of many noisy figures looks better than it is. The proposed settings are then measured again in
+//! turns with the defaults, and are chosen if their lowest score there is above the defaults' highest.
+
+use crate::output::numbers::median;
+use serde::{Deserialize, Serialize};
+
+/// Settings to try.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Candidate {
+    /// `NCCL_IB_QPS_PER_CONNECTION`.
+    pub qps: u8,
+    /// `NCCL_SPARK_MIN_SHARE_BYTES`.
+    pub min_share_bytes: u64,
+}
+
+/// The measurements of one candidate, or of the defaults.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Record {
+    /// The settings; none: the defaults.
+    pub candidate: Option<Candidate>,
+    /// Bus bandwidth in GB/s, by round and size.
+    pub rounds: Vec<Vec<f64>>,
+    /// Why it failed.
+    pub failed: Option<String>,
+}
+
+/// How the proposed settings compare with the defaults.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Verdict {
+    /// The median score, less 1: 0.1 is a tenth more bandwidth.
+    pub gain: f64,
+    /// The same by size.
+    pub gains: Vec<f64>,
+    /// The lowest score of the settings.
+    pub lowest: f64,
+    /// The highest score of the defaults.
+    pub highest_default: f64,
+    /// Whether they are clearly better.
+    pub holds: bool,
+}
+
+/// Settings within this part of the best count as equally good, and the cheapest of them is proposed.
+const AS_GOOD: f64 = 0.02;
+/// A smaller gain is not written.
+const LEAST_GAIN: f64 = 0.02;
+
+impl Record {
+    /// The median of the rounds, by size.
+    pub fn medians(&self) -> Vec<f64> {
+        let sizes = self.rounds.first().map_or(0, Vec::len);
+        (0..sizes).map(|size| median(&self.rounds.iter().map(|round| round[size]).collect::<Vec<_>>())).collect()
+    }
+
+    /// One score for each round, relative to these bandwidths by size.
+    pub fn scores(&self, reference: &[f64]) -> Vec<f64> {
+        let score = |round: &Vec<f64>| {
+            let logarithms = round.iter().zip(reference).map(|(one, of)| (one / of).ln());
+            (logarithms.sum::<f64>() / reference.len() as f64).exp()
+        };
+        self.rounds.iter().map(score).collect()
+    }
+}
+
+/// The record to measure again: of those as good as the best the one with the fewest queue pairs, then the one whose least
+/// share is nearest to the default. None when all failed.
+pub fn propose<'a>(default: &Record, tried: &'a [Record], default_share_bytes: u64) -> Option<&'a Record> {
+    let reference = default.medians();
+    let scored = tried.iter().filter(|record| record.failed.is_none() && !record.rounds.is_empty());
+    let scored: Vec<_> = scored.map(|record| (median(&record.scores(&reference)), record)).collect();
+    let best = scored.iter().map(|(score, _)| *score).fold(f64::NEG_INFINITY, f64::max);
+    let cost = |record: &Record| {
+        let share_ratio = |share: u64| (share as f64 / default_share_bytes as f64).ln().abs();
+        record.candidate.map_or((0, 0.0), |one| (one.qps, share_ratio(one.min_share_bytes)))
+    };
+    let good = scored.into_iter().filter(|(score, _)| *score >= best * (1.0 - AS_GOOD)).map(|(_, record)| record);
+    good.min_by(|a, b| cost(a).0.cmp(&cost(b).0).then(cost(a).1.total_cmp(&cost(b).1)))
+}
+
+/// Compares the proposed settings with the defaults, both measured in turns.
+pub fn judge(default: &Record, proposed: &Record) -> Verdict {
+    let reference = default.medians();
+    let scores = proposed.scores(&reference);
+    let lowest = scores.iter().copied().fold(f64::INFINITY, f64::min);
+    let highest_default = default.scores(&reference).into_iter().fold(f64::NEG_INFINITY, f64::max);
+    let gain = median(&scores) - 1.0;
+    let gains = proposed.medians().iter().zip(&reference).map(|(one, of)| one / of - 1.0).collect();
+    Verdict { gain, gains, lowest, highest_default, holds: lowest > highest_default && gain >= LEAST_GAIN }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(candidate: Option<(u8, u64)>, rounds: &[&[f64]]) -> Record {
+        let candidate = candidate.map(|(qps, min_share_bytes)| Candidate { qps, min_share_bytes });
+        Record { candidate, rounds: rounds.iter().map(|round| round.to_vec()).collect(), failed: None }
+    }
+
+    /// Hand figures: twice the bandwidth at one size and half of it at the other are as good as the defaults.
+    #[test]
+    fn scores_are_geometric_means_against_the_defaults_medians() {
+        let default = record(None, &[&[9.0, 100.0], &[11.0, 90.0], &[10.0, 120.0]]);
+        assert_eq!(default.medians(), [10.0, 100.0]);
+        let scores = record(None, &[&[20.0, 50.0], &[40.0, 100.0]]).scores(&default.medians());
+        assert!((scores[0] - 1.0).abs() < 1e-12 && (scores[1] - 2.0).abs() < 1e-12, "{scores:?}");
+    }
+
+    #[test]
+    fn of_the_good_ones_the_cheapest_is_proposed() {
+        let default = record(None, &[&[10.0]]);
+        let proposed = |tried: &[Record]| propose(&default, tried, 16384).map(|record| record.candidate.unwrap());
+        let two = Candidate { qps: 2, min_share_bytes: 8192 };
+        let tried = [
+            record(Some((1, 16384)), &[&[10.0]]),
+            record(Some((2, 131072)), &[&[14.9]]),
+            record(Some((2, 8192)), &[&[14.8]]),
+            record(Some((4, 16384)), &[&[15.0]]),
+        ];
+        assert_eq!(proposed(&tried), Some(two));
+        // One round that stands out is not the median.
+        let lucky = record(Some((1, 16384)), &[&[10.0], &[99.0], &[10.1]]);
+        assert_eq!(proposed(&[lucky, tried[2].clone()]), Some(two));
+        let failed = Record { failed: Some("no memory".into()), ..record(Some((1, 16384)), &[&[99.0]]) };
+        assert_eq!(proposed(&[failed.clone(), tried[2].clone()]), Some(two));
+        assert_eq!(proposed(&[failed]), None);
+    }
+
+    #[test]
+    fn what_is_within_the_noise_does_not_hold() {
+        let default = record(None, &[&[10.0], &[9.0], &[11.0]]);
+        let verdict = |rounds: &[&[f64]]| judge(&default, &record(Some((2, 8192)), rounds));
+        // Better in the median, but the defaults had a round as good.
+        let near = verdict(&[&[12.0], &[10.9], &[13.0]]);
+        assert!(!near.holds && (near.gain - 0.2).abs() < 1e-12, "{near:?}");
+        let clear = verdict(&[&[12.0], &[11.1], &[13.0]]);
+        assert!(clear.holds && (clear.lowest - 1.11).abs() < 1e-12 && (clear.highest_default - 1.1).abs() < 1e-12);
+        // Clear, and too little.
+        let quiet = record(None, &[&[10.0], &[10.0]]);
+        assert!(!judge(&quiet, &record(Some((2, 8192)), &[&[10.1], &[10.1]])).holds);
+        assert!(judge(&quiet, &record(Some((2, 8192)), &[&[10.3], &[10.3]])).holds);
+    }
+
+    #[test]
+    fn gains_are_told_by_size() {
+        let default = record(None, &[&[10.0, 20.0]]);
+        let verdict = judge(&default, &record(Some((2, 8192)), &[&[15.0, 19.0]]));
+        assert!((verdict.gains[0] - 0.5).abs() < 1e-12 && (verdict.gains[1] + 0.05).abs() < 1e-12, "{verdict:?}");
+    }
+}

@@ -1,0 +1,177 @@
+//! What is printed while and after tuning.
+
+use super::judge::{Candidate, Record, Verdict};
+use super::options::{FINAL_ROUNDS, Tune};
+use crate::output::numbers::{count, median, size, spread};
+use crate::output::table::{Column, Table, right};
+use serde::Serialize;
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+/// The results as JSON.
+#[derive(Debug, Default, Serialize)]
+pub struct Told {
+    pub(super) version: &'static str,
+    pub(super) fabric_text: String,
+    pub(super) ranks: usize,
+    pub(super) channels: usize,
+    pub(super) sizes_bytes: Vec<usize>,
+    pub(super) defaults: Record,
+    pub(super) tried: Vec<Record>,
+    pub(super) proposed: Option<Candidate>,
+    pub(super) verdict: Option<Verdict>,
+    pub(super) chosen: Option<Candidate>,
+    pub(super) written: Option<PathBuf>,
+}
+
+/// What will be measured.
+pub fn introduction(tune: &Tune, out: &mut impl Write) -> io::Result<()> {
+    let plan = &tune.plan;
+    writeln!(out, "# nccl-spark {}: tune, with all-gather over host memory", env!("CARGO_PKG_VERSION"))?;
+    writeln!(out, "# nRanks {} nChannels {} iters: {}", plan.ranks, plan.channels, plan.iters)?;
+    let (count, rounds, runs) = (tune.candidates.len(), tune.rounds, tune.runs());
+    writeln!(out, "# {count} settings and the defaults, rounds: {rounds}; at most {runs} runs in all")?;
+    out.flush()
+}
+
+/// All settings that were tried: a line each, or where there are many sizes as many lines as they need.
+pub fn table(told: &Told, out: &mut impl Write) -> io::Result<()> {
+    writeln!(out, "#\n# fabric: {}", told.fabric_text)?;
+    writeln!(out, "# busbw in GB/s by size: median of the rounds")?;
+    writeln!(out, "# score: busbw of all sizes in % of the defaults', median and min..max")?;
+    let sizes: Vec<String> = told.sizes_bytes.iter().map(|bytes| size(*bytes)).collect();
+    let mut table = Table::new(out, " ", COLUMNS);
+    table.remark("")?;
+    folded(["QPs", "min share", "score", "min..max"].map(str::to_owned), &sizes, |cells| table.head(cells))?;
+    let reference = told.defaults.medians();
+    for record in std::iter::once(&told.defaults).chain(&told.tried) {
+        row(record, &reference, &mut table)?;
+    }
+    table.remark("")
+}
+
+fn row(record: &Record, reference: &[f64], table: &mut Table<impl Write>) -> io::Result<()> {
+    let (qps, share) = match record.candidate {
+        Some(Candidate { qps, min_share_bytes }) => (qps.to_string(), size(min_share_bytes as usize)),
+        None => ("default".to_owned(), "default".to_owned()),
+    };
+    if let Some(reason) = &record.failed {
+        return table.row(&[qps, share, format!(" failed: {}", reason.lines().next().unwrap_or_default())]);
+    }
+    let scores = record.scores(reference);
+    let (lowest, highest) = spread(&scores);
+    let score = format!("{:.1}", median(&scores) * 100.0);
+    let scores = format!("{:.1}..{:.1}", lowest * 100.0, highest * 100.0);
+    let medians: Vec<String> = record.medians().iter().map(|gb_s| format!("{gb_s:.3}")).collect();
+    folded([qps, share, score, scores], &medians, |cells| table.row(cells))
+}
+
+/// Queue pairs, smallest share, score and its range; then sizes, as many as fit a line of 80.
+const COLUMNS: [Column; 4 + SIZES] = {
+    let mut columns = [right(9); 4 + SIZES];
+    (columns[2], columns[3]) = (right(6), right(12));
+    columns
+};
+const SIZES: usize = 4;
+
+/// Writes a line of `start` and cells, which go on in the next line where there are more of them.
+fn folded(start: [String; 4], cells: &[String], mut write: impl FnMut(&[String]) -> io::Result<()>) -> io::Result<()> {
+    cells.chunks(SIZES).enumerate().try_for_each(|(line, cells)| {
+        let start = if line == 0 { start.clone() } else { Default::default() };
+        write(&[start.as_slice(), cells].concat())
+    })
+}
+
+/// Whether the proposed settings are better than the defaults, and what is done.
+pub fn verdict(told: &Told, proposed: Candidate, verdict: &Verdict, out: &mut impl Write) -> io::Result<()> {
+    let Candidate { qps, min_share_bytes } = proposed;
+    let gains = told.sizes_bytes.iter().zip(&verdict.gains);
+    let gains: Vec<String> = gains.map(|(bytes, gain)| format!("{} {}", size(*bytes), percent(*gain))).collect();
+    let qps = count(usize::from(qps), "queue pair");
+    writeln!(
+        out,
+        "# {qps} per rail, parts of {} or more, compared with the defaults:",
+        size(min_share_bytes as usize)
+    )?;
+    writeln!(out, "#   {} over all sizes; by size: {}", percent(verdict.gain), gains.join(", "))?;
+    writeln!(
+        out,
+        "#   {FINAL_ROUNDS} rounds each: their lowest score {:.1} %, the defaults' highest {:.1} %",
+        verdict.lowest * 100.0,
+        verdict.highest_default * 100.0
+    )?;
+    let choice = match (verdict.holds, told.chosen) {
+        (true, _) => "a clear gain: these settings are chosen",
+        (false, Some(_)) => "no clear gain; these settings are chosen because of --write-best",
+        (false, None) => "no clear gain: the defaults stay",
+    };
+    writeln!(out, "# {choice}")?;
+    out.flush()
+}
+
+/// The comment above the settings in the file.
+pub fn remark(told: &Told, verdict: &Verdict) -> String {
+    let (first, last) = (told.sizes_bytes.first(), told.sizes_bytes.last());
+    let size = |bytes: Option<&usize>| size(bytes.copied().unwrap_or_default());
+    let (gain, ranks) = (percent(verdict.gain), told.ranks);
+    format!("{gain} over the defaults, all-gather of {} to {}, {ranks} ranks", size(first), size(last))
+}
+
+fn percent(gain: f64) -> String {
+    format!("{:+.1} %", gain * 100.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(write: impl Fn(&mut Vec<u8>) -> io::Result<()>) -> String {
+        let mut out = Vec::new();
+        write(&mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn a_row_shows_the_score_with_its_range_and_the_medians() {
+        let candidate = Some(Candidate { qps: 2, min_share_bytes: 32768 });
+        let record = Record { candidate, rounds: vec![vec![1.5, 3.0], vec![3.0, 3.0]], failed: None };
+        let row = |record: &Record| text(|out| row(record, &[1.0, 3.0], &mut Table::new(out, " ", COLUMNS)));
+        let words = row(&record).split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");
+        assert_eq!(words, "2 32K 147.8 122.5..173.2 2.250 3.000");
+        let failed = Record { failed: Some("no room\nmore".into()), ..record };
+        assert!(row(&failed).ends_with("32K  failed: no room\n"));
+    }
+
+    #[test]
+    fn the_verdict_tells_the_gain_by_size_and_what_is_done() {
+        let proposed = Candidate { qps: 4, min_share_bytes: 8192 };
+        let told = |chosen| Told { sizes_bytes: vec![1 << 18, 1 << 20], ranks: 2, chosen, ..Told::default() };
+        let gain = Verdict { gain: 0.25, gains: vec![0.5, -0.01], lowest: 1.2, highest_default: 1.01, holds: true };
+        let said = text(|out| verdict(&told(Some(proposed)), proposed, &gain, out));
+        for part in [
+            "4 queue pairs per rail, parts of 8K",
+            "+25.0 % over all sizes; by size: 256K +50.0 %, 1M -1.0 %",
+            "are chosen",
+        ] {
+            assert!(said.contains(part), "{said}");
+        }
+        assert_eq!(remark(&told(None), &gain), "+25.0 % over the defaults, all-gather of 256K to 1M, 2 ranks");
+        let none = Verdict { holds: false, ..gain };
+        assert!(text(|out| verdict(&told(None), proposed, &none, out)).contains("the defaults stay"));
+        assert!(text(|out| verdict(&told(Some(proposed)), proposed, &none, out)).contains("--write-best"));
+    }
+
+    #[test]
+    fn many_sizes_are_folded_into_lines_of_80_columns() {
+        let sizes_bytes: Vec<usize> = (0..9).map(|power| 1 << (12 + 2 * power)).collect();
+        let round = vec![12.345; sizes_bytes.len()];
+        let record = |candidate| Record { candidate, rounds: vec![round.clone()], failed: None };
+        let tried = vec![record(Some(Candidate { qps: 16, min_share_bytes: 131_072 }))];
+        let told = Told { sizes_bytes, defaults: record(None), tried, ..Told::default() };
+        let said = text(|out| table(&told, out));
+        assert!(said.lines().all(|line| line.len() <= 80), "{said}");
+        let ends = |word: &str| said.lines().find_map(|line| line.find(word)).unwrap() + word.len();
+        assert_eq!(ends(" 4K"), ends("12.345"), "{said}");
+        assert_eq!(said.matches("12.345").count(), 18, "{said}");
+    }
+}

@@ -1,0 +1,122 @@
+//! The options that choose what the messages travel over, for all commands that start ranks.
+
+use super::{Kind, Wish};
+use crate::places;
+use crate::usage::wrong;
+use clap::Args;
+use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
+use softverbs::profile::Profile;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+/// The fabric that a run uses.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Fabric")]
+pub struct FabricOptions {
+    /// Network to use: RDMA devices or the software fabric [default: verbs, or soft where there is no RDMA device].
+    #[arg(long, value_name = "KIND", value_enum)]
+    fabric: Option<Kind>,
+    /// Rails of the software fabric: a built-in profile (spark-1cable, spark-2cable, unpaced) or a file [default:
+    /// spark-1cable].
+    #[arg(long, value_name = "NAME|FILE", value_parser = ProfileParser, hide_possible_values = true)]
+    profile: Option<String>,
+    /// Factor on all rates of the profile.
+    #[arg(long, value_name = "F", value_parser = parse_scale)]
+    scale: Option<f64>,
+    /// Limits a rail of the software fabric to a part of its rate, on every rank, as in rocep1s0f0=0.25; may be given more
+    /// than once.
+    #[arg(long, value_name = "RAIL=FACTOR", value_parser = parse_slow_rail)]
+    slow_rail: Vec<(String, f64)>,
+    /// Software fabric's library [default: the one installed with or built beside this program].
+    #[arg(long, value_name = "PATH")]
+    softverbs: Option<PathBuf>,
+    /// Name of the software fabric, for `nccl-spark fabric` [default: nccl-spark-PID].
+    #[arg(long, value_name = "NAME", value_parser = parse_fabric_name)]
+    fabric_name: Option<String>,
+}
+
+impl FabricOptions {
+    /// The fabric that these options ask for. Any option of the software fabric chooses that fabric.
+    ///
+    /// # Errors
+    /// When options contradict each other.
+    pub fn wish(self, program: &Path) -> Result<Wish, clap::Error> {
+        let given = [
+            ("--profile", self.profile.is_some()),
+            ("--scale", self.scale.is_some()),
+            ("--slow-rail", !self.slow_rail.is_empty()),
+            ("--softverbs", self.softverbs.is_some()),
+            ("--fabric-name", self.fabric_name.is_some()),
+        ];
+        let first = given.iter().find(|(_, given)| *given).map(|(name, _)| *name);
+        let kind = match (self.fabric, first) {
+            (Some(Kind::Verbs), Some(name)) => {
+                return Err(wrong(format!("{name} is for the software fabric: not with --fabric verbs")));
+            }
+            (None, Some(_)) => Some(Kind::Soft),
+            (kind, _) => kind,
+        };
+        Ok(Wish {
+            kind,
+            profile: self.profile.unwrap_or_else(|| "spark-1cable".to_owned()),
+            scale: self.scale.unwrap_or(1.0),
+            slow_rails: self.slow_rail,
+            library: self.softverbs.unwrap_or_else(|| places::fabric(program)),
+            name: self.fabric_name,
+        })
+    }
+}
+
+/// Takes any text; shell completions offer the names of the built-in profiles.
+#[derive(Debug, Clone)]
+struct ProfileParser;
+
+impl TypedValueParser for ProfileParser {
+    type Value = String;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        option: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<String, clap::Error> {
+        StringValueParser::new().parse_ref(command, option, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(Profile::names().into_iter().map(PossibleValue::new)))
+    }
+}
+
+fn parse_scale(text: &str) -> Result<f64, String> {
+    let scale = text.parse::<f64>().ok().filter(|scale| scale.is_finite() && *scale > 0.0);
+    scale.ok_or_else(|| "a number above 0".to_owned())
+}
+
+/// A part of a rail's rate.
+///
+/// # Errors
+/// What is allowed.
+pub fn parse_factor(text: &str) -> Result<f64, String> {
+    let factor = text.parse::<f64>().ok().filter(|factor| *factor > 0.0 && *factor <= 1.0);
+    factor.ok_or_else(|| "must be above 0, up to 1".to_owned())
+}
+
+fn parse_slow_rail(text: &str) -> Result<(String, f64), String> {
+    match text.split_once('=') {
+        Some((rail, factor)) if !rail.is_empty() => Ok((rail.to_owned(), parse_factor(factor)?)),
+        _ => Err("RAIL=FACTOR, as in rocep1s0f0=0.25".to_owned()),
+    }
+}
+
+/// The name of a software fabric.
+///
+/// # Errors
+/// What is allowed.
+pub fn parse_fabric_name(text: &str) -> Result<String, String> {
+    let plain = text.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));
+    match plain && (1..=64).contains(&text.len()) {
+        true => Ok(text.to_owned()),
+        false => Err("must be at most 64 letters, digits, - and _".to_owned()),
+    }
+}

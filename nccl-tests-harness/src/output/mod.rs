@@ -1,0 +1,181 @@
+//! Standard output and standard error: either may be a pipe that is closed early (`nccl-spark ... | head`), and the command line says how
+//! much goes there.
+
+pub mod numbers;
+pub mod plot;
+pub mod report;
+pub mod table;
+pub mod watch;
+
+use std::error::Error;
+use std::fmt::{self, Display, Formatter};
+use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::sync::OnceLock;
+
+/// How much is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Verbosity {
+    /// Results and errors.
+    Quiet,
+    /// Remarks and progress too.
+    #[default]
+    Normal,
+    /// The plugin's log at level INFO too.
+    Verbose,
+    /// The same at level TRACE.
+    Trace,
+}
+
+static VERBOSITY: OnceLock<Verbosity> = OnceLock::new();
+
+/// Sets how much is shown. The first call counts.
+pub fn set_verbosity(verbosity: Verbosity) {
+    let _ = VERBOSITY.set(verbosity);
+}
+
+/// What was set.
+pub fn verbosity() -> Verbosity {
+    VERBOSITY.get().copied().unwrap_or_default()
+}
+
+/// The value of `NCCL_DEBUG` that the command line asks for.
+pub fn nccl_debug() -> Option<&'static str> {
+    match verbosity() {
+        Verbosity::Quiet | Verbosity::Normal => None,
+        Verbosity::Verbose => Some("INFO"),
+        Verbosity::Trace => Some("TRACE"),
+    }
+}
+
+/// Whether progress is shown: on a terminal, unless the command line says otherwise.
+pub fn shows_progress() -> bool {
+    verbosity() != Verbosity::Quiet && io::stderr().is_terminal()
+}
+
+/// Standard output.
+pub fn standard() -> impl Write {
+    Output::new(io::stdout(), verbosity())
+}
+
+/// Standard error.
+pub fn error() -> impl Write {
+    Output::new(io::stderr(), verbosity())
+}
+
+/// Whether `error` is only that the reader of this program's output has closed it. Other broken pipes are errors: a rank's control
+/// connection is one too.
+pub fn is_unread(error: &anyhow::Error) -> bool {
+    let unread = |cause: &(dyn Error + 'static)| {
+        let inner = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        inner.is_some_and(|inner| inner.is::<Unread>())
+    };
+    error.chain().any(unread)
+}
+
+struct Output<W: Write> {
+    to: W,
+    /// The line so far, where remarks are left out.
+    line: Option<Vec<u8>>,
+}
+
+#[derive(Debug)]
+struct Unread;
+
+impl Display for Unread {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
+        formatter.write_str("the reader of the output has closed it")
+    }
+}
+
+impl Error for Unread {}
+
+impl<W: Write> Output<W> {
+    fn new(to: W, verbosity: Verbosity) -> Self {
+        Self { to, line: (verbosity == Verbosity::Quiet).then(Vec::new) }
+    }
+}
+
+impl<W: Write> Write for Output<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let Some(line) = &mut self.line else { return self.to.write(bytes).map_err(named) };
+        for part in bytes.split_inclusive(|byte| *byte == b'\n') {
+            line.extend_from_slice(part);
+            if line.ends_with(b"\n") {
+                let whole = std::mem::take(line);
+                if !is_remark(&whole) {
+                    self.to.write_all(&whole).map_err(named)?;
+                }
+            }
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush().map_err(named)
+    }
+}
+
+impl<W: Write> Drop for Output<W> {
+    fn drop(&mut self) {
+        if let Some(line) = self.line.take().filter(|line| !line.is_empty() && !is_remark(line)) {
+            let _ = self.to.write_all(&line);
+        }
+    }
+}
+
+/// Remarks start with `#`. One that says what went wrong is a result.
+fn is_remark(line: &[u8]) -> bool {
+    let tells_failure = |word: &[u8]| line.windows(word.len()).any(|part| part == word);
+    line.starts_with(b"#") && !tells_failure(b"FAILED") && !tells_failure(b"WRONG")
+}
+
+fn named(error: io::Error) -> io::Error {
+    match error.kind() {
+        ErrorKind::BrokenPipe => io::Error::new(ErrorKind::BrokenPipe, Unread),
+        _ => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context;
+
+    struct Closed;
+
+    impl Write for Closed {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(ErrorKind::BrokenPipe.into())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn output_that_nobody_reads_is_told_from_other_pipes() {
+        for verbosity in [Verbosity::Normal, Verbosity::Quiet] {
+            let unread = writeln!(Output::new(Closed, verbosity), "text").context("write the table").unwrap_err();
+            assert!(is_unread(&unread));
+        }
+        let other: anyhow::Error = io::Error::from(ErrorKind::BrokenPipe).into();
+        assert!(!is_unread(&other.context("write to the control socket")));
+    }
+
+    #[test]
+    fn quiet_leaves_out_remarks_however_they_are_written() {
+        let shown = |verbosity| {
+            let mut bytes = Vec::new();
+            let mut out = Output::new(&mut bytes, verbosity);
+            let number = 1;
+            write!(out, "# {number}").unwrap();
+            write!(out, " # more\n  8 #2\n# Out of bounds values : 1 ").unwrap();
+            write!(out, "FAILED\n# end").unwrap();
+            drop(out);
+            String::from_utf8(bytes).unwrap()
+        };
+        assert_eq!(shown(Verbosity::Quiet), "  8 #2\n# Out of bounds values : 1 FAILED\n");
+        assert_eq!(shown(Verbosity::Normal), "# 1 # more\n  8 #2\n# Out of bounds values : 1 FAILED\n# end");
+    }
+}

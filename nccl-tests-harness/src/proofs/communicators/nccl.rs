@@ -1,0 +1,210 @@
+//! NCCL's communicators as safe owners: the part of its C interface (nccl.h) that makes, uses and ends them.
+//!
+//! libnccl is looked for by its soname and asked through its own symbols; results are read as plain numbers, because a newer NCCL may
+//! give one that this program does not know. cudarc's NCCL module was weighed: it does not look for `libnccl.so.2`, and its
+//! communicators can neither be split nor destroyed.
+
+use anyhow::{Context as _, Result, bail, ensure};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::mem::ManuallyDrop;
+use std::ptr::{self, NonNull};
+use std::rc::Rc;
+
+/// `NCCL_UNIQUE_ID_BYTES`.
+pub const ID_BYTES: usize = 128;
+/// `ncclFloat32` and `ncclSum` of nccl.h.
+const FLOAT32: c_int = 7;
+const SUM: c_int = 0;
+/// `ncclInProgress`: no error yet, of a communicator that does not block.
+const IN_PROGRESS: c_int = 7;
+
+type Code = c_int;
+type Raw = *mut c_void;
+
+/// `ncclUniqueId`: by which ranks find each other.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Id {
+    internal: [u8; ID_BYTES],
+}
+
+/// The loaded library.
+pub struct Nccl {
+    get_unique_id: unsafe extern "C" fn(*mut Id) -> Code,
+    init_rank: unsafe extern "C" fn(*mut Raw, c_int, Id, c_int) -> Code,
+    split: unsafe extern "C" fn(Raw, c_int, c_int, *mut Raw, *mut c_void) -> Code,
+    all_reduce: unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Raw, *mut c_void) -> Code,
+    async_error: unsafe extern "C" fn(Raw, *mut c_int) -> Code,
+    abort: unsafe extern "C" fn(Raw) -> Code,
+    destroy: unsafe extern "C" fn(Raw) -> Code,
+    error_string: unsafe extern "C" fn(Code) -> *const c_char,
+    last_error: unsafe extern "C" fn(Raw) -> *const c_char,
+    /// Never unloaded: its threads may outlive the last communicator.
+    _library: ManuallyDrop<Library>,
+}
+
+/// A communicator; dropping it aborts it.
+pub struct Communicator {
+    nccl: Rc<Nccl>,
+    /// From NCCL, neither destroyed nor aborted: both take this owner.
+    raw: NonNull<c_void>,
+}
+
+impl Id {
+    /// From another rank.
+    pub fn from_bytes(internal: [u8; ID_BYTES]) -> Self {
+        Self { internal }
+    }
+
+    /// For other ranks.
+    pub fn bytes(&self) -> &[u8; ID_BYTES] {
+        &self.internal
+    }
+}
+
+impl Nccl {
+    /// Loads `libnccl.so.2`.
+    ///
+    /// # Errors
+    /// When it is not there, or too old to split communicators (before 2.18).
+    pub fn load() -> Result<Rc<Self>> {
+        // SAFETY: runs the initialisers of NCCL, which are made to be run in any process.
+        let library =
+            unsafe { Library::open(Some("libnccl.so.2"), RTLD_NOW | RTLD_LOCAL) }.context("load libnccl.so.2")?;
+        // SAFETY: the types are those of nccl.h for these names; enums travel as int, ncclComm_t and cudaStream_t are pointers.
+        let nccl = unsafe {
+            Self {
+                get_unique_id: *library.get(b"ncclGetUniqueId\0")?,
+                init_rank: *library.get(b"ncclCommInitRank\0")?,
+                split: *library.get(b"ncclCommSplit\0")?,
+                all_reduce: *library.get(b"ncclAllReduce\0")?,
+                async_error: *library.get(b"ncclCommGetAsyncError\0")?,
+                abort: *library.get(b"ncclCommAbort\0")?,
+                destroy: *library.get(b"ncclCommDestroy\0")?,
+                error_string: *library.get(b"ncclGetErrorString\0")?,
+                last_error: *library.get(b"ncclGetLastError\0")?,
+                _library: ManuallyDrop::new(library),
+            }
+        };
+        Ok(Rc::new(nccl))
+    }
+
+    /// A new id, for one communicator.
+    pub fn unique_id(&self) -> Result<Id> {
+        let mut id = Id { internal: [0; ID_BYTES] };
+        // SAFETY: `id` is valid for writes for the length of the call.
+        let code = unsafe { (self.get_unique_id)(&mut id) };
+        self.check("ncclGetUniqueId", code)?;
+        Ok(id)
+    }
+
+    /// Makes a communicator of `ranks` ranks, of which this is `rank`; returns when all have come. CUDA's current device is used.
+    pub fn join(self: &Rc<Self>, id: &Id, rank: usize, ranks: usize) -> Result<Communicator> {
+        let mut raw = ptr::null_mut();
+        let (rank, ranks) = (c_int::try_from(rank)?, c_int::try_from(ranks)?);
+        // SAFETY: `raw` is valid for writes for the length of the call; the id goes by value.
+        let code = unsafe { (self.init_rank)(&mut raw, ranks, *id, rank) };
+        self.check("ncclCommInitRank", code)?;
+        let raw = NonNull::new(raw).context("ncclCommInitRank gave no communicator")?;
+        Ok(Communicator { nccl: Rc::clone(self), raw })
+    }
+
+    fn check(&self, call: &str, code: Code) -> Result<()> {
+        if code == 0 {
+            return Ok(());
+        }
+        // SAFETY: returns a constant string for any number.
+        let what = text(unsafe { (self.error_string)(code) });
+        // SAFETY: the communicator may be NULL: the string is the process's last error (nccl.h).
+        let detail = text(unsafe { (self.last_error)(ptr::null_mut()) });
+        bail!("{call}: {what} ({code}): {}", detail.trim())
+    }
+}
+
+impl Communicator {
+    /// A communicator of those ranks that give the same `colour`, in order of their `key`; none for a rank that gives none.
+    /// Returns when all ranks have called it.
+    pub fn split(&self, colour: Option<u16>, key: usize) -> Result<Option<Self>> {
+        // NCCL_SPLIT_NOCOLOR is -1.
+        let (number, key) = (colour.map_or(-1, c_int::from), c_int::try_from(key)?);
+        let mut raw = ptr::null_mut();
+        // SAFETY: the communicator is alive; `raw` is valid for writes for the length of the call; no configuration: the parent's.
+        let code = unsafe { (self.nccl.split)(self.raw.as_ptr(), number, key, &mut raw, ptr::null_mut()) };
+        self.nccl.check("ncclCommSplit", code)?;
+        Ok(NonNull::new(raw).map(|raw| Self { nccl: Rc::clone(&self.nccl), raw }))
+    }
+
+    /// Starts to add up `from` of all ranks into `into`, in the order of `stream`.
+    ///
+    /// # Errors
+    /// NCCL's, or buffers of different lengths.
+    pub fn all_reduce(&self, from: &CudaSlice<f32>, into: &mut CudaSlice<f32>, stream: &CudaStream) -> Result<()> {
+        let count = from.len();
+        ensure!(count == into.len(), "{count} elements into {}", into.len());
+        let (from, _read) = from.device_ptr(stream);
+        let (into, _written) = into.device_ptr_mut(stream);
+        // SAFETY: both are device memory of `count` floats. NCCL's kernel runs in the order of `stream`; the two guards, dropped
+        // after it was queued, record there that the buffers were in use, and cudarc frees or reuses neither before that.
+        // No group is open (this type has no way to open one), so the kernel is queued when the call returns.
+        let code = unsafe {
+            let stream = stream.cu_stream().cast();
+            (self.nccl.all_reduce)(
+                from as *const c_void,
+                into as *mut c_void,
+                count,
+                FLOAT32,
+                SUM,
+                self.raw.as_ptr(),
+                stream,
+            )
+        };
+        self.nccl.check("ncclAllReduce", code)
+    }
+
+    /// What went wrong since it was made.
+    pub fn health(&self) -> Result<()> {
+        let mut code = 0;
+        // SAFETY: the communicator is alive, `code` is valid for writes for the length of the call.
+        let asked = unsafe { (self.nccl.async_error)(self.raw.as_ptr(), &mut code) };
+        self.nccl.check("ncclCommGetAsyncError", asked)?;
+        if code == IN_PROGRESS { Ok(()) } else { self.nccl.check("the communicator", code) }
+    }
+
+    /// Ends it after all that was started; all ranks do.
+    pub fn destroy(self) -> Result<()> {
+        // SAFETY: alive until here, and nobody has it after this: `end` took the owner.
+        self.end("ncclCommDestroy", |nccl, raw| unsafe { (nccl.destroy)(raw) })
+    }
+
+    /// Ends it in the midst of what was started.
+    pub fn abort(self) -> Result<()> {
+        // SAFETY: as in `destroy`.
+        self.end("ncclCommAbort", |nccl, raw| unsafe { (nccl.abort)(raw) })
+    }
+
+    /// Ends it by `call`, in place of what `drop` does.
+    fn end(self, call: &str, work: impl FnOnce(&Nccl, Raw) -> Code) -> Result<()> {
+        let this = ManuallyDrop::new(self);
+        // SAFETY: `this` is never dropped, so the field is taken once.
+        let nccl = unsafe { ptr::read(&this.nccl) };
+        nccl.check(call, work(&nccl, this.raw.as_ptr()))
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        // SAFETY: alive until here: `destroy` and `abort` take the owner without dropping it. What it returns has no listener:
+        // whoever wants it calls `abort`.
+        unsafe { (self.nccl.abort)(self.raw.as_ptr()) };
+    }
+}
+
+fn text(string: *const c_char) -> String {
+    if string.is_null() {
+        return String::new();
+    }
+    // SAFETY: NCCL's strings end with NUL; both live at least until the next error of this thread.
+    unsafe { CStr::from_ptr(string) }.to_string_lossy().into_owned()
+}

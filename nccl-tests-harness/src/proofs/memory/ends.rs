@@ -1,0 +1,125 @@
+//! The two ends between which memory is tried: what is sent from and received into, who writes and checks it, and the connection.
+
+use crate::gpu::{Block, Gpu, Pattern, Wrong};
+use crate::net::{RecvComm, Registration, Request, SendComm};
+use anyhow::{Context as _, Result, ensure};
+use std::ops::Range;
+use std::rc::Rc;
+
+/// As NCCL's tags: any number, the same on both sides.
+pub const TAG: i32 = 7;
+
+/// Memory, and who writes and checks it.
+pub struct End {
+    pub block: Block,
+    pub actor: Actor,
+}
+
+/// What is sent from, and what is received into.
+pub struct Ends {
+    pub from: End,
+    pub into: End,
+}
+
+/// Who writes and checks.
+pub enum Actor {
+    Gpu(Rc<Gpu>),
+    Processor,
+}
+
+impl End {
+    pub fn name(&self) -> String {
+        match &self.actor {
+            Actor::Gpu(gpu) => gpu.name(),
+            Actor::Processor => "CPU".to_owned(),
+        }
+    }
+
+    pub fn fill(&self, range: Range<usize>, pattern: Pattern) -> Result<()> {
+        match &self.actor {
+            Actor::Gpu(gpu) => gpu.fill(&self.block, range, pattern),
+            Actor::Processor => {
+                let first = u32::try_from(range.start)?;
+                self.block.buffer().with_bytes(|bytes| pattern.fill(first, &mut bytes[range]))
+            }
+        }
+    }
+
+    pub fn check(&self, range: Range<usize>, pattern: Pattern) -> Result<Wrong> {
+        match &self.actor {
+            Actor::Gpu(gpu) => gpu.check(&self.block, range, pattern),
+            Actor::Processor => {
+                let first = u32::try_from(range.start)?;
+                self.block.buffer().with_bytes(|bytes| pattern.compare(first, &bytes[range]))
+            }
+        }
+    }
+}
+
+/// The connection, and the memory as it is registered with either end.
+pub struct Wire {
+    // In the order in which NCCL closes them: registrations, comms.
+    pub from: Rc<Registration>,
+    pub into: Rc<Registration>,
+    pub send: SendComm,
+    pub recv: RecvComm,
+}
+
+/// A request from before it was taken until it is done.
+pub enum Step {
+    Asking,
+    Going(Request),
+    Done(usize),
+}
+
+impl Step {
+    pub fn advance(&mut self, ask: impl FnOnce() -> Result<Option<Request>>) -> Result<Option<usize>> {
+        match self {
+            Self::Asking => {
+                if let Some(request) = ask()? {
+                    *self = Self::Going(request);
+                }
+                Ok(None)
+            }
+            Self::Going(request) => {
+                if let Some(bytes) = request.test()? {
+                    *self = Self::Done(bytes);
+                }
+                Ok(None)
+            }
+            Self::Done(bytes) => Ok(Some(*bytes)),
+        }
+    }
+}
+
+impl Wire {
+    /// Moves a message from one end's memory into the other's. The command limits how long that may take.
+    pub fn move_message(&self, bytes: usize) -> Result<()> {
+        let (mut receiving, mut sending) = (Step::Asking, Step::Asking);
+        loop {
+            let received = receiving.advance(|| self.recv.irecv(&self.into, 0, bytes, TAG)).context("receive")?;
+            let sent = sending.advance(|| self.send.isend(&self.from, 0, bytes, TAG)).context("send")?;
+            if let (Some(received), Some(sent)) = (received, sent) {
+                ensure!((received, sent) == (bytes, bytes), "{sent} bytes were sent and {received} received");
+                return Ok(());
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_processor_writes_and_checks_where_no_gpu_does() {
+        let end = End { block: Block::pageable(100).unwrap(), actor: Actor::Processor };
+        let pattern = Pattern { seed: 3, flip: 0 };
+        end.fill(0..100, Pattern { flip: 0xff, ..pattern }).unwrap();
+        end.fill(0..60, pattern).unwrap();
+        assert_eq!(end.check(0..60, pattern).unwrap(), Wrong::default());
+        assert_eq!(end.check(50..70, pattern).unwrap(), Wrong { count: 10, first: Some(60) });
+        assert_eq!(end.name(), "CPU");
+    }
+}

@@ -1,0 +1,133 @@
+//! The litmus test's part of the output.
+
+use super::{Found, Outcome, Path, Read};
+use crate::output::table::{Table, left, right};
+use std::io::{self, Write};
+
+/// Writes the result of the test. `is_soft`: over the software fabric.
+pub fn write(out: &mut impl Write, outcome: &Outcome, planted: bool, is_soft: bool) -> io::Result<()> {
+    let mut table = Table::new(out, "  ", [left(24), right(14), right(10), right(12), right(8)]);
+    table.remark("")?;
+    if planted {
+        table.remark("LL128: the writer tears lines on purpose (--litmus-plant)")?;
+    }
+    match outcome {
+        Outcome::Failed { reason } => {
+            reason.lines().try_for_each(|text| table.remark(&format!("LL128: ended early: {text}")))
+        }
+        Outcome::Ran(found) => rows(&mut table, found, is_soft),
+    }
+}
+
+fn rows(table: &mut Table<impl Write>, found: &Found, is_soft: bool) -> io::Result<()> {
+    let Found { written_by, read_by, messages, seconds, .. } = found;
+    let (least, most) = (found.sizes_bytes.iter().min(), found.sizes_bytes.iter().max());
+    let (least, most) = (least.copied().unwrap_or_default(), most.copied().unwrap_or_default());
+    table.remark(&format!(
+        "LL128: {messages} messages of {least} to {most} bytes, written by {written_by}, read by {read_by}"
+    ))?;
+    if found.stand_in {
+        table
+            .remark("LL128: no GPU: CPU threads store and load 8-byte words instead. This tests the tool, not LL128")?;
+    }
+    if is_soft {
+        table.remark("LL128: the software fabric stores 8-byte words in order: its rows test the tool, not a NIC")?;
+    }
+    table.row(&["# LL128", "lines", "torn", "lines/s", "s"])?;
+    for read in &found.reads {
+        let (lines, torn) = (read.lines.to_string(), read.torn.to_string());
+        table.row(&[
+            name(found, read.path),
+            lines,
+            torn,
+            format!("{:.0}", read.lines_per_s),
+            format!("{seconds:.1}"),
+        ])?;
+    }
+    for read in found.reads.iter().filter(|read| read.torn > 0) {
+        let note = if read.path.is_relied_on() { "" } else { "; NCCL does not use this load" };
+        table.remark(&format!("{}: {}{note}", name(found, read.path), torn(read)))?;
+    }
+    if found.missing > 0 {
+        let missing = found.missing;
+        table.remark(&format!("LL128: lines that {read_by} waited for in vain: {missing}; the test ended there"))?;
+    }
+    Ok(())
+}
+
+fn name(found: &Found, path: Path) -> String {
+    let kind = if found.stand_in { "CPU" } else { "GPU" };
+    match path {
+        Path::WriterToCpu => format!("{kind} to CPU"),
+        Path::NicToReader => format!("NIC to {kind}"),
+        Path::NicToReaderSecondLoad => format!("NIC to {kind}, second load"),
+    }
+}
+
+fn torn(read: &Read) -> String {
+    let pieces = read.old_pieces.iter().map(u8::to_string).collect::<Vec<_>>().join(" ");
+    format!("{} of {} lines TORN: new flag, old data in 16-byte pieces {pieces} of 0 to 7", read.torn, read.lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Found;
+    use super::*;
+    use crate::gpu::lines::Tally;
+
+    fn found(reader: Tally) -> Found {
+        let processor = Tally { lines: 3000, ..Tally::default() };
+        Found {
+            written_by: "GPU 0".into(),
+            read_by: "GPU 1".into(),
+            stand_in: false,
+            seconds: 1.5,
+            messages: 40,
+            sizes_bytes: vec![128, 614_400],
+            missing: reader.missing,
+            reads: Found::reads(&processor, &reader, 1.5),
+        }
+    }
+
+    fn text(outcome: &Outcome, planted: bool, is_soft: bool) -> String {
+        let mut out = Vec::new();
+        write(&mut out, outcome, planted, is_soft).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn rows_tell_lines_and_torn_ones_by_who_read_them() {
+        let reader = Tally { lines: 2999, torn: 2, missing: 1, pieces: 0x0f, ..Tally::default() };
+        let text = text(&Outcome::Ran(found(reader)), false, false);
+        let expected = [
+            "#",
+            "# LL128: 40 messages of 128 to 614400 bytes, written by GPU 0, read by GPU 1",
+            "# LL128                            lines        torn       lines/s         s",
+            "GPU to CPU                          3000           0          2000       1.5",
+            "NIC to GPU                          2999           2          1999       1.5",
+            "NIC to GPU, second load             2999           0          1999       1.5",
+            "# NIC to GPU: 2 of 2999 lines TORN: new flag, old data in 16-byte pieces 0 1 2 3 of 0 to 7; NCCL does not use this load",
+            "# LL128: lines that GPU 1 waited for in vain: 1; the test ended there",
+        ];
+        assert_eq!(text.lines().collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn what_the_test_does_not_show_is_told() {
+        let mut found = found(Tally { lines: 3000, ..Tally::default() });
+        let real = text(&Outcome::Ran(found.clone()), false, false);
+        assert!(
+            !real.contains("tests the tool") && !real.contains("test the tool") && !real.contains("purpose"),
+            "{real}"
+        );
+        found.stand_in = true;
+        let said = text(&Outcome::Ran(found), true, true);
+        assert!(said.contains("no GPU: CPU threads") && said.contains("test the tool, not a NIC"), "{said}");
+        assert!(said.contains("\nCPU to CPU ") && said.contains("\nNIC to CPU ") && !said.contains("\nGPU"), "{said}");
+        assert!(said.contains("on purpose"), "{said}");
+        assert!(
+            text(&Outcome::Failed { reason: "a\nb".into() }, false, false)
+                .ends_with("ended early: a\n# LL128: ended early: b\n")
+        );
+    }
+}

@@ -1,0 +1,404 @@
+//! The table that a program of nccl-tests prints, read from an output that NCCL's log cuts into.
+//!
+//! Rank 0 prints a row in pieces: size to root before it measures, each half when it is measured, then the newline
+//! (src/util.cu and src/common.cu of nccl-tests 2.19.6). The stream is flushed at newlines only, and NCCL's log goes
+//! into the same one. So a line of the log between two pieces comes behind the first piece on its line, or, as a WARN
+//! begins with a newline (debug.cc), on the next one; and the row goes on behind the log's newline.
+//!
+//! Lines of standard error, and of other ranks that have streams of their own, come between those of this one. Across hosts
+//! mpirun copies what each rank prints in blocks of at most 4096 bytes. It cuts lines and goes on with those of another rank:
+//! a row can begin behind half a line of the log.
+
+use super::log_text::LogText;
+use anyhow::{Context, Result, bail, ensure};
+use serde::Serialize;
+
+/// A line of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Row {
+    /// The size that the program names.
+    pub bytes: u64,
+    /// With one buffer for what goes in and one for what comes out.
+    pub out_of_place: Half,
+    /// With one buffer for both.
+    pub in_place: Half,
+}
+
+/// One of the two halves of a line.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Half {
+    /// Of one operation, in microseconds.
+    pub time_us: f64,
+    /// Size over time, in GB/s (10^9 bytes).
+    pub algbw_gb_s: f64,
+    /// What each rank's wire carries, as nccl-tests computes it, in GB/s.
+    pub busbw_gb_s: f64,
+    /// Wrong elements; none where the program did not check (`N/A`).
+    pub wrong: Option<f64>,
+}
+
+/// What a line of output was.
+#[derive(Debug, PartialEq)]
+pub enum Read {
+    /// It completes a row, which is this without the log's lines.
+    Row(String),
+    /// A part of a row that is not complete.
+    Part,
+    /// Something else.
+    Other,
+}
+
+/// Reads a table line by line.
+#[derive(Debug, Default)]
+pub struct PrintedTable {
+    heading: Option<Heading>,
+    log: LogText,
+    /// The pieces of the row that is not complete yet.
+    begun: Option<String>,
+    /// The rows that are complete.
+    pub rows: Vec<Row>,
+}
+
+/// The names of the columns.
+#[derive(Debug)]
+struct Heading {
+    /// From the size to the root.
+    parameters: Vec<String>,
+    /// From the first `time` on.
+    values: Vec<String>,
+}
+
+/// How a text fits the heading.
+enum Fit<'a> {
+    /// It is no row.
+    No,
+    /// It begins as a row and goes on as none.
+    Wrong,
+    /// It is the beginning of a row; `has_parameters`: all columns before the time are there.
+    Begun { has_parameters: bool },
+    /// It has as many columns as the heading; these are the values.
+    Whole(Vec<&'a str>),
+}
+
+impl PrintedTable {
+    /// Reads a line of the program's output, NCCL's log among it.
+    ///
+    /// # Errors
+    /// When a row is not as the heading says, or another begins before it is complete.
+    pub fn read(&mut self, line: &str) -> Result<Read> {
+        let (own, log) = self.log.split(line);
+        let Some(heading) = &self.heading else {
+            self.heading = Heading::read(own);
+            return Ok(Read::Other);
+        };
+        if starts_row(own) {
+            self.finish()?;
+        }
+        let read = match &self.begun {
+            None => heading.begin(own)?,
+            Some(begun) => heading.go_on(begun, own),
+        };
+        // A row may go on behind half a line of the log, too.
+        let read = read.or_else(|| gaps(log?).find_map(|text| heading.behind_log(self.begun.as_deref(), text)));
+        match read {
+            None => Ok(Read::Other),
+            Some((text, None)) => {
+                self.begun = Some(text);
+                Ok(Read::Part)
+            }
+            Some((text, Some(row))) => {
+                self.begun = None;
+                self.rows.push(row);
+                Ok(Read::Row(text))
+            }
+        }
+    }
+
+    /// To be called when the program has printed all.
+    pub fn finish(&self) -> Result<()> {
+        let Some(begun) = &self.begun else { return Ok(()) };
+        let size = begun.split_whitespace().next().unwrap_or_default();
+        bail!("the table's row of {size} bytes was never completed; the program printed only {begun:?}")
+    }
+}
+
+impl Heading {
+    fn read(line: &str) -> Option<Self> {
+        let names: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        let first = names.iter().position(|name| name == "time")?;
+        if names[0] != "#" || !names.iter().any(|name| name == "busbw") {
+            return None;
+        }
+        let mut values = names[first..].to_vec();
+        // A date and a time of day (-S 1).
+        if values.last().is_some_and(|name| name == "timestamp") {
+            values.push("clock".to_owned());
+        }
+        Some(Self { parameters: names[1..first].to_vec(), values })
+    }
+
+    /// Reads a line that may be a row or begin one. Rows are indented; one that is not may have been cut in its indent.
+    fn begin(&self, own: &str) -> Result<Option<(String, Option<Row>)>> {
+        let is_indented = own.starts_with(' ');
+        match self.fit(own) {
+            Fit::Wrong if is_indented => bail!("a row of the table does not fit its heading: {own:?}"),
+            Fit::Begun { has_parameters } if has_parameters || (is_indented && !own.trim().is_empty()) => {
+                Ok(Some((own.to_owned(), None)))
+            }
+            Fit::Whole(values) => Ok(Some((own.to_owned(), Some(self.row(own, &values)?)))),
+            _ => Ok(None),
+        }
+    }
+
+    /// Reads a line that may go on with the row that `begun` begins.
+    fn go_on(&self, begun: &str, own: &str) -> Option<(String, Option<Row>)> {
+        if own.trim().is_empty() {
+            return None;
+        }
+        let joined = format!("{begun}{own}");
+        match self.fit(&joined) {
+            Fit::Begun { .. } => Some((joined, None)),
+            // A line of as many words, of which one is no number, is none of the table's.
+            Fit::Whole(values) => self.row(&joined, &values).ok().map(|row| (joined.clone(), Some(row))),
+            Fit::No | Fit::Wrong => None,
+        }
+    }
+
+    /// Reads the end of a line of the log, which is a part of the table only where no doubt is possible.
+    fn behind_log(&self, begun: Option<&str>, text: &str) -> Option<(String, Option<Row>)> {
+        let joined = format!("{}{text}", begun.unwrap_or_default());
+        match self.fit(&joined) {
+            Fit::Begun { has_parameters: true } if begun.is_none() => Some((joined, None)),
+            Fit::Whole(values) => self.row(&joined, &values).ok().map(|row| (joined.clone(), Some(row))),
+            _ => None,
+        }
+    }
+
+    fn fit<'a>(&self, text: &'a str) -> Fit<'a> {
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let mut at = 0;
+        for name in &self.parameters {
+            let Some(word) = words.get(at) else { return Fit::Begun { has_parameters: false } };
+            // The last word may be cut, as in -1.
+            let is_integer = word.parse::<i64>().is_ok() || (*word == "-" && at + 1 == words.len());
+            match name.as_str() {
+                "type" if is_integer => return Fit::No,
+                // Older programs without an operation print none.
+                "redop" if is_integer => continue,
+                "type" | "redop" => {}
+                "root" if !is_integer => return Fit::Wrong,
+                _ if !is_integer => return Fit::No,
+                _ => {}
+            }
+            at += 1;
+        }
+        let values = &words[at..];
+        match values.len() {
+            count if count == self.values.len() => Fit::Whole(values.to_vec()),
+            count if count < self.values.len() && values.iter().all(|word| is_value(word)) => {
+                Fit::Begun { has_parameters: true }
+            }
+            _ => Fit::Wrong,
+        }
+    }
+
+    fn row(&self, text: &str, values: &[&str]) -> Result<Row> {
+        let bytes = text.split_whitespace().next().and_then(|word| word.parse().ok());
+        let half = |number: usize| half(&self.values, values, number).with_context(|| format!("the row {text:?}"));
+        Ok(Row {
+            bytes: bytes.with_context(|| format!("no size in the row {text:?}"))?,
+            out_of_place: half(0)?,
+            in_place: half(1)?,
+        })
+    }
+}
+
+/// Whether a line begins with a size, a count and a type.
+fn starts_row(line: &str) -> bool {
+    let mut words = line.split_whitespace().map(|word| word.parse::<u64>().is_ok());
+    line.starts_with(' ') && [words.next(), words.next(), words.next()] == [Some(true), Some(true), Some(false)]
+}
+
+/// Each end of `text` that begins with two spaces or more, as every piece of a row does.
+fn gaps(text: &str) -> impl Iterator<Item = &str> {
+    let starts = text.match_indices("  ").map(|(at, _)| at).filter(|at| !text[..*at].ends_with(' '));
+    starts.map(|at| &text[at..])
+}
+
+/// A number, `N/A`, or a part of a timestamp, or the beginning of one.
+fn is_value(word: &str) -> bool {
+    let number = word.trim_end_matches(['e', '+', '-', '.']);
+    "N/A".starts_with(word) || number.parse::<f64>().is_ok() || word.bytes().all(|byte| b"0123456789-:".contains(&byte))
+}
+
+fn half(columns: &[String], values: &[&str], number: usize) -> Result<Half> {
+    let value = |name: &str| {
+        let mut places = columns.iter().zip(values).filter(|(column, _)| *column == name);
+        places.nth(number).map(|(_, value)| *value).with_context(|| format!("there is no column {name}"))
+    };
+    let numeric = |name: &str| {
+        let value = value(name)?;
+        value.parse::<f64>().ok().with_context(|| format!("{name} is {value:?}, no number"))
+    };
+    let wrong = match value("#wrong")? {
+        "N/A" => None,
+        _ => Some(numeric("#wrong")?),
+    };
+    let time_us = numeric("time")?;
+    ensure!(time_us >= 0.0 || time_us.is_nan(), "time is {time_us}");
+    Ok(Half { time_us, algbw_gb_s: numeric("algbw")?, busbw_gb_s: numeric("busbw")?, wrong })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADING: &str = "\
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)         ";
+
+    /// The pieces of a row as nccl-tests prints them.
+    const PARAMETERS: &str = "     8388608       2097152     float     sum      -1";
+    const OUT: &str = "  1.2e+06    6.80    6.80     N/A";
+    const IN: &str = "  1230.25    6.82    6.82       0";
+    const WARN: &str = "[2026-11-21 03:45:10] vm:12:34 [0] net.cc:120 NCCL WARN NET/Spark : rail rocep1s0f0:1 lost";
+    const INFO: &str = "vm:12:34 [0] NCCL INFO NET/Spark: connected with spark-2:4711";
+    const OTHER_RANK: &str = "vm:13:35 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Spark/0";
+
+    /// Reads `text` after the heading and lines of the log.
+    fn read_all(text: &str) -> Result<(Vec<Row>, Vec<Read>)> {
+        let mut table = PrintedTable::default();
+        for line in HEADING.lines().chain([INFO, OTHER_RANK]) {
+            assert_eq!(table.read(line)?, Read::Other);
+        }
+        let reads = text.lines().map(|line| table.read(line)).collect::<Result<Vec<_>>>()?;
+        table.finish()?;
+        Ok((table.rows, reads))
+    }
+
+    /// That `text` is one row, in spite of what is in between.
+    fn assert_one_row(text: &str) {
+        let (rows, reads) = read_all(text).unwrap_or_else(|error| panic!("{error:#} in\n{text}"));
+        let half = |time_us, gb_s, wrong| Half { time_us, algbw_gb_s: gb_s, busbw_gb_s: gb_s, wrong };
+        let row =
+            Row { bytes: 8_388_608, out_of_place: half(1.2e6, 6.80, None), in_place: half(1230.25, 6.82, Some(0.0)) };
+        assert_eq!(rows, [row], "{text}");
+        let whole = format!("{PARAMETERS}{OUT}{IN}");
+        let shown = |read| match read {
+            Read::Row(shown) => Some(shown.trim_start().to_owned()),
+            Read::Part | Read::Other => None,
+        };
+        assert_eq!(reads.into_iter().filter_map(shown).collect::<Vec<_>>(), [whole.trim_start()], "{text}");
+    }
+
+    #[test]
+    fn rows_are_read_and_the_rest_is_passed_over() {
+        let text = "\
+host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Spark/0
+           8             2     float     sum      -1    13.25    0.00    0.00       0    12.90    0.00    0.00     N/A
+     1048576        262144     float              -1    240.1    4.37    2.18   1e+03    239.0    4.39    2.19       0
+  12 of something
+# Out of bounds values : 0 OK
+";
+        let (rows, _) = read_all(text).unwrap();
+        assert_eq!(rows.len(), 2);
+        assert_eq!((rows[0].bytes, rows[0].out_of_place.time_us, rows[0].in_place.wrong), (8, 13.25, None));
+        assert_eq!((rows[1].out_of_place.busbw_gb_s, rows[1].out_of_place.wrong), (2.18, Some(1000.0)));
+        assert_eq!((rows[1].in_place.algbw_gb_s, rows[1].in_place.wrong), (4.39, Some(0.0)));
+        let mut table = PrintedTable::default();
+        assert_eq!(table.read(" 12 of something before the heading").unwrap(), Read::Other);
+    }
+
+    #[test]
+    fn a_warning_in_the_middle_of_a_row_is_left_out() {
+        assert_one_row(&format!("{PARAMETERS}\n{WARN}\n{OUT}{IN}"));
+        assert_one_row(&format!("{PARAMETERS}{OUT}\n{WARN}\n{IN}"));
+    }
+
+    #[test]
+    fn a_line_of_the_log_behind_a_piece_of_a_row_is_left_out() {
+        assert_one_row(&format!("{PARAMETERS}{INFO}\n{OUT}{IN}"));
+        assert_one_row(&format!("{PARAMETERS}{WARN}\n{OUT}{IN}"));
+        assert_one_row(&format!("{PARAMETERS}{OUT}{INFO}\n{IN}"));
+    }
+
+    #[test]
+    fn several_lines_between_the_pieces_are_left_out() {
+        let lines = format!("{WARN}\n\n{WARN}\n{OTHER_RANK}\nlibibverbs: a line of standard error with 8 words");
+        assert_one_row(&format!("{PARAMETERS}\n{lines}\n{OUT}{INFO}\n{lines}\n{IN}"));
+        assert_one_row(&format!("{PARAMETERS}{INFO}\n{INFO}\n{OUT}\n{lines}\n{IN}\n\n"));
+    }
+
+    #[test]
+    fn a_line_of_the_log_at_the_end_of_a_row_is_left_out() {
+        assert_one_row(&format!("{PARAMETERS}{OUT}{IN}{INFO}\n\n"));
+        assert_one_row(&format!("{PARAMETERS}{OUT}{IN}\n{WARN}\n\n"));
+        let (rows, _) = read_all(&format!("{PARAMETERS}{IN}{OUT}{INFO}\n\n{PARAMETERS}{IN}{IN}")).unwrap();
+        assert_eq!((rows.len(), rows[0].in_place.wrong, rows[1].in_place.wrong), (2, None, Some(0.0)));
+    }
+
+    #[test]
+    fn a_row_behind_half_a_line_of_another_rank_is_read() {
+        let half = "vm:13:35 [0] NCCL INFO Chan";
+        assert_one_row(&format!("{half}{PARAMETERS}\n{WARN}\nnel 00/0 : 0[0] -> 1[0]\n{OUT}{IN}"));
+        assert_one_row(&format!("{half}{PARAMETERS}{OUT}{IN}\nnel 00/0 : 0[0] -> 1[0]"));
+        assert_one_row(&format!("{PARAMETERS}\n{WARN}\n{half}{OUT}{IN}"));
+    }
+
+    #[test]
+    fn a_row_that_is_cut_anywhere_is_whole_again() {
+        let row = format!("{PARAMETERS}{OUT}{IN}");
+        for cut in 1..row.len() {
+            assert_one_row(&format!("{}{OTHER_RANK}\n{}", &row[..cut], &row[cut..]));
+        }
+    }
+
+    #[test]
+    fn a_row_that_is_never_completed_is_named() {
+        let error = |text: &str| format!("{:#}", read_all(text).unwrap_err());
+        let next = "    16777216       4194304     float     sum      -1";
+        for text in [
+            PARAMETERS.to_owned(),
+            format!("{PARAMETERS}{OUT}\n{WARN}"),
+            format!("{PARAMETERS}\n{WARN}\n{next}{OUT}{IN}"),
+            format!("{PARAMETERS}{INFO}\n# Out of bounds values : 0 OK\n"),
+        ] {
+            assert!(error(&text).contains("row of 8388608 bytes was never completed"), "{}", error(&text));
+        }
+        // The next row shows it, before the program has ended.
+        let mut table = PrintedTable::default();
+        for line in HEADING.lines().chain([PARAMETERS, WARN]) {
+            table.read(line).unwrap();
+        }
+        assert!(table.read(next).is_err());
+    }
+
+    #[test]
+    fn a_row_that_does_not_fit_its_heading_is_named() {
+        let error = |row: &str| format!("{:#}", read_all(row).unwrap_err());
+        assert!(error("  8  2  float").contains("never completed"));
+        let text = error("  8  2  float  sum  -1  x  0.00  0.00  0  12.9  0.00  0.00  0");
+        assert!(text.contains("time is \"x\""), "{text}");
+        for row in ["  8  2  float  sum  first", "  8  2  float  sum  -1  x", &format!("{PARAMETERS}{OUT}{IN}  1")] {
+            assert!(error(row).contains("does not fit its heading"), "{row}");
+        }
+        assert!(error(&format!("  8  2  float  sum  -1  -3.0  0  0  0{OUT}")).contains("time is -3"));
+    }
+
+    #[test]
+    fn a_timestamp_is_two_words() {
+        let mut table = PrintedTable::default();
+        let heading = format!("{}  timestamp", HEADING.lines().nth(1).unwrap().trim_end());
+        table.read(&heading).unwrap();
+        table.read(&format!("{PARAMETERS}{OUT}{IN}  2026-11-21 03:45:10")).unwrap();
+        assert_eq!((table.rows[0].out_of_place.time_us, table.rows[0].in_place.wrong), (1.2e6, Some(0.0)));
+    }
+
+    #[test]
+    fn without_a_heading_there_is_no_table() {
+        let mut table = PrintedTable::default();
+        let row = format!("{PARAMETERS}{OUT}{IN}");
+        assert!(table.read(&row).unwrap() == Read::Other && table.rows.is_empty());
+    }
+}

@@ -1,0 +1,85 @@
+//! The plugin's device as a rank uses it: what it reports, and how a rank connects with others.
+
+use crate::net::{Context, Handle, Listener, RecvComm, SendComm};
+use crate::ranks::activity;
+use crate::ranks::log;
+use anyhow::{Result, anyhow, ensure};
+use nccl_net_spark::abi::types::HANDLE_BYTES;
+use serde::{Deserialize, Serialize};
+use std::rc::Rc;
+
+/// The device that NCCL would use first, and of this plugin the only one.
+pub const DEVICE: i32 = 0;
+
+/// What NCCL would see of the plugin.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Network {
+    /// The network's name.
+    pub name: String,
+    /// Device 0's name.
+    pub device: String,
+    /// How many devices there are.
+    pub devices: i32,
+    /// Device 0's speed in Mb/s.
+    pub speed_mbps: i32,
+    /// What the plugin said about its merged rails while it started.
+    pub rails: Vec<String>,
+}
+
+/// The network as NCCL would see it.
+///
+/// # Errors
+/// When the plugin has no device that takes host memory.
+pub fn examine(context: &Context) -> Result<Network> {
+    let devices = context.devices()?;
+    ensure!(devices > 0, "the plugin has no device");
+    let properties = context.properties(DEVICE)?;
+    ensure!(properties.host_memory, "device {} does not take host memory", properties.name);
+    Ok(Network {
+        name: context.network(),
+        device: properties.name,
+        devices,
+        speed_mbps: properties.speed_mbps,
+        rails: log::take_rail_lines(),
+    })
+}
+
+/// Listens for `count` connections: the listeners, and their handles as they travel to the peers.
+pub fn listen(context: &Rc<Context>, count: usize) -> Result<(Vec<Listener>, Vec<Vec<u8>>)> {
+    let made = (0..count).map(|_| context.listen(DEVICE)).collect::<Result<Vec<_>>>()?;
+    Ok(made.into_iter().map(|(listener, handle)| (listener, handle.to_vec())).unzip())
+}
+
+/// Handles as they come from the peers.
+///
+/// # Errors
+/// When one has the wrong length.
+pub fn handles(bytes: Vec<Vec<u8>>) -> Result<Vec<Handle>> {
+    let handles = bytes.into_iter().map(Handle::try_from).collect::<Result<Vec<_>, _>>();
+    handles.map_err(|_| anyhow!("a handle does not have {HANDLE_BYTES} bytes"))
+}
+
+/// Connects to all `handles` and accepts from all `listeners` at the same time, as NCCL does: neither end may wait for the other.
+///
+/// # Errors
+/// The plugin's, with the number of the connection that failed.
+pub fn connect(
+    context: &Rc<Context>,
+    listeners: &[Listener],
+    mut handles: Vec<Handle>,
+) -> Result<(Vec<SendComm>, Vec<RecvComm>), (usize, anyhow::Error)> {
+    let mut sends: Vec<Option<SendComm>> = handles.iter().map(|_| None).collect();
+    let mut receives: Vec<Option<RecvComm>> = listeners.iter().map(|_| None).collect();
+    while sends.iter().any(Option::is_none) || receives.iter().any(Option::is_none) {
+        for (number, send) in sends.iter_mut().enumerate().filter(|(_, send)| send.is_none()) {
+            *send = context.connect(DEVICE, &mut handles[number]).map_err(|error| (number, error))?;
+            send.iter().for_each(|_| activity::tick());
+        }
+        for (number, receive) in receives.iter_mut().enumerate().filter(|(_, receive)| receive.is_none()) {
+            *receive = listeners[number].accept().map_err(|error| (number, error))?;
+            receive.iter().for_each(|_| activity::tick());
+        }
+        std::thread::yield_now();
+    }
+    Ok((sends.into_iter().flatten().collect(), receives.into_iter().flatten().collect()))
+}

@@ -1,0 +1,354 @@
+//! The ranks of a run as the command sees them: it starts them, gets their messages, and ends them with itself.
+
+use crate::output::watch::Watch;
+use crate::ranks::control::{self, FromRank, Sender, ToRank};
+use crate::ranks::rendezvous::Guest;
+use anyhow::{Context, Result, anyhow};
+use nix::sys::signal::Signal;
+use serde::{Serialize, Serializer};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+/// How long the command waits for more messages after the first failure, so that the cause is shown beside its consequences.
+const LAST_WORDS: Duration = Duration::from_millis(300);
+/// How long a rank that closed its control connection may take to exit.
+const EXIT: Duration = Duration::from_secs(2);
+/// A rank reports four times a second, unless it is stopped.
+const SILENCE: Duration = Duration::from_secs(3);
+
+/// All ranks. Dropping it ends those that still run.
+pub struct Job {
+    ranks: Vec<Rank>,
+    events: mpsc::Receiver<(usize, Option<FromRank>)>,
+    timeout: Duration,
+    last_progress: Instant,
+    watch: Watch,
+}
+
+/// Where a rank is.
+pub enum Seat {
+    /// A child process, with these variables added to its environment.
+    Here(Vec<(String, String)>),
+    /// A process that a launcher started and that has connected.
+    Guest(Guest),
+}
+
+struct Rank {
+    process: Process,
+    sender: Sender,
+    ticks: u64,
+    doing: String,
+    heard: Instant,
+}
+
+enum Process {
+    Ours(Child),
+    /// Its PID, and its machine.
+    Launched(u32, String),
+}
+
+/// Environment of one rank's process alone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RankEnv {
+    /// Which rank.
+    pub rank: usize,
+    /// The variable.
+    pub name: String,
+    /// Its value.
+    pub value: String,
+}
+
+impl Serialize for RankEnv {
+    /// As on the command line.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { rank, name, value } = self;
+        serializer.collect_str(&format_args!("{rank}:{name}={value}"))
+    }
+}
+
+impl RankEnv {
+    /// Parses `RANK:NAME=VALUE`.
+    ///
+    /// # Errors
+    /// The form that is allowed.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let parts =
+            text.split_once(':').and_then(|(rank, variable)| Some((rank.parse().ok()?, variable.split_once('=')?)));
+        match parts {
+            Some((rank, (name, value))) if !name.is_empty() && !text.contains('\0') => {
+                Ok(Self { rank, name: name.to_owned(), value: value.to_owned() })
+            }
+            _ => Err("RANK:NAME=VALUE, as in 0:NCCL_IB_HCA==mlx5_0".to_owned()),
+        }
+    }
+}
+
+impl Job {
+    /// Starts the ranks that are child processes, as `program`, and reads the messages of all. A run ends when no rank makes
+    /// progress for `timeout`.
+    pub fn start(program: &Path, seats: Vec<Seat>, timeout: Duration, watch: Watch) -> Result<Self> {
+        let (events_in, events) = mpsc::channel();
+        let mut job = Self { ranks: Vec::new(), events, timeout, last_progress: Instant::now(), watch };
+        for (number, seat) in seats.into_iter().enumerate() {
+            let (process, socket) = match seat {
+                Seat::Here(environment) => spawn(program, number, environment)?,
+                Seat::Guest(Guest { hello, line }) => (Process::Launched(hello.pid, hello.host), OwnedFd::from(line)),
+            };
+            let (sender, mut receiver) = control::split(socket)?;
+            let (doing, heard) = ("starting".to_owned(), Instant::now());
+            job.ranks.push(Rank { process, sender, ticks: 0, doing, heard });
+            let events = events_in.clone();
+            std::thread::spawn(move || {
+                while let Ok(Some(message)) = receiver.receive() {
+                    if events.send((number, Some(message))).is_err() {
+                        return;
+                    }
+                }
+                let _ = events.send((number, None));
+            });
+        }
+        Ok(job)
+    }
+
+    /// The PID of each rank, and its machine where that may be another one.
+    pub fn whereabouts(&self) -> impl Iterator<Item = String> {
+        self.ranks.iter().map(|rank| match &rank.process {
+            Process::Ours(process) => format!("Pid {:>6}", process.id()),
+            Process::Launched(pid, host) => format!("Pid {pid:>6} on {host}"),
+        })
+    }
+
+    /// Sends a message to every rank, and waits until all have answered; the answers are in rank order.
+    ///
+    /// # Errors
+    /// As soon as a rank fails, exits, or the run hangs: a line for each rank that reports something.
+    pub fn ask<T>(&mut self, question: impl Fn(usize) -> ToRank, answer: fn(FromRank) -> Option<T>) -> Result<Vec<T>> {
+        self.ask_some(0..self.ranks.len(), |rank| Some(question(rank)), answer)
+    }
+
+    /// The same for some ranks; one that gets no message now may answer an earlier one.
+    pub fn ask_some<T>(
+        &mut self,
+        ranks: Range<usize>,
+        question: impl Fn(usize) -> Option<ToRank>,
+        answer: impl Fn(FromRank) -> Option<T>,
+    ) -> Result<Vec<T>> {
+        let count = ranks.len();
+        self.tell(ranks, question);
+        let mut answers = BTreeMap::new();
+        while answers.len() < count {
+            let (number, message) = self.next()?;
+            match message {
+                Some(FromRank::Failed { reason }) => return Err(self.failure(number, Some(reason))),
+                None => return Err(self.failure(number, None)),
+                Some(message) => answers.extend(answer(message).map(|value| (number, value))),
+            }
+        }
+        Ok(answers.into_values().collect())
+    }
+
+    /// Waits until `end` while the ranks work.
+    pub fn wait_until(&mut self, end: Instant) -> Result<()> {
+        while let Some((number, message)) = self.next_before(Some(end))? {
+            match message {
+                Some(FromRank::Failed { reason }) => return Err(self.failure(number, Some(reason))),
+                None => return Err(self.failure(number, None)),
+                Some(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes all ranks close and exit.
+    pub fn finish(mut self) -> Result<()> {
+        self.tell(0..self.ranks.len(), |_| Some(ToRank::Finish));
+        let mut left = self.ranks.len();
+        while left > 0 {
+            let (number, message) = self.next()?;
+            match message {
+                Some(FromRank::Failed { reason }) => return Err(self.failure(number, Some(reason))),
+                None => match self.ranks[number].exit_status() {
+                    Some(status) if !status.success() => return Err(self.failure(number, None)),
+                    _ => left -= 1,
+                },
+                Some(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Sending to a rank that has exited fails; its exit arrives as an event.
+    fn tell(&mut self, ranks: Range<usize>, what: impl Fn(usize) -> Option<ToRank>) {
+        for (number, message) in ranks.filter_map(|number| Some((number, what(number)?))) {
+            let _ = self.ranks[number].sender.send(&message);
+        }
+        self.last_progress = Instant::now();
+    }
+
+    /// The next event that is not a heartbeat.
+    fn next(&mut self) -> Result<(usize, Option<FromRank>)> {
+        self.next_before(None)?.context("no event, and no end of the wait")
+    }
+
+    /// The same; none when there is none before `end`.
+    fn next_before(&mut self, end: Option<Instant>) -> Result<Option<(usize, Option<FromRank>)>> {
+        loop {
+            let left = self.timeout.saturating_sub(self.last_progress.elapsed());
+            let until_end = end.map(|end| end.saturating_duration_since(Instant::now()));
+            let (number, message) = match self.events.recv_timeout(until_end.map_or(left, |end| end.min(left))) {
+                Ok(event) => event,
+                Err(RecvTimeoutError::Timeout) if until_end.is_some_and(|end| end <= left) => return Ok(None),
+                Err(RecvTimeoutError::Timeout) => return Err(self.hung()),
+                Err(RecvTimeoutError::Disconnected) => return Err(anyhow!("all ranks have exited")),
+            };
+            let rank = &mut self.ranks[number];
+            rank.heard = Instant::now();
+            match message {
+                Some(FromRank::Beat { ticks, doing }) => {
+                    if ticks != rank.ticks {
+                        self.last_progress = rank.heard;
+                    }
+                    if number == 0 {
+                        self.watch.doing(&doing);
+                    }
+                    (rank.ticks, rank.doing) = (ticks, doing);
+                    if self.last_progress.elapsed() >= self.timeout {
+                        return Err(self.hung());
+                    }
+                }
+                message => {
+                    self.last_progress = rank.heard;
+                    return Ok(Some((number, message)));
+                }
+            }
+        }
+    }
+
+    fn hung(&self) -> anyhow::Error {
+        let doing = self.ranks.iter().enumerate().map(|(number, rank)| match rank.heard.elapsed() > SILENCE {
+            true => {
+                format!("rank {number}: not heard from for {} s, last {}", rank.heard.elapsed().as_secs(), rank.doing)
+            }
+            false => format!("rank {number}: {}", rank.doing),
+        });
+        let doing = doing.collect::<Vec<_>>().join("; ");
+        anyhow!("no progress for {} s (--timeout): {doing}", self.timeout.as_secs())
+    }
+
+    /// The error of the first rank to fail, and those of others shortly after; ranks that died come first, because the
+    /// rest is often only the consequence.
+    fn failure(&mut self, number: usize, reason: Option<String>) -> anyhow::Error {
+        let (mut died, mut failed) = (Vec::new(), Vec::new());
+        let mut note = |job: &mut Self, number: usize, reason: Option<String>| match reason {
+            Some(reason) => failed.push((number, reason)),
+            None => died.push((number, job.ranks[number].end())),
+        };
+        note(self, number, reason);
+        let until = Instant::now() + LAST_WORDS;
+        while let Ok((number, message)) = self.events.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            match message {
+                Some(FromRank::Failed { reason }) => note(self, number, Some(reason)),
+                None => note(self, number, None),
+                Some(_) => {}
+            }
+        }
+        died.append(&mut failed);
+        anyhow!(by_reason(died).join("\n"))
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        for rank in &mut self.ranks {
+            // Ranks of a launcher exit when their control connection closes.
+            if let Process::Ours(process) = &mut rank.process {
+                let _ = process.kill();
+                let _ = process.wait();
+            }
+        }
+    }
+}
+
+impl Rank {
+    /// How the process ended after it closed its control connection; it is killed if it does not exit by itself. None for one
+    /// that a launcher started: the launcher knows.
+    fn exit_status(&mut self) -> Option<ExitStatus> {
+        let Process::Ours(process) = &mut self.process else { return None };
+        let deadline = Instant::now() + EXIT;
+        loop {
+            match process.try_wait() {
+                Ok(Some(status)) => return Some(status),
+                Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(1)),
+                _ => {
+                    let _ = process.kill();
+                    return Some(process.wait().unwrap_or_default());
+                }
+            }
+        }
+    }
+
+    fn end(&mut self) -> String {
+        match (self.exit_status(), &self.process) {
+            (Some(status), _) if status.code().is_some() => format!("{} and no error message", ended(status)),
+            (Some(status), _) => ended(status),
+            (None, Process::Launched(pid, host)) => format!("process {pid} on {host} ended without an error message"),
+            (None, Process::Ours(_)) => "gone".to_owned(),
+        }
+    }
+}
+
+fn spawn(program: &Path, number: usize, environment: Vec<(String, String)>) -> Result<(Process, OwnedFd)> {
+    let (ours, theirs) = UnixStream::pair().context("make a socket pair")?;
+    let mut command = Command::new(program);
+    command.args(["rank", &number.to_string()]).stdin(Stdio::from(OwnedFd::from(theirs)));
+    // Standard output is for the table; what a plugin prints there must not come between its lines.
+    command.stdout(Stdio::from(std::io::stderr())).envs(environment);
+    let process = command.spawn().with_context(|| format!("start {}", program.display()))?;
+    Ok((Process::Ours(process), OwnedFd::from(ours)))
+}
+
+/// A line for each reason, in the order in which they came, with the ranks that have it.
+fn by_reason(failures: Vec<(usize, String)>) -> Vec<String> {
+    let mut lines: Vec<(Vec<usize>, String)> = Vec::new();
+    for (number, reason) in failures {
+        match lines.iter_mut().find(|(_, of)| *of == reason) {
+            Some((ranks, _)) => ranks.push(number),
+            None => lines.push((vec![number], reason)),
+        }
+    }
+    let line = |(mut ranks, reason): (Vec<usize>, String)| {
+        ranks.sort_unstable();
+        let (word, numbers) = (if ranks.len() == 1 { "rank" } else { "ranks" }, ranks.iter().map(usize::to_string));
+        format!("{word} {}: {reason}", numbers.collect::<Vec<_>>().join(", "))
+    };
+    lines.into_iter().map(line).collect()
+}
+
+/// How a process ended, as in "rank 1 exited with status 3".
+pub fn ended(status: ExitStatus) -> String {
+    match (status.signal(), status.code()) {
+        (Some(number), _) => match Signal::try_from(number) {
+            Ok(signal) => format!("killed by signal {number} ({signal})"),
+            Err(_) => format!("killed by signal {number}"),
+        },
+        (None, code) => format!("exited with status {}", code.unwrap_or_default()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_that_fail_alike_share_a_line() {
+        let failures = [(2, "gone"), (1, "no rail"), (0, "gone")].map(|(rank, reason)| (rank, reason.to_owned()));
+        assert_eq!(by_reason(failures.to_vec()), ["ranks 0, 2: gone", "rank 1: no rail"]);
+    }
+}

@@ -1,0 +1,379 @@
+//! How the ranks that a launcher started find each other: rank 0 listens, the others connect and say who they are. The messages of
+//! `control` then go over these connections.
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use nix::sys::socket::{setsockopt, sockopt};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+/// Where and under which name the ranks of a job meet.
+#[derive(Debug, Clone)]
+pub struct Meeting {
+    /// A name or an address of the machine of rank 0.
+    pub host: String,
+    /// The port there.
+    pub port: u16,
+    /// The same for all ranks of a job: who says another one is of another job.
+    pub job: String,
+    /// How many ranks there are.
+    pub ranks: usize,
+    /// How long rank 0 waits for the others, and they for it.
+    pub timeout: Duration,
+}
+
+/// What a rank says first.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// The program's version: the words differ between versions.
+    pub version: String,
+    /// The job that it belongs to.
+    pub job: String,
+    /// Its rank.
+    pub rank: usize,
+    /// How many ranks it thinks there are.
+    pub ranks: usize,
+    /// Its process number.
+    pub pid: u32,
+    /// Its machine, for people.
+    pub host: String,
+    /// Its machine, for comparing.
+    pub machine: String,
+}
+
+/// What it is told.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+enum Answer {
+    /// It belongs here.
+    Welcome {
+        /// What goes into its environment.
+        environment: Vec<(String, String)>,
+    },
+    /// It does not.
+    Refused {
+        /// The reason that rank 0 gives.
+        reason: String,
+    },
+}
+
+/// A rank that came.
+pub struct Guest {
+    /// What it said.
+    pub hello: Hello,
+    /// The line to it.
+    pub line: TcpStream,
+}
+
+/// More is nobody's hello.
+const LINE_MAX_BYTES: usize = 16 << 10;
+/// How long one who came may take to say who it is.
+const HELLO: Duration = Duration::from_secs(5);
+/// How often a rank knocks, and rank 0 looks whether somebody did.
+const KNOCK: Duration = Duration::from_millis(20);
+/// How long bytes may stay without an acknowledgement before the other machine counts as gone.
+const UNACKNOWLEDGED_MS: u32 = 30_000;
+
+/// A door for a job.
+pub struct Door {
+    listener: TcpListener,
+    meeting: Meeting,
+}
+
+impl Door {
+    /// Opens it, on rank 0.
+    ///
+    /// # Errors
+    /// When the host has no such name, or the port is taken.
+    pub fn open(meeting: Meeting) -> Result<Self> {
+        let Meeting { host, port, .. } = &meeting;
+        let loopback = addresses(host, *port)?.iter().all(|address| address.ip().is_loopback());
+        // A name of this machine may mean another address here than elsewhere: whoever can reach the port may knock.
+        let opened = match loopback && host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback()) {
+            true => TcpListener::bind((host.as_str(), *port)),
+            false => TcpListener::bind((Ipv6Addr::UNSPECIFIED, *port))
+                .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, *port))),
+        };
+        let listener = opened.map_err(|error| {
+            let hint = match error.kind() {
+                ErrorKind::AddrInUse => "; --rendezvous HOST:PORT sets another one, the same on every rank",
+                _ => "",
+            };
+            anyhow!("rank 0 cannot listen on port {port} for the other ranks: {error}{hint}")
+        })?;
+        listener.set_nonblocking(true).context("set the rendezvous port")?;
+        Ok(Self { listener, meeting })
+    }
+
+    /// Waits until all other ranks have come, in rank order. `environment` is what a rank gets for its environment, or
+    /// why it cannot take part.
+    ///
+    /// # Errors
+    /// When one does not come in time, or cannot take part.
+    pub fn gather(self, environment: impl Fn(&Hello) -> Result<Vec<(String, String)>>) -> Result<Vec<Guest>> {
+        let deadline = Instant::now() + self.meeting.timeout;
+        let (guests_in, arrivals) = mpsc::channel();
+        let (mut guests, mut refused) = (BTreeMap::new(), Vec::new());
+        while guests.len() + 1 < self.meeting.ranks {
+            match self.listener.accept() {
+                Ok((line, address)) => {
+                    let guests_in = guests_in.clone();
+                    // A stranger who says nothing holds up nobody.
+                    std::thread::spawn(move || {
+                        if let Ok(hello) = listen_to(&line) {
+                            let _ = guests_in.send((hello, line, address));
+                        }
+                    });
+                    continue;
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => bail!("wait for the other ranks: {error}"),
+            }
+            let Ok((hello, line, address)) = arrivals.recv_timeout(KNOCK) else {
+                ensure!(Instant::now() < deadline, "{}", self.missing(&guests, &refused));
+                continue;
+            };
+            if let Some(reason) = self.objection(&hello, &guests) {
+                refused.push(format!("{address} was refused: {reason}"));
+                let _ = say(&line, &Answer::Refused { reason });
+                continue;
+            }
+            let environment = environment(&hello).inspect_err(|error| {
+                let _ = say(&line, &Answer::Refused { reason: format!("{error:#}") });
+            })?;
+            let told = say(&line, &Answer::Welcome { environment });
+            told.with_context(|| format!("rank {} ({}) is gone", hello.rank, hello.host))?;
+            settle(&line)?;
+            guests.insert(hello.rank, Guest { hello, line });
+        }
+        Ok(guests.into_values().collect())
+    }
+
+    fn objection(&self, hello: &Hello, guests: &BTreeMap<usize, Guest>) -> Option<String> {
+        let Meeting { job, ranks, .. } = &self.meeting;
+        let version = env!("CARGO_PKG_VERSION");
+        if hello.version != version {
+            return Some(format!("it runs nccl-spark {}, rank 0 runs {version}", hello.version));
+        }
+        if hello.job != *job {
+            return Some(format!("it belongs to the job {:?}, rank 0 to {job:?}", hello.job));
+        }
+        if hello.ranks != *ranks {
+            return Some(format!("it expects {} ranks, rank 0 expects {ranks}", hello.ranks));
+        }
+        if hello.rank == 0 || hello.rank >= *ranks {
+            return Some(format!("it is rank {}, and ranks 1 to {} connect", hello.rank, ranks - 1));
+        }
+        guests.get(&hello.rank).map(|guest| {
+            format!("rank {} has connected already, as PID {} on {}", hello.rank, guest.hello.pid, guest.hello.host)
+        })
+    }
+
+    fn missing(&self, guests: &BTreeMap<usize, Guest>, refused: &[String]) -> String {
+        let Meeting { host, port, ranks, timeout, .. } = &self.meeting;
+        let missing = (1..*ranks).filter(|rank| !guests.contains_key(rank)).map(|rank| rank.to_string());
+        let missing = missing.collect::<Vec<_>>().join(", ");
+        let mut text = format!(
+            "rank 0 waited {} s at {host}:{port}; of ranks 1 to {} did not connect: {missing}; --rendezvous HOST:PORT sets \
+             another place, -r N starts all ranks on this machine",
+            timeout.as_secs(),
+            ranks - 1
+        );
+        refused.iter().take(4).for_each(|line| text += &format!("\n{line}"));
+        text
+    }
+}
+
+/// Goes to where rank 0 listens; the line to it, and what it wants in this rank's environment.
+///
+/// # Errors
+/// When it is not there in time, or does not want this one.
+pub fn join(meeting: &Meeting, hello: &Hello) -> Result<(TcpStream, Vec<(String, String)>)> {
+    let deadline = Instant::now() + meeting.timeout;
+    let line = knock(meeting, deadline)?;
+    say(&line, hello).context("write to rank 0")?;
+    // It answers once it has time: what it waits for are others like this one.
+    let left = deadline.saturating_duration_since(Instant::now()).max(HELLO);
+    line.set_read_timeout(Some(left)).context("set the line to rank 0")?;
+    let answer = hear(&line).with_context(|| format!("no answer from rank 0 at {}:{}", meeting.host, meeting.port));
+    match answer? {
+        Answer::Refused { reason } => bail!("rank 0 at {}:{} refused this rank: {reason}", meeting.host, meeting.port),
+        Answer::Welcome { environment } => {
+            settle(&line)?;
+            Ok((line, environment))
+        }
+    }
+}
+
+fn knock(meeting: &Meeting, deadline: Instant) -> Result<TcpStream> {
+    let Meeting { host, port, timeout, .. } = meeting;
+    loop {
+        // Names may come up later than ranks do.
+        let tried = addresses(host, *port).and_then(|addresses| {
+            let mut last = anyhow!("no address");
+            for address in addresses {
+                let left = deadline.saturating_duration_since(Instant::now()).max(KNOCK);
+                match TcpStream::connect_timeout(&address, left) {
+                    Ok(line) => return Ok(line),
+                    Err(error) => last = error.into(),
+                }
+            }
+            Err(last)
+        });
+        match tried {
+            Ok(line) => return Ok(line),
+            Err(error) if Instant::now() >= deadline => {
+                bail!(
+                    "rank 0 was not found at {host}:{port} in {} s ({error:#}); --rendezvous HOST:PORT sets another \
+                     place, the same on every rank",
+                    timeout.as_secs()
+                );
+            }
+            Err(_) => std::thread::sleep(KNOCK),
+        }
+    }
+}
+
+fn addresses(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
+    let found = (host, port).to_socket_addrs().with_context(|| format!("look up the host {host}"))?;
+    Ok(found.collect())
+}
+
+fn listen_to(line: &TcpStream) -> Result<Hello> {
+    line.set_nonblocking(false)?;
+    line.set_read_timeout(Some(HELLO))?;
+    line.set_write_timeout(Some(HELLO))?;
+    hear(line)
+}
+
+fn say(mut line: &TcpStream, what: &impl Serialize) -> Result<()> {
+    let mut text = serde_json::to_vec(what)?;
+    text.push(b'\n');
+    Ok(line.write_all(&text)?)
+}
+
+/// One line and not a byte more: what follows belongs to whoever gets the socket.
+fn hear<T: DeserializeOwned>(mut line: &TcpStream) -> Result<T> {
+    let mut text = Vec::new();
+    loop {
+        let mut byte = [0];
+        line.read_exact(&mut byte)?;
+        if byte[0] == b'\n' {
+            return Ok(serde_json::from_slice(&text)?);
+        }
+        ensure!(text.len() < LINE_MAX_BYTES, "a line of more than {LINE_MAX_BYTES} bytes");
+        text.push(byte[0]);
+    }
+}
+
+/// From here on the line may be silent for as long as it likes, but not swallow what it is given.
+fn settle(line: &TcpStream) -> Result<()> {
+    let set = || -> std::io::Result<()> {
+        line.set_read_timeout(None)?;
+        line.set_write_timeout(None)?;
+        line.set_nodelay(true)?;
+        setsockopt(line, sockopt::TcpUserTimeout, &UNACKNOWLEDGED_MS)?;
+        Ok(())
+    };
+    set().context("set the line between the ranks")
+}
+
+/// Parses `HOST:PORT`.
+///
+/// # Errors
+/// The form that is allowed.
+pub fn parse_place(text: &str) -> Result<(String, u16), String> {
+    let parts =
+        text.rsplit_once(':').and_then(|(host, port)| Some((host.trim_matches(['[', ']']), port.parse().ok()?)));
+    match parts {
+        Some((host, port)) if !host.is_empty() && port > 0 => Ok((host.to_owned(), port)),
+        _ => Err("HOST:PORT, as in spark-1:29501".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn meeting(port: u16, ranks: usize, timeout_ms: u64) -> Meeting {
+        let timeout = Duration::from_millis(timeout_ms);
+        Meeting { host: "127.0.0.1".into(), port, job: "test".into(), ranks, timeout }
+    }
+
+    fn hello(rank: usize, ranks: usize) -> Hello {
+        Hello {
+            version: env!("CARGO_PKG_VERSION").into(),
+            job: "test".into(),
+            rank,
+            ranks,
+            pid: 1,
+            host: "here".into(),
+            machine: "m".into(),
+        }
+    }
+
+    fn open(ranks: usize, timeout_ms: u64) -> (Door, u16) {
+        let door = Door::open(meeting(0, ranks, timeout_ms)).unwrap();
+        let port = door.listener.local_addr().unwrap().port();
+        (door, port)
+    }
+
+    #[test]
+    fn ranks_come_in_any_order_and_strangers_are_sent_away() {
+        let (door, port) = open(3, 20_000);
+        let silent = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let gathering = std::thread::spawn(move || door.gather(|hello| Ok(vec![("A".into(), hello.rank.to_string())])));
+        let refused = |hello: Hello, why: &str| {
+            let error = join(&meeting(port, 3, 20_000), &hello).unwrap_err().to_string();
+            assert!(error.contains("refused this rank") && error.contains(why), "{error}");
+        };
+        refused(Hello { job: "other".into(), ..hello(1, 3) }, "belongs to the job \"other\"");
+        refused(Hello { version: "0".into(), ..hello(1, 3) }, "runs nccl-spark 0");
+        refused(hello(1, 4), "expects 4 ranks");
+        refused(hello(3, 3), "rank 3");
+        refused(hello(0, 3), "rank 0");
+        let two = join(&meeting(port, 3, 20_000), &hello(2, 3)).unwrap();
+        refused(hello(2, 3), "has connected already");
+        let one = join(&meeting(port, 3, 20_000), &hello(1, 3)).unwrap();
+        assert_eq!((&one.1[0].1, &two.1[0].1), (&"1".to_owned(), &"2".to_owned()));
+        let guests = gathering.join().unwrap().unwrap();
+        assert_eq!(guests.iter().map(|guest| guest.hello.rank).collect::<Vec<_>>(), [1, 2]);
+        // What is said next is not lost.
+        say(&guests[0].line, &"next").unwrap();
+        assert_eq!(hear::<String>(&one.0).unwrap(), "next");
+        drop(silent);
+    }
+
+    #[test]
+    fn who_does_not_come_is_named() {
+        let (door, port) = open(3, 300);
+        let waiting = std::thread::spawn(move || door.gather(|_| Ok(Vec::new())));
+        let one = join(&meeting(port, 3, 20_000), &hello(1, 3)).unwrap();
+        let error = waiting.join().unwrap().map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("did not connect: 2;") && error.contains("--rendezvous"), "{error}");
+        drop(one);
+    }
+
+    #[test]
+    fn one_that_cannot_take_part_ends_the_meeting_and_hears_why() {
+        let (door, port) = open(2, 20_000);
+        let waiting = std::thread::spawn(move || door.gather(|_| bail!("another machine")));
+        let error = join(&meeting(port, 2, 20_000), &hello(1, 2)).unwrap_err().to_string();
+        assert!(error.contains("another machine"), "{error}");
+        assert!(waiting.join().unwrap().is_err());
+    }
+
+    #[test]
+    fn a_rank_0_that_is_not_there_is_told() {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let error = join(&meeting(port, 2, 200), &hello(1, 2)).unwrap_err().to_string();
+        assert!(error.contains(&format!("127.0.0.1:{port}")) && error.contains("refused"), "{error}");
+        let (door, port) = open(2, 200);
+        let error = Door::open(meeting(port, 2, 200)).map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("in use") && error.contains("--rendezvous"), "{error}");
+        drop(door);
+    }
+}

@@ -1,0 +1,120 @@
+//! How the ranks of a run are started: all by this process, or each by a launcher.
+
+use crate::fabric::{Fabric, Kind};
+use crate::output;
+use crate::ranks::job::{RankEnv, Seat};
+use crate::ranks::launch::World;
+use crate::ranks::rendezvous::{self, Door, Hello, Meeting};
+use anyhow::{Context, Result, bail, ensure};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// How long ranks wait for each other, unless a run's time limit is shorter.
+const MEETING: Duration = Duration::from_secs(60);
+
+/// Where a launcher's ranks meet: `given` (host and port), else what the launcher passes.
+///
+/// # Errors
+/// When neither is there.
+pub fn meeting(world: &World, given: Option<(String, u16)>, timeout: Duration) -> Result<Meeting> {
+    let Some((host, port)) = given.or_else(|| world.place.clone()) else {
+        bail!(
+            "{} started ranks on several machines and does not say where rank 0 is: add --rendezvous HOST:PORT with the \
+             host of rank 0 and a free port on it",
+            world.launcher
+        );
+    };
+    Ok(Meeting { host, port, job: world.job.clone(), ranks: world.ranks, timeout: timeout.min(MEETING) })
+}
+
+/// All ranks as processes of this one.
+pub fn all_here(ranks: usize, fabric: &Fabric, rank_env: &[RankEnv]) -> Vec<Seat> {
+    (0..ranks).map(|rank| Seat::Here(environment(fabric.environment(rank), rank, rank_env))).collect()
+}
+
+/// Rank 0 as a process of this one, the others as they connect.
+///
+/// # Errors
+/// When not all connect in time, or one cannot take part.
+pub fn with_guests(meeting: Meeting, fabric: &Fabric, rank_env: &[RankEnv]) -> Result<Vec<Seat>> {
+    let here = machine()?;
+    let guests = Door::open(meeting)?.gather(|hello: &Hello| {
+        ensure!(
+            fabric.kind == Kind::Verbs || hello.machine == here,
+            "rank {} is on another machine ({}): the software fabric connects processes of one machine only; use RDMA \
+             devices with --fabric verbs",
+            hello.rank,
+            hello.host
+        );
+        Ok(fabric.environment(hello.rank))
+    })?;
+    let mut seats = vec![Seat::Here(environment(fabric.environment(0), 0, rank_env))];
+    seats.extend(guests.into_iter().map(Seat::Guest));
+    Ok(seats)
+}
+
+/// Connects to rank 0, and returns the command that becomes the rank that the launcher started this process as.
+///
+/// # Errors
+/// When rank 0 is not found, or refuses it.
+pub fn rank_command(
+    world: &World,
+    meeting: &Meeting,
+    plugin: &Path,
+    rank_env: &[RankEnv],
+    program: &Path,
+) -> Result<Command> {
+    let joined = rendezvous::join(meeting, &hello(world)?);
+    let (line, wanted) = joined.with_context(|| format!("rank {}", world.rank))?;
+    let mut command = Command::new(program);
+    command.args(["rank", &world.rank.to_string(), "--launched", "--plugin"]).arg(plugin);
+    command.stdin(Stdio::from(OwnedFd::from(line)));
+    command.stdout(Stdio::from(std::io::stderr()));
+    command.envs(environment(wanted, world.rank, rank_env));
+    Ok(command)
+}
+
+/// What this process tells rank 0 about itself.
+pub fn hello(world: &World) -> Result<Hello> {
+    Ok(Hello {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        job: world.job.clone(),
+        rank: world.rank,
+        ranks: world.ranks,
+        pid: std::process::id(),
+        host: host(),
+        machine: machine()?,
+    })
+}
+
+/// Replaces this process by the command, or starts it beside this one. It ends when its control connection does.
+pub fn become_or_start(mut command: Command, become_it: bool) -> Result<()> {
+    let program = command.get_program().to_owned();
+    let started = match become_it {
+        true => Err(command.exec()),
+        false => command.spawn().map(|_| ()),
+    };
+    started.with_context(|| format!("start {}", program.display()))
+}
+
+fn environment(mut base: Vec<(String, String)>, rank: usize, rank_env: &[RankEnv]) -> Vec<(String, String)> {
+    base.extend(output::nccl_debug().map(|level| ("NCCL_DEBUG".to_owned(), level.to_owned())));
+    base.extend(rank_env.iter().filter(|env| env.rank == rank).map(|env| (env.name.clone(), env.value.clone())));
+    base
+}
+
+/// The machine's name.
+pub fn host() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname");
+    name.map_or_else(|_| "an unknown machine".to_owned(), |name| name.trim().to_owned())
+}
+
+/// The kernel's boot id, which no two machines share.
+pub fn machine() -> Result<String> {
+    const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+    let id = std::fs::read_to_string(BOOT_ID).with_context(|| format!("read {BOOT_ID}"))?;
+    Ok(id.trim().to_owned())
+}

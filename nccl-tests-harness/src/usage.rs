@@ -1,0 +1,39 @@
+//! Mistakes on the command line: how a command reports one, and how it is printed.
+
+use clap::Command;
+use clap::error::ErrorKind;
+
+/// A mistake on the command line. It names the program's usage, as clap's own errors do.
+pub fn wrong(text: impl std::fmt::Display) -> clap::Error {
+    Command::new("nccl-spark").override_usage("nccl-spark [OPTIONS] <COMMAND>").error(ErrorKind::ValueValidation, text)
+}
+
+/// What is wrong with a command line, in one line.
+pub fn one_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let lines =
+        text.lines().map(str::trim).take_while(|line| !line.starts_with("For more") && !line.starts_with("Usage:"));
+    let lines = lines.filter(|line| !line.is_empty()).map(plain);
+    lines.collect::<Vec<_>>().join(" ").trim_start_matches("error: ").to_owned()
+}
+
+/// A line of clap's with what is allowed said plainly: "0 is not in 1..=4294967295" becomes "must be at least 1".
+fn plain(line: &str) -> String {
+    let range = line.rsplit_once(": ").and_then(|(before, reason)| {
+        let (value, range) = reason.split_once(" is not in ")?;
+        let (least, most) = range.split_once("..=")?;
+        Some((before, value.parse::<i128>().ok()?, least.parse::<i128>().ok()?, most.parse::<i128>().ok()?))
+    });
+    if let Some((before, value, least, most)) = range {
+        // Options without a greatest value of their own have that of their type.
+        let is_open = most >= i128::from(u32::MAX);
+        return match () {
+            () if least == most => format!("{before}: must be {least}"),
+            () if is_open && value < least => format!("{before}: must be at least {least}"),
+            () if is_open => format!("{before}: must be at most {most}"),
+            () => format!("{before}: must be {least} to {most}"),
+        };
+    }
+    let too_large = "number too large to fit in target type";
+    line.replace("invalid digit found in string", "must be a whole number").replace(too_large, "too large a number")
+}
