@@ -1,4 +1,4 @@
-//! One log line for an event, whatever the number of connections that it meets (`comm/events.rs`): by themselves in virtual time, and
+//! One log line for an event, whatever the number of connections that it meets (`comm/log/`): by themselves in virtual time, and
 //! with connections over the software fabric.
 
 mod common;

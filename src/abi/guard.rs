@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[inline(always)]
 pub(super) fn call<'a>(name: &'static str, body: impl FnOnce(&Scope<'a>) -> Quick<()>) -> NcclResult {
     let scope = Scope { health: Cell::new(None) };
-    // A comm that a panic left half-changed is never entered again, by a call nor by the service thread (`comm/owner.rs`), so nothing
+    // A comm that a panic left half-changed is never entered again, by a call nor by the service thread (`comm/datapath/try_cell.rs`), so nothing
     // sees its broken state.
     match catch_unwind(AssertUnwindSafe(|| body(&scope))) {
         Ok(Ok(())) => NcclResult::SUCCESS,

@@ -19,7 +19,9 @@ mod properties;
 mod tuner_calls;
 mod tuner_handles;
 mod tuner_tables;
+mod tuner_types;
 pub mod types;
 
 pub use net_tables::*;
 pub use tuner_tables::*;
+pub use tuner_types::*;

@@ -7,7 +7,7 @@ use super::guard::{self, Scope};
 use super::handles::Out;
 use super::logger;
 use super::tuner_handles;
-use super::tuner_tables::{NvlDomainInfo, TunerConstants};
+use super::tuner_types::{NvlDomainInfo, TunerConstants};
 use super::types::{DebugLogger, NcclResult};
 use crate::error::{Error, Quick};
 use crate::plugin;

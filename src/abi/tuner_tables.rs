@@ -1,10 +1,10 @@
-//! NCCL's interface for tuner plugins, `ncclTuner_v4_t` to `ncclTuner_v6_t`, and the tables that NCCL looks up.
+//! The tables of the tuner interface that NCCL looks up, and what turns their arguments into those of `tuner_calls`.
 
 use super::tuner_calls;
+use super::tuner_types::{Tuner, TunerMoreV6, TunerV4, TunerV5, TunerV6};
 use super::types::{DebugLogger, NcclResult};
 use crate::plugin;
-use crate::tuner::{ALGORITHMS, PROTOCOLS};
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::c_void;
 
 /// What NCCL looks up by name.
 #[unsafe(no_mangle)]
@@ -21,37 +21,6 @@ pub static ncclTunerPlugin_v5: TunerV5 = table(tuner_calls::init_named, ());
 #[allow(non_upper_case_globals)]
 pub static ncclTunerPlugin_v6: TunerV6 = table(tuner_calls::init_named, TunerMoreV6 { get_chunk_size: None });
 
-/// `ncclTuner_v4_t`, and what every later version begins with.
-#[derive(Debug)]
-#[repr(C)]
-pub struct Tuner<Init, More> {
-    /// The tuner's name.
-    pub name: *const c_char,
-    /// Makes a context for one communicator.
-    pub init: Option<Init>,
-    /// Changes what NCCL takes a collective's algorithms and protocols to cost, and the number of channels.
-    pub get_coll_info: Option<GetCollInfo>,
-    /// Gives the context back; v4 calls it `destroy`.
-    pub finalize: Option<TunerFinalize>,
-    /// What later versions have more.
-    pub more: More,
-}
-
-/// `ncclTuner_v4_t`, NCCL 2.24 to 2.27.
-pub type TunerV4 = Tuner<TunerInitV4, ()>;
-/// `ncclTuner_v5_t`, NCCL 2.28 and 2.29: `init` names the communicator.
-pub type TunerV5 = Tuner<TunerInitV5, ()>;
-/// `ncclTuner_v6_t`, NCCL 2.30: `getChunkSize` is new.
-pub type TunerV6 = Tuner<TunerInitV5, TunerMoreV6>;
-
-/// The end of `ncclTuner_v6_t`.
-#[derive(Debug)]
-#[repr(C)]
-pub struct TunerMoreV6 {
-    /// NULL: NCCL's own chunk size is used (`calcCollChunking`, enqueue.cc).
-    pub get_chunk_size: Option<GetChunkSize>,
-}
-
 const fn table<Init, More>(init: Init, more: More) -> Tuner<Init, More> {
     Tuner {
         name: plugin::NETWORK_NAME.as_ptr(),
@@ -62,9 +31,6 @@ const fn table<Init, More>(init: Init, more: More) -> Tuner<Init, More> {
     }
 }
 
-// SAFETY: as for the network's tables.
-unsafe impl<Init: Sync, More: Sync> Sync for Tuner<Init, More> {}
-
 unsafe extern "C" fn init_v4(
     ranks: usize,
     nodes: usize,
@@ -73,74 +39,4 @@ unsafe extern "C" fn init_v4(
 ) -> NcclResult {
     // SAFETY: NCCL passes what this version of the interface says, and `tuner_calls` asks for nothing more.
     unsafe { tuner_calls::init(context, None, ranks, nodes, log) }
-}
-
-/// A tuner's `init`.
-pub type TunerInitV4 =
-    unsafe extern "C" fn(ranks: usize, nodes: usize, log: Option<DebugLogger>, context: *mut *mut c_void) -> NcclResult;
-/// A tuner's `init` that names the communicator.
-pub type TunerInitV5 = unsafe extern "C" fn(
-    context: *mut *mut c_void,
-    comm_id: u64,
-    ranks: usize,
-    nodes: usize,
-    log: Option<DebugLogger>,
-    nvl_domain_info: *mut NvlDomainInfo,
-    constants: *mut TunerConstants,
-) -> NcclResult;
-/// A tuner's `getCollInfo`.
-pub type GetCollInfo = unsafe extern "C" fn(
-    context: *mut c_void,
-    coll_type: c_int,
-    bytes: usize,
-    num_pipe_ops: c_int,
-    coll_cost_table: *mut *mut f32,
-    num_algo: c_int,
-    num_proto: c_int,
-    reg_buff: c_int,
-    channels: *mut c_int,
-) -> NcclResult;
-/// A tuner's `finalize`, in v4 `destroy`.
-pub type TunerFinalize = unsafe extern "C" fn(context: *mut c_void) -> NcclResult;
-/// A tuner's `getChunkSize`, since v6.
-pub type GetChunkSize = unsafe extern "C" fn(
-    context: *mut c_void,
-    coll_type: c_int,
-    bytes: usize,
-    algo: c_int,
-    proto: c_int,
-    channels: c_int,
-    chunk_size: *mut usize,
-) -> NcclResult;
-
-/// `ncclNvlDomainInfo_v5_t` and `_v6_t`: the NVLink domains of a communicator. A Spark has none; the tuner does not read it.
-#[derive(Debug)]
-#[repr(C)]
-pub struct NvlDomainInfo {
-    /// How many there are.
-    pub n_nvl_domains: c_int,
-    /// Ranks of the smallest one.
-    pub min_ranks_per_nvl_domain: c_int,
-    /// Ranks of the largest one.
-    pub max_ranks_per_nvl_domain: c_int,
-}
-
-/// `ncclTunerConstants_v5_t` and `_v6_t`: what NCCL's cost model computes with. The tuner changes costs, not the model.
-#[derive(Debug)]
-#[repr(C)]
-pub struct TunerConstants {
-    /// By algorithm and protocol, in microseconds.
-    pub base_latencies: [[f64; PROTOCOLS]; ALGORITHMS],
-    /// By link, algorithm and protocol, in microseconds.
-    pub hw_latencies: [[[f64; PROTOCOLS]; ALGORITHMS]; 3],
-    /// By GPU generation and number of nodes, in GB/s, as those below.
-    pub ll_max_bws: [[f64; 3]; 4],
-    /// LL128 over a ring, for each channel.
-    pub per_ch_max_ring_ll128_bws: [[f64; 3]; 4],
-    /// LL128 over trees.
-    pub per_ch_max_tree_ll128_bws: [[f64; 3]; 4],
-    /// Simple over trees.
-    pub per_ch_max_tree_bws: [[f64; 3]; 4],
-    /// Trees above NVLink SHARP.
-    pub per_ch_max_nvls_tree_bws: [[f64; 3]; 4],
 }

@@ -6,7 +6,7 @@
 //! **Every rank must decide alike, or the job hangs**: one rank in LL and its peer in Simple wait for each other. So a decision rests on
 //! what is the same everywhere: the collective, the number of ranks and nodes, the bytes, the table. What a host decides for itself
 //! (whether the tuner acts, and by which table) is a [`Policy`]; its hash is in the handshake of each connection, which refuses a peer
-//! with another one (`comm/listen.rs`).
+//! with another one (`comm/setup/negotiate.rs`).
 //!
 //! Promises: an entry of NCCL's cost table that is disabled (negative) stays so; nothing is changed where no row holds; a decision
 //! allocates nothing and takes no lock. It is pure: no I/O, no environment, no clock. The C side is `abi/tuner_*`.
