@@ -95,7 +95,7 @@ impl Channel {
     /// Queues a message and sends what the socket takes.
     ///
     /// # Errors
-    /// [`Error::Remote`] when the channel is broken.
+    /// [`Error::Network`] when the channel is broken.
     pub fn send(&mut self, message: &Message) -> Result<()> {
         self.outbox.extend_from_slice(&message.encode());
         self.push().map_err(|e| Error::Network(self.broken(&e)))
@@ -135,7 +135,7 @@ impl Channel {
     /// nothing. Never keeps more than the largest message and a little.
     ///
     /// # Errors
-    /// [`Error::Remote`] when the peer speaks something else.
+    /// [`Error::Protocol`] when the peer speaks something else.
     pub fn receive(&mut self) -> Result<Received> {
         let mut end = self.push().err();
         while self.inbox.len() < HEADER_BYTES + MAX_BODY_BYTES {

@@ -65,26 +65,19 @@ impl<P: DataPath> Endpoint<P> {
 }
 
 impl SendComm {
-    /// Starts to send `bytes` at `addr`; its request number, or `None` when the receiver has not yet granted a
-    /// receive for `tag` or there is no room: try again.
+    /// As [`SendPath::isend`]. The answer is "not yet" while the service thread has the data path.
     ///
     /// # Errors
-    /// [`Error::Argument`] when the memory is not registered; [`Error::Usage`] when the receive is smaller than the
-    /// send; else why the connection has failed.
-    ///
-    /// [`Error::Argument`]: crate::error::Error::Argument
-    /// [`Error::Usage`]: crate::error::Error::Usage
+    /// As there.
     #[inline(always)]
     pub fn isend(&self, addr: u64, bytes: usize, tag: i32, memory: &Registration) -> Quick<Option<u16>> {
         self.enter(None, |path, context| path.isend(context, addr, bytes, tag, memory))
     }
 
-    /// The size of a finished send; `None` while it runs.
+    /// As [`SendPath::test`]. The answer is "not yet" while the service thread has the data path.
     ///
     /// # Errors
-    /// [`Error::Argument`] when there is no such request; else why the connection has failed.
-    ///
-    /// [`Error::Argument`]: crate::error::Error::Argument
+    /// As there.
     #[inline(always)]
     pub fn test(&self, request: u16) -> Quick<Option<u64>> {
         self.enter(None, |path, context| path.test(context, request))
@@ -92,24 +85,19 @@ impl SendComm {
 }
 
 impl RecvComm {
-    /// Grants a receive of 1 to [`PARTS`](crate::wire::PARTS) buffers; its request number, or `None` while there is no room: try
-    /// again. An `optional` receive is reported done at once; its caller looks at the bytes themselves.
+    /// As [`RecvPath::irecv`]. The answer is "not yet" while the service thread has the data path.
     ///
     /// # Errors
-    /// [`Error::Argument`] when the memory is not registered or the group too large; else why the connection has failed.
-    ///
-    /// [`Error::Argument`]: crate::error::Error::Argument
+    /// As there.
     #[inline(always)]
     pub fn irecv(&self, parts: &[RecvPart<'_>], optional: bool) -> Quick<Option<u16>> {
         self.enter(None, |path, context| path.irecv(context, parts, optional))
     }
 
-    /// Whether a receive is finished; then `tell` is called with the size of each buffer, by its place in the group.
+    /// As [`RecvPath::test`]. The answer is "not yet" while the service thread has the data path.
     ///
     /// # Errors
-    /// [`Error::Argument`] when there is no such request; else why the connection has failed.
-    ///
-    /// [`Error::Argument`]: crate::error::Error::Argument
+    /// As there.
     #[inline(always)]
     pub fn test(&self, request: u16, tell: impl FnMut(usize, u64)) -> Quick<bool> {
         self.enter(false, |path, context| path.test(context, request, tell))

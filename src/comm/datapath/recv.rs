@@ -81,10 +81,11 @@ impl RecvPath {
         }
     }
 
-    /// As [`RecvComm::irecv`].
+    /// Grants a receive of 1 to [`PARTS`] buffers; its request number, or `None` while there is no room: try
+    /// again. An `optional` receive is reported done at once; its caller looks at the bytes themselves.
     ///
     /// # Errors
-    /// As there.
+    /// [`Error::Argument`] when the memory is not registered or the group too large; else why the connection has failed.
     #[inline(always)]
     pub fn irecv(&mut self, context: &PathContext, parts: &[RecvPart<'_>], optional: bool) -> Quick<Option<u16>> {
         self.status.check()?;
@@ -182,10 +183,10 @@ impl RecvPath {
         }))
     }
 
-    /// As [`RecvComm::test`].
+    /// Whether a receive is finished; then `tell` is called with the size of each buffer, by its place in the group.
     ///
     /// # Errors
-    /// As there.
+    /// [`Error::Argument`] when there is no such request; else why the connection has failed.
     #[inline(always)]
     pub fn test(&mut self, context: &PathContext, request: u16, mut tell: impl FnMut(usize, u64)) -> Quick<bool> {
         match self.receives.test(request, &mut tell) {

@@ -95,10 +95,12 @@ impl SendPath {
         }
     }
 
-    /// As [`SendComm::isend`].
+    /// Starts to send `bytes` at `addr`; its request number, or `None` when the receiver has not yet granted a
+    /// receive for `tag` or there is no room: try again.
     ///
     /// # Errors
-    /// As there.
+    /// [`Error::Argument`] when the memory is not registered; [`Error::Usage`] when the receive is smaller than the
+    /// send; else why the connection has failed.
     #[inline(always)]
     pub fn isend(
         &mut self,
@@ -312,10 +314,10 @@ impl SendPath {
         }
     }
 
-    /// As [`SendComm::test`].
+    /// The size of a finished send; `None` while it runs.
     ///
     /// # Errors
-    /// As there.
+    /// [`Error::Argument`] when there is no such request; else why the connection has failed.
     #[inline(always)]
     pub fn test(&mut self, context: &PathContext, request: u16) -> Quick<Option<u64>> {
         match self.sends.test(request) {
