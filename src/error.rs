@@ -3,7 +3,7 @@
 use std::any::Any;
 
 /// What a call of the plugin failed with. The text is for a person: it names the thing at fault and what is allowed.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// A setting of the environment is unknown or malformed.
     #[error("{name}={} is not usable: {allowed}", shortened(value))]

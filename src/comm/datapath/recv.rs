@@ -356,7 +356,7 @@ fn arrive(
         Ok(Arrival::Whole) => Found::Something,
         Ok(Arrival::Part) => Found::InPart,
         Ok(Arrival::Stale) => stale(context, completion),
-        Err(violation) => return Err(Box::new(Fault::Fatal(broken_protocol(&context.peer, &violation).to_string()))),
+        Err(violation) => return Err(Box::new(Fault::Violation(broken_protocol(&context.peer, &violation)))),
     };
     lane.used_receive(id.queue()).map_err(Fault::of_refusal)?;
     Ok(found)
@@ -408,7 +408,7 @@ fn failed(lane: &mut Lane, context: &PathContext, completion: &Completion) -> Bo
 #[inline(never)]
 fn without_immediate(context: &PathContext) -> Box<Fault> {
     let what = "message without immediate data, or SEND in place of RDMA WRITE";
-    Box::new(Fault::Fatal(broken_protocol(&context.peer, &what).to_string()))
+    Box::new(Fault::Violation(broken_protocol(&context.peer, &what)))
 }
 
 #[cold]

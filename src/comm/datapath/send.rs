@@ -149,7 +149,7 @@ impl SendPath {
             Ok(None) => {
                 return self.stalled(context, "a send without a matching receive", send.bytes as usize).map(|()| None);
             }
-            Err(violation) => return Err(self.end(Box::new(broken_protocol(&context.peer, &violation)))),
+            Err(violation) => return Err(self.end(Error::Protocol(broken_protocol(&context.peer, &violation)).into())),
         };
         if send.bytes > head.room_bytes.min(self.most_bytes) {
             return Err(too_large(&context.peer, send.bytes, send.tag, head.room_bytes, self.most_bytes));
