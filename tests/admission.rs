@@ -417,7 +417,7 @@ fn a_control_channel_that_speaks_something_else_ends_in_an_error_that_says_so() 
 }
 
 #[test]
-fn letters_that_mean_nothing_are_passed_over() {
+fn frames_that_mean_nothing_are_passed_over() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
     let (met, mut taken) = tapped(&hosts);

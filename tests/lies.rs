@@ -1,6 +1,6 @@
 //! A peer that lies once it is let in: in its grants, in its immediates, in what it says of rails. Both ends stand in this process without
 //! a handshake, on the fabric of the simulation; the lies are written where the peer's NIC would write them, posted on the peer's own
-//! queue pairs, or put into the driver's input. Each ends in an error that names the peer and what it did, or changes nothing.
+//! queue pairs, or given to the driver. Each ends in an error that names the peer and what it did, or changes nothing.
 
 #![allow(unsafe_code)]
 
@@ -144,7 +144,7 @@ impl Stage {
         }
     }
 
-    /// Whispers a control message into a side's ear, as its peer's control frame with this number.
+    /// Gives a side's driver a control message, as its peer's control frame with this number.
     fn tell(&mut self, side: usize, number: u64, message: Vec<u8>) {
         let now = self.fabric().now();
         self.pair.drivers[side].hear(&ControlFrame { number, heard: 0, asks: true, message }, now);
@@ -225,7 +225,7 @@ fn a_grant_that_is_not_the_next_one_or_not_whole_is_no_grant() {
         }
     }
     stage.again();
-    // DataPath a group never begins.
+    // Half a group never begins.
     stage.forge(0, &Entry::new(&Terms { parts: 2, ..terms(4096, 8) }, &[0; 4], 0));
     assert_eq!(stage.isend(8, 0), Ok(None));
     // A grant that no send is for.

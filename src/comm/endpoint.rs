@@ -49,19 +49,6 @@ impl<P: DataPath> Endpoint<P> {
         self.process.closed(&self.context.peer.name);
         self.service.close(self.watch);
     }
-
-    /// Makes a call on the data path; `busy` is the answer where the service thread has it for a moment.
-    #[inline(always)]
-    fn enter<T>(&self, busy: T, call: impl FnOnce(&mut P, &PathContext) -> Quick<T>) -> Quick<T> {
-        match self.path.enter() {
-            Some(mut path) => {
-                let done = call(&mut path, &self.context);
-                path.leave();
-                done
-            }
-            None => not_entered(&self.path).map(|()| busy),
-        }
-    }
 }
 
 impl SendComm {
@@ -71,7 +58,10 @@ impl SendComm {
     /// As there.
     #[inline(always)]
     pub fn isend(&self, addr: u64, bytes: usize, tag: i32, memory: &Registration) -> Quick<Option<u16>> {
-        self.enter(None, |path, context| path.isend(context, addr, bytes, tag, memory))
+        let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| None) };
+        let done = path.isend(&self.context, addr, bytes, tag, memory);
+        path.leave();
+        done
     }
 
     /// As [`SendPath::test`]. The answer is "not yet" while the service thread has the data path.
@@ -80,7 +70,10 @@ impl SendComm {
     /// As there.
     #[inline(always)]
     pub fn test(&self, request: u16) -> Quick<Option<u64>> {
-        self.enter(None, |path, context| path.test(context, request))
+        let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| None) };
+        let done = path.test(&self.context, request);
+        path.leave();
+        done
     }
 }
 
@@ -91,7 +84,10 @@ impl RecvComm {
     /// As there.
     #[inline(always)]
     pub fn irecv(&self, parts: &[RecvPart<'_>], optional: bool) -> Quick<Option<u16>> {
-        self.enter(None, |path, context| path.irecv(context, parts, optional))
+        let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| None) };
+        let done = path.irecv(&self.context, parts, optional);
+        path.leave();
+        done
     }
 
     /// As [`RecvPath::test`]. The answer is "not yet" while the service thread has the data path.
@@ -100,6 +96,9 @@ impl RecvComm {
     /// As there.
     #[inline(always)]
     pub fn test(&self, request: u16, tell: impl FnMut(usize, u64)) -> Quick<bool> {
-        self.enter(false, |path, context| path.test(context, request, tell))
+        let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| false) };
+        let done = path.test(&self.context, request, tell);
+        path.leave();
+        done
     }
 }

@@ -22,7 +22,7 @@ pub struct Stalled<'a> {
     pub direction: Direction,
     /// What waits, with an article: "a posted send".
     pub what: &'a str,
-    /// How much of it there is.
+    /// Of a send, its bytes; of a receive, how many are pending.
     pub count: usize,
 }
 
@@ -36,7 +36,7 @@ impl Stalled<'_> {
         let (peer, Self { what, count, .. }) = (&context.peer.name, self);
         let why = match context.peer.presence() {
             Presence::Here if timer.should_warn(waited, context.stall_warn) => {
-                self.warn(context, waited, &lanes_text(lanes));
+                self.warn(context, waited, lanes);
                 return Ok(());
             }
             Presence::Here => return Ok(()),
@@ -57,20 +57,23 @@ impl Stalled<'_> {
         Err(Error::PeerGone(text).into())
     }
 
-    fn warn(&self, context: &PathContext, waited: Duration, lanes: &str) {
+    fn warn(&self, context: &PathContext, waited: Duration, lanes: &[Lane]) {
         let (peer, Self { what, count, .. }) = (&context.peer.name, self);
-        let text = match self.direction {
-            Direction::Send => format!(
+        let is_first = context.is_first_stall(self.direction);
+        let lanes = lanes_text(lanes);
+        match (self.direction, is_first) {
+            (Direction::Send, true) => tracing::warn!(
                 "{what} to {peer} has made no progress for {waited:.0?} ({count} bytes): the peer computes or is stuck; {lanes}"
             ),
-            Direction::Receive => format!(
+            (Direction::Receive, true) => tracing::warn!(
                 "{what} from {peer} has made no progress for {waited:.0?} ({count} receives pending): the peer computes or is stuck; {lanes}"
             ),
-        };
-        if context.is_first_stall(self.direction) {
-            tracing::warn!("{text}");
-        } else {
-            tracing::debug!("{text}");
+            (Direction::Send, false) => {
+                tracing::debug!("{what} to {peer} has made no progress for {waited:.0?} ({count} bytes); {lanes}");
+            }
+            (Direction::Receive, false) => {
+                tracing::debug!("{what} from {peer} has made no progress for {waited:.0?}; {lanes}");
+            }
         }
     }
 }

@@ -45,7 +45,7 @@ pub struct SendPath {
     buffer: CompletionBuffer,
     stall: StallTimer,
     status: Status,
-    /// Lanes that both context have stopped, a bit each.
+    /// Lanes that both ends have stopped, a bit each.
     fenced: u8,
 }
 

@@ -39,7 +39,7 @@ pub enum Action {
     PeerGone,
     /// The connection has failed.
     Fail(Cause),
-    /// Nothing to do but to be told.
+    /// To be logged.
     Log(Event),
 }
 
