@@ -87,7 +87,7 @@ impl Node {
     /// Joins a fabric as a new process, even if this process has joined it before.
     ///
     /// # Errors
-    /// As [`Node::join`].
+    /// Says why the fabric cannot be set up or joined.
     pub fn enter(settings: &Settings) -> Result<Arc<Node>, String> {
         let folder = Folder::new(&settings.dir, &settings.fabric);
         let _door = folder.door()?;
