@@ -17,15 +17,15 @@ use std::sync::Arc;
 /// `register` from any.
 pub struct Endpoint<P> {
     /// What the data path works with.
-    pub context: Arc<PathContext>,
+    pub(super) context: Arc<PathContext>,
     /// What this process's connections share.
-    pub process: Arc<Process>,
+    pub(super) process: Arc<Process>,
     /// Watches over the connection.
-    pub service: Arc<Service>,
-    /// Its number there.
-    pub watch: WatchId,
+    pub(super) service: Arc<Service>,
+    /// The connection's number there.
+    pub(super) watch: WatchId,
     /// The data path; the service thread shares it.
-    pub path: Arc<TryCell<P>>,
+    pub(super) path: Arc<TryCell<P>>,
 }
 
 /// A connection that sends.
