@@ -114,12 +114,15 @@ sent_packets() {
   echo $(($(rail_packets "$1" "$2") - marked_packets[$1$2]))
 }
 
-# check_share SIDE I PERCENT TOTAL: rail I carried at least PERCENT of TOTAL bytes from SIDE since `mark`.
-check_share() {
-  local bytes
+# check_carried SIDE I [BYTES]: rail I carried at least BYTES from SIDE since `mark`. By default 64 KiB: a new connection knows
+# nothing of its rails and divides its first large message evenly, so each carries that. How much it carries later is not decided
+# here: where the emulated machine's processors are the limit and not the wires, no rail needs to carry its part. The tests of
+# src/flow/striping.rs decide how messages are divided, by a clock of their own.
+check_carried() {
+  local bytes least=${3:-65536}
   bytes=$(sent_bytes "$1" "$2")
   echo "rail $1$2 sent $bytes bytes, $(sent_packets "$1" "$2") RDMA packets"
-  ((bytes * 100 >= $4 * $3)) || fail "rail $1$2 carried $bytes bytes: less than $3 % of $4"
+  ((bytes >= least)) || fail "rail $1$2 carried $bytes bytes: less than $least"
 }
 
 # check_unused SIDE I: not one RDMA packet since `mark`.

@@ -16,6 +16,6 @@ check_says 'merged 4 rails' "that 4 rails are merged"
 check_says 'connected with .* over 4 rails: .*a0.*a1.*a2.*a3' "that the connection has 4 rails"
 # Of 7 times 1 MiB all-gathered each side sends half. How much of it each rail carries is for the processors to say.
 for rail in 0 1 2 3; do
-  check_share a "$rail" 1 $((7 * 512 * 1024))
-  check_share b "$rail" 1 $((7 * 512 * 1024))
+  check_carried a "$rail" 16384
+  check_carried b "$rail" 16384
 done

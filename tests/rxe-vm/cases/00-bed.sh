@@ -39,8 +39,8 @@ for rail in 0 1 2 3; do
   ping "$rail" 50 4096
   for other in 0 1 2 3; do
     if [[ $other == "$rail" ]]; then
-      check_share a "$other" 100 $((50 * 4096))
-      check_share b "$other" 100 $((50 * 4096))
+      check_carried a "$other" $((50 * 4096))
+      check_carried b "$other" $((50 * 4096))
     else
       check_unused a "$other"
       check_unused b "$other"
