@@ -2,6 +2,7 @@
 
 use super::NotInFlight;
 use crate::wire::control::{OpenReceive, Received};
+use crate::wire::ids::LaneId;
 use crate::wire::immediate::Immediate;
 use crate::wire::{PARTS, SLOTS};
 
@@ -12,7 +13,7 @@ pub struct Receives {
     /// Their buffers, written only as far as a receive has them.
     parts: [[Part; PARTS]; SLOTS],
     /// By which lane each slot's clear-to-send went last.
-    lanes: [u8; SLOTS],
+    lanes: [LaneId; SLOTS],
     /// Slots whose clear-to-send went by a lane that was lost, and has to go once more; a bit each.
     owed: u32,
     /// Slots whose clear-to-send goes once more just now. They are not granted again before that is over: it could land on
@@ -132,7 +133,7 @@ impl Receives {
         Self {
             slots: [Slot::Free; SLOTS],
             parts: [[Part::default(); PARTS]; SLOTS],
-            lanes: [0; SLOTS],
+            lanes: [LaneId::default(); SLOTS],
             owed: 0,
             repeating: 0,
             next: 0,
@@ -157,7 +158,7 @@ impl Receives {
     /// Takes the next slot for a receive with the given rooms (1 to [`PARTS`]), whose clear-to-send goes by `lane`; `None`
     /// while that slot is in use. An optional receive is reported done before its bytes are there.
     #[inline(always)]
-    pub fn grant(&mut self, rooms: impl ExactSizeIterator<Item = u64>, optional: bool, lane: usize) -> Option<Grant> {
+    pub fn grant(&mut self, rooms: impl ExactSizeIterator<Item = u64>, optional: bool, lane: LaneId) -> Option<Grant> {
         if !self.has_room() {
             return None;
         }
@@ -169,7 +170,7 @@ impl Receives {
         }
         let claim = if optional { Claim::Optional } else { Claim::Pending };
         self.slots[slot] = Slot::Granted(Granted { sequence, count, unfinished: count, claim });
-        self.lanes[slot] = lane as u8;
+        self.lanes[slot] = lane;
         // What the slot's last receive was owed it did not need.
         self.owed &= !(1 << slot);
         self.next += 1;
@@ -260,9 +261,9 @@ impl Receives {
 
     /// A lane is lost, and nothing comes in or goes out by it any more on either side: the clear-to-sends that went by it
     /// and are waited for have to go once more ([`Receives::next_owed`]).
-    pub fn lost(&mut self, lane: usize) {
+    pub fn lost(&mut self, lane: LaneId) {
         for (at, (slot, by)) in self.slots.iter().zip(self.lanes).enumerate() {
-            if usize::from(by) != lane {
+            if by != lane {
                 continue;
             }
             self.repeating &= !(1 << at);
@@ -287,11 +288,11 @@ impl Receives {
     }
 
     /// A slot's clear-to-send goes once more, by `lane`.
-    pub fn repeats(&mut self, slot: u16, lane: usize) {
+    pub fn repeats(&mut self, slot: u16, lane: LaneId) {
         let at = usize::from(slot) % SLOTS;
         self.owed &= !(1 << at);
         self.repeating |= 1 << at;
-        self.lanes[at] = lane as u8;
+        self.lanes[at] = lane;
     }
 
     /// It went: the sender has it.
@@ -323,6 +324,7 @@ impl Receives {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::ids::lane;
 
     const CHUNK: u64 = 4096;
 
@@ -343,7 +345,7 @@ mod tests {
     }
 
     fn one(receives: &mut Receives, room: u64) -> Grant {
-        receives.grant([room].into_iter(), false, 0).unwrap()
+        receives.grant([room].into_iter(), false, lane(0)).unwrap()
     }
 
     #[test]
@@ -363,7 +365,7 @@ mod tests {
     #[test]
     fn a_group_is_done_when_all_its_parts_are() {
         let mut receives = Receives::new(CHUNK);
-        let grant = receives.grant([8, 8, 8].into_iter(), false, 0).unwrap();
+        let grant = receives.grant([8, 8, 8].into_iter(), false, lane(0)).unwrap();
         for (part, bytes) in [(2, 0), (0, 8)] {
             assert_eq!(receives.arrived(immediate(grant, part, (0, 1), 0), bytes), Ok(Arrival::Part));
             assert_eq!(test(&mut receives, grant.slot), Ok(None));
@@ -375,7 +377,7 @@ mod tests {
     #[test]
     fn an_optional_receive_is_told_at_once_and_keeps_its_slot() {
         let mut receives = Receives::new(CHUNK);
-        let grant = receives.grant([64].into_iter(), true, 0).unwrap();
+        let grant = receives.grant([64].into_iter(), true, lane(0)).unwrap();
         assert_eq!(test(&mut receives, grant.slot), Ok(Some(vec![64])));
         assert_eq!(test(&mut receives, grant.slot), Err(NotInFlight(grant.slot)));
         for _ in 1..SLOTS {
@@ -384,7 +386,7 @@ mod tests {
             test(&mut receives, other.slot).unwrap().unwrap();
         }
         assert!(!receives.has_room(), "the slot's immediate has not come");
-        assert_eq!(receives.grant([1].into_iter(), false, 0), None);
+        assert_eq!(receives.grant([1].into_iter(), false, lane(0)), None);
         assert_eq!(receives.arrived(immediate(grant, 0, (0, 1), 0), 64), Ok(Arrival::Whole));
         assert_eq!(one(&mut receives, 1).slot, grant.slot);
     }
@@ -403,7 +405,7 @@ mod tests {
     #[test]
     fn a_lying_peer_is_caught() {
         let mut receives = Receives::new(CHUNK);
-        let grant = receives.grant([8, 8].into_iter(), false, 0).unwrap();
+        let grant = receives.grant([8, 8].into_iter(), false, lane(0)).unwrap();
         let mut say = |part, share, leads, bytes| receives.arrived(immediate(grant, part, share, leads), bytes);
         assert_eq!(say(2, (0, 1), 0, 8), Err(Violation::Part { part: 2, share: 0 }));
         assert_eq!(say(0, (1, 1), 0, 8), Err(Violation::Part { part: 0, share: 1 }));
@@ -422,15 +424,15 @@ mod tests {
     fn what_a_slots_last_receive_was_owed_its_next_one_is_not() {
         let mut receives = Receives::new(CHUNK);
         let first = one(&mut receives, 8);
-        receives.lost(0);
+        receives.lost(lane(0));
         receives.arrived(immediate(first, 0, (0, 1), 0), 8).unwrap();
         test(&mut receives, first.slot).unwrap().unwrap();
         for _ in 1..SLOTS {
-            let other = receives.grant([8].into_iter(), false, 1).unwrap();
+            let other = receives.grant([8].into_iter(), false, lane(1)).unwrap();
             receives.arrived(immediate(other, 0, (0, 1), 0), 8).unwrap();
             test(&mut receives, other.slot).unwrap().unwrap();
         }
-        let again = receives.grant([8].into_iter(), false, 1).unwrap();
+        let again = receives.grant([8].into_iter(), false, lane(1)).unwrap();
         assert_eq!((again.slot, receives.next_owed()), (first.slot, None));
     }
 
@@ -449,13 +451,13 @@ mod tests {
     #[test]
     fn what_went_by_a_lost_lane_goes_once_more_and_holds_its_slot() {
         let mut receives = Receives::new(CHUNK);
-        let first = receives.grant([8, 8].into_iter(), false, 1).unwrap();
-        let by_other = receives.grant([8].into_iter(), false, 0).unwrap();
-        let done = receives.grant([8].into_iter(), false, 1).unwrap();
+        let first = receives.grant([8, 8].into_iter(), false, lane(1)).unwrap();
+        let by_other = receives.grant([8].into_iter(), false, lane(0)).unwrap();
+        let done = receives.grant([8].into_iter(), false, lane(1)).unwrap();
         receives.arrived(immediate(done, 0, (0, 1), 0), 8).unwrap();
-        receives.lost(1);
+        receives.lost(lane(1));
         assert_eq!(receives.next_owed(), Some(Owed { grant: first, parts: 2 }));
-        receives.repeats(first.slot, 0);
+        receives.repeats(first.slot, lane(0));
         assert_eq!(receives.next_owed(), None, "one is done, and one went by another lane");
         for part in [0, 1] {
             receives.arrived(immediate(first, part, (0, 1), 0), 8).unwrap();
@@ -470,7 +472,7 @@ mod tests {
         assert!(!receives.has_room(), "its clear-to-send is still under way");
         receives.repeated(first.slot);
         assert_eq!(one(&mut receives, 1).slot, first.slot);
-        receives.lost(0);
+        receives.lost(lane(0));
         assert!(receives.next_owed().is_some_and(|owed| owed.grant.sequence == SLOTS as u64));
     }
 }
