@@ -10,7 +10,7 @@ use nccl_net_spark::comm::log::outages::{Member, Outages, SETTLED};
 use nccl_net_spark::comm::{Host, RecvComm, SendComm};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::plugin::bring_up;
-use nccl_net_spark::wire::ids::LaneId;
+use nccl_net_spark::wire::ids::{LaneId, RailId};
 use softverbs::control::{Action, control};
 use std::path::Path;
 use std::sync::Arc;
@@ -102,11 +102,14 @@ fn a_connection_that_never_recovers_is_told_and_hides_no_other_outage() {
 fn what_all_connections_with_a_peer_say_alike_is_said_until_the_last_is_closed() {
     let (said, now) = (LogOnce::default(), Instant::now());
     let line = || Subject::Connected("over 2 rails".to_owned());
+    let rail = RailId::new(0).unwrap();
     for _ in 0..2 {
         assert!(said.is_first("a:1", line()));
         (0..2).for_each(|_| said.opened("a:1"));
         assert!(
-            !said.is_first("a:1", line()) && said.is_first("b:1", line()) && said.is_first("a:1", Subject::NotUsed(0))
+            !said.is_first("a:1", line())
+                && said.is_first("b:1", line())
+                && said.is_first("a:1", Subject::NotUsed(rail))
         );
         said.closed("a:1");
         assert!(!said.is_first("a:1", line()), "one is open");

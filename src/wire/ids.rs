@@ -1,6 +1,7 @@
-//! Numbers that name a lane.
+//! Numbers that name a lane or a rail.
 //!
-//! Each is checked once, where it comes into being: as a control message is read, or as the lanes of a connection are counted.
+//! Each is checked once, where it comes into being: as a message is read, or as the lanes of a connection or the rails of a host are
+//! counted.
 
 use super::MAX_RAILS;
 use std::fmt;
@@ -44,25 +45,66 @@ impl LaneId {
         1 << (self.0 & 7)
     }
 
-    /// The number, as control messages carry it.
-    #[inline(always)]
+    /// For a message.
     pub(super) const fn byte(self) -> u8 {
         self.0
     }
 }
 
-/// Alone, in texts for people and in those of `Debug`.
-impl fmt::Display for LaneId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+/// Number of a rail on its host, from 0: the host's own, by which all its connections name it. A connection that leaves a rail out has
+/// other numbers for its lanes. A peer's rail is named by what the peer says, or by its place in the peer's HELLO; nothing is looked up
+/// by that, so every byte is one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RailId(u8);
+
+impl RailId {
+    /// The rail of this number; `None` where no message could name it.
+    #[inline(always)]
+    pub const fn new(number: usize) -> Option<Self> {
+        if number <= u8::MAX as usize { Some(Self(number as u8)) } else { None }
+    }
+
+    /// The rails of a host that has `count` of them, in order.
+    pub fn all(count: usize) -> impl ExactSizeIterator<Item = Self> {
+        (0..=u8::MAX).take(count).map(Self)
+    }
+
+    /// The number, for what there is one of for each rail.
+    #[inline(always)]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// As a message has it.
+    pub(super) const fn of_byte(byte: u8) -> Self {
+        Self(byte)
+    }
+
+    /// For a message.
+    pub(super) const fn byte(self) -> u8 {
+        self.0
     }
 }
 
-impl fmt::Debug for LaneId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
-    }
+/// A number of these is written alone, for people and by `Debug`.
+macro_rules! written_as_number {
+    ($id:ty) => {
+        impl fmt::Display for $id {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(&self.0, f)
+            }
+        }
+
+        impl fmt::Debug for $id {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(&self.0, f)
+            }
+        }
+    };
 }
+
+written_as_number!(LaneId);
+written_as_number!(RailId);
 
 /// A lane that there can be, for tests.
 #[cfg(test)]
@@ -94,7 +136,15 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_is_written_as_its_number() {
+    fn a_rail_has_a_number_that_a_message_can_name() {
+        assert_eq!((RailId::new(255).map(RailId::index), RailId::new(256)), (Some(255), None));
+        assert_eq!(RailId::all(3).map(RailId::index).collect::<Vec<_>>(), [0, 1, 2]);
+        assert!(RailId::all(1000).last() == RailId::new(255) && RailId::all(256).len() == 256);
+    }
+
+    #[test]
+    fn ids_are_written_as_their_numbers() {
         assert_eq!(format!("{} {:?} {:?}", lane(3), lane(3), Some(lane(5))), "3 3 Some(5)");
+        assert_eq!(format!("{} {:?}", RailId(40), RailId(40)), "40 40");
     }
 }

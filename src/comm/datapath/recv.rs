@@ -68,7 +68,7 @@ impl RecvPath {
         let PathParts { lanes, region: shadow, keys: shadow_keys, peer: ring, chunk_bytes, striping } = parts;
         Self {
             receives: Receives::new(u64::from(chunk_bytes)),
-            lanes_are_rails: lanes.iter().enumerate().all(|(number, lane)| lane.rail.index == number),
+            lanes_are_rails: lanes.iter().enumerate().all(|(number, lane)| lane.rail.id.index() == number),
             lanes,
             shadow,
             shadow_keys,
@@ -178,7 +178,7 @@ impl RecvPath {
             return *part.memory.packed_keys(strict);
         }
         pack(self.lanes.iter().map(|lane| {
-            let keys = part.memory.keys(lane.rail.index);
+            let keys = part.memory.keys(lane.rail.id);
             keys.map_or(0, |keys| if strict { keys.strict_rkey } else { keys.relaxed_rkey })
         }))
     }

@@ -69,7 +69,7 @@ impl Send<'_> {
     /// The memory's key on a lane's rail.
     #[inline(always)]
     fn lkey(&self, lane: &Lane) -> u32 {
-        self.memory.keys(lane.rail.index).map_or(0, |keys| keys.lkey)
+        self.memory.keys(lane.rail.id).map_or(0, |keys| keys.lkey)
     }
 }
 

@@ -118,7 +118,7 @@ impl Driver {
     pub fn port_changed(&mut self, rail: &Rail, is_up: bool, now: Instant) {
         let at = self.clock(now);
         for lane in self.lanes() {
-            if self.rails[lane.index()].rail.index != rail.index {
+            if self.rails[lane.index()].rail.id != rail.id {
                 continue;
             }
             if is_up {

@@ -1,17 +1,17 @@
 use super::*;
 use crate::flow::ways::End;
 use crate::wire::fields::Attachment;
-use crate::wire::ids::lane;
+use crate::wire::ids::{RailId, lane};
 use std::collections::VecDeque;
 
 const MIN: u64 = 16 * 1024;
 
 pub(super) fn rails(mbps: &[u32]) -> Ways {
-    let end = |(rail, &port_mbps): (usize, &u32)| {
-        let rail = rail as u8;
-        End { rail, attachment: Attachment { link: rail, link_mbps: 0, cable: rail, port_mbps } }
+    let end = |(rail, &port_mbps): (RailId, &u32)| {
+        let at = rail.index() as u8;
+        End { rail, attachment: Attachment { link: at, link_mbps: 0, cable: at, port_mbps } }
     };
-    Ways::new(&mbps.iter().enumerate().map(end).map(|end| [end, end]).collect::<Vec<_>>())
+    Ways::new(&RailId::all(mbps.len()).zip(mbps).map(end).map(|end| [end, end]).collect::<Vec<_>>())
 }
 
 /// A share under way.
@@ -164,9 +164,9 @@ fn a_slow_rail_leaves_its_link_to_the_other_one_there() {
     for bytes in [512 * 1024, 1 << 20, 8 << 20] {
         let ends: Vec<_> = [(0, 0), (1, 0), (0, 1), (1, 1)]
             .iter()
-            .enumerate()
-            .map(|(rail, &(link, cable))| End {
-                rail: rail as u8,
+            .zip(RailId::all(4))
+            .map(|(&(link, cable), rail)| End {
+                rail,
                 attachment: Attachment { link, link_mbps: 112_000, cable, port_mbps: 200_000 },
             })
             .collect();

@@ -41,7 +41,7 @@ impl SendPath {
                 if striping.is_counted(bytes) {
                     lane.began(bytes);
                 }
-                let lkey = memory.keys(lane.rail.index).map_or(0, |keys| keys.lkey);
+                let lkey = memory.keys(lane.rail.id).map_or(0, |keys| keys.lkey);
                 let rkey = next::rkey(ring.words(), sequence, part, by);
                 Some((by, Route { queue: lane.next_queue(), lkey, rkey, timed: false }))
             });
