@@ -18,7 +18,7 @@ use nccl_net_spark::comm::datapath::wr_id::Work;
 use nccl_net_spark::wire::control::{ControlFrame, ControlMessage, FRAME_WORDS, OpenReceive, Received};
 use nccl_net_spark::wire::cts::{ENTRY_WORDS, Entry, MAX_RECEIVE_BYTES, Terms, entry_word};
 use nccl_net_spark::wire::fields::{Address, Attachment, QpEnd, RailAdvert};
-use nccl_net_spark::wire::ids::LaneId;
+use nccl_net_spark::wire::ids::{LaneId, Slot};
 use nccl_net_spark::wire::immediate::Immediate;
 use nccl_net_spark::wire::mailbox::INBOX_AT;
 use nccl_net_spark::wire::{MAX_RAILS, PARTS, SLOTS};
@@ -298,7 +298,7 @@ fn no_grant_at_all_brings_the_sender_down() {
 #[test]
 fn an_immediate_that_cannot_be_one_ends_the_connection_in_words() {
     let mut stage = Stage::new(1);
-    let good = Immediate { slot: 0, part: 0, generation: 0, shares: 1, share: 0, leads: 0 };
+    let good = Immediate { slot: Slot::of(0), part: 0, generation: 0, shares: 1, share: 0, leads: 0 };
     let lies: [(Vec<Immediate>, &str); 6] = [
         (vec![Immediate { part: 2, ..good }], "unexpected share 0 of part 2"),
         (vec![Immediate { part: 7, ..good }], "unexpected share 0 of part 7"),
@@ -327,16 +327,17 @@ fn immediates_of_other_times_and_places_are_passed_over_however_many() {
     let receive = stage.irecv(&[100]).unwrap().unwrap();
     // More than there are receives for: what they take up is made good.
     for number in 0..2000_u64 {
-        let slot = (1 + number % (SLOTS as u64 - 1)) as u8;
+        let slot = Slot::of(1 + number % (SLOTS as u64 - 1));
         let other_slot = Immediate { slot, part: 7, generation: 0, shares: 8, share: 7, leads: 4095 };
-        let other_time = Immediate { slot: 0, generation: 1 + (number % 63) as u8, ..other_slot };
+        let other_time = Immediate { slot: Slot::of(0), generation: 1 + (number % 63) as u8, ..other_slot };
         stage.say(if number % 2 == 0 { other_slot } else { other_time }.encode());
     }
     for _ in 0..100 {
         stage.fabric().pass(1_000_000);
         assert_eq!(stage.received(receive), Ok(false));
     }
-    stage.say(Immediate { slot: 0, part: 0, generation: 0, shares: 1, share: 0, leads: 0 }.encode());
+    assert_eq!(stage.received(32), Err("request 32 is not in flight".to_owned()), "there is no such slot");
+    stage.say(Immediate { slot: Slot::of(0), part: 0, generation: 0, shares: 1, share: 0, leads: 0 }.encode());
     stage.until_told(|stage| stage.received(receive).unwrap().then_some(())).expect("the true one is heard");
 }
 

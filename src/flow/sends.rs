@@ -5,7 +5,7 @@ use super::next::{Head, Next, Peek};
 use super::plan::Share;
 use crate::wire::control::Received;
 use crate::wire::cts::Violation;
-use crate::wire::ids::LaneId;
+use crate::wire::ids::{LaneId, Slot};
 use crate::wire::immediate::{Immediate, MAX_LEADS};
 use crate::wire::{MAX_RAILS, PARTS, SLOTS};
 use std::sync::atomic::AtomicU64;
@@ -418,7 +418,7 @@ impl Origin {
 
 #[inline(always)]
 fn immediate(origin: &Origin, (share, shares): (u8, u8), leads: u16) -> Immediate {
-    let slot = (origin.sequence % SLOTS as u64) as u8;
+    let slot = Slot::of(origin.sequence);
     Immediate { slot, part: origin.part, generation: Immediate::generation_of(origin.sequence), shares, share, leads }
 }
 

@@ -1,9 +1,9 @@
-//! Numbers that name a lane or a rail.
+//! Numbers that name a lane, a rail or a slot.
 //!
-//! Each is checked once, where it comes into being: as a message is read, or as the lanes of a connection or the rails of a host are
-//! counted.
+//! Each is checked once, where it comes into being: as a message or a request number is read, or as the lanes of a connection or the
+//! rails of a host are counted.
 
-use super::MAX_RAILS;
+use super::{MAX_RAILS, SLOTS};
 use std::fmt;
 
 /// Number of a lane within its connection, from 0 and below [`MAX_RAILS`]. A connection may have fewer lanes than that.
@@ -86,6 +86,63 @@ impl RailId {
     }
 }
 
+/// One of a receiver's receives in flight, below [`SLOTS`]. Receives take the slots in turn. To the caller it is the receive's request
+/// number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Slot(u8);
+
+const _: () = assert!(SLOTS == u32::BITS as usize);
+
+impl Slot {
+    /// The slot of this number; `None` where there is none.
+    #[inline(always)]
+    pub const fn new(number: u16) -> Option<Self> {
+        if (number as usize) < SLOTS { Some(Self(number as u8)) } else { None }
+    }
+
+    /// That of receive number `sequence` of a connection.
+    #[inline(always)]
+    pub const fn of(sequence: u64) -> Self {
+        Self((sequence % SLOTS as u64) as u8)
+    }
+
+    /// The one that the low five bits of a field name, whatever stands above them.
+    #[inline(always)]
+    pub const fn of_bits(bits: u32) -> Self {
+        Self((bits % SLOTS as u32) as u8)
+    }
+
+    /// All of them, in order.
+    pub fn all() -> impl ExactSizeIterator<Item = Self> {
+        (0..SLOTS as u8).map(Self)
+    }
+
+    /// The first one in a set of slots, which has a bit for each.
+    #[inline(always)]
+    pub const fn first_in(set: u32) -> Option<Self> {
+        Self::new(set.trailing_zeros() as u16)
+    }
+
+    /// The number, for what there is one of for each slot.
+    #[inline(always)]
+    pub const fn index(self) -> usize {
+        // As for a lane.
+        self.0 as usize % SLOTS
+    }
+
+    /// The slot's bit in a set of slots.
+    #[inline(always)]
+    pub const fn bit(self) -> u32 {
+        1 << (self.0 & 31)
+    }
+
+    /// The number, as the receive's request has it.
+    #[inline(always)]
+    pub const fn number(self) -> u16 {
+        self.0 as u16
+    }
+}
+
 /// A number of these is written alone, for people and by `Debug`.
 macro_rules! written_as_number {
     ($id:ty) => {
@@ -105,6 +162,7 @@ macro_rules! written_as_number {
 
 written_as_number!(LaneId);
 written_as_number!(RailId);
+written_as_number!(Slot);
 
 /// A lane that there can be, for tests.
 #[cfg(test)]
@@ -143,8 +201,21 @@ mod tests {
     }
 
     #[test]
+    fn receives_take_the_slots_in_turn() {
+        assert_eq!((Slot::new(31).map(Slot::number), Slot::new(32), Slot::new(u16::MAX)), (Some(31), None, None));
+        assert_eq!((Slot::of(31), Slot::of(32), Slot::of(u64::MAX)), (Slot(31), Slot(0), Slot(31)));
+        assert_eq!((Slot::of_bits(31), Slot::of_bits(u32::MAX << 5 | 7)), (Slot(31), Slot(7)));
+        assert!(Slot::all().eq((0..32).map(Slot)));
+        assert_eq!(
+            (Slot::first_in(0b1100), Slot::first_in(1 << 31), Slot::first_in(0)),
+            (Some(Slot(2)), Some(Slot(31)), None)
+        );
+        assert_eq!(Slot::all().fold(0, |set, slot| set | slot.bit()), u32::MAX);
+    }
+
+    #[test]
     fn ids_are_written_as_their_numbers() {
         assert_eq!(format!("{} {:?} {:?}", lane(3), lane(3), Some(lane(5))), "3 3 Some(5)");
-        assert_eq!(format!("{} {:?}", RailId(40), RailId(40)), "40 40");
+        assert_eq!(format!("{} {:?} {} {:?}", RailId(40), RailId(41), Slot(1), Slot(2)), "40 41 1 2");
     }
 }

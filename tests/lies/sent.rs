@@ -4,12 +4,12 @@ use super::Stage;
 use crate::sim::fabric::ARENA;
 use crate::sim::liar::Liar;
 use nccl_net_spark::verbs::HostMemory;
-use nccl_net_spark::wire::ids::RailId;
+use nccl_net_spark::wire::ids::{RailId, Slot};
 use nccl_net_spark::wire::immediate::Immediate;
 use softverbs::queue_pair::Operation;
 use softverbs::status;
 
-const WHOLE: Immediate = Immediate { slot: 0, part: 0, generation: 0, shares: 1, share: 0, leads: 0 };
+const WHOLE: Immediate = Immediate { slot: Slot::of(0), part: 0, generation: 0, shares: 1, share: 0, leads: 0 };
 const ROOM: usize = 100;
 
 impl Stage {

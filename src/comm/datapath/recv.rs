@@ -17,12 +17,13 @@ use crate::comm::datapath::wr_id::{Work, WrId};
 use crate::comm::log::once::Direction;
 use crate::comm::rail::registration::{Registration, pack};
 use crate::error::{Error, Quick};
+use crate::flow::NotInFlight;
 use crate::flow::receives::{Arrival, Grant, Receives};
 use crate::flow::striping::Striping;
 use crate::verbs::{Blame, Completion, CompletionBuffer, Mr, Region, Remote};
 use crate::wire::PARTS;
 use crate::wire::cts::{ENTRY_BYTES, ENTRY_WORDS, Entry, MAX_RECEIVE_BYTES, PackedKeys, Terms, entry_word};
-use crate::wire::ids::LaneId;
+use crate::wire::ids::{LaneId, Slot};
 use crate::wire::immediate::Immediate;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -101,7 +102,7 @@ impl RecvPath {
             // The rail is lost, and the receive is not: it is granted by another one.
             self.lose_by(context, lane, error.to_string());
         }
-        Ok(Some(grant.slot))
+        Ok(Some(grant.slot.number()))
     }
 
     #[inline(always)]
@@ -189,10 +190,11 @@ impl RecvPath {
     /// As there.
     #[inline(always)]
     pub fn test(&mut self, context: &PathContext, request: u16, mut tell: impl FnMut(usize, u64)) -> Quick<bool> {
-        match self.receives.test(request, &mut tell) {
+        let Some(slot) = Slot::new(request) else { return Err(not_in_flight(NotInFlight(request))) };
+        match self.receives.test(slot, &mut tell) {
             Ok(false) => {
                 let moved = self.progress_or_wait(context)?;
-                if moved { self.receives.test(request, tell).map_err(not_in_flight) } else { Ok(false) }
+                if moved { self.receives.test(slot, tell).map_err(not_in_flight) } else { Ok(false) }
             }
             known => known.map_err(not_in_flight),
         }

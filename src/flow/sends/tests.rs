@@ -108,7 +108,7 @@ fn a_send_is_cut_into_chunks_and_done_when_every_share_is_confirmed() {
             sends.posted(request, share, &write);
             match write.immediate {
                 Some(immediate) => {
-                    assert_eq!((immediate.leads, immediate.shares, immediate.slot), (leads, 2, 0));
+                    assert_eq!((immediate.leads, immediate.shares, immediate.slot), (leads, 2, Slot::of(0)));
                     assert_eq!(immediate.share, share);
                     break;
                 }
@@ -135,7 +135,7 @@ fn shares_that_are_posted_at_once_need_no_other_look() {
     let share = |number: u8| Share { lane: lane(number.into()), offset: u64::from(number) * 100, bytes: 100 };
     let request = sends.start(&head, (0, 9), &[share(0), share(1)]).unwrap();
     let immediate = sends.post_share(request, 0, &share(0)).unwrap();
-    assert_eq!((immediate.slot, immediate.part, immediate.shares, immediate.leads), (70 % SLOTS as u8, 2, 2, 0));
+    assert_eq!((immediate.slot, immediate.part, immediate.shares, immediate.leads), (Slot::of(70), 2, 2, 0));
     assert_eq!((sends.shares_to_post(request), sends.next_write(request, 0, 4096)), (2, None));
     sends.keep_share(request, 1, &share(1), route(lane(1)), 4096);
     let write = sends.next_write(request, 1, 4096).unwrap();
