@@ -8,46 +8,83 @@ use std::fmt;
 
 /// Number of a lane within its connection, from 0 and below [`MAX_RAILS`]. A connection may have fewer lanes than that.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct LaneId(u8);
+pub struct LaneId(Lane);
 
-const _: () = assert!(MAX_RAILS == u8::BITS as usize);
+/// As an enumeration, so that the compiler knows the range: what there is one of for each lane is indexed without a check, and
+/// without an instruction more.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[repr(u8)]
+enum Lane {
+    #[default]
+    L0,
+    L1,
+    L2,
+    L3,
+    L4,
+    L5,
+    L6,
+    L7,
+}
+
+const LANES: &[LaneId; MAX_RAILS] = &[
+    LaneId(Lane::L0),
+    LaneId(Lane::L1),
+    LaneId(Lane::L2),
+    LaneId(Lane::L3),
+    LaneId(Lane::L4),
+    LaneId(Lane::L5),
+    LaneId(Lane::L6),
+    LaneId(Lane::L7),
+];
 
 impl LaneId {
     /// The lane of this number; `None` where no connection has so many.
     #[inline(always)]
     pub const fn new(number: usize) -> Option<Self> {
-        if number < MAX_RAILS { Some(Self(number as u8)) } else { None }
+        // A match, and not a look into LANES: it becomes a comparison.
+        Some(Self(match number {
+            0 => Lane::L0,
+            1 => Lane::L1,
+            2 => Lane::L2,
+            3 => Lane::L3,
+            4 => Lane::L4,
+            5 => Lane::L5,
+            6 => Lane::L6,
+            7 => Lane::L7,
+            _ => return None,
+        }))
     }
 
     /// The lanes of a connection that has `count` of them, in order.
     #[inline(always)]
     pub fn all(count: usize) -> impl DoubleEndedIterator<Item = Self> + ExactSizeIterator + Clone {
-        (0..count.min(MAX_RAILS) as u8).map(Self)
+        LANES[..count.min(MAX_RAILS)].iter().copied()
     }
 
     /// The one whose turn comes after this one's, of the `count` lanes of a connection.
     #[inline(always)]
     pub const fn next(self, count: usize) -> Self {
-        let next = self.index() + 1;
-        if next < count { Self((next % MAX_RAILS) as u8) } else { Self(0) }
+        match Self::new(self.index() + 1) {
+            Some(next) if next.index() < count => next,
+            _ => Self(Lane::L0),
+        }
     }
 
     /// The number, for what there is one of for each lane.
     #[inline(always)]
     pub const fn index(self) -> usize {
-        // It is below that already. Said here, arrays of MAX_RAILS are indexed without a check.
-        self.0 as usize % MAX_RAILS
+        self.0 as usize
     }
 
     /// The lane's bit in a set of lanes.
     #[inline(always)]
     pub const fn bit(self) -> u8 {
-        1 << (self.0 & 7)
+        1 << self.0 as u8
     }
 
     /// For a message.
     pub(super) const fn byte(self) -> u8 {
-        self.0
+        self.0 as u8
     }
 }
 
@@ -126,7 +163,7 @@ impl Slot {
     /// The number, for what there is one of for each slot.
     #[inline(always)]
     pub const fn index(self) -> usize {
-        // As for a lane.
+        // It is below that already. Said here, arrays of SLOTS are indexed without a check.
         self.0 as usize % SLOTS
     }
 
@@ -148,13 +185,13 @@ macro_rules! written_as_number {
     ($id:ty) => {
         impl fmt::Display for $id {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                fmt::Display::fmt(&self.0, f)
+                fmt::Display::fmt(&self.index(), f)
             }
         }
 
         impl fmt::Debug for $id {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                fmt::Debug::fmt(&self.0, f)
+                fmt::Debug::fmt(&self.index(), f)
             }
         }
     };

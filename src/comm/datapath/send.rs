@@ -346,10 +346,14 @@ impl SendPath {
         let mut moved = false;
         // One reading of the clock does for all that is found now.
         let mut is_read = false;
-        for lane in LaneId::all(self.lanes.len()) {
-            if !self.lanes[lane.index()].has_pending() {
+        let mut number = 0;
+        while let Some(lane) = self.lanes.get(number) {
+            let next = LaneId::new(number);
+            number += 1;
+            if !lane.has_pending() {
                 continue;
             }
+            let Some(lane) = next else { break };
             match self.take_in(lane, &mut is_read) {
                 Ok(found) => moved |= found,
                 Err(fault) => {
