@@ -3,7 +3,7 @@
 use std::any::Any;
 
 /// What a call of the plugin failed with. The text is for a person: it names the thing at fault and what is allowed.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// A setting of the environment is unknown or malformed.
     #[error("{name}={} is not usable: {allowed}", shortened(value))]
@@ -32,7 +32,8 @@ pub enum Error {
     /// The two ends cannot work together, or the job was set up wrongly.
     #[error("{0}")]
     Usage(String),
-    /// No rail between the two ends carries, or the network of the bootstrap.
+    /// Bytes do not get through: no rail carries, the devices refuse a request on every rail, an address is gone, or the bootstrap's TCP
+    /// has failed.
     #[error("{0}")]
     Network(String),
     /// The peer closed the connection, or its process is gone.

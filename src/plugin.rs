@@ -257,7 +257,10 @@ fn look_around(config: &Config) -> Result<(Survey, Ports)> {
     }
     rails::check_sysfs(&config.sysfs)?;
     let facts: Vec<PortFacts> = ports.iter().map(|(facts, _)| facts.clone()).collect();
-    Ok((rails::survey(Path::new(&config.sysfs), &facts, &rails::interfaces()?, &config.hca), ports))
+    Ok((
+        rails::survey(Path::new(&config.sysfs), &facts, &rails::interfaces(Path::new(&config.sysfs))?, &config.hca),
+        ports,
+    ))
 }
 
 fn no_device(trouble: &[String]) -> Error {

@@ -16,6 +16,7 @@ mod tuners;
 
 use attack::{HEADER_BYTES, Listener, Met, TOKEN, Taken, between, between_late, dial, host, read_frame, tapped};
 use common::until;
+use nccl_net_spark::error::Error;
 use nccl_net_spark::wire::PROTOCOL_VERSION;
 use nccl_net_spark::wire::control::{ControlFrame, ControlMessage, Received};
 use nccl_net_spark::wire::ids::LaneId;
@@ -409,14 +410,15 @@ fn a_control_channel_that_speaks_something_else_ends_in_an_error_that_says_so() 
             met.check(8);
             let stream = if side == 0 { &mut to_sender } else { &mut to_receiver };
             stream.write_all(words).unwrap();
-            let text = if side == 0 { met.sender_error() } else { met.receiver_error() };
-            assert!(text.contains("violated the protocol") && text.contains(told) && names_peer(&text), "{text}");
+            let error = if side == 0 { met.sender_error() } else { met.receiver_error() };
+            let Error::Protocol(text) = &*error else { panic!("{error:?}") };
+            assert!(text.contains(told) && names_peer(text), "{text}");
         }
     }
 }
 
 #[test]
-fn letters_that_mean_nothing_are_passed_over() {
+fn frames_that_mean_nothing_are_passed_over() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
     let (met, mut taken) = tapped(&hosts);
@@ -496,20 +498,16 @@ fn a_bye_said_twice_is_one_and_one_that_cannot_be_true_is_told() {
     say(&mut taken.to_sender, 2, ControlMessage::Bye { delivered: 5 }.encode());
     say(&mut taken.to_receiver, 1, ControlMessage::Bye { delivered: 0 }.encode());
     say(&mut taken.to_receiver, 2, ControlMessage::Bye { delivered: 0 }.encode());
-    for text in [met.sender_error(), met.receiver_error()] {
-        assert!(text.contains("closed the connection") && names_peer(&text), "{text}");
+    for error in [met.sender_error(), met.receiver_error()] {
+        assert!(matches!(&*error, Error::PeerGone(text) if names_peer(text)), "{error:?}");
     }
     for (side, delivered) in [(0, 6), (0, u64::MAX), (1, 1)] {
         let (met, mut taken): (Met, Taken) = tapped(&hosts);
         met.check(12);
         let stream = if side == 0 { &mut taken.to_sender } else { &mut taken.to_receiver };
         say(stream, 1, ControlMessage::Bye { delivered }.encode());
-        let text = if side == 0 { met.sender_error() } else { met.receiver_error() };
-        assert!(
-            text.contains("violated the protocol")
-                && text.contains("delivered messages, but only")
-                && names_peer(&text),
-            "{text}"
-        );
+        let error = if side == 0 { met.sender_error() } else { met.receiver_error() };
+        let Error::Protocol(text) = &*error else { panic!("{error:?}") };
+        assert!(text.contains("delivered messages, but only") && names_peer(text), "{text}");
     }
 }

@@ -1,6 +1,6 @@
 //! A peer that lies once it is let in: in its grants, in its immediates, in what it says of rails. Both ends stand in this process without
 //! a handshake, on the fabric of the simulation; the lies are written where the peer's NIC would write them, posted on the peer's own
-//! queue pairs, or put into the driver's input. Each ends in an error that names the peer and what it did, or changes nothing.
+//! queue pairs, or given to the driver. Each ends in an error that names the peer and what it did, or changes nothing.
 
 #![allow(unsafe_code)]
 
@@ -15,6 +15,7 @@ use nccl_net_spark::comm::datapath::control::{DataPath, SharedPath};
 use nccl_net_spark::comm::datapath::lane::LaneWrite;
 use nccl_net_spark::comm::datapath::peer::Presence;
 use nccl_net_spark::comm::datapath::wr_id::Work;
+use nccl_net_spark::error::{Error, Quick};
 use nccl_net_spark::wire::control::{ControlFrame, ControlMessage, FRAME_WORDS, OpenReceive, Received};
 use nccl_net_spark::wire::cts::{ENTRY_WORDS, Entry, MAX_RECEIVE_BYTES, Terms, entry_word};
 use nccl_net_spark::wire::fields::{Address, Attachment, QpEnd, RailAdvert};
@@ -65,14 +66,13 @@ impl Stage {
         }
     }
 
-    fn isend(&mut self, bytes: usize, tag: i32) -> Result<Option<u16>, String> {
+    fn isend(&mut self, bytes: usize, tag: i32) -> Quick<Option<u16>> {
         let fabric = self.fabric.as_ref().unwrap();
         let mut path = self.pair.send.enter().unwrap();
-        let sent = path.isend(&self.pair.contexts[0], fabric.from.as_ptr() as u64, bytes, tag, &fabric.out);
-        sent.map_err(|error| error.to_string())
+        path.isend(&self.pair.contexts[0], fabric.from.as_ptr() as u64, bytes, tag, &fabric.out)
     }
 
-    fn irecv(&mut self, rooms: &[usize]) -> Result<Option<u16>, String> {
+    fn irecv(&mut self, rooms: &[usize]) -> Quick<Option<u16>> {
         let fabric = self.fabric.as_ref().unwrap();
         let place = |(at, room): (usize, &usize)| RecvPart {
             addr: fabric.to.as_ptr() as u64 + 4096 * at as u64,
@@ -81,8 +81,7 @@ impl Stage {
             memory: &fabric.into,
         };
         let parts: Vec<RecvPart<'_>> = rooms.iter().enumerate().map(place).collect();
-        let granted = self.pair.recv.enter().unwrap().irecv(&self.pair.contexts[1], &parts, false);
-        granted.map_err(|error| error.to_string())
+        self.pair.recv.enter().unwrap().irecv(&self.pair.contexts[1], &parts, false)
     }
 
     /// Posts an empty write with an immediate, as the sending end could by itself.
@@ -108,9 +107,9 @@ impl Stage {
         panic!("there is never room for an immediate");
     }
 
-    fn received(&mut self, request: u16) -> Result<bool, String> {
+    fn received(&mut self, request: u16) -> Quick<bool> {
         let mut path = self.pair.recv.enter().unwrap();
-        path.test(&self.pair.contexts[1], request, |_, _| {}).map_err(|error| error.to_string())
+        path.test(&self.pair.contexts[1], request, |_, _| {})
     }
 
     /// Goes on until it is told, for a second of virtual time.
@@ -150,14 +149,14 @@ impl Stage {
         }
     }
 
-    /// Whispers a control message into a side's ear, as its peer's control frame with this number.
+    /// Gives a side's driver a control message, as its peer's control frame with this number.
     fn tell(&mut self, side: usize, number: u64, message: Vec<u8>) {
         let now = self.fabric().now();
         self.pair.drivers[side].hear(&ControlFrame { number, heard: 0, asks: true, message }, now);
     }
 
     /// What a side's data path says.
-    fn complaint(&mut self, side: usize) -> Option<String> {
+    fn complaint(&mut self, side: usize) -> Option<Box<Error>> {
         if side == 0 { self.isend(8, 0).err() } else { self.irecv(&[8]).err() }
     }
 
@@ -188,6 +187,11 @@ fn terms(addr: u64, bytes: u64) -> Terms {
     Terms { addr, bytes, tag: 0, parts: 1, part: 0 }
 }
 
+/// Whether the error says that this end broke the protocol, and how.
+fn breaks_protocol(error: &Error, who: &str, how: &str) -> bool {
+    matches!(error, Error::Protocol(text) if text.contains(who) && text.contains(how))
+}
+
 #[test]
 fn a_grant_that_cannot_be_one_ends_the_connection_in_words() {
     let mut stage = Stage::new(1);
@@ -209,10 +213,10 @@ fn a_grant_that_cannot_be_one_ends_the_connection_in_words() {
         for (part, terms) in entries {
             stage.forge(place(part), &Entry::new(&terms, &[0; MAX_RAILS / 2], 0));
         }
-        let text = stage.isend(8, 0).unwrap_err();
-        assert!(text.contains("end 1 violated the protocol") && text.contains(told), "{text}");
+        let error = stage.isend(8, 0).unwrap_err();
+        assert!(breaks_protocol(&error, "end 1", told), "{error}");
         // It stays.
-        assert_eq!(stage.isend(8, 0), Err(text));
+        assert_eq!(stage.isend(8, 0), Err(error));
     }
 }
 
@@ -226,7 +230,7 @@ fn a_grant_that_is_not_the_next_one_or_not_whole_is_no_grant() {
         }
     }
     stage.again();
-    // DataPath a group never begins.
+    // Half a group never begins.
     stage.forge(0, &Entry::new(&Terms { parts: 2, ..terms(4096, 8) }, &[0; 4], 0));
     assert_eq!(stage.isend(8, 0), Ok(None));
     // A grant that no send is for.
@@ -234,7 +238,8 @@ fn a_grant_that_is_not_the_next_one_or_not_whole_is_no_grant() {
     stage.forge(0, &Entry::new(&Terms { tag: 7, ..terms(4096, 8) }, &[0; 4], 0));
     assert_eq!(stage.isend(8, 0), Ok(None));
     // One that is too small: an error of this send alone.
-    let text = stage.isend(9, 7).unwrap_err();
+    let error = *stage.isend(9, 7).unwrap_err();
+    let Error::Usage(text) = &error else { panic!("{error:?}") };
     assert!(text.contains("9 bytes into a receive of 8 bytes") && text.contains("end 1"), "{text}");
     stage.again();
     stage.check();
@@ -252,11 +257,12 @@ fn a_grant_of_memory_that_is_not_the_peers_to_give_ends_the_connection_and_reach
         let before = stage.fabric().to.to_vec();
         stage.forge(0, &Entry::new(&terms(addr, 4096), &keys, 0));
         let send = stage.isend(4096, 0).unwrap().expect("nothing is wrong with the grant itself");
-        let text = stage.until_told(|stage| {
+        let error = stage.until_told(|stage| {
             let mut path = stage.pair.send.enter().unwrap();
-            path.test(&stage.pair.contexts[0], send).map(|done| assert_eq!(done, None)).err().map(|e| e.to_string())
+            path.test(&stage.pair.contexts[0], send).map(|done| assert_eq!(done, None)).err()
         });
-        let text = text.expect("the send fails");
+        let error = error.expect("the send fails");
+        let Error::Network(text) = &*error else { panic!("{error:?}") };
         assert!(text.contains("to end 1 failed: peer denied access to its memory"), "{text}");
         assert!(*before == *stage.fabric().to, "bytes were written where none may be");
     }
@@ -314,9 +320,9 @@ fn an_immediate_that_cannot_be_one_ends_the_connection_in_words() {
         stage.again();
         let receive = stage.irecv(&[100, 100]).unwrap().unwrap();
         words.iter().for_each(|word| stage.say(word.encode()));
-        let text = stage.until_told(|stage| stage.received(receive).map(|done| assert!(!done, "it is done")).err());
-        let text = text.unwrap_or_else(|| panic!("{told}: nothing was said of it"));
-        assert!(text.contains("end 0 violated the protocol") && text.contains(told), "{text}");
+        let error = stage.until_told(|stage| stage.received(receive).map(|done| assert!(!done, "it is done")).err());
+        let error = error.unwrap_or_else(|| panic!("{told}: nothing was said of it"));
+        assert!(breaks_protocol(&error, "end 0", told), "{error}");
         assert!(stage.irecv(&[1]).is_err());
     }
 }
@@ -383,14 +389,14 @@ fn what_a_receiver_cannot_have_is_not_believed() {
         stage.again();
         stage.check();
         stage.tell(0, 1, ControlMessage::Fenced { lane: lane(1), received }.encode());
-        let text = stage.complaint(0).expect("an error");
-        assert!(text.contains("end 1 violated the protocol: it claims"), "{text}");
+        let error = stage.complaint(0).expect("an error");
+        assert!(breaks_protocol(&error, "end 1", "it claims"), "{error}");
     }
     for (side, delivered) in [(0, 5), (0, u64::MAX), (1, 1), (1, u64::MAX)] {
         stage.again();
         stage.check();
         stage.tell(side, 1, ControlMessage::Bye { delivered }.encode());
-        let text = stage.complaint(side).expect("an error");
+        let text = stage.complaint(side).expect("an error").to_string();
         let told = format!("end {} violated the protocol: it claims {delivered} delivered messages", 1 - side);
         assert!(text.contains(&told), "{text}");
         assert_eq!(stage.pair.contexts[side].peer.presence(), Presence::Here);
@@ -436,7 +442,7 @@ fn what_is_for_the_other_side_to_say_ends_the_connection() {
                 number += 1;
             }
             stage.tell(side, number, message.encode());
-            let text = stage.complaint(side).expect("an error");
+            let text = stage.complaint(side).expect("an error").to_string();
             let told = format!("end {} violated the protocol: message invalid for this role", 1 - side);
             assert!(text.contains(&told), "{text}");
         }
@@ -528,7 +534,7 @@ fn a_peer_that_talks_on_and_never_hears_is_cut_off() {
     for number in 2..10_000 {
         // Each is answered with a refusal, and none of those is heard.
         stage.tell(1, number, ControlMessage::Join { lane: lane(1), rail: advert(None), qps: QPS.to_vec() }.encode());
-        told = stage.complaint(1).map(|text| (number, text));
+        told = stage.complaint(1).map(|error| (number, error));
         if told.is_some() {
             break;
         }
@@ -537,12 +543,9 @@ fn a_peer_that_talks_on_and_never_hears_is_cut_off() {
             stage.fabric().pass(1000);
         }
     }
-    let (number, text) = told.expect("it is never cut off");
-    assert!(
-        number < 200
-            && text.contains("end 0 violated the protocol: peer sends control frames but does not acknowledge ours"),
-        "{number}: {text}"
-    );
+    let (number, error) = told.expect("it is never cut off");
+    let told = "peer sends control frames but does not acknowledge ours";
+    assert!(number < 200 && breaks_protocol(&error, "end 0", told), "{number}: {error}");
 }
 
 #[test]

@@ -32,7 +32,7 @@ impl Model {
         ControlFrame { number: self.sent, heard: self.heard, asks, message }
     }
 
-    /// Whether the control frame's control message is new.
+    /// Whether the frame's message is new.
     fn hears(&mut self, frame: &ControlFrame) -> bool {
         if frame.heard == self.sent {
             self.confirmed = self.sent;

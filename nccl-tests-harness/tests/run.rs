@@ -173,7 +173,7 @@ fn the_last_timed_iteration_is_checked_too() {
 fn a_failing_call_ends_the_run_with_its_reason() {
     for (fault, reason) in [
         ("FAKE_FAIL=3", "channel 0: isend returned ncclRemoteError (6): NET/Fake: planted: the cable is gone"),
-        ("FAKE_UNKNOWN=3", "channel 0: isend returned an unknown result (99)"),
+        ("FAKE_UNKNOWN=3", "channel 0: isend returned unknown (99)"),
         ("FAKE_SHORT=3", "channel 0: receive: message 0 has 63 bytes instead of 64"),
         ("FAKE_INIT_FAILS=1", "init returned ncclSystemError (2): NET/Fake: planted: no such hardware"),
         ("FAKE_NO_DEVICE=1", "the plugin has no device"),

@@ -35,7 +35,7 @@ pub struct TunerMoreV6 {
     pub get_chunk_size: Option<GetChunkSize>,
 }
 
-// SAFETY: as for the network's tables.
+// SAFETY: nothing writes a table, and what it points to is constant: a name, and functions. So threads that share one cannot race.
 unsafe impl<Init: Sync, More: Sync> Sync for Tuner<Init, More> {}
 
 /// A tuner's `init`.

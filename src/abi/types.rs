@@ -65,7 +65,7 @@ impl fmt::Display for NcclResult {
             5 => "ncclInvalidUsage",
             6 => "ncclRemoteError",
             7 => "ncclInProgress",
-            _ => "an unknown result",
+            _ => "unknown",
         };
         write!(f, "{name} ({})", self.0)
     }

@@ -95,10 +95,10 @@ impl Channel {
     /// Queues a message and sends what the socket takes.
     ///
     /// # Errors
-    /// [`Error::Remote`] when the channel is broken.
+    /// [`Error::PeerGone`] when the peer has closed its end; [`Error::Network`] when the channel has failed.
     pub fn send(&mut self, message: &Message) -> Result<()> {
         self.outbox.extend_from_slice(&message.encode());
-        self.push().map_err(|e| Error::Network(self.broken(&e)))
+        self.push().map_err(|e| self.failed(&e))
     }
 
     /// As [`Channel::send`], unless too much waits to be read by the peer already; whether it was taken.
@@ -107,7 +107,7 @@ impl Channel {
     /// As there.
     pub fn offer(&mut self, message: &Message) -> Result<bool> {
         if self.outbox.len() >= MOST_WAITING_BYTES {
-            self.push().map_err(|e| Error::Network(self.broken(&e)))?;
+            self.push().map_err(|e| self.failed(&e))?;
         }
         if self.outbox.len() >= MOST_WAITING_BYTES {
             return Ok(false);
@@ -135,7 +135,7 @@ impl Channel {
     /// nothing. Never keeps more than the largest message and a little.
     ///
     /// # Errors
-    /// [`Error::Remote`] when the peer speaks something else.
+    /// [`Error::Protocol`] when the peer speaks something else.
     pub fn receive(&mut self) -> Result<Received> {
         let mut end = self.push().err();
         while self.inbox.len() < HEADER_BYTES + MAX_BODY_BYTES {
@@ -174,6 +174,14 @@ impl Channel {
         match error.kind() {
             ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted | ErrorKind::BrokenPipe => Received::Closed,
             _ => Received::Unreachable(self.broken(error)),
+        }
+    }
+
+    fn failed(&self, error: &std::io::Error) -> Error {
+        let text = self.broken(error);
+        match self.ended(error) {
+            Received::Closed => Error::PeerGone(text),
+            _ => Error::Network(text),
         }
     }
 

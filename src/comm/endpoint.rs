@@ -49,69 +49,56 @@ impl<P: DataPath> Endpoint<P> {
         self.process.closed(&self.context.peer.name);
         self.service.close(self.watch);
     }
-
-    /// Makes a call on the data path; `busy` is the answer where the service thread has it for a moment.
-    #[inline(always)]
-    fn enter<T>(&self, busy: T, call: impl FnOnce(&mut P, &PathContext) -> Quick<T>) -> Quick<T> {
-        match self.path.enter() {
-            Some(mut path) => {
-                let done = call(&mut path, &self.context);
-                path.leave();
-                done
-            }
-            None => not_entered(&self.path).map(|()| busy),
-        }
-    }
 }
 
 impl SendComm {
-    /// Starts to send `bytes` at `addr`; its request number, or `None` when the receiver has not yet granted a
-    /// receive for `tag` or there is no room: try again.
+    /// As [`SendPath::isend`]. The answer is "not yet" while the service thread has the data path.
     ///
     /// # Errors
-    /// [`Error::Argument`] when the memory is not registered; [`Error::Usage`] when the receive is smaller than the
-    /// send; else why the connection has failed.
-    ///
-    /// [`Error::Argument`]: crate::error::Error::Argument
-    /// [`Error::Usage`]: crate::error::Error::Usage
+    /// As there.
     #[inline(always)]
     pub fn isend(&self, addr: u64, bytes: usize, tag: i32, memory: &Registration) -> Quick<Option<u16>> {
-        self.enter(None, |path, context| path.isend(context, addr, bytes, tag, memory))
+        let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| None) };
+        let done = path.isend(&self.context, addr, bytes, tag, memory);
+        path.leave();
+        done
     }
 
-    /// The size of a finished send; `None` while it runs.
+    /// As [`SendPath::test`]. The answer is "not yet" while the service thread has the data path.
     ///
     /// # Errors
-    /// [`Error::Argument`] when there is no such request; else why the connection has failed.
-    ///
-    /// [`Error::Argument`]: crate::error::Error::Argument
+    /// As there.
     #[inline(always)]
     pub fn test(&self, request: u16) -> Quick<Option<u64>> {
-        self.enter(None, |path, context| path.test(context, request))
+        let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| None) };
+        let done = path.test(&self.context, request);
+        path.leave();
+        done
     }
 }
 
 impl RecvComm {
-    /// Grants a receive of 1 to [`PARTS`](crate::wire::PARTS) buffers; its request number, or `None` while there is no room: try
-    /// again. An `optional` receive is reported done at once; its caller looks at the bytes themselves.
+    /// As [`RecvPath::irecv`]. The answer is "not yet" while the service thread has the data path.
     ///
     /// # Errors
-    /// [`Error::Argument`] when the memory is not registered or the group too large; else why the connection has failed.
-    ///
-    /// [`Error::Argument`]: crate::error::Error::Argument
+    /// As there.
     #[inline(always)]
     pub fn irecv(&self, parts: &[RecvPart<'_>], optional: bool) -> Quick<Option<u16>> {
-        self.enter(None, |path, context| path.irecv(context, parts, optional))
+        let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| None) };
+        let done = path.irecv(&self.context, parts, optional);
+        path.leave();
+        done
     }
 
-    /// Whether a receive is finished; then `tell` is called with the size of each buffer, by its place in the group.
+    /// As [`RecvPath::test`]. The answer is "not yet" while the service thread has the data path.
     ///
     /// # Errors
-    /// [`Error::Argument`] when there is no such request; else why the connection has failed.
-    ///
-    /// [`Error::Argument`]: crate::error::Error::Argument
+    /// As there.
     #[inline(always)]
     pub fn test(&self, request: u16, tell: impl FnMut(usize, u64)) -> Quick<bool> {
-        self.enter(false, |path, context| path.test(context, request, tell))
+        let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| false) };
+        let done = path.test(&self.context, request, tell);
+        path.leave();
+        done
     }
 }

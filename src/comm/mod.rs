@@ -11,7 +11,7 @@
 //! | `process` | what all connections of this process share |
 //! | `datapath` | `isend`, `irecv` and `test`: no allocation, lock, system call or formatting while messages go well |
 //! | `rail` | a rail of this host: its memory registrations, the quality of its paths, back-off where a path is dead |
-//! | `log` | one line for an event that affects many connections |
+//! | `channel`, `log` | the bootstrap's TCP connection; one line for an event that affects many connections |
 
 pub mod channel;
 pub mod datapath;

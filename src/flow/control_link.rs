@@ -108,7 +108,7 @@ mod tests {
     proptest! {
         /// Control frames are lost, doubled and delayed, by a script of what happens next.
         #[test]
-        fn every_notice_is_heard_once_and_in_order(script in prop::collection::vec(0..6u8, 0..400), counts in [0..12u64, 0..12u64]) {
+        fn every_message_is_heard_once_and_in_order(script in prop::collection::vec(0..6u8, 0..400), counts in [0..12u64, 0..12u64]) {
             let mut ends = [ControlLink::default(), ControlLink::default()];
             let mut said = [0, 0];
             let mut heard = [Vec::new(), Vec::new()];

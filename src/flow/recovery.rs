@@ -1,6 +1,6 @@
 //! Recovery: the rails of one connection, from the loss of one to its return.
 //!
-//! A state machine without I/O, locks and a clock: its caller (`comm::recovery driver`) tells it what happened and what time it is, and
+//! A state machine without I/O, locks and a clock: its caller (`comm::recovery::driver`) tells it what happened and what time it is, and
 //! executes the [`Action`]s that it asks for, in their order. Two of them can be run against each other without a queue pair
 //! (`recovery/tests/search.rs` does, through every order of the events that its budget allows).
 //!

@@ -414,7 +414,7 @@ fn the_page_for_a_person_says_what_is_merged_and_why_not() {
     assert!(page.lines().all(|line| line.len() <= 80), "{page}");
     let one = report(&Host::new(&[spark_function(0, 0)]).survey(""));
     assert!(one.starts_with("1 rail is usable: rocep1s0f0:1\nexpected payload: 112 Gb/s"), "{one}");
-    let empty = survey(Path::new("/nonexistent"), &[], &interfaces().unwrap(), &hca(""));
+    let empty = survey(Path::new("/nonexistent"), &[], &interfaces(Path::new("/sys")).unwrap(), &hca(""));
     let page = report(&empty);
     assert!(page.starts_with("No rail is usable") && page.contains("--device\n/dev/infiniband"), "{page}");
 }

@@ -10,7 +10,7 @@ use super::fields::{mtu_bytes, read_gid, read_qps, write_qp};
 use super::ids::LaneId;
 use super::{PARTS, SLOTS};
 
-/// 64-bit words of a mailbox.
+/// 64-bit words of a control frame, as it lies in memory.
 pub const FRAME_WORDS: usize = 256;
 /// Largest control message, encoded.
 pub const MAX_CONTROL_BYTES: usize = (FRAME_WORDS - FRAME_HEADER) * 8;
@@ -195,7 +195,7 @@ pub struct ControlFrame {
 }
 
 impl ControlFrame {
-    /// As it lies in a mailbox.
+    /// As it lies in an inbox or outbox.
     pub fn to_words(&self) -> Vec<u64> {
         let body = &self.message[..self.message.len().min(MAX_CONTROL_BYTES)];
         let mut words = vec![self.number, self.heard, body.len() as u64 | u64::from(self.asks) << 32, 0];
@@ -208,7 +208,7 @@ impl ControlFrame {
         words
     }
 
-    /// Reads a mailbox; `None` while what lies there is not one whole control frame.
+    /// Reads an inbox; `None` while what lies there is not one whole control frame.
     pub fn from_words(words: &[u64; FRAME_WORDS]) -> Option<Self> {
         let [number, heard, sizes, stated, ..] = *words;
         let bytes = (sizes & 0xffff_ffff) as usize;
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_notices_fit_and_come_back() {
+    fn the_largest_messages_fit_and_come_back() {
         for message in samples() {
             let bytes = message.encode();
             assert!(bytes.len() <= MAX_CONTROL_BYTES, "{}", bytes.len());
@@ -338,7 +338,7 @@ mod tests {
         }
 
         #[test]
-        fn a_mix_of_two_letters_has_not_arrived(which in 0..7usize, other in 0..7usize, mask: u64) {
+        fn a_mix_of_two_frames_has_not_arrived(which in 0..7usize, other in 0..7usize, mask: u64) {
             let frame = |number, which: usize| ControlFrame { number, heard: 1, asks: true, message: samples()[which].encode() };
             let (old, new) = (padded(&frame(4, which).to_words()), padded(&frame(5, other).to_words()));
             let mixed: [u64; FRAME_WORDS] = std::array::from_fn(|at| if mask >> (at % 64) & 1 == 1 { old[at] } else { new[at] });

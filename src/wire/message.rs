@@ -93,7 +93,7 @@ pub struct PairOffer {
 /// The connecting side's queue pairs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ready {
-    /// Address of the connecting side's mailbox, on which its ring and mailbox are.
+    /// Address of the connecting side's mailbox.
     pub mailbox_addr: u64,
     /// One answer for each pair of the offer.
     pub pairs: Vec<PairReady>,
@@ -116,7 +116,7 @@ pub enum PairReady {
 /// Which pairs carry.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Go {
-    /// Address of the accepting side's mailbox, on which its mailbox is.
+    /// Address of the accepting side's mailbox.
     pub mailbox_addr: u64,
     /// One answer for each pair of the offer.
     pub pairs: Vec<PairGo>,

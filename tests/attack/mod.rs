@@ -118,7 +118,7 @@ impl Met {
     }
 
     /// What the receiving end says when it has failed.
-    pub fn receiver_error(&self) -> String {
+    pub fn receiver_error(&self) -> Box<Error> {
         let to = [0_u8; 64];
         // SAFETY: it outlives its registration; nothing is sent for it.
         let memory = unsafe { HostMemory::from_caller(to.as_ptr() as usize, to.len()) };
@@ -129,7 +129,7 @@ impl Met {
             let granted = self.recv.irecv(&[part], false);
             let tested = waiting.iter().find_map(|receive| self.recv.test(*receive, |_, _| {}).err());
             match (granted, tested) {
-                (Err(error), _) | (_, Some(error)) => return Some(error.to_string()),
+                (Err(error), _) | (_, Some(error)) => return Some(error),
                 (Ok(new), None) => waiting.extend(new),
             }
             None
@@ -137,12 +137,12 @@ impl Met {
     }
 
     /// What the sending end says when it has failed.
-    pub fn sender_error(&self) -> String {
+    pub fn sender_error(&self) -> Box<Error> {
         let from = [0_u8; 64];
         // SAFETY: it outlives its registration; nothing is granted for it.
         let memory = unsafe { HostMemory::from_caller(from.as_ptr() as usize, from.len()) };
         let out = self.send.register(memory).unwrap();
-        until(|| self.send.isend(from.as_ptr() as u64, 8, 9, &out).err()).to_string()
+        until(|| self.send.isend(from.as_ptr() as u64, 8, 9, &out).err())
     }
 }
 

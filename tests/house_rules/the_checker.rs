@@ -67,9 +67,9 @@ fn imports_follow_the_table() {
 
 #[test]
 fn a_room_inside_comm_imports_only_what_is_below_it() {
-    kept("src/comm/setup/listen.rs", "use super::finish; use crate::comm::datapath::Lane; use crate::comm::log::Said;");
-    kept("src/comm/rail.rs", "use crate::comm::log::Said; use self::registration::Keys; use super::log::Said;");
-    kept("src/comm/rail/registration.rs", "use super::Rail; use super::super::log::Said;");
+    kept("src/comm/setup/listen.rs", "use super::finish; use crate::comm::datapath::Lane; use crate::comm::log::Once;");
+    kept("src/comm/rail.rs", "use crate::comm::log::Once; use self::registration::Keys; use super::log::Once;");
+    kept("src/comm/rail/registration.rs", "use super::Rail; use super::super::log::Once;");
     kept("src/comm/datapath/send.rs", "#[cfg(test)] mod tests { use crate::comm::setup::listen; }");
     broken("src/comm/datapath/send.rs", "use crate::comm::setup::listen;", "`datapath` is below `setup`");
     broken("src/comm/datapath/send.rs", "fn f() { super::super::setup::listen() }", "`datapath` is below `setup`");

@@ -85,14 +85,24 @@ pub trait DataPath: Send {
                 self.lose_by(context, lane, why);
             }
             Fault::Fatal(why) => {
-                let lanes = self.lanes();
-                let Lane { rail, peer_rail: there, .. } = &lanes[lane.index()];
-                let (here, peer, all) = (rail.name(), &context.peer.name, lanes_text(lanes));
-                let error = Error::Network(format!("rail {here} to {peer} failed: {why} (peer rail {there}); {all}"));
-                return Err(self.end(Box::new(error)));
+                let text = self.failed_on(context, lane, &why);
+                return Err(self.end(Error::Network(text).into()));
+            }
+            Fault::Violation(why) => {
+                let text = self.failed_on(context, lane, &why);
+                return Err(self.end(Error::Protocol(text).into()));
             }
         }
         Ok(())
+    }
+
+    /// The text of an error that ends the connection, and showed on a lane.
+    #[cold]
+    fn failed_on(&mut self, context: &PathContext, lane: LaneId, why: &str) -> String {
+        let lanes = self.lanes();
+        let Lane { rail, peer_rail: there, .. } = &lanes[lane.index()];
+        let (here, peer, all) = (rail.name(), &context.peer.name, lanes_text(lanes));
+        format!("rail {here} to {peer} failed: {why} (peer rail {there}); {all}")
     }
 
     /// The connection has failed: its queue pairs are taken away before its caller hears of it, who may use its buffers for

@@ -22,7 +22,7 @@ pub struct Stalled<'a> {
     pub direction: Direction,
     /// What waits, with an article: "a posted send".
     pub what: &'a str,
-    /// How much of it there is.
+    /// Of a send, its bytes; of a receive, how many are pending.
     pub count: usize,
 }
 
@@ -34,21 +34,12 @@ impl Stalled<'_> {
     #[cold]
     pub fn check(&self, context: &PathContext, timer: &mut StallTimer, waited: Duration, lanes: &[Lane]) -> Quick<()> {
         let (peer, Self { what, count, .. }) = (&context.peer.name, self);
-        let (preposition, amount) = match self.direction {
-            Direction::Send => ("to", format!("{count} bytes")),
-            Direction::Receive => ("from", format!("{count} receives pending")),
-        };
         let why = match context.peer.presence() {
-            Presence::Here if !timer.should_warn(waited, context.stall_warn) => return Ok(()),
-            Presence::Here => {
-                let (lanes, stall) = (lanes_text(lanes), format!("has made no progress for {waited:.0?} ({amount})"));
-                if context.is_first_stall(self.direction) {
-                    tracing::warn!("{what} {preposition} {peer} {stall}: the peer computes or is stuck; {lanes}");
-                } else {
-                    tracing::debug!("{what} {preposition} {peer} {stall}; {lanes}");
-                }
+            Presence::Here if timer.should_warn(waited, context.stall_warn) => {
+                self.warn(context, waited, lanes);
                 return Ok(());
             }
+            Presence::Here => return Ok(()),
             _ if timer.away() < GONE_GRACE => return Ok(()),
             Presence::Closed { .. } => format!("{peer} closed the connection"),
             // (Where it broke the protocol, the connection has ended with that error before.)
@@ -56,7 +47,34 @@ impl Stalled<'_> {
                 "{peer} is gone: its bootstrap connection closed without BYE and it did not answer over any rail"
             ),
         };
-        Err(Error::PeerGone(format!("{why}; {what} had waited {waited:.1?} ({amount}); {}", lanes_text(lanes))).into())
+        let lanes = lanes_text(lanes);
+        let text = match self.direction {
+            Direction::Send => format!("{why}; {what} had waited {waited:.1?}; {lanes}"),
+            Direction::Receive => {
+                format!("{why}; {what} had waited {waited:.1?} ({count} receives pending); {lanes}")
+            }
+        };
+        Err(Error::PeerGone(text).into())
+    }
+
+    fn warn(&self, context: &PathContext, waited: Duration, lanes: &[Lane]) {
+        let (peer, Self { what, count, .. }) = (&context.peer.name, self);
+        let is_first = context.is_first_stall(self.direction);
+        let lanes = lanes_text(lanes);
+        match (self.direction, is_first) {
+            (Direction::Send, true) => tracing::warn!(
+                "{what} to {peer} has made no progress for {waited:.0?} ({count} bytes): the peer computes or is stuck; {lanes}"
+            ),
+            (Direction::Receive, true) => tracing::warn!(
+                "{what} from {peer} has made no progress for {waited:.0?} ({count} receives pending): the peer computes or is stuck; {lanes}"
+            ),
+            (Direction::Send, false) => {
+                tracing::debug!("{what} to {peer} has made no progress for {waited:.0?} ({count} bytes); {lanes}");
+            }
+            (Direction::Receive, false) => {
+                tracing::debug!("{what} from {peer} has made no progress for {waited:.0?}; {lanes}");
+            }
+        }
     }
 }
 
@@ -85,6 +103,8 @@ pub enum Fault {
     Doubtful(String),
     /// The request itself is wrong, on every rail: the connection has failed.
     Fatal(String),
+    /// The peer broke the protocol: the connection has failed.
+    Violation(String),
 }
 
 impl Fault {
@@ -147,8 +167,8 @@ pub fn outside(call: &str, addr: u64, bytes: usize, memory: &Registration) -> Er
     ))
 }
 
-/// The error of a connection whose peer broke the protocol.
+/// How a peer broke the protocol, for [`Error::Protocol`].
 #[cold]
-pub fn broken_protocol(peer: &Peer, violation: &dyn std::fmt::Display) -> Error {
-    Error::Protocol(format!("{} violated the protocol: {violation}", peer.name))
+pub fn broken_protocol(peer: &Peer, violation: &dyn std::fmt::Display) -> String {
+    format!("{} violated the protocol: {violation}", peer.name)
 }

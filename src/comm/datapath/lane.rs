@@ -172,8 +172,8 @@ impl Lane {
     /// Connects the queue pairs; a receiver's are given their receives first.
     ///
     /// # Errors
-    /// [`Error::Os`] when the peer's address cannot be resolved or the device refuses; [`Error::Network`] when the agreed address is gone; [`Error::Protocol`] when the peer
-    /// named another number of queue pairs.
+    /// [`Error::Os`] when the peer's address cannot be resolved or the device refuses; [`Error::Network`] when the port no longer has the
+    /// agreed address or path MTU; [`Error::Protocol`] when the peer named another number of queue pairs.
     pub fn connect(&mut self, role: Role, config: &Config, route: &Route<'_>) -> Result<()> {
         if route.ends.len() != self.queues.len() {
             let (theirs, ours) = (route.ends.len(), self.queues.len());
@@ -182,7 +182,7 @@ impl Lane {
         let most = route.look.port.active_mtu_bytes;
         if route.mtu_bytes > most {
             let (mtu_bytes, name) = (route.mtu_bytes, self.rail.name());
-            return Err(Error::Protocol(format!(
+            return Err(Error::Network(format!(
                 "the peer asked for path MTU {mtu_bytes} on {name}, whose port has {most}"
             )));
         }

@@ -83,10 +83,11 @@ impl RecvPath {
         }
     }
 
-    /// As [`RecvComm::irecv`].
+    /// Grants a receive of 1 to [`PARTS`] buffers; its request number, or `None` while there is no room: try
+    /// again. An `optional` receive is reported done at once; its caller looks at the bytes themselves.
     ///
     /// # Errors
-    /// As there.
+    /// [`Error::Argument`] when the memory is not registered or the group too large; else why the connection has failed.
     #[inline(always)]
     pub fn irecv(&mut self, context: &PathContext, parts: &[RecvPart<'_>], optional: bool) -> Quick<Option<u16>> {
         self.status.check()?;
@@ -184,10 +185,10 @@ impl RecvPath {
         }))
     }
 
-    /// As [`RecvComm::test`].
+    /// Whether a receive is finished; then `tell` is called with the size of each buffer, by its place in the group.
     ///
     /// # Errors
-    /// As there.
+    /// [`Error::Argument`] when there is no such request; else why the connection has failed.
     #[inline(always)]
     pub fn test(&mut self, context: &PathContext, request: u16, mut tell: impl FnMut(usize, u64)) -> Quick<bool> {
         let Some(slot) = Slot::new(request) else { return Err(not_in_flight(NotInFlight(request))) };
@@ -358,7 +359,7 @@ fn arrive(
         Ok(Arrival::Whole) => Found::Something,
         Ok(Arrival::Part) => Found::InPart,
         Ok(Arrival::Stale) => stale(context, completion),
-        Err(violation) => return Err(Box::new(Fault::Fatal(broken_protocol(&context.peer, &violation).to_string()))),
+        Err(violation) => return Err(Box::new(Fault::Violation(broken_protocol(&context.peer, &violation)))),
     };
     lane.used_receive(id.queue()).map_err(Fault::of_refusal)?;
     Ok(found)
@@ -410,7 +411,7 @@ fn failed(lane: &mut Lane, context: &PathContext, completion: &Completion) -> Bo
 #[inline(never)]
 fn without_immediate(context: &PathContext) -> Box<Fault> {
     let what = "message without immediate data, or SEND in place of RDMA WRITE";
-    Box::new(Fault::Fatal(broken_protocol(&context.peer, &what).to_string()))
+    Box::new(Fault::Violation(broken_protocol(&context.peer, &what)))
 }
 
 #[cold]

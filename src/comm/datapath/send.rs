@@ -96,10 +96,12 @@ impl SendPath {
         }
     }
 
-    /// As [`SendComm::isend`].
+    /// Starts to send `bytes` at `addr`; its request number, or `None` when the receiver has not yet granted a
+    /// receive for `tag` or there is no room: try again.
     ///
     /// # Errors
-    /// As there.
+    /// [`Error::Argument`] when the memory is not registered; [`Error::Usage`] when the receive is smaller than the
+    /// send; else why the connection has failed.
     #[inline(always)]
     pub fn isend(
         &mut self,
@@ -148,7 +150,7 @@ impl SendPath {
             Ok(None) => {
                 return self.stalled(context, "a send without a matching receive", send.bytes as usize).map(|()| None);
             }
-            Err(violation) => return Err(self.end(Box::new(broken_protocol(&context.peer, &violation)))),
+            Err(violation) => return Err(self.end(Error::Protocol(broken_protocol(&context.peer, &violation)).into())),
         };
         if send.bytes > head.room_bytes.min(self.most_bytes) {
             return Err(too_large(&context.peer, send.bytes, send.tag, head.room_bytes, self.most_bytes));
@@ -312,10 +314,10 @@ impl SendPath {
         }
     }
 
-    /// As [`SendComm::test`].
+    /// The size of a finished send; `None` while it runs.
     ///
     /// # Errors
-    /// As there.
+    /// [`Error::Argument`] when there is no such request; else why the connection has failed.
     #[inline(always)]
     pub fn test(&mut self, context: &PathContext, request: u16) -> Quick<Option<u64>> {
         match self.sends.test(request) {

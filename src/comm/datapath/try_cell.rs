@@ -28,7 +28,7 @@ const TAKEN: u8 = 2;
 const BROKEN: u8 = 3;
 
 // SAFETY: the value is reached only through `TryCellGuard`, of which there is at most one at a time (`enter` takes the word
-// with a swap and `TryCellGuard` gives it back once), so sharing an `TryCell` only ever moves the use of `T` between threads.
+// with a swap and `TryCellGuard` gives it back once), so sharing a `TryCell` only ever moves the use of `T` between threads.
 unsafe impl<T: Send> Sync for TryCell<T> {}
 
 /// The right to use the value; given back when dropped, and `AFTER` ([`USED`] or [`UNUSED`]) is what the word says then.

@@ -11,7 +11,7 @@
 //!   outage, with a WARN of its own.
 //! - A connection that has failed, that was closed, or whose peer is gone is not waited for.
 //!
-//! Called by the service thread, never while messages go well. It locks.
+//! Called while connections are made and by the service thread, never while messages go well. It locks.
 
 use crate::wire::ids::LaneId;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -2,8 +2,7 @@
 
 use crate::config::{Config, NameFilter, SocketFamily};
 use crate::error::{Error, Result};
-use nix::ifaddrs::getifaddrs;
-use nix::net::if_::InterfaceFlags;
+use crate::interfaces;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 /// One address of one interface that is up.
@@ -24,31 +23,19 @@ pub struct InterfaceAddress {
 /// The addresses of all interfaces that are up.
 ///
 /// # Errors
-/// [`Error::Os`].
+/// As [`interfaces::all`].
 pub fn addresses() -> Result<Vec<InterfaceAddress>> {
-    let all = getifaddrs().map_err(|e| Error::Os {
-        what: "cannot list the network interfaces (getifaddrs)".to_owned(),
-        errno: e as i32,
-    })?;
-    let up = all.filter(|each| each.flags.contains(InterfaceFlags::IFF_UP));
-    Ok(up
-        .filter_map(|each| {
-            let storage = each.address?;
-            let address = match (storage.as_sockaddr_in(), storage.as_sockaddr_in6()) {
-                (Some(v4), _) => SocketAddr::from((v4.ip(), 0)),
-                (_, Some(v6)) => SocketAddr::V6(SocketAddrV6::new(v6.ip(), 0, 0, v6.scope_id())),
-                _ => return None,
-            };
-            let prefix = each.netmask.and_then(|mask| match (mask.as_sockaddr_in(), mask.as_sockaddr_in6()) {
-                (Some(v4), _) => Some(v4.ip().to_bits().count_ones() as u8),
-                (_, Some(v6)) => Some(v6.ip().to_bits().count_ones() as u8),
-                _ => None,
-            });
-            let loopback = each.flags.contains(InterfaceFlags::IFF_LOOPBACK);
-            let running = each.flags.contains(InterfaceFlags::IFF_RUNNING);
-            Some(InterfaceAddress { interface: each.interface_name, address, prefix, loopback, running })
-        })
-        .collect())
+    let mut found = Vec::new();
+    for up in interfaces::all()?.into_iter().filter(|interface| interface.is_up) {
+        found.extend(up.addresses.iter().map(|each| InterfaceAddress {
+            interface: up.name.clone(),
+            address: each.address,
+            prefix: each.prefix,
+            loopback: up.is_loopback,
+            running: up.is_running,
+        }));
+    }
+    Ok(found)
 }
 
 /// The addresses as GIDs write them, each with the length of its prefix in 128 bits.

@@ -362,7 +362,7 @@ impl Driver {
     fn fail(&mut self, cause: &Cause) {
         let (peer, limit) = (&self.context.peer.name, self.process.config.loss_timeout.as_secs());
         let error = match cause {
-            Cause::Protocol(why) => broken_protocol(&self.context.peer, why),
+            Cause::Protocol(why) => Error::Protocol(broken_protocol(&self.context.peer, why)),
             Cause::NotAcknowledged(lane) => Error::TimedOut(format!(
                 "{peer} did not acknowledge the loss of rail {} within NCCL_SPARK_LOSS_TIMEOUT_S={limit}: {}",
                 self.rails[lane.index()].rail.name(),

@@ -95,7 +95,7 @@ impl PendingConnections {
             ticket => ticket,
         };
         let Some(connecting) = self.take(ticket, config.connect_timeout) else {
-            return Err(Error::TimedOut(
+            return Err(Error::Network(
                 "connect called again for a connection that has failed or timed out".to_owned(),
             ));
         };

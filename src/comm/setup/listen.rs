@@ -270,7 +270,7 @@ impl Offered {
         Ok((Self { rails, chunk_bytes, pairs: opened, left_out }, offer))
     }
 
-    /// Connects this side's queue pairs, and starts one empty write on each lane to see whether it carries.
+    /// Connects this side's queue pairs, and writes a whole packet on each of them to see whether it carries.
     fn connect(self, process: &Process, peer: &str, ready: Ready) -> Result<Probing> {
         if ready.pairs.len() != self.pairs.len() {
             return Err(Error::Protocol(format!(

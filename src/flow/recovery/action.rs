@@ -40,7 +40,7 @@ pub enum Action {
     PeerGone,
     /// The connection has failed.
     Fail(Cause),
-    /// Nothing to do but to be told.
+    /// To be logged.
     Log(Event),
 }
 

@@ -48,7 +48,7 @@ freeze() {
   sleep 3
   mark 2
   sleep 3
-  # Letters that nobody reads are sent again by the rails, and nothing else.
+  # Control frames that nobody reads are sent again by the rails, and nothing else.
   echo "while rank 1 stands still: $(sent_bytes a 0), $(sent_bytes a 1), $(sent_bytes b 0), $(sent_bytes b 1) bytes"
   (($(sent_bytes a 0) + $(sent_bytes a 1) < 1048576)) || fail "the job goes on without its rank 1"
   kill -CONT "$pid"
