@@ -342,7 +342,11 @@ fn immediates_of_other_times_and_places_are_passed_over_however_many() {
         stage.fabric().pass(1_000_000);
         assert_eq!(stage.received(receive), Ok(false));
     }
-    assert_eq!(stage.received(32), Err("request 32 is not in flight".to_owned()), "there is no such slot");
+    assert_eq!(
+        stage.received(32),
+        Err(Error::Argument("request 32 is not in flight".to_owned()).into()),
+        "no such slot"
+    );
     stage.say(Immediate { slot: Slot::of(0), part: 0, generation: 0, shares: 1, share: 0, leads: 0 }.encode());
     stage.until_told(|stage| stage.received(receive).unwrap().then_some(())).expect("the true one is heard");
 }
