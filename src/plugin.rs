@@ -11,6 +11,7 @@ use crate::verbs::{self, Context, Library, Pd};
 use crate::wire::cts::MAX_RECEIVE_BYTES;
 use crate::wire::fields::Attachment;
 use crate::wire::handle::HANDLE_BYTES;
+use crate::wire::ids::RailId;
 use crate::wire::immediate::MAX_LEADS;
 use crate::wire::{MAX_OFFERED_RAILS, PARTS};
 use once_cell::sync::OnceCell;
@@ -280,7 +281,7 @@ fn open(survey: &Survey, ports: &Ports, config: &Config) -> Result<Vec<Arc<comm:
         return Err(Error::Missing(format!("no port can be used as a rail: {}", all.join("; "))));
     }
     let mut rails = Vec::with_capacity(survey.rails.len());
-    for (index, found) in survey.rails.iter().take(MAX_OFFERED_RAILS).enumerate() {
+    for (id, found) in RailId::all(MAX_OFFERED_RAILS).zip(&survey.rails) {
         let port = ports.iter().find(|(facts, _)| facts.device == found.device && facts.port == found.port);
         let Some((_, context)) = port else {
             return Err(Error::Internal(format!("{}:{} disappeared during initialisation", found.device, found.port)));
@@ -291,9 +292,9 @@ fn open(survey: &Survey, ports: &Ports, config: &Config) -> Result<Vec<Arc<comm:
             netdev: found.netdev.clone(),
             phys_port: found.phys_port.clone(),
             attachment: attachment(survey, found),
-            speed_mbps: share_of_link(survey, index),
+            speed_mbps: share_of_link(survey, found),
         };
-        rails.push(Arc::new(comm::Rail::new(index, info, Pd::new(context)?, config)?));
+        rails.push(Arc::new(comm::Rail::new(id, info, Pd::new(context)?, config)?));
     }
     Ok(rails)
 }
@@ -304,8 +305,7 @@ fn attachment(survey: &Survey, rail: &rails::Rail) -> Attachment {
 }
 
 /// What a rail carries while the others on its PCIe link are as busy.
-fn share_of_link(survey: &Survey, index: usize) -> u32 {
-    let rail = &survey.rails[index];
+fn share_of_link(survey: &Survey, rail: &rails::Rail) -> u32 {
     let together: u32 = survey.rails.iter().filter(|other| other.link == rail.link).map(|other| other.speed_mbps).sum();
     match survey.links.get(rail.link).and_then(|link| link.payload_mbps) {
         Some(payload) if payload < together => {

@@ -19,6 +19,7 @@ use common::until;
 use nccl_net_spark::error::Error;
 use nccl_net_spark::wire::PROTOCOL_VERSION;
 use nccl_net_spark::wire::control::{ControlFrame, ControlMessage, Received};
+use nccl_net_spark::wire::ids::LaneId;
 use nccl_net_spark::wire::message::Message;
 use socket2::{Domain, SockRef, Socket, Type};
 use std::io::{Read, Write};
@@ -422,20 +423,26 @@ fn frames_that_mean_nothing_are_passed_over() {
     let hosts = [host(0), host(1)];
     let (met, mut taken) = tapped(&hosts);
     let gid = [0xfe; 16];
-    let joined =
-        |lane| ControlMessage::Joined { lane, connector_gid: gid, acceptor_gid: gid, mtu_bytes: 1024, qps: vec![] };
+    // Of any lane, also of one that there cannot be.
+    let of = |number: u8, message: ControlMessage| {
+        let mut bytes = message.encode();
+        bytes[1] = number;
+        bytes
+    };
+    let lane = LaneId::default();
+    let not_now = || ControlMessage::NotNow { lane, why: "what?".to_owned() };
     let unknown: Vec<Vec<u8>> = vec![
         Vec::new(),
         vec![200],
         vec![0; 1900],
         vec![6, 1, 2],
-        ControlMessage::NotNow { lane: 0, why: "what?".to_owned() }.encode(),
-        ControlMessage::NotNow { lane: 7, why: "what?".to_owned() }.encode(),
-        ControlMessage::NotNow { lane: 99, why: "what?".to_owned() }.encode(),
-        ControlMessage::Fenced { lane: 5, received: Received::default() }.encode(),
-        ControlMessage::Live { lane: 200 }.encode(),
+        of(0, not_now()),
+        of(7, not_now()),
+        of(99, not_now()),
+        of(5, ControlMessage::Fenced { lane, received: Received::default() }),
+        of(200, ControlMessage::Live { lane }),
         // Without queue pairs it cannot be read.
-        joined(0).encode(),
+        ControlMessage::Joined { lane, connector_gid: gid, acceptor_gid: gid, mtu_bytes: 1024, qps: vec![] }.encode(),
         ControlMessage::AreYouThere.encode(),
     ];
     for stream in [&mut taken.to_sender, &mut taken.to_receiver] {
@@ -473,7 +480,7 @@ fn a_word_that_fine_rails_are_lost_costs_no_byte() {
         let stream = if side == 0 { &mut taken.to_sender } else { &mut taken.to_receiver };
         let received = Received { granted: 5, open: Vec::new() };
         let received = if side == 0 { received } else { Received::default() };
-        say(stream, 1, ControlMessage::Fenced { lane: 0, received: received.clone() }.encode());
+        say(stream, 1, ControlMessage::Fenced { lane: LaneId::default(), received: received.clone() }.encode());
         let begun = std::time::Instant::now();
         while begun.elapsed() < Duration::from_secs(2) {
             met.check(10);

@@ -10,6 +10,7 @@ use nccl_net_spark::comm::log::outages::{Member, Outages, SETTLED};
 use nccl_net_spark::comm::{Host, RecvComm, SendComm};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::plugin::bring_up;
+use nccl_net_spark::wire::ids::{LaneId, RailId};
 use softverbs::control::{Action, control};
 use std::path::Path;
 use std::sync::Arc;
@@ -17,6 +18,10 @@ use std::time::{Duration, Instant};
 use tracing::Level;
 
 const CONNECTIONS: usize = 5;
+
+fn lane(number: usize) -> LaneId {
+    LaneId::new(number).unwrap()
+}
 
 /// So many connections with the same peer over two rails.
 fn members(outages: &Arc<Outages>, count: usize) -> Vec<Member> {
@@ -40,22 +45,22 @@ fn a_rail_that_all_connections_lose_is_one_warning_and_its_return_another() {
     let at = |ms: u64| begun + Duration::from_millis(ms);
     heard.by(|| {
         let mut all = members(&outages, CONNECTIONS);
-        all.iter_mut().for_each(|one| one.lost(0, "local port down", "retrying in 0.5 s", at(0)));
+        all.iter_mut().for_each(|one| one.lost(lane(0), "local port down", "retrying in 0.5 s", at(0)));
         let lost = "rail a:1 to spark-2:470 lost: local port down (peer rail x:1); 1 of 2 rails remains; retrying in 0.5 s";
         assert_eq!(warnings(&heard), [lost]);
-        all.iter_mut().for_each(|one| one.lost(1, "local port down", "retrying in 0.5 s", at(1000)));
+        all.iter_mut().for_each(|one| one.lost(lane(1), "local port down", "retrying in 0.5 s", at(1000)));
         let none = "rail b:1 to spark-2:470 lost: local port down (peer rail y:1); no rail remains, connections fail in 30 s; retrying in 0.5 s";
         assert_eq!(warnings(&heard), [none]);
         // Back for all but the first, which loses it once more meanwhile.
-        all.iter_mut().rev().for_each(|one| one.recovered(1, at(2000)));
+        all.iter_mut().rev().for_each(|one| one.recovered(lane(1), at(2000)));
         assert_eq!(warnings(&heard), ["rail b:1 to spark-2:470 recovered after 1.0 s (peer rail y:1); 1 of 2 rails in use"]);
-        all[1..].iter_mut().for_each(|one| one.recovered(0, at(3000)));
-        all[1].lost(0, "local port down", "retrying in 1.0 s", at(3100));
+        all[1..].iter_mut().for_each(|one| one.recovered(lane(0), at(3000)));
+        all[1].lost(lane(0), "local port down", "retrying in 1.0 s", at(3100));
         assert_eq!(warnings(&heard), [""; 0], "one connection is without it");
-        all[..2].iter_mut().for_each(|one| one.recovered(0, at(3200)));
+        all[..2].iter_mut().for_each(|one| one.recovered(lane(0), at(3200)));
         assert_eq!(warnings(&heard), ["rail a:1 to spark-2:470 recovered after 3.2 s (peer rail x:1); 2 of 2 rails in use"]);
         // It is over: the next one is new.
-        all[2].lost(0, "the peer reports it lost", "the peer retries", at(9000));
+        all[2].lost(lane(0), "the peer reports it lost", "the peer retries", at(9000));
         assert_eq!(warnings(&heard).len(), 1);
     });
 }
@@ -67,28 +72,28 @@ fn a_connection_that_never_recovers_is_told_and_hides_no_other_outage() {
     let settled = SETTLED.as_secs();
     heard.by(|| {
         let mut all = members(&outages, CONNECTIONS);
-        all.iter_mut().for_each(|one| one.lost(0, "no answer", "retrying", at(0)));
+        all.iter_mut().for_each(|one| one.lost(lane(0), "no answer", "retrying", at(0)));
         outages.tick(at(1000));
         assert_eq!(warnings(&heard).len(), 1, "nobody has it back: the first line still holds");
-        all[1..].iter_mut().for_each(|one| one.recovered(0, at(1000)));
+        all[1..].iter_mut().for_each(|one| one.recovered(lane(0), at(1000)));
         outages.tick(at(1000 + settled - 1));
         assert_eq!(warnings(&heard), [""; 0]);
         (0..3).for_each(|_| outages.tick(at(1000 + settled)));
         let some = "rail a:1 to spark-2:470 recovered for 4 of 5 connections (peer rail x:1); 1 still retrying";
         assert_eq!(warnings(&heard), [some]);
-        all[1..].iter_mut().for_each(|one| one.lost(0, "local port down", "retrying", at(2000)));
+        all[1..].iter_mut().for_each(|one| one.lost(lane(0), "local port down", "retrying", at(2000)));
         assert_eq!(warnings(&heard).len(), 1, "a new outage");
-        all[1..].iter_mut().for_each(|one| one.recovered(0, at(2004)));
+        all[1..].iter_mut().for_each(|one| one.recovered(lane(0), at(2004)));
         assert_eq!(warnings(&heard), [""; 0]);
         // The one that hangs is closed.
         drop(all.remove(0));
         let over = "recovered after 4.0 s (peer rail x:1); the connections still without it are closed";
         assert!(matches!(&warnings(&heard)[..], [line] if line.ends_with(over)));
         // All are closed during an outage: nobody can say that it is over.
-        all[0].lost(0, "no answer", "retrying", at(3000));
+        all[0].lost(lane(0), "no answer", "retrying", at(3000));
         all.clear();
         assert_eq!(warnings(&heard).len(), 1);
-        members(&outages, 1)[0].lost(0, "no answer", "retrying", at(4000));
+        members(&outages, 1)[0].lost(lane(0), "no answer", "retrying", at(4000));
         assert_eq!(warnings(&heard).len(), 1, "the next connections' outage is theirs");
     });
 }
@@ -97,11 +102,14 @@ fn a_connection_that_never_recovers_is_told_and_hides_no_other_outage() {
 fn what_all_connections_with_a_peer_say_alike_is_said_until_the_last_is_closed() {
     let (said, now) = (LogOnce::default(), Instant::now());
     let line = || Subject::Connected("over 2 rails".to_owned());
+    let rail = RailId::new(0).unwrap();
     for _ in 0..2 {
         assert!(said.is_first("a:1", line()));
         (0..2).for_each(|_| said.opened("a:1"));
         assert!(
-            !said.is_first("a:1", line()) && said.is_first("b:1", line()) && said.is_first("a:1", Subject::NotUsed(0))
+            !said.is_first("a:1", line())
+                && said.is_first("b:1", line())
+                && said.is_first("a:1", Subject::NotUsed(rail))
         );
         said.closed("a:1");
         assert!(!said.is_first("a:1", line()), "one is open");

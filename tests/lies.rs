@@ -19,6 +19,7 @@ use nccl_net_spark::error::{Error, Quick};
 use nccl_net_spark::wire::control::{ControlFrame, ControlMessage, FRAME_WORDS, OpenReceive, Received};
 use nccl_net_spark::wire::cts::{ENTRY_WORDS, Entry, MAX_RECEIVE_BYTES, Terms, entry_word};
 use nccl_net_spark::wire::fields::{Address, Attachment, QpEnd, RailAdvert};
+use nccl_net_spark::wire::ids::{LaneId, Slot};
 use nccl_net_spark::wire::immediate::Immediate;
 use nccl_net_spark::wire::mailbox::INBOX_AT;
 use nccl_net_spark::wire::{MAX_RAILS, PARTS, SLOTS};
@@ -29,6 +30,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// There is one fabric in a process, and its time is the process's.
 static FABRIC: Mutex<Option<Fabric>> = Mutex::new(None);
+
+fn lane(number: u64) -> LaneId {
+    LaneId::new(number as usize).unwrap()
+}
 
 /// A connection whose one end lies.
 struct Stage {
@@ -299,7 +304,7 @@ fn no_grant_at_all_brings_the_sender_down() {
 #[test]
 fn an_immediate_that_cannot_be_one_ends_the_connection_in_words() {
     let mut stage = Stage::new(1);
-    let good = Immediate { slot: 0, part: 0, generation: 0, shares: 1, share: 0, leads: 0 };
+    let good = Immediate { slot: Slot::of(0), part: 0, generation: 0, shares: 1, share: 0, leads: 0 };
     let lies: [(Vec<Immediate>, &str); 6] = [
         (vec![Immediate { part: 2, ..good }], "unexpected share 0 of part 2"),
         (vec![Immediate { part: 7, ..good }], "unexpected share 0 of part 7"),
@@ -328,16 +333,21 @@ fn immediates_of_other_times_and_places_are_passed_over_however_many() {
     let receive = stage.irecv(&[100]).unwrap().unwrap();
     // More than there are receives for: what they take up is made good.
     for number in 0..2000_u64 {
-        let slot = (1 + number % (SLOTS as u64 - 1)) as u8;
+        let slot = Slot::of(1 + number % (SLOTS as u64 - 1));
         let other_slot = Immediate { slot, part: 7, generation: 0, shares: 8, share: 7, leads: 4095 };
-        let other_time = Immediate { slot: 0, generation: 1 + (number % 63) as u8, ..other_slot };
+        let other_time = Immediate { slot: Slot::of(0), generation: 1 + (number % 63) as u8, ..other_slot };
         stage.say(if number % 2 == 0 { other_slot } else { other_time }.encode());
     }
     for _ in 0..100 {
         stage.fabric().pass(1_000_000);
         assert_eq!(stage.received(receive), Ok(false));
     }
-    stage.say(Immediate { slot: 0, part: 0, generation: 0, shares: 1, share: 0, leads: 0 }.encode());
+    assert_eq!(
+        stage.received(32),
+        Err(Error::Argument("request 32 is not in flight".to_owned()).into()),
+        "no such slot"
+    );
+    stage.say(Immediate { slot: Slot::of(0), part: 0, generation: 0, shares: 1, share: 0, leads: 0 }.encode());
     stage.until_told(|stage| stage.received(receive).unwrap().then_some(())).expect("the true one is heard");
 }
 
@@ -382,7 +392,7 @@ fn what_a_receiver_cannot_have_is_not_believed() {
     ] {
         stage.again();
         stage.check();
-        stage.tell(0, 1, ControlMessage::Fenced { lane: 1, received }.encode());
+        stage.tell(0, 1, ControlMessage::Fenced { lane: lane(1), received }.encode());
         let error = stage.complaint(0).expect("an error");
         assert!(breaks_protocol(&error, "end 1", "it claims"), "{error}");
     }
@@ -412,7 +422,7 @@ const QPS: [QpEnd; 1] = [QpEnd { number: 0xff_ffff, psn: 0 }];
 
 fn joined(mtu_bytes: u32, qps: &[QpEnd]) -> ControlMessage {
     ControlMessage::Joined {
-        lane: 1,
+        lane: lane(1),
         connector_gid: [0x20; 16],
         acceptor_gid: [0x21; 16],
         mtu_bytes,
@@ -423,8 +433,8 @@ fn joined(mtu_bytes: u32, qps: &[QpEnd]) -> ControlMessage {
 #[test]
 fn what_is_for_the_other_side_to_say_ends_the_connection() {
     let mut stage = Stage::new(2);
-    let join = || ControlMessage::Join { lane: 1, rail: advert(None), qps: QPS.to_vec() };
-    let lies = [(0, join()), (0, ControlMessage::Live { lane: 1 }), (1, joined(1024, &QPS))];
+    let join = || ControlMessage::Join { lane: lane(1), rail: advert(None), qps: QPS.to_vec() };
+    let lies = [(0, join()), (0, ControlMessage::Live { lane: lane(1) }), (1, joined(1024, &QPS))];
     for (side, message) in lies {
         for is_down in [false, true] {
             stage.again();
@@ -432,7 +442,7 @@ fn what_is_for_the_other_side_to_say_ends_the_connection() {
             let mut number = 1;
             if is_down {
                 let received = Received { granted: if side == 0 { 4 } else { 0 }, open: Vec::new() };
-                stage.tell(side, number, ControlMessage::Fenced { lane: 1, received }.encode());
+                stage.tell(side, number, ControlMessage::Fenced { lane: lane(1), received }.encode());
                 number += 1;
             }
             stage.tell(side, number, message.encode());
@@ -450,13 +460,13 @@ fn offers_for_a_lost_rail_that_cannot_be_taken_leave_it_lost_and_the_other_carri
         joined(1024, &QPS),
         joined(4096, &QPS),
         joined(1024, &[QPS[0]; 16]),
-        ControlMessage::NotNow { lane: 1, why: "\u{202e}x".repeat(100) },
+        ControlMessage::NotNow { lane: lane(1), why: "\u{202e}x".repeat(100) },
     ];
     for message in tried {
         stage.again();
         stage.check();
         let received = Received { granted: 4, open: Vec::new() };
-        stage.tell(0, 1, ControlMessage::Fenced { lane: 1, received }.encode());
+        stage.tell(0, 1, ControlMessage::Fenced { lane: lane(1), received }.encode());
         // It asks for the rail, and is answered by that.
         let now = stage.fabric().now() + std::time::Duration::from_secs(5);
         stage.pair.drivers[0].tend(now, true, &mut |_| true);
@@ -473,8 +483,8 @@ fn offers_for_a_lost_rail_that_cannot_be_taken_leave_it_lost_and_the_other_carri
     // The receiving side is asked for a rail that it has never heard of, and by queue pairs that there are not.
     for rail in [advert(None), advert(Some(0)), RailAdvert { addresses: Vec::new(), ..advert(None) }] {
         stage.again();
-        stage.tell(1, 1, ControlMessage::Fenced { lane: 1, received: Received::default() }.encode());
-        stage.tell(1, 2, ControlMessage::Join { lane: 1, rail, qps: vec![QPS[0]; 16] }.encode());
+        stage.tell(1, 1, ControlMessage::Fenced { lane: lane(1), received: Received::default() }.encode());
+        stage.tell(1, 2, ControlMessage::Join { lane: lane(1), rail, qps: vec![QPS[0]; 16] }.encode());
         let text = stage.pair.drivers[1].text();
         assert!(text.contains("x0:1 to x0:1: up") && text.contains("x1:1 to x1:1: lost"), "{text}");
     }
@@ -487,7 +497,7 @@ fn a_path_mtu_that_the_port_does_not_have_keeps_a_lost_rail_lost_until_a_true_on
     for lie in [2048, 4096, 0, 1, 1023, 1500, 8192, u32::MAX] {
         stage.again();
         stage.check();
-        stage.pair.send.enter().unwrap().lose_by(&stage.pair.contexts[0], 1, "pulled".to_owned());
+        stage.pair.send.enter().unwrap().lose_by(&stage.pair.contexts[0], lane(1), "pulled".to_owned());
         let (mut told, heard) = (0, Heard::default());
         let lied = |frame: &mut ControlFrame| {
             if let Ok(ControlMessage::Joined { lane, connector_gid, acceptor_gid, mtu_bytes, qps }) =
@@ -523,11 +533,11 @@ fn a_path_mtu_that_the_port_does_not_have_keeps_a_lost_rail_lost_until_a_true_on
 #[test]
 fn a_peer_that_talks_on_and_never_hears_is_cut_off() {
     let mut stage = Stage::new(2);
-    stage.tell(1, 1, ControlMessage::Fenced { lane: 1, received: Received::default() }.encode());
+    stage.tell(1, 1, ControlMessage::Fenced { lane: lane(1), received: Received::default() }.encode());
     let mut told = None;
     for number in 2..10_000 {
         // Each is answered with a refusal, and none of those is heard.
-        stage.tell(1, number, ControlMessage::Join { lane: 1, rail: advert(None), qps: QPS.to_vec() }.encode());
+        stage.tell(1, number, ControlMessage::Join { lane: lane(1), rail: advert(None), qps: QPS.to_vec() }.encode());
         told = stage.complaint(1).map(|error| (number, error));
         if told.is_some() {
             break;
@@ -552,11 +562,11 @@ fn nothing_in_the_mailbox_or_in_the_ear_brings_a_side_down() {
             let side = dice.below(2) as usize;
             let message = match dice.below(8) {
                 0 => (0..dice.below(1900)).map(|_| dice.below(256) as u8).collect(),
-                1 => ControlMessage::Fenced { lane: dice.below(8) as u8, received: Received::default() }.encode(),
-                2 => ControlMessage::NotNow { lane: dice.below(8) as u8, why: "no".to_owned() }.encode(),
-                3 => ControlMessage::Join { lane: dice.below(8) as u8, rail: advert(None), qps: QPS.to_vec() }.encode(),
+                1 => ControlMessage::Fenced { lane: lane(dice.below(8)), received: Received::default() }.encode(),
+                2 => ControlMessage::NotNow { lane: lane(dice.below(8)), why: "no".to_owned() }.encode(),
+                3 => ControlMessage::Join { lane: lane(dice.below(8)), rail: advert(None), qps: QPS.to_vec() }.encode(),
                 4 => joined(256, &QPS).encode(),
-                5 => ControlMessage::Live { lane: dice.below(8) as u8 }.encode(),
+                5 => ControlMessage::Live { lane: lane(dice.below(8)) }.encode(),
                 6 => ControlMessage::Bye { delivered: dice.below(2) }.encode(),
                 _ => ControlMessage::AreYouThere.encode(),
             };

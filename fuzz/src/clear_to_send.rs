@@ -4,7 +4,7 @@
 //! The model looks at the whole ring by itself, and follows every send: each byte goes once into the room that was granted.
 
 use crate::memory;
-use crate::tape::Tape;
+use crate::tape::{Tape, lane};
 use crate::target::Seeds;
 use nccl_net_spark::flow::next::{Head, Peek};
 use nccl_net_spark::flow::plan::Share;
@@ -14,6 +14,7 @@ use nccl_net_spark::wire::control::{OpenReceive, Received};
 use nccl_net_spark::wire::cts::{
     ENTRY_WORDS, Entry, MAX_RECEIVE_BYTES, PackedKeys, RING_WORDS, Terms, Violation, entry_word, rkey_in,
 };
+use nccl_net_spark::wire::ids::{LaneId, Slot};
 use nccl_net_spark::wire::immediate::Immediate;
 use nccl_net_spark::wire::{MAX_RAILS, PARTS, SLOTS};
 use std::collections::BTreeMap;
@@ -34,7 +35,7 @@ thread_local! {
 struct Posted {
     request: u16,
     share: u8,
-    lane: u8,
+    lane: LaneId,
 }
 
 /// A send by the model.
@@ -209,10 +210,10 @@ impl Model<'_> {
         assert_eq!(head.sequence, self.sequence);
         assert!(head.room_bytes <= MAX_RECEIVE_BYTES && usize::from(head.part) < PARTS);
         assert!(head.addr.checked_add(head.room_bytes).is_some(), "{head:?} ends behind the end of memory");
-        for rail in 0..MAX_RAILS {
-            let (word, shift) = rkey_in(rail);
+        for lane in LaneId::all(MAX_RAILS) {
+            let (word, shift) = rkey_in(lane);
             let at = entry_word(head.sequence, usize::from(head.part));
-            assert_eq!(head.rkey(self.ring, rail), (self.ring[at + word].load(Relaxed) >> shift) as u32);
+            assert_eq!(head.rkey(self.ring, lane), (self.ring[at + word].load(Relaxed) >> shift) as u32);
         }
         let bytes = wanted.min(head.room_bytes);
         let (request, sent) = if how & 1 == 0 && bytes <= CHUNK {
@@ -231,15 +232,15 @@ impl Model<'_> {
         }
     }
 
-    fn open_lane(&self, wish: u8) -> u8 {
+    fn open_lane(&self, wish: u8) -> LaneId {
         let from = usize::from(wish);
-        let open = (0..LANES).map(|step| (from + step) % LANES).find(|lane| !self.is_lost[*lane]);
-        open.expect("a lane is open") as u8
+        let mut from_there_on = (0..LANES).map(|step| lane((from + step) % LANES));
+        from_there_on.find(|lane| !self.is_lost[lane.index()]).expect("a lane is open")
     }
 
     fn start_whole(&mut self, head: Head, bytes: u64) -> (u16, Sent) {
         let lane = self.open_lane(head.part);
-        let (started, allocated) = memory::peak(|| self.sends.start_whole(head, (LOCAL, 7), bytes, usize::from(lane)));
+        let (started, allocated) = memory::peak(|| self.sends.start_whole(head, (LOCAL, 7), bytes, lane));
         let (request, immediate) = started.expect("there is room");
         assert_eq!((immediate, allocated), (expected_immediate(&head, 0, 1, 0), 0));
         self.under_way.push(Posted { request, share: 0, lane });
@@ -286,7 +287,7 @@ impl Model<'_> {
             let sent = self.requests.get_mut(&request).expect("what waits is a request");
             assert_eq!(usize::from(count), sent.shares.len());
             for (number, piece) in (0..).zip(&mut sent.shares) {
-                while left > 0 && !self.is_lost[usize::from(piece.share.lane)] {
+                while left > 0 && !self.is_lost[piece.share.lane.index()] {
                     let Some(next) = self.sends.next_write(request, number, CHUNK) else { break };
                     left -= 1;
                     let from = piece.share.offset + piece.posted;
@@ -350,43 +351,43 @@ impl Model<'_> {
     /// A lane is lost, and the peer says of what it has whatever it likes; or one is back.
     fn lose(&mut self, tape: &mut Tape<'_>) {
         let (what, granted) = (tape.u8(), tape.u8());
-        let lane = usize::from(what) % LANES;
-        if self.is_lost[lane] {
-            self.is_lost[lane] = false;
+        let lost = lane(usize::from(what) % LANES);
+        if self.is_lost[lost.index()] {
+            self.is_lost[lost.index()] = false;
             return;
         }
         let sequence = self.sequence.saturating_sub(u64::from(what >> 4));
         let open = (0..u64::from(what >> 2 & 3))
             .map(|at| OpenReceive { sequence: sequence + at, shares: std::array::from_fn(|_| tape.u8()) });
         let received = Received { open: open.collect(), granted: sequence.wrapping_add(granted as i8 as u64) };
-        self.is_lost[lane] = true;
-        self.under_way.retain(|posted| usize::from(posted.lane) != lane);
-        self.sends.lost(lane, &received);
+        self.is_lost[lost.index()] = true;
+        self.under_way.retain(|posted| posted.lane != lost);
+        self.sends.lost(lost, &received);
         for sent in self.requests.values_mut().filter(|sent| !sent.is_done()) {
             let Head { sequence, part, .. } = sent.head;
             for (number, piece) in (0..).zip(&mut sent.shares) {
-                if usize::from(piece.share.lane) == lane && !piece.is_done {
+                if piece.share.lane == lost && !piece.is_done {
                     (piece.posted, piece.is_closed) = (0, false);
                     piece.is_done = received.has(sequence, part, number);
                     sent.is_whole = false;
                 }
             }
         }
-        let other = (lane + 1 + usize::from(granted) % (LANES - 1)) % LANES;
-        if self.is_lost[other] {
+        let other = lane((lost.index() + 1 + usize::from(granted) % (LANES - 1)) % LANES);
+        if self.is_lost[other.index()] {
             return;
         }
         let route = Route { queue: 0, lkey: 3, rkey: 4, timed: false };
         let mut moved = 0;
-        self.sends.reroute(lane, |stranded| {
+        self.sends.reroute(lost, |stranded| {
             moved += 1;
             assert!(stranded.memory == 7 && stranded.bytes <= MAX_RECEIVE_BYTES);
-            Some((other as u8, route))
+            Some((other, route))
         });
         let unfinished = self.requests.values_mut().filter(|sent| !sent.is_done());
         let waiting = unfinished.flat_map(|sent| &mut sent.shares);
-        let waiting = waiting.filter(|piece| usize::from(piece.share.lane) == lane && !piece.is_done);
-        assert_eq!(waiting.map(|piece| piece.share.lane = other as u8).count(), moved);
+        let waiting = waiting.filter(|piece| piece.share.lane == lost && !piece.is_done);
+        assert_eq!(waiting.map(|piece| piece.share.lane = other).count(), moved);
     }
 
     /// The peer closes, and says how much it has had.
@@ -413,7 +414,7 @@ impl Model<'_> {
 }
 
 fn expected_immediate(head: &Head, share: u8, shares: usize, leads: u16) -> Immediate {
-    let slot = (head.sequence % SLOTS as u64) as u8;
+    let slot = Slot::new((head.sequence % SLOTS as u64) as u16).expect("it is below SLOTS");
     let generation = (head.sequence / SLOTS as u64 % 64) as u8;
     Immediate { slot, part: head.part, generation, shares: shares as u8, share, leads }
 }

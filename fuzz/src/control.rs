@@ -4,13 +4,14 @@
 
 use crate::fields::{check_queue_pairs, check_rail};
 use crate::memory;
-use crate::tape::Tape;
+use crate::tape::{Tape, lane};
 use crate::target::Seeds;
 use nccl_net_spark::wire::codec::Writer;
 use nccl_net_spark::wire::control::{
     ControlFrame, ControlMessage, FRAME_WORDS, MAX_CONTROL_BYTES, OpenReceive, Received,
 };
 use nccl_net_spark::wire::fields::{Address, Attachment, QpEnd, RailAdvert};
+use nccl_net_spark::wire::ids::LaneId;
 use nccl_net_spark::wire::{MAX_RAILS, PARTS, SLOTS};
 
 /// Dispatches by the first byte.
@@ -31,21 +32,25 @@ fn check_message(bytes: &[u8]) -> bool {
     let encoded = message.encode();
     assert!(encoded.len() <= bytes.len().min(MAX_CONTROL_BYTES), "{} bytes of {}", encoded.len(), bytes.len());
     assert_eq!(ControlMessage::decode(&encoded).as_ref(), Ok(&message));
+    // The lane that the bytes name, and no other one in its place.
+    let is_said = |lane: LaneId| assert_eq!(lane.index(), usize::from(bytes[1]));
     match &message {
         ControlMessage::Fenced { lane, received } => {
-            assert!(usize::from(*lane) < MAX_RAILS && received.open.len() <= SLOTS);
+            is_said(*lane);
+            assert!(received.open.len() <= SLOTS);
             check_received(received);
         }
         ControlMessage::Join { lane, rail, qps } => {
-            assert!(usize::from(*lane) < MAX_RAILS);
+            is_said(*lane);
             check_rail(rail);
             check_queue_pairs(qps);
         }
         ControlMessage::Joined { lane, mtu_bytes, qps, .. } => {
-            assert!(usize::from(*lane) < MAX_RAILS && (256..=4096).contains(mtu_bytes) && mtu_bytes.is_power_of_two());
+            is_said(*lane);
+            assert!((256..=4096).contains(mtu_bytes) && mtu_bytes.is_power_of_two());
             check_queue_pairs(qps);
         }
-        ControlMessage::NotNow { lane, .. } | ControlMessage::Live { lane } => assert!(usize::from(*lane) < MAX_RAILS),
+        ControlMessage::NotNow { lane, .. } | ControlMessage::Live { lane } => is_said(*lane),
         ControlMessage::AreYouThere | ControlMessage::Bye { .. } => {}
     }
     true
@@ -146,11 +151,14 @@ pub fn messages() -> Vec<(&'static str, ControlMessage)> {
         addresses: vec![Address { gid, prefix: Some(120) }, Address { gid: [0xfe; 16], prefix: None }],
     };
     vec![
-        ("fenced", ControlMessage::Fenced { lane: 3, received: Received { granted: 43, open } }),
-        ("join", ControlMessage::Join { lane: 7, rail, qps: qps.clone() }),
-        ("joined", ControlMessage::Joined { lane: 0, connector_gid: gid, acceptor_gid: [7; 16], mtu_bytes: 1024, qps }),
-        ("not-now", ControlMessage::NotNow { lane: 1, why: "its port is down".into() }),
-        ("live", ControlMessage::Live { lane: 2 }),
+        ("fenced", ControlMessage::Fenced { lane: lane(3), received: Received { granted: 43, open } }),
+        ("join", ControlMessage::Join { lane: lane(7), rail, qps: qps.clone() }),
+        (
+            "joined",
+            ControlMessage::Joined { lane: lane(0), connector_gid: gid, acceptor_gid: [7; 16], mtu_bytes: 1024, qps },
+        ),
+        ("not-now", ControlMessage::NotNow { lane: lane(1), why: "its port is down".into() }),
+        ("live", ControlMessage::Live { lane: lane(2) }),
         ("are-you-there", ControlMessage::AreYouThere),
         ("bye", ControlMessage::Bye { delivered: 1 << 40 }),
     ]

@@ -11,6 +11,7 @@ use nccl_net_spark::flow::pairing;
 use nccl_net_spark::flow::ways::{End, Ways};
 use nccl_net_spark::wire::control::{ControlFrame, MAX_CONTROL_BYTES};
 use nccl_net_spark::wire::fields::{Address, Attachment, QpEnd, RailAdvert};
+use nccl_net_spark::wire::ids::RailId;
 use nccl_net_spark::wire::mailbox::MAILBOX_BYTES;
 use nccl_net_spark::wire::message::{
     Go, HEADER_BYTES, Header, Hello, MAX_BODY_BYTES, Message, NotOurs, Offer, PairGo, PairOffer, PairReady, Ready,
@@ -82,7 +83,7 @@ fn check_message(message: &Message) {
                 check_attachment(&pair.acceptor);
                 check_mtu(pair.mtu_bytes);
                 check_queue_pairs(&pair.qps);
-                let near = End { rail: pair.connector_rail % 4, attachment: own };
+                let near = End { rail: rail(usize::from(pair.connector_rail % 4)), attachment: own };
                 ends.push([near, End { rail: pair.acceptor_rail, attachment: pair.acceptor }]);
             }
             check_rates(&ends);
@@ -123,7 +124,7 @@ fn check_pairing(connector: &[RailAdvert], acceptor: &[RailAdvert]) {
         assert!(pair.speed_mbps > 0 && pair.speed_mbps <= c.speed_mbps.min(a.speed_mbps), "{pair:?}");
         let twice = pairs[..at].iter().any(|p| (p.connector, p.acceptor) == (pair.connector, pair.acceptor));
         assert!(!twice, "{pair:?} twice");
-        let end = |place: usize, rail: &RailAdvert| End { rail: place as u8, attachment: rail.attachment };
+        let end = |place: usize, advert: &RailAdvert| End { rail: rail(place), attachment: advert.attachment };
         ends.push([end(pair.acceptor, a), end(pair.connector, c)]);
     }
     check_rates(&ends);
@@ -138,11 +139,11 @@ fn check_rates(ends: &[[End; 2]]) {
         let side = |(side, End { rail, attachment: at }): (usize, &End)| {
             let link = if at.link_mbps == 0 { f64::INFINITY } else { f64::from(at.link_mbps) };
             let port = f64::from(at.port_mbps);
-            [((side, 0, at.link), link), ((side, 1, *rail), port), ((side, 2, at.cable), port)]
+            [((side, 0, at.link.into()), link), ((side, 1, rail.index()), port), ((side, 2, at.cable.into()), port)]
         };
         pair.iter().enumerate().flat_map(side).collect::<Vec<_>>()
     };
-    let mut load: BTreeMap<(usize, u8, u8), (f64, f64)> = BTreeMap::new();
+    let mut load: BTreeMap<(usize, u8, usize), (f64, f64)> = BTreeMap::new();
     for (pair, rate) in ends.iter().zip(rates) {
         assert!(rate.is_finite() && rate > 0.0, "{rates:?} for {ends:?}");
         for (passage, capacity) in passages(pair) {
@@ -172,15 +173,19 @@ fn own_rails() -> Vec<RailAdvert> {
     [(0, "::ffff:192.168.100.1"), (1, "::ffff:192.168.101.1"), (2, "fe80::2"), (3, "fe80::3")].map(rail).to_vec()
 }
 
+fn rail(number: usize) -> RailId {
+    RailId::new(number).expect("a byte")
+}
+
 /// One message of each kind.
 fn messages() -> Vec<(&'static str, Message)> {
     let qps = vec![QpEnd { number: 17, psn: 0xff_ffff }, QpEnd { number: 18, psn: 0 }];
     let rails = own_rails();
-    let pair = |rail: u8| PairOffer {
-        connector_rail: rail,
+    let pair = |at: u8| PairOffer {
+        connector_rail: at,
         connector_gid: rails[0].addresses[0].gid,
-        acceptor_rail: rail + 1,
-        acceptor: rails[usize::from(rail)].attachment,
+        acceptor_rail: rail(usize::from(at) + 1),
+        acceptor: rails[usize::from(at)].attachment,
         acceptor_name: "rocep1s0f0:1".into(),
         acceptor_gid: [9; 16],
         mtu_bytes: 1024,

@@ -8,6 +8,7 @@ use nccl_net_spark::verbs::Region;
 use nccl_net_spark::wire::MAX_RAILS;
 use nccl_net_spark::wire::codec::Writer;
 use nccl_net_spark::wire::control::{ControlFrame, FRAME_WORDS};
+use nccl_net_spark::wire::ids::LaneId;
 use nccl_net_spark::wire::mailbox::{INBOX_AT, MAILBOX_BYTES, OUTBOX_AT, PROBE_AT, PROBE_BYTES};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -62,7 +63,7 @@ pub fn check(data: &[u8]) -> bool {
                 inbox = Inbox::Other;
             }
             3 => taken += u32::from(take(&mailbox, std::mem::replace(&mut inbox, Inbox::Other))),
-            _ => put(&mailbox, &frame(&mut tape), usize::from(tape.u8())),
+            _ => put(&mailbox, &frame(&mut tape), tape.lane(MAX_RAILS)),
         }
     }
     let ring = &mailbox.region.words()[..PROBE];
@@ -112,7 +113,7 @@ fn take(mailbox: &Mailboxes, inbox: Inbox) -> bool {
 }
 
 /// Puts a control frame down in its place alone, and sends it within both mailboxes.
-fn put(mailbox: &Mailboxes, frame: &ControlFrame, lane: usize) {
+fn put(mailbox: &Mailboxes, frame: &ControlFrame, lane: LaneId) {
     let mut after = all(mailbox);
     let words = frame.to_words();
     after[OUTBOX - PROBE..][..words.len()].copy_from_slice(&words);
@@ -126,7 +127,7 @@ fn put(mailbox: &Mailboxes, frame: &ControlFrame, lane: usize) {
         assert!(
             write.bytes as usize <= most && from + u64::from(write.bytes) <= end && to + u64::from(write.bytes) <= end
         );
-        assert_eq!((write.lkey, write.remote.rkey), ((lane % MAX_RAILS) as u32, 100 + (lane % MAX_RAILS) as u32));
+        assert_eq!((write.lkey, write.remote.rkey), (lane.index() as u32, 100 + lane.index() as u32));
     }
 }
 

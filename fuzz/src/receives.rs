@@ -3,13 +3,14 @@
 //! The model keeps for each slot which shares came with how many bytes, and says of every call what it has to answer.
 
 use crate::memory;
-use crate::tape::Tape;
+use crate::tape::{Tape, lane};
 use crate::target::Seeds;
 use nccl_net_spark::flow::NotInFlight;
 use nccl_net_spark::flow::receives::{Arrival, Grant, Owed, Receives, Violation};
 use nccl_net_spark::wire::codec::Writer;
 use nccl_net_spark::wire::control::{ControlMessage, MAX_CONTROL_BYTES};
 use nccl_net_spark::wire::cts::MAX_RECEIVE_BYTES;
+use nccl_net_spark::wire::ids::{LaneId, Slot};
 use nccl_net_spark::wire::immediate::Immediate;
 use nccl_net_spark::wire::{PARTS, SLOTS};
 use std::collections::BTreeMap;
@@ -42,7 +43,7 @@ struct Open {
     parts: Vec<Part>,
     optional: bool,
     told: bool,
-    lane: usize,
+    lane: LaneId,
     /// Its clear-to-send went by a lane that was lost.
     owed: bool,
 }
@@ -57,7 +58,7 @@ struct Model {
     receives: Receives,
     slots: Vec<Option<Open>>,
     /// Clear-to-sends that go once more just now, by the lane.
-    repeating: Vec<Option<usize>>,
+    repeating: Vec<Option<LaneId>>,
     granted: u64,
     delivered: u64,
     whole: u64,
@@ -74,7 +75,7 @@ pub fn check(data: &[u8]) -> bool {
             1 => model.arrives(Immediate::decode(tape.u32()), tape.u32()),
             2..=4 => model.arrives_nearly(&mut tape),
             5 => model.test(u16::from(tape.u8()) % (SLOTS as u16 + 2)),
-            6 => model.lose(tape.below(LANES)),
+            6 => model.lose(tape.lane(LANES)),
             _ => model.repeat(&mut tape),
         }
         model.check_counts();
@@ -86,7 +87,7 @@ pub fn check(data: &[u8]) -> bool {
 impl Model {
     fn grant(&mut self, tape: &mut Tape<'_>) {
         let how = tape.u8();
-        let (count, optional, lane) = (usize::from(how & 7) + 1, how & 8 == 8, usize::from(how >> 4) % LANES);
+        let (count, optional, lane) = (usize::from(how & 7) + 1, how & 8 == 8, lane(usize::from(how >> 4) % LANES));
         let room = |tape: &mut Tape<'_>| match tape.u8() {
             255 => MAX_RECEIVE_BYTES,
             kib @ 128.. => u64::from(kib - 127) << 10,
@@ -97,7 +98,7 @@ impl Model {
         let is_free = self.slots[at].is_none() && self.repeating[at].is_none();
         assert_eq!(self.receives.has_room(), is_free);
         let (grant, allocated) = memory::peak(|| self.receives.grant(rooms.iter().copied(), optional, lane));
-        assert_eq!((grant, allocated), (is_free.then_some(Grant { slot: at as u16, sequence: self.granted }), 0));
+        assert_eq!((grant, allocated), (is_free.then_some(Grant { slot: slot(at), sequence: self.granted }), 0));
         if is_free {
             let parts = rooms.into_iter().map(|room| Part { room, ..Part::default() }).collect();
             let sequence = self.granted;
@@ -108,12 +109,12 @@ impl Model {
 
     /// An immediate that is right for a receive but for what the tape says.
     fn arrives_nearly(&mut self, tape: &mut Tape<'_>) {
-        let slot = tape.below(SLOTS);
+        let at = tape.below(SLOTS);
         let (shape, lies) = (tape.u8(), tape.u8());
-        let sequence = self.slots[slot].as_ref().map_or(self.granted, |open| open.sequence);
+        let sequence = self.slots[at].as_ref().map_or(self.granted, |open| open.sequence);
         let (shares, share) = (1 + (shape >> 5), shape >> 2 & 7);
         let mut immediate = Immediate {
-            slot: slot as u8,
+            slot: slot(at),
             part: tape.u8() & 7,
             generation: Immediate::generation_of(sequence),
             shares,
@@ -145,7 +146,7 @@ impl Model {
 
     fn expect(&mut self, immediate: Immediate, bytes: u64) -> Result<Arrival, Violation> {
         let Immediate { slot, part, generation, shares, share, leads } = immediate;
-        let slot = &mut self.slots[usize::from(slot)];
+        let slot = &mut self.slots[slot.index()];
         let Some(open) = slot.as_mut().filter(|open| Immediate::generation_of(open.sequence) == generation) else {
             return Ok(Arrival::Stale);
         };
@@ -175,12 +176,14 @@ impl Model {
     }
 
     fn test(&mut self, request: u16) {
+        let Some(slot) = Slot::new(request) else {
+            return assert!(usize::from(request) >= SLOTS);
+        };
         let mut sizes = Vec::with_capacity(PARTS);
-        let (done, allocated) = memory::peak(|| self.receives.test(request, |part, bytes| sizes.push((part, bytes))));
+        let (done, allocated) = memory::peak(|| self.receives.test(slot, |part, bytes| sizes.push((part, bytes))));
         assert_eq!(allocated, 0);
-        let slot = self.slots.get_mut(usize::from(request));
-        let Some((slot, open)) = slot.and_then(|slot| slot.clone().filter(|open| !open.told).map(|open| (slot, open)))
-        else {
+        let place = &mut self.slots[slot.index()];
+        let Some(open) = place.clone().filter(|open| !open.told) else {
             assert_eq!((done, sizes.len()), (Err(NotInFlight(request)), 0));
             return;
         };
@@ -196,10 +199,10 @@ impl Model {
             sizes.iter().zip(&open.parts).all(|((_, bytes), part)| *bytes <= part.room),
             "more than there is room for"
         );
-        *slot = if whole { None } else { Some(Open { told: true, ..open }) };
+        *place = if whole { None } else { Some(Open { told: true, ..open }) };
     }
 
-    fn lose(&mut self, lane: usize) {
+    fn lose(&mut self, lane: LaneId) {
         self.receives.lost(lane);
         for (slot, repeating) in self.slots.iter_mut().zip(&mut self.repeating) {
             if *repeating == Some(lane) {
@@ -213,26 +216,26 @@ impl Model {
 
     /// Grants once more what is owed, or hears that this went.
     fn repeat(&mut self, tape: &mut Tape<'_>) {
-        let (what, lane) = (tape.u8(), tape.below(LANES));
+        let (what, lane) = (tape.u8(), tape.lane(LANES));
         let is_owed = |slot: &Option<Open>| slot.as_ref().is_some_and(|open| open.owed && !open.is_whole());
         if what & 0x80 == 0 {
             let owed = self.slots.iter().position(is_owed).map(|at| (at, self.slots[at].clone()));
             let expected = owed.as_ref().and_then(|(at, open)| {
                 let open = open.as_ref()?;
-                Some(Owed { grant: Grant { slot: *at as u16, sequence: open.sequence }, parts: open.parts.len() })
+                Some(Owed { grant: Grant { slot: slot(*at), sequence: open.sequence }, parts: open.parts.len() })
             });
             assert_eq!(self.receives.next_owed(), expected);
             if let Some((at, _)) = owed {
-                self.receives.repeats(at as u16, lane);
+                self.receives.repeats(slot(at), lane);
                 self.repeating[at] = Some(lane);
                 self.slots[at].iter_mut().for_each(|open| (open.owed, open.lane) = (false, lane));
             }
             return;
         }
         // A completion of this side's own NIC: it comes only for what was posted.
-        let slot = usize::from(what) % SLOTS;
-        if self.repeating[slot].take().is_some() {
-            self.receives.repeated(slot as u16);
+        let at = usize::from(what) % SLOTS;
+        if self.repeating[at].take().is_some() {
+            self.receives.repeated(slot(at));
         }
     }
 
@@ -257,11 +260,16 @@ impl Model {
                 }
             }
         }
-        let message = ControlMessage::Fenced { lane: 0, received };
+        let message = ControlMessage::Fenced { lane: LaneId::default(), received };
         let bytes = message.encode();
         assert!(bytes.len() <= MAX_CONTROL_BYTES);
         assert_eq!(ControlMessage::decode(&bytes), Ok(message));
     }
+}
+
+/// The slot of this number, which the model holds below [`SLOTS`].
+fn slot(number: usize) -> Slot {
+    Slot::new(number as u16).expect("the model has no more slots")
 }
 
 /// A receive in one share, a group in several, an optional one, losses, and lies of each kind.

@@ -10,6 +10,7 @@ use nccl_net_spark::flow::recovery::{Action, Answer, Cause, Limits, Recovery, Ro
 use nccl_net_spark::wire::codec::Writer;
 use nccl_net_spark::wire::control::{ControlFrame, ControlMessage, Received};
 use nccl_net_spark::wire::fields::{QpEnd, RailAdvert};
+use nccl_net_spark::wire::ids::LaneId;
 
 const RAILS: usize = 2;
 const SECOND: u64 = 1_000_000_000;
@@ -51,12 +52,12 @@ pub fn check(data: &[u8]) -> bool {
     let known = messages();
     let mut number = 0;
     while let Some(step) = tape.step() {
-        let lane = tape.below(RAILS);
+        let lane = tape.lane(RAILS);
         match step % 8 {
             0 | 1 => {
                 let (_, message) = &known[tape.below(known.len())];
                 number += 1;
-                caller.hear(number, &on_rail(message.clone(), lane as u8), tape.u64() % 64);
+                caller.hear(number, &on_rail(message.clone(), lane), tape.u64() % 64);
             }
             2 => caller.lose(lane),
             3 => caller.recovery.port_up(lane, caller.now),
@@ -73,7 +74,7 @@ pub fn check(data: &[u8]) -> bool {
 }
 
 /// The control message, of this rail; a BYE that can be true.
-fn on_rail(mut message: ControlMessage, at: u8) -> ControlMessage {
+fn on_rail(mut message: ControlMessage, at: LaneId) -> ControlMessage {
     match &mut message {
         ControlMessage::Fenced { lane, .. }
         | ControlMessage::Join { lane, .. }
@@ -95,14 +96,14 @@ impl Caller {
         self.recovery.heard(&frame, begun, self.now);
     }
 
-    fn lose(&mut self, lane: usize) {
-        if self.rails[lane] == Rail::Used {
-            self.rails[lane] = Rail::Stopped { by_peer: false };
+    fn lose(&mut self, lane: LaneId) {
+        if self.rails[lane.index()] == Rail::Used {
+            self.rails[lane.index()] = Rail::Stopped { by_peer: false };
             self.recovery.lost(lane, "loss", Received::default(), self.now);
         }
     }
 
-    fn probed(&mut self, lane: usize, is_good: bool) {
+    fn probed(&mut self, lane: LaneId, is_good: bool) {
         let outcome = if is_good { Ok(()) } else { Err("no answer".to_owned()) };
         self.recovery.probed(lane, outcome, self.now);
     }
@@ -111,46 +112,45 @@ impl Caller {
         while let Some(action) = self.recovery.poll_action() {
             match action {
                 Action::Fence(lane) => {
-                    assert_eq!(self.rails[lane], Rail::Used, "what is not in use is not fenced");
-                    self.rails[lane] = Rail::Stopped { by_peer: false };
+                    assert_eq!(self.rails[lane.index()], Rail::Used, "what is not in use is not fenced");
+                    self.rails[lane.index()] = Rail::Stopped { by_peer: false };
                     self.recovery.fenced(lane, Received::default(), self.now);
                 }
                 Action::Resend(lane, received) => {
                     assert_eq!(
-                        self.rails[lane],
+                        self.rails[lane.index()],
                         Rail::Stopped { by_peer: false },
                         "fenced here, and not resent before"
                     );
                     let Some(ControlMessage::Fenced { lane: of, received: theirs }) = &self.heard else {
                         panic!("nothing goes once more before the peer says FENCED")
                     };
-                    assert_eq!((usize::from(*of), theirs), (lane, &received));
-                    self.rails[lane] = Rail::Stopped { by_peer: true };
+                    assert_eq!((*of, theirs), (lane, &received));
+                    self.rails[lane.index()] = Rail::Stopped { by_peer: true };
                 }
                 Action::OpenQps(lane) => self.open(lane, tape.below(4) == 3),
                 Action::AnswerQps(lane, ..) => self.answer(lane, tape.below(4) == 3),
                 Action::ConnectQps(lane, _) => {
                     let failed = tape.below(4) == 3;
                     assert!(!self.has_ended, "a connection that has ended connects nothing");
-                    assert_eq!((self.role, self.rails[lane]), (Role::Sender, Rail::New));
+                    assert_eq!((self.role, self.rails[lane.index()]), (Role::Sender, Rail::New));
                     if !failed {
-                        self.rails[lane] = Rail::Connected;
+                        self.rails[lane.index()] = Rail::Connected;
                     } else {
-                        self.rails[lane] = Rail::Stopped { by_peer: true };
+                        self.rails[lane.index()] = Rail::Stopped { by_peer: true };
                     }
                     self.recovery.connected(lane, if failed { Err("no way".to_owned()) } else { Ok(()) }, self.now);
                 }
                 Action::Activate(lane) => {
                     assert!(!self.has_ended, "a connection that has ended uses no rail anew");
-                    assert_eq!(self.rails[lane], Rail::Connected, "only what is connected is used");
-                    let says_live =
-                        matches!(self.heard, Some(ControlMessage::Live { lane: of }) if usize::from(of) == lane);
+                    assert_eq!(self.rails[lane.index()], Rail::Connected, "only what is connected is used");
+                    let says_live = matches!(self.heard, Some(ControlMessage::Live { lane: of }) if of == lane);
                     assert!(self.role == Role::Sender || says_live, "not before LIVE");
-                    self.rails[lane] = Rail::Used;
+                    self.rails[lane.index()] = Rail::Used;
                 }
                 Action::DropQps(lane) => {
-                    assert!(matches!(self.rails[lane], Rail::New | Rail::Connected));
-                    self.rails[lane] = Rail::Stopped { by_peer: true };
+                    assert!(matches!(self.rails[lane.index()], Rail::New | Rail::Connected));
+                    self.rails[lane.index()] = Rail::Stopped { by_peer: true };
                 }
                 Action::Fail(cause) => {
                     self.failed += 1;
@@ -168,19 +168,19 @@ impl Caller {
         self.compare();
     }
 
-    fn open(&mut self, lane: usize, failed: bool) {
-        assert_eq!((self.role, self.rails[lane]), (Role::Sender, Rail::Stopped { by_peer: true }));
+    fn open(&mut self, lane: LaneId, failed: bool) {
+        assert_eq!((self.role, self.rails[lane.index()]), (Role::Sender, Rail::Stopped { by_peer: true }));
         assert!(!self.has_ended, "a connection that has ended asks for no rail");
         let outcome =
             if failed { Err("port down".to_owned()) } else { Ok((advert(), vec![QpEnd { number: 1, psn: 1 }])) };
         if !failed {
-            self.rails[lane] = Rail::New;
+            self.rails[lane.index()] = Rail::New;
         }
         self.recovery.opened(lane, outcome, self.now);
     }
 
-    fn answer(&mut self, lane: usize, failed: bool) {
-        assert_eq!((self.role, self.rails[lane]), (Role::Receiver, Rail::Stopped { by_peer: true }));
+    fn answer(&mut self, lane: LaneId, failed: bool) {
+        assert_eq!((self.role, self.rails[lane.index()]), (Role::Receiver, Rail::Stopped { by_peer: true }));
         let answer = Answer {
             connector_gid: [1; 16],
             acceptor_gid: [2; 16],
@@ -188,14 +188,14 @@ impl Caller {
             qps: vec![QpEnd { number: 2, psn: 2 }],
         };
         if !failed {
-            self.rails[lane] = Rail::Connected;
+            self.rails[lane.index()] = Rail::Connected;
         }
         self.recovery.answered(lane, if failed { Err("no way".to_owned()) } else { Ok(answer) }, self.now);
     }
 
     /// What recovery takes a rail for is what its caller has of it, once nothing is left to do.
     fn compare(&self) {
-        for (lane, rail) in self.rails.iter().enumerate() {
+        for (lane, rail) in LaneId::all(RAILS).zip(&self.rails) {
             let expected = match self.recovery.state(lane).expect("the rail is there") {
                 State::Up { .. } => Rail::Used,
                 State::Fenced { .. } => Rail::Stopped { by_peer: false },

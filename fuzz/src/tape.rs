@@ -1,5 +1,8 @@
 //! An input read as a tape of decisions: what it does not say is 0, so that every input is one.
 
+use nccl_net_spark::wire::MAX_RAILS;
+use nccl_net_spark::wire::ids::LaneId;
+
 /// What happens in one input at the most: longer ones show nothing new, and take their time.
 const MOST_STEPS: usize = 256;
 
@@ -72,4 +75,14 @@ impl<'a> Tape<'a> {
     pub fn below(&mut self, count: usize) -> usize {
         usize::from(self.u8()) % count.max(1)
     }
+
+    /// A lane of a connection that has `count` of them.
+    pub fn lane(&mut self, count: usize) -> LaneId {
+        lane(self.below(count))
+    }
+}
+
+/// The lane of this number, which is counted anew from [`MAX_RAILS`] on.
+pub fn lane(number: usize) -> LaneId {
+    LaneId::new(number % MAX_RAILS).expect("it is below MAX_RAILS")
 }

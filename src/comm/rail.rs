@@ -10,6 +10,7 @@ use crate::config::{Config, RelaxedOrdering};
 use crate::error::{Error, Result};
 use crate::verbs::{Access, GidKind, LinkLayer, Pd, PortInfo, PortState, Region};
 use crate::wire::fields::{Address, Attachment, RailAdvert};
+use crate::wire::ids::RailId;
 use std::net::Ipv6Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,7 +35,7 @@ pub struct RailInfo {
 /// A rail, open.
 pub struct Rail {
     /// Its number on this host.
-    pub index: usize,
+    pub id: RailId,
     /// What it is.
     pub info: RailInfo,
     /// Its protection domain.
@@ -56,14 +57,14 @@ impl Rail {
     ///
     /// # Errors
     /// [`Error::Os`] when relaxed ordering was asked for and the device refuses it.
-    pub fn new(index: usize, info: RailInfo, pd: Arc<Pd>, config: &Config) -> Result<Self> {
+    pub fn new(id: RailId, info: RailInfo, pd: Arc<Pd>, config: &Config) -> Result<Self> {
         let relaxed_ordering = match config.relaxed_ordering {
             RelaxedOrdering::Off => false,
             RelaxedOrdering::On => takes_relaxed_ordering(&pd).map(|()| true)?,
             RelaxedOrdering::Auto => takes_relaxed_ordering(&pd).is_ok(),
         };
         let (path_qualities, backlog_bytes, sent_bytes, sent_shares) = Default::default();
-        Ok(Self { index, info, pd, relaxed_ordering, path_qualities, backlog_bytes, sent_bytes, sent_shares })
+        Ok(Self { id, info, pd, relaxed_ordering, path_qualities, backlog_bytes, sent_bytes, sent_shares })
     }
 
     /// Device and port, as `NCCL_IB_HCA` would name it.

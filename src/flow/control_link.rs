@@ -86,20 +86,21 @@ impl ControlLink {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::ids::lane;
     use proptest::prelude::*;
 
     #[test]
     fn a_word_and_its_echo_and_then_silence() {
         let (mut one, mut other) = (ControlLink::default(), ControlLink::default());
-        one.say(ControlMessage::Live { lane: 1 });
-        one.say(ControlMessage::Live { lane: 2 });
+        one.say(ControlMessage::Live { lane: lane(1) });
+        one.say(ControlMessage::Live { lane: lane(2) });
         let first = one.news().unwrap();
         assert!(one.news().is_none() && one.is_waiting());
-        assert_eq!(other.hear(&first), Ok(Some(ControlMessage::Live { lane: 1 })));
+        assert_eq!(other.hear(&first), Ok(Some(ControlMessage::Live { lane: lane(1) })));
         assert_eq!(other.hear(&first), Ok(None), "the same once more");
         let echo = other.news().unwrap();
         assert_eq!(one.hear(&echo), Ok(None));
-        assert_eq!(other.hear(&one.news().unwrap()), Ok(Some(ControlMessage::Live { lane: 2 })));
+        assert_eq!(other.hear(&one.news().unwrap()), Ok(Some(ControlMessage::Live { lane: lane(2) })));
         assert_eq!(one.hear(&other.news().unwrap()), Ok(None));
         assert!(!one.is_waiting() && one.news().is_none() && other.news().is_none());
     }

@@ -2,6 +2,7 @@
 
 use crate::wire::PARTS;
 use crate::wire::cts::{ENTRY_WORDS, Entry, Violation, entry_word, rkey_in};
+use crate::wire::ids::LaneId;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The receive at the head of the ring: the only one that sends are matched with. Its entries stay in the ring: the
@@ -30,21 +31,21 @@ pub struct Head {
 }
 
 impl Head {
-    /// The buffer's key on a rail of the connection, from the same ring; to be asked before the send is done.
+    /// The buffer's key on a lane's rail, from the same ring; to be asked before the send is done.
     #[inline(always)]
-    pub fn rkey(&self, ring: &[AtomicU64], rail: usize) -> u32 {
-        rkey_at(ring, self.at, rail)
+    pub fn rkey(&self, ring: &[AtomicU64], lane: LaneId) -> u32 {
+        rkey_at(ring, self.at, lane)
     }
 }
 
-/// The key on a rail of the buffer for a receive's part, for which a send runs.
-pub fn rkey(ring: &[AtomicU64], sequence: u64, part: u8, rail: usize) -> u32 {
-    rkey_at(ring, entry_word(sequence, usize::from(part)), rail)
+/// The key on a lane's rail of the buffer for a receive's part, for which a send runs.
+pub fn rkey(ring: &[AtomicU64], sequence: u64, part: u8, lane: LaneId) -> u32 {
+    rkey_at(ring, entry_word(sequence, usize::from(part)), lane)
 }
 
 #[inline(always)]
-fn rkey_at(ring: &[AtomicU64], at: usize, rail: usize) -> u32 {
-    let (word, shift) = rkey_in(rail);
+fn rkey_at(ring: &[AtomicU64], at: usize, lane: LaneId) -> u32 {
+    let (word, shift) = rkey_in(lane);
     let place = ring.get(at + word);
     // Relaxed: this word was read before, as part of a whole entry, and it does not change until the receiver has all bytes of the
     // send: should the entry be written once more before that, it is the same one.

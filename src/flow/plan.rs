@@ -1,15 +1,16 @@
 //! How a large message is cut.
 //!
-//! One share for each rail that helps, so that all shares finish at the same moment given what each rail still has to
-//! carry: the fluid limit of handing out pieces one by one to the rail that will finish them first, with one work
-//! request for each rail instead of many.
+//! One share for each lane that helps, so that all shares finish at the same moment given what each lane still has to
+//! carry: the fluid limit of handing out pieces one by one to the lane that will finish them first, with one work
+//! request for each lane instead of many.
 
 use crate::wire::MAX_RAILS;
+use crate::wire::ids::LaneId;
 
 /// Shares begin at multiples of this in the message: LL128 data must land in whole 128-byte units.
 pub const SHARE_ALIGNMENT: u64 = 128;
 
-/// What the planner knows of one rail.
+/// What the planner knows of one lane.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Lane {
     /// What it carries, in bytes per microsecond; 0: it is not to be used.
@@ -18,11 +19,11 @@ pub struct Lane {
     pub backlog_bytes: u64,
 }
 
-/// A contiguous part of a message on one rail.
+/// A contiguous part of a message on one lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Share {
-    /// The rail's number in the connection.
-    pub lane: u8,
+    /// The lane that it goes by.
+    pub lane: LaneId,
     /// Where the part begins in the message.
     pub offset: u64,
     /// Its size; 0 only for the single share of an empty message.
@@ -44,14 +45,14 @@ impl Shares {
     }
 
     /// The whole message on one lane.
-    pub fn whole(lane: usize, bytes: u64) -> Self {
+    pub fn whole(lane: LaneId, bytes: u64) -> Self {
         let mut shares = [Share::default(); MAX_RAILS];
-        shares[0] = Share { lane: lane as u8, offset: 0, bytes };
+        shares[0] = Share { lane, offset: 0, bytes };
         Self { shares, count: 1 }
     }
 
     /// Gives the last `bytes` (about, for the alignment) to another lane, if that leaves the last share at least as much.
-    pub fn give(&mut self, lane: usize, bytes: u64) {
+    pub fn give(&mut self, lane: LaneId, bytes: u64) {
         let Some(last) = self.shares[..self.count.min(MAX_RAILS)].last_mut() else { return };
         if self.count >= MAX_RAILS || last.bytes < 2 * bytes.next_multiple_of(SHARE_ALIGNMENT) {
             return;
@@ -59,7 +60,7 @@ impl Shares {
         let end = last.offset + last.bytes;
         let offset = (end - bytes) / SHARE_ALIGNMENT * SHARE_ALIGNMENT;
         last.bytes = offset - last.offset;
-        self.shares[self.count] = Share { lane: lane as u8, offset, bytes: end - offset };
+        self.shares[self.count] = Share { lane, offset, bytes: end - offset };
         self.count += 1;
     }
 }
@@ -87,15 +88,15 @@ pub fn level_us(bytes: u64, lanes: &[Lane]) -> f64 {
 
 /// The lane on which the whole message would be done first, and when (in microseconds).
 #[inline]
-pub fn soonest(bytes: u64, lanes: &[Lane]) -> (usize, f64) {
+pub fn soonest(bytes: u64, lanes: &[Lane]) -> (LaneId, f64) {
     let done_us = |lane: &Lane| (lane.backlog_bytes + bytes) as f64 / lane.bytes_per_us;
-    let each = lanes.iter().map(done_us).enumerate();
-    each.fold((0, f64::INFINITY), |best, lane| if lane.1 < best.1 { lane } else { best })
+    let each = LaneId::all(lanes.len()).zip(lanes.iter().map(done_us));
+    each.fold((LaneId::default(), f64::INFINITY), |best, lane| if lane.1 < best.1 { lane } else { best })
 }
 
 /// The lanes that may take part, the one that is free first first.
 struct Order {
-    lane: [u8; MAX_RAILS],
+    lane: [LaneId; MAX_RAILS],
     free_at_us: [f64; MAX_RAILS],
     count: usize,
 }
@@ -141,8 +142,9 @@ fn divide_among_all(bytes: u64, lanes: &[Lane], most: usize, least: f64) -> Opti
     let level = work / rate;
     let mut shares = Shares { shares: [Share::default(); MAX_RAILS], count: lanes.len() };
     let mut offset = 0;
-    for (index, (share, lane)) in shares.shares.iter_mut().zip(lanes).enumerate() {
-        let exact = level * lane.bytes_per_us - lane.backlog_bytes as f64;
+    let each = shares.shares.iter_mut().zip(lanes).zip(LaneId::all(lanes.len())).enumerate();
+    for (index, ((share, known), lane)) in each {
+        let exact = level * known.bytes_per_us - known.backlog_bytes as f64;
         // Lanes that all carry nothing make it no number.
         if exact.is_nan() || exact < least || bytes <= offset {
             return None;
@@ -150,7 +152,7 @@ fn divide_among_all(bytes: u64, lanes: &[Lane], most: usize, least: f64) -> Opti
         let left = bytes - offset;
         let whole = (exact as i64 as u64).next_multiple_of(SHARE_ALIGNMENT);
         let take = if index + 1 == lanes.len() { left } else { whole.min(left) };
-        *share = Share { lane: index as u8, offset, bytes: take };
+        *share = Share { lane, offset, bytes: take };
         offset += take;
     }
     Some(shares)
@@ -159,18 +161,18 @@ fn divide_among_all(bytes: u64, lanes: &[Lane], most: usize, least: f64) -> Opti
 impl Order {
     #[inline]
     fn new(lanes: &[Lane]) -> Self {
-        let mut order = Self { lane: [0; MAX_RAILS], free_at_us: [0.0; MAX_RAILS], count: 0 };
-        for (index, lane) in lanes.iter().enumerate().take(MAX_RAILS) {
-            if lane.bytes_per_us <= 0.0 {
+        let mut order = Self { lane: [LaneId::default(); MAX_RAILS], free_at_us: [0.0; MAX_RAILS], count: 0 };
+        for (lane, known) in LaneId::all(lanes.len()).zip(lanes) {
+            if known.bytes_per_us <= 0.0 {
                 continue;
             }
-            let free = lane.backlog_bytes as f64 / lane.bytes_per_us;
+            let free = known.backlog_bytes as f64 / known.bytes_per_us;
             let mut at = order.count;
             while at > 0 && order.free_at_us[at - 1] > free {
                 (order.lane[at], order.free_at_us[at]) = (order.lane[at - 1], order.free_at_us[at - 1]);
                 at -= 1;
             }
-            (order.lane[at], order.free_at_us[at]) = (index as u8, free);
+            (order.lane[at], order.free_at_us[at]) = (lane, free);
             order.count += 1;
         }
         // Lanes that all carry nothing: the first, for want of a better one.
@@ -182,11 +184,11 @@ impl Order {
     #[inline]
     fn fill(&self, bytes: u64, lanes: &[Lane], most: usize) -> (usize, f64) {
         let (mut rate, mut work, mut level, mut members) = (0.0, bytes as f64, 0.0, 0);
-        for (&index, &free) in self.lane.iter().zip(&self.free_at_us).take(self.count.min(most)) {
+        for (lane, &free) in self.lane.iter().zip(&self.free_at_us).take(self.count.min(most)) {
             if members > 0 && free >= level {
                 break;
             }
-            let lane = &lanes[usize::from(index)];
+            let lane = &lanes[lane.index()];
             rate += lane.bytes_per_us;
             work += lane.backlog_bytes as f64;
             level = work / rate;
@@ -197,7 +199,7 @@ impl Order {
 
     #[inline]
     fn share_at(&self, place: usize, lanes: &[Lane], level: f64) -> f64 {
-        (level - self.free_at_us[place]) * lanes[usize::from(self.lane[place])].bytes_per_us
+        (level - self.free_at_us[place]) * lanes[self.lane[place].index()].bytes_per_us
     }
 
     fn leave(&mut self, place: usize) {
@@ -235,17 +237,17 @@ mod tests {
         spec.iter().map(|&(bytes_per_us, backlog_bytes)| Lane { bytes_per_us, backlog_bytes }).collect()
     }
 
-    fn shares(bytes: u64, spec: &[(f64, u64)]) -> Vec<(u8, u64)> {
-        divide(bytes, &lanes(spec), MIN).as_slice().iter().map(|s| (s.lane, s.bytes)).collect()
+    fn shares(bytes: u64, spec: &[(f64, u64)]) -> Vec<(usize, u64)> {
+        divide(bytes, &lanes(spec), MIN).as_slice().iter().map(|s| (s.lane.index(), s.bytes)).collect()
     }
 
     #[test]
-    fn equal_idle_rails_share_equally() {
+    fn equal_idle_lanes_share_equally() {
         assert_eq!(shares(1 << 20, &[(1e4, 0); 4]), [(0, 1 << 18), (1, 1 << 18), (2, 1 << 18), (3, 1 << 18)]);
     }
 
     #[test]
-    fn unequal_rails_finish_together() {
+    fn unequal_lanes_finish_together() {
         let got = shares(1_300_000, &[(10.0, 0), (10.0, 0), (10.0, 0), (2.5, 0)]);
         assert_eq!(got.len(), 4);
         assert!(
@@ -255,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_rail_gets_less_or_nothing() {
+    fn a_busy_lane_gets_less_or_nothing() {
         assert_eq!(shares(1 << 18, &[(1e4, 1 << 30), (1e4, 0)]), [(1, 1 << 18)]);
         let got = shares(1 << 20, &[(1e4, 1 << 18), (1e4, 0)]);
         assert_eq!(got, [(0, (1 << 19) - (1 << 17)), (1, (1 << 19) + (1 << 17))]);
@@ -269,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rail_not_to_be_used_is_not() {
+    fn a_lane_not_to_be_used_is_not() {
         assert_eq!(shares(1 << 20, &[(1e4, 0), (0.0, 0), (1e4, 0)]), [(0, 1 << 19), (2, 1 << 19)]);
         assert_eq!(shares(1 << 20, &[(0.0, 0), (0.0, 0)]), [(0, 1 << 20)]);
     }
@@ -287,7 +289,7 @@ mod tests {
             prop_assert!((level / by_order - 1.0).abs() < 1e-9, "{level} {by_order}");
             let (lane, whole) = soonest(bytes, &lanes);
             prop_assert!(whole >= level * (1.0 - 1e-9));
-            prop_assert_eq!(whole, (lanes[lane].backlog_bytes + bytes) as f64 / lanes[lane].bytes_per_us);
+            prop_assert_eq!(whole, (lanes[lane.index()].backlog_bytes + bytes) as f64 / lanes[lane.index()].bytes_per_us);
         }
 
         #[test]
@@ -313,23 +315,23 @@ mod tests {
             bytes in prop_oneof![1..4096u64, 1..1u64 << 22, 1..1u64 << 40],
             spec in prop::collection::vec((prop_oneof![Just(0.0), 0.1..50_000.0f64], prop_oneof![Just(0u64), 0..1u64 << 24]), 1..=MAX_RAILS),
             min in prop_oneof![Just(128u64), 128..1u64 << 20],
-            given in prop::option::of(0..MAX_RAILS),
+            given in prop::option::of((0..MAX_RAILS).prop_map(|lane| LaneId::new(lane).unwrap())),
         ) {
             let mut shares = divide(bytes, &lanes(&spec), min);
-            let spare = given.filter(|lane| *lane < spec.len() && !shares.as_slice().iter().any(|s| usize::from(s.lane) == *lane));
+            let spare = given.filter(|lane| lane.index() < spec.len() && !shares.as_slice().iter().any(|s| s.lane == *lane));
             if let Some(lane) = spare {
                 shares.give(lane, min);
             }
             let got = shares.as_slice();
             prop_assert!(!got.is_empty() && got.len() <= spec.len());
             let mut at = 0;
-            let mut seen = 0u32;
+            let mut seen = 0;
             for share in got {
                 prop_assert_eq!(share.offset, at);
-                prop_assert!(share.offset % SHARE_ALIGNMENT == 0 && usize::from(share.lane) < spec.len());
+                prop_assert!(share.offset % SHARE_ALIGNMENT == 0 && share.lane.index() < spec.len());
                 prop_assert!(share.bytes > 0);
-                prop_assert_eq!(seen & 1 << share.lane, 0);
-                seen |= 1 << share.lane;
+                prop_assert_eq!(seen & share.lane.bit(), 0);
+                seen |= share.lane.bit();
                 at += share.bytes;
             }
             prop_assert_eq!(at, bytes);

@@ -2,17 +2,18 @@
 
 use super::NotInFlight;
 use crate::wire::control::{OpenReceive, Received};
+use crate::wire::ids::{LaneId, Slot};
 use crate::wire::immediate::Immediate;
 use crate::wire::{PARTS, SLOTS};
 
 /// All receives of one connection.
 #[derive(Debug)]
 pub struct Receives {
-    slots: [Slot; SLOTS],
+    slots: [SlotState; SLOTS],
     /// Their buffers, written only as far as a receive has them.
     parts: [[Part; PARTS]; SLOTS],
     /// By which lane each slot's clear-to-send went last.
-    lanes: [u8; SLOTS],
+    lanes: [LaneId; SLOTS],
     /// Slots whose clear-to-send went by a lane that was lost, and has to go once more; a bit each.
     owed: u32,
     /// Slots whose clear-to-send goes once more just now. They are not granted again before that is over: it could land on
@@ -23,10 +24,8 @@ pub struct Receives {
     chunk_bytes: u64,
 }
 
-const _: () = assert!(SLOTS == u32::BITS as usize);
-
 #[derive(Debug, Clone, Copy)]
-enum Slot {
+enum SlotState {
     Free,
     Granted(Granted),
 }
@@ -71,8 +70,8 @@ impl Part {
 /// A granted receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grant {
-    /// Its request number: the slot.
-    pub slot: u16,
+    /// Its slot, which is its request number.
+    pub slot: Slot,
     /// Its number on this connection, from 0.
     pub sequence: u64,
 }
@@ -130,9 +129,9 @@ impl Receives {
     /// No receives yet; `chunk_bytes` is the connection's.
     pub fn new(chunk_bytes: u64) -> Self {
         Self {
-            slots: [Slot::Free; SLOTS],
+            slots: [SlotState::Free; SLOTS],
             parts: [[Part::default(); PARTS]; SLOTS],
-            lanes: [0; SLOTS],
+            lanes: [LaneId::default(); SLOTS],
             owed: 0,
             repeating: 0,
             next: 0,
@@ -144,8 +143,8 @@ impl Receives {
     /// Whether a receive could be granted now.
     #[inline(always)]
     pub fn has_room(&self) -> bool {
-        let slot = self.next as usize % SLOTS;
-        matches!(self.slots[slot], Slot::Free) && self.repeating >> slot & 1 == 0
+        let slot = Slot::of(self.next);
+        matches!(self.slots[slot.index()], SlotState::Free) && self.repeating & slot.bit() == 0
     }
 
     /// Receives that wait for bytes.
@@ -157,24 +156,24 @@ impl Receives {
     /// Takes the next slot for a receive with the given rooms (1 to [`PARTS`]), whose clear-to-send goes by `lane`; `None`
     /// while that slot is in use. An optional receive is reported done before its bytes are there.
     #[inline(always)]
-    pub fn grant(&mut self, rooms: impl ExactSizeIterator<Item = u64>, optional: bool, lane: usize) -> Option<Grant> {
+    pub fn grant(&mut self, rooms: impl ExactSizeIterator<Item = u64>, optional: bool, lane: LaneId) -> Option<Grant> {
         if !self.has_room() {
             return None;
         }
         let count = rooms.len().min(PARTS) as u8;
         let sequence = self.next;
-        let slot = sequence as usize % SLOTS;
-        for (part, room) in self.parts[slot].iter_mut().zip(rooms) {
+        let slot = Slot::of(sequence);
+        for (part, room) in self.parts[slot.index()].iter_mut().zip(rooms) {
             *part = Part { room, bytes: 0, seen: 0, shares: 0 };
         }
         let claim = if optional { Claim::Optional } else { Claim::Pending };
-        self.slots[slot] = Slot::Granted(Granted { sequence, count, unfinished: count, claim });
-        self.lanes[slot] = lane as u8;
+        self.slots[slot.index()] = SlotState::Granted(Granted { sequence, count, unfinished: count, claim });
+        self.lanes[slot.index()] = lane;
         // What the slot's last receive was owed it did not need.
-        self.owed &= !(1 << slot);
+        self.owed &= !slot.bit();
         self.next += 1;
         self.open += 1;
-        Some(Grant { slot: slot as u16, sequence })
+        Some(Grant { slot, sequence })
     }
 
     /// Takes note of an immediate and the bytes of the write it came with.
@@ -183,10 +182,10 @@ impl Receives {
     /// A [`Violation`]; nothing changed then.
     #[inline(always)]
     pub fn arrived(&mut self, immediate: Immediate, bytes: u32) -> Result<Arrival, Violation> {
-        let at = usize::from(immediate.slot) % SLOTS;
-        let slot = &mut self.slots[at];
-        let granted = match slot {
-            Slot::Granted(g) if Immediate::generation_of(g.sequence) == immediate.generation => g,
+        let at = immediate.slot.index();
+        let state = &mut self.slots[at];
+        let granted = match state {
+            SlotState::Granted(g) if Immediate::generation_of(g.sequence) == immediate.generation => g,
             _ => return Ok(Arrival::Stale),
         };
         let part = &mut self.parts[at][usize::from(immediate.part) % PARTS];
@@ -210,7 +209,7 @@ impl Receives {
             return Ok(Arrival::Part);
         }
         if granted.claim == Claim::Told {
-            *slot = Slot::Free;
+            *state = SlotState::Free;
         }
         self.open -= 1;
         Ok(Arrival::Whole)
@@ -223,24 +222,24 @@ impl Receives {
     /// # Errors
     /// [`NotInFlight`].
     #[inline(always)]
-    pub fn test(&mut self, request: u16, mut tell: impl FnMut(usize, u64)) -> Result<bool, NotInFlight> {
-        let slot = self.slots.get_mut(usize::from(request)).ok_or(NotInFlight(request))?;
-        let Slot::Granted(granted) = slot else { return Err(NotInFlight(request)) };
+    pub fn test(&mut self, slot: Slot, mut tell: impl FnMut(usize, u64)) -> Result<bool, NotInFlight> {
+        let state = &mut self.slots[slot.index()];
+        let SlotState::Granted(granted) = state else { return Err(NotInFlight(slot.number())) };
         let whole = granted.unfinished == 0;
         match granted.claim {
-            Claim::Told => return Err(NotInFlight(request)),
+            Claim::Told => return Err(NotInFlight(slot.number())),
             Claim::Pending if !whole => return Ok(false),
             Claim::Pending | Claim::Optional => {}
         }
         let size = |part: &Part| if whole { part.bytes } else { part.room };
-        let [first, others @ ..] = &self.parts[usize::from(request) % SLOTS];
+        let [first, others @ ..] = &self.parts[slot.index()];
         tell(0, size(first));
         // Most receives are no groups.
         for index in 1..usize::from(granted.count).min(PARTS) {
             tell(index, size(&others[index - 1]));
         }
         if whole {
-            *slot = Slot::Free;
+            *state = SlotState::Free;
         } else {
             granted.claim = Claim::Told;
         }
@@ -249,8 +248,8 @@ impl Receives {
 
     /// What has come: for a sender that has to know what was lost with a rail.
     pub fn received(&self) -> Received {
-        let open = self.slots.iter().zip(&self.parts).filter_map(|(slot, parts)| match slot {
-            Slot::Granted(g) if g.unfinished > 0 => {
+        let open = self.slots.iter().zip(&self.parts).filter_map(|(state, parts)| match state {
+            SlotState::Granted(g) if g.unfinished > 0 => {
                 Some(OpenReceive { sequence: g.sequence, shares: parts.map(|part| part.seen) })
             }
             _ => None,
@@ -260,48 +259,47 @@ impl Receives {
 
     /// A lane is lost, and nothing comes in or goes out by it any more on either side: the clear-to-sends that went by it
     /// and are waited for have to go once more ([`Receives::next_owed`]).
-    pub fn lost(&mut self, lane: usize) {
-        for (at, (slot, by)) in self.slots.iter().zip(self.lanes).enumerate() {
-            if usize::from(by) != lane {
+    pub fn lost(&mut self, lane: LaneId) {
+        for ((slot, state), by) in Slot::all().zip(&self.slots).zip(self.lanes) {
+            if by != lane {
                 continue;
             }
-            self.repeating &= !(1 << at);
-            if matches!(slot, Slot::Granted(granted) if granted.unfinished > 0) {
-                self.owed |= 1 << at;
+            self.repeating &= !slot.bit();
+            if matches!(state, SlotState::Granted(granted) if granted.unfinished > 0) {
+                self.owed |= slot.bit();
             }
         }
     }
 
     /// A clear-to-send that has to go once more, if there is one. The caller posts it, then calls [`Receives::repeats`].
     pub fn next_owed(&mut self) -> Option<Owed> {
-        while self.owed != 0 {
-            let slot = self.owed.trailing_zeros() as u16;
-            match self.slots[usize::from(slot) % SLOTS] {
-                Slot::Granted(Granted { sequence, count, unfinished: 1.., .. }) => {
+        while let Some(slot) = Slot::first_in(self.owed) {
+            match self.slots[slot.index()] {
+                SlotState::Granted(Granted { sequence, count, unfinished: 1.., .. }) => {
                     return Some(Owed { grant: Grant { slot, sequence }, parts: usize::from(count) });
                 }
-                _ => self.owed &= self.owed - 1,
+                _ => self.owed &= !slot.bit(),
             }
         }
         None
     }
 
     /// A slot's clear-to-send goes once more, by `lane`.
-    pub fn repeats(&mut self, slot: u16, lane: usize) {
-        let at = usize::from(slot) % SLOTS;
-        self.owed &= !(1 << at);
-        self.repeating |= 1 << at;
-        self.lanes[at] = lane as u8;
+    pub fn repeats(&mut self, slot: Slot, lane: LaneId) {
+        self.owed &= !slot.bit();
+        self.repeating |= slot.bit();
+        self.lanes[slot.index()] = lane;
     }
 
     /// It went: the sender has it.
-    pub fn repeated(&mut self, slot: u16) {
-        self.repeating &= !(1 << (usize::from(slot) % SLOTS));
+    pub fn repeated(&mut self, slot: Slot) {
+        self.repeating &= !slot.bit();
     }
 
     /// Whether the caller waits for a receive's bytes. (Who was told at once looks at the bytes themselves.)
     pub fn is_awaited(&self) -> bool {
-        let awaited = |slot: &Slot| matches!(slot, Slot::Granted(g) if g.unfinished > 0 && g.claim == Claim::Pending);
+        let awaited =
+            |state: &SlotState| matches!(state, SlotState::Granted(g) if g.unfinished > 0 && g.claim == Claim::Pending);
         self.slots.iter().any(awaited)
     }
 
@@ -312,8 +310,8 @@ impl Receives {
 
     /// How many receives, from the first on, have all their bytes.
     pub fn delivered(&self) -> u64 {
-        let waiting = self.slots.iter().filter_map(|slot| match slot {
-            Slot::Granted(g) if g.unfinished > 0 => Some(g.sequence),
+        let waiting = self.slots.iter().filter_map(|state| match state {
+            SlotState::Granted(g) if g.unfinished > 0 => Some(g.sequence),
             _ => None,
         });
         waiting.min().unwrap_or(self.next)
@@ -323,19 +321,20 @@ impl Receives {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::ids::lane;
 
     const CHUNK: u64 = 4096;
 
     /// The closing write of share number `share.0` of `share.1`.
     fn immediate(grant: Grant, part: u8, share: (u8, u8), leads: u16) -> Immediate {
         let (generation, (share, shares)) = (Immediate::generation_of(grant.sequence), share);
-        Immediate { slot: grant.slot as u8, part, generation, shares, share, leads }
+        Immediate { slot: grant.slot, part, generation, shares, share, leads }
     }
 
     /// The sizes of a finished receive.
-    fn test(receives: &mut Receives, request: u16) -> Result<Option<Vec<u64>>, NotInFlight> {
+    fn test(receives: &mut Receives, slot: Slot) -> Result<Option<Vec<u64>>, NotInFlight> {
         let mut sizes = Vec::new();
-        let done = receives.test(request, |part, bytes| {
+        let done = receives.test(slot, |part, bytes| {
             assert_eq!(part, sizes.len());
             sizes.push(bytes);
         })?;
@@ -343,7 +342,7 @@ mod tests {
     }
 
     fn one(receives: &mut Receives, room: u64) -> Grant {
-        receives.grant([room].into_iter(), false, 0).unwrap()
+        receives.grant([room].into_iter(), false, lane(0)).unwrap()
     }
 
     #[test]
@@ -356,14 +355,14 @@ mod tests {
         assert_eq!(receives.delivered(), 0);
         assert_eq!(receives.arrived(immediate(grant, 0, (1, 3), 1), 5), Ok(Arrival::Whole));
         assert_eq!(test(&mut receives, grant.slot), Ok(Some(vec![3 * CHUNK + 15])));
-        assert_eq!(test(&mut receives, grant.slot), Err(NotInFlight(grant.slot)));
+        assert_eq!(test(&mut receives, grant.slot), Err(NotInFlight(grant.slot.number())));
         assert_eq!((receives.open(), receives.delivered()), (0, 1));
     }
 
     #[test]
     fn a_group_is_done_when_all_its_parts_are() {
         let mut receives = Receives::new(CHUNK);
-        let grant = receives.grant([8, 8, 8].into_iter(), false, 0).unwrap();
+        let grant = receives.grant([8, 8, 8].into_iter(), false, lane(0)).unwrap();
         for (part, bytes) in [(2, 0), (0, 8)] {
             assert_eq!(receives.arrived(immediate(grant, part, (0, 1), 0), bytes), Ok(Arrival::Part));
             assert_eq!(test(&mut receives, grant.slot), Ok(None));
@@ -375,16 +374,16 @@ mod tests {
     #[test]
     fn an_optional_receive_is_told_at_once_and_keeps_its_slot() {
         let mut receives = Receives::new(CHUNK);
-        let grant = receives.grant([64].into_iter(), true, 0).unwrap();
+        let grant = receives.grant([64].into_iter(), true, lane(0)).unwrap();
         assert_eq!(test(&mut receives, grant.slot), Ok(Some(vec![64])));
-        assert_eq!(test(&mut receives, grant.slot), Err(NotInFlight(grant.slot)));
+        assert_eq!(test(&mut receives, grant.slot), Err(NotInFlight(grant.slot.number())));
         for _ in 1..SLOTS {
             let other = one(&mut receives, 1);
             receives.arrived(immediate(other, 0, (0, 1), 0), 1).unwrap();
             test(&mut receives, other.slot).unwrap().unwrap();
         }
         assert!(!receives.has_room(), "the slot's immediate has not come");
-        assert_eq!(receives.grant([1].into_iter(), false, 0), None);
+        assert_eq!(receives.grant([1].into_iter(), false, lane(0)), None);
         assert_eq!(receives.arrived(immediate(grant, 0, (0, 1), 0), 64), Ok(Arrival::Whole));
         assert_eq!(one(&mut receives, 1).slot, grant.slot);
     }
@@ -395,7 +394,7 @@ mod tests {
         let grant = one(&mut receives, 8);
         let old = Immediate { generation: 5, ..immediate(grant, 0, (0, 1), 0) };
         assert_eq!(receives.arrived(old, 8), Ok(Arrival::Stale));
-        let free = Immediate { slot: 9, ..immediate(grant, 0, (0, 1), 0) };
+        let free = Immediate { slot: Slot::of(9), ..immediate(grant, 0, (0, 1), 0) };
         assert_eq!(receives.arrived(free, 8), Ok(Arrival::Stale));
         assert_eq!(test(&mut receives, grant.slot), Ok(None));
     }
@@ -403,7 +402,7 @@ mod tests {
     #[test]
     fn a_lying_peer_is_caught() {
         let mut receives = Receives::new(CHUNK);
-        let grant = receives.grant([8, 8].into_iter(), false, 0).unwrap();
+        let grant = receives.grant([8, 8].into_iter(), false, lane(0)).unwrap();
         let mut say = |part, share, leads, bytes| receives.arrived(immediate(grant, part, share, leads), bytes);
         assert_eq!(say(2, (0, 1), 0, 8), Err(Violation::Part { part: 2, share: 0 }));
         assert_eq!(say(0, (1, 1), 0, 8), Err(Violation::Part { part: 0, share: 1 }));
@@ -415,22 +414,22 @@ mod tests {
         assert_eq!(say(0, (0, 2), 0, 4), Ok(Arrival::Part));
         assert_eq!(say(0, (0, 2), 0, 0), Err(Violation::Part { part: 0, share: 0 }));
         assert_eq!(say(0, (2, 3), 0, 0), Err(Violation::Shares { before: 2, now: 3 }));
-        assert_eq!(test(&mut receives, 40), Err(NotInFlight(40)));
+        assert_eq!(test(&mut receives, Slot::of(9)), Err(NotInFlight(9)));
     }
 
     #[test]
     fn what_a_slots_last_receive_was_owed_its_next_one_is_not() {
         let mut receives = Receives::new(CHUNK);
         let first = one(&mut receives, 8);
-        receives.lost(0);
+        receives.lost(lane(0));
         receives.arrived(immediate(first, 0, (0, 1), 0), 8).unwrap();
         test(&mut receives, first.slot).unwrap().unwrap();
         for _ in 1..SLOTS {
-            let other = receives.grant([8].into_iter(), false, 1).unwrap();
+            let other = receives.grant([8].into_iter(), false, lane(1)).unwrap();
             receives.arrived(immediate(other, 0, (0, 1), 0), 8).unwrap();
             test(&mut receives, other.slot).unwrap().unwrap();
         }
-        let again = receives.grant([8].into_iter(), false, 1).unwrap();
+        let again = receives.grant([8].into_iter(), false, lane(1)).unwrap();
         assert_eq!((again.slot, receives.next_owed()), (first.slot, None));
     }
 
@@ -449,19 +448,19 @@ mod tests {
     #[test]
     fn what_went_by_a_lost_lane_goes_once_more_and_holds_its_slot() {
         let mut receives = Receives::new(CHUNK);
-        let first = receives.grant([8, 8].into_iter(), false, 1).unwrap();
-        let by_other = receives.grant([8].into_iter(), false, 0).unwrap();
-        let done = receives.grant([8].into_iter(), false, 1).unwrap();
+        let first = receives.grant([8, 8].into_iter(), false, lane(1)).unwrap();
+        let by_other = receives.grant([8].into_iter(), false, lane(0)).unwrap();
+        let done = receives.grant([8].into_iter(), false, lane(1)).unwrap();
         receives.arrived(immediate(done, 0, (0, 1), 0), 8).unwrap();
-        receives.lost(1);
+        receives.lost(lane(1));
         assert_eq!(receives.next_owed(), Some(Owed { grant: first, parts: 2 }));
-        receives.repeats(first.slot, 0);
+        receives.repeats(first.slot, lane(0));
         assert_eq!(receives.next_owed(), None, "one is done, and one went by another lane");
         for part in [0, 1] {
             receives.arrived(immediate(first, part, (0, 1), 0), 8).unwrap();
         }
         receives.arrived(immediate(by_other, 0, (0, 1), 0), 8).unwrap();
-        (0..3).for_each(|slot| assert!(test(&mut receives, slot).unwrap().is_some()));
+        (0..3).map(Slot::of).for_each(|slot| assert!(test(&mut receives, slot).unwrap().is_some()));
         for _ in 3..SLOTS {
             let other = one(&mut receives, 1);
             receives.arrived(immediate(other, 0, (0, 1), 0), 1).unwrap();
@@ -470,7 +469,7 @@ mod tests {
         assert!(!receives.has_room(), "its clear-to-send is still under way");
         receives.repeated(first.slot);
         assert_eq!(one(&mut receives, 1).slot, first.slot);
-        receives.lost(0);
+        receives.lost(lane(0));
         assert!(receives.next_owed().is_some_and(|owed| owed.grant.sequence == SLOTS as u64));
     }
 }

@@ -22,6 +22,7 @@ pub use action::{Action, Answer, Cause, Event, Frame};
 use super::control_link::ControlLink;
 use crate::wire::control::{ControlFrame, ControlMessage, Received};
 use crate::wire::fields::{QpEnd, RailAdvert};
+use crate::wire::ids::LaneId;
 use std::collections::VecDeque;
 
 const MILLISECOND: u64 = 1_000_000;
@@ -186,14 +187,14 @@ impl Recovery {
     }
 
     /// Where a rail stands.
-    pub fn state(&self, lane: usize) -> Option<&State> {
-        self.rails.get(lane).map(|rail| &rail.state)
+    pub fn state(&self, lane: LaneId) -> Option<&State> {
+        self.rails.get(lane.index()).map(|rail| &rail.state)
     }
 
     /// The rails that are in use.
-    pub fn rails_up(&self) -> impl Iterator<Item = usize> {
-        let is_up = |(lane, rail): (usize, &Rail)| matches!(rail.state, State::Up { .. }).then_some(lane);
-        self.rails.iter().enumerate().filter_map(is_up)
+    pub fn rails_up(&self) -> impl Iterator<Item = LaneId> {
+        let is_up = |(lane, rail): (LaneId, &Rail)| matches!(rail.state, State::Up { .. }).then_some(lane);
+        self.lanes().zip(&self.rails).filter_map(is_up)
     }
 
     /// Whether all is as it should be: every rail up, nothing unheard.
@@ -235,9 +236,9 @@ impl Recovery {
     }
 
     /// The data path has found a rail lost, and has fenced it by itself.
-    pub fn lost(&mut self, lane: usize, why: &str, received: Received, now: u64) {
+    pub fn lost(&mut self, lane: LaneId, why: &str, received: Received, now: u64) {
         // Else it was heard of by another way meanwhile.
-        if let Some(rail) = self.rails.get_mut(lane)
+        if let Some(rail) = self.rails.get_mut(lane.index())
             && let State::Up { since } = rail.state
         {
             rail.count_loss(since, now);
@@ -247,21 +248,21 @@ impl Recovery {
     }
 
     /// [`Action::Fence`] is done. `received` is what a receiver has; of a sender, nothing.
-    pub fn fenced(&mut self, lane: usize, received: Received, now: u64) {
-        let Some(rail) = self.rails.get_mut(lane) else { return };
+    pub fn fenced(&mut self, lane: LaneId, received: Received, now: u64) {
+        let Some(rail) = self.rails.get_mut(lane.index()) else { return };
         let State::Fencing { why, peer_has } = &mut rail.state else { return };
         let (why, peer_has, retry) = (std::mem::take(why), peer_has.take(), rail.pause());
         rail.state = State::Fenced { since: now };
         self.tell(Event::Lost { lane, why, retry });
-        self.link.say(ControlMessage::Fenced { lane: lane as u8, received });
+        self.link.say(ControlMessage::Fenced { lane, received });
         if let Some(peer_has) = peer_has {
             self.resend(lane, peer_has, now);
         }
     }
 
     /// A port of this host came up.
-    pub fn port_up(&mut self, lane: usize, now: u64) {
-        let Some(rail) = self.rails.get_mut(lane) else { return };
+    pub fn port_up(&mut self, lane: LaneId, now: u64) {
+        let Some(rail) = self.rails.get_mut(lane.index()) else { return };
         rail.attempts = 0;
         if let State::Down { retry_at } = &mut rail.state {
             *retry_at = now;
@@ -269,7 +270,7 @@ impl Recovery {
     }
 
     /// A port of this host went down.
-    pub fn port_down(&mut self, lane: usize, why: &str, now: u64) {
+    pub fn port_down(&mut self, lane: LaneId, why: &str, now: u64) {
         self.fence(lane, why, None, now);
     }
 
@@ -306,7 +307,7 @@ impl Recovery {
     }
 
     /// [`Action::OpenQps`] is done: the rail as it is now and the new queue pairs, or why there are none.
-    pub fn opened(&mut self, lane: usize, outcome: Result<(RailAdvert, Vec<QpEnd>), String>, now: u64) {
+    pub fn opened(&mut self, lane: LaneId, outcome: Result<(RailAdvert, Vec<QpEnd>), String>, now: u64) {
         let recovers = self.recovers();
         let Some(rail) = self.rail_in(lane, &State::Opening) else { return };
         match outcome {
@@ -316,7 +317,7 @@ impl Recovery {
             }
             Ok((advert, qps)) => {
                 rail.state = State::Requested { until: now + ANSWER };
-                self.link.say(ControlMessage::Join { lane: lane as u8, rail: advert, qps });
+                self.link.say(ControlMessage::Join { lane, rail: advert, qps });
             }
             // The peer has heard of nothing yet.
             Err(why) => {
@@ -327,7 +328,7 @@ impl Recovery {
     }
 
     /// [`Action::ConnectQps`] is done, or why not.
-    pub fn connected(&mut self, lane: usize, outcome: Result<(), String>, now: u64) {
+    pub fn connected(&mut self, lane: LaneId, outcome: Result<(), String>, now: u64) {
         let (probe, recovers) = (self.limits.probe, self.recovers());
         let Some(rail) = self.rail_in(lane, &State::Connecting) else { return };
         match outcome {
@@ -338,8 +339,8 @@ impl Recovery {
     }
 
     /// [`Action::Activate`] found no queue pairs: the data path has failed, and they went with it.
-    pub fn not_activated(&mut self, lane: usize, now: u64) {
-        if let Some(rail) = self.rails.get_mut(lane)
+    pub fn not_activated(&mut self, lane: LaneId, now: u64) {
+        if let Some(rail) = self.rails.get_mut(lane.index())
             && matches!(rail.state, State::Up { .. })
         {
             rail.state = rail.down(now);
@@ -347,14 +348,15 @@ impl Recovery {
     }
 
     /// The trial writes were all confirmed, or one has failed.
-    pub fn probed(&mut self, lane: usize, outcome: Result<(), String>, now: u64) {
-        let Some(rail) = self.rails.get_mut(lane).filter(|rail| matches!(rail.state, State::Probing { .. })) else {
+    pub fn probed(&mut self, lane: LaneId, outcome: Result<(), String>, now: u64) {
+        let Some(rail) = self.rails.get_mut(lane.index()).filter(|rail| matches!(rail.state, State::Probing { .. }))
+        else {
             return;
         };
         match outcome {
             Ok(()) => {
                 rail.state = State::Up { since: now };
-                self.link.say(ControlMessage::Live { lane: lane as u8 });
+                self.link.say(ControlMessage::Live { lane });
                 self.actions.push_back(Action::Activate(lane));
             }
             Err(why) => self.end_attempt(lane, why, now),
@@ -362,14 +364,13 @@ impl Recovery {
     }
 
     /// [`Action::AnswerQps`] is done, or why not.
-    pub fn answered(&mut self, lane: usize, outcome: Result<Answer, String>, now: u64) {
+    pub fn answered(&mut self, lane: LaneId, outcome: Result<Answer, String>, now: u64) {
         let recovers = self.recovers();
         let Some(rail) = self.rail_in(lane, &State::Answering) else { return };
         match outcome {
             Ok(_) if !recovers => self.end_attempt(lane, "the connection ends".to_owned(), now),
             Ok(Answer { connector_gid, acceptor_gid, mtu_bytes, qps }) => {
                 rail.state = State::AwaitingLive;
-                let lane = lane as u8;
                 self.link.say(ControlMessage::Joined { lane, connector_gid, acceptor_gid, mtu_bytes, qps });
             }
             Err(why) => self.not_now(lane, why, now),
@@ -383,7 +384,7 @@ impl Recovery {
             return;
         }
         if self.role == Role::Sender {
-            (0..self.rails.len()).for_each(|lane| self.bring_back(lane, now));
+            self.lanes().for_each(|lane| self.bring_back(lane, now));
         }
         self.watch_the_dark(now);
     }
@@ -401,10 +402,10 @@ impl Recovery {
             | ControlMessage::Join { lane, .. }
             | ControlMessage::Joined { lane, .. }
             | ControlMessage::NotNow { lane, .. }
-            | ControlMessage::Live { lane } => usize::from(*lane),
+            | ControlMessage::Live { lane } => *lane,
         };
         let recovers = self.recovers();
-        let Some(rail) = self.rails.get_mut(lane) else { return self.tell(Event::NoSuchRail(lane)) };
+        let Some(rail) = self.rails.get_mut(lane.index()) else { return self.tell(Event::NoSuchRail(lane)) };
         match (message, &rail.state) {
             (ControlMessage::Fenced { received, .. }, State::Up { .. }) => {
                 self.fence(lane, "the peer reports it lost", Some(received), now);
@@ -466,8 +467,8 @@ impl Recovery {
     }
 
     /// A rail that is up is to be stopped.
-    fn fence(&mut self, lane: usize, why: &str, peer_has: Option<Received>, now: u64) {
-        if let Some(rail) = self.rails.get_mut(lane)
+    fn fence(&mut self, lane: LaneId, why: &str, peer_has: Option<Received>, now: u64) {
+        if let Some(rail) = self.rails.get_mut(lane.index())
             && let State::Up { since } = rail.state
         {
             rail.count_loss(since, now);
@@ -477,14 +478,14 @@ impl Recovery {
     }
 
     /// Both sides have stopped a rail.
-    fn resend(&mut self, lane: usize, received: Received, now: u64) {
-        self.rails[lane].state = self.rails[lane].down(now);
+    fn resend(&mut self, lane: LaneId, received: Received, now: u64) {
+        self.rails[lane.index()].state = self.rails[lane.index()].down(now);
         self.actions.push_back(Action::Resend(lane, received));
     }
 
     /// Connecting side: asks for a lost rail, or ends an attempt that takes too long.
-    fn bring_back(&mut self, lane: usize, now: u64) {
-        let rail = &mut self.rails[lane];
+    fn bring_back(&mut self, lane: LaneId, now: u64) {
+        let rail = &mut self.rails[lane.index()];
         match rail.state {
             State::Down { retry_at } if now >= retry_at && self.link.backlog() < CROWDED => {
                 rail.attempts += 1;
@@ -501,15 +502,15 @@ impl Recovery {
         }
     }
 
-    fn end_attempt(&mut self, lane: usize, why: String, now: u64) {
+    fn end_attempt(&mut self, lane: LaneId, why: String, now: u64) {
         self.actions.push_back(Action::DropQps(lane));
         self.not_now(lane, why, now);
     }
 
     /// The rail cannot return now: the peer is told.
-    fn not_now(&mut self, lane: usize, why: String, now: u64) {
-        self.rails[lane].state = self.rails[lane].down(now);
-        self.link.say(ControlMessage::NotNow { lane: lane as u8, why: why.clone() });
+    fn not_now(&mut self, lane: LaneId, why: String, now: u64) {
+        self.rails[lane.index()].state = self.rails[lane.index()].down(now);
+        self.link.say(ControlMessage::NotNow { lane, why: why.clone() });
         self.tell(Event::NotYet(lane, why));
     }
 
@@ -531,7 +532,7 @@ impl Recovery {
                 State::Fenced { since } => now.saturating_sub(since) > self.limits.loss,
                 _ => false,
             };
-            if let Some(lane) = self.rails.iter().position(is_silent) {
+            if let Some((lane, _)) = self.lanes().zip(&self.rails).find(|(_, rail)| is_silent(rail)) {
                 self.give_up(Cause::NotAcknowledged(lane));
             }
             return;
@@ -551,8 +552,8 @@ impl Recovery {
 
     /// No rail is brought back any more: what is made for that goes, and a peer that is there is told.
     fn stop_attempts(&mut self) {
-        for lane in 0..self.rails.len() {
-            match self.rails[lane].state {
+        for lane in self.lanes() {
+            match self.rails[lane.index()].state {
                 State::Requested { .. } | State::Probing { .. } | State::AwaitingLive => {
                     self.end_attempt(lane, "the connection ends".to_owned(), 0);
                 }
@@ -565,8 +566,12 @@ impl Recovery {
         self.actions.push_back(Action::Log(news));
     }
 
-    fn rail_in(&mut self, lane: usize, state: &State) -> Option<&mut Rail> {
-        self.rails.get_mut(lane).filter(|rail| rail.state == *state)
+    fn lanes(&self) -> impl Iterator<Item = LaneId> + use<> {
+        LaneId::all(self.rails.len())
+    }
+
+    fn rail_in(&mut self, lane: LaneId, state: &State) -> Option<&mut Rail> {
+        self.rails.get_mut(lane.index()).filter(|rail| rail.state == *state)
     }
 }
 

@@ -5,6 +5,7 @@ use super::next::{Head, Next, Peek};
 use super::plan::Share;
 use crate::wire::control::Received;
 use crate::wire::cts::Violation;
+use crate::wire::ids::{LaneId, Slot};
 use crate::wire::immediate::{Immediate, MAX_LEADS};
 use crate::wire::{MAX_RAILS, PARTS, SLOTS};
 use std::sync::atomic::AtomicU64;
@@ -49,7 +50,7 @@ struct Origin {
 struct Whole {
     origin: Origin,
     bytes: u64,
-    lane: u8,
+    lane: LaneId,
 }
 
 /// A send that goes in shares, or waits for room.
@@ -67,7 +68,7 @@ struct Cut {
 /// One share of a running send.
 #[derive(Debug, Clone, Copy, Default)]
 struct RunningShare {
-    lane: u8,
+    lane: LaneId,
     leads: u16,
     route: Route,
     offset: u64,
@@ -107,7 +108,7 @@ pub struct Stranded {
 /// Where a share goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Route {
-    /// Queue pair of the rail.
+    /// Queue pair of the lane.
     pub queue: u8,
     /// The rail's key of the caller's buffer.
     pub lkey: u32,
@@ -120,8 +121,8 @@ pub struct Route {
 /// The next write of a share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NextWrite {
-    /// Rail number in the connection.
-    pub lane: u8,
+    /// The lane that it goes by.
+    pub lane: LaneId,
     /// Where it goes there.
     pub route: Route,
     /// Where it reads.
@@ -186,8 +187,14 @@ impl Sends {
     /// `source` is where its bytes are, and what names their memory should it have to go once more. The head is what
     /// [`Sends::peek`] or [`Sends::search`] found. `None` when there is no room ([`Sends::has_room`]).
     #[inline(always)]
-    pub fn start_whole(&mut self, head: Head, source: (u64, u32), bytes: u64, lane: usize) -> Option<(u16, Immediate)> {
-        let (origin, lane) = (Origin::new(&head, source), lane as u8);
+    pub fn start_whole(
+        &mut self,
+        head: Head,
+        source: (u64, u32),
+        bytes: u64,
+        lane: LaneId,
+    ) -> Option<(u16, Immediate)> {
+        let origin = Origin::new(&head, source);
         let request = self.run(head.part, Request::Whole(Whole { origin, bytes, lane }))?;
         Some((request, immediate(&origin, (0, 1), 0)))
     }
@@ -306,10 +313,10 @@ impl Sends {
 
     /// A lane is lost, and nothing comes in or goes out by it any more on either side. What went by it and came is
     /// confirmed; what did not waits for [`Sends::reroute`].
-    pub fn lost(&mut self, lane: usize, received: &Received) {
+    pub fn lost(&mut self, lane: LaneId, received: &Received) {
         for (slot, shares) in self.requests.iter_mut().zip(self.shares.iter_mut()) {
             if let Request::Whole(whole) = *slot
-                && usize::from(whole.lane) == lane
+                && whole.lane == lane
             {
                 let Whole { origin, bytes, lane } = whole;
                 *slot = Request::Cut(Cut { origin, bytes, count: 1, unfinished: 1, unposted: 0 });
@@ -319,7 +326,7 @@ impl Sends {
             let Request::Cut(running) = slot else { continue };
             for (number, share) in shares.iter_mut().enumerate().take(usize::from(running.count)) {
                 let bit = 1 << number;
-                if usize::from(share.lane) != lane || running.unfinished & bit == 0 {
+                if share.lane != lane || running.unfinished & bit == 0 {
                     continue;
                 }
                 let Origin { sequence, part, .. } = running.origin;
@@ -339,11 +346,11 @@ impl Sends {
     }
 
     /// What waits to be posted on a lost lane gets a way on another one, as long as `way` has one.
-    pub fn reroute(&mut self, lane: usize, mut way: impl FnMut(Stranded) -> Option<(u8, Route)>) {
+    pub fn reroute(&mut self, lane: LaneId, mut way: impl FnMut(Stranded) -> Option<(LaneId, Route)>) {
         for (slot, shares) in self.requests.iter_mut().zip(self.shares.iter_mut()) {
             let Request::Cut(running) = slot else { continue };
             for (number, share) in shares.iter_mut().enumerate().take(usize::from(running.count)) {
-                if usize::from(share.lane) != lane || running.unposted >> number & 1 == 0 {
+                if share.lane != lane || running.unposted >> number & 1 == 0 {
                     continue;
                 }
                 let Origin { sequence, part, memory, .. } = running.origin;
@@ -411,7 +418,7 @@ impl Origin {
 
 #[inline(always)]
 fn immediate(origin: &Origin, (share, shares): (u8, u8), leads: u16) -> Immediate {
-    let slot = (origin.sequence % SLOTS as u64) as u8;
+    let slot = Slot::of(origin.sequence);
     Immediate { slot, part: origin.part, generation: Immediate::generation_of(origin.sequence), shares, share, leads }
 }
 

@@ -1,14 +1,15 @@
-//! Which rail carries what: small messages whole on one rail, large ones cut over all that help, unless other messages keep the
+//! Which lane carries what: small messages whole on one lane, large ones cut over all that help, unless other messages keep their
 //! rails busy anyway.
 //!
-//! One [`Striping`] for each direction of a connection. It keeps each rail's [`Pace`] and asks the planner
-//! ([`super::plan`]) for shares that finish together. What it knows of a rail's speed is what the rail has shown;
+//! One [`Striping`] for each direction of a connection. It keeps each lane's [`Pace`] and asks the planner
+//! ([`super::plan`]) for shares that finish together. What it knows of a rail's speed is what its lane has shown;
 //! before that, what its ways promise, scaled by how the rails that were measured keep theirs.
 
 use super::pace::Pace;
 use super::plan::{Lane, SHARE_ALIGNMENT, Shares, divide, level_us, soonest};
 use super::ways::Ways;
 use crate::wire::MAX_RAILS;
+use crate::wire::ids::LaneId;
 
 /// How long (in microseconds) a small message may have to wait on the rail that carried the one before, until another
 /// rail is looked for: a rail in use is cheaper to stay on (its queue pair, its completion queue and the receiver's are
@@ -57,66 +58,66 @@ const TRIAL_SELDOM_NS: u64 = 800_000_000;
 /// A favourite that keeps less of its rate than this has slowed.
 const SLOWED: f64 = 0.7;
 
-/// When whole messages try another rail than the favourite.
+/// When whole messages try another lane than the favourite.
 #[derive(Debug, Clone, Copy)]
 enum Trials {
     /// Not before `next_ns`, and after it every `every_ns`. The favourite carried `rate` when that was decided.
     Rest { next_ns: u64, every_ns: u64, rate: f64 },
-    /// `left` more messages go to the rail on trial, then the rail `home` is the favourite again, unless the other one is
+    /// `left` more messages go by the lane on trial, then the lane `home` is the favourite again, unless the other one is
     /// clearly faster.
-    Trial { left: u8, home: usize, every_ns: u64, rate: f64 },
+    Trial { left: u8, home: LaneId, every_ns: u64, rate: f64 },
 }
 
-/// The other connections on the rails. Only the connection's own thread asks.
+/// The other connections on the rails of a connection's lanes. Only the connection's own thread asks.
 pub trait Others {
-    /// What has to be waited for on a rail: bytes that all connections of this process have under way there.
-    fn waiting_bytes(&self, rail: usize) -> u64;
-    /// Tells how much of its promise this connection found a rail to keep, beside the best one (above 0, to 1); what all that use it
-    /// found.
-    fn confer(&self, rail: usize, kept: f64) -> f64;
+    /// What has to be waited for on a lane's rail: bytes that all connections of this process have under way there.
+    fn waiting_bytes(&self, lane: LaneId) -> u64;
+    /// Tells how much of its promise this connection found a lane's rail to keep, beside the best one (above 0, to 1); what all that
+    /// use it found.
+    fn confer(&self, lane: LaneId, kept: f64) -> f64;
 }
 
 /// Nobody else uses the rails.
 struct Nobody;
 
 impl Others for Nobody {
-    fn waiting_bytes(&self, _rail: usize) -> u64 {
+    fn waiting_bytes(&self, _lane: LaneId) -> u64 {
         0
     }
 
-    fn confer(&self, _rail: usize, kept: f64) -> f64 {
+    fn confer(&self, _lane: LaneId, kept: f64) -> f64 {
         kept
     }
 }
 
-/// The rails of one direction of a connection.
+/// The lanes of one direction of a connection.
 #[derive(Debug, Clone)]
 pub struct Striping {
     paces: [Pace; MAX_RAILS],
     /// Bytes per microsecond, by what is known now.
     rates: [f64; MAX_RAILS],
-    /// What may wait on a rail before a small message looks for another.
+    /// What may wait on a lane before a small message looks for another.
     stay_bytes: [u64; MAX_RAILS],
-    favourite: usize,
+    favourite: LaneId,
     min_share_bytes: u64,
-    /// [`COUNTED_BYTES`], where there is more than one rail.
+    /// [`COUNTED_BYTES`], where there is more than one lane.
     counted_bytes: u64,
     /// Where in the round of samples the last whole message was.
     sampled: u32,
     count: usize,
-    /// Rails that are lost, a bit each.
+    /// Lanes that are lost, a bit each.
     lost: u8,
     /// Whether something was measured since the rates were worked out.
     stale: bool,
     refreshed_ns: u64,
     trials: Trials,
-    /// What each rail promises, in bytes per microsecond.
+    /// What each lane promises, in bytes per microsecond.
     nominal: [f64; MAX_RAILS],
 }
 
 impl Striping {
-    /// Rails that have carried nothing yet. `min_share_bytes`: the smallest part of a message that is worth a rail of its
-    /// own. All begin with the first rail: what several connections do on one is cheaper than the same on several.
+    /// Lanes that have carried nothing yet. `min_share_bytes`: the smallest part of a message that is worth a lane of its
+    /// own. All begin with the first lane: what several connections do on one rail is cheaper than the same on several.
     pub fn new(ways: &Ways, min_share_bytes: u64) -> Self {
         let nominal = ways.even_rates().map(|mbps| (mbps / 8.0).max(f64::MIN_POSITIVE));
         let count = ways.count().clamp(1, MAX_RAILS);
@@ -124,9 +125,9 @@ impl Striping {
             paces: [Pace::default(); MAX_RAILS],
             rates: [0.0; MAX_RAILS],
             stay_bytes: [0; MAX_RAILS],
-            favourite: 0,
+            favourite: LaneId::default(),
             min_share_bytes: min_share_bytes.max(SHARE_ALIGNMENT),
-            // One rail has nothing to be compared with.
+            // One lane has nothing to be compared with.
             counted_bytes: if count > 1 { COUNTED_BYTES } else { u64::MAX },
             sampled: 0,
             count,
@@ -140,34 +141,34 @@ impl Striping {
         striping
     }
 
-    /// A rail is lost: it gets nothing more, and what it had is not waited for.
-    pub fn lose(&mut self, rail: usize) {
-        self.lost |= 1 << (rail & 7);
-        self.paces[rail % MAX_RAILS] = Pace::default();
+    /// A lane is lost: it gets nothing more, and what it had is not waited for.
+    pub fn lose(&mut self, lane: LaneId) {
+        self.lost |= lane.bit();
+        self.paces[lane.index()] = Pace::default();
         if matches!(self.trials, Trials::Trial { .. }) {
             self.trials = Trials::Rest { next_ns: 0, every_ns: TRIAL_EVERY_NS, rate: 0.0 };
         }
         self.refresh(&Nobody);
     }
 
-    /// A lost rail is back, with nothing known of its speed.
-    pub fn regain(&mut self, rail: usize) {
-        self.lost &= !(1 << (rail & 7));
+    /// A lost lane is back, with nothing known of its speed.
+    pub fn regain(&mut self, lane: LaneId) {
+        self.lost &= !lane.bit();
         self.refresh(&Nobody);
     }
 
-    /// Whether a rail is not lost.
+    /// Whether a lane is not lost.
     #[inline(always)]
-    pub fn has(&self, rail: usize) -> bool {
-        self.lost >> (rail & 7) & 1 == 0
+    pub fn has(&self, lane: LaneId) -> bool {
+        self.lost & lane.bit() == 0
     }
 
-    /// Up to this size a message goes whole to one rail.
+    /// Up to this size a message goes whole by one lane.
     pub fn whole_bytes(&self) -> u64 {
         if self.count < 2 { u64::MAX } else { 2 * self.min_share_bytes - 1 }
     }
 
-    /// Whether a write of this size says something of its rail.
+    /// Whether a write of this size says something of its lane.
     #[inline(always)]
     pub fn is_counted(&self, bytes: u64) -> bool {
         bytes >= self.counted_bytes
@@ -180,19 +181,19 @@ impl Striping {
         self.sampled % SAMPLE_EVERY < SAMPLE || bytes > SAMPLED_BYTES || matches!(self.trials, Trials::Trial { .. })
     }
 
-    /// Whether a rail has no timed write under way.
+    /// Whether a lane has no timed write under way.
     #[inline(always)]
-    pub fn is_idle(&self, rail: usize) -> bool {
-        self.paces[rail % MAX_RAILS].is_idle()
+    pub fn is_idle(&self, lane: LaneId) -> bool {
+        self.paces[lane.index()].is_idle()
     }
 
-    /// The rail for a small message.
+    /// The lane for a small message.
     #[inline(always)]
-    pub fn rail_for(&mut self, bytes: u64, others: &impl Others) -> usize {
+    pub fn lane_for(&mut self, bytes: u64, others: &impl Others) -> LaneId {
         let favourite = self.favourite;
         if self.count > 1 {
-            let waiting = self.paces[favourite % MAX_RAILS].outstanding_bytes.max(others.waiting_bytes(favourite));
-            if waiting > self.stay_bytes[favourite % MAX_RAILS] {
+            let waiting = self.paces[favourite.index()].outstanding_bytes.max(others.waiting_bytes(favourite));
+            if waiting > self.stay_bytes[favourite.index()] {
                 self.look_for_another(bytes, others);
             }
         }
@@ -204,15 +205,15 @@ impl Striping {
         if self.stale {
             self.refresh(others);
         }
-        let done_us = |rail: usize| {
-            let waiting = self.paces[rail].outstanding_bytes.max(others.waiting_bytes(rail));
-            (waiting + bytes) as f64 / self.rates[rail]
+        let done_us = |lane: LaneId| {
+            let waiting = self.paces[lane.index()].outstanding_bytes.max(others.waiting_bytes(lane));
+            (waiting + bytes) as f64 / self.rates[lane.index()]
         };
         let mut best = (self.favourite, done_us(self.favourite) - STAY_US);
-        for rail in 0..self.count {
-            let done = done_us(rail);
+        for lane in LaneId::all(self.count) {
+            let done = done_us(lane);
             if done < best.1 {
-                best = (rail, done);
+                best = (lane, done);
             }
         }
         self.favourite = best.0;
@@ -225,60 +226,60 @@ impl Striping {
             self.refreshed_ns = now_ns;
             self.refresh(others);
         }
-        let crowded = self.lanes(|rail, own| own.max(others.waiting_bytes(rail)));
+        let crowded = self.lanes(|lane, own| own.max(others.waiting_bytes(lane)));
         let crowded = &crowded[..self.count];
-        let (rail, whole_us) = soonest(bytes, crowded);
-        let wait_us = crowded[rail].backlog_bytes as f64 / crowded[rail].bytes_per_us;
+        let (lane, whole_us) = soonest(bytes, crowded);
+        let wait_us = crowded[lane.index()].backlog_bytes as f64 / crowded[lane.index()].bytes_per_us;
         let mut shares = match whole_us - level_us(bytes, crowded) <= HARDLY_LATER * wait_us {
-            true => Shares::whole(rail, bytes),
+            true => Shares::whole(lane, bytes),
             false => divide(bytes, &self.lanes(|_, own| own)[..self.count], self.min_share_bytes),
         };
         if shares.as_slice().len() < self.count
-            && let Some(rail) = self.to_try_again(&shares, now_ns)
+            && let Some(lane) = self.to_try_again(&shares, now_ns)
         {
-            shares.give(rail, self.min_share_bytes);
+            shares.give(lane, self.min_share_bytes);
         }
         shares
     }
 
-    /// The rails as the planner sees them, with a backlog by the rail's number and what this connection has under way there.
+    /// The lanes as the planner sees them, with a backlog by the lane's number and what this connection has under way there.
     #[inline(always)]
-    fn lanes(&self, backlog_bytes: impl Fn(usize, u64) -> u64) -> [Lane; MAX_RAILS] {
+    fn lanes(&self, backlog_bytes: impl Fn(LaneId, u64) -> u64) -> [Lane; MAX_RAILS] {
         let mut lanes = [Lane::default(); MAX_RAILS];
-        let known = self.paces.iter().zip(&self.rates).take(self.count).enumerate();
-        for (lane, (rail, (pace, &bytes_per_us))) in lanes.iter_mut().zip(known) {
-            *lane = Lane { bytes_per_us, backlog_bytes: backlog_bytes(rail, pace.outstanding_bytes) };
+        let known = self.paces.iter().zip(&self.rates).zip(LaneId::all(self.count));
+        for (place, ((pace, &bytes_per_us), lane)) in lanes.iter_mut().zip(known) {
+            *place = Lane { bytes_per_us, backlog_bytes: backlog_bytes(lane, pace.outstanding_bytes) };
         }
         lanes
     }
 
-    /// A rail that gets nothing shows by a share of its own, now and then, how fast it is by now.
-    fn to_try_again(&self, shares: &Shares, now_ns: u64) -> Option<usize> {
-        let left_out = |rail: &usize| !shares.as_slice().iter().any(|share| usize::from(share.lane) == *rail);
-        (0..self.count).filter(left_out).find(|rail| self.is_due(*rail, self.min_share_bytes, now_ns))
+    /// A lane that gets nothing shows by a share of its own, now and then, how fast it is by now.
+    fn to_try_again(&self, shares: &Shares, now_ns: u64) -> Option<LaneId> {
+        let left_out = |lane: &LaneId| !shares.as_slice().iter().any(|share| share.lane == *lane);
+        LaneId::all(self.count).filter(left_out).find(|lane| self.is_due(*lane, self.min_share_bytes, now_ns))
     }
 
-    /// The rail for a message that goes whole and [`Striping::is_counted`]: the one that [`Striping::rail_for`] gave, or now
+    /// The lane for a message that goes whole and [`Striping::is_counted`]: the one that [`Striping::lane_for`] gave, or now
     /// and then another one, which shows by some of them in a row how fast it is by now.
     #[inline(always)]
-    pub fn rail_to_try(&mut self, rail: usize, bytes: u64, now_ns: u64, others: &impl Others) -> usize {
+    pub fn lane_to_try(&mut self, lane: LaneId, bytes: u64, now_ns: u64, others: &impl Others) -> LaneId {
         match self.trials {
-            Trials::Rest { next_ns, .. } if now_ns < next_ns => rail,
+            Trials::Rest { next_ns, .. } if now_ns < next_ns => lane,
             Trials::Rest { every_ns, rate: before, .. } => self.look_round(bytes, now_ns, (every_ns, before), others),
-            Trials::Trial { left, .. } if left > 1 => self.go_on_trying(rail),
+            Trials::Trial { left, .. } if left > 1 => self.go_on_trying(lane),
             Trials::Trial { home, every_ns, rate, .. } => {
-                self.end_trial((rail, home), now_ns, (every_ns, rate), others)
+                self.end_trial((lane, home), now_ns, (every_ns, rate), others)
             }
         }
     }
 
     #[inline(never)]
-    fn look_round(&mut self, bytes: u64, now_ns: u64, (every_ns, before): (u64, f64), others: &impl Others) -> usize {
+    fn look_round(&mut self, bytes: u64, now_ns: u64, (every_ns, before): (u64, f64), others: &impl Others) -> LaneId {
         self.refresh(others);
-        let (home, rate) = (self.favourite, self.rates[self.favourite]);
+        let (home, rate) = (self.favourite, self.rates[self.favourite.index()]);
         let every_ns = if rate < SLOWED * before { TRIAL_EVERY_NS } else { every_ns };
-        let mut others = (1..self.count).map(|step| (home + step) % self.count);
-        match others.find(|other| self.is_due(*other, bytes, now_ns)) {
+        let mut after_home = LaneId::all(self.count).cycle().skip(home.index() + 1).take(self.count - 1);
+        match after_home.find(|other| self.is_due(*other, bytes, now_ns)) {
             Some(other) => {
                 self.trials = Trials::Trial { left: TRIAL, home, every_ns, rate };
                 self.favourite = other;
@@ -288,58 +289,58 @@ impl Striping {
         self.favourite
     }
 
-    fn go_on_trying(&mut self, rail: usize) -> usize {
+    fn go_on_trying(&mut self, lane: LaneId) -> LaneId {
         if let Trials::Trial { left, .. } = &mut self.trials {
             *left -= 1;
         }
-        rail
+        lane
     }
 
     #[inline(never)]
     fn end_trial(
         &mut self,
-        (rail, home): (usize, usize),
+        (lane, home): (LaneId, LaneId),
         now_ns: u64,
         (every_ns, rate): (u64, f64),
         others: &impl Others,
-    ) -> usize {
+    ) -> LaneId {
         self.favourite = home;
         self.refresh(others);
         let every_ns = if self.favourite == home { (2 * every_ns).min(TRIAL_SELDOM_NS) } else { TRIAL_EVERY_NS };
         self.trials = Trials::Rest { next_ns: now_ns + every_ns, every_ns, rate };
-        rail
+        lane
     }
 
-    /// Whether so little is known of a rail's present speed that a write of this size is worth finding out.
-    fn is_due(&self, rail: usize, bytes: u64, now_ns: u64) -> bool {
-        let idle_ns = now_ns.saturating_sub(self.paces[rail].given_ns);
+    /// Whether so little is known of a lane's present speed that a write of this size is worth finding out.
+    fn is_due(&self, lane: LaneId, bytes: u64, now_ns: u64) -> bool {
+        let idle_ns = now_ns.saturating_sub(self.paces[lane.index()].given_ns);
         // Mostly not; so the division comes last.
-        if idle_ns <= RETRY_NS || self.paces[rail].outstanding_bytes > 0 || !self.has(rail) {
+        if idle_ns <= RETRY_NS || self.paces[lane.index()].outstanding_bytes > 0 || !self.has(lane) {
             return false;
         }
-        let trial_us = bytes as f64 / self.rates[rail];
+        let trial_us = bytes as f64 / self.rates[lane.index()];
         idle_ns > (trial_us * 1000.0 * RETRY_PATIENCE) as u64
     }
 
-    /// A share was given to a rail. `now_ns` is there where it is timed.
+    /// A share was given to a lane. `now_ns` is there where it is timed.
     #[inline(always)]
-    pub fn given(&mut self, rail: usize, bytes: u64, now_ns: Option<u64>) {
-        self.paces[rail % MAX_RAILS].given(bytes, now_ns);
+    pub fn given(&mut self, lane: LaneId, bytes: u64, now_ns: Option<u64>) {
+        self.paces[lane.index()].given(bytes, now_ns);
     }
 
     /// A share was confirmed; `now_ns` is there where it was when it was given.
     #[inline(always)]
-    pub fn confirmed(&mut self, rail: usize, bytes: u64, now_ns: Option<u64>) {
-        self.paces[rail % MAX_RAILS].confirmed(bytes, now_ns);
+    pub fn confirmed(&mut self, lane: LaneId, bytes: u64, now_ns: Option<u64>) {
+        self.paces[lane.index()].confirmed(bytes, now_ns);
         self.stale |= now_ns.is_some();
     }
 
-    /// Bytes that were given to a rail and not confirmed.
-    pub fn outstanding_bytes(&self, rail: usize) -> u64 {
-        self.paces[rail % MAX_RAILS].outstanding_bytes
+    /// Bytes that were given to a lane and not confirmed.
+    pub fn outstanding_bytes(&self, lane: LaneId) -> u64 {
+        self.paces[lane.index()].outstanding_bytes
     }
 
-    /// Works out again what each rail carries.
+    /// Works out again what each lane carries.
     fn refresh(&mut self, others: &impl Others) {
         self.stale = false;
         let mut kept = [None; MAX_RAILS];
@@ -349,8 +350,8 @@ impl Striping {
             best = best.max(kept.unwrap_or(0.0));
         }
         let mut best_of_all = 0.0_f64;
-        for (rail, kept) in kept.iter_mut().enumerate() {
-            *kept = kept.map(|kept| others.confer(rail, kept / best));
+        for (lane, kept) in LaneId::all(MAX_RAILS).zip(&mut kept) {
+            *kept = kept.map(|kept| others.confer(lane, kept / best));
             best_of_all = best_of_all.max(kept.unwrap_or(0.0));
         }
         // Rails that keep their promise about alike keep it alike: what is between them is noise, and shares that follow
@@ -362,17 +363,17 @@ impl Striping {
         for ((rate, kept), nominal) in self.rates.iter_mut().zip(kept).zip(&self.nominal) {
             *rate = kept.filter(|factor| !alike(factor)).unwrap_or(usual) * best * nominal;
         }
-        for rail in (0..self.count).filter(|rail| self.lost >> rail & 1 == 1) {
-            self.rates[rail] = 0.0;
+        for lane in LaneId::all(self.count).filter(|lane| self.lost & lane.bit() != 0) {
+            self.rates[lane.index()] = 0.0;
         }
         let mut fastest = self.favourite;
-        for rail in 0..self.count {
-            self.stay_bytes[rail] = ((self.rates[rail] * STAY_US) as u64).max(STAY_BYTES);
-            if self.rates[rail] > self.rates[fastest] {
-                fastest = rail;
+        for lane in LaneId::all(self.count) {
+            self.stay_bytes[lane.index()] = ((self.rates[lane.index()] * STAY_US) as u64).max(STAY_BYTES);
+            if self.rates[lane.index()] > self.rates[fastest.index()] {
+                fastest = lane;
             }
         }
-        if self.rates[fastest] > CLEARLY_FASTER * self.rates[self.favourite] {
+        if self.rates[fastest.index()] > CLEARLY_FASTER * self.rates[self.favourite.index()] {
             self.favourite = fastest;
         }
     }

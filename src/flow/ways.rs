@@ -6,6 +6,7 @@
 
 use crate::wire::MAX_RAILS;
 use crate::wire::fields::Attachment;
+use crate::wire::ids::RailId;
 
 /// Link, port and cable on each side.
 const PASSAGES: usize = 6 * MAX_RAILS;
@@ -24,7 +25,7 @@ pub struct Ways {
 #[derive(Debug, Clone, Copy)]
 pub struct End {
     /// The rail's number on its host.
-    pub rail: u8,
+    pub rail: RailId,
     /// What the rail hangs on.
     pub attachment: Attachment,
 }
@@ -32,7 +33,7 @@ pub struct End {
 #[derive(PartialEq, Eq, Clone, Copy)]
 enum Passage {
     Link(usize, u8),
-    Port(usize, u8),
+    Port(usize, RailId),
     Cable(usize, u8),
 }
 
@@ -103,13 +104,17 @@ impl Ways {
 mod tests {
     use super::*;
 
+    fn rail(number: u8) -> RailId {
+        RailId::new(number.into()).unwrap()
+    }
+
     /// Rails by PCIe link, cable; 200 Gb/s ports on links of 112 Gb/s.
     fn spark(rails: &[(u8, u8)]) -> Vec<End> {
-        let end = |(rail, &(link, cable)): (usize, &(u8, u8))| {
+        let end = |(rail, &(link, cable)): (RailId, &(u8, u8))| {
             let attachment = Attachment { link, link_mbps: 112_000, cable, port_mbps: 200_000 };
-            End { rail: rail as u8, attachment }
+            End { rail, attachment }
         };
-        rails.iter().enumerate().map(end).collect()
+        RailId::all(rails.len()).zip(rails).map(end).collect()
     }
 
     fn straight(ends: &[End]) -> Ways {
@@ -133,9 +138,9 @@ mod tests {
 
     #[test]
     fn equal_rails_with_nothing_shared_carry_what_their_ports_do() {
-        let plain = |rail: u8| End {
-            rail,
-            attachment: Attachment { link: rail, link_mbps: 0, cable: rail, port_mbps: 10_000 },
+        let plain = |at: u8| End {
+            rail: rail(at),
+            attachment: Attachment { link: at, link_mbps: 0, cable: at, port_mbps: 10_000 },
         };
         assert_eq!(rounded(&straight(&[plain(0), plain(1), plain(2), plain(3)])), [10_000; 4]);
         assert_eq!(rounded(&straight(&[])), []);
@@ -143,9 +148,9 @@ mod tests {
 
     #[test]
     fn a_slow_port_holds_up_nobody_else_where_links_are_not_known() {
-        let port = |(rail, port_mbps): (u8, u32)| End {
-            rail,
-            attachment: Attachment { link: rail, link_mbps: 0, cable: rail, port_mbps },
+        let port = |(at, port_mbps): (u8, u32)| End {
+            rail: rail(at),
+            attachment: Attachment { link: at, link_mbps: 0, cable: at, port_mbps },
         };
         assert_eq!(rounded(&straight(&[(0, 10_000), (1, 25_000), (2, 100_000)].map(port))), [10_000, 25_000, 100_000]);
     }
@@ -153,7 +158,8 @@ mod tests {
     #[test]
     fn a_single_port_of_the_peer_is_shared() {
         let spark = spark(&TWO_CABLES);
-        let port = End { rail: 0, attachment: Attachment { link: 0, link_mbps: 0, cable: 0, port_mbps: 100_000 } };
+        let port =
+            End { rail: rail(0), attachment: Attachment { link: 0, link_mbps: 0, cable: 0, port_mbps: 100_000 } };
         assert_eq!(rounded(&Ways::new(&[[spark[0], port], [spark[1], port]])), [50_000, 50_000]);
     }
 }

@@ -7,7 +7,8 @@
 use super::codec::{Malformed, Reader, Writer};
 use super::fields::{QpEnd, RailAdvert};
 use super::fields::{mtu_bytes, read_gid, read_qps, write_qp};
-use super::{MAX_RAILS, PARTS, SLOTS};
+use super::ids::LaneId;
+use super::{PARTS, SLOTS};
 
 /// 64-bit words of a control frame, as it lies in memory.
 pub const FRAME_WORDS: usize = 256;
@@ -21,15 +22,15 @@ const REASON_BYTES: usize = 512;
 pub enum ControlMessage {
     /// A rail is lost: this side has stopped its queue pairs there, so that nothing comes in by them any more.
     Fenced {
-        /// The rail's number in the connection.
-        lane: u8,
+        /// Its lane.
+        lane: LaneId,
         /// What a receiver has; of a sender, nothing.
         received: Received,
     },
     /// The connecting side has new queue pairs for a lost rail.
     Join {
-        /// The rail's number in the connection.
-        lane: u8,
+        /// Its lane.
+        lane: LaneId,
         /// The rail as it is now.
         rail: RailAdvert,
         /// The queue pairs.
@@ -37,8 +38,8 @@ pub enum ControlMessage {
     },
     /// The accepting side has connected its own to them.
     Joined {
-        /// The rail's number in the connection.
-        lane: u8,
+        /// Its lane.
+        lane: LaneId,
         /// Address of the connecting side.
         connector_gid: [u8; 16],
         /// Address of the accepting side.
@@ -50,15 +51,15 @@ pub enum ControlMessage {
     },
     /// The rail cannot return now.
     NotNow {
-        /// The rail's number in the connection.
-        lane: u8,
+        /// Its lane.
+        lane: LaneId,
         /// Why, for the peer's log.
         why: String,
     },
     /// The connecting side has tried the new queue pairs: they carry.
     Live {
-        /// The rail's number in the connection.
-        lane: u8,
+        /// Its lane.
+        lane: LaneId,
     },
     /// Nothing but to be heard: the bootstrap's TCP was closed, and the rails tell whether the other side is there.
     AreYouThere,
@@ -113,22 +114,22 @@ impl ControlMessage {
         let mut w = Writer::default();
         match self {
             Self::Fenced { lane, received } => {
-                w.u8(1).u8(*lane).u64(received.granted).list(&received.open, |w, open| {
+                w.u8(1).u8(lane.byte()).u64(received.granted).list(&received.open, |w, open| {
                     w.u64(open.sequence).bytes(&open.shares);
                 });
             }
             Self::Join { lane, rail, qps } => {
-                rail.write(w.u8(2).u8(*lane));
+                rail.write(w.u8(2).u8(lane.byte()));
                 w.list(qps, write_qp);
             }
             Self::Joined { lane, connector_gid, acceptor_gid, mtu_bytes, qps } => {
-                w.u8(3).u8(*lane).bytes(connector_gid).bytes(acceptor_gid).u32(*mtu_bytes).list(qps, write_qp);
+                w.u8(3).u8(lane.byte()).bytes(connector_gid).bytes(acceptor_gid).u32(*mtu_bytes).list(qps, write_qp);
             }
             Self::NotNow { lane, why } => {
-                w.u8(4).u8(*lane).text(why, REASON_BYTES);
+                w.u8(4).u8(lane.byte()).text(why, REASON_BYTES);
             }
             Self::Live { lane } => {
-                w.u8(5).u8(*lane);
+                w.u8(5).u8(lane.byte());
             }
             Self::Bye { delivered } => {
                 w.u8(6).u64(*delivered);
@@ -175,11 +176,9 @@ impl ControlMessage {
     }
 }
 
-fn lane(r: &mut Reader<'_>) -> Result<u8, Malformed> {
-    match r.u8()? {
-        lane if usize::from(lane) < MAX_RAILS => Ok(lane),
-        other => Err(Malformed::Value { what: "rail", value: u64::from(other) }),
-    }
+fn lane(r: &mut Reader<'_>) -> Result<LaneId, Malformed> {
+    let number = r.u8()?;
+    LaneId::new(usize::from(number)).ok_or(Malformed::Value { what: "rail", value: u64::from(number) })
 }
 
 /// What travels: at most one control message, and how far the other side's were heard.
@@ -256,6 +255,7 @@ mod tests {
     use super::*;
     use crate::wire::fields::MAX_QPS;
     use crate::wire::fields::{Address, Attachment};
+    use crate::wire::ids::lane;
     use proptest::prelude::*;
 
     fn samples() -> Vec<ControlMessage> {
@@ -270,11 +270,17 @@ mod tests {
         let qps = vec![QpEnd { number: 17, psn: 0xff_ffff }; MAX_QPS];
         let open = OpenReceive { sequence: u64::MAX, shares: [255; PARTS] };
         vec![
-            ControlMessage::Fenced { lane: 7, received: Received { granted: 99, open: vec![open; SLOTS] } },
-            ControlMessage::Join { lane: 0, rail, qps: qps.clone() },
-            ControlMessage::Joined { lane: 3, connector_gid: [1; 16], acceptor_gid: [2; 16], mtu_bytes: 1024, qps },
-            ControlMessage::NotNow { lane: 1, why: "port is Down".repeat(100) },
-            ControlMessage::Live { lane: 2 },
+            ControlMessage::Fenced { lane: lane(7), received: Received { granted: 99, open: vec![open; SLOTS] } },
+            ControlMessage::Join { lane: lane(0), rail, qps: qps.clone() },
+            ControlMessage::Joined {
+                lane: lane(3),
+                connector_gid: [1; 16],
+                acceptor_gid: [2; 16],
+                mtu_bytes: 1024,
+                qps,
+            },
+            ControlMessage::NotNow { lane: lane(1), why: "port is Down".repeat(100) },
+            ControlMessage::Live { lane: lane(2) },
             ControlMessage::Bye { delivered: 12 },
             ControlMessage::AreYouThere,
         ]

@@ -6,6 +6,7 @@
 //! the full 64-bit sequence number. A reader that sees some words of the old entry and some of the new one sees a
 //! wrong digest and looks again later. No ordering of the NIC's stores is assumed.
 
+use super::ids::LaneId;
 use super::{MAX_RAILS, PARTS, SLOTS};
 
 /// 64-bit words of one entry.
@@ -17,7 +18,7 @@ pub const RING_WORDS: usize = SLOTS * PARTS * ENTRY_WORDS;
 /// Largest receive an entry can name: NCCL's own limit on a transfer (`NCCL_MAX_NET_SIZE_BYTES`, 2^40).
 pub const MAX_RECEIVE_BYTES: u64 = 1 << 40;
 
-/// Remote keys by the connection's rail number, two to a word, the lower number in the lower half.
+/// Remote keys by lane, two to a word, the lower number in the lower half.
 pub type PackedKeys = [u64; MAX_RAILS / 2];
 
 /// What a receiver grants for one sub-receive.
@@ -150,10 +151,10 @@ impl Entry {
     }
 }
 
-/// Which word of an entry holds the buffer's key on a rail of the connection, and how many bits below it.
+/// Which word of an entry holds the buffer's key on a lane's rail, and how many bits below it.
 #[inline(always)]
-pub fn rkey_in(rail: usize) -> (usize, u32) {
-    (3 + rail / 2 % (MAX_RAILS / 2), rail as u32 % 2 * 32)
+pub fn rkey_in(lane: LaneId) -> (usize, u32) {
+    (3 + lane.index() / 2, lane.index() as u32 % 2 * 32)
 }
 
 /// Where in the ring the entry of a receive's part begins, in words.
@@ -200,8 +201,8 @@ mod tests {
     }
 
     fn terms_of(entry: &Entry) -> (Terms, PackedKeys) {
-        let key = |rail| {
-            let (word, shift) = rkey_in(rail);
+        let key = |lane| {
+            let (word, shift) = rkey_in(LaneId::new(lane).unwrap());
             entry.words[word] >> shift & 0xffff_ffff
         };
         let keys = std::array::from_fn(|pair| key(2 * pair) | key(2 * pair + 1) << 32);

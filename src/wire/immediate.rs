@@ -4,13 +4,14 @@
 //! old, how many such completions there are to wait for, and the true size: a rail's share of a message is `leads`
 //! writes of exactly the connection's chunk size followed by one write of the completion's byte count.
 
+use super::ids::Slot;
 use super::{MAX_RAILS, PARTS, SLOTS};
 
 /// The decoded immediate data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Immediate {
-    /// Receive slot, below [`SLOTS`].
-    pub slot: u8,
+    /// The receive's slot.
+    pub slot: Slot,
     /// Sub-receive within the slot, below [`PARTS`].
     pub part: u8,
     /// How often the slot was used before, modulo [`GENERATIONS`]: an immediate of an earlier use is dropped.
@@ -42,7 +43,7 @@ impl Immediate {
     /// Packs the fields. Fields out of range are cut to their width; the callers hold them in range.
     #[inline(always)]
     pub fn encode(self) -> u32 {
-        u32::from(self.slot) & 31
+        self.slot.index() as u32
             | (u32::from(self.part) & 7) << 5
             | (u32::from(self.generation) & 63) << 8
             | (u32::from(self.shares.wrapping_sub(1)) & 7) << 14
@@ -54,7 +55,7 @@ impl Immediate {
     #[inline(always)]
     pub fn decode(bits: u32) -> Self {
         Self {
-            slot: (bits & 31) as u8,
+            slot: Slot::of_bits(bits),
             part: (bits >> 5 & 7) as u8,
             generation: (bits >> 8 & 63) as u8,
             shares: (bits >> 14 & 7) as u8 + 1,
@@ -78,7 +79,8 @@ mod tests {
 
     #[test]
     fn the_widest_values_fit() {
-        let widest = Immediate { slot: 31, part: 7, generation: 63, shares: 8, share: 7, leads: MAX_LEADS as u16 };
+        let widest =
+            Immediate { slot: Slot::of(31), part: 7, generation: 63, shares: 8, share: 7, leads: MAX_LEADS as u16 };
         assert_eq!(Immediate::decode(widest.encode()), widest);
         assert_eq!(widest.encode(), u32::MAX);
         assert_eq!(Immediate::generation_of(0), 0);

@@ -12,6 +12,7 @@ use super::fields::{
     Attachment, MAX_QPS, NAME_BYTES, QpEnd, RailAdvert, chunk_bytes, mtu_bytes, ranged, read_gid, read_qps, write_qp,
 };
 use super::handle::TOKEN_BYTES;
+use super::ids::RailId;
 use super::mailbox::MAILBOX_BYTES;
 use super::{MAX_OFFERED_RAILS, MAX_RAILS, PROTOCOL_VERSION};
 
@@ -76,7 +77,7 @@ pub struct PairOffer {
     /// Which of that rail's addresses to use.
     pub connector_gid: [u8; 16],
     /// The accepting side's rail: its number there.
-    pub acceptor_rail: u8,
+    pub acceptor_rail: RailId,
     /// What it hangs on.
     pub acceptor: Attachment,
     /// Its name, for messages.
@@ -271,7 +272,7 @@ impl Offer {
     fn write(&self, w: &mut Writer) {
         w.text(&self.name, NAME_BYTES).u32(self.chunk_bytes);
         w.list(&self.pairs, |w, pair| {
-            w.u8(pair.connector_rail).bytes(&pair.connector_gid).u8(pair.acceptor_rail);
+            w.u8(pair.connector_rail).bytes(&pair.connector_gid).u8(pair.acceptor_rail.byte());
             pair.acceptor.write(w);
             w.text(&pair.acceptor_name, NAME_BYTES).bytes(&pair.acceptor_gid).u32(pair.mtu_bytes);
             w.list(&pair.qps, write_qp);
@@ -286,7 +287,7 @@ impl Offer {
                 Ok(PairOffer {
                     connector_rail: r.u8()?,
                     connector_gid: read_gid(r)?,
-                    acceptor_rail: r.u8()?,
+                    acceptor_rail: RailId::of_byte(r.u8()?),
                     acceptor: Attachment::read(r)?,
                     acceptor_name: r.text("rail name", NAME_BYTES)?,
                     acceptor_gid: read_gid(r)?,
@@ -391,7 +392,7 @@ mod tests {
                 pairs: vec![PairOffer {
                     connector_rail: 0,
                     connector_gid: gid,
-                    acceptor_rail: 3,
+                    acceptor_rail: RailId::of_byte(3),
                     acceptor: Attachment { link: 0, link_mbps: 0, cable: 1, port_mbps: 100_000 },
                     acceptor_name: "rocep1s0f0:1".into(),
                     acceptor_gid: gid,

@@ -9,6 +9,7 @@ pub mod control;
 pub mod cts;
 pub mod fields;
 pub mod handle;
+pub mod ids;
 pub mod immediate;
 pub mod mailbox;
 pub mod message;

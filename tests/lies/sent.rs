@@ -5,11 +5,12 @@ use crate::sim::fabric::ARENA;
 use crate::sim::liar::Liar;
 use nccl_net_spark::error::Error;
 use nccl_net_spark::verbs::HostMemory;
+use nccl_net_spark::wire::ids::{RailId, Slot};
 use nccl_net_spark::wire::immediate::Immediate;
 use softverbs::status;
 use softverbs::work_request::Operation;
 
-const WHOLE: Immediate = Immediate { slot: 0, part: 0, generation: 0, shares: 1, share: 0, leads: 0 };
+const WHOLE: Immediate = Immediate { slot: Slot::of(0), part: 0, generation: 0, shares: 1, share: 0, leads: 0 };
 const ROOM: usize = 100;
 
 impl Stage {
@@ -25,7 +26,7 @@ impl Stage {
     /// Where the first receive's bytes shall land, and by which key.
     fn granted(&mut self) -> (u64, u32) {
         let fabric = self.fabric();
-        (fabric.to.as_ptr() as u64, fabric.into.keys(0).unwrap().strict_rkey)
+        (fabric.to.as_ptr() as u64, fabric.into.keys(RailId::new(0).unwrap()).unwrap().strict_rkey)
     }
 
     /// What the receiver says of a receive that must never be done.
@@ -137,7 +138,7 @@ fn a_key_ends_where_the_memory_does_that_was_registered() {
     // SAFETY: a part of what the fabric keeps until it ends, looked at between its steps only.
     let memory = unsafe { HostMemory::from_caller(start as usize, LENGTH) };
     let registration = stage.fabric().hosts[1].process().register(memory).unwrap();
-    let keys = *registration.keys(0).unwrap();
+    let keys = *registration.keys(RailId::new(0).unwrap()).unwrap();
     let end = start + LENGTH as u64;
     for key in [keys.strict_rkey, keys.relaxed_rkey] {
         for (addr, bytes, is_inside) in [

@@ -15,12 +15,13 @@ use nccl_net_spark::comm::rail::interfaces;
 use nccl_net_spark::comm::recovery::attempt::ManagedRail;
 use nccl_net_spark::comm::recovery::driver::Driver;
 use nccl_net_spark::comm::setup::negotiate;
-use nccl_net_spark::comm::{Host, Registration};
+use nccl_net_spark::comm::{Host, Rail, Registration};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::flow::ways::End;
 use nccl_net_spark::plugin::bring_up;
 use nccl_net_spark::verbs::{Access, CompletionBuffer, Cq, HostMemory, Mr, Region};
 use nccl_net_spark::wire::MAX_RAILS;
+use nccl_net_spark::wire::ids::RailId;
 use nccl_net_spark::wire::mailbox::MAILBOX_BYTES;
 use softverbs::fabric::Node;
 use softverbs::settings::Settings;
@@ -202,7 +203,7 @@ impl Fabric {
         );
         assert_eq!(host.process().registrations.in_use(), before);
         let done = host.process().register(asked()).expect("no rail refuses");
-        assert!((0..RAILS).all(|rail| done.keys(rail).is_some()));
+        assert!(RailId::all(RAILS).all(|rail| done.keys(rail).is_some()));
     }
 
     /// Queue pairs that there are on the whole fabric.
@@ -280,11 +281,8 @@ impl Fabric {
                 waker: self.hosts[side].setup().service.clone(),
             })
         });
-        let way = |rail: u8| {
-            let end = End { rail, attachment: self.hosts[0].process().rails[usize::from(rail)].info.attachment };
-            [end, end]
-        };
-        let ways: Vec<[End; 2]> = (0..rails as u8).map(way).collect();
+        let way = |rail: &Arc<Rail>| [End { rail: rail.id, attachment: rail.info.attachment }; 2];
+        let ways: Vec<[End; 2]> = self.hosts[0].process().rails[..rails].iter().map(way).collect();
         let striping = [0, 1].map(|side: usize| negotiate::striping(self.hosts[side].process(), &ways));
         let rails = [0, 1].map(|side: usize| -> Vec<ManagedRail> { lanes[side].iter().map(ManagedRail::of).collect() });
         let [s_lanes, r_lanes] = lanes;

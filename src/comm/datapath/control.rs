@@ -11,6 +11,7 @@ use super::try_cell::{TryCell, TryCellGuard, UNUSED};
 use crate::error::{Error, Quick, Result};
 use crate::flow::striping::Striping;
 use crate::wire::control::Received;
+use crate::wire::ids::LaneId;
 use std::ops::{Deref, DerefMut};
 
 /// A data path, of either direction, when a rail is lost or returns: what it does for itself, and for recovery.
@@ -28,7 +29,7 @@ pub trait DataPath: Send {
     fn span(&self) -> (u64, u64);
 
     /// A rail is lost: stops its queue pairs, takes in what has come, and closes the lane.
-    fn lose(&mut self, context: &PathContext, lane: usize);
+    fn lose(&mut self, context: &PathContext, lane: LaneId);
 
     /// What has come to a receiver; of a sender, nothing.
     fn received(&self) -> Received;
@@ -37,13 +38,13 @@ pub trait DataPath: Send {
     ///
     /// # Errors
     /// [`Error::Usage`] when memory that is still needed was deregistered.
-    fn recover(&mut self, context: &PathContext, lane: usize, received: &Received) -> Result<()>;
+    fn recover(&mut self, context: &PathContext, lane: LaneId, received: &Received) -> Result<()>;
 
     /// A closed lane carries again, with new queue pairs: from here on it is used.
     ///
     /// # Errors
     /// As [`DataPath::recover`].
-    fn regain(&mut self, context: &PathContext, lane: usize, new: Lane) -> Result<()>;
+    fn regain(&mut self, context: &PathContext, lane: LaneId, new: Lane) -> Result<()>;
 
     /// Looks at what nobody may be looking at: NCCL's thread sleeps when it waits for nothing. Whether something had come.
     ///
@@ -65,11 +66,11 @@ pub trait DataPath: Send {
     /// # Errors
     /// Why the connection has failed.
     #[cold]
-    fn fault(&mut self, context: &PathContext, lane: usize, fault: Fault) -> Quick<()> {
+    fn fault(&mut self, context: &PathContext, lane: LaneId, fault: Fault) -> Quick<()> {
         if let Presence::Closed { .. } = context.peer.presence() {
             // A peer that has closed takes its queue pairs away: what it had received it has said, and what it did not need fails.
             if let Fault::Device(_) = fault {
-                self.lanes()[lane].close();
+                self.lanes()[lane.index()].close();
                 self.striping().lose(lane);
             }
             return Ok(());
@@ -97,9 +98,9 @@ pub trait DataPath: Send {
 
     /// The text of an error that ends the connection, and showed on a lane.
     #[cold]
-    fn failed_on(&mut self, context: &PathContext, lane: usize, why: &str) -> String {
+    fn failed_on(&mut self, context: &PathContext, lane: LaneId, why: &str) -> String {
         let lanes = self.lanes();
-        let Lane { rail, peer_rail: there, .. } = &lanes[lane];
+        let Lane { rail, peer_rail: there, .. } = &lanes[lane.index()];
         let (here, peer, all) = (rail.name(), &context.peer.name, lanes_text(lanes));
         format!("rail {here} to {peer} failed: {why} (peer rail {there}); {all}")
     }
@@ -115,8 +116,8 @@ pub trait DataPath: Send {
 
     /// The data path finds a rail lost, and tells the service thread.
     #[cold]
-    fn lose_by(&mut self, context: &PathContext, lane: usize, why: String) {
-        if self.lanes()[lane].is_open() {
+    fn lose_by(&mut self, context: &PathContext, lane: LaneId, why: String) {
+        if self.lanes()[lane.index()].is_open() {
             self.lose(context, lane);
             self.status().lost(Loss { lane, why });
             context.waker.wake();
@@ -124,8 +125,8 @@ pub trait DataPath: Send {
     }
 
     /// Posts a write on the first queue pair of a lane, if it is open and has room.
-    fn post(&mut self, context: &PathContext, lane: usize, write: &LaneWrite) {
-        if let Some(slot) = self.lanes()[lane].slot(0)
+    fn post(&mut self, context: &PathContext, lane: LaneId, write: &LaneWrite) {
+        if let Some(slot) = self.lanes()[lane.index()].slot(0)
             && let Err(error) = slot.write(write, None)
         {
             self.lose_by(context, lane, error.to_string());

@@ -2,18 +2,19 @@
 
 use super::lane::Lane;
 use crate::flow::striping::Others;
+use crate::wire::ids::LaneId;
 
 /// The lanes of a connection that sends, beside the other connections on their rails.
 pub struct Sending<'a>(pub &'a [Lane]);
 
 impl Others for Sending<'_> {
     #[inline(always)]
-    fn waiting_bytes(&self, rail: usize) -> u64 {
-        self.0.get(rail).map_or(0, |lane| lane.rail.backlog_bytes())
+    fn waiting_bytes(&self, lane: LaneId) -> u64 {
+        self.0.get(lane.index()).map_or(0, |lane| lane.rail.backlog_bytes())
     }
 
-    fn confer(&self, rail: usize, kept: f64) -> f64 {
-        self.0.get(rail).map_or(kept, |lane| lane.path_quality.add(kept))
+    fn confer(&self, lane: LaneId, kept: f64) -> f64 {
+        self.0.get(lane.index()).map_or(kept, |lane| lane.path_quality.add(kept))
     }
 }
 
@@ -24,11 +25,11 @@ pub struct Granting<'a>(pub &'a [Lane]);
 
 impl Others for Granting<'_> {
     #[inline(always)]
-    fn waiting_bytes(&self, rail: usize) -> u64 {
-        self.0.get(rail).map_or(0, |lane| lane.path_quality.weigh(lane.rail.backlog_bytes()))
+    fn waiting_bytes(&self, lane: LaneId) -> u64 {
+        self.0.get(lane.index()).map_or(0, |lane| lane.path_quality.weigh(lane.rail.backlog_bytes()))
     }
 
-    fn confer(&self, _rail: usize, kept: f64) -> f64 {
+    fn confer(&self, _lane: LaneId, kept: f64) -> f64 {
         kept
     }
 }

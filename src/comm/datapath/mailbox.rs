@@ -5,6 +5,7 @@ use crate::comm::datapath::wr_id::Work;
 use crate::verbs::{Region, Remote};
 use crate::wire::MAX_RAILS;
 use crate::wire::control::{ControlFrame, FRAME_WORDS};
+use crate::wire::ids::LaneId;
 use crate::wire::mailbox::{INBOX_AT, OUTBOX_AT, PROBE_AT, PROBE_BYTES};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -59,13 +60,13 @@ impl Mailboxes {
     }
 
     /// The write that brings it to the peer by a lane.
-    pub fn frame_write(&self, lane: usize, bytes: u32) -> LaneWrite {
+    pub fn frame_write(&self, lane: LaneId, bytes: u32) -> LaneWrite {
         LaneWrite { bytes, work: Work::Control, ..self.write(lane, OUTBOX_AT, INBOX_AT) }
     }
 
     /// A write that tries a lane with a packet of `mtu_bytes`. A whole one: a switch or port with a smaller MTU on the way passes
     /// empty ones.
-    pub fn probe_write(&self, lane: usize, mtu_bytes: u32) -> LaneWrite {
+    pub fn probe_write(&self, lane: LaneId, mtu_bytes: u32) -> LaneWrite {
         LaneWrite {
             bytes: mtu_bytes.min(PROBE_BYTES as u32),
             work: Work::Probe,
@@ -73,12 +74,11 @@ impl Mailboxes {
         }
     }
 
-    fn write(&self, lane: usize, from: usize, to: usize) -> LaneWrite {
-        let at = lane % MAX_RAILS;
+    fn write(&self, lane: LaneId, from: usize, to: usize) -> LaneWrite {
         LaneWrite {
             local_addr: self.region.addr() + from as u64,
-            lkey: self.lkeys[at],
-            remote: Remote { addr: self.far.addr + to as u64, rkey: self.far.rkeys[at] },
+            lkey: self.lkeys[lane.index()],
+            remote: Remote { addr: self.far.addr + to as u64, rkey: self.far.rkeys[lane.index()] },
             signaled: true,
             ..LaneWrite::default()
         }

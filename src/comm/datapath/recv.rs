@@ -17,12 +17,14 @@ use crate::comm::datapath::wr_id::{Work, WrId};
 use crate::comm::log::once::Direction;
 use crate::comm::rail::registration::{Registration, pack};
 use crate::error::{Error, Quick};
+use crate::flow::NotInFlight;
 use crate::flow::receives::{Arrival, Grant, Receives};
 use crate::flow::striping::Striping;
 use crate::verbs::{Blame, Completion, CompletionBuffer, Mr, Region, Remote};
+use crate::wire::PARTS;
 use crate::wire::cts::{ENTRY_BYTES, ENTRY_WORDS, Entry, MAX_RECEIVE_BYTES, PackedKeys, Terms, entry_word};
+use crate::wire::ids::{LaneId, Slot};
 use crate::wire::immediate::Immediate;
-use crate::wire::{MAX_RAILS, PARTS};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -51,8 +53,8 @@ pub struct RecvPath {
     /// Where the peer's ring is.
     ring: PeerMailbox,
     /// The lane that the last immediate came by, or that was looked at for the next one.
-    hot: usize,
-    cold: usize,
+    hot: LaneId,
+    cold: LaneId,
     striping: Striping,
     /// Whether each lane's number is its rail's number on this host, as it is unless a rail is left out.
     lanes_are_rails: bool,
@@ -67,13 +69,13 @@ impl RecvPath {
         let PathParts { lanes, region: shadow, keys: shadow_keys, peer: ring, chunk_bytes, striping } = parts;
         Self {
             receives: Receives::new(u64::from(chunk_bytes)),
-            lanes_are_rails: lanes.iter().enumerate().all(|(number, lane)| lane.rail.index == number),
+            lanes_are_rails: lanes.iter().enumerate().all(|(number, lane)| lane.rail.id.index() == number),
             lanes,
             shadow,
             shadow_keys,
             ring,
-            hot: 0,
-            cold: 0,
+            hot: LaneId::default(),
+            cold: LaneId::default(),
             striping,
             buffer: CompletionBuffer::new(),
             stall: StallTimer::default(),
@@ -101,16 +103,16 @@ impl RecvPath {
             // The rail is lost, and the receive is not: it is granted by another one.
             self.lose_by(context, lane, error.to_string());
         }
-        Ok(Some(grant.slot))
+        Ok(Some(grant.slot.number()))
     }
 
     #[inline(always)]
-    fn has_room(&self, lane: usize) -> bool {
-        self.receives.has_room() && self.lanes[lane].has_room(0)
+    fn has_room(&self, lane: LaneId) -> bool {
+        self.receives.has_room() && self.lanes[lane.index()].has_room(0)
     }
 
     #[inline(never)]
-    fn make_room(&mut self, context: &PathContext, lane: usize) -> Quick<bool> {
+    fn make_room(&mut self, context: &PathContext, lane: LaneId) -> Quick<bool> {
         // That lane first: bytes may keep coming by another one.
         if self.take_in(context, lane)? == Found::Nothing {
             self.progress(context)?;
@@ -123,27 +125,27 @@ impl RecvPath {
 
     /// The lane for a clear-to-send: the one used last, unless it is busy.
     #[inline(always)]
-    fn cts_lane(&mut self) -> usize {
-        self.striping.rail_for(ENTRY_BYTES as u64, &Granting(&self.lanes))
+    fn cts_lane(&mut self) -> LaneId {
+        self.striping.lane_for(ENTRY_BYTES as u64, &Granting(&self.lanes))
     }
 
     /// Tells the sender where to write: one write into its ring.
     #[inline(always)]
-    fn clear_to_send(&mut self, lane: usize, grant: Grant, parts: &[RecvPart<'_>], strict: bool) -> Quick<()> {
+    fn clear_to_send(&mut self, lane: LaneId, grant: Grant, parts: &[RecvPart<'_>], strict: bool) -> Quick<()> {
         let [part] = parts else { return self.write_group(lane, grant, parts, strict) };
-        if self.lanes[lane].inline_bytes() < ENTRY_BYTES as u32 || !self.lanes_are_rails {
+        if self.lanes[lane.index()].inline_bytes() < ENTRY_BYTES as u32 || !self.lanes_are_rails {
             return self.write_group(lane, grant, parts, strict);
         }
         let write = LaneWrite { work: Work::Cts, remote: self.place(lane, grant), ..LaneWrite::default() };
         let kept = kept(&self.shadow, grant, 0).ok_or_else(no_room)?;
         keep(kept, &Entry::new(&terms(part, 0, 1), part.memory.packed_keys(strict), grant.sequence));
-        let slot = self.lanes[lane].slot(0).ok_or_else(no_room)?;
+        let slot = self.lanes[lane.index()].slot(0).ok_or_else(no_room)?;
         slot.write(&write, Some(kept.into()))
     }
 
     /// As [`RecvPath::clear_to_send`], for what does not fit into a work request, or has keys of other rails.
     #[inline(never)]
-    fn write_group(&mut self, lane: usize, grant: Grant, parts: &[RecvPart<'_>], strict: bool) -> Quick<()> {
+    fn write_group(&mut self, lane: LaneId, grant: Grant, parts: &[RecvPart<'_>], strict: bool) -> Quick<()> {
         for (index, part) in parts.iter().enumerate() {
             let keys = self.keys(part, strict);
             let kept = kept(&self.shadow, grant, index).ok_or_else(no_room)?;
@@ -153,23 +155,23 @@ impl RecvPath {
     }
 
     /// Writes a receive's entries as they are kept.
-    fn write_from_shadow(&mut self, lane: usize, grant: Grant, parts: usize, work: Work) -> Quick<()> {
+    fn write_from_shadow(&mut self, lane: LaneId, grant: Grant, parts: usize, work: Work) -> Quick<()> {
         let write = LaneWrite {
             work,
             local_addr: self.shadow.addr() + entry_word(grant.sequence, 0) as u64 * 8,
-            lkey: self.shadow_keys.get(lane).map_or(0, Mr::lkey),
+            lkey: self.shadow_keys.get(lane.index()).map_or(0, Mr::lkey),
             bytes: (parts * ENTRY_BYTES) as u32,
             remote: self.place(lane, grant),
             signaled: work != Work::Cts,
             ..LaneWrite::default()
         };
-        self.lanes[lane].slot(0).ok_or_else(no_room)?.write(&write, None)
+        self.lanes[lane.index()].slot(0).ok_or_else(no_room)?.write(&write, None)
     }
 
     #[inline(always)]
-    fn place(&self, lane: usize, grant: Grant) -> Remote {
+    fn place(&self, lane: LaneId, grant: Grant) -> Remote {
         let addr = self.ring.addr + entry_word(grant.sequence, 0) as u64 * 8;
-        Remote { addr, rkey: self.ring.rkeys[lane % MAX_RAILS] }
+        Remote { addr, rkey: self.ring.rkeys[lane.index()] }
     }
 
     /// The buffer's keys by the connection's lanes.
@@ -178,7 +180,7 @@ impl RecvPath {
             return *part.memory.packed_keys(strict);
         }
         pack(self.lanes.iter().map(|lane| {
-            let keys = part.memory.keys(lane.rail.index);
+            let keys = part.memory.keys(lane.rail.id);
             keys.map_or(0, |keys| if strict { keys.strict_rkey } else { keys.relaxed_rkey })
         }))
     }
@@ -189,10 +191,11 @@ impl RecvPath {
     /// [`Error::Argument`] when there is no such request; else why the connection has failed.
     #[inline(always)]
     pub fn test(&mut self, context: &PathContext, request: u16, mut tell: impl FnMut(usize, u64)) -> Quick<bool> {
-        match self.receives.test(request, &mut tell) {
+        let Some(slot) = Slot::new(request) else { return Err(not_in_flight(NotInFlight(request))) };
+        match self.receives.test(slot, &mut tell) {
             Ok(false) => {
                 let moved = self.progress_or_wait(context)?;
-                if moved { self.receives.test(request, tell).map_err(not_in_flight) } else { Ok(false) }
+                if moved { self.receives.test(slot, tell).map_err(not_in_flight) } else { Ok(false) }
             }
             known => known.map_err(not_in_flight),
         }
@@ -248,26 +251,26 @@ impl RecvPath {
 
     /// The lane whose turn comes after this one's.
     #[inline(always)]
-    fn after(&self, lane: usize) -> usize {
-        if lane + 1 < self.lanes.len() { lane + 1 } else { 0 }
+    fn after(&self, lane: LaneId) -> LaneId {
+        lane.next(self.lanes.len())
     }
 
     #[inline(always)]
-    fn take_in(&mut self, context: &PathContext, index: usize) -> Quick<Found> {
-        if self.receives.open() == 0 && !self.lanes[index].has_pending() {
+    fn take_in(&mut self, context: &PathContext, lane: LaneId) -> Quick<Found> {
+        if self.receives.open() == 0 && !self.lanes[lane.index()].has_pending() {
             return Ok(Found::Nothing);
         }
-        match self.absorb(context, index) {
+        match self.absorb(context, lane) {
             Ok(found) => Ok(found),
-            Err(fault) => self.fault(context, index, *fault).map(|()| Found::InPart),
+            Err(fault) => self.fault(context, lane, *fault).map(|()| Found::InPart),
         }
     }
 
     /// Takes in what has come on one lane. What is behind a fault there is taken in too.
     #[inline(always)]
-    fn absorb(&mut self, context: &PathContext, index: usize) -> std::result::Result<Found, Box<Fault>> {
+    fn absorb(&mut self, context: &PathContext, lane: LaneId) -> std::result::Result<Found, Box<Fault>> {
         let (mut found, mut fault) = (Found::Nothing, None);
-        let lane = &mut self.lanes[index];
+        let lane = &mut self.lanes[lane.index()];
         for completion in lane.poll(&mut self.buffer).map_err(Fault::of_device)? {
             if completion.status() != 0 {
                 let next = failed(lane, context, completion);
@@ -297,8 +300,8 @@ impl RecvPath {
     fn waiting(&mut self, context: &PathContext, what: &str, waited: Option<Duration>) -> Quick<()> {
         if !context.peer.is_here() {
             // What arrived before the peer left may lie on a lane whose turn has not come.
-            for index in 0..self.lanes.len() {
-                if self.take_in(context, index)? != Found::Nothing {
+            for lane in LaneId::all(self.lanes.len()) {
+                if self.take_in(context, lane)? != Found::Nothing {
                     self.stall.moved();
                     return Ok(());
                 }

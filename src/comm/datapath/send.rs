@@ -22,6 +22,7 @@ use crate::flow::plan::Shares;
 use crate::flow::sends::{Route, Sends};
 use crate::flow::striping::Striping;
 use crate::verbs::{CompletionBuffer, Mr, Region, Remote};
+use crate::wire::ids::LaneId;
 use crate::wire::immediate::{Immediate, MAX_LEADS};
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +39,7 @@ pub struct SendPath {
     /// The last reading of the clock.
     now_ns: u64,
     chunk_bytes: u64,
-    /// Up to this size a send is one write on one rail.
+    /// Up to this size a send is one write on one lane.
     whole_bytes: u64,
     /// The largest send, as many full chunks as an immediate can name and one more.
     most_bytes: u64,
@@ -68,7 +69,7 @@ impl Send<'_> {
     /// The memory's key on a lane's rail.
     #[inline(always)]
     fn lkey(&self, lane: &Lane) -> u32 {
-        self.memory.keys(lane.rail.index).map_or(0, |keys| keys.lkey)
+        self.memory.keys(lane.rail.id).map_or(0, |keys| keys.lkey)
     }
 }
 
@@ -161,29 +162,29 @@ impl SendPath {
         }
     }
 
-    /// A small message: one write on one rail.
+    /// A small message: one write on one lane.
     #[inline(always)]
     fn send_whole(&mut self, context: &PathContext, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
         self.stall.moved();
         let size = send.bytes;
-        let mut rail = self.striping.rail_for(size, &Sending(&self.lanes));
+        let mut by = self.striping.lane_for(size, &Sending(&self.lanes));
         let mut now_ns = None;
         let counted = self.striping.is_counted(size);
         if counted {
-            rail = self.striping.rail_to_try(rail, size, self.now_ns, &Sending(&self.lanes));
+            by = self.striping.lane_to_try(by, size, self.now_ns, &Sending(&self.lanes));
             if self.striping.is_to_time(size) {
                 // Behind others a write's service begins when the one before is confirmed: the last reading will do.
-                if self.striping.is_idle(rail) {
+                if self.striping.is_idle(by) {
                     self.now_ns = self.clock.now_ns();
                 }
                 now_ns = Some(self.now_ns);
             }
         }
-        let lane = &mut self.lanes[rail];
+        let lane = &mut self.lanes[by.index()];
         let (lkey, inline_bytes) = (send.lkey(lane), lane.inline_bytes());
-        let Some(slot) = lane.next_slot() else { return self.send_later(context, head, send, rail, now_ns) };
-        let rkey = head.rkey(self.ring.words(), rail);
-        let Some((request, immediate)) = self.sends.start_whole(head, send.source(), size, rail) else {
+        let Some(slot) = lane.next_slot() else { return self.send_later(context, head, send, by, now_ns) };
+        let rkey = head.rkey(self.ring.words(), by);
+        let Some((request, immediate)) = self.sends.start_whole(head, send.source(), size, by) else {
             return Ok(None);
         };
         let write = LaneWrite {
@@ -199,48 +200,48 @@ impl SendPath {
         let inline = if small { send.memory.readable(write.local_addr, write.bytes) } else { None };
         let posted = slot.write(&write, inline);
         if counted {
-            self.lanes[rail].began(size);
+            self.lanes[by.index()].began(size);
         }
-        self.striping.given(rail, size, now_ns);
+        self.striping.given(by, size, now_ns);
         if let Err(error) = posted {
-            self.lose_by(context, rail, error.to_string());
+            self.lose_by(context, by, error.to_string());
         }
         Ok(Some(request))
     }
 
-    /// A small message that finds no room on its rail.
+    /// A small message that finds no room on its lane.
     #[inline(never)]
     fn send_later(
         &mut self,
         context: &PathContext,
         head: Head,
         send: Send<'_>,
-        rail: usize,
+        lane: LaneId,
         now_ns: Option<u64>,
     ) -> Quick<Option<u16>> {
-        if !self.lanes[rail].is_open() {
+        if !self.lanes[lane.index()].is_open() {
             return self.stalled(context, "a send without a usable rail", send.bytes as usize).map(|()| None);
         }
         if self.striping.is_counted(send.bytes) {
-            self.lanes[rail].began(send.bytes);
+            self.lanes[lane.index()].began(send.bytes);
         }
-        self.send_shares(context, head, send, &Shares::whole(rail, send.bytes), now_ns)
+        self.send_shares(context, head, send, &Shares::whole(lane, send.bytes), now_ns)
     }
 
-    /// A large message: a share for each rail that helps.
+    /// A large message: a share for each lane that helps.
     #[inline(never)]
     fn send_cut(&mut self, context: &PathContext, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
         let now_ns = self.clock.now_ns();
         self.now_ns = now_ns;
         let shares = self.striping.cut(send.bytes, now_ns, &Sending(&self.lanes));
-        if shares.as_slice().iter().any(|share| !self.lanes[usize::from(share.lane)].is_open()) {
+        if shares.as_slice().iter().any(|share| !self.lanes[share.lane.index()].is_open()) {
             // Only where none is left is a lost one chosen.
             return self.stalled(context, "a send without a usable rail", send.bytes as usize).map(|()| None);
         }
         self.stall.moved();
         for share in shares.as_slice() {
             if self.striping.is_counted(share.bytes) {
-                self.lanes[usize::from(share.lane)].began(share.bytes);
+                self.lanes[share.lane.index()].began(share.bytes);
             }
         }
         self.send_shares(context, head, send, &shares, Some(now_ns))
@@ -259,11 +260,11 @@ impl SendPath {
         let shares = shares.as_slice();
         let Some(request) = self.sends.start(&head, send.source(), shares) else { return Ok(None) };
         for (number, share) in shares.iter().enumerate() {
-            let (rail, number) = (usize::from(share.lane), number as u8);
+            let (by, number) = (share.lane, number as u8);
             let timed = now_ns.is_some() && self.striping.is_counted(share.bytes);
-            self.striping.given(rail, share.bytes, now_ns.filter(|_| timed));
-            let lane = &mut self.lanes[rail];
-            let (queue, lkey, rkey) = (lane.next_queue(), send.lkey(lane), head.rkey(self.ring.words(), rail));
+            self.striping.given(by, share.bytes, now_ns.filter(|_| timed));
+            let lane = &mut self.lanes[by.index()];
+            let (queue, lkey, rkey) = (lane.next_queue(), send.lkey(lane), head.rkey(self.ring.words(), by));
             let Some(slot) = lane.slot(queue).filter(|_| share.bytes <= self.chunk_bytes) else {
                 self.sends.keep_share(request, number, share, Route { queue, lkey, rkey, timed }, self.chunk_bytes);
                 continue;
@@ -279,7 +280,7 @@ impl SendPath {
                 signaled: true,
             };
             if let Err(error) = slot.write(&write, None) {
-                self.lose_by(context, rail, error.to_string());
+                self.lose_by(context, by, error.to_string());
             }
         }
         if self.sends.shares_to_post(request) > 0 {
@@ -293,8 +294,7 @@ impl SendPath {
     fn post(&mut self, context: &PathContext, request: u16) {
         for share in 0..self.sends.shares_to_post(request) {
             while let Some(next) = self.sends.next_write(request, share, self.chunk_bytes) {
-                let rail = usize::from(next.lane);
-                let Some(slot) = self.lanes[rail].slot(next.route.queue) else { break };
+                let Some(slot) = self.lanes[next.lane.index()].slot(next.route.queue) else { break };
                 let (last, timed) = (next.immediate.is_some(), next.route.timed);
                 let write = LaneWrite {
                     work: if last { Work::Share { request, share, timed } } else { Work::Lead },
@@ -308,7 +308,7 @@ impl SendPath {
                 let posted = slot.write(&write, None);
                 self.sends.posted(request, share, &next);
                 if let Err(error) = posted {
-                    self.lose_by(context, rail, error.to_string());
+                    self.lose_by(context, next.lane, error.to_string());
                 }
             }
         }
@@ -348,17 +348,14 @@ impl SendPath {
         let mut moved = false;
         // One reading of the clock does for all that is found now.
         let mut is_read = false;
-        let mut next = 0;
-        while let Some(lane) = self.lanes.get(next) {
-            let rail = next;
-            next += 1;
-            if !lane.has_pending() {
+        for lane in LaneId::all(self.lanes.len()) {
+            if !self.lanes[lane.index()].has_pending() {
                 continue;
             }
-            match self.take_in(rail, &mut is_read) {
+            match self.take_in(lane, &mut is_read) {
                 Ok(found) => moved |= found,
                 Err(fault) => {
-                    self.fault(context, rail, *fault)?;
+                    self.fault(context, lane, *fault)?;
                     moved = true;
                 }
             }
@@ -366,11 +363,11 @@ impl SendPath {
         Ok(moved)
     }
 
-    /// Takes in what has completed on one rail; whether anything had. What is behind a fault there is taken in too.
+    /// Takes in what has completed on one lane; whether anything had. What is behind a fault there is taken in too.
     #[inline(always)]
-    fn take_in(&mut self, rail: usize, is_read: &mut bool) -> std::result::Result<bool, Box<Fault>> {
+    fn take_in(&mut self, by: LaneId, is_read: &mut bool) -> std::result::Result<bool, Box<Fault>> {
         let mut fault = None;
-        let lane = &mut self.lanes[rail];
+        let lane = &mut self.lanes[by.index()];
         let completions = lane.poll(&mut self.buffer).map_err(Fault::of_device)?;
         for completion in completions {
             if completion.status() != 0 {
@@ -387,13 +384,13 @@ impl SendPath {
                 lane.finished(bytes);
             }
             if !timed {
-                self.striping.confirmed(rail, bytes, None);
+                self.striping.confirmed(by, bytes, None);
                 continue;
             }
             if !*is_read {
                 (self.now_ns, *is_read) = (self.clock.now_ns(), true);
             }
-            self.striping.confirmed(rail, bytes, Some(self.now_ns));
+            self.striping.confirmed(by, bytes, Some(self.now_ns));
         }
         match fault {
             None => Ok(!completions.is_empty()),

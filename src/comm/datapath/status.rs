@@ -2,6 +2,7 @@
 
 use super::lane::Lane;
 use crate::error::{Error, Quick};
+use crate::wire::ids::LaneId;
 
 /// Requests that a rail may be lost over, perhaps by their own fault, before one of them is taken to be wrong: twice as many as the
 /// rails of a Spark, which may have an accident at the same time.
@@ -11,7 +12,7 @@ const STRIKES: u8 = 8;
 #[derive(Debug, Clone)]
 pub struct Loss {
     /// Its lane.
-    pub lane: usize,
+    pub lane: LaneId,
     /// How that showed.
     pub why: String,
 }
@@ -22,7 +23,7 @@ pub struct Status {
     losses: Vec<Loss>,
     /// Queue pairs that the peer tries, and the lane that they are for. What it writes by them lands in this connection's buffers
     /// before it is heard that they carry: so they go when it fails.
-    on_trial: Vec<(usize, Lane)>,
+    on_trial: Vec<(LaneId, Lane)>,
     strikes: Strikes,
     failed: Option<Box<Error>>,
 }
@@ -80,7 +81,7 @@ impl Status {
 
     /// Keeps queue pairs that the peer is going to try, unless the connection has failed; whether it does.
     #[cold]
-    pub fn keep(&mut self, lane: usize, new: Lane) -> bool {
+    pub fn keep(&mut self, lane: LaneId, new: Lane) -> bool {
         if !self.has_failed() {
             self.on_trial.push((lane, new));
         }
@@ -89,7 +90,7 @@ impl Status {
 
     /// The queue pairs on trial for a lane: the trial is over.
     #[cold]
-    pub fn take(&mut self, lane: usize) -> Option<Lane> {
+    pub fn take(&mut self, lane: LaneId) -> Option<Lane> {
         let at = self.on_trial.iter().position(|(of, _)| *of == lane)?;
         Some(self.on_trial.swap_remove(at).1)
     }

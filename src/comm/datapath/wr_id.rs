@@ -1,5 +1,7 @@
 //! What a completion's 64-bit work request number says.
 
+use crate::wire::ids::Slot;
+
 /// The meaning of a work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Work {
@@ -20,7 +22,7 @@ pub enum Work {
     /// Clear-to-send entries that went by a rail that was lost, once more.
     Repeat {
         /// The receive's slot.
-        slot: u16,
+        slot: Slot,
     },
     /// A control frame into the peer's mailbox.
     Control,
@@ -46,7 +48,7 @@ impl WrId {
             Work::Cts => (3, 0, 0),
             Work::Receive => (4, 0, 0),
             Work::Probe => (5, 0, 0),
-            Work::Repeat { slot } => (6, 0, slot),
+            Work::Repeat { slot } => (6, 0, slot.number()),
             Work::Control => (7, 0, 0),
         };
         let route = u64::from(queue) << 8 | u64::from(retires) << 16;
@@ -93,7 +95,7 @@ impl WrId {
             2 => Work::Lead,
             3 => Work::Cts,
             4 => Work::Receive,
-            6 => Work::Repeat { slot: (self.0 >> 40) as u16 },
+            6 => Work::Repeat { slot: Slot::of_bits((self.0 >> 40) as u32) },
             7 => Work::Control,
             _ => Work::Probe,
         }
@@ -119,7 +121,7 @@ mod tests {
             Work::Cts,
             Work::Receive,
             Work::Probe,
-            Work::Repeat { slot: 31 },
+            Work::Repeat { slot: Slot::of(31) },
             Work::Control,
         ] {
             let id = WrId::of(WrId::new(work, 255, 65_535).bits());

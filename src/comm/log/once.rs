@@ -3,6 +3,7 @@
 //! Called while connections are made, by the service thread, and by a request that has not moved for a minute: never while messages
 //! go well. It locks.
 
+use crate::wire::ids::RailId;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -15,10 +16,10 @@ pub struct LogOnce(Mutex<Vec<About>>);
 pub enum Subject {
     /// The connection is there: the line.
     Connected(String),
-    /// A rail of this host, by its number, is not used.
-    NotUsed(usize),
+    /// A rail of this host is not used.
+    NotUsed(RailId),
     /// The two ports of a rail of this host have different path MTUs.
-    PathMtu(usize),
+    PathMtu(RailId),
     /// The bootstrap's TCP has failed.
     NoChannel,
     /// The peer has answered over its rails alone.

@@ -13,6 +13,7 @@
 //!
 //! Called while connections are made and by the service thread, never while messages go well. It locks.
 
+use crate::wire::ids::LaneId;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -133,8 +134,8 @@ impl Member {
     }
 
     /// The connection has lost a rail. `next` says what is done about it.
-    pub fn lost(&mut self, lane: usize, why: &str, next: &str, now: Instant) {
-        let Some(path) = self.paths.get(lane) else { return };
+    pub fn lost(&mut self, lane: LaneId, why: &str, next: &str, now: Instant) {
+        let Some(path) = self.paths.get(lane.index()) else { return };
         self.is_without_one = true;
         let mut open = self.outages.lock();
         let is_new = match open.iter_mut().find(|outage| outage.path == *path) {
@@ -160,8 +161,8 @@ impl Member {
     }
 
     /// The connection has a lost rail back.
-    pub fn recovered(&mut self, lane: usize, now: Instant) {
-        let Some(path) = self.paths.get(lane) else { return };
+    pub fn recovered(&mut self, lane: LaneId, now: Instant) {
+        let Some(path) = self.paths.get(lane.index()) else { return };
         let mut open = self.outages.lock();
         let Some(at) = open.iter().position(|outage| outage.path == *path) else { return };
         let outage = &mut open[at];

@@ -7,6 +7,7 @@
 
 use super::Rail;
 use crate::error::{Error, Result};
+use crate::wire::ids::RailId;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -36,7 +37,7 @@ struct Known {
 
 #[derive(Debug)]
 struct Way {
-    rail: usize,
+    rail: RailId,
     peer_gid: [u8; 16],
     /// Searches in vain, one after the other.
     vain: u32,
@@ -58,7 +59,7 @@ impl Backoff {
         let mut known = self.known();
         // Nobody has asked for it for long.
         known.ways.retain(|way| now < way.until + MOST);
-        if let Some(way) = known.ways.iter().find(|way| way.is(rail.index, peer_gid) && now < way.until) {
+        if let Some(way) = known.ways.iter().find(|way| way.is(rail.id, peer_gid) && now < way.until) {
             let (why, left) = (&way.why, way.until.saturating_duration_since(now));
             return Err(Error::Network(format!("{why}; next attempt in {left:.0?}")));
         }
@@ -71,7 +72,7 @@ impl Backoff {
     /// Queue pairs were connected, or not, which counts here if that is because nobody answered.
     pub fn note(&self, rail: &Rail, peer_gid: [u8; 16], outcome: &Result<()>, now: Instant) {
         let mut known = self.known();
-        let at = known.ways.iter().position(|way| way.is(rail.index, peer_gid));
+        let at = known.ways.iter().position(|way| way.is(rail.id, peer_gid));
         let before = at.map(|at| known.ways.swap_remove(at));
         // What else goes wrong goes wrong at once. (`EHOSTUNREACH` is the same in the words of the neighbour table.)
         let Err(error @ Error::Os { errno: libc::ETIMEDOUT | libc::EHOSTUNREACH, .. }) = outcome else { return };
@@ -82,17 +83,17 @@ impl Backoff {
         }
         let most = (SEARCH * REST).saturating_mul(known.ways.len() as u32 + 1).min(MOST);
         let rest = (FIRST * (1 << vain.min(8))).min(most);
-        known.ways.push(Way { rail: rail.index, peer_gid, vain, until: now + rest, why: error.to_string() });
+        known.ways.push(Way { rail: rail.id, peer_gid, vain, until: now + rest, why: error.to_string() });
     }
 
     /// Whether the last search for an address was in vain, and not long ago.
     pub fn knows(&self, rail: &Rail, peer_gid: [u8; 16]) -> bool {
-        self.known().ways.iter().any(|way| way.is(rail.index, peer_gid))
+        self.known().ways.iter().any(|way| way.is(rail.id, peer_gid))
     }
 
     /// A rail's port has come up: what was found of the ways from there is over.
     pub fn forget(&self, rail: &Rail) {
-        self.known().ways.retain(|way| way.rail != rail.index);
+        self.known().ways.retain(|way| way.rail != rail.id);
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -102,7 +103,7 @@ impl Backoff {
 }
 
 impl Way {
-    fn is(&self, rail: usize, peer_gid: [u8; 16]) -> bool {
+    fn is(&self, rail: RailId, peer_gid: [u8; 16]) -> bool {
         (self.rail, self.peer_gid) == (rail, peer_gid)
     }
 }

@@ -9,6 +9,7 @@ use super::Rail;
 use crate::error::{Error, Result};
 use crate::verbs::{Access, HostMemory, Mr, Readable};
 use crate::wire::cts::PackedKeys;
+use crate::wire::ids::RailId;
 use crate::wire::{MAX_OFFERED_RAILS, MAX_RAILS};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -60,10 +61,10 @@ impl Registration {
         if strict { &self.strict } else { &self.relaxed }
     }
 
-    /// The keys on this host's rail `rail`.
+    /// The keys on a rail of this host.
     #[inline(always)]
-    pub fn keys(&self, rail: usize) -> Option<&Keys> {
-        self.keys.get(rail)
+    pub fn keys(&self, rail: RailId) -> Option<&Keys> {
+        self.keys.get(rail.index())
     }
 
     /// The registered range, for messages.

@@ -24,6 +24,7 @@ use crate::comm::rail::Rail;
 use crate::error::Error;
 use crate::flow::recovery::{Action, Cause, Event, Frame, Limits, Recovery};
 use crate::wire::control::{ControlFrame, Received};
+use crate::wire::ids::LaneId;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -97,8 +98,8 @@ impl Driver {
 
     /// The rails and where they stand, for messages.
     pub fn text(&self) -> String {
-        let text = |(lane, managed): (usize, &ManagedRail)| managed.text(self.recovery.state(lane));
-        self.rails.iter().enumerate().map(text).collect::<Vec<_>>().join(", ")
+        let text = |(lane, managed): (LaneId, &ManagedRail)| managed.text(self.recovery.state(lane));
+        self.lanes().zip(&self.rails).map(text).collect::<Vec<_>>().join(", ")
     }
 
     /// Says BYE.
@@ -116,8 +117,8 @@ impl Driver {
     /// A port of this host went down or came back.
     pub fn port_changed(&mut self, rail: &Rail, is_up: bool, now: Instant) {
         let at = self.clock(now);
-        for lane in 0..self.rails.len() {
-            if self.rails[lane].rail.index != rail.index {
+        for lane in self.lanes() {
+            if self.rails[lane.index()].rail.id != rail.id {
                 continue;
             }
             if is_up {
@@ -249,7 +250,7 @@ impl Driver {
 
     /// Whether the trials of new queue pairs are over.
     fn look_at_trials(&mut self, at: u64) {
-        for (lane, managed) in self.rails.iter_mut().enumerate() {
+        for (lane, managed) in self.lanes().zip(&mut self.rails) {
             if let Some(Attempt::Trying(new)) = &mut managed.attempt
                 && let Some(outcome) = outcome_of_trial(new)
             {
@@ -287,7 +288,7 @@ impl Driver {
         }
     }
 
-    fn fence(&mut self, lane: usize, at: u64) {
+    fn fence(&mut self, lane: LaneId, at: u64) {
         let received = self.path.borrow().map_or_else(Received::default, |mut path| {
             path.lose(&self.context, lane);
             path.received()
@@ -295,7 +296,7 @@ impl Driver {
         self.recovery.fenced(lane, received, at);
     }
 
-    fn resend(&mut self, lane: usize, received: &Received) {
+    fn resend(&mut self, lane: LaneId, received: &Received) {
         let Some(mut path) = self.path.borrow() else {
             self.is_owing = false;
             return;
@@ -309,7 +310,7 @@ impl Driver {
     }
 
     /// The rail is used from here on, with the new queue pairs.
-    fn activate(&mut self, lane: usize, now: Instant) {
+    fn activate(&mut self, lane: LaneId, now: Instant) {
         let Some(new) = self.take_new(lane) else {
             let at = self.clock(now);
             return self.recovery.not_activated(lane, at);
@@ -318,7 +319,7 @@ impl Driver {
         if let Err(error) = regained {
             self.give_up(error);
         }
-        if self.rails[lane].rail.is_up() {
+        if self.rails[lane.index()].rail.is_up() {
             self.outages.recovered(lane, now);
         } else {
             let at = self.clock(now);
@@ -346,7 +347,7 @@ impl Driver {
                 }
             }
             Event::NotYet(lane, why) => {
-                let rail = self.rails[*lane].rail.name();
+                let rail = self.rails[lane.index()].rail.name();
                 tracing::debug!("rail {rail} to {peer} not recovered yet: {why}");
             }
             Event::PeerAnswers => {
@@ -364,7 +365,7 @@ impl Driver {
             Cause::Protocol(why) => Error::Protocol(broken_protocol(&self.context.peer, why)),
             Cause::NotAcknowledged(lane) => Error::TimedOut(format!(
                 "{peer} did not acknowledge the loss of rail {} within NCCL_SPARK_LOSS_TIMEOUT_S={limit}: {}",
-                self.rails[*lane].rail.name(),
+                self.rails[lane.index()].rail.name(),
                 self.text()
             )),
             Cause::NoRail(waited) => Error::Network(format!(
@@ -401,6 +402,10 @@ impl Driver {
         if let Some(mut path) = self.path.borrow() {
             path.end(Box::new(error));
         }
+    }
+
+    fn lanes(&self) -> impl Iterator<Item = LaneId> + use<> {
+        LaneId::all(self.rails.len())
     }
 
     /// The time as recovery counts it.

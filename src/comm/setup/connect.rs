@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::flow::ways::End;
 use crate::verbs::{Access, Mr, Region};
 use crate::wire::handle::{HANDLE_BYTES, Handle};
+use crate::wire::ids::RailId;
 use crate::wire::mailbox::MAILBOX_BYTES;
 use crate::wire::message::{Go, Hello, Message, Offer, PairGo, PairOffer, PairReady, Ready};
 use std::collections::HashMap;
@@ -51,13 +52,11 @@ struct Connected {
     region: Arc<Region>,
     /// One for each pair of the offer.
     pairs: Vec<OfferedPair>,
-    left_out: Vec<(usize, String)>,
+    left_out: Vec<(RailId, String)>,
 }
 
 /// A pair of the offer, on this side.
 struct OfferedPair {
-    /// This host's rail.
-    index: usize,
     /// Both ends, this side's first.
     ends: [End; 2],
     /// The connected lane with its key of the mailbox, or why this side cannot use it.
@@ -254,10 +253,10 @@ impl Connected {
             };
             let made = connect_lane(process, rail, pair, &route, &region).map_err(|error| error.to_string());
             let ends = [
-                End { rail: rail.index as u8, attachment: rail.info.attachment },
+                End { rail: rail.id, attachment: rail.info.attachment },
                 End { rail: pair.acceptor_rail, attachment: pair.acceptor },
             ];
-            pairs.push(OfferedPair { index: rail.index, ends, made });
+            pairs.push(OfferedPair { ends, made });
         }
         let chunk_bytes = offer.chunk_bytes.min(rails.chunk_bytes());
         let left_out = negotiate::unpaired(rails, &paired, Role::Sender);
@@ -279,13 +278,13 @@ impl Connected {
             return Err(Error::Protocol(format!("{peer} answered for {theirs} rails; {ours} were offered")));
         }
         let mut live = Vec::new();
-        for (OfferedPair { index, ends, made }, word) in pairs.into_iter().zip(go.pairs) {
+        for (OfferedPair { ends, made }, word) in pairs.into_iter().zip(go.pairs) {
             match (made, word) {
                 (Ok((lane, key)), PairGo::Carries { mailbox_rkey: peer_rkey }) => {
                     live.push(LivePair { lane, key, peer_rkey, ends });
                 }
-                (Ok(_), PairGo::LeftOut(why)) => left_out.push((index, why)),
-                (Err(own), _) => left_out.push((index, own)),
+                (Ok(_), PairGo::LeftOut(why)) => left_out.push((ends[0].rail, why)),
+                (Err(own), _) => left_out.push((ends[0].rail, own)),
             }
         }
         let (role, peer_addr, pairs) = (Role::Sender, go.mailbox_addr, live);

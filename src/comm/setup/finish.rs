@@ -17,6 +17,7 @@ use crate::error::Result;
 use crate::flow::ways::End;
 use crate::verbs::{Mr, Region};
 use crate::wire::MAX_RAILS;
+use crate::wire::ids::RailId;
 use std::sync::Arc;
 
 /// What the two sides have agreed on.
@@ -36,7 +37,7 @@ pub struct Agreed {
     /// The rails that carry, in the order of both sides.
     pub pairs: Vec<LivePair>,
     /// This host's rails that are not used, each with the reason.
-    pub left_out: Vec<(usize, String)>,
+    pub left_out: Vec<(RailId, String)>,
 }
 
 /// A pair of rails that carries.

@@ -19,6 +19,7 @@ use crate::flow::ways::{End, Ways};
 use crate::verbs::{Access, CompletionBuffer, Mr, Region, Remote};
 use crate::wire::fields::RailAdvert;
 use crate::wire::handle::{HANDLE_BYTES, Handle, TOKEN_BYTES};
+use crate::wire::ids::RailId;
 use crate::wire::mailbox::{MAILBOX_BYTES, PROBE_AT, PROBE_BYTES};
 use crate::wire::message::{Go, Hello, Message, Offer, PairGo, PairOffer, PairReady, Ready};
 use std::net::TcpListener;
@@ -58,7 +59,7 @@ struct Offered {
     rails: Rails,
     chunk_bytes: u32,
     pairs: Vec<OpenedPair>,
-    left_out: Vec<(usize, String)>,
+    left_out: Vec<(RailId, String)>,
 }
 
 /// A pair that was offered, with this side's queue pairs.
@@ -76,11 +77,11 @@ struct Probing {
     region: Arc<Region>,
     peer_addr: u64,
     pairs: Vec<ProbedPair>,
-    left_out: Vec<(usize, String)>,
+    left_out: Vec<(RailId, String)>,
 }
 
 struct ProbedPair {
-    index: usize,
+    /// Both ends, this side's first.
     ends: [End; 2],
     state: Probed,
 }
@@ -240,7 +241,7 @@ impl Offered {
                 Ok(lane) => lane,
                 Err(error) if error.is_shortage() => return Err(error),
                 Err(error) => {
-                    left_out.push((rail.index, error.to_string()));
+                    left_out.push((rail.id, error.to_string()));
                     continue;
                 }
             };
@@ -249,7 +250,7 @@ impl Offered {
             offers.push(PairOffer {
                 connector_rail: pair.connector as u8,
                 connector_gid: pair.connector_gid,
-                acceptor_rail: rail.index as u8,
+                acceptor_rail: rail.id,
                 acceptor: rail.info.attachment,
                 acceptor_name: rail.name(),
                 acceptor_gid: pair.acceptor_gid,
@@ -281,7 +282,6 @@ impl Offered {
         let region = Region::new(MAILBOX_BYTES)?;
         let mut pairs = Vec::with_capacity(self.pairs.len());
         for (OpenedPair { pair, ends, lane }, answer) in self.pairs.into_iter().zip(ready.pairs) {
-            let index = lane.rail.index;
             let state = match answer {
                 PairReady::Failed(why) => Probed::LeftOut(format!("{peer} cannot use it: {why}")),
                 PairReady::Connected { mailbox_rkey, qps } => {
@@ -300,7 +300,7 @@ impl Offered {
                     }
                 }
             };
-            pairs.push(ProbedPair { index, ends, state });
+            pairs.push(ProbedPair { ends, state });
         }
         let until = Instant::now() + process.config.probe_timeout;
         let (chunk_bytes, left_out) = (self.chunk_bytes, self.left_out);
@@ -311,7 +311,7 @@ impl Offered {
 /// Both ends' ports should have one MTU: said here, where both are known.
 fn warn_of_mtu(process: &Process, rail: &Rail, theirs: &RailAdvert, ours: &RailAdvert, peer: &str) {
     let (here, there) = (ours.mtu_bytes, theirs.mtu_bytes);
-    if here != there && process.log.is_first(peer, Subject::PathMtu(rail.index)) {
+    if here != there && process.log.is_first(peer, Subject::PathMtu(rail.id)) {
         let (rail, their_rail) = (rail.name(), &theirs.name);
         tracing::warn!(
             "rail {rail} to {peer}: path MTU {here} here, {there} on peer rail {their_rail}; using the smaller: set the same MTU on both ports"
@@ -372,7 +372,7 @@ impl Probing {
                 }
                 Probed::LeftOut(why) => {
                     words.push(PairGo::LeftOut(why.clone()));
-                    left_out.push((pair.index, why));
+                    left_out.push((pair.ends[0].rail, why));
                 }
                 Probed::Waiting(_) => return Err(Error::Internal("a rail was neither tested nor left out".to_owned())),
             }

@@ -11,6 +11,7 @@ use crate::flow::pairing;
 use crate::flow::striping::Striping;
 use crate::flow::ways::{End, Ways};
 use crate::wire::fields::{Attachment, RailAdvert};
+use crate::wire::ids::RailId;
 use crate::wire::message::{Hello, Message};
 use crate::wire::{MAX_OFFERED_RAILS, MAX_RAILS};
 use std::sync::Arc;
@@ -84,8 +85,10 @@ impl Rails {
     /// Both ends of a pair: this side's rail first, by its place here, then the peer's, by its place in its own list.
     pub fn ends(&self, place: usize, theirs: &[RailAdvert], their_place: usize) -> [End; 2] {
         let (rail, _) = &self.usable[place];
-        let far = End { rail: their_place as u8, attachment: theirs[their_place].attachment };
-        [End { rail: rail.index as u8, attachment: rail.info.attachment }, far]
+        let far: Vec<End> = (RailId::all(theirs.len()).zip(theirs))
+            .map(|(rail, advert)| End { rail, attachment: advert.attachment })
+            .collect();
+        [End { rail: rail.id, attachment: rail.info.attachment }, far[their_place]]
     }
 
     /// What to say when nothing pairs.
@@ -133,7 +136,7 @@ pub fn striping(process: &Process, ways: &[[End; 2]]) -> Striping {
 
 /// Logs how a connection came up, once for all connections with the peer that came up alike: its rails in one line, and a line for
 /// each rail that is left out, as a warning where a cable loses one of its two twins by it.
-pub fn report(process: &Process, peer: &str, role: Role, live: &[Lane], left_out: &[(usize, String)]) {
+pub fn report(process: &Process, peer: &str, role: Role, live: &[Lane], left_out: &[(RailId, String)]) {
     let rails: Vec<String> = live.iter().map(|lane| format!("{} to {}", lane.rail.name(), lane.peer_rail)).collect();
     let (count, plural) = (live.len(), if live.len() == 1 { "" } else { "s" });
     let direction = match role {
@@ -146,11 +149,11 @@ pub fn report(process: &Process, peer: &str, role: Role, live: &[Lane], left_out
     } else {
         tracing::debug!("{line}");
     }
-    for (index, why) in left_out {
-        let Some(rail) = process.rails.get(*index) else { continue };
+    for (rail, why) in left_out {
+        let Some(rail) = process.rails.get(rail.index()) else { continue };
         let twin_lives = live.iter().any(|lane| lane.rail.info.attachment.cable == rail.info.attachment.cable);
         let name = rail.name();
-        if !process.log.is_first(peer, Subject::NotUsed(rail.index)) {
+        if !process.log.is_first(peer, Subject::NotUsed(rail.id)) {
             tracing::debug!("rail {name} not used by one more connection with {peer}: {why}");
         } else if twin_lives {
             tracing::warn!("rail {name} not used with {peer}, which halves the bandwidth of its cable: {why}");
@@ -161,8 +164,8 @@ pub fn report(process: &Process, peer: &str, role: Role, live: &[Lane], left_out
 }
 
 /// The rails that no pair names, with the reason.
-pub fn unpaired(rails: &Rails, paired: &[usize], role: Role) -> Vec<(usize, String)> {
-    let mut all: Vec<(usize, String)> = rails.unusable.iter().map(|(rail, why)| (rail.index, why.clone())).collect();
+pub fn unpaired(rails: &Rails, paired: &[usize], role: Role) -> Vec<(RailId, String)> {
+    let mut all: Vec<(RailId, String)> = rails.unusable.iter().map(|(rail, why)| (rail.id, why.clone())).collect();
     for (place, ((rail, _), advert)) in rails.usable.iter().zip(&rails.adverts).enumerate() {
         if !paired.contains(&place) {
             let why = if paired.len() >= MAX_RAILS {
@@ -170,7 +173,7 @@ pub fn unpaired(rails: &Rails, paired: &[usize], role: Role) -> Vec<(usize, Stri
             } else {
                 why_alone(advert, role)
             };
-            all.push((rail.index, why));
+            all.push((rail.id, why));
         }
     }
     all
@@ -189,14 +192,14 @@ fn why_alone(advert: &RailAdvert, role: Role) -> String {
 }
 
 /// Rails that are left out, with the reason of each, for a message.
-pub fn left_out_text(process: &Process, left_out: &[(usize, String)]) -> String {
-    let name = |index: usize| process.rails.get(index).map_or_else(|| format!("rail {index}"), |rail| rail.name());
-    let one = |(index, why): &(usize, String)| format!("{} ({why})", name(*index));
+pub fn left_out_text(process: &Process, left_out: &[(RailId, String)]) -> String {
+    let name = |id: RailId| process.rails.get(id.index()).map_or_else(|| format!("rail {id}"), |rail| rail.name());
+    let one = |(id, why): &(RailId, String)| format!("{} ({why})", name(*id));
     left_out.iter().map(one).collect::<Vec<_>>().join("; ")
 }
 
 /// The error of a connection without a rail.
-pub fn no_usable_rail(process: &Process, peer: &str, left_out: &[(usize, String)]) -> Error {
+pub fn no_usable_rail(process: &Process, peer: &str, left_out: &[(RailId, String)]) -> Error {
     Error::Network(format!("no usable rail to {peer}: {}", left_out_text(process, left_out)))
 }
 

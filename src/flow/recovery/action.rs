@@ -2,6 +2,7 @@
 
 use crate::wire::control::{ControlFrame, ControlMessage, Received};
 use crate::wire::fields::{QpEnd, RailAdvert};
+use crate::wire::ids::LaneId;
 
 /// The accepting side's part of a reconnection.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,19 +21,19 @@ pub struct Answer {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
     /// Stop the rail's queue pairs, take in what has come, and destroy them; then call [`fenced`](super::Recovery::fenced).
-    Fence(usize),
+    Fence(LaneId),
     /// Both sides have stopped the rail, and the peer has this: what is missing goes by other rails.
-    Resend(usize, Received),
+    Resend(LaneId, Received),
     /// Make new queue pairs; then call [`opened`](super::Recovery::opened).
-    OpenQps(usize),
+    OpenQps(LaneId),
     /// Make new queue pairs for these of the peer's and connect them; then call [`answered`](super::Recovery::answered).
-    AnswerQps(usize, Box<RailAdvert>, Vec<QpEnd>),
+    AnswerQps(LaneId, Box<RailAdvert>, Vec<QpEnd>),
     /// Connect the new queue pairs and write on each; then call [`connected`](super::Recovery::connected), and [`probed`](super::Recovery::probed) when it is known.
-    ConnectQps(usize, Answer),
+    ConnectQps(LaneId, Answer),
     /// Use the rail from here on, with the new queue pairs.
-    Activate(usize),
+    Activate(LaneId),
     /// Destroy the new queue pairs.
-    DropQps(usize),
+    DropQps(LaneId),
     /// The peer closes, having delivered so many receives.
     PeerClosed(u64),
     /// The peer is gone.
@@ -49,7 +50,7 @@ pub enum Cause {
     /// No rail is left, for so many nanoseconds.
     NoRail(u64),
     /// The peer does not acknowledge the loss of this rail.
-    NotAcknowledged(usize),
+    NotAcknowledged(LaneId),
     /// The peer says what it must not.
     Protocol(String),
 }
@@ -62,20 +63,20 @@ pub enum Event {
     /// What the peer said is not readable.
     Malformed(String),
     /// What the peer said is about a rail that there is not.
-    NoSuchRail(usize),
+    NoSuchRail(LaneId),
     /// What the peer said does not fit the rail's state.
-    OutOfTurn(usize),
+    OutOfTurn(LaneId),
     /// A rail is lost. Connecting side: it is tried again after so many nanoseconds.
     Lost {
-        /// The rail.
-        lane: usize,
+        /// Its lane.
+        lane: LaneId,
         /// How that showed.
         why: String,
         /// The pause.
         retry: u64,
     },
     /// A rail cannot return now.
-    NotYet(usize, String),
+    NotYet(LaneId, String),
     /// The peer, whose TCP was closed, answers over the rails.
     PeerAnswers,
 }

@@ -5,6 +5,7 @@ mod world;
 
 use super::*;
 use crate::wire::fields::Attachment;
+use crate::wire::ids::lane;
 
 const LIMITS: Limits = Limits { loss: 30 * SECOND, probe: 5 * SECOND };
 
@@ -23,8 +24,14 @@ fn qps() -> Vec<QpEnd> {
     vec![QpEnd { number: 1, psn: 1 }]
 }
 
-fn joined(lane: u8) -> ControlMessage {
-    ControlMessage::Joined { lane, connector_gid: [1; 16], acceptor_gid: [2; 16], mtu_bytes: 1024, qps: qps() }
+fn joined(at: usize) -> ControlMessage {
+    ControlMessage::Joined {
+        lane: lane(at),
+        connector_gid: [1; 16],
+        acceptor_gid: [2; 16],
+        mtu_bytes: 1024,
+        qps: qps(),
+    }
 }
 
 /// An end, and the numbers of the peer's messages.
@@ -66,10 +73,10 @@ impl End {
 
     /// Rail 0 is lost at `now`, and both ends have stopped it.
     fn loses_a_rail(&mut self, now: u64) {
-        self.recovery.lost(0, "loss", Received::default(), now);
-        assert_eq!(self.says(now), Some(ControlMessage::Fenced { lane: 0, received: Received::default() }));
-        self.hears(&ControlMessage::Fenced { lane: 0, received: Received::default() }, now);
-        assert_eq!(self.actions(), [Action::Resend(0, Received::default())]);
+        self.recovery.lost(lane(0), "loss", Received::default(), now);
+        assert_eq!(self.says(now), Some(ControlMessage::Fenced { lane: lane(0), received: Received::default() }));
+        self.hears(&ControlMessage::Fenced { lane: lane(0), received: Received::default() }, now);
+        assert_eq!(self.actions(), [Action::Resend(lane(0), Received::default())]);
     }
 }
 
@@ -81,16 +88,16 @@ fn a_lost_rail_is_asked_for_tried_and_used() {
     assert_eq!(end.actions(), []);
     now += RETRY;
     end.recovery.tick(now);
-    assert_eq!(end.actions(), [Action::OpenQps(0)]);
-    end.recovery.opened(0, Ok((advert(), qps())), now);
-    assert_eq!(end.says(now), Some(ControlMessage::Join { lane: 0, rail: advert(), qps: qps() }));
+    assert_eq!(end.actions(), [Action::OpenQps(lane(0))]);
+    end.recovery.opened(lane(0), Ok((advert(), qps())), now);
+    assert_eq!(end.says(now), Some(ControlMessage::Join { lane: lane(0), rail: advert(), qps: qps() }));
     end.hears(&joined(0), now);
-    assert!(matches!(end.actions()[..], [Action::ConnectQps(0, _)]));
-    end.recovery.connected(0, Ok(()), now);
-    end.recovery.probed(0, Ok(()), now);
-    assert_eq!(end.actions(), [Action::Activate(0)]);
-    assert_eq!(end.says(now), Some(ControlMessage::Live { lane: 0 }));
-    assert_eq!(end.recovery.rails_up().collect::<Vec<_>>(), [0, 1]);
+    assert!(matches!(end.actions()[..], [Action::ConnectQps(at, _)] if at == lane(0)));
+    end.recovery.connected(lane(0), Ok(()), now);
+    end.recovery.probed(lane(0), Ok(()), now);
+    assert_eq!(end.actions(), [Action::Activate(lane(0))]);
+    assert_eq!(end.says(now), Some(ControlMessage::Live { lane: lane(0) }));
+    assert_eq!(end.recovery.rails_up().collect::<Vec<_>>(), [lane(0), lane(1)]);
 }
 
 #[test]
@@ -102,12 +109,12 @@ fn attempts_in_vain_become_rare_and_a_port_that_comes_up_is_tried_at_once() {
         assert_eq!(end.actions(), []);
         now += pause;
         end.recovery.tick(now);
-        assert_eq!(end.actions(), [Action::OpenQps(0)]);
-        end.recovery.opened(0, Err("port down".into()), now);
+        assert_eq!(end.actions(), [Action::OpenQps(lane(0))]);
+        end.recovery.opened(lane(0), Err("port down".into()), now);
     }
-    end.recovery.port_up(0, now);
+    end.recovery.port_up(lane(0), now);
     end.recovery.tick(now);
-    assert_eq!(end.actions(), [Action::OpenQps(0)]);
+    assert_eq!(end.actions(), [Action::OpenQps(lane(0))]);
 }
 
 #[test]
@@ -117,15 +124,15 @@ fn a_peer_that_does_not_answer_is_told_once_and_its_late_answer_changes_nothing(
     now += RETRY;
     end.recovery.tick(now);
     end.actions();
-    end.recovery.opened(0, Ok((advert(), qps())), now);
+    end.recovery.opened(lane(0), Ok((advert(), qps())), now);
     assert!(matches!(end.says(now), Some(ControlMessage::Join { .. })));
     now += ANSWER;
     end.recovery.tick(now);
-    assert_eq!(end.actions(), [Action::DropQps(0)]);
+    assert_eq!(end.actions(), [Action::DropQps(lane(0))]);
     end.hears(&joined(0), now);
     assert_eq!(end.actions(), []);
     // The JOIN is heard only by this answer, so the peer hears the NOT NOW after it and gives up its new queue pairs.
-    assert!(matches!(end.says(now), Some(ControlMessage::NotNow { lane: 0, .. })));
+    assert!(matches!(end.says(now), Some(ControlMessage::NotNow { lane: at, .. }) if at == lane(0)));
     end.hears(&ControlMessage::AreYouThere, now);
     assert_eq!(end.says(now), None, "once");
 }
@@ -133,18 +140,18 @@ fn a_peer_that_does_not_answer_is_told_once_and_its_late_answer_changes_nothing(
 #[test]
 fn the_accepting_side_uses_new_queue_pairs_after_live_and_drops_them_after_not_now() {
     for (word, done) in [
-        (ControlMessage::Live { lane: 0 }, Action::Activate(0)),
-        (ControlMessage::NotNow { lane: 0, why: String::new() }, Action::DropQps(0)),
+        (ControlMessage::Live { lane: lane(0) }, Action::Activate(lane(0))),
+        (ControlMessage::NotNow { lane: lane(0), why: String::new() }, Action::DropQps(lane(0))),
     ] {
         let (mut end, now) = (End::new(Role::Receiver), 20 * SECOND);
-        end.hears(&ControlMessage::Fenced { lane: 0, received: Received::default() }, now);
-        assert_eq!(end.actions(), [Action::Fence(0)]);
-        end.recovery.fenced(0, Received::default(), now);
-        assert_eq!(end.actions(), [Action::Resend(0, Received::default())]);
-        end.hears(&ControlMessage::Join { lane: 0, rail: advert(), qps: qps() }, now);
-        assert!(matches!(end.actions()[..], [Action::AnswerQps(0, ..)]));
+        end.hears(&ControlMessage::Fenced { lane: lane(0), received: Received::default() }, now);
+        assert_eq!(end.actions(), [Action::Fence(lane(0))]);
+        end.recovery.fenced(lane(0), Received::default(), now);
+        assert_eq!(end.actions(), [Action::Resend(lane(0), Received::default())]);
+        end.hears(&ControlMessage::Join { lane: lane(0), rail: advert(), qps: qps() }, now);
+        assert!(matches!(end.actions()[..], [Action::AnswerQps(at, ..)] if at == lane(0)));
         let answer = Answer { connector_gid: [1; 16], acceptor_gid: [2; 16], mtu_bytes: 1024, qps: qps() };
-        end.recovery.answered(0, Ok(answer), now);
+        end.recovery.answered(lane(0), Ok(answer), now);
         assert_eq!(end.actions(), []);
         end.hears(&word, now);
         assert_eq!(end.actions(), [done]);
@@ -154,8 +161,8 @@ fn the_accepting_side_uses_new_queue_pairs_after_live_and_drops_them_after_not_n
 #[test]
 fn without_a_rail_the_connection_fails_after_the_limit_and_once() {
     let (mut end, now) = (End::new(Role::Receiver), 20 * SECOND);
-    end.recovery.lost(0, "loss", Received::default(), now);
-    end.recovery.lost(1, "loss", Received::default(), now);
+    end.recovery.lost(lane(0), "loss", Received::default(), now);
+    end.recovery.lost(lane(1), "loss", Received::default(), now);
     end.recovery.tick(now);
     end.recovery.tick(now + LIMITS.loss - 1);
     assert_eq!(end.actions(), []);
@@ -167,11 +174,11 @@ fn without_a_rail_the_connection_fails_after_the_limit_and_once() {
 #[test]
 fn a_loss_that_the_peer_does_not_acknowledge_fails_the_connection() {
     let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
-    end.recovery.lost(1, "loss", Received::default(), now);
+    end.recovery.lost(lane(1), "loss", Received::default(), now);
     end.recovery.tick(now + LIMITS.loss);
     assert_eq!(end.actions(), []);
     end.recovery.tick(now + LIMITS.loss + 1);
-    assert_eq!(end.actions(), [Action::Fail(Cause::NotAcknowledged(1))]);
+    assert_eq!(end.actions(), [Action::Fail(Cause::NotAcknowledged(lane(1)))]);
 }
 
 #[test]
@@ -196,10 +203,10 @@ fn a_peer_whose_tcp_closed_is_gone_unless_it_answers() {
 #[test]
 fn what_the_peer_must_not_say_fails_the_connection() {
     for (role, message) in [
-        (Role::Sender, ControlMessage::Live { lane: 0 }),
+        (Role::Sender, ControlMessage::Live { lane: lane(0) }),
         (Role::Receiver, joined(0)),
         (Role::Sender, ControlMessage::Bye { delivered: 1 }),
-        (Role::Sender, ControlMessage::Fenced { lane: 0, received: Received { granted: 99, open: Vec::new() } }),
+        (Role::Sender, ControlMessage::Fenced { lane: lane(0), received: Received { granted: 99, open: Vec::new() } }),
     ] {
         let mut end = End::new(role);
         end.hears(&message, SECOND);
@@ -210,7 +217,7 @@ fn what_the_peer_must_not_say_fails_the_connection() {
 #[test]
 fn a_frame_that_nobody_confirms_goes_once_more() {
     let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
-    end.recovery.lost(0, "loss", Received::default(), now);
+    end.recovery.lost(lane(0), "loss", Received::default(), now);
     let Some(Frame::First(first)) = end.recovery.poll_frame(now) else { panic!("nothing is said") };
     assert_eq!(end.recovery.poll_frame(now + REPEAT - 1), None);
     assert_eq!(end.recovery.poll_frame(now + REPEAT), Some(Frame::Repeated(first)));

@@ -1,6 +1,7 @@
 use super::*;
 use crate::flow::plan::{Lane, divide};
 use crate::wire::cts::{Entry, RING_WORDS, Terms, entry_word};
+use crate::wire::ids::lane;
 use std::sync::atomic::Ordering;
 
 fn ring() -> Vec<AtomicU64> {
@@ -22,8 +23,9 @@ fn put(ring: &[AtomicU64], sequence: u64, terms: &Terms) {
     }
 }
 
-fn route(lane: u8) -> Route {
-    Route { queue: lane + 4, lkey: 20 + u32::from(lane), rkey: 30 + u32::from(lane), timed: lane == 1 }
+fn route(lane: LaneId) -> Route {
+    let number = lane.index() as u32;
+    Route { queue: number as u8 + 4, lkey: 20 + number, rkey: 30 + number, timed: number == 1 }
 }
 
 /// Starts a send of which nothing is posted at once.
@@ -46,7 +48,7 @@ fn find(sends: &mut Sends, ring: &[AtomicU64], tag: i32) -> Result<Option<Head>,
 fn take(sends: &mut Sends, ring: &[AtomicU64], tag: i32) -> Option<(u64, u8)> {
     let head = find(sends, ring, tag).unwrap()?;
     assert_eq!((head.addr, head.room_bytes), (0x1000 * (u64::from(head.part) + 1), 1 << 30));
-    sends.start_whole(head, (0, 9), 0, 0).unwrap();
+    sends.start_whole(head, (0, 9), 0, lane(0)).unwrap();
     Some((head.sequence, head.part))
 }
 
@@ -98,14 +100,15 @@ fn a_send_is_cut_into_chunks_and_done_when_every_share_is_confirmed() {
         let mut leads = 0;
         loop {
             let write = sends.next_write(request, share, 8192).unwrap();
-            assert_eq!((write.lane, write.route), (share, route(share)));
+            let by = lane(usize::from(share));
+            assert_eq!((write.lane, write.route), (by, route(by)));
             assert_eq!(write.local_addr - 0x5000, write.remote_addr - 0x1000);
             assert_eq!(write.local_addr - 0x5000, total);
             total += u64::from(write.bytes);
             sends.posted(request, share, &write);
             match write.immediate {
                 Some(immediate) => {
-                    assert_eq!((immediate.leads, immediate.shares, immediate.slot), (leads, 2, 0));
+                    assert_eq!((immediate.leads, immediate.shares, immediate.slot), (leads, 2, Slot::of(0)));
                     assert_eq!(immediate.share, share);
                     break;
                 }
@@ -129,12 +132,12 @@ fn a_send_is_cut_into_chunks_and_done_when_every_share_is_confirmed() {
 fn shares_that_are_posted_at_once_need_no_other_look() {
     let mut sends = Sends::new();
     let head = Head { sequence: 70, part: 2, addr: 0, room_bytes: 0, at: 0 };
-    let share = |lane: u8| Share { lane, offset: u64::from(lane) * 100, bytes: 100 };
+    let share = |number: u8| Share { lane: lane(number.into()), offset: u64::from(number) * 100, bytes: 100 };
     let request = sends.start(&head, (0, 9), &[share(0), share(1)]).unwrap();
     let immediate = sends.post_share(request, 0, &share(0)).unwrap();
-    assert_eq!((immediate.slot, immediate.part, immediate.shares, immediate.leads), (70 % SLOTS as u8, 2, 2, 0));
+    assert_eq!((immediate.slot, immediate.part, immediate.shares, immediate.leads), (Slot::of(70), 2, 2, 0));
     assert_eq!((sends.shares_to_post(request), sends.next_write(request, 0, 4096)), (2, None));
-    sends.keep_share(request, 1, &share(1), route(1), 4096);
+    sends.keep_share(request, 1, &share(1), route(lane(1)), 4096);
     let write = sends.next_write(request, 1, 4096).unwrap();
     assert_eq!((write.local_addr, write.bytes), (100, 100));
     sends.posted(request, 1, &write);
@@ -148,10 +151,10 @@ fn shares_that_are_posted_at_once_need_no_other_look() {
 fn all_requests_can_run_and_come_back() {
     let mut sends = Sends::new();
     let head = Head { sequence: 3, part: 0, addr: 0, room_bytes: 0, at: 0 };
-    let shares = [Share { lane: 0, offset: 0, bytes: 0 }];
+    let shares = [Share { lane: lane(0), offset: 0, bytes: 0 }];
     let start = |sends: &mut Sends| start(sends, &head, 0, &shares, 4096);
     let running: Vec<u16> = (0..REQUESTS).map(|_| start(&mut sends).unwrap()).collect();
-    assert!(!sends.has_room() && start(&mut sends).is_none() && sends.start_whole(head, (0, 9), 0, 0).is_none());
+    assert!(!sends.has_room() && start(&mut sends).is_none() && sends.start_whole(head, (0, 9), 0, lane(0)).is_none());
     let write = sends.next_write(running[5], 0, 4096).unwrap();
     assert_eq!((write.bytes, write.immediate.unwrap().leads), (0, 0));
     sends.posted(running[5], 0, &write);
@@ -168,38 +171,41 @@ fn what_did_not_come_by_a_lost_lane_goes_by_another() {
     use crate::wire::control::OpenReceive;
     let mut sends = Sends::new();
     let head = |sequence| Head { sequence, part: 0, addr: 0x1000, room_bytes: 0, at: 0 };
-    let (whole, _) = sends.start_whole(head(0), (0x5000, 9), 64, 1).unwrap();
-    let (came, _) = sends.start_whole(head(1), (0x5000, 9), 64, 1).unwrap();
-    let (unhurt, _) = sends.start_whole(head(2), (0x5000, 9), 64, 0).unwrap();
-    let share = |lane: u8| Share { lane, offset: u64::from(lane) * 10_000, bytes: 10_000 };
+    let (whole, _) = sends.start_whole(head(0), (0x5000, 9), 64, lane(1)).unwrap();
+    let (came, _) = sends.start_whole(head(1), (0x5000, 9), 64, lane(1)).unwrap();
+    let (unhurt, _) = sends.start_whole(head(2), (0x5000, 9), 64, lane(0)).unwrap();
+    let share = |number: u8| Share { lane: lane(number.into()), offset: u64::from(number) * 10_000, bytes: 10_000 };
     let cut = sends.start(&head(3), (0x9000, 8), &[share(0), share(1), share(2)]).unwrap();
     for number in 0..3 {
         sends.post_share(cut, number, &share(number)).unwrap();
     }
     let half = sends.start(&head(4), (0x9000, 8), &[share(0), share(1)]).unwrap();
     sends.post_share(half, 0, &share(0)).unwrap();
-    sends.keep_share(half, 1, &share(1), route(1), 4096);
+    sends.keep_share(half, 1, &share(1), route(lane(1)), 4096);
     let lead = sends.next_write(half, 1, 4096).unwrap();
     sends.posted(half, 1, &lead);
     sends.confirmed(half, 0).unwrap();
 
     let open = |sequence, first| OpenReceive { sequence, shares: [first, 0, 0, 0, 0, 0, 0, 0] };
-    sends.lost(1, &Received { granted: 5, open: vec![open(0, 0), open(3, 0b010), open(4, 0b01)] });
+    sends.lost(lane(1), &Received { granted: 5, open: vec![open(0, 0), open(3, 0b010), open(4, 0b01)] });
     assert_eq!(sends.test(came), Ok(Some(64)));
     assert_eq!(sends.waiting().collect::<Vec<_>>(), [whole, half]);
     assert_eq!((sends.test(whole), sends.test(unhurt), sends.test(cut)), (Ok(None), Ok(None), Ok(None)));
     assert_eq!(sends.shares_to_post(cut), 0, "its share had come");
-    sends.reroute(1, |_| None);
-    assert_eq!(sends.next_write(whole, 0, 4096).map(|write| write.lane), Some(1), "it stays where it was");
+    sends.reroute(lane(1), |_| None);
+    assert_eq!(sends.next_write(whole, 0, 4096).map(|write| write.lane), Some(lane(1)), "it stays where it was");
     let mut asked = Vec::new();
-    sends.reroute(1, |stranded| {
+    sends.reroute(lane(1), |stranded| {
         asked.push((stranded.sequence, stranded.bytes, stranded.memory));
-        Some((2, route(2)))
+        Some((lane(2), route(lane(2))))
     });
     asked.sort_unstable();
     assert_eq!(asked, [(0, 64, 9), (4, 10_000, 8)]);
     let again = sends.next_write(whole, 0, 4096).unwrap();
-    assert_eq!((again.lane, again.route, again.local_addr, again.remote_addr), (2, route(2), 0x5000, 0x1000));
+    assert_eq!(
+        (again.lane, again.route, again.local_addr, again.remote_addr),
+        (lane(2), route(lane(2)), 0x5000, 0x1000)
+    );
     assert_eq!((again.bytes, again.immediate.unwrap().shares), (64, 1));
     let first = sends.next_write(half, 1, 4096).unwrap();
     assert_eq!((first.local_addr, first.remote_addr, first.bytes), (0x9000 + 10_000, 0x1000 + 10_000, 4096));

@@ -1,6 +1,7 @@
 //! Many connections that send over the same rails, in virtual time: what they carry together, and into how many shares they cut.
 
 use super::*;
+use crate::wire::ids::lane;
 use std::collections::VecDeque;
 
 const MIN: u64 = 16 * 1024;
@@ -9,11 +10,11 @@ const MIN: u64 = 16 * 1024;
 struct Shared<'a>(&'a [u64]);
 
 impl Others for Shared<'_> {
-    fn waiting_bytes(&self, rail: usize) -> u64 {
-        self.0[rail]
+    fn waiting_bytes(&self, lane: LaneId) -> u64 {
+        self.0[lane.index()]
     }
 
-    fn confer(&self, _rail: usize, kept: f64) -> f64 {
+    fn confer(&self, _lane: LaneId, kept: f64) -> f64 {
         kept
     }
 }
@@ -79,11 +80,11 @@ impl Crowd {
         let now_ns = (self.now_us * 1000.0) as u64;
         let shares = self.stripings[connection].cut(bytes, now_ns, &Shared(&self.waiting));
         for share in shares.as_slice() {
-            let rail = usize::from(share.lane);
-            self.stripings[connection].given(rail, share.bytes, Some(now_ns));
-            self.waiting[rail] += share.bytes;
+            let lane = share.lane;
+            self.stripings[connection].given(lane, share.bytes, Some(now_ns));
+            self.waiting[lane.index()] += share.bytes;
             let write = Write { connection, message: self.next, bytes: share.bytes, left: share.bytes as f64 };
-            self.queues[rail].push_back(write);
+            self.queues[lane.index()].push_back(write);
         }
         self.messages += 1;
         self.shares += shares.as_slice().len() as u64;
@@ -97,15 +98,15 @@ impl Crowd {
         let step = heads.filter_map(|(queue, rate)| Some(queue.front()?.left / rate)).fold(f64::INFINITY, f64::min);
         self.now_us += step;
         let now_ns = (self.now_us * 1000.0) as u64;
-        for rail in 0..self.queues.len() {
-            let Some(head) = self.queues[rail].front_mut() else { continue };
-            head.left -= step * self.rates[rail];
+        for lane in LaneId::all(self.queues.len()) {
+            let Some(head) = self.queues[lane.index()].front_mut() else { continue };
+            head.left -= step * self.rates[lane.index()];
             if head.left > 1e-3 {
                 continue;
             }
-            let Write { connection, message, bytes: share, .. } = self.queues[rail].pop_front().unwrap();
-            self.waiting[rail] -= share;
-            self.stripings[connection].confirmed(rail, share, Some(now_ns));
+            let Write { connection, message, bytes: share, .. } = self.queues[lane.index()].pop_front().unwrap();
+            self.waiting[lane.index()] -= share;
+            self.stripings[connection].confirmed(lane, share, Some(now_ns));
             let messages = &mut self.unfinished[connection];
             messages.iter_mut().find(|(number, _)| *number == message).unwrap().1 -= 1;
             // A caller takes messages in their order.
@@ -165,5 +166,5 @@ fn a_rail_that_stands_still_for_others_does_not_make_a_message_whole() {
     assert_eq!(shares.as_slice().len(), 4, "what others have waiting is not this connection's");
     let shares = striping.cut(1 << 20, 0, &Shared(&[1 << 24, 1 << 24, (1 << 24) - (1 << 20), 1 << 24]));
     let [share] = shares.as_slice() else { panic!("{shares:?}") };
-    assert_eq!((share.lane, share.bytes), (2, 1 << 20), "the one that is done first");
+    assert_eq!((share.lane, share.bytes), (lane(2), 1 << 20), "the one that is done first");
 }

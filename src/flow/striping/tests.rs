@@ -1,16 +1,17 @@
 use super::*;
 use crate::flow::ways::End;
 use crate::wire::fields::Attachment;
+use crate::wire::ids::{RailId, lane};
 use std::collections::VecDeque;
 
 const MIN: u64 = 16 * 1024;
 
 pub(super) fn rails(mbps: &[u32]) -> Ways {
-    let end = |(rail, &port_mbps): (usize, &u32)| {
-        let rail = rail as u8;
-        End { rail, attachment: Attachment { link: rail, link_mbps: 0, cable: rail, port_mbps } }
+    let end = |(rail, &port_mbps): (RailId, &u32)| {
+        let at = rail.index() as u8;
+        End { rail, attachment: Attachment { link: at, link_mbps: 0, cable: at, port_mbps } }
     };
-    Ways::new(&mbps.iter().enumerate().map(end).map(|end| [end, end]).collect::<Vec<_>>())
+    Ways::new(&RailId::all(mbps.len()).zip(mbps).map(end).map(|end| [end, end]).collect::<Vec<_>>())
 }
 
 /// A share under way.
@@ -31,8 +32,8 @@ struct Run {
     /// What each rail has to do, with bytes left.
     queues: Vec<VecDeque<(Write, f64)>>,
     unfinished: VecDeque<(u64, usize)>,
-    /// On their way back: when, from which rail.
-    confirmations: VecDeque<(f64, usize, Write)>,
+    /// On their way back: when, from which lane.
+    confirmations: VecDeque<(f64, LaneId, Write)>,
     latency_us: f64,
     now_us: f64,
     next: u64,
@@ -74,17 +75,17 @@ impl Run {
     fn send(&mut self, bytes: u64) {
         let now_ns = self.now_ns();
         let (shares, timed) = if bytes <= self.striping.whole_bytes() {
-            let rail = self.striping.rail_for(bytes, &Nobody);
-            let shares = Shares::whole(self.striping.rail_to_try(rail, bytes, now_ns, &Nobody), bytes);
+            let lane = self.striping.lane_for(bytes, &Nobody);
+            let shares = Shares::whole(self.striping.lane_to_try(lane, bytes, now_ns, &Nobody), bytes);
             (shares, self.striping.is_to_time(bytes))
         } else {
             (self.striping.cut(bytes, now_ns, &Nobody), true)
         };
         for share in shares.as_slice() {
-            let rail = usize::from(share.lane);
-            self.striping.given(rail, share.bytes, timed.then_some(now_ns));
+            let lane = share.lane;
+            self.striping.given(lane, share.bytes, timed.then_some(now_ns));
             let write = Write { message: self.next, bytes: share.bytes, timed };
-            self.queues[rail].push_back((write, share.bytes as f64));
+            self.queues[lane.index()].push_back((write, share.bytes as f64));
         }
         self.unfinished.push_back((self.next, shares.as_slice().len()));
         self.next += 1;
@@ -113,19 +114,19 @@ impl Run {
         let heard = self.confirmations.front().map_or(f64::INFINITY, |next| next.0 - self.now_us);
         let step = served.min(heard);
         self.now_us += step;
-        for (rail, rate) in rates.iter().enumerate() {
-            let Some(head) = self.queues[rail].front_mut() else { continue };
+        for (lane, rate) in LaneId::all(rates.len()).zip(&rates) {
+            let Some(head) = self.queues[lane.index()].front_mut() else { continue };
             head.1 -= step * rate;
             if head.1 > 1e-3 {
                 continue;
             }
-            let (write, _) = self.queues[rail].pop_front().unwrap();
-            self.confirmations.push_back((self.now_us + self.latency_us, rail, write));
+            let (write, _) = self.queues[lane.index()].pop_front().unwrap();
+            self.confirmations.push_back((self.now_us + self.latency_us, lane, write));
         }
         let now_ns = self.now_ns();
         while self.confirmations.front().is_some_and(|next| next.0 <= self.now_us + 1e-6) {
-            let (_, rail, write) = self.confirmations.pop_front().unwrap();
-            self.striping.confirmed(rail, write.bytes, write.timed.then_some(now_ns));
+            let (_, lane, write) = self.confirmations.pop_front().unwrap();
+            self.striping.confirmed(lane, write.bytes, write.timed.then_some(now_ns));
             self.unfinished.iter_mut().find(|(number, _)| *number == write.message).unwrap().1 -= 1;
         }
         // A caller takes messages in their order.
@@ -137,14 +138,14 @@ impl Run {
 }
 
 /// Others have a MiB under way on one rail.
-struct OnRail(usize);
+struct OnLane(LaneId);
 
-impl Others for OnRail {
-    fn waiting_bytes(&self, rail: usize) -> u64 {
-        if rail == self.0 { 1 << 20 } else { 0 }
+impl Others for OnLane {
+    fn waiting_bytes(&self, lane: LaneId) -> u64 {
+        if lane == self.0 { 1 << 20 } else { 0 }
     }
 
-    fn confer(&self, _rail: usize, kept: f64) -> f64 {
+    fn confer(&self, _lane: LaneId, kept: f64) -> f64 {
         kept
     }
 }
@@ -163,9 +164,9 @@ fn a_slow_rail_leaves_its_link_to_the_other_one_there() {
     for bytes in [512 * 1024, 1 << 20, 8 << 20] {
         let ends: Vec<_> = [(0, 0), (1, 0), (0, 1), (1, 1)]
             .iter()
-            .enumerate()
-            .map(|(rail, &(link, cable))| End {
-                rail: rail as u8,
+            .zip(RailId::all(4))
+            .map(|(&(link, cable), rail)| End {
+                rail,
                 attachment: Attachment { link, link_mbps: 112_000, cable, port_mbps: 200_000 },
             })
             .collect();
@@ -228,7 +229,7 @@ fn whole_messages_leave_a_slow_rail() {
     // Also after a time in which no trial found anything better.
     run.run(2.0, 8, 4096);
     let slow = run.striping.favourite;
-    run.rates[slow] = 2_500.0 / 8.0;
+    run.rates[slow.index()] = 2_500.0 / 8.0;
     run.run(1.0, 8, 4096);
     let mbytes = run.run(0.5, 8, 4096);
     assert!(mbytes > 0.95 * 1_250.0 && run.striping.favourite != slow, "{mbytes}");
@@ -253,17 +254,17 @@ fn a_rail_as_good_as_any_is_seldom_left_for_trials() {
 fn a_small_message_stays_on_its_rail_unless_that_is_busy_or_slow() {
     let mut striping = Striping::new(&rails(&[100_000; 4]), MIN);
     assert_eq!(striping.whole_bytes(), 2 * MIN - 1);
-    assert_eq!(striping.rail_for(8, &Nobody), 0);
-    striping.given(0, 1 << 15, None);
-    assert_eq!(striping.rail_for(8, &Nobody), 0, "not worth a change");
-    striping.given(0, 1 << 20, None);
-    assert_eq!(striping.rail_for(8, &Nobody), 1);
-    assert_eq!(striping.rail_for(8, &OnRail(1)), 2, "others use it");
+    assert_eq!(striping.lane_for(8, &Nobody), lane(0));
+    striping.given(lane(0), 1 << 15, None);
+    assert_eq!(striping.lane_for(8, &Nobody), lane(0), "not worth a change");
+    striping.given(lane(0), 1 << 20, None);
+    assert_eq!(striping.lane_for(8, &Nobody), lane(1));
+    assert_eq!(striping.lane_for(8, &OnLane(lane(1))), lane(2), "others use it");
     // The favourite shows to be slow.
-    for rail in [2, 3] {
-        striping.given(rail, 1 << 20, Some(0));
-        striping.confirmed(rail, 1 << 20, Some(if rail == 2 { 800_000 } else { 84_000 }));
+    for slow in [lane(2), lane(3)] {
+        striping.given(slow, 1 << 20, Some(0));
+        striping.confirmed(slow, 1 << 20, Some(if slow == lane(2) { 800_000 } else { 84_000 }));
     }
     striping.cut(1 << 20, REFRESH_NS, &Nobody);
-    assert_ne!(striping.rail_for(8, &Nobody), 2);
+    assert_ne!(striping.lane_for(8, &Nobody), lane(2));
 }

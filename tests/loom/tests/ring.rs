@@ -6,8 +6,9 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
 use loom_models::flow::next::{Head, Peek};
 use loom_models::flow::sends::Sends;
-use loom_models::wire::SLOTS;
 use loom_models::wire::cts::{ENTRY_WORDS, Entry, PackedKeys, Terms};
+use loom_models::wire::ids::LaneId;
+use loom_models::wire::{MAX_RAILS, SLOTS};
 use std::sync::Arc;
 
 type Ring = Arc<Vec<AtomicU64>>;
@@ -60,7 +61,7 @@ fn look(sends: &mut Sends, ring: &Ring, tag: i32) -> Option<Head> {
 fn is_as_granted(head: &Head, ring: &Ring, terms: &Terms) {
     assert_eq!((head.addr, head.room_bytes, head.part), (terms.addr, terms.bytes, terms.part), "torn");
     // Read later, when a share is posted.
-    let keys: Vec<u32> = (0..8).map(|rail| head.rkey(ring, rail)).collect();
+    let keys: Vec<u32> = LaneId::all(MAX_RAILS).map(|lane| head.rkey(ring, lane)).collect();
     assert_eq!(keys, [0x11, 0, 0x22, 0, 0x33, 0, 0x44, 0], "torn keys");
 }
 

@@ -10,6 +10,7 @@ use crate::comm::datapath::wr_id::Work;
 use crate::error::{Error, Result};
 use crate::flow::striping::Striping;
 use crate::wire::control::Received;
+use crate::wire::ids::LaneId;
 use std::time::{Duration, Instant};
 
 /// How long a device may take to hand out what it has received when its queue pairs are stopped. (It takes microseconds.)
@@ -23,7 +24,7 @@ impl RecvPath {
         }
         while let Some(owed) = self.receives.next_owed() {
             let lane = self.cts_lane();
-            if !self.lanes[lane].has_room(0) {
+            if !self.lanes[lane.index()].has_room(0) {
                 return;
             }
             let slot = owed.grant.slot;
@@ -52,20 +53,20 @@ impl DataPath for RecvPath {
         self.receives.span()
     }
 
-    fn lose(&mut self, context: &PathContext, lane: usize) {
-        self.lanes[lane].stop();
+    fn lose(&mut self, context: &PathContext, lane: LaneId) {
+        self.lanes[lane.index()].stop();
         // All that has come by it: the sender may have heard of it, and then it does not come again.
         let begun = Instant::now();
-        while !self.lanes[lane].is_drained() {
+        while !self.lanes[lane.index()].is_drained() {
             let gone = matches!(self.absorb(context, lane), Err(fault) if matches!(*fault, Fault::Device(_)));
             if gone || begun.elapsed() > DRAIN_LIMIT {
-                let (rail, peer) = (self.lanes[lane].rail.name(), &context.peer.name);
+                let (rail, peer) = (self.lanes[lane.index()].rail.name(), &context.peer.name);
                 let text = format!("rail {rail} to {peer} lost, and its device does not return what it has received");
                 self.end(Box::new(Error::Network(text)));
                 break;
             }
         }
-        self.lanes[lane].close();
+        self.lanes[lane.index()].close();
         self.striping.lose(lane);
     }
 
@@ -73,18 +74,18 @@ impl DataPath for RecvPath {
         self.receives.received()
     }
 
-    fn recover(&mut self, context: &PathContext, lane: usize, _received: &Received) -> Result<()> {
+    fn recover(&mut self, context: &PathContext, lane: LaneId, _received: &Received) -> Result<()> {
         self.receives.lost(lane);
         self.repay(context);
         Ok(())
     }
 
-    fn regain(&mut self, context: &PathContext, lane: usize, new: Lane) -> Result<()> {
+    fn regain(&mut self, context: &PathContext, lane: LaneId, new: Lane) -> Result<()> {
         if self.status.has_failed() {
             // What it no longer needs goes with `new`.
             return Ok(());
         }
-        self.lanes[lane] = new;
+        self.lanes[lane.index()] = new;
         self.striping.regain(lane);
         self.repay(context);
         Ok(())
@@ -95,7 +96,7 @@ impl DataPath for RecvPath {
             return Ok(false);
         }
         let mut moved = false;
-        for lane in 0..self.lanes.len() {
+        for lane in LaneId::all(self.lanes.len()) {
             moved |= self.take_in(context, lane).map_err(|error| *error)? != Found::Nothing;
         }
         self.repay(context);

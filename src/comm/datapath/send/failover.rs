@@ -12,23 +12,24 @@ use crate::flow::next;
 use crate::flow::sends::{Route, Stranded};
 use crate::flow::striping::Striping;
 use crate::wire::control::Received;
+use crate::wire::ids::LaneId;
 
 impl SendPath {
     /// Finds a way for what waits on lost lanes, and on one that has just come back.
-    fn reroute(&mut self, context: &PathContext, back: Option<usize>) -> Result<()> {
+    fn reroute(&mut self, context: &PathContext, back: Option<LaneId>) -> Result<()> {
         if self.status.has_failed() {
             return Ok(());
         }
         let mut deregistered = false;
         let Self { sends, lanes, striping, ring, fenced, .. } = self;
-        for lost in 0..lanes.len() {
+        for lost in LaneId::all(lanes.len()) {
             // Not where only this side has stopped: what was posted there could still land.
-            if *fenced >> lost & 1 == 0 && back != Some(lost) {
+            if *fenced & lost.bit() == 0 && back != Some(lost) {
                 continue;
             }
             sends.reroute(lost, |Stranded { bytes, memory, sequence, part }| {
-                let rail = striping.rail_for(bytes, &Sending(lanes));
-                let lane = &mut lanes[rail];
+                let by = striping.lane_for(bytes, &Sending(lanes));
+                let lane = &mut lanes[by.index()];
                 if !lane.is_open() {
                     return None;
                 }
@@ -36,13 +37,13 @@ impl SendPath {
                     deregistered = true;
                     return None;
                 };
-                striping.given(rail, bytes, None);
+                striping.given(by, bytes, None);
                 if striping.is_counted(bytes) {
                     lane.began(bytes);
                 }
-                let lkey = memory.keys(lane.rail.index).map_or(0, |keys| keys.lkey);
-                let rkey = next::rkey(ring.words(), sequence, part, rail);
-                Some((rail as u8, Route { queue: lane.next_queue(), lkey, rkey, timed: false }))
+                let lkey = memory.keys(lane.rail.id).map_or(0, |keys| keys.lkey);
+                let rkey = next::rkey(ring.words(), sequence, part, by);
+                Some((by, Route { queue: lane.next_queue(), lkey, rkey, timed: false }))
             });
         }
         if deregistered {
@@ -74,8 +75,8 @@ impl DataPath for SendPath {
         self.sends.span()
     }
 
-    fn lose(&mut self, _context: &PathContext, lane: usize) {
-        self.lanes[lane].stop();
+    fn lose(&mut self, _context: &PathContext, lane: LaneId) {
+        self.lanes[lane.index()].stop();
         let mut is_read = false;
         // What fails here fails because the rail was stopped, or was lost before: it is found missing by its receiver.
         loop {
@@ -85,7 +86,7 @@ impl DataPath for SendPath {
                 _ => {}
             }
         }
-        self.lanes[lane].close();
+        self.lanes[lane.index()].close();
         self.striping.lose(lane);
     }
 
@@ -93,20 +94,20 @@ impl DataPath for SendPath {
         Received::default()
     }
 
-    fn recover(&mut self, context: &PathContext, lane: usize, received: &Received) -> Result<()> {
+    fn recover(&mut self, context: &PathContext, lane: LaneId, received: &Received) -> Result<()> {
         self.sends.lost(lane, received);
-        self.fenced |= 1 << lane;
+        self.fenced |= lane.bit();
         self.reroute(context, None)
     }
 
-    fn regain(&mut self, context: &PathContext, lane: usize, new: Lane) -> Result<()> {
+    fn regain(&mut self, context: &PathContext, lane: LaneId, new: Lane) -> Result<()> {
         if self.status.has_failed() {
             // What it no longer needs goes with `new`.
             return Ok(());
         }
-        self.lanes[lane] = new;
+        self.lanes[lane.index()] = new;
         self.striping.regain(lane);
-        self.fenced &= !(1 << lane);
+        self.fenced &= !lane.bit();
         self.reroute(context, Some(lane))
     }
 

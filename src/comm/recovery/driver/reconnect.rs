@@ -10,12 +10,13 @@ use crate::error::{Error, Result};
 use crate::flow::pairing;
 use crate::flow::recovery::Answer;
 use crate::wire::fields::{QpEnd, RailAdvert};
+use crate::wire::ids::LaneId;
 use std::time::Instant;
 
 impl Driver {
     /// The rail as it is now.
-    fn look(&self, lane: usize) -> Result<(Look, RailAdvert)> {
-        let rail = &self.rails[lane].rail;
+    fn look(&self, lane: LaneId) -> Result<(Look, RailAdvert)> {
+        let rail = &self.rails[lane.index()].rail;
         if !rail.is_up() {
             return Err(Error::Missing("local port down".to_owned()));
         }
@@ -24,26 +25,26 @@ impl Driver {
         Ok((look, advert))
     }
 
-    fn open(&self, lane: usize) -> Result<Lane> {
-        let managed = &self.rails[lane];
+    fn open(&self, lane: LaneId) -> Result<Lane> {
+        let managed = &self.rails[lane.index()];
         let mut new = Lane::open(&managed.rail, self.role, managed.queue_count)?;
         new.peer_rail.clone_from(&managed.peer_rail);
         Ok(new)
     }
 
     /// Connecting side: makes new queue pairs; what the peer is to know of them.
-    pub(super) fn open_qps(&mut self, lane: usize) -> std::result::Result<(RailAdvert, Vec<QpEnd>), String> {
+    pub(super) fn open_qps(&mut self, lane: LaneId) -> std::result::Result<(RailAdvert, Vec<QpEnd>), String> {
         let opened = self.look(lane).and_then(|(look, rail)| Ok((look, rail, self.open(lane)?)));
         let (look, rail, new) = opened.map_err(|error| error.to_string())?;
         let qps = new.ends();
-        self.rails[lane].attempt = Some(Attempt::Asked(Box::new(Asked { lane: new, look })));
+        self.rails[lane.index()].attempt = Some(Attempt::Asked(Box::new(Asked { lane: new, look })));
         Ok((rail, qps))
     }
 
     /// Accepting side: makes new queue pairs for those of the peer's, connects them, and gives them to the data path to keep.
     pub(super) fn answer_qps(
         &mut self,
-        lane: usize,
+        lane: LaneId,
         theirs: &RailAdvert,
         qps: &[QpEnd],
         now: Instant,
@@ -56,11 +57,11 @@ impl Driver {
     /// Connecting side: connects the new queue pairs and writes a packet over each.
     pub(super) fn connect_qps(
         &mut self,
-        lane: usize,
+        lane: LaneId,
         answer: &Answer,
         now: Instant,
     ) -> std::result::Result<(), String> {
-        let Some(Attempt::Asked(asked)) = self.rails[lane].attempt.take() else {
+        let Some(Attempt::Asked(asked)) = self.rails[lane.index()].attempt.take() else {
             return Err("there are no new queue pairs".to_owned());
         };
         let Asked { lane: new, look } = *asked;
@@ -73,27 +74,27 @@ impl Driver {
             traffic_class: self.traffic_class,
         };
         let new = self.try_out(lane, new, &route, now).map_err(|error| error.to_string())?;
-        self.rails[lane].attempt = Some(Attempt::Trying(Box::new(new)));
+        self.rails[lane.index()].attempt = Some(Attempt::Trying(Box::new(new)));
         Ok(())
     }
 
     /// The new queue pairs of a rail, which this or the data path keeps.
-    pub(super) fn take_new(&mut self, lane: usize) -> Option<Lane> {
-        match self.rails[lane].attempt.take() {
+    pub(super) fn take_new(&mut self, lane: LaneId) -> Option<Lane> {
+        match self.rails[lane.index()].attempt.take() {
             Some(Attempt::Asked(asked)) => Some(asked.lane),
             Some(Attempt::Trying(new)) => Some(*new),
             None => self.path.borrow()?.status().take(lane),
         }
     }
 
-    fn answer(&self, lane: usize, theirs: &RailAdvert, qps: &[QpEnd], now: Instant) -> Result<(Lane, Answer)> {
+    fn answer(&self, lane: LaneId, theirs: &RailAdvert, qps: &[QpEnd], now: Instant) -> Result<(Lane, Answer)> {
         let (look, ours) = self.look(lane)?;
         let pair = pairing::pair_again(theirs, &ours).ok_or_else(|| {
             let (theirs, ours) = (pairing::describe(std::slice::from_ref(theirs)), pairing::describe(&[ours]));
             Error::Missing(format!("no shared subnet: this host has {ours}, the peer has {theirs}"))
         })?;
         // Before queue pairs are made, which may not be needed.
-        self.process.backoff.check(&self.rails[lane].rail, pair.connector_gid, now)?;
+        self.process.backoff.check(&self.rails[lane.index()].rail, pair.connector_gid, now)?;
         let mut new = self.open(lane)?;
         let route = Route {
             look: &look,
@@ -113,7 +114,7 @@ impl Driver {
         Ok((new, answer))
     }
 
-    fn try_out(&self, lane: usize, mut new: Lane, route: &Route<'_>, now: Instant) -> Result<Lane> {
+    fn try_out(&self, lane: LaneId, mut new: Lane, route: &Route<'_>, now: Instant) -> Result<Lane> {
         self.process.backoff.check(&new.rail, route.peer_gid, now)?;
         self.join(&mut new, route, now)?;
         let probe = self.mailboxes.probe_write(lane, route.mtu_bytes);

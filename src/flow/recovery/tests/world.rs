@@ -6,6 +6,7 @@ use super::super::{
 use crate::wire::PARTS;
 use crate::wire::control::{ControlFrame, OpenReceive, Received};
 use crate::wire::fields::{Attachment, QpEnd, RailAdvert};
+use crate::wire::ids::LaneId;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 const RAILS: usize = 2;
@@ -38,16 +39,16 @@ pub struct Budget {
 pub enum Event {
     Post {
         message: usize,
-        rail: usize,
+        lane: LaneId,
     },
     Land(usize),
     Confirm(usize),
     Lose {
         side: usize,
-        rail: usize,
+        lane: LaneId,
     },
-    PortDown(usize),
-    PortUp(usize),
+    PortDown(LaneId),
+    PortUp(LaneId),
     Hear {
         side: usize,
         at: usize,
@@ -55,15 +56,15 @@ pub enum Event {
     DropFrame {
         side: usize,
     },
-    Probe(usize),
+    Probe(LaneId),
     /// The next queue pairs that are to be made or connected are not.
     FailNext,
     /// Nothing happens until a deadline passes.
     Tick,
-    /// The deadline of a rail passes before anything else happens.
+    /// The deadline of a lane passes before anything else happens.
     Expire {
         side: usize,
-        rail: usize,
+        lane: LaneId,
     },
 }
 
@@ -71,7 +72,7 @@ pub enum Event {
 #[derive(Debug, Clone, Hash)]
 struct Write {
     message: usize,
-    rail: usize,
+    lane: LaneId,
     generation: u32,
     has_landed: bool,
 }
@@ -83,12 +84,12 @@ pub struct World {
     ends: [Recovery; 2],
     /// Frames on their way to each side.
     frames: [Vec<ControlFrame>; 2],
-    /// The generation of queue pairs in use, by side and rail.
+    /// The generation of queue pairs in use, by side and lane.
     used: [[Option<u32>; RAILS]; 2],
     /// New queue pairs: of the connecting side ([`UNCONNECTED`] before it knows the peer's), of the accepting side those that wait for
     /// LIVE.
     new: [[Option<u32>; RAILS]; 2],
-    /// How often the connecting side has asked for a rail, and which of these requests the accepting side's new queue pairs are for:
+    /// How often the connecting side has asked for a lane, and which of these requests the accepting side's new queue pairs are for:
     /// only then do the two ends of a trial fit (queue pair numbers, packet numbers).
     requests: [u32; RAILS],
     answered: [u32; RAILS],
@@ -104,9 +105,9 @@ pub struct World {
     posted: usize,
     confirmed: [bool; MESSAGES],
     delivered: [bool; MESSAGES],
-    /// What has landed in queue pairs that wait for LIVE: the message and the rail.
-    unseen: Vec<(usize, usize)>,
-    /// Stranded messages that have no rail to go by.
+    /// What has landed in queue pairs that wait for LIVE: the message and the lane.
+    unseen: Vec<(usize, LaneId)>,
+    /// Stranded messages that have no lane to go by.
     stranded: Vec<usize>,
 }
 
@@ -147,29 +148,30 @@ impl World {
     /// All that can happen now.
     pub fn events(&self) -> Vec<Event> {
         let mut events = Vec::new();
-        for rail in (0..RAILS).filter(|rail| self.used[0][*rail].is_some()) {
+        for lane in LaneId::all(RAILS).filter(|lane| self.used[0][lane.index()].is_some()) {
             if let Some(message) = self.stranded.first() {
-                events.push(Event::Post { message: *message, rail });
+                events.push(Event::Post { message: *message, lane });
             } else if self.posted < MESSAGES {
-                events.push(Event::Post { message: self.posted, rail });
+                events.push(Event::Post { message: self.posted, lane });
             }
         }
         for (at, write) in self.writes.iter().enumerate() {
-            let there = [self.used[1][write.rail], self.new[1][write.rail]];
+            let there = [self.used[1][write.lane.index()], self.new[1][write.lane.index()]];
             if !write.has_landed && there.contains(&Some(write.generation)) {
                 events.push(Event::Land(at));
             }
-            if write.has_landed && self.used[0][write.rail] == Some(write.generation) {
+            if write.has_landed && self.used[0][write.lane.index()] == Some(write.generation) {
                 events.push(Event::Confirm(at));
             }
         }
         for side in 0..2 {
             events.extend((!self.frames[side].is_empty()).then_some(Event::Hear { side, at: 0 }));
         }
-        for rail in 0..RAILS {
-            events
-                .extend(matches!(self.ends[0].rails[rail].state, State::Probing { .. }).then_some(Event::Probe(rail)));
-            events.extend((!self.is_port_up[rail]).then_some(Event::PortUp(rail)));
+        for lane in LaneId::all(RAILS) {
+            events.extend(
+                matches!(self.ends[0].rails[lane.index()].state, State::Probing { .. }).then_some(Event::Probe(lane)),
+            );
+            events.extend((!self.is_port_up[lane.index()]).then_some(Event::PortUp(lane)));
         }
         let is_calm = events.is_empty();
         self.mishaps(&mut events);
@@ -187,18 +189,20 @@ impl World {
             if self.budget.frames > 0 && !self.frames[side].is_empty() {
                 events.push(Event::DropFrame { side });
             }
-            for rail in (0..RAILS).filter(|rail| self.budget.losses > 0 && self.used[side][*rail].is_some()) {
-                events.push(Event::Lose { side, rail });
+            for lane in
+                LaneId::all(RAILS).filter(|lane| self.budget.losses > 0 && self.used[side][lane.index()].is_some())
+            {
+                events.push(Event::Lose { side, lane });
             }
         }
-        for rail in (0..RAILS).filter(|rail| self.budget.restarts > 0 && self.is_port_up[*rail]) {
-            events.push(Event::PortDown(rail));
+        for lane in LaneId::all(RAILS).filter(|lane| self.budget.restarts > 0 && self.is_port_up[lane.index()]) {
+            events.push(Event::PortDown(lane));
         }
         if self.budget.failures > 0 && !self.fails_next {
             events.push(Event::FailNext);
         }
-        for rail in (0..RAILS).filter(|_| self.budget.early > 0) {
-            events.extend(rail_deadline(&self.ends[0].rails[rail]).map(|_| Event::Expire { side: 0, rail }));
+        for lane in LaneId::all(RAILS).filter(|_| self.budget.early > 0) {
+            events.extend(rail_deadline(&self.ends[0].rails[lane.index()]).map(|_| Event::Expire { side: 0, lane }));
         }
     }
 
@@ -211,34 +215,34 @@ impl World {
     pub fn happen(&mut self, event: Event) -> Result<(), String> {
         let now = self.now;
         match event {
-            Event::Post { message, rail } => self.post(message, rail),
+            Event::Post { message, lane } => self.post(message, lane),
             Event::Land(at) => {
-                let Write { message, rail, generation, .. } = self.writes[at].clone();
+                let Write { message, lane, generation, .. } = self.writes[at].clone();
                 self.writes[at].has_landed = true;
-                if self.used[1][rail] == Some(generation) {
+                if self.used[1][lane.index()] == Some(generation) {
                     self.deliver(message)?;
                 } else {
-                    self.unseen.push((message, rail));
+                    self.unseen.push((message, lane));
                 }
             }
             Event::Confirm(at) => {
                 let write = self.writes.remove(at);
                 self.confirmed[write.message] = true;
             }
-            Event::Lose { side, rail } => {
+            Event::Lose { side, lane } => {
                 self.budget.losses -= 1;
-                self.used[side][rail] = None;
+                self.used[side][lane.index()] = None;
                 let received = self.received(side);
-                self.ends[side].lost(rail, "loss", received, now);
+                self.ends[side].lost(lane, "loss", received, now);
             }
-            Event::PortDown(rail) => {
+            Event::PortDown(lane) => {
                 self.budget.restarts -= 1;
-                self.is_port_up[rail] = false;
-                self.ends[0].port_down(rail, "port", now);
+                self.is_port_up[lane.index()] = false;
+                self.ends[0].port_down(lane, "port", now);
             }
-            Event::PortUp(rail) => {
-                self.is_port_up[rail] = true;
-                self.ends[0].port_up(rail, now);
+            Event::PortUp(lane) => {
+                self.is_port_up[lane.index()] = true;
+                self.ends[0].port_up(lane, now);
             }
             Event::Hear { side, at } => {
                 self.budget.overtakes -= u8::from(at > 0);
@@ -250,26 +254,26 @@ impl World {
                 self.budget.frames -= 1;
                 self.frames[side].remove(0);
             }
-            Event::Probe(rail) => {
+            Event::Probe(lane) => {
                 // Its peer's queue pairs acknowledge it, in use or not.
-                let there = [self.used[1][rail], self.new[1][rail]];
-                let is_there = self.new[0][rail].is_some()
-                    && there.contains(&self.new[0][rail])
-                    && self.is_port_up[rail]
-                    && self.answered[rail] == self.requests[rail];
+                let there = [self.used[1][lane.index()], self.new[1][lane.index()]];
+                let is_there = self.new[0][lane.index()].is_some()
+                    && there.contains(&self.new[0][lane.index()])
+                    && self.is_port_up[lane.index()]
+                    && self.answered[lane.index()] == self.requests[lane.index()];
                 if is_there {
-                    self.probed[rail] = self.new[0][rail].unwrap_or_default();
+                    self.probed[lane.index()] = self.new[0][lane.index()].unwrap_or_default();
                 }
-                self.ends[0].probed(rail, if is_there { Ok(()) } else { Err("no answer".to_owned()) }, now);
+                self.ends[0].probed(lane, if is_there { Ok(()) } else { Err("no answer".to_owned()) }, now);
             }
             Event::FailNext => {
                 self.budget.failures -= 1;
                 self.fails_next = true;
             }
             Event::Tick => self.now = self.next_deadline().unwrap_or(now).max(now),
-            Event::Expire { side, rail } => {
+            Event::Expire { side, lane } => {
                 self.budget.early -= 1;
-                self.now = rail_deadline(&self.ends[side].rails[rail]).unwrap_or(now).max(now);
+                self.now = rail_deadline(&self.ends[side].rails[lane.index()]).unwrap_or(now).max(now);
             }
         }
         self.settle()
@@ -296,49 +300,49 @@ impl World {
     fn act(&mut self, side: usize, action: Action) -> Result<(), String> {
         let now = self.now;
         match action {
-            Action::Fence(rail) => {
-                self.used[side][rail] = None;
+            Action::Fence(lane) => {
+                self.used[side][lane.index()] = None;
                 let received = self.received(side);
-                self.ends[side].fenced(rail, received, now);
+                self.ends[side].fenced(lane, received, now);
             }
-            Action::Resend(rail, received) => self.resend(side, rail, &received)?,
-            Action::OpenQps(rail) => {
-                self.make(0, rail, UNCONNECTED)?;
-                self.requests[rail] += 1;
-                let outcome = match self.is_port_up[rail] && !std::mem::take(&mut self.fails_next) {
-                    true => Ok((advert(), vec![QpEnd { number: self.requests[rail], psn: 1 }])),
+            Action::Resend(lane, received) => self.resend(side, lane, &received)?,
+            Action::OpenQps(lane) => {
+                self.make(0, lane, UNCONNECTED)?;
+                self.requests[lane.index()] += 1;
+                let outcome = match self.is_port_up[lane.index()] && !std::mem::take(&mut self.fails_next) {
+                    true => Ok((advert(), vec![QpEnd { number: self.requests[lane.index()], psn: 1 }])),
                     false => {
-                        self.new[0][rail] = None;
+                        self.new[0][lane.index()] = None;
                         Err("port down".to_owned())
                     }
                 };
-                self.ends[0].opened(rail, outcome, now);
+                self.ends[0].opened(lane, outcome, now);
             }
-            Action::AnswerQps(rail, ..) if std::mem::take(&mut self.fails_next) => {
-                self.ends[1].answered(rail, Err("no way".to_owned()), now);
+            Action::AnswerQps(lane, ..) if std::mem::take(&mut self.fails_next) => {
+                self.ends[1].answered(lane, Err("no way".to_owned()), now);
             }
-            Action::AnswerQps(rail, _, theirs) => {
-                self.answered[rail] = theirs[0].number;
+            Action::AnswerQps(lane, _, theirs) => {
+                self.answered[lane.index()] = theirs[0].number;
                 let generation = self.next_generation;
                 self.next_generation += 1;
-                self.make(1, rail, generation)?;
+                self.make(1, lane, generation)?;
                 let qps = vec![QpEnd { number: generation, psn: 1 }];
                 let answer = Answer { connector_gid: [1; 16], acceptor_gid: [2; 16], mtu_bytes: 1024, qps };
-                self.ends[1].answered(rail, Ok(answer), now);
+                self.ends[1].answered(lane, Ok(answer), now);
             }
-            Action::ConnectQps(rail, answer) => {
-                if self.new[0][rail] != Some(UNCONNECTED) {
-                    return Err(format!("rail {rail} has no queue pairs to connect"));
+            Action::ConnectQps(lane, answer) => {
+                if self.new[0][lane.index()] != Some(UNCONNECTED) {
+                    return Err(format!("rail {lane} has no queue pairs to connect"));
                 }
                 let fails = std::mem::take(&mut self.fails_next);
-                self.new[0][rail] = (!fails).then_some(answer.qps[0].number);
-                self.ends[0].connected(rail, if fails { Err("no way".to_owned()) } else { Ok(()) }, now);
+                self.new[0][lane.index()] = (!fails).then_some(answer.qps[0].number);
+                self.ends[0].connected(lane, if fails { Err("no way".to_owned()) } else { Ok(()) }, now);
             }
-            Action::Activate(rail) => self.activate(side, rail)?,
-            Action::DropQps(rail) => {
-                self.new[side][rail] = None;
+            Action::Activate(lane) => self.activate(side, lane)?,
+            Action::DropQps(lane) => {
+                self.new[side][lane.index()] = None;
                 if side == 1 {
-                    self.unseen.retain(|(_, at)| *at != rail);
+                    self.unseen.retain(|(_, at)| *at != lane);
                 }
             }
             Action::Fail(cause) => return Err(format!("side {side} gives up: {cause:?}")),
@@ -348,21 +352,21 @@ impl World {
         Ok(())
     }
 
-    fn resend(&mut self, side: usize, rail: usize, received: &Received) -> Result<(), String> {
-        if self.used[side][rail].is_some() {
-            return Err(format!("side {side} resends what went by rail {rail} before it has fenced it"));
+    fn resend(&mut self, side: usize, lane: LaneId, received: &Received) -> Result<(), String> {
+        if self.used[side][lane.index()].is_some() {
+            return Err(format!("side {side} resends what went by rail {lane} before it has fenced it"));
         }
         if side == 1 {
-            return match self.used[0][rail] {
+            return match self.used[0][lane.index()] {
                 None => Ok(()),
-                Some(_) => Err(format!("the receiver grants once more before the sender has fenced rail {rail}")),
+                Some(_) => Err(format!("the receiver grants once more before the sender has fenced rail {lane}")),
             };
         }
-        let (gone, kept) = std::mem::take(&mut self.writes).into_iter().partition(|write| write.rail == rail);
+        let (gone, kept) = std::mem::take(&mut self.writes).into_iter().partition(|write| write.lane == lane);
         self.writes = kept;
         for Write { message, generation, .. } in gone {
-            if [self.used[1][rail], self.new[1][rail]].contains(&Some(generation)) {
-                return Err(format!("message {message} goes once more before the peer has fenced rail {rail}"));
+            if [self.used[1][lane.index()], self.new[1][lane.index()]].contains(&Some(generation)) {
+                return Err(format!("message {message} goes once more before the peer has fenced rail {lane}"));
             }
             match received.has(message as u64, 0, 0) {
                 true => self.confirmed[message] = true,
@@ -372,25 +376,25 @@ impl World {
         Ok(())
     }
 
-    fn activate(&mut self, side: usize, rail: usize) -> Result<(), String> {
-        let Some(generation) = self.new[side][rail].take() else {
-            return Err(format!("side {side} activates rail {rail} without queue pairs"));
+    fn activate(&mut self, side: usize, lane: LaneId) -> Result<(), String> {
+        let Some(generation) = self.new[side][lane.index()].take() else {
+            return Err(format!("side {side} activates rail {lane} without queue pairs"));
         };
-        if side == 0 && self.probed[rail] != generation {
-            return Err(format!("the sender uses new queue pairs of rail {rail} that nothing was written on"));
+        if side == 0 && self.probed[lane.index()] != generation {
+            return Err(format!("the sender uses new queue pairs of rail {lane} that nothing was written on"));
         }
-        if side == 1 && self.activated[rail] != generation {
-            return Err(format!("the receiver uses new queue pairs of rail {rail} before the sender does"));
+        if side == 1 && self.activated[lane.index()] != generation {
+            return Err(format!("the receiver uses new queue pairs of rail {lane} before the sender does"));
         }
-        self.used[side][rail] = Some(generation);
+        self.used[side][lane.index()] = Some(generation);
         if side == 0 {
-            self.activated[rail] = generation;
-            if !self.is_port_up[rail] {
-                self.ends[0].port_down(rail, "port", self.now);
+            self.activated[lane.index()] = generation;
+            if !self.is_port_up[lane.index()] {
+                self.ends[0].port_down(lane, "port", self.now);
             }
         } else {
             let (here, elsewhere): (Vec<_>, Vec<_>) =
-                std::mem::take(&mut self.unseen).into_iter().partition(|(_, at)| *at == rail);
+                std::mem::take(&mut self.unseen).into_iter().partition(|(_, at)| *at == lane);
             self.unseen = elsewhere;
             for (message, _) in here {
                 self.deliver(message)?;
@@ -399,21 +403,21 @@ impl World {
         Ok(())
     }
 
-    fn make(&mut self, side: usize, rail: usize, generation: u32) -> Result<(), String> {
-        match self.new[side][rail].replace(generation) {
+    fn make(&mut self, side: usize, lane: LaneId, generation: u32) -> Result<(), String> {
+        match self.new[side][lane.index()].replace(generation) {
             None => Ok(()),
-            Some(_) => Err(format!("side {side} makes queue pairs for rail {rail} beside others")),
+            Some(_) => Err(format!("side {side} makes queue pairs for rail {lane} beside others")),
         }
     }
 
-    fn post(&mut self, message: usize, rail: usize) {
+    fn post(&mut self, message: usize, lane: LaneId) {
         if self.stranded.first() == Some(&message) {
             self.stranded.remove(0);
         } else {
             self.posted += 1;
         }
-        let generation = self.used[0][rail].expect("the event asks for a rail in use");
-        self.writes.push(Write { message, rail, generation, has_landed: false });
+        let generation = self.used[0][lane.index()].expect("the event asks for a lane in use");
+        self.writes.push(Write { message, lane, generation, has_landed: false });
     }
 
     fn deliver(&mut self, message: usize) -> Result<(), String> {

@@ -1,0 +1,268 @@
+//! Numbers that name a lane, a rail or a slot.
+//!
+//! Each is checked once, where it comes into being: as a message or a request number is read, or as the lanes of a connection or the
+//! rails of a host are counted.
+
+use super::{MAX_RAILS, SLOTS};
+use std::fmt;
+
+/// Number of a lane within its connection, from 0 and below [`MAX_RAILS`]. A connection may have fewer lanes than that.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct LaneId(Lane);
+
+/// As an enumeration, so that the compiler knows the range: what there is one of for each lane is indexed without a check, and
+/// without an instruction more.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[repr(u8)]
+enum Lane {
+    #[default]
+    L0,
+    L1,
+    L2,
+    L3,
+    L4,
+    L5,
+    L6,
+    L7,
+}
+
+const LANES: &[LaneId; MAX_RAILS] = &[
+    LaneId(Lane::L0),
+    LaneId(Lane::L1),
+    LaneId(Lane::L2),
+    LaneId(Lane::L3),
+    LaneId(Lane::L4),
+    LaneId(Lane::L5),
+    LaneId(Lane::L6),
+    LaneId(Lane::L7),
+];
+
+/// The lane after each.
+const AFTER: &[LaneId; MAX_RAILS] = &{
+    let mut after = *LANES;
+    let mut number = 0;
+    while number < MAX_RAILS {
+        after[number] = LANES[(number + 1) % MAX_RAILS];
+        number += 1;
+    }
+    after
+};
+
+impl LaneId {
+    /// The lane of this number; `None` where no connection has so many.
+    #[inline(always)]
+    pub const fn new(number: usize) -> Option<Self> {
+        // A match, and not a look into LANES: it becomes a comparison.
+        Some(Self(match number {
+            0 => Lane::L0,
+            1 => Lane::L1,
+            2 => Lane::L2,
+            3 => Lane::L3,
+            4 => Lane::L4,
+            5 => Lane::L5,
+            6 => Lane::L6,
+            7 => Lane::L7,
+            _ => return None,
+        }))
+    }
+
+    /// The lanes of a connection that has `count` of them, in order.
+    #[inline(always)]
+    pub fn all(count: usize) -> impl DoubleEndedIterator<Item = Self> + ExactSizeIterator + Clone {
+        LANES[..count.min(MAX_RAILS)].iter().copied()
+    }
+
+    /// The one whose turn comes after this one's, of the `count` lanes of a connection.
+    #[inline(always)]
+    pub const fn next(self, count: usize) -> Self {
+        // A look into a table: the number plus one, made a lane again, would be compared twice.
+        let after = AFTER[self.index()];
+        if after.index() < count { after } else { Self(Lane::L0) }
+    }
+
+    /// The number, for what there is one of for each lane.
+    #[inline(always)]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// The lane's bit in a set of lanes.
+    #[inline(always)]
+    pub const fn bit(self) -> u8 {
+        1 << self.0 as u8
+    }
+
+    /// For a message.
+    pub(super) const fn byte(self) -> u8 {
+        self.0 as u8
+    }
+}
+
+/// Number of a rail on its host, from 0: the host's own, by which all its connections name it. A connection that leaves a rail out has
+/// other numbers for its lanes. A peer's rail is named by what the peer says, or by its place in the peer's HELLO; nothing is looked up
+/// by that, so every byte is one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RailId(u8);
+
+impl RailId {
+    /// The rail of this number; `None` where no message could name it.
+    #[inline(always)]
+    pub const fn new(number: usize) -> Option<Self> {
+        if number <= u8::MAX as usize { Some(Self(number as u8)) } else { None }
+    }
+
+    /// The rails of a host that has `count` of them, in order.
+    pub fn all(count: usize) -> impl ExactSizeIterator<Item = Self> {
+        (0..=u8::MAX).take(count).map(Self)
+    }
+
+    /// The number, for what there is one of for each rail.
+    #[inline(always)]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// As a message has it.
+    pub(super) const fn of_byte(byte: u8) -> Self {
+        Self(byte)
+    }
+
+    /// For a message.
+    pub(super) const fn byte(self) -> u8 {
+        self.0
+    }
+}
+
+/// One of a receiver's receives in flight, below [`SLOTS`]. Receives take the slots in turn. To the caller it is the receive's request
+/// number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Slot(u8);
+
+const _: () = assert!(SLOTS == u32::BITS as usize);
+
+impl Slot {
+    /// The slot of this number; `None` where there is none.
+    #[inline(always)]
+    pub const fn new(number: u16) -> Option<Self> {
+        if (number as usize) < SLOTS { Some(Self(number as u8)) } else { None }
+    }
+
+    /// That of receive number `sequence` of a connection.
+    #[inline(always)]
+    pub const fn of(sequence: u64) -> Self {
+        Self((sequence % SLOTS as u64) as u8)
+    }
+
+    /// The one that the low five bits of a field name, whatever stands above them.
+    #[inline(always)]
+    pub const fn of_bits(bits: u32) -> Self {
+        Self((bits % SLOTS as u32) as u8)
+    }
+
+    /// All of them, in order.
+    pub fn all() -> impl ExactSizeIterator<Item = Self> {
+        (0..SLOTS as u8).map(Self)
+    }
+
+    /// The first one in a set of slots, which has a bit for each.
+    #[inline(always)]
+    pub const fn first_in(set: u32) -> Option<Self> {
+        Self::new(set.trailing_zeros() as u16)
+    }
+
+    /// The number, for what there is one of for each slot.
+    #[inline(always)]
+    pub const fn index(self) -> usize {
+        // It is below that already. Said here, arrays of SLOTS are indexed without a check.
+        self.0 as usize % SLOTS
+    }
+
+    /// The slot's bit in a set of slots.
+    #[inline(always)]
+    pub const fn bit(self) -> u32 {
+        1 << (self.0 & 31)
+    }
+
+    /// The number, as the receive's request has it.
+    #[inline(always)]
+    pub const fn number(self) -> u16 {
+        self.0 as u16
+    }
+}
+
+/// A number of these is written alone, for people and by `Debug`.
+macro_rules! written_as_number {
+    ($id:ty) => {
+        impl fmt::Display for $id {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(&self.index(), f)
+            }
+        }
+
+        impl fmt::Debug for $id {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(&self.index(), f)
+            }
+        }
+    };
+}
+
+written_as_number!(LaneId);
+written_as_number!(RailId);
+written_as_number!(Slot);
+
+/// A lane that there can be, for tests.
+#[cfg(test)]
+pub(crate) fn lane(number: usize) -> LaneId {
+    LaneId::new(number).unwrap()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_no_more_lanes_than_a_connection_can_have() {
+        assert_eq!((LaneId::new(MAX_RAILS), LaneId::new(usize::MAX)), (None, None));
+        let all: Vec<usize> = LaneId::all(usize::MAX).map(LaneId::index).collect();
+        assert_eq!(all, (0..MAX_RAILS).collect::<Vec<_>>());
+        assert_eq!(LaneId::all(MAX_RAILS).fold(0, |bits, lane| bits | lane.bit()), u8::MAX);
+        assert_eq!((LaneId::all(3).len(), LaneId::all(0).next()), (3, None));
+    }
+
+    #[test]
+    fn lanes_take_turns() {
+        let turns =
+            |count| (0..4).scan(LaneId::default(), move |lane, _| Some(std::mem::replace(lane, lane.next(count))));
+        assert_eq!(turns(3).map(LaneId::index).collect::<Vec<_>>(), [0, 1, 2, 0]);
+        assert_eq!(turns(1).map(LaneId::index).collect::<Vec<_>>(), [0; 4]);
+        assert_eq!(lane(7).next(8), lane(0));
+        assert_eq!(lane(7).next(usize::MAX), lane(0));
+    }
+
+    #[test]
+    fn a_rail_has_a_number_that_a_message_can_name() {
+        assert_eq!((RailId::new(255).map(RailId::index), RailId::new(256)), (Some(255), None));
+        assert_eq!(RailId::all(3).map(RailId::index).collect::<Vec<_>>(), [0, 1, 2]);
+        assert!(RailId::all(1000).last() == RailId::new(255) && RailId::all(256).len() == 256);
+    }
+
+    #[test]
+    fn receives_take_the_slots_in_turn() {
+        assert_eq!((Slot::new(31).map(Slot::number), Slot::new(32), Slot::new(u16::MAX)), (Some(31), None, None));
+        assert_eq!((Slot::of(31), Slot::of(32), Slot::of(u64::MAX)), (Slot(31), Slot(0), Slot(31)));
+        assert_eq!((Slot::of_bits(31), Slot::of_bits(u32::MAX << 5 | 7)), (Slot(31), Slot(7)));
+        assert!(Slot::all().eq((0..32).map(Slot)));
+        assert_eq!(
+            (Slot::first_in(0b1100), Slot::first_in(1 << 31), Slot::first_in(0)),
+            (Some(Slot(2)), Some(Slot(31)), None)
+        );
+        assert_eq!(Slot::all().fold(0, |set, slot| set | slot.bit()), u32::MAX);
+    }
+
+    #[test]
+    fn ids_are_written_as_their_numbers() {
+        assert_eq!(format!("{} {:?} {:?}", lane(3), lane(3), Some(lane(5))), "3 3 Some(5)");
+        assert_eq!(format!("{} {:?} {} {:?}", RailId(40), RailId(41), Slot(1), Slot(2)), "40 41 1 2");
+    }
+}
