@@ -34,7 +34,7 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A greeting that an honest peer sent to another listener, with a token that is not valid here.
+/// The handshake that an honest peer sent to another listener, with a token that is not valid here.
 fn old_handshake() -> Vec<Vec<u8>> {
     let hosts = [host(0), host(1)];
     let (met, taken) = tapped(&hosts);
@@ -42,8 +42,8 @@ fn old_handshake() -> Vec<Vec<u8>> {
     taken.frames
 }
 
-/// The same greeting for this listener.
-fn greeting(old: &[u8], listener: &Listener) -> Vec<u8> {
+/// The same HELLO for this listener.
+fn hello_for(old: &[u8], listener: &Listener) -> Vec<u8> {
     let mut frame = old.to_vec();
     frame[TOKEN].copy_from_slice(&listener.known.token);
     frame
@@ -55,18 +55,18 @@ fn with_length(frame: &[u8], body_bytes: u32) -> Vec<u8> {
     frame
 }
 
-/// What strangers say first; none of it is admitted.
+/// What clients say first that are not admitted.
 fn nonsense(old: &[Vec<u8>], listener: &Listener) -> Vec<Vec<u8>> {
-    let hello = greeting(&old[0], listener);
+    let hello = hello_for(&old[0], listener);
     let mut all: Vec<Vec<u8>> = vec![
         Vec::new(),
         b"GET / HTTP/1.1\r\nHost: spark\r\n\r\n".to_vec(),
         vec![0; 4096],
         vec![0xff; 100_000],
-        // Replays of an earlier job: its greeting, and its later words as the first ones.
+        // Replays of an earlier job: its HELLO, and its later messages as the first ones.
         old[0].clone(),
         old.concat(),
-        // The later words by themselves, and a control frame.
+        // The later messages by themselves, and a control frame.
         old[1].clone(),
         old[2].clone(),
         old[3].clone(),
@@ -100,21 +100,21 @@ fn nonsense(old: &[Vec<u8>], listener: &Listener) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn strangers_of_every_kind_do_not_keep_an_honest_peer_out() {
+fn unauthenticated_clients_do_not_keep_an_honest_peer_out() {
     let _turn = turn();
     let (old, hosts) = (old_handshake(), [host(0), host(1)]);
     let listener = Listener::open(&hosts[1]);
-    let mut strangers: Vec<TcpStream> = Vec::new();
+    let mut clients: Vec<TcpStream> = Vec::new();
     for (number, words) in nonsense(&old, &listener).into_iter().enumerate() {
         for leaves in [false, true] {
-            let mut stranger = dial(listener.known.address);
+            let mut client = dial(listener.known.address);
             // It may be dropped while it speaks.
-            let _ = stranger.write_all(&words);
+            let _ = client.write_all(&words);
             if !leaves {
-                strangers.push(stranger);
+                clients.push(client);
             } else if number % 2 == 0 {
                 // With a reset.
-                SockRef::from(&stranger).set_linger(Some(Duration::ZERO)).unwrap();
+                SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap();
             }
             assert!(listener.listen.accept().unwrap().is_none(), "words {number} was admitted");
         }
@@ -122,8 +122,8 @@ fn strangers_of_every_kind_do_not_keep_an_honest_peer_out() {
     let met = listener.meet(&hosts[0]);
     met.check(2);
     // Those who said something wrong were dropped: their streams end.
-    let dropped = strangers.iter_mut().map(is_over).filter(|is_over| *is_over).count();
-    assert!(dropped >= 20, "only {dropped} of {} were dropped", strangers.len());
+    let dropped = clients.iter_mut().map(is_over).filter(|is_over| *is_over).count();
+    assert!(dropped >= 20, "only {dropped} of {} were dropped", clients.len());
 }
 
 fn is_over(stream: &mut TcpStream) -> bool {
@@ -135,14 +135,14 @@ fn is_over(stream: &mut TcpStream) -> bool {
 }
 
 #[test]
-fn every_part_of_an_honest_greeting_is_less_than_one() {
+fn no_part_of_an_honest_hello_is_admitted() {
     let _turn = turn();
     let (old, hosts) = (old_handshake(), [host(0), host(1)]);
     let listener = Listener::open(&hosts[1]);
-    let hello = greeting(&old[0], &listener);
+    let hello = hello_for(&old[0], &listener);
     for cut in 0..hello.len() {
-        let mut stranger = dial(listener.known.address);
-        stranger.write_all(&hello[..cut]).unwrap();
+        let mut client = dial(listener.known.address);
+        client.write_all(&hello[..cut]).unwrap();
         assert!(listener.listen.accept().unwrap().is_none(), "{cut} bytes of {} was admitted", hello.len());
     }
     listener.meet(&hosts[0]).check(3);
@@ -153,14 +153,14 @@ fn whoever_speaks_a_byte_at_a_time_is_waited_for_while_others_pass() {
     let _turn = turn();
     let (old, hosts) = (old_handshake(), [host(0), host(1)]);
     let listener = Listener::open(&hosts[1]);
-    let slow = with_length(&greeting(&old[0], &listener), 30_000);
+    let slow = with_length(&hello_for(&old[0], &listener), 30_000);
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..20 {
             scope.spawn(|| {
-                let mut stranger = dial(listener.known.address);
+                let mut client = dial(listener.known.address);
                 for byte in &slow {
-                    if is_over.load(Ordering::Acquire) || stranger.write_all(&[*byte]).is_err() {
+                    if is_over.load(Ordering::Acquire) || client.write_all(&[*byte]).is_err() {
                         return;
                     }
                     std::thread::sleep(Duration::from_millis(1));
@@ -255,13 +255,13 @@ impl Drop for StopOnDrop<'_> {
 }
 
 #[test]
-fn a_greeting_that_is_replayed_is_refused_and_the_honest_peer_goes_on() {
+fn a_hello_that_is_replayed_is_refused_and_the_honest_peer_goes_on() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
     let listener = Listener::open(&hosts[1]);
     let (real, listened) = (listener.known.address, std::sync::Arc::new(Mutex::new(Vec::new())));
     let heard = std::sync::Arc::clone(&listened);
-    // Who listens in shows the greeting itself as soon as the honest one was answered: it leaves at once, stays, or goes on
+    // An eavesdropper sends the HELLO itself as soon as the honest one was answered: it leaves at once, stays, or goes on
     // with the rest of what it heard.
     let (handle, taken) = between(&listener, move |place, frame| {
         if place == 0 {
@@ -303,12 +303,12 @@ fn lengths_that_are_claimed_take_no_memory() {
     let (old, hosts) = (old_handshake(), [host(0), host(1)]);
     let listener = Listener::open(&hosts[1]);
     let before = memory_bytes();
-    let hello = greeting(&old[0], &listener);
-    let mut strangers = Vec::new();
+    let hello = hello_for(&old[0], &listener);
+    let mut clients = Vec::new();
     for claimed in [u32::MAX, 1 << 30, 32 * 1024 + 1, 32 * 1024].into_iter().cycle().take(200) {
-        let mut stranger = dial(listener.known.address);
-        let _ = stranger.write_all(&with_length(&hello[..HEADER_BYTES], claimed));
-        strangers.push(stranger);
+        let mut client = dial(listener.known.address);
+        let _ = client.write_all(&with_length(&hello[..HEADER_BYTES], claimed));
+        clients.push(client);
         assert!(listener.listen.accept().unwrap().is_none());
     }
     let met = listener.meet(&hosts[0]);
@@ -332,7 +332,7 @@ type Lie = Box<dyn Fn(&mut Vec<u8>) + Send>;
 fn a_handshake_that_lies_ends_in_words_at_the_end_that_it_was_told_to() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
-    // Each message but the first, which makes a stranger of who says it: cut, longer, of another kind, from elsewhere.
+    // Each message but the first, which makes its sender a client without a token: cut, longer, of another kind, from elsewhere.
     for place in 1..4_usize {
         let lies: Vec<(&str, Lie)> = vec![
             ("another kind", Box::new(|frame| frame[2] = 6)),

@@ -6,7 +6,7 @@
 mod common;
 mod sim;
 
-use nccl_net_spark::comm::datapath::control::SharedPath;
+use nccl_net_spark::comm::datapath::path::SharedPath;
 use nccl_net_spark::comm::datapath::peer::Presence;
 use nccl_net_spark::wire::control::ControlFrame;
 use sim::fabric::{Fabric, Pair};

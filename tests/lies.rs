@@ -11,8 +11,8 @@ mod sim;
 
 use common::heard::Heard;
 use nccl_net_spark::comm::RecvPart;
-use nccl_net_spark::comm::datapath::control::{DataPath, SharedPath};
 use nccl_net_spark::comm::datapath::lane::LaneWrite;
+use nccl_net_spark::comm::datapath::path::{DataPath, SharedPath};
 use nccl_net_spark::comm::datapath::peer::Presence;
 use nccl_net_spark::comm::datapath::wr_id::Work;
 use nccl_net_spark::error::{Error, Quick};

@@ -1,9 +1,9 @@
-//! The bootstrap port as a stranger finds it: the real listener and the real framing, over the loopback's TCP.
+//! The bootstrap port as an unauthenticated client finds it: the real listener and the real framing, over the loopback's TCP.
 //!
-//! Input: a tape of pieces, each a length and bytes, that the stranger writes one by one before it closes its side. A byte at the
-//! front says whether the door's own token goes in where a hello's would be: all else a stranger can send, that it cannot.
-//! The listener's host has no rails and its tuner is off: an invited peer gets an error about the tuner or about rails, and everybody
-//! else gets silence.
+//! Input: a tape of pieces, each a length and bytes, that the client writes one by one before it closes its side. A byte at the
+//! front says whether the listener's own token goes in where a HELLO's would be: the token is all that such a client cannot send.
+//! The listener's host has no rails and its tuner is off: a client with the token gets an error about the tuner or about rails, and
+//! every other gets silence.
 
 use crate::tape::Tape;
 use crate::target::Seeds;
@@ -24,18 +24,18 @@ use std::sync::Arc;
 const TUNER_HASH: u64 = 0;
 
 /// Inputs for one listener: it waits for its peer for an hour at most.
-const MOST_STRANGERS: u32 = 1000;
+const MOST_CLIENTS: u32 = 1000;
 
 thread_local! {
-    static DOOR: RefCell<Option<(Door, u32)>> = const { RefCell::new(None) };
+    static BOOTSTRAP: RefCell<Option<(Bootstrap, u32)>> = const { RefCell::new(None) };
 }
 
-struct Door {
+struct Bootstrap {
     listener: ListenComm,
     handle: Handle,
 }
 
-impl Door {
+impl Bootstrap {
     fn new() -> Self {
         let variables = [("NCCL_SOCKET_IFNAME", "=lo"), ("NCCL_SPARK_CONNECT_TIMEOUT_S", "3600")];
         let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
@@ -46,23 +46,24 @@ impl Door {
     }
 }
 
-/// A stranger.
+/// One client.
+/// Whether it was admitted.
 pub fn check(data: &[u8]) -> bool {
-    DOOR.with_borrow_mut(|slot| {
-        let (door, strangers) = slot.get_or_insert_with(|| (Door::new(), 0));
-        let is_invited = knock(door, data);
-        *strangers += 1;
-        // An invited peer that has failed has had its one listener.
-        if is_invited || *strangers >= MOST_STRANGERS {
+    BOOTSTRAP.with_borrow_mut(|slot| {
+        let (bootstrap, clients) = slot.get_or_insert_with(|| (Bootstrap::new(), 0));
+        let is_admitted = serve(bootstrap, data);
+        *clients += 1;
+        // A listener is for one peer: after one that was admitted and failed, another listener is needed.
+        if is_admitted || *clients >= MOST_CLIENTS {
             *slot = None;
         }
-        is_invited
+        is_admitted
     })
 }
 
-fn knock(door: &Door, data: &[u8]) -> bool {
+fn serve(bootstrap: &Bootstrap, data: &[u8]) -> bool {
     let mut tape = Tape::new(data);
-    let knows_the_token = tape.u8() & 1 == 1;
+    let has_token = tape.u8() & 1 == 1;
     let mut pieces = Vec::new();
     while let Some(length) = tape.step() {
         let length = if length == u8::MAX { usize::from(tape.u16()) } else { usize::from(length) };
@@ -70,71 +71,72 @@ fn knock(door: &Door, data: &[u8]) -> bool {
     }
     let lengths: Vec<usize> = pieces.iter().map(|piece| piece.len()).collect();
     let mut said = pieces.concat();
-    if knows_the_token && let Some(place) = said.get_mut(HEADER_BYTES..HEADER_BYTES + door.handle.token.len()) {
-        place.copy_from_slice(&door.handle.token);
+    if has_token && let Some(place) = said.get_mut(HEADER_BYTES..HEADER_BYTES + bootstrap.handle.token.len()) {
+        place.copy_from_slice(&bootstrap.handle.token);
     }
-    let refusal = refusal(door, &said);
-    let is_invited = refusal.is_some();
+    let refusal = refusal(bootstrap, &said);
+    let is_admitted = refusal.is_some();
     // Its few bytes are no reason to make room for many.
-    let ask = |door| if is_invited { ask(door) } else { memory::bounded(said.len() + 64, || ask(door)) };
-    let mut stranger = TcpStream::connect(door.handle.address).expect("the door is open");
-    stranger.set_nodelay(true).expect("small pieces go at once");
+    let ask =
+        |bootstrap| if is_admitted { ask(bootstrap) } else { memory::bounded(said.len() + 64, || ask(bootstrap)) };
+    let mut client = TcpStream::connect(bootstrap.handle.address).expect("the port is open");
+    client.set_nodelay(true).expect("small pieces go at once");
     let (mut told, mut rest) = (None, &said[..]);
     for length in lengths {
         let (piece, behind) = rest.split_at(length);
         rest = behind;
-        // The door may have closed upon the pieces before.
-        if stranger.write_all(piece).is_err() {
+        // The listener may have dropped it over the pieces before.
+        if client.write_all(piece).is_err() {
             break;
         }
-        told = told.or(ask(door));
+        told = told.or(ask(bootstrap));
     }
-    // A stranger whom nobody listens to any more cannot close its side.
-    _ = stranger.shutdown(std::net::Shutdown::Write);
-    stranger.set_nonblocking(true).expect("a socket of ours");
-    while told.is_none() && !is_gone(&mut stranger) {
-        told = ask(door);
+    // A client that was dropped cannot close its side.
+    _ = client.shutdown(std::net::Shutdown::Write);
+    client.set_nonblocking(true).expect("a socket of ours");
+    while told.is_none() && !is_gone(&mut client) {
+        told = ask(bootstrap);
     }
     match (&told, refusal) {
         (Some(error), Some(refusal)) => assert!(error.contains(refusal), "{error}"),
         (None, None) => {}
-        _ => panic!("wanted {refusal:?}; the door says {told:?}"),
+        _ => panic!("wanted {refusal:?}; the listener says {told:?}"),
     }
-    is_invited
+    is_admitted
 }
 
-/// What NCCL would be told: strangers must not make it anything.
-fn ask(door: &Door) -> Option<String> {
-    match door.listener.accept() {
+/// What NCCL would be told: a client without the token must not make it anything.
+fn ask(bootstrap: &Bootstrap) -> Option<String> {
+    match bootstrap.listener.accept() {
         Ok(None) => None,
         Ok(Some(_)) => panic!("a connection over no rails"),
         Err(error) => Some(error.to_string()),
     }
 }
 
-/// Whether the door has closed: to a stranger it says nothing else.
-fn is_gone(stranger: &mut TcpStream) -> bool {
+/// Whether the listener has closed the connection: a client without the token is told nothing else.
+fn is_gone(client: &mut TcpStream) -> bool {
     let mut answer = [0; 4096];
-    match stranger.read(&mut answer) {
+    match client.read(&mut answer) {
         Ok(0) => true,
         Ok(_) => false,
         Err(error) => error.kind() != ErrorKind::WouldBlock,
     }
 }
 
-/// Part of the error that the door owes this stranger: only one whose first message is whole, and a hello with the token, gets any.
-fn refusal(door: &Door, said: &[u8]) -> Option<&'static str> {
+/// Part of the error that this client has to be told: only one whose first message is whole, and a HELLO with the token, is told any.
+fn refusal(bootstrap: &Bootstrap, said: &[u8]) -> Option<&'static str> {
     let (header, body) = said.split_first_chunk::<HEADER_BYTES>()?;
     let header = Header::decode(*header).ok()?;
     let body = body.get(..header.body_bytes)?;
     let Ok(Message::Hello(hello)) = Message::decode(header, body) else { return None };
-    if hello.token != door.handle.token {
+    if hello.token != bootstrap.handle.token {
         return None;
     }
     Some(if hello.tuner_hash == TUNER_HASH { "no rail" } else { "so collectives would hang" })
 }
 
-/// Who is invited, in one piece and in many; and strangers of several kinds, with an invited one behind so that they go somewhere.
+/// Clients with the token, in one piece and in many, and clients of several kinds without it.
 pub fn seeds() -> Seeds {
     let hello = Message::Hello(handshake::hello([0; 16], Vec::new())).encode();
     let frame = Message::Control(ControlFrame { number: 1, heard: 0, asks: true, message: vec![7] }).encode();
@@ -158,8 +160,8 @@ pub fn seeds() -> Seeds {
         ("byte-by-byte", by_bytes.into_bytes()),
         ("with-another-tuner", with_other_tuner.into_bytes()),
         ("with-more-behind", with_more.into_bytes()),
-        ("stranger-half-of-the-largest", announced.into_bytes()),
-        ("stranger-without-token", [&[0, hello.len() as u8][..], &hello].concat()),
-        ("stranger-web-browser", [&[0, 18][..], b"GET / HTTP/1.1\r\n\r\n"].concat()),
+        ("refused-half-of-the-largest", announced.into_bytes()),
+        ("refused-without-token", [&[0, hello.len() as u8][..], &hello].concat()),
+        ("refused-web-browser", [&[0, 18][..], b"GET / HTTP/1.1\r\n\r\n"].concat()),
     ]
 }

@@ -8,7 +8,7 @@ use crate::memory;
 use crate::target::Seeds;
 use nccl_net_spark::comm::setup::negotiate;
 use nccl_net_spark::flow::pairing;
-use nccl_net_spark::flow::ways::{End, Ways};
+use nccl_net_spark::flow::paths::{End, Paths};
 use nccl_net_spark::wire::control::{ControlFrame, MAX_CONTROL_BYTES};
 use nccl_net_spark::wire::fields::{Address, Attachment, QpEnd, RailAdvert};
 use nccl_net_spark::wire::ids::RailId;
@@ -130,11 +130,11 @@ fn check_pairing(connector: &[RailAdvert], acceptor: &[RailAdvert]) {
     check_rates(&ends);
 }
 
-/// The rates of ways are fair at the most: no passage carries more than it can, and every way has one that is full.
+/// The rates of paths are fair at the most: no passage carries more than it can, and every path has one that is full.
 fn check_rates(ends: &[[End; 2]]) {
-    let ways = Ways::new(ends);
-    assert_eq!(ways.count(), ends.len());
-    let rates = ways.even_rates();
+    let paths = Paths::new(ends);
+    assert_eq!(paths.count(), ends.len());
+    let rates = paths.even_rates();
     let passages = |pair: &[End; 2]| {
         let side = |(side, End { rail, attachment: at }): (usize, &End)| {
             let link = if at.link_mbps == 0 { f64::INFINITY } else { f64::from(at.link_mbps) };
@@ -154,9 +154,9 @@ fn check_rates(ends: &[[End; 2]]) {
     assert!(load.values().all(|(carried, most)| *carried <= most * 1.000_01), "{rates:?} for {ends:?}");
     for pair in ends {
         let is_full = passages(pair).iter().any(|(passage, _)| load[passage].0 >= load[passage].1 * 0.9999);
-        assert!(is_full, "a way could carry more: {rates:?} for {ends:?}");
+        assert!(is_full, "a path could carry more: {rates:?} for {ends:?}");
     }
-    assert!(negotiate::queue_pairs(0, &ways).iter().all(|count| (1..=MAX_LIST as u8).contains(count)));
+    assert!(negotiate::queue_pairs(0, &paths).iter().all(|count| (1..=MAX_LIST as u8).contains(count)));
 }
 
 /// This side's rails in the pairings: a Spark's four, two of them with a link-local address alone.

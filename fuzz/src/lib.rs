@@ -1,4 +1,4 @@
-//! What a stranger, a lying peer or a careless person can hand to this project, tried by libFuzzer.
+//! What an unauthenticated client, a lying peer or a careless person can hand to this project, tried by libFuzzer.
 //!
 //! One module for each target: `check` takes any bytes and asserts what must hold of them, `seeds` gives the valid inputs to
 //! begin with (`seeds/`, written by `examples/seeds.rs`). `run.sh` builds and runs the targets; `cargo test --lib` holds the kept
@@ -50,12 +50,12 @@ mod tests {
     const MOST_BYTES: usize = 4096;
 
     #[test]
-    fn every_seed_is_small_and_says_something_valid_or_is_a_stranger() {
+    fn every_seed_is_small_and_is_valid_or_named_refused() {
         for target in TARGETS {
             for (name, bytes) in (target.seeds)() {
                 assert!(bytes.len() < MOST_BYTES, "{}/{name}: {} bytes", target.name, bytes.len());
-                let is_stranger = name.starts_with("stranger");
-                assert_eq!((target.check)(&bytes), !is_stranger, "{}/{name}", target.name);
+                let is_refused = name.starts_with("refused");
+                assert_eq!((target.check)(&bytes), !is_refused, "{}/{name}", target.name);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Counts what a thread has allocated, so that a target can say: nothing is sized by a number that a stranger sent.
+//! Counts what a thread has allocated, so that a target can say: nothing is sized by a number that an unauthenticated client sent.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -62,7 +62,7 @@ pub fn peak<T>(work: impl FnOnce() -> T) -> (T, usize) {
     (given, most.wrapping_sub(before).max(0) as usize)
 }
 
-/// Runs what takes in `bytes` of a stranger's, and asserts that it allocated no more than values of that many bytes take: a list's
+/// Runs what takes in `bytes` of such a client's, and asserts that it allocated no more than values of that many bytes take: a list's
 /// items are larger than their encodings, and a list has room for as many again.
 pub fn bounded<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
     let (given, most) = peak(work);

@@ -245,10 +245,10 @@ fn a_job_in_another_pid_namespace_leaves_a_running_fabric_alone() {
     let taken = elsewhere(&format!("{soft} --fabric-name nccl-spark-4000000"));
     assert!(taken.status == Some(1) && taken.err.contains("in use by another run"), "{taken:?}");
     // A process there could not read its peers' memory.
-    let mut stranger = unshare(env!("CARGO_BIN_EXE_nccl-spark"));
-    stranger.arg("rails").env("SOFTVERBS_DIR", job.dir.path()).env("SOFTVERBS_FABRIC", "nccl-spark-4000000");
-    stranger.env("NCCL_IBVERBS_LIB", Path::new(env!("CARGO_BIN_EXE_nccl-spark")).with_file_name("softverbs-ibverbs"));
-    let refused = Said::from(stranger.output().unwrap());
+    let mut outsider = unshare(env!("CARGO_BIN_EXE_nccl-spark"));
+    outsider.arg("rails").env("SOFTVERBS_DIR", job.dir.path()).env("SOFTVERBS_FABRIC", "nccl-spark-4000000");
+    outsider.env("NCCL_IBVERBS_LIB", Path::new(env!("CARGO_BIN_EXE_nccl-spark")).with_file_name("softverbs-ibverbs"));
+    let refused = Said::from(outsider.output().unwrap());
     assert!(refused.status == Some(1) && refused.err.contains("another PID namespace"), "{refused:?}");
     assert!(job.folder().join("fabric").exists());
     job.signal(Signal::SIGTERM, false);

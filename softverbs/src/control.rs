@@ -77,7 +77,7 @@ pub struct RailStatus {
 /// A message that says what failed, and what to do.
 pub fn prepare(dir: &Path, name: &str, profile: &Profile, nodes: usize) -> Result<Prepared, String> {
     let folder = Folder::new(dir, name);
-    let _door = folder.door()?;
+    let _membership = folder.lock_membership()?;
     if folder.has_users() {
         return Err(format!("the fabric {name:?} is in use by another run: choose another name"));
     }
@@ -126,7 +126,7 @@ pub fn is_used(dir: &Path, name: &str) -> bool {
 pub fn remove_unused(dir: &Path, is_ours: impl Fn(&str) -> bool) {
     for name in names(dir).into_iter().filter(|name| is_ours(name)) {
         let folder = Folder::new(dir, &name);
-        let Some(_door) = folder.has_fabric().then(|| folder.door().ok()).flatten() else { continue };
+        let Some(_membership) = folder.has_fabric().then(|| folder.lock_membership().ok()).flatten() else { continue };
         if !folder.has_users() && folder.foreign_file().is_none() {
             folder.remove();
         }

@@ -90,7 +90,7 @@ impl Node {
     /// Says why the fabric cannot be set up or joined.
     pub fn enter(settings: &Settings) -> Result<Arc<Node>, String> {
         let folder = Folder::new(&settings.dir, &settings.fabric);
-        let _door = folder.door()?;
+        let _membership = folder.lock_membership()?;
         if folder.path().join("fabric").exists() && !folder.has_users() {
             // The last run has ended, and this one may have another profile.
             folder.clear()?;

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 /// What a fabric's folder may hold: files that the fabric wrote, and files beside it that programs put there for it.
-const OWN_FILES: [&str; 7] = ["door", "fabric", "lib", "lock", "profile", "sys", "wanted"];
+const OWN_FILES: [&str; 7] = ["fabric", "lib", "lock", "membership", "profile", "sys", "wanted"];
 
 /// The folder of one fabric.
 #[derive(Debug, Clone)]
@@ -38,31 +38,31 @@ impl Folder {
     ///
     /// # Errors
     /// Names the file.
-    pub fn door(&self) -> Result<FileLock, String> {
+    pub fn lock_membership(&self) -> Result<FileLock, String> {
         loop {
             fs::create_dir_all(&self.path).map_err(|e| format!("{}: {e}", self.path.display()))?;
-            let door = self.path.join("door");
-            let lock = match FileLock::take(&door) {
+            let membership = self.path.join("membership");
+            let lock = match FileLock::take(&membership) {
                 // Another process has removed the folder since it was created.
                 Err(_) if !self.path.exists() => continue,
                 lock => lock?,
             };
             let inode = |metadata: std::io::Result<fs::Metadata>| metadata.ok().map(|metadata| metadata.ino());
-            if inode(lock.file().metadata()) == inode(fs::metadata(&door)) {
+            if inode(lock.file().metadata()) == inode(fs::metadata(&membership)) {
                 return Ok(lock);
             }
         }
     }
 
-    /// Whether a process uses the fabric. The caller holds no [`Folder::door`].
+    /// Whether a process uses the fabric. The caller holds no [`Folder::lock_membership`].
     pub fn is_used(&self) -> bool {
         // Does not create the file: the folder may be about to be deleted.
-        let door = OpenOptions::new().append(true).open(self.path.join("door"));
-        let Ok(door) = door else { return false };
-        self.has_fabric() && door.lock().is_ok() && self.has_users()
+        let membership = OpenOptions::new().append(true).open(self.path.join("membership"));
+        let Ok(membership) = membership else { return false };
+        self.has_fabric() && membership.lock().is_ok() && self.has_users()
     }
 
-    /// As [`Folder::is_used`], for a caller that holds the [`Folder::door`].
+    /// As [`Folder::is_used`], for a caller that holds the [`Folder::lock_membership`].
     pub fn has_users(&self) -> bool {
         let Ok(file) = OpenOptions::new().read(true).write(true).open(self.path.join("fabric")) else { return false };
         match file.try_lock() {
@@ -73,7 +73,7 @@ impl Folder {
         }
     }
 
-    /// Counts this process as a user until the file is dropped. The caller holds the door.
+    /// Counts this process as a user until the file is dropped. The caller holds the membership lock.
     ///
     /// # Errors
     /// Names the file.
@@ -124,7 +124,7 @@ impl Folder {
         }
     }
 
-    /// Deletes an earlier fabric's files, so that one can be set up anew. The caller holds the door.
+    /// Deletes an earlier fabric's files, so that one can be set up anew. The caller holds the membership lock.
     ///
     /// # Errors
     /// Names the file.
@@ -178,10 +178,10 @@ mod tests {
     fn a_fabric_is_used_while_a_user_has_its_lock() {
         let folder = folder("lock");
         assert!(!folder.is_used() && !folder.path().exists(), "looking makes nothing");
-        let door = folder.door().unwrap();
+        let membership = folder.lock_membership().unwrap();
         folder.open(Some(&Profile::load("unpaced", 1.0).unwrap())).unwrap();
         let (one, two) = (folder.use_it().unwrap(), folder.use_it().unwrap());
-        drop(door);
+        drop(membership);
         assert!(folder.is_used());
         drop(one);
         assert!(folder.is_used());
@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn what_no_fabric_made_is_seen() {
         let folder = folder("foreign");
-        drop(folder.door().unwrap());
+        drop(folder.lock_membership().unwrap());
         assert_eq!(folder.foreign_file(), None);
         std::fs::write(folder.path().join("letter.txt"), "").unwrap();
         assert_eq!(folder.foreign_file(), Some(folder.path().join("letter.txt")));

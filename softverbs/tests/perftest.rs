@@ -84,7 +84,7 @@ fn free_port() -> u16 {
     std::net::TcpListener::bind(("0.0.0.0", 0)).unwrap().local_addr().unwrap().port()
 }
 
-/// The server takes one connection, and the client tries once; so this looks at the kernel's table in place of knocking.
+/// The server takes one connection, and the client tries once; so this looks at the kernel's table in place of connecting.
 fn wait_until_listening(mut server: Child, port: u16) -> Child {
     let own = format!(":{port:04X}");
     let listens = |line: &str| {

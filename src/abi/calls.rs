@@ -4,7 +4,7 @@
 //! `comm`.
 
 use super::guard;
-use super::handles::{self, Endpoint, Out, Transfer};
+use super::handles::{self, CommHandle, Out, Transfer};
 use super::logger;
 use super::nccl_version;
 use super::properties::Described;
@@ -108,7 +108,7 @@ pub(super) unsafe extern "C" fn listen(dev: c_int, handle: *mut c_void, listen_c
         scope.enter()?;
         let (comm, handle) = plugin::listen(dev)?;
         place.set(handle);
-        listen_comm.set(Endpoint::into_raw(comm));
+        listen_comm.set(CommHandle::into_raw(comm));
         Ok(())
     })
 }
@@ -139,7 +139,7 @@ pub(super) unsafe fn connect(dev: c_int, handle: *mut c_void, class: Class, send
             Class::Context(context) => handles::context_class(context)?,
         };
         if let Some(comm) = plugin::connect(dev, handle, class)? {
-            send_comm.set(Endpoint::into_raw(comm));
+            send_comm.set(CommHandle::into_raw(comm));
         }
         Ok(())
     })
@@ -156,9 +156,9 @@ pub(super) unsafe extern "C" fn accept(
         // SAFETY: the caller's promise.
         let recv_comm = unsafe { Out::cleared(recv_comm, "recvComm", ptr::null_mut()) }?;
         // SAFETY: NCCL closes a comm only when no call on it is left.
-        let listener = unsafe { Endpoint::<ListenComm>::enter(listen_comm, "listenComm", scope) }?;
+        let listener = unsafe { CommHandle::<ListenComm>::enter(listen_comm, "listenComm", scope) }?;
         if let Some(comm) = listener.comm().accept()? {
-            recv_comm.set(Endpoint::into_raw(comm));
+            recv_comm.set(CommHandle::into_raw(comm));
         }
         Ok(())
     })
@@ -284,7 +284,7 @@ pub(super) unsafe fn isend_of<L: Length>(
         // SAFETY: the caller's promise.
         let request = unsafe { Out::cleared(request, "request", ptr::null_mut()) }?;
         // SAFETY: NCCL closes a comm only when no call on it is left.
-        let endpoint = unsafe { Endpoint::<SendComm>::enter(send_comm, "sendComm", scope) }?;
+        let endpoint = unsafe { CommHandle::<SendComm>::enter(send_comm, "sendComm", scope) }?;
         let bytes = size.bytes()?;
         check_data(data, bytes)?;
         // SAFETY: the caller's promise.
@@ -381,7 +381,7 @@ pub(super) unsafe fn irecv_of<L: Length>(
         // SAFETY: the caller's promise.
         let request = unsafe { Out::cleared(request, "request", ptr::null_mut()) }?;
         // SAFETY: NCCL closes a comm only when no call on it is left.
-        let endpoint = unsafe { Endpoint::<RecvComm>::enter(recv_comm, "recvComm", scope) }?;
+        let endpoint = unsafe { CommHandle::<RecvComm>::enter(recv_comm, "recvComm", scope) }?;
         let count = count_of(n)?;
         let number = if count == 1 {
             // By far the most frequent, so it has no arrays of eight.
@@ -479,7 +479,7 @@ pub(super) unsafe extern "C" fn iflush(
         // SAFETY: the caller's promise. A NULL request is how NCCL hears that there is nothing to wait for.
         unsafe { Out::cleared(request, "request", ptr::null_mut()) }?;
         // SAFETY: NCCL closes a comm only when no call on it is left.
-        unsafe { Endpoint::<RecvComm>::enter(recv_comm, "recvComm", scope) }?;
+        unsafe { CommHandle::<RecvComm>::enter(recv_comm, "recvComm", scope) }?;
         count_of(n).map(|_| ())
     })
 }

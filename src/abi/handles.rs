@@ -2,8 +2,8 @@
 //!
 //! | NCCL's pointer | is | made by | taken back by |
 //! |---|---|---|---|
-//! | listen, send, receive comm | `Box<Endpoint<C>>` | [`Endpoint::into_raw`] | [`close`] |
-//! | request | borrowed from its comm's [`Endpoint`] | [`Endpoint::request`] | nobody: it lives as long as the comm |
+//! | listen, send, receive comm | `Box<CommHandle<C>>` | [`CommHandle::into_raw`] | [`close`] |
+//! | request | borrowed from its comm's [`CommHandle`] | [`CommHandle::request`] | nobody: it lives as long as the comm |
 //! | mhandle | `Arc<Registration>` | [`memory_into_raw`] | [`drop_memory`] |
 //! | ctx | an entry of a constant table | [`context_for`] | nobody |
 //!
@@ -73,7 +73,7 @@ pub(super) const TUNER: Mark = Mark(u64::from_be_bytes(*b"SpkTuner"));
 
 /// What NCCL calls a comm. NCCL registers memory with it from one thread while another sends on it.
 pub(super) trait Comm: Send + Sync + Sized {
-    /// What its [`Endpoint`] begins with.
+    /// What its [`CommHandle`] begins with.
     const MARK: Mark;
     /// What its requests begin with.
     const REQUEST_MARK: Mark;
@@ -101,7 +101,7 @@ impl Comm for RecvComm {
 
 /// A comm as NCCL holds it: with its health, and with what its requests are pointers to.
 #[repr(C)]
-pub(super) struct Endpoint<C> {
+pub(super) struct CommHandle<C> {
     // First in memory, whatever the comm is: `mark_of` reads it through a pointer of unknown kind.
     mark: Mark,
     health: Health,
@@ -117,7 +117,7 @@ pub(super) struct Request {
     endpoint: NonNull<c_void>,
 }
 
-impl<C: Comm> Endpoint<C> {
+impl<C: Comm> CommHandle<C> {
     /// Gives a comm to NCCL, which hands it back to [`close`].
     pub(super) fn into_raw(comm: C) -> *mut c_void {
         let endpoint = Box::new(Self { mark: C::MARK, health: Health::default(), requests: Box::default(), comm });
@@ -192,7 +192,7 @@ pub(super) unsafe fn close<C: Comm>(
         return Ok(());
     }
     // SAFETY: the caller's promise is the one that is asked for.
-    let endpoint = unsafe { Endpoint::<C>::from_raw(raw, name) }?;
+    let endpoint = unsafe { CommHandle::<C>::from_raw(raw, name) }?;
     // SAFETY: as above; it is still open.
     let open = unsafe { endpoint.as_ref() };
     let is_broken = open.health.is_broken();
@@ -208,18 +208,18 @@ pub(super) unsafe fn close<C: Comm>(
 
 /// A comm that takes part in a transfer, whichever way.
 pub(super) enum Transfer<'a> {
-    Send(&'a Endpoint<SendComm>),
-    Recv(&'a Endpoint<RecvComm>),
+    Send(&'a CommHandle<SendComm>),
+    Recv(&'a CommHandle<RecvComm>),
 }
 
 impl<'a> Transfer<'a> {
     /// The send or receive comm behind a pointer of NCCL's, entered into the call's scope.
     ///
     /// # Errors
-    /// As [`Endpoint::enter`].
+    /// As [`CommHandle::enter`].
     ///
     /// # Safety
-    /// As [`Endpoint::enter`].
+    /// As [`CommHandle::enter`].
     pub(super) unsafe fn enter(raw: *mut c_void, name: &'static str, scope: &Scope<'a>) -> Quick<Self> {
         // SAFETY: the caller's promise is the one that is asked for.
         let transfer = unsafe { Self::from_raw(raw, name) }?;
@@ -230,10 +230,10 @@ impl<'a> Transfer<'a> {
     /// The comm and the number of a request, entered into the call's scope.
     ///
     /// # Errors
-    /// As [`Endpoint::enter`].
+    /// As [`CommHandle::enter`].
     ///
     /// # Safety
-    /// `raw` is NULL or came from [`Endpoint::request`], and the comm stays open for `'a`.
+    /// `raw` is NULL or came from [`CommHandle::request`], and the comm stays open for `'a`.
     #[inline(always)]
     pub(super) unsafe fn of_request(raw: *mut c_void, name: &'static str, scope: &Scope<'a>) -> Quick<(Self, u16)> {
         // SAFETY: the caller promises that it is a request of ours if it is not NULL; anything of ours begins with a mark.
@@ -265,9 +265,9 @@ impl<'a> Transfer<'a> {
         // SAFETY: the caller's promise is the one that is asked for, and covers the references.
         unsafe {
             if mark_of(raw, name)? == SEND {
-                Endpoint::from_raw(raw, name).map(|send| Self::Send(send.as_ref()))
+                CommHandle::from_raw(raw, name).map(|send| Self::Send(send.as_ref()))
             } else {
-                Endpoint::from_raw(raw, name).map(|recv| Self::Recv(recv.as_ref()))
+                CommHandle::from_raw(raw, name).map(|recv| Self::Recv(recv.as_ref()))
             }
         }
     }
@@ -449,13 +449,13 @@ mod tests {
 
     fn fake() -> (*mut c_void, Arc<AtomicUsize>) {
         let parted = Arc::new(AtomicUsize::new(0));
-        (Endpoint::into_raw(Fake { parted: parted.clone() }), parted)
+        (CommHandle::into_raw(Fake { parted: parted.clone() }), parted)
     }
 
     fn use_it(raw: *mut c_void, faulty: bool) -> NcclResult {
         guard::call("use", |scope| {
             // SAFETY: the tests pass open comms.
-            let endpoint = unsafe { Endpoint::<Fake>::enter(raw, "comm", scope) }?;
+            let endpoint = unsafe { CommHandle::<Fake>::enter(raw, "comm", scope) }?;
             assert!(!faulty, "on purpose, {} parted", endpoint.comm().parted.load(Ordering::Relaxed));
             Ok(())
         })
@@ -491,13 +491,13 @@ mod tests {
         let result = guard::call("use", |scope| {
             // SAFETY: NULL is allowed, and a comm of ours may be of any kind.
             unsafe {
-                let null = Endpoint::<SendComm>::enter(ptr_null(), "sendComm", scope).map(|_| ());
+                let null = CommHandle::<SendComm>::enter(ptr_null(), "sendComm", scope).map(|_| ());
                 assert_eq!(refusal(null), "sendComm is NULL");
-                let wrong = Endpoint::<SendComm>::enter(raw, "sendComm", scope).map(|_| ());
+                let wrong = CommHandle::<SendComm>::enter(raw, "sendComm", scope).map(|_| ());
                 assert_eq!(refusal(wrong), "sendComm is an unknown object; it must be a send comm");
                 let no_request = Transfer::of_request(raw, "request", scope).map(|_| ());
                 assert!(refusal(no_request).starts_with("request is"), "a comm is not a request");
-                let crooked = Endpoint::<Fake>::enter(raw.byte_add(1), "comm", scope).map(|_| ());
+                let crooked = CommHandle::<Fake>::enter(raw.byte_add(1), "comm", scope).map(|_| ());
                 assert_eq!(refusal(crooked), "comm is not a pointer that this plugin returned");
             }
             Ok(())
@@ -510,7 +510,7 @@ mod tests {
     fn every_request_number_has_its_own_place_that_names_its_comm() {
         let (raw, _parted) = fake();
         // SAFETY: the comm is open.
-        let endpoint = unsafe { &*raw.cast::<Endpoint<Fake>>() };
+        let endpoint = unsafe { &*raw.cast::<CommHandle<Fake>>() };
         let places: Vec<_> = (0..3).map(|number| endpoint.request(number).unwrap()).collect();
         for (number, place) in places.iter().enumerate() {
             // SAFETY: these are requests of the open comm.

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_and_an_oversized_message_are_refused_at_the_header() {
+    fn another_protocol_and_an_oversized_message_are_refused_at_the_header() {
         for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0x50, 0x53, 1, 1, 0xff, 0xff, 0xff, 0x7f]] {
             let (mut channel, mut stream) = pair();
             stream.write_all(bytes).unwrap();

@@ -1,8 +1,8 @@
 //! One end of a connection, as NCCL's calls see it: its data path, and the way to close it.
 
 use super::datapath::context::PathContext;
-use super::datapath::control::{DataPath, leave};
 use super::datapath::fault::not_entered;
+use super::datapath::path::{DataPath, leave};
 use super::datapath::recv::{RecvPart, RecvPath};
 use super::datapath::send::SendPath;
 use super::datapath::try_cell::TryCell;

@@ -1,7 +1,7 @@
 //! One side of the talk between the two ends of a running connection: control messages in order, each exactly once.
 //!
 //! Stop and wait: one control message is under way at a time, and its control frame is sent again until the other side has heard it. So
-//! the ways that control frames take may lose, double and delay them; one way that works now and then is enough.
+//! the paths that control frames take may lose, double and delay them; one path that works now and then is enough.
 
 use crate::wire::codec::Malformed;
 use crate::wire::control::{ControlFrame, ControlMessage};

@@ -7,12 +7,12 @@ pub mod control_link;
 pub mod next;
 pub mod pace;
 pub mod pairing;
+pub mod paths;
 pub mod plan;
 pub mod receives;
 pub mod recovery;
 pub mod sends;
 pub mod striping;
-pub mod ways;
 
 /// A request number that names nothing in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -17,7 +17,7 @@ mod action;
 #[cfg(test)]
 mod tests;
 
-pub use action::{Action, Answer, Cause, Event, Frame};
+pub use action::{Action, Answer, Cause, Frame, LogEntry};
 
 use super::control_link::ControlLink;
 use crate::wire::control::{ControlFrame, ControlMessage, Received};
@@ -181,7 +181,7 @@ impl Recovery {
         })
     }
 
-    /// The frame as it is now: for a peer that has just asked, by the way that it asked by.
+    /// The frame as it is now: for a peer that has just asked, by the path that it asked by.
     pub fn frame(&self) -> ControlFrame {
         self.link.frame()
     }
@@ -237,7 +237,7 @@ impl Recovery {
 
     /// The data path has found a rail lost, and has fenced it by itself.
     pub fn lost(&mut self, lane: LaneId, why: &str, received: Received, now: u64) {
-        // Else it was heard of by another way meanwhile.
+        // Else it was heard of by another path meanwhile.
         if let Some(rail) = self.rails.get_mut(lane.index())
             && let State::Up { since } = rail.state
         {
@@ -253,7 +253,7 @@ impl Recovery {
         let State::Fencing { why, peer_has } = &mut rail.state else { return };
         let (why, peer_has, retry) = (std::mem::take(why), peer_has.take(), rail.pause());
         rail.state = State::Fenced { since: now };
-        self.tell(Event::Lost { lane, why, retry });
+        self.log(LogEntry::Lost { lane, why, retry });
         self.link.say(ControlMessage::Fenced { lane, received });
         if let Some(peer_has) = peer_has {
             self.resend(lane, peer_has, now);
@@ -302,7 +302,7 @@ impl Recovery {
         match self.link.hear(frame) {
             Ok(None) => {}
             Ok(Some(message)) => self.handle(message, begun, now),
-            Err(malformed) => self.tell(Event::Malformed(malformed.to_string())),
+            Err(malformed) => self.log(LogEntry::Malformed(malformed.to_string())),
         }
     }
 
@@ -322,7 +322,7 @@ impl Recovery {
             // The peer has heard of nothing yet.
             Err(why) => {
                 rail.state = rail.down(now);
-                self.tell(Event::NotYet(lane, why));
+                self.log(LogEntry::NotYet(lane, why));
             }
         }
     }
@@ -391,7 +391,7 @@ impl Recovery {
 
     /// Does what a message asks for.
     fn handle(&mut self, message: ControlMessage, begun: u64, now: u64) {
-        self.tell(Event::Heard(Box::new(message.clone())));
+        self.log(LogEntry::Heard(Box::new(message.clone())));
         if let Err(why) = self.check(&message, begun) {
             return self.breach(why);
         }
@@ -405,7 +405,7 @@ impl Recovery {
             | ControlMessage::Live { lane } => *lane,
         };
         let recovers = self.recovers();
-        let Some(rail) = self.rails.get_mut(lane.index()) else { return self.tell(Event::NoSuchRail(lane)) };
+        let Some(rail) = self.rails.get_mut(lane.index()) else { return self.log(LogEntry::NoSuchRail(lane)) };
         match (message, &rail.state) {
             (ControlMessage::Fenced { received, .. }, State::Up { .. }) => {
                 self.fence(lane, "the peer reports it lost", Some(received), now);
@@ -429,13 +429,13 @@ impl Recovery {
             ) => {
                 rail.state = rail.down(now);
                 self.actions.push_back(Action::DropQps(lane));
-                self.tell(Event::NotYet(lane, why));
+                self.log(LogEntry::NotYet(lane, why));
             }
             (ControlMessage::Live { .. }, State::AwaitingLive) => {
                 rail.state = State::Up { since: now };
                 self.actions.push_back(Action::Activate(lane));
             }
-            _ => self.tell(Event::OutOfTurn(lane)),
+            _ => self.log(LogEntry::OutOfTurn(lane)),
         }
     }
 
@@ -511,14 +511,14 @@ impl Recovery {
     fn not_now(&mut self, lane: LaneId, why: String, now: u64) {
         self.rails[lane.index()].state = self.rails[lane.index()].down(now);
         self.link.say(ControlMessage::NotNow { lane, why: why.clone() });
-        self.tell(Event::NotYet(lane, why));
+        self.log(LogEntry::NotYet(lane, why));
     }
 
     fn look_for_a_sign_of_life(&mut self, now: u64) {
         let Peer::Suspected(since) = self.peer else { return };
         if !self.link.is_waiting() {
             self.peer = Peer::Here;
-            self.tell(Event::PeerAnswers);
+            self.log(LogEntry::PeerAnswers);
         } else if now.saturating_sub(since) > SIGN_OF_LIFE || self.rails_up().next().is_none() {
             self.peer_gone();
         }
@@ -562,8 +562,8 @@ impl Recovery {
         }
     }
 
-    fn tell(&mut self, news: Event) {
-        self.actions.push_back(Action::Log(news));
+    fn log(&mut self, entry: LogEntry) {
+        self.actions.push_back(Action::Log(entry));
     }
 
     fn lanes(&self) -> impl Iterator<Item = LaneId> + use<> {

@@ -345,8 +345,8 @@ impl Sends {
         }
     }
 
-    /// What waits to be posted on a lost lane gets a way on another one, as long as `way` has one.
-    pub fn reroute(&mut self, lane: LaneId, mut way: impl FnMut(Stranded) -> Option<(LaneId, Route)>) {
+    /// What waits to be posted on a lost lane goes by another one, as long as `find` names one.
+    pub fn reroute(&mut self, lane: LaneId, mut find: impl FnMut(Stranded) -> Option<(LaneId, Route)>) {
         for (slot, shares) in self.requests.iter_mut().zip(self.shares.iter_mut()) {
             let Request::Cut(running) = slot else { continue };
             for (number, share) in shares.iter_mut().enumerate().take(usize::from(running.count)) {
@@ -354,7 +354,7 @@ impl Sends {
                     continue;
                 }
                 let Origin { sequence, part, memory, .. } = running.origin;
-                let Some(found) = way(Stranded { bytes: share.bytes, memory, sequence, part }) else { return };
+                let Some(found) = find(Stranded { bytes: share.bytes, memory, sequence, part }) else { return };
                 (share.lane, share.route) = found;
                 share.is_all_left();
             }

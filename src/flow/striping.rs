@@ -3,11 +3,11 @@
 //!
 //! One [`Striping`] for each direction of a connection. It keeps each lane's [`Pace`] and asks the planner
 //! ([`super::plan`]) for shares that finish together. What it knows of a rail's speed is what its lane has shown;
-//! before that, what its ways promise, scaled by how the rails that were measured keep theirs.
+//! before that, what its paths promise, scaled by how the rails that were measured keep theirs.
 
 use super::pace::Pace;
+use super::paths::Paths;
 use super::plan::{Lane, SHARE_ALIGNMENT, Shares, divide, level_us, soonest};
-use super::ways::Ways;
 use crate::wire::MAX_RAILS;
 use crate::wire::ids::LaneId;
 
@@ -118,9 +118,9 @@ pub struct Striping {
 impl Striping {
     /// Lanes that have carried nothing yet. `min_share_bytes`: the smallest part of a message that is worth a lane of its
     /// own. All begin with the first lane: what several connections do on one rail is cheaper than the same on several.
-    pub fn new(ways: &Ways, min_share_bytes: u64) -> Self {
-        let nominal = ways.even_rates().map(|mbps| (mbps / 8.0).max(f64::MIN_POSITIVE));
-        let count = ways.count().clamp(1, MAX_RAILS);
+    pub fn new(paths: &Paths, min_share_bytes: u64) -> Self {
+        let nominal = paths.even_rates().map(|mbps| (mbps / 8.0).max(f64::MIN_POSITIVE));
+        let count = paths.count().clamp(1, MAX_RAILS);
         let mut striping = Self {
             paces: [Pace::default(); MAX_RAILS],
             rates: [0.0; MAX_RAILS],

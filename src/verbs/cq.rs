@@ -84,8 +84,8 @@ pub struct Completion(ibv_wc);
 /// What a failed work request blames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blame {
-    /// The way, or that the QP had failed before.
-    Way,
+    /// The path, or that the QP had failed before.
+    Path,
     /// What was asked for: a length, key or address that is not allowed, on any QP.
     Request,
     /// One or the other. "Invalid request" is also what a responder says of a packet out of its turn or of the wrong length within a
@@ -121,7 +121,7 @@ impl Completion {
             | IBV_WC_LOC_ACCESS_ERR
             | IBV_WC_REM_ACCESS_ERR => Blame::Request,
             IBV_WC_LOC_QP_OP_ERR | IBV_WC_REM_INV_REQ_ERR | IBV_WC_REM_OP_ERR => Blame::Either,
-            _ => Blame::Way,
+            _ => Blame::Path,
         }
     }
 

@@ -49,7 +49,7 @@ pub struct QpCaps {
     pub inline_bytes: u32,
 }
 
-/// The way to the peer's QP.
+/// The path to the peer's QP.
 #[derive(Debug, Clone)]
 pub struct Path {
     /// The port on this side, from 1.
@@ -153,7 +153,7 @@ impl Qp {
     ///
     /// # Errors
     /// [`Error::Argument`] for an MTU or GID index that cannot be, [`Error::Os`] when the device refuses, for example
-    /// because it finds no way to the peer's address.
+    /// because it finds no path to the peer's address.
     pub fn ready_to_receive(&mut self, path: &Path) -> Result<()> {
         let mut attributes = attributes(IBV_QPS_RTR);
         attributes.path_mtu = mtu(path.mtu_bytes)?;

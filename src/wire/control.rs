@@ -1,6 +1,6 @@
 //! What the two ends of a running connection tell each other: rails that are lost and that return, and the end.
 //!
-//! A [`ControlFrame`] carries one [`ControlMessage`], numbered and confirmed, so that it may travel by several ways at once (the
+//! A [`ControlFrame`] carries one [`ControlMessage`], numbered and confirmed, so that it may travel by several paths at once (the
 //! bootstrap's TCP, and a mailbox in the peer's memory that every rail can write) and arrive twice, late or never by any one
 //! of them. In a mailbox it lies as words with a digest: no ordering of a NIC's stores is assumed, as for a clear-to-send.
 

@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 /// `NCCL_NET_HANDLE_MAXSIZE` in NCCL's `nccl_net.h`.
 pub const HANDLE_BYTES: usize = 128;
-/// Random bytes that tell the invited peer from a stranger.
+/// Random bytes by which a listener knows its peer: NCCL carries them to that peer alone.
 pub const TOKEN_BYTES: usize = 16;
 
 const MAGIC: [u8; 8] = *b"spark\x0anc";

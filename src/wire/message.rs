@@ -147,7 +147,7 @@ pub struct Header {
 pub enum NotOurs {
     /// Something else talks to this port.
     #[error("not a message of this plugin")]
-    Stranger,
+    OtherProtocol,
     /// Another version of the protocol.
     #[error("peer speaks protocol {0}, this host {PROTOCOL_VERSION}: install the same plugin version on every node")]
     Version(u8),
@@ -164,7 +164,7 @@ impl Header {
     pub fn decode(bytes: [u8; HEADER_BYTES]) -> Result<Self, NotOurs> {
         let [m0, m1, kind, version, l0, l1, l2, l3] = bytes;
         if u16::from_le_bytes([m0, m1]) != MAGIC {
-            return Err(NotOurs::Stranger);
+            return Err(NotOurs::OtherProtocol);
         }
         if u16::from(version) != PROTOCOL_VERSION {
             return Err(NotOurs::Version(version));
@@ -449,8 +449,8 @@ mod tests {
     }
 
     #[test]
-    fn strangers_are_told_apart_by_the_header() {
-        assert_eq!(Header::decode(*b"GET / HT"), Err(NotOurs::Stranger));
+    fn other_protocols_are_known_by_their_header() {
+        assert_eq!(Header::decode(*b"GET / HT"), Err(NotOurs::OtherProtocol));
         let frame = Message::Control(ControlFrame::default()).encode();
         let mut header: [u8; 8] = frame[..8].try_into().unwrap();
         header[7] = 1;

@@ -1,7 +1,7 @@
 //! What travels between two ends: the connection handle, the handshake's messages, CTS entries, immediate data, and what is
 //! told about lost rails.
 //!
-//! Pure: bytes in, values out. No I/O, no clock, no `unsafe`. Everything decoded here came from a peer or a stranger,
+//! Pure: bytes in, values out. No I/O, no clock, no `unsafe`. Everything decoded here came from a peer, or from a client that has not shown its token,
 //! so every field is checked before it becomes a value, and nothing is sized by a number that was read.
 
 pub mod codec;

@@ -96,16 +96,16 @@ fn a_path_mtu_that_there_is_not_ends_in_words_and_the_rest_goes_on() {
 }
 
 #[test]
-fn a_greeting_with_a_path_mtu_that_there_is_not_is_a_strangers() {
+fn a_hello_with_an_unknown_path_mtu_is_not_admitted() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
     for mtu in NO_MTUS {
         let listener = Listener::open(&hosts[1]);
         let heard = Heard::default();
-        let (mut hello, told) = (greeting_of(&hosts, &listener), format!("path MTU {mtu} is not 256, 512, 1024"));
+        let (mut hello, told) = (hello_of(&hosts, &listener), format!("path MTU {mtu} is not 256, 512, 1024"));
         hello.rails[0].mtu_bytes = mtu;
-        let mut stranger = dial(listener.known.address);
-        stranger.write_all(&Message::Hello(hello).encode()).unwrap();
+        let mut client = dial(listener.known.address);
+        client.write_all(&Message::Hello(hello).encode()).unwrap();
         let lines = heard.by(|| {
             until(|| {
                 assert!(listener.listen.accept().unwrap().is_none());
@@ -120,16 +120,16 @@ fn a_greeting_with_a_path_mtu_that_there_is_not_is_a_strangers() {
     }
 }
 
-/// An honest greeting, for this listener.
-fn greeting_of(hosts: &[Arc<Host>; 2], listener: &Listener) -> Hello {
+/// An honest HELLO for this listener.
+fn hello_of(hosts: &[Arc<Host>; 2], listener: &Listener) -> Hello {
     let (_met, taken) = tapped(hosts);
-    let Message::Hello(mut hello) = decoded(&taken.frames[0]) else { panic!("the first message is no greeting") };
+    let Message::Hello(mut hello) = decoded(&taken.frames[0]) else { panic!("the first message is no HELLO") };
     hello.token = listener.known.token;
     hello
 }
 
 #[test]
-fn the_smaller_of_both_path_mtus_is_used_whatever_a_greeting_says() {
+fn the_smaller_of_both_path_mtus_is_used_whatever_a_hello_says() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
     let own = own_mtu(&hosts[0]);

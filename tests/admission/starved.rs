@@ -1,4 +1,4 @@
-//! A process that runs out of descriptors while strangers and an honest peer stand at its listeners: a process of its own, so that the
+//! A process that runs out of descriptors while unauthenticated clients and an honest peer wait at its listeners: a process of its own, so that the
 //! others keep theirs.
 
 use crate::attack::{Between, Listener, Met, between, decoded, dial, host};
@@ -17,7 +17,7 @@ use tracing::Level;
 
 /// Descriptors that the process may have.
 const LIMIT: u64 = 300;
-/// Strangers that come before the honest peer, and as many after it.
+/// Clients without the token that come before the honest peer, and as many after it.
 const STRANGERS: usize = 20;
 /// How often the listeners are asked while nothing can come of it.
 const CALLS: usize = 1000;
@@ -97,13 +97,13 @@ fn has_said(port: u16, bytes: usize) -> bool {
     lines.lines().map(fields).any(|f| f.len() > 4 && f[1].ends_with(&local) && f[4].ends_with(&said))
 }
 
-fn strangers(listeners: &[&Listener]) -> Vec<TcpStream> {
+fn clients(listeners: &[&Listener]) -> Vec<TcpStream> {
     let one = |number: usize| {
-        let mut stranger = dial(listeners[number % listeners.len()].known.address);
+        let mut client = dial(listeners[number % listeners.len()].known.address);
         if number % 4 < 2 {
-            stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+            client.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
         }
-        stranger
+        client
     };
     (0..STRANGERS * listeners.len()).map(one).collect()
 }
@@ -118,12 +118,12 @@ fn starved_process() {
     let first = Listener::open(&hosts[1]);
     let other = first.meet(&hosts[0]);
     other.check(1);
-    // The listeners of two more connections, and an honest peer whose greeting waits at one of them.
+    // The listeners of two more connections, and an honest peer whose HELLO waits at one of them.
     let listeners = [Listener::open(&hosts[1]), Listener::open(&hosts[1])];
     let listeners: Vec<&Listener> = listeners.iter().collect();
-    let before = strangers(&listeners);
-    let (mut handle, taken) = greet(&hosts[0], listeners[0]);
-    let after = strangers(&listeners);
+    let before = clients(&listeners);
+    let (mut handle, taken) = send_hello(&hosts[0], listeners[0]);
+    let after = clients(&listeners);
     let (mut told, mut hoard) = (Told::default(), Hoard::take());
 
     without_any(&mut told, &listeners);
@@ -154,19 +154,19 @@ fn starved_process() {
     drop((before, after));
 }
 
-/// Lets a peer say its greeting at a listener that nobody accepts on yet.
-fn greet(from: &Arc<Host>, listener: &Listener) -> Between {
+/// Lets a peer send its HELLO to a listener that nobody accepts on yet.
+fn send_hello(from: &Arc<Host>, listener: &Listener) -> Between {
     let (say, said) = mpsc::channel();
     let (mut handle, taken) = between(listener, move |_, frame| {
         // Nobody asks about the later ones.
         let _ = say.send(frame.len());
         frame
     });
-    let greeting_bytes = until(|| {
+    let hello_bytes = until(|| {
         assert!(from.connect(&mut handle, None).unwrap().is_none());
         said.try_recv().ok()
     });
-    until(|| has_said(listener.known.address.port(), greeting_bytes).then_some(()));
+    until(|| has_said(listener.known.address.port(), hello_bytes).then_some(()));
     (handle, taken)
 }
 
@@ -180,7 +180,7 @@ fn without_any(told: &mut Told, listeners: &[&Listener]) {
 
 /// Descriptors come back one by one.
 fn with_one_more_at_a_time(told: &mut Told, hoard: &mut Hoard, listener: &Listener, other: &Met) {
-    // One: the strangers take it one by one until the honest peer has it, which takes more to be answered and is
+    // One: the clients take it one by one until the honest peer has it, which takes more to be answered and is
     // waited for. Those who come after it are left where they are.
     let before = told.tries;
     hoard.0.pop();

@@ -14,7 +14,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// Bytes before a frame's body, and where in a greeting the token is.
+/// Bytes before a frame's body, and where in a HELLO the token is.
 pub const HEADER_BYTES: usize = 8;
 /// As above.
 pub const TOKEN: std::ops::Range<usize> = HEADER_BYTES..HEADER_BYTES + 16;

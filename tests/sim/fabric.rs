@@ -2,10 +2,10 @@
 
 use super::liar::Liar;
 use nccl_net_spark::comm::datapath::context::PathContext;
-use nccl_net_spark::comm::datapath::control::SharedPath;
 use nccl_net_spark::comm::datapath::lane::{Lane, Role, Route};
 use nccl_net_spark::comm::datapath::mailbox::{Mailboxes, PeerMailbox};
 use nccl_net_spark::comm::datapath::parts::PathParts;
+use nccl_net_spark::comm::datapath::path::SharedPath;
 use nccl_net_spark::comm::datapath::peer::Peer;
 use nccl_net_spark::comm::datapath::recv::RecvPath;
 use nccl_net_spark::comm::datapath::send::SendPath;
@@ -17,7 +17,7 @@ use nccl_net_spark::comm::recovery::driver::Driver;
 use nccl_net_spark::comm::setup::negotiate;
 use nccl_net_spark::comm::{Host, Rail, Registration};
 use nccl_net_spark::config::Config;
-use nccl_net_spark::flow::ways::End;
+use nccl_net_spark::flow::paths::End;
 use nccl_net_spark::plugin::bring_up;
 use nccl_net_spark::verbs::{Access, CompletionBuffer, Cq, HostMemory, Mr, Region};
 use nccl_net_spark::wire::MAX_RAILS;
@@ -180,7 +180,7 @@ impl Fabric {
         self.node.memory.rails[0][rail].unanswered.load(Ordering::Acquire)
     }
 
-    /// Both ends know of no way any more that did not answer.
+    /// Both ends know of no path any more that did not answer.
     pub fn forget_silence(&self) {
         for host in &self.hosts {
             host.process().rails.iter().for_each(|rail| host.process().backoff.forget(rail));
@@ -217,7 +217,7 @@ impl Fabric {
         self.join(self.lanes(rails, queue_count), mailboxes, None)
     }
 
-    /// A connection over the first rail whose receiving end has a stranger in its sender's place, with a queue pair of its own.
+    /// A connection over the first rail whose receiving end has somebody else in its sender's place, with a queue pair of its own.
     pub fn connect_liar(&self) -> (Pair, Liar) {
         let mailboxes = [0, 1].map(|_| Region::new(MAILBOX_BYTES).unwrap());
         let mut liar = Liar::new(&self.node, Arc::clone(&mailboxes[0]));
@@ -281,9 +281,9 @@ impl Fabric {
                 waker: self.hosts[side].setup().service.clone(),
             })
         });
-        let way = |rail: &Arc<Rail>| [End { rail: rail.id, attachment: rail.info.attachment }; 2];
-        let ways: Vec<[End; 2]> = self.hosts[0].process().rails[..rails].iter().map(way).collect();
-        let striping = [0, 1].map(|side: usize| negotiate::striping(self.hosts[side].process(), &ways));
+        let path = |rail: &Arc<Rail>| [End { rail: rail.id, attachment: rail.info.attachment }; 2];
+        let paths: Vec<[End; 2]> = self.hosts[0].process().rails[..rails].iter().map(path).collect();
+        let striping = [0, 1].map(|side: usize| negotiate::striping(self.hosts[side].process(), &paths));
         let rails = [0, 1].map(|side: usize| -> Vec<ManagedRail> { lanes[side].iter().map(ManagedRail::of).collect() });
         let [s_lanes, r_lanes] = lanes;
         let [s_keys, r_keys] = keys;

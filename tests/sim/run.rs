@@ -4,7 +4,7 @@ use super::Dice;
 use super::fabric::{Fabric, Pair, RAILS};
 use super::model::Model;
 use nccl_net_spark::comm::RecvPart;
-use nccl_net_spark::comm::datapath::control::{SharedPath, leave};
+use nccl_net_spark::comm::datapath::path::{SharedPath, leave};
 use nccl_net_spark::comm::datapath::peer::Presence;
 use nccl_net_spark::error::Error;
 use nccl_net_spark::wire::control::ControlFrame;

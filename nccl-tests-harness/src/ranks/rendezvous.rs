@@ -72,18 +72,18 @@ pub struct Guest {
 const LINE_MAX_BYTES: usize = 16 << 10;
 /// How long one who came may take to say who it is.
 const HELLO: Duration = Duration::from_secs(5);
-/// How often a rank knocks, and rank 0 looks whether somebody did.
-const KNOCK: Duration = Duration::from_millis(20);
+/// How often a rank tries to connect, and rank 0 looks whether one did.
+const RETRY: Duration = Duration::from_millis(20);
 /// How long bytes may stay without an acknowledgement before the other machine counts as gone.
 const UNACKNOWLEDGED_MS: u32 = 30_000;
 
-/// A door for a job.
-pub struct Door {
+/// Where the ranks of a job meet: rank 0 listens there.
+pub struct Rendezvous {
     listener: TcpListener,
     meeting: Meeting,
 }
 
-impl Door {
+impl Rendezvous {
     /// Opens it, on rank 0.
     ///
     /// # Errors
@@ -91,7 +91,7 @@ impl Door {
     pub fn open(meeting: Meeting) -> Result<Self> {
         let Meeting { host, port, .. } = &meeting;
         let loopback = addresses(host, *port)?.iter().all(|address| address.ip().is_loopback());
-        // A name of this machine may mean another address here than elsewhere: whoever can reach the port may knock.
+        // A name of this machine may mean another address here than elsewhere: whoever can reach the port may connect.
         let opened = match loopback && host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback()) {
             true => TcpListener::bind((host.as_str(), *port)),
             false => TcpListener::bind((Ipv6Addr::UNSPECIFIED, *port))
@@ -121,7 +121,7 @@ impl Door {
             match self.listener.accept() {
                 Ok((line, address)) => {
                     let guests_in = guests_in.clone();
-                    // A stranger who says nothing holds up nobody.
+                    // A client that says nothing holds up nobody.
                     std::thread::spawn(move || {
                         if let Ok(hello) = listen_to(&line) {
                             let _ = guests_in.send((hello, line, address));
@@ -132,7 +132,7 @@ impl Door {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(error) => bail!("wait for the other ranks: {error}"),
             }
-            let Ok((hello, line, address)) = arrivals.recv_timeout(KNOCK) else {
+            let Ok((hello, line, address)) = arrivals.recv_timeout(RETRY) else {
                 ensure!(Instant::now() < deadline, "{}", self.missing(&guests, &refused));
                 continue;
             };
@@ -193,7 +193,7 @@ impl Door {
 /// When it is not there in time, or does not want this one.
 pub fn join(meeting: &Meeting, hello: &Hello) -> Result<(TcpStream, Vec<(String, String)>)> {
     let deadline = Instant::now() + meeting.timeout;
-    let line = knock(meeting, deadline)?;
+    let line = dial(meeting, deadline)?;
     say(&line, hello).context("write to rank 0")?;
     // It answers once it has time: what it waits for are others like this one.
     let left = deadline.saturating_duration_since(Instant::now()).max(HELLO);
@@ -208,14 +208,14 @@ pub fn join(meeting: &Meeting, hello: &Hello) -> Result<(TcpStream, Vec<(String,
     }
 }
 
-fn knock(meeting: &Meeting, deadline: Instant) -> Result<TcpStream> {
+fn dial(meeting: &Meeting, deadline: Instant) -> Result<TcpStream> {
     let Meeting { host, port, timeout, .. } = meeting;
     loop {
         // Names may come up later than ranks do.
         let tried = addresses(host, *port).and_then(|addresses| {
             let mut last = anyhow!("no address");
             for address in addresses {
-                let left = deadline.saturating_duration_since(Instant::now()).max(KNOCK);
+                let left = deadline.saturating_duration_since(Instant::now()).max(RETRY);
                 match TcpStream::connect_timeout(&address, left) {
                     Ok(line) => return Ok(line),
                     Err(error) => last = error.into(),
@@ -232,7 +232,7 @@ fn knock(meeting: &Meeting, deadline: Instant) -> Result<TcpStream> {
                     timeout.as_secs()
                 );
             }
-            Err(_) => std::thread::sleep(KNOCK),
+            Err(_) => std::thread::sleep(RETRY),
         }
     }
 }
@@ -315,17 +315,18 @@ mod tests {
         }
     }
 
-    fn open(ranks: usize, timeout_ms: u64) -> (Door, u16) {
-        let door = Door::open(meeting(0, ranks, timeout_ms)).unwrap();
-        let port = door.listener.local_addr().unwrap().port();
-        (door, port)
+    fn open(ranks: usize, timeout_ms: u64) -> (Rendezvous, u16) {
+        let rendezvous = Rendezvous::open(meeting(0, ranks, timeout_ms)).unwrap();
+        let port = rendezvous.listener.local_addr().unwrap().port();
+        (rendezvous, port)
     }
 
     #[test]
-    fn ranks_come_in_any_order_and_strangers_are_sent_away() {
-        let (door, port) = open(3, 20_000);
+    fn ranks_come_in_any_order_and_other_clients_are_refused() {
+        let (rendezvous, port) = open(3, 20_000);
         let silent = TcpStream::connect(("127.0.0.1", port)).unwrap();
-        let gathering = std::thread::spawn(move || door.gather(|hello| Ok(vec![("A".into(), hello.rank.to_string())])));
+        let gathering =
+            std::thread::spawn(move || rendezvous.gather(|hello| Ok(vec![("A".into(), hello.rank.to_string())])));
         let refused = |hello: Hello, why: &str| {
             let error = join(&meeting(port, 3, 20_000), &hello).unwrap_err().to_string();
             assert!(error.contains("refused this rank") && error.contains(why), "{error}");
@@ -349,8 +350,8 @@ mod tests {
 
     #[test]
     fn who_does_not_come_is_named() {
-        let (door, port) = open(3, 300);
-        let waiting = std::thread::spawn(move || door.gather(|_| Ok(Vec::new())));
+        let (rendezvous, port) = open(3, 300);
+        let waiting = std::thread::spawn(move || rendezvous.gather(|_| Ok(Vec::new())));
         let one = join(&meeting(port, 3, 20_000), &hello(1, 3)).unwrap();
         let error = waiting.join().unwrap().map(|_| ()).unwrap_err().to_string();
         assert!(error.contains("did not connect: 2;") && error.contains("--rendezvous"), "{error}");
@@ -359,8 +360,8 @@ mod tests {
 
     #[test]
     fn one_that_cannot_take_part_ends_the_meeting_and_hears_why() {
-        let (door, port) = open(2, 20_000);
-        let waiting = std::thread::spawn(move || door.gather(|_| bail!("another machine")));
+        let (rendezvous, port) = open(2, 20_000);
+        let waiting = std::thread::spawn(move || rendezvous.gather(|_| bail!("another machine")));
         let error = join(&meeting(port, 2, 20_000), &hello(1, 2)).unwrap_err().to_string();
         assert!(error.contains("another machine"), "{error}");
         assert!(waiting.join().unwrap().is_err());
@@ -371,9 +372,9 @@ mod tests {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let error = join(&meeting(port, 2, 200), &hello(1, 2)).unwrap_err().to_string();
         assert!(error.contains(&format!("127.0.0.1:{port}")) && error.contains("refused"), "{error}");
-        let (door, port) = open(2, 200);
-        let error = Door::open(meeting(port, 2, 200)).map(|_| ()).unwrap_err().to_string();
+        let (rendezvous, port) = open(2, 200);
+        let error = Rendezvous::open(meeting(port, 2, 200)).map(|_| ()).unwrap_err().to_string();
         assert!(error.contains("in use") && error.contains("--rendezvous"), "{error}");
-        drop(door);
+        drop(rendezvous);
     }
 }

@@ -4,7 +4,7 @@ use crate::fabric::{Fabric, Kind};
 use crate::output;
 use crate::ranks::job::{RankEnv, Seat};
 use crate::ranks::launch::World;
-use crate::ranks::rendezvous::{self, Door, Hello, Meeting};
+use crate::ranks::rendezvous::{self, Hello, Meeting, Rendezvous};
 use anyhow::{Context, Result, bail, ensure};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
@@ -41,7 +41,7 @@ pub fn all_here(ranks: usize, fabric: &Fabric, rank_env: &[RankEnv]) -> Vec<Seat
 /// When not all connect in time, or one cannot take part.
 pub fn with_guests(meeting: Meeting, fabric: &Fabric, rank_env: &[RankEnv]) -> Result<Vec<Seat>> {
     let here = machine()?;
-    let guests = Door::open(meeting)?.gather(|hello: &Hello| {
+    let guests = Rendezvous::open(meeting)?.gather(|hello: &Hello| {
         ensure!(
             fabric.kind == Kind::Verbs || hello.machine == here,
             "rank {} is on another machine ({}): the software fabric connects processes of one machine only; use RDMA \

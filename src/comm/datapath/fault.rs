@@ -116,7 +116,7 @@ impl Fault {
         let (vendor, qp) = (completion.vendor_error(), completion.qp_num());
         let why = format!("{text} (status {status}, vendor error {vendor:#x}, QP {qp})");
         Box::new(match completion.blame() {
-            Blame::Way => Self::Rail(why),
+            Blame::Path => Self::Rail(why),
             Blame::Either => Self::Doubtful(why),
             Blame::Request => Self::Fatal(why),
         })

@@ -6,12 +6,12 @@
 
 pub mod clock;
 pub mod context;
-pub mod control;
 pub mod fault;
 pub mod lane;
 pub mod load;
 pub mod mailbox;
 pub mod parts;
+pub mod path;
 pub mod peer;
 pub mod recv;
 pub mod send;

@@ -4,12 +4,12 @@
 mod failover;
 
 use crate::comm::datapath::context::PathContext;
-use crate::comm::datapath::control::DataPath;
 use crate::comm::datapath::fault::{Fault, Stalled, broken_protocol, not_in_flight, outside};
 use crate::comm::datapath::lane::{Lane, LaneWrite};
 use crate::comm::datapath::load::Granting;
 use crate::comm::datapath::mailbox::PeerMailbox;
 use crate::comm::datapath::parts::PathParts;
+use crate::comm::datapath::path::DataPath;
 use crate::comm::datapath::peer::Presence;
 use crate::comm::datapath::stall::StallTimer;
 use crate::comm::datapath::status::Status;

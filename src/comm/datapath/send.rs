@@ -5,11 +5,11 @@ mod failover;
 
 use crate::comm::datapath::clock::Clock;
 use crate::comm::datapath::context::PathContext;
-use crate::comm::datapath::control::DataPath;
 use crate::comm::datapath::fault::{Fault, Stalled, broken_protocol, not_in_flight, outside};
 use crate::comm::datapath::lane::{Lane, LaneWrite};
 use crate::comm::datapath::load::Sending;
 use crate::comm::datapath::parts::PathParts;
+use crate::comm::datapath::path::DataPath;
 use crate::comm::datapath::peer::{Peer, Presence};
 use crate::comm::datapath::stall::StallTimer;
 use crate::comm::datapath::status::Status;

@@ -72,7 +72,7 @@ impl Status {
     }
 
     /// The connection has failed; the error that its caller is told from here on, which is the first. The lanes are closed, by
-    /// [`super::control::DataPath::end`].
+    /// [`super::path::DataPath::end`].
     #[cold]
     pub fn fail(&mut self, error: impl Into<Box<Error>>) -> Box<Error> {
         self.on_trial.clear();

@@ -2,7 +2,7 @@
 //!
 //! NCCL registers the same buffers once for each connection. Registering is slow and pins memory, so one buffer is
 //! registered once and counted. A send reads its keys from the registration it was handed; the lock here is for those who register,
-//! and for a send that finds another way when a rail is lost. That one has the data path meanwhile, so nobody registers or
+//! and for a send that finds another lane when a rail is lost. That one has the data path meanwhile, so nobody registers or
 //! deregisters under the lock: gigabytes take seconds.
 
 use super::Rail;
@@ -187,7 +187,7 @@ mod tests {
         let all = Registrations::default();
         let known = all.share(0x1000..0x2000, |id| Ok(registration(id, &(0x1000..0x2000)))).unwrap();
         let made = all.share(0x4000..0x8000, |id| {
-            assert!(all.list.try_lock().is_ok(), "a send that finds another way would wait for this");
+            assert!(all.list.try_lock().is_ok(), "a send that finds another lane would wait for this");
             assert_eq!(all.find(known.id).unwrap().id, known.id);
             Ok(registration(id, &(0x4000..0x8000)))
         });

@@ -4,17 +4,17 @@
 //! the ports, the peer and the clock say, and does what it asks for: it stops queue pairs, makes, connects and tries new ones, and sends
 //! control frames. It owns the queue pairs of the connecting side that are being made and tried.
 //!
-//! All this is the service thread's. Of the data path it borrows moments ([`crate::comm::datapath::control::DataPath`]); what can take longer (opening and
+//! All this is the service thread's. Of the data path it borrows moments ([`crate::comm::datapath::path::DataPath`]); what can take longer (opening and
 //! connecting queue pairs: `reconnect`) is done while the data path goes on.
 
 mod reconnect;
 
 use super::attempt::{Attempt, ManagedRail, outcome_of_trial};
 use crate::comm::datapath::context::PathContext;
-use crate::comm::datapath::control::SharedPath;
 use crate::comm::datapath::fault::{broken, broken_protocol};
 use crate::comm::datapath::lane::Role;
 use crate::comm::datapath::mailbox::Mailboxes;
+use crate::comm::datapath::path::SharedPath;
 use crate::comm::datapath::peer::Peer;
 use crate::comm::datapath::status::Loss;
 use crate::comm::log::once::Subject;
@@ -22,7 +22,7 @@ use crate::comm::log::outages::Member;
 use crate::comm::process::Process;
 use crate::comm::rail::Rail;
 use crate::error::Error;
-use crate::flow::recovery::{Action, Cause, Event, Frame, Limits, Recovery};
+use crate::flow::recovery::{Action, Cause, Frame, Limits, LogEntry, Recovery};
 use crate::wire::control::{ControlFrame, Received};
 use crate::wire::ids::LaneId;
 use std::sync::Arc;
@@ -162,7 +162,7 @@ impl Driver {
             let Some(frame) = self.mailboxes.take_frame() else { break };
             self.hear(&frame, now);
             if frame.asks {
-                // The way that it came by carries: the answer goes back by it too. (To what asks nothing there is none.)
+                // The path that it came by carries: the answer goes back by it too. (To what asks nothing there is none.)
                 self.mail(&self.recovery.frame());
             }
         }
@@ -283,7 +283,7 @@ impl Driver {
                 Action::PeerClosed(delivered) => self.context.peer.said_bye(delivered),
                 Action::PeerGone => self.context.peer.vanished(),
                 Action::Fail(cause) => self.fail(&cause),
-                Action::Log(news) => self.log(&news, now),
+                Action::Log(entry) => self.log(&entry, now),
             }
         }
     }
@@ -327,17 +327,17 @@ impl Driver {
         }
     }
 
-    fn log(&mut self, news: &Event, now: Instant) {
+    fn log(&mut self, entry: &LogEntry, now: Instant) {
         let peer = &self.context.peer.name;
-        match news {
-            Event::Heard(message) => tracing::debug!("{peer} sent {message:?}"),
-            Event::Malformed(why) => tracing::warn!("{peer} sent a malformed control message, ignored: {why}"),
-            Event::NoSuchRail(lane) => {
+        match entry {
+            LogEntry::Heard(message) => tracing::debug!("{peer} sent {message:?}"),
+            LogEntry::Malformed(why) => tracing::warn!("{peer} sent a malformed control message, ignored: {why}"),
+            LogEntry::NoSuchRail(lane) => {
                 let count = self.rails.len();
                 tracing::warn!("{peer} sent a control message for rail {lane} of {count}: ignored");
             }
-            Event::OutOfTurn(lane) => tracing::debug!("{peer} sent a control message out of turn for rail {lane}"),
-            Event::Lost { lane, why, retry } => {
+            LogEntry::OutOfTurn(lane) => tracing::debug!("{peer} sent a control message out of turn for rail {lane}"),
+            LogEntry::Lost { lane, why, retry } => {
                 let next = match self.role {
                     Role::Sender => format!("retrying in {:.1} s", Duration::from_nanos(*retry).as_secs_f64()),
                     Role::Receiver => "the peer retries".to_owned(),
@@ -346,11 +346,11 @@ impl Driver {
                     self.outages.lost(*lane, why, &next, now);
                 }
             }
-            Event::NotYet(lane, why) => {
+            LogEntry::NotYet(lane, why) => {
                 let rail = self.rails[lane.index()].rail.name();
                 tracing::debug!("rail {rail} to {peer} not recovered yet: {why}");
             }
-            Event::PeerAnswers => {
+            LogEntry::PeerAnswers => {
                 if self.process.log.is_first(peer, Subject::Answered) {
                     tracing::info!("{peer} answers over the rails; connections continue without the bootstrap's TCP");
                 }

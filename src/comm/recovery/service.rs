@@ -1,7 +1,7 @@
 //! The thread that watches over the connections: their peers' channels, their rails, and those that were closed until their
 //! peers have closed too.
 //!
-//! It runs while there is anything to watch, and borrows a data path for moments only ([`crate::comm::datapath::control`]). A closed connection's
+//! It runs while there is anything to watch, and borrows a data path for moments only ([`crate::comm::datapath::path`]). A closed connection's
 //! queue pairs linger: the peer may still wait for the acknowledgement of its last write, or write a clear-to-send that nobody
 //! needs.
 
@@ -179,7 +179,7 @@ fn look_after(orders: Vec<Order>, watched: &mut Vec<Watched>) {
         each.closing = Some(Instant::now() + LINGER);
     }
     hear_devices(watched);
-    // They share what they know of ways on which nobody answers, so any of them will do.
+    // They share what they know of paths on which nobody answers, so any of them will do.
     watched.first().inspect(|each| each.driver.begin_round());
     watched.iter_mut().for_each(|each| each.tend(has_news));
     watched.retain(|each| !each.is_over());

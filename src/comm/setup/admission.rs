@@ -1,7 +1,7 @@
 //! Who may connect: the TCP port of the bootstrap is open to the network.
 //!
-//! Whoever connects must show the token that NCCL carried to the invited peer, in one well-formed message, within a time limit; everybody
-//! else is dropped without disturbing the peer. A token is good for one connection.
+//! A client must show the token that NCCL carried to the expected peer, in one well-formed message, within a time limit; every other
+//! client is dropped without disturbing the peer. A token is good for one connection.
 
 use super::descriptors::{DescriptorWarning, shortage_text};
 use crate::comm::channel::{Channel, Received};

@@ -11,7 +11,7 @@ use crate::comm::process::Process;
 use crate::comm::rail::{Rail, interfaces};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::flow::ways::End;
+use crate::flow::paths::End;
 use crate::verbs::{Access, Mr, Region};
 use crate::wire::handle::{HANDLE_BYTES, Handle};
 use crate::wire::ids::RailId;

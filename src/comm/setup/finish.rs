@@ -4,17 +4,17 @@ use super::Setup;
 use super::negotiate;
 use crate::comm::channel::Channel;
 use crate::comm::datapath::context::PathContext;
-use crate::comm::datapath::control::DataPath;
 use crate::comm::datapath::lane::{Lane, Role};
 use crate::comm::datapath::mailbox::{Mailboxes, PeerMailbox};
 use crate::comm::datapath::parts::PathParts;
+use crate::comm::datapath::path::DataPath;
 use crate::comm::datapath::peer::Peer;
 use crate::comm::datapath::try_cell::TryCell;
 use crate::comm::endpoint::Endpoint;
 use crate::comm::recovery::attempt::ManagedRail;
 use crate::comm::recovery::driver::Driver;
 use crate::error::Result;
-use crate::flow::ways::End;
+use crate::flow::paths::End;
 use crate::verbs::{Mr, Region};
 use crate::wire::MAX_RAILS;
 use crate::wire::ids::RailId;
@@ -68,8 +68,8 @@ pub fn finish<P: DataPath + 'static>(
     if pairs.is_empty() || pairs.len() > MAX_RAILS {
         return Err(negotiate::no_usable_rail(&process, &peer, &left_out));
     }
-    let ways: Vec<[End; 2]> = pairs.iter().map(|pair| pair.ends).collect();
-    let striping = negotiate::striping(&process, &ways);
+    let paths: Vec<[End; 2]> = pairs.iter().map(|pair| pair.ends).collect();
+    let striping = negotiate::striping(&process, &paths);
     let (mut lanes, mut keys) = (Vec::new(), Vec::new());
     let (mut lkeys, mut rkeys) = ([0; MAX_RAILS], [0; MAX_RAILS]);
     for (at, LivePair { lane, key, peer_rkey, .. }) in pairs.into_iter().enumerate() {

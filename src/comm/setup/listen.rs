@@ -15,7 +15,7 @@ use crate::comm::process::Process;
 use crate::comm::rail::{Rail, interfaces};
 use crate::error::{Error, Result};
 use crate::flow::pairing::{self, Pair};
-use crate::flow::ways::{End, Ways};
+use crate::flow::paths::{End, Paths};
 use crate::verbs::{Access, CompletionBuffer, Mr, Region, Remote};
 use crate::wire::fields::RailAdvert;
 use crate::wire::handle::{HANDLE_BYTES, Handle, TOKEN_BYTES};
@@ -39,7 +39,7 @@ struct Listening {
     accepting: Option<Box<Accepting>>,
 }
 
-/// A connection being made with an invited peer.
+/// A connection being made with a peer that has shown the token.
 struct Accepting {
     channel: Channel,
     started: Instant,
@@ -196,7 +196,7 @@ impl Accepting {
     }
 }
 
-/// Answers a greeting with an offer; `None` while there are no descriptors for what that takes.
+/// Answers a HELLO with an offer; `None` while there are no descriptors for what that takes.
 fn make_offer(setup: &Setup, channel: &mut Channel, hello: &Hello, started: Instant) -> Result<Option<Offered>> {
     let process = &*setup.process;
     let mut error = match Offered::from_hello(process, hello) {
@@ -229,7 +229,7 @@ impl Offered {
         let ends: Vec<[End; 2]> =
             pairs.iter().map(|pair| rails.ends(pair.acceptor, &hello.rails, pair.connector)).collect();
         let queue_pairs =
-            negotiate::queue_pairs(negotiate::qps_wanted(&process.config).max(hello.qps_per_rail), &Ways::new(&ends));
+            negotiate::queue_pairs(negotiate::qps_wanted(&process.config).max(hello.qps_per_rail), &Paths::new(&ends));
         let chunk_bytes = rails.chunk_bytes().min(hello.chunk_bytes);
         let paired: Vec<usize> = pairs.iter().map(|pair| pair.acceptor).collect();
         let mut left_out = negotiate::unpaired(&rails, &paired, Role::Receiver);

@@ -8,8 +8,8 @@ use crate::comm::rail::{Look, Rail, interfaces};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::flow::pairing;
+use crate::flow::paths::{End, Paths};
 use crate::flow::striping::Striping;
-use crate::flow::ways::{End, Ways};
 use crate::wire::fields::{Attachment, RailAdvert};
 use crate::wire::ids::RailId;
 use crate::wire::message::{Hello, Message};
@@ -109,12 +109,12 @@ pub fn qps_wanted(config: &Config) -> u8 {
     config.qps_per_rail.unwrap_or(0)
 }
 
-/// How many queue pairs each way gets: what either side wants, or as many as carry the way's part of the job.
-pub fn queue_pairs(wanted: u8, ways: &Ways) -> [u8; MAX_RAILS] {
+/// How many queue pairs each path gets: what either side wants, or as many as carry the path's part of the job.
+pub fn queue_pairs(wanted: u8, paths: &Paths) -> [u8; MAX_RAILS] {
     if wanted > 0 {
         return [wanted; MAX_RAILS];
     }
-    ways.even_rates().map(qps_for)
+    paths.even_rates().map(qps_for)
 }
 
 /// The most that a connection has on a rail of this kind.
@@ -130,8 +130,8 @@ fn qps_for(mbps: f64) -> u8 {
 }
 
 /// How a direction of a new connection divides its messages.
-pub fn striping(process: &Process, ways: &[[End; 2]]) -> Striping {
-    Striping::new(&Ways::new(ways), process.config.min_share_bytes)
+pub fn striping(process: &Process, paths: &[[End; 2]]) -> Striping {
+    Striping::new(&Paths::new(paths), process.config.min_share_bytes)
 }
 
 /// Logs how a connection came up, once for all connections with the peer that came up alike: its rails in one line, and a line for

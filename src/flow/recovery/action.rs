@@ -41,7 +41,7 @@ pub enum Action {
     /// The connection has failed.
     Fail(Cause),
     /// To be logged.
-    Log(Event),
+    Log(LogEntry),
 }
 
 /// Why a connection has failed.
@@ -57,7 +57,7 @@ pub enum Cause {
 
 /// What happened, for the log.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Event {
+pub enum LogEntry {
     /// The peer said this.
     Heard(Box<ControlMessage>),
     /// What the peer said is not readable.

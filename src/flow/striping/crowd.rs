@@ -46,9 +46,9 @@ struct Crowd {
 
 impl Crowd {
     fn new(connections: usize, rates_mbps: &[f64]) -> Self {
-        let ways = tests::rails(&vec![10_000; rates_mbps.len()]);
+        let paths = tests::rails(&vec![10_000; rates_mbps.len()]);
         Self {
-            stripings: vec![Striping::new(&ways, MIN); connections],
+            stripings: vec![Striping::new(&paths, MIN); connections],
             rates: rates_mbps.iter().map(|mbps| mbps / 8.0).collect(),
             queues: rates_mbps.iter().map(|_| VecDeque::new()).collect(),
             waiting: vec![0; rates_mbps.len()],

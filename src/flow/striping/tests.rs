@@ -1,17 +1,17 @@
 use super::*;
-use crate::flow::ways::End;
+use crate::flow::paths::End;
 use crate::wire::fields::Attachment;
 use crate::wire::ids::{RailId, lane};
 use std::collections::VecDeque;
 
 const MIN: u64 = 16 * 1024;
 
-pub(super) fn rails(mbps: &[u32]) -> Ways {
+pub(super) fn rails(mbps: &[u32]) -> Paths {
     let end = |(rail, &port_mbps): (RailId, &u32)| {
         let at = rail.index() as u8;
         End { rail, attachment: Attachment { link: at, link_mbps: 0, cable: at, port_mbps } }
     };
-    Ways::new(&RailId::all(mbps.len()).zip(mbps).map(end).map(|end| [end, end]).collect::<Vec<_>>())
+    Paths::new(&RailId::all(mbps.len()).zip(mbps).map(end).map(|end| [end, end]).collect::<Vec<_>>())
 }
 
 /// A share under way.
@@ -170,9 +170,9 @@ fn a_slow_rail_leaves_its_link_to_the_other_one_there() {
                 attachment: Attachment { link, link_mbps: 112_000, cable, port_mbps: 200_000 },
             })
             .collect();
-        let ways = Ways::new(&ends.iter().map(|end| [*end, *end]).collect::<Vec<_>>());
+        let paths = Paths::new(&ends.iter().map(|end| [*end, *end]).collect::<Vec<_>>());
         let mut run = Run::new(&[100_000; 4], &[28_000.0, 112_000.0, 112_000.0, 112_000.0]);
-        run.striping = Striping::new(&ways, MIN);
+        run.striping = Striping::new(&paths, MIN);
         run.links = vec![(vec![0, 2], 14_000.0), (vec![1, 3], 14_000.0)];
         run.run(0.5, 2, bytes);
         let mbytes = run.run(0.5, 2, bytes);

@@ -6,7 +6,7 @@ use super::keep;
 use super::options::Tune;
 use crate::ranks::control::{self, Receiver, Sender};
 use crate::ranks::launch::World;
-use crate::ranks::rendezvous::{self, Door, Meeting};
+use crate::ranks::rendezvous::{self, Meeting, Rendezvous};
 use crate::ranks::seats;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
@@ -40,7 +40,7 @@ impl Followers {
     pub fn gather(meeting: Meeting) -> Result<Self> {
         let mut seen = vec![seats::machine()?];
         let mut followers = Self::default();
-        for guest in Door::open(meeting)?.gather(|_| Ok(Vec::new()))? {
+        for guest in Rendezvous::open(meeting)?.gather(|_| Ok(Vec::new()))? {
             followers.writers.push(!seen.contains(&guest.hello.machine));
             seen.push(guest.hello.machine);
             followers.lines.push(control::split(OwnedFd::from(guest.line))?);

@@ -2,9 +2,9 @@
 
 use super::{Found, RecvPath};
 use crate::comm::datapath::context::PathContext;
-use crate::comm::datapath::control::DataPath;
 use crate::comm::datapath::fault::Fault;
 use crate::comm::datapath::lane::Lane;
+use crate::comm::datapath::path::DataPath;
 use crate::comm::datapath::status::Status;
 use crate::comm::datapath::wr_id::Work;
 use crate::error::{Error, Result};

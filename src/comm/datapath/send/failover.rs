@@ -2,10 +2,10 @@
 
 use super::SendPath;
 use crate::comm::datapath::context::PathContext;
-use crate::comm::datapath::control::DataPath;
 use crate::comm::datapath::fault::Fault;
 use crate::comm::datapath::lane::Lane;
 use crate::comm::datapath::load::Sending;
+use crate::comm::datapath::path::DataPath;
 use crate::comm::datapath::status::Status;
 use crate::error::{Error, Result};
 use crate::flow::next;
@@ -15,7 +15,7 @@ use crate::wire::control::Received;
 use crate::wire::ids::LaneId;
 
 impl SendPath {
-    /// Finds a way for what waits on lost lanes, and on one that has just come back.
+    /// Finds another lane for what waits on lost lanes, and on one that has just come back.
     fn reroute(&mut self, context: &PathContext, back: Option<LaneId>) -> Result<()> {
         if self.status.has_failed() {
             return Ok(());

@@ -16,7 +16,7 @@ use std::collections::HashMap;
 /// Looks at every state. How many there are.
 ///
 /// # Errors
-/// The way to one that must not be, or to the one after the first `most`: something goes round without end.
+/// The events that lead to one that must not be, or to the one after the first `most`: something goes round without end.
 fn search(budget: Budget, most: usize) -> Result<usize, String> {
     let first = World::new(budget);
     let mut known: HashMap<u128, u32> = HashMap::from([(first.key(), 0)]);
@@ -45,22 +45,22 @@ fn search(budget: Budget, most: usize) -> Result<usize, String> {
     }
     let stuck = first_stuck(came.len(), &done, edges);
     stuck.map_or(Ok(came.len()), |at| {
-        let (way, mut world) = (way_to(&came, at), World::new(budget));
-        for event in &way {
+        let (events, mut world) = (way_to(&came, at), World::new(budget));
+        for event in &events {
             world.happen(*event)?;
         }
-        Err(format!("no way on, after {way:?}: {world:#?}"))
+        Err(format!("no way on, after {events:?}: {world:#?}"))
     })
 }
 
 fn way_to(came: &[(u32, Option<Event>)], mut at: u32) -> Vec<Event> {
-    let mut way = Vec::new();
+    let mut events = Vec::new();
     while let (before, Some(event)) = came[at as usize] {
-        way.push(event);
+        events.push(event);
         at = before;
     }
-    way.reverse();
-    way
+    events.reverse();
+    events
 }
 
 /// A state from which no state in `done` is reached. `edges`: to, from.

@@ -290,9 +290,9 @@ impl World {
                 Some(Frame::First(frame) | Frame::Repeated(frame)) => frame,
                 None => continue,
             };
-            let way = &mut self.frames[1 - side];
-            way.truncate(FRAMES - 1);
-            way.push(frame);
+            let frames = &mut self.frames[1 - side];
+            frames.truncate(FRAMES - 1);
+            frames.push(frame);
         }
         Ok(())
     }
@@ -319,7 +319,7 @@ impl World {
                 self.ends[0].opened(lane, outcome, now);
             }
             Action::AnswerQps(lane, ..) if std::mem::take(&mut self.fails_next) => {
-                self.ends[1].answered(lane, Err("no way".to_owned()), now);
+                self.ends[1].answered(lane, Err("unreachable".to_owned()), now);
             }
             Action::AnswerQps(lane, _, theirs) => {
                 self.answered[lane.index()] = theirs[0].number;
@@ -336,7 +336,7 @@ impl World {
                 }
                 let fails = std::mem::take(&mut self.fails_next);
                 self.new[0][lane.index()] = (!fails).then_some(answer.qps[0].number);
-                self.ends[0].connected(lane, if fails { Err("no way".to_owned()) } else { Ok(()) }, now);
+                self.ends[0].connected(lane, if fails { Err("unreachable".to_owned()) } else { Ok(()) }, now);
             }
             Action::Activate(lane) => self.activate(side, lane)?,
             Action::DropQps(lane) => {

@@ -1,8 +1,8 @@
-//! What the ways between two hosts share, and so what each of them carries while all are busy.
+//! What the paths between two hosts share, and so what each of them carries while all are busy.
 //!
-//! A way is a rail of each side. It passes a PCIe link, a port and a cable here, and the same there, and any of them may
-//! serve other ways too: two functions of one PCIe link are not two rails' worth. [`Ways::even_rates`] gives every
-//! way as much as its narrowest passage leaves it.
+//! A path is a rail of each side. It passes a PCIe link, a port and a cable here, and the same there, and any of them may
+//! serve other paths too: two functions of one PCIe link are not two rails' worth. [`Paths::even_rates`] gives every
+//! path as much as its narrowest passage leaves it.
 
 use crate::wire::MAX_RAILS;
 use crate::wire::fields::Attachment;
@@ -11,17 +11,17 @@ use crate::wire::ids::RailId;
 /// Link, port and cable on each side.
 const PASSAGES: usize = 6 * MAX_RAILS;
 
-/// The ways of one connection.
+/// The paths of one connection.
 #[derive(Debug, Clone, Default)]
-pub struct Ways {
+pub struct Paths {
     count: usize,
     /// What each passage carries, in Mb/s.
     capacity: Vec<f64>,
-    /// The passages of each way, a bit each.
+    /// The passages of each path, a bit each.
     passes: [u64; MAX_RAILS],
 }
 
-/// One side's end of a way.
+/// One side's end of a path.
 #[derive(Debug, Clone, Copy)]
 pub struct End {
     /// The rail's number on its host.
@@ -37,12 +37,12 @@ enum Passage {
     Cable(usize, u8),
 }
 
-impl Ways {
-    /// The ways between pairs of rails, at most [`MAX_RAILS`]: this side's end first.
+impl Paths {
+    /// The paths between pairs of rails, at most [`MAX_RAILS`]: this side's end first.
     pub fn new(pairs: &[[End; 2]]) -> Self {
-        let mut ways = Self::default();
+        let mut paths = Self::default();
         let mut known: Vec<Passage> = Vec::with_capacity(PASSAGES);
-        for (way, ends) in pairs.iter().take(MAX_RAILS).enumerate() {
+        for (path, ends) in pairs.iter().take(MAX_RAILS).enumerate() {
             for (side, End { rail, attachment: at }) in ends.iter().enumerate() {
                 let link_mbps = if at.link_mbps == 0 { f64::INFINITY } else { f64::from(at.link_mbps) };
                 let port_mbps = f64::from(at.port_mbps.max(1));
@@ -53,17 +53,17 @@ impl Ways {
                 ] {
                     let at = known.iter().position(|other| *other == passage).unwrap_or_else(|| {
                         known.push(passage);
-                        ways.capacity.push(mbps);
+                        paths.capacity.push(mbps);
                         known.len() - 1
                     });
                     // A cable is as wide as the widest port on it.
-                    ways.capacity[at] = ways.capacity[at].max(mbps);
-                    ways.passes[way] |= 1 << at;
+                    paths.capacity[at] = paths.capacity[at].max(mbps);
+                    paths.passes[path] |= 1 << at;
                 }
             }
-            ways.count = way + 1;
+            paths.count = path + 1;
         }
-        ways
+        paths
     }
 
     /// How many there are.
@@ -71,7 +71,7 @@ impl Ways {
         self.count
     }
 
-    /// What each way carries while all are busy, in Mb/s, by max-min fairness: the rates of all grow together, and those
+    /// What each path carries while all are busy, in Mb/s, by max-min fairness: the rates of all grow together, and those
     /// whose passage is full stay where they are.
     pub fn even_rates(&self) -> [f64; MAX_RAILS] {
         let mut rates = [0.0; MAX_RAILS];
@@ -79,7 +79,7 @@ impl Ways {
         let mut growing: Vec<usize> = (0..self.count).collect();
         while !growing.is_empty() {
             let on =
-                |passage: usize| growing.iter().filter(|way| self.passes[**way] >> passage & 1 == 1).count() as f64;
+                |passage: usize| growing.iter().filter(|path| self.passes[**path] >> passage & 1 == 1).count() as f64;
             let steps = (0..left.len()).filter(|passage| on(*passage) > 0.0).map(|passage| left[passage] / on(passage));
             let step = steps.fold(f64::INFINITY, f64::min);
             let mut full: u64 = 0;
@@ -93,8 +93,8 @@ impl Ways {
                     }
                 }
             }
-            growing.iter().for_each(|way| rates[*way] += step);
-            growing.retain(|way| self.passes[*way] & full == 0);
+            growing.iter().for_each(|path| rates[*path] += step);
+            growing.retain(|path| self.passes[*path] & full == 0);
         }
         rates
     }
@@ -117,12 +117,12 @@ mod tests {
         RailId::all(rails.len()).zip(rails).map(end).collect()
     }
 
-    fn straight(ends: &[End]) -> Ways {
-        Ways::new(&ends.iter().map(|end| [*end, *end]).collect::<Vec<_>>())
+    fn straight(ends: &[End]) -> Paths {
+        Paths::new(&ends.iter().map(|end| [*end, *end]).collect::<Vec<_>>())
     }
 
-    fn rounded(ways: &Ways) -> Vec<u64> {
-        ways.even_rates()[..ways.count()].iter().map(|rate| rate.round() as u64).collect()
+    fn rounded(paths: &Paths) -> Vec<u64> {
+        paths.even_rates()[..paths.count()].iter().map(|rate| rate.round() as u64).collect()
     }
 
     const TWO_CABLES: [(u8, u8); 4] = [(0, 0), (1, 0), (0, 1), (1, 1)];
@@ -160,6 +160,6 @@ mod tests {
         let spark = spark(&TWO_CABLES);
         let port =
             End { rail: rail(0), attachment: Attachment { link: 0, link_mbps: 0, cable: 0, port_mbps: 100_000 } };
-        assert_eq!(rounded(&Ways::new(&[[spark[0], port], [spark[1], port]])), [50_000, 50_000]);
+        assert_eq!(rounded(&Paths::new(&[[spark[0], port], [spark[1], port]])), [50_000, 50_000]);
     }
 }

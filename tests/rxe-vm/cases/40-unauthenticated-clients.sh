@@ -1,13 +1,13 @@
 # shellcheck shell=bash
-# Strangers at the bootstrap port (a port scanner, a health check, another job): each port that listens while the ranks
-# connect is sent nonsense, half a greeting, and silence. The job must not notice, and must come up all the same.
+# Unauthenticated clients at the bootstrap port (a port scanner, a health check, another job): each port that listens while the ranks
+# connect is sent nonsense, half a HELLO, and silence. The job must not notice, and must come up all the same.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
 # intrude FOLDER: until FOLDER/stop is there, nonsense for each listening port of both nodes, a few times each; a line in
 # FOLDER/met for each connection made.
 intrude() {
-  local folder=$1 address port nonsense stranger
+  local folder=$1 address port nonsense client
   local -A visits
   until [[ -e $folder/stop ]]; do
     while read -r address port; do
@@ -15,11 +15,11 @@ intrude() {
       ((visits[$port] <= 3)) || continue
       for nonsense in 'GET / HTTP/1.0\r\n\r\n' "$(printf 'A%.0s' {1..4000})" '\x4e' ''; do
         # Not by `exec`: where that cannot connect, it ends the shell. The descriptor stays open all the same.
-        { :; } {stranger}<>"/dev/tcp/$address/$port" || continue
-        printf '%b' "$nonsense" >&"$stranger"
+        { :; } {client}<>"/dev/tcp/$address/$port" || continue
+        printf '%b' "$nonsense" >&"$client"
         echo "$address:$port: ${nonsense:0:12}" >>"$folder/met"
         # The empty one stays, in silence.
-        [[ -z $nonsense ]] || exec {stranger}>&-
+        [[ -z $nonsense ]] || exec {client}>&-
       done
     done < <(ss -Hltn | awk '{ n = split($4, at, ":"); if (at[1] ~ /^192\.168\./) print at[1], at[n] }')
   done 2>/dev/null
@@ -28,7 +28,7 @@ intrude() {
 
 rails 4
 # Rail 0 carries the bootstrap alone, each packet half a second late, so that the listeners stand open for long. The
-# strangers, another user, reach them past that wire, at once.
+# clients, another user, reach them past that wire, at once.
 rail_slow 0 500ms
 nobody=65534
 ip rule add pref 5 uidrange "$nobody-$nobody" lookup local
@@ -41,8 +41,8 @@ intruder=$!
 spark job sendrecv a1,a2,a3 b1,b2,b3 -b 64K -e 64K -n 2 -w 0 -c 1
 touch "$folder/stop"
 cat "$folder/met"
-wait "$intruder" || fail "the strangers' shell ended with status $?"
+wait "$intruder" || fail "the clients' shell ended with status $?"
 ip rule del pref 5
 check_table 1
 check_says 'connected with .* over 3 rails' "that the connection has 3 rails"
-[[ -s $folder/met ]] || fail "the strangers found no listening port"
+[[ -s $folder/met ]] || fail "the clients found no listening port"
