@@ -283,12 +283,12 @@ fn a_way_on_which_nobody_answers_keeps_no_other_from_returning() {
     stream.run(&bed, 20);
     set(RAILS[0], Action::Up);
     // The receiving side looks for the sender first.
-    let far = bed.hosts[0].process().rails[0].look(&bed.hosts[0].process().config, &[]).unwrap().addresses;
+    let addresses = bed.hosts[0].process().rails[0].look(&bed.hosts[0].process().config, &[]).unwrap().addresses;
     let rail = &bed.hosts[1].process().rails[0];
     until(|| {
         stream.step(&bed).unwrap();
         let is_known = |gid| bed.hosts[1].process().backoff.knows(rail, gid);
-        far.iter().any(|address| is_known(address.gid)).then_some(())
+        addresses.iter().any(|address| is_known(address.gid)).then_some(())
     });
     // A rail tells what it carried when its queue pairs are replaced.
     let before = bed.carried()[1];
@@ -405,8 +405,9 @@ fn watched(host: &Host, path: Arc<dyn SharedPath>) -> (Channel, Driver, Arc<Path
         log: Arc::clone(&process.log),
         waker: host.setup().service.clone(),
     });
-    let far = PeerMailbox { addr: 0, rkeys: [0; MAX_RAILS] };
-    let mailboxes = Mailboxes { region: Region::new(MAILBOX_BYTES).unwrap(), lkeys: [0; MAX_RAILS], far };
+    let peer_mailbox = PeerMailbox { addr: 0, rkeys: [0; MAX_RAILS] };
+    let mailboxes =
+        Mailboxes { region: Region::new(MAILBOX_BYTES).unwrap(), lkeys: [0; MAX_RAILS], peer: peer_mailbox };
     let driver = Driver::new(process, Arc::clone(&context), path, Role::Sender, None, mailboxes, Vec::new());
     (Channel::from_stream(stream).unwrap(), driver, context, far_end)
 }

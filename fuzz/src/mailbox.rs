@@ -16,8 +16,8 @@ use std::sync::atomic::Ordering::Relaxed;
 const PROBE: usize = PROBE_AT / 8;
 const INBOX: usize = INBOX_AT / 8;
 const OUTBOX: usize = OUTBOX_AT / 8;
-/// The far mailbox, as far up as one can be: what is added to its address must stay below the end of memory.
-const FAR_ADDR: u64 = u64::MAX - MAILBOX_BYTES as u64;
+/// The peer's mailbox, as far up as one can be: what is added to its address must stay below the end of memory.
+const PEER_ADDR: u64 = u64::MAX - MAILBOX_BYTES as u64;
 
 thread_local! {
     static REGION: Arc<Region> = Region::new(MAILBOX_BYTES).expect("memory for a mailbox");
@@ -35,8 +35,8 @@ enum Inbox {
 pub fn check(data: &[u8]) -> bool {
     let region = REGION.with(Arc::clone);
     region.words().iter().for_each(|word| word.store(0, Relaxed));
-    let far = PeerMailbox { addr: FAR_ADDR, rkeys: std::array::from_fn(|lane| 100 + lane as u32) };
-    let mailbox = Mailboxes { region, lkeys: std::array::from_fn(|lane| lane as u32), far };
+    let peer = PeerMailbox { addr: PEER_ADDR, rkeys: std::array::from_fn(|lane| 100 + lane as u32) };
+    let mailbox = Mailboxes { region, lkeys: std::array::from_fn(|lane| lane as u32), peer };
     let mut tape = Tape::short(data);
     let (mut inbox, mut taken) = (Inbox::Other, 0);
     while let Some(step) = tape.step() {
@@ -123,7 +123,7 @@ fn put(mailbox: &Mailboxes, frame: &ControlFrame, lane: LaneId) {
     for (write, most) in
         [(mailbox.frame_write(lane, bytes), FRAME_WORDS * 8), (mailbox.probe_write(lane, u32::MAX), PROBE_BYTES)]
     {
-        let (from, to) = (write.local_addr - near, write.remote.addr - mailbox.far.addr);
+        let (from, to) = (write.local_addr - near, write.remote.addr - mailbox.peer.addr);
         assert!(
             write.bytes as usize <= most && from + u64::from(write.bytes) <= end && to + u64::from(write.bytes) <= end
         );

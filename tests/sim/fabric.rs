@@ -295,7 +295,7 @@ impl Fabric {
         let send = Arc::new(TryCell::new(SendPath::new(parts(0, s_lanes, s_keys, s_striping))));
         let recv = Arc::new(TryCell::new(RecvPath::new(parts(1, r_lanes, r_keys, r_striping))));
         let driver = |side: usize, role, path: Arc<dyn SharedPath>, rails| {
-            let mailboxes = Mailboxes { region: Arc::clone(&mailboxes[side]), lkeys: lkeys[side], far: far[side] };
+            let mailboxes = Mailboxes { region: Arc::clone(&mailboxes[side]), lkeys: lkeys[side], peer: far[side] };
             let (process, context) = (Arc::clone(self.hosts[side].process()), Arc::clone(&contexts[side]));
             Driver::new(process, context, path, role, None, mailboxes, rails)
         };

@@ -1,96 +1,12 @@
-//! What goes wrong on a data path: what a failed work request means, and how long a request may wait. Never on the way of a message
-//! that goes well.
+//! What goes wrong on a data path: what a failed work request means, and the errors that calls end with. A message that goes well does
+//! not come here.
 
-use super::context::PathContext;
-use super::lane::Lane;
-use super::peer::{Peer, Presence};
-use super::stall::StallTimer;
+use super::peer::Peer;
 use super::try_cell::TryCell;
-use crate::comm::log::once::Direction;
 use crate::comm::rail::registration::Registration;
 use crate::error::{Error, Quick};
 use crate::flow::NotInFlight;
 use crate::verbs::{Blame, Completion};
-use std::time::Duration;
-
-/// How long completions may still trickle in after a peer has closed or vanished, before what waits has failed.
-const GONE_GRACE: Duration = Duration::from_secs(2);
-
-/// A request that makes no progress, for messages.
-pub struct Stalled<'a> {
-    /// Its direction.
-    pub direction: Direction,
-    /// What waits, with an article: "a posted send".
-    pub what: &'a str,
-    /// Of a send, its bytes; of a receive, how many are pending.
-    pub count: usize,
-}
-
-impl Stalled<'_> {
-    /// Logs a request that has waited for long, and fails one whose peer is gone.
-    ///
-    /// # Errors
-    /// [`Error::PeerGone`], for the connection to end with.
-    #[cold]
-    pub fn check(&self, context: &PathContext, timer: &mut StallTimer, waited: Duration, lanes: &[Lane]) -> Quick<()> {
-        let (peer, Self { what, count, .. }) = (&context.peer.name, self);
-        let why = match context.peer.presence() {
-            Presence::Here if timer.should_warn(waited, context.stall_warn) => {
-                self.warn(context, waited, lanes);
-                return Ok(());
-            }
-            Presence::Here => return Ok(()),
-            _ if timer.away() < GONE_GRACE => return Ok(()),
-            Presence::Closed { .. } => format!("{peer} closed the connection"),
-            // (Where it broke the protocol, the connection has ended with that error before.)
-            Presence::Gone => format!(
-                "{peer} is gone: its bootstrap connection closed without BYE and it did not answer over any rail"
-            ),
-        };
-        let lanes = lanes_text(lanes);
-        let text = match self.direction {
-            Direction::Send => format!("{why}; {what} had waited {waited:.1?}; {lanes}"),
-            Direction::Receive => {
-                format!("{why}; {what} had waited {waited:.1?} ({count} receives pending); {lanes}")
-            }
-        };
-        Err(Error::PeerGone(text).into())
-    }
-
-    fn warn(&self, context: &PathContext, waited: Duration, lanes: &[Lane]) {
-        let (peer, Self { what, count, .. }) = (&context.peer.name, self);
-        let is_first = context.is_first_stall(self.direction);
-        let lanes = lanes_text(lanes);
-        match (self.direction, is_first) {
-            (Direction::Send, true) => tracing::warn!(
-                "{what} to {peer} has made no progress for {waited:.0?} ({count} bytes): the peer computes or is stuck; {lanes}"
-            ),
-            (Direction::Receive, true) => tracing::warn!(
-                "{what} from {peer} has made no progress for {waited:.0?} ({count} receives pending): the peer computes or is stuck; {lanes}"
-            ),
-            (Direction::Send, false) => {
-                tracing::debug!("{what} to {peer} has made no progress for {waited:.0?} ({count} bytes); {lanes}");
-            }
-            (Direction::Receive, false) => {
-                tracing::debug!("{what} from {peer} has made no progress for {waited:.0?}; {lanes}");
-            }
-        }
-    }
-}
-
-/// The lanes of a connection and what became of them, for a message.
-#[cold]
-pub fn lanes_text(lanes: &[Lane]) -> String {
-    let one = |lane: &Lane| {
-        let (here, there) = (lane.rail.name(), &lane.peer_rail);
-        match lane.sent() {
-            _ if !lane.is_open() => format!("{here} to {there} (lost)"),
-            (_, 0) => format!("{here} to {there}"),
-            (bytes, writes) => format!("{here} to {there} ({bytes} bytes confirmed in {writes} writes)"),
-        }
-    };
-    format!("rails {}", lanes.iter().map(one).collect::<Vec<_>>().join(", "))
-}
 
 /// What a failed work request means.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! One rail of one connection: its queue pairs, its completion queue, and how full they are.
 
-use crate::comm::datapath::wr_id::{Work, WrId};
+use super::wr_id::{Work, WrId};
 use crate::comm::rail::path_quality::PathQuality;
 use crate::comm::rail::{Look, Rail};
 use crate::config::Config;
@@ -414,4 +414,17 @@ fn receive_id(queue: u8) -> u64 {
 fn random_psn() -> Result<u32> {
     let random = getrandom::u32().map_err(|e| Error::Missing(format!("cannot get random numbers: {e}")))?;
     Ok(random & 0xff_ffff)
+}
+/// The lanes of a connection and what became of them, for a message.
+#[cold]
+pub fn lanes_text(lanes: &[Lane]) -> String {
+    let one = |lane: &Lane| {
+        let (here, there) = (lane.rail.name(), &lane.peer_rail);
+        match lane.sent() {
+            _ if !lane.is_open() => format!("{here} to {there} (lost)"),
+            (_, 0) => format!("{here} to {there}"),
+            (bytes, writes) => format!("{here} to {there} ({bytes} bytes confirmed in {writes} writes)"),
+        }
+    };
+    format!("rails {}", lanes.iter().map(one).collect::<Vec<_>>().join(", "))
 }

@@ -1,7 +1,7 @@
 //! This side's mailbox ([`crate::wire::mailbox`]) and the way to the peer's: control frames in and out.
 
-use crate::comm::datapath::lane::LaneWrite;
-use crate::comm::datapath::wr_id::Work;
+use super::lane::LaneWrite;
+use super::wr_id::Work;
 use crate::verbs::{Region, Remote};
 use crate::wire::MAX_RAILS;
 use crate::wire::control::{ControlFrame, FRAME_WORDS};
@@ -17,7 +17,7 @@ pub struct Mailboxes {
     /// Its keys for this side's NICs, by lane.
     pub lkeys: [u32; MAX_RAILS],
     /// The peer's.
-    pub far: PeerMailbox,
+    pub peer: PeerMailbox,
 }
 
 /// The peer's mailbox.
@@ -78,7 +78,7 @@ impl Mailboxes {
         LaneWrite {
             local_addr: self.region.addr() + from as u64,
             lkey: self.lkeys[lane.index()],
-            remote: Remote { addr: self.far.addr + to as u64, rkey: self.far.rkeys[lane.index()] },
+            remote: Remote { addr: self.peer.addr + to as u64, rkey: self.peer.rkeys[lane.index()] },
             signaled: true,
             ..LaneWrite::default()
         }

@@ -3,8 +3,8 @@
 //! A data path belongs to NCCL's thread; the service thread borrows it through the same [`TryCell`], for moments.
 
 use super::context::PathContext;
-use super::fault::{Fault, lanes_text};
-use super::lane::{Lane, LaneWrite};
+use super::fault::Fault;
+use super::lane::{Lane, LaneWrite, lanes_text};
 use super::peer::{Peer, Presence};
 use super::status::{Loss, Status};
 use super::try_cell::{TryCell, TryCellGuard, UNUSED};

@@ -3,17 +3,17 @@
 
 mod failover;
 
-use crate::comm::datapath::clock::Clock;
-use crate::comm::datapath::context::PathContext;
-use crate::comm::datapath::fault::{Fault, Stalled, broken_protocol, not_in_flight, outside};
-use crate::comm::datapath::lane::{Lane, LaneWrite};
-use crate::comm::datapath::load::Sending;
-use crate::comm::datapath::parts::PathParts;
-use crate::comm::datapath::path::DataPath;
-use crate::comm::datapath::peer::{Peer, Presence};
-use crate::comm::datapath::stall::StallTimer;
-use crate::comm::datapath::status::Status;
-use crate::comm::datapath::wr_id::{Work, WrId};
+use super::clock::Clock;
+use super::context::PathContext;
+use super::fault::{Fault, broken_protocol, not_in_flight, outside};
+use super::lane::{Lane, LaneWrite};
+use super::load::Sending;
+use super::parts::PathParts;
+use super::path::DataPath;
+use super::peer::{Peer, Presence};
+use super::stall::{StallTimer, Stalled};
+use super::status::Status;
+use super::wr_id::{Work, WrId};
 use crate::comm::log::once::Direction;
 use crate::comm::rail::registration::Registration;
 use crate::error::{Error, Quick};

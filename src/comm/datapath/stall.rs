@@ -1,9 +1,17 @@
-//! How long nothing has moved, without asking the clock while things move.
+//! How long nothing has moved, without asking the clock while things move; and what becomes of a request that waits for long.
 
+use super::context::PathContext;
+use super::lane::{Lane, lanes_text};
+use super::peer::Presence;
+use crate::comm::log::once::Direction;
+use crate::error::{Error, Quick};
 use std::time::{Duration, Instant};
 
 /// Fruitless looks between two readings of the clock: some milliseconds' worth, so that the clock costs nothing.
 const LOOKS: u32 = 1 << 14;
+
+/// How long completions may still trickle in after a peer has closed or vanished, before what waits has failed.
+const GONE_GRACE: Duration = Duration::from_secs(2);
 
 /// Counts fruitless looks.
 #[derive(Debug, Default)]
@@ -49,6 +57,68 @@ impl StallTimer {
         let now = waited >= limit && !self.warned;
         self.warned |= now;
         now
+    }
+}
+
+/// A request that makes no progress, for messages.
+pub struct Stalled<'a> {
+    /// Its direction.
+    pub direction: Direction,
+    /// What waits, with an article: "a posted send".
+    pub what: &'a str,
+    /// Of a send, its bytes; of a receive, how many are pending.
+    pub count: usize,
+}
+
+impl Stalled<'_> {
+    /// Logs a request that has waited for long, and fails one whose peer is gone.
+    ///
+    /// # Errors
+    /// [`Error::PeerGone`], for the connection to end with.
+    #[cold]
+    pub fn check(&self, context: &PathContext, timer: &mut StallTimer, waited: Duration, lanes: &[Lane]) -> Quick<()> {
+        let (peer, Self { what, count, .. }) = (&context.peer.name, self);
+        let why = match context.peer.presence() {
+            Presence::Here if timer.should_warn(waited, context.stall_warn) => {
+                self.warn(context, waited, lanes);
+                return Ok(());
+            }
+            Presence::Here => return Ok(()),
+            _ if timer.away() < GONE_GRACE => return Ok(()),
+            Presence::Closed { .. } => format!("{peer} closed the connection"),
+            // (Where it broke the protocol, the connection has ended with that error before.)
+            Presence::Gone => format!(
+                "{peer} is gone: its bootstrap connection closed without BYE and it did not answer over any rail"
+            ),
+        };
+        let lanes = lanes_text(lanes);
+        let text = match self.direction {
+            Direction::Send => format!("{why}; {what} had waited {waited:.1?}; {lanes}"),
+            Direction::Receive => {
+                format!("{why}; {what} had waited {waited:.1?} ({count} receives pending); {lanes}")
+            }
+        };
+        Err(Error::PeerGone(text).into())
+    }
+
+    fn warn(&self, context: &PathContext, waited: Duration, lanes: &[Lane]) {
+        let (peer, Self { what, count, .. }) = (&context.peer.name, self);
+        let is_first = context.is_first_stall(self.direction);
+        let lanes = lanes_text(lanes);
+        match (self.direction, is_first) {
+            (Direction::Send, true) => tracing::warn!(
+                "{what} to {peer} has made no progress for {waited:.0?} ({count} bytes): the peer computes or is stuck; {lanes}"
+            ),
+            (Direction::Receive, true) => tracing::warn!(
+                "{what} from {peer} has made no progress for {waited:.0?} ({count} receives pending): the peer computes or is stuck; {lanes}"
+            ),
+            (Direction::Send, false) => {
+                tracing::debug!("{what} to {peer} has made no progress for {waited:.0?} ({count} bytes); {lanes}");
+            }
+            (Direction::Receive, false) => {
+                tracing::debug!("{what} from {peer} has made no progress for {waited:.0?}; {lanes}");
+            }
+        }
     }
 }
 

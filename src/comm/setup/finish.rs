@@ -89,7 +89,7 @@ pub fn finish<P: DataPath + 'static>(
     let peer_mailbox = PeerMailbox { addr: peer_addr, rkeys };
     let parts = PathParts { lanes, region: Arc::clone(&region), keys, peer: peer_mailbox, chunk_bytes, striping };
     let path = Arc::new(TryCell::new(path(parts)));
-    let mailboxes = Mailboxes { region, lkeys, far: peer_mailbox };
+    let mailboxes = Mailboxes { region, lkeys, peer: peer_mailbox };
     let driver =
         Driver::new(Arc::clone(&process), Arc::clone(&context), path.clone(), role, traffic_class, mailboxes, rails);
     let watch = setup.service.watch(channel, driver, first)?;

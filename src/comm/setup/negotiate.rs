@@ -85,10 +85,10 @@ impl Rails {
     /// Both ends of a pair: this side's rail first, by its place here, then the peer's, by its place in its own list.
     pub fn ends(&self, place: usize, theirs: &[RailAdvert], their_place: usize) -> [End; 2] {
         let (rail, _) = &self.usable[place];
-        let far: Vec<End> = (RailId::all(theirs.len()).zip(theirs))
+        let their_ends: Vec<End> = (RailId::all(theirs.len()).zip(theirs))
             .map(|(rail, advert)| End { rail, attachment: advert.attachment })
             .collect();
-        [End { rail: rail.id, attachment: rail.info.attachment }, far[their_place]]
+        [End { rail: rail.id, attachment: rail.info.attachment }, their_ends[their_place]]
     }
 
     /// What to say when nothing pairs.
