@@ -47,6 +47,16 @@ enum Ending {
     BrokenOff { after: usize },
     /// The same, as soon as a rail is on trial then.
     BrokenOffOnTrial { after: usize },
+    /// The receiver's data path fails, as soon as the sender uses what the receiver still keeps for a rail on trial.
+    BrokenOffInUse { after: usize },
+}
+
+/// What ends one side's connection.
+enum BreakOff {
+    Caller,
+    Driver,
+    /// Of this the driver hears later.
+    DataPath,
 }
 
 enum Tcp {
@@ -90,7 +100,8 @@ impl<'f> Run<'f> {
         let after = 1 + own.below(goal as u64) as usize;
         let ending = match own.below(12) {
             0 => Ending::BrokenOff { after },
-            1..=3 => Ending::BrokenOffOnTrial { after },
+            1..=2 => Ending::BrokenOffOnTrial { after },
+            3 => Ending::BrokenOffInUse { after },
             _ => Ending::Whole,
         };
         let (model, frames, events, tally) = Default::default();
@@ -358,29 +369,46 @@ impl<'f> Run<'f> {
         }
     }
 
-    fn is_to_break_off(&self) -> bool {
+    fn is_to_break_off(&mut self) -> bool {
         let has = self.model.groups.len();
         match self.ending {
             Ending::Whole => false,
             Ending::BrokenOff { after } => has >= after,
-            Ending::BrokenOffOnTrial { after } => has >= after && self.pair.drivers[1].text().contains("under test"),
+            Ending::BrokenOffOnTrial { after } => {
+                has >= after && self.pair.drivers[1].text().contains("under test") && self.dice.one_in(4)
+            }
+            Ending::BrokenOffInUse { after } => {
+                let [sender, receiver] = [0, 1].map(|side: usize| self.pair.drivers[side].text());
+                has >= after
+                    && receiver.contains("under test")
+                    && !sender.contains("under test")
+                    && !sender.contains("reconnecting")
+                    && sender.contains("up")
+            }
         }
     }
 
     /// One side's connection fails while rails carry, or its caller closes it in mid-message: its buffers are used for something
     /// else from then on, and nothing of that is seen by either side.
     fn break_off(mut self) -> Tally {
-        let side = self.dice.below(2) as usize;
+        let (side, by) = match (&self.ending, self.dice.below(3)) {
+            (Ending::BrokenOffInUse { .. }, _) => (1, BreakOff::DataPath),
+            (_, 0) => (self.dice.below(2) as usize, BreakOff::Caller),
+            (_, 1) => (self.dice.below(2) as usize, BreakOff::Driver),
+            _ => (self.dice.below(2) as usize, BreakOff::DataPath),
+        };
         let path: Arc<dyn SharedPath> = if side == 0 { self.pair.send.clone() } else { self.pair.recv.clone() };
         let holds_buffers = path.borrow().expect("no panic went through it").holds_buffers();
-        let closes = self.dice.one_in(2);
-        if closes {
-            leave(&*path, &self.pair.contexts[side].peer);
-            self.pair.drivers[side].close();
-        } else {
-            self.pair.drivers[side].give_up(Error::Internal("on purpose".to_owned()));
+        let why = || Error::Internal("on purpose".to_owned());
+        match by {
+            BreakOff::Caller => {
+                leave(&*path, &self.pair.contexts[side].peer);
+                self.pair.drivers[side].close();
+            }
+            BreakOff::Driver => self.pair.drivers[side].give_up(why()),
+            BreakOff::DataPath => drop(path.borrow().expect("no panic went through it").end(Box::new(why()))),
         }
-        if side == 1 && (holds_buffers || !closes) {
+        if side == 1 && (holds_buffers || !matches!(by, BreakOff::Caller)) {
             self.model.take_back(&mut self.fabric.to);
         } else if side == 0 {
             self.model.spoil(&mut self.fabric.from);
@@ -391,7 +419,9 @@ impl<'f> Run<'f> {
             if !goes_on && self.dice.one_in(8) {
                 break;
             }
-            self.watch();
+            if self.dice.one_in(2) {
+                self.watch();
+            }
             self.wait(u64::MAX, "nothing");
         }
         self.model.check_what_was_handed_back(&self.fabric.to);
