@@ -216,8 +216,9 @@ mod tests {
         assert_eq!((round.lines, round.first), (63, 3 * MAX_LINES));
         assert_eq!(on_one_buffer(&round, true), Tally { lines: 63, ..Tally::default() });
         assert_eq!(on_one_buffer(&round, false), Tally::default());
-        let found = on_one_buffer(&Round { delay_ns: PLANT_NS, ..round }, true);
-        assert!(found.lines == 63 && found.torn > 0 && found.pieces != 0, "{found:?}");
+        // On a busy machine the reader may not run while a line is torn: then once more.
+        let mut found = (0..500).map(|_| on_one_buffer(&Round { delay_ns: PLANT_NS, ..round }, true));
+        assert!(found.any(|found| found.lines == 63 && found.torn > 0 && found.pieces != 0), "no torn line was seen");
     }
 
     #[test]
