@@ -8,6 +8,7 @@
 //! `~/.nccl-spark.conf` and then `/etc/nccl-spark.conf`. A file is for this plugin alone, so any name in it that is not in
 //! the table is an error.
 
+mod acknowledgement;
 mod file;
 mod names;
 mod value;

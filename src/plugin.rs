@@ -171,6 +171,9 @@ impl Plugin {
     fn start(nccl_version: Option<String>) -> Result<Self> {
         let config = Config::from_environment()?;
         TRACE.store(config.trace, Ordering::Relaxed);
+        for warning in config.acknowledgement_warnings() {
+            tracing::warn!("{warning}");
+        }
         Self::bring_up(config, nccl_version)
     }
 
@@ -230,10 +233,15 @@ fn policy(config: &Config, host: Fingerprint) -> Policy {
 fn look_around(config: &Config) -> Result<(Survey, Ports)> {
     let library = Library::load(&config.verbs_library)?;
     let mut ports: Ports = Vec::new();
-    let mut trouble = Vec::new();
+    let (mut trouble, mut others_devices) = (Vec::new(), Vec::new());
     for device in library.devices()? {
         let context = match device.open() {
             Ok(context) => context,
+            // Whoever started the container gave it some devices and not others.
+            Err(error @ Error::Os { errno: libc::EPERM, .. }) => {
+                others_devices.push(error.to_string());
+                continue;
+            }
             Err(error) => {
                 trouble.push(error.to_string());
                 continue;
@@ -250,10 +258,14 @@ fn look_around(config: &Config) -> Result<(Survey, Ports)> {
         }
     }
     if ports.is_empty() {
+        trouble.append(&mut others_devices);
         return Err(no_device(&trouble));
     }
     for text in trouble {
         tracing::warn!("{text}");
+    }
+    for text in others_devices {
+        tracing::info!("{text}");
     }
     rails::check_sysfs(&config.sysfs)?;
     let facts: Vec<PortFacts> = ports.iter().map(|(facts, _)| facts.clone()).collect();

@@ -55,7 +55,7 @@ fn with_length(frame: &[u8], body_bytes: u32) -> Vec<u8> {
     frame
 }
 
-/// What clients say first that are not admitted.
+/// First messages that must not be admitted.
 fn nonsense(old: &[Vec<u8>], listener: &Listener) -> Vec<Vec<u8>> {
     let hello = hello_for(&old[0], listener);
     let mut all: Vec<Vec<u8>> = vec![
@@ -116,7 +116,7 @@ fn unauthenticated_clients_do_not_keep_an_honest_peer_out() {
                 // With a reset.
                 SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap();
             }
-            assert!(listener.listen.accept().unwrap().is_none(), "words {number} was admitted");
+            assert!(listener.listen.accept().unwrap().is_none(), "message {number} was admitted");
         }
     }
     let met = listener.meet(&hosts[0]);

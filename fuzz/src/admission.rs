@@ -46,8 +46,7 @@ impl Bootstrap {
     }
 }
 
-/// One client.
-/// Whether it was admitted.
+/// Runs one client; whether it was admitted.
 pub fn check(data: &[u8]) -> bool {
     BOOTSTRAP.with_borrow_mut(|slot| {
         let (bootstrap, clients) = slot.get_or_insert_with(|| (Bootstrap::new(), 0));
@@ -105,7 +104,7 @@ fn serve(bootstrap: &Bootstrap, data: &[u8]) -> bool {
     is_admitted
 }
 
-/// What NCCL would be told: a client without the token must not make it anything.
+/// What NCCL would be told: a client without the token must not cause any result.
 fn ask(bootstrap: &Bootstrap) -> Option<String> {
     match bootstrap.listener.accept() {
         Ok(None) => None,

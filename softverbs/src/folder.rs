@@ -54,7 +54,7 @@ impl Folder {
         }
     }
 
-    /// Whether a process uses the fabric. The caller holds no [`Folder::lock_membership`].
+    /// Whether a process uses the fabric. The caller must not hold the membership lock.
     pub fn is_used(&self) -> bool {
         // Does not create the file: the folder may be about to be deleted.
         let membership = OpenOptions::new().append(true).open(self.path.join("membership"));
@@ -62,7 +62,7 @@ impl Folder {
         self.has_fabric() && membership.lock().is_ok() && self.has_users()
     }
 
-    /// As [`Folder::is_used`], for a caller that holds the [`Folder::lock_membership`].
+    /// As [`Folder::is_used`], for a caller that already holds the membership lock.
     pub fn has_users(&self) -> bool {
         let Ok(file) = OpenOptions::new().read(true).write(true).open(self.path.join("fabric")) else { return false };
         match file.try_lock() {

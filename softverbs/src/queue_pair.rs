@@ -124,6 +124,20 @@ pub struct Caps {
     pub signal_all: bool,
 }
 
+impl Caps {
+    /// Whether the fabric has queue pairs of these sizes.
+    ///
+    /// # Errors
+    /// `EINVAL`.
+    pub fn check(&self) -> Result<(), i32> {
+        let too_large = self.send_requests as usize > SEND_SLOTS
+            || self.receive_requests > MAX_RECEIVES
+            || self.sges as usize > MAX_SGES
+            || self.inline_bytes as usize > INLINE_BYTES;
+        if too_large { Err(libc::EINVAL) } else { Ok(()) }
+    }
+}
+
 /// `ibv_qp_state`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
@@ -194,11 +208,8 @@ impl QueuePair {
         recv_cq: &Arc<CompletionQueue>,
         caps: Caps,
     ) -> Result<Arc<Self>, i32> {
-        let too_large = caps.send_requests as usize > SEND_SLOTS
-            || caps.receive_requests > MAX_RECEIVES
-            || caps.sges as usize > MAX_SGES
-            || caps.inline_bytes as usize > INLINE_BYTES;
-        if too_large || device >= node.devices().len() {
+        caps.check()?;
+        if device >= node.devices().len() {
             return Err(libc::EINVAL);
         }
         let (slot, number) = claim(node, device).ok_or(libc::ENOMEM)?;

@@ -1,4 +1,4 @@
-//! The handshake's TCP channel: framed, non-blocking, bounded.
+//! The bootstrap's TCP channel: the handshake, then control frames. Framed, non-blocking, bounded.
 
 use crate::error::{Error, Result};
 use crate::wire::message::{HEADER_BYTES, Header, MAX_BODY_BYTES, Message};

@@ -1,7 +1,8 @@
-//! The state of a connection's traffic: which receives are granted, which sends run, and which rail carries what.
+//! What a connection decides: which receives are granted, which sends run, which rail carries what, which rails belong together, and
+//! how a lost rail is given up and comes back.
 //!
-//! Pure: no I/O, no clock, no locks, no allocation after construction, no `unsafe`. `comm` feeds it what the NICs
-//! say and does what it answers.
+//! Pure: no I/O, no clock, no locks, no `unsafe`. What runs for each message allocates nothing. `comm` feeds it what the NICs say and
+//! does what it answers.
 
 pub mod control_link;
 pub mod next;

@@ -55,15 +55,25 @@ impl Device {
     }
 }
 
+/// Why a device cannot be opened.
+fn cannot_open(name: &str, error: &std::io::Error) -> Error {
+    Error::os(
+        match error.raw_os_error() {
+            // What the kernel answers where a control group's rules for devices leave it out.
+            Some(libc::EPERM) => format!("cannot open {name}: the device rules of this container leave it out"),
+            _ => format!("cannot open {name} (check that /dev/infiniband exists and that this user may open it)"),
+        },
+        error,
+    )
+}
+
 impl Context {
     /// # Safety
     /// `device` is a device of `library` whose list is alive.
     pub(super) unsafe fn open(library: &'static Library, device: *mut ibv_device, name: &str) -> Result<Arc<Self>> {
         // SAFETY: the caller's promise.
         let Some(raw) = NonNull::new(unsafe { (library.open_device)(device) }) else {
-            return Err(Error::last_os(format!(
-                "cannot open {name} (check that /dev/infiniband exists and that this user may open it)"
-            )));
+            return Err(cannot_open(name, &std::io::Error::last_os_error()));
         };
         let close = CloseOnError { close: library.close_device, raw };
         // SAFETY: an integer struct, for which zero is a value.

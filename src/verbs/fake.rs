@@ -85,7 +85,7 @@ fn a_device_without_room_for_inline_data_still_makes_a_qp() {
     let cq = Cq::new(&context, 16).expect("a CQ");
     let caps = QpCaps { send_requests: 4, receive_requests: 4, inline_bytes: 1000 };
     let mut qp = Qp::new(&pd, &cq, caps).expect("a QP");
-    assert_eq!(qp.inline_bytes(), 125, "1000, 500 and 250 are refused");
+    assert_eq!(qp.inline_bytes(), 125, "1000, 500 and 250 are refused, and more than was asked for is not used");
     let path = Path {
         port: 1,
         mtu_bytes: 4096,
@@ -311,6 +311,9 @@ unsafe extern "C" fn create_qp(pd: *mut ibv_pd, with: *mut ibv_qp_init_attr) -> 
         return refuse();
     }
     call(if pd == parent_domain() { "create_qp in the parent domain" } else { "create_qp" });
+    // Rounded up, as mlx5 does.
+    // SAFETY: the caller's struct.
+    unsafe { (*with).cap.max_inline_data = max_inline_data + 60 };
     // SAFETY: integers, pointers and pthread objects that nothing uses, for which zero is a value.
     Box::into_raw(Box::new(unsafe { std::mem::zeroed() }))
 }

@@ -261,7 +261,8 @@ mod tests {
     #[test]
     fn speeds_are_those_of_the_rate_file() {
         let four_lanes = 2;
-        assert_eq!(lanes(four_lanes) * lane_mbps(64), 200_000, "HDR, a Spark's port");
+        assert_eq!(lanes(four_lanes) * lane_mbps(64), 200_000, "4 lanes of HDR");
+        assert_eq!(lanes(16) * lane_mbps(128), 200_000, "2 lanes of NDR, as an owner's Spark reports its port");
         assert_eq!(lanes(four_lanes) * lane_mbps(32), 100_000, "EDR");
         assert_eq!(lanes(1) * lane_mbps(1), 2_500, "soft-RoCE without a link speed");
         assert_eq!(lanes(3), 0);

@@ -91,7 +91,7 @@ const HOP_LIMIT: u8 = 255;
 
 impl Qp {
     /// A new QP in `pd`; its completions, of both queues, go to `cq`. Where the device has less room for inline data than
-    /// asked, it gets less.
+    /// asked, it gets less, and never more.
     ///
     /// # Errors
     /// [`Error::Os`] when the device refuses.
@@ -232,7 +232,7 @@ impl Drop for Qp {
     }
 }
 
-/// A QP and the inline size it got: the size asked for, or the largest of its halves that the device takes.
+/// A QP and the inline size that it may use: the size asked for, or the largest of its halves that the device takes.
 fn create(
     create_qp: Pointer<fn_ibv_create_qp>,
     pd: NonNull<ibv_pd>,
@@ -259,7 +259,9 @@ fn create(
         };
         // SAFETY: the domain and the queue are alive, and the struct lives for the call.
         if let Some(raw) = NonNull::new(unsafe { create_qp(pd.as_ptr(), &raw mut attributes) }) {
-            return Ok((raw, attributes.cap.max_inline_data));
+            // mlx5 rounds up (asked for 128 bytes it gives 188: `mlx5_calc_sq_size` in rdma-core's providers/mlx5/verbs.c). What
+            // travels inline is not to depend on that.
+            return Ok((raw, attributes.cap.max_inline_data.min(inline_bytes)));
         }
         if inline_bytes == 0 {
             let error = std::io::Error::last_os_error();

@@ -90,7 +90,7 @@ pub struct OpenReceive {
 
 impl Received {
     /// Whether a receiver can have this, to whose receives before number `begun` sends have begun: it grants [`SLOTS`] beyond what is
-    /// sent at most, and what waits is among the last of them. (It may be the word of a while ago.)
+    /// sent at most, and what waits is among the last of them. (The report may be old.)
     pub fn is_possible(&self, begun: u64) -> bool {
         let last = |sequence| sequence < self.granted && self.granted - sequence <= SLOTS as u64;
         let twice = |at: usize| self.open[..at].iter().any(|before| before.sequence == self.open[at].sequence);

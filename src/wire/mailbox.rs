@@ -1,8 +1,8 @@
 //! The mailbox: the piece of each end's memory that the other end writes to by RDMA.
 //!
-//! Both ends have one of the same shape. On it stand the ring of clear-to-sends (written in the sender's memory by the
-//! receiver; the receiver's own copy of what it wrote stands at the same place), a page for trial writes, the mailbox for the
-//! peer's control frames, and the copy of the last control frame of its own.
+//! Both ends have one of the same shape. It holds the ring of clear-to-sends (written in the sender's memory by the
+//! receiver; the receiver's own copy of what it wrote stands at the same place), a page for trial writes, the inbox for the
+//! peer's control frames, and the outbox with this end's last one.
 
 use super::control::FRAME_WORDS;
 use super::cts::RING_WORDS;

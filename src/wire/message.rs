@@ -24,7 +24,7 @@ pub const HEADER_BYTES: usize = 8;
 const MAGIC: u16 = 0x5350;
 const TEXT_BYTES: usize = 2048;
 
-/// One message of the handshake.
+/// One message of the bootstrap's TCP: of the handshake, or a control frame.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Message {
     /// Connecting side, first.

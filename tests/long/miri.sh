@@ -14,6 +14,6 @@ cargo +nightly miri --version >/dev/null 2>&1 ||
 
 # Miri opens no libraries, knows no madvise of memory that is kept from a fork, and streams in virtual time and the search through
 # every order of events take it hours.
-readonly skipped=(verbs::library verbs::memory flow::striping flow::pace flow::plan flow::ways flow::recovery::tests::search)
+readonly skipped=(verbs::library verbs::memory flow::striping flow::pace flow::plan flow::paths flow::recovery::tests::search)
 [[ $# -gt 0 ]] || set -- abi:: comm::datapath flow:: verbs:: wire::
 cargo +nightly miri test -p nccl-net-spark --lib --no-fail-fast -- "${skipped[@]/#/--skip=}" "$@"

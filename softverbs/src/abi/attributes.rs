@@ -284,8 +284,12 @@ fn mtu(bytes: u32) -> ibv_mtu {
 }
 
 /// The width and speed codes (`IB_WIDTH_*`, `IB_SPEED_*` of the kernel's ib_verbs.h) whose product comes nearest to a rate
-/// from below; the slowest there is for rates under it.
+/// from below; the slowest there is for rates under it. 200 Gb/s is what an owner's Spark reports: two lanes of NDR.
 fn width_and_speed(mbps: u32) -> (u8, u8) {
+    const SPARK_PORT: (u32, (u8, u8)) = (200_000, (16, 128));
+    if mbps == SPARK_PORT.0 {
+        return SPARK_PORT.1;
+    }
     const WIDTHS: [(u8, u32); 5] = [(2, 4), (1, 1), (16, 2), (4, 8), (8, 12)];
     const SPEEDS: [(u8, u32); 7] =
         [(1, 2_500), (2, 5_000), (4, 10_000), (16, 14_000), (32, 25_000), (64, 50_000), (128, 100_000)];
@@ -312,7 +316,7 @@ mod tests {
     #[test]
     fn rates_have_the_codes_that_real_ports_have() {
         assert_eq!(width_and_speed(100_000), (2, 32), "4 lanes of EDR");
-        assert_eq!(width_and_speed(200_000), (2, 64), "4 lanes of HDR, a Spark's port");
+        assert_eq!(width_and_speed(200_000), (16, 128), "2 lanes of NDR, a Spark's port");
         assert_eq!(width_and_speed(400_000), (2, 128), "4 lanes of NDR");
         assert_eq!(width_and_speed(10_000), (2, 1), "4 lanes of SDR");
         assert_eq!(width_and_speed(111_000), (2, 32), "the nearest below");

@@ -14,6 +14,7 @@ mod memory;
 mod names;
 mod posting;
 mod queue_pairs;
+mod rounding;
 mod transition;
 mod unsupported;
 

@@ -2,6 +2,7 @@
 
 use super::guard;
 use super::handles::{self, QpHandle, Subject};
+use super::rounding::rounded_up;
 use super::transition::{self, Bounds};
 use crate::fabric::lock;
 use crate::queue_pair::{Caps, Change, QueuePair, State};
@@ -11,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use verbs_sys::*;
 
-/// `ibv_create_qp`: reliable connections only, without a shared receive queue.
+/// `ibv_create_qp`: reliable connections only, without a shared receive queue. Says in `wanted` what the queue pair got.
 ///
 /// # Safety
 /// `pd` and the queues in `wanted` are alive, and `wanted` may be read and written.
@@ -19,19 +20,27 @@ use verbs_sys::*;
 pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     guard::pointer(|| {
         // SAFETY: the caller's promise.
-        let (domain, wanted) = unsafe { (handles::pd(pd)?, wanted.as_ref().ok_or(libc::EINVAL)?) };
+        let (domain, wanted) = unsafe { (handles::pd(pd)?, wanted.as_mut().ok_or(libc::EINVAL)?) };
         // SAFETY: the caller's promise.
         let (send_cq, recv_cq) = unsafe { (handles::cq(wanted.send_cq)?, handles::cq(wanted.recv_cq)?) };
         if wanted.qp_type != IBV_QPT_RC || !wanted.srq.is_null() {
             return Err(libc::EOPNOTSUPP);
         }
         let device = domain.device;
-        let caps = Caps {
+        let asked = Caps {
             send_requests: wanted.cap.max_send_wr,
             receive_requests: wanted.cap.max_recv_wr,
             sges: wanted.cap.max_send_sge.max(wanted.cap.max_recv_sge),
             inline_bytes: wanted.cap.max_inline_data,
             signal_all: wanted.sq_sig_all != 0,
+        };
+        asked.check()?;
+        let got = rounded_up(wanted.cap);
+        let caps = Caps {
+            send_requests: got.max_send_wr,
+            receive_requests: got.max_recv_wr,
+            inline_bytes: got.max_inline_data,
+            ..asked
         };
         let core = QueuePair::new(&device.node, device.index, &send_cq.core, &recv_cq.core, caps)?;
         // SAFETY: integers, pointers and pthread objects, for which zero is a value.
@@ -46,13 +55,14 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init
             core,
             device,
             subject: Arc::clone(&subject),
-            attributes: Mutex::new(fresh(wanted.cap)),
+            attributes: Mutex::new(fresh(got)),
             signal_all: caps.signal_all,
             holds: vec![domain.users.hold(), send_cq.users.hold(), recv_cq.users.hold()],
         };
         let given: *mut ibv_qp = handles::give(object);
         subject.address.store(given.expose_provenance(), Ordering::Release);
         lock(&device.qps).insert(number, subject);
+        wanted.cap = got;
         Ok(given)
     })
 }

@@ -415,6 +415,7 @@ fn random_psn() -> Result<u32> {
     let random = getrandom::u32().map_err(|e| Error::Missing(format!("cannot get random numbers: {e}")))?;
     Ok(random & 0xff_ffff)
 }
+
 /// The lanes of a connection and what became of them, for a message.
 #[cold]
 pub fn lanes_text(lanes: &[Lane]) -> String {

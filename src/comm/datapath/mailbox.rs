@@ -1,4 +1,4 @@
-//! This side's mailbox ([`crate::wire::mailbox`]) and the way to the peer's: control frames in and out.
+//! Both mailboxes of a connection ([`crate::wire::mailbox`]): reads control frames from this side's, writes them to the peer's.
 
 use super::lane::LaneWrite;
 use super::wr_id::Work;

@@ -1,7 +1,7 @@
 //! The data path of a connection: `isend`, `irecv` and `test`.
 //!
 //! `send` and `recv` allocate nothing, take no lock, make no system call and format nothing while messages go well; `failover` beside
-//! each is what it does when a rail is lost. `control` is what recovery asks of a data path, through the `try_cell` that both threads
+//! each is what it does when a rail is lost. `path` is what recovery asks of a data path, through the `try_cell` that both threads
 //! share. A `lane` is the connection's part of a rail.
 
 pub mod clock;

@@ -40,11 +40,12 @@ pub trait DataPath: Send {
     /// [`Error::Usage`] when memory that is still needed was deregistered.
     fn recover(&mut self, context: &PathContext, lane: LaneId, received: &Received) -> Result<()>;
 
-    /// A closed lane carries again, with new queue pairs: from here on it is used.
+    /// A closed lane carries again, with new queue pairs: from here on it is used. Whether it is: a connection that has failed takes
+    /// nothing, and `new` goes.
     ///
     /// # Errors
     /// As [`DataPath::recover`].
-    fn regain(&mut self, context: &PathContext, lane: LaneId, new: Lane) -> Result<()>;
+    fn regain(&mut self, context: &PathContext, lane: LaneId, new: Lane) -> Result<bool>;
 
     /// Looks at what nobody may be looking at: NCCL's thread sleeps when it waits for nothing. Whether something had come.
     ///

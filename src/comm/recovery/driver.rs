@@ -315,9 +315,22 @@ impl Driver {
             let at = self.clock(now);
             return self.recovery.not_activated(lane, at);
         };
-        let regained = self.path.borrow().map_or(Ok(()), |mut path| path.regain(&self.context, lane, new));
-        if let Err(error) = regained {
-            self.give_up(error);
+        let regained = match self.path.borrow() {
+            Some(mut path) => {
+                let regained = path.regain(&self.context, lane, new);
+                self.is_owing = path.is_owing();
+                regained
+            }
+            None => Ok(false),
+        };
+        match regained {
+            Ok(true) => {}
+            // The data path has failed, and what it no longer needs went with it.
+            Ok(false) => {
+                let at = self.clock(now);
+                return self.recovery.not_activated(lane, at);
+            }
+            Err(error) => return self.give_up(error),
         }
         if self.rails[lane.index()].rail.is_up() {
             self.outages.recovered(lane, now);

@@ -49,7 +49,7 @@ struct Accepting {
 
 enum Stage {
     /// It has shown the token, and waits for an offer.
-    Invited(Hello),
+    AwaitingOffer(Hello),
     AwaitingReady(Offered),
     Probing(Probing),
 }
@@ -130,7 +130,7 @@ impl ListenComm {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let Listening { admission, waiting_since, accepting } = &mut *state;
         let since = *waiting_since.get_or_insert_with(Instant::now);
-        if accepting.as_ref().is_some_and(|accepting| matches!(accepting.stage, Stage::Invited(_))) {
+        if accepting.as_ref().is_some_and(|accepting| matches!(accepting.stage, Stage::AwaitingOffer(_))) {
             // It waits for descriptors: unauthenticated connections shall not have them.
             admission.clear();
         } else if let Some(Admitted { channel, hello }) = admission.look(&self.setup.descriptors) {
@@ -160,15 +160,15 @@ enum Step {
 
 impl Accepting {
     fn begin(channel: Channel, hello: Hello) -> Self {
-        Self { channel, started: Instant::now(), peer: hello.name.clone(), stage: Stage::Invited(hello) }
+        Self { channel, started: Instant::now(), peer: hello.name.clone(), stage: Stage::AwaitingOffer(hello) }
     }
 
     fn step(mut self, setup: &Setup) -> Result<Step> {
         let process = &*setup.process;
-        if let Stage::Invited(hello) = self.stage {
+        if let Stage::AwaitingOffer(hello) = self.stage {
             let offered = make_offer(setup, &mut self.channel, &hello, self.started)?;
-            self.stage = offered.map_or(Stage::Invited(hello), Stage::AwaitingReady);
-            if let Stage::Invited(_) = self.stage {
+            self.stage = offered.map_or(Stage::AwaitingOffer(hello), Stage::AwaitingReady);
+            if let Stage::AwaitingOffer(_) = self.stage {
                 return Ok(Step::Waiting(Box::new(self)));
             }
         }

@@ -80,15 +80,14 @@ impl DataPath for RecvPath {
         Ok(())
     }
 
-    fn regain(&mut self, context: &PathContext, lane: LaneId, new: Lane) -> Result<()> {
+    fn regain(&mut self, context: &PathContext, lane: LaneId, new: Lane) -> Result<bool> {
         if self.status.has_failed() {
-            // What it no longer needs goes with `new`.
-            return Ok(());
+            return Ok(false);
         }
         self.lanes[lane.index()] = new;
         self.striping.regain(lane);
         self.repay(context);
-        Ok(())
+        Ok(true)
     }
 
     fn tend(&mut self, context: &PathContext) -> Result<bool> {

@@ -100,15 +100,14 @@ impl DataPath for SendPath {
         self.reroute(context, None)
     }
 
-    fn regain(&mut self, context: &PathContext, lane: LaneId, new: Lane) -> Result<()> {
+    fn regain(&mut self, context: &PathContext, lane: LaneId, new: Lane) -> Result<bool> {
         if self.status.has_failed() {
-            // What it no longer needs goes with `new`.
-            return Ok(());
+            return Ok(false);
         }
         self.lanes[lane.index()] = new;
         self.striping.regain(lane);
         self.fenced &= !lane.bit();
-        self.reroute(context, Some(lane))
+        self.reroute(context, Some(lane)).map(|()| true)
     }
 
     fn tend(&mut self, context: &PathContext) -> Result<bool> {

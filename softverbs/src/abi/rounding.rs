@@ -1,0 +1,76 @@
+//! What a queue pair gets for what was asked: as much as mlx5 gives, which fills whole blocks of its queues.
+//!
+//! The arithmetic of rdma-core's providers/mlx5/verbs.c (`mlx5_calc_send_wqe`, `mlx5_calc_sq_size`, `mlx5_calc_rq_size`) for a reliable
+//! connection, so that a program that takes what it got for what it asked is found out here.
+
+use crate::os::shm::{INLINE_BYTES, SEND_SLOTS};
+use crate::queue_pair::MAX_RECEIVES;
+use verbs_sys::ibv_qp_cap;
+
+/// What a request takes beside its data: a control segment, and room for the largest operation there is, the binding of a memory window
+/// (`sq_overhead`: 16 + 48 + 64 + 64).
+const OVERHEAD_BYTES: u32 = 192;
+/// The head of inline data (`struct mlx5_wqe_inl_data_seg`), and a scatter/gather entry (`struct mlx5_wqe_data_seg`).
+const INLINE_HEAD_BYTES: u32 = 4;
+const SEGMENT_BYTES: u32 = 16;
+/// `MLX5_SEND_WQE_BB`.
+const BLOCK_BYTES: u32 = 64;
+
+/// The sizes that a queue pair gets; `asked` is within this fabric's limits, and so is what it gets.
+pub fn rounded_up(asked: ibv_qp_cap) -> ibv_qp_cap {
+    let mut got = asked;
+    if asked.max_send_wr > 0 {
+        let inline = match asked.max_inline_data {
+            0 => 0,
+            bytes => (INLINE_HEAD_BYTES + bytes).next_multiple_of(SEGMENT_BYTES),
+        };
+        let data = inline.max(asked.max_send_sge * SEGMENT_BYTES);
+        let request = (OVERHEAD_BYTES + data).next_multiple_of(BLOCK_BYTES);
+        got.max_inline_data = (request - OVERHEAD_BYTES - INLINE_HEAD_BYTES).min(INLINE_BYTES as u32);
+        got.max_send_wr = ((asked.max_send_wr * request).next_power_of_two() / request).min(SEND_SLOTS as u32);
+    }
+    if asked.max_recv_wr > 0 {
+        let request = (asked.max_recv_sge.max(1) * SEGMENT_BYTES).next_power_of_two();
+        let queue = (asked.max_recv_wr.next_power_of_two() * request).max(BLOCK_BYTES);
+        got.max_recv_wr = (queue / request).min(MAX_RECEIVES);
+    }
+    got
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn got(send: u32, receive: u32, inline: u32) -> (u32, u32, u32) {
+        let asked = ibv_qp_cap {
+            max_send_wr: send,
+            max_recv_wr: receive,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: inline,
+        };
+        let got = rounded_up(asked);
+        assert_eq!((got.max_send_sge, got.max_recv_sge), (1, 1));
+        (got.max_send_wr, got.max_recv_wr, got.max_inline_data)
+    }
+
+    #[test]
+    fn queues_are_filled_as_mlx5_fills_them() {
+        assert_eq!(got(128, 1, 128), (170, 4, 188));
+        assert_eq!(got(128, 320, 64), (204, 512, 124));
+        assert_eq!(got(1, 1, 0), (1, 4, 60), "room for one segment is room for so many bytes");
+        assert_eq!(got(0, 0, 0), (0, 0, 0), "nothing stays nothing");
+    }
+
+    #[test]
+    fn nobody_gets_less_than_asked_or_more_than_there_is() {
+        for send in [1, 2, 100, 1023, 1024] {
+            for inline in [0, 1, 60, 61, 252, 256] {
+                let (sends, receives, bytes) = got(send, MAX_RECEIVES, inline);
+                assert!((send..=SEND_SLOTS as u32).contains(&sends), "{send} {inline}: {sends}");
+                assert!((inline..=INLINE_BYTES as u32).contains(&bytes), "{send} {inline}: {bytes}");
+                assert_eq!(receives, MAX_RECEIVES);
+            }
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! How long a rail may stay silent before it counts as lost, by the settings.
+
+use super::Config;
+use std::time::Duration;
+
+/// What the plugin promises of a rail that falls silent (docs/guide/failover.md).
+const PROMISED: Duration = Duration::from_secs(1);
+/// Fewer retransmissions than this turn single lost packets into lost rails.
+const ENOUGH_RETRIES: u8 = 3;
+
+impl Config {
+    /// How long a queue pair waits for acknowledgements in all, by the InfiniBand specification (9.7.6.1.3, "local ACK timeout"): its
+    /// time-out once, and once more for each retransmission. A device may take up to four times that; ConnectX with adaptive
+    /// retransmission takes about the time-out times the retransmissions (NVIDIA, "Adaptive Retransmission").
+    pub fn silence_limit(&self) -> Duration {
+        let timeout_ns = 4096_u64 << self.timeout.min(31);
+        Duration::from_nanos(timeout_ns * (u64::from(self.retry_count) + 1))
+    }
+
+    /// What is to be said of settings by which rails are lost late or for little.
+    pub(crate) fn acknowledgement_warnings(&self) -> Vec<String> {
+        let (mut warnings, silence) = (Vec::new(), self.silence_limit());
+        let (timeout, retries) = (self.timeout, self.retry_count);
+        if retries < ENOUGH_RETRIES {
+            warnings.push(format!(
+                "NCCL_IB_RETRY_CNT={retries}: a few lost packets make a rail count as lost; set {ENOUGH_RETRIES} or more, or leave it unset"
+            ));
+        }
+        if silence > PROMISED {
+            warnings.push(format!(
+                "NCCL_IB_TIMEOUT={timeout} and NCCL_IB_RETRY_CNT={retries}: a rail that falls silent counts as lost after {silence:.1?} \
+                 or more; unset, they make that half a second"
+            ));
+        }
+        warnings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn warnings(variables: &[(&str, &str)]) -> Vec<String> {
+        let variables: Vec<_> =
+            variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        Config::from_variables(&variables).unwrap().acknowledgement_warnings()
+    }
+
+    #[test]
+    fn the_defaults_keep_the_promise() {
+        let config = Config::from_variables(&[]).unwrap();
+        assert_eq!(config.silence_limit(), Duration::from_nanos(469_762_048));
+        assert!(warnings(&[]).is_empty());
+    }
+
+    #[test]
+    fn settings_that_lose_rails_late_or_for_little_are_warned_of() {
+        let late = warnings(&[("NCCL_IB_TIMEOUT", "22"), ("NCCL_IB_RETRY_CNT", "7")]);
+        assert!(matches!(&late[..], [one] if one.contains("after 137.4s")), "{late:?}");
+        let few = warnings(&[("NCCL_IB_RETRY_CNT", "2")]);
+        assert!(matches!(&few[..], [one] if one.contains("NCCL_IB_RETRY_CNT=2")), "{few:?}");
+        assert_eq!(warnings(&[("NCCL_IB_RETRY_CNT", "0"), ("NCCL_IB_TIMEOUT", "31")]).len(), 2);
+        assert!(warnings(&[("NCCL_IB_RETRY_CNT", "3"), ("NCCL_IB_TIMEOUT", "15")]).is_empty());
+    }
+}
