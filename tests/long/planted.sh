@@ -55,7 +55,8 @@ events_of() {
   ! timeout 300 cargo test --quiet --lib flow::recovery::tests::search >"$output" 2>&1 || { rm "$output"; return 1; }
   # That ends a search which takes too long by itself as well, and then nothing was found.
   grep -q ', after \[' "$output" || { cat "$output" >&2; die "the search did not end with an order of events"; }
-  echo "the search, after $(grep -oE '(Post|Land|Confirm|Lose|PortDown|PortUp|Hear|DropFrame|Probe|Tick)\b' "$output" | wc -l) events"
+  echo "the search, after $(grep -m 1 -oE ', after \[[^]]*\]' "$output" |
+    grep -oE '(Post|Land|Confirm|Lose|PortDown|PortUp|Hear|DropFrame|Probe|FailNext|Tick|Expire)\b' | wc -l) events"
   rm "$output"
 }
 
