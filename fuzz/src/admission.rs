@@ -113,7 +113,7 @@ fn ask(bootstrap: &Bootstrap) -> Option<String> {
     }
 }
 
-/// Whether the listener has closed the connection: a client without the token is told nothing else.
+/// Whether the listener has closed the connection: a client without the token gets no other answer.
 fn is_gone(client: &mut TcpStream) -> bool {
     let mut answer = [0; 4096];
     match client.read(&mut answer) {
@@ -123,7 +123,7 @@ fn is_gone(client: &mut TcpStream) -> bool {
     }
 }
 
-/// Part of the error that this client has to be told: only one whose first message is whole, and a HELLO with the token, is told any.
+/// Part of the error expected for this client; none unless its first message is whole, and a HELLO with the token.
 fn refusal(bootstrap: &Bootstrap, said: &[u8]) -> Option<&'static str> {
     let (header, body) = said.split_first_chunk::<HEADER_BYTES>()?;
     let header = Header::decode(*header).ok()?;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// How long the kernel looks for an address (`rdma_addr_find_l2_eth_by_grh` gives up after so long).
 const SEARCH: Duration = Duration::from_secs(1);
-/// How long a path is left alone at first: behind a switch a port that has just come up may not be heard for a moment. Each search in vain
+/// How long a path is left alone at first: behind a switch a port that has just come up may not be heard for a moment. Each failed search
 /// doubles it.
 const FIRST: Duration = Duration::from_secs(2);
 /// At most it is so many searches times the paths that do not answer: together they get a tenth of the service thread's time in the end,
@@ -24,7 +24,7 @@ const MOST: Duration = Duration::from_secs(60);
 /// Paths that are kept in mind: more than a host has. (The addresses are the peers' word.)
 const MOST_PATHS: usize = 256;
 
-/// The paths on which nobody answered. For the service thread only: it locks.
+/// The unreachable paths. For the service thread only: it locks.
 #[derive(Debug, Default)]
 pub struct Backoff(Mutex<Known>);
 

@@ -179,7 +179,7 @@ fn look_after(orders: Vec<Order>, watched: &mut Vec<Watched>) {
         each.closing = Some(Instant::now() + LINGER);
     }
     hear_devices(watched);
-    // They share what they know of paths on which nobody answers, so any of them will do.
+    // They share what they know of unreachable paths, so any of them will do.
     watched.first().inspect(|each| each.driver.begin_round());
     watched.iter_mut().for_each(|each| each.tend(has_news));
     watched.retain(|each| !each.is_over());
