@@ -15,18 +15,15 @@ const MEASURED: &[(Collective, u64, Protocol, u32)] = &[
     (Collective::AllGather, 128, Protocol::Ll, 2),
     (Collective::AllGather, 512, Protocol::Simple, 4),
     (Collective::AllGather, 1024, Protocol::Simple, 4),
-    (Collective::AllGather, 4096, Protocol::Simple, 4),
     (Collective::ReduceScatter, 32, Protocol::Ll, 1),
     (Collective::ReduceScatter, 64, Protocol::Ll, 2),
     (Collective::ReduceScatter, 128, Protocol::Ll, 2),
     (Collective::ReduceScatter, 256, Protocol::Simple, 4),
     (Collective::ReduceScatter, 512, Protocol::Simple, 4),
     (Collective::ReduceScatter, 1024, Protocol::Simple, 4),
-    (Collective::ReduceScatter, 4096, Protocol::Simple, 4),
     (Collective::AllReduce, 32, Protocol::Ll, 2),
     (Collective::AllReduce, 64, Protocol::Ll, 2),
     (Collective::AllReduce, 128, Protocol::Simple, 4),
-    (Collective::AllReduce, 1024, Protocol::Simple, 4),
 ];
 
 /// All of them, by collective and size. A measured size stands for those nearer to it, as a ratio, than to half or twice of it.
