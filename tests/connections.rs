@@ -291,7 +291,12 @@ fn registrations_are_shared_counted_and_safe_from_many_threads() {
     let first = ends.send.register(buffer.memory()).unwrap();
     let again = ends.send.register(buffer.memory()).unwrap();
     assert!(Arc::ptr_eq(&first, &again) && a.process().registrations.in_use() == 1);
-    drop(first);
+    assert_eq!(first.pins(), a.process().rails.len(), "what is sent is pinned once for each rail");
+    let into = Buffer::blank(1 << 20);
+    let received = ends.recv.register(into.memory()).unwrap();
+    let relaxed = b.process().rails.iter().filter(|rail| rail.relaxed_ordering).count();
+    assert_eq!(received.pins(), b.process().rails.len() + relaxed);
+    drop((first, received));
     assert_eq!(a.process().registrations.in_use(), 1);
     let (from, to) = (Buffer::new(70_000, 5), Buffer::blank(70_000));
     std::thread::scope(|scope| {

@@ -6,7 +6,7 @@
 mod common;
 mod sim;
 
-use nccl_net_spark::comm::RecvPart;
+use nccl_net_spark::comm::{Purpose, RecvPart};
 use nccl_net_spark::verbs::HostMemory;
 use nccl_net_spark::wire::control::{ControlFrame, ControlMessage};
 use sim::fabric::{Fabric, Pair, RAILS};
@@ -178,7 +178,7 @@ fn memory_that_is_gone_before_its_send_can_go_once_more_is_told_with_the_peer() 
     let from = vec![7_u8; 2 * BYTES].into_boxed_slice();
     // SAFETY: it lives until the end of the test, when nothing sends any more.
     let memory = unsafe { HostMemory::from_caller(from.as_ptr() as usize, from.len()) };
-    let registered = fabric.hosts[0].process().register(memory).unwrap();
+    let registered = fabric.hosts[0].process().register(memory, Purpose::Send).unwrap();
     let sent = (0..1000).find_map(|_| {
         fabric.pass(1000);
         pair.send.enter().unwrap().isend(&pair.contexts[0], from.as_ptr() as u64, BYTES, 0, &registered).unwrap()

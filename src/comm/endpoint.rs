@@ -7,7 +7,7 @@ use super::datapath::recv::{RecvPart, RecvPath};
 use super::datapath::send::SendPath;
 use super::datapath::try_cell::TryCell;
 use super::process::Process;
-use super::rail::registration::Registration;
+use super::rail::registration::{Purpose, Registration};
 use super::recovery::service::{Service, WatchId};
 use crate::error::{Quick, Result};
 use crate::verbs::HostMemory;
@@ -34,14 +34,6 @@ pub type SendComm = Endpoint<SendPath>;
 pub type RecvComm = Endpoint<RecvPath>;
 
 impl<P: DataPath> Endpoint<P> {
-    /// Registers memory on every rail.
-    ///
-    /// # Errors
-    /// As [`super::rail::registration::Registrations::register`].
-    pub fn register(&self, memory: HostMemory) -> Result<Arc<Registration>> {
-        self.process.register(memory)
-    }
-
     /// Closes the connection, and sends BYE to the peer, which need not be there. A data path that a panic went through is not
     /// touched. To be called once, as the last.
     pub fn close(&self) {
@@ -52,6 +44,14 @@ impl<P: DataPath> Endpoint<P> {
 }
 
 impl SendComm {
+    /// Registers memory on every rail, to send it.
+    ///
+    /// # Errors
+    /// As [`super::rail::registration::Registrations::register`].
+    pub fn register(&self, memory: HostMemory) -> Result<Arc<Registration>> {
+        self.process.register(memory, Purpose::Send)
+    }
+
     /// As [`SendPath::isend`]. The answer is "not yet" while the service thread has the data path.
     ///
     /// # Errors
@@ -78,6 +78,14 @@ impl SendComm {
 }
 
 impl RecvComm {
+    /// Registers memory on every rail, to receive into it.
+    ///
+    /// # Errors
+    /// As [`super::rail::registration::Registrations::register`].
+    pub fn register(&self, memory: HostMemory) -> Result<Arc<Registration>> {
+        self.process.register(memory, Purpose::Receive)
+    }
+
     /// As [`RecvPath::irecv`]. The answer is "not yet" while the service thread has the data path.
     ///
     /// # Errors

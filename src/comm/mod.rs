@@ -27,7 +27,7 @@ pub use crate::verbs::HostMemory;
 pub use datapath::recv::RecvPart;
 pub use endpoint::{RecvComm, SendComm};
 pub use host::Host;
-pub use rail::registration::Registration;
+pub use rail::registration::{Purpose, Registration};
 pub use rail::{Rail, RailInfo};
 pub use setup::listen::ListenComm;
 

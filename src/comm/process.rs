@@ -4,7 +4,7 @@ use super::log::once::LogOnce;
 use super::log::outages::Outages;
 use super::rail::Rail;
 use super::rail::backoff::Backoff;
-use super::rail::registration::{Registration, Registrations};
+use super::rail::registration::{Purpose, Registration, Registrations};
 use crate::config::Config;
 use crate::error::Result;
 use crate::verbs::HostMemory;
@@ -45,8 +45,8 @@ impl Process {
     ///
     /// # Errors
     /// As [`Registrations::register`].
-    pub fn register(&self, memory: HostMemory) -> Result<Arc<Registration>> {
-        self.registrations.register(&self.rails, memory)
+    pub fn register(&self, memory: HostMemory, purpose: Purpose) -> Result<Arc<Registration>> {
+        self.registrations.register(&self.rails, memory, purpose)
     }
 
     /// One more connection.

@@ -137,7 +137,8 @@ fn a_key_ends_where_the_memory_does_that_was_registered() {
     let start = stage.fabric().to.as_ptr() as u64 + FIRST as u64;
     // SAFETY: a part of what the fabric keeps until it ends, looked at between its steps only.
     let memory = unsafe { HostMemory::from_caller(start as usize, LENGTH) };
-    let registration = stage.fabric().hosts[1].process().register(memory).unwrap();
+    let registration =
+        stage.fabric().hosts[1].process().register(memory, nccl_net_spark::comm::Purpose::Receive).unwrap();
     let keys = *registration.keys(RailId::new(0).unwrap()).unwrap();
     let end = start + LENGTH as u64;
     for key in [keys.strict_rkey, keys.relaxed_rkey] {

@@ -15,7 +15,7 @@ use nccl_net_spark::comm::rail::interfaces;
 use nccl_net_spark::comm::recovery::attempt::ManagedRail;
 use nccl_net_spark::comm::recovery::driver::Driver;
 use nccl_net_spark::comm::setup::negotiate;
-use nccl_net_spark::comm::{Host, Rail, Registration};
+use nccl_net_spark::comm::{Host, Purpose, Rail, Registration};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::flow::paths::End;
 use nccl_net_spark::plugin::bring_up;
@@ -124,8 +124,10 @@ impl Fabric {
         // SAFETY: both live as long as the fabric, which outlives every connection over them; what is written by the fabric is looked
         // at between its steps only, by the one thread that drives it.
         let memory = |bytes: &[u8]| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
-        let (out, into) =
-            (hosts[0].process().register(memory(&from)).unwrap(), hosts[1].process().register(memory(&to)).unwrap());
+        let (out, into) = (
+            hosts[0].process().register(memory(&from), Purpose::Send).unwrap(),
+            hosts[1].process().register(memory(&to), Purpose::Receive).unwrap(),
+        );
         let nics = hosts[0].process().rails.iter().map(|rail| Cq::new(rail.pd.context(), 1).unwrap()).collect();
         Self { node, hosts, looks, from, to, out, into, nics, begun: Instant::now(), now_ns: 0 }
     }
@@ -196,13 +198,14 @@ impl Fabric {
         // SAFETY: the memory outlives its registration, which is gone at the end of this function, and nothing is written there.
         let asked = || unsafe { HostMemory::from_caller(memory.as_ptr() as usize, memory.len()) };
         self.node.memory.rails[0][rail].failing_registrations.store(1, Ordering::Release);
-        let told = host.process().register(asked()).map(|_| ()).expect_err("a rail refuses").to_string();
+        let told =
+            host.process().register(asked(), Purpose::Receive).map(|_| ()).expect_err("a rail refuses").to_string();
         assert!(
             told.contains(&host.process().rails[rail].info.device) && told.contains("Cannot allocate memory"),
             "{told}"
         );
         assert_eq!(host.process().registrations.in_use(), before);
-        let done = host.process().register(asked()).expect("no rail refuses");
+        let done = host.process().register(asked(), Purpose::Receive).expect("no rail refuses");
         assert!(RailId::all(RAILS).all(|rail| done.keys(rail).is_some()));
     }
 

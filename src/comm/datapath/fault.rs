@@ -77,6 +77,11 @@ pub fn not_in_flight(error: NotInFlight) -> Box<Error> {
 #[cold]
 pub fn outside(call: &str, addr: u64, bytes: usize, memory: &Registration) -> Error {
     let range = memory.range();
+    if !memory.is_for_receives() && memory.covers(addr, bytes) {
+        return Error::Argument(format!(
+            "{call}: the memory at {addr:#x} was registered with a connection that sends; register it with this one"
+        ));
+    }
     Error::Argument(format!(
         "{call}: {bytes} bytes at {addr:#x} are outside the registered range {:#x} to {:#x}",
         range.start, range.end

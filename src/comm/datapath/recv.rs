@@ -320,7 +320,7 @@ fn check_parts(parts: &[RecvPart<'_>]) -> Quick<()> {
         return Err(group_size(parts.len()).into());
     }
     for part in parts {
-        if part.bytes as u64 > MAX_RECEIVE_BYTES || !part.memory.covers(part.addr, part.bytes) {
+        if part.bytes as u64 > MAX_RECEIVE_BYTES || !part.memory.takes(part.addr, part.bytes) {
             return Err(outside("irecv", part.addr, part.bytes, part.memory).into());
         }
     }

@@ -1,7 +1,8 @@
 //! Memory registered on every rail, shared between the connections that use it.
 //!
 //! NCCL registers the same buffers once for each connection. Registering is slow and pins memory, so one buffer is
-//! registered once and counted. A send reads its keys from the registration it was handed; the lock here is for those who register,
+//! registered once and counted. What is only sent takes one registration on each rail, which no peer may write to; what is received
+//! takes a second one where a device can relax PCIe's order. A send reads its keys from the registration it was handed; the lock here is for those who register,
 //! and for a send that finds another lane when a rail is lost. That one has the data path meanwhile, so nobody registers or
 //! deregisters under the lock: gigabytes take seconds.
 
@@ -21,6 +22,8 @@ pub struct Registration {
     pub id: u32,
     start: usize,
     end: usize,
+    /// The end of what peers may write to: `start` where that is nothing.
+    writable_end: usize,
     keys: Vec<Keys>,
     /// The remote keys of the first rails, as an entry has them.
     strict: PackedKeys,
@@ -29,7 +32,16 @@ pub struct Registration {
     regions: Vec<Mr>,
 }
 
-/// One rail's keys of a registration.
+/// What memory is registered for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// To be read by this host's NICs.
+    Send,
+    /// To be written to by a peer, and read as well.
+    Receive,
+}
+
+/// One rail's keys of a registration. The remote ones are 0 where the memory is registered for sends alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Keys {
     /// For reading it on this host.
@@ -47,6 +59,23 @@ impl Registration {
         // An address below the start wraps around to an offset beyond every end.
         let (offset, room) = ((addr as usize).wrapping_sub(self.start), self.end - self.start);
         offset <= room && bytes <= room - offset || bytes == 0
+    }
+
+    /// Whether a peer may write to `bytes` at `addr`; to no bytes, anywhere.
+    #[inline(always)]
+    pub fn takes(&self, addr: u64, bytes: usize) -> bool {
+        let (offset, room) = ((addr as usize).wrapping_sub(self.start), self.writable_end - self.start);
+        offset <= room && bytes <= room - offset || bytes == 0
+    }
+
+    /// Whether a peer may write to it.
+    pub fn is_for_receives(&self) -> bool {
+        self.writable_end > self.start
+    }
+
+    /// How often the kernel has pinned it, and counts it against the limit of locked memory.
+    pub fn pins(&self) -> usize {
+        self.regions.len()
     }
 
     /// Some of it, for this process to read; `None` outside of it.
@@ -84,34 +113,40 @@ pub struct Registrations {
 struct Known {
     id: u32,
     range: Range<usize>,
+    purpose: Purpose,
     held: Weak<Registration>,
 }
 
 impl Registrations {
-    /// Registers memory on all `rails`, or shares a registration of the same bytes. (Not one that merely contains them: it would
+    /// Registers memory on all `rails`, or shares a registration of the same bytes; a send may share that of receives. (Not one that merely contains them: it would
     /// outlive its own owner's deregistration, and pages mapped anew behind it.) A registration ends where the memory does: the
     /// NIC refuses a peer's access to the bytes beside it.
     ///
     /// # Errors
     /// [`Error::Argument`] for an empty or impossible range; [`Error::Os`] when a device refuses.
-    pub fn register(&self, rails: &[Arc<Rail>], memory: HostMemory) -> Result<Arc<Registration>> {
+    pub fn register(&self, rails: &[Arc<Rail>], memory: HostMemory, purpose: Purpose) -> Result<Arc<Registration>> {
         let (addr, len) = (memory.addr(), memory.len());
         let range = memory.range().ok_or_else(|| {
             Error::Argument(format!("cannot register {len} bytes at {addr:#x}: the range is empty or wraps around"))
         })?;
-        self.share(range, |id| register_everywhere(rails, memory, id))
+        self.share(range, purpose, |id| register_everywhere(rails, memory, purpose, id))
     }
 
-    fn share(&self, range: Range<usize>, make: impl FnOnce(u32) -> Result<Registration>) -> Result<Arc<Registration>> {
-        if let Some(known) = self.lock().iter().find_map(|known| known.of(&range)) {
+    fn share(
+        &self,
+        range: Range<usize>,
+        purpose: Purpose,
+        make: impl FnOnce(u32) -> Result<Registration>,
+    ) -> Result<Arc<Registration>> {
+        if let Some(known) = self.lock().iter().find_map(|known| known.of(&range, purpose)) {
             return Ok(known);
         }
         let made = Arc::new(make(self.made.fetch_add(1, Ordering::Relaxed))?);
         let mut list = self.lock();
-        let first = list.iter().find_map(|known| known.of(&range));
+        let first = list.iter().find_map(|known| known.of(&range, purpose));
         if first.is_none() {
             list.retain(|known| known.held.strong_count() > 0);
-            list.push(Known { id: made.id, range, held: Arc::downgrade(&made) });
+            list.push(Known { id: made.id, range, purpose, held: Arc::downgrade(&made) });
         }
         drop(list);
         // Another thread that registered the same meanwhile was first: this one is deregistered again.
@@ -135,31 +170,48 @@ impl Registrations {
 }
 
 impl Known {
-    /// It, if it is of this range and in use.
-    fn of(&self, range: &Range<usize>) -> Option<Arc<Registration>> {
-        if self.range == *range { self.held.upgrade() } else { None }
+    /// It, if it is of this range, serves this purpose and is in use.
+    fn of(&self, range: &Range<usize>, purpose: Purpose) -> Option<Arc<Registration>> {
+        let serves = self.purpose == Purpose::Receive || purpose == Purpose::Send;
+        if self.range == *range && serves { self.held.upgrade() } else { None }
     }
 }
 
-fn register_everywhere(rails: &[Arc<Rail>], memory: HostMemory, id: u32) -> Result<Registration> {
+fn register_everywhere(rails: &[Arc<Rail>], memory: HostMemory, purpose: Purpose, id: u32) -> Result<Registration> {
     let (mut keys, mut regions) = (Vec::with_capacity(rails.len()), Vec::with_capacity(2 * rails.len()));
     for rail in rails.iter().take(MAX_OFFERED_RAILS) {
-        let strict = Mr::register(&rail.pd, memory, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
-        let mut rail_keys = Keys { lkey: strict.lkey(), relaxed_rkey: strict.rkey(), strict_rkey: strict.rkey() };
-        regions.push(strict);
-        if rail.relaxed_ordering {
-            let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::RELAXED_ORDERING;
-            let relaxed = Mr::register(&rail.pd, memory, access)?;
-            rail_keys.relaxed_rkey = relaxed.rkey();
-            rail_keys.lkey = relaxed.lkey();
-            regions.push(relaxed);
-        }
-        keys.push(rail_keys);
+        keys.push(match purpose {
+            Purpose::Send => register_to_send(rail, memory, &mut regions)?,
+            Purpose::Receive => register_to_receive(rail, memory, &mut regions)?,
+        });
     }
     let (start, end) = (memory.addr(), memory.addr() + memory.len());
+    let writable_end = if purpose == Purpose::Receive { end } else { start };
     let strict = pack(keys.iter().map(|keys| keys.strict_rkey));
     let relaxed = pack(keys.iter().map(|keys| keys.relaxed_rkey));
-    Ok(Registration { id, start, end, keys, strict, relaxed, regions })
+    Ok(Registration { id, start, end, writable_end, keys, strict, relaxed, regions })
+}
+
+/// Every registration lets its own NIC read; more is not needed to send.
+fn register_to_send(rail: &Rail, memory: HostMemory, regions: &mut Vec<Mr>) -> Result<Keys> {
+    let access = if rail.relaxed_ordering { Access::RELAXED_ORDERING } else { Access::empty() };
+    let read = Mr::register(&rail.pd, memory, access)?;
+    let keys = Keys { lkey: read.lkey(), relaxed_rkey: 0, strict_rkey: 0 };
+    regions.push(read);
+    Ok(keys)
+}
+
+fn register_to_receive(rail: &Rail, memory: HostMemory, regions: &mut Vec<Mr>) -> Result<Keys> {
+    let strict = Mr::register(&rail.pd, memory, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    let mut keys = Keys { lkey: strict.lkey(), relaxed_rkey: strict.rkey(), strict_rkey: strict.rkey() };
+    regions.push(strict);
+    if rail.relaxed_ordering {
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::RELAXED_ORDERING;
+        let relaxed = Mr::register(&rail.pd, memory, access)?;
+        (keys.relaxed_rkey, keys.lkey) = (relaxed.rkey(), relaxed.lkey());
+        regions.push(relaxed);
+    }
+    Ok(keys)
 }
 
 /// Keys by rail as an entry has them.
@@ -179,20 +231,21 @@ mod tests {
     /// Of no rail.
     fn registration(id: u32, range: &Range<usize>) -> Registration {
         let (keys, strict, relaxed, regions) = Default::default();
-        Registration { id, start: range.start, end: range.end, keys, strict, relaxed, regions }
+        let Range { start, end } = *range;
+        Registration { id, start, end, writable_end: end, keys, strict, relaxed, regions }
     }
 
     #[test]
     fn others_look_registrations_up_while_one_is_made() {
         let all = Registrations::default();
-        let known = all.share(0x1000..0x2000, |id| Ok(registration(id, &(0x1000..0x2000)))).unwrap();
-        let made = all.share(0x4000..0x8000, |id| {
+        let known = all.share(0x1000..0x2000, Purpose::Receive, |id| Ok(registration(id, &(0x1000..0x2000)))).unwrap();
+        let made = all.share(0x4000..0x8000, Purpose::Receive, |id| {
             assert!(all.list.try_lock().is_ok(), "a send that finds another lane would wait for this");
             assert_eq!(all.find(known.id).unwrap().id, known.id);
             Ok(registration(id, &(0x4000..0x8000)))
         });
         assert_eq!(made.unwrap().range(), 0x4000..0x8000);
-        assert!(all.share(0x4000..0x8000, |_| Err(Error::Missing("on purpose".to_owned()))).is_err());
+        assert!(all.share(0x4000..0x8000, Purpose::Receive, |_| Err(Error::Missing("on purpose".to_owned()))).is_err());
         assert_eq!(all.in_use(), 1);
     }
 
@@ -201,16 +254,29 @@ mod tests {
         let all = Registrations::default();
         let range = 0x1000..0x2000;
         let mut first = None;
-        let second = all.share(range.clone(), |id| {
-            let other = all.share(range.clone(), |id| Ok(registration(id, &range)));
+        let second = all.share(range.clone(), Purpose::Receive, |id| {
+            let other = all.share(range.clone(), Purpose::Receive, |id| Ok(registration(id, &range)));
             first = Some(other.unwrap());
             Ok(registration(id, &range))
         });
         let (first, second) = (first.unwrap(), second.unwrap());
         assert!(Arc::ptr_eq(&first, &second) && Arc::strong_count(&first) == 2 && all.in_use() == 1);
-        let third = all.share(range.clone(), |_| Err(Error::Missing("it is registered".to_owned()))).unwrap();
+        let third =
+            all.share(range.clone(), Purpose::Receive, |_| Err(Error::Missing("it is registered".to_owned()))).unwrap();
         assert!(Arc::ptr_eq(&first, &third));
         drop((first, second, third));
         assert_eq!((all.in_use(), all.find(0).is_none(), all.find(1).is_none()), (0, true, true));
+    }
+
+    #[test]
+    fn a_send_shares_what_receives_have_and_not_the_other_way_round() {
+        let (all, range) = (Registrations::default(), 0x1000..0x2000);
+        let make = |id| Ok(registration(id, &range));
+        let sent = all.share(range.clone(), Purpose::Send, make).unwrap();
+        let received = all.share(range.clone(), Purpose::Receive, make).unwrap();
+        assert!(!Arc::ptr_eq(&sent, &received), "nobody may write to what is registered for sends");
+        drop(sent);
+        let again = all.share(range.clone(), Purpose::Send, |_| Err(Error::Missing("it is registered".to_owned())));
+        assert!(Arc::ptr_eq(&again.unwrap(), &received));
     }
 }
