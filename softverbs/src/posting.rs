@@ -29,7 +29,7 @@ impl QueuePair {
         }
         let memory = self.memory();
         let posted = memory.posted.load(Ordering::Relaxed);
-        if posted - local.reaped >= u64::from(self.caps().send_requests) {
+        if posted - local.freed >= u64::from(self.caps().send_requests) {
             return Err(libc::ENOMEM);
         }
         if RailMemory::is_due(&self.rail().failing_posts) {
@@ -58,9 +58,7 @@ impl QueuePair {
 
     fn keys_allow(&self, request: &SendRequest<'_>) -> bool {
         let access = if request.operation == Operation::Read { status::LOCAL_WRITE } else { 0 };
-        let allowed = |sge: &Sge| {
-            sge.bytes == 0 || self.node.regions.allows(sge.lkey, self.device, sge.addr, u64::from(sge.bytes), access)
-        };
+        let allowed = |sge: &Sge| sge.bytes == 0 || self.allows(sge.lkey, sge.addr, u64::from(sge.bytes), access);
         request.inline.is_some() || request.sges.iter().all(allowed)
     }
 

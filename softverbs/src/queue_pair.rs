@@ -21,6 +21,8 @@ pub struct QueuePair {
     this: Weak<Self>,
     pub(crate) node: Arc<Node>,
     pub(crate) device: usize,
+    /// Its protection domain there.
+    domain: u32,
     slot: usize,
     number: u32,
     caps: Caps,
@@ -41,6 +43,9 @@ pub(crate) struct Local {
     pub(crate) serving: Serving,
     pub(crate) sent: Box<[Sent; SEND_SLOTS]>,
     pub(crate) reaped: u64,
+    /// Sends whose places in the queue are free again: those up to the last one that made a completion. (mlx5 moves its queue's tail by
+    /// completions alone: `handle_good_req` and `wq->tail` in rdma-core's providers/mlx5/cq.c.)
+    pub(crate) freed: u64,
     retry_ns: u64,
 }
 
@@ -204,6 +209,7 @@ impl QueuePair {
     pub fn new(
         node: &Arc<Node>,
         device: usize,
+        domain: u32,
         send_cq: &Arc<CompletionQueue>,
         recv_cq: &Arc<CompletionQueue>,
         caps: Caps,
@@ -222,12 +228,14 @@ impl QueuePair {
             serving: Serving::default(),
             sent: Box::new([Sent::default(); SEND_SLOTS]),
             reaped: 0,
+            freed: 0,
             retry_ns: 0,
         };
         let made = Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
             node: Arc::clone(node),
             device,
+            domain,
             slot,
             number,
             caps,
@@ -239,6 +247,11 @@ impl QueuePair {
         node.enlist(slot, Weak::<Self>::clone(&made.this));
         threads::start(node);
         Ok(made)
+    }
+
+    /// Whether a key allows `access` to this process's memory for this queue pair: a key of another protection domain does not.
+    pub(crate) fn allows(&self, key: u32, addr: u64, bytes: u64, access: u32) -> bool {
+        self.node.regions.allows(key, (self.device, self.domain), addr, bytes, access)
     }
 
     /// Its number, of 24 bits.
@@ -282,7 +295,7 @@ impl QueuePair {
                 self.fence(memory);
                 local.receives.clear();
                 (local.remote, local.serving) = (None, Serving::default());
-                local.reaped = 0;
+                (local.reaped, local.freed) = (0, 0);
                 memory.posted.store(0, Ordering::Relaxed);
                 memory.done.store(0, Ordering::Relaxed);
                 self.enter(&mut local, State::Reset);
@@ -459,6 +472,7 @@ impl QueuePair {
         let sent = local.sent[local.reaped as usize % SEND_SLOTS];
         local.reaped += 1;
         if status != 0 || sent.signaled {
+            local.freed = local.reaped;
             let (wr_id, opcode, bytes, qp_num) = (sent.wr_id, sent.opcode, sent.bytes, self.number);
             cq.push(Completion { wr_id, status, opcode, bytes, qp_num, ..Completion::default() }, false);
         }

@@ -14,6 +14,8 @@ pub(crate) struct Region {
     pub(crate) key: u32,
     /// Its device.
     pub(crate) device: usize,
+    /// Its protection domain there.
+    pub(crate) domain: u32,
     /// Its first address.
     pub(crate) addr: u64,
     /// Its length.
@@ -23,8 +25,8 @@ pub(crate) struct Region {
 }
 
 impl Regions {
-    /// Adds a region and returns its key; `None` when there are too many. A key is not used again soon: its lower bits count.
-    pub(crate) fn add(&self, device: usize, addr: u64, bytes: u64, access: u32) -> Option<u32> {
+    /// Adds a region and returns its key, which the region gets; `None` when there are too many. A key is not used again soon: its lower bits count.
+    pub(crate) fn add(&self, region: Region) -> Option<u32> {
         let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let place = match all.iter().position(Option::is_none) {
             Some(place) => place,
@@ -36,7 +38,7 @@ impl Regions {
         };
         static COUNT: AtomicU32 = AtomicU32::new(1);
         let key = (place as u32) << 14 | (COUNT.fetch_add(1, Ordering::Relaxed) & 0x3fff);
-        all[place] = Some(Region { key, device, addr, bytes, access });
+        all[place] = Some(Region { key, ..region });
         Some(key)
     }
 
@@ -49,10 +51,14 @@ impl Regions {
         }
     }
 
-    /// Whether the key allows all of `access` to `bytes` at `addr` on this device.
-    pub(crate) fn allows(&self, key: u32, device: usize, addr: u64, bytes: u64, access: u32) -> bool {
+    /// Whether the key allows all of `access` to `bytes` at `addr` in this device's protection domain.
+    pub(crate) fn allows(&self, key: u32, (device, domain): (usize, u32), addr: u64, bytes: u64, access: u32) -> bool {
         let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let found = all.get((key >> 14) as usize).copied().flatten().filter(|r| r.key == key && r.device == device);
+        let found = all
+            .get((key >> 14) as usize)
+            .copied()
+            .flatten()
+            .filter(|r| r.key == key && (r.device, r.domain) == (device, domain));
         found.is_some_and(|region| {
             let end = addr.checked_add(bytes);
             region.access & access == access

@@ -238,8 +238,7 @@ impl QueuePair {
             _ => return true,
         };
         let Some(addr) = request.remote_addr.checked_add(offset) else { return false };
-        bytes == 0
-            || local.access & access != 0 && self.node.regions.allows(request.rkey, self.device, addr, bytes, access)
+        bytes == 0 || local.access & access != 0 && self.allows(request.rkey, addr, bytes, access)
     }
 
     fn move_piece(
@@ -298,7 +297,7 @@ impl QueuePair {
             }
             let here = (room - skip).min(left);
             let place = sge.addr + skip;
-            if !self.node.regions.allows(sge.lkey, self.device, place, here, status::LOCAL_WRITE) {
+            if !self.allows(sge.lkey, place, here, status::LOCAL_WRITE) {
                 return Err(status::REMOTE_OPERATION);
             }
             if let Err(fault) = source.store(bounce, cursor, here as usize, place) {

@@ -111,10 +111,10 @@ impl End {
     fn with_queue(node: &Arc<Node>, device: usize, cq: &Arc<CompletionQueue>) -> Self {
         let cq = Arc::clone(cq);
         let caps = Caps { send_requests: 16, receive_requests: 16, sges: 2, inline_bytes: 64, signal_all: false };
-        let qp = QueuePair::new(node, device, &cq, &cq, caps).unwrap();
+        let qp = QueuePair::new(node, device, 0, &cq, &cq, caps).unwrap();
         let bytes: Box<[u8]> = (0..1 << 20).map(|n: u32| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
         // SAFETY: the bytes live as long as this end, and are looked at only between the tests' steps.
-        let key = unsafe { node.register(device, bytes.as_ptr() as usize, bytes.len(), 7) }.unwrap();
+        let key = unsafe { node.register((device, 0), bytes.as_ptr() as usize, bytes.len(), 7) }.unwrap();
         Self { node: Arc::clone(node), cq, qp, bytes, key }
     }
 
@@ -123,10 +123,21 @@ impl End {
     }
 
     fn post(&self, operation: Operation, sges: &[Sge], imm: Option<u32>, remote: (u64, u32)) -> Result<(), i32> {
+        self.post_with(true, operation, sges, imm, remote)
+    }
+
+    fn post_with(
+        &self,
+        signaled: bool,
+        operation: Operation,
+        sges: &[Sge],
+        imm: Option<u32>,
+        remote: (u64, u32),
+    ) -> Result<(), i32> {
         let request = SendRequest {
             wr_id: 77,
             operation,
-            signaled: true,
+            signaled,
             inline: None,
             solicited: false,
             imm,
@@ -333,6 +344,44 @@ fn a_wrong_key_or_bound_ends_both_queue_pairs_and_writes_nothing() {
         assert_eq!((pair.a.qp.state(), pair.b.qp.state()), (State::Error, State::Error));
         assert_eq!(bed.nodes[1].next_event(0).map(|event| event.kind), Some(3));
         assert_eq!(pair.b.bytes[50..], before[50..]);
+    }
+}
+
+#[test]
+fn a_key_of_another_protection_domain_allows_nothing() {
+    for its_own in [true, false] {
+        let bed = Bed::new();
+        let pair = bed.pair(0, 7);
+        let owner = if its_own { &pair.a } else { &pair.b };
+        // SAFETY: the bytes live as long as their end, and are looked at only between the tests' steps.
+        let key = unsafe { owner.node.register((0, 5), owner.bytes.as_ptr() as usize, owner.bytes.len(), 7) }.unwrap();
+        let piece = Sge { lkey: if its_own { key } else { pair.a.key }, ..pair.a.sge(0, 8) };
+        let to = (pair.b.bytes.as_ptr() as u64, if its_own { pair.b.key } else { key });
+        pair.a.post(Operation::Write, &[piece], None, to).unwrap();
+        bed.at(100_000);
+        let wanted = if its_own { status::LOCAL_PROTECTION } else { status::REMOTE_ACCESS };
+        assert_eq!(pair.poll().0[0].status, wanted);
+        owner.node.deregister(0, key).unwrap();
+    }
+}
+
+#[test]
+fn requests_without_a_completion_keep_their_places_until_one_with_it_is_done() {
+    let bed = Bed::new();
+    let pair = bed.pair(0, 7);
+    let to = (pair.b.bytes.as_ptr() as u64, pair.b.key);
+    let unsignaled = || pair.a.post_with(false, Operation::Write, &[pair.a.sge(0, 8)], None, to);
+    for _ in 0..15 {
+        unsignaled().unwrap();
+    }
+    bed.at(1_000_000);
+    assert!(pair.poll().0.is_empty());
+    pair.a.write(8, None, &pair.b);
+    assert_eq!(unsignaled(), Err(libc::ENOMEM), "fifteen are done, and nobody was told");
+    bed.at(2_000_000);
+    assert_eq!(pair.poll().0.len(), 1);
+    for _ in 0..16 {
+        unsignaled().unwrap();
     }
 }
 

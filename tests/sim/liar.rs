@@ -28,10 +28,10 @@ impl Liar {
     pub fn new(node: &Arc<Node>, mailbox: Arc<Region>) -> Self {
         let cq = CompletionQueue::new(node, 0, 64).unwrap();
         let caps = Caps { send_requests: 16, receive_requests: 16, sges: 1, inline_bytes: 0, signal_all: true };
-        let qp = QueuePair::new(node, 0, &cq, &cq, caps).unwrap();
+        let qp = QueuePair::new(node, 0, 0, &cq, &cq, caps).unwrap();
         // SAFETY: the region is this end's for as long as its queue pair; its words are looked at as atomics only.
         let key = unsafe {
-            node.register(0, mailbox.addr() as usize, MAILBOX_BYTES, status::LOCAL_WRITE | status::REMOTE_WRITE)
+            node.register((0, 0), mailbox.addr() as usize, MAILBOX_BYTES, status::LOCAL_WRITE | status::REMOTE_WRITE)
         };
         Self { node: Arc::clone(node), cq, qp, mailbox, key: key.unwrap() }
     }

@@ -3,6 +3,7 @@
 use super::guard;
 use super::handles::{self, MrHandle, PdHandle, TdHandle, Users};
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicU32, Ordering};
 use verbs_sys::*;
 
 /// The access that the core enforces; atomics and windows may be granted, but nothing here can use them.
@@ -22,7 +23,9 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd 
     guard::pointer(|| {
         // SAFETY: the caller's promise.
         let handle = unsafe { handles::context(context) }?;
-        let c = ibv_pd { context, handle: 0 };
+        // From 1 on, as a kernel's handles of a context: 0 is for those who use the core without this interface.
+        static DOMAINS: AtomicU32 = AtomicU32::new(1);
+        let c = ibv_pd { context, handle: DOMAINS.fetch_add(1, Ordering::Relaxed) };
         let holds = vec![handle.users.hold()];
         Ok(handles::give(PdHandle { c, device: handle.device, users: Users::default(), holds }))
     })
@@ -83,12 +86,14 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
         let (handle, attributes) = unsafe { (handles::context(context)?, attributes.as_ref()) };
         let attributes = attributes.ok_or(libc::EINVAL)?;
         // SAFETY: the caller's promise.
-        let mut holds = vec![handle.users.hold(), unsafe { handles::pd(attributes.pd) }?.users.hold()];
+        let parent = unsafe { handles::pd(attributes.pd) }?;
+        let mut holds = vec![handle.users.hold(), parent.users.hold()];
         if !attributes.td.is_null() {
             // SAFETY: the caller's promise.
             holds.push(unsafe { handles::td(attributes.td) }?.users.hold());
         }
-        let c = ibv_pd { context, handle: 0 };
+        // Protection is the parent's.
+        let c = ibv_pd { context, handle: parent.c.handle };
         Ok(handles::give(PdHandle { c, device: handle.device, users: Users::default(), holds }))
     })
 }
@@ -144,7 +149,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
         }
         let device = handle.device;
         // SAFETY: the caller's promise about the memory.
-        let key = unsafe { device.node.register(device.index, addr as usize, length, access) }?;
+        let key = unsafe { device.node.register((device.index, handle.c.handle), addr as usize, length, access) }?;
         let c = ibv_mr { context: handle.c.context, pd, addr, length, handle: key, lkey: key, rkey: key };
         Ok(handles::give(MrHandle { c, device, hold: handle.users.hold() }))
     })

@@ -42,7 +42,7 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init
             inline_bytes: got.max_inline_data,
             ..asked
         };
-        let core = QueuePair::new(&device.node, device.index, &send_cq.core, &recv_cq.core, caps)?;
+        let core = QueuePair::new(&device.node, device.index, domain.c.handle, &send_cq.core, &recv_cq.core, caps)?;
         // SAFETY: integers, pointers and pthread objects, for which zero is a value.
         let mut c: ibv_qp = unsafe { std::mem::zeroed() };
         (c.context, c.qp_context, c.pd) = (domain.c.context, wanted.qp_context, pd);

@@ -2,16 +2,23 @@
 
 use crate::fabric::{Node, lock};
 use crate::os::shm::RailMemory;
+use crate::regions::Region;
 
 impl Node {
-    /// Registers memory with a device. Returns its key.
+    /// Registers memory in a protection domain of a device. Returns its key.
     ///
     /// # Safety
     /// Until it is deregistered, the memory stays mapped, and may be read and (with write access) written by peers.
     ///
     /// # Errors
     /// An `errno`: `EINVAL` for an impossible range, `EFAULT` for memory that cannot be read, `ENOMEM` for too many.
-    pub unsafe fn register(&self, device: usize, addr: usize, len: usize, access: u32) -> Result<u32, i32> {
+    pub unsafe fn register(
+        &self,
+        (device, domain): (usize, u32),
+        addr: usize,
+        len: usize,
+        access: u32,
+    ) -> Result<u32, i32> {
         if addr.checked_add(len).is_none() || device >= self.devices().len() {
             return Err(libc::EINVAL);
         }
@@ -21,7 +28,8 @@ impl Node {
         if RailMemory::is_due(&self.memory.rails[self.node][device].failing_registrations) {
             return Err(libc::ENOMEM);
         }
-        self.regions.add(device, addr as u64, len as u64, access).ok_or(libc::ENOMEM)
+        let region = Region { key: 0, device, domain, addr: addr as u64, bytes: len as u64, access };
+        self.regions.add(region).ok_or(libc::ENOMEM)
     }
 
     /// Ends a registration. After this returns, no peer reads or writes the memory.
