@@ -1,12 +1,17 @@
 //! Fabrics from outside: creates one for a job, injects faults, shows what runs.
 
 use crate::folder::Folder;
+use crate::hotplug::Phase;
 use crate::os::process::pid_namespace;
 use crate::os::shm::{FabricMemory, MAX_NODES};
 use crate::profile::{Profile, RailSpec};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// How long a device works on after programs were cut off from it. What Linux takes depends on what there is to destroy.
+const CUT_OFF: Duration = Duration::from_millis(20);
 
 /// A fabric that was made for a job. It counts as used until this is dropped.
 #[derive(Debug)]
@@ -24,6 +29,10 @@ pub enum Action {
     Down,
     /// Bring the port up.
     Up,
+    /// Take the function off the bus: programs are cut off first, and a moment later the device is gone.
+    Unplug,
+    /// Bring the function back, as a new device of the same name.
+    Plug,
     /// Carry this part of the profile's rate; 1 is all of it.
     Slow(f64),
     /// Refuse so many of the next requests as invalid.
@@ -65,6 +74,8 @@ pub struct RailStatus {
     pub now_mbps: Option<f64>,
     /// Whether its port is down.
     pub is_down: bool,
+    /// Whether its function is off the bus.
+    pub is_unplugged: bool,
     /// How many of the next requests it refuses.
     pub refusals: u32,
     /// How many of the next queue pairs that connect fail with `ETIMEDOUT`.
@@ -156,9 +167,16 @@ pub fn control(dir: &Path, fabric: &str, node: Option<usize>, rail: &str, action
         let nodes = if nodes.is_empty() { "none yet".to_owned() } else { nodes.join(", ") };
         return Err(format!("fabric {fabric} has no node {node}; its nodes: {nodes}"));
     }
-    for at in (0..MAX_NODES).filter(|at| node.is_none_or(|wanted| wanted == *at)) {
-        let place = &memory.rails[at][index];
+    let places =
+        || (0..MAX_NODES).filter(|at| node.is_none_or(|wanted| wanted == *at)).map(|at| &memory.rails[at][index]);
+    if action == Action::Unplug {
+        places().for_each(|place| place.move_to(Phase::Cut));
+        std::thread::sleep(CUT_OFF);
+    }
+    for place in places() {
         match action {
+            Action::Unplug => place.move_to(Phase::Gone),
+            Action::Plug => place.move_to(Phase::Here),
             Action::Down => place.down.store(1, Ordering::Release),
             Action::Up => place.down.store(0, Ordering::Release),
             Action::Refuse(count) => place.refusals.store(count, Ordering::Relaxed),
@@ -184,14 +202,16 @@ pub fn status(dir: &Path, fabric: &str) -> Result<Status, String> {
     let rail = |node: usize, index: usize| {
         let (spec, place) = (&profile.rails[index], &memory.rails[node][index]);
         let is_down = place.down.load(Ordering::Acquire) != 0;
+        let is_unplugged = place.presence().phase != Phase::Here;
         let full_mbps = full_mbps(&profile, spec);
         let rate_mbps = Some(place.way.tx.rate_mbps()).filter(|mbps| *mbps > 0.0);
         let now_mbps = [rate_mbps, full_mbps].into_iter().flatten().reduce(f64::min);
         RailStatus {
             device: spec.name.clone(),
             full_mbps,
-            now_mbps: if is_down { Some(0.0) } else { now_mbps },
+            now_mbps: if is_down || is_unplugged { Some(0.0) } else { now_mbps },
             is_down,
+            is_unplugged,
             refusals: place.refusals.load(Ordering::Relaxed),
             unanswered: place.unanswered.load(Ordering::Relaxed),
         }

@@ -2,6 +2,7 @@
 
 use crate::engine::{Engine, Serve};
 use crate::folder::Folder;
+use crate::hotplug::{Phase, Presence};
 use crate::os::process::{Bell, let_peers_read, pid_namespace, started};
 use crate::os::shm::{self, DOORBELL_WORDS, FabricMemory, MAX_NODES, MAX_PROCESSES, ProcessMemory, QpMemory};
 use crate::pacing::Resource;
@@ -11,9 +12,9 @@ use crate::settings::Settings;
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use verbs_sys::{IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR};
+use verbs_sys::{IBV_EVENT_DEVICE_FATAL, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR};
 
 /// A process's place in a fabric.
 pub struct Node {
@@ -72,6 +73,8 @@ struct Events {
     queue: Mutex<VecDeque<Event>>,
     bell: Bell,
     was_down: AtomicBool,
+    /// How often the device was lost.
+    losses: AtomicU32,
 }
 
 impl Node {
@@ -125,6 +128,11 @@ impl Node {
         &self.devices
     }
 
+    /// Whether a device's function is there.
+    pub fn presence(&self, device: usize) -> Presence {
+        self.memory.rails[self.node][device].presence()
+    }
+
     /// Whether a device's port is up.
     pub fn port_up(&self, device: usize) -> bool {
         self.memory.rails[self.node][device].down.load(Ordering::Acquire) == 0
@@ -157,9 +165,18 @@ impl Node {
         self.events[device].bell.ring();
     }
 
-    /// Adds an event for each port that has gone up or down.
-    pub(crate) fn watch_ports(&self) {
+    /// Adds an event for each function that is gone, and for each port that has gone up or down.
+    pub fn watch_ports(&self) {
         for (device, events) in self.events.iter().enumerate() {
+            let presence = self.presence(device);
+            // A function that is there again was gone before, seen or not.
+            let losses = presence.generation + u32::from(presence.phase == Phase::Gone);
+            if events.losses.swap(losses, Ordering::Relaxed) != losses {
+                self.announce(device, Event { kind: IBV_EVENT_DEVICE_FATAL, port: 1, qp: None });
+            }
+            if presence.phase != Phase::Here {
+                continue;
+            }
             let down = !self.port_up(device);
             if events.was_down.swap(down, Ordering::Relaxed) != down {
                 let kind = if down { IBV_EVENT_PORT_ERR } else { IBV_EVENT_PORT_ACTIVE };
@@ -279,7 +296,8 @@ impl Device {
 
 impl Events {
     fn new() -> Result<Self, i32> {
-        Ok(Self { queue: Mutex::default(), bell: Bell::new()?, was_down: AtomicBool::new(false) })
+        let (queue, was_down, losses) = Default::default();
+        Ok(Self { queue, bell: Bell::new()?, was_down, losses })
     }
 }
 

@@ -2,9 +2,8 @@
 //!
 //! The library that this package builds (`softverbs-ibverbs`) stands in for `libibverbs.so.1`: programs that use verbs run on it
 //! without RDMA hardware, without kernel support and without root. Reliable-connected queue pairs, writes with and
-//! without immediate data, sends and reads, with the verbs specification's states, keys, bounds and errors. Kinder than hardware
-//! in three things: protection domains are not looked at, completion queues grow, and unsignaled sends give their room back
-//! when they are done.
+//! without immediate data, sends and reads, with the verbs specification's states, keys, protection domains, bounds and errors.
+//! Kinder than hardware in one thing: completion queues grow.
 //!
 //! # How it works
 //!
@@ -18,7 +17,7 @@
 //! # Layers
 //!
 //! From the bottom, each using those before it: `pacing`, `status`, `settings`, `profile`, `os`; `work_request`, `folder`, `regions`;
-//! `control`, `engine`; `fabric`; `threads`, `completion_queue`; `queue_pair`; `posting`, `serve`; `abi`. Where a lower layer has
+//! `hotplug`; `control`, `engine`; `fabric`; `threads`, `completion_queue`; `queue_pair`; `posting`, `serve`; `abi`. Where a lower layer has
 //! to call a queue pair, it does so by a trait of its own: an engine serves a `Serve`, a completion queue collects from a
 //! `SendQueue`. Only registering memory is out of order: it is `unsafe`, so it is in `os`, though it uses `fabric`.
 //!
@@ -35,6 +34,7 @@ pub mod control;
 pub mod engine;
 pub mod fabric;
 mod folder;
+pub mod hotplug;
 pub mod os;
 mod pacing;
 mod posting;

@@ -21,6 +21,8 @@ pub struct QueuePair {
     this: Weak<Self>,
     pub(crate) node: Arc<Node>,
     pub(crate) device: usize,
+    /// Which of the functions of the device's name it was made on.
+    generation: u32,
     /// Its protection domain there.
     domain: u32,
     slot: usize,
@@ -205,7 +207,7 @@ impl QueuePair {
     /// Creates a queue pair, in reset.
     ///
     /// # Errors
-    /// `EINVAL` for sizes above the limits, `ENOMEM` when the fabric has no free slot.
+    /// `EINVAL` for sizes above the limits, `ENOMEM` when the fabric has no free slot, `EIO` when the function is gone.
     pub fn new(
         node: &Arc<Node>,
         device: usize,
@@ -218,7 +220,11 @@ impl QueuePair {
         if device >= node.devices().len() {
             return Err(libc::EINVAL);
         }
-        let (slot, number) = claim(node, device).ok_or(libc::ENOMEM)?;
+        let presence = node.presence(device);
+        if !presence.answers(presence.generation) {
+            return Err(libc::EIO);
+        }
+        let (slot, number) = claim(node, device, presence.generation).ok_or(libc::ENOMEM)?;
         let local = Local {
             state: State::Reset,
             access: 0,
@@ -235,6 +241,7 @@ impl QueuePair {
             this: Weak::clone(this),
             node: Arc::clone(node),
             device,
+            generation: presence.generation,
             domain,
             slot,
             number,
@@ -278,6 +285,11 @@ impl QueuePair {
         &self.node.memory.rails[self.node.node][self.device]
     }
 
+    /// Whether its device works: the function that it was made on is there, or at least not gone yet.
+    pub(crate) fn has_device(&self) -> bool {
+        self.rail().presence().works(self.generation)
+    }
+
     /// Whether the peer has put it in error, which it does in shared memory.
     fn failed_from_afar(&self) -> bool {
         self.memory().state.load(Ordering::Acquire) == State::Error as u32
@@ -286,8 +298,12 @@ impl QueuePair {
     /// Changes its state.
     ///
     /// # Errors
-    /// `EINVAL` when the state or a value does not allow it; `ENETUNREACH` when the peer's GID cannot be reached.
+    /// `EINVAL` when the state or a value does not allow it; `ENETUNREACH` when the peer's GID cannot be reached; `EIO` when the
+    /// function is gone.
     pub fn change(&self, change: Change) -> Result<(), i32> {
+        if !self.rail().presence().answers(self.generation) {
+            return Err(libc::EIO);
+        }
         let mut local = lock(&self.local);
         let memory = self.memory();
         match (local.state, change) {
@@ -485,6 +501,11 @@ impl SendQueue for QueuePair {
     }
 
     fn reap(&self, now_ns: u64, cq: &CompletionQueue) -> bool {
+        if !self.has_device() {
+            // Nobody completes anything any more.
+            self.expected.store(false, Ordering::Release);
+            return false;
+        }
         let mut local = lock(&self.local);
         let memory = self.memory();
         let done = memory.done.load(Ordering::Acquire);
@@ -509,7 +530,7 @@ impl SendQueue for QueuePair {
 }
 
 /// Claims a free slot of the fabric.
-fn claim(node: &Node, device: usize) -> Option<(usize, u32)> {
+fn claim(node: &Node, device: usize, made_on: u32) -> Option<(usize, u32)> {
     for slot in 0..MAX_QPS {
         let memory = node.qp_memory(slot);
         if memory.number.load(Ordering::Acquire) != 0 {
@@ -523,6 +544,7 @@ fn claim(node: &Node, device: usize) -> Option<(usize, u32)> {
         memory.process.store(node.place as u32, Ordering::Relaxed);
         memory.node.store(node.node as u32, Ordering::Relaxed);
         memory.device.store(device as u32, Ordering::Relaxed);
+        memory.generation.store(made_on, Ordering::Relaxed);
         memory.remote.store(0, Ordering::Relaxed);
         memory.posted.store(0, Ordering::Relaxed);
         memory.done.store(0, Ordering::Relaxed);

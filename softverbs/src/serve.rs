@@ -38,14 +38,16 @@ impl Serve for QueuePair {
     fn serve(&self, now_ns: u64, pieces: usize, bounce: &mut Bounce) -> Served {
         let mut local = lock(&self.local);
         let Some(remote) = local.remote else { return Served::Idle };
-        if !matches!(local.state, State::ReadyToReceive | State::ReadyToSend) {
+        if !matches!(local.state, State::ReadyToReceive | State::ReadyToSend) || !self.has_device() {
             return Served::Idle;
         }
         let peer = self.node.qp_memory(remote.slot);
+        let sender = self.node.memory.rails[remote.node][self.device].presence();
         let down = [self.node.node, remote.node]
             .iter()
             .any(|node| self.node.memory.rails[*node][self.device].down.load(Ordering::Acquire) != 0);
-        if down {
+        // (The slot may be another queue pair's by now; then it is left alone further below.)
+        if down || !sender.works(peer.generation.load(Ordering::Acquire)) {
             local.serving.not_before_ns = now_ns;
             return Served::Until(now_ns + LATER_NS);
         }

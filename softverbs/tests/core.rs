@@ -6,6 +6,7 @@ use softverbs::completion_queue::{Completion, CompletionQueue};
 use softverbs::control::{Action, RailStatus, control, is_used, prepare, remove_unused, status, used};
 use softverbs::engine::{ASLEEP, AWAKE, NAPPING};
 use softverbs::fabric::Node;
+use softverbs::hotplug::Phase;
 use softverbs::profile::Profile;
 use softverbs::queue_pair::{Caps, Change, QueuePair, State};
 use softverbs::settings::Settings;
@@ -444,6 +445,41 @@ fn a_rail_that_goes_down_ends_in_retries_exceeded_and_one_that_is_slowed_is_slow
 }
 
 #[test]
+fn a_function_that_is_gone_is_silent_and_one_that_returns_is_another() {
+    let bed = Bed::new();
+    let pair = bed.pair(0, 7);
+    let rail = &bed.nodes[0].memory.rails[0][0];
+    let before = pair.b.bytes.clone();
+    // Cut off: the device goes on.
+    rail.move_to(Phase::Cut);
+    pair.a.write(10, None, &pair.b);
+    bed.at(100_000);
+    assert_eq!(pair.poll().0.len(), 1);
+    assert_ne!(pair.b.bytes[9..19], before[9..19]);
+    assert_eq!(pair.a.qp.change(Change::Error), Err(libc::EIO));
+    bed.nodes[0].watch_ports();
+    assert_eq!(bed.nodes[0].next_event(0), None);
+    // Gone: what is posted vanishes, and nothing comes of what the peer posts but a time-out at the peer.
+    rail.move_to(Phase::Gone);
+    let after = pair.b.bytes.clone();
+    pair.a.post(Operation::Write, &[pair.a.sge(50, 100)], None, (pair.b.bytes.as_ptr() as u64, pair.b.key)).unwrap();
+    pair.b.write(10, None, &pair.a);
+    bed.at(60_000_000_000);
+    let (a, b) = pair.poll();
+    assert_eq!((a, pair.b.bytes == after), (vec![], true));
+    assert_eq!(b.iter().map(|c| c.status).collect::<Vec<_>>(), [status::RETRY_EXCEEDED]);
+    bed.nodes[0].watch_ports();
+    assert_eq!(bed.nodes[0].next_event(0).map(|event| event.kind), Some(verbs_sys::IBV_EVENT_DEVICE_FATAL));
+    // Back: what was made before stays dead, and what is made now works.
+    rail.move_to(Phase::Here);
+    assert_eq!(pair.a.qp.change(Change::Error), Err(libc::EIO));
+    let new = bed.pair(0, 7);
+    new.a.write(10, None, &new.b);
+    bed.at(61_000_000_000);
+    assert_eq!((new.poll().0.len(), pair.a.poll().len()), (1, 0));
+}
+
+#[test]
 fn states_and_limits_are_kept() {
     let bed = Bed::new();
     let end = End::new(&bed.nodes[0], 0);
@@ -597,6 +633,7 @@ fn the_status_shows_nodes_rates_and_faults_and_other_nodes_are_refused() {
         full_mbps: Some(56_000.0),
         now_mbps: Some(56_000.0),
         is_down: false,
+        is_unplugged: false,
         refusals: 0,
         unanswered: 0,
     };

@@ -111,9 +111,11 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
             unsafe { libc::epoll_ctl(channel.c.fd, libc::EPOLL_CTL_DEL, handle.core.notify_fd(), none) };
         }
         handle.subject.wait_for_acknowledgements();
+        // SAFETY: the context is open as long as something is made on it.
+        let answer = unsafe { handles::context(handle.c.context) }.map(|_| ());
         // SAFETY: made by `give`, and no object uses it any more.
         unsafe { handles::end::<CqHandle, _>(cq) };
-        Ok(())
+        answer
     })
 }
 

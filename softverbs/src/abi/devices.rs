@@ -3,25 +3,25 @@
 use super::handles::{self, ContextHandle, DeviceHandle, Users};
 use super::{attributes, completions, guard, memory, posting};
 use crate::fabric::{Device, Node};
+use crate::hotplug::{Phase, Presence};
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int};
 use std::mem::{offset_of, size_of};
 use std::sync::{Arc, Mutex, OnceLock};
 use verbs_sys::*;
 
-/// `ibv_get_device_list`: the fabric's devices of this machine. The first call joins the fabric.
+/// `ibv_get_device_list`: the fabric's devices of this machine that are on the bus. The first call joins the fabric.
 ///
 /// # Safety
 /// As of the function of libibverbs: `count` is null or may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
     guard::pointer(|| {
-        let devices = devices()?;
-        let list = devices.iter().map(handles::pointer);
-        let list: Box<[*mut ibv_device]> = list.chain([std::ptr::null_mut()]).collect();
+        let there = devices()?.iter().filter(|device| device.node.presence(device.index).phase == Phase::Here);
+        let list: Box<[*mut ibv_device]> = there.map(handles::pointer).chain([std::ptr::null_mut()]).collect();
         // SAFETY: null or writable, by the caller's promise.
         if let Some(count) = unsafe { count.as_mut() } {
-            *count = c_int::try_from(devices.len()).unwrap_or(c_int::MAX);
+            *count = c_int::try_from(list.len() - 1).unwrap_or(c_int::MAX);
         }
         Ok(Box::into_raw(list).cast())
     })
@@ -84,6 +84,9 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
     guard::pointer(|| {
         // SAFETY: the caller's promise.
         let handle = unsafe { handles::device(device) }?;
+        let Presence { generation, phase: Phase::Here } = handle.node.presence(handle.index) else {
+            return Err(libc::EIO);
+        };
         // SAFETY: pointers and integers, for which zero is a value.
         let mut c: verbs_context = unsafe { std::mem::zeroed() };
         c.query_port = Some(attributes::query_port);
@@ -103,7 +106,7 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
         c.context.num_comp_vectors = 1;
         // The mark of a context that is the end of a `verbs_context` (__VERBS_ABI_IS_EXTENDED).
         c.context.abi_compat = std::ptr::without_provenance_mut(usize::MAX);
-        let object = ContextHandle { c: UnsafeCell::new(c), device: handle, users: Users::default() };
+        let object = ContextHandle { c: UnsafeCell::new(c), device: handle, generation, users: Users::default() };
         let object: *mut u8 = handles::give(object);
         // SAFETY: the context is inside the object just made.
         Ok(unsafe { object.byte_add(offset_of!(verbs_context, context)) }.cast())
@@ -118,7 +121,7 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
 pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     guard::zero_or_minus_one(|| {
         // SAFETY: the caller's promise.
-        let handle = unsafe { handles::context(context) }?;
+        let handle = unsafe { handles::any_context(context) }?;
         if handle.users.none_left().is_err() {
             // What was made on it still points at it. A kernel would end it all; here it stays until the process ends.
             return Ok(());

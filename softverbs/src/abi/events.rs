@@ -16,7 +16,7 @@ use verbs_sys::*;
 pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
     guard::zero_or_minus_one(|| {
         // SAFETY: the caller's promise.
-        let device = unsafe { handles::context(context) }?.device;
+        let device = unsafe { handles::any_context(context) }?.device;
         loop {
             if !device.node.take_event_announcement(device.index) {
                 return Err(guard::errno());

@@ -30,6 +30,8 @@ pub(super) struct DeviceHandle {
 pub(super) struct ContextHandle {
     pub(super) c: UnsafeCell<verbs_context>,
     pub(super) device: &'static DeviceHandle,
+    /// Which of the functions of the device's name was opened.
+    pub(super) generation: u32,
     pub(super) users: Users,
 }
 
@@ -168,11 +170,25 @@ behind!(channel, ibv_comp_channel, ChannelHandle);
 behind!(cq, ibv_cq, CqHandle);
 behind!(qp, ibv_qp, QpHandle);
 
-/// The object behind a context.
+/// The object behind a context, for a call that a kernel would answer: `EIO` where the function is gone.
 ///
 /// # Safety
 /// As of the others above.
 pub(super) unsafe fn context<'a>(pointer: *mut ibv_context) -> Result<&'a ContextHandle, i32> {
+    // SAFETY: the caller's promise.
+    let handle = unsafe { any_context(pointer) }?;
+    if handle.device.node.presence(handle.device.index).answers(handle.generation) {
+        Ok(handle)
+    } else {
+        Err(libc::EIO)
+    }
+}
+
+/// The object behind a context, whatever became of its function.
+///
+/// # Safety
+/// As of the others above.
+pub(super) unsafe fn any_context<'a>(pointer: *mut ibv_context) -> Result<&'a ContextHandle, i32> {
     if pointer.is_null() {
         return Err(libc::EINVAL);
     }

@@ -39,10 +39,13 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd 
 pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     guard::status(|| {
         // SAFETY: the caller's promise.
-        unsafe { handles::pd(pd) }?.users.none_left()?;
+        let handle = unsafe { handles::pd(pd) }?;
+        handle.users.none_left()?;
+        // SAFETY: the context is open as long as something is made on it.
+        let answer = unsafe { handles::context(handle.c.context) }.map(|_| ());
         // SAFETY: made by `give`, and no object uses it any more.
         unsafe { handles::end::<PdHandle, _>(pd) };
-        Ok(())
+        answer
     })
 }
 
@@ -137,8 +140,9 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     access: c_uint,
 ) -> *mut ibv_mr {
     guard::pointer(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's promise; the context is open as long as the domain is there.
         let handle = unsafe { handles::pd(pd) }?;
+        unsafe { handles::context(handle.c.context) }?;
         let access = access & !ACCESS_OPTIONAL_RANGE;
         if access & !GRANTABLE != 0 || iova != addr as u64 {
             return Err(libc::EOPNOTSUPP);
@@ -198,9 +202,11 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
         // SAFETY: the caller's promise.
         let handle = unsafe { handles::mr(mr) }?;
         handle.device.node.deregister(handle.device.index, handle.c.lkey)?;
+        // SAFETY: the context is open as long as something is made on it.
+        let answer = unsafe { handles::context(handle.c.context) }.map(|_| ());
         // SAFETY: made by `give`, and no object uses it any more.
         unsafe { handles::end::<MrHandle, _>(mr) };
-        Ok(())
+        answer
     })
 }
 

@@ -148,9 +148,11 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
         lock(&handle.device.qps).remove(&handle.core.number());
         handle.core.destroy();
         handle.subject.wait_for_acknowledgements();
+        // SAFETY: the queue pair is alive, and its context is open as long as something is made on it.
+        let answer = unsafe { handles::context((*qp).context) }.map(|_| ());
         // SAFETY: made by `give`, and no object uses it any more.
         unsafe { handles::end::<QpHandle, _>(qp) };
-        Ok(())
+        answer
     })
 }
 

@@ -25,7 +25,7 @@ pub const MAX_SGES: usize = 4;
 pub(crate) const DOORBELL_WORDS: usize = MAX_QPS / 64;
 
 /// Changes with the layout below.
-pub(crate) const LAYOUT: u64 = 0x5356_0007;
+pub(crate) const LAYOUT: u64 = 0x5356_0008;
 
 /// The whole file.
 #[repr(C)]
@@ -74,7 +74,8 @@ pub struct RailMemory {
     /// So many of the next queue pairs that connect fail (`ETIMEDOUT`), as if the peer's address did not answer. A kernel fails after
     /// a second, this fabric at once.
     pub unanswered: AtomicU32,
-    _unused: AtomicU32,
+    /// Whether its function is there: a `hotplug::Presence`.
+    pub(crate) presence: AtomicU32,
     /// What it carries.
     pub(crate) way: TwoWay,
     /// Payload bytes that left by it.
@@ -129,7 +130,8 @@ pub struct QpMemory {
     pub(crate) holder: AtomicU32,
     /// How often the sender tries again when the receiver is not ready; 7: no limit.
     pub(crate) rnr_retry: AtomicU32,
-    _unused: AtomicU32,
+    /// Which of its rail's functions it was made on.
+    pub(crate) generation: AtomicU32,
     /// Work requests posted since the beginning.
     pub(crate) posted: AtomicU64,
     /// Of these, how many are done.
