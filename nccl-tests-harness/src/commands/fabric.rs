@@ -44,6 +44,18 @@ enum What {
         #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
         rail: Place,
     },
+    /// Takes a rail's function off the bus, as a hotplug handler does: programs are cut off, then the device is gone.
+    Unplug {
+        /// The rail of one node, or with * of all nodes.
+        #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
+        rail: Place,
+    },
+    /// Brings a rail's function back, as a new device of the same name.
+    Plug {
+        /// The rail of one node, or with * of all nodes.
+        #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
+        rail: Place,
+    },
     /// Limits a rail to a part of its full rate.
     Slow {
         /// The rail of one node, or with * of all nodes.
@@ -99,6 +111,7 @@ struct RailJson {
     /// Null: no limit.
     now_mbps: Option<f64>,
     down: bool,
+    unplugged: bool,
     refuses_requests: u32,
     unanswered_connections: u32,
 }
@@ -115,6 +128,8 @@ impl Options {
             What::Status { json } => return status(&dir, name, json.map(Target::from)),
             What::Down { rail } => (rail, Action::Down, "port down".to_owned()),
             What::Up { rail } => (rail, Action::Up, "port up".to_owned()),
+            What::Unplug { rail } => (rail, Action::Unplug, "unplugged".to_owned()),
+            What::Plug { rail } => (rail, Action::Plug, "plugged in".to_owned()),
             What::Slow { rail, factor: 1.0 } => (rail, Action::Slow(1.0), "full rate".to_owned()),
             What::Slow { rail, factor } => (rail, Action::Slow(factor), format!("limited to {factor} of its rate")),
             What::Refuse { rail, count: 0 } => (rail, Action::Refuse(0), "refuses no requests".to_owned()),
@@ -183,6 +198,7 @@ fn text(status: &Status) -> String {
 
 fn state(rail: &RailStatus) -> String {
     let mut parts = vec![match (rail.full_mbps, rail.now_mbps) {
+        _ if rail.is_unplugged => "unplugged".to_owned(),
         _ if rail.is_down => "port down".to_owned(),
         (None, None) => "no rate limit".to_owned(),
         (Some(full), Some(now)) if now < full => format!("{}, slowed from {}", rate(now), rate(full)),
@@ -211,6 +227,7 @@ impl From<Status> for FabricJson {
             full_mbps: rail.full_mbps,
             now_mbps: rail.now_mbps,
             down: rail.is_down,
+            unplugged: rail.is_unplugged,
             refuses_requests: rail.refusals,
             unanswered_connections: rail.unanswered,
         };
@@ -273,6 +290,7 @@ mod tests {
             full_mbps: Some(112_000.0),
             now_mbps: Some(112_000.0),
             is_down: false,
+            is_unplugged: false,
             refusals: 0,
             unanswered: 0,
         };
