@@ -73,6 +73,12 @@ impl Error {
         Self::Os { what: what.into(), errno: error.raw_os_error().unwrap_or(0) }
     }
 
+    /// Whether it is how the kernel answers calls about a device that was taken away (`EIO` of a disassociated context: `uverbs_ioctl.c`,
+    /// `uverbs_main.c`).
+    pub fn is_removal(&self) -> bool {
+        matches!(self, Self::Os { errno: libc::EIO, .. })
+    }
+
     /// Whether the process or the machine is out of descriptors, which others may give back.
     pub fn is_shortage(&self) -> bool {
         matches!(self, Self::Os { errno: libc::EMFILE | libc::ENFILE, .. })

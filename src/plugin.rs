@@ -329,9 +329,9 @@ fn share_of_link(survey: &Survey, rail: &rails::Rail) -> u32 {
 
 impl Properties {
     fn new(survey: &Survey, rails: &[Arc<comm::Rail>], config: &Config) -> Self {
-        let limits = rails.iter().map(|rail| {
+        let limits = rails.iter().filter_map(|rail| {
             let queue_pairs = comm::setup::negotiate::most_queue_pairs(config, &rail.info.attachment);
-            rail.pd.context().limits().max_qp / u32::from(queue_pairs)
+            Some(rail.device.pd().ok()?.context().limits().max_qp / u32::from(queue_pairs))
         });
         let chunk = survey.rails.iter().map(|rail| rail.max_message_bytes).min().unwrap_or(0);
         let largest = (u64::from(chunk) * (MAX_LEADS + 1)).min(MAX_RECEIVE_BYTES) as usize;

@@ -442,7 +442,15 @@ fn frames_that_mean_nothing_are_passed_over() {
         of(5, ControlMessage::Fenced { lane, received: Received::default() }),
         of(200, ControlMessage::Live { lane }),
         // Without queue pairs it cannot be read.
-        ControlMessage::Joined { lane, connector_gid: gid, acceptor_gid: gid, mtu_bytes: 1024, qps: vec![] }.encode(),
+        ControlMessage::Joined {
+            lane,
+            connector_gid: gid,
+            acceptor_gid: gid,
+            mtu_bytes: 1024,
+            end: Default::default(),
+            epoch: Default::default(),
+        }
+        .encode(),
         ControlMessage::AreYouThere.encode(),
     ];
     for stream in [&mut taken.to_sender, &mut taken.to_receiver] {

@@ -10,7 +10,7 @@ use common::{fill, mix, until};
 use nccl_net_spark::comm::channel::Channel;
 use nccl_net_spark::comm::datapath::context::PathContext;
 use nccl_net_spark::comm::datapath::lane::Role;
-use nccl_net_spark::comm::datapath::mailbox::{Mailboxes, PeerMailbox};
+use nccl_net_spark::comm::datapath::mailbox::Mailboxes;
 use nccl_net_spark::comm::datapath::path::{PathGuard, SharedPath};
 use nccl_net_spark::comm::datapath::peer::Peer;
 use nccl_net_spark::comm::recovery::driver::Driver;
@@ -19,7 +19,6 @@ use nccl_net_spark::config::Config;
 use nccl_net_spark::error::Error;
 use nccl_net_spark::plugin::bring_up;
 use nccl_net_spark::verbs::{HostMemory, Region};
-use nccl_net_spark::wire::MAX_RAILS;
 use nccl_net_spark::wire::mailbox::MAILBOX_BYTES;
 use softverbs::control::{Action, control};
 use std::net::TcpStream;
@@ -405,9 +404,7 @@ fn watched(host: &Host, path: Arc<dyn SharedPath>) -> (Channel, Driver, Arc<Path
         log: Arc::clone(&process.log),
         waker: host.setup().service.clone(),
     });
-    let peer_mailbox = PeerMailbox { addr: 0, rkeys: [0; MAX_RAILS] };
-    let mailboxes =
-        Mailboxes { region: Region::new(MAILBOX_BYTES).unwrap(), lkeys: [0; MAX_RAILS], peer: peer_mailbox };
+    let mailboxes = Mailboxes { region: Region::new(MAILBOX_BYTES).unwrap(), peer_addr: 0 };
     let driver = Driver::new(process, Arc::clone(&context), path, Role::Sender, None, mailboxes, Vec::new());
     (Channel::from_stream(stream).unwrap(), driver, context, far_end)
 }

@@ -17,8 +17,8 @@ use nccl_net_spark::comm::datapath::peer::Presence;
 use nccl_net_spark::comm::datapath::wr_id::Work;
 use nccl_net_spark::error::{Error, Quick};
 use nccl_net_spark::wire::control::{ControlFrame, ControlMessage, FRAME_WORDS, OpenReceive, Received};
-use nccl_net_spark::wire::cts::{ENTRY_WORDS, Entry, MAX_RECEIVE_BYTES, Terms, entry_word};
-use nccl_net_spark::wire::fields::{Address, Attachment, QpEnd, RailAdvert};
+use nccl_net_spark::wire::cts::{ENTRY_WORDS, Entry, Epoch, MAX_RECEIVE_BYTES, Terms, entry_word};
+use nccl_net_spark::wire::fields::{Address, Attachment, LaneEnd, QpEnd, RailAdvert};
 use nccl_net_spark::wire::ids::{LaneId, Slot};
 use nccl_net_spark::wire::immediate::Immediate;
 use nccl_net_spark::wire::mailbox::INBOX_AT;
@@ -184,7 +184,7 @@ impl Stage {
 }
 
 fn terms(addr: u64, bytes: u64) -> Terms {
-    Terms { addr, bytes, tag: 0, parts: 1, part: 0 }
+    Terms { addr, bytes, tag: 0, parts: 1, part: 0, epoch: Epoch::default() }
 }
 
 /// Whether the error says that this end broke the protocol, and how.
@@ -249,7 +249,7 @@ fn a_grant_that_is_not_the_next_one_or_not_whole_is_no_grant() {
 fn a_grant_of_memory_that_is_not_the_peers_to_give_ends_the_connection_and_reaches_nothing() {
     let mut stage = Stage::new(2);
     let to = stage.fabric().to.as_ptr() as u64;
-    let real = *stage.fabric().into.packed_keys(true);
+    let real = stage.fabric().into.packed_keys(true);
     let inside = sim::fabric::ARENA as u64;
     let beyond = to + (1 << 40);
     for (addr, keys) in [(to, [0; 4]), (to, [u64::MAX; 4]), (0, real), (beyond, real), (to + inside + 8192, real)] {
@@ -279,10 +279,11 @@ fn no_grant_at_all_brings_the_sender_down() {
                 let worst = |dice: &mut Dice| [0, 1, u64::MAX, 1 << 40, dice.below(u64::MAX)][dice.below(5) as usize];
                 let terms = Terms {
                     addr: worst(&mut dice),
-                    bytes: worst(&mut dice) & 0xffff_ffff_ffff,
+                    bytes: worst(&mut dice) & ((1 << 41) - 1),
                     tag: dice.below(2) as i32,
                     parts: [1, 2, 8, 0, 9][dice.below(5) as usize],
                     part: if dice.one_in(4) { dice.below(256) as u8 } else { part as u8 },
+                    epoch: Epoch::new(if dice.one_in(4) { dice.below(128) as u8 } else { 0 }).unwrap(),
                 };
                 let keys = std::array::from_fn(|_| worst(&mut dice));
                 stage.forge(entry_word(sequence, part), &Entry::new(&terms, &keys, sequence));
@@ -420,20 +421,25 @@ fn advert(prefix: Option<u8>) -> RailAdvert {
 
 const QPS: [QpEnd; 1] = [QpEnd { number: 0xff_ffff, psn: 0 }];
 
+fn end(qps: &[QpEnd]) -> LaneEnd {
+    LaneEnd { qps: qps.to_vec(), mailbox_rkey: 0 }
+}
+
 fn joined(mtu_bytes: u32, qps: &[QpEnd]) -> ControlMessage {
     ControlMessage::Joined {
         lane: lane(1),
         connector_gid: [0x20; 16],
         acceptor_gid: [0x21; 16],
         mtu_bytes,
-        qps: qps.to_vec(),
+        end: end(qps),
+        epoch: Epoch::default(),
     }
 }
 
 #[test]
 fn what_is_for_the_other_side_to_say_ends_the_connection() {
     let mut stage = Stage::new(2);
-    let join = || ControlMessage::Join { lane: lane(1), rail: advert(None), qps: QPS.to_vec() };
+    let join = || ControlMessage::Join { lane: lane(1), rail: advert(None), end: end(&QPS) };
     let lies = [(0, join()), (0, ControlMessage::Live { lane: lane(1) }), (1, joined(1024, &QPS))];
     for (side, message) in lies {
         for is_down in [false, true] {
@@ -484,7 +490,7 @@ fn offers_for_a_lost_rail_that_cannot_be_taken_leave_it_lost_and_the_other_carri
     for rail in [advert(None), advert(Some(0)), RailAdvert { addresses: Vec::new(), ..advert(None) }] {
         stage.again();
         stage.tell(1, 1, ControlMessage::Fenced { lane: lane(1), received: Received::default() }.encode());
-        stage.tell(1, 2, ControlMessage::Join { lane: lane(1), rail, qps: vec![QPS[0]; 16] }.encode());
+        stage.tell(1, 2, ControlMessage::Join { lane: lane(1), rail, end: end(&[QPS[0]; 16]) }.encode());
         let text = stage.pair.drivers[1].text();
         assert!(text.contains("x0:1 to x0:1: up") && text.contains("x1:1 to x1:1: lost"), "{text}");
     }
@@ -500,12 +506,12 @@ fn a_path_mtu_that_the_port_does_not_have_keeps_a_lost_rail_lost_until_a_true_on
         stage.pair.send.enter().unwrap().lose_by(&stage.pair.contexts[0], lane(1), "pulled".to_owned());
         let (mut told, heard) = (0, Heard::default());
         let lied = |frame: &mut ControlFrame| {
-            if let Ok(ControlMessage::Joined { lane, connector_gid, acceptor_gid, mtu_bytes, qps }) =
+            if let Ok(ControlMessage::Joined { lane, connector_gid, acceptor_gid, mtu_bytes, end, epoch }) =
                 ControlMessage::decode(&frame.message)
             {
                 assert_eq!(mtu_bytes, 1024);
                 frame.message =
-                    ControlMessage::Joined { lane, connector_gid, acceptor_gid, mtu_bytes: lie, qps }.encode();
+                    ControlMessage::Joined { lane, connector_gid, acceptor_gid, mtu_bytes: lie, end, epoch }.encode();
                 told += 1;
             }
         };
@@ -537,7 +543,7 @@ fn a_peer_that_talks_on_and_never_hears_is_cut_off() {
     let mut told = None;
     for number in 2..10_000 {
         // Each is answered with a refusal, and none of those is heard.
-        stage.tell(1, number, ControlMessage::Join { lane: lane(1), rail: advert(None), qps: QPS.to_vec() }.encode());
+        stage.tell(1, number, ControlMessage::Join { lane: lane(1), rail: advert(None), end: end(&QPS) }.encode());
         told = stage.complaint(1).map(|error| (number, error));
         if told.is_some() {
             break;
@@ -564,7 +570,7 @@ fn nothing_in_the_mailbox_or_in_the_ear_brings_a_side_down() {
                 0 => (0..dice.below(1900)).map(|_| dice.below(256) as u8).collect(),
                 1 => ControlMessage::Fenced { lane: lane(dice.below(8)), received: Received::default() }.encode(),
                 2 => ControlMessage::NotNow { lane: lane(dice.below(8)), why: "no".to_owned() }.encode(),
-                3 => ControlMessage::Join { lane: lane(dice.below(8)), rail: advert(None), qps: QPS.to_vec() }.encode(),
+                3 => ControlMessage::Join { lane: lane(dice.below(8)), rail: advert(None), end: end(&QPS) }.encode(),
                 4 => joined(256, &QPS).encode(),
                 5 => ControlMessage::Live { lane: lane(dice.below(8)) }.encode(),
                 6 => ControlMessage::Bye { delivered: dice.below(2) }.encode(),
@@ -574,8 +580,7 @@ fn nothing_in_the_mailbox_or_in_the_ear_brings_a_side_down() {
                 stage.tell(side, number, message);
             } else {
                 // As it would lie in the mailbox; sometimes with a word of it wrong.
-                let heard = dice.below(3);
-                let mut words = ControlFrame { number, heard, asks: true, message }.to_words();
+                let mut words = ControlFrame { number, heard: dice.below(3), asks: true, message }.to_words();
                 if dice.one_in(3) {
                     let at = dice.below(words.len() as u64) as usize;
                     words[at] = dice.below(u64::MAX);

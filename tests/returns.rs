@@ -6,6 +6,7 @@
 mod common;
 mod sim;
 
+use nccl_net_spark::comm::recovery::driver::PortChange;
 use nccl_net_spark::comm::{Purpose, RecvPart};
 use nccl_net_spark::verbs::HostMemory;
 use nccl_net_spark::wire::control::{ControlFrame, ControlMessage};
@@ -75,7 +76,11 @@ impl Stage {
         let now = self.fabric().now();
         for side in [0, 1] {
             let port = self.fabric().hosts[side].process().rails[rail].clone();
-            self.pairs[connection].drivers[side].port_changed(&port, is_up, now);
+            self.pairs[connection].drivers[side].port_changed(
+                &port,
+                if is_up { PortChange::Up } else { PortChange::Down },
+                now,
+            );
         }
     }
 
@@ -99,12 +104,12 @@ fn a_twin_without_an_address_returns_by_a_cable_between_ports_of_different_names
     stage.set(&[1], true);
     let mut asked = 0;
     stage.talk(10_000, |frame| {
-        if let Ok(ControlMessage::Join { lane, mut rail, qps }) = ControlMessage::decode(&frame.message) {
+        if let Ok(ControlMessage::Join { lane, mut rail, end }) = ControlMessage::decode(&frame.message) {
             // As the sending side's rail would be with the cable in its other port.
             rail.phys_port = "p1".to_owned();
             rail.addresses.retain(|address| address.gid.starts_with(&[0xfe, 0x80]));
             assert_eq!(rail.addresses.len(), 1);
-            frame.message = ControlMessage::Join { lane, rail, qps }.encode();
+            frame.message = ControlMessage::Join { lane, rail, end }.encode();
             asked += 1;
         }
     });

@@ -12,7 +12,7 @@ use nccl_net_spark::flow::sends::{REQUESTS, Route, Sends};
 use nccl_net_spark::wire::codec::Writer;
 use nccl_net_spark::wire::control::{OpenReceive, Received};
 use nccl_net_spark::wire::cts::{
-    ENTRY_WORDS, Entry, MAX_RECEIVE_BYTES, PackedKeys, RING_WORDS, Terms, Violation, entry_word, rkey_in,
+    ENTRY_WORDS, Entry, Epoch, MAX_RECEIVE_BYTES, PackedKeys, RING_WORDS, Terms, Violation, entry_word, rkey_in,
 };
 use nccl_net_spark::wire::ids::{LaneId, Slot};
 use nccl_net_spark::wire::immediate::Immediate;
@@ -55,6 +55,8 @@ struct Piece {
     posted: u64,
     is_closed: bool,
     is_done: bool,
+    /// Its lane was lost, and it has no other yet.
+    is_stranded: bool,
 }
 
 impl Sent {
@@ -130,7 +132,7 @@ impl Model<'_> {
         for part in 0..parts {
             let tag = if shape & 8 == 8 { i32::from(part) } else { i32::from(shape >> 4) };
             let addr = u64::from(part) << 32;
-            let mut terms = Terms { addr, bytes: u64::from(tape.u8()) << 8, tag, parts, part };
+            let mut terms = Terms { addr, bytes: u64::from(tape.u8()) << 8, tag, parts, part, epoch: Epoch::default() };
             let mut mask = u8::MAX;
             if lies >> (part & 3) & 2 == 2 {
                 match tape.u8() % 6 {
@@ -245,7 +247,7 @@ impl Model<'_> {
         assert_eq!((immediate, allocated), (expected_immediate(&head, 0, 1, 0), 0));
         self.under_way.push(Posted { request, share: 0, lane });
         let share = Share { lane, offset: 0, bytes };
-        let shares = vec![Piece { share, posted: bytes, is_closed: true, is_done: false }];
+        let shares = vec![Piece { share, posted: bytes, is_closed: true, is_done: false, is_stranded: false }];
         (request, Sent { head, bytes, is_whole: true, shares })
     }
 
@@ -274,7 +276,7 @@ impl Model<'_> {
                 self.sends.keep_share(request, number as u8, share, route, CHUNK);
             }
             let posted = if now { share.bytes } else { 0 };
-            pieces.push(Piece { share: *share, posted, is_closed: now, is_done: false });
+            pieces.push(Piece { share: *share, posted, is_closed: now, is_done: false, is_stranded: false });
         }
         (request, Sent { head, bytes, is_whole: false, shares: pieces })
     }
@@ -287,7 +289,7 @@ impl Model<'_> {
             let sent = self.requests.get_mut(&request).expect("what waits is a request");
             assert_eq!(usize::from(count), sent.shares.len());
             for (number, piece) in (0..).zip(&mut sent.shares) {
-                while left > 0 && !self.is_lost[piece.share.lane.index()] {
+                while left > 0 && !piece.is_stranded && !self.is_lost[piece.share.lane.index()] {
                     let Some(next) = self.sends.next_write(request, number, CHUNK) else { break };
                     left -= 1;
                     let from = piece.share.offset + piece.posted;
@@ -369,6 +371,7 @@ impl Model<'_> {
                 if piece.share.lane == lost && !piece.is_done {
                     (piece.posted, piece.is_closed) = (0, false);
                     piece.is_done = received.has(sequence, part, number);
+                    piece.is_stranded = !piece.is_done;
                     sent.is_whole = false;
                 }
             }
@@ -379,15 +382,16 @@ impl Model<'_> {
         }
         let route = Route { queue: 0, lkey: 3, rkey: 4, timed: false };
         let mut moved = 0;
-        self.sends.reroute(lost, |stranded| {
+        let is_left = self.sends.reroute(|stranded| {
             moved += 1;
             assert!(stranded.memory == 7 && stranded.bytes <= MAX_RECEIVE_BYTES);
             Some((other, route))
         });
+        assert!(!is_left);
         let unfinished = self.requests.values_mut().filter(|sent| !sent.is_done());
-        let waiting = unfinished.flat_map(|sent| &mut sent.shares);
-        let waiting = waiting.filter(|piece| piece.share.lane == lost && !piece.is_done);
-        assert_eq!(waiting.map(|piece| piece.share.lane = other).count(), moved);
+        let waiting = unfinished.flat_map(|sent| &mut sent.shares).filter(|piece| piece.is_stranded && !piece.is_done);
+        let moved_here = waiting.map(|piece| (piece.share.lane, piece.is_stranded) = (other, false)).count();
+        assert_eq!(moved_here, moved);
     }
 
     /// The peer closes, and says how much it has had.

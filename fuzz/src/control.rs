@@ -10,7 +10,8 @@ use nccl_net_spark::wire::codec::Writer;
 use nccl_net_spark::wire::control::{
     ControlFrame, ControlMessage, FRAME_WORDS, MAX_CONTROL_BYTES, OpenReceive, Received,
 };
-use nccl_net_spark::wire::fields::{Address, Attachment, QpEnd, RailAdvert};
+use nccl_net_spark::wire::cts::Epoch;
+use nccl_net_spark::wire::fields::{Address, Attachment, LaneEnd, QpEnd, RailAdvert};
 use nccl_net_spark::wire::ids::LaneId;
 use nccl_net_spark::wire::{MAX_RAILS, PARTS, SLOTS};
 
@@ -40,15 +41,15 @@ fn check_message(bytes: &[u8]) -> bool {
             assert!(received.open.len() <= SLOTS);
             check_received(received);
         }
-        ControlMessage::Join { lane, rail, qps } => {
+        ControlMessage::Join { lane, rail, end } => {
             is_said(*lane);
             check_rail(rail);
-            check_queue_pairs(qps);
+            check_queue_pairs(&end.qps);
         }
-        ControlMessage::Joined { lane, mtu_bytes, qps, .. } => {
+        ControlMessage::Joined { lane, mtu_bytes, end, .. } => {
             is_said(*lane);
             assert!((256..=4096).contains(mtu_bytes) && mtu_bytes.is_power_of_two());
-            check_queue_pairs(qps);
+            check_queue_pairs(&end.qps);
         }
         ControlMessage::NotNow { lane, .. } | ControlMessage::Live { lane } => is_said(*lane),
         ControlMessage::AreYouThere | ControlMessage::Bye { .. } => {}
@@ -140,6 +141,7 @@ pub fn sign(words: &mut [u64; FRAME_WORDS]) {
 /// One control message of each kind.
 pub fn messages() -> Vec<(&'static str, ControlMessage)> {
     let qps = vec![QpEnd { number: 17, psn: 0xff_ffff }, QpEnd { number: 18, psn: 0 }];
+    let end = LaneEnd { qps, mailbox_rkey: 5 };
     let gid = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 168, 100, 1];
     let open = (0..3).map(|at| OpenReceive { sequence: 40 + at, shares: [at as u8, 1, 0, 0, 0, 0, 0, 0xff] }).collect();
     let rail = RailAdvert {
@@ -152,10 +154,17 @@ pub fn messages() -> Vec<(&'static str, ControlMessage)> {
     };
     vec![
         ("fenced", ControlMessage::Fenced { lane: lane(3), received: Received { granted: 43, open } }),
-        ("join", ControlMessage::Join { lane: lane(7), rail, qps: qps.clone() }),
+        ("join", ControlMessage::Join { lane: lane(7), rail, end: end.clone() }),
         (
             "joined",
-            ControlMessage::Joined { lane: lane(0), connector_gid: gid, acceptor_gid: [7; 16], mtu_bytes: 1024, qps },
+            ControlMessage::Joined {
+                lane: lane(0),
+                connector_gid: gid,
+                acceptor_gid: [7; 16],
+                mtu_bytes: 1024,
+                end,
+                epoch: Epoch::default(),
+            },
         ),
         ("not-now", ControlMessage::NotNow { lane: lane(1), why: "its port is down".into() }),
         ("live", ControlMessage::Live { lane: lane(2) }),

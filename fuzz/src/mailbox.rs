@@ -3,12 +3,11 @@
 use crate::control::{padded, sign};
 use crate::tape::Tape;
 use crate::target::Seeds;
-use nccl_net_spark::comm::datapath::mailbox::{Mailboxes, PeerMailbox};
+use nccl_net_spark::comm::datapath::lane::MailboxKeys;
+use nccl_net_spark::comm::datapath::mailbox::Mailboxes;
 use nccl_net_spark::verbs::Region;
-use nccl_net_spark::wire::MAX_RAILS;
 use nccl_net_spark::wire::codec::Writer;
 use nccl_net_spark::wire::control::{ControlFrame, FRAME_WORDS};
-use nccl_net_spark::wire::ids::LaneId;
 use nccl_net_spark::wire::mailbox::{INBOX_AT, MAILBOX_BYTES, OUTBOX_AT, PROBE_AT, PROBE_BYTES};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -35,8 +34,7 @@ enum Inbox {
 pub fn check(data: &[u8]) -> bool {
     let region = REGION.with(Arc::clone);
     region.words().iter().for_each(|word| word.store(0, Relaxed));
-    let peer = PeerMailbox { addr: PEER_ADDR, rkeys: std::array::from_fn(|lane| 100 + lane as u32) };
-    let mailbox = Mailboxes { region, lkeys: std::array::from_fn(|lane| lane as u32), peer };
+    let mailbox = Mailboxes { region, peer_addr: PEER_ADDR };
     let mut tape = Tape::short(data);
     let (mut inbox, mut taken) = (Inbox::Other, 0);
     while let Some(step) = tape.step() {
@@ -63,7 +61,7 @@ pub fn check(data: &[u8]) -> bool {
                 inbox = Inbox::Other;
             }
             3 => taken += u32::from(take(&mailbox, std::mem::replace(&mut inbox, Inbox::Other))),
-            _ => put(&mailbox, &frame(&mut tape), tape.lane(MAX_RAILS)),
+            _ => put(&mailbox, &frame(&mut tape), MailboxKeys { own_lkey: tape.u32(), peer_rkey: tape.u32() }),
         }
     }
     let ring = &mailbox.region.words()[..PROBE];
@@ -113,7 +111,7 @@ fn take(mailbox: &Mailboxes, inbox: Inbox) -> bool {
 }
 
 /// Puts a control frame down in its place alone, and sends it within both mailboxes.
-fn put(mailbox: &Mailboxes, frame: &ControlFrame, lane: LaneId) {
+fn put(mailbox: &Mailboxes, frame: &ControlFrame, keys: MailboxKeys) {
     let mut after = all(mailbox);
     let words = frame.to_words();
     after[OUTBOX - PROBE..][..words.len()].copy_from_slice(&words);
@@ -121,13 +119,13 @@ fn put(mailbox: &Mailboxes, frame: &ControlFrame, lane: LaneId) {
     assert_eq!((all(mailbox), bytes as usize), (after, words.len() * 8));
     let (near, end) = (mailbox.region.addr(), MAILBOX_BYTES as u64);
     for (write, most) in
-        [(mailbox.frame_write(lane, bytes), FRAME_WORDS * 8), (mailbox.probe_write(lane, u32::MAX), PROBE_BYTES)]
+        [(mailbox.frame_write(keys, bytes), FRAME_WORDS * 8), (mailbox.probe_write(keys, u32::MAX), PROBE_BYTES)]
     {
-        let (from, to) = (write.local_addr - near, write.remote.addr - mailbox.peer.addr);
+        let (from, to) = (write.local_addr - near, write.remote.addr - mailbox.peer_addr);
         assert!(
             write.bytes as usize <= most && from + u64::from(write.bytes) <= end && to + u64::from(write.bytes) <= end
         );
-        assert_eq!((write.lkey, write.remote.rkey), (lane.index() as u32, 100 + lane.index() as u32));
+        assert_eq!((write.lkey, write.remote.rkey), (keys.own_lkey, keys.peer_rkey));
     }
 }
 

@@ -222,9 +222,13 @@ impl Model {
             let owed = self.slots.iter().position(is_owed).map(|at| (at, self.slots[at].clone()));
             let expected = owed.as_ref().and_then(|(at, open)| {
                 let open = open.as_ref()?;
-                Some(Owed { grant: Grant { slot: slot(*at), sequence: open.sequence }, parts: open.parts.len() })
+                Some(Owed {
+                    grant: Grant { slot: slot(*at), sequence: open.sequence },
+                    parts: open.parts.len(),
+                    lane: None,
+                })
             });
-            assert_eq!(self.receives.next_owed(), expected);
+            assert_eq!(self.receives.next_owed(|_| true), expected);
             if let Some((at, _)) = owed {
                 self.receives.repeats(slot(at), lane);
                 self.repeating[at] = Some(lane);

@@ -9,7 +9,8 @@ use crate::target::Seeds;
 use nccl_net_spark::flow::recovery::{Action, Answer, Cause, Limits, Recovery, Role, State};
 use nccl_net_spark::wire::codec::Writer;
 use nccl_net_spark::wire::control::{ControlFrame, ControlMessage, Received};
-use nccl_net_spark::wire::fields::{QpEnd, RailAdvert};
+use nccl_net_spark::wire::cts::Epoch;
+use nccl_net_spark::wire::fields::{LaneEnd, QpEnd, RailAdvert};
 use nccl_net_spark::wire::ids::LaneId;
 
 const RAILS: usize = 2;
@@ -171,8 +172,7 @@ impl Caller {
     fn open(&mut self, lane: LaneId, failed: bool) {
         assert_eq!((self.role, self.rails[lane.index()]), (Role::Sender, Rail::Stopped { by_peer: true }));
         assert!(!self.has_ended, "a connection that has ended asks for no rail");
-        let outcome =
-            if failed { Err("port down".to_owned()) } else { Ok((advert(), vec![QpEnd { number: 1, psn: 1 }])) };
+        let outcome = if failed { Err("port down".to_owned()) } else { Ok((advert(), end(1))) };
         if !failed {
             self.rails[lane.index()] = Rail::New;
         }
@@ -185,7 +185,8 @@ impl Caller {
             connector_gid: [1; 16],
             acceptor_gid: [2; 16],
             mtu_bytes: 1024,
-            qps: vec![QpEnd { number: 2, psn: 2 }],
+            end: end(2),
+            epoch: Epoch::default(),
         };
         if !failed {
             self.rails[lane.index()] = Rail::Connected;
@@ -209,6 +210,10 @@ impl Caller {
             assert_eq!(*rail, expected, "rail {lane}");
         }
     }
+}
+
+fn end(number: u32) -> LaneEnd {
+    LaneEnd { qps: vec![QpEnd { number, psn: number }], mailbox_rkey: 0 }
 }
 
 fn advert() -> RailAdvert {

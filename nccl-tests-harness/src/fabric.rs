@@ -160,11 +160,19 @@ fn about(wish: &Wish, name: &str, why: &str) -> String {
 }
 
 impl Fabric {
+    /// What all ranks need in their environment.
+    pub fn shared_environment(&self) -> &[(String, String)] {
+        &self.environment
+    }
+
     /// What a rank needs in its environment.
     pub fn environment(&self, rank: usize) -> Vec<(String, String)> {
         let mut environment = self.environment.clone();
         if self.kind == Kind::Soft {
             environment.push(("SOFTVERBS_NODE".to_owned(), rank.to_string()));
+            for (_, root) in environment.iter_mut().filter(|(name, _)| name == "NCCL_SPARK_SYSFS") {
+                *root = softverbs::control::sysfs_of_node(root, rank);
+            }
         }
         environment
     }

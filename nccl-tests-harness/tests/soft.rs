@@ -153,6 +153,37 @@ fn a_rail_is_slowed_while_a_job_runs_and_nothing_stays_behind() {
 }
 
 #[test]
+fn a_job_goes_on_when_all_functions_of_a_node_leave_the_bus_and_return() {
+    if !is_built() {
+        return;
+    }
+    let name = format!("test-unplugged-{}", std::process::id());
+    // Some ten seconds at its pace, of which a machine that is slower makes more.
+    let job = start(&format!(
+        "sendrecv --fabric-name {name} --profile spark-2cable --scale 0.02 -b 4M -e 4M -n 1000 -w 0 -v"
+    ));
+    let fabric = |what: &str| run(&format!("fabric {what} --fabric-name {name}"));
+    let all = ["rocep1s0f0", "roceP2p1s0f0", "rocep1s0f1", "roceP2p1s0f1"];
+    let deadline = Instant::now() + PATIENCE;
+    while fabric("unplug 0:rocep1s0f0").status != Some(0) && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(fabric("plug 0:rocep1s0f0").out, format!("fabric {name}: rocep1s0f0 of node 0: plugged in\n"));
+    std::thread::sleep(Duration::from_secs(1));
+    for (node, rail) in all.iter().flat_map(|rail| [(0, rail), (1, rail)]) {
+        assert_eq!(fabric(&format!("unplug {node}:{rail}")).status, Some(0));
+    }
+    for (node, rail) in all.iter().flat_map(|rail| [(1, rail), (0, rail)]) {
+        assert_eq!(fabric(&format!("plug {node}:{rail}")).status, Some(0));
+    }
+    let said = Said::from(job.wait_with_output().unwrap());
+    assert_eq!(said.status, Some(0), "{said:?}");
+    for text in ["lost: its device was removed", "its device is back", "recovered after"] {
+        assert!(said.out.contains(text) || said.err.contains(text), "{text}: {said:?}");
+    }
+}
+
+#[test]
 fn fabrics_are_kept_where_softverbs_dir_says_and_their_status_is_shown() {
     if !is_built() {
         return;

@@ -11,6 +11,8 @@ use std::sync::{Arc, Mutex};
 pub struct CompletionQueue {
     node: Arc<Node>,
     device: usize,
+    /// Which of the functions of the device's name it was made on.
+    generation: u32,
     queue: Mutex<VecDeque<Completion>>,
     /// Queue pairs that have sends under way whose completions come here.
     senders: Mutex<Vec<Arc<dyn SendQueue>>>,
@@ -66,6 +68,7 @@ impl CompletionQueue {
         Ok(Arc::new(Self {
             node: Arc::clone(node),
             device,
+            generation: node.presence(device).generation,
             queue: Mutex::new(VecDeque::with_capacity(entries)),
             senders: Mutex::default(),
             joining: Mutex::default(),
@@ -85,12 +88,12 @@ impl CompletionQueue {
         self.node.drive(self.device, now);
         self.reap(now);
         let most = match self.node.adversary() {
-            // Sometimes none, sometimes fewer than there are.
-            Some(seed) => {
+            // Sometimes none, sometimes fewer than there are. What a device that is gone has completed is all there.
+            Some(seed) if self.node.presence(self.device).works(self.generation) => {
                 let turn = self.polls.fetch_add(1, Ordering::Relaxed) ^ seed;
                 (turn.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 61) as usize
             }
-            None => out.len(),
+            _ => out.len(),
         };
         let mut queue = lock(&self.queue);
         let count = queue.len().min(out.len()).min(most);

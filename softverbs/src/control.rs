@@ -99,6 +99,9 @@ pub fn prepare(dir: &Path, name: &str, profile: &Profile, nodes: usize) -> Resul
     folder.clear()?;
     let (memory, _) = folder.open(Some(profile))?;
     memory.nodes.store(nodes as u32, Ordering::Release);
+    for node in 0..nodes {
+        profile.write_sysfs(&sysfs_of(&folder, node))?;
+    }
     let user = folder.use_it()?;
     let pair = |n: &str, v: String| (n.to_owned(), v);
     let environment = vec![
@@ -151,6 +154,17 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
+/// What a process of this node is to take for `/sys`, given the fabric's tree: its own, if it has one.
+pub fn sysfs_of_node(shared: &str, node: usize) -> String {
+    let own = Path::new(shared).join("nodes").join(node.to_string());
+    if own.exists() { own.display().to_string() } else { shared.to_owned() }
+}
+
+/// A node's own tree, where a function that was unplugged is missing. (The one that all share has every function.)
+fn sysfs_of(folder: &Folder, node: usize) -> PathBuf {
+    folder.path().join("sys/nodes").join(node.to_string())
+}
+
 /// Injects a fault into a rail of a used fabric, on one node or on all.
 ///
 /// # Errors
@@ -173,6 +187,11 @@ pub fn control(dir: &Path, fabric: &str, node: Option<usize>, rail: &str, action
         places().for_each(|place| place.move_to(Phase::Cut));
         std::thread::sleep(CUT_OFF);
     }
+    let folder = Folder::new(dir, fabric);
+    let show = |is_there| {
+        let wanted = (0..MAX_NODES).filter(|at| node.is_none_or(|wanted| wanted == *at));
+        wanted.map(|at| sysfs_of(&folder, at)).try_for_each(|root| profile.show_device(&root, index, is_there))
+    };
     for place in places() {
         match action {
             Action::Unplug => place.move_to(Phase::Gone),
@@ -190,7 +209,11 @@ pub fn control(dir: &Path, fabric: &str, node: Option<usize>, rail: &str, action
             }
         }
     }
-    Ok(())
+    match action {
+        Action::Unplug => show(false),
+        Action::Plug => show(true),
+        _ => Ok(()),
+    }
 }
 
 /// The nodes and rails of a used fabric.

@@ -265,6 +265,28 @@ impl Profile {
         Ok(())
     }
 
+    /// Shows a rail's RDMA device in such a tree, or no longer, as far as there is a tree.
+    ///
+    /// # Errors
+    /// Names the file.
+    pub fn show_device(&self, root: &Path, rail: usize, is_there: bool) -> Result<(), String> {
+        let (class, rail) = (root.join("class/infiniband"), &self.rails[rail]);
+        let (entry, link) = (class.join(&rail.name), &self.links[rail.link]);
+        let domain = link.pci.split(':').next().unwrap_or("0000");
+        let function = root.join(format!("devices/pci{domain}:00/{}.{}", link.pci, rail.function));
+        match is_there {
+            _ if !class.exists() => Ok(()),
+            true if entry.symlink_metadata().is_err() => link_to(&entry, &function.join("infiniband").join(&rail.name)),
+            false => match std::fs::remove_file(&entry) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    Err(format!("{}: {error}", entry.display()))
+                }
+                _ => Ok(()),
+            },
+            true => Ok(()),
+        }
+    }
+
     /// The profile as text, as [`Profile::parse`] reads it.
     pub fn to_text(&self) -> String {
         let mut text = String::new();

@@ -304,7 +304,7 @@ pub(super) unsafe fn memory<'a>(raw: *mut c_void, name: &'static str) -> Quick<&
 /// `raw` came from [`memory_into_raw`], and NCCL does not use it again.
 pub(super) unsafe fn drop_memory(raw: NonNull<c_void>) {
     // SAFETY: `memory_into_raw` gave NCCL this one count.
-    drop(unsafe { Arc::from_raw(raw.as_ptr().cast::<Registration>()) });
+    unsafe { Arc::from_raw(raw.as_ptr().cast::<Registration>()) }.release();
 }
 
 /// The bytes of a connection handle, which NCCL keeps for us from one call of `connect` to the next.

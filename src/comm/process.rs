@@ -10,6 +10,7 @@ use crate::error::Result;
 use crate::verbs::HostMemory;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 /// What all connections of this process share. Nothing here knows how a connection is made, watched or used.
 pub struct Process {
@@ -47,6 +48,20 @@ impl Process {
     /// As [`Registrations::register`].
     pub fn register(&self, memory: HostMemory, purpose: Purpose) -> Result<Arc<Registration>> {
         self.registrations.register(&self.rails, memory, purpose)
+    }
+
+    /// Opens devices that were removed and are there again, and registers with them what is registered; the rails that are back.
+    pub fn look_for_returned(&self, now: Instant) -> Vec<Arc<Rail>> {
+        let returned = |rail: &&Arc<Rail>| {
+            let back = rail.device.look_for_return(now, || self.registrations.renew(&self.rails));
+            match &back {
+                Ok(true) => tracing::info!("rail {}: its device is back", rail.name()),
+                Ok(false) => {}
+                Err(error) => tracing::debug!("rail {}: its device is back, and cannot be used: {error}", rail.name()),
+            }
+            back == Ok(true)
+        };
+        self.rails.iter().filter(returned).cloned().collect()
     }
 
     /// One more connection.

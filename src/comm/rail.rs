@@ -1,10 +1,12 @@
 //! A rail of this host: what all connections over it share.
 
 pub mod backoff;
+pub mod device;
 pub mod interfaces;
 pub mod path_quality;
 pub mod registration;
 
+use self::device::RailDevice;
 use self::path_quality::PathQualities;
 use crate::config::{Config, RelaxedOrdering};
 use crate::error::{Error, Result};
@@ -12,6 +14,7 @@ use crate::verbs::{Access, GidKind, LinkLayer, Pd, PortInfo, PortState, Region};
 use crate::wire::fields::{Address, Attachment, RailAdvert};
 use crate::wire::ids::RailId;
 use std::net::Ipv6Addr;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -38,8 +41,8 @@ pub struct Rail {
     pub id: RailId,
     /// What it is.
     pub info: RailInfo,
-    /// Its protection domain.
-    pub pd: Arc<Pd>,
+    /// Its device, which may be taken away.
+    pub device: RailDevice,
     /// Whether bulk data is registered a second time, with relaxed ordering.
     pub relaxed_ordering: bool,
     /// What connections measured of the paths from here.
@@ -63,8 +66,9 @@ impl Rail {
             RelaxedOrdering::On => takes_relaxed_ordering(&pd).map(|()| true)?,
             RelaxedOrdering::Auto => takes_relaxed_ordering(&pd).is_ok(),
         };
+        let device = RailDevice::new(pd, Path::new(&config.sysfs).join("class/infiniband").join(&info.device));
         let (path_qualities, backlog_bytes, sent_bytes, sent_shares) = Default::default();
-        Ok(Self { id, info, pd, relaxed_ordering, path_qualities, backlog_bytes, sent_bytes, sent_shares })
+        Ok(Self { id, info, device, relaxed_ordering, path_qualities, backlog_bytes, sent_bytes, sent_shares })
     }
 
     /// Device and port, as `NCCL_IB_HCA` would name it.
@@ -74,7 +78,14 @@ impl Rail {
 
     /// Whether its port is up.
     pub fn is_up(&self) -> bool {
-        self.pd.context().port(self.info.port).is_ok_and(|port| port.state == PortState::Active)
+        self.port().is_ok_and(|port| port.state == PortState::Active)
+    }
+
+    /// Its port, asked afresh.
+    fn port(&self) -> Result<PortInfo> {
+        let (pd, opening) = self.device.opened()?;
+        let port = pd.context().port(self.info.port);
+        port.inspect_err(|error| _ = self.device.heard(error, opening))
     }
 
     /// The rail as it is now: its state, its addresses (looked up afresh, because GID indices drift), and the index
@@ -83,8 +94,7 @@ impl Rail {
     /// # Errors
     /// [`Error::Missing`] says why the rail is of no use now.
     pub fn look(&self, config: &Config, prefixes: &[(Ipv6Addr, u8)]) -> Result<Look> {
-        let context = self.pd.context();
-        let port = context.port(self.info.port)?;
+        let port = self.port()?;
         if port.state != PortState::Active {
             return Err(Error::Missing(format!("port state is {:?}", port.state)));
         }
@@ -92,7 +102,7 @@ impl Rail {
             return Err(Error::Missing(format!("link layer is {:?}, not Ethernet", port.link_layer)));
         }
         let (mut addresses, mut gid_indices) = (Vec::new(), Vec::new());
-        for entry in context.gid_table(self.info.port)? {
+        for entry in self.device.pd()?.context().gid_table(self.info.port)? {
             let wanted = config.gid_index.is_none_or(|index| index == entry.index);
             if wanted && entry.kind == GidKind::RoceV2 && !addresses.iter().any(|a: &Address| a.gid == entry.gid) {
                 let ip = Ipv6Addr::from(entry.gid);

@@ -1,7 +1,7 @@
 //! The receive that is next in the ring of clear-to-sends: whether it has come, whole, and which of its parts is for a send.
 
 use crate::wire::PARTS;
-use crate::wire::cts::{ENTRY_WORDS, Entry, Violation, entry_word, rkey_in};
+use crate::wire::cts::{ENTRY_WORDS, Entry, Epoch, Violation, entry_word, rkey_in};
 use crate::wire::ids::LaneId;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,6 +13,8 @@ pub(super) struct Next {
     /// Parts of it that no send has taken, a bit each; 0 while the group has not arrived, or is one part that was not
     /// searched for.
     waiting: u8,
+    /// The epoch of the receiver's keys that entries have, as far as is known.
+    epoch: Epoch,
 }
 
 /// The receive's part that a send was matched with.
@@ -26,6 +28,8 @@ pub struct Head {
     pub addr: u64,
     /// How much at most.
     pub room_bytes: u64,
+    /// Which of the receiver's keys its entry has.
+    pub epoch: Epoch,
     /// Where its entry begins in the ring, in words.
     pub(super) at: usize,
 }
@@ -38,9 +42,9 @@ impl Head {
     }
 }
 
-/// The key on a lane's rail of the buffer for a receive's part, for which a send runs.
-pub fn rkey(ring: &[AtomicU64], sequence: u64, part: u8, lane: LaneId) -> u32 {
-    rkey_at(ring, entry_word(sequence, usize::from(part)), lane)
+/// The entry of a receive's part, for which a send runs; `None` while it is being written once more.
+pub fn granted(ring: &[AtomicU64], sequence: u64, part: u8) -> Option<Entry> {
+    entry_at(ring, entry_word(sequence, usize::from(part)), sequence)
 }
 
 #[inline(always)]
@@ -48,7 +52,8 @@ fn rkey_at(ring: &[AtomicU64], at: usize, lane: LaneId) -> u32 {
     let (word, shift) = rkey_in(lane);
     let place = ring.get(at + word);
     // Relaxed: this word was read before, as part of a whole entry, and it does not change until the receiver has all bytes of the
-    // send: should the entry be written once more before that, it is the same one.
+    // send: should the entry be written once more before that, it has the same key for each rail that is in use. (A rail whose key
+    // changes is lost meanwhile, and is used with what [`granted`] finds.)
     place.map_or(0, |place| (place.load(Ordering::Relaxed) >> shift) as u32)
 }
 
@@ -76,7 +81,7 @@ impl Next {
             return Peek::Search;
         }
         match self.entry(ring, 0) {
-            Some(only) if only.is_alone() && only.tag() == tag => Peek::Found(self.head(&only, 0)),
+            Some(only) if only.is_alone(self.epoch) && only.tag() == tag => Peek::Found(self.head(&only, 0)),
             Some(_) => Peek::Search,
             None => Peek::Nothing,
         }
@@ -103,7 +108,7 @@ impl Next {
     fn head(&self, entry: &Entry, part: u8) -> Head {
         let sequence = self.sequence;
         let at = entry_word(sequence, usize::from(part));
-        Head { sequence, part, addr: entry.addr(), room_bytes: entry.bytes(), at }
+        Head { sequence, part, addr: entry.addr(), room_bytes: entry.bytes(), epoch: entry.epoch(), at }
     }
 
     /// The first part with `tag` that no send has taken.
@@ -143,19 +148,28 @@ impl Next {
     /// The entry of a part, once it is there, whole.
     #[inline(always)]
     fn entry(&self, ring: &[AtomicU64], part: u8) -> Option<Entry> {
-        let at = entry_word(self.sequence, usize::from(part));
-        let place = ring.get(at..at + ENTRY_WORDS)?;
-        // Acquire: the words after it, and whatever is done because of them, come after it in this thread. The NIC
-        // promises nothing about the order of its stores within an entry; the entry's digest is what tells a whole
-        // entry from a torn one, so the loads that follow may be relaxed.
-        let mut words = [0; ENTRY_WORDS];
-        words[0] = place[0].load(Ordering::Acquire);
-        if !Entry::may_be(words[0], self.sequence) {
-            return None;
-        }
-        for (word, cell) in words[1..].iter_mut().zip(&place[1..]) {
-            *word = cell.load(Ordering::Relaxed);
-        }
-        Entry::whole(words, self.sequence)
+        entry_at(ring, entry_word(self.sequence, usize::from(part)), self.sequence)
     }
+
+    /// The receiver's entries have keys of this epoch from here on.
+    pub(super) fn set_epoch(&mut self, epoch: Epoch) {
+        self.epoch = epoch;
+    }
+}
+
+#[inline(always)]
+fn entry_at(ring: &[AtomicU64], at: usize, sequence: u64) -> Option<Entry> {
+    let place = ring.get(at..at + ENTRY_WORDS)?;
+    // Acquire: the words after it, and whatever is done because of them, come after it in this thread. The NIC
+    // promises nothing about the order of its stores within an entry; the entry's digest is what tells a whole
+    // entry from a torn one, so the loads that follow may be relaxed.
+    let mut words = [0; ENTRY_WORDS];
+    words[0] = place[0].load(Ordering::Acquire);
+    if !Entry::may_be(words[0], sequence) {
+        return None;
+    }
+    for (word, cell) in words[1..].iter_mut().zip(&place[1..]) {
+        *word = cell.load(Ordering::Relaxed);
+    }
+    Entry::whole(words, sequence)
 }

@@ -16,6 +16,9 @@ pub struct Receives {
     lanes: [LaneId; SLOTS],
     /// Slots whose clear-to-send went by a lane that was lost, and has to go once more; a bit each.
     owed: u32,
+    /// Of these, slots whose clear-to-send went by a lane that still carries, with keys that are of no use any more. It goes by the same
+    /// lane once more: the first one could land after it by another.
+    bound: u32,
     /// Slots whose clear-to-send goes once more just now. They are not granted again before that is over: it could land on
     /// the next one's.
     repeating: u32,
@@ -83,6 +86,8 @@ pub struct Owed {
     pub grant: Grant,
     /// Its parts.
     pub parts: usize,
+    /// The lane that it has to go by, if only one will do.
+    pub lane: Option<LaneId>,
 }
 
 /// What an immediate meant.
@@ -133,6 +138,7 @@ impl Receives {
             parts: [[Part::default(); PARTS]; SLOTS],
             lanes: [LaneId::default(); SLOTS],
             owed: 0,
+            bound: 0,
             repeating: 0,
             next: 0,
             open: 0,
@@ -171,6 +177,7 @@ impl Receives {
         self.lanes[slot.index()] = lane;
         // What the slot's last receive was owed it did not need.
         self.owed &= !slot.bit();
+        self.bound &= !slot.bit();
         self.next += 1;
         self.open += 1;
         Some(Grant { slot, sequence })
@@ -265,28 +272,57 @@ impl Receives {
                 continue;
             }
             self.repeating &= !slot.bit();
+            self.bound &= !slot.bit();
             if matches!(state, SlotState::Granted(granted) if granted.unfinished > 0) {
                 self.owed |= slot.bit();
             }
         }
     }
 
-    /// A clear-to-send that has to go once more, if there is one. The caller posts it, then calls [`Receives::repeats`].
-    pub fn next_owed(&mut self) -> Option<Owed> {
-        while let Some(slot) = Slot::first_in(self.owed) {
+    /// The receives that wait for bytes have other keys: their clear-to-sends have to go once more. `tell` hears of each, before any goes.
+    pub fn renew(&mut self, mut tell: impl FnMut(Grant, usize)) {
+        for (slot, state) in Slot::all().zip(&self.slots) {
+            if let SlotState::Granted(Granted { sequence, count, unfinished: 1.., .. }) = *state {
+                // What is owed already went by a lane that is lost.
+                self.bound |= slot.bit() & !self.owed;
+                self.owed |= slot.bit();
+                tell(Grant { slot, sequence }, usize::from(count));
+            }
+        }
+    }
+
+    /// A clear-to-send that has to go once more and is not [`Receives::repeats`] going, if there is one for which `takes` says that its
+    /// lane has room, or where it may go by any, that any has. The caller posts it, then calls [`Receives::repeats`].
+    pub fn next_owed(&mut self, mut takes: impl FnMut(Option<LaneId>) -> bool) -> Option<Owed> {
+        let mut left = self.owed & !self.repeating;
+        while let Some(slot) = Slot::first_in(left) {
+            left &= !slot.bit();
+            let lane = (self.bound & slot.bit() != 0).then(|| self.lanes[slot.index()]);
             match self.slots[slot.index()] {
                 SlotState::Granted(Granted { sequence, count, unfinished: 1.., .. }) => {
-                    return Some(Owed { grant: Grant { slot, sequence }, parts: usize::from(count) });
+                    if takes(lane) {
+                        return Some(Owed { grant: Grant { slot, sequence }, parts: usize::from(count), lane });
+                    }
                 }
-                _ => self.owed &= !slot.bit(),
+                _ => {
+                    self.owed &= !slot.bit();
+                    self.bound &= !slot.bit();
+                }
             }
         }
         None
     }
 
+    /// Whether a clear-to-send has to go once more.
+    pub fn is_owing(&self) -> bool {
+        let waits = |slot: Slot| matches!(self.slots[slot.index()], SlotState::Granted(g) if g.unfinished > 0);
+        Slot::all().any(|slot| self.owed & slot.bit() != 0 && waits(slot))
+    }
+
     /// A slot's clear-to-send goes once more, by `lane`.
     pub fn repeats(&mut self, slot: Slot, lane: LaneId) {
         self.owed &= !slot.bit();
+        self.bound &= !slot.bit();
         self.repeating |= slot.bit();
         self.lanes[slot.index()] = lane;
     }
@@ -430,7 +466,7 @@ mod tests {
             test(&mut receives, other.slot).unwrap().unwrap();
         }
         let again = receives.grant([8].into_iter(), false, lane(1)).unwrap();
-        assert_eq!((again.slot, receives.next_owed()), (first.slot, None));
+        assert_eq!((again.slot, receives.next_owed(|_| true)), (first.slot, None));
     }
 
     #[test]
@@ -453,9 +489,9 @@ mod tests {
         let done = receives.grant([8].into_iter(), false, lane(1)).unwrap();
         receives.arrived(immediate(done, 0, (0, 1), 0), 8).unwrap();
         receives.lost(lane(1));
-        assert_eq!(receives.next_owed(), Some(Owed { grant: first, parts: 2 }));
+        assert_eq!(receives.next_owed(|_| true), Some(Owed { grant: first, parts: 2, lane: None }));
         receives.repeats(first.slot, lane(0));
-        assert_eq!(receives.next_owed(), None, "one is done, and one went by another lane");
+        assert_eq!(receives.next_owed(|_| true), None, "one is done, and one went by another lane");
         for part in [0, 1] {
             receives.arrived(immediate(first, part, (0, 1), 0), 8).unwrap();
         }
@@ -470,6 +506,31 @@ mod tests {
         receives.repeated(first.slot);
         assert_eq!(one(&mut receives, 1).slot, first.slot);
         receives.lost(lane(0));
-        assert!(receives.next_owed().is_some_and(|owed| owed.grant.sequence == SLOTS as u64));
+        assert!(receives.next_owed(|_| true).is_some_and(|owed| owed.grant.sequence == SLOTS as u64));
+    }
+
+    #[test]
+    fn what_has_other_keys_goes_once_more_by_its_own_lane() {
+        let mut receives = Receives::new(CHUNK);
+        let by_one = receives.grant([8].into_iter(), false, lane(1)).unwrap();
+        let by_other = receives.grant([8, 8].into_iter(), false, lane(2)).unwrap();
+        let by_lost = receives.grant([8].into_iter(), false, lane(0)).unwrap();
+        let done = receives.grant([8].into_iter(), false, lane(1)).unwrap();
+        receives.arrived(immediate(done, 0, (0, 1), 0), 8).unwrap();
+        receives.lost(lane(0));
+        let mut told = Vec::new();
+        receives.renew(|grant, parts| told.push((grant, parts)));
+        assert_eq!(told, [(by_one, 1), (by_other, 2), (by_lost, 1)]);
+        assert!(receives.is_owing());
+        let owed = receives.next_owed(|at| at == Some(lane(2)));
+        assert_eq!(owed, Some(Owed { grant: by_other, parts: 2, lane: Some(lane(2)) }), "lane 1 has no room");
+        receives.repeats(by_other.slot, lane(2));
+        assert_eq!(receives.next_owed(|at| at.is_none()), Some(Owed { grant: by_lost, parts: 1, lane: None }));
+        receives.renew(|_, _| {});
+        assert_eq!(receives.next_owed(|at| at == Some(lane(2))), None, "the one before is still under way");
+        receives.repeated(by_other.slot);
+        assert!(receives.next_owed(|at| at == Some(lane(2))).is_some());
+        receives.lost(lane(2));
+        assert_eq!(receives.next_owed(|at| at.is_none()).map(|owed| owed.grant), Some(by_other), "by any lane now");
     }
 }

@@ -21,7 +21,7 @@ pub use action::{Action, Answer, Cause, Frame, LogEntry};
 
 use super::control_link::ControlLink;
 use crate::wire::control::{ControlFrame, ControlMessage, Received};
-use crate::wire::fields::{QpEnd, RailAdvert};
+use crate::wire::fields::{LaneEnd, RailAdvert};
 use crate::wire::ids::LaneId;
 use std::collections::VecDeque;
 
@@ -72,13 +72,10 @@ pub enum State {
         /// Since then.
         since: u64,
     },
-    /// [`Action::Fence`] was asked for; its result is to come.
-    Fencing {
-        /// How the loss showed.
-        why: String,
-        /// What the peer said that it has, where the loss is its word.
-        peer_has: Option<Received>,
-    },
+    /// [`Action::Fence`] was asked for `since` then; its result is to come, which can take long where a device was cut off. `why` is how
+    /// the loss showed, and `peer_has` what the peer said that it has, once it has heard of the loss or told of it.
+    #[allow(missing_docs)]
+    Fencing { since: u64, why: String, peer_has: Option<Received> },
     /// This side has stopped it and said so. The peer has not answered.
     Fenced {
         /// Since then.
@@ -242,7 +239,7 @@ impl Recovery {
             && let State::Up { since } = rail.state
         {
             rail.count_loss(since, now);
-            rail.state = State::Fencing { why: why.to_owned(), peer_has: None };
+            rail.state = State::Fencing { since: now, why: why.to_owned(), peer_has: None };
             self.fenced(lane, received, now);
         }
     }
@@ -250,7 +247,7 @@ impl Recovery {
     /// [`Action::Fence`] is done. `received` is what a receiver has; of a sender, nothing.
     pub fn fenced(&mut self, lane: LaneId, received: Received, now: u64) {
         let Some(rail) = self.rails.get_mut(lane.index()) else { return };
-        let State::Fencing { why, peer_has } = &mut rail.state else { return };
+        let State::Fencing { why, peer_has, .. } = &mut rail.state else { return };
         let (why, peer_has, retry) = (std::mem::take(why), peer_has.take(), rail.pause());
         rail.state = State::Fenced { since: now };
         self.log(LogEntry::Lost { lane, why, retry });
@@ -307,7 +304,7 @@ impl Recovery {
     }
 
     /// [`Action::OpenQps`] is done: the rail as it is now and the new queue pairs, or why there are none.
-    pub fn opened(&mut self, lane: LaneId, outcome: Result<(RailAdvert, Vec<QpEnd>), String>, now: u64) {
+    pub fn opened(&mut self, lane: LaneId, outcome: Result<(RailAdvert, LaneEnd), String>, now: u64) {
         let recovers = self.recovers();
         let Some(rail) = self.rail_in(lane, &State::Opening) else { return };
         match outcome {
@@ -315,9 +312,9 @@ impl Recovery {
                 rail.state = rail.down(now);
                 self.actions.push_back(Action::DropQps(lane));
             }
-            Ok((advert, qps)) => {
+            Ok((advert, end)) => {
                 rail.state = State::Requested { until: now + ANSWER };
-                self.link.say(ControlMessage::Join { lane, rail: advert, qps });
+                self.link.say(ControlMessage::Join { lane, rail: advert, end });
             }
             // The peer has heard of nothing yet.
             Err(why) => {
@@ -369,9 +366,9 @@ impl Recovery {
         let Some(rail) = self.rail_in(lane, &State::Answering) else { return };
         match outcome {
             Ok(_) if !recovers => self.end_attempt(lane, "the connection ends".to_owned(), now),
-            Ok(Answer { connector_gid, acceptor_gid, mtu_bytes, qps }) => {
+            Ok(Answer { connector_gid, acceptor_gid, mtu_bytes, end, epoch }) => {
                 rail.state = State::AwaitingLive;
-                self.link.say(ControlMessage::Joined { lane, connector_gid, acceptor_gid, mtu_bytes, qps });
+                self.link.say(ControlMessage::Joined { lane, connector_gid, acceptor_gid, mtu_bytes, end, epoch });
             }
             Err(why) => self.not_now(lane, why, now),
         }
@@ -406,7 +403,10 @@ impl Recovery {
         };
         let recovers = self.recovers();
         let Some(rail) = self.rails.get_mut(lane.index()) else { return self.log(LogEntry::NoSuchRail(lane)) };
-        match (message, &rail.state) {
+        match (message, &mut rail.state) {
+            (ControlMessage::Fenced { received, .. }, State::Fencing { peer_has: peer_has @ None, .. }) => {
+                *peer_has = Some(received);
+            }
             (ControlMessage::Fenced { received, .. }, State::Up { .. }) => {
                 self.fence(lane, "the peer reports it lost", Some(received), now);
             }
@@ -414,13 +414,16 @@ impl Recovery {
             (ControlMessage::Join { .. }, State::Down { .. }) if !recovers => {
                 self.not_now(lane, "the connection ends".to_owned(), now);
             }
-            (ControlMessage::Join { rail: theirs, qps, .. }, State::Down { .. }) => {
+            (ControlMessage::Join { rail: theirs, end, .. }, State::Down { .. }) => {
                 rail.state = State::Answering;
-                self.actions.push_back(Action::AnswerQps(lane, Box::new(theirs), qps));
+                self.actions.push_back(Action::AnswerQps(lane, Box::new(theirs), end));
             }
-            (ControlMessage::Joined { connector_gid, acceptor_gid, mtu_bytes, qps, .. }, State::Requested { .. }) => {
+            (
+                ControlMessage::Joined { connector_gid, acceptor_gid, mtu_bytes, end, epoch, .. },
+                State::Requested { .. },
+            ) => {
                 rail.state = State::Connecting;
-                let answer = Answer { connector_gid, acceptor_gid, mtu_bytes, qps };
+                let answer = Answer { connector_gid, acceptor_gid, mtu_bytes, end, epoch };
                 self.actions.push_back(Action::ConnectQps(lane, answer));
             }
             (
@@ -472,7 +475,7 @@ impl Recovery {
             && let State::Up { since } = rail.state
         {
             rail.count_loss(since, now);
-            rail.state = State::Fencing { why: why.to_owned(), peer_has };
+            rail.state = State::Fencing { since: now, why: why.to_owned(), peer_has };
             self.actions.push_back(Action::Fence(lane));
         }
     }
@@ -528,12 +531,14 @@ impl Recovery {
     fn watch_the_dark(&mut self, now: u64) {
         if self.rails_up().next().is_some() {
             self.dark_since = None;
-            let is_silent = |rail: &Rail| match rail.state {
-                State::Fenced { since } => now.saturating_sub(since) > self.limits.loss,
-                _ => false,
-            };
-            if let Some((lane, _)) = self.lanes().zip(&self.rails).find(|(_, rail)| is_silent(rail)) {
-                self.give_up(Cause::NotAcknowledged(lane));
+            let is_late = |since: u64| now.saturating_sub(since) > self.limits.loss;
+            let late = self.lanes().zip(&self.rails).find_map(|(lane, rail)| match rail.state {
+                State::Fenced { since } if is_late(since) => Some(Cause::NotAcknowledged(lane)),
+                State::Fencing { since, .. } if is_late(since) => Some(Cause::NotStopped(lane)),
+                _ => None,
+            });
+            if let Some(cause) = late {
+                self.give_up(cause);
             }
             return;
         }

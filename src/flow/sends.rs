@@ -4,7 +4,7 @@ use super::NotInFlight;
 use super::next::{Head, Next, Peek};
 use super::plan::Share;
 use crate::wire::control::Received;
-use crate::wire::cts::Violation;
+use crate::wire::cts::{Epoch, Violation};
 use crate::wire::ids::{LaneId, Slot};
 use crate::wire::immediate::{Immediate, MAX_LEADS};
 use crate::wire::{MAX_RAILS, PARTS, SLOTS};
@@ -90,6 +90,8 @@ enum Left {
     Nothing,
     /// An empty message too has its one write.
     Range { from: u64, to: u64 },
+    /// All of it, by a lane that is to be found: that of the share is lost, on both sides.
+    Stranded,
 }
 
 /// A share that has to go by another lane.
@@ -172,6 +174,11 @@ impl Sends {
     #[inline(never)]
     pub fn search(&mut self, ring: &[AtomicU64], tag: i32) -> Result<Option<Head>, Violation> {
         self.next.search(ring, tag)
+    }
+
+    /// The receiver's clear-to-sends have keys of this epoch from here on; older ones are found by [`Sends::search`].
+    pub fn set_epoch(&mut self, epoch: Epoch) {
+        self.next.set_epoch(epoch);
     }
 
     #[inline(always)]
@@ -336,7 +343,7 @@ impl Sends {
                     share.left = Left::Nothing;
                 } else {
                     running.unposted |= bit;
-                    share.is_all_left();
+                    share.left = Left::Stranded;
                 }
             }
             if running.unfinished == 0 {
@@ -345,20 +352,26 @@ impl Sends {
         }
     }
 
-    /// What waits to be posted on a lost lane goes by another one, as long as `find` names one.
-    pub fn reroute(&mut self, lane: LaneId, mut find: impl FnMut(Stranded) -> Option<(LaneId, Route)>) {
+    /// What waits for a lane, since its own is lost, goes by those that `find` names. Whether something still waits.
+    pub fn reroute(&mut self, mut find: impl FnMut(Stranded) -> Option<(LaneId, Route)>) -> bool {
+        let mut is_left = false;
         for (slot, shares) in self.requests.iter_mut().zip(self.shares.iter_mut()) {
             let Request::Cut(running) = slot else { continue };
-            for (number, share) in shares.iter_mut().enumerate().take(usize::from(running.count)) {
-                if share.lane != lane || running.unposted >> number & 1 == 0 {
+            for share in shares.iter_mut().take(usize::from(running.count)) {
+                if share.left != Left::Stranded {
                     continue;
                 }
                 let Origin { sequence, part, memory, .. } = running.origin;
-                let Some(found) = find(Stranded { bytes: share.bytes, memory, sequence, part }) else { return };
-                (share.lane, share.route) = found;
-                share.is_all_left();
+                match find(Stranded { bytes: share.bytes, memory, sequence, part }) {
+                    Some(found) => {
+                        (share.lane, share.route) = found;
+                        share.is_all_left();
+                    }
+                    None => is_left = true,
+                }
             }
         }
+        is_left
     }
 
     /// The number of the oldest receive for which a send runs, and of the one that the next send is for.

@@ -101,6 +101,11 @@ impl Context {
         Ok(Arc::new(context))
     }
 
+    /// The library that it was opened with.
+    pub fn library(&self) -> &'static Library {
+        self.library
+    }
+
     /// The kernel's name of the device.
     pub fn name(&self) -> &str {
         &self.name

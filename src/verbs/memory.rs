@@ -37,10 +37,16 @@ impl HostMemory {
     /// `len` bytes from `addr` on.
     ///
     /// # Safety
-    /// Until every [`Mr`] of it is dropped, the memory stays mapped, and nothing in this process relies on its content
-    /// staying as it is while a peer may write it.
+    /// As long as this, a copy of it or an [`Mr`] of it is used, the memory stays mapped, and nothing in this process relies on its
+    /// content staying as it is while a peer may write it.
     pub unsafe fn from_caller(addr: usize, len: usize) -> Self {
         Self { addr, len }
+    }
+
+    /// Addresses that are not to be read or registered.
+    #[cfg(test)]
+    pub fn of_nobody(range: &Range<usize>) -> Self {
+        Self { addr: range.start, len: range.len() }
     }
 
     /// Where it starts.
@@ -56,6 +62,15 @@ impl HostMemory {
     /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Some of it, for this process to read; `None` outside of it.
+    #[inline(always)]
+    pub fn readable(&self, addr: u64, bytes: u32) -> Option<Readable<'_>> {
+        let offset = (addr as usize).checked_sub(self.addr)?;
+        let inside = offset.checked_add(bytes as usize)? <= self.len;
+        // It is mapped while this is used: `from_caller`'s promise.
+        inside.then_some(Readable { addr, bytes, memory: PhantomData })
     }
 
     /// The addresses of its bytes; `None` for no bytes, for address 0, or past the end of the address space.
@@ -93,7 +108,6 @@ impl<'a> From<&'a [AtomicU64; 8]> for Readable<'a> {
 /// A registration of memory with a device; it ends on drop.
 pub struct Mr {
     raw: NonNull<ibv_mr>,
-    memory: HostMemory,
     lkey: u32,
     rkey: u32,
     pd: Arc<Pd>,
@@ -126,15 +140,6 @@ impl Mr {
         self.rkey
     }
 
-    /// Some of the registered memory, for this process to read; `None` outside of it.
-    #[inline]
-    pub fn readable(&self, addr: u64, bytes: u32) -> Option<Readable<'_>> {
-        let offset = (addr as usize).checked_sub(self.memory.addr)?;
-        let inside = offset.checked_add(bytes as usize)? <= self.memory.len;
-        // It is mapped while this registration lives: `HostMemory`'s promise.
-        inside.then_some(Readable { addr, bytes, memory: PhantomData })
-    }
-
     fn register_with(pd: &Arc<Pd>, memory: HostMemory, access: Access, region: Option<Arc<Region>>) -> Result<Self> {
         let library = pd.context().library;
         if access.contains(Access::RELAXED_ORDERING) && library.reg_mr_iova2.is_none() {
@@ -163,7 +168,7 @@ impl Mr {
         })?;
         // SAFETY: the registration is alive, and nobody writes its keys.
         let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
-        Ok(Self { raw, memory, lkey, rkey, pd: Arc::clone(pd), _region: region })
+        Ok(Self { raw, lkey, rkey, pd: Arc::clone(pd), _region: region })
     }
 }
 

@@ -5,8 +5,9 @@
 //! of them. In a mailbox it lies as words with a digest: no ordering of a NIC's stores is assumed, as for a clear-to-send.
 
 use super::codec::{Malformed, Reader, Writer};
-use super::fields::{QpEnd, RailAdvert};
-use super::fields::{mtu_bytes, read_gid, read_qps, write_qp};
+use super::cts::Epoch;
+use super::fields::{LaneEnd, RailAdvert};
+use super::fields::{mtu_bytes, read_gid};
 use super::ids::LaneId;
 use super::{PARTS, SLOTS};
 
@@ -33,8 +34,8 @@ pub enum ControlMessage {
         lane: LaneId,
         /// The rail as it is now.
         rail: RailAdvert,
-        /// The queue pairs.
-        qps: Vec<QpEnd>,
+        /// The new queue pairs.
+        end: LaneEnd,
     },
     /// The accepting side has connected its own to them.
     Joined {
@@ -47,7 +48,9 @@ pub enum ControlMessage {
         /// Path MTU, in bytes.
         mtu_bytes: u32,
         /// The accepting side's queue pairs.
-        qps: Vec<QpEnd>,
+        end: LaneEnd,
+        /// Entries before this one have no key of use on this lane.
+        epoch: Epoch,
     },
     /// The rail cannot return now.
     NotNow {
@@ -118,12 +121,14 @@ impl ControlMessage {
                     w.u64(open.sequence).bytes(&open.shares);
                 });
             }
-            Self::Join { lane, rail, qps } => {
+            Self::Join { lane, rail, end } => {
                 rail.write(w.u8(2).u8(lane.byte()));
-                w.list(qps, write_qp);
+                end.write(&mut w);
             }
-            Self::Joined { lane, connector_gid, acceptor_gid, mtu_bytes, qps } => {
-                w.u8(3).u8(lane.byte()).bytes(connector_gid).bytes(acceptor_gid).u32(*mtu_bytes).list(qps, write_qp);
+            Self::Joined { lane, connector_gid, acceptor_gid, mtu_bytes, end, epoch } => {
+                w.u8(3).u8(lane.byte()).bytes(connector_gid).bytes(acceptor_gid).u32(*mtu_bytes);
+                end.write(&mut w);
+                w.u8(epoch.number());
             }
             Self::NotNow { lane, why } => {
                 w.u8(4).u8(lane.byte()).text(why, REASON_BYTES);
@@ -157,13 +162,14 @@ impl ControlMessage {
                         .list("open receives", SLOTS, |r| Ok(OpenReceive { sequence: r.u64()?, shares: r.array()? }))?,
                 },
             },
-            2 => Self::Join { lane: lane(r)?, rail: RailAdvert::read(r)?, qps: read_qps(r)? },
+            2 => Self::Join { lane: lane(r)?, rail: RailAdvert::read(r)?, end: LaneEnd::read(r)? },
             3 => Self::Joined {
                 lane: lane(r)?,
                 connector_gid: read_gid(r)?,
                 acceptor_gid: read_gid(r)?,
                 mtu_bytes: mtu_bytes(r)?,
-                qps: read_qps(r)?,
+                end: LaneEnd::read(r)?,
+                epoch: epoch(r)?,
             },
             4 => Self::NotNow { lane: lane(r)?, why: r.text("reason", REASON_BYTES)? },
             5 => Self::Live { lane: lane(r)? },
@@ -179,6 +185,11 @@ impl ControlMessage {
 fn lane(r: &mut Reader<'_>) -> Result<LaneId, Malformed> {
     let number = r.u8()?;
     LaneId::new(usize::from(number)).ok_or(Malformed::Value { what: "rail", value: u64::from(number) })
+}
+
+fn epoch(r: &mut Reader<'_>) -> Result<Epoch, Malformed> {
+    let number = r.u8()?;
+    Epoch::new(number).ok_or(Malformed::Value { what: "epoch", value: u64::from(number) })
 }
 
 /// What travels: at most one control message, and how far the other side's were heard.
@@ -253,8 +264,7 @@ fn digest(words: &[u64]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::fields::MAX_QPS;
-    use crate::wire::fields::{Address, Attachment};
+    use crate::wire::fields::{Address, Attachment, MAX_QPS, QpEnd};
     use crate::wire::ids::lane;
     use proptest::prelude::*;
 
@@ -267,17 +277,18 @@ mod tests {
             mtu_bytes: 4096,
             addresses: vec![Address { gid: [0xfe; 16], prefix: Some(120) }; 16],
         };
-        let qps = vec![QpEnd { number: 17, psn: 0xff_ffff }; MAX_QPS];
+        let end = LaneEnd { qps: vec![QpEnd { number: 17, psn: 0xff_ffff }; MAX_QPS], mailbox_rkey: u32::MAX };
         let open = OpenReceive { sequence: u64::MAX, shares: [255; PARTS] };
         vec![
             ControlMessage::Fenced { lane: lane(7), received: Received { granted: 99, open: vec![open; SLOTS] } },
-            ControlMessage::Join { lane: lane(0), rail, qps: qps.clone() },
+            ControlMessage::Join { lane: lane(0), rail, end: end.clone() },
             ControlMessage::Joined {
                 lane: lane(3),
                 connector_gid: [1; 16],
                 acceptor_gid: [2; 16],
                 mtu_bytes: 1024,
-                qps,
+                end,
+                epoch: Epoch::new(127).unwrap(),
             },
             ControlMessage::NotNow { lane: lane(1), why: "port is Down".repeat(100) },
             ControlMessage::Live { lane: lane(2) },

@@ -18,6 +18,36 @@ pub const RING_WORDS: usize = SLOTS * PARTS * ENTRY_WORDS;
 /// Largest receive an entry can name: NCCL's own limit on a transfer (`NCCL_MAX_NET_SIZE_BYTES`, 2^40).
 pub const MAX_RECEIVE_BYTES: u64 = 1 << 40;
 
+/// Which keys of a receiver's an entry has: the number grows when one of its devices has returned, with other keys, and wraps around.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub struct Epoch(u8);
+
+/// Bits of an [`Epoch`] in an entry, and how many are below them.
+const EPOCH_BITS: u32 = 7;
+const EPOCH_AT: u32 = 48 - EPOCH_BITS;
+
+impl Epoch {
+    /// The epoch of this number; `None` for one that there is not.
+    pub fn new(number: u8) -> Option<Self> {
+        (number >> EPOCH_BITS == 0).then_some(Self(number))
+    }
+
+    /// Its number.
+    pub fn number(self) -> u8 {
+        self.0
+    }
+
+    /// The one after it.
+    pub fn next(self) -> Self {
+        Self((self.0 + 1) % (1 << EPOCH_BITS))
+    }
+
+    /// Whether it is not before `other`: of two that are in use at a time, as devices do not return 64 times while a receive waits.
+    pub fn is_since(self, other: Self) -> bool {
+        self.0.wrapping_sub(other.0) % (1 << EPOCH_BITS) < 1 << (EPOCH_BITS - 1)
+    }
+}
+
 /// Remote keys by lane, two to a word, the lower number in the lower half.
 pub type PackedKeys = [u64; MAX_RAILS / 2];
 
@@ -34,6 +64,8 @@ pub struct Terms {
     pub parts: u8,
     /// Which of them this is.
     pub part: u8,
+    /// Which of the receiver's keys it has.
+    pub epoch: Epoch,
 }
 
 /// One sub-receive as it travels.
@@ -66,7 +98,8 @@ impl Entry {
     #[inline(always)]
     pub fn new(terms: &Terms, keys: &PackedKeys, sequence: u64) -> Self {
         let [k0, k1, k2, k3] = *keys;
-        let sizes = terms.bytes | u64::from(terms.parts) << 48 | u64::from(terms.part) << 56;
+        let epoch = u64::from(terms.epoch.0) << EPOCH_AT;
+        let sizes = terms.bytes | epoch | u64::from(terms.parts) << 48 | u64::from(terms.part) << 56;
         let mut words = [first_word(sequence, terms.tag), terms.addr, sizes, k0, k1, k2, k3, 0];
         words[7] = digest(&words, sequence);
         Self { words }
@@ -91,11 +124,11 @@ impl Entry {
         (Self::may_be(words[0], sequence) && words[7] == digest(&words, sequence)).then_some(Entry { words })
     }
 
-    /// Whether it is a receive of its own, in no group, with a buffer that can be one: what most receives are.
+    /// Whether it is a receive of its own, in no group, with the keys of this epoch and a buffer that can be one: what most receives are.
     #[inline(always)]
-    pub fn is_alone(&self) -> bool {
-        // Parts and part in one look.
-        self.words[2] >> 48 == 1 && self.has_buffer()
+    pub fn is_alone(&self, epoch: Epoch) -> bool {
+        // Epoch, parts and part in one look.
+        self.words[2] >> EPOCH_AT == 1 << EPOCH_BITS | u64::from(epoch.0) && self.has_buffer()
     }
 
     /// Whether what it says is allowed at this place of its group.
@@ -129,7 +162,19 @@ impl Entry {
     /// Room there.
     #[inline(always)]
     pub fn bytes(&self) -> u64 {
-        self.words[2] & ((1 << 48) - 1)
+        self.words[2] & ((1 << EPOCH_AT) - 1)
+    }
+
+    /// Which of the receiver's keys it has.
+    #[inline(always)]
+    pub fn epoch(&self) -> Epoch {
+        Epoch((self.words[2] >> EPOCH_AT) as u8 % (1 << EPOCH_BITS))
+    }
+
+    /// The buffer's key on a lane's rail.
+    pub fn rkey(&self, lane: LaneId) -> u32 {
+        let (word, shift) = rkey_in(lane);
+        (self.words[word] >> shift) as u32
     }
 
     /// NCCL's tag.
@@ -193,11 +238,11 @@ mod tests {
     use proptest::prelude::*;
 
     fn terms() -> impl Strategy<Value = (Terms, PackedKeys)> {
-        (any::<u32>(), 0..=MAX_RECEIVE_BYTES, any::<i32>(), 1..=8u8, any::<PackedKeys>(), any::<u8>()).prop_map(
-            |(addr, bytes, tag, parts, keys, part)| {
-                (Terms { addr: u64::from(addr) << 12, bytes, tag, parts, part: part % parts }, keys)
-            },
-        )
+        (any::<u32>(), 0..=MAX_RECEIVE_BYTES, any::<i32>(), 1..=8u8, any::<PackedKeys>(), any::<u8>(), 0..128_u8)
+            .prop_map(|(addr, bytes, tag, parts, keys, part, epoch)| {
+                let epoch = Epoch::new(epoch).unwrap();
+                (Terms { addr: u64::from(addr) << 12, bytes, tag, parts, part: part % parts, epoch }, keys)
+            })
     }
 
     fn terms_of(entry: &Entry) -> (Terms, PackedKeys) {
@@ -207,7 +252,7 @@ mod tests {
         };
         let keys = std::array::from_fn(|pair| key(2 * pair) | key(2 * pair + 1) << 32);
         let (addr, bytes, tag) = (entry.addr(), entry.bytes(), entry.tag());
-        (Terms { addr, bytes, tag, parts: entry.parts(), part: entry.part() }, keys)
+        (Terms { addr, bytes, tag, parts: entry.parts(), part: entry.part(), epoch: entry.epoch() }, keys)
     }
 
     proptest! {
@@ -215,7 +260,8 @@ mod tests {
         fn an_entry_comes_back((terms, keys) in terms(), sequence: u64) {
             let back = Entry::whole(*Entry::new(&terms, &keys, sequence).words(), sequence);
             prop_assert_eq!(back.map(|entry| entry.check(terms.part)), Some(Ok(())));
-            prop_assert_eq!(back.map(|entry| entry.is_alone()), Some(terms.parts == 1));
+            prop_assert_eq!(back.map(|entry| entry.is_alone(terms.epoch)), Some(terms.parts == 1));
+            prop_assert_eq!(back.map(|entry| entry.is_alone(terms.epoch.next())), Some(false));
             prop_assert_eq!(back.map(|entry| terms_of(&entry)), Some((terms, keys)));
         }
 
@@ -237,9 +283,24 @@ mod tests {
     }
 
     #[test]
+    fn epochs_wrap_around() {
+        let (mut epoch, mut before) = (Epoch::default(), Vec::new());
+        for _ in 0..300 {
+            before.push(epoch);
+            epoch = epoch.next();
+            assert_eq!(Epoch::new(epoch.number()), Some(epoch));
+            for old in before.iter().rev().take(63) {
+                assert!(epoch.is_since(*old) && !old.is_since(epoch) && epoch.is_since(epoch));
+            }
+        }
+        assert_eq!(Epoch::new(128), None);
+    }
+
+    #[test]
     fn a_fresh_ring_holds_no_entry_and_lies_are_named() {
         assert_eq!(Entry::whole([0; 8], 0), None);
-        let good = Terms { addr: 4096, bytes: 8, tag: 3, parts: 2, part: 1 };
+        let epoch = Epoch::default();
+        let good = Terms { addr: 4096, bytes: 8, tag: 3, parts: 2, part: 1, epoch };
         let told = |terms: Terms, place| Entry::new(&terms, &[7; 4], 5).check(place);
         assert_eq!(told(Terms { parts: 9, ..good }, 1), Err(Violation::Parts(9)));
         assert_eq!(told(Terms { parts: 0, ..good }, 1), Err(Violation::Parts(0)));
@@ -248,7 +309,7 @@ mod tests {
         let wraps = Terms { addr: u64::MAX, bytes: 2, ..good };
         assert_eq!(told(wraps, 1), Err(Violation::Buffer { addr: u64::MAX, bytes: 2 }));
         assert!(told(Terms { bytes: MAX_RECEIVE_BYTES + 1, ..good }, 1).is_err());
-        let alone = |terms| Entry::new(&terms, &[7; 4], 5).is_alone();
+        let alone = |terms| Entry::new(&terms, &[7; 4], 5).is_alone(epoch);
         assert!(
             alone(Terms { parts: 1, part: 0, ..good }) && !alone(good) && !alone(Terms { parts: 1, part: 0, ..wraps })
         );

@@ -59,6 +59,25 @@ pub struct QpEnd {
     pub psn: u32,
 }
 
+/// What the other side must know of a lane's new queue pairs.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Hash)]
+pub struct LaneEnd {
+    /// The queue pairs.
+    pub qps: Vec<QpEnd>,
+    /// The key there of this side's mailbox and ring.
+    pub mailbox_rkey: u32,
+}
+
+impl LaneEnd {
+    pub(super) fn write(&self, w: &mut Writer) {
+        w.list(&self.qps, write_qp).u32(self.mailbox_rkey);
+    }
+
+    pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Self { qps: read_qps(r)?, mailbox_rkey: r.u32()? })
+    }
+}
+
 pub(super) fn write_qp(w: &mut Writer, qp: &QpEnd) {
     w.u32(qp.number).u32(qp.psn);
 }

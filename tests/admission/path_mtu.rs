@@ -16,7 +16,7 @@ const NO_MTUS: [u32; 8] = [0, 1, 255, 1023, 1500, 4095, 8192, u32::MAX];
 
 /// The path MTU of a host's ports, which has larger ones above it.
 fn own_mtu(host: &Host) -> u32 {
-    let of = |rail: &Arc<Rail>| rail.pd.context().port(rail.info.port).unwrap().active_mtu_bytes;
+    let of = |rail: &Arc<Rail>| rail.device.pd().unwrap().context().port(rail.info.port).unwrap().active_mtu_bytes;
     let mtus: Vec<u32> = host.process().rails.iter().map(of).collect();
     assert!(mtus.iter().all(|mtu| *mtu == mtus[0] && *mtu < 4096), "{mtus:?}: nothing is above, or they differ");
     mtus[0]

@@ -139,7 +139,7 @@ fn a_key_ends_where_the_memory_does_that_was_registered() {
     let memory = unsafe { HostMemory::from_caller(start as usize, LENGTH) };
     let registration =
         stage.fabric().hosts[1].process().register(memory, nccl_net_spark::comm::Purpose::Receive).unwrap();
-    let keys = *registration.keys(RailId::new(0).unwrap()).unwrap();
+    let keys = registration.keys(RailId::new(0).unwrap()).unwrap();
     let end = start + LENGTH as u64;
     for key in [keys.strict_rkey, keys.relaxed_rkey] {
         for (addr, bytes, is_inside) in [

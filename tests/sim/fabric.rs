@@ -3,7 +3,7 @@
 use super::liar::Liar;
 use nccl_net_spark::comm::datapath::context::PathContext;
 use nccl_net_spark::comm::datapath::lane::{Lane, Role, Route};
-use nccl_net_spark::comm::datapath::mailbox::{Mailboxes, PeerMailbox};
+use nccl_net_spark::comm::datapath::mailbox::Mailboxes;
 use nccl_net_spark::comm::datapath::parts::PathParts;
 use nccl_net_spark::comm::datapath::path::SharedPath;
 use nccl_net_spark::comm::datapath::peer::Peer;
@@ -11,6 +11,7 @@ use nccl_net_spark::comm::datapath::recv::RecvPath;
 use nccl_net_spark::comm::datapath::send::SendPath;
 use nccl_net_spark::comm::datapath::try_cell::TryCell;
 use nccl_net_spark::comm::rail::Look;
+use nccl_net_spark::comm::rail::device::Presence as HostPresence;
 use nccl_net_spark::comm::rail::interfaces;
 use nccl_net_spark::comm::recovery::attempt::ManagedRail;
 use nccl_net_spark::comm::recovery::driver::Driver;
@@ -19,11 +20,11 @@ use nccl_net_spark::comm::{Host, Purpose, Rail, Registration};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::flow::paths::End;
 use nccl_net_spark::plugin::bring_up;
-use nccl_net_spark::verbs::{Access, CompletionBuffer, Cq, HostMemory, Mr, Region};
-use nccl_net_spark::wire::MAX_RAILS;
+use nccl_net_spark::verbs::{CompletionBuffer, Cq, HostMemory, Region};
 use nccl_net_spark::wire::ids::RailId;
 use nccl_net_spark::wire::mailbox::MAILBOX_BYTES;
 use softverbs::fabric::Node;
+use softverbs::hotplug::{Phase, Presence};
 use softverbs::settings::Settings;
 use std::path::Path;
 use std::sync::Arc;
@@ -128,7 +129,12 @@ impl Fabric {
             hosts[0].process().register(memory(&from), Purpose::Send).unwrap(),
             hosts[1].process().register(memory(&to), Purpose::Receive).unwrap(),
         );
-        let nics = hosts[0].process().rails.iter().map(|rail| Cq::new(rail.pd.context(), 1).unwrap()).collect();
+        let nics = hosts[0]
+            .process()
+            .rails
+            .iter()
+            .map(|rail| Cq::new(rail.device.pd().unwrap().context(), 1).unwrap())
+            .collect();
         Self { node, hosts, looks, from, to, out, into, nics, begun: Instant::now(), now_ns: 0 }
     }
 
@@ -150,6 +156,37 @@ impl Fabric {
     /// The same for the drivers.
     pub fn now(&self) -> Instant {
         self.begun + Duration::from_nanos(self.now_ns)
+    }
+
+    /// Cuts a rail's function off, takes it away or brings it back.
+    pub fn move_to(&self, rail: usize, phase: Phase) {
+        self.node.memory.rails[0][rail].move_to(phase);
+    }
+
+    /// What becomes of a rail's function.
+    pub fn presence(&self, rail: usize) -> Presence {
+        self.node.memory.rails[0][rail].presence()
+    }
+
+    /// All functions are on the bus, and both hosts know.
+    pub fn plug_all(&mut self) {
+        for rail in 0..RAILS {
+            if self.presence(rail).phase != Phase::Here {
+                self.move_to(rail, Phase::Gone);
+                self.move_to(rail, Phase::Here);
+            }
+        }
+        for side in [0, 1] {
+            let process = Arc::clone(self.hosts[side].process());
+            for rail in &process.rails {
+                rail.device.look(rail.info.port);
+                rail.device.fatal(rail.info.port);
+            }
+            while process.rails.iter().any(|rail| rail.device.pd().is_err()) {
+                self.pass(1_000_000_000);
+                process.look_for_returned(self.now());
+            }
+        }
     }
 
     /// Whether a rail carries.
@@ -192,6 +229,11 @@ impl Fabric {
 
     /// A registration that a rail refuses, then the same one again.
     pub fn register_in_vain(&self, side: usize, rail: usize) {
+        let is_there = |rail: &Arc<Rail>| rail.device.look(rail.info.port) == HostPresence::Here;
+        if !self.hosts[side].process().rails.iter().all(is_there) {
+            // It would be left out, and its own refusal would come to another one.
+            return;
+        }
         let host = &self.hosts[side];
         let before = host.process().registrations.in_use();
         let memory = vec![0_u8; 3 * 4096].into_boxed_slice();
@@ -260,20 +302,20 @@ impl Fabric {
     }
 
     /// What stands on the lanes; `far_key` is the key of the sender's mailbox where it is not the plugin's.
-    fn join(&self, lanes: [Vec<Lane>; 2], mailboxes: [Arc<Region>; 2], far_key: Option<u32>) -> Pair {
+    fn join(&self, mut lanes: [Vec<Lane>; 2], mailboxes: [Arc<Region>; 2], far_key: Option<u32>) -> Pair {
         let rails = lanes[0].len();
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let keys = [0, 1].map(|side: usize| -> Vec<Mr> {
-            lanes[side].iter().map(|lane| mailboxes[side].register(&lane.rail.pd, access).unwrap()).collect()
-        });
-        let lkeys = [0, 1].map(|side: usize| std::array::from_fn(|at| keys[side].get(at).map_or(0, Mr::lkey)));
-        let far = [1, 0].map(|side: usize| PeerMailbox {
-            addr: mailboxes[side].addr(),
-            rkeys: std::array::from_fn::<u32, MAX_RAILS, _>(|at| match far_key {
-                Some(key) if side == 0 => key,
-                _ => keys[side].get(at).map_or(0, Mr::rkey),
-            }),
-        });
+        for (side, region) in mailboxes.iter().enumerate() {
+            lanes[side].iter_mut().for_each(|lane| lane.register_mailbox(region).unwrap());
+        }
+        let rkeys =
+            [0, 1].map(|side: usize| lanes[side].iter().map(|lane| lane.end().mailbox_rkey).collect::<Vec<_>>());
+        for (at, lane) in lanes[0].iter_mut().enumerate() {
+            lane.peer_mailbox_rkey = rkeys[1].get(at).copied().unwrap_or(0);
+        }
+        for (at, lane) in lanes[1].iter_mut().enumerate() {
+            lane.peer_mailbox_rkey = far_key.unwrap_or(rkeys[0][at]);
+        }
+        let far = [1, 0].map(|side: usize| mailboxes[side].addr());
         let contexts = [0, 1].map(|side: usize| {
             let process = self.hosts[side].process();
             Arc::new(PathContext {
@@ -289,16 +331,15 @@ impl Fabric {
         let striping = [0, 1].map(|side: usize| negotiate::striping(self.hosts[side].process(), &paths));
         let rails = [0, 1].map(|side: usize| -> Vec<ManagedRail> { lanes[side].iter().map(ManagedRail::of).collect() });
         let [s_lanes, r_lanes] = lanes;
-        let [s_keys, r_keys] = keys;
         let [s_striping, r_striping] = striping;
-        let parts = |side: usize, lanes, keys, striping| {
+        let parts = |side: usize, lanes, striping| {
             let region = Arc::clone(&mailboxes[side]);
-            PathParts { lanes, region, keys, peer: far[side], chunk_bytes: CHUNK, striping }
+            PathParts { lanes, region, peer_addr: far[side], chunk_bytes: CHUNK, striping }
         };
-        let send = Arc::new(TryCell::new(SendPath::new(parts(0, s_lanes, s_keys, s_striping))));
-        let recv = Arc::new(TryCell::new(RecvPath::new(parts(1, r_lanes, r_keys, r_striping))));
+        let send = Arc::new(TryCell::new(SendPath::new(parts(0, s_lanes, s_striping))));
+        let recv = Arc::new(TryCell::new(RecvPath::new(parts(1, r_lanes, r_striping))));
         let driver = |side: usize, role, path: Arc<dyn SharedPath>, rails| {
-            let mailboxes = Mailboxes { region: Arc::clone(&mailboxes[side]), lkeys: lkeys[side], peer: far[side] };
+            let mailboxes = Mailboxes { region: Arc::clone(&mailboxes[side]), peer_addr: far[side] };
             let (process, context) = (Arc::clone(self.hosts[side].process()), Arc::clone(&contexts[side]));
             Driver::new(process, context, path, role, None, mailboxes, rails)
         };

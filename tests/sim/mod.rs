@@ -4,6 +4,7 @@
 pub mod fabric;
 pub mod liar;
 pub mod model;
+pub mod removals;
 pub mod run;
 
 /// Numbers that follow from a seed alone (splitmix64).

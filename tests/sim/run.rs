@@ -3,13 +3,16 @@
 use super::Dice;
 use super::fabric::{Fabric, Pair, RAILS};
 use super::model::Model;
+use super::removals::Removals;
 use nccl_net_spark::comm::RecvPart;
 use nccl_net_spark::comm::datapath::path::{SharedPath, leave};
 use nccl_net_spark::comm::datapath::peer::Presence;
+use nccl_net_spark::comm::recovery::driver::PortChange;
 use nccl_net_spark::error::Error;
 use nccl_net_spark::wire::control::ControlFrame;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Virtual time after which something hangs.
 const PATIENCE_NS: u64 = 60_000_000_000;
@@ -36,6 +39,10 @@ pub struct Run<'f> {
     failures_left: u64,
     ending: Ending,
     silences_left: u64,
+    /// Dice for what was added later.
+    own: Dice,
+    /// Functions that leave the bus and return.
+    removals: Removals,
     tally: Tally,
 }
 
@@ -86,6 +93,7 @@ impl<'f> Run<'f> {
             fabric.silence(rail, 0);
         }
         fabric.forget_silence();
+        fabric.plug_all();
         let rails = 1 + dice.below(RAILS as u64) as usize;
         let pair = fabric.connect(rails, 1 + dice.below(2) as usize);
         let tcp = if rails > 1 && dice.one_in(3) {
@@ -104,6 +112,9 @@ impl<'f> Run<'f> {
             3 => Ending::BrokenOffInUse { after },
             _ => Ending::Whole,
         };
+        // Who ends while a function is cut off cannot know when its NIC is still.
+        let is_to_lose_functions = matches!(ending, Ending::Whole) && own.one_in(3);
+        let removals = Removals::new(if is_to_lose_functions { own.below(6) } else { 0 }, fabric);
         let (model, frames, events, tally) = Default::default();
         Self {
             fabric,
@@ -121,6 +132,8 @@ impl<'f> Run<'f> {
             failures_left,
             ending,
             silences_left,
+            own,
+            removals,
             tally,
         }
     }
@@ -147,9 +160,13 @@ impl<'f> Run<'f> {
             self.fabric.fail_posts(rail, 0);
             self.fabric.silence(rail, 0);
         });
+        self.removals.end(self.fabric);
         let limit = self.fabric.now_ns() + PATIENCE_NS;
         // By the queue pairs too: a driver that has not looked since a post failed takes all rails for whole.
-        while self.fabric.queue_pairs() != before || !self.pair.drivers.iter().all(|driver| driver.is_whole()) {
+        while !self.removals.are_over(self.fabric)
+            || self.fabric.queue_pairs() != before
+            || !self.pair.drivers.iter().all(|driver| driver.is_whole())
+        {
             self.watch();
             self.fabric.pass(5_000_000);
             assert!(self.fabric.now_ns() < limit, "a rail does not come back");
@@ -293,6 +310,7 @@ impl<'f> Run<'f> {
         if !tcp_carries {
             self.frames = Default::default();
         }
+        self.lose_functions(now);
         let first = self.dice.below(2) as usize;
         let sides = if self.dice.one_in(3) { 1 } else { 2 };
         for side in [first, 1 - first].into_iter().take(sides) {
@@ -311,7 +329,8 @@ impl<'f> Run<'f> {
                 let (_, _, rail, is_up) = self.events.swap_remove(at);
                 if self.fabric.is_up(rail) == is_up {
                     let rail = self.fabric.hosts[side].process().rails[rail].clone();
-                    self.pair.drivers[side].port_changed(&rail, is_up, now);
+                    let change = if is_up { PortChange::Up } else { PortChange::Down };
+                    self.pair.drivers[side].port_changed(&rail, change, now);
                 }
             }
             let has_news = self.dice.one_in(2);
@@ -324,6 +343,20 @@ impl<'f> Run<'f> {
                 // A network that breaks is not seen at once.
                 tcp_carries || dice.one_in(2)
             });
+        }
+    }
+
+    /// Functions leave the bus and return, and each side notices, as its service thread would.
+    fn lose_functions(&mut self, now: Instant) {
+        let rail = self.own.below(self.rails as u64) as usize;
+        let must_hold = rail == 0 && matches!(self.tcp, Tcp::Breaks { .. });
+        self.tally.losses += u64::from(!must_hold && self.removals.go_on(self.fabric, &mut self.own, rail));
+        for side in [0, 1] {
+            if self.removals.is_used && self.own.one_in(4) {
+                for (rail, change) in self.removals.notice(self.fabric, &mut self.own, side, now) {
+                    self.pair.drivers[side].port_changed(&rail, change, now);
+                }
+            }
         }
     }
 

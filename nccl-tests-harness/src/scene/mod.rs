@@ -205,7 +205,7 @@ impl Scene {
             }
         }
         if network != Network::Socket {
-            environment.extend(self.fabric.environment(0).into_iter().filter(|(name, _)| name != "SOFTVERBS_NODE"));
+            environment.extend(self.fabric.shared_environment().iter().cloned());
         }
         Ok(environment)
     }

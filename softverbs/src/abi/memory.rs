@@ -140,8 +140,9 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     access: c_uint,
 ) -> *mut ibv_mr {
     guard::pointer(|| {
-        // SAFETY: the caller's promise; the context is open as long as the domain is there.
+        // SAFETY: the caller's promise.
         let handle = unsafe { handles::pd(pd) }?;
+        // SAFETY: the context is open as long as the domain is there.
         unsafe { handles::context(handle.c.context) }?;
         let access = access & !ACCESS_OPTIONAL_RANGE;
         if access & !GRANTABLE != 0 || iova != addr as u64 {

@@ -1,13 +1,16 @@
 //! One rail of one connection: its queue pairs, its completion queue, and how full they are.
 
 use super::wr_id::{Work, WrId};
+use crate::comm::rail::device::Presence;
 use crate::comm::rail::path_quality::PathQuality;
 use crate::comm::rail::{Look, Rail};
 use crate::config::Config;
 use crate::error::{Error, Quick, Result};
-use crate::verbs::{Completion, CompletionBuffer, Cq, Path, Qp, QpCaps, Readable, Remote, Timing, Write};
+use crate::verbs::{
+    Access, Completion, CompletionBuffer, Cq, Mr, Path, Qp, QpCaps, Readable, Region, Remote, Timing, Write,
+};
 use crate::wire::cts::ENTRY_BYTES;
-use crate::wire::fields::QpEnd;
+use crate::wire::fields::{LaneEnd, QpEnd};
 use crate::wire::{PARTS, SLOTS};
 use std::sync::Arc;
 
@@ -38,11 +41,19 @@ pub struct Lane {
     pub peer_rail: String,
     /// What this process's connections measured of the path to it.
     pub path_quality: Arc<PathQuality>,
+    /// The key there of the peer's.
+    pub peer_mailbox_rkey: u32,
+    /// Which opening of the device its queue pairs are of.
+    opening: u32,
     /// None while the rail is lost.
     queues: Vec<Queue>,
     inline_bytes: u32,
     /// As long as there are queue pairs.
     cq: Option<Cq>,
+    /// Queue pairs of a device that was cut off, which may still read and write memory.
+    stranded: Option<(Vec<Queue>, Cq)>,
+    /// The registration there of the connection's own memory: until the queue pairs are gone.
+    mailbox_key: Option<Mr>,
     turn: usize,
     pending: u32,
     /// Bytes of large writes under way, which the rail knows of too.
@@ -59,6 +70,26 @@ struct Queue {
     used_receives: u32,
     /// Whether a receive of it came back unused: it is stopped, and all that came by it before has been polled.
     is_flushed: bool,
+}
+
+/// What became of a lane's queue pairs when they were stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stopped {
+    /// They are in error: what is posted completes as flushed.
+    Flushing,
+    /// Their device was cut off, and may still read and write memory.
+    Not,
+    /// Their device is gone. What it had completed can be polled, and no more comes.
+    Gone,
+}
+
+/// The keys of both sides' mailboxes on one lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MailboxKeys {
+    /// Of this side's, for its own NIC.
+    pub own_lkey: u32,
+    /// Of the peer's.
+    pub peer_rkey: u32,
 }
 
 /// Room for one write on a queue pair of a lane.
@@ -109,7 +140,8 @@ impl Lane {
     /// # Errors
     /// [`Error::Os`] when the device refuses.
     pub fn open(rail: &Arc<Rail>, role: Role, queue_count: usize) -> Result<Lane> {
-        let context = rail.pd.context();
+        let (pd, opening) = rail.device.opened()?;
+        let context = pd.context();
         let limit = context.limits().max_qp_wr.max(1);
         let caps = match role {
             Role::Sender => QpCaps {
@@ -140,12 +172,13 @@ impl Lane {
         let mut queues = Vec::with_capacity(queue_count);
         for _ in 0..queue_count {
             let room = caps.send_requests;
-            let mut qp = Qp::new(&rail.pd, &cq, QpCaps { ..caps })?;
+            let mut qp = Qp::new(&pd, &cq, QpCaps { ..caps })?;
             qp.init(rail.info.port)?;
             let psn = random_psn()?;
             queues.push(Queue { qp, psn, room, unsignaled: 0, used_receives: 0, is_flushed: false });
         }
-        let (peer_rail, path_quality, turn) = Default::default();
+        let (peer_rail, path_quality, mailbox_key, peer_mailbox_rkey) = Default::default();
+        let (turn, stranded) = Default::default();
         let (pending, backlog_bytes, sent_bytes, sent_shares) = Default::default();
         let rail = Arc::clone(rail);
         let inline_bytes = queues.iter().map(|queue| queue.qp.inline_bytes()).min().unwrap_or(0);
@@ -153,9 +186,13 @@ impl Lane {
             rail,
             peer_rail,
             path_quality,
+            mailbox_key,
+            peer_mailbox_rkey,
+            opening,
             queues,
             inline_bytes,
             cq: Some(cq),
+            stranded,
             turn,
             pending,
             backlog_bytes,
@@ -167,6 +204,37 @@ impl Lane {
     /// This side's queue pairs.
     pub fn ends(&self) -> Vec<QpEnd> {
         self.queues.iter().map(|queue| QpEnd { number: queue.qp.number(), psn: queue.psn }).collect()
+    }
+
+    /// Which opening of the device its queue pairs are of.
+    pub fn opening(&self) -> u32 {
+        self.opening
+    }
+
+    /// Registers the connection's own memory there, for the peer to write into.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the device refuses, [`Error::Missing`] when it was removed.
+    pub fn register_mailbox(&mut self, region: &Arc<Region>) -> Result<()> {
+        // Strict: its bytes are looked at while they arrive.
+        self.mailbox_key = Some(region.register(&self.rail.device.pd()?, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?);
+        Ok(())
+    }
+
+    /// The keys there of the connection's own memory and of the peer's.
+    #[inline(always)]
+    pub fn mailbox_keys(&self) -> MailboxKeys {
+        MailboxKeys { own_lkey: self.mailbox_key.as_ref().map_or(0, Mr::lkey), peer_rkey: self.peer_mailbox_rkey }
+    }
+
+    /// The key there of the connection's own memory, for the peer.
+    pub fn mailbox_rkey(&self) -> u32 {
+        self.mailbox_key.as_ref().map_or(0, Mr::rkey)
+    }
+
+    /// What the peer must know of it.
+    pub fn end(&self) -> LaneEnd {
+        LaneEnd { qps: self.ends(), mailbox_rkey: self.mailbox_rkey() }
     }
 
     /// Connects the queue pairs; a receiver's are given their receives first.
@@ -274,13 +342,38 @@ impl Lane {
         self.cq.is_some()
     }
 
-    /// Stops the queue pairs: nothing comes in or goes out by them from here on, and what has come can still be polled.
+    /// Stops the queue pairs: nothing comes in or goes out by them from here on, and what has come can still be polled. Where the device
+    /// was cut off they are put aside instead, and this is to be called again: until it is gone nothing is known of them.
     #[cold]
-    pub fn stop(&mut self) {
+    pub fn stop(&mut self) -> Stopped {
+        let mut is_cut_off = self.stranded.is_some();
         for queue in &mut self.queues {
             if let Err(error) = queue.qp.fail() {
-                // Then it is gone already, with its device; destroying it stops it in any case.
+                // Of another error destroying it makes an end.
                 tracing::debug!("{error}");
+                is_cut_off |= self.rail.device.heard(&error, self.opening);
+            }
+        }
+        if is_cut_off { self.strand() } else { Stopped::Flushing }
+    }
+
+    /// Puts the queue pairs aside if their device was cut off, until it is gone.
+    #[cold]
+    pub fn strand(&mut self) -> Stopped {
+        self.rail.device.look(self.rail.info.port);
+        match self.rail.device.presence_of(self.opening) {
+            Presence::Here => Stopped::Flushing,
+            Presence::CutOff => {
+                if let Some(cq) = self.cq.take() {
+                    self.stranded = Some((std::mem::take(&mut self.queues), cq));
+                }
+                Stopped::Not
+            }
+            Presence::Gone => {
+                if let Some((queues, cq)) = self.stranded.take() {
+                    (self.queues, self.cq) = (queues, Some(cq));
+                }
+                Stopped::Gone
             }
         }
     }
@@ -315,7 +408,7 @@ impl Lane {
     #[cold]
     pub fn close(&mut self) {
         self.queues.clear();
-        self.cq = None;
+        (self.cq, self.stranded) = (None, None);
         (self.pending, self.turn) = (0, 0);
         self.rail.settled(std::mem::take(&mut self.backlog_bytes));
     }

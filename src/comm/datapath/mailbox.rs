@@ -1,32 +1,19 @@
 //! Both mailboxes of a connection ([`crate::wire::mailbox`]): reads control frames from this side's, writes them to the peer's.
 
-use super::lane::LaneWrite;
+use super::lane::{LaneWrite, MailboxKeys};
 use super::wr_id::Work;
 use crate::verbs::{Region, Remote};
-use crate::wire::MAX_RAILS;
 use crate::wire::control::{ControlFrame, FRAME_WORDS};
-use crate::wire::ids::LaneId;
 use crate::wire::mailbox::{INBOX_AT, OUTBOX_AT, PROBE_AT, PROBE_BYTES};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Both mailboxes of a connection.
 pub struct Mailboxes {
-    /// This side's.
+    /// This side's. The lanes have the keys of both.
     pub region: Arc<Region>,
-    /// Its keys for this side's NICs, by lane.
-    pub lkeys: [u32; MAX_RAILS],
-    /// The peer's.
-    pub peer: PeerMailbox,
-}
-
-/// The peer's mailbox.
-#[derive(Debug, Clone, Copy)]
-pub struct PeerMailbox {
-    /// Its address there.
-    pub addr: u64,
-    /// Its keys, by lane.
-    pub rkeys: [u32; MAX_RAILS],
+    /// Where the peer's is.
+    pub peer_addr: u64,
 }
 
 impl Mailboxes {
@@ -60,25 +47,25 @@ impl Mailboxes {
     }
 
     /// The write that brings it to the peer by a lane.
-    pub fn frame_write(&self, lane: LaneId, bytes: u32) -> LaneWrite {
-        LaneWrite { bytes, work: Work::Control, ..self.write(lane, OUTBOX_AT, INBOX_AT) }
+    pub fn frame_write(&self, keys: MailboxKeys, bytes: u32) -> LaneWrite {
+        LaneWrite { bytes, work: Work::Control, ..self.write(keys, OUTBOX_AT, INBOX_AT) }
     }
 
     /// A write that tries a lane with a packet of `mtu_bytes`. A whole one: a switch or port with a smaller MTU on the way passes
     /// empty ones.
-    pub fn probe_write(&self, lane: LaneId, mtu_bytes: u32) -> LaneWrite {
+    pub fn probe_write(&self, keys: MailboxKeys, mtu_bytes: u32) -> LaneWrite {
         LaneWrite {
             bytes: mtu_bytes.min(PROBE_BYTES as u32),
             work: Work::Probe,
-            ..self.write(lane, PROBE_AT, PROBE_AT)
+            ..self.write(keys, PROBE_AT, PROBE_AT)
         }
     }
 
-    fn write(&self, lane: LaneId, from: usize, to: usize) -> LaneWrite {
+    fn write(&self, keys: MailboxKeys, from: usize, to: usize) -> LaneWrite {
         LaneWrite {
             local_addr: self.region.addr() + from as u64,
-            lkey: self.lkeys[lane.index()],
-            remote: Remote { addr: self.peer.addr + to as u64, rkey: self.peer.rkeys[lane.index()] },
+            lkey: keys.own_lkey,
+            remote: Remote { addr: self.peer_addr + to as u64, rkey: keys.peer_rkey },
             signaled: true,
             ..LaneWrite::default()
         }

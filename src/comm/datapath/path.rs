@@ -6,11 +6,12 @@ use super::context::PathContext;
 use super::fault::Fault;
 use super::lane::{Lane, LaneWrite, lanes_text};
 use super::peer::{Peer, Presence};
-use super::status::{Loss, Status};
+use super::status::{Fenced, Loss, Status};
 use super::try_cell::{TryCell, TryCellGuard, UNUSED};
 use crate::error::{Error, Quick, Result};
 use crate::flow::striping::Striping;
 use crate::wire::control::Received;
+use crate::wire::cts::Epoch;
 use crate::wire::ids::LaneId;
 use std::ops::{Deref, DerefMut};
 
@@ -28,8 +29,9 @@ pub trait DataPath: Send {
     /// The number of the oldest message that runs, and of the one to begin next.
     fn span(&self) -> (u64, u64);
 
-    /// A rail is lost: stops its queue pairs, takes in what has come, and closes the lane.
-    fn lose(&mut self, context: &PathContext, lane: LaneId);
+    /// A rail is lost: stops its queue pairs, takes in what has come, and closes the lane. Nothing goes by the lane from here on, even
+    /// where its device does not stop yet.
+    fn lose(&mut self, context: &PathContext, lane: LaneId) -> Fenced;
 
     /// What has come to a receiver; of a sender, nothing.
     fn received(&self) -> Received;
@@ -46,6 +48,19 @@ pub trait DataPath: Send {
     /// # Errors
     /// As [`DataPath::recover`].
     fn regain(&mut self, context: &PathContext, lane: LaneId, new: Lane) -> Result<bool>;
+
+    /// A receiver's memory has other keys on a lane, whose device has returned: what is granted is granted once more. From which epoch
+    /// on clear-to-sends have keys of use there.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] when memory that is still needed was deregistered.
+    fn renew(&mut self, context: &PathContext, lane: LaneId) -> Result<Epoch>;
+
+    /// From which epoch on a receiver's clear-to-sends have keys of use on a lane.
+    fn epoch(&self, lane: LaneId) -> Epoch;
+
+    /// The same, as a sender has heard it.
+    fn take_epoch(&mut self, lane: LaneId, epoch: Epoch);
 
     /// Looks at what nobody may be looking at: NCCL's thread sleeps when it waits for nothing. Whether something had come.
     ///
@@ -110,7 +125,7 @@ pub trait DataPath: Send {
     /// something else from then on. What the caller is told, which is the first error.
     #[cold]
     fn end(&mut self, error: Box<Error>) -> Box<Error> {
-        self.lanes().iter_mut().for_each(Lane::stop);
+        self.lanes().iter_mut().for_each(|lane| _ = lane.stop());
         self.lanes().iter_mut().for_each(Lane::close);
         self.status().fail(error)
     }
@@ -119,8 +134,8 @@ pub trait DataPath: Send {
     #[cold]
     fn lose_by(&mut self, context: &PathContext, lane: LaneId, why: String) {
         if self.lanes()[lane.index()].is_open() {
-            self.lose(context, lane);
-            self.status().lost(Loss { lane, why });
+            let fenced = self.lose(context, lane);
+            self.status().lost(Loss { lane, why, fenced });
             context.waker.wake();
         }
     }

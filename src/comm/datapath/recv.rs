@@ -7,7 +7,6 @@ use super::context::PathContext;
 use super::fault::{Fault, broken_protocol, not_in_flight, outside};
 use super::lane::{Lane, LaneWrite};
 use super::load::Granting;
-use super::mailbox::PeerMailbox;
 use super::parts::PathParts;
 use super::path::DataPath;
 use super::peer::Presence;
@@ -20,11 +19,11 @@ use crate::error::{Error, Quick};
 use crate::flow::NotInFlight;
 use crate::flow::receives::{Arrival, Grant, Receives};
 use crate::flow::striping::Striping;
-use crate::verbs::{Blame, Completion, CompletionBuffer, Mr, Region, Remote};
-use crate::wire::PARTS;
-use crate::wire::cts::{ENTRY_BYTES, ENTRY_WORDS, Entry, MAX_RECEIVE_BYTES, PackedKeys, Terms, entry_word};
+use crate::verbs::{Blame, Completion, CompletionBuffer, Region, Remote};
+use crate::wire::cts::{ENTRY_BYTES, ENTRY_WORDS, Entry, Epoch, MAX_RECEIVE_BYTES, PackedKeys, Terms, entry_word};
 use crate::wire::ids::{LaneId, Slot};
 use crate::wire::immediate::Immediate;
+use crate::wire::{MAX_RAILS, PARTS, SLOTS};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -48,10 +47,14 @@ pub struct RecvPath {
     lanes: Vec<Lane>,
     /// The entries as they are written, for those too long to travel in the work request.
     shadow: Arc<Region>,
-    /// The shadow's registrations, one a lane.
-    shadow_keys: Vec<Mr>,
     /// Where the peer's ring is.
-    ring: PeerMailbox,
+    ring_addr: u64,
+    /// Whose keys each entry has, as it lies in the shadow.
+    memory: Box<[Source; SLOTS * PARTS]>,
+    /// Which of this host's keys new entries have.
+    epoch: Epoch,
+    /// From which epoch on entries have keys of use on a lane.
+    since: [Epoch; MAX_RAILS],
     /// The lane that the last immediate came by, or that was looked at for the next one.
     hot: LaneId,
     cold: LaneId,
@@ -63,17 +66,34 @@ pub struct RecvPath {
     status: Status,
 }
 
+/// Whose keys an entry has.
+#[derive(Debug, Clone, Copy, Default)]
+struct Source {
+    /// The registration's number.
+    memory: u32,
+    /// Whether those that keep the order of writes.
+    strict: bool,
+}
+
+/// Where the source of an entry's keys is kept.
+#[inline(always)]
+fn source_of(grant: Grant, part: usize) -> usize {
+    entry_word(grant.sequence, part) / ENTRY_WORDS
+}
+
 impl RecvPath {
     /// A path over connected lanes. The region keeps the clear-to-sends that are written into the peer's.
     pub fn new(parts: PathParts) -> Self {
-        let PathParts { lanes, region: shadow, keys: shadow_keys, peer: ring, chunk_bytes, striping } = parts;
+        let PathParts { lanes, region: shadow, peer_addr: ring_addr, chunk_bytes, striping } = parts;
         Self {
             receives: Receives::new(u64::from(chunk_bytes)),
             lanes_are_rails: lanes.iter().enumerate().all(|(number, lane)| lane.rail.id.index() == number),
             lanes,
             shadow,
-            shadow_keys,
-            ring,
+            ring_addr,
+            memory: Box::new([Source::default(); SLOTS * PARTS]),
+            epoch: Epoch::default(),
+            since: [Epoch::default(); MAX_RAILS],
             hot: LaneId::default(),
             cold: LaneId::default(),
             striping,
@@ -138,7 +158,8 @@ impl RecvPath {
         }
         let write = LaneWrite { work: Work::Cts, remote: self.place(lane, grant), ..LaneWrite::default() };
         let kept = kept(&self.shadow, grant, 0).ok_or_else(no_room)?;
-        keep(kept, &Entry::new(&terms(part, 0, 1), part.memory.packed_keys(strict), grant.sequence));
+        keep(kept, &Entry::new(&terms(part, 0, 1, self.epoch), &part.memory.packed_keys(strict), grant.sequence));
+        self.memory[source_of(grant, 0)] = Source { memory: part.memory.id, strict };
         let slot = self.lanes[lane.index()].slot(0).ok_or_else(no_room)?;
         slot.write(&write, Some(kept.into()))
     }
@@ -147,9 +168,10 @@ impl RecvPath {
     #[inline(never)]
     fn write_group(&mut self, lane: LaneId, grant: Grant, parts: &[RecvPart<'_>], strict: bool) -> Quick<()> {
         for (index, part) in parts.iter().enumerate() {
-            let keys = self.keys(part, strict);
+            let keys = self.keys(part.memory, strict);
             let kept = kept(&self.shadow, grant, index).ok_or_else(no_room)?;
-            keep(kept, &Entry::new(&terms(part, index, parts.len()), &keys, grant.sequence));
+            keep(kept, &Entry::new(&terms(part, index, parts.len(), self.epoch), &keys, grant.sequence));
+            self.memory[source_of(grant, index)] = Source { memory: part.memory.id, strict };
         }
         self.write_from_shadow(lane, grant, parts.len(), Work::Cts)
     }
@@ -159,7 +181,7 @@ impl RecvPath {
         let write = LaneWrite {
             work,
             local_addr: self.shadow.addr() + entry_word(grant.sequence, 0) as u64 * 8,
-            lkey: self.shadow_keys.get(lane.index()).map_or(0, Mr::lkey),
+            lkey: self.lanes[lane.index()].mailbox_keys().own_lkey,
             bytes: (parts * ENTRY_BYTES) as u32,
             remote: self.place(lane, grant),
             signaled: work != Work::Cts,
@@ -170,17 +192,17 @@ impl RecvPath {
 
     #[inline(always)]
     fn place(&self, lane: LaneId, grant: Grant) -> Remote {
-        let addr = self.ring.addr + entry_word(grant.sequence, 0) as u64 * 8;
-        Remote { addr, rkey: self.ring.rkeys[lane.index()] }
+        let addr = self.ring_addr + entry_word(grant.sequence, 0) as u64 * 8;
+        Remote { addr, rkey: self.lanes[lane.index()].peer_mailbox_rkey }
     }
 
     /// The buffer's keys by the connection's lanes.
-    fn keys(&self, part: &RecvPart<'_>, strict: bool) -> PackedKeys {
+    fn keys(&self, memory: &Registration, strict: bool) -> PackedKeys {
         if self.lanes_are_rails {
-            return *part.memory.packed_keys(strict);
+            return memory.packed_keys(strict);
         }
         pack(self.lanes.iter().map(|lane| {
-            let keys = part.memory.keys(lane.rail.id);
+            let keys = memory.keys(lane.rail.id);
             keys.map_or(0, |keys| if strict { keys.strict_rkey } else { keys.relaxed_rkey })
         }))
     }
@@ -380,8 +402,8 @@ fn keep(kept: &[AtomicU64; ENTRY_WORDS], entry: &Entry) {
 }
 
 #[inline(always)]
-fn terms(part: &RecvPart<'_>, index: usize, count: usize) -> Terms {
-    Terms { addr: part.addr, bytes: part.bytes as u64, tag: part.tag, parts: count as u8, part: index as u8 }
+fn terms(part: &RecvPart<'_>, index: usize, count: usize, epoch: Epoch) -> Terms {
+    Terms { addr: part.addr, bytes: part.bytes as u64, tag: part.tag, parts: count as u8, part: index as u8, epoch }
 }
 
 #[cold]

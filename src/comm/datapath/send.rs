@@ -21,7 +21,9 @@ use crate::flow::next::{Head, Peek};
 use crate::flow::plan::Shares;
 use crate::flow::sends::{Route, Sends};
 use crate::flow::striping::Striping;
-use crate::verbs::{CompletionBuffer, Mr, Region, Remote};
+use crate::verbs::{CompletionBuffer, Region, Remote};
+use crate::wire::MAX_RAILS;
+use crate::wire::cts::Epoch;
 use crate::wire::ids::LaneId;
 use crate::wire::immediate::{Immediate, MAX_LEADS};
 use std::sync::Arc;
@@ -32,8 +34,6 @@ pub struct SendPath {
     sends: Sends,
     lanes: Vec<Lane>,
     ring: Arc<Region>,
-    /// The ring's registrations, one a lane.
-    _ring_keys: Vec<Mr>,
     striping: Striping,
     clock: Clock,
     /// The last reading of the clock.
@@ -46,8 +46,10 @@ pub struct SendPath {
     buffer: CompletionBuffer,
     stall: StallTimer,
     status: Status,
-    /// Lanes that both ends have stopped, a bit each.
-    fenced: u8,
+    /// From which epoch on clear-to-sends have keys of use on a lane.
+    since: [Epoch; MAX_RAILS],
+    /// Whether something waits for a lane, since its own was lost.
+    is_stranded: bool,
 }
 
 /// What `isend` was asked to send.
@@ -76,13 +78,12 @@ impl Send<'_> {
 impl SendPath {
     /// A path over connected lanes. The peer writes its clear-to-sends into the region.
     pub fn new(parts: PathParts) -> Self {
-        let PathParts { lanes, region: ring, keys: _ring_keys, chunk_bytes, striping, .. } = parts;
+        let PathParts { lanes, region: ring, chunk_bytes, striping, .. } = parts;
         let chunk_bytes = u64::from(chunk_bytes);
         Self {
             sends: Sends::new(),
             lanes,
             ring,
-            _ring_keys,
             whole_bytes: striping.whole_bytes().min(chunk_bytes),
             striping,
             clock: Clock::start(),
@@ -92,7 +93,8 @@ impl SendPath {
             buffer: CompletionBuffer::new(),
             stall: StallTimer::default(),
             status: Status::default(),
-            fenced: 0,
+            since: [Epoch::default(); MAX_RAILS],
+            is_stranded: false,
         }
     }
 
@@ -155,11 +157,33 @@ impl SendPath {
         if send.bytes > head.room_bytes.min(self.most_bytes) {
             return Err(too_large(&context.peer, send.bytes, send.tag, head.room_bytes, self.most_bytes));
         }
+        if LaneId::all(self.lanes.len())
+            .any(|lane| self.lanes[lane.index()].is_open() && !self.has_key(lane, head.epoch))
+        {
+            return self.send_by_older_keys(context, head, send);
+        }
         if send.bytes <= self.whole_bytes {
             self.send_whole(context, head, send)
         } else {
             self.send_cut(context, head, send)
         }
+    }
+
+    /// Whether a clear-to-send of this epoch has a key of use on a lane.
+    fn has_key(&self, lane: LaneId, epoch: Epoch) -> bool {
+        epoch.is_since(self.since[lane.index()])
+    }
+
+    /// A send for a receive that was granted before one of the receiver's devices returned: not by that one's rail, until it is granted
+    /// once more.
+    #[cold]
+    fn send_by_older_keys(&mut self, context: &PathContext, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
+        let is_usable = |lane: &LaneId| self.lanes[lane.index()].is_open() && self.has_key(*lane, head.epoch);
+        let Some(lane) = LaneId::all(self.lanes.len()).find(is_usable) else {
+            return self.stalled(context, "a send that is to be granted once more", send.bytes as usize).map(|()| None);
+        };
+        self.stall.moved();
+        self.send_later(context, head, send, lane, None)
     }
 
     /// A small message: one write on one lane.

@@ -8,6 +8,15 @@ use crate::wire::ids::LaneId;
 /// rails of a Spark, which may have an accident at the same time.
 const STRIKES: u8 = 8;
 
+/// Whether the NIC leaves the connection's memory alone, as far as a lost lane is concerned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fenced {
+    /// It does.
+    Now,
+    /// It was cut off, and may still read and write: to be asked again.
+    NotYet,
+}
+
 /// A rail that a data path found lost.
 #[derive(Debug, Clone)]
 pub struct Loss {
@@ -15,6 +24,8 @@ pub struct Loss {
     pub lane: LaneId,
     /// How that showed.
     pub why: String,
+    /// Whether its NIC leaves memory alone.
+    pub fenced: Fenced,
 }
 
 /// Data-path status.

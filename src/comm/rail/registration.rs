@@ -8,28 +8,50 @@
 
 use super::Rail;
 use crate::error::{Error, Result};
-use crate::verbs::{Access, HostMemory, Mr, Readable};
+use crate::verbs::{Access, HostMemory, Mr, Pd, Readable};
 use crate::wire::cts::PackedKeys;
 use crate::wire::ids::RailId;
 use crate::wire::{MAX_OFFERED_RAILS, MAX_RAILS};
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Memory registered on every rail of this host.
 pub struct Registration {
     /// Its number among this process's, by which [`Registrations::find`] finds it.
     pub id: u32,
-    start: usize,
-    end: usize,
-    /// The end of what peers may write to: `start` where that is nothing.
-    writable_end: usize,
-    keys: Vec<Keys>,
+    memory: HostMemory,
+    purpose: Purpose,
+    /// How much of it peers may write to: all or nothing.
+    writable_bytes: usize,
+    keys: Vec<RailKeys>,
     /// The remote keys of the first rails, as an entry has them.
-    strict: PackedKeys,
-    relaxed: PackedKeys,
-    /// What the keys stand for; deregistered when the last user is gone.
-    regions: Vec<Mr>,
+    strict: [AtomicU64; PACKED],
+    relaxed: [AtomicU64; PACKED],
+    /// What the keys stand for, by rail; deregistered when the last user is gone. Locked while they are made anew.
+    regions: Mutex<Vec<Option<Regions>>>,
+    /// Locked while a device that has returned gets its registrations: whoever deregisters waits for that.
+    renewal: Arc<Mutex<()>>,
+}
+
+/// Words of [`PackedKeys`].
+const PACKED: usize = MAX_RAILS / 2;
+
+/// One rail's keys. A device that returns has other ones. They are stored before its rail is used again, which other threads learn
+/// of by the lock of a data path: so all accesses are relaxed.
+#[derive(Default)]
+struct RailKeys {
+    lkey: AtomicU32,
+    relaxed_rkey: AtomicU32,
+    strict_rkey: AtomicU32,
+}
+
+/// A rail's registrations.
+struct Regions {
+    /// Which opening of the device they are of.
+    opening: u32,
+    first: Mr,
+    relaxed: Option<Mr>,
 }
 
 /// What memory is registered for.
@@ -42,7 +64,7 @@ pub enum Purpose {
 }
 
 /// One rail's keys of a registration. The remote ones are 0 where the memory is registered for sends alone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Keys {
     /// For reading it on this host.
     pub lkey: u32,
@@ -53,52 +75,134 @@ pub struct Keys {
 }
 
 impl Registration {
+    fn new(id: u32, memory: HostMemory, purpose: Purpose, rails: usize) -> Self {
+        let keys = std::iter::repeat_with(RailKeys::default).take(rails).collect();
+        let regions = Mutex::new(std::iter::repeat_with(|| None).take(rails).collect());
+        let (strict, relaxed, renewal) = Default::default();
+        let writable_bytes = if purpose == Purpose::Receive { memory.len() } else { 0 };
+        Self { id, memory, purpose, writable_bytes, keys, strict, relaxed, regions, renewal }
+    }
+
     /// Whether `bytes` at `addr` lie within it; no bytes lie anywhere.
     #[inline(always)]
     pub fn covers(&self, addr: u64, bytes: usize) -> bool {
         // An address below the start wraps around to an offset beyond every end.
-        let (offset, room) = ((addr as usize).wrapping_sub(self.start), self.end - self.start);
+        let (offset, room) = ((addr as usize).wrapping_sub(self.memory.addr()), self.memory.len());
         offset <= room && bytes <= room - offset || bytes == 0
     }
 
     /// Whether a peer may write to `bytes` at `addr`; to no bytes, anywhere.
     #[inline(always)]
     pub fn takes(&self, addr: u64, bytes: usize) -> bool {
-        let (offset, room) = ((addr as usize).wrapping_sub(self.start), self.writable_end - self.start);
+        let (offset, room) = ((addr as usize).wrapping_sub(self.memory.addr()), self.writable_bytes);
         offset <= room && bytes <= room - offset || bytes == 0
     }
 
     /// Whether a peer may write to it.
+    #[inline(always)]
     pub fn is_for_receives(&self) -> bool {
-        self.writable_end > self.start
+        self.purpose == Purpose::Receive
     }
 
     /// How often the kernel has pinned it, and counts it against the limit of locked memory.
     pub fn pins(&self) -> usize {
-        self.regions.len()
+        self.regions().iter().flatten().map(|regions| 1 + usize::from(regions.relaxed.is_some())).sum()
     }
 
     /// Some of it, for this process to read; `None` outside of it.
     #[inline(always)]
     pub fn readable(&self, addr: u64, bytes: u32) -> Option<Readable<'_>> {
-        self.regions.first()?.readable(addr, bytes)
+        self.memory.readable(addr, bytes)
     }
 
     /// The remote keys of this host's first [`MAX_RAILS`] rails, in their order.
     #[inline(always)]
-    pub fn packed_keys(&self, strict: bool) -> &PackedKeys {
-        if strict { &self.strict } else { &self.relaxed }
+    pub fn packed_keys(&self, strict: bool) -> PackedKeys {
+        let words = if strict { &self.strict } else { &self.relaxed };
+        std::array::from_fn(|word| words[word].load(Ordering::Relaxed))
     }
 
     /// The keys on a rail of this host.
     #[inline(always)]
-    pub fn keys(&self, rail: RailId) -> Option<&Keys> {
-        self.keys.get(rail.index())
+    pub fn keys(&self, rail: RailId) -> Option<Keys> {
+        let keys = self.keys.get(rail.index())?;
+        Some(Keys {
+            lkey: keys.lkey.load(Ordering::Relaxed),
+            relaxed_rkey: keys.relaxed_rkey.load(Ordering::Relaxed),
+            strict_rkey: keys.strict_rkey.load(Ordering::Relaxed),
+        })
     }
 
     /// The registered range, for messages.
-    pub fn range(&self) -> std::ops::Range<usize> {
-        self.start..self.end
+    pub fn range(&self) -> Range<usize> {
+        self.memory.addr()..self.memory.addr() + self.memory.len()
+    }
+
+    /// Gives up one hold of it. When this returns, nobody else has it who does not use it.
+    pub fn release(self: Arc<Self>) {
+        let renewal = Arc::clone(&self.renewal);
+        drop(self);
+        drop(renewal.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Registers it with each rail's device that is there and does not have it yet.
+    fn complete(&self, rails: &[Arc<Rail>]) -> Result<()> {
+        let mut regions = self.regions();
+        for (rail, place) in rails.iter().zip(regions.iter_mut()) {
+            let Some((pd, opening)) = rail.device.for_memory() else { continue };
+            if place.as_ref().is_some_and(|regions| regions.opening == opening) {
+                continue;
+            }
+            let made = match self.purpose {
+                Purpose::Send => register_to_send(rail, &pd, self.memory),
+                Purpose::Receive => register_to_receive(rail, &pd, self.memory),
+            };
+            match made {
+                // Without a key there, until the device is back: nothing goes by that rail meanwhile.
+                Err(error) if rail.device.heard(&error, opening) => {}
+                Err(error) => return Err(error),
+                Ok((first, relaxed)) => *place = Some(Regions { opening, first, relaxed }),
+            }
+        }
+        self.store_keys(&regions);
+        Ok(())
+    }
+
+    fn store_keys(&self, regions: &[Option<Regions>]) {
+        let keys: Vec<Keys> = regions
+            .iter()
+            .map(|regions| regions.as_ref().map_or(Keys::default(), |it| it.keys(self.purpose)))
+            .collect();
+        for (place, keys) in self.keys.iter().zip(&keys) {
+            place.lkey.store(keys.lkey, Ordering::Relaxed);
+            place.relaxed_rkey.store(keys.relaxed_rkey, Ordering::Relaxed);
+            place.strict_rkey.store(keys.strict_rkey, Ordering::Relaxed);
+        }
+        let store = |places: &[AtomicU64; PACKED], keys: PackedKeys| {
+            for (place, word) in places.iter().zip(keys) {
+                place.store(word, Ordering::Relaxed);
+            }
+        };
+        store(&self.strict, pack(keys.iter().map(|keys| keys.strict_rkey)));
+        store(&self.relaxed, pack(keys.iter().map(|keys| keys.relaxed_rkey)));
+    }
+
+    fn regions(&self) -> MutexGuard<'_, Vec<Option<Regions>>> {
+        // A panic while the lock is held leaves some rails without, which is usable.
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Regions {
+    fn keys(&self, purpose: Purpose) -> Keys {
+        let Self { first, relaxed, .. } = self;
+        match purpose {
+            Purpose::Send => Keys { lkey: first.lkey(), relaxed_rkey: 0, strict_rkey: 0 },
+            Purpose::Receive => {
+                let bulk = relaxed.as_ref().unwrap_or(first);
+                Keys { lkey: bulk.lkey(), relaxed_rkey: bulk.rkey(), strict_rkey: first.rkey() }
+            }
+        }
     }
 }
 
@@ -115,6 +219,7 @@ struct Known {
     range: Range<usize>,
     purpose: Purpose,
     held: Weak<Registration>,
+    renewal: Arc<Mutex<()>>,
 }
 
 impl Registrations {
@@ -129,7 +234,29 @@ impl Registrations {
         let range = memory.range().ok_or_else(|| {
             Error::Argument(format!("cannot register {len} bytes at {addr:#x}: the range is empty or wraps around"))
         })?;
-        self.share(range, purpose, |id| register_everywhere(rails, memory, purpose, id))
+        let rails = &rails[..rails.len().min(MAX_OFFERED_RAILS)];
+        let registration = self.share(range, purpose, |id| {
+            let made = Registration::new(id, memory, purpose, rails.len());
+            made.complete(rails).map(|()| made)
+        })?;
+        // A device may have returned since, whose registrations were made before this one was known.
+        registration.complete(rails)?;
+        Ok(registration)
+    }
+
+    /// Registers all memory that is in use with the devices that have returned.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when a device refuses.
+    pub fn renew(&self, rails: &[Arc<Rail>]) -> Result<()> {
+        let known: Vec<_> = self.lock().iter().map(|it| (Weak::clone(&it.held), Arc::clone(&it.renewal))).collect();
+        for (held, renewal) in known {
+            let _renewal = renewal.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(registration) = held.upgrade() {
+                registration.complete(rails)?;
+            }
+        }
+        Ok(())
     }
 
     fn share(
@@ -146,7 +273,8 @@ impl Registrations {
         let first = list.iter().find_map(|known| known.of(&range, purpose));
         if first.is_none() {
             list.retain(|known| known.held.strong_count() > 0);
-            list.push(Known { id: made.id, range, purpose, held: Arc::downgrade(&made) });
+            let (held, renewal) = (Arc::downgrade(&made), Arc::clone(&made.renewal));
+            list.push(Known { id: made.id, range, purpose, held, renewal });
         }
         drop(list);
         // Another thread that registered the same meanwhile was first: this one is deregistered again.
@@ -177,41 +305,20 @@ impl Known {
     }
 }
 
-fn register_everywhere(rails: &[Arc<Rail>], memory: HostMemory, purpose: Purpose, id: u32) -> Result<Registration> {
-    let (mut keys, mut regions) = (Vec::with_capacity(rails.len()), Vec::with_capacity(2 * rails.len()));
-    for rail in rails.iter().take(MAX_OFFERED_RAILS) {
-        keys.push(match purpose {
-            Purpose::Send => register_to_send(rail, memory, &mut regions)?,
-            Purpose::Receive => register_to_receive(rail, memory, &mut regions)?,
-        });
-    }
-    let (start, end) = (memory.addr(), memory.addr() + memory.len());
-    let writable_end = if purpose == Purpose::Receive { end } else { start };
-    let strict = pack(keys.iter().map(|keys| keys.strict_rkey));
-    let relaxed = pack(keys.iter().map(|keys| keys.relaxed_rkey));
-    Ok(Registration { id, start, end, writable_end, keys, strict, relaxed, regions })
-}
-
 /// Every registration lets its own NIC read; more is not needed to send.
-fn register_to_send(rail: &Rail, memory: HostMemory, regions: &mut Vec<Mr>) -> Result<Keys> {
+fn register_to_send(rail: &Rail, pd: &Arc<Pd>, memory: HostMemory) -> Result<(Mr, Option<Mr>)> {
     let access = if rail.relaxed_ordering { Access::RELAXED_ORDERING } else { Access::empty() };
-    let read = Mr::register(&rail.pd, memory, access)?;
-    let keys = Keys { lkey: read.lkey(), relaxed_rkey: 0, strict_rkey: 0 };
-    regions.push(read);
-    Ok(keys)
+    Ok((Mr::register(pd, memory, access)?, None))
 }
 
-fn register_to_receive(rail: &Rail, memory: HostMemory, regions: &mut Vec<Mr>) -> Result<Keys> {
-    let strict = Mr::register(&rail.pd, memory, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
-    let mut keys = Keys { lkey: strict.lkey(), relaxed_rkey: strict.rkey(), strict_rkey: strict.rkey() };
-    regions.push(strict);
-    if rail.relaxed_ordering {
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::RELAXED_ORDERING;
-        let relaxed = Mr::register(&rail.pd, memory, access)?;
-        (keys.relaxed_rkey, keys.lkey) = (relaxed.rkey(), relaxed.lkey());
-        regions.push(relaxed);
+fn register_to_receive(rail: &Rail, pd: &Arc<Pd>, memory: HostMemory) -> Result<(Mr, Option<Mr>)> {
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let strict = Mr::register(pd, memory, access)?;
+    if !rail.relaxed_ordering {
+        return Ok((strict, None));
     }
-    Ok(keys)
+    let relaxed = Mr::register(pd, memory, access | Access::RELAXED_ORDERING)?;
+    Ok((strict, Some(relaxed)))
 }
 
 /// Keys by rail as an entry has them.
@@ -230,9 +337,7 @@ mod tests {
 
     /// Of no rail.
     fn registration(id: u32, range: &Range<usize>) -> Registration {
-        let (keys, strict, relaxed, regions) = Default::default();
-        let Range { start, end } = *range;
-        Registration { id, start, end, writable_end: end, keys, strict, relaxed, regions }
+        Registration::new(id, HostMemory::of_nobody(range), Purpose::Receive, 0)
     }
 
     #[test]

@@ -16,13 +16,14 @@ use crate::comm::datapath::lane::Role;
 use crate::comm::datapath::mailbox::Mailboxes;
 use crate::comm::datapath::path::SharedPath;
 use crate::comm::datapath::peer::Peer;
-use crate::comm::datapath::status::Loss;
+use crate::comm::datapath::status::{Fenced, Loss};
 use crate::comm::log::once::Subject;
 use crate::comm::log::outages::Member;
 use crate::comm::process::Process;
 use crate::comm::rail::Rail;
+use crate::comm::rail::device::Presence;
 use crate::error::Error;
-use crate::flow::recovery::{Action, Cause, Frame, Limits, LogEntry, Recovery};
+use crate::flow::recovery::{Action, Cause, Frame, Limits, LogEntry, Recovery, State};
 use crate::wire::control::{ControlFrame, Received};
 use crate::wire::ids::LaneId;
 use std::sync::Arc;
@@ -32,6 +33,20 @@ use std::time::{Duration, Instant};
 const MOST_ROUNDS: usize = 256;
 /// Control frames that are taken in at a time.
 const FRAMES: usize = 4;
+
+/// How the loss of a rail shows whose device is no longer on the bus.
+const DEVICE_REMOVED: &str = "its device was removed";
+
+/// What became of a port of this host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PortChange {
+    /// It came up.
+    Up,
+    /// It went down.
+    Down,
+    /// Its device is no longer on the bus.
+    Removed,
+}
 
 /// One connection's rails, and the control messages about them.
 pub struct Driver {
@@ -76,6 +91,11 @@ impl Driver {
         &self.context.peer
     }
 
+    /// As [`Process::look_for_returned`].
+    pub fn look_for_returned(&self, now: Instant) -> Vec<Arc<Rail>> {
+        self.process.look_for_returned(now)
+    }
+
     /// The rails of this host.
     pub fn host_rails(&self) -> &[Arc<Rail>] {
         &self.process.rails
@@ -114,18 +134,20 @@ impl Driver {
         self.recovery.close(delivered);
     }
 
-    /// A port of this host went down or came back.
-    pub fn port_changed(&mut self, rail: &Rail, is_up: bool, now: Instant) {
+    /// A port of this host went down or came back, or its device was removed.
+    pub fn port_changed(&mut self, rail: &Rail, change: PortChange, now: Instant) {
         let at = self.clock(now);
         for lane in self.lanes() {
             if self.rails[lane.index()].rail.id != rail.id {
                 continue;
             }
-            if is_up {
-                self.process.backoff.forget(rail);
-                self.recovery.port_up(lane, at);
-            } else {
-                self.recovery.port_down(lane, "local port down", at);
+            match change {
+                PortChange::Up => {
+                    self.process.backoff.forget(rail);
+                    self.recovery.port_up(lane, at);
+                }
+                PortChange::Down => self.recovery.port_down(lane, "local port down", at),
+                PortChange::Removed => self.recovery.port_down(lane, DEVICE_REMOVED, at),
             }
         }
         self.act(now);
@@ -170,6 +192,7 @@ impl Driver {
             self.take_losses(now);
         }
         let at = self.clock(now);
+        self.fence_what_was_cut_off(at);
         self.look_at_trials(at);
         // A rail whose port is down again does not count as one that was there for a moment.
         self.act(now);
@@ -211,7 +234,8 @@ impl Driver {
         let bytes = self.mailboxes.put_frame(frame);
         let Some(mut path) = self.path.borrow() else { return };
         for lane in self.recovery.rails_up() {
-            path.post(&self.context, lane, &self.mailboxes.frame_write(lane, bytes));
+            let write = self.mailboxes.frame_write(path.lanes()[lane.index()].mailbox_keys(), bytes);
+            path.post(&self.context, lane, &write);
         }
     }
 
@@ -240,9 +264,12 @@ impl Driver {
             }
         };
         let at = self.clock(now);
-        for Loss { lane, why } in losses {
+        for Loss { lane, why, fenced } in losses {
             tracing::debug!("lane {lane} of the connection with {} failed: {why}", self.context.peer.name);
-            self.recovery.lost(lane, &why, received.clone(), at);
+            match fenced {
+                Fenced::Now => self.recovery.lost(lane, &why, received.clone(), at),
+                Fenced::NotYet => self.recovery.port_down(lane, DEVICE_REMOVED, at),
+            }
         }
         self.act(now);
         moved
@@ -270,8 +297,8 @@ impl Driver {
                     let outcome = self.open_qps(lane);
                     self.recovery.opened(lane, outcome, at);
                 }
-                Action::AnswerQps(lane, rail, qps) => {
-                    let outcome = self.answer_qps(lane, &rail, &qps, now);
+                Action::AnswerQps(lane, rail, end) => {
+                    let outcome = self.answer_qps(lane, &rail, &end, now);
                     self.recovery.answered(lane, outcome, at);
                 }
                 Action::ConnectQps(lane, answer) => {
@@ -288,12 +315,25 @@ impl Driver {
         }
     }
 
+    /// Stops a rail. Where its device was cut off, this is to be called again.
     fn fence(&mut self, lane: LaneId, at: u64) {
-        let received = self.path.borrow().map_or_else(Received::default, |mut path| {
-            path.lose(&self.context, lane);
-            path.received()
-        });
+        let received = match self.path.borrow() {
+            None => Received::default(),
+            Some(mut path) => match path.lose(&self.context, lane) {
+                Fenced::Now => path.received(),
+                Fenced::NotYet => return,
+            },
+        };
         self.recovery.fenced(lane, received, at);
+    }
+
+    /// Asks again whether the devices that were cut off are gone.
+    fn fence_what_was_cut_off(&mut self, at: u64) {
+        for lane in self.lanes() {
+            if matches!(self.recovery.state(lane), Some(State::Fencing { .. })) {
+                self.fence(lane, at);
+            }
+        }
     }
 
     fn resend(&mut self, lane: LaneId, received: &Received) {
@@ -315,6 +355,7 @@ impl Driver {
             let at = self.clock(now);
             return self.recovery.not_activated(lane, at);
         };
+        let opening = new.opening();
         let regained = match self.path.borrow() {
             Some(mut path) => {
                 let regained = path.regain(&self.context, lane, new);
@@ -332,11 +373,13 @@ impl Driver {
             }
             Err(error) => return self.give_up(error),
         }
-        if self.rails[lane.index()].rail.is_up() {
-            self.outages.recovered(lane, now);
-        } else {
-            let at = self.clock(now);
-            self.recovery.port_down(lane, "local port down while the rail was tested", at);
+        let (rail, at) = (Arc::clone(&self.rails[lane.index()].rail), self.clock(now));
+        match (rail.is_up(), rail.device.presence_of(opening)) {
+            (true, Presence::Here) => self.outages.recovered(lane, now),
+            (false, Presence::Here) => {
+                self.recovery.port_down(lane, "local port down while the rail was tested", at);
+            }
+            (_, Presence::CutOff | Presence::Gone) => self.recovery.port_down(lane, DEVICE_REMOVED, at),
         }
     }
 
@@ -376,6 +419,11 @@ impl Driver {
         let (peer, limit) = (&self.context.peer.name, self.process.config.loss_timeout.as_secs());
         let error = match cause {
             Cause::Protocol(why) => Error::Protocol(broken_protocol(&self.context.peer, why)),
+            Cause::NotStopped(lane) => Error::TimedOut(format!(
+                "rail {} to {peer} lost, and its device does not stop within NCCL_SPARK_LOSS_TIMEOUT_S={limit}: {}",
+                self.rails[lane.index()].rail.name(),
+                self.text()
+            )),
             Cause::NotAcknowledged(lane) => Error::TimedOut(format!(
                 "{peer} did not acknowledge the loss of rail {} within NCCL_SPARK_LOSS_TIMEOUT_S={limit}: {}",
                 self.rails[lane.index()].rail.name(),

@@ -5,11 +5,12 @@
 //! queue pairs linger: the peer may still wait for the acknowledgement of its last write, or write a clear-to-send that nobody
 //! needs.
 
-use super::driver::Driver;
+use super::driver::{Driver, PortChange};
 use crate::comm::channel::{Channel, Received};
-use crate::comm::datapath::peer::Presence;
+use crate::comm::datapath::peer;
 use crate::comm::datapath::waker::Waker;
 use crate::comm::rail::Rail;
+use crate::comm::rail::device::Presence;
 use crate::error::{Error, Result, panic_text};
 use crate::verbs::AsyncEvent;
 use crate::wire::message::Message;
@@ -179,6 +180,7 @@ fn look_after(orders: Vec<Order>, watched: &mut Vec<Watched>) {
         each.closing = Some(Instant::now() + LINGER);
     }
     hear_devices(watched);
+    look_at_devices(watched);
     // They share what they know of unreachable paths, so any of them will do.
     watched.first().inspect(|each| each.driver.begin_round());
     watched.iter_mut().for_each(|each| each.tend(has_news));
@@ -202,8 +204,9 @@ fn abandon(watched: &mut Vec<Watched>, fault: &str) {
 /// Takes in what the devices say of their ports.
 fn hear_devices(watched: &mut [Watched]) {
     for rail in rails(watched) {
+        let Some(pd) = rail.device.source_of_events() else { continue };
         loop {
-            match rail.pd.context().async_event() {
+            match pd.context().async_event() {
                 Ok(Some(event)) => handle(watched, &rail, &event),
                 Ok(None) => break,
                 Err(error) => {
@@ -229,20 +232,37 @@ fn rails(watched: &[Watched]) -> Vec<Arc<Rail>> {
 
 fn handle(watched: &mut [Watched], one_of_device: &Rail, event: &AsyncEvent) {
     tracing::debug!("{}: {}", one_of_device.info.device, event.text());
-    let is_up = match event.kind {
-        AsyncEvent::PORT_ERROR | AsyncEvent::DEVICE_FATAL => false,
-        AsyncEvent::PORT_ACTIVE | AsyncEvent::GID_CHANGE => true,
-        _ => return,
-    };
     let Some(first) = watched.first() else { return };
     let rails = first.driver.host_rails().to_vec();
     let of_device = rails.iter().filter(|rail| rail.info.device == one_of_device.info.device);
     let now = Instant::now();
     for rail in of_device.filter(|rail| event.port.is_none_or(|port| port == rail.info.port)) {
-        // What was so when the event was made may be over.
-        if is_up || event.kind == AsyncEvent::DEVICE_FATAL || !rail.is_up() {
-            watched.iter_mut().for_each(|each| each.driver.port_changed(rail, is_up, now));
+        let change = match event.kind {
+            AsyncEvent::PORT_ACTIVE | AsyncEvent::GID_CHANGE => PortChange::Up,
+            // What was so when the event was made may be over.
+            AsyncEvent::PORT_ERROR if !rail.is_up() => PortChange::Down,
+            AsyncEvent::DEVICE_FATAL if rail.device.fatal(rail.info.port) != Presence::Here => PortChange::Removed,
+            AsyncEvent::DEVICE_FATAL => PortChange::Down,
+            _ => continue,
+        };
+        watched.iter_mut().for_each(|each| each.driver.port_changed(rail, change, now));
+    }
+}
+
+/// Notices devices that were removed and that are gone, for an event may be missing, and those that are back.
+fn look_at_devices(watched: &mut [Watched]) {
+    let Some(first) = watched.first() else { return };
+    let rails = first.driver.host_rails().to_vec();
+    let now = Instant::now();
+    for rail in rails {
+        let was_there = rail.device.presence() == Presence::Here;
+        if rail.device.look(rail.info.port) != Presence::Here && was_there {
+            watched.iter_mut().for_each(|each| each.driver.port_changed(&rail, PortChange::Removed, now));
         }
+    }
+    let Some(first) = watched.first() else { return };
+    for rail in first.driver.look_for_returned(now) {
+        watched.iter_mut().for_each(|each| each.driver.port_changed(&rail, PortChange::Up, now));
     }
 }
 
@@ -253,7 +273,8 @@ fn wait(watched: &[Watched], wakened: &UnixStream) {
     let channels = watched.iter().filter_map(|each| each.channel.as_ref());
     fds.extend(channels.map(|channel| PollFd::new(channel.as_fd(), PollFlags::POLLIN)));
     let rails = rails(watched);
-    let events = rails.iter().filter_map(|rail| rail.pd.context().event_fd());
+    let sources: Vec<_> = rails.iter().filter_map(|rail| rail.device.source_of_events()).collect();
+    let events = sources.iter().filter_map(|pd| pd.context().event_fd());
     fds.extend(events.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
     match poll(&mut fds, PollTimeout::try_from(pause).unwrap_or(PollTimeout::ZERO)) {
         Ok(_) | Err(nix::errno::Errno::EINTR) => {}
@@ -273,7 +294,7 @@ impl Watched {
     /// Whether it was closed, and the peer has closed too, or took too long.
     fn is_over(&self) -> bool {
         let Some(until) = self.closing else { return false };
-        let peer_has_closed = self.driver.peer().presence() != Presence::Here;
+        let peer_has_closed = self.driver.peer().presence() != peer::Presence::Here;
         Instant::now() >= until || peer_has_closed && (self.channel.is_none() || !self.driver.is_waiting())
     }
 

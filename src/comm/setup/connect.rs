@@ -12,7 +12,7 @@ use crate::comm::rail::{Rail, interfaces};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::flow::paths::End;
-use crate::verbs::{Access, Mr, Region};
+use crate::verbs::Region;
 use crate::wire::handle::{HANDLE_BYTES, Handle};
 use crate::wire::ids::RailId;
 use crate::wire::mailbox::MAILBOX_BYTES;
@@ -60,7 +60,7 @@ struct OfferedPair {
     /// Both ends, this side's first.
     ends: [End; 2],
     /// The connected lane with its key of the mailbox, or why this side cannot use it.
-    made: std::result::Result<(Lane, Mr), String>,
+    made: std::result::Result<Lane, String>,
 }
 
 /// Connections that are being made: NCCL calls again for each, with the same memory, until it is there.
@@ -265,7 +265,7 @@ impl Connected {
 
     fn answer(&self) -> Ready {
         let answer = |pair: &OfferedPair| match &pair.made {
-            Ok((lane, key)) => PairReady::Connected { mailbox_rkey: key.rkey(), qps: lane.ends() },
+            Ok(lane) => PairReady::Connected { mailbox_rkey: lane.mailbox_rkey(), qps: lane.ends() },
             Err(why) => PairReady::Failed(why.clone()),
         };
         Ready { mailbox_addr: self.region.addr(), pairs: self.pairs.iter().map(answer).collect() }
@@ -280,8 +280,9 @@ impl Connected {
         let mut live = Vec::new();
         for (OfferedPair { ends, made }, word) in pairs.into_iter().zip(go.pairs) {
             match (made, word) {
-                (Ok((lane, key)), PairGo::Carries { mailbox_rkey: peer_rkey }) => {
-                    live.push(LivePair { lane, key, peer_rkey, ends });
+                (Ok(mut lane), PairGo::Carries { mailbox_rkey }) => {
+                    lane.peer_mailbox_rkey = mailbox_rkey;
+                    live.push(LivePair { lane, ends });
                 }
                 (Ok(_), PairGo::LeftOut(why)) => left_out.push((ends[0].rail, why)),
                 (Err(own), _) => left_out.push((ends[0].rail, own)),
@@ -299,11 +300,10 @@ fn connect_lane(
     pair: &PairOffer,
     route: &Route<'_>,
     region: &Arc<Region>,
-) -> Result<(Lane, Mr)> {
+) -> Result<Lane> {
     let mut lane = Lane::open(rail, Role::Sender, pair.qps.len())?;
     lane.peer_rail.clone_from(&pair.acceptor_name);
     lane.connect(Role::Sender, &process.config, route)?;
-    // Strict: the sender looks at these bytes while they arrive.
-    let key = region.register(&rail.pd, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
-    Ok((lane, key))
+    lane.register_mailbox(region)?;
+    Ok(lane)
 }

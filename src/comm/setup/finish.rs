@@ -5,7 +5,7 @@ use super::negotiate;
 use crate::comm::channel::Channel;
 use crate::comm::datapath::context::PathContext;
 use crate::comm::datapath::lane::{Lane, Role};
-use crate::comm::datapath::mailbox::{Mailboxes, PeerMailbox};
+use crate::comm::datapath::mailbox::Mailboxes;
 use crate::comm::datapath::parts::PathParts;
 use crate::comm::datapath::path::DataPath;
 use crate::comm::datapath::peer::Peer;
@@ -15,7 +15,7 @@ use crate::comm::recovery::attempt::ManagedRail;
 use crate::comm::recovery::driver::Driver;
 use crate::error::Result;
 use crate::flow::paths::End;
-use crate::verbs::{Mr, Region};
+use crate::verbs::Region;
 use crate::wire::MAX_RAILS;
 use crate::wire::ids::RailId;
 use std::sync::Arc;
@@ -42,12 +42,8 @@ pub struct Agreed {
 
 /// A pair of rails that carries.
 pub struct LivePair {
-    /// Its connected queue pairs.
+    /// Its connected queue pairs, with the keys of both sides' regions.
     pub lane: Lane,
-    /// The region's registration there.
-    pub key: Mr,
-    /// The key of the peer's region there.
-    pub peer_rkey: u32,
     /// Both ends, this side's first.
     pub ends: [End; 2],
 }
@@ -70,13 +66,7 @@ pub fn finish<P: DataPath + 'static>(
     }
     let paths: Vec<[End; 2]> = pairs.iter().map(|pair| pair.ends).collect();
     let striping = negotiate::striping(&process, &paths);
-    let (mut lanes, mut keys) = (Vec::new(), Vec::new());
-    let (mut lkeys, mut rkeys) = ([0; MAX_RAILS], [0; MAX_RAILS]);
-    for (at, LivePair { lane, key, peer_rkey, .. }) in pairs.into_iter().enumerate() {
-        (lkeys[at], rkeys[at]) = (key.lkey(), peer_rkey);
-        lanes.push(lane);
-        keys.push(key);
-    }
+    let lanes: Vec<Lane> = pairs.into_iter().map(|pair| pair.lane).collect();
     negotiate::report(&process, &peer, role, &lanes, &left_out);
     let context = Arc::new(PathContext {
         peer: Arc::new(Peer::new(peer)),
@@ -86,10 +76,9 @@ pub fn finish<P: DataPath + 'static>(
         waker: setup.service.clone(),
     });
     let rails = lanes.iter().map(ManagedRail::of).collect();
-    let peer_mailbox = PeerMailbox { addr: peer_addr, rkeys };
-    let parts = PathParts { lanes, region: Arc::clone(&region), keys, peer: peer_mailbox, chunk_bytes, striping };
+    let parts = PathParts { lanes, region: Arc::clone(&region), peer_addr, chunk_bytes, striping };
     let path = Arc::new(TryCell::new(path(parts)));
-    let mailboxes = Mailboxes { region, lkeys, peer: peer_mailbox };
+    let mailboxes = Mailboxes { region, peer_addr };
     let driver =
         Driver::new(Arc::clone(&process), Arc::clone(&context), path.clone(), role, traffic_class, mailboxes, rails);
     let watch = setup.service.watch(channel, driver, first)?;

@@ -16,7 +16,7 @@ use crate::comm::rail::{Rail, interfaces};
 use crate::error::{Error, Result};
 use crate::flow::pairing::{self, Pair};
 use crate::flow::paths::{End, Paths};
-use crate::verbs::{Access, CompletionBuffer, Mr, Region, Remote};
+use crate::verbs::{CompletionBuffer, Region, Remote};
 use crate::wire::fields::RailAdvert;
 use crate::wire::handle::{HANDLE_BYTES, Handle, TOKEN_BYTES};
 use crate::wire::ids::RailId;
@@ -98,8 +98,6 @@ struct Tried {
     /// When to write once more: a lost packet is sent again at once when a later one arrives, while the queue pair's
     /// own time-out (4 s and more at NCCL's default) is longer than the trial.
     again: Option<Instant>,
-    region_key: Mr,
-    peer_rkey: u32,
 }
 
 /// Opens a listener on the interface that the settings choose; with it, the handle for the peer.
@@ -328,11 +326,12 @@ impl Tried {
         region: &Arc<Region>,
     ) -> Result<Self> {
         lane.connect(Role::Receiver, &process.config, route)?;
-        let region_key = region.register(&lane.rail.pd, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+        lane.register_mailbox(region)?;
+        lane.peer_mailbox_rkey = peer_rkey;
         let probe = LaneWrite {
             work: Work::Probe,
             local_addr: region.addr() + PROBE_AT as u64,
-            lkey: region_key.lkey(),
+            lkey: lane.mailbox_keys().own_lkey,
             // A whole packet: a switch or port with a smaller MTU on the way passes empty ones.
             bytes: route.mtu_bytes.min(PROBE_BYTES as u32),
             remote: Remote { addr: peer_addr + PROBE_AT as u64, rkey: peer_rkey },
@@ -340,7 +339,7 @@ impl Tried {
             signaled: true,
         };
         let again = Some(Instant::now() + process.config.probe_timeout / 3);
-        let mut tried = Self { lane, probe, again, region_key, peer_rkey };
+        let mut tried = Self { lane, probe, again };
         tried.lane.write_on_each(&tried.probe)?;
         Ok(tried)
     }
@@ -366,9 +365,9 @@ impl Probing {
         let (mut live, mut words) = (Vec::new(), Vec::new());
         for pair in pairs {
             match pair.state {
-                Probed::Carries(Tried { lane, region_key: key, peer_rkey, .. }) => {
-                    words.push(PairGo::Carries { mailbox_rkey: key.rkey() });
-                    live.push(LivePair { lane, key, peer_rkey, ends: pair.ends });
+                Probed::Carries(Tried { lane, .. }) => {
+                    words.push(PairGo::Carries { mailbox_rkey: lane.mailbox_rkey() });
+                    live.push(LivePair { lane, ends: pair.ends });
                 }
                 Probed::LeftOut(why) => {
                     words.push(PairGo::LeftOut(why.clone()));

@@ -61,6 +61,7 @@ impl Rails {
     /// # Errors
     /// [`Error::Os`] when the interfaces cannot be listed.
     pub fn look(process: &Process) -> Result<Self> {
+        process.look_for_returned(Instant::now());
         let prefixes = interfaces::prefixes(&interfaces::addresses()?);
         let (mut usable, mut adverts, mut unusable) = (Vec::new(), Vec::new(), Vec::new());
         for rail in process.rails.iter().take(MAX_OFFERED_RAILS) {

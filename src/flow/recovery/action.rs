@@ -1,7 +1,8 @@
 //! What recovery asks of its caller, and tells it.
 
 use crate::wire::control::{ControlFrame, ControlMessage, Received};
-use crate::wire::fields::{QpEnd, RailAdvert};
+use crate::wire::cts::Epoch;
+use crate::wire::fields::{LaneEnd, RailAdvert};
 use crate::wire::ids::LaneId;
 
 /// The accepting side's part of a reconnection.
@@ -14,7 +15,9 @@ pub struct Answer {
     /// Path MTU, in bytes.
     pub mtu_bytes: u32,
     /// The accepting side's queue pairs.
-    pub qps: Vec<QpEnd>,
+    pub end: LaneEnd,
+    /// Clear-to-sends before this one have no key of use on the rail.
+    pub epoch: Epoch,
 }
 
 /// What the caller is to do.
@@ -27,7 +30,7 @@ pub enum Action {
     /// Make new queue pairs; then call [`opened`](super::Recovery::opened).
     OpenQps(LaneId),
     /// Make new queue pairs for these of the peer's and connect them; then call [`answered`](super::Recovery::answered).
-    AnswerQps(LaneId, Box<RailAdvert>, Vec<QpEnd>),
+    AnswerQps(LaneId, Box<RailAdvert>, LaneEnd),
     /// Connect the new queue pairs and write on each; then call [`connected`](super::Recovery::connected), and [`probed`](super::Recovery::probed) when it is known.
     ConnectQps(LaneId, Answer),
     /// Use the rail from here on, with the new queue pairs.
@@ -51,6 +54,8 @@ pub enum Cause {
     NoRail(u64),
     /// The peer does not acknowledge the loss of this rail.
     NotAcknowledged(LaneId),
+    /// This rail was lost, and its device does not stop.
+    NotStopped(LaneId),
     /// The peer says what it must not.
     Protocol(String),
 }

@@ -4,7 +4,8 @@ mod search;
 mod world;
 
 use super::*;
-use crate::wire::fields::Attachment;
+use crate::wire::cts::Epoch;
+use crate::wire::fields::{Attachment, QpEnd};
 use crate::wire::ids::lane;
 
 const LIMITS: Limits = Limits { loss: 30 * SECOND, probe: 5 * SECOND };
@@ -20,8 +21,8 @@ fn advert() -> RailAdvert {
     }
 }
 
-fn qps() -> Vec<QpEnd> {
-    vec![QpEnd { number: 1, psn: 1 }]
+fn new_end() -> LaneEnd {
+    LaneEnd { qps: vec![QpEnd { number: 1, psn: 1 }], mailbox_rkey: 7 }
 }
 
 fn joined(at: usize) -> ControlMessage {
@@ -30,7 +31,8 @@ fn joined(at: usize) -> ControlMessage {
         connector_gid: [1; 16],
         acceptor_gid: [2; 16],
         mtu_bytes: 1024,
-        qps: qps(),
+        end: new_end(),
+        epoch: Epoch::default(),
     }
 }
 
@@ -89,8 +91,8 @@ fn a_lost_rail_is_asked_for_tried_and_used() {
     now += RETRY;
     end.recovery.tick(now);
     assert_eq!(end.actions(), [Action::OpenQps(lane(0))]);
-    end.recovery.opened(lane(0), Ok((advert(), qps())), now);
-    assert_eq!(end.says(now), Some(ControlMessage::Join { lane: lane(0), rail: advert(), qps: qps() }));
+    end.recovery.opened(lane(0), Ok((advert(), new_end())), now);
+    assert_eq!(end.says(now), Some(ControlMessage::Join { lane: lane(0), rail: advert(), end: new_end() }));
     end.hears(&joined(0), now);
     assert!(matches!(end.actions()[..], [Action::ConnectQps(at, _)] if at == lane(0)));
     end.recovery.connected(lane(0), Ok(()), now);
@@ -124,7 +126,7 @@ fn a_peer_that_does_not_answer_is_told_once_and_its_late_answer_changes_nothing(
     now += RETRY;
     end.recovery.tick(now);
     end.actions();
-    end.recovery.opened(lane(0), Ok((advert(), qps())), now);
+    end.recovery.opened(lane(0), Ok((advert(), new_end())), now);
     assert!(matches!(end.says(now), Some(ControlMessage::Join { .. })));
     now += ANSWER;
     end.recovery.tick(now);
@@ -148,9 +150,15 @@ fn the_accepting_side_uses_new_queue_pairs_after_live_and_drops_them_after_not_n
         assert_eq!(end.actions(), [Action::Fence(lane(0))]);
         end.recovery.fenced(lane(0), Received::default(), now);
         assert_eq!(end.actions(), [Action::Resend(lane(0), Received::default())]);
-        end.hears(&ControlMessage::Join { lane: lane(0), rail: advert(), qps: qps() }, now);
+        end.hears(&ControlMessage::Join { lane: lane(0), rail: advert(), end: new_end() }, now);
         assert!(matches!(end.actions()[..], [Action::AnswerQps(at, ..)] if at == lane(0)));
-        let answer = Answer { connector_gid: [1; 16], acceptor_gid: [2; 16], mtu_bytes: 1024, qps: qps() };
+        let answer = Answer {
+            connector_gid: [1; 16],
+            acceptor_gid: [2; 16],
+            mtu_bytes: 1024,
+            end: new_end(),
+            epoch: Epoch::default(),
+        };
         end.recovery.answered(lane(0), Ok(answer), now);
         assert_eq!(end.actions(), []);
         end.hears(&word, now);

@@ -6,7 +6,7 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
 use loom_models::flow::next::{Head, Peek};
 use loom_models::flow::sends::Sends;
-use loom_models::wire::cts::{ENTRY_WORDS, Entry, PackedKeys, Terms};
+use loom_models::wire::cts::{ENTRY_WORDS, Entry, Epoch, PackedKeys, Terms};
 use loom_models::wire::ids::LaneId;
 use loom_models::wire::{MAX_RAILS, SLOTS};
 use std::sync::Arc;
@@ -67,8 +67,12 @@ fn is_as_granted(head: &Head, ring: &Ring, terms: &Terms) {
 
 /// One receive, whose every word differs from what stood there.
 fn one_receive(order: [usize; ENTRY_WORDS]) {
-    let old = words(&Terms { addr: 0x1000, bytes: 64, tag: TAG, parts: 1, part: 0 }, &[1, 2, 3, 4], LAP_BEFORE);
-    let terms = Terms { addr: 0x2000, bytes: 128, tag: TAG, parts: 1, part: 0 };
+    let old = words(
+        &Terms { addr: 0x1000, bytes: 64, tag: TAG, parts: 1, part: 0, epoch: Epoch::default() },
+        &[1, 2, 3, 4],
+        LAP_BEFORE,
+    );
+    let terms = Terms { addr: 0x2000, bytes: 128, tag: TAG, parts: 1, part: 0, epoch: Epoch::default() };
     let new = words(&terms, &KEYS, 0);
     assert!((0..ENTRY_WORDS).all(|at| old[at] != new[at]));
     model(move || {
@@ -102,7 +106,8 @@ fn nor_when_both_ends_come_first_or_last() {
 /// A group: the sender takes a part of it only once all entries are whole, in whichever order they come.
 #[test]
 fn a_group_is_taken_when_all_of_it_has_come() {
-    let terms = |part| Terms { addr: 0x1000, bytes: 64, tag: TAG + i32::from(part), parts: 2, part };
+    let terms =
+        |part| Terms { addr: 0x1000, bytes: 64, tag: TAG + i32::from(part), parts: 2, part, epoch: Epoch::default() };
     let all = |sequence| [words(&terms(0), &KEYS, sequence), words(&terms(1), &KEYS, sequence)].concat();
     let (old, new) = (all(LAP_BEFORE), all(0));
     for backwards in [false, true] {
@@ -130,7 +135,7 @@ fn a_group_is_taken_when_all_of_it_has_come() {
 /// send that it is for runs.
 #[test]
 fn a_grant_that_comes_twice_is_one_grant() {
-    let terms = Terms { addr: 0x2000, bytes: 64, tag: TAG, parts: 1, part: 0 };
+    let terms = Terms { addr: 0x2000, bytes: 64, tag: TAG, parts: 1, part: 0, epoch: Epoch::default() };
     let old = words(&Terms { addr: 0x1000, ..terms }, &KEYS, LAP_BEFORE);
     let new = words(&terms, &KEYS, 0);
     model(move || {

@@ -58,6 +58,9 @@ impl Rank {
         }
         if self.nodes {
             command.env("SOFTVERBS_NODE", rank.to_string());
+            if let Some(shared) = lookup("NCCL_SPARK_SYSFS") {
+                command.env("NCCL_SPARK_SYSFS", softverbs::control::sysfs_of_node(&shared, rank));
+            }
         }
         if let Some(folder) = self.pipes.filter(|_| rank > 0) {
             let path = pipe_path(&folder, rank);

@@ -1,33 +1,72 @@
 //! What a receiver does when a rail is lost or returns: it tells what it has, and grants once more what may not have been heard.
 
-use super::{Found, RecvPath};
+use super::{Found, RecvPath, Source, keep, kept, source_of};
 use crate::comm::datapath::context::PathContext;
 use crate::comm::datapath::fault::Fault;
-use crate::comm::datapath::lane::Lane;
+use crate::comm::datapath::lane::{Lane, Stopped};
 use crate::comm::datapath::path::DataPath;
-use crate::comm::datapath::status::Status;
+use crate::comm::datapath::status::{Fenced, Status};
 use crate::comm::datapath::wr_id::Work;
 use crate::error::{Error, Result};
+use crate::flow::receives::Grant;
 use crate::flow::striping::Striping;
 use crate::wire::control::Received;
+use crate::wire::cts::{Entry, Epoch, Terms};
 use crate::wire::ids::LaneId;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How long a device may take to hand out what it has received when its queue pairs are stopped. (It takes microseconds.)
+/// How long a device may take to hand out what it has received when its queue pairs are stopped, until it is asked whether it is still
+/// there. (It takes microseconds.)
+const FLUSH_LIMIT: Duration = Duration::from_millis(10);
+/// And at most, if the device is there.
 const DRAIN_LIMIT: Duration = Duration::from_secs(1);
 
 impl RecvPath {
+    /// Takes in what a lane has received, until its queue pairs are flushed.
+    fn drain(&mut self, context: &PathContext, lane: LaneId) -> Stopped {
+        let begun = Instant::now();
+        while !self.lanes[lane.index()].is_drained() {
+            let is_broken = matches!(self.absorb(context, lane), Err(fault) if matches!(*fault, Fault::Device(_)));
+            if !is_broken && begun.elapsed() < FLUSH_LIMIT {
+                continue;
+            }
+            let stopped = self.lanes[lane.index()].strand();
+            if stopped != Stopped::Flushing {
+                return stopped;
+            }
+            if is_broken || begun.elapsed() > DRAIN_LIMIT {
+                let (rail, peer) = (self.lanes[lane.index()].rail.name(), &context.peer.name);
+                let text = format!("rail {rail} to {peer} lost, and its device does not return what it has received");
+                self.end(Box::new(Error::Network(text)));
+                break;
+            }
+        }
+        Stopped::Flushing
+    }
+
+    /// Takes in what a device that is gone had completed.
+    fn take_the_rest(&mut self, context: &PathContext, lane: LaneId) {
+        loop {
+            match self.absorb(context, lane) {
+                Ok(Found::Nothing) => return,
+                Err(fault) if matches!(*fault, Fault::Device(_)) => return,
+                // What failed there failed because its rail is lost.
+                _ => {}
+            }
+        }
+    }
+
     /// Grants once more what may not have been heard, as far as there is room on the rails.
     fn repay(&mut self, context: &PathContext) {
         if self.status.has_failed() {
             return;
         }
-        while let Some(owed) = self.receives.next_owed() {
-            let lane = self.cts_lane();
-            if !self.lanes[lane.index()].has_room(0) {
-                return;
-            }
-            let slot = owed.grant.slot;
+        loop {
+            let any = self.cts_lane();
+            let Self { receives, lanes, .. } = self;
+            let Some(owed) = receives.next_owed(|lane| lanes[lane.unwrap_or(any).index()].has_room(0)) else { return };
+            let (slot, lane) = (owed.grant.slot, owed.lane.unwrap_or(any));
             self.receives.repeats(slot, lane);
             if let Err(error) = self.write_from_shadow(lane, owed.grant, owed.parts, Work::Repeat { slot }) {
                 self.lose_by(context, lane, error.to_string());
@@ -36,7 +75,47 @@ impl RecvPath {
     }
 }
 
+impl RecvPath {
+    /// The entry of a receive's part, as it lies in the shadow, with the keys as they are now.
+    fn renew_entry(&self, context: &PathContext, grant: Grant, part: usize) -> Result<()> {
+        let Source { memory: id, strict } = self.memory[source_of(grant, part)];
+        let memory = context.registrations.find(id).ok_or_else(|| {
+            Error::Usage(format!(
+                "memory was deregistered while a receive into it from {} was running",
+                context.peer.name
+            ))
+        })?;
+        let Some(kept) = kept(&self.shadow, grant, part) else { return Ok(()) };
+        let words = std::array::from_fn(|word| kept[word].load(Ordering::Relaxed));
+        let Some(old) = Entry::whole(words, grant.sequence) else { return Ok(()) };
+        let (addr, bytes, tag, parts, part) = (old.addr(), old.bytes(), old.tag(), old.parts(), old.part());
+        let terms = Terms { addr, bytes, tag, parts, part, epoch: self.epoch };
+        keep(kept, &Entry::new(&terms, &self.keys(&memory, strict), grant.sequence));
+        Ok(())
+    }
+}
+
 impl DataPath for RecvPath {
+    fn renew(&mut self, context: &PathContext, lane: LaneId) -> Result<Epoch> {
+        self.epoch = self.epoch.next();
+        self.since[lane.index()] = self.epoch;
+        let mut waiting = Vec::new();
+        self.receives.renew(|grant, parts| waiting.push((grant, parts)));
+        for (grant, parts) in waiting {
+            for part in 0..parts {
+                self.renew_entry(context, grant, part)?;
+            }
+        }
+        self.repay(context);
+        Ok(self.epoch)
+    }
+
+    fn epoch(&self, lane: LaneId) -> Epoch {
+        self.since[lane.index()]
+    }
+
+    fn take_epoch(&mut self, _lane: LaneId, _epoch: Epoch) {}
+
     fn status(&mut self) -> &mut Status {
         &mut self.status
     }
@@ -53,21 +132,20 @@ impl DataPath for RecvPath {
         self.receives.span()
     }
 
-    fn lose(&mut self, context: &PathContext, lane: LaneId) {
-        self.lanes[lane.index()].stop();
+    fn lose(&mut self, context: &PathContext, lane: LaneId) -> Fenced {
+        self.striping.lose(lane);
         // All that has come by it: the sender may have heard of it, and then it does not come again.
-        let begun = Instant::now();
-        while !self.lanes[lane.index()].is_drained() {
-            let gone = matches!(self.absorb(context, lane), Err(fault) if matches!(*fault, Fault::Device(_)));
-            if gone || begun.elapsed() > DRAIN_LIMIT {
-                let (rail, peer) = (self.lanes[lane.index()].rail.name(), &context.peer.name);
-                let text = format!("rail {rail} to {peer} lost, and its device does not return what it has received");
-                self.end(Box::new(Error::Network(text)));
-                break;
-            }
+        let stopped = match self.lanes[lane.index()].stop() {
+            Stopped::Flushing => self.drain(context, lane),
+            stopped => stopped,
+        };
+        match stopped {
+            Stopped::Not => return Fenced::NotYet,
+            Stopped::Gone => self.take_the_rest(context, lane),
+            Stopped::Flushing => {}
         }
         self.lanes[lane.index()].close();
-        self.striping.lose(lane);
+        Fenced::Now
     }
 
     fn received(&self) -> Received {
@@ -103,7 +181,7 @@ impl DataPath for RecvPath {
     }
 
     fn is_owing(&mut self) -> bool {
-        !self.status.has_failed() && self.receives.next_owed().is_some()
+        !self.status.has_failed() && self.receives.is_owing()
     }
 
     fn delivered(&self) -> u64 {

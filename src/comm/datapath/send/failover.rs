@@ -3,49 +3,44 @@
 use super::SendPath;
 use crate::comm::datapath::context::PathContext;
 use crate::comm::datapath::fault::Fault;
-use crate::comm::datapath::lane::Lane;
+use crate::comm::datapath::lane::{Lane, Stopped};
 use crate::comm::datapath::load::Sending;
 use crate::comm::datapath::path::DataPath;
-use crate::comm::datapath::status::Status;
+use crate::comm::datapath::status::{Fenced, Status};
 use crate::error::{Error, Result};
 use crate::flow::next;
 use crate::flow::sends::{Route, Stranded};
 use crate::flow::striping::Striping;
 use crate::wire::control::Received;
+use crate::wire::cts::Epoch;
 use crate::wire::ids::LaneId;
 
 impl SendPath {
-    /// Finds another lane for what waits on lost lanes, and on one that has just come back.
-    fn reroute(&mut self, context: &PathContext, back: Option<LaneId>) -> Result<()> {
+    /// Finds lanes for what waits for one.
+    fn reroute(&mut self, context: &PathContext) -> Result<()> {
         if self.status.has_failed() {
             return Ok(());
         }
         let mut deregistered = false;
-        let Self { sends, lanes, striping, ring, fenced, .. } = self;
-        for lost in LaneId::all(lanes.len()) {
-            // Not where only this side has stopped: what was posted there could still land.
-            if *fenced & lost.bit() == 0 && back != Some(lost) {
-                continue;
+        let Self { sends, lanes, striping, ring, since, .. } = self;
+        self.is_stranded = sends.reroute(|Stranded { bytes, memory, sequence, part }| {
+            // It may be being granted once more just now.
+            let entry = next::granted(ring.words(), sequence, part)?;
+            let is_usable = |by: &LaneId| lanes[by.index()].is_open() && entry.epoch().is_since(since[by.index()]);
+            let wanted = striping.lane_for(bytes, &Sending(lanes));
+            let by = Some(wanted).filter(is_usable).or_else(|| LaneId::all(lanes.len()).find(is_usable))?;
+            let lane = &mut lanes[by.index()];
+            let Some(memory) = context.registrations.find(memory) else {
+                deregistered = true;
+                return None;
+            };
+            striping.given(by, bytes, None);
+            if striping.is_counted(bytes) {
+                lane.began(bytes);
             }
-            sends.reroute(lost, |Stranded { bytes, memory, sequence, part }| {
-                let by = striping.lane_for(bytes, &Sending(lanes));
-                let lane = &mut lanes[by.index()];
-                if !lane.is_open() {
-                    return None;
-                }
-                let Some(memory) = context.registrations.find(memory) else {
-                    deregistered = true;
-                    return None;
-                };
-                striping.given(by, bytes, None);
-                if striping.is_counted(bytes) {
-                    lane.began(bytes);
-                }
-                let lkey = memory.keys(lane.rail.id).map_or(0, |keys| keys.lkey);
-                let rkey = next::rkey(ring.words(), sequence, part, by);
-                Some((by, Route { queue: lane.next_queue(), lkey, rkey, timed: false }))
-            });
-        }
+            let lkey = memory.keys(lane.rail.id).map_or(0, |keys| keys.lkey);
+            Some((by, Route { queue: lane.next_queue(), lkey, rkey: entry.rkey(by), timed: false }))
+        });
         if deregistered {
             let what = format!("memory was deregistered while a send from it to {} was running", context.peer.name);
             return Err(Error::Usage(what));
@@ -75,8 +70,11 @@ impl DataPath for SendPath {
         self.sends.span()
     }
 
-    fn lose(&mut self, _context: &PathContext, lane: LaneId) {
-        self.lanes[lane.index()].stop();
+    fn lose(&mut self, _context: &PathContext, lane: LaneId) -> Fenced {
+        self.striping.lose(lane);
+        if self.lanes[lane.index()].stop() == Stopped::Not {
+            return Fenced::NotYet;
+        }
         let mut is_read = false;
         // What fails here fails because the rail was stopped, or was lost before: it is found missing by its receiver.
         loop {
@@ -87,7 +85,7 @@ impl DataPath for SendPath {
             }
         }
         self.lanes[lane.index()].close();
-        self.striping.lose(lane);
+        Fenced::Now
     }
 
     fn received(&self) -> Received {
@@ -96,8 +94,7 @@ impl DataPath for SendPath {
 
     fn recover(&mut self, context: &PathContext, lane: LaneId, received: &Received) -> Result<()> {
         self.sends.lost(lane, received);
-        self.fenced |= lane.bit();
-        self.reroute(context, None)
+        self.reroute(context)
     }
 
     fn regain(&mut self, context: &PathContext, lane: LaneId, new: Lane) -> Result<bool> {
@@ -106,20 +103,37 @@ impl DataPath for SendPath {
         }
         self.lanes[lane.index()] = new;
         self.striping.regain(lane);
-        self.fenced &= !lane.bit();
-        self.reroute(context, Some(lane)).map(|()| true)
+        self.reroute(context).map(|()| true)
     }
 
     fn tend(&mut self, context: &PathContext) -> Result<bool> {
         if self.status.has_failed() {
             return Ok(false);
         }
+        if self.is_stranded {
+            self.reroute(context)?;
+        }
         self.progress(context).map_err(|error| *error)
     }
 
+    fn renew(&mut self, _context: &PathContext, lane: LaneId) -> Result<Epoch> {
+        Ok(self.epoch(lane))
+    }
+
+    fn epoch(&self, lane: LaneId) -> Epoch {
+        self.since[lane.index()]
+    }
+
+    fn take_epoch(&mut self, lane: LaneId, epoch: Epoch) {
+        self.since[lane.index()] = epoch;
+        if let Some(newest) = self.since.iter().copied().reduce(|a, b| if b.is_since(a) { b } else { a }) {
+            self.sends.set_epoch(newest);
+        }
+    }
+
     fn is_owing(&mut self) -> bool {
-        // What waits here is posted when its request is tested.
-        false
+        // What else waits here is posted when its request is tested.
+        self.is_stranded && self.lanes.iter().any(Lane::is_open)
     }
 
     fn delivered(&self) -> u64 {

@@ -9,7 +9,8 @@ use crate::comm::recovery::attempt::{Asked, Attempt};
 use crate::error::{Error, Result};
 use crate::flow::pairing;
 use crate::flow::recovery::Answer;
-use crate::wire::fields::{QpEnd, RailAdvert};
+use crate::wire::cts::Epoch;
+use crate::wire::fields::{LaneEnd, RailAdvert};
 use crate::wire::ids::LaneId;
 use std::time::Instant;
 
@@ -29,16 +30,17 @@ impl Driver {
         let managed = &self.rails[lane.index()];
         let mut new = Lane::open(&managed.rail, self.role, managed.queue_count)?;
         new.peer_rail.clone_from(&managed.peer_rail);
+        new.register_mailbox(&self.mailboxes.region)?;
         Ok(new)
     }
 
     /// Connecting side: makes new queue pairs; what the peer is to know of them.
-    pub(super) fn open_qps(&mut self, lane: LaneId) -> std::result::Result<(RailAdvert, Vec<QpEnd>), String> {
+    pub(super) fn open_qps(&mut self, lane: LaneId) -> std::result::Result<(RailAdvert, LaneEnd), String> {
         let opened = self.look(lane).and_then(|(look, rail)| Ok((look, rail, self.open(lane)?)));
         let (look, rail, new) = opened.map_err(|error| error.to_string())?;
-        let qps = new.ends();
+        let end = new.end();
         self.rails[lane.index()].attempt = Some(Attempt::Asked(Box::new(Asked { lane: new, look })));
-        Ok((rail, qps))
+        Ok((rail, end))
     }
 
     /// Accepting side: makes new queue pairs for those of the peer's, connects them, and gives them to the data path to keep.
@@ -46,12 +48,25 @@ impl Driver {
         &mut self,
         lane: LaneId,
         theirs: &RailAdvert,
-        qps: &[QpEnd],
+        end: &LaneEnd,
         now: Instant,
     ) -> std::result::Result<Answer, String> {
-        let (new, answer) = self.answer(lane, theirs, qps, now).map_err(|error| error.to_string())?;
-        let is_kept = self.path.borrow().is_some_and(|mut path| path.status().keep(lane, new));
-        if is_kept { Ok(answer) } else { Err("the connection has failed".to_owned()) }
+        let (new, mut answer) = self.answer(lane, theirs, end, now).map_err(|error| error.to_string())?;
+        let has_failed = || "the connection has failed".to_owned();
+        let mut path = self.path.borrow().ok_or_else(has_failed)?;
+        let opening = new.opening();
+        if std::mem::replace(&mut self.rails[lane.index()].opening, opening) != opening {
+            let renewed = path.renew(&self.context, lane);
+            if let Err(error) = renewed {
+                drop(path);
+                self.give_up(error);
+                return Err(has_failed());
+            }
+        }
+        answer.epoch = path.epoch(lane);
+        let is_kept = path.status().keep(lane, new);
+        drop(path);
+        if is_kept { Ok(answer) } else { Err(has_failed()) }
     }
 
     /// Connecting side: connects the new queue pairs and writes a packet over each.
@@ -70,10 +85,14 @@ impl Driver {
             gid: answer.connector_gid,
             peer_gid: answer.acceptor_gid,
             mtu_bytes: answer.mtu_bytes,
-            ends: &answer.qps,
+            ends: &answer.end.qps,
             traffic_class: self.traffic_class,
         };
-        let new = self.try_out(lane, new, &route, now).map_err(|error| error.to_string())?;
+        let rkey = answer.end.mailbox_rkey;
+        let new = self.try_out(new, &route, rkey, now).map_err(|error| error.to_string())?;
+        if let Some(mut path) = self.path.borrow() {
+            path.take_epoch(lane, answer.epoch);
+        }
         self.rails[lane.index()].attempt = Some(Attempt::Trying(Box::new(new)));
         Ok(())
     }
@@ -87,7 +106,7 @@ impl Driver {
         }
     }
 
-    fn answer(&self, lane: LaneId, theirs: &RailAdvert, qps: &[QpEnd], now: Instant) -> Result<(Lane, Answer)> {
+    fn answer(&self, lane: LaneId, theirs: &RailAdvert, end: &LaneEnd, now: Instant) -> Result<(Lane, Answer)> {
         let (look, ours) = self.look(lane)?;
         let pair = pairing::pair_again(theirs, &ours).ok_or_else(|| {
             let (theirs, ours) = (pairing::describe(std::slice::from_ref(theirs)), pairing::describe(&[ours]));
@@ -101,23 +120,26 @@ impl Driver {
             gid: pair.acceptor_gid,
             peer_gid: pair.connector_gid,
             mtu_bytes: pair.mtu_bytes,
-            ends: qps,
+            ends: &end.qps,
             traffic_class: None,
         };
+        new.peer_mailbox_rkey = end.mailbox_rkey;
         self.join(&mut new, &route, now)?;
         let answer = Answer {
             connector_gid: pair.connector_gid,
             acceptor_gid: pair.acceptor_gid,
             mtu_bytes: pair.mtu_bytes,
-            qps: new.ends(),
+            end: new.end(),
+            epoch: Epoch::default(),
         };
         Ok((new, answer))
     }
 
-    fn try_out(&self, lane: LaneId, mut new: Lane, route: &Route<'_>, now: Instant) -> Result<Lane> {
+    fn try_out(&self, mut new: Lane, route: &Route<'_>, peer_rkey: u32, now: Instant) -> Result<Lane> {
         self.process.backoff.check(&new.rail, route.peer_gid, now)?;
         self.join(&mut new, route, now)?;
-        let probe = self.mailboxes.probe_write(lane, route.mtu_bytes);
+        new.peer_mailbox_rkey = peer_rkey;
+        let probe = self.mailboxes.probe_write(new.mailbox_keys(), route.mtu_bytes);
         new.write_on_each(&probe)?;
         Ok(new)
     }

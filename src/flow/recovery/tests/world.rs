@@ -5,7 +5,8 @@ use super::super::{
 };
 use crate::wire::PARTS;
 use crate::wire::control::{ControlFrame, OpenReceive, Received};
-use crate::wire::fields::{Attachment, QpEnd, RailAdvert};
+use crate::wire::cts::Epoch;
+use crate::wire::fields::{Attachment, LaneEnd, QpEnd, RailAdvert};
 use crate::wire::ids::LaneId;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -310,7 +311,7 @@ impl World {
                 self.make(0, lane, UNCONNECTED)?;
                 self.requests[lane.index()] += 1;
                 let outcome = match self.is_port_up[lane.index()] && !std::mem::take(&mut self.fails_next) {
-                    true => Ok((advert(), vec![QpEnd { number: self.requests[lane.index()], psn: 1 }])),
+                    true => Ok((advert(), end(self.requests[lane.index()]))),
                     false => {
                         self.new[0][lane.index()] = None;
                         Err("port down".to_owned())
@@ -322,12 +323,12 @@ impl World {
                 self.ends[1].answered(lane, Err("unreachable".to_owned()), now);
             }
             Action::AnswerQps(lane, _, theirs) => {
-                self.answered[lane.index()] = theirs[0].number;
+                self.answered[lane.index()] = theirs.qps[0].number;
                 let generation = self.next_generation;
                 self.next_generation += 1;
                 self.make(1, lane, generation)?;
-                let qps = vec![QpEnd { number: generation, psn: 1 }];
-                let answer = Answer { connector_gid: [1; 16], acceptor_gid: [2; 16], mtu_bytes: 1024, qps };
+                let (end, epoch) = (end(generation), Epoch::default());
+                let answer = Answer { connector_gid: [1; 16], acceptor_gid: [2; 16], mtu_bytes: 1024, end, epoch };
                 self.ends[1].answered(lane, Ok(answer), now);
             }
             Action::ConnectQps(lane, answer) => {
@@ -335,7 +336,7 @@ impl World {
                     return Err(format!("rail {lane} has no queue pairs to connect"));
                 }
                 let fails = std::mem::take(&mut self.fails_next);
-                self.new[0][lane.index()] = (!fails).then_some(answer.qps[0].number);
+                self.new[0][lane.index()] = (!fails).then_some(answer.end.qps[0].number);
                 self.ends[0].connected(lane, if fails { Err("unreachable".to_owned()) } else { Ok(()) }, now);
             }
             Action::Activate(lane) => self.activate(side, lane)?,
@@ -452,6 +453,10 @@ impl World {
         };
         key(1) << 64 | key(2)
     }
+}
+
+fn end(number: u32) -> LaneEnd {
+    LaneEnd { qps: vec![QpEnd { number, psn: 1 }], mailbox_rkey: 0 }
 }
 
 fn advert() -> RailAdvert {

@@ -43,6 +43,17 @@ impl Notes {
     }
 }
 
+/// What becomes of a port; no model has one.
+#[derive(Clone, Copy)]
+pub enum PortChange {
+    /// It came up.
+    Up,
+    /// It went down.
+    Down,
+    /// Its device was removed.
+    Removed,
+}
+
 /// A driver whose peer closes as soon as it does.
 pub struct Driver {
     peer: Arc<Peer>,
@@ -91,8 +102,13 @@ impl Driver {
         }
     }
 
+    /// No device is away.
+    pub fn look_for_returned(&self, _: Instant) -> Vec<Arc<Rail>> {
+        Vec::new()
+    }
+
     /// No port changes.
-    pub fn port_changed(&mut self, _: &Rail, _: bool, _: Instant) {}
+    pub fn port_changed(&mut self, _: &Rail, _: PortChange, _: Instant) {}
 
     /// No channel is closed.
     pub fn suspect(&mut self, _: Instant) {}

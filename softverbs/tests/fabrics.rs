@@ -1,0 +1,90 @@
+//! The files of fabrics: which are used, by whom, and what their status shows.
+
+mod common;
+
+use common::*;
+use softverbs::control::{Action, RailStatus, control, is_used, prepare, remove_unused, status, used};
+use softverbs::profile::Profile;
+use std::path::Path;
+
+#[test]
+fn a_fabric_in_use_is_not_taken_over() {
+    let name = format!("test-prepared-{}", std::process::id());
+    let (dir, folder) = (dir(), dir().join(&name));
+    let (one, two) = (Profile::load("spark-1cable", 1.0).unwrap(), Profile::load("spark-2cable", 1.0).unwrap());
+    let prepared = prepare(&dir, &name, &one, 2).unwrap();
+    let refused = prepare(&dir, &name, &two, 2).unwrap_err();
+    assert!(refused.contains("in use") && refused.contains(&name), "{refused}");
+    // The run that made it was killed: another may have the name, and gets its own profile.
+    drop(prepared);
+    assert!(folder.join("fabric").exists() && !is_used(&dir, &name));
+    let again = prepare(&dir, &name, &two, 2).unwrap();
+    assert_eq!(Profile::load(&folder.join("profile").display().to_string(), 1.0).unwrap().rails.len(), 4);
+    again.remove();
+    assert!(!folder.exists());
+}
+
+#[test]
+fn a_folder_with_files_of_others_is_neither_used_nor_deleted() {
+    let name = format!("test-foreign-{}", std::process::id());
+    let (dir, folder) = (dir(), dir().join(&name));
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("letter.txt"), "").unwrap();
+    let refused = prepare(&dir, &name, &Profile::load("unpaced", 1.0).unwrap(), 2).unwrap_err();
+    assert!(refused.contains("letter.txt"), "{refused}");
+    remove_unused(&dir, |found| found == name);
+    assert!(folder.join("letter.txt").exists());
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn only_fabrics_that_no_process_uses_are_removed_and_only_used_ones_are_named() {
+    let profile = Profile::load("unpaced", 1.0).unwrap();
+    let make = |what: &str| prepare(&dir(), &format!("test-{what}-{}", std::process::id()), &profile, 1).unwrap();
+    let (alive, dead, kept) = (make("alive"), make("dead"), make("kept"));
+    let (alive_at, dead_at, kept_at) = (alive.folder().to_owned(), dead.folder().to_owned(), kept.folder().to_owned());
+    let name = |path: &Path| path.file_name().unwrap().to_str().unwrap().to_owned();
+    drop((dead, kept));
+    let named = used(&dir());
+    assert!(named.contains(&name(&alive_at)) && !named.contains(&name(&dead_at)), "{named:?}");
+    let error = control(&dir(), &name(&dead_at), None, "rocep1s0f0", Action::Down).unwrap_err();
+    assert!(error.contains("runs in") && error.contains(&name(&alive_at)), "{error}");
+    remove_unused(&dir(), |found| [name(&alive_at), name(&dead_at)].contains(&found.to_owned()));
+    assert!(alive_at.exists() && !dead_at.exists() && kept_at.exists());
+    alive.remove();
+    std::fs::remove_dir_all(kept_at).unwrap();
+}
+
+#[test]
+fn the_status_shows_nodes_rates_and_faults_and_other_nodes_are_refused() {
+    let name = format!("test-status-{}", std::process::id());
+    let prepared = prepare(&dir(), &name, &Profile::load("spark-1cable", 0.5).unwrap(), 2).unwrap();
+    control(&dir(), &name, Some(1), "rocep1s0f0", Action::Slow(0.25)).unwrap();
+    control(&dir(), &name, Some(1), "roceP2p1s0f0", Action::Down).unwrap();
+    control(&dir(), &name, Some(0), "roceP2p1s0f0", Action::Refuse(3)).unwrap();
+    let told = status(&dir(), &name).unwrap();
+    assert_eq!((told.name.as_str(), told.folder.as_path()), (name.as_str(), prepared.folder()));
+    assert_eq!(told.nodes.iter().map(|node| (node.node, node.pids.len())).collect::<Vec<_>>(), [(0, 0), (1, 0)]);
+    // The PCIe link's 112 Gb/s at half scale.
+    let full = RailStatus {
+        device: "rocep1s0f0".to_owned(),
+        full_mbps: Some(56_000.0),
+        now_mbps: Some(56_000.0),
+        is_down: false,
+        is_unplugged: false,
+        refusals: 0,
+        unanswered: 0,
+    };
+    let twin = RailStatus { device: "roceP2p1s0f0".to_owned(), ..full.clone() };
+    assert_eq!(told.nodes[0].rails, [full.clone(), RailStatus { refusals: 3, ..twin.clone() }]);
+    let slow = RailStatus { now_mbps: Some(14_000.0), ..full };
+    assert_eq!(told.nodes[1].rails, [slow, RailStatus { now_mbps: Some(0.0), is_down: true, ..twin }]);
+    let error = control(&dir(), &name, Some(7), "rocep1s0f0", Action::Up).unwrap_err();
+    assert!(error.ends_with("has no node 7; its nodes: 0, 1"), "{error}");
+    prepared.remove();
+    // Of a fabric that nobody prepared those nodes are there that processes are on.
+    let bed = Bed::new();
+    let told = status(&bed.settings.dir, &bed.settings.fabric).unwrap();
+    let nodes: Vec<_> = told.nodes.iter().map(|node| (node.node, node.pids.as_slice())).collect();
+    assert_eq!(nodes, [(0, &[std::process::id()][..]), (1, &[std::process::id()])]);
+}

@@ -1,0 +1,90 @@
+//! Functions that leave the bus and return while a run goes on, and what the two hosts notice of it.
+
+use super::Dice;
+use super::fabric::{Fabric, RAILS};
+use nccl_net_spark::comm::Rail;
+use nccl_net_spark::comm::rail::device::Presence;
+use nccl_net_spark::comm::recovery::driver::PortChange;
+use softverbs::hotplug::Phase;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The functions of a run.
+pub struct Removals {
+    left: u64,
+    /// Whether any was lost.
+    pub is_used: bool,
+    /// What is to come: when, of which rail.
+    plan: Vec<(u64, usize, Phase)>,
+    /// By side and rail: which of the functions of its name was opened last.
+    opened: [[u32; RAILS]; 2],
+}
+
+impl Removals {
+    /// So many are to come. All functions are on the bus.
+    pub fn new(left: u64, fabric: &Fabric) -> Self {
+        let opened = std::array::from_fn(|rail| fabric.presence(rail).generation);
+        Self { left, is_used: false, plan: Vec::new(), opened: [opened; 2] }
+    }
+
+    /// Does what is due, and now and then cuts off a rail's function; whether it did.
+    pub fn go_on(&mut self, fabric: &Fabric, dice: &mut Dice, rail: usize) -> bool {
+        let now_ns = fabric.now_ns();
+        for (_, rail, phase) in self.plan.extract_if(.., |(due_ns, ..)| *due_ns <= now_ns) {
+            fabric.move_to(rail, phase);
+        }
+        let is_to_go = self.left > 0 && dice.one_in(32) && fabric.presence(rail).phase == Phase::Here;
+        if is_to_go {
+            (self.left, self.is_used) = (self.left - 1, true);
+            fabric.move_to(rail, Phase::Cut);
+            let gone_ns = now_ns + dice.below(2_000_000);
+            let most_ns = if dice.one_in(2) { 1_000_000 } else { 100_000_000 };
+            let back_ns = gone_ns + 1 + dice.below(most_ns);
+            self.plan.extend([(gone_ns, rail, Phase::Gone), (back_ns, rail, Phase::Here)]);
+        }
+        is_to_go
+    }
+
+    /// All are on the bus again, and no more go.
+    pub fn end(&mut self, fabric: &Fabric) {
+        self.left = 0;
+        self.plan.sort_by_key(|(due_ns, ..)| *due_ns);
+        for (_, rail, phase) in self.plan.drain(..) {
+            fabric.move_to(rail, phase);
+        }
+    }
+
+    /// Whether both sides have opened the functions that are there now.
+    pub fn are_over(&self, fabric: &Fabric) -> bool {
+        (0..RAILS).all(|at| self.opened.iter().all(|opened| opened[at] == fabric.presence(at).generation))
+    }
+
+    /// What a side's service thread would notice, sooner or later.
+    pub fn notice(
+        &mut self,
+        fabric: &Fabric,
+        dice: &mut Dice,
+        side: usize,
+        now: Instant,
+    ) -> Vec<(Arc<Rail>, PortChange)> {
+        let process = fabric.hosts[side].process();
+        let mut changes = Vec::new();
+        for (at, rail) in process.rails.iter().enumerate() {
+            if rail.device.look(rail.info.port) == Presence::Here {
+                continue;
+            }
+            // The kernel's event, or the entry in sysfs, which is of another function by then.
+            let there = fabric.presence(at);
+            let is_gone = there.phase == Phase::Gone || there.generation != self.opened[side][at];
+            if is_gone && dice.one_in(2) {
+                rail.device.fatal(rail.info.port);
+            }
+            changes.push((Arc::clone(rail), PortChange::Removed));
+        }
+        for rail in process.look_for_returned(now) {
+            self.opened[side][rail.id.index()] = fabric.presence(rail.id.index()).generation;
+            changes.push((rail, PortChange::Up));
+        }
+        changes
+    }
+}
