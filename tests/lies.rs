@@ -114,10 +114,8 @@ impl Stage {
 
     /// Goes on until it is told, for a second of virtual time.
     fn until_told<T>(&mut self, mut told: impl FnMut(&mut Self) -> Option<T>) -> Option<T> {
-        (0..1000).find_map(|_| {
-            self.fabric().pass(1_000_000);
-            told(self)
-        })
+        let mut look = |_| (self.fabric().pass(1_000_000), told(self)).1;
+        (0..1000).find_map(&mut look)
     }
 
     /// The connection still does what it is for.
@@ -250,19 +248,20 @@ fn a_grant_of_memory_that_is_not_the_peers_to_give_ends_the_connection_and_reach
     let mut stage = Stage::new(2);
     let to = stage.fabric().to.as_ptr() as u64;
     let real = stage.fabric().into.packed_keys(true);
-    let inside = sim::fabric::ARENA as u64;
-    let beyond = to + (1 << 40);
-    for (addr, keys) in [(to, [0; 4]), (to, [u64::MAX; 4]), (0, real), (beyond, real), (to + inside + 8192, real)] {
+    let (outside, beyond) = (to + sim::fabric::ARENA as u64 + 8192, to + (1 << 40));
+    for (addr, keys) in [(to, [0; 4]), (to, [u64::MAX; 4]), (0, real), (beyond, real), (outside, real)] {
         stage.again();
         let before = stage.fabric().to.to_vec();
         stage.forge(0, &Entry::new(&terms(addr, 4096), &keys, 0));
         let send = stage.isend(4096, 0).unwrap().expect("nothing is wrong with the grant itself");
-        let error = stage.until_told(|stage| {
-            let mut path = stage.pair.send.enter().unwrap();
-            path.test(&stage.pair.contexts[0], send).map(|done| assert_eq!(done, None)).err()
+        let error = (0..20).find_map(|_| {
+            stage.talk(20);
+            stage.until_told(|stage| {
+                let mut path = stage.pair.send.enter().unwrap();
+                path.test(&stage.pair.contexts[0], send).map(|done| assert_eq!(done, None)).err()
+            })
         });
-        let error = error.expect("the send fails");
-        let Error::Network(text) = &*error else { panic!("{error:?}") };
+        let Some(Error::Network(text)) = error.as_deref() else { panic!("{error:?}") };
         assert!(text.contains("to end 1 failed: peer denied access to its memory"), "{text}");
         assert!(*before == *stage.fabric().to, "bytes were written where none may be");
     }

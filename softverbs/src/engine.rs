@@ -29,6 +29,9 @@ pub(crate) trait Serve: Send + Sync {
 
     /// Collects the ends of its sends if its program waits for an event instead of polling. Called from time to time.
     fn tend(&self, now_ns: u64);
+
+    /// Its function is gone, and its program too has no use for it: it ends.
+    fn end(&self);
 }
 
 /// The result of serving a queue pair.

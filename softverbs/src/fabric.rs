@@ -28,6 +28,7 @@ pub struct Node {
     engines: Vec<Mutex<Engine>>,
     events: Vec<Events>,
     qps: Mutex<HashMap<usize, Weak<dyn Serve>>>,
+    orphans: Mutex<Vec<Orphan>>,
     /// Registered memory.
     pub(crate) regions: Regions,
     adversary: Option<u64>,
@@ -36,6 +37,13 @@ pub struct Node {
     running: AtomicBool,
     /// A shared lock on the fabric's file: other processes see by it that the fabric is used.
     _user: File,
+}
+
+/// A queue pair that its program has destroyed, and that its device goes on with, which the program is cut off from.
+struct Orphan {
+    device: usize,
+    generation: u32,
+    qp: Arc<dyn Serve>,
 }
 
 /// An RDMA device of this machine.
@@ -116,6 +124,7 @@ impl Node {
             spare: processors >= 8,
             devices,
             qps: Mutex::default(),
+            orphans: Mutex::default(),
             regions: Default::default(),
             adversary: settings.adversary,
             running: AtomicBool::new(false),
@@ -242,6 +251,7 @@ impl Node {
 
     /// Runs the engine of a device, unless another thread does. Returns when it has to run again, if that is known.
     pub(crate) fn drive(&self, device: usize, now_ns: u64) -> Option<u64> {
+        self.end_orphans();
         let mut engine = self.engines[device].try_lock().ok()?;
         engine.answer_doorbells(self.process(), device, |slot| self.find(slot));
         engine.serve(self.adversary, now_ns)
@@ -250,6 +260,22 @@ impl Node {
     /// Whether the caller is to start the engines' threads: once in a process, and never in virtual time.
     pub(crate) fn claim_threads(&self) -> bool {
         self.memory.virtual_clock.load(Ordering::Acquire) == 0 && !self.running.swap(true, Ordering::AcqRel)
+    }
+
+    /// Keeps a queue pair until its function is gone.
+    pub(crate) fn keep_until_gone(&self, device: usize, generation: u32, qp: Arc<dyn Serve>) {
+        lock(&self.orphans).push(Orphan { device, generation, qp });
+    }
+
+    fn end_orphans(&self) {
+        let mut orphans = lock(&self.orphans);
+        if orphans.is_empty() {
+            return;
+        }
+        let is_over = |orphan: &mut Orphan| !self.presence(orphan.device).works(orphan.generation);
+        let over: Vec<_> = orphans.extract_if(.., is_over).collect();
+        drop(orphans);
+        over.iter().for_each(|orphan| orphan.qp.end());
     }
 
     /// Adds a queue pair of this process.

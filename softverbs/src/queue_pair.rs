@@ -4,6 +4,7 @@
 use crate::completion_queue::{Completion, CompletionQueue, SendQueue};
 use crate::engine;
 use crate::fabric::{Event, Node, lock};
+use crate::hotplug::{Phase, Presence};
 use crate::os::shm::{INLINE_BYTES, MAX_QPS, MAX_SGES, QpMemory, RailMemory, SEND_SLOTS};
 use crate::status;
 use crate::threads;
@@ -308,19 +309,8 @@ impl QueuePair {
         let memory = self.memory();
         match (local.state, change) {
             (_, Change::Reset) => {
-                self.fence(memory);
-                local.receives.clear();
-                (local.remote, local.serving) = (None, Serving::default());
-                (local.reaped, local.freed) = (0, 0);
-                memory.posted.store(0, Ordering::Relaxed);
-                memory.done.store(0, Ordering::Relaxed);
-                self.enter(&mut local, State::Reset);
-                memory.release(self.node.place);
-                // Polling locks the queue's list first and this queue pair second.
                 drop(local);
-                self.send_cq.forget(self.number);
-                self.recv_cq.forget(self.number);
-                self.expected.store(false, Ordering::Release);
+                self.reset();
             }
             (State::Reset | State::Init, Change::Init { access, port: 1 }) => {
                 local.access = access;
@@ -444,11 +434,40 @@ impl QueuePair {
         Ok(())
     }
 
+    /// Empties the queues.
+    fn reset(&self) {
+        let mut local = lock(&self.local);
+        let memory = self.memory();
+        self.fence(memory);
+        local.receives.clear();
+        (local.remote, local.serving) = (None, Serving::default());
+        (local.reaped, local.freed) = (0, 0);
+        memory.posted.store(0, Ordering::Relaxed);
+        memory.done.store(0, Ordering::Relaxed);
+        self.enter(&mut local, State::Reset);
+        memory.release(self.node.place);
+        // Polling locks the queue's list first and this queue pair second.
+        drop(local);
+        self.send_cq.forget(self.number);
+        self.recv_cq.forget(self.number);
+        self.expected.store(false, Ordering::Release);
+    }
+
+    /// The program has no use for it any more. A device that programs are cut off from goes on with it until it is gone: the kernel, which
+    /// answers `EIO`, has not destroyed it yet.
+    pub(crate) fn give_up(self: &Arc<Self>) {
+        match self.rail().presence() {
+            Presence { generation, phase: Phase::Cut } if generation == self.generation => {
+                self.node.keep_until_gone(self.device, generation, Arc::<Self>::clone(self));
+            }
+            _ => self.destroy(),
+        }
+    }
+
     /// Returns its slot to the fabric. It sends and receives nothing after this.
     pub fn destroy(&self) {
         lock(self.node.engine(self.device)).forget(self.number);
-        // Reset empties the queues, and cannot fail.
-        let _ = self.change(Change::Reset);
+        self.reset();
         self.node.strike(self.slot);
         self.memory().remote.store(0, Ordering::Relaxed);
         self.memory().number.store(0, Ordering::Release);

@@ -29,6 +29,10 @@ impl Serve for QueuePair {
         self.number()
     }
 
+    fn end(&self) {
+        self.destroy();
+    }
+
     fn tend(&self, now_ns: u64) {
         if self.send_cq.is_armed() {
             self.send_cq.reap(now_ns);

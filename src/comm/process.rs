@@ -55,7 +55,10 @@ impl Process {
         let returned = |rail: &&Arc<Rail>| {
             let back = rail.device.look_for_return(now, || self.registrations.renew(&self.rails));
             match &back {
-                Ok(true) => tracing::info!("rail {}: its device is back", rail.name()),
+                Ok(true) => {
+                    tracing::info!("rail {}: its device is back", rail.name());
+                    self.backoff.forget(rail);
+                }
                 Ok(false) => {}
                 Err(error) => tracing::debug!("rail {}: its device is back, and cannot be used: {error}", rail.name()),
             }

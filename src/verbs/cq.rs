@@ -86,8 +86,11 @@ pub struct Completion(ibv_wc);
 pub enum Blame {
     /// The path, or that the QP had failed before.
     Path,
-    /// What was asked for: a length, key or address that is not allowed, on any QP.
+    /// What was asked for: a length or address that is not allowed, on any QP.
     Request,
+    /// A key: it is wrong, or it is that of a device that is being taken away. Linux destroys what a program has made there newest first,
+    /// and so the registrations of buffers before the QPs (`__uverbs_cleanup_ufile` in drivers/infiniband/core/rdma_core.c).
+    Key,
     /// One or the other. "Invalid request" is also what a responder says of a packet out of its turn or of the wrong length within a
     /// message (`check_op_seq` and `check_rkey` in Linux's rxe_resp.c), and soft-RoCE comes to that now and then where rails are pulled
     /// under load.
@@ -115,11 +118,8 @@ impl Completion {
     /// What its status blames; of no use for one that succeeded.
     pub fn blame(&self) -> Blame {
         match self.0.status {
-            IBV_WC_LOC_LEN_ERR
-            | IBV_WC_LOC_PROT_ERR
-            | IBV_WC_MW_BIND_ERR
-            | IBV_WC_LOC_ACCESS_ERR
-            | IBV_WC_REM_ACCESS_ERR => Blame::Request,
+            IBV_WC_LOC_LEN_ERR | IBV_WC_MW_BIND_ERR | IBV_WC_LOC_ACCESS_ERR => Blame::Request,
+            IBV_WC_LOC_PROT_ERR | IBV_WC_REM_ACCESS_ERR => Blame::Key,
             IBV_WC_LOC_QP_OP_ERR | IBV_WC_REM_INV_REQ_ERR | IBV_WC_REM_OP_ERR => Blame::Either,
             _ => Blame::Path,
         }

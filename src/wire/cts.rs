@@ -42,7 +42,17 @@ impl Epoch {
         Self((self.0 + 1) % (1 << EPOCH_BITS))
     }
 
-    /// Whether it is not before `other`: of two that are in use at a time, as devices do not return 64 times while a receive waits.
+    /// It, or one that is later and can still be told from `newest`: what is granted has been granted once more since then.
+    pub fn near(self, newest: Self) -> Self {
+        const FAR: u8 = 1 << (EPOCH_BITS - 2);
+        if newest.0.wrapping_sub(self.0) % (1 << EPOCH_BITS) < FAR {
+            self
+        } else {
+            Self(newest.0.wrapping_sub(FAR - 1) % (1 << EPOCH_BITS))
+        }
+    }
+
+    /// Whether it is not before `other`, of two that are less than 64 apart ([`Epoch::near`]).
     pub fn is_since(self, other: Self) -> bool {
         self.0.wrapping_sub(other.0) % (1 << EPOCH_BITS) < 1 << (EPOCH_BITS - 1)
     }
@@ -294,6 +304,13 @@ mod tests {
             }
         }
         assert_eq!(Epoch::new(128), None);
+        let mut since = Epoch::default();
+        let mut newest = since;
+        for _ in 0..1000 {
+            newest = newest.next();
+            since = since.near(newest);
+            assert!(newest.is_since(since) && newest.is_since(newest.near(newest)));
+        }
     }
 
     #[test]

@@ -13,34 +13,58 @@ use std::time::Instant;
 pub struct Removals {
     left: u64,
     /// Whether any was lost.
-    pub is_used: bool,
+    is_used: bool,
     /// What is to come: when, of which rail.
-    plan: Vec<(u64, usize, Phase)>,
+    plan: Vec<(u64, usize, Step)>,
     /// By side and rail: which of the functions of its name was opened last.
     opened: [[u32; RAILS]; 2],
+    /// How seldom each side looks.
+    seldom: [u64; 2],
+}
+
+enum Step {
+    To(Phase),
+    /// The port, which was down when programs were cut off, comes up: what was on its way lands now.
+    PortUp,
+}
+
+impl Step {
+    fn take(&self, fabric: &Fabric, rail: usize) {
+        match self {
+            Self::To(phase) => fabric.move_to(rail, *phase),
+            Self::PortUp => fabric.set(rail, true),
+        }
+    }
 }
 
 impl Removals {
     /// So many are to come. All functions are on the bus.
-    pub fn new(left: u64, fabric: &Fabric) -> Self {
+    pub fn new(left: u64, fabric: &Fabric, dice: &mut Dice) -> Self {
         let opened = std::array::from_fn(|rail| fabric.presence(rail).generation);
-        Self { left, is_used: false, plan: Vec::new(), opened: [opened; 2] }
+        let seldom = [0, 1].map(|_| if dice.one_in(2) { 4 } else { 64 });
+        Self { left, is_used: false, plan: Vec::new(), opened: [opened; 2], seldom }
     }
 
     /// Does what is due, and now and then cuts off a rail's function; whether it did.
     pub fn go_on(&mut self, fabric: &Fabric, dice: &mut Dice, rail: usize) -> bool {
         let now_ns = fabric.now_ns();
-        for (_, rail, phase) in self.plan.extract_if(.., |(due_ns, ..)| *due_ns <= now_ns) {
-            fabric.move_to(rail, phase);
+        self.plan.sort_by_key(|(due_ns, ..)| *due_ns);
+        for (_, rail, step) in self.plan.extract_if(.., |(due_ns, ..)| *due_ns <= now_ns) {
+            step.take(fabric, rail);
         }
         let is_to_go = self.left > 0 && dice.one_in(32) && fabric.presence(rail).phase == Phase::Here;
         if is_to_go {
             (self.left, self.is_used) = (self.left - 1, true);
             fabric.move_to(rail, Phase::Cut);
-            let gone_ns = now_ns + dice.below(2_000_000);
+            let most_ns = if dice.one_in(2) { 2_000_000 } else { 20_000_000 };
+            let gone_ns = now_ns + dice.below(most_ns);
             let most_ns = if dice.one_in(2) { 1_000_000 } else { 100_000_000 };
             let back_ns = gone_ns + 1 + dice.below(most_ns);
-            self.plan.extend([(gone_ns, rail, Phase::Gone), (back_ns, rail, Phase::Here)]);
+            if dice.one_in(2) {
+                fabric.set(rail, false);
+                self.plan.push((now_ns + dice.below(gone_ns - now_ns + 1), rail, Step::PortUp));
+            }
+            self.plan.extend([(gone_ns, rail, Step::To(Phase::Gone)), (back_ns, rail, Step::To(Phase::Here))]);
         }
         is_to_go
     }
@@ -49,8 +73,8 @@ impl Removals {
     pub fn end(&mut self, fabric: &Fabric) {
         self.left = 0;
         self.plan.sort_by_key(|(due_ns, ..)| *due_ns);
-        for (_, rail, phase) in self.plan.drain(..) {
-            fabric.move_to(rail, phase);
+        for (_, rail, step) in self.plan.drain(..) {
+            step.take(fabric, rail);
         }
     }
 
@@ -67,9 +91,12 @@ impl Removals {
         side: usize,
         now: Instant,
     ) -> Vec<(Arc<Rail>, PortChange)> {
-        let process = fabric.hosts[side].process();
-        let mut changes = Vec::new();
+        let (process, mut changes) = (fabric.hosts[side].process(), Vec::new());
+        if !self.is_used || !dice.one_in(self.seldom[side]) {
+            return changes;
+        }
         for (at, rail) in process.rails.iter().enumerate() {
+            let was_there = rail.device.presence() == Presence::Here;
             if rail.device.look(rail.info.port) == Presence::Here {
                 continue;
             }
@@ -79,7 +106,9 @@ impl Removals {
             if is_gone && dice.one_in(2) {
                 rail.device.fatal(rail.info.port);
             }
-            changes.push((Arc::clone(rail), PortChange::Removed));
+            if was_there {
+                changes.push((Arc::clone(rail), PortChange::Removed));
+            }
         }
         for rail in process.look_for_returned(now) {
             self.opened[side][rail.id.index()] = fabric.presence(rail.id.index()).generation;

@@ -114,7 +114,7 @@ impl<'f> Run<'f> {
         };
         // Who ends while a function is cut off cannot know when its NIC is still.
         let is_to_lose_functions = matches!(ending, Ending::Whole) && own.one_in(3);
-        let removals = Removals::new(if is_to_lose_functions { own.below(6) } else { 0 }, fabric);
+        let removals = Removals::new(if is_to_lose_functions { own.below(6) } else { 0 }, fabric, &mut own);
         let (model, frames, events, tally) = Default::default();
         Self {
             fabric,
@@ -352,10 +352,8 @@ impl<'f> Run<'f> {
         let must_hold = rail == 0 && matches!(self.tcp, Tcp::Breaks { .. });
         self.tally.losses += u64::from(!must_hold && self.removals.go_on(self.fabric, &mut self.own, rail));
         for side in [0, 1] {
-            if self.removals.is_used && self.own.one_in(4) {
-                for (rail, change) in self.removals.notice(self.fabric, &mut self.own, side, now) {
-                    self.pair.drivers[side].port_changed(&rail, change, now);
-                }
+            for (rail, change) in self.removals.notice(self.fabric, &mut self.own, side, now) {
+                self.pair.drivers[side].port_changed(&rail, change, now);
             }
         }
     }

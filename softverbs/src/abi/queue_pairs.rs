@@ -146,7 +146,7 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
         // SAFETY: the caller's promise.
         let handle = unsafe { handles::qp(qp) }?;
         lock(&handle.device.qps).remove(&handle.core.number());
-        handle.core.destroy();
+        handle.core.give_up();
         handle.subject.wait_for_acknowledgements();
         // SAFETY: the queue pair is alive, and its context is open as long as something is made on it.
         let answer = unsafe { handles::context((*qp).context) }.map(|_| ());

@@ -17,6 +17,8 @@ pub enum Fault {
     Device(String),
     /// Its rail is lost, and perhaps because of the request: see [`super::status::Strikes`].
     Doubtful(String),
+    /// Its rail is lost, and perhaps because of the request's key. That can be once for each rail whose device is taken away.
+    Denied(String),
     /// The request itself is wrong, on every rail: the connection has failed.
     Fatal(String),
     /// The peer broke the protocol: the connection has failed.
@@ -34,6 +36,7 @@ impl Fault {
         Box::new(match completion.blame() {
             Blame::Path => Self::Rail(why),
             Blame::Either => Self::Doubtful(why),
+            Blame::Key => Self::Denied(why),
             Blame::Request => Self::Fatal(why),
         })
     }

@@ -346,7 +346,10 @@ impl Lane {
     /// was cut off they are put aside instead, and this is to be called again: until it is gone nothing is known of them.
     #[cold]
     pub fn stop(&mut self) -> Stopped {
-        let mut is_cut_off = self.stranded.is_some();
+        if self.stranded.is_some() && self.strand() != Stopped::Flushing {
+            return if self.stranded.is_some() { Stopped::Not } else { Stopped::Gone };
+        }
+        let mut is_cut_off = false;
         for queue in &mut self.queues {
             if let Err(error) = queue.qp.fail() {
                 // Of another error destroying it makes an end.
@@ -362,7 +365,10 @@ impl Lane {
     pub fn strand(&mut self) -> Stopped {
         self.rail.device.look(self.rail.info.port);
         match self.rail.device.presence_of(self.opening) {
-            Presence::Here => Stopped::Flushing,
+            Presence::Here => {
+                self.restore();
+                Stopped::Flushing
+            }
             Presence::CutOff => {
                 if let Some(cq) = self.cq.take() {
                     self.stranded = Some((std::mem::take(&mut self.queues), cq));
@@ -370,11 +376,15 @@ impl Lane {
                 Stopped::Not
             }
             Presence::Gone => {
-                if let Some((queues, cq)) = self.stranded.take() {
-                    (self.queues, self.cq) = (queues, Some(cq));
-                }
+                self.restore();
                 Stopped::Gone
             }
+        }
+    }
+
+    fn restore(&mut self) {
+        if let Some((queues, cq)) = self.stranded.take() {
+            (self.queues, self.cq) = (queues, Some(cq));
         }
     }
 

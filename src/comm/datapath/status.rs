@@ -6,7 +6,7 @@ use crate::wire::ids::LaneId;
 
 /// Requests that a rail may be lost over, perhaps by their own fault, before one of them is taken to be wrong: twice as many as the
 /// rails of a Spark, which may have an accident at the same time.
-const STRIKES: u8 = 8;
+pub const STRIKES: u8 = 8;
 
 /// Whether the NIC leaves the connection's memory alone, as far as a lost lane is concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,14 +52,14 @@ pub struct Strikes {
 
 impl Strikes {
     /// One more, while the oldest message that runs is number `oldest` and the one to begin next is number `next`. Whether
-    /// that is enough.
+    /// that is more than `most`.
     #[cold]
-    pub fn another(&mut self, oldest: u64, next: u64) -> bool {
+    pub fn another(&mut self, oldest: u64, next: u64, most: u8) -> bool {
         if self.count == 0 || oldest >= self.since {
             *self = Self { count: 0, since: next };
         }
         self.count += 1;
-        self.count > STRIKES
+        self.count > most
     }
 }
 
@@ -108,8 +108,8 @@ impl Status {
 
     /// A rail was found lost, perhaps over what was asked of it; see [`Strikes::another`].
     #[cold]
-    pub fn is_struck_out(&mut self, oldest: u64, next: u64) -> bool {
-        self.strikes.another(oldest, next)
+    pub fn is_struck_out(&mut self, oldest: u64, next: u64, most: u8) -> bool {
+        self.strikes.another(oldest, next, most)
     }
 
     /// A rail was found lost.
@@ -132,12 +132,12 @@ mod tests {
     fn rails_lost_over_one_message_are_counted_until_it_ends() {
         let mut strikes = Strikes::default();
         for _ in 0..STRIKES {
-            assert!(!strikes.another(7, 20));
+            assert!(!strikes.another(7, 20, STRIKES));
         }
-        assert!(strikes.another(7, 30), "message 7 has taken them all with it");
+        assert!(strikes.another(7, 30, STRIKES), "message 7 has taken them all with it");
         let mut strikes = Strikes::default();
         for round in 0..100 {
-            assert!(!strikes.another(10 * round, 10 * round + 10), "what ran at the last one has ended");
+            assert!(!strikes.another(10 * round, 10 * round + 10, STRIKES), "what ran at the last one has ended");
         }
     }
 

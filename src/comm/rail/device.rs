@@ -20,7 +20,10 @@ pub struct RailDevice {
     entry: PathBuf,
     library: &'static Library,
     state: Mutex<State>,
-    looked_for: Mutex<Option<Instant>>,
+    /// When it was last asked.
+    asked: Mutex<Option<Instant>>,
+    /// When it was last looked for, and how often it could not be used since it was there again.
+    looked_for: Mutex<(Option<Instant>, u32)>,
 }
 
 enum State {
@@ -56,14 +59,19 @@ pub enum Presence {
 
 /// How often a device that is gone is looked for.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// Each time that it was there and could not be used doubles that, up to half a minute: all memory is registered each time.
+const DOUBLED_AT_MOST: u32 = 6;
+/// How often a device that should be there is asked: the kernel may have to ask its firmware.
+const ASK_EVERY: Duration = Duration::from_secs(1);
 
 impl RailDevice {
     /// An opened device; `entry` is where sysfs would have it.
     pub fn new(pd: Arc<Pd>, entry: PathBuf) -> Self {
         let name = pd.context().name().to_owned();
-        let (library, looked_for) = (pd.context().library(), Mutex::default());
+        let library = pd.context().library();
+        let (asked, looked_for) = Default::default();
         let opening = Opening { pd, number: 0, entry: inode(&entry) };
-        Self { name, entry, library, state: Mutex::new(State::Here(opening)), looked_for }
+        Self { name, entry, library, state: Mutex::new(State::Here(opening)), asked, looked_for }
     }
 
     /// Its protection domain.
@@ -131,19 +139,44 @@ impl RailDevice {
         true
     }
 
+    /// Looks at its entry in sysfs, and asks the kernel whether it is there: where that is not known, and once a second. How far it is gone.
+    pub fn glance(&self, port: u8, now: Instant) -> Presence {
+        let is_as_before = match &*self.lock() {
+            State::Here(Opening { entry, .. }) => *entry == inode(&self.entry),
+            _ => false,
+        };
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        if is_as_before && asked.is_some_and(|last| now.saturating_duration_since(last) < ASK_EVERY) {
+            return Presence::Here;
+        }
+        *asked = Some(now);
+        drop(asked);
+        self.look(port)
+    }
+
     /// Asks the kernel whether it is there, and sysfs where it is cut off. How far it is gone.
     pub fn look(&self, port: u8) -> Presence {
-        if let Ok((pd, opening)) = self.opened()
-            && let Err(error) = pd.context().port(port)
-        {
-            self.heard(&error, opening);
+        let (pd, opening) = match &*self.lock() {
+            State::Here(Opening { pd, number, .. }) | State::CutOff(Opening { pd, number, .. }) => {
+                (Arc::clone(pd), *number)
+            }
+            State::Gone(_) | State::Returning(_) => return Presence::Gone,
+        };
+        let answer = pd.context().port(port);
+        if let Err(error) = &answer {
+            self.heard(error, opening);
         }
         let mut state = self.lock();
-        if let State::CutOff(Opening { number, entry: Some(entry), .. }) = *state
+        match &*state {
             // A device of the same name that is there again has another entry.
-            && inode(&self.entry) != Some(entry)
-        {
-            *state = State::Gone(number);
+            State::CutOff(Opening { number, entry: Some(entry), .. }) if inode(&self.entry) != Some(*entry) => {
+                *state = State::Gone(*number);
+            }
+            // What is cut off stays so. One that answers was not: its firmware had refused something.
+            State::CutOff(cut_off) if answer.is_ok() && cut_off.number == opening => {
+                *state = State::Here(cut_off.clone());
+            }
+            _ => {}
         }
         state.presence()
     }
@@ -165,12 +198,15 @@ impl RailDevice {
     /// # Errors
     /// Why it cannot be used.
     pub fn look_for_return(&self, now: Instant, register: impl FnOnce() -> Result<()>) -> Result<bool> {
+        // Held to the end: one thread opens it.
+        let Ok(mut looked_for) = self.looked_for.try_lock() else { return Ok(false) };
         let State::Gone(last) = *self.lock() else { return Ok(false) };
-        let mut looked_for = self.looked_for.lock().unwrap_or_else(PoisonError::into_inner);
-        if looked_for.is_some_and(|last| now.saturating_duration_since(last) < LOOK_EVERY) {
+        let (looked_at, failures) = *looked_for;
+        let pause = LOOK_EVERY * (1 << failures.min(DOUBLED_AT_MOST));
+        if looked_at.is_some_and(|then| now.saturating_duration_since(then) < pause) {
             return Ok(false);
         }
-        *looked_for = Some(now);
+        *looked_for = (Some(now), failures);
         let devices = self.library.devices()?;
         let Some(device) = devices.iter().find(|device| device.name() == self.name) else { return Ok(false) };
         let opening = Opening { pd: Pd::new(&device.open()?)?, number: last + 1, entry: inode(&self.entry) };
@@ -180,8 +216,14 @@ impl RailDevice {
         if !matches!(*state, State::Returning(_)) {
             return Ok(false);
         }
-        *state = if registered.is_ok() { State::Here(opening) } else { State::Gone(opening.number) };
-        registered.map(|()| true)
+        if let Err(error) = registered {
+            looked_for.1 = failures + 1;
+            *state = State::Gone(opening.number);
+            return Err(error);
+        }
+        looked_for.1 = 0;
+        *state = State::Here(opening);
+        Ok(true)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

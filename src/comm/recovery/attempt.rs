@@ -15,8 +15,10 @@ pub struct ManagedRail {
     pub peer_rail: String,
     /// Queue pairs of the connection on it.
     pub queue_count: usize,
-    /// Which opening of its device the connection's memory was last registered with.
+    /// Which opening of its device it is used with.
     pub opening: u32,
+    /// Of a receiver: which opening its clear-to-sends have keys of.
+    pub granted: u32,
     /// Connecting side: the new queue pairs of an attempt to bring it back. (Those of the accepting side are the data path's:
     /// [`crate::comm::datapath::status::Status::keep`].)
     pub attempt: Option<Attempt>,
@@ -42,7 +44,7 @@ impl ManagedRail {
     /// Of a lane that carries.
     pub fn of(lane: &Lane) -> Self {
         let (rail, peer_rail, queue_count) = (Arc::clone(&lane.rail), lane.peer_rail.clone(), lane.queue_count());
-        Self { rail, peer_rail, queue_count, opening: lane.opening(), attempt: None }
+        Self { rail, peer_rail, queue_count, opening: lane.opening(), granted: lane.opening(), attempt: None }
     }
 
     /// The rail and its state, for messages.

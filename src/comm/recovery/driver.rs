@@ -192,6 +192,8 @@ impl Driver {
             self.take_losses(now);
         }
         let at = self.clock(now);
+        self.look_at_devices(at);
+        self.act(now);
         self.fence_what_was_cut_off(at);
         self.look_at_trials(at);
         // A rail whose port is down again does not count as one that was there for a moment.
@@ -327,6 +329,15 @@ impl Driver {
         self.recovery.fenced(lane, received, at);
     }
 
+    /// A device may have been removed, and even have returned, without a word to this connection.
+    fn look_at_devices(&mut self, at: u64) {
+        for (lane, ManagedRail { rail, opening, .. }) in self.lanes().zip(&self.rails) {
+            if rail.device.presence_of(*opening) != Presence::Here {
+                self.recovery.port_down(lane, DEVICE_REMOVED, at);
+            }
+        }
+    }
+
     /// Asks again whether the devices that were cut off are gone.
     fn fence_what_was_cut_off(&mut self, at: u64) {
         for lane in self.lanes() {
@@ -373,6 +384,7 @@ impl Driver {
             }
             Err(error) => return self.give_up(error),
         }
+        self.rails[lane.index()].opening = opening;
         let (rail, at) = (Arc::clone(&self.rails[lane.index()].rail), self.clock(now));
         match (rail.is_up(), rail.device.presence_of(opening)) {
             (true, Presence::Here) => self.outages.recovered(lane, now),

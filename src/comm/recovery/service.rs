@@ -256,7 +256,7 @@ fn look_at_devices(watched: &mut [Watched]) {
     let now = Instant::now();
     for rail in rails {
         let was_there = rail.device.presence() == Presence::Here;
-        if rail.device.look(rail.info.port) != Presence::Here && was_there {
+        if rail.device.glance(rail.info.port, now) != Presence::Here && was_there {
             watched.iter_mut().for_each(|each| each.driver.port_changed(&rail, PortChange::Removed, now));
         }
     }

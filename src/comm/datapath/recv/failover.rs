@@ -26,11 +26,13 @@ impl RecvPath {
     /// Takes in what a lane has received, until its queue pairs are flushed.
     fn drain(&mut self, context: &PathContext, lane: LaneId) -> Stopped {
         let begun = Instant::now();
+        let mut asked = begun;
         while !self.lanes[lane.index()].is_drained() {
             let is_broken = matches!(self.absorb(context, lane), Err(fault) if matches!(*fault, Fault::Device(_)));
-            if !is_broken && begun.elapsed() < FLUSH_LIMIT {
+            if !is_broken && asked.elapsed() < FLUSH_LIMIT {
                 continue;
             }
+            asked = Instant::now();
             let stopped = self.lanes[lane.index()].strand();
             if stopped != Stopped::Flushing {
                 return stopped;
@@ -99,6 +101,7 @@ impl DataPath for RecvPath {
     fn renew(&mut self, context: &PathContext, lane: LaneId) -> Result<Epoch> {
         self.epoch = self.epoch.next();
         self.since[lane.index()] = self.epoch;
+        self.since.iter_mut().for_each(|since| *since = since.near(self.epoch));
         let mut waiting = Vec::new();
         self.receives.renew(|grant, parts| waiting.push((grant, parts)));
         for (grant, parts) in waiting {
@@ -133,18 +136,21 @@ impl DataPath for RecvPath {
     }
 
     fn lose(&mut self, context: &PathContext, lane: LaneId) -> Fenced {
-        self.striping.lose(lane);
         // All that has come by it: the sender may have heard of it, and then it does not come again.
         let stopped = match self.lanes[lane.index()].stop() {
             Stopped::Flushing => self.drain(context, lane),
             stopped => stopped,
         };
         match stopped {
-            Stopped::Not => return Fenced::NotYet,
+            Stopped::Not => {
+                self.striping.lose(lane);
+                return Fenced::NotYet;
+            }
             Stopped::Gone => self.take_the_rest(context, lane),
             Stopped::Flushing => {}
         }
         self.lanes[lane.index()].close();
+        self.striping.lose(lane);
         Fenced::Now
     }
 

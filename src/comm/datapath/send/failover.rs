@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::flow::next;
 use crate::flow::sends::{Route, Stranded};
 use crate::flow::striping::Striping;
+use crate::wire::MAX_RAILS;
 use crate::wire::control::Received;
 use crate::wire::cts::Epoch;
 use crate::wire::ids::LaneId;
@@ -71,8 +72,8 @@ impl DataPath for SendPath {
     }
 
     fn lose(&mut self, _context: &PathContext, lane: LaneId) -> Fenced {
-        self.striping.lose(lane);
         if self.lanes[lane.index()].stop() == Stopped::Not {
+            self.striping.lose(lane);
             return Fenced::NotYet;
         }
         let mut is_read = false;
@@ -85,6 +86,8 @@ impl DataPath for SendPath {
             }
         }
         self.lanes[lane.index()].close();
+        // After what was taken in, which would count as the rail's pace.
+        self.striping.lose(lane);
         Fenced::Now
     }
 
@@ -126,9 +129,10 @@ impl DataPath for SendPath {
 
     fn take_epoch(&mut self, lane: LaneId, epoch: Epoch) {
         self.since[lane.index()] = epoch;
-        if let Some(newest) = self.since.iter().copied().reduce(|a, b| if b.is_since(a) { b } else { a }) {
-            self.sends.set_epoch(newest);
-        }
+        let since = &self.since[..self.lanes.len().min(MAX_RAILS)];
+        let newest = since.iter().fold(epoch, |newest, other| if other.is_since(newest) { *other } else { newest });
+        self.since.iter_mut().for_each(|since| *since = since.near(newest));
+        self.sends.set_epoch(newest);
     }
 
     fn is_owing(&mut self) -> bool {

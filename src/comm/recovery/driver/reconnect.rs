@@ -55,7 +55,7 @@ impl Driver {
         let has_failed = || "the connection has failed".to_owned();
         let mut path = self.path.borrow().ok_or_else(has_failed)?;
         let opening = new.opening();
-        if std::mem::replace(&mut self.rails[lane.index()].opening, opening) != opening {
+        if std::mem::replace(&mut self.rails[lane.index()].granted, opening) != opening {
             let renewed = path.renew(&self.context, lane);
             if let Err(error) = renewed {
                 drop(path);
@@ -89,10 +89,10 @@ impl Driver {
             traffic_class: self.traffic_class,
         };
         let rkey = answer.end.mailbox_rkey;
-        let new = self.try_out(new, &route, rkey, now).map_err(|error| error.to_string())?;
         if let Some(mut path) = self.path.borrow() {
             path.take_epoch(lane, answer.epoch);
         }
+        let new = self.try_out(new, &route, rkey, now).map_err(|error| error.to_string())?;
         self.rails[lane.index()].attempt = Some(Attempt::Trying(Box::new(new)));
         Ok(())
     }

@@ -5,6 +5,7 @@ use crate::error::Result;
 use crate::verbs::AsyncEvent;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// A rail; no model has one.
 pub struct Rail {
@@ -44,7 +45,7 @@ impl Device {
     }
 
     /// It is there.
-    pub fn look(&self, _: u8) -> Presence {
+    pub fn glance(&self, _: u8, _: Instant) -> Presence {
         Presence::Here
     }
 
