@@ -64,7 +64,7 @@ events_of() {
 seed_of() {
   local output
   output=$(mktemp)
-  ! timeout 300 cargo test --quiet --test simulation >"$output" 2>&1 || { rm "$output"; return 1; }
+  ! SPARK_SIM_RUNS=6000 timeout 300 cargo test --quiet --test simulation >"$output" 2>&1 || { rm "$output"; return 1; }
   grep -oE 'seed [0-9]+' "$output" | tail -n 1 || { cat "$output" >&2; die "the simulation did not end with a seed"; }
   rm "$output"
 }
