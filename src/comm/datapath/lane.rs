@@ -346,8 +346,11 @@ impl Lane {
     /// was cut off they are put aside instead, and this is to be called again: until it is gone nothing is known of them.
     #[cold]
     pub fn stop(&mut self) -> Stopped {
-        if self.stranded.is_some() && self.strand() != Stopped::Flushing {
-            return if self.stranded.is_some() { Stopped::Not } else { Stopped::Gone };
+        if self.stranded.is_some() {
+            match self.strand() {
+                Stopped::Flushing => {}
+                stopped => return stopped,
+            }
         }
         let mut is_cut_off = false;
         for queue in &mut self.queues {

@@ -30,7 +30,7 @@ pub struct Registration {
     relaxed: [AtomicU64; PACKED],
     /// What the keys stand for, by rail; deregistered when the last user is gone. Locked while they are made anew.
     regions: Mutex<Vec<Option<Regions>>>,
-    /// Locked while a device that has returned gets its registrations: whoever deregisters waits for that.
+    /// Locked while a device that has returned gets its registrations: deregistering waits for it.
     renewal: Arc<Mutex<()>>,
 }
 
@@ -158,7 +158,7 @@ impl Registration {
                 Purpose::Receive => register_to_receive(rail, &pd, self.memory),
             };
             match made {
-                // Without a key there, until the device is back: nothing goes by that rail meanwhile.
+                // Without a key of use there until the device is back: nothing goes by that rail meanwhile.
                 Err(error) if rail.device.heard(&error, opening) => {}
                 Err(error) => return Err(error),
                 Ok((first, relaxed)) => *place = Some(Regions { opening, first, relaxed }),
