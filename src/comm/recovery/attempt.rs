@@ -1,11 +1,11 @@
 //! A rail of a connection as its recovery driver has it: what names it, and the queue pairs that are to bring it back.
 
 use crate::comm::datapath::lane::Lane;
-use crate::comm::datapath::wr_id::WrId;
+use crate::comm::rail::backoff::{PathId, Trial};
 use crate::comm::rail::{Look, Rail};
 use crate::flow::recovery::State;
-use crate::verbs::CompletionBuffer;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// A rail of a connection.
 pub struct ManagedRail {
@@ -19,6 +19,8 @@ pub struct ManagedRail {
     pub opening: u32,
     /// Of a receiver: which opening its clear-to-sends have keys of.
     pub granted: u32,
+    /// The path that its last attempt went by; none before the first.
+    pub path: Option<PathId>,
     /// Connecting side: the new queue pairs of an attempt to bring it back. (Those of the accepting side are the data path's:
     /// [`crate::comm::datapath::status::Status::keep`].)
     pub attempt: Option<Attempt>,
@@ -29,7 +31,7 @@ pub enum Attempt {
     /// The peer was asked for its own.
     Asked(Box<Asked>),
     /// They are connected, and a trial write is under way on each.
-    Trying(Box<Lane>),
+    Trying(Box<Trying>),
 }
 
 /// New queue pairs, with what they are to be connected by.
@@ -40,11 +42,24 @@ pub struct Asked {
     pub look: Look,
 }
 
+/// New queue pairs that are tested.
+pub struct Trying {
+    /// The queue pairs.
+    pub lane: Lane,
+    /// The path that they go by.
+    pub path: PathId,
+    /// A test write that is not confirmed by then gets lost.
+    pub until: Instant,
+    /// The right to try the path, where it was dead before.
+    pub trial: Option<Trial>,
+}
+
 impl ManagedRail {
     /// Of a lane that carries.
     pub fn of(lane: &Lane) -> Self {
         let (rail, peer_rail, queue_count) = (Arc::clone(&lane.rail), lane.peer_rail.clone(), lane.queue_count());
-        Self { rail, peer_rail, queue_count, opening: lane.opening(), granted: lane.opening(), attempt: None }
+        let opening = lane.opening();
+        Self { rail, peer_rail, queue_count, opening, granted: opening, path: None, attempt: None }
     }
 
     /// The rail and its state, for messages.
@@ -58,20 +73,4 @@ impl ManagedRail {
         };
         format!("{} to {}: {text}", self.rail.name(), self.peer_rail)
     }
-}
-
-/// How the trial of new queue pairs ended, once all its writes are confirmed or one has failed.
-pub fn outcome_of_trial(new: &mut Lane) -> Option<std::result::Result<(), String>> {
-    let mut buffer = CompletionBuffer::new();
-    let completions = match new.poll(&mut buffer) {
-        Ok(completions) => completions,
-        Err(error) => return Some(Err(error.to_string())),
-    };
-    for completion in completions {
-        if completion.status() != 0 {
-            return Some(Err(format!("test write failed: {}", completion.status_text())));
-        }
-        new.retire(WrId::of(completion.wr_id()));
-    }
-    (!new.has_pending()).then_some(Ok(()))
 }

@@ -2,9 +2,10 @@
 
 use super::Setup;
 use super::finish::{Agreed, LivePair, finish};
+use super::join::{self, Joining, NewRoute, Step as JoinStep};
 use super::negotiate::{self, Rails, in_time, out_of_turn, receive, understood};
 use crate::comm::channel::{Channel, Received};
-use crate::comm::datapath::lane::{Lane, Role, Route};
+use crate::comm::datapath::lane::{Lane, Role};
 use crate::comm::datapath::send::SendPath;
 use crate::comm::endpoint::SendComm;
 use crate::comm::process::Process;
@@ -27,6 +28,9 @@ use std::time::{Duration, Instant};
 /// port, and this side was in the wrong place among them. (One that has gone refuses the next connection.)
 const REDIAL: Duration = Duration::from_millis(10);
 
+/// What cannot be: READY is said when it is known of each rail whether it is connected.
+const UNDECIDED: &str = "a rail was neither connected nor left out";
+
 /// A connection being made.
 struct Connecting {
     channel: Channel,
@@ -41,10 +45,12 @@ enum Stage {
     Redialling(Instant),
     Dialling,
     AwaitingOffer(Rails),
+    /// Its queue pairs are being connected.
+    Joining(Box<Connected>),
     AwaitingGo(Box<Connected>),
 }
 
-/// Queue pairs connected on this side.
+/// Queue pairs of this side, which are being connected or are.
 struct Connected {
     peer: String,
     chunk_bytes: u32,
@@ -59,8 +65,19 @@ struct Connected {
 struct OfferedPair {
     /// Both ends, this side's first.
     ends: [End; 2],
-    /// The connected lane with its key of the mailbox, or why this side cannot use it.
-    made: std::result::Result<Lane, String>,
+    /// The peer's address.
+    peer_gid: [u8; 16],
+    made: Made,
+}
+
+/// A lane of this side, with its key of the mailbox.
+enum Made {
+    /// It is being connected.
+    Joining(Joining),
+    /// It is connected.
+    Lane(Lane),
+    /// This side cannot use it.
+    Failed(String),
 }
 
 /// Connections that are being made: NCCL calls again for each, with the same memory, until it is there.
@@ -171,8 +188,7 @@ impl Connecting {
                     }
                     Received::Message(Message::Offer(offer)) => {
                         let connected = Connected::from_offer(process, &rails, offer, self.traffic_class)?;
-                        self.channel.send(&Message::Ready(connected.answer()))?;
-                        self.stage = Stage::AwaitingGo(Box::new(connected));
+                        self.stage = Stage::Joining(Box::new(connected));
                         continue;
                     }
                     other => match understood(&self.channel, other)? {
@@ -183,6 +199,15 @@ impl Connecting {
                         }
                     },
                 },
+                Stage::Joining(mut connected) => {
+                    if connected.join(&setup.process) {
+                        self.channel.send(&Message::Ready(connected.answer()))?;
+                        self.stage = Stage::AwaitingGo(connected);
+                        continue;
+                    }
+                    self.stage = Stage::Joining(connected);
+                    "the addresses"
+                }
                 Stage::AwaitingGo(connected) => match receive(&mut self.channel)? {
                     Some(Message::Go(go)) => {
                         return connected.finish(setup, self.channel, go).map(|comm| Step::Done(Box::new(comm)));
@@ -234,6 +259,10 @@ impl Connected {
         let region = Region::new(MAILBOX_BYTES)?;
         let mut pairs = Vec::with_capacity(offer.pairs.len());
         let mut paired = Vec::with_capacity(offer.pairs.len());
+        let all_dead = offer.pairs.iter().all(|pair| {
+            let rail = rails.usable.get(usize::from(pair.connector_rail));
+            rail.is_some_and(|(rail, _)| negotiate::dead(process, rail, pair.acceptor_gid).is_some())
+        });
         for pair in &offer.pairs {
             let place = usize::from(pair.connector_rail);
             let Some((rail, look)) = rails.usable.get(place) else {
@@ -243,30 +272,50 @@ impl Connected {
                 )));
             };
             paired.push(place);
-            let route = Route {
-                look,
+            let route = NewRoute {
+                look: look.clone(),
                 gid: pair.connector_gid,
                 peer_gid: pair.acceptor_gid,
                 mtu_bytes: pair.mtu_bytes,
-                ends: &pair.qps,
+                ends: pair.qps.clone(),
                 traffic_class,
             };
-            let made = connect_lane(process, rail, pair, &route, &region).map_err(|error| error.to_string());
+            let made = match open_lane(rail, pair, &region) {
+                Ok(lane) => Made::Joining(Joining::new(process, Role::Sender, lane, route, all_dead)),
+                Err(error) => Made::Failed(error.to_string()),
+            };
             let ends = [
                 End { rail: rail.id, attachment: rail.info.attachment },
                 End { rail: pair.acceptor_rail, attachment: pair.acceptor },
             ];
-            pairs.push(OfferedPair { ends, made });
+            pairs.push(OfferedPair { ends, peer_gid: pair.acceptor_gid, made });
         }
         let chunk_bytes = offer.chunk_bytes.min(rails.chunk_bytes());
         let left_out = negotiate::unpaired(rails, &paired, Role::Sender);
         Ok(Self { peer: offer.name, chunk_bytes, traffic_class, region, pairs, left_out })
     }
 
+    /// Goes on with what is being connected; whether nothing is any more.
+    fn join(&mut self, process: &Arc<Process>) -> bool {
+        for pair in &mut self.pairs {
+            let before = std::mem::replace(&mut pair.made, Made::Failed(String::new()));
+            pair.made = match before {
+                Made::Joining(joining) => match joining.step(process) {
+                    JoinStep::Waiting(joining) => Made::Joining(joining),
+                    JoinStep::Joined(lane, _) => Made::Lane(lane),
+                    JoinStep::LeftOut(why) => Made::Failed(why),
+                },
+                decided => decided,
+            };
+        }
+        !self.pairs.iter().any(|pair| matches!(pair.made, Made::Joining(_)))
+    }
+
     fn answer(&self) -> Ready {
         let answer = |pair: &OfferedPair| match &pair.made {
-            Ok(lane) => PairReady::Connected { mailbox_rkey: lane.mailbox_rkey(), qps: lane.ends() },
-            Err(why) => PairReady::Failed(why.clone()),
+            Made::Lane(lane) => PairReady::Connected { mailbox_rkey: lane.mailbox_rkey(), qps: lane.ends() },
+            Made::Failed(why) => PairReady::Failed(why.clone()),
+            Made::Joining(_) => PairReady::Failed(UNDECIDED.to_owned()),
         };
         Ready { mailbox_addr: self.region.addr(), pairs: self.pairs.iter().map(answer).collect() }
     }
@@ -278,14 +327,16 @@ impl Connected {
             return Err(Error::Protocol(format!("{peer} answered for {theirs} rails; {ours} were offered")));
         }
         let mut live = Vec::new();
-        for (OfferedPair { ends, made }, word) in pairs.into_iter().zip(go.pairs) {
+        for (OfferedPair { ends, peer_gid, made }, word) in pairs.into_iter().zip(go.pairs) {
             match (made, word) {
-                (Ok(mut lane), PairGo::Carries { mailbox_rkey }) => {
+                (Made::Lane(mut lane), PairGo::Carries { mailbox_rkey }) => {
+                    setup.process.backoff.carried(join::path(&lane, peer_gid), Instant::now());
                     lane.peer_mailbox_rkey = mailbox_rkey;
                     live.push(LivePair { lane, ends });
                 }
-                (Ok(_), PairGo::LeftOut(why)) => left_out.push((ends[0].rail, why)),
-                (Err(own), _) => left_out.push((ends[0].rail, own)),
+                (Made::Lane(_), PairGo::LeftOut(why)) => left_out.push((ends[0].rail, why)),
+                (Made::Failed(own), _) => left_out.push((ends[0].rail, own)),
+                (Made::Joining(_), _) => return Err(Error::Internal(UNDECIDED.to_owned())),
             }
         }
         let (role, peer_addr, pairs) = (Role::Sender, go.mailbox_addr, live);
@@ -294,16 +345,9 @@ impl Connected {
     }
 }
 
-fn connect_lane(
-    process: &Process,
-    rail: &Arc<Rail>,
-    pair: &PairOffer,
-    route: &Route<'_>,
-    region: &Arc<Region>,
-) -> Result<Lane> {
+fn open_lane(rail: &Arc<Rail>, pair: &PairOffer, region: &Arc<Region>) -> Result<Lane> {
     let mut lane = Lane::open(rail, Role::Sender, pair.qps.len())?;
     lane.peer_rail.clone_from(&pair.acceptor_name);
-    lane.connect(Role::Sender, &process.config, route)?;
     lane.register_mailbox(region)?;
     Ok(lane)
 }

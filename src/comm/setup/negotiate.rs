@@ -4,6 +4,7 @@ use crate::comm::channel::{Channel, Received};
 use crate::comm::datapath::lane::{Lane, Role};
 use crate::comm::log::once::Subject;
 use crate::comm::process::Process;
+use crate::comm::rail::backoff::PathId;
 use crate::comm::rail::{Look, Rail, interfaces};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -164,6 +165,11 @@ pub fn report(process: &Process, peer: &str, role: Role, live: &[Lane], left_out
     }
 }
 
+/// Why a pair of rails is not used now although it was agreed: its path is known as dead.
+pub fn dead(process: &Process, rail: &Rail, peer_gid: [u8; 16]) -> Option<String> {
+    process.backoff.dead(PathId { rail: rail.id, peer_gid }, Instant::now())
+}
+
 /// The rails that no pair names, with the reason.
 pub fn unpaired(rails: &Rails, paired: &[usize], role: Role) -> Vec<(RailId, String)> {
     let mut all: Vec<(RailId, String)> = rails.unusable.iter().map(|(rail, why)| (rail.id, why.clone())).collect();
@@ -187,7 +193,7 @@ fn why_alone(advert: &RailAdvert, role: Role) -> String {
     match role {
         Role::Receiver => format!("no rail of the peer shares a subnet with {rail}"),
         Role::Sender => {
-            format!("no peer rail for {rail}: no shared subnet; see the peer's log")
+            format!("no peer rail for {rail}: no shared subnet, or the peer left it out; see the peer's log")
         }
     }
 }
