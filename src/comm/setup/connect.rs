@@ -1,8 +1,8 @@
 //! The connecting side's handshake. Never waits: each call goes as far as it can.
 
 use super::Setup;
-use super::finish::{Agreed, LivePair, finish};
-use super::negotiate::{self, Rails, in_time, out_of_turn, receive, understood};
+use super::finish::{Agreed, AgreedPair, finish};
+use super::negotiate::{self, KnownRail, Rails, in_time, out_of_turn, receive, understood};
 use crate::comm::channel::{Channel, Received};
 use crate::comm::datapath::lane::{Lane, Role, Route};
 use crate::comm::datapath::send::SendPath;
@@ -13,10 +13,11 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::flow::paths::End;
 use crate::verbs::Region;
+use crate::wire::fields::QpEnd;
 use crate::wire::handle::{HANDLE_BYTES, Handle};
 use crate::wire::ids::RailId;
 use crate::wire::mailbox::MAILBOX_BYTES;
-use crate::wire::message::{Go, Hello, Message, Offer, PairGo, PairOffer, PairReady, Ready};
+use crate::wire::message::{Go, Hello, Message, Offer, Offered, PairGo, PairOffer, PairReady, Ready};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -57,8 +58,11 @@ struct Connected {
 
 /// A pair of the offer, on this side.
 struct OfferedPair {
+    rail: Arc<Rail>,
     /// Both ends, this side's first.
     ends: [End; 2],
+    peer_rail: String,
+    queue_count: u8,
     /// The connected lane with its key of the mailbox, or why this side cannot use it.
     made: std::result::Result<Lane, String>,
 }
@@ -236,27 +240,29 @@ impl Connected {
         let mut paired = Vec::with_capacity(offer.pairs.len());
         for pair in &offer.pairs {
             let place = usize::from(pair.connector_rail);
-            let Some((rail, look)) = rails.usable.get(place) else {
+            let Some(known) = rails.known.get(place) else {
                 return Err(Error::Protocol(format!(
                     "{} offered rail {place}, which this host does not have",
                     offer.name
                 )));
             };
             paired.push(place);
-            let route = Route {
-                look,
-                gid: pair.connector_gid,
-                peer_gid: pair.acceptor_gid,
-                mtu_bytes: pair.mtu_bytes,
-                ends: &pair.qps,
-                traffic_class,
+            let (queue_count, made) = match &pair.queue_pairs {
+                Offered::Later(count) => {
+                    (*count, Err(known.problem.clone().unwrap_or_else(|| format!("{} cannot use it now", offer.name))))
+                }
+                Offered::Now(qps) => {
+                    let made = connect_lane(process, known, pair, qps, traffic_class, &region);
+                    (qps.len() as u8, made.map_err(|error| error.to_string()))
+                }
             };
-            let made = connect_lane(process, rail, pair, &route, &region).map_err(|error| error.to_string());
+            let rail = Arc::clone(&known.rail);
             let ends = [
                 End { rail: rail.id, attachment: rail.info.attachment },
                 End { rail: pair.acceptor_rail, attachment: pair.acceptor },
             ];
-            pairs.push(OfferedPair { ends, made });
+            let peer_rail = pair.acceptor_name.clone();
+            pairs.push(OfferedPair { rail, ends, peer_rail, queue_count, made });
         }
         let chunk_bytes = offer.chunk_bytes.min(rails.chunk_bytes());
         let left_out = negotiate::unpaired(rails, &paired, Role::Sender);
@@ -272,23 +278,28 @@ impl Connected {
     }
 
     fn finish(self, setup: &Setup, channel: Channel, go: Go) -> Result<SendComm> {
-        let Self { peer, chunk_bytes, traffic_class, region, pairs, mut left_out } = self;
-        if go.pairs.len() != pairs.len() {
-            let (theirs, ours) = (go.pairs.len(), pairs.len());
+        let Self { peer, chunk_bytes, traffic_class, region, pairs: offered, left_out } = self;
+        if go.pairs.len() != offered.len() {
+            let (theirs, ours) = (go.pairs.len(), offered.len());
             return Err(Error::Protocol(format!("{peer} answered for {theirs} rails; {ours} were offered")));
         }
-        let mut live = Vec::new();
-        for (OfferedPair { ends, made }, word) in pairs.into_iter().zip(go.pairs) {
-            match (made, word) {
+        let mut pairs = Vec::new();
+        for (OfferedPair { rail, ends, peer_rail, queue_count, made }, word) in offered.into_iter().zip(go.pairs) {
+            let lane = match (made, word) {
                 (Ok(mut lane), PairGo::Carries { mailbox_rkey }) => {
                     lane.peer_mailbox_rkey = mailbox_rkey;
-                    live.push(LivePair { lane, ends });
+                    Ok(lane)
                 }
-                (Ok(_), PairGo::LeftOut(why)) => left_out.push((ends[0].rail, why)),
-                (Err(own), _) => left_out.push((ends[0].rail, own)),
-            }
+                (Err(_), PairGo::Carries { .. }) => {
+                    return Err(Error::Protocol(format!(
+                        "{peer} says that a rail carries which this side could not connect"
+                    )));
+                }
+                (Ok(_), PairGo::NotYet(why)) | (Err(why), PairGo::NotYet(_)) => Err(why),
+            };
+            pairs.push(AgreedPair { rail, ends, peer_rail, queue_count, lane });
         }
-        let (role, peer_addr, pairs) = (Role::Sender, go.mailbox_addr, live);
+        let (role, peer_addr) = (Role::Sender, go.mailbox_addr);
         let agreed = Agreed { role, peer, traffic_class, chunk_bytes, region, peer_addr, pairs, left_out };
         finish(setup, channel, agreed, SendPath::new, |_| Ok(()))
     }
@@ -296,14 +307,19 @@ impl Connected {
 
 fn connect_lane(
     process: &Process,
-    rail: &Arc<Rail>,
+    KnownRail { rail, look, problem }: &KnownRail,
     pair: &PairOffer,
-    route: &Route<'_>,
+    ends: &[QpEnd],
+    traffic_class: Option<u8>,
     region: &Arc<Region>,
 ) -> Result<Lane> {
-    let mut lane = Lane::open(rail, Role::Sender, pair.qps.len())?;
+    if let Some(problem) = problem {
+        return Err(Error::Missing(problem.clone()));
+    }
+    let (gid, peer_gid, mtu_bytes) = (pair.connector_gid, pair.acceptor_gid, pair.mtu_bytes);
+    let mut lane = Lane::open(rail, Role::Sender, ends.len())?;
     lane.peer_rail.clone_from(&pair.acceptor_name);
-    lane.connect(Role::Sender, &process.config, route)?;
+    lane.connect(Role::Sender, &process.config, &Route { look, gid, peer_gid, mtu_bytes, ends, traffic_class })?;
     lane.register_mailbox(region)?;
     Ok(lane)
 }
