@@ -430,7 +430,7 @@ fn frames_that_mean_nothing_are_passed_over() {
         bytes
     };
     let lane = LaneId::default();
-    let not_now = || ControlMessage::NotNow { lane, why: "what?".to_owned() };
+    let not_now = || ControlMessage::NotNow { lane, attempt: 1, why: "what?".to_owned() };
     let unknown: Vec<Vec<u8>> = vec![
         Vec::new(),
         vec![200],
@@ -444,6 +444,7 @@ fn frames_that_mean_nothing_are_passed_over() {
         // Without queue pairs it cannot be read.
         ControlMessage::Joined {
             lane,
+            attempt: 1,
             connector_gid: gid,
             acceptor_gid: gid,
             mtu_bytes: 1024,

@@ -22,11 +22,12 @@ use nccl_net_spark::plugin::bring_up;
 use nccl_net_spark::verbs::{HostMemory, Region};
 use nccl_net_spark::wire::mailbox::MAILBOX_BYTES;
 use softverbs::control::{Action, control};
+use softverbs::profile::Profile;
 use std::net::TcpStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 const RAILS: [&str; 2] = ["rocep1s0f0", "roceP2p1s0f0"];
@@ -94,7 +95,17 @@ fn host(side: usize, settings: &[(&str, &str)]) -> Arc<Host> {
     let (rails, library) = common::test_rails();
     let mut variables =
         vec![("NCCL_IB_HCA".to_owned(), rails[side].clone()), ("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned())];
-    variables.extend(library);
+    // The tree of the process's own node: a function that was unplugged is missing there.
+    static TREE: Once = Once::new();
+    let of_node = |(name, value): (String, String)| match name.as_str() {
+        "NCCL_SPARK_SYSFS" => {
+            let tree = format!("{value}/nodes/0");
+            TREE.call_once(|| Profile::load("unpaced", 1.0).unwrap().write_sysfs(Path::new(&tree)).unwrap());
+            (name, tree)
+        }
+        _ => (name, value),
+    };
+    variables.extend(library.into_iter().map(of_node));
     variables.extend(settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
     bring_up(Config::from_variables(&variables).unwrap()).unwrap().0
 }
@@ -249,6 +260,34 @@ fn all_rails_die_and_one_returns_in_time() {
         set(RAILS[round % 2], Action::Up);
         stream.run(&bed, 30);
         set(RAILS[1 - round % 2], Action::Up);
+    }
+}
+
+#[test]
+fn a_rail_that_a_connection_came_up_without_joins_it() {
+    let whole = Bed::new(&[]);
+    for (rail, lost, back) in [(0, Action::Down, Action::Up), (1, Action::Unplug, Action::Plug)] {
+        set(RAILS[rail], lost);
+        let ports = || whole.hosts.iter().map(|host| &host.process().rails[rail]);
+        until(|| ports().all(|port| !port.is_up()).then_some(()));
+        let bed = Bed::over(whole.hosts.clone());
+        let mut stream = Stream::new(&bed);
+        stream.run(&bed, 50);
+        set(RAILS[rail], back);
+        // The other one goes until this one has carried all by itself.
+        until(|| {
+            stream.run(&bed, 20);
+            if ports().all(|port| port.is_up()) {
+                set(RAILS[1 - rail], Action::Down);
+                let (begun, before) = (Instant::now(), stream.done);
+                while begun.elapsed() < Duration::from_millis(500) && stream.done < before + 100 {
+                    stream.step(&bed).unwrap();
+                }
+                set(RAILS[1 - rail], Action::Up);
+                return (stream.done >= before + 100).then_some(());
+            }
+            None
+        });
     }
 }
 

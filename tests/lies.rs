@@ -415,6 +415,7 @@ fn advert(prefix: Option<u8>) -> RailAdvert {
         speed_mbps: 1,
         mtu_bytes: 4096,
         addresses: vec![Address { gid: [0x20; 16], prefix }],
+        is_usable: true,
     }
 }
 
@@ -427,6 +428,7 @@ fn end(qps: &[QpEnd]) -> LaneEnd {
 fn joined(mtu_bytes: u32, qps: &[QpEnd]) -> ControlMessage {
     ControlMessage::Joined {
         lane: lane(1),
+        attempt: 1,
         connector_gid: [0x20; 16],
         acceptor_gid: [0x21; 16],
         mtu_bytes,
@@ -438,7 +440,7 @@ fn joined(mtu_bytes: u32, qps: &[QpEnd]) -> ControlMessage {
 #[test]
 fn what_is_for_the_other_side_to_say_ends_the_connection() {
     let mut stage = Stage::new(2);
-    let join = || ControlMessage::Join { lane: lane(1), rail: advert(None), end: end(&QPS) };
+    let join = || ControlMessage::Join { lane: lane(1), attempt: 1, rail: advert(None), end: end(&QPS) };
     let lies = [(0, join()), (0, ControlMessage::Live { lane: lane(1) }), (1, joined(1024, &QPS))];
     for (side, message) in lies {
         for is_down in [false, true] {
@@ -465,7 +467,7 @@ fn offers_for_a_lost_rail_that_cannot_be_taken_leave_it_lost_and_the_other_carri
         joined(1024, &QPS),
         joined(4096, &QPS),
         joined(1024, &[QPS[0]; 16]),
-        ControlMessage::NotNow { lane: lane(1), why: "\u{202e}x".repeat(100) },
+        ControlMessage::NotNow { lane: lane(1), attempt: 1, why: "\u{202e}x".repeat(100) },
     ];
     for message in tried {
         stage.again();
@@ -489,7 +491,7 @@ fn offers_for_a_lost_rail_that_cannot_be_taken_leave_it_lost_and_the_other_carri
     for rail in [advert(None), advert(Some(0)), RailAdvert { addresses: Vec::new(), ..advert(None) }] {
         stage.again();
         stage.tell(1, 1, ControlMessage::Fenced { lane: lane(1), received: Received::default() }.encode());
-        stage.tell(1, 2, ControlMessage::Join { lane: lane(1), rail, end: end(&[QPS[0]; 16]) }.encode());
+        stage.tell(1, 2, ControlMessage::Join { lane: lane(1), attempt: 1, rail, end: end(&[QPS[0]; 16]) }.encode());
         let text = stage.pair.drivers[1].text();
         assert!(text.contains("x0:1 to x0:1: up") && text.contains("x1:1 to x1:1: lost"), "{text}");
     }
@@ -505,12 +507,13 @@ fn a_path_mtu_that_the_port_does_not_have_keeps_a_lost_rail_lost_until_a_true_on
         stage.pair.send.enter().unwrap().lose_by(&stage.pair.contexts[0], lane(1), "pulled".to_owned());
         let (mut told, heard) = (0, Heard::default());
         let lied = |frame: &mut ControlFrame| {
-            if let Ok(ControlMessage::Joined { lane, connector_gid, acceptor_gid, mtu_bytes, end, epoch }) =
+            if let Ok(ControlMessage::Joined { lane, attempt, connector_gid, acceptor_gid, mtu_bytes, end, epoch }) =
                 ControlMessage::decode(&frame.message)
             {
                 assert_eq!(mtu_bytes, 1024);
                 frame.message =
-                    ControlMessage::Joined { lane, connector_gid, acceptor_gid, mtu_bytes: lie, end, epoch }.encode();
+                    ControlMessage::Joined { lane, attempt, connector_gid, acceptor_gid, mtu_bytes: lie, end, epoch }
+                        .encode();
                 told += 1;
             }
         };
@@ -542,7 +545,11 @@ fn a_peer_that_talks_on_and_never_hears_is_cut_off() {
     let mut told = None;
     for number in 2..10_000 {
         // Each is answered with a refusal, and none of those is heard.
-        stage.tell(1, number, ControlMessage::Join { lane: lane(1), rail: advert(None), end: end(&QPS) }.encode());
+        stage.tell(
+            1,
+            number,
+            ControlMessage::Join { lane: lane(1), attempt: 1, rail: advert(None), end: end(&QPS) }.encode(),
+        );
         told = stage.complaint(1).map(|error| (number, error));
         if told.is_some() {
             break;
@@ -568,8 +575,19 @@ fn nothing_in_the_mailbox_or_in_the_ear_brings_a_side_down() {
             let message = match dice.below(8) {
                 0 => (0..dice.below(1900)).map(|_| dice.below(256) as u8).collect(),
                 1 => ControlMessage::Fenced { lane: lane(dice.below(8)), received: Received::default() }.encode(),
-                2 => ControlMessage::NotNow { lane: lane(dice.below(8)), why: "no".to_owned() }.encode(),
-                3 => ControlMessage::Join { lane: lane(dice.below(8)), rail: advert(None), end: end(&QPS) }.encode(),
+                2 => ControlMessage::NotNow {
+                    lane: lane(dice.below(8)),
+                    attempt: dice.below(3) as u8,
+                    why: "no".to_owned(),
+                }
+                .encode(),
+                3 => ControlMessage::Join {
+                    lane: lane(dice.below(8)),
+                    attempt: dice.below(3) as u8,
+                    rail: advert(None),
+                    end: end(&QPS),
+                }
+                .encode(),
                 4 => joined(256, &QPS).encode(),
                 5 => ControlMessage::Live { lane: lane(dice.below(8)) }.encode(),
                 6 => ControlMessage::Bye { delivered: dice.below(2) }.encode(),

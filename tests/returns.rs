@@ -105,12 +105,12 @@ fn a_twin_without_an_address_returns_by_a_cable_between_ports_of_different_names
     stage.set(&[1], true);
     let mut asked = 0;
     stage.talk(10_000, |frame| {
-        if let Ok(ControlMessage::Join { lane, mut rail, end }) = ControlMessage::decode(&frame.message) {
+        if let Ok(ControlMessage::Join { lane, attempt, mut rail, end }) = ControlMessage::decode(&frame.message) {
             // As the sending side's rail would be with the cable in its other port.
             rail.phys_port = "p1".to_owned();
             rail.addresses.retain(|address| address.gid.starts_with(&[0xfe, 0x80]));
             assert_eq!(rail.addresses.len(), 1);
-            frame.message = ControlMessage::Join { lane, rail, end }.encode();
+            frame.message = ControlMessage::Join { lane, attempt, rail, end }.encode();
             asked += 1;
         }
     });

@@ -151,14 +151,16 @@ pub fn messages() -> Vec<(&'static str, ControlMessage)> {
         speed_mbps: 112_000,
         mtu_bytes: 4096,
         addresses: vec![Address { gid, prefix: Some(120) }, Address { gid: [0xfe; 16], prefix: None }],
+        is_usable: true,
     };
     vec![
         ("fenced", ControlMessage::Fenced { lane: lane(3), received: Received { granted: 43, open } }),
-        ("join", ControlMessage::Join { lane: lane(7), rail, end: end.clone() }),
+        ("join", ControlMessage::Join { lane: lane(7), attempt: 1, rail, end: end.clone() }),
         (
             "joined",
             ControlMessage::Joined {
                 lane: lane(0),
+                attempt: 1,
                 connector_gid: gid,
                 acceptor_gid: [7; 16],
                 mtu_bytes: 1024,
@@ -166,7 +168,7 @@ pub fn messages() -> Vec<(&'static str, ControlMessage)> {
                 epoch: Epoch::default(),
             },
         ),
-        ("not-now", ControlMessage::NotNow { lane: lane(1), why: "its port is down".into() }),
+        ("not-now", ControlMessage::NotNow { lane: lane(1), attempt: 2, why: "its port is down".into() }),
         ("live", ControlMessage::Live { lane: lane(2) }),
         ("are-you-there", ControlMessage::AreYouThere),
         ("bye", ControlMessage::Bye { delivered: 1 << 40 }),

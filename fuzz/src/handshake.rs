@@ -14,7 +14,7 @@ use nccl_net_spark::wire::fields::{Address, Attachment, QpEnd, RailAdvert};
 use nccl_net_spark::wire::ids::RailId;
 use nccl_net_spark::wire::mailbox::MAILBOX_BYTES;
 use nccl_net_spark::wire::message::{
-    Go, HEADER_BYTES, Header, Hello, MAX_BODY_BYTES, Message, NotOurs, Offer, PairGo, PairOffer, PairReady, Ready,
+    Go, HEADER_BYTES, Header, Hello, MAX_BODY_BYTES, Message, NotOurs, Offer, Offered, PairGo, PairOffer, PairReady, Ready,
 };
 use nccl_net_spark::wire::{MAX_OFFERED_RAILS, MAX_RAILS, PROTOCOL_VERSION};
 use std::collections::BTreeMap;
@@ -82,7 +82,10 @@ fn check_message(message: &Message) {
                 text_fits(&pair.acceptor_name, NAME_BYTES);
                 check_attachment(&pair.acceptor);
                 check_mtu(pair.mtu_bytes);
-                check_queue_pairs(&pair.qps);
+                match &pair.queue_pairs {
+                    Offered::Now(qps) => check_queue_pairs(qps),
+                    Offered::Later(count) => assert!((1..=MAX_LIST as u8).contains(count)),
+                }
                 let near = End { rail: rail(usize::from(pair.connector_rail % 4)), attachment: own };
                 ends.push([near, End { rail: pair.acceptor_rail, attachment: pair.acceptor }]);
             }
@@ -101,7 +104,7 @@ fn check_message(message: &Message) {
         Message::Go(go) => {
             assert!(go.mailbox_addr.checked_add(MAILBOX_BYTES as u64).is_some() && go.pairs.len() <= MAX_RAILS);
             for pair in &go.pairs {
-                if let PairGo::LeftOut(why) = pair {
+                if let PairGo::NotYet(why) = pair {
                     text_fits(why, TEXT_BYTES);
                 }
             }
@@ -169,6 +172,7 @@ fn own_rails() -> Vec<RailAdvert> {
         speed_mbps: 112_000,
         mtu_bytes: 4096,
         addresses: vec![Address { gid: gid(address), prefix: (at < 2).then_some(120) }],
+        is_usable: true,
     };
     [(0, "::ffff:192.168.100.1"), (1, "::ffff:192.168.101.1"), (2, "fe80::2"), (3, "fe80::3")].map(rail).to_vec()
 }
@@ -181,7 +185,7 @@ fn rail(number: usize) -> RailId {
 fn messages() -> Vec<(&'static str, Message)> {
     let qps = vec![QpEnd { number: 17, psn: 0xff_ffff }, QpEnd { number: 18, psn: 0 }];
     let rails = own_rails();
-    let pair = |at: u8| PairOffer {
+    let pair = |at: u8, queue_pairs| PairOffer {
         connector_rail: at,
         connector_gid: rails[0].addresses[0].gid,
         acceptor_rail: rail(usize::from(at) + 1),
@@ -189,13 +193,13 @@ fn messages() -> Vec<(&'static str, Message)> {
         acceptor_name: "rocep1s0f0:1".into(),
         acceptor_gid: [9; 16],
         mtu_bytes: 1024,
-        qps: qps.clone(),
+        queue_pairs,
     };
     let (connected, carries) =
         (PairReady::Connected { mailbox_rkey: 5, qps: qps.clone() }, PairGo::Carries { mailbox_rkey: 9 });
-    let offer = Offer { name: "spark-2:77".into(), chunk_bytes: 1 << 30, pairs: vec![pair(0), pair(1)] };
+    let offer = Offer { name: "spark-2:77".into(), chunk_bytes: 1 << 30, pairs: vec![pair(0, Offered::Now(qps)), pair(1, Offered::Later(4))] };
     let ready = Ready { mailbox_addr: 0x7f00_0000_1000, pairs: vec![connected, PairReady::Failed("no route".into())] };
-    let go = Go { mailbox_addr: 0x7f00_0000_2000, pairs: vec![carries, PairGo::LeftOut("no answer".into())] };
+    let go = Go { mailbox_addr: 0x7f00_0000_2000, pairs: vec![carries, PairGo::NotYet("no answer".into())] };
     let frame = ControlFrame { number: 3, heard: 2, asks: true, message: control::messages()[1].1.encode() };
     vec![
         ("hello", Message::Hello(hello([3; 16], rails))),

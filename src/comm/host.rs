@@ -5,6 +5,7 @@ use super::process::Process;
 use super::rail::Rail;
 use super::setup::connect::PendingConnections;
 use super::setup::listen::ListenComm;
+use super::setup::negotiate::Rails;
 use super::setup::{self, Setup};
 use crate::config::Config;
 use crate::error::Result;
@@ -21,6 +22,10 @@ impl Host {
     /// Takes rails into use. `tuner_hash` is that of [`Process::tuner_hash`].
     pub fn new(config: Config, rails: Vec<Arc<Rail>>, tuner_hash: u64) -> Self {
         let process = Arc::new(Process::new(config, rails, tuner_hash));
+        // From here on a rail's addresses are known, so that a connection that comes up without it can have it later.
+        if let Err(error) = Rails::look(&process) {
+            tracing::debug!("rails not looked at yet: {error}");
+        }
         Self { setup: Arc::new(Setup::new(process)), pending: PendingConnections::default() }
     }
 

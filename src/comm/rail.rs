@@ -15,8 +15,8 @@ use crate::wire::fields::{Address, Attachment, RailAdvert};
 use crate::wire::ids::RailId;
 use std::net::Ipv6Addr;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// What does not change about a rail while the process runs.
 #[derive(Debug, Clone)]
@@ -47,6 +47,8 @@ pub struct Rail {
     pub relaxed_ordering: bool,
     /// What connections measured of the paths from here.
     pub path_qualities: PathQualities,
+    /// As it was when it could last be used.
+    last_look: Mutex<Option<Look>>,
     /// Bytes of large writes posted and not confirmed, of all connections.
     backlog_bytes: AtomicU64,
     /// Payload bytes confirmed since the process began.
@@ -67,8 +69,18 @@ impl Rail {
             RelaxedOrdering::Auto => takes_relaxed_ordering(&pd).is_ok(),
         };
         let device = RailDevice::new(pd, Path::new(&config.sysfs).join("class/infiniband").join(&info.device));
-        let (path_qualities, backlog_bytes, sent_bytes, sent_shares) = Default::default();
-        Ok(Self { id, info, device, relaxed_ordering, path_qualities, backlog_bytes, sent_bytes, sent_shares })
+        let (path_qualities, last_look, backlog_bytes, sent_bytes, sent_shares) = Default::default();
+        Ok(Self {
+            id,
+            info,
+            device,
+            relaxed_ordering,
+            path_qualities,
+            last_look,
+            backlog_bytes,
+            sent_bytes,
+            sent_shares,
+        })
     }
 
     /// Device and port, as `NCCL_IB_HCA` would name it.
@@ -116,8 +128,17 @@ impl Rail {
                 Err(Error::Missing(format!("NCCL_IB_GID_INDEX={index} is not a RoCE v2 GID of this port")))
             }
             (true, None) => Err(Error::Missing("no RoCE v2 GID: give its interface an IP address".to_owned())),
-            (false, _) => Ok(Look { port, addresses, gid_indices }),
+            (false, _) => {
+                let look = Look { port, addresses, gid_indices };
+                *self.last_look.lock().unwrap_or_else(PoisonError::into_inner) = Some(look.clone());
+                Ok(look)
+            }
         }
+    }
+
+    /// The rail as it was when it could last be used; `None` if it never was looked at.
+    pub fn last_look(&self) -> Option<Look> {
+        self.last_look.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// What a peer must know of the rail.
@@ -129,6 +150,7 @@ impl Rail {
             speed_mbps: self.info.speed_mbps.max(1),
             mtu_bytes: look.port.active_mtu_bytes,
             addresses: look.addresses.clone(),
+            is_usable: true,
         }
     }
 

@@ -24,31 +24,27 @@ pub struct Pair {
     pub mtu_bytes: u32,
     /// The smaller speed.
     pub speed_mbps: u32,
+    /// Whether both rails can be used now. If not, the pair is for later.
+    pub is_usable: bool,
 }
 
 impl Pair {
     fn of((ci, c): (usize, &RailAdvert), (ai, a): (usize, &RailAdvert), (connector_gid, acceptor_gid): Gids) -> Self {
         let (mtu_bytes, speed_mbps) = (c.mtu_bytes.min(a.mtu_bytes), c.speed_mbps.min(a.speed_mbps));
-        Self { connector: ci, acceptor: ai, connector_gid, acceptor_gid, mtu_bytes, speed_mbps }
+        let is_usable = c.is_usable && a.is_usable;
+        Self { connector: ci, acceptor: ai, connector_gid, acceptor_gid, mtu_bytes, speed_mbps, is_usable }
     }
 }
 
-/// Pairs the rails; by the connecting side's order, at most [`MAX_RAILS`].
+/// Pairs the rails; by the connecting side's order, at most [`MAX_RAILS`]. Those that can be used now come first; a rail that is lost
+/// gets one of what is left, for later.
 pub fn pair(connector: &[RailAdvert], acceptor: &[RailAdvert]) -> Vec<Pair> {
     let mut found = Found { connector, acceptor, pairs: Vec::new() };
-    let in_subnets = found.candidates(same_subnet, |_, _| true);
-    found.take_unpaired(&in_subnets);
-    let by_cable = {
-        let alone = |c: &RailAdvert, a: &RailAdvert| only_link_local(c) || only_link_local(a);
-        let mut candidates = found.candidates(both_link_local, alone);
-        candidates.retain(|candidate| found.same_cable(candidate));
-        candidates
-    };
-    found.take_unpaired(&by_cable);
-    found.take_spare_speed(&in_subnets);
+    found.pair_up(|c, a| c.is_usable && a.is_usable);
+    found.pair_up(|_, _| true);
     let mut pairs = found.pairs;
-    pairs.sort_by_key(|pair| (pair.connector, pair.acceptor));
     pairs.truncate(MAX_RAILS);
+    pairs.sort_by_key(|pair| (pair.connector, pair.acceptor));
     pairs
 }
 
@@ -89,6 +85,23 @@ struct Found<'a> {
 type Gids = ([u8; 16], [u8; 16]);
 
 impl Found<'_> {
+    /// Adds pairs of rails that `allowed` admits.
+    fn pair_up(&mut self, allowed: impl Fn(&RailAdvert, &RailAdvert) -> bool) {
+        let before = self.pairs.len();
+        let in_subnets = self.candidates(same_subnet, &allowed);
+        self.take_unpaired(&in_subnets);
+        let by_cable = {
+            let alone = |c: &RailAdvert, a: &RailAdvert| allowed(c, a) && (only_link_local(c) || only_link_local(a));
+            let mut candidates = self.candidates(both_link_local, alone);
+            candidates.retain(|candidate| self.same_cable(candidate));
+            candidates
+        };
+        self.take_unpaired(&by_cable);
+        self.take_spare_speed(&in_subnets);
+        // What is beyond the limit is to be the last, by the order of the rails.
+        self.pairs[before..].sort_by_key(|pair| (pair.connector, pair.acceptor));
+    }
+
     /// All pairs that `gids` finds addresses for, the likeliest first: the same port of both machines, then by place.
     fn candidates(
         &self,
@@ -228,6 +241,7 @@ mod tests {
             speed_mbps,
             mtu_bytes: 4096,
             addresses: addresses.iter().map(address).collect(),
+            is_usable: true,
         }
     }
 
@@ -308,6 +322,27 @@ mod tests {
         assert_eq!(indices(&near, &workstation), [(0, 0), (1, 0)]);
         let slow = vec![rail("w", "", 0, 100_000, &["192.168.100.9/23"])];
         assert_eq!(indices(&near, &slow), [(0, 0)]);
+    }
+
+    #[test]
+    fn a_rail_that_cannot_be_used_now_gets_what_is_left() {
+        let away = |mut rails: Vec<RailAdvert>, lost: &[usize]| {
+            lost.iter().for_each(|at| rails[*at].is_usable = false);
+            rails
+        };
+        let all = |connector: &[RailAdvert], acceptor: &[RailAdvert]| -> Vec<(usize, usize, bool)> {
+            pair(connector, acceptor).iter().map(|p| (p.connector, p.acceptor, p.is_usable)).collect()
+        };
+        let mended = [(0, 0, true), (1, 1, false), (2, 2, true), (3, 3, true)];
+        assert_eq!(all(&away(spark(1), &[1]), &spark(2)), mended);
+        assert_eq!(all(&spark(1), &away(spark(2), &[1])), mended);
+        assert_eq!(all(&away(spark(1), &[1]), &away(spark(2), &[1])), mended);
+        // In one subnet those that work find each other, whatever their order.
+        let one = |n: u8| -> Vec<RailAdvert> {
+            let rail = |at: u8| rail("r", "", at, 100_000, &[&format!("10.0.{n}.{at}/16")]);
+            (0..2).map(rail).collect()
+        };
+        assert_eq!(all(&away(one(1), &[0]), &away(one(2), &[1])), [(0, 1, false), (1, 0, true)]);
     }
 
     #[test]

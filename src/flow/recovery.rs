@@ -127,6 +127,8 @@ struct Rail {
     state: State,
     /// Losses and attempts in vain since it last worked for long.
     attempts: u32,
+    /// The last request for new queue pairs that was made or heard.
+    request: u8,
 }
 
 /// What is known of the peer's process.
@@ -142,7 +144,7 @@ enum Peer {
 impl Recovery {
     /// A connection that has just come up, over so many rails.
     pub fn new(role: Role, limits: Limits, rails: usize) -> Self {
-        let rail = Rail { state: State::Up { since: 0 }, attempts: 0 };
+        let rail = Rail { state: State::Up { since: 0 }, attempts: 0, request: 0 };
         Self {
             role,
             limits,
@@ -153,6 +155,14 @@ impl Recovery {
             sent_at: 0,
             dark_since: None,
             actions: VecDeque::new(),
+        }
+    }
+
+    /// A rail did not carry when the connection came up: nothing was posted there, and the connecting side asks for it now and then.
+    pub fn begins_without(&mut self, lane: LaneId) {
+        if let Some(rail) = self.rails.get_mut(lane.index()) {
+            rail.attempts = 1;
+            rail.state = rail.down(0);
         }
     }
 
@@ -314,7 +324,9 @@ impl Recovery {
             }
             Ok((advert, end)) => {
                 rail.state = State::Requested { until: now + ANSWER };
-                self.link.say(ControlMessage::Join { lane, rail: advert, end });
+                rail.request = rail.request.wrapping_add(1);
+                let attempt = rail.request;
+                self.link.say(ControlMessage::Join { lane, attempt, rail: advert, end });
             }
             // The peer has heard of nothing yet.
             Err(why) => {
@@ -368,7 +380,16 @@ impl Recovery {
             Ok(_) if !recovers => self.end_attempt(lane, "the connection ends".to_owned(), now),
             Ok(Answer { connector_gid, acceptor_gid, mtu_bytes, end, epoch }) => {
                 rail.state = State::AwaitingLive;
-                self.link.say(ControlMessage::Joined { lane, connector_gid, acceptor_gid, mtu_bytes, end, epoch });
+                let attempt = rail.request;
+                self.link.say(ControlMessage::Joined {
+                    lane,
+                    attempt,
+                    connector_gid,
+                    acceptor_gid,
+                    mtu_bytes,
+                    end,
+                    epoch,
+                });
             }
             Err(why) => self.not_now(lane, why, now),
         }
@@ -411,25 +432,27 @@ impl Recovery {
                 self.fence(lane, "the peer reports it lost", Some(received), now);
             }
             (ControlMessage::Fenced { received, .. }, State::Fenced { .. }) => self.resend(lane, received, now),
-            (ControlMessage::Join { .. }, State::Down { .. }) if !recovers => {
+            (ControlMessage::Join { attempt, .. }, State::Down { .. }) if !recovers => {
+                rail.request = attempt;
                 self.not_now(lane, "the connection ends".to_owned(), now);
             }
-            (ControlMessage::Join { rail: theirs, end, .. }, State::Down { .. }) => {
+            (ControlMessage::Join { attempt, rail: theirs, end, .. }, State::Down { .. }) => {
+                rail.request = attempt;
                 rail.state = State::Answering;
                 self.actions.push_back(Action::AnswerQps(lane, Box::new(theirs), end));
             }
             (
-                ControlMessage::Joined { connector_gid, acceptor_gid, mtu_bytes, end, epoch, .. },
+                ControlMessage::Joined { attempt, connector_gid, acceptor_gid, mtu_bytes, end, epoch, .. },
                 State::Requested { .. },
-            ) => {
+            ) if attempt == rail.request => {
                 rail.state = State::Connecting;
                 let answer = Answer { connector_gid, acceptor_gid, mtu_bytes, end, epoch };
                 self.actions.push_back(Action::ConnectQps(lane, answer));
             }
             (
-                ControlMessage::NotNow { why, .. },
+                ControlMessage::NotNow { attempt, why, .. },
                 State::Requested { .. } | State::Probing { .. } | State::AwaitingLive,
-            ) => {
+            ) if attempt == rail.request => {
                 rail.state = rail.down(now);
                 self.actions.push_back(Action::DropQps(lane));
                 self.log(LogEntry::NotYet(lane, why));
@@ -512,8 +535,10 @@ impl Recovery {
 
     /// The rail cannot return now: the peer is told.
     fn not_now(&mut self, lane: LaneId, why: String, now: u64) {
-        self.rails[lane.index()].state = self.rails[lane.index()].down(now);
-        self.link.say(ControlMessage::NotNow { lane, why: why.clone() });
+        let rail = &mut self.rails[lane.index()];
+        rail.state = rail.down(now);
+        let attempt = rail.request;
+        self.link.say(ControlMessage::NotNow { lane, attempt, why: why.clone() });
         self.log(LogEntry::NotYet(lane, why));
     }
 

@@ -32,6 +32,8 @@ pub enum ControlMessage {
     Join {
         /// Its lane.
         lane: LaneId,
+        /// Which of this side's requests for the lane it is; they are counted, and begin again after 255.
+        attempt: u8,
         /// The rail as it is now.
         rail: RailAdvert,
         /// The new queue pairs.
@@ -41,6 +43,8 @@ pub enum ControlMessage {
     Joined {
         /// Its lane.
         lane: LaneId,
+        /// Which JOIN this answers: the connecting side may have given that one up.
+        attempt: u8,
         /// Address of the connecting side.
         connector_gid: [u8; 16],
         /// Address of the accepting side.
@@ -56,6 +60,8 @@ pub enum ControlMessage {
     NotNow {
         /// Its lane.
         lane: LaneId,
+        /// Which JOIN this is about.
+        attempt: u8,
         /// Why, for the peer's log.
         why: String,
     },
@@ -121,17 +127,17 @@ impl ControlMessage {
                     w.u64(open.sequence).bytes(&open.shares);
                 });
             }
-            Self::Join { lane, rail, end } => {
-                rail.write(w.u8(2).u8(lane.byte()));
+            Self::Join { lane, attempt, rail, end } => {
+                rail.write(w.u8(2).u8(lane.byte()).u8(*attempt));
                 end.write(&mut w);
             }
-            Self::Joined { lane, connector_gid, acceptor_gid, mtu_bytes, end, epoch } => {
-                w.u8(3).u8(lane.byte()).bytes(connector_gid).bytes(acceptor_gid).u32(*mtu_bytes);
+            Self::Joined { lane, attempt, connector_gid, acceptor_gid, mtu_bytes, end, epoch } => {
+                w.u8(3).u8(lane.byte()).u8(*attempt).bytes(connector_gid).bytes(acceptor_gid).u32(*mtu_bytes);
                 end.write(&mut w);
                 w.u8(epoch.number());
             }
-            Self::NotNow { lane, why } => {
-                w.u8(4).u8(lane.byte()).text(why, REASON_BYTES);
+            Self::NotNow { lane, attempt, why } => {
+                w.u8(4).u8(lane.byte()).u8(*attempt).text(why, REASON_BYTES);
             }
             Self::Live { lane } => {
                 w.u8(5).u8(lane.byte());
@@ -162,16 +168,17 @@ impl ControlMessage {
                         .list("open receives", SLOTS, |r| Ok(OpenReceive { sequence: r.u64()?, shares: r.array()? }))?,
                 },
             },
-            2 => Self::Join { lane: lane(r)?, rail: RailAdvert::read(r)?, end: LaneEnd::read(r)? },
+            2 => Self::Join { lane: lane(r)?, attempt: r.u8()?, rail: RailAdvert::read(r)?, end: LaneEnd::read(r)? },
             3 => Self::Joined {
                 lane: lane(r)?,
+                attempt: r.u8()?,
                 connector_gid: read_gid(r)?,
                 acceptor_gid: read_gid(r)?,
                 mtu_bytes: mtu_bytes(r)?,
                 end: LaneEnd::read(r)?,
                 epoch: epoch(r)?,
             },
-            4 => Self::NotNow { lane: lane(r)?, why: r.text("reason", REASON_BYTES)? },
+            4 => Self::NotNow { lane: lane(r)?, attempt: r.u8()?, why: r.text("reason", REASON_BYTES)? },
             5 => Self::Live { lane: lane(r)? },
             6 => Self::Bye { delivered: r.u64()? },
             7 => Self::AreYouThere,
@@ -276,21 +283,23 @@ mod tests {
             speed_mbps: 112_000,
             mtu_bytes: 4096,
             addresses: vec![Address { gid: [0xfe; 16], prefix: Some(120) }; 16],
+            is_usable: true,
         };
         let end = LaneEnd { qps: vec![QpEnd { number: 17, psn: 0xff_ffff }; MAX_QPS], mailbox_rkey: u32::MAX };
         let open = OpenReceive { sequence: u64::MAX, shares: [255; PARTS] };
         vec![
             ControlMessage::Fenced { lane: lane(7), received: Received { granted: 99, open: vec![open; SLOTS] } },
-            ControlMessage::Join { lane: lane(0), rail, end: end.clone() },
+            ControlMessage::Join { lane: lane(0), attempt: 255, rail, end: end.clone() },
             ControlMessage::Joined {
                 lane: lane(3),
+                attempt: 0,
                 connector_gid: [1; 16],
                 acceptor_gid: [2; 16],
                 mtu_bytes: 1024,
                 end,
                 epoch: Epoch::new(127).unwrap(),
             },
-            ControlMessage::NotNow { lane: lane(1), why: "port is Down".repeat(100) },
+            ControlMessage::NotNow { lane: lane(1), attempt: 7, why: "port is Down".repeat(100) },
             ControlMessage::Live { lane: lane(2) },
             ControlMessage::Bye { delivered: 12 },
             ControlMessage::AreYouThere,

@@ -26,6 +26,8 @@ pub struct RailAdvert {
     pub mtu_bytes: u32,
     /// Its RoCE v2 addresses.
     pub addresses: Vec<Address>,
+    /// Whether it can be used now. If not, this is how it was when it last could be.
+    pub is_usable: bool,
 }
 
 /// What a rail hangs on, and may share with others of its host.
@@ -136,6 +138,7 @@ impl RailAdvert {
         w.list(&self.addresses[..self.addresses.len().min(MAX_ADDRESSES)], |w, address| {
             w.bytes(&address.gid).u8(address.prefix.unwrap_or(u8::MAX));
         });
+        w.u8(u8::from(self.is_usable));
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
@@ -153,6 +156,7 @@ impl RailAdvert {
                     _ => Ok(Address { gid, prefix }),
                 }
             })?,
+            is_usable: ranged("rail state", u64::from(r.u8()?), 0, 1)? == 1,
         })
     }
 }

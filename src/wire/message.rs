@@ -87,7 +87,7 @@ pub struct PairOffer {
     /// Path MTU of the pair, in bytes.
     pub mtu_bytes: u32,
     /// The accepting side's queue pairs.
-    pub qps: Vec<QpEnd>,
+    pub queue_pairs: Offered,
 }
 
 /// The connecting side's queue pairs.
@@ -113,6 +113,15 @@ pub enum PairReady {
     Failed(String),
 }
 
+/// How a pair is offered.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Offered {
+    /// With the accepting side's queue pairs, to be connected now.
+    Now(Vec<QpEnd>),
+    /// For later, with so many: one of its rails cannot be used now.
+    Later(u8),
+}
+
 /// Which pairs carry.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Go {
@@ -130,8 +139,8 @@ pub enum PairGo {
         /// Key of the accepting side's mailbox on this rail.
         mailbox_rkey: u32,
     },
-    /// It is left out.
-    LeftOut(String),
+    /// It does not carry, and begins as a lost rail does.
+    NotYet(String),
 }
 
 /// The header of a frame, checked.
@@ -275,7 +284,10 @@ impl Offer {
             w.u8(pair.connector_rail).bytes(&pair.connector_gid).u8(pair.acceptor_rail.byte());
             pair.acceptor.write(w);
             w.text(&pair.acceptor_name, NAME_BYTES).bytes(&pair.acceptor_gid).u32(pair.mtu_bytes);
-            w.list(&pair.qps, write_qp);
+            match &pair.queue_pairs {
+                Offered::Now(qps) => w.u8(1).list(qps, write_qp),
+                Offered::Later(count) => w.u8(0).u8(*count),
+            };
         });
     }
 
@@ -292,7 +304,11 @@ impl Offer {
                     acceptor_name: r.text("rail name", NAME_BYTES)?,
                     acceptor_gid: read_gid(r)?,
                     mtu_bytes: mtu_bytes(r)?,
-                    qps: read_qps(r)?,
+                    queue_pairs: match r.u8()? {
+                        1 => Offered::Now(read_qps(r)?),
+                        0 => Offered::Later(ranged("queue pairs", u64::from(r.u8()?), 1, MAX_QPS as u64)? as u8),
+                        value => return Err(Malformed::Value { what: "pair state", value: u64::from(value) }),
+                    },
                 })
             })?,
         })
@@ -329,7 +345,7 @@ impl Go {
             PairGo::Carries { mailbox_rkey } => {
                 w.u8(1).u32(*mailbox_rkey);
             }
-            PairGo::LeftOut(reason) => {
+            PairGo::NotYet(reason) => {
                 w.u8(0).text(reason, TEXT_BYTES);
             }
         });
@@ -340,7 +356,7 @@ impl Go {
             mailbox_addr: mailbox_addr(r)?,
             pairs: r.list("pairs", MAX_RAILS, |r| match r.u8()? {
                 1 => Ok(PairGo::Carries { mailbox_rkey: r.u32()? }),
-                0 => Ok(PairGo::LeftOut(r.text("reason", TEXT_BYTES)?)),
+                0 => Ok(PairGo::NotYet(r.text("reason", TEXT_BYTES)?)),
                 value => Err(Malformed::Value { what: "pair state", value: u64::from(value) }),
             })?,
         })
@@ -370,6 +386,16 @@ mod tests {
     pub(super) fn samples() -> Vec<Message> {
         let gid = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 168, 100, 1];
         let qps = vec![QpEnd { number: 17, psn: 0xff_ffff }, QpEnd { number: 18, psn: 0 }];
+        let pair = |queue_pairs| PairOffer {
+            connector_rail: 0,
+            connector_gid: gid,
+            acceptor_rail: RailId::of_byte(3),
+            acceptor: Attachment { link: 0, link_mbps: 0, cable: 1, port_mbps: 100_000 },
+            acceptor_name: "rocep1s0f0:1".into(),
+            acceptor_gid: gid,
+            mtu_bytes: 1024,
+            queue_pairs,
+        };
         vec![
             Message::Hello(Hello {
                 token: [3; 16],
@@ -384,21 +410,13 @@ mod tests {
                     speed_mbps: 112_000,
                     mtu_bytes: 4096,
                     addresses: vec![Address { gid, prefix: Some(120) }, Address { gid: [0xfe; 16], prefix: None }],
+                    is_usable: true,
                 }],
             }),
             Message::Offer(Offer {
                 name: "spark-2:77".into(),
                 chunk_bytes: 1 << 30,
-                pairs: vec![PairOffer {
-                    connector_rail: 0,
-                    connector_gid: gid,
-                    acceptor_rail: RailId::of_byte(3),
-                    acceptor: Attachment { link: 0, link_mbps: 0, cable: 1, port_mbps: 100_000 },
-                    acceptor_name: "rocep1s0f0:1".into(),
-                    acceptor_gid: gid,
-                    mtu_bytes: 1024,
-                    qps: qps.clone(),
-                }],
+                pairs: [Offered::Now(qps.clone()), Offered::Later(2)].map(pair).to_vec(),
             }),
             Message::Refuse("no rail in common".into()),
             Message::Ready(Ready {
@@ -410,7 +428,7 @@ mod tests {
             }),
             Message::Go(Go {
                 mailbox_addr: 0x7f00_0000_2000,
-                pairs: vec![PairGo::Carries { mailbox_rkey: 9 }, PairGo::LeftOut("no answer".into())],
+                pairs: vec![PairGo::Carries { mailbox_rkey: 9 }, PairGo::NotYet("no answer".into())],
             }),
             Message::Control(ControlFrame {
                 number: 3,

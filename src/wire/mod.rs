@@ -15,7 +15,7 @@ pub mod mailbox;
 pub mod message;
 
 /// Version of everything in this room. Two ends with different versions refuse each other with words.
-pub const PROTOCOL_VERSION: u16 = 5;
+pub const PROTOCOL_VERSION: u16 = 6;
 
 /// Receives in flight on one connection (`NCCL_NET_MAX_REQUESTS` in NCCL's `nccl_net.h`).
 pub const SLOTS: usize = 32;

@@ -21,7 +21,7 @@ use nccl_net_spark::config::Config;
 use nccl_net_spark::flow::paths::End;
 use nccl_net_spark::plugin::bring_up;
 use nccl_net_spark::verbs::{CompletionBuffer, Cq, HostMemory, Region};
-use nccl_net_spark::wire::ids::RailId;
+use nccl_net_spark::wire::ids::{LaneId, RailId};
 use nccl_net_spark::wire::mailbox::MAILBOX_BYTES;
 use softverbs::fabric::Node;
 use softverbs::hotplug::{Phase, Presence};
@@ -81,6 +81,8 @@ pub struct Pair {
     pub drivers: [Driver; 2],
     /// What the peer writes to: the sender's, and the receiver's.
     pub mailboxes: [Arc<Region>; 2],
+    /// Queue pairs of the rails that did not carry when it came up.
+    pub missing_queue_pairs: usize,
 }
 
 impl Fabric {
@@ -263,8 +265,13 @@ impl Fabric {
 
     /// A connection over the first `rails` of them.
     pub fn connect(&self, rails: usize, queue_count: usize) -> Pair {
+        self.connect_without(0, rails, queue_count)
+    }
+
+    /// The same, where these lanes, by bits, do not carry when it comes up.
+    pub fn connect_without(&self, not_yet: u8, rails: usize, queue_count: usize) -> Pair {
         let mailboxes = [0, 1].map(|_| Region::new(MAILBOX_BYTES).unwrap());
-        self.join(self.lanes(rails, queue_count), mailboxes, None)
+        self.join(self.lanes(rails, queue_count), mailboxes, None, not_yet)
     }
 
     /// A connection over the first rail whose receiving end has somebody else in its sender's place, with a queue pair of its own.
@@ -282,7 +289,7 @@ impl Fabric {
         let ends = [liar.end()];
         let route = Route { look, gid, peer_gid: gid, mtu_bytes, ends: &ends, traffic_class };
         lanes[1][0].connect(Role::Receiver, &self.hosts[1].process().config, &route).unwrap();
-        (self.join(lanes, mailboxes, Some(liar.key())), liar)
+        (self.join(lanes, mailboxes, Some(liar.key()), 0), liar)
     }
 
     fn lanes(&self, rails: usize, queue_count: usize) -> [Vec<Lane>; 2] {
@@ -307,7 +314,7 @@ impl Fabric {
     }
 
     /// What stands on the lanes; `far_key` is the key of the sender's mailbox where it is not the plugin's.
-    fn join(&self, mut lanes: [Vec<Lane>; 2], mailboxes: [Arc<Region>; 2], far_key: Option<u32>) -> Pair {
+    fn join(&self, mut lanes: [Vec<Lane>; 2], mailboxes: [Arc<Region>; 2], far_key: Option<u32>, not_yet: u8) -> Pair {
         let rails = lanes[0].len();
         for (side, region) in mailboxes.iter().enumerate() {
             lanes[side].iter_mut().for_each(|lane| lane.register_mailbox(region).unwrap());
@@ -333,8 +340,16 @@ impl Fabric {
         });
         let path = |rail: &Arc<Rail>| [End { rail: rail.id, attachment: rail.info.attachment }; 2];
         let paths: Vec<[End; 2]> = self.hosts[0].process().rails[..rails].iter().map(path).collect();
-        let striping = [0, 1].map(|side: usize| negotiate::striping(self.hosts[side].process(), &paths));
-        let rails = [0, 1].map(|side: usize| -> Vec<ManagedRail> { lanes[side].iter().map(ManagedRail::of).collect() });
+        let mut striping = [0, 1].map(|side: usize| negotiate::striping(self.hosts[side].process(), &paths));
+        let queue_count = lanes[0][0].queue_count();
+        for (striping, lanes) in striping.iter_mut().zip(&mut lanes) {
+            for (id, lane) in LaneId::all(rails).zip(lanes).filter(|(id, _)| not_yet & id.bit() != 0) {
+                striping.lose(id);
+                *lane = Lane::not_yet(&lane.rail, lane.peer_rail.clone());
+            }
+        }
+        let managed = |lanes: &Vec<Lane>| lanes.iter().map(|lane| ManagedRail::of(lane, queue_count)).collect();
+        let rails: [Vec<ManagedRail>; 2] = [managed(&lanes[0]), managed(&lanes[1])];
         let [s_lanes, r_lanes] = lanes;
         let [s_striping, r_striping] = striping;
         let parts = |side: usize, lanes, striping| {
@@ -351,7 +366,8 @@ impl Fabric {
         let [s_rails, r_rails] = rails;
         let drivers =
             [driver(0, Role::Sender, send.clone(), s_rails), driver(1, Role::Receiver, recv.clone(), r_rails)];
-        Pair { send, recv, contexts, drivers, mailboxes }
+        let missing_queue_pairs = 2 * queue_count * not_yet.count_ones() as usize;
+        Pair { send, recv, contexts, drivers, mailboxes, missing_queue_pairs }
     }
 }
 

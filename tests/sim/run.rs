@@ -95,12 +95,20 @@ impl<'f> Run<'f> {
         fabric.forget_silence();
         fabric.plug_all();
         let rails = 1 + dice.below(RAILS as u64) as usize;
-        let pair = fabric.connect(rails, 1 + dice.below(2) as usize);
+        let queue_count = 1 + dice.below(2) as usize;
         let tcp = if rails > 1 && dice.one_in(3) {
             Tcp::Breaks { at_ns: fabric.now_ns() + dice.below(2_000_000) }
         } else {
             Tcp::Carries
         };
+        // One rail carries at least.
+        let not_yet = match Dice::new(seed ^ 0x5eed).below(4) {
+            0 => Dice::new(seed ^ 0xfeed).below((1 << rails) - 1) as u8,
+            _ => 0,
+        };
+        // Where the bootstrap's TCP breaks, rail 0 has to carry what it did.
+        let not_yet = if matches!(tcp, Tcp::Breaks { .. }) { not_yet & !1 } else { not_yet };
+        let pair = fabric.connect_without(not_yet, rails, queue_count);
         let (goal, pulls_left) = (4 + dice.below(60) as usize, dice.below(8));
         let (refusals_left, failures_left, silences_left) = (dice.below(5), dice.below(5), dice.below(3));
         // Dice of its own: else every run would be another one without it.
@@ -140,7 +148,7 @@ impl<'f> Run<'f> {
 
     /// Plays it to its end.
     pub fn play(mut self) -> Tally {
-        let before = self.fabric.queue_pairs();
+        let before = self.fabric.queue_pairs() + self.pair.missing_queue_pairs;
         let limit = self.fabric.now_ns() + PATIENCE_NS;
         while self.model.groups.len() < self.goal || !self.model.is_done() {
             if self.is_to_break_off() {

@@ -177,12 +177,19 @@ impl Lane {
             let psn = random_psn()?;
             queues.push(Queue { qp, psn, room, unsignaled: 0, used_receives: 0, is_flushed: false });
         }
-        let (peer_rail, path_quality, mailbox_key, peer_mailbox_rkey) = Default::default();
-        let (turn, stranded) = Default::default();
+        let inline_bytes = queues.iter().map(|queue| queue.qp.inline_bytes()).min().unwrap_or(0);
+        let mut lane = Self::not_yet(rail, String::new());
+        (lane.opening, lane.queues, lane.inline_bytes, lane.cq) = (opening, queues, inline_bytes, Some(cq));
+        Ok(lane)
+    }
+
+    /// A lane of a rail that does not carry yet: without queue pairs, as one whose rail was lost.
+    pub fn not_yet(rail: &Arc<Rail>, peer_rail: String) -> Lane {
+        let (path_quality, mailbox_key, peer_mailbox_rkey) = Default::default();
+        let (opening, queues, inline_bytes, cq, turn, stranded) = Default::default();
         let (pending, backlog_bytes, sent_bytes, sent_shares) = Default::default();
         let rail = Arc::clone(rail);
-        let inline_bytes = queues.iter().map(|queue| queue.qp.inline_bytes()).min().unwrap_or(0);
-        Ok(Lane {
+        Lane {
             rail,
             peer_rail,
             path_quality,
@@ -191,14 +198,14 @@ impl Lane {
             opening,
             queues,
             inline_bytes,
-            cq: Some(cq),
+            cq,
             stranded,
             turn,
             pending,
             backlog_bytes,
             sent_bytes,
             sent_shares,
-        })
+        }
     }
 
     /// This side's queue pairs.

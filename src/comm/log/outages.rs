@@ -160,6 +160,17 @@ impl Member {
         tracing::warn!("rail {rail} to {peer} lost: {why} (peer rail {peer_rail}); {left}; {next}");
     }
 
+    /// The connection came up without a rail, and a line has said so.
+    pub fn begins_without(&mut self, lane: LaneId, now: Instant) {
+        let Some(path) = self.paths.get(lane.index()) else { return };
+        self.is_without_one = true;
+        let mut open = self.outages.lock();
+        match open.iter_mut().find(|outage| outage.path == *path) {
+            Some(outage) => _ = outage.lost_by(self.id, now),
+            None => open.push(Outage::new(path.clone(), self.peer.clone(), self.id, now)),
+        }
+    }
+
     /// The connection has a lost rail back.
     pub fn recovered(&mut self, lane: LaneId, now: Instant) {
         let Some(path) = self.paths.get(lane.index()) else { return };

@@ -15,10 +15,10 @@ pub struct ManagedRail {
     pub peer_rail: String,
     /// Queue pairs of the connection on it.
     pub queue_count: usize,
-    /// Which opening of its device it is used with.
-    pub opening: u32,
-    /// Of a receiver: which opening its clear-to-sends have keys of.
-    pub granted: u32,
+    /// Which opening of its device it is used with; none before it is.
+    pub opening: Option<u32>,
+    /// Of a receiver: which opening its clear-to-sends have keys of. None where its device was away when the connection came up.
+    pub granted: Option<u32>,
     /// The path that its last attempt went by; none before the first.
     pub path: Option<PathId>,
     /// Connecting side: the new queue pairs of an attempt to bring it back. (Those of the accepting side are the data path's:
@@ -55,11 +55,13 @@ pub struct Trying {
 }
 
 impl ManagedRail {
-    /// Of a lane that carries.
-    pub fn of(lane: &Lane) -> Self {
-        let (rail, peer_rail, queue_count) = (Arc::clone(&lane.rail), lane.peer_rail.clone(), lane.queue_count());
-        let opening = lane.opening();
-        Self { rail, peer_rail, queue_count, opening, granted: opening, path: None, attempt: None }
+    /// Of a lane of a connection that comes up, with so many queue pairs there, now or later.
+    pub fn of(lane: &Lane, queue_count: usize) -> Self {
+        let (rail, peer_rail, (path, attempt)) = (Arc::clone(&lane.rail), lane.peer_rail.clone(), Default::default());
+        let opening = lane.is_open().then_some(lane.opening());
+        // Nothing is granted yet, and what will be has the keys of the devices that are there.
+        let granted = opening.or_else(|| rail.device.opened().ok().map(|(_, opening)| opening));
+        Self { rail, peer_rail, queue_count, opening, granted, path, attempt }
     }
 
     /// The rail and its state, for messages.

@@ -67,7 +67,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Watches over the rails of a connection that has just come up.
+    /// Watches over the rails of a connection that has just come up. Those that are not open do not carry yet.
     pub fn new(
         process: Arc<Process>,
         context: Arc<PathContext>,
@@ -79,9 +79,14 @@ impl Driver {
     ) -> Self {
         let names = rails.iter().map(|managed| (managed.rail.name(), managed.peer_rail.clone()));
         let config = &process.config;
-        let outages = Member::new(&process.outages, &context.peer.name, config.loss_timeout, names);
+        let mut outages = Member::new(&process.outages, &context.peer.name, config.loss_timeout, names);
         let limits = Limits { loss: nanos(config.loss_timeout), probe: nanos(config.probe_timeout) };
-        let recovery = Recovery::new(role, limits, rails.len());
+        let mut recovery = Recovery::new(role, limits, rails.len());
+        let without = |(_, managed): &(LaneId, &ManagedRail)| managed.opening.is_none();
+        for (lane, _) in LaneId::all(rails.len()).zip(&rails).filter(without) {
+            recovery.begins_without(lane);
+            outages.begins_without(lane, Instant::now());
+        }
         let (origin, is_owing) = Default::default();
         Self { process, context, path, role, traffic_class, mailboxes, rails, recovery, origin, outages, is_owing }
     }
@@ -321,7 +326,7 @@ impl Driver {
     /// A device may have been removed, and even have returned, without a word to this connection.
     fn look_at_devices(&mut self, at: u64) {
         for (lane, ManagedRail { rail, opening, .. }) in self.lanes().zip(&self.rails) {
-            if rail.device.presence_of(*opening) != Presence::Here {
+            if opening.is_some_and(|opening| rail.device.presence_of(opening) != Presence::Here) {
                 self.recovery.port_down(lane, DEVICE_REMOVED, at);
             }
         }
@@ -373,7 +378,7 @@ impl Driver {
             }
             Err(error) => return self.give_up(error),
         }
-        self.rails[lane.index()].opening = opening;
+        self.rails[lane.index()].opening = Some(opening);
         if let Some(path) = self.rails[lane.index()].path {
             // The accepting side hears of it by LIVE.
             self.process.backoff.carried(path, now);

@@ -1,9 +1,9 @@
 //! The connecting side's handshake. Never waits: each call goes as far as it can.
 
 use super::Setup;
-use super::finish::{Agreed, LivePair, finish};
+use super::finish::{Agreed, AgreedPair, finish};
 use super::join::{self, Joining, NewRoute, Step as JoinStep};
-use super::negotiate::{self, Rails, in_time, out_of_turn, receive, understood};
+use super::negotiate::{self, KnownRail, Rails, in_time, out_of_turn, receive, understood};
 use crate::comm::channel::{Channel, Received};
 use crate::comm::datapath::lane::{Lane, Role};
 use crate::comm::datapath::send::SendPath;
@@ -17,7 +17,7 @@ use crate::verbs::Region;
 use crate::wire::handle::{HANDLE_BYTES, Handle};
 use crate::wire::ids::RailId;
 use crate::wire::mailbox::MAILBOX_BYTES;
-use crate::wire::message::{Go, Hello, Message, Offer, PairGo, PairOffer, PairReady, Ready};
+use crate::wire::message::{Go, Hello, Message, Offer, Offered, PairGo, PairOffer, PairReady, Ready};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -63,10 +63,13 @@ struct Connected {
 
 /// A pair of the offer, on this side.
 struct OfferedPair {
+    rail: Arc<Rail>,
     /// Both ends, this side's first.
     ends: [End; 2],
+    peer_rail: String,
     /// The peer's address.
     peer_gid: [u8; 16],
+    queue_count: u8,
     made: Made,
 }
 
@@ -259,36 +262,49 @@ impl Connected {
         let region = Region::new(MAILBOX_BYTES)?;
         let mut pairs = Vec::with_capacity(offer.pairs.len());
         let mut paired = Vec::with_capacity(offer.pairs.len());
-        let all_dead = offer.pairs.iter().all(|pair| {
-            let rail = rails.usable.get(usize::from(pair.connector_rail));
-            rail.is_some_and(|(rail, _)| negotiate::dead(process, rail, pair.acceptor_gid).is_some())
+        let now = offer.pairs.iter().filter(|pair| matches!(pair.queue_pairs, Offered::Now(_)));
+        let mut dead = now.map(|pair| {
+            let known = rails.known.get(usize::from(pair.connector_rail));
+            known.is_some_and(|known| negotiate::dead(process, &known.rail, pair.acceptor_gid).is_some())
         });
+        let all_dead = dead.all(|is_dead| is_dead);
         for pair in &offer.pairs {
             let place = usize::from(pair.connector_rail);
-            let Some((rail, look)) = rails.usable.get(place) else {
+            let Some(known) = rails.known.get(place) else {
                 return Err(Error::Protocol(format!(
                     "{} offered rail {place}, which this host does not have",
                     offer.name
                 )));
             };
             paired.push(place);
-            let route = NewRoute {
-                look: look.clone(),
-                gid: pair.connector_gid,
-                peer_gid: pair.acceptor_gid,
-                mtu_bytes: pair.mtu_bytes,
-                ends: pair.qps.clone(),
-                traffic_class,
+            let (queue_count, made) = match &pair.queue_pairs {
+                Offered::Later(count) => {
+                    let why = known.problem.clone().unwrap_or_else(|| format!("{} cannot use it now", offer.name));
+                    (*count, Made::Failed(why))
+                }
+                Offered::Now(qps) => {
+                    let opened = open_lane(known, pair, qps.len(), &region);
+                    let join = |lane| {
+                        let route = NewRoute {
+                            look: known.look.clone(),
+                            gid: pair.connector_gid,
+                            peer_gid: pair.acceptor_gid,
+                            mtu_bytes: pair.mtu_bytes,
+                            ends: qps.clone(),
+                            traffic_class,
+                        };
+                        Made::Joining(Joining::new(process, Role::Sender, lane, route, all_dead))
+                    };
+                    (qps.len() as u8, opened.map_or_else(|error| Made::Failed(error.to_string()), join))
+                }
             };
-            let made = match open_lane(rail, pair, &region) {
-                Ok(lane) => Made::Joining(Joining::new(process, Role::Sender, lane, route, all_dead)),
-                Err(error) => Made::Failed(error.to_string()),
-            };
+            let rail = Arc::clone(&known.rail);
             let ends = [
                 End { rail: rail.id, attachment: rail.info.attachment },
                 End { rail: pair.acceptor_rail, attachment: pair.acceptor },
             ];
-            pairs.push(OfferedPair { ends, peer_gid: pair.acceptor_gid, made });
+            let (peer_rail, peer_gid) = (pair.acceptor_name.clone(), pair.acceptor_gid);
+            pairs.push(OfferedPair { rail, ends, peer_rail, peer_gid, queue_count, made });
         }
         let chunk_bytes = offer.chunk_bytes.min(rails.chunk_bytes());
         let left_out = negotiate::unpaired(rails, &paired, Role::Sender);
@@ -321,32 +337,47 @@ impl Connected {
     }
 
     fn finish(self, setup: &Setup, channel: Channel, go: Go) -> Result<SendComm> {
-        let Self { peer, chunk_bytes, traffic_class, region, pairs, mut left_out } = self;
-        if go.pairs.len() != pairs.len() {
-            let (theirs, ours) = (go.pairs.len(), pairs.len());
+        let Self { peer, chunk_bytes, traffic_class, region, pairs: offered, left_out } = self;
+        if go.pairs.len() != offered.len() {
+            let (theirs, ours) = (go.pairs.len(), offered.len());
             return Err(Error::Protocol(format!("{peer} answered for {theirs} rails; {ours} were offered")));
         }
-        let mut live = Vec::new();
-        for (OfferedPair { ends, peer_gid, made }, word) in pairs.into_iter().zip(go.pairs) {
-            match (made, word) {
+        let mut pairs = Vec::new();
+        for (OfferedPair { rail, ends, peer_rail, peer_gid, queue_count, made }, word) in
+            offered.into_iter().zip(go.pairs)
+        {
+            let lane = match (made, word) {
                 (Made::Lane(mut lane), PairGo::Carries { mailbox_rkey }) => {
                     setup.process.backoff.carried(join::path(&lane, peer_gid), Instant::now());
                     lane.peer_mailbox_rkey = mailbox_rkey;
-                    live.push(LivePair { lane, ends });
+                    Ok(lane)
                 }
-                (Made::Lane(_), PairGo::LeftOut(why)) => left_out.push((ends[0].rail, why)),
-                (Made::Failed(own), _) => left_out.push((ends[0].rail, own)),
+                (Made::Failed(_), PairGo::Carries { .. }) => {
+                    return Err(Error::Protocol(format!(
+                        "{peer} says that a rail carries which this side could not connect"
+                    )));
+                }
                 (Made::Joining(_), _) => return Err(Error::Internal(UNDECIDED.to_owned())),
-            }
+                (Made::Lane(_), PairGo::NotYet(why)) | (Made::Failed(why), PairGo::NotYet(_)) => Err(why),
+            };
+            pairs.push(AgreedPair { rail, ends, peer_rail, queue_count, lane });
         }
-        let (role, peer_addr, pairs) = (Role::Sender, go.mailbox_addr, live);
+        let (role, peer_addr) = (Role::Sender, go.mailbox_addr);
         let agreed = Agreed { role, peer, traffic_class, chunk_bytes, region, peer_addr, pairs, left_out };
         finish(setup, channel, agreed, SendPath::new, |_| Ok(()))
     }
 }
 
-fn open_lane(rail: &Arc<Rail>, pair: &PairOffer, region: &Arc<Region>) -> Result<Lane> {
-    let mut lane = Lane::open(rail, Role::Sender, pair.qps.len())?;
+fn open_lane(
+    KnownRail { rail, problem, .. }: &KnownRail,
+    pair: &PairOffer,
+    queue_count: usize,
+    region: &Arc<Region>,
+) -> Result<Lane> {
+    if let Some(problem) = problem {
+        return Err(Error::Missing(problem.clone()));
+    }
+    let mut lane = Lane::open(rail, Role::Sender, queue_count)?;
     lane.peer_rail.clone_from(&pair.acceptor_name);
     lane.register_mailbox(region)?;
     Ok(lane)

@@ -11,13 +11,14 @@ use crate::comm::datapath::path::DataPath;
 use crate::comm::datapath::peer::Peer;
 use crate::comm::datapath::try_cell::TryCell;
 use crate::comm::endpoint::Endpoint;
+use crate::comm::rail::Rail;
 use crate::comm::recovery::attempt::ManagedRail;
 use crate::comm::recovery::driver::Driver;
 use crate::error::Result;
 use crate::flow::paths::End;
 use crate::verbs::Region;
 use crate::wire::MAX_RAILS;
-use crate::wire::ids::RailId;
+use crate::wire::ids::{LaneId, RailId};
 use std::sync::Arc;
 
 /// What the two sides have agreed on.
@@ -34,18 +35,33 @@ pub struct Agreed {
     pub region: Arc<Region>,
     /// Where the peer's is.
     pub peer_addr: u64,
-    /// The rails that carry, in the order of both sides.
-    pub pairs: Vec<LivePair>,
+    /// The pairs of rails, in the order of both sides: those that carry, and those that are to.
+    pub pairs: Vec<AgreedPair>,
     /// This host's rails that are not used, each with the reason.
     pub left_out: Vec<(RailId, String)>,
 }
 
-/// A pair of rails that carries.
-pub struct LivePair {
-    /// Its connected queue pairs, with the keys of both sides' regions.
-    pub lane: Lane,
+/// A pair of rails.
+pub struct AgreedPair {
+    /// This host's rail.
+    pub rail: Arc<Rail>,
     /// Both ends, this side's first.
     pub ends: [End; 2],
+    /// The peer's rail, for messages.
+    pub peer_rail: String,
+    /// Queue pairs of the connection on it.
+    pub queue_count: u8,
+    /// Its connected queue pairs, with the keys of both sides' regions; or why it does not carry yet.
+    pub lane: std::result::Result<Lane, String>,
+}
+
+impl AgreedPair {
+    /// Those that do not carry, beside what is left out.
+    pub fn not_yet(pairs: &[Self], mut left_out: Vec<(RailId, String)>) -> Vec<(RailId, String)> {
+        let why = |pair: &Self| Some((pair.rail.id, pair.lane.as_ref().err()?.clone()));
+        left_out.extend(pairs.iter().filter_map(why));
+        left_out
+    }
 }
 
 /// Takes a connection into use. `first` says to the peer what it waits for, if anything; then the peer may use the connection.
@@ -61,12 +77,21 @@ pub fn finish<P: DataPath + 'static>(
 ) -> Result<Endpoint<P>> {
     let Agreed { role, peer, traffic_class, chunk_bytes, region, peer_addr, pairs, left_out } = agreed;
     let process = Arc::clone(&setup.process);
-    if pairs.is_empty() || pairs.len() > MAX_RAILS {
+    let left_out = AgreedPair::not_yet(&pairs, left_out);
+    if pairs.iter().all(|pair| pair.lane.is_err()) || pairs.len() > MAX_RAILS {
         return Err(negotiate::no_usable_rail(&process, &peer, &left_out));
     }
     let paths: Vec<[End; 2]> = pairs.iter().map(|pair| pair.ends).collect();
-    let striping = negotiate::striping(&process, &paths);
-    let lanes: Vec<Lane> = pairs.into_iter().map(|pair| pair.lane).collect();
+    let mut striping = negotiate::striping(&process, &paths);
+    let (mut lanes, mut rails) = (Vec::new(), Vec::new());
+    for (id, AgreedPair { rail, peer_rail, queue_count, lane, .. }) in LaneId::all(pairs.len()).zip(pairs) {
+        let lane = lane.unwrap_or_else(|_| {
+            striping.lose(id);
+            Lane::not_yet(&rail, peer_rail)
+        });
+        rails.push(ManagedRail::of(&lane, usize::from(queue_count)));
+        lanes.push(lane);
+    }
     negotiate::report(&process, &peer, role, &lanes, &left_out);
     let context = Arc::new(PathContext {
         peer: Arc::new(Peer::new(peer)),
@@ -75,7 +100,6 @@ pub fn finish<P: DataPath + 'static>(
         log: Arc::clone(&process.log),
         waker: setup.service.clone(),
     });
-    let rails = lanes.iter().map(ManagedRail::of).collect();
     let parts = PathParts { lanes, region: Arc::clone(&region), peer_addr, chunk_bytes, striping };
     let path = Arc::new(TryCell::new(path(parts)));
     let mailboxes = Mailboxes { region, peer_addr };

@@ -3,9 +3,9 @@
 use super::Setup;
 use super::admission::{Admission, Admitted};
 use super::descriptors::waits_for_descriptors;
-use super::finish::{Agreed, LivePair, finish};
+use super::finish::{Agreed, AgreedPair, finish};
 use super::join::{self, Joining, NewRoute, Step as JoinStep};
-use super::negotiate::{self, Rails, in_time, out_of_turn, receive};
+use super::negotiate::{self, KnownRail, Rails, in_time, out_of_turn, receive};
 use crate::comm::channel::Channel;
 use crate::comm::datapath::lane::{Lane, LaneWrite, Role};
 use crate::comm::datapath::mailbox::Mailboxes;
@@ -24,7 +24,7 @@ use crate::wire::fields::RailAdvert;
 use crate::wire::handle::{HANDLE_BYTES, Handle, TOKEN_BYTES};
 use crate::wire::ids::RailId;
 use crate::wire::mailbox::MAILBOX_BYTES;
-use crate::wire::message::{Go, Hello, Message, Offer, PairGo, PairOffer, PairReady, Ready};
+use crate::wire::message::{Go, Hello, Message, Offer, Offered, PairGo, PairOffer, PairReady, Ready};
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -53,24 +53,27 @@ struct Accepting {
 enum Stage {
     /// It has shown the token, and waits for an offer.
     AwaitingOffer(Hello),
-    AwaitingReady(Offered),
+    AwaitingReady(OfferMade),
     Probing(Probing),
 }
 
 /// Queue pairs offered, not connected.
-struct Offered {
+struct OfferMade {
     rails: Rails,
     chunk_bytes: u32,
     pairs: Vec<OpenedPair>,
     left_out: Vec<(RailId, String)>,
 }
 
-/// A pair that was offered, with this side's queue pairs.
+/// A pair that was offered.
 struct OpenedPair {
     pair: Pair,
     /// Both ends, this side's first.
     ends: [End; 2],
-    lane: Lane,
+    peer_rail: String,
+    queue_count: u8,
+    /// This side's queue pairs; or why the pair is for later.
+    opened: std::result::Result<Lane, String>,
 }
 
 /// Queue pairs that are being connected and tested.
@@ -83,11 +86,14 @@ struct Probing {
 }
 
 struct ProbedPair {
+    rail: Arc<Rail>,
     /// Both ends, this side's first.
     ends: [End; 2],
+    peer_rail: String,
     /// The peer's address.
     peer_gid: [u8; 16],
     mtu_bytes: u32,
+    queue_count: u8,
     state: Probed,
 }
 
@@ -97,7 +103,7 @@ enum Probed {
     /// A write is under way on each.
     Waiting(Tried),
     Carries(Lane),
-    LeftOut(String),
+    NotYet(String),
 }
 
 struct Tried {
@@ -208,9 +214,9 @@ impl Accepting {
 }
 
 /// Answers a HELLO with an offer; `None` while there are no descriptors for what that takes.
-fn make_offer(setup: &Setup, channel: &mut Channel, hello: &Hello, started: Instant) -> Result<Option<Offered>> {
+fn make_offer(setup: &Setup, channel: &mut Channel, hello: &Hello, started: Instant) -> Result<Option<OfferMade>> {
     let process = &*setup.process;
-    let mut error = match Offered::from_hello(process, hello) {
+    let mut error = match OfferMade::from_hello(process, hello) {
         Ok((offered, offer)) => return channel.send(&Message::Offer(offer)).map(|()| Some(offered)),
         Err(error) => error,
     };
@@ -229,7 +235,7 @@ fn make_offer(setup: &Setup, channel: &mut Channel, hello: &Hello, started: Inst
     Err(error)
 }
 
-impl Offered {
+impl OfferMade {
     fn from_hello(process: &Process, hello: &Hello) -> Result<(Self, Offer)> {
         negotiate::check_tuner(process, hello)?;
         let rails = Rails::look(process)?;
@@ -244,26 +250,18 @@ impl Offered {
         let chunk_bytes = rails.chunk_bytes().min(hello.chunk_bytes);
         let paired: Vec<usize> = pairs.iter().map(|pair| pair.acceptor).collect();
         let mut left_out = negotiate::unpaired(&rails, &paired, Role::Receiver);
-        let (mut offers, mut opened) = (Vec::new(), Vec::new());
-        let dead = |pair: &Pair| negotiate::dead(process, &rails.usable[pair.acceptor].0, pair.connector_gid);
-        let all_dead = pairs.iter().all(|pair| dead(pair).is_some());
+        let (mut offers, mut all) = (Vec::new(), Vec::new());
+        let dead = |pair: &Pair| negotiate::dead(process, &rails.known[pair.acceptor].rail, pair.connector_gid);
+        let is_usable =
+            |pair: &&Pair| rails.known[pair.acceptor].problem.is_none() && hello.rails[pair.connector].is_usable;
+        let all_dead = pairs.iter().filter(is_usable).all(|pair| dead(pair).is_some());
         for ((pair, ends), queue_count) in pairs.into_iter().zip(ends).zip(queue_pairs) {
-            let (rail, _) = &rails.usable[pair.acceptor];
-            if let Some(why) = dead(&pair).filter(|_| !all_dead) {
-                left_out.push((rail.id, why));
-                continue;
+            let known = &rails.known[pair.acceptor];
+            let (rail, theirs) = (&known.rail, &hello.rails[pair.connector]);
+            let opened = open(known, theirs, dead(&pair).filter(|_| !all_dead), queue_count)?;
+            if opened.is_ok() {
+                warn_of_mtu(process, rail, theirs, &rails.adverts[pair.acceptor], &hello.name);
             }
-            let peer_rail = hello.rails[pair.connector].name.clone();
-            let mut lane = match Lane::open(rail, Role::Receiver, usize::from(queue_count)) {
-                Ok(lane) => lane,
-                Err(error) if error.is_shortage() => return Err(error),
-                Err(error) => {
-                    left_out.push((rail.id, error.to_string()));
-                    continue;
-                }
-            };
-            lane.peer_rail.clone_from(&peer_rail);
-            warn_of_mtu(process, rail, &hello.rails[pair.connector], &rails.adverts[pair.acceptor], &hello.name);
             offers.push(PairOffer {
                 connector_rail: pair.connector as u8,
                 connector_gid: pair.connector_gid,
@@ -272,11 +270,14 @@ impl Offered {
                 acceptor_name: rail.name(),
                 acceptor_gid: pair.acceptor_gid,
                 mtu_bytes: pair.mtu_bytes,
-                qps: lane.ends(),
+                queue_pairs: opened.as_ref().map_or(Offered::Later(queue_count), |lane| Offered::Now(lane.ends())),
             });
-            opened.push(OpenedPair { pair, ends, lane });
+            let peer_rail = theirs.name.clone();
+            all.push(OpenedPair { pair, ends, peer_rail, queue_count, opened });
         }
-        if opened.is_empty() {
+        if all.iter().all(|pair| pair.opened.is_err()) {
+            let why = |pair: &OpenedPair| Some((pair.ends[0].rail, pair.opened.as_ref().err()?.clone()));
+            left_out.extend(all.iter().filter_map(why));
             return Err(Error::Missing(format!(
                 "cannot create queue pairs for {}: {}",
                 hello.name,
@@ -284,7 +285,7 @@ impl Offered {
             )));
         }
         let offer = Offer { name: process.name.clone(), chunk_bytes, pairs: offers };
-        Ok((Self { rails, chunk_bytes, pairs: opened, left_out }, offer))
+        Ok((Self { rails, chunk_bytes, pairs: all, left_out }, offer))
     }
 
     /// Begins to connect this side's queue pairs; then a whole packet is written on each of them to see whether it carries.
@@ -298,15 +299,19 @@ impl Offered {
         }
         let region = Region::new(MAILBOX_BYTES)?;
         let mut pairs = Vec::with_capacity(self.pairs.len());
-        let all_dead = self
-            .pairs
-            .iter()
-            .all(|OpenedPair { pair, lane, .. }| negotiate::dead(process, &lane.rail, pair.connector_gid).is_some());
-        for (OpenedPair { pair, ends, mut lane }, answer) in self.pairs.into_iter().zip(ready.pairs) {
-            let state = match answer {
-                PairReady::Failed(why) => Probed::LeftOut(format!("{peer} cannot use it: {why}")),
-                PairReady::Connected { mailbox_rkey, qps } => {
-                    let look = &self.rails.usable[pair.acceptor].1;
+        let is_dead = |OpenedPair { pair, opened, .. }: &OpenedPair| {
+            let lane = opened.as_ref().ok()?;
+            Some(negotiate::dead(process, &lane.rail, pair.connector_gid).is_some())
+        };
+        let all_dead = self.pairs.iter().filter_map(is_dead).all(|is_dead| is_dead);
+        for (OpenedPair { pair, ends, peer_rail, queue_count, opened }, answer) in
+            self.pairs.into_iter().zip(ready.pairs)
+        {
+            let KnownRail { rail, look, .. } = &self.rails.known[pair.acceptor];
+            let state = match (opened, answer) {
+                (Err(why), _) => Probed::NotYet(why),
+                (Ok(_), PairReady::Failed(why)) => Probed::NotYet(format!("{peer} cannot use it: {why}")),
+                (Ok(mut lane), PairReady::Connected { mailbox_rkey, qps }) => {
                     let route = NewRoute {
                         look: look.clone(),
                         gid: pair.acceptor_gid,
@@ -320,14 +325,41 @@ impl Offered {
                             lane.peer_mailbox_rkey = mailbox_rkey;
                             Probed::Joining(Joining::new(process, Role::Receiver, lane, route, all_dead))
                         }
-                        Err(error) => Probed::LeftOut(error.to_string()),
+                        Err(error) => Probed::NotYet(error.to_string()),
                     }
                 }
             };
-            pairs.push(ProbedPair { ends, peer_gid: pair.connector_gid, mtu_bytes: pair.mtu_bytes, state });
+            let (rail, peer_gid, mtu_bytes) = (Arc::clone(rail), pair.connector_gid, pair.mtu_bytes);
+            pairs.push(ProbedPair { rail, ends, peer_rail, peer_gid, mtu_bytes, queue_count, state });
         }
         let (chunk_bytes, left_out) = (self.chunk_bytes, self.left_out);
         Ok(Probing { chunk_bytes, region, peer_addr: ready.mailbox_addr, pairs, left_out })
+    }
+}
+
+/// Queue pairs for a rail, with those of the peer's to come; or why there can be none now.
+fn open(
+    known: &KnownRail,
+    theirs: &RailAdvert,
+    dead: Option<String>,
+    queue_count: u8,
+) -> Result<std::result::Result<Lane, String>> {
+    if let Some(problem) = &known.problem {
+        return Ok(Err(problem.clone()));
+    }
+    if !theirs.is_usable {
+        return Ok(Err(format!("the peer cannot use its rail {} now", theirs.name)));
+    }
+    if let Some(why) = dead {
+        return Ok(Err(why));
+    }
+    match Lane::open(&known.rail, Role::Receiver, usize::from(queue_count)) {
+        Ok(mut lane) => {
+            lane.peer_rail.clone_from(&theirs.name);
+            Ok(Ok(lane))
+        }
+        Err(error) if error.is_shortage() => Err(error),
+        Err(error) => Ok(Err(error.to_string())),
     }
 }
 
@@ -357,17 +389,17 @@ impl Probing {
     fn look(&mut self, process: &Arc<Process>) -> bool {
         let mut buffer = CompletionBuffer::new();
         for pair in &mut self.pairs {
-            let before = std::mem::replace(&mut pair.state, Probed::LeftOut(String::new()));
+            let before = std::mem::replace(&mut pair.state, Probed::NotYet(String::new()));
             let after = match before {
                 Probed::Joining(joining) => match joining.step(process) {
                     JoinStep::Waiting(joining) => Probed::Joining(joining),
-                    JoinStep::LeftOut(why) => Probed::LeftOut(why),
+                    JoinStep::LeftOut(why) => Probed::NotYet(why),
                     JoinStep::Joined(lane, trial) => {
                         let mailboxes = Mailboxes { region: Arc::clone(&self.region), peer_addr: self.peer_addr };
                         let probe = mailboxes.probe_write(lane.mailbox_keys(), pair.mtu_bytes);
                         let path = join::path(&lane, pair.peer_gid);
                         Tried::start(process, lane, path, probe, trial)
-                            .map_or_else(|error| Probed::LeftOut(error.to_string()), Probed::Waiting)
+                            .map_or_else(|error| Probed::NotYet(error.to_string()), Probed::Waiting)
                     }
                 },
                 other => other,
@@ -381,30 +413,29 @@ impl Probing {
     }
 
     fn finish(self, setup: &Setup, mut channel: Channel, peer: String) -> Result<RecvComm> {
-        let Self { chunk_bytes, region, peer_addr, pairs, mut left_out, .. } = self;
-        let (mut live, mut words) = (Vec::new(), Vec::new());
-        for pair in pairs {
-            match pair.state {
-                Probed::Carries(lane) => {
-                    words.push(PairGo::Carries { mailbox_rkey: lane.mailbox_rkey() });
-                    live.push(LivePair { lane, ends: pair.ends });
-                }
-                Probed::LeftOut(why) => {
-                    words.push(PairGo::LeftOut(why.clone()));
-                    left_out.push((pair.ends[0].rail, why));
-                }
+        let Self { chunk_bytes, region, peer_addr, pairs: probed, left_out, .. } = self;
+        let (mut pairs, mut words) = (Vec::new(), Vec::new());
+        for ProbedPair { rail, ends, peer_rail, queue_count, state, .. } in probed {
+            let lane = match state {
+                Probed::Carries(lane) => Ok(lane),
+                Probed::NotYet(why) => Err(why),
                 Probed::Joining(_) | Probed::Waiting(_) => {
                     return Err(Error::Internal("a rail was neither tested nor left out".to_owned()));
                 }
-            }
+            };
+            words.push(match &lane {
+                Ok(lane) => PairGo::Carries { mailbox_rkey: lane.mailbox_rkey() },
+                Err(why) => PairGo::NotYet(why.clone()),
+            });
+            pairs.push(AgreedPair { rail, ends, peer_rail, queue_count, lane });
         }
-        if live.is_empty() {
-            let error = negotiate::no_usable_rail(&setup.process, &peer, &left_out);
+        if pairs.iter().all(|pair| pair.lane.is_err()) {
+            let error = negotiate::no_usable_rail(&setup.process, &peer, &AgreedPair::not_yet(&pairs, left_out));
             channel.send(&Message::Refuse(error.to_string()))?;
             return Err(error);
         }
         let go = Message::Go(Go { mailbox_addr: region.addr(), pairs: words });
-        let (role, traffic_class, pairs) = (Role::Receiver, None, live);
+        let (role, traffic_class) = (Role::Receiver, None);
         let agreed = Agreed { role, peer, traffic_class, chunk_bytes, region, peer_addr, pairs, left_out };
         finish(setup, channel, agreed, RecvPath::new, |channel| channel.send(&go))
     }
@@ -418,13 +449,13 @@ impl Tried {
                 process.backoff.carried(self.path, now);
                 return Probed::Carries(self.lane);
             }
-            Tested::Failed(why) => return Probed::LeftOut(why),
+            Tested::Failed(why) => return Probed::NotYet(why),
             Tested::Silent(why) => why,
             Tested::UnderWay if now < self.until => {
                 if self.again.is_some_and(|again| now >= again) {
                     self.again = None;
                     if let Err(error) = self.lane.write_on_each(&self.probe) {
-                        return Probed::LeftOut(error.to_string());
+                        return Probed::NotYet(error.to_string());
                     }
                 }
                 return Probed::Waiting(self);
@@ -432,6 +463,6 @@ impl Tried {
             Tested::UnderWay => "test write not acknowledged within NCCL_SPARK_PROBE_TIMEOUT_MS".to_owned(),
         };
         process.backoff.silent(self.path, &silent, now);
-        Probed::LeftOut(silent)
+        Probed::NotYet(silent)
     }
 }

@@ -46,14 +46,24 @@ pub fn check_tuner(process: &Process, hello: &Hello) -> Result<()> {
     )))
 }
 
-/// The rails of this host that can be used just now.
+/// The rails of this host, those that can be used just now and those that are lost.
 pub struct Rails {
-    /// The rails, in the order of the adverts.
-    pub usable: Vec<(Arc<Rail>, Look)>,
+    /// The rails whose addresses are known, in the order of the adverts.
+    pub known: Vec<KnownRail>,
     /// What the peer is told of them.
     pub adverts: Vec<RailAdvert>,
     /// The others, each with its reason.
-    pub unusable: Vec<(Arc<Rail>, String)>,
+    pub unknown: Vec<(Arc<Rail>, String)>,
+}
+
+/// A rail whose addresses are known.
+pub struct KnownRail {
+    /// The rail.
+    pub rail: Arc<Rail>,
+    /// As it is now, or was when it could last be used.
+    pub look: Look,
+    /// Why it cannot be used now.
+    pub problem: Option<String>,
 }
 
 impl Rails {
@@ -64,29 +74,32 @@ impl Rails {
     pub fn look(process: &Process) -> Result<Self> {
         process.look_for_returned(Instant::now());
         let prefixes = interfaces::prefixes(&interfaces::addresses()?);
-        let (mut usable, mut adverts, mut unusable) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut known, mut adverts, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
         for rail in process.rails.iter().take(MAX_OFFERED_RAILS) {
-            match rail.look(&process.config, &prefixes) {
-                Ok(look) => {
-                    adverts.push(rail.advert(&look));
-                    usable.push((Arc::clone(rail), look));
+            let (look, problem) = match (rail.look(&process.config, &prefixes), rail.last_look()) {
+                (Ok(look), _) => (look, None),
+                (Err(error), Some(last)) => (last, Some(error.to_string())),
+                (Err(error), None) => {
+                    unknown.push((Arc::clone(rail), error.to_string()));
+                    continue;
                 }
-                Err(error) => unusable.push((Arc::clone(rail), error.to_string())),
-            }
+            };
+            adverts.push(RailAdvert { is_usable: problem.is_none(), ..rail.advert(&look) });
+            known.push(KnownRail { rail: Arc::clone(rail), look, problem });
         }
-        Ok(Self { usable, adverts, unusable })
+        Ok(Self { known, adverts, unknown })
     }
 
     /// The largest chunk that every rail can write at once.
     pub fn chunk_bytes(&self) -> u32 {
-        let most = self.usable.iter().map(|(_, look)| look.port.max_message_bytes).min();
+        let most = self.known.iter().map(|known| known.look.port.max_message_bytes).min();
         let chunk = most.unwrap_or(MOST_CHUNK_BYTES).min(MOST_CHUNK_BYTES);
         (chunk - chunk % 128).max(4096)
     }
 
     /// Both ends of a pair: this side's rail first, by its place here, then the peer's, by its place in its own list.
     pub fn ends(&self, place: usize, theirs: &[RailAdvert], their_place: usize) -> [End; 2] {
-        let (rail, _) = &self.usable[place];
+        let rail = &self.known[place].rail;
         let their_ends: Vec<End> = (RailId::all(theirs.len()).zip(theirs))
             .map(|(rail, advert)| End { rail, attachment: advert.attachment })
             .collect();
@@ -95,12 +108,12 @@ impl Rails {
 
     /// What to say when nothing pairs.
     pub fn nothing_in_common(&self, theirs: &[RailAdvert], peer: &str) -> String {
-        let unusable: Vec<String> =
-            self.unusable.iter().map(|(rail, why)| format!("; {} ({why})", rail.name())).collect();
+        let unknown: Vec<String> =
+            self.unknown.iter().map(|(rail, why)| format!("; {} ({why})", rail.name())).collect();
         format!(
             "no rail in common: this host has {}{}; {peer} has {}; give both ends of each cable addresses in one subnet",
             pairing::describe(&self.adverts),
-            unusable.join(""),
+            unknown.join(""),
             pairing::describe(theirs),
         )
     }
@@ -137,10 +150,11 @@ pub fn striping(process: &Process, paths: &[[End; 2]]) -> Striping {
 }
 
 /// Logs how a connection came up, once for all connections with the peer that came up alike: its rails in one line, and a line for
-/// each rail that is left out, as a warning where a cable loses one of its two twins by it.
-pub fn report(process: &Process, peer: &str, role: Role, live: &[Lane], left_out: &[(RailId, String)]) {
-    let rails: Vec<String> = live.iter().map(|lane| format!("{} to {}", lane.rail.name(), lane.peer_rail)).collect();
-    let (count, plural) = (live.len(), if live.len() == 1 { "" } else { "s" });
+/// each rail that is left out, or does not carry yet, as a warning where a cable loses one of its two twins by it.
+pub fn report(process: &Process, peer: &str, role: Role, lanes: &[Lane], left_out: &[(RailId, String)]) {
+    let live = || lanes.iter().filter(|lane| lane.is_open());
+    let rails: Vec<String> = live().map(|lane| format!("{} to {}", lane.rail.name(), lane.peer_rail)).collect();
+    let (count, plural) = (rails.len(), if rails.len() == 1 { "" } else { "s" });
     let direction = match role {
         Role::Sender => "send",
         Role::Receiver => "receive",
@@ -153,7 +167,7 @@ pub fn report(process: &Process, peer: &str, role: Role, live: &[Lane], left_out
     }
     for (rail, why) in left_out {
         let Some(rail) = process.rails.get(rail.index()) else { continue };
-        let twin_lives = live.iter().any(|lane| lane.rail.info.attachment.cable == rail.info.attachment.cable);
+        let twin_lives = live().any(|lane| lane.rail.info.attachment.cable == rail.info.attachment.cable);
         let name = rail.name();
         if !process.log.is_first(peer, Subject::NotUsed(rail.id)) {
             tracing::debug!("rail {name} not used by one more connection with {peer}: {why}");
@@ -172,10 +186,12 @@ pub fn dead(process: &Process, rail: &Rail, peer_gid: [u8; 16]) -> Option<String
 
 /// The rails that no pair names, with the reason.
 pub fn unpaired(rails: &Rails, paired: &[usize], role: Role) -> Vec<(RailId, String)> {
-    let mut all: Vec<(RailId, String)> = rails.unusable.iter().map(|(rail, why)| (rail.id, why.clone())).collect();
-    for (place, ((rail, _), advert)) in rails.usable.iter().zip(&rails.adverts).enumerate() {
+    let mut all: Vec<(RailId, String)> = rails.unknown.iter().map(|(rail, why)| (rail.id, why.clone())).collect();
+    for (place, (KnownRail { rail, problem, .. }, advert)) in rails.known.iter().zip(&rails.adverts).enumerate() {
         if !paired.contains(&place) {
-            let why = if paired.len() >= MAX_RAILS {
+            let why = if let Some(problem) = problem {
+                problem.clone()
+            } else if paired.len() >= MAX_RAILS {
                 format!("a connection uses at most {MAX_RAILS} rails")
             } else {
                 why_alone(advert, role)
@@ -193,7 +209,7 @@ fn why_alone(advert: &RailAdvert, role: Role) -> String {
     match role {
         Role::Receiver => format!("no rail of the peer shares a subnet with {rail}"),
         Role::Sender => {
-            format!("no peer rail for {rail}: no shared subnet, or the peer left it out; see the peer's log")
+            format!("no peer rail for {rail}: no shared subnet; see the peer's log")
         }
     }
 }
@@ -269,7 +285,8 @@ mod tests {
     fn only_who_has_paired_the_rails_says_that_subnets_differ() {
         let attachment = Attachment { link: 0, link_mbps: 0, cable: 0, port_mbps: 1 };
         let (name, phys_port, addresses) = ("x0:1".to_owned(), String::new(), Vec::new());
-        let advert = RailAdvert { name, phys_port, attachment, speed_mbps: 1, mtu_bytes: 4096, addresses };
+        let advert =
+            RailAdvert { name, phys_port, attachment, speed_mbps: 1, mtu_bytes: 4096, addresses, is_usable: true };
         assert_eq!(why_alone(&advert, Role::Receiver), "no rail of the peer shares a subnet with x0:1 ()");
         let told = why_alone(&advert, Role::Sender);
         assert!(told.starts_with("no peer rail for x0:1 ()") && told.ends_with("see the peer's log"), "{told}");

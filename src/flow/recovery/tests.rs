@@ -18,6 +18,7 @@ fn advert() -> RailAdvert {
         speed_mbps: 1,
         mtu_bytes: 1024,
         addresses: Vec::new(),
+        is_usable: true,
     }
 }
 
@@ -25,9 +26,10 @@ fn new_end() -> LaneEnd {
     LaneEnd { qps: vec![QpEnd { number: 1, psn: 1 }], mailbox_rkey: 7 }
 }
 
-fn joined(at: usize) -> ControlMessage {
+fn joined(at: usize, attempt: u8) -> ControlMessage {
     ControlMessage::Joined {
         lane: lane(at),
+        attempt,
         connector_gid: [1; 16],
         acceptor_gid: [2; 16],
         mtu_bytes: 1024,
@@ -92,8 +94,8 @@ fn a_lost_rail_is_asked_for_tried_and_used() {
     end.recovery.tick(now);
     assert_eq!(end.actions(), [Action::OpenQps(lane(0))]);
     end.recovery.opened(lane(0), Ok((advert(), new_end())), now);
-    assert_eq!(end.says(now), Some(ControlMessage::Join { lane: lane(0), rail: advert(), end: new_end() }));
-    end.hears(&joined(0), now);
+    assert_eq!(end.says(now), Some(ControlMessage::Join { lane: lane(0), attempt: 1, rail: advert(), end: new_end() }));
+    end.hears(&joined(0, 1), now);
     assert!(matches!(end.actions()[..], [Action::ConnectQps(at, _)] if at == lane(0)));
     end.recovery.connected(lane(0), Ok(()), now);
     end.recovery.probed(lane(0), Ok(()), now);
@@ -131,7 +133,7 @@ fn a_peer_that_does_not_answer_is_told_once_and_its_late_answer_changes_nothing(
     now += ANSWER;
     end.recovery.tick(now);
     assert_eq!(end.actions(), [Action::DropQps(lane(0))]);
-    end.hears(&joined(0), now);
+    end.hears(&joined(0, 1), now);
     assert_eq!(end.actions(), []);
     // The JOIN is heard only by this answer, so the peer hears the NOT NOW after it and gives up its new queue pairs.
     assert!(matches!(end.says(now), Some(ControlMessage::NotNow { lane: at, .. }) if at == lane(0)));
@@ -140,17 +142,53 @@ fn a_peer_that_does_not_answer_is_told_once_and_its_late_answer_changes_nothing(
 }
 
 #[test]
+fn an_answer_to_an_attempt_that_was_given_up_changes_nothing() {
+    let (mut end, mut now) = (End::new(Role::Sender), 20 * SECOND);
+    end.loses_a_rail(now);
+    let asks_again = |end: &mut End, now: &mut u64| {
+        *now += ANSWER;
+        end.recovery.tick(*now);
+        assert_eq!(end.actions(), [Action::OpenQps(lane(0))]);
+        end.recovery.opened(lane(0), Ok((advert(), new_end())), *now);
+        end.hears(&ControlMessage::AreYouThere, *now);
+    };
+    asks_again(&mut end, &mut now);
+    now += ANSWER;
+    end.recovery.tick(now);
+    assert_eq!(end.actions(), [Action::DropQps(lane(0))]);
+    asks_again(&mut end, &mut now);
+    end.hears(&joined(0, 1), now);
+    end.hears(&ControlMessage::NotNow { lane: lane(0), attempt: 1, why: String::new() }, now);
+    assert_eq!(end.actions(), [], "both are about the first attempt");
+    end.hears(&joined(0, 2), now);
+    assert!(matches!(end.actions()[..], [Action::ConnectQps(at, _)] if at == lane(0)));
+}
+
+#[test]
+fn a_rail_that_did_not_carry_at_first_is_asked_for() {
+    let mut end = End::new(Role::Sender);
+    end.recovery.begins_without(lane(1));
+    assert_eq!(end.recovery.rails_up().collect::<Vec<_>>(), [lane(0)]);
+    end.recovery.tick(0);
+    assert_eq!(end.actions(), []);
+    end.recovery.tick(2 * RETRY);
+    assert_eq!(end.actions(), [Action::OpenQps(lane(1))]);
+    // Nothing was posted there, so the peer need not say that it has stopped.
+    assert_eq!(end.says(2 * RETRY), None);
+}
+
+#[test]
 fn the_accepting_side_uses_new_queue_pairs_after_live_and_drops_them_after_not_now() {
     for (word, done) in [
         (ControlMessage::Live { lane: lane(0) }, Action::Activate(lane(0))),
-        (ControlMessage::NotNow { lane: lane(0), why: String::new() }, Action::DropQps(lane(0))),
+        (ControlMessage::NotNow { lane: lane(0), attempt: 1, why: String::new() }, Action::DropQps(lane(0))),
     ] {
         let (mut end, now) = (End::new(Role::Receiver), 20 * SECOND);
         end.hears(&ControlMessage::Fenced { lane: lane(0), received: Received::default() }, now);
         assert_eq!(end.actions(), [Action::Fence(lane(0))]);
         end.recovery.fenced(lane(0), Received::default(), now);
         assert_eq!(end.actions(), [Action::Resend(lane(0), Received::default())]);
-        end.hears(&ControlMessage::Join { lane: lane(0), rail: advert(), end: new_end() }, now);
+        end.hears(&ControlMessage::Join { lane: lane(0), attempt: 1, rail: advert(), end: new_end() }, now);
         assert!(matches!(end.actions()[..], [Action::AnswerQps(at, ..)] if at == lane(0)));
         let answer = Answer {
             connector_gid: [1; 16],
@@ -212,7 +250,7 @@ fn a_peer_whose_tcp_closed_is_gone_unless_it_answers() {
 fn what_the_peer_must_not_say_fails_the_connection() {
     for (role, message) in [
         (Role::Sender, ControlMessage::Live { lane: lane(0) }),
-        (Role::Receiver, joined(0)),
+        (Role::Receiver, joined(0, 1)),
         (Role::Sender, ControlMessage::Bye { delivered: 1 }),
         (Role::Sender, ControlMessage::Fenced { lane: lane(0), received: Received { granted: 99, open: Vec::new() } }),
     ] {

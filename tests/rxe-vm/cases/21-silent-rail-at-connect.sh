@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # A rail whose ports are up on both sides but which carries nothing (a wrong VLAN, a dead switch port): it is left out,
-# with a line that names it, and the job runs on the others.
+# with a line that names it, and the job runs on the others. When it carries again, a running job takes it in.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
@@ -14,3 +14,18 @@ for rail in 0 2 3; do
   check_carried b "$rail"
 done
 check_says 'rail a1:1 not used with' "that a1 is left out"
+
+heal() {
+  once_connected late
+  rail_rate 1 80mbit
+}
+
+mark 4
+heal &
+healer=$!
+spark late sendrecv a0,a1,a2,a3 b0,b1,b2,b3 -b 2M -e 2M -n 200 -w 1 -c 1 "${slow_wire[@]}"
+wait "$healer" || fail "the rail could not be mended"
+check_table 1
+check_says 'rail a1:1 not used with' "that a1 is left out at first"
+check_back 1
+check_carried a 1

@@ -64,7 +64,7 @@ impl Driver {
         let has_failed = || "the connection has failed".to_owned();
         let mut path = self.path.borrow().ok_or_else(has_failed)?;
         let opening = new.opening();
-        if std::mem::replace(&mut self.rails[lane.index()].granted, opening) != opening {
+        if self.rails[lane.index()].granted.replace(opening) != Some(opening) {
             let renewed = path.renew(&self.context, lane);
             if let Err(error) = renewed {
                 drop(path);

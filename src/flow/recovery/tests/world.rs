@@ -335,6 +335,9 @@ impl World {
                 if self.new[0][lane.index()] != Some(UNCONNECTED) {
                     return Err(format!("rail {lane} has no queue pairs to connect"));
                 }
+                if self.answered[lane.index()] != self.requests[lane.index()] {
+                    return Err(format!("rail {lane} is connected to queue pairs for an earlier request"));
+                }
                 let fails = std::mem::take(&mut self.fails_next);
                 self.new[0][lane.index()] = (!fails).then_some(answer.end.qps[0].number);
                 self.ends[0].connected(lane, if fails { Err("unreachable".to_owned()) } else { Ok(()) }, now);
@@ -467,6 +470,7 @@ fn advert() -> RailAdvert {
         speed_mbps: 1,
         mtu_bytes: 1024,
         addresses: Vec::new(),
+        is_usable: true,
     }
 }
 
