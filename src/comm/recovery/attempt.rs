@@ -19,6 +19,8 @@ pub struct ManagedRail {
     pub opening: u32,
     /// Of a receiver: which opening its clear-to-sends have keys of.
     pub granted: u32,
+    /// Accepting side: attempts of the peer to bring it back since it last carried.
+    pub answers: u32,
     /// Connecting side: the new queue pairs of an attempt to bring it back. (Those of the accepting side are the data path's:
     /// [`crate::comm::datapath::status::Status::keep`].)
     pub attempt: Option<Attempt>,
@@ -44,7 +46,8 @@ impl ManagedRail {
     /// Of a lane that carries.
     pub fn of(lane: &Lane) -> Self {
         let (rail, peer_rail, queue_count) = (Arc::clone(&lane.rail), lane.peer_rail.clone(), lane.queue_count());
-        Self { rail, peer_rail, queue_count, opening: lane.opening(), granted: lane.opening(), attempt: None }
+        let (opening, granted) = (lane.opening(), lane.opening());
+        Self { rail, peer_rail, queue_count, opening, granted, answers: 0, attempt: None }
     }
 
     /// The rail and its state, for messages.

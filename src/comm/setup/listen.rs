@@ -12,7 +12,7 @@ use crate::comm::datapath::wr_id::{Work, WrId};
 use crate::comm::endpoint::RecvComm;
 use crate::comm::log::once::Subject;
 use crate::comm::process::Process;
-use crate::comm::rail::{Rail, interfaces};
+use crate::comm::rail::{Rail, interfaces, neighbours};
 use crate::error::{Error, Result};
 use crate::flow::pairing::{self, Pair};
 use crate::flow::paths::{End, Paths};
@@ -57,6 +57,8 @@ enum Stage {
 /// Queue pairs offered, not connected.
 struct Offered {
     rails: Rails,
+    /// The peer's rails.
+    theirs: Vec<RailAdvert>,
     chunk_bytes: u32,
     pairs: Vec<OpenedPair>,
     left_out: Vec<(RailId, String)>,
@@ -76,11 +78,14 @@ struct Probing {
     chunk_bytes: u32,
     region: Arc<Region>,
     peer_addr: u64,
+    /// The peer's rails.
+    theirs: Vec<RailAdvert>,
     pairs: Vec<ProbedPair>,
     left_out: Vec<(RailId, String)>,
 }
 
 struct ProbedPair {
+    pair: Pair,
     /// Both ends, this side's first.
     ends: [End; 2],
     state: Probed,
@@ -89,6 +94,8 @@ struct ProbedPair {
 enum Probed {
     Waiting(Tried),
     Carries(Tried),
+    /// Its queue pairs are connected, and a test write was not acknowledged.
+    Silent(String),
     LeftOut(String),
 }
 
@@ -265,7 +272,8 @@ impl Offered {
             )));
         }
         let offer = Offer { name: process.name.clone(), chunk_bytes, pairs: offers };
-        Ok((Self { rails, chunk_bytes, pairs: opened, left_out }, offer))
+        let theirs = hello.rails.clone();
+        Ok((Self { rails, theirs, chunk_bytes, pairs: opened, left_out }, offer))
     }
 
     /// Connects this side's queue pairs, and writes a whole packet on each of them to see whether it carries.
@@ -298,11 +306,11 @@ impl Offered {
                     }
                 }
             };
-            pairs.push(ProbedPair { ends, state });
+            pairs.push(ProbedPair { pair, ends, state });
         }
         let until = Instant::now() + process.config.probe_timeout;
-        let (chunk_bytes, left_out) = (self.chunk_bytes, self.left_out);
-        Ok(Probing { until, chunk_bytes, region, peer_addr: ready.mailbox_addr, pairs, left_out })
+        let (chunk_bytes, theirs, left_out) = (self.chunk_bytes, self.theirs, self.left_out);
+        Ok(Probing { until, chunk_bytes, region, peer_addr: ready.mailbox_addr, theirs, pairs, left_out })
     }
 }
 
@@ -361,19 +369,30 @@ impl Probing {
     }
 
     fn finish(self, setup: &Setup, mut channel: Channel, peer: String) -> Result<RecvComm> {
-        let Self { chunk_bytes, region, peer_addr, pairs, mut left_out, .. } = self;
+        let Self { chunk_bytes, region, peer_addr, theirs, pairs, mut left_out, .. } = self;
         let (mut live, mut words) = (Vec::new(), Vec::new());
-        for pair in pairs {
-            match pair.state {
+        for ProbedPair { pair: Pair { connector, connector_gid, .. }, ends, state } in pairs {
+            let own_rail = setup.process.rails.get(ends[0].rail.index());
+            let netdev = own_rail.and_then(|rail| rail.info.netdev.as_deref());
+            let state = match state {
+                Probed::Silent(why) => {
+                    let sent_to = neighbours::sent_to(netdev, connector_gid, &theirs, connector, &peer);
+                    Probed::LeftOut(why + &sent_to)
+                }
+                other => other,
+            };
+            match state {
                 Probed::Carries(Tried { lane, .. }) => {
                     words.push(PairGo::Carries { mailbox_rkey: lane.mailbox_rkey() });
-                    live.push(LivePair { lane, ends: pair.ends });
+                    live.push(LivePair { lane, ends });
                 }
                 Probed::LeftOut(why) => {
                     words.push(PairGo::LeftOut(why.clone()));
-                    left_out.push((pair.ends[0].rail, why));
+                    left_out.push((ends[0].rail, why));
                 }
-                Probed::Waiting(_) => return Err(Error::Internal("a rail was neither tested nor left out".to_owned())),
+                Probed::Waiting(_) | Probed::Silent(_) => {
+                    return Err(Error::Internal("a rail was neither tested nor left out".to_owned()));
+                }
             }
         }
         if live.is_empty() {
@@ -396,7 +415,7 @@ impl Tried {
         };
         for completion in completions {
             if completion.status() != 0 {
-                return Probed::LeftOut(format!("test write failed: {}", completion.status_text()));
+                return Probed::Silent(format!("test write failed: {}", completion.status_text()));
             }
             self.lane.retire(WrId::of(completion.wr_id()));
         }
@@ -409,9 +428,7 @@ impl Tried {
         match (self.lane.has_pending(), late) {
             (false, _) => Probed::Carries(self),
             (true, false) => Probed::Waiting(self),
-            (true, true) => {
-                Probed::LeftOut("test write not acknowledged within NCCL_SPARK_PROBE_TIMEOUT_MS".to_owned())
-            }
+            (true, true) => Probed::Silent("test write not acknowledged within NCCL_SPARK_PROBE_TIMEOUT_MS".to_owned()),
         }
     }
 }
