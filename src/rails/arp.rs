@@ -35,9 +35,9 @@ pub(super) fn warning(proc_sys: &Path, rails: &[Rail]) -> Option<String> {
     let loosened =
         if found.iter().any(|(_, settings)| settings.is_strict()) { " net.ipv4.conf.all.rp_filter=2" } else { "" };
     Some(format!(
-        "an ARP request for the address of one of {rails} is answered by another of them or by none, and what is sent there is lost \
-         (arp_ignore, rp_filter); run {ARP_CURE}{loosened} on this host, and write the same settings into a file in /etc/sysctl.d to keep \
-         them."
+        "an ARP request for the address of one of {rails} may be answered by another of them, or not at all (arp_ignore, rp_filter), and \
+         what a peer sends there is lost; run {ARP_CURE}{loosened} on this host, and write the same settings into a file in \
+         /etc/sysctl.d to keep them."
     ))
 }
 

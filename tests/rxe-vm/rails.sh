@@ -32,8 +32,9 @@ rails_begin() {
   ip rule del pref 0
 }
 
-# bridged_rails COUNT: makes rails 0..COUNT-1 with all their ends on one bridge and all addresses in one subnet. An end of a later rail
-# gets a broadcast before that of an earlier one, and so is the first to answer it. No end answers for addresses of the other node.
+# bridged_rails COUNT: makes rails 0..COUNT-1 with all their ends on one bridge and all addresses in one subnet. A bridge hands a broadcast to
+# the port that joined it last first, and here one processor takes in all, so that the end of a later rail is the first to answer. No end
+# answers for addresses of the other node.
 bridged_rails() {
   local count=$1 i j side
   rails_begin
@@ -49,7 +50,7 @@ bridged_rails() {
     ip addr add "192.168.100.$((10 * i + 12))/24" dev "eb$i"
     rail_rules "$i"
     rail_routes "$i"
-    rail_in_order "$i"
+    for side in a b; do echo 1 >"/sys/class/net/e$side$i/queues/rx-0/rps_cpus"; done
     rdma link add "a$i" type rxe netdev "ea$i"
     rdma link add "b$i" type rxe netdev "eb$i"
     rail_wait "$i" ACTIVE
@@ -196,6 +197,8 @@ rails_remove() {
     rdma link del "a$i"
     rdma link del "b$i"
     ip link del "ea$i"
+    # Its other end is gone with it, unless the two were joined by a bridge.
+    ip link del "eb$i" 2>/dev/null || true
     ip rule del pref $((10 + 2 * i))
     ip rule del pref $((11 + 2 * i))
     ip rule del pref $((50 + 2 * i))

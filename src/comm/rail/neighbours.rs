@@ -59,8 +59,10 @@ fn compared(found: HardwareAddress, ip: Ipv4Addr, theirs: &[RailAdvert], rail: u
     match others.map(|(_, advert)| advert).find(|advert| HardwareAddress::of(advert) == Some(found)) {
         Some(other) => format!(
             "; {ip} resolves to {found}, which is the address of {} and not of {name}{beside}: they answer ARP for each other; run \
-             {ARP_CURE} on {peer}",
-            other.name
+             {ARP_CURE} on {}",
+            other.name,
+            // A peer is called by its host and process.
+            peer.rsplit_once(':').map_or(peer, |(host, _)| host)
         ),
         None => match own {
             Some(own) => format!("; {ip} resolves to {found}, but the address of {name} is {own}"),
@@ -129,7 +131,7 @@ IP address       HW type     Flags       HW address            Mask     Device
 
     fn said(ip: [u8; 4], netdev: &str, theirs: &[RailAdvert], rail: usize) -> String {
         let found = in_table(TABLE, ip.into(), Some(netdev));
-        found.map_or_else(String::new, |found| compared(found, ip.into(), theirs, rail, "spark-2"))
+        found.map_or_else(String::new, |found| compared(found, ip.into(), theirs, rail, "spark-2:4711"))
     }
 
     #[test]

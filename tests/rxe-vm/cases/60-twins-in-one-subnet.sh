@@ -5,7 +5,7 @@
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
-readonly warning='an ARP request for the address of one of a0 and a1 is answered by another of them or by none'
+readonly warning='an ARP request for the address of one of a0 and a1 may be answered by another of them'
 readonly cure='net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2'
 
 # neighbours: what each end has for the addresses of the other node.
@@ -21,7 +21,7 @@ mark 2
 spark flux all-gather a0,a1 b0,b1 -b 4M -e 4M -n 5 -w 1 -c 1
 neighbours
 check_table 1
-check_says "WARN $warning .*$cure.* on this host.*/etc/sysctl.d" "that the rails answer ARP for each other"
+check_says "WARN NET/Spark: $warning.*$cure.* on this host.*/etc/sysctl.d" "that the rails answer ARP for each other"
 check_says 'a0 and a1 are in one subnet' "that the rails share a subnet"
 check_says 'rail [ab]0:1 not used with .*test write' "that rail 0 is left out"
 check_says "192.168.100.1[12] resolves to $(rail_mac b 1)|192.168.100.1[12] resolves to $(rail_mac a 1)" "whose hardware address was used"
