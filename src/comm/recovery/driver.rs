@@ -389,7 +389,8 @@ impl Driver {
             }
             Err(error) => return self.give_up(error),
         }
-        self.rails[lane.index()].opening = Some(opening);
+        let managed = &mut self.rails[lane.index()];
+        (managed.opening, managed.answers) = (Some(opening), 0);
         let (rail, at) = (Arc::clone(&self.rails[lane.index()].rail), self.clock(now));
         match (rail.is_up(), rail.device.presence_of(opening)) {
             (true, Presence::Here) => self.outages.recovered(lane, now),

@@ -12,7 +12,7 @@ use crate::comm::datapath::wr_id::{Work, WrId};
 use crate::comm::endpoint::RecvComm;
 use crate::comm::log::once::Subject;
 use crate::comm::process::Process;
-use crate::comm::rail::{Rail, interfaces};
+use crate::comm::rail::{Rail, interfaces, neighbours};
 use crate::error::{Error, Result};
 use crate::flow::pairing::{self, Pair};
 use crate::flow::paths::{End, Paths};
@@ -57,6 +57,8 @@ enum Stage {
 /// Queue pairs offered, not connected.
 struct OfferMade {
     rails: Rails,
+    /// The peer's rails.
+    theirs: Vec<RailAdvert>,
     chunk_bytes: u32,
     pairs: Vec<OpenedPair>,
     left_out: Vec<(RailId, String)>,
@@ -79,12 +81,15 @@ struct Probing {
     chunk_bytes: u32,
     region: Arc<Region>,
     peer_addr: u64,
+    /// The peer's rails.
+    theirs: Vec<RailAdvert>,
     pairs: Vec<ProbedPair>,
     left_out: Vec<(RailId, String)>,
 }
 
 struct ProbedPair {
     rail: Arc<Rail>,
+    pair: Pair,
     /// Both ends, this side's first.
     ends: [End; 2],
     peer_rail: String,
@@ -96,6 +101,8 @@ enum Probed {
     Waiting(Tried),
     Carries(Tried),
     NotYet(String),
+    /// Its queue pairs are connected, and a test write was not acknowledged.
+    Silent(String),
 }
 
 struct Tried {
@@ -268,7 +275,8 @@ impl OfferMade {
             )));
         }
         let offer = Offer { name: process.name.clone(), chunk_bytes, pairs: offers };
-        Ok((Self { rails, chunk_bytes, pairs: all, left_out }, offer))
+        let theirs = hello.rails.clone();
+        Ok((Self { rails, theirs, chunk_bytes, pairs: all, left_out }, offer))
     }
 
     /// Connects this side's queue pairs, and writes a whole packet on each of them to see whether it carries.
@@ -304,11 +312,11 @@ impl OfferMade {
                     }
                 }
             };
-            pairs.push(ProbedPair { rail: Arc::clone(rail), ends, peer_rail, queue_count, state });
+            pairs.push(ProbedPair { rail: Arc::clone(rail), pair, ends, peer_rail, queue_count, state });
         }
         let until = Instant::now() + process.config.probe_timeout;
-        let (chunk_bytes, left_out) = (self.chunk_bytes, self.left_out);
-        Ok(Probing { until, chunk_bytes, region, peer_addr: ready.mailbox_addr, pairs, left_out })
+        let (chunk_bytes, theirs, left_out) = (self.chunk_bytes, self.theirs, self.left_out);
+        Ok(Probing { until, chunk_bytes, region, peer_addr: ready.mailbox_addr, theirs, pairs, left_out })
     }
 }
 
@@ -385,12 +393,18 @@ impl Probing {
     }
 
     fn finish(self, setup: &Setup, mut channel: Channel, peer: String) -> Result<RecvComm> {
-        let Self { chunk_bytes, region, peer_addr, pairs: probed, left_out, .. } = self;
+        let Self { chunk_bytes, region, peer_addr, theirs, pairs: probed, left_out, .. } = self;
         let (mut pairs, mut words) = (Vec::new(), Vec::new());
-        for ProbedPair { rail, ends, peer_rail, queue_count, state } in probed {
+        for ProbedPair { rail, pair: Pair { connector, connector_gid, .. }, ends, peer_rail, queue_count, state } in
+            probed
+        {
             let lane = match state {
                 Probed::Carries(Tried { lane, .. }) => Ok(lane),
                 Probed::NotYet(why) => Err(why),
+                Probed::Silent(why) => {
+                    let netdev = rail.info.netdev.as_deref();
+                    Err(why + &neighbours::sent_to(netdev, connector_gid, &theirs, connector, &peer))
+                }
                 Probed::Waiting(_) => return Err(Error::Internal("a rail was neither tested nor left out".to_owned())),
             };
             words.push(match &lane {
@@ -419,7 +433,7 @@ impl Tried {
         };
         for completion in completions {
             if completion.status() != 0 {
-                return Probed::NotYet(format!("test write failed: {}", completion.status_text()));
+                return Probed::Silent(format!("test write failed: {}", completion.status_text()));
             }
             self.lane.retire(WrId::of(completion.wr_id()));
         }
@@ -432,7 +446,7 @@ impl Tried {
         match (self.lane.has_pending(), late) {
             (false, _) => Probed::Carries(self),
             (true, false) => Probed::Waiting(self),
-            (true, true) => Probed::NotYet("test write not acknowledged within NCCL_SPARK_PROBE_TIMEOUT_MS".to_owned()),
+            (true, true) => Probed::Silent("test write not acknowledged within NCCL_SPARK_PROBE_TIMEOUT_MS".to_owned()),
         }
     }
 }
