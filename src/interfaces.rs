@@ -1,16 +1,26 @@
-//! The network interfaces of this process's namespace: the one place that asks the system for them.
+//! The network interfaces of this process's namespace: the one place that asks the system for them, and that says which of them
+//! has a GID's address.
+//!
+//! A port's GID table always has the link-local address that follows from its interface's MAC, whether or not the interface has that
+//! address (`ib_cache_gid_set_default_gid` in Linux' `drivers/infiniband/core/cache.c`): it has another one under NetworkManager's
+//! stable-privacy, and none with IPv6 off or netplan's `link-local: []`. Nobody answers a neighbour solicitation for such an address.
+//! Connecting a queue pair to it takes the kernel a second (`ETIMEDOUT`) or fails at once (`ENETUNREACH`). [`holder`] tells such GIDs apart
+//! for the survey at init and for each connection alike.
 
 use crate::error::{Error, Result};
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 use nix::sys::socket::SockaddrStorage;
-use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::path::Path;
 
 /// A network interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Interface {
     /// Its name.
     pub name: String,
+    /// Its index in this network namespace; 0 where the system does not say.
+    pub index: u32,
     /// Whether it is a loopback.
     pub is_loopback: bool,
     /// Whether it is up.
@@ -45,6 +55,7 @@ pub fn all() -> Result<Vec<Interface>> {
             let has = |flag| entry.flags.contains(flag);
             found.push(Interface {
                 name: entry.interface_name.clone(),
+                index: 0,
                 is_loopback: has(InterfaceFlags::IFF_LOOPBACK),
                 is_up: has(InterfaceFlags::IFF_UP),
                 is_running: has(InterfaceFlags::IFF_RUNNING),
@@ -52,12 +63,90 @@ pub fn all() -> Result<Vec<Interface>> {
             });
             found.len() - 1
         });
+        // Each interface has one entry with its link-layer address, which has the index too (`packet(7)`).
+        if let Some(link) = entry.address.as_ref().and_then(SockaddrStorage::as_link_addr) {
+            found[at].index = u32::try_from(link.ifindex()).unwrap_or(0);
+        }
         if let Some(address) = entry.address.as_ref().and_then(socket_address) {
             let prefix = entry.netmask.as_ref().and_then(socket_address).map(|mask| prefix_bits(mask.ip()));
             found[at].addresses.push(InterfaceAddress { address, prefix });
         }
     }
     Ok(found)
+}
+
+/// An entry of a port's GID table, as verbs reports it.
+#[derive(Debug, Clone, Copy)]
+pub struct TableEntry<'a> {
+    /// The RDMA device.
+    pub device: &'a str,
+    /// The port, from 1.
+    pub port: u8,
+    /// The entry's place in the table.
+    pub index: u16,
+    /// The GID.
+    pub gid: [u8; 16],
+    /// The index of its network interface in the namespace that this is in, which need not be ours; 0 for none.
+    pub ifindex: u32,
+}
+
+/// Which network interface has the address of a GID.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Holder<'i> {
+    /// This one of this namespace.
+    Found {
+        /// The interface.
+        interface: &'i Interface,
+        /// Length of the subnet's prefix in the address's own bits, where the system says it.
+        prefix: Option<u8>,
+    },
+    /// None that this process sees. The GID's own interface is in another namespace, so it may well have the address.
+    Unseen,
+    /// Nobody: the GID's interface is this one of this namespace, and does not have the address. Only of link-local GIDs.
+    Nobody(&'i Interface),
+}
+
+/// Which of `interfaces` has the address of a GID. `sysfs` is where sysfs is mounted ("/sys").
+pub fn holder<'i>(sysfs: &Path, entry: TableEntry<'_>, interfaces: &'i [Interface]) -> Holder<'i> {
+    let gid = Ipv6Addr::from(entry.gid);
+    let own = if gid.is_unicast_link_local() { own_interface(sysfs, entry, interfaces) } else { None };
+    let ip = gid.to_canonical();
+    let found = |interface: &'i Interface| {
+        let address = interface.addresses.iter().find(|each| each.address.ip() == ip)?;
+        Some(Holder::Found { interface, prefix: address.prefix })
+    };
+    if let Some(own) = own {
+        return found(own).unwrap_or(Holder::Nobody(own));
+    }
+    // The index alone does not tell: it is one of the namespace that the interface is in, and in ours may be some other interface's.
+    let by_index = interfaces.iter().find(|interface| interface.index == entry.ifindex).and_then(found);
+    by_index.or_else(|| interfaces.iter().find_map(found)).unwrap_or(Holder::Unseen)
+}
+
+/// The name of the network interface that the kernel has for an entry of a port's GID table.
+pub fn gid_netdev(sysfs: &Path, device: &str, port: u8, gid_index: u16) -> Option<String> {
+    let file = format!("class/infiniband/{device}/ports/{port}/gid_attrs/ndevs/{gid_index}");
+    let name = std::fs::read_to_string(sysfs.join(file)).ok()?;
+    Some(name.trim().to_owned()).filter(|name| !name.is_empty())
+}
+
+/// What makes each interface of a host answer ARP requests for its own addresses alone, and ask from them (`ip-sysctl` in Linux'
+/// documentation: `arp_ignore`, `arp_announce`).
+pub const ARP_CURE: &str = "sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2";
+
+/// Why a port is of no use whose only GIDs are those that [`Holder::Nobody`] has; the interface is `netdev`.
+pub fn no_address(netdev: &str) -> String {
+    format!(
+        "its only GIDs are link-local addresses that its interface {netdev} does not have: give it an IPv4 address, or \
+         link-local: [ipv6] in netplan"
+    )
+}
+
+/// The interface of a GID, where this namespace has it: both name and index have to agree, as either can be another one's here.
+fn own_interface<'i>(sysfs: &Path, entry: TableEntry<'_>, interfaces: &'i [Interface]) -> Option<&'i Interface> {
+    let by_index = interfaces.iter().find(|interface| entry.ifindex > 0 && interface.index == entry.ifindex)?;
+    let name = gid_netdev(sysfs, entry.device, entry.port, entry.index)?;
+    Some(by_index).filter(|interface| interface.name == name)
 }
 
 fn socket_address(storage: &SockaddrStorage) -> Option<SocketAddr> {

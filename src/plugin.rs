@@ -3,6 +3,7 @@
 use crate::comm::{self, Host, ListenComm, RailInfo, SendComm};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::interfaces;
 use crate::rails::{self, PortFacts, Survey};
 use crate::tuner::communicators::Communicators;
 use crate::tuner::table::Fingerprint;
@@ -270,7 +271,7 @@ fn look_around(config: &Config) -> Result<(Survey, Ports)> {
     rails::check_sysfs(&config.sysfs)?;
     let facts: Vec<PortFacts> = ports.iter().map(|(facts, _)| facts.clone()).collect();
     Ok((
-        rails::survey(Path::new(&config.sysfs), &facts, &rails::interfaces(Path::new(&config.sysfs))?, &config.hca),
+        rails::survey(Path::new(&config.sysfs), Path::new("/proc/sys"), &facts, &interfaces::all()?, &config.hca),
         ports,
     ))
 }

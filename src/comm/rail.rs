@@ -3,6 +3,7 @@
 pub mod backoff;
 pub mod device;
 pub mod interfaces;
+pub mod neighbours;
 pub mod path_quality;
 pub mod registration;
 
@@ -10,7 +11,8 @@ use self::device::RailDevice;
 use self::path_quality::PathQualities;
 use crate::config::{Config, RelaxedOrdering};
 use crate::error::{Error, Result};
-use crate::verbs::{Access, GidKind, LinkLayer, Pd, PortInfo, PortState, Region};
+use crate::interfaces::{Holder, Interface, TableEntry, holder, no_address};
+use crate::verbs::{Access, GidEntry, GidKind, LinkLayer, Pd, PortInfo, PortState, Region};
 use crate::wire::fields::{Address, Attachment, RailAdvert};
 use crate::wire::ids::RailId;
 use std::net::Ipv6Addr;
@@ -101,11 +103,11 @@ impl Rail {
     }
 
     /// The rail as it is now: its state, its addresses (looked up afresh, because GID indices drift), and the index
-    /// of each.
+    /// of each. A link-local GID whose address its interface is seen not to have is none of them.
     ///
     /// # Errors
     /// [`Error::Missing`] says why the rail is of no use now.
-    pub fn look(&self, config: &Config, prefixes: &[(Ipv6Addr, u8)]) -> Result<Look> {
+    pub fn look(&self, config: &Config, interfaces: &[Interface]) -> Result<Look> {
         let port = self.port()?;
         if port.state != PortState::Active {
             return Err(Error::Missing(format!("port state is {:?}", port.state)));
@@ -113,27 +115,44 @@ impl Rail {
         if port.link_layer != LinkLayer::Ethernet {
             return Err(Error::Missing(format!("link layer is {:?}, not Ethernet", port.link_layer)));
         }
-        let (mut addresses, mut gid_indices) = (Vec::new(), Vec::new());
+        let (mut addresses, mut gid_indices, mut unheld) = (Vec::new(), Vec::new(), None);
         for entry in self.device.pd()?.context().gid_table(self.info.port)? {
             let wanted = config.gid_index.is_none_or(|index| index == entry.index);
-            if wanted && entry.kind == GidKind::RoceV2 && !addresses.iter().any(|a: &Address| a.gid == entry.gid) {
-                let ip = Ipv6Addr::from(entry.gid);
-                let prefix = prefixes.iter().find(|(known, _)| *known == ip).map(|(_, prefix)| *prefix);
-                addresses.push(Address { gid: entry.gid, prefix });
-                gid_indices.push(entry.index);
+            if !wanted || entry.kind != GidKind::RoceV2 || addresses.iter().any(|a: &Address| a.gid == entry.gid) {
+                continue;
             }
+            let prefix = match self.holder(config, &entry, interfaces) {
+                Holder::Nobody(interface) => {
+                    unheld = Some(&interface.name);
+                    continue;
+                }
+                Holder::Found { prefix, .. } => prefix_of_gid(&entry.gid, prefix),
+                Holder::Unseen => None,
+            };
+            addresses.push(Address { gid: entry.gid, prefix });
+            gid_indices.push(entry.index);
         }
-        match (addresses.is_empty(), config.gid_index) {
-            (true, Some(index)) => {
-                Err(Error::Missing(format!("NCCL_IB_GID_INDEX={index} is not a RoCE v2 GID of this port")))
-            }
-            (true, None) => Err(Error::Missing("no RoCE v2 GID: give its interface an IP address".to_owned())),
-            (false, _) => {
-                let look = Look { port, addresses, gid_indices };
-                *self.last_look.lock().unwrap_or_else(PoisonError::into_inner) = Some(look.clone());
-                Ok(look)
-            }
+        if !addresses.is_empty() {
+            let look = Look { port, addresses, gid_indices };
+            *self.last_look.lock().unwrap_or_else(PoisonError::into_inner) = Some(look.clone());
+            return Ok(look);
         }
+        Err(Error::Missing(match (config.gid_index, unheld) {
+            (Some(index), Some(netdev)) => {
+                format!(
+                    "NCCL_IB_GID_INDEX={index} is a link-local GID whose address its interface {netdev} does not have"
+                )
+            }
+            (Some(index), None) => format!("NCCL_IB_GID_INDEX={index} is not a RoCE v2 GID of this port"),
+            (None, Some(netdev)) => no_address(netdev),
+            (None, None) => "no RoCE v2 GID: give its interface an IP address".to_owned(),
+        }))
+    }
+
+    fn holder<'i>(&self, config: &Config, entry: &GidEntry, interfaces: &'i [Interface]) -> Holder<'i> {
+        let GidEntry { index, gid, ifindex, .. } = *entry;
+        let RailInfo { device, port, .. } = &self.info;
+        holder(Path::new(&config.sysfs), TableEntry { device, port: *port, index, gid, ifindex }, interfaces)
     }
 
     /// The rail as it was when it could last be used; `None` if it never was looked at.
@@ -200,6 +219,14 @@ impl Look {
     pub fn gid_index(&self, gid: &[u8; 16]) -> Option<u16> {
         let at = self.addresses.iter().position(|address| address.gid == *gid)?;
         self.gid_indices.get(at).copied()
+    }
+}
+
+/// The length of a prefix in the 128 bits of a GID, which maps an IPv4 address into the last 32.
+fn prefix_of_gid(gid: &[u8; 16], prefix: Option<u8>) -> Option<u8> {
+    match Ipv6Addr::from(*gid).to_ipv4_mapped() {
+        Some(_) => prefix?.checked_add(96),
+        None => prefix,
     }
 }
 

@@ -50,8 +50,16 @@ pub fn pair(connector: &[RailAdvert], acceptor: &[RailAdvert]) -> Vec<Pair> {
 
 /// The same two rails as a pair, by the addresses that they have now. Which cable they hang on was settled when the connection came up,
 /// by what the other rails showed, and cannot be seen from these two alone: a cable may join ports of different names.
-pub fn pair_again(connector: &RailAdvert, acceptor: &RailAdvert) -> Option<Pair> {
-    let gids = same_subnet(connector, acceptor).or_else(|| both_link_local(connector, acceptor))?;
+///
+/// `attempt` counts the attempts since they last carried, from 1. Every second one goes by the link-local addresses where both
+/// interfaces are seen to have one (such an address has a prefix): twins can answer ARP for each other, so that what is sent to an IPv4
+/// address reaches the wrong one, while a neighbour solicitation is answered by the interface alone that has the address.
+pub fn pair_again(connector: &RailAdvert, acceptor: &RailAdvert, attempt: u32) -> Option<Pair> {
+    let in_subnet = same_subnet(connector, acceptor);
+    let gids = match own_link_local(connector, acceptor) {
+        Some(gids) if attempt.is_multiple_of(2) => gids,
+        _ => in_subnet.or_else(|| both_link_local(connector, acceptor))?,
+    };
     Some(Pair::of((0, connector), (0, acceptor), gids))
 }
 
@@ -192,6 +200,13 @@ fn both_link_local(c: &RailAdvert, a: &RailAdvert) -> Option<Gids> {
     Some((of(c)?, of(a)?))
 }
 
+/// Link-local addresses that an interface of each side is seen to have.
+fn own_link_local(c: &RailAdvert, a: &RailAdvert) -> Option<Gids> {
+    let is_own = |address: &&Address| address.prefix.is_some() && is_link_local(&address.gid);
+    let of = |rail: &RailAdvert| rail.addresses.iter().find(is_own).map(|address| address.gid);
+    Some((of(c)?, of(a)?))
+}
+
 fn same_subnet(c: &RailAdvert, a: &RailAdvert) -> Option<Gids> {
     let pairs = c.addresses.iter().flat_map(|ours| a.addresses.iter().map(move |theirs| (ours, theirs)));
     let mut matching = pairs.filter(|(ours, theirs)| in_one_subnet(ours, theirs));
@@ -301,9 +316,30 @@ mod tests {
         assert_eq!(at_first.iter().map(|p| (p.connector, p.acceptor)).collect::<Vec<_>>(), [(0, 0), (1, 1)]);
         // Each pair returns by the same addresses, without the other one to show the cable.
         for Pair { connector, acceptor, connector_gid, acceptor_gid, .. } in at_first {
-            let again = pair_again(&bare(1)[connector], &crossed[acceptor]).expect("it is a pair");
+            let again = pair_again(&bare(1)[connector], &crossed[acceptor], 1).expect("it is a pair");
             assert_eq!((again.connector_gid, again.acceptor_gid), (connector_gid, acceptor_gid));
         }
+    }
+
+    #[test]
+    fn every_second_attempt_goes_by_the_link_local_addresses_that_interfaces_have() {
+        let is_by_link_local = |c: &RailAdvert, a: &RailAdvert, attempt| {
+            let pair = pair_again(c, a, attempt).expect("it is a pair");
+            assert_eq!(is_link_local(&pair.connector_gid), is_link_local(&pair.acceptor_gid));
+            is_link_local(&pair.connector_gid)
+        };
+        let (here, there) = (&spark(1)[0], &spark(2)[0]);
+        assert_eq!([1, 2, 3, 4].map(|attempt| is_by_link_local(here, there, attempt)), [false, true, false, true]);
+        // An address that no interface is seen to have, on either side, or none at all.
+        let unseen = rail("f0", "p0", 0, 100_000, &["fe80::1", "192.168.100.3/24"]);
+        let without = rail("f0", "p0", 0, 100_000, &["192.168.100.3/24"]);
+        for other in [&unseen, &without] {
+            assert_eq!([1, 2, 3].map(|attempt| is_by_link_local(here, other, attempt)), [false; 3]);
+            assert_eq!([1, 2, 3].map(|attempt| is_by_link_local(other, here, attempt)), [false; 3]);
+        }
+        // Where there is nothing else, each attempt goes by them.
+        let bare = rail("f0", "p0", 0, 100_000, &["fe80::5"]);
+        assert_eq!([1, 2].map(|attempt| is_by_link_local(here, &bare, attempt)), [true; 2]);
     }
 
     #[test]

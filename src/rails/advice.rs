@@ -90,8 +90,10 @@ impl Host<'_> {
                     format!("NCCL_IB_HCA excludes its twin {}, which is on another link", twin.facts.device)
                 }
                 Some(twin) => {
-                    let reason = twin.obstacle.map(Obstacle::text).unwrap_or_default();
-                    let up = twin.netdev.as_ref().map(|netdev| format!(" (try: ip link set {netdev} up)"));
+                    let reason = twin.obstacle.as_ref().map(Obstacle::text).unwrap_or_default();
+                    let is_up = matches!(twin.obstacle, Some(Obstacle::NoAddress(_)));
+                    let netdev = twin.netdev.as_ref().filter(|_| !is_up);
+                    let up = netdev.map(|netdev| format!(" (try: ip link set {netdev} up)"));
                     format!(
                         "its twin {} on another link is not usable: {reason}{}",
                         twin.facts.device,
@@ -134,7 +136,7 @@ impl Host<'_> {
             let device = port.facts.device.as_str();
             let shorter = device.char_indices().next_back().map_or("", |(last, _)| &device[..last]);
             let is_named = !self.filter.admits(shorter, Some(port.facts.port));
-            if let (true, Some(obstacle)) = (is_named, port.obstacle) {
+            if let (true, Some(obstacle)) = (is_named, &port.obstacle) {
                 found.push(format!("NCCL_IB_HCA names {device}, which is not usable: {}.", obstacle.text()));
             }
         }
@@ -191,8 +193,7 @@ impl Host<'_> {
             }
             let are_twins = inside.len() == 2 && inside[0].twin.is_some() && inside[0].cable == inside[1].cable;
             found.push(format!(
-                "{}{} are in one subnet ({}/{prefix}): the kernel answers ARP for either on both and routes over one; \
-                 give each a subnet of its own.",
+                "{}{} are in one subnet ({}/{prefix}): the kernel routes over one of them; give each a subnet of its own.",
                 list(inside.iter().map(|rail| rail.device.as_str())),
                 if are_twins { ", the twins of one cable," } else { "" },
                 std::net::Ipv4Addr::from_bits(network),

@@ -10,9 +10,9 @@
 //! nothing about any of this and are not looked at.
 
 mod advice;
+mod arp;
 mod capacity;
 mod cuda;
-mod interfaces;
 mod model;
 mod pcie;
 mod port;
@@ -26,12 +26,12 @@ mod tests;
 pub use crate::config::NameFilter as HcaFilter;
 pub use capacity::{Capacity, Limit};
 pub use cuda::{CudaDevice, cuda_devices, gpu_name, host_pointers_reason};
-pub use interfaces::{Interface, interfaces};
 pub use model::{PcieLink, PortFacts, Rail, RailAddress, Refused, Survey};
 pub use pcie::{LinkRate, PciFunction};
 pub use report::{folded, report};
 
 use crate::error::{Error, Result};
+use crate::interfaces::Interface;
 use port::Port;
 use std::path::Path;
 
@@ -50,8 +50,15 @@ pub fn check_sysfs(sysfs: &str) -> Result<()> {
     Err(Error::Setting { name, value, allowed: format!("{allowed}; it must be where sysfs is mounted, usually /sys") })
 }
 
-/// Looks at all ports and says which are rails. `sysfs` is where sysfs is mounted ("/sys").
-pub fn survey(sysfs: &Path, ports: &[PortFacts], interfaces: &[Interface], filter: &HcaFilter) -> Survey {
+/// Looks at all ports and says which are rails. `sysfs` is where sysfs is mounted ("/sys"), `proc_sys` where the kernel's settings are
+/// ("/proc/sys").
+pub fn survey(
+    sysfs: &Path,
+    proc_sys: &Path,
+    ports: &[PortFacts],
+    interfaces: &[Interface],
+    filter: &HcaFilter,
+) -> Survey {
     let seen = sorted(ports.iter().map(|facts| Port::look(sysfs, facts, interfaces, filter)).collect());
     let mut links = Vec::new();
     let mut cables = Vec::new();
@@ -67,7 +74,8 @@ pub fn survey(sysfs: &Path, ports: &[PortFacts], interfaces: &[Interface], filte
     let refused = seen.iter().filter_map(Port::refused).collect();
     let speed_mbps = capacity::capacity(&rails, &links, |rail| rail.speed_mbps).mbps;
     let guid = seen.iter().filter(|port| port.is_rail()).map(Port::adapter_guid).min().unwrap_or(0);
-    let warnings = advice::warnings(&seen, &rails, &links, filter);
+    let mut warnings = advice::warnings(&seen, &rails, &links, filter);
+    warnings.extend(arp::warning(proc_sys, &rails));
     Survey { rails, refused, links, warnings, speed_mbps, guid }
 }
 

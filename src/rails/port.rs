@@ -1,6 +1,7 @@
 //! One port: what verbs and sysfs say of it together, and whether it is a rail.
 
-use super::{HcaFilter, Interface, PciFunction, PortFacts, Rail, RailAddress, Refused, sysfs};
+use super::{HcaFilter, PciFunction, PortFacts, Rail, RailAddress, Refused, sysfs};
+use crate::interfaces::{Holder, Interface, TableEntry, gid_netdev, holder, no_address};
 use crate::verbs::{GidEntry, GidKind, LinkLayer, PortState};
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
@@ -23,11 +24,13 @@ pub(super) struct Port<'a> {
 }
 
 /// Why a port cannot carry RoCE v2, whatever the filter says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Obstacle {
     LinkLayer(LinkLayer),
     State(PortState),
     NoGid,
+    /// It has link-local GIDs alone, and this interface has none of their addresses.
+    NoAddress(String),
 }
 
 /// What tells two cables apart: the adapter and its physical port, or the port itself where neither is known.
@@ -42,18 +45,20 @@ impl<'a> Port<'a> {
     pub(super) fn look(sysfs: &Path, facts: &'a PortFacts, interfaces: &[Interface], filter: &HcaFilter) -> Self {
         let (device, port) = (facts.device.as_str(), facts.port);
         let function_netdevs = sysfs::function_netdevs(sysfs, device, port);
-        let netdev = netdev(sysfs, facts, interfaces, &function_netdevs);
+        let held: Vec<Held> = roce_v2(facts).map(|entry| (entry, holder_of(sysfs, facts, entry, interfaces))).collect();
+        let netdev = netdev(sysfs, facts, interfaces, &held, &function_netdevs);
         let named = netdev.iter().chain(&function_netdevs);
         let mut phys_ports = named.filter_map(|name| sysfs::phys_port_name(sysfs, name));
-        let seen = netdev.as_ref().and_then(|name| interfaces.iter().find(|interface| interface.name == *name));
+        let is_seen = |name: &&String| interfaces.iter().any(|interface| interface.name == **name);
+        let seen = netdev.as_ref().filter(is_seen);
         Self {
             phys_port: phys_ports.next(),
             pci: sysfs::pci_function(sysfs, device),
-            addresses: addresses(facts, interfaces),
-            obstacle: obstacle(facts),
+            addresses: addresses(&held),
+            obstacle: obstacle(facts, &held),
             is_admitted: filter.admits(device, Some(port)),
             is_in_sysfs: sysfs::has_device(sysfs, device),
-            netdev_mtu_bytes: seen.map(|interface| interface.mtu).filter(|mtu| *mtu > 0),
+            netdev_mtu_bytes: seen.and_then(|name| sysfs::netdev_mtu(sysfs, name)).filter(|mtu| *mtu > 0),
             speed_mbps: Some(facts.info.speed_mbps)
                 .filter(|mbps| *mbps > 0)
                 .or_else(|| sysfs::netdev_speed_mbps(sysfs, netdev.as_ref()?)),
@@ -115,7 +120,7 @@ impl<'a> Port<'a> {
 
     /// The port with the reason why it is not a rail, if it is not.
     pub(super) fn refused(&self) -> Option<Refused> {
-        let reason = match self.obstacle {
+        let reason = match &self.obstacle {
             _ if self.is_rail() => return None,
             _ if !self.is_admitted => "NCCL_IB_HCA excludes it".to_owned(),
             Some(obstacle) => obstacle.text(),
@@ -134,7 +139,7 @@ impl<'a> Port<'a> {
 
 impl Obstacle {
     /// The reason for a person.
-    pub(super) fn text(self) -> String {
+    pub(super) fn text(&self) -> String {
         match self {
             Self::LinkLayer(LinkLayer::InfiniBand) => "its link layer is InfiniBand, not Ethernet".to_owned(),
             Self::LinkLayer(_) => "its link layer is not Ethernet".to_owned(),
@@ -142,6 +147,7 @@ impl Obstacle {
             Self::State(PortState::Init) => "the port is not active yet (state INIT)".to_owned(),
             Self::State(PortState::Armed) => "the port is not active yet (state ARMED)".to_owned(),
             Self::State(state) => format!("the port is not active (state {state:?})"),
+            Self::NoAddress(netdev) => no_address(netdev),
             Self::NoGid => "it has no RoCE v2 GID: its interface has neither an IPv4 nor an IPv6 address".to_owned(),
         }
     }
@@ -150,29 +156,42 @@ impl Obstacle {
 /// What NCCL's socket transport takes an interface for that does not tell its speed.
 pub(super) const ASSUMED_SPEED_MBPS: u32 = 10_000;
 
-fn obstacle(facts: &PortFacts) -> Option<Obstacle> {
+/// A RoCE v2 entry of the GID table, and which interface has its address.
+type Held<'a> = (&'a GidEntry, Holder<'a>);
+
+fn obstacle(facts: &PortFacts, held: &[Held]) -> Option<Obstacle> {
     if facts.info.link_layer != LinkLayer::Ethernet {
-        Some(Obstacle::LinkLayer(facts.info.link_layer))
-    } else if facts.info.state != PortState::Active {
-        Some(Obstacle::State(facts.info.state))
-    } else if roce_v2(facts).next().is_none() {
-        Some(Obstacle::NoGid)
-    } else {
-        None
+        return Some(Obstacle::LinkLayer(facts.info.link_layer));
     }
+    if facts.info.state != PortState::Active {
+        return Some(Obstacle::State(facts.info.state));
+    }
+    // The first that can be used is enough; where there is none, the last one says why.
+    held.iter().try_fold(Obstacle::NoGid, |_, (_, holder)| match holder {
+        Holder::Nobody(interface) => Some(Obstacle::NoAddress(interface.name.clone())),
+        Holder::Found { .. } | Holder::Unseen => None,
+    })
 }
 
 fn roce_v2(facts: &PortFacts) -> impl Iterator<Item = &GidEntry> {
     facts.gids.iter().filter(|entry| entry.kind == GidKind::RoceV2 && entry.gid != [0; 16])
 }
 
-fn addresses(facts: &PortFacts, interfaces: &[Interface]) -> Vec<RailAddress> {
-    let mut found: Vec<RailAddress> = roce_v2(facts)
-        .map(|entry| {
-            let prefix = holder(entry, interfaces).map(|(_, prefix)| prefix);
-            RailAddress { gid: entry.gid, gid_index: entry.index, prefix }
-        })
-        .collect();
+fn holder_of<'a>(sysfs: &Path, facts: &PortFacts, entry: &GidEntry, interfaces: &'a [Interface]) -> Holder<'a> {
+    let GidEntry { index, gid, ifindex, .. } = *entry;
+    holder(sysfs, TableEntry { device: &facts.device, port: facts.port, index, gid, ifindex }, interfaces)
+}
+
+fn addresses(held: &[Held]) -> Vec<RailAddress> {
+    let address = |(entry, holder): &Held| {
+        let prefix = match holder {
+            Holder::Found { prefix, .. } => *prefix,
+            Holder::Unseen => None,
+            Holder::Nobody(_) => return None,
+        };
+        Some(RailAddress { gid: entry.gid, gid_index: entry.index, prefix })
+    };
+    let mut found: Vec<RailAddress> = held.iter().filter_map(address).collect();
     found.sort_by_key(|address| (remoteness(&address.gid), address.gid_index));
     found
 }
@@ -187,35 +206,25 @@ fn remoteness(gid: &[u8; 16]) -> u8 {
     }
 }
 
-/// The interface that has this GID's address, with the length of its prefix.
-///
-/// The interface's index alone does not tell: it is one of the namespace that owns the interface, which in a container
-/// need not be ours, where the same index may be some other interface.
-fn holder<'i>(entry: &GidEntry, interfaces: &'i [Interface]) -> Option<(&'i Interface, u8)> {
-    let ip = Ipv6Addr::from(entry.gid).to_canonical();
-    let holds = |interface: &'i Interface| {
-        let prefix = interface.addresses.iter().find(|(address, _)| *address == ip)?.1;
-        Some((interface, prefix))
-    };
-    let mut holders = interfaces.iter().filter_map(holds);
-    let first = holders.next()?;
-    Some(if first.0.index == entry.ifindex {
-        first
-    } else {
-        // A link-local address can be on an interface and on a VLAN over it: the index decides among those.
-        holders.find(|(interface, _)| interface.index == entry.ifindex).unwrap_or(first)
-    })
-}
-
 /// The network interface of a port: the one with its address, else the function's, else the one that the kernel names.
-fn netdev(sysfs: &Path, facts: &PortFacts, interfaces: &[Interface], function_netdevs: &[String]) -> Option<String> {
-    let mut entries: Vec<&GidEntry> = roce_v2(facts).collect();
-    entries.sort_by_key(|entry| (remoteness(&entry.gid), entry.index));
-    let by_address =
-        || entries.iter().find_map(|entry| holder(entry, interfaces)).map(|(holder, _)| holder.name.clone());
+fn netdev(
+    sysfs: &Path,
+    facts: &PortFacts,
+    interfaces: &[Interface],
+    held: &[Held],
+    function_netdevs: &[String],
+) -> Option<String> {
+    let mut entries = held.to_vec();
+    entries.sort_by_key(|(entry, _)| (remoteness(&entry.gid), entry.index));
+    let by_address = || {
+        entries.iter().find_map(|(_, holder)| match holder {
+            Holder::Found { interface, .. } | Holder::Nobody(interface) => Some(interface.name.clone()),
+            Holder::Unseen => None,
+        })
+    };
     let by_kernel = || {
-        let (index, ifindex) = entries.first().map_or((0, 0), |entry| (entry.index, entry.ifindex));
-        let name = sysfs::gid_netdev(sysfs, &facts.device, facts.port, index)?;
+        let (index, ifindex) = entries.first().map_or((0, 0), |(entry, _)| (entry.index, entry.ifindex));
+        let name = gid_netdev(sysfs, &facts.device, facts.port, index)?;
         // The name may be another namespace's, and one of ours be called the same.
         let is_another = interfaces.iter().any(|interface| interface.name == name && interface.index != ifindex);
         (!is_another).then_some(name)

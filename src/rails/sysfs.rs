@@ -60,11 +60,6 @@ pub(super) fn function_netdevs(sysfs: &Path, device: &str, port: u8) -> Vec<Stri
     names
 }
 
-/// The network interface that the kernel has at entry `gid_index` of a port's GID table.
-pub(super) fn gid_netdev(sysfs: &Path, device: &str, port: u8, gid_index: u16) -> Option<String> {
-    read(&rdma_device(sysfs, device).join(format!("ports/{port}/gid_attrs/ndevs/{gid_index}")))
-}
-
 /// The name of the physical port ("p0") behind a network interface; virtual functions and VLANs have none.
 pub(super) fn phys_port_name(sysfs: &Path, netdev: &str) -> Option<String> {
     read(&sysfs.join("class/net").join(netdev).join("phys_port_name"))

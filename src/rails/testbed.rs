@@ -1,10 +1,11 @@
 //! Sysfs trees of hosts, laid out as the kernel does, with what verbs would say of their ports.
 
-use super::{HcaFilter, Interface, PortFacts, Survey, report, survey};
+use super::{HcaFilter, PortFacts, Survey, report, survey};
 use crate::config::Config;
+use crate::interfaces::{Interface, InterfaceAddress};
 use crate::verbs::{GidEntry, GidKind, LinkLayer, PortInfo, PortState};
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
@@ -71,6 +72,13 @@ impl Function {
     pub(super) fn down(self) -> Self {
         Self { state: PortState::Down, speed_mbps: 40_000, v4: None, ..self }
     }
+
+    /// The addresses of its interface.
+    fn addresses(&self) -> impl Iterator<Item = (IpAddr, u8)> + use<> {
+        let v4 = self.v4.map(|v4| (IpAddr::V4(Ipv4Addr::from(v4)), 24));
+        let v6 = self.link_local.then(|| (IpAddr::V6(link_local(self.guid)), 64));
+        v4.into_iter().chain(v6)
+    }
 }
 
 /// A Spark with cables in the given ports; the functions of the others are down.
@@ -93,17 +101,12 @@ pub(super) struct Host {
 impl Host {
     pub(super) fn new(functions: &[Function]) -> Self {
         let sysfs = tempfile::tempdir().unwrap();
-        let mut interfaces = vec![Interface {
-            name: "lo".to_owned(),
-            index: 1,
-            mtu: 65_536,
-            addresses: vec![(IpAddr::V4(Ipv4Addr::LOCALHOST), 8)],
-        }];
+        let mut interfaces = vec![interface("lo", 1, [(IpAddr::V4(Ipv4Addr::LOCALHOST), 8)])];
         let mut ports = Vec::new();
         for (function, index) in functions.iter().zip(2..) {
             write_function(sysfs.path(), function);
             if let Some(name) = function.netdev.filter(|_| function.is_visible) {
-                interfaces.push(interface(name, index, function));
+                interfaces.push(interface(name, index, function.addresses()));
             }
             ports.push(facts(function, if function.is_visible { index } else { 0 }));
         }
@@ -111,7 +114,7 @@ impl Host {
     }
 
     pub(super) fn survey(&self, filter: &str) -> Survey {
-        let found = survey(self.sysfs.path(), &self.ports, &self.interfaces, &hca(filter));
+        let found = survey(self.sysfs.path(), &self.path("proc/sys"), &self.ports, &self.interfaces, &hca(filter));
         // Every port is accounted for once, and the page for a person names each.
         assert_eq!(found.rails.len() + found.refused.len(), self.ports.len());
         let page = report(&found);
@@ -124,14 +127,29 @@ impl Host {
     }
 }
 
+impl Host {
+    /// Takes a function's link-local address from its interface; its GID stays in the table.
+    pub(super) fn take_link_local(&mut self, netdev: &str) {
+        let interface = self.interfaces.iter_mut().find(|interface| interface.name == netdev).unwrap();
+        interface.addresses.retain(|each| !matches!(each.address.ip(), IpAddr::V6(_)));
+    }
+
+    /// Sets what the kernel does about ARP on an interface, or on "all".
+    pub(super) fn set_arp(&self, interface: &str, arp_ignore: u32, rp_filter: u32) {
+        let folder = self.path("proc/sys/net/ipv4/conf").join(interface);
+        write(&folder.join("arp_ignore"), &format!("{arp_ignore}\n"));
+        write(&folder.join("rp_filter"), &format!("{rp_filter}\n"));
+    }
+}
+
 pub(super) fn hca(filter: &str) -> HcaFilter {
     Config::from_variables(&[("NCCL_IB_HCA".to_owned(), filter.to_owned())]).unwrap().hca
 }
 
-fn interface(name: &str, index: u32, function: &Function) -> Interface {
-    let v4 = function.v4.map(|v4| (IpAddr::V4(Ipv4Addr::from(v4)), 24));
-    let v6 = function.link_local.then(|| (IpAddr::V6(link_local(function.guid)), 64));
-    Interface { name: name.to_owned(), index, mtu: function.netdev_mtu, addresses: v4.into_iter().chain(v6).collect() }
+pub(super) fn interface(name: &str, index: u32, addresses: impl IntoIterator<Item = (IpAddr, u8)>) -> Interface {
+    let address = |(ip, prefix)| InterfaceAddress { address: SocketAddr::new(ip, 0), prefix: Some(prefix) };
+    let (name, addresses) = (name.to_owned(), addresses.into_iter().map(address).collect());
+    Interface { name, index, is_loopback: index == 1, is_up: true, is_running: true, addresses }
 }
 
 fn facts(function: &Function, ifindex: u32) -> PortFacts {

@@ -1,7 +1,8 @@
 //! Whole hosts: Sparks with one cable and two, virtual functions in a container, plain hosts, soft-RoCE.
 
-use super::testbed::{Function, Host, SPARK_GUID, hca, link_local, spark, spark_function};
-use super::{Interface, Limit, LinkRate, Survey, check_sysfs, interfaces, report, survey};
+use super::testbed::{Function, Host, SPARK_GUID, hca, interface, link_local, spark, spark_function};
+use super::{Limit, LinkRate, Survey, check_sysfs, report, survey};
+use crate::interfaces;
 use crate::verbs::{LinkLayer, PortState};
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
@@ -378,8 +379,9 @@ fn an_index_of_another_namespace_does_not_pick_an_interface() {
 fn a_name_of_another_namespace_does_not_pick_an_interface() {
     let mut host = Host::new(&[Function { netdev: Some("eth0"), is_visible: false, ..spark_function(0, 0) }]);
     assert_eq!(host.survey("").rails[0].netdev.as_deref(), Some("eth0"));
-    let ours = Interface { name: "eth0".to_owned(), index: 9, mtu: 1500, addresses: Vec::new() };
-    host.interfaces.push(ours);
+    std::fs::create_dir_all(host.path("class/net/eth0")).unwrap();
+    std::fs::write(host.path("class/net/eth0/mtu"), "1500\n").unwrap();
+    host.interfaces.push(interface("eth0", 9, []));
     let found = host.survey("");
     assert_eq!((found.rails[0].netdev.as_deref(), found.rails[0].netdev_mtu_bytes), (None, None));
 }
@@ -414,7 +416,8 @@ fn the_page_for_a_person_says_what_is_merged_and_why_not() {
     assert!(page.lines().all(|line| line.len() <= 80), "{page}");
     let one = report(&Host::new(&[spark_function(0, 0)]).survey(""));
     assert!(one.starts_with("1 rail is usable: rocep1s0f0:1\nexpected payload: 112 Gb/s"), "{one}");
-    let empty = survey(Path::new("/nonexistent"), &[], &interfaces(Path::new("/sys")).unwrap(), &hca(""));
+    let empty =
+        survey(Path::new("/nonexistent"), Path::new("/nonexistent"), &[], &interfaces::all().unwrap(), &hca(""));
     let page = report(&empty);
     assert!(page.starts_with("No rail is usable") && page.contains("--device\n/dev/infiniband"), "{page}");
 }
@@ -441,6 +444,145 @@ fn a_sysfs_that_is_not_there_is_an_error_and_one_without_the_devices_a_warning()
         assert!(error.starts_with(&format!("NCCL_SPARK_SYSFS=\"{sysfs}\"")) && error.contains(why), "{error}");
     }
     let elsewhere = tempfile::tempdir().unwrap();
-    let found = survey(elsewhere.path(), &host.ports, &host.interfaces, &hca("rocep1s0f0"));
+    let found = survey(elsewhere.path(), elsewhere.path(), &host.ports, &host.interfaces, &hca("rocep1s0f0"));
     assert_warned(&found, 1, &["does not list rocep1s0f0 (class/infiniband)", "NCCL_SPARK_SYSFS"]);
+}
+
+#[test]
+fn a_link_local_gid_that_its_interface_does_not_have_is_no_address() {
+    // Both functions have their IPv4 address left: they are rails without the link-local one.
+    let mut host = Host::new(&spark(&[0]));
+    host.take_link_local("enp1s0f0np0");
+    let found = host.survey("");
+    assert_eq!(names(&found), ["rocep1s0f0", "roceP2p1s0f0"]);
+    let counts: Vec<usize> = found.rails.iter().map(|rail| rail.addresses.len()).collect();
+    assert_eq!(counts, [1, 2]);
+    assert_eq!(Ipv6Addr::from(found.rails[0].addresses[0].gid), Ipv4Addr::new(192, 168, 100, 1).to_ipv6_mapped());
+    assert_warned(&found, 0, &[]);
+
+    // With nothing else the port is no rail, and the warning about its cable names the cure.
+    let mut functions = spark(&[0]);
+    functions.iter_mut().find(|f| f.device == "roceP2p1s0f0").unwrap().v4 = None;
+    let mut host = Host::new(&functions);
+    host.take_link_local("enP2p1s0f0np0");
+    let found = host.survey("");
+    assert_eq!(names(&found), ["rocep1s0f0"]);
+    let why = reason(&found, "roceP2p1s0f0");
+    for words in ["its interface enP2p1s0f0np0 does not have", "IPv4 address", "link-local: [ipv6] in netplan"] {
+        assert!(why.contains(words), "{why}");
+    }
+    assert_warned(&found, 1, &[&format!("its twin roceP2p1s0f0 on another link is not usable: {why}.")]);
+    assert_eq!(
+        found.refused.iter().find(|r| r.device == "roceP2p1s0f0").unwrap().netdev.as_deref(),
+        Some("enP2p1s0f0np0")
+    );
+}
+
+#[test]
+fn another_link_local_address_of_the_interface_is_the_rails() {
+    let mut host = Host::new(&[Function { v4: None, ..spark_function(0, 0) }]);
+    host.take_link_local("enp1s0f0np0");
+    let stable_privacy: Ipv6Addr = "fe80::9a1c:77d2:41f0:5b3e".parse().unwrap();
+    let entry = crate::verbs::GidEntry { index: 3, gid: stable_privacy.octets(), ..host.ports[0].gids[1] };
+    host.ports[0].gids.push(entry);
+    host.interfaces[1] = interface("enp1s0f0np0", 2, [(stable_privacy.into(), 64)]);
+    let found = host.survey("");
+    assert_eq!(found.rails[0].addresses.len(), 1, "{:?}", found.rails[0].addresses);
+    let address = found.rails[0].addresses[0];
+    assert_eq!((address.gid, address.gid_index, address.prefix), (stable_privacy.octets(), 3, Some(64)));
+}
+
+#[test]
+fn a_link_local_gid_counts_where_its_interface_is_not_to_be_seen() {
+    let only_link_local = Function { v4: None, ..spark_function(0, 0) };
+    // In another namespace: no interface of that index here, or one of another name.
+    let mut host = Host::new(&[Function { is_visible: false, ..only_link_local.clone() }]);
+    assert_eq!(host.survey("").rails.len(), 1);
+    host.ports[0].gids.iter_mut().for_each(|entry| entry.ifindex = 7);
+    host.interfaces.push(interface("eth0", 7, []));
+    assert_eq!(host.survey("").rails.len(), 1);
+    // Of the same name with another index.
+    let mut host = Host::new(&[only_link_local]);
+    host.take_link_local("enp1s0f0np0");
+    assert_eq!(host.survey("").rails.len(), 0);
+    host.interfaces[1].index = 9;
+    assert_eq!(host.survey("").rails.len(), 1);
+    // Where sysfs does not say whose a GID is, nothing is known of its interface.
+    host.interfaces[1].index = 2;
+    std::fs::remove_dir_all(host.path("class/infiniband/rocep1s0f0/ports/1/gid_attrs")).unwrap();
+    assert_eq!(host.survey("").rails.len(), 1);
+}
+
+const ARP: &str =
+    "an ARP request for the address of one of rocep1s0f0 and roceP2p1s0f0 may be answered by another of them";
+const CURE: &str = "sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2";
+const LOOSE: &str = "net.ipv4.conf.all.rp_filter=2";
+
+/// Two twins with addresses in one subnet, or in two.
+fn addressed_twins(same_subnet: bool) -> Host {
+    let mut functions = spark(&[0]);
+    let twins = functions.iter_mut().filter(|f| f.v4.is_some()).zip(1..);
+    twins.for_each(|(function, n)| function.v4 = Some([10, 0, if same_subnet { 0 } else { n }, n]));
+    Host::new(&functions)
+}
+
+#[test]
+fn twins_that_answer_arp_for_each_other_are_warned_of_with_the_cure() {
+    // What the table in `arp.rs` says, measured: (one subnet, rp_filter, arp_ignore) and whether the right one answers alone.
+    for same_subnet in [true, false] {
+        let host = addressed_twins(same_subnet);
+        for (rp_filter, arp_ignore) in [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)] {
+            for netdev in ["all", "enp1s0f0np0", "enP2p1s0f0np0"] {
+                host.set_arp(netdev, arp_ignore, rp_filter);
+            }
+            let is_right =
+                if same_subnet { rp_filter != 1 && arp_ignore > 0 } else { rp_filter == 1 || arp_ignore > 0 };
+            let said: Vec<String> = host.survey("").warnings.into_iter().filter(|w| w.contains("ARP")).collect();
+            assert_eq!(said.len(), usize::from(!is_right), "{same_subnet} {rp_filter} {arp_ignore}: {said:?}");
+            for line in &said {
+                assert!(line.starts_with(ARP) && line.contains(CURE) && line.contains("/etc/sysctl.d"), "{line}");
+                assert_eq!(line.contains(LOOSE), rp_filter == 1, "{line}");
+                assert!(report(&host.survey("")).replace("\n    ", " ").contains("WARNING: an ARP request"));
+            }
+        }
+    }
+}
+
+#[test]
+fn the_larger_of_all_and_the_interfaces_own_arp_setting_counts() {
+    let host = addressed_twins(true);
+    let is_warned = || host.survey("").warnings.iter().any(|warning| warning.starts_with(ARP));
+    let set = |all: (u32, u32), first: (u32, u32), second: (u32, u32)| {
+        for (netdev, (arp_ignore, rp_filter)) in [("all", all), ("enp1s0f0np0", first), ("enP2p1s0f0np0", second)] {
+            host.set_arp(netdev, arp_ignore, rp_filter);
+        }
+    };
+    // Nothing is said where the settings cannot be read.
+    assert!(!is_warned());
+    set((1, 0), (0, 0), (0, 0));
+    assert!(!is_warned());
+    set((0, 0), (1, 0), (1, 0));
+    assert!(!is_warned());
+    set((0, 0), (1, 0), (0, 0));
+    assert!(is_warned());
+    // 2 for all lifts the strict 1 of one.
+    set((1, 2), (0, 1), (0, 1));
+    assert!(!is_warned());
+    set((1, 0), (0, 1), (0, 0));
+    assert!(is_warned());
+    std::fs::remove_file(host.path("proc/sys/net/ipv4/conf/enP2p1s0f0np0/rp_filter")).unwrap();
+    assert!(!is_warned());
+}
+
+#[test]
+fn functions_of_two_cables_share_no_wire_unless_they_share_a_subnet() {
+    let separate: Vec<Function> = spark(&[0, 1]).into_iter().filter(|f| f.device.starts_with("rocep")).collect();
+    let mut joined = separate.clone();
+    joined.iter_mut().zip(1..).for_each(|(function, n)| function.v4 = Some([10, 0, 0, n]));
+    for (functions, count) in [(separate, 0), (joined, 1)] {
+        let host = Host::new(&functions);
+        ["all", "enp1s0f0np0", "enp1s0f1np1"].iter().for_each(|netdev| host.set_arp(netdev, 0, 2));
+        let said = host.survey("").warnings.iter().filter(|warning| warning.contains("ARP")).count();
+        assert_eq!(said, count);
+    }
 }

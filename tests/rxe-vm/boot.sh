@@ -25,7 +25,7 @@ readonly here
 # shellcheck source=SCRIPTDIR/host.sh
 source "$here/host.sh"
 # What the guest loads, in an order that modprobe completes with each one's dependencies.
-readonly modules=(virtio_pci 9p 9pnet_virtio overlay crc32_generic rdma_rxe ib_uverbs rdma_ucm veth
+readonly modules=(virtio_pci 9p 9pnet_virtio overlay crc32_generic rdma_rxe ib_uverbs rdma_ucm veth bridge
   sch_tbf sch_netem sch_htb ifb act_mirred cls_matchall sch_ingress)
 # What this machine needs to boot a guest, and what a guest needs that runs on this machine's root filesystem.
 readonly boot_packages=(cpio kmod) root_packages=(iproute2 procps strace libibverbs1 ibverbs-providers ibverbs-utils)

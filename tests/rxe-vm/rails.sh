@@ -6,12 +6,7 @@
 # rails COUNT [RATE]: makes rails 0..COUNT-1, each of RATE (as `tc` takes it, "80mbit") or unlimited.
 rails() {
   local count=$1 rate=${2:-} i
-  sysctl -qw net.ipv4.conf.{all,default}.accept_local=1 net.ipv4.conf.{all,default}.rp_filter=0
-  # A link-local address, and so its GID, is usable at once.
-  sysctl -qw net.ipv6.conf.default.accept_dad=0
-  # The kernel's table of local addresses comes first as it boots; here it must come after the rails' own routes.
-  ip rule add pref 100 lookup local
-  ip rule del pref 0
+  rails_begin
   for ((i = 0; i < count; i++)); do
     ip link add "ea$i" mtu 9000 type veth peer name "eb$i" mtu 9000
     ip link set "ea$i" up
@@ -26,6 +21,51 @@ rails() {
     [[ -z $rate ]] || rail_rate "$i" "$rate"
     rail_wait "$i" ACTIVE
   done
+}
+
+rails_begin() {
+  sysctl -qw net.ipv4.conf.{all,default}.accept_local=1 net.ipv4.conf.{all,default}.rp_filter=0
+  # A link-local address, and so its GID, is usable at once.
+  sysctl -qw net.ipv6.conf.default.accept_dad=0
+  # The kernel's table of local addresses comes first as it boots; here it must come after the rails' own routes.
+  ip rule add pref 100 lookup local
+  ip rule del pref 0
+}
+
+# bridged_rails COUNT: makes rails 0..COUNT-1 with all their ends on one bridge and all addresses in one subnet. A bridge hands a broadcast to
+# the port that joined it last first, and here one processor takes in all, so that the end of a later rail is the first to answer. No end
+# answers for addresses of the other node.
+bridged_rails() {
+  local count=$1 i j side
+  rails_begin
+  ip link add wire type bridge mcast_snooping 0
+  ip link set wire addrgenmode none arp off up
+  for ((i = 0; i < count; i++)); do
+    for side in a b; do
+      ip link add "e$side$i" mtu 9000 type veth peer name "w$side$i" mtu 9000
+      ip link set "w$side$i" addrgenmode none arp off up master wire
+      ip link set "e$side$i" up
+    done
+    ip addr add "192.168.100.$((10 * i + 11))/24" dev "ea$i"
+    ip addr add "192.168.100.$((10 * i + 12))/24" dev "eb$i"
+    rail_rules "$i"
+    rail_routes "$i"
+    for side in a b; do echo 1 >"/sys/class/net/e$side$i/queues/rx-0/rps_cpus"; done
+    rdma link add "a$i" type rxe netdev "ea$i"
+    rdma link add "b$i" type rxe netdev "eb$i"
+    rail_wait "$i" ACTIVE
+  done
+  for ((i = 0; i < count; i++)); do
+    for ((j = 0; j < count; j++)); do
+      ip rule add pref 5 iif "ea$i" to "$(rail_address b "$j")" prohibit
+      ip rule add pref 5 iif "eb$i" to "$(rail_address a "$j")" prohibit
+    done
+  done
+}
+
+# rail_mac SIDE I: the hardware address of rail I's end on SIDE.
+rail_mac() {
+  cat "/sys/class/net/e$1$2/address"
 }
 
 # What a veth receives waits on the processor that sent it, and packets of one rail that were sent by two overtake each
@@ -157,11 +197,16 @@ rails_remove() {
     rdma link del "a$i"
     rdma link del "b$i"
     ip link del "ea$i"
+    # Its other end is gone with it, unless the two were joined by a bridge.
+    ip link del "eb$i" 2>/dev/null || true
     ip rule del pref $((10 + 2 * i))
     ip rule del pref $((11 + 2 * i))
     ip rule del pref $((50 + 2 * i))
     ip rule del pref $((51 + 2 * i))
   done
+  while ip rule del pref 5 2>/dev/null; do :; done
+  ip link del wire 2>/dev/null || true
+  sysctl -qw net.ipv4.conf.{all,default}.arp_ignore=0
   ip rule add pref 0 lookup local
   ip rule del pref 100
 }

@@ -12,13 +12,13 @@ use nccl_net_spark::comm::datapath::send::SendPath;
 use nccl_net_spark::comm::datapath::try_cell::TryCell;
 use nccl_net_spark::comm::rail::Look;
 use nccl_net_spark::comm::rail::device::Presence as HostPresence;
-use nccl_net_spark::comm::rail::interfaces;
 use nccl_net_spark::comm::recovery::attempt::ManagedRail;
 use nccl_net_spark::comm::recovery::driver::Driver;
 use nccl_net_spark::comm::setup::negotiate;
 use nccl_net_spark::comm::{Host, Purpose, Rail, Registration};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::flow::paths::End;
+use nccl_net_spark::interfaces;
 use nccl_net_spark::plugin::bring_up;
 use nccl_net_spark::verbs::{CompletionBuffer, Cq, HostMemory, Region};
 use nccl_net_spark::wire::ids::{LaneId, RailId};
@@ -116,12 +116,12 @@ impl Fabric {
         node.memory.virtual_clock.store(1, Ordering::Release);
         let hosts = [0, 1].map(|_| bring_up_host(&dir, &fabric, &settings.profile));
         std::fs::remove_file(&profile).unwrap();
-        let prefixes = interfaces::prefixes(&interfaces::addresses().unwrap());
+        let interfaces = interfaces::all().unwrap();
         let looks = hosts[0]
             .process()
             .rails
             .iter()
-            .map(|rail| rail.look(&hosts[0].process().config, &prefixes).unwrap())
+            .map(|rail| rail.look(&hosts[0].process().config, &interfaces).unwrap())
             .collect();
         let (from, to) = (vec![0; ARENA].into_boxed_slice(), vec![0; ARENA].into_boxed_slice());
         // SAFETY: both live as long as the fabric, which outlives every connection over them; what is written by the fabric is looked

@@ -1,9 +1,9 @@
-//! The host's network interfaces: where the bootstrap listens, and how long the subnets' prefixes are.
+//! The host's network interfaces: where the bootstrap listens.
 
 use crate::config::{Config, NameFilter, SocketFamily};
 use crate::error::{Error, Result};
 use crate::interfaces;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
 /// One address of one interface that is up.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -12,8 +12,6 @@ pub struct InterfaceAddress {
     pub interface: String,
     /// The address, with port 0 and, for IPv6, its scope.
     pub address: SocketAddr,
-    /// Prefix length, in the address's own bits.
-    pub prefix: Option<u8>,
     /// Whether the interface is a loopback.
     pub loopback: bool,
     /// Whether it has a carrier.
@@ -30,23 +28,11 @@ pub fn addresses() -> Result<Vec<InterfaceAddress>> {
         found.extend(up.addresses.iter().map(|each| InterfaceAddress {
             interface: up.name.clone(),
             address: each.address,
-            prefix: each.prefix,
             loopback: up.is_loopback,
             running: up.is_running,
         }));
     }
     Ok(found)
-}
-
-/// The addresses as GIDs write them, each with the length of its prefix in 128 bits.
-pub fn prefixes(addresses: &[InterfaceAddress]) -> Vec<(Ipv6Addr, u8)> {
-    addresses
-        .iter()
-        .filter_map(|each| match (each.address.ip(), each.prefix?) {
-            (IpAddr::V4(v4), prefix) => Some((v4.to_ipv6_mapped(), prefix.checked_add(96)?)),
-            (IpAddr::V6(v6), prefix) => Some((v6, prefix)),
-        })
-        .collect()
 }
 
 /// Where the bootstrap listens: the first address that the settings admit, of an interface with a carrier. As NCCL does, containers' bridges and the
@@ -113,20 +99,19 @@ mod tests {
     use super::*;
 
     fn host() -> Vec<InterfaceAddress> {
-        let one = |interface: &str, address: &str, prefix| InterfaceAddress {
+        let one = |interface: &str, address: &str| InterfaceAddress {
             interface: interface.into(),
             address: address.parse().unwrap(),
-            prefix: Some(prefix),
             loopback: interface == "lo",
             running: interface != "enp1s0f1np1",
         };
         vec![
-            one("lo", "127.0.0.1:0", 8),
-            one("docker0", "172.17.0.1:0", 16),
-            one("enP7s7", "[fe80::1%2]:0", 64),
-            one("enP7s7", "10.0.0.5:0", 24),
-            one("enp1s0f1np1", "192.168.102.1:0", 24),
-            one("enp1s0f0np0", "192.168.100.1:0", 24),
+            one("lo", "127.0.0.1:0"),
+            one("docker0", "172.17.0.1:0"),
+            one("enP7s7", "[fe80::1%2]:0"),
+            one("enP7s7", "10.0.0.5:0"),
+            one("enp1s0f1np1", "192.168.102.1:0"),
+            one("enp1s0f0np0", "192.168.100.1:0"),
         ]
     }
 
@@ -145,12 +130,6 @@ mod tests {
         assert_eq!(chosen("", "AF_INET6").unwrap().to_string(), "[fe80::1%2]:0");
         let error = chosen("eth9", "").unwrap_err().to_string();
         assert!(error.contains("NCCL_SOCKET_IFNAME") && error.contains("enP7s7 (10.0.0.5)"), "{error}");
-    }
-
-    #[test]
-    fn prefixes_count_in_128_bits() {
-        assert!(prefixes(&host()).contains(&("::ffff:192.168.100.1".parse().unwrap(), 120)));
-        assert!(prefixes(&host()).contains(&("fe80::1".parse().unwrap(), 64)));
     }
 
     #[test]

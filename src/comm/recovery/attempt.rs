@@ -19,6 +19,8 @@ pub struct ManagedRail {
     pub opening: Option<u32>,
     /// Of a receiver: which opening its clear-to-sends have keys of. None where its device was away when the connection came up.
     pub granted: Option<u32>,
+    /// Accepting side: attempts of the peer to bring it back since it last carried.
+    pub answers: u32,
     /// The path that its last attempt went by; none before the first.
     pub path: Option<PathId>,
     /// Connecting side: the new queue pairs of an attempt to bring it back. (Those of the accepting side are the data path's:
@@ -61,7 +63,9 @@ impl ManagedRail {
         let opening = lane.is_open().then_some(lane.opening());
         // Nothing is granted yet, and what will be has the keys of the devices that are there.
         let granted = opening.or_else(|| rail.device.opened().ok().map(|(_, opening)| opening));
-        Self { rail, peer_rail, queue_count, opening, granted, path, attempt }
+        // Where it does not carry, that was the first attempt.
+        let answers = u32::from(opening.is_none());
+        Self { rail, peer_rail, queue_count, opening, granted, answers, path, attempt }
     }
 
     /// The rail and its state, for messages.

@@ -378,8 +378,9 @@ impl Driver {
             }
             Err(error) => return self.give_up(error),
         }
-        self.rails[lane.index()].opening = Some(opening);
-        if let Some(path) = self.rails[lane.index()].path {
+        let managed = &mut self.rails[lane.index()];
+        (managed.opening, managed.answers) = (Some(opening), 0);
+        if let Some(path) = managed.path {
             // The accepting side hears of it by LIVE.
             self.process.backoff.carried(path, now);
         }

@@ -15,7 +15,7 @@ use crate::comm::endpoint::RecvComm;
 use crate::comm::log::once::Subject;
 use crate::comm::process::Process;
 use crate::comm::rail::backoff::{PathId, Trial};
-use crate::comm::rail::{Rail, interfaces};
+use crate::comm::rail::{Rail, interfaces, neighbours};
 use crate::error::{Error, Result};
 use crate::flow::pairing::{self, Pair};
 use crate::flow::paths::{End, Paths};
@@ -60,6 +60,8 @@ enum Stage {
 /// Queue pairs offered, not connected.
 struct OfferMade {
     rails: Rails,
+    /// The peer's rails.
+    theirs: Vec<RailAdvert>,
     chunk_bytes: u32,
     pairs: Vec<OpenedPair>,
     left_out: Vec<(RailId, String)>,
@@ -81,18 +83,18 @@ struct Probing {
     chunk_bytes: u32,
     region: Arc<Region>,
     peer_addr: u64,
+    /// The peer's rails.
+    theirs: Vec<RailAdvert>,
     pairs: Vec<ProbedPair>,
     left_out: Vec<(RailId, String)>,
 }
 
 struct ProbedPair {
     rail: Arc<Rail>,
+    pair: Pair,
     /// Both ends, this side's first.
     ends: [End; 2],
     peer_rail: String,
-    /// The peer's address.
-    peer_gid: [u8; 16],
-    mtu_bytes: u32,
     queue_count: u8,
     state: Probed,
 }
@@ -104,6 +106,8 @@ enum Probed {
     Waiting(Tried),
     Carries(Lane),
     NotYet(String),
+    /// Its queue pairs are connected, and a test write was not acknowledged.
+    Silent(String),
 }
 
 struct Tried {
@@ -285,7 +289,8 @@ impl OfferMade {
             )));
         }
         let offer = Offer { name: process.name.clone(), chunk_bytes, pairs: offers };
-        Ok((Self { rails, chunk_bytes, pairs: all, left_out }, offer))
+        let theirs = hello.rails.clone();
+        Ok((Self { rails, theirs, chunk_bytes, pairs: all, left_out }, offer))
     }
 
     /// Begins to connect this side's queue pairs; then a whole packet is written on each of them to see whether it carries.
@@ -329,11 +334,10 @@ impl OfferMade {
                     }
                 }
             };
-            let (rail, peer_gid, mtu_bytes) = (Arc::clone(rail), pair.connector_gid, pair.mtu_bytes);
-            pairs.push(ProbedPair { rail, ends, peer_rail, peer_gid, mtu_bytes, queue_count, state });
+            pairs.push(ProbedPair { rail: Arc::clone(rail), pair, ends, peer_rail, queue_count, state });
         }
-        let (chunk_bytes, left_out) = (self.chunk_bytes, self.left_out);
-        Ok(Probing { chunk_bytes, region, peer_addr: ready.mailbox_addr, pairs, left_out })
+        let (chunk_bytes, theirs, left_out) = (self.chunk_bytes, self.theirs, self.left_out);
+        Ok(Probing { chunk_bytes, region, peer_addr: ready.mailbox_addr, theirs, pairs, left_out })
     }
 }
 
@@ -396,8 +400,8 @@ impl Probing {
                     JoinStep::LeftOut(why) => Probed::NotYet(why),
                     JoinStep::Joined(lane, trial) => {
                         let mailboxes = Mailboxes { region: Arc::clone(&self.region), peer_addr: self.peer_addr };
-                        let probe = mailboxes.probe_write(lane.mailbox_keys(), pair.mtu_bytes);
-                        let path = join::path(&lane, pair.peer_gid);
+                        let probe = mailboxes.probe_write(lane.mailbox_keys(), pair.pair.mtu_bytes);
+                        let path = join::path(&lane, pair.pair.connector_gid);
                         Tried::start(process, lane, path, probe, trial)
                             .map_or_else(|error| Probed::NotYet(error.to_string()), Probed::Waiting)
                     }
@@ -413,12 +417,18 @@ impl Probing {
     }
 
     fn finish(self, setup: &Setup, mut channel: Channel, peer: String) -> Result<RecvComm> {
-        let Self { chunk_bytes, region, peer_addr, pairs: probed, left_out, .. } = self;
+        let Self { chunk_bytes, region, peer_addr, theirs, pairs: probed, left_out, .. } = self;
         let (mut pairs, mut words) = (Vec::new(), Vec::new());
-        for ProbedPair { rail, ends, peer_rail, queue_count, state, .. } in probed {
+        for ProbedPair { rail, pair: Pair { connector, connector_gid, .. }, ends, peer_rail, queue_count, state } in
+            probed
+        {
             let lane = match state {
                 Probed::Carries(lane) => Ok(lane),
                 Probed::NotYet(why) => Err(why),
+                Probed::Silent(why) => {
+                    let netdev = rail.info.netdev.as_deref();
+                    Err(why + &neighbours::sent_to(netdev, connector_gid, &theirs, connector, &peer))
+                }
                 Probed::Joining(_) | Probed::Waiting(_) => {
                     return Err(Error::Internal("a rail was neither tested nor left out".to_owned()));
                 }
@@ -463,6 +473,6 @@ impl Tried {
             Tested::UnderWay => "test write not acknowledged within NCCL_SPARK_PROBE_TIMEOUT_MS".to_owned(),
         };
         process.backoff.silent(self.path, &silent, now);
-        Probed::NotYet(silent)
+        Probed::Silent(silent)
     }
 }

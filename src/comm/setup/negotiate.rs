@@ -5,12 +5,13 @@ use crate::comm::datapath::lane::{Lane, Role};
 use crate::comm::log::once::Subject;
 use crate::comm::process::Process;
 use crate::comm::rail::backoff::PathId;
-use crate::comm::rail::{Look, Rail, interfaces};
+use crate::comm::rail::{Look, Rail};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::flow::pairing;
 use crate::flow::paths::{End, Paths};
 use crate::flow::striping::Striping;
+use crate::interfaces;
 use crate::wire::fields::{Attachment, RailAdvert};
 use crate::wire::ids::RailId;
 use crate::wire::message::{Hello, Message};
@@ -73,10 +74,10 @@ impl Rails {
     /// [`Error::Os`] when the interfaces cannot be listed.
     pub fn look(process: &Process) -> Result<Self> {
         process.look_for_returned(Instant::now());
-        let prefixes = interfaces::prefixes(&interfaces::addresses()?);
+        let interfaces = interfaces::all()?;
         let (mut known, mut adverts, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
         for rail in process.rails.iter().take(MAX_OFFERED_RAILS) {
-            let (look, problem) = match (rail.look(&process.config, &prefixes), rail.last_look()) {
+            let (look, problem) = match (rail.look(&process.config, &interfaces), rail.last_look()) {
                 (Ok(look), _) => (look, None),
                 (Err(error), Some(last)) => (last, Some(error.to_string())),
                 (Err(error), None) => {

@@ -5,12 +5,13 @@ use super::Driver;
 use crate::comm::datapath::lane::{Lane, Route};
 use crate::comm::datapath::test_write::{self, Tested};
 use crate::comm::process::Process;
+use crate::comm::rail::Look;
 use crate::comm::rail::backoff::{PathId, SEARCH};
-use crate::comm::rail::{Look, interfaces};
 use crate::comm::recovery::attempt::{Asked, Attempt, Trying};
 use crate::error::{Error, Result};
 use crate::flow::pairing;
 use crate::flow::recovery::Answer;
+use crate::interfaces;
 use crate::verbs::CompletionBuffer;
 use crate::wire::cts::Epoch;
 use crate::wire::fields::{LaneEnd, RailAdvert};
@@ -24,7 +25,7 @@ impl Driver {
         if !rail.is_up() {
             return Err(Error::Missing("local port down".to_owned()));
         }
-        let look = rail.look(&self.process.config, &interfaces::prefixes(&interfaces::addresses()?))?;
+        let look = rail.look(&self.process.config, &interfaces::all()?)?;
         let advert = rail.advert(&look);
         Ok((look, advert))
     }
@@ -60,6 +61,7 @@ impl Driver {
         end: &LaneEnd,
         now: Instant,
     ) -> std::result::Result<Answer, String> {
+        self.rails[lane.index()].answers += 1;
         let (new, mut answer) = self.answer(lane, theirs, end, now).map_err(|error| error.to_string())?;
         let has_failed = || "the connection has failed".to_owned();
         let mut path = self.path.borrow().ok_or_else(has_failed)?;
@@ -146,7 +148,7 @@ impl Driver {
 
     fn answer(&mut self, lane: LaneId, theirs: &RailAdvert, end: &LaneEnd, now: Instant) -> Result<(Lane, Answer)> {
         let (look, ours) = self.look(lane)?;
-        let pair = pairing::pair_again(theirs, &ours).ok_or_else(|| {
+        let pair = pairing::pair_again(theirs, &ours, self.rails[lane.index()].answers).ok_or_else(|| {
             let (theirs, ours) = (pairing::describe(std::slice::from_ref(theirs)), pairing::describe(&[ours]));
             Error::Missing(format!("no shared subnet: this host has {ours}, the peer has {theirs}"))
         })?;

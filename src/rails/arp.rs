@@ -1,0 +1,84 @@
+//! ARP: a warning where a peer's request for one rail's IPv4 address is answered by another rail's interface, or by none.
+//!
+//! Functions on one wire all receive a broadcast. Linux answers it on every interface for every address of the host, unless `arp_ignore` is
+//! set or the answer fails the check of `rp_filter`. The peer keeps one of the answers, its kernel puts that hardware address into the
+//! queue pair for good (`rdma_addr_find_l2_eth_by_grh`), and the packets reach a function that has no such queue pair.
+//!
+//! Which interfaces answer was measured on Linux 6.18, with two interfaces of one namespace on one bridge:
+//!
+//! | `rp_filter` | `arp_ignore` | one subnet | a subnet for each |
+//! |---|---|---|---|
+//! | 0, 2 | 0 | both, for either address | both, for either address |
+//! | 0, 2 | 1 | the right one | the right one |
+//! | 1 | 0 | the first, for either address | the right one |
+//! | 1 | 1 | the first for its own; nobody for the second | the right one |
+
+use super::Rail;
+use super::advice::list;
+use super::port::ipv4_subnet;
+use crate::interfaces::ARP_CURE;
+use std::path::Path;
+
+/// The warning with its cure: one for the host, `None` where all is well or the kernel's settings cannot be read.
+pub(super) fn warning(proc_sys: &Path, rails: &[Rail]) -> Option<String> {
+    let known: Vec<(&Rail, Settings)> =
+        rails.iter().filter_map(|rail| Some((rail, Settings::read(proc_sys, rail)?))).collect();
+    let mixed = |(one, settings): &&(&Rail, Settings)| {
+        known.iter().any(|(other, others)| !std::ptr::eq(*one, *other) && is_mixed_up((one, settings), (other, others)))
+    };
+    let found: Vec<&(&Rail, Settings)> = known.iter().filter(mixed).collect();
+    if found.is_empty() {
+        return None;
+    }
+    let rails = list(found.iter().map(|(rail, _)| rail.device.as_str()));
+    // Every interface has the larger of its own value and that of `all`: 2 there lifts a 1 (strict) and nothing else.
+    let loosened =
+        if found.iter().any(|(_, settings)| settings.is_strict()) { " net.ipv4.conf.all.rp_filter=2" } else { "" };
+    Some(format!(
+        "an ARP request for the address of one of {rails} may be answered by another of them, or not at all (arp_ignore, rp_filter), and \
+         what a peer sends there is lost; run {ARP_CURE}{loosened} on this host, and write the same settings into a file in \
+         /etc/sysctl.d to keep them."
+    ))
+}
+
+/// What decides about ARP on an interface.
+#[derive(Debug, Clone, Copy)]
+struct Settings {
+    arp_ignore: u32,
+    rp_filter: u32,
+}
+
+impl Settings {
+    /// Those of a rail's interface: the larger of its own value and that of all interfaces counts (`ip-sysctl` in Linux' documentation:
+    /// `arp_ignore`, `rp_filter`).
+    fn read(proc_sys: &Path, rail: &Rail) -> Option<Self> {
+        let netdev = rail.netdev.as_deref()?;
+        let one = |folder: &str, name: &str| -> Option<u32> {
+            let path = proc_sys.join("net/ipv4/conf").join(folder).join(name);
+            let text = std::fs::read_to_string(&path)
+                .inspect_err(|error| tracing::debug!("{}: ARP settings not known: {error}", path.display()));
+            text.ok()?.trim().parse().ok()
+        };
+        let larger = |name| Some(one("all", name)?.max(one(netdev, name)?));
+        Some(Self { arp_ignore: larger("arp_ignore")?, rp_filter: larger("rp_filter")? })
+    }
+
+    /// Whether a packet is dropped that comes in by another interface than the one by which its sender is reached (RFC 3704, 2.2).
+    fn is_strict(self) -> bool {
+        self.rp_filter == 1
+    }
+}
+
+/// Whether a request for an address of one of the two can be answered by the other one, or by none.
+fn is_mixed_up((one, its): (&Rail, &Settings), (other, others): (&Rail, &Settings)) -> bool {
+    let either = |holds: fn(Settings) -> bool| holds(*its) || holds(*others);
+    let subnets = |rail: &Rail| rail.addresses.iter().filter_map(ipv4_subnet).collect::<Vec<_>>();
+    let (here, there) = (subnets(one), subnets(other));
+    if here.is_empty() || there.is_empty() {
+        return false;
+    }
+    if here.iter().any(|subnet| there.contains(subnet)) {
+        return either(|settings| settings.arp_ignore == 0 || settings.is_strict());
+    }
+    one.cable == other.cable && either(|settings| settings.arp_ignore == 0 && !settings.is_strict())
+}

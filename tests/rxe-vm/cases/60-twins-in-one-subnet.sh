@@ -1,0 +1,42 @@
+# shellcheck shell=bash
+# Two rails of each node on one wire with addresses in one subnet, as Ubuntu has its settings (rp_filter 2, arp_ignore 0): the rails' ends
+# answer ARP for each other. The plugin warns with the cure; the job runs with what carries; the rail that does not is left out, and the reason
+# says which hardware address the peer's address has. With the cure both rails carry and there is no warning.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+
+readonly warning='an ARP request for the address of one of a0 and a1 may be answered by another of them'
+readonly cure='net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2'
+
+# neighbours: what each end has for the addresses of the other node.
+neighbours() {
+  local side i
+  for side in a b; do for i in 0 1; do echo "e$side$i is $(rail_mac "$side" "$i"), $(rail_address "$side" "$i")"; done; done
+  ip -4 neigh show
+}
+
+bridged_rails 2
+sysctl -qw net.ipv4.conf.all.rp_filter=2 net.ipv4.conf.all.arp_ignore=0
+mark 2
+spark flux all-gather a0,a1 b0,b1 -b 4M -e 4M -n 5 -w 1 -c 1
+neighbours
+check_table 1
+check_says "WARN NET/Spark: $warning.*$cure.* on this host.*/etc/sysctl.d" "that the rails answer ARP for each other"
+check_says 'a0 and a1 are in one subnet' "that the rails share a subnet"
+check_says 'rail [ab]0:1 not used with .*test write' "that rail 0 is left out"
+check_says "192.168.100.1[12] resolves to $(rail_mac b 1)|192.168.100.1[12] resolves to $(rail_mac a 1)" "whose hardware address was used"
+check_says "which is the address of [ab]1:1 and not of [ab]0:1 .*they answer ARP for each other; run sysctl -w $cure on" "the cure on the peer"
+check_carried a 1
+check_carried b 1
+
+sysctl -qw net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2
+ip neigh flush all
+mark 2
+spark cured all-gather a0,a1 b0,b1 -b 4M -e 4M -n 5 -w 1 -c 1
+neighbours
+check_table 1
+if grep -E "$warning|not used with" "$output"; then fail "it warns although the cure is in place"; fi
+for rail in 0 1; do
+  check_carried a "$rail"
+  check_carried b "$rail"
+done

@@ -1,0 +1,31 @@
+# shellcheck shell=bash
+# The link-local address of a rail's interfaces is not the one of its MAC, as NetworkManager's stable-privacy has it, and the rail has no
+# other: the GID table has both, and the rail is used by the one that the interface has.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+
+# other_link_local SIDE I ADDRESS: the interface has ADDRESS in place of all that it had.
+other_link_local() {
+  local tries gids device=e$1$2
+  ip -4 addr flush dev "$device"
+  ip -6 addr flush dev "$device"
+  ip addr add "$3/64" dev "$device" nodad
+  for ((tries = 0; tries < 200; tries++)); do
+    gids=$(cat /sys/class/infiniband/"$1$2"/ports/1/gids/* 2>/dev/null || true)
+    if [[ $(grep -c '^fe80' <<<"$gids") == 2 ]]; then return; fi
+    sleep 0.05
+  done
+  fail "$1$2 does not have two link-local GIDs: $(sort -u <<<"$gids" | paste -sd' ')"
+}
+
+rails 2 80mbit
+other_link_local a 1 fe80::a:1234:5678
+other_link_local b 1 fe80::b:1234:5678
+mark 2
+spark private all-gather a0,a1 b0,b1 -b 4M -e 4M -n 5 -w 1 -c 1
+check_table 1
+check_says 'connected with .* over 2 rails' "that both rails are used"
+for rail in 0 1; do
+  check_carried a "$rail"
+  check_carried b "$rail"
+done
