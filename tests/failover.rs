@@ -13,6 +13,7 @@ use nccl_net_spark::comm::datapath::lane::Role;
 use nccl_net_spark::comm::datapath::mailbox::Mailboxes;
 use nccl_net_spark::comm::datapath::path::{PathGuard, SharedPath};
 use nccl_net_spark::comm::datapath::peer::Peer;
+use nccl_net_spark::comm::rail::backoff::PathId;
 use nccl_net_spark::comm::recovery::driver::Driver;
 use nccl_net_spark::comm::{Host, ListenComm, RecvComm, RecvPart, Registration, SendComm};
 use nccl_net_spark::config::Config;
@@ -84,7 +85,7 @@ impl Drop for Bed {
     fn drop(&mut self) {
         for rail in RAILS {
             set(rail, Action::Refuse(0));
-            set(rail, Action::Silence(0));
+            set(rail, Action::Unresolved(0));
             set(rail, Action::Up);
         }
     }
@@ -316,7 +317,7 @@ fn a_way_on_which_nobody_answers_keeps_no_other_from_returning() {
     let bed = Bed::new(&[]);
     let mut stream = Stream::new(&bed);
     stream.run(&bed, 20);
-    set(RAILS[0], Action::Silence(1000));
+    set(RAILS[0], Action::Unresolved(1000));
     set(RAILS[0], Action::Down);
     stream.run(&bed, 20);
     set(RAILS[0], Action::Up);
@@ -325,7 +326,7 @@ fn a_way_on_which_nobody_answers_keeps_no_other_from_returning() {
     let rail = &bed.hosts[1].process().rails[0];
     until(|| {
         stream.step(&bed).unwrap();
-        let is_known = |gid| bed.hosts[1].process().backoff.knows(rail, gid);
+        let is_known = |peer_gid| bed.hosts[1].process().backoff.knows(PathId { rail: rail.id, peer_gid });
         addresses.iter().any(|address| is_known(address.gid)).then_some(())
     });
     // A rail tells what it carried when its queue pairs are replaced.

@@ -30,6 +30,7 @@ impl Stage {
         for rail in 0..RAILS {
             fabric.set(rail, true);
             fabric.silence(rail, 0);
+            fabric.hush(rail, false);
         }
         fabric.forget_silence();
         fabric.pass(1_000_000_000);
@@ -141,6 +142,37 @@ fn a_way_on_which_nobody_answers_is_tried_by_one_connection_for_all() {
     assert!(later.iter().filter(|why| why.contains("next attempt in")).count() > 10, "{words:?}");
     // It answers again, which is found out without anybody's saying so.
     stage.fabric().silence(1, 0);
+    stage.talk(20_000, |_| {});
+    assert!(stage.is_whole(), "{:?}", stage.text());
+}
+
+#[test]
+fn a_path_that_resolves_and_does_not_carry_is_tested_by_one_connection_for_all() {
+    let mut stage = Stage::new(4, 2);
+    stage.set(&[1], false);
+    stage.talk(200, |_| {});
+    stage.fabric().hush(1, true);
+    stage.set(&[1], true);
+    let (mut asked, mut lost) = (0, 0);
+    let mut hear = |frame: &mut ControlFrame| match ControlMessage::decode(&frame.message) {
+        Ok(ControlMessage::Join { .. }) => asked += 1,
+        Ok(ControlMessage::NotNow { why, .. }) => lost += u32::from(why.contains("test write")),
+        _ => {}
+    };
+    stage.talk(1_500, &mut hear);
+    // Nothing was known of the path: a rail that works returns to all at once.
+    assert_eq!((asked, lost), (4, 4));
+    (asked, lost) = (0, 0);
+    let mut hear = |frame: &mut ControlFrame| match ControlMessage::decode(&frame.message) {
+        Ok(ControlMessage::Join { .. }) => asked += 1,
+        Ok(ControlMessage::NotNow { why, .. }) => lost += u32::from(why.contains("test write")),
+        _ => {}
+    };
+    stage.talk(60_000, &mut hear);
+    // After 2, 4, 8 and then every 10 s, by one. The others do not even ask.
+    assert!((6..=8).contains(&lost) && asked == lost, "asked {asked} times, {lost} test writes lost");
+    // It carries again, which is found out without anybody's saying so.
+    stage.fabric().hush(1, false);
     stage.talk(20_000, |_| {});
     assert!(stage.is_whole(), "{:?}", stage.text());
 }

@@ -37,8 +37,10 @@ pub enum Action {
     Slow(f64),
     /// Refuse so many of the next requests as invalid.
     Refuse(u32),
-    /// Let so many of the next queue pairs that connect fail with `ETIMEDOUT`, as if the peer's address did not answer.
-    Silence(u32),
+    /// Let so many of the next queue pairs that connect fail with `ETIMEDOUT`, after a second, as if the peer's address did not answer.
+    Unresolved(u32),
+    /// Lose all that is sent by it, though its port is up and addresses resolve, or no longer.
+    Silent(bool),
 }
 
 /// A fabric that is used.
@@ -80,6 +82,8 @@ pub struct RailStatus {
     pub refusals: u32,
     /// How many of the next queue pairs that connect fail with `ETIMEDOUT`.
     pub unanswered: u32,
+    /// Whether all that is sent by it gets lost.
+    pub is_silent: bool,
 }
 
 /// Creates a fabric for a job of so many nodes, with no process in it yet.
@@ -199,7 +203,8 @@ pub fn control(dir: &Path, fabric: &str, node: Option<usize>, rail: &str, action
             Action::Down => place.down.store(1, Ordering::Release),
             Action::Up => place.down.store(0, Ordering::Release),
             Action::Refuse(count) => place.refusals.store(count, Ordering::Relaxed),
-            Action::Silence(count) => place.unanswered.store(count, Ordering::Relaxed),
+            Action::Unresolved(count) => place.unanswered.store(count, Ordering::Relaxed),
+            Action::Silent(is_silent) => place.silent.store(u32::from(is_silent), Ordering::Release),
             Action::Slow(factor) => {
                 let spec = &profile.rails[index];
                 let full = full_mbps(&profile, spec).unwrap_or(spec.speed_mbps);
@@ -237,6 +242,7 @@ pub fn status(dir: &Path, fabric: &str) -> Result<Status, String> {
             is_unplugged,
             refusals: place.refusals.load(Ordering::Relaxed),
             unanswered: place.unanswered.load(Ordering::Relaxed),
+            is_silent: place.silent.load(Ordering::Acquire) != 0,
         }
     };
     let node = |node: usize| NodeStatus {

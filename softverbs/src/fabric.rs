@@ -194,6 +194,14 @@ impl Node {
         }
     }
 
+    /// Whether what is sent between this machine's device and the same one of machine `to` gets through, if both are there.
+    pub(crate) fn carries(&self, device: usize, to: usize) -> bool {
+        [self.node, to].iter().all(|node| {
+            let rail = &self.memory.rails[*node][device];
+            rail.down.load(Ordering::Acquire) == 0 && rail.silent.load(Ordering::Acquire) == 0
+        })
+    }
+
     /// The machine and device that a GID belongs to.
     pub(crate) fn whose(&self, gid: &[u8; 16]) -> Option<(usize, usize)> {
         let candidates = (0..MAX_NODES).flat_map(|node| (0..self.devices.len()).map(move |device| (node, device)));
@@ -259,7 +267,7 @@ impl Node {
 
     /// Whether the caller is to start the engines' threads: once in a process, and never in virtual time.
     pub(crate) fn claim_threads(&self) -> bool {
-        self.memory.virtual_clock.load(Ordering::Acquire) == 0 && !self.running.swap(true, Ordering::AcqRel)
+        !self.memory.is_virtual() && !self.running.swap(true, Ordering::AcqRel)
     }
 
     /// Keeps a queue pair until its function is gone.

@@ -12,8 +12,12 @@ use crate::work_request::{Receive, Request, Sge};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 use verbs_sys::IBV_EVENT_QP_ACCESS_ERR;
 
+/// How long Linux looks for the hardware address of a peer that does not answer, in the call that makes a queue pair ready to receive:
+/// the 1000 ms that `rdma_addr_find_l2_eth_by_grh` passes to `rdma_resolve_ip` (drivers/infiniband/core/addr.c).
+const SEARCH: Duration = Duration::from_millis(1000);
 /// The most receives of one queue pair.
 pub const MAX_RECEIVES: u32 = 8192;
 
@@ -299,8 +303,8 @@ impl QueuePair {
     /// Changes its state.
     ///
     /// # Errors
-    /// `EINVAL` when the state or a value does not allow it; `ENETUNREACH` when the peer's GID cannot be reached; `EIO` when the
-    /// function is gone.
+    /// `EINVAL` when the state or a value does not allow it; `ENETUNREACH` when the peer's GID cannot be reached; `ETIMEDOUT`, after a
+    /// second, when nobody answers at it; `EIO` when the function is gone.
     pub fn change(&self, change: Change) -> Result<(), i32> {
         if !self.rail().presence().answers(self.generation) {
             return Err(libc::EIO);
@@ -329,6 +333,10 @@ impl QueuePair {
                     return Err(libc::ENETUNREACH);
                 }
                 if RailMemory::is_due(&self.rail().unanswered) {
+                    drop(local);
+                    if !self.node.memory.is_virtual() {
+                        std::thread::sleep(SEARCH);
+                    }
                     return Err(libc::ETIMEDOUT);
                 }
                 let slot = remote_qp as usize % MAX_QPS;

@@ -47,11 +47,9 @@ impl Serve for QueuePair {
         }
         let peer = self.node.qp_memory(remote.slot);
         let sender = self.node.memory.rails[remote.node][self.device].presence();
-        let down = [self.node.node, remote.node]
-            .iter()
-            .any(|node| self.node.memory.rails[*node][self.device].down.load(Ordering::Acquire) != 0);
+        let carries = self.node.carries(self.device, remote.node);
         // (The slot may be another queue pair's by now; then it is left alone further below.)
-        if down || !sender.works(peer.generation.load(Ordering::Acquire)) {
+        if !carries || !sender.works(peer.generation.load(Ordering::Acquire)) {
             local.serving.not_before_ns = now_ns;
             return Served::Until(now_ns + LATER_NS);
         }

@@ -7,12 +7,15 @@ mod common;
 use common::*;
 use softverbs::control::{Action, control};
 use softverbs::engine::{ASLEEP, AWAKE, NAPPING};
+use softverbs::fabric::Node;
 use softverbs::hotplug::Phase;
 use softverbs::profile::Profile;
 use softverbs::queue_pair::{Change, State};
 use softverbs::status;
 use softverbs::work_request::{Operation, Sge};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 #[test]
 fn a_write_wakes_an_engine_that_is_asleep_though_its_process_has_just_polled() {
@@ -437,4 +440,60 @@ fn fail_while_polling() {
         }
         assert_eq!(a.qp.state(), State::Error, "round {round}");
     }
+}
+
+#[test]
+fn what_goes_by_a_silent_rail_is_lost_though_its_port_is_up() {
+    let bed = Bed::new();
+    let set = |is_silent| {
+        control(&bed.settings.dir, &bed.settings.fabric, Some(1), "x0", Action::Silent(is_silent)).unwrap();
+        bed.nodes.iter().for_each(|node| node.watch_ports());
+    };
+    set(true);
+    // Its address resolves.
+    let (dead, late) = (bed.pair(0, 7), bed.pair(0, 7));
+    let is_quiet = |node: &Arc<Node>| node.port_up(0) && node.next_event(0).is_none();
+    assert!(bed.nodes.iter().all(is_quiet), "a port says something");
+    dead.a.write(8, None, &dead.b);
+    bed.at(2_000_000);
+    assert_eq!(dead.poll(), (vec![], vec![]));
+    // Two tries of 4096 x 2^8 ns.
+    bed.at(2_097_153);
+    assert_eq!(dead.poll().0.iter().map(|c| c.status).collect::<Vec<_>>(), [status::RETRY_EXCEEDED]);
+    // A packet that is sent again arrives.
+    late.a.write(8, None, &late.b);
+    bed.at(3_000_000);
+    assert_eq!(late.poll(), (vec![], vec![]));
+    set(false);
+    bed.at(3_500_000);
+    assert_eq!(late.poll().0.iter().map(|c| c.status).collect::<Vec<_>>(), [0]);
+}
+
+#[test]
+fn looking_for_an_address_that_nobody_has_takes_a_second_and_in_virtual_time_none() {
+    let bed = Bed::new();
+    let device = &bed.nodes[0].devices()[0];
+    let try_once = || {
+        let end = End::new(&bed.nodes[0], 0);
+        end.qp.change(Change::Init { access: 7, port: 1 }).unwrap();
+        let change = Change::ReadyToReceive {
+            mtu_bytes: 4096,
+            remote_qp: end.qp.number(),
+            receive_psn: 5,
+            remote_gid: device.gids[1],
+            own_gid_index: 1,
+            min_rnr_timer: 1,
+        };
+        let begun = Instant::now();
+        let answer = end.qp.change(change);
+        (answer, end.qp.state(), begun.elapsed())
+    };
+    control(&bed.settings.dir, &bed.settings.fabric, Some(0), "x0", Action::Unresolved(2)).unwrap();
+    let (answer, state, _) = try_once();
+    assert_eq!((answer, state), (Err(libc::ETIMEDOUT), State::Init));
+    bed.nodes[0].memory.virtual_clock.store(0, Ordering::Release);
+    let (answer, state, took) = try_once();
+    assert_eq!((answer, state), (Err(libc::ETIMEDOUT), State::Init));
+    assert!(took >= Duration::from_secs(1), "{took:?}");
+    assert_eq!(try_once().0, Ok(()));
 }

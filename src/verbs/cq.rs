@@ -115,6 +115,11 @@ impl Completion {
         status_text(self.0.status)
     }
 
+    /// Whether the peer acknowledged nothing: what was sent, or its answer, got lost on the way.
+    pub fn is_unacknowledged(&self) -> bool {
+        self.0.status == IBV_WC_RETRY_EXC_ERR
+    }
+
     /// What its status blames; of no use for one that succeeded.
     pub fn blame(&self) -> Blame {
         match self.0.status {

@@ -211,6 +211,11 @@ impl Fabric {
         self.node.memory.rails[0][rail].failing_posts.store(count, Ordering::Release);
     }
 
+    /// What is sent by a rail gets lost, or no longer; its port says nothing.
+    pub fn hush(&self, rail: usize, is_silent: bool) {
+        self.node.memory.rails[0][rail].silent.store(u32::from(is_silent), Ordering::Release);
+    }
+
     /// So many of the queue pairs that are connected next on a rail, by either end, find nobody at the peer's address.
     pub fn silence(&self, rail: usize, count: u32) {
         self.node.memory.rails[0][rail].unanswered.store(count, Ordering::Release);

@@ -74,6 +74,24 @@ enum What {
         #[arg(allow_negative_numbers = true, value_parser = parse_count)]
         count: u32,
     },
+    /// Lets the next queue pairs that connect by a rail find nobody at the peer's address, which takes a second each.
+    Unresolved {
+        /// The rail of one node, or with * of all nodes.
+        #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
+        rail: Place,
+        /// How many queue pairs; 0 ends it.
+        #[arg(allow_negative_numbers = true, value_parser = parse_count)]
+        count: u32,
+    },
+    /// Loses all that is sent by a rail, though its port is up.
+    Silent {
+        /// The rail of one node, or with * of all nodes.
+        #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
+        rail: Place,
+        /// Ends it.
+        #[arg(long)]
+        off: bool,
+    },
 }
 
 /// A rail of one node, or of all.
@@ -114,6 +132,7 @@ struct RailJson {
     unplugged: bool,
     refuses_requests: u32,
     unanswered_connections: u32,
+    silent: bool,
 }
 
 impl Options {
@@ -135,6 +154,12 @@ impl Options {
             What::Refuse { rail, count: 0 } => (rail, Action::Refuse(0), "refuses no requests".to_owned()),
             What::Refuse { rail, count: 1 } => (rail, Action::Refuse(1), "refuses the next request".to_owned()),
             What::Refuse { rail, count } => (rail, Action::Refuse(count), format!("refuses the next {count} requests")),
+            What::Unresolved { rail, count: 0 } => (rail, Action::Unresolved(0), "finds its peers".to_owned()),
+            What::Unresolved { rail, count } => {
+                (rail, Action::Unresolved(count), format!("leaves {count} connections unanswered"))
+            }
+            What::Silent { rail, off: true } => (rail, Action::Silent(false), "carries".to_owned()),
+            What::Silent { rail, off: false } => (rail, Action::Silent(true), "loses what is sent".to_owned()),
         };
         let name = name.map_or_else(|| only_one(&dir), |name| Ok(name.to_owned()))?;
         let Place { node, rail } = place;
@@ -213,6 +238,9 @@ fn state(rail: &RailStatus) -> String {
     if rail.unanswered > 0 {
         parts.push(format!("leaves {} connections unanswered", rail.unanswered));
     }
+    if rail.is_silent {
+        parts.push("loses what is sent".to_owned());
+    }
     parts.join(", ")
 }
 
@@ -230,6 +258,7 @@ impl From<Status> for FabricJson {
             unplugged: rail.is_unplugged,
             refuses_requests: rail.refusals,
             unanswered_connections: rail.unanswered,
+            silent: rail.is_silent,
         };
         let node = |node: NodeStatus| NodeJson {
             node: node.node,
@@ -293,10 +322,13 @@ mod tests {
             is_unplugged: false,
             refusals: 0,
             unanswered: 0,
+            is_silent: false,
         };
         assert_eq!(state(&healthy), "112.00 Gb/s");
         let slow = RailStatus { now_mbps: Some(560.0), refusals: 3, ..healthy.clone() };
         assert_eq!(state(&slow), "560.0 Mb/s, slowed from 112.00 Gb/s, refuses the next 3 requests");
+        let dead = RailStatus { unanswered: 2, is_silent: true, ..healthy.clone() };
+        assert_eq!(state(&dead), "112.00 Gb/s, leaves 2 connections unanswered, loses what is sent");
         assert_eq!(state(&RailStatus { full_mbps: None, now_mbps: None, ..healthy.clone() }), "no rate limit");
         let rails = vec![RailStatus { is_down: true, now_mbps: Some(0.0), ..healthy }];
         let nodes = vec![NodeStatus { node: 0, pids: vec![7], rails }];

@@ -25,7 +25,7 @@ pub const MAX_SGES: usize = 4;
 pub(crate) const DOORBELL_WORDS: usize = MAX_QPS / 64;
 
 /// Changes with the layout below.
-pub(crate) const LAYOUT: u64 = 0x5356_0008;
+pub(crate) const LAYOUT: u64 = 0x5356_0009;
 
 /// The whole file.
 #[repr(C)]
@@ -71,9 +71,11 @@ pub struct RailMemory {
     pub failing_posts: AtomicU32,
     /// So many of the next registrations fail (`ENOMEM`).
     pub failing_registrations: AtomicU32,
-    /// So many of the next queue pairs that connect fail (`ETIMEDOUT`), as if the peer's address did not answer. A kernel fails after
-    /// a second, this fabric at once.
+    /// So many of the next queue pairs that connect fail (`ETIMEDOUT`), as if the peer's address did not answer: after a second, as
+    /// under Linux, or at once in virtual time, where nothing may sleep.
     pub unanswered: AtomicU32,
+    /// 1: what is sent to it or from it gets lost, though its port is up and its address resolves.
+    pub silent: AtomicU32,
     /// Whether its function is there: a `hotplug::Presence`.
     pub(crate) presence: AtomicU32,
     /// What it carries.
@@ -215,6 +217,11 @@ impl FabricMemory {
         let Some(process) = self.processes.get(place) else { return false };
         let pid = process.pid.load(Ordering::Acquire);
         pid != 0 && super::process::started(pid) == Some(process.started.load(Ordering::Acquire))
+    }
+
+    /// Whether time is a test's, in which nothing may sleep.
+    pub(crate) fn is_virtual(&self) -> bool {
+        self.virtual_clock.load(Ordering::Acquire) != 0
     }
 
     /// The fabric's time.

@@ -17,6 +17,7 @@ pub mod recv;
 pub mod send;
 pub mod stall;
 pub mod status;
+pub mod test_write;
 pub mod try_cell;
 pub mod waker;
 pub mod wr_id;

@@ -1,11 +1,11 @@
 //! A rail of a connection as its recovery driver has it: what names it, and the queue pairs that are to bring it back.
 
 use crate::comm::datapath::lane::Lane;
-use crate::comm::datapath::wr_id::WrId;
+use crate::comm::rail::backoff::{PathId, Trial};
 use crate::comm::rail::{Look, Rail};
 use crate::flow::recovery::State;
-use crate::verbs::CompletionBuffer;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// A rail of a connection.
 pub struct ManagedRail {
@@ -21,6 +21,8 @@ pub struct ManagedRail {
     pub granted: Option<u32>,
     /// Accepting side: attempts of the peer to bring it back since it last carried.
     pub answers: u32,
+    /// The path that its last attempt went by; none before the first.
+    pub path: Option<PathId>,
     /// Connecting side: the new queue pairs of an attempt to bring it back. (Those of the accepting side are the data path's:
     /// [`crate::comm::datapath::status::Status::keep`].)
     pub attempt: Option<Attempt>,
@@ -31,7 +33,7 @@ pub enum Attempt {
     /// The peer was asked for its own.
     Asked(Box<Asked>),
     /// They are connected, and a trial write is under way on each.
-    Trying(Box<Lane>),
+    Trying(Box<Trying>),
 }
 
 /// New queue pairs, with what they are to be connected by.
@@ -42,16 +44,28 @@ pub struct Asked {
     pub look: Look,
 }
 
+/// New queue pairs that are tested.
+pub struct Trying {
+    /// The queue pairs.
+    pub lane: Lane,
+    /// The path that they go by.
+    pub path: PathId,
+    /// A test write that is not confirmed by then gets lost.
+    pub until: Instant,
+    /// The right to try the path, where it was dead before.
+    pub trial: Option<Trial>,
+}
+
 impl ManagedRail {
     /// Of a lane of a connection that comes up, with so many queue pairs there, now or later.
     pub fn of(lane: &Lane, queue_count: usize) -> Self {
-        let (rail, peer_rail, attempt) = (Arc::clone(&lane.rail), lane.peer_rail.clone(), None);
+        let (rail, peer_rail) = (Arc::clone(&lane.rail), lane.peer_rail.clone());
         let opening = lane.is_open().then_some(lane.opening());
         // Nothing is granted yet, and what will be has the keys of the devices that are there.
         let granted = opening.or_else(|| rail.device.opened().ok().map(|(_, opening)| opening));
         // Where it does not carry, that was the first attempt.
         let answers = u32::from(opening.is_none());
-        Self { rail, peer_rail, queue_count, opening, granted, answers, attempt }
+        Self { rail, peer_rail, queue_count, opening, granted, answers, path: None, attempt: None }
     }
 
     /// The rail and its state, for messages.
@@ -65,20 +79,4 @@ impl ManagedRail {
         };
         format!("{} to {}: {text}", self.rail.name(), self.peer_rail)
     }
-}
-
-/// How the trial of new queue pairs ended, once all its writes are confirmed or one has failed.
-pub fn outcome_of_trial(new: &mut Lane) -> Option<std::result::Result<(), String>> {
-    let mut buffer = CompletionBuffer::new();
-    let completions = match new.poll(&mut buffer) {
-        Ok(completions) => completions,
-        Err(error) => return Some(Err(error.to_string())),
-    };
-    for completion in completions {
-        if completion.status() != 0 {
-            return Some(Err(format!("test write failed: {}", completion.status_text())));
-        }
-        new.retire(WrId::of(completion.wr_id()));
-    }
-    (!new.has_pending()).then_some(Ok(()))
 }

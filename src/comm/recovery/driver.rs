@@ -9,7 +9,7 @@
 
 mod reconnect;
 
-use super::attempt::{Attempt, ManagedRail, outcome_of_trial};
+use super::attempt::ManagedRail;
 use crate::comm::datapath::context::PathContext;
 use crate::comm::datapath::fault::{broken, broken_protocol};
 use crate::comm::datapath::lane::Role;
@@ -200,7 +200,7 @@ impl Driver {
         self.look_at_devices(at);
         self.act(now);
         self.fence_what_was_cut_off(at);
-        self.look_at_trials(at);
+        self.look_at_trials(now, at);
         // A rail whose port is down again does not count as one that was there for a moment.
         self.act(now);
         self.recovery.tick(at);
@@ -282,17 +282,6 @@ impl Driver {
         moved
     }
 
-    /// Whether the trials of new queue pairs are over.
-    fn look_at_trials(&mut self, at: u64) {
-        for (lane, managed) in self.lanes().zip(&mut self.rails) {
-            if let Some(Attempt::Trying(new)) = &mut managed.attempt
-                && let Some(outcome) = outcome_of_trial(new)
-            {
-                self.recovery.probed(lane, outcome, at);
-            }
-        }
-    }
-
     /// Does what recovery asks for.
     fn act(&mut self, now: Instant) {
         let at = self.clock(now);
@@ -301,7 +290,7 @@ impl Driver {
                 Action::Fence(lane) => self.fence(lane, at),
                 Action::Resend(lane, received) => self.resend(lane, &received),
                 Action::OpenQps(lane) => {
-                    let outcome = self.open_qps(lane);
+                    let outcome = self.open_qps(lane, now);
                     self.recovery.opened(lane, outcome, at);
                 }
                 Action::AnswerQps(lane, rail, end) => {
@@ -313,7 +302,7 @@ impl Driver {
                     self.recovery.connected(lane, outcome, at);
                 }
                 Action::Activate(lane) => self.activate(lane, now),
-                Action::DropQps(lane) => drop(self.take_new(lane)),
+                Action::DropQps(lane) => self.drop_qps(lane, now),
                 Action::PeerClosed(delivered) => self.context.peer.said_bye(delivered),
                 Action::PeerGone => self.context.peer.vanished(),
                 Action::Fail(cause) => self.fail(&cause),
@@ -391,6 +380,10 @@ impl Driver {
         }
         let managed = &mut self.rails[lane.index()];
         (managed.opening, managed.answers) = (Some(opening), 0);
+        if let Some(path) = managed.path {
+            // The accepting side hears of it by LIVE.
+            self.process.backoff.carried(path, now);
+        }
         let (rail, at) = (Arc::clone(&self.rails[lane.index()].rail), self.clock(now));
         match (rail.is_up(), rail.device.presence_of(opening)) {
             (true, Presence::Here) => self.outages.recovered(lane, now),

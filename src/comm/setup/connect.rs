@@ -2,9 +2,10 @@
 
 use super::Setup;
 use super::finish::{Agreed, AgreedPair, finish};
+use super::join::{self, Joining, NewRoute, Step as JoinStep};
 use super::negotiate::{self, KnownRail, Rails, in_time, out_of_turn, receive, understood};
 use crate::comm::channel::{Channel, Received};
-use crate::comm::datapath::lane::{Lane, Role, Route};
+use crate::comm::datapath::lane::{Lane, Role};
 use crate::comm::datapath::send::SendPath;
 use crate::comm::endpoint::SendComm;
 use crate::comm::process::Process;
@@ -13,7 +14,6 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::flow::paths::End;
 use crate::verbs::Region;
-use crate::wire::fields::QpEnd;
 use crate::wire::handle::{HANDLE_BYTES, Handle};
 use crate::wire::ids::RailId;
 use crate::wire::mailbox::MAILBOX_BYTES;
@@ -27,6 +27,9 @@ use std::time::{Duration, Instant};
 /// How long to wait before a peer is dialled again that has closed before it said anything: unauthenticated connections crowd its
 /// port, and this side was in the wrong place among them. (One that has gone refuses the next connection.)
 const REDIAL: Duration = Duration::from_millis(10);
+
+/// What cannot be: READY is said when it is known of each rail whether it is connected.
+const UNDECIDED: &str = "a rail was neither connected nor left out";
 
 /// A connection being made.
 struct Connecting {
@@ -42,10 +45,12 @@ enum Stage {
     Redialling(Instant),
     Dialling,
     AwaitingOffer(Rails),
+    /// Its queue pairs are being connected.
+    Joining(Box<Connected>),
     AwaitingGo(Box<Connected>),
 }
 
-/// Queue pairs connected on this side.
+/// Queue pairs of this side, which are being connected or are.
 struct Connected {
     peer: String,
     chunk_bytes: u32,
@@ -63,8 +68,21 @@ struct OfferedPair {
     ends: [End; 2],
     peer_rail: String,
     queue_count: u8,
-    /// The connected lane with its key of the mailbox, or why this side cannot use it.
-    made: std::result::Result<Lane, String>,
+    /// The peer's address.
+    peer_gid: [u8; 16],
+    made: Made,
+}
+
+/// A lane of this side, with its key of the mailbox.
+enum Made {
+    /// It is being connected.
+    Joining(Joining),
+    /// It is connected.
+    Lane(Lane),
+    /// This side cannot use it now.
+    Failed(String),
+    /// The peer cannot use it now, and says why with its GO.
+    Later,
 }
 
 /// Connections that are being made: NCCL calls again for each, with the same memory, until it is there.
@@ -175,8 +193,7 @@ impl Connecting {
                     }
                     Received::Message(Message::Offer(offer)) => {
                         let connected = Connected::from_offer(process, &rails, offer, self.traffic_class)?;
-                        self.channel.send(&Message::Ready(connected.answer()))?;
-                        self.stage = Stage::AwaitingGo(Box::new(connected));
+                        self.stage = Stage::Joining(Box::new(connected));
                         continue;
                     }
                     other => match understood(&self.channel, other)? {
@@ -187,6 +204,15 @@ impl Connecting {
                         }
                     },
                 },
+                Stage::Joining(mut connected) => {
+                    if connected.join(&setup.process) {
+                        self.channel.send(&Message::Ready(connected.answer()))?;
+                        self.stage = Stage::AwaitingGo(connected);
+                        continue;
+                    }
+                    self.stage = Stage::Joining(connected);
+                    "the addresses"
+                }
                 Stage::AwaitingGo(connected) => match receive(&mut self.channel)? {
                     Some(Message::Go(go)) => {
                         return connected.finish(setup, self.channel, go).map(|comm| Step::Done(Box::new(comm)));
@@ -238,6 +264,11 @@ impl Connected {
         let region = Region::new(MAILBOX_BYTES)?;
         let mut pairs = Vec::with_capacity(offer.pairs.len());
         let mut paired = Vec::with_capacity(offer.pairs.len());
+        let all_dead = offer.pairs.iter().all(|pair| {
+            let known = rails.known.get(usize::from(pair.connector_rail));
+            let is_dead = |known: &KnownRail| negotiate::dead(process, &known.rail, pair.acceptor_gid).is_some();
+            matches!(pair.queue_pairs, Offered::Later(_)) || known.is_some_and(is_dead)
+        });
         for pair in &offer.pairs {
             let place = usize::from(pair.connector_rail);
             let Some(known) = rails.known.get(place) else {
@@ -247,13 +278,23 @@ impl Connected {
                 )));
             };
             paired.push(place);
-            let (queue_count, made) = match &pair.queue_pairs {
-                Offered::Later(count) => {
-                    (*count, Err(known.problem.clone().unwrap_or_else(|| format!("{} cannot use it now", offer.name))))
-                }
-                Offered::Now(qps) => {
-                    let made = connect_lane(process, known, pair, qps, traffic_class, &region);
-                    (qps.len() as u8, made.map_err(|error| error.to_string()))
+            let queue_count = pair.queue_pairs.count();
+            let made = match &pair.queue_pairs {
+                Offered::Later(_) => known.problem.clone().map_or(Made::Later, Made::Failed),
+                Offered::Now(ends) => {
+                    let KnownRail { look, .. } = known;
+                    let route = NewRoute {
+                        look: look.clone(),
+                        gid: pair.connector_gid,
+                        peer_gid: pair.acceptor_gid,
+                        mtu_bytes: pair.mtu_bytes,
+                        ends: ends.clone(),
+                        traffic_class,
+                    };
+                    match open_lane(known, pair, &region) {
+                        Ok(lane) => Made::Joining(Joining::new(process, Role::Sender, lane, route, all_dead)),
+                        Err(error) => Made::Failed(error.to_string()),
+                    }
                 }
             };
             let rail = Arc::clone(&known.rail);
@@ -261,18 +302,36 @@ impl Connected {
                 End { rail: rail.id, attachment: rail.info.attachment },
                 End { rail: pair.acceptor_rail, attachment: pair.acceptor },
             ];
-            let peer_rail = pair.acceptor_name.clone();
-            pairs.push(OfferedPair { rail, ends, peer_rail, queue_count, made });
+            let (peer_rail, peer_gid) = (pair.acceptor_name.clone(), pair.acceptor_gid);
+            pairs.push(OfferedPair { rail, ends, peer_rail, queue_count, peer_gid, made });
         }
         let chunk_bytes = offer.chunk_bytes.min(rails.chunk_bytes());
         let left_out = negotiate::unpaired(rails, &paired, Role::Sender);
         Ok(Self { peer: offer.name, chunk_bytes, traffic_class, region, pairs, left_out })
     }
 
+    /// Goes on with what is being connected; whether nothing is any more.
+    fn join(&mut self, process: &Arc<Process>) -> bool {
+        for pair in &mut self.pairs {
+            let before = std::mem::replace(&mut pair.made, Made::Failed(String::new()));
+            pair.made = match before {
+                Made::Joining(joining) => match joining.step(process) {
+                    JoinStep::Waiting(joining) => Made::Joining(joining),
+                    JoinStep::Joined(lane, _) => Made::Lane(lane),
+                    JoinStep::LeftOut(why) => Made::Failed(why),
+                },
+                decided => decided,
+            };
+        }
+        !self.pairs.iter().any(|pair| matches!(pair.made, Made::Joining(_)))
+    }
+
     fn answer(&self) -> Ready {
         let answer = |pair: &OfferedPair| match &pair.made {
-            Ok(lane) => PairReady::Connected { mailbox_rkey: lane.mailbox_rkey(), qps: lane.ends() },
-            Err(why) => PairReady::Failed(why.clone()),
+            Made::Lane(lane) => PairReady::Connected { mailbox_rkey: lane.mailbox_rkey(), qps: lane.ends() },
+            Made::Failed(why) => PairReady::Failed(why.clone()),
+            Made::Later => PairReady::Failed(String::new()),
+            Made::Joining(_) => PairReady::Failed(UNDECIDED.to_owned()),
         };
         Ready { mailbox_addr: self.region.addr(), pairs: self.pairs.iter().map(answer).collect() }
     }
@@ -284,18 +343,22 @@ impl Connected {
             return Err(Error::Protocol(format!("{peer} answered for {theirs} rails; {ours} were offered")));
         }
         let mut pairs = Vec::new();
-        for (OfferedPair { rail, ends, peer_rail, queue_count, made }, word) in offered.into_iter().zip(go.pairs) {
+        for (OfferedPair { rail, ends, peer_rail, queue_count, peer_gid, made }, word) in
+            offered.into_iter().zip(go.pairs)
+        {
             let lane = match (made, word) {
-                (Ok(mut lane), PairGo::Carries { mailbox_rkey }) => {
+                (Made::Lane(mut lane), PairGo::Carries { mailbox_rkey }) => {
+                    setup.process.backoff.carried(join::path(&lane, peer_gid), Instant::now());
                     lane.peer_mailbox_rkey = mailbox_rkey;
                     Ok(lane)
                 }
-                (Err(_), PairGo::Carries { .. }) => {
+                (Made::Failed(_) | Made::Later, PairGo::Carries { .. }) => {
                     return Err(Error::Protocol(format!(
                         "{peer} says that a rail carries which this side could not connect"
                     )));
                 }
-                (Ok(_), PairGo::NotYet(why)) | (Err(why), PairGo::NotYet(_)) => Err(why),
+                (Made::Lane(_) | Made::Later, PairGo::NotYet(why)) | (Made::Failed(why), PairGo::NotYet(_)) => Err(why),
+                (Made::Joining(_), _) => return Err(Error::Internal(UNDECIDED.to_owned())),
             };
             pairs.push(AgreedPair { rail, ends, peer_rail, queue_count, lane });
         }
@@ -305,21 +368,12 @@ impl Connected {
     }
 }
 
-fn connect_lane(
-    process: &Process,
-    KnownRail { rail, look, problem }: &KnownRail,
-    pair: &PairOffer,
-    ends: &[QpEnd],
-    traffic_class: Option<u8>,
-    region: &Arc<Region>,
-) -> Result<Lane> {
-    if let Some(problem) = problem {
+fn open_lane(known: &KnownRail, pair: &PairOffer, region: &Arc<Region>) -> Result<Lane> {
+    if let Some(problem) = &known.problem {
         return Err(Error::Missing(problem.clone()));
     }
-    let (gid, peer_gid, mtu_bytes) = (pair.connector_gid, pair.acceptor_gid, pair.mtu_bytes);
-    let mut lane = Lane::open(rail, Role::Sender, ends.len())?;
+    let mut lane = Lane::open(&known.rail, Role::Sender, usize::from(pair.queue_pairs.count()))?;
     lane.peer_rail.clone_from(&pair.acceptor_name);
-    lane.connect(Role::Sender, &process.config, &Route { look, gid, peer_gid, mtu_bytes, ends, traffic_class })?;
     lane.register_mailbox(region)?;
     Ok(lane)
 }

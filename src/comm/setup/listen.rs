@@ -4,23 +4,26 @@ use super::Setup;
 use super::admission::{Admission, Admitted};
 use super::descriptors::waits_for_descriptors;
 use super::finish::{Agreed, AgreedPair, finish};
+use super::join::{self, Joining, NewRoute, Step as JoinStep};
 use super::negotiate::{self, KnownRail, Rails, in_time, out_of_turn, receive};
 use crate::comm::channel::Channel;
-use crate::comm::datapath::lane::{Lane, LaneWrite, Role, Route};
+use crate::comm::datapath::lane::{Lane, LaneWrite, Role};
+use crate::comm::datapath::mailbox::Mailboxes;
 use crate::comm::datapath::recv::RecvPath;
-use crate::comm::datapath::wr_id::{Work, WrId};
+use crate::comm::datapath::test_write::{self, Tested};
 use crate::comm::endpoint::RecvComm;
 use crate::comm::log::once::Subject;
 use crate::comm::process::Process;
+use crate::comm::rail::backoff::{PathId, Trial};
 use crate::comm::rail::{Rail, interfaces, neighbours};
 use crate::error::{Error, Result};
 use crate::flow::pairing::{self, Pair};
 use crate::flow::paths::{End, Paths};
-use crate::verbs::{CompletionBuffer, Region, Remote};
+use crate::verbs::{CompletionBuffer, Region};
 use crate::wire::fields::RailAdvert;
 use crate::wire::handle::{HANDLE_BYTES, Handle, TOKEN_BYTES};
 use crate::wire::ids::RailId;
-use crate::wire::mailbox::{MAILBOX_BYTES, PROBE_AT, PROBE_BYTES};
+use crate::wire::mailbox::MAILBOX_BYTES;
 use crate::wire::message::{Go, Hello, Message, Offer, Offered, PairGo, PairOffer, PairReady, Ready};
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -75,9 +78,8 @@ struct OpenedPair {
     opened: std::result::Result<Lane, String>,
 }
 
-/// Queue pairs connected; a write is under way on each.
+/// Queue pairs that are being connected and tested.
 struct Probing {
-    until: Instant,
     chunk_bytes: u32,
     region: Arc<Region>,
     peer_addr: u64,
@@ -98,8 +100,11 @@ struct ProbedPair {
 }
 
 enum Probed {
+    /// Its queue pairs are being connected.
+    Joining(Joining),
+    /// A write is under way on each.
     Waiting(Tried),
-    Carries(Tried),
+    Carries(Lane),
     NotYet(String),
     /// Its queue pairs are connected, and a test write was not acknowledged.
     Silent(String),
@@ -111,6 +116,11 @@ struct Tried {
     /// When to write once more: a lost packet is sent again at once when a later one arrives, while the queue pair's
     /// own time-out (4 s and more at NCCL's default) is longer than the trial.
     again: Option<Instant>,
+    /// A write that is not acknowledged by then gets lost.
+    until: Instant,
+    path: PathId,
+    /// The right to test the path while other connections wait.
+    _trial: Option<Trial>,
 }
 
 /// Opens a listener on the interface that the settings choose; with it, the handle for the peer.
@@ -199,7 +209,7 @@ impl Accepting {
         let Stage::Probing(mut probing) = self.stage else {
             return Err(Error::Internal("connection set-up is in no stage".to_owned()));
         };
-        if probing.look() {
+        if probing.look(&setup.process) {
             return probing.finish(setup, self.channel, self.peer).map(|comm| Step::Done(Box::new(comm)));
         }
         self.stage = Stage::Probing(probing);
@@ -245,10 +255,14 @@ impl OfferMade {
         let paired: Vec<usize> = pairs.iter().map(|pair| pair.acceptor).collect();
         let mut left_out = negotiate::unpaired(&rails, &paired, Role::Receiver);
         let (mut offers, mut all) = (Vec::new(), Vec::new());
+        let dead = |pair: &Pair| negotiate::dead(process, &rails.known[pair.acceptor].rail, pair.connector_gid);
+        let is_usable =
+            |pair: &&Pair| rails.known[pair.acceptor].problem.is_none() && hello.rails[pair.connector].is_usable;
+        let all_dead = pairs.iter().filter(is_usable).all(|pair| dead(pair).is_some());
         for ((pair, ends), queue_count) in pairs.into_iter().zip(ends).zip(queue_pairs) {
             let known = &rails.known[pair.acceptor];
             let (rail, theirs) = (&known.rail, &hello.rails[pair.connector]);
-            let opened = open(known, theirs, queue_count)?;
+            let opened = open(known, theirs, dead(&pair).filter(|_| !all_dead), queue_count)?;
             if opened.is_ok() {
                 warn_of_mtu(process, rail, theirs, &rails.adverts[pair.acceptor], &hello.name);
             }
@@ -279,7 +293,7 @@ impl OfferMade {
         Ok((Self { rails, theirs, chunk_bytes, pairs: all, left_out }, offer))
     }
 
-    /// Connects this side's queue pairs, and writes a whole packet on each of them to see whether it carries.
+    /// Begins to connect this side's queue pairs; then a whole packet is written on each of them to see whether it carries.
     fn connect(self, process: &Process, peer: &str, ready: Ready) -> Result<Probing> {
         if ready.pairs.len() != self.pairs.len() {
             return Err(Error::Protocol(format!(
@@ -290,6 +304,11 @@ impl OfferMade {
         }
         let region = Region::new(MAILBOX_BYTES)?;
         let mut pairs = Vec::with_capacity(self.pairs.len());
+        let is_dead = |OpenedPair { pair, opened, .. }: &OpenedPair| {
+            let lane = opened.as_ref().ok()?;
+            Some(negotiate::dead(process, &lane.rail, pair.connector_gid).is_some())
+        };
+        let all_dead = self.pairs.iter().filter_map(is_dead).all(|is_dead| is_dead);
         for (OpenedPair { pair, ends, peer_rail, queue_count, opened }, answer) in
             self.pairs.into_iter().zip(ready.pairs)
         {
@@ -297,36 +316,46 @@ impl OfferMade {
             let state = match (opened, answer) {
                 (Err(why), _) => Probed::NotYet(why),
                 (Ok(_), PairReady::Failed(why)) => Probed::NotYet(format!("{peer} cannot use it: {why}")),
-                (Ok(lane), PairReady::Connected { mailbox_rkey, qps }) => {
-                    let route = Route {
-                        look,
+                (Ok(mut lane), PairReady::Connected { mailbox_rkey, qps }) => {
+                    let route = NewRoute {
+                        look: look.clone(),
                         gid: pair.acceptor_gid,
                         peer_gid: pair.connector_gid,
                         mtu_bytes: pair.mtu_bytes,
-                        ends: &qps,
+                        ends: qps,
                         traffic_class: None,
                     };
-                    match Tried::start(process, lane, &route, (ready.mailbox_addr, mailbox_rkey), &region) {
-                        Ok(tried) => Probed::Waiting(tried),
+                    match lane.register_mailbox(&region) {
+                        Ok(()) => {
+                            lane.peer_mailbox_rkey = mailbox_rkey;
+                            Probed::Joining(Joining::new(process, Role::Receiver, lane, route, all_dead))
+                        }
                         Err(error) => Probed::NotYet(error.to_string()),
                     }
                 }
             };
             pairs.push(ProbedPair { rail: Arc::clone(rail), pair, ends, peer_rail, queue_count, state });
         }
-        let until = Instant::now() + process.config.probe_timeout;
         let (chunk_bytes, theirs, left_out) = (self.chunk_bytes, self.theirs, self.left_out);
-        Ok(Probing { until, chunk_bytes, region, peer_addr: ready.mailbox_addr, theirs, pairs, left_out })
+        Ok(Probing { chunk_bytes, region, peer_addr: ready.mailbox_addr, theirs, pairs, left_out })
     }
 }
 
 /// Queue pairs for a rail, with those of the peer's to come; or why there can be none now.
-fn open(known: &KnownRail, theirs: &RailAdvert, queue_count: u8) -> Result<std::result::Result<Lane, String>> {
+fn open(
+    known: &KnownRail,
+    theirs: &RailAdvert,
+    dead: Option<String>,
+    queue_count: u8,
+) -> Result<std::result::Result<Lane, String>> {
     if let Some(problem) = &known.problem {
         return Ok(Err(problem.clone()));
     }
     if !theirs.is_usable {
         return Ok(Err(format!("the peer cannot use its rail {} now", theirs.name)));
+    }
+    if let Some(why) = dead {
+        return Ok(Err(why));
     }
     match Lane::open(&known.rail, Role::Receiver, usize::from(queue_count)) {
         Ok(mut lane) => {
@@ -350,46 +379,41 @@ fn warn_of_mtu(process: &Process, rail: &Rail, theirs: &RailAdvert, ours: &RailA
 }
 
 impl Tried {
-    fn start(
-        process: &Process,
-        mut lane: Lane,
-        route: &Route<'_>,
-        (peer_addr, peer_rkey): (u64, u32),
-        region: &Arc<Region>,
-    ) -> Result<Self> {
-        lane.connect(Role::Receiver, &process.config, route)?;
-        lane.register_mailbox(region)?;
-        lane.peer_mailbox_rkey = peer_rkey;
-        let probe = LaneWrite {
-            work: Work::Probe,
-            local_addr: region.addr() + PROBE_AT as u64,
-            lkey: lane.mailbox_keys().own_lkey,
-            // A whole packet: a switch or port with a smaller MTU on the way passes empty ones.
-            bytes: route.mtu_bytes.min(PROBE_BYTES as u32),
-            remote: Remote { addr: peer_addr + PROBE_AT as u64, rkey: peer_rkey },
-            immediate: None,
-            signaled: true,
-        };
-        let again = Some(Instant::now() + process.config.probe_timeout / 3);
-        let mut tried = Self { lane, probe, again };
+    /// Writes a packet on each queue pair.
+    fn start(process: &Process, lane: Lane, path: PathId, probe: LaneWrite, trial: Option<Trial>) -> Result<Self> {
+        let (now, limit) = (Instant::now(), process.config.probe_timeout);
+        let mut tried = Self { lane, probe, again: Some(now + limit / 3), until: now + limit, path, _trial: trial };
         tried.lane.write_on_each(&tried.probe)?;
         Ok(tried)
     }
 }
 
 impl Probing {
-    /// Looks at the writes under way; whether all are decided.
-    fn look(&mut self) -> bool {
-        let late = Instant::now() >= self.until;
+    /// Goes on with what is being connected and tested; whether all is decided.
+    fn look(&mut self, process: &Arc<Process>) -> bool {
         let mut buffer = CompletionBuffer::new();
         for pair in &mut self.pairs {
             let before = std::mem::replace(&mut pair.state, Probed::NotYet(String::new()));
-            pair.state = match before {
-                Probed::Waiting(tried) => tried.look(&mut buffer, late),
-                decided => decided,
+            let after = match before {
+                Probed::Joining(joining) => match joining.step(process) {
+                    JoinStep::Waiting(joining) => Probed::Joining(joining),
+                    JoinStep::LeftOut(why) => Probed::NotYet(why),
+                    JoinStep::Joined(lane, trial) => {
+                        let mailboxes = Mailboxes { region: Arc::clone(&self.region), peer_addr: self.peer_addr };
+                        let probe = mailboxes.probe_write(lane.mailbox_keys(), pair.pair.mtu_bytes);
+                        let path = join::path(&lane, pair.pair.connector_gid);
+                        Tried::start(process, lane, path, probe, trial)
+                            .map_or_else(|error| Probed::NotYet(error.to_string()), Probed::Waiting)
+                    }
+                },
+                other => other,
+            };
+            pair.state = match after {
+                Probed::Waiting(tried) => tried.look(process, &mut buffer),
+                other => other,
             };
         }
-        !self.pairs.iter().any(|pair| matches!(pair.state, Probed::Waiting(_)))
+        !self.pairs.iter().any(|pair| matches!(pair.state, Probed::Joining(_) | Probed::Waiting(_)))
     }
 
     fn finish(self, setup: &Setup, mut channel: Channel, peer: String) -> Result<RecvComm> {
@@ -399,13 +423,15 @@ impl Probing {
             probed
         {
             let lane = match state {
-                Probed::Carries(Tried { lane, .. }) => Ok(lane),
+                Probed::Carries(lane) => Ok(lane),
                 Probed::NotYet(why) => Err(why),
                 Probed::Silent(why) => {
                     let netdev = rail.info.netdev.as_deref();
                     Err(why + &neighbours::sent_to(netdev, connector_gid, &theirs, connector, &peer))
                 }
-                Probed::Waiting(_) => return Err(Error::Internal("a rail was neither tested nor left out".to_owned())),
+                Probed::Joining(_) | Probed::Waiting(_) => {
+                    return Err(Error::Internal("a rail was neither tested nor left out".to_owned()));
+                }
             };
             words.push(match &lane {
                 Ok(lane) => PairGo::Carries { mailbox_rkey: lane.mailbox_rkey() },
@@ -426,27 +452,27 @@ impl Probing {
 }
 
 impl Tried {
-    fn look(mut self, buffer: &mut CompletionBuffer, late: bool) -> Probed {
-        let completions = match self.lane.poll(buffer) {
-            Ok(completions) => completions,
-            Err(error) => return Probed::NotYet(error.to_string()),
+    fn look(mut self, process: &Process, buffer: &mut CompletionBuffer) -> Probed {
+        let now = Instant::now();
+        let silent = match test_write::look(&mut self.lane, buffer) {
+            Tested::Carries => {
+                process.backoff.carried(self.path, now);
+                return Probed::Carries(self.lane);
+            }
+            Tested::Failed(why) => return Probed::NotYet(why),
+            Tested::Silent(why) => why,
+            Tested::UnderWay if now < self.until => {
+                if self.again.is_some_and(|again| now >= again) {
+                    self.again = None;
+                    if let Err(error) = self.lane.write_on_each(&self.probe) {
+                        return Probed::NotYet(error.to_string());
+                    }
+                }
+                return Probed::Waiting(self);
+            }
+            Tested::UnderWay => "test write not acknowledged within NCCL_SPARK_PROBE_TIMEOUT_MS".to_owned(),
         };
-        for completion in completions {
-            if completion.status() != 0 {
-                return Probed::Silent(format!("test write failed: {}", completion.status_text()));
-            }
-            self.lane.retire(WrId::of(completion.wr_id()));
-        }
-        if self.lane.has_pending() && self.again.is_some_and(|again| Instant::now() >= again) {
-            self.again = None;
-            if let Err(error) = self.lane.write_on_each(&self.probe) {
-                return Probed::NotYet(error.to_string());
-            }
-        }
-        match (self.lane.has_pending(), late) {
-            (false, _) => Probed::Carries(self),
-            (true, false) => Probed::Waiting(self),
-            (true, true) => Probed::Silent("test write not acknowledged within NCCL_SPARK_PROBE_TIMEOUT_MS".to_owned()),
-        }
+        process.backoff.silent(self.path, &silent, now);
+        Probed::Silent(silent)
     }
 }

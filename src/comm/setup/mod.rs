@@ -1,10 +1,11 @@
 //! Makes connections: `listen` is the accepting side, behind `admission`; `connect` the connecting side. Both `negotiate` over a TCP
-//! channel, and `finish` what has come up.
+//! channel, `join` their queue pairs, and `finish` what has come up.
 
 pub mod admission;
 pub mod connect;
 pub mod descriptors;
 pub mod finish;
+pub mod join;
 pub mod listen;
 pub mod negotiate;
 

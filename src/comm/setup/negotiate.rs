@@ -4,6 +4,7 @@ use crate::comm::channel::{Channel, Received};
 use crate::comm::datapath::lane::{Lane, Role};
 use crate::comm::log::once::Subject;
 use crate::comm::process::Process;
+use crate::comm::rail::backoff::PathId;
 use crate::comm::rail::{Look, Rail};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -177,6 +178,11 @@ pub fn report(process: &Process, peer: &str, role: Role, lanes: &[Lane], left_ou
             tracing::info!("rail {name} not used with {peer}: {why}");
         }
     }
+}
+
+/// Why a pair of rails is not used now although it was agreed: its path is known as dead.
+pub fn dead(process: &Process, rail: &Rail, peer_gid: [u8; 16]) -> Option<String> {
+    process.backoff.dead(PathId { rail: rail.id, peer_gid }, Instant::now())
 }
 
 /// The rails that no pair names, with the reason.

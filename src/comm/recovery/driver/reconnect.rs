@@ -3,13 +3,16 @@
 
 use super::Driver;
 use crate::comm::datapath::lane::{Lane, Route};
+use crate::comm::datapath::test_write::{self, Tested};
 use crate::comm::process::Process;
 use crate::comm::rail::Look;
-use crate::comm::recovery::attempt::{Asked, Attempt};
+use crate::comm::rail::backoff::{PathId, SEARCH};
+use crate::comm::recovery::attempt::{Asked, Attempt, Trying};
 use crate::error::{Error, Result};
 use crate::flow::pairing;
 use crate::flow::recovery::Answer;
 use crate::interfaces;
+use crate::verbs::CompletionBuffer;
 use crate::wire::cts::Epoch;
 use crate::wire::fields::{LaneEnd, RailAdvert};
 use crate::wire::ids::LaneId;
@@ -36,8 +39,14 @@ impl Driver {
     }
 
     /// Connecting side: makes new queue pairs; what the peer is to know of them.
-    pub(super) fn open_qps(&mut self, lane: LaneId) -> std::result::Result<(RailAdvert, LaneEnd), String> {
-        let opened = self.look(lane).and_then(|(look, rail)| Ok((look, rail, self.open(lane)?)));
+    pub(super) fn open_qps(
+        &mut self,
+        lane: LaneId,
+        now: Instant,
+    ) -> std::result::Result<(RailAdvert, LaneEnd), String> {
+        // Before queue pairs are made on either side that have nowhere to go.
+        let is_due = self.rails[lane.index()].path.map_or(Ok(()), |path| self.process.backoff.is_due(path, now));
+        let opened = is_due.and_then(|()| self.look(lane)).and_then(|(look, rail)| Ok((look, rail, self.open(lane)?)));
         let (look, rail, new) = opened.map_err(|error| error.to_string())?;
         let end = new.end();
         self.rails[lane.index()].attempt = Some(Attempt::Asked(Box::new(Asked { lane: new, look })));
@@ -94,28 +103,59 @@ impl Driver {
         if let Some(mut path) = self.path.borrow() {
             path.take_epoch(lane, answer.epoch);
         }
+        self.rails[lane.index()].path = Some(PathId { rail: new.rail.id, peer_gid: route.peer_gid });
         let new = self.try_out(new, &route, rkey, now).map_err(|error| error.to_string())?;
         self.rails[lane.index()].attempt = Some(Attempt::Trying(Box::new(new)));
         Ok(())
+    }
+
+    /// Whether the tests of new queue pairs are over.
+    pub(super) fn look_at_trials(&mut self, now: Instant, at: u64) {
+        let mut buffer = CompletionBuffer::new();
+        for (lane, managed) in self.lanes().zip(&mut self.rails) {
+            let Some(Attempt::Trying(new)) = &mut managed.attempt else { continue };
+            let outcome = match test_write::look(&mut new.lane, &mut buffer) {
+                Tested::UnderWay => continue,
+                Tested::Carries => Ok(()),
+                Tested::Silent(why) => {
+                    self.process.backoff.silent(new.path, &why, now);
+                    Err(why)
+                }
+                Tested::Failed(why) => Err(why),
+            };
+            self.recovery.probed(lane, outcome, at);
+        }
+    }
+
+    /// An attempt is over, in vain.
+    pub(super) fn drop_qps(&mut self, lane: LaneId, now: Instant) {
+        if let Some(Attempt::Trying(new)) = &self.rails[lane.index()].attempt
+            && now >= new.until
+        {
+            self.process.backoff.silent(new.path, "test write not acknowledged in time", now);
+        }
+        drop(self.take_new(lane));
     }
 
     /// The new queue pairs of a rail, which this or the data path keeps.
     pub(super) fn take_new(&mut self, lane: LaneId) -> Option<Lane> {
         match self.rails[lane.index()].attempt.take() {
             Some(Attempt::Asked(asked)) => Some(asked.lane),
-            Some(Attempt::Trying(new)) => Some(*new),
+            Some(Attempt::Trying(new)) => Some(new.lane),
             None => self.path.borrow()?.status().take(lane),
         }
     }
 
-    fn answer(&self, lane: LaneId, theirs: &RailAdvert, end: &LaneEnd, now: Instant) -> Result<(Lane, Answer)> {
+    fn answer(&mut self, lane: LaneId, theirs: &RailAdvert, end: &LaneEnd, now: Instant) -> Result<(Lane, Answer)> {
         let (look, ours) = self.look(lane)?;
         let pair = pairing::pair_again(theirs, &ours, self.rails[lane.index()].answers).ok_or_else(|| {
             let (theirs, ours) = (pairing::describe(std::slice::from_ref(theirs)), pairing::describe(&[ours]));
             Error::Missing(format!("no shared subnet: this host has {ours}, the peer has {theirs}"))
         })?;
+        let path = PathId { rail: self.rails[lane.index()].rail.id, peer_gid: pair.connector_gid };
+        self.rails[lane.index()].path = Some(path);
         // Before queue pairs are made, which may not be needed.
-        self.process.backoff.check(&self.rails[lane.index()].rail, pair.connector_gid, now)?;
+        self.process.backoff.check(path, now)?;
         let mut new = self.open(lane)?;
         let route = Route {
             look: &look,
@@ -137,20 +177,22 @@ impl Driver {
         Ok((new, answer))
     }
 
-    fn try_out(&self, mut new: Lane, route: &Route<'_>, peer_rkey: u32, now: Instant) -> Result<Lane> {
-        self.process.backoff.check(&new.rail, route.peer_gid, now)?;
-        self.join(&mut new, route, now)?;
-        new.peer_mailbox_rkey = peer_rkey;
-        let probe = self.mailboxes.probe_write(new.mailbox_keys(), route.mtu_bytes);
-        new.write_on_each(&probe)?;
-        Ok(new)
+    fn try_out(&self, mut lane: Lane, route: &Route<'_>, peer_rkey: u32, now: Instant) -> Result<Trying> {
+        let Process { config, backoff, .. } = &*self.process;
+        let path = PathId { rail: lane.rail.id, peer_gid: route.peer_gid };
+        let trial = backoff.retry(path, SEARCH + config.probe_timeout, now)?;
+        self.join(&mut lane, route, now)?;
+        lane.peer_mailbox_rkey = peer_rkey;
+        let probe = self.mailboxes.probe_write(lane.mailbox_keys(), route.mtu_bytes);
+        lane.write_on_each(&probe)?;
+        Ok(Trying { lane, path, until: now + config.probe_timeout, trial })
     }
 
     /// Connects new queue pairs: the one thing here that the kernel may take long for.
     fn join(&self, new: &mut Lane, route: &Route<'_>, now: Instant) -> Result<()> {
         let Process { config, backoff, .. } = &*self.process;
         let outcome = new.connect(self.role, config, route);
-        backoff.note(&new.rail, route.peer_gid, &outcome, now);
+        backoff.spend(PathId { rail: new.rail.id, peer_gid: route.peer_gid }, &outcome, now);
         outcome
     }
 

@@ -1,0 +1,174 @@
+use super::*;
+
+const PATH: PathId = PathId { rail: RailId::new(0).unwrap(), peer_gid: [7; 16] };
+const LIMIT: Duration = Duration::from_secs(4);
+
+fn unanswered() -> Result<()> {
+    Err(Error::Os { what: "QP 5 to RTR".to_owned(), errno: libc::ETIMEDOUT })
+}
+
+/// What is known, and the time, which the tests let pass.
+struct Stage {
+    backoff: Backoff,
+    now: Instant,
+}
+
+impl Stage {
+    fn new() -> Self {
+        Self { backoff: Backoff::default(), now: Instant::now() }
+    }
+
+    fn ask(&self, need: Need) -> Advice {
+        self.backoff.ask(PATH, need, false, LIMIT, self.now)
+    }
+
+    fn trial(&self, need: Need) -> Trial {
+        match self.ask(need) {
+            Advice::Try(trial) => trial,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn waits(&self, need: Need) -> bool {
+        matches!(self.ask(need), Advice::Wait)
+    }
+
+    fn uses(&self, need: Need) -> bool {
+        matches!(self.ask(need), Advice::Use)
+    }
+
+    fn why(&self) -> String {
+        match self.ask(Need::Address) {
+            Advice::LeaveOut(why) => why,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn pass(&mut self, ms: u64) {
+        self.now += Duration::from_millis(ms);
+    }
+}
+
+#[test]
+fn one_connection_tries_a_path_and_the_others_wait_for_what_comes_of_it() {
+    let stage = Stage::new();
+    let trial = stage.trial(Need::Acknowledgement);
+    assert!(stage.waits(Need::Address) && stage.waits(Need::Acknowledgement));
+    // Its address resolves: that is enough for who connects.
+    trial.connected(&Ok(()), stage.now);
+    assert!(stage.uses(Need::Address) && stage.waits(Need::Acknowledgement));
+    stage.backoff.carried(PATH, stage.now);
+    drop(trial);
+    assert!(stage.uses(Need::Acknowledgement));
+    // Another path is another matter.
+    let other = PathId { peer_gid: [8; 16], ..PATH };
+    assert!(matches!(stage.backoff.ask(other, Need::Address, false, LIMIT, stage.now), Advice::Try(_)));
+}
+
+#[test]
+fn a_trial_that_is_dropped_or_takes_too_long_keeps_nobody_waiting() {
+    let mut stage = Stage::new();
+    drop(stage.trial(Need::Address));
+    let kept = stage.trial(Need::Address);
+    assert!(stage.waits(Need::Address));
+    stage.pass(4000);
+    let next = stage.trial(Need::Address);
+    // The end of the one that took too long does not end the other's.
+    drop(kept);
+    assert!(stage.waits(Need::Address));
+    drop(next);
+    drop(stage.trial(Need::Address));
+}
+
+#[test]
+fn a_dead_path_is_left_out_at_once_and_tried_by_one_after_its_time() {
+    let mut stage = Stage::new();
+    let trial = stage.trial(Need::Address);
+    trial.connected(&unanswered(), stage.now);
+    drop(trial);
+    assert_eq!(stage.why(), "QP 5 to RTR: Connection timed out (os error 110); next attempt in 2s");
+    // Who was under way at the same time does not make it worse.
+    stage.backoff.silent(PATH, "test write lost", stage.now);
+    stage.pass(1999);
+    assert!(stage.why().contains("timed out"));
+    stage.pass(1);
+    let trial = stage.trial(Need::Address);
+    assert!(stage.waits(Need::Address));
+    trial.connected(&unanswered(), stage.now);
+    drop(trial);
+    assert!(stage.why().ends_with("next attempt in 4s"), "{}", stage.why());
+    // One that has no other path tries it all the same, but only one does.
+    let last = |stage: &Stage| stage.backoff.ask(PATH, Need::Address, true, LIMIT, stage.now);
+    let Advice::Try(trial) = last(&stage) else { panic!("not tried") };
+    assert!(matches!(last(&stage), Advice::Wait));
+    trial.connected(&Ok(()), stage.now);
+    assert!(stage.uses(Need::Address));
+}
+
+#[test]
+fn that_an_address_resolves_does_not_make_a_silent_path_carry() {
+    let mut stage = Stage::new();
+    stage.backoff.silent(PATH, "test write lost", stage.now);
+    stage.backoff.connected(PATH, &Ok(()), stage.now);
+    assert_eq!(stage.why(), "test write lost; next attempt in 2s");
+    stage.pass(2000);
+    drop(stage.trial(Need::Acknowledgement));
+    stage.backoff.carried(PATH, stage.now);
+    assert!(stage.uses(Need::Acknowledgement));
+    // What went well says nothing after a while.
+    stage.pass(10_000);
+    drop(stage.trial(Need::Address));
+}
+
+#[test]
+fn lost_rails_are_asked_for_all_at_once_until_their_path_was_found_dead() {
+    let mut stage = Stage::new();
+    let retry = |stage: &Stage| stage.backoff.retry(PATH, LIMIT, stage.now);
+    for _ in 0..3 {
+        assert!(retry(&stage).unwrap().is_none());
+    }
+    stage.backoff.silent(PATH, "test write lost", stage.now);
+    assert_eq!(retry(&stage).unwrap_err().to_string(), "test write lost; next attempt in 2s");
+    stage.pass(2000);
+    let trial = retry(&stage).unwrap();
+    assert!(trial.is_some());
+    assert_eq!(retry(&stage).unwrap_err().to_string(), "another connection tests this path");
+    assert!(stage.backoff.is_due(PATH, stage.now).is_err() && stage.waits(Need::Acknowledgement));
+    stage.backoff.carried(PATH, stage.now);
+    drop(trial);
+    assert!(retry(&stage).unwrap().is_none());
+}
+
+#[test]
+fn after_a_second_in_vain_the_service_thread_looks_after_all_connections_first() {
+    let stage = Stage::new();
+    stage.backoff.spend(PATH, &unanswered(), stage.now);
+    let other = PathId { peer_gid: [8; 16], ..PATH };
+    let told = stage.backoff.check(other, stage.now).unwrap_err().to_string();
+    assert_eq!(told, "another path just timed out; the other connections go first");
+    // That is no matter for who makes a connection.
+    assert!(matches!(stage.backoff.ask(other, Need::Address, false, LIMIT, stage.now), Advice::Try(_)));
+    stage.backoff.begin_round();
+    stage.backoff.check(other, stage.now).unwrap();
+    // What fails at once is not the path's.
+    let refused = Err(Error::Os { what: "QP 5 to RTR".to_owned(), errno: libc::EINVAL });
+    stage.backoff.spend(other, &refused, stage.now);
+    stage.backoff.check(other, stage.now).unwrap();
+}
+
+#[test]
+fn dead_paths_get_a_tenth_of_the_time_together_and_are_not_kept_for_ever() {
+    let mut stage = Stage::new();
+    let paths: Vec<PathId> = (0..3).map(|n| PathId { peer_gid: [n; 16], ..PATH }).collect();
+    for _ in 0..8 {
+        for id in &paths {
+            stage.backoff.connected(*id, &unanswered(), stage.now);
+        }
+        stage.pass(30_000);
+    }
+    stage.pass(29_999);
+    assert!(paths.iter().all(|id| stage.backoff.check(*id, stage.now).is_ok() && stage.backoff.knows(*id)));
+    stage.pass(30_002);
+    drop(stage.trial(Need::Address));
+    assert!(!paths.iter().any(|id| stage.backoff.knows(*id)));
+}
