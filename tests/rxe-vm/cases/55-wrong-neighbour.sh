@@ -28,7 +28,7 @@ trouble() {
 rails 2 80mbit
 trouble &
 breaker=$!
-spark wrong sendrecv a0,a1 b0,b1 -b 2M -e 2M -n 400 -w 1 -c 1 "${slow_wire[@]}"
+spark wrong sendrecv a0,a1 b0,b1 -b 2M -e 2M -n 200 -w 1 -c 1 "${slow_wire[@]}"
 wait "$breaker" || fail "the rail did not return"
 check_table 1
 check_lost 1
