@@ -16,8 +16,10 @@ neighbours() {
 }
 
 # resolved_wrongly: asks from ea0 for the address of eb0 until eb1's answer is taken, which is the first to come unless the machine is slow.
+# Requests from eb0 would tell ea0 the right address meanwhile: eb0 has what it could ask for.
 resolved_wrongly() {
   local tries found
+  ip neigh replace "$(rail_address a 0)" lladdr "$(rail_mac a 0)" dev eb0 nud permanent
   for ((tries = 0; tries < 50; tries++)); do
     ip neigh flush all
     echo >/dev/udp/"$(rail_address b 0)"/9 || true
@@ -44,6 +46,7 @@ check_carried a 1
 check_carried b 1
 
 sysctl -qw net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2
+ip neigh del "$(rail_address a 0)" dev eb0
 ip neigh flush all
 mark 2
 spark cured all-gather a0,a1 b0,b1 -b 4M -e 4M -n 5 -w 1 -c 1 "${slow_wire[@]}"
