@@ -25,7 +25,7 @@ pub const MAX_SGES: usize = 4;
 pub(crate) const DOORBELL_WORDS: usize = MAX_QPS / 64;
 
 /// Changes with the layout below.
-pub(crate) const LAYOUT: u64 = 0x5356_0008;
+pub(crate) const LAYOUT: u64 = 0x5356_0009;
 
 /// The whole file.
 #[repr(C)]
@@ -74,6 +74,8 @@ pub struct RailMemory {
     /// So many of the next queue pairs that connect fail (`ETIMEDOUT`), as if the peer's address did not answer. A kernel fails after
     /// a second, this fabric at once.
     pub unanswered: AtomicU32,
+    /// So many of the next completions find their queue full, whatever room it has.
+    pub overruns: AtomicU32,
     /// Whether its function is there: a `hotplug::Presence`.
     pub(crate) presence: AtomicU32,
     /// What it carries.
@@ -100,7 +102,8 @@ pub struct ProcessMemory {
     pub(crate) started: AtomicU64,
     /// Whether its engines are awake or asleep (`engine::AWAKE`, `NAPPING`, `ASLEEP`): a futex.
     pub sleeping: AtomicU32,
-    _unused: AtomicU32,
+    /// How many registrations it has.
+    pub(crate) registrations: AtomicU32,
     /// When it last polled a completion queue.
     pub(crate) polled_ns: AtomicU64,
     /// By rail: a bit for each word of doorbells that has a bit.
