@@ -25,8 +25,9 @@ use nccl_net_spark::wire::ids::{LaneId, RailId};
 use nccl_net_spark::wire::mailbox::MAILBOX_BYTES;
 use softverbs::fabric::Node;
 use softverbs::hotplug::{Phase, Presence};
+use softverbs::profile::Profile;
 use softverbs::settings::Settings;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -67,6 +68,9 @@ pub struct Fabric {
     nics: Vec<Cq>,
     begun: Instant,
     now_ns: u64,
+    /// What both hosts take for sysfs, and what is shown there.
+    sysfs: PathBuf,
+    profile: Profile,
 }
 
 /// A connection, as a handshake leaves it.
@@ -115,6 +119,7 @@ impl Fabric {
         // From here on there are no engine threads, and no time but ours.
         node.memory.virtual_clock.store(1, Ordering::Release);
         let hosts = [0, 1].map(|_| bring_up_host(&dir, &fabric, &settings.profile));
+        let shown = Profile::load(&settings.profile, 1.0).unwrap();
         std::fs::remove_file(&profile).unwrap();
         let interfaces = interfaces::all().unwrap();
         let looks = hosts[0]
@@ -137,7 +142,8 @@ impl Fabric {
             .iter()
             .map(|rail| Cq::new(rail.device.pd().unwrap().context(), 1).unwrap())
             .collect();
-        Self { node, hosts, looks, from, to, out, into, nics, begun: Instant::now(), now_ns: 0 }
+        let (begun, sysfs) = (Instant::now(), dir.join(&fabric).join("sys"));
+        Self { node, hosts, looks, from, to, out, into, nics, begun, now_ns: 0, sysfs, profile: shown }
     }
 
     /// Lets time pass.
@@ -160,7 +166,12 @@ impl Fabric {
         self.begun + Duration::from_nanos(self.now_ns)
     }
 
-    /// Cuts a rail's function off, takes it away or brings it back.
+    /// Shows a rail's function in sysfs, or no longer.
+    pub fn show(&self, rail: usize, is_there: bool) {
+        self.profile.show_device(&self.sysfs, rail, is_there).unwrap();
+    }
+
+    /// Lets a rail's function fail, cuts it off, takes it away or brings it back.
     pub fn move_to(&self, rail: usize, phase: Phase) {
         self.node.memory.rails[0][rail].move_to(phase);
     }
@@ -175,6 +186,8 @@ impl Fabric {
         for rail in 0..RAILS {
             if self.presence(rail).phase != Phase::Here {
                 self.move_to(rail, Phase::Gone);
+                self.show(rail, false);
+                self.show(rail, true);
                 self.move_to(rail, Phase::Here);
             }
         }
@@ -182,7 +195,6 @@ impl Fabric {
             let process = Arc::clone(self.hosts[side].process());
             for rail in &process.rails {
                 rail.device.look(rail.info.port);
-                rail.device.fatal(rail.info.port);
             }
             while process.rails.iter().any(|rail| rail.device.pd().is_err()) {
                 self.pass(1_000_000_000);

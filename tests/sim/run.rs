@@ -211,8 +211,15 @@ impl<'f> Run<'f> {
         };
         let open: Vec<String> = self.model.groups.iter().enumerate().filter_map(open).collect();
         let drivers: Vec<String> = self.pair.drivers.iter().map(|driver| driver.text()).collect();
+        let there: Vec<_> = (0..self.rails).map(|rail| self.fabric.presence(rail)).collect();
+        let known: Vec<Vec<_>> = self
+            .fabric
+            .hosts
+            .iter()
+            .map(|host| host.process().rails.iter().map(|rail| rail.device.presence()).collect())
+            .collect();
         format!(
-            "{} of {} groups; rails up {up:?}; drivers {drivers:?}; open {open:?}",
+            "{} of {} groups; rails up {up:?}; functions {there:?}, as the hosts know them {known:?}; drivers {drivers:?}; open {open:?}",
             self.model.groups.len(),
             self.goal
         )

@@ -76,6 +76,8 @@ pub struct RailMemory {
     pub unanswered: AtomicU32,
     /// 1: what is sent to it or from it gets lost, though its port is up and its address resolves.
     pub silent: AtomicU32,
+    /// So many of the next completions find their queue full, whatever room it has.
+    pub overruns: AtomicU32,
     /// Whether its function is there: a `hotplug::Presence`.
     pub(crate) presence: AtomicU32,
     /// What it carries.
@@ -102,7 +104,8 @@ pub struct ProcessMemory {
     pub(crate) started: AtomicU64,
     /// Whether its engines are awake or asleep (`engine::AWAKE`, `NAPPING`, `ASLEEP`): a futex.
     pub sleeping: AtomicU32,
-    _unused: AtomicU32,
+    /// How many registrations it has.
+    pub(crate) registrations: AtomicU32,
     /// When it last polled a completion queue.
     pub(crate) polled_ns: AtomicU64,
     /// By rail: a bit for each word of doorbells that has a bit.

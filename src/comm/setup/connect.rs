@@ -70,7 +70,6 @@ struct OfferedPair {
     queue_count: u8,
     /// The peer's address.
     peer_gid: [u8; 16],
-    queue_count: u8,
     made: Made,
 }
 
@@ -270,7 +269,6 @@ impl Connected {
             let is_dead = |known: &KnownRail| negotiate::dead(process, &known.rail, pair.acceptor_gid).is_some();
             matches!(pair.queue_pairs, Offered::Later(_)) || known.is_some_and(is_dead)
         });
-        let all_dead = dead.all(|is_dead| is_dead);
         for pair in &offer.pairs {
             let place = usize::from(pair.connector_rail);
             let Some(known) = rails.known.get(place) else {

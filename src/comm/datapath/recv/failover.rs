@@ -2,7 +2,7 @@
 
 use super::{Found, RecvPath, Source, keep, kept, source_of};
 use crate::comm::datapath::context::PathContext;
-use crate::comm::datapath::fault::Fault;
+use crate::comm::datapath::fault::{Fault, OVERRUN};
 use crate::comm::datapath::lane::{Lane, Stopped};
 use crate::comm::datapath::path::DataPath;
 use crate::comm::datapath::status::{Fenced, Status};
@@ -156,6 +156,11 @@ impl DataPath for RecvPath {
 
     fn received(&self) -> Received {
         self.receives.received()
+    }
+
+    fn without_completions(&self) -> Fault {
+        // The sender may have heard of what was in the queue, and does not send it again.
+        Fault::Fatal(OVERRUN.to_owned())
     }
 
     fn recover(&mut self, context: &PathContext, lane: LaneId, _received: &Received) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use super::SendPath;
 use crate::comm::datapath::context::PathContext;
-use crate::comm::datapath::fault::Fault;
+use crate::comm::datapath::fault::{Fault, OVERRUN};
 use crate::comm::datapath::lane::{Lane, Stopped};
 use crate::comm::datapath::load::Sending;
 use crate::comm::datapath::path::DataPath;
@@ -93,6 +93,11 @@ impl DataPath for SendPath {
 
     fn received(&self) -> Received {
         Received::default()
+    }
+
+    fn without_completions(&self) -> Fault {
+        // What has arrived the receiver knows, and says.
+        Fault::Rail(OVERRUN.to_owned())
     }
 
     fn recover(&mut self, context: &PathContext, lane: LaneId, received: &Received) -> Result<()> {
