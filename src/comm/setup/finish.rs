@@ -76,7 +76,8 @@ pub fn finish<P: DataPath + 'static>(
         waker: setup.service.clone(),
     });
     let rails = lanes.iter().map(ManagedRail::of).collect();
-    let parts = PathParts { lanes, region: Arc::clone(&region), peer_addr, chunk_bytes, striping };
+    let bound = process.bound.clone();
+    let parts = PathParts { lanes, region: Arc::clone(&region), peer_addr, chunk_bytes, striping, bound };
     let path = Arc::new(TryCell::new(path(parts)));
     let mailboxes = Mailboxes { region, peer_addr };
     let driver =

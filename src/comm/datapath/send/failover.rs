@@ -144,6 +144,10 @@ impl DataPath for SendPath {
         0
     }
 
+    fn ended(&mut self) {
+        self.sends.ended();
+    }
+
     fn holds_buffers(&self) -> bool {
         self.sends.is_running()
     }
