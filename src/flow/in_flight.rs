@@ -44,6 +44,7 @@ impl Bound {
         self.taken_bytes.load(Ordering::Relaxed)
     }
 
+    #[inline(always)]
     fn charge(&self, bytes: u64) -> u64 {
         bytes.min(self.most_bytes)
     }
@@ -57,6 +58,7 @@ impl Bound {
         self.taken_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()
     }
 
+    #[inline(always)]
     fn give(&self, charge: u64) {
         self.taken_bytes.fetch_sub(charge, Ordering::Relaxed);
     }
@@ -80,8 +82,7 @@ impl Hold {
     }
 
     /// A send of `bytes` that had taken them is done, or did not begin after all. After [`Hold::give_all`] nothing is left to give.
-    #[cold]
-    #[inline(never)]
+    #[inline(always)]
     pub fn give(&mut self, bytes: u64) {
         let charge = self.bound.charge(bytes).min(self.bytes);
         self.bytes -= charge;

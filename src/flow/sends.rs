@@ -31,7 +31,8 @@ pub struct Sends {
 #[derive(Debug, Clone, Copy)]
 enum Request {
     Free,
-    /// It went in one write, which was posted as it began.
+    /// It went in one write, which was posted as it began. Where a bound is set only empty ones are this: they took nothing of it, and
+    /// nobody has to ask when they are done.
     Whole(Whole),
     Cut(Cut),
     Done {
@@ -244,6 +245,20 @@ impl Sends {
         Some((request, immediate(&origin, (0, 1), 0)))
     }
 
+    /// As [`Sends::start_whole`], for a send that is not empty, where [`Sends::take`] was asked.
+    #[inline(never)]
+    pub fn start_taken(
+        &mut self,
+        head: &Head,
+        source: (u64, u32),
+        bytes: u64,
+        lane: LaneId,
+    ) -> Option<(u16, Immediate)> {
+        let share = Share { lane, offset: 0, bytes };
+        let request = self.start(head, source, &[share])?;
+        Some((request, self.post_share(request, 0, &share)?))
+    }
+
     /// Starts a send of the bytes at `source` that goes by `shares`; its request number. The caller then says for each
     /// share that it posts it at once ([`Sends::post_share`]) or later ([`Sends::keep_share`]). The rest is as with
     /// [`Sends::start_whole`].
@@ -329,7 +344,7 @@ impl Sends {
         let at = usize::from(request) % REQUESTS;
         let slot = &mut self.requests[at];
         if let Request::Whole(Whole { bytes, .. }) = *slot {
-            slot.is_done(bytes, &mut self.hold);
+            *slot = Request::Done { bytes };
             return Ok(bytes);
         }
         let Request::Cut(running) = slot else { return Err(NotInFlight(request)) };
@@ -462,7 +477,7 @@ impl Default for Sends {
 }
 
 impl Request {
-    /// A send is done: the only way there is to [`Request::Done`], so that none keeps what it has taken of the bound.
+    /// A send is done: the only way to [`Request::Done`] for one that has taken something of the bound, so that none keeps it.
     #[inline(always)]
     fn is_done(&mut self, bytes: u64, hold: &mut Option<Hold>) {
         *self = Request::Done { bytes };

@@ -141,7 +141,7 @@ impl SendPath {
         let send = Send { addr, bytes: bytes as u64, tag, memory };
         match self.sends.peek(self.ring.words(), tag) {
             Peek::Found(head) if send.bytes <= head.room_bytes.min(self.direct.whole_bytes) => {
-                self.send_whole(context, head, send)
+                self.send_whole::<false>(context, head, send)
             }
             Peek::Found(head) if send.bytes <= head.room_bytes.min(self.direct.most_bytes) => {
                 self.send_cut(context, head, send)
@@ -190,7 +190,7 @@ impl SendPath {
             return self.send_by_older_keys(context, head, send);
         }
         if send.bytes <= self.sizes.whole_bytes {
-            self.send_whole(context, head, send)
+            self.send_whole::<true>(context, head, send)
         } else {
             self.send_cut(context, head, send)
         }
@@ -213,9 +213,14 @@ impl SendPath {
         self.send_later(context, head, send, lane, None)
     }
 
-    /// A small message: one write on one lane.
+    /// A small message: one write on one lane. `ASKED` where it may have taken its bytes of the process's bound.
     #[inline(always)]
-    fn send_whole(&mut self, context: &PathContext, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
+    fn send_whole<const ASKED: bool>(
+        &mut self,
+        context: &PathContext,
+        head: Head,
+        send: Send<'_>,
+    ) -> Quick<Option<u16>> {
         self.stall.moved();
         let size = send.bytes;
         let mut by = self.striping.lane_for(size, &Sending(&self.lanes));
@@ -235,9 +240,12 @@ impl SendPath {
         let (lkey, inline_bytes) = (send.lkey(lane), lane.inline_bytes());
         let Some(slot) = lane.next_slot() else { return self.send_later(context, head, send, by, now_ns) };
         let rkey = head.rkey(self.ring.words(), by);
-        let Some((request, immediate)) = self.sends.start_whole(head, send.source(), size, by) else {
-            return Ok(None);
+        let started = if ASKED && self.sends.is_bounded() {
+            self.sends.start_taken(&head, send.source(), size, by)
+        } else {
+            self.sends.start_whole(head, send.source(), size, by)
         };
+        let Some((request, immediate)) = started else { return Ok(None) };
         let write = LaneWrite {
             work: Work::Share { request, share: 0, timed: now_ns.is_some() },
             local_addr: send.addr,
