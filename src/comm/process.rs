@@ -109,3 +109,36 @@ impl Process {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_latency_request_holds_from_the_first_connection_to_the_end_of_the_last() {
+        let folder = tempfile::tempdir().unwrap();
+        let device = folder.path().join("cpu_dma_latency");
+        std::fs::write(&device, b"").unwrap();
+        let process = Process::new(Config::from_variables(&[]).unwrap(), Vec::new(), 0);
+        assert!(matches!(process.open().cpu_latency, CpuLatency::NotWanted) && process.bound.is_none());
+        process.open().cpu_latency = CpuLatency::of(device, Some(7));
+        let is_held = || matches!(process.open().cpu_latency, CpuLatency::Held { .. });
+        assert!(!is_held());
+        for _ in 0..2 {
+            process.opened("a");
+            process.opened("b");
+            assert!(is_held());
+            process.closed("a");
+            assert!(is_held(), "one connection is open");
+            process.closed("b");
+            assert!(!is_held());
+        }
+    }
+
+    #[test]
+    fn the_bound_is_the_settings() {
+        let settings = [("NCCL_SPARK_INFLIGHT_BYTES".to_owned(), "4096".to_owned())];
+        let process = Process::new(Config::from_variables(&settings).unwrap(), Vec::new(), 0);
+        assert_eq!(process.bound.map(|bound| bound.most_bytes()), Some(4096));
+    }
+}

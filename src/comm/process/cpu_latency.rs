@@ -45,7 +45,8 @@ impl CpuLatency {
         Self::of(PathBuf::from(DEVICE), latency_us)
     }
 
-    fn of(device: PathBuf, latency_us: Option<u32>) -> Self {
+    /// The same of another device.
+    pub(super) fn of(device: PathBuf, latency_us: Option<u32>) -> Self {
         latency_us.map_or(Self::NotWanted, |latency_us| Self::Wanted(Wish { device, latency_us }))
     }
 
