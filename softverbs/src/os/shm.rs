@@ -6,6 +6,7 @@
 use crate::pacing::Resource;
 use crate::profile::{MAX_RAILS, MAX_SHARED};
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -206,6 +207,15 @@ impl QpMemory {
     /// Gives it back; what another holds stays held.
     pub(crate) fn release(&self, place: usize) {
         let _ = self.holder.compare_exchange(place as u32 + 1, 0, Ordering::Release, Ordering::Relaxed);
+    }
+
+    /// Bytes of the requests that were posted and are not done, to these addresses of the peer. For tests that look from outside: exact
+    /// while nobody posts or serves.
+    pub fn waiting_bytes(&self, to: &Range<u64>) -> u64 {
+        let (posted, done) = (self.posted.load(Ordering::Acquire), self.done.load(Ordering::Acquire));
+        let waiting = (done..posted).take(SEND_SLOTS).map(|number| self.slot(number));
+        let waiting = waiting.filter(|slot| to.contains(&slot.remote_addr.load(Ordering::Relaxed)));
+        waiting.map(|slot| slot.bytes.load(Ordering::Relaxed)).sum()
     }
 
     /// The work request with this number.

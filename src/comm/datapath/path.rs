@@ -74,6 +74,9 @@ pub trait DataPath: Send {
     /// How many receives, from the first on, have all their bytes; 0 of a sender.
     fn delivered(&self) -> u64;
 
+    /// The connection has failed, and its queue pairs are gone.
+    fn ended(&mut self);
+
     /// Whether its caller has buffers here that a NIC may still read or write, and has not been told that they are its own again.
     fn holds_buffers(&self) -> bool;
 
@@ -151,6 +154,7 @@ pub trait DataPath: Send {
     fn end(&mut self, error: Box<Error>) -> Box<Error> {
         self.lanes().iter_mut().for_each(|lane| _ = lane.stop());
         self.lanes().iter_mut().for_each(Lane::close);
+        self.ended();
         self.status().fail(error)
     }
 

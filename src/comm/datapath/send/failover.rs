@@ -149,6 +149,10 @@ impl DataPath for SendPath {
         0
     }
 
+    fn ended(&mut self) {
+        self.sends.ended();
+    }
+
     fn holds_buffers(&self) -> bool {
         self.sends.is_running()
     }
