@@ -93,7 +93,7 @@ settings! {
         "How long a queue pair waits for an acknowledgement before it retransmits: 4.096 us x 2^n.";
     retry_count: u8 = "NCCL_IB_RETRY_CNT", "6", number::<u8, 0, 7>, "0 to 7.",
         "How often a queue pair retransmits before its rail counts as lost.";
-    qps_per_rail: Option<u8> = "NCCL_IB_QPS_PER_CONNECTION", "", optional::<1, 16>, "1 to 16.",
+    qps_per_rail: Option<u8> = "NCCL_IB_QPS_PER_CONNECTION", "", optional::<u8, 1, 16>, "1 to 16.",
         "Queue pairs per connection and rail; unset: chosen from the rails.";
     relaxed_ordering: RelaxedOrdering = "NCCL_IB_PCI_RELAXED_ORDERING", "2", relaxed_ordering,
         "0 (off), 1 (on) or 2 (where the device supports it).",
@@ -113,6 +113,12 @@ settings! {
     min_share_bytes: u64 = "NCCL_SPARK_MIN_SHARE_BYTES", "16384", number::<u64, 128, 1_073_741_824>,
         "128 to 1073741824 bytes.",
         "Smallest part of a message that gets a rail of its own.";
+    inflight_bytes: Option<u64> = "NCCL_SPARK_INFLIGHT_BYTES", "", optional::<u64, 1, 1_099_511_627_776>,
+        "1 to 1099511627776 bytes.",
+        "How much all sends of one process may have in flight together; unset: no bound. A larger message goes alone.";
+    cpu_latency_us: Option<u32> = "NCCL_SPARK_CPU_LATENCY_US", "", optional::<u32, 0, 1_000_000>,
+        "0 to 1000000 microseconds.",
+        "CPU wake-up latency to ask the kernel for (`/dev/cpu_dma_latency`) while the process has connections; unset: none.";
     stall_warn: Duration = "NCCL_SPARK_STALL_WARN_S", "60", seconds::<1, 86_400>, "1 to 86400 seconds.",
         "How long a request may make no progress before a warning is logged.";
     loss_timeout: Duration = "NCCL_SPARK_LOSS_TIMEOUT_S", "30", seconds::<1, 3600>, "1 to 3600 seconds.",
@@ -499,6 +505,10 @@ mod tests {
             ("NCCL_SPARK_TUNER", "yes"),
             ("NCCL_SPARK_TUNER_TABLE", "for=*;all_reduce@2:1-2=ring/ll/0"),
             ("NCCL_SPARK_LL128", "2"),
+            ("NCCL_SPARK_INFLIGHT_BYTES", "0"),
+            ("NCCL_SPARK_INFLIGHT_BYTES", "4M"),
+            ("NCCL_SPARK_CPU_LATENCY_US", "-1"),
+            ("NCCL_SPARK_CPU_LATENCY_US", "1000001"),
         ] {
             let error = read(&[(name, value)]).unwrap_err().to_string();
             let row = table().iter().find(|row| row.name == name).unwrap();

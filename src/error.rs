@@ -79,6 +79,12 @@ impl Error {
         matches!(self, Self::Os { errno: libc::EIO, .. })
     }
 
+    /// Whether the kernel has answered for a device whose firmware has failed: mlx5's driver says so since Linux 5.18
+    /// (`mlx5_internal_err_ret_value` in drivers/net/ethernet/mellanox/mlx5/core/cmd.c).
+    pub fn is_failed_device(&self) -> bool {
+        matches!(self, Self::Os { errno: libc::ENOLINK, .. })
+    }
+
     /// Whether the process or the machine is out of descriptors, which others may give back.
     pub fn is_shortage(&self) -> bool {
         matches!(self, Self::Os { errno: libc::EMFILE | libc::ENFILE, .. })

@@ -5,11 +5,14 @@
 #![allow(unsafe_code)]
 
 mod common;
+#[path = "lies/messages.rs"]
+mod messages;
 #[path = "lies/sent.rs"]
 mod sent;
 mod sim;
 
 use common::heard::Heard;
+use messages::{QPS, advert, end, join, joined, lane, not_now};
 use nccl_net_spark::comm::RecvPart;
 use nccl_net_spark::comm::datapath::lane::LaneWrite;
 use nccl_net_spark::comm::datapath::path::{DataPath, SharedPath};
@@ -18,8 +21,8 @@ use nccl_net_spark::comm::datapath::wr_id::Work;
 use nccl_net_spark::error::{Error, Quick};
 use nccl_net_spark::wire::control::{ControlFrame, ControlMessage, FRAME_WORDS, OpenReceive, Received};
 use nccl_net_spark::wire::cts::{ENTRY_WORDS, Entry, Epoch, MAX_RECEIVE_BYTES, Terms, entry_word};
-use nccl_net_spark::wire::fields::{Address, Attachment, LaneEnd, QpEnd, RailAdvert};
-use nccl_net_spark::wire::ids::{LaneId, Slot};
+use nccl_net_spark::wire::fields::RailAdvert;
+use nccl_net_spark::wire::ids::Slot;
 use nccl_net_spark::wire::immediate::Immediate;
 use nccl_net_spark::wire::mailbox::INBOX_AT;
 use nccl_net_spark::wire::{MAX_RAILS, PARTS, SLOTS};
@@ -30,10 +33,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// There is one fabric in a process, and its time is the process's.
 static FABRIC: Mutex<Option<Fabric>> = Mutex::new(None);
-
-fn lane(number: u64) -> LaneId {
-    LaneId::new(number as usize).unwrap()
-}
 
 /// A connection whose one end lies.
 struct Stage {
@@ -407,41 +406,10 @@ fn what_a_receiver_cannot_have_is_not_believed() {
     }
 }
 
-fn advert(prefix: Option<u8>) -> RailAdvert {
-    RailAdvert {
-        name: "x".to_owned(),
-        phys_port: String::new(),
-        attachment: Attachment { link: 0, link_mbps: 0, cable: 0, port_mbps: 1 },
-        speed_mbps: 1,
-        mtu_bytes: 4096,
-        addresses: vec![Address { gid: [0x20; 16], prefix }],
-        is_usable: true,
-    }
-}
-
-const QPS: [QpEnd; 1] = [QpEnd { number: 0xff_ffff, psn: 0 }];
-
-fn end(qps: &[QpEnd]) -> LaneEnd {
-    LaneEnd { qps: qps.to_vec(), mailbox_rkey: 0 }
-}
-
-fn joined(mtu_bytes: u32, qps: &[QpEnd]) -> ControlMessage {
-    ControlMessage::Joined {
-        lane: lane(1),
-        attempt: 1,
-        connector_gid: [0x20; 16],
-        acceptor_gid: [0x21; 16],
-        mtu_bytes,
-        end: end(qps),
-        epoch: Epoch::default(),
-    }
-}
-
 #[test]
 fn what_is_for_the_other_side_to_say_ends_the_connection() {
     let mut stage = Stage::new(2);
-    let join = || ControlMessage::Join { lane: lane(1), attempt: 1, rail: advert(None), end: end(&QPS) };
-    let lies = [(0, join()), (0, ControlMessage::Live { lane: lane(1) }), (1, joined(1024, &QPS))];
+    let lies = [(0, join(lane(1), 1)), (0, ControlMessage::Live { lane: lane(1) }), (1, joined(1024, &QPS))];
     for (side, message) in lies {
         for is_down in [false, true] {
             stage.again();
@@ -545,11 +513,7 @@ fn a_peer_that_talks_on_and_never_hears_is_cut_off() {
     let mut told = None;
     for number in 2..10_000 {
         // Each is answered with a refusal, and none of those is heard.
-        stage.tell(
-            1,
-            number,
-            ControlMessage::Join { lane: lane(1), attempt: 1, rail: advert(None), end: end(&QPS) }.encode(),
-        );
+        stage.tell(1, number, join(lane(1), 1).encode());
         told = stage.complaint(1).map(|error| (number, error));
         if told.is_some() {
             break;
@@ -575,19 +539,8 @@ fn nothing_in_the_mailbox_or_in_the_ear_brings_a_side_down() {
             let message = match dice.below(8) {
                 0 => (0..dice.below(1900)).map(|_| dice.below(256) as u8).collect(),
                 1 => ControlMessage::Fenced { lane: lane(dice.below(8)), received: Received::default() }.encode(),
-                2 => ControlMessage::NotNow {
-                    lane: lane(dice.below(8)),
-                    attempt: dice.below(3) as u8,
-                    why: "no".to_owned(),
-                }
-                .encode(),
-                3 => ControlMessage::Join {
-                    lane: lane(dice.below(8)),
-                    attempt: dice.below(3) as u8,
-                    rail: advert(None),
-                    end: end(&QPS),
-                }
-                .encode(),
+                2 => not_now(lane(dice.below(8)), dice.below(3) as u8).encode(),
+                3 => join(lane(dice.below(8)), dice.below(3) as u8).encode(),
                 4 => joined(256, &QPS).encode(),
                 5 => ControlMessage::Live { lane: lane(dice.below(8)) }.encode(),
                 6 => ControlMessage::Bye { delivered: dice.below(2) }.encode(),

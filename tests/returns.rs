@@ -6,11 +6,15 @@
 mod common;
 mod sim;
 
+use nccl_net_spark::comm::datapath::lane::Stopped;
+use nccl_net_spark::comm::datapath::path::SharedPath;
+use nccl_net_spark::comm::rail::device::Presence;
 use nccl_net_spark::comm::recovery::driver::PortChange;
 use nccl_net_spark::comm::{Purpose, RecvPart};
 use nccl_net_spark::verbs::HostMemory;
 use nccl_net_spark::wire::control::{ControlFrame, ControlMessage};
 use sim::fabric::{Fabric, Pair, RAILS};
+use softverbs::hotplug::Phase;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// There is one fabric in a process, and its time is the process's.
@@ -228,4 +232,26 @@ fn memory_that_is_gone_before_its_send_can_go_once_more_is_told_with_the_peer() 
     let pair = &mut stage.pairs[0];
     let error = pair.send.enter().unwrap().test(&pair.contexts[0], sent.unwrap()).expect_err("it cannot be sent");
     assert!(error.to_string().contains("deregistered while a send from it to end 1 was running"), "{error}");
+}
+
+#[test]
+fn a_device_that_has_failed_has_not_stopped_whatever_the_kernel_says() {
+    let mut stage = Stage::new(1, 1);
+    let device = |stage: &mut Stage| stage.fabric().hosts[0].process().rails[0].clone();
+    let stop = |stage: &Stage| stage.pairs[0].send.borrow().unwrap().lanes()[0].stop();
+    stage.fabric().move_to(0, Phase::Failed);
+    // Queue pairs go to error there without an error.
+    assert_eq!(stop(&stage), Stopped::Not);
+    let rail = device(&mut stage);
+    assert_eq!((rail.device.fatal(rail.info.port), stop(&stage)), (Presence::CutOff, Stopped::Not), "the early event");
+    stage.fabric().move_to(0, Phase::Cut);
+    assert_eq!(stop(&stage), Stopped::Not);
+    // It may be read late.
+    assert_eq!((rail.device.fatal(rail.info.port), stop(&stage)), (Presence::CutOff, Stopped::Not));
+    stage.fabric().move_to(0, Phase::Gone);
+    assert_eq!(stop(&stage), Stopped::Not, "its entry is there");
+    stage.fabric().show(0, false);
+    assert_eq!(stop(&stage), Stopped::Gone);
+    drop(std::mem::take(&mut stage.pairs));
+    stage.fabric().plug_all();
 }

@@ -41,7 +41,7 @@ fn check_message(bytes: &[u8]) -> bool {
             assert!(received.open.len() <= SLOTS);
             check_received(received);
         }
-        ControlMessage::Join { lane, rail, end } => {
+        ControlMessage::Join { lane, rail, end, .. } => {
             is_said(*lane);
             check_rail(rail);
             check_queue_pairs(&end.qps);

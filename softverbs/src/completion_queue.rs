@@ -1,19 +1,28 @@
 //! Completion queues.
+//!
+//! A queue holds as many completions as it was made for. One that finds no place puts the queue into error: the program gets
+//! `IBV_EVENT_CQ_ERR`, "and the CQ cannot be used" (ibv_poll_cq(3)). The InfiniBand specification (volume 1, affiliated asynchronous
+//! errors) leaves open whether the completions that are there can still be had, so here they cannot. It has each queue pair that is to
+//! put another completion there go to error, as a local work queue catastrophic error: `IBV_EVENT_QP_FATAL`. So do its queue pairs here.
 
-use crate::fabric::{Node, lock};
+use crate::fabric::{About, Event, Node, lock};
 use crate::os::process::Bell;
+use crate::os::shm::RailMemory;
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use verbs_sys::IBV_EVENT_CQ_ERR;
 
 /// A completion queue.
 pub struct CompletionQueue {
+    number: u32,
     node: Arc<Node>,
     device: usize,
     /// Which of the functions of the device's name it was made on.
     generation: u32,
-    queue: Mutex<VecDeque<Completion>>,
+    capacity: usize,
+    entries: Mutex<Entries>,
     /// Queue pairs that have sends under way whose completions come here.
     senders: Mutex<Vec<Arc<dyn SendQueue>>>,
     /// Queue pairs to add to `senders`. No other lock is taken under this one: the caller that adds holds a queue pair's lock, which
@@ -22,6 +31,12 @@ pub struct CompletionQueue {
     bell: Bell,
     armed: AtomicU32,
     polls: AtomicU64,
+}
+
+enum Entries {
+    Kept(VecDeque<Completion>),
+    /// A completion found no place.
+    Overrun,
 }
 
 /// The send queue of a queue pair, as its completion queue sees it.
@@ -60,22 +75,30 @@ const ARMED: u32 = 1;
 const ARMED_SOLICITED: u32 = 2;
 
 impl CompletionQueue {
-    /// Creates a queue with room for `entries` completions; it grows when it needs more.
+    /// Creates a queue with room for `entries` completions.
     ///
     /// # Errors
     /// An `errno`.
     pub fn new(node: &Arc<Node>, device: usize, entries: usize) -> Result<Arc<Self>, i32> {
+        static COUNT: AtomicU32 = AtomicU32::new(1);
         Ok(Arc::new(Self {
+            number: COUNT.fetch_add(1, Ordering::Relaxed),
             node: Arc::clone(node),
             device,
             generation: node.presence(device).generation,
-            queue: Mutex::new(VecDeque::with_capacity(entries)),
+            capacity: entries,
+            entries: Mutex::new(Entries::Kept(VecDeque::with_capacity(entries))),
             senders: Mutex::default(),
             joining: Mutex::default(),
             bell: Bell::new()?,
             armed: AtomicU32::new(0),
             polls: AtomicU64::new(0),
         }))
+    }
+
+    /// Its number, for events about it.
+    pub fn number(&self) -> u32 {
+        self.number
     }
 
     /// Drives the device's engine, then moves completions to `out`, as many as there are and fit. Returns their number.
@@ -95,7 +118,8 @@ impl CompletionQueue {
             }
             _ => out.len(),
         };
-        let mut queue = lock(&self.queue);
+        let mut entries = lock(&self.entries);
+        let Entries::Kept(queue) = &mut *entries else { return Ok(0) };
         let count = queue.len().min(out.len()).min(most);
         for place in &mut out[..count] {
             if let Some(completion) = queue.pop_front() {
@@ -129,14 +153,26 @@ impl CompletionQueue {
         self.bell.take()
     }
 
-    /// Adds a completion, and makes an event where one is asked for.
-    pub(crate) fn push(&self, completion: Completion, solicited: bool) {
-        lock(&self.queue).push_back(completion);
+    /// Adds a completion, and makes an event where one is asked for. Whether it found a place: where not, the queue is in error.
+    #[must_use]
+    pub(crate) fn push(&self, completion: Completion, solicited: bool) -> bool {
+        let mut entries = lock(&self.entries);
+        let Entries::Kept(queue) = &mut *entries else { return false };
+        if queue.len() >= self.capacity || RailMemory::is_due(&self.node.rail(self.device).overruns) {
+            *entries = Entries::Overrun;
+            drop(entries);
+            let about = About::CompletionQueue(self.number);
+            self.node.announce(self.device, Event { kind: IBV_EVENT_CQ_ERR, about });
+            return false;
+        }
+        queue.push_back(completion);
+        drop(entries);
         let armed = self.armed.load(Ordering::Acquire);
         if armed == ARMED || (armed == ARMED_SOLICITED && (solicited || completion.status != 0)) {
             self.armed.store(0, Ordering::Release);
             self.bell.ring();
         }
+        true
     }
 
     /// Collects the completions of sends.
@@ -162,6 +198,8 @@ impl CompletionQueue {
     pub(crate) fn forget(&self, number: u32) {
         lock(&self.joining).retain(|qp| qp.number() != number);
         lock(&self.senders).retain(|qp| qp.number() != number);
-        lock(&self.queue).retain(|completion| completion.qp_num != number);
+        if let Entries::Kept(queue) = &mut *lock(&self.entries) {
+            queue.retain(|completion| completion.qp_num != number);
+        }
     }
 }

@@ -3,15 +3,20 @@
 use crate::folder::Folder;
 use crate::hotplug::Phase;
 use crate::os::process::pid_namespace;
-use crate::os::shm::{FabricMemory, MAX_NODES};
+use crate::os::shm::{FabricMemory, MAX_NODES, QpMemory};
 use crate::profile::{Profile, RailSpec};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How long a device works on after programs were cut off from it. What Linux takes depends on what there is to destroy.
-const CUT_OFF: Duration = Duration::from_millis(20);
+/// How long a device works on after programs were cut off from it, with its keys and then without. What Linux takes depends on what there
+/// is to destroy.
+const CUT_OFF: Duration = Duration::from_millis(10);
+/// How long a function whose firmware has failed is registered still, and how long it is away then. Both are of this fabric's choice:
+/// longer than its threads and the plugin's sleep, so that each sees every step, and shorter than mlx5's, which takes seconds for either.
+const FAILED: Duration = Duration::from_millis(300);
+const AWAY: Duration = Duration::from_millis(300);
 
 /// A fabric that was made for a job. It counts as used until this is dropped.
 #[derive(Debug)]
@@ -29,8 +34,10 @@ pub enum Action {
     Down,
     /// Bring the port up.
     Up,
-    /// Take the function off the bus: programs are cut off first, and a moment later the device is gone.
+    /// Take the function off the bus: programs are cut off first, a moment later the keys go, and then the device.
     Unplug,
+    /// Let the function's firmware fail: the device is silent, goes as one that is unplugged, and is back by itself.
+    Reset,
     /// Bring the function back, as a new device of the same name.
     Plug,
     /// Carry this part of the profile's rate; 1 is all of it.
@@ -41,6 +48,8 @@ pub enum Action {
     Unresolved(u32),
     /// Lose all that is sent by it, though its port is up and addresses resolve, or no longer.
     Silent(bool),
+    /// Let so many of the next completions find their queue full.
+    Overrun(u32),
 }
 
 /// A fabric that is used.
@@ -61,6 +70,10 @@ pub struct NodeStatus {
     pub node: usize,
     /// Its processes, with their numbers in their own PID namespace; none before the rank has started.
     pub pids: Vec<u32>,
+    /// How many queue pairs they have.
+    pub queue_pairs: usize,
+    /// How many registrations they have.
+    pub registrations: u64,
     /// Its rails.
     pub rails: Vec<RailStatus>,
 }
@@ -185,26 +198,35 @@ pub fn control(dir: &Path, fabric: &str, node: Option<usize>, rail: &str, action
         let nodes = if nodes.is_empty() { "none yet".to_owned() } else { nodes.join(", ") };
         return Err(format!("fabric {fabric} has no node {node}; its nodes: {nodes}"));
     }
-    let places =
-        || (0..MAX_NODES).filter(|at| node.is_none_or(|wanted| wanted == *at)).map(|at| &memory.rails[at][index]);
-    if action == Action::Unplug {
-        places().for_each(|place| place.move_to(Phase::Cut));
-        std::thread::sleep(CUT_OFF);
-    }
+    let wanted = || (0..MAX_NODES).filter(|at| node.is_none_or(|wanted| wanted == *at));
     let folder = Folder::new(dir, fabric);
-    let show = |is_there| {
-        let wanted = (0..MAX_NODES).filter(|at| node.is_none_or(|wanted| wanted == *at));
-        wanted.map(|at| sysfs_of(&folder, at)).try_for_each(|root| profile.show_device(&root, index, is_there))
+    let go = |phase, pause| {
+        wanted().for_each(|at| memory.rails[at][index].move_to(phase));
+        std::thread::sleep(pause);
     };
-    for place in places() {
+    let show = |is_there| {
+        let shared = folder.path().join("sys").display().to_string();
+        wanted()
+            .map(|at| PathBuf::from(sysfs_of_node(&shared, at)))
+            .try_for_each(|root| profile.show_device(&root, index, is_there))
+    };
+    let unplug = || {
+        go(Phase::Cut, CUT_OFF);
+        go(Phase::Keyless, CUT_OFF);
+        go(Phase::Gone, Duration::ZERO);
+        show(false)
+    };
+    // Its entry in sysfs is there before programs are told of it.
+    let plug = || show(true).map(|()| go(Phase::Here, Duration::ZERO));
+    for place in wanted().map(|at| &memory.rails[at][index]) {
         match action {
-            Action::Unplug => place.move_to(Phase::Gone),
-            Action::Plug => place.move_to(Phase::Here),
+            Action::Unplug | Action::Plug | Action::Reset => {}
             Action::Down => place.down.store(1, Ordering::Release),
             Action::Up => place.down.store(0, Ordering::Release),
             Action::Refuse(count) => place.refusals.store(count, Ordering::Relaxed),
             Action::Unresolved(count) => place.unanswered.store(count, Ordering::Relaxed),
             Action::Silent(is_silent) => place.silent.store(u32::from(is_silent), Ordering::Release),
+            Action::Overrun(count) => place.overruns.store(count, Ordering::Relaxed),
             Action::Slow(factor) => {
                 let spec = &profile.rails[index];
                 let full = full_mbps(&profile, spec).unwrap_or(spec.speed_mbps);
@@ -215,8 +237,14 @@ pub fn control(dir: &Path, fabric: &str, node: Option<usize>, rail: &str, action
         }
     }
     match action {
-        Action::Unplug => show(false),
-        Action::Plug => show(true),
+        Action::Unplug => unplug(),
+        Action::Plug => plug(),
+        Action::Reset => {
+            go(Phase::Failed, FAILED);
+            unplug()?;
+            std::thread::sleep(AWAY);
+            plug()
+        }
         _ => Ok(()),
     }
 }
@@ -245,9 +273,16 @@ pub fn status(dir: &Path, fabric: &str) -> Result<Status, String> {
             is_silent: place.silent.load(Ordering::Acquire) != 0,
         }
     };
+    let pid = |place: usize| memory.processes[place].pid.load(Ordering::Acquire);
+    let registrations = |place: usize| u64::from(memory.processes[place].registrations.load(Ordering::Relaxed));
     let node = |node: usize| NodeStatus {
         node,
-        pids: processes(memory).filter(|(_, on)| *on == node).map(|(pid, _)| pid).collect(),
+        pids: processes(memory).filter(|(_, on)| *on == node).map(|(place, _)| pid(place)).collect(),
+        queue_pairs: processes(memory)
+            .filter(|(_, on)| *on == node)
+            .map(|(place, _)| queue_pairs_of(memory, place))
+            .sum(),
+        registrations: processes(memory).filter(|(_, on)| *on == node).map(|(place, _)| registrations(place)).sum(),
         rails: (0..profile.rails.len()).map(|index| rail(node, index)).collect(),
     };
     let folder = Folder::new(dir, fabric).path().to_owned();
@@ -271,13 +306,20 @@ fn nodes(memory: &FabricMemory) -> Vec<usize> {
     (0..MAX_NODES).filter(is_there).collect()
 }
 
-/// The processes in a fabric, each with its node. Processes in another PID namespace are taken to run: this one cannot check.
-fn processes(memory: &FabricMemory) -> impl Iterator<Item = (u32, usize)> {
+/// The queue pairs of the process in a place.
+fn queue_pairs_of(memory: &FabricMemory, place: usize) -> usize {
+    let is_its_own =
+        |qp: &&QpMemory| qp.number.load(Ordering::Acquire) != 0 && qp.process.load(Ordering::Relaxed) as usize == place;
+    memory.qps.iter().filter(is_its_own).count()
+}
+
+/// The places of the processes in a fabric, each with its node. Processes in another PID namespace are taken to run: this one cannot check.
+fn processes(memory: &FabricMemory) -> impl Iterator<Item = (usize, usize)> {
     let elsewhere = memory.pid_namespace.load(Ordering::Acquire) != pid_namespace();
     memory.processes.iter().enumerate().filter_map(move |(place, process)| {
         let pid = process.pid.load(Ordering::Acquire);
         let runs = pid != 0 && (elsewhere || memory.alive(place));
-        runs.then(|| (pid, process.node.load(Ordering::Acquire) as usize))
+        runs.then(|| (place, process.node.load(Ordering::Acquire) as usize))
     })
 }
 

@@ -4,7 +4,9 @@ use crate::engine::{Engine, Serve};
 use crate::folder::Folder;
 use crate::hotplug::{Phase, Presence};
 use crate::os::process::{Bell, let_peers_read, pid_namespace, started};
-use crate::os::shm::{self, DOORBELL_WORDS, FabricMemory, MAX_NODES, MAX_PROCESSES, ProcessMemory, QpMemory};
+use crate::os::shm::{
+    self, DOORBELL_WORDS, FabricMemory, MAX_NODES, MAX_PROCESSES, ProcessMemory, QpMemory, RailMemory,
+};
 use crate::pacing::Resource;
 use crate::profile::{MAX_RAILS, Profile, RailSpec};
 use crate::regions::Regions;
@@ -12,7 +14,7 @@ use crate::settings::Settings;
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use verbs_sys::{IBV_EVENT_DEVICE_FATAL, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR};
 
@@ -29,6 +31,8 @@ pub struct Node {
     events: Vec<Events>,
     qps: Mutex<HashMap<usize, Weak<dyn Serve>>>,
     orphans: Mutex<Vec<Orphan>>,
+    /// How many those are, for each poll to look at without a lock.
+    orphaned: AtomicUsize,
     /// Registered memory.
     pub(crate) regions: Regions,
     adversary: Option<u64>,
@@ -70,10 +74,21 @@ pub struct Device {
 pub struct Event {
     /// An `ibv_event_type`.
     pub kind: u32,
-    /// The port.
-    pub(crate) port: u8,
-    /// The queue pair that the event is about, if any.
-    pub(crate) qp: Option<u32>,
+    /// What it is about.
+    pub about: About,
+}
+
+/// What an event is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum About {
+    /// The device as a whole.
+    Device,
+    /// Its only port.
+    Port,
+    /// The queue pair of this number.
+    QueuePair(u32),
+    /// The completion queue of this number.
+    CompletionQueue(u32),
 }
 
 #[derive(Debug)]
@@ -83,6 +98,8 @@ struct Events {
     was_down: AtomicBool,
     /// How often the device was lost.
     losses: AtomicU32,
+    /// How often its firmware was seen to fail: at most once for each function of its name.
+    failures: AtomicU32,
 }
 
 impl Node {
@@ -125,6 +142,7 @@ impl Node {
             devices,
             qps: Mutex::default(),
             orphans: Mutex::default(),
+            orphaned: AtomicUsize::new(0),
             regions: Default::default(),
             adversary: settings.adversary,
             running: AtomicBool::new(false),
@@ -140,6 +158,11 @@ impl Node {
     /// Whether a device's function is there.
     pub fn presence(&self, device: usize) -> Presence {
         self.memory.rails[self.node][device].presence()
+    }
+
+    /// What a device of this machine shares with the other processes.
+    pub(crate) fn rail(&self, device: usize) -> &'static RailMemory {
+        &self.memory.rails[self.node][device]
     }
 
     /// Whether a device's port is up.
@@ -174,14 +197,19 @@ impl Node {
         self.events[device].bell.ring();
     }
 
-    /// Adds an event for each function that is gone, and for each port that has gone up or down.
+    /// Adds an event for each function that has failed, for each that is gone, and for each port that has gone up or down.
     pub fn watch_ports(&self) {
         for (device, events) in self.events.iter().enumerate() {
             let presence = self.presence(device);
             // A function that is there again was gone before, seen or not.
             let losses = presence.generation + u32::from(presence.phase == Phase::Gone);
+            let fatal = Event { kind: IBV_EVENT_DEVICE_FATAL, about: About::Device };
             if events.losses.swap(losses, Ordering::Relaxed) != losses {
-                self.announce(device, Event { kind: IBV_EVENT_DEVICE_FATAL, port: 1, qp: None });
+                self.announce(device, fatal);
+            }
+            let failures = presence.generation + 1;
+            if presence.phase == Phase::Failed && events.failures.swap(failures, Ordering::Relaxed) != failures {
+                self.announce(device, fatal);
             }
             if presence.phase != Phase::Here {
                 continue;
@@ -189,7 +217,7 @@ impl Node {
             let down = !self.port_up(device);
             if events.was_down.swap(down, Ordering::Relaxed) != down {
                 let kind = if down { IBV_EVENT_PORT_ERR } else { IBV_EVENT_PORT_ACTIVE };
-                self.announce(device, Event { kind, port: 1, qp: None });
+                self.announce(device, Event { kind, about: About::Port });
             }
         }
     }
@@ -272,16 +300,19 @@ impl Node {
 
     /// Keeps a queue pair until its function is gone.
     pub(crate) fn keep_until_gone(&self, device: usize, generation: u32, qp: Arc<dyn Serve>) {
-        lock(&self.orphans).push(Orphan { device, generation, qp });
+        let mut orphans = lock(&self.orphans);
+        orphans.push(Orphan { device, generation, qp });
+        self.orphaned.store(orphans.len(), Ordering::Release);
     }
 
     fn end_orphans(&self) {
-        let mut orphans = lock(&self.orphans);
-        if orphans.is_empty() {
+        if self.orphaned.load(Ordering::Acquire) == 0 {
             return;
         }
-        let is_over = |orphan: &mut Orphan| !self.presence(orphan.device).works(orphan.generation);
+        let mut orphans = lock(&self.orphans);
+        let is_over = |orphan: &mut Orphan| self.presence(orphan.device).phase_of(orphan.generation) == Phase::Gone;
         let over: Vec<_> = orphans.extract_if(.., is_over).collect();
+        self.orphaned.store(orphans.len(), Ordering::Release);
         drop(orphans);
         over.iter().for_each(|orphan| orphan.qp.end());
     }
@@ -330,8 +361,8 @@ impl Device {
 
 impl Events {
     fn new() -> Result<Self, i32> {
-        let (queue, was_down, losses) = Default::default();
-        Ok(Self { queue, bell: Bell::new()?, was_down, losses })
+        let (queue, was_down, losses, failures) = Default::default();
+        Ok(Self { queue, bell: Bell::new()?, was_down, losses, failures })
     }
 }
 
@@ -400,6 +431,7 @@ fn clear(memory: &FabricMemory, place: usize) {
         .take(MAX_RAILS * DOORBELL_WORDS)
         .for_each(|word| word.store(0, Ordering::Relaxed));
     process.sleeping.store(0, Ordering::Relaxed);
+    process.registrations.store(0, Ordering::Relaxed);
     process.pid.store(0, Ordering::Release);
 }
 

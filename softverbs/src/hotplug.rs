@@ -1,10 +1,26 @@
-//! Functions that leave the bus and return, in the order in which Linux takes one away.
+//! Functions that fail, leave the bus and return, in the order in which Linux and mlx5 take one away.
 //!
-//! First the kernel cuts programs off: each call that goes through it answers `EIO`, while the device goes on reading and writing
-//! memory (`uverbs_disassociate_api_pre` in drivers/infiniband/core/uverbs_main.c comes before the objects are destroyed). Then the
-//! objects are destroyed with the device's own, and the program gets `IBV_EVENT_DEVICE_FATAL`
-//! (`uverbs_async_event_destroy_uobj` in uverbs_std_types_async_fd.c). From then on what is posted vanishes, and completion queues are
-//! silent. A function that returns is a new device of the same name: what was made on the old one stays dead.
+//! A function that is unplugged, or whose driver is unloaded, goes in these steps ([`Phase`]):
+//!
+//! 1. The kernel cuts programs off: each call that goes through it answers `EIO`, while the device goes on reading and writing
+//!    memory (`uverbs_disassociate_api_pre` in drivers/infiniband/core/uverbs_main.c comes before the objects are destroyed).
+//! 2. The objects are destroyed, the newest first (`rdma_alloc_commit_uobject` adds at the head of the list that `__uverbs_cleanup_ufile`
+//!    walks from its head; both in drivers/infiniband/core/rdma_core.c). Registrations are mostly younger than queue pairs: for a moment keys
+//!    are refused and queue pairs live, and a peer's write fails with a remote access error. Here all keys go at once, the keys of older
+//!    registrations too.
+//! 3. The device is gone, and the program gets `IBV_EVENT_DEVICE_FATAL` (`uverbs_async_event_destroy_uobj` in
+//!    drivers/infiniband/core/uverbs_std_types_async_fd.c). From then on what is posted vanishes, and completion queues are silent.
+//!
+//! A function whose firmware fails has a step before these. mlx5's driver notices the failure, puts the device into its internal error
+//! state and raises `MLX5_DEV_EVENT_SYS_ERROR` (`mlx5_enter_error_state` in drivers/net/ethernet/mellanox/mlx5/core/health.c), of which mlx5_ib
+//! makes a first `IBV_EVENT_DEVICE_FATAL` (drivers/infiniband/hw/mlx5/main.c). It completes what was posted for users within the kernel
+//! alone (`mlx5_ib_handle_internal_error`, same file): a program's queues are silent. Commands are not sent to the firmware any more:
+//! those that destroy something, and those that take a queue pair to error or reset, succeed without it, all others fail, with
+//! `ENOLINK` since Linux 5.18 and `EIO` before (`mlx5_internal_err_ret_value` in drivers/net/ethernet/mellanox/mlx5/core/cmd.c). Then the driver
+//! unloads, which is the steps above, and loads again. Nothing proves that such a device is still before it is gone, so here it goes on
+//! in step 1 with what it was silent about.
+//!
+//! A function that returns is a new device of the same name: what was made on the old one stays dead.
 
 use crate::os::shm::RailMemory;
 use std::sync::atomic::Ordering;
@@ -23,45 +39,73 @@ pub struct Presence {
 pub enum Phase {
     /// It is on the bus.
     Here = 0,
+    /// Its firmware has failed: it is silent, and the kernel answers for it.
+    Failed = 1,
     /// Programs are cut off, and the device works.
-    Cut = 1,
+    Cut = 2,
+    /// The same, and no key is valid any more.
+    Keyless = 3,
     /// The device is gone.
-    Gone = 2,
+    Gone = 4,
 }
 
 impl Presence {
-    /// Whether the kernel answers calls about what was made on the function of this generation.
-    pub(crate) fn answers(self, generation: u32) -> bool {
-        self.generation == generation && self.phase == Phase::Here
+    /// How far the function of this generation is gone.
+    pub(crate) fn phase_of(self, generation: u32) -> Phase {
+        if self.generation == generation { self.phase } else { Phase::Gone }
+    }
+
+    /// Asks the device something, by way of the kernel, about what was made on the function of this generation.
+    ///
+    /// # Errors
+    /// `EIO` where programs are cut off from it, `ENOLINK` where its firmware has failed.
+    pub(crate) fn ask(self, generation: u32) -> Result<(), i32> {
+        match self.phase_of(generation) {
+            Phase::Here => Ok(()),
+            Phase::Failed => Err(libc::ENOLINK),
+            Phase::Cut | Phase::Keyless | Phase::Gone => Err(libc::EIO),
+        }
+    }
+
+    /// Ends something that was made on the function of this generation: the kernel does so for a device whose firmware has failed.
+    ///
+    /// # Errors
+    /// `EIO` where programs are cut off from it.
+    pub(crate) fn end(self, generation: u32) -> Result<(), i32> {
+        match self.phase_of(generation) {
+            Phase::Here | Phase::Failed => Ok(()),
+            Phase::Cut | Phase::Keyless | Phase::Gone => Err(libc::EIO),
+        }
     }
 
     /// Whether the device works for what was made on the function of this generation.
     pub(crate) fn works(self, generation: u32) -> bool {
-        self.generation == generation && self.phase != Phase::Gone
+        matches!(self.phase_of(generation), Phase::Here | Phase::Cut | Phase::Keyless)
     }
 
-    /// What it is after a step to `phase`; none where that is no step: a function that is there cannot come, and one that is gone cannot
-    /// be cut off.
+    /// What it is after a step to `phase`; none where that is no step, because it goes back: only one that is gone can be there again.
     fn after(self, phase: Phase) -> Option<Self> {
         match (self.phase, phase) {
             (Phase::Gone, Phase::Here) => Some(Self { generation: self.generation + 1, phase }),
-            (Phase::Here, Phase::Cut | Phase::Gone) | (Phase::Cut, Phase::Gone) => Some(Self { phase, ..self }),
+            (from, to) if (to as u32) > from as u32 => Some(Self { phase, ..self }),
             _ => None,
         }
     }
 
     // Zeros are a function that is there.
     fn word(self) -> u32 {
-        self.generation << 2 | self.phase as u32
+        self.generation << 3 | self.phase as u32
     }
 
     fn of(word: u32) -> Self {
-        let phase = match word & 3 {
+        let phase = match word & 7 {
             0 => Phase::Here,
-            1 => Phase::Cut,
+            1 => Phase::Failed,
+            2 => Phase::Cut,
+            3 => Phase::Keyless,
             _ => Phase::Gone,
         };
-        Self { generation: word >> 2, phase }
+        Self { generation: word >> 3, phase }
     }
 }
 
@@ -71,7 +115,7 @@ impl RailMemory {
         Presence::of(self.presence.load(Ordering::Acquire))
     }
 
-    /// Takes the function away as far as `phase`, or brings a new one; nothing where it is as far already.
+    /// Takes the function away as far as `phase`, or brings a new one where it is gone; nothing where it is as far already.
     pub fn move_to(&self, phase: Phase) {
         let step = |word| Presence::of(word).after(phase).map(Presence::word);
         let _ = self.presence.fetch_update(Ordering::AcqRel, Ordering::Acquire, step);
@@ -86,18 +130,24 @@ mod tests {
     fn a_function_that_returns_is_another_one() {
         let there = Presence::of(0);
         assert_eq!(there, Presence { generation: 0, phase: Phase::Here });
-        assert!(there.answers(0) && there.works(0) && !there.answers(1) && !there.works(1));
+        assert!(there.ask(0).is_ok() && there.works(0) && there.ask(1) == Err(libc::EIO) && !there.works(1));
         assert_eq!(there.after(Phase::Here), None);
-        let cut = there.after(Phase::Cut).unwrap();
-        assert!(!cut.answers(0) && cut.works(0));
-        assert_eq!((cut.after(Phase::Cut), cut.after(Phase::Here)), (None, None));
-        let gone = cut.after(Phase::Gone).unwrap();
-        assert_eq!(there.after(Phase::Gone), Some(gone));
-        assert!(!gone.answers(0) && !gone.works(0));
+        let failed = there.after(Phase::Failed).unwrap();
+        assert!(failed.ask(0) == Err(libc::ENOLINK) && failed.end(0).is_ok() && !failed.works(0));
+        assert_eq!(failed.after(Phase::Here), None);
+        let cut = failed.after(Phase::Cut).unwrap();
+        assert_eq!(there.after(Phase::Cut), Some(cut));
+        assert!(cut.ask(0) == Err(libc::EIO) && cut.end(0) == Err(libc::EIO) && cut.works(0));
+        assert_eq!((cut.after(Phase::Cut), cut.after(Phase::Failed), cut.after(Phase::Here)), (None, None, None));
+        let keyless = cut.after(Phase::Keyless).unwrap();
+        assert!(keyless.ask(0) == Err(libc::EIO) && keyless.works(0));
+        let gone = keyless.after(Phase::Gone).unwrap();
+        assert_eq!((there.after(Phase::Gone), cut.after(Phase::Gone)), (Some(gone), Some(gone)));
+        assert!(gone.ask(0) == Err(libc::EIO) && !gone.works(0));
         assert_eq!((gone.after(Phase::Gone), gone.after(Phase::Cut)), (None, None));
         let back = gone.after(Phase::Here).unwrap();
-        assert!(!back.answers(0) && !back.works(0) && back.answers(1));
-        for presence in [there, cut, gone, back] {
+        assert!(back.ask(0) == Err(libc::EIO) && !back.works(0) && back.ask(1).is_ok());
+        for presence in [there, failed, cut, keyless, gone, back] {
             assert_eq!(Presence::of(presence.word()), presence);
         }
     }

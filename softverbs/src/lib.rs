@@ -3,7 +3,8 @@
 //! The library that this package builds (`softverbs-ibverbs`) stands in for `libibverbs.so.1`: programs that use verbs run on it
 //! without RDMA hardware, without kernel support and without root. Reliable-connected queue pairs, writes with and
 //! without immediate data, sends and reads, with the verbs specification's states, keys, protection domains, bounds and errors.
-//! Kinder than hardware in one thing: completion queues grow.
+//! Queues have the sizes that mlx5 gives, completion queues overrun ([`completion_queue`]), and functions fail, leave the bus and return as mlx5's
+//! do ([`hotplug`]).
 //!
 //! # How it works
 //!

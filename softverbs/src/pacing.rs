@@ -109,6 +109,19 @@ impl Way<'_> {
     }
 }
 
+/// The time that a peer waits before it tries again, by the code of `min_rnr_timer`: table 46 of the InfiniBand specification
+/// (9.7.5.2.8).
+pub(crate) fn rnr_wait_ns(code: u8) -> u64 {
+    match code {
+        0 => 655_360_000,
+        1 => 10_000,
+        n => {
+            let whole = 10_000u64 << (n / 2).min(15);
+            if n % 2 == 0 { whole } else { whole * 3 / 2 }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -12,6 +12,7 @@
 //! path MTU in bytes, 4096 unless said.
 
 use std::fmt::Write as _;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// Rails of one machine.
@@ -265,7 +266,8 @@ impl Profile {
         Ok(())
     }
 
-    /// Shows a rail's RDMA device in such a tree, or no longer, as far as there is a tree.
+    /// Shows a rail's RDMA device in such a tree, or no longer, as far as there is a tree. An entry that is shown again is another one, with
+    /// another inode, as in sysfs.
     ///
     /// # Errors
     /// Names the file.
@@ -277,11 +279,16 @@ impl Profile {
         match is_there {
             _ if !class.exists() => Ok(()),
             true if entry.symlink_metadata().is_err() => link_to(&entry, &function.join("infiniband").join(&rail.name)),
-            false => match std::fs::remove_file(&entry) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                    Err(format!("{}: {error}", entry.display()))
+            false => match entry.symlink_metadata() {
+                // Each is kept, under a name of its own: a file system may give the inode of what is deleted to what is made next.
+                Ok(found) => {
+                    let removed = root.join("removed");
+                    let kept = removed.join(format!("{}-{}", rail.name, found.ino()));
+                    std::fs::create_dir_all(&removed)
+                        .and_then(|()| std::fs::rename(&entry, kept))
+                        .map_err(|error| format!("{}: {error}", entry.display()))
                 }
-                _ => Ok(()),
+                Err(_) => Ok(()),
             },
             true => Ok(()),
         }

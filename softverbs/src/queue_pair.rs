@@ -1,11 +1,16 @@
 //! Queue pairs: states, receives, and the ends of sends. Posting sends is in `posting.rs`, serving what the peer has
 //! posted in `serve.rs`.
 
+mod states;
+
+pub use states::{Change, State};
+
 use crate::completion_queue::{Completion, CompletionQueue, SendQueue};
 use crate::engine;
-use crate::fabric::{Event, Node, lock};
-use crate::hotplug::{Phase, Presence};
+use crate::fabric::{About, Event, Node, lock};
+use crate::hotplug::Phase;
 use crate::os::shm::{INLINE_BYTES, MAX_QPS, MAX_SGES, QpMemory, RailMemory, SEND_SLOTS};
+use crate::pacing::rnr_wait_ns;
 use crate::status;
 use crate::threads;
 use crate::work_request::{Receive, Request, Sge};
@@ -13,7 +18,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
-use verbs_sys::IBV_EVENT_QP_ACCESS_ERR;
+use verbs_sys::{IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_FATAL};
 
 /// How long Linux looks for the hardware address of a peer that does not answer, in the call that makes a queue pair ready to receive:
 /// the 1000 ms that `rdma_addr_find_l2_eth_by_grh` passes to `rdma_resolve_ip` (drivers/infiniband/core/addr.c).
@@ -150,69 +155,12 @@ impl Caps {
     }
 }
 
-/// `ibv_qp_state`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-pub enum State {
-    /// `IBV_QPS_RESET`
-    Reset = 0,
-    /// `IBV_QPS_INIT`
-    Init = 1,
-    /// `IBV_QPS_RTR`
-    ReadyToReceive = 2,
-    /// `IBV_QPS_RTS`
-    ReadyToSend = 3,
-    /// `IBV_QPS_ERR`
-    Error = 6,
-}
-
-/// A change of state.
-#[derive(Debug, Clone, Copy)]
-pub enum Change {
-    /// From any state to reset.
-    Reset,
-    /// From reset or init to init.
-    Init {
-        /// `ibv_access_flags` that the peer may use.
-        access: u32,
-        /// The port: 1.
-        port: u8,
-    },
-    /// From init to ready-to-receive.
-    ReadyToReceive {
-        /// Path MTU.
-        mtu_bytes: u32,
-        /// The peer's queue pair.
-        remote_qp: u32,
-        /// The peer's first packet sequence number.
-        receive_psn: u32,
-        /// The peer's GID.
-        remote_gid: [u8; 16],
-        /// Index of this side's GID.
-        own_gid_index: u8,
-        /// Code of the time that a peer waits when there is no receive.
-        min_rnr_timer: u8,
-    },
-    /// From ready-to-receive to ready-to-send.
-    ReadyToSend {
-        /// Time between two tries is 4.096 us x 2^timeout; 0: no limit.
-        timeout: u8,
-        /// Tries after the first.
-        retry_count: u8,
-        /// Tries when the peer has no receive; 7: no limit.
-        rnr_retry: u8,
-        /// This side's first packet sequence number.
-        send_psn: u32,
-    },
-    /// To error, from any state but reset.
-    Error,
-}
-
 impl QueuePair {
     /// Creates a queue pair, in reset.
     ///
     /// # Errors
-    /// `EINVAL` for sizes above the limits, `ENOMEM` when the fabric has no free slot, `EIO` when the function is gone.
+    /// `EINVAL` for sizes above the limits, `ENOMEM` when the fabric has no free slot, `EIO` when the function is gone,
+    /// `ENOLINK` when it has failed.
     pub fn new(
         node: &Arc<Node>,
         device: usize,
@@ -226,9 +174,7 @@ impl QueuePair {
             return Err(libc::EINVAL);
         }
         let presence = node.presence(device);
-        if !presence.answers(presence.generation) {
-            return Err(libc::EIO);
-        }
+        presence.ask(presence.generation)?;
         let (slot, number) = claim(node, device, presence.generation).ok_or(libc::ENOMEM)?;
         let local = Local {
             state: State::Reset,
@@ -261,9 +207,10 @@ impl QueuePair {
         Ok(made)
     }
 
-    /// Whether a key allows `access` to this process's memory for this queue pair: a key of another protection domain does not.
+    /// Whether a key allows `access` to this process's memory for this queue pair: a key of another protection domain does not, and none
+    /// does where the function's keys are gone.
     pub(crate) fn allows(&self, key: u32, addr: u64, bytes: u64, access: u32) -> bool {
-        self.node.regions.allows(key, (self.device, self.domain), addr, bytes, access)
+        self.phase() != Phase::Keyless && self.node.regions.allows(key, (self.device, self.domain), addr, bytes, access)
     }
 
     /// Its number, of 24 bits.
@@ -287,12 +234,12 @@ impl QueuePair {
 
     /// This side's rail.
     pub(crate) fn rail(&self) -> &'static RailMemory {
-        &self.node.memory.rails[self.node.node][self.device]
+        self.node.rail(self.device)
     }
 
-    /// Whether its device works: the function that it was made on is there, or at least not gone yet.
-    pub(crate) fn has_device(&self) -> bool {
-        self.rail().presence().works(self.generation)
+    /// How far the function that it was made on is gone.
+    pub(crate) fn phase(&self) -> Phase {
+        self.rail().presence().phase_of(self.generation)
     }
 
     /// Whether the peer has put it in error, which it does in shared memory.
@@ -304,10 +251,12 @@ impl QueuePair {
     ///
     /// # Errors
     /// `EINVAL` when the state or a value does not allow it; `ENETUNREACH` when the peer's GID cannot be reached; `ETIMEDOUT`, after a
-    /// second, when nobody answers at it; `EIO` when the function is gone.
+    /// second, when nobody answers at it; `EIO` when the function is gone; `ENOLINK` when it has failed, but for error and reset, which
+    /// change nothing then: the device is not told.
     pub fn change(&self, change: Change) -> Result<(), i32> {
-        if !self.rail().presence().answers(self.generation) {
-            return Err(libc::EIO);
+        match (self.rail().presence().ask(self.generation), change) {
+            (Err(libc::ENOLINK), Change::Error | Change::Reset) => return Ok(()),
+            (answer, _) => answer?,
         }
         let mut local = lock(&self.local);
         let memory = self.memory();
@@ -397,8 +346,9 @@ impl QueuePair {
 
     fn flush_receive(&self, wr_id: u64) {
         let (status, qp_num) = (status::FLUSHED, self.number);
-        self.recv_cq
-            .push(Completion { wr_id, status, qp_num, opcode: status::RECEIVED, ..Completion::default() }, false);
+        let flushed = Completion { wr_id, status, qp_num, opcode: status::RECEIVED, ..Completion::default() };
+        // Where it finds no place nothing more becomes of this queue pair than that it is in error.
+        let _ = self.recv_cq.push(flushed, false);
     }
 
     fn flush_receives(&self, local: &mut Local) {
@@ -417,7 +367,17 @@ impl QueuePair {
     /// Goes to error because the peer used a key that it must not use.
     pub(crate) fn refuse(&self, local: &mut Local) {
         self.fail(local);
-        self.node.announce(self.device, Event { kind: IBV_EVENT_QP_ACCESS_ERR, port: 1, qp: Some(self.number) });
+        let about = About::QueuePair(self.number);
+        self.node.announce(self.device, Event { kind: IBV_EVENT_QP_ACCESS_ERR, about });
+    }
+
+    /// Goes to error because a completion of it found no place.
+    pub(crate) fn lose_completion(&self, local: &mut Local) {
+        if local.state != State::Error {
+            self.fail(local);
+            let about = About::QueuePair(self.number);
+            self.node.announce(self.device, Event { kind: IBV_EVENT_QP_FATAL, about });
+        }
     }
 
     /// Posts a receive.
@@ -461,14 +421,14 @@ impl QueuePair {
         self.expected.store(false, Ordering::Release);
     }
 
-    /// The program has no use for it any more. A device that programs are cut off from goes on with it until it is gone: the kernel, which
-    /// answers `EIO`, has not destroyed it yet.
+    /// The program has no use for it any more. A device that has failed, or that programs are cut off from, goes on with it until it is
+    /// gone: it was not told.
     pub(crate) fn give_up(self: &Arc<Self>) {
-        match self.rail().presence() {
-            Presence { generation, phase: Phase::Cut } if generation == self.generation => {
-                self.node.keep_until_gone(self.device, generation, Arc::<Self>::clone(self));
+        match self.phase() {
+            Phase::Failed | Phase::Cut | Phase::Keyless => {
+                self.node.keep_until_gone(self.device, self.generation, Arc::<Self>::clone(self));
             }
-            _ => self.destroy(),
+            Phase::Here | Phase::Gone => self.destroy(),
         }
     }
 
@@ -517,7 +477,10 @@ impl QueuePair {
         if status != 0 || sent.signaled {
             local.freed = local.reaped;
             let (wr_id, opcode, bytes, qp_num) = (sent.wr_id, sent.opcode, sent.bytes, self.number);
-            cq.push(Completion { wr_id, status, opcode, bytes, qp_num, ..Completion::default() }, false);
+            let completion = Completion { wr_id, status, opcode, bytes, qp_num, ..Completion::default() };
+            if !cq.push(completion, false) {
+                self.lose_completion(local);
+            }
         }
     }
 }
@@ -528,10 +491,15 @@ impl SendQueue for QueuePair {
     }
 
     fn reap(&self, now_ns: u64, cq: &CompletionQueue) -> bool {
-        if !self.has_device() {
+        match self.phase() {
+            Phase::Here | Phase::Cut | Phase::Keyless => {}
+            // It may go on.
+            Phase::Failed => return true,
             // Nobody completes anything any more.
-            self.expected.store(false, Ordering::Release);
-            return false;
+            Phase::Gone => {
+                self.expected.store(false, Ordering::Release);
+                return false;
+            }
         }
         let mut local = lock(&self.local);
         let memory = self.memory();
@@ -584,16 +552,3 @@ fn claim(node: &Node, device: usize, made_on: u32) -> Option<(usize, u32)> {
 }
 
 const _: () = assert!(MAX_QPS == 1 << 11, "a queue pair's number holds its place in 11 bits");
-
-/// The time that a peer waits before it tries again, by the code of `min_rnr_timer`: table 46 of the InfiniBand specification
-/// (9.7.5.2.8).
-fn rnr_wait_ns(code: u8) -> u64 {
-    match code {
-        0 => 655_360_000,
-        1 => 10_000,
-        n => {
-            let whole = 10_000u64 << (n / 2).min(15);
-            if n % 2 == 0 { whole } else { whole * 3 / 2 }
-        }
-    }
-}

@@ -3,6 +3,7 @@
 use crate::completion_queue::Completion;
 use crate::engine::{Serve, Served};
 use crate::fabric::lock;
+use crate::hotplug::Phase;
 use crate::os::memory::{self, BOUNCE_BYTES, Bounce, Fault, Piece};
 use crate::os::shm::{INLINE_BYTES, MAX_PROCESSES, QpMemory, RailMemory};
 use crate::pacing::{SHORT_BYTES, Way};
@@ -42,14 +43,15 @@ impl Serve for QueuePair {
     fn serve(&self, now_ns: u64, pieces: usize, bounce: &mut Bounce) -> Served {
         let mut local = lock(&self.local);
         let Some(remote) = local.remote else { return Served::Idle };
-        if !matches!(local.state, State::ReadyToReceive | State::ReadyToSend) || !self.has_device() {
+        let phase = self.phase();
+        if !matches!(local.state, State::ReadyToReceive | State::ReadyToSend) || phase == Phase::Gone {
             return Served::Idle;
         }
         let peer = self.node.qp_memory(remote.slot);
         let sender = self.node.memory.rails[remote.node][self.device].presence();
         let carries = self.node.carries(self.device, remote.node);
         // (The slot may be another queue pair's by now; then it is left alone further below.)
-        if !carries || !sender.works(peer.generation.load(Ordering::Acquire)) {
+        if !carries || phase == Phase::Failed || !sender.works(peer.generation.load(Ordering::Acquire)) {
             local.serving.not_before_ns = now_ns;
             return Served::Until(now_ns + LATER_NS);
         }
@@ -108,7 +110,13 @@ impl QueuePair {
         while let Some(ending) = local.serving.ending.front().copied().filter(|ending| ending.at_ns <= now_ns) {
             local.serving.ending.pop_front();
             if let Some((completion, solicited)) = ending.completion {
-                self.recv_cq.push(completion, solicited);
+                if !self.recv_cq.push(completion, solicited) {
+                    self.lose_completion(local);
+                    peer.slot(ending.number).status.store(u64::from(status::REMOTE_OPERATION), Ordering::Relaxed);
+                    peer.done.store(ending.number + 1, Ordering::Release);
+                    peer.state.store(State::Error as u32, Ordering::Release);
+                    return;
+                }
                 if let Some(late_ns) = self.late_ack_ns(ending.number) {
                     let at_ns = now_ns + late_ns;
                     local.serving.ending.push_front(Ending { at_ns, completion: None, ..ending });

@@ -5,9 +5,10 @@
 mod common;
 
 use common::*;
+use softverbs::completion_queue::CompletionQueue;
 use softverbs::control::{Action, control};
 use softverbs::engine::{ASLEEP, AWAKE, NAPPING};
-use softverbs::fabric::Node;
+use softverbs::fabric::{About, Node};
 use softverbs::hotplug::Phase;
 use softverbs::profile::Profile;
 use softverbs::queue_pair::{Change, State};
@@ -318,6 +319,92 @@ fn a_function_that_is_gone_is_silent_and_one_that_returns_is_another() {
     new.a.write(10, None, &new.b);
     bed.at(61_000_000_000);
     assert_eq!((new.poll().0.len(), pair.a.poll().len()), (1, 0));
+}
+
+#[test]
+fn a_function_that_fails_is_silent_then_goes_without_its_keys_first() {
+    let bed = Bed::new();
+    let pair = bed.pair(0, 7);
+    let rail = &bed.nodes[0].memory.rails[0][0];
+    let events = || {
+        bed.nodes[0].watch_ports();
+        std::iter::from_fn(|| bed.nodes[0].next_event(0)).map(|event| event.kind).collect::<Vec<_>>()
+    };
+    let before = (pair.a.bytes.clone(), pair.b.bytes.clone());
+    // Failed: silent in both directions. What a kernel would ask the device fails, and what it does without it seems to succeed.
+    rail.move_to(Phase::Failed);
+    pair.a.write(10, None, &pair.b);
+    pair.b.write(10, None, &pair.a);
+    bed.at(100_000);
+    assert_eq!(pair.poll(), (vec![], vec![]));
+    let again = Change::ReadyToSend { timeout: 8, retry_count: 1, rnr_retry: 7, send_psn: 5 };
+    assert_eq!((pair.a.qp.change(again), pair.a.qp.change(Change::Error)), (Err(libc::ENOLINK), Ok(())));
+    assert_eq!(events(), [verbs_sys::IBV_EVENT_DEVICE_FATAL]);
+    assert_eq!(events(), [0; 0], "once");
+    assert!(pair.a.bytes == before.0 && pair.b.bytes == before.1);
+    // Cut off: nothing had stopped, whatever the kernel said.
+    rail.move_to(Phase::Cut);
+    bed.at(500_000);
+    assert_eq!((pair.a.qp.change(Change::Error), pair.poll().0.len()), (Err(libc::EIO), 1));
+    assert_ne!(pair.b.bytes[9..19], before.1[9..19]);
+    assert_ne!(pair.a.bytes[9..19], before.0[9..19]);
+    bed.at(600_000);
+    assert_eq!(pair.poll().1.len(), 1);
+    // Without keys: the peer is refused, and nothing is written.
+    rail.move_to(Phase::Keyless);
+    let before = pair.a.bytes.clone();
+    pair.b.post(Operation::Write, &[pair.b.sge(70, 10)], None, (pair.a.bytes.as_ptr() as u64 + 9, pair.a.key)).unwrap();
+    bed.at(700_000);
+    pair.poll();
+    bed.at(800_000);
+    assert_eq!(pair.b.poll().iter().map(|c| c.status).collect::<Vec<_>>(), [status::REMOTE_ACCESS]);
+    assert!(pair.a.bytes == before);
+    assert_eq!(events(), [verbs_sys::IBV_EVENT_QP_ACCESS_ERR]);
+    rail.move_to(Phase::Gone);
+    assert_eq!(events(), [verbs_sys::IBV_EVENT_DEVICE_FATAL]);
+}
+
+#[test]
+fn a_completion_without_a_place_puts_its_queue_and_its_queue_pair_into_error() {
+    // A sender's, of three completions with room for two; and with room for three.
+    for (room, polled, events) in
+        [(2, 0, vec![verbs_sys::IBV_EVENT_CQ_ERR, verbs_sys::IBV_EVENT_QP_FATAL]), (3, 3, vec![])]
+    {
+        let bed = Bed::new();
+        let cq = CompletionQueue::new(&bed.nodes[0], 0, room).unwrap();
+        let pair = bed.connect(
+            Pair { a: End::with_queue(&bed.nodes[0], 0, &cq), b: End::new(&bed.nodes[1], 0) },
+            [1, 0],
+            0,
+            7,
+        );
+        (0..3).for_each(|_| pair.a.write(10, None, &pair.b));
+        bed.at(100_000);
+        assert_eq!(pair.poll().0.len(), polled);
+        let seen: Vec<_> = std::iter::from_fn(|| bed.nodes[0].next_event(0)).collect();
+        assert_eq!(seen.iter().map(|event| event.kind).collect::<Vec<_>>(), events);
+        let is_lost = polled == 0;
+        assert!(!is_lost || seen[0].about == About::CompletionQueue(cq.number()));
+        assert_eq!(pair.a.qp.state() == State::Error, is_lost);
+        // It yields nothing any more.
+        pair.a.write(10, None, &pair.b);
+        bed.at(200_000);
+        assert_eq!(pair.poll().0.len(), usize::from(!is_lost));
+    }
+    // A receiver's: its peer is told, and the bytes may be there.
+    let bed = Bed::new();
+    let cq = CompletionQueue::new(&bed.nodes[1], 0, 1).unwrap();
+    let pair =
+        bed.connect(Pair { a: End::new(&bed.nodes[0], 0), b: End::with_queue(&bed.nodes[1], 0, &cq) }, [1, 0], 0, 7);
+    (0..2).for_each(|wr_id| pair.b.qp.post_receive(wr_id, &[]).unwrap());
+    (0..2).for_each(|imm| pair.a.write(10, Some(imm), &pair.b));
+    bed.at(100_000);
+    bed.nodes[1].watch_ports();
+    let (a, b) = pair.poll();
+    assert_eq!(a.iter().map(|c| c.status).collect::<Vec<_>>(), [0, status::REMOTE_OPERATION]);
+    assert_eq!((b, pair.b.qp.state()), (vec![], State::Error));
+    let events: Vec<_> = std::iter::from_fn(|| bed.nodes[1].next_event(0)).map(|event| event.kind).collect();
+    assert_eq!(events, [verbs_sys::IBV_EVENT_CQ_ERR, verbs_sys::IBV_EVENT_QP_FATAL]);
 }
 
 #[test]

@@ -8,7 +8,7 @@
 //! | `setup` | makes connections: the handshake of both sides, over a TCP `channel` |
 //! | `endpoint` | one end of a connection, as NCCL's calls see it |
 //! | `recovery` | the service thread, and what executes [`flow::recovery`](crate::flow::recovery)'s actions |
-//! | `process` | what all connections of this process share |
+//! | `process` | what all connections of this process share, and what the kernel is asked for while there are any |
 //! | `datapath` | `isend`, `irecv` and `test`: no allocation, lock, system call or formatting while messages go well |
 //! | `rail` | a rail of this host: its memory registrations, the quality of its paths, back-off where a path is dead |
 //! | `channel`, `log` | the bootstrap's TCP connection; one line for an event that affects many connections |

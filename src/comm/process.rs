@@ -1,5 +1,7 @@
 //! What all connections of this process share.
 
+mod cpu_latency;
+
 use super::log::once::LogOnce;
 use super::log::outages::Outages;
 use super::rail::Rail;
@@ -7,9 +9,10 @@ use super::rail::backoff::Backoff;
 use super::rail::registration::{Purpose, Registration, Registrations};
 use crate::config::Config;
 use crate::error::Result;
+use crate::flow::in_flight::Bound;
 use crate::verbs::HostMemory;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use cpu_latency::CpuLatency;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// What all connections of this process share. Nothing here knows how a connection is made, watched or used.
@@ -30,7 +33,15 @@ pub struct Process {
     pub outages: Arc<Outages>,
     /// What was logged about peers.
     pub log: Arc<LogOnce>,
-    open: AtomicU64,
+    /// What all sends may have in flight together, where the settings bound it.
+    pub bound: Option<Arc<Bound>>,
+    open: Mutex<Open>,
+}
+
+/// The connections that are open, and what is held while there are any.
+struct Open {
+    connections: u64,
+    cpu_latency: CpuLatency,
 }
 
 impl Process {
@@ -38,8 +49,10 @@ impl Process {
     pub fn new(config: Config, rails: Vec<Arc<Rail>>, tuner_hash: u64) -> Self {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "host".to_owned());
         let name = format!("{}:{}", host.trim(), std::process::id());
-        let (registrations, backoff, outages, log, open) = Default::default();
-        Self { config, rails, name, tuner_hash, registrations, backoff, outages, log, open }
+        let (registrations, backoff, outages, log) = Default::default();
+        let bound = config.inflight_bytes.map(|most_bytes| Arc::new(Bound::new(most_bytes)));
+        let open = Mutex::new(Open { connections: 0, cpu_latency: CpuLatency::new(config.cpu_latency_us) });
+        Self { config, rails, name, tuner_hash, registrations, backoff, outages, log, bound, open }
     }
 
     /// Registers memory on every rail, for all connections.
@@ -70,15 +83,62 @@ impl Process {
     /// One more connection.
     pub fn opened(&self, peer: &str) {
         self.log.opened(peer);
-        self.open.fetch_add(1, Ordering::Relaxed);
+        let mut open = self.open();
+        open.connections += 1;
+        open.cpu_latency.hold();
     }
 
     /// One connection less; after the last one, what the rails have carried is logged.
     pub fn closed(&self, peer: &str) {
         tracing::debug!("connection with {peer} closed");
         self.log.closed(peer);
-        if self.open.fetch_sub(1, Ordering::Relaxed) == 1 {
+        let is_last = {
+            let mut open = self.open();
+            open.connections = open.connections.saturating_sub(1);
+            if open.connections == 0 {
+                open.cpu_latency.release();
+            }
+            open.connections == 0
+        };
+        if is_last {
             crate::telemetry::end_of_job(self.rails.iter().map(|rail| (rail.name(), rail.totals())));
         }
+    }
+
+    fn open(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_latency_request_holds_from_the_first_connection_to_the_end_of_the_last() {
+        let folder = tempfile::tempdir().unwrap();
+        let device = folder.path().join("cpu_dma_latency");
+        std::fs::write(&device, b"").unwrap();
+        let process = Process::new(Config::from_variables(&[]).unwrap(), Vec::new(), 0);
+        assert!(matches!(process.open().cpu_latency, CpuLatency::NotWanted) && process.bound.is_none());
+        process.open().cpu_latency = CpuLatency::of(device, Some(7));
+        let is_held = || matches!(process.open().cpu_latency, CpuLatency::Held { .. });
+        assert!(!is_held());
+        for _ in 0..2 {
+            process.opened("a");
+            process.opened("b");
+            assert!(is_held());
+            process.closed("a");
+            assert!(is_held(), "one connection is open");
+            process.closed("b");
+            assert!(!is_held());
+        }
+    }
+
+    #[test]
+    fn the_bound_is_the_settings() {
+        let settings = [("NCCL_SPARK_INFLIGHT_BYTES".to_owned(), "4096".to_owned())];
+        let process = Process::new(Config::from_variables(&settings).unwrap(), Vec::new(), 0);
+        assert_eq!(process.bound.map(|bound| bound.most_bytes()), Some(4096));
     }
 }

@@ -32,8 +32,10 @@ pub(super) fn number<T: FromStr + TryInto<u64> + Copy, const LOW: u64, const HIG
     if (LOW..=HIGH).contains(&wide) { Ok(parsed) } else { Err(Refusal::default()) }
 }
 
-pub(super) fn optional<const LOW: u64, const HIGH: u64>(value: &str) -> Parsed<Option<u8>> {
-    if value.is_empty() { Ok(None) } else { number::<u8, LOW, HIGH>(value).map(Some) }
+pub(super) fn optional<T: FromStr + TryInto<u64> + Copy, const LOW: u64, const HIGH: u64>(
+    value: &str,
+) -> Parsed<Option<T>> {
+    if value.is_empty() { Ok(None) } else { number::<T, LOW, HIGH>(value).map(Some) }
 }
 
 pub(super) fn seconds<const LOW: u64, const HIGH: u64>(value: &str) -> Parsed<Duration> {

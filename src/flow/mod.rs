@@ -5,6 +5,7 @@
 //! does what it answers.
 
 pub mod control_link;
+pub mod in_flight;
 pub mod next;
 pub mod pace;
 pub mod pairing;

@@ -14,10 +14,12 @@
 //! Each method that takes a time takes nanoseconds of one clock; if time goes backwards, none has passed.
 
 mod action;
+mod state;
 #[cfg(test)]
 mod tests;
 
 pub use action::{Action, Answer, Cause, Frame, LogEntry};
+pub use state::{Limits, Role, State};
 
 use super::control_link::ControlLink;
 use crate::wire::control::{ControlFrame, ControlMessage, Received};
@@ -45,66 +47,6 @@ const REPEAT: u64 = 50 * MILLISECOND;
 const CROWDED: usize = 32;
 /// With this many, a peer that goes on talking breaks the protocol: it acknowledges nothing.
 const MOST_UNHEARD: usize = 4 * CROWDED;
-
-/// A side of a connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
-    /// Has connected. Writes data, gets clear-to-send entries.
-    Sender,
-    /// Has accepted. Writes clear-to-send entries, gets data.
-    Receiver,
-}
-
-/// Limits of a connection, in nanoseconds.
-#[derive(Debug, Clone, Copy)]
-pub struct Limits {
-    /// How long it may have no rail, and the peer may take to acknowledge a loss.
-    pub loss: u64,
-    /// How long a trial write may take.
-    pub probe: u64,
-}
-
-/// Where a rail of a connection stands.
-#[derive(Debug, Clone, PartialEq)]
-pub enum State {
-    /// In use.
-    Up {
-        /// Since then.
-        since: u64,
-    },
-    /// [`Action::Fence`] was asked for `since` then; its result is to come, which can take long where a device was cut off. `why` is how
-    /// the loss showed, and `peer_has` what the peer said that it has, once it has heard of the loss or told of it.
-    #[allow(missing_docs)]
-    Fencing { since: u64, why: String, peer_has: Option<Received> },
-    /// This side has stopped it and said so. The peer has not answered.
-    Fenced {
-        /// Since then.
-        since: u64,
-    },
-    /// Both sides have.
-    Down {
-        /// Connecting side: when to ask for it again.
-        retry_at: u64,
-    },
-    /// Connecting side: [`Action::OpenQps`] was asked for; its result is to come.
-    Opening,
-    /// Connecting side: has asked the peer, with new queue pairs.
-    Requested {
-        /// The peer answers by then.
-        until: u64,
-    },
-    /// Connecting side: [`Action::ConnectQps`] was asked for; its result is to come.
-    Connecting,
-    /// Connecting side: a trial write is under way on each new queue pair.
-    Probing {
-        /// They are confirmed by then.
-        until: u64,
-    },
-    /// Accepting side: [`Action::AnswerQps`] was asked for; its result is to come.
-    Answering,
-    /// Accepting side: new queue pairs are connected, and unused until the peer says LIVE.
-    AwaitingLive,
-}
 
 /// The rails of one connection, and what its two ends say about them.
 #[derive(Debug, Clone)]

@@ -1,6 +1,7 @@
 //! The sender's side: what the receiver has granted, and the sends that run.
 
 use super::NotInFlight;
+use super::in_flight::{Bound, Hold};
 use super::next::{Head, Next, Peek};
 use super::plan::Share;
 use crate::wire::control::Received;
@@ -8,6 +9,7 @@ use crate::wire::cts::{Epoch, Violation};
 use crate::wire::ids::{LaneId, Slot};
 use crate::wire::immediate::{Immediate, MAX_LEADS};
 use crate::wire::{MAX_RAILS, PARTS, SLOTS};
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 /// Sends in flight on one connection: every part of every receive.
@@ -22,12 +24,15 @@ pub struct Sends {
     free: [u16; REQUESTS],
     free_count: usize,
     next: Next,
+    /// What those that run have taken of the process's bound, where one is set.
+    hold: Option<Hold>,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum Request {
     Free,
-    /// It went in one write, which was posted as it began.
+    /// It went in one write, which was posted as it began. Where a bound is set only empty ones are this: they took nothing of it, and
+    /// nobody has to ask when they are done.
     Whole(Whole),
     Cut(Cut),
     Done {
@@ -150,6 +155,40 @@ impl Sends {
             free,
             free_count: REQUESTS,
             next: Next::default(),
+            hold: None,
+        }
+    }
+
+    /// The same where all sends of the process may have no more in flight than `bound`. Each then asks before it starts
+    /// ([`Sends::take`]).
+    pub fn within(bound: Option<Arc<Bound>>) -> Self {
+        Self { hold: bound.map(Hold::new), ..Self::new() }
+    }
+
+    /// Whether a send has to ask before it starts.
+    pub fn is_bounded(&self) -> bool {
+        self.hold.is_some()
+    }
+
+    /// A send of `bytes` is to start; whether it may, by the process's bound. From here on it counts, until it is done. One that does
+    /// not start after all is given back ([`Sends::give_back`]). An empty one need not ask.
+    #[must_use]
+    pub fn take(&mut self, bytes: u64) -> bool {
+        self.hold.as_mut().is_none_or(|hold| hold.take(bytes))
+    }
+
+    /// A send that had taken its bytes does not start after all.
+    pub fn give_back(&mut self, bytes: u64) {
+        if let Some(hold) = &mut self.hold {
+            hold.give(bytes);
+        }
+    }
+
+    /// The connection has failed, and its queue pairs are gone: nothing that runs is in flight any more.
+    #[cold]
+    pub fn ended(&mut self) {
+        if let Some(hold) = &mut self.hold {
+            hold.give_all();
         }
     }
 
@@ -204,6 +243,20 @@ impl Sends {
         let origin = Origin::new(&head, source);
         let request = self.run(head.part, Request::Whole(Whole { origin, bytes, lane }))?;
         Some((request, immediate(&origin, (0, 1), 0)))
+    }
+
+    /// As [`Sends::start_whole`], for a send that is not empty, where [`Sends::take`] was asked.
+    #[inline(never)]
+    pub fn start_taken(
+        &mut self,
+        head: &Head,
+        source: (u64, u32),
+        bytes: u64,
+        lane: LaneId,
+    ) -> Option<(u16, Immediate)> {
+        let share = Share { lane, offset: 0, bytes };
+        let request = self.start(head, source, &[share])?;
+        Some((request, self.post_share(request, 0, &share)?))
     }
 
     /// Starts a send of the bytes at `source` that goes by `shares`; its request number. The caller then says for each
@@ -298,7 +351,8 @@ impl Sends {
         let bytes = self.shares[at][usize::from(share) % MAX_RAILS].bytes;
         running.unfinished &= !(1 << (share & 7));
         if running.unfinished == 0 {
-            *slot = Request::Done { bytes: running.bytes };
+            let bytes = running.bytes;
+            slot.is_done(bytes, &mut self.hold);
         }
         Ok(bytes)
     }
@@ -312,7 +366,7 @@ impl Sends {
                 Request::Cut(running) if running.origin.sequence < delivered && running.unposted == 0 => running.bytes,
                 _ => continue,
             };
-            *slot = Request::Done { bytes };
+            slot.is_done(bytes, &mut self.hold);
             any = true;
         }
         any
@@ -347,7 +401,8 @@ impl Sends {
                 }
             }
             if running.unfinished == 0 {
-                *slot = Request::Done { bytes: running.bytes };
+                let bytes = running.bytes;
+                slot.is_done(bytes, &mut self.hold);
             }
         }
     }
@@ -418,6 +473,17 @@ impl Sends {
 impl Default for Sends {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+impl Request {
+    /// A send is done: the only way to [`Request::Done`] for one that has taken something of the bound, so that none keeps it.
+    #[inline(always)]
+    fn is_done(&mut self, bytes: u64, hold: &mut Option<Hold>) {
+        *self = Request::Done { bytes };
+        if let Some(hold) = hold {
+            hold.give(bytes);
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::context::{Context, note_failure};
 use crate::error::{Error, Result};
@@ -21,6 +22,8 @@ pub struct Cq {
 pub(super) struct Queue {
     pub(super) raw: NonNull<ibv_cq>,
     pub(super) context: Arc<Context>,
+    /// Its number in this process, which no other queue gets.
+    number: usize,
 }
 
 // SAFETY: see `Context`; polling takes `&mut` of the one `Cq`.
@@ -34,17 +37,24 @@ impl Cq {
     /// # Errors
     /// [`Error::Os`] when the device refuses, for example because `entries` is over its limit.
     pub fn new(context: &Arc<Context>, entries: u32) -> Result<Self> {
+        static COUNT: AtomicUsize = AtomicUsize::new(1);
         let count = i32::try_from(entries).unwrap_or(i32::MAX);
-        let (no_data, no_channel) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: the context is open; without a channel, no events.
-        let raw = unsafe { (context.library.create_cq)(context.raw.as_ptr(), count, no_data, no_channel, 0) };
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let (data, no_channel) = (std::ptr::without_provenance_mut(number), std::ptr::null_mut());
+        // SAFETY: the context is open; the data is a number, which nobody follows; without a channel, no events of completions.
+        let raw = unsafe { (context.library.create_cq)(context.raw.as_ptr(), count, data, no_channel, 0) };
         let raw = NonNull::new(raw).ok_or_else(|| {
             let error = std::io::Error::last_os_error();
             let hint = super::memory::memory_hint(error.raw_os_error().unwrap_or(0));
             Error::os(format!("cannot create a CQ of {entries} entries on {}{hint}", context.name()), &error)
         })?;
-        let queue = Arc::new(Queue { raw, context: Arc::clone(context) });
+        let queue = Arc::new(Queue { raw, context: Arc::clone(context), number });
         Ok(Self { queue, poll_cq: context.operations.poll_cq })
+    }
+
+    /// Its number, by which [`super::AsyncEvent::cq`] names it.
+    pub fn number(&self) -> usize {
+        self.queue.number
     }
 }
 

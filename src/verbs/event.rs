@@ -16,11 +16,15 @@ pub struct AsyncEvent {
     pub port: Option<u8>,
     /// The number of the QP it is about.
     pub qp_num: Option<u32>,
+    /// The number of the CQ it is about ([`super::Cq::number`]).
+    pub cq: Option<usize>,
 }
 
 impl AsyncEvent {
     /// The device is gone or broken as a whole.
     pub const DEVICE_FATAL: u32 = IBV_EVENT_DEVICE_FATAL;
+    /// A CQ is in error, for example because a completion found no place in it: no more come of it.
+    pub const CQ_ERROR: u32 = IBV_EVENT_CQ_ERR;
     /// A port went down.
     pub const PORT_ERROR: u32 = IBV_EVENT_PORT_ERR;
     /// A port came up.
@@ -110,7 +114,7 @@ impl Context {
 /// # Safety
 /// `event` came from the library and is not acknowledged yet: until then, destroying the object that it names waits.
 unsafe fn describe(event: &ibv_async_event) -> AsyncEvent {
-    let mut described = AsyncEvent { kind: event.event_type, port: None, qp_num: None };
+    let mut described = AsyncEvent { kind: event.event_type, port: None, qp_num: None, cq: None };
     match event.event_type {
         IBV_EVENT_QP_FATAL
         | IBV_EVENT_QP_REQ_ERR
@@ -122,6 +126,10 @@ unsafe fn describe(event: &ibv_async_event) -> AsyncEvent {
         | IBV_EVENT_QP_LAST_WQE_REACHED => {
             // SAFETY: for these kinds the union holds the QP, which the caller's promise keeps alive.
             described.qp_num = Some(unsafe { (*event.element.qp).qp_num });
+        }
+        IBV_EVENT_CQ_ERR => {
+            // SAFETY: for this kind the union holds the CQ, which the caller's promise keeps alive.
+            described.cq = Some(unsafe { (*event.element.cq).cq_context }.addr());
         }
         IBV_EVENT_PORT_ACTIVE
         | IBV_EVENT_PORT_ERR
@@ -148,7 +156,7 @@ mod tests {
             ibv_async_event { element: ibv_async_event__bindgen_ty_1 { port_num: 1 }, event_type: IBV_EVENT_PORT_ERR };
         // SAFETY: the union's member is the one of its kind.
         let described = unsafe { describe(&port) };
-        assert_eq!(described, AsyncEvent { kind: AsyncEvent::PORT_ERROR, port: Some(1), qp_num: None });
+        assert_eq!(described, AsyncEvent { kind: AsyncEvent::PORT_ERROR, port: Some(1), qp_num: None, cq: None });
         assert_eq!(described.text(), "port down");
 
         // SAFETY: integers, pointers and pthread objects that nothing looks at.
@@ -160,6 +168,16 @@ mod tests {
         };
         // SAFETY: the union's member is the one of its kind, and points at a live QP.
         assert_eq!(unsafe { describe(&fatal) }.qp_num, Some(77));
+
+        // SAFETY: integers, pointers and pthread objects that nothing looks at.
+        let mut cq: ibv_cq = unsafe { std::mem::zeroed() };
+        cq.cq_context = std::ptr::without_provenance_mut(5);
+        let overrun = ibv_async_event {
+            element: ibv_async_event__bindgen_ty_1 { cq: &raw mut cq },
+            event_type: AsyncEvent::CQ_ERROR,
+        };
+        // SAFETY: the union's member is the one of its kind, and points at a live CQ.
+        assert_eq!(unsafe { describe(&overrun) }.cq, Some(5));
 
         let device = ibv_async_event {
             element: ibv_async_event__bindgen_ty_1 { port_num: 0 },

@@ -122,6 +122,17 @@ pub enum Offered {
     Later(u8),
 }
 
+impl Offered {
+    /// How many queue pairs there are, or will be.
+    pub fn count(&self) -> u8 {
+        match self {
+            // At most 16: as read.
+            Self::Now(qps) => qps.len() as u8,
+            Self::Later(count) => *count,
+        }
+    }
+}
+
 /// Which pairs carry.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Go {

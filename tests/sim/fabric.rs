@@ -5,7 +5,7 @@ use nccl_net_spark::comm::datapath::context::PathContext;
 use nccl_net_spark::comm::datapath::lane::{Lane, Role, Route};
 use nccl_net_spark::comm::datapath::mailbox::Mailboxes;
 use nccl_net_spark::comm::datapath::parts::PathParts;
-use nccl_net_spark::comm::datapath::path::SharedPath;
+use nccl_net_spark::comm::datapath::path::{DataPath, SharedPath};
 use nccl_net_spark::comm::datapath::peer::Peer;
 use nccl_net_spark::comm::datapath::recv::RecvPath;
 use nccl_net_spark::comm::datapath::send::SendPath;
@@ -17,6 +17,7 @@ use nccl_net_spark::comm::recovery::driver::Driver;
 use nccl_net_spark::comm::setup::negotiate;
 use nccl_net_spark::comm::{Host, Purpose, Rail, Registration};
 use nccl_net_spark::config::Config;
+use nccl_net_spark::flow::in_flight::Bound;
 use nccl_net_spark::flow::paths::End;
 use nccl_net_spark::interfaces;
 use nccl_net_spark::plugin::bring_up;
@@ -25,8 +26,10 @@ use nccl_net_spark::wire::ids::{LaneId, RailId};
 use nccl_net_spark::wire::mailbox::MAILBOX_BYTES;
 use softverbs::fabric::Node;
 use softverbs::hotplug::{Phase, Presence};
+use softverbs::os::shm::MAX_QPS;
+use softverbs::profile::Profile;
 use softverbs::settings::Settings;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -67,6 +70,9 @@ pub struct Fabric {
     nics: Vec<Cq>,
     begun: Instant,
     now_ns: u64,
+    /// What both hosts take for sysfs, and what is shown there.
+    sysfs: PathBuf,
+    profile: Profile,
 }
 
 /// A connection, as a handshake leaves it.
@@ -83,6 +89,17 @@ pub struct Pair {
     pub mailboxes: [Arc<Region>; 2],
     /// Queue pairs of the rails that did not carry when it came up.
     pub missing_queue_pairs: usize,
+    /// What its sends share with those of other connections, if anything.
+    pub bound: Option<Arc<Bound>>,
+}
+
+/// How a connection comes up.
+#[derive(Default)]
+pub struct Start {
+    /// The lanes, by bits, that do not carry then.
+    pub not_yet: u8,
+    /// The bound on what its sends have in flight.
+    pub bound: Option<Arc<Bound>>,
 }
 
 impl Fabric {
@@ -115,6 +132,7 @@ impl Fabric {
         // From here on there are no engine threads, and no time but ours.
         node.memory.virtual_clock.store(1, Ordering::Release);
         let hosts = [0, 1].map(|_| bring_up_host(&dir, &fabric, &settings.profile));
+        let shown = Profile::load(&settings.profile, 1.0).unwrap();
         std::fs::remove_file(&profile).unwrap();
         let interfaces = interfaces::all().unwrap();
         let looks = hosts[0]
@@ -137,7 +155,8 @@ impl Fabric {
             .iter()
             .map(|rail| Cq::new(rail.device.pd().unwrap().context(), 1).unwrap())
             .collect();
-        Self { node, hosts, looks, from, to, out, into, nics, begun: Instant::now(), now_ns: 0 }
+        let (begun, sysfs) = (Instant::now(), dir.join(&fabric).join("sys"));
+        Self { node, hosts, looks, from, to, out, into, nics, begun, now_ns: 0, sysfs, profile: shown }
     }
 
     /// Lets time pass.
@@ -160,7 +179,12 @@ impl Fabric {
         self.begun + Duration::from_nanos(self.now_ns)
     }
 
-    /// Cuts a rail's function off, takes it away or brings it back.
+    /// Shows a rail's function in sysfs, or no longer.
+    pub fn show(&self, rail: usize, is_there: bool) {
+        self.profile.show_device(&self.sysfs, rail, is_there).unwrap();
+    }
+
+    /// Lets a rail's function fail, cuts it off, takes it away or brings it back.
     pub fn move_to(&self, rail: usize, phase: Phase) {
         self.node.memory.rails[0][rail].move_to(phase);
     }
@@ -175,6 +199,8 @@ impl Fabric {
         for rail in 0..RAILS {
             if self.presence(rail).phase != Phase::Here {
                 self.move_to(rail, Phase::Gone);
+                self.show(rail, false);
+                self.show(rail, true);
                 self.move_to(rail, Phase::Here);
             }
         }
@@ -182,7 +208,6 @@ impl Fabric {
             let process = Arc::clone(self.hosts[side].process());
             for rail in &process.rails {
                 rail.device.look(rail.info.port);
-                rail.device.fatal(rail.info.port);
             }
             while process.rails.iter().any(|rail| rail.device.pd().is_err()) {
                 self.pass(1_000_000_000);
@@ -258,6 +283,15 @@ impl Fabric {
         assert!(RailId::all(RAILS).all(|rail| done.keys(rail).is_some()));
     }
 
+    /// Bytes of a connection's messages that are posted and not done: what NICs have yet to read, or read just now.
+    pub fn posted_bytes(&self, pair: &Pair) -> u64 {
+        let from = self.to.as_ptr() as u64;
+        let to = from..from + ARENA as u64;
+        let mut path = pair.send.enter().unwrap();
+        let ends = path.lanes().iter().flat_map(Lane::ends);
+        ends.map(|end| self.node.memory.qps[end.number as usize % MAX_QPS].waiting_bytes(&to)).sum()
+    }
+
     /// Queue pairs that there are on the whole fabric.
     pub fn queue_pairs(&self) -> usize {
         self.node.memory.qps.iter().filter(|qp| qp.number.load(Ordering::Acquire) != 0).count()
@@ -265,13 +299,13 @@ impl Fabric {
 
     /// A connection over the first `rails` of them.
     pub fn connect(&self, rails: usize, queue_count: usize) -> Pair {
-        self.connect_without(0, rails, queue_count)
+        self.connect_as(rails, queue_count, Start::default())
     }
 
-    /// The same, where these lanes, by bits, do not carry when it comes up.
-    pub fn connect_without(&self, not_yet: u8, rails: usize, queue_count: usize) -> Pair {
+    /// The same, of a connection that comes up otherwise than most.
+    pub fn connect_as(&self, rails: usize, queue_count: usize, start: Start) -> Pair {
         let mailboxes = [0, 1].map(|_| Region::new(MAILBOX_BYTES).unwrap());
-        self.join(self.lanes(rails, queue_count), mailboxes, None, not_yet)
+        self.join(self.lanes(rails, queue_count), mailboxes, None, start)
     }
 
     /// A connection over the first rail whose receiving end has somebody else in its sender's place, with a queue pair of its own.
@@ -289,7 +323,7 @@ impl Fabric {
         let ends = [liar.end()];
         let route = Route { look, gid, peer_gid: gid, mtu_bytes, ends: &ends, traffic_class };
         lanes[1][0].connect(Role::Receiver, &self.hosts[1].process().config, &route).unwrap();
-        (self.join(lanes, mailboxes, Some(liar.key()), 0), liar)
+        (self.join(lanes, mailboxes, Some(liar.key()), Start::default()), liar)
     }
 
     fn lanes(&self, rails: usize, queue_count: usize) -> [Vec<Lane>; 2] {
@@ -314,7 +348,13 @@ impl Fabric {
     }
 
     /// What stands on the lanes; `far_key` is the key of the sender's mailbox where it is not the plugin's.
-    fn join(&self, mut lanes: [Vec<Lane>; 2], mailboxes: [Arc<Region>; 2], far_key: Option<u32>, not_yet: u8) -> Pair {
+    fn join(
+        &self,
+        mut lanes: [Vec<Lane>; 2],
+        mailboxes: [Arc<Region>; 2],
+        far_key: Option<u32>,
+        Start { not_yet, bound }: Start,
+    ) -> Pair {
         let rails = lanes[0].len();
         for (side, region) in mailboxes.iter().enumerate() {
             lanes[side].iter_mut().for_each(|lane| lane.register_mailbox(region).unwrap());
@@ -354,7 +394,7 @@ impl Fabric {
         let [s_striping, r_striping] = striping;
         let parts = |side: usize, lanes, striping| {
             let region = Arc::clone(&mailboxes[side]);
-            PathParts { lanes, region, peer_addr: far[side], chunk_bytes: CHUNK, striping }
+            PathParts { lanes, region, peer_addr: far[side], chunk_bytes: CHUNK, striping, bound: bound.clone() }
         };
         let send = Arc::new(TryCell::new(SendPath::new(parts(0, s_lanes, s_striping))));
         let recv = Arc::new(TryCell::new(RecvPath::new(parts(1, r_lanes, r_striping))));
@@ -367,7 +407,7 @@ impl Fabric {
         let drivers =
             [driver(0, Role::Sender, send.clone(), s_rails), driver(1, Role::Receiver, recv.clone(), r_rails)];
         let missing_queue_pairs = 2 * queue_count * not_yet.count_ones() as usize;
-        Pair { send, recv, contexts, drivers, mailboxes, missing_queue_pairs }
+        Pair { send, recv, contexts, drivers, mailboxes, missing_queue_pairs, bound }
     }
 }
 

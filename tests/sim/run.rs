@@ -1,7 +1,7 @@
 //! One run: what happens, by the dice.
 
 use super::Dice;
-use super::fabric::{Fabric, Pair, RAILS};
+use super::fabric::{Fabric, Pair, RAILS, Start};
 use super::model::Model;
 use super::removals::Removals;
 use nccl_net_spark::comm::RecvPart;
@@ -9,6 +9,7 @@ use nccl_net_spark::comm::datapath::path::{SharedPath, leave};
 use nccl_net_spark::comm::datapath::peer::Presence;
 use nccl_net_spark::comm::recovery::driver::PortChange;
 use nccl_net_spark::error::Error;
+use nccl_net_spark::flow::in_flight::Bound;
 use nccl_net_spark::wire::control::ControlFrame;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -96,6 +97,9 @@ impl<'f> Run<'f> {
         fabric.plug_all();
         let rails = 1 + dice.below(RAILS as u64) as usize;
         let queue_count = 1 + dice.below(2) as usize;
+        // Dice of its own: else every run would be another one without it.
+        let mut bounds = Dice::new(seed ^ 1 << 63);
+        let bound = bounds.one_in(3).then(|| Arc::new(Bound::new([700, 2000, 6000][bounds.below(3) as usize])));
         let tcp = if rails > 1 && dice.one_in(3) {
             Tcp::Breaks { at_ns: fabric.now_ns() + dice.below(2_000_000) }
         } else {
@@ -108,10 +112,10 @@ impl<'f> Run<'f> {
         };
         // Where the bootstrap's TCP breaks, rail 0 has to carry what it did.
         let not_yet = if matches!(tcp, Tcp::Breaks { .. }) { not_yet & !1 } else { not_yet };
-        let pair = fabric.connect_without(not_yet, rails, queue_count);
+        let pair = fabric.connect_as(rails, queue_count, Start { not_yet, bound });
         let (goal, pulls_left) = (4 + dice.below(60) as usize, dice.below(8));
         let (refusals_left, failures_left, silences_left) = (dice.below(5), dice.below(5), dice.below(3));
-        // Dice of its own: else every run would be another one without it.
+        // As above.
         let mut own = Dice::new(!seed);
         let after = 1 + own.below(goal as u64) as usize;
         let ending = match own.below(12) {
@@ -180,6 +184,7 @@ impl<'f> Run<'f> {
             assert!(self.fabric.now_ns() < limit, "a rail does not come back");
         }
         self.use_all_again();
+        self.check_that_all_is_given_back();
         self.part();
         self.model.check_that_all_is_over();
         self.model.check_what_was_handed_back(&self.fabric.to);
@@ -211,8 +216,15 @@ impl<'f> Run<'f> {
         };
         let open: Vec<String> = self.model.groups.iter().enumerate().filter_map(open).collect();
         let drivers: Vec<String> = self.pair.drivers.iter().map(|driver| driver.text()).collect();
+        let there: Vec<_> = (0..self.rails).map(|rail| self.fabric.presence(rail)).collect();
+        let known: Vec<Vec<_>> = self
+            .fabric
+            .hosts
+            .iter()
+            .map(|host| host.process().rails.iter().map(|rail| rail.device.presence()).collect())
+            .collect();
         format!(
-            "{} of {} groups; rails up {up:?}; drivers {drivers:?}; open {open:?}",
+            "{} of {} groups; rails up {up:?}; functions {there:?}, as the hosts know them {known:?}; drivers {drivers:?}; open {open:?}",
             self.model.groups.len(),
             self.goal
         )
@@ -268,6 +280,24 @@ impl<'f> Run<'f> {
         let mut path = self.pair.send.enter().unwrap();
         let sent = path.isend(&self.pair.contexts[0], addr, part.bytes, tag as i32, &self.fabric.out);
         part.send = sent.expect("a send begins");
+        drop(path);
+        self.check_bound();
+    }
+
+    /// No more is posted than the bound allows, or a larger message alone.
+    fn check_bound(&self) {
+        let Some(bound) = &self.pair.bound else { return };
+        let parts = self.model.groups.iter().flat_map(|group| &group.parts);
+        let running = parts.filter(|part| part.send.is_some() && !part.is_sent);
+        let largest = running.map(|part| part.bytes as u64).max().unwrap_or(0);
+        let (posted, most) = (self.fabric.posted_bytes(&self.pair), largest.max(bound.most_bytes()));
+        assert!(posted <= most, "{posted} bytes are posted, {most} are allowed");
+    }
+
+    /// Nothing is in flight: what was taken of the bound was given back.
+    fn check_that_all_is_given_back(&self) {
+        let taken = self.pair.bound.as_ref().map_or(0, |bound| bound.taken_bytes());
+        assert_eq!(taken, 0, "bytes of sends that are over still count");
     }
 
     fn test_send(&mut self) {
@@ -352,6 +382,7 @@ impl<'f> Run<'f> {
                 tcp_carries || dice.one_in(2)
             });
         }
+        self.check_bound();
     }
 
     /// Functions leave the bus and return, and each side notices, as its service thread would.
@@ -447,6 +478,9 @@ impl<'f> Run<'f> {
             BreakOff::Driver => self.pair.drivers[side].give_up(why()),
             BreakOff::DataPath => drop(path.borrow().expect("no panic went through it").end(Box::new(why()))),
         }
+        if side == 0 {
+            self.check_that_all_is_given_back();
+        }
         if side == 1 && (holds_buffers || !matches!(by, BreakOff::Caller)) {
             self.model.take_back(&mut self.fabric.to);
         } else if side == 0 {
@@ -466,8 +500,14 @@ impl<'f> Run<'f> {
         self.model.check_what_was_handed_back(&self.fabric.to);
         self.tally.messages = self.model.groups.iter().map(|group| group.parts.len() as u64).sum();
         let Self { fabric, pair, tally, .. } = self;
+        let bound = pair.bound.clone();
         drop((pair, path));
         assert_eq!(fabric.queue_pairs(), 0, "queue pairs stay");
+        assert_eq!(
+            bound.map_or(0, |bound| bound.taken_bytes()),
+            0,
+            "the bytes of a connection that is gone still count"
+        );
         tally
     }
 

@@ -56,6 +56,12 @@ enum What {
         #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
         rail: Place,
     },
+    /// Resets the firmware of a rail's function: it fails, leaves the bus, and is back after half a second, as a new device of the same name.
+    Reset {
+        /// The rail of one node, or with * of all nodes.
+        #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
+        rail: Place,
+    },
     /// Limits a rail to a part of its full rate.
     Slow {
         /// The rail of one node, or with * of all nodes.
@@ -118,6 +124,8 @@ struct FabricJson {
 struct NodeJson {
     node: usize,
     pids: Vec<u32>,
+    queue_pairs: usize,
+    registrations: u64,
     rails: Vec<RailJson>,
 }
 
@@ -149,6 +157,7 @@ impl Options {
             What::Up { rail } => (rail, Action::Up, "port up".to_owned()),
             What::Unplug { rail } => (rail, Action::Unplug, "unplugged".to_owned()),
             What::Plug { rail } => (rail, Action::Plug, "plugged in".to_owned()),
+            What::Reset { rail } => (rail, Action::Reset, "reset".to_owned()),
             What::Slow { rail, factor: 1.0 } => (rail, Action::Slow(1.0), "full rate".to_owned()),
             What::Slow { rail, factor } => (rail, Action::Slow(factor), format!("limited to {factor} of its rate")),
             What::Refuse { rail, count: 0 } => (rail, Action::Refuse(0), "refuses no requests".to_owned()),
@@ -206,14 +215,14 @@ fn text(status: &Status) -> String {
     let plural = if nodes.len() == 1 { "" } else { "s" };
     let mut text = format!("fabric {name}: {} node{plural}, files in {}\n", nodes.len(), folder.display());
     let width = nodes.iter().flat_map(|node| &node.rails).map(|rail| rail.device.len()).max().unwrap_or(0);
-    for NodeStatus { node, pids, rails } in nodes {
+    for NodeStatus { node, pids, queue_pairs, registrations, rails } in nodes {
         let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
         let processes = match pids.as_slice() {
             [] => "no process yet".to_owned(),
             [pid] => format!("process {pid}"),
             _ => format!("processes {}", pids.join(", ")),
         };
-        text += &format!("  node {node} ({processes})\n");
+        text += &format!("  node {node} ({processes}): {queue_pairs} queue pairs, {registrations} registrations\n");
         for rail in rails {
             text += &format!("    {:width$}  {}\n", rail.device, state(rail));
         }
@@ -263,6 +272,8 @@ impl From<Status> for FabricJson {
         let node = |node: NodeStatus| NodeJson {
             node: node.node,
             pids: node.pids,
+            queue_pairs: node.queue_pairs,
+            registrations: node.registrations,
             rails: node.rails.into_iter().map(rail).collect(),
         };
         Self { name, folder, nodes: nodes.into_iter().map(node).collect() }
@@ -331,8 +342,12 @@ mod tests {
         assert_eq!(state(&dead), "112.00 Gb/s, leaves 2 connections unanswered, loses what is sent");
         assert_eq!(state(&RailStatus { full_mbps: None, now_mbps: None, ..healthy.clone() }), "no rate limit");
         let rails = vec![RailStatus { is_down: true, now_mbps: Some(0.0), ..healthy }];
-        let nodes = vec![NodeStatus { node: 0, pids: vec![7], rails }];
+        let nodes = vec![NodeStatus { node: 0, pids: vec![7], queue_pairs: 4, registrations: 6, rails }];
         let told = text(&Status { name: "a".to_owned(), folder: "/dev/shm/a".into(), nodes });
-        assert_eq!(told, "fabric a: 1 node, files in /dev/shm/a\n  node 0 (process 7)\n    rocep1s0f0  port down\n");
+        assert_eq!(
+            told,
+            "fabric a: 1 node, files in /dev/shm/a\n  node 0 (process 7): 4 queue pairs, 6 registrations\n    rocep1s0f0  \
+             port down\n"
+        );
     }
 }

@@ -115,6 +115,8 @@ pub enum FromRank {
 pub struct Measurement {
     /// The time of all timed iterations together, in seconds.
     pub seconds: f64,
+    /// The longest time within them in which nothing was posted or completed, in seconds.
+    pub longest_pause_s: f64,
     /// Wrong bytes of all checked iterations; none without checks.
     pub wrong: Option<u64>,
     /// The first of them in words.

@@ -3,11 +3,12 @@
 use super::attributes::MAX_CQE;
 use super::guard;
 use super::handles::{self, ChannelHandle, CqHandle, Subject, Users};
+use super::rounding::completions_for;
 use crate::completion_queue::{Completion, CompletionQueue};
 use crate::fabric::lock;
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use verbs_sys::*;
 
@@ -50,7 +51,7 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
     })
 }
 
-/// `ibv_create_cq`.
+/// `ibv_create_cq`. Says in `cqe` how many completions the queue holds.
 ///
 /// # Safety
 /// `context` is open, and `channel` is null or alive.
@@ -69,11 +70,11 @@ pub unsafe extern "C" fn ibv_create_cq(
             return Err(libc::EINVAL);
         }
         let device = handle.device;
+        let entries = completions_for(entries);
         let core = CompletionQueue::new(&device.node, device.index, usize::try_from(entries).unwrap_or(1))?;
         let subject = Subject::new();
         let mut holds = vec![handle.users.hold()];
-        // The channel's number for the queue; kept where the kernel's handle would be.
-        let number = next_number();
+        let number = u64::from(core.number());
         if !channel.is_null() {
             // SAFETY: alive, by the caller's promise.
             let channel = unsafe { handles::channel(channel) }?;
@@ -84,10 +85,12 @@ pub unsafe extern "C" fn ibv_create_cq(
         // SAFETY: integers, pointers and pthread objects, for which zero is a value.
         let mut c: ibv_cq = unsafe { std::mem::zeroed() };
         (c.context, c.channel, c.cq_context, c.cqe) = (context, channel, cq_context, entries);
-        c.handle = u32::try_from(number).unwrap_or(0);
-        let object = CqHandle { c, core, subject: Arc::clone(&subject), users: Users::default(), holds };
+        c.handle = core.number();
+        let number = core.number();
+        let object = CqHandle { c, core, device, subject: Arc::clone(&subject), users: Users::default(), holds };
         let given: *mut ibv_cq = handles::give(object);
         subject.address.store(given.expose_provenance(), Ordering::Release);
+        lock(&device.cqs).insert(number, subject);
         Ok(given)
     })
 }
@@ -110,9 +113,10 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
             // SAFETY: both descriptors are open.
             unsafe { libc::epoll_ctl(channel.c.fd, libc::EPOLL_CTL_DEL, handle.core.notify_fd(), none) };
         }
+        lock(&handle.device.cqs).remove(&handle.core.number());
         handle.subject.wait_for_acknowledgements();
         // SAFETY: the context is open as long as something is made on it.
-        let answer = unsafe { handles::context(handle.c.context) }.map(|_| ());
+        let answer = unsafe { handles::destroyed(handle.c.context) };
         // SAFETY: made by `give`, and no object uses it any more.
         unsafe { handles::end::<CqHandle, _>(cq) };
         answer
@@ -167,7 +171,7 @@ pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, events: c_uint) {
     }
 }
 
-/// `ibv_resize_cq`: not supported. Queues grow as needed.
+/// `ibv_resize_cq`: not supported.
 ///
 /// # Safety
 /// None.
@@ -237,11 +241,6 @@ fn work_completion(completion: &Completion) -> ibv_wc {
         sl: 0,
         dlid_path_bits: 0,
     }
-}
-
-fn next_number() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    NEXT.fetch_add(1, Ordering::Relaxed) & u64::from(u32::MAX)
 }
 
 /// Puts a queue's own descriptor into the channel's epoll. It must not block: two threads may wait on one channel.

@@ -3,7 +3,7 @@
 use super::handles::{self, ContextHandle, DeviceHandle, Users};
 use super::{attributes, completions, guard, memory, posting};
 use crate::fabric::{Device, Node};
-use crate::hotplug::{Phase, Presence};
+use crate::hotplug::Phase;
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int};
 use std::mem::{offset_of, size_of};
@@ -17,7 +17,11 @@ use verbs_sys::*;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
     guard::pointer(|| {
-        let there = devices()?.iter().filter(|device| device.node.presence(device.index).phase == Phase::Here);
+        let there = devices()?.iter().filter(|device| {
+            let phase = device.node.presence(device.index).phase;
+            // One that has failed is registered still.
+            matches!(phase, Phase::Here | Phase::Failed)
+        });
         let list: Box<[*mut ibv_device]> = there.map(handles::pointer).chain([std::ptr::null_mut()]).collect();
         // SAFETY: null or writable, by the caller's promise.
         if let Some(count) = unsafe { count.as_mut() } {
@@ -84,9 +88,9 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
     guard::pointer(|| {
         // SAFETY: the caller's promise.
         let handle = unsafe { handles::device(device) }?;
-        let Presence { generation, phase: Phase::Here } = handle.node.presence(handle.index) else {
-            return Err(libc::EIO);
-        };
+        let presence = handle.node.presence(handle.index);
+        let generation = presence.generation;
+        presence.ask(generation)?;
         // SAFETY: pointers and integers, for which zero is a value.
         let mut c: verbs_context = unsafe { std::mem::zeroed() };
         c.query_port = Some(attributes::query_port);
@@ -148,7 +152,7 @@ impl DeviceHandle {
         copy_text(&mut c.dev_name, &format!("uverbs{index}"));
         copy_text(&mut c.dev_path, &format!("/sys/class/infiniband_verbs/uverbs{index}"));
         copy_text(&mut c.ibdev_path, &format!("/sys/class/infiniband/{}", device.name));
-        Self { c, provider: [0; 16], node: Arc::clone(node), index, qps: Mutex::default() }
+        Self { c, provider: [0; 16], node: Arc::clone(node), index, qps: Mutex::default(), cqs: Mutex::default() }
     }
 }
 

@@ -1,10 +1,12 @@
 //! Asynchronous events.
 
 use super::guard;
-use super::handles::{self, DeviceHandle};
-use crate::fabric::{Event, lock};
+use super::handles::{self, DeviceHandle, Subject};
+use crate::fabric::{About, Event, lock};
+use std::collections::HashMap;
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use verbs_sys::*;
 
 /// `ibv_get_async_event`: waits, unless the context's `async_fd` was made non-blocking. The events of a device go to whoever
@@ -38,28 +40,42 @@ pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, event: *
 pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
     // SAFETY: the caller's promise.
     let Some(event) = (unsafe { event.as_ref() }) else { return };
-    if !is_about_qp(event.event_type) {
+    let subject = if is_about_qp(event.event_type) {
+        // SAFETY: for these kinds the union has a queue pair, which is not destroyed before it is acknowledged.
+        unsafe { handles::qp(event.element.qp) }.map(|qp| &qp.subject)
+    } else if event.event_type == IBV_EVENT_CQ_ERR {
+        // SAFETY: the same of a completion queue.
+        unsafe { handles::cq(event.element.cq) }.map(|cq| &cq.subject)
+    } else {
         return;
-    }
-    // SAFETY: for these kinds the union has a queue pair, which is not destroyed before it is acknowledged.
-    if let Ok(qp) = unsafe { handles::qp(event.element.qp) } {
-        qp.subject.acknowledge(1);
+    };
+    if let Ok(subject) = subject {
+        subject.acknowledge(1);
     }
 }
 
-/// None for an event about a queue pair that is gone.
+/// None for an event about a queue pair or a completion queue that is gone.
 fn described(device: &DeviceHandle, event: Event) -> Option<ibv_async_event> {
-    let element = if is_about_qp(event.kind) {
-        // Destroying a queue pair takes it out of the table under this lock, and then waits for what was counted here.
-        let qps = lock(&device.qps);
-        let subject = qps.get(&event.qp?)?;
-        subject.got();
-        let address = subject.address.load(Ordering::Acquire);
-        ibv_async_event__bindgen_ty_1 { qp: std::ptr::with_exposed_provenance_mut(address) }
-    } else {
-        ibv_async_event__bindgen_ty_1 { port_num: c_int::from(event.port) }
+    const PORT: c_int = 1;
+    let element = match event.about {
+        About::QueuePair(number) => {
+            ibv_async_event__bindgen_ty_1 { qp: std::ptr::with_exposed_provenance_mut(got(&device.qps, number)?) }
+        }
+        About::CompletionQueue(number) => {
+            ibv_async_event__bindgen_ty_1 { cq: std::ptr::with_exposed_provenance_mut(got(&device.cqs, number)?) }
+        }
+        About::Device | About::Port => ibv_async_event__bindgen_ty_1 { port_num: PORT },
     };
     Some(ibv_async_event { element, event_type: event.kind })
+}
+
+/// Counts an event about an object that is there, and gives its address. Destroying the object takes it out of the table under this lock,
+/// and then waits for what was counted here.
+fn got(table: &Mutex<HashMap<u32, Arc<Subject>>>, number: u32) -> Option<usize> {
+    let table = lock(table);
+    let subject = table.get(&number)?;
+    subject.got();
+    Some(subject.address.load(Ordering::Acquire))
 }
 
 fn is_about_qp(kind: ibv_event_type) -> bool {

@@ -23,6 +23,8 @@ pub(super) struct DeviceHandle {
     pub(super) index: usize,
     /// The queue pairs that events can be about.
     pub(super) qps: Mutex<HashMap<u32, Arc<Subject>>>,
+    /// The completion queues.
+    pub(super) cqs: Mutex<HashMap<u32, Arc<Subject>>>,
 }
 
 /// An open device.
@@ -74,6 +76,7 @@ pub(super) struct ChannelHandle {
 pub(super) struct CqHandle {
     pub(super) c: ibv_cq,
     pub(super) core: Arc<CompletionQueue>,
+    pub(super) device: &'static DeviceHandle,
     pub(super) subject: Arc<Subject>,
     pub(super) users: Users,
     pub(super) holds: Vec<Hold>,
@@ -170,18 +173,28 @@ behind!(channel, ibv_comp_channel, ChannelHandle);
 behind!(cq, ibv_cq, CqHandle);
 behind!(qp, ibv_qp, QpHandle);
 
-/// The object behind a context, for a call that a kernel would answer: `EIO` where the function is gone.
+/// The object behind a context, for a call that a kernel would ask the device about: `EIO` where the function is gone, `ENOLINK` where it
+/// has failed.
 ///
 /// # Safety
 /// As of the others above.
 pub(super) unsafe fn context<'a>(pointer: *mut ibv_context) -> Result<&'a ContextHandle, i32> {
     // SAFETY: the caller's promise.
     let handle = unsafe { any_context(pointer) }?;
-    if handle.device.node.presence(handle.device.index).answers(handle.generation) {
-        Ok(handle)
-    } else {
-        Err(libc::EIO)
-    }
+    handle.device.node.presence(handle.device.index).ask(handle.generation).map(|()| handle)
+}
+
+/// What a kernel answers when something that was made on a context is destroyed.
+///
+/// # Errors
+/// `EIO` where the function is gone.
+///
+/// # Safety
+/// As of the others above.
+pub(super) unsafe fn destroyed(pointer: *mut ibv_context) -> Result<(), i32> {
+    // SAFETY: the caller's promise.
+    let handle = unsafe { any_context(pointer) }?;
+    handle.device.node.presence(handle.device.index).end(handle.generation)
 }
 
 /// The object behind a context, whatever became of its function.

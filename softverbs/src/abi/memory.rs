@@ -42,7 +42,7 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
         let handle = unsafe { handles::pd(pd) }?;
         handle.users.none_left()?;
         // SAFETY: the context is open as long as something is made on it.
-        let answer = unsafe { handles::context(handle.c.context) }.map(|_| ());
+        let answer = unsafe { handles::destroyed(handle.c.context) };
         // SAFETY: made by `give`, and no object uses it any more.
         unsafe { handles::end::<PdHandle, _>(pd) };
         answer
@@ -204,7 +204,7 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
         let handle = unsafe { handles::mr(mr) }?;
         handle.device.node.deregister(handle.device.index, handle.c.lkey)?;
         // SAFETY: the context is open as long as something is made on it.
-        let answer = unsafe { handles::context(handle.c.context) }.map(|_| ());
+        let answer = unsafe { handles::destroyed(handle.c.context) };
         // SAFETY: made by `give`, and no object uses it any more.
         unsafe { handles::end::<MrHandle, _>(mr) };
         answer

@@ -149,7 +149,7 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
         handle.core.give_up();
         handle.subject.wait_for_acknowledgements();
         // SAFETY: the queue pair is alive, and its context is open as long as something is made on it.
-        let answer = unsafe { handles::context((*qp).context) }.map(|_| ());
+        let answer = unsafe { handles::destroyed((*qp).context) };
         // SAFETY: made by `give`, and no object uses it any more.
         unsafe { handles::end::<QpHandle, _>(qp) };
         answer

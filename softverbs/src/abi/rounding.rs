@@ -1,10 +1,11 @@
-//! What a queue pair gets for what was asked: as much as mlx5 gives, which fills whole blocks of its queues.
+//! What a queue gets for what was asked: as much as mlx5 gives, which fills whole blocks of its queues.
 //!
-//! The arithmetic of rdma-core's providers/mlx5/verbs.c (`mlx5_calc_send_wqe`, `mlx5_calc_sq_size`, `mlx5_calc_rq_size`) for a reliable
-//! connection, so that a program that takes what it got for what it asked is found out here.
+//! The arithmetic of rdma-core's providers/mlx5/verbs.c (`mlx5_calc_send_wqe`, `mlx5_calc_sq_size`, `mlx5_calc_rq_size` for a reliable
+//! connection, and `create_cq`), so that a program that takes what it got for what it asked is found out here.
 
 use crate::os::shm::{INLINE_BYTES, SEND_SLOTS};
 use crate::queue_pair::MAX_RECEIVES;
+use std::ffi::c_int;
 use verbs_sys::ibv_qp_cap;
 
 /// What a request takes beside its data: a control segment, and room for the largest operation there is, the binding of a memory window
@@ -37,8 +38,16 @@ pub fn rounded_up(asked: ibv_qp_cap) -> ibv_qp_cap {
     got
 }
 
+/// How many completions a queue holds that is asked for `entries`: mlx5 rounds one more up to a power of two (`align_queue_size` in
+/// rdma-core's providers/mlx5/mlx5.h), and keeps one place empty.
+pub fn completions_for(entries: c_int) -> c_int {
+    // `create_cq` takes up to 2^24 places, and this fabric's limit is lower.
+    (u32::try_from(entries).unwrap_or(0) + 1).next_power_of_two().cast_signed() - 1
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::attributes::MAX_CQE;
     use super::*;
 
     fn got(send: u32, receive: u32, inline: u32) -> (u32, u32, u32) {
@@ -60,6 +69,14 @@ mod tests {
         assert_eq!(got(128, 320, 64), (204, 512, 124));
         assert_eq!(got(1, 1, 0), (1, 4, 60), "room for one segment is room for so many bytes");
         assert_eq!(got(0, 0, 0), (0, 0, 0), "nothing stays nothing");
+    }
+
+    #[test]
+    fn a_completion_queue_is_a_power_of_two_but_one() {
+        for (asked, given) in [(1, 1), (2, 3), (3, 3), (4, 7), (448, 511), (896, 1023), (1023, 1023), (1024, 2047)] {
+            assert_eq!(completions_for(asked), given, "{asked}");
+        }
+        assert_eq!(completions_for(MAX_CQE), 2 * MAX_CQE - 1);
     }
 
     #[test]

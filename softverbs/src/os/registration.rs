@@ -3,6 +3,7 @@
 use crate::fabric::{Node, lock};
 use crate::os::shm::RailMemory;
 use crate::regions::Region;
+use std::sync::atomic::Ordering;
 
 impl Node {
     /// Registers memory in a protection domain of a device. Returns its key.
@@ -29,7 +30,9 @@ impl Node {
             return Err(libc::ENOMEM);
         }
         let region = Region { key: 0, device, domain, addr: addr as u64, bytes: len as u64, access };
-        self.regions.add(region).ok_or(libc::ENOMEM)
+        let key = self.regions.add(region).ok_or(libc::ENOMEM)?;
+        self.process().registrations.fetch_add(1, Ordering::Relaxed);
+        Ok(key)
     }
 
     /// Ends a registration. After this returns, no peer reads or writes the memory.
@@ -39,6 +42,10 @@ impl Node {
     pub fn deregister(&self, device: usize, key: u32) -> Result<(), i32> {
         // The engine checks keys and moves bytes under this lock.
         let _fence = lock(self.engine(device));
-        if self.regions.remove(key) { Ok(()) } else { Err(libc::EINVAL) }
+        if !self.regions.remove(key) {
+            return Err(libc::EINVAL);
+        }
+        self.process().registrations.fetch_sub(1, Ordering::Relaxed);
+        Ok(())
     }
 }

@@ -6,6 +6,7 @@
 use crate::pacing::Resource;
 use crate::profile::{MAX_RAILS, MAX_SHARED};
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -76,6 +77,8 @@ pub struct RailMemory {
     pub unanswered: AtomicU32,
     /// 1: what is sent to it or from it gets lost, though its port is up and its address resolves.
     pub silent: AtomicU32,
+    /// So many of the next completions find their queue full, whatever room it has.
+    pub overruns: AtomicU32,
     /// Whether its function is there: a `hotplug::Presence`.
     pub(crate) presence: AtomicU32,
     /// What it carries.
@@ -102,7 +105,8 @@ pub struct ProcessMemory {
     pub(crate) started: AtomicU64,
     /// Whether its engines are awake or asleep (`engine::AWAKE`, `NAPPING`, `ASLEEP`): a futex.
     pub sleeping: AtomicU32,
-    _unused: AtomicU32,
+    /// How many registrations it has.
+    pub(crate) registrations: AtomicU32,
     /// When it last polled a completion queue.
     pub(crate) polled_ns: AtomicU64,
     /// By rail: a bit for each word of doorbells that has a bit.
@@ -203,6 +207,15 @@ impl QpMemory {
     /// Gives it back; what another holds stays held.
     pub(crate) fn release(&self, place: usize) {
         let _ = self.holder.compare_exchange(place as u32 + 1, 0, Ordering::Release, Ordering::Relaxed);
+    }
+
+    /// Bytes of the requests that were posted and are not done, to these addresses of the peer. For tests that look from outside: exact
+    /// while nobody posts or serves.
+    pub fn waiting_bytes(&self, to: &Range<u64>) -> u64 {
+        let (posted, done) = (self.posted.load(Ordering::Acquire), self.done.load(Ordering::Acquire));
+        let waiting = (done..posted).take(SEND_SLOTS).map(|number| self.slot(number));
+        let waiting = waiting.filter(|slot| to.contains(&slot.remote_addr.load(Ordering::Relaxed)));
+        waiting.map(|slot| slot.bytes.load(Ordering::Relaxed)).sum()
     }
 
     /// The work request with this number.

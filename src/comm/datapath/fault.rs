@@ -8,6 +8,9 @@ use crate::error::{Error, Quick};
 use crate::flow::NotInFlight;
 use crate::verbs::{Blame, Completion};
 
+/// How the error of a completion queue shows: no completion should find it full, for a lane's holds a flush of all that it can post.
+pub const OVERRUN: &str = "its completion queue is in error (IBV_EVENT_CQ_ERR), and completions are lost";
+
 /// What a failed work request means.
 #[derive(Debug)]
 pub enum Fault {

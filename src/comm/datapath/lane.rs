@@ -77,7 +77,7 @@ struct Queue {
 pub enum Stopped {
     /// They are in error: what is posted completes as flushed.
     Flushing,
-    /// Their device was cut off, and may still read and write memory.
+    /// Their device has failed or was cut off, and may still read and write memory.
     Not,
     /// Their device is gone. What it had completed can be polled, and no more comes.
     Gone,
@@ -211,6 +211,12 @@ impl Lane {
     /// This side's queue pairs.
     pub fn ends(&self) -> Vec<QpEnd> {
         self.queues.iter().map(|queue| QpEnd { number: queue.qp.number(), psn: queue.psn }).collect()
+    }
+
+    /// Whether its completions come to this completion queue, by the number that the device's events name it by.
+    pub fn is_on(&self, cq: usize) -> bool {
+        let stranded = self.stranded.as_ref().map(|(_, cq)| cq);
+        self.cq.as_ref().or(stranded).is_some_and(|own| own.number() == cq)
     }
 
     /// Which opening of the device its queue pairs are of.
@@ -350,7 +356,7 @@ impl Lane {
     }
 
     /// Stops the queue pairs: nothing comes in or goes out by them from here on, and what has come can still be polled. Where the device
-    /// was cut off they are put aside instead, and this is to be called again: until it is gone nothing is known of them.
+    /// has failed or was cut off they are put aside instead, and this is to be called again: until it is gone nothing is known of them.
     #[cold]
     pub fn stop(&mut self) -> Stopped {
         if self.stranded.is_some() {
@@ -359,18 +365,18 @@ impl Lane {
                 stopped => return stopped,
             }
         }
-        let mut is_cut_off = false;
         for queue in &mut self.queues {
             if let Err(error) = queue.qp.fail() {
                 // Of another error destroying it makes an end.
                 tracing::debug!("{error}");
-                is_cut_off |= self.rail.device.heard(&error, self.opening);
+                self.rail.device.heard(&error, self.opening);
             }
         }
-        if is_cut_off { self.strand() } else { Stopped::Flushing }
+        // Where none failed too: for a device that has failed the kernel says that they have stopped, and the device was not asked.
+        self.strand()
     }
 
-    /// Puts the queue pairs aside if their device was cut off, until it is gone.
+    /// Puts the queue pairs aside if their device has failed or was cut off, until it is gone.
     #[cold]
     pub fn strand(&mut self) -> Stopped {
         self.rail.device.look(self.rail.info.port);

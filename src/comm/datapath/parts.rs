@@ -1,6 +1,7 @@
 //! What set-up hands to a data path.
 
 use super::lane::Lane;
+use crate::flow::in_flight::Bound;
 use crate::flow::striping::Striping;
 use crate::verbs::Region;
 use std::sync::Arc;
@@ -17,4 +18,6 @@ pub struct PathParts {
     pub chunk_bytes: u32,
     /// How messages are divided.
     pub striping: Striping,
+    /// What all sends of the process may have in flight together, where that is bounded.
+    pub bound: Option<Arc<Bound>>,
 }

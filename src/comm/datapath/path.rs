@@ -74,6 +74,9 @@ pub trait DataPath: Send {
     /// How many receives, from the first on, have all their bytes; 0 of a sender.
     fn delivered(&self) -> u64;
 
+    /// The connection has failed, and its queue pairs are gone.
+    fn ended(&mut self);
+
     /// Whether its caller has buffers here that a NIC may still read or write, and has not been told that they are its own again.
     fn holds_buffers(&self) -> bool;
 
@@ -110,6 +113,21 @@ pub trait DataPath: Send {
         Ok(())
     }
 
+    /// A completion queue is in error: what it held, and what comes of its queue pairs, is lost. A lane that is not on it is not met.
+    ///
+    /// # Errors
+    /// Why the connection has failed.
+    #[cold]
+    fn lose_completions(&mut self, context: &PathContext, cq: usize) -> Quick<()> {
+        let Some(lane) = LaneId::all(self.lanes().len()).find(|lane| self.lanes()[lane.index()].is_on(cq)) else {
+            return Ok(());
+        };
+        self.fault(context, lane, self.without_completions())
+    }
+
+    /// What it means that the completions of a lane are lost.
+    fn without_completions(&self) -> Fault;
+
     /// A rail is lost, and perhaps by the fault of what was asked of it: once more than `most` times over one message is too often.
     #[cold]
     fn doubt(&mut self, context: &PathContext, lane: LaneId, why: String, most: u8) -> Quick<()> {
@@ -136,6 +154,7 @@ pub trait DataPath: Send {
     fn end(&mut self, error: Box<Error>) -> Box<Error> {
         self.lanes().iter_mut().for_each(|lane| _ = lane.stop());
         self.lanes().iter_mut().for_each(Lane::close);
+        self.ended();
         self.status().fail(error)
     }
 

@@ -29,6 +29,9 @@ use crate::wire::immediate::{Immediate, MAX_LEADS};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// A send that the process's bound does not let begin, for messages.
+const HELD_BACK: &str = "a send (held back by NCCL_SPARK_INFLIGHT_BYTES)";
+
 /// What the data path works on.
 pub struct SendPath {
     sends: Sends,
@@ -39,10 +42,9 @@ pub struct SendPath {
     /// The last reading of the clock.
     now_ns: u64,
     chunk_bytes: u64,
-    /// Up to this size a send is one write on one lane.
-    whole_bytes: u64,
-    /// The largest send, as many full chunks as an immediate can name and one more.
-    most_bytes: u64,
+    sizes: Sizes,
+    /// Those of sends that need not ask first: all, or, where the process's sends have a bound, none but empty ones.
+    direct: Sizes,
     buffer: CompletionBuffer,
     stall: StallTimer,
     status: Status,
@@ -50,6 +52,15 @@ pub struct SendPath {
     since: [Epoch; MAX_RAILS],
     /// Whether something waits for a lane, since its own was lost.
     is_stranded: bool,
+}
+
+/// How large sends may be.
+#[derive(Clone, Copy, Default)]
+struct Sizes {
+    /// Up to this size a send is one write on one lane.
+    whole_bytes: u64,
+    /// The largest, as many full chunks as an immediate can name and one more.
+    most_bytes: u64,
 }
 
 /// What `isend` was asked to send.
@@ -78,18 +89,21 @@ impl Send<'_> {
 impl SendPath {
     /// A path over connected lanes. The peer writes its clear-to-sends into the region.
     pub fn new(parts: PathParts) -> Self {
-        let PathParts { lanes, region: ring, chunk_bytes, striping, .. } = parts;
+        let PathParts { lanes, region: ring, chunk_bytes, striping, bound, .. } = parts;
         let chunk_bytes = u64::from(chunk_bytes);
+        let whole_bytes = striping.whole_bytes().min(chunk_bytes);
+        let sizes = Sizes { whole_bytes, most_bytes: chunk_bytes * (MAX_LEADS + 1) };
+        let sends = Sends::within(bound);
         Self {
-            sends: Sends::new(),
+            sizes,
+            direct: if sends.is_bounded() { Sizes::default() } else { sizes },
+            sends,
             lanes,
             ring,
-            whole_bytes: striping.whole_bytes().min(chunk_bytes),
             striping,
             clock: Clock::start(),
             now_ns: 0,
             chunk_bytes,
-            most_bytes: chunk_bytes * (MAX_LEADS + 1),
             buffer: CompletionBuffer::new(),
             stall: StallTimer::default(),
             status: Status::default(),
@@ -126,10 +140,10 @@ impl SendPath {
         }
         let send = Send { addr, bytes: bytes as u64, tag, memory };
         match self.sends.peek(self.ring.words(), tag) {
-            Peek::Found(head) if send.bytes <= head.room_bytes.min(self.whole_bytes) => {
-                self.send_whole(context, head, send)
+            Peek::Found(head) if send.bytes <= head.room_bytes.min(self.direct.whole_bytes) => {
+                self.send_whole::<false>(context, head, send)
             }
-            Peek::Found(head) if send.bytes <= head.room_bytes.min(self.most_bytes) => {
+            Peek::Found(head) if send.bytes <= head.room_bytes.min(self.direct.most_bytes) => {
                 self.send_cut(context, head, send)
             }
             Peek::Nothing => self.stalled(context, "a send without a matching receive", bytes).map(|()| None),
@@ -144,7 +158,7 @@ impl SendPath {
         self.stalled(context, "a send", bytes).map(|()| None)
     }
 
-    /// A send for a part of a group, or of a size that is not possible.
+    /// A send for a part of a group, or of a size that is not possible, or that has to ask first.
     #[inline(never)]
     fn search_and_send(&mut self, context: &PathContext, send: Send<'_>) -> Quick<Option<u16>> {
         let head = match self.sends.search(self.ring.words(), send.tag) {
@@ -154,16 +168,29 @@ impl SendPath {
             }
             Err(violation) => return Err(self.end(Error::Protocol(broken_protocol(&context.peer, &violation)).into())),
         };
-        if send.bytes > head.room_bytes.min(self.most_bytes) {
-            return Err(too_large(&context.peer, send.bytes, send.tag, head.room_bytes, self.most_bytes));
+        let most_bytes = self.sizes.most_bytes;
+        if send.bytes > head.room_bytes.min(most_bytes) {
+            return Err(too_large(&context.peer, send.bytes, send.tag, head.room_bytes, most_bytes));
         }
+        if !self.sends.take(send.bytes) {
+            return self.stalled(context, HELD_BACK, send.bytes as usize).map(|()| None);
+        }
+        let begun = self.send_found(context, head, send);
+        if !matches!(begun, Ok(Some(_))) {
+            self.sends.give_back(send.bytes);
+        }
+        begun
+    }
+
+    /// A send whose receive was searched for.
+    fn send_found(&mut self, context: &PathContext, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
         if LaneId::all(self.lanes.len())
             .any(|lane| self.lanes[lane.index()].is_open() && !self.has_key(lane, head.epoch))
         {
             return self.send_by_older_keys(context, head, send);
         }
-        if send.bytes <= self.whole_bytes {
-            self.send_whole(context, head, send)
+        if send.bytes <= self.sizes.whole_bytes {
+            self.send_whole::<true>(context, head, send)
         } else {
             self.send_cut(context, head, send)
         }
@@ -186,9 +213,14 @@ impl SendPath {
         self.send_later(context, head, send, lane, None)
     }
 
-    /// A small message: one write on one lane.
+    /// A small message: one write on one lane. `ASKED` where it may have taken its bytes of the process's bound.
     #[inline(always)]
-    fn send_whole(&mut self, context: &PathContext, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
+    fn send_whole<const ASKED: bool>(
+        &mut self,
+        context: &PathContext,
+        head: Head,
+        send: Send<'_>,
+    ) -> Quick<Option<u16>> {
         self.stall.moved();
         let size = send.bytes;
         let mut by = self.striping.lane_for(size, &Sending(&self.lanes));
@@ -208,9 +240,12 @@ impl SendPath {
         let (lkey, inline_bytes) = (send.lkey(lane), lane.inline_bytes());
         let Some(slot) = lane.next_slot() else { return self.send_later(context, head, send, by, now_ns) };
         let rkey = head.rkey(self.ring.words(), by);
-        let Some((request, immediate)) = self.sends.start_whole(head, send.source(), size, by) else {
-            return Ok(None);
+        let started = if ASKED && self.sends.is_bounded() {
+            self.sends.start_taken(&head, send.source(), size, by)
+        } else {
+            self.sends.start_whole(head, send.source(), size, by)
         };
+        let Some((request, immediate)) = started else { return Ok(None) };
         let write = LaneWrite {
             work: Work::Share { request, share: 0, timed: now_ns.is_some() },
             local_addr: send.addr,

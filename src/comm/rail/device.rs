@@ -1,10 +1,15 @@
-//! A rail's device: on the bus, cut off, or gone.
+//! A rail's device: on the bus, failed, cut off, or gone.
 //!
 //! Linux takes a device away in two steps. First it cuts programs off: verbs answer `EIO`, while the NIC may still read and write
 //! memory. Then it destroys what programs had made, and the NIC is still. Only that says that no buffer is touched any more, and it
-//! shows in two ways: as an event `IBV_EVENT_DEVICE_FATAL` that comes after the first `EIO` (a provider may raise one earlier, for an
-//! error of the device: mlx5 on `MLX5_DEV_EVENT_SYS_ERROR`), and as the device's disappearance from `/sys/class/infiniband`, which comes
-//! last (`__ib_unregister_device` in Linux's drivers/infiniband/core/device.c).
+//! shows as the device's disappearance from `/sys/class/infiniband`, which comes last (`__ib_unregister_device` in Linux's
+//! drivers/infiniband/core/device.c). Linux raises an event `IBV_EVENT_DEVICE_FATAL` a moment before that
+//! (`uverbs_async_event_destroy_uobj` in uverbs_std_types_async_fd.c), and mlx5 raises another one earlier, when its firmware fails
+//! (`MLX5_DEV_EVENT_SYS_ERROR`), which may be read at any time later. The two look alike, so the event counts only where sysfs does not
+//! show the device at all.
+//!
+//! A device whose firmware has failed is registered still: the kernel answers `ENOLINK` for it, or takes queue pairs to error and destroys
+//! them without it. Nothing that it says proves the device still. So it is waited for as one that is cut off, which it is next.
 
 use crate::error::{Error, Result};
 use crate::verbs::{Library, Pd};
@@ -28,6 +33,8 @@ pub struct RailDevice {
 
 enum State {
     Here(Opening),
+    /// The kernel answers for it.
+    Failed(Opening),
     /// Kept for the event that says that it is gone.
     CutOff(Opening),
     /// Which opening was the last.
@@ -51,7 +58,7 @@ struct Opening {
 pub enum Presence {
     /// It is on the bus, as far as is known.
     Here,
-    /// The kernel answers no calls about it. It may still read and write memory.
+    /// The kernel answers no calls about it, or answers in its place. It may still read and write memory.
     CutOff,
     /// It reads and writes no memory any more.
     Gone,
@@ -99,14 +106,14 @@ impl RailDevice {
             State::Here(Opening { pd, number, .. }) | State::Returning(Opening { pd, number, .. }) => {
                 Some((Arc::clone(pd), *number))
             }
-            State::CutOff(_) | State::Gone(_) => None,
+            State::Failed(_) | State::CutOff(_) | State::Gone(_) => None,
         }
     }
 
     /// Its protection domain, for its events: until it is gone.
     pub fn source_of_events(&self) -> Option<Arc<Pd>> {
         match &*self.lock() {
-            State::Here(opening) | State::CutOff(opening) => Some(Arc::clone(&opening.pd)),
+            State::Here(opening) | State::Failed(opening) | State::CutOff(opening) => Some(Arc::clone(&opening.pd)),
             State::Gone(_) | State::Returning(_) => None,
         }
     }
@@ -122,19 +129,22 @@ impl RailDevice {
         if state.number() == opening { state.presence() } else { Presence::Gone }
     }
 
-    /// The kernel has answered a call about what was made with an opening with this error. Whether that says that the device is cut off,
-    /// or gone.
+    /// The kernel has answered a call about what was made with an opening with this error. Whether that says that the device has failed,
+    /// is cut off, or is gone.
     pub fn heard(&self, error: &Error, opening: u32) -> bool {
-        if !error.is_removal() {
+        if !error.is_removal() && !error.is_failed_device() {
             return false;
         }
         let mut state = self.lock();
         match &*state {
             _ if state.number() != opening => {}
-            State::Here(opening) => *state = State::CutOff(opening.clone()),
+            State::Here(opening) if error.is_failed_device() => *state = State::Failed(opening.clone()),
+            State::Here(opening) | State::Failed(opening) if error.is_removal() => {
+                *state = State::CutOff(opening.clone());
+            }
             // Nothing was made on it but registrations that no peer knows of.
             State::Returning(opening) => *state = State::Gone(opening.number),
-            State::CutOff(_) | State::Gone(_) => {}
+            State::Here(_) | State::Failed(_) | State::CutOff(_) | State::Gone(_) => {}
         }
         true
     }
@@ -157,8 +167,8 @@ impl RailDevice {
     /// Asks the kernel whether it is there, and sysfs where it is cut off. How far it is gone.
     pub fn look(&self, port: u8) -> Presence {
         let (pd, opening) = match &*self.lock() {
-            State::Here(Opening { pd, number, .. }) | State::CutOff(Opening { pd, number, .. }) => {
-                (Arc::clone(pd), *number)
+            State::Here(opening) | State::Failed(opening) | State::CutOff(opening) => {
+                (Arc::clone(&opening.pd), opening.number)
             }
             State::Gone(_) | State::Returning(_) => return Presence::Gone,
         };
@@ -172,9 +182,9 @@ impl RailDevice {
             State::CutOff(Opening { number, entry: Some(entry), .. }) if inode(&self.entry) != Some(*entry) => {
                 *state = State::Gone(*number);
             }
-            // What is cut off stays so. One that answers was not: its firmware had refused something.
-            State::CutOff(cut_off) if answer.is_ok() && cut_off.number == opening => {
-                *state = State::Here(cut_off.clone());
+            // What has failed or is cut off stays so. One that answers was not: its firmware had refused something.
+            State::Failed(it) | State::CutOff(it) if answer.is_ok() && it.number == opening => {
+                *state = State::Here(it.clone());
             }
             _ => {}
         }
@@ -184,7 +194,8 @@ impl RailDevice {
     /// It has raised `IBV_EVENT_DEVICE_FATAL`. How far it is gone.
     pub fn fatal(&self, port: u8) -> Presence {
         let mut state = self.lock();
-        if let State::CutOff(Opening { number, .. }) = *state {
+        // Without an entry in sysfs there is nothing better to go by.
+        if let State::CutOff(Opening { number, entry: None, .. }) = *state {
             *state = State::Gone(number);
             return Presence::Gone;
         }
@@ -235,7 +246,9 @@ impl RailDevice {
 impl State {
     fn number(&self) -> u32 {
         match self {
-            Self::Here(opening) | Self::CutOff(opening) | Self::Returning(opening) => opening.number,
+            Self::Here(opening) | Self::Failed(opening) | Self::CutOff(opening) | Self::Returning(opening) => {
+                opening.number
+            }
             Self::Gone(last) => *last,
         }
     }
@@ -243,7 +256,7 @@ impl State {
     fn presence(&self) -> Presence {
         match self {
             Self::Here(_) => Presence::Here,
-            Self::CutOff(_) => Presence::CutOff,
+            Self::Failed(_) | Self::CutOff(_) => Presence::CutOff,
             Self::Gone(_) | Self::Returning(_) => Presence::Gone,
         }
     }

@@ -59,13 +59,13 @@ pub struct Trying {
 impl ManagedRail {
     /// Of a lane of a connection that comes up, with so many queue pairs there, now or later.
     pub fn of(lane: &Lane, queue_count: usize) -> Self {
-        let (rail, peer_rail, (path, attempt)) = (Arc::clone(&lane.rail), lane.peer_rail.clone(), Default::default());
+        let (rail, peer_rail) = (Arc::clone(&lane.rail), lane.peer_rail.clone());
         let opening = lane.is_open().then_some(lane.opening());
         // Nothing is granted yet, and what will be has the keys of the devices that are there.
         let granted = opening.or_else(|| rail.device.opened().ok().map(|(_, opening)| opening));
         // Where it does not carry, that was the first attempt.
         let answers = u32::from(opening.is_none());
-        Self { rail, peer_rail, queue_count, opening, granted, answers, path, attempt }
+        Self { rail, peer_rail, queue_count, opening, granted, answers, path: None, attempt: None }
     }
 
     /// The rail and its state, for messages.

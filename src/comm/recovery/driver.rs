@@ -181,6 +181,15 @@ impl Driver {
         self.act(now);
     }
 
+    /// A completion queue of this process is in error: this connection is lost, or a rail of it, if it is one of its own.
+    pub fn completions_lost(&mut self, cq: usize, now: Instant) {
+        if let Some(mut path) = self.path.borrow() {
+            // What ends the connection is met below.
+            let _ = path.lose_completions(&self.context, cq);
+        }
+        self.take_losses(now);
+    }
+
     /// Goes on as far as it can. Control frames for the peer's mailbox are written here; those for the channel are handed to `send`, which
     /// says whether there is one. A data path that is in use is left alone, unless `has_news`: it looks after itself, and says so when
     /// it finds a rail lost.

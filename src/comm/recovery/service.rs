@@ -236,6 +236,9 @@ fn handle(watched: &mut [Watched], one_of_device: &Rail, event: &AsyncEvent) {
     let rails = first.driver.host_rails().to_vec();
     let of_device = rails.iter().filter(|rail| rail.info.device == one_of_device.info.device);
     let now = Instant::now();
+    if let Some(cq) = event.cq {
+        watched.iter_mut().for_each(|each| each.driver.completions_lost(cq, now));
+    }
     for rail in of_device.filter(|rail| event.port.is_none_or(|port| port == rail.info.port)) {
         let change = match event.kind {
             AsyncEvent::PORT_ACTIVE | AsyncEvent::GID_CHANGE => PortChange::Up,

@@ -67,9 +67,9 @@ struct OfferedPair {
     /// Both ends, this side's first.
     ends: [End; 2],
     peer_rail: String,
+    queue_count: u8,
     /// The peer's address.
     peer_gid: [u8; 16],
-    queue_count: u8,
     made: Made,
 }
 
@@ -79,8 +79,10 @@ enum Made {
     Joining(Joining),
     /// It is connected.
     Lane(Lane),
-    /// This side cannot use it.
+    /// This side cannot use it now.
     Failed(String),
+    /// The peer cannot use it now, and says why with its GO.
+    Later,
 }
 
 /// Connections that are being made: NCCL calls again for each, with the same memory, until it is there.
@@ -262,12 +264,11 @@ impl Connected {
         let region = Region::new(MAILBOX_BYTES)?;
         let mut pairs = Vec::with_capacity(offer.pairs.len());
         let mut paired = Vec::with_capacity(offer.pairs.len());
-        let now = offer.pairs.iter().filter(|pair| matches!(pair.queue_pairs, Offered::Now(_)));
-        let mut dead = now.map(|pair| {
+        let all_dead = offer.pairs.iter().all(|pair| {
             let known = rails.known.get(usize::from(pair.connector_rail));
-            known.is_some_and(|known| negotiate::dead(process, &known.rail, pair.acceptor_gid).is_some())
+            let is_dead = |known: &KnownRail| negotiate::dead(process, &known.rail, pair.acceptor_gid).is_some();
+            matches!(pair.queue_pairs, Offered::Later(_)) || known.is_some_and(is_dead)
         });
-        let all_dead = dead.all(|is_dead| is_dead);
         for pair in &offer.pairs {
             let place = usize::from(pair.connector_rail);
             let Some(known) = rails.known.get(place) else {
@@ -277,25 +278,23 @@ impl Connected {
                 )));
             };
             paired.push(place);
-            let (queue_count, made) = match &pair.queue_pairs {
-                Offered::Later(count) => {
-                    let why = known.problem.clone().unwrap_or_else(|| format!("{} cannot use it now", offer.name));
-                    (*count, Made::Failed(why))
-                }
-                Offered::Now(qps) => {
-                    let opened = open_lane(known, pair, qps.len(), &region);
-                    let join = |lane| {
-                        let route = NewRoute {
-                            look: known.look.clone(),
-                            gid: pair.connector_gid,
-                            peer_gid: pair.acceptor_gid,
-                            mtu_bytes: pair.mtu_bytes,
-                            ends: qps.clone(),
-                            traffic_class,
-                        };
-                        Made::Joining(Joining::new(process, Role::Sender, lane, route, all_dead))
+            let queue_count = pair.queue_pairs.count();
+            let made = match &pair.queue_pairs {
+                Offered::Later(_) => known.problem.clone().map_or(Made::Later, Made::Failed),
+                Offered::Now(ends) => {
+                    let KnownRail { look, .. } = known;
+                    let route = NewRoute {
+                        look: look.clone(),
+                        gid: pair.connector_gid,
+                        peer_gid: pair.acceptor_gid,
+                        mtu_bytes: pair.mtu_bytes,
+                        ends: ends.clone(),
+                        traffic_class,
                     };
-                    (qps.len() as u8, opened.map_or_else(|error| Made::Failed(error.to_string()), join))
+                    match open_lane(known, pair, &region) {
+                        Ok(lane) => Made::Joining(Joining::new(process, Role::Sender, lane, route, all_dead)),
+                        Err(error) => Made::Failed(error.to_string()),
+                    }
                 }
             };
             let rail = Arc::clone(&known.rail);
@@ -304,7 +303,7 @@ impl Connected {
                 End { rail: pair.acceptor_rail, attachment: pair.acceptor },
             ];
             let (peer_rail, peer_gid) = (pair.acceptor_name.clone(), pair.acceptor_gid);
-            pairs.push(OfferedPair { rail, ends, peer_rail, peer_gid, queue_count, made });
+            pairs.push(OfferedPair { rail, ends, peer_rail, queue_count, peer_gid, made });
         }
         let chunk_bytes = offer.chunk_bytes.min(rails.chunk_bytes());
         let left_out = negotiate::unpaired(rails, &paired, Role::Sender);
@@ -331,6 +330,7 @@ impl Connected {
         let answer = |pair: &OfferedPair| match &pair.made {
             Made::Lane(lane) => PairReady::Connected { mailbox_rkey: lane.mailbox_rkey(), qps: lane.ends() },
             Made::Failed(why) => PairReady::Failed(why.clone()),
+            Made::Later => PairReady::Failed(String::new()),
             Made::Joining(_) => PairReady::Failed(UNDECIDED.to_owned()),
         };
         Ready { mailbox_addr: self.region.addr(), pairs: self.pairs.iter().map(answer).collect() }
@@ -343,7 +343,7 @@ impl Connected {
             return Err(Error::Protocol(format!("{peer} answered for {theirs} rails; {ours} were offered")));
         }
         let mut pairs = Vec::new();
-        for (OfferedPair { rail, ends, peer_rail, peer_gid, queue_count, made }, word) in
+        for (OfferedPair { rail, ends, peer_rail, queue_count, peer_gid, made }, word) in
             offered.into_iter().zip(go.pairs)
         {
             let lane = match (made, word) {
@@ -352,13 +352,13 @@ impl Connected {
                     lane.peer_mailbox_rkey = mailbox_rkey;
                     Ok(lane)
                 }
-                (Made::Failed(_), PairGo::Carries { .. }) => {
+                (Made::Failed(_) | Made::Later, PairGo::Carries { .. }) => {
                     return Err(Error::Protocol(format!(
                         "{peer} says that a rail carries which this side could not connect"
                     )));
                 }
+                (Made::Lane(_) | Made::Later, PairGo::NotYet(why)) | (Made::Failed(why), PairGo::NotYet(_)) => Err(why),
                 (Made::Joining(_), _) => return Err(Error::Internal(UNDECIDED.to_owned())),
-                (Made::Lane(_), PairGo::NotYet(why)) | (Made::Failed(why), PairGo::NotYet(_)) => Err(why),
             };
             pairs.push(AgreedPair { rail, ends, peer_rail, queue_count, lane });
         }
@@ -368,16 +368,11 @@ impl Connected {
     }
 }
 
-fn open_lane(
-    KnownRail { rail, problem, .. }: &KnownRail,
-    pair: &PairOffer,
-    queue_count: usize,
-    region: &Arc<Region>,
-) -> Result<Lane> {
-    if let Some(problem) = problem {
+fn open_lane(known: &KnownRail, pair: &PairOffer, region: &Arc<Region>) -> Result<Lane> {
+    if let Some(problem) = &known.problem {
         return Err(Error::Missing(problem.clone()));
     }
-    let mut lane = Lane::open(rail, Role::Sender, queue_count)?;
+    let mut lane = Lane::open(&known.rail, Role::Sender, usize::from(pair.queue_pairs.count()))?;
     lane.peer_rail.clone_from(&pair.acceptor_name);
     lane.register_mailbox(region)?;
     Ok(lane)

@@ -100,7 +100,8 @@ pub fn finish<P: DataPath + 'static>(
         log: Arc::clone(&process.log),
         waker: setup.service.clone(),
     });
-    let parts = PathParts { lanes, region: Arc::clone(&region), peer_addr, chunk_bytes, striping };
+    let bound = process.bound.clone();
+    let parts = PathParts { lanes, region: Arc::clone(&region), peer_addr, chunk_bytes, striping, bound };
     let path = Arc::new(TryCell::new(path(parts)));
     let mailboxes = Mailboxes { region, peer_addr };
     let driver =

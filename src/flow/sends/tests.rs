@@ -227,3 +227,44 @@ fn what_did_not_come_by_a_lost_lane_goes_by_another() {
         assert_eq!(sends.test(cut), Ok(bytes));
     }
 }
+
+#[test]
+fn a_send_gives_back_what_it_took_of_the_bound_however_it_is_done() {
+    use crate::wire::control::OpenReceive;
+    let bound = Arc::new(Bound::new(1000));
+    let mut sends = Sends::within(Some(Arc::clone(&bound)));
+    assert!(sends.is_bounded() && !Sends::new().is_bounded() && Sends::new().take(u64::MAX));
+    let head = |sequence| Head { sequence, part: 0, addr: 0x1000, room_bytes: 0, epoch: Epoch::default(), at: 0 };
+    let whole = |sends: &mut Sends, sequence, bytes, by| {
+        assert!(sends.take(bytes));
+        sends.start_taken(&head(sequence), (0x5000, 9), bytes, lane(by)).unwrap().0
+    };
+    let confirmed = whole(&mut sends, 0, 100, 0);
+    let came = whole(&mut sends, 1, 200, 1);
+    let again = whole(&mut sends, 2, 300, 1);
+    let delivered = whole(&mut sends, 3, 400, 0);
+    assert!(!sends.take(1) && sends.take(0));
+    assert_eq!(bound.taken_bytes(), 1000);
+    sends.confirmed(confirmed, 0).unwrap();
+    assert_eq!(bound.taken_bytes(), 900);
+    let open = |sequence, first| OpenReceive { sequence, shares: [first, 0, 0, 0, 0, 0, 0, 0] };
+    sends.lost(lane(1), &Received { granted: 4, open: vec![open(1, 1), open(2, 0), open(3, 0)] });
+    assert_eq!((bound.taken_bytes(), sends.test(came)), (700, Ok(Some(200))), "one had come, one goes once more");
+    assert!(!sends.reroute(|_| Some((lane(0), route(lane(0))))));
+    let write = sends.next_write(again, 0, 4096).unwrap();
+    sends.posted(again, 0, &write);
+    sends.confirmed(again, 0).unwrap();
+    assert_eq!(bound.taken_bytes(), 400);
+    assert!(sends.delivered(4));
+    assert_eq!((bound.taken_bytes(), sends.test(delivered)), (0, Ok(Some(400))));
+
+    assert!(sends.take(600));
+    sends.give_back(600);
+    assert_eq!(bound.taken_bytes(), 0, "it did not start");
+    let late = whole(&mut sends, 4, 600, 0);
+    sends.ended();
+    assert_eq!(bound.taken_bytes(), 0);
+    assert!(Sends::within(Some(Arc::clone(&bound))).take(1000), "another connection's");
+    sends.confirmed(late, 0).unwrap();
+    assert_eq!(bound.taken_bytes(), 0);
+}

@@ -6,6 +6,8 @@ pub struct AsyncEvent {
     pub kind: u32,
     /// Of which port.
     pub port: Option<u8>,
+    /// Of which completion queue.
+    pub cq: Option<usize>,
 }
 
 impl AsyncEvent {

@@ -25,15 +25,15 @@ trouble() {
   seen 'rail [ab]1:1 to [^ ]* recovered '
 }
 
-rails 2 80mbit
+rails 4 80mbit
 trouble &
 breaker=$!
-spark wrong sendrecv a0,a1 b0,b1 -b 2M -e 2M -n 400 -w 1 -c 1 "${slow_wire[@]}"
+spark wrong sendrecv a0,a1,a2,a3 b0,b1,b2,b3 -b 2M -e 2M -n 200 -w 1 -c 1 "${slow_wire[@]}"
 wait "$breaker" || fail "the rail did not return"
 check_table 1
 check_lost 1
 check_back 1
-# It could not have returned by IPv4: a new job is left with rail 0.
-spark after all-gather a0,a1 b0,b1 -b 1M -e 1M -n 2 -w 1 -c 1
+# It could not have returned by IPv4: a new job is left with the others.
+spark after all-gather a0,a1,a2,a3 b0,b1,b2,b3 -b 1M -e 1M -n 2 -w 1 -c 1
 check_table 1
 check_says 'rail [ab]1:1 not used with .*test write' "that rail 1 does not carry by IPv4"

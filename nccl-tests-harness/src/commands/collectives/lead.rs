@@ -215,6 +215,7 @@ fn row(plan: &Plan, count: usize, measured: &[Measurement]) -> Row {
         count,
         time_us: seconds * 1e6,
         bandwidth: plan.collective.bandwidth(count, plan.ranks, seconds),
+        longest_pause_us: measured.iter().map(|one| one.longest_pause_s * 1e6).fold(0.0, f64::max),
         wrong: measured.iter().map(|one| one.wrong).sum(),
     }
 }
@@ -245,7 +246,7 @@ mod tests {
     use super::*;
 
     fn measurement(seconds: f64, wrong: Option<u64>) -> Measurement {
-        Measurement { seconds, wrong, first_wrong: None }
+        Measurement { seconds, longest_pause_s: seconds / 2.0, wrong, first_wrong: None }
     }
 
     fn plan() -> Plan {
@@ -281,7 +282,7 @@ mod tests {
     fn a_row_averages_times_and_adds_up_wrong_bytes() {
         let row = row(&plan(), 4_000_000, &[measurement(1e-3, Some(3)), measurement(3e-3, Some(4))]);
         assert_eq!((row.size_bytes, row.count, row.wrong), (8_000_000, 4_000_000, Some(7)));
-        assert!((row.time_us - 200.0).abs() < 1e-9, "{row:?}");
+        assert!((row.time_us - 200.0).abs() < 1e-9 && (row.longest_pause_us - 1500.0).abs() < 1e-9, "{row:?}");
         assert!((row.bandwidth.algbw - 40.0).abs() < 1e-9 && (row.bandwidth.busbw - 20.0).abs() < 1e-9, "{row:?}");
     }
 

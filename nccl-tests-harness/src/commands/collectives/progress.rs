@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 /// The memory that a rank sends from and receives into; the same one in a collective that works in place.
 #[derive(Clone)]
@@ -164,8 +165,29 @@ impl Lane {
     }
 }
 
+/// Times in which nothing moved on any channel.
+#[derive(Debug, Default)]
+pub struct Pauses {
+    since: Option<Instant>,
+    /// The longest of them.
+    pub longest: Duration,
+}
+
+impl Pauses {
+    fn note(&mut self, moved: bool) {
+        match (moved, self.since) {
+            (false, None) => self.since = Some(Instant::now()),
+            (true, Some(since)) => {
+                self.longest = self.longest.max(since.elapsed());
+                self.since = None;
+            }
+            _ => {}
+        }
+    }
+}
+
 /// Runs the planned messages of all channels once.
-pub fn run(channels: &mut [Channel], shape: Shape) -> Result<()> {
+pub fn run(channels: &mut [Channel], shape: Shape, pauses: &mut Pauses) -> Result<()> {
     channels.iter_mut().try_for_each(Channel::start)?;
     let messages = |channel: &Channel| channel.sends.slices.len() + channel.receives.slices.len();
     activity::start_messages(channels.iter().map(messages).sum());
@@ -175,6 +197,7 @@ pub fn run(channels: &mut [Channel], shape: Shape) -> Result<()> {
             moved |= channel.progress(shape.in_flight).with_context(|| format!("channel {number}"))?;
             done &= channel.is_done();
         }
+        pauses.note(moved);
         if done {
             return Ok(());
         }

@@ -1,6 +1,6 @@
 //! One rank of a collective: connects with the ranks that it exchanges messages with, times the collective, and checks its data.
 
-use super::progress::{self, Buffers, Channel};
+use super::progress::{self, Buffers, Channel, Pauses};
 use super::schedule::{self, Seat};
 use super::{Collective, Part};
 use crate::net::{Buffer, Plugin, RecvComm, SendComm};
@@ -72,6 +72,7 @@ struct Rank {
     iteration: u64,
     /// How many elements the size at hand has.
     count: usize,
+    pauses: Pauses,
 }
 
 impl Rank {
@@ -88,7 +89,7 @@ impl Rank {
         let channels = connections.zip(links);
         let channels = channels.map(|(connection, link)| Channel::new(connection, &buffers, collective, rank, link));
         let channels = channels.collect::<Result<Vec<_>>>()?;
-        Ok(Self { setup, channels, buffers, iteration: 0, count: 0 })
+        Ok(Self { setup, channels, buffers, iteration: 0, count: 0, pauses: Pauses::default() })
     }
 
     /// Plans the size, fills, and runs the warm-up.
@@ -111,13 +112,15 @@ impl Rank {
     /// Times the iterations, checks what the last of them left, then runs the checked ones, each with data of its own.
     fn measure(&mut self) -> Result<Measurement> {
         self.stage("timing");
+        self.pauses = Pauses::default();
         let start = Instant::now();
         for _ in 0..self.setup.iters {
             self.run()?;
         }
         let seconds = start.elapsed().as_secs_f64();
+        let longest_pause_s = self.pauses.longest.as_secs_f64();
         if self.setup.check_iters == 0 {
-            return Ok(Measurement { seconds, wrong: None, first_wrong: None });
+            return Ok(Measurement { seconds, longest_pause_s, wrong: None, first_wrong: None });
         }
         let (mut wrong, mut first_wrong) = self.compare()?;
         for _ in 0..self.setup.check_iters {
@@ -128,11 +131,11 @@ impl Rank {
             wrong += more;
             first_wrong = first_wrong.or(first);
         }
-        Ok(Measurement { seconds, wrong: Some(wrong), first_wrong })
+        Ok(Measurement { seconds, longest_pause_s, wrong: Some(wrong), first_wrong })
     }
 
     fn run(&mut self) -> Result<()> {
-        progress::run(&mut self.channels, self.setup.collective.shape())
+        progress::run(&mut self.channels, self.setup.collective.shape(), &mut self.pauses)
     }
 
     /// Writes new data into the send buffer. The receive buffer keeps its old data, which must not pass the check.

@@ -24,6 +24,9 @@ pub struct Row {
     /// The bandwidths of that time.
     #[serde(flatten)]
     pub bandwidth: Bandwidth,
+    /// The longest time within the timed iterations in which a rank neither posted nor completed a message, over the ranks, in
+    /// microseconds: how long a lost rail, or a slow peer, held the job up.
+    pub longest_pause_us: f64,
     /// Wrong bytes over all ranks; none when the data was not checked.
     pub wrong: Option<u64>,
 }
@@ -115,6 +118,7 @@ mod tests {
             count: 16_777_216,
             time_us: 1645.25,
             bandwidth: Bandwidth { algbw: 20.395, busbw },
+            longest_pause_us: 0.0,
             wrong,
         }
     }

@@ -2,7 +2,7 @@
 
 use super::{Found, RecvPath, Source, keep, kept, source_of};
 use crate::comm::datapath::context::PathContext;
-use crate::comm::datapath::fault::Fault;
+use crate::comm::datapath::fault::{Fault, OVERRUN};
 use crate::comm::datapath::lane::{Lane, Stopped};
 use crate::comm::datapath::path::DataPath;
 use crate::comm::datapath::status::{Fenced, Status};
@@ -158,6 +158,11 @@ impl DataPath for RecvPath {
         self.receives.received()
     }
 
+    fn without_completions(&self) -> Fault {
+        // The sender may have heard of what was in the queue, and does not send it again.
+        Fault::Fatal(OVERRUN.to_owned())
+    }
+
     fn recover(&mut self, context: &PathContext, lane: LaneId, _received: &Received) -> Result<()> {
         self.receives.lost(lane);
         self.repay(context);
@@ -193,6 +198,8 @@ impl DataPath for RecvPath {
     fn delivered(&self) -> u64 {
         self.receives.delivered()
     }
+
+    fn ended(&mut self) {}
 
     fn holds_buffers(&self) -> bool {
         self.receives.is_awaited()

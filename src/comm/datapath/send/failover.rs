@@ -2,7 +2,7 @@
 
 use super::SendPath;
 use crate::comm::datapath::context::PathContext;
-use crate::comm::datapath::fault::Fault;
+use crate::comm::datapath::fault::{Fault, OVERRUN};
 use crate::comm::datapath::lane::{Lane, Stopped};
 use crate::comm::datapath::load::Sending;
 use crate::comm::datapath::path::DataPath;
@@ -95,6 +95,11 @@ impl DataPath for SendPath {
         Received::default()
     }
 
+    fn without_completions(&self) -> Fault {
+        // What has arrived the receiver knows, and says.
+        Fault::Rail(OVERRUN.to_owned())
+    }
+
     fn recover(&mut self, context: &PathContext, lane: LaneId, received: &Received) -> Result<()> {
         self.sends.lost(lane, received);
         self.reroute(context)
@@ -142,6 +147,10 @@ impl DataPath for SendPath {
 
     fn delivered(&self) -> u64 {
         0
+    }
+
+    fn ended(&mut self) {
+        self.sends.ended();
     }
 
     fn holds_buffers(&self) -> bool {

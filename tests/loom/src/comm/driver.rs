@@ -110,6 +110,9 @@ impl Driver {
     /// No port changes.
     pub fn port_changed(&mut self, _: &Rail, _: PortChange, _: Instant) {}
 
+    /// No completion queue fails.
+    pub fn completions_lost(&mut self, _: usize, _: Instant) {}
+
     /// No channel is closed.
     pub fn suspect(&mut self, _: Instant) {}
 

@@ -1,0 +1,59 @@
+//! The states of a queue pair, and what each change of state takes.
+
+/// `ibv_qp_state`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum State {
+    /// `IBV_QPS_RESET`
+    Reset = 0,
+    /// `IBV_QPS_INIT`
+    Init = 1,
+    /// `IBV_QPS_RTR`
+    ReadyToReceive = 2,
+    /// `IBV_QPS_RTS`
+    ReadyToSend = 3,
+    /// `IBV_QPS_ERR`
+    Error = 6,
+}
+
+/// A change of state.
+#[derive(Debug, Clone, Copy)]
+pub enum Change {
+    /// From any state to reset.
+    Reset,
+    /// From reset or init to init.
+    Init {
+        /// `ibv_access_flags` that the peer may use.
+        access: u32,
+        /// The port: 1.
+        port: u8,
+    },
+    /// From init to ready-to-receive.
+    ReadyToReceive {
+        /// Path MTU.
+        mtu_bytes: u32,
+        /// The peer's queue pair.
+        remote_qp: u32,
+        /// The peer's first packet sequence number.
+        receive_psn: u32,
+        /// The peer's GID.
+        remote_gid: [u8; 16],
+        /// Index of this side's GID.
+        own_gid_index: u8,
+        /// Code of the time that a peer waits when there is no receive.
+        min_rnr_timer: u8,
+    },
+    /// From ready-to-receive to ready-to-send.
+    ReadyToSend {
+        /// Time between two tries is 4.096 us x 2^timeout; 0: no limit.
+        timeout: u8,
+        /// Tries after the first.
+        retry_count: u8,
+        /// Tries when the peer has no receive; 7: no limit.
+        rnr_retry: u8,
+        /// This side's first packet sequence number.
+        send_psn: u32,
+    },
+    /// To error, from any state but reset.
+    Error,
+}

@@ -1,0 +1,97 @@
+//! Completion queues, in virtual time: a lane's holds all that it can post when it is flushed at once, and what is lost with one costs the
+//! sender its rail, and the receiver its connection.
+
+#![allow(unsafe_code)]
+
+mod common;
+mod sim;
+
+use nccl_net_spark::comm::datapath::lane::{LaneWrite, Stopped};
+use nccl_net_spark::comm::datapath::path::SharedPath;
+use nccl_net_spark::verbs::CompletionBuffer;
+use sim::fabric::Fabric;
+
+/// What the lanes' queue pairs are made for (`comm/datapath/lane.rs`): writes of either end, receives of the receiving one.
+const WRITES: usize = 128;
+const RECEIVES: usize = 32 * 8 + 64;
+
+// One test: there is one fabric in a process, and its time is the process's.
+#[test]
+fn a_full_flush_finds_its_place_and_what_is_lost_has_its_price() {
+    let mut fabric = Fabric::new();
+    a_lane_holds_a_full_flush(&mut fabric);
+    lost_completions_cost_the_sender_its_rail(&mut fabric);
+    lost_completions_cost_the_receiver_its_connection(&mut fabric);
+}
+
+fn a_lane_holds_a_full_flush(fabric: &mut Fabric) {
+    const QUEUES: usize = 2;
+    let pair = fabric.connect(1, QUEUES);
+    // Nothing completes by itself.
+    fabric.set(0, false);
+    let write = LaneWrite { signaled: true, ..LaneWrite::default() };
+    let paths: [&dyn SharedPath; 2] = [&*pair.send, &*pair.recv];
+    for (path, expected) in paths.into_iter().zip([QUEUES * WRITES, QUEUES * (WRITES + RECEIVES)]) {
+        let mut path = path.borrow().unwrap();
+        let lane = &mut path.lanes()[0];
+        while lane.has_room(0) && lane.has_room(1) {
+            lane.write_on_each(&write).unwrap();
+        }
+        assert!(!lane.has_room(0) && !lane.has_room(1));
+        assert_eq!(lane.stop(), Stopped::Flushing);
+        let (mut buffer, mut found) = (CompletionBuffer::new(), 0);
+        // The fabric's polls return less than they could.
+        for _ in 0..10_000 {
+            let completions = lane.poll(&mut buffer).unwrap();
+            assert!(completions.iter().all(|completion| completion.status() != 0));
+            found += completions.len();
+        }
+        assert_eq!(found, expected, "as many completions as requests");
+    }
+    fabric.set(0, true);
+}
+
+fn lost_completions_cost_the_sender_its_rail(fabric: &mut Fabric) {
+    let mut pair = fabric.connect(2, 1);
+    let cq = number_of(&*pair.send);
+    let now = fabric.now();
+    // One that is not this connection's is nothing to it.
+    pair.drivers[1].completions_lost(cq, now);
+    assert!(pair.drivers[1].is_whole());
+    pair.drivers[0].completions_lost(cq, now);
+    assert!(!pair.drivers[0].is_whole() && !pair.send.borrow().unwrap().lanes()[0].is_open());
+    assert!(pair.send.borrow().unwrap().status().check().is_ok());
+    for _ in 0..2000 {
+        fabric.pass(5_000_000);
+        let now = fabric.now();
+        for side in [0, 1] {
+            let mut frames = Vec::new();
+            pair.drivers[side].begin_round();
+            pair.drivers[side].tend(now, true, &mut |frame| {
+                frames.push(frame);
+                true
+            });
+            frames.iter().for_each(|frame| pair.drivers[1 - side].hear(frame, now));
+        }
+        if pair.drivers.iter().all(|driver| driver.is_whole()) {
+            return;
+        }
+    }
+    panic!("the rail does not come back: {}", pair.drivers[0].text());
+}
+
+fn lost_completions_cost_the_receiver_its_connection(fabric: &mut Fabric) {
+    let mut pair = fabric.connect(2, 1);
+    let cq = number_of(&*pair.recv);
+    pair.drivers[1].completions_lost(cq, fabric.now());
+    let error = pair.recv.borrow().unwrap().status().check().unwrap_err().to_string();
+    assert!(error.contains("x0:1") && error.contains("IBV_EVENT_CQ_ERR"), "{error}");
+    assert!(pair.recv.borrow().unwrap().lanes().iter().all(|lane| !lane.is_open()), "the rails go with it");
+}
+
+/// The number of the completion queue of a path's first lane.
+fn number_of(path: &dyn SharedPath) -> usize {
+    let mut path = path.borrow().unwrap();
+    let lane = &path.lanes()[0];
+    (1..1 << 20).find(|cq| lane.is_on(*cq)).unwrap()
+}

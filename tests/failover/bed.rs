@@ -1,0 +1,199 @@
+//! Connections whose rails are pulled and plugged, and a stream of messages over them.
+//!
+//! The fabric's rails are the process's, so the tests take turns.
+
+use crate::common::{self, fill, mix, until};
+use nccl_net_spark::comm::{Host, ListenComm, RecvComm, RecvPart, Registration, SendComm};
+use nccl_net_spark::config::Config;
+use nccl_net_spark::error::Error;
+use nccl_net_spark::plugin::bring_up;
+use nccl_net_spark::verbs::HostMemory;
+use softverbs::control::{Action, control};
+use softverbs::profile::Profile;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+
+pub const RAILS: [&str; 2] = ["rocep1s0f0", "roceP2p1s0f0"];
+/// Messages under way at a time, each in a place of its own.
+pub const WINDOW: usize = 12;
+pub const PLACE: usize = 1 << 20;
+
+/// The fabric's rails are the process's.
+pub static TURN: Mutex<()> = Mutex::new(());
+
+/// A connection whose rails are pulled and plugged.
+pub struct Bed {
+    pub hosts: [Arc<Host>; 2],
+    pub send: SendComm,
+    pub recv: RecvComm,
+    _listen: ListenComm,
+    /// Of the first bed of a test.
+    _turn: Option<MutexGuard<'static, ()>>,
+}
+
+impl Bed {
+    pub fn new(settings: &[(&str, &str)]) -> Self {
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let hosts = [host(0, settings), host(1, settings)];
+        RAILS.iter().for_each(|rail| set(rail, Action::Up));
+        until(|| hosts[0].process().rails.iter().all(|rail| rail.is_up()).then_some(()));
+        let mut bed = Self::over(hosts);
+        bed._turn = Some(turn);
+        bed
+    }
+
+    pub fn over(hosts: [Arc<Host>; 2]) -> Self {
+        let (listener, mut handle) = hosts[1].listen().unwrap();
+        let (mut send, mut recv) = (None, None);
+        until(|| {
+            if send.is_none() {
+                send = hosts[0].connect(&mut handle, None).unwrap();
+            }
+            if recv.is_none() {
+                recv = listener.accept().unwrap();
+            }
+            (send.is_some() && recv.is_some()).then_some(())
+        });
+        let (send, recv) = (send.unwrap(), recv.unwrap());
+        Self { hosts, send, recv, _listen: listener, _turn: None }
+    }
+
+    /// What the sending side's rails have carried so far: connections tell when they close or a rail of theirs returns.
+    pub fn carried(&self) -> Vec<u64> {
+        self.hosts[0].process().rails.iter().map(|rail| rail.totals().0).collect()
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        for rail in RAILS {
+            set(rail, Action::Refuse(0));
+            set(rail, Action::Unresolved(0));
+            set(rail, Action::Up);
+        }
+    }
+}
+
+pub fn host(side: usize, settings: &[(&str, &str)]) -> Arc<Host> {
+    let (rails, library) = common::test_rails();
+    let mut variables =
+        vec![("NCCL_IB_HCA".to_owned(), rails[side].clone()), ("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned())];
+    // The tree of the process's own node: a function that was unplugged is missing there.
+    static TREE: Once = Once::new();
+    let of_node = |(name, value): (String, String)| match name.as_str() {
+        "NCCL_SPARK_SYSFS" => {
+            let tree = format!("{value}/nodes/0");
+            TREE.call_once(|| Profile::load("unpaced", 1.0).unwrap().write_sysfs(Path::new(&tree)).unwrap());
+            (name, tree)
+        }
+        _ => (name, value),
+    };
+    variables.extend(library.into_iter().map(of_node));
+    variables.extend(settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+    bring_up(Config::from_variables(&variables).unwrap()).unwrap().0
+}
+
+pub fn set(rail: &str, action: Action) {
+    let (dir, fabric) = (std::env::var("SOFTVERBS_DIR").unwrap(), std::env::var("SOFTVERBS_FABRIC").unwrap());
+    control(Path::new(&dir), &fabric, None, rail, action).unwrap();
+}
+
+/// A stream of messages of many sizes, each checked byte for byte.
+pub struct Stream {
+    pub from: Vec<u8>,
+    pub to: Vec<u8>,
+    pub out: Arc<Registration>,
+    pub into: Arc<Registration>,
+    under_way: Vec<Message>,
+    next: u64,
+    pub done: u64,
+}
+
+struct Message {
+    number: u64,
+    send: Option<u16>,
+    is_sent: bool,
+    receive: u16,
+    is_told: bool,
+}
+
+impl Stream {
+    pub fn new(bed: &Bed) -> Self {
+        let (from, to) = (vec![0_u8; WINDOW * PLACE], vec![0_u8; WINDOW * PLACE]);
+        // SAFETY: both live as long as the stream, which the tests keep until the connection is closed; what the NIC writes is
+        // looked at only after the receive is done.
+        let memory = |bytes: &[u8]| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
+        let (out, into) = (bed.send.register(memory(&from)).unwrap(), bed.recv.register(memory(&to)).unwrap());
+        Self { from, to, out, into, under_way: Vec::new(), next: 0, done: 0 }
+    }
+
+    fn size(number: u64) -> usize {
+        let dice = mix(number);
+        match dice % 4 {
+            0 => (dice >> 8) as usize % 200,
+            1 => (dice >> 8) as usize % 20_000,
+            2 => (dice >> 8) as usize % 300_000,
+            _ => (dice >> 8) as usize % PLACE,
+        }
+    }
+
+    fn place(number: u64) -> std::ops::Range<usize> {
+        let at = number as usize % WINDOW * PLACE;
+        at..at + Self::size(number)
+    }
+
+    /// Takes one step; what it met.
+    pub fn step(&mut self, bed: &Bed) -> Result<(), Error> {
+        let is_free = self.under_way.iter().all(|other| other.number % WINDOW as u64 != self.next % WINDOW as u64);
+        if is_free && self.under_way.len() < WINDOW {
+            let place = Self::place(self.next);
+            fill(&mut self.from[place.clone()], self.next);
+            self.to[place.clone()].fill(0xee);
+            let (addr, bytes) = (self.to.as_ptr() as u64 + place.start as u64, place.len());
+            let part = RecvPart { addr, bytes, tag: 3, memory: &self.into };
+            if let Some(receive) = bed.recv.irecv(&[part], false).map_err(|e| *e)? {
+                let number = self.next;
+                self.under_way.push(Message { number, send: None, is_sent: false, receive, is_told: false });
+                self.next += 1;
+            }
+        }
+        // Sends match receives in order.
+        if let Some(message) = self.under_way.iter_mut().find(|message| message.send.is_none()) {
+            let place = Self::place(message.number);
+            let addr = self.from.as_ptr() as u64 + place.start as u64;
+            message.send = bed.send.isend(addr, place.len(), 3, &self.out).map_err(|e| *e)?;
+        }
+        for message in &mut self.under_way {
+            if let Some(send) = message.send.filter(|_| !message.is_sent) {
+                message.is_sent = bed.send.test(send).map_err(|e| *e)?.is_some();
+            }
+            if !message.is_told {
+                let size = Self::size(message.number) as u64;
+                let tell = |_: usize, bytes: u64| assert_eq!(bytes, size, "message {}", message.number);
+                message.is_told = bed.recv.test(message.receive, tell).map_err(|e| *e)?;
+            }
+        }
+        let (to, done) = (&self.to, &mut self.done);
+        let mut place = vec![0; PLACE];
+        self.under_way.retain(|message| {
+            if message.is_sent && message.is_told {
+                let range = Self::place(message.number);
+                fill(&mut place[..range.len()], message.number);
+                assert!(place[..range.len()] == to[range], "message {} differs", message.number);
+                *done += 1;
+                return false;
+            }
+            true
+        });
+        Ok(())
+    }
+
+    /// Goes on until so many more messages have come.
+    pub fn run(&mut self, bed: &Bed, count: u64) {
+        let goal = self.done + count;
+        until(|| {
+            self.step(bed).unwrap();
+            (self.done >= goal).then_some(())
+        });
+    }
+}

@@ -1,0 +1,78 @@
+//! A completion queue of the plugin's that overruns, in real time over the software fabric. It never does by itself (`completions.rs`), so the
+//! fabric is told to take it for full.
+
+#![allow(unsafe_code)]
+
+mod common;
+
+use common::{fill, is_filled, until};
+use nccl_net_spark::comm::RecvPart;
+use nccl_net_spark::config::Config;
+use nccl_net_spark::error::Error;
+use nccl_net_spark::plugin::bring_up;
+use nccl_net_spark::verbs::HostMemory;
+use softverbs::control::{Action, control};
+use std::path::Path;
+
+const RAILS: [&str; 2] = ["rocep1s0f0", "roceP2p1s0f0"];
+
+#[test]
+fn an_overrun_ends_the_receivers_connection_with_words_and_its_sender_is_told() {
+    let (rails, library) = common::test_rails();
+    let mut variables =
+        vec![("NCCL_IB_HCA".to_owned(), rails[0].clone()), ("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned())];
+    // The sender asks in vain whether its rail has stopped there.
+    variables.push(("NCCL_SPARK_LOSS_TIMEOUT_S".to_owned(), "1".to_owned()));
+    variables.extend(library);
+    // One host for both ends: what one opening of a device on the software fabric is told, another one of the same process is not.
+    let host = bring_up(Config::from_variables(&variables).unwrap()).unwrap().0;
+    let (listener, mut handle) = host.listen().unwrap();
+    let (mut send, mut recv) = (None, None);
+    let (send, recv) = until(|| {
+        send = send.take().or_else(|| host.connect(&mut handle, None).unwrap());
+        recv = recv.take().or_else(|| listener.accept().unwrap());
+        if send.is_some() && recv.is_some() { send.take().zip(recv.take()) } else { None }
+    });
+    let (mut from, to) = (vec![0_u8; 4096], vec![0_u8; 4096]);
+    fill(&mut from, 1);
+    // SAFETY: both live until the end of the test, where the connection is gone; what is received is looked at after its receive is done.
+    let memory = |bytes: &[u8]| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
+    let (out, into) = (send.register(memory(&from)).unwrap(), recv.register(memory(&to)).unwrap());
+    let part = || RecvPart { addr: to.as_ptr() as u64, bytes: to.len(), tag: 3, memory: &into };
+    let receive = until(|| recv.irecv(&[part()], false).unwrap());
+    let request = until(|| send.isend(from.as_ptr() as u64, from.len(), 3, &out).unwrap());
+    until(|| recv.test(receive, |_, bytes| assert_eq!(bytes, 4096)).unwrap().then_some(()));
+    until(|| send.test(request).unwrap());
+    assert!(is_filled(&to, 1), "all is well so far");
+
+    // What completes next is the receiver's: of its grants every sixteenth is signaled, and nothing is sent.
+    overrun(1);
+    let mut error = None;
+    let mut receives: Vec<u16> =
+        (0..20).map_while(|_| until_granted(|| recv.irecv(&[part()], false), &mut error)).collect();
+    let receive = receives.pop().unwrap_or(receive);
+    let error = error.unwrap_or_else(|| until(|| recv.test(receive, |_, _| ()).err()).to_string());
+    assert!(error.contains("IBV_EVENT_CQ_ERR") && RAILS.iter().any(|rail| error.contains(rail)), "{error}");
+    overrun(0);
+    // Its sender is told, at the latest by what it sends.
+    until(|| send.isend(from.as_ptr() as u64, from.len(), 3, &out).err());
+}
+
+/// A receive that was granted; none where the connection has failed, for the reason that goes into `error`.
+fn until_granted(
+    mut irecv: impl FnMut() -> Result<Option<u16>, Box<Error>>,
+    error: &mut Option<String>,
+) -> Option<u16> {
+    until(|| match irecv() {
+        Ok(granted) => granted.map(Some),
+        Err(failed) => {
+            *error = Some(failed.to_string());
+            Some(None)
+        }
+    })
+}
+
+fn overrun(completions: u32) {
+    let (dir, fabric) = (std::env::var("SOFTVERBS_DIR").unwrap(), std::env::var("SOFTVERBS_FABRIC").unwrap());
+    RAILS.iter().for_each(|rail| control(Path::new(&dir), &fabric, None, rail, Action::Overrun(completions)).unwrap());
+}
