@@ -54,8 +54,16 @@ fn an_overrun_ends_the_receivers_connection_with_words_and_its_sender_is_told() 
     let error = error.unwrap_or_else(|| until(|| recv.test(receive, |_, _| ()).err()).to_string());
     assert!(error.contains("IBV_EVENT_CQ_ERR") && RAILS.iter().any(|rail| error.contains(rail)), "{error}");
     overrun(0);
-    // Its sender is told, at the latest by what it sends.
-    until(|| send.isend(from.as_ptr() as u64, from.len(), 3, &out).err());
+    // Its sender is told, at the latest by what it sends and asks after.
+    let mut sends = Vec::new();
+    until(|| match send.isend(from.as_ptr() as u64, from.len(), 3, &out) {
+        Ok(Some(request)) => {
+            sends.push(request);
+            None
+        }
+        Ok(None) => sends.iter().find_map(|request| send.test(*request).err()),
+        Err(error) => Some(error),
+    });
 }
 
 /// A receive that was granted; none where the connection has failed, for the reason that goes into `error`.

@@ -98,8 +98,8 @@ pub trait DataPath: Send {
             Fault::Rail(why) | Fault::Device(why) => self.lose_by(context, lane, why),
             Fault::Doubtful(why) => return self.doubt(context, lane, why, STRIKES),
             Fault::Denied(why) => {
-                let rails = self.lanes().len() as u8;
-                return self.doubt(context, lane, why, rails);
+                let most = self.most_denials();
+                return self.doubt(context, lane, why, most);
             }
             Fault::Fatal(why) => {
                 let text = self.failed_on(context, lane, &why);
@@ -124,6 +124,9 @@ pub trait DataPath: Send {
         };
         self.fault(context, lane, self.without_completions())
     }
+
+    /// How many rails a refused key may cost over one message until it counts as wrong, and not as that of a device that goes.
+    fn most_denials(&self) -> u8;
 
     /// What it means that the completions of a lane are lost.
     fn without_completions(&self) -> Fault;

@@ -112,6 +112,12 @@ impl Status {
         self.strikes.another(oldest, next, most)
     }
 
+    /// What rails were lost over is explained, and was no request's fault.
+    #[cold]
+    pub fn forgive(&mut self) {
+        self.strikes = Strikes::default();
+    }
+
     /// A rail was found lost.
     #[cold]
     pub fn lost(&mut self, loss: Loss) {

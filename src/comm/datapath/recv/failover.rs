@@ -5,7 +5,7 @@ use crate::comm::datapath::context::PathContext;
 use crate::comm::datapath::fault::{Fault, OVERRUN};
 use crate::comm::datapath::lane::{Lane, Stopped};
 use crate::comm::datapath::path::DataPath;
-use crate::comm::datapath::status::{Fenced, Status};
+use crate::comm::datapath::status::{Fenced, STRIKES, Status};
 use crate::comm::datapath::wr_id::Work;
 use crate::error::{Error, Result};
 use crate::flow::receives::Grant;
@@ -156,6 +156,12 @@ impl DataPath for RecvPath {
 
     fn received(&self) -> Received {
         self.receives.received()
+    }
+
+    fn most_denials(&self) -> u8 {
+        // The only key that it writes by is the peer's own, of its ring: no caller can have it wrong, and a device of the peer's may go and
+        // return again and again while one message waits.
+        STRIKES
     }
 
     fn without_completions(&self) -> Fault {

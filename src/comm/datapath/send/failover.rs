@@ -95,6 +95,11 @@ impl DataPath for SendPath {
         Received::default()
     }
 
+    fn most_denials(&self) -> u8 {
+        // A caller of the peer's may have deregistered the buffer.
+        self.lanes.len() as u8
+    }
+
     fn without_completions(&self) -> Fault {
         // What has arrived the receiver knows, and says.
         Fault::Rail(OVERRUN.to_owned())
@@ -133,6 +138,10 @@ impl DataPath for SendPath {
     }
 
     fn take_epoch(&mut self, lane: LaneId, epoch: Epoch) {
+        if self.since[lane.index()] != epoch {
+            // The peer's device has returned with other keys: those that were refused were of the one that went.
+            self.status.forgive();
+        }
         self.since[lane.index()] = epoch;
         let since = &self.since[..self.lanes.len().min(MAX_RAILS)];
         let newest = since.iter().fold(epoch, |newest, other| if other.is_since(newest) { *other } else { newest });
