@@ -14,7 +14,8 @@ use nccl_net_spark::wire::fields::{Address, Attachment, QpEnd, RailAdvert};
 use nccl_net_spark::wire::ids::RailId;
 use nccl_net_spark::wire::mailbox::MAILBOX_BYTES;
 use nccl_net_spark::wire::message::{
-    Go, HEADER_BYTES, Header, Hello, MAX_BODY_BYTES, Message, NotOurs, Offer, Offered, PairGo, PairOffer, PairReady, Ready,
+    Go, HEADER_BYTES, Header, Hello, MAX_BODY_BYTES, Message, NotOurs, Offer, Offered, PairGo, PairOffer, PairReady,
+    Ready,
 };
 use nccl_net_spark::wire::{MAX_OFFERED_RAILS, MAX_RAILS, PROTOCOL_VERSION};
 use std::collections::BTreeMap;
@@ -197,7 +198,11 @@ fn messages() -> Vec<(&'static str, Message)> {
     };
     let (connected, carries) =
         (PairReady::Connected { mailbox_rkey: 5, qps: qps.clone() }, PairGo::Carries { mailbox_rkey: 9 });
-    let offer = Offer { name: "spark-2:77".into(), chunk_bytes: 1 << 30, pairs: vec![pair(0, Offered::Now(qps)), pair(1, Offered::Later(4))] };
+    let offer = Offer {
+        name: "spark-2:77".into(),
+        chunk_bytes: 1 << 30,
+        pairs: vec![pair(0, Offered::Now(qps)), pair(1, Offered::Later(4))],
+    };
     let ready = Ready { mailbox_addr: 0x7f00_0000_1000, pairs: vec![connected, PairReady::Failed("no route".into())] };
     let go = Go { mailbox_addr: 0x7f00_0000_2000, pairs: vec![carries, PairGo::NotYet("no answer".into())] };
     let frame = ControlFrame { number: 3, heard: 2, asks: true, message: control::messages()[1].1.encode() };
