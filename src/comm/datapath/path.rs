@@ -6,7 +6,7 @@ use super::context::PathContext;
 use super::fault::Fault;
 use super::lane::{Lane, LaneWrite, lanes_text};
 use super::peer::{Peer, Presence};
-use super::status::{Fenced, Loss, STRIKES, Status};
+use super::status::{Doubt, Fenced, Loss, STRIKES, Status};
 use super::try_cell::{TryCell, TryCellGuard, UNUSED};
 use crate::error::{Error, Quick, Result};
 use crate::flow::striping::Striping;
@@ -96,10 +96,10 @@ pub trait DataPath: Send {
         }
         match fault {
             Fault::Rail(why) | Fault::Device(why) => self.lose_by(context, lane, why),
-            Fault::Doubtful(why) => return self.doubt(context, lane, why, STRIKES),
+            Fault::Doubtful(why) => return self.doubt(context, lane, why, Doubt::Request, STRIKES),
             Fault::Denied(why) => {
                 let most = self.most_denials();
-                return self.doubt(context, lane, why, most);
+                return self.doubt(context, lane, why, Doubt::Key, most);
             }
             Fault::Fatal(why) => {
                 let text = self.failed_on(context, lane, &why);
@@ -133,9 +133,9 @@ pub trait DataPath: Send {
 
     /// A rail is lost, and perhaps by the fault of what was asked of it: once more than `most` times over one message is too often.
     #[cold]
-    fn doubt(&mut self, context: &PathContext, lane: LaneId, why: String, most: u8) -> Quick<()> {
+    fn doubt(&mut self, context: &PathContext, lane: LaneId, why: String, doubt: Doubt, most: u8) -> Quick<()> {
         let (oldest, next) = self.span();
-        if self.status().is_struck_out(oldest, next, most) {
+        if self.status().is_struck_out(doubt, oldest, next, most) {
             return self.fault(context, lane, Fault::Fatal(format!("{why}; other rails failed on it before")));
         }
         self.lose_by(context, lane, why);

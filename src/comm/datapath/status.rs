@@ -17,6 +17,15 @@ pub enum Fenced {
     NotYet,
 }
 
+/// What a rail was lost over that may be the request's fault, and not the rail's. Each is counted by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Doubt {
+    /// The request.
+    Request,
+    /// Its key of the peer's memory.
+    Key,
+}
+
 /// A rail that a data path found lost.
 #[derive(Debug, Clone)]
 pub struct Loss {
@@ -35,7 +44,7 @@ pub struct Status {
     /// Queue pairs that the peer tries, and the lane that they are for. What it writes by them lands in this connection's buffers
     /// before it is heard that they carry: so they go when it fails.
     on_trial: Vec<(LaneId, Lane)>,
-    strikes: Strikes,
+    strikes: [Strikes; 2],
     failed: Option<Box<Error>>,
 }
 
@@ -108,14 +117,14 @@ impl Status {
 
     /// A rail was found lost, perhaps over what was asked of it; see [`Strikes::another`].
     #[cold]
-    pub fn is_struck_out(&mut self, oldest: u64, next: u64, most: u8) -> bool {
-        self.strikes.another(oldest, next, most)
+    pub fn is_struck_out(&mut self, doubt: Doubt, oldest: u64, next: u64, most: u8) -> bool {
+        self.strikes[doubt as usize].another(oldest, next, most)
     }
 
-    /// What rails were lost over is explained, and was no request's fault.
+    /// The keys that were refused are explained, and were no request's fault.
     #[cold]
     pub fn forgive(&mut self) {
-        self.strikes = Strikes::default();
+        self.strikes[Doubt::Key as usize] = Strikes::default();
     }
 
     /// A rail was found lost.
@@ -145,6 +154,17 @@ mod tests {
         for round in 0..100 {
             assert!(!strikes.another(10 * round, 10 * round + 10, STRIKES), "what ran at the last one has ended");
         }
+    }
+
+    #[test]
+    fn refused_requests_and_refused_keys_are_counted_apart_and_keys_are_forgiven() {
+        let mut status = Status::default();
+        let lost_over = |status: &mut Status, doubt| status.is_struck_out(doubt, 7, 20, 2);
+        for doubt in [Doubt::Request, Doubt::Key] {
+            assert!(!lost_over(&mut status, doubt) && !lost_over(&mut status, doubt));
+        }
+        status.forgive();
+        assert!(!lost_over(&mut status, Doubt::Key) && lost_over(&mut status, Doubt::Request));
     }
 
     #[test]
