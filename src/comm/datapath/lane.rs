@@ -404,14 +404,14 @@ impl Lane {
         }
     }
 
-    /// Posts a write on every queue pair, to see whether each carries.
+    /// Posts a write on every queue pair, as [`Work::Probe`], to see whether each carries.
     ///
     /// # Errors
     /// [`Error::Os`] when the device refuses one; [`Error::Internal`] when a queue pair has no room.
     pub fn write_on_each(&mut self, write: &LaneWrite) -> Result<()> {
         for queue in 0..self.queue_count() {
             let full = || Error::Internal(format!("queue pair {queue} has no room for a test write"));
-            self.slot(queue as u8).ok_or_else(full)?.write(write, None)?;
+            self.slot(queue as u8).ok_or_else(full)?.write(&LaneWrite { work: Work::Probe, ..*write }, None)?;
         }
         Ok(())
     }

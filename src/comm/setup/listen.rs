@@ -380,11 +380,10 @@ fn warn_of_mtu(process: &Process, rail: &Rail, theirs: &RailAdvert, ours: &RailA
 
 impl Tried {
     /// Writes a packet on each queue pair.
-    fn start(process: &Process, lane: Lane, path: PathId, probe: LaneWrite, trial: Option<Trial>) -> Result<Self> {
+    fn start(process: &Process, mut lane: Lane, path: PathId, probe: LaneWrite, trial: Option<Trial>) -> Result<Self> {
+        lane.write_on_each(&probe)?;
         let (now, limit) = (Instant::now(), process.config.probe_timeout);
-        let mut tried = Self { lane, probe, again: Some(now + limit / 3), until: now + limit, path, _trial: trial };
-        tried.lane.write_on_each(&tried.probe)?;
-        Ok(tried)
+        Ok(Self { lane, probe, again: Some(now + limit / 3), until: now + limit, path, _trial: trial })
     }
 }
 
