@@ -152,8 +152,17 @@ impl Model {
         };
         let unknown = Violation::Part { part, share };
         let wanted = open.parts.get_mut(usize::from(part)).ok_or(unknown)?;
-        if share >= shares || wanted.came.contains_key(&share) {
+        if share >= shares {
             return Err(unknown);
+        }
+        if wanted.came.contains_key(&share) {
+            // What is repeated without bytes is passed over.
+            let is_harmless = bytes == 0 && wanted.announced == Some(shares);
+            return if is_harmless {
+                Ok(Arrival::Stale)
+            } else {
+                Err(Violation::Again { part, share, bytes: bytes as u32 })
+            };
         }
         if let Some(before) = wanted.announced.filter(|before| *before != shares) {
             return Err(Violation::Shares { before, now: shares });

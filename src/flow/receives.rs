@@ -97,20 +97,30 @@ pub enum Arrival {
     Part,
     /// The last bytes of a receive.
     Whole,
-    /// It belongs to an earlier use of the slot.
+    /// It belongs to an earlier use of the slot, or says once more what it said before, without bytes.
     Stale,
 }
 
 /// An immediate that the protocol does not allow: the peer is broken or lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// The receive has no such part, or the part has no such share, or has it already.
+    /// The receive has no such part, or the part has no such share.
     #[error("unexpected share {share} of part {part}")]
     Part {
         /// The part named.
         part: u8,
         /// The share of it.
         share: u8,
+    },
+    /// The part has the share already, and bytes were written for it once more.
+    #[error("share {share} of part {part} came again, with {bytes} bytes")]
+    Again {
+        /// The part.
+        part: u8,
+        /// The share of it.
+        share: u8,
+        /// What was written.
+        bytes: u32,
     },
     /// Two immediates of one message disagree.
     #[error("message of {now} shares, announced as {before}")]
@@ -198,7 +208,7 @@ impl Receives {
         let part = &mut self.parts[at][usize::from(immediate.part) % PARTS];
         let bit = 1 << (immediate.share & 7);
         if immediate.part >= granted.count || immediate.share >= immediate.shares || part.seen & bit != 0 {
-            return Err(Violation::Part { part: immediate.part, share: immediate.share });
+            return unexpected(immediate, bytes, granted.count, part.shares);
         }
         if part.shares != 0 && part.shares != immediate.shares {
             return Err(Violation::Shares { before: part.shares, now: immediate.shares });
@@ -354,6 +364,21 @@ impl Receives {
     }
 }
 
+/// An immediate of a share that there is not, or that has come.
+///
+/// Linux' soft-RoCE repeats one without bytes: where acknowledgements get lost, its requester may take a write for confirmed and not for
+/// complete, and begin it again behind its last byte, with its immediate and a new packet number (`req_retry` and
+/// `retry_first_write_send` in drivers/infiniband/sw/rxe/rxe_req.c). Nothing was written then, and nothing is counted.
+#[cold]
+#[inline(never)]
+fn unexpected(immediate: Immediate, bytes: u32, parts: u8, announced: u8) -> Result<Arrival, Violation> {
+    let Immediate { part, share, shares, .. } = immediate;
+    if part >= parts || share >= shares {
+        return Err(Violation::Part { part, share });
+    }
+    if bytes == 0 && shares == announced { Ok(Arrival::Stale) } else { Err(Violation::Again { part, share, bytes }) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -446,11 +471,27 @@ mod tests {
         assert_eq!(say(0, (0, 1), 1, 0), Err(Violation::Overrun { bytes: 4096, room: 8 }));
         assert_eq!(say(0, (1, 2), 0, 4), Ok(Arrival::Part));
         assert_eq!(say(0, (0, 3), 0, 4), Err(Violation::Shares { before: 2, now: 3 }));
-        assert_eq!(say(0, (1, 2), 0, 4), Err(Violation::Part { part: 0, share: 1 }));
+        let again = |share, bytes| Err(Violation::Again { part: 0, share, bytes });
+        assert_eq!(say(0, (1, 2), 0, 4), again(1, 4));
+        assert_eq!(say(0, (1, 3), 0, 0), again(1, 0), "of another message");
         assert_eq!(say(0, (0, 2), 0, 4), Ok(Arrival::Part));
-        assert_eq!(say(0, (0, 2), 0, 0), Err(Violation::Part { part: 0, share: 0 }));
+        assert_eq!(say(0, (0, 2), 0, 1), again(0, 1));
         assert_eq!(say(0, (2, 3), 0, 0), Err(Violation::Shares { before: 2, now: 3 }));
         assert_eq!(test(&mut receives, Slot::of(9)), Err(NotInFlight(9)));
+    }
+
+    #[test]
+    fn a_share_that_comes_again_without_bytes_counts_for_nothing() {
+        let mut receives = Receives::new(CHUNK);
+        let grant = one(&mut receives, 8);
+        let mut say = |share, bytes| receives.arrived(immediate(grant, 0, (share, 2), 0), bytes);
+        assert_eq!(say(1, 4), Ok(Arrival::Part));
+        for _ in 0..100 {
+            assert_eq!(say(1, 0), Ok(Arrival::Stale), "while the other is missing");
+        }
+        assert_eq!(say(0, 3), Ok(Arrival::Whole));
+        assert_eq!(say(0, 0), Ok(Arrival::Stale), "and when all have come");
+        assert_eq!(test(&mut receives, grant.slot), Ok(Some(vec![7])));
     }
 
     #[test]

@@ -28,7 +28,10 @@ impl RecvPath {
         let begun = Instant::now();
         let mut asked = begun;
         while !self.lanes[lane.index()].is_drained() {
-            let is_broken = matches!(self.absorb(context, lane), Err(fault) if matches!(*fault, Fault::Device(_)));
+            let is_broken = match self.absorb(context, lane) {
+                Err(fault) => self.is_broken_by(context, lane, *fault),
+                Ok(_) => false,
+            };
             if !is_broken && asked.elapsed() < FLUSH_LIMIT {
                 continue;
             }
@@ -52,11 +55,25 @@ impl RecvPath {
         loop {
             match self.absorb(context, lane) {
                 Ok(Found::Nothing) => return,
-                Err(fault) if matches!(*fault, Fault::Device(_)) => return,
-                // What failed there failed because its rail is lost.
-                _ => {}
+                Ok(_) => {}
+                Err(fault) => {
+                    if self.is_broken_by(context, lane, *fault) {
+                        return;
+                    }
+                }
             }
         }
+    }
+
+    /// Whether a fault of a lane that is being stopped says that its device does not answer. What the peer must not have said ends the
+    /// connection; what else failed there failed because its rail is lost.
+    fn is_broken_by(&mut self, context: &PathContext, lane: LaneId, fault: Fault) -> bool {
+        let is_broken = matches!(fault, Fault::Device(_));
+        if let Fault::Violation(_) = fault {
+            // Told to the caller when it asks next.
+            let _ = self.fault(context, lane, fault);
+        }
+        is_broken
     }
 
     /// Grants once more what may not have been heard, as far as there is room on the rails.
