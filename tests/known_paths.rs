@@ -12,6 +12,7 @@ use common::until;
 use nccl_net_spark::comm::rail::backoff::{Advice, Need, PathId};
 use nccl_net_spark::comm::{Host, ListenComm, RecvComm, SendComm};
 use nccl_net_spark::config::Config;
+use nccl_net_spark::error::Error;
 use nccl_net_spark::plugin::bring_up;
 use nccl_net_spark::wire::handle::HANDLE_BYTES;
 use softverbs::control::{Action, control, status};
@@ -141,6 +142,30 @@ fn comes_back(bed: &Bed) {
         std::thread::sleep(Duration::from_millis(100));
         (connected_over(&bed.connect(1).0, "2 rails") == 2).then_some(())
     });
+}
+
+#[test]
+fn where_every_path_counts_as_dead_all_connections_are_made_as_soon_as_one_carries_again() {
+    let nobody = Err(Error::Os { what: "QP 5 to RTR".to_owned(), errno: libc::ETIMEDOUT });
+    for is_silent in [false, true] {
+        let bed = Bed::new(&[]);
+        let now = Instant::now();
+        for (here, there) in [(0, 1), (1, 0)] {
+            let [here, there] = [here, there].map(|side: usize| bed.hosts[side].process());
+            let looks = there.rails.iter().map(|rail| rail.look(&there.config, &[]).unwrap());
+            for gid in looks.flat_map(|look| look.addresses).map(|address| address.gid) {
+                for rail in &here.rails {
+                    let path = PathId { rail: rail.id, peer_gid: gid };
+                    match is_silent {
+                        true => here.backoff.silent(path, "test write not acknowledged", now),
+                        false => here.backoff.connected(path, &nobody, now),
+                    }
+                }
+            }
+        }
+        // One that is not made panics.
+        bed.connect(CONNECTIONS);
+    }
 }
 
 #[test]

@@ -35,6 +35,9 @@ const SECOND: u64 = 1000 * MILLISECOND;
 const RETRY: u64 = 500 * MILLISECOND;
 /// At most so many times.
 const DOUBLED_AT_MOST: u32 = 2;
+/// And for a rail that the connection has never had: half a minute. What keeps it away (a wrong VLAN, an address that no route leads to) is
+/// not over in a moment, and every connection asks.
+const DOUBLED_AT_MOST_BEFORE: u32 = 6;
 /// A rail that has worked for so long begins anew with its attempts.
 const STEADY: u64 = 10 * SECOND;
 /// How long the peer may take to answer for new queue pairs: it may have to wait for the kernel to find a neighbour.
@@ -71,6 +74,8 @@ struct Rail {
     attempts: u32,
     /// The last request for new queue pairs that was made or heard.
     request: u8,
+    /// Whether the connection has ever had it.
+    has_carried: bool,
 }
 
 /// What is known of the peer's process.
@@ -86,7 +91,7 @@ enum Peer {
 impl Recovery {
     /// A connection that has just come up, over so many rails.
     pub fn new(role: Role, limits: Limits, rails: usize) -> Self {
-        let rail = Rail { state: State::Up { since: 0 }, attempts: 0, request: 0 };
+        let rail = Rail { state: State::Up { since: 0 }, attempts: 0, request: 0, has_carried: true };
         Self {
             role,
             limits,
@@ -103,7 +108,7 @@ impl Recovery {
     /// A rail did not carry when the connection came up: nothing was posted there, and the connecting side asks for it now and then.
     pub fn begins_without(&mut self, lane: LaneId) {
         if let Some(rail) = self.rails.get_mut(lane.index()) {
-            rail.attempts = 1;
+            (rail.attempts, rail.has_carried) = (1, false);
             rail.state = rail.down(0);
         }
     }
@@ -306,7 +311,7 @@ impl Recovery {
         };
         match outcome {
             Ok(()) => {
-                rail.state = State::Up { since: now };
+                (rail.state, rail.has_carried) = (State::Up { since: now }, true);
                 self.link.say(ControlMessage::Live { lane });
                 self.actions.push_back(Action::Activate(lane));
             }
@@ -400,7 +405,7 @@ impl Recovery {
                 self.log(LogEntry::NotYet(lane, why));
             }
             (ControlMessage::Live { .. }, State::AwaitingLive) => {
-                rail.state = State::Up { since: now };
+                (rail.state, rail.has_carried) = (State::Up { since: now }, true);
                 self.actions.push_back(Action::Activate(lane));
             }
             _ => self.log(LogEntry::OutOfTurn(lane)),
@@ -554,7 +559,7 @@ impl Rail {
 
     /// How long to wait before the next attempt.
     fn pause(&self) -> u64 {
-        RETRY << self.attempts.min(DOUBLED_AT_MOST)
+        RETRY << self.attempts.min(if self.has_carried { DOUBLED_AT_MOST } else { DOUBLED_AT_MOST_BEFORE })
     }
 
     /// As it is when both sides have stopped it, or an attempt was in vain.

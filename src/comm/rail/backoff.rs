@@ -132,6 +132,8 @@ impl Backoff {
         let path = known.path(id, now);
         match &path.finding {
             Finding::Dead(dead) if now < dead.until && !is_last => return Advice::LeaveOut(dead.text(now)),
+            // Whether it carries by now is for the accepting side to find out.
+            Finding::Dead(Dead { how: Death::Silent, .. }) if is_last && need == Need::Address => return Advice::Use,
             Finding::Carried(at) if now < *at + FRESH => return Advice::Use,
             Finding::Resolved(at) if need == Need::Address && now < *at + FRESH => return Advice::Use,
             _ => {}
@@ -140,6 +142,11 @@ impl Backoff {
             return Advice::Wait;
         }
         Advice::Try(self.begin(&mut known, id, limit, now))
+    }
+
+    /// Whether a connection tries a path just now.
+    pub fn is_tried(&self, id: PathId, now: Instant) -> bool {
+        lock(&self.0).paths.iter().any(|path| path.id == id && path.is_tried(now))
     }
 
     /// Why a path is to be left out of a connection that is being made, if it is.
@@ -232,9 +239,12 @@ impl Backoff {
 }
 
 impl Trial {
-    /// As [`Backoff::connected`]. Who only wants to know the address goes on from here.
+    /// As [`Backoff::connected`], unless the port has come up since the trial began. Who only wants to know the address goes on from here.
     pub fn connected(&self, outcome: &Result<()>, now: Instant) {
-        lock(&self.known).connected(self.id, outcome, now);
+        let mut known = lock(&self.known);
+        if known.paths.iter().any(|path| path.trial.is_some_and(|(number, _)| number == self.number)) {
+            known.connected(self.id, outcome, now);
+        }
     }
 }
 

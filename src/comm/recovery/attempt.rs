@@ -21,8 +21,8 @@ pub struct ManagedRail {
     pub granted: Option<u32>,
     /// Accepting side: attempts of the peer to bring it back since it last carried.
     pub answers: u32,
-    /// The path that its last attempt went by; none before the first.
-    pub path: Option<PathId>,
+    /// The paths that its last two attempts went by, the newest first; they may take turns.
+    pub paths: [Option<PathId>; 2],
     /// Connecting side: the new queue pairs of an attempt to bring it back. (Those of the accepting side are the data path's:
     /// [`crate::comm::datapath::status::Status::keep`].)
     pub attempt: Option<Attempt>,
@@ -65,7 +65,12 @@ impl ManagedRail {
         let granted = opening.or_else(|| rail.device.opened().ok().map(|(_, opening)| opening));
         // Where it does not carry, that was the first attempt.
         let answers = u32::from(opening.is_none());
-        Self { rail, peer_rail, queue_count, opening, granted, answers, path: None, attempt: None }
+        Self { rail, peer_rail, queue_count, opening, granted, answers, paths: [None; 2], attempt: None }
+    }
+
+    /// An attempt goes by a path.
+    pub fn goes_by(&mut self, path: PathId) {
+        self.paths = [Some(path), self.paths[0]];
     }
 
     /// The rail and its state, for messages.

@@ -389,7 +389,7 @@ impl Driver {
         }
         let managed = &mut self.rails[lane.index()];
         (managed.opening, managed.answers) = (Some(opening), 0);
-        if let Some(path) = managed.path {
+        if let Some(path) = managed.paths[0] {
             // The accepting side hears of it by LIVE.
             self.process.backoff.carried(path, now);
         }

@@ -43,8 +43,9 @@ pub struct Joining {
 }
 
 enum Stage {
-    /// It has to ask whether it may. One that has no other path left is not put off by what was found before it came.
-    Asking { new: Box<New>, is_last: bool },
+    /// It has to ask whether it may. One that has no other path left is not put off by what was found before it came; what comes of a
+    /// trial that it has waited for is news, and counts.
+    Asking { new: Box<New>, is_last: bool, has_waited: bool },
     /// A thread connects it.
     Connecting(Receiver<Connected>),
 }
@@ -81,14 +82,19 @@ impl Joining {
     pub fn new(process: &Process, role: Role, lane: Lane, route: NewRoute, is_last: bool) -> Self {
         let path = path(&lane, route.peer_gid);
         let until = Instant::now() + limit(process);
-        Self { path, role, until, stage: Stage::Asking { new: Box::new(New { lane, route }), is_last } }
+        Self {
+            path,
+            role,
+            until,
+            stage: Stage::Asking { new: Box::new(New { lane, route }), is_last, has_waited: false },
+        }
     }
 
     /// Goes as far as it can.
     pub fn step(mut self, process: &Arc<Process>) -> Step {
         let now = Instant::now();
-        let (new, is_last) = match self.stage {
-            Stage::Asking { new, is_last } => (new, is_last),
+        let (new, is_last, has_waited) = match self.stage {
+            Stage::Asking { new, is_last, has_waited } => (new, is_last, has_waited),
             Stage::Connecting(answer) => {
                 return match answer.try_recv() {
                     Ok(connected) => connected.step(),
@@ -106,15 +112,17 @@ impl Joining {
             Role::Sender => Need::Address,
             Role::Receiver => Need::Acknowledgement,
         };
-        match process.backoff.ask(self.path, need, is_last, limit(process), now) {
+        let is_put_off = !is_last || has_waited && !process.backoff.is_tried(self.path, now);
+        match process.backoff.ask(self.path, need, !is_put_off, limit(process), now) {
             Advice::Use => new.connect(process, self.role, self.path, None).step(),
             Advice::Try(trial) => {
+                // It may have waited for another one's.
+                self.until = now + limit(process);
                 self.stage = Stage::Connecting(new.start(process, self.role, self.path, trial));
                 Step::Waiting(self)
             }
             Advice::Wait if now < self.until => {
-                // What comes of that is news.
-                self.stage = Stage::Asking { new, is_last: false };
+                self.stage = Stage::Asking { new, is_last, has_waited: true };
                 Step::Waiting(self)
             }
             Advice::Wait => Step::LeftOut("the test of this path by another connection takes too long".to_owned()),

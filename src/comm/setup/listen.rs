@@ -209,6 +209,10 @@ impl Accepting {
         let Stage::Probing(mut probing) = self.stage else {
             return Err(Error::Internal("connection set-up is in no stage".to_owned()));
         };
+        // A peer that has gone acknowledges nothing, which says nothing of the paths to it.
+        if let Some(other) = receive(&mut self.channel)? {
+            return Err(out_of_turn(&self.channel, &other));
+        }
         if probing.look(&setup.process) {
             return probing.finish(setup, self.channel, self.peer).map(|comm| Step::Done(Box::new(comm)));
         }
@@ -308,7 +312,9 @@ impl OfferMade {
             let lane = opened.as_ref().ok()?;
             Some(negotiate::dead(process, &lane.rail, pair.connector_gid).is_some())
         };
-        let all_dead = self.pairs.iter().filter_map(is_dead).all(|is_dead| is_dead);
+        let connected =
+            self.pairs.iter().zip(&ready.pairs).filter(|(_, answer)| matches!(answer, PairReady::Connected { .. }));
+        let all_dead = connected.filter_map(|(pair, _)| is_dead(pair)).all(|is_dead| is_dead);
         for (OpenedPair { pair, ends, peer_rail, queue_count, opened }, answer) in
             self.pairs.into_iter().zip(ready.pairs)
         {

@@ -23,7 +23,8 @@ heal() {
 mark 4
 heal &
 healer=$!
-spark late sendrecv a0,a1,a2,a3 b0,b1,b2,b3 -b 2M -e 2M -n 200 -w 1 -c 1 "${slow_wire[@]}"
+# Long enough for several attempts, which become rarer: the rail is mended after the first of them.
+spark late sendrecv a0,a1,a2,a3 b0,b1,b2,b3 -b 2M -e 2M -n 500 -w 1 -c 1 "${slow_wire[@]}"
 wait "$healer" || fail "the rail could not be mended"
 check_table 1
 check_says 'rail a1:1 not used with' "that a1 is left out at first"

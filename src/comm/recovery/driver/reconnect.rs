@@ -38,6 +38,14 @@ impl Driver {
         Ok(new)
     }
 
+    /// Whether one of the paths that the rail's attempts go by may be tried now; else why the newest may not. Of one path alone nothing is
+    /// concluded: the next attempt may go by another address, which the accepting side chooses.
+    fn is_due(&self, lane: LaneId, now: Instant) -> Result<()> {
+        let [Some(newest), Some(before)] = self.rails[lane.index()].paths else { return Ok(()) };
+        let backoff = &self.process.backoff;
+        backoff.is_due(newest, now).or_else(|why| backoff.is_due(before, now).map_err(|_| why))
+    }
+
     /// Connecting side: makes new queue pairs; what the peer is to know of them.
     pub(super) fn open_qps(
         &mut self,
@@ -45,8 +53,10 @@ impl Driver {
         now: Instant,
     ) -> std::result::Result<(RailAdvert, LaneEnd), String> {
         // Before queue pairs are made on either side that have nowhere to go.
-        let is_due = self.rails[lane.index()].path.map_or(Ok(()), |path| self.process.backoff.is_due(path, now));
-        let opened = is_due.and_then(|()| self.look(lane)).and_then(|(look, rail)| Ok((look, rail, self.open(lane)?)));
+        let opened = self
+            .is_due(lane, now)
+            .and_then(|()| self.look(lane))
+            .and_then(|(look, rail)| Ok((look, rail, self.open(lane)?)));
         let (look, rail, new) = opened.map_err(|error| error.to_string())?;
         let end = new.end();
         self.rails[lane.index()].attempt = Some(Attempt::Asked(Box::new(Asked { lane: new, look })));
@@ -103,7 +113,7 @@ impl Driver {
         if let Some(mut path) = self.path.borrow() {
             path.take_epoch(lane, answer.epoch);
         }
-        self.rails[lane.index()].path = Some(PathId { rail: new.rail.id, peer_gid: route.peer_gid });
+        self.rails[lane.index()].goes_by(PathId { rail: new.rail.id, peer_gid: route.peer_gid });
         let new = self.try_out(new, &route, rkey, now).map_err(|error| error.to_string())?;
         self.rails[lane.index()].attempt = Some(Attempt::Trying(Box::new(new)));
         Ok(())
@@ -153,7 +163,7 @@ impl Driver {
             Error::Missing(format!("no shared subnet: this host has {ours}, the peer has {theirs}"))
         })?;
         let path = PathId { rail: self.rails[lane.index()].rail.id, peer_gid: pair.connector_gid };
-        self.rails[lane.index()].path = Some(path);
+        self.rails[lane.index()].goes_by(path);
         // Before queue pairs are made, which may not be needed.
         self.process.backoff.check(path, now)?;
         let mut new = self.open(lane)?;
