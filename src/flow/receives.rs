@@ -199,6 +199,35 @@ impl Receives {
     /// A [`Violation`]; nothing changed then.
     #[inline(always)]
     pub fn arrived(&mut self, immediate: Immediate, bytes: u32) -> Result<Arrival, Violation> {
+        match self.arrived_once(immediate, bytes) {
+            Err(Violation::Part { .. }) => self.arrived_again(immediate, bytes),
+            other => other,
+        }
+    }
+
+    /// An immediate of a share that there is not, or that has come.
+    ///
+    /// Linux' soft-RoCE repeats one without bytes: where acknowledgements get lost, its requester may take a write for confirmed and not
+    /// for complete, and begin it again behind its last byte, with its immediate and a new packet number (`req_retry` and
+    /// `retry_first_write_send` in drivers/infiniband/sw/rxe/rxe_req.c). Nothing was written then, and nothing is counted.
+    #[cold]
+    #[inline(never)]
+    fn arrived_again(&self, immediate: Immediate, bytes: u32) -> Result<Arrival, Violation> {
+        let Immediate { slot, part, share, shares, .. } = immediate;
+        let known = &self.parts[slot.index()][usize::from(part) % PARTS];
+        let has_come = match &self.slots[slot.index()] {
+            SlotState::Granted(granted) => part < granted.count && share < shares && known.seen & 1 << (share & 7) != 0,
+            SlotState::Free => false,
+        };
+        match has_come {
+            false => Err(Violation::Part { part, share }),
+            true if bytes == 0 && known.shares == shares => Ok(Arrival::Stale),
+            true => Err(Violation::Again { part, share, bytes }),
+        }
+    }
+
+    #[inline(always)]
+    fn arrived_once(&mut self, immediate: Immediate, bytes: u32) -> Result<Arrival, Violation> {
         let at = immediate.slot.index();
         let state = &mut self.slots[at];
         let granted = match state {
@@ -208,7 +237,7 @@ impl Receives {
         let part = &mut self.parts[at][usize::from(immediate.part) % PARTS];
         let bit = 1 << (immediate.share & 7);
         if immediate.part >= granted.count || immediate.share >= immediate.shares || part.seen & bit != 0 {
-            return unexpected(immediate, bytes, granted.count, part.shares);
+            return Err(Violation::Part { part: immediate.part, share: immediate.share });
         }
         if part.shares != 0 && part.shares != immediate.shares {
             return Err(Violation::Shares { before: part.shares, now: immediate.shares });
@@ -362,21 +391,6 @@ impl Receives {
         });
         waiting.min().unwrap_or(self.next)
     }
-}
-
-/// An immediate of a share that there is not, or that has come.
-///
-/// Linux' soft-RoCE repeats one without bytes: where acknowledgements get lost, its requester may take a write for confirmed and not for
-/// complete, and begin it again behind its last byte, with its immediate and a new packet number (`req_retry` and
-/// `retry_first_write_send` in drivers/infiniband/sw/rxe/rxe_req.c). Nothing was written then, and nothing is counted.
-#[cold]
-#[inline(never)]
-fn unexpected(immediate: Immediate, bytes: u32, parts: u8, announced: u8) -> Result<Arrival, Violation> {
-    let Immediate { part, share, shares, .. } = immediate;
-    if part >= parts || share >= shares {
-        return Err(Violation::Part { part, share });
-    }
-    if bytes == 0 && shares == announced { Ok(Arrival::Stale) } else { Err(Violation::Again { part, share, bytes }) }
 }
 
 #[cfg(test)]
