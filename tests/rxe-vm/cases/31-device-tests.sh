@@ -9,7 +9,7 @@ export SPARK_TEST_RXE=a0,b0 SPARK_TEST_RAILS="a0,a1,a2,a3;b0,b1,b2,b3"
 ran=0 failed=
 while IFS=$'\t' read -r folder program; do
   # These pull the software fabric's rails, or mark with it what is another test's process.
-  [[ $program != */failover-* && $program != */simulation-* && $program != */load-* && $program != */admission-* ]] || continue
+  [[ $program != */failover-* && $program != */simulation-* && $program != */load-* && $program != */admission-* && $program != */known_paths-* ]] || continue
   echo "== $program"
   log=$BED_LOGS/$(basename "$program").txt
   # The long search of recovery's states needs no device, and would take an hour here.
