@@ -75,7 +75,7 @@ pub trait DataPath: Send {
     fn delivered(&self) -> u64;
 
     /// The connection has failed, and its queue pairs are gone.
-    fn ended(&mut self);
+    fn ended(&mut self) {}
 
     /// Whether its caller has buffers here that a NIC may still read or write, and has not been told that they are its own again.
     fn holds_buffers(&self) -> bool;
@@ -96,11 +96,8 @@ pub trait DataPath: Send {
         }
         match fault {
             Fault::Rail(why) | Fault::Device(why) => self.lose_by(context, lane, why),
-            Fault::Doubtful(why) => return self.doubt(context, lane, why, Doubt::Request, STRIKES),
-            Fault::Denied(why) => {
-                let most = self.most_denials();
-                return self.doubt(context, lane, why, Doubt::Key, most);
-            }
+            Fault::Doubtful(why) => return self.doubt(context, lane, why, Doubt::Request),
+            Fault::Denied(why) => return self.doubt(context, lane, why, Doubt::Key),
             Fault::Fatal(why) => {
                 let text = self.failed_on(context, lane, &why);
                 return Err(self.end(Error::Network(text).into()));
@@ -131,9 +128,13 @@ pub trait DataPath: Send {
     /// What it means that the completions of a lane are lost.
     fn without_completions(&self) -> Fault;
 
-    /// A rail is lost, and perhaps by the fault of what was asked of it: once more than `most` times over one message is too often.
+    /// A rail is lost, and perhaps by the fault of what was asked of it, which over one message must not happen too often.
     #[cold]
-    fn doubt(&mut self, context: &PathContext, lane: LaneId, why: String, doubt: Doubt, most: u8) -> Quick<()> {
+    fn doubt(&mut self, context: &PathContext, lane: LaneId, why: String, doubt: Doubt) -> Quick<()> {
+        let most = match doubt {
+            Doubt::Request => STRIKES,
+            Doubt::Key => self.most_denials(),
+        };
         let (oldest, next) = self.span();
         if self.status().is_struck_out(doubt, oldest, next, most) {
             return self.fault(context, lane, Fault::Fatal(format!("{why}; other rails failed on it before")));

@@ -84,7 +84,7 @@ fn source_of(grant: Grant, part: usize) -> usize {
 impl RecvPath {
     /// A path over connected lanes. The region keeps the clear-to-sends that are written into the peer's.
     pub fn new(parts: PathParts) -> Self {
-        let PathParts { lanes, region: shadow, peer_addr: ring_addr, chunk_bytes, striping, bound: _ } = parts;
+        let PathParts { lanes, region: shadow, peer_addr: ring_addr, chunk_bytes, striping, .. } = parts;
         Self {
             receives: Receives::new(u64::from(chunk_bytes)),
             lanes_are_rails: lanes.iter().enumerate().all(|(number, lane)| lane.rail.id.index() == number),

@@ -7,11 +7,11 @@
 //!
 //! - A dead path is left alone for a while, with the reason of the attempt that found it dead. Each attempt in vain doubles that while.
 //! - After that, one connection tries it for all. So it is too where connections are made over a path of which nothing is known: one has
-//!   the [`Trial`], and the others are told to wait ([`Advice::Wait`]). They ask again; nobody blocks. A trial ends when it is dropped, by
-//!   whatever way, or when its time is up, so that nobody waits for a connection that was abandoned.
+//!   the [`Trial`], and the others wait ([`Advice::Wait`]): they ask again, and no call blocks. A trial ends when it is dropped, for
+//!   whatever reason, or when its time is up, so that nobody waits for a connection that was abandoned.
 //! - A path that carries, or a port that comes up ([`Backoff::forget`]), ends all this.
 //!
-//! It only keeps what it is told: it touches no queue pair, starts no thread, and reads no clock.
+//! It only records what its callers report: it touches no queue pair, starts no thread, and reads no clock.
 
 use super::Rail;
 use crate::error::{Error, Result};

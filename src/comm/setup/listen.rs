@@ -81,8 +81,7 @@ struct OpenedPair {
 /// Queue pairs that are being connected and tested.
 struct Probing {
     chunk_bytes: u32,
-    region: Arc<Region>,
-    peer_addr: u64,
+    mailboxes: Mailboxes,
     /// The peer's rails.
     theirs: Vec<RailAdvert>,
     pairs: Vec<ProbedPair>,
@@ -260,9 +259,7 @@ impl OfferMade {
         let mut left_out = negotiate::unpaired(&rails, &paired, Role::Receiver);
         let (mut offers, mut all) = (Vec::new(), Vec::new());
         let dead = |pair: &Pair| negotiate::dead(process, &rails.known[pair.acceptor].rail, pair.connector_gid);
-        let is_usable =
-            |pair: &&Pair| rails.known[pair.acceptor].problem.is_none() && hello.rails[pair.connector].is_usable;
-        let all_dead = pairs.iter().filter(is_usable).all(|pair| dead(pair).is_some());
+        let all_dead = pairs.iter().filter(|pair| pair.is_usable).all(|pair| dead(pair).is_some());
         for ((pair, ends), queue_count) in pairs.into_iter().zip(ends).zip(queue_pairs) {
             let known = &rails.known[pair.acceptor];
             let (rail, theirs) = (&known.rail, &hello.rails[pair.connector]);
@@ -343,7 +340,8 @@ impl OfferMade {
             pairs.push(ProbedPair { rail: Arc::clone(rail), pair, ends, peer_rail, queue_count, state });
         }
         let (chunk_bytes, theirs, left_out) = (self.chunk_bytes, self.theirs, self.left_out);
-        Ok(Probing { chunk_bytes, region, peer_addr: ready.mailbox_addr, theirs, pairs, left_out })
+        let mailboxes = Mailboxes { region, peer_addr: ready.mailbox_addr };
+        Ok(Probing { chunk_bytes, mailboxes, theirs, pairs, left_out })
     }
 }
 
@@ -404,8 +402,7 @@ impl Probing {
                     JoinStep::Waiting(joining) => Probed::Joining(joining),
                     JoinStep::LeftOut(why) => Probed::NotYet(why),
                     JoinStep::Joined(lane, trial) => {
-                        let mailboxes = Mailboxes { region: Arc::clone(&self.region), peer_addr: self.peer_addr };
-                        let probe = mailboxes.probe_write(lane.mailbox_keys(), pair.pair.mtu_bytes);
+                        let probe = self.mailboxes.probe_write(lane.mailbox_keys(), pair.pair.mtu_bytes);
                         let path = join::path(&lane, pair.pair.connector_gid);
                         Tried::start(process, lane, path, probe, trial)
                             .map_or_else(|error| Probed::NotYet(error.to_string()), Probed::Waiting)
@@ -422,7 +419,8 @@ impl Probing {
     }
 
     fn finish(self, setup: &Setup, mut channel: Channel, peer: String) -> Result<RecvComm> {
-        let Self { chunk_bytes, region, peer_addr, theirs, pairs: probed, left_out, .. } = self;
+        let Self { chunk_bytes, mailboxes, theirs, pairs: probed, left_out } = self;
+        let Mailboxes { region, peer_addr } = mailboxes;
         let (mut pairs, mut words) = (Vec::new(), Vec::new());
         for ProbedPair { rail, pair: Pair { connector, connector_gid, .. }, ends, peer_rail, queue_count, state } in
             probed

@@ -77,13 +77,15 @@ impl Rails {
         let interfaces = interfaces::all()?;
         let (mut known, mut adverts, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
         for rail in process.rails.iter().take(MAX_OFFERED_RAILS) {
-            let (look, problem) = match (rail.look(&process.config, &interfaces), rail.last_look()) {
-                (Ok(look), _) => (look, None),
-                (Err(error), Some(last)) => (last, Some(error.to_string())),
-                (Err(error), None) => {
-                    unknown.push((Arc::clone(rail), error.to_string()));
-                    continue;
-                }
+            let (look, problem) = match rail.look(&process.config, &interfaces) {
+                Ok(look) => (look, None),
+                Err(error) => match rail.last_look() {
+                    Some(last) => (last, Some(error.to_string())),
+                    None => {
+                        unknown.push((Arc::clone(rail), error.to_string()));
+                        continue;
+                    }
+                },
             };
             adverts.push(RailAdvert { is_usable: problem.is_none(), ..rail.advert(&look) });
             known.push(KnownRail { rail: Arc::clone(rail), look, problem });

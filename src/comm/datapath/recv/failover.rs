@@ -222,8 +222,6 @@ impl DataPath for RecvPath {
         self.receives.delivered()
     }
 
-    fn ended(&mut self) {}
-
     fn holds_buffers(&self) -> bool {
         self.receives.is_awaited()
     }
