@@ -1,11 +1,19 @@
 //! Completion queues.
 //!
-//! A queue holds as many completions as it was made for. One that finds no place puts the queue into error: the program gets
-//! `IBV_EVENT_CQ_ERR`, "and the CQ cannot be used" (ibv_poll_cq(3)). The InfiniBand specification (volume 1, affiliated asynchronous
-//! errors) leaves open whether the completions that are there can still be had, so here they cannot. It has each queue pair that is to
-//! put another completion there go to error, as a local work queue catastrophic error: `IBV_EVENT_QP_FATAL`. So do its queue pairs here.
+//! A queue holds as many completions as it was made for. Of one that finds no place the program is told by `IBV_EVENT_CQ_ERR`. What else
+//! becomes of it depends on the device (`Unplaced`).
+//!
+//! As on mlx5, it puts the queue into error, "and the CQ cannot be used" (ibv_poll_cq(3)). The InfiniBand specification (volume 1,
+//! affiliated asynchronous errors) leaves open whether the completions that are there can still be had, so here they cannot. It has each
+//! queue pair that is to put another completion there go to error, as a local work queue catastrophic error: `IBV_EVENT_QP_FATAL`. So do
+//! its queue pairs here.
+//!
+//! As on soft-RoCE, the completion is lost and the queue goes on (`rxe_cq_post` in drivers/infiniband/sw/rxe/rxe_cq.c). A sender's queue
+//! pair goes on too, because nobody looks at what that function returns (`do_complete` in rxe_comp.c); a receiver's goes to error without an
+//! event of its own, and without a word to the peer (`RESPST_ERR_CQ_OVERFLOW` in rxe_resp.c).
 
 use crate::fabric::{About, Event, Node, lock};
+use crate::nic::Nic;
 use crate::os::process::Bell;
 use crate::os::shm::RailMemory;
 use std::collections::VecDeque;
@@ -37,6 +45,15 @@ enum Entries {
     Kept(VecDeque<Completion>),
     /// A completion found no place.
     Overrun,
+}
+
+/// What becomes of a completion without a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unplaced {
+    /// Its queue is in error, and its queue pair is to go there.
+    QueueInError,
+    /// It is lost, and its queue goes on.
+    Lost,
 }
 
 /// The send queue of a queue pair, as its completion queue sees it.
@@ -153,17 +170,25 @@ impl CompletionQueue {
         self.bell.take()
     }
 
-    /// Adds a completion, and makes an event where one is asked for. Whether it found a place: where not, the queue is in error.
-    #[must_use]
-    pub(crate) fn push(&self, completion: Completion, solicited: bool) -> bool {
+    /// Adds a completion, and makes an event where one is asked for.
+    ///
+    /// # Errors
+    /// It found no place.
+    pub(crate) fn push(&self, completion: Completion, solicited: bool) -> Result<(), Unplaced> {
         let mut entries = lock(&self.entries);
-        let Entries::Kept(queue) = &mut *entries else { return false };
+        let Entries::Kept(queue) = &mut *entries else { return Err(Unplaced::QueueInError) };
         if queue.len() >= self.capacity || RailMemory::is_due(&self.node.rail(self.device).overruns) {
-            *entries = Entries::Overrun;
+            let unplaced = match self.node.nic() {
+                Nic::Mlx5 => {
+                    *entries = Entries::Overrun;
+                    Unplaced::QueueInError
+                }
+                Nic::SoftRoce => Unplaced::Lost,
+            };
             drop(entries);
             let about = About::CompletionQueue(self.number);
             self.node.announce(self.device, Event { kind: IBV_EVENT_CQ_ERR, about });
-            return false;
+            return Err(unplaced);
         }
         queue.push_back(completion);
         drop(entries);
@@ -172,7 +197,7 @@ impl CompletionQueue {
             self.armed.store(0, Ordering::Release);
             self.bell.ring();
         }
-        true
+        Ok(())
     }
 
     /// Collects the completions of sends.

@@ -3,8 +3,8 @@
 use crate::folder::Folder;
 use crate::hotplug::Phase;
 use crate::os::process::pid_namespace;
-use crate::os::shm::{FabricMemory, MAX_NODES, QpMemory};
-use crate::profile::{Profile, RailSpec};
+use crate::os::shm::{FabricMemory, QpMemory};
+use crate::profile::{MAX_NODES, Profile, RailSpec};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -97,6 +97,8 @@ pub struct RailStatus {
     pub unanswered: u32,
     /// Whether all that is sent by it gets lost.
     pub is_silent: bool,
+    /// Bytes that have left by it since the fabric was made: payload, and what the two ends of a connection write each other beside it.
+    pub sent_bytes: u64,
 }
 
 /// Creates a fabric for a job of so many nodes, with no process in it yet.
@@ -104,6 +106,9 @@ pub struct RailStatus {
 /// # Errors
 /// A message that says what failed, and what to do.
 pub fn prepare(dir: &Path, name: &str, profile: &Profile, nodes: usize) -> Result<Prepared, String> {
+    if let Some(most) = profile.wires.nodes().filter(|most| nodes > *most) {
+        return Err(format!("profile {} has cables for {most} nodes, not for {nodes}", profile.name));
+    }
     let folder = Folder::new(dir, name);
     let _membership = folder.lock_membership()?;
     if folder.has_users() {
@@ -271,6 +276,7 @@ pub fn status(dir: &Path, fabric: &str) -> Result<Status, String> {
             refusals: place.refusals.load(Ordering::Relaxed),
             unanswered: place.unanswered.load(Ordering::Relaxed),
             is_silent: place.silent.load(Ordering::Acquire) != 0,
+            sent_bytes: place.sent_bytes.load(Ordering::Relaxed),
         }
     };
     let pid = |place: usize| memory.processes[place].pid.load(Ordering::Acquire);
@@ -287,6 +293,14 @@ pub fn status(dir: &Path, fabric: &str) -> Result<Status, String> {
     };
     let folder = Folder::new(dir, fabric).path().to_owned();
     Ok(Status { name: fabric.to_owned(), folder, nodes: nodes(memory).into_iter().map(node).collect() })
+}
+
+/// The profile of a used fabric: its rates without faults.
+///
+/// # Errors
+/// Names the existing fabrics, when there is no such one.
+pub fn profile(dir: &Path, fabric: &str) -> Result<Profile, String> {
+    open_used(dir, fabric).map(|(_, profile)| profile)
 }
 
 fn open_used(dir: &Path, fabric: &str) -> Result<(&'static FabricMemory, Profile), String> {

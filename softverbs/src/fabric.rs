@@ -3,12 +3,11 @@
 use crate::engine::{Engine, Serve};
 use crate::folder::Folder;
 use crate::hotplug::{Phase, Presence};
+use crate::nic::Nic;
 use crate::os::process::{Bell, let_peers_read, pid_namespace, started};
-use crate::os::shm::{
-    self, DOORBELL_WORDS, FabricMemory, MAX_NODES, MAX_PROCESSES, ProcessMemory, QpMemory, RailMemory,
-};
+use crate::os::shm::{self, DOORBELL_WORDS, FabricMemory, MAX_PROCESSES, ProcessMemory, QpMemory, RailMemory};
 use crate::pacing::Resource;
-use crate::profile::{MAX_RAILS, Profile, RailSpec};
+use crate::profile::{MAX_NODES, MAX_RAILS, Profile, RailSpec};
 use crate::regions::Regions;
 use crate::settings::Settings;
 use std::collections::{HashMap, VecDeque};
@@ -26,6 +25,8 @@ pub struct Node {
     pub(crate) place: usize,
     /// The machine that this process is on.
     pub(crate) node: usize,
+    profile: Profile,
+    nic: Nic,
     devices: Vec<Device>,
     engines: Vec<Mutex<Engine>>,
     events: Vec<Events>,
@@ -57,16 +58,25 @@ pub struct Device {
     pub(crate) name: String,
     /// Node GUID, in this machine's byte order.
     pub(crate) guid: u64,
-    /// Its RoCE v2 addresses: link-local, then IPv4-mapped.
+    /// Its RoCE v2 addresses: link-local, then IPv4-mapped where its port has a cable.
     pub gids: Vec<[u8; 16]>,
     /// The speed that its port reports, in Mb/s.
     pub(crate) speed_mbps: u32,
     /// Path MTU in bytes.
     pub(crate) mtu_bytes: u32,
     /// Largest message in bytes.
-    pub(crate) max_message_bytes: u32,
+    pub max_message_bytes: u32,
     spec: RailSpec,
     links: usize,
+}
+
+/// A rail of any machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RailOf {
+    /// The machine.
+    pub(crate) node: usize,
+    /// The rail's device there.
+    pub(crate) device: usize,
 }
 
 /// An asynchronous event.
@@ -126,15 +136,18 @@ impl Node {
         let wanted = Profile::load(&settings.profile, settings.scale)?;
         let (memory, profile) = folder.open(Some(&wanted))?;
         let user = folder.use_it()?;
-        let (place, node) = seat(memory, settings)?;
+        let (place, node) = seat(memory, settings, profile.wires.nodes().unwrap_or(MAX_NODES))?;
         let_peers_read();
-        let devices: Vec<Device> = (0..profile.rails.len()).map(|index| Device::new(&profile, index, node)).collect();
+        let devices: Vec<Device> =
+            (0..profile.rails.len()).map(|index| Device::new(&profile, index, node, settings.nic)).collect();
         let events = devices.iter().map(|_| Events::new()).collect::<Result<_, i32>>();
         let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
         Ok(Arc::new(Node {
             memory,
             place,
             node,
+            profile,
+            nic: settings.nic,
             engines: devices.iter().map(|_| Mutex::default()).collect(),
             events: events.map_err(|e| format!("no event descriptor: {}", std::io::Error::from_raw_os_error(e)))?,
             threads: settings.threads.unwrap_or(processors / 4).clamp(1, devices.len()),
@@ -148,6 +161,11 @@ impl Node {
             running: AtomicBool::new(false),
             _user: user,
         }))
+    }
+
+    /// The device that this process's rails behave as.
+    pub(crate) fn nic(&self) -> Nic {
+        self.nic
     }
 
     /// This machine's devices.
@@ -222,18 +240,37 @@ impl Node {
         }
     }
 
-    /// Whether what is sent between this machine's device and the same one of machine `to` gets through, if both are there.
-    pub(crate) fn carries(&self, device: usize, to: usize) -> bool {
-        [self.node, to].iter().all(|node| {
-            let rail = &self.memory.rails[*node][device];
-            rail.down.load(Ordering::Acquire) == 0 && rail.silent.load(Ordering::Acquire) == 0
-        })
+    /// Whether what is sent between a device of this machine and a rail of another one gets through, if both are there.
+    pub(crate) fn carries(&self, device: usize, to: RailOf) -> bool {
+        [self.rail(device), self.rail_of(to)]
+            .iter()
+            .all(|rail| rail.down.load(Ordering::Acquire) == 0 && rail.silent.load(Ordering::Acquire) == 0)
     }
 
-    /// The machine and device that a GID belongs to.
-    pub(crate) fn whose(&self, gid: &[u8; 16]) -> Option<(usize, usize)> {
-        let candidates = (0..MAX_NODES).flat_map(|node| (0..self.devices.len()).map(move |device| (node, device)));
-        candidates.into_iter().find(|&(node, device)| gids(node, device).contains(gid))
+    /// What all processes share about a rail of any machine.
+    pub(crate) fn rail_of(&self, rail: RailOf) -> &'static RailMemory {
+        &self.memory.rails[rail.node][rail.device]
+    }
+
+    /// Whom a device of this machine finds at an address.
+    ///
+    /// # Errors
+    /// `ENETUNREACH` for an address that no rail has, and, where each rail is on a switch of its own, for one of another switch. `ETIMEDOUT`
+    /// where no cable leads to the rail that has it: nobody answers.
+    pub(crate) fn look_up(&self, device: usize, gid: &[u8; 16]) -> Result<RailOf, i32> {
+        let all = (0..MAX_NODES).flat_map(|node| (0..self.devices.len()).map(move |device| RailOf { node, device }));
+        let found = all.into_iter().find(|at| self.profile.gids(at.node, at.device).contains(gid));
+        let found = found.ok_or(libc::ENETUNREACH)?;
+        match self.profile.reaches((self.node, device), (found.node, found.device)) {
+            true => Ok(found),
+            false if self.profile.wires.is_empty() => Err(libc::ENETUNREACH),
+            false => Err(libc::ETIMEDOUT),
+        }
+    }
+
+    /// Whether programs of this machine may not open a device.
+    pub(crate) fn forbids(&self, device: usize) -> bool {
+        self.profile.forbids(self.node, device)
     }
 
     /// This process's part of the shared memory.
@@ -246,13 +283,16 @@ impl Node {
         &self.memory.qps[slot % shm::MAX_QPS]
     }
 
-    /// The resources that a message uses from a device of machine `node` to the same device of machine `to`.
-    pub(crate) fn way(&self, device: usize, node: usize, to: usize) -> [&'static Resource; 6] {
-        let spec = &self.devices[device].spec;
-        let cable = self.devices[device].links + spec.cable;
-        let (from, into) = (&self.memory.shared[node], &self.memory.shared[to]);
-        let (out, home) = (&self.memory.rails[node][device].way.tx, &self.memory.rails[to][device].way.rx);
-        [out, &from[spec.link].tx, &from[cable].tx, &into[cable].rx, &into[spec.link].rx, home]
+    /// The resources that a message uses from one rail to another.
+    pub(crate) fn way(&self, from: RailOf, to: RailOf) -> [&'static Resource; 6] {
+        let shared = |at: RailOf| {
+            let Device { spec, links, .. } = &self.devices[at.device];
+            let of_node = &self.memory.shared[at.node];
+            (&of_node[spec.link], &of_node[links + spec.cable])
+        };
+        let ((out_link, out_cable), (in_link, in_cable)) = (shared(from), shared(to));
+        let (out, home) = (&self.rail_of(from).way.tx, &self.rail_of(to).way.rx);
+        [out, &out_link.tx, &out_cable.tx, &in_cable.rx, &in_link.rx, home]
     }
 
     /// Latency in one direction.
@@ -344,15 +384,15 @@ impl Node {
 }
 
 impl Device {
-    fn new(profile: &Profile, index: usize, node: usize) -> Self {
+    fn new(profile: &Profile, index: usize, node: usize, nic: Nic) -> Self {
         let spec = profile.rails[index].clone();
         Self {
             name: spec.name.clone(),
             guid: 0x5f5f_5f00_0000_0000 | (node as u64) << 16 | (index as u64 + 1),
-            gids: gids(node, index).to_vec(),
+            gids: profile.gids(node, index),
             speed_mbps: (spec.speed_mbps as u32).max(1),
             mtu_bytes: spec.mtu_bytes,
-            max_message_bytes: 1 << 30,
+            max_message_bytes: nic.largest_message_bytes(),
             spec,
             links: profile.links.len(),
         }
@@ -366,16 +406,8 @@ impl Events {
     }
 }
 
-/// A rail's addresses: link-local as from a hardware address, and 192.168.(100 + rail).(machine + 1).
-fn gids(node: usize, device: usize) -> [[u8; 16]; 2] {
-    let (n, d) = (node as u8, device as u8);
-    let link_local = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0x5e, 0x5f, 0x5f, 0xff, 0xfe, 0x5f, n, d];
-    let ipv4 = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 168, 100 + d, n + 1];
-    [link_local, ipv4]
-}
-
 /// Claims an entry for this process, after clearing those of dead processes. Returns its index, and the machine.
-fn seat(memory: &FabricMemory, settings: &Settings) -> Result<(usize, usize), String> {
+fn seat(memory: &FabricMemory, settings: &Settings, nodes: usize) -> Result<(usize, usize), String> {
     let namespace = pid_namespace();
     let first = memory.pid_namespace.compare_exchange(0, namespace, Ordering::AcqRel, Ordering::Acquire);
     if first.is_err_and(|other| other != namespace) {
@@ -398,10 +430,14 @@ fn seat(memory: &FabricMemory, settings: &Settings) -> Result<(usize, usize), St
             .any(|p| p.pid.load(Ordering::Acquire) != 0 && p.node.load(Ordering::Acquire) as usize == node)
     };
     let node = match settings.node {
-        Some(node) => node,
-        None => (0..MAX_NODES)
-            .find(|node| !taken(*node))
-            .ok_or(format!("all {MAX_NODES} machines of the fabric are taken"))?,
+        Some(node) if node < nodes => node,
+        Some(node) => {
+            return Err(format!(
+                "SOFTVERBS_NODE={node}: the profile has cables for {nodes} machines, 0 to {}",
+                nodes - 1
+            ));
+        }
+        None => (0..nodes).find(|node| !taken(*node)).ok_or(format!("all {nodes} machines of the fabric are taken"))?,
     };
     let pid = std::process::id();
     let free = memory.processes.iter().position(|process| process.pid.load(Ordering::Acquire) == 0);

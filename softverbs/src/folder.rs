@@ -6,8 +6,8 @@
 //! fabric counts as used until that child has ended too.
 
 use crate::os::process::FileLock;
-use crate::os::shm::{self, FabricMemory, LAYOUT, MAX_NODES};
-use crate::profile::Profile;
+use crate::os::shm::{self, FabricMemory, LAYOUT};
+use crate::profile::{MAX_NODES, Profile};
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
@@ -151,7 +151,9 @@ impl Folder {
 
 fn set_up(memory: &FabricMemory, profile: &Profile) {
     for node in 0..MAX_NODES {
-        for (place, spec) in memory.rails[node].iter().zip(&profile.rails) {
+        for (rail, (place, spec)) in memory.rails[node].iter().zip(&profile.rails).enumerate() {
+            // A port without a cable.
+            place.down.store(u32::from(!profile.is_cabled(node, rail)), Ordering::Relaxed);
             place.way.tx.set_rate(spec.line_mbps);
             place.way.rx.set_rate(spec.line_mbps);
         }

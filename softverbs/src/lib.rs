@@ -3,8 +3,9 @@
 //! The library that this package builds (`softverbs-ibverbs`) stands in for `libibverbs.so.1`: programs that use verbs run on it
 //! without RDMA hardware, without kernel support and without root. Reliable-connected queue pairs, writes with and
 //! without immediate data, sends and reads, with the verbs specification's states, keys, protection domains, bounds and errors.
-//! Queues have the sizes that mlx5 gives, completion queues overrun ([`completion_queue`]), and functions fail, leave the bus and return as mlx5's
-//! do ([`hotplug`]).
+//! Where devices differ, rails behave as mlx5's do: queues have the sizes that it gives, requests without a completion keep their places,
+//! completion queues overrun ([`completion_queue`]), and functions fail, leave the bus and return ([`hotplug`]). `SOFTVERBS_NIC=soft-roce`
+//! has them behave as Linux' soft-RoCE does, which forgives more: [`nic`] lists the differences.
 //!
 //! # How it works
 //!
@@ -17,7 +18,7 @@
 //!
 //! # Layers
 //!
-//! From the bottom, each using those before it: `pacing`, `status`, `settings`, `profile`, `os`; `work_request`, `folder`, `regions`;
+//! From the bottom, each using those before it: `nic`, `pacing`, `status`, `wiring`, `settings`, `profile`, `os`; `work_request`, `folder`, `regions`;
 //! `hotplug`; `control`, `engine`; `fabric`; `threads`, `completion_queue`; `queue_pair`; `posting`, `serve`; `abi`. Where a lower layer has
 //! to call a queue pair, it does so by a trait of its own: an engine serves a `Serve`, a completion queue collects from a
 //! `SendQueue`. Only registering memory is out of order: it is `unsafe`, so it is in `os`, though it uses `fabric`.
@@ -36,6 +37,7 @@ pub mod engine;
 pub mod fabric;
 mod folder;
 pub mod hotplug;
+pub mod nic;
 pub mod os;
 mod pacing;
 mod posting;
@@ -46,4 +48,5 @@ mod serve;
 pub mod settings;
 pub mod status;
 mod threads;
+pub mod wiring;
 pub mod work_request;

@@ -2,9 +2,10 @@
 
 use crate::engine;
 use crate::fabric::lock;
+use crate::hotplug::Phase;
 use crate::os::memory;
-use crate::os::shm::{INLINE_BYTES, MAX_SGES, RailMemory, SEND_SLOTS, Slot};
-use crate::queue_pair::{QueuePair, Sent, State};
+use crate::os::shm::{INLINE_BYTES, RailMemory, SEND_SLOTS, Slot};
+use crate::queue_pair::{Local, QueuePair, Sent, State};
 use crate::status;
 use crate::work_request::{Operation, SendRequest, Sge};
 use std::sync::Arc;
@@ -14,22 +15,28 @@ impl QueuePair {
     /// Posts a send request.
     ///
     /// # Errors
-    /// `EINVAL` when the state or the request does not allow it, `ENOMEM` when the queue is full.
+    /// `EINVAL` when the state or the request does not allow it, `ENOMEM` when the queue is full; as [`crate::nic::Nic`] says for a request
+    /// of too many pieces or inline bytes.
     pub fn post_send(self: &Arc<Self>, request: &SendRequest<'_>) -> Result<(), i32> {
         let mut local = lock(&self.local);
         let bytes: u64 = request.sges.iter().map(|sge| u64::from(sge.bytes)).sum();
-        let wrong_inline = request.inline.is_some_and(|carried| {
-            carried.len() as u64 != bytes
-                || bytes > u64::from(self.caps().inline_bytes)
-                || request.operation == Operation::Read
-        });
-        let wrong = wrong_inline || request.sges.len() > MAX_SGES;
-        if wrong || !matches!(local.state, State::ReadyToSend | State::Error) {
+        let wrong_inline =
+            request.inline.is_some_and(|carried| carried.len() as u64 != bytes || request.operation == Operation::Read);
+        if wrong_inline || !matches!(local.state, State::ReadyToSend | State::Error) {
             return Err(libc::EINVAL);
+        }
+        let is_long = request.inline.is_some() && bytes > u64::from(self.caps().inline_bytes);
+        if is_long || request.sges.len() > self.caps().sges as usize {
+            return Err(self.node.nic().too_large_to_post());
         }
         let memory = self.memory();
         let posted = memory.posted.load(Ordering::Relaxed);
-        if posted - local.freed >= u64::from(self.caps().send_requests) {
+        let is_full = |local: &Local| posted - local.freed >= u64::from(self.caps().send_requests);
+        let works = matches!(self.phase(), Phase::Here | Phase::Cut | Phase::Keyless);
+        if is_full(&local) && works && !self.node.nic().frees_by_completions() {
+            self.end_done_sends(&mut local, &self.send_cq);
+        }
+        if is_full(&local) {
             return Err(libc::ENOMEM);
         }
         if RailMemory::is_due(&self.rail().failing_posts) {
@@ -37,7 +44,11 @@ impl QueuePair {
         }
         let now = self.node.memory.now_ns();
         let slot = memory.slot(posted);
-        let status = if self.keys_allow(request) { 0 } else { status::LOCAL_PROTECTION };
+        let status = match request.operation {
+            _ if self.keys_allow(request) => 0,
+            Operation::Read => status::LOCAL_PROTECTION,
+            Operation::Write | Operation::Send => self.node.nic().own_memory_refused(),
+        };
         let inline_bytes = if status == 0 { self.carry_along(slot, request, bytes) } else { 0 };
         request.write(slot, bytes, inline_bytes, now);
         slot.status.store(u64::from(status), Ordering::Relaxed);

@@ -10,22 +10,37 @@
 //!
 //! A rail may have `speed=` as well: what its port says of its speed, where that is not what it carries. And `mtu=`: its port's
 //! path MTU in bytes, 4096 unless said.
+//!
+//! So each rail reaches the rail of its name on every other machine. Machines that are cabled with each other have lines more:
+//!
+//! ```text
+//! wire NAME ends=0.CABLE,1.CABLE subnets=each     # between a port of node 0 and one of node 1; the rails of an end reach those of the other
+//! node NUMBER forbids=RAIL,RAIL                   # programs on this node may not open these devices (EPERM)
+//! ```
+//!
+//! With wires, what a queue pair's peer is not on the other end of finds nobody at the peer's address ([`crate::fabric`]), and a port
+//! without one is down. `subnets=one` gives all rails of a wire addresses in one subnet.
 
+mod sysfs;
+
+use crate::wiring::{Port, Subnets, Wire, Wires};
 use std::fmt::Write as _;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::net::Ipv4Addr;
 
 /// Rails of one machine.
 pub const MAX_RAILS: usize = 8;
 /// Links and cables of one machine.
 pub const MAX_SHARED: usize = 16;
 
+/// Machines of a fabric.
+pub const MAX_NODES: usize = 16;
+
 /// The largest path MTU that there is.
 const MOST_MTU_BYTES: u32 = 4096;
 /// What a port without a limit says of its speed.
 const UNLIMITED_SAYS_MBPS: f64 = 100_000.0;
 
-/// One machine's wiring; all machines of a fabric have the same.
+/// One machine's wiring, which all machines of a fabric have alike, and the cables between them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Profile {
     /// Its name, or the file's.
@@ -36,6 +51,19 @@ pub struct Profile {
     pub cables: Vec<Cable>,
     /// Rails: at most [`MAX_RAILS`].
     pub rails: Vec<RailSpec>,
+    /// The cables between machines.
+    pub wires: Wires,
+    /// Devices that programs on a machine may not open.
+    pub forbidden: Vec<Forbidden>,
+}
+
+/// A device that programs on a machine may not open, as where a container's device rules leave it out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Forbidden {
+    /// The machine.
+    pub node: usize,
+    /// Index of the rail.
+    pub rail: usize,
 }
 
 /// A PCIe link.
@@ -90,10 +118,23 @@ pub struct RailSpec {
     pub mtu_bytes: u32,
 }
 
+macro_rules! two_cables {
+    () => {
+        "link A pci=0000:01:00 gts=32 width=4 payload=112000
+         link B pci=0002:01:00 gts=32 width=4 payload=112000
+         cable p0 payload=195000
+         cable p1 payload=195000
+         rail rocep1s0f0 netdev=enp1s0f0np0 port=p0 link=A cable=p0 function=0 line=200000 qp=100000 latency=1400
+         rail rocep1s0f1 netdev=enp1s0f1np1 port=p1 link=A cable=p1 function=1 line=200000 qp=100000 latency=1400
+         rail roceP2p1s0f0 netdev=enP2p1s0f0np0 port=p0 link=B cable=p0 function=0 line=200000 qp=100000 latency=1400
+         rail roceP2p1s0f1 netdev=enP2p1s0f1np1 port=p1 link=B cable=p1 function=1 line=200000 qp=100000 latency=1400"
+    };
+}
+
 /// The built-in profiles. A Spark: both twins of a cable share its 200 Gb/s (about 195 after RoCE framing), each is on a 32 GT/s x4
 /// link of its own (112 Gb/s of payload), one queue pair gives 100 Gb/s (published: 92 to 102), and a 2-byte write takes 1.4 us
-/// (published: 1.42 to 1.57). With two cables two functions share each link.
-const BUILT_IN: [(&str, &str); 3] = [
+/// (published: 1.42 to 1.57). With two cables two functions share each link. Without a switch three Sparks make a triangle, and four a ring.
+const BUILT_IN: [(&str, &str); 5] = [
     (
         "spark-1cable",
         "link A pci=0000:01:00 gts=32 width=4 payload=112000
@@ -102,16 +143,27 @@ const BUILT_IN: [(&str, &str); 3] = [
          rail rocep1s0f0 netdev=enp1s0f0np0 port=p0 link=A cable=p0 function=0 line=200000 qp=100000 latency=1400
          rail roceP2p1s0f0 netdev=enP2p1s0f0np0 port=p0 link=B cable=p0 function=0 line=200000 qp=100000 latency=1400",
     ),
+    ("spark-2cable", two_cables!()),
     (
-        "spark-2cable",
-        "link A pci=0000:01:00 gts=32 width=4 payload=112000
-         link B pci=0002:01:00 gts=32 width=4 payload=112000
-         cable p0 payload=195000
-         cable p1 payload=195000
-         rail rocep1s0f0 netdev=enp1s0f0np0 port=p0 link=A cable=p0 function=0 line=200000 qp=100000 latency=1400
-         rail rocep1s0f1 netdev=enp1s0f1np1 port=p1 link=A cable=p1 function=1 line=200000 qp=100000 latency=1400
-         rail roceP2p1s0f0 netdev=enP2p1s0f0np0 port=p0 link=B cable=p0 function=0 line=200000 qp=100000 latency=1400
-         rail roceP2p1s0f1 netdev=enP2p1s0f1np1 port=p1 link=B cable=p1 function=1 line=200000 qp=100000 latency=1400",
+        "spark-triangle",
+        concat!(
+            two_cables!(),
+            "
+         wire a ends=0.p0,1.p1
+         wire b ends=1.p0,2.p1
+         wire c ends=2.p0,0.p1"
+        ),
+    ),
+    (
+        "spark-ring",
+        concat!(
+            two_cables!(),
+            "
+         wire a ends=0.p0,1.p1
+         wire b ends=1.p0,2.p1
+         wire c ends=2.p0,3.p1
+         wire d ends=3.p0,0.p1"
+        ),
     ),
     (
         "unpaced",
@@ -125,7 +177,7 @@ const BUILT_IN: [(&str, &str); 3] = [
 
 impl Profile {
     /// The names of the built-in profiles.
-    pub fn names() -> [&'static str; 3] {
+    pub fn names() -> [&'static str; BUILT_IN.len()] {
         BUILT_IN.map(|(name, _)| name)
     }
 
@@ -161,7 +213,14 @@ impl Profile {
     /// # Errors
     /// Names the line, and what is allowed.
     pub fn parse(name: &str, text: &str) -> Result<Self, String> {
-        let mut profile = Self { name: name.to_owned(), links: Vec::new(), cables: Vec::new(), rails: Vec::new() };
+        let mut profile = Self {
+            name: name.to_owned(),
+            links: Vec::new(),
+            cables: Vec::new(),
+            rails: Vec::new(),
+            wires: Wires::default(),
+            forbidden: Vec::new(),
+        };
         for (number, line) in text.lines().enumerate() {
             let line = line.split('#').next().unwrap_or_default().trim();
             if !line.is_empty() {
@@ -196,102 +255,101 @@ impl Profile {
                 fields.only(&["payload"])?;
                 self.cables.push(Cable { name, payload_mbps: fields.number("payload")? });
             }
-            "rail" => {
-                fields
-                    .only(&["netdev", "port", "link", "cable", "function", "line", "qp", "latency", "speed", "mtu"])?;
-                let line_mbps = fields.number("line")?;
-                let says = if line_mbps > 0.0 { line_mbps } else { UNLIMITED_SAYS_MBPS };
-                let (link, cable) = (fields.text("link")?, fields.text("cable")?);
-                self.rails.push(RailSpec {
-                    name,
-                    netdev: fields.text("netdev")?,
-                    phys_port: fields.text("port")?,
-                    link: self.links.iter().position(|l| l.name == link).ok_or(format!("no link {link:?} above"))?,
-                    cable: self
-                        .cables
-                        .iter()
-                        .position(|c| c.name == cable)
-                        .ok_or(format!("no cable {cable:?} above"))?,
-                    function: fields.number("function")? as u32,
-                    line_mbps,
-                    speed_mbps: if fields.has("speed") { fields.number("speed")? } else { says },
-                    qp_mbps: fields.number("qp")?,
-                    latency_ns: fields.number("latency")? as u64,
-                    mtu_bytes: if fields.has("mtu") { fields.path_mtu()? } else { MOST_MTU_BYTES },
-                });
-            }
-            other => return Err(format!("{other:?}: a line must begin with link, cable or rail")),
+            "rail" => self.rail(name, &fields)?,
+            "wire" => self.wire(name, &fields)?,
+            "node" => self.node(&name, &fields)?,
+            other => return Err(format!("{other:?}: a line must begin with link, cable, rail, wire or node")),
         }
         let shared = self.links.len() + self.cables.len();
         if shared > MAX_SHARED { Err(format!("more than {MAX_SHARED} links and cables")) } else { Ok(()) }
     }
 
-    /// Writes the tree of files that a kernel would show of such a machine under `/sys`, as far as somebody reads it: interfaces
-    /// with their physical ports, devices with their PCIe links.
-    ///
-    /// # Errors
-    /// Names the file.
-    pub fn write_sysfs(&self, root: &Path) -> Result<(), String> {
-        for (index, rail) in self.rails.iter().enumerate() {
-            let link = &self.links[rail.link];
-            let domain = link.pci.split(':').next().unwrap_or("0000");
-            let function = root.join(format!("devices/pci{domain}:00/{}.{}", link.pci, rail.function));
-            let (infiniband, net) =
-                (function.join("infiniband").join(&rail.name), function.join("net").join(&rail.netdev));
-            let speed = format!("{:.1} GT/s PCIe\n", link.gts);
-            for name in ["current_link_speed", "max_link_speed"] {
-                put(&function.join(name), &speed)?;
+    fn rail(&mut self, name: String, fields: &Fields) -> Result<(), String> {
+        fields.only(&["netdev", "port", "link", "cable", "function", "line", "qp", "latency", "speed", "mtu"])?;
+        let line_mbps = fields.number("line")?;
+        let says = if line_mbps > 0.0 { line_mbps } else { UNLIMITED_SAYS_MBPS };
+        let link = fields.text("link")?;
+        self.rails.push(RailSpec {
+            name,
+            netdev: fields.text("netdev")?,
+            phys_port: fields.text("port")?,
+            link: self.links.iter().position(|l| l.name == link).ok_or(format!("no link {link:?} above"))?,
+            cable: self.cable(&fields.text("cable")?)?,
+            function: fields.number("function")? as u32,
+            line_mbps,
+            speed_mbps: if fields.has("speed") { fields.number("speed")? } else { says },
+            qp_mbps: fields.number("qp")?,
+            latency_ns: fields.number("latency")? as u64,
+            mtu_bytes: if fields.has("mtu") { fields.path_mtu()? } else { MOST_MTU_BYTES },
+        });
+        Ok(())
+    }
+
+    fn cable(&self, name: &str) -> Result<usize, String> {
+        self.cables.iter().position(|cable| cable.name == name).ok_or(format!("no cable {name:?} above"))
+    }
+
+    fn wire(&mut self, name: String, fields: &Fields) -> Result<(), String> {
+        fields.only(&["ends", "subnets"])?;
+        let text = fields.text("ends")?;
+        let port = |text: &str| {
+            let (number, cable) = text.split_once('.').ok_or(format!("{text:?} must be NODE.CABLE"))?;
+            Ok::<Port, String>(Port { node: node(number)?, cable: self.cable(cable)? })
+        };
+        let (one, other) = text.split_once(',').ok_or(format!("ends={text}: must be NODE.CABLE,NODE.CABLE"))?;
+        let ends = [port(one)?, port(other)?];
+        let subnets =
+            if fields.has("subnets") { Subnets::parse(&fields.text("subnets")?)? } else { Subnets::default() };
+        self.wires.add(Wire { name, ends, subnets })
+    }
+
+    fn node(&mut self, number: &str, fields: &Fields) -> Result<(), String> {
+        fields.only(&["forbids"])?;
+        let node = node(number)?;
+        for name in fields.text("forbids")?.split(',') {
+            let rail = self.rails.iter().position(|rail| rail.name == name).ok_or(format!("no rail {name:?} above"))?;
+            if self.forbids(node, rail) {
+                return Err(format!("{name:?} is forbidden already"));
             }
-            for name in ["current_link_width", "max_link_width"] {
-                put(&function.join(name), &format!("{}\n", link.width))?;
-            }
-            put(&net.join("phys_port_name"), &format!("{}\n", rail.phys_port))?;
-            put(&net.join("phys_switch_id"), "5f5f5f5f5f5f\n")?;
-            // What a path MTU leaves for the headers: an interface of 1500 has one of 1024.
-            let netdev_mtu = if rail.mtu_bytes == MOST_MTU_BYTES { 9000 } else { rail.mtu_bytes + 476 };
-            put(&net.join("mtu"), &format!("{netdev_mtu}\n"))?;
-            put(&net.join("dev_port"), "0\n")?;
-            put(&infiniband.join("sys_image_guid"), "5f5f:5f00:0000:0001\n")?;
-            put(&infiniband.join("node_guid"), &format!("5f5f:5f00:0000:{:04x}\n", index + 1))?;
-            put(&infiniband.join("ports/1/gid_attrs/types/0"), "RoCE v2\n")?;
-            put(&infiniband.join("ports/1/gid_attrs/types/1"), "RoCE v2\n")?;
-            put(&infiniband.join("ports/1/gid_attrs/ndevs/0"), &format!("{}\n", rail.netdev))?;
-            put(&infiniband.join("ports/1/gid_attrs/ndevs/1"), &format!("{}\n", rail.netdev))?;
-            link_to(&infiniband.join("device"), &function)?;
-            link_to(&net.join("device"), &function)?;
-            link_to(&root.join("class/infiniband").join(&rail.name), &infiniband)?;
-            link_to(&root.join("class/net").join(&rail.netdev), &net)?;
-            link_to(&root.join("bus/pci/devices").join(format!("{}.{}", link.pci, rail.function)), &function)?;
+            self.forbidden.push(Forbidden { node, rail });
         }
         Ok(())
     }
 
-    /// Shows a rail's RDMA device in such a tree, or no longer, as far as there is a tree. An entry that is shown again is another one, with
-    /// another inode, as in sysfs.
-    ///
-    /// # Errors
-    /// Names the file.
-    pub fn show_device(&self, root: &Path, rail: usize, is_there: bool) -> Result<(), String> {
-        let (class, rail) = (root.join("class/infiniband"), &self.rails[rail]);
-        let (entry, link) = (class.join(&rail.name), &self.links[rail.link]);
-        let domain = link.pci.split(':').next().unwrap_or("0000");
-        let function = root.join(format!("devices/pci{domain}:00/{}.{}", link.pci, rail.function));
-        match is_there {
-            _ if !class.exists() => Ok(()),
-            true if entry.symlink_metadata().is_err() => link_to(&entry, &function.join("infiniband").join(&rail.name)),
-            false => match entry.symlink_metadata() {
-                // Each is kept, under a name of its own: a file system may give the inode of what is deleted to what is made next.
-                Ok(found) => {
-                    let removed = root.join("removed");
-                    let kept = removed.join(format!("{}-{}", rail.name, found.ino()));
-                    std::fs::create_dir_all(&removed)
-                        .and_then(|()| std::fs::rename(&entry, kept))
-                        .map_err(|error| format!("{}: {error}", entry.display()))
-                }
-                Err(_) => Ok(()),
-            },
-            true => Ok(()),
+    /// Whether programs on a machine may not open a device.
+    pub fn forbids(&self, node: usize, rail: usize) -> bool {
+        self.forbidden.contains(&Forbidden { node, rail })
+    }
+
+    /// Whether what one machine's rail sends gets to the other one's: each is given by its machine and its index.
+    pub fn reaches(&self, (node, rail): (usize, usize), (to_node, to_rail): (usize, usize)) -> bool {
+        let is_same = (node, rail) == (to_node, to_rail);
+        match self.wires.is_empty() {
+            true => rail == to_rail,
+            false => is_same || self.wires.join(self.port(node, rail), self.port(to_node, to_rail)),
         }
+    }
+
+    /// Whether a rail's port has a cable.
+    pub fn is_cabled(&self, node: usize, rail: usize) -> bool {
+        self.wires.is_empty() || self.wires.has(self.port(node, rail))
+    }
+
+    /// A rail's addresses: link-local as from a hardware address, and IPv4. Without wires that is 192.168.(100 + rail).(machine + 1), with them
+    /// as [`Wires::address`] has it.
+    pub fn gids(&self, node: usize, rail: usize) -> Vec<[u8; 16]> {
+        let [n, d] = [node, rail].map(|n| n as u8);
+        let link_local = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0x5e, 0x5f, 0x5f, 0xff, 0xfe, 0x5f, n, d];
+        let place = self.rails[..rail].iter().filter(|other| other.cable == self.rails[rail].cable).count();
+        let ipv4 = match self.wires.is_empty() {
+            true => Some(Ipv4Addr::new(192, 168, 100 + d, n + 1)),
+            false => self.wires.address(self.port(node, rail), place),
+        };
+        std::iter::once(link_local).chain(ipv4.map(|ip| ip.to_ipv6_mapped().octets())).collect()
+    }
+
+    fn port(&self, node: usize, rail: usize) -> Port {
+        Port { node, cable: self.rails[rail].cable }
     }
 
     /// The profile as text, as [`Profile::parse`] reads it.
@@ -317,6 +375,13 @@ impl Profile {
                  speed={}{mtu}",
                 r.name, r.netdev, r.phys_port, r.function, r.line_mbps, r.qp_mbps, r.latency_ns, r.speed_mbps
             );
+        }
+        for Wire { name, ends: [one, other], subnets } in self.wires.iter() {
+            let end = |port: &Port| format!("{}.{}", port.node, self.cables[port.cable].name);
+            let _ = writeln!(text, "wire {name} ends={},{} subnets={}", end(one), end(other), subnets.name());
+        }
+        for Forbidden { node, rail } in &self.forbidden {
+            let _ = writeln!(text, "node {node} forbids={}", self.rails[*rail].name);
         }
         text
     }
@@ -358,20 +423,11 @@ impl Fields<'_> {
     }
 }
 
-fn put(file: &Path, text: &str) -> Result<(), String> {
-    let folder = file.parent().unwrap_or(file);
-    std::fs::create_dir_all(folder)
-        .and_then(|()| std::fs::write(file, text))
-        .map_err(|e| format!("{}: {e}", file.display()))
-}
-
-fn link_to(place: &Path, target: &Path) -> Result<(), String> {
-    let folder = place.parent().unwrap_or(place);
-    let made = std::fs::create_dir_all(folder).and_then(|()| std::os::unix::fs::symlink(target, place));
-    match made {
-        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => Err(format!("{}: {e}", place.display())),
-        _ => Ok(()),
-    }
+fn node(text: &str) -> Result<usize, String> {
+    text.parse()
+        .ok()
+        .filter(|node| *node < MAX_NODES)
+        .ok_or(format!("{text:?} is no node: must be 0 to {}", MAX_NODES - 1))
 }
 
 #[cfg(test)]
@@ -403,6 +459,44 @@ mod tests {
     }
 
     #[test]
+    fn wires_say_who_reaches_whom_by_which_addresses() {
+        let triangle = Profile::load("spark-triangle", 1.0).unwrap();
+        let rail = |name: &str| triangle.rails.iter().position(|rail| rail.name == name).unwrap();
+        let (f0, f1, p2f1) = (rail("rocep1s0f0"), rail("rocep1s0f1"), rail("roceP2p1s0f1"));
+        // Any function of a port reaches any of the port at the other end of its cable, and itself.
+        assert!(triangle.reaches((0, f0), (1, f1)) && triangle.reaches((0, f0), (1, p2f1)));
+        assert!(triangle.reaches((1, f1), (0, f0)) && triangle.reaches((0, f0), (0, f0)));
+        assert!(!triangle.reaches((0, f0), (1, f0)) && !triangle.reaches((0, f0), (2, f1)));
+        let ip = |node, rail| Ipv4Addr::from(<[u8; 4]>::try_from(&triangle.gids(node, rail)[1][12..]).unwrap());
+        assert_eq!((ip(0, f0), ip(1, f1)), (Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2)));
+        assert_eq!((ip(1, p2f1), ip(0, f1)), (Ipv4Addr::new(10, 0, 1, 2), Ipv4Addr::new(10, 2, 0, 1)));
+        let ring = Profile::load("spark-ring", 1.0).unwrap();
+        assert_eq!((triangle.wires.nodes(), ring.wires.nodes()), (Some(3), Some(4)));
+        for (one, other) in [(0, 2), (1, 3)] {
+            assert!((0..4).all(|a| (0..4).all(|b| !ring.reaches((one, a), (other, b)))));
+        }
+        // A port that no wire names has no cable.
+        let pair = Profile::parse(
+            "test",
+            &format!("{WIRES}cable d payload=0\nrail r {PORT}\nrail s {PORT}\nwire w ends=0.c,1.c"),
+        )
+        .unwrap();
+        assert!(pair.is_cabled(1, 0) && !pair.is_cabled(2, 0) && pair.gids(2, 0).len() == 1);
+        // Without wires each rail reaches the one of its name everywhere.
+        let switched = Profile::load("spark-2cable", 1.0).unwrap();
+        assert!(switched.reaches((0, 1), (9, 1)) && !switched.reaches((0, 1), (9, 2)) && switched.is_cabled(9, 3));
+        assert_eq!(switched.gids(2, 3)[1][12..], [192, 168, 103, 3]);
+    }
+
+    #[test]
+    fn devices_are_forbidden_on_one_node() {
+        let text = format!("{WIRES}rail r {PORT}\nrail s {PORT}\nnode 1 forbids=s\nnode 3 forbids=r,s");
+        let profile = Profile::parse("test", &text).unwrap();
+        assert!(profile.forbids(1, 1) && profile.forbids(3, 0) && !profile.forbids(1, 0) && !profile.forbids(0, 1));
+        assert_eq!(Profile::parse("test", &profile.to_text()).unwrap(), profile);
+    }
+
+    #[test]
     fn a_wrong_line_is_named() {
         for (text, word) in [
             ("rail x", "is missing"),
@@ -411,6 +505,12 @@ mod tests {
             ("cable c payload=1 colour=red", "colour"),
             ("rail r netdev=e port=p link=L cable=c function=0 line=1 qp=1 latency=1", "no link"),
             (&format!("{WIRES}rail r {PORT} mtu=1500"), "mtu=1500: must be 256, 512"),
+            (&format!("{WIRES}wire w ends=0.c"), "NODE.CABLE,NODE.CABLE"),
+            (&format!("{WIRES}wire w ends=0.c,16.c"), "must be 0 to 15"),
+            (&format!("{WIRES}wire w ends=0.c,1.x"), "no cable \"x\""),
+            (&format!("{WIRES}wire w ends=0.c,1.c subnets=six"), "each or one"),
+            (&format!("{WIRES}wire w ends=0.c,1.c\nwire v ends=0.c,2.c"), "already"),
+            (&format!("{WIRES}rail r {PORT}\nnode 0 forbids=q"), "no rail \"q\""),
             ("", "0 rails"),
         ] {
             let error = Profile::parse("test", text).unwrap_err();

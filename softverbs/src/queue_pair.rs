@@ -5,9 +5,9 @@ mod states;
 
 pub use states::{Change, State};
 
-use crate::completion_queue::{Completion, CompletionQueue, SendQueue};
+use crate::completion_queue::{Completion, CompletionQueue, SendQueue, Unplaced};
 use crate::engine;
-use crate::fabric::{About, Event, Node, lock};
+use crate::fabric::{About, Event, Node, RailOf, lock};
 use crate::hotplug::Phase;
 use crate::os::shm::{INLINE_BYTES, MAX_QPS, MAX_SGES, QpMemory, RailMemory, SEND_SLOTS};
 use crate::pacing::rnr_wait_ns;
@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
-use verbs_sys::{IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_FATAL};
+use verbs_sys::IBV_EVENT_QP_FATAL;
 
 /// How long Linux looks for the hardware address of a peer that does not answer, in the call that makes a queue pair ready to receive:
 /// the 1000 ms that `rdma_addr_find_l2_eth_by_grh` passes to `rdma_resolve_ip` (drivers/infiniband/core/addr.c).
@@ -55,8 +55,7 @@ pub(crate) struct Local {
     pub(crate) serving: Serving,
     pub(crate) sent: Box<[Sent; SEND_SLOTS]>,
     pub(crate) reaped: u64,
-    /// Sends whose places in the queue are free again: those up to the last one that made a completion. (mlx5 moves its queue's tail by
-    /// completions alone: `handle_good_req` and `wq->tail` in rdma-core's providers/mlx5/cq.c.)
+    /// Sends whose places in the queue are free again.
     pub(crate) freed: u64,
     retry_ns: u64,
 }
@@ -66,7 +65,7 @@ pub(crate) struct Local {
 pub(crate) struct Remote {
     pub(crate) slot: usize,
     pub(crate) number: u32,
-    pub(crate) node: usize,
+    pub(crate) rail: RailOf,
     pub(crate) receive_psn: u32,
 }
 
@@ -277,19 +276,23 @@ impl QueuePair {
                 if mtu_bytes > device.mtu_bytes || usize::from(own_gid_index) >= device.gids.len() {
                     return Err(libc::EINVAL);
                 }
-                let (node, rail) = self.node.whose(&remote_gid).ok_or(libc::ENETUNREACH)?;
-                if rail != self.device || !self.node.port_up(self.device) {
+                if !self.node.port_up(self.device) {
                     return Err(libc::ENETUNREACH);
                 }
-                if RailMemory::is_due(&self.rail().unanswered) {
+                let found = match self.node.look_up(self.device, &remote_gid) {
+                    Ok(rail) if !RailMemory::is_due(&self.rail().unanswered) => Some(rail),
+                    Ok(_) | Err(libc::ETIMEDOUT) => None,
+                    Err(errno) => return Err(errno),
+                };
+                let Some(rail) = found else {
                     drop(local);
                     if !self.node.memory.is_virtual() {
                         std::thread::sleep(SEARCH);
                     }
                     return Err(libc::ETIMEDOUT);
-                }
+                };
                 let slot = remote_qp as usize % MAX_QPS;
-                local.remote = Some(Remote { slot, number: remote_qp, node, receive_psn });
+                local.remote = Some(Remote { slot, number: remote_qp, rail, receive_psn });
                 local.rnr_wait_ns = rnr_wait_ns(min_rnr_timer);
                 memory.remote.store(remote_qp, Ordering::Relaxed);
                 self.enter(&mut local, State::ReadyToReceive);
@@ -298,8 +301,7 @@ impl QueuePair {
                 engine::ring(self.node.memory, self.slot, self.node.memory.now_ns());
             }
             (State::ReadyToReceive, Change::ReadyToSend { timeout, retry_count, rnr_retry, send_psn }) => {
-                local.retry_ns =
-                    if timeout == 0 { 0 } else { (4096 << timeout.min(31)) * (u64::from(retry_count) + 1) };
+                local.retry_ns = self.node.nic().patience_ns(timeout, retry_count);
                 memory.rnr_retry.store(u32::from(rnr_retry), Ordering::Relaxed);
                 memory.send_psn.store(send_psn, Ordering::Relaxed);
                 self.enter(&mut local, State::ReadyToSend);
@@ -339,22 +341,19 @@ impl QueuePair {
     }
 
     fn flush_serving(&self, local: &mut Local) {
-        for wr_id in std::mem::take(&mut local.serving).unfinished() {
-            self.flush_receive(wr_id);
-        }
-    }
-
-    fn flush_receive(&self, wr_id: u64) {
-        let (status, qp_num) = (status::FLUSHED, self.number);
-        let flushed = Completion { wr_id, status, qp_num, opcode: status::RECEIVED, ..Completion::default() };
-        // Where it finds no place nothing more becomes of this queue pair than that it is in error.
-        let _ = self.recv_cq.push(flushed, false);
+        self.flush_all(std::mem::take(&mut local.serving).unfinished());
     }
 
     fn flush_receives(&self, local: &mut Local) {
-        while let Some(receive) = local.receives.pop_front() {
-            self.flush_receive(receive.wr_id);
-        }
+        self.flush_all(local.receives.drain(..).map(|receive| receive.wr_id));
+    }
+
+    /// Completes receives as flushed, up to the first that finds no place. (So does rxe: `flush_recv_queue` in rxe_resp.c.) Nothing more
+    /// becomes of this queue pair than that it is in error.
+    fn flush_all(&self, mut receives: impl Iterator<Item = u64>) {
+        let (status, qp_num) = (status::FLUSHED, self.number);
+        let flushed = |wr_id| Completion { wr_id, status, qp_num, opcode: status::RECEIVED, ..Completion::default() };
+        let _ = receives.try_for_each(|wr_id| self.recv_cq.push(flushed(wr_id), false));
     }
 
     /// Adds it to its send completion queue's list, unless it is there.
@@ -367,8 +366,9 @@ impl QueuePair {
     /// Goes to error because the peer used a key that it must not use.
     pub(crate) fn refuse(&self, local: &mut Local) {
         self.fail(local);
-        let about = About::QueuePair(self.number);
-        self.node.announce(self.device, Event { kind: IBV_EVENT_QP_ACCESS_ERR, about });
+        if let Some(kind) = self.node.nic().refusal_event() {
+            self.node.announce(self.device, Event { kind, about: About::QueuePair(self.number) });
+        }
     }
 
     /// Goes to error because a completion of it found no place.
@@ -386,7 +386,7 @@ impl QueuePair {
     /// `EINVAL` when the state or the request does not allow it, `ENOMEM` when the queue is full.
     pub fn post_receive(&self, wr_id: u64, sges: &[Sge]) -> Result<(), i32> {
         let mut local = lock(&self.local);
-        if local.state == State::Reset || sges.len() > MAX_SGES {
+        if local.state == State::Reset || sges.len() > self.caps.sges as usize {
             return Err(libc::EINVAL);
         }
         let is_full = local.receives.len() >= self.caps.receive_requests as usize;
@@ -454,12 +454,15 @@ impl QueuePair {
         let done = memory.done.load(Ordering::Acquire);
         while local.reaped < done {
             let status = memory.slot(local.reaped).status.load(Ordering::Relaxed) as u32;
-            self.end_of_send(local, cq, status);
+            let _ = self.end_of_send(local, cq, status);
         }
         let posted = memory.posted.load(Ordering::Relaxed);
         let mut status = first;
         while local.reaped < posted {
-            self.end_of_send(local, cq, status);
+            if self.end_of_send(local, cq, status).is_err() {
+                // Nothing is said of the others. (So does rxe: `flush_send_queue` in rxe_comp.c.)
+                (local.reaped, local.freed) = (posted, posted);
+            }
             status = status::FLUSHED;
         }
         memory.done.store(posted, Ordering::Release);
@@ -471,17 +474,40 @@ impl QueuePair {
         memory.release(self.node.place);
     }
 
-    fn end_of_send(&self, local: &mut Local, cq: &CompletionQueue, status: u32) {
-        let sent = local.sent[local.reaped as usize % SEND_SLOTS];
-        local.reaped += 1;
-        if status != 0 || sent.signaled {
-            local.freed = local.reaped;
-            let (wr_id, opcode, bytes, qp_num) = (sent.wr_id, sent.opcode, sent.bytes, self.number);
-            let completion = Completion { wr_id, status, opcode, bytes, qp_num, ..Completion::default() };
-            if !cq.push(completion, false) {
-                self.lose_completion(local);
+    /// Completes the sends that are done.
+    pub(crate) fn end_done_sends(&self, local: &mut Local, cq: &CompletionQueue) {
+        let memory = self.memory();
+        let done = memory.done.load(Ordering::Acquire);
+        while local.reaped < done {
+            let status = memory.slot(local.reaped).status.load(Ordering::Relaxed) as u32;
+            let _ = self.end_of_send(local, cq, status);
+            if status != 0 {
+                self.fail(local);
             }
         }
+    }
+
+    /// Completes the next send.
+    ///
+    /// # Errors
+    /// Its completion found no place; what that means for this queue pair is done.
+    fn end_of_send(&self, local: &mut Local, cq: &CompletionQueue, status: u32) -> Result<(), Unplaced> {
+        let sent = local.sent[local.reaped as usize % SEND_SLOTS];
+        local.reaped += 1;
+        let completes = status != 0 || sent.signaled;
+        if completes || !self.node.nic().frees_by_completions() {
+            local.freed = local.reaped;
+        }
+        if completes {
+            let (wr_id, opcode, bytes, qp_num) = (sent.wr_id, sent.opcode, sent.bytes, self.number);
+            let completion = Completion { wr_id, status, opcode, bytes, qp_num, ..Completion::default() };
+            let placed = cq.push(completion, false);
+            if placed == Err(Unplaced::QueueInError) {
+                self.lose_completion(local);
+            }
+            return placed;
+        }
+        Ok(())
     }
 }
 
@@ -503,14 +529,7 @@ impl SendQueue for QueuePair {
         }
         let mut local = lock(&self.local);
         let memory = self.memory();
-        let done = memory.done.load(Ordering::Acquire);
-        while local.reaped < done {
-            let status = memory.slot(local.reaped).status.load(Ordering::Relaxed) as u32;
-            self.end_of_send(&mut local, cq, status);
-            if status != 0 {
-                self.fail(&mut local);
-            }
-        }
+        self.end_done_sends(&mut local, cq);
         if local.state == State::Error || self.failed_from_afar() {
             self.flush_sends(&mut local, memory, cq, status::FLUSHED);
         } else if local.reaped < memory.posted.load(Ordering::Relaxed) && self.given_up(&local, memory, now_ns) {

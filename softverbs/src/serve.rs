@@ -1,8 +1,8 @@
 //! Serving a queue pair: checks, carries, stores and completes what its peer has posted, in order.
 
-use crate::completion_queue::Completion;
+use crate::completion_queue::{Completion, Unplaced};
 use crate::engine::{Serve, Served};
-use crate::fabric::lock;
+use crate::fabric::{RailOf, lock};
 use crate::hotplug::Phase;
 use crate::os::memory::{self, BOUNCE_BYTES, Bounce, Fault, Piece};
 use crate::os::shm::{INLINE_BYTES, MAX_PROCESSES, QpMemory, RailMemory};
@@ -48,8 +48,8 @@ impl Serve for QueuePair {
             return Served::Idle;
         }
         let peer = self.node.qp_memory(remote.slot);
-        let sender = self.node.memory.rails[remote.node][self.device].presence();
-        let carries = self.node.carries(self.device, remote.node);
+        let sender = self.node.rail_of(remote.rail).presence();
+        let carries = self.node.carries(self.device, remote.rail);
         // (The slot may be another queue pair's by now; then it is left alone further below.)
         if !carries || phase == Phase::Failed || !sender.works(peer.generation.load(Ordering::Acquire)) {
             local.serving.not_before_ns = now_ns;
@@ -110,12 +110,17 @@ impl QueuePair {
         while let Some(ending) = local.serving.ending.front().copied().filter(|ending| ending.at_ns <= now_ns) {
             local.serving.ending.pop_front();
             if let Some((completion, solicited)) = ending.completion {
-                if !self.recv_cq.push(completion, solicited) {
-                    self.lose_completion(local);
-                    peer.slot(ending.number).status.store(u64::from(status::REMOTE_OPERATION), Ordering::Relaxed);
-                    peer.done.store(ending.number + 1, Ordering::Release);
-                    peer.state.store(State::Error as u32, Ordering::Release);
-                    return;
+                match self.recv_cq.push(completion, solicited) {
+                    Ok(()) => {}
+                    Err(Unplaced::QueueInError) => {
+                        self.lose_completion(local);
+                        peer.slot(ending.number).status.store(u64::from(status::REMOTE_OPERATION), Ordering::Relaxed);
+                        peer.done.store(ending.number + 1, Ordering::Release);
+                        peer.state.store(State::Error as u32, Ordering::Release);
+                        return;
+                    }
+                    // The peer runs out of tries.
+                    Err(Unplaced::Lost) => return self.fail(local),
                 }
                 if let Some(late_ns) = self.late_ack_ns(ending.number) {
                     let at_ns = now_ns + late_ns;
@@ -162,7 +167,7 @@ impl QueuePair {
                 request
             }
         };
-        let shared = self.node.way(self.device, remote.node, self.node.node);
+        let shared = self.node.way(remote.rail, RailOf { node: self.node.node, device: self.device });
         let way = Way { queue_pair: &peer.pace, shared: &shared, is_short: request.bytes <= SHORT_BYTES };
         let begins_ns = way.begins_at_ns(request.posted_ns.max(local.serving.not_before_ns));
         if begins_ns > now_ns {
@@ -175,8 +180,7 @@ impl QueuePair {
         if let Err(status) = self.move_piece(local, peer, number, &request, piece as usize, bounce) {
             return self.end(local, number, status, None, now_ns);
         }
-        let rail = &self.node.memory.rails[remote.node][self.device];
-        rail.sent_bytes.fetch_add(piece, Ordering::Relaxed);
+        self.node.rail_of(remote.rail).sent_bytes.fetch_add(piece, Ordering::Relaxed);
         local.serving.arrives_ns = way.carry(begins_ns, piece) + self.node.latency_ns(self.device);
         local.serving.cursor += piece;
         if local.serving.cursor < request.bytes {
@@ -359,8 +363,8 @@ impl QueuePair {
     fn receive_of_failure(&self, local: &mut Local, failure: u32) -> Option<(Completion, bool)> {
         let receive = local.serving.receive.take()?;
         let why = match failure {
-            status::REMOTE_INVALID => status::LOCAL_LENGTH,
-            status::REMOTE_OPERATION => status::LOCAL_PROTECTION,
+            status::REMOTE_INVALID => self.node.nic().receive_too_short(),
+            status::REMOTE_OPERATION => self.node.nic().own_memory_refused(),
             _ => {
                 local.receives.push_front(receive);
                 return None;

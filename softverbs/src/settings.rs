@@ -1,5 +1,6 @@
 //! The settings, from the environment; read once, when a process joins a fabric.
 
+use crate::nic::Nic;
 use std::path::PathBuf;
 
 /// How a process joins a fabric.
@@ -13,6 +14,8 @@ pub struct Settings {
     pub node: Option<usize>,
     /// `SOFTVERBS_PROFILE`: a built-in profile or a file; default "spark-1cable".
     pub profile: String,
+    /// `SOFTVERBS_NIC`: the device that this process's rails behave as; default "mlx5".
+    pub nic: Nic,
     /// `SOFTVERBS_SCALE`: factor on all rates of the profile; default 1.
     pub scale: f64,
     /// `SOFTVERBS_THREADS`: engine threads of this process, 1 to 16; default: a quarter of the processors, at most one a rail.
@@ -28,8 +31,7 @@ impl Settings {
     /// # Errors
     /// Names the variable that is not usable, and what is allowed.
     pub(crate) fn from_environment() -> Result<Self, String> {
-        let read = |name: &str| std::env::var(name).ok().map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
-        let known = ["DIR", "FABRIC", "NODE", "PROFILE", "SCALE", "THREADS", "ADVERSARY"];
+        let known = ["DIR", "FABRIC", "NODE", "PROFILE", "NIC", "SCALE", "THREADS", "ADVERSARY"];
         for (name, _) in std::env::vars_os() {
             let name = name.to_string_lossy().into_owned();
             if let Some(rest) = name.strip_prefix("SOFTVERBS_")
@@ -40,15 +42,36 @@ impl Settings {
         }
         Ok(Self {
             dir: dir(),
-            fabric: named(read("SOFTVERBS_FABRIC"))?,
+            fabric: fabric()?,
             node: number(read("SOFTVERBS_NODE"), "SOFTVERBS_NODE", 0, 15)?,
             profile: read("SOFTVERBS_PROFILE").unwrap_or_else(|| "spark-1cable".to_owned()),
+            nic: nic()?,
             scale: scale(read("SOFTVERBS_SCALE"))?,
             threads: number(read("SOFTVERBS_THREADS"), "SOFTVERBS_THREADS", 1, 16)?,
             adversary: number(read("SOFTVERBS_ADVERSARY"), "SOFTVERBS_ADVERSARY", 0, usize::MAX)?
                 .map(|seed| seed as u64),
         })
     }
+}
+
+/// The device that `SOFTVERBS_NIC` names, else the default.
+///
+/// # Errors
+/// What is allowed.
+pub fn nic() -> Result<Nic, String> {
+    device(read("SOFTVERBS_NIC"))
+}
+
+/// The name of the fabric that `SOFTVERBS_FABRIC` names, else the default.
+///
+/// # Errors
+/// What is allowed.
+pub fn fabric() -> Result<String, String> {
+    named(read("SOFTVERBS_FABRIC"))
+}
+
+fn read(name: &str) -> Option<String> {
+    std::env::var(name).ok().map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
 }
 
 /// Where fabrics are kept: the folder that `SOFTVERBS_DIR` names, else one of this user's own in shared memory.
@@ -74,6 +97,11 @@ fn named(value: Option<String>) -> Result<String, String> {
     }
 }
 
+fn device(value: Option<String>) -> Result<Nic, String> {
+    let Some(name) = value else { return Ok(Nic::default()) };
+    Nic::parse(&name).map_err(|allowed| format!("SOFTVERBS_NIC={name:?}: {allowed}"))
+}
+
 fn number(value: Option<String>, name: &str, low: usize, high: usize) -> Result<Option<usize>, String> {
     let Some(text) = value else { return Ok(None) };
     match text.parse() {
@@ -90,5 +118,20 @@ fn scale(value: Option<String>) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(factor) if SCALES.contains(&factor) => Ok(factor),
         _ => Err(format!("SOFTVERBS_SCALE={text:?}: must be {} to {}", SCALES.start(), SCALES.end())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_one_of_two_and_mlx5_where_none_is_named() {
+        let named = |name: &str| device(Some(name.to_owned()));
+        assert_eq!(
+            (device(None), named("mlx5"), named("soft-roce")),
+            (Ok(Nic::Mlx5), Ok(Nic::Mlx5), Ok(Nic::SoftRoce))
+        );
+        assert_eq!(named("rxe"), Err("SOFTVERBS_NIC=\"rxe\": must be mlx5 or soft-roce".to_owned()));
     }
 }

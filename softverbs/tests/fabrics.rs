@@ -77,6 +77,7 @@ fn the_status_shows_nodes_rates_and_faults_and_other_nodes_are_refused() {
         refusals: 0,
         unanswered: 0,
         is_silent: false,
+        sent_bytes: 0,
     };
     let twin = RailStatus { device: "roceP2p1s0f0".to_owned(), ..full.clone() };
     let dead = RailStatus { unanswered: 2, is_silent: true, ..full.clone() };

@@ -51,7 +51,7 @@ pub(super) unsafe extern "C" fn post_recv(
         // SAFETY: null at the chain's end, else readable, by the caller's promise.
         while let Some(request) = unsafe { at.as_ref() } {
             // SAFETY: the caller's promise.
-            let (sges, count) = unsafe { gathered(request.sg_list, request.num_sge) }?;
+            let (sges, count) = unsafe { gathered(request.sg_list, request.num_sge, libc::EINVAL) }?;
             core.post_receive(request.wr_id, &sges[..count])?;
             at = request.next;
         }
@@ -73,14 +73,14 @@ unsafe fn post_one_send(core: &Arc<QueuePair>, request: &ibv_send_wr) -> Result<
         _ => return Err(libc::EOPNOTSUPP),
     };
     // SAFETY: the caller's promise.
-    let (sges, count) = unsafe { gathered(request.sg_list, request.num_sge) }?;
+    let (sges, count) = unsafe { gathered(request.sg_list, request.num_sge, core.node.nic().too_large_to_post()) }?;
     // SAFETY: every member of these unions is made of integers.
     let (imm, remote) = unsafe { (request.__bindgen_anon_1.imm_data, request.wr.rdma) };
     let has = |flag: u32| request.send_flags & flag != 0;
     let mut carried = [0; INLINE_BYTES];
     let inline = if has(IBV_SEND_INLINE) {
         // SAFETY: what is sent inline may be read, by the caller's promise.
-        Some(unsafe { taken(&sges[..count], &mut carried) }?)
+        Some(unsafe { taken(&sges[..count], &mut carried) }.ok_or(core.node.nic().too_large_to_post())?)
     } else {
         None
     };
@@ -98,29 +98,32 @@ unsafe fn post_one_send(core: &Arc<QueuePair>, request: &ibv_send_wr) -> Result<
     core.post_send(&request)
 }
 
-/// The bytes of an inline request.
+/// The bytes of an inline request; none where they are more than any takes.
 ///
 /// # Safety
 /// The pieces may be read.
-unsafe fn taken<'a>(sges: &[Sge], into: &'a mut [u8; INLINE_BYTES]) -> Result<&'a [u8], i32> {
+unsafe fn taken<'a>(sges: &[Sge], into: &'a mut [u8; INLINE_BYTES]) -> Option<&'a [u8]> {
     let mut at = 0;
     for sge in sges {
-        let place = into.get_mut(at..at + sge.bytes as usize).ok_or(libc::EINVAL)?;
+        let place = into.get_mut(at..at + sge.bytes as usize)?;
         // SAFETY: the caller's promise; `place` is as long.
         unsafe { std::ptr::copy_nonoverlapping(sge.addr as *const u8, place.as_mut_ptr(), place.len()) };
         at += place.len();
     }
-    Ok(&into[..at])
+    Some(&into[..at])
 }
 
-/// A scatter/gather list, as the core has it.
+/// A scatter/gather list, as the core has it; `too_many` for one of more pieces than any request takes.
 ///
 /// # Safety
 /// `list` has `count` entries that may be read.
-unsafe fn gathered(list: *mut ibv_sge, count: c_int) -> Result<([Sge; MAX_SGES], usize), i32> {
+unsafe fn gathered(list: *mut ibv_sge, count: c_int, too_many: i32) -> Result<([Sge; MAX_SGES], usize), i32> {
     let count = usize::try_from(count).map_err(|_| libc::EINVAL)?;
-    if count > MAX_SGES || (count > 0 && list.is_null()) {
+    if count > 0 && list.is_null() {
         return Err(libc::EINVAL);
+    }
+    if count > MAX_SGES {
+        return Err(too_many);
     }
     let sges = std::array::from_fn(|index| {
         if index >= count {

@@ -27,21 +27,16 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init
             return Err(libc::EOPNOTSUPP);
         }
         let device = domain.device;
-        let asked = Caps {
-            send_requests: wanted.cap.max_send_wr,
-            receive_requests: wanted.cap.max_recv_wr,
-            sges: wanted.cap.max_send_sge.max(wanted.cap.max_recv_sge),
-            inline_bytes: wanted.cap.max_inline_data,
+        let caps = |cap: &ibv_qp_cap| Caps {
+            send_requests: cap.max_send_wr,
+            receive_requests: cap.max_recv_wr,
+            sges: cap.max_send_sge.max(cap.max_recv_sge),
+            inline_bytes: cap.max_inline_data,
             signal_all: wanted.sq_sig_all != 0,
         };
-        asked.check()?;
-        let got = rounded_up(wanted.cap);
-        let caps = Caps {
-            send_requests: got.max_send_wr,
-            receive_requests: got.max_recv_wr,
-            inline_bytes: got.max_inline_data,
-            ..asked
-        };
+        caps(&wanted.cap).check()?;
+        let got = rounded_up(device.node.nic(), wanted.cap);
+        let caps = caps(&got);
         let core = QueuePair::new(&device.node, device.index, domain.c.handle, &send_cq.core, &recv_cq.core, caps)?;
         // SAFETY: integers, pointers and pthread objects, for which zero is a value.
         let mut c: ibv_qp = unsafe { std::mem::zeroed() };

@@ -1,9 +1,12 @@
-//! What a queue gets for what was asked: as much as mlx5 gives, which fills whole blocks of its queues.
+//! What a queue gets for what was asked, so that a program that takes what it got for what it asked is found out here.
 //!
-//! The arithmetic of rdma-core's providers/mlx5/verbs.c (`mlx5_calc_send_wqe`, `mlx5_calc_sq_size`, `mlx5_calc_rq_size` for a reliable
-//! connection, and `create_cq`), so that a program that takes what it got for what it asked is found out here.
+//! mlx5 fills whole blocks of its queues: the arithmetic of rdma-core's providers/mlx5/verbs.c (`mlx5_calc_send_wqe`, `mlx5_calc_sq_size`,
+//! `mlx5_calc_rq_size` for a reliable connection, and `create_cq`). Soft-RoCE rounds up too: a queue to a power of two less one, and pieces and
+//! inline bytes, which share their room, to the larger of the two (`rxe_init_sq` and `rxe_init_rq` in drivers/infiniband/sw/rxe/rxe_qp.c,
+//! `rxe_queue_init` in rxe_queue.c). Older kernels have queues of the same sizes, and say what was asked. For a completion queue both do the same.
 
-use crate::os::shm::{INLINE_BYTES, SEND_SLOTS};
+use crate::nic::Nic;
+use crate::os::shm::{INLINE_BYTES, MAX_SGES, SEND_SLOTS};
 use crate::queue_pair::MAX_RECEIVES;
 use std::ffi::c_int;
 use verbs_sys::ibv_qp_cap;
@@ -11,14 +14,21 @@ use verbs_sys::ibv_qp_cap;
 /// What a request takes beside its data: a control segment, and room for the largest operation there is, the binding of a memory window
 /// (`sq_overhead`: 16 + 48 + 64 + 64).
 const OVERHEAD_BYTES: u32 = 192;
-/// The head of inline data (`struct mlx5_wqe_inl_data_seg`), and a scatter/gather entry (`struct mlx5_wqe_data_seg`).
+/// The head of inline data (`struct mlx5_wqe_inl_data_seg`), and a scatter/gather entry (`struct mlx5_wqe_data_seg`, and `struct ib_sge`).
 const INLINE_HEAD_BYTES: u32 = 4;
 const SEGMENT_BYTES: u32 = 16;
 /// `MLX5_SEND_WQE_BB`.
 const BLOCK_BYTES: u32 = 64;
 
 /// The sizes that a queue pair gets; `asked` is within this fabric's limits, and so is what it gets.
-pub fn rounded_up(asked: ibv_qp_cap) -> ibv_qp_cap {
+pub fn rounded_up(nic: Nic, asked: ibv_qp_cap) -> ibv_qp_cap {
+    match nic {
+        Nic::Mlx5 => blocks_filled(asked),
+        Nic::SoftRoce => powers_of_two_but_one(asked),
+    }
+}
+
+fn blocks_filled(asked: ibv_qp_cap) -> ibv_qp_cap {
     let mut got = asked;
     if asked.max_send_wr > 0 {
         let inline = match asked.max_inline_data {
@@ -38,6 +48,18 @@ pub fn rounded_up(asked: ibv_qp_cap) -> ibv_qp_cap {
     got
 }
 
+fn powers_of_two_but_one(asked: ibv_qp_cap) -> ibv_qp_cap {
+    let room_bytes = (asked.max_send_sge * SEGMENT_BYTES).max(asked.max_inline_data);
+    let queue = |requests: u32| (requests + 1).next_power_of_two() - 1;
+    ibv_qp_cap {
+        max_send_wr: queue(asked.max_send_wr).min(SEND_SLOTS as u32),
+        max_recv_wr: queue(asked.max_recv_wr).min(MAX_RECEIVES),
+        max_send_sge: (room_bytes / SEGMENT_BYTES).min(MAX_SGES as u32),
+        max_recv_sge: asked.max_recv_sge,
+        max_inline_data: room_bytes.min(INLINE_BYTES as u32),
+    }
+}
+
 /// How many completions a queue holds that is asked for `entries`: mlx5 rounds one more up to a power of two (`align_queue_size` in
 /// rdma-core's providers/mlx5/mlx5.h), and keeps one place empty.
 pub fn completions_for(entries: c_int) -> c_int {
@@ -50,15 +72,13 @@ mod tests {
     use super::super::attributes::MAX_CQE;
     use super::*;
 
+    fn asked(send: u32, receive: u32, inline: u32) -> ibv_qp_cap {
+        let (max_send_sge, max_recv_sge) = (1, 1);
+        ibv_qp_cap { max_send_wr: send, max_recv_wr: receive, max_send_sge, max_recv_sge, max_inline_data: inline }
+    }
+
     fn got(send: u32, receive: u32, inline: u32) -> (u32, u32, u32) {
-        let asked = ibv_qp_cap {
-            max_send_wr: send,
-            max_recv_wr: receive,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline_data: inline,
-        };
-        let got = rounded_up(asked);
+        let got = rounded_up(Nic::Mlx5, asked(send, receive, inline));
         assert_eq!((got.max_send_sge, got.max_recv_sge), (1, 1));
         (got.max_send_wr, got.max_recv_wr, got.max_inline_data)
     }
@@ -69,6 +89,20 @@ mod tests {
         assert_eq!(got(128, 320, 64), (204, 512, 124));
         assert_eq!(got(1, 1, 0), (1, 4, 60), "room for one segment is room for so many bytes");
         assert_eq!(got(0, 0, 0), (0, 0, 0), "nothing stays nothing");
+    }
+
+    #[test]
+    fn queues_are_rounded_as_soft_roce_rounds_them() {
+        let got = |send, receive, inline| {
+            let got = rounded_up(Nic::SoftRoce, asked(send, receive, inline));
+            assert_eq!(got.max_recv_sge, 1);
+            (got.max_send_wr, got.max_recv_wr, got.max_inline_data, got.max_send_sge)
+        };
+        assert_eq!(got(128, 1, 128), (255, 1, 128, 4), "eight pieces have room there, and four here");
+        assert_eq!(got(127, 320, 32), (127, 511, 32, 2));
+        assert_eq!(got(1, 3, 0), (1, 3, 16, 1), "room for one piece is room for so many bytes");
+        assert_eq!(got(0, 0, 0), (0, 0, 16, 1));
+        assert_eq!(got(SEND_SLOTS as u32, MAX_RECEIVES, 256), (SEND_SLOTS as u32, MAX_RECEIVES, 256, 4));
     }
 
     #[test]

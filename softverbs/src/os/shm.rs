@@ -4,14 +4,12 @@
 //! It is sparse: only what is touched takes memory. It stays mapped until the process ends.
 
 use crate::pacing::Resource;
-use crate::profile::{MAX_RAILS, MAX_SHARED};
+use crate::profile::{MAX_NODES, MAX_RAILS, MAX_SHARED};
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Machines of a fabric.
-pub(crate) const MAX_NODES: usize = 16;
 /// Processes of a fabric.
 pub(crate) const MAX_PROCESSES: usize = 64;
 /// Queue pairs of a fabric.

@@ -8,11 +8,13 @@ use verbs_sys::*;
 /// The shared object that the package builds.
 pub const PATH: &str = env!("CARGO_BIN_EXE_softverbs-ibverbs");
 /// The fabric of this process.
-pub const FABRIC: &str = "c_surface";
+pub fn fabric() -> String {
+    format!("c_surface-{}", crate::NIC.name())
+}
 
 /// Where this process's fabric is.
 pub fn dir() -> PathBuf {
-    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("c_surface")
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(fabric())
 }
 
 /// Loads a library with its symbols to itself; null when it is not there.
@@ -44,9 +46,10 @@ pub fn handle() -> *mut c_void {
         // SAFETY: once, before the library is loaded; nothing else here reads the environment at the same time.
         unsafe {
             std::env::set_var("SOFTVERBS_DIR", dir());
-            std::env::set_var("SOFTVERBS_FABRIC", FABRIC);
+            std::env::set_var("SOFTVERBS_FABRIC", fabric());
             std::env::set_var("SOFTVERBS_NODE", "0");
             std::env::set_var("SOFTVERBS_PROFILE", "unpaced");
+            std::env::set_var("SOFTVERBS_NIC", crate::NIC.name());
         }
         let handle = open(PATH);
         assert!(!handle.is_null(), "{PATH} cannot be loaded");
@@ -280,6 +283,19 @@ impl End {
         // SAFETY: the context is open, the queue pair alive, and the chain lives for the call.
         let status = unsafe { (*self.context).ops.post_send.unwrap()(self.qp, first, &raw mut bad) };
         (status, bad)
+    }
+
+    /// Posts a write of so many pieces of eight bytes.
+    pub fn post_pieces(&self, count: usize, flags: u32, peer: &Self) -> c_int {
+        let mut pieces = vec![self.piece(0, 8); count];
+        let mut request: ibv_send_wr = zeroed();
+        (request.opcode, request.send_flags) = (IBV_WR_RDMA_WRITE, flags);
+        (request.sg_list, request.num_sge) = (pieces.as_mut_ptr(), count as c_int);
+        // SAFETY: the region is alive.
+        let rkey = unsafe { (*peer.mr).rkey };
+        let remote_addr = peer.memory.as_ptr().expose_provenance() as u64;
+        request.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr, rkey };
+        self.post_chain(&mut request).0
     }
 
     pub fn post_receive(&self, mut piece: ibv_sge, wr_id: u64) -> c_int {

@@ -5,9 +5,13 @@ mod library;
 
 use library::*;
 use softverbs::control::{Action, control};
+use softverbs::nic::Nic;
 use std::ffi::{CStr, c_int};
 use std::ptr::null_mut;
 use verbs_sys::*;
+
+/// `c_surface_soft_roce` shows what differs on the other one.
+const NIC: Nic = Nic::Mlx5;
 
 #[test]
 fn each_function_has_the_version_that_rdma_core_gives_it() {
@@ -60,6 +64,7 @@ fn devices_and_ports_tell_what_they_are() {
     port.port_cap_flags2 = 0x5555;
     assert_eq!(call!(ibv_query_port(context, 1, (&raw mut port).cast())), 0);
     assert_eq!((port.state, port.link_layer, port.active_mtu), (IBV_PORT_ACTIVE, LINK_LAYER_ETHERNET, IBV_MTU_4096));
+    assert_eq!(port.max_msg_sz, 1 << 30);
     assert_eq!(port.port_cap_flags2, 0x5555, "the exported function writes the old struct, and no more");
     assert_eq!(call!(ibv_query_port(context, 2, (&raw mut port).cast())), libc::EINVAL);
     let mut speed = 0;
@@ -202,6 +207,10 @@ fn what_cannot_be_is_refused_and_what_is_in_use_stays() {
     assert!(call!(ibv_reg_mr(a.pd, a.memory.as_ptr().cast_mut().cast(), 4096, remote_only)).is_null());
     assert_eq!(errno(), libc::EINVAL);
 
+    // More pieces, and more inline bytes, than any request takes.
+    assert_eq!((a.post_pieces(5, 0, &b), a.post_pieces(3, 0, &b)), (libc::ENOMEM, libc::ENOMEM));
+    assert_eq!(a.post(IBV_WR_RDMA_WRITE, IBV_SEND_INLINE, a.piece(0, 300), &b, 0, 1), libc::ENOMEM);
+
     // Of a chain with a request that cannot be, those before it are posted, and it is named.
     let mut piece = a.piece(0, 8);
     let (mut good, mut atomic): (ibv_send_wr, ibv_send_wr) = (zeroed(), zeroed());
@@ -291,7 +300,7 @@ fn events_name_the_queue_pair_and_the_port() {
     for (action, kind, state) in
         [(Action::Down, IBV_EVENT_PORT_ERR, IBV_PORT_DOWN), (Action::Up, IBV_EVENT_PORT_ACTIVE, IBV_PORT_ACTIVE)]
     {
-        control(&dir(), FABRIC, Some(0), "roceP2p1s0f0", action).unwrap();
+        control(&dir(), &fabric(), Some(0), "roceP2p1s0f0", action).unwrap();
         let mut event = next();
         // SAFETY: the kind says that it is a port.
         assert_eq!((event.event_type, unsafe { event.element.port_num }), (kind, 1));

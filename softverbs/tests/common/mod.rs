@@ -4,6 +4,7 @@
 
 use softverbs::completion_queue::{Completion, CompletionQueue};
 use softverbs::fabric::Node;
+use softverbs::nic::Nic;
 use softverbs::queue_pair::{Caps, Change, QueuePair};
 use softverbs::settings::Settings;
 use softverbs::work_request::{Operation, SendRequest, Sge};
@@ -28,15 +29,24 @@ pub struct Bed {
 impl Bed {
     /// 8000 Mb/s: a byte a nanosecond.
     pub fn new() -> Self {
+        Self::of(Nic::default())
+    }
+
+    pub fn of(nic: Nic) -> Self {
+        Self::wired(nic, "")
+    }
+
+    /// With more lines in the profile.
+    pub fn wired(nic: Nic, lines: &str) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("test-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let dir = dir();
         std::fs::create_dir_all(&dir).unwrap();
         let profile = dir.join(format!("{name}.profile"));
-        std::fs::write(&profile, PROFILE).unwrap();
+        std::fs::write(&profile, format!("{PROFILE}\n{lines}")).unwrap();
         let profile = profile.display().to_string();
         let settings =
-            Settings { dir, fabric: name, node: None, profile, scale: 1.0, threads: Some(1), adversary: None };
+            Settings { dir, fabric: name, node: None, profile, nic, scale: 1.0, threads: Some(1), adversary: None };
         let first = Node::enter(&settings).unwrap();
         first.memory.virtual_clock.store(1, Ordering::Release);
         let second = Node::enter(&settings).unwrap();
@@ -60,6 +70,17 @@ impl Bed {
     }
 
     pub fn connect(&self, pair: Pair, peers: [usize; 2], device: usize, rnr_retry: u8) -> Pair {
+        self.connect_with(pair, peers, device, (1, rnr_retry))
+    }
+
+    /// With so many tries after the first, and while the peer has no receive.
+    pub fn connect_with(
+        &self,
+        pair: Pair,
+        peers: [usize; 2],
+        device: usize,
+        (retry_count, rnr_retry): (u8, u8),
+    ) -> Pair {
         for (this, that, node) in [(&pair.a, &pair.b, peers[0]), (&pair.b, &pair.a, peers[1])] {
             this.qp.change(Change::Init { access: 7, port: 1 }).unwrap();
             let remote_gid = self.nodes[node].devices()[device].gids[1];
@@ -73,7 +94,7 @@ impl Bed {
                     min_rnr_timer: 1,
                 })
                 .unwrap();
-            this.qp.change(Change::ReadyToSend { timeout: 8, retry_count: 1, rnr_retry, send_psn: 5 }).unwrap();
+            this.qp.change(Change::ReadyToSend { timeout: 8, retry_count, rnr_retry, send_psn: 5 }).unwrap();
         }
         pair
     }
@@ -116,6 +137,22 @@ impl End {
 
     pub fn sge(&self, at: usize, bytes: u32) -> Sge {
         Sge { addr: self.bytes.as_ptr() as u64 + at as u64, bytes, lkey: self.key }
+    }
+
+    /// Posts an inline write of so many of its own bytes.
+    pub fn post_inline(&self, bytes: usize, to: &End) -> Result<(), i32> {
+        let sges = [self.sge(0, bytes as u32)];
+        self.qp.post_send(&SendRequest {
+            wr_id: 77,
+            operation: Operation::Write,
+            signaled: true,
+            inline: Some(&self.bytes[..bytes]),
+            solicited: false,
+            imm: None,
+            sges: &sges,
+            remote_addr: to.bytes.as_ptr() as u64,
+            rkey: to.key,
+        })
     }
 
     pub fn post(&self, operation: Operation, sges: &[Sge], imm: Option<u32>, remote: (u64, u32)) -> Result<(), i32> {

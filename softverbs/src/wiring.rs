@@ -1,0 +1,161 @@
+//! Which port is cabled to which, where a fabric's machines are not all on one switch, and the addresses that follow from it.
+
+use std::net::Ipv4Addr;
+
+/// Cables of a fabric.
+pub const MAX_WIRES: usize = 64;
+
+/// A cable from a port of one machine to a port of another one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wire {
+    /// Its name in the profile.
+    pub name: String,
+    /// Its two ends, on different machines.
+    pub ends: [Port; 2],
+    /// The subnets of the rails on it.
+    pub subnets: Subnets,
+}
+
+/// A port of a machine: the end of a cable, which several rails may share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Port {
+    /// The machine.
+    pub node: usize,
+    /// Index of the cable among the profile's.
+    pub cable: usize,
+}
+
+/// How the rails of a wire are addressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Subnets {
+    /// The first rails of both ends share one subnet, the second rails another one.
+    #[default]
+    Each,
+    /// All rails of both ends are in one.
+    One,
+}
+
+impl Subnets {
+    /// Its name in a profile.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Each => "each",
+            Self::One => "one",
+        }
+    }
+
+    /// The one of this name.
+    ///
+    /// # Errors
+    /// What is allowed.
+    pub fn parse(name: &str) -> Result<Self, String> {
+        [Self::Each, Self::One]
+            .into_iter()
+            .find(|subnets| subnets.name() == name)
+            .ok_or_else(|| format!("subnets={name}: must be each or one"))
+    }
+}
+
+/// The cables of a fabric. Without any, each rail reaches the rail of its name on every other machine, as by a switch for each.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Wires(Vec<Wire>);
+
+impl Wires {
+    /// Adds a cable.
+    ///
+    /// # Errors
+    /// When an end of it has a cable already, both are on one machine, or there are too many.
+    pub fn add(&mut self, wire: Wire) -> Result<(), String> {
+        if wire.ends[0].node == wire.ends[1].node {
+            return Err("both ends are on one node".to_owned());
+        }
+        if wire.ends.iter().any(|end| self.at(*end).is_some()) {
+            return Err("an end has a wire already".to_owned());
+        }
+        if self.0.len() == MAX_WIRES {
+            return Err(format!("more than {MAX_WIRES} wires"));
+        }
+        self.0.push(wire);
+        Ok(())
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = &Wire> {
+        self.0.iter()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// How many machines they are for.
+    pub fn nodes(&self) -> Option<usize> {
+        self.0.iter().flat_map(|wire| wire.ends).map(|end| end.node + 1).max()
+    }
+
+    /// Whether a cable leads from one port to the other.
+    pub fn join(&self, one: Port, other: Port) -> bool {
+        self.at(one).is_some_and(|(_, wire)| wire.ends.contains(&other) && one != other)
+    }
+
+    /// Whether a port has a cable.
+    pub fn has(&self, port: Port) -> bool {
+        self.at(port).is_some()
+    }
+
+    /// The address of the rail number `place` of a port, `None` without a cable. All are of a /24: 10.W.K.N, where W is the cable's number,
+    /// K the rail's on it, or 0 where all are in one subnet, and N differs in each subnet.
+    pub fn address(&self, port: Port, place: usize) -> Option<Ipv4Addr> {
+        let (number, wire) = self.at(port)?;
+        // At most 64 cables, 8 rails and 16 machines: all fit.
+        let [number, place, node] = [number, place, port.node].map(|n| n as u8);
+        Some(match wire.subnets {
+            Subnets::Each => Ipv4Addr::new(10, number, place, node + 1),
+            Subnets::One => Ipv4Addr::new(10, number, 0, 8 * node + place + 1),
+        })
+    }
+
+    fn at(&self, port: Port) -> Option<(usize, &Wire)> {
+        self.0.iter().enumerate().find(|(_, wire)| wire.ends.contains(&port))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wire(one: (usize, usize), other: (usize, usize), subnets: Subnets) -> Wire {
+        let port = |(node, cable)| Port { node, cable };
+        Wire { name: "w".to_owned(), ends: [port(one), port(other)], subnets }
+    }
+
+    #[test]
+    fn a_cable_joins_its_two_ends_and_no_others() {
+        let mut wires = Wires::default();
+        wires.add(wire((0, 0), (1, 1), Subnets::Each)).unwrap();
+        wires.add(wire((1, 0), (2, 1), Subnets::One)).unwrap();
+        let port = |node, cable| Port { node, cable };
+        assert!(wires.join(port(0, 0), port(1, 1)) && wires.join(port(1, 1), port(0, 0)));
+        for (one, other) in [((0, 0), (1, 0)), ((0, 0), (2, 1)), ((0, 0), (0, 0)), ((0, 1), (2, 0))] {
+            assert!(!wires.join(port(one.0, one.1), port(other.0, other.1)), "{one:?} {other:?}");
+        }
+        assert_eq!(wires.nodes(), Some(3));
+        assert!(wires.add(wire((0, 0), (2, 0), Subnets::Each)).unwrap_err().contains("already"));
+        assert!(wires.add(wire((3, 0), (3, 1), Subnets::Each)).unwrap_err().contains("one node"));
+    }
+
+    #[test]
+    fn each_subnet_has_the_addresses_of_both_ends_and_each_of_them_once() {
+        let mut wires = Wires::default();
+        wires.add(wire((0, 0), (1, 1), Subnets::Each)).unwrap();
+        wires.add(wire((1, 0), (2, 1), Subnets::One)).unwrap();
+        let address = |node, cable, place| wires.address(Port { node, cable }, place).map(|ip| ip.octets());
+        assert_eq!((address(0, 0, 0), address(1, 1, 0)), (Some([10, 0, 0, 1]), Some([10, 0, 0, 2])));
+        assert_eq!((address(0, 0, 1), address(1, 1, 1)), (Some([10, 0, 1, 1]), Some([10, 0, 1, 2])));
+        let one = [address(1, 0, 0), address(1, 0, 1), address(2, 1, 0), address(2, 1, 1)].map(Option::unwrap);
+        assert!(one.iter().all(|ip| ip[..3] == [10, 1, 0]));
+        assert!((0..4).all(|at| !one[..at].contains(&one[at])), "{one:?}");
+        assert_eq!(address(0, 1, 0), None);
+    }
+}
