@@ -15,7 +15,7 @@ shopt -s inherit_errexit
 
 checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 target_folder=${CARGO_TARGET_DIR:-$checkout/target}/fuzz
-readonly all=(handle handshake control mailbox clear_to_send receives recovery control_link admission settings profile)
+readonly all=(handle handshake control mailbox clear_to_send receives streams recovery control_link admission settings profile)
 # What cargo-fuzz sets with `--sanitizer none`: coverage by counters and compared values.
 readonly flags="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \

@@ -9,8 +9,10 @@
 //! the table is an error.
 
 mod acknowledgement;
+pub mod fate;
 mod file;
 mod names;
+pub mod nccl;
 mod value;
 
 use crate::error::{Error, Result};
@@ -84,10 +86,10 @@ settings! {
     hca: NameFilter = "NCCL_IB_HCA", "", NameFilter::parse, "`[^][=]NAME[:PORT],...` (at most 32 entries).",
         "RDMA devices to use as rails. Names match as prefixes; `=` matches whole names, `^` excludes the names.";
     gid_index: Option<u16> = "NCCL_IB_GID_INDEX", "-1", gid_index, "-1 (look it up at each connect) to 255.",
-        "GID index to use on every port; a fixed index breaks when addresses change.";
-    traffic_class: u8 = "NCCL_IB_TC", "0", number::<u8, 0, 255>, "0 to 255.",
+        "GID index to use on every port that has a RoCE v2 address there; a fixed index breaks when addresses change.";
+    traffic_class: Option<u8> = "NCCL_IB_TC", "-1", unless_minus_one::<0, 255>, "-1 (that of the communicator, else 0) to 255.",
         "Traffic class (DSCP and ECN) of RoCE packets.";
-    service_level: u8 = "NCCL_IB_SL", "0", number::<u8, 0, 15>, "0 to 15.",
+    service_level: Option<u8> = "NCCL_IB_SL", "-1", unless_minus_one::<0, 15>, "-1 (0) to 15.",
         "Service level, for RoCE the priority.";
     timeout: u8 = "NCCL_IB_TIMEOUT", "14", number::<u8, 1, 31>, "1 to 31.",
         "How long a queue pair waits for an acknowledgement before it retransmits: 4.096 us x 2^n.";
@@ -119,6 +121,8 @@ settings! {
     cpu_latency_us: Option<u32> = "NCCL_SPARK_CPU_LATENCY_US", "", optional::<u32, 0, 1_000_000>,
         "0 to 1000000 microseconds.",
         "CPU wake-up latency to ask the kernel for (`/dev/cpu_dma_latency`) while the process has connections; unset: none.";
+    ring_tcp: bool = "NCCL_SPARK_RING_TCP", "0", switch, "0 or 1; the same on every node.",
+        "Whether peers that no rail can reach (the diagonal of a ring without a switch) are connected by TCP over `NCCL_SOCKET_IFNAME`; the tuner then offers NCCL only Ring.";
     stall_warn: Duration = "NCCL_SPARK_STALL_WARN_S", "60", seconds::<1, 86_400>, "1 to 86400 seconds.",
         "How long a request may make no progress before a warning is logged.";
     loss_timeout: Duration = "NCCL_SPARK_LOSS_TIMEOUT_S", "30", seconds::<1, 3600>, "1 to 3600 seconds.",
@@ -136,6 +140,8 @@ settings! {
     tuner_plugin: Option<String> = "NCCL_TUNER_PLUGIN", "", |text| Ok(Some(text.to_owned()).filter(|text| !text.is_empty())),
         "A tuner's name or file.",
         "The tuner that NCCL loads; this plugin's tuner acts only where it is unset or names a file with `spark` in its name.";
+    counters: bool = "NCCL_SPARK_COUNTERS", "1", switch, "0 or 1.",
+        "Whether other processes can read what each rail carries (`nccl-spark top`): a memory file of the job's process, which nobody else but root and the same user can open.";
     vllm: bool = "NCCL_SPARK_VLLM", "0", switch, "0 or 1.",
         "For the Python package: whether it sets `NCCL_NET_PLUGIN` and `NCCL_NET` in vLLM's processes where they are unset.";
 }
@@ -148,7 +154,7 @@ impl Config {
     /// settings file that cannot be read.
     pub fn from_environment() -> Result<Config> {
         let settings = Settings::of_this_process()?;
-        for line in settings.from_files() {
+        for line in settings.from_files().into_iter().chain(settings.ignored()) {
             tracing::info!("{line}");
         }
         Ok(settings.config)
@@ -195,6 +201,8 @@ pub struct Held {
 pub struct Settings {
     held: Vec<Held>,
     files: Vec<PathBuf>,
+    /// Variables of NCCL's own transports that are set.
+    ignored: Vec<&'static str>,
     config: Config,
 }
 
@@ -245,7 +253,8 @@ impl Settings {
             .collect();
         let value = |name: &str| held.iter().find(|one| one.row.name == name).map(|one| one.value.clone());
         let config = Config::parse_all(&value)?;
-        Ok(Settings { held, files: files.into_iter().map(|file| file.path).collect(), config })
+        let ignored = nccl::ignored().map(|(name, _)| name).filter(|name| environment(name).is_some()).collect();
+        Ok(Settings { held, files: files.into_iter().map(|file| file.path).collect(), ignored, config })
     }
 
     /// Every setting, in the table's order.
@@ -256,6 +265,12 @@ impl Settings {
     /// The settings files that were read.
     pub fn files(&self) -> &[PathBuf] {
         &self.files
+    }
+
+    /// A line about the variables of NCCL's own transports that are set in the environment and that this plugin does not read.
+    pub fn ignored(&self) -> Option<String> {
+        let names = self.ignored.join(", ");
+        (!names.is_empty()).then(|| format!("not used by this plugin: {names}; `nccl-spark doctor --env` says why"))
     }
 
     /// A line for each settings file that was read: what comes from it.
@@ -345,6 +360,11 @@ fn parse_one<T>(
     })
 }
 
+/// NCCL's own default of its classes is -1 (`NCCL_PARAM(IbTc, "IB_TC", -1)`, net_ib).
+fn unless_minus_one<const LOW: u64, const HIGH: u64>(value: &str) -> Parsed<Option<u8>> {
+    if value == "-1" { Ok(None) } else { number::<u8, LOW, HIGH>(value).map(Some) }
+}
+
 fn gid_index(value: &str) -> Parsed<Option<u16>> {
     match value.parse::<i32>().map_err(|_| Refusal::default())? {
         -1 => Ok(None),
@@ -400,7 +420,7 @@ mod tests {
         assert_eq!((config.gid_index, config.timeout, config.retry_count), (None, 14, 6));
         let emptied: Vec<_> = table().iter().map(|row| (row.name, "")).collect();
         let config = read(&emptied).unwrap();
-        assert_eq!((config.timeout, config.traffic_class, config.qps_per_rail), (14, 0, None));
+        assert_eq!((config.timeout, config.traffic_class, config.qps_per_rail), (14, None, None));
     }
 
     /// A settings file in a folder of its own.
@@ -431,7 +451,7 @@ mod tests {
         let environment = [("NCCL_IB_TC", "5"), ("NCCL_IB_RETRY_CNT", " ")];
         let settings = gather(&environment, &standard).unwrap();
         let Config { traffic_class, service_level, retry_count, timeout, .. } = settings.config;
-        assert_eq!((traffic_class, service_level, retry_count, timeout), (5, 2, 4, 14));
+        assert_eq!((traffic_class, service_level, retry_count, timeout), (Some(5), Some(2), 4, 14));
         let source = |name: &str| settings.held().iter().find(|one| one.row.name == name).unwrap().source.clone();
         assert_eq!(source("NCCL_IB_TC"), Source::Environment);
         assert_eq!(source("NCCL_IB_SL"), Source::File { path: user.path(), line: 2 });
@@ -443,26 +463,38 @@ mod tests {
     }
 
     #[test]
+    fn variables_of_nccls_own_transports_are_named_where_they_are_set() {
+        let environment =
+            [("NCCL_IB_DISABLE", "0"), ("NCCL_IB_PKEY", " "), ("NCCL_CROSS_NIC", "1"), ("NCCL_IB_TC", "-1")];
+        let line = gather(&environment, &[]).unwrap().ignored().unwrap();
+        assert_eq!(
+            line,
+            "not used by this plugin: NCCL_IB_DISABLE, NCCL_CROSS_NIC; `nccl-spark doctor --env` says why"
+        );
+        assert_eq!(gather(&[("NCCL_IB_TC", "7")], &[]).unwrap().ignored(), None);
+    }
+
+    #[test]
     fn a_file_that_a_variable_names_is_read_in_place_of_the_standard_ones() {
         let (standard, named) = (Written::new("NCCL_IB_TC=1\n"), Written::new("NCCL_IB_SL=2\n"));
         let variable = |path: &str| gather(&[("NCCL_SPARK_SETTINGS_FILE", path)], &[standard.path()]);
         let config = variable(named.path().to_str().unwrap()).unwrap().config;
-        assert_eq!((config.traffic_class, config.service_level), (0, 2));
+        assert_eq!((config.traffic_class, config.service_level), (None, Some(2)));
         let none = variable("/dev/null").unwrap();
-        assert_eq!((none.config.traffic_class, none.config.service_level), (0, 0));
+        assert_eq!((none.config.traffic_class, none.config.service_level), (None, None));
         assert_eq!(none.from_files(), ["settings from /dev/null: no setting in effect"]);
-        assert_eq!(variable("").unwrap().config.traffic_class, 1);
+        assert_eq!(variable("").unwrap().config.traffic_class, Some(1));
         let gone = named.path().with_file_name("gone");
         let error = variable(gone.to_str().unwrap()).unwrap_err().to_string();
         assert!(error.starts_with("NCCL_SPARK_SETTINGS_FILE=") && error.contains("gone"), "{error}");
         let named = [("NCCL_SPARK_SETTINGS_FILE".to_owned(), named.path().to_str().unwrap().to_owned())];
-        assert_eq!(Config::from_variables(&named).unwrap().service_level, 2);
+        assert_eq!(Config::from_variables(&named).unwrap().service_level, Some(2));
     }
 
     #[test]
     fn what_a_file_says_is_held_to_the_table_and_named_with_file_and_line() {
         for (line, allowed) in [
-            ("NCCL_IB_TC=256", "0 to 255"),
+            ("NCCL_IB_TC=256", "else 0) to 255"),
             ("NCCL_SPARK_MIN_SHARE=1", "did you mean NCCL_SPARK_MIN_SHARE_BYTES?"),
             // In the environment this one is NCCL's business, here it is nobody's.
             ("NCCL_ALGO=Ring", "no such setting; `nccl-spark settings` lists all"),
@@ -491,7 +523,7 @@ mod tests {
     fn a_setting_out_of_range_is_named_with_what_is_allowed() {
         for (name, value) in [
             ("NCCL_IB_TC", "256"),
-            ("NCCL_IB_TC", "-1"),
+            ("NCCL_IB_TC", "-2"),
             ("NCCL_IB_TIMEOUT", "0"),
             ("NCCL_IB_RETRY_CNT", "8"),
             ("NCCL_IB_GID_INDEX", "-2"),

@@ -130,6 +130,13 @@ pub fn gid_netdev(sysfs: &Path, device: &str, port: u8, gid_index: u16) -> Optio
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())
 }
 
+/// Whether an interface is Wi-Fi: cfg80211 gives it a directory that names its radio, the older wireless extensions one of their own
+/// (`net/wireless/core.c` and `net/core/net-sysfs.c` in Linux).
+pub fn is_wireless(sysfs: &Path, interface: &str) -> bool {
+    let folder = sysfs.join("class/net").join(interface);
+    ["phy80211", "wireless"].iter().any(|entry| folder.join(entry).exists())
+}
+
 /// What makes each interface of a host answer ARP requests for its own addresses alone, and ask from them (`ip-sysctl` in Linux'
 /// documentation: `arp_ignore`, `arp_announce`).
 pub const ARP_CURE: &str = "sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2";
@@ -177,6 +184,16 @@ mod tests {
         assert_eq!(prefix_bits(IpAddr::V4(Ipv4Addr::new(255, 255, 255, 252))), 30);
         assert_eq!(prefix_bits(IpAddr::V6(Ipv6Addr::new(0xffff, 0xffff, 0xffff, 0xffff, 0, 0, 0, 0))), 64);
         assert_eq!(prefix_bits(IpAddr::V4(Ipv4Addr::UNSPECIFIED)), 0);
+    }
+
+    #[test]
+    fn wifi_shows_in_sysfs() {
+        let sysfs = tempfile::tempdir().unwrap();
+        for entry in ["wlan0/phy80211", "wlan1/wireless", "eth0/queues"] {
+            std::fs::create_dir_all(sysfs.path().join("class/net").join(entry)).unwrap();
+        }
+        let wireless = ["wlan0", "wlan1", "eth0", "eth1"].map(|interface| is_wireless(sysfs.path(), interface));
+        assert_eq!(wireless, [true, true, false, false]);
     }
 
     #[test]

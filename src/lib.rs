@@ -21,6 +21,9 @@
 //! Pure: which receives are granted, which sends run, which rail carries what, where each rail of a connection stands between loss and
 //! return; and how everything that goes to a peer is encoded and checked. No I/O, no clock, no lock, no `unsafe`.
 //!
+//! # For readers outside: [`counters`]
+//! What each rail of each connection does, in memory that other processes may read.
+//!
 //! # C outward: [`verbs`]
 //! libibverbs, loaded at run time, behind owners that keep its rules (what must outlive what, which thread may call).
 //!
@@ -30,12 +33,12 @@
 pub mod abi;
 pub mod comm;
 pub mod config;
+pub mod counters;
 pub mod error;
 pub mod flow;
 pub mod interfaces;
 pub mod plugin;
 pub mod rails;
-pub mod telemetry;
 pub mod tuner;
 pub mod verbs;
 pub mod wire;

@@ -10,7 +10,6 @@ use crate::tuner::table::Fingerprint;
 use crate::tuner::{Facts, Policy, Tuner};
 use crate::verbs::{self, Context, Library, Pd};
 use crate::wire::cts::MAX_RECEIVE_BYTES;
-use crate::wire::fields::Attachment;
 use crate::wire::handle::HANDLE_BYTES;
 use crate::wire::ids::RailId;
 use crate::wire::immediate::MAX_LEADS;
@@ -91,11 +90,14 @@ fn communicators<T>(use_them: impl FnOnce(&mut Communicators<ThreadId>) -> T) ->
     use_them(&mut COMMUNICATORS.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Ends what one `init` began. The rails stay open: NCCL may come back, and an open device costs nothing.
+/// Ends what one `init` began, and says what the communicator has carried. The rails stay open: NCCL may come back, and an open device costs nothing.
 pub fn finalize() {
     let one_less = |count: usize| count.checked_sub(1);
     if INITS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_err() {
         tracing::debug!("finalize without an init");
+    }
+    if let Some(plugin) = PLUGIN.get() {
+        plugin.host.process().log_summary();
     }
 }
 
@@ -221,9 +223,10 @@ fn fingerprint(survey: &Survey, nccl_version: Option<String>) -> Fingerprint {
 
 fn policy(config: &Config, host: Fingerprint) -> Policy {
     let (mode, learned, ll128) = (config.tuner, config.tuner_table.clone(), config.ll128);
+    let ring_tcp = config.ring_tcp;
     let this_host = host.to_string();
     let (network, tuner_plugin) = (config.network.clone(), config.tuner_plugin.clone());
-    let (policy, warnings) = Policy::new(Facts { mode, learned, ll128, network, tuner_plugin, host });
+    let (policy, warnings) = Policy::new(Facts { mode, learned, ll128, ring_tcp, network, tuner_plugin, host });
     for warning in warnings {
         tracing::warn!("{warning}");
     }
@@ -231,8 +234,27 @@ fn policy(config: &Config, host: Fingerprint) -> Policy {
     policy
 }
 
+/// What verbs says of this host's ports, without taking them into use; `verbs_library` is as `NCCL_IBVERBS_LIB` names it.
+///
+/// # Errors
+/// [`Error::Missing`] without a verbs library or a device that can be opened.
+pub fn ports(verbs_library: &str) -> Result<Vec<PortFacts>> {
+    Ok(ask_verbs(verbs_library)?.into_iter().map(|(facts, _)| facts).collect())
+}
+
 fn look_around(config: &Config) -> Result<(Survey, Ports)> {
-    let library = Library::load(&config.verbs_library)?;
+    let ports = ask_verbs(&config.verbs_library)?;
+    rails::check_sysfs(&config.sysfs)?;
+    let facts: Vec<PortFacts> = ports.iter().map(|(facts, _)| facts.clone()).collect();
+    Ok((
+        rails::survey(Path::new(&config.sysfs), Path::new("/proc/sys"), &facts, &interfaces::all()?, &config.hca),
+        ports,
+    ))
+}
+
+/// Opens every device that this process may open, and asks for its ports; logs why others are left out.
+fn ask_verbs(verbs_library: &str) -> Result<Ports> {
+    let library = Library::load(verbs_library)?;
     let mut ports: Ports = Vec::new();
     let (mut trouble, mut others_devices) = (Vec::new(), Vec::new());
     for device in library.devices()? {
@@ -268,12 +290,7 @@ fn look_around(config: &Config) -> Result<(Survey, Ports)> {
     for text in others_devices {
         tracing::info!("{text}");
     }
-    rails::check_sysfs(&config.sysfs)?;
-    let facts: Vec<PortFacts> = ports.iter().map(|(facts, _)| facts.clone()).collect();
-    Ok((
-        rails::survey(Path::new(&config.sysfs), Path::new("/proc/sys"), &facts, &interfaces::all()?, &config.hca),
-        ports,
-    ))
+    Ok(ports)
 }
 
 fn no_device(trouble: &[String]) -> Error {
@@ -304,28 +321,12 @@ fn open(survey: &Survey, ports: &Ports, config: &Config) -> Result<Vec<Arc<comm:
             port: found.port,
             netdev: found.netdev.clone(),
             phys_port: found.phys_port.clone(),
-            attachment: attachment(survey, found),
-            speed_mbps: share_of_link(survey, found),
+            attachment: survey.attachment(found),
+            speed_mbps: survey.share_of_link_mbps(found),
         };
         rails.push(Arc::new(comm::Rail::new(id, info, Pd::new(context)?, config)?));
     }
     Ok(rails)
-}
-
-fn attachment(survey: &Survey, rail: &rails::Rail) -> Attachment {
-    let link_mbps = survey.links.get(rail.link).and_then(|link| link.payload_mbps).unwrap_or(0);
-    Attachment { link: rail.link as u8, link_mbps, cable: rail.cable as u8, port_mbps: rail.speed_mbps.max(1) }
-}
-
-/// What a rail carries while the others on its PCIe link are as busy.
-fn share_of_link(survey: &Survey, rail: &rails::Rail) -> u32 {
-    let together: u32 = survey.rails.iter().filter(|other| other.link == rail.link).map(|other| other.speed_mbps).sum();
-    match survey.links.get(rail.link).and_then(|link| link.payload_mbps) {
-        Some(payload) if payload < together => {
-            (u64::from(payload) * u64::from(rail.speed_mbps) / u64::from(together.max(1))) as u32
-        }
-        _ => rail.speed_mbps,
-    }
 }
 
 impl Properties {

@@ -9,6 +9,7 @@ use common::{LIMIT, until};
 use nccl_net_spark::comm::{Host, ListenComm, RecvComm, RecvPart, Registration, SendComm};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::error::Error;
+use nccl_net_spark::interfaces;
 use nccl_net_spark::plugin::bring_up;
 use nccl_net_spark::verbs::HostMemory;
 use std::sync::Arc;
@@ -117,6 +118,25 @@ fn received_sizes(recv: &RecvComm, request: u16) -> Option<Vec<usize>> {
         sizes.push(bytes as usize);
     });
     done.unwrap().then_some(sizes)
+}
+
+/// Indices differ between functions and hosts, so one that fits this host may fit nothing there.
+#[test]
+fn a_gid_index_that_names_no_address_is_passed_over_and_another_one_is_used() {
+    let indices = |settings: &[(&str, &str)]| -> Vec<u16> {
+        let host = host(0, settings);
+        let process = host.process();
+        let look = process.rails[0].look(&process.config, &interfaces::all().unwrap()).unwrap();
+        look.addresses.iter().map(|address| look.gid_index(&address.gid).unwrap()).collect()
+    };
+    let all = indices(&[]);
+    assert!(!all.is_empty());
+    for index in &all {
+        assert_eq!(indices(&[("NCCL_IB_GID_INDEX", &index.to_string())]), [*index]);
+    }
+    let wrong = [("NCCL_IB_GID_INDEX", "200")];
+    assert_eq!(indices(&wrong), all);
+    ends(&host(0, &wrong), &host(1, &wrong));
 }
 
 #[test]
@@ -239,8 +259,8 @@ fn closing_in_any_order_leaves_nothing_behind() {
             ends.recv.close();
             ends.send.close();
         }
-        let sent: u64 = a.process().rails.iter().map(|rail| rail.totals().0).sum();
-        assert_eq!(sent, 5000 * (order + 1), "a connection that is closed has told what it sent");
+        let sent: u64 = common::sent_bytes(&a).iter().sum();
+        assert_eq!(sent, 5000 * (order + 1), "what a closed connection sent stays counted");
     }
     assert_eq!((a.process().registrations.in_use(), b.process().registrations.in_use()), (0, 0));
 }

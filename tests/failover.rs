@@ -9,7 +9,7 @@ mod bed;
 mod common;
 
 use bed::{Bed, PLACE, RAILS, Stream, TURN, WINDOW, host, set};
-use common::{fill, until};
+use common::{fill, until, without_files};
 use nccl_net_spark::comm::channel::Channel;
 use nccl_net_spark::comm::datapath::context::PathContext;
 use nccl_net_spark::comm::datapath::lane::Role;
@@ -18,6 +18,8 @@ use nccl_net_spark::comm::datapath::path::{PathGuard, SharedPath};
 use nccl_net_spark::comm::datapath::peer::Peer;
 use nccl_net_spark::comm::rail::backoff::PathId;
 use nccl_net_spark::comm::recovery::driver::Driver;
+use nccl_net_spark::comm::recovery::redial::Standing;
+use nccl_net_spark::comm::recovery::tcp::Redialling;
 use nccl_net_spark::comm::{Host, RecvPart};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::error::Error;
@@ -42,7 +44,6 @@ fn a_rail_dies_in_mid_transfer_and_returns() {
         set(rail, Action::Up);
         stream.run(&bed, 20);
     }
-    // A rail tells what it carried when its queue pairs are replaced: so both have been.
     let before = until(|| {
         stream.step(&bed).unwrap();
         Some(bed.carried()).filter(|carried| carried.iter().all(|bytes| *bytes > 0))
@@ -145,7 +146,6 @@ fn a_way_on_which_nobody_answers_keeps_no_other_from_returning() {
         let is_known = |peer_gid| bed.hosts[1].process().backoff.knows(PathId { rail: rail.id, peer_gid });
         addresses.iter().any(|address| is_known(address.gid)).then_some(())
     });
-    // A rail tells what it carried when its queue pairs are replaced.
     let before = bed.carried()[1];
     until(|| {
         set(RAILS[1], Action::Down);
@@ -265,21 +265,6 @@ fn watched(host: &Host, path: Arc<dyn SharedPath>) -> (Channel, Driver, Arc<Path
     (Channel::from_stream(stream).unwrap(), driver, context, far_end)
 }
 
-/// Does it while this process can open no more files.
-fn without_files<T>(act: impl FnOnce() -> T) -> T {
-    let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: it writes the structure that it is given.
-    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut before) }, 0);
-    let set = |limit: libc::rlimit| {
-        // SAFETY: it reads the structure that it is given.
-        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
-    };
-    set(libc::rlimit { rlim_cur: 0, ..before });
-    let result = act();
-    set(before);
-    result
-}
-
 #[test]
 fn a_connection_that_cannot_be_watched_is_let_go_and_the_next_one_works() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -287,16 +272,16 @@ fn a_connection_that_cannot_be_watched_is_let_go_and_the_next_one_works() {
     let (channel, driver, context, _far) = watched(&hosts[0], Arc::new(Lent::default()));
     let mut said = false;
     let refused = without_files(|| {
-        hosts[0].setup().service.watch(channel, driver, |_| {
+        hosts[0].setup().service.watch(channel, driver, |_, _| {
             said = true;
-            Ok(())
+            Ok(Redialling::Never)
         })
     });
     assert!(matches!(refused, Err(Error::Os { .. })), "{refused:?}");
     assert_eq!((Arc::strong_count(&context), said), (1, false), "the service keeps it, or its peer has heard of it");
     // The peer cannot be told of this one.
     let (channel, driver, context, _far) = watched(&hosts[0], Arc::new(Lent::default()));
-    let unsaid = |_: &mut Channel| Err(Error::Network("on purpose".to_owned()));
+    let unsaid = |_: &mut Channel, _: &mut Standing| Err(Error::Network("on purpose".to_owned()));
     assert!(hosts[0].setup().service.watch(channel, driver, unsaid).is_err());
     assert_eq!(Arc::strong_count(&context), 1, "the service keeps it");
     let bed = Bed::over(hosts);
@@ -309,7 +294,7 @@ fn a_fault_of_the_service_thread_ends_its_connections_in_words_and_the_next_ones
     let mut stream = Stream::new(&bed);
     stream.run(&bed, 10);
     let (channel, driver, _, _far) = watched(&bed.hosts[0], Arc::new(Faulty));
-    bed.hosts[0].setup().service.watch(channel, driver, |_| Ok(())).unwrap();
+    bed.hosts[0].setup().service.watch(channel, driver, |_, _| Ok(Redialling::Never)).unwrap();
     let error = until(|| bed.send.isend(stream.from.as_ptr() as u64, 8, 3, &stream.out).err());
     assert!(matches!(*error, Error::Internal(_)) && error.to_string().contains("on purpose"), "{error}");
     let receive = RecvPart { addr: stream.to.as_ptr() as u64, bytes: 8, tag: 3, memory: &stream.into };
@@ -347,13 +332,13 @@ fn a_fault_of_the_service_thread_ends_those_too_that_it_has_just_been_told_of() 
     let host = host(0, &[]);
     let ((here, is_here), (go, gone)) = (channel(), channel());
     let (line, driver, _, _far) = watched(&host, Arc::new(FaultyInTime { here, go: Mutex::new(gone) }));
-    let faulty = host.setup().service.watch(line, driver, |_| Ok(())).unwrap();
+    let faulty = host.setup().service.watch(line, driver, |_, _| Ok(Redialling::Never)).unwrap();
     is_here.recv().unwrap();
     // Both orders lie there when the thread looks next, and the first one ends in the fault.
     host.setup().service.close(faulty);
     let path = Arc::new(Lent::default());
     let (line, driver, _, _far) = watched(&host, path.clone());
-    host.setup().service.watch(line, driver, |_| Ok(())).unwrap();
+    host.setup().service.watch(line, driver, |_, _| Ok(Redialling::Never)).unwrap();
     go.send(()).unwrap();
     until(|| (Arc::strong_count(&path) == 1).then_some(()));
     assert!(path.was_asked_for.load(Ordering::Acquire), "it was not told that its connection has failed");

@@ -17,8 +17,8 @@ const DOCUMENT: &str = "docs/guide/messages.md";
 /// Files without messages: test code, generated code, and the page that `nccl-spark rails` prints.
 const WITHOUT: &[&str] = &["tests.rs", "fake.rs", "testbed.rs", "rails/report.rs"];
 
-/// Macros whose texts no user reads, and the table of settings, which `nccl-spark settings` prints.
-const PASSED_OVER: &[&str] = &["debug", "trace", "assert", "assert_eq", "unreachable", "asm", "settings"];
+/// Macros whose texts no user reads, and the tables that the command line prints: of the settings, and of variables that are ignored.
+const PASSED_OVER: &[&str] = &["debug", "trace", "assert", "assert_eq", "unreachable", "asm", "settings", "ignored"];
 
 #[test]
 fn the_document_has_every_message_and_no_other() {

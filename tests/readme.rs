@@ -18,7 +18,26 @@ fn the_table_of_settings_is_the_programs() {
     assert!(rest.starts_with("\n## "), "something is left behind the table: {:.60}", rest);
 }
 
-/// Every relative link in README.md and docs/ leads to a file.
+#[test]
+fn the_table_of_ignored_variables_is_the_programs() {
+    let mut reasons: Vec<(&str, Vec<String>)> = Vec::new();
+    for (name, why) in config::nccl::ignored() {
+        match reasons.iter_mut().find(|(known, _)| *known == why) {
+            Some((_, names)) => names.push(format!("`{name}`")),
+            None => reasons.push((why, vec![format!("`{name}`")])),
+        }
+    }
+    let rows = reasons.iter().map(|(why, names)| format!("| {} | {why} |\n", names.join(", ")));
+    let expected = format!("| variable | why |\n|---|---|\n{}", rows.collect::<String>());
+    let guide = include_str!("../docs/guide/settings.md");
+    let after = guide.split("<!-- ignored-table -->\n").nth(1).expect("the mark before the table");
+    let rest = after.trim_start().strip_prefix(&expected);
+    let rest =
+        rest.unwrap_or_else(|| panic!("docs/guide/settings.md's table of ignored variables should be:\n{expected}"));
+    assert!(rest.starts_with("\n## "), "something is left behind the table: {:.60}", rest);
+}
+
+/// Every relative link in README.md and docs/ leads to a file, and to a heading where it names one.
 #[test]
 fn links_lead_to_files() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -29,14 +48,50 @@ fn links_lead_to_files() {
     for page in &pages {
         let text = fs::read_to_string(page).unwrap();
         for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
-            let file = target.split('#').next().unwrap();
-            let is_remote = target.contains("://") || target.starts_with('#');
-            if !is_remote && !page.parent().unwrap().join(file).exists() {
+            let (file, heading) =
+                target.split_once('#').map_or((target, None), |(file, heading)| (file, Some(heading)));
+            let path = if file.is_empty() { page.clone() } else { page.parent().unwrap().join(file) };
+            let is_there = || match heading.filter(|_| path.extension().is_some_and(|extension| extension == "md")) {
+                Some(heading) => {
+                    fs::read_to_string(&path).is_ok_and(|text| anchors(&text).iter().any(|one| one == heading))
+                }
+                None => path.exists(),
+            };
+            if !target.contains("://") && !is_there() {
                 broken.push(format!("{}: {target}", page.display()));
             }
         }
     }
     assert!(broken.is_empty(), "{broken:#?}");
+}
+
+/// Whoever has a line of the log finds its part of messages.md from troubleshooting.md.
+#[test]
+fn each_group_of_messages_is_found_from_troubleshooting() {
+    let messages = anchors(include_str!("../docs/guide/messages.md"));
+    let guide = include_str!("../docs/guide/troubleshooting.md");
+    assert!(messages.len() > 10, "{messages:?}");
+    for group in &messages[1..] {
+        assert!(guide.contains(&format!("](messages.md#{group})")), "troubleshooting.md has no link to {group}");
+    }
+}
+
+/// The names that a page's headings have in links, as GitHub makes them.
+fn anchors(text: &str) -> Vec<String> {
+    let mut is_code = false;
+    let headings = text.lines().filter(|line| {
+        is_code ^= line.starts_with("```");
+        !is_code && line.starts_with('#')
+    });
+    headings
+        .map(|line| {
+            let kept = line.trim_start_matches('#').trim().to_lowercase();
+            kept.chars()
+                .filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c))
+                .collect::<String>()
+                .replace(' ', "-")
+        })
+        .collect()
 }
 
 fn pages_under(folder: &Path, pages: &mut Vec<PathBuf>) {

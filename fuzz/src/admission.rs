@@ -2,7 +2,7 @@
 //!
 //! Input: a tape of pieces, each a length and bytes, that the client writes one by one before it closes its side. A byte at the
 //! front says whether the listener's own token goes in where a HELLO's would be: the token is all that such a client cannot send.
-//! The listener's host has no rails and its tuner is off: a client with the token gets an error about the tuner or about rails, and
+//! The listener's host has no rails and its tuner is off: a client with the token gets an error about the tuner, TCP or rails, and
 //! every other gets silence.
 
 use crate::tape::Tape;
@@ -14,7 +14,7 @@ use nccl_net_spark::wire::PROTOCOL_VERSION;
 use nccl_net_spark::wire::codec::Writer;
 use nccl_net_spark::wire::control::ControlFrame;
 use nccl_net_spark::wire::handle::Handle;
-use nccl_net_spark::wire::message::{HEADER_BYTES, Header, Hello, Message};
+use nccl_net_spark::wire::message::{ByTcp, HEADER_BYTES, Header, Hello, Message};
 use std::cell::RefCell;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -132,7 +132,11 @@ fn refusal(bootstrap: &Bootstrap, said: &[u8]) -> Option<&'static str> {
     if hello.token != bootstrap.handle.token {
         return None;
     }
-    Some(if hello.tuner_hash == TUNER_HASH { "no rail" } else { "so collectives would hang" })
+    Some(match hello.by_tcp {
+        ByTcp::Off if hello.tuner_hash == TUNER_HASH => "no rail",
+        ByTcp::Off => "so collectives would hang",
+        ByTcp::Allowed | ByTcp::Withheld(_) => "NCCL_SPARK_RING_TCP=1 is set on",
+    })
 }
 
 /// Clients with the token, in one piece and in many, and clients of several kinds without it.
@@ -154,7 +158,12 @@ pub fn seeds() -> Seeds {
     let other_tuner = Message::Hello(other_tuner).encode();
     let mut with_other_tuner = Writer::default();
     with_other_tuner.u8(1).u8(other_tuner.len() as u8).bytes(&other_tuner);
+    let by_tcp = Hello { by_tcp: ByTcp::Allowed, ..handshake::hello([0; 16], Vec::new()) };
+    let by_tcp = Message::Hello(by_tcp).encode();
+    let mut that_wants_tcp = Writer::default();
+    that_wants_tcp.u8(1).u8(by_tcp.len() as u8).bytes(&by_tcp);
     vec![
+        ("that-wants-tcp", that_wants_tcp.into_bytes()),
         ("at-once", at_once.into_bytes()),
         ("byte-by-byte", by_bytes.into_bytes()),
         ("with-another-tuner", with_other_tuner.into_bytes()),

@@ -14,11 +14,13 @@ use nccl_net_spark::wire::fields::{Address, Attachment, QpEnd, RailAdvert};
 use nccl_net_spark::wire::ids::RailId;
 use nccl_net_spark::wire::mailbox::MAILBOX_BYTES;
 use nccl_net_spark::wire::message::{
-    Go, HEADER_BYTES, Header, Hello, MAX_BODY_BYTES, Message, NotOurs, Offer, Offered, PairGo, PairOffer, PairReady,
-    Ready,
+    ByTcp, Go, HEADER_BYTES, Header, Hello, MAX_BODY_BYTES, Message, NotOurs, Offer, Offered, PairGo, PairOffer,
+    PairReady, Ready, Redial, RedialAt, Stream, Streams,
 };
+use nccl_net_spark::wire::stream::MAX_STREAMS;
 use nccl_net_spark::wire::{MAX_OFFERED_RAILS, MAX_RAILS, PROTOCOL_VERSION};
 use std::collections::BTreeMap;
+use std::num::NonZeroU16;
 
 const TEXT_BYTES: usize = 2048;
 const RAW: u8 = 0x80;
@@ -70,6 +72,9 @@ fn check_message(message: &Message) {
             chunk(hello.chunk_bytes);
             assert!(hello.rails.len() <= MAX_OFFERED_RAILS && usize::from(hello.qps_per_rail) <= MAX_LIST);
             hello.rails.iter().for_each(check_rail);
+            if let ByTcp::Withheld(why) = &hello.by_tcp {
+                text_fits(why, TEXT_BYTES);
+            }
             check_pairing(&hello.rails, &own_rails());
             check_pairing(&own_rails(), &hello.rails);
         }
@@ -111,6 +116,12 @@ fn check_message(message: &Message) {
             }
         }
         Message::Control(frame) => assert!(frame.message.len() <= MAX_CONTROL_BYTES),
+        Message::Streams(streams) => {
+            text_fits(&streams.name, NAME_BYTES);
+            assert!((1..=MAX_STREAMS).contains(&usize::from(streams.count)));
+        }
+        Message::Stream(stream) => assert!((1..MAX_STREAMS).contains(&usize::from(stream.number))),
+        Message::Redial(_) | Message::Resumed | Message::Carries => {}
     }
 }
 
@@ -204,7 +215,12 @@ fn messages() -> Vec<(&'static str, Message)> {
         pairs: vec![pair(0, Offered::Now(qps)), pair(1, Offered::Later(4))],
     };
     let ready = Ready { mailbox_addr: 0x7f00_0000_1000, pairs: vec![connected, PairReady::Failed("no route".into())] };
-    let go = Go { mailbox_addr: 0x7f00_0000_2000, pairs: vec![carries, PairGo::NotYet("no answer".into())] };
+    let redial = RedialAt { port: NonZeroU16::MAX, token: [7; 16] };
+    let go = Go {
+        mailbox_addr: 0x7f00_0000_2000,
+        pairs: vec![carries, PairGo::NotYet("no answer".into())],
+        redial: Some(redial),
+    };
     let frame = ControlFrame { number: 3, heard: 2, asks: true, message: control::messages()[1].1.encode() };
     vec![
         ("hello", Message::Hello(hello([3; 16], rails))),
@@ -214,12 +230,23 @@ fn messages() -> Vec<(&'static str, Message)> {
         ("ready", Message::Ready(ready)),
         ("go", Message::Go(go)),
         ("frame", Message::Control(frame)),
+        ("redial", Message::Redial(Redial { token: [7; 16], attempt: 1 })),
+        ("resumed", Message::Resumed),
+        (
+            "hello-withheld",
+            Message::Hello(Hello { by_tcp: ByTcp::Withheld("x0:1".into()), ..hello([5; 16], Vec::new()) }),
+        ),
+        ("streams", Message::Streams(Streams { name: "spark-3:9".into(), count: 4, token: [6; 16] })),
+        ("stream", Message::Stream(Stream { token: [6; 16], number: 3 })),
+        ("hello-by-tcp", Message::Hello(Hello { by_tcp: ByTcp::Allowed, ..hello([5; 16], Vec::new()) })),
+        ("carries", Message::Carries),
     ]
 }
 
 /// What a connecting side says first.
 pub fn hello(token: [u8; 16], rails: Vec<RailAdvert>) -> Hello {
-    Hello { token, name: "spark-1:4242".into(), chunk_bytes: 8 << 20, qps_per_rail: 2, tuner_hash: 0, rails }
+    let (name, by_tcp) = ("spark-1:4242".into(), ByTcp::Off);
+    Hello { token, name, chunk_bytes: 8 << 20, qps_per_rail: 2, tuner_hash: 0, by_tcp, rails }
 }
 
 /// One message of each kind, and one with its header.

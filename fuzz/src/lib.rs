@@ -20,6 +20,7 @@ pub mod profile;
 pub mod receives;
 pub mod recovery;
 pub mod settings;
+pub mod streams;
 pub mod tape;
 pub mod target;
 
@@ -33,6 +34,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "mailbox", check: mailbox::check, seeds: mailbox::seeds },
     Target { name: "clear_to_send", check: clear_to_send::check, seeds: clear_to_send::seeds },
     Target { name: "receives", check: receives::check, seeds: receives::seeds },
+    Target { name: "streams", check: streams::check, seeds: streams::seeds },
     Target { name: "recovery", check: recovery::check, seeds: recovery::seeds },
     Target { name: "control_link", check: control_link::check, seeds: control_link::seeds },
     Target { name: "admission", check: admission::check, seeds: admission::seeds },

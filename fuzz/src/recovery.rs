@@ -63,6 +63,7 @@ pub fn check(data: &[u8]) -> bool {
             2 => caller.lose(lane),
             3 => caller.recovery.port_up(lane, caller.now),
             4 => caller.recovery.port_down(lane, "port", caller.now),
+            5 if lane.index() == RAILS - 1 => caller.recovery.bootstrap_opened(),
             5 => caller.recovery.bootstrap_closed(caller.now),
             6 => caller.probed(lane, tape.below(2) == 0),
             _ => caller.now += [SECOND / 100, SECOND / 2, 3 * SECOND, 20 * SECOND][tape.below(4)],

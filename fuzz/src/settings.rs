@@ -104,7 +104,11 @@ fn check_values(settings: &Settings) {
     let variables: Vec<_> = held.filter(|(name, _)| name != NOT_FROM_HERE).collect();
     let config = Config::from_variables(&variables).expect("what holds is allowed");
     assert!(config.gid_index.is_none_or(|index| index <= 255));
-    assert!(config.service_level <= 15 && (1..=31).contains(&config.timeout) && config.retry_count <= 7);
+    assert!(
+        config.service_level.is_none_or(|level| level <= 15)
+            && (1..=31).contains(&config.timeout)
+            && config.retry_count <= 7
+    );
     assert!(config.qps_per_rail.is_none_or(|count| (1..=16).contains(&count)));
     assert!((128..=1 << 30).contains(&config.min_share_bytes));
     let seconds = |time: Duration, most| (1..=most).contains(&time.as_secs()) && time.subsec_nanos() == 0;

@@ -3,14 +3,16 @@
 //! Each one clears what it hands back, enters the call's scope, checks every pointer, and calls its safe twin in `plugin` or
 //! `comm`.
 
+use super::arguments::{Length, Parts, check_data, count_of, irecv_group, part, tell_size};
+use super::by_streams::{self, AnyTransfer};
 use super::guard;
 use super::handles::{self, CommHandle, Out, Transfer};
 use super::logger;
 use super::nccl_version;
 use super::properties::Described;
 use super::types::*;
-use crate::comm::{HostMemory, ListenComm, RecvComm, RecvPart, SendComm};
-use crate::error::{Error, Quick, Result};
+use crate::comm::{HostMemory, ListenComm, RailRecvComm, RailSendComm, StreamRecvComm, StreamSendComm};
+use crate::error::{Error, Result};
 use crate::plugin;
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -139,7 +141,7 @@ pub(super) unsafe fn connect(dev: c_int, handle: *mut c_void, class: Class, send
             Class::Context(context) => handles::context_class(context)?,
         };
         if let Some(comm) = plugin::connect(dev, handle, class)? {
-            send_comm.set(CommHandle::into_raw(comm));
+            send_comm.set(handles::send_into_raw(comm));
         }
         Ok(())
     })
@@ -158,7 +160,7 @@ pub(super) unsafe extern "C" fn accept(
         // SAFETY: NCCL closes a comm only when no call on it is left.
         let listener = unsafe { CommHandle::<ListenComm>::enter(listen_comm, "listenComm", scope) }?;
         if let Some(comm) = listener.comm().accept()? {
-            recv_comm.set(CommHandle::into_raw(comm));
+            recv_comm.set(handles::recv_into_raw(comm));
         }
         Ok(())
     })
@@ -177,7 +179,7 @@ pub(super) unsafe extern "C" fn reg_mr(
         // SAFETY: the caller's promise.
         let mhandle = unsafe { Out::cleared(mhandle, "mhandle", ptr::null_mut()) }?;
         // SAFETY: NCCL closes a comm only when no call on it is left.
-        let transfer = unsafe { Transfer::enter(comm, "comm", scope) }?;
+        let transfer = unsafe { AnyTransfer::enter(comm, "comm", scope) }?;
         host_pointer(kind)?;
         if data.is_null() || data.addr().checked_add(size).is_none() {
             return Err(Error::Argument(format!(
@@ -187,10 +189,7 @@ pub(super) unsafe extern "C" fn reg_mr(
         }
         // SAFETY: NCCL keeps what it registers mapped until `deregMr`.
         let memory = unsafe { HostMemory::from_caller(data.addr(), size) };
-        mhandle.set(handles::memory_into_raw(match transfer {
-            Transfer::Send(send) => send.comm().register(memory)?,
-            Transfer::Recv(recv) => recv.comm().register(memory)?,
-        }));
+        mhandle.set(handles::memory_into_raw(transfer.register(memory)?));
         Ok(())
     })
 }
@@ -215,7 +214,7 @@ pub(super) unsafe extern "C" fn dereg_mr(comm: *mut c_void, mhandle: *mut c_void
     guard::call("deregMr", |scope| {
         scope.enter()?;
         // SAFETY: NCCL closes a comm only when no call on it is left.
-        let transfer = unsafe { Transfer::from_raw(comm, "comm") }?;
+        let transfer = unsafe { AnyTransfer::from_raw(comm, "comm") }?;
         // What a broken comm holds is abandoned with it. NCCL deregisters before it closes, so this is not refused.
         if transfer.health().is_broken() {
             return Ok(());
@@ -227,26 +226,6 @@ pub(super) unsafe extern "C" fn dereg_mr(comm: *mut c_void, mhandle: *mut c_void
         }
         Ok(())
     })
-}
-
-/// A length as the versions pass it: `int` in v8, `size_t` since.
-pub(super) trait Length: Copy {
-    /// The length in bytes, unless it is negative.
-    fn bytes(self) -> Quick<usize>;
-}
-
-impl Length for usize {
-    #[inline(always)]
-    fn bytes(self) -> Quick<usize> {
-        Ok(self)
-    }
-}
-
-impl Length for c_int {
-    #[inline(always)]
-    fn bytes(self) -> Quick<usize> {
-        usize::try_from(self).map_err(|_| negative(self))
-    }
 }
 
 /// As v10 and later have it; `_profiler_handle` is for them.
@@ -283,9 +262,14 @@ pub(super) unsafe fn isend_of<L: Length>(
     guard::call("isend", |scope| {
         // SAFETY: the caller's promise.
         let request = unsafe { Out::cleared(request, "request", ptr::null_mut()) }?;
-        // SAFETY: NCCL closes a comm only when no call on it is left.
-        let endpoint = unsafe { CommHandle::<SendComm>::enter(send_comm, "sendComm", scope) }?;
         let bytes = size.bytes()?;
+        // SAFETY: the caller's promise.
+        if !unsafe { handles::is_comm::<RailSendComm>(send_comm) } {
+            // SAFETY: as above.
+            return unsafe { by_streams::isend(send_comm, data, bytes, tag, mhandle, request, scope) };
+        }
+        // SAFETY: NCCL closes a comm only when no call on it is left.
+        let endpoint = unsafe { CommHandle::<RailSendComm>::enter(send_comm, "sendComm", scope) }?;
         check_data(data, bytes)?;
         // SAFETY: the caller's promise.
         let memory = unsafe { handles::memory(mhandle, "mhandle") }?;
@@ -294,32 +278,6 @@ pub(super) unsafe fn isend_of<L: Length>(
         }
         Ok(())
     })
-}
-
-#[inline(always)]
-fn check_data(data: *mut c_void, bytes: usize) -> Quick<()> {
-    if data.is_null() && bytes > 0 { Err(no_data(bytes)) } else { Ok(()) }
-}
-
-#[cold]
-#[inline(never)]
-fn no_data(bytes: usize) -> Box<Error> {
-    Box::new(Error::Argument(format!("data is NULL and its size is {bytes} bytes")))
-}
-
-#[cold]
-#[inline(never)]
-fn negative(size: c_int) -> Box<Error> {
-    Box::new(Error::Argument(format!("size is {size}; it must not be negative")))
-}
-
-/// The parts of a grouped receive, as NCCL passes them: arrays of `n` elements.
-pub(super) struct Parts<L> {
-    pub n: c_int,
-    pub data: *mut *mut c_void,
-    pub sizes: *mut L,
-    pub tags: *mut c_int,
-    pub mhandles: *mut *mut c_void,
 }
 
 /// Whether a receive may be one whose completion NCCL does not need.
@@ -380,8 +338,14 @@ pub(super) unsafe fn irecv_of<L: Length>(
         let optional = unsafe { optional.is_asked(request) };
         // SAFETY: the caller's promise.
         let request = unsafe { Out::cleared(request, "request", ptr::null_mut()) }?;
+        // SAFETY: the caller's promise.
+        if !unsafe { handles::is_comm::<RailRecvComm>(recv_comm) } {
+            let parts = Parts { n, data, sizes, tags, mhandles };
+            // SAFETY: as above.
+            return unsafe { by_streams::irecv(recv_comm, parts, optional, request, scope) };
+        }
         // SAFETY: NCCL closes a comm only when no call on it is left.
-        let endpoint = unsafe { CommHandle::<RecvComm>::enter(recv_comm, "recvComm", scope) }?;
+        let endpoint = unsafe { CommHandle::<RailRecvComm>::enter(recv_comm, "recvComm", scope) }?;
         let count = count_of(n)?;
         let number = if count == 1 {
             // By far the most frequent, so it has no arrays of eight.
@@ -391,76 +355,15 @@ pub(super) unsafe fn irecv_of<L: Length>(
             let part = unsafe { part(data[0], sizes[0], tags[0], mhandles[0]) }?;
             endpoint.comm().irecv(&[part], optional)?
         } else {
+            let parts = Parts { n, data, sizes, tags, mhandles };
             // SAFETY: the caller's promise.
-            unsafe { irecv_group(endpoint.comm(), Parts { n, data, sizes, tags, mhandles }, count, optional) }?
+            unsafe { irecv_group(parts, count, |parts| endpoint.comm().irecv(parts, optional)) }?
         };
         if let Some(number) = number {
             request.set(endpoint.request(number)?);
         }
         Ok(())
     })
-}
-
-/// # Safety
-/// As [`irecv_of`]; `count` is the parts' `n`.
-#[inline(never)]
-unsafe fn irecv_group<L: Length>(comm: &RecvComm, parts: Parts<L>, count: usize, optional: bool) -> Quick<Option<u16>> {
-    // SAFETY: the caller's promise: `n` elements each.
-    let (data, sizes, tags, mhandles) = unsafe { parts.first(count) }?;
-    // Allocates nothing: beyond the last part stand copies of it, which are cut off again.
-    let at = |i: usize| {
-        let i = i.min(count - 1);
-        // SAFETY: the caller's promise.
-        unsafe { part(data[i], sizes[i], tags[i], mhandles[i]) }
-    };
-    let group = [at(0)?, at(1)?, at(2)?, at(3)?, at(4)?, at(5)?, at(6)?, at(7)?];
-    comm.irecv(&group[..count], optional)
-}
-
-/// # Safety
-/// `mhandle` is NULL or was registered with the comm and is not deregistered during `'a`.
-#[inline(always)]
-unsafe fn part<'a, L: Length>(data: *mut c_void, size: L, tag: c_int, mhandle: *mut c_void) -> Quick<RecvPart<'a>> {
-    let bytes = size.bytes()?;
-    check_data(data, bytes)?;
-    // SAFETY: the caller's promise.
-    let memory = unsafe { handles::memory(mhandle, "mhandle") }?;
-    Ok(RecvPart { addr: data.addr() as u64, bytes, tag, memory })
-}
-
-type Arrays<'a, L> = (&'a [*mut c_void], &'a [L], &'a [c_int], &'a [*mut c_void]);
-
-impl<L> Parts<L> {
-    /// The first `count` parts.
-    ///
-    /// # Safety
-    /// The arrays are NULL or have `count` elements that nobody writes during `'a`.
-    #[inline(always)]
-    unsafe fn first<'a>(self, count: usize) -> Quick<Arrays<'a, L>> {
-        // SAFETY: the caller's promise.
-        unsafe {
-            Ok((
-                handles::array(self.data, count, "data")?,
-                handles::array(self.sizes, count, "sizes")?,
-                handles::array(self.tags, count, "tags")?,
-                handles::array(self.mhandles, count, "mhandles")?,
-            ))
-        }
-    }
-}
-
-#[inline(always)]
-fn count_of(n: c_int) -> Quick<usize> {
-    match usize::try_from(n) {
-        Ok(count @ 1..=MAX_RECVS) => Ok(count),
-        _ => Err(not_a_group(n)),
-    }
-}
-
-#[cold]
-#[inline(never)]
-fn not_a_group(n: c_int) -> Box<Error> {
-    Box::new(Error::Argument(format!("n is {n}; a receive takes 1 to {MAX_RECVS} buffers")))
 }
 
 /// Does nothing, successfully: received data is in host memory, and visible once its request is complete.
@@ -479,7 +382,7 @@ pub(super) unsafe extern "C" fn iflush(
         // SAFETY: the caller's promise. A NULL request is how NCCL hears that there is nothing to wait for.
         unsafe { Out::cleared(request, "request", ptr::null_mut()) }?;
         // SAFETY: NCCL closes a comm only when no call on it is left.
-        unsafe { CommHandle::<RecvComm>::enter(recv_comm, "recvComm", scope) }?;
+        unsafe { AnyTransfer::enter(recv_comm, "recvComm", scope) }?;
         count_of(n).map(|_| ())
     })
 }
@@ -491,12 +394,15 @@ pub(super) unsafe extern "C" fn test(request: *mut c_void, done: *mut c_int, siz
     guard::call("test", |scope| {
         // SAFETY: the caller's promise.
         let done = unsafe { Out::cleared(done, "done", 0) }?;
-        let tell = |part: usize, bytes: u64| {
-            if !sizes.is_null() {
-                // SAFETY: the caller's promise: a send has one element, a receive one for each part.
-                unsafe { sizes.add(part).write(c_int::try_from(bytes).unwrap_or(c_int::MAX)) };
-            }
-        };
+        // SAFETY: the caller's promise.
+        let is_over_rails =
+            unsafe { handles::is_request::<RailSendComm>(request) || handles::is_request::<RailRecvComm>(request) };
+        if !is_over_rails {
+            // SAFETY: the caller's promise.
+            return unsafe { by_streams::test(request, done, sizes, scope) };
+        }
+        // SAFETY: the caller's promise.
+        let tell = |part, bytes| unsafe { tell_size(sizes, part, bytes) };
         // SAFETY: the caller's promise.
         let finished = match unsafe { Transfer::of_request(request, "request", scope) }? {
             (Transfer::Send(send), number) => match send.comm().test(number)? {
@@ -519,14 +425,24 @@ pub(super) unsafe extern "C" fn test(request: *mut c_void, done: *mut c_int, siz
 /// The comm is NULL or open, and NCCL does not use it again.
 pub(super) unsafe extern "C" fn close_send(comm: *mut c_void) -> NcclResult {
     // SAFETY: the caller's promise.
-    guard::call("closeSend", |scope| unsafe { handles::close(comm, "sendComm", scope, SendComm::close) })
+    guard::call("closeSend", |scope| unsafe {
+        match handles::is_comm::<StreamSendComm>(comm) {
+            false => handles::close(comm, "sendComm", scope, RailSendComm::close),
+            true => handles::close(comm, "sendComm", scope, StreamSendComm::close),
+        }
+    })
 }
 
 /// # Safety
 /// As [`close_send`].
 pub(super) unsafe extern "C" fn close_recv(comm: *mut c_void) -> NcclResult {
     // SAFETY: the caller's promise.
-    guard::call("closeRecv", |scope| unsafe { handles::close(comm, "recvComm", scope, RecvComm::close) })
+    guard::call("closeRecv", |scope| unsafe {
+        match handles::is_comm::<StreamRecvComm>(comm) {
+            false => handles::close(comm, "recvComm", scope, RailRecvComm::close),
+            true => handles::close(comm, "recvComm", scope, StreamRecvComm::close),
+        }
+    })
 }
 
 /// # Safety

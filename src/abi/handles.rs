@@ -9,12 +9,18 @@
 //!
 //! The tuner's are in `tuner_handles`.
 //!
+//! A send or receive comm is one of two kinds, over rails or over TCP streams, each with marks of its own. A call looks whether it has the
+//! rails' kind, which it has to in any case, and else goes to `by_streams`: so what rails carry pays nothing for the other kind.
+//!
 //! A comm and a request begin with a mark that tells what they are, so that one passed in another's place is refused with
 //! words. A pointer that was never ours, or is no longer, cannot be told apart from a good one: that much NCCL must keep.
 
 use super::guard::{Health, Scope};
 use super::types::HANDLE_BYTES;
-use crate::comm::{ListenComm, RECV_REQUESTS, RecvComm, Registration, SEND_REQUESTS, SendComm};
+use crate::comm::{
+    ListenComm, RECV_REQUESTS, RailRecvComm, RailSendComm, RecvComm, Registration, SEND_REQUESTS, SendComm,
+    StreamRecvComm, StreamSendComm,
+};
 use crate::error::{Error, Quick, Result};
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
@@ -68,6 +74,10 @@ const SEND: Mark = Mark(u64::from_be_bytes(*b"SpkSend "));
 const RECV: Mark = Mark(u64::from_be_bytes(*b"SpkRecv "));
 const SENDING: Mark = Mark(u64::from_be_bytes(*b"SpkReqSd"));
 const RECEIVING: Mark = Mark(u64::from_be_bytes(*b"SpkReqRv"));
+const STREAM_SEND: Mark = Mark(u64::from_be_bytes(*b"SpkStrSd"));
+const STREAM_RECV: Mark = Mark(u64::from_be_bytes(*b"SpkStrRv"));
+const STREAM_SENDING: Mark = Mark(u64::from_be_bytes(*b"SpkSReqS"));
+const STREAM_RECEIVING: Mark = Mark(u64::from_be_bytes(*b"SpkSReqR"));
 /// What a tuner context begins with (`tuner_handles`).
 pub(super) const TUNER: Mark = Mark(u64::from_be_bytes(*b"SpkTuner"));
 
@@ -87,16 +97,44 @@ impl Comm for ListenComm {
     const REQUESTS: usize = 0;
 }
 
-impl Comm for SendComm {
+impl Comm for RailSendComm {
     const MARK: Mark = SEND;
     const REQUEST_MARK: Mark = SENDING;
     const REQUESTS: usize = SEND_REQUESTS;
 }
 
-impl Comm for RecvComm {
+impl Comm for RailRecvComm {
     const MARK: Mark = RECV;
     const REQUEST_MARK: Mark = RECEIVING;
     const REQUESTS: usize = RECV_REQUESTS;
+}
+
+impl Comm for StreamSendComm {
+    const MARK: Mark = STREAM_SEND;
+    const REQUEST_MARK: Mark = STREAM_SENDING;
+    const REQUESTS: usize = SEND_REQUESTS;
+}
+
+impl Comm for StreamRecvComm {
+    const MARK: Mark = STREAM_RECV;
+    const REQUEST_MARK: Mark = STREAM_RECEIVING;
+    const REQUESTS: usize = RECV_REQUESTS;
+}
+
+/// Gives a comm that sends to NCCL, as its kind.
+pub(super) fn send_into_raw(comm: SendComm) -> *mut c_void {
+    match comm {
+        SendComm::Rails(comm) => CommHandle::into_raw(*comm),
+        SendComm::Streams(comm) => CommHandle::into_raw(*comm),
+    }
+}
+
+/// Gives a comm that receives to NCCL, as its kind.
+pub(super) fn recv_into_raw(comm: RecvComm) -> *mut c_void {
+    match comm {
+        RecvComm::Rails(comm) => CommHandle::into_raw(*comm),
+        RecvComm::Streams(comm) => CommHandle::into_raw(*comm),
+    }
 }
 
 /// A comm as NCCL holds it: with its health, and with what its requests are pointers to.
@@ -146,7 +184,7 @@ impl<C: Comm> CommHandle<C> {
     /// # Safety
     /// `raw` is NULL or came from this file and was not closed.
     #[inline(always)]
-    unsafe fn from_raw(raw: *mut c_void, name: &'static str) -> Quick<NonNull<Self>> {
+    pub(super) unsafe fn from_raw(raw: *mut c_void, name: &'static str) -> Quick<NonNull<Self>> {
         // SAFETY: the caller's promise is the one that is asked for.
         match unsafe { mark_of(raw, name) }? {
             mark if mark == C::MARK => non_null(raw.cast::<Self>(), name),
@@ -157,6 +195,10 @@ impl<C: Comm> CommHandle<C> {
     #[inline(always)]
     pub(super) fn comm(&self) -> &C {
         &self.comm
+    }
+
+    pub(super) fn health(&self) -> &Health {
+        &self.health
     }
 
     /// The pointer by which NCCL will ask for request `number`.
@@ -170,6 +212,52 @@ impl<C: Comm> CommHandle<C> {
             None => Err(no_such_request(number, self.requests.len())),
         }
     }
+}
+
+/// Whether a pointer is to a comm of this kind.
+///
+/// # Safety
+/// `raw` is NULL or came from this file and was not closed.
+#[inline(always)]
+pub(super) unsafe fn is_comm<C: Comm>(raw: *mut c_void) -> bool {
+    // SAFETY: the caller's promise is the one that is asked for.
+    !raw.is_null() && raw.cast::<Mark>().is_aligned() && unsafe { raw.cast::<Mark>().read() } == C::MARK
+}
+
+/// Whether a pointer is to a request of a comm of this kind.
+///
+/// # Safety
+/// `raw` is NULL or came from [`CommHandle::request`], and its comm is open.
+#[inline(always)]
+pub(super) unsafe fn is_request<C: Comm>(raw: *mut c_void) -> bool {
+    // SAFETY: the caller's promise is the one that is asked for.
+    !raw.is_null() && raw.cast::<Mark>().is_aligned() && unsafe { raw.cast::<Mark>().read() } == C::REQUEST_MARK
+}
+
+/// The comm and the number of a request that [`is_request`] of a comm of this kind, entered into the call's scope.
+///
+/// # Errors
+/// As [`CommHandle::enter`].
+///
+/// # Safety
+/// As [`is_request`]; the comm stays open for `'a`.
+pub(super) unsafe fn of_request<'a, C: Comm>(
+    raw: *mut c_void,
+    name: &'static str,
+    scope: &Scope<'a>,
+) -> Quick<(&'a C, u16)> {
+    // SAFETY: the caller's promise is the one that is asked for.
+    match unsafe { mark_of(raw, name) }? {
+        mark if mark == C::REQUEST_MARK => {}
+        other => return Err(of_another_kind(name, other, C::REQUEST_MARK)),
+    }
+    // SAFETY: the mark says what it is, and it lives as long as its comm, which is of this kind.
+    let (request, comm) = unsafe {
+        let request = &*raw.cast::<Request>();
+        (request, request.endpoint.cast::<CommHandle<C>>().as_ref())
+    };
+    scope.enter_comm(&comm.health)?;
+    Ok((&comm.comm, request.number))
 }
 
 /// Takes a comm back from NCCL, and tells whom it is connected with by `part`. A broken one does that too, so that the peer does not
@@ -206,27 +294,13 @@ pub(super) unsafe fn close<C: Comm>(
     Ok(())
 }
 
-/// A comm that takes part in a transfer, whichever way.
+/// A comm that takes part in a transfer over rails, whichever way. (Those over TCP streams are in `by_streams`.)
 pub(super) enum Transfer<'a> {
-    Send(&'a CommHandle<SendComm>),
-    Recv(&'a CommHandle<RecvComm>),
+    Send(&'a CommHandle<RailSendComm>),
+    Recv(&'a CommHandle<RailRecvComm>),
 }
 
 impl<'a> Transfer<'a> {
-    /// The send or receive comm behind a pointer of NCCL's, entered into the call's scope.
-    ///
-    /// # Errors
-    /// As [`CommHandle::enter`].
-    ///
-    /// # Safety
-    /// As [`CommHandle::enter`].
-    pub(super) unsafe fn enter(raw: *mut c_void, name: &'static str, scope: &Scope<'a>) -> Quick<Self> {
-        // SAFETY: the caller's promise is the one that is asked for.
-        let transfer = unsafe { Self::from_raw(raw, name) }?;
-        scope.enter_comm(transfer.health())?;
-        Ok(transfer)
-    }
-
     /// The comm and the number of a request, entered into the call's scope.
     ///
     /// # Errors
@@ -392,9 +466,9 @@ pub(super) unsafe fn mark_of(raw: *mut c_void, name: &'static str) -> Quick<Mark
 fn word_for(mark: Mark) -> &'static str {
     match mark {
         LISTEN => "a listen comm",
-        SEND => "a send comm",
-        RECV => "a receive comm",
-        SENDING | RECEIVING => "a request",
+        SEND | STREAM_SEND => "a send comm",
+        RECV | STREAM_RECV => "a receive comm",
+        SENDING | RECEIVING | STREAM_SENDING | STREAM_RECEIVING => "a request",
         TUNER => "a tuner context",
         _ => "an unknown object",
     }
@@ -430,114 +504,4 @@ fn no_such_request(number: u16, count: usize) -> Box<Error> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::abi::guard;
-    use crate::abi::types::NcclResult;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    /// A comm without a network, which counts how often it parted from its peer.
-    struct Fake {
-        parted: Arc<AtomicUsize>,
-    }
-
-    impl Comm for Fake {
-        const MARK: Mark = Mark(7);
-        const REQUEST_MARK: Mark = Mark(8);
-        const REQUESTS: usize = 3;
-    }
-
-    fn fake() -> (*mut c_void, Arc<AtomicUsize>) {
-        let parted = Arc::new(AtomicUsize::new(0));
-        (CommHandle::into_raw(Fake { parted: parted.clone() }), parted)
-    }
-
-    fn use_it(raw: *mut c_void, faulty: bool) -> NcclResult {
-        guard::call("use", |scope| {
-            // SAFETY: the tests pass open comms.
-            let endpoint = unsafe { CommHandle::<Fake>::enter(raw, "comm", scope) }?;
-            assert!(!faulty, "on purpose, {} parted", endpoint.comm().parted.load(Ordering::Relaxed));
-            Ok(())
-        })
-    }
-
-    fn close_it(raw: *mut c_void) -> NcclResult {
-        let part = |fake: &Fake| _ = fake.parted.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the tests close a comm once.
-        guard::call("close", |scope| unsafe { close(raw, "comm", scope, part) })
-    }
-
-    #[test]
-    fn a_broken_comm_is_refused_and_parts_untouched_while_another_carries_on() {
-        let ((one, one_parted), (other, other_parted)) = (fake(), fake());
-        assert_eq!(use_it(one, true), NcclResult::INTERNAL_ERROR);
-        assert_eq!(use_it(one, false), NcclResult::INTERNAL_ERROR);
-        assert_eq!(use_it(other, false), NcclResult::SUCCESS);
-        assert_eq!((close_it(one), close_it(other)), (NcclResult::SUCCESS, NcclResult::SUCCESS));
-        assert_eq!((one_parted.load(Ordering::Relaxed), other_parted.load(Ordering::Relaxed)), (1, 1));
-        // Abandoned means still there: the comm holds its half of the counter.
-        assert_eq!((Arc::strong_count(&one_parted), Arc::strong_count(&other_parted)), (2, 1));
-    }
-
-    #[test]
-    fn what_was_never_opened_may_be_closed() {
-        assert_eq!(close_it(std::ptr::null_mut()), NcclResult::SUCCESS);
-    }
-
-    #[test]
-    fn a_pointer_to_another_kind_is_refused_with_words() {
-        let (raw, _parted) = fake();
-        let refusal = |text: Quick<()>| text.unwrap_err().to_string();
-        let result = guard::call("use", |scope| {
-            // SAFETY: NULL is allowed, and a comm of ours may be of any kind.
-            unsafe {
-                let null = CommHandle::<SendComm>::enter(ptr_null(), "sendComm", scope).map(|_| ());
-                assert_eq!(refusal(null), "sendComm is NULL");
-                let wrong = CommHandle::<SendComm>::enter(raw, "sendComm", scope).map(|_| ());
-                assert_eq!(refusal(wrong), "sendComm is an unknown object; it must be a send comm");
-                let no_request = Transfer::of_request(raw, "request", scope).map(|_| ());
-                assert!(refusal(no_request).starts_with("request is"), "a comm is not a request");
-                let crooked = CommHandle::<Fake>::enter(raw.byte_add(1), "comm", scope).map(|_| ());
-                assert_eq!(refusal(crooked), "comm is not a pointer that this plugin returned");
-            }
-            Ok(())
-        });
-        assert_eq!(result, NcclResult::SUCCESS);
-        close_it(raw);
-    }
-
-    #[test]
-    fn every_request_number_has_its_own_place_that_names_its_comm() {
-        let (raw, _parted) = fake();
-        // SAFETY: the comm is open.
-        let endpoint = unsafe { &*raw.cast::<CommHandle<Fake>>() };
-        let places: Vec<_> = (0..3).map(|number| endpoint.request(number).unwrap()).collect();
-        for (number, place) in places.iter().enumerate() {
-            // SAFETY: these are requests of the open comm.
-            let request = unsafe { &*place.cast::<Request>() };
-            assert_eq!((request.number as usize, request.endpoint.as_ptr()), (number, raw));
-        }
-        assert!(
-            places.iter().all(|place| !place.is_null() && places.iter().filter(|other| *other == place).count() == 1)
-        );
-        assert!(endpoint.request(3).is_err());
-        close_it(raw);
-    }
-
-    #[test]
-    fn a_context_is_never_null_and_gives_its_class_back() {
-        for (number, class) in [(0, Some(0)), (106, Some(106)), (255, Some(255)), (-1, None), (i32::MIN, None)] {
-            assert!(!context_for(number).is_null());
-            assert_eq!(context_class(context_for(number)).unwrap(), class);
-            assert_eq!(class_of(number).unwrap(), class);
-        }
-        assert_eq!(context_class(ptr_null()).unwrap(), None);
-        assert!(matches!(class_of(256), Err(Error::Usage(_))));
-        let stray = 0_u64;
-        assert!(matches!(context_class(std::ptr::from_ref(&stray).cast()), Err(Error::Argument(_))));
-    }
-
-    fn ptr_null() -> *mut c_void {
-        std::ptr::null_mut()
-    }
-}
+mod tests;

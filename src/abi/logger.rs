@@ -133,14 +133,15 @@ fn deliver(metadata: &Metadata<'_>, text: &str) {
     }
 }
 
-/// NCCL's level (`ncclDebugLogLevel`) and subsystems (`ncclDebugLogSubSys`). INIT is among those that NCCL shows by default.
+/// NCCL's level (`ncclDebugLogLevel`) and subsystems (`ncclDebugLogSubSys`). INIT is among those that NCCL shows by default, NET is not
+/// (`ncclDebugInit`): details of NET alone would need `NCCL_DEBUG_SUBSYS` beside `NCCL_DEBUG=TRACE`.
 fn nccl_level(level: Level) -> (c_int, c_ulong) {
     const INIT: c_ulong = 0x1;
     const NET: c_ulong = 0x10;
     match level {
         Level::ERROR | Level::WARN => (2, c_ulong::MAX),
         Level::INFO => (3, INIT | NET),
-        _ => (5, NET),
+        _ => (5, INIT | NET),
     }
 }
 
@@ -172,8 +173,8 @@ mod tests {
         assert_eq!(nccl_level(Level::ERROR).0, 2);
         assert_eq!(nccl_level(Level::WARN), (2, c_ulong::MAX));
         assert_eq!(nccl_level(Level::INFO), (3, 0x11));
-        assert_eq!(nccl_level(Level::DEBUG).0, 5);
-        assert_eq!(nccl_level(Level::TRACE).0, 5);
+        assert_eq!(nccl_level(Level::DEBUG), (5, 0x11));
+        assert_eq!(nccl_level(Level::TRACE), (5, 0x11));
     }
 
     #[test]

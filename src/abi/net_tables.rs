@@ -2,7 +2,8 @@
 //!
 //! Functions here turn the arguments of a version into those of `calls`. Each bears the number of the first version that has it.
 
-use super::calls::{self, Class, Optional, Parts};
+use super::arguments::Parts;
+use super::calls::{self, Class, Optional};
 use super::properties::Described;
 use super::types::*;
 use crate::plugin;

@@ -62,8 +62,11 @@ pub(super) unsafe fn init(
 fn tuner_for(comm_id: Option<u64>, ranks: usize, nodes: usize) -> Option<Tuner> {
     let tuner = plugin::tuner(comm_id, ranks, nodes);
     match &tuner {
-        Tuner::Acting(_) => {
+        Tuner::Acting(acting) => {
             tracing::info!("tuner: in use for a communicator of {}", counted(ranks, "rank"));
+            if acting.is_ring_only() {
+                tracing::info!("tuner: offers it only Ring, which keeps to neighbours (NCCL_SPARK_RING_TCP)");
+            }
             Some(tuner)
         }
         Tuner::Inert { reason } => {
@@ -189,8 +192,15 @@ mod tests {
     fn acting() -> *mut c_void {
         let host = Fingerprint::new("test", "test", "test");
         let learned = Some("for=*;all_reduce@2:1000-1999=ring/ll/2".parse().unwrap());
-        let (policy, _) =
-            Policy::new(Facts { mode: Mode::On, learned, ll128: true, network: None, tuner_plugin: None, host });
+        let (policy, _) = Policy::new(Facts {
+            mode: Mode::On,
+            learned,
+            ll128: true,
+            ring_tcp: false,
+            network: None,
+            tuner_plugin: None,
+            host,
+        });
         let tuner = policy.tuner(2, 2, true);
         assert!(matches!(tuner, Tuner::Acting(_)));
         tuner_handles::into_raw(tuner)

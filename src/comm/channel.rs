@@ -92,6 +92,37 @@ impl Channel {
         self.stream.peer_addr().map_or_else(|_| "an unknown address".to_owned(), |a| a.to_string())
     }
 
+    /// Both ends' addresses, this side's first.
+    ///
+    /// # Errors
+    /// Why there is none: it was closed already.
+    pub fn addresses(&self) -> std::io::Result<[SocketAddr; 2]> {
+        Ok([self.stream.local_addr()?, self.stream.peer_addr()?])
+    }
+
+    /// Whether all that was queued is with the kernel.
+    ///
+    /// # Errors
+    /// As [`Channel::send`].
+    pub fn is_flushed(&mut self) -> Result<bool> {
+        self.push().map_err(|e| self.failed(&e))?;
+        Ok(self.outbox.is_empty())
+    }
+
+    /// Gives the stream up for bytes of another kind, with those that came behind the last message. From here on the kernel does not end it
+    /// because the peer reads nothing for long; on an idle one it asks after the peer as before, and gives up after three asks in vain.
+    ///
+    /// # Errors
+    /// [`Error::Os`].
+    pub fn into_stream(self) -> Result<(TcpStream, Vec<u8>)> {
+        let trouble = |e: std::io::Error| Error::os("cannot set up a TCP stream", &e);
+        let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE).with_retries(3);
+        let socket = SockRef::from(&self.stream);
+        socket.set_tcp_user_timeout(None).map_err(trouble)?;
+        socket.set_tcp_keepalive(&keepalive).map_err(trouble)?;
+        Ok((self.stream, self.inbox))
+    }
+
     /// Queues a message and sends what the socket takes.
     ///
     /// # Errors

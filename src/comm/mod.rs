@@ -9,12 +9,15 @@
 //! | `endpoint` | one end of a connection, as NCCL's calls see it |
 //! | `recovery` | the service thread, and what executes [`flow::recovery`](crate::flow::recovery)'s actions |
 //! | `process` | what all connections of this process share, and what the kernel is asked for while there are any |
+//! | `streams` | connections by TCP, for peers that no cable joins |
 //! | `datapath` | `isend`, `irecv` and `test`: no allocation, lock, system call or formatting while messages go well |
 //! | `rail` | a rail of this host: its memory registrations, the quality of its paths, back-off where a path is dead |
-//! | `channel`, `log` | the bootstrap's TCP connection; one line for an event that affects many connections |
+//! | `unauthenticated` | the connections at a TCP port that have not shown a token |
+//! | `channel`, `log`, `descriptors` | the bootstrap's TCP connection; one line for an event that affects many connections; out of file descriptors |
 
 pub mod channel;
 pub mod datapath;
+pub mod descriptors;
 pub mod endpoint;
 pub mod host;
 pub mod log;
@@ -22,10 +25,12 @@ pub mod process;
 pub mod rail;
 pub mod recovery;
 pub mod setup;
+pub mod streams;
+pub mod unauthenticated;
 
 pub use crate::verbs::HostMemory;
 pub use datapath::recv::RecvPart;
-pub use endpoint::{RecvComm, SendComm};
+pub use endpoint::{RailRecvComm, RailSendComm, RecvComm, SendComm, StreamRecvComm, StreamSendComm};
 pub use host::Host;
 pub use rail::registration::{Purpose, Registration};
 pub use rail::{Rail, RailInfo};

@@ -4,10 +4,13 @@ mod cpu_latency;
 
 use super::log::once::LogOnce;
 use super::log::outages::Outages;
+use super::log::tcp::TcpOutages;
 use super::rail::Rail;
 use super::rail::backoff::Backoff;
 use super::rail::registration::{Purpose, Registration, Registrations};
+use super::streams::context::Totals;
 use crate::config::Config;
+use crate::counters::Counting;
 use crate::error::Result;
 use crate::flow::in_flight::Bound;
 use crate::verbs::HostMemory;
@@ -27,14 +30,22 @@ pub struct Process {
     pub tuner_hash: u64,
     /// The memory that is registered.
     pub registrations: Arc<Registrations>,
+    /// The memory of connections over streams, which no device has to know.
+    for_streams: Registrations,
+    /// What has been sent by streams.
+    pub by_streams: Arc<Totals>,
     /// Back-off for unreachable paths.
     pub backoff: Backoff,
     /// The outages of rails, each with one line in the log.
     pub outages: Arc<Outages>,
+    /// The peers that there is no TCP with, each with one line in the log.
+    pub tcp_outages: Arc<TcpOutages>,
     /// What was logged about peers.
     pub log: Arc<LogOnce>,
     /// What all sends may have in flight together, where the settings bound it.
     pub bound: Option<Arc<Bound>>,
+    /// What counts for all connections.
+    pub counting: Arc<Counting>,
     open: Mutex<Open>,
 }
 
@@ -49,10 +60,26 @@ impl Process {
     pub fn new(config: Config, rails: Vec<Arc<Rail>>, tuner_hash: u64) -> Self {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "host".to_owned());
         let name = format!("{}:{}", host.trim(), std::process::id());
-        let (registrations, backoff, outages, log) = Default::default();
+        let (registrations, for_streams, by_streams, backoff, outages, tcp_outages, log) = Default::default();
         let bound = config.inflight_bytes.map(|most_bytes| Arc::new(Bound::new(most_bytes)));
         let open = Mutex::new(Open { connections: 0, cpu_latency: CpuLatency::new(config.cpu_latency_us) });
-        Self { config, rails, name, tuner_hash, registrations, backoff, outages, log, bound, open }
+        let counting = Counting::new(config.counters);
+        Self {
+            config,
+            rails,
+            name,
+            tuner_hash,
+            registrations,
+            for_streams,
+            by_streams,
+            backoff,
+            outages,
+            tcp_outages,
+            log,
+            bound,
+            counting,
+            open,
+        }
     }
 
     /// Registers memory on every rail, for all connections.
@@ -61,6 +88,14 @@ impl Process {
     /// As [`Registrations::register`].
     pub fn register(&self, memory: HostMemory, purpose: Purpose) -> Result<Arc<Registration>> {
         self.registrations.register(&self.rails, memory, purpose)
+    }
+
+    /// Takes note of memory of connections over streams.
+    ///
+    /// # Errors
+    /// [`Error::Argument`](crate::error::Error::Argument) for an empty or impossible range.
+    pub fn register_for_streams(&self, memory: HostMemory, purpose: Purpose) -> Result<Arc<Registration>> {
+        self.for_streams.register(&[], memory, purpose)
     }
 
     /// Opens devices that were removed and are there again, and registers with them what is registered; the rails that are back.
@@ -101,8 +136,14 @@ impl Process {
             open.connections == 0
         };
         if is_last {
-            crate::telemetry::end_of_job(self.rails.iter().map(|rail| (rail.name(), rail.totals())));
+            self.log_summary();
         }
+    }
+
+    /// Logs what the connections have carried that were closed since this was last called. NCCL closes a communicator's connections before it
+    /// finalizes it; where others go on, that is its end, and else the close of its last connection.
+    pub fn log_summary(&self) {
+        self.counting.log_summary(self.by_streams.take());
     }
 
     fn open(&self) -> MutexGuard<'_, Open> {

@@ -13,11 +13,10 @@ use crate::config::{Config, RelaxedOrdering};
 use crate::error::{Error, Result};
 use crate::interfaces::{Holder, Interface, TableEntry, holder, no_address};
 use crate::verbs::{Access, GidEntry, GidKind, LinkLayer, Pd, PortInfo, PortState, Region};
-use crate::wire::fields::{Address, Attachment, RailAdvert};
+use crate::wire::fields::{Address, Attachment, RailAdvert, remoteness};
 use crate::wire::ids::RailId;
-use std::net::Ipv6Addr;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What does not change about a rail while the process runs.
@@ -51,12 +50,10 @@ pub struct Rail {
     pub path_qualities: PathQualities,
     /// As it was when it could last be used.
     last_look: Mutex<Option<Look>>,
+    /// Whether a WARN has said that `NCCL_IB_GID_INDEX` chooses nothing here.
+    was_warned_of_index: AtomicBool,
     /// Bytes of large writes posted and not confirmed, of all connections.
     backlog_bytes: AtomicU64,
-    /// Payload bytes confirmed since the process began.
-    sent_bytes: AtomicU64,
-    /// Messages and shares of messages confirmed.
-    sent_shares: AtomicU64,
 }
 
 impl Rail {
@@ -71,18 +68,8 @@ impl Rail {
             RelaxedOrdering::Auto => takes_relaxed_ordering(&pd).is_ok(),
         };
         let device = RailDevice::new(pd, Path::new(&config.sysfs).join("class/infiniband").join(&info.device));
-        let (path_qualities, last_look, backlog_bytes, sent_bytes, sent_shares) = Default::default();
-        Ok(Self {
-            id,
-            info,
-            device,
-            relaxed_ordering,
-            path_qualities,
-            last_look,
-            backlog_bytes,
-            sent_bytes,
-            sent_shares,
-        })
+        let (path_qualities, last_look, was_warned_of_index, backlog_bytes) = Default::default();
+        Ok(Self { id, info, device, relaxed_ordering, path_qualities, last_look, was_warned_of_index, backlog_bytes })
     }
 
     /// Device and port, as `NCCL_IB_HCA` would name it.
@@ -115,10 +102,9 @@ impl Rail {
         if port.link_layer != LinkLayer::Ethernet {
             return Err(Error::Missing(format!("link layer is {:?}, not Ethernet", port.link_layer)));
         }
-        let (mut addresses, mut gid_indices, mut unheld) = (Vec::new(), Vec::new(), None);
+        let (mut found, mut unheld): (Vec<(Address, u16)>, _) = (Vec::new(), None);
         for entry in self.device.pd()?.context().gid_table(self.info.port)? {
-            let wanted = config.gid_index.is_none_or(|index| index == entry.index);
-            if !wanted || entry.kind != GidKind::RoceV2 || addresses.iter().any(|a: &Address| a.gid == entry.gid) {
+            if entry.kind != GidKind::RoceV2 || found.iter().any(|(known, _)| known.gid == entry.gid) {
                 continue;
             }
             let prefix = match self.holder(config, &entry, interfaces) {
@@ -126,27 +112,40 @@ impl Rail {
                     unheld = Some(&interface.name);
                     continue;
                 }
-                Holder::Found { prefix, .. } => prefix_of_gid(&entry.gid, prefix),
+                Holder::Found { prefix, .. } => prefix,
                 Holder::Unseen => None,
             };
-            addresses.push(Address { gid: entry.gid, prefix });
-            gid_indices.push(entry.index);
+            found.push((Address::new(entry.gid, prefix), entry.index));
         }
-        if !addresses.is_empty() {
+        if let Some(index) = config.gid_index {
+            self.keep_chosen(index, &mut found);
+        }
+        if !found.is_empty() {
+            found.sort_by_key(|(address, index)| (remoteness(&address.gid), *index));
+            let (addresses, gid_indices) = found.into_iter().unzip();
             let look = Look { port, addresses, gid_indices };
             *self.last_look.lock().unwrap_or_else(PoisonError::into_inner) = Some(look.clone());
             return Ok(look);
         }
-        Err(Error::Missing(match (config.gid_index, unheld) {
-            (Some(index), Some(netdev)) => {
-                format!(
-                    "NCCL_IB_GID_INDEX={index} is a link-local GID whose address its interface {netdev} does not have"
-                )
-            }
-            (Some(index), None) => format!("NCCL_IB_GID_INDEX={index} is not a RoCE v2 GID of this port"),
-            (None, Some(netdev)) => no_address(netdev),
-            (None, None) => "no RoCE v2 GID: give its interface an IP address".to_owned(),
+        Err(Error::Missing(match unheld {
+            Some(netdev) => no_address(netdev),
+            None => "no RoCE v2 GID: give its interface an IP address".to_owned(),
         }))
+    }
+
+    /// Leaves the address that `NCCL_IB_GID_INDEX` chooses. Where it chooses none that can be used (indices differ between functions and hosts, and
+    /// drift when addresses change) all stay, and a WARN says so once.
+    fn keep_chosen(&self, index: u16, found: &mut Vec<(Address, u16)>) {
+        if found.iter().any(|(_, known)| *known == index) {
+            found.retain(|(_, known)| *known == index);
+        } else if !found.is_empty() && !self.was_warned_of_index.swap(true, Ordering::Relaxed) {
+            let usable: Vec<String> = found.iter().map(|(_, known)| known.to_string()).collect();
+            tracing::warn!(
+                "NCCL_IB_GID_INDEX={index} is no usable RoCE v2 GID of {}: using index {}; unset it",
+                self.name(),
+                usable.join(" or ")
+            );
+        }
     }
 
     fn holder<'i>(&self, config: &Config, entry: &GidEntry, interfaces: &'i [Interface]) -> Holder<'i> {
@@ -191,17 +190,6 @@ impl Rail {
     pub fn settled(&self, bytes: u64) {
         self.backlog_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
-
-    /// A connection has sent this much, in so many shares of messages.
-    pub fn sent(&self, bytes: u64, shares: u64) {
-        self.sent_bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.sent_shares.fetch_add(shares, Ordering::Relaxed);
-    }
-
-    /// Payload bytes and shares of messages confirmed so far.
-    pub fn totals(&self) -> (u64, u64) {
-        (self.sent_bytes.load(Ordering::Relaxed), self.sent_shares.load(Ordering::Relaxed))
-    }
 }
 
 /// A rail as it was just now.
@@ -219,14 +207,6 @@ impl Look {
     pub fn gid_index(&self, gid: &[u8; 16]) -> Option<u16> {
         let at = self.addresses.iter().position(|address| address.gid == *gid)?;
         self.gid_indices.get(at).copied()
-    }
-}
-
-/// The length of a prefix in the 128 bits of a GID, which maps an IPv4 address into the last 32.
-fn prefix_of_gid(gid: &[u8; 16], prefix: Option<u8>) -> Option<u8> {
-    match Ipv6Addr::from(*gid).to_ipv4_mapped() {
-        Some(_) => prefix?.checked_add(96),
-        None => prefix,
     }
 }
 

@@ -18,7 +18,7 @@ impl Config {
     }
 
     /// What is to be said of settings by which rails are lost late or for little.
-    pub(crate) fn acknowledgement_warnings(&self) -> Vec<String> {
+    pub fn acknowledgement_warnings(&self) -> Vec<String> {
         let (mut warnings, silence) = (Vec::new(), self.silence_limit());
         let (timeout, retries) = (self.timeout, self.retry_count);
         if retries < ENOUGH_RETRIES {

@@ -39,6 +39,16 @@ impl ControlLink {
         self.waiting.len()
     }
 
+    /// The number of the control message that was sent and that the other side has not heard.
+    pub fn under_way(&self) -> Option<u64> {
+        (self.sent > self.confirmed).then_some(self.sent)
+    }
+
+    /// What was sent may be lost with the path that it took: the frame counts as news.
+    pub fn send_again(&mut self) {
+        self.news = true;
+    }
+
     /// The control frame to send at once, if there is news for the other side.
     pub fn news(&mut self) -> Option<ControlFrame> {
         std::mem::take(&mut self.news).then(|| self.frame())

@@ -13,7 +13,9 @@ pub mod paths;
 pub mod plan;
 pub mod receives;
 pub mod recovery;
+pub mod redial;
 pub mod sends;
+pub mod streams;
 pub mod striping;
 
 /// A request number that names nothing in flight.

@@ -1,13 +1,17 @@
 //! Which rail of one side talks to which rail of the other.
 //!
-//! Pure. Rails with addresses in one subnet can talk. A rail that has only its link-local address (a common layout
-//! gives an address to one twin of a cable alone) is paired with the peer's rail of the same cable; whether that
-//! works is left to the probe that follows on every pair. Two rails that are a pair stay one: when they return after a loss, only
-//! their addresses are chosen anew.
+//! Pure. Rails with addresses in one subnet can talk. Where a subnet leaves a choice (both twins in one, or a switch with everything in
+//! one), the ports' names and the numbers of the PCIe links decide, and no link is left idle while another one has two pairs: two rails of
+//! one link carry no more than one. A rail that has only its link-local address (a common layout gives an address to one twin of a cable alone) is paired with the peer's
+//! rail of the same cable, as far as addresses and names tell which that is. Whether a pair works is left to the probe that follows on
+//! every pair. Two rails that are a pair stay one: when they return after a loss, only their addresses are chosen anew.
 
 use crate::wire::MAX_RAILS;
 use crate::wire::fields::{Address, RailAdvert};
 use std::net::Ipv6Addr;
+
+#[cfg(test)]
+mod tests;
 
 /// One rail of each side.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,13 +67,14 @@ pub fn pair_again(connector: &RailAdvert, acceptor: &RailAdvert, attempt: u32) -
     Some(Pair::of((0, connector), (0, acceptor), gids))
 }
 
-/// Both sides' rails and addresses, for the error that says why nothing could be paired.
+/// One side's rails and addresses, for the error that says why nothing could be paired. Link-local ones only where there are no others.
 pub fn describe(rails: &[RailAdvert]) -> String {
     if rails.is_empty() {
         return "no rail".to_owned();
     }
     let one = |rail: &RailAdvert| {
-        let addresses: Vec<String> = rail.addresses.iter().map(describe_address).collect();
+        let is_shown = |address: &&Address| only_link_local(rail) || !address.is_link_local();
+        let addresses: Vec<String> = rail.addresses.iter().filter(is_shown).map(describe_address).collect();
         format!("{} ({})", rail.name, addresses.join(", "))
     };
     rails.iter().map(one).collect::<Vec<_>>().join("; ")
@@ -98,10 +103,20 @@ impl Found<'_> {
         let before = self.pairs.len();
         let in_subnets = self.candidates(same_subnet, &allowed);
         self.take_unpaired(&in_subnets);
+        self.even_out(before, &in_subnets);
         let by_cable = {
             let alone = |c: &RailAdvert, a: &RailAdvert| allowed(c, a) && (only_link_local(c) || only_link_local(a));
             let mut candidates = self.candidates(both_link_local, alone);
-            candidates.retain(|candidate| self.same_cable(candidate));
+            let mut known: Vec<([u8; 2], bool)> = Vec::new();
+            candidates.retain(|candidate| {
+                let (c, a) = self.ends(candidate);
+                let cables = [cable(c), cable(a)];
+                let at = known.iter().position(|(other, _)| *other == cables).unwrap_or_else(|| {
+                    known.push((cables, self.is_one_cable(cables[0], cables[1])));
+                    known.len() - 1
+                });
+                known[at].1
+            });
             candidates
         };
         self.take_unpaired(&by_cable);
@@ -110,7 +125,7 @@ impl Found<'_> {
         self.pairs[before..].sort_by_key(|pair| (pair.connector, pair.acceptor));
     }
 
-    /// All pairs that `gids` finds addresses for, the likeliest first: the same port of both machines, then by place.
+    /// All pairs that `gids` finds addresses for, the likeliest first.
     fn candidates(
         &self,
         gids: impl Fn(&RailAdvert, &RailAdvert) -> Option<Gids>,
@@ -124,11 +139,12 @@ impl Found<'_> {
                 }
             }
         }
-        all.sort_by_key(|p| {
-            let other_port = self.connector[p.connector].phys_port != self.acceptor[p.acceptor].phys_port;
-            (other_port, p.connector.abs_diff(p.acceptor), p.connector, p.acceptor)
-        });
+        all.sort_by_key(|pair| self.rank(pair));
         all
+    }
+
+    fn ends(&self, pair: &Pair) -> (&RailAdvert, &RailAdvert) {
+        (&self.connector[pair.connector], &self.acceptor[pair.acceptor])
     }
 
     fn connector_paired(&self, index: usize) -> bool {
@@ -147,62 +163,156 @@ impl Found<'_> {
         }
     }
 
-    /// Whether the two rails hang on one cable: as their twins' pairs show, else by the port's name.
-    fn same_cable(&self, candidate: &Pair) -> bool {
-        let (c, a) = (&self.connector[candidate.connector], &self.acceptor[candidate.acceptor]);
-        let mut known =
-            self.pairs.iter().map(|p| (cable(&self.connector[p.connector]), cable(&self.acceptor[p.acceptor])));
-        match known.find(|(of_c, of_a)| *of_c == cable(c) || *of_a == cable(a)) {
-            Some((of_c, of_a)) => of_c == cable(c) && of_a == cable(a),
-            None => c.phys_port == a.phys_port,
+    /// How good a candidate is, the least first: the same port of both machines, links of the same number (the PCIe domains of two Sparks),
+    /// then by place.
+    fn rank(&self, pair: &Pair) -> (bool, bool, usize, usize, usize) {
+        let (c, a) = self.ends(pair);
+        let distance = pair.connector.abs_diff(pair.acceptor);
+        (self.has_other_ports(pair), link(c) != link(a), distance, pair.connector, pair.acceptor)
+    }
+
+    /// Replaces pairs of this pass (those from `first` on) by candidates of rails without a pair, where that leaves fewer rails on one link
+    /// and the ports' names speak against it no more than before. What a replaced pair frees is paired again.
+    fn even_out(&mut self, first: usize, candidates: &[Pair]) {
+        // Each replacement lowers the crowd, which is a whole number, and pairing what is free adds a pair: this ends.
+        while let Some((at, better)) = self.better(first, candidates) {
+            self.pairs[at] = better;
+            self.take_unpaired(candidates);
         }
+    }
+
+    fn better(&self, first: usize, candidates: &[Pair]) -> Option<(usize, Pair)> {
+        let now = crowd(self, &self.pairs);
+        for (at, pair) in self.pairs.iter().enumerate().skip(first) {
+            let replaces = |other: &&Pair| {
+                let connector = other.connector == pair.connector && !self.acceptor_paired(other.acceptor);
+                let acceptor = other.acceptor == pair.acceptor && !self.connector_paired(other.connector);
+                (connector || acceptor) && self.has_other_ports(other) <= self.has_other_ports(pair)
+            };
+            for other in candidates.iter().filter(replaces) {
+                let mut pairs = self.pairs.clone();
+                pairs[at] = other.clone();
+                if crowd(self, &pairs) < now {
+                    return Some((at, other.clone()));
+                }
+            }
+        }
+        None
+    }
+
+    fn has_other_ports(&self, pair: &Pair) -> bool {
+        let (c, a) = self.ends(pair);
+        c.phys_port != a.phys_port
+    }
+
+    /// Whether cable `here` of the connecting side is cable `there` of the accepting side: as other pairs show; else not, where both have
+    /// addresses that share no subnet; else by the port's name, or because no other can be.
+    fn is_one_cable(&self, here: u8, there: u8) -> bool {
+        let mut known = self.pairs.iter().map(|pair| (cable(self.ends(pair).0), cable(self.ends(pair).1)));
+        if let Some((of_c, of_a)) = known.find(|(of_c, of_a)| *of_c == here || *of_a == there) {
+            return of_c == here && of_a == there;
+        }
+        if self.lead_apart(here, there) {
+            return false;
+        }
+        let is_named_alike =
+            on(self.connector, here).any(|c| on(self.acceptor, there).any(|a| c.phys_port == a.phys_port));
+        let is_only_one = || {
+            let unknown = |rails: &[RailAdvert], of: fn(&Self, &Pair) -> u8| {
+                let mut cables: Vec<u8> = rails.iter().map(cable).collect();
+                cables.sort_unstable();
+                cables.dedup();
+                cables.retain(|cable| !self.pairs.iter().any(|pair| of(self, pair) == *cable));
+                cables
+            };
+            let ours = unknown(self.connector, |found, pair| cable(found.ends(pair).0));
+            let theirs = unknown(self.acceptor, |found, pair| cable(found.ends(pair).1));
+            !ours.iter().any(|other| *other != here && !self.lead_apart(*other, there))
+                && !theirs.iter().any(|other| *other != there && !self.lead_apart(here, *other))
+        };
+        is_named_alike || is_only_one()
+    }
+
+    /// Whether the rails of both cables have addresses and none of them share a subnet: then the cables lead to other hosts.
+    fn lead_apart(&self, here: u8, there: u8) -> bool {
+        let addressed = |rails: &'_ [RailAdvert], cable| on(rails, cable).any(|rail| !only_link_local(rail));
+        let shares = |c: &RailAdvert| on(self.acceptor, there).any(|a| same_subnet(c, a).is_some());
+        addressed(self.connector, here) && addressed(self.acceptor, there) && !on(self.connector, here).any(shares)
     }
 
     /// A fast rail serves several slower ones of the other side, while it has speed to spare for at least half of one.
     fn take_spare_speed(&mut self, candidates: &[Pair]) {
         for candidate in candidates {
-            let (c_paired, a_paired) =
-                (self.connector_paired(candidate.connector), self.acceptor_paired(candidate.acceptor));
-            let used = |of_connector: bool| -> u32 {
-                let same = |p: &&Pair| {
-                    if of_connector { p.connector == candidate.connector } else { p.acceptor == candidate.acceptor }
-                };
-                self.pairs.iter().filter(same).map(|p| p.speed_mbps).sum()
-            };
-            let (c, a) = (&self.connector[candidate.connector], &self.acceptor[candidate.acceptor]);
-            let spare = match (c_paired, a_paired) {
-                (true, false) => c.speed_mbps.saturating_sub(used(true)).min(a.speed_mbps),
-                (false, true) => a.speed_mbps.saturating_sub(used(false)).min(c.speed_mbps),
-                _ => continue,
-            };
-            let wanted = if c_paired { a.speed_mbps } else { c.speed_mbps };
-            if spare > 0 && spare >= wanted / 2 {
-                self.pairs.push(Pair { speed_mbps: spare, ..candidate.clone() });
+            if let Some(speed_mbps) = self.spare_mbps(candidate) {
+                self.pairs.push(Pair { speed_mbps, ..candidate.clone() });
             }
         }
     }
+
+    /// What a rail that has a pair can carry for one that has none, where that is worth a second pair: not for a rail whose PCIe link has a
+    /// pair with it already.
+    fn spare_mbps(&self, candidate: &Pair) -> Option<u32> {
+        let (c, a) = self.ends(candidate);
+        let is_with_connector = |pair: &&Pair| pair.connector == candidate.connector;
+        let is_with_acceptor = |pair: &&Pair| pair.acceptor == candidate.acceptor;
+        let (fast, slow, others): (_, _, Vec<(&Pair, &RailAdvert)>) =
+            match (self.connector_paired(candidate.connector), self.acceptor_paired(candidate.acceptor)) {
+                (true, false) => {
+                    let others = self.pairs.iter().filter(is_with_connector);
+                    (c, a, others.map(|pair| (pair, self.ends(pair).1)).collect())
+                }
+                (false, true) => {
+                    let others = self.pairs.iter().filter(is_with_acceptor);
+                    (a, c, others.map(|pair| (pair, self.ends(pair).0)).collect())
+                }
+                _ => return None,
+            };
+        let shares_link =
+            |(_, other): &(&Pair, &RailAdvert)| other.attachment.link_mbps > 0 && link(other) == link(slow);
+        let used_mbps: u32 = others.iter().map(|(pair, _)| pair.speed_mbps).sum();
+        let spare = fast.speed_mbps.saturating_sub(used_mbps).min(slow.speed_mbps);
+        (spare > 0 && spare >= slow.speed_mbps / 2 && !others.iter().any(shares_link)).then_some(spare)
+    }
+}
+
+/// How crowded the links are: the sum of the squares of the pairs on each, on both sides.
+fn crowd(found: &Found, pairs: &[Pair]) -> usize {
+    let alike = |one: &Pair| {
+        let (c, a) = found.ends(one);
+        let shares = |other: &Pair| {
+            let (of_c, of_a) = found.ends(other);
+            usize::from(link(of_c) == link(c)) + usize::from(link(of_a) == link(a))
+        };
+        pairs.iter().map(shares).sum::<usize>()
+    };
+    pairs.iter().map(alike).sum()
+}
+
+fn on(rails: &[RailAdvert], of: u8) -> impl Iterator<Item = &RailAdvert> {
+    rails.iter().filter(move |rail| cable(rail) == of)
 }
 
 fn cable(rail: &RailAdvert) -> u8 {
     rail.attachment.cable
 }
 
-fn is_link_local(gid: &[u8; 16]) -> bool {
-    Ipv6Addr::from(*gid).is_unicast_link_local()
+fn link(rail: &RailAdvert) -> u8 {
+    rail.attachment.link
 }
 
 fn only_link_local(rail: &RailAdvert) -> bool {
-    rail.addresses.iter().all(|address| is_link_local(&address.gid))
+    rail.addresses.iter().all(Address::is_link_local)
 }
 
 fn both_link_local(c: &RailAdvert, a: &RailAdvert) -> Option<Gids> {
-    let of = |rail: &RailAdvert| rail.addresses.iter().map(|x| x.gid).find(is_link_local);
+    let of =
+        |rail: &RailAdvert| rail.addresses.iter().find(|address| address.is_link_local()).map(|address| address.gid);
     Some((of(c)?, of(a)?))
 }
 
 /// Link-local addresses that an interface of each side is seen to have.
 fn own_link_local(c: &RailAdvert, a: &RailAdvert) -> Option<Gids> {
-    let is_own = |address: &&Address| address.prefix.is_some() && is_link_local(&address.gid);
+    let is_own = |address: &&Address| address.prefix.is_some() && address.is_link_local();
     let of = |rail: &RailAdvert| rail.addresses.iter().find(is_own).map(|address| address.gid);
     Some((of(c)?, of(a)?))
 }
@@ -214,7 +324,7 @@ fn same_subnet(c: &RailAdvert, a: &RailAdvert) -> Option<Gids> {
 }
 
 fn in_one_subnet(one: &Address, other: &Address) -> bool {
-    if is_link_local(&one.gid) || is_link_local(&other.gid) {
+    if one.is_link_local() || other.is_link_local() {
         return false;
     }
     let (x, y) = (Ipv6Addr::from(one.gid), Ipv6Addr::from(other.gid));
@@ -231,173 +341,4 @@ fn in_one_subnet(one: &Address, other: &Address) -> bool {
     };
     let host_bits = 128 - u32::from(prefix.min(128));
     x.to_bits().checked_shr(host_bits).unwrap_or(0) == y.to_bits().checked_shr(host_bits).unwrap_or(0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::wire::fields::Attachment;
-
-    fn rail(name: &str, port: &str, cable: u8, speed_mbps: u32, addresses: &[&str]) -> RailAdvert {
-        let address = |text: &&str| {
-            let (ip, prefix) =
-                text.split_once('/').map_or((*text, None), |(ip, p)| (ip, Some(p.parse::<u8>().unwrap())));
-            match ip.parse().unwrap() {
-                std::net::IpAddr::V4(v4) => {
-                    Address { gid: v4.to_ipv6_mapped().octets(), prefix: prefix.map(|p| p + 96) }
-                }
-                std::net::IpAddr::V6(v6) => Address { gid: v6.octets(), prefix },
-            }
-        };
-        RailAdvert {
-            name: name.into(),
-            phys_port: port.into(),
-            attachment: Attachment { link: 0, link_mbps: 0, cable, port_mbps: speed_mbps },
-            speed_mbps,
-            mtu_bytes: 4096,
-            addresses: addresses.iter().map(address).collect(),
-            is_usable: true,
-        }
-    }
-
-    fn indices(connector: &[RailAdvert], acceptor: &[RailAdvert]) -> Vec<(usize, usize)> {
-        pair(connector, acceptor).iter().map(|p| (p.connector, p.acceptor)).collect()
-    }
-
-    fn spark(n: u8) -> Vec<RailAdvert> {
-        let ip = |net: u8| format!("192.168.{net}.{n}/24");
-        vec![
-            rail("f0", "p0", 0, 100_000, &["fe80::1/64", &ip(100)]),
-            rail("P2f0", "p0", 0, 100_000, &["fe80::2/64", &ip(101)]),
-            rail("f1", "p1", 1, 100_000, &["fe80::3/64", &ip(102)]),
-            rail("P2f1", "p1", 1, 100_000, &["fe80::4/64", &ip(103)]),
-        ]
-    }
-
-    #[test]
-    fn subnets_decide_whatever_the_order() {
-        assert_eq!(indices(&spark(1), &spark(2)), [(0, 0), (1, 1), (2, 2), (3, 3)]);
-        let mut turned = spark(2);
-        turned.reverse();
-        assert_eq!(indices(&spark(1), &turned), [(0, 3), (1, 2), (2, 1), (3, 0)]);
-        assert_eq!(indices(&spark(1)[..2], &spark(2)), [(0, 0), (1, 1)]);
-        assert_eq!(indices(&spark(1)[1..2], &spark(2)), [(0, 1)]);
-    }
-
-    #[test]
-    fn a_rail_of_another_subnet_is_not_reached_by_its_link_local_address() {
-        let far = vec![rail("x", "p0", 0, 100_000, &["fe80::9/64", "10.0.0.1/24"])];
-        assert_eq!(indices(&spark(1), &far), []);
-        assert!(describe(&far).contains("x (fe80::9/64, 10.0.0.1/24)"), "{}", describe(&far));
-    }
-
-    #[test]
-    fn the_twin_without_an_address_goes_with_its_cable() {
-        let bare = |n: u8| {
-            let mut rails = spark(n);
-            rails[1].addresses.truncate(1);
-            rails[3].addresses.truncate(1);
-            rails
-        };
-        assert_eq!(indices(&bare(1), &bare(2)), [(0, 0), (1, 1), (2, 2), (3, 3)]);
-        let pairs = pair(&bare(1), &spark(2));
-        assert!(pairs.iter().any(|p| (p.connector, p.acceptor) == (1, 1) && is_link_local(&p.acceptor_gid)));
-        // The cable goes from one machine's p0 to the other's p1: the addressed twins show it.
-        let crossed: Vec<RailAdvert> = [(2, "p1", 1), (3, "p1", 1)]
-            .iter()
-            .zip(["192.168.100.2/24", ""])
-            .map(|((ll, port, cable), ip)| {
-                let ll = format!("fe80::{ll}/64");
-                let all: Vec<&str> = [ll.as_str(), ip].into_iter().filter(|a| !a.is_empty()).collect();
-                rail("crossed", port, *cable, 100_000, &all)
-            })
-            .collect();
-        let at_first = pair(&bare(1), &crossed);
-        assert_eq!(at_first.iter().map(|p| (p.connector, p.acceptor)).collect::<Vec<_>>(), [(0, 0), (1, 1)]);
-        // Each pair returns by the same addresses, without the other one to show the cable.
-        for Pair { connector, acceptor, connector_gid, acceptor_gid, .. } in at_first {
-            let again = pair_again(&bare(1)[connector], &crossed[acceptor], 1).expect("it is a pair");
-            assert_eq!((again.connector_gid, again.acceptor_gid), (connector_gid, acceptor_gid));
-        }
-    }
-
-    #[test]
-    fn every_second_attempt_goes_by_the_link_local_addresses_that_interfaces_have() {
-        let is_by_link_local = |c: &RailAdvert, a: &RailAdvert, attempt| {
-            let pair = pair_again(c, a, attempt).expect("it is a pair");
-            assert_eq!(is_link_local(&pair.connector_gid), is_link_local(&pair.acceptor_gid));
-            is_link_local(&pair.connector_gid)
-        };
-        let (here, there) = (&spark(1)[0], &spark(2)[0]);
-        assert_eq!([1, 2, 3, 4].map(|attempt| is_by_link_local(here, there, attempt)), [false, true, false, true]);
-        // An address that no interface is seen to have, on either side, or none at all.
-        let unseen = rail("f0", "p0", 0, 100_000, &["fe80::1", "192.168.100.3/24"]);
-        let without = rail("f0", "p0", 0, 100_000, &["192.168.100.3/24"]);
-        for other in [&unseen, &without] {
-            assert_eq!([1, 2, 3].map(|attempt| is_by_link_local(here, other, attempt)), [false; 3]);
-            assert_eq!([1, 2, 3].map(|attempt| is_by_link_local(other, here, attempt)), [false; 3]);
-        }
-        // Where there is nothing else, each attempt goes by them.
-        let bare = rail("f0", "p0", 0, 100_000, &["fe80::5"]);
-        assert_eq!([1, 2].map(|attempt| is_by_link_local(here, &bare, attempt)), [true; 2]);
-    }
-
-    #[test]
-    fn a_fast_port_serves_two_slower_ones_of_its_subnet() {
-        let workstation = vec![rail("w", "", 0, 200_000, &["192.168.100.9/23"])];
-        let near: Vec<RailAdvert> = spark(1)
-            .into_iter()
-            .take(2)
-            .map(|mut rail| {
-                for address in &mut rail.addresses {
-                    address.prefix = address.prefix.map(|p| if p == 120 { 119 } else { p });
-                }
-                rail
-            })
-            .collect();
-        assert_eq!(indices(&near, &workstation), [(0, 0), (1, 0)]);
-        let slow = vec![rail("w", "", 0, 100_000, &["192.168.100.9/23"])];
-        assert_eq!(indices(&near, &slow), [(0, 0)]);
-    }
-
-    #[test]
-    fn a_rail_that_cannot_be_used_now_gets_what_is_left() {
-        let away = |mut rails: Vec<RailAdvert>, lost: &[usize]| {
-            lost.iter().for_each(|at| rails[*at].is_usable = false);
-            rails
-        };
-        let all = |connector: &[RailAdvert], acceptor: &[RailAdvert]| -> Vec<(usize, usize, bool)> {
-            pair(connector, acceptor).iter().map(|p| (p.connector, p.acceptor, p.is_usable)).collect()
-        };
-        let mended = [(0, 0, true), (1, 1, false), (2, 2, true), (3, 3, true)];
-        assert_eq!(all(&away(spark(1), &[1]), &spark(2)), mended);
-        assert_eq!(all(&spark(1), &away(spark(2), &[1])), mended);
-        assert_eq!(all(&away(spark(1), &[1]), &away(spark(2), &[1])), mended);
-        // In one subnet those that work find each other, whatever their order.
-        let one = |n: u8| -> Vec<RailAdvert> {
-            let rail = |at: u8| rail("r", "", at, 100_000, &[&format!("10.0.{n}.{at}/16")]);
-            (0..2).map(rail).collect()
-        };
-        assert_eq!(all(&away(one(1), &[0]), &away(one(2), &[1])), [(0, 1, false), (1, 0, true)]);
-    }
-
-    #[test]
-    fn the_pair_takes_the_smaller_of_both() {
-        let mut peer = spark(2);
-        peer[0].mtu_bytes = 1024;
-        peer[0].speed_mbps = 25_000;
-        let pairs = pair(&spark(1), &peer);
-        assert_eq!((pairs[0].mtu_bytes, pairs[0].speed_mbps, pairs[1].mtu_bytes), (1024, 25_000, 4096));
-    }
-
-    #[test]
-    fn unknown_prefixes_are_the_usual_ones() {
-        let known = [rail("a", "", 0, 1, &["10.1.2.3/16"])];
-        assert_eq!(indices(&known, &[rail("b", "", 0, 1, &["10.1.9.9"])]), [(0, 0)]);
-        assert_eq!(indices(&[rail("a", "", 0, 1, &["10.1.2.3"])], &[rail("b", "", 0, 1, &["10.1.9.9"])]), []);
-        assert_eq!(
-            indices(&[rail("a", "", 0, 1, &["2001:db8::1"])], &[rail("b", "", 0, 1, &["2001:db8::2"])]),
-            [(0, 0)]
-        );
-    }
 }

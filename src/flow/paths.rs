@@ -100,6 +100,21 @@ impl Paths {
     }
 }
 
+/// Whether one more rail on a cable of this side would add nothing to these paths: they fill the cable, or the ports of the peer's cables
+/// at their other ends. Pairs have this side's end first. Nine tenths count as all: links are counted in payload, ports with their framing.
+pub fn is_cable_full(pairs: &[[End; 2]], cable: u8) -> bool {
+    let rates = Paths::new(pairs).even_rates();
+    let is_full = |side: usize, cable: u8| {
+        let on_it = || pairs.iter().zip(rates).filter(|(ends, _)| ends[side].attachment.cable == cable);
+        let carried: f64 = on_it().map(|(_, rate)| rate).sum();
+        let port_mbps = on_it().map(|(ends, _)| ends[side].attachment.port_mbps).max().unwrap_or(0);
+        carried >= 0.9 * f64::from(port_mbps)
+    };
+    let mut peers =
+        pairs.iter().filter(|[here, _]| here.attachment.cable == cable).map(|[_, there]| there.attachment.cable);
+    is_full(0, cable) || peers.all(|there| is_full(1, there))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -153,6 +168,27 @@ mod tests {
             attachment: Attachment { link: at, link_mbps: 0, cable: at, port_mbps },
         };
         assert_eq!(rounded(&straight(&[(0, 10_000), (1, 25_000), (2, 100_000)].map(port))), [10_000, 25_000, 100_000]);
+    }
+
+    #[test]
+    fn a_cable_is_full_when_it_or_the_peers_port_carries_no_more() {
+        let end = |number, link, cable, port_mbps| End {
+            rail: rail(number),
+            attachment: Attachment { link, link_mbps: 112_000, cable, port_mbps },
+        };
+        let one = end(0, 0, 0, 200_000);
+        assert!(!is_cable_full(&[[one, one]], 0), "a twin is missing");
+        assert!(is_cable_full(&[[one, one], [end(1, 1, 0, 200_000), end(1, 1, 0, 200_000)]], 0));
+        assert!(is_cable_full(&[[one, end(0, 0, 0, 100_000)]], 0), "the peer's port has 100 Gb/s");
+        assert!(is_cable_full(&[[end(0, 0, 0, 100_000), one]], 0), "the cable runs at 100 Gb/s");
+        let elsewhere = end(1, 1, 1, 200_000);
+        assert!(
+            is_cable_full(&[[one, end(0, 0, 0, 100_000)], [elsewhere, elsewhere]], 0),
+            "another cable is none of this"
+        );
+        assert!(!is_cable_full(&[[one, end(0, 0, 0, 100_000)], [elsewhere, elsewhere]], 1));
+        let [first, second] = [end(0, 0, 0, 200_000), end(1, 1, 0, 200_000)];
+        assert!(is_cable_full(&[[one, first], [elsewhere, second]], 1), "both cables lead to the peer's only one");
     }
 
     #[test]

@@ -156,6 +156,11 @@ impl Receives {
         }
     }
 
+    /// The size of all writes of a share but its last.
+    pub fn chunk_bytes(&self) -> u64 {
+        self.chunk_bytes
+    }
+
     /// Whether a receive could be granted now.
     #[inline(always)]
     pub fn has_room(&self) -> bool {

@@ -14,6 +14,7 @@
 //! Each method that takes a time takes nanoseconds of one clock; if time goes backwards, none has passed.
 
 mod action;
+mod bootstrap;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -42,8 +43,6 @@ const DOUBLED_AT_MOST_BEFORE: u32 = 6;
 const STEADY: u64 = 10 * SECOND;
 /// How long the peer may take to answer for new queue pairs: it may have to wait for the kernel to find a neighbour.
 const ANSWER: u64 = 10 * SECOND;
-/// How long a peer whose TCP was closed may take to show by a rail that it is there.
-const SIGN_OF_LIFE: u64 = 2 * SECOND;
 /// How long a frame may be unheard before it is sent once more, by every rail.
 const REPEAT: u64 = 50 * MILLISECOND;
 /// With this many messages queued, no new attempt is started.
@@ -62,6 +61,10 @@ pub struct Recovery {
     link: ControlLink,
     /// When the frame under way was last sent.
     sent_at: u64,
+    /// The number of the frame under way, and since when it is.
+    unheard: Option<(u64, u64)>,
+    /// When the peer was last asked over the rails because there is no TCP.
+    asked_at: Option<u64>,
     /// Since when no rail is up.
     dark_since: Option<u64>,
     actions: VecDeque<Action>,
@@ -82,7 +85,7 @@ struct Rail {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Peer {
     Here,
-    /// Its end of the TCP connection was closed without a BYE. It is asked over the rails since then.
+    /// Its end of the TCP connection was closed without a BYE. It is asked since then.
     Suspected(u64),
     Closed,
     Gone,
@@ -100,6 +103,8 @@ impl Recovery {
             has_failed: false,
             link: ControlLink::default(),
             sent_at: 0,
+            unheard: None,
+            asked_at: None,
             dark_since: None,
             actions: VecDeque::new(),
         }
@@ -124,6 +129,7 @@ impl Recovery {
             // Nobody reads. (A NIC may take frames in all the same, which must not pass for a sign that something moves.)
             return None;
         }
+        self.note_unheard(now);
         if let Some(frame) = self.link.news() {
             self.sent_at = now;
             return Some(Frame::First(frame));
@@ -226,15 +232,6 @@ impl Recovery {
     /// A port of this host went down.
     pub fn port_down(&mut self, lane: LaneId, why: &str, now: u64) {
         self.fence(lane, why, None, now);
-    }
-
-    /// The peer's end of the bootstrap's TCP was closed without a BYE: its process is gone, or its kernel knows nothing more of a
-    /// connection that had timed out there. Its rails tell.
-    pub fn bootstrap_closed(&mut self, now: u64) {
-        if self.peer == Peer::Here {
-            self.peer = Peer::Suspected(now);
-            self.link.say(ControlMessage::AreYouThere);
-        }
     }
 
     /// The peer is gone, by the caller's word.
@@ -487,16 +484,6 @@ impl Recovery {
         let attempt = rail.request;
         self.link.say(ControlMessage::NotNow { lane, attempt, why: why.clone() });
         self.log(LogEntry::NotYet(lane, why));
-    }
-
-    fn look_for_a_sign_of_life(&mut self, now: u64) {
-        let Peer::Suspected(since) = self.peer else { return };
-        if !self.link.is_waiting() {
-            self.peer = Peer::Here;
-            self.log(LogEntry::PeerAnswers);
-        } else if now.saturating_sub(since) > SIGN_OF_LIFE || self.rails_up().next().is_none() {
-            self.peer_gone();
-        }
     }
 
     /// No rail is left for too long, or the peer does not answer for one: the connection has failed.

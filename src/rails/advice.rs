@@ -1,11 +1,19 @@
 //! Warnings: what is wrong with a host's ports or settings, and what to do about it.
 
+use super::arp::Arp;
 use super::port::{ASSUMED_SPEED_MBPS, Obstacle, Port, ipv4_subnet};
-use super::{HcaFilter, PcieLink, Rail};
+use super::text::{gbps, list};
+use super::{HcaFilter, PcieLink, Rail, Warning, WarningKind};
 
 /// All warnings, the costliest first.
-pub(super) fn warnings(seen: &[Port], rails: &[Rail], links: &[PcieLink], filter: &HcaFilter) -> Vec<String> {
-    let host = Host { seen, rails, links, filter };
+pub(super) fn warnings(
+    seen: &[Port],
+    rails: &[Rail],
+    links: &[PcieLink],
+    filter: &HcaFilter,
+    arp: &Arp,
+) -> Vec<Warning> {
+    let host = Host { seen, rails, links, filter, arp };
     let mut found = Vec::new();
     host.nothing_admitted(&mut found);
     let warned_links = host.filter_within_one_link(&mut found);
@@ -24,20 +32,22 @@ struct Host<'a> {
     rails: &'a [Rail],
     links: &'a [PcieLink],
     filter: &'a HcaFilter,
+    arp: &'a Arp<'a>,
 }
 
 impl Host<'_> {
-    fn nothing_admitted(&self, found: &mut Vec<String>) {
+    fn nothing_admitted(&self, found: &mut Vec<Warning>) {
         if self.seen.is_empty() || self.seen.iter().any(|port| port.is_admitted) {
             return;
         }
         let names: Vec<&str> = self.seen.iter().map(|port| port.facts.device.as_str()).collect();
-        found.push(format!("NCCL_IB_HCA matches no device of this host; its devices: {}.", names.join(", ")));
+        let text = format!("NCCL_IB_HCA matches no device of this host; its devices: {}.", names.join(", "));
+        found.push(Warning::new(WarningKind::FilterAdmitsNothing, names, text));
     }
 
     /// Several functions of one link pass the filter while a usable function of another link does not. Answers with
     /// the links that it warned of.
-    fn filter_within_one_link(&self, found: &mut Vec<String>) -> Vec<usize> {
+    fn filter_within_one_link(&self, found: &mut Vec<Warning>) -> Vec<usize> {
         let mut warned_links = Vec::new();
         for (at, link) in self.links.iter().enumerate() {
             let here: Vec<&Rail> = self.rails.iter().filter(|rail| rail.link == at).collect();
@@ -55,7 +65,7 @@ impl Host<'_> {
                 .find(|rail| self.port_of(rail).is_some_and(|port| port.cable() == other.cable()))
                 .unwrap_or(&here[0]);
             warned_links.push(at);
-            found.push(format!(
+            let text = format!(
                 "NCCL_IB_HCA selects {}, which share one PCIe link ({}) and so carry {} together; \
                  set NCCL_IB_HCA={},{} to use both links.",
                 list(here.iter().map(|rail| rail.device.as_str())),
@@ -63,13 +73,15 @@ impl Host<'_> {
                 gbps(payload_mbps),
                 keep.device,
                 other.facts.device,
-            ));
+            );
+            let pair = [keep.device.as_str(), other.facts.device.as_str()];
+            found.push(Warning::new(WarningKind::FilterWithinOneLink, pair, text));
         }
         warned_links
     }
 
     /// A port that is faster than its PCIe link, while another link that leads to its cable carries nothing.
-    fn half_used_cables(&self, warned_links: &[usize], found: &mut Vec<String>) {
+    fn half_used_cables(&self, warned_links: &[usize], found: &mut Vec<Warning>) {
         let mut done = warned_links.to_vec();
         for rail in self.rails.iter().filter(|rail| rail.twin.is_none()) {
             let link = &self.links[rail.link];
@@ -106,79 +118,112 @@ impl Host<'_> {
                         .to_owned()
                 }
             };
-            found.push(format!(
+            let text = format!(
                 "{} carries only {} of its port's {}, which is all that its PCIe link ({}) carries; {cure}.",
                 rail.device,
                 gbps(payload_mbps),
                 gbps(rail.speed_mbps),
                 rate_text(link),
-            ));
+            );
+            let devices = std::iter::once(rail.device.as_str()).chain(twin.map(|twin| twin.facts.device.as_str()));
+            found.push(Warning::new(WarningKind::HalfUsedCable, devices, text));
         }
     }
 
-    fn slow_links(&self, found: &mut Vec<String>) {
+    fn slow_links(&self, found: &mut Vec<Warning>) {
         for (at, link) in self.links.iter().enumerate() {
             let pci = self.rails.iter().find(|rail| rail.link == at).and_then(|rail| rail.pci.as_ref());
             let Some((current, max)) = pci.and_then(|pci| pci.current.zip(pci.max)) else { continue };
             if current.is_below(max) {
-                found.push(format!(
+                let text = format!(
                     "the PCIe link of {} runs at {current} and could run at {max}; on a DGX Spark a BIOS update and a \
                      power cycle (power cable out for a minute) help.",
                     list(link.devices.iter().map(String::as_str)),
-                ));
+                );
+                found.push(Warning::new(WarningKind::SlowLink, link.devices.iter().map(String::as_str), text));
             }
         }
     }
 
     /// Only where the user asked for the port by its whole name: a port without a cable is normal.
-    fn named_but_unusable(&self, found: &mut Vec<String>) {
+    fn named_but_unusable(&self, found: &mut Vec<Warning>) {
         for port in self.seen.iter().filter(|port| port.is_admitted) {
             let device = port.facts.device.as_str();
             let shorter = device.char_indices().next_back().map_or("", |(last, _)| &device[..last]);
             let is_named = !self.filter.admits(shorter, Some(port.facts.port));
             if let (true, Some(obstacle)) = (is_named, &port.obstacle) {
-                found.push(format!("NCCL_IB_HCA names {device}, which is not usable: {}.", obstacle.text()));
+                let text = format!("NCCL_IB_HCA names {device}, which is not usable: {}.", obstacle.text());
+                found.push(Warning::new(WarningKind::NamedButUnusable, [device], text));
             }
         }
     }
 
-    fn unknown_wiring(&self, found: &mut Vec<String>) {
+    fn unknown_wiring(&self, found: &mut Vec<Warning>) {
         let unlisted = self.seen.iter().filter(|port| port.is_rail() && !port.is_in_sysfs);
         let names: Vec<&str> = unlisted.map(|port| port.facts.device.as_str()).collect();
         if !names.is_empty() {
-            found.push(format!(
+            let text = format!(
                 "sysfs does not list {} (class/infiniband), so which PCIe link and cable it uses is unknown and its port's \
                  speed alone counts; set NCCL_SPARK_SYSFS to where sysfs is mounted.",
-                list(names.into_iter()),
-            ));
+                list(names.iter().copied()),
+            );
+            found.push(Warning::new(WarningKind::UnknownWiring, names, text));
         }
     }
 
-    fn unknown_speed(&self, found: &mut Vec<String>) {
+    fn unknown_speed(&self, found: &mut Vec<Warning>) {
         for port in self.seen.iter().filter(|port| port.is_rail() && port.speed_mbps.is_none()) {
-            found.push(format!("{} reports no speed; {} is assumed.", port.facts.device, gbps(ASSUMED_SPEED_MBPS)));
+            let text = format!("{} reports no speed; {} is assumed.", port.facts.device, gbps(ASSUMED_SPEED_MBPS));
+            found.push(Warning::new(WarningKind::UnknownSpeed, [port.facts.device.as_str()], text));
         }
     }
 
-    fn small_mtu(&self, found: &mut Vec<String>) {
+    fn small_mtu(&self, found: &mut Vec<Warning>) {
+        let mut done: Vec<(u32, Option<u32>)> = Vec::new();
         for rail in self.rails.iter().filter(|rail| rail.path_mtu_bytes < FULL_PATH_MTU_BYTES) {
-            let netdev = rail.netdev.as_deref().unwrap_or("its interface");
-            let now = rail.netdev_mtu_bytes.map(|mtu| format!(" because {netdev} has MTU {mtu}")).unwrap_or_default();
-            found.push(format!(
-                "{} has a path MTU of {} bytes{now}; set an interface MTU of {ENOUGH_NETDEV_MTU_BYTES} or more on both ends \
-                 (ip link set {netdev} mtu 9000) for a path MTU of {FULL_PATH_MTU_BYTES} and about 5 % more bandwidth.",
-                rail.device, rail.path_mtu_bytes,
-            ));
+            let kind = (rail.path_mtu_bytes, rail.netdev_mtu_bytes);
+            if done.contains(&kind) {
+                continue;
+            }
+            done.push(kind);
+            let alike: Vec<&Rail> =
+                self.rails.iter().filter(|one| (one.path_mtu_bytes, one.netdev_mtu_bytes) == kind).collect();
+            let devices: Vec<&str> = alike.iter().map(|one| one.device.as_str()).collect();
+            let mut netdevs: Vec<&str> = alike.iter().filter_map(|one| one.netdev.as_deref()).collect();
+            if netdevs.is_empty() {
+                netdevs.push("its interface");
+            }
+            let has = |names: &[&str]| if names.len() == 1 { "has" } else { "have" };
+            let now =
+                kind.1.map(|mtu| format!(" because {} {} MTU {mtu}", list(netdevs.iter().copied()), has(&netdevs)));
+            let commands: Vec<String> = netdevs.iter().map(|netdev| format!("ip link set {netdev} mtu 9000")).collect();
+            let text = format!(
+                "{} {} a path MTU of {} bytes{}; set an interface MTU of {ENOUGH_NETDEV_MTU_BYTES} or more on both ends ({}) for a \
+                 path MTU of {FULL_PATH_MTU_BYTES} and about 5 % more bandwidth.",
+                list(devices.iter().copied()),
+                has(&devices),
+                kind.0,
+                now.unwrap_or_default(),
+                commands.join("; "),
+            );
+            found.push(Warning::new(WarningKind::SmallMtu, devices, text));
         }
         let mut mtus = self.rails.iter().map(|rail| rail.path_mtu_bytes);
         if let Some(first) = mtus.next().filter(|first| mtus.any(|mtu| mtu != *first)) {
-            found.push(format!(
+            let text = format!(
                 "the rails have different path MTUs ({first} bytes and others); set the same MTU on their interfaces."
+            );
+            found.push(Warning::new(
+                WarningKind::UnequalMtus,
+                self.rails.iter().map(|rail| rail.device.as_str()),
+                text,
             ));
         }
     }
 
-    fn shared_subnets(&self, found: &mut Vec<String>) {
+    /// Rails in one subnet work where each interface is known to answer for its own addresses alone: a queue pair's address is looked up
+    /// by the interface of its own address (`rdma_addr_find_l2_eth_by_grh` in Linux), whatever the routes are.
+    fn shared_subnets(&self, found: &mut Vec<Warning>) {
         let mut subnets: Vec<(u32, u8)> = Vec::new();
         for subnet in self.rails.iter().flat_map(|rail| rail.addresses.iter().filter_map(ipv4_subnet)) {
             if !subnets.contains(&subnet) {
@@ -188,16 +233,17 @@ impl Host<'_> {
         for (network, prefix) in subnets {
             let is_in = |rail: &&Rail| rail.addresses.iter().filter_map(ipv4_subnet).any(|s| s == (network, prefix));
             let inside: Vec<&Rail> = self.rails.iter().filter(is_in).collect();
-            if inside.len() < 2 {
+            if inside.len() < 2 || self.arp.is_right(&inside) {
                 continue;
             }
             let are_twins = inside.len() == 2 && inside[0].twin.is_some() && inside[0].cable == inside[1].cable;
-            found.push(format!(
+            let text = format!(
                 "{}{} are in one subnet ({}/{prefix}): the kernel routes over one of them; give each a subnet of its own.",
                 list(inside.iter().map(|rail| rail.device.as_str())),
                 if are_twins { ", the twins of one cable," } else { "" },
                 std::net::Ipv4Addr::from_bits(network),
-            ));
+            );
+            found.push(Warning::new(WarningKind::SharedSubnet, inside.iter().map(|rail| rail.device.as_str()), text));
         }
     }
 
@@ -214,19 +260,4 @@ const ENOUGH_NETDEV_MTU_BYTES: u32 = 4200;
 
 fn rate_text(link: &PcieLink) -> String {
     link.rate.map_or_else(|| "rate unknown".to_owned(), |rate| rate.to_string())
-}
-
-/// Mb/s as a person reads it.
-pub(super) fn gbps(mbps: u32) -> String {
-    let tenths = (u64::from(mbps) + 50) / 100;
-    if tenths % 10 == 0 { format!("{} Gb/s", tenths / 10) } else { format!("{}.{} Gb/s", tenths / 10, tenths % 10) }
-}
-
-/// Names as a sentence lists them.
-pub(super) fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
-    let names: Vec<&str> = names.collect();
-    match names.as_slice() {
-        [all @ .., last] if !all.is_empty() => format!("{} and {last}", all.join(", ")),
-        _ => names.join(""),
-    }
 }

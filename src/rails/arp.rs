@@ -13,32 +13,57 @@
 //! | 1 | 0 | the first, for either address | the right one |
 //! | 1 | 1 | the first for its own; nobody for the second | the right one |
 
-use super::Rail;
-use super::advice::list;
 use super::port::ipv4_subnet;
+use super::text::list;
+use super::{Rail, Warning, WarningKind};
 use crate::interfaces::ARP_CURE;
 use std::path::Path;
 
-/// The warning with its cure: one for the host, `None` where all is well or the kernel's settings cannot be read.
-pub(super) fn warning(proc_sys: &Path, rails: &[Rail]) -> Option<String> {
-    let known: Vec<(&Rail, Settings)> =
-        rails.iter().filter_map(|rail| Some((rail, Settings::read(proc_sys, rail)?))).collect();
-    let mixed = |(one, settings): &&(&Rail, Settings)| {
-        known.iter().any(|(other, others)| !std::ptr::eq(*one, *other) && is_mixed_up((one, settings), (other, others)))
-    };
-    let found: Vec<&(&Rail, Settings)> = known.iter().filter(mixed).collect();
-    if found.is_empty() {
-        return None;
+/// What is known of the rails' interfaces.
+pub(super) struct Arp<'a> {
+    known: Vec<(&'a Rail, Settings)>,
+}
+
+impl<'a> Arp<'a> {
+    /// Reads the settings of the rails' interfaces. `proc_sys` is where the kernel's settings are ("/proc/sys").
+    pub(super) fn look(proc_sys: &Path, rails: &'a [Rail]) -> Self {
+        Self { known: rails.iter().filter_map(|rail| Some((rail, Settings::read(proc_sys, rail)?))).collect() }
     }
-    let rails = list(found.iter().map(|(rail, _)| rail.device.as_str()));
-    // Every interface has the larger of its own value and that of `all`: 2 there lifts a 1 (strict) and nothing else.
-    let loosened =
-        if found.iter().any(|(_, settings)| settings.is_strict()) { " net.ipv4.conf.all.rp_filter=2" } else { "" };
-    Some(format!(
-        "an ARP request for the address of one of {rails} may be answered by another of them, or not at all (arp_ignore, rp_filter), and \
-         what a peer sends there is lost; run {ARP_CURE}{loosened} on this host, and write the same settings into a file in \
-         /etc/sysctl.d to keep them."
-    ))
+
+    /// The warning with its cure: one for the host, `None` where all is well or the kernel's settings cannot be read.
+    pub(super) fn warning(&self) -> Option<Warning> {
+        let found: Vec<&(&Rail, Settings)> =
+            self.known.iter().filter(|one| self.is_mixed_up_with_another(one)).collect();
+        if found.is_empty() {
+            return None;
+        }
+        let devices: Vec<&str> = found.iter().map(|(rail, _)| rail.device.as_str()).collect();
+        let rails = list(devices.iter().copied());
+        // Every interface has the larger of its own value and that of `all`: 2 there lifts a 1 (strict) and nothing else.
+        let loosened =
+            if found.iter().any(|(_, settings)| settings.is_strict()) { " net.ipv4.conf.all.rp_filter=2" } else { "" };
+        let text = format!(
+            "an ARP request for the address of one of {rails} may be answered by another of them, or not at all (arp_ignore, rp_filter), and \
+             what a peer sends there is lost; run {ARP_CURE}{loosened} on this host, and write the same settings into a file in \
+             /etc/sysctl.d to keep them."
+        );
+        Some(Warning::new(WarningKind::Arp, devices, text))
+    }
+
+    /// Whether it is known of each of these rails that its interface, and no other, answers for its addresses.
+    pub(super) fn is_right(&self, rails: &[&Rail]) -> bool {
+        let is_well = |rail: &&Rail| {
+            let known = self.known.iter().find(|(other, _)| std::ptr::eq(*other, *rail));
+            known.is_some_and(|one| !self.is_mixed_up_with_another(one))
+        };
+        rails.iter().all(is_well)
+    }
+
+    fn is_mixed_up_with_another(&self, (one, settings): &(&Rail, Settings)) -> bool {
+        self.known
+            .iter()
+            .any(|(other, others)| !std::ptr::eq(*one, *other) && is_mixed_up((one, settings), (other, others)))
+    }
 }
 
 /// What decides about ARP on an interface.

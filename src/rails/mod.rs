@@ -13,6 +13,7 @@ mod advice;
 mod arp;
 mod capacity;
 mod cuda;
+mod from_sysfs;
 mod model;
 mod pcie;
 mod port;
@@ -22,16 +23,22 @@ mod sysfs;
 mod testbed;
 #[cfg(test)]
 mod tests;
+mod text;
 
 pub use crate::config::NameFilter as HcaFilter;
+
 pub use capacity::{Capacity, Limit};
 pub use cuda::{CudaDevice, cuda_devices, gpu_name, host_pointers_reason};
-pub use model::{PcieLink, PortFacts, Rail, RailAddress, Refused, Survey};
+pub use from_sysfs::ports_from_sysfs;
+pub use model::{PcieLink, PortFacts, Rail, RailAddress, Refused, Survey, Warning, WarningKind};
 pub use pcie::{LinkRate, PciFunction};
 pub use report::{folded, report};
+pub use text::{gbps, list};
 
 use crate::error::{Error, Result};
 use crate::interfaces::Interface;
+use crate::wire::fields::Attachment;
+use arp::Arp;
 use port::Port;
 use std::path::Path;
 
@@ -74,8 +81,9 @@ pub fn survey(
     let refused = seen.iter().filter_map(Port::refused).collect();
     let speed_mbps = capacity::capacity(&rails, &links, |rail| rail.speed_mbps).mbps;
     let guid = seen.iter().filter(|port| port.is_rail()).map(Port::adapter_guid).min().unwrap_or(0);
-    let mut warnings = advice::warnings(&seen, &rails, &links, filter);
-    warnings.extend(arp::warning(proc_sys, &rails));
+    let arp = Arp::look(proc_sys, &rails);
+    let mut warnings = advice::warnings(&seen, &rails, &links, filter, &arp);
+    warnings.extend(arp.warning());
     Survey { rails, refused, links, warnings, speed_mbps, guid }
 }
 
@@ -87,6 +95,24 @@ impl Survey {
             let mbps = u64::from(rail.speed_mbps) * mtu / (mtu + FRAMING_BYTES);
             u32::try_from(mbps).unwrap_or(u32::MAX)
         })
+    }
+
+    /// What a rail hangs on, as peers are told.
+    pub fn attachment(&self, rail: &Rail) -> Attachment {
+        let link_mbps = self.links.get(rail.link).and_then(|link| link.payload_mbps).unwrap_or(0);
+        Attachment { link: rail.link as u8, link_mbps, cable: rail.cable as u8, port_mbps: rail.speed_mbps.max(1) }
+    }
+
+    /// What a rail carries in Mb/s while the others on its PCIe link are as busy.
+    pub fn share_of_link_mbps(&self, rail: &Rail) -> u32 {
+        let on_link = self.rails.iter().filter(|other| other.link == rail.link);
+        let together: u32 = on_link.map(|other| other.speed_mbps).sum();
+        match self.links.get(rail.link).and_then(|link| link.payload_mbps) {
+            Some(payload) if payload < together => {
+                (u64::from(payload) * u64::from(rail.speed_mbps) / u64::from(together.max(1))) as u32
+            }
+            _ => rail.speed_mbps,
+        }
     }
 }
 

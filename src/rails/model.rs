@@ -2,6 +2,7 @@
 
 use super::pcie::{LinkRate, PciFunction};
 use crate::verbs::{GidEntry, PortInfo};
+use std::fmt;
 
 /// What verbs says of one port.
 #[derive(Debug, Clone)]
@@ -27,12 +28,62 @@ pub struct Survey {
     pub refused: Vec<Refused>,
     /// The PCIe links under the rails.
     pub links: Vec<PcieLink>,
-    /// What a person should know or change, a full sentence each.
-    pub warnings: Vec<String>,
+    /// What a person should know or change.
+    pub warnings: Vec<Warning>,
     /// What all rails carry at once in one direction, in Mb/s: PCIe payload, capped by the cables' line rate.
     pub speed_mbps: u32,
     /// The lowest system image GUID (or node GUID, where sysfs has none) of the rails; 0 without rails.
     pub guid: u64,
+}
+
+/// What a person should know or change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Warning {
+    /// What it is about.
+    pub kind: WarningKind,
+    /// The RDMA devices that it is about.
+    pub devices: Vec<String>,
+    /// A full sentence, with what to do.
+    pub text: String,
+}
+
+/// What a warning of the survey is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum WarningKind {
+    /// `NCCL_IB_HCA` matches no device.
+    FilterAdmitsNothing,
+    /// `NCCL_IB_HCA` selects two functions of one PCIe link; the devices are the pair to select.
+    FilterWithinOneLink,
+    /// `NCCL_IB_HCA` names a port that is not usable.
+    NamedButUnusable,
+    /// A port is faster than its PCIe link, and its twin is not used; the devices are the rail and, where there is one, its twin.
+    HalfUsedCable,
+    /// A PCIe link runs below what it could.
+    SlowLink,
+    /// sysfs does not list a device.
+    UnknownWiring,
+    /// A port reports no speed.
+    UnknownSpeed,
+    /// A path MTU below 4096 bytes.
+    SmallMtu,
+    /// Path MTUs differ.
+    UnequalMtus,
+    /// Rails are in one subnet.
+    SharedSubnet,
+    /// ARP requests for one rail may be answered by another.
+    Arp,
+}
+
+impl Warning {
+    pub(super) fn new<'a>(kind: WarningKind, devices: impl IntoIterator<Item = &'a str>, text: String) -> Self {
+        Self { kind, devices: devices.into_iter().map(str::to_owned).collect(), text }
+    }
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
 }
 
 /// A port that carries traffic.

@@ -24,6 +24,8 @@ pub struct PciFunction {
     pub max: Option<LinkRate>,
     /// Largest payload of one transaction in bytes; `None` where the configuration space is not readable.
     pub max_payload_bytes: Option<u32>,
+    /// Largest read request in bytes; `None` where the configuration space is not readable.
+    pub max_read_request_bytes: Option<u32>,
 }
 
 impl PciFunction {
@@ -133,11 +135,20 @@ pub(super) fn parse_address(name: &str) -> Option<(u32, &str, u8)> {
     Some((u32::from_str_radix(domain, 16).ok()?, slot, u8::from_str_radix(function, 16).ok()?))
 }
 
-/// The transaction size that the function is set to, from its configuration space.
+/// The transaction sizes that a function is set to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct TransactionSizes {
+    /// Of a write, in bytes.
+    pub(super) payload_bytes: Option<u32>,
+    /// Of a read request, in bytes.
+    pub(super) read_request_bytes: Option<u32>,
+}
+
+/// The transaction sizes in a function's configuration space.
 ///
-/// Walks the capability list to the PCI Express capability (id 0x10); bits 5 to 7 of its Device Control register are
-/// 128 << n. An unprivileged reader gets the first 64 bytes only: `None`.
-pub(super) fn max_payload_bytes(configuration: &[u8]) -> Option<u32> {
+/// Walks the capability list to the PCI Express capability (id 0x10). Its Device Control register has the payload in bits 5 to 7 and
+/// the read request in bits 12 to 14, each as 128 << n. An unprivileged reader gets the first 64 bytes only: `None`.
+pub(super) fn transaction_sizes(configuration: &[u8]) -> Option<TransactionSizes> {
     const STATUS: usize = 0x06;
     const HAS_CAPABILITIES: u8 = 1 << 4;
     const FIRST_CAPABILITY: usize = 0x34;
@@ -153,8 +164,13 @@ pub(super) fn max_payload_bytes(configuration: &[u8]) -> Option<u32> {
             return None;
         }
         if *configuration.get(at)? == PCI_EXPRESS {
-            let exponent = (configuration.get(at + DEVICE_CONTROL)? >> 5) & 7;
-            return (exponent <= 5).then_some(128 << exponent);
+            let low = configuration.get(at + DEVICE_CONTROL)?;
+            let high = configuration.get(at + DEVICE_CONTROL + 1)?;
+            let bytes = |exponent: u8| (exponent <= 5).then_some(128 << exponent);
+            return Some(TransactionSizes {
+                payload_bytes: bytes((low >> 5) & 7),
+                read_request_bytes: bytes((high >> 4) & 7),
+            });
         }
         at = usize::from(*configuration.get(at + 1)? & !3);
     }
@@ -207,14 +223,18 @@ mod tests {
         space[0x34] = 0x40;
         (space[0x40], space[0x41]) = (0x01, 0x60);
         (space[0x60], space[0x61]) = (0x10, 0);
-        space[0x68] = 0b0011_1111;
-        assert_eq!(max_payload_bytes(&space), Some(256));
-        space[0x68] = 0b0101_0000;
-        assert_eq!(max_payload_bytes(&space), Some(512));
-        assert_eq!(max_payload_bytes(&space[..64]), None, "an unprivileged reader");
+        let sizes =
+            |space: &[u8]| transaction_sizes(space).map(|sizes| (sizes.payload_bytes, sizes.read_request_bytes));
+        (space[0x68], space[0x69]) = (0b0011_1111, 0b0101_1111);
+        assert_eq!(sizes(&space), Some((Some(256), Some(4096))));
+        (space[0x68], space[0x69]) = (0b0101_0000, 0b0010_1000);
+        assert_eq!(sizes(&space), Some((Some(512), Some(512))));
+        space[0x69] = 0b0110_0000;
+        assert_eq!(sizes(&space), Some((Some(512), None)), "a size that the specification reserves");
+        assert_eq!(sizes(&space[..64]), None, "an unprivileged reader");
         (space[0x60], space[0x61]) = (0x05, 0x40);
-        assert_eq!(max_payload_bytes(&space), None, "a list that runs in a circle");
+        assert_eq!(sizes(&space), None, "a list that runs in a circle");
         space[0x06] = 0;
-        assert_eq!(max_payload_bytes(&space), None);
+        assert_eq!(sizes(&space), None);
     }
 }

@@ -3,6 +3,7 @@
 use super::{HcaFilter, PciFunction, PortFacts, Rail, RailAddress, Refused, sysfs};
 use crate::interfaces::{Holder, Interface, TableEntry, gid_netdev, holder, no_address};
 use crate::verbs::{GidEntry, GidKind, LinkLayer, PortState};
+use crate::wire::fields::remoteness;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 
@@ -194,16 +195,6 @@ fn addresses(held: &[Held]) -> Vec<RailAddress> {
     let mut found: Vec<RailAddress> = held.iter().filter_map(address).collect();
     found.sort_by_key(|address| (remoteness(&address.gid), address.gid_index));
     found
-}
-
-/// IPv4 before routable IPv6 before link-local.
-fn remoteness(gid: &[u8; 16]) -> u8 {
-    let gid = Ipv6Addr::from(*gid);
-    match gid {
-        _ if gid.to_ipv4_mapped().is_some() => 0,
-        _ if gid.is_unicast_link_local() => 2,
-        _ => 1,
-    }
 }
 
 /// The network interface of a port: the one with its address, else the function's, else the one that the kernel names.

@@ -1,7 +1,7 @@
 //! The survey as text for a person, in 80 columns: first the verdict, then what to change, then each port and PCIe link.
 
-use super::advice::{gbps, list};
 use super::pcie::ASSUMED_MAX_PAYLOAD_BYTES;
+use super::text::{gbps, list};
 use super::{Limit, PciFunction, PcieLink, Rail, RailAddress, Refused, Survey};
 use std::net::{IpAddr, Ipv6Addr};
 

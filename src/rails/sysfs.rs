@@ -32,6 +32,7 @@ pub(super) fn pci_function(sysfs: &Path, device: &str) -> Option<PciFunction> {
         Some((_, slot, function)) => (slot.to_owned(), function),
         None => (own_slot.to_owned(), own_function),
     };
+    let sizes = pcie::transaction_sizes(&read_start(&link_folder.join("config")));
     Some(PciFunction {
         domain,
         slot,
@@ -39,7 +40,8 @@ pub(super) fn pci_function(sysfs: &Path, device: &str) -> Option<PciFunction> {
         is_virtual: physical.is_some(),
         current: link_rate(link_folder, "current"),
         max: link_rate(link_folder, "max"),
-        max_payload_bytes: pcie::max_payload_bytes(&read_start(&link_folder.join("config"))),
+        max_payload_bytes: sizes.and_then(|sizes| sizes.payload_bytes),
+        max_read_request_bytes: sizes.and_then(|sizes| sizes.read_request_bytes),
         address,
         path,
     })

@@ -22,6 +22,7 @@ pub(super) struct Function {
     pub(super) width: u16,
     pub(super) max_width: u16,
     pub(super) gt_per_s: &'static str,
+    pub(super) max_gt_per_s: &'static str,
     pub(super) max_payload_exponent: Option<u8>,
     pub(super) system_image_guid: Option<u64>,
     pub(super) guid: u64,
@@ -30,7 +31,15 @@ pub(super) struct Function {
     pub(super) speed_mbps: u32,
     pub(super) netdev_mtu: u32,
     pub(super) v4: Option<[u8; 4]>,
+    pub(super) v4_prefix: u8,
+    /// A routable IPv6 address, of a /64.
+    pub(super) v6: Option<Ipv6Addr>,
+    /// Whether the GID table has the link-local address that follows from the MAC.
     pub(super) link_local: bool,
+    /// Whether its interface has that address: not with netplan's `link-local: []`.
+    pub(super) holds_link_local: bool,
+    /// Where the GID table has its entries, of each address first that of RoCE v1; from 0 on where this names no more.
+    pub(super) gid_indices: &'static [u16],
     /// Whether the interface is in this network namespace.
     pub(super) is_visible: bool,
 }
@@ -54,6 +63,7 @@ pub(super) fn spark_function(domain: u8, port: u8) -> Function {
         width: 4,
         max_width: 4,
         gt_per_s: "32.0 GT/s PCIe",
+        max_gt_per_s: "32.0 GT/s PCIe",
         max_payload_exponent: Some(1),
         system_image_guid: Some(SPARK_GUID),
         guid: SPARK_GUID + u64::from(domain) * 2 + u64::from(port),
@@ -62,7 +72,11 @@ pub(super) fn spark_function(domain: u8, port: u8) -> Function {
         speed_mbps: 200_000,
         netdev_mtu: 9000,
         v4: Some([192, 168, 100 + domain + 10 * port, 1]),
+        v4_prefix: 24,
+        v6: None,
         link_local: true,
+        holds_link_local: true,
+        gid_indices: &[],
         is_visible: true,
     }
 }
@@ -75,9 +89,10 @@ impl Function {
 
     /// The addresses of its interface.
     fn addresses(&self) -> impl Iterator<Item = (IpAddr, u8)> + use<> {
-        let v4 = self.v4.map(|v4| (IpAddr::V4(Ipv4Addr::from(v4)), 24));
-        let v6 = self.link_local.then(|| (IpAddr::V6(link_local(self.guid)), 64));
-        v4.into_iter().chain(v6)
+        let v4 = self.v4.map(|v4| (IpAddr::V4(Ipv4Addr::from(v4)), self.v4_prefix));
+        let v6 = self.v6.map(|v6| (IpAddr::V6(v6), 64));
+        let own = (self.link_local && self.holds_link_local).then(|| (IpAddr::V6(link_local(self.guid)), 64));
+        v4.into_iter().chain(v6).chain(own)
     }
 }
 
@@ -156,7 +171,8 @@ fn facts(function: &Function, ifindex: u32) -> PortFacts {
     let mut gids = Vec::new();
     let mut add = |gid: Ipv6Addr| {
         for kind in [GidKind::RoceV1, GidKind::RoceV2] {
-            gids.push(GidEntry { index: gids.len() as u16, gid: gid.octets(), kind, ifindex });
+            let index = function.gid_indices.get(gids.len()).copied().unwrap_or(gids.len() as u16);
+            gids.push(GidEntry { index, gid: gid.octets(), kind, ifindex });
         }
     };
     if function.link_local {
@@ -164,6 +180,9 @@ fn facts(function: &Function, ifindex: u32) -> PortFacts {
     }
     if let Some(v4) = function.v4 {
         add(Ipv4Addr::from(v4).to_ipv6_mapped());
+    }
+    if let Some(v6) = function.v6 {
+        add(v6);
     }
     let active_mtu_bytes = match function.netdev_mtu {
         4200.. => 4096,
@@ -207,7 +226,7 @@ fn write_function(sysfs: &Path, function: &Function) {
         write_pci(sysfs, &parent, address, function);
     }
     let Some(netdev) = function.netdev else { return };
-    for index in 0..4 {
+    for index in (0..4).chain(function.gid_indices.iter().copied()) {
         write(&rdma.join(format!("ports/1/gid_attrs/ndevs/{index}")), &format!("{netdev}\n"));
     }
     if !function.is_visible {
@@ -243,7 +262,7 @@ fn write_pci(sysfs: &Path, folder: &Path, address: &str, function: &Function) {
         return;
     }
     let (width, max_width) = (function.width.to_string(), function.max_width.to_string());
-    write_link(folder, &width, function.gt_per_s, &max_width, "32.0 GT/s PCIe");
+    write_link(folder, &width, function.gt_per_s, &max_width, function.max_gt_per_s);
     let mut space = vec![0_u8; 64];
     if let Some(exponent) = function.max_payload_exponent {
         space.resize(256, 0);

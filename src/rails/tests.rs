@@ -1,5 +1,8 @@
 //! Whole hosts: Sparks with one cable and two, virtual functions in a container, plain hosts, soft-RoCE.
 
+mod machines;
+mod topologies;
+
 use super::testbed::{Function, Host, SPARK_GUID, hca, interface, link_local, spark, spark_function};
 use super::{Limit, LinkRate, Survey, check_sysfs, report, survey};
 use crate::interfaces;
@@ -18,7 +21,7 @@ fn reason<'a>(survey: &'a Survey, device: &str) -> &'a str {
 #[track_caller]
 fn assert_warned(survey: &Survey, count: usize, words: &[&str]) {
     assert_eq!(survey.warnings.len(), count, "{:#?}", survey.warnings);
-    let all = survey.warnings.join("\n");
+    let all = survey.warnings.iter().map(|warning| warning.text.as_str()).collect::<Vec<_>>().join("\n");
     for word in words {
         assert!(all.contains(word), "no {word:?} in\n{all}");
     }
@@ -194,7 +197,8 @@ fn a_small_mtu_and_a_shared_subnet_are_warned_of() {
     }
     let found = Host::new(&functions).survey("");
     assert_eq!(found.rails[0].path_mtu_bytes, 1024);
-    assert_warned(&found, 2, &["enp1s0f0np0 has MTU 1500", "ip link set enP2p1s0f0np0 mtu 9000"]);
+    let words = "rocep1s0f0 and roceP2p1s0f0 have a path MTU of 1024 bytes because enp1s0f0np0 and enP2p1s0f0np0 have MTU 1500;";
+    assert_warned(&found, 1, &[words, "ip link set enP2p1s0f0np0 mtu 9000"]);
 
     let mut functions = spark(&[0]);
     let twins = functions.iter_mut().filter(|f| f.v4.is_some()).zip(1..);
@@ -208,7 +212,8 @@ fn a_small_mtu_and_a_shared_subnet_are_warned_of() {
 
     let mut functions = spark(&[0]);
     functions.iter_mut().find(|f| f.device == "rocep1s0f0").unwrap().netdev_mtu = 1500;
-    assert_warned(&Host::new(&functions).survey(""), 2, &["different path MTUs"]);
+    let words = ["rocep1s0f0 has a path MTU of 1024 bytes because enp1s0f0np0 has MTU 1500;", "different path MTUs"];
+    assert_warned(&Host::new(&functions).survey(""), 2, &words);
 }
 
 #[test]
@@ -537,7 +542,8 @@ fn twins_that_answer_arp_for_each_other_are_warned_of_with_the_cure() {
             }
             let is_right =
                 if same_subnet { rp_filter != 1 && arp_ignore > 0 } else { rp_filter == 1 || arp_ignore > 0 };
-            let said: Vec<String> = host.survey("").warnings.into_iter().filter(|w| w.contains("ARP")).collect();
+            let texts = host.survey("").warnings.into_iter().map(|warning| warning.text);
+            let said: Vec<String> = texts.filter(|w| w.contains("ARP")).collect();
             assert_eq!(said.len(), usize::from(!is_right), "{same_subnet} {rp_filter} {arp_ignore}: {said:?}");
             for line in &said {
                 assert!(line.starts_with(ARP) && line.contains(CURE) && line.contains("/etc/sysctl.d"), "{line}");
@@ -551,7 +557,7 @@ fn twins_that_answer_arp_for_each_other_are_warned_of_with_the_cure() {
 #[test]
 fn the_larger_of_all_and_the_interfaces_own_arp_setting_counts() {
     let host = addressed_twins(true);
-    let is_warned = || host.survey("").warnings.iter().any(|warning| warning.starts_with(ARP));
+    let is_warned = || host.survey("").warnings.iter().any(|warning| warning.text.starts_with(ARP));
     let set = |all: (u32, u32), first: (u32, u32), second: (u32, u32)| {
         for (netdev, (arp_ignore, rp_filter)) in [("all", all), ("enp1s0f0np0", first), ("enP2p1s0f0np0", second)] {
             host.set_arp(netdev, arp_ignore, rp_filter);
@@ -582,7 +588,7 @@ fn functions_of_two_cables_share_no_wire_unless_they_share_a_subnet() {
     for (functions, count) in [(separate, 0), (joined, 1)] {
         let host = Host::new(&functions);
         ["all", "enp1s0f0np0", "enp1s0f1np1"].iter().for_each(|netdev| host.set_arp(netdev, 0, 2));
-        let said = host.survey("").warnings.iter().filter(|warning| warning.contains("ARP")).count();
+        let said = host.survey("").warnings.iter().filter(|warning| warning.text.contains("ARP")).count();
         assert_eq!(said, count);
     }
 }

@@ -18,7 +18,7 @@ pub mod table;
 use std::fmt::{self, Display};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use table::{Collective, Fingerprint, Protocol, Row, Table};
+use table::{Algorithm, Collective, Fingerprint, Protocol, Row, Table};
 
 /// What `NCCL_SPARK_TUNER` asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +50,7 @@ pub struct Rules {
     pub origin: Origin,
     rows: Vec<Row>,
     ll128: bool,
+    ring_only: bool,
 }
 
 /// Where rows come from.
@@ -59,6 +60,8 @@ pub enum Origin {
     Shipped,
     /// From `nccl-spark tune`, by a setting.
     Learned,
+    /// There are none: the machine is not one that they were measured for.
+    None,
 }
 
 /// What a [`Policy`] is made from.
@@ -70,6 +73,8 @@ pub struct Facts {
     pub learned: Option<Table>,
     /// `NCCL_SPARK_LL128`: whether LL128 may be chosen.
     pub ll128: bool,
+    /// `NCCL_SPARK_RING_TCP`: whether some peers may be reached by TCP alone; Ring keeps to neighbours.
+    pub ring_tcp: bool,
     /// `NCCL_NET`, where it is set: NCCL brings this network up and then uses another one.
     pub network: Option<String>,
     /// `NCCL_TUNER_PLUGIN`, where it is set: NCCL loads this tuner, or none.
@@ -84,23 +89,31 @@ const GB10: &str = "GB10";
 impl Policy {
     /// What `facts` come to, with warnings for the user.
     pub fn new(facts: Facts) -> (Self, Vec<String>) {
-        let Facts { mode, learned, ll128, network, tuner_plugin, host } = facts;
+        let Facts { mode, learned, ll128, ring_tcp, network, tuner_plugin, host } = facts;
         let inert = |reason: String| (Self::Inert { reason }, Vec::new());
+        // The user's will, and not without a word where messages may take a slow way by it.
+        let inert_by_wish = |reason: String| {
+            let warning = format!(
+                "NCCL_SPARK_RING_TCP=1 without this plugin's tuner ({reason}): NCCL may choose algorithms that use TCP; set NCCL_ALGO=Ring"
+            );
+            (Self::Inert { reason }, if ring_tcp { vec![warning] } else { Vec::new() })
+        };
         if mode == Mode::Off {
-            return inert("NCCL_SPARK_TUNER=off".to_owned());
+            return inert_by_wish("NCCL_SPARK_TUNER=off".to_owned());
         }
-        if mode == Mode::Auto && !host.gpu.contains(GB10) {
+        let has_rows = mode == Mode::On || host.gpu.contains(GB10);
+        if !has_rows && !ring_tcp {
             return inert(format!("the GPU is {}, not a {GB10} (NCCL_SPARK_TUNER=on overrides this)", host.gpu));
         }
         if let Some(other) = network.filter(|name| !name.eq_ignore_ascii_case("Spark")) {
             return inert(format!("NCCL_NET={other} selects another network"));
         }
         if let Some(other) = tuner_plugin.filter(|name| !name.contains("spark")) {
-            return inert(format!("NCCL_TUNER_PLUGIN={other} selects another tuner or none"));
+            return inert_by_wish(format!("NCCL_TUNER_PLUGIN={other} selects another tuner or none"));
         }
         let mut warnings = Vec::new();
-        let mut chosen = (Origin::Shipped, shipped::rows());
-        if let Some(table) = learned {
+        let mut chosen = if has_rows { (Origin::Shipped, shipped::rows()) } else { (Origin::None, Vec::new()) };
+        if let Some(table) = learned.filter(|_| has_rows) {
             let learned_on = table.fingerprint();
             let is_for = |of: &Fingerprint| (of.gpu == host.gpu) && (of.nccl == host.nccl);
             if learned_on.is_none_or(is_for) {
@@ -120,7 +133,7 @@ impl Policy {
         }
         let (origin, mut rows) = chosen;
         rows.retain(|row| ll128 || row.choice.protocol != Protocol::Ll128);
-        (Self::Acting(Arc::new(Rules { origin, rows, ll128 })), warnings)
+        (Self::Acting(Arc::new(Rules { origin, rows, ll128, ring_only: ring_tcp })), warnings)
     }
 
     /// A number that is the same on two hosts exactly if they decide alike.
@@ -144,14 +157,20 @@ impl Policy {
         if nodes < 2 {
             return inert("the communicator is on one node");
         }
-        if ranks != nodes {
+        // Of two nodes each reaches the other by the same connections, whatever the algorithm.
+        let ring_only = rules.ring_only && nodes > 2;
+        let is_for_rows = ranks == nodes;
+        if !is_for_rows && !ring_only {
             return inert("the communicator has more than one rank on a node");
         }
-        let rows: Vec<Row> = rules.rows.iter().filter(|row| row.ranks == ranks).copied().collect();
-        if rows.is_empty() && rules.ll128 {
+        let is_for = |row: &&Row| is_for_rows && row.ranks == ranks;
+        let rows: Vec<Row> = rules.rows.iter().filter(is_for).copied().collect();
+        // Where rows do not hold, nothing is known of LL128 either.
+        let ll128 = rules.ll128 || !is_for_rows;
+        if rows.is_empty() && ll128 && !ring_only {
             return Tuner::Inert { reason: format!("the table has no row for {ranks} ranks") };
         }
-        Tuner::Acting(Acting { rows, ll128: rules.ll128, told: Default::default() })
+        Tuner::Acting(Acting { rows, ll128, ring_only, told: Default::default() })
     }
 }
 
@@ -163,9 +182,11 @@ impl Display for Policy {
                 let origin = match rules.origin {
                     Origin::Shipped => "shipped",
                     Origin::Learned => "learned",
+                    Origin::None => "empty",
                 };
                 let ll128 = if rules.ll128 { "" } else { ", no LL128" };
-                write!(f, "{origin} table of {} rows{ll128}, hash {:016x}", rules.rows.len(), rules.hash())
+                let ring = if rules.ring_only { ", Ring only above two nodes (NCCL_SPARK_RING_TCP)" } else { "" };
+                write!(f, "{origin} table of {} rows{ll128}{ring}, hash {:016x}", rules.rows.len(), rules.hash())
             }
         }
     }
@@ -175,7 +196,8 @@ impl Rules {
     /// FNV-1a (64 bits) over the rules' text: it must come out alike in every build.
     fn hash(&self) -> u64 {
         let rows: String = self.rows.iter().map(|row| format!("{row};")).collect();
-        let text = format!("{DECISION};ll128={};{rows}", self.ll128);
+        let ring_only = if self.ring_only { "ring;" } else { "" };
+        let text = format!("{DECISION};ll128={};{ring_only}{rows}", self.ll128);
         let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
         // 0 stands for a tuner that leaves all to NCCL.
         text.bytes().fold(0xcbf2_9ce4_8422_2325, step).max(1)
@@ -203,6 +225,7 @@ pub struct Acting {
     /// Of its number of ranks.
     rows: Vec<Row>,
     ll128: bool,
+    ring_only: bool,
     /// Bit `n`: a decision for this collective and sizes of `n` bits was told to the log.
     told: [AtomicU64; Collective::ALL.len()],
 }
@@ -216,19 +239,26 @@ pub const PROTOCOLS: usize = 3;
 
 /// A cost that NCCL takes only where nothing else is left: it chooses among entries below an hour (3.6e9, `topoGetAlgoInfo`).
 const LAST_RESORT_US: f32 = 1.0e9;
+/// One that it takes after that.
+const NOT_RING_US: f32 = 2.0e9;
 
 impl Tuner {
     /// Changes NCCL's costs so that it chooses as the table says; the number of channels where a row decided. `collective` is
     /// NCCL's number, `bytes` its count. Rows were measured with one collective at a time. NCCL asks once for the members of a group, with
     /// the sum of their bytes; where `tasks_per_channel` shows a group (it is 2 or more for one with more members than the
-    /// communicator has channels), it is left to NCCL.
+    /// communicator has channels), it is left to NCCL. Where only Ring is offered, every other algorithm is a last resort for whatever has
+    /// a Ring, and rows that choose another do not hold.
     pub fn decide(&self, collective: i32, bytes: u64, tasks_per_channel: i32, costs: &mut Costs) -> Option<u32> {
         let Self::Acting(acting) = self else { return None };
         if !acting.ll128 {
             keep_from_ll128(costs);
         }
+        let is_ring_only = acting.ring_only && keep_to_ring(costs);
         let collective = Collective::of_number(collective)?;
         let row = acting.row(collective, bytes).filter(|_| tasks_per_channel <= 1)?;
+        if is_ring_only && row.choice.algorithm != Algorithm::Ring {
+            return None;
+        }
         let place = row.choice.algorithm.number() * PROTOCOLS + row.choice.protocol.number();
         let is_allowed = costs[place] >= 0.0;
         if acting.is_new(collective, bytes) {
@@ -244,6 +274,11 @@ impl Tuner {
 }
 
 impl Acting {
+    /// Whether it offers NCCL only Ring, where a collective has one.
+    pub fn is_ring_only(&self) -> bool {
+        self.ring_only
+    }
+
     fn row(&self, collective: Collective, bytes: u64) -> Option<&Row> {
         // Sorted by collective and size: the last that begins at or before `bytes`.
         let above = self.rows.partition_point(|row| (row.collective, row.from_bytes) <= (collective, bytes));
@@ -257,6 +292,18 @@ impl Acting {
         // Relaxed: it decides only whether a line is logged once or twice.
         self.told[collective.number()].fetch_or(bit, Ordering::Relaxed) & bit == 0
     }
+}
+
+/// Makes every algorithm but Ring a last resort, where Ring is allowed for the collective at all; whether it is.
+fn keep_to_ring(costs: &mut Costs) -> bool {
+    let ring = Algorithm::Ring.number();
+    let has_ring = costs[ring * PROTOCOLS..(ring + 1) * PROTOCOLS].iter().any(|cost| *cost >= 0.0);
+    for (algorithm, row) in costs.chunks_exact_mut(PROTOCOLS).enumerate().filter(|_| has_ring) {
+        for cost in row.iter_mut().filter(|cost| **cost >= 0.0 && algorithm != ring) {
+            *cost = NOT_RING_US;
+        }
+    }
+    has_ring
 }
 
 /// Makes LL128 the last resort where it is allowed at all.

@@ -1,8 +1,9 @@
 //! The rows that come with the plugin.
 //!
 //! A row is here if, on the twin of a Spark, it takes at most 1/1.2 of the time of NCCL's own choice at all three scales (unpaced, 0.25, 0.1),
-//! and nothing that owners have published speaks against it. So no row has Simple with fewer than four channels, none has LL128 (until
-//! `nccl-spark memory --litmus` has passed on a Spark), and there are rows for two ranks alone. docs/evidence/tuner.md has each row's figures.
+//! nothing that owners have published speaks against it, and groups of collectives are not known to lose more by it than single ones gain. So no row has
+//! Simple with fewer than four channels, none has LL128 (until `nccl-spark memory --litmus` has passed on a Spark), and there are rows for two ranks alone.
+//! docs/evidence/tuner.md has each row's figures.
 
 use super::table::{Algorithm, Choice, Collective, Protocol, Row};
 
@@ -15,15 +16,16 @@ const MEASURED: &[(Collective, u64, Protocol, u32)] = &[
     (Collective::AllGather, 128, Protocol::Ll, 2),
     (Collective::AllGather, 512, Protocol::Simple, 4),
     (Collective::AllGather, 1024, Protocol::Simple, 4),
+    (Collective::AllGather, 2048, Protocol::Simple, 4),
     (Collective::ReduceScatter, 32, Protocol::Ll, 1),
     (Collective::ReduceScatter, 64, Protocol::Ll, 2),
     (Collective::ReduceScatter, 128, Protocol::Ll, 2),
-    (Collective::ReduceScatter, 256, Protocol::Simple, 4),
     (Collective::ReduceScatter, 512, Protocol::Simple, 4),
     (Collective::ReduceScatter, 1024, Protocol::Simple, 4),
+    (Collective::ReduceScatter, 2048, Protocol::Simple, 4),
     (Collective::AllReduce, 32, Protocol::Ll, 2),
     (Collective::AllReduce, 64, Protocol::Ll, 2),
-    (Collective::AllReduce, 128, Protocol::Simple, 4),
+    (Collective::AllReduce, 128, Protocol::Ll, 2),
 ];
 
 /// All of them, by collective and size. A measured size stands for those nearer to it, as a ratio, than to half or twice of it.

@@ -8,7 +8,15 @@ const TABLE: &str = "for=NVIDIA_GB10/4x224054/2.28.9;all_reduce@2:1000-1999=ring
 fn facts() -> Facts {
     let table: Table = TABLE.parse().unwrap();
     let host = table.fingerprint().unwrap().clone();
-    Facts { mode: Mode::Auto, learned: Some(table), ll128: true, network: None, tuner_plugin: None, host }
+    Facts {
+        mode: Mode::Auto,
+        learned: Some(table),
+        ll128: true,
+        ring_tcp: false,
+        network: None,
+        tuner_plugin: None,
+        host,
+    }
 }
 
 fn policy(change: impl FnOnce(&mut Facts)) -> Policy {
@@ -130,6 +138,8 @@ fn hosts_that_decide_differently_have_other_hashes() {
         policy(|_| ()).hash(),
         policy(|facts| facts.mode = Mode::Off).hash(),
         policy(|facts| facts.ll128 = false).hash(),
+        policy(|facts| facts.ring_tcp = true).hash(),
+        policy(|facts| (facts.ring_tcp, facts.host.gpu) = (true, "NVIDIA_H200".to_owned())).hash(),
         policy(|facts| facts.learned = Some("for=*;all_reduce@2:1000-1999=ring/ll/2".parse().unwrap())).hash(),
         policy(|facts| facts.learned = Some("for=*;all_reduce@2:1000-1999=ring/ll/3".parse().unwrap())).hash(),
     ];
@@ -139,7 +149,70 @@ fn hosts_that_decide_differently_have_other_hashes() {
     assert_eq!(hashes[1], 0);
     hashes.sort_unstable();
     hashes.dedup();
-    assert_eq!(hashes.len(), 5);
+    assert_eq!(hashes.len(), 7);
+}
+
+#[test]
+fn ring_is_all_that_is_left_where_some_peers_are_reached_by_tcp() {
+    let policy = policy(|facts| facts.ring_tcp = true);
+    assert!(policy.to_string().contains("Ring only above two nodes"), "{policy}");
+    let is_ring = |place: usize| place / PROTOCOLS == Algorithm::Ring.number();
+    let decided = |tuner: &Tuner, collective, before: Costs| {
+        let mut costs = before;
+        (tuner.decide(collective, 1500, 1, &mut costs), costs)
+    };
+    // Without a row for so many ranks, with several ranks on a node, and for collectives that no row can be for.
+    for (ranks, nodes) in [(4, 4), (8, 4)] {
+        let Tuner::Acting(acting) = policy.tuner(ranks, nodes, true) else { panic!("{ranks} ranks") };
+        assert!(acting.is_ring_only());
+        for collective in [4, 7] {
+            let mut before = [7.0; ALGORITHMS * PROTOCOLS];
+            before[0] = -1.0;
+            let (channels, costs) = decided(&policy.tuner(ranks, nodes, true), collective, before);
+            assert_eq!(channels, None);
+            for (place, cost) in costs.iter().enumerate() {
+                let expected = match place {
+                    0 => -1.0,
+                    place if is_ring(place) => 7.0,
+                    _ => NOT_RING_US,
+                };
+                assert_eq!(*cost, expected, "entry {place}");
+            }
+        }
+    }
+    // What has no Ring keeps what it has.
+    let no_ring: Costs = std::array::from_fn(|place| if is_ring(place) { -1.0 } else { 7.0 });
+    assert_eq!(decided(&policy.tuner(4, 4, true), 4, no_ring), (None, no_ring));
+    // Two nodes have one way to each other.
+    let two = [7.0; ALGORITHMS * PROTOCOLS];
+    let (channels, costs) = decided(&policy.tuner(2, 2, true), 2, two);
+    assert_eq!((channels, costs), (None, two));
+    assert!(matches!(policy.tuner(4, 2, true), Tuner::Inert { .. }));
+    assert!(matches!(policy.tuner(4, 4, false), Tuner::Inert { .. }));
+}
+
+#[test]
+fn a_row_for_tree_does_not_hold_where_ring_alone_does() {
+    let tree = "for=*;all_reduce@3:1-9=tree/simple/8;all_reduce@3:10-19=ring/simple/4";
+    let of = |ring_tcp| policy(|facts| (facts.learned, facts.ring_tcp) = (Some(tree.parse().unwrap()), ring_tcp));
+    let decide = |ring_tcp, bytes| {
+        let mut costs = [7.0; ALGORITHMS * PROTOCOLS];
+        (of(ring_tcp).tuner(3, 3, true).decide(4, bytes, 1, &mut costs), costs[2])
+    };
+    assert_eq!((decide(false, 5), decide(true, 5)), ((Some(8), 0.0), (None, NOT_RING_US)));
+    assert_eq!((decide(false, 15), decide(true, 15)), ((Some(4), 7.0), (Some(4), NOT_RING_US)));
+}
+
+#[test]
+fn ring_alone_needs_no_gb10_and_is_said_where_the_tuner_is_off() {
+    let elsewhere = |facts: &mut Facts| (facts.ring_tcp, facts.host.gpu) = (true, "NVIDIA_H200".to_owned());
+    let told = policy(elsewhere).to_string();
+    assert!(told.starts_with("empty table of 0 rows, Ring only above two nodes"), "{told}");
+    assert!(matches!(policy(elsewhere).tuner(2, 2, true), Tuner::Inert { .. }));
+    let off = Facts { mode: Mode::Off, ring_tcp: true, ..facts() };
+    let (policy, warnings) = Policy::new(off);
+    assert_eq!(policy.hash(), 0);
+    assert!(warnings.len() == 1 && warnings[0].contains("set NCCL_ALGO=Ring"), "{warnings:?}");
 }
 
 fn rows() -> impl Strategy<Value = Vec<Row>> {
@@ -159,17 +232,20 @@ proptest! {
     /// decide the same.
     #[test]
     fn a_decision_touches_what_it_may_and_nothing_else(
-        rows in rows(), ll128: bool, ranks in 2..4usize, collective in -1..7i32, bytes in 0..2000u64,
+        rows in rows(), ll128: bool, ring_tcp: bool, ranks in 2..4usize, collective in -1..7i32, bytes in 0..2000u64,
         costs in prop::collection::vec(prop_oneof![Just(-1.0f32), 0.5..1000.0f32], ALGORITHMS * PROTOCOLS),
     ) {
         let Ok(table) = Table::new(None, rows) else { return Ok(()) };
-        let facts = || Facts { learned: Some(table.clone()), ll128, ..facts() };
+        let facts = || Facts { learned: Some(table.clone()), ll128, ring_tcp, ..facts() };
         let decide = || {
             let mut changed: Costs = costs.clone().try_into().unwrap();
             (Policy::new(facts()).0.tuner(ranks, ranks, true).decide(collective, bytes, 1, &mut changed), changed)
         };
         let (channels, changed) = decide();
         prop_assert_eq!(decide(), (channels, changed));
+        let ring = Algorithm::Ring.number();
+        let has_ring = costs[ring * PROTOCOLS..][..PROTOCOLS].iter().any(|cost| *cost >= 0.0);
+        let is_ring_only = ring_tcp && ranks > 2 && has_ring;
         let mut chosen = 0;
         for (place, (before, after)) in costs.iter().zip(changed).enumerate() {
             if *before < 0.0 {
@@ -178,14 +254,18 @@ proptest! {
                 chosen += 1;
             } else {
                 let is_raised = !ll128 && place % PROTOCOLS == Protocol::Ll128.number();
-                prop_assert_eq!(after, if is_raised { LAST_RESORT_US } else { *before });
+                let is_other = is_ring_only && place / PROTOCOLS != ring;
+                let expected = if is_other { NOT_RING_US } else if is_raised { LAST_RESORT_US } else { *before };
+                prop_assert_eq!(after, expected);
             }
         }
         prop_assert_eq!(chosen, usize::from(channels.is_some()));
         let row = table.rows().iter().find(|row| {
             row.ranks == ranks && row.collective.number() as i32 == collective && (row.from_bytes..=row.to_bytes).contains(&bytes)
         });
-        let is_wanted = row.is_some_and(|row| ll128 || row.choice.protocol != Protocol::Ll128);
+        let is_wanted = row.is_some_and(|row| {
+            (ll128 || row.choice.protocol != Protocol::Ll128) && (!is_ring_only || row.choice.algorithm == Algorithm::Ring)
+        });
         let is_free = |row: &Row| costs[row.choice.algorithm.number() * PROTOCOLS + row.choice.protocol.number()] >= 0.0;
         prop_assert_eq!(channels, row.filter(|row| is_wanted && is_free(row)).map(|row| row.choice.channels));
     }

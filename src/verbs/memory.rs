@@ -73,6 +73,30 @@ impl HostMemory {
         inside.then_some(Readable { addr, bytes, memory: PhantomData })
     }
 
+    /// Some of it, for as long as it is valid itself; `None` outside of it. No bytes lie anywhere.
+    pub fn part(&self, addr: u64, bytes: usize) -> Option<Self> {
+        let addr = usize::try_from(addr).ok()?;
+        let inside = addr.checked_sub(self.addr).and_then(|offset| offset.checked_add(bytes));
+        let is_inside = bytes == 0 || inside.is_some_and(|end| end <= self.len);
+        is_inside.then_some(Self { addr, len: bytes })
+    }
+
+    /// It without its first bytes; none where it has no more than these.
+    pub fn without_first(&self, bytes: usize) -> Self {
+        let bytes = bytes.min(self.len);
+        Self { addr: self.addr + bytes, len: self.len - bytes }
+    }
+
+    /// Its first bytes; all of it where it has no more than these.
+    pub fn first(&self, bytes: usize) -> Self {
+        Self { addr: self.addr, len: bytes.min(self.len) }
+    }
+
+    /// No bytes.
+    pub const fn none() -> Self {
+        Self { addr: 0, len: 0 }
+    }
+
     /// The addresses of its bytes; `None` for no bytes, for address 0, or past the end of the address space.
     pub fn range(&self) -> Option<Range<usize>> {
         let end = self.addr.checked_add(self.len)?;

@@ -22,6 +22,7 @@ mod port;
 mod qp;
 mod thread_domain;
 
+pub use barrier::{order_loads, order_stores};
 pub use context::{Context, Limits, Pd};
 pub use cq::{Blame, Completion, CompletionBuffer, Cq};
 pub use datapath::{Remote, Write};

@@ -52,6 +52,33 @@ pub struct Address {
     pub prefix: Option<u8>,
 }
 
+impl Address {
+    /// The address of a GID. `prefix` is in the address's own bits: of an IPv4 address where the GID maps one.
+    pub fn new(gid: [u8; 16], prefix: Option<u8>) -> Self {
+        let prefix = match Ipv6Addr::from(gid).to_ipv4_mapped() {
+            Some(_) => prefix.and_then(|bits| bits.checked_add(96)),
+            None => prefix,
+        };
+        Self { gid, prefix }
+    }
+
+    /// Whether it is an IPv6 link-local address.
+    pub fn is_link_local(&self) -> bool {
+        Ipv6Addr::from(self.gid).is_unicast_link_local()
+    }
+}
+
+/// The order in which a rail's addresses are used: IPv4 before routable IPv6 before link-local. By it the peer is told the
+/// most useful ones of a port that has more than a message holds.
+pub fn remoteness(gid: &[u8; 16]) -> u8 {
+    let gid = Ipv6Addr::from(*gid);
+    match gid {
+        _ if gid.to_ipv4_mapped().is_some() => 0,
+        _ if gid.is_unicast_link_local() => 2,
+        _ => 1,
+    }
+}
+
 /// One end of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct QpEnd {
@@ -193,6 +220,14 @@ mod tests {
         assert!(
             read(&[QpEnd { number: 1 << 24, psn: 0 }]).is_err() && read(&[QpEnd { number: 0, psn: 1 << 24 }]).is_err()
         );
+    }
+
+    #[test]
+    fn a_prefix_counts_the_bits_of_the_gid() {
+        let mapped = std::net::Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped().octets();
+        assert_eq!(Address::new(mapped, Some(24)).prefix, Some(120));
+        assert_eq!(Address::new(mapped, None).prefix, None);
+        assert_eq!(Address::new([0xfd; 16], Some(64)).prefix, Some(64));
     }
 
     #[test]

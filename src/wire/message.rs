@@ -3,8 +3,13 @@
 //! The connecting side says [`Hello`] with its rails; the accepting side pairs them with its own and makes an
 //! [`Offer`], or a refusal in words; the connecting side connects its queue pairs and answers [`Ready`]; the
 //! accepting side connects its own, writes once over every rail, and says with [`Go`] which of them carry. From then on
-//! each side sends a [`ControlFrame`] when it has something to tell. Each message is a frame: 8 bytes of header, then at most
+//! each side sends a [`ControlFrame`] when it has something to tell. Where their TCP connection is given up, the connecting side dials
+//! another one, says [`Redial`] and is answered `RESUMED`. Each message is a frame: 8 bytes of header, then at most
 //! [`MAX_BODY_BYTES`].
+//!
+//! Where no rails pair, the accepting side may answer a hello with [`Streams`] instead: the connecting side opens that many TCP connections,
+//! says [`Stream`] first on each but the one of the hello, and hears `CARRIES` on that one once all are there. What follows on them is
+//! [`super::stream`]'s.
 
 use super::codec::{Malformed, Reader, Writer};
 use super::control::ControlFrame;
@@ -14,7 +19,9 @@ use super::fields::{
 use super::handle::TOKEN_BYTES;
 use super::ids::RailId;
 use super::mailbox::MAILBOX_BYTES;
+use super::stream::MAX_STREAMS;
 use super::{MAX_OFFERED_RAILS, MAX_RAILS, PROTOCOL_VERSION};
+use std::num::NonZeroU16;
 
 /// Largest body of a frame: a hello with all rails and addresses takes 14 KiB.
 pub const MAX_BODY_BYTES: usize = 32 * 1024;
@@ -24,7 +31,7 @@ pub const HEADER_BYTES: usize = 8;
 const MAGIC: u16 = 0x5350;
 const TEXT_BYTES: usize = 2048;
 
-/// One message of the bootstrap's TCP: of the handshake, or a control frame.
+/// One message of the bootstrap's TCP: of the handshake, a control frame, or of a TCP connection that takes the place of another.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Message {
     /// Connecting side, first.
@@ -39,6 +46,16 @@ pub enum Message {
     Go(Go),
     /// What either side has to tell once the connection runs.
     Control(ControlFrame),
+    /// Connecting side, first on a TCP connection that is to take the place of the one that was given up.
+    Redial(Redial),
+    /// Accepting side's answer: control frames go by this TCP connection from here on.
+    Resumed,
+    /// Accepting side's answer to a hello, where no rail reaches the peer.
+    Streams(Streams),
+    /// Connecting side, first on a TCP connection that is to carry data.
+    Stream(Stream),
+    /// Accepting side: all streams are there, and carry data from here on.
+    Carries,
 }
 
 /// Who connects, and over what.
@@ -54,8 +71,41 @@ pub struct Hello {
     pub qps_per_rail: u8,
     /// By what this side's tuner decides; 0 where it leaves all to NCCL. Two sides that differ would hang in a collective.
     pub tuner_hash: u64,
+    /// Whether a peer that no rail reaches may be reached by TCP.
+    pub by_tcp: ByTcp,
     /// The rails, in this side's order.
     pub rails: Vec<RailAdvert>,
+}
+
+/// Whether a side connects by TCP with peers that no rail reaches.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ByTcp {
+    /// `NCCL_SPARK_RING_TCP` is off.
+    Off,
+    /// It is on.
+    Allowed,
+    /// It is on, but the addresses of some rails are not known, one of which may reach the peer: why, in words.
+    Withheld(String),
+}
+
+/// How to connect by TCP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Streams {
+    /// Host name and process, for messages.
+    pub name: String,
+    /// How many streams there are to be, with that of the hello: 1 to [`MAX_STREAMS`].
+    pub count: u8,
+    /// What the others have to show.
+    pub token: [u8; TOKEN_BYTES],
+}
+
+/// A TCP connection that is to be a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stream {
+    /// The token of [`Streams`].
+    pub token: [u8; TOKEN_BYTES],
+    /// Which stream, from 1 on: that of the hello is 0.
+    pub number: u8,
 }
 
 /// The pairs that the accepting side proposes.
@@ -140,6 +190,26 @@ pub struct Go {
     pub mailbox_addr: u64,
     /// One answer for each pair of the offer.
     pub pairs: Vec<PairGo>,
+    /// How the connecting side gets another TCP connection when this one is given up; none where the accepting side cannot listen.
+    pub redial: Option<RedialAt>,
+}
+
+/// How the connecting side gets another TCP connection for a connection that runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RedialAt {
+    /// Where the accepting side's process listens, at the address that it was reached by.
+    pub port: NonZeroU16,
+    /// Names the connection, and shows who dials.
+    pub token: [u8; TOKEN_BYTES],
+}
+
+/// For which connection a TCP connection is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Redial {
+    /// The token of [`RedialAt`].
+    pub token: [u8; TOKEN_BYTES],
+    /// Counts the attempts for this connection from 1 on: one that comes late does not replace a later one.
+    pub attempt: u64,
 }
 
 /// The accepting side's word on one pair.
@@ -207,6 +277,11 @@ impl Message {
             Self::Ready(_) => "READY",
             Self::Go(_) => "GO",
             Self::Control(_) => "control",
+            Self::Redial(_) => "REDIAL",
+            Self::Resumed => "RESUMED",
+            Self::Streams(_) => "STREAMS",
+            Self::Stream(_) => "STREAM",
+            Self::Carries => "CARRIES",
         }
     }
 
@@ -238,6 +313,20 @@ impl Message {
                 frame.write(&mut body);
                 6
             }
+            Self::Redial(Redial { token, attempt }) => {
+                body.bytes(token).u64(*attempt);
+                7
+            }
+            Self::Resumed => 8,
+            Self::Streams(Streams { name, count, token }) => {
+                body.text(name, NAME_BYTES).u8(*count).bytes(token);
+                9
+            }
+            Self::Stream(Stream { token, number }) => {
+                body.bytes(token).u8(*number);
+                10
+            }
+            Self::Carries => 11,
         };
         let body = body.into_bytes();
         let mut frame = Writer::default();
@@ -259,6 +348,21 @@ impl Message {
             4 => Self::Ready(Ready::read(r)?),
             5 => Self::Go(Go::read(r)?),
             6 => Self::Control(ControlFrame::read(r)?),
+            7 => Self::Redial(Redial { token: r.array()?, attempt: r.u64()? }),
+            8 => Self::Resumed,
+            9 => Self::Streams(Streams {
+                name: r.text("name", NAME_BYTES)?,
+                count: ranged("streams", u64::from(r.u8()?), 1, MAX_STREAMS as u64)? as u8,
+                token: r.array()?,
+            }),
+            10 => {
+                let token = r.array()?;
+                Self::Stream(Stream {
+                    token,
+                    number: ranged("stream", u64::from(r.u8()?), 1, MAX_STREAMS as u64 - 1)? as u8,
+                })
+            }
+            11 => Self::Carries,
             kind => return Err(Malformed::Value { what: "message kind", value: u64::from(kind) }),
         };
         reader.end()?;
@@ -273,6 +377,11 @@ impl Hello {
             .u32(self.chunk_bytes)
             .u8(self.qps_per_rail)
             .u64(self.tuner_hash);
+        match &self.by_tcp {
+            ByTcp::Off => w.u8(0),
+            ByTcp::Allowed => w.u8(1),
+            ByTcp::Withheld(why) => w.u8(2).text(why, TEXT_BYTES),
+        };
         w.list(&self.rails, |w, rail| rail.write(w));
     }
 
@@ -283,6 +392,12 @@ impl Hello {
             chunk_bytes: chunk_bytes(r)?,
             qps_per_rail: ranged("queue pairs", u64::from(r.u8()?), 0, MAX_QPS as u64)? as u8,
             tuner_hash: r.u64()?,
+            by_tcp: match r.u8()? {
+                0 => ByTcp::Off,
+                1 => ByTcp::Allowed,
+                2 => ByTcp::Withheld(r.text("reason", TEXT_BYTES)?),
+                value => return Err(Malformed::Value { what: "setting of TCP", value: u64::from(value) }),
+            },
             rails: r.list("rails", MAX_OFFERED_RAILS, RailAdvert::read)?,
         })
     }
@@ -360,6 +475,10 @@ impl Go {
                 w.u8(0).text(reason, TEXT_BYTES);
             }
         });
+        match &self.redial {
+            Some(RedialAt { port, token }) => w.u16(port.get()).bytes(token),
+            None => w.u16(0),
+        };
     }
 
     fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
@@ -370,6 +489,10 @@ impl Go {
                 0 => Ok(PairGo::NotYet(r.text("reason", TEXT_BYTES)?)),
                 value => Err(Malformed::Value { what: "pair state", value: u64::from(value) }),
             })?,
+            redial: match NonZeroU16::new(r.u16()?) {
+                Some(port) => Some(RedialAt { port, token: r.array()? }),
+                None => None,
+            },
         })
     }
 }
@@ -383,126 +506,4 @@ fn mailbox_addr(r: &mut Reader<'_>) -> Result<u64, Malformed> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::wire::fields::{Address, MAX_ADDRESSES};
-    use proptest::prelude::*;
-
-    fn decode(frame: &[u8]) -> Result<Message, Malformed> {
-        let header = Header::decode(frame[..8].try_into().unwrap()).unwrap();
-        assert_eq!(header.body_bytes, frame.len() - 8);
-        Message::decode(header, &frame[8..])
-    }
-
-    pub(super) fn samples() -> Vec<Message> {
-        let gid = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 168, 100, 1];
-        let qps = vec![QpEnd { number: 17, psn: 0xff_ffff }, QpEnd { number: 18, psn: 0 }];
-        let pair = |queue_pairs| PairOffer {
-            connector_rail: 0,
-            connector_gid: gid,
-            acceptor_rail: RailId::of_byte(3),
-            acceptor: Attachment { link: 0, link_mbps: 0, cable: 1, port_mbps: 100_000 },
-            acceptor_name: "rocep1s0f0:1".into(),
-            acceptor_gid: gid,
-            mtu_bytes: 1024,
-            queue_pairs,
-        };
-        vec![
-            Message::Hello(Hello {
-                token: [3; 16],
-                name: "spark-1:4242".into(),
-                chunk_bytes: 8 << 20,
-                qps_per_rail: 2,
-                tuner_hash: 0x0123_4567_89ab_cdef,
-                rails: vec![RailAdvert {
-                    name: "rocep1s0f0:1".into(),
-                    phys_port: "p0".into(),
-                    attachment: Attachment { link: 1, link_mbps: 112_000, cable: 0, port_mbps: 200_000 },
-                    speed_mbps: 112_000,
-                    mtu_bytes: 4096,
-                    addresses: vec![Address { gid, prefix: Some(120) }, Address { gid: [0xfe; 16], prefix: None }],
-                    is_usable: true,
-                }],
-            }),
-            Message::Offer(Offer {
-                name: "spark-2:77".into(),
-                chunk_bytes: 1 << 30,
-                pairs: [Offered::Now(qps.clone()), Offered::Later(2)].map(pair).to_vec(),
-            }),
-            Message::Refuse("no rail in common".into()),
-            Message::Ready(Ready {
-                mailbox_addr: 0x7f00_0000_1000,
-                pairs: vec![
-                    PairReady::Connected { mailbox_rkey: 5, qps },
-                    PairReady::Failed("Network is unreachable".into()),
-                ],
-            }),
-            Message::Go(Go {
-                mailbox_addr: 0x7f00_0000_2000,
-                pairs: vec![PairGo::Carries { mailbox_rkey: 9 }, PairGo::NotYet("no answer".into())],
-            }),
-            Message::Control(ControlFrame {
-                number: 3,
-                heard: 2,
-                asks: true,
-                message: vec![6, 1, 0, 0, 0, 0, 0, 0, 0],
-            }),
-        ]
-    }
-
-    #[test]
-    fn every_message_comes_back_and_no_part_of_it_does() {
-        for message in samples() {
-            let frame = message.encode();
-            assert_eq!(decode(&frame).unwrap(), message);
-            for cut in 8..frame.len() {
-                let header = Header::decode(frame[..8].try_into().unwrap()).unwrap();
-                assert!(Message::decode(header, &frame[8..cut]).is_err(), "{} cut to {cut}", message.kind());
-            }
-            let header = Header::decode(frame[..8].try_into().unwrap()).unwrap();
-            let longer = [&frame[8..], &[0]].concat();
-            assert_eq!(Message::decode(header, &longer), Err(Malformed::Long(1)));
-        }
-    }
-
-    #[test]
-    fn the_largest_hello_fits_a_frame() {
-        let Message::Hello(mut hello) = samples().remove(0) else { unreachable!() };
-        hello.rails[0].name = "n".repeat(64);
-        hello.rails[0].phys_port = "p".repeat(64);
-        hello.rails[0].addresses = vec![hello.rails[0].addresses[0]; MAX_ADDRESSES];
-        hello.rails = vec![hello.rails[0].clone(); MAX_OFFERED_RAILS];
-        let frame = Message::Hello(hello.clone()).encode();
-        assert!(frame.len() - 8 <= MAX_BODY_BYTES, "{}", frame.len());
-        assert_eq!(decode(&frame).unwrap(), Message::Hello(hello));
-    }
-
-    #[test]
-    fn other_protocols_are_known_by_their_header() {
-        assert_eq!(Header::decode(*b"GET / HT"), Err(NotOurs::OtherProtocol));
-        let frame = Message::Control(ControlFrame::default()).encode();
-        let mut header: [u8; 8] = frame[..8].try_into().unwrap();
-        header[7] = 1;
-        assert_eq!(Header::decode(header), Err(NotOurs::Size((1 << 24) + 19)));
-        header[3] = 9;
-        assert_eq!(Header::decode(header), Err(NotOurs::Version(9)));
-    }
-
-    proptest! {
-        #[test]
-        fn any_body_is_answered(kind in 0..8u8, body: Vec<u8>) {
-            if let Ok(message) = Message::decode(Header { kind, body_bytes: body.len() }, &body) {
-                prop_assert_eq!(decode(&message.encode()).unwrap(), message);
-            }
-        }
-
-        #[test]
-        fn a_flipped_bit_is_answered(which in 0..6usize, at: prop::sample::Index, bit in 0..8u8) {
-            let mut frame = samples()[which].encode();
-            let at = 8 + at.index(frame.len() - 8);
-            frame[at] ^= 1 << bit;
-            let header = Header::decode(frame[..8].try_into().unwrap()).unwrap();
-            let _ = Message::decode(header, &frame[8..]);
-        }
-    }
-}
+mod tests;

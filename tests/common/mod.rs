@@ -4,6 +4,7 @@
 pub mod heard;
 pub mod skip;
 
+use nccl_net_spark::counters::layout::{Counters, Direction, Record};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
@@ -182,4 +183,40 @@ pub fn fill(bytes: &mut [u8], seed: u64) {
 /// Whether they are those of [`fill`].
 pub fn is_filled(bytes: &[u8], seed: u64) -> bool {
     bytes.chunks(8).enumerate().all(|(at, word)| *word == mix(seed << 32 ^ at as u64).to_le_bytes()[..word.len()])
+}
+
+/// What each of a host's rails has sent by all connections, from the counters that readers see.
+pub fn sent_bytes(host: &nccl_net_spark::comm::Host) -> Vec<u64> {
+    let process = host.process();
+    let bytes = process.counting.path().map(|path| std::fs::read(path).expect("the memory file")).unwrap_or_default();
+    let records = Counters::parse(&bytes, &bytes).map(|counters| counters.records).unwrap_or_default();
+    let sent = |rail: String| {
+        let is_of = |record: &&Record| record.rail == rail && record.direction == Direction::Send;
+        records.iter().filter(is_of).map(|record| record.counts.bytes).sum()
+    };
+    process.rails.iter().map(|rail| sent(rail.name())).collect()
+}
+
+/// Does it while this process can open no more files. The limit is back afterwards, also when it panics: other tests of the process go on.
+pub fn without_files<T>(act: impl FnOnce() -> T) -> T {
+    let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: it writes the structure that it is given.
+    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut before) }, 0);
+    let _back = Limit(before);
+    set_limit(libc::rlimit { rlim_cur: 0, ..before });
+    act()
+}
+
+/// The limit of open files that is set again at the end.
+struct Limit(libc::rlimit);
+
+impl Drop for Limit {
+    fn drop(&mut self) {
+        set_limit(self.0);
+    }
+}
+
+fn set_limit(limit: libc::rlimit) {
+    // SAFETY: it reads the structure that it is given.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
 }

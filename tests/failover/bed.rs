@@ -1,6 +1,7 @@
 //! Connections whose rails are pulled and plugged, and a stream of messages over them.
 //!
 //! The fabric's rails are the process's, so the tests take turns.
+#![allow(dead_code, reason = "each test program uses a part")]
 
 use crate::common::{self, fill, mix, until};
 use nccl_net_spark::comm::{Host, ListenComm, RecvComm, RecvPart, Registration, SendComm};
@@ -8,6 +9,7 @@ use nccl_net_spark::config::Config;
 use nccl_net_spark::error::Error;
 use nccl_net_spark::plugin::bring_up;
 use nccl_net_spark::verbs::HostMemory;
+use nccl_net_spark::wire::handle::HANDLE_BYTES;
 use softverbs::control::{Action, control};
 use softverbs::profile::Profile;
 use std::path::Path;
@@ -33,17 +35,28 @@ pub struct Bed {
 
 impl Bed {
     pub fn new(settings: &[(&str, &str)]) -> Self {
+        Self::new_by(settings, |handle| handle)
+    }
+
+    /// The same with the handle that `lead` makes of the listener's.
+    pub fn new_by(settings: &[(&str, &str)], lead: impl FnOnce([u8; HANDLE_BYTES]) -> [u8; HANDLE_BYTES]) -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let hosts = [host(0, settings), host(1, settings)];
         RAILS.iter().for_each(|rail| set(rail, Action::Up));
         until(|| hosts[0].process().rails.iter().all(|rail| rail.is_up()).then_some(()));
-        let mut bed = Self::over(hosts);
+        let mut bed = Self::by(hosts, lead);
         bed._turn = Some(turn);
         bed
     }
 
     pub fn over(hosts: [Arc<Host>; 2]) -> Self {
-        let (listener, mut handle) = hosts[1].listen().unwrap();
+        Self::by(hosts, |handle| handle)
+    }
+
+    /// A connection whose connecting side has the handle that `lead` makes of the listener's.
+    pub fn by(hosts: [Arc<Host>; 2], lead: impl FnOnce([u8; HANDLE_BYTES]) -> [u8; HANDLE_BYTES]) -> Self {
+        let (listener, handle) = hosts[1].listen().unwrap();
+        let mut handle = lead(handle);
         let (mut send, mut recv) = (None, None);
         until(|| {
             if send.is_none() {
@@ -58,9 +71,9 @@ impl Bed {
         Self { hosts, send, recv, _listen: listener, _turn: None }
     }
 
-    /// What the sending side's rails have carried so far: connections tell when they close or a rail of theirs returns.
+    /// What the sending side's rails have carried so far.
     pub fn carried(&self) -> Vec<u64> {
-        self.hosts[0].process().rails.iter().map(|rail| rail.totals().0).collect()
+        common::sent_bytes(&self.hosts[0])
     }
 }
 
@@ -144,6 +157,17 @@ impl Stream {
 
     /// Takes one step; what it met.
     pub fn step(&mut self, bed: &Bed) -> Result<(), Error> {
+        self.begin(bed)?;
+        self.go_on(bed)
+    }
+
+    /// Takes one step without a new message; whether all are done.
+    pub fn finish_step(&mut self, bed: &Bed) -> Result<bool, Error> {
+        self.go_on(bed)?;
+        Ok(self.under_way.is_empty())
+    }
+
+    fn begin(&mut self, bed: &Bed) -> Result<(), Error> {
         let is_free = self.under_way.iter().all(|other| other.number % WINDOW as u64 != self.next % WINDOW as u64);
         if is_free && self.under_way.len() < WINDOW {
             let place = Self::place(self.next);
@@ -157,6 +181,10 @@ impl Stream {
                 self.next += 1;
             }
         }
+        Ok(())
+    }
+
+    fn go_on(&mut self, bed: &Bed) -> Result<(), Error> {
         // Sends match receives in order.
         if let Some(message) = self.under_way.iter_mut().find(|message| message.send.is_none()) {
             let place = Self::place(message.number);

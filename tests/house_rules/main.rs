@@ -26,12 +26,14 @@ const MAX_FUNCTION_LINES: usize = 70;
 const GENERATED: &[&str] = &["verbs-sys/src/bindings.rs"];
 
 /// Where `unsafe` may be, besides tests: C inward, C outward, CUDA's driver, the cell that hands a connection from one
-/// thread to the other, the command line's loaded plugin, and the software fabric's C interface and shared memory.
+/// thread to the other, buffers of NCCL's that sockets fill and send, the memory file of counters, the command line's loaded plugin, and the software fabric's C interface and shared memory.
 const UNSAFE: &[&str] = &[
     "src/abi/",
     "src/verbs/",
     "src/rails/cuda.rs",
     "src/comm/datapath/try_cell.rs",
+    "src/comm/streams/caller_memory.rs",
+    "src/counters/memory.rs",
     "nccl-tests-harness/src/proofs/communicators/nccl.rs",
     "nccl-tests-harness/src/net/",
     "nccl-tests-harness/src/gpu/cuda/",
@@ -43,7 +45,7 @@ const UNSAFE: &[&str] = &[
 const ENVIRONMENT: &[&str] = &["src/config.rs", "nccl-tests-harness/src/main.rs", "softverbs/src/settings.rs"];
 
 /// What runs for each message: no lock of ours.
-const DATA_PATH: &[&str] = &["src/flow/", "src/comm/datapath/", "src/comm/endpoint.rs"];
+const DATA_PATH: &[&str] = &["src/flow/", "src/comm/datapath/", "src/comm/streams/", "src/comm/endpoint.rs"];
 const LOCKS: &[&str] = &["Mutex", "RwLock", "Condvar"];
 
 /// Rooms that are pure state, and what would make them impure: input, output, clocks, threads.

@@ -124,6 +124,7 @@ impl Fabric {
             fabric: fabric.clone(),
             node: Some(0),
             profile: profile.display().to_string(),
+            nic: softverbs::settings::nic().unwrap(),
             scale: 1.0,
             threads: Some(1),
             adversary: None,
@@ -219,6 +220,14 @@ impl Fabric {
     /// Whether a rail carries.
     pub fn is_up(&self, rail: usize) -> bool {
         self.node.memory.rails[0][rail].down.load(Ordering::Acquire) == 0
+    }
+
+    /// Whether a rail carries, and nothing that is posted there next is to fail.
+    pub fn is_quiet(&self, rail: usize) -> bool {
+        let memory = &self.node.memory.rails[0][rail];
+        let is_zero = |what: &std::sync::atomic::AtomicU32| what.load(Ordering::Acquire) == 0;
+        let all = [&memory.down, &memory.silent, &memory.refusals, &memory.failing_posts];
+        self.presence(rail).phase == Phase::Here && all.into_iter().all(is_zero)
     }
 
     /// Pulls a rail or puts it back.

@@ -6,6 +6,7 @@ pub mod liar;
 pub mod model;
 pub mod removals;
 pub mod run;
+pub mod tcp;
 
 /// Numbers that follow from a seed alone (splitmix64).
 pub struct Dice(u64);

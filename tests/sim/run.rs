@@ -4,19 +4,21 @@ use super::Dice;
 use super::fabric::{Fabric, Pair, RAILS, Start};
 use super::model::Model;
 use super::removals::Removals;
+use super::tcp::Tcp;
 use nccl_net_spark::comm::RecvPart;
 use nccl_net_spark::comm::datapath::path::{SharedPath, leave};
 use nccl_net_spark::comm::datapath::peer::Presence;
 use nccl_net_spark::comm::recovery::driver::PortChange;
 use nccl_net_spark::error::Error;
 use nccl_net_spark::flow::in_flight::Bound;
-use nccl_net_spark::wire::control::ControlFrame;
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// Virtual time after which something hangs.
 const PATIENCE_NS: u64 = 60_000_000_000;
+
+/// How long a rail is held when TCP was closed: the second after which one side may hear of that, and the two in which it needs an answer.
+const HELD_NS: u64 = 3_500_000_000;
 
 /// One run.
 pub struct Run<'f> {
@@ -28,9 +30,7 @@ pub struct Run<'f> {
     model: Model,
     /// Groups to be granted in all.
     goal: usize,
-    /// Control frames on the bootstrap's TCP, to the sender and to the receiver: when each arrives.
-    frames: [VecDeque<(u64, ControlFrame)>; 2],
-    /// Whether that still carries. Where it breaks, rail 0 holds.
+    /// The bootstrap's TCP. Where it breaks for good, rail 0 holds.
     tcp: Tcp,
     /// Port events: when, for which side, of which rail, and whether it is up.
     events: Vec<(u64, usize, usize, bool)>,
@@ -44,6 +44,8 @@ pub struct Run<'f> {
     own: Dice,
     /// Functions that leave the bus and return.
     removals: Removals,
+    /// The rail that has to carry until then, because TCP was closed and a peer that no rail reaches either counts as gone after two seconds.
+    held: Option<(usize, u64)>,
     tally: Tally,
 }
 
@@ -65,11 +67,6 @@ enum BreakOff {
     Driver,
     /// Of this the driver hears later.
     DataPath,
-}
-
-enum Tcp {
-    Carries,
-    Breaks { at_ns: u64 },
 }
 
 /// What a run came to.
@@ -100,18 +97,15 @@ impl<'f> Run<'f> {
         // Dice of its own: else every run would be another one without it.
         let mut bounds = Dice::new(seed ^ 1 << 63);
         let bound = bounds.one_in(3).then(|| Arc::new(Bound::new([700, 2000, 6000][bounds.below(3) as usize])));
-        let tcp = if rails > 1 && dice.one_in(3) {
-            Tcp::Breaks { at_ns: fabric.now_ns() + dice.below(2_000_000) }
-        } else {
-            Tcp::Carries
-        };
+        let breaks_ns = (rails > 1 && dice.one_in(3)).then(|| fabric.now_ns() + dice.below(2_000_000));
+        let tcp = Tcp::new(breaks_ns, fabric.now_ns(), seed);
         // One rail carries at least.
         let not_yet = match Dice::new(seed ^ 0x5eed).below(4) {
             0 => Dice::new(seed ^ 0xfeed).below((1 << rails) - 1) as u8,
             _ => 0,
         };
-        // Where the bootstrap's TCP breaks, rail 0 has to carry what it did.
-        let not_yet = if matches!(tcp, Tcp::Breaks { .. }) { not_yet & !1 } else { not_yet };
+        // Where the bootstrap's TCP breaks for good, rail 0 has to carry what it did.
+        let not_yet = if tcp.breaks_for_good() { not_yet & !1 } else { not_yet };
         let pair = fabric.connect_as(rails, queue_count, Start { not_yet, bound });
         let (goal, pulls_left) = (4 + dice.below(60) as usize, dice.below(8));
         let (refusals_left, failures_left, silences_left) = (dice.below(5), dice.below(5), dice.below(3));
@@ -127,7 +121,7 @@ impl<'f> Run<'f> {
         // Who ends while a function is cut off cannot know when its NIC is still.
         let is_to_lose_functions = matches!(ending, Ending::Whole) && own.one_in(3);
         let removals = Removals::new(if is_to_lose_functions { own.below(6) } else { 0 }, fabric, &mut own);
-        let (model, frames, events, tally) = Default::default();
+        let (model, events, held, tally) = Default::default();
         Self {
             fabric,
             seed,
@@ -136,7 +130,6 @@ impl<'f> Run<'f> {
             pair,
             model,
             goal,
-            frames,
             tcp,
             events,
             pulls_left,
@@ -146,6 +139,7 @@ impl<'f> Run<'f> {
             silences_left,
             own,
             removals,
+            held,
             tally,
         }
     }
@@ -341,25 +335,13 @@ impl<'f> Run<'f> {
     /// Both drivers have a look, in either order or one alone; control frames and events that are due arrive.
     fn watch(&mut self) {
         let (now_ns, now) = (self.fabric.now_ns(), self.fabric.now());
-        let tcp_carries = match self.tcp {
-            Tcp::Carries => true,
-            Tcp::Breaks { at_ns } => now_ns < at_ns,
-        };
-        if !tcp_carries {
-            self.frames = Default::default();
-        }
         self.lose_functions(now);
+        self.close_tcp();
         let first = self.dice.below(2) as usize;
         let sides = if self.dice.one_in(3) { 1 } else { 2 };
         for side in [first, 1 - first].into_iter().take(sides) {
             self.pair.drivers[side].begin_round();
-            while self.frames[side].front().is_some_and(|(due, _)| *due <= now_ns) {
-                let (_, frame) = self.frames[side].pop_front().unwrap();
-                self.pair.drivers[side].hear(&frame, now);
-                if self.dice.one_in(16) {
-                    self.pair.drivers[side].hear(&frame, now);
-                }
-            }
+            self.tcp.tend(side, &mut self.pair.drivers[side], now_ns, now, &mut self.dice);
             let due: Vec<usize> = (0..self.events.len())
                 .filter(|at| self.events[*at].1 == side && self.events[*at].0 <= now_ns)
                 .collect();
@@ -372,23 +354,42 @@ impl<'f> Run<'f> {
                 }
             }
             let has_news = self.dice.one_in(2);
-            let (frames, dice) = (&mut self.frames[1 - side], &mut self.dice);
-            self.pair.drivers[side].tend(now, has_news, &mut |frame| {
-                if tcp_carries {
-                    let not_before = frames.back().map_or(0, |(due, _)| *due);
-                    frames.push_back(((now_ns + dice.below(100_000)).max(not_before), frame));
-                }
-                // A network that breaks is not seen at once.
-                tcp_carries || dice.one_in(2)
-            });
+            let (tcp, dice) = (&mut self.tcp, &mut self.dice);
+            self.pair.drivers[side].tend(now, has_news, &mut |frame| tcp.send(side, frame, now_ns, dice));
         }
         self.check_bound();
+    }
+
+    /// Closes TCP under both sides, where a rail is sure to carry what they say then.
+    fn close_tcp(&mut self) {
+        let now_ns = self.fabric.now_ns();
+        let is_over = self.held.is_none_or(|(_, until_ns)| until_ns <= now_ns);
+        if is_over
+            && let Some(rail) = (0..self.rails).find(|rail| self.is_sure(*rail))
+            && self.tcp.close_now_and_then(now_ns)
+        {
+            self.held = Some((rail, now_ns + HELD_NS));
+        }
+    }
+
+    /// Whether a rail is up on both sides, and nothing is on its way that would cost it.
+    fn is_sure(&self, rail: usize) -> bool {
+        let is_open = |path: &dyn SharedPath| path.borrow().is_some_and(|mut path| path.lanes()[rail].is_open());
+        self.fabric.is_quiet(rail)
+            && self.removals.are_over(self.fabric)
+            && is_open(&*self.pair.send)
+            && is_open(&*self.pair.recv)
+    }
+
+    fn must_hold(&self, rail: usize) -> bool {
+        let is_held = |(held, until_ns): (usize, u64)| held == rail && self.fabric.now_ns() < until_ns;
+        rail == 0 && self.tcp.breaks_for_good() || self.held.is_some_and(is_held)
     }
 
     /// Functions leave the bus and return, and each side notices, as its service thread would.
     fn lose_functions(&mut self, now: Instant) {
         let rail = self.own.below(self.rails as u64) as usize;
-        let must_hold = rail == 0 && matches!(self.tcp, Tcp::Breaks { .. });
+        let must_hold = self.must_hold(rail);
         self.tally.losses += u64::from(!must_hold && self.removals.go_on(self.fabric, &mut self.own, rail));
         for side in [0, 1] {
             for (rail, change) in self.removals.notice(self.fabric, &mut self.own, side, now) {
@@ -399,7 +400,7 @@ impl<'f> Run<'f> {
 
     fn pull_or_plug(&mut self) {
         let rail = self.dice.below(self.rails as u64) as usize;
-        let must_hold = rail == 0 && matches!(self.tcp, Tcp::Breaks { .. });
+        let must_hold = self.must_hold(rail);
         if self.refusals_left > 0 && !must_hold && self.dice.one_in(4) {
             self.refusals_left -= 1;
             self.fabric.refuse(rail, 1);

@@ -1,7 +1,6 @@
 //! What goes wrong on a data path: what a failed work request means, and the errors that calls end with. A message that goes well does
 //! not come here.
 
-use super::peer::Peer;
 use super::try_cell::TryCell;
 use crate::comm::rail::registration::Registration;
 use crate::error::{Error, Quick};
@@ -94,8 +93,19 @@ pub fn outside(call: &str, addr: u64, bytes: usize, memory: &Registration) -> Er
     ))
 }
 
+/// A send that its receive, or the connection, has no room for.
+#[cold]
+pub fn too_large(peer: &str, bytes: u64, tag: i32, room: u64, most: u64) -> Box<Error> {
+    if bytes > room {
+        return Box::new(Error::Usage(format!(
+            "send of {bytes} bytes into a receive of {room} bytes (tag {tag:#x}, peer {peer}): the ranks disagree on a size"
+        )));
+    }
+    Box::new(Error::Argument(format!("send of {bytes} bytes; at most {most} are allowed on this connection")))
+}
+
 /// How a peer broke the protocol, for [`Error::Protocol`].
 #[cold]
-pub fn broken_protocol(peer: &Peer, violation: &dyn std::fmt::Display) -> String {
-    format!("{} violated the protocol: {violation}", peer.name)
+pub fn broken_protocol(peer: &str, violation: &dyn std::fmt::Display) -> String {
+    format!("{peer} violated the protocol: {violation}")
 }

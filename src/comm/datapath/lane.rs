@@ -5,6 +5,8 @@ use crate::comm::rail::device::Presence;
 use crate::comm::rail::path_quality::PathQuality;
 use crate::comm::rail::{Look, Rail};
 use crate::config::Config;
+use crate::counters::Record;
+use crate::counters::layout::Word;
 use crate::error::{Error, Quick, Result};
 use crate::verbs::{
     Access, Completion, CompletionBuffer, Cq, Mr, Path, Qp, QpCaps, Readable, Region, Remote, Timing, Write,
@@ -58,8 +60,8 @@ pub struct Lane {
     pending: u32,
     /// Bytes of large writes under way, which the rail knows of too.
     backlog_bytes: u64,
-    sent_bytes: u64,
-    sent_shares: u64,
+    /// Where it is counted what it does.
+    pub record: Record,
 }
 
 struct Queue {
@@ -187,7 +189,7 @@ impl Lane {
     pub fn not_yet(rail: &Arc<Rail>, peer_rail: String) -> Lane {
         let (path_quality, mailbox_key, peer_mailbox_rkey) = Default::default();
         let (opening, queues, inline_bytes, cq, turn, stranded) = Default::default();
-        let (pending, backlog_bytes, sent_bytes, sent_shares) = Default::default();
+        let (pending, backlog_bytes) = Default::default();
         let rail = Arc::clone(rail);
         Lane {
             rail,
@@ -203,8 +205,7 @@ impl Lane {
             turn,
             pending,
             backlog_bytes,
-            sent_bytes,
-            sent_shares,
+            record: Record::nowhere(),
         }
     }
 
@@ -283,8 +284,9 @@ impl Lane {
                 receive_psn: end.psn,
                 gid_index,
                 remote_gid: route.peer_gid,
-                traffic_class: route.traffic_class.unwrap_or(config.traffic_class),
-                service_level: config.service_level,
+                // The variable wins over the communicator's, as in NCCL's own IB (net_ib, connect.cc).
+                traffic_class: config.traffic_class.or(route.traffic_class).unwrap_or(0),
+                service_level: config.service_level.unwrap_or(0),
             })?;
             let (timeout, retry_count) = (config.timeout, config.retry_count);
             queue.qp.ready_to_send(&Timing { timeout, retry_count, send_psn: queue.psn })?;
@@ -477,21 +479,31 @@ impl Lane {
         self.rail.settled(bytes);
     }
 
-    /// Payload bytes confirmed on this lane, and in how many writes, since it carries.
-    pub fn sent(&self) -> (u64, u64) {
-        (self.sent_bytes, self.sent_shares)
+    /// Takes new queue pairs in place of those that were lost. It counts where it did.
+    #[cold]
+    pub fn take_over(&mut self, mut new: Lane) {
+        std::mem::swap(&mut self.record, &mut new.record);
+        *self = new;
     }
 
-    /// Tells the rail what was sent by this lane since it was last told.
-    pub fn report(&mut self) {
-        self.rail.sent(std::mem::take(&mut self.sent_bytes), std::mem::take(&mut self.sent_shares));
-    }
-
-    /// A share of any size was confirmed.
+    /// A share of any size was confirmed, or came.
     #[inline(always)]
     pub fn count(&mut self, bytes: u64) {
-        self.sent_bytes += bytes;
-        self.sent_shares += 1;
+        self.record.add_write(bytes);
+    }
+
+    /// The bytes of a share's writes that came before the one with its immediate: `leads` of them, of `bytes` each.
+    #[inline(never)]
+    pub fn count_leads(&mut self, leads: u16, bytes: u64) {
+        self.record.add(Word::Bytes, u64::from(leads).wrapping_mul(bytes));
+    }
+
+    /// A share was confirmed that was timed.
+    #[inline(never)]
+    pub fn count_timed(&mut self, took_ns: u64) {
+        self.record.add(Word::TimedWrites, 1);
+        self.record.add(Word::TimedNs, took_ns);
+        self.record.raise(Word::LongestNs, took_ns);
     }
 }
 
@@ -521,7 +533,6 @@ impl LaneSlot<'_> {
 impl Drop for Lane {
     fn drop(&mut self) {
         self.rail.settled(self.backlog_bytes);
-        self.report();
     }
 }
 
@@ -540,10 +551,10 @@ fn random_psn() -> Result<u32> {
 pub fn lanes_text(lanes: &[Lane]) -> String {
     let one = |lane: &Lane| {
         let (here, there) = (lane.rail.name(), &lane.peer_rail);
-        match lane.sent() {
+        match (lane.record.read(Word::Bytes), lane.record.read(Word::Writes)) {
             _ if !lane.is_open() => format!("{here} to {there} (lost)"),
             (_, 0) => format!("{here} to {there}"),
-            (bytes, writes) => format!("{here} to {there} ({bytes} bytes confirmed in {writes} writes)"),
+            (bytes, writes) => format!("{here} to {there} ({bytes} bytes in {writes} writes)"),
         }
     };
     format!("rails {}", lanes.iter().map(one).collect::<Vec<_>>().join(", "))

@@ -190,8 +190,6 @@ pub fn leave(path: &dyn SharedPath, peer: &Peer) {
         tracing::debug!("connection with {} closed while requests were running: they are cancelled", peer.name);
         path.end(Box::new(Error::Usage("connection closed while requests were running".to_owned())));
     }
-    // The lanes may stay for a while, and the job's last line does not wait for them.
-    path.lanes().iter_mut().for_each(Lane::report);
 }
 
 /// A data path that the service thread can borrow from the thread that uses it.

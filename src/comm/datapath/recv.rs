@@ -336,8 +336,12 @@ impl RecvPath {
     }
 }
 
+/// Whether a receive may have these buffers.
+///
+/// # Errors
+/// [`Error::Argument`] when the memory is not registered or the group too large.
 #[inline(always)]
-fn check_parts(parts: &[RecvPart<'_>]) -> Quick<()> {
+pub fn check_parts(parts: &[RecvPart<'_>]) -> Quick<()> {
     if parts.is_empty() || parts.len() > PARTS {
         return Err(group_size(parts.len()).into());
     }
@@ -377,12 +381,17 @@ fn arrive(
         }
         return Ok(Found::Something);
     }
-    let found = match receives.arrived(Immediate::decode(completion.immediate()), completion.bytes()) {
+    let immediate = Immediate::decode(completion.immediate());
+    let found = match receives.arrived(immediate, completion.bytes()) {
         Ok(Arrival::Whole) => Found::Something,
         Ok(Arrival::Part) => Found::InPart,
-        Ok(Arrival::Stale) => stale(context, completion),
-        Err(violation) => return Err(Box::new(Fault::Violation(broken_protocol(&context.peer, &violation)))),
+        Ok(Arrival::Stale) => return stale(context, lane, completion),
+        Err(violation) => return Err(Box::new(Fault::Violation(broken_protocol(&context.peer.name, &violation)))),
     };
+    lane.count(u64::from(completion.bytes()));
+    if immediate.leads != 0 {
+        lane.count_leads(immediate.leads, receives.chunk_bytes());
+    }
     lane.used_receive(id.queue()).map_err(Fault::of_refusal)?;
     Ok(found)
 }
@@ -406,11 +415,13 @@ fn terms(part: &RecvPart<'_>, index: usize, count: usize, epoch: Epoch) -> Terms
     Terms { addr: part.addr, bytes: part.bytes as u64, tag: part.tag, parts: count as u8, part: index as u8, epoch }
 }
 
+/// What belongs to an earlier use of its slot: it has used up a receive, and does not count.
 #[cold]
 #[inline(never)]
-fn stale(context: &PathContext, completion: &Completion) -> Found {
+fn stale(context: &PathContext, lane: &mut Lane, completion: &Completion) -> std::result::Result<Found, Box<Fault>> {
     tracing::debug!("{} sent a stale {:?}", context.peer.name, Immediate::decode(completion.immediate()));
-    Found::Something
+    lane.used_receive(WrId::of(completion.wr_id()).queue()).map_err(Fault::of_refusal)?;
+    Ok(Found::Something)
 }
 
 /// What a completion with an error means.
@@ -433,7 +444,7 @@ fn failed(lane: &mut Lane, context: &PathContext, completion: &Completion) -> Bo
 #[inline(never)]
 fn without_immediate(context: &PathContext) -> Box<Fault> {
     let what = "message without immediate data, or SEND in place of RDMA WRITE";
-    Box::new(Fault::Violation(broken_protocol(&context.peer, &what)))
+    Box::new(Fault::Violation(broken_protocol(&context.peer.name, &what)))
 }
 
 #[cold]

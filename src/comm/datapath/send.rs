@@ -5,12 +5,12 @@ mod failover;
 
 use super::clock::Clock;
 use super::context::PathContext;
-use super::fault::{Fault, broken_protocol, not_in_flight, outside};
+use super::fault::{Fault, broken_protocol, not_in_flight, outside, too_large};
 use super::lane::{Lane, LaneWrite};
 use super::load::Sending;
 use super::parts::PathParts;
 use super::path::DataPath;
-use super::peer::{Peer, Presence};
+use super::peer::Presence;
 use super::stall::{StallTimer, Stalled};
 use super::status::Status;
 use super::wr_id::{Work, WrId};
@@ -19,7 +19,7 @@ use crate::comm::rail::registration::Registration;
 use crate::error::{Error, Quick};
 use crate::flow::next::{Head, Peek};
 use crate::flow::plan::Shares;
-use crate::flow::sends::{Route, Sends};
+use crate::flow::sends::{REQUESTS, Route, Sends};
 use crate::flow::striping::Striping;
 use crate::verbs::{CompletionBuffer, Region, Remote};
 use crate::wire::MAX_RAILS;
@@ -52,6 +52,8 @@ pub struct SendPath {
     since: [Epoch; MAX_RAILS],
     /// Whether something waits for a lane, since its own was lost.
     is_stranded: bool,
+    /// When a send whose writes are timed was given to its lanes, by its request number.
+    given_ns: Box<[u64; REQUESTS]>,
 }
 
 /// How large sends may be.
@@ -109,6 +111,7 @@ impl SendPath {
             status: Status::default(),
             since: [Epoch::default(); MAX_RAILS],
             is_stranded: false,
+            given_ns: Box::new([0; REQUESTS]),
         }
     }
 
@@ -166,11 +169,13 @@ impl SendPath {
             Ok(None) => {
                 return self.stalled(context, "a send without a matching receive", send.bytes as usize).map(|()| None);
             }
-            Err(violation) => return Err(self.end(Error::Protocol(broken_protocol(&context.peer, &violation)).into())),
+            Err(violation) => {
+                return Err(self.end(Error::Protocol(broken_protocol(&context.peer.name, &violation)).into()));
+            }
         };
         let most_bytes = self.sizes.most_bytes;
         if send.bytes > head.room_bytes.min(most_bytes) {
-            return Err(too_large(&context.peer, send.bytes, send.tag, head.room_bytes, most_bytes));
+            return Err(too_large(&context.peer.name, send.bytes, send.tag, head.room_bytes, most_bytes));
         }
         if !self.sends.take(send.bytes) {
             return self.stalled(context, HELD_BACK, send.bytes as usize).map(|()| None);
@@ -260,6 +265,8 @@ impl SendPath {
         let posted = slot.write(&write, inline);
         if counted {
             self.lanes[by.index()].began(size);
+            // Of use where it is timed.
+            self.given_ns[usize::from(request) % REQUESTS] = self.now_ns;
         }
         self.striping.given(by, size, now_ns);
         if let Err(error) = posted {
@@ -318,6 +325,7 @@ impl SendPath {
     ) -> Quick<Option<u16>> {
         let shares = shares.as_slice();
         let Some(request) = self.sends.start(&head, send.source(), shares) else { return Ok(None) };
+        self.given_ns[usize::from(request) % REQUESTS] = now_ns.unwrap_or_default();
         for (number, share) in shares.iter().enumerate() {
             let (by, number) = (share.lane, number as u8);
             let timed = now_ns.is_some() && self.striping.is_counted(share.bytes);
@@ -449,6 +457,7 @@ impl SendPath {
             if !*is_read {
                 (self.now_ns, *is_read) = (self.clock.now_ns(), true);
             }
+            lane.count_timed(self.now_ns.saturating_sub(self.given_ns[usize::from(request) % REQUESTS]));
             self.striping.confirmed(by, bytes, Some(self.now_ns));
         }
         match fault {
@@ -480,15 +489,4 @@ impl SendPath {
         let checked = stalled.check(context, &mut self.stall, waited, &self.lanes);
         checked.map_err(|error| self.end(error))
     }
-}
-
-#[cold]
-fn too_large(peer: &Peer, bytes: u64, tag: i32, room: u64, most: u64) -> Box<Error> {
-    if bytes > room {
-        return Box::new(Error::Usage(format!(
-            "send of {bytes} bytes into a receive of {room} bytes (tag {tag:#x}, peer {}): the ranks disagree on a size",
-            peer.name
-        )));
-    }
-    Box::new(Error::Argument(format!("send of {bytes} bytes; at most {most} are allowed on this connection")))
 }

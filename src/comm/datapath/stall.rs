@@ -4,31 +4,46 @@ use super::context::PathContext;
 use super::lane::{Lane, lanes_text};
 use super::peer::Presence;
 use crate::comm::log::once::Direction;
+use crate::counters::layout::Word;
+use crate::counters::{Record, nanos};
 use crate::error::{Error, Quick};
 use std::time::{Duration, Instant};
 
 /// Fruitless looks between two readings of the clock: some milliseconds' worth, so that the clock costs nothing.
-const LOOKS: u32 = 1 << 14;
+const LOOKS: u64 = 1 << 14;
+
+/// A request that makes no progress for so long is counted.
+const STALL: Duration = Duration::from_secs(1);
 
 /// How long completions may still trickle in after a peer has closed or vanished, before what waits has failed.
 const GONE_GRACE: Duration = Duration::from_secs(2);
 
+/// What is known of the time since something moved last is of this time.
+const KNOWN: u64 = 1 << 63;
+
 /// Counts fruitless looks.
 #[derive(Debug, Default)]
 pub struct StallTimer {
-    looks: u32,
+    /// Looks since something moved, with [`KNOWN`]: one word, so that a move costs one store.
+    looks: u64,
+    times: Times,
+}
+
+/// A time in which nothing moves.
+#[derive(Debug, Default)]
+struct Times {
     since: Option<Instant>,
     warned: bool,
     missed: Option<Instant>,
+    /// How much of it stands in the counters.
+    counted: Duration,
 }
 
 impl StallTimer {
     /// Something moved.
     #[inline(always)]
     pub fn moved(&mut self) {
-        if self.looks != 0 {
-            *self = Self::default();
-        }
+        self.looks = 0;
     }
 
     /// Nothing moved; every now and then, for how long that has been so.
@@ -41,22 +56,41 @@ impl StallTimer {
     /// For how long nothing has moved, counted from the first time this is asked.
     #[cold]
     pub fn elapsed(&mut self) -> Duration {
-        self.looks = self.looks.max(1);
-        self.since.get_or_insert_with(Instant::now).elapsed()
+        self.times().since.get_or_insert_with(Instant::now).elapsed()
     }
 
     /// For how long the peer has been away without anything moving, counted from the first time this is asked.
     #[cold]
     pub fn away(&mut self) -> Duration {
-        self.looks = self.looks.max(1);
-        self.missed.get_or_insert_with(Instant::now).elapsed()
+        self.times().missed.get_or_insert_with(Instant::now).elapsed()
     }
 
     /// Whether to say so now: once for each time that things stop for longer than `limit`.
     pub fn should_warn(&mut self, waited: Duration, limit: Duration) -> bool {
-        let now = waited >= limit && !self.warned;
-        self.warned |= now;
+        let times = self.times();
+        let now = waited >= limit && !times.warned;
+        times.warned |= now;
         now
+    }
+
+    /// Counts a stall once it has lasted for a second, and then its length as it grows. What comes between the last look at the clock and its end
+    /// is not known.
+    fn count(&mut self, waited: Duration, record: &Record) {
+        if waited < STALL {
+            return;
+        }
+        let counted = std::mem::replace(&mut self.times().counted, waited);
+        if counted.is_zero() {
+            record.add(Word::Stalls, 1);
+        }
+        record.add(Word::StalledNs, nanos(waited.saturating_sub(counted)));
+    }
+
+    fn times(&mut self) -> &mut Times {
+        if self.looks & KNOWN == 0 {
+            (self.looks, self.times) = (self.looks | KNOWN, Times::default());
+        }
+        &mut self.times
     }
 }
 
@@ -78,6 +112,9 @@ impl Stalled<'_> {
     #[cold]
     pub fn check(&self, context: &PathContext, timer: &mut StallTimer, waited: Duration, lanes: &[Lane]) -> Quick<()> {
         let (peer, Self { what, count, .. }) = (&context.peer.name, self);
+        if let Some(first) = lanes.first() {
+            timer.count(waited, &first.record);
+        }
         let why = match context.peer.presence() {
             Presence::Here if timer.should_warn(waited, context.stall_warn) => {
                 self.warn(context, waited, lanes);
@@ -88,7 +125,7 @@ impl Stalled<'_> {
             Presence::Closed { .. } => format!("{peer} closed the connection"),
             // (Where it broke the protocol, the connection has ended with that error before.)
             Presence::Gone => format!(
-                "{peer} is gone: its bootstrap connection closed without BYE and it did not answer over any rail"
+                "{peer} is gone: its bootstrap connection closed without BYE, and it answered neither over a rail nor by a new TCP connection"
             ),
         };
         let lanes = lanes_text(lanes);
@@ -125,6 +162,7 @@ impl Stalled<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::counters::CountedLane;
 
     #[test]
     fn the_clock_is_asked_rarely_and_a_stall_is_told_once() {
@@ -136,5 +174,26 @@ mod tests {
         assert!(stall.should_warn(limit, limit) && !stall.should_warn(2 * limit, limit));
         stall.moved();
         assert!(stall.should_warn(limit, limit));
+    }
+
+    #[test]
+    fn a_stall_counts_once_and_its_length_as_it_grows() {
+        let (mut stall, seconds) = (StallTimer::default(), Duration::from_secs);
+        let counting = crate::counters::Counting::new(false);
+        let lane = CountedLane { rail: String::new(), peer_rail: String::new(), bits_per_s: 0, carries: true };
+        let counted = counting.connection(crate::counters::layout::Direction::Send, "b", &[lane]);
+        let record = counted.record(0);
+        let mut count = |waited, moved: bool| {
+            if moved {
+                stall.moved();
+            }
+            stall.count(waited, &record);
+            (record.read(Word::Stalls), record.read(Word::StalledNs) / 1_000_000)
+        };
+        assert_eq!(count(Duration::from_millis(999), false), (0, 0));
+        assert_eq!(count(Duration::from_millis(1001), false), (1, 1001));
+        assert_eq!(count(seconds(7), false), (1, 7000));
+        assert_eq!(count(Duration::from_millis(10), true), (1, 7000));
+        assert_eq!(count(seconds(2), false), (2, 9000));
     }
 }

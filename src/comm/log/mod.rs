@@ -2,3 +2,4 @@
 
 pub mod once;
 pub mod outages;
+pub mod tcp;

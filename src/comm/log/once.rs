@@ -20,9 +20,9 @@ pub enum Subject {
     NotUsed(RailId),
     /// The two ports of a rail of this host have different path MTUs.
     PathMtu(RailId),
-    /// The bootstrap's TCP has failed.
-    NoChannel,
-    /// The peer has answered over its rails alone.
+    /// The network by which there is TCP with the peer is wireless.
+    Wireless,
+    /// The peer, whose TCP was closed, has answered.
     Answered,
     /// The connection has failed.
     Failed,

@@ -115,6 +115,16 @@ impl Registration {
         self.memory.readable(addr, bytes)
     }
 
+    /// Some of it, to be read by this process until it is deregistered; `None` outside of it.
+    pub fn source(&self, addr: u64, bytes: usize) -> Option<HostMemory> {
+        self.memory.part(addr, bytes)
+    }
+
+    /// Some of it, to be written by this process until it is deregistered; `None` outside of it, and where it is for sends alone.
+    pub fn target(&self, addr: u64, bytes: usize) -> Option<HostMemory> {
+        self.memory.part(addr, bytes).filter(|_| self.takes(addr, bytes))
+    }
+
     /// The remote keys of this host's first [`MAX_RAILS`] rails, in their order.
     #[inline(always)]
     pub fn packed_keys(&self, strict: bool) -> PackedKeys {

@@ -3,6 +3,7 @@
 use crate::comm::datapath::lane::Lane;
 use crate::comm::rail::backoff::{PathId, Trial};
 use crate::comm::rail::{Look, Rail};
+use crate::counters::Outages;
 use crate::flow::recovery::State;
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,6 +14,8 @@ pub struct ManagedRail {
     pub rail: Arc<Rail>,
     /// The peer's, for messages.
     pub peer_rail: String,
+    /// Counts its losses.
+    pub outages: Outages,
     /// Queue pairs of the connection on it.
     pub queue_count: usize,
     /// Which opening of its device it is used with; none before it is.
@@ -65,7 +68,8 @@ impl ManagedRail {
         let granted = opening.or_else(|| rail.device.opened().ok().map(|(_, opening)| opening));
         // Where it does not carry, that was the first attempt.
         let answers = u32::from(opening.is_none());
-        Self { rail, peer_rail, queue_count, opening, granted, answers, paths: [None; 2], attempt: None }
+        let outages = Outages::of(&lane.record);
+        Self { rail, peer_rail, outages, queue_count, opening, granted, answers, paths: [None; 2], attempt: None }
     }
 
     /// An attempt goes by a path.

@@ -19,11 +19,14 @@ use crate::comm::datapath::peer::Peer;
 use crate::comm::datapath::status::{Fenced, Loss};
 use crate::comm::log::once::Subject;
 use crate::comm::log::outages::Member;
+use crate::comm::log::tcp;
 use crate::comm::process::Process;
 use crate::comm::rail::Rail;
 use crate::comm::rail::device::Presence;
+use crate::counters::nanos;
 use crate::error::Error;
 use crate::flow::recovery::{Action, Cause, Frame, Limits, LogEntry, Recovery, State};
+use crate::flow::redial::Need;
 use crate::wire::control::{ControlFrame, Received};
 use crate::wire::ids::LaneId;
 use std::sync::Arc;
@@ -62,6 +65,8 @@ pub struct Driver {
     origin: Option<Instant>,
     /// For one log line an outage.
     outages: Member,
+    /// For one log line of the bootstrap's TCP.
+    tcp: tcp::Member,
     /// Whether the data path has something left to do about a loss.
     is_owing: bool,
 }
@@ -75,20 +80,23 @@ impl Driver {
         role: Role,
         traffic_class: Option<u8>,
         mailboxes: Mailboxes,
-        rails: Vec<ManagedRail>,
+        mut rails: Vec<ManagedRail>,
     ) -> Self {
         let names = rails.iter().map(|managed| (managed.rail.name(), managed.peer_rail.clone()));
         let config = &process.config;
         let mut outages = Member::new(&process.outages, &context.peer.name, config.loss_timeout, names);
         let limits = Limits { loss: nanos(config.loss_timeout), probe: nanos(config.probe_timeout) };
         let mut recovery = Recovery::new(role, limits, rails.len());
-        let without = |(_, managed): &(LaneId, &ManagedRail)| managed.opening.is_none();
-        for (lane, _) in LaneId::all(rails.len()).zip(&rails).filter(without) {
+        let now = Instant::now();
+        for (lane, managed) in LaneId::all(rails.len()).zip(&mut rails).filter(|(_, managed)| managed.opening.is_none())
+        {
             recovery.begins_without(lane);
-            outages.begins_without(lane, Instant::now());
+            outages.begins_without(lane, now);
+            managed.outages.lost(now);
         }
+        let tcp = tcp::Member::new(&process.tcp_outages, &context.peer.name);
         let (origin, is_owing) = Default::default();
-        Self { process, context, path, role, traffic_class, mailboxes, rails, recovery, origin, outages, is_owing }
+        Self { process, context, path, role, traffic_class, mailboxes, rails, recovery, origin, outages, tcp, is_owing }
     }
 
     /// The other end.
@@ -119,6 +127,11 @@ impl Driver {
     /// Whether something that was said has not been heard.
     pub fn is_waiting(&self) -> bool {
         self.recovery.is_waiting()
+    }
+
+    /// Whether a rail carries, as far as this side knows.
+    pub fn has_rail(&self) -> bool {
+        self.recovery.rails_up().next().is_some()
     }
 
     /// The rails and where they stand, for messages.
@@ -158,20 +171,40 @@ impl Driver {
         self.act(now);
     }
 
-    /// The peer's end of the bootstrap's TCP was closed without a BYE.
+    /// The peer's end of the bootstrap's TCP was closed, without a BYE unless the peer had said it before.
     pub fn suspect(&mut self, now: Instant) {
         let at = self.clock(now);
+        if self.recovery.recovers() {
+            self.tcp.lost("bootstrap connection closed by its other end", now);
+        }
         self.recovery.bootstrap_closed(at);
     }
 
     /// The bootstrap's TCP has failed. The rails may work all the same, and they carry control messages too.
-    pub fn lost_channel(&mut self, why: &str) {
-        let peer = &self.context.peer.name;
-        if self.process.log.is_first(peer, Subject::NoChannel) {
-            tracing::info!("{why}; connections with {peer} continue over the rails");
-        } else {
-            tracing::debug!("{why}");
-        }
+    pub fn lost_channel(&mut self, why: &str, now: Instant) {
+        self.tcp.lost(why, now);
+    }
+
+    /// Whether another TCP connection is wanted, where the one that there is has not failed (`is_open`), or none is there.
+    pub fn channel_need(&mut self, is_open: bool, now: Instant) -> Need {
+        let at = self.clock(now);
+        self.recovery.bootstrap_need(is_open, at)
+    }
+
+    /// There is no TCP: the peer is asked by the rails now and then, and at once where it could not be dialled.
+    pub fn channel_away(&mut self, is_unreachable: bool, now: Instant) {
+        let at = self.clock(now);
+        self.recovery.bootstrap_away(is_unreachable, at);
+    }
+
+    /// There is a new TCP connection: what is unheard is sent by it when this is tended next.
+    pub fn channel_opened(&mut self) {
+        self.recovery.bootstrap_opened();
+    }
+
+    /// The peer uses the new TCP connection too.
+    pub fn channel_carries(&mut self, now: Instant) {
+        self.tcp.returned(now);
     }
 
     /// What comes by the bootstrap's TCP is no message: the connection has failed, and nothing more is heard of the peer.
@@ -216,6 +249,7 @@ impl Driver {
         self.act(now);
         if !self.recovery.recovers() {
             self.outages.ended();
+            self.tcp.ended();
         }
         match self.recovery.poll_frame(at) {
             Some(Frame::First(frame)) => {
@@ -395,7 +429,10 @@ impl Driver {
         }
         let (rail, at) = (Arc::clone(&self.rails[lane.index()].rail), self.clock(now));
         match (rail.is_up(), rail.device.presence_of(opening)) {
-            (true, Presence::Here) => self.outages.recovered(lane, now),
+            (true, Presence::Here) => {
+                self.outages.recovered(lane, now);
+                self.rails[lane.index()].outages.recovered(now);
+            }
             (false, Presence::Here) => {
                 self.recovery.port_down(lane, "local port down while the rail was tested", at);
             }
@@ -420,6 +457,7 @@ impl Driver {
                 };
                 if self.recovery.recovers() {
                     self.outages.lost(*lane, why, &next, now);
+                    self.rails[lane.index()].outages.lost(now);
                 }
             }
             LogEntry::NotYet(lane, why) => {
@@ -428,7 +466,7 @@ impl Driver {
             }
             LogEntry::PeerAnswers => {
                 if self.process.log.is_first(peer, Subject::Answered) {
-                    tracing::info!("{peer} answers over the rails; connections continue without the bootstrap's TCP");
+                    tracing::info!("{peer} answers after its TCP was closed; connections continue");
                 }
             }
         }
@@ -438,7 +476,7 @@ impl Driver {
     fn fail(&mut self, cause: &Cause) {
         let (peer, limit) = (&self.context.peer.name, self.process.config.loss_timeout.as_secs());
         let error = match cause {
-            Cause::Protocol(why) => Error::Protocol(broken_protocol(&self.context.peer, why)),
+            Cause::Protocol(why) => Error::Protocol(broken_protocol(&self.context.peer.name, why)),
             Cause::NotStopped(lane) => Error::TimedOut(format!(
                 "rail {} to {peer} lost, and its device does not stop within NCCL_SPARK_LOSS_TIMEOUT_S={limit}: {}",
                 self.rails[lane.index()].rail.name(),
@@ -470,6 +508,7 @@ impl Driver {
 
     fn end(&mut self, error: Error) {
         self.outages.ended();
+        self.tcp.ended();
         // The call that meets it next writes the warning.
         if self.process.log.is_first(&self.context.peer.name, Subject::Failed) {
             tracing::info!("{error}");
@@ -493,9 +532,4 @@ impl Driver {
     fn clock(&mut self, now: Instant) -> u64 {
         nanos(now.saturating_duration_since(*self.origin.get_or_insert(now)))
     }
-}
-
-/// Enough for 584 years.
-fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -1,19 +1,22 @@
 //! The thread that watches over the connections: their peers' channels, their rails, and those that were closed until their
-//! peers have closed too.
+//! peers have closed too; of connections over streams, those that were closed.
 //!
 //! It runs while there is anything to watch, and borrows a data path for moments only ([`crate::comm::datapath::path`]). A closed connection's
 //! queue pairs linger: the peer may still wait for the acknowledgement of its last write, or write a clear-to-send that nobody
 //! needs.
 
 use super::driver::{Driver, PortChange};
-use crate::comm::channel::{Channel, Received};
+use super::redial::{RedialListener, Standing};
+use super::tcp::{Redialling, Tcp};
+use crate::comm::channel::Channel;
 use crate::comm::datapath::peer;
 use crate::comm::datapath::waker::Waker;
 use crate::comm::rail::Rail;
 use crate::comm::rail::device::Presence;
+use crate::comm::streams::farewell::Farewell;
 use crate::error::{Error, Result, panic_text};
 use crate::verbs::AsyncEvent;
-use crate::wire::message::Message;
+use crate::wire::message::Redial;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::SigSet;
 use std::io::{Read, Write};
@@ -30,8 +33,6 @@ const LINGER: Duration = Duration::from_secs(10);
 const CALM: Duration = Duration::from_millis(50);
 /// And one with something under way.
 const BUSY: Duration = Duration::from_millis(5);
-/// Messages of one peer that are taken in at a time.
-const MESSAGES: usize = 16;
 
 /// Names a watched connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,26 +49,29 @@ struct Shared {
     orders: Vec<Order>,
     next_id: u64,
     waker: Option<UnixStream>,
+    /// Where peers dial again.
+    standing: Standing,
 }
 
 enum Order {
     Watch(Box<Watched>),
     Close(WatchId),
+    /// A connection over streams was closed.
+    Part(Farewell),
     /// A data path has news.
     Look,
 }
 
 struct Watched {
     id: WatchId,
-    /// None when the network under it, or the peer's end of it, is gone.
-    channel: Option<Channel>,
+    tcp: Tcp,
     driver: Driver,
     closing: Option<Instant>,
 }
 
 impl Service {
     /// Watches a connection, after `first` has said to the peer what comes before that: that the connection is there, which is
-    /// said only where somebody looks after it.
+    /// said only where somebody looks after it. `first` knows how the connection gets another TCP connection.
     ///
     /// # Errors
     /// [`Error::Os`] when the thread cannot be started, and what `first` says. Nothing is watched then.
@@ -75,16 +79,17 @@ impl Service {
         &self,
         mut channel: Channel,
         driver: Driver,
-        first: impl FnOnce(&mut Channel) -> Result<()>,
+        first: impl FnOnce(&mut Channel, &mut Standing) -> Result<Redialling>,
     ) -> Result<WatchId> {
         let mut shared = lock(&self.shared);
         // The order comes last: left behind by a failure it would be obeyed later, and the connection, which nobody has, never closed.
         // The thread sees it, because it takes its orders under the lock.
         self.start_or_wake(&mut shared)?;
-        first(&mut channel)?;
+        let redialling = first(&mut channel, &mut shared.standing)?;
         shared.next_id += 1;
         let id = WatchId(shared.next_id);
-        shared.orders.push(Order::Watch(Box::new(Watched { id, channel: Some(channel), driver, closing: None })));
+        let tcp = Tcp::new(channel, redialling);
+        shared.orders.push(Order::Watch(Box::new(Watched { id, tcp, driver, closing: None })));
         Ok(id)
     }
 
@@ -92,6 +97,19 @@ impl Service {
     pub fn close(&self, id: WatchId) {
         let mut shared = lock(&self.shared);
         shared.orders.push(Order::Close(id));
+        if let Err(error) = self.start_or_wake(&mut shared) {
+            tracing::warn!("could not notify peer of closed connection: {error}");
+        }
+    }
+
+    /// Keeps a closed connection's streams until the peer has closed them too.
+    pub fn part(&self, mut farewell: Farewell) {
+        // Most are over soon, and what is unread of a process that ends now is read.
+        if farewell.tend(Instant::now()) {
+            return;
+        }
+        let mut shared = lock(&self.shared);
+        shared.orders.push(Order::Part(farewell));
         if let Err(error) = self.start_or_wake(&mut shared) {
             tracing::warn!("could not notify peer of closed connection: {error}");
         }
@@ -145,33 +163,55 @@ fn serve(shared: &Mutex<Shared>, mut wakened: UnixStream) {
     if let Err(error) = SigSet::all().thread_block() {
         tracing::debug!("cannot block signals on the service thread: {error}");
     }
-    let mut watched: Vec<Watched> = Vec::new();
+    let (mut watched, mut listener): (Vec<Watched>, Option<RedialListener>) = Default::default();
+    let mut parting: Vec<Farewell> = Vec::new();
     loop {
-        let orders = std::mem::take(&mut lock(shared).orders);
-        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| look_after(orders, &mut watched))) {
+        let (orders, opened) = {
+            let mut shared = lock(shared);
+            (std::mem::take(&mut shared.orders), shared.standing.take_opened())
+        };
+        listener = opened.or(listener);
+        let look = AssertUnwindSafe(|| look_after(orders, &mut watched, &mut parting, &mut listener));
+        if let Err(payload) = catch_unwind(look) {
+            parting.clear();
             abandon(&mut watched, panic_text(&*payload));
         }
-        if watched.is_empty() {
+        let is_awaited = watched.iter().any(|each| each.tcp.is_awaited());
+        let is_idle = watched.is_empty() && parting.is_empty();
+        if is_idle || listener.is_some() && !is_awaited {
             let mut shared = lock(shared);
-            if shared.orders.is_empty() {
+            let has_orders = !shared.orders.is_empty();
+            if !has_orders {
+                shared.standing.close();
+                listener = None;
+            }
+            if is_idle && !has_orders {
                 // Whoever comes next starts a new thread; nobody can have written to this one's pipe meanwhile.
                 shared.waker = None;
                 return;
             }
-            continue;
+            if has_orders {
+                continue;
+            }
         }
         wait(&watched, &wakened);
         drain(&mut wakened);
     }
 }
 
-fn look_after(orders: Vec<Order>, watched: &mut Vec<Watched>) {
+fn look_after(
+    orders: Vec<Order>,
+    watched: &mut Vec<Watched>,
+    parting: &mut Vec<Farewell>,
+    listener: &mut Option<RedialListener>,
+) {
     let (mut closed, mut has_news) = (Vec::new(), false);
     // All that is to be watched comes first, before anything that can have a fault: `abandon` tells those in `watched`.
     for order in orders {
         match order {
             Order::Watch(new) => watched.push(*new),
             Order::Close(id) => closed.push(id),
+            Order::Part(farewell) => parting.push(farewell),
             Order::Look => has_news = true,
         }
     }
@@ -179,12 +219,28 @@ fn look_after(orders: Vec<Order>, watched: &mut Vec<Watched>) {
         each.driver.close();
         each.closing = Some(Instant::now() + LINGER);
     }
+    let now = Instant::now();
+    parting.retain_mut(|farewell| !farewell.tend(now));
     hear_devices(watched);
     look_at_devices(watched);
+    if let Some(listener) = listener {
+        take_redialled(listener, watched);
+    }
     // They share what they know of unreachable paths, so any of them will do.
     watched.first().inspect(|each| each.driver.begin_round());
     watched.iter_mut().for_each(|each| each.tend(has_news));
     watched.retain(|each| !each.is_over());
+}
+
+/// Lets in peers that have dialled again.
+fn take_redialled(listener: &mut RedialListener, watched: &mut [Watched]) {
+    let expects = |redial: &Redial| watched.iter().any(|each| each.tcp.expects(redial, &each.driver));
+    for (channel, redial) in listener.look(expects, Instant::now()) {
+        // Of two that a peer has dialled the later one stays.
+        if let Some(each) = watched.iter_mut().find(|each| each.tcp.expects(&redial, &each.driver)) {
+            each.tcp.replace(channel, &redial, &mut each.driver);
+        }
+    }
 }
 
 /// A fault of this thread: nobody looks after the connections any more, so each of them says so and fails, rather than hang when
@@ -273,8 +329,7 @@ fn look_at_devices(watched: &mut [Watched]) {
 fn wait(watched: &[Watched], wakened: &UnixStream) {
     let pause = if watched.iter().any(|each| each.driver.is_busy()) { BUSY } else { CALM };
     let mut fds = vec![PollFd::new(wakened.as_fd(), PollFlags::POLLIN)];
-    let channels = watched.iter().filter_map(|each| each.channel.as_ref());
-    fds.extend(channels.map(|channel| PollFd::new(channel.as_fd(), PollFlags::POLLIN)));
+    fds.extend(watched.iter().flat_map(|each| each.tcp.fds()).map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
     let rails = rails(watched);
     let sources: Vec<_> = rails.iter().filter_map(|rail| rail.device.source_of_events()).collect();
     let events = sources.iter().filter_map(|pd| pd.context().event_fd());
@@ -298,49 +353,13 @@ impl Watched {
     fn is_over(&self) -> bool {
         let Some(until) = self.closing else { return false };
         let peer_has_closed = self.driver.peer().presence() != peer::Presence::Here;
-        Instant::now() >= until || peer_has_closed && (self.channel.is_none() || !self.driver.is_waiting())
+        Instant::now() >= until || peer_has_closed && (!self.tcp.is_open() || !self.driver.is_waiting())
     }
 
     fn tend(&mut self, has_news: bool) {
         let now = Instant::now();
-        self.listen(now);
-        let Self { channel, driver, .. } = self;
-        driver.tend(now, has_news, &mut |frame| match channel {
-            Some(open) => match open.offer(&Message::Control(frame)) {
-                Ok(taken) => taken,
-                Err(error) => {
-                    tracing::debug!("{error}");
-                    false
-                }
-            },
-            None => false,
-        });
-    }
-
-    /// Hears what came over the channel.
-    fn listen(&mut self, now: Instant) {
-        let peer = Arc::clone(self.driver.peer());
-        for _ in 0..MESSAGES {
-            let Some(channel) = &mut self.channel else { return };
-            match channel.receive() {
-                Ok(Received::Message(Message::Control(frame))) => self.driver.hear(&frame, now),
-                Ok(Received::Message(other)) => {
-                    tracing::warn!("{} sent an unexpected {} message: ignored", peer.name, other.kind())
-                }
-                Ok(Received::Nothing) => return,
-                Ok(Received::Closed) => {
-                    self.driver.suspect(now);
-                    self.channel = None;
-                }
-                Ok(Received::Unreachable(why)) => {
-                    self.driver.lost_channel(&why);
-                    self.channel = None;
-                }
-                Err(error) => {
-                    self.driver.broken_channel(&error, now);
-                    self.channel = None;
-                }
-            }
-        }
+        let Self { tcp, driver, .. } = self;
+        tcp.tend(driver, now);
+        driver.tend(now, has_news, &mut |frame| tcp.send(frame));
     }
 }

@@ -4,12 +4,15 @@ use super::Setup;
 use super::finish::{Agreed, AgreedPair, finish};
 use super::join::{self, Joining, NewRoute, Step as JoinStep};
 use super::negotiate::{self, KnownRail, Rails, in_time, out_of_turn, receive, understood};
+use super::streams::Opening;
 use crate::comm::channel::{Channel, Received};
 use crate::comm::datapath::lane::{Lane, Role};
 use crate::comm::datapath::send::SendPath;
 use crate::comm::endpoint::SendComm;
 use crate::comm::process::Process;
 use crate::comm::rail::{Rail, interfaces};
+use crate::comm::recovery::redial::Standing;
+use crate::comm::recovery::tcp::Redialling;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::flow::paths::End;
@@ -48,6 +51,8 @@ enum Stage {
     /// Its queue pairs are being connected.
     Joining(Box<Connected>),
     AwaitingGo(Box<Connected>),
+    /// No rail reaches the peer: streams are being opened.
+    Opening(Box<Opening>),
 }
 
 /// Queue pairs of this side, which are being connected or are.
@@ -162,7 +167,7 @@ impl Connecting {
     }
 
     fn step(mut self, setup: &Setup) -> Result<Step> {
-        let process = &*setup.process;
+        let (process, done) = (&*setup.process, |comm| Step::Done(Box::new(comm)));
         loop {
             let waiting_for = match self.stage {
                 Stage::Redialling(when) if Instant::now() >= when => {
@@ -171,20 +176,12 @@ impl Connecting {
                     continue;
                 }
                 Stage::Redialling(_) => "room in the listen queue",
-                Stage::Dialling => match self.channel.connected() {
-                    Ok(true) => {
-                        self.stage = Stage::AwaitingOffer(say_hello(process, &mut self.channel, &self.handle)?);
+                Stage::Dialling => match dialled(process, &mut self.channel, &self.handle)? {
+                    Some(stage) => {
+                        self.stage = stage;
                         continue;
                     }
-                    Ok(false) => "the TCP handshake",
-                    Err(error) if is_dropped(&error) => {
-                        self.stage = redial(self.handle.address);
-                        continue;
-                    }
-                    Err(error) => {
-                        let address = self.handle.address;
-                        return Err(Error::Network(format!("cannot reach the peer at {address}: {error}")));
-                    }
+                    None => "the TCP handshake",
                 },
                 Stage::AwaitingOffer(rails) => match self.channel.receive()? {
                     Received::Closed => {
@@ -192,8 +189,12 @@ impl Connecting {
                         continue;
                     }
                     Received::Message(Message::Offer(offer)) => {
-                        let connected = Connected::from_offer(process, &rails, offer, self.traffic_class)?;
-                        self.stage = Stage::Joining(Box::new(connected));
+                        let offered = Connected::from_offer(process, &rails, offer, self.traffic_class);
+                        self.stage = Stage::Joining(Box::new(offered?));
+                        continue;
+                    }
+                    Received::Message(Message::Streams(streams)) => {
+                        self.stage = Stage::Opening(Box::new(Opening::new(process, streams, self.handle.address)?));
                         continue;
                     }
                     other => match understood(&self.channel, other)? {
@@ -214,19 +215,34 @@ impl Connecting {
                     "the addresses"
                 }
                 Stage::AwaitingGo(connected) => match receive(&mut self.channel)? {
-                    Some(Message::Go(go)) => {
-                        return connected.finish(setup, self.channel, go).map(|comm| Step::Done(Box::new(comm)));
-                    }
+                    Some(Message::Go(go)) => return connected.finish(setup, self.channel, go).map(done),
                     Some(other) => return Err(out_of_turn(&self.channel, &other)),
                     None => {
                         self.stage = Stage::AwaitingGo(connected);
                         "the rail test"
                     }
                 },
+                Stage::Opening(mut opening) => {
+                    if opening.step(&mut self.channel)? {
+                        return opening.finish(setup, self.channel).map(done);
+                    }
+                    self.stage = Stage::Opening(opening);
+                    "the CARRIES message"
+                }
             };
             in_time(process, self.started, &format!("{waiting_for} of the peer at {}", self.handle.address))?;
             return Ok(Step::Waiting(self));
         }
+    }
+}
+
+/// What comes next when dialling is done.
+fn dialled(process: &Process, channel: &mut Channel, handle: &Handle) -> Result<Option<Stage>> {
+    match channel.connected() {
+        Ok(true) => say_hello(process, channel, handle).map(|rails| Some(Stage::AwaitingOffer(rails))),
+        Ok(false) => Ok(None),
+        Err(error) if is_dropped(&error) => Ok(Some(redial(handle.address))),
+        Err(error) => Err(Error::Network(format!("cannot reach the peer at {}: {error}", handle.address))),
     }
 }
 
@@ -250,6 +266,7 @@ fn say_hello(process: &Process, channel: &mut Channel, handle: &Handle) -> Resul
         chunk_bytes: rails.chunk_bytes(),
         qps_per_rail: negotiate::qps_wanted(&process.config),
         tuner_hash: process.tuner_hash,
+        by_tcp: rails.by_tcp(&process.config),
         rails: rails.adverts.clone(),
     }));
     if let Err(unsent) = said {
@@ -364,7 +381,10 @@ impl Connected {
         }
         let (role, peer_addr) = (Role::Sender, go.mailbox_addr);
         let agreed = Agreed { role, peer, traffic_class, chunk_bytes, region, peer_addr, pairs, left_out };
-        finish(setup, channel, agreed, SendPath::new, |_| Ok(()))
+        let redialling =
+            |channel: &mut Channel, _: &mut Standing| Ok(Redialling::dials(channel, go.redial, &setup.descriptors));
+        let comm = finish(setup, channel, agreed, SendPath::new, redialling)?;
+        Ok(SendComm::Rails(Box::new(comm)))
     }
 }
 

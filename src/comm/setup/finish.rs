@@ -11,9 +11,14 @@ use crate::comm::datapath::path::DataPath;
 use crate::comm::datapath::peer::Peer;
 use crate::comm::datapath::try_cell::TryCell;
 use crate::comm::endpoint::Endpoint;
+use crate::comm::process::Process;
 use crate::comm::rail::Rail;
 use crate::comm::recovery::attempt::ManagedRail;
 use crate::comm::recovery::driver::Driver;
+use crate::comm::recovery::redial::Standing;
+use crate::comm::recovery::tcp::Redialling;
+use crate::counters::layout::Direction;
+use crate::counters::{CountedConnection, CountedLane};
 use crate::error::Result;
 use crate::flow::paths::End;
 use crate::verbs::Region;
@@ -64,7 +69,8 @@ impl AgreedPair {
     }
 }
 
-/// Takes a connection into use. `first` says to the peer what it waits for, if anything; then the peer may use the connection.
+/// Takes a connection into use. `first` says to the peer what it waits for, if anything; then the peer may use the connection. It knows
+/// how the connection gets another TCP connection.
 ///
 /// # Errors
 /// [`Error::Network`](crate::error::Error::Network) when no rail carries; [`Error::Os`](crate::error::Error::Os) when the service thread cannot be started; what `first` says.
@@ -73,7 +79,7 @@ pub fn finish<P: DataPath + 'static>(
     channel: Channel,
     agreed: Agreed,
     path: impl FnOnce(PathParts) -> P,
-    first: impl FnOnce(&mut Channel) -> Result<()>,
+    first: impl FnOnce(&mut Channel, &mut Standing) -> Result<Redialling>,
 ) -> Result<Endpoint<P>> {
     let Agreed { role, peer, traffic_class, chunk_bytes, region, peer_addr, pairs, left_out } = agreed;
     let process = Arc::clone(&setup.process);
@@ -84,15 +90,17 @@ pub fn finish<P: DataPath + 'static>(
     let paths: Vec<[End; 2]> = pairs.iter().map(|pair| pair.ends).collect();
     let mut striping = negotiate::striping(&process, &paths);
     let (mut lanes, mut rails) = (Vec::new(), Vec::new());
+    let counted = counted(&process, role, &peer, &pairs);
     for (id, AgreedPair { rail, peer_rail, queue_count, lane, .. }) in LaneId::all(pairs.len()).zip(pairs) {
-        let lane = lane.unwrap_or_else(|_| {
+        let mut lane = lane.unwrap_or_else(|_| {
             striping.lose(id);
             Lane::not_yet(&rail, peer_rail)
         });
+        lane.record = counted.record(id.index());
         rails.push(ManagedRail::of(&lane, usize::from(queue_count)));
         lanes.push(lane);
     }
-    negotiate::report(&process, &peer, role, &lanes, &left_out);
+    negotiate::report(&process, &peer, role, &lanes, &paths, &left_out);
     let context = Arc::new(PathContext {
         peer: Arc::new(Peer::new(peer)),
         registrations: Arc::clone(&process.registrations),
@@ -108,5 +116,22 @@ pub fn finish<P: DataPath + 'static>(
         Driver::new(Arc::clone(&process), Arc::clone(&context), path.clone(), role, traffic_class, mailboxes, rails);
     let watch = setup.service.watch(channel, driver, first)?;
     process.opened(&context.peer.name);
-    Ok(Endpoint { context, process, service: Arc::clone(&setup.service), watch, path })
+    Ok(Endpoint { context, process, service: Arc::clone(&setup.service), watch, path, counted })
+}
+
+/// The records of a connection's lanes.
+fn counted(process: &Process, role: Role, peer: &str, pairs: &[AgreedPair]) -> CountedConnection {
+    let lane = |pair: &AgreedPair| CountedLane {
+        rail: pair.rail.name(),
+        peer_rail: pair.peer_rail.clone(),
+        bits_per_s: u64::from(pair.rail.info.speed_mbps) * 1_000_000,
+        carries: pair.lane.is_ok(),
+    };
+    let direction = match role {
+        Role::Sender => Direction::Send,
+        Role::Receiver => Direction::Receive,
+    };
+    // Its name is its host's with a process number behind.
+    let host = peer.rsplit_once(':').map_or(peer, |(host, _)| host);
+    process.counting.connection(direction, host, &pairs.iter().map(lane).collect::<Vec<_>>())
 }

@@ -1,16 +1,17 @@
 //! The accepting side's handshake. Never waits: each call goes as far as it can.
 
 use super::Setup;
-use super::admission::{Admission, Admitted};
-use super::descriptors::waits_for_descriptors;
+use super::admission::Admission;
 use super::finish::{Agreed, AgreedPair, finish};
 use super::join::{self, Joining, NewRoute, Step as JoinStep};
 use super::negotiate::{self, KnownRail, Rails, in_time, out_of_turn, receive};
+use super::streams::{self, Gathering};
 use crate::comm::channel::Channel;
 use crate::comm::datapath::lane::{Lane, LaneWrite, Role};
 use crate::comm::datapath::mailbox::Mailboxes;
 use crate::comm::datapath::recv::RecvPath;
 use crate::comm::datapath::test_write::{self, Tested};
+use crate::comm::descriptors::waits_for_descriptors;
 use crate::comm::endpoint::RecvComm;
 use crate::comm::log::once::Subject;
 use crate::comm::process::Process;
@@ -24,7 +25,7 @@ use crate::wire::fields::RailAdvert;
 use crate::wire::handle::{HANDLE_BYTES, Handle, TOKEN_BYTES};
 use crate::wire::ids::RailId;
 use crate::wire::mailbox::MAILBOX_BYTES;
-use crate::wire::message::{Go, Hello, Message, Offer, Offered, PairGo, PairOffer, PairReady, Ready};
+use crate::wire::message::{Go, Hello, Message, Offer, Offered, PairGo, PairOffer, PairReady, Ready, Streams};
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -55,6 +56,14 @@ enum Stage {
     AwaitingOffer(Hello),
     AwaitingReady(OfferMade),
     Probing(Probing),
+    /// No rail reaches it: its streams are waited for.
+    Gathering(Gathering),
+}
+
+/// What HELLO is answered with.
+enum Answer {
+    Rails(OfferMade, Offer),
+    Streams(Gathering, Streams),
 }
 
 /// Queue pairs offered, not connected.
@@ -153,7 +162,9 @@ impl ListenComm {
         if accepting.as_ref().is_some_and(|accepting| matches!(accepting.stage, Stage::AwaitingOffer(_))) {
             // It waits for descriptors: unauthenticated connections shall not have them.
             admission.clear();
-        } else if let Some(Admitted { channel, hello }) = admission.look(&self.setup.descriptors) {
+        } else if let Some(Stage::Gathering(gathering)) = accepting.as_mut().map(|accepting| &mut accepting.stage) {
+            gathering.look(admission, &self.setup.descriptors);
+        } else if let Some((channel, hello)) = admission.look(&self.setup.descriptors) {
             *accepting = Some(Box::new(Accepting::begin(channel, hello)));
         }
         match accepting.take() {
@@ -186,8 +197,7 @@ impl Accepting {
     fn step(mut self, setup: &Setup) -> Result<Step> {
         let process = &*setup.process;
         if let Stage::AwaitingOffer(hello) = self.stage {
-            let offered = make_offer(setup, &mut self.channel, &hello, self.started)?;
-            self.stage = offered.map_or(Stage::AwaitingOffer(hello), Stage::AwaitingReady);
+            self.stage = answer(setup, &mut self.channel, hello, self.started)?;
             if let Stage::AwaitingOffer(_) = self.stage {
                 return Ok(Step::Waiting(Box::new(self)));
             }
@@ -205,6 +215,17 @@ impl Accepting {
                 }
             }
         }
+        if let Stage::Gathering(mut gathering) = self.stage {
+            if let Some(other) = receive(&mut self.channel)? {
+                return Err(out_of_turn(&self.channel, &other));
+            }
+            if gathering.is_complete(&mut self.channel)? {
+                return gathering.finish(setup, self.channel, self.peer).map(|comm| Step::Done(Box::new(comm)));
+            }
+            in_time(process, self.started, &format!("{} to open its TCP streams", self.peer))?;
+            self.stage = Stage::Gathering(gathering);
+            return Ok(Step::Waiting(Box::new(self)));
+        }
         let Stage::Probing(mut probing) = self.stage else {
             return Err(Error::Internal("connection set-up is in no stage".to_owned()));
         };
@@ -220,18 +241,23 @@ impl Accepting {
     }
 }
 
-/// Answers a HELLO with an offer; `None` while there are no descriptors for what that takes.
-fn make_offer(setup: &Setup, channel: &mut Channel, hello: &Hello, started: Instant) -> Result<Option<OfferMade>> {
+/// Answers a HELLO; the stage after that, or the same while there are no descriptors for what that takes.
+fn answer(setup: &Setup, channel: &mut Channel, hello: Hello, started: Instant) -> Result<Stage> {
     let process = &*setup.process;
-    let mut error = match OfferMade::from_hello(process, hello) {
-        Ok((offered, offer)) => return channel.send(&Message::Offer(offer)).map(|()| Some(offered)),
+    let mut error = match Answer::to(process, &hello) {
+        Ok(Answer::Rails(offered, offer)) => {
+            return channel.send(&Message::Offer(offer)).map(|()| Stage::AwaitingReady(offered));
+        }
+        Ok(Answer::Streams(gathering, streams)) => {
+            return channel.send(&Message::Streams(streams)).map(|()| Stage::Gathering(gathering));
+        }
         Err(error) => error,
     };
     let peer = &hello.name;
     if let Some(why) = waits_for_descriptors(&error) {
         setup.descriptors.tell(&format!("cannot answer {peer}"), &why);
         match in_time(process, started, &format!("resources to answer {peer} ({why})")) {
-            Ok(()) => return Ok(None),
+            Ok(()) => return Ok(Stage::AwaitingOffer(hello)),
             Err(late) => error = late,
         }
     }
@@ -242,14 +268,22 @@ fn make_offer(setup: &Setup, channel: &mut Channel, hello: &Hello, started: Inst
     Err(error)
 }
 
-impl OfferMade {
-    fn from_hello(process: &Process, hello: &Hello) -> Result<(Self, Offer)> {
+impl Answer {
+    fn to(process: &Process, hello: &Hello) -> Result<Self> {
+        negotiate::check_ring_tcp(process, hello)?;
         negotiate::check_tuner(process, hello)?;
         let rails = Rails::look(process)?;
         let pairs = pairing::pair(&hello.rails, &rails.adverts);
         if pairs.is_empty() {
-            return Err(Error::Usage(rails.nothing_in_common(&hello.rails, &hello.name)));
+            streams::allow(process, &rails, hello)?;
+            return Gathering::new(process).map(|(gathering, streams)| Self::Streams(gathering, streams));
         }
+        OfferMade::new(process, rails, pairs, hello).map(|(made, offer)| Self::Rails(made, offer))
+    }
+}
+
+impl OfferMade {
+    fn new(process: &Process, rails: Rails, pairs: Vec<Pair>, hello: &Hello) -> Result<(Self, Offer)> {
         let ends: Vec<[End; 2]> =
             pairs.iter().map(|pair| rails.ends(pair.acceptor, &hello.rails, pair.connector)).collect();
         let queue_pairs =
@@ -447,10 +481,15 @@ impl Probing {
             channel.send(&Message::Refuse(error.to_string()))?;
             return Err(error);
         }
-        let go = Message::Go(Go { mailbox_addr: region.addr(), pairs: words });
+        let mailbox_addr = region.addr();
         let (role, traffic_class) = (Role::Receiver, None);
         let agreed = Agreed { role, peer, traffic_class, chunk_bytes, region, peer_addr, pairs, left_out };
-        finish(setup, channel, agreed, RecvPath::new, |channel| channel.send(&go))
+        let comm = finish(setup, channel, agreed, RecvPath::new, |channel, standing| {
+            let (redialling, redial) = standing.invite(channel, &setup.descriptors);
+            channel.send(&Message::Go(Go { mailbox_addr, pairs: words, redial }))?;
+            Ok(redialling)
+        })?;
+        Ok(RecvComm::Rails(Box::new(comm)))
     }
 }
 

@@ -9,12 +9,12 @@ use crate::comm::rail::{Look, Rail};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::flow::pairing;
-use crate::flow::paths::{End, Paths};
+use crate::flow::paths::{End, Paths, is_cable_full};
 use crate::flow::striping::Striping;
 use crate::interfaces;
 use crate::wire::fields::{Attachment, RailAdvert};
 use crate::wire::ids::RailId;
-use crate::wire::message::{Hello, Message};
+use crate::wire::message::{ByTcp, Hello, Message};
 use crate::wire::{MAX_OFFERED_RAILS, MAX_RAILS};
 use std::sync::Arc;
 use std::time::Instant;
@@ -44,6 +44,21 @@ pub fn check_tuner(process: &Process, hello: &Hello) -> Result<()> {
         word(theirs),
         process.name,
         word(ours)
+    )))
+}
+
+/// Refuses a peer that has `NCCL_SPARK_RING_TCP` otherwise: the tuners decide by it, whatever rails this connection has.
+///
+/// # Errors
+/// [`Error::Usage`].
+pub fn check_ring_tcp(process: &Process, hello: &Hello) -> Result<()> {
+    let (ours, theirs) = (process.config.ring_tcp, hello.by_tcp != ByTcp::Off);
+    if ours == theirs {
+        return Ok(());
+    }
+    let (with, without) = if ours { (&process.name, &hello.name) } else { (&hello.name, &process.name) };
+    Err(Error::Usage(format!(
+        "NCCL_SPARK_RING_TCP=1 is set on {with} and not on {without}: set it on every node or on none"
     )))
 }
 
@@ -109,12 +124,29 @@ impl Rails {
         [End { rail: rail.id, attachment: rail.info.attachment }, their_ends[their_place]]
     }
 
-    /// What to say when nothing pairs.
-    pub fn nothing_in_common(&self, theirs: &[RailAdvert], peer: &str) -> String {
+    /// Why no peer that these rails do not pair with may be connected by TCP: those whose addresses are not known may be the ones that reach
+    /// it.
+    pub fn why_not_by_tcp(&self) -> Option<String> {
+        let why = |(rail, why): &(Arc<Rail>, String)| format!("{} ({why})", rail.name());
+        (!self.unknown.is_empty()).then(|| self.unknown.iter().map(why).collect::<Vec<_>>().join("; "))
+    }
+
+    /// What the peer is told of connections by TCP.
+    pub fn by_tcp(&self, config: &Config) -> ByTcp {
+        match self.why_not_by_tcp() {
+            _ if !config.ring_tcp => ByTcp::Off,
+            Some(why) => ByTcp::Withheld(why),
+            None => ByTcp::Allowed,
+        }
+    }
+
+    /// What to say when nothing pairs. The peer says it too: `host` is what this side is called there.
+    pub fn nothing_in_common(&self, host: &str, theirs: &[RailAdvert], peer: &str) -> String {
         let unknown: Vec<String> =
             self.unknown.iter().map(|(rail, why)| format!("; {} ({why})", rail.name())).collect();
         format!(
-            "no rail in common: this host has {}{}; {peer} has {}; give both ends of each cable addresses in one subnet",
+            "no rail in common: {host} has {}{}; {peer} has {}; if a cable or switch joins them, give both its ends addresses in one \
+             subnet",
             pairing::describe(&self.adverts),
             unknown.join(""),
             pairing::describe(theirs),
@@ -153,9 +185,19 @@ pub fn striping(process: &Process, paths: &[[End; 2]]) -> Striping {
 }
 
 /// Logs how a connection came up, once for all connections with the peer that came up alike: its rails in one line, and a line for
-/// each rail that is left out, or does not carry yet, as a warning where a cable loses one of its two twins by it.
-pub fn report(process: &Process, peer: &str, role: Role, lanes: &[Lane], left_out: &[(RailId, String)]) {
+/// each rail that is left out, or does not carry yet, as a warning where its twin works and the two would carry more. `ends` are those of
+/// the lanes, this side's first.
+pub fn report(
+    process: &Process,
+    peer: &str,
+    role: Role,
+    lanes: &[Lane],
+    ends: &[[End; 2]],
+    left_out: &[(RailId, String)],
+) {
     let live = || lanes.iter().filter(|lane| lane.is_open());
+    let live_ends: Vec<[End; 2]> =
+        lanes.iter().zip(ends).filter(|(lane, _)| lane.is_open()).map(|(_, ends)| *ends).collect();
     let rails: Vec<String> = live().map(|lane| format!("{} to {}", lane.rail.name(), lane.peer_rail)).collect();
     let (count, plural) = (rails.len(), if rails.len() == 1 { "" } else { "s" });
     let direction = match role {
@@ -170,11 +212,13 @@ pub fn report(process: &Process, peer: &str, role: Role, lanes: &[Lane], left_ou
     }
     for (rail, why) in left_out {
         let Some(rail) = process.rails.get(rail.index()) else { continue };
-        let twin_lives = live().any(|lane| lane.rail.info.attachment.cable == rail.info.attachment.cable);
+        let cable = rail.info.attachment.cable;
+        let is_twin_alone =
+            live().any(|lane| lane.rail.info.attachment.cable == cable) && !is_cable_full(&live_ends, cable);
         let name = rail.name();
         if !process.log.is_first(peer, Subject::NotUsed(rail.id)) {
             tracing::debug!("rail {name} not used by one more connection with {peer}: {why}");
-        } else if twin_lives {
+        } else if is_twin_alone {
             tracing::warn!("rail {name} not used with {peer}, which halves the bandwidth of its cable: {why}");
         } else {
             tracing::info!("rail {name} not used with {peer}: {why}");

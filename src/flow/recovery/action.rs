@@ -82,7 +82,7 @@ pub enum LogEntry {
     },
     /// A rail cannot return now.
     NotYet(LaneId, String),
-    /// The peer, whose TCP was closed, answers over the rails.
+    /// The peer, whose TCP was closed, answers.
     PeerAnswers,
 }
 

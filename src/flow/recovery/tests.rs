@@ -3,7 +3,9 @@
 mod search;
 mod world;
 
+use super::bootstrap::{ASK, SIGN_OF_LIFE};
 use super::*;
+use crate::flow::redial::Need;
 use crate::wire::cts::Epoch;
 use crate::wire::fields::{Attachment, QpEnd};
 use crate::wire::ids::lane;
@@ -244,6 +246,94 @@ fn a_peer_whose_tcp_closed_is_gone_unless_it_answers() {
     end.hears(&ControlMessage::AreYouThere, now);
     end.recovery.tick(now + SIGN_OF_LIFE + 1);
     assert_eq!((end.actions(), end.recovery.recovers()), (vec![], true));
+}
+
+#[test]
+fn a_peer_whose_tcp_closed_may_answer_by_another_one_where_no_rail_is_left() {
+    for answers in [true, false] {
+        let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
+        [0, 1].into_iter().for_each(|at| end.recovery.lost(lane(at), "loss", Received::default(), now));
+        end.actions();
+        end.recovery.bootstrap_closed(now);
+        assert_eq!(end.recovery.bootstrap_need(false, now), Need::Urgent);
+        end.recovery.tick(now + SIGN_OF_LIFE);
+        assert_eq!(end.actions(), []);
+        if answers {
+            // What was said before and got lost is said once more, until the peer has heard all.
+            while end.recovery.is_waiting() {
+                end.recovery.bootstrap_opened();
+                assert!(end.says(now).is_some());
+                end.hears(&ControlMessage::AreYouThere, now);
+            }
+        }
+        end.recovery.tick(now + SIGN_OF_LIFE + 1);
+        let is_gone = end.actions().contains(&Action::PeerGone);
+        assert_eq!((is_gone, end.recovery.recovers()), (!answers, answers));
+        let need = if answers { Need::Urgent } else { Need::No };
+        assert_eq!(end.recovery.bootstrap_need(false, now), need);
+    }
+}
+
+#[test]
+fn without_tcp_the_peer_is_asked_now_and_then_over_the_rails() {
+    for role in [Role::Sender, Role::Receiver] {
+        let (mut end, now) = (End::new(role), 20 * SECOND);
+        let asks = |end: &mut End, is_unreachable, now| {
+            end.recovery.bootstrap_away(is_unreachable, now);
+            let says = end.says(now);
+            assert!(matches!(says, None | Some(ControlMessage::AreYouThere)));
+            says.is_some()
+        };
+        assert!(asks(&mut end, false, now));
+        // What is under way asks already.
+        assert!(!asks(&mut end, true, now));
+        end.hears(&ControlMessage::AreYouThere, now);
+        assert!(!asks(&mut end, false, now + ASK - 1));
+        assert!(asks(&mut end, true, now + ASK - 1));
+        end.hears(&ControlMessage::AreYouThere, now + ASK);
+        assert!(asks(&mut end, false, now + 2 * ASK));
+        end.hears(&ControlMessage::AreYouThere, now + 2 * ASK);
+        // At once where TCP is lost once more.
+        end.recovery.bootstrap_opened();
+        assert!(end.says(now + 2 * ASK).is_none());
+        assert!(asks(&mut end, false, now + 2 * ASK + 1));
+        end.hears(&ControlMessage::AreYouThere, now + 3 * ASK);
+        end.recovery.peer_gone();
+        assert!(!asks(&mut end, true, now + 9 * ASK));
+    }
+}
+
+#[test]
+fn tcp_that_says_nothing_is_in_doubt_where_it_alone_carries_frames() {
+    let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
+    end.recovery.lost(lane(0), "loss", Received::default(), now);
+    assert!(end.says(now).is_some());
+    // The other rail carries frames.
+    assert_eq!(end.recovery.bootstrap_need(true, now + 9 * SECOND), Need::No);
+    assert_eq!(end.recovery.bootstrap_need(false, now + 9 * SECOND), Need::Calm);
+    end.recovery.lost(lane(1), "loss", Received::default(), now);
+    assert_eq!(end.recovery.bootstrap_need(true, now + 2 * SECOND), Need::No);
+    assert_eq!(end.recovery.bootstrap_need(true, now + 2 * SECOND + 1), Need::Urgent);
+    // A new one has its time.
+    end.recovery.bootstrap_opened();
+    assert!(end.recovery.poll_frame(now + 3 * SECOND).is_some());
+    assert_eq!(end.recovery.bootstrap_need(true, now + 5 * SECOND), Need::No);
+    assert_eq!(end.recovery.bootstrap_need(true, now + 5 * SECOND + 1), Need::Urgent);
+    end.recovery.fail();
+    assert_eq!(end.recovery.bootstrap_need(false, now + 9 * SECOND), Need::No);
+}
+
+#[test]
+fn a_peer_whose_tcp_was_closed_is_dialled_in_time() {
+    let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
+    assert_eq!(end.recovery.bootstrap_need(false, now), Need::Calm);
+    // Both rails count as up, and may be lost all the same.
+    end.recovery.bootstrap_closed(now);
+    assert_eq!(end.recovery.bootstrap_need(false, now), Need::Urgent);
+    assert!(end.says(now).is_some());
+    end.hears(&ControlMessage::AreYouThere, now + 1);
+    end.recovery.tick(now + 1);
+    assert_eq!(end.recovery.bootstrap_need(false, now + 1), Need::Calm);
 }
 
 #[test]

@@ -76,6 +76,24 @@ impl Crowd {
         (self.done_bytes - before) as f64 / (self.now_us - begin)
     }
 
+    /// How many microseconds it takes until so many messages of each connection, with up to two of each under way, have come, and nothing is
+    /// left to do.
+    fn burst(&mut self, each: usize, bytes: u64) -> f64 {
+        let (begin, mut left) = (self.now_us, vec![each; self.stripings.len()]);
+        loop {
+            for (connection, left) in left.iter_mut().enumerate() {
+                while *left > 0 && self.unfinished[connection].len() < 2 {
+                    self.send(connection, bytes);
+                    *left -= 1;
+                }
+            }
+            if self.queues.iter().all(VecDeque::is_empty) {
+                return self.now_us - begin;
+            }
+            self.step(bytes);
+        }
+    }
+
     fn send(&mut self, connection: usize, bytes: u64) {
         let now_ns = (self.now_us * 1000.0) as u64;
         let shares = self.stripings[connection].cut(bytes, now_ns, &Shared(&self.waiting));
@@ -125,12 +143,23 @@ impl Crowd {
 /// As many connections as NCCL has channels on a Spark.
 #[test]
 fn where_many_messages_wait_each_goes_whole_and_no_rail_idles() {
-    for bytes in [64 * 1024, 128 * 1024, 1 << 20] {
+    for bytes in [64 * 1024, 128 * 1024] {
         let mut crowd = Crowd::new(18, &[56_000.0; 4]);
         crowd.run(50, 4, bytes);
         let rate = crowd.run(200, 4, bytes);
         assert!(rate > 0.99 * 28_000.0, "{bytes}: {rate} of 28,000 bytes/us");
         assert!(crowd.shares_of_a_message() < 1.02, "{bytes}: {} shares", crowd.shares_of_a_message());
+    }
+}
+
+/// A collective's messages, behind which nothing comes: whole ones of 1 MiB would leave rails without work at the end.
+#[test]
+fn a_burst_of_large_messages_ends_on_all_rails_at_once() {
+    for each in [2, 4, 8] {
+        let mut crowd = Crowd::new(18, &[56_000.0; 4]);
+        let taken_us = crowd.burst(each, 1 << 20);
+        let least_us = ((18 * each) << 20) as f64 / 28_000.0;
+        assert!(taken_us < 1.01 * least_us, "{each} messages of each connection: {taken_us} us, at best {least_us} us");
     }
 }
 
@@ -162,9 +191,11 @@ fn unequal_rails_carry_their_sum_for_many_connections() {
 #[test]
 fn a_rail_that_stands_still_for_others_does_not_make_a_message_whole() {
     let mut striping = Striping::new(&tests::rails(&[10_000; 4]), MIN);
-    let shares = striping.cut(1 << 20, 0, &Shared(&[0, 0, 0, 1 << 30]));
+    let shares = striping.cut(128 * 1024, 0, &Shared(&[0, 0, 0, 1 << 30]));
     assert_eq!(shares.as_slice().len(), 4, "what others have waiting is not this connection's");
-    let shares = striping.cut(1 << 20, 0, &Shared(&[1 << 24, 1 << 24, (1 << 24) - (1 << 20), 1 << 24]));
+    let crowded = [1 << 24, 1 << 24, (1 << 24) - (1 << 17), 1 << 24];
+    let shares = striping.cut(1 << 17, 0, &Shared(&crowded));
     let [share] = shares.as_slice() else { panic!("{shares:?}") };
-    assert_eq!((share.lane, share.bytes), (lane(2), 1 << 20), "the one that is done first");
+    assert_eq!((share.lane, share.bytes), (lane(2), 1 << 17), "the one that is done first");
+    assert_eq!(striping.cut((1 << 17) + 128, 0, &Shared(&crowded)).as_slice().len(), 4, "a larger one");
 }

@@ -7,7 +7,10 @@ use loom::thread;
 use loom_models::comm::channel::Channel;
 use loom_models::comm::datapath::waker::Waker;
 use loom_models::comm::recovery::driver::{Driver, Notes};
+use loom_models::comm::recovery::redial::Standing;
 use loom_models::comm::recovery::service::Service;
+use loom_models::comm::recovery::tcp::Redialling;
+use loom_models::comm::streams::farewell::Farewell;
 use std::sync::Arc;
 
 /// Switches between threads where the one that runs could go on; known bugs take two.
@@ -21,8 +24,12 @@ fn model(run: impl Fn() + Sync + Send + 'static) {
 
 /// One connection's life.
 fn connection(service: &Service, wakes: u32) {
+    connection_with(service, wakes, |_| Redialling::Never);
+}
+
+fn connection_with(service: &Service, wakes: u32, redialling: impl FnOnce(&mut Standing) -> Redialling) {
     let notes = Arc::new(Notes::default());
-    let id = service.watch(Channel, Driver::new(&notes), |_| Ok(())).unwrap();
+    let id = service.watch(Channel, Driver::new(&notes), |_, standing| Ok(redialling(standing))).unwrap();
     for _ in 0..wakes {
         service.wake();
     }
@@ -56,6 +63,37 @@ fn two_connections_of_two_threads() {
         let other = {
             let service = Arc::clone(&service);
             thread::spawn(move || connection(&service, 0))
+        };
+        connection(&service, 0);
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn the_listener_is_open_while_a_connection_needs_it() {
+    model(|| {
+        let service = Arc::new(Service::default());
+        let other = {
+            let service = Arc::clone(&service);
+            thread::spawn(move || connection_with(&service, 0, Standing::invite))
+        };
+        connection_with(&service, 0, Standing::invite);
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn closed_streams_are_kept_until_they_are_over_beside_a_connection_and_alone() {
+    model(|| {
+        let service = Arc::new(Service::default());
+        let other = {
+            let service = Arc::clone(&service);
+            thread::spawn(move || {
+                let notes = Arc::new(Notes::default());
+                // One round is the caller's own; the service thread has the other.
+                service.part(Farewell::new(2, &notes));
+                notes.once(|told| told.gone);
+            })
         };
         connection(&service, 0);
         other.join().unwrap();

@@ -196,7 +196,7 @@ impl DataPath for RecvPath {
         if self.status.has_failed() {
             return Ok(false);
         }
-        self.lanes[lane.index()] = new;
+        self.lanes[lane.index()].take_over(new);
         self.striping.regain(lane);
         self.repay(context);
         Ok(true)

@@ -114,7 +114,7 @@ impl DataPath for SendPath {
         if self.status.has_failed() {
             return Ok(false);
         }
-        self.lanes[lane.index()] = new;
+        self.lanes[lane.index()].take_over(new);
         self.striping.regain(lane);
         self.reroute(context).map(|()| true)
     }

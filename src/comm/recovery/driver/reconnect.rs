@@ -209,6 +209,8 @@ impl Driver {
     /// The service thread looks after all its connections once more.
     pub fn begin_round(&self) {
         self.process.backoff.begin_round();
-        self.process.outages.tick(Instant::now());
+        let now = Instant::now();
+        self.process.outages.tick(now);
+        self.process.tcp_outages.tick(now);
     }
 }

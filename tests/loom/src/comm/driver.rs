@@ -28,7 +28,8 @@ pub struct Notes {
 }
 
 impl Notes {
-    fn note(&self, change: impl FnOnce(&mut Told)) {
+    /// Something was told.
+    pub fn note(&self, change: impl FnOnce(&mut Told)) {
         change(&mut self.told.lock().unwrap());
         self.more.notify_all();
     }
@@ -113,22 +114,10 @@ impl Driver {
     /// No completion queue fails.
     pub fn completions_lost(&mut self, _: usize, _: Instant) {}
 
-    /// No channel is closed.
-    pub fn suspect(&mut self, _: Instant) {}
-
-    /// No channel fails.
-    pub fn lost_channel(&mut self, _: &str) {}
-
     /// A fault of the service thread, which no model has.
     pub fn give_up(&mut self, _: Error) {
         self.notes.note(|told| told.failed = true);
     }
-
-    /// No peer breaks the protocol.
-    pub fn broken_channel(&mut self, _: &dyn std::fmt::Display, _: Instant) {}
-
-    /// No control frame comes.
-    pub fn hear(&mut self, _: &ControlFrame, _: Instant) {}
 }
 
 impl Drop for Driver {

@@ -4,3 +4,4 @@ pub mod channel;
 pub mod datapath;
 pub mod rail;
 pub mod recovery;
+pub mod streams;

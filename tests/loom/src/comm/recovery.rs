@@ -1,6 +1,10 @@
-//! The service thread, and a stand-in for the recovery driver.
+//! The service thread, and stand-ins for the recovery driver, a connection's TCP and the listener where peers dial again.
 
 #[path = "driver.rs"]
 pub mod driver;
+#[path = "redial.rs"]
+pub mod redial;
 #[path = "../../../../src/comm/recovery/service.rs"]
 pub mod service;
+#[path = "tcp.rs"]
+pub mod tcp;

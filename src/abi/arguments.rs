@@ -1,0 +1,136 @@
+//! Arguments of NCCL's calls on the data path, checked: once for connections over rails and over TCP streams.
+
+use super::handles;
+use super::types::MAX_RECVS;
+use crate::comm::RecvPart;
+use crate::error::{Error, Quick};
+use std::ffi::{c_int, c_void};
+
+/// A length as the versions pass it: `int` in v8, `size_t` since.
+pub(super) trait Length: Copy {
+    /// The length in bytes, unless it is negative.
+    fn bytes(self) -> Quick<usize>;
+}
+
+impl Length for usize {
+    #[inline(always)]
+    fn bytes(self) -> Quick<usize> {
+        Ok(self)
+    }
+}
+
+impl Length for c_int {
+    #[inline(always)]
+    fn bytes(self) -> Quick<usize> {
+        usize::try_from(self).map_err(|_| negative(self))
+    }
+}
+
+#[inline(always)]
+pub(super) fn check_data(data: *mut c_void, bytes: usize) -> Quick<()> {
+    if data.is_null() && bytes > 0 { Err(no_data(bytes)) } else { Ok(()) }
+}
+
+#[cold]
+#[inline(never)]
+fn no_data(bytes: usize) -> Box<Error> {
+    Box::new(Error::Argument(format!("data is NULL and its size is {bytes} bytes")))
+}
+
+#[cold]
+#[inline(never)]
+fn negative(size: c_int) -> Box<Error> {
+    Box::new(Error::Argument(format!("size is {size}; it must not be negative")))
+}
+
+/// The parts of a grouped receive, as NCCL passes them: arrays of `n` elements.
+pub(super) struct Parts<L> {
+    pub n: c_int,
+    pub data: *mut *mut c_void,
+    pub sizes: *mut L,
+    pub tags: *mut c_int,
+    pub mhandles: *mut *mut c_void,
+}
+
+/// # Safety
+/// The arrays are NULL or have `count` elements, which is 1 to [`MAX_RECVS`]; each mhandle is NULL or registered with the comm.
+#[inline(never)]
+pub(super) unsafe fn irecv_group<L: Length>(
+    parts: Parts<L>,
+    count: usize,
+    irecv: impl FnOnce(&[RecvPart<'_>]) -> Quick<Option<u16>>,
+) -> Quick<Option<u16>> {
+    // SAFETY: the caller's promise: `n` elements each.
+    let (data, sizes, tags, mhandles) = unsafe { parts.first(count) }?;
+    // Allocates nothing: beyond the last part stand copies of it, which are cut off again.
+    let at = |i: usize| {
+        let i = i.min(count - 1);
+        // SAFETY: the caller's promise.
+        unsafe { part(data[i], sizes[i], tags[i], mhandles[i]) }
+    };
+    let group = [at(0)?, at(1)?, at(2)?, at(3)?, at(4)?, at(5)?, at(6)?, at(7)?];
+    irecv(&group[..count])
+}
+
+/// # Safety
+/// `mhandle` is NULL or was registered with the comm and is not deregistered during `'a`.
+#[inline(always)]
+pub(super) unsafe fn part<'a, L: Length>(
+    data: *mut c_void,
+    size: L,
+    tag: c_int,
+    mhandle: *mut c_void,
+) -> Quick<RecvPart<'a>> {
+    let bytes = size.bytes()?;
+    check_data(data, bytes)?;
+    // SAFETY: the caller's promise.
+    let memory = unsafe { handles::memory(mhandle, "mhandle") }?;
+    Ok(RecvPart { addr: data.addr() as u64, bytes, tag, memory })
+}
+
+type Arrays<'a, L> = (&'a [*mut c_void], &'a [L], &'a [c_int], &'a [*mut c_void]);
+
+impl<L> Parts<L> {
+    /// The first `count` parts.
+    ///
+    /// # Safety
+    /// The arrays are NULL or have `count` elements that nobody writes during `'a`.
+    #[inline(always)]
+    pub(super) unsafe fn first<'a>(self, count: usize) -> Quick<Arrays<'a, L>> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            Ok((
+                handles::array(self.data, count, "data")?,
+                handles::array(self.sizes, count, "sizes")?,
+                handles::array(self.tags, count, "tags")?,
+                handles::array(self.mhandles, count, "mhandles")?,
+            ))
+        }
+    }
+}
+
+#[inline(always)]
+pub(super) fn count_of(n: c_int) -> Quick<usize> {
+    match usize::try_from(n) {
+        Ok(count @ 1..=MAX_RECVS) => Ok(count),
+        _ => Err(not_a_group(n)),
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn not_a_group(n: c_int) -> Box<Error> {
+    Box::new(Error::Argument(format!("n is {n}; a receive takes 1 to {MAX_RECVS} buffers")))
+}
+
+/// Writes the size of a finished request's part, where NCCL asks for sizes.
+///
+/// # Safety
+/// `sizes` is NULL or may be written, one element for a send and one for each part of a receive.
+#[inline(always)]
+pub(super) unsafe fn tell_size(sizes: *mut c_int, part: usize, bytes: u64) {
+    if !sizes.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { sizes.add(part).write(c_int::try_from(bytes).unwrap_or(c_int::MAX)) };
+    }
+}

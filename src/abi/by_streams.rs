@@ -1,0 +1,151 @@
+//! What `calls` does on connections over TCP streams: apart, so that connections over rails pay nothing for it.
+//!
+//! A call of `calls` that is given something else than the rails' kind comes here, with its arguments as they are; what is of neither kind
+//! is refused here.
+
+use super::arguments::{Length, Parts, check_data, count_of, irecv_group, tell_size};
+use super::guard::{Health, Scope};
+use super::handles::{self, CommHandle, Out, Transfer};
+use crate::comm::{HostMemory, Registration, StreamRecvComm, StreamSendComm};
+use crate::error::{Quick, Result};
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+/// A comm that takes part in a transfer, whichever way, of either kind: for calls that are rare.
+pub(super) enum AnyTransfer<'a> {
+    Rails(Transfer<'a>),
+    Send(&'a CommHandle<StreamSendComm>),
+    Recv(&'a CommHandle<StreamRecvComm>),
+}
+
+impl<'a> AnyTransfer<'a> {
+    /// The send or receive comm behind a pointer of NCCL's, entered into the call's scope.
+    ///
+    /// # Errors
+    /// As [`CommHandle::enter`].
+    ///
+    /// # Safety
+    /// As [`CommHandle::enter`].
+    pub(super) unsafe fn enter(raw: *mut c_void, name: &'static str, scope: &Scope<'a>) -> Quick<Self> {
+        // SAFETY: the caller's promise is the one that is asked for.
+        let transfer = unsafe { Self::from_raw(raw, name) }?;
+        scope.enter_comm(transfer.health())?;
+        Ok(transfer)
+    }
+
+    /// As [`Transfer::from_raw`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As there.
+    pub(super) unsafe fn from_raw(raw: *mut c_void, name: &'static str) -> Quick<Self> {
+        // SAFETY: the caller's promise is the one that is asked for, and covers the references.
+        unsafe {
+            if handles::is_comm::<StreamSendComm>(raw) {
+                CommHandle::from_raw(raw, name).map(|send| Self::Send(send.as_ref()))
+            } else if handles::is_comm::<StreamRecvComm>(raw) {
+                CommHandle::from_raw(raw, name).map(|recv| Self::Recv(recv.as_ref()))
+            } else {
+                Transfer::from_raw(raw, name).map(Self::Rails)
+            }
+        }
+    }
+
+    pub(super) fn health(&self) -> &'a Health {
+        match self {
+            Self::Rails(transfer) => transfer.health(),
+            Self::Send(send) => send.health(),
+            Self::Recv(recv) => recv.health(),
+        }
+    }
+
+    /// Registers memory with the comm.
+    ///
+    /// # Errors
+    /// As its kind does.
+    pub(super) fn register(&self, memory: HostMemory) -> Result<Arc<Registration>> {
+        match self {
+            Self::Rails(Transfer::Send(send)) => send.comm().register(memory),
+            Self::Rails(Transfer::Recv(recv)) => recv.comm().register(memory),
+            Self::Send(send) => send.comm().register(memory),
+            Self::Recv(recv) => recv.comm().register(memory),
+        }
+    }
+}
+
+/// As `calls::isend_of`.
+///
+/// # Safety
+/// As there.
+#[cold]
+#[inline(never)]
+pub(super) unsafe fn isend(
+    comm: *mut c_void,
+    data: *mut c_void,
+    bytes: usize,
+    tag: c_int,
+    mhandle: *mut c_void,
+    request: Out<*mut c_void>,
+    scope: &Scope<'_>,
+) -> Quick<()> {
+    // SAFETY: NCCL closes a comm only when no call on it is left.
+    let endpoint = unsafe { CommHandle::<StreamSendComm>::enter(comm, "sendComm", scope) }?;
+    check_data(data, bytes)?;
+    // SAFETY: the caller's promise.
+    let memory = unsafe { handles::memory(mhandle, "mhandle") }?;
+    if let Some(number) = endpoint.comm().isend(data.addr() as u64, bytes, tag, memory)? {
+        request.set(endpoint.request(number)?);
+    }
+    Ok(())
+}
+
+/// As `calls::irecv_of`.
+///
+/// # Safety
+/// As there.
+#[cold]
+#[inline(never)]
+pub(super) unsafe fn irecv<L: Length>(
+    comm: *mut c_void,
+    parts: Parts<L>,
+    optional: bool,
+    request: Out<*mut c_void>,
+    scope: &Scope<'_>,
+) -> Quick<()> {
+    // SAFETY: NCCL closes a comm only when no call on it is left.
+    let endpoint = unsafe { CommHandle::<StreamRecvComm>::enter(comm, "recvComm", scope) }?;
+    let count = count_of(parts.n)?;
+    // SAFETY: the caller's promise.
+    let number = unsafe { irecv_group(parts, count, |parts| endpoint.comm().irecv(parts, optional)) }?;
+    if let Some(number) = number {
+        request.set(endpoint.request(number)?);
+    }
+    Ok(())
+}
+
+/// As `calls::test`.
+///
+/// # Safety
+/// As there.
+#[cold]
+#[inline(never)]
+pub(super) unsafe fn test(request: *mut c_void, done: Out<c_int>, sizes: *mut c_int, scope: &Scope<'_>) -> Quick<()> {
+    // SAFETY: the caller's promise.
+    let tell = |part, bytes| unsafe { tell_size(sizes, part, bytes) };
+    // SAFETY: the caller's promise.
+    let is_done = unsafe {
+        if handles::is_request::<StreamRecvComm>(request) {
+            let (recv, number) = handles::of_request::<StreamRecvComm>(request, "request", scope)?;
+            recv.test(number, tell)?
+        } else {
+            let (send, number) = handles::of_request::<StreamSendComm>(request, "request", scope)?;
+            send.test(number)?.inspect(|bytes| tell(0, *bytes)).is_some()
+        }
+    };
+    if is_done {
+        done.set(1);
+    }
+    Ok(())
+}

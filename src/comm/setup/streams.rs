@@ -1,0 +1,263 @@
+//! Connections over TCP streams, for a peer that no rail reaches: what both sides do once the accepting side has answered HELLO with STREAMS.
+
+use super::Setup;
+use super::admission::Admission;
+use super::negotiate::{self, Rails};
+use crate::comm::channel::{Channel, Received};
+use crate::comm::datapath::try_cell::TryCell;
+use crate::comm::descriptors::DescriptorWarning;
+use crate::comm::endpoint::{RecvComm, SendComm, StreamEndpoint};
+use crate::comm::log::once::Subject;
+use crate::comm::process::Process;
+use crate::comm::rail::interfaces::in_own_scope;
+use crate::comm::streams::context::StreamContext;
+use crate::comm::streams::recv::StreamRecvPath;
+use crate::comm::streams::send::StreamSendPath;
+use crate::comm::streams::sockets::Sockets;
+use crate::error::{Error, Result};
+use crate::interfaces;
+use crate::wire::handle::TOKEN_BYTES;
+use crate::wire::message::{ByTcp, Hello, Message, Stream, Streams};
+use crate::wire::stream::MAX_STREAMS;
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Streams of a connection. One fills a 10 Gb/s network while it loses nothing; each of several recovers its own losses, and on a host with
+/// many cores they are received by more than one.
+const STREAMS: usize = 4;
+
+const _: () = assert!(STREAMS <= MAX_STREAMS);
+
+/// How long to wait before a stream is dialled again that the peer has dropped: unauthenticated connections crowd its port.
+const REDIAL: Duration = Duration::from_millis(10);
+
+/// Decides about a peer with which no rails pair.
+///
+/// # Errors
+/// [`Error::Usage`] where both sides do not allow TCP, with what would.
+pub fn allow(process: &Process, rails: &Rails, hello: &Hello) -> Result<()> {
+    let nothing = rails.nothing_in_common(&process.name, &hello.rails, &hello.name);
+    // That both sides have the setting alike was looked at before.
+    let (host, why) = match (rails.by_tcp(&process.config), &hello.by_tcp) {
+        (ByTcp::Withheld(why), _) => (&process.name, why),
+        (ByTcp::Allowed, ByTcp::Withheld(why)) => (&hello.name, why.clone()),
+        (ByTcp::Allowed, ByTcp::Allowed) => return Ok(()),
+        (ByTcp::Off, _) | (_, ByTcp::Off) => {
+            return Err(Error::Usage(format!(
+                "{nothing}; if none does (the diagonal of a ring), order the ranks along the cables and set NCCL_ALGO=Ring, or set \
+                 NCCL_SPARK_RING_TCP=1 on every node: they are connected by TCP then"
+            )));
+        }
+    };
+    Err(Error::Usage(format!(
+        "{nothing}; NCCL_SPARK_RING_TCP does not replace rails that may come back: {host} cannot use {why}"
+    )))
+}
+
+/// The accepting side: waits for the other streams of a connection.
+pub struct Gathering {
+    token: [u8; TOKEN_BYTES],
+    /// Those beside the HELLO's.
+    channels: [Option<Channel>; STREAMS - 1],
+    was_answered: bool,
+}
+
+impl Gathering {
+    /// What is waited for, and the answer to HELLO.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] without random numbers.
+    pub fn new(process: &Process) -> Result<(Self, Streams)> {
+        let mut token = [0; TOKEN_BYTES];
+        getrandom::fill(&mut token).map_err(|e| Error::Missing(format!("cannot get random numbers: {e}")))?;
+        let (name, channels) = (process.name.clone(), [const { None }; STREAMS - 1]);
+        Ok((Self { token, channels, was_answered: false }, Streams { name, count: STREAMS as u8, token }))
+    }
+
+    /// Takes in streams that have come. One that comes again takes the place of the one before: the peer has given that up.
+    pub fn look(&mut self, admission: &mut Admission, descriptors: &DescriptorWarning) {
+        for (channel, Stream { number, .. }) in admission.look_for_streams(descriptors, &self.token) {
+            if let Some(place) = usize::from(number).checked_sub(1).and_then(|at| self.channels.get_mut(at)) {
+                *place = Some(channel);
+            }
+        }
+    }
+
+    /// Says CARRIES once all are there; whether that is with the kernel.
+    ///
+    /// # Errors
+    /// As [`Channel::send`].
+    pub fn is_complete(&mut self, first: &mut Channel) -> Result<bool> {
+        if self.channels.iter().any(Option::is_none) {
+            return Ok(false);
+        }
+        if !std::mem::replace(&mut self.was_answered, true) {
+            first.send(&Message::Carries)?;
+        }
+        first.is_flushed()
+    }
+
+    /// Takes the connection into use.
+    ///
+    /// # Errors
+    /// The system's, where a socket cannot be taken into use.
+    pub fn finish(self, setup: &Setup, first: Channel, peer: String) -> Result<RecvComm> {
+        let channels = std::iter::once(first).chain(self.channels.into_iter().flatten()).collect();
+        let comm = finish(setup, channels, peer, StreamRecvPath::new)?;
+        Ok(RecvComm::Streams(Box::new(comm)))
+    }
+}
+
+/// The connecting side: opens the other streams of a connection.
+pub struct Opening {
+    /// The peer, for messages.
+    peer: String,
+    token: [u8; TOKEN_BYTES],
+    address: SocketAddr,
+    lines: Vec<Line>,
+}
+
+/// A stream that is being opened.
+enum Line {
+    /// It is dialled then.
+    Waiting(Instant),
+    Dialling(Channel),
+    /// It has said STREAM.
+    Said(Channel),
+}
+
+impl Opening {
+    /// As many streams as the accepting side asks for, at the address of its handle.
+    ///
+    /// # Errors
+    /// As [`in_own_scope`].
+    pub fn new(process: &Process, streams: Streams, address: SocketAddr) -> Result<Self> {
+        let Streams { name: peer, count, token } = streams;
+        let now = Instant::now();
+        let lines = (1..count).map(|_| Line::Waiting(now)).collect();
+        Ok(Self { peer, token, address: in_own_scope(address, &process.config)?, lines })
+    }
+
+    /// Goes on with all of them; whether the peer has said that it has them.
+    ///
+    /// # Errors
+    /// [`Error::Network`] when the peer cannot be reached, [`Error::Protocol`] when it says something else; [`Error::Os`].
+    pub fn step(&mut self, first: &mut Channel) -> Result<bool> {
+        let Self { token, address, lines, .. } = self;
+        for (number, line) in (1..).zip(lines) {
+            let before = std::mem::replace(line, Line::Waiting(Instant::now() + REDIAL));
+            *line = before.step(*address, Stream { token: *token, number })?;
+        }
+        match negotiate::receive(first)? {
+            Some(Message::Carries) => Ok(true),
+            Some(other) => Err(negotiate::out_of_turn(first, &other)),
+            None => Ok(false),
+        }
+    }
+
+    /// Takes the connection into use.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] where the peer cannot have all streams; [`Error::Os`] where a socket cannot be taken into use.
+    pub fn finish(self, setup: &Setup, first: Channel) -> Result<SendComm> {
+        let mut channels = vec![first];
+        for line in self.lines {
+            match line {
+                Line::Said(channel) => channels.push(channel),
+                Line::Waiting(_) | Line::Dialling(_) => {
+                    return Err(Error::Protocol(format!("{} uses streams that are not open", self.peer)));
+                }
+            }
+        }
+        let comm = finish(setup, channels, self.peer, StreamSendPath::new)?;
+        Ok(SendComm::Streams(Box::new(comm)))
+    }
+}
+
+impl Line {
+    fn step(self, address: SocketAddr, stream: Stream) -> Result<Self> {
+        let again = || Ok(Self::Waiting(Instant::now() + REDIAL));
+        let cannot = |error: std::io::Error| Error::Network(format!("cannot reach the peer at {address}: {error}"));
+        match self {
+            Self::Waiting(when) if Instant::now() < when => Ok(self),
+            Self::Waiting(_) => Channel::dial(address).map(Self::Dialling),
+            Self::Dialling(mut channel) => match channel.connected() {
+                Ok(false) => Ok(Self::Dialling(channel)),
+                Ok(true) => match channel.send(&Message::Stream(stream)) {
+                    Ok(()) => Ok(Self::Said(channel)),
+                    Err(Error::PeerGone(_)) => again(),
+                    Err(error) => Err(error),
+                },
+                Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => again(),
+                Err(error) => Err(cannot(error)),
+            },
+            // Dropped unheard, or the kernel's last bytes of it are still under way.
+            Self::Said(mut channel) => match channel.receive()? {
+                Received::Nothing => Ok(Self::Said(channel)),
+                Received::Closed => again(),
+                Received::Unreachable(why) => Err(Error::Network(why)),
+                Received::Message(message) => Err(negotiate::out_of_turn(&channel, &message)),
+            },
+        }
+    }
+}
+
+/// Takes a connection over streams into use, on both sides. `path` is made with what has come by each stream already.
+///
+/// # Errors
+/// [`Error::Os`] when a socket cannot be set up.
+fn finish<P>(
+    setup: &Setup,
+    channels: Vec<Channel>,
+    peer: String,
+    path: impl FnOnce(&[Vec<u8>]) -> P,
+) -> Result<StreamEndpoint<P>> {
+    let process = Arc::clone(&setup.process);
+    let local = channels.first().and_then(|first| first.addresses().ok()).map(|[own, _]| own.ip());
+    let interface = local.map_or_else(|| "an unknown interface".to_owned(), interface_with);
+    let (sockets, read) = Sockets::new(channels, peer, interface)?;
+    report(&process, &sockets);
+    let context = StreamContext {
+        sockets: Arc::new(sockets),
+        stall_warn: process.config.stall_warn,
+        log: Arc::clone(&process.log),
+        totals: Arc::clone(&process.by_streams),
+    };
+    process.opened(&context.sockets.peer);
+    let path = TryCell::new(path(&read));
+    Ok(StreamEndpoint { context, process, service: Arc::clone(&setup.service), path })
+}
+
+/// The interface that has an address, or the address.
+fn interface_with(ip: IpAddr) -> String {
+    let all = interfaces::all().unwrap_or_else(|error| {
+        tracing::debug!("{error}");
+        Vec::new()
+    });
+    let has = |interface: &&interfaces::Interface| interface.addresses.iter().any(|each| each.address.ip() == ip);
+    all.iter().find(has).map_or_else(|| ip.to_string(), |interface| interface.name.clone())
+}
+
+/// Logs how a connection came up, once for all connections with the peer.
+fn report(process: &Process, sockets: &Sockets) {
+    let Sockets { peer, interface, .. } = sockets;
+    let line = format!(
+        "connected with {peer} by TCP over {interface}, {} streams, because no rail reaches it (NCCL_SPARK_RING_TCP)",
+        sockets.count()
+    );
+    if process.log.is_first(peer, Subject::Connected(line.clone())) {
+        tracing::info!("{line}");
+    } else {
+        tracing::debug!("{line}");
+    }
+    if interfaces::is_wireless(Path::new(&process.config.sysfs), interface)
+        && process.log.is_first(peer, Subject::Wireless)
+    {
+        tracing::warn!(
+            "TCP with {peer} goes over {interface}, which is Wi-Fi: set NCCL_SOCKET_IFNAME to a wired interface on every node"
+        );
+    }
+}

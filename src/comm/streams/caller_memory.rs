@@ -1,0 +1,170 @@
+//! The memory of this process's caller, as sockets and this processor use it: the system calls that send from it and receive into it, and
+//! stores into it that keep the order LL and LL128 need.
+#![allow(unsafe_code)]
+
+use crate::verbs::{HostMemory, order_loads, order_stores};
+use crate::wire::stream::LINE_BYTES;
+use std::io::{Error, Result};
+use std::net::TcpStream;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Sends what a socket takes at once of `head` and then `body`; how many bytes.
+///
+/// # Errors
+/// As `sendmsg(2)`; `WouldBlock` when it takes nothing now.
+pub fn send(socket: &TcpStream, head: &[u8], body: HostMemory) -> Result<usize> {
+    // NCCL has seen a flag that says that these bytes are there; the kernel's loads must not be older.
+    order_loads();
+    let mut parts = [
+        libc::iovec { iov_base: head.as_ptr().cast_mut().cast(), iov_len: head.len() },
+        libc::iovec { iov_base: body.addr() as *mut libc::c_void, iov_len: body.len() },
+    ];
+    let message = message(&mut parts);
+    // SAFETY: the header and both parts outlive the call; the kernel reads `head`, which is a slice, and `body`, which its maker keeps
+    // mapped (`HostMemory::from_caller`), and answers EFAULT for what is not.
+    let count = unsafe { libc::sendmsg(socket.as_raw_fd(), &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
+    usize::try_from(count).map_err(|_| Error::last_os_error())
+}
+
+/// Receives what a socket has, into `body` and then `tail`; how many bytes, 0 at the stream's end.
+///
+/// # Errors
+/// As `recvmsg(2)`; `WouldBlock` when it has nothing now.
+pub fn receive(socket: &TcpStream, body: HostMemory, tail: &mut [u8]) -> Result<usize> {
+    let mut parts = [
+        libc::iovec { iov_base: body.addr() as *mut libc::c_void, iov_len: body.len() },
+        libc::iovec { iov_base: tail.as_mut_ptr().cast(), iov_len: tail.len() },
+    ];
+    let mut message = message(&mut parts);
+    // SAFETY: as in `send`; what the kernel writes is `tail`, which is this caller's alone, and `body`, on whose content nothing in this
+    // process relies while a peer may write it (`HostMemory::from_caller`).
+    let count = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) };
+    usize::try_from(count).map_err(|_| Error::last_os_error())
+}
+
+fn message(parts: &mut [libc::iovec; 2]) -> libc::msghdr {
+    // SAFETY: all zeros is a `msghdr` without name, parts, control data or flags.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = parts.as_mut_ptr();
+    message.msg_iovlen = parts.len() as _;
+    message
+}
+
+/// Stores bytes that nobody looks at before they are reported: as many as `to` has room for.
+pub fn store(to: HostMemory, bytes: &[u8]) {
+    let count = to.len().min(bytes.len());
+    // SAFETY: the memory is mapped and nothing in this process relies on its content (`HostMemory::from_caller`); `bytes` is a slice of ours,
+    // which NCCL's memory does not overlap, and `count` is within both.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.addr() as *mut u8, count) };
+}
+
+/// Stores bytes that a GPU looks at while they arrive: aligned words of 8 bytes at once, and the last word of each line of
+/// [`LINE_BYTES`] after the others of it, as LL128 asks for. As many as `to` has room for.
+pub fn store_in_lines(to: HostMemory, bytes: &[u8]) {
+    let bytes = &bytes[..to.len().min(bytes.len())];
+    let start = to.addr();
+    // Of memory that is not aligned nothing is asked but the bytes.
+    let whole = if start.is_multiple_of(8) { bytes.len() / 8 } else { 0 };
+    let (words, _) = bytes.as_chunks::<8>();
+    for (at, word) in words.iter().take(whole).enumerate() {
+        let address = start + at * 8;
+        if (address as u64 + 8).is_multiple_of(LINE_BYTES) {
+            order_stores();
+        }
+        // SAFETY: the word lies within `to`, which is mapped and to be written (`HostMemory::from_caller`), and is aligned. A GPU may read
+        // it at the same time: so the store is atomic.
+        unsafe { AtomicU64::from_ptr(address as *mut u64) }.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
+    }
+    order_stores();
+    for (at, byte) in bytes.iter().enumerate().skip(whole * 8) {
+        // SAFETY: as above; a byte is always aligned.
+        unsafe { AtomicU8::from_ptr((start + at) as *mut u8) }.store(*byte, Ordering::Relaxed);
+    }
+}
+
+/// For how long the peer has acknowledged nothing although bytes are under way; `None` where none are, or the system does not say.
+pub fn unacknowledged(socket: &TcpStream) -> Option<Duration> {
+    // SAFETY: all zeros is a `tcp_info`: it has numbers alone.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
+    let place = std::ptr::from_mut(&mut info).cast();
+    // SAFETY: the place has `length` bytes, and the kernel writes no more.
+    let status = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, place, &mut length) };
+    let is_under_way = status == 0 && (info.tcpi_unacked > 0 || info.tcpi_probes > 0);
+    is_under_way.then(|| Duration::from_millis(u64::from(info.tcpi_last_ack_recv)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{ErrorKind, Read, Write};
+    use std::net::TcpListener;
+
+    fn pair() -> [TcpStream; 2] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        [one, listener.accept().unwrap().0]
+    }
+
+    fn memory(bytes: &mut [u8]) -> HostMemory {
+        // SAFETY: the tests keep their bytes, and look at them when nothing writes them.
+        unsafe { HostMemory::from_caller(bytes.as_mut_ptr() as usize, bytes.len()) }
+    }
+
+    #[test]
+    fn head_and_body_go_in_one_and_come_where_they_belong() {
+        let [mut one, mut other] = pair();
+        let mut body = *b"body";
+        assert_eq!(send(&one, b"head", memory(&mut body)).unwrap(), 8);
+        let mut all = [0; 8];
+        other.read_exact(&mut all).unwrap();
+        assert_eq!(&all, b"headbody");
+        one.write_all(b"0123456789").unwrap();
+        while other.peek(&mut [0; 16]).unwrap() < 10 {}
+        let (mut first, mut rest) = ([0; 6], [0; 8]);
+        assert_eq!(receive(&other, memory(&mut first), &mut rest).unwrap(), 10);
+        assert_eq!((&first, &rest), (b"012345", b"6789\0\0\0\0"));
+        let would_block = |result: Result<usize>| result.unwrap_err().kind() == ErrorKind::WouldBlock;
+        assert!(would_block(receive(&other, memory(&mut first), &mut rest)));
+        drop(one);
+        assert_eq!(receive(&other, memory(&mut first), &mut rest).unwrap(), 0);
+    }
+
+    #[test]
+    fn memory_that_is_gone_is_an_error_and_no_fault() {
+        let [mut one, other] = pair();
+        let page = HostMemory::of_nobody(&(0x1000..0x2000));
+        assert_eq!(send(&one, b"", page).unwrap_err().raw_os_error(), Some(libc::EFAULT));
+        one.write_all(b"x").unwrap();
+        while other.peek(&mut [0; 1]).unwrap() < 1 {}
+        assert_eq!(receive(&other, page, &mut []).unwrap_err().raw_os_error(), Some(libc::EFAULT));
+    }
+
+    #[test]
+    fn bytes_are_stored_whole_wherever_they_go() {
+        let bytes: Vec<u8> = (0..600).map(|at| (at * 7 + at / 256) as u8).collect();
+        let mut place = vec![0_u64; 100];
+        let start = place.as_mut_ptr() as usize;
+        for (offset, count) in [(0, 600), (0, 0), (0, 7), (8, 128), (3, 300), (120, 9), (16, 255)] {
+            place.fill(u64::from_ne_bytes([0xee; 8]));
+            // SAFETY: within `place`, which is looked at afterwards alone.
+            let to = unsafe { HostMemory::from_caller(start + offset, count) };
+            store_in_lines(to, &bytes);
+            let stored: Vec<u8> = place.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            assert_eq!(stored[offset..offset + count], bytes[..count], "{count} bytes at {offset}");
+            assert!(stored[..offset].iter().chain(&stored[offset + count..]).all(|byte| *byte == 0xee));
+            store(to, &[0xee; 600]);
+            assert!(place.iter().all(|word| *word == u64::from_ne_bytes([0xee; 8])));
+        }
+    }
+
+    #[test]
+    fn only_bytes_under_way_wait_for_the_peer() {
+        let [mut one, _other] = pair();
+        assert_eq!(unacknowledged(&one), None);
+        one.write_all(b"x").unwrap();
+        while unacknowledged(&one).is_some() {}
+    }
+}

@@ -1,0 +1,378 @@
+//! The receiving half of a connection over streams: `irecv`, and `test` of receives.
+
+use super::caller_memory;
+use super::context::{StreamContext, Waiting};
+use super::farewell::Last;
+use crate::comm::datapath::fault::{broken_protocol, not_in_flight};
+use crate::comm::datapath::recv::{RecvPart, check_parts};
+use crate::comm::datapath::stall::StallTimer;
+use crate::comm::log::once::Direction;
+use crate::error::{Error, Quick};
+use crate::flow::NotInFlight;
+use crate::flow::streams::inbound::{Inbound, Landing};
+use crate::verbs::HostMemory;
+use crate::wire::ids::Slot;
+use crate::wire::stream::{FRAME_BYTES, Frame, LINE_BYTES};
+use crate::wire::{PARTS, SLOTS};
+use std::io::ErrorKind;
+use std::net::TcpStream;
+
+/// What is read of a stream before it is known where it goes: a frame, and small messages behind it.
+const INBOX_BYTES: usize = 16 << 10;
+/// How much of it is used where the next frame may be that of a large message, whose bytes are best read to their place.
+const PEEK_BYTES: usize = FRAME_BYTES + (4 << 10);
+/// Reads of one stream in a call: a thread of NCCL's has other connections too.
+const READS: usize = 32;
+
+/// What the data path works on.
+pub struct StreamRecvPath {
+    inbound: Inbound,
+    buffers: Box<[Buffers; SLOTS]>,
+    streams: Vec<Incoming>,
+    /// Frames of grants that the first stream has not taken. Never more than those of all slots: a slot is granted again when its bytes
+    /// have come.
+    outbox: Vec<u8>,
+    /// The stream that bytes last came by, or that was looked at for the next ones.
+    hot: usize,
+    cold: usize,
+    stall: StallTimer,
+    failed: Option<Box<Error>>,
+}
+
+/// Where a receive's bytes go.
+#[derive(Clone, Copy)]
+struct Buffers {
+    parts: [HostMemory; PARTS],
+    /// Whether the caller looks at the bytes while they arrive.
+    is_watched: bool,
+}
+
+/// One stream, as it is read.
+struct Incoming {
+    inbox: Box<[u8]>,
+    /// What of the inbox was read and not used.
+    unused: std::ops::Range<usize>,
+    /// The chunk that comes now.
+    chunk: Option<Arriving>,
+    end: End,
+}
+
+/// A chunk, and where its next byte goes.
+struct Arriving {
+    slot: Slot,
+    part: u8,
+    to: HostMemory,
+    is_watched: bool,
+}
+
+enum End {
+    Open,
+    /// After its BYE.
+    Closed,
+    Broken(Error),
+}
+
+/// What a look at a stream found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Found {
+    Nothing,
+    /// Bytes, and no end of a message: others may come by other streams.
+    InPart,
+    Whole,
+}
+
+impl StreamRecvPath {
+    /// Over as many streams as there are texts in `read`: what came by each beyond the handshake.
+    pub fn new(read: &[Vec<u8>]) -> Self {
+        let none = Buffers { parts: [HostMemory::none(); PARTS], is_watched: false };
+        Self {
+            inbound: Inbound::new(),
+            buffers: Box::new([none; SLOTS]),
+            streams: read.iter().map(|read| Incoming::new(read)).collect(),
+            outbox: Vec::with_capacity((SLOTS * PARTS + 1) * FRAME_BYTES),
+            hot: 0,
+            cold: 0,
+            stall: StallTimer::default(),
+            failed: None,
+        }
+    }
+
+    /// Grants a receive of 1 to [`PARTS`] buffers; its request number, or `None` while there is no room: try again. With `is_watched`, the
+    /// caller looks at the bytes themselves while they arrive (LL and LL128), so they are stored in their order. It is reported done when
+    /// all are there, as every receive is: NCCL's proxy asks for it until then, and that is what makes the bytes come.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] when the memory is not registered or the group too large; else why the connection has failed.
+    pub fn irecv(&mut self, context: &StreamContext, parts: &[RecvPart<'_>], is_watched: bool) -> Quick<Option<u16>> {
+        self.check()?;
+        check_parts(parts)?;
+        let outbox = &mut self.outbox;
+        let granted = self.inbound.grant(parts.iter().map(|part| (part.tag, part.bytes as u64)), |grant| {
+            outbox.extend_from_slice(&Frame::Grant(grant).encode());
+        });
+        let Some(slot) = granted else {
+            self.go_on(context, "a receive without a free slot")?;
+            return Ok(None);
+        };
+        let buffers = &mut self.buffers[slot.index()];
+        buffers.is_watched = is_watched;
+        for (place, part) in buffers.parts.iter_mut().zip(parts) {
+            // `check_parts` has looked that it lies within.
+            *place = part.memory.target(part.addr, part.bytes).unwrap_or(HostMemory::none());
+        }
+        self.say(context)?;
+        Ok(Some(slot.number()))
+    }
+
+    /// Whether a receive is finished; then `tell` is called with the size of each buffer, by its place in the group.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] when there is no such request; else why the connection has failed.
+    pub fn test(&mut self, context: &StreamContext, request: u16, mut tell: impl FnMut(usize, u64)) -> Quick<bool> {
+        let Some(slot) = Slot::new(request) else { return Err(not_in_flight(NotInFlight(request))) };
+        if self.inbound.test(slot, &mut tell).map_err(not_in_flight)? {
+            return Ok(true);
+        }
+        self.check()?;
+        self.go_on(context, "a receive")?;
+        self.inbound.test(slot, tell).map_err(not_in_flight)
+    }
+
+    fn check(&self) -> Quick<()> {
+        match &self.failed {
+            None => Ok(()),
+            Some(failed) => Err(failed.clone()),
+        }
+    }
+
+    /// Takes in what has come; where that is nothing, looks at what there is to wait for.
+    fn go_on(&mut self, context: &StreamContext, what: &'static str) -> Quick<()> {
+        self.say(context)?;
+        if self.progress(context)? {
+            self.stall.moved();
+            return Ok(());
+        }
+        if self.streams.iter().any(|stream| !matches!(stream.end, End::Open)) {
+            return self.ended(context, what);
+        }
+        self.waiting(what).check(context, &mut self.stall).map_err(|error| self.fail(*error))
+    }
+
+    fn waiting(&self, what: &'static str) -> Waiting {
+        Waiting { direction: Direction::Receive, what, count: self.inbound.open() }
+    }
+
+    /// A stream has ended. What the others still have is taken in first.
+    #[cold]
+    fn ended(&mut self, context: &StreamContext, what: &'static str) -> Quick<()> {
+        for stream in 0..self.streams.len() {
+            if self.take_in(context, stream)? != Found::Nothing {
+                self.stall.moved();
+                return Ok(());
+            }
+        }
+        let text = self.waiting(what).text(self.stall.elapsed());
+        let broken = self.streams.iter().find_map(|stream| match &stream.end {
+            End::Broken(error) => Some(error.clone()),
+            End::Open | End::Closed => None,
+        });
+        let error = match broken {
+            Some(Error::PeerGone(why)) => Error::PeerGone(format!("{why}; {text}")),
+            Some(Error::Network(why)) => Error::Network(format!("{why}; {text}")),
+            Some(other) => other,
+            // The peer has said BYE on some, and what it said on the others is under way.
+            None if self.streams.iter().any(|stream| matches!(stream.end, End::Open)) => {
+                return self.waiting(what).check(context, &mut self.stall).map_err(|error| self.fail(*error));
+            }
+            None => Error::PeerGone(format!("{} was closed by the peer; {text}", context.sockets)),
+        };
+        Err(self.fail(error))
+    }
+
+    /// Sends grants, as far as the first stream takes them.
+    fn say(&mut self, context: &StreamContext) -> Quick<()> {
+        while !self.outbox.is_empty() {
+            match caller_memory::send(context.sockets.stream(0), &self.outbox, HostMemory::none()) {
+                Ok(count) => drop(self.outbox.drain(..count)),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                // The peer reads no more: what it has sent and how it ended is to be read.
+                Err(error) => {
+                    tracing::debug!("{}: no more grants: {error}", context.sockets);
+                    self.outbox.clear();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes in what has come; whether anything had. Looks at the stream that bytes last came by, and when it has nothing at one other, in
+    /// turn. What came in part has its rest on the others.
+    fn progress(&mut self, context: &StreamContext) -> Quick<bool> {
+        let mut found = self.take_in(context, self.hot)?;
+        if found == Found::Nothing && self.streams.len() > 1 {
+            self.cold = (self.cold + 1) % self.streams.len();
+            if self.cold != self.hot {
+                found = self.take_in(context, self.cold)?;
+                if found != Found::Nothing {
+                    self.hot = self.cold;
+                }
+            }
+        }
+        if found == Found::InPart {
+            let (first, count) = (self.hot, self.streams.len());
+            for stream in (first + 1..first + count).map(|stream| stream % count) {
+                if self.take_in(context, stream)? != Found::Nothing {
+                    self.hot = stream;
+                }
+            }
+        }
+        Ok(found != Found::Nothing)
+    }
+
+    /// Takes in what one stream has.
+    fn take_in(&mut self, context: &StreamContext, number: usize) -> Quick<Found> {
+        let Self { inbound, buffers, streams, .. } = self;
+        let stream = &mut streams[number];
+        let mut found = Found::Nothing;
+        for _ in 0..READS {
+            match stream.use_inbox(inbound, buffers, &mut found) {
+                Ok(()) => {}
+                Err(why) => {
+                    return Err(self.fail(Error::Protocol(broken_protocol(&context.sockets.peer, &why))));
+                }
+            }
+            if !matches!(stream.end, End::Open) {
+                break;
+            }
+            match stream.read(context.sockets.stream(number), inbound, &mut found) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => stream.end = End::Broken(context.sockets.failed(number, &error)),
+            }
+        }
+        Ok(found)
+    }
+
+    /// The connection has failed; the error that its caller is told from here on, which is the first.
+    #[cold]
+    fn fail(&mut self, error: Error) -> Box<Error> {
+        self.failed.get_or_insert_with(|| Box::new(error)).clone()
+    }
+}
+
+impl Incoming {
+    fn new(read: &[u8]) -> Self {
+        let mut inbox = vec![0; INBOX_BYTES.max(read.len())].into_boxed_slice();
+        inbox[..read.len()].copy_from_slice(read);
+        Self { inbox, unused: 0..read.len(), chunk: None, end: End::Open }
+    }
+
+    /// Acts on what the inbox has, as far as that goes.
+    fn use_inbox(
+        &mut self,
+        inbound: &mut Inbound,
+        buffers: &[Buffers; SLOTS],
+        found: &mut Found,
+    ) -> std::result::Result<(), String> {
+        loop {
+            let unused = &self.inbox[self.unused.clone()];
+            if let Some(chunk) = &mut self.chunk {
+                let count = chunk.store(unused);
+                if count == 0 && !chunk.to.is_empty() {
+                    return Ok(());
+                }
+                self.unused.start += count;
+                self.landed(count, inbound, found);
+                continue;
+            }
+            let Some(frame) = unused.first_chunk::<FRAME_BYTES>() else { return Ok(()) };
+            let frame = Frame::decode(frame).map_err(|malformed| malformed.to_string())?;
+            if !matches!(self.end, End::Open) {
+                return Err("a frame after its BYE".to_owned());
+            }
+            self.unused.start += FRAME_BYTES;
+            match frame {
+                Frame::Data(data) => {
+                    let Landing { slot, part, offset, bytes } =
+                        inbound.announced(&data).map_err(|violation| violation.to_string())?;
+                    let Buffers { parts, is_watched } = buffers[slot.index()];
+                    // It was granted with the size of this buffer.
+                    let to = parts[usize::from(part) % PARTS].without_first(offset as usize).first(bytes as usize);
+                    self.chunk = Some(Arriving { slot, part, to, is_watched });
+                }
+                Frame::Bye => self.end = End::Closed,
+                Frame::Grant(_) => return Err("a grant from the side that sends".to_owned()),
+            }
+        }
+    }
+
+    /// Bytes of the chunk lie in their place.
+    fn landed(&mut self, count: usize, inbound: &mut Inbound, found: &mut Found) {
+        let Some(chunk) = &mut self.chunk else { return };
+        let is_last = inbound.landed(chunk.slot, chunk.part, count as u32);
+        *found = if is_last { Found::Whole } else { Found::InPart };
+        if chunk.to.is_empty() {
+            self.chunk = None;
+        }
+    }
+
+    /// Reads what the socket has: the chunk that comes now to its place, else to the inbox. Whether there may be more.
+    fn read(&mut self, socket: &TcpStream, inbound: &mut Inbound, found: &mut Found) -> std::io::Result<bool> {
+        self.inbox.copy_within(self.unused.clone(), 0);
+        self.unused = 0..self.unused.len();
+        let (to, most) = match &self.chunk {
+            Some(chunk) if chunk.is_watched => (HostMemory::none(), INBOX_BYTES),
+            // With the next frame, and nothing of what is behind that.
+            Some(chunk) => (chunk.to, FRAME_BYTES),
+            None => (HostMemory::none(), PEEK_BYTES),
+        };
+        let end = most.min(self.inbox.len()).max(self.unused.end);
+        let count = match caller_memory::receive(socket, to, &mut self.inbox[self.unused.end..end]) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(count) => count,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+            Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(true),
+            Err(error) => return Err(error),
+        };
+        let placed = count.min(to.len());
+        self.unused.end += count - placed;
+        if placed > 0 {
+            if let Some(chunk) = &mut self.chunk {
+                chunk.to = chunk.to.without_first(placed);
+            }
+            self.landed(placed, inbound, found);
+        }
+        Ok(true)
+    }
+}
+
+impl Arriving {
+    /// Stores what of these bytes belongs to the chunk and can go to its place now; how many.
+    fn store(&mut self, bytes: &[u8]) -> usize {
+        let mut count = bytes.len().min(self.to.len());
+        if self.is_watched && count < self.to.len() {
+            // A line's rest is waited for.
+            let beyond = (self.to.addr() + count) % LINE_BYTES as usize;
+            count = count.saturating_sub(beyond);
+        }
+        if self.is_watched {
+            caller_memory::store_in_lines(self.to, &bytes[..count]);
+        } else {
+            caller_memory::store(self.to, &bytes[..count]);
+        }
+        self.to = self.to.without_first(count);
+        count
+    }
+}
+
+impl Last for StreamRecvPath {
+    fn last_words(&mut self) -> Option<Vec<Vec<u8>>> {
+        let is_cut = self.failed.is_some();
+        self.fail(Error::Usage("connection closed".to_owned()));
+        let mut words = vec![Vec::new(); self.streams.len()];
+        words[0] = std::mem::take(&mut self.outbox);
+        words.iter_mut().for_each(|word| word.extend_from_slice(&Frame::Bye.encode()));
+        (!is_cut).then_some(words)
+    }
+}

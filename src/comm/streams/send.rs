@@ -1,0 +1,292 @@
+//! The sending half of a connection over streams: `isend`, and `test` of sends.
+
+use super::caller_memory;
+use super::context::{StreamContext, Waiting};
+use super::farewell::Last;
+use crate::comm::datapath::fault::{broken_protocol, not_in_flight, outside, too_large};
+use crate::comm::datapath::stall::StallTimer;
+use crate::comm::log::once::Direction;
+use crate::comm::rail::registration::Registration;
+use crate::error::{Error, Quick};
+use crate::flow::next::Head;
+use crate::flow::sends::REQUESTS;
+use crate::flow::streams::outbound::{Chunk, Outbound};
+use crate::verbs::HostMemory;
+use crate::wire::cts::MAX_RECEIVE_BYTES;
+use crate::wire::stream::{FRAME_BYTES, Frame};
+use std::fmt::Display;
+use std::io::ErrorKind;
+
+/// Chunks that one call begins at most: a thread of NCCL's has other connections too.
+const CHUNKS: usize = 16;
+/// Bytes of grants that are taken in at a time: those of a full window of groups.
+const GRANT_BYTES: usize = 256 * FRAME_BYTES;
+
+/// What the data path works on.
+pub struct StreamSendPath {
+    outbound: Outbound,
+    /// The bytes of each send that runs, by its request number.
+    sources: Box<[HostMemory; REQUESTS]>,
+    /// What each stream is sending.
+    begun: Vec<Option<Begun>>,
+    /// The stream that the next chunk goes by, if it takes one.
+    turn: usize,
+    grants: Box<[u8]>,
+    /// How much of `grants` is there.
+    granted_bytes: usize,
+    /// Whether the peer has closed in good order.
+    peer_has_closed: bool,
+    stall: StallTimer,
+    failed: Option<Box<Error>>,
+}
+
+/// A chunk of which a stream has taken some, or nothing yet.
+struct Begun {
+    chunk: Chunk,
+    frame: [u8; FRAME_BYTES],
+    /// How much of frame and bytes together is with the kernel.
+    sent: usize,
+}
+
+impl StreamSendPath {
+    /// Over as many streams as there are texts in `read`: what came by each beyond the handshake.
+    pub fn new(read: &[Vec<u8>]) -> Self {
+        let mut grants = vec![0; GRANT_BYTES.max(read.first().map_or(0, Vec::len))].into_boxed_slice();
+        let mut granted_bytes = 0;
+        // The others bring nothing in this direction.
+        for (place, byte) in grants.iter_mut().zip(read.first().into_iter().flatten()) {
+            (*place, granted_bytes) = (*byte, granted_bytes + 1);
+        }
+        Self {
+            outbound: Outbound::new(),
+            sources: Box::new([HostMemory::none(); REQUESTS]),
+            begun: std::iter::repeat_with(|| None).take(read.len()).collect(),
+            turn: 0,
+            grants,
+            granted_bytes,
+            peer_has_closed: false,
+            stall: StallTimer::default(),
+            failed: None,
+        }
+    }
+
+    /// Starts to send `bytes` at `addr`; its request number, or `None` when the receiver has not yet granted a receive for `tag` or there is
+    /// no room: try again.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] when the memory is not registered; [`Error::Usage`] when the receive is smaller than the send; else why the
+    /// connection has failed.
+    pub fn isend(
+        &mut self,
+        context: &StreamContext,
+        addr: u64,
+        bytes: usize,
+        tag: i32,
+        memory: &Registration,
+    ) -> Quick<Option<u16>> {
+        self.check()?;
+        let Some(source) = memory.source(addr, bytes) else {
+            return Err(outside("isend", addr, bytes, memory).into());
+        };
+        if !self.outbound.has_room() {
+            self.go_on(context, "a send", bytes)?;
+            return Ok(None);
+        }
+        let found = match self.find(context, tag)? {
+            None if self.take_grants(context)? => self.find(context, tag)?,
+            found => found,
+        };
+        let Some(head) = found else {
+            // What others wait for goes on: the grant may depend on it.
+            if !self.push(context)? {
+                self.idle(context, "a send without a matching receive", bytes)?;
+            }
+            return Ok(None);
+        };
+        if bytes as u64 > head.room_bytes {
+            let peer = &context.sockets.peer;
+            return Err(too_large(peer, bytes as u64, tag, head.room_bytes, MAX_RECEIVE_BYTES));
+        }
+        let Some(request) = self.outbound.start(head, bytes as u64) else { return Ok(None) };
+        self.sources[usize::from(request) % REQUESTS] = source;
+        self.stall.moved();
+        self.push(context)?;
+        Ok(Some(request))
+    }
+
+    /// The size of a finished send; `None` while it runs.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] when there is no such request; else why the connection has failed.
+    pub fn test(&mut self, context: &StreamContext, request: u16) -> Quick<Option<u64>> {
+        if let Some(bytes) = self.outbound.test(request).map_err(not_in_flight)? {
+            return Ok(Some(bytes));
+        }
+        self.check()?;
+        self.go_on(context, "a posted send", self.sources[usize::from(request) % REQUESTS].len())?;
+        self.outbound.test(request).map_err(not_in_flight)
+    }
+
+    fn check(&self) -> Quick<()> {
+        match &self.failed {
+            None => Ok(()),
+            Some(failed) => Err(failed.clone()),
+        }
+    }
+
+    fn find(&mut self, context: &StreamContext, tag: i32) -> Quick<Option<Head>> {
+        match self.outbound.find(tag) {
+            Ok(found) => Ok(found),
+            Err(violation) => Err(self.breach(context, &violation)),
+        }
+    }
+
+    /// Sends what the streams take; where that is nothing, looks at what there is to wait for.
+    fn go_on(&mut self, context: &StreamContext, what: &'static str, bytes: usize) -> Quick<()> {
+        if self.push(context)? || self.take_grants(context)? {
+            self.stall.moved();
+            return Ok(());
+        }
+        self.idle(context, what, bytes)
+    }
+
+    /// Nothing can be done now.
+    fn idle(&mut self, context: &StreamContext, what: &'static str, bytes: usize) -> Quick<()> {
+        let waiting = Waiting { direction: Direction::Send, what, count: bytes };
+        if self.peer_has_closed {
+            let text = waiting.text(self.stall.elapsed());
+            return Err(self.fail(Error::PeerGone(format!("{} was closed by the peer; {text}", context.sockets))));
+        }
+        waiting.check(context, &mut self.stall).map_err(|error| self.fail(*error))
+    }
+
+    /// Sends what the streams take; whether that was anything.
+    fn push(&mut self, context: &StreamContext) -> Quick<bool> {
+        let mut moved = false;
+        for stream in 0..self.begun.len() {
+            moved |= self.push_stream(context, stream)?;
+        }
+        for _ in 0..CHUNKS {
+            if !self.outbound.has_chunks() {
+                break;
+            }
+            let Some(stream) = self.free_stream() else { break };
+            let Some(chunk) = self.outbound.next_chunk() else { break };
+            // The next message goes by the same stream as the end of this one, and the next chunk of this one by another.
+            self.turn = if chunk.is_last { stream } else { stream + 1 };
+            self.begun[stream] = Some(Begun { frame: Frame::Data(chunk.data).encode(), chunk, sent: 0 });
+            moved |= self.push_stream(context, stream)?;
+        }
+        Ok(moved)
+    }
+
+    /// The stream whose turn it is, or the first after it that is not busy.
+    fn free_stream(&self) -> Option<usize> {
+        let count = self.begun.len();
+        (self.turn..self.turn + count).map(|stream| stream % count).find(|stream| self.begun[*stream].is_none())
+    }
+
+    /// Sends what one stream takes of its chunk; whether that was anything.
+    fn push_stream(&mut self, context: &StreamContext, stream: usize) -> Quick<bool> {
+        let mut moved = false;
+        while let Some(begun) = &mut self.begun[stream] {
+            let source = self.sources[usize::from(begun.chunk.request) % REQUESTS];
+            match begun.send(context.sockets.stream(stream), source) {
+                Ok(false) => moved = true,
+                Ok(true) => {
+                    if let Some(bytes) = self.outbound.written(&begun.chunk) {
+                        context.totals.count(bytes);
+                    }
+                    self.begun[stream] = None;
+                    return Ok(true);
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return self.broken(context, stream, &error).map(|()| moved),
+            }
+        }
+        Ok(moved)
+    }
+
+    /// A stream takes nothing more: because the peer has closed, as it may have said, or because something is wrong.
+    #[cold]
+    fn broken(&mut self, context: &StreamContext, stream: usize, error: &std::io::Error) -> Quick<()> {
+        while self.take_grants(context)? {}
+        if self.peer_has_closed { Ok(()) } else { Err(self.fail(context.sockets.failed(stream, error))) }
+    }
+
+    /// Takes in grants; whether there were any.
+    fn take_grants(&mut self, context: &StreamContext) -> Quick<bool> {
+        if self.granted_bytes < FRAME_BYTES && !self.peer_has_closed {
+            let rest = &mut self.grants[self.granted_bytes..];
+            match caller_memory::receive(context.sockets.stream(0), HostMemory::none(), rest) {
+                Ok(0) => {
+                    let end = std::io::Error::from(ErrorKind::UnexpectedEof);
+                    return Err(self.fail(context.sockets.failed(0, &end)));
+                }
+                Ok(count) => self.granted_bytes += count,
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+                Err(error) => return Err(self.fail(context.sockets.failed(0, &error))),
+            }
+        }
+        self.read_grants(context)
+    }
+
+    fn read_grants(&mut self, context: &StreamContext) -> Quick<bool> {
+        let (frames, _) = self.grants[..self.granted_bytes].as_chunks::<FRAME_BYTES>();
+        let count = frames.len();
+        let mut outcome = Ok(());
+        for frame in frames {
+            outcome = match Frame::decode(frame) {
+                _ if self.peer_has_closed => Err("a frame after its BYE".to_owned()),
+                Ok(Frame::Grant(grant)) => self.outbound.granted(&grant).map_err(|violation| violation.to_string()),
+                Ok(Frame::Bye) => {
+                    self.peer_has_closed = true;
+                    Ok(())
+                }
+                Ok(Frame::Data(_)) => Err("data to the side that sends".to_owned()),
+                Err(malformed) => Err(malformed.to_string()),
+            };
+            if outcome.is_err() {
+                break;
+            }
+        }
+        if let Err(why) = outcome {
+            return Err(self.breach(context, &why));
+        }
+        self.grants.copy_within(count * FRAME_BYTES..self.granted_bytes, 0);
+        self.granted_bytes -= count * FRAME_BYTES;
+        Ok(count > 0)
+    }
+
+    #[cold]
+    fn breach(&mut self, context: &StreamContext, why: &dyn Display) -> Box<Error> {
+        self.fail(Error::Protocol(broken_protocol(&context.sockets.peer, why)))
+    }
+
+    /// The connection has failed; the error that its caller is told from here on, which is the first.
+    #[cold]
+    fn fail(&mut self, error: Error) -> Box<Error> {
+        self.failed.get_or_insert_with(|| Box::new(error)).clone()
+    }
+}
+
+impl Begun {
+    /// Sends what a socket takes at once; whether that was the last of it.
+    fn send(&mut self, socket: &std::net::TcpStream, source: HostMemory) -> std::io::Result<bool> {
+        let bytes = self.chunk.data.bytes as usize;
+        let done = self.sent.saturating_sub(FRAME_BYTES);
+        let body = source.without_first(self.chunk.data.offset as usize).first(bytes).without_first(done);
+        self.sent += caller_memory::send(socket, self.frame.get(self.sent..).unwrap_or_default(), body)?;
+        Ok(self.sent == FRAME_BYTES + bytes)
+    }
+}
+
+impl Last for StreamSendPath {
+    fn last_words(&mut self) -> Option<Vec<Vec<u8>>> {
+        let is_cut = self.failed.is_some() || self.outbound.is_running();
+        self.fail(Error::Usage("connection closed".to_owned()));
+        let bye = || Frame::Bye.encode().to_vec();
+        (!is_cut).then(|| self.begun.iter().map(|_| bye()).collect())
+    }
+}

@@ -1,0 +1,399 @@
+//! Which lane counts in which record.
+
+use super::layout::{Direction, HeaderWord, PEER_BYTES, RAIL_BYTES, RECORDS, State, Word, text_words};
+use super::memory::{MemoryFile, Place};
+use super::summary::{Carried, Summary};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// So many closed connections' records at least stay as they were, for readers that come late.
+const KEPT: usize = 64;
+
+/// What counts for all connections of a process.
+pub struct Counting {
+    book: Mutex<Book>,
+    summary: Mutex<Summary>,
+}
+
+struct Book {
+    file: File,
+    /// Of each record that has ever been in use, how often its description has begun or ended to change. The file's own word may be anybody's.
+    sequences: Vec<u64>,
+    /// Records that are free again, the one that has been for longest first.
+    free: VecDeque<usize>,
+    not_counted: u64,
+    connections: u64,
+}
+
+enum File {
+    /// No connection was made yet.
+    NotYet,
+    Made(Arc<MemoryFile>),
+    /// It is not wanted, or cannot be made.
+    None,
+}
+
+/// What a lane is, for readers.
+pub struct CountedLane {
+    /// The rail here.
+    pub rail: String,
+    /// The peer's rail.
+    pub peer_rail: String,
+    /// The rail's payload rate in bits per second.
+    pub bits_per_s: u64,
+    /// Whether it carries from the start on.
+    pub carries: bool,
+}
+
+/// Where a lane counts. Whoever counts is the only one who writes the counter: the user of the data path, but for losses.
+#[derive(Clone)]
+pub struct Record {
+    place: Place<Hold>,
+}
+
+/// Keeps a record for its lane.
+struct Hold {
+    counting: Arc<Counting>,
+    /// In the file; none where it is memory of this process alone.
+    index: Option<usize>,
+    is_closed: AtomicBool,
+}
+
+/// The losses of one lane, for whoever watches over it: the only one who counts them.
+pub struct Outages {
+    record: Record,
+    lost_since: Option<Instant>,
+}
+
+/// The records of a connection's lanes, until it ends.
+pub struct CountedConnection {
+    counting: Arc<Counting>,
+    direction: Direction,
+    lanes: Vec<(String, Record)>,
+    has_ended: AtomicBool,
+}
+
+impl Counting {
+    /// With a memory file, which is made with the first connection, or without one.
+    pub fn new(wants_file: bool) -> Arc<Self> {
+        let file = if wants_file { File::NotYet } else { File::None };
+        let (sequences, free, not_counted, connections) = Default::default();
+        let book = Mutex::new(Book { file, sequences, free, not_counted, connections });
+        Arc::new(Self { book, summary: Mutex::default() })
+    }
+
+    /// One more connection, to a peer's host, with a record for each lane.
+    pub fn connection(self: &Arc<Self>, direction: Direction, peer: &str, lanes: &[CountedLane]) -> CountedConnection {
+        let mut book = lock(&self.book);
+        book.connections += 1;
+        let of = |lane: &CountedLane| (lane.rail.clone(), Record { place: book.take(self, direction, peer, lane) });
+        let lanes = lanes.iter().map(of).collect();
+        CountedConnection { counting: Arc::clone(self), direction, lanes, has_ended: AtomicBool::new(false) }
+    }
+
+    /// Logs what the connections have carried that have ended since this was last called; `by_tcp` are the bytes and messages of those over TCP.
+    pub fn log_summary(&self, by_tcp: (u64, u64)) {
+        let lines = std::mem::take(&mut *lock(&self.summary)).lines(by_tcp);
+        for line in lines {
+            tracing::info!("{line}");
+        }
+    }
+
+    /// Where the memory file can be read, if there is one.
+    pub fn path(&self) -> Option<String> {
+        match &lock(&self.book).file {
+            File::Made(file) => Some(file.path()),
+            File::NotYet | File::None => None,
+        }
+    }
+
+    fn give_back(&self, index: usize) {
+        lock(&self.book).free.push_back(index);
+    }
+}
+
+impl Book {
+    /// A record for a lane.
+    fn take(&mut self, counting: &Arc<Counting>, direction: Direction, peer: &str, lane: &CountedLane) -> Place<Hold> {
+        let hold = |index| Hold { counting: Arc::clone(counting), index, is_closed: AtomicBool::new(false) };
+        self.make_file();
+        let File::Made(file) = &self.file else { return Place::private(hold(None)) };
+        let used = self.sequences.len();
+        let index = match self.free.len() {
+            1.. if used == RECORDS => self.free.pop_front(),
+            0..=KEPT if used < RECORDS => Some(used),
+            _ => self.free.pop_front(),
+        };
+        let Some(index) = index else {
+            self.not_counted += 1;
+            file.set(HeaderWord::NotCounted, self.not_counted);
+            return Place::private(hold(None));
+        };
+        let place = Place::in_file(file, index, hold(Some(index)));
+        if index == used {
+            self.sequences.push(0);
+        }
+        let sequence = self.sequences[index].wrapping_add(2);
+        self.sequences[index] = sequence;
+        describe(&place, sequence, self.connections, direction, peer, lane);
+        file.set(HeaderWord::Used, self.sequences.len() as u64);
+        place
+    }
+
+    fn make_file(&mut self) {
+        if let File::NotYet = self.file {
+            self.file = match MemoryFile::new() {
+                Ok(file) => {
+                    tracing::debug!("counters in {}", file.path());
+                    File::Made(file)
+                }
+                Err(error) => {
+                    tracing::info!("no counters for other processes, the job runs without: {error}");
+                    File::None
+                }
+            };
+        }
+    }
+}
+
+/// Says what a record's lane is, with counters that begin at 0.
+fn describe(place: &Place<Hold>, sequence: u64, connection: u64, direction: Direction, peer: &str, lane: &CountedLane) {
+    let set = |word: Word, value: u64| place[word as usize].store(value, Ordering::Relaxed);
+    let set_text = |word: Word, text: &[u64]| {
+        place[word as usize..].iter().zip(text).for_each(|(word, value)| word.store(*value, Ordering::Relaxed));
+    };
+    set(Word::Sequence, sequence.wrapping_sub(1));
+    // Whoever sees a word of what follows sees the odd number too.
+    fence(Ordering::Release);
+    place[Word::State as usize..].iter().for_each(|word| word.store(0, Ordering::Relaxed));
+    let state = if lane.carries { State::Carries } else { State::Lost };
+    set(Word::State, state as u64);
+    set(Word::Direction, direction as u64);
+    set(Word::Connection, connection);
+    set(Word::BitsPerS, lane.bits_per_s);
+    set_text(Word::Rail, &text_words::<{ RAIL_BYTES / 8 }>(&lane.rail));
+    set_text(Word::PeerRail, &text_words::<{ RAIL_BYTES / 8 }>(&lane.peer_rail));
+    set_text(Word::Peer, &text_words::<{ PEER_BYTES / 8 }>(peer));
+    place[Word::Sequence as usize].store(sequence, Ordering::Release);
+}
+
+impl Record {
+    /// Of a lane that nobody has taken into use.
+    pub fn nowhere() -> Self {
+        Self { place: Place::nowhere() }
+    }
+
+    /// Adds to a counter. There is one writer, so this is a load and a store; whatever stands there, nothing comes of it.
+    #[inline(always)]
+    pub fn add(&self, word: Word, more: u64) {
+        let word = &self.place[word as usize];
+        word.store(word.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+    }
+
+    /// Counts a write of so many bytes. As two times [`Record::add`], with one look at where the record is.
+    #[inline(always)]
+    pub fn add_write(&self, bytes: u64) {
+        let words = &*self.place;
+        let [all, writes] = [Word::Bytes, Word::Writes].map(|word| &words[word as usize]);
+        all.store(all.load(Ordering::Relaxed).wrapping_add(bytes), Ordering::Relaxed);
+        writes.store(writes.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Raises a counter to a value, if it is less.
+    #[inline(always)]
+    pub fn raise(&self, word: Word, value: u64) {
+        let word = &self.place[word as usize];
+        if word.load(Ordering::Relaxed) < value {
+            word.store(value, Ordering::Relaxed);
+        }
+    }
+
+    /// What a counter has.
+    pub fn read(&self, word: Word) -> u64 {
+        self.place[word as usize].load(Ordering::Relaxed)
+    }
+
+    /// Says what the lane is doing, unless its connection has ended.
+    fn set_state(&self, state: State) {
+        if self.place.with().is_some_and(|hold| !hold.is_closed.load(Ordering::Relaxed)) {
+            self.place[Word::State as usize].store(state as u64, Ordering::Relaxed);
+        }
+    }
+
+    fn close(&self) {
+        self.set_state(State::Closed);
+        if let Some(hold) = self.place.with() {
+            hold.is_closed.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if let Some(index) = self.index {
+            self.counting.give_back(index);
+        }
+    }
+}
+
+impl Outages {
+    /// Of a lane that carries.
+    pub fn of(record: &Record) -> Self {
+        Self { record: record.clone(), lost_since: None }
+    }
+
+    /// The lane is lost, or its rail was never there.
+    pub fn lost(&mut self, now: Instant) {
+        if self.lost_since.is_none() {
+            self.lost_since = Some(now);
+            self.record.add(Word::Losses, 1);
+            self.record.set_state(State::Lost);
+        }
+    }
+
+    /// The lane carries again.
+    pub fn recovered(&mut self, now: Instant) {
+        if let Some(since) = self.lost_since.take() {
+            self.record.add(Word::Recoveries, 1);
+            self.record.add(Word::LostNs, nanos(now.saturating_duration_since(since)));
+            self.record.set_state(State::Carries);
+        }
+    }
+}
+
+impl CountedConnection {
+    /// Where a lane counts, by its number in the connection.
+    pub fn record(&self, lane: usize) -> Record {
+        self.lanes.get(lane).map_or_else(Record::nowhere, |(_, record)| record.clone())
+    }
+
+    /// The connection ends: what it has carried goes into the summary. What is counted later, while its peer closes, does not.
+    pub fn end(&self) {
+        if self.has_ended.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let mut summary = lock(&self.counting.summary);
+        for (rail, record) in &self.lanes {
+            record.close();
+            let read = |word| record.read(word);
+            summary.add(
+                rail,
+                Carried {
+                    direction: self.direction,
+                    bytes: read(Word::Bytes),
+                    losses: read(Word::Losses),
+                    recoveries: read(Word::Recoveries),
+                    lost: Duration::from_nanos(read(Word::LostNs)),
+                    stalls: read(Word::Stalls),
+                    stalled: Duration::from_nanos(read(Word::StalledNs)),
+                },
+            );
+        }
+    }
+}
+
+impl Drop for CountedConnection {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// In nanoseconds; enough for 584 years.
+pub fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // No holder leaves it half-changed.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::layout::Counters;
+    use super::*;
+
+    fn lane(rail: &str) -> CountedLane {
+        CountedLane { rail: rail.to_owned(), peer_rail: "far:1".to_owned(), bits_per_s: 7, carries: true }
+    }
+
+    fn read(counting: &Counting) -> Counters {
+        let bytes = std::fs::read(counting.path().expect("a memory file")).unwrap();
+        Counters::parse(&bytes, &bytes).unwrap()
+    }
+
+    #[test]
+    fn a_record_describes_its_lane_and_is_used_again_when_nobody_holds_it() {
+        let counting = Counting::new(true);
+        assert_eq!(counting.path(), None, "before the first connection");
+        let lanes: Vec<_> = (0..=KEPT).map(|_| lane("a:1")).collect();
+        let first = counting.connection(Direction::Send, "spark-b", &lanes);
+        let held = first.record(1);
+        first.record(1).add(Word::Bytes, 5);
+        drop(first);
+        let records = read(&counting).records;
+        assert!(records.iter().all(|record| record.state == State::Closed), "{records:?}");
+        // What comes late counts, and says nothing of a state.
+        held.add(Word::Bytes, 1);
+        Outages::of(&held).lost(Instant::now());
+        let records = read(&counting).records;
+        assert_eq!((records[1].state, records[1].counts.bytes, records[1].counts.losses), (State::Closed, 6, 1));
+        let second = counting.connection(
+            Direction::Receive,
+            "spark-c",
+            &[lane("b:1"), CountedLane { carries: false, ..lane("c:1") }],
+        );
+        let (fresh, mut of_second) = (read(&counting), Vec::new());
+        of_second.extend(fresh.records.iter().filter(|record| record.connection == 2));
+        // So many records are left as they were; the next one is new.
+        assert_eq!(of_second.iter().map(|record| record.index).collect::<Vec<_>>(), [KEPT + 1, KEPT + 2]);
+        assert_eq!((of_second[0].state, of_second[1].state), (State::Carries, State::Lost));
+        assert_eq!((of_second[1].rail.as_str(), of_second[1].peer.as_str()), ("c:1", "spark-c"));
+        drop(held);
+        let _third = counting.connection(Direction::Send, "spark-b", &[lane("d:1")]);
+        let records = read(&counting).records;
+        assert_eq!(
+            (records[0].connection, records[0].sequence, records[0].counts.bytes),
+            (3, 4, 0),
+            "{:?}",
+            records[0]
+        );
+        drop(second);
+    }
+
+    #[test]
+    fn lanes_that_find_no_record_are_numbered_and_count_for_themselves() {
+        let counting = Counting::new(true);
+        let lanes: Vec<_> = (0..RECORDS + 3).map(|_| lane("a:1")).collect();
+        let all = counting.connection(Direction::Send, "b", &lanes);
+        for lane in [0, RECORDS - 1, RECORDS, RECORDS + 2] {
+            all.record(lane).add(Word::Bytes, 1 + lane as u64);
+        }
+        let counters = read(&counting);
+        assert_eq!((counters.records.len(), counters.not_counted), (RECORDS, 3));
+        assert_eq!((counters.records[0].counts.bytes, counters.records[RECORDS - 1].counts.bytes), (1, RECORDS as u64));
+        assert_eq!(all.record(RECORDS + 2).read(Word::Bytes), RECORDS as u64 + 3);
+        drop(all);
+        let _next = counting.connection(Direction::Send, "b", &[lane("a:1")]);
+        assert_eq!(read(&counting).not_counted, 3, "one of those that are free again");
+    }
+
+    #[test]
+    fn a_lane_that_was_never_there_is_lost_once_and_recovers_once() {
+        let counting = Counting::new(false);
+        let connection = counting.connection(Direction::Send, "b", &[CountedLane { carries: false, ..lane("a:1") }]);
+        let (record, now) = (connection.record(0), Instant::now());
+        let mut outages = Outages::of(&record);
+        outages.lost(now);
+        outages.lost(now + Duration::from_secs(1));
+        outages.recovered(now + Duration::from_secs(3));
+        outages.recovered(now + Duration::from_secs(4));
+        let counts = [Word::Losses, Word::Recoveries, Word::LostNs].map(|word| record.read(word));
+        assert_eq!(counts, [1, 1, 3_000_000_000]);
+        record.add(Word::Bytes, u64::MAX);
+        record.add(Word::Bytes, 3);
+        assert_eq!((record.read(Word::Bytes), Record::nowhere().read(Word::Losses)), (2, 0));
+    }
+}

@@ -1,0 +1,394 @@
+//! What stands where in a process's counters, and how a reader takes them apart.
+//!
+//! A process that has connections keeps one memory file (a memfd named [`FILE_NAME`], sealed against any change of size), which readers find
+//! among the links of `/proc/PID/fd` and read with `pread`. It is a header and a fixed number of records, all 8-byte words in the machine's
+//! own order. A record is one lane of one connection in one direction: what a rail does for it.
+//!
+//! Each word has one writer at a time: the thread that has the data path for the counters, the service thread for losses and recoveries and the state
+//! that goes with them, the one that makes or closes the connection for the rest. Nothing is locked, so a reader may see bytes of this moment beside writes of the one before. What describes a record changes only while its
+//! [`Word::Sequence`] is odd; a reader takes a record whose sequence was even and the same before and after it was read.
+//!
+//! A reader believes nothing: whoever runs the process can write anything there. [`Counters::parse`] bounds every number by what was read, and
+//! turns every text into printable characters.
+
+/// What the memory file is called; its link in `/proc/PID/fd` is `/memfd:NAME (deleted)`.
+pub const FILE_NAME: &str = "nccl-net-spark-counters";
+/// The first word: "NNSCOUNT".
+pub const MAGIC: u64 = u64::from_le_bytes(*b"NNSCOUNT");
+/// Of this layout. A reader of another version says so, and shows nothing of that process.
+pub const VERSION: u64 = 1;
+/// Words of the header.
+pub const HEADER_WORDS: usize = 16;
+/// Words of a record: six cache lines, so that two connections never share one.
+pub const RECORD_WORDS: usize = 48;
+/// Records of a file: 72 connections of four rails in both directions take 576. The pages of unused ones take no memory.
+pub const RECORDS: usize = 4096;
+/// Size of the file in bytes.
+pub const FILE_BYTES: usize = (HEADER_WORDS + RECORDS * RECORD_WORDS) * 8;
+/// Bytes of a rail's name, padded with zeros; a longer one is cut.
+pub const RAIL_BYTES: usize = 32;
+/// Bytes of a peer's name, padded with zeros; a longer one is cut.
+pub const PEER_BYTES: usize = 64;
+
+/// The words of the header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub enum HeaderWord {
+    /// [`MAGIC`], written last: before it nothing is there yet.
+    Magic = 0,
+    /// [`VERSION`].
+    Version = 1,
+    /// Words of the header, [`HEADER_WORDS`].
+    HeaderWords = 2,
+    /// Words of a record, [`RECORD_WORDS`].
+    RecordWords = 3,
+    /// Records that the file has room for, [`RECORDS`].
+    Records = 4,
+    /// Records that have ever been in use: all others are zero.
+    Used = 5,
+    /// Lanes that were not counted, because every record was in use.
+    NotCounted = 6,
+    /// Of the process, as it knows itself: in a container another than a reader outside sees.
+    ProcessId = 7,
+}
+
+/// The words of a record. Those from [`Word::Bytes`] on are counters, which only grow while the record describes the same lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Word {
+    /// Odd while the description changes; 0 before the first use. Two more for each change.
+    Sequence = 0,
+    /// A [`State`].
+    State = 1,
+    /// 1: this process sends; 2: it receives.
+    Direction = 2,
+    /// The connection's number in this process, from 1 on: its lanes have the same.
+    Connection = 3,
+    /// The rail's payload rate in bits per second; 0 if it is not known.
+    BitsPerS = 4,
+    /// The rail here, [`RAIL_BYTES`].
+    Rail = 5,
+    /// The peer's rail, [`RAIL_BYTES`].
+    PeerRail = 9,
+    /// The peer's host, without a port, [`PEER_BYTES`].
+    Peer = 13,
+    /// Payload bytes: of a sender those confirmed, of a receiver those that came.
+    Bytes = 24,
+    /// Work requests that carried them.
+    Writes = 25,
+    /// Of those, the ones that were timed: see "From 4 KiB on writes are timed" in ARCHITECTURE.md.
+    TimedWrites = 26,
+    /// From post to confirmation of all timed ones together, ns.
+    TimedNs = 27,
+    /// The longest of these, ns.
+    LongestNs = 28,
+    /// How often the lane was lost.
+    Losses = 29,
+    /// How often it carried again.
+    Recoveries = 30,
+    /// For how long it was lost in all, until the last recovery, ns.
+    LostNs = 31,
+    /// How often a request of the connection made no progress for a second or longer. The connection's, in the record of its first lane alone.
+    Stalls = 32,
+    /// For how long these lasted in all, as far as it is known, ns. As [`Word::Stalls`].
+    StalledNs = 33,
+}
+
+/// What a record's lane is doing. It changes without [`Word::Sequence`]: the record describes the same lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u64)]
+pub enum State {
+    /// The record describes nothing.
+    Free = 0,
+    /// The lane carries.
+    Carries = 1,
+    /// Its rail is lost, or has not carried yet.
+    Lost = 2,
+    /// The connection was closed. The counters stay until the record is used for another.
+    Closed = 3,
+}
+
+/// A direction, as the counting process sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u64)]
+pub enum Direction {
+    /// It sends.
+    Send = 1,
+    /// It receives.
+    Receive = 2,
+}
+
+/// One record, as a reader has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// Which record of the file it is.
+    pub index: usize,
+    /// [`Word::Sequence`]: with the index, what tells one use of the record from the next.
+    pub sequence: u64,
+    /// What the lane is doing.
+    pub state: State,
+    /// Which way.
+    pub direction: Direction,
+    /// The connection's number in its process.
+    pub connection: u64,
+    /// The rail's payload rate in bits per second; 0 if it is not known.
+    pub bits_per_s: u64,
+    /// The rail here, in printable ASCII.
+    pub rail: String,
+    /// The peer's rail, in printable ASCII.
+    pub peer_rail: String,
+    /// The peer's host, in printable ASCII.
+    pub peer: String,
+    /// The counters.
+    pub counts: Counts,
+}
+
+/// The counters of a record; see [`Word`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// [`Word::Bytes`].
+    pub bytes: u64,
+    /// [`Word::Writes`].
+    pub writes: u64,
+    /// [`Word::TimedWrites`].
+    pub timed_writes: u64,
+    /// [`Word::TimedNs`].
+    pub timed_ns: u64,
+    /// [`Word::LongestNs`].
+    pub longest_ns: u64,
+    /// [`Word::Losses`].
+    pub losses: u64,
+    /// [`Word::Recoveries`].
+    pub recoveries: u64,
+    /// [`Word::LostNs`].
+    pub lost_ns: u64,
+    /// [`Word::Stalls`].
+    pub stalls: u64,
+    /// [`Word::StalledNs`].
+    pub stalled_ns: u64,
+}
+
+/// All that a file says.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Counters {
+    /// The process, as it knows itself.
+    pub process_id: u64,
+    /// Lanes that were not counted for want of records.
+    pub not_counted: u64,
+    /// Records that describe a lane.
+    pub records: Vec<Record>,
+    /// Records that make no sense, or were just being changed.
+    pub passed_over: usize,
+}
+
+/// Why a file's contents are not shown at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NotShown {
+    /// Not even a header.
+    #[error("{0} bytes, fewer than a header's")]
+    Short(usize),
+    /// The first word is not [`MAGIC`].
+    #[error("it does not begin as counters do")]
+    NotCounters,
+    /// Another layout.
+    #[error("layout {0}; this program reads layout {VERSION}")]
+    OtherVersion(u64),
+    /// The header's sizes are not those of its version.
+    #[error("its header does not fit its layout")]
+    Inconsistent,
+}
+
+impl Counters {
+    /// How many bytes are worth reading of a file with this header: all records that have been in use. At most [`FILE_BYTES`].
+    ///
+    /// # Errors
+    /// Why the file is not shown.
+    pub fn bytes_in_use(header: &[u8]) -> Result<usize, NotShown> {
+        let word = |word: HeaderWord| word_at(header, word as usize);
+        let short = NotShown::Short(header.len());
+        if word(HeaderWord::Magic).ok_or(short)? != MAGIC {
+            return Err(NotShown::NotCounters);
+        }
+        match word(HeaderWord::Version).ok_or(short)? {
+            VERSION => {}
+            other => return Err(NotShown::OtherVersion(other)),
+        }
+        let sizes = [HeaderWord::HeaderWords, HeaderWord::RecordWords, HeaderWord::Records].map(word);
+        let used = word(HeaderWord::Used).and_then(|used| usize::try_from(used).ok()).filter(|used| *used <= RECORDS);
+        match (sizes == [HEADER_WORDS, RECORD_WORDS, RECORDS].map(|size| Some(size as u64)), used) {
+            (true, Some(used)) => Ok((HEADER_WORDS + used * RECORD_WORDS) * 8),
+            _ => Err(NotShown::Inconsistent),
+        }
+    }
+
+    /// Takes apart what was read of a file, twice: a record counts whose sequence is the same in both. What is missing at the end was not in use.
+    ///
+    /// # Errors
+    /// Why the file is not shown.
+    pub fn parse(first: &[u8], second: &[u8]) -> Result<Self, NotShown> {
+        let used = (Self::bytes_in_use(second)?.min(second.len()) / 8).saturating_sub(HEADER_WORDS) / RECORD_WORDS;
+        let header = |word: HeaderWord| word_at(second, word as usize).unwrap_or(0);
+        let mut counters = Self {
+            process_id: header(HeaderWord::ProcessId),
+            not_counted: header(HeaderWord::NotCounted),
+            ..Self::default()
+        };
+        for index in 0..used {
+            let at = HEADER_WORDS + index * RECORD_WORDS;
+            let sequence = word_at(second, at + Word::Sequence as usize).unwrap_or(0);
+            let state = word_at(second, at + Word::State as usize).unwrap_or(0);
+            if sequence == 0 || (sequence.is_multiple_of(2) && state == State::Free as u64) {
+                continue;
+            }
+            let is_settled =
+                sequence.is_multiple_of(2) && word_at(first, at + Word::Sequence as usize) == Some(sequence);
+            match record(second, index, sequence).filter(|_| is_settled) {
+                Some(record) => counters.records.push(record),
+                None => counters.passed_over += 1,
+            }
+        }
+        Ok(counters)
+    }
+}
+
+/// `text` as words, cut to fit and padded with zeros.
+pub fn text_words<const WORDS: usize>(text: &str) -> [u64; WORDS] {
+    let mut words = [0; WORDS];
+    for (word, bytes) in words.iter_mut().zip(text.as_bytes().chunks(8)) {
+        let mut padded = [0; 8];
+        padded[..bytes.len()].copy_from_slice(bytes);
+        *word = u64::from_ne_bytes(padded);
+    }
+    words
+}
+
+fn record(bytes: &[u8], index: usize, sequence: u64) -> Option<Record> {
+    let at = HEADER_WORDS + index * RECORD_WORDS;
+    let word = |word: Word| word_at(bytes, at + word as usize);
+    let text = |word: Word, length| Some(printable(bytes.get((at + word as usize) * 8..)?.get(..length)?));
+    Some(Record {
+        index,
+        sequence,
+        state: match word(Word::State)? {
+            1 => State::Carries,
+            2 => State::Lost,
+            3 => State::Closed,
+            _ => return None,
+        },
+        direction: match word(Word::Direction)? {
+            1 => Direction::Send,
+            2 => Direction::Receive,
+            _ => return None,
+        },
+        connection: word(Word::Connection)?,
+        bits_per_s: word(Word::BitsPerS)?,
+        rail: text(Word::Rail, RAIL_BYTES)?,
+        peer_rail: text(Word::PeerRail, RAIL_BYTES)?,
+        peer: text(Word::Peer, PEER_BYTES)?,
+        counts: Counts {
+            bytes: word(Word::Bytes)?,
+            writes: word(Word::Writes)?,
+            timed_writes: word(Word::TimedWrites)?,
+            timed_ns: word(Word::TimedNs)?,
+            longest_ns: word(Word::LongestNs)?,
+            losses: word(Word::Losses)?,
+            recoveries: word(Word::Recoveries)?,
+            lost_ns: word(Word::LostNs)?,
+            stalls: word(Word::Stalls)?,
+            stalled_ns: word(Word::StalledNs)?,
+        },
+    })
+}
+
+fn word_at(bytes: &[u8], word: usize) -> Option<u64> {
+    bytes.get(word * 8..)?.first_chunk().map(|bytes| u64::from_ne_bytes(*bytes))
+}
+
+/// The text up to its first zero, with "?" for whatever a terminal could take for a command.
+fn printable(bytes: &[u8]) -> String {
+    let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+    text.iter().map(|byte| if byte.is_ascii_graphic() { char::from(*byte) } else { '?' }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(edit: impl FnOnce(&mut [u64])) -> Vec<u8> {
+        let mut words = vec![0; HEADER_WORDS + 2 * RECORD_WORDS];
+        words[..6].copy_from_slice(&[MAGIC, VERSION, HEADER_WORDS as u64, RECORD_WORDS as u64, RECORDS as u64, 2]);
+        words[HeaderWord::ProcessId as usize] = 77;
+        let record = &mut words[HEADER_WORDS..][..RECORD_WORDS];
+        record[..5].copy_from_slice(&[2, State::Carries as u64, Direction::Send as u64, 1, 100]);
+        record[Word::Rail as usize..][..4].copy_from_slice(&text_words::<4>("rocep1s0f0:1"));
+        record[Word::PeerRail as usize..][..4].copy_from_slice(&text_words::<4>("rocep1s0f1:1"));
+        record[Word::Peer as usize..][..8].copy_from_slice(&text_words::<8>("spark-b"));
+        for (index, word) in (Word::Bytes as usize..=Word::StalledNs as usize).enumerate() {
+            record[word] = index as u64 + 10;
+        }
+        edit(&mut words);
+        words.into_iter().flat_map(u64::to_ne_bytes).collect()
+    }
+
+    fn parse_both(bytes: &[u8]) -> Counters {
+        Counters::parse(bytes, bytes).unwrap()
+    }
+
+    #[test]
+    fn a_record_comes_back_as_it_was_written() {
+        let counters = parse_both(&file(|_| ()));
+        assert_eq!((counters.process_id, counters.passed_over, counters.records.len()), (77, 0, 1));
+        let record = &counters.records[0];
+        assert_eq!((record.rail.as_str(), record.peer_rail.as_str()), ("rocep1s0f0:1", "rocep1s0f1:1"));
+        assert_eq!((record.peer.as_str(), record.bits_per_s, record.connection), ("spark-b", 100, 1));
+        let Counts { bytes, writes, timed_writes, timed_ns, longest_ns, .. } = record.counts;
+        assert_eq!([bytes, writes, timed_writes, timed_ns, longest_ns], [10, 11, 12, 13, 14]);
+        let Counts { losses, recoveries, lost_ns, stalls, stalled_ns, .. } = record.counts;
+        assert_eq!([losses, recoveries, lost_ns, stalls, stalled_ns], [15, 16, 17, 18, 19]);
+    }
+
+    #[test]
+    fn a_record_that_changes_meanwhile_is_passed_over() {
+        let (before, after) = (file(|_| ()), file(|words| words[HEADER_WORDS] = 4));
+        assert_eq!(Counters::parse(&before, &after).unwrap().passed_over, 1, "the sequence moved on");
+        let changing = file(|words| words[HEADER_WORDS] = 3);
+        assert_eq!(parse_both(&changing).passed_over, 1, "an odd sequence");
+        let free = file(|words| words[HEADER_WORDS + 1] = 0);
+        assert_eq!((parse_both(&free).passed_over, parse_both(&free).records.len()), (0, 0));
+    }
+
+    #[test]
+    fn what_is_not_counters_is_told_apart() {
+        assert_eq!(Counters::parse(&[], &[]), Err(NotShown::Short(0)));
+        let refusal = |edit: fn(&mut [u64])| Counters::parse(&file(edit), &file(edit)).unwrap_err();
+        assert_eq!(refusal(|words| words[0] = 1), NotShown::NotCounters);
+        assert_eq!(refusal(|words| words[1] = 9), NotShown::OtherVersion(9));
+        assert_eq!(refusal(|words| words[3] = 0), NotShown::Inconsistent);
+        assert_eq!(refusal(|words| words[5] = RECORDS as u64 + 1), NotShown::Inconsistent);
+        assert_eq!(refusal(|words| words[5] = u64::MAX), NotShown::Inconsistent);
+    }
+
+    #[test]
+    fn hostile_contents_stay_within_bounds_and_out_of_the_terminal() {
+        let text = file(|words| words[HEADER_WORDS + Word::Peer as usize] = u64::from_ne_bytes(*b"\x1b[2J\n\xff\x80 "));
+        assert!(parse_both(&text).records[0].peer.bytes().all(|byte| byte.is_ascii_graphic()));
+        // More records in use than were read.
+        let cut = file(|words| words[5] = 4000);
+        assert_eq!(parse_both(&cut).records.len(), 1);
+        let odd_states = file(|words| words[HEADER_WORDS + 1] = u64::MAX);
+        assert_eq!((parse_both(&odd_states).records.len(), parse_both(&odd_states).passed_over), (0, 1));
+        // Whatever stands there: no panic, and no more records than the file has bytes for.
+        for seed in 1..2000_u64 {
+            let noise = file(|words| {
+                let mut random = seed;
+                for word in &mut words[5..] {
+                    random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    *word = if random >> 62 == 0 { random >> 32 } else { *word };
+                }
+            });
+            if let Ok(counters) = Counters::parse(&noise, &noise[..noise.len() - (seed % 700) as usize]) {
+                assert!(counters.records.len() + counters.passed_over <= 2);
+            }
+        }
+    }
+}

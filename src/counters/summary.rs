@@ -1,0 +1,153 @@
+//! What closed connections have carried, rail by rail, for the log.
+
+use super::layout::Direction;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// What one lane has carried, when its connection ends.
+#[derive(Debug, Clone, Copy)]
+pub struct Carried {
+    /// Which way.
+    pub direction: Direction,
+    /// Payload bytes.
+    pub bytes: u64,
+    /// How often it was lost.
+    pub losses: u64,
+    /// How often it carried again.
+    pub recoveries: u64,
+    /// For how long it was lost.
+    pub lost: Duration,
+    /// Stalls of the connection; 0 but for its first lane.
+    pub stalls: u64,
+    /// How long these lasted.
+    pub stalled: Duration,
+}
+
+/// The sums. They wrap around rather than overflow: the counters that they come from can be written by others.
+#[derive(Debug, Default)]
+pub struct Summary {
+    rails: BTreeMap<String, OfRail>,
+    stalls: u64,
+    stalled: Duration,
+}
+
+#[derive(Debug, Default)]
+struct OfRail {
+    sent_bytes: u64,
+    received_bytes: u64,
+    /// Of the lane that was lost most often: a rail that fails once is lost to each of its connections.
+    losses: u64,
+    recoveries: u64,
+    lost: Duration,
+}
+
+impl Summary {
+    /// A lane of a connection that has ended.
+    pub fn add(&mut self, rail: &str, carried: Carried) {
+        let of_rail = self.rails.entry(rail.to_owned()).or_default();
+        let bytes = match carried.direction {
+            Direction::Send => &mut of_rail.sent_bytes,
+            Direction::Receive => &mut of_rail.received_bytes,
+        };
+        *bytes = bytes.wrapping_add(carried.bytes);
+        of_rail.losses = of_rail.losses.max(carried.losses);
+        of_rail.recoveries = of_rail.recoveries.max(carried.recoveries);
+        of_rail.lost = of_rail.lost.max(carried.lost);
+        self.stalls = self.stalls.wrapping_add(carried.stalls);
+        self.stalled = self.stalled.saturating_add(carried.stalled);
+    }
+
+    /// The lines of the log: one for all, one for each rail. None where nothing was carried. `by_tcp` are bytes and messages that went by TCP.
+    pub fn lines(&self, (tcp_bytes, tcp_messages): (u64, u64)) -> Vec<String> {
+        let sum = |of: fn(&OfRail) -> u64| self.rails.values().fold(0_u64, |sum, rail| sum.wrapping_add(of(rail)));
+        let (sent, received) = (sum(|rail| rail.sent_bytes), sum(|rail| rail.received_bytes));
+        if (sent, received, tcp_messages) == (0, 0, 0) {
+            return Vec::new();
+        }
+        let mut first = format!("connections closed: {sent} bytes sent and {received} received by rails");
+        if tcp_messages > 0 {
+            first += &format!(", {tcp_bytes} bytes sent by TCP in {tcp_messages} messages (NCCL_SPARK_RING_TCP)");
+        }
+        first += &match self.stalls {
+            0 => "; no stall of a second or more".to_owned(),
+            stalls => format!("; {stalls} stalls of a second or more, {:.1} s in all", self.stalled.as_secs_f64()),
+        };
+        let rail = |(name, rail): (&String, &OfRail)| {
+            let OfRail { sent_bytes, received_bytes, losses, recoveries, lost } = rail;
+            let (sent, received) = (percent(*sent_bytes, sent), percent(*received_bytes, received));
+            let outages = match losses {
+                0 => "never lost".to_owned(),
+                _ => format!("lost {losses} x, recovered {recoveries} x, away {:.1} s", lost.as_secs_f64()),
+            };
+            format!(
+                "rail {name}: {sent_bytes} bytes sent ({sent:.1} %), {received_bytes} received ({received:.1} %); {outages}"
+            )
+        };
+        std::iter::once(first).chain(self.rails.iter().map(rail)).collect()
+    }
+}
+
+fn percent(part: u64, all: u64) -> f64 {
+    if all == 0 { 0.0 } else { part as f64 * 100.0 / all as f64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SENT: Carried = Carried {
+        direction: Direction::Send,
+        bytes: 30,
+        losses: 0,
+        recoveries: 0,
+        lost: Duration::ZERO,
+        stalls: 0,
+        stalled: Duration::ZERO,
+    };
+
+    #[test]
+    fn the_block_adds_up_and_is_silent_about_nothing() {
+        let mut summary = Summary::default();
+        assert!(summary.lines((0, 0)).is_empty());
+        summary.add("b:1", Carried { bytes: 0, ..SENT });
+        assert!(summary.lines((0, 0)).is_empty());
+        summary.add("a:1", SENT);
+        summary.add("b:1", Carried { bytes: 10, ..SENT });
+        let lost = Duration::from_millis(2500);
+        let received = Carried { direction: Direction::Receive, bytes: 7, losses: 2, recoveries: 1, lost, ..SENT };
+        summary.add("a:1", Carried { stalls: 3, stalled: Duration::from_millis(4200), ..received });
+        // The same outage, as another connection saw it.
+        summary.add("a:1", Carried { bytes: 0, ..received });
+        assert_eq!(
+            summary.lines((0, 0)),
+            [
+                "connections closed: 40 bytes sent and 7 received by rails; 3 stalls of a second or more, 4.2 s in all",
+                "rail a:1: 30 bytes sent (75.0 %), 7 received (100.0 %); lost 2 x, recovered 1 x, away 2.5 s",
+                "rail b:1: 10 bytes sent (25.0 %), 0 received (0.0 %); never lost",
+            ]
+        );
+        let by_tcp = Summary::default().lines((7, 3));
+        let line = "connections closed: 0 bytes sent and 0 received by rails, 7 bytes sent by TCP in 3 messages (NCCL_SPARK_RING_TCP); no stall of a second or more";
+        assert_eq!(by_tcp, [line]);
+    }
+
+    #[test]
+    fn what_others_wrote_into_the_counters_does_not_overflow() {
+        let mut summary = Summary::default();
+        let most = Duration::from_nanos(u64::MAX);
+        let wild = Carried {
+            bytes: u64::MAX,
+            losses: u64::MAX,
+            recoveries: u64::MAX,
+            lost: most,
+            stalls: u64::MAX,
+            stalled: most,
+            ..SENT
+        };
+        for _ in 0..3 {
+            summary.add("a:1", wild);
+            summary.add("b:1", wild);
+        }
+        assert_eq!(summary.lines((1, 1)).len(), 3);
+    }
+}

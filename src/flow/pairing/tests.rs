@@ -1,0 +1,178 @@
+use super::*;
+use crate::wire::fields::Attachment;
+
+fn is_link_local(gid: &[u8; 16]) -> bool {
+    Ipv6Addr::from(*gid).is_unicast_link_local()
+}
+
+fn rail(name: &str, port: &str, cable: u8, speed_mbps: u32, addresses: &[&str]) -> RailAdvert {
+    let address = |text: &&str| {
+        let (ip, prefix) = text.split_once('/').map_or((*text, None), |(ip, p)| (ip, Some(p.parse::<u8>().unwrap())));
+        match ip.parse().unwrap() {
+            std::net::IpAddr::V4(v4) => Address { gid: v4.to_ipv6_mapped().octets(), prefix: prefix.map(|p| p + 96) },
+            std::net::IpAddr::V6(v6) => Address { gid: v6.octets(), prefix },
+        }
+    };
+    RailAdvert {
+        name: name.into(),
+        phys_port: port.into(),
+        attachment: Attachment { link: 0, link_mbps: 0, cable, port_mbps: speed_mbps },
+        speed_mbps,
+        mtu_bytes: 4096,
+        addresses: addresses.iter().map(address).collect(),
+        is_usable: true,
+    }
+}
+
+fn indices(connector: &[RailAdvert], acceptor: &[RailAdvert]) -> Vec<(usize, usize)> {
+    pair(connector, acceptor).iter().map(|p| (p.connector, p.acceptor)).collect()
+}
+
+fn spark(n: u8) -> Vec<RailAdvert> {
+    let ip = |net: u8| format!("192.168.{net}.{n}/24");
+    vec![
+        rail("f0", "p0", 0, 100_000, &["fe80::1/64", &ip(100)]),
+        rail("P2f0", "p0", 0, 100_000, &["fe80::2/64", &ip(101)]),
+        rail("f1", "p1", 1, 100_000, &["fe80::3/64", &ip(102)]),
+        rail("P2f1", "p1", 1, 100_000, &["fe80::4/64", &ip(103)]),
+    ]
+}
+
+#[test]
+fn subnets_decide_whatever_the_order() {
+    assert_eq!(indices(&spark(1), &spark(2)), [(0, 0), (1, 1), (2, 2), (3, 3)]);
+    let mut turned = spark(2);
+    turned.reverse();
+    assert_eq!(indices(&spark(1), &turned), [(0, 3), (1, 2), (2, 1), (3, 0)]);
+    assert_eq!(indices(&spark(1)[..2], &spark(2)), [(0, 0), (1, 1)]);
+    assert_eq!(indices(&spark(1)[1..2], &spark(2)), [(0, 1)]);
+}
+
+#[test]
+fn a_rail_of_another_subnet_is_not_reached_by_its_link_local_address() {
+    let far = vec![rail("x", "p0", 0, 100_000, &["fe80::9/64", "10.0.0.1/24"])];
+    assert_eq!(indices(&spark(1), &far), []);
+    assert_eq!(describe(&far), "x (10.0.0.1/24)");
+    assert_eq!(describe(&[rail("y", "p0", 0, 1, &["fe80::9/64"])]), "y (fe80::9/64)");
+}
+
+#[test]
+fn the_twin_without_an_address_goes_with_its_cable() {
+    let bare = |n: u8| {
+        let mut rails = spark(n);
+        rails[1].addresses.truncate(1);
+        rails[3].addresses.truncate(1);
+        rails
+    };
+    assert_eq!(indices(&bare(1), &bare(2)), [(0, 0), (1, 1), (2, 2), (3, 3)]);
+    let pairs = pair(&bare(1), &spark(2));
+    assert!(pairs.iter().any(|p| (p.connector, p.acceptor) == (1, 1) && is_link_local(&p.acceptor_gid)));
+    // The cable goes from one machine's p0 to the other's p1: the addressed twins show it.
+    let crossed: Vec<RailAdvert> = [(2, "p1", 1), (3, "p1", 1)]
+        .iter()
+        .zip(["192.168.100.2/24", ""])
+        .map(|((ll, port, cable), ip)| {
+            let ll = format!("fe80::{ll}/64");
+            let all: Vec<&str> = [ll.as_str(), ip].into_iter().filter(|a| !a.is_empty()).collect();
+            rail("crossed", port, *cable, 100_000, &all)
+        })
+        .collect();
+    let at_first = pair(&bare(1), &crossed);
+    assert_eq!(at_first.iter().map(|p| (p.connector, p.acceptor)).collect::<Vec<_>>(), [(0, 0), (1, 1)]);
+    // Each pair returns by the same addresses, without the other one to show the cable.
+    for Pair { connector, acceptor, connector_gid, acceptor_gid, .. } in at_first {
+        let again = pair_again(&bare(1)[connector], &crossed[acceptor], 1).expect("it is a pair");
+        assert_eq!((again.connector_gid, again.acceptor_gid), (connector_gid, acceptor_gid));
+    }
+}
+
+#[test]
+fn every_second_attempt_goes_by_the_link_local_addresses_that_interfaces_have() {
+    let is_by_link_local = |c: &RailAdvert, a: &RailAdvert, attempt| {
+        let pair = pair_again(c, a, attempt).expect("it is a pair");
+        assert_eq!(is_link_local(&pair.connector_gid), is_link_local(&pair.acceptor_gid));
+        is_link_local(&pair.connector_gid)
+    };
+    let (here, there) = (&spark(1)[0], &spark(2)[0]);
+    assert_eq!([1, 2, 3, 4].map(|attempt| is_by_link_local(here, there, attempt)), [false, true, false, true]);
+    // An address that no interface is seen to have, on either side, or none at all.
+    let unseen = rail("f0", "p0", 0, 100_000, &["fe80::1", "192.168.100.3/24"]);
+    let without = rail("f0", "p0", 0, 100_000, &["192.168.100.3/24"]);
+    for other in [&unseen, &without] {
+        assert_eq!([1, 2, 3].map(|attempt| is_by_link_local(here, other, attempt)), [false; 3]);
+        assert_eq!([1, 2, 3].map(|attempt| is_by_link_local(other, here, attempt)), [false; 3]);
+    }
+    // Where there is nothing else, each attempt goes by them.
+    let bare = rail("f0", "p0", 0, 100_000, &["fe80::5"]);
+    assert_eq!([1, 2].map(|attempt| is_by_link_local(here, &bare, attempt)), [true; 2]);
+}
+
+#[test]
+fn a_fast_port_serves_two_slower_ones_of_its_subnet() {
+    let workstation = vec![rail("w", "", 0, 200_000, &["192.168.100.9/23"])];
+    let near: Vec<RailAdvert> = spark(1)
+        .into_iter()
+        .take(2)
+        .map(|mut rail| {
+            for address in &mut rail.addresses {
+                address.prefix = address.prefix.map(|p| if p == 120 { 119 } else { p });
+            }
+            rail
+        })
+        .collect();
+    assert_eq!(indices(&near, &workstation), [(0, 0), (1, 0)]);
+    let slow = vec![rail("w", "", 0, 100_000, &["192.168.100.9/23"])];
+    assert_eq!(indices(&near, &slow), [(0, 0)]);
+}
+
+#[test]
+fn a_rail_that_cannot_be_used_now_gets_what_is_left() {
+    let away = |mut rails: Vec<RailAdvert>, lost: &[usize]| {
+        lost.iter().for_each(|at| rails[*at].is_usable = false);
+        rails
+    };
+    let all = |connector: &[RailAdvert], acceptor: &[RailAdvert]| -> Vec<(usize, usize, bool)> {
+        pair(connector, acceptor).iter().map(|p| (p.connector, p.acceptor, p.is_usable)).collect()
+    };
+    let mended = [(0, 0, true), (1, 1, false), (2, 2, true), (3, 3, true)];
+    assert_eq!(all(&away(spark(1), &[1]), &spark(2)), mended);
+    assert_eq!(all(&spark(1), &away(spark(2), &[1])), mended);
+    assert_eq!(all(&away(spark(1), &[1]), &away(spark(2), &[1])), mended);
+    // In one subnet those that work find each other, whatever their order.
+    let one = |n: u8| -> Vec<RailAdvert> {
+        let rail = |at: u8| rail("r", "", at, 100_000, &[&format!("10.0.{n}.{at}/16")]);
+        (0..2).map(rail).collect()
+    };
+    assert_eq!(all(&away(one(1), &[0]), &away(one(2), &[1])), [(0, 1, false), (1, 0, true)]);
+}
+
+#[test]
+fn the_pair_takes_the_smaller_of_both() {
+    let mut peer = spark(2);
+    peer[0].mtu_bytes = 1024;
+    peer[0].speed_mbps = 25_000;
+    let pairs = pair(&spark(1), &peer);
+    assert_eq!((pairs[0].mtu_bytes, pairs[0].speed_mbps, pairs[1].mtu_bytes), (1024, 25_000, 4096));
+}
+
+#[test]
+fn unknown_prefixes_are_the_usual_ones() {
+    let known = [rail("a", "", 0, 1, &["10.1.2.3/16"])];
+    assert_eq!(indices(&known, &[rail("b", "", 0, 1, &["10.1.9.9"])]), [(0, 0)]);
+    assert_eq!(indices(&[rail("a", "", 0, 1, &["10.1.2.3"])], &[rail("b", "", 0, 1, &["10.1.9.9"])]), []);
+    assert_eq!(indices(&[rail("a", "", 0, 1, &["2001:db8::1"])], &[rail("b", "", 0, 1, &["2001:db8::2"])]), [(0, 0)]);
+}
+
+#[test]
+fn a_fast_port_serves_no_second_rail_of_one_pcie_link() {
+    let on = |link: u8, mut rail: RailAdvert| {
+        (rail.attachment.link, rail.attachment.link_mbps) = (link, 112_000);
+        rail
+    };
+    let slow = |name: &str, ip: &str, link| on(link, rail(name, "p0", link, 50_000, &[ip]));
+    let fast = [on(0, rail("w", "p0", 0, 200_000, &["10.0.0.9/24"]))];
+    let same = [slow("a", "10.0.0.1/24", 0), slow("b", "10.0.0.2/24", 0)];
+    let other = [slow("a", "10.0.0.1/24", 0), slow("b", "10.0.0.2/24", 1)];
+    assert_eq!((indices(&same, &fast), indices(&fast, &same)), (vec![(0, 0)], vec![(0, 0)]));
+    assert_eq!((indices(&other, &fast), indices(&fast, &other)), (vec![(0, 0), (1, 0)], vec![(0, 0), (0, 1)]));
+}

@@ -1,0 +1,190 @@
+//! The sending side: what the receiver has granted, the sends that run, and which of their chunks is next.
+
+use super::{CHUNK_BYTES, Violation};
+use crate::flow::NotInFlight;
+use crate::flow::next::{Head, Peek};
+use crate::flow::sends::{REQUESTS, Sends};
+use crate::wire::SLOTS;
+use crate::wire::cts::{self, Entry, Epoch, RING_WORDS, Terms, entry_word};
+use crate::wire::ids::LaneId;
+use crate::wire::stream::{Data, Grant};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// All sends of one connection.
+#[derive(Debug)]
+pub struct Outbound {
+    sends: Sends,
+    /// The receiver's grants, as a receiver over rails writes them.
+    ring: Box<[AtomicU64]>,
+    /// The receive that the next grant is for, and which part of it.
+    next_grant: (u64, u8),
+    messages: Box<[Message; REQUESTS]>,
+    /// Messages with bytes that no stream has taken, in their order.
+    queue: Queue,
+}
+
+/// A send that runs.
+#[derive(Debug, Clone, Copy, Default)]
+struct Message {
+    sequence: u64,
+    part: u8,
+    total: u64,
+    /// How much of it streams have taken, from its begin on.
+    taken: u64,
+    /// How much is with the kernel.
+    written: u64,
+}
+
+/// A chunk for a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Chunk {
+    /// The send that it is of.
+    pub request: u16,
+    /// What its frame says.
+    pub data: Data,
+    /// Whether nothing of its message comes after it.
+    pub is_last: bool,
+}
+
+impl Outbound {
+    /// No sends yet.
+    pub fn new() -> Self {
+        Self {
+            sends: Sends::new(),
+            ring: std::iter::repeat_with(AtomicU64::default).take(RING_WORDS).collect(),
+            next_grant: (0, 0),
+            messages: Box::new([Message::default(); REQUESTS]),
+            queue: Queue::default(),
+        }
+    }
+
+    /// The receiver grants a part of a receive.
+    ///
+    /// # Errors
+    /// A [`Violation`]; nothing changed then.
+    pub fn granted(&mut self, grant: &Grant) -> Result<(), Violation> {
+        let Grant { sequence, part, parts, tag, room } = *grant;
+        if (sequence, part) != self.next_grant {
+            return Err(Violation::GrantOrder { sequence, part });
+        }
+        let (_, next) = self.sends.span();
+        if sequence >= next + SLOTS as u64 {
+            return Err(Violation::GrantAhead(sequence));
+        }
+        // Nothing is written to the receiver's memory from here, so the entry needs no address and no keys.
+        let terms = Terms { addr: 0, bytes: room, tag, parts, part, epoch: Epoch::default() };
+        let entry = Entry::new(&terms, &Default::default(), sequence);
+        entry.check(part)?;
+        let at = entry_word(sequence, usize::from(part));
+        for (place, word) in self.ring.iter().skip(at).zip(entry.words()) {
+            // Relaxed: one thread writes and reads it.
+            place.store(*word, Ordering::Relaxed);
+        }
+        self.next_grant = if part + 1 < parts { (sequence, part + 1) } else { (sequence + 1, 0) };
+        Ok(())
+    }
+
+    /// The receive's part for a send with `tag`; `None` while it has not been granted.
+    ///
+    /// # Errors
+    /// [`cts::Violation`] where the parts of a group disagree.
+    pub fn find(&mut self, tag: i32) -> Result<Option<Head>, cts::Violation> {
+        match self.sends.peek(&self.ring, tag) {
+            Peek::Found(head) => Ok(Some(head)),
+            Peek::Nothing => Ok(None),
+            Peek::Search => self.sends.search(&self.ring, tag),
+        }
+    }
+
+    /// Whether another send can start.
+    pub fn has_room(&self) -> bool {
+        self.sends.has_room()
+    }
+
+    /// Starts a send of `bytes`, at most the head's room; its request number, `None` while there is no room.
+    pub fn start(&mut self, head: Head, bytes: u64) -> Option<u16> {
+        let (sequence, part) = (head.sequence, head.part);
+        let (request, _) = self.sends.start_whole(head, (0, 0), bytes, LaneId::default())?;
+        self.messages[usize::from(request) % REQUESTS] = Message { sequence, part, total: bytes, taken: 0, written: 0 };
+        self.queue.push(request);
+        Some(request)
+    }
+
+    /// The next chunk, which a stream takes.
+    pub fn next_chunk(&mut self) -> Option<Chunk> {
+        let request = self.queue.first()?;
+        let message = &mut self.messages[usize::from(request) % REQUESTS];
+        let bytes = (message.total - message.taken).min(u64::from(CHUNK_BYTES));
+        let Message { sequence, part, total, taken: offset, .. } = *message;
+        message.taken += bytes;
+        let is_last = message.taken == total;
+        if is_last {
+            self.queue.pop();
+        }
+        Some(Chunk { request, data: Data { sequence, part, offset, bytes: bytes as u32, total }, is_last })
+    }
+
+    /// A chunk is with the kernel. The message's size, where all of it is.
+    pub fn written(&mut self, chunk: &Chunk) -> Option<u64> {
+        let message = &mut self.messages[usize::from(chunk.request) % REQUESTS];
+        message.written += u64::from(chunk.data.bytes);
+        if message.written < message.total {
+            return None;
+        }
+        self.sends.confirmed(chunk.request, 0).ok()
+    }
+
+    /// Whether some message has bytes that no stream has taken.
+    pub fn has_chunks(&self) -> bool {
+        self.queue.first().is_some()
+    }
+
+    /// Whether a send runs.
+    pub fn is_running(&self) -> bool {
+        self.sends.is_running()
+    }
+
+    /// As [`Sends::test`].
+    ///
+    /// # Errors
+    /// [`NotInFlight`].
+    pub fn test(&mut self, request: u16) -> Result<Option<u64>, NotInFlight> {
+        self.sends.test(request)
+    }
+}
+
+impl Default for Outbound {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Request numbers in order, each at most once.
+#[derive(Debug)]
+struct Queue {
+    places: Box<[u16; REQUESTS]>,
+    first: usize,
+    count: usize,
+}
+
+impl Queue {
+    fn push(&mut self, request: u16) {
+        self.places[(self.first + self.count) % REQUESTS] = request;
+        self.count += 1;
+    }
+
+    fn first(&self) -> Option<u16> {
+        (self.count > 0).then(|| self.places[self.first])
+    }
+
+    fn pop(&mut self) {
+        self.first = (self.first + 1) % REQUESTS;
+        self.count = self.count.saturating_sub(1);
+    }
+}
+
+impl Default for Queue {
+    fn default() -> Self {
+        Self { places: Box::new([0; REQUESTS]), first: 0, count: 0 }
+    }
+}

@@ -1,0 +1,222 @@
+use super::inbound::{Inbound, Landing};
+use super::outbound::{Chunk, Outbound};
+use super::*;
+use crate::wire::SLOTS;
+use crate::wire::ids::Slot;
+use crate::wire::stream::{Data, Frame, Grant};
+use proptest::prelude::*;
+use std::collections::VecDeque;
+
+/// Both ends, and what is under way between them on each stream.
+struct Pair {
+    inbound: Inbound,
+    outbound: Outbound,
+    grants: VecDeque<Grant>,
+    streams: [VecDeque<Chunk>; 4],
+}
+
+fn pair() -> Pair {
+    let (inbound, outbound, grants, streams) = Default::default();
+    Pair { inbound, outbound, grants, streams }
+}
+
+impl Pair {
+    fn irecv(&mut self, parts: &[(i32, u64)]) -> Option<Slot> {
+        let grants = &mut self.grants;
+        self.inbound.grant(parts.iter().copied(), |grant| grants.push_back(grant))
+    }
+
+    fn isend(&mut self, tag: i32, bytes: u64) -> Option<u16> {
+        while let Some(grant) = self.grants.pop_front() {
+            let Ok(Frame::Grant(read)) = Frame::decode(&Frame::Grant(grant).encode()) else { panic!("{grant:?}") };
+            self.outbound.granted(&read).unwrap();
+        }
+        let head = self.outbound.find(tag).unwrap()?;
+        assert!(bytes <= head.room_bytes);
+        self.outbound.start(head, bytes)
+    }
+
+    /// A stream takes a chunk, which is with the kernel at once.
+    fn take(&mut self, stream: usize) -> bool {
+        let Some(chunk) = self.outbound.next_chunk() else { return false };
+        self.streams[stream].push_back(chunk);
+        self.outbound.written(&chunk);
+        true
+    }
+
+    fn land(&mut self, stream: usize) -> Option<Landing> {
+        let Chunk { data, .. } = self.streams[stream].pop_front()?;
+        let Ok(Frame::Data(read)) = Frame::decode(&Frame::Data(data).encode()) else { panic!("{data:?}") };
+        let landing = self.inbound.announced(&read).unwrap();
+        self.inbound.landed(landing.slot, landing.part, landing.bytes);
+        Some(landing)
+    }
+
+    fn sizes(&mut self, slot: Slot) -> Option<Vec<u64>> {
+        let mut sizes = Vec::new();
+        self.inbound.test(slot, |_, bytes| sizes.push(bytes)).unwrap().then_some(sizes)
+    }
+}
+
+#[test]
+fn a_message_arrives_in_chunks_by_any_streams() {
+    let mut pair = pair();
+    let total = 5 * u64::from(CHUNK_BYTES) + 13;
+    let slot = pair.irecv(&[(7, total + 1)]).unwrap();
+    assert_eq!(pair.isend(8, 1), None, "another tag");
+    let request = pair.isend(7, total).unwrap();
+    for stream in [3, 0, 0, 1, 2] {
+        assert!(pair.take(stream));
+        assert_eq!(pair.outbound.test(request), Ok(None));
+    }
+    assert!(pair.take(1) && !pair.take(0));
+    assert_eq!(pair.outbound.test(request), Ok(Some(total)));
+    let mut covered = Vec::new();
+    for stream in [2, 1, 1, 0, 0, 3] {
+        assert_eq!(pair.sizes(slot), None);
+        let Landing { offset, bytes, .. } = pair.land(stream).unwrap();
+        covered.push((offset, offset + u64::from(bytes)));
+    }
+    covered.sort_unstable();
+    assert!(covered[0].0 == 0 && covered.windows(2).all(|two| two[0].1 == two[1].0) && covered[5].1 == total);
+    assert_eq!(pair.sizes(slot), Some(vec![total]));
+}
+
+#[test]
+fn no_bytes_are_a_message_too() {
+    let mut pair = pair();
+    let slot = pair.irecv(&[(0, 0), (0, 8)]).unwrap();
+    for bytes in [0, 0] {
+        let request = pair.isend(0, bytes).unwrap();
+        assert!(pair.take(0));
+        assert_eq!(pair.outbound.test(request), Ok(Some(0)));
+    }
+    assert_eq!(pair.sizes(slot), None);
+    pair.land(0).unwrap();
+    pair.land(0).unwrap();
+    assert_eq!(pair.sizes(slot), Some(vec![0, 0]));
+}
+
+#[test]
+fn an_empty_message_is_announced_once() {
+    let mut pair = pair();
+    let slot = pair.irecv(&[(0, 8)]).unwrap();
+    let empty = Data { sequence: 0, part: 0, offset: 0, bytes: 0, total: 0 };
+    assert!(pair.inbound.announced(&empty).is_ok());
+    assert_eq!(pair.inbound.announced(&empty), Err(Violation::NotGranted { sequence: 0, part: 0 }));
+    assert!(pair.inbound.landed(slot, 0, 0) && !pair.inbound.landed(slot, 0, 0));
+}
+
+#[test]
+fn a_message_of_more_than_4_gib_is_counted_whole() {
+    let mut pair = pair();
+    let total = (9 << 30) + 1;
+    let slot = pair.irecv(&[(0, total)]).unwrap();
+    pair.isend(0, total).unwrap();
+    while pair.take(0) {
+        pair.land(0).unwrap();
+    }
+    assert_eq!(pair.sizes(slot), Some(vec![total]));
+}
+
+#[test]
+fn a_lying_sender_is_caught() {
+    let mut pair = pair();
+    let slot = pair.irecv(&[(0, 1000), (1, 8)]).unwrap();
+    let honest = Data { sequence: 0, part: 0, offset: 0, bytes: 128, total: 300 };
+    let inbound = &mut pair.inbound;
+    let not_granted = |sequence, part| Err(Violation::NotGranted { sequence, part });
+    assert_eq!(inbound.announced(&Data { sequence: 1, ..honest }), not_granted(1, 0));
+    assert_eq!(inbound.announced(&Data { sequence: 32, ..honest }), not_granted(32, 0));
+    assert_eq!(inbound.announced(&Data { part: 2, ..honest }), not_granted(0, 2));
+    assert_eq!(inbound.announced(&Data { part: 8, ..honest }), not_granted(0, 8));
+    assert_eq!(inbound.announced(&Data { total: 1001, ..honest }), Err(Violation::Overrun { total: 1001, room: 1000 }));
+    assert!(!inbound.landed(slot, 0, 0), "nothing was announced");
+    assert_eq!(inbound.announced(&honest), Ok(Landing { slot, part: 0, offset: 0, bytes: 128 }));
+    assert_eq!(inbound.announced(&Data { total: 301, ..honest }), Err(Violation::Total { before: 300, now: 301 }));
+    // The same bytes twice take as much of the message: the rest cannot come, and the receive is never done before what was announced.
+    assert!(inbound.announced(&honest).is_ok());
+    assert_eq!(inbound.announced(&honest), Err(Violation::Surplus { announced: 384, total: 300 }));
+    assert!(inbound.announced(&Data { offset: 256, bytes: 44, ..honest }).is_ok());
+    assert!(!inbound.landed(slot, 0, 256) && inbound.landed(slot, 0, 44));
+    assert_eq!(inbound.announced(&honest), not_granted(0, 0));
+    assert_eq!(inbound.announced(&Data { bytes: 0, total: 0, ..honest }), not_granted(0, 0));
+}
+
+#[test]
+fn a_lying_receiver_is_caught() {
+    let grant = Grant { sequence: 0, part: 0, parts: 2, tag: 0, room: 8 };
+    let order = |sequence, part| Err(Violation::GrantOrder { sequence, part });
+    let mut outbound = Outbound::new();
+    assert_eq!(outbound.granted(&Grant { sequence: 1, ..grant }), order(1, 0));
+    assert_eq!(outbound.granted(&Grant { part: 1, ..grant }), order(0, 1));
+    outbound.granted(&grant).unwrap();
+    assert_eq!(outbound.granted(&grant), order(0, 0));
+    assert_eq!(outbound.find(0), Ok(None), "half a group");
+    outbound.granted(&Grant { part: 1, parts: 3, ..grant }).unwrap();
+    assert_eq!(outbound.find(0), Err(cts::Violation::Parts(3)));
+    let mut outbound = Outbound::new();
+    let alone = |sequence| Grant { sequence, parts: 1, ..grant };
+    for sequence in 0..SLOTS as u64 {
+        outbound.granted(&alone(sequence)).unwrap();
+    }
+    assert_eq!(outbound.granted(&alone(SLOTS as u64)), Err(Violation::GrantAhead(SLOTS as u64)));
+    let head = outbound.find(0).unwrap().unwrap();
+    outbound.start(head, 8).unwrap();
+    outbound.granted(&alone(SLOTS as u64)).unwrap();
+}
+
+proptest! {
+    /// Groups, tags in any order, any sizes, chunks by any streams in any order between them: every receive ends with the sizes that were
+    /// sent, each byte of each message landed once, and at the end nothing is left.
+    #[test]
+    fn whatever_the_order_everything_arrives_once(
+        groups in prop::collection::vec(
+            prop::collection::vec((0..3i32, 0..3u64 * u64::from(CHUNK_BYTES)), 1..=8), 1..80),
+        steps in prop::collection::vec((0..4u8, 0..4usize), 0..400),
+    ) {
+        let mut pair = pair();
+        let mut wanted: VecDeque<_> = groups.clone().into();
+        let mut to_send: VecDeque<Vec<(i32, u64)>> = groups.clone().into();
+        let mut running: Vec<(u16, u64)> = Vec::new();
+        let mut waiting: Vec<(Slot, Vec<u64>)> = Vec::new();
+        let mut landed = 0;
+        let drain = (0..).map(|at| (at as u8 % 4, at / 4 % 4));
+        for (step, stream) in steps.into_iter().chain(drain) {
+            match step {
+                0 => if let Some(parts) = wanted.front().cloned()
+                    && let Some(slot) = pair.irecv(&parts) {
+                    wanted.pop_front();
+                    let sizes = parts.iter().map(|(_, bytes)| *bytes).collect::<Vec<_>>();
+                    waiting.push((slot, sizes));
+                },
+                1 => if let Some(group) = to_send.front_mut() {
+                    // Equal tags keep their order; of the tags any may come first.
+                    let at = group.iter().position(|(tag, _)| *tag as usize == stream % 3).unwrap_or(0);
+                    let (tag, bytes) = group[at];
+                    if let Some(request) = pair.isend(tag, bytes) {
+                        running.push((request, bytes));
+                        group.remove(at);
+                        if group.is_empty() { to_send.pop_front(); }
+                    }
+                },
+                2 => _ = pair.take(stream),
+                _ => if let Some(landing) = pair.land(stream) { landed += u64::from(landing.bytes) },
+            }
+            running.retain(|(request, bytes)| {
+                let done = pair.outbound.test(*request).unwrap();
+                assert!(done.is_none() || done == Some(*bytes));
+                done.is_none()
+            });
+            waiting.retain(|(slot, sizes)| {
+                let done = pair.sizes(*slot);
+                assert!(done.is_none() || done.as_ref() == Some(sizes));
+                done.is_none()
+            });
+            if to_send.is_empty() && running.is_empty() && waiting.is_empty() && pair.inbound.open() == 0 { break; }
+        }
+        let all: u64 = groups.iter().flatten().map(|(_, bytes)| bytes).sum();
+        prop_assert_eq!(landed, all);
+        prop_assert!(!pair.outbound.is_running() && !pair.outbound.has_chunks() && !pair.inbound.is_awaited());
+    }
+}

@@ -1,0 +1,190 @@
+//! Frames of the TCP streams that carry a connection's data where no rail reaches the peer.
+//!
+//! Every frame is [`FRAME_BYTES`] long. A data frame is followed by the bytes that it announces. Grants go from the receiving to the sending
+//! side by the first stream, one for each part of a receive, a receive's parts in their order. Each side ends a stream with [`Frame::Bye`].
+
+use super::PARTS;
+use super::codec::{Malformed, Reader};
+use super::cts::MAX_RECEIVE_BYTES;
+use super::fields::ranged;
+
+/// Bytes of a frame, without what a data frame announces.
+pub const FRAME_BYTES: usize = 32;
+/// The most that one data frame announces.
+pub const MAX_CHUNK_BYTES: u32 = 1 << 20;
+/// Chunks begin at multiples of this in their message: a line of LL128, whose words have an order, is never in two.
+pub const LINE_BYTES: u64 = 128;
+/// Streams of a connection.
+pub const MAX_STREAMS: usize = 8;
+
+/// Begins every frame: bytes that were counted wrongly show at once.
+const MARK: u16 = 0x7453;
+
+/// One frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Frame {
+    /// From the sending side: bytes of a message follow.
+    Data(Data),
+    /// From the receiving side: one part of a receive may be sent.
+    Grant(Grant),
+    /// Nothing follows on this stream.
+    Bye,
+}
+
+/// A chunk of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Data {
+    /// The receive that the message is for.
+    pub sequence: u64,
+    /// Which part of it, below [`PARTS`].
+    pub part: u8,
+    /// Where the chunk begins in the message, a multiple of [`LINE_BYTES`].
+    pub offset: u64,
+    /// Bytes that follow, at most [`MAX_CHUNK_BYTES`]; none in the one chunk of an empty message.
+    pub bytes: u32,
+    /// The message's size, at most [`MAX_RECEIVE_BYTES`].
+    pub total: u64,
+}
+
+/// A part of a receive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grant {
+    /// The receive's number on this connection, from 0.
+    pub sequence: u64,
+    /// Which part of it.
+    pub part: u8,
+    /// How many parts it has: 1 to [`PARTS`].
+    pub parts: u8,
+    /// NCCL's tag.
+    pub tag: i32,
+    /// Room in bytes, at most [`MAX_RECEIVE_BYTES`].
+    pub room: u64,
+}
+
+const DATA: u8 = 1;
+const GRANT: u8 = 2;
+const BYE: u8 = 3;
+
+impl Frame {
+    /// The frame's bytes. Allocates nothing.
+    pub fn encode(&self) -> [u8; FRAME_BYTES] {
+        let (kind, part, word, sequence, first, second) = match *self {
+            Self::Data(Data { sequence, part, offset, bytes, total }) => (DATA, part, bytes, sequence, offset, total),
+            Self::Grant(Grant { sequence, part, parts, tag, room }) => {
+                (GRANT, part, tag.cast_unsigned(), sequence, room, u64::from(parts))
+            }
+            Self::Bye => (BYE, 0, 0, 0, 0, 0),
+        };
+        let mut frame = [0; FRAME_BYTES];
+        frame[..2].copy_from_slice(&MARK.to_le_bytes());
+        frame[2] = kind;
+        frame[3] = part;
+        frame[4..8].copy_from_slice(&word.to_le_bytes());
+        frame[8..16].copy_from_slice(&sequence.to_le_bytes());
+        frame[16..24].copy_from_slice(&first.to_le_bytes());
+        frame[24..].copy_from_slice(&second.to_le_bytes());
+        frame
+    }
+
+    /// Reads a frame.
+    ///
+    /// # Errors
+    /// [`Malformed`] names the field.
+    pub fn decode(frame: &[u8; FRAME_BYTES]) -> Result<Self, Malformed> {
+        let mut r = Reader::new(frame);
+        let mark = r.u16()?;
+        ranged("mark of a stream's frame", u64::from(mark), u64::from(MARK), u64::from(MARK))?;
+        let (kind, part, word) = (r.u8()?, r.u8()?, r.u32()?);
+        let (sequence, first, second) = (r.u64()?, r.u64()?, r.u64()?);
+        match kind {
+            DATA => Data::checked(sequence, part, word, first, second).map(Self::Data),
+            GRANT => {
+                let parts = ranged("parts of a receive", second, 1, PARTS as u64)? as u8;
+                let part = ranged("part of a receive", u64::from(part), 0, u64::from(parts) - 1)? as u8;
+                let room = ranged("room of a receive", first, 0, MAX_RECEIVE_BYTES)?;
+                Ok(Self::Grant(Grant { sequence, part, parts, tag: word.cast_signed(), room }))
+            }
+            BYE => {
+                for value in [u64::from(part), u64::from(word), sequence, first, second] {
+                    ranged("field of a BYE", value, 0, 0)?;
+                }
+                Ok(Self::Bye)
+            }
+            kind => Err(Malformed::Value { what: "kind of a stream's frame", value: u64::from(kind) }),
+        }
+    }
+}
+
+impl Data {
+    fn checked(sequence: u64, part: u8, bytes: u32, offset: u64, total: u64) -> Result<Self, Malformed> {
+        ranged("part of a message", u64::from(part), 0, PARTS as u64 - 1)?;
+        ranged("message size", total, 0, MAX_RECEIVE_BYTES)?;
+        ranged("chunk size", u64::from(bytes), u64::from(total > 0), u64::from(MAX_CHUNK_BYTES).min(total))?;
+        // At least one byte follows wherever there are any, so an empty message's chunk is at 0.
+        ranged("chunk offset", offset, 0, total - u64::from(bytes))?;
+        if !offset.is_multiple_of(LINE_BYTES) {
+            return Err(Malformed::Value { what: "chunk offset", value: offset });
+        }
+        Ok(Self { sequence, part, offset, bytes, total })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn frames() -> impl Strategy<Value = Frame> {
+        let data = (any::<u64>(), 0..8u8, 0..1u64 << 33, 1..=MAX_CHUNK_BYTES, 0..1u64 << 33).prop_map(
+            |(sequence, part, line, bytes, more)| {
+                let offset = line / LINE_BYTES * LINE_BYTES;
+                Frame::Data(Data { sequence, part, offset, bytes, total: offset + u64::from(bytes) + more })
+            },
+        );
+        let grant = (any::<u64>(), 1..=8u8, any::<u8>(), any::<i32>(), 0..=MAX_RECEIVE_BYTES).prop_map(
+            |(sequence, parts, part, tag, room)| Frame::Grant(Grant { sequence, part: part % parts, parts, tag, room }),
+        );
+        let empty = (any::<u64>(), 0..8u8)
+            .prop_map(|(sequence, part)| Frame::Data(Data { sequence, part, offset: 0, bytes: 0, total: 0 }));
+        prop_oneof![data, grant, empty, Just(Frame::Bye)]
+    }
+
+    proptest! {
+        #[test]
+        fn a_frame_comes_back(frame in frames()) {
+            prop_assert_eq!(Frame::decode(&frame.encode()), Ok(frame));
+        }
+
+        /// What is taken is what was meant: every byte of a frame counts.
+        #[test]
+        fn any_bytes_are_answered(frame in frames(), at in 0..FRAME_BYTES, other: u8, bytes: [u8; FRAME_BYTES]) {
+            let mut changed = frame.encode();
+            changed[at] = other;
+            for bytes in [changed, bytes] {
+                if let Ok(read) = Frame::decode(&bytes) {
+                    prop_assert_eq!(read.encode(), bytes);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_chunk_lies_within_its_message() {
+        let data = Data { sequence: 0, part: 0, offset: 128, bytes: 72, total: 200 };
+        let read = |data: Data| Frame::decode(&Frame::Data(data).encode());
+        assert_eq!(read(data), Ok(Frame::Data(data)));
+        for wrong in [
+            Data { bytes: 73, ..data },
+            Data { bytes: 0, ..data },
+            Data { offset: 64, ..data },
+            Data { offset: u64::MAX - 127, ..data },
+            Data { part: 8, ..data },
+            Data { total: MAX_RECEIVE_BYTES + 1, ..data },
+            Data { bytes: MAX_CHUNK_BYTES + 1, total: MAX_RECEIVE_BYTES, ..data },
+            Data { offset: 0, bytes: 1, total: 0, ..data },
+            Data { offset: 128, bytes: 0, total: 0, ..data },
+        ] {
+            assert!(read(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! The job's process, and what is read of it.
+
+use crate::bed::RAILS;
+use crate::common::{self, LIMIT};
+use nccl_net_spark::counters::layout::{Counters, Direction, FILE_NAME, Record};
+use softverbs::control::{Action, control, status};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+/// A job. It ends with whoever started it, because nobody speaks to it any more.
+pub struct Job {
+    child: Child,
+    lines: Receiver<String>,
+    said: Receiver<String>,
+}
+
+impl Job {
+    /// Starts it, with these in its environment, and waits until messages go.
+    pub fn start(environment: &[(&str, &str)]) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "the_job", "--ignored", "--nocapture"])
+            .envs(environment.iter().copied())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (said, answers) = (lines(child.stderr.take().unwrap()), lines(child.stdout.take().unwrap()));
+        let job = Self { child, lines: answers, said };
+        job.hear("up");
+        job
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn say(&mut self, word: &str) {
+        writeln!(self.child.stdin.as_mut().unwrap(), "{word}").expect("the job listens");
+    }
+
+    /// Waits for a line that begins with this; what follows there.
+    pub fn hear(&self, start: &str) -> String {
+        hear(&self.lines, start)
+    }
+
+    /// Has it stop, asks that it has passed more than so many messages, and ends it; what it had to say.
+    pub fn finish(mut self, messages: u64) -> Vec<String> {
+        self.say("pause");
+        let done: u64 = self.hear("paused ").parse().unwrap();
+        assert!(done > messages, "{done} messages");
+        self.say("close");
+        self.hear("closed");
+        self.end()
+    }
+
+    /// Waits until it has ended, well; what it had to say.
+    pub fn end(mut self) -> Vec<String> {
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                let said = self.said.iter().collect();
+                assert!(status.success(), "the job ended with {status}: {said:#?}");
+                return said;
+            }
+            assert!(begun.elapsed() < LIMIT, "the job does not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Its memory files, as anybody finds them.
+    pub fn files(&self) -> Vec<PathBuf> {
+        let link = format!("/memfd:{FILE_NAME} (deleted)");
+        let folder = Path::new("/proc").join(self.id().to_string()).join("fd");
+        let all = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        all.filter(|path| std::fs::read_link(path).is_ok_and(|to| to == Path::new(&link))).collect()
+    }
+
+    /// The records of all its files.
+    pub fn records(&self) -> Vec<Record> {
+        self.files().iter().flat_map(|file| read(file).expect("counters").records).collect()
+    }
+
+    /// Waits until the records are like this.
+    pub fn wait_for(&self, what: &str, is_so: impl Fn(&[Record]) -> bool) {
+        let begun = Instant::now();
+        loop {
+            let records = self.records();
+            if is_so(&records) {
+                return;
+            }
+            assert!(begun.elapsed() < LIMIT / 4, "not seen: {what}: {records:#?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// What each rail has sent, as its fabric knows.
+    pub fn sent_by_fabric(&self) -> [u64; 2] {
+        let status = status(&common::fabric_folder(), &self.fabric()).unwrap();
+        let sent = |rail: &str| status.nodes[0].rails.iter().find(|known| known.device == rail).unwrap().sent_bytes;
+        RAILS.map(sent)
+    }
+
+    pub fn control(&self, rail: &str, action: Action) {
+        control(&common::fabric_folder(), &self.fabric(), None, rail, action).unwrap();
+    }
+
+    fn fabric(&self) -> String {
+        format!("test-{}", self.id())
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        // One that a failed test has left behind, or that has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Reads a memory file as readers do; none once its process has ended.
+pub fn read(path: &Path) -> Option<Counters> {
+    let (first, second) = (std::fs::read(path).ok()?, std::fs::read(path).ok()?);
+    Some(Counters::parse(&first, &second).unwrap_or_else(|why| panic!("{}: {why}", path.display())))
+}
+
+/// Bytes and writes of a rail in one direction.
+pub fn sums(records: &[Record], rail: &str, direction: Direction) -> (u64, u64) {
+    let of_rail = records.iter().filter(|record| record.rail == format!("{rail}:1") && record.direction == direction);
+    of_rail.fold((0, 0), |(bytes, writes), record| (bytes + record.counts.bytes, writes + record.counts.writes))
+}
+
+/// What comes line by line, on a thread that ends with it.
+pub fn lines(from: impl Read + Send + 'static) -> Receiver<String> {
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(from).lines().map_while(Result::ok) {
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+/// Waits for a line that begins with this; what follows there.
+pub fn hear(lines: &Receiver<String>, start: &str) -> String {
+    let begun = Instant::now();
+    loop {
+        let left = LIMIT.saturating_sub(begun.elapsed());
+        let line = lines.recv_timeout(left).unwrap_or_else(|error| panic!("{start:?} was not said: {error}"));
+        if let Some(rest) = line.strip_prefix(start) {
+            return rest.to_owned();
+        }
+    }
+}

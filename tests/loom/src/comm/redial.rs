@@ -1,0 +1,55 @@
+//! In place of the plugin's `comm/recovery/redial.rs`: a listener that nobody dials, and that knows whether it is open.
+
+use super::tcp::Redialling;
+use crate::comm::channel::Channel;
+use crate::wire::message::Redial;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// The listener as those who set connections up know it.
+#[derive(Default)]
+pub struct Standing {
+    at: Option<Arc<AtomicBool>>,
+    opened: Option<RedialListener>,
+}
+
+/// The listener as the service thread knows it. It is open until it is dropped.
+pub struct RedialListener(Arc<AtomicBool>);
+
+impl Standing {
+    /// Opens it where it is not open.
+    pub fn invite(&mut self) -> Redialling {
+        let is_open = self.at.get_or_insert_with(|| {
+            let is_open = Arc::new(AtomicBool::new(true));
+            self.opened = Some(RedialListener(Arc::clone(&is_open)));
+            is_open
+        });
+        Redialling::Awaits(Arc::clone(is_open))
+    }
+
+    /// As in the plugin.
+    pub fn take_opened(&mut self) -> Option<RedialListener> {
+        self.opened.take()
+    }
+
+    /// As in the plugin.
+    pub fn close(&mut self) {
+        (self.at, self.opened) = (None, None);
+    }
+}
+
+impl RedialListener {
+    /// Nobody dials.
+    pub fn look(&mut self, _: impl Fn(&Redial) -> bool, _: Instant) -> Vec<(Channel, Redial)> {
+        Vec::new()
+    }
+}
+
+impl Drop for RedialListener {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.0.store(false, Ordering::Release);
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! The data path of connections by TCP allocates nothing. (It makes system calls: they are what it is made of.) Allocations are counted by
+//! this program's allocator.
+
+#![allow(unsafe_code)]
+
+mod common;
+
+use nccl_net_spark::comm::{RecvPart, SendComm};
+use nccl_net_spark::config::Config;
+use nccl_net_spark::plugin::bring_up;
+use nccl_net_spark::verbs::HostMemory;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+struct Counting;
+
+thread_local! {
+    /// Set in the thread that drives the data path, while it does: other threads may allocate as they like.
+    static COUNTS: Cell<bool> = const { Cell::new(false) };
+}
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call goes to the system's allocator unchanged; counting touches an atomic and a plain thread-local alone.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if COUNTS.get() {
+            ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        }
+        // SAFETY: the caller's promise, passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
+        if COUNTS.get() {
+            ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        }
+        // SAFETY: the caller's promise, passed on.
+        unsafe { System.dealloc(place, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn no_allocation_by_tcp_once_connected() {
+    let (_, library) = common::test_rails();
+    // Their addresses are in different subnets.
+    let host = |hca: &str| {
+        let settings = [("NCCL_IB_HCA", hca), ("NCCL_SOCKET_IFNAME", "lo"), ("NCCL_SPARK_RING_TCP", "1")];
+        let mut settings: Vec<_> = settings.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
+        settings.extend(library.clone());
+        bring_up(Config::from_variables(&settings).unwrap()).unwrap().0
+    };
+    let (a, b) = (host("rocep1s0f0"), host("roceP2p1s0f0"));
+    let (listener, mut handle) = b.listen().unwrap();
+    let (mut send, mut recv) = (None, None);
+    while send.is_none() || recv.is_none() {
+        send = send.or_else(|| a.connect(&mut handle, None).unwrap());
+        recv = recv.or_else(|| listener.accept().unwrap());
+    }
+    let (send, recv) = (send.unwrap(), recv.unwrap());
+    assert!(matches!(send, SendComm::Streams(_)));
+    let (from, to) = (vec![7u8; 4 << 20], vec![0u8; 4 << 20]);
+    // SAFETY: both buffers outlive the connections, and are looked at only when nothing is in flight.
+    let memory = |bytes: &Vec<u8>| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
+    let (out, into) = (send.register(memory(&from)).unwrap(), recv.register(memory(&to)).unwrap());
+    let one = |size: usize, parts: usize, is_watched: bool| {
+        let part = RecvPart { addr: to.as_ptr() as u64, bytes: size, tag: 0, memory: &into };
+        let receive = recv.irecv(&[part; 8][..parts], is_watched).unwrap().unwrap();
+        let mut running = [None; 8];
+        for place in &mut running[..parts] {
+            while place.is_none() {
+                *place = send.isend(from.as_ptr() as u64, size, 0, &out).unwrap();
+            }
+        }
+        let mut is_received = false;
+        while running.iter().any(Option::is_some) || !is_received {
+            for place in &mut running {
+                *place = place.filter(|request| send.test(*request).unwrap().is_none());
+            }
+            is_received = is_received || recv.test(receive, |_, _| {}).unwrap();
+        }
+    };
+    one(8, 1, false);
+    COUNTS.set(true);
+    for _ in 0..50 {
+        for (size, parts, is_watched) in
+            [(0, 1, false), (8, 1, false), (8, 1, true), (70_000, 1, true), (300, 8, false), (4 << 20, 1, false)]
+        {
+            one(size, parts, is_watched);
+        }
+    }
+    COUNTS.set(false);
+    assert_eq!(ALLOCATIONS.load(Ordering::SeqCst), 0, "the data path allocates or frees");
+    send.close();
+    recv.close();
+}

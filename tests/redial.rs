@@ -1,0 +1,540 @@
+//! A connection's TCP that breaks and is dialled again, over the software fabric, with both ends in this process and a network between them
+//! that the tests break. Every byte of the stream is looked at.
+//!
+//! The fabric's rails are the process's, so the tests take turns.
+
+#![allow(unsafe_code)]
+
+mod attack;
+#[path = "failover/bed.rs"]
+mod bed;
+mod common;
+#[path = "redial/frozen.rs"]
+mod frozen;
+#[path = "redial/network.rs"]
+mod network;
+
+use attack::{decoded, dial, read_frame};
+use bed::{Bed, RAILS, Stream, set};
+use common::{heard, until};
+use frozen::Frozen;
+use nccl_net_spark::comm::RecvPart;
+use nccl_net_spark::comm::channel::Channel;
+use nccl_net_spark::comm::descriptors::DescriptorWarning;
+use nccl_net_spark::comm::recovery::redial::Standing;
+use nccl_net_spark::error::Error;
+use nccl_net_spark::wire::handle::HANDLE_BYTES;
+use nccl_net_spark::wire::message::{Message, Redial};
+use network::{Mode, Network};
+use softverbs::control::Action;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+fn heard_everywhere() -> &'static heard::Heard {
+    static HEARD: OnceLock<heard::Heard> = OnceLock::new();
+    HEARD.get_or_init(heard::everywhere)
+}
+
+/// From a listener's handle to the one that the connecting side has.
+type Lead<'a> = dyn FnMut([u8; HANDLE_BYTES]) -> [u8; HANDLE_BYTES] + 'a;
+
+/// What waits for the other side.
+#[derive(Clone, Copy)]
+enum Waiting {
+    ToSend,
+    Receive(u16),
+}
+
+/// A connection over two rails and a network that breaks. It is closed in the end: else it would be looked after while the next test runs.
+struct Scene {
+    bed: Bed,
+    network: Network,
+    stream: Stream,
+}
+
+impl Scene {
+    fn new(settings: &[(&str, &str)]) -> Self {
+        Self::over(|lead| Bed::new_by(settings, lead))
+    }
+
+    /// The same over what `connect` makes with the handle that it is led to.
+    fn over(connect: impl FnOnce(&mut Lead<'_>) -> Bed) -> Self {
+        heard_everywhere();
+        let mut network = None;
+        let bed = connect(&mut |handle| {
+            let (new, handle) = Network::new(handle);
+            network = Some(new);
+            handle
+        });
+        let mut stream = Stream::new(&bed);
+        stream.run(&bed, 20);
+        Self { bed, network: network.unwrap(), stream }
+    }
+
+    fn run(&mut self, count: u64) {
+        self.stream.run(&self.bed, count);
+    }
+
+    /// Goes on with the stream for so long, whatever comes.
+    fn go_on(&mut self, ms: u64) {
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(ms) {
+            self.stream.step(&self.bed).unwrap();
+        }
+    }
+
+    fn until(&mut self, mut is_so: impl FnMut(&Network) -> bool) {
+        until(|| {
+            self.stream.step(&self.bed).unwrap();
+            is_so(&self.network).then_some(())
+        });
+    }
+
+    fn until_resumed(&mut self, times: usize) {
+        self.until(|network| network.resumed() >= times);
+    }
+
+    /// Ends the stream's messages: nothing moves any more.
+    fn finish(&mut self) {
+        until(|| self.stream.finish_step(&self.bed).unwrap().then_some(()));
+    }
+
+    /// A request that waits for the other side: of the sender (0) one without a receive, of the receiver (1) one without a send.
+    fn wait_on(&self, side: usize) -> Waiting {
+        let Self { bed, stream, .. } = self;
+        if side == 0 {
+            return Waiting::ToSend;
+        }
+        let part = RecvPart { addr: stream.to.as_ptr() as u64, bytes: 100, tag: 99, memory: &stream.into };
+        Waiting::Receive(until(|| bed.recv.irecv(&[part], false).unwrap()))
+    }
+
+    /// What became of it: nothing, or the connection has failed.
+    fn look(&self, waiting: Waiting) -> Result<(), Error> {
+        let Self { bed, stream, .. } = self;
+        match waiting {
+            Waiting::ToSend => {
+                let sent = bed.send.isend(stream.from.as_ptr() as u64, 100, 99, &stream.out).map_err(|e| *e)?;
+                assert!(sent.is_none(), "nobody receives");
+            }
+            Waiting::Receive(receive) => {
+                let is_done = bed.recv.test(receive, |_, _| {}).map_err(|e| *e)?;
+                assert!(!is_done, "nobody sends");
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes both rails away, until both ends know that they have none.
+    fn lose_rails(&mut self) {
+        let heard = heard_everywhere();
+        heard.take();
+        RAILS.iter().for_each(|rail| set(rail, Action::Down));
+        let mut count = 0;
+        self.until(|_| {
+            count += heard.take().iter().filter(|(_, line)| line.contains("no rail remains")).count();
+            count >= 2
+        });
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        self.bed.send.close();
+        self.bed.recv.close();
+    }
+}
+
+#[test]
+fn tcp_that_was_closed_is_back_before_all_rails_are_lost() {
+    let mut scene = Scene::new(&[("NCCL_SPARK_LOSS_TIMEOUT_S", "100")]);
+    for round in 1..=3 {
+        // For some seconds nobody can be dialled.
+        scene.network.set(Mode::Resets);
+        scene.network.cut();
+        scene.go_on(700);
+        scene.network.set(Mode::Carries);
+        scene.until_resumed(round);
+        scene.run(20);
+        scene.lose_rails();
+        RAILS.iter().for_each(|rail| set(rail, Action::Up));
+        // Messages go on, which without TCP they would not: the rails' loss has to be told.
+        scene.run(50);
+    }
+}
+
+#[test]
+fn without_tcp_a_moment_without_any_rail_is_final() {
+    let mut scene = Scene::new(&[("NCCL_SPARK_LOSS_TIMEOUT_S", "4")]);
+    scene.network.set(Mode::Silent);
+    scene.network.cut();
+    scene.go_on(500);
+    scene.lose_rails();
+    RAILS.iter().for_each(|rail| set(rail, Action::Up));
+    let error = until(|| scene.stream.step(&scene.bed).err());
+    assert!(error.to_string().contains(&format!(":{}", std::process::id())), "{error}");
+    assert_eq!(scene.network.resumed(), 0);
+}
+
+#[test]
+fn tcp_and_all_rails_fall_silent_together_and_return() {
+    let mut scene = Scene::new(&[("NCCL_SPARK_LOSS_TIMEOUT_S", "60")]);
+    for round in 1..=2 {
+        scene.run(20);
+        // What is connected carries nothing any more and no end hears of that; the rails have failed.
+        scene.network.set(Mode::Silent);
+        scene.network.silence();
+        scene.lose_rails();
+        scene.go_on(4000);
+        scene.network.set(Mode::Carries);
+        set(RAILS[round % 2], Action::Up);
+        scene.run(50);
+        assert!(scene.network.resumed() >= round, "TCP was not dialled again");
+        set(RAILS[1 - round % 2], Action::Up);
+    }
+}
+
+#[test]
+fn closed_tcp_without_any_rail_is_dialled_at_once() {
+    let mut scene = Scene::new(&[("NCCL_SPARK_LOSS_TIMEOUT_S", "60")]);
+    scene.lose_rails();
+    scene.network.cut();
+    scene.until_resumed(1);
+    set(RAILS[0], Action::Up);
+    scene.run(50);
+}
+
+/// What was said of TCP that is lost, and of TCP that is back.
+fn of_tcp(lines: &[(tracing::Level, String)]) -> [Vec<String>; 2] {
+    ["continue over the rails", "are back after"].map(|part| {
+        let told = lines.iter().filter(|(_, line)| line.contains(part));
+        told.map(|(level, line)| format!("{level} {line}")).collect()
+    })
+}
+
+#[test]
+fn one_line_says_that_tcp_is_lost_and_one_that_it_is_back() {
+    let heard = heard_everywhere();
+    let first = Scene::new(&[("NCCL_SPARK_LOSS_TIMEOUT_S", "100")]);
+    let hosts = first.bed.hosts.clone();
+    let mut scenes = vec![first];
+    (1..6).for_each(|_| scenes.push(Scene::over(|lead| Bed::by(hosts.clone(), lead))));
+    let name = scenes[0].bed.hosts[0].process().name.clone();
+    heard.take();
+    // One after another, each dialled again before the next one breaks.
+    for scene in &mut scenes {
+        scene.network.cut();
+        scene.until_resumed(1);
+        scene.go_on(300);
+    }
+    // And all of them, for some time.
+    scenes.iter().for_each(|scene| {
+        scene.network.set(Mode::Resets);
+        scene.network.cut();
+    });
+    // Each end says so, once.
+    let mut lines = Vec::new();
+    until(|| {
+        lines.extend(heard.take());
+        (of_tcp(&lines)[0].len() == 2).then_some(())
+    });
+    scenes.iter().for_each(|scene| scene.network.set(Mode::Carries));
+    scenes.iter_mut().for_each(|scene| scene.until_resumed(2));
+    until(|| {
+        lines.extend(heard.take());
+        (of_tcp(&lines)[1].len() == 2).then_some(())
+    });
+    // Closed, they have nothing more to say.
+    drop(scenes);
+    lines.extend(heard.take());
+    let [lost, back] = of_tcp(&lines);
+    let continues = format!("; connections with {name} continue over the rails");
+    let returned = format!("INFO bootstrap connections with {name} are back after ");
+    assert!(
+        lost.len() == 2 && lost.iter().all(|line| line.starts_with("INFO ") && line.contains(&continues)),
+        "{lost:?}"
+    );
+    assert!(back.len() == 2 && back.iter().all(|line| line.starts_with(&returned)), "{back:?}");
+}
+
+/// Whether the other end has closed the connection.
+fn is_closed(stream: &mut TcpStream) -> bool {
+    stream.set_nonblocking(true).unwrap();
+    match stream.read(&mut [0; 64]) {
+        Ok(count) => count == 0,
+        Err(error) => error.kind() != ErrorKind::WouldBlock,
+    }
+}
+
+#[test]
+fn who_dials_without_the_token_or_late_changes_nothing() {
+    let mut scene = Scene::new(&[("NCCL_SPARK_LOSS_TIMEOUT_S", "100")]);
+    let (address, real) = scene.network.redial_at().unwrap();
+    let mut close = real.token;
+    close[15] ^= 1;
+    let redial = |token, attempt| Message::Redial(Redial { token, attempt }).encode();
+    let mut refused: Vec<Vec<u8>> = vec![
+        b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+        vec![0xff; 50_000],
+        redial(close, 1),
+        redial([0; 16], u64::MAX),
+        // Attempts are counted from 1 on.
+        redial(real.token, 0),
+        // And by milliseconds: after these the connecting side's would all be late.
+        redial(real.token, u64::MAX),
+        redial(real.token, 1 << 20),
+        Message::Resumed.encode(),
+        Message::Refuse("no".to_owned()).encode(),
+    ];
+    scene.network.cut();
+    scene.until_resumed(1);
+    // Somebody who listened says the same once more.
+    refused.push(scene.network.last_redial());
+    let mut clients = Vec::new();
+    for words in &refused {
+        let mut client = dial(address);
+        // It may be dropped while it speaks.
+        let _ = client.write_all(words);
+        clients.push(client);
+    }
+    // And many who say nothing, or a part of it.
+    let mut silent: Vec<TcpStream> = Vec::new();
+    for at in 0..300 {
+        let mut client = dial(address);
+        let _ = client.write_all(&redial(real.token, 1 << 20)[..at % 32]);
+        silent.push(client);
+    }
+    until(|| {
+        scene.stream.step(&scene.bed).unwrap();
+        clients.iter_mut().all(is_closed).then_some(())
+    });
+    // No more than may wait are kept.
+    until(|| {
+        scene.stream.step(&scene.bed).unwrap();
+        (silent.iter_mut().filter_map(|client| (!is_closed(client)).then_some(())).count() <= 64).then_some(())
+    });
+    assert_eq!(scene.network.resumed(), 1);
+    // The TCP connection of before is in use: without it this would not go on.
+    scene.lose_rails();
+    RAILS.iter().for_each(|rail| set(rail, Action::Up));
+    scene.run(50);
+    assert_eq!(scene.network.resumed(), 1, "it was dialled again");
+    // While they crowd the port, the honest peer gets in.
+    scene.network.cut();
+    scene.until_resumed(2);
+    scene.run(20);
+}
+
+#[test]
+fn who_talks_to_the_port_for_the_whole_job_has_one_line() {
+    let heard = heard_everywhere();
+    let scene = Scene::new(&[]);
+    let address = scene.network.redial_at().unwrap().0;
+    heard.take();
+    let words = [b"GET / HTTP/1.1\r\n\r\n".to_vec(), Message::Resumed.encode()];
+    for at in 0..40 {
+        let mut client = dial(address);
+        client.write_all(&words[at % 2]).unwrap();
+        until(|| is_closed(&mut client).then_some(()));
+    }
+    let lines: Vec<_> = heard.take().into_iter().filter(|(_, line)| line.contains("rejected")).collect();
+    assert!(matches!(&lines[..], [(level, _)] if *level == tracing::Level::INFO), "{lines:?}");
+}
+
+#[test]
+fn a_later_attempt_takes_the_place_of_an_earlier_one() {
+    let mut scene = Scene::new(&[]);
+    let (address, real) = scene.network.redial_at().unwrap();
+    // As a connecting side that takes its TCP for lost while the accepting side does not: it was there first.
+    let mut first = dial(address);
+    first.write_all(&Message::Redial(Redial { token: real.token, attempt: 1 }).encode()).unwrap();
+    assert_eq!(read_frame(&mut first).expect("an answer")[2], 8);
+    // The connecting side has not dialled: its attempts are late until they are later than this one.
+    scene.until_resumed(1);
+    until(|| {
+        scene.stream.step(&scene.bed).unwrap();
+        // What is left in it is a control frame.
+        is_closed(&mut first).then_some(())
+    });
+    scene.run(20);
+}
+
+/// Takes a scene's TCP over as an attempt of its connecting side, which is closed once it is answered.
+fn dial_and_close(scene: &Scene) {
+    let (address, real) = scene.network.redial_at().unwrap();
+    let mut given_up = dial(address);
+    given_up.write_all(&Message::Redial(Redial { token: real.token, attempt: 1 }).encode()).unwrap();
+    assert_eq!(read_frame(&mut given_up).expect("an answer")[2], 8);
+}
+
+#[test]
+fn a_new_tcp_connection_that_closes_at_once_says_nothing_of_a_peer_that_answers() {
+    let mut scene = Scene::new(&[]);
+    // Over a rail.
+    dial_and_close(&scene);
+    scene.until_resumed(1);
+    scene.run(20);
+    // Or, where there is none, by another TCP connection, however late.
+    scene.lose_rails();
+    dial_and_close_late(&mut scene);
+    scene.run(20);
+}
+
+/// The same without a rail, while the scene's own TCP is dead and its connecting side does not know: for longer than a peer has to answer whose
+/// TCP was closed, nobody can be dialled.
+fn dial_and_close_late(scene: &mut Scene) {
+    let (address, real) = scene.network.redial_at().unwrap();
+    let resumed = scene.network.resumed();
+    scene.network.set(Mode::Silent);
+    scene.network.silence();
+    let mut given_up = dial(address);
+    // Later than all attempts of the scene's own.
+    let attempt = attempt_of(&scene.network.last_redial()) + 1;
+    given_up.write_all(&Message::Redial(Redial { token: real.token, attempt }).encode()).unwrap();
+    assert_eq!(read_frame(&mut given_up).expect("an answer")[2], 8);
+    drop(given_up);
+    scene.go_on(4000);
+    assert_eq!(scene.network.resumed(), resumed);
+    scene.network.set(Mode::Carries);
+    // Where the connecting side has nothing to say it does not know yet that its TCP is dead.
+    RAILS.iter().for_each(|rail| set(rail, Action::Up));
+    scene.until_resumed(resumed + 1);
+}
+
+fn attempt_of(frame: &[u8]) -> u64 {
+    match decoded(frame) {
+        Message::Redial(redial) => redial.attempt,
+        other => panic!("{} in place of REDIAL", other.kind()),
+    }
+}
+
+#[test]
+fn an_attempt_that_was_given_up_before_it_was_read_changes_nothing() {
+    let mut scene = Scene::new(&[]);
+    let frozen = Frozen::new(&scene.bed.hosts[1]);
+    frozen.freeze();
+    let (address, real) = scene.network.redial_at().unwrap();
+    for attempt in 1..=5 {
+        let mut given_up = dial(address);
+        given_up.write_all(&Message::Redial(Redial { token: real.token, attempt }).encode()).unwrap();
+    }
+    frozen.thaw();
+    scene.lose_rails();
+    RAILS.iter().for_each(|rail| set(rail, Action::Up));
+    scene.run(50);
+    // All of it over the first TCP connection: what is dialled by now was let in after the others.
+    assert_eq!(scene.network.resumed(), 0);
+    scene.network.cut();
+    scene.until_resumed(1);
+}
+
+#[test]
+fn out_of_descriptors_a_warning_says_that_nobody_can_be_dialled() {
+    let heard = heard_everywhere();
+    let mut scene = Scene::new(&[]);
+    common::without_files(|| {
+        heard.take();
+        scene.network.cut();
+        let mut lines = Vec::new();
+        until(|| {
+            lines.extend(heard.take());
+            lines
+                .iter()
+                .any(|(level, line)| {
+                    let is_short = line.contains(" again: cannot connect to ") && line.contains("ulimit -n is 0");
+                    *level == tracing::Level::WARN && line.starts_with("cannot dial 127.0.0.1:") && is_short
+                })
+                .then_some(())
+        });
+    });
+    scene.until_resumed(1);
+    scene.run(20);
+}
+
+/// How a peer dies whose TCP is new or away.
+#[derive(Debug, Clone, Copy)]
+enum Death {
+    /// Its TCP carries.
+    Open,
+    /// It has dialled again, and said nothing since.
+    New,
+    /// Nobody can dial, or be dialled, for long.
+    Away,
+}
+
+/// A process that ends says nothing more, its kernel closes its TCP, and what is written to it by a rail is not acknowledged. Its service
+/// thread stands still here, and where its rails have to be silent they are: both ends' are the same.
+#[test]
+fn a_peer_that_dies_is_noticed_whatever_became_of_its_tcp() {
+    let heard = heard_everywhere();
+    for (death, side) in [(Death::Open, 0), (Death::New, 0), (Death::Away, 0), (Death::Away, 1)] {
+        let mut scene = Scene::new(&[("NCCL_SPARK_LOSS_TIMEOUT_S", "5")]);
+        let frozen = Frozen::new(&scene.bed.hosts[side]);
+        scene.finish();
+        let waiting = scene.wait_on(1 - side);
+        if matches!(death, Death::Away) {
+            heard.take();
+            scene.network.set(Mode::Silent);
+            scene.network.cut();
+            // Each has answered the other, who takes it for alive from here on.
+            let (mut answers, is_answer) = (0, |line: &str| line.contains("answers after its TCP was closed"));
+            until(|| {
+                answers += heard.take().iter().filter(|(_, line)| is_answer(line)).count();
+                (answers == 2).then_some(())
+            });
+        }
+        frozen.freeze();
+        match death {
+            Death::Open => scene.network.cut(),
+            Death::New => {
+                dial_and_close(&scene);
+                scene.network.cut();
+            }
+            Death::Away => RAILS.iter().for_each(|rail| set(rail, Action::Silent(true))),
+        }
+        let error = until(|| scene.look(waiting).err());
+        let expected = if matches!(death, Death::Away) { "no usable rail to" } else { "is gone" };
+        assert!(error.to_string().contains(expected), "{death:?}, side {side}: {error}");
+        RAILS.iter().for_each(|rail| set(rail, Action::Silent(false)));
+    }
+}
+
+#[test]
+fn the_listener_goes_with_the_last_connection_and_comes_with_the_next_one() {
+    let first = Scene::new(&[]);
+    let hosts = first.bed.hosts.clone();
+    let address = first.network.redial_at().unwrap().0;
+    let mut second = Scene::over(|lead| Bed::by(hosts.clone(), lead));
+    assert_eq!(second.network.redial_at().unwrap().0, address, "one listener for all connections");
+    drop(first);
+    second.network.cut();
+    second.until_resumed(1);
+    drop(second);
+    // Where somebody listens and takes nothing in, there is no answer in the end.
+    let refused = |error: std::io::Error| error.kind() == ErrorKind::ConnectionRefused;
+    until(|| TcpStream::connect_timeout(&address, Duration::from_millis(100)).is_err_and(refused).then_some(()));
+    let mut third = Scene::over(|lead| Bed::by(hosts, lead));
+    third.network.cut();
+    third.until_resumed(1);
+}
+
+#[test]
+fn without_a_descriptor_a_connection_has_no_other_tcp_and_the_next_one_may() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let _stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let channel = Channel::from_stream(listener.accept().unwrap().0).unwrap();
+    let (mut standing, warning, heard) =
+        (Standing::default(), Arc::new(DescriptorWarning::default()), heard::Heard::default());
+    let _turn = bed::TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let refused = common::without_files(|| heard.by(|| [0, 1].map(|_| standing.invite(&channel, &warning).1)));
+    assert_eq!(refused, [None, None]);
+    let warnings: Vec<_> = heard.take().into_iter().filter(|(level, _)| *level == tracing::Level::WARN).collect();
+    assert!(
+        matches!(&warnings[..], [(_, line)] if line.contains("continue over the rails alone: cannot listen on 127.0.0.1:0")),
+        "{warnings:?}"
+    );
+    let redial = standing.invite(&channel, &warning).1.expect("there are descriptors");
+    assert!(TcpStream::connect(("127.0.0.1", redial.port.get())).is_ok());
+}

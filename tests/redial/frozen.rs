@@ -1,0 +1,104 @@
+//! A process whose service thread stands still, as the kernel's address resolution, or the process's end, makes it.
+
+use nccl_net_spark::comm::Host;
+use nccl_net_spark::comm::channel::Channel;
+use nccl_net_spark::comm::datapath::context::PathContext;
+use nccl_net_spark::comm::datapath::lane::Role;
+use nccl_net_spark::comm::datapath::mailbox::Mailboxes;
+use nccl_net_spark::comm::datapath::path::{PathGuard, SharedPath};
+use nccl_net_spark::comm::datapath::peer::Peer;
+use nccl_net_spark::comm::recovery::driver::Driver;
+use nccl_net_spark::comm::recovery::service::WatchId;
+use nccl_net_spark::comm::recovery::tcp::Redialling;
+use nccl_net_spark::verbs::Region;
+use nccl_net_spark::wire::mailbox::MAILBOX_BYTES;
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Condvar, Mutex};
+
+/// One more connection of a process, in whose data path its service thread can be kept. When this goes, the thread goes on.
+pub struct Frozen {
+    gate: Arc<Gate>,
+    host: Arc<Host>,
+    id: WatchId,
+    /// Else the connection's TCP would be closed.
+    _far: TcpStream,
+}
+
+#[derive(Default, Clone, Copy, PartialEq, Eq)]
+enum Is {
+    #[default]
+    Open,
+    Shut,
+    /// The service thread is there.
+    Reached,
+}
+
+#[derive(Default)]
+struct Gate {
+    is: Mutex<Is>,
+    changed: Condvar,
+}
+
+impl SharedPath for Gate {
+    fn borrow(&self) -> Option<PathGuard<'_>> {
+        None
+    }
+
+    fn is_unused(&self) -> bool {
+        let mut is = self.is.lock().unwrap();
+        while *is != Is::Open {
+            *is = Is::Reached;
+            self.changed.notify_all();
+            is = self.changed.wait_while(is, |is| *is == Is::Reached).unwrap();
+        }
+        false
+    }
+}
+
+impl Gate {
+    fn set(&self, is: Is) {
+        *self.is.lock().unwrap() = is;
+        self.changed.notify_all();
+    }
+}
+
+impl Frozen {
+    /// Of the process of `host`; its service thread runs yet.
+    pub fn new(host: &Arc<Host>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let process = Arc::clone(host.process());
+        let context = Arc::new(PathContext {
+            peer: Arc::new(Peer::new("nobody".to_owned())),
+            registrations: Arc::clone(&process.registrations),
+            stall_warn: process.config.stall_warn,
+            log: Arc::clone(&process.log),
+            waker: host.setup().service.clone(),
+        });
+        let mailboxes = Mailboxes { region: Region::new(MAILBOX_BYTES).unwrap(), peer_addr: 0 };
+        let gate = Arc::new(Gate::default());
+        let driver = Driver::new(process, context, gate.clone(), Role::Sender, None, mailboxes, Vec::new());
+        let channel = Channel::from_stream(near).unwrap();
+        let id = host.setup().service.watch(channel, driver, |_, _| Ok(Redialling::Never)).unwrap();
+        Self { gate, host: Arc::clone(host), id, _far: listener.accept().unwrap().0 }
+    }
+
+    /// The service thread stands still from here on.
+    pub fn freeze(&self) {
+        self.gate.set(Is::Shut);
+        let is = self.gate.is.lock().unwrap();
+        drop(self.gate.changed.wait_while(is, |is| *is == Is::Shut).unwrap());
+    }
+
+    /// It goes on.
+    pub fn thaw(&self) {
+        self.gate.set(Is::Open);
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        self.thaw();
+        self.host.setup().service.close(self.id);
+    }
+}

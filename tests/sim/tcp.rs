@@ -1,0 +1,281 @@
+//! A connection's TCP in virtual time: it carries, breaks, is closed under both sides, and may be dialled again as the service thread does.
+
+use super::Dice;
+use nccl_net_spark::comm::recovery::driver::Driver;
+use nccl_net_spark::flow::redial::{Attempts, Step};
+use nccl_net_spark::wire::control::ControlFrame;
+use std::collections::VecDeque;
+use std::time::Instant;
+
+/// The network under it.
+enum Network {
+    Carries,
+    /// It carries until then, and not again before `back_ns`, if ever.
+    Breaks {
+        at_ns: u64,
+        back_ns: Option<u64>,
+    },
+    /// It carries again from then on.
+    Away {
+        back_ns: Option<u64>,
+    },
+}
+
+/// What is under way, by which of the TCP connections.
+struct Packet {
+    due_ns: u64,
+    attempt: u64,
+    item: Item,
+}
+
+enum Item {
+    Frame(ControlFrame),
+    Redial,
+    Resumed,
+}
+
+/// What a side takes for its TCP connection, as the service thread does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Line {
+    Open(u64),
+    /// Taken in place of another, and no control frame has come by it yet.
+    New(u64),
+    GivenUp,
+}
+
+impl Line {
+    fn attempt(self) -> Option<u64> {
+        match self {
+            Self::Open(attempt) | Self::New(attempt) => Some(attempt),
+            Self::GivenUp => None,
+        }
+    }
+}
+
+/// What a side finds out about its TCP connection.
+#[derive(Clone, Copy)]
+struct Notice {
+    at_ns: u64,
+    /// Which connection; of another one it is not heard.
+    attempt: u64,
+    /// Whether its other end is closed, which may be because the peer's process is gone. Else the network under it is.
+    is_closed: bool,
+}
+
+/// The TCP connections of one connection, each named by the attempt that made it; the first is 0.
+pub struct Tcp {
+    network: Network,
+    /// To the sender and to the receiver.
+    packets: [VecDeque<Packet>; 2],
+    /// What each side takes for open.
+    lines: [Line; 2],
+    notices: [Option<Notice>; 2],
+    /// What was dialled before this attempt is dead.
+    first_alive: u64,
+    attempts: Attempts,
+    last_attempt: u64,
+    /// Breaks that are to come after a return.
+    breaks_left: u64,
+    dice: Dice,
+    /// How often it is still to be closed under both sides.
+    closings_left: u64,
+    /// Dice for what was added later.
+    own: Dice,
+}
+
+impl Tcp {
+    /// One that breaks then, if ever. `seed` says whether it returns.
+    pub fn new(breaks_ns: Option<u64>, now_ns: u64, seed: u64) -> Self {
+        let mut dice = Dice::new(seed.rotate_left(17));
+        let returns = dice.one_in(2);
+        let breaks_ns = breaks_ns.or_else(|| (returns && dice.one_in(2)).then(|| now_ns + dice.below(2_000_000)));
+        let network = breaks_ns.map_or(Network::Carries, |at_ns| Network::Breaks {
+            at_ns,
+            back_ns: returns.then(|| at_ns + dice.below(3_000_000_000)),
+        });
+        let (packets, notices, first_alive, attempts, last_attempt) = Default::default();
+        let (lines, breaks_left) = ([Line::Open(0); 2], dice.below(3));
+        let mut own = Dice::new(seed.rotate_left(29));
+        let closings_left = own.below(4);
+        Self {
+            network,
+            packets,
+            lines,
+            notices,
+            first_alive,
+            attempts,
+            last_attempt,
+            breaks_left,
+            dice,
+            closings_left,
+            own,
+        }
+    }
+
+    /// Whether it breaks, or has broken, for good: then a rail has to carry what it did.
+    pub fn breaks_for_good(&self) -> bool {
+        matches!(self.network, Network::Breaks { back_ns: None, .. } | Network::Away { back_ns: None })
+    }
+
+    /// Now and then closes the TCP connection under both sides, as what stands between them or a kernel that has forgotten it does; whether
+    /// it did. Each side then takes the other for gone unless it hears of it within two seconds.
+    pub fn close_now_and_then(&mut self, now_ns: u64) -> bool {
+        let Network::Carries = self.network else { return false };
+        if self.closings_left == 0 || !self.own.one_in(32) {
+            return false;
+        }
+        let Some(attempt) = self.lines[0].attempt().filter(|attempt| self.lines[1].attempt() == Some(*attempt)) else {
+            return false;
+        };
+        self.closings_left -= 1;
+        self.first_alive = attempt + 1;
+        for side in [0, 1] {
+            self.packets[side].retain(|packet| packet.attempt != attempt);
+            // One side may hear of it much later, by what it sends or by its keepalive.
+            let most_ns = if self.own.one_in(4) { 1_000_000_000 } else { 2_000_000 };
+            let at_ns = now_ns + self.own.below(most_ns);
+            self.note(side, attempt, at_ns, true);
+        }
+        true
+    }
+
+    /// What a side's service thread does before it tends the driver. A control frame comes twice now and then, by `dice`.
+    pub fn tend(&mut self, side: usize, driver: &mut Driver, now_ns: u64, now: Instant, dice: &mut Dice) {
+        self.let_time_pass(now_ns);
+        while self.packets[side].front().is_some_and(|packet| packet.due_ns <= now_ns) {
+            let Some(Packet { attempt, item, .. }) = self.packets[side].pop_front() else { break };
+            match item {
+                Item::Frame(frame) if self.lines[side].attempt() == Some(attempt) => {
+                    driver.hear(&frame, now);
+                    if dice.one_in(16) {
+                        driver.hear(&frame, now);
+                    }
+                    self.lines[side] = Line::Open(attempt);
+                    driver.channel_carries(now);
+                }
+                // Of a connection that this side has replaced.
+                Item::Frame(_) => {}
+                Item::Redial => self.replace(attempt, driver, now_ns),
+                Item::Resumed => {
+                    self.attempts.succeeded(now_ns);
+                    self.lines[0] = Line::Open(attempt);
+                    driver.channel_opened();
+                    driver.channel_carries(now);
+                }
+            }
+        }
+        self.hear_notice(side, driver, now_ns, now);
+        let is_unreachable = side == 0 && !self.breaks_for_good() && self.dial(driver, now_ns, now);
+        if self.lines[side] == Line::GivenUp {
+            driver.channel_away(is_unreachable, now);
+        }
+    }
+
+    /// The accepting side takes what the peer has dialled in place of what there is, whose other end is closed with it.
+    fn replace(&mut self, attempt: u64, driver: &mut Driver, now_ns: u64) {
+        if let Some(old) = self.lines[1].attempt().filter(|old| *old >= self.first_alive) {
+            self.note(0, old, now_ns, true);
+        }
+        self.lines[1] = Line::New(attempt);
+        self.post(0, attempt, Item::Resumed, now_ns);
+        driver.channel_opened();
+    }
+
+    fn hear_notice(&mut self, side: usize, driver: &mut Driver, now_ns: u64, now: Instant) {
+        let Some(Notice { attempt, is_closed, .. }) = self.notices[side].take_if(|notice| notice.at_ns <= now_ns)
+        else {
+            return;
+        };
+        match (self.lines[side], is_closed) {
+            (line, _) if line.attempt() != Some(attempt) => return,
+            (_, false) => driver.lost_channel("the network is away", now),
+            (Line::New(_), true) if !driver.has_rail() => driver.lost_channel("closed at once", now),
+            (_, true) => driver.suspect(now),
+        }
+        self.lines[side] = Line::GivenUp;
+    }
+
+    fn note(&mut self, side: usize, attempt: u64, at_ns: u64, is_closed: bool) {
+        self.notices[side] = Some(Notice { at_ns, attempt, is_closed });
+    }
+
+    /// A side sends a frame; whether it was taken.
+    pub fn send(&mut self, side: usize, frame: ControlFrame, now_ns: u64, dice: &mut Dice) -> bool {
+        let Some(attempt) = self.lines[side].attempt() else { return false };
+        if attempt >= self.first_alive {
+            let delay_ns = dice.below(100_000);
+            self.post(1 - side, attempt, Item::Frame(frame), now_ns + delay_ns);
+            return true;
+        }
+        // A network that breaks is not seen at once.
+        dice.one_in(2)
+    }
+
+    fn post(&mut self, to: usize, attempt: u64, item: Item, due_ns: u64) {
+        let not_before = self.packets[to].back().map_or(0, |packet| packet.due_ns);
+        self.packets[to].push_back(Packet { due_ns: due_ns.max(not_before), attempt, item });
+    }
+
+    /// Dials where that is called for; whether an attempt has failed.
+    fn dial(&mut self, driver: &mut Driver, now_ns: u64, now: Instant) -> bool {
+        let need = driver.channel_need(self.lines[0] != Line::GivenUp, now);
+        match self.attempts.poll(need, now_ns) {
+            Some(Step::Dial(attempt)) => {
+                self.last_attempt = attempt;
+                match self.network {
+                    // Refused, or without an answer.
+                    Network::Away { .. } if self.dice.one_in(2) => {
+                        self.attempts.failed(now_ns);
+                        return true;
+                    }
+                    Network::Away { .. } => {}
+                    Network::Carries | Network::Breaks { .. } => {
+                        let delay_ns = self.dice.below(1_000_000);
+                        self.post(1, attempt, Item::Redial, now_ns + delay_ns);
+                    }
+                }
+            }
+            // What it had dialled is closed, and the other side's end of it with it.
+            Some(Step::Abandon) => {
+                self.packets[0].retain(|packet| packet.attempt != self.last_attempt);
+                if self.lines[1].attempt() == Some(self.last_attempt) {
+                    self.note(1, self.last_attempt, now_ns, true);
+                }
+                return true;
+            }
+            None => {}
+        }
+        false
+    }
+
+    /// What the network does meanwhile.
+    fn let_time_pass(&mut self, now_ns: u64) {
+        match self.network {
+            Network::Breaks { at_ns, back_ns } if at_ns <= now_ns => {
+                self.network = Network::Away { back_ns };
+                self.packets = Default::default();
+                self.first_alive = self.last_attempt + 1;
+                // Where it does not return, the driver knows of it by what is not taken.
+                let notices = |dice: &mut Dice| {
+                    // The kernel notices what is silent by its keepalive: after 15 s, here sooner.
+                    let most_ns = if dice.one_in(3) { 8_000_000_000 } else { 1_000_000_000 };
+                    back_ns.map(|_| now_ns + dice.below(most_ns))
+                };
+                for side in [0, 1] {
+                    if let (Some(at_ns), Some(attempt)) = (notices(&mut self.dice), self.lines[side].attempt()) {
+                        self.note(side, attempt, at_ns, false);
+                    }
+                }
+            }
+            Network::Away { back_ns: Some(back_ns) } if back_ns <= now_ns => {
+                self.network = Network::Carries;
+                if self.breaks_left > 0 {
+                    self.breaks_left -= 1;
+                    let at_ns = now_ns + self.dice.below(1_000_000_000);
+                    self.network = Network::Breaks { at_ns, back_ns: Some(at_ns + self.dice.below(3_000_000_000)) };
+                }
+            }
+            _ => {}
+        }
+    }
+}

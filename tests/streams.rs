@@ -1,0 +1,415 @@
+//! Connections by TCP between hosts that no rail joins (NCCL_SPARK_RING_TCP), with both ends in this process, on the software fabric.
+
+#![allow(unsafe_code)]
+
+#[path = "streams/abi.rs"]
+mod abi;
+#[path = "streams/bed.rs"]
+mod bed;
+mod common;
+#[path = "streams/hostile.rs"]
+mod hostile;
+#[path = "streams/refusals.rs"]
+mod refusals;
+
+use bed::{
+    Buffer, FAR, NEAR, RING_TCP, apart, check, connect, host, irecv, is_by_tcp, receive_error, send_error, sizes,
+    transfer, turn,
+};
+use common::heard::Heard;
+use common::{fill, is_filled, until};
+use nccl_net_spark::comm::RecvPart;
+use nccl_net_spark::error::Error;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tracing::Level;
+
+#[test]
+fn every_size_arrives_whole_and_is_told() {
+    let ends = apart();
+    assert!(is_by_tcp(&ends));
+    let sizes = [0, 1, 7, 8, 127, 128, 129, 4095, 4096, 16_383, 65_537, 131_072, 131_073, 1 << 20, (1 << 22) + 13];
+    for (round, bytes) in sizes.into_iter().enumerate() {
+        for room in [bytes, bytes + 1000] {
+            let seed = round as u64 + 1;
+            let (from, to) = (Buffer::filled(bytes, seed), Buffer::blank(room));
+            assert_eq!(transfer(&ends, &from, &to, bytes, room), bytes, "{bytes} bytes into {room}");
+            assert!(is_filled(&to.0[..bytes], seed), "{bytes} bytes differ");
+            assert!(to.0[bytes..].iter().all(|b| *b == 0xee), "bytes beyond {bytes} were touched");
+        }
+    }
+    let (from, to) = (Buffer::filled(64 << 20, 99), Buffer::blank(64 << 20));
+    assert_eq!(transfer(&ends, &from, &to, 64 << 20, 64 << 20), 64 << 20);
+    assert!(from.0 == to.0);
+}
+
+#[test]
+fn a_full_window_of_groups_with_tags_out_of_order() {
+    const SLOTS: usize = 32;
+    const PARTS: usize = 8;
+    const PIECE: usize = 30_000;
+    let ends = apart();
+    let (from, to) = (Buffer::filled(SLOTS * PARTS * PIECE, 1), Buffer::blank(SLOTS * PARTS * PIECE));
+    let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
+    for round in 0..3 {
+        let mut receives = Vec::new();
+        for slot in 0..SLOTS {
+            // Tags 0, 0, 1, 1, 2, 2, 3, 3: equal tags match in order.
+            let part = |part: usize| RecvPart {
+                addr: to.addr() + ((slot * PARTS + part) * PIECE) as u64,
+                bytes: PIECE,
+                tag: (part / 2) as i32,
+                memory: &into,
+            };
+            let parts: Vec<RecvPart<'_>> = (0..PARTS).map(part).collect();
+            receives.push(until(|| ends.recv.irecv(&parts, false).unwrap()));
+        }
+        let one = RecvPart { addr: to.addr(), bytes: 1, tag: 0, memory: &into };
+        assert_eq!(ends.recv.irecv(&[one], false).unwrap(), None, "a 33rd receive found room");
+        let mut sends = Vec::new();
+        for slot in 0..SLOTS {
+            for tag in [3, 1, 0, 2] {
+                for twin in 0..2 {
+                    let at = (slot * PARTS + tag * 2 + twin) * PIECE;
+                    let isend = || ends.send.isend(from.addr() + at as u64, PIECE - tag, tag as i32, &out).unwrap();
+                    sends.push(until(isend));
+                }
+            }
+        }
+        assert_eq!(ends.send.isend(from.addr(), 1, 0, &out).unwrap(), None, "a 257th send found room");
+        let mut waiting: Vec<(usize, u16)> = receives.into_iter().enumerate().collect();
+        until(|| {
+            sends.retain(|send| ends.send.test(*send).unwrap().is_none());
+            waiting.retain(|(slot, receive)| match sizes(&ends.recv, *receive) {
+                Some(told) => {
+                    let expected: Vec<usize> = (0..PARTS).map(|part| PIECE - part / 2).collect();
+                    assert_eq!(told, expected, "slot {slot} in round {round}");
+                    false
+                }
+                None => true,
+            });
+            (sends.is_empty() && waiting.is_empty()).then_some(())
+        });
+        for (at, (a, b)) in from.0.iter().zip(&to.0).enumerate() {
+            let (part, within) = (at / PIECE % PARTS, at % PIECE);
+            assert!(within >= PIECE - part / 2 || a == b, "byte {at} in round {round}");
+        }
+    }
+}
+
+#[test]
+fn receives_that_are_watched_come_while_they_are_asked_for_and_their_lines_are_never_torn() {
+    const LINE_WORDS: usize = 16;
+    let ends = apart();
+    for (bytes, rounds) in [(128, 3000), (4096, 300), (200 << 10, 20)] {
+        let words = bytes / 8;
+        // Aligned as NCCL's buffers are.
+        let memory: Vec<AtomicU64> = (0..words + LINE_WORDS).map(|_| AtomicU64::new(0)).collect();
+        let first = memory.iter().position(|word| (std::ptr::from_ref(word) as usize).is_multiple_of(128)).unwrap();
+        let to = &memory[first..first + words];
+        // SAFETY: the memory outlives the connection, and is looked at as atomics.
+        let region = unsafe { nccl_net_spark::verbs::HostMemory::from_caller(to.as_ptr() as usize, bytes) };
+        let mut from = Buffer::blank(bytes);
+        let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(region).unwrap());
+        let (is_over, torn) = (AtomicBool::new(false), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    for line in to.chunks(LINE_WORDS) {
+                        // The last word is the flag, as in LL128.
+                        let flag = line[LINE_WORDS - 1].load(Ordering::Acquire);
+                        let older = line[..LINE_WORDS - 1].iter().any(|word| word.load(Ordering::Relaxed) < flag);
+                        torn.fetch_add(u64::from(older), Ordering::Relaxed);
+                    }
+                }
+            });
+            for round in 1..=rounds {
+                from.0.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&u64::to_ne_bytes(round)));
+                let part = RecvPart { addr: to.as_ptr() as u64, bytes, tag: 1, memory: &into };
+                let receive = until(|| ends.recv.irecv(&[part], true).unwrap());
+                assert_eq!(sizes(&ends.recv, receive), None, "nothing is sent for it yet");
+                let send = until(|| ends.send.isend(from.addr(), bytes, 1, &out).unwrap());
+                // As NCCL's proxy: it asks for what it was not told, and posts nothing more until the GPU has seen the bytes.
+                let mut told = None;
+                let mut sent = None;
+                until(|| {
+                    sent = sent.or_else(|| ends.send.test(send).unwrap());
+                    told = told.take().or_else(|| sizes(&ends.recv, receive));
+                    to.iter().all(|word| word.load(Ordering::Acquire) == round).then_some(())
+                });
+                assert_eq!(told.or_else(|| sizes(&ends.recv, receive)), Some(vec![bytes]));
+                until(|| sent.or_else(|| ends.send.test(send).unwrap()));
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(torn.load(Ordering::Relaxed), 0, "a line's flag came before its words ({bytes} bytes)");
+    }
+}
+
+#[test]
+fn many_connections_both_ways() {
+    let (a, b) = (host(NEAR, &[RING_TCP]), host(FAR, &[RING_TCP]));
+    let all: Vec<_> = (0..12).map(|n| if n % 2 == 0 { connect(&a, &b) } else { connect(&b, &a) }.unwrap()).collect();
+    for (n, ends) in all.iter().enumerate() {
+        check(ends, n as u64 + 1);
+    }
+    // All at once, each with several messages under way.
+    const BYTES: usize = 700_001;
+    let mut buffers: Vec<(Buffer, Buffer)> =
+        (0..all.len()).map(|n| (Buffer::filled(BYTES, n as u64), Buffer::blank(4 * BYTES))).collect();
+    let mut running = Vec::new();
+    for (ends, (from, to)) in all.iter().zip(&mut buffers) {
+        let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
+        for place in 0..4 {
+            let part = RecvPart { addr: to.addr() + (place * BYTES) as u64, bytes: BYTES, tag: 0, memory: &into };
+            running.push((ends, None, Some(until(|| ends.recv.irecv(&[part], false).unwrap()))));
+        }
+        for _ in 0..4 {
+            running.push((ends, Some(until(|| ends.send.isend(from.addr(), BYTES, 0, &out).unwrap())), None));
+        }
+    }
+    until(|| {
+        running.retain(|(ends, send, receive)| match (send, receive) {
+            (Some(send), _) => ends.send.test(*send).unwrap().is_none(),
+            (_, Some(receive)) => sizes(&ends.recv, *receive).is_none(),
+            _ => false,
+        });
+        running.is_empty().then_some(())
+    });
+    for (n, (_, to)) in buffers.iter().enumerate() {
+        assert!(to.0.chunks(BYTES).all(|message| is_filled(message, n as u64)), "connection {n}");
+    }
+}
+
+#[test]
+fn a_process_has_rails_to_one_peer_and_tcp_to_another() {
+    let _turn = turn();
+    let (here, near, far) = (host(NEAR, &[RING_TCP]), host(NEAR, &[RING_TCP]), host(FAR, &[RING_TCP]));
+    let heard = Heard::default();
+    let (by_rails, by_tcp, again) =
+        heard.by(|| (connect(&here, &near).unwrap(), connect(&here, &far).unwrap(), connect(&here, &far).unwrap()));
+    assert!(!is_by_tcp(&by_rails) && is_by_tcp(&by_tcp) && is_by_tcp(&again));
+    // Both hosts are in this process and have one name: each says its line once for all connections.
+    let said = heard.take();
+    let lines: Vec<_> = said.iter().filter(|(_, line)| line.contains("by TCP over lo, 4 streams")).collect();
+    let infos = lines.iter().filter(|(level, _)| *level == Level::INFO).count();
+    assert!(infos == 2 && lines.len() == 4 && lines[0].1.contains("because no rail reaches it"), "{said:?}");
+    for (ends, seed) in [(&by_rails, 1), (&by_tcp, 2), (&by_rails, 3), (&again, 4)] {
+        check(ends, seed);
+    }
+    let total = 2 * (1 + 100 + 5000 + 300_000 + 3_000_001);
+    let closing = heard.clone();
+    closing.by(|| {
+        for ends in [by_rails, by_tcp, again] {
+            ends.send.close();
+            ends.recv.close();
+        }
+    });
+    let said = heard.take();
+    let words = format!(
+        "connections closed: {total} bytes sent and 0 received by rails, {total} bytes sent by TCP in 12 messages (NCCL_SPARK_RING_TCP)"
+    );
+    assert!(said.iter().any(|(_, line)| line.starts_with(&words)), "{said:?}");
+    assert_eq!(here.process().registrations.in_use(), 0);
+}
+
+#[test]
+fn what_was_sent_arrives_though_its_sender_closes_with_grants_unread() {
+    for bytes in [1000, 900_000] {
+        let ends = apart();
+        let (from, to) = (Buffer::filled(bytes, 5), Buffer::blank(bytes));
+        let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
+        let receive = irecv(&ends.recv, &to, bytes, 0, &into);
+        let send = until(|| ends.send.isend(from.addr(), bytes, 0, &out).unwrap());
+        // The receiver does not read before it is closed: what does not fit the sockets keeps the send from being done.
+        let begun = Instant::now();
+        let is_done = loop {
+            if ends.send.test(send).unwrap().is_some() {
+                break true;
+            }
+            if begun.elapsed() > Duration::from_secs(1) {
+                break false;
+            }
+        };
+        assert!(is_done, "{bytes} bytes do not fit four sockets");
+        // More grants, which the sender has not read when it closes: a socket that is closed so is reset.
+        let more: Vec<u16> = (0..20).map(|_| irecv(&ends.recv, &to, bytes, 0, &into)).collect();
+        std::thread::sleep(Duration::from_millis(50));
+        ends.send.close();
+        drop(ends.send);
+        // A grant that comes to a socket that nobody has any more resets it, and what the kernel still has to send is lost.
+        irecv(&ends.recv, &to, bytes, 0, &into);
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(until(|| sizes(&ends.recv, receive)), [bytes]);
+        assert!(is_filled(&to.0, 5));
+        let error = receive_error(&ends.recv, more[0]);
+        let text = error.to_string();
+        assert!(matches!(error, Error::PeerGone(_)) && text.contains("closed by the peer"), "{text}");
+        assert!(
+            text.contains("TCP with") && text.contains("over lo") && text.contains("21 receives pending"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn closing_in_any_order_leaves_nothing_behind() {
+    let (a, b) = (host(NEAR, &[RING_TCP]), host(FAR, &[RING_TCP]));
+    for order in 0..8 {
+        let ends = connect(&a, &b).unwrap();
+        let (from, to) = (Buffer::filled(5000, order), Buffer::blank(5000));
+        assert_eq!(transfer(&ends, &from, &to, 5000, 5000), 5000);
+        let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
+        let open = (order & 2 != 0).then(|| irecv(&ends.recv, &to, 10, 0, &into));
+        if order & 1 == 0 {
+            ends.send.close();
+            drop(ends.send);
+            if let Some(open) = open.filter(|_| order & 4 != 0) {
+                assert!(matches!(receive_error(&ends.recv, open), Error::PeerGone(_)));
+            }
+            ends.recv.close();
+        } else {
+            ends.recv.close();
+            drop(ends.recv);
+            if order & 4 != 0 {
+                let error = if open.is_some() {
+                    // It was granted before the other end closed: this is sent, to nobody; then there is nothing more.
+                    until(|| ends.send.isend(from.addr(), 10, 0, &out).unwrap());
+                    send_error(&ends.send, &from, &out)
+                } else {
+                    send_error(&ends.send, &from, &out)
+                };
+                assert!(matches!(error, Error::PeerGone(_)), "{error}");
+            }
+            ends.send.close();
+        }
+    }
+}
+
+#[test]
+fn a_peer_whose_process_ends_is_told_by_name_interface_and_request() {
+    let ends = apart();
+    let (from, to) = (Buffer::filled(100, 1), Buffer::blank(100));
+    let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
+    let receive = irecv(&ends.recv, &to, 100, 0, &into);
+    // The kernel closes what a killed process had open; nothing says BYE.
+    drop(ends.send);
+    let error = receive_error(&ends.recv, receive);
+    let text = error.to_string();
+    assert!(matches!(error, Error::PeerGone(_)), "{text}");
+    for words in ["TCP with", &format!(":{}", std::process::id()), "over lo", "without BYE", "1 receives pending"] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    assert_eq!(ends.recv.test(receive, |_, _| {}).unwrap_err().to_string(), text, "the first error stays");
+
+    let ends = apart();
+    drop(ends.recv);
+    let error = send_error(&ends.send, &from, &out);
+    assert!(matches!(error, Error::PeerGone(_)) && error.to_string().contains("over lo"), "{error}");
+}
+
+#[test]
+fn a_message_that_its_sender_breaks_off_fails_its_receive() {
+    let ends = apart();
+    // More than the sockets hold, so that it is under way when its sender closes.
+    let bytes = 64 << 20;
+    let (from, to) = (Buffer::filled(bytes, 1), Buffer::blank(bytes));
+    let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
+    let receive = irecv(&ends.recv, &to, bytes, 0, &into);
+    let send = until(|| ends.send.isend(from.addr(), bytes, 0, &out).unwrap());
+    for _ in 0..100 {
+        assert_eq!(ends.send.test(send).unwrap(), None);
+    }
+    ends.send.close();
+    assert!(ends.send.test(send).is_err(), "its buffer is not used any more");
+    let error = receive_error(&ends.recv, receive);
+    assert!(matches!(error, Error::PeerGone(_)) && error.to_string().contains("without BYE"), "{error}");
+}
+
+#[test]
+fn what_is_not_allowed_is_refused_and_loses_nothing() {
+    let ends = apart();
+    let (from, to) = (Buffer::filled(4096, 1), Buffer::blank(4096));
+    let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
+    let part = RecvPart { addr: to.addr(), bytes: 1000, tag: 0, memory: &into };
+    let receive = until(|| ends.recv.irecv(&[part], false).unwrap());
+    let far = to.addr() + (1 << 30);
+    let outside = ends.recv.irecv(&[RecvPart { addr: far, ..part }], false).unwrap_err();
+    assert!(outside.to_string().contains("outside the registered"), "{outside}");
+    let for_sends = ends.send.register(to.memory()).unwrap();
+    assert!(ends.recv.irecv(&[RecvPart { memory: &for_sends, ..part }], false).is_err() || for_sends.is_for_receives());
+    assert!(ends.recv.irecv(&[], false).is_err() && ends.recv.irecv(&[part; 9], false).is_err());
+    assert!(ends.send.isend(from.addr() + (1 << 30), 8, 0, &out).is_err());
+    assert_eq!(ends.send.isend(from.addr(), 8, 1, &out).unwrap(), None, "another tag");
+    let large = until(|| ends.send.isend(from.addr(), 1001, 0, &out).err());
+    assert!(large.to_string().contains("1001 bytes into a receive of 1000"), "{large}");
+    assert!(ends.send.test(200).is_err() && ends.recv.test(31, |_, _| {}).is_err());
+    let send = until(|| ends.send.isend(from.addr(), 1000, 0, &out).unwrap());
+    until(|| ends.send.test(send).unwrap());
+    assert_eq!(until(|| sizes(&ends.recv, receive)), [1000]);
+    assert!(ends.recv.test(receive, |_, _| {}).is_err(), "a finished request was still there");
+}
+
+#[test]
+fn a_request_that_waits_for_long_is_said_once() {
+    let settings = [RING_TCP, ("NCCL_SPARK_STALL_WARN_S", "1")];
+    let ends = connect(&host(NEAR, &settings), &host(FAR, &settings)).unwrap();
+    let to = Buffer::blank(100);
+    let into = ends.recv.register(to.memory()).unwrap();
+    let receive = irecv(&ends.recv, &to, 100, 0, &into);
+    let heard = Heard::default();
+    heard.by(|| {
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(1500) {
+            assert!(sizes(&ends.recv, receive).is_none());
+        }
+    });
+    let warnings: Vec<_> = heard.take().into_iter().filter(|(level, _)| *level == Level::WARN).collect();
+    assert!(warnings.len() == 1 && warnings[0].1.contains("a receive by TCP with"), "{warnings:?}");
+}
+
+#[test]
+fn messages_of_all_kinds_in_turn_keep_their_bytes() {
+    let ends = apart();
+    let mut dice = 1_u64;
+    let mut roll = |most: u64| {
+        dice = common::mix(dice);
+        dice % most
+    };
+    let mut to = Buffer::blank(8 * 600_000);
+    let into = ends.recv.register(to.memory()).unwrap();
+    for round in 0..60 {
+        let parts = 1 + roll(8) as usize;
+        let is_small = roll(2) == 0;
+        let bytes: Vec<usize> = (0..parts).map(|_| roll(if is_small { 300 } else { 600_000 }) as usize).collect();
+        let mut sources = Vec::new();
+        for (part, bytes) in bytes.iter().enumerate() {
+            let mut source = Buffer::blank(*bytes);
+            fill(&mut source.0[..*bytes], round * 8 + part as u64);
+            sources.push(source);
+        }
+        let place = |part: usize| to.addr() + (part * 600_000) as u64;
+        let group: Vec<_> = (0..parts)
+            .map(|part| RecvPart { addr: place(part), bytes: 600_000, tag: part as i32, memory: &into })
+            .collect();
+        let receive = until(|| ends.recv.irecv(&group, false).unwrap());
+        let mut sends = Vec::new();
+        for part in (0..parts).rev() {
+            let out = ends.send.register(sources[part].memory()).unwrap();
+            sends.push(until(|| ends.send.isend(sources[part].addr(), bytes[part], part as i32, &out).unwrap()));
+        }
+        let mut told = None;
+        until(|| {
+            sends.retain(|send| ends.send.test(*send).unwrap().is_none());
+            told = told.take().or_else(|| sizes(&ends.recv, receive));
+            (sends.is_empty() && told.is_some()).then_some(())
+        });
+        assert_eq!(told.unwrap(), bytes);
+        for (part, bytes) in bytes.iter().enumerate() {
+            let at = part * 600_000;
+            assert!(is_filled(&to.0[at..at + bytes], round * 8 + part as u64), "part {part} of round {round}");
+            assert!(to.0[at + bytes..at + 600_000].iter().all(|byte| *byte == 0xee), "part {part} of round {round}");
+        }
+        to.0.fill(0xee);
+    }
+}

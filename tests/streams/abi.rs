@@ -1,0 +1,196 @@
+//! The same over the C interface: two copies of the library in a process of their own, each a host with rails that the other does not reach.
+
+use crate::bed::{FAR, NEAR};
+use crate::common::{self, fill, is_filled, until};
+use nccl_net_spark::abi::types::{
+    CommConfig, HANDLE_BYTES, NcclResult, NetV11, OPTIONAL_RECV_COMPLETION, PTR_CUDA, PTR_HOST, UNDEFINED,
+};
+use std::ffi::{CString, c_int, c_void};
+use std::path::Path;
+use std::process::Command;
+use std::ptr;
+
+/// Says that this process is the one with the two copies.
+const HERE: &str = "SPARK_TEST_TWO_COPIES";
+
+#[test]
+fn over_the_c_interface_bytes_move_and_requests_are_of_their_kind() {
+    if std::env::var_os(HERE).is_none() {
+        // The settings of the two are read from the environment, which no other thread may read meanwhile.
+        let (_, settings) = common::test_rails();
+        let this = "abi::over_the_c_interface_bytes_move_and_requests_are_of_their_kind";
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args([this, "--exact", "--nocapture", "--test-threads=1"])
+            .envs(settings)
+            .envs([(HERE, "1"), ("NCCL_SPARK_RING_TCP", "1"), ("NCCL_SOCKET_IFNAME", "lo")])
+            .output()
+            .unwrap();
+        let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        assert!(output.status.success() && said[0].contains("1 passed"), "{}\n{}", said[0], said[1]);
+        return;
+    }
+    let copies = tempfile::tempdir().unwrap();
+    let [a, b] = [NEAR, FAR].map(|device| {
+        let copy = copies.path().join(format!("{device}.so"));
+        std::fs::copy(common::plugin_library(), &copy).unwrap();
+        Library::load(&copy, device)
+    });
+    let (send, recv) = a.connect(&b);
+    for bytes in [0, 1, 4096, 1_000_000] {
+        let (mut from, mut to) = (vec![0_u8; bytes + 1], vec![0xee_u8; bytes + 1]);
+        fill(&mut from[..bytes], bytes as u64);
+        let (out, into) =
+            (a.register(send, &mut from, PTR_HOST).unwrap(), b.register(recv, &mut to, PTR_HOST).unwrap());
+        let receive = until(|| b.irecv(recv, &mut to, bytes, into, false));
+        let request = until(|| a.isend(send, &mut from, bytes, out));
+        let (mut sent, mut received) = (None, None);
+        until(|| {
+            sent = sent.or_else(|| a.test(request));
+            received = received.or_else(|| b.test(receive));
+            sent.and(received)
+        });
+        assert_eq!((sent, received), (Some(bytes as c_int), Some(bytes as c_int)));
+        assert!(is_filled(&to[..bytes], bytes as u64) && to[bytes] == 0xee);
+        // One whose completion is optional is told when it is there, and not before: nobody would read the sockets otherwise.
+        let optional = until(|| b.irecv(recv, &mut to, bytes, into, true));
+        assert_eq!(b.test(optional), None);
+        let request = until(|| a.isend(send, &mut from, bytes, out));
+        let (mut sent, mut received) = (None, None);
+        until(|| {
+            sent = sent.or_else(|| a.test(request));
+            received = received.or_else(|| b.test(optional));
+            sent.and(received)
+        });
+        assert_eq!(received, Some(bytes as c_int));
+        a.deregister(send, out);
+        b.deregister(recv, into);
+    }
+    let mut memory = vec![0_u8; 8];
+    assert_eq!(a.register(send, &mut memory, PTR_CUDA), Err(NcclResult::INVALID_USAGE), "GPU memory");
+    let into = b.register(recv, &mut memory, PTR_HOST).unwrap();
+    assert_eq!(a.isend_result(recv, &mut memory, into), NcclResult::INVALID_ARGUMENT, "a receive comm");
+    assert_eq!(b.flush(recv), NcclResult::SUCCESS);
+    b.deregister(recv, into);
+    a.close(send, true);
+    b.close(recv, false);
+}
+
+/// One copy of the library, after `init`.
+struct Library {
+    table: &'static NetV11,
+    context: *mut c_void,
+}
+
+type Raw = *mut c_void;
+
+impl Library {
+    fn load(path: &Path, device: &str) -> Self {
+        let path = CString::new(path.to_str().unwrap()).unwrap();
+        // SAFETY: this process has one thread beside the test's, which waits for it: nobody reads the environment.
+        unsafe { std::env::set_var("NCCL_IB_HCA", device) };
+        // SAFETY: the library that cargo built, loaded as NCCL loads it, and never unloaded; the symbol is a table of this version.
+        let table = unsafe {
+            let library = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
+            assert!(!library.is_null());
+            libc::dlsym(library, c"ncclNetPlugin_v11".as_ptr()).cast::<NetV11>().as_ref().unwrap()
+        };
+        let (mut context, config) = (ptr::null_mut(), CommConfig { traffic_class: UNDEFINED });
+        // SAFETY: here and below what is passed lives for the length of the call, and a comm until it is closed.
+        let result = unsafe { table.init.unwrap()(&mut context, 1, &config, None, None) };
+        assert_eq!(result, NcclResult::SUCCESS);
+        Self { table, context }
+    }
+
+    fn connect(&self, to: &Self) -> (Raw, Raw) {
+        let mut handle = [0_u8; HANDLE_BYTES];
+        let [mut listener, mut send, mut recv]: [Raw; 3] = [ptr::null_mut(); 3];
+        // SAFETY: as in `load`.
+        unsafe {
+            let result = to.table.listen.unwrap()(to.context, 0, handle.as_mut_ptr().cast(), &mut listener);
+            assert_eq!(result, NcclResult::SUCCESS);
+        }
+        until(|| {
+            // SAFETY: as in `load`.
+            unsafe {
+                if send.is_null() {
+                    let connect = self.table.connect.unwrap();
+                    let result = connect(self.context, 0, handle.as_mut_ptr().cast(), &mut send, ptr::null_mut());
+                    assert_eq!(result, NcclResult::SUCCESS);
+                }
+                if recv.is_null() {
+                    assert_eq!(to.table.accept.unwrap()(listener, &mut recv, ptr::null_mut()), NcclResult::SUCCESS);
+                }
+            }
+            (!send.is_null() && !recv.is_null()).then_some(())
+        });
+        // SAFETY: as in `load`.
+        assert_eq!(unsafe { to.table.close_listen.unwrap()(listener) }, NcclResult::SUCCESS);
+        (send, recv)
+    }
+
+    fn register(&self, comm: Raw, memory: &mut [u8], kind: c_int) -> Result<Raw, NcclResult> {
+        let mut handle = ptr::null_mut();
+        let (start, length) = (memory.as_mut_ptr().cast(), memory.len());
+        // SAFETY: as in `load`.
+        match unsafe { self.table.reg_mr.unwrap()(comm, start, length, kind, &mut handle) } {
+            NcclResult::SUCCESS => Ok(handle),
+            other => Err(other),
+        }
+    }
+
+    fn deregister(&self, comm: Raw, handle: Raw) {
+        // SAFETY: as in `load`.
+        assert_eq!(unsafe { self.table.dereg_mr.unwrap()(comm, handle) }, NcclResult::SUCCESS);
+    }
+
+    fn isend(&self, comm: Raw, from: &mut [u8], bytes: usize, memory: Raw) -> Option<Raw> {
+        let mut request = ptr::null_mut();
+        let isend = self.table.isend.unwrap();
+        // SAFETY: as in `load`; the caller keeps the bytes until the request is done.
+        let result = unsafe { isend(comm, from.as_mut_ptr().cast(), bytes, 3, memory, ptr::null_mut(), &mut request) };
+        assert_eq!(result, NcclResult::SUCCESS);
+        (!request.is_null()).then_some(request)
+    }
+
+    fn isend_result(&self, comm: Raw, from: &mut [u8], memory: Raw) -> NcclResult {
+        let mut request = ptr::null_mut();
+        // SAFETY: as in `load`.
+        unsafe {
+            self.table.isend.unwrap()(comm, from.as_mut_ptr().cast(), 1, 3, memory, ptr::null_mut(), &mut request)
+        }
+    }
+
+    fn irecv(&self, comm: Raw, to: &mut [u8], mut bytes: usize, mut memory: Raw, optional: bool) -> Option<Raw> {
+        let mut request: Raw =
+            if optional { ptr::without_provenance_mut(OPTIONAL_RECV_COMPLETION) } else { ptr::null_mut() };
+        let (mut data, mut tag) = (to.as_mut_ptr().cast(), 3);
+        let irecv = self.table.irecv.unwrap();
+        // SAFETY: as in `isend`.
+        let result =
+            unsafe { irecv(comm, 1, &mut data, &mut bytes, &mut tag, &mut memory, ptr::null_mut(), &mut request) };
+        assert_eq!(result, NcclResult::SUCCESS);
+        (!request.is_null()).then_some(request)
+    }
+
+    fn test(&self, request: Raw) -> Option<c_int> {
+        let (mut done, mut size) = (0, -1);
+        // SAFETY: as in `load`.
+        assert_eq!(unsafe { self.table.test.unwrap()(request, &mut done, &mut size) }, NcclResult::SUCCESS);
+        (done == 1).then_some(size)
+    }
+
+    fn flush(&self, comm: Raw) -> NcclResult {
+        let mut request = ptr::null_mut();
+        // SAFETY: as in `load`; the arrays are not read.
+        unsafe {
+            let (data, sizes, memory) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+            self.table.iflush.unwrap()(comm, 1, data, sizes, memory, &mut request)
+        }
+    }
+
+    fn close(&self, comm: Raw, sends: bool) {
+        let close = if sends { self.table.close_send } else { self.table.close_recv };
+        // SAFETY: as in `load`; it is not used again.
+        assert_eq!(unsafe { close.unwrap()(comm) }, NcclResult::SUCCESS);
+    }
+}

@@ -1,0 +1,260 @@
+//! Peers that show the token and then lie: every frame is answered, nothing is written outside of the receive's buffer, and the error says
+//! what was wrong.
+
+use crate::bed::{Buffer, FAR, NEAR, RING_TCP, host, irecv, receive_error, sizes};
+use crate::common::{LIMIT, fill, is_filled, until};
+use nccl_net_spark::comm::{Host, RecvComm, RecvPart, SendComm};
+use nccl_net_spark::error::Error;
+use nccl_net_spark::wire::handle::Handle;
+use nccl_net_spark::wire::message::{ByTcp, Header, Hello, Message, Stream, Streams};
+use nccl_net_spark::wire::stream::{Data, FRAME_BYTES, Frame, Grant};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+
+fn limited(stream: TcpStream) -> TcpStream {
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream.set_write_timeout(Some(LIMIT)).unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream
+}
+
+fn dial(address: SocketAddr) -> TcpStream {
+    limited(TcpStream::connect(address).unwrap())
+}
+
+fn say(stream: &mut TcpStream, message: &Message) {
+    stream.write_all(&message.encode()).unwrap();
+}
+
+fn hear(stream: &mut TcpStream) -> Message {
+    let mut header = [0; 8];
+    stream.read_exact(&mut header).unwrap();
+    let header = Header::decode(header).unwrap();
+    let mut body = vec![0; header.body_bytes];
+    stream.read_exact(&mut body).unwrap();
+    Message::decode(header, &body).unwrap()
+}
+
+fn hello(token: [u8; 16], host: &Host) -> Hello {
+    let (name, tuner_hash) = ("liar:1".to_owned(), host.process().tuner_hash);
+    let (chunk_bytes, qps_per_rail, rails) = (1 << 20, 0, Vec::new());
+    Hello { token, name, chunk_bytes, qps_per_rail, tuner_hash, by_tcp: ByTcp::Allowed, rails }
+}
+
+/// A real receiver, and the streams of a sender that is none.
+fn lying_sender() -> (RecvComm, Vec<TcpStream>) {
+    let host = host(FAR, &[RING_TCP]);
+    let (listener, handle) = host.listen().unwrap();
+    let Handle { address, token } = Handle::decode(&handle).unwrap();
+    let hello = hello(token, &host);
+    let liar = std::thread::spawn(move || {
+        let mut first = dial(address);
+        say(&mut first, &Message::Hello(hello));
+        let Message::Streams(Streams { count, token, .. }) = hear(&mut first) else { panic!("no STREAMS") };
+        // Somebody else who has not heard the token gets nowhere.
+        let mut stranger = dial(address);
+        say(&mut stranger, &Message::Stream(Stream { token: [0; 16], number: 1 }));
+        assert_eq!(stranger.read(&mut [0; 8]).unwrap(), 0, "let in without the token");
+        let mut streams = vec![first];
+        for number in 1..count {
+            let mut stream = dial(address);
+            say(&mut stream, &Message::Stream(Stream { token, number }));
+            streams.push(stream);
+        }
+        assert_eq!(hear(&mut streams[0]), Message::Carries);
+        streams
+    });
+    let recv = until(|| listener.accept().unwrap());
+    (recv, liar.join().unwrap())
+}
+
+/// A real sender, and the streams of a receiver that is none.
+fn lying_receiver(count: u8) -> (SendComm, Vec<TcpStream>) {
+    dropping_receiver(count, 0)
+}
+
+/// The same, which drops so many of the streams unheard.
+fn dropping_receiver(count: u8, drops: usize) -> (SendComm, Vec<TcpStream>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut handle = Handle { address: listener.local_addr().unwrap(), token: [1; 16] }.encode();
+    let liar = std::thread::spawn(move || {
+        let mut first = limited(listener.accept().unwrap().0);
+        assert!(matches!(hear(&mut first), Message::Hello(hello) if hello.by_tcp == ByTcp::Allowed));
+        say(&mut first, &Message::Streams(Streams { name: "liar:2".into(), count, token: [2; 16] }));
+        (0..drops).for_each(|_| drop(listener.accept().unwrap()));
+        let mut streams: Vec<Option<TcpStream>> = (0..count).map(|_| None).collect();
+        while streams.iter().skip(1).any(Option::is_none) {
+            let mut stream = limited(listener.accept().unwrap().0);
+            let Message::Stream(Stream { token: [2, ..], number }) = hear(&mut stream) else { panic!("no STREAM") };
+            streams[usize::from(number)] = Some(stream);
+        }
+        say(&mut first, &Message::Carries);
+        streams[0] = Some(first);
+        streams.into_iter().map(Option::unwrap).collect()
+    });
+    let host = host(NEAR, &[RING_TCP]);
+    let send = until(|| host.connect(&mut handle, None).unwrap());
+    (send, liar.join().unwrap())
+}
+
+const HONEST: Data = Data { sequence: 0, part: 0, offset: 0, bytes: 128, total: 300 };
+
+fn data(data: Data) -> Vec<u8> {
+    [&Frame::Data(data).encode()[..], &vec![7; data.bytes as usize]].concat()
+}
+
+#[test]
+fn a_sender_that_lies_is_refused_in_words_and_writes_nowhere_else() {
+    let grant = Frame::Grant(Grant { sequence: 0, part: 0, parts: 1, tag: 0, room: 8 }).encode().to_vec();
+    let mut beyond = Frame::Data(Data { bytes: 300, ..HONEST }).encode();
+    beyond[4..8].copy_from_slice(&301_u32.to_le_bytes());
+    let cases: Vec<(&str, Vec<u8>)> = vec![
+        ("invalid mark of a stream's frame", vec![0xff; 64]),
+        ("invalid chunk size", beyond.to_vec()),
+        ("bytes for part 0 of receive 1, which expects none", data(Data { sequence: 1, ..HONEST })),
+        ("bytes for part 0 of receive 18446744073709551615", data(Data { sequence: u64::MAX, ..HONEST })),
+        ("bytes for part 3 of receive 0", data(Data { part: 3, ..HONEST })),
+        ("message of 1001 bytes for a receive of 1000", data(Data { total: 1001, ..HONEST })),
+        ("message of 301 bytes, announced as 300", [data(HONEST), data(Data { total: 301, ..HONEST })].concat()),
+        ("384 bytes of a message of 300 bytes", [data(HONEST), data(HONEST), data(HONEST)].concat()),
+        ("a grant from the side that sends", grant),
+        ("a frame after its BYE", [Frame::Bye.encode().to_vec(), data(HONEST)].concat()),
+    ];
+    for (words, bytes) in cases {
+        for stream in [0, 3] {
+            let (recv, mut streams) = lying_sender();
+            let to = Buffer::blank(3000);
+            let into = recv.register(to.memory()).unwrap();
+            let part = RecvPart { addr: to.addr() + 1000, bytes: 1000, tag: 0, memory: &into };
+            let receive = until(|| recv.irecv(&[part], false).unwrap());
+            streams[stream].write_all(&bytes).unwrap();
+            let error = receive_error(&recv, receive);
+            let text = error.to_string();
+            assert!(matches!(error, Error::Protocol(_)) && text.contains(words), "{words}: {text}");
+            assert!(text.contains("liar:1"), "{text}");
+            drop(recv);
+            assert!(to.0[..1000].iter().chain(&to.0[1300..]).all(|byte| *byte == 0xee), "{words}");
+        }
+    }
+}
+
+#[test]
+fn a_receiver_that_lies_is_refused_in_words() {
+    let honest = Grant { sequence: 0, part: 0, parts: 1, tag: 9, room: 8 };
+    let all = |grants: &[Grant]| grants.iter().flat_map(|grant| Frame::Grant(*grant).encode()).collect::<Vec<u8>>();
+    let many: Vec<Grant> = (0..33).map(|sequence| Grant { sequence, ..honest }).collect();
+    let of_two = Grant { parts: 2, ..honest };
+    let cases = [
+        ("invalid mark of a stream's frame", vec![0xff; 64]),
+        ("grant of part 0 of receive 1 out of order", all(&[Grant { sequence: 1, ..honest }])),
+        ("grant of part 0 of receive 0 out of order", all(&[honest, honest])),
+        ("receive 32 granted while too many wait", all(&many)),
+        ("invalid group of 3 receives", all(&[of_two, Grant { part: 1, parts: 3, ..honest }])),
+        ("data to the side that sends", data(HONEST)),
+        ("a frame after its BYE", [Frame::Bye.encode().to_vec(), all(&[honest])].concat()),
+    ];
+    for (words, bytes) in cases {
+        let (send, mut streams) = lying_receiver(3);
+        let from = Buffer::filled(100, 1);
+        let out = send.register(from.memory()).unwrap();
+        streams[0].write_all(&bytes).unwrap();
+        let error = *until(|| send.isend(from.addr(), 1, 0, &out).err());
+        let text = error.to_string();
+        assert!(matches!(error, Error::Protocol(_)) && text.contains(words), "{words}: {text}");
+        assert!(text.contains("liar:2 violated the protocol"), "{text}");
+    }
+}
+
+#[test]
+fn honest_frames_arrive_however_they_are_cut_and_by_whatever_streams() {
+    let (recv, mut streams) = lying_sender();
+    for is_watched in [false, true] {
+        let (to, total) = (Buffer::blank(5000), 3000_usize);
+        let into = recv.register(to.memory()).unwrap();
+        let part = RecvPart { addr: to.addr(), bytes: 4000, tag: 0, memory: &into };
+        let receive = until(|| recv.irecv(&[part], is_watched).unwrap());
+        let mut message = vec![0; total];
+        fill(&mut message, 4);
+        let sequence = u64::from(is_watched);
+        // The last chunk first, each byte by itself.
+        for (stream, from, until_byte) in [(3, 2944, 3000), (1, 128, 2944), (2, 0, 128)] {
+            let chunk = &message[from..until_byte];
+            let (bytes, offset) = (chunk.len() as u32, from as u64);
+            let frame = Frame::Data(Data { sequence, part: 0, offset, bytes, total: total as u64 }).encode();
+            for byte in frame.iter().chain(chunk) {
+                streams[stream].write_all(&[*byte]).unwrap();
+                if byte.is_multiple_of(16) && from > 0 {
+                    assert_eq!(sizes(&recv, receive), None);
+                }
+            }
+        }
+        assert_eq!(until(|| sizes(&recv, receive)), [total]);
+        assert!(is_filled(&to.0[..total], 4) && to.0[total..].iter().all(|byte| *byte == 0xee));
+    }
+}
+
+#[test]
+fn a_stream_that_ends_in_the_middle_is_no_message() {
+    let (recv, mut streams) = lying_sender();
+    let to = Buffer::blank(1000);
+    let into = recv.register(to.memory()).unwrap();
+    let receive = irecv(&recv, &to, 1000, 0, &into);
+    streams[1].write_all(&data(HONEST)).unwrap();
+    streams[2].write_all(&data(Data { offset: 128, bytes: 100, ..HONEST })[..FRAME_BYTES + 50]).unwrap();
+    drop(streams.remove(2));
+    let error = receive_error(&recv, receive);
+    let text = error.to_string();
+    assert!(matches!(error, Error::PeerGone(_)) && text.contains("stream 2") && text.contains("over lo"), "{text}");
+}
+
+#[test]
+fn a_stream_that_is_dropped_unheard_is_dialled_again() {
+    for drops in 1..6 {
+        let (send, streams) = dropping_receiver(4, drops);
+        assert_eq!(streams.len(), 4);
+        send.close();
+    }
+}
+
+#[test]
+fn one_stream_is_enough_and_none_may_be_missing() {
+    let (send, mut streams) = lying_receiver(1);
+    let from = Buffer::filled(300_000, 6);
+    let out = send.register(from.memory()).unwrap();
+    let grant = Frame::Grant(Grant { sequence: 0, part: 0, parts: 1, tag: 0, room: 300_000 });
+    streams[0].write_all(&grant.encode()).unwrap();
+    let request = until(|| send.isend(from.addr(), 300_000, 0, &out).unwrap());
+    let reader = std::thread::spawn(move || {
+        let mut message = vec![0; 300_000];
+        let mut came = 0;
+        while came < message.len() {
+            let mut frame = [0; FRAME_BYTES];
+            streams[0].read_exact(&mut frame).unwrap();
+            let Ok(Frame::Data(Data { offset, bytes, total: 300_000, .. })) = Frame::decode(&frame) else { panic!() };
+            let at = offset as usize;
+            streams[0].read_exact(&mut message[at..at + bytes as usize]).unwrap();
+            came += bytes as usize;
+        }
+        message
+    });
+    until(|| send.test(request).unwrap());
+    assert!(reader.join().unwrap() == from.0);
+
+    let host: Arc<Host> = host(NEAR, &[RING_TCP]);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut handle = Handle { address: listener.local_addr().unwrap(), token: [1; 16] }.encode();
+    let liar = std::thread::spawn(move || {
+        let mut first = limited(listener.accept().unwrap().0);
+        hear(&mut first);
+        say(&mut first, &Message::Streams(Streams { name: "liar:3".into(), count: 2, token: [2; 16] }));
+        // The second stream is never accepted, and its port is gone.
+        drop(listener);
+        say(&mut first, &Message::Carries);
+        first
+    });
+    let error = until(|| host.connect(&mut handle, None).err());
+    let text = error.to_string();
+    assert!(text.contains("uses streams that are not open") || text.contains("cannot reach the peer"), "{text}");
+    drop(liar.join().unwrap());
+}
