@@ -3,7 +3,7 @@
 mod examples;
 
 use crate::commands::collectives::options::Run;
-use crate::commands::{env, fabric, install, manual, rails, tune};
+use crate::commands::{doctor, env, fabric, install, manual, rails, report, top, tune};
 use crate::proofs::bench::options::Bench;
 use crate::proofs::{communicators, memory, nccl_tests};
 use crate::ranks::process;
@@ -107,6 +107,24 @@ pub enum Command {
     /// Exit status: 0 at least one rail is usable, 1 none is or the machine cannot be examined, 2 the command line is wrong.
     #[command(after_help = examples::RAILS)]
     Rails(rails::Options),
+    /// Finds what is wrong with this machine or a job, the worst first, each with the command that cures it.
+    ///
+    /// Looks at libraries, variables, devices, limits, links, addresses and counters. Needs no root, and says what it could not see.
+    /// Of the environment it takes NCCL_*, UCX_*, GLOO_*, TP_* and what decides which libraries are loaded.
+    #[command(after_help = examples::DOCTOR)]
+    Doctor(doctor::Options),
+    /// Gathers what this machine has and does into one file that you can post, without names, addresses, serial numbers and tokens.
+    ///
+    /// Runs doctor, rails, settings, memory and bench, with --hosts also what two hosts do together, with --nccl-tests also nccl-tests and
+    /// the tuner's sweep. A part that fails is named in the file, and the others run.
+    #[command(after_help = examples::REPORT)]
+    Report(Box<report::Options>),
+    /// Shows what the rails of this machine's jobs carry, live: rates both ways, shares, latency, losses, stalls.
+    ///
+    /// Reads the counters that each job's process keeps for its rails. Jobs of other users, and those in containers that run as root,
+    /// need sudo. Where standard output is no terminal, plain lines.
+    #[command(after_help = examples::TOP)]
+    Top(top::Options),
     /// Lists the plugin's settings: name, default, meaning, current value.
     #[command(after_help = examples::SETTINGS)]
     Settings,

@@ -7,6 +7,16 @@ pub fn today() -> String {
     date(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86_400))
 }
 
+/// Now in UTC, as in 2026-11-22 14:03:07 UTC.
+pub fn moment() -> String {
+    moment_at(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()))
+}
+
+fn moment_at(seconds: u64) -> String {
+    let (hours, minutes) = (seconds / 3600 % 24, seconds / 60 % 60);
+    format!("{} {hours:02}:{minutes:02}:{:02} UTC", date(seconds / 86_400), seconds % 60)
+}
+
 /// The date that is `days` after 1970-01-01, by the Gregorian calendar.
 fn date(days: u64) -> String {
     let is_leap = |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
@@ -41,5 +51,6 @@ mod tests {
             assert_eq!(date(days), expected);
         }
         assert!(today().starts_with("20") && today().len() == 10);
+        assert_eq!(moment_at(1_735_689_599), "2024-12-31 23:59:59 UTC");
     }
 }

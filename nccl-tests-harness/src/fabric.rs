@@ -11,6 +11,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use limit::{Rail, Wiring};
 use nccl_net_spark::rails::LinkRate;
 use softverbs::control::{self, Action, Prepared};
+use softverbs::nic::Nic;
 use softverbs::profile::{Link, Profile, RailSpec};
 use softverbs::settings;
 use std::fs;
@@ -33,6 +34,8 @@ pub struct Wish {
     pub kind: Option<Kind>,
     /// A built-in profile of the software fabric, or a file.
     pub profile: String,
+    /// The device that its rails behave as.
+    pub nic: Nic,
     /// A factor on all of its rates.
     pub scale: f64,
     /// Rails that carry only a part of their rate, on all nodes.
@@ -126,6 +129,7 @@ fn soft(wish: &Wish, ranks: usize, why: &str) -> Result<Fabric> {
     interrupt::remove_at_exit(prepared.folder());
     let mut environment = prepared.environment.clone();
     environment.push(("NCCL_IBVERBS_LIB".to_owned(), library.display().to_string()));
+    environment.push(("SOFTVERBS_NIC".to_owned(), wish.nic.name().to_owned()));
     let about = about(wish, &name, why);
     let soft = Soft { dir, name, library, profile, slow_rails: wish.slow_rails.clone(), prepared };
     for (rail, factor) in &wish.slow_rails {
@@ -156,7 +160,8 @@ fn about(wish: &Wish, name: &str, why: &str) -> String {
     let scale = if wish.scale == 1.0 { String::new() } else { format!(" x {}", wish.scale) };
     let slow = wish.slow_rails.iter().map(|(rail, factor)| format!(", {rail} at {factor} of its rate"));
     let slow = slow.collect::<String>();
-    format!("soft, {why}: profile {}{scale}{slow}; each rank is a node; fabric {name}", wish.profile)
+    let nic = if wish.nic == Nic::default() { String::new() } else { format!(", as {}", wish.nic.name()) };
+    format!("soft, {why}: profile {}{scale}{slow}{nic}; each rank is a node; fabric {name}", wish.profile)
 }
 
 impl Fabric {
@@ -196,7 +201,7 @@ impl Fabric {
         Ok(Some(folder))
     }
 
-    /// What one node can send to another, of a software fabric, while the rails of `fallen` carry a part of their rate.
+    /// What node 0 of a software fabric can send to node 1, as any two that are cabled, while the rails of `fallen` carry a part of their rate.
     pub fn wiring(&self, fallen: &[(String, f64)]) -> Option<Wiring> {
         let Soft { profile, slow_rails, .. } = self.soft.as_ref()?;
         let factor = |name: &str| {
@@ -210,7 +215,9 @@ impl Fabric {
             rails: profile
                 .rails
                 .iter()
-                .map(|rail| Rail {
+                .enumerate()
+                .filter(|(at, _)| (0..profile.rails.len()).any(|to| profile.reaches((0, *at), (1, to))))
+                .map(|(_, rail)| Rail {
                     link: rail.link,
                     cable: rail.cable,
                     line_mbps: rail.line_mbps,
@@ -225,6 +232,11 @@ impl Fabric {
     pub fn machine(&self) -> Option<Machine> {
         let Soft { profile, .. } = self.soft.as_ref()?;
         Some(machine(profile))
+    }
+
+    /// The devices of a software fabric.
+    pub fn hotplug(&self) -> Option<Hotplug<'_>> {
+        self.soft.as_ref().map(Hotplug)
     }
 
     /// The rail of a software fabric that is slowed where one is.
@@ -243,6 +255,44 @@ impl Fabric {
         let own = slow_rails.iter().find(|(slow, _)| slow == rail).map_or(1.0, |(_, factor)| *factor);
         let action = Action::Slow(if factor >= 1.0 { own } else { factor });
         control::control(dir, name, None, rail, action).map_err(|error| anyhow!(error))
+    }
+}
+
+/// The rails of the software fabric that this process is on by its environment, with what their links and cables carry without faults.
+#[derive(Debug, Clone)]
+pub struct SoftRails {
+    names: Vec<String>,
+    wiring: Wiring,
+}
+
+impl SoftRails {
+    /// Those of the fabric that the environment names, if `verbs_library` is the software fabric's; none otherwise.
+    ///
+    /// # Errors
+    /// When there is no such fabric.
+    pub fn of_environment(verbs_library: &str) -> Result<Option<Self>> {
+        let is_soft = Path::new(verbs_library).file_name() == Path::new(places::FABRIC).file_name();
+        if !is_soft {
+            return Ok(None);
+        }
+        let name = settings::fabric().map_err(|error| anyhow!(error))?;
+        let profile = control::profile(&settings::dir(), &name).map_err(|error| anyhow!(error))?;
+        let names = profile.rails.iter().map(|rail| rail.name.clone()).collect();
+        let whole = |rail: &RailSpec| fully_used(rail, rail.line_mbps);
+        let wiring = Wiring {
+            links_mbps: profile.links.iter().map(|link| link.payload_mbps).collect(),
+            cables_mbps: profile.cables.iter().map(|cable| cable.payload_mbps).collect(),
+            rails: profile.rails.iter().map(whole).collect(),
+        };
+        Ok(Some(Self { names, wiring }))
+    }
+
+    /// What the rails of these devices carry together, in Mb/s of payload; none: no limit.
+    pub fn payload_mbps(&self, devices: &[&str]) -> Option<f64> {
+        let is_used = |name: &String| devices.contains(&name.as_str());
+        let used = self.names.iter().zip(&self.wiring.rails).filter(|(name, _)| is_used(name));
+        let rails = used.map(|(_, rail)| rail.clone()).collect();
+        Wiring { rails, ..self.wiring.clone() }.limit().payload_mbps
     }
 }
 
@@ -281,6 +331,47 @@ fn fully_used(rail: &RailSpec, port_mbps: f64) -> Rail {
     Rail { link: rail.link, cable: rail.cable, line_mbps: port_mbps, factor: 1.0, latency_us }
 }
 
+/// The devices of a run's software fabric, to be taken off the bus and brought back.
+#[derive(Clone, Copy)]
+pub struct Hotplug<'a>(&'a Soft);
+
+impl Hotplug<'_> {
+    /// The devices of each node.
+    pub fn rails(&self) -> Vec<String> {
+        self.0.profile.rails.iter().map(|rail| rail.name.clone()).collect()
+    }
+
+    /// Takes a node's device off the bus.
+    ///
+    /// # Errors
+    /// When there is no such node or device.
+    pub fn unplug(&self, node: usize, rail: &str) -> Result<()> {
+        self.act(node, rail, Action::Unplug)
+    }
+
+    /// Brings it back, as a new device of the same name.
+    ///
+    /// # Errors
+    /// When there is no such node or device.
+    pub fn plug(&self, node: usize, rail: &str) -> Result<()> {
+        self.act(node, rail, Action::Plug)
+    }
+
+    /// How many queue pairs a node's processes have.
+    ///
+    /// # Errors
+    /// When the fabric's state cannot be read.
+    pub fn queue_pairs(&self, node: usize) -> Result<usize> {
+        let status = control::status(&self.0.dir, &self.0.name).map_err(|error| anyhow!(error))?;
+        let of_node = status.nodes.iter().find(|known| known.node == node);
+        of_node.map(|known| known.queue_pairs).with_context(|| format!("the fabric has no node {node}"))
+    }
+
+    fn act(&self, node: usize, rail: &str, action: Action) -> Result<()> {
+        control::control(&self.0.dir, &self.0.name, Some(node), rail, action).map_err(|error| anyhow!(error))
+    }
+}
+
 impl Soft {
     fn remove(&self) {
         self.prepared.remove();
@@ -302,7 +393,15 @@ mod tests {
 
     fn wish(kind: Option<Kind>) -> Wish {
         let (profile, scale) = ("spark-1cable".to_owned(), 1.0);
-        Wish { kind, profile, scale, slow_rails: Vec::new(), library: "/no/library".into(), name: None }
+        Wish {
+            kind,
+            profile,
+            nic: Nic::default(),
+            scale,
+            slow_rails: Vec::new(),
+            library: "/no/library".into(),
+            name: None,
+        }
     }
 
     #[test]
@@ -310,6 +409,21 @@ mod tests {
         let fabric = set_up(&wish(None), 2, Some("libmine.so")).unwrap();
         assert_eq!((fabric.kind, fabric.environment(1)), (Kind::Verbs, Vec::new()));
         assert!(fabric.about.contains("libmine.so"), "{}", fabric.about);
+    }
+
+    #[test]
+    fn ranks_and_their_header_are_told_the_device_that_was_asked_for() {
+        for (nic, header) in [(Nic::Mlx5, ": profile unpaced; "), (Nic::SoftRoce, ": profile unpaced, as soft-roce; ")]
+        {
+            // Any file: nothing is loaded here.
+            let (profile, library) = (UNPACED.to_owned(), "/dev/null".into());
+            let fabric = set_up(&Wish { profile, library, nic, ..wish(Some(Kind::Soft)) }, 2, None).unwrap();
+            let told = |environment: &[(String, String)]| {
+                environment.contains(&("SOFTVERBS_NIC".to_owned(), nic.name().to_owned()))
+            };
+            assert!(told(&fabric.environment(1)) && told(fabric.shared_environment()), "{nic:?}");
+            assert!(fabric.about.contains(header), "{}", fabric.about);
+        }
     }
 
     #[test]
@@ -333,6 +447,26 @@ mod tests {
         }
         assert!(Profile::names().contains(&UNPACED));
         assert_eq!(speeds(UNPACED, 1.0), (2, 200_000));
+    }
+
+    /// By hand: of a triangle's four functions two lead to the next node, by one cable of 195 Gb/s; what NCCL plans by is the whole machine.
+    #[test]
+    fn between_two_sparks_of_a_triangle_is_one_cable() {
+        for profile in ["spark-triangle", "spark-ring"] {
+            let (profile, library) = (profile.to_owned(), "/dev/null".into());
+            let fabric = set_up(&Wish { profile, library, ..wish(Some(Kind::Soft)) }, 3, None).unwrap();
+            let wiring = fabric.wiring(&[]).unwrap();
+            assert_eq!((wiring.rails.len(), wiring.limit().payload_mbps), (2, Some(195_000.0)));
+            let machine = fabric.machine().unwrap();
+            assert_eq!((machine.functions.len(), machine.merged_mbps), (4, 224_054));
+        }
+    }
+
+    #[test]
+    fn a_profiles_cables_count_its_nodes() {
+        let (profile, library) = ("spark-triangle".to_owned(), "/dev/null".into());
+        let error = set_up(&Wish { profile, library, ..wish(Some(Kind::Soft)) }, 4, None).map(|_| ()).unwrap_err();
+        assert!(format!("{error:#}").contains("profile spark-triangle has cables for 3 nodes, not for 4"), "{error:#}");
     }
 
     #[test]

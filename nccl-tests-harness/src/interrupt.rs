@@ -1,19 +1,21 @@
 //! Ctrl-C and other signals that ask the program to end: it says so, ends the processes that it started, and removes its files.
 //!
 //! The thread here ends the processes. The main thread then fails as it does whenever a rank dies, and cleans up behind itself; where it
-//! waits for something else, this thread exits in its place.
+//! waits for something else, this thread exits in its place. A command that still has something to write asks for more time
+//! ([`leave_the_end_to_the_main_thread`]).
 
-use crate::output;
+use crate::{output, proc_stat};
 use anyhow::{Context, Result};
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::flag;
 use signal_hook::iterator::Signals;
 use std::collections::HashSet;
 use std::fs;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -25,17 +27,21 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// The signal that came, set by the handler itself: whoever sees a rank die by the same Ctrl-C sees this first.
 static RECEIVED: OnceLock<Arc<AtomicUsize>> = OnceLock::new();
+/// How long the main thread may take where it asked for time, in seconds; else 0.
+static WANTED_S: AtomicU64 = AtomicU64::new(0);
+/// How much longer processes may take then: they may be this program, which gives its own processes [`GRACE`].
+const NESTED_GRACE: Duration = Duration::from_secs(5);
+/// Whether signals are only noted.
+static IS_QUIET: AtomicBool = AtomicBool::new(false);
 static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// From now on the program ends in order when SIGINT, SIGTERM or SIGHUP comes, except for those that it was started to ignore.
 pub fn watch() -> Result<()> {
-    let ignored = fs::read_to_string("/proc/self/status").map_or(0, |status| ignored(&status));
-    let wanted = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|number| ignored >> (number - 1) & 1 == 0);
-    let wanted: Vec<i32> = wanted.collect();
+    let wanted = wanted();
     let received = RECEIVED.get_or_init(Arc::default);
     let install = || -> std::io::Result<Signals> {
         for number in &wanted {
-            signal_hook::flag::register_usize(*number, Arc::clone(received), *number as usize)?;
+            flag::register_usize(*number, Arc::clone(received), *number as usize)?;
         }
         Signals::new(&wanted)
     };
@@ -48,13 +54,44 @@ pub fn watch() -> Result<()> {
     Ok(())
 }
 
-/// The exit status of a program that was asked to end, as shells show it: 128 and the signal's number. Says so, once.
+/// From now on these signals are only noted, for a command that started nothing and looks at [`status`] often enough. Another one ends the program at once:
+/// the command may wait for a reader of its output.
+pub fn note() -> Result<()> {
+    let received = RECEIVED.get_or_init(Arc::default);
+    IS_QUIET.store(true, Ordering::Release);
+    let is_second = Arc::new(AtomicBool::new(false));
+    let install = || -> std::io::Result<()> {
+        for number in wanted() {
+            flag::register_conditional_shutdown(number, 128 + number, Arc::clone(&is_second))?;
+            flag::register(number, Arc::clone(&is_second))?;
+            flag::register_usize(number, Arc::clone(received), number as usize)?;
+        }
+        Ok(())
+    };
+    install().context("install signal handlers")
+}
+
+/// The exit status of a program that was asked to end, as shells show it: 128 and the signal's number. Says so, once, unless
+/// the signals were only to be noted.
 pub fn status() -> Option<u8> {
     let number = RECEIVED.get()?.load(Ordering::Acquire) as i32;
     (number != 0).then(|| {
-        announce(number);
+        if !IS_QUIET.load(Ordering::Acquire) {
+            announce(number);
+        }
         128 + number as u8
     })
+}
+
+/// From now on the main thread has up to `most` to end by itself once the processes have ended.
+pub fn leave_the_end_to_the_main_thread(most: Duration) {
+    WANTED_S.store(most.as_secs(), Ordering::Release);
+}
+
+/// The signals that this program was not started to ignore.
+fn wanted() -> Vec<i32> {
+    let ignored = fs::read_to_string("/proc/self/status").map_or(0, |status| ignored(&status));
+    [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|number| ignored >> (number - 1) & 1 == 0).collect()
 }
 
 /// Has a folder deleted when the program is asked to end and the main thread cannot do it.
@@ -85,13 +122,17 @@ fn announce(number: i32) {
 fn end(number: i32) {
     announce(number);
     let start = Instant::now();
+    let (grace, clean_up) = match WANTED_S.load(Ordering::Acquire) {
+        0 => (GRACE, CLEAN_UP),
+        wanted_s => (GRACE + NESTED_GRACE, Duration::from_secs(wanted_s)),
+    };
     let (mut asked, mut alone_since) = (HashSet::new(), start);
-    while alone_since.elapsed() < CLEAN_UP && start.elapsed() < GRACE + CLEAN_UP {
+    while alone_since.elapsed() < clean_up && start.elapsed() < grace + clean_up {
         // Also those that are started only now: a command may take a dead rank for a failed attempt.
         for child in children() {
             alone_since = Instant::now();
             // It may be gone since.
-            if start.elapsed() > GRACE {
+            if start.elapsed() > grace {
                 let _ = signal::kill(child, Signal::SIGKILL);
             } else if asked.insert(child) {
                 let _ = signal::kill(child, Signal::SIGTERM);
@@ -120,8 +161,7 @@ fn children() -> Vec<Pid> {
 
 /// The parent in a process's `stat`, unless the process has ended.
 fn running_parent(stat: &str) -> Option<u32> {
-    // The command in parentheses may hold anything.
-    let mut fields = stat.rsplit(')').next()?.split_whitespace();
+    let mut fields = proc_stat::fields(stat);
     if fields.next()? == "Z" { None } else { fields.next()?.parse().ok() }
 }
 

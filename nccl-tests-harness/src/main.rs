@@ -4,7 +4,8 @@
 //! share `ranks` (the processes of a run), `fabric` (what the ranks' messages travel over), `scene` (what real NCCL is run in) and
 //! `output`. The plugin is always a library file, driven through its C interface as NCCL drives it (`net`).
 //!
-//! Exit status: 0 all is well, 1 a run failed or data was wrong, 2 the command line is wrong, 141 the output was closed,
+//! Exit status: 0 all is well, 1 a run failed or data was wrong, 2 the command line is wrong, 3 the doctor found that the plugin does not
+//! work, 141 the output was closed,
 //! 130, 143 and 129 ended by SIGINT (Ctrl-C), SIGTERM and SIGHUP.
 
 mod abi;
@@ -19,6 +20,7 @@ mod lines;
 mod net;
 mod output;
 mod places;
+mod proc_stat;
 mod proofs;
 mod ranks;
 mod scene;
@@ -31,6 +33,7 @@ use clap::{CommandFactory, Parser};
 use cli::{Cli, Command};
 use commands::collectives::options::Run;
 use commands::collectives::{Collective, lead};
+use commands::doctor::{Ended, Verdict};
 use commands::{rails, settings, tune};
 use nccl_net_spark::config::Settings;
 use output::Verbosity;
@@ -43,6 +46,8 @@ use std::process::ExitCode;
 
 const FAILED: u8 = 1;
 const USAGE: u8 = 2;
+/// The doctor's: the plugin does not work here.
+const BROKEN: u8 = 3;
 /// What shells show for a program that ended because its output was closed (128 + SIGPIPE).
 const UNREAD: u8 = 141;
 
@@ -60,8 +65,9 @@ fn main() -> ExitCode {
         return ExitCode::from(status);
     }
     let error = match outcome {
-        Ok(true) => return ExitCode::SUCCESS,
-        Ok(false) => {
+        Ok(Outcome::Good) => return ExitCode::SUCCESS,
+        Ok(Outcome::Doctor(status)) => return ExitCode::from(status),
+        Ok(Outcome::Failed) => {
             if output::verbosity() == Verbosity::Quiet {
                 complain("failed; without --quiet it says more");
             }
@@ -79,8 +85,53 @@ fn main() -> ExitCode {
     }
 }
 
+/// How a command ended that did what it was asked for.
+enum Outcome {
+    Good,
+    /// Data was wrong, or there is nothing to use.
+    Failed,
+    /// What the doctor found, as its exit status.
+    Doctor(u8),
+}
+
+fn execute(command: Command) -> Result<Outcome> {
+    if let Command::Doctor(options) = command {
+        return doctor(options).map(Outcome::Doctor);
+    }
+    if let Command::Report(options) = command {
+        return report(*options).map(|()| Outcome::Good);
+    }
+    run(command).map(|is_good| if is_good { Outcome::Good } else { Outcome::Failed })
+}
+
+fn doctor(options: commands::doctor::Options) -> Result<u8> {
+    let program = std::env::current_exe().context("find this program's file")?;
+    if options.starts_processes() {
+        interrupt::watch()?;
+    }
+    Ok(match options.run(&program, variables())? {
+        Ended::Served | Ended::Judged(Verdict::Good) => 0,
+        Ended::Judged(Verdict::Impaired) => FAILED,
+        Ended::Judged(Verdict::Broken) => BROKEN,
+    })
+}
+
+fn report(options: commands::report::Options) -> Result<()> {
+    let program = std::env::current_exe().context("find this program's file")?;
+    if options.starts_processes() {
+        interrupt::watch()?;
+    }
+    options.run(&program, &variables())
+}
+
+/// The environment.
+fn variables() -> Vec<(String, String)> {
+    let text = |value: std::ffi::OsString| value.to_string_lossy().into_owned();
+    std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect()
+}
+
 /// False when data was wrong.
-fn execute(command: Command) -> Result<bool> {
+fn run(command: Command) -> Result<bool> {
     let out = output::standard();
     let program = std::env::current_exe().context("find this program's file")?;
     if starts_processes(&command) {
@@ -121,6 +172,9 @@ fn execute(command: Command) -> Result<bool> {
         }
         Command::Fabric(options) => options.run(),
         Command::Rails(options) => rails::rails(options),
+        // `execute` has them.
+        Command::Doctor(_) | Command::Report(_) => Ok(true),
+        Command::Top(options) => options.run(std::env::var_os("NO_COLOR").is_none()).map(|()| true),
         Command::Settings => settings::show(out).map(|()| true),
         Command::Env(options) => options.run(&program, out).map(|()| true),
         Command::Install(options) => {

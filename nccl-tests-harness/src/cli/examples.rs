@@ -3,6 +3,7 @@
 /// Of the program itself.
 pub const ALL: &str = "\
 Examples:
+  nccl-spark doctor                           # what is wrong, and its cure
   nccl-spark rails                            # which ports would be merged?
   nccl-spark all-gather -b 8 -e 64M -f 2      # two ranks on this machine
   sudo nccl-spark install                     # into /usr/local
@@ -97,6 +98,37 @@ pub const RAILS: &str = "\
 Examples:
   nccl-spark rails
   NCCL_IB_HCA=^rocep1s0f1 nccl-spark rails    # with a filter";
+
+pub const DOCTOR: &str = "\
+Examples:
+  nccl-spark doctor                           # this machine and this shell
+  nccl-spark doctor --env                     # the variables alone
+  nccl-spark doctor --pid 4711                # a running job
+  docker exec CONTAINER nccl-spark doctor     # as the container sees it
+  nccl-spark doctor --peer spark-2            # with another host, measured
+  nccl-spark doctor --hosts spark-1,spark-2,spark-3,spark-4
+
+Exit status: 0 works, 1 works but slow or fragile, 2 the command line is wrong,
+3 does not work.";
+
+pub const REPORT: &str = "\
+Examples:
+  nccl-spark report                           # into nccl-spark-report-DATE.md
+  nccl-spark report --dry-run                 # which commands would run?
+  nccl-spark report --hosts spark-1,spark-2 --nccl-tests ~/nccl-tests
+  nccl-spark report --only doctor,rails --output -
+
+Exit status: 0 the file was written, even if parts failed; 1 it could not be
+written; 2 the command line is wrong.";
+
+pub const TOP: &str = "\
+Examples:
+  nccl-spark top                              # q ends it, ? shows the keys
+  sudo nccl-spark top --peers                 # all users; each peer's rails
+  nccl-spark top --count 1 > rails.txt        # one look, as plain lines
+  nccl-spark top --json --interval 10 > rails.json
+  sudo nccl-spark top --interval 15 \\
+    --prometheus /var/lib/prometheus/node-exporter/nccl_spark.prom";
 
 pub const SETTINGS: &str = "\
 Examples:

@@ -141,6 +141,8 @@ struct RailJson {
     refuses_requests: u32,
     unanswered_connections: u32,
     silent: bool,
+    /// Since the fabric was made: payload, and what the ends of connections write each other beside it.
+    sent_bytes: u64,
 }
 
 impl Options {
@@ -268,6 +270,7 @@ impl From<Status> for FabricJson {
             refuses_requests: rail.refusals,
             unanswered_connections: rail.unanswered,
             silent: rail.is_silent,
+            sent_bytes: rail.sent_bytes,
         };
         let node = |node: NodeStatus| NodeJson {
             node: node.node,
@@ -334,6 +337,7 @@ mod tests {
             refusals: 0,
             unanswered: 0,
             is_silent: false,
+            sent_bytes: 0,
         };
         assert_eq!(state(&healthy), "112.00 Gb/s");
         let slow = RailStatus { now_mbps: Some(560.0), refusals: 3, ..healthy.clone() };

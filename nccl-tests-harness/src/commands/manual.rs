@@ -221,6 +221,7 @@ mod tests {
         assert_eq!(complete(["nccl-spark", "all-gather", "--minb", ""], 2), "--minbytes");
         assert_eq!(complete(["nccl-spark", "all-gather", "--fabric", "so"], 3), "soft");
         assert_eq!(complete(["nccl-spark", "all-gather", "--profile", "spark-2"], 3), "spark-2cable");
+        assert_eq!(complete(["nccl-spark", "all-gather", "--nic", "soft"], 3), "soft-roce");
         assert_eq!(complete(["nccl-spark", "fabric", "slow", "--fab"], 3), "--fabric-name");
     }
 

@@ -1,10 +1,13 @@
 //! The commands that users run, each with its options.
 
 pub mod collectives;
+pub mod doctor;
 pub mod env;
 pub mod fabric;
 pub mod install;
 pub mod manual;
 pub mod rails;
+pub mod report;
 pub mod settings;
+pub mod top;
 pub mod tune;

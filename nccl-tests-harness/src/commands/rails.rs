@@ -105,7 +105,7 @@ impl From<Survey> for Found {
             rails: survey.rails.iter().map(|rail| rail_json(rail, &survey)).collect(),
             unused: survey.refused.into_iter().map(UnusedJson::from).collect(),
             pcie_links: survey.links.into_iter().map(LinkJson::from).collect(),
-            warnings: survey.warnings,
+            warnings: survey.warnings.into_iter().map(|warning| warning.text).collect(),
         }
     }
 }

@@ -4,7 +4,8 @@ use super::{Kind, Wish};
 use crate::places;
 use crate::usage::wrong;
 use clap::Args;
-use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, StringValueParser, TypedValueParser};
+use softverbs::nic::Nic;
 use softverbs::profile::Profile;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -16,10 +17,13 @@ pub struct FabricOptions {
     /// Network to use: RDMA devices or the software fabric [default: verbs, or soft where there is no RDMA device].
     #[arg(long, value_name = "KIND", value_enum)]
     fabric: Option<Kind>,
-    /// Rails of the software fabric: a built-in profile (spark-1cable, spark-2cable, unpaced) or a file [default:
-    /// spark-1cable].
+    /// Rails of the software fabric: a built-in profile (spark-1cable, spark-2cable, spark-triangle, spark-ring, unpaced) or a file
+    /// [default: spark-1cable].
     #[arg(long, value_name = "NAME|FILE", value_parser = ProfileParser, hide_possible_values = true)]
     profile: Option<String>,
+    /// Device that the software fabric's rails behave as: mlx5 is strict, as a ConnectX is; soft-roce forgives more [default: mlx5].
+    #[arg(long, value_name = "NIC", value_parser = PossibleValuesParser::new(Nic::ALL.map(Nic::name)).try_map(|name| Nic::parse(&name)))]
+    nic: Option<Nic>,
     /// Factor on all rates of the profile.
     #[arg(long, value_name = "F", value_parser = parse_scale)]
     scale: Option<f64>,
@@ -43,6 +47,7 @@ impl FabricOptions {
     pub fn wish(self, program: &Path) -> Result<Wish, clap::Error> {
         let given = [
             ("--profile", self.profile.is_some()),
+            ("--nic", self.nic.is_some()),
             ("--scale", self.scale.is_some()),
             ("--slow-rail", !self.slow_rail.is_empty()),
             ("--softverbs", self.softverbs.is_some()),
@@ -59,6 +64,7 @@ impl FabricOptions {
         Ok(Wish {
             kind,
             profile: self.profile.unwrap_or_else(|| "spark-1cable".to_owned()),
+            nic: self.nic.unwrap_or_default(),
             scale: self.scale.unwrap_or(1.0),
             slow_rails: self.slow_rail,
             library: self.softverbs.unwrap_or_else(|| places::fabric(program)),

@@ -5,11 +5,11 @@ use crate::commands::collectives::Collective;
 use crate::proofs::bench::messages::{Answer, BenchSetup, Order};
 use crate::proofs::memory::messages as memory;
 use crate::ranks::device::Network;
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -134,6 +134,9 @@ macro_rules! answer {
 }
 pub(crate) use answer;
 
+/// More is no message of these: the other end may be another host's, and must not take this one's memory.
+const LINE_MAX_BYTES: u64 = 16 << 20;
+
 /// The writing half of a line between command and rank.
 pub struct Sender(Mutex<File>);
 
@@ -161,8 +164,11 @@ impl Receiver {
     /// The next message; none at the end.
     pub fn receive<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
         let mut line = String::new();
-        match self.0.read_line(&mut line) {
+        match self.0.by_ref().take(LINE_MAX_BYTES).read_line(&mut line) {
             Ok(0) => Ok(None),
+            Ok(bytes) if bytes as u64 == LINE_MAX_BYTES => {
+                bail!("a control message has more than {LINE_MAX_BYTES} bytes")
+            }
             Ok(_) => {
                 serde_json::from_str(&line).map(Some).map_err(|error| anyhow!("control message {line:?}: {error}"))
             }

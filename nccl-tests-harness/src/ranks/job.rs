@@ -29,6 +29,8 @@ pub struct Job {
     events: mpsc::Receiver<(usize, Option<FromRank>)>,
     timeout: Duration,
     last_progress: Instant,
+    /// When the run ends, whatever it does.
+    end: Option<Instant>,
     watch: Watch,
 }
 
@@ -95,7 +97,7 @@ impl Job {
     /// progress for `timeout`.
     pub fn start(program: &Path, seats: Vec<Seat>, timeout: Duration, watch: Watch) -> Result<Self> {
         let (events_in, events) = mpsc::channel();
-        let mut job = Self { ranks: Vec::new(), events, timeout, last_progress: Instant::now(), watch };
+        let mut job = Self { ranks: Vec::new(), events, timeout, last_progress: Instant::now(), end: None, watch };
         for (number, seat) in seats.into_iter().enumerate() {
             let (process, socket) = match seat {
                 Seat::Here(environment) => spawn(program, number, environment)?,
@@ -115,6 +117,11 @@ impl Job {
             });
         }
         Ok(job)
+    }
+
+    /// Lets the run end at this time, even if its ranks make progress.
+    pub fn end_by(&mut self, end: Instant) {
+        self.end = Some(end);
     }
 
     /// The PID of each rank, and its machine where that may be another one.
@@ -200,12 +207,15 @@ impl Job {
     /// The same; none when there is none before `end`.
     fn next_before(&mut self, end: Option<Instant>) -> Result<Option<(usize, Option<FromRank>)>> {
         loop {
-            let left = self.timeout.saturating_sub(self.last_progress.elapsed());
+            let left = self.time_left()?;
             let until_end = end.map(|end| end.saturating_duration_since(Instant::now()));
             let (number, message) = match self.events.recv_timeout(until_end.map_or(left, |end| end.min(left))) {
                 Ok(event) => event,
                 Err(RecvTimeoutError::Timeout) if until_end.is_some_and(|end| end <= left) => return Ok(None),
-                Err(RecvTimeoutError::Timeout) => return Err(self.hung()),
+                Err(RecvTimeoutError::Timeout) => {
+                    self.time_left()?;
+                    return Err(self.hung());
+                }
                 Err(RecvTimeoutError::Disconnected) => return Err(anyhow!("all ranks have exited")),
             };
             let rank = &mut self.ranks[number];
@@ -231,15 +241,28 @@ impl Job {
         }
     }
 
+    /// How long to wait for the next event at most.
+    fn time_left(&self) -> Result<Duration> {
+        let patience = self.timeout.saturating_sub(self.last_progress.elapsed());
+        let left = self.end.map(|end| end.saturating_duration_since(Instant::now()));
+        match left {
+            Some(left) if left.is_zero() => Err(anyhow!("time is up: {}", self.doing())),
+            left => Ok(left.map_or(patience, |left| left.min(patience))),
+        }
+    }
+
     fn hung(&self) -> anyhow::Error {
+        anyhow!("no progress for {} s (--timeout): {}", self.timeout.as_secs(), self.doing())
+    }
+
+    fn doing(&self) -> String {
         let doing = self.ranks.iter().enumerate().map(|(number, rank)| match rank.heard.elapsed() > SILENCE {
             true => {
                 format!("rank {number}: not heard from for {} s, last {}", rank.heard.elapsed().as_secs(), rank.doing)
             }
             false => format!("rank {number}: {}", rank.doing),
         });
-        let doing = doing.collect::<Vec<_>>().join("; ");
-        anyhow!("no progress for {} s (--timeout): {doing}", self.timeout.as_secs())
+        doing.collect::<Vec<_>>().join("; ")
     }
 
     /// The error of the first rank to fail, and those of others shortly after; ranks that died come first, because the

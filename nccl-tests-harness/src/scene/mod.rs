@@ -98,7 +98,7 @@ fn check_scale(wish: &Wish) -> Result<(), clap::Error> {
     }
     Err(wrong(format!(
         "--as-spark with --profile {} --scale {}: it takes --profile unpaced without --scale, or a Spark's profile \
-         (spark-1cable, spark-2cable) with --scale 1, 0.25 or 0.1, so that results can be compared",
+         (spark-1cable, spark-2cable, spark-triangle, spark-ring) with --scale 1, 0.25 or 0.1, so that results can be compared",
         wish.profile, wish.scale
     )))
 }
@@ -253,7 +253,15 @@ mod tests {
     fn a_sparks_graph_is_for_fixed_scales() {
         let check = |profile: &str, scale| {
             let (library, profile) = (PathBuf::from("/no/library"), profile.to_owned());
-            check_scale(&Wish { kind: None, profile, scale, slow_rails: Vec::new(), library, name: None })
+            check_scale(&Wish {
+                kind: None,
+                profile,
+                nic: Default::default(),
+                scale,
+                slow_rails: Vec::new(),
+                library,
+                name: None,
+            })
         };
         for scale in SCALES {
             assert!(check("spark-1cable", scale).is_ok() && check("spark-2cable", scale).is_ok());

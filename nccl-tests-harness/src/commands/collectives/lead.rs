@@ -266,6 +266,7 @@ mod tests {
             fabric: Wish {
                 kind: None,
                 profile: String::new(),
+                nic: Default::default(),
                 scale: 1.0,
                 slow_rails: Vec::new(),
                 library: PathBuf::new(),

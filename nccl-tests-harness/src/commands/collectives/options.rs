@@ -156,6 +156,7 @@ mod tests {
     use crate::fabric::Kind;
     use crate::usage::one_line;
     use clap::Parser;
+    use softverbs::nic::Nic;
 
     fn plan(arguments: &[&str]) -> Result<Plan, String> {
         plan_in(arguments, None)
@@ -214,6 +215,8 @@ mod tests {
             (&["--slow-rail", "a=2"], "--slow-rail", "up to 1"),
             (&["--slow-rail", "a"], "--slow-rail", "RAIL=FACTOR"),
             (&["--fabric-name", "a/b"], "--fabric-name", "letters"),
+            (&["--nic", "rxe"], "--nic", "mlx5, soft-roce"),
+            (&["--nic", "mlx5", "--fabric", "verbs"], "--nic", "software fabric"),
         ] {
             let text = plan(arguments).unwrap_err();
             assert!(text.contains(option) && text.contains(allowed), "{arguments:?}: {text}");
@@ -227,7 +230,9 @@ mod tests {
         let wish = plan(&["--slow-rail", "a=0.25", "--slow-rail", "b=1", "--scale", "0.5"]).unwrap().fabric;
         assert_eq!((wish.kind, wish.scale, wish.profile.as_str()), (Some(Kind::Soft), 0.5, "spark-1cable"));
         assert_eq!(wish.slow_rails, [("a".to_owned(), 0.25), ("b".to_owned(), 1.0)]);
-        assert_eq!(wish.library, Path::new("/nowhere/softverbs-ibverbs"));
+        assert_eq!((wish.library.as_path(), wish.nic), (Path::new("/nowhere/softverbs-ibverbs"), Nic::Mlx5));
+        let lenient = plan(&["--nic", "soft-roce"]).unwrap().fabric;
+        assert_eq!((lenient.kind, lenient.nic), (Some(Kind::Soft), Nic::SoftRoce));
     }
 
     #[test]

@@ -61,7 +61,7 @@ pub fn judge(plan: &Plan, scenario: Scenario, ends: &[End]) -> Result<String> {
             Ok(format!("{}; {}", right(others)?, words.collect::<Vec<_>>().join("; ")))
         }
         Scenario::Again => Ok(format!("{}; {}", right(ends)?, flat(ends)?)),
-        Scenario::Several | Scenario::Split | Scenario::Abort => {
+        Scenario::Several | Scenario::Split | Scenario::Abort | Scenario::Returns => {
             let words = ends.first().and_then(|end| end.report.as_ref()).map(|report| report.words.clone());
             Ok(format!("{}; {} ranks: {}", right(ends)?, plan.ranks, words.unwrap_or_default()))
         }

@@ -10,18 +10,24 @@ mod judge;
 mod nccl;
 pub mod options;
 pub mod rank;
+mod returns;
 
 use crate::lines;
 use crate::output::watch::Watch;
 use crate::scene::network::{Network, Used};
 use crate::scene::{Scene, loader_path};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use judge::{End, Report};
 use options::{Plan, Scenario};
+use returns::Director;
 use std::fs;
 use std::io::Write;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Where devices can be taken away.
+const RETURNS_NEEDS: &str = "it needs the software fabric (--fabric soft) and this plugin (--network spark)";
 
 /// What this program's `main` puts before a rank's error message.
 const COMPLAINT: &str = "nccl-spark: ";
@@ -35,6 +41,9 @@ pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out
     // Once, before any rank does: each would fail alike in every scenario.
     rank::check_machine()?;
     let scene = Scene::set(&plan.setting, plan.ranks, lookup)?;
+    let can_return = scene.fabric.hotplug().is_some() && plan.network.is_plugin();
+    let is_chosen = plan.scenarios.contains(&Scenario::Returns) && plan.scenarios.len() < Scenario::ALL.len();
+    ensure!(can_return || !is_chosen, "scenario returns: {RETURNS_NEEDS}");
     let environment = environment(plan, &scene, plan.network, lookup)?;
     let shown: Vec<String> = environment.iter().map(|(name, value)| format!("{name}={value}")).collect();
     writeln!(out, "# nccl-spark {}: communicators, {} ranks", env!("CARGO_PKG_VERSION"), plan.ranks)?;
@@ -44,6 +53,11 @@ pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out
     let out = &mut watch.over(out);
     let mut good = true;
     for scenario in &plan.scenarios {
+        if *scenario == Scenario::Returns && !can_return {
+            writeln!(out, "{:<8} left out: {RETURNS_NEEDS}", scenario.name())?;
+            watch.step();
+            continue;
+        }
         let outcome = play(plan, &scene, *scenario, own, lookup, &watch);
         watch.step();
         let text = match outcome {
@@ -73,20 +87,16 @@ fn play(
     for rank in 0..plan.ranks {
         children.push(start(plan, scene, scenario, rank, own, lookup)?);
     }
-    let mut complaints: Vec<Option<String>> = vec![None; plan.ranks];
-    let mut used = Used::default();
-    let ends = lines::follow(&mut children, Vec::new(), plan.setting.timeout, |rank, line| {
+    let mut heard = Heard { complaints: vec![None; plan.ranks], used: Used::default() };
+    let (ends, directed) = follow(plan, scene, scenario, &mut children, |rank, line| {
         watch.doing(scenario.name());
         scene.log(&format!("{} {rank}", scenario.name()), line)?;
-        if let Some(complaint) = line.strip_prefix(COMPLAINT) {
-            let told = complaints[rank].get_or_insert_default();
-            told.push_str(if told.is_empty() { "" } else { " " });
-            told.push_str(complaint);
-        } else {
-            used.note(line);
-        }
+        heard.take_in(rank, line);
         Ok(())
     })?;
+    let Heard { complaints, used } = heard;
+    // Where devices or rails were not as they should be, that is the reason for all else.
+    let directed = directed.transpose()?;
     let Some(statuses) = ends else {
         let reason = used.complaints().unwrap_or_else(|| "NCCL logged no reason".to_owned());
         bail!("not done after {} s (--timeout): {reason}", plan.setting.timeout.as_secs());
@@ -98,12 +108,60 @@ fn play(
         Ok(End { status, report: report(scene, scenario, rank)?, complaint: told(complaint) })
     };
     let ends = statuses.into_iter().zip(complaints).enumerate().map(end).collect::<Result<Vec<_>>>()?;
-    let words = judge::judge(plan, scenario, &ends)?;
+    let mut words = judge::judge(plan, scenario, &ends)?;
+    if let Some(directed) = directed {
+        words = format!("{words}; {}", directed.context("the ranks ended before the devices had returned")?);
+    }
     // In this scenario two networks are used at once.
     if scenario == Scenario::Mixed {
         Ok(words)
     } else {
         Ok(format!("{words}; {}", used.judge(plan.network, plan.setting.abi)?))
+    }
+}
+
+/// What the ranks print, and how they ended, if they did in time; and what was done to them meanwhile, if anything is.
+type Followed = (Option<Vec<ExitStatus>>, Option<Result<Option<String>>>);
+
+fn follow(
+    plan: &Plan,
+    scene: &Scene,
+    scenario: Scenario,
+    children: &mut [Child],
+    hear: impl FnMut(usize, &str) -> Result<()>,
+) -> Result<Followed> {
+    let timeout = plan.setting.timeout;
+    if scenario != Scenario::Returns {
+        return Ok((lines::follow(children, Vec::new(), timeout, hear)?, None));
+    }
+    let is_over = AtomicBool::new(false);
+    let director = Director::new(&scene.fabric, scene.folder(), &is_over)?;
+    std::thread::scope(|scope| {
+        let directing = scope.spawn(|| director.direct(plan.ranks));
+        let ends = lines::follow(children, Vec::new(), timeout, hear);
+        is_over.store(true, Ordering::Relaxed);
+        let directed = directing.join().unwrap_or_else(|_| bail!("the thread that takes devices away panicked"));
+        Ok((ends?, Some(directed)))
+    })
+}
+
+/// What the ranks have printed.
+struct Heard {
+    /// Each rank's error message.
+    complaints: Vec<Option<String>>,
+    /// NCCL's log.
+    used: Used,
+}
+
+impl Heard {
+    fn take_in(&mut self, rank: usize, line: &str) {
+        let Some(complaint) = line.strip_prefix(COMPLAINT) else {
+            self.used.note(line);
+            return;
+        };
+        let told = self.complaints[rank].get_or_insert_default();
+        told.push_str(if told.is_empty() { "" } else { " " });
+        told.push_str(complaint);
     }
 }
 

@@ -22,11 +22,15 @@ pub enum Scenario {
     Lost,
     /// The last rank uses NCCL's Socket network, the others the plugin; all must get an error.
     Mixed,
+    /// One device of rank 0, then all of them, leave the bus during all-reduces and return; the next communicator must use all. Only on
+    /// the software fabric, and over the plugin.
+    Returns,
 }
 
 impl Scenario {
     /// All, in the order in which they run.
-    pub const ALL: [Self; 6] = [Self::Several, Self::Split, Self::Again, Self::Abort, Self::Lost, Self::Mixed];
+    pub const ALL: [Self; 7] =
+        [Self::Several, Self::Split, Self::Again, Self::Abort, Self::Lost, Self::Mixed, Self::Returns];
 
     /// As the command line has it.
     pub fn name(self) -> &'static str {
@@ -37,6 +41,7 @@ impl Scenario {
             Self::Abort => "abort",
             Self::Lost => "lost",
             Self::Mixed => "mixed",
+            Self::Returns => "returns",
         }
     }
 }
@@ -44,7 +49,7 @@ impl Scenario {
 /// Options of communicators.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Scenarios to run [default: all].
+    /// Scenarios to run [default: all that the network allows].
     #[arg(value_name = "SCENARIO", value_enum)]
     scenarios: Vec<Scenario>,
     /// Number of ranks to start on this machine; to NCCL each is a host of its own.

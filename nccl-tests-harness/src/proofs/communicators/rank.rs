@@ -4,6 +4,7 @@ use super::health::Health;
 use super::judge::Report;
 use super::nccl::{Communicator, ID_BYTES, Id, Nccl};
 use super::options::Scenario;
+use super::returns::Mark;
 use crate::gpu::Driver;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
@@ -99,6 +100,7 @@ impl Rank {
             Scenario::Abort => self.abort(),
             Scenario::Lost => self.lost(),
             Scenario::Mixed => self.mixed(),
+            Scenario::Returns => self.returns(),
         }
     }
 
@@ -227,6 +229,44 @@ impl Rank {
         bail!("communication over two networks succeeded, and should have failed")
     }
 
+    fn returns(&mut self) -> Result<String> {
+        let Task { rank, ranks, folder, .. } = &self.task;
+        let (rank, ranks, folder) = (*rank, *ranks, folder.clone());
+        let first = self.join()?;
+        let mut longest = Duration::ZERO;
+        // Rank 0 alone looks for the mark: all have to stop after the same all-reduce.
+        loop {
+            let start = Instant::now();
+            self.check(&first, rank, ranks, LARGE)?;
+            if rank == 0 && !Mark::InUse.is_set(&folder) {
+                Mark::InUse.set(&folder)?;
+            }
+            let is_over = self.any(&first, rank == 0 && Mark::Returned.is_set(&folder))?;
+            longest = longest.max(start.elapsed());
+            if is_over {
+                break;
+            }
+            ensure!(!Mark::GaveUp.is_set(&folder), "told to end");
+            ensure!(start.elapsed() < PATIENCE, "two all-reduces took over {} s", PATIENCE.as_secs());
+        }
+        let second = self.join()?;
+        self.check(&second, rank, ranks, LARGE)?;
+        self.any(&second, false)?;
+        if rank == 0 {
+            Mark::SecondInUse.set(&folder)?;
+        }
+        ensure!(Mark::Counted.wait(&folder, || Mark::GaveUp.is_set(&folder))?, "told to end");
+        for communicator in [first, second] {
+            self.check(&communicator, rank, ranks, LARGE)?;
+            communicator.destroy()?;
+        }
+        Ok(format!(
+            "an all-reduce of {} MiB and one of 4 bytes took at most {:.0} ms together",
+            LARGE >> 18,
+            longest.as_secs_f64() * 1e3
+        ))
+    }
+
     /// A new communicator of all ranks.
     fn join(&mut self) -> Result<Communicator> {
         let id = self.next_id()?;
@@ -263,6 +303,16 @@ impl Rank {
         let sum = self.start(communicator, index, count, salt, &stream)?;
         self.compare(&sum, size, salt, &stream)?;
         communicator.health()
+    }
+
+    /// Whether it is so on any rank, which all learn by an all-reduce.
+    fn any(&self, communicator: &Communicator, is_so: bool) -> Result<bool> {
+        let own = self.stream.clone_htod(&[f32::from(u8::from(is_so))])?;
+        let mut sum = self.stream.alloc_zeros::<f32>(1)?;
+        communicator.all_reduce(&own, &mut sum, &self.stream)?;
+        let sum = self.stream.clone_dtoh(&sum)?;
+        self.stream.synchronize()?;
+        Ok(sum.iter().any(|count| *count > 0.0))
     }
 
     fn start(

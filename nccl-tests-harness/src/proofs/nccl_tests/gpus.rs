@@ -4,11 +4,13 @@ use std::fs;
 
 /// The number of GPUs.
 pub fn gpus() -> usize {
-    let is_gpu = |name: &str| {
-        name.strip_prefix("nvidia").is_some_and(|n| !n.is_empty() && n.bytes().all(|byte| byte.is_ascii_digit()))
-    };
     let entries = fs::read_dir("/dev").into_iter().flatten().flatten();
     entries.filter(|entry| is_gpu(&entry.file_name().to_string_lossy())).count()
+}
+
+/// Whether a file of this name in /dev is a GPU.
+pub fn is_gpu(name: &str) -> bool {
+    name.strip_prefix("nvidia").is_some_and(|n| !n.is_empty() && n.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// The message for a machine without an NVIDIA GPU; none where there is one.

@@ -3,7 +3,7 @@
 //! Promises: the plugin's environment is set up and shown; a run counts only if NCCL's own log says that every channel went
 //! over the network that was asked for; a program's table is read, never recomputed. Does not build or fetch anything.
 
-mod gpus;
+pub mod gpus;
 mod log_text;
 pub mod mpirun;
 pub mod options;

@@ -48,13 +48,15 @@ pub fn run(mut plan: Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, 
     let mut out = watch.over(out);
     let out = &mut out;
     introduce(&plan, out)?;
-    let (collectives, candidates) = (plan.collectives.clone(), plan.candidates.clone());
+    let with_candidates =
+        |(collective, program): &(Collective, PathBuf)| (*collective, program.clone(), plan.candidates_of(*collective));
+    let collectives: Vec<_> = plan.collectives.iter().map(with_candidates).collect();
     let (rounds, gain, groups) = (plan.rounds, plan.gain, plan.groups.clone());
     let runner = Runner::new(&mut plan, own, lookup)?;
     writeln!(out, "# fabric: {}", runner.fabric())?;
     let mut bench = Bench { runner, gain, groups, most, watch, started: Instant::now() };
     let mut sweeps = Vec::new();
-    for (collective, program) in collectives {
+    for (collective, program, candidates) in collectives {
         let sweep = bench.sweep(collective, program, &candidates, rounds, out)?;
         show::sweep(&sweep, out)?;
         sweeps.push(sweep);
@@ -78,10 +80,11 @@ pub fn run(mut plan: Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, 
 fn introduce(plan: &Plan, out: &mut impl Write) -> Result<()> {
     writeln!(out, "# nccl-spark {}: tune collectives", env!("CARGO_PKG_VERSION"))?;
     writeln!(out, "# each run: {}", plan.tests.arguments.join(" "))?;
-    let (count, rounds) = (plan.candidates.len(), plan.rounds);
+    let counts = plan.collectives.iter().map(|(collective, _)| plan.candidates_of(*collective).len());
+    let (count, rounds) = (counts.max().unwrap_or(0), plan.rounds);
     writeln!(
         out,
-        "# NCCL's choice and {count} candidate(s) in turns, rounds: {rounds}; at most {} runs in all",
+        "# NCCL's choice and up to {count} candidate(s) in turns, rounds: {rounds}; at most {} runs in all",
         most_runs(plan)
     )?;
     for note in &plan.notes {
@@ -93,9 +96,10 @@ fn introduce(plan: &Plan, out: &mut impl Write) -> Result<()> {
 /// The number of runs if no candidate is dropped, every collective is confirmed and no run fails.
 fn most_runs(plan: &Plan) -> u64 {
     let finals = 2 * (FINAL_ROUNDS + GROUP_ROUNDS * plan.groups.len());
-    let sweeps = (plan.candidates.len() + 1) * plan.rounds as usize * (1 + plan.groups.len());
-    let each = sweeps + finals;
-    (plan.collectives.len() * each) as u64
+    let each = |(collective, _): &(Collective, PathBuf)| {
+        (plan.candidates_of(*collective).len() + 1) * plan.rounds as usize * (1 + plan.groups.len()) + finals
+    };
+    plan.collectives.iter().map(each).sum::<usize>() as u64
 }
 
 /// Writes the table, and reports what is in effect from then on.

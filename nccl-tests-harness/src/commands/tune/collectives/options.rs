@@ -41,6 +41,9 @@ pub struct Options {
     /// Largest size.
     #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", default_value = "8M", value_parser = sizes::parse)]
     max_bytes: usize,
+    /// Algorithms to try: ring, and tree for all_reduce, the only one of these collectives that NCCL runs over trees.
+    #[arg(long, value_name = "ALGORITHM,...", value_delimiter = ',', default_value = "ring")]
+    algorithms: Vec<Algorithm>,
     /// Protocols to try.
     #[arg(long, value_name = "PROTOCOL,...", value_delimiter = ',', default_value = "ll,ll128,simple")]
     protocols: Vec<Protocol>,
@@ -90,8 +93,8 @@ pub struct Plan {
     pub sizes: (usize, usize),
     /// The collectives with their programs, one or more, none twice.
     pub collectives: Vec<(Collective, PathBuf)>,
-    /// What is tried, by channels.
-    pub candidates: Vec<Choice>,
+    /// What is tried, by channels; [`Plan::candidates_of`] has those of one collective.
+    candidates: Vec<Choice>,
     /// Rounds of each.
     pub rounds: u32,
     /// How many times as fast as NCCL's choice a row must be.
@@ -132,9 +135,17 @@ impl Options {
         let before = if file.exists() { keep::check(&file)?.tuner_table } else { None };
         let settings = keep::settings(named.as_deref())?;
         let (protocols, notes) = protocols(self.protocols, &settings, lookup)?;
-        let ring = |protocol, channels| Choice { algorithm: Algorithm::Ring, protocol, channels };
-        let pairs = unique(self.channels).into_iter().flat_map(|n| protocols.iter().map(move |&p| ring(p, n)));
-        let candidates = pairs.collect();
+        let algorithms = unique(self.algorithms);
+        let candidates = candidates(&algorithms, &protocols, &unique(self.channels));
+        if let Some(without) = unique(self.collectives.clone())
+            .into_iter()
+            .find(|one| algorithms == [Algorithm::Tree] && *one != Collective::AllReduce)
+        {
+            return Err(wrong(format!(
+                "--algorithms tree: NCCL runs {} over rings only; add ring, or leave it out of --collectives",
+                without.word()
+            )))?;
+        }
         let setting = self.scene.setting(program)?;
         let place = tests::Place::new(self.ranks, self.mpirun, &setting)?;
         let (folder, path) = (self.dir.as_deref(), lookup("PATH"));
@@ -169,6 +180,24 @@ impl Options {
             notes,
         })
     }
+}
+
+impl Plan {
+    /// What is tried for a collective. NCCL has trees for all_reduce alone (`ncclTopoTuneModel`, tuning.cc).
+    pub fn candidates_of(&self, collective: Collective) -> Vec<Choice> {
+        let can = |choice: &&Choice| choice.algorithm != Algorithm::Tree || collective == Collective::AllReduce;
+        self.candidates.iter().filter(can).copied().collect()
+    }
+}
+
+fn candidates(algorithms: &[Algorithm], protocols: &[Protocol], channels: &[u32]) -> Vec<Choice> {
+    let mut candidates = Vec::new();
+    for &channels in channels {
+        for &algorithm in algorithms {
+            candidates.extend(protocols.iter().map(|&protocol| Choice { algorithm, protocol, channels }));
+        }
+    }
+    candidates
 }
 
 /// The protocols to try, and notes for the user about them.
@@ -260,8 +289,18 @@ mod unit {
     #[test]
     fn lists_are_taken_once_each_and_hosts_go_to_mpirun() {
         let plan = plan("--collectives reduce,reduce --protocols simple --channels 2,2,4 --mpirun=-np", &[]).unwrap();
-        assert_eq!((plan.collectives.len(), plan.candidates.len()), (1, 2));
+        assert_eq!((plan.collectives.len(), plan.candidates_of(Collective::Reduce).len()), (1, 2));
         assert_eq!(plan.tests.place, tests::Place::Hosts(vec!["-np".to_owned()]));
+    }
+
+    #[test]
+    fn trees_are_tried_for_all_reduce_alone() {
+        let plan =
+            plan("--collectives all_reduce,all_gather --algorithms tree,ring --protocols ll --channels 2,4", &[]);
+        let plan = plan.unwrap();
+        let of = |collective| plan.candidates_of(collective).iter().map(Choice::to_string).collect::<Vec<_>>();
+        assert_eq!(of(Collective::AllReduce), ["tree/ll/2", "ring/ll/2", "tree/ll/4", "ring/ll/4"]);
+        assert_eq!(of(Collective::AllGather), ["ring/ll/2", "ring/ll/4"]);
     }
 
     #[test]
@@ -279,6 +318,8 @@ mod unit {
         for (arguments, environment, words) in [
             ("--protocols ll129", &[][..], "not one of ll, ll128, simple"),
             ("--collectives alltoall", &[], "not one of broadcast"),
+            ("--algorithms tree --collectives all_gather", &[], "all_gather"),
+            ("--algorithms chain", &[], "not one of tree, ring"),
             ("--gain 0.9", &[], "1 to 100"),
             ("--channels 65", &[], "1..=64"),
             ("-b 2M -e 1M", &[], "--minbytes"),

@@ -1,0 +1,116 @@
+//! The functions, one by one and against each other.
+
+use super::cures::{alike, by_number, list};
+use crate::commands::doctor::finding::{Finding, Severity};
+use crate::commands::doctor::id::Id;
+use crate::commands::doctor::look::{Facts, Function};
+
+pub(super) fn judge(facts: &Facts, found: &mut Vec<Finding>) {
+    let rails: Vec<&Function> = facts.functions.iter().filter(|function| function.is_rail).collect();
+    transactions(&rails, found);
+    for rail in &rails {
+        pcie_errors(rail, found);
+    }
+    pause(&rails, found);
+    firmware(&facts.functions, found);
+    absent(facts, found);
+}
+
+/// What all Sparks that were read have (16 machines of four makers).
+const USUAL_TRANSACTION_BYTES: u32 = 512;
+
+fn transactions(rails: &[&Function], found: &mut Vec<Finding>) {
+    let own = rails.iter().filter(|rail| is_mellanox(rail));
+    let sizes = own.filter_map(|rail| {
+        let pci = rail.pci.as_ref()?;
+        Some((rail.device.as_str(), pci.max_payload_bytes, pci.max_read_request_bytes))
+    });
+    let (payload, read_request): (Vec<_>, Vec<_>) =
+        sizes.map(|(device, payload, read_request)| ((payload, device), (read_request, device))).unzip();
+    for (name, id, sizes) in
+        [("payload", Id::PciePayload, payload), ("read request", Id::PcieReadRequest, read_request)]
+    {
+        for (bytes, devices) in alike(sizes) {
+            let Some(bytes) = bytes.filter(|bytes| *bytes < USUAL_TRANSACTION_BYTES) else { continue };
+            let text = format!(
+                "the largest PCIe {name} of {} is {bytes} bytes, where Sparks have {USUAL_TRANSACTION_BYTES}: each transaction's header \
+                 costs more",
+                list(&devices)
+            );
+            found.push(Finding::new(Severity::Slow, id, text).cured_by("sudo fwupdmgr update && sudo reboot"));
+        }
+    }
+}
+
+/// Corrected errors cost bandwidth; a few are ordinary at power-up. Others have stopped something.
+fn pcie_errors(rail: &Function, found: &mut Vec<Finding>) {
+    const ORDINARY: u64 = 100;
+    let Some(aer) = rail.aer else { return };
+    let cure =
+        format!("sudo dmesg | grep -i aer    # then re-seat the cable, power cycle; {} stays: hardware", rail.device);
+    if aer.fatal + aer.nonfatal > 0 {
+        let text = format!(
+            "the PCIe link of {} has had {} fatal and {} other uncorrected errors since boot",
+            rail.device, aer.fatal, aer.nonfatal
+        );
+        found.push(Finding::new(Severity::Fragile, Id::PcieUncorrected, text).cured_by(cure));
+    } else if aer.correctable > ORDINARY {
+        let text = format!("the PCIe link of {} has corrected {} errors since boot", rail.device, aer.correctable);
+        found.push(Finding::new(Severity::Fragile, Id::PcieCorrected, text).cured_by(cure));
+    }
+}
+
+/// Without pause frames the NIC drops what its PCIe link does not take in time, and each loss costs a retransmission.
+fn pause(rails: &[&Function], found: &mut Vec<Finding>) {
+    let without = rails.iter().filter_map(|rail| {
+        let pause = rail.pause.filter(|pause| !pause.rx || !pause.tx)?;
+        Some(((pause.rx, pause.tx), (rail.netdev.as_deref()?, rail.device.as_str())))
+    });
+    for (takes_and_sends, netdevs) in alike(without) {
+        let does = |one, several| by_number(&netdevs, one, several);
+        let which = match takes_and_sends {
+            (false, false) => does("neither takes nor sends", "neither take nor send"),
+            (false, true) => does("does not take", "do not take"),
+            _ => does("does not send", "do not send"),
+        };
+        let names: Vec<String> = netdevs.iter().map(|(netdev, device)| format!("{netdev} ({device})")).collect();
+        let text =
+            format!("{} {which} pause frames: what the peer's link cannot take in time is dropped", list(&names));
+        let cures: Vec<String> =
+            netdevs.iter().map(|(netdev, _)| format!("sudo ethtool -A {netdev} rx on tx on")).collect();
+        found.push(Finding::new(Severity::Fragile, Id::NoPause, text).cured_by(cures.join(" && ")));
+    }
+}
+
+/// One NIC has one firmware.
+fn firmware(functions: &[Function], found: &mut Vec<Finding>) {
+    let own = functions.iter().filter(|one| is_mellanox(one));
+    let versions = alike(own.filter_map(|one| Some((one.firmware.as_deref()?, one.device.as_str()))));
+    if versions.len() > 1 {
+        let texts: Vec<String> =
+            versions.iter().map(|(version, devices)| format!("{version} ({})", list(devices))).collect();
+        let text = format!("the functions run different firmware: {}", list(&texts));
+        let cure = "sudo fwupdmgr update && sudo poweroff    # then the power cable out for a minute";
+        found.push(Finding::new(Severity::Fragile, Id::FirmwareDiffers, text).cured_by(cure));
+    }
+}
+
+/// A Spark's NIC has four functions; those of a port without a cable may be absent.
+fn absent(facts: &Facts, found: &mut Vec<Finding>) {
+    let is_spark = facts.machine.product.as_deref().is_some_and(|product| product.contains("Spark"))
+        || facts.functions.iter().any(|one| one.board.as_deref() == Some(SPARK_BOARD));
+    let count = facts.functions.iter().filter(|one| is_mellanox(one)).count();
+    if is_spark && (1..4).contains(&count) {
+        let text = format!(
+            "{count} of the 4 functions of a Spark's NIC are there; those of a port without a cable may be absent"
+        );
+        found.push(Finding::new(Severity::Note, Id::FunctionsAbsent, text).cured_by("lspci -d 15b3:"));
+    }
+}
+
+/// The board of a Spark's ConnectX-7, as owners' `ibstat` has it.
+const SPARK_BOARD: &str = "NVD0000000087";
+
+fn is_mellanox(function: &Function) -> bool {
+    function.vendor.as_deref() == Some("0x15b3")
+}

@@ -1,0 +1,197 @@
+//! The libraries of a job.
+
+use super::cures::Cures;
+use crate::commands::doctor::finding::{Finding, Severity};
+use crate::commands::doctor::id::Id;
+use crate::commands::doctor::look::{Libraries, Library, NcclFile, PluginKind};
+
+pub(super) fn judge(found: &Libraries, cures: &Cures, has_mlx5: bool) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for file in &found.nccl {
+        nccl(file, cures, &mut findings);
+    }
+    several_nccls(found, &mut findings);
+    plugin(found, cures, &mut findings);
+    copies(found, &mut findings);
+    verbs(found, has_mlx5, &mut findings);
+    glibc(found, &mut findings);
+    findings
+}
+
+/// Build ids that are known, by how they begin.
+enum Known {
+    /// Ran an hour clean on a Spark.
+    Good,
+    /// Leaks proxy slots on aarch64.
+    Bad,
+}
+
+const BUILDS: &[(&str, Known)] = &[
+    // DGX OS's own 2.28.9 (vllm 41725).
+    ("c0db9360", Known::Good),
+    // 2.28.9 of NVIDIA's wheel nvidia-nccl-cu13 for aarch64.
+    ("a7f420a1", Known::Bad),
+];
+
+/// What is known of a libnccl, by its own words.
+fn nccl(file: &NcclFile, cures: &Cures, findings: &mut Vec<Finding>) {
+    let path = file.path.display();
+    let library = match &file.library {
+        Ok(library) => library,
+        Err(why) => {
+            let text = format!("{path} ({}) cannot be read: {why}", file.by);
+            findings.push(Finding::new(Severity::Note, Id::NcclUnreadable, text));
+            return;
+        }
+    };
+    let Some((version, numbers)) = library.nccl_version() else {
+        let text = format!("{path} ({}) does not say which NCCL it is", file.by);
+        findings.push(Finding::new(Severity::Note, Id::NcclUnknown, text));
+        return;
+    };
+    let told = format!("{path} ({}) is NCCL {version}, build id {}", file.by, short(library));
+    let newer = "pip install 'nvidia-nccl-cu13>=2.29.3'";
+    match BUILDS.iter().find(|(start, _)| library.build_id.starts_with(start)).map(|(_, known)| known) {
+        Some(Known::Good) => {}
+        Some(Known::Bad) => {
+            let text =
+                format!("{told}: it leaks proxy slots on aarch64, and jobs stop after a while (NVIDIA/nccl 2353)");
+            findings.push(Finding::new(Severity::Fragile, Id::NcclBadBuild, text).cured_by(newer));
+        }
+        None if leaks(library, numbers) => {
+            let text = format!(
+                "{told}, compiled by GCC {}: builds of 2.28.9 to 2.29.2 by a GCC before 10 leak proxy slots on aarch64 (NVIDIA/nccl 2353)",
+                library.oldest_gcc().unwrap_or(0)
+            );
+            findings.push(Finding::new(Severity::Fragile, Id::NcclBadBuild, text).cured_by(newer));
+        }
+        None => {
+            let text = format!("{told}: nothing is known of this build, good or bad");
+            findings.push(Finding::new(Severity::Note, Id::NcclUnknownBuild, text));
+        }
+    }
+    if numbers == [2, 30, 4] && !cures.nvls_is_off {
+        let text = format!("{told}: its NVLS fails on 2 to 8 Sparks (NVIDIA/nccl 2167)");
+        findings.push(Finding::new(Severity::Fragile, Id::NcclNvls, text).cured_by("export NCCL_NVLS_ENABLE=0"));
+    }
+    if numbers < [2, 20, 0] {
+        let text = format!("{told}: the plugin has interfaces from NCCL 2.20 on");
+        findings.push(Finding::new(Severity::Broken, Id::NcclTooOld, text).cured_by(newer));
+    }
+}
+
+/// Versions with the fault, built for Arm by a compiler that shows it. The fault was mended in 2.29.3's sources: its wheel has the same
+/// compilers.
+fn leaks(library: &Library, version: [u32; 3]) -> bool {
+    let is_affected = ([2, 28, 9]..=[2, 29, 2]).contains(&version);
+    is_affected && library.is_aarch64 && library.oldest_gcc().is_some_and(|major| major < 10)
+}
+
+fn short(library: &Library) -> &str {
+    match library.build_id.get(..16) {
+        Some(start) => start,
+        None if library.build_id.is_empty() => "none",
+        None => &library.build_id,
+    }
+}
+
+/// `LD_PRELOAD` or `VLLM_NCCL_SO_PATH` beside another one: two NCCLs in one process, or not the one that people think.
+fn several_nccls(found: &Libraries, findings: &mut Vec<Finding>) {
+    let [first, rest @ ..] = &found.nccl[..] else { return };
+    let forced = found.nccl.iter().any(|file| file.by.contains("LD_PRELOAD") || file.by.contains("VLLM_NCCL_SO_PATH"));
+    if rest.is_empty() || (found.process.is_none() && !forced) {
+        return;
+    }
+    let names: Vec<String> = found.nccl.iter().map(|file| format!("{} ({})", file.path.display(), file.by)).collect();
+    let (severity, text) = match &found.process {
+        Some(process) => {
+            (Severity::Fragile, format!("process {} has several NCCLs loaded: {}", process.pid, names.join("; ")))
+        }
+        None => (
+            Severity::Note,
+            format!(
+                "variables choose the NCCL: {} comes before the others: {}",
+                first.path.display(),
+                names.join("; ")
+            ),
+        ),
+    };
+    findings.push(Finding::new(severity, Id::NcclSeveral, text).cured_by("unset LD_PRELOAD VLLM_NCCL_SO_PATH"));
+}
+
+fn plugin(found: &Libraries, cures: &Cures, findings: &mut Vec<Finding>) {
+    let cure = format!("export NCCL_NET_PLUGIN={} NCCL_NET=Spark", cures.plugin);
+    match (&found.plugin, &found.process) {
+        (Some(plugin), _) if plugin.kind == PluginKind::Ours => {}
+        (Some(plugin), process) => {
+            let whose = if plugin.kind == PluginKind::HpcX { "HPC-X's" } else { "another" };
+            let verb = if process.is_some() { "NCCL has loaded" } else { "NCCL loads" };
+            let text = format!("{verb} {whose} network plugin and not this one: {}", plugin.path.display());
+            findings.push(Finding::new(Severity::Broken, Id::OtherPlugin, text).cured_by(cure));
+        }
+        (None, Some(process)) if !found.nccl.is_empty() => {
+            let text = format!("process {} has NCCL loaded and no network plugin", process.pid);
+            findings.push(Finding::new(Severity::Broken, Id::PluginNotLoaded, text).cured_by(cure));
+        }
+        (None, Some(process)) => {
+            let text = format!(
+                "process {} has not loaded NCCL (yet): it may be its parent, or a worker that does",
+                process.pid
+            );
+            findings.push(
+                Finding::new(Severity::Note, Id::NcclNotLoaded, text).cured_by(format!("pgrep -P {}", process.pid)),
+            );
+        }
+        (None, None) => {}
+    }
+}
+
+fn copies(found: &Libraries, findings: &mut Vec<Finding>) {
+    let [first, rest @ ..] = &found.copies[..] else { return };
+    if rest.is_empty() {
+        return;
+    }
+    let differ = rest.iter().any(|other| other.build_id != first.build_id);
+    let names: Vec<String> = found.copies.iter().map(|copy| copy.path.display().to_string()).collect();
+    let (severity, what) = match differ {
+        true => (
+            Severity::Fragile,
+            "copies of this plugin are of different builds, and which one is used depends on the loader",
+        ),
+        false => (Severity::Note, "copies of this plugin are of one build"),
+    };
+    let text = format!("{} {what}: {}", names.len(), names.join(", "));
+    findings.push(
+        Finding::new(severity, Id::PluginCopies, text)
+            .cured_by("sudo nccl-spark uninstall    # keep one way to install"),
+    );
+}
+
+fn verbs(found: &Libraries, has_mlx5: bool, findings: &mut Vec<Finding>) {
+    const INSTALL: &str = "sudo apt install libibverbs1 ibverbs-providers    # in a container: in its image";
+    if found.verbs.is_none() {
+        let text = "libibverbs.so.1 is not where the loader looks: the plugin does not start";
+        findings.push(Finding::new(Severity::Broken, Id::Libibverbs, text).cured_by(INSTALL));
+    } else if has_mlx5 && found.mlx5_provider.is_none() {
+        let text = "libibverbs has no provider for mlx5 (libmlx5-rdmav*.so): it shows none of the NIC's devices";
+        findings.push(Finding::new(Severity::Broken, Id::Mlx5Provider, text).cured_by(INSTALL));
+    }
+}
+
+fn glibc(found: &Libraries, findings: &mut Vec<Finding>) {
+    let plugin = found.plugin.iter().filter(|plugin| plugin.kind == PluginKind::Ours).chain(&found.copies).next();
+    if let (Some(have), Some(plugin)) = (found.glibc, plugin)
+        && let Some(need) = plugin.glibc.filter(|need| *need > have)
+    {
+        let text = format!(
+            "{} needs glibc {}.{}, and {}.{} is here: NCCL cannot load it",
+            plugin.path.display(),
+            need.0,
+            need.1,
+            have.0,
+            have.1
+        );
+        let cure = "sudo apt install ./nccl-net-spark_*.deb    # a package needs glibc 2.28 alone";
+        findings.push(Finding::new(Severity::Broken, Id::Glibc, text).cured_by(cure));
+    }
+}

@@ -1,0 +1,212 @@
+//! The machine as a whole.
+
+use super::cures::{Cures, alike, by_number, list};
+use crate::commands::doctor::finding::{Finding, Severity};
+use crate::commands::doctor::id::Id;
+use crate::commands::doctor::look::{Cpus, DeviceFile, Facts, Machine};
+use std::io::ErrorKind;
+
+pub(super) fn judge(facts: &Facts, cures: &Cures, found: &mut Vec<Finding>) {
+    let machine = &facts.machine;
+    devices(facts, found);
+    memlock(machine, found);
+    contiguous_memory(machine, found);
+    hotplug(machine, found);
+    peermem(machine, found);
+    processors(&machine.cpus, cures, found);
+    idle(&machine.cpus, found);
+}
+
+const HOST_DRIVER: &str = "sudo apt install rdma-core ibverbs-providers && sudo modprobe mlx5_ib";
+const CONTAINER: &str = "docker run $(nccl-spark env --for docker) --gpus all IMAGE";
+
+/// RDMA devices, their files, and who may open them.
+fn devices(facts: &Facts, found: &mut Vec<Finding>) {
+    let machine = &facts.machine;
+    let has_ports = !facts.survey.rails.is_empty() || !facts.survey.refused.is_empty();
+    let unbound = facts.unbound.iter().map(|one| (one.driver.as_deref().unwrap_or("no driver"), one.address.as_str()));
+    for (driver, addresses) in alike(unbound) {
+        let text = format!(
+            "{} at {} ({driver}) {} no RDMA device: the driver mlx5_ib is not loaded",
+            by_number(&addresses, "the NIC", "the NICs"),
+            list(&addresses),
+            by_number(&addresses, "has", "have")
+        );
+        found.push(Finding::new(Severity::Broken, Id::RdmaDriver, text).cured_by("sudo modprobe mlx5_ib"));
+    }
+    if !has_ports {
+        let cure = if machine.container.is_some() { CONTAINER } else { HOST_DRIVER };
+        let why = match &facts.verbs {
+            Err(why) => match why.split(". On the host").next().unwrap_or(why) {
+                why if why.starts_with("no RDMA device") => why.to_owned(),
+                why => format!("no RDMA device: {why}"),
+            },
+            Ok(()) => "no RDMA device".to_owned(),
+        };
+        found.push(Finding::new(Severity::Broken, Id::NoRdmaDevice, why).cured_by(cure));
+        return;
+    }
+    let failed: Vec<_> = machine.device_files.iter().filter(|file| file.error.is_some()).collect();
+    if !machine.has_dev_infiniband {
+        let text = "sysfs shows RDMA devices, and /dev/infiniband is not there: programs cannot open them";
+        found.push(Finding::new(Severity::Broken, Id::DevInfiniband, text).cured_by(CONTAINER));
+    } else {
+        device_files(machine, &failed, found);
+    }
+    let explained = !machine.has_dev_infiniband || !failed.is_empty();
+    if let (Err(why), false) = (&facts.verbs, explained) {
+        let text = format!("verbs cannot be used: {why}");
+        found.push(
+            Finding::new(Severity::Broken, Id::Verbs, text).cured_by("sudo apt install libibverbs1 ibverbs-providers"),
+        );
+    }
+}
+
+/// Files of devices that cannot be opened, by the reason.
+fn device_files(machine: &Machine, failed: &[&DeviceFile], found: &mut Vec<Finding>) {
+    // With all devices closed nothing works; with one of them its rail alone is missing.
+    let severity = if failed.len() == machine.device_files.len() { Severity::Broken } else { Severity::Slow };
+    let id = |file: &DeviceFile| {
+        let error = file.error.as_ref()?;
+        match error.kind() {
+            _ if error.raw_os_error() == Some(nix::libc::EPERM) => Some(Id::DeviceForbidden),
+            ErrorKind::PermissionDenied => Some(Id::DevicePermissions),
+            ErrorKind::NotFound => Some(Id::DeviceFile),
+            _ => None,
+        }
+    };
+    let mut failed = failed.to_vec();
+    failed.sort_by(|one, other| one.file.cmp(&other.file));
+    for (id, files) in alike(failed.into_iter().filter_map(|file| Some((id(file)?, file)))) {
+        let names: Vec<String> = files.iter().map(|file| format!("{} ({})", file.file, file.device)).collect();
+        let names = list(&names);
+        let (text, cure) = match id {
+            Id::DeviceForbidden => {
+                let them = by_number(&files, "it", "them");
+                let text = format!("{names} may not be opened here: the container was not given {them} (EPERM)");
+                (text, CONTAINER.to_owned())
+            }
+            Id::DevicePermissions => {
+                let paths: Vec<&str> = files.iter().map(|file| file.file.as_str()).collect();
+                (format!("this user may not open {names}"), format!("sudo chmod a+rw {}", paths.join(" ")))
+            }
+            _ => {
+                let is = by_number(&files, "is", "are");
+                let cure = if machine.container.is_some() { CONTAINER } else { "sudo modprobe ib_uverbs" };
+                (format!("{names} {is} not there"), cure.to_owned())
+            }
+        };
+        found.push(Finding::new(severity, id, text).cured_by(cure));
+    }
+}
+
+/// NCCL's own buffers take a few hundred MiB over all rails; less than this does not even suffice for one connection's.
+const LEAST_MEMLOCK_BYTES: u64 = 512 << 20;
+
+fn memlock(machine: &Machine, found: &mut Vec<Finding>) {
+    let Some(bytes) = machine.memlock_bytes.filter(|bytes| *bytes != u64::MAX) else { return };
+    let (severity, effect) = match bytes < LEAST_MEMLOCK_BYTES {
+        true => (Severity::Broken, "registering NCCL's buffers fails with ENOMEM"),
+        false => (Severity::Fragile, "a program that registers buffers of its own can reach it, as each rail counts"),
+    };
+    let text = format!("the limit of locked memory is {} MiB: {effect}", bytes >> 20);
+    let cure = match machine.container {
+        Some(_) => "docker run --ulimit memlock=-1 ...",
+        None => "ulimit -l unlimited    # for good: '* - memlock unlimited' in /etc/security/limits.conf",
+    };
+    found.push(Finding::new(severity, Id::Memlock, text).cured_by(cure));
+}
+
+/// Kernels 7.0.0-1019 and -1031 count more free than total contiguous memory, and refuse to pin memory.
+fn contiguous_memory(machine: &Machine, found: &mut Vec<Finding>) {
+    let Some((total, free)) = machine.cma_kib.filter(|(total, free)| free > total) else { return };
+    let kernel = machine.kernel.as_deref().unwrap_or("this one");
+    let text = format!(
+        "the kernel's contiguous memory area is broken (CmaFree {free} kB of CmaTotal {total} kB), so registering memory fails with ENOMEM; \
+         kernels 7.0.0-1019 and -1031 are known for it, this is {kernel}"
+    );
+    let cure = "echo 'GRUB_CMDLINE_LINUX=\"$GRUB_CMDLINE_LINUX kho=off\"' | sudo tee /etc/default/grub.d/kho.cfg && sudo update-grub && sudo reboot";
+    found.push(Finding::new(Severity::Broken, Id::CmaRegression, text).cured_by(cure));
+}
+
+fn hotplug(machine: &Machine, found: &mut Vec<Finding>) {
+    let is_on = machine.hotplug_state.as_deref().is_some_and(|state| state != "0");
+    let what = match (machine.has_hotplug_marker, is_on) {
+        (true, _) => "DGX OS's hotplug handler is on (/etc/nvidia/cx7-hotplug-enabled)",
+        (false, true) => "DGX OS's hotplug handler is still on until the next boot",
+        (false, false) => return,
+    };
+    let text =
+        format!("{what}: one pulled or bad cable takes all four functions off PCI, also those of the other cable");
+    let cure = match machine.has_hotplug_marker {
+        true => "sudo mv /etc/nvidia/cx7-hotplug-enabled /etc/nvidia/cx7-hotplug-enabled.off && sudo reboot",
+        false => "sudo reboot",
+    };
+    found.push(Finding::new(Severity::Fragile, Id::Hotplug, text).cured_by(cure));
+}
+
+fn peermem(machine: &Machine, found: &mut Vec<Finding>) {
+    if let [first, ..] = &machine.peermem_files[..] {
+        let text = format!(
+            "{} has nvidia-peermem loaded at boot, which fails on a Spark (Invalid argument) and is of no use there",
+            list(&machine.peermem_files)
+        );
+        let cure = format!("sudo sed -i '/^nvidia[-_]peermem/d' {first}");
+        found.push(Finding::new(Severity::Note, Id::PeermemAtBoot, text).cured_by(cure));
+    }
+    if machine.modules.iter().any(|module| module == "nvidia_peermem") {
+        let text = "nvidia-peermem is loaded: nothing uses it, as the plugin announces host memory alone";
+        found.push(Finding::new(Severity::Note, Id::PeermemLoaded, text).cured_by("sudo modprobe -r nvidia-peermem"));
+    }
+}
+
+/// An idle state that takes longer to leave than a small all-reduce takes.
+const LONG_IDLE_US: u64 = 200;
+
+fn processors(cpus: &Cpus, cures: &Cures, found: &mut Vec<Finding>) {
+    if let [only] = cpus.allowed[..]
+        && cpus.capacities.len() > 1
+    {
+        let text = format!("the process may use processor {only} alone: NCCL's threads and the program's share it");
+        found.push(Finding::new(Severity::Slow, Id::OneProcessor, text).cured_by("mpirun --bind-to none ..."));
+        return;
+    }
+    let fastest = cpus.capacities.iter().map(|(_, capacity)| *capacity).max().unwrap_or(0);
+    let is_fast = |cpu: &u32| cpus.capacities.iter().any(|(number, capacity)| number == cpu && *capacity == fastest);
+    if cures.proxy_cpus.is_none() && fastest > 0 && !cpus.allowed.is_empty() && !cpus.allowed.iter().any(is_fast) {
+        let fast: Vec<u32> =
+            cpus.capacities.iter().filter(|(_, capacity)| *capacity == fastest).map(|(cpu, _)| *cpu).collect();
+        let text = "the process may use slow processors alone, and NCCL's proxy threads move every message";
+        found.push(
+            Finding::new(Severity::Slow, Id::SlowProcessors, text)
+                .cured_by(format!("taskset -c {} COMMAND", ranges(&fast))),
+        );
+    }
+}
+
+fn idle(cpus: &Cpus, found: &mut Vec<Finding>) {
+    let deep = cpus.idle.iter().filter(|state| state.is_enabled && state.latency_us >= LONG_IDLE_US);
+    if let Some(deepest) = deep.max_by_key(|state| state.latency_us) {
+        let text = format!(
+            "processors may go into idle state {}, which takes {} us to leave: more than a small all-reduce takes",
+            deepest.name, deepest.latency_us
+        );
+        found.push(
+            Finding::new(Severity::Note, Id::DeepIdle, text)
+                .cured_by("export NCCL_SPARK_CPU_LATENCY_US=10    # as root"),
+        );
+    }
+}
+
+/// 5, 6, 7, 9 as "5-7,9".
+fn ranges(numbers: &[u32]) -> String {
+    let mut parts: Vec<(u32, u32)> = Vec::new();
+    for number in numbers {
+        match parts.last_mut() {
+            Some((_, last)) if *last + 1 == *number => *last = *number,
+            _ => parts.push((*number, *number)),
+        }
+    }
+    let text = |(first, last): &(u32, u32)| if first == last { first.to_string() } else { format!("{first}-{last}") };
+    parts.iter().map(text).collect::<Vec<_>>().join(",")
+}

@@ -1,0 +1,28 @@
+//! What the facts amount to. Pure: facts in, findings out.
+
+mod counters;
+mod cures;
+mod functions;
+mod libraries;
+mod machine;
+mod rails;
+
+pub use cures::Cures;
+
+use crate::commands::doctor::finding::Finding;
+use crate::commands::doctor::look::{Facts, Libraries};
+
+/// What is wrong with a machine.
+pub fn machine(facts: &Facts, cures: &Cures) -> Vec<Finding> {
+    let mut found = Vec::new();
+    machine::judge(facts, cures, &mut found);
+    rails::judge(facts, cures, &mut found);
+    functions::judge(facts, &mut found);
+    counters::judge(facts, &mut found);
+    found
+}
+
+/// What is wrong with the libraries of a job. `has_mlx5` says whether its devices need mlx5's provider.
+pub fn libraries(found: &Libraries, cures: &Cures, has_mlx5: bool) -> Vec<Finding> {
+    libraries::judge(found, cures, has_mlx5)
+}

@@ -1,0 +1,226 @@
+//! The rails: what the survey warns of, with the commands that cure it, and what it does not look at.
+
+use super::cures::{Cures, alike, by_number, list};
+use crate::commands::doctor::finding::{Finding, Severity};
+use crate::commands::doctor::id::Id;
+use crate::commands::doctor::look::Facts;
+use nccl_net_spark::interfaces::ARP_CURE;
+use nccl_net_spark::rails::{Rail, Refused, Survey, Warning, WarningKind};
+use std::net::{IpAddr, Ipv6Addr};
+
+pub(super) fn judge(facts: &Facts, cures: &Cures, found: &mut Vec<Finding>) {
+    let survey = &facts.survey;
+    if survey.rails.is_empty() && !survey.refused.is_empty() {
+        no_rail(survey, found);
+    }
+    found.extend(survey.warnings.iter().map(|warning| of_warning(warning, survey)));
+    twins_without_addresses(survey, found);
+    foreign_interfaces_in_a_rails_subnet(facts, found);
+    bootstrap(facts, cures, found);
+}
+
+/// No port is usable: each reason once.
+fn no_rail(survey: &Survey, found: &mut Vec<Finding>) {
+    for (reason, ports) in alike(survey.refused.iter().map(|port| (port.reason.as_str(), port))) {
+        let devices: Vec<&str> = ports.iter().map(|port| port.device.as_str()).collect();
+        let reason = if ports.len() == 1 { reason.to_owned() } else { of_several(reason) };
+        let text = format!("no rail: {} cannot be used: {reason}", list(&devices));
+        found.push(Finding { cure: cure_of(&ports), ..Finding::new(Severity::Broken, Id::NoRail, text) });
+    }
+}
+
+/// A reason that the survey gives for one port, as it is said of several.
+fn of_several(reason: &str) -> String {
+    const NUMBERS: &[(&str, &str)] = &[
+        ("excludes it", "excludes them"),
+        ("it has", "they have"),
+        ("its interface has", "their interfaces have"),
+        ("its interface is", "their interfaces are"),
+        ("its link layer", "their link layer"),
+        ("the port is", "the ports are"),
+    ];
+    NUMBERS.iter().fold(reason.to_owned(), |text, (one, several)| text.replace(one, several))
+}
+
+/// What brings ports up, or gives them addresses. Each of them is refused for the same reason.
+fn cure_of(ports: &[&Refused]) -> Option<String> {
+    let reason = ports.first()?.reason.as_str();
+    let netdevs: Vec<&str> = ports.iter().filter_map(|port| port.netdev.as_deref()).collect();
+    if reason.contains("NCCL_IB_HCA") {
+        return Some("unset NCCL_IB_HCA".to_owned());
+    }
+    if netdevs.is_empty() || reason.contains("link layer") {
+        return None;
+    }
+    if reason.starts_with("the port is") {
+        let commands: Vec<String> = netdevs.iter().map(|netdev| format!("sudo ip link set {netdev} up")).collect();
+        let mut cages: Vec<&str> = ports.iter().filter_map(|port| port.phys_port.as_deref()).collect();
+        cages.sort_unstable();
+        cages.dedup();
+        let cage =
+            if cages.is_empty() { by_number(ports, "its port", "their ports").to_owned() } else { cages.join(" or ") };
+        return Some(format!("{}    # with a cable in {cage}", commands.join(" && ")));
+    }
+    let commands: Vec<String> = netdevs
+        .iter()
+        .zip(FIRST_SUBNET..)
+        .map(|(netdev, subnet)| format!("sudo ip address add 192.168.{subnet}.1/24 dev {netdev}"))
+        .collect();
+    Some(format!(
+        "{}    # {}",
+        commands.join(" && "),
+        by_number(&netdevs, "an address of a subnet of its own", "a subnet for each")
+    ))
+}
+
+/// The examples' subnets begin with 192.168.100.0/24.
+const FIRST_SUBNET: u8 = 100;
+
+fn of_warning(warning: &Warning, survey: &Survey) -> Finding {
+    let first = warning.devices.first().map_or("", String::as_str);
+    let netdev = |device: &str| {
+        let rail = survey.rails.iter().find(|rail| rail.device == device).and_then(|rail| rail.netdev.clone());
+        rail.or_else(|| survey.refused.iter().find(|one| one.device == device)?.netdev.clone())
+            .unwrap_or_else(|| device.to_owned())
+    };
+    let mtu = || {
+        warning.devices.iter().map(|device| format!("sudo ip link set {} mtu 9000", netdev(device))).collect::<Vec<_>>()
+    };
+    let (severity, id, cure) = match warning.kind {
+        WarningKind::FilterAdmitsNothing => (Severity::Broken, Id::HcaFilterEmpty, "unset NCCL_IB_HCA".to_owned()),
+        WarningKind::FilterWithinOneLink => {
+            (Severity::Slow, Id::HcaFilterOneLink, format!("export NCCL_IB_HCA={}", warning.devices.join(",")))
+        }
+        WarningKind::NamedButUnusable => {
+            let port = survey.refused.iter().find(|one| one.device == first);
+            let other = port.and_then(|port| cure_of(&[port])).map(|cure| format!("{cure}; or: unset NCCL_IB_HCA"));
+            (Severity::Fragile, Id::HcaFilterUnusable, other.unwrap_or_else(|| "unset NCCL_IB_HCA".to_owned()))
+        }
+        WarningKind::HalfUsedCable => {
+            let twin = warning.devices.get(1).and_then(|twin| survey.refused.iter().find(|one| one.device == *twin));
+            let cure = match twin {
+                Some(twin) => cure_of(&[twin]).unwrap_or_else(|| "ip link".to_owned()),
+                None => "lspci -d 15b3:    # four functions are expected; in a container: --device /dev/infiniband"
+                    .to_owned(),
+            };
+            (Severity::Slow, Id::HalfCable, cure)
+        }
+        WarningKind::SlowLink => (
+            Severity::Slow,
+            Id::SlowPcieLink,
+            "sudo fwupdmgr update && sudo poweroff    # then the power cable out for a minute".to_owned(),
+        ),
+        WarningKind::UnknownWiring => {
+            (Severity::Fragile, Id::UnknownWiring, "docker run -v /sys:/sys:ro ...".to_owned())
+        }
+        WarningKind::UnknownSpeed => (Severity::Note, Id::UnknownSpeed, format!("ethtool {}", netdev(first))),
+        WarningKind::SmallMtu => (Severity::Slow, Id::SmallMtu, mtu().join(" && ")),
+        WarningKind::UnequalMtus => (Severity::Slow, Id::UnequalMtus, mtu().join(" && ")),
+        WarningKind::SharedSubnet => {
+            let cure = format!(
+                "sudo ip address change ... dev {}    # one subnet for each function: docs/guide/install.md",
+                netdev(first)
+            );
+            (Severity::Fragile, Id::SharedSubnet, cure)
+        }
+        WarningKind::Arp => {
+            let loose = if warning.text.contains("rp_filter=2") { " net.ipv4.conf.all.rp_filter=2" } else { "" };
+            (Severity::Fragile, Id::Arp, format!("sudo {ARP_CURE}{loose}"))
+        }
+    };
+    Finding::new(severity, id, warning.text.clone()).cured_by(cure)
+}
+
+/// A rail that has link-local addresses alone while its twin has IPv4: it works, if the peer has the same.
+fn twins_without_addresses(survey: &Survey, found: &mut Vec<Finding>) {
+    let has_v4 = |rail: &Rail| rail.addresses.iter().any(|address| ip(&address.gid).is_ipv4());
+    for rail in survey.rails.iter().filter(|rail| !has_v4(rail)) {
+        if let Some(twin) = rail.twin.map(|at| &survey.rails[at]).filter(|twin| has_v4(twin)) {
+            let text = format!(
+                "{} has link-local addresses alone, its twin {} has IPv4: it is used where the peer's function on that cable is the same",
+                rail.device, twin.device
+            );
+            let netdev = rail.netdev.as_deref().unwrap_or("its interface");
+            let cure =
+                format!("sudo ip address add 192.168.101.1/24 dev {netdev}    # an address of a subnet of its own");
+            found.push(Finding::new(Severity::Note, Id::LinkLocalOnly, text).cured_by(cure));
+        }
+    }
+}
+
+/// Another interface has an address in a rail's subnet: the kernel may route the rail's packets over it.
+fn foreign_interfaces_in_a_rails_subnet(facts: &Facts, found: &mut Vec<Finding>) {
+    let rails = &facts.survey.rails;
+    let is_rail = |name: &str| rails.iter().any(|rail| rail.netdev.as_deref() == Some(name));
+    for interface in facts.interfaces.iter().filter(|one| !one.is_loopback && !is_rail(&one.name)) {
+        let shared = rails.iter().filter_map(|rail| {
+            let mut own = rail.addresses.iter().filter_map(|own| subnet(ip(&own.gid), own.prefix));
+            let is_its =
+                |own| interface.addresses.iter().any(|other| subnet(other.address.ip(), other.prefix) == Some(own));
+            Some((own.find(|own| is_its(*own))?, rail.device.as_str()))
+        });
+        for ((network, prefix), devices) in alike(shared) {
+            let text = format!(
+                "{} is in the subnet of {} ({}/{prefix}) and is no rail: the kernel may route the {} packets over it",
+                interface.name,
+                list(&devices),
+                std::net::Ipv4Addr::from_bits(network),
+                by_number(&devices, "rail's", "rails'")
+            );
+            let cure = format!("sudo ip address flush dev {}    # then an address of another subnet", interface.name);
+            found.push(Finding::new(Severity::Fragile, Id::SubnetClash, text).cured_by(cure));
+        }
+    }
+}
+
+/// `NCCL_SOCKET_IFNAME` has to leave an interface.
+fn bootstrap(facts: &Facts, cures: &Cures, found: &mut Vec<Finding>) {
+    let Some(wanted) = &cures.socket_interfaces else { return };
+    let pair = [("NCCL_SOCKET_IFNAME".to_owned(), wanted.clone())];
+    let Ok(config) = nccl_net_spark::config::Config::from_variables(&pair) else { return };
+    let usable = |one: &&nccl_net_spark::interfaces::Interface| one.is_up && !one.addresses.is_empty();
+    let filter = &config.socket_interfaces;
+    if facts.interfaces.is_empty() || facts.interfaces.iter().filter(usable).any(|one| filter.admits(&one.name, None)) {
+        return;
+    }
+    let names: Vec<&str> = facts.interfaces.iter().filter(usable).map(|one| one.name.as_str()).collect();
+    let text = format!("NCCL_SOCKET_IFNAME={wanted} leaves none of the interfaces that are up: {}", list(&names));
+    found.push(Finding::new(Severity::Broken, Id::SocketIfname, text).cured_by("unset NCCL_SOCKET_IFNAME"));
+}
+
+fn ip(gid: &[u8; 16]) -> IpAddr {
+    Ipv6Addr::from(*gid).to_canonical()
+}
+
+fn subnet(ip: IpAddr, prefix: Option<u8>) -> Option<(u32, u8)> {
+    let prefix = prefix.filter(|prefix| (1..=32).contains(prefix))?;
+    match ip {
+        IpAddr::V4(ip) => Some((ip.to_bits() & (u32::MAX << (32 - u32::from(prefix))), prefix)),
+        IpAddr::V6(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each reason that the survey gives.
+    #[test]
+    fn a_reason_is_said_of_several_ports_as_of_one() {
+        for (one, several) in [
+            ("NCCL_IB_HCA excludes it", "NCCL_IB_HCA excludes them"),
+            ("its link layer is not Ethernet", "their link layer is not Ethernet"),
+            (
+                "the port is down: no cable, or its interface is not up",
+                "the ports are down: no cable, or their interfaces are not up",
+            ),
+            ("the port is not active yet (state INIT)", "the ports are not active yet (state INIT)"),
+            (
+                "it has no RoCE v2 GID: its interface has neither an IPv4 nor an IPv6 address",
+                "they have no RoCE v2 GID: their interfaces have neither an IPv4 nor an IPv6 address",
+            ),
+        ] {
+            assert_eq!(of_several(one), several);
+        }
+    }
+}

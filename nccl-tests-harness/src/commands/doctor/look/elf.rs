@@ -1,0 +1,173 @@
+//! What a shared library says of itself: build id, compilers, version strings, what it needs and where it looks for that. By its file
+//! alone: nothing is loaded, and no variable is believed.
+
+use object::read::elf::{Dyn, FileHeader, SectionHeader};
+use object::read::{ReadCache, ReadRef};
+use object::{Architecture, Object, ObjectSection, elf};
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::path::Path;
+
+/// A shared library or program.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Library {
+    /// The build id, in hexadecimal; empty where it has none.
+    pub build_id: String,
+    /// What the compilers wrote into `.comment`.
+    pub compilers: Vec<String>,
+    /// Whether it is for 64-bit Arm.
+    pub is_aarch64: bool,
+    /// Libraries that it needs.
+    pub needed: Vec<String>,
+    /// Where it has its libraries looked for before anywhere else (`DT_RPATH`), which counts where there is no `runpath`.
+    pub rpath: Option<String>,
+    /// Where it has its libraries looked for after `LD_LIBRARY_PATH` (`DT_RUNPATH`).
+    pub runpath: Option<String>,
+    /// The newest symbol version of glibc that it needs, as (2, 28).
+    pub glibc: Option<(u32, u32)>,
+    /// The read-only text that was looked for, each once.
+    pub texts: BTreeSet<String>,
+}
+
+/// Texts that tell libraries apart, as they begin; a text ends with the first byte that is none of a printable line.
+const MARKS: [&str; 4] = ["NCCL version ", "GNU C Library ", "spark-rails", "IBext"];
+
+/// Reads a library.
+///
+/// # Errors
+/// Why it cannot be read, or is none.
+pub fn read(path: &Path) -> Result<Library, String> {
+    let file = File::open(path).map_err(|error| error.to_string())?;
+    let data = ReadCache::new(file);
+    let parsed =
+        object::read::elf::ElfFile64::<object::Endianness, _>::parse(&data).map_err(|error| error.to_string())?;
+    let hex = |id: &[u8]| id.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let mut library = Library {
+        build_id: parsed.build_id().ok().flatten().map(hex).unwrap_or_default(),
+        is_aarch64: parsed.architecture() == Architecture::Aarch64,
+        ..Library::default()
+    };
+    dynamic(&parsed, &mut library).map_err(|error| error.to_string())?;
+    for section in parsed.sections() {
+        match section.name() {
+            Ok(".comment") => {
+                let bytes = section.data().map_err(|error| error.to_string())?;
+                let texts = bytes.split(|byte| *byte == 0).filter(|text| !text.is_empty());
+                library.compilers.extend(texts.map(|text| String::from_utf8_lossy(text).into_owned()));
+            }
+            Ok(".rodata") => {
+                let bytes = section.data().map_err(|error| error.to_string())?;
+                library.texts.extend(MARKS.iter().flat_map(|mark| texts(bytes, mark)));
+            }
+            _ => {}
+        }
+    }
+    Ok(library)
+}
+
+impl Library {
+    /// The version of NCCL that this is, as ("2.28.9+cuda13.0", [2, 28, 9]).
+    pub fn nccl_version(&self) -> Option<(String, [u32; 3])> {
+        let versions = self.texts.iter().filter_map(|text| {
+            let text = text.strip_prefix("NCCL version ")?;
+            let numbers: Vec<u32> = text.split(['.', '+', '-']).take(3).map_while(|part| part.parse().ok()).collect();
+            Some((text.to_owned(), <[u32; 3]>::try_from(numbers).ok()?))
+        });
+        // The same version stands there with and without CUDA's.
+        versions.max_by_key(|(text, _)| text.len())
+    }
+
+    /// The version of glibc that this is, as (2, 39).
+    pub fn libc_version(&self) -> Option<(u32, u32)> {
+        let text = self.texts.iter().find(|text| text.starts_with("GNU C Library "))?;
+        glibc_version(text.split("version ").nth(1)?)
+    }
+
+    /// The oldest major version of GCC that compiled a part of it.
+    pub fn oldest_gcc(&self) -> Option<u32> {
+        let major = |text: &String| {
+            let last = text.strip_prefix("GCC: (")?.rsplit(')').find(|part| !part.trim().is_empty())?;
+            last.split_whitespace().find_map(|word| word.split('.').next()?.parse().ok())
+        };
+        self.compilers.iter().filter_map(major).min()
+    }
+}
+
+/// The lines of a section that begin with `mark`.
+fn texts(bytes: &[u8], mark: &str) -> Vec<String> {
+    let is_end = |byte: &u8| !(0x20..0x7f).contains(byte);
+    let line = |at: usize| {
+        let rest = &bytes[at..];
+        let length = rest.iter().position(is_end).unwrap_or(rest.len());
+        String::from_utf8_lossy(&rest[..length]).into_owned()
+    };
+    memchr::memmem::find_iter(bytes, mark.as_bytes()).map(line).collect()
+}
+
+fn dynamic<'data, R: ReadRef<'data>>(
+    file: &object::read::elf::ElfFile64<'data, object::Endianness, R>,
+    library: &mut Library,
+) -> object::Result<()> {
+    let (endian, header, data) = (file.endian(), file.elf_header(), file.data());
+    let sections = header.sections(endian, data)?;
+    let Some((entries, strings)) = sections.dynamic(endian, data)? else { return Ok(()) };
+    let strings = sections.strings(endian, data, strings)?;
+    let text = |entry: &elf::Dyn64<object::Endianness>| {
+        let bytes = entry.string(endian, strings).ok()?;
+        Some(String::from_utf8_lossy(bytes).into_owned())
+    };
+    for entry in entries {
+        match entry.d_tag(endian) {
+            elf::DT_NEEDED => library.needed.extend(text(entry)),
+            elf::DT_RPATH => library.rpath = text(entry),
+            elf::DT_RUNPATH => library.runpath = text(entry),
+            _ => {}
+        }
+    }
+    let dynstr =
+        sections.iter().find(|section| section.sh_type(endian) == elf::SHT_STRTAB && section.sh_flags(endian) != 0u64);
+    let dynstr = dynstr.map(|section| section.data(endian, data)).transpose()?.unwrap_or_default();
+    library.glibc = texts(dynstr, "GLIBC_").iter().filter_map(|name| glibc_version(name.strip_prefix("GLIBC_")?)).max();
+    Ok(())
+}
+
+/// `2.39.` or `2.17`.
+fn glibc_version(text: &str) -> Option<(u32, u32)> {
+    let mut parts = text.split(|c: char| !c.is_ascii_digit());
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_compilers_version_is_the_last_of_its_line() {
+        let gcc = |texts: &[&str]| {
+            Library { compilers: texts.iter().map(|text| (*text).to_owned()).collect(), ..Library::default() }
+                .oldest_gcc()
+        };
+        // As in libnccl.so.2 of NVIDIA's wheel of 2.28.9.
+        let wheel = "GCC: (GNU Toolchain for the A-profile Architecture 8.3-2019.03 (arm-rel-8.36)) 8.3.0";
+        assert_eq!(gcc(&["GCC: (GNU) 8.5.0 20210514 (Red Hat 8.5.0-21)", wheel]), Some(8));
+        assert_eq!(gcc(&[wheel]), Some(8));
+        assert_eq!(gcc(&["GCC: (Ubuntu 13.3.0-6ubuntu2~24.04) 13.3.0"]), Some(13));
+        assert_eq!(gcc(&["clang version 18"]), None);
+    }
+
+    #[test]
+    fn versions_are_read_from_texts() {
+        let library = |texts: &[&str]| Library {
+            texts: texts.iter().map(|text| (*text).to_owned()).collect(),
+            ..Library::default()
+        };
+        let nccl = library(&["NCCL version 2.28.9", "NCCL version 2.28.9+cuda13.0", "NCCL version %d"]);
+        assert_eq!(nccl.nccl_version(), Some(("2.28.9+cuda13.0".to_owned(), [2, 28, 9])));
+        let libc = library(&["GNU C Library (Ubuntu GLIBC 2.39-0ubuntu8.3) stable release version 2.39."]);
+        assert_eq!(libc.libc_version(), Some((2, 39)));
+        assert_eq!(
+            texts(b"x\0NCCL version 2.1\nNCCL version 3\0", "NCCL version "),
+            ["NCCL version 2.1", "NCCL version 3"]
+        );
+    }
+}

@@ -1,0 +1,146 @@
+//! Where the dynamic loader finds a library (ld.so(8)), worked out from files: nothing is loaded.
+
+use super::elf::{self, Library};
+use crate::commands::doctor::place::Place;
+use std::path::{Path, PathBuf};
+
+/// How libraries are looked for in a process.
+#[derive(Debug)]
+pub struct Loader<'a> {
+    place: &'a Place,
+    library_path: Vec<String>,
+    folders: Vec<String>,
+}
+
+impl<'a> Loader<'a> {
+    /// In a process with this `LD_LIBRARY_PATH`.
+    pub fn new(place: &'a Place, library_path: &str) -> Self {
+        let library_path =
+            library_path.split([':', ';']).filter(|folder| !folder.is_empty()).map(str::to_owned).collect();
+        let mut folders = Vec::new();
+        configured(place, Path::new("/etc/ld.so.conf"), &mut folders, 0);
+        let usual = ["/lib", "/usr/lib", "/lib64", "/usr/lib64"];
+        let multiarch = ["aarch64-linux-gnu", "x86_64-linux-gnu"];
+        let multiarch = multiarch.iter().flat_map(|triplet| [format!("/lib/{triplet}"), format!("/usr/lib/{triplet}")]);
+        folders.extend(multiarch.chain(usual.iter().map(|folder| (*folder).to_owned())));
+        folders.retain(|folder| place.has(folder));
+        Self { place, library_path, folders }
+    }
+
+    /// The folders in which every program's libraries are looked for.
+    pub fn folders(&self) -> &[String] {
+        &self.folders
+    }
+
+    /// Where `name` is found for the library or program `by`, or for `dlopen` of one that has no such folders.
+    pub fn find(&self, name: &str, by: Option<(&Path, &Library)>) -> Option<PathBuf> {
+        if name.contains('/') {
+            return Some(PathBuf::from(name)).filter(|path| self.place.has(path));
+        }
+        let own = |list: &Option<String>| -> Vec<String> {
+            let Some((path, _)) = by else { return Vec::new() };
+            let origin = path.parent().unwrap_or(Path::new("/")).to_string_lossy().into_owned();
+            let folders = list.iter().flat_map(|list| list.split(':')).filter(|folder| !folder.is_empty());
+            folders.map(|folder| folder.replace("${ORIGIN}", &origin).replace("$ORIGIN", &origin)).collect()
+        };
+        let (rpath, runpath) = match by {
+            Some((_, Library { runpath: Some(runpath), .. })) => (Vec::new(), own(&Some(runpath.clone()))),
+            Some((_, library)) => (own(&library.rpath), Vec::new()),
+            None => (Vec::new(), Vec::new()),
+        };
+        let folders = rpath.iter().chain(&self.library_path).chain(&runpath).chain(&self.folders);
+        folders.map(|folder| normal(&Path::new(folder).join(name))).find(|path| self.place.has(path))
+    }
+
+    /// Reads the library at `path`, by whatever links lead to it.
+    ///
+    /// # Errors
+    /// As [`elf::read`].
+    pub fn read(&self, path: &Path) -> Result<Library, String> {
+        let file = self.place.resolve(path).ok_or("its symbolic links form a loop")?;
+        elf::read(&self.place.path(file))
+    }
+
+    /// The file that a path leads to.
+    pub fn resolve(&self, path: &Path) -> PathBuf {
+        normal(&self.place.resolve(path).unwrap_or_else(|| path.to_owned()))
+    }
+}
+
+/// A path without `..`.
+fn normal(path: &Path) -> PathBuf {
+    let mut clean = PathBuf::new();
+    for part in path.components() {
+        match part {
+            std::path::Component::ParentDir => {
+                clean.pop();
+            }
+            std::path::Component::CurDir => {}
+            other => clean.push(other),
+        }
+    }
+    clean
+}
+
+/// The folders of /etc/ld.so.conf, of which the loader's cache was made.
+fn configured(place: &Place, file: &Path, folders: &mut Vec<String>, depth: u8) {
+    // Files that include each other in a circle end here.
+    if depth > 4 {
+        return;
+    }
+    for line in place.text(file).unwrap_or_default().lines().map(str::trim) {
+        match line.strip_prefix("include ").map(str::trim) {
+            Some(pattern) => {
+                let pattern = file.parent().unwrap_or(Path::new("/")).join(pattern);
+                let folder = pattern.parent().unwrap_or(Path::new("/"));
+                let suffix =
+                    pattern.file_name().map(|name| name.to_string_lossy().replace('*', "")).unwrap_or_default();
+                for name in place.names(folder).iter().filter(|name| name.ends_with(&suffix)) {
+                    configured(place, &folder.join(name), folders, depth + 1);
+                }
+            }
+            None if line.starts_with('/') => folders.push(line.to_owned()),
+            None => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn libraries_are_looked_for_in_the_loaders_order() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write("etc/ld.so.conf", "include /etc/ld.so.conf.d/*.conf\n");
+        write("etc/ld.so.conf.d/cuda.conf", "/usr/local/cuda/lib64\n");
+        write("usr/local/cuda/lib64/liba.so", "");
+        write("usr/lib/aarch64-linux-gnu/liba.so", "");
+        write("usr/lib/libb.so", "");
+        write("opt/x/liba.so", "");
+        write("venv/nvidia/nccl/lib/liba.so", "");
+        write("venv/torch/lib/libtorch.so", "");
+        let place = Place::new(root.path());
+        let found = |library_path: &str, name: &str, by: Option<&Library>| {
+            let by = by.map(|library| (Path::new("/venv/torch/lib/libtorch.so"), library));
+            Loader::new(&place, library_path).find(name, by).map(|path| path.to_string_lossy().into_owned())
+        };
+        assert_eq!(found("", "liba.so", None).as_deref(), Some("/usr/local/cuda/lib64/liba.so"));
+        assert_eq!(found("", "libb.so", None).as_deref(), Some("/usr/lib/libb.so"));
+        assert_eq!(found("/none:/opt/x", "liba.so", None).as_deref(), Some("/opt/x/liba.so"));
+        let own = Some("$ORIGIN/../../nvidia/nccl/lib".to_owned());
+        let old = Library { rpath: own.clone(), ..Library::default() };
+        assert_eq!(found("/opt/x", "liba.so", Some(&old)).as_deref(), Some("/venv/nvidia/nccl/lib/liba.so"));
+        let new = Library { runpath: own.clone(), rpath: own, ..Library::default() };
+        assert_eq!(found("/opt/x", "liba.so", Some(&new)).as_deref(), Some("/opt/x/liba.so"));
+        assert_eq!(found("", "liba.so", Some(&new)).as_deref(), Some("/venv/nvidia/nccl/lib/liba.so"));
+        assert_eq!(found("", "/opt/x/liba.so", None).as_deref(), Some("/opt/x/liba.so"));
+        assert_eq!(found("", "libc.so", None), None);
+    }
+}

@@ -1,0 +1,252 @@
+//! The machine as a whole: firmware, kernel, memory, limits, device files, processors.
+
+use crate::commands::doctor::finding::NotSeen;
+use crate::commands::doctor::place::Place;
+use nccl_net_spark::rails::CudaDevice;
+use std::io::{self, ErrorKind};
+use std::path::Path;
+
+/// A machine, without its network.
+#[derive(Debug, Clone, Default)]
+pub struct Machine {
+    /// What sort of container this is, by the mark that its engine leaves.
+    pub container: Option<&'static str>,
+    /// Maker and product.
+    pub product: Option<String>,
+    /// BIOS version and date.
+    pub bios: Option<String>,
+    /// The kernel's release.
+    pub kernel: Option<String>,
+    /// The contiguous memory area, total and free, in KiB.
+    pub cma_kib: Option<(u64, u64)>,
+    /// The limit of locked memory in bytes; `u64::MAX` for none, or where the process may pass it by (CAP_IPC_LOCK).
+    pub memlock_bytes: Option<u64>,
+    /// The file of each RDMA device, in the order of their names.
+    pub device_files: Vec<DeviceFile>,
+    /// Whether there is a folder /dev/infiniband.
+    pub has_dev_infiniband: bool,
+    /// Loaded kernel modules of interest.
+    pub modules: Vec<String>,
+    /// Files that load nvidia-peermem at boot.
+    pub peermem_files: Vec<String>,
+    /// Whether DGX OS's hotplug handler is switched on by its marker file.
+    pub has_hotplug_marker: bool,
+    /// What the handler's state file says.
+    pub hotplug_state: Option<String>,
+    /// The processors.
+    pub cpus: Cpus,
+}
+
+/// The file of an RDMA device.
+#[derive(Debug)]
+pub struct DeviceFile {
+    /// The RDMA device.
+    pub device: String,
+    /// Its file.
+    pub file: String,
+    /// Why it cannot be opened.
+    pub error: Option<io::Error>,
+}
+
+impl Clone for DeviceFile {
+    fn clone(&self) -> Self {
+        let error = self.error.as_ref().map(|error| io::Error::from_raw_os_error(error.raw_os_error().unwrap_or(0)));
+        Self { device: self.device.clone(), file: self.file.clone(), error }
+    }
+}
+
+/// The processors, as far as latency depends on them.
+#[derive(Debug, Clone, Default)]
+pub struct Cpus {
+    /// Those that the process may use.
+    pub allowed: Vec<u32>,
+    /// The capacity of each processor, by number; empty where the kernel does not say.
+    pub capacities: Vec<(u32, u64)>,
+    /// The idle states of the first processor that the process may use.
+    pub idle: Vec<IdleState>,
+}
+
+/// An idle state of a processor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IdleState {
+    /// Its name.
+    pub name: String,
+    /// How long the processor takes to leave it.
+    pub latency_us: u64,
+    /// Whether it may be used.
+    pub is_enabled: bool,
+}
+
+/// Reads it. `pid` is the process whose limits and processors count; `None` for this one.
+pub(super) fn machine(place: &Place, pid: Option<u32>, not_seen: &mut Vec<NotSeen>) -> Machine {
+    let process = pid.map_or("/proc/self".to_owned(), |pid| format!("/proc/{pid}"));
+    let dmi = |name: &str| place.text(format!("/sys/class/dmi/id/{name}"));
+    let two = |one: &str, other: &str| Some([dmi(one), dmi(other)].into_iter().flatten().collect::<Vec<_>>().join(" "));
+    let (product, bios) = (two("sys_vendor", "product_name"), two("bios_version", "bios_date"));
+    let filled = |text: Option<String>| text.filter(|text| !text.is_empty());
+    let modules = place.text("/proc/modules").unwrap_or_default();
+    let of_interest = |name: &&str| ["nvidia_peermem", "mlx5_ib", "mlx5_core", "rdma_rxe", "ib_uverbs"].contains(name);
+    let machine = Machine {
+        container: container(place),
+        product: filled(product),
+        bios: filled(bios),
+        kernel: place.text("/proc/sys/kernel/osrelease"),
+        cma_kib: cma_kib(place),
+        memlock_bytes: memlock_bytes(place, &process),
+        device_files: device_files(place),
+        has_dev_infiniband: place.has("/dev/infiniband"),
+        modules: modules
+            .lines()
+            .filter_map(|line| line.split(' ').next())
+            .filter(of_interest)
+            .map(str::to_owned)
+            .collect(),
+        peermem_files: peermem_files(place),
+        has_hotplug_marker: place.has("/etc/nvidia/cx7-hotplug-enabled"),
+        hotplug_state: place.text("/sys/devices/platform/MTKP0001:00/pcie_hotplug/hotplug_enabled"),
+        cpus: cpus(place, &process),
+    };
+    let mut missing = |is_missing: bool, what: &str, why: &str| {
+        if is_missing {
+            not_seen.push(NotSeen { what: what.to_owned(), why: why.to_owned() });
+        }
+    };
+    missing(machine.memlock_bytes.is_none(), "the limit of locked memory", &format!("{process}/limits cannot be read"));
+    missing(machine.cpus.allowed.is_empty(), "the allowed processors", &format!("{process}/status cannot be read"));
+    missing(machine.bios.is_none(), "the BIOS version", "/sys/class/dmi/id has none");
+    missing(
+        machine.cpus.idle.is_empty(),
+        "idle states of the processors",
+        "the kernel has no cpuidle driver, or hides it",
+    );
+    machine
+}
+
+fn container(place: &Place) -> Option<&'static str> {
+    let marks =
+        [("/.dockerenv", "docker"), ("/run/.containerenv", "podman"), ("/run/secrets/kubernetes.io", "kubernetes")];
+    marks.into_iter().find(|(mark, _)| place.has(mark)).map(|(_, name)| name)
+}
+
+/// `CmaTotal` and `CmaFree`.
+fn cma_kib(place: &Place) -> Option<(u64, u64)> {
+    let text = place.text("/proc/meminfo")?;
+    let value = |name: &str| {
+        let line = text.lines().find(|line| line.starts_with(name))?;
+        line.split_whitespace().nth(1)?.parse().ok()
+    };
+    Some((value("CmaTotal:")?, value("CmaFree:")?))
+}
+
+/// The soft limit. Who has CAP_IPC_LOCK has none (`ib_umem_get` in the kernel's drivers/infiniband/core/umem.c).
+fn memlock_bytes(place: &Place, process: &str) -> Option<u64> {
+    const CAP_IPC_LOCK: u64 = 1 << 14;
+    let status = place.text(format!("{process}/status")).unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok()).unwrap_or(0);
+    if effective & CAP_IPC_LOCK != 0 {
+        return Some(u64::MAX);
+    }
+    let text = place.text(format!("{process}/limits"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
+    match line.split_whitespace().next()? {
+        "unlimited" => Some(u64::MAX),
+        bytes => bytes.parse().ok(),
+    }
+}
+
+/// Each RDMA device with its uverbs file; a device without one is its own file's absence.
+fn device_files(place: &Place) -> Vec<DeviceFile> {
+    let class = "/sys/class/infiniband_verbs";
+    let named = place.names(class).into_iter().filter(|name| name.starts_with("uverbs")).filter_map(|name| {
+        let device = place.text(format!("{class}/{name}/ibdev"))?;
+        Some((device, format!("/dev/infiniband/{name}")))
+    });
+    let mut files: Vec<DeviceFile> = named
+        .map(|(device, file)| {
+            let error = place.try_device(Path::new(&file)).err();
+            DeviceFile { device, file, error }
+        })
+        .collect();
+    files.sort_by(|one, other| one.device.cmp(&other.device));
+    files
+}
+
+fn peermem_files(place: &Place) -> Vec<String> {
+    let folders = ["/etc/modules-load.d", "/usr/lib/modules-load.d", "/run/modules-load.d"];
+    let mut files: Vec<String> = folders
+        .iter()
+        .flat_map(|folder| place.names(folder).into_iter().map(move |name| format!("{folder}/{name}")))
+        .collect();
+    files.push("/etc/modules".to_owned());
+    let names_it = |file: &String| {
+        let text = place.text(file).unwrap_or_default();
+        text.lines().any(|line| matches!(line.trim(), "nvidia-peermem" | "nvidia_peermem"))
+    };
+    files.retain(names_it);
+    files
+}
+
+fn cpus(place: &Place, process: &str) -> Cpus {
+    let status = place.text(format!("{process}/status")).unwrap_or_default();
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or_default();
+    let allowed = cpu_list(list);
+    let folder = "/sys/devices/system/cpu";
+    let numbers = place.names(folder).into_iter().filter_map(|name| name.strip_prefix("cpu")?.parse::<u32>().ok());
+    let capacity = |cpu| Some((cpu, place.number(format!("{folder}/cpu{cpu}/cpu_capacity"))?));
+    let mut capacities: Vec<_> = numbers.filter_map(capacity).collect();
+    capacities.sort_unstable();
+    let states = format!("{folder}/cpu{}/cpuidle", allowed.first().copied().unwrap_or(0));
+    let idle = place.names(&states).into_iter().filter_map(|state| {
+        let file = |name: &str| format!("{states}/{state}/{name}");
+        Some(IdleState {
+            name: place.text(file("name"))?,
+            latency_us: place.number(file("latency"))?,
+            is_enabled: place.number(file("disable")).is_none_or(|disabled| disabled == 0),
+        })
+    });
+    Cpus { allowed, capacities, idle: idle.collect() }
+}
+
+/// The numbers of "0-4,7".
+fn cpu_list(text: &str) -> Vec<u32> {
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.trim().parse::<u32>().ok()?..=last.trim().parse().ok()?)
+    };
+    text.split(',').filter_map(range).flatten().collect()
+}
+
+/// What `answers/cuda` of a copied machine says: a line for each GPU, `INTEGRATED GPU_DIRECT_RDMA_SUPPORTED DMA_BUF_SUPPORTED`.
+pub(super) fn cuda_of_copy(place: &Place) -> Result<Vec<CudaDevice>, String> {
+    let text = match place.read("/answers/cuda") {
+        Ok(Some(text)) => text,
+        Ok(None) => return Err("the copy has no answers/cuda".to_owned()),
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            return Err("answers/cuda cannot be read".to_owned());
+        }
+        Err(error) => return Err(error.to_string()),
+    };
+    let device = |line: &str| {
+        let mut digits = line.split_whitespace().map(|digit| match digit {
+            "1" => Some(true),
+            "0" => Some(false),
+            _ => None,
+        });
+        let mut next = || digits.next().flatten();
+        CudaDevice { is_integrated: next(), has_gpu_direct_rdma: next(), has_dma_buf: next() }
+    };
+    Ok(text.lines().map(device).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_processors() {
+        assert_eq!(cpu_list("\t0-2,5,7-8"), [0, 1, 2, 5, 7, 8]);
+        assert_eq!(cpu_list("3"), [3]);
+        assert!(cpu_list("").is_empty());
+    }
+}

@@ -1,0 +1,101 @@
+//! What a machine says of itself. Reads, and judges nothing: what cannot be read is noted, with the reason.
+
+mod elf;
+mod functions;
+pub mod interfaces;
+mod libraries;
+mod loader;
+mod machine;
+mod process;
+mod python;
+
+pub use elf::Library;
+pub use functions::{Function, Unbound};
+pub use libraries::{Libraries, Loaded, NcclFile, PluginKind, libraries};
+pub use machine::{Cpus, DeviceFile, Machine};
+pub use process::Process;
+
+use crate::commands::doctor::environment::Variable;
+use crate::commands::doctor::finding::NotSeen;
+use crate::commands::doctor::place::Place;
+use nccl_net_spark::config::Config;
+use nccl_net_spark::interfaces::Interface;
+use nccl_net_spark::rails::{self, CudaDevice, PortFacts, Survey};
+use std::path::PathBuf;
+
+/// All that was read of a machine.
+#[derive(Debug)]
+pub struct Facts {
+    /// The machine as a whole.
+    pub machine: Machine,
+    /// Its RDMA functions.
+    pub functions: Vec<Function>,
+    /// Functions of RDMA-capable NICs that have no RDMA device.
+    pub unbound: Vec<Unbound>,
+    /// Its network interfaces.
+    pub interfaces: Vec<Interface>,
+    /// Its ports, and what they amount to.
+    pub survey: Survey,
+    /// Why verbs could not be asked for the ports, where sysfs stands in.
+    pub verbs: Result<(), String>,
+    /// The GPUs' attributes.
+    pub cuda: Result<Vec<CudaDevice>, String>,
+}
+
+/// Reads a machine. `pid` is the process whose limits and processors count; `None` for this one.
+pub fn facts(place: &Place, pid: Option<u32>, variables: &[Variable], not_seen: &mut Vec<NotSeen>) -> Facts {
+    let interfaces = interfaces::all(place).unwrap_or_else(|why| {
+        not_seen.push(NotSeen { what: "network interfaces and their addresses".to_owned(), why });
+        Vec::new()
+    });
+    let config = config(variables);
+    let (ports, verbs) = ports(place, &config, not_seen);
+    // The software fabric has a sysfs of its own.
+    let sysfs = if place.is_live() { PathBuf::from(&config.sysfs) } else { place.path("/sys") };
+    let survey = rails::survey(&sysfs, &place.path("/proc/sys"), &ports, &interfaces, &config.hca);
+    let cuda = if place.is_live() { rails::cuda_devices() } else { machine::cuda_of_copy(place) };
+    if let Err(why) = &cuda {
+        not_seen.push(NotSeen { what: "CUDA's attributes of the GPUs".to_owned(), why: why.clone() });
+    }
+    let mut machine = machine::machine(place, pid, not_seen);
+    // What verbs has opened can be opened: the software fabric has no device files.
+    machine.has_dev_infiniband |= place.is_live() && verbs.is_ok() && !ports.is_empty();
+    Facts {
+        machine,
+        functions: functions::functions(place, &survey, not_seen),
+        unbound: functions::unbound(place),
+        interfaces,
+        survey,
+        verbs,
+        cuda,
+    }
+}
+
+/// The settings of the plugin with some variables. One that is not usable has a finding of its own, and counts as unset here.
+fn config(variables: &[Variable]) -> Config {
+    let usable = |one: &&Variable| Config::from_variables(&[(one.name.clone(), one.value.clone())]).is_ok();
+    let pairs: Vec<_> = variables.iter().filter(usable).map(|one| (one.name.clone(), one.value.clone())).collect();
+    // Each is usable by itself, and no setting depends on another; without any the defaults hold.
+    Config::from_variables(&pairs)
+        .or_else(|_| Config::from_variables(&[]))
+        .unwrap_or_else(|error| unreachable!("{error}"))
+}
+
+/// The ports by verbs, or by sysfs where verbs cannot be asked.
+fn ports(place: &Place, config: &Config, not_seen: &mut Vec<NotSeen>) -> (Vec<PortFacts>, Result<(), String>) {
+    let by_sysfs = || rails::ports_from_sysfs(&place.path("/sys"));
+    if !place.is_live() {
+        return (by_sysfs(), Ok(()));
+    }
+    match nccl_net_spark::plugin::ports(&config.verbs_library) {
+        Ok(ports) => (ports, Ok(())),
+        Err(error) => {
+            let why = error.to_string();
+            not_seen.push(NotSeen {
+                what: "what verbs says of the ports; sysfs alone was read".to_owned(),
+                why: why.clone(),
+            });
+            (by_sysfs(), Err(why))
+        }
+    }
+}

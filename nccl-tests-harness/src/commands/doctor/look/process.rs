@@ -1,0 +1,39 @@
+//! A running process: what it has mapped.
+
+use crate::commands::doctor::place::Place;
+use std::path::PathBuf;
+
+/// A running process.
+#[derive(Debug, Clone, Default)]
+pub struct Process {
+    /// Its number.
+    pub pid: u32,
+    /// The files that it has mapped, each once, in their order.
+    pub maps: Vec<PathBuf>,
+}
+
+impl Process {
+    /// Reads what process `pid` has mapped.
+    ///
+    /// # Errors
+    /// When it cannot be read: it is another user's, or there is no such process.
+    pub fn read(place: &Place, pid: u32) -> std::io::Result<Self> {
+        let bytes = std::fs::read(place.path(format!("/proc/{pid}/maps")))?;
+        let text = String::from_utf8_lossy(&bytes);
+        let mut maps: Vec<PathBuf> = Vec::new();
+        // address perms offset dev inode path (proc_pid_maps(5)); the path may have spaces.
+        for line in text.lines() {
+            let path = line.find('/').map(|at| line[at..].trim_end_matches(" (deleted)"));
+            if let Some(path) = path.map(PathBuf::from).filter(|path| !maps.contains(path)) {
+                maps.push(path);
+            }
+        }
+        Ok(Self { pid, maps })
+    }
+
+    /// The mapped files whose names begin with `start`.
+    pub fn mapped(&self, start: &str) -> Vec<PathBuf> {
+        let begins = |path: &&PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(start));
+        self.maps.iter().filter(begins).cloned().collect()
+    }
+}

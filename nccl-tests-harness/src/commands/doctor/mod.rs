@@ -1,0 +1,104 @@
+//! `nccl-spark doctor`: what is wrong with this machine or with a job, the worst first, each with the command that cures it.
+//!
+//! `place` is where it looks: one root, so that a folder can stand for a machine. `look` reads and judges nothing; `judge` and
+//! `environment` judge and read nothing. What is new goes into the facts of `look` if it has to be read, and then into one judge; `tests`
+//! plants each fault on healthy machines, one at a time.
+//!
+//! `options` is the command line. `peer` examines another host together with this one, `hosts` compares the subnets of several; `ssh` is how
+//! both get there.
+//!
+//! `id` has all kinds of findings. Ids keep their meaning, and `--json`'s `schema` grows when a field changes its own: scripts rely on both.
+
+mod answer;
+mod environment;
+mod finding;
+mod hosts;
+mod id;
+mod judge;
+pub mod look;
+mod options;
+mod peer;
+mod picture;
+pub mod place;
+mod show;
+pub mod ssh;
+#[cfg(test)]
+mod tests;
+
+pub use finding::Verdict;
+pub use options::Options;
+
+use crate::output::report::{self, Target};
+use crate::usage::wrong;
+use answer::{Answer, Asked, Seen};
+use anyhow::{Context, Result};
+use options::Task;
+use place::Place;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// How a doctor ended that did what it was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// It has judged.
+    Judged(Verdict),
+    /// It was a partner, and has served.
+    Served,
+}
+
+impl Options {
+    /// Looks, prints what was found, and says what it amounts to. `program` is this program's file, `variables` the environment.
+    ///
+    /// # Errors
+    /// A mistake on the command line, another host that cannot be examined, or when the output cannot be written.
+    pub fn run(self, program: &Path, variables: Vec<(String, String)>) -> Result<Ended> {
+        let end = Instant::now() + self.limit();
+        let value = |name: &str| variables.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
+        let task = self.task(|name| value(name).filter(|value| !value.is_empty()))?;
+        let target = self.json.clone().map(Target::from);
+        if let Task::Hosts { names, ssh } = &task {
+            let has_order = hosts::run(names, ssh, program, target)?;
+            return Ok(Ended::Judged(if has_order { Verdict::Good } else { Verdict::Impaired }));
+        }
+        let file = target.as_ref().map(report::open).transpose().map_err(|error| wrong(format!("{error:#}")))?;
+        let place = Place::new(self.root.clone().unwrap_or_else(|| PathBuf::from("/")));
+        let ssh_connection = value("SSH_CONNECTION");
+        let asked = Asked {
+            is_env_alone: self.env,
+            pid: self.pid,
+            python: self.python,
+            program: self.program,
+            own_program: program.to_owned(),
+            variables,
+        };
+        let (mut answer, seen) = answer::answer(&place, asked).map_err(wrong)?;
+        match &task {
+            Task::Alone | Task::Hosts { .. } => {}
+            Task::Peer(peer) => peer::examine(peer, &place, &mut answer, &all(seen)?, program, end)?,
+            Task::Partner { interface, is_attached } => {
+                let waits = peer::Waits {
+                    interface: interface.as_deref(),
+                    ssh_connection: ssh_connection.as_deref(),
+                    is_attached: *is_attached,
+                };
+                return peer::serve(waits, &place, &answer, &all(seen)?, program, end).map(|()| Ended::Served);
+            }
+        }
+        show(&answer, self.env, target.as_ref(), file)?;
+        Ok(Ended::Judged(answer.verdict))
+    }
+}
+
+fn all(seen: Option<Seen>) -> Result<Seen> {
+    seen.context("this host was not looked at")
+}
+
+fn show(
+    answer: &Answer,
+    is_env_alone: bool,
+    target: Option<&Target>,
+    file: Option<Box<dyn std::io::Write>>,
+) -> Result<()> {
+    show::show(answer, is_env_alone, report::beside(target))?;
+    file.map_or(Ok(()), |file| report::write(answer, file))
+}

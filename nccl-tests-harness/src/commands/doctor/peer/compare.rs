@@ -1,0 +1,166 @@
+//! What two hosts tell of themselves, side by side. Pure: sheets in, findings out.
+
+use super::rail::Pair;
+use super::sheet::Sheet;
+use crate::commands::doctor::finding::{Finding, Severity};
+use crate::commands::doctor::id::Id;
+use std::collections::BTreeSet;
+
+/// What does not fit together.
+pub fn compare(here: &Sheet, there: &Sheet, pairs: &[Pair]) -> Vec<Finding> {
+    let mut found = Vec::new();
+    versions(here, there, &mut found);
+    settings(here, there, &mut found);
+    rails(here, there, pairs, &mut found);
+    found
+}
+
+fn versions(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
+    let (a, b) = (&here.host, &there.host);
+    if here.program != there.program {
+        let text = format!("nccl-spark is {} on {a} and {} on {b}: nothing is measured", here.program, there.program);
+        found.push(Finding::new(Severity::Fragile, Id::PeerVersion, text));
+    }
+    match (&here.plugin, &there.plugin) {
+        (Some(one), Some(other)) if one.sha256 != other.sha256 => {
+            let text = format!("{} of {a} and {} of {b} are different builds of the plugin", one.path, other.path);
+            let cure = format!("scp {} {b}:{}", one.path, other.path);
+            found.push(Finding::new(Severity::Fragile, Id::PeerPlugin, text).cured_by(cure));
+        }
+        (Some(_), None) => found.push(no_plugin(b)),
+        (None, Some(_)) => found.push(no_plugin(a)),
+        _ => {}
+    }
+    if let (Some(one), Some(other)) = (&here.nccl, &there.nccl) {
+        let version = |nccl: &Option<String>| nccl.clone().unwrap_or_else(|| "of an unknown version".to_owned());
+        if one.version != other.version {
+            let text = format!(
+                "NCCL is {} on {a} and {} on {b}: NCCL refuses to start a job with two versions",
+                version(&one.version),
+                version(&other.version)
+            );
+            found.push(Finding::new(Severity::Fragile, Id::PeerNccl, text));
+        } else if one.build_id != other.build_id {
+            let text = format!(
+                "NCCL {} is another build on {a} (build id {}) than on {b} ({})",
+                version(&one.version),
+                one.build_id,
+                other.build_id
+            );
+            found.push(Finding::new(Severity::Note, Id::PeerNcclBuild, text));
+        }
+    }
+}
+
+fn no_plugin(host: &str) -> Finding {
+    let text =
+        format!("{host} has no plugin that can be read: NCCL uses another network there, and the job does not start");
+    Finding::new(Severity::Broken, Id::PeerPluginMissing, text).cured_by("sudo nccl-spark install    # there")
+}
+
+/// What the tuner decides by; the plugin compares that itself when it connects.
+const TUNER: [&str; 3] = ["NCCL_SPARK_TUNER", "NCCL_SPARK_TUNER_TABLE", "NCCL_SPARK_LL128"];
+
+fn settings(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
+    let names: BTreeSet<&String> = here.settings.keys().chain(there.settings.keys()).collect();
+    for name in names {
+        let (one, other) = (here.settings.get(name), there.settings.get(name));
+        if one == other {
+            continue;
+        }
+        let word = |value: Option<&String>| value.map_or("unset".to_owned(), |value| short(value));
+        let (severity, id, what) = match name.as_str() {
+            name if TUNER.contains(&name) => {
+                (Severity::Broken, Id::PeerTuner, "the plugin refuses to connect ranks whose tuners decide differently")
+            }
+            "NCCL_SPARK_RING_TCP" => (Severity::Broken, Id::PeerSettings, "the plugin refuses to connect such hosts"),
+            _ => (Severity::Fragile, Id::PeerSettings, "ranks that decide differently hang"),
+        };
+        let text = format!("{name} is {} on {} and {} on {}: {what}", word(one), here.host, word(other), there.host);
+        found.push(Finding::new(severity, id, text).cured_by(format!("unset {name}    # on both, or set it on both")));
+    }
+}
+
+/// A table has a line for each row.
+fn short(value: &str) -> String {
+    const SHOWN: usize = 40;
+    match value.chars().count() > SHOWN {
+        true => format!("{}... ({} characters)", value.chars().take(SHOWN).collect::<String>(), value.chars().count()),
+        false => value.to_owned(),
+    }
+}
+
+fn rails(here: &Sheet, there: &Sheet, pairs: &[Pair], found: &mut Vec<Finding>) {
+    if pairs.is_empty() {
+        let text = format!(
+            "no rail of {} shares a subnet with a rail of {}: {}; {}",
+            here.host,
+            there.host,
+            addresses(here),
+            addresses(there)
+        );
+        found.push(
+            Finding::new(Severity::Broken, Id::NoCommonSubnet, text)
+                .cured_by("nccl-spark rails    # on both; the two ends of a cable need addresses of one subnet"),
+        );
+        return;
+    }
+    for (one, other) in pairs.iter().map(|pair| (&here.rails[pair.here], &there.rails[pair.there])) {
+        let names = format!("{} of {} and {} of {}", one.name, here.host, other.name, there.host);
+        if one.mtu_bytes != other.mtu_bytes {
+            let text = format!(
+                "{names} have path MTUs of {} and {} bytes: the smaller one is used, and larger packets of others get lost",
+                one.mtu_bytes, other.mtu_bytes
+            );
+            let (less, host) = if one.mtu_bytes < other.mtu_bytes { (one, here) } else { (other, there) };
+            let netdev = less.netdev.as_deref().unwrap_or("INTERFACE");
+            let cure = format!("sudo ip link set {netdev} mtu 9000    # on {}", host.host);
+            found.push(Finding::new(Severity::Slow, Id::PeerMtu, text).cured_by(cure));
+        }
+        if one.phys_port.is_some() && other.phys_port.is_some() && one.phys_port != other.phys_port {
+            let port = |port: &Option<String>| port.clone().unwrap_or_default();
+            let text = format!(
+                "the cable leads from {} of {} to {} of {}, and the plugin pairs by subnets, so it does not matter ({names})",
+                port(&one.phys_port),
+                here.host,
+                port(&other.phys_port),
+                there.host
+            );
+            found.push(Finding::new(Severity::Note, Id::AsymmetricCabling, text));
+        }
+    }
+    without_a_pair(here, there, pairs.iter().map(|pair| pair.here).collect(), found);
+    without_a_pair(there, here, pairs.iter().map(|pair| pair.there).collect(), found);
+}
+
+/// A rail without a pair although another one of its cable has one. (All of a cable without one: it leads elsewhere.)
+fn without_a_pair(host: &Sheet, other: &Sheet, paired: Vec<usize>, found: &mut Vec<Finding>) {
+    let is_lonely = |at: &usize| {
+        let on_cable = |place: &&usize| host.rails[**place].cable == host.rails[*at].cable;
+        !paired.contains(at) && paired.iter().any(|place| on_cable(&place))
+    };
+    for rail in (0..host.rails.len()).filter(is_lonely).map(|at| &host.rails[at]) {
+        let text = format!(
+            "{} of {} has no counterpart on {}, although the other function of its port has one: half of the cable's PCIe links are unused",
+            rail.name, host.host, other.host
+        );
+        found.push(
+            Finding::new(Severity::Slow, Id::PeerHalfCable, text)
+                .cured_by(format!("ip address show    # on {}: an address in the subnet of {}", other.host, rail.name)),
+        );
+    }
+}
+
+fn addresses(sheet: &Sheet) -> String {
+    let of_rail = |rail: &super::rail::RailSheet| {
+        let texts = rail.addresses.iter().map(|(ip, prefix)| match prefix {
+            Some(prefix) => format!("{}/{prefix}", ip.to_canonical()),
+            None => ip.to_canonical().to_string(),
+        });
+        format!("{} ({})", rail.name, texts.collect::<Vec<_>>().join(", "))
+    };
+    match sheet.rails.is_empty() {
+        true => format!("{} has no rail", sheet.host),
+        false => format!("{} has {}", sheet.host, sheet.rails.iter().map(of_rail).collect::<Vec<_>>().join(", ")),
+    }
+}

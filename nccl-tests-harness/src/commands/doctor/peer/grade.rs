@@ -1,0 +1,120 @@
+//! What measured paths amount to. Pure: figures in, findings out.
+
+use super::together::{Grade, Outcome, Path, Rate};
+use crate::commands::doctor::finding::{Finding, Severity};
+use crate::commands::doctor::id::Id;
+use crate::output::numbers::significant;
+
+/// What is wrong with what was measured with `host`: each pair of rails, and all of them together where there are several.
+pub fn judge(host: &str, pairs: &[Path], merged: Option<&Path>) -> Vec<Finding> {
+    let mut found = Vec::new();
+    unreachable(host, pairs, merged, &mut found);
+    wrong_bytes(pairs.iter().chain(merged), &mut found);
+    slow(host, pairs, &mut found);
+    found.extend(merged.and_then(|merged| slow_together(host, pairs, merged)));
+    found
+}
+
+fn unreachable(host: &str, pairs: &[Path], merged: Option<&Path>, found: &mut Vec<Finding>) {
+    let carries = |path: &Path| matches!(path.outcome, Outcome::Measured(_));
+    for path in pairs.iter().chain(merged) {
+        let Outcome::Failed(why) = &path.outcome else { continue };
+        let (severity, what) = match pairs.iter().any(carries) {
+            true => (Severity::Slow, "it does by other rails"),
+            false => (Severity::Broken, "nor by any other rail"),
+        };
+        let text = format!("nothing gets through to {host} by {} ({what}): {why}", path.name());
+        found.push(
+            Finding::new(severity, Id::PairUnreachable, text)
+                .cured_by("nccl-spark doctor    # on both: cable, port, address, VLAN, MTU, ARP"),
+        );
+    }
+}
+
+fn wrong_bytes<'a>(paths: impl Iterator<Item = &'a Path>, found: &mut Vec<Finding>) {
+    for path in paths {
+        if let Some(figures) = path.figures().filter(|figures| figures.wrong_bytes > 0) {
+            let text =
+                format!("{} wrong bytes arrived by {}: data is not safe there", figures.wrong_bytes, path.name());
+            found.push(Finding::new(Severity::Broken, Id::WrongBytes, text));
+        }
+    }
+}
+
+/// A rail whose attributes promise more than it carries: what is expected was computed from them.
+fn slow(host: &str, pairs: &[Path], found: &mut Vec<Finding>) {
+    let measured: Vec<&Path> = pairs.iter().filter(|path| worst(path).is_some()).collect();
+    let bad = measured.iter().filter(|path| worst(path) == Some(Grade::Bad)).count();
+    let best = measured.iter().filter_map(|path| part(path)).fold(0.0, f64::max);
+    for path in measured.iter() {
+        let (Some(figures), Some(expected), Some(own)) = (path.figures(), path.expected_mbps, part(path)) else {
+            continue;
+        };
+        let rates = directions(host, figures.to_peer, figures.from_peer, expected);
+        let names = path.name();
+        let others = match (measured.len() - bad, own * MUCH_SLOWER < best) {
+            (1, _) => Some("another rail carries what it promises".to_owned()),
+            (2.., _) => Some("other rails carry what they promise".to_owned()),
+            (0, true) => Some(format!("another rail carries {:.0} % of what it promises", best * 100.0)),
+            (0, false) => None,
+        };
+        let finding = match (worst(path), others) {
+            (Some(Grade::Bad), Some(others)) => {
+                let text = format!(
+                    "{names} of {host} is slow though its link, port and MTU are as they should be: {rates}; {others}"
+                );
+                Finding::new(Severity::Slow, Id::SlowRail, text).cured_by(POWER_CYCLE)
+            }
+            (Some(Grade::Bad), None) => {
+                let text = format!("{names} of {host} is slow: {rates}");
+                Finding::new(Severity::Slow, Id::SlowPath, text)
+                    .cured_by("nccl-spark doctor    # on both: processors, idle states, pause frames, counters")
+            }
+            (Some(Grade::Fair), _) => {
+                Finding::new(Severity::Note, Id::FairRail, format!("{names} of {host} is below 90 %: {rates}"))
+            }
+            (Some(Grade::Good) | None, _) => continue,
+        };
+        found.push(finding);
+    }
+}
+
+/// Where no rail carries what it promises (slow processors, a switch), one that is so many times slower than the best has a fault of its own.
+const MUCH_SLOWER: f64 = 3.0;
+
+fn worst(path: &Path) -> Option<Grade> {
+    path.figures().and_then(|figures| figures.to_peer.grade.max(figures.from_peer.grade))
+}
+
+/// The part of what is expected that it carries, in its slower direction.
+fn part(path: &Path) -> Option<f64> {
+    let (figures, expected) = (path.figures()?, path.expected_mbps.filter(|expected| *expected > 0.0)?);
+    Some(figures.to_peer.mbps.min(figures.from_peer.mbps) / expected)
+}
+
+/// The firmware's fault after a replug: about 13 Gb/s with link attributes that are right.
+const POWER_CYCLE: &str =
+    "sudo poweroff    # then the power cable out for a minute, the network cable in; on both machines";
+
+fn slow_together(host: &str, pairs: &[Path], merged: &Path) -> Option<Finding> {
+    let (figures, expected) = (merged.figures()?, merged.expected_mbps?);
+    let is_bad = |path: &Path| path.figures().is_none() || worst(path) == Some(Grade::Bad);
+    let rates = directions(host, figures.to_peer, figures.from_peer, expected);
+    match figures.to_peer.grade.max(figures.from_peer.grade)? {
+        // A rail that does not carry or is slow has a finding of its own, and explains this.
+        Grade::Bad if !pairs.iter().any(is_bad) => {
+            let text = format!("all rails to {host} together are slow though each by itself is not: {rates}");
+            Some(
+                Finding::new(Severity::Slow, Id::SlowMerged, text)
+                    .cured_by("nccl-spark doctor    # on both: processors, PCIe payload, pause frames"),
+            )
+        }
+        _ => None,
+    }
+}
+
+fn directions(host: &str, to: Rate, from: Rate, expected_mbps: f64) -> String {
+    let one =
+        |rate: Rate| format!("{} Gb/s ({:.0} %)", significant(rate.mbps / 1e3), rate.mbps / expected_mbps * 100.0);
+    format!("{} to {host} and {} back of {} Gb/s", one(to), one(from), significant(expected_mbps / 1e3))
+}

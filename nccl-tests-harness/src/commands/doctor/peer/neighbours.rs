@@ -1,0 +1,99 @@
+//! Which hardware address each host has for the other's rails, beside the one that the rail has. Where functions answer ARP for each
+//! other, or two hosts have one address, packets go to the wrong one.
+
+use super::rail::{Pair, RailSheet};
+use super::sheet::Sheet;
+use crate::commands::doctor::finding::{Finding, Severity};
+use crate::commands::doctor::id::Id;
+use crate::commands::doctor::place::Place;
+use nccl_net_spark::interfaces::ARP_CURE;
+use serde::{Deserialize, Serialize};
+use std::net::Ipv4Addr;
+
+/// An entry of a host's ARP table.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Neighbour {
+    /// Whose address it resolves.
+    pub address: Ipv4Addr,
+    /// The hardware address.
+    pub hardware: String,
+    /// The interface of this host.
+    pub interface: String,
+}
+
+/// More entries are nobody's ARP table of a cluster.
+const MOST: usize = 4096;
+
+/// The ARP table of this host. It has IPv4 alone; nothing answers for another one's IPv6 address.
+pub fn read(place: &Place) -> Vec<Neighbour> {
+    parse(&place.text("/proc/net/arp").unwrap_or_default())
+}
+
+/// The entries of `/proc/net/arp` (`proc(5)`) that have a hardware address.
+fn parse(table: &str) -> Vec<Neighbour> {
+    /// `ATF_COM` in Linux' `include/uapi/linux/if_arp.h`.
+    const COMPLETE: u32 = 0x2;
+    let entry = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let [address, _, flags, hardware, _, interface] = fields[..] else { return None };
+        let is_complete = u32::from_str_radix(flags.strip_prefix("0x")?, 16).ok()? & COMPLETE != 0;
+        let address = address.parse().ok().filter(|_| is_complete)?;
+        Some(Neighbour { address, hardware: hardware.to_owned(), interface: interface.to_owned() })
+    };
+    table.lines().skip(1).filter_map(entry).take(MOST).collect()
+}
+
+/// What is wrong with the addresses that the host of `viewer` has for the rails of `other`. `pairs` are (rail of the viewer, rail of the
+/// other).
+pub fn judge(viewer: &Sheet, table: &[Neighbour], other: &Sheet, pairs: &[(usize, usize)]) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for (own, theirs) in pairs.iter().map(|(own, theirs)| (&viewer.rails[*own], &other.rails[*theirs])) {
+        let is_meant = |entry: &&Neighbour| {
+            own.netdev.as_deref().is_none_or(|netdev| netdev == entry.interface) && has(theirs, entry.address)
+        };
+        for entry in table.iter().filter(is_meant) {
+            found.extend(of_entry(viewer, entry, other, theirs));
+        }
+    }
+    found
+}
+
+fn of_entry(viewer: &Sheet, entry: &Neighbour, other: &Sheet, rail: &RailSheet) -> Option<Finding> {
+    let netdev = rail.netdev.as_deref()?;
+    let is_that = |address: &str| address.eq_ignore_ascii_case(&entry.hardware);
+    let own = other.interfaces.iter().find(|(name, _)| name == netdev).map(|(_, address)| address)?;
+    if is_that(own) {
+        return None;
+    }
+    let (seer, owner, Neighbour { address, hardware, .. }) = (&viewer.host, &other.host, entry);
+    let answering = other.interfaces.iter().find(|(_, address)| is_that(address)).map(|(name, _)| name);
+    Some(match answering {
+        Some(answering) => Finding::new(
+            Severity::Fragile,
+            Id::ArpAnsweredByAnother,
+            format!(
+                "{seer} sends what is for {address} ({netdev} of {owner}) to {hardware}, which is {answering} of {owner}: the functions of \
+                 {owner} answer ARP for each other"
+            ),
+        )
+        .cured_by(format!("ssh {owner} sudo {ARP_CURE}    # and on {seer}: sudo ip neigh flush to {address}")),
+        None => Finding::new(
+            Severity::Fragile,
+            Id::ArpForeign,
+            format!(
+                "{seer} sends what is for {address} ({netdev} of {owner}, {own}) to {hardware}, which is no interface of {owner}: \
+                 another host has this address too"
+            ),
+        )
+        .cured_by(format!("ip neigh show {address}    # on {seer}; then give that host another address")),
+    })
+}
+
+fn has(rail: &RailSheet, address: Ipv4Addr) -> bool {
+    rail.addresses.iter().any(|(ip, _)| ip.to_ipv4_mapped() == Some(address))
+}
+
+/// The pairs as the peer counts them.
+pub fn turned(pairs: &[Pair]) -> Vec<(usize, usize)> {
+    pairs.iter().map(|pair| (pair.there, pair.here)).collect()
+}

@@ -1,0 +1,288 @@
+//! Two hosts side by side, each difference planted by itself; measured ways, each fault planted by itself.
+
+use super::compare::compare;
+use super::grade;
+use super::neighbours::{self, Neighbour};
+use super::rail::{Pair, RailSheet, pairs};
+use super::sheet::{NcclSheet, PluginSheet, Sheet};
+use super::together::{Figures, Outcome, Path, Rate, Remote};
+use crate::commands::doctor::finding::{Finding, Severity, Verdict};
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+
+/// A Spark with two cables, whose four rails are in these subnets: 192.168.N.HOST/24. Rails 0 and 1 are the functions of p0.
+fn spark(number: u8, subnets: [u8; 4]) -> Sheet {
+    let devices = ["rocep1s0f0", "roceP2p1s0f0", "rocep1s0f1", "roceP2p1s0f1"];
+    let rail = |at: usize| RailSheet {
+        name: format!("{}:1", devices[at]),
+        netdev: Some(format!("eth{at}")),
+        phys_port: Some(format!("p{}", at / 2)),
+        link: (at % 2) as u8,
+        link_mbps: 118_600,
+        cable: (at / 2) as u8,
+        port_mbps: 200_000,
+        share_mbps: 59_300,
+        mtu_bytes: 4096,
+        netdev_mtu_bytes: Some(9000),
+        addresses: vec![(Ipv4Addr::new(192, 168, subnets[at], number).to_ipv6_mapped(), Some(24))],
+    };
+    Sheet {
+        host: format!("spark-{number}"),
+        program: "1.0".to_owned(),
+        plugin: Some(PluginSheet { path: "/usr/local/lib/libnccl-net-spark.so".to_owned(), sha256: "aa".repeat(32) }),
+        nccl: Some(NcclSheet {
+            path: "/usr/lib/libnccl.so.2".to_owned(),
+            version: Some("2.30.7+cuda13.0".to_owned()),
+            build_id: "b1".to_owned(),
+        }),
+        settings: BTreeMap::from([("NCCL_SPARK_TUNER".to_owned(), "auto".to_owned())]),
+        rails: (0..4).map(rail).collect(),
+        interfaces: (0..4).map(|at| (format!("eth{at}"), format!("4c:bb:47:00:0{number}:0{at}"))).collect(),
+        verdict: Verdict::Good,
+        findings: Vec::new(),
+    }
+}
+
+const SUBNETS: [u8; 4] = [100, 101, 102, 103];
+
+fn ids(found: &[Finding]) -> Vec<(Severity, &'static str)> {
+    found.iter().map(|finding| (finding.severity, finding.id)).collect()
+}
+
+fn compared(here: &Sheet, there: &Sheet) -> Vec<Finding> {
+    compare(here, there, &pairs(&here.rails, &there.rails))
+}
+
+#[test]
+fn two_hosts_that_are_alike_have_no_differences() {
+    let (one, other) = (spark(1, SUBNETS), spark(2, SUBNETS));
+    assert_eq!(compared(&one, &other), []);
+    assert_eq!(pairs(&one.rails, &other.rails).len(), 4);
+    // Of a triangle, each peer has one cable: the other one leads elsewhere.
+    assert_eq!(compared(&one, &spark(2, [100, 101, 7, 8])), []);
+}
+
+/// A difference between two hosts: what it is, how one of them gets it, and as what it is found, in a sentence with this word.
+type Difference = (&'static str, fn(&mut Sheet), Severity, &'static str, &'static str);
+
+fn set(host: &mut Sheet, name: &str, value: &str) {
+    host.settings.insert(name.to_owned(), value.to_owned());
+}
+
+const DIFFERENCES: [Difference; 11] = [
+    ("another version of nccl-spark", |host| host.program = "2.0".to_owned(), Severity::Fragile, "peer-version", "1.0"),
+    (
+        "another build of the plugin",
+        |host| host.plugin.as_mut().unwrap().sha256 = "bb".repeat(32),
+        Severity::Fragile,
+        "peer-plugin",
+        "libnccl-net-spark",
+    ),
+    ("no plugin", |host| host.plugin = None, Severity::Broken, "peer-plugin-missing", "has no plugin"),
+    (
+        "another version of NCCL",
+        |host| host.nccl.as_mut().unwrap().version = Some("2.28.9".to_owned()),
+        Severity::Fragile,
+        "peer-nccl",
+        "2.28.9",
+    ),
+    (
+        "another build of NCCL",
+        |host| host.nccl.as_mut().unwrap().build_id = "b2".to_owned(),
+        Severity::Note,
+        "peer-nccl-build",
+        "b2",
+    ),
+    (
+        "another tuner table",
+        |host| set(host, "NCCL_SPARK_TUNER_TABLE", &"for=GB10/4x224054/x;".repeat(9)),
+        Severity::Broken,
+        "peer-tuner",
+        "NCCL_SPARK_TUNER_TABLE",
+    ),
+    ("another NCCL_ALGO", |host| set(host, "NCCL_ALGO", "Ring"), Severity::Fragile, "peer-settings", "NCCL_ALGO"),
+    (
+        "NCCL_SPARK_RING_TCP on one host alone",
+        |host| set(host, "NCCL_SPARK_RING_TCP", "1"),
+        Severity::Broken,
+        "peer-settings",
+        "NCCL_SPARK_RING_TCP",
+    ),
+    ("another path MTU", |host| host.rails[1].mtu_bytes = 1024, Severity::Slow, "peer-mtu", "4096"),
+    (
+        "one function of a cable in another subnet",
+        |host| host.rails[1].addresses[0].0 = Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped(),
+        Severity::Slow,
+        "peer-half-cable",
+        "has no counterpart",
+    ),
+    (
+        "a cable from p0 to p1",
+        |host| host.rails[..2].iter_mut().for_each(|rail| rail.phys_port = Some("p1".to_owned())),
+        Severity::Note,
+        "asymmetric-cabling",
+        "p1",
+    ),
+];
+
+#[test]
+fn each_difference_is_found_on_either_side_and_names_both_hosts() {
+    for (what, plant, severity, id, word) in DIFFERENCES {
+        for is_there in [false, true] {
+            let mut hosts = [spark(1, SUBNETS), spark(2, SUBNETS)];
+            plant(&mut hosts[usize::from(is_there)]);
+            let found = compared(&hosts[0], &hosts[1]);
+            let is_it = |one: &Finding| (one.severity, one.id) == (severity, id);
+            assert!(!found.is_empty() && found.iter().all(is_it), "{what}: {found:?}");
+            let text = &found[0].text;
+            assert!(text.contains(word), "{what}: {text}");
+            let names_both = text.contains("spark-1") && text.contains("spark-2");
+            assert!(names_both || id == "peer-plugin-missing", "{what}: {text}");
+        }
+    }
+}
+
+#[test]
+fn the_table_in_the_evidence_is_this_one() {
+    let document = include_str!("../../../../../docs/evidence/doctor.md");
+    let row =
+        |(what, _, severity, id, _): &Difference| format!("| {what} | {} | `{id}` |", severity.word().to_lowercase());
+    let rows: Vec<String> = DIFFERENCES.iter().map(row).collect();
+    let section = document.split("\n## ").find(|section| section.contains("| of two hosts, one has |")).unwrap();
+    let found: Vec<&str> = section.lines().filter(|line| line.starts_with("| ") && line.ends_with("` |")).collect();
+    assert_eq!(found, rows, "docs/evidence/doctor.md should have:\n{}", rows.join("\n"));
+}
+
+#[test]
+fn hosts_without_a_common_subnet_are_told_which_they_have() {
+    let found = compared(&spark(1, SUBNETS), &spark(2, [1, 2, 3, 4]));
+    assert_eq!(ids(&found), [(Severity::Broken, "no-common-subnet")]);
+    assert!(
+        found[0].text.contains("192.168.100.1/24") && found[0].text.contains("192.168.4.2/24"),
+        "{}",
+        found[0].text
+    );
+    let mut none = spark(2, SUBNETS);
+    none.rails.clear();
+    assert!(compared(&spark(1, SUBNETS), &none)[0].text.contains("spark-2 has no rail"));
+}
+
+/// A cable from p0 to p1 on both functions, and the other cable likewise.
+#[test]
+fn crossed_cables_pair_by_their_subnets() {
+    let (one, other) = (spark(1, [100, 101, 102, 103]), spark(2, [102, 103, 100, 101]));
+    let found = pairs(&one.rails, &other.rails);
+    let places: Vec<(usize, usize)> = found.iter().map(|pair| (pair.here, pair.there)).collect();
+    assert_eq!(places, [(0, 2), (1, 3), (2, 0), (3, 1)]);
+    assert!(ids(&compared(&one, &other)).iter().all(|id| *id == (Severity::Note, "asymmetric-cabling")));
+}
+
+#[test]
+fn a_hardware_address_of_another_function_or_host_is_found() {
+    let (one, other) = (spark(1, SUBNETS), spark(2, SUBNETS));
+    let all: Vec<(usize, usize)> = (0..4).map(|at| (at, at)).collect();
+    let entry = |subnet: u8, hardware: &str, interface: &str| Neighbour {
+        address: Ipv4Addr::new(192, 168, subnet, 2),
+        hardware: hardware.to_owned(),
+        interface: interface.to_owned(),
+    };
+    let right =
+        [entry(100, "4C:BB:47:00:02:00", "eth0"), entry(101, "4c:bb:47:00:02:01", "eth1"), entry(7, "aa", "eth0")];
+    assert_eq!(neighbours::judge(&one, &right, &other, &all), []);
+    let twins = neighbours::judge(&one, &[entry(100, "4c:bb:47:00:02:01", "eth0")], &other, &all);
+    assert_eq!(ids(&twins), [(Severity::Fragile, "arp-answered-by-another")]);
+    assert!(twins[0].text.contains("which is eth1 of spark-2"), "{twins:?}");
+    let foreign = neighbours::judge(&one, &[entry(100, "00:11:22:33:44:55", "eth0")], &other, &all);
+    assert_eq!(ids(&foreign), [(Severity::Fragile, "arp-foreign")]);
+    // Resolved by another interface: that is not the rail's way.
+    assert_eq!(neighbours::judge(&one, &[entry(100, "00:11:22:33:44:55", "wlan0")], &other, &all), []);
+    let turned = neighbours::turned(&[Pair { here: 0, there: 2, shares_subnet: true }]);
+    assert_eq!(turned, [(2, 0)]);
+}
+
+/// A way of one pair at a place, with its rates in Gb/s, of 112.
+fn way(at: usize, rates: Option<(f64, f64)>) -> Path {
+    let expected_mbps = Some(112_000.0);
+    let figures = |(to, from): (f64, f64)| Figures {
+        to_peer: Rate::of(to * 1e3, expected_mbps),
+        from_peer: Rate::of(from * 1e3, expected_mbps),
+        latency_us: 2.0,
+        wrong_bytes: 0,
+    };
+    let outcome =
+        rates.map_or(Outcome::Failed("no acknowledgement".to_owned()), |rates| Outcome::Measured(figures(rates)));
+    Path { here: vec![format!("mlx5_{at}:1")], there: vec![format!("mlx5_{at}:1")], expected_mbps, outcome }
+}
+
+#[test]
+fn a_rail_that_is_slow_alone_is_told_from_a_slow_host() {
+    let judge = |pairs: &[Path], merged: Option<&Path>| ids(&grade::judge("spark-2", pairs, merged));
+    let good = || way(0, Some((108.0, 107.0)));
+    assert_eq!(judge(&[good(), good()], Some(&good())), []);
+    // 13 Gb/s with attributes that are right, one way or both; all together then are slow for that reason alone.
+    for slow in [(13.0, 13.0), (108.0, 13.0), (13.0, 108.0)] {
+        let found = judge(&[good(), way(1, Some(slow))], Some(&way(9, Some((60.0, 60.0)))));
+        assert_eq!(found, [(Severity::Slow, "slow-rail")]);
+    }
+    let found = grade::judge("spark-2", &[good(), way(1, Some((108.0, 13.0)))], None);
+    assert!(
+        found[0].text.contains("mlx5_1:1") && found[0].text.contains("13.0 Gb/s (12 %) back of 112 Gb/s"),
+        "{found:?}"
+    );
+    assert!(found[0].cure.as_ref().unwrap().contains("poweroff"));
+    // All of them: no rail stands out.
+    let all = judge(&[way(0, Some((13.0, 13.0))), way(1, Some((13.0, 13.0)))], Some(&way(9, Some((13.0, 13.0)))));
+    assert_eq!(all, [(Severity::Slow, "slow-path"), (Severity::Slow, "slow-path")]);
+    assert_eq!(judge(&[way(0, Some((13.0, 13.0)))], None), [(Severity::Slow, "slow-path")]);
+    assert_eq!(judge(&[good(), good()], Some(&way(9, Some((60.0, 108.0))))), [(Severity::Slow, "slow-merged")]);
+    assert_eq!(judge(&[good(), way(1, Some((95.0, 108.0)))], None), [(Severity::Note, "fair-rail")]);
+}
+
+/// What no rail reaches is no measure for one of them; the best rail is.
+#[test]
+fn a_rail_that_is_much_slower_than_the_others_is_named_where_none_is_good() {
+    let judge = |pairs: &[Path]| grade::judge("spark-2", pairs, None);
+    let found = judge(&[way(0, Some((60.0, 60.0))), way(1, Some((13.0, 60.0)))]);
+    assert_eq!(ids(&found), [(Severity::Slow, "slow-path"), (Severity::Slow, "slow-rail")]);
+    assert!(found[1].text.ends_with("; another rail carries 54 % of what it promises"), "{found:?}");
+    // Not three times slower.
+    let found = judge(&[way(0, Some((60.0, 60.0))), way(1, Some((25.0, 60.0)))]);
+    assert_eq!(ids(&found), [(Severity::Slow, "slow-path"); 2]);
+    let good = |at| way(at, Some((108.0, 108.0)));
+    let bad = way(2, Some((13.0, 13.0)));
+    let last = |pairs: &[Path]| judge(pairs)[0].text.rsplit("; ").next().unwrap().to_owned();
+    assert_eq!(last(&[good(0), bad.clone()]), "another rail carries what it promises");
+    assert_eq!(last(&[good(0), good(1), bad]), "other rails carry what they promise");
+}
+
+#[test]
+fn a_rail_that_does_not_carry_is_worse_where_no_other_does() {
+    let judge = |pairs: &[Path]| ids(&grade::judge("spark-2", pairs, None));
+    assert_eq!(judge(&[way(0, None), way(1, Some((108.0, 108.0)))]), [(Severity::Slow, "pair-unreachable")]);
+    assert_eq!(judge(&[way(0, None), way(1, None)]), [(Severity::Broken, "pair-unreachable"); 2]);
+    let mut wrong = way(0, Some((108.0, 108.0)));
+    if let Outcome::Measured(figures) = &mut wrong.outcome {
+        figures.wrong_bytes = 3;
+    }
+    assert_eq!(judge(&[wrong]), [(Severity::Broken, "wrong-bytes")]);
+    // Without an expectation nothing is graded.
+    let mut free = way(0, Some((1.0, 1.0)));
+    free.expected_mbps = None;
+    if let Outcome::Measured(figures) = &mut free.outcome {
+        (figures.to_peer, figures.from_peer) = (Rate::of(1.0, None), Rate::of(1.0, None));
+    }
+    assert_eq!(judge(&[free]), []);
+}
+
+#[test]
+fn a_sheet_from_another_host_is_bounded_and_printable() {
+    let mut sheet = spark(2, SUBNETS);
+    sheet.host = "spark-2\x1b[2J\n".to_owned();
+    sheet.settings.insert("HF_TOKEN".to_owned(), "x".to_owned());
+    sheet.findings.push(Remote { severity: Severity::Note, id: "x".to_owned(), text: "y".repeat(9999), cure: None });
+    let taken = sheet.clone().received().unwrap();
+    assert_eq!((taken.host.as_str(), taken.findings[0].text.len()), ("spark-2?[2J?", 2000));
+    assert!(!taken.settings.contains_key("HF_TOKEN"));
+    sheet.rails = vec![sheet.rails[0].clone(); 33];
+    assert!(sheet.received().unwrap_err().contains("33 rails"));
+}

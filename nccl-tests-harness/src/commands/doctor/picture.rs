@@ -1,0 +1,55 @@
+//! The rails as a small picture: PCIe links on the left, cables on the right, and what they carry together.
+
+use nccl_net_spark::rails::{Limit, PcieLink, Rail, Survey, gbps};
+
+/// The picture, line by line; nothing without rails.
+pub fn picture(survey: &Survey) -> Vec<String> {
+    if survey.rails.is_empty() {
+        return Vec::new();
+    }
+    let width = survey.rails.iter().map(|rail| name(rail).len()).max().unwrap_or(0);
+    let left = survey.rails.iter().map(|rail| link_text(rail, survey).len()).max().unwrap_or(0);
+    let mut lines = Vec::new();
+    for (at, rail) in survey.rails.iter().enumerate() {
+        let shares = survey.rails.iter().enumerate().filter(|(_, other)| other.cable == rail.cable);
+        let on_cable: Vec<usize> = shares.map(|(other, _)| other).collect();
+        let bracket = match (on_cable.first() == Some(&at), on_cable.last() == Some(&at)) {
+            (true, true) => "---",
+            (true, false) => "-.",
+            (false, true) => "-'",
+            (false, false) => "-|",
+        };
+        // The cable is named once, beside its first rail.
+        let cable = if on_cable.first() == Some(&at) { cable_text(rail, on_cable.len()) } else { String::new() };
+        let line = format!("  {:<left$} -- {:<width$} {bracket:<3} {cable}", link_text(rail, survey), name(rail));
+        lines.push(line.trim_end().to_owned());
+    }
+    let payload = survey.payload();
+    let limit = match payload.limit {
+        Limit::Nothing => "nothing",
+        Limit::Cables => "the cables",
+        Limit::PcieLinks => "the PCIe links",
+    };
+    let bytes = f64::from(payload.mbps) / 8_000.0;
+    lines.push(format!("  together: {} ({bytes:.1} GB/s) each way, limited by {limit}", gbps(payload.mbps)));
+    lines
+}
+
+fn name(rail: &Rail) -> String {
+    format!("{}:{}", rail.device, rail.port)
+}
+
+fn link_text(rail: &Rail, survey: &Survey) -> String {
+    match survey.links.get(rail.link) {
+        Some(PcieLink { slot: Some(slot), rate: Some(rate), payload_mbps: Some(payload), .. }) => {
+            format!("PCIe {slot} {rate} {}", gbps(*payload))
+        }
+        _ => "PCIe link unknown".to_owned(),
+    }
+}
+
+fn cable_text(rail: &Rail, rails: usize) -> String {
+    let port = rail.phys_port.as_deref().map_or_else(|| rail.cable.to_string(), str::to_owned);
+    let alone = if rails == 1 && rail.twin.is_none() { " (one rail)" } else { "" };
+    format!("cable {port}, {}{alone}", gbps(rail.speed_mbps))
+}

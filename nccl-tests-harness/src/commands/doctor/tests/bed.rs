@@ -1,0 +1,394 @@
+//! Machines as folders: the files of a DGX Spark as owners posted them, and of machines without one.
+
+use crate::commands::doctor::answer::{self, Answer, Asked};
+use crate::commands::doctor::place::Place;
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+
+/// A machine.
+pub(super) struct Bed {
+    root: tempfile::TempDir,
+    pub(super) asked: Asked,
+}
+
+/// The four functions: device, interface, PCI address, physical port, GUID's last digit, address when its port has a cable.
+pub(super) const FUNCTIONS: [(&str, &str, &str, &str, u8, &str); 4] = [
+    ("rocep1s0f0", "enp1s0f0np0", "0000:01:00.0", "p0", 0, "192.168.100.1"),
+    ("rocep1s0f1", "enp1s0f1np1", "0000:01:00.1", "p1", 1, "192.168.102.1"),
+    ("roceP2p1s0f0", "enP2p1s0f0np0", "0002:01:00.0", "p0", 4, "192.168.101.1"),
+    ("roceP2p1s0f1", "enP2p1s0f1np1", "0002:01:00.1", "p1", 5, "192.168.103.1"),
+];
+
+pub(super) const LIB: &str = "usr/lib/aarch64-linux-gnu";
+const COUNTERS: [&str; 11] = [
+    "symbol_error",
+    "port_rcv_errors",
+    "link_downed",
+    "link_error_recovery",
+    "port_xmit_discards",
+    "local_link_integrity_errors",
+    "excessive_buffer_overrun_errors",
+    "port_xmit_data",
+    "port_rcv_data",
+    "port_xmit_packets",
+    "port_rcv_packets",
+];
+const HW_COUNTERS: [&str; 9] = [
+    "local_ack_timeout_err",
+    "packet_seq_err",
+    "out_of_sequence",
+    "np_cnp_sent",
+    "rp_cnp_handled",
+    "out_of_buffer",
+    "rnr_nak_retry_err",
+    "rx_icrc_encapsulated",
+    "req_transport_retries_exceeded",
+];
+
+impl Bed {
+    /// A machine without RDMA: a kernel, libraries, a user with a shell.
+    pub(super) fn plain() -> Self {
+        // Hundreds of small files for each machine: in memory where there is such a place.
+        let memory = Path::new("/dev/shm");
+        let root = tempfile::tempdir_in(memory).or_else(|_| tempfile::tempdir()).unwrap();
+        let bed = Self { root, asked: Asked::default() };
+        bed.write("proc/sys/kernel/osrelease", "6.17.0-1014-nvidia\n");
+        bed.write("proc/meminfo", "MemTotal: 125510000 kB\nCmaTotal:       32768 kB\nCmaFree:        30000 kB\n");
+        bed.process("self");
+        bed.write("proc/modules", "mlx5_ib 500000 0 - Live 0x0\nib_uverbs 200000 2 mlx5_ib, Live 0x0\n");
+        bed.write("sys/class/dmi/id/sys_vendor", "NVIDIA\n");
+        bed.write("sys/class/dmi/id/product_name", "NVIDIA_DGX_Spark\n");
+        bed.write("sys/class/dmi/id/bios_version", "5.36_0ACUM018\n");
+        bed.write("sys/class/dmi/id/bios_date", "07/29/2025\n");
+        for cpu in 0..20 {
+            let folder = format!("sys/devices/system/cpu/cpu{cpu}");
+            let is_fast = matches!(cpu, 5..=9 | 15..=19);
+            bed.write(&format!("{folder}/cpu_capacity"), if is_fast { "1024\n" } else { "718\n" });
+            bed.write(&format!("{folder}/cpuidle/state0/name"), "WFI\n");
+            bed.write(&format!("{folder}/cpuidle/state0/latency"), "1\n");
+            bed.write(&format!("{folder}/cpuidle/state0/disable"), "0\n");
+        }
+        bed.write(
+            "answers/ip-addr.json",
+            &addresses(&[link("lo", 1, "127.0.0.1/8"), link("enP7s7", 2, "10.0.0.7/24")]),
+        );
+        bed.write("answers/cuda", "1 0 0\n");
+        bed.write("etc/ld.so.conf", "include /etc/ld.so.conf.d/*.conf\n");
+        bed.write("etc/ld.so.conf.d/cuda.conf", "/usr/local/cuda/lib64\n");
+        bed.object(
+            &format!("{LIB}/libc.so.6"),
+            &Object {
+                text: "GNU C Library (Ubuntu GLIBC 2.39-0ubuntu8.3) stable release version 2.39.",
+                ..Object::new()
+            },
+        );
+        bed.object(&format!("{LIB}/libibverbs.so.1"), &Object::new());
+        bed.object(&format!("{LIB}/libibverbs/libmlx5-rdmav34.so"), &Object::new());
+        let good = Object {
+            text: "NCCL version 2.28.9+cuda13.0",
+            build_id: "c0db9360000000000000000000000000000000ff",
+            ..Object::new()
+        };
+        bed.object(&format!("{LIB}/libnccl.so.2"), &good);
+        bed.plugin("usr/local/lib/libnccl-net-spark.so");
+        bed.with_variables(&[
+            ("PATH", "/usr/bin"),
+            ("HOME", "/home/me"),
+            ("NCCL_NET", "Spark"),
+            ("NCCL_NET_PLUGIN", "/usr/local/lib/libnccl-net-spark.so"),
+        ])
+    }
+
+    /// A Spark with cables in these ports ("p0", "p1"), each rail with an address in a subnet of its own.
+    pub(super) fn spark(cables: &[&str]) -> Self {
+        let bed = Self::plain();
+        let mut links = vec![link("lo", 1, "127.0.0.1/8"), link("enP7s7", 2, "10.0.0.7/24")];
+        for (at, function) in FUNCTIONS.iter().enumerate() {
+            bed.function(at, function, cables.contains(&function.3));
+            let (_, netdev, _, port, _, address) = function;
+            let own = if cables.contains(port) { format!("{address}/24") } else { String::new() };
+            links.push(link(netdev, 10 + at as u32, &own));
+        }
+        bed.write("answers/ip-addr.json", &addresses(&links));
+        bed.write("proc/sys/net/ipv4/conf/all/arp_ignore", "1\n");
+        bed.write("proc/sys/net/ipv4/conf/all/rp_filter", "2\n");
+        bed
+    }
+
+    /// The same in a container that was started without the devices.
+    pub(super) fn container() -> Self {
+        let bed = Self::spark(&["p0"]);
+        bed.write(".dockerenv", "");
+        fs::remove_dir_all(bed.path("dev/infiniband")).unwrap();
+        bed
+    }
+
+    pub(super) fn with_variables(mut self, variables: &[(&str, &str)]) -> Self {
+        self.asked.variables =
+            variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        self
+    }
+
+    /// Sets one more variable.
+    pub(super) fn set(&mut self, name: &str, value: &str) {
+        self.asked.variables.retain(|(known, _)| known != name);
+        self.asked.variables.push((name.to_owned(), value.to_owned()));
+    }
+
+    pub(super) fn path(&self, below: &str) -> PathBuf {
+        self.root.path().join(below)
+    }
+
+    pub(super) fn write(&self, below: &str, text: &str) {
+        let path = self.path(below);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    pub(super) fn remove(&self, below: &str) {
+        fs::remove_file(self.path(below)).unwrap();
+    }
+
+    /// Replaces a word of a file.
+    pub(super) fn replace(&self, below: &str, from: &str, to: &str) {
+        let text = fs::read_to_string(self.path(below)).unwrap();
+        assert!(text.contains(from), "{below} has no {from}: {text}");
+        fs::write(self.path(below), text.replace(from, to)).unwrap();
+    }
+
+    /// Writes a file of a function's port, as in `counters/symbol_error`.
+    pub(super) fn port(&self, device: &str, file: &str, text: &str) {
+        self.write(&format!("sys/class/infiniband/{device}/ports/1/{file}"), text);
+    }
+
+    /// Writes a file of a function's PCI device.
+    pub(super) fn pci(&self, device: &str, file: &str, text: &str) {
+        self.write(&format!("sys/class/infiniband/{device}/device/{file}"), text);
+    }
+
+    /// The sizes that a function's configuration space has, each as 128 << n.
+    pub(super) fn transactions(&self, device: &str, payload: u8, read_request: u8) {
+        fs::write(
+            self.path(&format!("sys/class/infiniband/{device}/device/config")),
+            configuration(payload, read_request),
+        )
+        .unwrap();
+    }
+
+    pub(super) fn object(&self, below: &str, object: &Object) {
+        let path = self.path(below);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, object.bytes()).unwrap();
+    }
+
+    /// This plugin's file.
+    pub(super) fn plugin(&self, below: &str) {
+        self.object(
+            below,
+            &Object { text: "spark-rails", build_id: "0000000000000000000000000000000000000001", ..Object::new() },
+        );
+    }
+
+    /// Files of a process: limits, processors, capabilities.
+    pub(super) fn process(&self, name: &str) {
+        let limits = "Limit                     Soft Limit           Hard Limit           Units     \n\
+                      Max locked memory         unlimited            unlimited            bytes     \n";
+        self.write(&format!("proc/{name}/limits"), limits);
+        self.write(&format!("proc/{name}/status"), "Name:\tx\nCapEff:\t0000000000000000\nCpus_allowed_list:\t0-19\n");
+    }
+
+    /// What the doctor answers.
+    pub(super) fn answer(&self) -> Answer {
+        answer::answer(&Place::new(self.root.path()), self.asked.clone()).unwrap().0
+    }
+
+    fn function(&self, at: usize, function: &(&str, &str, &str, &str, u8, &str), has_cable: bool) {
+        let (device, netdev, address, phys_port, guid, own) = *function;
+        let domain = &address[..4];
+        let parent = format!("sys/devices/pci{domain}:00/{domain}:00:00.0");
+        let folder = format!("{parent}/{address}");
+        for (file, text) in [
+            ("vendor", "0x15b3"),
+            ("device", "0x1021"),
+            ("class", "0x020000"),
+            ("current_link_width", "4"),
+            ("max_link_width", "4"),
+            ("current_link_speed", "32.0 GT/s PCIe"),
+            ("max_link_speed", "32.0 GT/s PCIe"),
+            ("iommu_group/type", "DMA-FQ"),
+        ] {
+            self.write(&format!("{folder}/{file}"), &format!("{text}\n"));
+        }
+        fs::write(self.path(&format!("{folder}/config")), configuration(2, 2)).unwrap();
+        for kind in ["correctable", "nonfatal", "fatal"] {
+            let short = if kind == "correctable" { "COR".to_owned() } else { kind.to_uppercase() };
+            for place in [&folder, &parent] {
+                self.write(&format!("{place}/aer_dev_{kind}"), &format!("RxErr 0\nTOTAL_ERR_{short} 0\n"));
+            }
+        }
+        self.write(&format!("{parent}/x"), "");
+        self.link(&folder, &format!("sys/bus/pci/devices/{address}"));
+        let rdma = format!("{folder}/infiniband/{device}");
+        for (file, text) in [
+            ("node_guid", format!("fc4c:ea03:00f9:423{guid}")),
+            ("sys_image_guid", "fc4c:ea03:00f9:4230".to_owned()),
+            ("fw_ver", "28.45.4028".to_owned()),
+            ("board_id", "NVD0000000087".to_owned()),
+        ] {
+            self.write(&format!("{rdma}/{file}"), &format!("{text}\n"));
+        }
+        self.link(&folder, &format!("{rdma}/device"));
+        self.link(&rdma, &format!("sys/class/infiniband/{device}"));
+        let net = format!("{folder}/net/{netdev}");
+        for (file, text) in [
+            ("mtu", "9000".to_owned()),
+            ("dev_port", "0".to_owned()),
+            ("phys_port_name", phys_port.to_owned()),
+            ("ifindex", (10 + at).to_string()),
+        ] {
+            self.write(&format!("{net}/{file}"), &format!("{text}\n"));
+        }
+        self.link(&net, &format!("sys/class/net/{netdev}"));
+        self.ports(&rdma, netdev, guid, has_cable.then_some(own));
+        for file in ["arp_ignore", "rp_filter"] {
+            self.write(
+                &format!("proc/sys/net/ipv4/conf/{netdev}/{file}"),
+                if file == "arp_ignore" { "0\n" } else { "2\n" },
+            );
+        }
+        self.write(&format!("sys/class/infiniband_verbs/uverbs{at}/ibdev"), &format!("{device}\n"));
+        self.write(&format!("dev/infiniband/uverbs{at}"), "");
+        self.write(
+            &format!("answers/ethtool-a/{netdev}"),
+            &format!("Pause parameters for {netdev}:\nAutonegotiate:\toff\nRX:\t\ton\nTX:\t\ton\n"),
+        );
+    }
+
+    /// The port's files; with an address it has a cable.
+    fn ports(&self, rdma: &str, netdev: &str, guid: u8, address: Option<&str>) {
+        let port = format!("{rdma}/ports/1");
+        let (state, rate) = match address {
+            Some(_) => ("4: ACTIVE", "200 Gb/sec (2X NDR)"),
+            None => ("1: DOWN", "40 Gb/sec (4X QDR)"),
+        };
+        for (file, text) in [("state", state), ("rate", rate), ("link_layer", "Ethernet")] {
+            self.write(&format!("{port}/{file}"), &format!("{text}\n"));
+        }
+        let local = format!("fe80:0000:0000:0000:fe4c:eaff:fef9:423{guid}");
+        let mapped = address.map(|address| {
+            let parts: Vec<u8> = address.split('.').map(|part| part.parse().unwrap()).collect();
+            format!("0000:0000:0000:0000:0000:ffff:{:02x}{:02x}:{:02x}{:02x}", parts[0], parts[1], parts[2], parts[3])
+        });
+        let table = [Some(local), mapped];
+        for (at, gid) in table.iter().flatten().flat_map(|gid| [(gid, "IB/RoCE v1"), (gid, "RoCE v2")]).enumerate() {
+            self.write(&format!("{port}/gids/{at}"), &format!("{}\n", gid.0));
+            self.write(&format!("{port}/gid_attrs/types/{at}"), &format!("{}\n", gid.1));
+            self.write(&format!("{port}/gid_attrs/ndevs/{at}"), &format!("{netdev}\n"));
+        }
+        for (folder, names) in [("counters", &COUNTERS[..]), ("hw_counters", &HW_COUNTERS[..])] {
+            for name in names {
+                let value = if name.ends_with("packets") { "50000000\n" } else { "0\n" };
+                self.write(&format!("{port}/{folder}/{name}"), value);
+            }
+        }
+    }
+
+    fn link(&self, target: &str, at: &str) {
+        let at = self.path(at);
+        fs::create_dir_all(at.parent().unwrap()).unwrap();
+        symlink(self.path(target), at).unwrap();
+    }
+}
+
+/// A PCIe capability whose Device Control register has these sizes.
+fn configuration(payload: u8, read_request: u8) -> Vec<u8> {
+    let mut space = vec![0; 256];
+    (space[0x06], space[0x34], space[0x60]) = (0x10, 0x60, 0x10);
+    (space[0x68], space[0x69]) = (payload << 5, read_request << 4);
+    space
+}
+
+/// An interface as `ip -json address` prints it; `address` may be empty.
+pub(super) fn link(name: &str, index: u32, address: &str) -> serde_json::Value {
+    let loopback = if name == "lo" { "LOOPBACK" } else { "BROADCAST" };
+    let info: Vec<serde_json::Value> = address.split_once('/').into_iter().map(|(local, prefix)| {
+        serde_json::json!({"family": "inet", "local": local, "prefixlen": prefix.parse::<u8>().unwrap()})
+    }).collect();
+    serde_json::json!({"ifindex": index, "ifname": name, "flags": [loopback, "UP", "LOWER_UP"], "addr_info": info})
+}
+
+pub(super) fn addresses(links: &[serde_json::Value]) -> String {
+    serde_json::Value::from(links.to_vec()).to_string()
+}
+
+/// A shared object with what the doctor looks for in one.
+#[derive(Debug)]
+pub(super) struct Object {
+    /// A text in its read-only data.
+    pub(super) text: &'static str,
+    /// Forty hexadecimal digits.
+    pub(super) build_id: &'static str,
+    /// What its compiler calls itself.
+    pub(super) compiler: &'static str,
+    /// Its `DT_RPATH`.
+    pub(super) rpath: Option<&'static str>,
+    /// A version of a symbol of glibc that it seems to need.
+    pub(super) glibc: Option<&'static str>,
+}
+
+impl Object {
+    pub(super) fn new() -> Self {
+        let compiler = "GCC: (Ubuntu 13.3.0-6ubuntu2~24.04) 13.3.0";
+        Self { text: "x", build_id: "00000000000000000000000000000000000000aa", compiler, rpath: None, glibc: None }
+    }
+
+    /// Compiled once for each that is different.
+    fn bytes(&self) -> Vec<u8> {
+        static KNOWN: Mutex<BTreeMap<String, Vec<u8>>> = Mutex::new(BTreeMap::new());
+        let key = format!("{self:?}");
+        let mut known = KNOWN.lock().unwrap();
+        known
+            .entry(key)
+            .or_insert_with(|| {
+                let folder = tempfile::tempdir().unwrap();
+                let file = folder.path().join("lib.so");
+                self.compile(&file);
+                fs::read(file).unwrap()
+            })
+            .clone()
+    }
+
+    /// Compiles it, and marks it as one for 64-bit Arm.
+    fn compile(&self, to: &Path) {
+        let name = self.glibc.map_or("a_symbol".to_owned(), |version| format!("GLIBC_{version}"));
+        let source = format!(
+            "const char text[] = \"{}\"; void {}(void) {{}} __asm__(\".ident \\\"{}\\\"\");",
+            self.text,
+            name.replace('.', "_DOT_"),
+            self.compiler
+        );
+        let mut command = Command::new("cc");
+        command.args(["-shared", "-nostdlib", "-fno-ident", "-x", "c", "-", "-o"]).arg(to);
+        command.arg(format!("-Wl,--build-id=0x{}", self.build_id));
+        if let Some(rpath) = self.rpath {
+            command.arg(format!("-Wl,--disable-new-dtags,-rpath,{rpath}"));
+        }
+        let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(source.as_bytes()).unwrap();
+        assert!(child.wait().unwrap().success(), "{source}");
+        let mut bytes = fs::read(to).unwrap();
+        // e_machine: EM_AARCH64.
+        bytes[18..20].copy_from_slice(&183_u16.to_le_bytes());
+        let (from, wanted) = (name.replace('.', "_DOT_"), name.clone());
+        if let Some(at) = memchr::memmem::find(&bytes, from.as_bytes()).filter(|_| self.glibc.is_some()) {
+            bytes[at..at + wanted.len()].copy_from_slice(wanted.as_bytes());
+            bytes[at + wanted.len()] = 0;
+        }
+        fs::write(to, bytes).unwrap();
+    }
+}

@@ -1,0 +1,40 @@
+//! The guide's table of findings is the program's.
+
+use crate::commands::doctor::id;
+
+/// In docs/guide/troubleshooting.md each id has one row with its meaning, and a cure; no other id has one.
+#[test]
+fn the_guide_has_each_finding_with_its_meaning_and_a_cure() {
+    let guide = include_str!("../../../../../docs/guide/troubleshooting.md");
+    let section = guide.split("\n## What the doctor finds\n").nth(1).expect("the section with the findings");
+    let section = section.split("\n## ").next().unwrap();
+    let rows: Vec<Vec<&str>> = section
+        .lines()
+        .filter(|line| line.starts_with("| `"))
+        .map(|line| line.trim_matches('|').split(" | ").map(str::trim).collect())
+        .collect();
+    let found: Vec<String> = rows.iter().map(|row| format!("| {} | {} |", row[0], row[1])).collect();
+    let wanted: Vec<String> = id::ALL.iter().map(|(id, meaning)| format!("| `{id}` | {meaning} |")).collect();
+    assert_eq!(found, wanted, "docs/guide/troubleshooting.md should have:\n{}", wanted.join("\n"));
+    for row in &rows {
+        assert!(row.len() == 3 && row[2].len() > 3, "{row:?} names no cure");
+    }
+}
+
+/// Scripts tell findings apart by their ids.
+#[test]
+fn no_two_findings_have_one_id() {
+    for (at, (id, _)) in id::ALL.iter().enumerate() {
+        assert!(id::ALL[..at].iter().all(|(earlier, _)| earlier != id), "{id} is there twice");
+        assert!(id.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-'), "{id}");
+    }
+}
+
+/// Each finding is planted in a test, and the evidence says so.
+#[test]
+fn the_evidence_has_each_finding() {
+    let evidence = include_str!("../../../../../docs/evidence/doctor.md");
+    let missing: Vec<&str> =
+        id::ALL.iter().map(|(id, _)| *id).filter(|id| !evidence.contains(&format!("`{id}`"))).collect();
+    assert!(missing.is_empty(), "docs/evidence/doctor.md says nothing of {missing:?}");
+}

@@ -1,0 +1,117 @@
+//! The figures of a row as text: the same in the terminal and in plain lines. Pure.
+
+use super::rows::{Condition, Row};
+use crate::output::numbers::significant;
+
+/// A figure of each row.
+#[derive(Debug, Clone, Copy)]
+pub struct Column {
+    /// Its name, with the unit.
+    pub name: &'static str,
+    /// How wide it is, its name and what is usual there.
+    pub width: usize,
+    /// The smaller, the longer it stays when the terminal gets narrow.
+    pub place: usize,
+    text: fn(&Row) -> String,
+}
+
+/// All figures, in their order.
+pub const ALL: [Column; 11] = [
+    Column { name: "out Gb/s", width: 8, place: 0, text: |row| gigabits(row.sent.bytes_per_s) },
+    Column { name: "in Gb/s", width: 8, place: 1, text: |row| gigabits(row.received.bytes_per_s) },
+    Column {
+        name: "share %",
+        width: 7,
+        place: 3,
+        text: |row| row.share_percent.map_or_else(none, |it| format!("{it:.1}")),
+    },
+    Column { name: "carry", width: 9, place: 2, text: carry },
+    Column { name: "mean us", width: 8, place: 5, text: |row| row.mean_us().map_or_else(none, significant) },
+    Column { name: "longest us", width: 10, place: 8, text: |row| longest(row.total().longest_ns) },
+    Column { name: "losses", width: 6, place: 4, text: |row| row.total().losses.to_string() },
+    Column { name: "returns", width: 7, place: 7, text: |row| row.total().recoveries.to_string() },
+    Column { name: "lost s", width: 7, place: 9, text: |row| seconds(row.total().lost_ns) },
+    Column { name: "stalls", width: 6, place: 6, text: |row| stalls(row, row.total().stalls.to_string()) },
+    Column { name: "stalled s", width: 9, place: 10, text: |row| stalls(row, seconds(row.total().stalled_ns)) },
+];
+
+impl Column {
+    /// The figure; as many # as there is room for where it does not fit.
+    pub fn text(&self, row: &Row) -> String {
+        let text = (self.text)(row);
+        if text.len() > self.width { "#".repeat(self.width) } else { text }
+    }
+}
+
+/// What the row is marked with, for those who see no colours.
+pub fn mark(condition: Condition) -> (&'static str, &'static str) {
+    match condition {
+        Condition::Good => (" ", ""),
+        Condition::Slow => ("~", "slow"),
+        Condition::Lost => ("!", "LOST"),
+    }
+}
+
+fn none() -> String {
+    "-".to_owned()
+}
+
+fn gigabits(bytes_per_s: Option<f64>) -> String {
+    bytes_per_s.map_or_else(none, |bytes| significant(bytes * 8.0 / 1e9))
+}
+
+fn carry(row: &Row) -> String {
+    let (connections, carrying) = row.connections();
+    format!("{carrying}/{connections}")
+}
+
+fn longest(ns: u64) -> String {
+    if ns == 0 { none() } else { significant(ns as f64 / 1e3) }
+}
+
+fn seconds(ns: u64) -> String {
+    format!("{:.1}", ns as f64 / 1e9)
+}
+
+/// A connection's stalls belong to none of its rails.
+fn stalls(row: &Row, text: String) -> String {
+    if row.has_stalls() { text } else { String::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::top::rows::of_job;
+    use crate::commands::top::rows::tests::{flow, job};
+    use nccl_net_spark::counters::layout::{Counts, Direction};
+
+    #[test]
+    fn figures_have_their_units() {
+        let mut flow = flow("r0", "b", Direction::Send, 1_250_000_000);
+        flow.total = Counts {
+            losses: 3,
+            recoveries: 2,
+            lost_ns: 1_500_000_000,
+            stalls: 4,
+            stalled_ns: 9_000_000_000,
+            ..flow.total
+        };
+        let rows = of_job(&job(1, vec![flow]), false);
+        let texts = |row: &Row| ALL.map(|column| column.text(row));
+        assert_eq!(texts(&rows[0]), ["10.0", "0", "100.0", "1/1", "25.0", "50.0", "3", "2", "1.5", "4", "9.0"]);
+        assert_eq!(texts(&rows[1])[9..], ["", ""]);
+    }
+
+    #[test]
+    fn a_figure_that_does_not_fit_is_not_cut() {
+        let mut flow = flow("r0", "b", Direction::Send, u64::MAX);
+        flow.total.losses = u64::MAX;
+        let rows = of_job(&job(1, vec![flow]), false);
+        assert_eq!(ALL.map(|column| column.text(&rows[0])[..].to_owned())[6], "######");
+        assert!(
+            ALL.iter()
+                .all(|column| column.text(&rows[0]).len() <= column.width
+                    && column.name.len() <= column.width.max(8) + 2)
+        );
+    }
+}

@@ -1,0 +1,130 @@
+//! A look as plain lines, for where standard output is no terminal. Each line says whose it is.
+
+use super::columns::{self, mark};
+use super::look::PassedOver;
+use super::rates::{Job, Picture};
+use super::rows::{self, Order, Row, Subject};
+use crate::output::numbers::count;
+use crate::output::table::{Column, Table, left, right};
+use std::io::{self, Write};
+
+/// Writes plain lines, look by look.
+#[derive(Debug, Default)]
+pub struct Lines {
+    /// Said already.
+    remarks: Vec<String>,
+}
+
+impl Lines {
+    /// Writes what was seen at a time.
+    pub fn write(&mut self, out: impl Write, picture: &Picture, by_peer: bool, moment: &str) -> io::Result<()> {
+        let mut widths: Vec<Column> = vec![right(8), right(5), left(15), left(16), left(16)];
+        widths.extend(columns::ALL.map(|column| right(column.width)));
+        widths.push(left(4));
+        let mut table = Table::new(out, "  ", widths);
+        table.remark(&format!("{moment}: {}", count(picture.jobs.len(), "job")))?;
+        let remarks = remarks(picture);
+        for remark in remarks.iter().filter(|remark| !self.remarks.contains(remark)) {
+            table.remark(remark)?;
+        }
+        self.remarks = remarks;
+        if picture.jobs.is_empty() {
+            return Ok(());
+        }
+        let mut names = vec!["pid", "rank", "command", "peer", "rail"];
+        names.extend(columns::ALL.map(|column| column.name));
+        table.head(&names)?;
+        for (job, rows) in rows::of_picture(picture, by_peer, Order::Pid) {
+            for row in &rows {
+                table.row(&cells(job, row))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn cells(job: &Job, row: &Row) -> Vec<String> {
+    let (peer, rail) = match &row.subject {
+        Subject::Job => ("all", "all"),
+        Subject::Peer(peer) => (peer.as_str(), "all"),
+        Subject::Rail(rail) => ("all", rail.as_str()),
+        Subject::RailOfPeer { rail, peer } => (peer.as_str(), rail.as_str()),
+    };
+    let rank = job.rank.map_or_else(|| "-".to_owned(), |rank| rank.to_string());
+    // One word each, for whoever takes the lines apart.
+    let mut cells = vec![job.pid.to_string(), rank, job.command.replace(' ', "_"), peer.to_owned(), rail.to_owned()];
+    cells.extend(columns::ALL.map(|column| match column.text(row).replace(' ', "") {
+        empty if empty.is_empty() => "-".to_owned(),
+        text => text.replace("of", "/"),
+    }));
+    cells.push(mark(row.condition).1.to_owned());
+    cells
+}
+
+/// What is not shown, and why.
+pub fn remarks(picture: &Picture) -> Vec<String> {
+    let mut remarks: Vec<String> = hidden(picture.hidden, nix::unistd::geteuid().is_root()).into_iter().collect();
+    remarks.extend(picture.passed_over.iter().map(|PassedOver { pid, reason }| format!("process {pid}: {reason}")));
+    for job in &picture.jobs {
+        if job.not_counted > 0 {
+            remarks.push(format!("process {}: {} lanes are not counted: it has too many", job.pid, job.not_counted));
+        }
+    }
+    remarks
+}
+
+fn hidden(processes: usize, is_root: bool) -> Option<String> {
+    let cure = match (processes, is_root) {
+        (0, _) => return None,
+        (_, false) => "run with sudo",
+        (_, true) => "CAP_SYS_PTRACE is missing",
+    };
+    let (processes, users) = match processes {
+        1 => ("1 process".to_owned(), "another user"),
+        _ => (format!("{processes} processes"), "other users"),
+    };
+    Some(format!("{processes} of {users} cannot be looked into: {cure}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::top::rows::tests::{flow, job};
+    use nccl_net_spark::counters::layout::Direction;
+
+    #[test]
+    fn each_line_has_all_fields_and_remarks_are_said_once() {
+        let mut picture = Picture {
+            jobs: vec![job(4711, vec![flow("r0", "b", Direction::Send, 125_000_000)])],
+            ..Picture::default()
+        };
+        picture.jobs[0].command = "a b".to_owned();
+        picture.hidden = 12;
+        picture.passed_over = vec![PassedOver { pid: 9, reason: "a reason".to_owned() }];
+        let (mut lines, mut first, mut second) = (Lines::default(), Vec::new(), Vec::new());
+        lines.write(&mut first, &picture, false, "now").unwrap();
+        lines.write(&mut second, &picture, true, "then").unwrap();
+        let (first, second) = (String::from_utf8(first).unwrap(), String::from_utf8(second).unwrap());
+        assert!(first.starts_with("# now: 1 job\n# 12 processes of other users cannot be looked into: "), "{first}");
+        assert!(first.contains("# process 9: a reason\n") && !second.contains("a reason"), "{first}{second}");
+        let rows: Vec<Vec<&str>> = second
+            .lines()
+            .filter(|line| !line.starts_with('#'))
+            .map(|line| line.split_whitespace().collect())
+            .collect();
+        assert_eq!(rows.len(), 3, "{second}");
+        assert!(rows.iter().all(|row| row.len() == 16), "{second}");
+        assert_eq!(rows[0][..9], ["4711", "-", "a_b", "all", "all", "1.00", "0", "100.0", "1/1"]);
+        assert_eq!((rows[1][3], rows[2][3], rows[2][4]), ("b", "b", "r0"));
+    }
+
+    #[test]
+    fn who_cannot_look_is_told_what_to_do() {
+        assert_eq!(hidden(0, false), None);
+        assert_eq!(hidden(1, false).unwrap(), "1 process of another user cannot be looked into: run with sudo");
+        assert_eq!(
+            hidden(3, true).unwrap(),
+            "3 processes of other users cannot be looked into: CAP_SYS_PTRACE is missing"
+        );
+    }
+}

@@ -1,0 +1,190 @@
+use super::*;
+use crate::commands::top::look;
+use nccl_net_spark::counters::layout::Counters;
+use proptest::prelude::*;
+
+fn record(index: usize, bytes: u64) -> Record {
+    Record {
+        index,
+        sequence: 2,
+        state: State::Carries,
+        direction: Direction::Send,
+        connection: 1,
+        bits_per_s: 100,
+        rail: format!("rail{index}"),
+        peer_rail: "there".to_owned(),
+        peer: "b".to_owned(),
+        counts: Counts { bytes, writes: bytes / 10, timed_writes: 2, timed_ns: bytes, ..Counts::default() },
+    }
+}
+
+fn look_at(at_ns: u64, records: Vec<Record>) -> Look {
+    let counters = Counters { records, ..Counters::default() };
+    let job = look::Job { pid: 7, command: "x".to_owned(), rank: None, file: FileId::default(), at_ns, counters };
+    Look { jobs: vec![job], ..Look::default() }
+}
+
+fn flow(picture: &Picture) -> &Flow {
+    &picture.jobs[0].flows[0]
+}
+
+fn bytes_gained(rates: &mut Rates, at_ns: u64, record: Record) -> Option<u64> {
+    flow(&rates.take(look_at(at_ns, vec![record]))).gained.map(|gained| gained.bytes)
+}
+
+#[test]
+fn two_looks_make_a_rate_and_one_does_not() {
+    let mut rates = Rates::default();
+    let first = rates.take(look_at(5, vec![record(0, 1000)]));
+    assert_eq!((first.jobs[0].elapsed_ns, flow(&first).gained, flow(&first).total.bytes), (None, None, 1000));
+    let second = rates.take(look_at(2_000_000_005, vec![record(0, 4000)]));
+    let gained = flow(&second).gained.unwrap();
+    assert_eq!((gained.bytes, gained.writes, flow(&second).total.bytes), (3000, 300, 4000));
+    assert_eq!(per_second(gained.bytes, second.jobs[0].elapsed_ns.unwrap()), Some(1500.0));
+    // 3,000 ns, and no more timed writes than before.
+    assert_eq!((mean_us(&gained), mean_us(&Counts { timed_writes: 2, timed_ns: 3000, ..gained })), (None, Some(1.5)));
+}
+
+#[test]
+fn no_time_and_no_bytes_make_no_figure() {
+    assert_eq!((per_second(5, 0), percent(0, 0), percent(1, 4)), (None, None, Some(25.0)));
+    let mut rates = Rates::default();
+    rates.take(look_at(9, vec![record(0, 1)]));
+    assert_eq!(rates.take(look_at(3, vec![record(0, 2)])).jobs[0].elapsed_ns, Some(0), "a clock that went back");
+}
+
+#[test]
+fn a_lane_that_is_lost_goes_on_and_another_sequence_starts_anew() {
+    let mut rates = Rates::default();
+    bytes_gained(&mut rates, 0, record(0, 1000));
+    let lost = Record { state: State::Lost, ..record(0, 1500) };
+    assert_eq!(bytes_gained(&mut rates, 1, lost), Some(500));
+    let another = Record { sequence: 4, connection: 2, ..record(0, 1800) };
+    let picture = rates.take(look_at(2, vec![another]));
+    assert_eq!((flow(&picture).gained.unwrap().bytes, flow(&picture).total.bytes), (1800, 3300));
+}
+
+#[test]
+fn counters_that_go_backwards_are_a_restart() {
+    let mut rates = Rates::default();
+    bytes_gained(&mut rates, 0, record(0, 1000));
+    assert_eq!(bytes_gained(&mut rates, 1, record(0, 400)), Some(400));
+    let longest =
+        |bytes, longest_ns| Record { counts: Counts { longest_ns, ..record(0, bytes).counts }, ..record(0, bytes) };
+    bytes_gained(&mut rates, 2, longest(500, 9));
+    assert_eq!(bytes_gained(&mut rates, 3, longest(600, 8)), Some(600));
+}
+
+#[test]
+fn what_is_new_counts_unless_it_may_have_been_there_before() {
+    let mut rates = Rates::default();
+    rates.take(look_at(0, vec![record(0, 10)]));
+    let picture = rates.take(look_at(1, vec![record(0, 10), record(1, 70)]));
+    assert_eq!(picture.jobs[0].flows[1].gained.unwrap().bytes, 70);
+    // At this look one record was being changed.
+    let mut torn = look_at(2, vec![record(0, 10)]);
+    torn.jobs[0].counters.passed_over = 1;
+    rates.take(torn);
+    let picture = rates.take(look_at(3, vec![record(0, 10), record(1, 90)]));
+    assert_eq!(picture.jobs[0].flows[1].gained.unwrap().bytes, 0);
+}
+
+#[test]
+fn lanes_of_a_rail_and_peer_are_one_flow_and_closed_ones_are_not_open() {
+    let of = |index: usize, state| Record {
+        index,
+        state,
+        connection: index as u64,
+        rail: "r".to_owned(),
+        ..record(index, 5)
+    };
+    let picture =
+        Rates::default().take(look_at(0, vec![of(0, State::Carries), of(1, State::Lost), of(2, State::Closed)]));
+    assert_eq!(picture.jobs[0].flows.len(), 1);
+    assert_eq!((flow(&picture).connections, flow(&picture).carrying, flow(&picture).total.bytes), (2, 1, 15));
+}
+
+#[test]
+fn a_process_that_was_not_there_in_between_is_new() {
+    let mut rates = Rates::default();
+    rates.take(look_at(0, vec![record(0, 10)]));
+    rates.take(Look::default());
+    assert!(rates.jobs.is_empty());
+    assert_eq!(bytes_gained(&mut rates, 2, record(0, 20)), None);
+}
+
+#[test]
+fn sums_saturate() {
+    let full = Record { counts: Counts { bytes: u64::MAX, timed_ns: u64::MAX, ..Counts::default() }, ..record(0, 0) };
+    let mut rates = Rates::default();
+    rates.take(look_at(0, vec![full.clone(), Record { index: 1, ..full.clone() }]));
+    let again = Record { connection: 2, sequence: 4, ..full };
+    assert_eq!(flow(&rates.take(look_at(1, vec![again]))).total.bytes, u64::MAX);
+}
+
+prop_compose! {
+    fn any_counts()(words in proptest::array::uniform10(prop_oneof![0..50_u64, any::<u64>()])) -> Counts {
+        let [bytes, writes, timed_writes, timed_ns, longest_ns, losses, recoveries, lost_ns, stalls, stalled_ns] = words;
+        Counts { bytes, writes, timed_writes, timed_ns, longest_ns, losses, recoveries, lost_ns, stalls, stalled_ns }
+    }
+}
+
+prop_compose! {
+    fn any_record()(
+        index in 0..6_usize, sequence in prop_oneof![2..6_u64, any::<u64>()], connection in 0..3_u64, rail in 0..3_u8,
+        (is_out, state) in (any::<bool>(), 0..3_u8), bits_per_s in any::<u64>(), counts in any_counts(),
+    ) -> Record {
+        Record {
+            index, sequence, connection, bits_per_s, counts,
+            state: [State::Carries, State::Lost, State::Closed][usize::from(state)],
+            direction: if is_out { Direction::Send } else { Direction::Receive },
+            rail: format!("r{rail}"), ..record(index, 0)
+        }
+    }
+}
+
+proptest! {
+    /// Whatever a process writes from look to look: sums never fall while a flow is there, nothing is gained twice, and no flow is made up.
+    #[test]
+    fn totals_never_fall_and_grow_by_what_is_gained(
+        looks in proptest::collection::vec((any::<u64>(), proptest::collection::vec(any_record(), 0..8), 0..2_usize), 1..8)
+    ) {
+        let mut rates = Rates::default();
+        let mut before: BTreeMap<Key, u64> = BTreeMap::new();
+        for (at_ns, mut records, passed_over) in looks {
+            records.sort_by_key(|record| record.index);
+            records.dedup_by_key(|record| record.index);
+            let (count, open) = (records.len(), records.iter().filter(|record| record.state != State::Closed).count());
+            let mut look = look_at(at_ns, records);
+            look.jobs[0].counters.passed_over = passed_over;
+            let picture = rates.take(look);
+            let flows = &picture.jobs[0].flows;
+            prop_assert!(flows.len() <= count);
+            prop_assert_eq!(flows.iter().map(|flow| flow.connections).sum::<usize>(), open);
+            let mut now = BTreeMap::new();
+            for flow in flows {
+                let key = (flow.rail.clone(), flow.peer.clone(), flow.direction);
+                let old = before.get(&key).copied().unwrap_or(0);
+                prop_assert!(flow.carrying <= flow.connections && flow.total.bytes >= old);
+                if let Some(gained) = flow.gained {
+                    prop_assert_eq!(flow.total.bytes, old.saturating_add(gained.bytes));
+                }
+                now.insert(key, flow.total.bytes);
+            }
+            before = now;
+        }
+    }
+
+    /// A lane that only counts up gives its counters' own difference, by which the parts of an interval add up to the whole.
+    #[test]
+    fn an_honest_lane_is_counted_to_the_byte(steps in proptest::collection::vec(0..1_u64 << 50, 1..20)) {
+        let mut rates = Rates::default();
+        let (mut bytes, mut seen) = (0_u64, 0_u64);
+        bytes_gained(&mut rates, 0, record(0, 0));
+        for (at, step) in steps.into_iter().enumerate() {
+            bytes += step;
+            seen += bytes_gained(&mut rates, at as u64 + 1, record(0, bytes)).unwrap();
+        }
+        prop_assert_eq!(seen, bytes);
+    }
+}

@@ -1,0 +1,91 @@
+use super::*;
+
+const SECOND: u64 = 1_000_000_000;
+
+/// A flow of one connection that has moved `bytes` in the last interval, and as much again before.
+pub fn flow(rail: &str, peer: &str, direction: Direction, bytes: u64) -> Flow {
+    let gained =
+        Counts { bytes, writes: 1, timed_writes: 4, timed_ns: 100_000, longest_ns: 50_000, ..Counts::default() };
+    Flow {
+        rail: rail.to_owned(),
+        peer: peer.to_owned(),
+        direction,
+        total: rates::sum(&gained, &gained),
+        gained: Some(gained),
+        connections: 1,
+        carrying: 1,
+        bits_per_s: 112_000_000_000,
+    }
+}
+
+/// A job of these flows, looked at after a second.
+pub fn job(pid: u32, flows: Vec<Flow>) -> Job {
+    let command = "python3".to_owned();
+    Job { pid, command, rank: None, elapsed_ns: Some(SECOND), flows, not_counted: 0, passed_over: 0 }
+}
+
+fn subjects(rows: &[Row]) -> Vec<String> {
+    let name = |row: &Row| match &row.subject {
+        Subject::Job => "job".to_owned(),
+        Subject::Peer(peer) => peer.clone(),
+        Subject::Rail(rail) => rail.clone(),
+        Subject::RailOfPeer { rail, peer } => format!("{peer}/{rail}"),
+    };
+    rows.iter().map(name).collect()
+}
+
+#[test]
+fn rails_are_summed_over_peers_unless_they_are_split() {
+    let flows = vec![
+        flow("r0", "b", Direction::Send, 300),
+        flow("r0", "c", Direction::Receive, 200),
+        flow("r1", "b", Direction::Send, 100),
+    ];
+    let job = job(1, flows);
+    let rows = of_job(&job, false);
+    assert_eq!(subjects(&rows), ["job", "r0", "r1"]);
+    assert_eq!((rows[0].sent.bytes_per_s, rows[0].received.bytes_per_s), (Some(400.0), Some(200.0)));
+    assert_eq!((rows[1].sent.share_percent, rows[1].received.share_percent), (Some(75.0), Some(100.0)));
+    assert_eq!((rows[1].share_percent.map(f64::round), rows[1].connections()), (Some(83.0), (2, 2)));
+    assert_eq!((rows[2].received.bytes_per_s, rows[2].mean_us(), rows[2].total().bytes), (Some(0.0), Some(25.0), 200));
+    let rows = of_job(&job, true);
+    assert_eq!(subjects(&rows), ["job", "b", "b/r0", "b/r1", "c", "c/r0"]);
+    assert_eq!((rows[1].sent.bytes_per_s, rows[5].received.share_percent), (Some(400.0), Some(100.0)));
+    assert_eq!(rows.iter().map(Row::has_stalls).collect::<Vec<_>>(), [true, true, false, false, true, false]);
+}
+
+#[test]
+fn the_first_look_has_no_rates() {
+    let job = Job { elapsed_ns: None, ..job(1, vec![Flow { gained: None, ..flow("r0", "b", Direction::Send, 5) }]) };
+    let row = &of_job(&job, false)[1];
+    assert_eq!((row.sent.bytes_per_s, row.share_percent, row.mean_us()), (None, None, None));
+    assert_eq!(row.total().bytes, 10);
+    assert_eq!(of_job(&Job { flows: Vec::new(), ..job }, true).len(), 1);
+}
+
+#[test]
+fn a_rail_below_half_of_the_busiest_is_slow_and_a_lost_one_is_lost() {
+    let gigabyte = 1_000_000_000;
+    let of = |rail: &str, bytes| flow(rail, "b", Direction::Send, bytes);
+    let conditions = |flows| of_job(&job(1, flows), false).iter().map(|row| row.condition).collect::<Vec<_>>();
+    use Condition::{Good, Lost, Slow};
+    assert_eq!(conditions(vec![of("r0", 10 * gigabyte), of("r1", 6 * gigabyte)]), [Good, Good, Good]);
+    assert_eq!(conditions(vec![of("r0", 10 * gigabyte), of("r1", 4 * gigabyte)]), [Good, Good, Slow]);
+    // By its own rate it carries as much.
+    let narrow = Flow { bits_per_s: 40_000_000_000, ..of("r1", 4 * gigabyte) };
+    assert_eq!(conditions(vec![of("r0", 10 * gigabyte), narrow]), [Good, Good, Good]);
+    // Small messages go by one rail: nothing is wrong.
+    assert_eq!(conditions(vec![of("r0", gigabyte), of("r1", 0)]), [Good, Good, Good]);
+    let lost = Flow { carrying: 0, ..of("r1", 0) };
+    assert_eq!(conditions(vec![of("r0", 10 * gigabyte), lost]), [Lost, Good, Lost]);
+}
+
+#[test]
+fn jobs_are_ordered_by_what_is_asked_for() {
+    let of = |pid, rank, bytes| Job { rank, ..job(pid, vec![flow("r0", "b", Direction::Send, bytes)]) };
+    let picture = Picture { jobs: vec![of(1, None, 5), of(2, Some(1), 9), of(3, Some(0), 7)], ..Picture::default() };
+    let pids = |order| of_picture(&picture, false, order).iter().map(|(job, _)| job.pid).collect::<Vec<_>>();
+    assert_eq!((pids(Order::Pid), pids(Order::Rate), pids(Order::Rank)), (vec![1, 2, 3], vec![2, 3, 1], vec![3, 2, 1]));
+    assert_eq!(Order::Pid.next().next().next(), Order::Pid);
+    assert_eq!([Order::Pid, Order::Rate, Order::Rank].map(Order::name), ["pid", "rate", "rank"]);
+}

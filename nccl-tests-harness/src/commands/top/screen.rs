@@ -1,0 +1,90 @@
+//! Top in the terminal: draws, waits for keys, and leaves the terminal as it was, however the program ends.
+
+use super::session::{SLICE, Session, after};
+use super::view::{Asked, View};
+use crate::interrupt;
+use anyhow::{Context, Result};
+use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use std::time::Instant;
+
+/// Restores the terminal when it goes. A panic does so before its message is printed: `ratatui::try_init` sees to that.
+struct Restore;
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        // A terminal that is gone needs nothing.
+        let _ = ratatui::try_restore();
+    }
+}
+
+/// Shows looks until a key or a signal ends it, or as many as were asked for.
+///
+/// # Errors
+/// When the terminal cannot be used, or a look fails.
+pub fn run(session: &mut Session, mut view: View) -> Result<()> {
+    let _restore = Restore;
+    let mut terminal = ratatui::try_init().context("prepare the terminal")?;
+    view.show(session.look()?);
+    let mut next = Instant::now() + session.interval;
+    while interrupt::status().is_none() {
+        terminal.draw(|frame| view.draw(frame.area(), frame.buffer_mut())).context("draw")?;
+        let left = next.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            view.show(session.look()?);
+            if !session.goes_on() {
+                break;
+            }
+            next = after(next, session.interval);
+        } else if event::poll(left.min(SLICE)).context("wait for a key")? {
+            // A resize is an event too: what follows it is drawn in the new size.
+            if let Event::Key(key) = event::read().context("read a key")?
+                && key.kind != KeyEventKind::Release
+                && view.press(key, terminal.size().context("ask for the terminal's size")?.height) == Asked::ToEnd
+            {
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::pty::{Winsize, openpty};
+    use nix::sys::termios::tcgetattr;
+    use std::fs::File;
+    use std::io::Read;
+    use std::process::{Command, Stdio};
+
+    /// Run by the test below, in a process of its own and on a terminal.
+    #[test]
+    #[ignore = "panics"]
+    fn panics_in_the_terminal() {
+        let _restore = Restore;
+        let _terminal = ratatui::try_init().unwrap();
+        panic!("planted");
+    }
+
+    #[test]
+    fn a_panic_leaves_the_terminal_as_it_was_and_its_message_readable() {
+        let size = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
+        let pty = openpty(&size, None).unwrap();
+        let before = tcgetattr(&pty.slave).unwrap();
+        let copy = || Stdio::from(pty.slave.try_clone().unwrap());
+        let mut child = Command::new("/proc/self/exe");
+        child.args(["--ignored", "--exact", "--nocapture", "commands::top::screen::tests::panics_in_the_terminal"]);
+        let status = child.stdin(copy()).stdout(copy()).stderr(copy()).status().unwrap();
+        drop(child);
+        assert!(!status.success());
+        let after = tcgetattr(&pty.slave).unwrap();
+        assert_eq!((before.local_flags, before.input_flags), (after.local_flags, after.input_flags));
+        drop(pty.slave);
+        let mut text = Vec::new();
+        // Ends with EIO once nobody has the other side.
+        let _ = File::from(pty.master).read_to_end(&mut text);
+        let text = String::from_utf8_lossy(&text).into_owned();
+        let (enter, leave, message) = (text.find("\x1b[?1049h"), text.find("\x1b[?1049l"), text.find("planted"));
+        assert!(enter.is_some() && enter < leave && leave < message, "{text:?}");
+    }
+}

@@ -1,0 +1,237 @@
+//! What top shows in a terminal, and what keys do to it. Pure: the cells depend on the state and the size alone.
+
+use super::columns::{self, Column, mark};
+use super::lines;
+use super::rates::{Job, Picture};
+use super::rows::{self, Condition, Order, Row, Subject};
+use crate::output::numbers::count;
+use ratatui::buffer::Buffer;
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use ratatui::layout::Rect;
+use ratatui::style::{Color, Modifier, Style};
+use std::time::Duration;
+
+/// Room for a name, with its mark, before any figure is shown.
+const LEAST_NAME: usize = 11;
+/// More than this a name does not get.
+const MOST_NAME: usize = 44;
+const HELP: [&str; 14] = [
+    "q, Esc, Ctrl-C  end",
+    "p               pause, go on",
+    "s               order by pid, rate, rank",
+    "d               split rails by peer",
+    "arrows, PgUp, PgDn, Home, End  scroll",
+    "?               this help",
+    "",
+    "!  lost: a connection goes without the rail",
+    "~  slow: below half of the busiest rail",
+    "out, in  payload of this interval",
+    "carry    connections that the rail carries",
+    "mean     post to confirmation, this interval",
+    "losses, returns, stalls  since the start",
+    "docs/guide/monitoring.md says more",
+];
+
+/// What a key asks for beyond what the view itself does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asked {
+    /// Nothing.
+    Nothing,
+    /// To end the program.
+    ToEnd,
+}
+
+/// All that decides what is shown.
+#[derive(Debug)]
+pub struct View {
+    picture: Option<Picture>,
+    by_peer: bool,
+    order: Order,
+    is_paused: bool,
+    is_help: bool,
+    scroll: usize,
+    interval: Duration,
+    has_colours: bool,
+}
+
+/// A line of the table.
+struct Line {
+    name: String,
+    row: Row,
+}
+
+impl View {
+    /// Before the first look.
+    pub fn new(by_peer: bool, interval: Duration, has_colours: bool) -> Self {
+        let (order, scroll) = (Order::default(), 0);
+        Self { picture: None, by_peer, order, is_paused: false, is_help: false, scroll, interval, has_colours }
+    }
+
+    /// Takes in a look, unless it is paused.
+    pub fn show(&mut self, picture: Picture) {
+        if !self.is_paused || self.picture.is_none() {
+            self.picture = Some(picture);
+        }
+    }
+
+    /// Does what a key says in a terminal of this height.
+    pub fn press(&mut self, key: KeyEvent, height: u16) -> Asked {
+        let page = Places::of(height).body.max(1);
+        let last = self.lines().len().saturating_sub(page);
+        let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
+        match key.code {
+            KeyCode::Char('c') if is_control => return Asked::ToEnd,
+            _ if is_control => {}
+            KeyCode::Esc if self.is_help => self.is_help = false,
+            KeyCode::Char('q') | KeyCode::Esc => return Asked::ToEnd,
+            KeyCode::Char('?' | 'h') => self.is_help = !self.is_help,
+            KeyCode::Char('p') => self.is_paused = !self.is_paused,
+            KeyCode::Char('s') => self.order = self.order.next(),
+            KeyCode::Char('d') => (self.by_peer, self.scroll) = (!self.by_peer, 0),
+            KeyCode::Up => self.scroll = self.scroll.min(last).saturating_sub(1),
+            KeyCode::Down => self.scroll = (self.scroll + 1).min(last),
+            KeyCode::PageUp => self.scroll = self.scroll.min(last).saturating_sub(page),
+            KeyCode::PageDown => self.scroll = self.scroll.saturating_add(page).min(last),
+            KeyCode::Home => self.scroll = 0,
+            KeyCode::End => self.scroll = last,
+            _ => {}
+        }
+        Asked::Nothing
+    }
+
+    /// Draws it into all of `area`.
+    pub fn draw(&self, area: Rect, buffer: &mut Buffer) {
+        let (width, places) = (usize::from(area.width), Places::of(area.height));
+        let mut put = |line: usize, text: &str, style: Style| {
+            if let Some(line) = u16::try_from(line).ok().filter(|line| *line < area.height) {
+                buffer.set_stringn(area.x, area.y + line, text, width, style);
+            }
+        };
+        let bold = Style::new().add_modifier(Modifier::BOLD);
+        if places.has_title {
+            put(0, &self.title(), bold);
+        }
+        if let Some(line) = places.footer {
+            put(line, &self.footer(), Style::new());
+        }
+        if self.is_help {
+            for (at, text) in HELP.iter().take(places.body).enumerate() {
+                put(places.first + at, text, Style::new());
+            }
+            return;
+        }
+        let lines = self.lines();
+        if lines.is_empty() {
+            let text = if self.picture.is_some() { "no job here uses NCCL over this plugin" } else { "looking" };
+            put(places.first, text, Style::new());
+            return;
+        }
+        let (name_width, columns) = columns_for(width);
+        if let Some(line) = places.head {
+            let names = columns.iter().map(|column| format!(" {:>1$}", column.name, column.width));
+            let text = format!("{:name_width$}{}", " job, rail", names.collect::<String>());
+            put(line, &format!("{text:width$}"), Style::new().add_modifier(Modifier::REVERSED));
+        }
+        let from = self.scroll.min(lines.len().saturating_sub(places.body));
+        for (at, Line { name, row }) in lines.iter().skip(from).take(places.body).enumerate() {
+            let figures = columns.iter().map(|column| format!(" {:>1$}", column.text(row), column.width));
+            let name = format!("{}{name}", mark(row.condition).0);
+            let text = format!("{name:name_width$.name_width$}{}", figures.collect::<String>());
+            put(places.first + at, &text, self.style(row));
+        }
+    }
+
+    fn style(&self, row: &Row) -> Style {
+        let style = match row.subject {
+            Subject::Job => Style::new().add_modifier(Modifier::BOLD),
+            _ => Style::new(),
+        };
+        match row.condition {
+            Condition::Lost if self.has_colours => style.fg(Color::Red),
+            Condition::Slow if self.has_colours => style.fg(Color::Yellow),
+            _ => style,
+        }
+    }
+
+    fn title(&self) -> String {
+        let jobs = self.picture.as_ref().map_or(0, |picture| picture.jobs.len());
+        let paused = if self.is_paused { ", PAUSED" } else { "" };
+        format!(
+            "nccl-spark top: {}, every {} s, by {}{paused}",
+            count(jobs, "job"),
+            self.interval.as_secs_f64(),
+            self.order.name()
+        )
+    }
+
+    /// What is not shown comes before the keys.
+    fn footer(&self) -> String {
+        let remarks = self.picture.as_ref().map(lines::remarks).unwrap_or_default();
+        match remarks.as_slice() {
+            [] => "q end  p pause  s order  d peers  ? help".to_owned(),
+            [only] => only.clone(),
+            [first, more @ ..] => format!("{first} (and {})", count(more.len(), "remark")),
+        }
+    }
+
+    fn lines(&self) -> Vec<Line> {
+        let Some(picture) = &self.picture else { return Vec::new() };
+        let jobs = rows::of_picture(picture, self.by_peer, self.order);
+        let lines =
+            jobs.into_iter().flat_map(|(job, rows)| rows.into_iter().map(|row| Line { name: name(job, &row), row }));
+        lines.collect()
+    }
+}
+
+fn name(job: &Job, row: &Row) -> String {
+    match &row.subject {
+        Subject::Job => {
+            let rank = job.rank.map(|rank| format!(" rank {rank}")).unwrap_or_default();
+            format!("{} {}{rank}", job.pid, job.command)
+        }
+        Subject::Peer(peer) => format!(" {peer}"),
+        Subject::Rail(rail) => format!(" {rail}"),
+        Subject::RailOfPeer { rail, .. } => format!("  {rail}"),
+    }
+}
+
+/// The width of the names, and the figures that there is room for beside them.
+fn columns_for(width: usize) -> (usize, Vec<Column>) {
+    let mut by_place: Vec<Column> = columns::ALL.to_vec();
+    by_place.sort_by_key(|column| column.place);
+    let ends = by_place.iter().scan(LEAST_NAME, |end, column| {
+        *end += column.width + 1;
+        Some(*end)
+    });
+    let most = ends.take_while(|end| *end <= width).count();
+    let figures: Vec<Column> = columns::ALL.into_iter().filter(|column| column.place < most).collect();
+    let taken: usize = figures.iter().map(|column| column.width + 1).sum();
+    (width.saturating_sub(taken).min(MOST_NAME), figures)
+}
+
+/// Which line of the screen is what: the lower the terminal, the less is around the table.
+struct Places {
+    has_title: bool,
+    head: Option<usize>,
+    footer: Option<usize>,
+    first: usize,
+    body: usize,
+}
+
+impl Places {
+    fn of(height: u16) -> Self {
+        let height = usize::from(height);
+        let (has_title, has_head, has_footer) = (height >= 4, height >= 2, height >= 5);
+        let first = usize::from(has_title) + usize::from(has_head);
+        Self {
+            has_title,
+            head: has_head.then_some(usize::from(has_title)),
+            footer: has_footer.then(|| height - 1),
+            first,
+            body: height.saturating_sub(first + usize::from(has_footer)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

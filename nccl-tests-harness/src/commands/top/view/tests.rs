@@ -1,0 +1,155 @@
+use super::*;
+use crate::commands::top::look::PassedOver;
+use crate::commands::top::rates::Flow;
+use crate::commands::top::rows::tests::{flow, job};
+use nccl_net_spark::counters::layout::Direction;
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+
+/// Two jobs; the second rail of the first is lost, the second rail of the second is slow.
+fn picture() -> Picture {
+    let gigabyte = 1_000_000_000;
+    let of = |rail: &str, bytes| flow(rail, "spark-b", Direction::Send, bytes);
+    let lost = Flow { carrying: 0, ..of("rocep1s0f1:1", 0) };
+    let mut first = job(4711, vec![of("rocep1s0f0:1", 5 * gigabyte), lost]);
+    first.rank = Some(1);
+    let second = job(4712, vec![of("rocep1s0f0:1", 10 * gigabyte), of("rocep1s0f1:1", gigabyte)]);
+    Picture { jobs: vec![first, second], ..Picture::default() }
+}
+
+fn view(picture: Picture) -> View {
+    let mut view = View::new(false, Duration::from_secs(2), true);
+    view.show(picture);
+    view
+}
+
+fn screen(view: &View, width: u16, height: u16) -> Buffer {
+    let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+    terminal.draw(|frame| view.draw(frame.area(), frame.buffer_mut())).unwrap();
+    terminal.backend().buffer().clone()
+}
+
+fn text(view: &View, width: u16, height: u16) -> Vec<String> {
+    let buffer = screen(view, width, height);
+    let line = |y| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>().trim_end().to_owned();
+    (0..height).map(line).collect()
+}
+
+fn press(view: &mut View, code: KeyCode) -> Asked {
+    view.press(KeyEvent::new(code, KeyModifiers::NONE), 8)
+}
+
+#[test]
+fn a_wide_terminal_has_all_figures() {
+    let lines = text(&view(picture()), 160, 9);
+    assert_eq!(lines[0], "nccl-spark top: 2 jobs, every 2 s, by pid");
+    assert!(columns::ALL.iter().all(|column| lines[1].contains(column.name)), "{lines:#?}");
+    let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    assert_eq!(words(&lines[2])[..5], ["!4711", "python3", "rank", "1", "40.0"]);
+    assert_eq!(words(&lines[3])[..5], ["rocep1s0f0:1", "40.0", "0", "100.0", "1/1"]);
+    assert_eq!(words(&lines[4])[..6], ["!", "rocep1s0f1:1", "0", "0", "0.0", "0/1"]);
+    assert_eq!(words(&lines[7])[..3], ["~", "rocep1s0f1:1", "8.00"]);
+    assert_eq!(lines[8], "q end  p pause  s order  d peers  ? help");
+}
+
+#[test]
+fn a_narrow_terminal_keeps_what_counts_most() {
+    let lines = text(&view(picture()), 80, 24);
+    assert!(
+        lines[1].contains("out Gb/s") && lines[1].contains("carry") && !lines[1].contains("stalled s"),
+        "{lines:#?}"
+    );
+    assert_eq!(
+        text(&view(picture()), 20, 5),
+        [
+            "nccl-spark top: 2 jo",
+            " job, rail  out Gb/s",
+            "!4711 pytho     40.0",
+            "  rocep1s0f     40.0",
+            "q end  p pause  s or"
+        ]
+    );
+    assert_eq!(text(&view(picture()), 20, 1), ["!4711 pytho     40.0"]);
+    assert_eq!(text(&view(picture()), 5, 2), [" job,", "!4711"]);
+}
+
+/// Every size, with every state: nothing panics, and nothing is drawn outside.
+#[test]
+fn any_size_is_drawn() {
+    let mut views = vec![View::new(true, Duration::from_millis(100), false), view(picture()), view(Picture::default())];
+    views[1].scroll = usize::MAX;
+    views[2].is_help = true;
+    for view in &views {
+        for (width, height) in (0..24).flat_map(|width| (0..8).map(move |height| (width * 7, height))) {
+            let mut buffer = Buffer::empty(Rect::new(0, 0, width, height));
+            view.draw(buffer.area, &mut buffer);
+        }
+    }
+}
+
+#[test]
+fn lost_is_red_and_slow_is_yellow_unless_there_are_no_colours() {
+    let mut view = view(picture());
+    let buffer = screen(&view, 100, 9);
+    let colours: Vec<Color> = (2..8).map(|y| buffer[(2, y)].fg).collect();
+    assert_eq!(colours, [Color::Red, Color::Reset, Color::Red, Color::Reset, Color::Reset, Color::Yellow]);
+    view.has_colours = false;
+    let buffer = screen(&view, 100, 9);
+    let plain = |cell: &ratatui::buffer::Cell| cell.fg == Color::Reset && cell.bg == Color::Reset;
+    assert!(buffer.content().iter().all(plain));
+    let marks: String = (2..8).map(|y| buffer[(0, y)].symbol()).collect();
+    assert_eq!(marks, "! !  ~", "what is wrong is seen without colours too");
+}
+
+#[test]
+fn keys_do_what_the_help_says() {
+    let mut view = view(picture());
+    for code in [KeyCode::Char('q'), KeyCode::Esc] {
+        assert_eq!(press(&mut view, code), Asked::ToEnd);
+    }
+    let control = |letter| KeyEvent::new(KeyCode::Char(letter), KeyModifiers::CONTROL);
+    assert_eq!((view.press(control('c'), 8), view.press(control('q'), 8)), (Asked::ToEnd, Asked::Nothing));
+    assert_eq!(press(&mut view, KeyCode::Char('?')), Asked::Nothing);
+    assert!(text(&view, 80, 20).iter().any(|line| line.starts_with("q, Esc, Ctrl-C")));
+    assert_eq!((press(&mut view, KeyCode::Esc), view.is_help), (Asked::Nothing, false));
+    press(&mut view, KeyCode::Char('s'));
+    assert!(text(&view, 80, 9)[0].ends_with("by rate") && text(&view, 80, 9)[2].contains("4712"));
+    press(&mut view, KeyCode::Char('d'));
+    assert!(text(&view, 80, 12)[3].starts_with("  spark-b"));
+    press(&mut view, KeyCode::Char('p'));
+    view.show(Picture::default());
+    assert!(text(&view, 80, 9)[0].ends_with("PAUSED") && text(&view, 80, 9)[2].contains("4712"));
+    press(&mut view, KeyCode::Char('p'));
+    view.show(Picture::default());
+    assert_eq!(text(&view, 80, 9)[2], "no job here uses NCCL over this plugin");
+}
+
+#[test]
+fn scrolling_stays_within_the_table() {
+    let mut view = view(picture());
+    let top = |view: &View| text(view, 60, 8)[2].clone();
+    // Six lines, five of which fit.
+    for (code, pid) in [(KeyCode::Up, true), (KeyCode::Down, false), (KeyCode::Down, false), (KeyCode::Up, true)] {
+        press(&mut view, code);
+        assert_eq!(top(&view).contains("4711"), pid, "{code:?}");
+    }
+    press(&mut view, KeyCode::End);
+    assert_eq!((view.scroll, top(&view).contains("4711")), (1, false));
+    press(&mut view, KeyCode::Down);
+    assert_eq!(view.scroll, 1, "the end is the end");
+    press(&mut view, KeyCode::PageUp);
+    press(&mut view, KeyCode::PageDown);
+    assert_eq!(view.scroll, 1);
+    press(&mut view, KeyCode::Home);
+    assert_eq!(view.scroll, 0);
+}
+
+#[test]
+fn what_is_not_shown_is_said_in_the_last_line() {
+    let passed_over = vec![PassedOver { pid: 3, reason: "layout 9".to_owned() }];
+    let mut shown = view(Picture { hidden: 5, passed_over: passed_over.clone(), ..Picture::default() });
+    assert!(text(&shown, 100, 6)[5].starts_with("5 processes of other users cannot be looked into: "));
+    assert!(text(&shown, 100, 6)[5].ends_with(" (and 1 remark)"));
+    shown.show(Picture { passed_over, ..Picture::default() });
+    assert_eq!(text(&shown, 100, 6)[5], "process 3: layout 9");
+}

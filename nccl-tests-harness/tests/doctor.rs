@@ -1,0 +1,79 @@
+//! `nccl-spark doctor` as a program: exit status, JSON, another process.
+
+mod common;
+
+use common::{Said, nccl_spark};
+use serde_json::Value;
+use std::process::Command;
+
+/// Runs the doctor with these variables and none that the tests were started with.
+fn doctor(arguments: &str, variables: &str) -> Said {
+    let mut command = Command::new(nccl_spark().get_program());
+    command.env_clear().arg("doctor").args(arguments.split_whitespace());
+    command.envs(variables.split_whitespace().filter_map(|pair| pair.split_once('=')));
+    command.output().unwrap().into()
+}
+
+#[test]
+fn the_exit_status_tells_scripts() {
+    for (arguments, variables, status) in [
+        ("--env", "", 0),
+        ("--env", "NCCL_NET=Spark NCCL_NET_PLUGIN=spark NCCL_IB_TIMEOUT=14", 0),
+        ("--env", "NCCL_IB_TIMEOUT=22", 1),
+        ("--env", "NCCL_IB_DISABLE=1", 1),
+        ("--env", "NCCL_NET=IB", 3),
+        ("--env", "NCCL_NET_PLUGIN=none NCCL_IB_TIMEOUT=22", 3),
+        ("--no-such-option", "", 2),
+        ("--pid 4194304000", "", 2),
+        ("--pid 4194303", "", 2),
+        ("--json /no/such/folder/x.json --env", "", 2),
+    ] {
+        let said = doctor(arguments, variables);
+        assert_eq!(said.status, Some(status), "{arguments} {variables}: {said:?}");
+    }
+}
+
+#[test]
+fn a_machine_without_anything_does_not_work_and_says_what_was_not_seen() {
+    let root = tempfile::tempdir().unwrap();
+    let said = doctor(&format!("--root {} --json -", root.path().display()), "NCCL_NET=Spark");
+    assert_eq!(said.status, Some(3), "{said:?}");
+    let told: Value = serde_json::from_str(&said.out).unwrap();
+    assert_eq!((&told["schema"], &told["verdict"]), (&1.into(), &"broken".into()));
+    let ids: Vec<_> =
+        told["findings"].as_array().unwrap().iter().map(|finding| finding["id"].as_str().unwrap()).collect();
+    assert_eq!(ids[..2], ["no-rdma-device", "libibverbs"], "{ids:?}");
+    assert!(told["findings"][0]["cure"].as_str().unwrap().contains("modprobe"), "{told}");
+    let variable = &told["variables"][0];
+    assert_eq!(
+        (&variable["name"], &variable["effect"], &variable["source"]),
+        (&"NCCL_NET".into(), &"nccl".into(), &"environment".into())
+    );
+    let not_seen: Vec<_> =
+        told["not_seen"].as_array().unwrap().iter().map(|one| one["what"].as_str().unwrap()).collect();
+    assert!(not_seen.contains(&"the limit of locked memory"), "{not_seen:?}");
+    // The text goes to standard error then, the verdict first.
+    assert!(said.err.starts_with("The plugin does not work: "), "{said:?}");
+}
+
+#[test]
+fn a_running_process_is_judged_by_what_it_was_started_with() {
+    let mut process = Command::new("sleep");
+    process.arg("60").env_clear().env("NCCL_NET", "IB").env("HF_TOKEN", "secret");
+    let mut process = process.spawn().unwrap();
+    let said = doctor(&format!("--env --pid {}", process.id()), "NCCL_NET=Spark");
+    process.kill().unwrap();
+    process.wait().unwrap();
+    assert_eq!(said.status, Some(3), "{said:?}");
+    assert!(said.out.contains("NCCL_NET=IB") && said.out.contains("[network-not-spark]"), "{said:?}");
+    assert!(!said.out.contains("secret") && !said.out.contains("HF_TOKEN"), "{said:?}");
+}
+
+#[test]
+fn this_machine_is_examined_without_root_and_without_a_word_of_other_variables() {
+    let said = doctor("", "HF_TOKEN=secret");
+    assert!(matches!(said.status, Some(0 | 1 | 3)), "{said:?}");
+    assert_eq!(said.err, "", "{said:?}");
+    assert!(said.out.starts_with("The plugin ") && said.out.contains("\nRead:\n"), "{said:?}");
+    assert!(!said.out.contains("secret"), "{said:?}");
+}

@@ -1,0 +1,408 @@
+//! `nccl-spark doctor` with another host: two processes on two nodes of a software fabric, whose rates are so low that any machine keeps
+//! them. ssh is a script that starts the program on another node.
+
+mod common;
+
+use common::{Said, is_built, nccl_spark, plugin};
+use serde_json::Value;
+use softverbs::control::{self, Action, Prepared};
+use softverbs::profile::Profile;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A link carries 22.4 Mb/s then.
+const SCALE: f64 = 0.0002;
+const FABRIC: &str = "bed";
+/// Enough for a hung test to be the program's fault and not the machine's.
+const PATIENCE: Duration = Duration::from_secs(240);
+
+/// A software fabric in a folder of its own.
+struct Bed {
+    dir: tempfile::TempDir,
+    prepared: Prepared,
+}
+
+/// A partner that was started by hand.
+struct Partner {
+    process: Child,
+    address: String,
+    token: String,
+    _out: BufReader<ChildStdout>,
+}
+
+impl Bed {
+    fn new(profile: &str, nodes: usize) -> Self {
+        let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        let profile = Profile::load(profile, SCALE).unwrap();
+        let prepared = control::prepare(dir.path(), FABRIC, &profile, nodes).unwrap();
+        Self { dir, prepared }
+    }
+
+    /// The program on a node, with none of the variables that the tests were started with.
+    fn program(&self, node: usize, arguments: &[&str]) -> Command {
+        let mut command = Command::new(nccl_spark().get_program());
+        command.env_clear().env("PATH", std::env::var_os("PATH").unwrap()).args(arguments);
+        command.envs(self.prepared.environment.iter().map(|(name, value)| (name, value)));
+        let shared = self.prepared.folder().join("sys").display().to_string();
+        command.env("NCCL_SPARK_SYSFS", control::sysfs_of_node(&shared, node)).env("SOFTVERBS_NODE", node.to_string());
+        let plugin = plugin().expect("looked for before");
+        command.env("NCCL_IBVERBS_LIB", plugin.with_file_name("softverbs-ibverbs")).env("NCCL_NET_PLUGIN", &plugin);
+        if let Some(library) = softverbs_library(&plugin) {
+            command.env("NCCL_IBVERBS_LIB", library);
+        }
+        command.env("NCCL_NET", "Spark").env("NCCL_SOCKET_IFNAME", "lo").env("NCCL_SPARK_SETTINGS_FILE", "/dev/null");
+        command.env("NCCL_SPARK_PROBE_TIMEOUT_MS", "1000").env("NCCL_SPARK_CONNECT_TIMEOUT_S", "20");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    fn partner(&self) -> Partner {
+        let mut process = self.program(1, &["doctor", "--partner", "--interface", "lo"]).spawn().unwrap();
+        let mut out = BufReader::new(process.stdout.take().unwrap());
+        let mut line = String::new();
+        out.read_line(&mut line).unwrap();
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let ["nccl-spark-partner", "1", address, token] = words[..] else { panic!("{line:?}") };
+        Partner { process, address: address.to_owned(), token: token.to_owned(), _out: out }
+    }
+
+    /// A doctor on node 0 with that partner.
+    fn examine(&self, partner: &Partner) -> Said {
+        let mut command = self.program(0, &["doctor", "--json", "-", "--peer", &partner.address]);
+        command.env("SPARK_DOCTOR_TOKEN", &partner.token).output().unwrap().into()
+    }
+
+    /// The name of a rail.
+    fn rail(&self, at: usize) -> String {
+        control::profile(self.dir.path(), FABRIC).unwrap().rails[at].name.clone()
+    }
+
+    fn plant(&self, node: usize, rail: &str, action: Action) {
+        control::control(self.dir.path(), FABRIC, Some(node), rail, action).unwrap();
+    }
+
+    /// A script that does what ssh does, with the node's number as the host's name. `before` is run on the host first.
+    fn ssh(&self, before: &str) -> String {
+        let script = self.dir.path().join("ssh");
+        let root = self.prepared.folder().join("sys/nodes");
+        let text = format!(
+            "#!/bin/sh\nshift 4\nhost=$1\nshift\n{before}\nexport SOFTVERBS_NODE=${{host#node}} NCCL_SPARK_SYSFS={}/${{host#node}}\nexec \"$@\"\n",
+            root.display()
+        );
+        std::fs::write(&script, text).unwrap();
+        format!("sh {}", script.display())
+    }
+}
+
+/// Beside the program after `cargo build`.
+fn softverbs_library(plugin: &Path) -> Option<std::path::PathBuf> {
+    let folder = plugin.parent()?;
+    [folder, folder.parent()?].into_iter().map(|folder| folder.join("softverbs-ibverbs")).find(|path| path.is_file())
+}
+
+impl Drop for Partner {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl Partner {
+    /// How it ends, within the time that a partner has.
+    fn status(&mut self) -> Option<i32> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.process.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(Instant::now() < until, "the partner does not end");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+fn told(said: &Said) -> Value {
+    serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{error}: {said:?}"))
+}
+
+/// The ids of the findings that the two hosts have together.
+fn ids(told: &Value) -> Vec<&str> {
+    let known = [
+        "peer-",
+        "slow-rail",
+        "slow-path",
+        "slow-merged",
+        "fair-rail",
+        "pair-unreachable",
+        "wrong-bytes",
+        "no-common-subnet",
+        "asymmetric",
+        "arp-",
+    ];
+    let all = told["findings"].as_array().unwrap().iter().map(|finding| finding["id"].as_str().unwrap());
+    all.filter(|id| known.iter().any(|known| id.starts_with(known))).collect()
+}
+
+fn text_of<'a>(told: &'a Value, id: &str) -> &'a str {
+    let finding = told["findings"].as_array().unwrap().iter().find(|finding| finding["id"] == id);
+    finding.unwrap_or_else(|| panic!("no {id}: {told}"))["text"].as_str().unwrap()
+}
+
+fn paths(told: &Value) -> &Vec<Value> {
+    told["peer"]["paths"].as_array().unwrap_or_else(|| panic!("{told}"))
+}
+
+/// Without rates nothing is expected, so that a busy machine is no slow rail.
+#[test]
+fn two_healthy_hosts_are_measured_rail_by_rail_and_nothing_is_found() {
+    if !is_built() {
+        return;
+    }
+    let bed = Bed::new("unpaced", 2);
+    let mut partner = bed.partner();
+    let said = bed.examine(&partner);
+    let told = told(&said);
+    assert_eq!(ids(&told), Vec::<&str>::new(), "{said:?}");
+    assert!(paths(&told).len() == 3 && paths(&told).iter().all(|path| path["expected_mbps"].is_null()), "{told}");
+    assert_eq!(partner.status(), Some(0));
+}
+
+#[test]
+fn each_rail_and_all_together_are_held_against_what_links_and_cables_carry() {
+    if !is_built() {
+        return;
+    }
+    let bed = Bed::new("spark-2cable", 2);
+    let said = bed.examine(&bed.partner());
+    let told = told(&said);
+    let paths = paths(&told);
+    assert_eq!((paths.len(), paths[4]["here"].as_array().unwrap().len()), (5, 4), "{told}");
+    assert!(paths[..4].iter().all(|path| path["here"] == path["there"]), "{told}");
+    // By hand: a link of 112 Gb/s, and for all rails two of them, at a five thousandth.
+    let expected: Vec<f64> = paths.iter().map(|path| path["expected_mbps"].as_f64().unwrap()).collect();
+    assert_eq!(
+        expected.iter().map(|mbps| (mbps * 10.0).round() / 10.0).collect::<Vec<_>>(),
+        [22.4, 22.4, 22.4, 22.4, 44.8],
+        "{told}"
+    );
+    let mut grades = Vec::new();
+    for path in paths {
+        let figures = &path["measured"];
+        assert!(figures["wrong_bytes"] == 0 && figures["latency_us"].as_f64().unwrap() > 0.0, "{told}");
+        for way in ["to_peer", "from_peer"] {
+            let (mbps, expected) = (figures[way]["mbps"].as_f64().unwrap(), path["expected_mbps"].as_f64().unwrap());
+            // What waits in a queue when a run begins is a small part of it.
+            assert!(mbps > 0.0 && mbps < expected * 1.2, "{told}");
+            grades.push(figures[way]["grade"].as_str().unwrap());
+        }
+    }
+    // A machine that is too busy for these rates has slow rails, and says so.
+    assert!(ids(&told).is_empty() || grades.iter().any(|grade| *grade != "good"), "{said:?}");
+    // Progress, a line each.
+    assert!(said.err.contains("# 1/5 ") && said.err.contains("# 5/5 all rails together: "), "{said:?}");
+}
+
+#[test]
+fn a_rail_that_is_slow_though_its_attributes_are_right_is_found_over_ssh() {
+    if !is_built() {
+        return;
+    }
+    let bed = Bed::new("spark-1cable", 2);
+    bed.plant(1, "roceP2p1s0f0", Action::Slow(0.1));
+    let ssh = bed.ssh("echo Welcome to DGX OS; echo '# a remark' >&2");
+    let program = nccl_spark().get_program().to_owned();
+    let arguments =
+        ["doctor", "--json", "-", "--peer", "node1", "--interface", "lo", "--ssh", &ssh, "--partner-program"];
+    let said: Said = bed.program(0, &arguments).arg(program).output().unwrap().into();
+    let told = told(&said);
+    let grade = |at: usize, way: &str| paths(&told)[at]["measured"][way]["grade"].as_str().unwrap();
+    assert_eq!((grade(1, "to_peer"), grade(1, "from_peer")), ("bad", "bad"), "{told}");
+    // On a machine that is too busy for the other rail as well, none stands out.
+    let id = if [grade(0, "to_peer"), grade(0, "from_peer")].contains(&"bad") { "slow-path" } else { "slow-rail" };
+    let finding = told["findings"].as_array().unwrap().iter().find(|finding| {
+        finding["id"] == id && finding["text"].as_str().unwrap().starts_with("roceP2p1s0f0:1 to roceP2p1s0f0:1 of ")
+    });
+    let text = finding.unwrap_or_else(|| panic!("{told}"))["text"].as_str().unwrap();
+    assert!(text.contains(" back of 0.0224 Gb/s"), "{text}");
+    assert!(matches!(said.status, Some(1 | 3)), "{said:?}");
+    assert!(said.err.contains("\nBetween here and ") && said.err.contains("BAD"), "{said:?}");
+}
+
+#[test]
+fn a_rail_that_does_not_carry_is_named_and_the_others_are_measured() {
+    if !is_built() {
+        return;
+    }
+    let bed = Bed::new("unpaced", 2);
+    let silent = bed.rail(0);
+    bed.plant(0, &silent, Action::Silent(true));
+    let said = bed.examine(&bed.partner());
+    let told = told(&said);
+    let text = text_of(&told, "pair-unreachable");
+    assert_eq!(ids(&told), ["pair-unreachable"], "{said:?}");
+    assert!(text.contains(&format!("{silent}:1 to {silent}:1 (it does by other rails)")), "{text}");
+    let [silent, good, merged] = &paths(&told)[..] else { panic!("{told}") };
+    assert!(silent["failed"].is_string() && good["measured"].is_object() && merged["measured"].is_object(), "{told}");
+}
+
+#[test]
+fn who_has_a_wrong_token_learns_nothing_and_the_partner_waits_on() {
+    if !is_built() {
+        return;
+    }
+    let bed = Bed::new("spark-1cable", 2);
+    let mut partner = bed.partner();
+    let wrong = bed.dir.path().join("token");
+    std::fs::write(&wrong, "0123456789abcdef0123456789abcdef\n").unwrap();
+    let arguments = ["doctor", "--peer", &partner.address, "--token-file", wrong.to_str().unwrap()];
+    let said: Said = bed.program(0, &arguments).output().unwrap().into();
+    assert_eq!((said.status, said.out.as_str()), (Some(1), ""), "{said:?}");
+    let error = "refused this doctor: the token is wrong, or was used before: each start of a partner has a new one\n";
+    assert!(said.err.starts_with("nccl-spark: ") && said.err.ends_with(error), "{said:?}");
+    assert_eq!(said.err.lines().count(), 1, "{said:?}");
+    assert!(paths(&told(&bed.examine(&partner))).len() == 3);
+    assert_eq!(partner.status(), Some(0));
+}
+
+#[test]
+fn a_partner_that_says_nothing_or_nonsense_is_given_up_with_one_error() {
+    if !is_built() {
+        return;
+    }
+    let bed = Bed::new("spark-1cable", 2);
+    let welcome = "\"Welcome\"\n";
+    let long = format!("{welcome}{}", "x".repeat(1 << 20));
+    let failed = format!("{welcome}{{\"Failed\":{{\"why\":\"no\"}}}}\n");
+    for (speech, error) in [
+        ("", "said nothing more for "),
+        ("HTTP/1.1 400 Bad Request\n", "sent no message of the doctor: \"HTTP/1.1 400 Bad Request\""),
+        ("{\"Refused\":{\"why\":\"go\\u001b[2J\"}}\n", "refused this doctor: go?[2J"),
+        (&long, "sent a line of more than 262144 bytes"),
+        (&failed, "answered something else than it was asked"),
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let speech = speech.to_owned();
+        let talking = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            // The other end may give up first; it ends then, and so does this.
+            let _ = stream.write_all(speech.as_bytes());
+            let _ = stream.read_to_end(&mut Vec::new());
+        });
+        let mut command = bed.program(0, &["doctor", "--peer", &address, "--limit", "4"]);
+        let said: Said = command.env("SPARK_DOCTOR_TOKEN", "0".repeat(32)).output().unwrap().into();
+        assert_eq!((said.status, said.out.as_str(), said.err.lines().count()), (Some(1), "", 1), "{said:?}");
+        assert!(said.err.contains(&address) && said.err.contains(error), "{error}: {said:?}");
+        talking.join().unwrap();
+    }
+}
+
+#[test]
+fn a_partner_that_dies_while_it_measures_is_a_finding_and_what_was_measured_stays() {
+    if !is_built() {
+        return;
+    }
+    let bed = Bed::new("spark-2cable", 2);
+    let mut partner = bed.partner();
+    let mut command = bed.program(0, &["doctor", "--json", "-", "--peer", &partner.address]);
+    let mut doctor = command.env("SPARK_DOCTOR_TOKEN", &partner.token).spawn().unwrap();
+    let mut progress = BufReader::new(doctor.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.starts_with("# 1/5 ") {
+        line.clear();
+        assert!(progress.read_line(&mut line).unwrap() > 0, "it ended before it had measured anything");
+    }
+    partner.process.kill().unwrap();
+    partner.process.wait().unwrap();
+    let (mut out, mut err) = (String::new(), String::new());
+    doctor.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+    progress.read_to_string(&mut err).unwrap();
+    let said = Said { status: doctor.wait().unwrap().code(), out, err };
+    let told = told(&said);
+    assert!(text_of(&told, "peer-lost").contains("ended before all was measured"), "{said:?}");
+    assert!(said.status == Some(3) && paths(&told)[0]["measured"].is_object(), "{said:?}");
+}
+
+#[test]
+fn a_partner_that_nobody_wants_ends_by_itself() {
+    if !is_built() {
+        return;
+    }
+    let bed = Bed::new("spark-1cable", 2);
+    let said: Said =
+        bed.program(1, &["doctor", "--partner", "--interface", "lo", "--limit", "3"]).output().unwrap().into();
+    assert_eq!(said.status, Some(1), "{said:?}");
+    let last = said.err.lines().last().unwrap();
+    assert!(last.starts_with("nccl-spark: nobody connected to 127.0.0.1:"), "{said:?}");
+}
+
+#[test]
+fn a_host_that_ssh_does_not_reach_is_one_error() {
+    if !is_built() {
+        return;
+    }
+    let bed = Bed::new("spark-1cable", 2);
+    let refused = bed.ssh("echo 'Permission denied (publickey).' >&2; exit 255");
+    let said: Said = bed.program(0, &["doctor", "--peer", "node1", "--ssh", &refused]).output().unwrap().into();
+    assert_eq!((said.status, said.out.as_str()), (Some(1), ""), "{said:?}");
+    assert_eq!(said.err, "nccl-spark: ssh node1: exited with status 255: Permission denied (publickey).\n");
+    let silent = bed.ssh("exec sleep 600");
+    let said: Said =
+        bed.program(0, &["doctor", "--peer", "node1", "--ssh", &silent, "--limit", "3"]).output().unwrap().into();
+    assert_eq!((said.status, said.err.as_str()), (Some(1), "nccl-spark: node1 did not answer by ssh in time\n"));
+}
+
+#[test]
+fn mistakes_on_the_command_line_are_told_before_anything_starts() {
+    for (arguments, error) in [
+        ("--peer -oProxyCommand=id", "unexpected argument"),
+        ("--peer=-oProxyCommand=id", "a host is a name or address"),
+        ("--peer 127.0.0.1:7", "needs the token that the partner printed"),
+        ("--peer 127.0.0.1:7 --token x", "32 hexadecimal digits"),
+        ("--peer 127.0.0.1:7 --token-file /no/such/file", "--token-file /no/such/file"),
+        ("--peer spark-2 --token 0123456789abcdef0123456789abcdef", "ssh brings one itself"),
+        ("--peer spark-2 --partner", "cannot be used with"),
+        ("--peer spark-2 --env", "cannot be used with"),
+        ("--peer spark-2 --limit 301", "must be 1 to 300"),
+        ("--peer spark-2 --partner-program $(id)", "--partner-program"),
+        ("--interface eth0", "--interface is for"),
+        ("--hosts spark-1", "must be 2 to 16"),
+        ("--hosts spark-1,spark-1", "is named twice"),
+        ("--hosts spark-1,-oProxyCommand=id", "a host is a name or address"),
+    ] {
+        let mut command = Command::new(nccl_spark().get_program());
+        let said: Said = command.env_clear().arg("doctor").args(arguments.split_whitespace()).output().unwrap().into();
+        assert_eq!((said.status, said.out.as_str()), (Some(2), ""), "{arguments}: {said:?}");
+        assert!(said.err.contains(error), "{arguments}: {said:?}");
+    }
+}
+
+/// The nodes of the ring are cabled 0-1-2-3-0.
+#[test]
+fn the_hosts_of_a_ring_are_put_in_the_order_of_their_cables() {
+    if !is_built() {
+        return;
+    }
+    let bed = Bed::new("spark-ring", 4);
+    let program = nccl_spark().get_program().to_owned();
+    let hosts = |names: &str, before: &str| -> Said {
+        let ssh = bed.ssh(before);
+        let arguments = ["doctor", "--json", "-", "--hosts", names, "--ssh", &ssh, "--partner-program"];
+        bed.program(0, &arguments).arg(&program).output().unwrap().into()
+    };
+    let said = hosts("node0,node2,node1,node3", "echo Welcome to DGX OS");
+    let ring = told(&said);
+    assert_eq!(said.status, Some(0), "{said:?}");
+    assert_eq!(ring["order"], serde_json::json!(["node0", "node1", "node2", "node3"]), "{said:?}");
+    assert_eq!(ring["apart"], serde_json::json!([["node0", "node2"], ["node1", "node3"]]), "{said:?}");
+    assert_eq!(ring["hosts"][0]["pairs"], serde_json::json!([0, 0, 2, 2]), "{said:?}");
+    assert!(said.err.contains("node0 -- node1 -- node2 -- node3 -- node0"), "{said:?}");
+    let said = hosts("node0,node1,node2", "");
+    assert!(said.status == Some(1) && told(&said)["order"].is_null(), "{said:?}");
+    let said = hosts("node0,node1", "echo 'Connection refused' >&2; exit 255");
+    assert_eq!(said.status, Some(1), "{said:?}");
+    assert!(said.err.contains("ssh node0: exited with status 255: Connection refused"), "{said:?}");
+}

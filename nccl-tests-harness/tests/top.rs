@@ -1,0 +1,529 @@
+//! `nccl-spark top` over counters that the test makes itself, honest and hostile, and over a real job on the software fabric.
+
+mod common;
+
+use common::{Said, is_built, nccl_spark, plugin, skip};
+use nccl_net_spark::counters::layout::{
+    FILE_BYTES, FILE_NAME, HEADER_WORDS, HeaderWord, MAGIC, RECORD_WORDS, RECORDS, VERSION, Word, text_words,
+};
+use nix::pty::{Winsize, openpty};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::signal::{self, Signal};
+use nix::sys::termios::tcgetattr;
+use nix::unistd::Pid;
+use serde_json::Value;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Enough for a hung test to be the program's fault and not the machine's.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A process that does nothing and has a counters file open, as its standard input.
+struct Fake {
+    child: Child,
+    file: File,
+}
+
+impl Fake {
+    /// With a file of this size, which has no header yet.
+    fn sized(bytes: u64) -> Self {
+        let file = File::from(memfd_create(FILE_NAME, MFdFlags::MFD_CLOEXEC).unwrap());
+        file.set_len(bytes).unwrap();
+        let mut command = Command::new("sleep");
+        command.arg("600").env("RANK", "3").env("SLURM_PROCID", "9").stdin(file.try_clone().unwrap());
+        Self { child: command.spawn().unwrap(), file }
+    }
+
+    /// With a header and one rail in each direction, to spark-b.
+    fn new() -> Self {
+        let fake = Self::sized(FILE_BYTES as u64);
+        for index in 0..2 {
+            fake.set(index, Word::State, 1);
+            fake.set(index, Word::Direction, index as u64 + 1);
+            fake.set(index, Word::Connection, index as u64 + 1);
+            fake.set(index, Word::BitsPerS, 112_000_000_000);
+            fake.text(index, Word::Rail, "rocep1s0f0:1");
+            fake.text(index, Word::PeerRail, "rocep1s0f0:1");
+            fake.text(index, Word::Peer, "spark-b");
+            fake.set(index, Word::Sequence, 2);
+        }
+        fake.header(HeaderWord::Version, VERSION);
+        fake.header(HeaderWord::HeaderWords, HEADER_WORDS as u64);
+        fake.header(HeaderWord::RecordWords, RECORD_WORDS as u64);
+        fake.header(HeaderWord::Records, RECORDS as u64);
+        fake.header(HeaderWord::Used, 2);
+        fake.header(HeaderWord::ProcessId, u64::from(fake.child.id()));
+        fake.header(HeaderWord::Magic, MAGIC);
+        fake
+    }
+
+    fn word(&self, at: usize, value: u64) {
+        self.file.write_all_at(&value.to_ne_bytes(), at as u64 * 8).unwrap();
+    }
+
+    fn header(&self, word: HeaderWord, value: u64) {
+        self.word(word as usize, value);
+    }
+
+    fn set(&self, index: usize, word: Word, value: u64) {
+        self.word(HEADER_WORDS + index * RECORD_WORDS + word as usize, value);
+    }
+
+    fn text(&self, index: usize, word: Word, text: &str) {
+        for (at, value) in text_words::<4>(text).into_iter().enumerate() {
+            self.word(HEADER_WORDS + index * RECORD_WORDS + word as usize + at, value);
+        }
+    }
+
+    fn pid(&self) -> String {
+        self.child.id().to_string()
+    }
+
+    /// Top for this process alone.
+    fn top(&self, arguments: &[&str]) -> Command {
+        let mut command = nccl_spark();
+        command.args(["top", "--interval", "0.1", "--pid", &self.pid()]).args(arguments);
+        command
+    }
+
+    fn say(&self, arguments: &[&str]) -> Said {
+        self.top(arguments).output().unwrap().into()
+    }
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A program that ends with the test.
+struct Running(Child);
+
+impl Running {
+    fn signal(&self, signal: Signal) {
+        signal::kill(Pid::from_raw(i32::try_from(self.0.id()).unwrap()), signal).unwrap();
+    }
+
+    fn ended(&mut self) -> std::process::ExitStatus {
+        wait_for("the program's end", || self.0.try_wait().unwrap())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn json(line: &str) -> Value {
+    serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))
+}
+
+#[test]
+fn rates_are_the_difference_of_two_looks() {
+    let fake = Fake::new();
+    fake.set(0, Word::Bytes, 5_000);
+    let mut command = fake.top(&["--json"]);
+    let mut top = Running(command.stdout(Stdio::piped()).spawn().unwrap());
+    let mut lines = BufReader::new(top.0.stdout.take().unwrap()).lines().map(|line| json(&line.unwrap()));
+    let first = lines.next().unwrap();
+    assert_eq!(first["jobs"][0]["sent"]["bytes_per_s"], 0.0, "{first}");
+    fake.set(0, Word::TimedWrites, 4);
+    fake.set(0, Word::TimedNs, 20_000);
+    fake.set(0, Word::Bytes, 1_005_000);
+    let second = lines.find(|look| look["jobs"][0]["sent"]["bytes_per_s"] != 0.0).unwrap();
+    let job = &second["jobs"][0];
+    let (rate, interval) = (job["sent"]["bytes_per_s"].as_f64().unwrap(), job["interval_s"].as_f64().unwrap());
+    assert!((rate * interval - 1_000_000.0).abs() < 1.0, "{second}");
+    assert_eq!((&job["pid"], &job["rank"], &job["command"]), (&fake.child.id().into(), &3.into(), &"sleep".into()));
+    let rail = &job["rails"][0];
+    assert_eq!((&rail["rail"], &rail["sent"]["share_percent"]), (&"rocep1s0f0:1".into(), &100.0.into()), "{second}");
+    assert_eq!((&rail["sent"]["bytes"], &rail["mean_latency_us"]), (&1_005_000.into(), &5.0.into()), "{second}");
+    // The rail is lost in one direction.
+    fake.set(1, Word::Losses, 1);
+    fake.set(1, Word::State, 2);
+    let third = lines.find(|look| look["jobs"][0]["rails"][0]["condition"] != "good").unwrap();
+    let rail = &third["jobs"][0]["rails"][0];
+    assert_eq!((&rail["condition"], &rail["received"]["carrying"]), (&"lost".into(), &0.into()), "{third}");
+    assert_eq!((&rail["losses"], &rail["sent"]["carrying"]), (&1.into(), &1.into()), "{third}");
+    top.signal(Signal::SIGTERM);
+    assert_eq!(top.ended().code(), Some(143));
+}
+
+#[test]
+fn plain_lines_are_a_table_and_quiet_ones_have_no_remarks() {
+    let fake = Fake::new();
+    let said = fake.say(&["--count", "2", "--peers", "-q"]);
+    let rows: Vec<Vec<&str>> = said.out.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!((said.status, said.err.as_str(), rows.len()), (Some(0), "", 6), "{said:?}");
+    let expected = [["all", "all"], ["spark-b", "all"], ["spark-b", "rocep1s0f0:1"]];
+    for (row, names) in rows.iter().zip(expected.iter().cycle()) {
+        assert_eq!((row[0], row[1], row[2], &row[3..5]), (fake.pid().as_str(), "3", "sleep", &names[..]), "{said:?}");
+    }
+    let said = fake.say(&["--count", "1"]);
+    assert!(said.out.starts_with("# 20") && said.out.contains(" UTC: 1 job\n#"), "{said:?}");
+}
+
+#[test]
+fn hostile_contents_are_passed_over_with_a_word() {
+    let word_of = |fake: &Fake| {
+        let said = fake.say(&["--count", "1"]);
+        assert_eq!((said.status, said.err.as_str()), (Some(0), ""), "{said:?}");
+        let prefix = format!("# process {}: ", fake.pid());
+        said.out.lines().find_map(|line| line.strip_prefix(&prefix)).unwrap_or_default().to_owned()
+    };
+    assert_eq!(word_of(&Fake::sized(4096)), format!("its counters: 4096 bytes; counters have {FILE_BYTES}"));
+    assert_eq!(word_of(&Fake::sized(FILE_BYTES as u64)), "its counters: it does not begin as counters do");
+    let fake = Fake::new();
+    fake.header(HeaderWord::Version, 2);
+    assert_eq!(word_of(&fake), "its counters: layout 2; this program reads layout 1");
+    fake.header(HeaderWord::Version, VERSION);
+    fake.header(HeaderWord::Used, u64::MAX);
+    assert_eq!(word_of(&fake), "its counters: its header does not fit its layout");
+    let missing: Said = nccl_spark().args(["top", "-n1", "-i0.1", "--pid", "4194304"]).output().unwrap().into();
+    assert!(missing.out.contains("# process 4194304: there is no such process\n"), "{missing:?}");
+    let none: Said = nccl_spark().args(["top", "-n1", "-i0.1", "--pid", "1"]).output().unwrap().into();
+    assert!(none.out.contains("# process 1: it keeps no counters\n") || none.out.contains("another user"), "{none:?}");
+}
+
+/// Every word of two records is turned into noise, look by look: no panic, and nothing that a terminal could take for a command.
+#[test]
+fn noise_in_every_word_neither_ends_top_nor_reaches_the_terminal() {
+    let fake = Fake::new();
+    let mut command = fake.top(&["--peers", "--count", "15"]);
+    let mut top = Running(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+    let mut random = 1_u64;
+    while top.0.try_wait().unwrap().is_none() {
+        for word in 0..2 * RECORD_WORDS {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            // States, directions and sequences that are taken often enough.
+            let value = if word % RECORD_WORDS < 3 { random >> 62 << 1 } else { random };
+            fake.word(HEADER_WORDS + word, value);
+        }
+    }
+    let mut text = Vec::new();
+    top.0.stdout.take().unwrap().read_to_end(&mut text).unwrap();
+    assert!(top.ended().success());
+    assert!(
+        text.iter().all(|byte| byte.is_ascii_graphic() || b" \n".contains(byte)),
+        "{}",
+        String::from_utf8_lossy(&text)
+    );
+}
+
+#[test]
+fn a_process_that_ends_is_gone_at_the_next_look() {
+    let fake = Fake::new();
+    let mut command = fake.top(&["--json"]);
+    let mut top = Running(command.stdout(Stdio::piped()).spawn().unwrap());
+    let mut lines = BufReader::new(top.0.stdout.take().unwrap()).lines().map(|line| json(&line.unwrap()));
+    assert_eq!(lines.next().unwrap()["jobs"].as_array().unwrap().len(), 1);
+    let pid = fake.child.id();
+    drop(fake);
+    let gone = lines.find(|look| look["jobs"].as_array().unwrap().is_empty()).unwrap();
+    assert_eq!(gone["passed_over"][0], serde_json::json!({"pid": pid, "reason": "there is no such process"}));
+}
+
+#[test]
+fn who_may_not_look_is_told_to_use_sudo() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
+    let program = folder.path().join("nccl-spark");
+    fs::copy(env!("CARGO_BIN_EXE_nccl-spark"), &program).unwrap();
+    // Whoever runs this, the process of number 1 is another user's then.
+    let mut command = if nix::unistd::geteuid().is_root() {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(&program);
+        command
+    } else {
+        Command::new(&program)
+    };
+    let said: Said = command.args(["top", "-n1", "-i0.1", "--pid", "1"]).output().unwrap().into();
+    assert!(said.out.contains("# 1 process of another user cannot be looked into: run with sudo\n"), "{said:?}");
+}
+
+fn promtool(file: &Path) -> Option<Said> {
+    let mut command = Command::new("promtool");
+    command.args(["check", "metrics"]).stdin(File::open(file).unwrap());
+    match command.output() {
+        Ok(output) => Some(output.into()),
+        Err(_) => {
+            skip::missing("there is no promtool (Debian's prometheus)");
+            None
+        }
+    }
+}
+
+#[test]
+fn promtool_takes_the_file_and_it_stays_after_count_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("spark.prom");
+    let file = path.to_str().unwrap();
+    let fake = Fake::new();
+    fake.set(0, Word::Bytes, 123_456_789);
+    fake.text(0, Word::Rail, "r\"\\{}");
+    let said = fake.say(&["--count", "1", "--prometheus", file]);
+    assert_eq!(said.status, Some(0), "{said:?}");
+    let text = fs::read_to_string(&path).unwrap();
+    let expected = format!(
+        "{{command=\"sleep\",pid=\"{}\",rank=\"3\",rail=\"r\\\"\\\\{{}}\",peer=\"spark-b\"}} 123456789\n",
+        fake.pid()
+    );
+    assert!(text.contains(&format!("nccl_spark_rail_sent_bytes_total{expected}")), "{text}");
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o644);
+    if let Some(said) = promtool(&path) {
+        assert_eq!((said.status, said.out.as_str(), said.err.as_str()), (Some(0), "", ""), "{text}");
+        // It would say so: a metric without its help is enough.
+        fs::write(folder.path().join("wrong"), text.replacen("# HELP nccl_spark_jobs ", "# ", 1)).unwrap();
+        assert_ne!(promtool(&folder.path().join("wrong")).unwrap().status, Some(0));
+        fs::remove_file(folder.path().join("wrong")).unwrap();
+    }
+    // Ended by somebody: nobody brings it up to date any more.
+    let mut top = Running(fake.top(&["--prometheus", file]).stdout(Stdio::null()).spawn().unwrap());
+    let inode = |path: &Path| fs::metadata(path).ok().map(|metadata| std::os::unix::fs::MetadataExt::ino(&metadata));
+    let old = inode(&path);
+    wait_for("another file", || (inode(&path) != old).then_some(()));
+    top.signal(Signal::SIGTERM);
+    assert_eq!(top.ended().code(), Some(143));
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+}
+
+#[test]
+fn a_wrong_prometheus_file_is_one_clear_error() {
+    let said = common::say(&["top", "--prometheus", "/tmp/x.txt"]);
+    assert_eq!((said.status, said.err.lines().count()), (Some(2), 1), "{said:?}");
+    assert!(said.err.contains("--prometheus <FILE>") && said.err.contains("must end in .prom"), "{said:?}");
+    let said = common::say(&["top", "--count", "1", "--prometheus", "/no/such/folder/x.prom"]);
+    assert!(
+        said.status == Some(1) && said.err.starts_with("nccl-spark: --prometheus /no/such/folder/x.prom: "),
+        "{said:?}"
+    );
+    for (arguments, allowed) in [
+        (["--interval", "0.05"], "must be 0.1 to 3600 seconds"),
+        (["--interval", "5s"], "must be 0.1 to 3600 seconds"),
+        (["--count", "0"], "must be at least 1"),
+        (["--pid", "x"], "must be a whole number"),
+    ] {
+        let said = common::say(&["top", arguments[0], arguments[1]]);
+        assert!(said.status == Some(2) && said.err.contains(allowed), "{arguments:?}: {said:?}");
+    }
+}
+
+/// A reader that is killed leaves its file and at most one temporary one; a hundred at once do nothing to the process.
+#[test]
+fn readers_that_are_killed_leave_nothing_else_and_a_hundred_are_no_burden() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut fake = Fake::new();
+    let path = folder.path().join("spark.prom");
+    let mut top = Running(fake.top(&["--prometheus", path.to_str().unwrap()]).stdout(Stdio::null()).spawn().unwrap());
+    wait_for("the file", || path.exists().then_some(()));
+    top.0.kill().unwrap();
+    assert_eq!(top.ended().signal(), Some(9));
+    let names: Vec<_> =
+        fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let others: Vec<_> = names.iter().filter(|name| *name != "spark.prom").collect();
+    assert!(others.len() <= 1 && others.iter().all(|name| name.ends_with(".tmp")), "{names:?}");
+    let before = fs::metadata(format!("/proc/{}/fd/0", fake.pid())).unwrap().len();
+    let readers: Vec<_> =
+        (0..100).map(|_| Running(fake.top(&["--json", "-n1"]).stdout(Stdio::piped()).spawn().unwrap())).collect();
+    for mut reader in readers {
+        let mut text = String::new();
+        reader.0.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+        assert!(reader.ended().success());
+        assert_eq!(json(&text)["jobs"][0]["pid"], fake.child.id(), "{text}");
+    }
+    assert!(fake.child.try_wait().unwrap().is_none());
+    assert_eq!(fs::metadata(format!("/proc/{}/fd/0", fake.pid())).unwrap().len(), before);
+}
+
+/// On a terminal of its own: drawn, ended by `end`, and left as it was.
+fn on_a_terminal(end: impl FnOnce(&mut File, &Running)) -> (std::process::ExitStatus, String) {
+    let fake = Fake::new();
+    let size = Winsize { ws_row: 24, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
+    let pty = openpty(&size, None).unwrap();
+    let before = tcgetattr(&pty.slave).unwrap();
+    let side = || Stdio::from(pty.slave.try_clone().unwrap());
+    let mut command = fake.top(&[]);
+    let mut top = Running(command.stdin(side()).stdout(side()).stderr(side()).env("TERM", "xterm").spawn().unwrap());
+    drop(command);
+    let mut master = File::from(pty.master);
+    let mut reader = master.try_clone().unwrap();
+    let seen = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let shared = std::sync::Arc::clone(&seen);
+    let thread = std::thread::spawn(move || {
+        let mut bytes = [0; 4096];
+        // Ends with EIO once nobody has the other side.
+        while let Ok(count @ 1..) = reader.read(&mut bytes) {
+            shared.lock().unwrap().extend_from_slice(&bytes[..count]);
+        }
+    });
+    let text = || String::from_utf8_lossy(&seen.lock().unwrap()).into_owned();
+    wait_for("the job's row", || text().contains("sleep").then_some(()));
+    assert!(tcgetattr(&pty.slave).unwrap().local_flags != before.local_flags, "keys are not echoed meanwhile");
+    end(&mut master, &top);
+    let status = top.ended();
+    let after = tcgetattr(&pty.slave).unwrap();
+    assert_eq!((after.local_flags, after.input_flags), (before.local_flags, before.input_flags));
+    drop(pty.slave);
+    thread.join().unwrap();
+    let text = text();
+    let last = |code: &str| text.rfind(code).unwrap_or_else(|| panic!("no {code:?} in {text:?}"));
+    assert!(last("\x1b[?1049h") < last("\x1b[?1049l") && last("\x1b[?25l") < last("\x1b[?25h"), "{text:?}");
+    (status, text)
+}
+
+#[test]
+fn the_terminal_is_as_it_was_after_a_key_and_after_a_signal() {
+    let (status, text) = on_a_terminal(|keys, _| keys.write_all(b"q").unwrap());
+    assert!(status.success() && text.contains("nccl-spark top: 1 job"), "{text:?}");
+    let (status, _) = on_a_terminal(|keys, _| keys.write_all(b"\x03").unwrap());
+    assert!(status.success());
+    let (status, _) = on_a_terminal(|_, top| top.signal(Signal::SIGTERM));
+    assert_eq!(status.code(), Some(143));
+}
+
+/// A job on the software fabric that goes on until the test ends.
+struct Job {
+    dir: tempfile::TempDir,
+    ranks: Vec<u64>,
+    /// The devices of rank 0.
+    rails: Vec<String>,
+    _job: Running,
+}
+
+impl Job {
+    fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut command = nccl_spark();
+        command.args(["all-gather", "--fabric", "soft", "--profile", "unpaced", "-b", "4M", "-e", "4M"]);
+        command.args(["-n", "4000000000", "-w", "0", "--plugin"]).arg(plugin().expect("looked for before"));
+        command.env("SOFTVERBS_DIR", dir.path()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut job = Running(command.spawn().unwrap());
+        let nodes = wait_for("the ranks", || {
+            assert!(job.0.try_wait().unwrap().is_none(), "the job ended");
+            let nodes = fabric(dir.path(), "status --json -")["fabrics"][0]["nodes"].as_array()?.clone();
+            let all = nodes.iter().all(|node| node["pids"].as_array().is_some_and(|pids| pids.len() == 1));
+            (nodes.len() == 2 && all).then_some(nodes)
+        });
+        let ranks = nodes.iter().map(|node| node["pids"][0].as_u64().unwrap()).collect();
+        let rails = nodes[0]["rails"].as_array().unwrap().iter();
+        let rails = rails.map(|rail| rail["device"].as_str().unwrap().to_owned()).collect();
+        Self { dir, ranks, rails, _job: job }
+    }
+
+    /// Looks until the jobs of both ranks, in their order, are as wanted.
+    fn until(&self, what: &str, mut wanted: impl FnMut(&[Value]) -> bool) -> Vec<Value> {
+        wait_for(what, || {
+            let jobs = self.look();
+            (jobs.len() == 2 && wanted(&jobs)).then_some(jobs)
+        })
+    }
+
+    fn look(&self) -> Vec<Value> {
+        let mut command = nccl_spark();
+        command.args(["top", "--json", "-n1", "-i0.5", "--pid"]).arg(self.ranks[0].to_string());
+        let said: Said = command.arg("--pid").arg(self.ranks[1].to_string()).output().unwrap().into();
+        assert_eq!(said.status, Some(0), "{said:?}");
+        let jobs = json(&said.out)["jobs"].as_array().unwrap().clone();
+        let of = |pid: &u64| jobs.iter().find(|job| job["pid"] == *pid).cloned();
+        self.ranks.iter().filter_map(of).collect()
+    }
+
+    fn signal(&self, signal: Signal) {
+        for pid in &self.ranks {
+            signal::kill(Pid::from_raw(i32::try_from(*pid).unwrap()), signal).unwrap();
+        }
+    }
+}
+
+fn fabric(dir: &Path, arguments: &str) -> Value {
+    let mut command = nccl_spark();
+    command.arg("fabric").args(arguments.split_whitespace()).env("SOFTVERBS_DIR", dir);
+    let said: Said = command.output().unwrap().into();
+    serde_json::from_str(&said.out).unwrap_or(Value::Null)
+}
+
+fn rail<'a>(job: &'a Value, device: &str) -> &'a Value {
+    let rails = job["rails"].as_array().unwrap();
+    rails.iter().find(|rail| rail["rail"] == format!("{device}:1")).unwrap_or_else(|| panic!("no {device}: {job}"))
+}
+
+fn moves(side: &Value) -> bool {
+    side["bytes_per_s"].as_f64().is_some_and(|rate| rate > 0.0)
+}
+
+#[test]
+fn a_real_jobs_rails_are_shown_while_one_is_lost_and_comes_back() {
+    if !is_built() {
+        return;
+    }
+    let job = Job::start();
+    // So much that what is under way, four messages of 2 MiB on a connection, is less than one in a hundred.
+    let has_sent = |job: &Value| moves(&job["sent"]) && job["sent"]["bytes"].as_u64() > Some(2_000_000_000);
+    let jobs = job.until("both ranks to move bytes", |jobs| jobs.iter().all(has_sent));
+    for (at, one) in jobs.iter().enumerate() {
+        let names: Vec<String> = job.rails.iter().map(|device| format!("{device}:1")).collect();
+        let mut shown: Vec<&str> =
+            one["rails"].as_array().unwrap().iter().map(|rail| rail["rail"].as_str().unwrap()).collect();
+        shown.sort_unstable();
+        let mut expected: Vec<&str> = names.iter().map(String::as_str).collect();
+        expected.sort_unstable();
+        assert_eq!(shown, expected, "rank {at}: {one}");
+        let share: f64 =
+            one["rails"].as_array().unwrap().iter().map(|rail| rail["share_percent"].as_f64().unwrap()).sum();
+        assert!((share - 100.0).abs() < 0.01, "{one}");
+    }
+    // Nothing moves: what one has sent, the other has received, but for what was under way.
+    job.signal(Signal::SIGSTOP);
+    let still = job.until("the ranks to stand still", |jobs| {
+        !jobs.iter().any(|job| moves(&job["sent"]) || moves(&job["received"]))
+    });
+    let nodes = fabric(job.dir.path(), "status --json -")["fabrics"][0]["nodes"].clone();
+    job.signal(Signal::SIGCONT);
+    // The fabric counts for itself.
+    for (rank, device) in [0, 1].into_iter().flat_map(|rank| job.rails.iter().map(move |device| (rank, device))) {
+        let rails = nodes[rank]["rails"].as_array().unwrap();
+        let carried = rails.iter().find(|rail| rail["device"] == **device).unwrap()["sent_bytes"].as_f64().unwrap();
+        let shown = rail(&still[rank], device)["sent"]["bytes"].as_f64().unwrap();
+        assert!(
+            (shown - carried).abs() < carried / 100.0,
+            "rank {rank}, {device}: {shown}, and by the fabric {carried}"
+        );
+    }
+    for (sender, receiver) in [(0, 1), (1, 0)] {
+        let bytes = |job: &Value, side: &str| job[side]["bytes"].as_f64().unwrap();
+        let (sent, received) = (bytes(&still[sender], "sent"), bytes(&still[receiver], "received"));
+        assert!((sent - received).abs() < sent / 100.0, "{sent} {received}");
+    }
+    let device = &job.rails[0];
+    fabric(job.dir.path(), &format!("down 0:{device}"));
+    let lost = job.until("the lost rail", |jobs| rail(&jobs[0], device)["condition"] == "lost");
+    let row = rail(&lost[0], device);
+    assert!(row["losses"].as_u64() > Some(0) && row["sent"]["carrying"] == 0, "{row}");
+    assert!(job.until("bytes by the others", |jobs| moves(&jobs[0]["sent"]))[0]["condition"] == "lost");
+    fabric(job.dir.path(), &format!("up 0:{device}"));
+    let back = job.until("the rail's return", |jobs| {
+        jobs.iter().all(|job| job["condition"] != "lost") && moves(&rail(&jobs[0], device)["sent"])
+    });
+    let row = rail(&back[0], device);
+    assert!(row["recoveries"].as_u64() > Some(0) && row["lost_s"].as_f64() > Some(0.0), "{row}");
+}

@@ -1,0 +1,158 @@
+//! The plugin over machines of the software fabric that are cabled with each other, and in containers that are given some of their devices.
+//! Nothing is set for it.
+
+mod common;
+
+use common::{Said, is_built, nccl_spark, plugin};
+use serde_json::Value;
+use std::process::Stdio;
+
+fn run(arguments: &str) -> Said {
+    let mut command = nccl_spark();
+    command.args(arguments.split_whitespace()).args(["--json", "-"]);
+    command.arg("--plugin").arg(plugin().expect("looked for before"));
+    command.env_remove("NCCL_IB_HCA").env_remove("NCCL_SPARK_SYSFS").env_remove("SOFTVERBS_DIR");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().unwrap().wait_with_output().unwrap().into()
+}
+
+/// All bytes are right, there is no warning, and each connection of each rank has the rails that `is_right` accepts.
+#[track_caller]
+fn assert_right(said: &Said, rows: usize, is_right: impl Fn(&str) -> bool) {
+    assert_eq!(said.status, Some(0), "{said:?}");
+    assert!(!said.err.contains("WARN"), "{said:?}");
+    let told: Value = serde_json::from_str(&said.out).unwrap();
+    let table = told["rows"].as_array().unwrap();
+    assert!(table.len() == rows && table.iter().all(|row| row["wrong"] == 0), "{told}");
+    let ranks = told["connections"].as_array().unwrap();
+    let lines: Vec<&str> =
+        ranks.iter().flat_map(|rank| rank.as_array().unwrap()).map(|line| line.as_str().unwrap()).collect();
+    assert!(lines.len() >= ranks.len() && lines.iter().all(|line| is_right(line)), "{lines:#?}");
+}
+
+/// Two rails, the twins of one port to the twins of the port at the other end.
+fn is_one_cable(line: &str) -> bool {
+    let up = "over 2 rails: rocep1s0f0:1 to rocep1s0f1:1, roceP2p1s0f0:1 to roceP2p1s0f1:1";
+    let down = "over 2 rails: rocep1s0f1:1 to rocep1s0f0:1, roceP2p1s0f1:1 to roceP2p1s0f0:1";
+    line.contains(up) || line.contains(down)
+}
+
+#[test]
+fn every_collective_of_three_is_right_over_a_triangle() {
+    if !is_built() {
+        return;
+    }
+    for collective in ["all-gather", "all-reduce", "reduce-scatter", "broadcast", "alltoall", "sendrecv"] {
+        let said = run(&format!("{collective} -r 3 --profile spark-triangle --scale 0.01 -b 24 -e 1M -f 256 -n 2"));
+        assert_right(&said, 2, is_one_cable);
+    }
+    assert_right(
+        &run("all-gather -r 3 --nic soft-roce --profile spark-triangle --scale 0.01 -b 1M -e 1M -n 2"),
+        1,
+        is_one_cable,
+    );
+}
+
+/// As NVIDIA's connect-three-sparks: both twins of a cable in one /24.
+#[test]
+fn a_triangle_of_three_subnets_pairs_each_twin_with_its_own() {
+    if !is_built() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let profile = softverbs::profile::Profile::load("spark-triangle", 0.01).unwrap();
+    let file = folder.path().join("three-subnets");
+    let text = profile.to_text().replace("subnets=each", "subnets=one");
+    assert_eq!(text.matches("subnets=one").count(), 3);
+    std::fs::write(&file, text).unwrap();
+    let said = run(&format!("alltoall -r 3 --profile {} -b 1M -e 1M -n 2", file.display()));
+    assert_right(&said, 1, is_one_cable);
+}
+
+#[test]
+fn what_goes_round_is_right_over_a_ring_of_four() {
+    if !is_built() {
+        return;
+    }
+    for collective in ["all-gather", "all-reduce", "reduce-scatter", "broadcast", "sendrecv"] {
+        let said = run(&format!("{collective} -r 4 --profile spark-ring --scale 0.01 -b 32 -e 1M -f 256 -n 2"));
+        assert_right(&said, 2, is_one_cable);
+    }
+}
+
+/// All of it is known before a queue pair is made: nothing waits for an address that does not answer.
+#[test]
+fn what_needs_a_rings_diagonal_fails_and_names_both_sides() {
+    if !is_built() {
+        return;
+    }
+    let swapped = "all-gather -r 4 --rank-env 1:SOFTVERBS_NODE=2 --rank-env 2:SOFTVERBS_NODE=1";
+    for job in ["alltoall -r 4", swapped] {
+        let said = run(&format!("{job} --profile spark-ring --scale 0.01 -b 1M -e 1M -n 1"));
+        assert_eq!(said.status, Some(1), "{said:?}");
+        // (A rank that fails takes its listeners with it, which the others may see first.)
+        let errors = said.err.lines().filter(|line| line.starts_with("nccl-spark: rank "));
+        let named: Vec<&str> =
+            errors.filter_map(|line| line.split_once("no rail in common: ")).map(|(_, rest)| rest).collect();
+        assert!(!named.is_empty(), "{said:?}");
+        for rest in named {
+            // Each of four rails on both sides, by an address of each of the two cables there: 10.CABLE.TWIN.NODE.
+            assert_eq!((rest.matches("rocep1s0f").count(), rest.matches("roceP2p1s0f").count()), (4, 4), "{rest}");
+            let cables: std::collections::BTreeSet<&str> = rest.split("(10.").skip(1).map(|ip| &ip[..1]).collect();
+            assert_eq!(cables.len(), 4, "{rest}");
+            assert!(rest.contains("(the diagonal of a ring)") && rest.contains("NCCL_ALGO=Ring"), "{rest}");
+        }
+        for late in ["timed out", "no progress", "Connection timed out"] {
+            assert!(!said.err.contains(late), "{late}: {said:?}");
+        }
+    }
+}
+
+/// Neighbours by their cable, the diagonal by TCP; both in one process.
+#[test]
+fn what_needs_a_rings_diagonal_goes_by_tcp_where_that_is_set_and_all_else_by_rails() {
+    if !is_built() {
+        return;
+    }
+    let set: Vec<String> = (0..4).map(|rank| format!("--rank-env {rank}:NCCL_SPARK_RING_TCP=1")).collect();
+    let job = format!("alltoall -r 4 {} --profile spark-ring --scale 0.01 -b 32 -e 1M -f 256 -n 2", set.join(" "));
+    let said = run(&job);
+    let by_tcp = |line: &str| line.contains("by TCP over") && line.contains("because no rail reaches it");
+    assert_right(&said, 2, |line| is_one_cable(line) || by_tcp(line));
+    let told: Value = serde_json::from_str(&said.out).unwrap();
+    for rank in told["connections"].as_array().unwrap() {
+        let lines: Vec<&str> = rank.as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect();
+        // One host is on the diagonal, and two are neighbours.
+        let count = |is_one: &dyn Fn(&str) -> bool| lines.iter().filter(|line| is_one(line)).count();
+        assert_eq!((count(&by_tcp), count(&is_one_cable)), (1, 2), "{lines:#?}");
+    }
+}
+
+/// A pod is given some of a host's devices: the others are listed, and cannot be opened.
+#[test]
+fn devices_that_a_container_leaves_out_are_no_errors() {
+    if !is_built() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let profile = softverbs::profile::Profile::load("spark-2cable", 0.01).unwrap();
+    let file = folder.path().join("pods");
+    let pods = "node 0 forbids=rocep1s0f1,roceP2p1s0f1\nnode 1 forbids=rocep1s0f1,roceP2p1s0f1\n";
+    std::fs::write(&file, profile.to_text() + pods).unwrap();
+    let job = format!("all-gather --profile {} -b 1M -e 1M -n 2 --rank-env 1:NCCL_DEBUG=INFO", file.display());
+    let said = run(&job);
+    let twins = "over 2 rails: rocep1s0f0:1 to rocep1s0f0:1, roceP2p1s0f0:1 to roceP2p1s0f0:1";
+    assert_right(&said, 1, |line| line.contains(twins));
+    for device in ["rocep1s0f1", "roceP2p1s0f1"] {
+        let line = format!("INFO NET/Spark: cannot open {device}: the device rules of this container leave it out");
+        assert!(said.err.contains(&line), "{line}: {said:?}");
+    }
+
+    // All of them left out is an error, which says so.
+    let none = "node 1 forbids=rocep1s0f0,rocep1s0f1,roceP2p1s0f0,roceP2p1s0f1\n";
+    std::fs::write(&file, profile.to_text() + none).unwrap();
+    let said = run(&job);
+    assert_eq!(said.status, Some(1), "{said:?}");
+    let why = "cannot open rocep1s0f0: the device rules of this container leave it out";
+    assert!(said.err.contains(why) && said.err.contains("--device /dev/infiniband"), "{said:?}");
+}
