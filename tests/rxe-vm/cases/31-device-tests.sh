@@ -1,28 +1,30 @@
 # shellcheck shell=bash
-# The Rust tests that need an RDMA device: those marked #[ignore], of every test program; and all of those that otherwise
-# run on the software fabric.
+# The Rust tests that need an RDMA device, and those that otherwise run on the software fabric. They are named here: #[ignore]
+# also marks measurements, loads, and tests that are a process of another test.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
 rails 4
 export SPARK_TEST_RXE=a0,b0 SPARK_TEST_RAILS="a0,a1,a2,a3;b0,b1,b2,b3"
-ran=0 failed=
-while IFS=$'\t' read -r folder program; do
-  # These pull the software fabric's rails, or mark with it what is another test's process.
-  [[ $program != */failover-* && $program != */simulation-* && $program != */load-* && $program != */admission-* && $program != */known_paths-* ]] || continue
-  echo "== $program"
-  log=$BED_LOGS/$(basename "$program").txt
-  # The long search of recovery's states needs no device, and would take an hour here.
-  status=0 which=(--ignored --skip every_order_of_many_events)
-  # What is ignored of these takes minutes here and seconds on the software fabric.
-  [[ $program != */connections-* && $program != */quiet_data_path-* ]] || which=()
-  (cd "$folder" && CARGO_MANIFEST_DIR=$folder timeout 600 "$program" "${which[@]}" --test-threads 1) >"$log" 2>&1 </dev/null ||
-    status=$?
+
+# device_tests NAME [OPTION]...: runs the test program tests/NAME.rs.
+device_tests() {
+  local program log passed status=0
+  program=$(test_program "$1") log=$BED_LOGS/$1.txt
+  (cd "$BED_CHECKOUT" && CARGO_MANIFEST_DIR=$BED_CHECKOUT timeout 600 "$program" "${@:2}" --test-threads 1) >"$log" 2>&1 \
+    </dev/null || status=$?
   cat "$log"
-  [[ $status == 0 ]] || failed+=" $(basename "$program"): $(sed -n 's/^test \(.*\) \.\.\. FAILED.*/\1/p' "$log" | paste -sd' ')"
+  [[ $status == 0 ]] ||
+    failed+=" $1 ended with status $status: $(sed -n 's/^test \(.*\) \.\.\. FAILED.*/\1/p' "$log" | paste -sd' ')"
   passed=$(sed -n 's/^test result: [a-zA-Z]*\. \([0-9]*\) passed.*/\1/p' "$log")
+  ((${passed:-0} > 0)) || failed+=" $1: no test has passed"
   ran=$((ran + ${passed:-0}))
-done <"$BED_TESTS"
+}
+
+ran=0 failed=
+device_tests verbs_rxe --ignored
+# What is ignored of these takes minutes here and seconds on the software fabric.
+device_tests connections
+device_tests quiet_data_path
 echo "$ran device tests"
 [[ -z $failed ]] || fail "failed:$failed"
-((ran > 0)) || fail "no test program has a device test"
