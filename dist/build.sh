@@ -184,6 +184,7 @@ make_deb() {
   absolute_links README.md >"$doc/README.md"
   mkdir "$doc/guide"
   for page in docs/guide/*.md; do absolute_links "$page" >"$doc/guide/$(basename "$page")"; done
+  install -D -m 644 -t "$doc/guide/netplan" docs/guide/netplan/*.yaml
   gzip -9nc CHANGELOG.md >"$doc/changelog.gz"
   gzip -9nc >"$doc/changelog.Debian.gz" <<END
 nccl-net-spark ($deb_version-1) unstable; urgency=medium

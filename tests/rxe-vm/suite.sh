@@ -5,7 +5,7 @@
 #   suite.sh [--no-build] [CASE]...     CASE: a name in cases/, with or without number and .sh; default: all
 #   suite.sh --list
 #
-# Logs stay in CARGO_TARGET_DIR/rxe-vm. Status 0 only when every case passed. BED_TIMEOUT_S: the whole run (default 1500).
+# Logs stay in CARGO_TARGET_DIR/rxe-vm. Status 0 only when every case passed. BED_TIMEOUT_S: the whole run (default 2100).
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -35,7 +35,7 @@ main() {
   for name in nccl-spark libnccl_net_spark.so; do
     [[ -e $target/release/$name ]] || die "$target/release/$name is missing: run without --no-build once"
   done
-  "$here/boot.sh" --timeout "${BED_TIMEOUT_S:-1500}" --memory 4G --share "$checkout" --share "$target" --results "$logs" \
+  "$here/boot.sh" --timeout "${BED_TIMEOUT_S:-2100}" --memory 4G --share "$checkout" --share "$target" --results "$logs" \
     --env BED_CHECKOUT="$checkout" --env BED_TARGET="$target" --env BED_TESTS="$logs/tests.list" \
     "$here/guest.sh" "${cases[@]}"
 }

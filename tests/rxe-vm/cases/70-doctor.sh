@@ -1,0 +1,131 @@
+# shellcheck shell=bash
+# nccl-spark doctor on the kernel's soft-RoCE: what it finds on the bed as it is, and with each fault that the kernel can have planted here:
+# a port down, an unequal MTU, no address, twins of one wire that answer ARP for each other, a limit of locked memory. Its exit status and its
+# JSON say the same.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+
+# What the doctor is started by.
+limited=()
+
+# doctor NAME STATUS [VARIABLE=VALUE]...: examines node A, with rails a0 and a1 unless the variables say otherwise. It has to end with
+# STATUS. Its text, and the findings' once more in a line each, become $output, and $found the ids of its findings with their severities, one a line: "fragile arp".
+doctor() {
+  local name=$1 wanted=$2 release=${BED_TARGET:+$BED_TARGET/release} status=0 json verdict
+  shift 2
+  output=$BED_LOGS/$name.txt json=$BED_LOGS/$name.json
+  env NCCL_NET=Spark NCCL_NET_PLUGIN="${release:-/usr/local/lib}/libnccl_net_spark.so" NCCL_SOCKET_IFNAME=lo NCCL_IB_HCA=a0,a1 "$@" \
+    timeout 60 "${limited[@]}" "${release:+$release/}nccl-spark" doctor --json "$json" >"$output" 2>&1 || status=$?
+  echo "== $name: status $status"
+  # The text is folded, and so what is looked for may not be in one line of it. python3 refuses what is no JSON.
+  found=$(python3 -ISc 'import json, sys
+told = json.load(open(sys.argv[1]))
+print(told["verdict"])
+for one in told["findings"]: print(one["severity"], one["id"])
+with open(sys.argv[2], "a") as out:
+    for one in told["findings"]: print(one["text"], file=out)' "$json" "$output") || fail "$name: no JSON: $(head -c 300 "$json")"
+  verdict=$(head -n 1 <<<"$found") found=$(sed 1d <<<"$found")
+  cat "$output"
+  [[ $status == "$wanted" ]] || fail "$name: the doctor ended with status $status in place of $wanted"
+  case $status:$verdict in
+    0:good | 1:impaired | 3:broken) ;;
+    *) fail "$name: status $status, and the verdict in JSON is $verdict" ;;
+  esac
+}
+
+# check_found [SEVERITY ID]...: the last doctor found these, and nothing else but what the bed itself is: both nodes are one host, so node B's
+# interfaces are in the subnets of node A's rails.
+check_found() {
+  local wanted
+  wanted=$(while [[ $# -gt 0 ]]; do echo "$1 $2"; shift 2; done | sort)
+  [[ $(sed '/ subnet-clash$/d' <<<"$found" | sort) == "$wanted" ]] || fail "found: ${found:-nothing}; wanted: ${wanted:-nothing}"
+}
+
+# A machine with the kernel's drivers and without a device.
+doctor no-device 3
+check_found broken no-rdma-device
+
+rails 2
+sysctl -qw net.ipv4.conf.all.arp_ignore=1
+doctor as-it-is 1
+check_found
+check_says 'eb0 is in the subnet of a0 \(192\.168\.100\.0/24\)' "that node B's interface shares a subnet"
+check_says 'a0:1 .*10 Gb/s' "what the picture has of a0"
+check_says 'together: ' "what both rails carry together"
+# Without node B there is nothing to find.
+ip addr flush dev eb0 scope global
+ip addr flush dev eb1 scope global
+doctor healthy 0
+[[ -z $found ]] || fail "found on a healthy node: $found"
+check_says '^The plugin works here' "that all is well"
+
+# Its variables are judged too.
+doctor kept-out 3 NCCL_NET=IB
+check_found broken network-not-spark
+doctor ib-disable 1 NCCL_IB_DISABLE=1
+check_found fragile ib-disable
+
+# Locked memory: too little to work, and enough for NCCL alone. The kernel asks nothing of who has CAP_IPC_LOCK.
+(
+  ulimit -l 8192
+  doctor memlock-lifted 0
+  check_found
+  limited=(setpriv --bounding-set -ipc_lock)
+  doctor memlock 3
+  check_found broken memlock
+  check_says 'locked memory is 8 MiB' "how much is allowed"
+)
+(
+  ulimit -l $((16 << 20))
+  limited=(setpriv --bounding-set -ipc_lock)
+  doctor memlock-large 1
+  check_found fragile memlock
+)
+
+rail_down 1
+doctor port-down 1
+check_found fragile hca-filter-unusable
+check_says 'NCCL_IB_HCA names a1, which is not usable: the port is down' "that a1 is down"
+check_says '\$ sudo ip link set ea1 up ' "how to bring it up"
+doctor port-down-alone 3 NCCL_IB_HCA=a1
+check_found broken no-rail broken no-rail fragile hca-filter-unusable
+check_says 'a0, b0 and b1 cannot be used: NCCL_IB_HCA excludes them' "which ports the filter leaves out"
+ip link set ea1 up
+rail_wait 1 ACTIVE
+
+ip link set ea1 mtu 1500
+doctor unequal-mtus 1
+check_found slow small-mtu slow unequal-mtus
+check_says 'a1 has a path MTU of 1024 bytes because ea1 has MTU 1500' "which interface has the small MTU"
+ip link set ea0 mtu 1500
+doctor small-mtus 1
+check_found slow small-mtu
+check_says 'a0 and a1 have a path MTU of 1024 bytes because ea0 and ea1 have MTU 1500' "both interfaces"
+# The doctor's own command is the cure.
+eval "$(sed -n 's/^    \$ sudo \(ip link set ea0 mtu 9000\) && sudo \(ip link set ea1 mtu 9000\)$/\1 \&\& \2/p' "$output")"
+doctor cured-mtus 0
+
+ip addr flush dev ea1
+doctor no-address 1
+check_found fragile hca-filter-unusable
+check_says 'its only GIDs are link-local addresses that its interface ea1' "what a1 lacks"
+ip addr add 192.168.101.1/24 dev ea1
+rail_gid_wait a1 192.168.101.1
+
+doctor other-interface 3 NCCL_SOCKET_IFNAME=eth7
+check_found broken socket-ifname
+
+# Twins of one wire: with Ubuntu's settings they answer ARP for each other, with the doctor's cure they do not.
+rails_remove
+bridged_rails 2
+ip addr flush dev eb0 scope global
+ip addr flush dev eb1 scope global
+sysctl -qw net.ipv4.conf.all.rp_filter=2 net.ipv4.conf.all.arp_ignore=0
+doctor twins 1
+check_found fragile arp fragile shared-subnet
+check_says 'for the address of one of a0 and a1 may be answered by another' "that the twins answer ARP for each other"
+cure=$(sed -n 's/^    \$ sudo \(sysctl -w .*arp_ignore=1.*\)/\1/p' "$output")
+[[ -n $cure ]] || fail "the doctor names no cure for ARP"
+eval "$cure"
+doctor twins-cured 0
+[[ -z $found ]] || fail "found with the doctor's cure in place: $found"
