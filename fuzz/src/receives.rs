@@ -140,7 +140,7 @@ impl Model {
     fn arrives(&mut self, immediate: Immediate, bytes: u32) {
         assert_eq!(Immediate::decode(immediate.encode()), immediate);
         let expected = self.expect(immediate, u64::from(bytes));
-        let (arrived, allocated) = memory::peak(|| self.receives.arrived(immediate, bytes));
+        let (arrived, allocated) = memory::peak(|| self.receives.arrived(&immediate, bytes));
         assert_eq!((arrived, allocated), (expected, 0), "{immediate:?} with {bytes}");
     }
 

@@ -65,8 +65,8 @@ struct Part {
 impl Part {
     #[inline(always)]
     fn is_whole(&self) -> bool {
-        // In 16 bits: eight shares fill all of `seen`.
-        u16::from(self.seen) + 1 == 1 << self.shares && self.shares != 0
+        // Of one share there is nothing to count. In 16 bits: eight fill all of `seen`.
+        self.shares == 1 || (u16::from(self.seen) + 1 == 1 << self.shares && self.shares != 0)
     }
 }
 
@@ -203,9 +203,9 @@ impl Receives {
     /// # Errors
     /// A [`Violation`]; nothing changed then.
     #[inline(always)]
-    pub fn arrived(&mut self, immediate: Immediate, bytes: u32) -> Result<Arrival, Violation> {
+    pub fn arrived(&mut self, immediate: &Immediate, bytes: u32) -> Result<Arrival, Violation> {
         match self.arrived_once(immediate, bytes) {
-            Err(Violation::Part { .. }) => self.arrived_again(immediate, bytes),
+            Err(Violation::Part { .. }) => self.arrived_again(*immediate, bytes),
             other => other,
         }
     }
@@ -232,7 +232,7 @@ impl Receives {
     }
 
     #[inline(always)]
-    fn arrived_once(&mut self, immediate: Immediate, bytes: u32) -> Result<Arrival, Violation> {
+    fn arrived_once(&mut self, immediate: &Immediate, bytes: u32) -> Result<Arrival, Violation> {
         let at = immediate.slot.index();
         let state = &mut self.slots[at];
         let granted = match state {
@@ -429,11 +429,11 @@ mod tests {
     fn shares_in_any_order_make_the_true_size() {
         let mut receives = Receives::new(CHUNK);
         let grant = one(&mut receives, 100_000);
-        assert_eq!(receives.arrived(immediate(grant, 0, (2, 3), 0), 10), Ok(Arrival::Part));
-        assert_eq!(receives.arrived(immediate(grant, 0, (0, 3), 2), 0), Ok(Arrival::Part));
+        assert_eq!(receives.arrived(&immediate(grant, 0, (2, 3), 0), 10), Ok(Arrival::Part));
+        assert_eq!(receives.arrived(&immediate(grant, 0, (0, 3), 2), 0), Ok(Arrival::Part));
         assert_eq!(test(&mut receives, grant.slot), Ok(None));
         assert_eq!(receives.delivered(), 0);
-        assert_eq!(receives.arrived(immediate(grant, 0, (1, 3), 1), 5), Ok(Arrival::Whole));
+        assert_eq!(receives.arrived(&immediate(grant, 0, (1, 3), 1), 5), Ok(Arrival::Whole));
         assert_eq!(test(&mut receives, grant.slot), Ok(Some(vec![3 * CHUNK + 15])));
         assert_eq!(test(&mut receives, grant.slot), Err(NotInFlight(grant.slot.number())));
         assert_eq!((receives.open(), receives.delivered()), (0, 1));
@@ -444,10 +444,10 @@ mod tests {
         let mut receives = Receives::new(CHUNK);
         let grant = receives.grant([8, 8, 8].into_iter(), false, lane(0)).unwrap();
         for (part, bytes) in [(2, 0), (0, 8)] {
-            assert_eq!(receives.arrived(immediate(grant, part, (0, 1), 0), bytes), Ok(Arrival::Part));
+            assert_eq!(receives.arrived(&immediate(grant, part, (0, 1), 0), bytes), Ok(Arrival::Part));
             assert_eq!(test(&mut receives, grant.slot), Ok(None));
         }
-        assert_eq!(receives.arrived(immediate(grant, 1, (0, 1), 0), 3), Ok(Arrival::Whole));
+        assert_eq!(receives.arrived(&immediate(grant, 1, (0, 1), 0), 3), Ok(Arrival::Whole));
         assert_eq!(test(&mut receives, grant.slot), Ok(Some(vec![8, 3, 0])));
     }
 
@@ -459,12 +459,12 @@ mod tests {
         assert_eq!(test(&mut receives, grant.slot), Err(NotInFlight(grant.slot.number())));
         for _ in 1..SLOTS {
             let other = one(&mut receives, 1);
-            receives.arrived(immediate(other, 0, (0, 1), 0), 1).unwrap();
+            receives.arrived(&immediate(other, 0, (0, 1), 0), 1).unwrap();
             test(&mut receives, other.slot).unwrap().unwrap();
         }
         assert!(!receives.has_room(), "the slot's immediate has not come");
         assert_eq!(receives.grant([1].into_iter(), false, lane(0)), None);
-        assert_eq!(receives.arrived(immediate(grant, 0, (0, 1), 0), 64), Ok(Arrival::Whole));
+        assert_eq!(receives.arrived(&immediate(grant, 0, (0, 1), 0), 64), Ok(Arrival::Whole));
         assert_eq!(one(&mut receives, 1).slot, grant.slot);
     }
 
@@ -473,9 +473,9 @@ mod tests {
         let mut receives = Receives::new(CHUNK);
         let grant = one(&mut receives, 8);
         let old = Immediate { generation: 5, ..immediate(grant, 0, (0, 1), 0) };
-        assert_eq!(receives.arrived(old, 8), Ok(Arrival::Stale));
+        assert_eq!(receives.arrived(&old, 8), Ok(Arrival::Stale));
         let free = Immediate { slot: Slot::of(9), ..immediate(grant, 0, (0, 1), 0) };
-        assert_eq!(receives.arrived(free, 8), Ok(Arrival::Stale));
+        assert_eq!(receives.arrived(&free, 8), Ok(Arrival::Stale));
         assert_eq!(test(&mut receives, grant.slot), Ok(None));
     }
 
@@ -483,7 +483,7 @@ mod tests {
     fn a_lying_peer_is_caught() {
         let mut receives = Receives::new(CHUNK);
         let grant = receives.grant([8, 8].into_iter(), false, lane(0)).unwrap();
-        let mut say = |part, share, leads, bytes| receives.arrived(immediate(grant, part, share, leads), bytes);
+        let mut say = |part, share, leads, bytes| receives.arrived(&immediate(grant, part, share, leads), bytes);
         assert_eq!(say(2, (0, 1), 0, 8), Err(Violation::Part { part: 2, share: 0 }));
         assert_eq!(say(0, (1, 1), 0, 8), Err(Violation::Part { part: 0, share: 1 }));
         assert_eq!(say(0, (0, 1), 0, 9), Err(Violation::Overrun { bytes: 9, room: 8 }));
@@ -503,7 +503,7 @@ mod tests {
     fn a_share_that_comes_again_without_bytes_counts_for_nothing() {
         let mut receives = Receives::new(CHUNK);
         let grant = one(&mut receives, 8);
-        let mut say = |share, bytes| receives.arrived(immediate(grant, 0, (share, 2), 0), bytes);
+        let mut say = |share, bytes| receives.arrived(&immediate(grant, 0, (share, 2), 0), bytes);
         assert_eq!(say(1, 4), Ok(Arrival::Part));
         for _ in 0..100 {
             assert_eq!(say(1, 0), Ok(Arrival::Stale), "while the other is missing");
@@ -518,11 +518,11 @@ mod tests {
         let mut receives = Receives::new(CHUNK);
         let first = one(&mut receives, 8);
         receives.lost(lane(0));
-        receives.arrived(immediate(first, 0, (0, 1), 0), 8).unwrap();
+        receives.arrived(&immediate(first, 0, (0, 1), 0), 8).unwrap();
         test(&mut receives, first.slot).unwrap().unwrap();
         for _ in 1..SLOTS {
             let other = receives.grant([8].into_iter(), false, lane(1)).unwrap();
-            receives.arrived(immediate(other, 0, (0, 1), 0), 8).unwrap();
+            receives.arrived(&immediate(other, 0, (0, 1), 0), 8).unwrap();
             test(&mut receives, other.slot).unwrap().unwrap();
         }
         let again = receives.grant([8].into_iter(), false, lane(1)).unwrap();
@@ -534,10 +534,10 @@ mod tests {
         let mut receives = Receives::new(CHUNK);
         let grant = one(&mut receives, 100);
         for share in 0..7 {
-            assert_eq!(receives.arrived(immediate(grant, 0, (share, 8), 0), 1), Ok(Arrival::Part));
+            assert_eq!(receives.arrived(&immediate(grant, 0, (share, 8), 0), 1), Ok(Arrival::Part));
         }
         assert!(receives.received().has(0, 0, 6) && !receives.received().has(0, 0, 7));
-        assert_eq!(receives.arrived(immediate(grant, 0, (7, 8), 0), 1), Ok(Arrival::Whole));
+        assert_eq!(receives.arrived(&immediate(grant, 0, (7, 8), 0), 1), Ok(Arrival::Whole));
         assert!(receives.received().has(0, 0, 7) && !receives.received().has(1, 0, 0));
     }
 
@@ -547,19 +547,19 @@ mod tests {
         let first = receives.grant([8, 8].into_iter(), false, lane(1)).unwrap();
         let by_other = receives.grant([8].into_iter(), false, lane(0)).unwrap();
         let done = receives.grant([8].into_iter(), false, lane(1)).unwrap();
-        receives.arrived(immediate(done, 0, (0, 1), 0), 8).unwrap();
+        receives.arrived(&immediate(done, 0, (0, 1), 0), 8).unwrap();
         receives.lost(lane(1));
         assert_eq!(receives.next_owed(|_| true), Some(Owed { grant: first, parts: 2, lane: None }));
         receives.repeats(first.slot, lane(0));
         assert_eq!(receives.next_owed(|_| true), None, "one is done, and one went by another lane");
         for part in [0, 1] {
-            receives.arrived(immediate(first, part, (0, 1), 0), 8).unwrap();
+            receives.arrived(&immediate(first, part, (0, 1), 0), 8).unwrap();
         }
-        receives.arrived(immediate(by_other, 0, (0, 1), 0), 8).unwrap();
+        receives.arrived(&immediate(by_other, 0, (0, 1), 0), 8).unwrap();
         (0..3).map(Slot::of).for_each(|slot| assert!(test(&mut receives, slot).unwrap().is_some()));
         for _ in 3..SLOTS {
             let other = one(&mut receives, 1);
-            receives.arrived(immediate(other, 0, (0, 1), 0), 1).unwrap();
+            receives.arrived(&immediate(other, 0, (0, 1), 0), 1).unwrap();
             test(&mut receives, other.slot).unwrap().unwrap();
         }
         assert!(!receives.has_room(), "its clear-to-send is still under way");
@@ -576,7 +576,7 @@ mod tests {
         let by_other = receives.grant([8, 8].into_iter(), false, lane(2)).unwrap();
         let by_lost = receives.grant([8].into_iter(), false, lane(0)).unwrap();
         let done = receives.grant([8].into_iter(), false, lane(1)).unwrap();
-        receives.arrived(immediate(done, 0, (0, 1), 0), 8).unwrap();
+        receives.arrived(&immediate(done, 0, (0, 1), 0), 8).unwrap();
         receives.lost(lane(0));
         let mut told = Vec::new();
         receives.renew(|grant, parts| told.push((grant, parts)));

@@ -382,7 +382,7 @@ fn arrive(
         return Ok(Found::Something);
     }
     let immediate = Immediate::decode(completion.immediate());
-    let found = match receives.arrived(immediate, completion.bytes()) {
+    let found = match receives.arrived(&immediate, completion.bytes()) {
         Ok(Arrival::Whole) => Found::Something,
         Ok(Arrival::Part) => Found::InPart,
         Ok(Arrival::Stale) => return stale(context, lane, completion),

@@ -138,7 +138,7 @@ impl Inbound {
         let generation = Immediate::generation_of(receive.sequence);
         let whole = Immediate { slot, part, generation, shares: 1, share: 0, leads };
         // It was granted with room for this, so there is nothing to refuse.
-        matches!(self.receives.arrived(whole, rest), Ok(Arrival::Whole | Arrival::Part))
+        matches!(self.receives.arrived(&whole, rest), Ok(Arrival::Whole | Arrival::Part))
     }
 
     /// As [`Receives::test`].

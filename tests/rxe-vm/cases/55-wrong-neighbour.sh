@@ -25,10 +25,11 @@ trouble() {
   seen 'rail [ab]1:1 to [^ ]* recovered '
 }
 
+# The job has to outlast the trouble, on a busy machine too.
 rails 4 80mbit
 trouble &
 breaker=$!
-spark wrong sendrecv a0,a1,a2,a3 b0,b1,b2,b3 -b 2M -e 2M -n 200 -w 1 -c 1 "${slow_wire[@]}"
+spark wrong sendrecv a0,a1,a2,a3 b0,b1,b2,b3 -b 2M -e 2M -n 400 -w 1 -c 1 "${slow_wire[@]}"
 wait "$breaker" || fail "the rail did not return"
 check_table 1
 check_lost 1
