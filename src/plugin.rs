@@ -181,14 +181,7 @@ impl Plugin {
     }
 
     fn bring_up(config: Config, nccl_version: Option<String>) -> Result<Self> {
-        let (survey, ports) = look_around(&config)?;
-        for refused in &survey.refused {
-            tracing::info!("{}:{} not used as a rail: {}", refused.device, refused.port, refused.reason);
-        }
-        for warning in &survey.warnings {
-            tracing::warn!("{warning}");
-        }
-        let rails = open(&survey, &ports, &config)?;
+        let (survey, rails) = while_devices_leave(|| take_rails(&config))?;
         let properties = Properties::new(&survey, &rails, &config);
         let names: Vec<String> = rails.iter().map(|rail| rail.name()).collect();
         tracing::info!(
@@ -240,6 +233,32 @@ fn policy(config: &Config, host: Fingerprint) -> Policy {
 /// [`Error::Missing`] without a verbs library or a device that can be opened.
 pub fn ports(verbs_library: &str) -> Result<Vec<PortFacts>> {
     Ok(ask_verbs(verbs_library)?.into_iter().map(|(facts, _)| facts).collect())
+}
+
+/// A device may be taken away after it was found and before it is in use: so often at most everything is looked for afresh.
+const LOOKS: usize = 3;
+
+fn while_devices_leave<T>(mut take: impl FnMut() -> Result<T>) -> Result<T> {
+    for _ in 1..LOOKS {
+        match take() {
+            Err(error) if error.is_removal() => tracing::warn!("looking for rails once more: {error}"),
+            done => return done,
+        }
+    }
+    take()
+}
+
+/// This host's rails, in use.
+fn take_rails(config: &Config) -> Result<(Survey, Vec<Arc<comm::Rail>>)> {
+    let (survey, ports) = look_around(config)?;
+    for refused in &survey.refused {
+        tracing::info!("{}:{} not used as a rail: {}", refused.device, refused.port, refused.reason);
+    }
+    for warning in &survey.warnings {
+        tracing::warn!("{warning}");
+    }
+    let rails = open(&survey, &ports, config)?;
+    Ok((survey, rails))
 }
 
 fn look_around(config: &Config) -> Result<(Survey, Ports)> {
@@ -347,5 +366,28 @@ impl Properties {
             max_p2p_bytes: largest,
             max_coll_bytes: largest,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_that_leave_are_looked_for_again_and_not_for_ever() {
+        let failed = |errno| Error::Os { what: "cannot open mlx5_0".to_owned(), errno };
+        let mut looks = 0;
+        let mut after = |failures: usize, errno| {
+            looks = 0;
+            let found = while_devices_leave(|| {
+                looks += 1;
+                if looks > failures { Ok(looks) } else { Err(failed(errno)) }
+            });
+            (found.ok(), looks)
+        };
+        assert_eq!(after(0, libc::EIO), (Some(1), 1));
+        assert_eq!(after(2, libc::EIO), (Some(3), 3));
+        assert_eq!(after(3, libc::EIO), (None, 3));
+        assert_eq!(after(1, libc::ENOMEM), (None, 1));
     }
 }

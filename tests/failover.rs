@@ -62,6 +62,22 @@ fn a_rail_dies_in_mid_transfer_and_returns() {
 }
 
 #[test]
+fn a_device_that_leaves_while_the_network_comes_up_costs_its_rail_alone() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    // The fabric is there from the first host on.
+    host(0, &[]);
+    let rails = std::thread::scope(|scope| {
+        let rails = scope.spawn(|| (0..2000).map(|_| host(0, &[]).process().rails.len()).collect::<Vec<_>>());
+        while !rails.is_finished() {
+            set(RAILS[0], Action::Unplug);
+            set(RAILS[0], Action::Plug);
+        }
+        rails.join().unwrap()
+    });
+    assert!(rails.iter().all(|count| [1, 2].contains(count)), "{rails:?}");
+}
+
+#[test]
 fn all_rails_die_and_one_returns_in_time() {
     let bed = Bed::new(&[("NCCL_SPARK_LOSS_TIMEOUT_S", "100")]);
     let mut stream = Stream::new(&bed);

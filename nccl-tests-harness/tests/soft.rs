@@ -187,7 +187,10 @@ fn a_job_goes_on_when_all_functions_of_a_node_leave_the_bus_and_return() {
     assert_eq!(fabric("plug 0:rocep1s0f0").out, format!("fabric {name}: rocep1s0f0 of node 0: plugged in\n"));
     std::thread::sleep(Duration::from_secs(1));
     // Of the other node's, the firmware.
-    assert_eq!(fabric("reset 1:roceP2p1s0f1").out, format!("fabric {name}: roceP2p1s0f1 of node 1: reset\n"));
+    let reset = fabric("reset 1:roceP2p1s0f1");
+    if reset.out != format!("fabric {name}: roceP2p1s0f1 of node 1: reset\n") {
+        panic!("{reset:?}; the job: {:?}", Said::from(job.wait_with_output().unwrap()));
+    }
     std::thread::sleep(Duration::from_secs(1));
     for (node, rail) in all.iter().flat_map(|rail| [(0, rail), (1, rail)]) {
         assert_eq!(fabric(&format!("unplug {node}:{rail}")).status, Some(0));
