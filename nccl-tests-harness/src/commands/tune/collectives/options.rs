@@ -48,7 +48,7 @@ pub struct Options {
     #[arg(long, value_name = "PROTOCOL,...", value_delimiter = ',', default_value = "ll,ll128,simple")]
     protocols: Vec<Protocol>,
     /// Numbers of channels to try; NCCL uses no more than the communicator has.
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,2,4,8,16",
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,2,3,4,8,16",
           value_parser = clap::value_parser!(u32).range(1..=64))]
     channels: Vec<u32>,
     /// Timed iterations of each size.
@@ -266,9 +266,9 @@ mod unit {
     }
 
     #[test]
-    fn the_defaults_are_four_collectives_with_fifteen_candidates() {
+    fn the_defaults_are_four_collectives_with_eighteen_candidates() {
         let plan = plan("", &[("HOME", "/nowhere")]).unwrap();
-        assert_eq!((plan.collectives.len(), plan.candidates.len(), plan.rounds), (4, 15, 3));
+        assert_eq!((plan.collectives.len(), plan.candidates.len(), plan.rounds), (4, 18, 3));
         assert_eq!(
             plan.candidates[..2].iter().map(ToString::to_string).collect::<Vec<_>>(),
             ["ring/ll/1", "ring/ll128/1"]
