@@ -281,13 +281,13 @@ pub(super) fn memory_hint(errno: i32) -> String {
 }
 
 fn hint(limit_bytes: Option<u64>, meminfo: &str) -> String {
-    let limit = match limit_bytes {
-        None => "unlimited".to_owned(),
-        Some(bytes) => format!("{} KiB", bytes / 1024),
+    let mut hint = match limit_bytes {
+        Some(bytes) => format!(
+            " (locked-memory limit is {} KiB: raise it with ulimit -l unlimited; in a container: docker run --ulimit memlock=-1",
+            bytes / 1024
+        ),
+        None => " (locked memory is not limited: the device or the kernel has run out of something else".to_owned(),
     };
-    let mut hint = format!(
-        " (locked-memory limit is {limit}: raise it with ulimit -l unlimited; in a container: docker run --ulimit memlock=-1"
-    );
     let cma = |name| field_kib(meminfo, name).unwrap_or(0);
     if cma("CmaTotal:") == 0 && cma("CmaFree:") > 0 {
         hint.push_str(
@@ -331,9 +331,11 @@ mod tests {
     #[test]
     fn short_memory_gets_the_cure_and_other_errors_get_none() {
         assert_eq!(memory_hint(libc::EFAULT), "");
-        assert!(memory_hint(libc::ENOMEM).contains("--ulimit memlock=-1"));
-        assert!(hint(Some(8 << 20), "").contains("is 8192 KiB"));
-        assert!(hint(None, "").contains("is unlimited"));
+        assert!(memory_hint(libc::ENOMEM).starts_with(" (locked"));
+        let limited = hint(Some(8 << 20), "");
+        assert!(limited.contains("is 8192 KiB") && limited.ends_with("docker run --ulimit memlock=-1)"), "{limited}");
+        let unlimited = hint(None, "");
+        assert!(unlimited.contains("is not limited") && !unlimited.contains("ulimit"), "{unlimited}");
     }
 
     #[test]
