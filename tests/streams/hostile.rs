@@ -8,7 +8,7 @@ use nccl_net_spark::error::Error;
 use nccl_net_spark::wire::handle::Handle;
 use nccl_net_spark::wire::message::{ByTcp, Header, Hello, Message, Stream, Streams};
 use nccl_net_spark::wire::stream::{Data, FRAME_BYTES, Frame, Grant};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 
@@ -163,6 +163,8 @@ fn a_receiver_that_lies_is_refused_in_words() {
         let text = error.to_string();
         assert!(matches!(error, Error::Protocol(_)) && text.contains(words), "{words}: {text}");
         assert!(text.contains("liar:2 violated the protocol"), "{text}");
+        assert_have_ended(&mut streams);
+        drop(send);
     }
 }
 
@@ -206,6 +208,18 @@ fn a_stream_that_ends_in_the_middle_is_no_message() {
     let error = receive_error(&recv, receive);
     let text = error.to_string();
     assert!(matches!(error, Error::PeerGone(_)) && text.contains("stream 2") && text.contains("over lo"), "{text}");
+    assert_have_ended(&mut streams);
+    drop(recv);
+}
+
+/// Each stream ends, though nobody has closed the connection: whoever waits for it on this side hears that it has failed.
+fn assert_have_ended(streams: &mut [TcpStream]) {
+    for stream in streams {
+        // Grants may come first. A reset is an end too; a time-out is none.
+        let end = stream.read_to_end(&mut Vec::new());
+        let has_ended = end.as_ref().map_or_else(|why| why.kind() == ErrorKind::ConnectionReset, |_| true);
+        assert!(has_ended, "{end:?}");
+    }
 }
 
 #[test]

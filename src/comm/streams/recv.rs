@@ -155,7 +155,7 @@ impl StreamRecvPath {
         if self.streams.iter().any(|stream| !matches!(stream.end, End::Open)) {
             return self.ended(context, what);
         }
-        self.waiting(what).check(context, &mut self.stall).map_err(|error| self.fail(*error))
+        self.waiting(what).check(context, &mut self.stall).map_err(|error| self.fail(context, *error))
     }
 
     fn waiting(&self, what: &'static str) -> Waiting {
@@ -182,11 +182,11 @@ impl StreamRecvPath {
             Some(other) => other,
             // The peer has said BYE on some, and what it said on the others is under way.
             None if self.streams.iter().any(|stream| matches!(stream.end, End::Open)) => {
-                return self.waiting(what).check(context, &mut self.stall).map_err(|error| self.fail(*error));
+                return self.waiting(what).check(context, &mut self.stall).map_err(|error| self.fail(context, *error));
             }
             None => Error::PeerGone(format!("{} was closed by the peer; {text}", context.sockets)),
         };
-        Err(self.fail(error))
+        Err(self.fail(context, error))
     }
 
     /// Sends grants, as far as the first stream takes them.
@@ -197,10 +197,11 @@ impl StreamRecvPath {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 // The peer reads no more: what it has sent and how it ended is to be read.
-                Err(error) => {
+                Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
                     tracing::debug!("{}: no more grants: {error}", context.sockets);
                     self.outbox.clear();
                 }
+                Err(error) => return Err(self.fail(context, context.sockets.failed(0, &error))),
             }
         }
         Ok(())
@@ -239,7 +240,7 @@ impl StreamRecvPath {
             match stream.use_inbox(inbound, buffers, &mut found) {
                 Ok(()) => {}
                 Err(why) => {
-                    return Err(self.fail(Error::Protocol(broken_protocol(&context.sockets.peer, &why))));
+                    return Err(self.fail(context, Error::Protocol(broken_protocol(&context.sockets.peer, &why))));
                 }
             }
             if !matches!(stream.end, End::Open) {
@@ -254,9 +255,12 @@ impl StreamRecvPath {
         Ok(found)
     }
 
-    /// The connection has failed; the error that its caller is told from here on, which is the first.
+    /// The connection has failed; the error that its caller is told from here on, which is the first. The peer hears of it by the streams' end.
     #[cold]
-    fn fail(&mut self, error: Error) -> Box<Error> {
+    fn fail(&mut self, context: &StreamContext, error: Error) -> Box<Error> {
+        if self.failed.is_none() {
+            context.sockets.cut();
+        }
         self.failed.get_or_insert_with(|| Box::new(error)).clone()
     }
 }
@@ -369,7 +373,7 @@ impl Arriving {
 impl Last for StreamRecvPath {
     fn last_words(&mut self) -> Option<Vec<Vec<u8>>> {
         let is_cut = self.failed.is_some();
-        self.fail(Error::Usage("connection closed".to_owned()));
+        self.failed.get_or_insert_with(|| Box::new(Error::Usage("connection closed".to_owned())));
         let mut words = vec![Vec::new(); self.streams.len()];
         words[0] = std::mem::take(&mut self.outbox);
         words.iter_mut().for_each(|word| word.extend_from_slice(&Frame::Bye.encode()));

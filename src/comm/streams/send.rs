@@ -155,9 +155,11 @@ impl StreamSendPath {
         let waiting = Waiting { direction: Direction::Send, what, count: bytes };
         if self.peer_has_closed {
             let text = waiting.text(self.stall.elapsed());
-            return Err(self.fail(Error::PeerGone(format!("{} was closed by the peer; {text}", context.sockets))));
+            return Err(
+                self.fail(context, Error::PeerGone(format!("{} was closed by the peer; {text}", context.sockets)))
+            );
         }
-        waiting.check(context, &mut self.stall).map_err(|error| self.fail(*error))
+        waiting.check(context, &mut self.stall).map_err(|error| self.fail(context, *error))
     }
 
     /// Sends what the streams take; whether that was anything.
@@ -212,7 +214,7 @@ impl StreamSendPath {
     #[cold]
     fn broken(&mut self, context: &StreamContext, stream: usize, error: &std::io::Error) -> Quick<()> {
         while self.take_grants(context)? {}
-        if self.peer_has_closed { Ok(()) } else { Err(self.fail(context.sockets.failed(stream, error))) }
+        if self.peer_has_closed { Ok(()) } else { Err(self.fail(context, context.sockets.failed(stream, error))) }
     }
 
     /// Takes in grants; whether there were any.
@@ -222,11 +224,11 @@ impl StreamSendPath {
             match caller_memory::receive(context.sockets.stream(0), HostMemory::none(), rest) {
                 Ok(0) => {
                     let end = std::io::Error::from(ErrorKind::UnexpectedEof);
-                    return Err(self.fail(context.sockets.failed(0, &end)));
+                    return Err(self.fail(context, context.sockets.failed(0, &end)));
                 }
                 Ok(count) => self.granted_bytes += count,
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-                Err(error) => return Err(self.fail(context.sockets.failed(0, &error))),
+                Err(error) => return Err(self.fail(context, context.sockets.failed(0, &error))),
             }
         }
         self.read_grants(context)
@@ -261,12 +263,15 @@ impl StreamSendPath {
 
     #[cold]
     fn breach(&mut self, context: &StreamContext, why: &dyn Display) -> Box<Error> {
-        self.fail(Error::Protocol(broken_protocol(&context.sockets.peer, why)))
+        self.fail(context, Error::Protocol(broken_protocol(&context.sockets.peer, why)))
     }
 
-    /// The connection has failed; the error that its caller is told from here on, which is the first.
+    /// The connection has failed; the error that its caller is told from here on, which is the first. The peer hears of it by the streams' end.
     #[cold]
-    fn fail(&mut self, error: Error) -> Box<Error> {
+    fn fail(&mut self, context: &StreamContext, error: Error) -> Box<Error> {
+        if self.failed.is_none() {
+            context.sockets.cut();
+        }
         self.failed.get_or_insert_with(|| Box::new(error)).clone()
     }
 }
@@ -285,7 +290,7 @@ impl Begun {
 impl Last for StreamSendPath {
     fn last_words(&mut self) -> Option<Vec<Vec<u8>>> {
         let is_cut = self.failed.is_some() || self.outbound.is_running();
-        self.fail(Error::Usage("connection closed".to_owned()));
+        self.failed.get_or_insert_with(|| Box::new(Error::Usage("connection closed".to_owned())));
         let bye = || Frame::Bye.encode().to_vec();
         (!is_cut).then(|| self.begun.iter().map(|_| bye()).collect())
     }
