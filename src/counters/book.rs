@@ -217,16 +217,25 @@ impl Record {
 
     /// Says what the lane is doing, unless its connection has ended.
     fn set_state(&self, state: State) {
-        if self.place.with().is_some_and(|hold| !hold.is_closed.load(Ordering::Relaxed)) {
-            self.place[Word::State as usize].store(state as u64, Ordering::Relaxed);
+        let Some(hold) = self.place.with().filter(|hold| !hold.is_closed.load(Ordering::Relaxed)) else { return };
+        self.store_state(state);
+        // Pairs with the one in `close`: of two threads here at once, one sees what the other has done, and `Closed` stays.
+        fence(Ordering::SeqCst);
+        if hold.is_closed.load(Ordering::Relaxed) {
+            self.store_state(State::Closed);
         }
     }
 
     fn close(&self) {
-        self.set_state(State::Closed);
         if let Some(hold) = self.place.with() {
             hold.is_closed.store(true, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            self.store_state(State::Closed);
         }
+    }
+
+    fn store_state(&self, state: State) {
+        self.place[Word::State as usize].store(state as u64, Ordering::Relaxed);
     }
 }
 

@@ -221,7 +221,8 @@ impl Counters {
         }
     }
 
-    /// Takes apart what was read of a file, twice: a record counts whose sequence is the same in both. What is missing at the end was not in use.
+    /// Takes apart what was read of a file, twice: what the first read has of a record counts where the second one still finds its sequence.
+    /// What is missing at the end was not in use.
     ///
     /// # Errors
     /// Why the file is not shown.
@@ -235,14 +236,14 @@ impl Counters {
         };
         for index in 0..used {
             let at = HEADER_WORDS + index * RECORD_WORDS;
-            let sequence = word_at(second, at + Word::Sequence as usize).unwrap_or(0);
-            let state = word_at(second, at + Word::State as usize).unwrap_or(0);
+            let sequence = word_at(first, at + Word::Sequence as usize).unwrap_or(0);
+            let state = word_at(first, at + Word::State as usize).unwrap_or(0);
             if sequence == 0 || (sequence.is_multiple_of(2) && state == State::Free as u64) {
                 continue;
             }
             let is_settled =
-                sequence.is_multiple_of(2) && word_at(first, at + Word::Sequence as usize) == Some(sequence);
-            match record(second, index, sequence).filter(|_| is_settled) {
+                sequence.is_multiple_of(2) && word_at(second, at + Word::Sequence as usize) == Some(sequence);
+            match record(first, index, sequence).filter(|_| is_settled) {
                 Some(record) => counters.records.push(record),
                 None => counters.passed_over += 1,
             }
@@ -351,6 +352,9 @@ mod tests {
     fn a_record_that_changes_meanwhile_is_passed_over() {
         let (before, after) = (file(|_| ()), file(|words| words[HEADER_WORDS] = 4));
         assert_eq!(Counters::parse(&before, &after).unwrap().passed_over, 1, "the sequence moved on");
+        // What the second read has came after its look at the sequence, and may be another lane's.
+        let next = file(|words| words[HEADER_WORDS + Word::Bytes as usize] = 9);
+        assert_eq!(Counters::parse(&before, &next).unwrap().records[0].counts.bytes, 10);
         let changing = file(|words| words[HEADER_WORDS] = 3);
         assert_eq!(parse_both(&changing).passed_over, 1, "an odd sequence");
         let free = file(|words| words[HEADER_WORDS + 1] = 0);
