@@ -241,7 +241,9 @@ const LOOKS: usize = 3;
 fn while_devices_leave<T>(mut take: impl FnMut() -> Result<T>) -> Result<T> {
     for _ in 1..LOOKS {
         match take() {
-            Err(error) if error.is_removal() => tracing::warn!("looking for rails once more: {error}"),
+            Err(error) if error.is_removal() || error.is_failed_device() => {
+                tracing::warn!("looking for rails once more: {error}")
+            }
             done => return done,
         }
     }
@@ -387,6 +389,7 @@ mod tests {
         };
         assert_eq!(after(0, libc::EIO), (Some(1), 1));
         assert_eq!(after(2, libc::EIO), (Some(3), 3));
+        assert_eq!(after(1, libc::ENOLINK), (Some(2), 2));
         assert_eq!(after(3, libc::EIO), (None, 3));
         assert_eq!(after(1, libc::ENOMEM), (None, 1));
     }

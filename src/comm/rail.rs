@@ -60,12 +60,16 @@ impl Rail {
     /// Takes a device's protection domain into use.
     ///
     /// # Errors
-    /// [`Error::Os`] when relaxed ordering was asked for and the device refuses it.
+    /// [`Error::Os`] when relaxed ordering was asked for and the device refuses it, or when the device has left.
     pub fn new(id: RailId, info: RailInfo, pd: Arc<Pd>, config: &Config) -> Result<Self> {
         let relaxed_ordering = match config.relaxed_ordering {
             RelaxedOrdering::Off => false,
             RelaxedOrdering::On => takes_relaxed_ordering(&pd).map(|()| true)?,
-            RelaxedOrdering::Auto => takes_relaxed_ordering(&pd).is_ok(),
+            // A device that is not there refuses everything, which says nothing of its return.
+            RelaxedOrdering::Auto => match takes_relaxed_ordering(&pd) {
+                Ok(()) => true,
+                Err(_) => pd.context().port(info.port).map(|_| false)?,
+            },
         };
         let device = RailDevice::new(pd, Path::new(&config.sysfs).join("class/infiniband").join(&info.device));
         let (path_qualities, last_look, was_warned_of_index, backlog_bytes) = Default::default();
