@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::verbs::{Library, Pd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,8 @@ pub struct RailDevice {
     entry: PathBuf,
     library: &'static Library,
     state: Mutex<State>,
+    /// How often the kernel has answered that it is gone or has failed.
+    doubts: AtomicU64,
     /// When it was last asked.
     asked: Mutex<Option<Instant>>,
     /// When it was last looked for, and how often it could not be used since it was there again.
@@ -76,9 +79,9 @@ impl RailDevice {
     pub fn new(pd: Arc<Pd>, entry: PathBuf) -> Self {
         let name = pd.context().name().to_owned();
         let library = pd.context().library();
-        let (asked, looked_for) = Default::default();
+        let (doubts, asked, looked_for) = Default::default();
         let opening = Opening { pd, number: 0, entry: inode(&entry) };
-        Self { name, entry, library, state: Mutex::new(State::Here(opening)), asked, looked_for }
+        Self { name, entry, library, state: Mutex::new(State::Here(opening)), doubts, asked, looked_for }
     }
 
     /// Its protection domain.
@@ -136,6 +139,7 @@ impl RailDevice {
             return false;
         }
         let mut state = self.lock();
+        self.doubts.fetch_add(1, Ordering::Relaxed);
         match &*state {
             _ if state.number() != opening => {}
             State::Here(opening) if error.is_failed_device() => *state = State::Failed(opening.clone()),
@@ -166,9 +170,10 @@ impl RailDevice {
 
     /// Asks the kernel whether it is there, and sysfs where it is cut off. How far it is gone.
     pub fn look(&self, port: u8) -> Presence {
-        let (pd, opening) = match &*self.lock() {
+        let (pd, opening, doubts) = match &*self.lock() {
             State::Here(opening) | State::Failed(opening) | State::CutOff(opening) => {
-                (Arc::clone(&opening.pd), opening.number)
+                // Relaxed: counted and read under the lock.
+                (Arc::clone(&opening.pd), opening.number, self.doubts.load(Ordering::Relaxed))
             }
             State::Gone(_) | State::Returning(_) => return Presence::Gone,
         };
@@ -182,8 +187,11 @@ impl RailDevice {
             State::CutOff(Opening { number, entry: Some(entry), .. }) if inode(&self.entry) != Some(*entry) => {
                 *state = State::Gone(*number);
             }
-            // What has failed or is cut off stays so. One that answers was not: its firmware had refused something.
-            State::Failed(it) | State::CutOff(it) if answer.is_ok() && it.number == opening => {
+            // What has failed or is cut off stays so. One that answers was not: its firmware had refused something. An answer from before somebody
+            // heard otherwise says nothing.
+            State::Failed(it) | State::CutOff(it)
+                if answer.is_ok() && it.number == opening && self.doubts.load(Ordering::Relaxed) == doubts =>
+            {
                 *state = State::Here(it.clone());
             }
             _ => {}

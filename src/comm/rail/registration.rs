@@ -7,6 +7,7 @@
 //! deregisters under the lock: gigabytes take seconds.
 
 use super::Rail;
+use super::device::Presence;
 use crate::error::{Error, Result};
 use crate::verbs::{Access, HostMemory, Mr, Pd, Readable};
 use crate::wire::cts::PackedKeys;
@@ -163,16 +164,22 @@ impl Registration {
             if place.as_ref().is_some_and(|regions| regions.opening == opening) {
                 continue;
             }
-            let made = match self.purpose {
+            let register = || match self.purpose {
                 Purpose::Send => register_to_send(rail, &pd, self.memory),
                 Purpose::Receive => register_to_receive(rail, &pd, self.memory),
             };
-            match made {
-                // Without a key of use there until the device is back: nothing goes by that rail meanwhile.
-                Err(error) if rail.device.heard(&error, opening) => {}
-                Err(error) => return Err(error),
-                Ok((first, relaxed)) => *place = Some(Regions { opening, first, relaxed }),
-            }
+            let (first, relaxed) = match register() {
+                Err(error) if rail.device.heard(&error, opening) => {
+                    if rail.device.look(rail.info.port) != Presence::Here {
+                        // Without a key of use there until the device is back: nothing goes by that rail meanwhile.
+                        continue;
+                    }
+                    // It is there all the same. Nobody registers for it later, so it has to take this now.
+                    register()?
+                }
+                made => made?,
+            };
+            *place = Some(Regions { opening, first, relaxed });
         }
         self.store_keys(&regions);
         Ok(())

@@ -331,7 +331,9 @@ fn wait(watched: &[Watched], wakened: &UnixStream) {
     let mut fds = vec![PollFd::new(wakened.as_fd(), PollFlags::POLLIN)];
     fds.extend(watched.iter().flat_map(|each| each.tcp.fds()).map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
     let rails = rails(watched);
-    let sources: Vec<_> = rails.iter().filter_map(|rail| rail.device.source_of_events()).collect();
+    // Of a device that the kernel has cut off they are always ready; each round reads them anyway.
+    let here = rails.iter().filter(|rail| rail.device.presence() == Presence::Here);
+    let sources: Vec<_> = here.filter_map(|rail| rail.device.source_of_events()).collect();
     let events = sources.iter().filter_map(|pd| pd.context().event_fd());
     fds.extend(events.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
     match poll(&mut fds, PollTimeout::try_from(pause).unwrap_or(PollTimeout::ZERO)) {
