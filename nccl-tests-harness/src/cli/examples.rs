@@ -119,7 +119,8 @@ Examples:
   nccl-spark report --only doctor,rails --output -
 
 Exit status: 0 the file was written, even if parts failed; 1 it could not be
-written; 2 the command line is wrong.";
+written; 2 the command line is wrong; 130 after Ctrl-C and 143 after SIGTERM,
+with what there was until then in the file.";
 
 pub const TOP: &str = "\
 Examples:
