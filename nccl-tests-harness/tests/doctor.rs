@@ -33,6 +33,30 @@ fn the_exit_status_tells_scripts() {
     }
 }
 
+/// NCCL would say "network Spark not found" there.
+#[test]
+fn a_plugin_that_is_not_there_is_broken() {
+    let folder = tempfile::tempdir().unwrap();
+    let plugin = folder.path().join("libnccl-net-spark.so");
+    let variables = format!("NCCL_NET=Spark NCCL_NET_PLUGIN={}", plugin.display());
+    let judged = |arguments: &str, why: &str| {
+        let said = doctor(arguments, &variables);
+        assert_eq!(said.status, Some(3), "{arguments}: {said:?}");
+        let told: Value = serde_json::from_str(&said.out).unwrap();
+        let finding = told["findings"].as_array().unwrap().iter().find(|one| one["id"] == "plugin-kept-out").unwrap();
+        let named = [&finding["text"], &told["variables"][1]["text"]].map(|text| text.as_str().unwrap());
+        let words = format!("{why} {}", plugin.display());
+        assert!(finding["severity"] == "broken" && named.iter().all(|text| text.contains(&words)), "{told}");
+    };
+    judged("--env --json -", "there is no such file as");
+    judged("--json -", "there is no such file as");
+    std::fs::create_dir(&plugin).unwrap();
+    judged("--env --json -", "there is something else than a regular file at");
+    std::fs::remove_dir(&plugin).unwrap();
+    std::fs::write(&plugin, "").unwrap();
+    assert_eq!(doctor("--env", &variables).status, Some(0));
+}
+
 #[test]
 fn a_machine_without_anything_does_not_work_and_says_what_was_not_seen() {
     let root = tempfile::tempdir().unwrap();

@@ -105,7 +105,7 @@ pub fn answer(place: &Place, asked: Asked) -> Result<(Answer, Option<Seen>), Str
     let variables = environment::with_files(environment::passing(&environment), value("HOME").as_deref(), &inside);
     let own_plugin = places::plugin(&asked.own_program);
     let plugin = own_plugin.as_ref().map_or(USUAL_PLUGIN.to_owned(), |path| path.display().to_string());
-    let verdicts = environment::judge(&variables, &plugin);
+    let verdicts = environment::judge(&variables, &plugin, &|path| inside.lack(path));
     answer.variables = verdicts.variables;
     answer.findings = verdicts.findings;
     if !asked.is_env_alone {

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::{self, ErrorKind, Read};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 /// The files of one machine.
 #[derive(Debug, Clone)]
@@ -82,6 +82,30 @@ impl Place {
         None
     }
 
+    /// Why no library can be loaded from this path, as the beginning of a sentence; `None` where one may be there, or that cannot be
+    /// seen.
+    pub fn lack(&self, absolute: impl AsRef<Path>) -> Option<&'static str> {
+        const NONE: &str = "there is no such file as";
+        match fs::metadata(self.path(self.followed(absolute.as_ref())?)) {
+            Ok(data) if data.is_file() => None,
+            Ok(_) => Some("there is something else than a regular file at"),
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Some(NONE),
+            Err(_) => None,
+        }
+    }
+
+    /// A path without the symbolic links of its folders, which lead to places below the root; `None` for a loop.
+    fn followed(&self, absolute: &Path) -> Option<PathBuf> {
+        let mut path = PathBuf::from("/");
+        for part in absolute.components() {
+            path = match part {
+                Component::ParentDir => path.parent().unwrap_or(Path::new("/")).to_owned(),
+                other => self.resolve(&path.join(other))?,
+            };
+        }
+        Some(path)
+    }
+
     /// Opens a device file for reading and writing, as a program that uses it does, and closes it.
     ///
     /// # Errors
@@ -118,6 +142,11 @@ mod tests {
         assert!(place.has("/x") && !place.has("/y") && !place.has("/loop"));
         assert_eq!(place.resolve(Path::new("/loop")), None);
         assert!(place.read("/usr/lib").is_err());
+        symlink("/usr", root.path().join("opt")).unwrap();
+        assert_eq!(place.lack("/opt/lib/../lib/libx.so.2"), None);
+        assert!(place.lack("/opt/lib/liby.so").unwrap().contains("no such file"));
+        assert!(place.lack("/opt/lib").unwrap().contains("regular file"));
+        assert_eq!(place.lack("/loop"), None);
         assert!(place.read("/none").unwrap().is_none());
     }
 }

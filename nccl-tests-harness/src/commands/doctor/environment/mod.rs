@@ -1,5 +1,5 @@
 //! What the variables of a job do to this plugin: each one by itself, all of them together, and which launcher sets such ones. Pure:
-//! variables in, verdicts and findings out.
+//! variables in, verdicts and findings out; whether a file is there is asked of the caller.
 
 mod launchers;
 mod source;
@@ -9,7 +9,7 @@ pub use launchers::recognised;
 #[cfg(test)]
 pub use source::Source;
 pub use source::{Variable, of_process, passing, with_files};
-pub use variable::{Effect, Judged};
+pub use variable::{Effect, Judged, Lack};
 
 use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::id::Id;
@@ -38,9 +38,9 @@ pub enum LetsIn {
     KeptOut,
 }
 
-/// Judges the variables of a job. `plugin` is the plugin's file, for cures.
-pub fn judge(variables: &[Variable], plugin: &str) -> Verdicts {
-    let judged: Vec<variable::Verdict> = variables.iter().map(|one| variable::judge(one, plugin)).collect();
+/// Judges the variables of a job. `plugin` is the plugin's file, for cures; `lack` says where there is no file to load.
+pub fn judge(variables: &[Variable], plugin: &str, lack: Lack<'_>) -> Verdicts {
+    let judged: Vec<variable::Verdict> = variables.iter().map(|one| variable::judge(one, plugin, lack)).collect();
     let mut verdicts = Verdicts::default();
     let value = |name: &str| variables.iter().find(|one| one.name == name).map(|one| one.value.trim());
     verdicts.lets_in = match value("NCCL_NET_PLUGIN") {

@@ -63,6 +63,9 @@ impl Effect {
     }
 }
 
+/// Why there is no file to load at an absolute path, as the beginning of a sentence; `None` where there is one, or nobody can tell.
+pub type Lack<'a> = &'a dyn Fn(&str) -> Option<&'static str>;
+
 pub(super) struct Verdict {
     pub(super) judged: Judged,
     pub(super) finding: Option<Finding>,
@@ -78,12 +81,12 @@ fn is_this_plugin(entry: &str) -> bool {
     entry.rsplit('/').next().is_some_and(|name| name.to_ascii_lowercase().contains("spark"))
 }
 
-/// Judges one variable.
-pub(super) fn judge(variable: &Variable, plugin: &str) -> Verdict {
+/// Judges one variable. `lack` says what is wrong with the file at a path, if there is none that could be loaded.
+pub(super) fn judge(variable: &Variable, plugin: &str, lack: Lack<'_>) -> Verdict {
     let (name, value) = (variable.name.as_str(), variable.value.trim());
     let what = match name {
         "NCCL_NET" => network(value),
-        "NCCL_NET_PLUGIN" => plugins(value, plugin),
+        "NCCL_NET_PLUGIN" => plugins(value, plugin, lack),
         _ if value.is_empty() => What::plain(Effect::Unset, "empty, which counts as unset for NCCL and for the plugin"),
         _ => refused(variable).or_else(|| particular(name, value)).unwrap_or_else(|| general(name)),
     };
@@ -137,10 +140,18 @@ fn network(value: &str) -> What {
     }
 }
 
-fn plugins(value: &str, plugin: &str) -> What {
-    let cure = format!("export NCCL_NET_PLUGIN={plugin}");
+/// Where the path that a cure would name has no file either.
+const INSTALL: &str = "sudo apt install ./nccl-net-spark_*.deb    # and NCCL_NET_PLUGIN=spark";
+
+fn plugins(value: &str, plugin: &str, lack: Lack<'_>) -> What {
+    let missing = |entry: &&str| lack(entry).filter(|_| entry.starts_with('/') && is_this_plugin(entry));
+    // NCCL goes on to the next one of the list.
+    let there: Vec<&str> = value.split(',').filter(|entry| missing(entry).is_none()).collect();
+    let lacks = value.split(',').find_map(|entry| missing(&entry).map(|why| format!("{why} {entry}")));
+    let is_cured = lacks.is_none() || lack(plugin).is_none();
+    let cure = if is_cured { format!("export NCCL_NET_PLUGIN={plugin}") } else { INSTALL.to_owned() };
     let blocks = |text: String| What::wrong(Effect::Blocks, Severity::Broken, Id::PluginKeptOut, text, cure.clone());
-    match value.split(',').position(is_this_plugin) {
+    match there.iter().position(|entry| is_this_plugin(entry)) {
         Some(0) => What::plain(Effect::Nccl, "NCCL loads this plugin"),
         Some(_) => What::wrong(
             Effect::Harms,
@@ -149,6 +160,7 @@ fn plugins(value: &str, plugin: &str) -> What {
             "NCCL takes the first plugin of the list that starts, and this one is not the first",
             cure.clone(),
         ),
+        None if lacks.is_some() => blocks(format!("{}, so NCCL does not load this plugin", lacks.unwrap_or_default())),
         None if value.is_empty() => blocks("empty, unlike unset, makes NCCL load no plugin".to_owned()),
         None if value.eq_ignore_ascii_case("none") => blocks("NCCL loads no plugin".to_owned()),
         None => blocks(format!("NCCL loads {value} and not this plugin")),

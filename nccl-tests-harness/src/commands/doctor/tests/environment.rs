@@ -13,7 +13,7 @@ pub(super) fn variables(text: &str) -> Vec<Variable> {
 }
 
 fn judge(text: &str) -> Verdicts {
-    environment::judge(&variables(text), PLUGIN)
+    environment::judge(&variables(text), PLUGIN, &|_| None)
 }
 
 fn ids(verdicts: &Verdicts) -> Vec<&'static str> {
@@ -197,11 +197,39 @@ fn single_variables_have_the_effect_that_they_have() {
     assert!(late.variables[0].text.contains("120.3s"), "{:?}", late.variables[0]);
 }
 
+/// NCCL takes the next plugin of the list where a file is not there.
+#[test]
+fn a_plugin_that_is_not_there_is_not_loaded() {
+    let lack = |path: &str| path.starts_with("/none/").then_some("there is no such file as");
+    let blocked = ("plugin-kept-out", Effect::Blocks);
+    for (value, wanted) in [
+        ("/none/libnccl-net-spark.so", Some(blocked)),
+        ("/none/libnccl-net-spark.so,/opt/libnccl-net.so", Some(blocked)),
+        ("/none/libnccl-net-spark.so,/opt/libnccl-net-spark.so", None),
+        ("/none/libnccl-net-spark.so,x,spark", Some(("plugin-not-first", Effect::Harms))),
+        ("/opt/libnccl-net-spark.so,/none/libnccl-net-spark.so", None),
+        ("none/libnccl-net-spark.so", None),
+    ] {
+        let verdicts = environment::judge(&variables(&format!("NCCL_NET_PLUGIN={value}")), PLUGIN, &lack);
+        let found = verdicts.findings.first().map(|finding| (finding.id, verdicts.variables[0].effect));
+        assert_eq!(found, wanted, "{value}");
+    }
+    let verdicts = environment::judge(&variables("NCCL_NET_PLUGIN=/none/spark.so"), PLUGIN, &lack);
+    assert_eq!(verdicts.lets_in, LetsIn::KeptOut);
+    assert_eq!(
+        verdicts.variables[0].text,
+        "there is no such file as /none/spark.so, so NCCL does not load this plugin"
+    );
+    assert_eq!(verdicts.findings[0].cure.as_deref(), Some(&*format!("export NCCL_NET_PLUGIN={PLUGIN}")));
+    let verdicts = environment::judge(&variables("NCCL_NET_PLUGIN=/none/spark.so"), "/none/spark.so", &lack);
+    assert!(verdicts.findings[0].cure.as_ref().unwrap().starts_with("sudo apt install "));
+}
+
 #[test]
 fn a_variable_of_nccls_own_file_is_cured_there() {
     let source = Source::File("/etc/nccl.conf".into());
     let variable = Variable { name: "NCCL_NET".into(), value: "IB".into(), source };
-    let verdicts = environment::judge(&[variable], PLUGIN);
+    let verdicts = environment::judge(&[variable], PLUGIN, &|_| None);
     let finding = &verdicts.findings[0];
     assert!(finding.text.starts_with("NCCL_NET=IB (in /etc/nccl.conf): "), "{}", finding.text);
     assert_eq!(finding.cure.as_deref(), Some("sudo sed -i '/^NCCL_NET=/d' /etc/nccl.conf"));
