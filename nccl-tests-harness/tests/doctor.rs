@@ -48,6 +48,8 @@ fn a_plugin_that_is_not_there_is_broken() {
         let words = format!("{why} {}", plugin.display());
         assert!(finding["severity"] == "broken" && named.iter().all(|text| text.contains(&words)), "{told}");
     };
+    let unnamed = doctor("--env", "NCCL_NET=Spark");
+    assert!(unnamed.out.contains("[plugin-not-named]"), "{unnamed:?}");
     judged("--env --json -", "there is no such file as");
     judged("--json -", "there is no such file as");
     std::fs::create_dir(&plugin).unwrap();

@@ -53,7 +53,7 @@ pub fn judge(variables: &[Variable], plugin: &str, lack: Lack<'_>) -> Verdicts {
         verdicts.findings.extend(verdict.finding);
     }
     verdicts.findings.extend(acknowledgement(variables));
-    if verdicts.lets_in == LetsIn::NotNamed && value("NCCL_NET").is_none_or(|net| !net.eq_ignore_ascii_case("Spark")) {
+    if verdicts.lets_in == LetsIn::NotNamed {
         verdicts.findings.push(
             Finding::new(
                 Severity::Note,

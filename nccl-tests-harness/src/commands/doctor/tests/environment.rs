@@ -193,6 +193,9 @@ fn single_variables_have_the_effect_that_they_have() {
         let is_it = |one: &Finding| (one.severity, one.id) == (Severity::Note, note) && one.cure.is_some();
         assert!(verdicts.findings.iter().any(is_it), "{text}: {:#?}", verdicts.findings);
     }
+    // NCCL looks for libnccl-net.so then, and knows no network Spark without it.
+    let is_noted = |text: &str| judge(text).findings.iter().any(|one| one.id == "plugin-not-named");
+    assert!(is_noted("NCCL_NET=Spark") && is_noted("") && !is_noted("NCCL_NET=Spark NCCL_NET_PLUGIN=spark"));
     let late = judge("NCCL_IB_TIMEOUT=22");
     assert!(late.variables[0].text.contains("120.3s"), "{:?}", late.variables[0]);
 }
