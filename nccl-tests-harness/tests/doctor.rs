@@ -95,6 +95,21 @@ fn a_running_process_is_judged_by_what_it_was_started_with() {
     assert!(!said.out.contains("secret") && !said.out.contains("HF_TOKEN"), "{said:?}");
 }
 
+/// Names and values are another user's choice, and a terminal would act on them.
+#[test]
+fn control_characters_of_variables_are_not_printed() {
+    let odd = "x\x1b]0;pwned\x07\x1b[2J\nBROKEN: forged";
+    let mut process = Command::new("sleep");
+    process.arg("60").env_clear().env("NCCL_DEBUG", odd).env("NCCL_NET", odd).env("NCCL_\x1b[2J", "x");
+    let mut process = process.spawn().unwrap();
+    let said = doctor(&format!("--env --pid {}", process.id()), "");
+    process.kill().unwrap();
+    process.wait().unwrap();
+    assert!(said.out.contains("NCCL_DEBUG=x?]0;pwned??[2J?BROKEN:") && said.out.contains("NCCL_?[2J=x"), "{said:?}");
+    assert!(said.out.chars().all(|c| c == '\n' || !c.is_control()), "{said:?}");
+    assert!(!said.out.contains("\nBROKEN: forged"), "{said:?}");
+}
+
 #[test]
 fn this_machine_is_examined_without_root_and_without_a_word_of_other_variables() {
     let said = doctor("", "HF_TOKEN=secret");

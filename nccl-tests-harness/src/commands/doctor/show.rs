@@ -17,10 +17,10 @@ fn text(answer: &Answer, is_env_alone: bool) -> String {
     let mut page = folded("", &verdict(answer, is_env_alone));
     for finding in &answer.findings {
         page += "\n";
-        page += &folded("    ", &format!("{}: {} [{}]", finding.severity.word(), finding.text, finding.id));
+        page += &line("    ", &format!("{}: {} [{}]", finding.severity.word(), finding.text, finding.id));
         if let Some(cure) = &finding.cure {
             // Not folded: it is to be copied.
-            page += &format!("    $ {cure}\n");
+            page += &format!("    $ {}\n", plain(cure));
         }
     }
     if let Some(peer) = &answer.peer {
@@ -30,46 +30,57 @@ fn text(answer: &Answer, is_env_alone: bool) -> String {
         page += "\nVariables:\n";
         for one in &answer.variables {
             let head = format!("  {}={}  {}: {}", one.name, one.value, one.effect.word(), one.text);
-            page += &folded("      ", &head);
+            page += &line("      ", &head);
         }
     }
     if !answer.picture.is_empty() {
         page += "\nRails:\n";
-        for line in &answer.picture {
-            page += &format!("{line}\n");
+        for drawn in &answer.picture {
+            page += &format!("{}\n", plain(drawn));
         }
     }
     if !answer.facts.is_empty() {
         page += "\nRead:\n";
         for fact in &answer.facts {
-            page += &folded("      ", &format!("  {}: {}", fact.name, fact.value));
+            page += &line("      ", &format!("  {}: {}", fact.name, fact.value));
         }
     }
     if !answer.not_seen.is_empty() {
         page += "\nNot seen:\n";
         for one in &answer.not_seen {
-            page += &folded("      ", &format!("  {}: {}", one.what, one.why));
+            page += &line("      ", &format!("  {}: {}", one.what, one.why));
         }
     }
     page
 }
 
+/// One thing that was read, in as many lines as it takes.
+fn line(indent: &str, text: &str) -> String {
+    folded(indent, &plain(text))
+}
+
+/// What was read, without what a terminal would act on. Anybody may have written it: variables of another process, files, another host.
+pub(super) fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
 fn of_peer(peer: &Together) -> String {
-    let mut page = format!("\nBetween here and {}:\n", peer.host);
+    let host = plain(&peer.host);
+    let mut page = format!("\nBetween here and {host}:\n");
     if peer.paths.is_empty() {
         page += "  nothing was measured\n";
     }
     for path in &peer.paths {
-        page += &folded("      ", &format!("  {}", peer::summary(path)));
+        page += &line("      ", &format!("  {}", peer::summary(path)));
     }
     page += &match peer.findings.len() {
-        0 => format!("\nOn {} nothing is wrong by itself.\n", peer.host),
-        _ => format!("\nOn {}:\n", peer.host),
+        0 => format!("\nOn {host} nothing is wrong by itself.\n"),
+        _ => format!("\nOn {host}:\n"),
     };
     for finding in &peer.findings {
-        page += &folded("      ", &format!("  {}: {} [{}]", finding.severity.word(), finding.text, finding.id));
+        page += &line("      ", &format!("  {}: {} [{}]", finding.severity.word(), finding.text, finding.id));
         if let Some(cure) = &finding.cure {
-            page += &format!("      $ {cure}\n");
+            page += &format!("      $ {}\n", plain(cure));
         }
     }
     page
@@ -92,5 +103,32 @@ fn verdict(answer: &Answer, is_env_alone: bool) -> String {
             format!("{what} works, but: {}.", kinds.join(", "))
         }
         Verdict::Broken => format!("{what} does not work: {}.", findings(broken)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::doctor::finding::{Fact, Finding, NotSeen};
+    use crate::commands::doctor::id::Id;
+    use crate::commands::doctor::peer::{Outcome, Path};
+
+    #[test]
+    fn nothing_that_was_read_reaches_the_terminal_as_a_command() {
+        const ODD: &str = "x\x1b]0;pwned\x07\nBROKEN: forged\r\u{9b}2J";
+        let odd = || ODD.to_owned();
+        let finding = Finding::new(Severity::Note, Id::NoRail, ODD).cured_by(ODD);
+        let path = Path { here: vec![odd()], there: vec![odd()], expected_mbps: None, outcome: Outcome::Failed(odd()) };
+        let answer = Answer {
+            findings: vec![finding],
+            picture: vec![odd()],
+            facts: vec![Fact::new(ODD, ODD)],
+            not_seen: vec![NotSeen { what: odd(), why: odd() }],
+            peer: Some(Together { host: odd(), verdict: Verdict::Good, findings: Vec::new(), paths: vec![path] }),
+            ..Answer::default()
+        };
+        let page = text(&answer, false);
+        assert!(page.chars().all(|c| c == '\n' || !c.is_control()), "{page:?}");
+        assert!(!page.contains("\nBROKEN") && page.contains("    $ x?]0;pwned??BROKEN: forged??2J\n"), "{page}");
     }
 }

@@ -6,6 +6,7 @@
 mod order;
 
 use super::peer::RailSheet;
+use super::show::plain;
 use super::ssh::{ANSWER, Remote, Ssh};
 use crate::output::numbers::count;
 use crate::output::report::{self, Target};
@@ -144,7 +145,7 @@ fn parse(text: &str) -> Result<Vec<RailSheet>> {
     let start = text.find("{\n").context("it has no JSON")?;
     let found: Rails = serde_json::from_str(&text[start..]).context("it is not the JSON of this version")?;
     if let Some(error) = found.error {
-        bail!("{error}");
+        bail!("{}", plain(&error));
     }
     if found.rails.len() > MOST_RAILS {
         bail!("it has {} rails, and {MOST_RAILS} at most are taken", found.rails.len());
@@ -255,6 +256,7 @@ mod tests {
         assert!(error("{\n\"rails\": 7}").contains("not the JSON of this version"));
         let failed = "{\n\"rails\": [], \"pcie_links\": [], \"ok\": false, \"error\": \"libibverbs.so.1 is missing\"}";
         assert!(error(failed).contains("libibverbs.so.1 is missing"));
+        assert!(error(&failed.replace("is missing", "\\u001b[2J")).contains("libibverbs.so.1 ?[2J"));
     }
 
     #[test]

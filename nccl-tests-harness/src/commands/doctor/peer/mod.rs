@@ -34,6 +34,7 @@ use super::answer::{Answer, Seen};
 use super::finding::{Finding, Severity};
 use super::id::Id;
 use super::place::Place;
+use super::show::plain;
 use crate::output;
 use crate::output::numbers::significant;
 use crate::output::watch::Watch;
@@ -183,5 +184,5 @@ pub fn summary(path: &Path) -> String {
         Outcome::Failed(why) => format!("does not carry: {why}"),
         Outcome::NotMeasured(why) => format!("not measured: {why}"),
     };
-    format!("{}: {what}", path.name())
+    plain(&format!("{}: {what}", path.name()))
 }
