@@ -355,6 +355,17 @@ fn a_host_that_ssh_does_not_reach_is_one_error() {
     assert_eq!((said.status, said.err.as_str()), (Some(1), "nccl-spark: node1 did not answer by ssh in time\n"));
 }
 
+/// Without `--limit` it waits for half a minute.
+#[test]
+fn hosts_that_do_not_answer_are_waited_for_until_the_limit() {
+    let mut command = Command::new(nccl_spark().get_program());
+    command.args(["doctor", "--hosts", "spark-1,spark-2", "--limit", "1", "--ssh", "sh -c cat"]);
+    let begun = Instant::now();
+    let said: Said = command.stdin(Stdio::null()).output().unwrap().into();
+    assert_eq!((said.status, said.err.as_str()), (Some(1), "nccl-spark: spark-1 did not answer by ssh in time\n"));
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+}
+
 #[test]
 fn mistakes_on_the_command_line_are_told_before_anything_starts() {
     for (arguments, error) in [

@@ -57,7 +57,7 @@ impl Options {
         let task = self.task(|name| value(name).filter(|value| !value.is_empty()))?;
         let target = self.json.clone().map(Target::from);
         if let Task::Hosts { names, ssh } = &task {
-            let has_order = hosts::run(names, ssh, program, target)?;
+            let has_order = hosts::run(names, ssh, program, end, target)?;
             return Ok(Ended::Judged(if has_order { Verdict::Good } else { Verdict::Impaired }));
         }
         let file = target.as_ref().map(report::open).transpose().map_err(|error| wrong(format!("{error:#}")))?;

@@ -42,13 +42,13 @@ struct HostJson {
     pairs: Vec<usize>,
 }
 
-/// Asks all hosts, and prints what they have in common. False where no order of ranks has a cable between all neighbours.
+/// Asks all hosts until `end` at the latest, and prints what they have in common. False where no order of ranks has a cable between all neighbours.
 ///
 /// # Errors
 /// When a host does not answer, or the output cannot be written.
-pub fn run(names: &[String], ssh: &Ssh, program: &Path, json: Option<Target>) -> Result<bool> {
+pub fn run(names: &[String], ssh: &Ssh, program: &Path, end: Instant, json: Option<Target>) -> Result<bool> {
     report::of_run(json.as_ref(), Found::default(), |mut out, found| {
-        let rails = ask(names, ssh, program)?;
+        let rails = ask(names, ssh, program, end)?;
         let reach = Reach::of(&rails.iter().map(Vec::as_slice).collect::<Vec<_>>());
         *found = Found::of(names, &rails, &reach);
         write!(out, "{}", text(found))?;
@@ -57,10 +57,10 @@ pub fn run(names: &[String], ssh: &Ssh, program: &Path, json: Option<Target>) ->
     })
 }
 
-fn ask(names: &[String], ssh: &Ssh, program: &Path) -> Result<Vec<Vec<RailSheet>>> {
+fn ask(names: &[String], ssh: &Ssh, program: &Path, end: Instant) -> Result<Vec<Vec<RailSheet>>> {
     let own = seats::host();
     let short = |name: &str| name.rsplit('@').next().and_then(|host| host.split('.').next()).unwrap_or(name).to_owned();
-    let end = Instant::now() + ANSWER;
+    let end = end.min(Instant::now() + ANSWER);
     // All at once, then each answer in turn.
     let asked: Vec<(&String, Option<Remote>)> = names
         .iter()
