@@ -380,6 +380,8 @@ fn mistakes_on_the_command_line_are_told_before_anything_starts() {
         ("--peer spark-2 --limit 301", "must be 1 to 300"),
         ("--peer spark-2 --partner-program $(id)", "--partner-program"),
         ("--interface eth0", "--interface is for"),
+        ("--partner", "--partner needs --interface"),
+        ("--partner --interface nosuch0", "--interface nosuch0: no such interface"),
         ("--hosts spark-1", "must be 2 to 16"),
         ("--hosts spark-1,spark-1", "is named twice"),
         ("--hosts spark-1,-oProxyCommand=id", "a host is a name or address"),

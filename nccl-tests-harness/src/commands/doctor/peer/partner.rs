@@ -8,7 +8,8 @@ use super::neighbours;
 use super::words::{Ask, OPENING, PARTNER_WORD, PROTOCOL, Token, Told};
 use crate::commands::doctor::place::Place;
 use crate::output;
-use anyhow::{Context, Result, bail};
+use crate::usage::wrong;
+use anyhow::{Context, Result};
 use std::io::Write;
 use std::net::{IpAddr, TcpStream};
 use std::os::fd::OwnedFd;
@@ -111,12 +112,12 @@ fn start(program: &Path, plugin: &Path, environment: Vec<(String, String)>, cont
 /// (`SSH_CONNECTION` has the client's address and port, then the server's).
 ///
 /// # Errors
-/// What is allowed.
+/// A mistake on the command line, or an interface without an address.
 pub fn address(wanted: Option<&str>, ssh_connection: Option<&str>) -> Result<IpAddr> {
     let Some(wanted) = wanted else {
         let server = ssh_connection.and_then(|text| text.split_whitespace().nth(2)?.parse().ok());
-        return server
-            .context("--partner needs --interface NAME or ADDRESS: the interface by which the other host comes");
+        const NONE: &str = "--partner needs --interface NAME or ADDRESS: the interface by which the other host comes";
+        return server.ok_or_else(|| wrong(NONE).into());
     };
     if let Ok(address) = wanted.parse() {
         return Ok(address);
@@ -124,7 +125,9 @@ pub fn address(wanted: Option<&str>, ssh_connection: Option<&str>) -> Result<IpA
     let interfaces = nccl_net_spark::interfaces::all()?;
     let Some(interface) = interfaces.iter().find(|one| one.name == wanted) else {
         let names: Vec<&str> = interfaces.iter().map(|one| one.name.as_str()).collect();
-        bail!("--interface {wanted}: no such interface, and no address; the interfaces: {}", names.join(", "));
+        let names = names.join(", ");
+        let text = format!("--interface {wanted}: no such interface, and no address; the interfaces: {names}");
+        return Err(wrong(text).into());
     };
     let mut addresses: Vec<IpAddr> = interface.addresses.iter().map(|one| one.address.ip()).collect();
     addresses.retain(|ip| !matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local()));
