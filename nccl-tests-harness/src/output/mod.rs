@@ -33,6 +33,11 @@ pub fn set_verbosity(verbosity: Verbosity) {
     let _ = VERBOSITY.set(verbosity);
 }
 
+/// What was read, without what a terminal would act on. Anybody may have written it: variables of another process, files, another host.
+pub fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
 /// What was set.
 pub fn verbosity() -> Verbosity {
     VERBOSITY.get().copied().unwrap_or_default()

@@ -3,6 +3,7 @@
 use super::answer::Answer;
 use super::finding::{Severity, Verdict};
 use super::peer::{self, Together};
+use crate::output::plain;
 use anyhow::Result;
 use nccl_net_spark::rails::folded;
 use std::io::Write;
@@ -57,11 +58,6 @@ fn text(answer: &Answer, is_env_alone: bool) -> String {
 /// One thing that was read, in as many lines as it takes.
 fn line(indent: &str, text: &str) -> String {
     folded(indent, &plain(text))
-}
-
-/// What was read, without what a terminal would act on. Anybody may have written it: variables of another process, files, another host.
-pub(super) fn plain(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 fn of_peer(peer: &Together) -> String {

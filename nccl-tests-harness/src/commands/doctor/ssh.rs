@@ -1,5 +1,6 @@
 //! Programs on other hosts, by ssh. It asks for nothing (`BatchMode`), so what needs a password fails at once, and every wait has a limit.
 
+use crate::output;
 use anyhow::{Context, Result, anyhow, bail};
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -156,7 +157,7 @@ fn follow(stream: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String> 
                 Ok(_) => {}
             }
             let text = String::from_utf8_lossy(&bytes);
-            let text: String = text.trim_end().chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+            let text = output::plain(text.trim_end());
             if lines_in.send(text).is_err() {
                 break;
             }

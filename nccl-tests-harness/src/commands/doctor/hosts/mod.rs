@@ -6,9 +6,9 @@
 mod order;
 
 use super::peer::RailSheet;
-use super::show::plain;
 use super::ssh::{ANSWER, Remote, Ssh};
 use crate::output::numbers::count;
+use crate::output::plain;
 use crate::output::report::{self, Target};
 use crate::ranks::seats;
 use anyhow::{Context, Result, bail};
