@@ -214,6 +214,29 @@ fn what_tells_whose_machine_it_is_is_in_no_part_of_the_file() {
 }
 
 #[test]
+fn secrets_with_blanks_and_hosts_of_nccls_variables_are_in_no_part_of_the_doctors_text() {
+    let bed = Bed::new();
+    bed.write("root/home/margarete/.nccl.conf", "NCCL_TOKEN=two words 1234 leak\nNCCL_HOSTID=acme-secret-host-42\n");
+    let arguments = ["report", "--output", "r.md", "--only", "doctor", "--root", "root"];
+    let mut real = nccl_spark();
+    real.args(arguments).current_dir(&bed.folder);
+    real.env("HOME", "/home/margarete").env("NCCL_COMM_ID", "gpu-node-77.corp.acme.com:12345");
+    real.env("NCCL_PASSWORD", "correct horse battery staple and some more words to make it wrap over the line");
+    real.env("NCCL_RAS_ADDR", "node5.internal:28028");
+    let said: Said = real.stdin(Stdio::null()).output().unwrap().into();
+    assert_eq!(said.status, Some(0), "{said:?}");
+    let report = bed.report();
+    // All of them were shown: in the text and in the JSON.
+    for name in ["NCCL_TOKEN", "NCCL_HOSTID", "NCCL_COMM_ID", "NCCL_PASSWORD", "NCCL_RAS_ADDR"] {
+        assert!(report.matches(name).count() >= 2, "{name}: {report}");
+    }
+    for planted in ["horse", "staple", "make it wrap", "over the line", "words 1234", "acme", "gpu-node", "node5"] {
+        assert!(!report.contains(planted), "{planted}: {report}");
+    }
+    assert!(report.contains(":12345") && report.contains(":28028"), "{report}");
+}
+
+#[test]
 fn what_is_asked_for_is_kept_but_no_token() {
     let bed = Bed::new();
     let keeps = "--keep-names --keep-addresses --keep-serials";

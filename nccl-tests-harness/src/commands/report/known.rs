@@ -1,5 +1,6 @@
 //! Reads what tells whose machine this is, so that it can be left out. What cannot be read is left to the rules of `scrub`.
 
+use super::nccls_files::{passing, with_files};
 use super::scrub::Known;
 use crate::commands::doctor::look::interfaces;
 use crate::commands::doctor::place::Place;
@@ -8,6 +9,7 @@ use std::net::{IpAddr, Ipv6Addr};
 /// What `place` says of its identity; `hosts` are those of the command line, `variables` the environment.
 pub(super) fn known(place: &Place, hosts: &[String], variables: &[(String, String)]) -> Known {
     let mut known = Known::default();
+    let variables = &with_nccls_files(place, variables);
     names(place, hosts, variables, &mut known);
     addresses(place, &mut known);
     rdma(place, &mut known);
@@ -18,6 +20,32 @@ pub(super) fn known(place: &Place, hosts: &[String], variables: &[(String, Strin
     known
 }
 
+/// The environment, and behind it what NCCL's own files set, also where the environment has a variable of that name.
+fn with_nccls_files(place: &Place, variables: &[(String, String)]) -> Vec<(String, String)> {
+    let home = variables.iter().find(|(name, _)| name == "HOME").map(|(_, value)| value.as_str());
+    let file: Vec<_> = variables.iter().filter(|(name, _)| name == "NCCL_CONF_FILE").cloned().collect();
+    let of_files = with_files(passing(&file), home, place);
+    let of_files = of_files.into_iter().map(|one| (one.name, one.value));
+    variables.iter().cloned().chain(of_files).collect()
+}
+
+/// The hosts that a variable names; none where it is no such variable, or has an address.
+fn hosts_of<'v>(name: &str, value: &'v str) -> Vec<&'v str> {
+    match name {
+        "HOSTNAME" => vec![value],
+        // Any text: the doctor may fold it between its words. A word of one or two characters is in too much else.
+        "NCCL_HOSTID" => value.split_whitespace().filter(|word| word.len() > 2 || *word == value.trim()).collect(),
+        "NCCL_COMM_ID" | "NCCL_RAS_ADDR" | "MASTER_ADDR" => {
+            let value = value.rsplit("//").next().unwrap_or(value).trim();
+            let is_address = |text: &str| text.split('%').next().is_some_and(|text| text.parse::<IpAddr>().is_ok());
+            // IPv6 has its port behind brackets.
+            let host = value.split(':').next().filter(|_| !value.starts_with('[') && !is_address(value));
+            host.filter(|host| !is_address(host)).into_iter().collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
 fn names(place: &Place, hosts: &[String], variables: &[(String, String)], known: &mut Known) {
     let value = |name: &str| variables.iter().find(|(one, _)| one == name).map(|(_, value)| value.clone());
     for host in hosts {
@@ -26,8 +54,9 @@ fn names(place: &Place, hosts: &[String], variables: &[(String, String)], known:
         user.into_iter().for_each(|user| known.add_user(user));
     }
     let files = ["/proc/sys/kernel/hostname", "/etc/hostname", "/proc/sys/kernel/domainname"];
-    let names = files.iter().filter_map(|path| place.text(path)).chain(value("HOSTNAME"));
+    let names = files.iter().filter_map(|path| place.text(path));
     names.filter(|name| name != "(none)").for_each(|name| known.add_host(&name));
+    variables.iter().flat_map(|(name, value)| hosts_of(name, value)).for_each(|host| known.add_host(host));
     let hosts_file = place.text("/etc/hosts").unwrap_or_default();
     for line in hosts_file.lines().filter_map(|line| line.split('#').next()) {
         let mut words = line.split_whitespace();
@@ -134,5 +163,57 @@ fn serials(place: &Place, known: &mut Known) {
         let text = place.text(format!("/proc/driver/nvidia/gpus/{gpu}/information")).unwrap_or_default();
         let uuid = text.lines().find_map(|line| line.strip_prefix("GPU UUID:"));
         uuid.into_iter().for_each(|uuid| known.add_serial(uuid.trim().trim_start_matches("GPU-")));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(variables: &[(&str, &str)], files: &[(&str, &str)]) -> Known {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        let variables: Vec<_> = variables.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+        known(&Place::new(root.path()), &[], &variables)
+    }
+
+    #[test]
+    fn hosts_in_variables_are_known_and_addresses_are_no_hosts() {
+        for (name, value, hosts) in [
+            ("NCCL_COMM_ID", "gpu-node-77.corp.acme.com:12345", &["corp.acme.com", "gpu-node-77"][..]),
+            ("NCCL_RAS_ADDR", "node5.internal:28028", &["internal", "node5"]),
+            ("MASTER_ADDR", " Thor-7 ", &["thor-7"]),
+            ("MASTER_ADDR", "tcp://thor-7:29501", &["thor-7"]),
+            ("NCCL_HOSTID", "acme-secret-host-42", &["acme-secret-host-42"]),
+            ("NCCL_HOSTID", "rack:7 of acme 1", &["acme", "rack:7"]),
+            ("NCCL_HOSTID", "17", &[]),
+            ("NCCL_COMM_ID", "10.0.0.7:12345", &[]),
+            ("NCCL_COMM_ID", "[fe80::1%enp1s0f0np0]:12345", &[]),
+            ("MASTER_ADDR", "fe80::1%enp1s0f0np0", &[]),
+            ("MASTER_ADDR", "2001:db8::a", &[]),
+            ("MASTER_ADDR", "localhost", &[]),
+            ("NCCL_SOCKET_IFNAME", "thor-7", &[]),
+        ] {
+            let found: Vec<_> = of(&[(name, value)], &[]).hosts.into_iter().collect();
+            assert_eq!(found, hosts, "{name}={value}");
+        }
+    }
+
+    #[test]
+    fn what_nccls_files_set_is_known_too() {
+        let home = [("home/me/.nccl.conf", "NCCL_TOKEN= two words 1234 leak \nNCCL_COMM_ID=thor-7:1\n")];
+        let etc = [("etc/nccl.conf", "NCCL_PASSWORD=three other words\nNCCL_HOSTID=thor-8\n")];
+        let own = [("own.conf", "NCCL_RAS_ADDR=thor-9:1\n")];
+        let files = [home, etc, own].concat();
+        let known = of(&[("HOME", "/home/me"), ("NCCL_TOKEN", "of the environment")], &files);
+        let secrets: Vec<_> = known.secrets.iter().map(String::as_str).collect();
+        assert_eq!(secrets, ["of the environment", "three other words", "two words 1234 leak"]);
+        assert_eq!(known.hosts.into_iter().collect::<Vec<_>>(), ["thor-7", "thor-8"]);
+        let known = of(&[("HOME", "/home/me"), ("NCCL_CONF_FILE", "/own.conf")], &files);
+        assert_eq!(known.hosts.into_iter().collect::<Vec<_>>(), ["thor-8", "thor-9"]);
     }
 }

@@ -8,6 +8,10 @@
 
 mod file;
 mod known;
+/// The doctor's own code, which is private there: how NCCL's files are found and read.
+#[path = "../doctor/environment/source.rs"]
+#[allow(dead_code, clippy::duplicate_mod)]
+mod nccls_files;
 mod options;
 mod parts;
 mod run;

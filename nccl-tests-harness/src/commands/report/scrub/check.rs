@@ -10,7 +10,13 @@ pub(super) fn survivors(text: &str, known: &Known, keep: Keep) -> Vec<&'static s
     let squeezed: String = lower.chars().filter(|c| !matches!(c, ':' | '-' | '.')).collect();
     let mut found = Vec::new();
     let mut look = |kind: &'static str, is_there: bool| found.extend(is_there.then_some(kind));
-    look("a token", known.secrets.iter().any(|secret| text.contains(secret.as_str())));
+    let lines = [one_line(text), one_line(&without_escapes(text))];
+    let is_in_lines = |secret: &String| {
+        let secret = one_line(secret);
+        let quoted = secret.replace('\\', r"\\").replace('"', "\\\"");
+        !secret.is_empty() && lines.iter().any(|line| line.contains(&secret) || line.contains(&quoted))
+    };
+    look("a token", known.secrets.iter().any(is_in_lines));
     if !keep.names {
         let is_word = |name: &String| !ORDINARY.contains(&name.as_str()) && has_word(text, &lower, name);
         look("a host name", known.hosts.iter().any(is_word));
@@ -33,6 +39,17 @@ pub(super) fn survivors(text: &str, known: &Known, keep: Keep) -> Vec<&'static s
         );
     }
     found
+}
+
+/// With one blank in place of each run of them: a secret may be folded.
+fn one_line(text: &str) -> String {
+    let words = text.split(|c: char| c.is_whitespace() || c.is_control());
+    words.filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
+}
+
+/// With a blank in place of JSON's line breaks and tabs.
+fn without_escapes(text: &str) -> String {
+    [r"\n", r"\r", r"\t"].iter().fold(text.to_owned(), |text, escape| text.replace(escape, " "))
 }
 
 /// `lower` is the text in small letters.

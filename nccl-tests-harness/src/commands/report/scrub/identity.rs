@@ -136,6 +136,8 @@ impl Known {
 
     /// A variable of the environment; what its name says to be a secret is one. Short values and plain words occur elsewhere too.
     pub fn add_variable(&mut self, name: &str, value: &str) {
+        // Programs leave out the blanks around it.
+        let value = value.trim();
         if is_secret_name(name) && value.len() >= 8 {
             self.secrets.insert(value.to_owned());
         }

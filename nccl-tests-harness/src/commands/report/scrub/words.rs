@@ -3,6 +3,7 @@
 use super::edges::{ends_free, starts_free};
 use super::identity::{Known, ORDINARY, is_secret_name};
 use super::pseudonyms::{Kind, Pseudonyms};
+use super::spread;
 use regex::{Captures, Regex};
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -96,14 +97,8 @@ pub(super) fn secrets(text: &str, known: &Known, pseudonyms: &mut Pseudonyms) ->
     let mut longest: Vec<&String> = known.secrets.iter().collect();
     longest.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
     let mut text = text.to_owned();
-    for secret in longest.into_iter().filter(|secret| !secret.is_empty()) {
-        // As JSON has it, too.
-        let quoted = serde_json::Value::from(secret.as_str()).to_string();
-        for form in [secret.as_str(), quoted.trim_matches('"')] {
-            if text.contains(form) {
-                text = text.replace(form, &pseudonyms.of(Kind::Token, secret));
-            }
-        }
+    for secret in longest {
+        text = spread::replaced(&text, secret, &mut || pseudonyms.of(Kind::Token, secret));
     }
     let text = TOKENS.replace_all(&text, |found: &Captures| pseudonyms.of(Kind::Token, &found[0]));
     let text = NAME_AND_VALUE.replace_all(&text, |found: &Captures| {
