@@ -33,15 +33,20 @@ resolved_wrongly() {
 bridged_rails 2
 equal_rails 2
 sysctl -qw net.ipv4.conf.all.rp_filter=2 net.ipv4.conf.all.arp_ignore=0
-resolved_wrongly
-mark 2
-spark flux all-gather a0,a1 b0,b1 -b 4M -e 4M -n 5 -w 1 -c 1 "${slow_wire[@]}"
+told="192.168.100.12 resolves to $(rail_mac b 1), which is the address of b1:1 and not of b0:1 .*$(rail_mac b 0).*they answer ARP for each other; run sysctl -w $cure on"
+# Of the two directions the first that fails is told, and the other one's reason is the same fault seen from the end that resolves well.
+for ((tries = 0; tries < 5; tries++)); do
+  resolved_wrongly
+  mark 2
+  spark flux all-gather a0,a1 b0,b1 -b 4M -e 4M -n 5 -w 1 -c 1 "${slow_wire[@]}"
+  if grep -Eq "$told" "$output"; then break; fi
+done
 neighbours
 check_table 1
 check_says "WARN NET/Spark: $warning.*$cure.* on this host.*/etc/sysctl.d" "that the rails answer ARP for each other"
 check_says 'a0 and a1 are in one subnet' "that the rails share a subnet"
 check_says 'rail [ab]0:1 not used with .*test write' "that rail 0 is left out"
-check_says "192.168.100.12 resolves to $(rail_mac b 1), which is the address of b1:1 and not of b0:1 .*$(rail_mac b 0).*they answer ARP for each other; run sysctl -w $cure on" "the cure on the peer"
+check_says "$told" "the cure on the peer"
 check_carried a 1
 check_carried b 1
 
