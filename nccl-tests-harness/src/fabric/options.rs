@@ -7,6 +7,7 @@ use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use softverbs::nic::Nic;
 use softverbs::profile::Profile;
+use softverbs::settings::SCALES;
 use std::path::{Path, PathBuf};
 
 /// The fabric that a run uses.
@@ -66,15 +67,18 @@ impl FabricOptions {
             nic: self.nic.unwrap_or_default(),
             scale: self.scale.unwrap_or(1.0),
             slow_rails: self.slow_rail,
-            library: self.softverbs.unwrap_or_else(|| places::fabric(program)),
+            library: match self.softverbs {
+                Some(path) => places::existing("--softverbs", &path)?,
+                None => places::fabric(program),
+            },
             name: self.fabric_name,
         })
     }
 }
 
 fn parse_scale(text: &str) -> Result<f64, String> {
-    let scale = text.parse::<f64>().ok().filter(|scale| scale.is_finite() && *scale > 0.0);
-    scale.ok_or_else(|| "a number above 0".to_owned())
+    let scale = text.parse::<f64>().ok().filter(|scale| SCALES.contains(scale));
+    scale.ok_or_else(|| format!("must be {} to {}", SCALES.start(), SCALES.end()))
 }
 
 /// A part of a rail's rate.
