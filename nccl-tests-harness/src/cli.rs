@@ -8,6 +8,7 @@ use crate::commands::{doctor, env, fabric, install, manual, rails, report, top, 
 use crate::proofs::bench::options::Bench;
 use crate::proofs::{communicators, memory, nccl_tests};
 use crate::ranks::process;
+use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
 
@@ -34,7 +35,11 @@ impl Cli {
     pub fn read(words: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
         let command = Self::command();
         let words = words::prepared(&command, words);
-        Self::from_arg_matches(&command.try_get_matches_from(words)?)
+        let matches = command.clone().try_get_matches_from(&words).map_err(|error| match error.kind() {
+            ErrorKind::InvalidUtf8 => words::not_utf8(&command, &words).unwrap_or(error),
+            _ => error,
+        })?;
+        Self::from_arg_matches(&matches)
     }
 }
 
@@ -170,7 +175,6 @@ pub enum Command {
 mod tests {
     use super::*;
     use crate::usage::{one_line, wrong};
-    use clap::error::ErrorKind;
 
     fn mistake(arguments: &str) -> String {
         one_line(&Cli::try_parse_from(arguments.split_whitespace()).unwrap_err())

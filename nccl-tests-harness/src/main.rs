@@ -36,7 +36,7 @@ use commands::collectives::{Collective, lead};
 use commands::doctor::{Ended, Verdict};
 use commands::{rails, settings, tune};
 use nccl_net_spark::config::Settings;
-use output::{Verbosity, report};
+use output::{STANDARD_OUTPUT, Verbosity, report};
 use proofs::{bench, communicators, memory, nccl_tests};
 use ranks::launch::{self, World};
 use ranks::{log, process};
@@ -252,10 +252,14 @@ fn complain(text: &str) {
 
 fn complain_of_usage(error: &clap::Error) -> ExitCode {
     match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            let _ = error.print();
-            ExitCode::SUCCESS
-        }
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => match error.print() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::from(UNREAD),
+            Err(error) => {
+                complain(&format!("{STANDARD_OUTPUT}: {error}"));
+                ExitCode::from(FAILED)
+            }
+        },
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             let _ = error.print();
             ExitCode::from(USAGE)

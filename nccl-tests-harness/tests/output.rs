@@ -57,6 +57,26 @@ fn json_on_standard_output_is_alone_there_and_tells_what_went_wrong() {
     assert_eq!((said.status, &told["ok"]), (Some(1), &false.into()), "{told}");
 }
 
+#[test]
+fn an_output_that_cannot_be_written_is_named() {
+    let fake = Fake::compile(&[]);
+    let library = fake.library();
+    let collective = ["all-gather", "-b", "64", "-e", "64", "--fabric", "verbs", "--plugin", library.to_str().unwrap()];
+    for arguments in [
+        &["settings"][..],
+        &["--help"],
+        &["--version"],
+        &["doctor", "--env"],
+        &["fabric", "status", "--json"],
+        &collective,
+    ] {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let said: Said = nccl_spark().args(arguments).stdout(full).output().unwrap().into();
+        let line = "nccl-spark: standard output: No space left on device (os error 28)";
+        assert_eq!((said.status, said.err.lines().last()), (Some(1), Some(line)), "{arguments:?}: {said:?}");
+    }
+}
+
 /// Runs the program with standard error, and standard output where `shares`, on a terminal: what that shows, and standard output.
 fn on_a_terminal(fake: &Fake, arguments: &str, shares: bool) -> (String, String) {
     let terminal = nix::pty::openpty(None, None).unwrap();
