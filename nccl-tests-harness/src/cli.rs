@@ -3,7 +3,7 @@
 mod examples;
 mod words;
 
-use crate::commands::collectives::options::Run;
+use crate::commands::collectives::options::Options as Collective;
 use crate::commands::{doctor, env, fabric, install, manual, rails, report, top, tune};
 use crate::proofs::bench::options::Bench;
 use crate::proofs::{communicators, memory, nccl_tests};
@@ -51,34 +51,34 @@ pub enum Command {
     /// The size is what every rank ends with; each rank contributes size / ranks, rounded down to whole bytes. busbw =
     /// algbw x (ranks - 1) / ranks.
     #[command(alias = "all_gather", after_help = examples::ALL_GATHER)]
-    AllGather(Run),
+    AllGather(Collective),
     /// Times and checks an all-reduce over host memory, out of place.
     ///
     /// The CPU adds up bytes, which wrap around. The size is what each rank contributes. busbw = algbw x 2 (ranks - 1) / ranks.
     #[command(alias = "all_reduce", after_help = examples::ALL_REDUCE)]
-    AllReduce(Run),
+    AllReduce(Collective),
     /// Times and checks a reduce-scatter over host memory, out of place.
     ///
     /// The CPU adds up bytes, which wrap around. The size is what each rank contributes; each ends with size / ranks, rounded down to
     /// whole bytes. busbw = algbw x (ranks - 1) / ranks.
     #[command(alias = "reduce_scatter", after_help = examples::REDUCE_SCATTER)]
-    ReduceScatter(Run),
+    ReduceScatter(Collective),
     /// Times and checks a broadcast from rank 0, in place.
     ///
     /// The size is what every rank ends with. busbw = algbw.
     #[command(after_help = examples::BROADCAST)]
-    Broadcast(Run),
+    Broadcast(Collective),
     /// Times and checks an all-to-all: every rank sends a part to every rank, out of place.
     ///
     /// The size is what each rank sends in all; each part is size / ranks, rounded down to whole bytes. busbw = algbw x
     /// (ranks - 1) / ranks.
     #[command(name = "alltoall", aliases = ["all-to-all", "all_to_all"], after_help = examples::ALL_TO_ALL)]
-    AllToAll(Run),
+    AllToAll(Collective),
     /// Times and checks a ring: every rank sends to the next one and receives from the one before, out of place.
     ///
     /// The size is what each rank sends. busbw = algbw.
     #[command(name = "sendrecv", aliases = ["send-recv", "send_recv"], after_help = examples::SEND_RECV)]
-    SendRecv(Run),
+    SendRecv(Collective),
     /// Measures bandwidth, latency and message rate between two ranks, and against another plugin.
     ///
     /// Rank 0 sends to rank 1 (latency: ping-pong). One thread per rank posts messages and tests the oldest of each connection, as

@@ -31,7 +31,6 @@ use anyhow::{Context, Result};
 use clap::CommandFactory;
 use clap::error::ErrorKind;
 use cli::{Cli, Command};
-use commands::collectives::options::Run;
 use commands::collectives::{Collective, lead};
 use commands::doctor::{Ended, Verdict};
 use commands::{rails, settings, tune};
@@ -138,12 +137,12 @@ fn run(command: Command) -> Result<bool> {
         interrupt::watch()?;
     }
     match command {
-        Command::AllGather(run) => collective(run, Collective::AllGather, &program),
-        Command::AllReduce(run) => collective(run, Collective::AllReduce, &program),
-        Command::ReduceScatter(run) => collective(run, Collective::ReduceScatter, &program),
-        Command::Broadcast(run) => collective(run, Collective::Broadcast, &program),
-        Command::AllToAll(run) => collective(run, Collective::AllToAll, &program),
-        Command::SendRecv(run) => collective(run, Collective::SendRecv, &program),
+        Command::AllGather(options) => collective(options, Collective::AllGather, &program),
+        Command::AllReduce(options) => collective(options, Collective::AllReduce, &program),
+        Command::ReduceScatter(options) => collective(options, Collective::ReduceScatter, &program),
+        Command::Broadcast(options) => collective(options, Collective::Broadcast, &program),
+        Command::AllToAll(options) => collective(options, Collective::AllToAll, &program),
+        Command::SendRecv(options) => collective(options, Collective::SendRecv, &program),
         Command::Bench(options) => {
             let world = world(options.is_local())?;
             let plan = options.plan(&program, world, variable("NCCL_IBVERBS_LIB"))?;
@@ -209,9 +208,13 @@ fn starts_processes(command: &Command) -> bool {
     )
 }
 
-fn collective(run: Run, collective: Collective, program: &Path) -> Result<bool> {
-    let world = world(run.is_local())?;
-    let plan = run.plan(collective, program, world, variable("NCCL_IBVERBS_LIB"))?;
+fn collective(
+    options: commands::collectives::options::Options,
+    collective: Collective,
+    program: &Path,
+) -> Result<bool> {
+    let world = world(options.is_local())?;
+    let plan = options.plan(collective, program, world, variable("NCCL_IBVERBS_LIB"))?;
     check_settings(&plan.plugin, program)?;
     lead::run(&plan, program)
 }

@@ -20,6 +20,7 @@ pub const ALL_GATHER: &str = "\
 Examples:
   nccl-spark all-gather -b 8 -e 64M -f 2      # two ranks on this machine
   nccl-spark all-gather -r 4 --profile spark-2cable --scale 0.1
+  nccl-spark all-gather -b 8 -e 64K -f 8 -n 1000 --percentiles
   mpirun -np 2 -H spark-1,spark-2 --map-by node --bind-to none \\
     nccl-spark all-gather --rendezvous spark-1:29501 -b 8 -e 1G -f 2";
 
