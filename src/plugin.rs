@@ -1,5 +1,6 @@
 //! The process's state: settings, verbs library, the merged device; and the counting of init and finalize.
 
+use crate::comm::process::TunerIdentity;
 use crate::comm::{self, Host, ListenComm, RailInfo, SendComm};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -192,8 +193,10 @@ impl Plugin {
             names.join(", "),
             rails::host_pointers_reason(&rails::cuda_devices())
         );
-        let policy = policy(&config, fingerprint(&survey, nccl_version));
-        let host = Arc::new(Host::new(config, rails, policy.hash()));
+        let gpu = rails::gpu_name().unwrap_or_else(|_| "unknown".to_owned());
+        let policy = policy(&config, fingerprint(&survey, &gpu, nccl_version));
+        let tuner = TunerIdentity { hash: policy.hash(), gpu };
+        let host = Arc::new(Host::new(config, rails, tuner));
         Ok(Self { host, properties, policy })
     }
 }
@@ -207,11 +210,9 @@ pub fn bring_up(config: Config) -> Result<(Arc<Host>, Properties)> {
 }
 
 /// What this host is, as a learned table names it.
-fn fingerprint(survey: &Survey, nccl_version: Option<String>) -> Fingerprint {
-    let unknown = || "unknown".to_owned();
-    let gpu = rails::gpu_name().unwrap_or_else(|_| unknown());
+fn fingerprint(survey: &Survey, gpu: &str, nccl_version: Option<String>) -> Fingerprint {
     let rails = format!("{}x{}", survey.rails.len(), survey.speed_mbps);
-    Fingerprint::new(&gpu, &rails, &nccl_version.unwrap_or_else(unknown))
+    Fingerprint::new(gpu, &rails, &nccl_version.unwrap_or_else(|| "unknown".to_owned()))
 }
 
 fn policy(config: &Config, host: Fingerprint) -> Policy {

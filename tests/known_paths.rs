@@ -214,7 +214,7 @@ fn an_abandoned_connection_keeps_no_other_from_a_path() {
         Bed::new(&[("NCCL_IB_TIMEOUT", "20"), ("NCCL_IB_RETRY_CNT", "7"), ("NCCL_SPARK_PROBE_TIMEOUT_MS", "60000")]);
     bed.set(Action::Silent(true));
     let (path, process) = (bed.path(), bed.hosts[1].process());
-    let ask = || process.backoff.ask(path, Need::Acknowledgement, false, Duration::from_secs(60), Instant::now());
+    let ask = || process.backoff.ask(path, Need::Acknowledgement, 4096, Duration::from_secs(60), Instant::now());
     let mut first = Pending::new(&bed.hosts[1]);
     until(|| {
         first.step(&bed.hosts[0]);
