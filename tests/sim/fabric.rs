@@ -28,6 +28,7 @@ use nccl_net_spark::wire::mailbox::MAILBOX_BYTES;
 use softverbs::fabric::Node;
 use softverbs::hotplug::{Phase, Presence};
 use softverbs::os::shm::MAX_QPS;
+use softverbs::path::{PathFault, PathFaults};
 use softverbs::profile::Profile;
 use softverbs::settings::Settings;
 use std::path::{Path, PathBuf};
@@ -229,13 +230,14 @@ impl Fabric {
     pub fn is_quiet(&self, rail: usize) -> bool {
         let memory = &self.node.memory.rails[0][rail];
         let is_zero = |what: &std::sync::atomic::AtomicU32| what.load(Ordering::Acquire) == 0;
-        let all = [&memory.down, &memory.silent, &memory.refusals, &memory.failing_posts];
-        self.presence(rail).phase == Phase::Here && all.into_iter().all(is_zero)
+        let all = [&memory.down, &memory.refusals, &memory.failing_posts];
+        let has_no_fault = memory.path() == PathFaults::default() && all.into_iter().all(is_zero);
+        self.presence(rail).phase == Phase::Here && has_no_fault
     }
 
     /// Pulls a rail or puts it back.
     pub fn set(&self, rail: usize, is_up: bool) {
-        self.node.memory.rails[0][rail].down.store(u32::from(!is_up), Ordering::Release);
+        self.node.memory.rails[0][rail].set_port(is_up, self.now_ns);
     }
 
     /// So many of the requests that come in next by a rail are called invalid.
@@ -248,9 +250,10 @@ impl Fabric {
         self.node.memory.rails[0][rail].failing_posts.store(count, Ordering::Release);
     }
 
-    /// What is sent by a rail gets lost, or no longer; its port says nothing.
-    pub fn hush(&self, rail: usize, is_silent: bool) {
-        self.node.memory.rails[0][rail].silent.store(u32::from(is_silent), Ordering::Release);
+    /// Gives the path of a rail a fault, or ends it.
+    pub fn set_path(&self, rail: usize, fault: PathFault, is_on: bool) {
+        let rail = &self.node.memory.rails[0][rail];
+        rail.set_path(rail.path().with(fault, is_on));
     }
 
     /// So many of the queue pairs that are connected next on a rail, by either end, find nobody at the peer's address.
