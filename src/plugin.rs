@@ -5,7 +5,7 @@ use crate::comm::{self, Host, ListenComm, RailInfo, SendComm};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::interfaces;
-use crate::rails::{self, PortFacts, Survey};
+use crate::rails::{self, PortFacts, Refusal, Survey};
 use crate::tuner::communicators::Communicators;
 use crate::tuner::table::Fingerprint;
 use crate::tuner::{Facts, Policy, Tuner};
@@ -21,6 +21,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
 
 /// The network's name, for `NCCL_NET`.
 pub const NETWORK_NAME: &CStr = c"Spark";
@@ -182,6 +183,7 @@ impl Plugin {
     }
 
     fn bring_up(config: Config, nccl_version: Option<String>) -> Result<Self> {
+        await_a_link(&config)?;
         let (survey, rails) = while_devices_leave(|| take_rails(&config))?;
         let properties = Properties::new(&survey, &rails, &config);
         let names: Vec<String> = rails.iter().map(|rail| rail.name()).collect();
@@ -249,6 +251,37 @@ fn while_devices_leave<T>(mut take: impl FnMut() -> Result<T>) -> Result<T> {
         }
     }
     take()
+}
+
+/// How often ports are looked at while none has a link, and how often a warning says so.
+const LINK_LOOK: Duration = Duration::from_millis(500);
+const LINK_WARNING: Duration = Duration::from_secs(15);
+
+/// Waits while no port can be a rail and all lack nothing but a link: cables are plugged in and peers boot after a job has started.
+/// Gives up, without an error of its own, after the time that a connection may take too.
+fn await_a_link(config: &Config) -> Result<()> {
+    let (begun, mut warn_at) = (Instant::now(), Duration::ZERO);
+    loop {
+        let (survey, _) = while_devices_leave(|| look_around(config))?;
+        let of = |refusal| survey.refused.iter().filter(move |port| port.refusal == refusal);
+        let down: Vec<String> = of(Refusal::NoLink).map(|port| format!("{}:{}", port.device, port.port)).collect();
+        let (waited, limit) = (begun.elapsed(), config.connect_timeout);
+        let has_others = !survey.rails.is_empty() || of(Refusal::Unusable).next().is_some();
+        if has_others || down.is_empty() || waited >= limit {
+            return Ok(());
+        }
+        if waited >= warn_at {
+            warn_at += LINK_WARNING;
+            tracing::warn!(
+                "no port has a link after {:.0} s, waiting until NCCL_SPARK_CONNECT_TIMEOUT_S={}: {}; plug in the cable, or \
+                 switch the peer on",
+                waited.as_secs_f64(),
+                limit.as_secs(),
+                down.join(", ")
+            );
+        }
+        thread::sleep(LINK_LOOK);
+    }
 }
 
 /// This host's rails, in use.

@@ -15,7 +15,7 @@ use nccl_net_spark::error::{Error, Result};
 use nccl_net_spark::plugin::bring_up;
 use nccl_net_spark::verbs::HostMemory;
 use nccl_net_spark::wire::handle::HANDLE_BYTES;
-use softverbs::control::{Action, control};
+use softverbs::control::{Action, control, priorities};
 use softverbs::path::PathFault;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -33,6 +33,11 @@ struct Bed {
 
 impl Bed {
     fn new(settings: &[(&str, &str)]) -> Self {
+        Self::with_ports(settings, true)
+    }
+
+    /// The same; where no port is up, one comes up while the hosts wait for it.
+    fn with_ports(settings: &[(&str, &str)], are_up: bool) -> Self {
         static TURN: Mutex<()> = Mutex::new(());
         static HEARD: Mutex<Option<Heard>> = Mutex::new(None);
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -46,9 +51,24 @@ impl Bed {
             let variables: Vec<(String, String)> = owned.chain(library.clone()).collect();
             bring_up(Config::from_variables(&variables).unwrap()).unwrap().0
         };
-        let bed = Self { hosts: [0, 1].map(host), heard, _turn };
-        bed.repair();
-        bed.heard.take();
+        let hosts = if are_up {
+            [0, 1].map(host)
+        } else {
+            set_both(Action::Down);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_secs(1));
+                    set_both(Action::Up);
+                });
+                heard.take();
+                [0, 1].map(host)
+            })
+        };
+        let bed = Self { hosts, heard, _turn };
+        if are_up {
+            bed.repair();
+            bed.heard.take();
+        }
         bed
     }
 
@@ -57,7 +77,7 @@ impl Bed {
     }
 
     fn both(&self, action: Action) {
-        TWINS.iter().for_each(|rail| self.set(rail, action));
+        set_both(action);
     }
 
     fn repair(&self) {
@@ -72,6 +92,10 @@ impl Bed {
     fn lines(&self, of: Level) -> Vec<String> {
         self.heard.take().into_iter().filter(|(level, _)| *level == of).map(|(_, line)| line).collect()
     }
+}
+
+fn set_both(action: Action) {
+    TWINS.iter().for_each(|rail| control(&fabric_folder(), &fabric_name(), None, rail, action).unwrap());
 }
 
 impl Drop for Bed {
@@ -255,9 +279,36 @@ fn a_rail_that_works_lets_the_connection_start_and_the_other_joins_it() {
 }
 
 #[test]
-fn the_accepting_side_uses_the_priority_of_the_connecting_side() {
-    let bed = Bed::new(&[("NCCL_SPARK_CONNECT_TIMEOUT_S", "60")]);
+fn a_host_without_a_link_waits_for_one_with_a_warning() {
+    // The fabric is there before its ports go down.
+    drop(Bed::new(&[]));
+    let bed = Bed::with_ports(&[], false);
+    let warnings = bed.lines(Level::WARN);
+    let waits = warnings.iter().find(|line| line.contains("no port has a link")).expect("a warning");
+    assert!(TWINS.iter().all(|rail| waits.contains(rail)), "{waits}");
     let (pair, _) = Pair::make(&bed);
-    drop(pair);
-    assert_eq!(bed.hosts[0].process().priority(Some(106)).traffic_class, 106);
+    pair.carries(1 << 20, 9);
+}
+
+#[test]
+fn the_accepting_side_uses_the_priority_of_the_connecting_side() {
+    let bed = Bed::new(&[("NCCL_IB_SL", "3")]);
+    let mut pair = Pair::new(&bed);
+    let class = 106;
+    let of_class = || priorities(&fabric_folder(), &fabric_name()).unwrap().iter().filter(|all| all.0 == class).count();
+    assert_eq!(of_class(), 0);
+    until(|| {
+        if pair.send.is_none() {
+            pair.send = bed.hosts[0].connect(&mut pair.handle, Some(class)).unwrap();
+        }
+        pair.step(&bed).unwrap().then_some(())
+    });
+    let all = priorities(&fabric_folder(), &fabric_name()).unwrap();
+    let both_ends = all.iter().filter(|priority| **priority == (class, 3)).count();
+    assert!(both_ends >= 4 && both_ends == of_class(), "two rails with two ends: {all:?}");
+    // Also after a loss.
+    bed.set(TWINS[0], Action::Down);
+    until(|| (of_class() < both_ends).then_some(()));
+    bed.set(TWINS[0], Action::Up);
+    until(|| (of_class() == both_ends).then_some(()));
 }

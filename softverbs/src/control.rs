@@ -329,6 +329,21 @@ fn nodes(memory: &FabricMemory) -> Vec<usize> {
     (0..MAX_NODES).filter(is_there).collect()
 }
 
+/// Traffic class and service level of each connected queue pair of a fabric.
+///
+/// # Errors
+/// A message that says what failed.
+pub fn priorities(dir: &Path, fabric: &str) -> Result<Vec<(u8, u8)>, String> {
+    let (memory, _) = open_used(dir, fabric)?;
+    let is_connected =
+        |qp: &&QpMemory| qp.number.load(Ordering::Acquire) != 0 && qp.remote.load(Ordering::Relaxed) != 0;
+    let priority = |qp: &QpMemory| {
+        let [traffic_class, service_level, ..] = qp.priority.load(Ordering::Relaxed).to_le_bytes();
+        (traffic_class, service_level)
+    };
+    Ok(memory.qps.iter().filter(is_connected).map(priority).collect())
+}
+
 /// The queue pairs of the process in a place.
 fn queue_pairs_of(memory: &FabricMemory, place: usize) -> usize {
     let is_its_own =

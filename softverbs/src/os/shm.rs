@@ -27,7 +27,7 @@ pub(crate) const DOORBELL_WORDS: usize = MAX_QPS / 64;
 const NEIGHBOUR_WORDS: usize = (MAX_NODES * MAX_RAILS).div_ceil(64);
 
 /// Changes with the layout below.
-pub(crate) const LAYOUT: u64 = 0x5356_000a;
+pub(crate) const LAYOUT: u64 = 0x5356_000b;
 
 /// The whole file.
 #[repr(C)]
@@ -196,6 +196,8 @@ pub struct QpMemory {
     pub(crate) generation: AtomicU32,
     /// Its path MTU in bytes.
     pub(crate) mtu_bytes: AtomicU32,
+    /// Traffic class of its packets, and above it the service level. Nothing here depends on them.
+    pub(crate) priority: AtomicU32,
     /// 1: its packets go to another function than its peer's ([`PathFault::CrossedArp`]).
     pub(crate) astray: AtomicU32,
     /// Work requests posted since the beginning.
