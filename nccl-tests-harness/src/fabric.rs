@@ -78,8 +78,6 @@ const PREFIX: &str = "nccl-spark-";
 pub const UNPACED: &str = "unpaced";
 /// The speed that a port of a Spark announces, in Mb/s. A port of the unpaced profile announces less.
 const SPARK_PORT_MBPS: f64 = 200_000.0;
-/// The PCIe transaction size that the plugin assumes where no configuration space shows it, as in the software fabric.
-const PCIE_PAYLOAD_BYTES: u32 = 256;
 /// A software fabric has that many nodes, and every rank is one.
 const MAX_NODES: usize = 16;
 
@@ -323,7 +321,7 @@ fn machine(profile: &Profile) -> Machine {
 /// What the plugin computes for a link of this width and rate (src/rails/pcie.rs).
 fn link_payload_mbps(link: &Link) -> u32 {
     let rate = LinkRate { width: link.width as u16, speed_mts: (link.gts * 1e3).round() as u32 };
-    rate.payload_mbps(PCIE_PAYLOAD_BYTES)
+    rate.payload_mbps()
 }
 
 fn fully_used(rail: &RailSpec, port_mbps: f64) -> Rail {

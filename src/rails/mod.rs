@@ -28,7 +28,7 @@ mod text;
 pub use crate::config::NameFilter as HcaFilter;
 
 pub use capacity::{Capacity, Limit};
-pub use cuda::{CudaDevice, cuda_devices, gpu_name, host_pointers_reason};
+pub use cuda::{CudaDevice, cuda_devices, gpu_name, gpu_text, host_pointers_reason};
 pub use from_sysfs::ports_from_sysfs;
 pub use model::{PcieLink, PortFacts, Rail, RailAddress, Refusal, Refused, Survey, Warning, WarningKind};
 pub use pcie::{LinkRate, PciFunction};

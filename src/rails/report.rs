@@ -1,6 +1,5 @@
 //! The survey as text for a person, in 80 columns: first the verdict, then what to change, then each port and PCIe link.
 
-use super::pcie::ASSUMED_MAX_PAYLOAD_BYTES;
 use super::text::{gbps, list};
 use super::{Limit, PciFunction, PcieLink, Rail, RailAddress, Refused, Survey};
 use std::net::{IpAddr, Ipv6Addr};
@@ -27,7 +26,7 @@ pub fn report(survey: &Survey) -> String {
         page.push('\n');
     }
     for (at, link) in survey.links.iter().enumerate() {
-        page += &folded("  ", &link_text(at, link, survey));
+        page += &folded("  ", &link_text(at, link));
     }
     page
 }
@@ -101,21 +100,16 @@ fn address_text(address: &RailAddress) -> String {
     format!("{ip}{prefix} (GID {})", address.gid_index)
 }
 
-fn link_text(at: usize, link: &PcieLink, survey: &Survey) -> String {
+fn link_text(at: usize, link: &PcieLink) -> String {
     let devices = link.devices.join(", ");
     let (Some(slot), Some(rate), Some(payload_mbps)) = (&link.slot, link.rate, link.payload_mbps) else {
         return format!("PCIe link {at}: unknown, so the port's speed counts; {devices}");
     };
-    let function = survey.rails.iter().find(|rail| rail.link == at).and_then(|rail| rail.pci.as_ref());
-    let size = match function.and_then(|function| function.max_payload_bytes) {
-        Some(bytes) => format!("MaxPayload {bytes} B"),
-        None => format!("MaxPayload {ASSUMED_MAX_PAYLOAD_BYTES} B assumed (root can read it)"),
-    };
     let shared = if link.devices.len() > 1 { "shared by " } else { "" };
-    format!("PCIe link {at}: {slot} {rate}, {size}, carries {}; {shared}{devices}", gbps(payload_mbps))
+    format!("PCIe link {at}: {slot} {rate}, carries {}; {shared}{devices}", gbps(payload_mbps))
 }
 
-/// What a terminal is wide at least.
+/// Width of the narrowest terminal that is served.
 const COLUMNS: usize = 80;
 
 fn indented(text: &str) -> String {

@@ -6,11 +6,11 @@ use super::bed::Bed;
 fn a_spark_with_two_cables_is_drawn_with_links_cables_and_the_speed_to_expect() {
     let answer = Bed::spark(&["p0", "p1"]).answer();
     let expected = [
-        "  PCIe 0000:01:00 Gen5 x4 118.6 Gb/s -- rocep1s0f0:1   -.  cable p0, 200 Gb/s",
-        "  PCIe 0002:01:00 Gen5 x4 118.6 Gb/s -- roceP2p1s0f0:1 -'",
-        "  PCIe 0000:01:00 Gen5 x4 118.6 Gb/s -- rocep1s0f1:1   -.  cable p1, 200 Gb/s",
-        "  PCIe 0002:01:00 Gen5 x4 118.6 Gb/s -- roceP2p1s0f1:1 -'",
-        "  together: 237.2 Gb/s (29.7 GB/s) each way, limited by the PCIe links",
+        "  PCIe 0000:01:00 Gen5 x4 112 Gb/s -- rocep1s0f0:1   -.  cable p0, 200 Gb/s",
+        "  PCIe 0002:01:00 Gen5 x4 112 Gb/s -- roceP2p1s0f0:1 -'",
+        "  PCIe 0000:01:00 Gen5 x4 112 Gb/s -- rocep1s0f1:1   -.  cable p1, 200 Gb/s",
+        "  PCIe 0002:01:00 Gen5 x4 112 Gb/s -- roceP2p1s0f1:1 -'",
+        "  together: 224.1 Gb/s (28.0 GB/s) each way, limited by the PCIe links",
     ];
     assert_eq!(answer.picture, expected);
 }
