@@ -86,7 +86,7 @@ impl QueuePair {
         if !mine {
             return Served::Idle;
         }
-        // Acknowledgements are on their way: the peer hears from this end.
+        // Acknowledgements on their way are an answer too.
         let mut is_answered = !local.serving.ending.is_empty();
         let mut served = Served::More;
         for _ in 0..pieces {

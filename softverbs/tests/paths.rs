@@ -200,13 +200,14 @@ fn a_switch_port_drops_all_frames_for_a_while_after_its_link_came_up_and_arp_wit
     pair.a.write(8, None, &pair.b);
     bed.at(10 * SECOND_NS + 500_000);
     assert_eq!(statuses(&pair.poll().0), [0]);
-    [Action::Down, Action::Up, Action::Up].into_iter().for_each(|action| {
+    [Action::Down, Action::Up].into_iter().for_each(|action| {
         set(&bed, 1, action);
         bed.nodes[1].watch_ports();
     });
     let events: Vec<_> = std::iter::from_fn(|| bed.nodes[1].next_event(0)).map(|event| event.kind).collect();
     assert!(events == [IBV_EVENT_PORT_ERR, IBV_EVENT_PORT_ACTIVE] && bed.nodes[1].port_up(0), "{events:?}");
     bed.at(15 * SECOND_NS + 400_000);
+    set(&bed, 1, Action::Up);
     // The machine whose link was down has forgotten the address, the other one has the IPv4 address still.
     assert_eq!(resolve(&pair.b, &pair.a, IPV4, 4096), Err(libc::ETIMEDOUT));
     assert_eq!(resolve(&pair.a, &pair.b, LINK_LOCAL, 4096), Err(libc::ETIMEDOUT));
@@ -237,19 +238,38 @@ fn what_is_sent_while_a_switch_port_drops_it_is_lost_and_arrives_when_it_is_sent
 }
 
 #[test]
+fn the_link_of_a_function_that_returns_comes_up_as_well() {
+    let bed = Bed::new();
+    set(&bed, 1, Action::Path(PathFault::SpanningTree(Duration::from_millis(3)), true));
+    bed.at(SECOND_NS);
+    [Action::Unplug, Action::Plug].into_iter().for_each(|action| set(&bed, 1, action));
+    let try_at = |ns| {
+        bed.at(ns);
+        let [end, peer] = [1, 0].map(|node| End::new(&bed.nodes[node], 0));
+        resolve(&end, &peer, IPV4, 4096)
+    };
+    assert_eq!(try_at(SECOND_NS + 2_999_999), Err(libc::ETIMEDOUT));
+    assert_eq!(try_at(SECOND_NS + 3_000_000), Ok(()));
+}
+
+#[test]
 fn a_machines_links_come_up_when_its_first_process_joins() {
     let bed = Bed::wired(
         Nic::default(),
         "rail y0 netdev=e2 port=p2 link=A cable=c function=2 line=0 qp=0 latency=0 path=spanning-tree:2",
     );
+    bed.at(10 * SECOND_NS);
+    let join = |node| Node::enter(&Settings { node: Some(node), ..bed.settings.clone() }).unwrap();
+    let third = join(2);
+    let nodes = [&bed.nodes[0], &bed.nodes[1], &third];
     let try_at = |from: usize, to: usize, ns| {
         bed.at(ns);
-        let [end, peer] = [from, to].map(|node| End::new(&bed.nodes[node], 2));
+        let [end, peer] = [from, to].map(|node| End::new(nodes[node], 2));
         resolve(&end, &peer, IPV4, 4096)
     };
-    // The second machine's came up when the clock was 0.
-    assert_eq!(try_at(0, 1, 2 * SECOND_NS - 1), Err(libc::ETIMEDOUT));
-    assert_eq!(try_at(0, 1, 2 * SECOND_NS), Ok(()));
-    let _second_process = Node::enter(&Settings { node: Some(1), ..bed.settings.clone() }).unwrap();
-    assert_eq!(try_at(1, 0, 2 * SECOND_NS + 1), Ok(()));
+    assert_eq!(try_at(1, 0, 12 * SECOND_NS - 1), Ok(()));
+    assert_eq!(try_at(0, 2, 12 * SECOND_NS - 1), Err(libc::ETIMEDOUT));
+    assert_eq!(try_at(0, 2, 12 * SECOND_NS), Ok(()));
+    let _second_process = join(2);
+    assert_eq!(try_at(2, 0, 12 * SECOND_NS), Ok(()));
 }

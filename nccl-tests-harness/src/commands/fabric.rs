@@ -93,8 +93,8 @@ enum What {
     /// Gives the path of a rail a fault that its port does not show, or ends it.
     ///
     /// silent: all packets get lost. crossed-arp: its twin answers ARP for it, so that queue pairs connected by its IPv4 address
-    /// reach the twin. switch-mtu: a switch drops packets with more than 1024 bytes of payload. spanning-tree:SECONDS (5 if left
-    /// out): a switch port drops all frames for so long after the port came up.
+    /// reach the twin. switch-mtu: a switch drops packets with more than 1024 bytes of payload. spanning-tree:SECONDS: a switch
+    /// port drops all frames in that time after the port came up; 5 seconds if none are given.
     Path {
         /// The rail of one node, or with * of all nodes.
         #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]

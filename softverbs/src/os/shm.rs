@@ -76,13 +76,13 @@ pub struct RailMemory {
     /// So many of the next queue pairs that connect fail (`ETIMEDOUT`), as if the peer's address did not answer: after a second, as
     /// under Linux, or at once in virtual time, where nothing may sleep.
     pub unanswered: AtomicU32,
-    /// Its [`PathFaults`].
+    /// The faults of its path: [`PathFaults`].
     path: AtomicU32,
     /// So many of the next completions find their queue full, whatever room it has.
     pub overruns: AtomicU32,
     /// Whether its function is there: a `hotplug::Presence`.
     pub(crate) presence: AtomicU32,
-    /// When its link came up.
+    /// Time at which its link came up.
     up_since_ns: AtomicU64,
     /// The kernel's neighbour table: a bit for each address that it has resolved since the link came up, IPv4 and link-local.
     neighbours: [[AtomicU64; NEIGHBOUR_WORDS]; 2],
@@ -131,8 +131,8 @@ impl RailMemory {
         is_up && !self.path().has(PathFault::Silent) && !self.is_blocked(now_ns)
     }
 
-    /// Looks for a peer's address in the neighbour table: the kernel asks nobody for an address whose entry is valid, however
-    /// old (`dst_fetch_ha` in drivers/infiniband/core/addr.c).
+    /// True for a peer's address in the neighbour table. The kernel sends no request for an address whose entry is valid,
+    /// however old (`dst_fetch_ha` in drivers/infiniband/core/addr.c).
     pub(crate) fn knows(&self, node: usize, device: usize, is_ipv4: bool) -> bool {
         let bit = node * MAX_RAILS + device;
         self.neighbours[usize::from(is_ipv4)][bit / 64].load(Ordering::Relaxed) & 1 << (bit % 64) != 0
@@ -194,7 +194,7 @@ pub struct QpMemory {
     pub(crate) rnr_retry: AtomicU32,
     /// Which of its rail's functions it was made on.
     pub(crate) generation: AtomicU32,
-    /// Its path MTU in bytes.
+    /// Path MTU in bytes.
     pub(crate) mtu_bytes: AtomicU32,
     /// Traffic class of its packets, and above it the service level. Nothing here depends on them.
     pub(crate) priority: AtomicU32,
