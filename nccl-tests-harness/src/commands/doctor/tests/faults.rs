@@ -253,12 +253,24 @@ fn process(loaded: &str) -> Bed {
     bed
 }
 
+/// A Spark with the deb, whose libraries have one path below /lib and one below /usr/lib.
+fn deb() -> Bed {
+    with(one(), |bed| {
+        std::os::unix::fs::symlink("usr/lib", bed.path("lib")).unwrap();
+        bed.remove("usr/local/lib/libnccl-net-spark.so");
+        bed.plugin(&format!("{LIB}/libnccl-net-spark.so"));
+        bed.set("NCCL_NET_PLUGIN", &format!("/{LIB}/libnccl-net-spark.so"));
+        bed.set("VLLM_NCCL_SO_PATH", &format!("/{LIB}/libnccl.so.2"));
+    })
+}
+
 #[test]
 fn nothing_is_found_on_healthy_machines() {
     for (name, bed) in [
         ("a Spark with one cable", one()),
         ("a Spark with two cables", two()),
         ("a process on it", process("/usr/local/lib/libnccl-net-spark.so")),
+        ("a deb where /lib is a link to /usr/lib", deb()),
     ] {
         let answer = bed.answer();
         assert_eq!(answer.findings, [], "{name}");
