@@ -32,7 +32,7 @@ pub use cuda::{CudaDevice, cuda_devices, gpu_name, host_pointers_reason};
 pub use from_sysfs::ports_from_sysfs;
 pub use model::{PcieLink, PortFacts, Rail, RailAddress, Refused, Survey, Warning, WarningKind};
 pub use pcie::{LinkRate, PciFunction};
-pub use report::{folded, report};
+pub use report::{report, wrapped};
 pub use text::{gbps, list};
 
 use crate::error::{Error, Result};

@@ -122,15 +122,20 @@ fn indented(text: &str) -> String {
     folded("    ", &format!("    {text}"))
 }
 
-/// `text` in lines of at most 80 columns, the second and later ones behind `indent`. A longer word stays whole.
-pub fn folded(indent: &str, text: &str) -> String {
+fn folded(indent: &str, text: &str) -> String {
+    wrapped(COLUMNS, indent, text)
+}
+
+/// `text` in lines of at most `columns`, the second and later ones behind `indent`. A longer word
+/// stays whole.
+pub fn wrapped(columns: usize, indent: &str, text: &str) -> String {
     let mut page = String::new();
     let mut line = text.chars().take_while(|c| *c == ' ').collect::<String>();
     let mut is_empty = true;
     // Two spaces between words stay.
     for word in text.trim_start().split(' ') {
         let width = line.chars().count() + usize::from(!is_empty) + word.chars().count();
-        if !is_empty && width > COLUMNS {
+        if !is_empty && width > columns {
             page += line.trim_end();
             page.push('\n');
             line = indent.to_owned();
@@ -159,5 +164,6 @@ mod tests {
         let long = "x".repeat(100);
         assert_eq!(folded("  ", &format!("a {long} b")), format!("a\n  {long}\n  b\n"));
         assert_eq!(folded("", "a:1  used"), "a:1  used\n");
+        assert_eq!(wrapped(10, "  ", "one two three"), "one two\n  three\n");
     }
 }
