@@ -97,6 +97,17 @@ impl Survey {
         })
     }
 
+    /// A rail's cable as people know it: the port's name on the machine ("p0"). Its number where the
+    /// kernel gives no name, or two adapters of this host have the same one.
+    pub fn cable_name(&self, rail: &Rail) -> String {
+        let is_shared = |name: &str| {
+            let mut others = self.rails.iter().filter(|other| other.cable != rail.cable);
+            others.any(|other| other.phys_port.as_deref() == Some(name))
+        };
+        let name = rail.phys_port.as_deref().filter(|name| !is_shared(name));
+        name.map_or_else(|| rail.cable.to_string(), str::to_owned)
+    }
+
     /// What a rail hangs on, as peers are told.
     pub fn attachment(&self, rail: &Rail) -> Attachment {
         let link_mbps = self.links.get(rail.link).and_then(|link| link.payload_mbps).unwrap_or(0);

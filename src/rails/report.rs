@@ -73,7 +73,8 @@ fn rail_text(rail: &Rail, survey: &Survey) -> String {
     let mut parts = place(rail.netdev.as_deref(), rail.phys_port.as_deref(), rail.pci.as_ref());
     parts.push(gbps(rail.speed_mbps));
     parts.push(format!("path MTU {}", rail.path_mtu_bytes));
-    let head = format!("{}:{}  used: cable {}, PCIe link {}{twin}", rail.device, rail.port, rail.cable, rail.link);
+    let cable = survey.cable_name(rail);
+    let head = format!("{}:{}  used: cable {cable}, PCIe link {}{twin}", rail.device, rail.port, rail.link);
     [folded("    ", &head), indented(&parts.join(", ")), indented(&addresses.join(", "))].concat()
 }
 

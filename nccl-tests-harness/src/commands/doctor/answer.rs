@@ -256,10 +256,10 @@ fn of_function(function: &look::Function, survey: &Survey) -> String {
     let rail = survey.rails.iter().find(|rail| rail.device == function.device);
     let address = |one: &RailAddress| format!("{} (GID {})", Ipv6Addr::from(one.gid).to_canonical(), one.gid_index);
     let refused = survey.refused.iter().find(|one| one.device == function.device);
-    let port = rail.and_then(|rail| rail.phys_port.clone()).or_else(|| refused?.phys_port.clone());
     let parts = [
         Some(refused.map_or("rail".to_owned(), |refused| format!("not used: {}", refused.reason))),
-        port.map(|port| format!("cable {port}")),
+        rail.map(|rail| format!("cable {}", survey.cable_name(rail))),
+        refused.and_then(|one| one.phys_port.as_ref()).map(|port| format!("port {port}")),
         rail.map(|rail| gbps(rail.speed_mbps)),
         rail.map(|rail| format!("path MTU {}", rail.path_mtu_bytes)),
         rail.map(|rail| rail.addresses.iter().map(address).collect::<Vec<_>>().join(" ")),

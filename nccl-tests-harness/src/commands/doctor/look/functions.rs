@@ -99,9 +99,11 @@ pub(super) fn functions(place: &Place, survey: &Survey, not_seen: &mut Vec<NotSe
     found
 }
 
-/// What could not be read, over all functions.
+/// Names of the functions of which something could not be read.
 #[derive(Default)]
 struct Unread {
+    /// Without a file for the configuration space, as in the software fabric.
+    configuration: Vec<String>,
     payload: Vec<String>,
     aer: Vec<String>,
     counters: Vec<String>,
@@ -112,7 +114,9 @@ impl Unread {
     fn note(&mut self, function: &Function) {
         if let Some(pci) = &function.pci {
             if pci.max_payload_bytes.is_none() {
-                self.payload.push(function.device.clone());
+                let has_file = pci.path.join("config").exists();
+                let names = if has_file { &mut self.payload } else { &mut self.configuration };
+                names.push(function.device.clone());
             }
             if function.aer.is_none() {
                 self.aer.push(function.device.clone());
@@ -133,8 +137,12 @@ impl Unread {
         };
         let (netdevs, reasons): (Vec<String>, Vec<String>) = self.pause.into_iter().unzip();
         let reason = reasons.first().cloned().unwrap_or_default();
+        const SIZES: &str = "PCIe payload and read request size";
+        // `pci_read_config` in the kernel's drivers/pci/pci-sysfs.c.
+        const PRIVILEGED: &str = "the kernel shows the configuration space with CAP_SYS_ADMIN alone: sudo; in a container --cap-add SYS_ADMIN";
         [
-            one("PCIe payload and read request size", self.payload, "root alone can read the configuration space"),
+            one(SIZES, self.configuration, "sysfs shows no configuration space"),
+            one(SIZES, self.payload, PRIVILEGED),
             one("PCIe error counters", self.aer, "the kernel has no aer_dev_* files for it"),
             one("port counters", self.counters, "sysfs has none"),
             one("pause frames", netdevs, &reason),
