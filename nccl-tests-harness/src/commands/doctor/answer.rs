@@ -248,6 +248,9 @@ fn facts_to_show(facts: &Facts, libraries: &Libraries) -> Vec<Fact> {
     for function in &facts.functions {
         add(&function.device, Some(of_function(function, &facts.survey)));
     }
+    for port in &facts.ports {
+        add(&format!("PCIe port {}", port.address), port.aer.map(pcie_errors));
+    }
     shown
 }
 
@@ -276,9 +279,13 @@ fn of_function(function: &look::Function, survey: &Survey) -> String {
             let counted: Vec<String> = counted.map(|(name, value)| format!("{name} {value}")).collect();
             Some(counted.join(" ")).filter(|text| !text.is_empty())
         },
-        function.aer.map(|aer| format!("PCIe errors {} corrected, {} not", aer.correctable, aer.nonfatal + aer.fatal)),
+        function.aer.map(pcie_errors),
     ];
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+fn pcie_errors(aer: look::Aer) -> String {
+    format!("PCIe errors {} corrected, {} not", aer.correctable, aer.nonfatal + aer.fatal)
 }
 
 /// Counters that say how much was carried, and not what went wrong.
