@@ -2,7 +2,7 @@
 
 use crate::fabric::options::{parse_fabric_name, parse_factor};
 use crate::output;
-use crate::output::report::{self, Target};
+use crate::output::report::{self, JsonOption, Target};
 use anyhow::{Result, anyhow, bail};
 use clap::{Args, Subcommand};
 use serde::Serialize;
@@ -29,9 +29,8 @@ enum What {
     ///
     /// Exit status: 0 a fabric runs, 1 none does, 2 the command line is wrong.
     Status {
-        /// Writes it as JSON to FILE, or with - to standard output; the text goes to standard error then.
-        #[arg(long, value_name = "FILE")]
-        json: Option<PathBuf>,
+        #[command(flatten)]
+        json: JsonOption,
     },
     /// Takes a rail's port down.
     Down {
@@ -162,7 +161,7 @@ impl Options {
         let dir = settings::dir();
         let name = self.fabric_name.as_deref();
         let (place, action, effect) = match self.what {
-            What::Status { json } => return status(&dir, name, json.map(Target::from)),
+            What::Status { json } => return status(&dir, name, json.target),
             What::Down { rail } => (rail, Action::Down, "port down".to_owned()),
             What::Up { rail } => (rail, Action::Up, "port up".to_owned()),
             What::Unplug { rail } => (rail, Action::Unplug, "unplugged".to_owned()),

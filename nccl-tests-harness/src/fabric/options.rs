@@ -2,13 +2,12 @@
 
 use super::{Kind, Wish};
 use crate::places;
-use crate::usage::wrong;
+use crate::usage::{Suggesting, wrong};
 use clap::Args;
-use clap::builder::{PossibleValue, PossibleValuesParser, StringValueParser, TypedValueParser};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use softverbs::nic::Nic;
 use softverbs::path::PathFault;
 use softverbs::profile::Profile;
-use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 /// The fabric that a run uses.
@@ -20,7 +19,7 @@ pub struct FabricOptions {
     fabric: Option<Kind>,
     /// Rails of the software fabric: a built-in profile (spark-1cable, spark-2cable, spark-triangle, spark-ring, unpaced) or a file
     /// [default: spark-1cable].
-    #[arg(long, value_name = "NAME|FILE", value_parser = ProfileParser, hide_possible_values = true)]
+    #[arg(long, value_name = "NAME|FILE", value_parser = Suggesting::new(Profile::names()), hide_possible_values = true)]
     profile: Option<String>,
     /// Device that the software fabric's rails behave as: mlx5 is strict, as a ConnectX is; soft-roce forgives more [default: mlx5].
     #[arg(long, value_name = "NIC", value_parser = PossibleValuesParser::new(Nic::ALL.map(Nic::name)).try_map(|name| Nic::parse(&name)))]
@@ -77,27 +76,6 @@ impl FabricOptions {
             library: self.softverbs.unwrap_or_else(|| places::fabric(program)),
             name: self.fabric_name,
         })
-    }
-}
-
-/// Takes any text; shell completions offer the names of the built-in profiles.
-#[derive(Debug, Clone)]
-struct ProfileParser;
-
-impl TypedValueParser for ProfileParser {
-    type Value = String;
-
-    fn parse_ref(
-        &self,
-        command: &clap::Command,
-        option: Option<&clap::Arg>,
-        value: &OsStr,
-    ) -> Result<String, clap::Error> {
-        StringValueParser::new().parse_ref(command, option, value)
-    }
-
-    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
-        Some(Box::new(Profile::names().into_iter().map(PossibleValue::new)))
     }
 }
 
