@@ -195,9 +195,8 @@ fn sysfs_of(folder: &Folder, node: usize) -> PathBuf {
 pub fn control(dir: &Path, fabric: &str, node: Option<usize>, rail: &str, action: Action) -> Result<(), String> {
     let (memory, profile) = open_used(dir, fabric)?;
     let names: Vec<&str> = profile.rails.iter().map(|spec| spec.name.as_str()).collect();
-    let index = names.iter().position(|name| *name == rail);
-    let index =
-        index.ok_or_else(|| format!("fabric {fabric} has no rail {rail:?}; its rails: {}", names.join(", ")))?;
+    let unknown = || format!("fabric {fabric} has no rail {rail:?}; its rails: {}", names.join(", "));
+    let index = names.iter().position(|name| *name == rail).ok_or_else(unknown)?;
     let nodes = nodes(memory);
     if let Some(node) = node.filter(|node| !nodes.contains(node)) {
         let nodes: Vec<String> = nodes.iter().map(usize::to_string).collect();

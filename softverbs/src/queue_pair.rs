@@ -16,6 +16,7 @@ use crate::status;
 use crate::threads;
 use crate::work_request::{Receive, Request, Sge};
 use std::collections::VecDeque;
+use std::net::Ipv6Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -258,8 +259,7 @@ impl QueuePair {
             (Err(libc::ENOLINK), Change::Error | Change::Reset) => return Ok(()),
             (answer, _) => answer?,
         }
-        let mut local = lock(&self.local);
-        let memory = self.memory();
+        let (mut local, memory) = (lock(&self.local), self.memory());
         match (local.state, change) {
             (_, Change::Reset) => {
                 drop(local);
@@ -280,7 +280,7 @@ impl QueuePair {
                 if !self.node.port_up(self.device) {
                     return Err(libc::ENETUNREACH);
                 }
-                let is_ipv4 = std::net::Ipv6Addr::from(remote_gid).to_ipv4_mapped().is_some();
+                let is_ipv4 = Ipv6Addr::from(remote_gid).to_ipv4_mapped().is_some();
                 let now_ns = self.node.memory.now_ns();
                 let answers = |rail| {
                     !RailMemory::is_due(&self.rail().unanswered)

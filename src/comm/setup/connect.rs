@@ -230,8 +230,7 @@ impl Handshake {
                         continue;
                     }
                     Received::Message(Message::Offer(offer)) => {
-                        let offered = Connected::from_offer(process, &rails, offer, self.priority);
-                        self.stage = Stage::Joining(Box::new(offered?));
+                        self.stage = Stage::Joining(Connected::from_offer(process, &rails, offer, self.priority)?);
                         continue;
                     }
                     Received::Message(Message::Streams(streams)) => {
@@ -322,7 +321,7 @@ fn say_hello(process: &Process, channel: &mut Channel, handle: &Handle, priority
 }
 
 impl Connected {
-    fn from_offer(process: &Process, rails: &Rails, offer: Offer, priority: Priority) -> Result<Self> {
+    fn from_offer(process: &Process, rails: &Rails, offer: Offer, priority: Priority) -> Result<Box<Self>> {
         if offer.pairs.is_empty() {
             return Err(Error::Protocol(format!("{} offered no pair of rails", offer.name)));
         }
@@ -365,7 +364,7 @@ impl Connected {
         }
         let chunk_bytes = offer.chunk_bytes.min(rails.chunk_bytes());
         let left_out = negotiate::unpaired(rails, &paired, Role::Sender);
-        Ok(Self { peer: offer.name, chunk_bytes, priority, region, pairs, left_out })
+        Ok(Box::new(Self { peer: offer.name, chunk_bytes, priority, region, pairs, left_out }))
     }
 
     /// Goes on with what is being connected; whether nothing is any more.

@@ -42,7 +42,7 @@ pub fn check_tuner(process: &Process, hello: &Hello) -> Result<()> {
         _ => format!("hash {hash:016x}, GPU {gpu}"),
     };
     Err(Error::Usage(format!(
-        "the tuners of {peer} ({}) and {} ({}) differ, so collectives would hang: use the same GPU, NCCL version, NCCL_SPARK_TUNER, \
+        "the tuners of {peer} ({}) and {} ({}) differ, so collectives would hang: use the same NCCL version, NCCL_SPARK_TUNER, \
          NCCL_SPARK_TUNER_TABLE and NCCL_SPARK_LL128 on every node (nccl-spark tune collectives writes the table to all), \
          or set NCCL_SPARK_TUNER=off on every node",
         word(hello.tuner_hash, &hello.gpu),
