@@ -15,6 +15,7 @@ use nccl_net_spark::verbs::HostMemory;
 use nccl_net_spark::wire::control::{ControlFrame, ControlMessage};
 use sim::fabric::{Fabric, Pair, RAILS};
 use softverbs::hotplug::Phase;
+use softverbs::path::PathFault;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// There is one fabric in a process, and its time is the process's.
@@ -34,7 +35,7 @@ impl Stage {
         for rail in 0..RAILS {
             fabric.set(rail, true);
             fabric.silence(rail, 0);
-            fabric.hush(rail, false);
+            fabric.set_path(rail, PathFault::Silent, false);
         }
         fabric.forget_silence();
         fabric.pass(1_000_000_000);
@@ -155,7 +156,7 @@ fn a_path_that_resolves_and_does_not_carry_is_tested_by_one_connection_for_all()
     let mut stage = Stage::new(4, 2);
     stage.set(&[1], false);
     stage.talk(200, |_| {});
-    stage.fabric().hush(1, true);
+    stage.fabric().set_path(1, PathFault::Silent, true);
     stage.set(&[1], true);
     let (mut asked, mut lost) = (0, 0);
     let mut hear = |frame: &mut ControlFrame| match ControlMessage::decode(&frame.message) {
@@ -176,7 +177,7 @@ fn a_path_that_resolves_and_does_not_carry_is_tested_by_one_connection_for_all()
     // After 2, 4, 8 and then every 10 s, by one. The others do not even ask.
     assert!((6..=8).contains(&lost) && asked == lost, "asked {asked} times, {lost} test writes lost");
     // It carries again, which is found out without anybody's saying so.
-    stage.fabric().hush(1, false);
+    stage.fabric().set_path(1, PathFault::Silent, false);
     stage.talk(20_000, |_| {});
     assert!(stage.is_whole(), "{:?}", stage.text());
 }

@@ -1,13 +1,15 @@
 //! The command line: all commands, with their names, help and examples. Each command has its own options in its own folder.
 
 mod examples;
+mod words;
 
 use crate::commands::collectives::options::Run;
 use crate::commands::{doctor, env, fabric, install, manual, rails, report, top, tune};
 use crate::proofs::bench::options::Bench;
 use crate::proofs::{communicators, memory, nccl_tests};
 use crate::ranks::process;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use std::ffi::OsString;
 
 /// Tests, measures, tunes and installs the NCCL network plugin for DGX Spark.
 #[derive(Debug, Parser)]
@@ -19,9 +21,22 @@ pub struct Cli {
     /// Prints results and errors only: no progress, no lines that start with #.
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     pub quiet: bool,
-    /// Shows the plugin's log as NCCL_DEBUG=INFO does; -vv as NCCL_DEBUG=TRACE.
+    /// Shows the plugin's log as NCCL_DEBUG=INFO does, and what doctor read; -vv: the log as
+    /// NCCL_DEBUG=TRACE.
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
+}
+
+impl Cli {
+    /// Reads the words of a command line, of which the first is the program's name.
+    ///
+    /// # Errors
+    /// A mistake on the command line.
+    pub fn read(words: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
+        let command = Self::command();
+        let words = words::prepared(&command, words);
+        Self::from_arg_matches(&command.try_get_matches_from(words)?)
+    }
 }
 
 /// What the program can do.
@@ -156,7 +171,6 @@ pub enum Command {
 mod tests {
     use super::*;
     use crate::usage::{one_line, wrong};
-    use clap::CommandFactory;
     use clap::error::ErrorKind;
 
     fn mistake(arguments: &str) -> String {

@@ -12,6 +12,7 @@ use limit::{Rail, Wiring};
 use nccl_net_spark::rails::LinkRate;
 use softverbs::control::{self, Action, Prepared};
 use softverbs::nic::Nic;
+use softverbs::path::PathFault;
 use softverbs::profile::{Link, Profile, RailSpec};
 use softverbs::settings;
 use std::fs;
@@ -40,6 +41,8 @@ pub struct Wish {
     pub scale: f64,
     /// Rails that carry only a part of their rate, on all nodes.
     pub slow_rails: Vec<(String, f64)>,
+    /// Rails whose path has a fault, on all nodes.
+    pub path_faults: Vec<(String, PathFault)>,
     /// The software fabric's library.
     pub library: PathBuf,
     /// The software fabric's name; none: a name of the run's own.
@@ -130,11 +133,12 @@ fn soft(wish: &Wish, ranks: usize, why: &str) -> Result<Fabric> {
     environment.push(("SOFTVERBS_NIC".to_owned(), wish.nic.name().to_owned()));
     let about = about(wish, &name, why);
     let soft = Soft { dir, name, library, profile, slow_rails: wish.slow_rails.clone(), prepared };
-    for (rail, factor) in &wish.slow_rails {
-        let slowed = control::control(&soft.dir, &soft.name, None, rail, Action::Slow(*factor));
-        if let Err(error) = slowed {
+    let slowed = wish.slow_rails.iter().map(|(rail, factor)| ("--slow-rail", rail, Action::Slow(*factor)));
+    let broken = wish.path_faults.iter().map(|(rail, fault)| ("--path-fault", rail, Action::Path(*fault, true)));
+    for (option, rail, action) in slowed.chain(broken) {
+        if let Err(error) = control::control(&soft.dir, &soft.name, None, rail, action) {
             soft.remove();
-            bail!("--slow-rail: {error}");
+            bail!("{option}: {error}");
         }
     }
     Ok(Fabric { kind: Kind::Soft, about, environment, soft: Some(soft) })
@@ -157,9 +161,10 @@ fn is_of_a_run(name: &str) -> bool {
 fn about(wish: &Wish, name: &str, why: &str) -> String {
     let scale = if wish.scale == 1.0 { String::new() } else { format!(" x {}", wish.scale) };
     let slow = wish.slow_rails.iter().map(|(rail, factor)| format!(", {rail} at {factor} of its rate"));
-    let slow = slow.collect::<String>();
+    let broken = wish.path_faults.iter().map(|(rail, fault)| format!(", {rail} with path fault {fault}"));
+    let faults = slow.chain(broken).collect::<String>();
     let nic = if wish.nic == Nic::default() { String::new() } else { format!(", as {}", wish.nic.name()) };
-    format!("soft, {why}: profile {}{scale}{slow}{nic}; each rank is a node; fabric {name}", wish.profile)
+    format!("soft, {why}: profile {}{scale}{faults}{nic}; each rank is a node; fabric {name}", wish.profile)
 }
 
 impl Fabric {
@@ -397,6 +402,7 @@ mod tests {
             nic: Nic::default(),
             scale,
             slow_rails: Vec::new(),
+            path_faults: Vec::new(),
             library: "/no/library".into(),
             name: None,
         }

@@ -28,15 +28,15 @@ mod sizes;
 mod usage;
 
 use anyhow::{Context, Result};
+use clap::CommandFactory;
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser};
 use cli::{Cli, Command};
 use commands::collectives::options::Run;
 use commands::collectives::{Collective, lead};
 use commands::doctor::{Ended, Verdict};
 use commands::{rails, settings, tune};
 use nccl_net_spark::config::Settings;
-use output::Verbosity;
+use output::{Verbosity, report};
 use proofs::{bench, communicators, memory, nccl_tests};
 use ranks::launch::{self, World};
 use ranks::{log, process};
@@ -52,7 +52,7 @@ const BROKEN: u8 = 3;
 const UNREAD: u8 = 141;
 
 fn main() -> ExitCode {
-    let outcome = Cli::try_parse().map_err(anyhow::Error::from).and_then(|cli| {
+    let outcome = Cli::read(std::env::args_os()).map_err(anyhow::Error::from).and_then(|cli| {
         output::set_verbosity(match (cli.quiet, cli.verbose) {
             (true, _) => Verbosity::Quiet,
             (false, 0) => Verbosity::Normal,
@@ -99,7 +99,7 @@ fn execute(command: Command) -> Result<Outcome> {
         return doctor(options).map(Outcome::Doctor);
     }
     if let Command::Report(options) = command {
-        return report(*options).map(|()| Outcome::Good);
+        return gather(*options).map(|()| Outcome::Good);
     }
     run(command).map(|is_good| if is_good { Outcome::Good } else { Outcome::Failed })
 }
@@ -116,7 +116,7 @@ fn doctor(options: commands::doctor::Options) -> Result<u8> {
     })
 }
 
-fn report(options: commands::report::Options) -> Result<()> {
+fn gather(options: commands::report::Options) -> Result<()> {
     let program = std::env::current_exe().context("find this program's file")?;
     if options.starts_processes() {
         interrupt::watch()?;
@@ -154,7 +154,7 @@ fn run(command: Command) -> Result<bool> {
         Command::TuneCollectivesWrite(task) => task.run(&variable, &mut output::standard()).map(|()| true),
         Command::NcclTests(options) => {
             let plan = options.plan(&program, variable("PATH").as_deref())?;
-            nccl_tests::run(&plan, &program, &variable, &mut output::standard())
+            nccl_tests::run(&plan, &program, &variable, &mut report::beside(plan.json.as_ref()))
         }
         Command::NcclTestsRank(rank) => {
             let number = launch::detect(variable, std::os::unix::process::parent_id())?.map_or(0, |world| world.rank);
@@ -227,7 +227,8 @@ fn check_settings(plugin: &Path, program: &Path) -> Result<()> {
 fn tune(mut options: tune::options::Options, program: &Path) -> Result<bool> {
     if let Some(tune::options::What::Collectives(options)) = options.what.take() {
         let plan = options.plan(program, &variable)?;
-        return tune::collectives::run(plan, program, &variable, &mut output::standard()).map(|()| true);
+        let mut out = report::beside(plan.json.as_ref());
+        return tune::collectives::run(plan, program, &variable, &mut out).map(|()| true);
     }
     let world = world(options.run.is_local())?;
     tune::run(options, program, world, variable)

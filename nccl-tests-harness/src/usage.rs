@@ -1,7 +1,32 @@
 //! Mistakes on the command line: how a command reports one, and how it is printed.
 
-use clap::Command;
+use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::error::ErrorKind;
+use clap::{Arg, Command, Error};
+use std::ffi::OsStr;
+
+/// Takes any text. Shell completions offer the values that are known.
+#[derive(Debug, Clone)]
+pub struct Suggesting(Vec<PossibleValue>);
+
+impl Suggesting {
+    /// A parser whose completions offer `known`.
+    pub fn new(known: impl IntoIterator<Item = impl Into<PossibleValue>>) -> Self {
+        Self(known.into_iter().map(Into::into).collect())
+    }
+}
+
+impl TypedValueParser for Suggesting {
+    type Value = String;
+
+    fn parse_ref(&self, command: &Command, option: Option<&Arg>, value: &OsStr) -> Result<String, Error> {
+        StringValueParser::new().parse_ref(command, option, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(self.0.iter().cloned()))
+    }
+}
 
 /// A mistake on the command line. It names the program's usage, as clap's own errors do.
 pub fn wrong(text: impl std::fmt::Display) -> clap::Error {

@@ -142,6 +142,15 @@ fn networks_are_measured_in_turns_and_one_that_does_not_come_up_is_told() {
 }
 
 #[test]
+fn json_without_a_file_is_alone_on_standard_output() {
+    let program = Program::new("via Spark; head; row 8 13.2 0.1 0");
+    let said = program.run(&["-r", "1", "--json", "all_gather"]);
+    let report: serde_json::Value = serde_json::from_str(&said.out).unwrap_or_else(|_| panic!("{said:?}"));
+    assert_eq!((said.status, &report["networks"][0]["wrong"]), (Some(0), &0.0.into()), "{said:?}");
+    assert!(said.err.contains("spark: 0 wrong"), "{said:?}");
+}
+
+#[test]
 fn nccls_own_verbs_transport_finds_the_software_fabric() {
     let body = r#"
         [ -n "$SOFTVERBS_FABRIC" ] && [ "$SOFTVERBS_NODE" = 0 ] || exit 7

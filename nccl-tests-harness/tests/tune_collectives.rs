@@ -171,11 +171,13 @@ fn the_clearly_better_choices_are_written_and_failing_ones_are_left_out() {
 fn nothing_is_written_where_nothing_is_better_nor_on_a_dry_run() {
     let programs = Programs::new("time_us() { case $2 in none) echo 100 ;; *) echo 96 ;; esac; }");
     fs::write(programs.file("spark.conf"), "NCCL_IB_TC=106").unwrap();
-    let Some(said) = programs.tune("-e 16K --protocols ll --channels 1,2") else { return };
-    assert!(said.status == Some(0) && said.out.contains("nothing is clearly better"), "{said:?}");
+    let Some(said) = programs.tune("-e 16K --protocols ll --channels 1,2 --json") else { return };
+    assert!(said.status == Some(0) && said.err.contains("nothing is clearly better"), "{said:?}");
+    let report: serde_json::Value = serde_json::from_str(&said.out).unwrap_or_else(|_| panic!("{said:?}"));
+    assert_eq!(report["collectives"][0]["collective"], "all_reduce", "{report}");
     // No table is not the same as no tuner.
     for part in ["on a GB10 the tuner stays in use, with the rows that the plugin ships", "set NCCL_SPARK_TUNER=off"] {
-        assert!(said.out.contains(part), "{part}: {said:?}");
+        assert!(said.err.contains(part), "{part}: {said:?}");
     }
     assert_eq!(
         (programs.settings().as_str(), programs.runs().len()),

@@ -11,6 +11,7 @@ use crate::fabric::{About, Event, Node, RailOf, lock};
 use crate::hotplug::Phase;
 use crate::os::shm::{INLINE_BYTES, MAX_QPS, MAX_SGES, QpMemory, RailMemory, SEND_SLOTS};
 use crate::pacing::rnr_wait_ns;
+use crate::path::PathFault;
 use crate::status;
 use crate::threads;
 use crate::work_request::{Receive, Request, Sge};
@@ -279,9 +280,15 @@ impl QueuePair {
                 if !self.node.port_up(self.device) {
                     return Err(libc::ENETUNREACH);
                 }
+                let is_ipv4 = std::net::Ipv6Addr::from(remote_gid).to_ipv4_mapped().is_some();
+                let now_ns = self.node.memory.now_ns();
+                let answers = |rail| {
+                    !RailMemory::is_due(&self.rail().unanswered)
+                        && self.node.resolves(self.device, rail, is_ipv4, now_ns)
+                };
                 let found = match self.node.look_up(self.device, &remote_gid) {
-                    Ok(rail) if !RailMemory::is_due(&self.rail().unanswered) => Some(rail),
-                    Ok(_) | Err(libc::ETIMEDOUT) => None,
+                    Ok(rail) => Some(rail).filter(|rail| answers(*rail)),
+                    Err(libc::ETIMEDOUT) => None,
                     Err(errno) => return Err(errno),
                 };
                 let Some(rail) = found else {
@@ -294,6 +301,9 @@ impl QueuePair {
                 let slot = remote_qp as usize % MAX_QPS;
                 local.remote = Some(Remote { slot, number: remote_qp, rail, receive_psn });
                 local.rnr_wait_ns = rnr_wait_ns(min_rnr_timer);
+                let is_astray = is_ipv4 && self.node.rail_of(rail).path().has(PathFault::CrossedArp);
+                memory.astray.store(u32::from(is_astray), Ordering::Relaxed);
+                memory.mtu_bytes.store(mtu_bytes, Ordering::Relaxed);
                 memory.remote.store(remote_qp, Ordering::Relaxed);
                 self.enter(&mut local, State::ReadyToReceive);
                 drop(local);

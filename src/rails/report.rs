@@ -72,7 +72,8 @@ fn rail_text(rail: &Rail, survey: &Survey) -> String {
     let mut parts = place(rail.netdev.as_deref(), rail.phys_port.as_deref(), rail.pci.as_ref());
     parts.push(gbps(rail.speed_mbps));
     parts.push(format!("path MTU {}", rail.path_mtu_bytes));
-    let head = format!("{}:{}  used: cable {}, PCIe link {}{twin}", rail.device, rail.port, rail.cable, rail.link);
+    let cable = survey.cable_name(rail);
+    let head = format!("{}:{}  used: cable {cable}, PCIe link {}{twin}", rail.device, rail.port, rail.link);
     [folded("    ", &head), indented(&parts.join(", ")), indented(&addresses.join(", "))].concat()
 }
 
@@ -116,15 +117,20 @@ fn indented(text: &str) -> String {
     folded("    ", &format!("    {text}"))
 }
 
-/// `text` in lines of at most 80 columns, the second and later ones behind `indent`. A longer word stays whole.
-pub fn folded(indent: &str, text: &str) -> String {
+fn folded(indent: &str, text: &str) -> String {
+    wrapped(COLUMNS, indent, text)
+}
+
+/// `text` in lines of at most `columns`, the second and later ones behind `indent`. A longer word
+/// stays whole.
+pub fn wrapped(columns: usize, indent: &str, text: &str) -> String {
     let mut page = String::new();
     let mut line = text.chars().take_while(|c| *c == ' ').collect::<String>();
     let mut is_empty = true;
     // Two spaces between words stay.
     for word in text.trim_start().split(' ') {
         let width = line.chars().count() + usize::from(!is_empty) + word.chars().count();
-        if !is_empty && width > COLUMNS {
+        if !is_empty && width > columns {
             page += line.trim_end();
             page.push('\n');
             line = indent.to_owned();
@@ -153,5 +159,6 @@ mod tests {
         let long = "x".repeat(100);
         assert_eq!(folded("  ", &format!("a {long} b")), format!("a\n  {long}\n  b\n"));
         assert_eq!(folded("", "a:1  used"), "a:1  used\n");
+        assert_eq!(wrapped(10, "  ", "one two three"), "one two\n  three\n");
     }
 }

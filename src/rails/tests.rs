@@ -413,7 +413,7 @@ fn the_page_for_a_person_says_what_is_merged_and_why_not() {
     let verdict = "2 rails are merged into one device: rocep1s0f0:1, roceP2p1s0f0:1\n\
                    expected payload: 196.1 Gb/s (24.5 GB/s) each way, limited by the cables\n\
                    announced to NCCL: one device of 200000 Mb/s\n\n\
-                   rocep1s0f0:1  used: cable 0, PCIe link 0, twin of roceP2p1s0f0\n";
+                   rocep1s0f0:1  used: cable p0, PCIe link 0, twin of roceP2p1s0f0\n";
     assert!(page.starts_with(verdict), "{page}");
     for words in [
         "    enp1s0f0np0 (p0), PCI 0000:01:00.0, Gen5 x4, 200 Gb/s, path MTU 4096\n",

@@ -13,7 +13,7 @@ use nccl_net_spark::comm::datapath::try_cell::TryCell;
 use nccl_net_spark::comm::rail::Look;
 use nccl_net_spark::comm::rail::device::Presence as HostPresence;
 use nccl_net_spark::comm::recovery::attempt::ManagedRail;
-use nccl_net_spark::comm::recovery::driver::Driver;
+use nccl_net_spark::comm::recovery::driver::{Driver, Terms};
 use nccl_net_spark::comm::setup::negotiate;
 use nccl_net_spark::comm::{Host, Purpose, Rail, Registration};
 use nccl_net_spark::config::Config;
@@ -22,11 +22,13 @@ use nccl_net_spark::flow::paths::End;
 use nccl_net_spark::interfaces;
 use nccl_net_spark::plugin::bring_up;
 use nccl_net_spark::verbs::{CompletionBuffer, Cq, HostMemory, Region};
+use nccl_net_spark::wire::fields::Priority;
 use nccl_net_spark::wire::ids::{LaneId, RailId};
 use nccl_net_spark::wire::mailbox::MAILBOX_BYTES;
 use softverbs::fabric::Node;
 use softverbs::hotplug::{Phase, Presence};
 use softverbs::os::shm::MAX_QPS;
+use softverbs::path::{PathFault, PathFaults};
 use softverbs::profile::Profile;
 use softverbs::settings::Settings;
 use std::path::{Path, PathBuf};
@@ -38,6 +40,8 @@ use std::time::{Duration, Instant};
 pub const RAILS: usize = 3;
 /// Room for the messages of one run, on either side.
 pub const ARENA: usize = 512 * 1024;
+/// How long a connection may be without its first rail: longer than any run.
+const FIRST_RAIL: Duration = Duration::from_secs(3600);
 /// Largest write: messages above it go in several.
 pub const CHUNK: u32 = 256;
 
@@ -226,13 +230,14 @@ impl Fabric {
     pub fn is_quiet(&self, rail: usize) -> bool {
         let memory = &self.node.memory.rails[0][rail];
         let is_zero = |what: &std::sync::atomic::AtomicU32| what.load(Ordering::Acquire) == 0;
-        let all = [&memory.down, &memory.silent, &memory.refusals, &memory.failing_posts];
-        self.presence(rail).phase == Phase::Here && all.into_iter().all(is_zero)
+        let all = [&memory.down, &memory.refusals, &memory.failing_posts];
+        let has_no_fault = memory.path() == PathFaults::default() && all.into_iter().all(is_zero);
+        self.presence(rail).phase == Phase::Here && has_no_fault
     }
 
     /// Pulls a rail or puts it back.
     pub fn set(&self, rail: usize, is_up: bool) {
-        self.node.memory.rails[0][rail].down.store(u32::from(!is_up), Ordering::Release);
+        self.node.memory.rails[0][rail].set_port(is_up, self.now_ns);
     }
 
     /// So many of the requests that come in next by a rail are called invalid.
@@ -245,9 +250,10 @@ impl Fabric {
         self.node.memory.rails[0][rail].failing_posts.store(count, Ordering::Release);
     }
 
-    /// What is sent by a rail gets lost, or no longer; its port says nothing.
-    pub fn hush(&self, rail: usize, is_silent: bool) {
-        self.node.memory.rails[0][rail].silent.store(u32::from(is_silent), Ordering::Release);
+    /// Gives the path of a rail a fault, or ends it.
+    pub fn set_path(&self, rail: usize, fault: PathFault, is_on: bool) {
+        let rail = &self.node.memory.rails[0][rail];
+        rail.set_path(rail.path().with(fault, is_on));
     }
 
     /// So many of the queue pairs that are connected next on a rail, by either end, find nobody at the peer's address.
@@ -332,11 +338,11 @@ impl Fabric {
         let [sender, receiver] = [(0, Role::Sender), (1, Role::Receiver)]
             .map(|(side, role)| Lane::open(&self.hosts[side].process().rails[0], role, 1).unwrap());
         let mut lanes = [vec![sender], vec![receiver]];
-        let (mtu_bytes, traffic_class) = (1024, None);
+        let (mtu_bytes, priority) = (1024, Priority::default());
         lanes[1][0].peer_rail = "a rail".to_owned();
         liar.connect(lanes[1][0].ends()[0], gid);
         let ends = [liar.end()];
-        let route = Route { look, gid, peer_gid: gid, mtu_bytes, ends: &ends, traffic_class };
+        let route = Route { look, gid, peer_gid: gid, mtu_bytes, ends: &ends, priority };
         lanes[1][0].connect(Role::Receiver, &self.hosts[1].process().config, &route).unwrap();
         (self.join(lanes, mailboxes, Some(liar.key()), Start::default()), liar)
     }
@@ -350,8 +356,8 @@ impl Fabric {
             let gid = look.addresses[0].gid;
             let ends = [pair[0].ends(), pair[1].ends()];
             for (side, role) in [(1, Role::Receiver), (0, Role::Sender)] {
-                let (mtu_bytes, traffic_class) = (1024, None);
-                let route = Route { look, gid, peer_gid: gid, mtu_bytes, ends: &ends[1 - side], traffic_class };
+                let (mtu_bytes, priority) = (1024, Priority::default());
+                let route = Route { look, gid, peer_gid: gid, mtu_bytes, ends: &ends[1 - side], priority };
                 pair[side].connect(role, &self.hosts[side].process().config, &route).unwrap();
                 pair[side].peer_rail = self.hosts[1 - side].process().rails[rail].name();
             }
@@ -416,7 +422,8 @@ impl Fabric {
         let driver = |side: usize, role, path: Arc<dyn SharedPath>, rails| {
             let mailboxes = Mailboxes { region: Arc::clone(&mailboxes[side]), peer_addr: far[side] };
             let (process, context) = (Arc::clone(self.hosts[side].process()), Arc::clone(&contexts[side]));
-            Driver::new(process, context, path, role, None, mailboxes, rails)
+            let terms = Terms { role, priority: Priority::default(), first_rail: FIRST_RAIL };
+            Driver::new(process, context, path, terms, mailboxes, rails)
         };
         let [s_rails, r_rails] = rails;
         let drivers =

@@ -1,20 +1,18 @@
 //! `nccl-spark rails`: which ports of this machine the plugin would merge.
 
-use crate::output::report::{self, Target};
+use crate::output::report::{self, JsonOption};
 use anyhow::Result;
 use clap::Args;
 use nccl_net_spark::rails::{Limit, PciFunction, PcieLink, Rail, Refused, Survey};
 use serde::Serialize;
 use std::io::Write;
 use std::net::Ipv6Addr;
-use std::path::PathBuf;
 
 /// Options of rails.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Writes the result as JSON to FILE, or with - to standard output; the text goes to standard error then.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    json: JsonOption,
 }
 
 /// The machine's rails as JSON. Rates are in Mb/s, one direction.
@@ -80,7 +78,7 @@ struct LinkJson {
 /// # Errors
 /// When the machine cannot be examined, or the output not be written.
 pub fn rails(options: Options) -> Result<bool> {
-    report::of_run(options.json.map(Target::from).as_ref(), Found::default(), |mut out, found| {
+    report::of_run(options.json.target.as_ref(), Found::default(), |mut out, found| {
         let survey = nccl_net_spark::plugin::survey()?;
         write!(out, "{}", nccl_net_spark::rails::report(&survey))?;
         out.flush()?;
@@ -133,7 +131,7 @@ fn rail_json(rail: &Rail, survey: &Survey) -> RailJson {
 }
 
 impl From<Refused> for UnusedJson {
-    fn from(Refused { device, port, netdev, phys_port, pci, reason }: Refused) -> Self {
+    fn from(Refused { device, port, netdev, phys_port, pci, reason, .. }: Refused) -> Self {
         let pci = pci.map(|PciFunction { address, .. }| address);
         Self { device, port, netdev, physical_port: phys_port, pci, reason }
     }

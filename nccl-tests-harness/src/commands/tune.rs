@@ -11,7 +11,7 @@ pub mod options;
 mod show;
 
 use crate::commands::collectives::lead::{self, Plan};
-use crate::output::report;
+use crate::output::report::{self, Sink};
 use crate::output::watch::Watch;
 use crate::ranks::launch::World;
 use crate::sizes;
@@ -37,12 +37,9 @@ pub fn run(
     if let Some((world, meeting)) = tune.plan.launched.as_ref().filter(|(world, _)| world.rank > 0) {
         return follow::follow(&tune, world, meeting, program).map(|()| true);
     }
-    let json = tune.plan.json.as_ref().map(report::open).transpose()?;
+    let sink = tune.plan.json.as_ref().map(Sink::open).transpose()?;
     let told = self::tune(&tune, program, &mut report::beside(tune.plan.json.as_ref()))?;
-    if let Some(json) = json {
-        report::write(&told, json)?;
-    }
-    Ok(true)
+    sink.map_or(Ok(()), |sink| sink.write(&told)).map(|()| true)
 }
 
 fn tune(tune: &Tune, program: &Path, out: &mut impl Write) -> Result<Told> {

@@ -2,12 +2,12 @@
 
 use super::{Kind, Wish};
 use crate::places;
-use crate::usage::wrong;
+use crate::usage::{Suggesting, wrong};
 use clap::Args;
-use clap::builder::{PossibleValue, PossibleValuesParser, StringValueParser, TypedValueParser};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use softverbs::nic::Nic;
+use softverbs::path::PathFault;
 use softverbs::profile::Profile;
-use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 /// The fabric that a run uses.
@@ -19,7 +19,7 @@ pub struct FabricOptions {
     fabric: Option<Kind>,
     /// Rails of the software fabric: a built-in profile (spark-1cable, spark-2cable, spark-triangle, spark-ring, unpaced) or a file
     /// [default: spark-1cable].
-    #[arg(long, value_name = "NAME|FILE", value_parser = ProfileParser, hide_possible_values = true)]
+    #[arg(long, value_name = "NAME|FILE", value_parser = Suggesting::new(Profile::names()), hide_possible_values = true)]
     profile: Option<String>,
     /// Device that the software fabric's rails behave as: mlx5 is strict, as a ConnectX is; soft-roce forgives more [default: mlx5].
     #[arg(long, value_name = "NIC", value_parser = PossibleValuesParser::new(Nic::ALL.map(Nic::name)).try_map(|name| Nic::parse(&name)))]
@@ -31,6 +31,10 @@ pub struct FabricOptions {
     /// than once.
     #[arg(long, value_name = "RAIL=FACTOR", value_parser = parse_slow_rail)]
     slow_rail: Vec<(String, f64)>,
+    /// Gives the path of a rail of the software fabric a fault, on every rank, as in rocep1s0f0=silent; may be given more than
+    /// once. `nccl-spark fabric path --help` has the faults.
+    #[arg(long, value_name = "RAIL=FAULT", value_parser = parse_path_fault)]
+    path_fault: Vec<(String, PathFault)>,
     /// Software fabric's library [default: the one installed with or built beside this program].
     #[arg(long, value_name = "PATH")]
     softverbs: Option<PathBuf>,
@@ -50,6 +54,7 @@ impl FabricOptions {
             ("--nic", self.nic.is_some()),
             ("--scale", self.scale.is_some()),
             ("--slow-rail", !self.slow_rail.is_empty()),
+            ("--path-fault", !self.path_fault.is_empty()),
             ("--softverbs", self.softverbs.is_some()),
             ("--fabric-name", self.fabric_name.is_some()),
         ];
@@ -67,30 +72,10 @@ impl FabricOptions {
             nic: self.nic.unwrap_or_default(),
             scale: self.scale.unwrap_or(1.0),
             slow_rails: self.slow_rail,
+            path_faults: self.path_fault,
             library: self.softverbs.unwrap_or_else(|| places::fabric(program)),
             name: self.fabric_name,
         })
-    }
-}
-
-/// Takes any text; shell completions offer the names of the built-in profiles.
-#[derive(Debug, Clone)]
-struct ProfileParser;
-
-impl TypedValueParser for ProfileParser {
-    type Value = String;
-
-    fn parse_ref(
-        &self,
-        command: &clap::Command,
-        option: Option<&clap::Arg>,
-        value: &OsStr,
-    ) -> Result<String, clap::Error> {
-        StringValueParser::new().parse_ref(command, option, value)
-    }
-
-    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
-        Some(Box::new(Profile::names().into_iter().map(PossibleValue::new)))
     }
 }
 
@@ -112,6 +97,13 @@ fn parse_slow_rail(text: &str) -> Result<(String, f64), String> {
     match text.split_once('=') {
         Some((rail, factor)) if !rail.is_empty() => Ok((rail.to_owned(), parse_factor(factor)?)),
         _ => Err("RAIL=FACTOR, as in rocep1s0f0=0.25".to_owned()),
+    }
+}
+
+fn parse_path_fault(text: &str) -> Result<(String, PathFault), String> {
+    match text.split_once('=') {
+        Some((rail, fault)) if !rail.is_empty() => Ok((rail.to_owned(), PathFault::parse(fault)?)),
+        _ => Err("RAIL=FAULT, as in rocep1s0f0=silent".to_owned()),
     }
 }
 

@@ -20,7 +20,7 @@ pub enum Verbosity {
     /// Remarks and progress too.
     #[default]
     Normal,
-    /// The plugin's log at level INFO too.
+    /// The plugin's log at level INFO too, and all that a command has read.
     Verbose,
     /// The same at level TRACE.
     Trace,
@@ -55,6 +55,14 @@ pub fn nccl_debug() -> Option<&'static str> {
 /// Whether progress is shown: on a terminal, unless the command line says otherwise.
 pub fn shows_progress() -> bool {
     verbosity() != Verbosity::Quiet && io::stderr().is_terminal()
+}
+
+/// Columns of a text that is wrapped: the variable `COLUMNS`, else the terminal's width, else 100.
+pub fn columns() -> usize {
+    const WITHOUT_TERMINAL: usize = 100;
+    let variable = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
+    let terminal = || terminal_size::terminal_size().map(|(columns, _)| columns.0.into());
+    variable.filter(|columns| *columns > 0).or_else(terminal).unwrap_or(WITHOUT_TERMINAL)
 }
 
 /// Standard output.

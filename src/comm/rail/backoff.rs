@@ -11,6 +11,8 @@
 //!   whatever reason, or when its time is up, so that nobody waits for a connection that was abandoned.
 //! - A path that carries, or a port that comes up ([`Backoff::forget`]), ends all this.
 //!
+//! A path that carries small packets alone has a largest path MTU, which counts for every connection until the port comes up again.
+//!
 //! It only records what its callers report: it touches no queue pair, starts no thread, and reads no clock.
 
 use super::Rail;
@@ -63,7 +65,7 @@ pub enum Advice {
     Try(Trial),
     /// Asks again later: another connection tries it.
     Wait,
-    /// Leaves it out, for this reason.
+    /// Leaves it out for now, for this reason: recovery brings it back.
     LeaveOut(String),
 }
 
@@ -100,6 +102,8 @@ struct Dead {
 struct Path {
     id: PathId,
     finding: Finding,
+    /// Largest path MTU in bytes, where larger packets were seen to get lost.
+    largest_mtu: Option<u32>,
     /// The number of the trial that is under way, and when it is over at the latest.
     trial: Option<(u64, Instant)>,
 }
@@ -125,15 +129,15 @@ pub struct Trial {
 }
 
 impl Backoff {
-    /// What a connection that is being made does about a path; if it tries it, within `limit`. One that has no other path left
-    /// (`is_last`) tries a dead one too.
-    pub fn ask(&self, id: PathId, need: Need, is_last: bool, limit: Duration, now: Instant) -> Advice {
+    /// What a connection that is being made, with path MTU `mtu_bytes`, does about a path; if it tries it, within `limit`.
+    pub fn ask(&self, id: PathId, need: Need, mtu_bytes: u32, limit: Duration, now: Instant) -> Advice {
         let mut known = lock(&self.0);
         let path = known.path(id, now);
+        if let Some(largest) = path.largest_mtu.filter(|largest| *largest < mtu_bytes) {
+            return Advice::LeaveOut(format!("packets above {largest} bytes get lost on the way"));
+        }
         match &path.finding {
-            Finding::Dead(dead) if now < dead.until && !is_last => return Advice::LeaveOut(dead.text(now)),
-            // Whether it carries by now is for the accepting side to find out.
-            Finding::Dead(Dead { how: Death::Silent, .. }) if is_last && need == Need::Address => return Advice::Use,
+            Finding::Dead(dead) if now < dead.until => return Advice::LeaveOut(dead.text(now)),
             Finding::Carried(at) if now < *at + FRESH => return Advice::Use,
             Finding::Resolved(at) if need == Need::Address && now < *at + FRESH => return Advice::Use,
             _ => {}
@@ -142,11 +146,6 @@ impl Backoff {
             return Advice::Wait;
         }
         Advice::Try(self.begin(&mut known, id, limit, now))
-    }
-
-    /// Whether a connection tries a path just now.
-    pub fn is_tried(&self, id: PathId, now: Instant) -> bool {
-        lock(&self.0).paths.iter().any(|path| path.id == id && path.is_tried(now))
     }
 
     /// Why a path is to be left out of a connection that is being made, if it is.
@@ -220,6 +219,19 @@ impl Backoff {
         lock(&self.0).died(id, Death::Silent, why.to_owned(), now);
     }
 
+    /// Packets above `bytes` get lost on a path, and others arrive.
+    pub fn set_largest_mtu(&self, id: PathId, bytes: u32, now: Instant) {
+        let mut known = lock(&self.0);
+        let path = known.path(id, now);
+        // The small packets were acknowledged, so the path is not dead.
+        (path.largest_mtu, path.finding) = (Some(bytes), Finding::Resolved(now));
+    }
+
+    /// Largest path MTU in bytes of a path, where larger packets were seen to get lost.
+    pub fn largest_mtu(&self, id: PathId) -> Option<u32> {
+        lock(&self.0).paths.iter().find(|path| path.id == id)?.largest_mtu
+    }
+
     /// Whether the last attempt was in vain, and not long ago.
     pub fn knows(&self, id: PathId) -> bool {
         lock(&self.0).dead(id).is_some()
@@ -264,7 +276,7 @@ impl Known {
             if self.paths.len() >= MOST_PATHS {
                 self.paths.swap_remove(0);
             }
-            self.paths.push(Path { id, finding: Finding::Nothing, trial: None });
+            self.paths.push(Path { id, finding: Finding::Nothing, largest_mtu: None, trial: None });
             self.paths.len() - 1
         });
         &mut self.paths[at]
@@ -332,7 +344,7 @@ impl Path {
             Finding::Resolved(at) | Finding::Carried(at) => now < *at + FRESH,
             Finding::Dead(dead) => now < dead.until + MOST,
         };
-        has_news || self.is_tried(now)
+        has_news || self.largest_mtu.is_some() || self.is_tried(now)
     }
 }
 

@@ -28,6 +28,7 @@ use crate::error::Error;
 use crate::flow::recovery::{Action, Cause, Frame, Limits, LogEntry, Recovery, State};
 use crate::flow::redial::Need;
 use crate::wire::control::{ControlFrame, Received};
+use crate::wire::fields::Priority;
 use crate::wire::ids::LaneId;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -36,6 +37,10 @@ use std::time::{Duration, Instant};
 const MOST_ROUNDS: usize = 256;
 /// Control frames that are taken in at a time.
 const FRAMES: usize = 4;
+
+/// How long a new connection is without a rail before a warning says so, and how long until each next warning.
+const FIRST_WARNING: Duration = Duration::from_secs(5);
+const NEXT_WARNING: Duration = Duration::from_secs(15);
 
 /// How the loss of a rail shows whose device is no longer on the bus.
 const DEVICE_REMOVED: &str = "its device was removed";
@@ -51,13 +56,24 @@ pub enum PortChange {
     Removed,
 }
 
+/// Terms of a new connection.
+#[derive(Debug, Clone, Copy)]
+pub struct Terms {
+    /// This side.
+    pub role: Role,
+    /// Priority of the connection's packets.
+    pub priority: Priority,
+    /// How long the connection may be without its first rail.
+    pub first_rail: Duration,
+}
+
 /// One connection's rails, and the control messages about them.
 pub struct Driver {
     process: Arc<Process>,
     context: Arc<PathContext>,
     path: Arc<dyn SharedPath>,
     role: Role,
-    traffic_class: Option<u8>,
+    priority: Priority,
     mailboxes: Mailboxes,
     rails: Vec<ManagedRail>,
     recovery: Recovery,
@@ -69,23 +85,26 @@ pub struct Driver {
     tcp: tcp::Member,
     /// Whether the data path has something left to do about a loss.
     is_owing: bool,
+    /// When the next warning about a connection without its first rail is due.
+    warns_at: Duration,
 }
 
 impl Driver {
-    /// Watches over the rails of a connection that has just come up. Those that are not open do not carry yet.
+    /// Watches over the rails of a connection that has just come up. Rails that are not open do not carry yet. Where none does,
+    /// the connection fails unless one carries in time.
     pub fn new(
         process: Arc<Process>,
         context: Arc<PathContext>,
         path: Arc<dyn SharedPath>,
-        role: Role,
-        traffic_class: Option<u8>,
+        Terms { role, priority, first_rail }: Terms,
         mailboxes: Mailboxes,
         mut rails: Vec<ManagedRail>,
     ) -> Self {
         let names = rails.iter().map(|managed| (managed.rail.name(), managed.peer_rail.clone()));
         let config = &process.config;
         let mut outages = Member::new(&process.outages, &context.peer.name, config.loss_timeout, names);
-        let limits = Limits { loss: nanos(config.loss_timeout), probe: nanos(config.probe_timeout) };
+        let (loss, probe) = (nanos(config.loss_timeout), nanos(config.probe_timeout));
+        let limits = Limits { loss, probe, first_rail: nanos(first_rail) };
         let mut recovery = Recovery::new(role, limits, rails.len());
         let now = Instant::now();
         for (lane, managed) in LaneId::all(rails.len()).zip(&mut rails).filter(|(_, managed)| managed.opening.is_none())
@@ -95,8 +114,22 @@ impl Driver {
             managed.outages.lost(now);
         }
         let tcp = tcp::Member::new(&process.tcp_outages, &context.peer.name);
-        let (origin, is_owing) = Default::default();
-        Self { process, context, path, role, traffic_class, mailboxes, rails, recovery, origin, outages, tcp, is_owing }
+        let (origin, is_owing, warns_at) = (None, false, FIRST_WARNING);
+        Self {
+            process,
+            context,
+            path,
+            role,
+            priority,
+            mailboxes,
+            rails,
+            recovery,
+            origin,
+            outages,
+            tcp,
+            is_owing,
+            warns_at,
+        }
     }
 
     /// The other end.
@@ -247,6 +280,7 @@ impl Driver {
         self.act(now);
         self.recovery.tick(at);
         self.act(now);
+        self.warn_of_no_rail(at);
         if !self.recovery.recovers() {
             self.outages.ended();
             self.tcp.ended();
@@ -261,6 +295,28 @@ impl Driver {
             Some(Frame::Repeated(frame)) => self.mail(&frame),
             None => {}
         }
+    }
+
+    /// Warns, once for all connections with the peer, while a new connection has had no rail.
+    fn warn_of_no_rail(&mut self, at: u64) {
+        let Some(waited) = self.recovery.waits_for_first_rail(at).map(Duration::from_nanos) else { return };
+        if waited < self.warns_at {
+            return;
+        }
+        let seconds = self.warns_at.as_secs();
+        self.warns_at += NEXT_WARNING;
+        let peer = &self.context.peer.name;
+        if self.process.log.is_first(peer, Subject::NoRailYet(seconds)) {
+            let (tries, limit) = (self.tries_text(), self.process.config.connect_timeout.as_secs());
+            tracing::warn!(
+                "no rail to {peer} carries after {seconds} s, still trying until NCCL_SPARK_CONNECT_TIMEOUT_S={limit}: {tries}"
+            );
+        }
+    }
+
+    /// The rails and their failed attempts, for messages.
+    fn tries_text(&self) -> String {
+        self.rails.iter().map(ManagedRail::tries_text).collect::<Vec<_>>().join(", ")
     }
 
     /// A control frame came in.
@@ -345,9 +401,15 @@ impl Driver {
                     self.recovery.connected(lane, outcome, at);
                 }
                 Action::Activate(lane) => self.activate(lane, now),
-                Action::DropQps(lane) => self.drop_qps(lane, now),
-                Action::PeerClosed(delivered) => self.context.peer.said_bye(delivered),
-                Action::PeerGone => self.context.peer.vanished(),
+                Action::DropQps(lane) => drop(self.take_new(lane)),
+                Action::PeerClosed(delivered) => {
+                    self.context.peer.said_bye(delivered);
+                    self.ends_without_rail("closed the connection");
+                }
+                Action::PeerGone => {
+                    self.context.peer.vanished();
+                    self.ends_without_rail("is gone");
+                }
                 Action::Fail(cause) => self.fail(&cause),
                 Action::Log(entry) => self.log(&entry, now),
             }
@@ -423,9 +485,10 @@ impl Driver {
         }
         let managed = &mut self.rails[lane.index()];
         (managed.opening, managed.answers) = (Some(opening), 0);
-        if let Some(path) = managed.paths[0] {
+        managed.tries.clear();
+        if let Some(way) = managed.ways[0] {
             // The accepting side hears of it by LIVE.
-            self.process.backoff.carried(path, now);
+            self.process.backoff.carried(managed.path(way), now);
         }
         let (rail, at) = (Arc::clone(&self.rails[lane.index()].rail), self.clock(now));
         match (rail.is_up(), rail.device.presence_of(opening)) {
@@ -461,7 +524,11 @@ impl Driver {
                 }
             }
             LogEntry::NotYet(lane, why) => {
-                let rail = self.rails[lane.index()].rail.name();
+                let managed = &mut self.rails[lane.index()];
+                if self.recovery.waits_for_first_rail(0).is_some() {
+                    managed.failed(why);
+                }
+                let rail = managed.rail.name();
                 tracing::debug!("rail {rail} to {peer} not recovered yet: {why}");
             }
             LogEntry::PeerAnswers => {
@@ -487,6 +554,11 @@ impl Driver {
                 self.rails[lane.index()].rail.name(),
                 self.text()
             )),
+            Cause::NoFirstRail => Error::Network(format!(
+                "no usable rail to {peer} within NCCL_SPARK_CONNECT_TIMEOUT_S={}: {}",
+                self.process.config.connect_timeout.as_secs(),
+                self.tries_text()
+            )),
             Cause::NoRail(waited) => Error::Network(format!(
                 "no usable rail to {peer} for {:.0?} (NCCL_SPARK_LOSS_TIMEOUT_S={limit}): {}",
                 Duration::from_nanos(*waited),
@@ -494,6 +566,14 @@ impl Driver {
             )),
         };
         self.end(error);
+    }
+
+    /// The peer leaves a connection, which has failed unless a rail has carried before.
+    fn ends_without_rail(&mut self, how: &str) {
+        if !self.recovery.has_carried() {
+            let (peer, tries) = (&self.context.peer.name, self.tries_text());
+            self.give_up(Error::PeerGone(format!("{peer} {how} before any rail carried: {tries}")));
+        }
     }
 
     /// The connection has failed: the data path tells its caller when it is asked next.

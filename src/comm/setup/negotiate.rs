@@ -5,6 +5,7 @@ use crate::comm::datapath::lane::{Lane, Role};
 use crate::comm::log::once::Subject;
 use crate::comm::process::Process;
 use crate::comm::rail::backoff::PathId;
+use crate::comm::rail::device::Presence;
 use crate::comm::rail::{Look, Rail};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -14,7 +15,7 @@ use crate::flow::striping::Striping;
 use crate::interfaces;
 use crate::wire::fields::{Attachment, RailAdvert};
 use crate::wire::ids::RailId;
-use crate::wire::message::{ByTcp, Hello, Message};
+use crate::wire::message::{ByTcp, Hello, Message, NotYet};
 use crate::wire::{MAX_OFFERED_RAILS, MAX_RAILS};
 use std::sync::Arc;
 use std::time::Instant;
@@ -32,18 +33,21 @@ const MOST_CHUNK_BYTES: u32 = 1 << 30;
 /// # Errors
 /// [`Error::Usage`].
 pub fn check_tuner(process: &Process, hello: &Hello) -> Result<()> {
-    let (theirs, ours, peer) = (hello.tuner_hash, process.tuner_hash, &hello.name);
-    if theirs == ours {
+    let (ours, peer) = (&process.tuner, &hello.name);
+    if hello.tuner_hash == ours.hash {
         return Ok(());
     }
-    let word = |hash: u64| if hash == 0 { "off".to_owned() } else { format!("hash {hash:016x}") };
+    let word = |hash: u64, gpu: &str| match hash {
+        0 => format!("off, GPU {gpu}"),
+        _ => format!("hash {hash:016x}, GPU {gpu}"),
+    };
     Err(Error::Usage(format!(
-        "the tuners of {peer} ({}) and {} ({}) differ, so collectives would hang: use the same NCCL version, NCCL_SPARK_TUNER, \
+        "the tuners of {peer} ({}) and {} ({}) differ, so collectives would hang: use the same GPU, NCCL version, NCCL_SPARK_TUNER, \
          NCCL_SPARK_TUNER_TABLE and NCCL_SPARK_LL128 on every node (nccl-spark tune collectives writes the table to all), \
          or set NCCL_SPARK_TUNER=off on every node",
-        word(theirs),
+        word(hello.tuner_hash, &hello.gpu),
         process.name,
-        word(ours)
+        word(ours.hash, &ours.gpu)
     )))
 }
 
@@ -184,21 +188,10 @@ pub fn striping(process: &Process, paths: &[[End; 2]]) -> Striping {
     Striping::new(&Paths::new(paths), process.config.min_share_bytes)
 }
 
-/// Logs how a connection came up, once for all connections with the peer that came up alike: its rails in one line, and a line for
-/// each rail that is left out, or does not carry yet, as a warning where its twin works and the two would carry more. `ends` are those of
-/// the lanes, this side's first.
-pub fn report(
-    process: &Process,
-    peer: &str,
-    role: Role,
-    lanes: &[Lane],
-    ends: &[[End; 2]],
-    left_out: &[(RailId, String)],
-) {
-    let live = || lanes.iter().filter(|lane| lane.is_open());
-    let live_ends: Vec<[End; 2]> =
-        lanes.iter().zip(ends).filter(|(lane, _)| lane.is_open()).map(|(_, ends)| *ends).collect();
-    let rails: Vec<String> = live().map(|lane| format!("{} to {}", lane.rail.name(), lane.peer_rail)).collect();
+/// Logs the rails of a connection that has its first one, once for all connections with the peer that have the same.
+pub fn report_connected(process: &Process, peer: &str, role: Role, lanes: &[Lane]) {
+    let live = lanes.iter().filter(|lane| lane.is_open());
+    let rails: Vec<String> = live.map(|lane| format!("{} to {}", lane.rail.name(), lane.peer_rail)).collect();
     let (count, plural) = (rails.len(), if rails.len() == 1 { "" } else { "s" });
     let direction = match role {
         Role::Sender => "send",
@@ -210,6 +203,20 @@ pub fn report(
     } else {
         tracing::debug!("{line}");
     }
+}
+
+/// Logs a line for each rail that a connection leaves out, or that does not carry yet, once for all connections with the peer: a warning
+/// where its twin works and the two would carry more. `ends` are those of the lanes, this side's first.
+pub fn report_left_out(
+    process: &Process,
+    peer: &str,
+    lanes: &[Lane],
+    ends: &[[End; 2]],
+    left_out: &[(RailId, String)],
+) {
+    let live = || lanes.iter().filter(|lane| lane.is_open());
+    let live_ends: Vec<[End; 2]> =
+        lanes.iter().zip(ends).filter(|(lane, _)| lane.is_open()).map(|(_, ends)| *ends).collect();
     for (rail, why) in left_out {
         let Some(rail) = process.rails.get(rail.index()) else { continue };
         let cable = rail.info.attachment.cable;
@@ -224,6 +231,17 @@ pub fn report(
             tracing::info!("rail {name} not used with {peer}: {why}");
         }
     }
+}
+
+/// The reason why a pair of rails does not carry yet, where a call has failed with `error`.
+pub fn not_yet(error: &Error) -> NotYet {
+    NotYet { why: error.to_string(), may_pass: error.may_pass() }
+}
+
+/// The same for a call on a rail's device, which may be away.
+pub fn not_yet_on(rail: &Rail, error: &Error) -> NotYet {
+    let NotYet { why, may_pass } = not_yet(error);
+    NotYet { why, may_pass: may_pass || rail.device.presence() != Presence::Here }
 }
 
 /// Why a pair of rails is not used now although it was agreed: its path is known as dead.

@@ -6,7 +6,7 @@ use crate::flow::pairing::{self, Pair};
 use crate::flow::paths::{End, Paths, is_cable_full};
 use crate::rails::testbed::{Function, Host};
 use crate::rails::{Rail, Survey, report};
-use crate::wire::fields::{Address, RailAdvert};
+use crate::wire::fields::{Address, Priority, RailAdvert};
 use crate::wire::ids::RailId;
 use crate::wire::message::{ByTcp, HEADER_BYTES, Header, Hello, Message};
 use std::net::Ipv6Addr;
@@ -24,7 +24,17 @@ fn told(survey: &Survey) -> Vec<RailAdvert> {
     };
     let rails = survey.rails.iter().map(advert).collect();
     let (token, name) = ([1; 16], "spark:1".to_owned());
-    let hello = Hello { token, name, chunk_bytes: 1 << 20, qps_per_rail: 0, tuner_hash: 0, rails, by_tcp: ByTcp::Off };
+    let hello = Hello {
+        token,
+        name,
+        chunk_bytes: 1 << 20,
+        qps_per_rail: 0,
+        tuner_hash: 0,
+        rails,
+        by_tcp: ByTcp::Off,
+        gpu: String::new(),
+        priority: Priority::default(),
+    };
     let frame = Message::Hello(hello).encode();
     let header = Header::decode(frame[..HEADER_BYTES].try_into().unwrap()).unwrap();
     let Ok(Message::Hello(hello)) = Message::decode(header, &frame[HEADER_BYTES..]) else { panic!("no HELLO") };

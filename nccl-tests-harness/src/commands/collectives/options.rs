@@ -3,7 +3,7 @@
 use super::Collective;
 use super::lead::Plan;
 use crate::fabric::options::FabricOptions;
-use crate::output::report::Target;
+use crate::output::report::JsonOption;
 use crate::places;
 use crate::ranks::job::RankEnv;
 use crate::ranks::launch::World;
@@ -55,9 +55,8 @@ pub struct Run {
     /// Environment variable for one rank; may be given more than once.
     #[arg(long, value_name = "RANK:NAME=VALUE", value_parser = RankEnv::parse)]
     rank_env: Vec<RankEnv>,
-    /// Writes the results as JSON to FILE, or with - to standard output; the table then goes to standard error.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    json: JsonOption,
     /// Where ranks that a launcher started find rank 0 [default: from the launcher; with torchrun the port after
     /// MASTER_PORT].
     #[arg(long, value_name = "HOST:PORT", value_parser = rendezvous::parse_place)]
@@ -120,7 +119,7 @@ impl Run {
             rank_env: self.rank_env,
             fabric: self.fabric.wish(program)?,
             verbs_library,
-            json: self.json.map(Target::from),
+            json: self.json.target,
             launched,
         })
     }
@@ -214,6 +213,8 @@ mod tests {
             (&["--scale", "0"], "--scale", "above 0"),
             (&["--slow-rail", "a=2"], "--slow-rail", "up to 1"),
             (&["--slow-rail", "a"], "--slow-rail", "RAIL=FACTOR"),
+            (&["--path-fault", "a=slow"], "--path-fault", "crossed-arp, switch-mtu, spanning-tree or"),
+            (&["--path-fault", "silent"], "--path-fault", "RAIL=FAULT"),
             (&["--fabric-name", "a/b"], "--fabric-name", "letters"),
             (&["--nic", "rxe"], "--nic", "mlx5, soft-roce"),
             (&["--nic", "mlx5", "--fabric", "verbs"], "--nic", "software fabric"),

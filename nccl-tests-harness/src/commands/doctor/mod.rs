@@ -28,7 +28,7 @@ mod tests;
 pub use finding::Verdict;
 pub use options::Options;
 
-use crate::output::report::{self, Target};
+use crate::output::report::{self, Sink, Target};
 use crate::usage::wrong;
 use answer::{Answer, Asked, Seen};
 use anyhow::{Context, Result};
@@ -55,12 +55,12 @@ impl Options {
         let end = Instant::now() + self.limit();
         let value = |name: &str| variables.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
         let task = self.task(|name| value(name).filter(|value| !value.is_empty()))?;
-        let target = self.json.clone().map(Target::from);
+        let target = self.json.target.clone();
         if let Task::Hosts { names, ssh } = &task {
             let has_order = hosts::run(names, ssh, program, end, target)?;
             return Ok(Ended::Judged(if has_order { Verdict::Good } else { Verdict::Impaired }));
         }
-        let file = target.as_ref().map(report::open).transpose().map_err(|error| wrong(format!("{error:#}")))?;
+        let sink = target.as_ref().map(Sink::open).transpose()?;
         let place = Place::new(self.root.clone().unwrap_or_else(|| PathBuf::from("/")));
         let ssh_connection = value("SSH_CONNECTION");
         let asked = Asked {
@@ -84,7 +84,7 @@ impl Options {
                 return peer::serve(waits, &place, &answer, &all(seen)?, program, end).map(|()| Ended::Served);
             }
         }
-        show(&answer, self.env, target.as_ref(), file)?;
+        show(&answer, self.env, target.as_ref(), sink)?;
         Ok(Ended::Judged(answer.verdict))
     }
 }
@@ -93,12 +93,7 @@ fn all(seen: Option<Seen>) -> Result<Seen> {
     seen.context("this host was not looked at")
 }
 
-fn show(
-    answer: &Answer,
-    is_env_alone: bool,
-    target: Option<&Target>,
-    file: Option<Box<dyn std::io::Write>>,
-) -> Result<()> {
+fn show(answer: &Answer, is_env_alone: bool, target: Option<&Target>, sink: Option<Sink>) -> Result<()> {
     show::show(answer, is_env_alone, report::beside(target))?;
-    file.map_or(Ok(()), |file| report::write(answer, file))
+    sink.map_or(Ok(()), |sink| sink.write(answer))
 }

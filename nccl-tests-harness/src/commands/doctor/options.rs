@@ -3,6 +3,7 @@
 use super::hosts;
 use super::peer::{Peer, Token};
 use super::ssh::{self, Ssh};
+use crate::output::report::JsonOption;
 use crate::ranks::rendezvous::parse_place;
 use crate::usage::wrong;
 use clap::{ArgGroup, Args};
@@ -26,9 +27,8 @@ pub struct Options {
     /// Program whose libnccl counts
     #[arg(long, value_name = "FILE", conflicts_with = "pid")]
     pub(super) program: Option<PathBuf>,
-    /// Writes the result as JSON to FILE, or with - to standard output; the text goes to standard error then.
-    #[arg(long, value_name = "FILE", conflicts_with = "partner")]
-    pub(super) json: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) json: JsonOption,
     /// Judges the machine whose files were copied below DIR.
     #[arg(long, value_name = "DIR", hide = true, conflicts_with = "other hosts")]
     pub(super) root: Option<PathBuf>,
@@ -37,7 +37,7 @@ pub struct Options {
     #[arg(long, value_name = "HOST|ADDRESS:PORT")]
     peer: Option<String>,
     /// Waits for a doctor on another host (--peer), and takes part in what it measures.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "json")]
     partner: bool,
     /// Compares the subnets of these hosts, and prints the order of ranks in which no neighbours lack a cable.
     #[arg(long, value_name = "A,B,...", value_delimiter = ',')]

@@ -3,7 +3,7 @@
 use super::plan::{Plan, RANKS, Scenario, Settings};
 use crate::abi;
 use crate::fabric::options::FabricOptions;
-use crate::output::report::Target;
+use crate::output::report::JsonOption;
 use crate::places;
 use crate::ranks::job::RankEnv;
 use crate::ranks::launch::World;
@@ -92,9 +92,8 @@ pub struct Bench {
     /// Environment variable for one rank, with both libraries; may be given more than once.
     #[arg(long, value_name = "RANK:NAME=VALUE", value_parser = RankEnv::parse)]
     rank_env: Vec<RankEnv>,
-    /// Write the results as JSON to FILE, or with - to standard output; the tables then go to standard error.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    json: JsonOption,
     /// Draw the results as SVG and PNG charts into the folder DIR.
     #[arg(long, value_name = "DIR")]
     plot: Option<PathBuf>,
@@ -162,7 +161,7 @@ impl Bench {
             timeout,
             fabric: self.fabric.wish(program)?,
             verbs_library,
-            json: self.json.map(Target::from),
+            json: self.json.target,
             plot: self.plot,
             launched,
         };

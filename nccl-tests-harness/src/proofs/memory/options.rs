@@ -3,7 +3,7 @@
 use super::litmus::Order;
 use crate::fabric::Wish;
 use crate::fabric::options::FabricOptions;
-use crate::output::report::Target;
+use crate::output::report::{JsonOption, Target};
 use crate::places;
 use crate::sizes;
 use crate::usage::wrong;
@@ -36,9 +36,8 @@ pub struct Options {
     /// The plugin's library [default: libnccl_net_spark.so beside this program, else libnccl-net-spark.so on the loader's path].
     #[arg(long, value_name = "PATH")]
     plugin: Option<PathBuf>,
-    /// Write the results as JSON to FILE, or with - to standard output; the table then goes to standard error.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    json: JsonOption,
     #[command(flatten)]
     fabric: FabricOptions,
 }
@@ -95,7 +94,7 @@ impl Options {
             plugin: places::library(self.plugin, program)?,
             fabric: self.fabric.wish(program)?,
             verbs_library,
-            json: self.json.map(Target::from),
+            json: self.json.target,
         })
     }
 }

@@ -13,6 +13,7 @@ mod show;
 
 use crate::fabric::Fabric;
 use crate::output::plot;
+use crate::output::report::Sink;
 use crate::output::watch::Watch;
 use crate::scene::Scene;
 use crate::scene::network::{Channels, Network, Used};
@@ -30,6 +31,7 @@ use std::path::Path;
 /// # Errors
 /// When the first network could not be measured, or NCCL chose other channels than on a Spark.
 pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out: &mut impl Write) -> Result<bool> {
+    let sink = plan.json.as_ref().map(Sink::open).transpose()?;
     if let Some(folder) = &plan.plot {
         plot::prepare(folder)?;
     }
@@ -71,7 +73,7 @@ pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out
         }
     }
     watch.end();
-    conclude(plan, &scene.fabric, &outcomes, out)
+    conclude(plan, &scene.fabric, &outcomes, sink, out)
 }
 
 /// One for each network, and one for the control.
@@ -136,7 +138,13 @@ fn keep(rows: Vec<Row>, outcome: &mut Outcome, sizes: &mut Option<Vec<u64>>) -> 
     Ok(())
 }
 
-fn conclude(plan: &Plan, fabric: &Fabric, outcomes: &[Outcome], out: &mut impl Write) -> Result<bool> {
+fn conclude(
+    plan: &Plan,
+    fabric: &Fabric,
+    outcomes: &[Outcome],
+    sink: Option<Sink>,
+    out: &mut impl Write,
+) -> Result<bool> {
     if outcomes.len() > 1 {
         writeln!(out, "# median time and busbw out of place, rounds in turns: {}", plan.rounds)?;
         let first = outcomes[0].name();
@@ -152,7 +160,7 @@ fn conclude(plan: &Plan, fabric: &Fabric, outcomes: &[Outcome], out: &mut impl W
         }
         show::table(out, outcomes)?;
     }
-    show::json(plan, &fabric.about, outcomes)?;
+    sink.map_or(Ok(()), |sink| sink.write(&show::json(plan, &fabric.about, outcomes)))?;
     show::picture(plan, &fabric.about, outcomes)?;
     let mut right = true;
     for outcome in outcomes.iter().filter(|outcome| !outcome.rounds.is_empty()) {

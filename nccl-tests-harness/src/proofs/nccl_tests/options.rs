@@ -1,18 +1,20 @@
 //! The command line of `nccl-spark nccl-tests`, checked before anything starts.
 
 use super::gpus::missing_gpu;
+use crate::output::report::{JsonOption, Target};
 use crate::scene::network::Network;
 use crate::scene::{SceneOptions, Setting};
-use crate::usage::wrong;
+use crate::usage::{Suggesting, wrong};
 use anyhow::{Result, bail};
 use clap::Args;
+use clap::builder::PossibleValue;
 use std::path::{Path, PathBuf};
 
 /// Options of nccl-tests.
 #[derive(Debug, Args)]
 pub struct Options {
     /// Program to run, as in all_gather or all_gather_perf.
-    #[arg(value_name = "TEST", default_value = "all_gather")]
+    #[arg(value_name = "TEST", default_value = "all_gather", value_parser = Suggesting::new(tests()), hide_possible_values = true)]
     test: String,
     /// Arguments for the program, after --, as in -- -b 8 -e 128M -f 2 [default: -b 8 -e 128M -f 4].
     #[arg(value_name = "ARGUMENT", last = true)]
@@ -38,9 +40,8 @@ pub struct Options {
     /// a Spark.
     #[arg(long, requires = "as_spark")]
     allow_few_channels: bool,
-    /// Writes the results as JSON to FILE.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    json: JsonOption,
     /// Draws charts of busbw, as SVG and PNG, into the folder DIR.
     #[arg(long, value_name = "DIR")]
     plot: Option<PathBuf>,
@@ -65,8 +66,8 @@ pub struct Plan {
     pub allow_few_channels: bool,
     /// What NCCL is run in.
     pub setting: Setting,
-    /// Where results go.
-    pub json: Option<PathBuf>,
+    /// The place of the JSON.
+    pub json: Option<Target>,
     /// Where pictures go.
     pub plot: Option<PathBuf>,
 }
@@ -140,10 +141,20 @@ impl Options {
             networks,
             allow_few_channels: self.allow_few_channels,
             setting,
-            json: self.json,
+            json: self.json.target,
             plot: self.plot,
         })
     }
+}
+
+/// The programs of nccl-tests. Others are run too.
+fn tests() -> Vec<PossibleValue> {
+    let names = "all_gather all_reduce alltoall broadcast gather hypercube reduce reduce_scatter scatter sendrecv";
+    let named = |name: &'static str| {
+        let other = name.replace('_', "-");
+        PossibleValue::new(name).aliases([format!("{name}_perf"), format!("{other}-perf"), other])
+    };
+    names.split(' ').map(named).collect()
 }
 
 /// The program's file: `all_gather`, `all-gather` and `all_gather_perf` are the same.

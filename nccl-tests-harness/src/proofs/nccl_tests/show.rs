@@ -5,11 +5,10 @@ use super::printed_table::Row;
 use crate::output::numbers::{median, number, range, significant, size, spread};
 use crate::output::plot;
 use crate::output::plot::chart::{Axis, Chart, Line, Scale};
-use crate::output::report;
 use crate::output::table::{Table, left, right};
 use crate::scene::network::Network;
 use anyhow::Result;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::Write;
 
@@ -146,7 +145,7 @@ pub fn table(out: &mut impl Write, outcomes: &[Outcome]) -> Result<()> {
 }
 
 /// All results as JSON; every number has its unit in its name.
-pub fn json(plan: &Plan, fabric: &str, outcomes: &[Outcome]) -> Result<()> {
+pub fn json(plan: &Plan, fabric: &str, outcomes: &[Outcome]) -> Value {
     let network = |outcome: &Outcome| {
         let points = sizes(std::slice::from_ref(outcome)).into_iter().map(|bytes| {
             let (time, busbw) = (median(&outcome.time(bytes)), median(&outcome.busbw(bytes)));
@@ -169,7 +168,7 @@ pub fn json(plan: &Plan, fabric: &str, outcomes: &[Outcome]) -> Result<()> {
         let points = points.map(|bytes| json!({ "bytes": bytes, "time_ratio": number(ratio.at(bytes)) }));
         json!({ "name": ratio.name(), "points": points.collect::<Vec<_>>() })
     };
-    let report = json!({
+    json!({
         "command": "nccl-tests",
         "version": env!("CARGO_PKG_VERSION"),
         "program": plan.program,
@@ -177,8 +176,7 @@ pub fn json(plan: &Plan, fabric: &str, outcomes: &[Outcome]) -> Result<()> {
         "fabric_text": fabric,
         "networks": outcomes.iter().map(network).collect::<Vec<_>>(),
         "ratios": ratios(outcomes).iter().map(ratio).collect::<Vec<_>>(),
-    });
-    report::write_file(&report, plan.json.as_deref())
+    })
 }
 
 /// busbw by size as a picture.

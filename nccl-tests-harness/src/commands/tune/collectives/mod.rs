@@ -19,6 +19,7 @@ pub mod write;
 
 use crate::date;
 use crate::output;
+use crate::output::report::Sink;
 use crate::output::watch::Watch;
 use crate::proofs::nccl_tests::run::ChannelsUnlikeSpark;
 use anyhow::{Context, Result, ensure};
@@ -43,6 +44,7 @@ const GROUP_ROUNDS: usize = 3;
 /// # Errors
 /// When NCCL's own choice cannot be measured, the hosts differ, or a settings file cannot be written.
 pub fn run(mut plan: Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out: &mut impl Write) -> Result<()> {
+    let sink = plan.json.as_ref().map(Sink::open).transpose()?;
     let most = most_runs(&plan);
     let watch = Watch::start("runs", || most);
     let mut out = watch.over(out);
@@ -73,7 +75,7 @@ pub fn run(mut plan: Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, 
         true => None,
         false => Some(Table::new(Some(facts.fingerprint.clone()), rows).map_err(anyhow::Error::msg)?),
     };
-    show::json(&plan, &fabric, &facts, &sweeps, table.as_ref())?;
+    sink.map_or(Ok(()), |sink| sink.write(&show::json(&plan, &fabric, &facts, &sweeps, table.as_ref())))?;
     conclude(&plan, own, &outcome, table.as_ref(), out)
 }
 

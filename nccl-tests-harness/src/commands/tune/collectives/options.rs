@@ -1,6 +1,7 @@
 //! The command line of `nccl-spark tune collectives`, checked before anything starts.
 
 use crate::commands::tune::keep;
+use crate::output::report::{JsonOption, Target};
 use crate::proofs::nccl_tests::options as tests;
 use crate::scene::SceneOptions;
 use crate::scene::network::Network;
@@ -77,9 +78,8 @@ pub struct Options {
     /// Measure, but write no settings file.
     #[arg(long)]
     dry_run: bool,
-    /// Write all results as JSON to FILE.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    json: JsonOption,
     #[command(flatten)]
     scene: SceneOptions,
 }
@@ -109,8 +109,8 @@ pub struct Plan {
     pub before: Option<Table>,
     /// Writes no settings file.
     pub dry_run: bool,
-    /// Where results go.
-    pub json: Option<PathBuf>,
+    /// The place of the JSON.
+    pub json: Option<Target>,
     /// What the user should know before the measurement.
     pub notes: Vec<String>,
 }
@@ -176,7 +176,7 @@ impl Options {
             file,
             before,
             dry_run: self.dry_run,
-            json: self.json,
+            json: self.json.target,
             notes,
         })
     }

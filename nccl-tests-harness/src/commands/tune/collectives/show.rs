@@ -5,9 +5,7 @@ use super::options::Plan;
 use super::sweep::{Outcome, Sweep};
 use super::verdict::{Dropped, Finding, Judged, Record};
 use crate::output::numbers::{significant, spread};
-use crate::output::report;
 use crate::output::table::{Table as Columns, left, right};
-use anyhow::Result;
 use nccl_net_spark::tuner::table::{Choice, Table};
 use serde_json::{Value, json};
 use std::io::{self, Write};
@@ -118,8 +116,8 @@ pub fn remark(outcome: &Outcome<'_>, date: &str) -> String {
 }
 
 /// All results as JSON; every number has its unit in its name.
-pub fn json(plan: &Plan, fabric: &str, facts: &Facts, sweeps: &[Sweep], table: Option<&Table>) -> Result<()> {
-    let report = json!({
+pub fn json(plan: &Plan, fabric: &str, facts: &Facts, sweeps: &[Sweep], table: Option<&Table>) -> Value {
+    json!({
         "command": "tune collectives",
         "version": env!("CARGO_PKG_VERSION"),
         "fabric_text": fabric,
@@ -130,8 +128,7 @@ pub fn json(plan: &Plan, fabric: &str, facts: &Facts, sweeps: &[Sweep], table: O
         "minimal_gain": plan.gain,
         "collectives": sweeps.iter().map(of_sweep).collect::<Vec<_>>(),
         "table": table.map(Table::to_string),
-    });
-    report::write_file(&report, plan.json.as_deref())
+    })
 }
 
 fn of_sweep(sweep: &Sweep) -> Value {
