@@ -343,6 +343,12 @@ impl Fabric {
 
     /// The same, of a connection that comes up otherwise than most.
     pub fn connect_as(&self, rails: usize, queue_count: usize, start: Start) -> Pair {
+        let rails: Vec<usize> = (0..rails).collect();
+        self.connect_over(&rails, queue_count, start)
+    }
+
+    /// A connection over these rails, whose lanes have their order.
+    pub fn connect_over(&self, rails: &[usize], queue_count: usize, start: Start) -> Pair {
         let mailboxes = [0, 1].map(|_| Region::new(MAILBOX_BYTES).unwrap());
         self.join(self.lanes(rails, queue_count), mailboxes, None, start)
     }
@@ -365,9 +371,9 @@ impl Fabric {
         (self.join(lanes, mailboxes, Some(liar.key()), Start::default()), liar)
     }
 
-    fn lanes(&self, rails: usize, queue_count: usize) -> [Vec<Lane>; 2] {
+    fn lanes(&self, rails: &[usize], queue_count: usize) -> [Vec<Lane>; 2] {
         let mut lanes: [Vec<Lane>; 2] = Default::default();
-        for rail in 0..rails {
+        for &rail in rails {
             let mut pair = [(0, Role::Sender), (1, Role::Receiver)]
                 .map(|(side, role)| Lane::open(&self.hosts[side].process().rails[rail], role, queue_count).unwrap());
             let look = &self.looks[rail];
@@ -417,8 +423,8 @@ impl Fabric {
                 waker: self.hosts[side].setup().service.clone(),
             })
         });
-        let path = |rail: &Arc<Rail>| [End { rail: rail.id, attachment: rail.info.attachment }; 2];
-        let paths: Vec<[End; 2]> = self.hosts[0].process().rails[..rails].iter().map(path).collect();
+        let path = |lane: &Lane| [End { rail: lane.rail.id, attachment: lane.rail.info.attachment }; 2];
+        let paths: Vec<[End; 2]> = lanes[0].iter().map(path).collect();
         let mut striping = [0, 1].map(|side: usize| negotiate::striping(self.hosts[side].process(), &paths));
         let queue_count = lanes[0][0].queue_count();
         for (striping, lanes) in striping.iter_mut().zip(&mut lanes) {
