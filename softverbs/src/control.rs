@@ -3,7 +3,7 @@
 use crate::folder::Folder;
 use crate::hotplug::Phase;
 use crate::os::process::pid_namespace;
-use crate::os::shm::{FabricMemory, QpMemory};
+use crate::os::shm::{FabricMemory, QpMemory, RailMemory};
 use crate::path::{PathFault, PathFaults};
 use crate::profile::{MAX_NODES, Profile, RailSpec};
 use std::fs::File;
@@ -231,24 +231,7 @@ pub fn control(dir: &Path, fabric: &str, node: Option<usize>, rail: &str, action
         go(Phase::Here, Duration::ZERO);
         Ok(())
     };
-    for place in wanted().map(|at| &memory.rails[at][index]) {
-        match action {
-            Action::Unplug | Action::Plug | Action::Reset => {}
-            Action::Down => place.set_port(false, memory.now_ns()),
-            Action::Up => place.set_port(true, memory.now_ns()),
-            Action::Refuse(count) => place.refusals.store(count, Ordering::Relaxed),
-            Action::Unresolved(count) => place.unanswered.store(count, Ordering::Relaxed),
-            Action::Path(fault, is_on) => place.set_path(place.path().with(fault, is_on)),
-            Action::Overrun(count) => place.overruns.store(count, Ordering::Relaxed),
-            Action::Slow(factor) => {
-                let spec = &profile.rails[index];
-                let full = full_mbps(&profile, spec).unwrap_or(spec.speed_mbps);
-                let rate = if factor >= 1.0 { spec.line_mbps } else { full * factor };
-                place.way.tx.set_rate(rate);
-                place.way.rx.set_rate(rate);
-            }
-        }
-    }
+    wanted().for_each(|at| set(&memory.rails[at][index], &profile, index, action, memory.now_ns()));
     match action {
         Action::Unplug => unplug(),
         Action::Plug => plug(),
@@ -259,6 +242,26 @@ pub fn control(dir: &Path, fabric: &str, node: Option<usize>, rail: &str, action
             plug()
         }
         _ => Ok(()),
+    }
+}
+
+/// Sets a fault that takes no time. `Unplug`, `Plug` and `Reset` take time and set nothing here.
+fn set(place: &RailMemory, profile: &Profile, rail: usize, action: Action, now_ns: u64) {
+    match action {
+        Action::Unplug | Action::Plug | Action::Reset => {}
+        Action::Down => place.set_port(false, now_ns),
+        Action::Up => place.set_port(true, now_ns),
+        Action::Refuse(count) => place.refusals.store(count, Ordering::Relaxed),
+        Action::Unresolved(count) => place.unanswered.store(count, Ordering::Relaxed),
+        Action::Path(fault, is_on) => place.set_path(place.path().with(fault, is_on)),
+        Action::Overrun(count) => place.overruns.store(count, Ordering::Relaxed),
+        Action::Slow(factor) => {
+            let spec = &profile.rails[rail];
+            let full = full_mbps(profile, spec).unwrap_or(spec.speed_mbps);
+            let rate = if factor >= 1.0 { spec.line_mbps } else { full * factor };
+            place.way.tx.set_rate(rate);
+            place.way.rx.set_rate(rate);
+        }
     }
 }
 
