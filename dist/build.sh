@@ -244,6 +244,8 @@ make_wheel() {
   absolute_links README.md >"$folder/README.md"
   cp LICENSE-MIT LICENSE-APACHE "$notices/THIRD-PARTY-LICENSES" "$folder/"
   cp -r "$stage/bin" "$stage/lib" "$folder/nccl_net_spark/"
+  cp -r "$stage/share" "$folder/"
+  cp -r "$stage/share" "$folder/"
   (cd "$folder" &&
     NCCL_NET_SPARK_VERSION=$wheel_version NCCL_NET_SPARK_PLATFORM=manylinux_${glibc/./_}_$architecture \
       "$tools/bin/python" -m build --wheel --no-isolation --outdir "$out" . >/dev/null)
