@@ -185,7 +185,8 @@ fn mark_slow(rows: &mut [Row], side: fn(&Row) -> Side) {
 }
 
 impl Row {
-    fn is_rail(&self) -> bool {
+    /// True for a rail, over all peers or of one.
+    pub fn is_rail(&self) -> bool {
         matches!(self.subject, Subject::Rail(_) | Subject::RailOfPeer { .. })
     }
 
