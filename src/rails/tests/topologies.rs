@@ -22,10 +22,9 @@ fn told(survey: &Survey) -> Vec<RailAdvert> {
         addresses: rail.addresses.iter().map(|address| Address::new(address.gid, address.prefix)).collect(),
         is_usable: true,
     };
-    let (token, name, gpu, priority) = ([1; 16], "spark:1".to_owned(), String::new(), Priority::default());
-    let (rails, chunk_bytes, qps_per_rail, by_tcp) =
-        (survey.rails.iter().map(advert).collect(), 1 << 20, 0, ByTcp::Off);
-    let hello = Hello { token, name, chunk_bytes, qps_per_rail, tuner_hash: 0, gpu, priority, by_tcp, rails };
+    let (token, name, gpu, by_tcp) = ([1; 16], "spark:1".to_owned(), String::new(), ByTcp::Off);
+    let (rails, chunk_bytes, priority) = (survey.rails.iter().map(advert).collect(), 1 << 20, Priority::default());
+    let hello = Hello { token, name, chunk_bytes, qps_per_rail: 0, tuner_hash: 0, gpu, priority, by_tcp, rails };
     let frame = Message::Hello(hello).encode();
     let header = Header::decode(frame[..HEADER_BYTES].try_into().unwrap()).unwrap();
     let Ok(Message::Hello(hello)) = Message::decode(header, &frame[HEADER_BYTES..]) else { panic!("no HELLO") };
