@@ -6,7 +6,7 @@ use crate::comm::recovery::attempt::ManagedRail;
 use crate::error::Error;
 use std::time::Duration;
 
-/// How long a new connection is without a rail before a warning says so, and how long until each next warning.
+/// Time without a rail before the first warning, and between later ones.
 const FIRST_WARNING: Duration = Duration::from_secs(5);
 const NEXT_WARNING: Duration = Duration::from_secs(15);
 
