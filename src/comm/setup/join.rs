@@ -15,10 +15,10 @@ use crate::comm::process::Process;
 use crate::comm::rail::Look;
 use crate::comm::rail::backoff::{Advice, Need, PathId, SEARCH, Trial};
 use crate::comm::recovery::attempt::Way;
+use crate::comm::threads;
 use crate::error::Result;
 use crate::wire::fields::{Priority, QpEnd};
 use crate::wire::message::NotYet;
-use nix::sys::signal::SigSet;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
@@ -132,17 +132,13 @@ impl New {
         let (work, task) = sync_channel::<(Box<Self>, Trial)>(1);
         let (theirs, sender) = (Arc::clone(process), answer.clone());
         let connect = move || {
-            // The application's signals are for the application's threads.
-            if let Err(error) = SigSet::all().thread_block() {
-                tracing::debug!("cannot block signals on a thread that connects queue pairs: {error}");
-            }
             if let Ok((new, trial)) = task.recv() {
                 // If the connection no longer waits, all of it is dropped here.
                 drop(sender.send(new.connect(&theirs, role, path, Some(trial))));
             }
         };
         // The work is handed over only to a thread that is there.
-        if let Err(error) = std::thread::Builder::new().name("spark-connect".to_owned()).spawn(connect) {
+        if let Err(error) = threads::spawn("spark-connect", connect) {
             tracing::debug!("no thread for connecting queue pairs, which may block for a second now: {error}");
             drop(answer.send(self.connect(process, role, path, Some(trial))));
         } else {
