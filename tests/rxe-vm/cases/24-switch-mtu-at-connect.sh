@@ -17,6 +17,5 @@ for rail in 0 1; do
   check_carried a "$rail"
   check_carried b "$rail"
 done
-check_says 'connected with .* over 2 rails' "that both rails are there from the beginning"
-# WORDING: the plugin's warning that larger packets do not arrive.
-check_says 'WARN NET/Spark: .*path MTU 1024' "that the job runs with path MTU 1024"
+check_says 'WARN NET/Spark: .*: packets of 4096 bytes get lost, .*; using path MTU 1024: set MTU 9000' \
+  "that the job runs with path MTU 1024, with the cure"
