@@ -200,7 +200,8 @@ fn hostile_contents_are_passed_over_with_a_word() {
     fake.header(HeaderWord::Used, u64::MAX);
     assert_eq!(word_of(&fake), "its counters: its header does not fit its layout");
     let missing: Said = nccl_spark().args(["top", "-n1", "-i0.1", "--pid", "4194304"]).output().unwrap().into();
-    assert!(missing.out.contains("# process 4194304: there is no such process\n"), "{missing:?}");
+    let told = "nccl-spark: --pid 4194304: there is no such process\n";
+    assert_eq!((missing.status, missing.out.as_str(), missing.err.as_str()), (Some(2), "", told));
     let none: Said = nccl_spark().args(["top", "-n1", "-i0.1", "--pid", "1"]).output().unwrap().into();
     assert!(none.out.contains("# process 1: it keeps no counters\n") || none.out.contains("another user"), "{none:?}");
 }
