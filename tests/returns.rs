@@ -137,10 +137,11 @@ fn a_way_on_which_nobody_answers_is_tried_by_one_connection_for_all() {
     };
     stage.talk(9_000, &mut hear);
     let tried = |stage: &mut Stage| 1000 - stage.fabric().silence_left(1);
-    // Each costs a second in which the service thread stands still: 2, 4, 8 and then 10 s are between them.
-    assert_eq!(tried(&mut stage), 3);
+    // Each costs a second in which the service thread stands still. There are two addresses, and for each of them 2, 4, 8, 16
+    // and then 20 s are between two attempts.
+    assert!((4..=6).contains(&tried(&mut stage)), "{}", tried(&mut stage));
     stage.talk(60_000, &mut hear);
-    assert!((7..=9).contains(&tried(&mut stage)), "{}", tried(&mut stage));
+    assert!((8..=12).contains(&tried(&mut stage)), "{}", tried(&mut stage));
     let (first, later) = words.split_first().expect("it is refused");
     assert!(first.contains("to RTR: Connection timed out"), "{first}");
     assert!(later.iter().all(|why| why.contains("Connection timed out")), "{words:?}");
@@ -174,8 +175,8 @@ fn a_path_that_resolves_and_does_not_carry_is_tested_by_one_connection_for_all()
         _ => {}
     };
     stage.talk(60_000, &mut hear);
-    // After 2, 4, 8 and then every 10 s, by one. The others do not even ask.
-    assert!((6..=8).contains(&lost) && asked == lost, "asked {asked} times, {lost} test writes lost");
+    // For each of the two addresses after 2, 4, 8, 16 and then every 20 s, by one. The others do not even ask while both rest.
+    assert!((8..=14).contains(&lost) && asked <= 2 * lost, "asked {asked} times, {lost} test writes lost");
     // It carries again, which is found out without anybody's saying so.
     stage.fabric().set_path(1, PathFault::Silent, false);
     stage.talk(20_000, |_| {});
@@ -200,7 +201,8 @@ fn between_two_ways_on_which_nobody_answers_all_connections_are_looked_after() {
         stage.talk(20, |_| {});
         assert!(last - left(&mut stage) <= 1, "two seconds in a row");
     }
-    assert!((2..=6).contains(&(before - left(&mut stage))), "{}", before - left(&mut stage));
+    // Two rails with two addresses each, twice at most.
+    assert!((2..=8).contains(&(before - left(&mut stage))), "{}", before - left(&mut stage));
     // A port that comes up says that something has changed.
     (1..3).for_each(|rail| stage.fabric().silence(rail, 0));
     stage.set(&[1, 2], true);

@@ -14,9 +14,12 @@ use nccl_net_spark::config::Config;
 use nccl_net_spark::error::{Error, Result};
 use nccl_net_spark::plugin::bring_up;
 use nccl_net_spark::verbs::HostMemory;
-use nccl_net_spark::wire::handle::HANDLE_BYTES;
+use nccl_net_spark::wire::PROTOCOL_VERSION;
+use nccl_net_spark::wire::handle::{HANDLE_BYTES, Handle};
 use softverbs::control::{Action, control, priorities};
 use softverbs::path::PathFault;
+use std::io::Write;
+use std::net::TcpStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tracing::Level;
@@ -311,4 +314,27 @@ fn the_accepting_side_uses_the_priority_of_the_connecting_side() {
     until(|| (of_class() < both_ends).then_some(()));
     bed.set(TWINS[0], Action::Up);
     until(|| (of_class() == both_ends).then_some(()));
+}
+
+#[test]
+fn two_versions_of_the_protocol_refuse_each_other() {
+    let bed = Bed::new(&[]);
+    let mut pair = Pair::new(&bed);
+    // The handle of a listener whose plugin is one version older: magic, then the version.
+    let ours = u16::from_le_bytes([pair.handle[8], pair.handle[9]]);
+    assert_eq!(ours, PROTOCOL_VERSION);
+    pair.handle[8..10].copy_from_slice(&(ours - 1).to_le_bytes());
+    let refused = bed.hosts[0].connect(&mut pair.handle, None).map(|_| ()).unwrap_err();
+    let expected = format!("speaks protocol {}, this one {ours}: install the same plugin version", ours - 1);
+    assert!(matches!(&refused, Error::Usage(text) if text.contains(&expected)), "{refused}");
+    // A connecting side of that version, which shows it in the header of its HELLO.
+    pair.handle[8..10].copy_from_slice(&ours.to_le_bytes());
+    let address = Handle::decode(&pair.handle).unwrap().address;
+    let mut older = TcpStream::connect(address).unwrap();
+    older.write_all(&[0x50, 0x53, 1, (ours - 1) as u8, 0, 0, 0, 0]).unwrap();
+    let expected = format!("speaks protocol {}, this host {ours}: install the same plugin version", ours - 1);
+    until(|| {
+        assert!(pair.listener.accept().unwrap().is_none());
+        bed.lines(Level::INFO).iter().any(|line| line.contains(&expected)).then_some(())
+    });
 }

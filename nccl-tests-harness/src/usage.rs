@@ -33,13 +33,18 @@ pub fn wrong(text: impl std::fmt::Display) -> clap::Error {
     Command::new("nccl-spark").override_usage("nccl-spark [OPTIONS] <COMMAND>").error(ErrorKind::ValueValidation, text)
 }
 
-/// What is wrong with a command line, in one line.
+/// A mistake on the command line as one line of text.
 pub fn one_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let lines =
         text.lines().map(str::trim).take_while(|line| !line.starts_with("For more") && !line.starts_with("Usage:"));
     let lines = lines.filter(|line| !line.is_empty()).map(plain);
     lines.collect::<Vec<_>>().join(" ").trim_start_matches("error: ").to_owned()
+}
+
+/// An error as text: a mistake on the command line in one line, any other with its causes.
+pub fn text(error: &anyhow::Error) -> String {
+    error.downcast_ref().map_or_else(|| format!("{error:#}"), one_line)
 }
 
 /// A line of clap's with what is allowed said plainly: "0 is not in 1..=4294967295" becomes "must be at least 1".

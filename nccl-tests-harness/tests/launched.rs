@@ -78,7 +78,9 @@ fn srun(ranks: usize) -> Vec<Vec<(&'static str, String)>> {
 }
 
 fn assert_one_table(said: &[Said], launcher: &str) {
-    assert!(said.iter().all(|one| (one.status, one.err.as_str()) == (Some(0), "")), "{said:?}");
+    // A busy machine starts some ranks seconds after the others.
+    let is_silent = |one: &Said| one.err.lines().all(|line| line.starts_with("# rank ") && line.contains(" waits "));
+    assert!(said.iter().all(|one| one.status == Some(0) && is_silent(one)), "{said:?}");
     assert!(said[1..].iter().all(|one| one.out.is_empty()), "only rank 0 speaks: {said:?}");
     let out = &said[0].out;
     assert!(out.contains(&format!("# Using ranks that {launcher} started")), "{out}");
@@ -132,6 +134,30 @@ fn ranks_that_do_not_meet_say_so() {
     apart.iter_mut().for_each(|environment| environment.retain(|(name, _)| !name.contains("LOCAL")));
     let said = alone(&apart);
     assert!(said.iter().all(|one| one.status == Some(1) && one.err.contains("--rendezvous HOST:PORT")), "{said:?}");
+}
+
+#[test]
+fn a_rank_says_what_it_waits_for() {
+    let fake = Fake::compile(&[]);
+    let alone = |place: &str, rank: usize| {
+        let arguments = format!("sendrecv -b 64 -e 64 -T 5 --rendezvous {place}");
+        launch(&arguments, &fake, &mpirun(3)[rank..=rank]).remove(0)
+    };
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let (free, nowhere) = (format!("127.0.0.1:{port}"), "no-such-host.invalid:9");
+    let (first, unresolved, quiet) = std::thread::scope(|scope| {
+        let first = scope.spawn(|| alone(&free, 0));
+        let unresolved = scope.spawn(|| alone(nowhere, 1));
+        (first.join().unwrap(), unresolved.join().unwrap(), alone(&format!("{nowhere} -q"), 1))
+    });
+    for (said, line) in [
+        (first, format!("# rank 0 waits up to 5 s at {free} for ranks 1, 2\n")),
+        (unresolved, format!("# rank 1 waits up to 5 s for rank 0 at {nowhere}: ")),
+    ] {
+        let is_told_once = said.err.starts_with(&line) && said.err.matches(" waits up to ").count() == 1;
+        assert!(said.status == Some(1) && is_told_once, "{said:?}");
+    }
+    assert!(quiet.status == Some(1) && !quiet.err.contains(" waits up to "), "{quiet:?}");
 }
 
 /// Debian's openmpi-bin; CI installs it.

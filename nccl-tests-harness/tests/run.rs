@@ -246,6 +246,51 @@ fn a_setting_that_is_not_usable_is_told_once_before_any_rank_starts() {
 }
 
 /// Also when one of the ranks hangs inside the plugin, and the parent cannot clean up.
+/// What is not there, or does not fit, is a mistake on the command line wherever it is found out.
+#[test]
+fn a_mistake_on_the_command_line_has_status_2() {
+    let fake = Fake::compile(&[]);
+    let library = fake.library();
+    let library = library.to_str().unwrap();
+    let soft = ["--fabric", "soft", "--softverbs", library, "--plugin", library];
+    for (arguments, why) in [
+        (
+            &["all-gather", "--plugin", "/no/such.so"][..],
+            "--plugin /no/such.so: No such file or directory (os error 2)",
+        ),
+        (
+            &["all-gather", "--softverbs", "/no/such.so"],
+            "--softverbs /no/such.so: No such file or directory (os error 2)",
+        ),
+        (
+            &[&["all-gather", "--profile", "/no/such"], &soft[..]].concat(),
+            "--profile: profile \"/no/such\" is neither built in",
+        ),
+        (
+            &[&["bench", "--profile", "/no/such"], &soft[..]].concat(),
+            "--profile: profile \"/no/such\" is neither built in",
+        ),
+        (
+            &[&["memory", "--profile", "/no/such"], &soft[..]].concat(),
+            "--profile: profile \"/no/such\" is neither built in",
+        ),
+        (
+            &[&["all-gather", "-r", "256"], &soft[..]].concat(),
+            "256 ranks: the software fabric with --profile spark-1cable has at most 16",
+        ),
+        (&["all-gather", "-r", "257"], "invalid value '257' for '--ranks <N>': must be 2 to 256"),
+        (&[&["all-gather", "--slow-rail", "mlx5_0=0.5"], &soft[..]].concat(), "--slow-rail: "),
+    ] {
+        let said = say(arguments);
+        let is_told = said.err.starts_with(&format!("nccl-spark: {why}")) && said.err.lines().count() == 1;
+        assert!((said.status, said.out.as_str()) == (Some(2), "") && is_told, "{arguments:?}: {said:?}");
+    }
+    // The report of the run has the same words.
+    let said = say(&[&["all-gather", "--profile", "/no/such", "--json"], &soft[..]].concat());
+    let told: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+    assert_eq!(format!("nccl-spark: {}\n", told["error"].as_str().unwrap()), said.err, "{said:?}");
+}
+
 #[test]
 fn ranks_do_not_outlive_a_killed_parent() {
     let fake = Fake::compile(&[]);

@@ -200,7 +200,8 @@ fn hostile_contents_are_passed_over_with_a_word() {
     fake.header(HeaderWord::Used, u64::MAX);
     assert_eq!(word_of(&fake), "its counters: its header does not fit its layout");
     let missing: Said = nccl_spark().args(["top", "-n1", "-i0.1", "--pid", "4194304"]).output().unwrap().into();
-    assert!(missing.out.contains("# process 4194304: there is no such process\n"), "{missing:?}");
+    let told = "nccl-spark: --pid 4194304: there is no such process\n";
+    assert_eq!((missing.status, missing.out.as_str(), missing.err.as_str()), (Some(2), "", told));
     let none: Said = nccl_spark().args(["top", "-n1", "-i0.1", "--pid", "1"]).output().unwrap().into();
     assert!(none.out.contains("# process 1: it keeps no counters\n") || none.out.contains("another user"), "{none:?}");
 }
@@ -411,11 +412,11 @@ struct Job {
 }
 
 impl Job {
-    fn start() -> Self {
+    fn start(options: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut command = nccl_spark();
-        command.args(["all-gather", "--fabric", "soft", "--profile", "unpaced", "-b", "4M", "-e", "4M"]);
-        command.args(["-n", "4000000000", "-w", "0", "--plugin"]).arg(plugin().expect("looked for before"));
+        command.args(["all-gather", "--fabric", "soft", "-b", "4M", "-e", "4M", "-n", "4000000000", "-w", "0"]);
+        command.args(options.split(' ')).arg("--plugin").arg(plugin().expect("looked for before"));
         command.env("SOFTVERBS_DIR", dir.path()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut job = Running(command.spawn().unwrap());
         let nodes = wait_for("the ranks", || {
@@ -476,7 +477,7 @@ fn a_real_jobs_rails_are_shown_while_one_is_lost_and_comes_back() {
     if !is_built() {
         return;
     }
-    let job = Job::start();
+    let job = Job::start("--profile unpaced");
     // So much that what is under way, four messages of 2 MiB on a connection, is less than one in a hundred.
     let has_sent = |job: &Value| moves(&job["sent"]) && job["sent"]["bytes"].as_u64() > Some(2_000_000_000);
     let jobs = job.until("both ranks to move bytes", |jobs| jobs.iter().all(has_sent));
@@ -526,4 +527,18 @@ fn a_real_jobs_rails_are_shown_while_one_is_lost_and_comes_back() {
     });
     let row = rail(&back[0], device);
     assert!(row["recoveries"].as_u64() > Some(0) && row["lost_s"].as_f64() > Some(0.0), "{row}");
+}
+
+/// As in docs/guide/commands.md, at a lower rate, which busy machines reach too.
+#[test]
+fn a_slowed_rail_is_marked_at_a_small_part_of_a_sparks_rates() {
+    if !is_built() {
+        return;
+    }
+    let job = Job::start("--profile spark-2cable --scale 0.005");
+    let is = |job: &Value, condition: &str| rail(job, "rocep1s0f0")["condition"] == condition;
+    fabric(job.dir.path(), "slow *:rocep1s0f0 0.25");
+    job.until("the mark", |jobs| jobs.iter().all(|job| is(job, "slow")));
+    fabric(job.dir.path(), "slow *:rocep1s0f0 1");
+    job.until("the end of the mark", |jobs| jobs.iter().all(|job| is(job, "good")));
 }

@@ -3,7 +3,7 @@
 use crate::folder::Folder;
 use crate::hotplug::Phase;
 use crate::os::process::pid_namespace;
-use crate::os::shm::{FabricMemory, QpMemory};
+use crate::os::shm::{FabricMemory, QpMemory, RailMemory};
 use crate::path::{PathFault, PathFaults};
 use crate::profile::{MAX_NODES, Profile, RailSpec};
 use std::fs::File;
@@ -195,9 +195,8 @@ fn sysfs_of(folder: &Folder, node: usize) -> PathBuf {
 pub fn control(dir: &Path, fabric: &str, node: Option<usize>, rail: &str, action: Action) -> Result<(), String> {
     let (memory, profile) = open_used(dir, fabric)?;
     let names: Vec<&str> = profile.rails.iter().map(|spec| spec.name.as_str()).collect();
-    let index = names.iter().position(|name| *name == rail);
-    let index =
-        index.ok_or_else(|| format!("fabric {fabric} has no rail {rail:?}; its rails: {}", names.join(", ")))?;
+    let unknown = || format!("fabric {fabric} has no rail {rail:?}; its rails: {}", names.join(", "));
+    let index = names.iter().position(|name| *name == rail).ok_or_else(unknown)?;
     let nodes = nodes(memory);
     if let Some(node) = node.filter(|node| !nodes.contains(node)) {
         let nodes: Vec<String> = nodes.iter().map(usize::to_string).collect();
@@ -232,24 +231,7 @@ pub fn control(dir: &Path, fabric: &str, node: Option<usize>, rail: &str, action
         go(Phase::Here, Duration::ZERO);
         Ok(())
     };
-    for place in wanted().map(|at| &memory.rails[at][index]) {
-        match action {
-            Action::Unplug | Action::Plug | Action::Reset => {}
-            Action::Down => place.set_port(false, memory.now_ns()),
-            Action::Up => place.set_port(true, memory.now_ns()),
-            Action::Refuse(count) => place.refusals.store(count, Ordering::Relaxed),
-            Action::Unresolved(count) => place.unanswered.store(count, Ordering::Relaxed),
-            Action::Path(fault, is_on) => place.set_path(place.path().with(fault, is_on)),
-            Action::Overrun(count) => place.overruns.store(count, Ordering::Relaxed),
-            Action::Slow(factor) => {
-                let spec = &profile.rails[index];
-                let full = full_mbps(&profile, spec).unwrap_or(spec.speed_mbps);
-                let rate = if factor >= 1.0 { spec.line_mbps } else { full * factor };
-                place.way.tx.set_rate(rate);
-                place.way.rx.set_rate(rate);
-            }
-        }
-    }
+    wanted().for_each(|at| set(&memory.rails[at][index], &profile, index, action, memory.now_ns()));
     match action {
         Action::Unplug => unplug(),
         Action::Plug => plug(),
@@ -260,6 +242,26 @@ pub fn control(dir: &Path, fabric: &str, node: Option<usize>, rail: &str, action
             plug()
         }
         _ => Ok(()),
+    }
+}
+
+/// Sets a fault that takes no time. `Unplug`, `Plug` and `Reset` take time and set nothing here.
+fn set(place: &RailMemory, profile: &Profile, rail: usize, action: Action, now_ns: u64) {
+    match action {
+        Action::Unplug | Action::Plug | Action::Reset => {}
+        Action::Down => place.set_port(false, now_ns),
+        Action::Up => place.set_port(true, now_ns),
+        Action::Refuse(count) => place.refusals.store(count, Ordering::Relaxed),
+        Action::Unresolved(count) => place.unanswered.store(count, Ordering::Relaxed),
+        Action::Path(fault, is_on) => place.set_path(place.path().with(fault, is_on)),
+        Action::Overrun(count) => place.overruns.store(count, Ordering::Relaxed),
+        Action::Slow(factor) => {
+            let spec = &profile.rails[rail];
+            let full = full_mbps(profile, spec).unwrap_or(spec.speed_mbps);
+            let rate = if factor >= 1.0 { spec.line_mbps } else { full * factor };
+            place.way.tx.set_rate(rate);
+            place.way.rx.set_rate(rate);
+        }
     }
 }
 

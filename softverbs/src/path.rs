@@ -24,8 +24,8 @@ pub enum PathFault {
     /// bytes (IPv4 20, UDP 8, BTH 12, RETH 16, payload 1024, ICRC 4) and passes, one of the next path MTU, 2048, does not.
     /// Packets with a payload between the two are lost here, though those up to about 1440 bytes would pass.
     SwitchMtu,
-    /// A switch port drops all frames for so long after the link came up, in both directions: a bridge port of IEEE 802.1D
-    /// passes no frames while it listens and learns, which takes 30 s there.
+    /// A switch port drops all frames of both directions for this time after the link came up. A bridge port of IEEE 802.1D
+    /// passes no frames while it listens and learns, for 30 s by default.
     SpanningTree(Duration),
 }
 
@@ -44,10 +44,10 @@ impl PathFault {
     /// One of each kind.
     pub const ALL: [Self; 4] = [Self::Silent, Self::CrossedArp, Self::SwitchMtu, Self::SpanningTree(BLOCKING)];
 
-    /// Reads what [`fmt::Display`] writes; the time of `spanning-tree` may be left out.
+    /// Reads the text that [`fmt::Display`] writes; the time of `spanning-tree` may be left out.
     ///
     /// # Errors
-    /// What is allowed.
+    /// Names the faults that there are.
     pub fn parse(text: &str) -> Result<Self, String> {
         if let Some(fault) = Self::ALL.into_iter().find(|fault| fault.name() == text) {
             return Ok(fault);
@@ -73,7 +73,7 @@ impl PathFault {
         }
     }
 
-    /// The bits of its kind, and their value with it.
+    /// The bits of the kind, and the value of these bits for the fault.
     fn bits(self) -> (u32, u32) {
         match self {
             Self::Silent => (1, 1),
@@ -101,7 +101,7 @@ impl PathFaults {
         Self(word)
     }
 
-    /// Its word in shared memory; 0 without a fault.
+    /// Returns the word in shared memory; 0 without a fault.
     pub(crate) fn word(self) -> u32 {
         self.0
     }

@@ -111,7 +111,7 @@ fn number(value: Option<String>, name: &str, low: usize, high: usize) -> Result<
 }
 
 /// Factors on a profile's rates that make sense.
-pub(crate) const SCALES: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
+pub const SCALES: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
 
 fn scale(value: Option<String>) -> Result<f64, String> {
     let Some(text) = value else { return Ok(1.0) };

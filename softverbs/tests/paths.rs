@@ -74,7 +74,7 @@ fn what_goes_by_a_silent_rail_is_lost_though_its_port_is_up() {
         bed.nodes.iter().for_each(|node| node.watch_ports());
     };
     set(true);
-    // Its address resolves.
+    // The address resolves.
     let (dead, late) = (bed.pair(0, 7), bed.pair(0, 7));
     let is_quiet = |node: &Arc<Node>| node.port_up(0) && node.next_event(0).is_none();
     assert!(bed.nodes.iter().all(is_quiet), "a port says something");

@@ -94,7 +94,7 @@ impl Priority {
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
-        Ok(Self { traffic_class: r.u8()?, service_level: ranged("service level", u64::from(r.u8()?), 0, 15)? as u8 })
+        Ok(Self { traffic_class: r.u8()?, service_level: ranged("priority", u64::from(r.u8()?), 0, 15)? as u8 })
     }
 }
 

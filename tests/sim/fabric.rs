@@ -1,5 +1,6 @@
 //! A fabric of three rails in virtual time, with both ends on one machine.
 
+use super::Dice;
 use super::liar::Liar;
 use nccl_net_spark::comm::datapath::context::PathContext;
 use nccl_net_spark::comm::datapath::lane::{Lane, Role, Route};
@@ -254,6 +255,29 @@ impl Fabric {
     pub fn set_path(&self, rail: usize, fault: PathFault, is_on: bool) {
         let rail = &self.node.memory.rails[0][rail];
         rail.set_path(rail.path().with(fault, is_on));
+    }
+
+    /// Gives each of the rails, by bits, a fault of a first day, or none.
+    pub fn give_path_faults(&self, rails: u8, dice: &mut Dice) {
+        for rail in (0..RAILS).filter(|rail| rails & 1 << rail != 0) {
+            match dice.below(5) {
+                0 => self.set_path(rail, PathFault::CrossedArp, true),
+                1 => self.set_path(rail, PathFault::SwitchMtu, true),
+                2 => {
+                    let blocking = Duration::from_millis(1 + dice.below(2000));
+                    self.set_path(rail, PathFault::SpanningTree(blocking), true);
+                    self.set(rail, false);
+                    self.set(rail, true);
+                }
+                3 => self.silence(rail, 1 + dice.below(4) as u32),
+                _ => {}
+            }
+        }
+    }
+
+    /// Ends all faults of paths.
+    pub fn forget_path_faults(&self) {
+        (0..RAILS).for_each(|rail| PathFault::ALL.into_iter().for_each(|fault| self.set_path(rail, fault, false)));
     }
 
     /// So many of the queue pairs that are connected next on a rail, by either end, find nobody at the peer's address.

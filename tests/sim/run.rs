@@ -11,9 +11,8 @@ use nccl_net_spark::comm::datapath::peer::Presence;
 use nccl_net_spark::comm::recovery::driver::PortChange;
 use nccl_net_spark::error::Error;
 use nccl_net_spark::flow::in_flight::Bound;
-use softverbs::path::PathFault;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Virtual time after which something hangs.
 const PATIENCE_NS: u64 = 60_000_000_000;
@@ -90,8 +89,8 @@ impl<'f> Run<'f> {
             fabric.refuse(rail, 0);
             fabric.fail_posts(rail, 0);
             fabric.silence(rail, 0);
-            PathFault::ALL.into_iter().for_each(|fault| fabric.set_path(rail, fault, false));
         }
+        fabric.forget_path_faults();
         fabric.forget_silence();
         fabric.plug_all();
         let rails = 1 + dice.below(RAILS as u64) as usize;
@@ -109,21 +108,7 @@ impl<'f> Run<'f> {
         // Where the bootstrap's TCP breaks for good, rail 0 has to carry what it did.
         let not_yet = if tcp.breaks_for_good() { not_yet & !1 } else { not_yet };
         let pair = fabric.connect_as(rails, queue_count, Start { not_yet, bound });
-        let mut faults = Dice::new(seed ^ 0xfa17);
-        for rail in (0..rails).filter(|rail| not_yet & 1 << rail != 0) {
-            match faults.below(5) {
-                0 => fabric.set_path(rail, PathFault::CrossedArp, true),
-                1 => fabric.set_path(rail, PathFault::SwitchMtu, true),
-                2 => {
-                    let blocking = Duration::from_millis(1 + faults.below(2000));
-                    fabric.set_path(rail, PathFault::SpanningTree(blocking), true);
-                    fabric.set(rail, false);
-                    fabric.set(rail, true);
-                }
-                3 => fabric.silence(rail, 1 + faults.below(4) as u32),
-                _ => {}
-            }
-        }
+        fabric.give_path_faults(not_yet, &mut Dice::new(seed ^ 0xfa17));
         let (goal, pulls_left) = (4 + dice.below(60) as usize, dice.below(8));
         let (refusals_left, failures_left, silences_left) = (dice.below(5), dice.below(5), dice.below(3));
         // As above.

@@ -8,6 +8,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use softverbs::nic::Nic;
 use softverbs::path::PathFault;
 use softverbs::profile::Profile;
+use softverbs::settings::SCALES;
 use std::path::{Path, PathBuf};
 
 /// The fabric that a run uses.
@@ -72,16 +73,23 @@ impl FabricOptions {
             nic: self.nic.unwrap_or_default(),
             scale: self.scale.unwrap_or(1.0),
             slow_rails: self.slow_rail,
+<<<<<<< HEAD
             path_faults: self.path_fault,
             library: self.softverbs.unwrap_or_else(|| places::fabric(program)),
+=======
+            library: match self.softverbs {
+                Some(path) => places::existing("--softverbs", &path)?,
+                None => places::fabric(program),
+            },
+>>>>>>> cli
             name: self.fabric_name,
         })
     }
 }
 
 fn parse_scale(text: &str) -> Result<f64, String> {
-    let scale = text.parse::<f64>().ok().filter(|scale| scale.is_finite() && *scale > 0.0);
-    scale.ok_or_else(|| "a number above 0".to_owned())
+    let scale = text.parse::<f64>().ok().filter(|scale| SCALES.contains(scale));
+    scale.ok_or_else(|| format!("must be {} to {}", SCALES.start(), SCALES.end()))
 }
 
 /// A part of a rail's rate.

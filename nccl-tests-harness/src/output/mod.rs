@@ -20,7 +20,7 @@ pub enum Verbosity {
     /// Remarks and progress too.
     #[default]
     Normal,
-    /// The plugin's log at level INFO too, and all that a command has read.
+    /// The plugin's log at level INFO, and everything that a command read.
     Verbose,
     /// The same at level TRACE.
     Trace,

@@ -1,7 +1,7 @@
 //! Results as JSON, for programs: the option that asks for them, where they go, and how every report of a run ends.
 
 use crate::output;
-use crate::usage::wrong;
+use crate::usage::{self, wrong};
 use anyhow::{Context, Result};
 use clap::Args;
 use clap::builder::{PathBufValueParser, TypedValueParser};
@@ -77,7 +77,7 @@ pub fn of_run<R: Serialize>(
     let outcome = lead(beside(json), &mut report);
     if let Some(sink) = sink {
         let ok = matches!(outcome, Ok(true));
-        let error = outcome.as_ref().err().map(|error| format!("{error:#}"));
+        let error = outcome.as_ref().err().map(usage::text);
         sink.write(&Ended { report: &report, ok, error })?;
     }
     outcome

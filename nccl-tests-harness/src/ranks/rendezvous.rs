@@ -1,6 +1,7 @@
 //! How the ranks that a launcher started find each other: rank 0 listens, the others connect and say who they are. The messages of
 //! `control` then go over these connections.
 
+use crate::output;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use nix::sys::socket::{setsockopt, sockopt};
 use serde::de::DeserializeOwned;
@@ -8,7 +9,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::mpsc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Where and under which name the ranks of a job meet.
@@ -70,11 +72,13 @@ pub struct Guest {
 
 /// More is nobody's hello.
 const LINE_MAX_BYTES: usize = 16 << 10;
-/// How long one who came may take to say who it is.
+/// Time for a connected client to say who it is.
 const HELLO: Duration = Duration::from_secs(5);
-/// How often a rank tries to connect, and rank 0 looks whether one did.
+/// Pause between two attempts to connect, and between two looks of rank 0.
 const RETRY: Duration = Duration::from_millis(20);
-/// How long bytes may stay without an acknowledgement before the other machine counts as gone.
+/// Silent wait before a rank says what it waits for.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Time without an acknowledgement after which the other machine counts as gone.
 const UNACKNOWLEDGED_MS: u32 = 30_000;
 
 /// Where the ranks of a job meet: rank 0 listens there.
@@ -114,9 +118,10 @@ impl Rendezvous {
     /// # Errors
     /// When one does not come in time, or cannot take part.
     pub fn gather(self, environment: impl Fn(&Hello) -> Result<Vec<(String, String)>>) -> Result<Vec<Guest>> {
-        let deadline = Instant::now() + self.meeting.timeout;
+        let start = Instant::now();
+        let deadline = start + self.meeting.timeout;
         let (guests_in, arrivals) = mpsc::channel();
-        let (mut guests, mut refused) = (BTreeMap::new(), Vec::new());
+        let (mut guests, mut refused, mut is_told) = (BTreeMap::new(), Vec::new(), false);
         while guests.len() + 1 < self.meeting.ranks {
             match self.listener.accept() {
                 Ok((line, address)) => {
@@ -134,6 +139,12 @@ impl Rendezvous {
             }
             let Ok((hello, line, address)) = arrivals.recv_timeout(RETRY) else {
                 ensure!(Instant::now() < deadline, "{}", self.missing(&guests, &refused));
+                if !is_told && start.elapsed() >= PATIENCE {
+                    is_told = true;
+                    let Meeting { host, port, timeout, .. } = &self.meeting;
+                    let place = format!("at {host}:{port} for ranks {}", self.absent(&guests));
+                    remark(&format!("rank 0 waits up to {} s {place}", timeout.as_secs()));
+                }
                 continue;
             };
             if let Some(reason) = self.objection(&hello, &guests) {
@@ -172,15 +183,20 @@ impl Rendezvous {
         })
     }
 
+    /// The ranks that have not come.
+    fn absent(&self, guests: &BTreeMap<usize, Guest>) -> String {
+        let absent = (1..self.meeting.ranks).filter(|rank| !guests.contains_key(rank)).map(|rank| rank.to_string());
+        absent.collect::<Vec<_>>().join(", ")
+    }
+
     fn missing(&self, guests: &BTreeMap<usize, Guest>, refused: &[String]) -> String {
         let Meeting { host, port, ranks, timeout, .. } = &self.meeting;
-        let missing = (1..*ranks).filter(|rank| !guests.contains_key(rank)).map(|rank| rank.to_string());
-        let missing = missing.collect::<Vec<_>>().join(", ");
         let mut text = format!(
-            "rank 0 waited {} s at {host}:{port}; of ranks 1 to {} did not connect: {missing}; --rendezvous HOST:PORT sets \
+            "rank 0 waited {} s at {host}:{port}; of ranks 1 to {} did not connect: {}; --rendezvous HOST:PORT sets \
              another place, -r N starts all ranks on this machine",
             timeout.as_secs(),
-            ranks - 1
+            ranks - 1,
+            self.absent(guests)
         );
         refused.iter().take(4).for_each(|line| text += &format!("\n{line}"));
         text
@@ -193,7 +209,7 @@ impl Rendezvous {
 /// When it is not there in time, or does not want this one.
 pub fn join(meeting: &Meeting, hello: &Hello) -> Result<(TcpStream, Vec<(String, String)>)> {
     let deadline = Instant::now() + meeting.timeout;
-    let line = dial(meeting, deadline)?;
+    let line = dial(meeting, hello.rank, deadline)?;
     say(&line, hello).context("write to rank 0")?;
     // It answers once it has time: what it waits for are others like this one.
     let left = deadline.saturating_duration_since(Instant::now()).max(HELLO);
@@ -208,8 +224,10 @@ pub fn join(meeting: &Meeting, hello: &Hello) -> Result<(TcpStream, Vec<(String,
     }
 }
 
-fn dial(meeting: &Meeting, deadline: Instant) -> Result<TcpStream> {
+fn dial(meeting: &Meeting, rank: usize, deadline: Instant) -> Result<TcpStream> {
     let Meeting { host, port, timeout, .. } = meeting;
+    let wait = format!("rank {rank} waits up to {} s for rank 0 at {host}:{port}", timeout.as_secs());
+    let waiting = Waiting::start(wait);
     loop {
         // Names may come up later than ranks do.
         let tried = addresses(host, *port).and_then(|addresses| {
@@ -232,9 +250,43 @@ fn dial(meeting: &Meeting, deadline: Instant) -> Result<TcpStream> {
                     timeout.as_secs()
                 );
             }
-            Err(_) => std::thread::sleep(RETRY),
+            Err(error) => waiting.fails(&error),
         }
+        std::thread::sleep(RETRY);
     }
+}
+
+/// Says after [`PATIENCE`] what a rank waits for, unless it is dropped before. From a thread of its own: the look-up of a name and
+/// the attempt to connect may each take longer.
+struct Waiting {
+    /// The error of the last attempt.
+    error: Arc<Mutex<String>>,
+    /// Ends the thread when it is dropped.
+    _end: mpsc::Sender<()>,
+}
+
+impl Waiting {
+    fn start(wait: String) -> Self {
+        let error = Arc::new(Mutex::new("no answer yet".to_owned()));
+        let (end, is_over) = mpsc::channel();
+        let last = Arc::clone(&error);
+        std::thread::spawn(move || {
+            if is_over.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+                remark(&format!("{wait}: {}", last.lock().unwrap_or_else(PoisonError::into_inner)));
+            }
+        });
+        Self { error, _end: end }
+    }
+
+    fn fails(&self, error: &anyhow::Error) {
+        *self.error.lock().unwrap_or_else(PoisonError::into_inner) = format!("{error:#}");
+    }
+}
+
+/// A line on standard error that --quiet leaves out.
+fn remark(text: &str) {
+    // A rank works without a standard error too.
+    let _ = writeln!(output::error(), "# {text}");
 }
 
 fn addresses(host: &str, port: u16) -> Result<Vec<SocketAddr>> {

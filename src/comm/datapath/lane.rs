@@ -255,7 +255,7 @@ impl Lane {
     ///
     /// # Errors
     /// [`Error::Os`] when the peer's address cannot be resolved or the device refuses; [`Error::Network`] when the port no longer has the
-    /// agreed address or path MTU; [`Error::Protocol`] when the peer named another number of queue pairs.
+    /// agreed address; [`Error::Protocol`] when the peer named another number of queue pairs, or a larger path MTU than the port has.
     pub fn connect(&mut self, role: Role, config: &Config, route: &Route<'_>) -> Result<()> {
         if route.ends.len() != self.queues.len() {
             let (theirs, ours) = (route.ends.len(), self.queues.len());
@@ -264,7 +264,7 @@ impl Lane {
         let most = route.look.port.active_mtu_bytes;
         if route.mtu_bytes > most {
             let (mtu_bytes, name) = (route.mtu_bytes, self.rail.name());
-            return Err(Error::Network(format!(
+            return Err(Error::Protocol(format!(
                 "the peer asked for path MTU {mtu_bytes} on {name}, whose port has {most}"
             )));
         }

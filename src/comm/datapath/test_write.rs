@@ -32,7 +32,7 @@ pub struct LaneTest {
     mtu_bytes: u32,
     /// Acknowledged writes of each queue pair.
     acknowledged: Vec<u32>,
-    /// When to write again: a lost packet is repeated at once when a later one arrives, while the
+    /// Time of the second write. A later packet makes the NIC repeat a lost one immediately, while the
     /// queue pair's own time-out (4 s and more at NCCL's default) can be longer than the test.
     again: Option<Instant>,
     /// Writes that are not acknowledged by then count as lost.

@@ -41,7 +41,7 @@ pub struct ManagedRail {
 pub enum Attempt {
     /// The peer was asked for its own.
     Asked(Box<Asked>),
-    /// They are connected and under test.
+    /// The queue pairs are connected and under test.
     Testing(Box<LaneTest>),
 }
 
@@ -64,7 +64,7 @@ pub struct Tries {
     why: String,
 }
 
-/// Ways that are told apart for messages: more than a rail has addresses and path MTUs as a rule.
+/// Largest number of ways in a message. A rail rarely has more combinations of address and path MTU.
 const MOST_TRIES: usize = 6;
 
 /// New queue pairs, with what they are to be connected by.
@@ -76,13 +76,13 @@ pub struct Asked {
 }
 
 impl ManagedRail {
-    /// Of a lane of a connection that comes up, with so many queue pairs there, now or later.
+    /// The rail of a lane of a new connection, which has `queue_count` queue pairs there, now or later.
     pub fn of(lane: &Lane, queue_count: usize) -> Self {
         let (rail, peer_rail) = (Arc::clone(&lane.rail), lane.peer_rail.clone());
         let opening = lane.is_open().then_some(lane.opening());
-        // Nothing is granted yet, and what will be has the keys of the devices that are there.
+        // The first grants will carry the keys of the devices that are present now.
         let granted = opening.or_else(|| rail.device.opened().ok().map(|(_, opening)| opening));
-        // Where it does not carry, that was the first attempt.
+        // A rail that does not carry has had its first attempt in the handshake.
         let answers = u32::from(opening.is_none());
         let outages = Outages::of(&lane.record);
         let (ways, is_on_the_way, tries, attempt) = Default::default();
@@ -94,17 +94,17 @@ impl ManagedRail {
         PathId { rail: self.rail.id, peer_gid: way.peer_gid }
     }
 
-    /// An attempt begins, by a way that is not chosen yet.
+    /// Notes that an attempt begins, whose way is not chosen yet.
     pub fn begins_attempt(&mut self) {
         self.is_on_the_way = false;
     }
 
-    /// The attempt goes by this way.
+    /// Notes the way of the attempt.
     pub fn goes_by(&mut self, way: Way) {
         (self.ways, self.is_on_the_way) = ([Some(way), self.ways[0]], true);
     }
 
-    /// The attempt failed.
+    /// Notes that the attempt failed.
     pub fn failed(&mut self, why: &str) {
         let way = self.ways[0].filter(|_| self.is_on_the_way);
         if let Some(tries) = self.tries.iter_mut().find(|tries| tries.way == way) {

@@ -7,6 +7,7 @@
 //! All this is the service thread's. Of the data path it borrows moments ([`crate::comm::datapath::path::DataPath`]); what can take longer (opening and
 //! connecting queue pairs: `reconnect`) is done while the data path goes on.
 
+mod first_rail;
 mod reconnect;
 
 use super::attempt::ManagedRail;
@@ -37,10 +38,6 @@ use std::time::{Duration, Instant};
 const MOST_ROUNDS: usize = 256;
 /// Control frames that are taken in at a time.
 const FRAMES: usize = 4;
-
-/// How long a new connection is without a rail before a warning says so, and how long until each next warning.
-const FIRST_WARNING: Duration = Duration::from_secs(5);
-const NEXT_WARNING: Duration = Duration::from_secs(15);
 
 /// How the loss of a rail shows whose device is no longer on the bus.
 const DEVICE_REMOVED: &str = "its device was removed";
@@ -85,8 +82,8 @@ pub struct Driver {
     tcp: tcp::Member,
     /// Whether the data path has something left to do about a loss.
     is_owing: bool,
-    /// When the next warning about a connection without its first rail is due.
-    warns_at: Duration,
+    /// How many warnings have said that there is no rail yet.
+    warnings: u32,
 }
 
 impl Driver {
@@ -114,7 +111,7 @@ impl Driver {
             managed.outages.lost(now);
         }
         let tcp = tcp::Member::new(&process.tcp_outages, &context.peer.name);
-        let (origin, is_owing, warns_at) = (None, false, FIRST_WARNING);
+        let (origin, is_owing, warnings) = Default::default();
         Self {
             process,
             context,
@@ -128,7 +125,7 @@ impl Driver {
             outages,
             tcp,
             is_owing,
-            warns_at,
+            warnings,
         }
     }
 
@@ -297,28 +294,6 @@ impl Driver {
         }
     }
 
-    /// Warns, once for all connections with the peer, while a new connection has had no rail.
-    fn warn_of_no_rail(&mut self, at: u64) {
-        let Some(waited) = self.recovery.waits_for_first_rail(at).map(Duration::from_nanos) else { return };
-        if waited < self.warns_at {
-            return;
-        }
-        let seconds = self.warns_at.as_secs();
-        self.warns_at += NEXT_WARNING;
-        let peer = &self.context.peer.name;
-        if self.process.log.is_first(peer, Subject::NoRailYet(seconds)) {
-            let (tries, limit) = (self.tries_text(), self.process.config.connect_timeout.as_secs());
-            tracing::warn!(
-                "no rail to {peer} carries after {seconds} s, still trying until NCCL_SPARK_CONNECT_TIMEOUT_S={limit}: {tries}"
-            );
-        }
-    }
-
-    /// The rails and their failed attempts, for messages.
-    fn tries_text(&self) -> String {
-        self.rails.iter().map(ManagedRail::tries_text).collect::<Vec<_>>().join(", ")
-    }
-
     /// A control frame came in.
     pub fn hear(&mut self, frame: &ControlFrame, now: Instant) {
         // How many receives have begun to be sent; to a receiver nothing can be said of any. Of a broken data path nothing is known, and
@@ -404,11 +379,11 @@ impl Driver {
                 Action::DropQps(lane) => drop(self.take_new(lane)),
                 Action::PeerClosed(delivered) => {
                     self.context.peer.said_bye(delivered);
-                    self.ends_without_rail("closed the connection");
+                    self.ends_without_rail();
                 }
                 Action::PeerGone => {
                     self.context.peer.vanished();
-                    self.ends_without_rail("is gone");
+                    self.ends_without_rail();
                 }
                 Action::Fail(cause) => self.fail(&cause),
                 Action::Log(entry) => self.log(&entry, now),
@@ -554,11 +529,7 @@ impl Driver {
                 self.rails[lane.index()].rail.name(),
                 self.text()
             )),
-            Cause::NoFirstRail => Error::Network(format!(
-                "no usable rail to {peer} within NCCL_SPARK_CONNECT_TIMEOUT_S={}: {}",
-                self.process.config.connect_timeout.as_secs(),
-                self.tries_text()
-            )),
+            Cause::NoFirstRail => self.no_first_rail(),
             Cause::NoRail(waited) => Error::Network(format!(
                 "no usable rail to {peer} for {:.0?} (NCCL_SPARK_LOSS_TIMEOUT_S={limit}): {}",
                 Duration::from_nanos(*waited),
@@ -566,14 +537,6 @@ impl Driver {
             )),
         };
         self.end(error);
-    }
-
-    /// The peer leaves a connection, which has failed unless a rail has carried before.
-    fn ends_without_rail(&mut self, how: &str) {
-        if !self.recovery.has_carried() {
-            let (peer, tries) = (&self.context.peer.name, self.tries_text());
-            self.give_up(Error::PeerGone(format!("{peer} {how} before any rail carried: {tries}")));
-        }
     }
 
     /// The connection has failed: the data path tells its caller when it is asked next.

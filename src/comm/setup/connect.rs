@@ -29,11 +29,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long to wait before a peer is dialled again that has closed before it said anything: unauthenticated connections crowd its
-/// port, and this side was in the wrong place among them. (One that has gone refuses the next connection.)
+/// Pause before dialling a peer again that closed the connection before it answered. Such a peer drops
+/// the oldest unauthenticated connection when too many crowd its port. (A peer that has ended refuses
+/// the next connection.)
 const REDIAL: Duration = Duration::from_millis(10);
 
-/// What cannot be: READY is said when it is known of each rail whether it is connected.
+/// Text of an internal error: READY is sent when every rail is either connected or left out.
 const UNDECIDED: &str = "a rail was neither connected nor left out";
 
 /// A connection being made.
@@ -44,7 +45,7 @@ struct Connecting {
 
 enum Progress {
     Shaking(Box<Handshake>),
-    /// The handshake is over.
+    /// The handshake has ended, and the connection waits for its first rail.
     AwaitingRail(AwaitingRail<SendPath>),
 }
 
@@ -58,18 +59,18 @@ struct Handshake {
 }
 
 enum Stage {
-    /// Until then it has to wait.
+    /// The peer is dialled again at this time.
     Redialling(Instant),
     Dialling,
     AwaitingOffer(Rails),
-    /// Its queue pairs are being connected.
+    /// This side's queue pairs are being connected.
     Joining(Box<Connected>),
     AwaitingGo(Box<Connected>),
-    /// No rail reaches the peer: streams are being opened.
+    /// No rail reaches the peer, so TCP streams are being opened.
     Opening(Box<Opening>),
 }
 
-/// Queue pairs of this side, which are being connected or are.
+/// This side's queue pairs, connected or being connected.
 struct Connected {
     peer: String,
     chunk_bytes: u32,
@@ -93,17 +94,17 @@ struct OfferedPair {
 
 /// A lane of this side, with its key of the mailbox.
 enum Made {
-    /// It is being connected.
+    /// The lane is being connected.
     Joining(Joining),
-    /// It is connected.
+    /// The lane is connected.
     Lane(Lane),
-    /// This side cannot use it now.
+    /// This side cannot use the lane now.
     NotYet(NotYet),
-    /// The peer cannot use it now, and says why with its GO.
+    /// The peer cannot use the lane now. Its GO has the reason.
     Later,
 }
 
-/// Connections that are being made: NCCL calls again for each, with the same memory, until it is there.
+/// Connections that are being made. NCCL calls again for each, with the same handle memory, until it gets the connection.
 #[derive(Default)]
 pub struct PendingConnections {
     table: Mutex<HashMap<u64, Connecting>>,
@@ -111,8 +112,8 @@ pub struct PendingConnections {
 }
 
 impl PendingConnections {
-    /// Goes on with the connection that `handle` asks for; `None` while it is not there. The handle's last bytes name the connection
-    /// from the first call on.
+    /// Continues the connection that `handle` asks for. Returns `None` until it has its first rail. From the first call on, the
+    /// handle's last bytes name the connection.
     ///
     /// # Errors
     /// [`Error::Usage`] for a handle of another network or version, or when no rail is in common; [`Error::Network`],
@@ -148,8 +149,8 @@ impl PendingConnections {
         }
     }
 
-    /// Takes a half-made connection out of the table, and those with it whose time is up: after an abort NCCL does
-    /// not come back for them.
+    /// Takes a half-made connection out of the table. Also drops connections whose time has passed: after an abort NCCL
+    /// never calls again for them.
     fn take(&self, ticket: u64, limit: Duration) -> Option<Connecting> {
         let mut table = self.lock();
         let taken = table.remove(&ticket);
@@ -199,7 +200,7 @@ impl Connecting {
     }
 }
 
-/// How far the handshake has come.
+/// Result of a step of the handshake.
 enum Shaken {
     Waiting(Box<Handshake>),
     ByRails(AwaitingRail<SendPath>),
@@ -230,8 +231,7 @@ impl Handshake {
                         continue;
                     }
                     Received::Message(Message::Offer(offer)) => {
-                        let offered = Connected::from_offer(process, &rails, offer, self.priority);
-                        self.stage = Stage::Joining(Box::new(offered?));
+                        self.stage = Stage::Joining(Connected::from_offer(process, &rails, offer, self.priority)?);
                         continue;
                     }
                     Received::Message(Message::Streams(streams)) => {
@@ -279,7 +279,7 @@ impl Handshake {
     }
 }
 
-/// What comes next when dialling is done.
+/// Returns the next stage once the TCP connection is established.
 fn dialled(process: &Process, channel: &mut Channel, handle: &Handle, priority: Priority) -> Result<Option<Stage>> {
     match channel.connected() {
         Ok(true) => say_hello(process, channel, handle, priority).map(|rails| Some(Stage::AwaitingOffer(rails))),
@@ -289,13 +289,13 @@ fn dialled(process: &Process, channel: &mut Channel, handle: &Handle, priority: 
     }
 }
 
-/// What comes next when the peer dropped this side before it had heard it.
+/// Returns the stage after the peer has dropped this side's connection without reading HELLO.
 fn redial(address: SocketAddr) -> Stage {
     tracing::debug!("{address} closed the connection before it read HELLO; dialling again");
     Stage::Redialling(Instant::now() + REDIAL)
 }
 
-/// Whether the other end took the connection and dropped it, and so is there.
+/// True if the peer accepted the connection and then dropped it, which shows that the peer is alive.
 fn is_dropped(error: &std::io::Error) -> bool {
     use std::io::ErrorKind;
     matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted | ErrorKind::BrokenPipe)
@@ -315,14 +315,14 @@ fn say_hello(process: &Process, channel: &mut Channel, handle: &Handle, priority
         rails: rails.adverts.clone(),
     }));
     if let Err(unsent) = said {
-        // Whoever waits for the answer hears that the connection is closed.
+        // The wait for the answer ends with the error of a closed connection.
         tracing::debug!("{unsent}");
     }
     Ok(rails)
 }
 
 impl Connected {
-    fn from_offer(process: &Process, rails: &Rails, offer: Offer, priority: Priority) -> Result<Self> {
+    fn from_offer(process: &Process, rails: &Rails, offer: Offer, priority: Priority) -> Result<Box<Self>> {
         if offer.pairs.is_empty() {
             return Err(Error::Protocol(format!("{} offered no pair of rails", offer.name)));
         }
@@ -365,10 +365,10 @@ impl Connected {
         }
         let chunk_bytes = offer.chunk_bytes.min(rails.chunk_bytes());
         let left_out = negotiate::unpaired(rails, &paired, Role::Sender);
-        Ok(Self { peer: offer.name, chunk_bytes, priority, region, pairs, left_out })
+        Ok(Box::new(Self { peer: offer.name, chunk_bytes, priority, region, pairs, left_out }))
     }
 
-    /// Goes on with what is being connected; whether nothing is any more.
+    /// Continues connecting the lanes. Returns true when every lane has its result.
     fn join(&mut self, process: &Arc<Process>) -> bool {
         for pair in &mut self.pairs {
             let before = std::mem::replace(&mut pair.made, Made::Later);

@@ -1,8 +1,8 @@
 //! The last step of the handshake, on both sides: a data path over the agreed rails, watched by the service thread.
 //!
 //! A connection is handed to NCCL with its first rail. Where no rail carried in the handshake,
-//! recovery goes on trying all of them ([`crate::flow::recovery`]), and [`AwaitingRail`] holds the
-//! connection until one carries or the time for that is over.
+//! recovery continues to try all of them ([`crate::flow::recovery`]). [`AwaitingRail`] holds the
+//! connection until one carries or the limit has passed.
 
 use super::Setup;
 use super::negotiate;
@@ -46,9 +46,9 @@ pub struct Agreed {
     pub chunk_bytes: u32,
     /// This side's memory that the peer writes into.
     pub region: Arc<Region>,
-    /// Where the peer's is.
+    /// Address of the peer's region.
     pub peer_addr: u64,
-    /// The pairs of rails, in the order of both sides: those that carry, and those that are to. At most
+    /// The pairs of rails, in an order that both sides share, whether they carry yet or not. At most
     /// [`MAX_RAILS`](crate::wire::MAX_RAILS).
     pub pairs: Vec<AgreedPair>,
     /// This host's rails that are not used, each with the reason.
@@ -67,7 +67,7 @@ pub struct AgreedPair {
     pub queue_count: u8,
     /// The way that the handshake tried.
     pub way: Way,
-    /// Its connected queue pairs, with the keys of both sides' regions; or why it does not carry yet.
+    /// The connected queue pairs, with the keys of both sides' regions, or the reason why the pair does not carry yet.
     pub lane: std::result::Result<Lane, String>,
 }
 
@@ -80,14 +80,14 @@ impl AgreedPair {
     }
 }
 
-/// A connection whose handshake is over. Closed when it is dropped.
+/// A connection that waits for its first rail. Dropping it closes it.
 pub struct AwaitingRail<P: DataPath> {
     role: Role,
     endpoint: Option<Endpoint<P>>,
 }
 
 impl<P: DataPath> AwaitingRail<P> {
-    /// The connection, once it has a rail; `None` until then.
+    /// Returns the connection once it has a rail, `None` until then.
     ///
     /// # Errors
     /// [`Error::Network`](crate::error::Error::Network) when no rail has carried in time;
@@ -116,11 +116,11 @@ impl<P: DataPath> Drop for AwaitingRail<P> {
     }
 }
 
-/// Takes a connection into use. `first` says to the peer what it waits for, if anything; then the peer may use the connection. It knows
-/// how the connection gets another TCP connection.
+/// Builds the data path of a connection and hands it to the service thread. `first` sends the peer the last message of the
+/// handshake, if there is one, and returns how the TCP connection is replaced when it breaks.
 ///
 /// # Errors
-/// [`Error::Os`](crate::error::Error::Os) when the service thread cannot be started; what `first` says.
+/// [`Error::Os`](crate::error::Error::Os) when the service thread cannot be started; the error of `first`.
 pub fn finish<P: DataPath + 'static>(
     setup: &Setup,
     channel: Channel,
@@ -184,7 +184,7 @@ fn counted(process: &Process, role: Role, peer: &str, pairs: &[AgreedPair]) -> C
         Role::Sender => Direction::Send,
         Role::Receiver => Direction::Receive,
     };
-    // Its name is its host's with a process number behind.
+    // A peer is named by its host and process number.
     let host = peer.rsplit_once(':').map_or(peer, |(host, _)| host);
     process.counting.connection(direction, host, &pairs.iter().map(lane).collect::<Vec<_>>())
 }

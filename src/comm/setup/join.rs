@@ -1,9 +1,9 @@
 //! Connects the queue pairs of a new connection by paths that may be dead, without a wait.
 //!
-//! [`crate::comm::rail::backoff`] has what this process knows of the path, and decides: a path known
-//! as dead is left out at once; one that worked a moment ago is connected here; one of which nothing
-//! is known is tried by one connection, whose queue pairs are connected by a thread of its own, because
-//! the kernel may look for the peer's address for a second. The other connections wait for the result.
+//! [`crate::comm::rail::backoff`] has what this process knows of the path, and decides. A path known
+//! as dead is left out immediately. A path that worked a moment ago is connected here. A path without
+//! any finding is tried by one connection, on a thread of its own, because the kernel may look for the
+//! peer's address for a second. The other connections wait for the result.
 //! Each wait has a limit, and a connection that is dropped takes its claim on the path with it. The
 //! thread ends with the kernel's answer, also where its connection no longer waits.
 //!
@@ -42,7 +42,7 @@ pub struct Joining {
     path: PathId,
     mtu_bytes: u32,
     role: Role,
-    /// When it is given up.
+    /// Limit of the current stage.
     until: Instant,
     stage: Stage,
 }
@@ -110,7 +110,7 @@ impl Joining {
         match process.backoff.ask(self.path, need, self.mtu_bytes, limit(process), now) {
             Advice::Use => new.connect(process, self.role, self.path, None).step(),
             Advice::Try(trial) => {
-                // It may have waited for another connection's trial.
+                // The connection may have waited for another one's trial before.
                 self.until = now + limit(process);
                 self.stage = Stage::Connecting(new.start(process, self.role, self.path, trial));
                 Step::Waiting(self)

@@ -43,13 +43,13 @@ struct Listening {
     progress: Progress,
 }
 
-/// How far the connection with the peer has come.
+/// Progress of the connection that this listener is making.
 enum Progress {
-    /// No peer has shown the token.
+    /// No peer has shown the token yet.
     Idle,
-    /// With the peer that has shown it.
+    /// Handshake with the peer that has shown the token.
     Shaking(Box<Accepting>),
-    /// The handshake is over.
+    /// The handshake has ended, and the connection waits for its first rail.
     AwaitingRail(AwaitingRail<RecvPath>),
 }
 
@@ -62,21 +62,21 @@ struct Accepting {
 }
 
 enum Stage {
-    /// It has shown the token, and waits for an offer.
+    /// The peer has shown the token, and waits for an offer.
     AwaitingOffer(Hello),
     AwaitingReady(OfferMade),
     Probing(Probing),
-    /// No rail reaches it: its streams are waited for.
+    /// No rail reaches the peer, so its TCP streams are awaited.
     Gathering(Gathering),
 }
 
-/// What HELLO is answered with.
+/// Answer to a HELLO.
 enum Answer {
     Rails(OfferMade, Offer),
     Streams(Gathering, Streams),
 }
 
-/// Queue pairs offered, not connected.
+/// Queue pairs that were offered and are not connected yet.
 struct OfferMade {
     rails: Rails,
     /// The peer's rails.
@@ -94,7 +94,7 @@ struct OpenedPair {
     ends: [End; 2],
     peer_rail: String,
     queue_count: u8,
-    /// This side's queue pairs; or why the pair is for later.
+    /// This side's queue pairs, or the reason why the pair is left for later.
     opened: std::result::Result<Lane, NotYet>,
 }
 
@@ -120,15 +120,15 @@ struct ProbedPair {
 }
 
 enum Probed {
-    /// Its queue pairs are being connected.
+    /// The queue pairs are being connected.
     Joining(Joining),
-    /// Its queue pairs are under test.
+    /// The queue pairs are under test.
     Testing(LaneTest),
     Carries(Lane),
     NotYet(NotYet),
 }
 
-/// Opens a listener on the interface that the settings choose; with it, the handle for the peer.
+/// Opens a listener on the interface that the settings choose. Also returns the handle for the peer.
 ///
 /// # Errors
 /// [`Error::Missing`] when no interface is admitted; [`Error::Os`].
@@ -148,7 +148,7 @@ pub fn listen(setup: &Arc<Setup>) -> Result<(ListenComm, [u8; HANDLE_BYTES])> {
 }
 
 impl ListenComm {
-    /// Goes on with the handshakes of this listener; a connection when one has its first rail.
+    /// Continues the handshake of this listener. Returns the connection once it has its first rail.
     ///
     /// # Errors
     /// [`Error::Usage`] when no rail is in common with the peer; [`Error::Network`] when none carries in time;
@@ -163,7 +163,7 @@ impl ListenComm {
             Progress::Idle | Progress::AwaitingRail(_) => None,
         };
         match stage {
-            // It waits for descriptors: unauthenticated connections shall not have them.
+            // The peer waits for descriptors, which unauthenticated connections must not take.
             Some(Stage::AwaitingOffer(_)) => admission.clear(),
             Some(Stage::Gathering(gathering)) => gathering.look(admission, &self.setup.descriptors),
             _ => {
@@ -251,7 +251,7 @@ impl Accepting {
         let Stage::Probing(mut probing) = self.stage else {
             return Err(Error::Internal("connection set-up is in no stage".to_owned()));
         };
-        // A peer that has gone acknowledges nothing, which says nothing of the paths to it.
+        // Checked first: a peer that has left acknowledges nothing, which is no fault of the paths.
         if let Some(other) = receive(&mut self.channel)? {
             return Err(out_of_turn(&self.channel, &other));
         }
@@ -263,7 +263,7 @@ impl Accepting {
     }
 }
 
-/// Answers a HELLO; the stage after that, or the same while there are no descriptors for what that takes.
+/// Answers a HELLO. Returns the next stage, or the same one while descriptors are short.
 fn answer(setup: &Setup, channel: &mut Channel, hello: Hello, started: Instant) -> Result<Stage> {
     let process = &*setup.process;
     let mut error = match Answer::to(process, &hello) {
@@ -283,7 +283,7 @@ fn answer(setup: &Setup, channel: &mut Channel, hello: Hello, started: Instant) 
             Err(late) => error = late,
         }
     }
-    // The peer's own error tells its user; if it cannot be told, ours stands.
+    // The peer's user reads the reason in the peer's log. If it cannot be sent, this side's error remains.
     if let Err(unsent) = channel.send(&Message::Refuse(error.to_string())) {
         tracing::debug!("could not send the refusal to {peer}: {unsent}");
     }
@@ -354,7 +354,7 @@ impl OfferMade {
         Ok((Self { rails, theirs, chunk_bytes, priority: hello.priority, pairs: all, left_out }, offer))
     }
 
-    /// Begins to connect this side's queue pairs; then a whole packet is written on each of them to see whether it carries.
+    /// Begins to connect this side's queue pairs, which are tested after that.
     fn connect(self, process: &Process, peer: &str, ready: Ready) -> Result<Probing> {
         if ready.pairs.len() != self.pairs.len() {
             return Err(Error::Protocol(format!(
@@ -403,7 +403,7 @@ fn way(pair: &Pair) -> Way {
     Way { peer_gid: pair.connector_gid, mtu_bytes: pair.mtu_bytes }
 }
 
-/// Queue pairs for a rail, with those of the peer's to come; or why there can be none now.
+/// Creates this side's queue pairs for a rail. The inner error is the reason why the pair is left for later.
 fn open(
     known: &KnownRail,
     theirs: &RailAdvert,
@@ -424,7 +424,7 @@ fn open(
     }
 }
 
-/// Both ends' ports should have one MTU: said here, where both are known.
+/// Warns where the two ports have different path MTUs.
 fn warn_of_mtu(process: &Process, rail: &Rail, theirs: &RailAdvert, ours: &RailAdvert, peer: &str) {
     let (here, there) = (ours.mtu_bytes, theirs.mtu_bytes);
     if here != there && process.log.is_first(peer, Subject::PathMtu(rail.id)) {
@@ -444,7 +444,7 @@ impl ProbedPair {
             .map_or_else(|error| Probed::NotYet(negotiate::not_yet_on(&self.rail, &error)), Probed::Testing)
     }
 
-    /// Goes on with a test.
+    /// Looks at a test under way, and returns the pair's new state.
     fn look(
         &self,
         process: &Process,
@@ -473,7 +473,7 @@ impl ProbedPair {
 }
 
 impl Probing {
-    /// Goes on with what is being connected and tested; whether all is decided.
+    /// Continues connecting and testing. Returns true when every pair has its result.
     fn look(&mut self, process: &Arc<Process>, peer: &str) -> bool {
         let mut buffer = CompletionBuffer::new();
         for pair in &mut self.pairs {

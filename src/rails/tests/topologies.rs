@@ -22,19 +22,9 @@ fn told(survey: &Survey) -> Vec<RailAdvert> {
         addresses: rail.addresses.iter().map(|address| Address::new(address.gid, address.prefix)).collect(),
         is_usable: true,
     };
-    let rails = survey.rails.iter().map(advert).collect();
-    let (token, name) = ([1; 16], "spark:1".to_owned());
-    let hello = Hello {
-        token,
-        name,
-        chunk_bytes: 1 << 20,
-        qps_per_rail: 0,
-        tuner_hash: 0,
-        rails,
-        by_tcp: ByTcp::Off,
-        gpu: String::new(),
-        priority: Priority::default(),
-    };
+    let (token, name, gpu, by_tcp) = ([1; 16], "spark:1".to_owned(), String::new(), ByTcp::Off);
+    let (rails, chunk_bytes, priority) = (survey.rails.iter().map(advert).collect(), 1 << 20, Priority::default());
+    let hello = Hello { token, name, chunk_bytes, qps_per_rail: 0, tuner_hash: 0, gpu, priority, by_tcp, rails };
     let frame = Message::Hello(hello).encode();
     let header = Header::decode(frame[..HEADER_BYTES].try_into().unwrap()).unwrap();
     let Ok(Message::Hello(hello)) = Message::decode(header, &frame[HEADER_BYTES..]) else { panic!("no HELLO") };

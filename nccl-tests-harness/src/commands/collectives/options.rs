@@ -18,7 +18,8 @@ use std::time::Duration;
 /// Options of a run; names and meanings are those of nccl-tests where it has them.
 #[derive(Debug, Args)]
 pub struct Run {
-    /// Number of ranks to start on this machine [default: 2, unless mpirun, srun or torchrun started this process as a rank].
+    /// Number of ranks to start on this machine, on the software fabric at most 16 [default: 2, unless mpirun, srun or torchrun
+    /// started this process as a rank].
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(2..=256))]
     ranks: Option<u16>,
     /// Connections from each rank to each rank that it sends to; a message below 64 KiB uses one.
@@ -205,12 +206,13 @@ mod tests {
             (&["--rank-env", "2:A=b"], "--rank-env", "0 to 1"),
             (&["--rank-env", "A=b"], "--rank-env", "RANK:NAME=VALUE"),
             (&["--plugin", "/no/such.so"], "--plugin", "No such file"),
+            (&["--softverbs", "/no/such.so"], "--softverbs", "No such file"),
             (&["--rnaks", "2"], "--rnaks", "--ranks"),
             (&["--rendezvous", "a:1"], "--rendezvous", "launcher"),
             (&["--rendezvous", "a"], "--rendezvous", "HOST:PORT"),
             (&["--fabric", "hard"], "--fabric", "soft, verbs"),
             (&["--fabric", "verbs", "--scale", "2"], "--scale", "--fabric verbs"),
-            (&["--scale", "0"], "--scale", "above 0"),
+            (&["--scale", "0"], "--scale", "must be 0.000001 to 1000000"),
             (&["--slow-rail", "a=2"], "--slow-rail", "up to 1"),
             (&["--slow-rail", "a"], "--slow-rail", "RAIL=FACTOR"),
             (&["--path-fault", "a=slow"], "--path-fault", "crossed-arp, switch-mtu, spanning-tree or"),

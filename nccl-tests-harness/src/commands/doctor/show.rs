@@ -46,7 +46,7 @@ fn text(answer: &Answer, is_env_alone: bool, is_verbose: bool, columns: usize) -
     page + &if is_verbose { read(answer, &line) } else { unshown(answer, &line) }
 }
 
-/// The facts, and what could not be seen.
+/// The sections of facts and of things not seen.
 fn read(answer: &Answer, line: &dyn Fn(&str, &str) -> String) -> String {
     let facts = answer.facts.iter().map(|fact| format!("  {}: {}", fact.name, fact.value));
     let not_seen = answer.not_seen.iter().map(|one| format!("  {}: {}", one.what, one.why));

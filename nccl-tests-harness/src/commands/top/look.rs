@@ -6,6 +6,8 @@
 
 mod process;
 
+pub use process::is_there;
+
 use nccl_net_spark::counters::layout::{Counters, FILE_BYTES, FILE_NAME, HEADER_WORDS};
 use nix::fcntl::OFlag;
 use std::collections::{BTreeMap, BTreeSet};

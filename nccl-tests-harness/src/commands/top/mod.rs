@@ -18,6 +18,7 @@ mod session;
 mod view;
 
 use crate::interrupt;
+use crate::usage::wrong;
 use anyhow::Result;
 use clap::Args;
 use look::Looker;
@@ -56,8 +57,12 @@ impl Options {
     /// Looks until it is asked to end, or for as often as it was asked to. A terminal has colours unless NO_COLOR is set.
     ///
     /// # Errors
-    /// When /proc cannot be read, or what was seen not be written.
+    /// When there is no such process, /proc cannot be read, or what was seen not be written.
     pub fn run(self, has_colours: bool) -> Result<()> {
+        // One that ends later is a remark.
+        if let Some(pid) = self.pid.iter().find(|pid| !look::is_there(**pid)) {
+            return Err(wrong(format!("--pid {pid}: there is no such process")))?;
+        }
         interrupt::note()?;
         let is_screen = !self.json && std::io::stdout().is_terminal() && std::io::stdin().is_terminal();
         let mut session = Session {

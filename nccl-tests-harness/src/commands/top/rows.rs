@@ -6,8 +6,10 @@ use std::collections::BTreeMap;
 
 /// A rail that carries less than this part of what the busiest one of the job carries, each by its own rate, is marked.
 const SLOW: f64 = 0.5;
-/// Below this part of its payload rate the busiest rail says nothing of the others: small messages go by one rail at a time.
+/// Rails are compared where the busiest one carries at least this part of its payload rate.
 const BUSY: f64 = 0.1;
+/// They are compared at any rate where its writes have at least this size on average: smaller messages may go by one rail alone.
+const SHARED_BYTES: u64 = 64 << 10;
 
 /// What a row is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -169,15 +171,19 @@ fn mark_slow(rows: &mut [Row], side: fn(&Row) -> Side) {
         }
         _ => None,
     };
+    let write_bytes =
+        |row: &Row| side(row).gained.and_then(|gained| gained.bytes.checked_div(gained.writes)).unwrap_or(0);
     let busiest = |rows: &[Row], peer: Option<&str>| {
-        let loads = rows.iter().filter(|row| row.peer() == peer).filter_map(load);
-        loads.fold(0.0, f64::max)
+        let rails = rows.iter().filter(|row| row.peer() == peer);
+        let loads = rails.filter_map(|row| Some((load(row)?, write_bytes(row))));
+        let (load, write_bytes) = loads.max_by(|(a, _), (b, _)| a.total_cmp(b))?;
+        (load >= BUSY || write_bytes >= SHARED_BYTES).then_some(load)
     };
     let peers: Vec<Option<String>> = rows.iter().map(|row| row.peer().map(str::to_owned)).collect();
     for (at, peer) in peers.iter().enumerate() {
         let busiest = busiest(rows, peer.as_deref());
         let row = &mut rows[at];
-        let is_slow = load(row).is_some_and(|load| busiest >= BUSY && load < busiest * SLOW);
+        let is_slow = load(row).zip(busiest).is_some_and(|(load, busiest)| load < busiest * SLOW);
         if is_slow && row.condition == Condition::Good {
             row.condition = Condition::Slow;
         }
@@ -185,7 +191,8 @@ fn mark_slow(rows: &mut [Row], side: fn(&Row) -> Side) {
 }
 
 impl Row {
-    fn is_rail(&self) -> bool {
+    /// True for a rail, over all peers or of one.
+    pub fn is_rail(&self) -> bool {
         matches!(self.subject, Subject::Rail(_) | Subject::RailOfPeer { .. })
     }
 

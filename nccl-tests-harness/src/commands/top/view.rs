@@ -11,10 +11,12 @@ use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
 use std::time::Duration;
 
-/// Room for a name, with its mark, before any figure is shown.
+/// Least room for a name with its mark. On a narrow terminal the first figures leave no more.
 const LEAST_NAME: usize = 11;
-/// More than this a name does not get.
+/// Most room for a name with its mark.
 const MOST_NAME: usize = 44;
+/// The figures that may cut the names of rails. Others are left out where they would.
+const FIRST_FIGURES: usize = 2;
 const HELP: [&str; 14] = [
     "q, Esc, Ctrl-C  end",
     "p               pause, go on",
@@ -58,6 +60,21 @@ pub struct View {
 struct Line {
     name: String,
     row: Row,
+}
+
+impl Line {
+    /// The room that a rail's name needs with its mark. Other names may be cut.
+    fn room(&self) -> usize {
+        if self.row.is_rail() { 1 + self.name.chars().count() } else { 0 }
+    }
+
+    /// The mark and the name in `width` characters. Rails differ at the end of their names, so these lose their beginning.
+    fn name_in(&self, width: usize) -> String {
+        let mark = mark(self.row.condition).0;
+        let cut = if self.row.is_rail() { self.room().saturating_sub(width) } else { 0 };
+        let rest = self.name.chars().skip(cut);
+        mark.chars().chain(rest).take(width).collect()
+    }
 }
 
 impl View {
@@ -126,18 +143,17 @@ impl View {
             put(places.first, text, Style::new());
             return;
         }
-        let (name_width, columns) = columns_for(width);
+        let (name_width, columns) = columns_for(width, lines.iter().map(Line::room).max().unwrap_or(0));
         if let Some(line) = places.head {
             let names = columns.iter().map(|column| format!(" {:>1$}", column.name, column.width));
             let text = format!("{:name_width$}{}", " job, rail", names.collect::<String>());
             put(line, &format!("{text:width$}"), Style::new().add_modifier(Modifier::REVERSED));
         }
         let from = self.scroll.min(lines.len().saturating_sub(places.body));
-        for (at, Line { name, row }) in lines.iter().skip(from).take(places.body).enumerate() {
-            let figures = columns.iter().map(|column| format!(" {:>1$}", column.text(row), column.width));
-            let name = format!("{}{name}", mark(row.condition).0);
-            let text = format!("{name:name_width$.name_width$}{}", figures.collect::<String>());
-            put(places.first + at, &text, self.style(row));
+        for (at, line) in lines.iter().skip(from).take(places.body).enumerate() {
+            let figures = columns.iter().map(|column| format!(" {:>1$}", column.text(&line.row), column.width));
+            let text = format!("{:name_width$}{}", line.name_in(name_width), figures.collect::<String>());
+            put(places.first + at, &text, self.style(&line.row));
         }
     }
 
@@ -195,15 +211,19 @@ fn name(job: &Job, row: &Row) -> String {
     }
 }
 
-/// The width of the names, and the figures that there is room for beside them.
-fn columns_for(width: usize) -> (usize, Vec<Column>) {
+/// The width of the names, of which the longest rail's needs `room`, and the figures that fit beside them.
+fn columns_for(width: usize, room: usize) -> (usize, Vec<Column>) {
     let mut by_place: Vec<Column> = columns::ALL.to_vec();
     by_place.sort_by_key(|column| column.place);
-    let ends = by_place.iter().scan(LEAST_NAME, |end, column| {
+    let ends = by_place.iter().scan(0, |end, column| {
         *end += column.width + 1;
-        Some(*end)
+        Some((column.place, *end))
     });
-    let most = ends.take_while(|end| *end <= width).count();
+    let fits = |(place, end): &(usize, usize)| {
+        let names = if *place < FIRST_FIGURES { LEAST_NAME } else { room.clamp(LEAST_NAME, MOST_NAME) };
+        names + end <= width
+    };
+    let most = ends.take_while(fits).count();
     let figures: Vec<Column> = columns::ALL.into_iter().filter(|column| column.place < most).collect();
     let taken: usize = figures.iter().map(|column| column.width + 1).sum();
     (width.saturating_sub(taken).min(MOST_NAME), figures)

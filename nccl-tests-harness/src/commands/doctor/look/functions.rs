@@ -88,7 +88,7 @@ pub(super) fn functions(place: &Place, survey: &Survey, not_seen: &mut Vec<NotSe
     found
 }
 
-/// Names of the functions of which something could not be read.
+/// Functions with something unreadable, by name.
 #[derive(Default)]
 struct Unread {
     /// Without a file for the configuration space, as in the software fabric.

@@ -22,11 +22,11 @@ pub struct Aer {
 /// A PCIe port above the NIC's functions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PciePort {
-    /// Its PCI address.
+    /// PCI address.
     pub address: String,
     /// RDMA devices below it; none where the kernel has removed the NIC.
     pub devices: Vec<String>,
-    /// Its errors, where the kernel counts them.
+    /// Errors, where the kernel counts them.
     pub aer: Option<Aer>,
 }
 
@@ -72,8 +72,8 @@ pub(super) fn aer(place: &Place, folder: &str) -> Option<Aer> {
     })
 }
 
-/// Errors that a root port was told of, by itself and by the devices below it. The counters of a
-/// removed device have gone with it, these have not.
+/// Errors of a root port and of the devices below it, as reported to the port. These counters stay
+/// when a device is removed; the device's own do not.
 fn messages(place: &Place, folder: &str) -> Option<Aer> {
     let total = |kind: &str| place.number(format!("{folder}/aer_rootport_total_err_{kind}"));
     Some(Aer { correctable: total("cor")?, nonfatal: total("nonfatal")?, fatal: total("fatal")? })
@@ -116,7 +116,7 @@ fn kernel_log(place: &Place) -> io::Result<String> {
             Ok(bytes) => text.extend_from_slice(&record[..bytes]),
             // The device has no more records.
             Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-            // A record was overwritten before it was read: the next read goes on after it.
+            // A record was overwritten before it was read: the next read continues after it.
             Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
             Err(error) => return Err(error),
         }

@@ -1,4 +1,4 @@
-//! Profiles that NetworkManager has made by itself for interfaces without one, by `nmcli`.
+//! NetworkManager's automatic profiles, by `nmcli`.
 
 use crate::commands::doctor::finding::NotSeen;
 use crate::commands::doctor::place::Place;

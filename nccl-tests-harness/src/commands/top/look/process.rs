@@ -22,6 +22,11 @@ pub fn all() -> io::Result<Vec<u32>> {
     Ok(pids)
 }
 
+/// True where /proc has this process.
+pub fn is_there(pid: u32) -> bool {
+    file(pid, "").exists()
+}
+
 /// The links to a process's open files whose target is `wanted`.
 pub fn links(pid: u32, wanted: impl Fn(&Path) -> bool) -> io::Result<Vec<PathBuf>> {
     let mut links = Vec::new();

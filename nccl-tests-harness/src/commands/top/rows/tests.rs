@@ -74,8 +74,17 @@ fn a_rail_below_half_of_the_busiest_is_slow_and_a_lost_one_is_lost() {
     // By its own rate it carries as much.
     let narrow = Flow { bits_per_s: 40_000_000_000, ..of("r1", 4 * gigabyte) };
     assert_eq!(conditions(vec![of("r0", 10 * gigabyte), narrow]), [Good, Good, Good]);
-    // Small messages go by one rail: nothing is wrong.
-    assert_eq!(conditions(vec![of("r0", gigabyte), of("r1", 0)]), [Good, Good, Good]);
+    // At a hundredth of the rates, large messages go by all rails, and small ones may go by one.
+    let writes = |flow: Flow, bytes: u64| {
+        let gained = flow.gained.map(|gained| Counts { writes: gained.bytes / bytes, ..gained });
+        Flow { gained, ..flow }
+    };
+    let scaled = |write_bytes| {
+        let of = |rail: &str, bytes| writes(of(rail, bytes), write_bytes);
+        conditions(vec![of("r0", gigabyte / 10), of("r1", gigabyte / 30)])
+    };
+    assert_eq!((scaled(64 << 10), scaled(63 << 10)), (vec![Good, Good, Slow], vec![Good; 3]));
+    assert_eq!(scaled(u64::MAX), [Good; 3], "bytes whose write is not counted yet");
     let lost = Flow { carrying: 0, ..of("r1", 0) };
     assert_eq!(conditions(vec![of("r0", 10 * gigabyte), lost]), [Lost, Good, Lost]);
 }

@@ -65,12 +65,35 @@ fn a_narrow_terminal_keeps_what_counts_most() {
             "nccl-spark top: 2 jo",
             " job, rail  out Gb/s",
             "!4711 pytho     40.0",
-            "  rocep1s0f     40.0",
+            " cep1s0f0:1     40.0",
             "q end  p pause  s or"
         ]
     );
     assert_eq!(text(&view(picture()), 20, 1), ["!4711 pytho     40.0"]);
     assert_eq!(text(&view(picture()), 5, 2), [" job,", "!4711"]);
+}
+
+/// A Spark's four rails, of which the second is lost: which one it is can be read at every width with a figure.
+#[test]
+fn rails_are_told_apart_in_narrow_terminals() {
+    let rails = ["rocep1s0f0:1", "roceP2p1s0f0:1", "rocep1s0f1:1", "roceP2p1s0f1:1"];
+    let mut flows: Vec<Flow> = rails.iter().map(|rail| flow(rail, "spark-b", Direction::Send, 1 << 30)).collect();
+    flows[1].carrying = 0;
+    let mut view = view(Picture { jobs: vec![job(4711, flows)], ..Picture::default() });
+    for by_peer in [false, true] {
+        view.by_peer = by_peer;
+        let lines = text(&view, 80, 24);
+        assert!(rails.iter().all(|rail| lines.iter().any(|line| line.contains(rail))), "{lines:#?}");
+        assert!(lines[1].contains("losses") && lines[1].contains("stalls"), "{lines:#?}");
+        let lost = lines.iter().filter(|line| line.starts_with("! ")).next_back();
+        assert!(lost.is_some_and(|line| line.contains("roceP2p1s0f0:1")), "{lines:#?}");
+        for width in 20..200 {
+            let lines = text(&view, width, 24);
+            let ends = ["ep1s0f0:1", "P2p1s0f0:1", "ep1s0f1:1", "P2p1s0f1:1"];
+            let each = ends.iter().map(|end| lines.iter().filter(|line| line.contains(end)).count());
+            assert_eq!(each.collect::<Vec<_>>(), [1; 4], "{width}: {lines:#?}");
+        }
+    }
 }
 
 /// Every size, with every state: nothing panics, and nothing is drawn outside.
