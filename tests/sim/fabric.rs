@@ -298,6 +298,11 @@ impl Fabric {
         }
     }
 
+    /// Registrations by a rail need local write access, or no longer.
+    pub fn need_local_write(&self, rail: usize, is_needed: bool) {
+        self.node.memory.rails[0][rail].needs_local_write.store(u32::from(is_needed), Ordering::Release);
+    }
+
     /// A registration that a rail refuses, then the same one again.
     pub fn register_in_vain(&self, side: usize, rail: usize) {
         let is_there = |rail: &Arc<Rail>| rail.device.look(rail.info.port) == HostPresence::Here;

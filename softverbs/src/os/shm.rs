@@ -73,6 +73,9 @@ pub struct RailMemory {
     pub failing_posts: AtomicU32,
     /// So many of the next registrations fail (`ENOMEM`).
     pub failing_registrations: AtomicU32,
+    /// 1: registrations without local write access fail (`EFAULT`). Under Linux this is a matter of the
+    /// memory's driver, whose pages may be pinned for writing alone (`ib_umem_get`).
+    pub needs_local_write: AtomicU32,
     /// So many of the next queue pairs that connect fail (`ETIMEDOUT`), as if the peer's address did not answer: after a second, as
     /// under Linux, or at once in virtual time, where nothing may sleep.
     pub unanswered: AtomicU32,
