@@ -3,8 +3,8 @@
 #
 #   dist/build.sh [--out DIR] [x86_64|aarch64]...      default: dist/out, both architectures
 #
-# Runs on x86-64 Linux with rustup's standard libraries for both (rustup target add aarch64-unknown-linux-gnu) and their sources
-# (rustup component add rust-src), Python 3.11 or later with venv, and dpkg-deb. The Python packages of requirements.txt go into a
+# Runs on x86-64 Linux. It first looks for the programs that it needs (check_needs), and names the
+# missing ones with the commands that install them. The Python packages of requirements.txt go into a
 # virtual environment below the target folder.
 #
 # zig links against glibc 2.28's symbols, so that everything loads on manylinux_2_28 and later. The same commit and the same tools
@@ -30,6 +30,7 @@ main() {
   done
   [[ ${#architectures[@]} -gt 0 ]] || architectures=(x86_64 aarch64)
   [[ $(uname -m) == x86_64 ]] || die "this machine is $(uname -m); the releases are built on x86-64"
+  check_needs
 
   version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
   repository=$(sed -n '/^\[workspace.package\]/,/^\[/s/^repository = "\(.*\)"/\1/p' Cargo.toml)
@@ -66,6 +67,35 @@ main() {
 die() {
   echo "build: $*" >&2
   exit 1
+}
+
+# Fails with a list of the missing programs. The C compiler links build scripts.
+check_needs() {
+  missing=
+  local command need have triple
+  need=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+  if command -v cargo >/dev/null && command -v rustc >/dev/null; then
+    have=$(rustc --version | cut -d ' ' -f 2)
+    [[ $(printf '%s\n' "$need" "$have" | sort -V | head -n 1) == "$need" ]] || lacks "Rust $need or later: this is $have" "rustup update"
+    # One for x86-64 is always built: completions and manual pages come from it.
+    for triple in $(printf '%s-unknown-linux-gnu\n' x86_64 "${architectures[@]}" | sort -u); do
+      [[ -d $(rustc --print target-libdir --target "$triple") ]] || lacks "Rust's standard library for $triple" "rustup target add $triple"
+    done
+    [[ -d $(rustc --print sysroot)/lib/rustlib/src/rust/library ]] || lacks "the standard library's sources" "rustup component add rust-src"
+  else
+    lacks "Rust $need or later" "https://rustup.rs; then rustup component add rust-src, rustup target add aarch64-unknown-linux-gnu"
+  fi
+  command -v cc >/dev/null || lacks "a C compiler" "apt install build-essential"
+  python3 -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
+    lacks "Python 3.11 or later with venv" "apt install python3-venv"
+  for command in dpkg-deb:dpkg gzip:gzip tar:tar; do
+    command -v "${command%:*}" >/dev/null || lacks "${command%:*}" "apt install ${command#*:}"
+  done
+  [[ -z $missing ]] || die "nothing was built, as this is missing:$missing"
+}
+
+lacks() {
+  missing+=$'\n'"  $1: $2"
 }
 
 # A release is built from its tag, or from sources without their history. The packages of any other commit have a version before the
@@ -214,6 +244,8 @@ make_wheel() {
   absolute_links README.md >"$folder/README.md"
   cp LICENSE-MIT LICENSE-APACHE "$notices/THIRD-PARTY-LICENSES" "$folder/"
   cp -r "$stage/bin" "$stage/lib" "$folder/nccl_net_spark/"
+  cp -r "$stage/share" "$folder/"
+  cp -r "$stage/share" "$folder/"
   (cd "$folder" &&
     NCCL_NET_SPARK_VERSION=$wheel_version NCCL_NET_SPARK_PLATFORM=manylinux_${glibc/./_}_$architecture \
       "$tools/bin/python" -m build --wheel --no-isolation --outdir "$out" . >/dev/null)

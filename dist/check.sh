@@ -61,7 +61,20 @@ check_files() {
     die "$tarball: the plugin exports $exported"
   exported=$(exports "$folder/lib/nccl-spark/softverbs-ibverbs")
   [[ $exported == *ibv_post_send* || $exported == *ibv_create_qp* ]] || die "$tarball: the software fabric exports $exported"
-  [[ -s $folder/README && -s $folder/share/man/man1/nccl-spark.1.gz ]] || die "$tarball lacks its README or man page"
+  local word
+  for word in "nccl-spark install" "nccl-spark doctor" "nccl-spark rails" "nccl-spark env" "--ipc host"; do
+    grep -qF -- "$word" "$folder/README" || die "$tarball: its README says nothing of $word"
+  done
+  check_pages "$tarball" "$folder/share"
+}
+
+# check_pages PACKAGE FOLDER [ZSH]: the share folder has the manual pages and each shell's completions.
+check_pages() {
+  local page
+  for page in man/man1/nccl-spark{,-doctor,-all-gather}.1.gz bash-completion/completions/nccl-spark \
+    "${3:-zsh/site-functions}/_nccl-spark" fish/vendor_completions.d/nccl-spark.fish; do
+    [[ -s $2/$page ]] || die "$1 lacks $page"
+  done
 }
 
 # The crates whose sources the binaries of the tarballs name in their panic messages, each as NAME-VERSION.
@@ -144,6 +157,7 @@ check_debs() {
     rm -rf "$work/deb"
     dpkg-deb -x "$deb" "$work/deb"
     check_notices "$deb" "$work/deb/usr/share/doc/nccl-net-spark/copyright"
+    check_pages "$deb" "$work/deb/usr/share" zsh/vendor-completions
     check_links "$deb" "$work"/deb/usr/share/doc/nccl-net-spark/{README.md,guide/*.md}
   done
 }
@@ -161,14 +175,17 @@ check_wheels() {
   done
 }
 
-# In a fresh virtual environment: the command runs, path() names a library that loads, nothing happens on import, and vLLM's
-# entry point acts only when it is asked to.
+# In a fresh virtual environment: the command runs, path() names a library that loads, nothing happens on import, vLLM's entry
+# point acts only when it is asked to, and pip removes all of it.
 check_wheel_installed() {
   python3 -m venv "$work/venv"
   "$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-index "$out"/*x86_64.whl
+  check_pages "the installed wheel" "$work/venv/share"
   all_gather "$work/venv/bin/nccl-spark"
   refuses "pip uninstall nccl-net-spark" "$work/venv/bin/nccl-spark"
   env -u NCCL_NET -u NCCL_NET_PLUGIN "$work/venv/bin/python" dist/check_wheel.py
+  "$work/venv/bin/python" -m pip uninstall --quiet --yes nccl-net-spark
+  [[ -z $(find "$work/venv" -name '*nccl*spark*') ]] || die "the wheel left files behind"
 }
 
 # all_gather COMMAND...: two ranks over the software fabric, 0 wrong at 7 sizes.

@@ -109,7 +109,7 @@ settings! {
     sysfs: String = "NCCL_SPARK_SYSFS", "/sys", text, "A directory.",
         "Where sysfs is mounted.";
     connect_timeout: Duration = "NCCL_SPARK_CONNECT_TIMEOUT_S", "120", seconds::<1, 3600>, "1 to 3600 seconds.",
-        "How long a connection may take to come up before it fails.";
+        "How long a connection may take to have its first rail before it fails; also how long to wait for a link where every port is down.";
     probe_timeout: Duration = "NCCL_SPARK_PROBE_TIMEOUT_MS", "3000", millis::<100, 60_000>, "100 to 60000 milliseconds.",
         "How long a rail may take to complete its first write before a connection comes up without it (it joins when it carries).";
     min_share_bytes: u64 = "NCCL_SPARK_MIN_SHARE_BYTES", "16384", number::<u64, 128, 1_073_741_824>,

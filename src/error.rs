@@ -85,6 +85,14 @@ impl Error {
         matches!(self, Self::Os { errno: libc::ENOLINK, .. })
     }
 
+    /// True where the same call may succeed later: the peer's address does not resolve or has no route
+    /// yet (`rdma_resolve_ip` in drivers/infiniband/core/addr.c), the port has other addresses than
+    /// were agreed, or the device is away. NCCL too repeats `ibv_modify_qp` after a time-out alone.
+    pub fn may_pass(&self) -> bool {
+        let is_path = matches!(self, Self::Os { errno: libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH, .. });
+        is_path || matches!(self, Self::Network(_)) || self.is_removal() || self.is_failed_device()
+    }
+
     /// Whether the process or the machine is out of descriptors, which others may give back.
     pub fn is_shortage(&self) -> bool {
         matches!(self, Self::Os { errno: libc::EMFILE | libc::ENFILE, .. })

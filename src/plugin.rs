@@ -1,10 +1,11 @@
 //! The process's state: settings, verbs library, the merged device; and the counting of init and finalize.
 
+use crate::comm::process::TunerIdentity;
 use crate::comm::{self, Host, ListenComm, RailInfo, SendComm};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::interfaces;
-use crate::rails::{self, PortFacts, Survey};
+use crate::rails::{self, PortFacts, Refusal, Survey};
 use crate::tuner::communicators::Communicators;
 use crate::tuner::table::Fingerprint;
 use crate::tuner::{Facts, Policy, Tuner};
@@ -20,6 +21,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
 
 /// The network's name, for `NCCL_NET`.
 pub const NETWORK_NAME: &CStr = c"Spark";
@@ -181,6 +183,7 @@ impl Plugin {
     }
 
     fn bring_up(config: Config, nccl_version: Option<String>) -> Result<Self> {
+        await_a_link(&config)?;
         let (survey, rails) = while_devices_leave(|| take_rails(&config))?;
         let properties = Properties::new(&survey, &rails, &config);
         let names: Vec<String> = rails.iter().map(|rail| rail.name()).collect();
@@ -192,8 +195,10 @@ impl Plugin {
             names.join(", "),
             rails::host_pointers_reason(&rails::cuda_devices())
         );
-        let policy = policy(&config, fingerprint(&survey, nccl_version));
-        let host = Arc::new(Host::new(config, rails, policy.hash()));
+        let gpu = rails::gpu_name().unwrap_or_else(|_| "unknown".to_owned());
+        let policy = policy(&config, fingerprint(&survey, &gpu, nccl_version));
+        let tuner = TunerIdentity { hash: policy.hash(), gpu };
+        let host = Arc::new(Host::new(config, rails, tuner));
         Ok(Self { host, properties, policy })
     }
 }
@@ -207,11 +212,9 @@ pub fn bring_up(config: Config) -> Result<(Arc<Host>, Properties)> {
 }
 
 /// What this host is, as a learned table names it.
-fn fingerprint(survey: &Survey, nccl_version: Option<String>) -> Fingerprint {
-    let unknown = || "unknown".to_owned();
-    let gpu = rails::gpu_name().unwrap_or_else(|_| unknown());
+fn fingerprint(survey: &Survey, gpu: &str, nccl_version: Option<String>) -> Fingerprint {
     let rails = format!("{}x{}", survey.rails.len(), survey.speed_mbps);
-    Fingerprint::new(&gpu, &rails, &nccl_version.unwrap_or_else(unknown))
+    Fingerprint::new(gpu, &rails, &nccl_version.unwrap_or_else(|| "unknown".to_owned()))
 }
 
 fn policy(config: &Config, host: Fingerprint) -> Policy {
@@ -248,6 +251,37 @@ fn while_devices_leave<T>(mut take: impl FnMut() -> Result<T>) -> Result<T> {
         }
     }
     take()
+}
+
+/// How often ports are looked at while none has a link, and how often a warning says so.
+const LINK_LOOK: Duration = Duration::from_millis(500);
+const LINK_WARNING: Duration = Duration::from_secs(15);
+
+/// Waits while no port can be a rail and all lack nothing but a link: cables are plugged in and peers boot after a job has started.
+/// Gives up, without an error of its own, after the time that a connection may take too.
+fn await_a_link(config: &Config) -> Result<()> {
+    let (begun, mut warn_at) = (Instant::now(), Duration::ZERO);
+    loop {
+        let (survey, _) = while_devices_leave(|| look_around(config))?;
+        let of = |refusal| survey.refused.iter().filter(move |port| port.refusal == refusal);
+        let down: Vec<String> = of(Refusal::NoLink).map(|port| format!("{}:{}", port.device, port.port)).collect();
+        let (waited, limit) = (begun.elapsed(), config.connect_timeout);
+        let has_others = !survey.rails.is_empty() || of(Refusal::Unusable).next().is_some();
+        if has_others || down.is_empty() || waited >= limit {
+            return Ok(());
+        }
+        if waited >= warn_at {
+            warn_at += LINK_WARNING;
+            tracing::warn!(
+                "no port has a link after {:.0} s, waiting until NCCL_SPARK_CONNECT_TIMEOUT_S={}: {}; plug in the cable, or \
+                 switch the peer on",
+                waited.as_secs_f64(),
+                limit.as_secs(),
+                down.join(", ")
+            );
+        }
+        thread::sleep(LINK_LOOK);
+    }
 }
 
 /// This host's rails, in use.

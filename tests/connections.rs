@@ -12,6 +12,9 @@ use nccl_net_spark::error::Error;
 use nccl_net_spark::interfaces;
 use nccl_net_spark::plugin::bring_up;
 use nccl_net_spark::verbs::HostMemory;
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -413,4 +416,36 @@ fn a_goodbye_right_behind_the_handshake_is_heard() {
     let out = send.register(from.memory()).unwrap();
     let error = until(|| send.isend(from.addr(), 100, 0, &out).err());
     assert!(matches!(*error, Error::PeerGone(_)), "{error:?}");
+}
+
+/// NCCL's proxy threads, which make connections, can be pinned to one core (`NCCL_PROXY_CPUSET`).
+#[test]
+fn the_service_thread_has_the_processors_of_the_process_and_not_of_its_caller() {
+    let allowed = |status: &str| {
+        let text = std::fs::read_to_string(status).unwrap_or_default();
+        text.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:").map(|list| list.trim().to_owned()))
+    };
+    let of_process = sched_getaffinity(Pid::this()).unwrap();
+    let processors: Vec<usize> = (0..CpuSet::count()).filter(|cpu| of_process.is_set(*cpu).unwrap()).collect();
+    if processors.len() < 2 {
+        return common::skip::skip("the process may run on one processor alone");
+    }
+    let pinned = std::thread::spawn(move || {
+        let mut one = CpuSet::new();
+        one.set(processors[0]).unwrap();
+        sched_setaffinity(Pid::from_raw(0), &one).unwrap();
+        default_ends()
+    });
+    let ends = pinned.join().unwrap();
+    // Other tests of this program have service threads too.
+    let tasks = || std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
+    let is_service =
+        |task: &PathBuf| std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name == "spark-service\n");
+    until(|| {
+        let masks: Vec<_> =
+            tasks().filter(is_service).filter_map(|task| allowed(task.join("status").to_str()?)).collect();
+        let all = masks.iter().all(|mask| Some(mask) == allowed("/proc/self/status").as_ref());
+        (!masks.is_empty() && all).then_some(())
+    });
+    drop(ends);
 }

@@ -17,7 +17,7 @@ use nccl_net_spark::comm::datapath::mailbox::Mailboxes;
 use nccl_net_spark::comm::datapath::path::{PathGuard, SharedPath};
 use nccl_net_spark::comm::datapath::peer::Peer;
 use nccl_net_spark::comm::rail::backoff::PathId;
-use nccl_net_spark::comm::recovery::driver::Driver;
+use nccl_net_spark::comm::recovery::driver::{Driver, Terms};
 use nccl_net_spark::comm::recovery::redial::Standing;
 use nccl_net_spark::comm::recovery::tcp::Redialling;
 use nccl_net_spark::comm::{Host, RecvPart};
@@ -25,6 +25,7 @@ use nccl_net_spark::config::Config;
 use nccl_net_spark::error::Error;
 use nccl_net_spark::plugin::bring_up;
 use nccl_net_spark::verbs::{HostMemory, Region};
+use nccl_net_spark::wire::fields::Priority;
 use nccl_net_spark::wire::mailbox::MAILBOX_BYTES;
 use softverbs::control::Action;
 use std::net::TcpStream;
@@ -277,7 +278,8 @@ fn watched(host: &Host, path: Arc<dyn SharedPath>) -> (Channel, Driver, Arc<Path
         waker: host.setup().service.clone(),
     });
     let mailboxes = Mailboxes { region: Region::new(MAILBOX_BYTES).unwrap(), peer_addr: 0 };
-    let driver = Driver::new(process, Arc::clone(&context), path, Role::Sender, None, mailboxes, Vec::new());
+    let terms = Terms { role: Role::Sender, priority: Priority::default(), first_rail: Duration::from_secs(60) };
+    let driver = Driver::new(process, Arc::clone(&context), path, terms, mailboxes, Vec::new());
     (Channel::from_stream(stream).unwrap(), driver, context, far_end)
 }
 

@@ -16,6 +16,7 @@ use nccl_net_spark::error::Error;
 use nccl_net_spark::plugin::bring_up;
 use nccl_net_spark::wire::handle::HANDLE_BYTES;
 use softverbs::control::{Action, control, status};
+use softverbs::path::PathFault;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -54,7 +55,7 @@ impl Bed {
 
     fn repair(&self) {
         self.set(Action::Unresolved(0));
-        self.set(Action::Silent(false));
+        self.set(Action::Path(PathFault::Silent, false));
     }
 
     /// How many queue pairs have found nobody of so many.
@@ -195,7 +196,7 @@ fn an_address_that_does_not_resolve_is_looked_for_by_one_connection_for_all() {
 #[test]
 fn a_path_that_resolves_and_does_not_carry_is_tested_by_one_connection_for_all() {
     let bed = Bed::new(&[]);
-    bed.set(Action::Silent(true));
+    bed.set(Action::Path(PathFault::Silent, true));
     let (words, took) = bed.connect(CONNECTIONS);
     assert_eq!(connected_over(&words, "1 rail"), 2 * CONNECTIONS, "{words:#?}");
     let left_out: Vec<_> = words.iter().filter(|line| line.contains(DEAD) && line.contains("not used")).collect();
@@ -212,9 +213,9 @@ fn an_abandoned_connection_keeps_no_other_from_a_path() {
     // A test write is waited for for half a minute: 4.096 us x 2^20 x 8.
     let bed =
         Bed::new(&[("NCCL_IB_TIMEOUT", "20"), ("NCCL_IB_RETRY_CNT", "7"), ("NCCL_SPARK_PROBE_TIMEOUT_MS", "60000")]);
-    bed.set(Action::Silent(true));
+    bed.set(Action::Path(PathFault::Silent, true));
     let (path, process) = (bed.path(), bed.hosts[1].process());
-    let ask = || process.backoff.ask(path, Need::Acknowledgement, false, Duration::from_secs(60), Instant::now());
+    let ask = || process.backoff.ask(path, Need::Acknowledgement, 4096, Duration::from_secs(60), Instant::now());
     let mut first = Pending::new(&bed.hosts[1]);
     until(|| {
         first.step(&bed.hosts[0]);
@@ -238,7 +239,7 @@ fn how_long_32_connections_take_with_one_dead_twin() {
         for (name, fault) in [
             ("no fault", None),
             ("its address does not resolve", Some(Action::Unresolved(1000))),
-            ("it resolves and does not carry", Some(Action::Silent(true))),
+            ("it resolves and does not carry", Some(Action::Path(PathFault::Silent, true))),
         ] {
             // New hosts, which know nothing.
             let bed = Bed::new(&[]);

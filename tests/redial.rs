@@ -27,6 +27,7 @@ use nccl_net_spark::wire::handle::HANDLE_BYTES;
 use nccl_net_spark::wire::message::{Message, Redial};
 use network::{Mode, Network};
 use softverbs::control::Action;
+use softverbs::path::PathFault;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, OnceLock};
@@ -492,12 +493,12 @@ fn a_peer_that_dies_is_noticed_whatever_became_of_its_tcp() {
                 dial_and_close(&scene);
                 scene.network.cut();
             }
-            Death::Away => RAILS.iter().for_each(|rail| set(rail, Action::Silent(true))),
+            Death::Away => RAILS.iter().for_each(|rail| set(rail, Action::Path(PathFault::Silent, true))),
         }
         let error = until(|| scene.look(waiting).err());
         let expected = if matches!(death, Death::Away) { "no usable rail to" } else { "is gone" };
         assert!(error.to_string().contains(expected), "{death:?}, side {side}: {error}");
-        RAILS.iter().for_each(|rail| set(rail, Action::Silent(false)));
+        RAILS.iter().for_each(|rail| set(rail, Action::Path(PathFault::Silent, false)));
     }
 }
 

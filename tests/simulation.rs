@@ -1,5 +1,6 @@
 //! Both ends of a connection on the software fabric in virtual time, by a seed: rails that die and return at any step and on
-//! either side of an event, control frames that come late, twice or never, polls that are late. The code under test is the data paths
+//! either side of an event, connections that begin without some or all rails, by paths with the faults of a first day, control
+//! frames that come late, twice or never, polls that are late. The code under test is the data paths
 //! and the drivers as they ship; the oracle is a model of bytes and completions of its own.
 //!
 //! After each run: every request completed exactly once, every byte is right, nothing was written into a buffer that was

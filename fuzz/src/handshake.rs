@@ -10,11 +10,11 @@ use nccl_net_spark::comm::setup::negotiate;
 use nccl_net_spark::flow::pairing;
 use nccl_net_spark::flow::paths::{End, Paths};
 use nccl_net_spark::wire::control::{ControlFrame, MAX_CONTROL_BYTES};
-use nccl_net_spark::wire::fields::{Address, Attachment, QpEnd, RailAdvert};
+use nccl_net_spark::wire::fields::{Address, Attachment, Priority, QpEnd, RailAdvert};
 use nccl_net_spark::wire::ids::RailId;
 use nccl_net_spark::wire::mailbox::MAILBOX_BYTES;
 use nccl_net_spark::wire::message::{
-    ByTcp, Go, HEADER_BYTES, Header, Hello, MAX_BODY_BYTES, Message, NotOurs, Offer, Offered, PairGo, PairOffer,
+    ByTcp, Go, HEADER_BYTES, Header, Hello, MAX_BODY_BYTES, Message, NotOurs, NotYet, Offer, Offered, PairGo, PairOffer,
     PairReady, Ready, Redial, RedialAt, Stream, Streams,
 };
 use nccl_net_spark::wire::stream::MAX_STREAMS;
@@ -69,6 +69,8 @@ fn check_message(message: &Message) {
     match message {
         Message::Hello(hello) => {
             text_fits(&hello.name, NAME_BYTES);
+            text_fits(&hello.gpu, NAME_BYTES);
+            assert!(hello.priority.service_level <= 15);
             chunk(hello.chunk_bytes);
             assert!(hello.rails.len() <= MAX_OFFERED_RAILS && usize::from(hello.qps_per_rail) <= MAX_LIST);
             hello.rails.iter().for_each(check_rail);
@@ -103,7 +105,7 @@ fn check_message(message: &Message) {
             for pair in &ready.pairs {
                 match pair {
                     PairReady::Connected { qps, .. } => check_queue_pairs(qps),
-                    PairReady::Failed(why) => text_fits(why, TEXT_BYTES),
+                    PairReady::NotYet(not_yet) => text_fits(&not_yet.why, TEXT_BYTES),
                 }
             }
         }
@@ -214,7 +216,7 @@ fn messages() -> Vec<(&'static str, Message)> {
         chunk_bytes: 1 << 30,
         pairs: vec![pair(0, Offered::Now(qps)), pair(1, Offered::Later(4))],
     };
-    let ready = Ready { mailbox_addr: 0x7f00_0000_1000, pairs: vec![connected, PairReady::Failed("no route".into())] };
+    let ready = Ready { mailbox_addr: 0x7f00_0000_1000, pairs: vec![connected, PairReady::NotYet(NotYet { why: "no route".into(), may_pass: true })] };
     let redial = RedialAt { port: NonZeroU16::MAX, token: [7; 16] };
     let go = Go {
         mailbox_addr: 0x7f00_0000_2000,
@@ -246,7 +248,8 @@ fn messages() -> Vec<(&'static str, Message)> {
 /// What a connecting side says first.
 pub fn hello(token: [u8; 16], rails: Vec<RailAdvert>) -> Hello {
     let (name, by_tcp) = ("spark-1:4242".into(), ByTcp::Off);
-    Hello { token, name, chunk_bytes: 8 << 20, qps_per_rail: 2, tuner_hash: 0, by_tcp, rails }
+    let (gpu, priority) = ("NVIDIA GB10".into(), Priority { traffic_class: 106, service_level: 3 });
+    Hello { token, name, chunk_bytes: 8 << 20, qps_per_rail: 2, tuner_hash: 0, gpu, priority, by_tcp, rails }
 }
 
 /// One message of each kind, and one with its header.

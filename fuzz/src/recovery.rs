@@ -15,7 +15,7 @@ use nccl_net_spark::wire::ids::LaneId;
 
 const RAILS: usize = 2;
 const SECOND: u64 = 1_000_000_000;
-const LIMITS: Limits = Limits { loss: 30 * SECOND, probe: 5 * SECOND };
+const LIMITS: Limits = Limits { loss: 30 * SECOND, probe: 5 * SECOND, first_rail: 120 * SECOND };
 
 /// What a caller has of a rail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -22,7 +22,8 @@ pub struct Cli {
     /// Prints results and errors only: no progress, no lines that start with #.
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     pub quiet: bool,
-    /// Shows the plugin's log as NCCL_DEBUG=INFO does; -vv as NCCL_DEBUG=TRACE.
+    /// Shows the plugin's log as NCCL_DEBUG=INFO does, and what doctor read; -vv: the log as
+    /// NCCL_DEBUG=TRACE.
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
 }

@@ -13,6 +13,7 @@ use limit::{Rail, Wiring};
 use nccl_net_spark::rails::LinkRate;
 use softverbs::control::{self, Action, Prepared};
 use softverbs::nic::Nic;
+use softverbs::path::PathFault;
 use softverbs::profile::{Link, MAX_NODES, Profile, RailSpec};
 use softverbs::settings;
 use std::fs;
@@ -41,6 +42,8 @@ pub struct Wish {
     pub scale: f64,
     /// Rails that carry only a part of their rate, on all nodes.
     pub slow_rails: Vec<(String, f64)>,
+    /// Rails whose path has a fault, on all nodes.
+    pub path_faults: Vec<(String, PathFault)>,
     /// The software fabric's library.
     pub library: PathBuf,
     /// The software fabric's name; none: a name of the run's own.
@@ -79,8 +82,6 @@ const PREFIX: &str = "nccl-spark-";
 pub const UNPACED: &str = "unpaced";
 /// The speed that a port of a Spark announces, in Mb/s. A port of the unpaced profile announces less.
 const SPARK_PORT_MBPS: f64 = 200_000.0;
-/// The PCIe transaction size that the plugin assumes where no configuration space shows it, as in the software fabric.
-const PCIE_PAYLOAD_BYTES: u32 = 256;
 
 /// Gets ready what `wish` asks for. `own_library` is what the user's environment names for a verbs library.
 ///
@@ -139,11 +140,12 @@ fn soft(wish: &Wish, ranks: usize, why: &str) -> Result<Fabric> {
     environment.push(("SOFTVERBS_NIC".to_owned(), wish.nic.name().to_owned()));
     let about = about(wish, &name, why);
     let soft = Soft { dir, name, library, profile, slow_rails: wish.slow_rails.clone(), prepared };
-    for (rail, factor) in &wish.slow_rails {
-        let slowed = control::control(&soft.dir, &soft.name, None, rail, Action::Slow(*factor));
-        if let Err(error) = slowed {
+    let slowed = wish.slow_rails.iter().map(|(rail, factor)| ("--slow-rail", rail, Action::Slow(*factor)));
+    let broken = wish.path_faults.iter().map(|(rail, fault)| ("--path-fault", rail, Action::Path(*fault, true)));
+    for (option, rail, action) in slowed.chain(broken) {
+        if let Err(error) = control::control(&soft.dir, &soft.name, None, rail, action) {
             soft.remove();
-            return Err(wrong(format!("--slow-rail: {error}")))?;
+            return Err(wrong(format!("{option}: {error}")))?;
         }
     }
     Ok(Fabric { kind: Kind::Soft, about, environment, soft: Some(soft) })
@@ -166,9 +168,10 @@ fn is_of_a_run(name: &str) -> bool {
 fn about(wish: &Wish, name: &str, why: &str) -> String {
     let scale = if wish.scale == 1.0 { String::new() } else { format!(" x {}", wish.scale) };
     let slow = wish.slow_rails.iter().map(|(rail, factor)| format!(", {rail} at {factor} of its rate"));
-    let slow = slow.collect::<String>();
+    let broken = wish.path_faults.iter().map(|(rail, fault)| format!(", {rail} with path fault {fault}"));
+    let faults = slow.chain(broken).collect::<String>();
     let nic = if wish.nic == Nic::default() { String::new() } else { format!(", as {}", wish.nic.name()) };
-    format!("soft, {why}: profile {}{scale}{slow}{nic}; each rank is a node; fabric {name}", wish.profile)
+    format!("soft, {why}: profile {}{scale}{faults}{nic}; each rank is a node; fabric {name}", wish.profile)
 }
 
 impl Fabric {
@@ -330,7 +333,7 @@ fn machine(profile: &Profile) -> Machine {
 /// What the plugin computes for a link of this width and rate (src/rails/pcie.rs).
 fn link_payload_mbps(link: &Link) -> u32 {
     let rate = LinkRate { width: link.width as u16, speed_mts: (link.gts * 1e3).round() as u32 };
-    rate.payload_mbps(PCIE_PAYLOAD_BYTES)
+    rate.payload_mbps()
 }
 
 fn fully_used(rail: &RailSpec, port_mbps: f64) -> Rail {
@@ -407,6 +410,7 @@ mod tests {
             nic: Nic::default(),
             scale,
             slow_rails: Vec::new(),
+            path_faults: Vec::new(),
             library: "/no/library".into(),
             name: None,
         }

@@ -3,8 +3,11 @@
 mod common;
 
 use common::{Said, nccl_spark};
+use nix::pty::{Winsize, openpty};
 use serde_json::Value;
-use std::process::Command;
+use std::fs::File;
+use std::io::Read;
+use std::process::{Command, Stdio};
 
 /// Runs the doctor with these variables and none that the tests were started with.
 fn doctor(arguments: &str, variables: &str) -> Said {
@@ -115,6 +118,67 @@ fn this_machine_is_examined_without_root_and_without_a_word_of_other_variables()
     let said = doctor("", "HF_TOKEN=secret");
     assert!(matches!(said.status, Some(0 | 1 | 3)), "{said:?}");
     assert_eq!(said.err, "", "{said:?}");
-    assert!(said.out.starts_with("The plugin ") && said.out.contains("\nRead:\n"), "{said:?}");
+    assert!(said.out.starts_with("The plugin ") && said.out.contains("\n# -v lists what was read ("), "{said:?}");
     assert!(!said.out.contains("secret"), "{said:?}");
+}
+
+#[test]
+fn what_was_read_and_not_seen_is_listed_with_v_and_in_json_always() {
+    let root = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(root.path().join("proc/sys/kernel")).unwrap();
+    std::fs::write(root.path().join("proc/sys/kernel/osrelease"), "6.17.0-1014-nvidia\n").unwrap();
+    let said = |arguments: &str| doctor(&format!("--root {} {arguments}", root.path().display()), "");
+    let listed = ["\nRead:\n", "\n  kernel: 6.17.0-1014-nvidia\n", "\nNot seen:\n", "\n  the BIOS version: "];
+    let brief = said("");
+    assert!(listed.iter().all(|part| !brief.out.contains(part)), "{brief:?}");
+    assert!(
+        brief.out.contains("\n# -v lists what was read (") && brief.out.contains("could not be seen ("),
+        "{brief:?}"
+    );
+    assert!(!said("-q").out.contains("# -v"));
+    for option in ["-v", "--verbose"] {
+        let long = said(option);
+        assert!(listed.iter().all(|part| long.out.contains(part)) && !long.out.contains("# -v"), "{long:?}");
+    }
+    for option in ["--json -", "--json - -v"] {
+        let told: Value = serde_json::from_str(&said(option).out).unwrap();
+        let lists = ["facts", "not_seen"].map(|list| told[list].as_array().unwrap().len());
+        assert!(lists.iter().all(|length| *length > 0), "{told}");
+    }
+}
+
+/// By COLUMNS, else by the terminal's width, else 100.
+#[test]
+fn sentences_are_wrapped_to_the_width_of_the_terminal() {
+    let root = tempfile::tempdir().unwrap();
+    let shown = |columns: Option<&str>, terminal: Option<u16>| {
+        let mut command = Command::new(nccl_spark().get_program());
+        command.env_clear().args(["doctor", "--root"]).arg(root.path());
+        command.envs(columns.map(|columns| ("COLUMNS", columns)));
+        let Some(ws_col) = terminal else { return Said::from(command.output().unwrap()).out };
+        let size = Winsize { ws_row: 24, ws_col, ws_xpixel: 0, ws_ypixel: 0 };
+        let terminal = openpty(&size, None).unwrap();
+        command.stdin(Stdio::null()).stdout(Stdio::from(terminal.slave));
+        let mut process = command.spawn().unwrap();
+        drop(command);
+        let mut text = Vec::new();
+        // The end of a terminal is an error.
+        let _ = File::from(terminal.master).read_to_end(&mut text);
+        process.wait().unwrap();
+        String::from_utf8_lossy(&text).into_owned()
+    };
+    for (columns, terminal, width) in [
+        (Some("40"), None, 40),
+        (Some("40"), Some(60), 40),
+        (None, Some(60), 60),
+        (Some("0"), Some(60), 60),
+        (Some("wide"), None, 100),
+        (None, None, 100),
+    ] {
+        let text = shown(columns, terminal);
+        // Cures stay whole, to be copied.
+        let sentences = text.lines().map(str::trim_end).filter(|line| !line.starts_with("    $ "));
+        let longest = sentences.map(|line| line.chars().count()).max().unwrap();
+        assert!(longest <= width && longest > width - 20, "{columns:?} {terminal:?}: {longest}: {text}");
+    }
 }

@@ -6,6 +6,7 @@ mod common;
 use common::{Said, is_built, nccl_spark, plugin};
 use serde_json::Value;
 use softverbs::control::{self, Action, Prepared};
+use softverbs::path::PathFault;
 use softverbs::profile::Profile;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
@@ -238,7 +239,7 @@ fn a_rail_that_does_not_carry_is_named_and_the_others_are_measured() {
     }
     let bed = Bed::new("unpaced", 2);
     let silent = bed.rail(0);
-    bed.plant(0, &silent, Action::Silent(true));
+    bed.plant(0, &silent, Action::Path(PathFault::Silent, true));
     let said = bed.examine(&bed.partner());
     let told = told(&said);
     let text = text_of(&told, "pair-unreachable");

@@ -6,7 +6,7 @@ mod common;
 use common::{Said, is_built, nccl_spark, plugin};
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -210,7 +210,7 @@ fn fabrics_are_kept_where_softverbs_dir_says_and_their_status_is_shown() {
     if !is_built() {
         return;
     }
-    let job = Endless::start("");
+    let job = Endless::start("--path-fault rocep1s0f0=spanning-tree:0.01");
     let folder = job.folder();
     let name = folder.file_name().unwrap().to_str().unwrap();
     let slowed = job.fabric("slow 1:rocep1s0f0 0.25");
@@ -219,6 +219,15 @@ fn fabrics_are_kept_where_softverbs_dir_says_and_their_status_is_shown() {
         (Some(0), format!("fabric {name}: rocep1s0f0 of node 1: limited to 0.25 of its rate\n"))
     );
     assert_eq!(job.fabric("down *:roceP2p1s0f0").status, Some(0));
+    for (arguments, effect) in [
+        ("1:rocep1s0f0 switch-mtu", "switch-mtu"),
+        ("1:rocep1s0f0 crossed-arp --off", "crossed-arp ended"),
+        ("0:rocep1s0f0 spanning-tree:2 --off", "spanning-tree:2 ended"),
+    ] {
+        let node = &arguments[..1];
+        let said = job.fabric(&format!("path {arguments}"));
+        assert_eq!(said.out, format!("fabric {name}: rocep1s0f0 of node {node}: path fault {effect}\n"), "{said:?}");
+    }
     let said = job.fabric("status");
     assert_eq!(said.status, Some(0), "{said:?}");
     let first = format!("fabric {name}: 2 nodes, files in {}\n", folder.display());
@@ -227,6 +236,8 @@ fn fabrics_are_kept_where_softverbs_dir_says_and_their_status_is_shown() {
     let rail = &told["fabrics"][0]["nodes"][1]["rails"][0];
     assert!(told["ok"] == true && rail["device"] == "rocep1s0f0" && rail["full_mbps"].is_null(), "{told}");
     assert!(rail["now_mbps"].as_f64().unwrap() > 0.0 && rail["down"] == false, "{told}");
+    let faults = |node: usize| told["fabrics"][0]["nodes"][node]["rails"][0]["path_faults"].clone();
+    assert_eq!([faults(0), faults(1)], [json!([]), json!(["switch-mtu", "spanning-tree:0.01"])], "{told}");
     job.signal(Signal::SIGKILL, true);
     let (_, dir, _) = job.ended();
     // Its files are still there, and nobody uses them.

@@ -3,7 +3,8 @@
 use crate::folder::Folder;
 use crate::hotplug::Phase;
 use crate::os::process::pid_namespace;
-use crate::os::shm::{FabricMemory, QpMemory};
+use crate::os::shm::{FabricMemory, QpMemory, RailMemory};
+use crate::path::{PathFault, PathFaults};
 use crate::profile::{MAX_NODES, Profile, RailSpec};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -46,8 +47,8 @@ pub enum Action {
     Refuse(u32),
     /// Let so many of the next queue pairs that connect fail with `ETIMEDOUT`, after a second, as if the peer's address did not answer.
     Unresolved(u32),
-    /// Lose all that is sent by it, though its port is up and addresses resolve, or no longer.
-    Silent(bool),
+    /// Give its path a fault, or (false) end it.
+    Path(PathFault, bool),
     /// Let so many of the next completions find their queue full.
     Overrun(u32),
 }
@@ -95,8 +96,8 @@ pub struct RailStatus {
     pub refusals: u32,
     /// How many of the next queue pairs that connect fail with `ETIMEDOUT`.
     pub unanswered: u32,
-    /// Whether all that is sent by it gets lost.
-    pub is_silent: bool,
+    /// The faults of its path.
+    pub path: PathFaults,
     /// Bytes that have left by it since the fabric was made: payload, and what the two ends of a connection write each other beside it.
     pub sent_bytes: u64,
 }
@@ -194,14 +195,16 @@ fn sysfs_of(folder: &Folder, node: usize) -> PathBuf {
 pub fn control(dir: &Path, fabric: &str, node: Option<usize>, rail: &str, action: Action) -> Result<(), String> {
     let (memory, profile) = open_used(dir, fabric)?;
     let names: Vec<&str> = profile.rails.iter().map(|spec| spec.name.as_str()).collect();
-    let index = names.iter().position(|name| *name == rail);
-    let index =
-        index.ok_or_else(|| format!("fabric {fabric} has no rail {rail:?}; its rails: {}", names.join(", ")))?;
+    let unknown = || format!("fabric {fabric} has no rail {rail:?}; its rails: {}", names.join(", "));
+    let index = names.iter().position(|name| *name == rail).ok_or_else(unknown)?;
     let nodes = nodes(memory);
     if let Some(node) = node.filter(|node| !nodes.contains(node)) {
         let nodes: Vec<String> = nodes.iter().map(usize::to_string).collect();
         let nodes = if nodes.is_empty() { "none yet".to_owned() } else { nodes.join(", ") };
         return Err(format!("fabric {fabric} has no node {node}; its nodes: {nodes}"));
+    }
+    if let Action::Path(fault, true) = action {
+        profile.allows(index, fault)?;
     }
     let wanted = || (0..MAX_NODES).filter(|at| node.is_none_or(|wanted| wanted == *at));
     let folder = Folder::new(dir, fabric);
@@ -222,25 +225,13 @@ pub fn control(dir: &Path, fabric: &str, node: Option<usize>, rail: &str, action
         show(false)
     };
     // Its entry in sysfs is there before programs are told of it.
-    let plug = || show(true).map(|()| go(Phase::Here, Duration::ZERO));
-    for place in wanted().map(|at| &memory.rails[at][index]) {
-        match action {
-            Action::Unplug | Action::Plug | Action::Reset => {}
-            Action::Down => place.down.store(1, Ordering::Release),
-            Action::Up => place.down.store(0, Ordering::Release),
-            Action::Refuse(count) => place.refusals.store(count, Ordering::Relaxed),
-            Action::Unresolved(count) => place.unanswered.store(count, Ordering::Relaxed),
-            Action::Silent(is_silent) => place.silent.store(u32::from(is_silent), Ordering::Release),
-            Action::Overrun(count) => place.overruns.store(count, Ordering::Relaxed),
-            Action::Slow(factor) => {
-                let spec = &profile.rails[index];
-                let full = full_mbps(&profile, spec).unwrap_or(spec.speed_mbps);
-                let rate = if factor >= 1.0 { spec.line_mbps } else { full * factor };
-                place.way.tx.set_rate(rate);
-                place.way.rx.set_rate(rate);
-            }
-        }
-    }
+    let plug = || {
+        show(true)?;
+        wanted().for_each(|at| memory.rails[at][index].link_up(memory.now_ns()));
+        go(Phase::Here, Duration::ZERO);
+        Ok(())
+    };
+    wanted().for_each(|at| set(&memory.rails[at][index], &profile, index, action, memory.now_ns()));
     match action {
         Action::Unplug => unplug(),
         Action::Plug => plug(),
@@ -251,6 +242,26 @@ pub fn control(dir: &Path, fabric: &str, node: Option<usize>, rail: &str, action
             plug()
         }
         _ => Ok(()),
+    }
+}
+
+/// Sets a fault that takes no time. `Unplug`, `Plug` and `Reset` take time and set nothing here.
+fn set(place: &RailMemory, profile: &Profile, rail: usize, action: Action, now_ns: u64) {
+    match action {
+        Action::Unplug | Action::Plug | Action::Reset => {}
+        Action::Down => place.set_port(false, now_ns),
+        Action::Up => place.set_port(true, now_ns),
+        Action::Refuse(count) => place.refusals.store(count, Ordering::Relaxed),
+        Action::Unresolved(count) => place.unanswered.store(count, Ordering::Relaxed),
+        Action::Path(fault, is_on) => place.set_path(place.path().with(fault, is_on)),
+        Action::Overrun(count) => place.overruns.store(count, Ordering::Relaxed),
+        Action::Slow(factor) => {
+            let spec = &profile.rails[rail];
+            let full = full_mbps(profile, spec).unwrap_or(spec.speed_mbps);
+            let rate = if factor >= 1.0 { spec.line_mbps } else { full * factor };
+            place.way.tx.set_rate(rate);
+            place.way.rx.set_rate(rate);
+        }
     }
 }
 
@@ -275,7 +286,7 @@ pub fn status(dir: &Path, fabric: &str) -> Result<Status, String> {
             is_unplugged,
             refusals: place.refusals.load(Ordering::Relaxed),
             unanswered: place.unanswered.load(Ordering::Relaxed),
-            is_silent: place.silent.load(Ordering::Acquire) != 0,
+            path: place.path(),
             sent_bytes: place.sent_bytes.load(Ordering::Relaxed),
         }
     };
@@ -318,6 +329,21 @@ fn nodes(memory: &FabricMemory) -> Vec<usize> {
     let prepared = memory.nodes.load(Ordering::Acquire) as usize;
     let is_there = |node: &usize| *node < prepared || processes(memory).any(|(_, on)| on == *node);
     (0..MAX_NODES).filter(is_there).collect()
+}
+
+/// Traffic class and service level of each connected queue pair of a fabric.
+///
+/// # Errors
+/// A message that says what failed.
+pub fn priorities(dir: &Path, fabric: &str) -> Result<Vec<(u8, u8)>, String> {
+    let (memory, _) = open_used(dir, fabric)?;
+    let is_connected =
+        |qp: &&QpMemory| qp.number.load(Ordering::Acquire) != 0 && qp.remote.load(Ordering::Relaxed) != 0;
+    let priority = |qp: &QpMemory| {
+        let [traffic_class, service_level, ..] = qp.priority.load(Ordering::Relaxed).to_le_bytes();
+        (traffic_class, service_level)
+    };
+    Ok(memory.qps.iter().filter(is_connected).map(priority).collect())
 }
 
 /// The queue pairs of the process in a place.

@@ -241,10 +241,19 @@ impl Node {
     }
 
     /// Whether what is sent between a device of this machine and a rail of another one gets through, if both are there.
-    pub(crate) fn carries(&self, device: usize, to: RailOf) -> bool {
-        [self.rail(device), self.rail_of(to)]
-            .iter()
-            .all(|rail| rail.down.load(Ordering::Acquire) == 0 && rail.silent.load(Ordering::Acquire) == 0)
+    pub(crate) fn carries(&self, device: usize, to: RailOf, now_ns: u64) -> bool {
+        [self.rail(device), self.rail_of(to)].iter().all(|rail| rail.carries(now_ns))
+    }
+
+    /// Resolves the address of a rail for a device of this machine, as the kernel does: from its neighbour table, or by asking
+    /// on the wire. Returns false if nothing answers.
+    pub(crate) fn resolves(&self, device: usize, to: RailOf, is_ipv4: bool, now_ns: u64) -> bool {
+        let (own, peer) = (self.rail(device), self.rail_of(to));
+        let is_found = own.knows(to.node, to.device, is_ipv4) || !own.is_blocked(now_ns) && !peer.is_blocked(now_ns);
+        if is_found {
+            own.learn(to.node, to.device, is_ipv4);
+        }
+        is_found
     }
 
     /// What all processes share about a rail of any machine.
@@ -442,6 +451,10 @@ fn seat(memory: &FabricMemory, settings: &Settings, nodes: usize) -> Result<(usi
     let pid = std::process::id();
     let free = memory.processes.iter().position(|process| process.pid.load(Ordering::Acquire) == 0);
     let place = free.ok_or(format!("{MAX_PROCESSES} processes are in the fabric already"))?;
+    if !taken(node) {
+        // The machine's first process: its links come up.
+        memory.rails[node].iter().for_each(|rail| rail.link_up(memory.now_ns()));
+    }
     let process = &memory.processes[place];
     process.node.store(node as u32, Ordering::Relaxed);
     process.started.store(started(pid).unwrap_or(0), Ordering::Relaxed);

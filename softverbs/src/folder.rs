@@ -154,6 +154,7 @@ fn set_up(memory: &FabricMemory, profile: &Profile) {
         for (rail, (place, spec)) in memory.rails[node].iter().zip(&profile.rails).enumerate() {
             // A port without a cable.
             place.down.store(u32::from(!profile.is_cabled(node, rail)), Ordering::Relaxed);
+            place.set_path(spec.path);
             place.way.tx.set_rate(spec.line_mbps);
             place.way.rx.set_rate(spec.line_mbps);
         }

@@ -18,7 +18,7 @@
 //!
 //! # Layers
 //!
-//! From the bottom, each using those before it: `nic`, `pacing`, `status`, `wiring`, `settings`, `profile`, `os`; `work_request`, `folder`, `regions`;
+//! From the bottom, each using those before it: `nic`, `pacing`, `path`, `status`, `wiring`, `settings`, `profile`, `os`; `work_request`, `folder`, `regions`;
 //! `hotplug`; `control`, `engine`; `fabric`; `threads`, `completion_queue`; `queue_pair`; `posting`, `serve`; `abi`. Where a lower layer has
 //! to call a queue pair, it does so by a trait of its own: an engine serves a `Serve`, a completion queue collects from a
 //! `SendQueue`. Only registering memory is out of order: it is `unsafe`, so it is in `os`, though it uses `fabric`.
@@ -40,6 +40,7 @@ pub mod hotplug;
 pub mod nic;
 pub mod os;
 mod pacing;
+pub mod path;
 mod posting;
 pub mod profile;
 pub mod queue_pair;

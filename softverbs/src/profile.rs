@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A rail may have `speed=` as well: what its port says of its speed, where that is not what it carries. And `mtu=`: its port's
-//! path MTU in bytes, 4096 unless said.
+//! path MTU in bytes, 4096 unless said. And `path=`: faults of its path ([`PathFault`]), separated by commas.
 //!
 //! So each rail reaches the rail of its name on every other machine. Machines that are cabled with each other have lines more:
 //!
@@ -23,6 +23,7 @@
 
 mod sysfs;
 
+use crate::path::{PathFault, PathFaults};
 use crate::wiring::{Port, Subnets, Wire, Wires};
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
@@ -116,6 +117,8 @@ pub struct RailSpec {
     pub latency_ns: u64,
     /// The port's path MTU, in bytes: 256, 512, 1024, 2048 or 4096.
     pub mtu_bytes: u32,
+    /// The faults of its path from the beginning.
+    pub path: PathFaults,
 }
 
 macro_rules! two_cables {
@@ -227,9 +230,27 @@ impl Profile {
                 profile.line(line).map_err(|why| format!("{name}, line {}: {why} in {line:?}", number + 1))?;
             }
         }
-        match profile.rails.len() {
-            1..=MAX_RAILS => Ok(profile),
-            n => Err(format!("{name}: {n} rails; must be 1 to {MAX_RAILS}")),
+        let count = profile.rails.len();
+        if !(1..=MAX_RAILS).contains(&count) {
+            return Err(format!("{name}: {count} rails; must be 1 to {MAX_RAILS}"));
+        }
+        let mut faults = (0..count).flat_map(|rail| profile.rails[rail].path.iter().map(move |fault| (rail, fault)));
+        faults.try_for_each(|(rail, fault)| profile.allows(rail, fault)).map_err(|why| format!("{name}: {why}"))?;
+        Ok(profile)
+    }
+
+    /// Checks that the path of a rail can have a fault.
+    ///
+    /// # Errors
+    /// The reason why it cannot.
+    pub(crate) fn allows(&self, rail: usize, fault: PathFault) -> Result<(), String> {
+        let spec = &self.rails[rail];
+        let has_twin = self.rails.iter().filter(|other| other.cable == spec.cable).count() > 1;
+        match fault {
+            PathFault::CrossedArp if !has_twin => {
+                Err(format!("rail {} has no twin on its cable that could answer ARP for it", spec.name))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -265,7 +286,8 @@ impl Profile {
     }
 
     fn rail(&mut self, name: String, fields: &Fields) -> Result<(), String> {
-        fields.only(&["netdev", "port", "link", "cable", "function", "line", "qp", "latency", "speed", "mtu"])?;
+        fields
+            .only(&["netdev", "port", "link", "cable", "function", "line", "qp", "latency", "speed", "mtu", "path"])?;
         let line_mbps = fields.number("line")?;
         let says = if line_mbps > 0.0 { line_mbps } else { UNLIMITED_SAYS_MBPS };
         let link = fields.text("link")?;
@@ -281,6 +303,7 @@ impl Profile {
             qp_mbps: fields.number("qp")?,
             latency_ns: fields.number("latency")? as u64,
             mtu_bytes: if fields.has("mtu") { fields.path_mtu()? } else { MOST_MTU_BYTES },
+            path: if fields.has("path") { fields.path_faults()? } else { PathFaults::default() },
         });
         Ok(())
     }
@@ -369,10 +392,12 @@ impl Profile {
         for r in &self.rails {
             let (link, cable) = (&self.links[r.link].name, &self.cables[r.cable].name);
             let mtu = if r.mtu_bytes == MOST_MTU_BYTES { String::new() } else { format!(" mtu={}", r.mtu_bytes) };
+            let faults: Vec<String> = r.path.iter().map(|fault| fault.to_string()).collect();
+            let path = if faults.is_empty() { String::new() } else { format!(" path={}", faults.join(",")) };
             let _ = writeln!(
                 text,
                 "rail {} netdev={} port={} link={link} cable={cable} function={} line={} qp={} latency={} \
-                 speed={}{mtu}",
+                 speed={}{mtu}{path}",
                 r.name, r.netdev, r.phys_port, r.function, r.line_mbps, r.qp_mbps, r.latency_ns, r.speed_mbps
             );
         }
@@ -412,6 +437,13 @@ impl Fields<'_> {
             Ok(bytes @ (256 | 512 | 1024 | 2048 | MOST_MTU_BYTES)) => Ok(bytes),
             _ => Err(format!("mtu={text}: must be 256, 512, 1024, 2048 or {MOST_MTU_BYTES}")),
         }
+    }
+
+    fn path_faults(&self) -> Result<PathFaults, String> {
+        let text = self.text("path")?;
+        let mut faults =
+            text.split(',').map(|fault| PathFault::parse(fault).map_err(|why| format!("path={text}: {why}")));
+        faults.try_fold(PathFaults::default(), |all, fault| Ok(all.with(fault?, true)))
     }
 
     fn number(&self, key: &str) -> Result<f64, String> {

@@ -11,10 +11,12 @@ use crate::fabric::{About, Event, Node, RailOf, lock};
 use crate::hotplug::Phase;
 use crate::os::shm::{INLINE_BYTES, MAX_QPS, MAX_SGES, QpMemory, RailMemory, SEND_SLOTS};
 use crate::pacing::rnr_wait_ns;
+use crate::path::PathFault;
 use crate::status;
 use crate::threads;
 use crate::work_request::{Receive, Request, Sge};
 use std::collections::VecDeque;
+use std::net::Ipv6Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -279,21 +281,20 @@ impl QueuePair {
                 if !self.node.port_up(self.device) {
                     return Err(libc::ENETUNREACH);
                 }
-                let found = match self.node.look_up(self.device, &remote_gid) {
-                    Ok(rail) if !RailMemory::is_due(&self.rail().unanswered) => Some(rail),
-                    Ok(_) | Err(libc::ETIMEDOUT) => None,
-                    Err(errno) => return Err(errno),
-                };
-                let Some(rail) = found else {
+                let is_ipv4 = Ipv6Addr::from(remote_gid).to_ipv4_mapped().is_some();
+                let resolved = self.resolve(&remote_gid, is_ipv4);
+                if resolved == Err(libc::ETIMEDOUT) && !self.node.memory.is_virtual() {
                     drop(local);
-                    if !self.node.memory.is_virtual() {
-                        std::thread::sleep(SEARCH);
-                    }
+                    std::thread::sleep(SEARCH);
                     return Err(libc::ETIMEDOUT);
-                };
+                }
+                let rail = resolved?;
                 let slot = remote_qp as usize % MAX_QPS;
                 local.remote = Some(Remote { slot, number: remote_qp, rail, receive_psn });
                 local.rnr_wait_ns = rnr_wait_ns(min_rnr_timer);
+                let is_astray = is_ipv4 && self.node.rail_of(rail).path().has(PathFault::CrossedArp);
+                memory.astray.store(u32::from(is_astray), Ordering::Relaxed);
+                memory.mtu_bytes.store(mtu_bytes, Ordering::Relaxed);
                 memory.remote.store(remote_qp, Ordering::Relaxed);
                 self.enter(&mut local, State::ReadyToReceive);
                 drop(local);
@@ -312,6 +313,17 @@ impl QueuePair {
             _ => return Err(libc::EINVAL),
         }
         Ok(())
+    }
+
+    /// Resolves the peer's address. Takes no time.
+    ///
+    /// # Errors
+    /// As [`Node::look_up`]; `ETIMEDOUT` where nothing answers.
+    fn resolve(&self, gid: &[u8; 16], is_ipv4: bool) -> Result<RailOf, i32> {
+        let rail = self.node.look_up(self.device, gid)?;
+        let is_unanswered = RailMemory::is_due(&self.rail().unanswered);
+        let answers = !is_unanswered && self.node.resolves(self.device, rail, is_ipv4, self.node.memory.now_ns());
+        if answers { Ok(rail) } else { Err(libc::ETIMEDOUT) }
     }
 
     fn enter(&self, local: &mut Local, state: State) {

@@ -7,6 +7,7 @@ use crate::hotplug::Phase;
 use crate::os::memory::{self, BOUNCE_BYTES, Bounce, Fault, Piece};
 use crate::os::shm::{INLINE_BYTES, MAX_PROCESSES, QpMemory, RailMemory};
 use crate::pacing::{SHORT_BYTES, Way};
+use crate::path::{PathFault, SMALL_PACKET_BYTES};
 use crate::queue_pair::{Ending, Local, QueuePair, Remote, Rnr, State};
 use crate::status;
 use crate::work_request::{Operation, Request};
@@ -23,6 +24,8 @@ enum Step {
     Again,
     Until(u64),
     Nothing,
+    /// The request does not arrive; the peer sends it again until it runs out of tries.
+    Lost,
 }
 
 impl Serve for QueuePair {
@@ -49,7 +52,7 @@ impl Serve for QueuePair {
         }
         let peer = self.node.qp_memory(remote.slot);
         let sender = self.node.rail_of(remote.rail).presence();
-        let carries = self.node.carries(self.device, remote.rail);
+        let carries = self.node.carries(self.device, remote.rail, now_ns);
         // (The slot may be another queue pair's by now; then it is left alone further below.)
         if !carries || phase == Phase::Failed || !sender.works(peer.generation.load(Ordering::Acquire)) {
             local.serving.not_before_ns = now_ns;
@@ -78,15 +81,24 @@ impl QueuePair {
         let mine = peer.number.load(Ordering::Acquire) == remote.number
             && peer.remote.load(Ordering::Relaxed) == self.number()
             && peer.state.load(Ordering::Acquire) == State::ReadyToSend as u32
-            && peer.send_psn.load(Ordering::Relaxed) == remote.receive_psn;
+            && peer.send_psn.load(Ordering::Relaxed) == remote.receive_psn
+            && peer.astray.load(Ordering::Relaxed) == 0;
         if !mine {
             return Served::Idle;
         }
-        peer.served_ns.store(now_ns, Ordering::Relaxed);
+        // Acknowledgements on their way are an answer too.
+        let mut is_answered = !local.serving.ending.is_empty();
         let mut served = Served::More;
         for _ in 0..pieces {
-            match self.step(local, remote, peer, now_ns, bounce) {
+            let step = self.step(local, remote, peer, now_ns, bounce);
+            is_answered |= !matches!(step, Step::Lost);
+            match step {
                 Step::Again => {}
+                Step::Lost => {
+                    local.serving.not_before_ns = now_ns;
+                    served = Served::Until(now_ns + LATER_NS);
+                    break;
+                }
                 Step::Until(when) => {
                     served = Served::Until(when);
                     break;
@@ -96,6 +108,9 @@ impl QueuePair {
                     break;
                 }
             }
+        }
+        if is_answered && !self.is_astray() {
+            peer.served_ns.store(now_ns, Ordering::Relaxed);
         }
         self.end_due(local, peer, now_ns);
         match (local.serving.ending.front(), served) {
@@ -114,10 +129,7 @@ impl QueuePair {
                     Ok(()) => {}
                     Err(Unplaced::QueueInError) => {
                         self.lose_completion(local);
-                        peer.slot(ending.number).status.store(u64::from(status::REMOTE_OPERATION), Ordering::Relaxed);
-                        peer.done.store(ending.number + 1, Ordering::Release);
-                        peer.state.store(State::Error as u32, Ordering::Release);
-                        return;
+                        return self.acknowledge(peer, ending.number, status::REMOTE_OPERATION);
                     }
                     // The peer runs out of tries.
                     Err(Unplaced::Lost) => return self.fail(local),
@@ -128,15 +140,43 @@ impl QueuePair {
                     continue;
                 }
             }
-            peer.slot(ending.number).status.store(u64::from(ending.status), Ordering::Relaxed);
-            // Release: the peer that sees `done` sees the status too, and the bytes of a read.
-            peer.done.store(ending.number + 1, Ordering::Release);
+            self.acknowledge(peer, ending.number, ending.status);
             if ending.status != 0 {
-                peer.state.store(State::Error as u32, Ordering::Release);
                 self.after_failure(local, ending.status);
                 return;
             }
         }
+    }
+
+    /// Sends the peer the end of a request.
+    fn acknowledge(&self, peer: &QpMemory, number: u64, status: u32) {
+        if self.is_astray() {
+            return;
+        }
+        peer.slot(number).status.store(u64::from(status), Ordering::Relaxed);
+        // Release: the peer that sees `done` sees the status too, and the bytes of a read.
+        peer.done.store(number + 1, Ordering::Release);
+        if status != 0 {
+            peer.state.store(State::Error as u32, Ordering::Release);
+        }
+    }
+
+    /// True if this end's packets, acknowledgements too, go to another function than the peer's.
+    fn is_astray(&self) -> bool {
+        self.memory().astray.load(Ordering::Relaxed) != 0
+    }
+
+    /// True if the packets of a request get lost on the way, or those of the answer to a read.
+    fn is_lost(&self, remote: &Remote, peer: &QpMemory, request: &Request) -> bool {
+        let is_read = request.head.operation == Operation::Read as u8;
+        let sender = if is_read { self.memory() } else { peer };
+        let rails = [self.rail(), self.node.rail_of(remote.rail)];
+        let drops_large = rails.iter().any(|rail| rail.path().has(PathFault::SwitchMtu));
+        // The bytes come in packets of the path MTU, but for the last one.
+        let packet_bytes = u64::from(sender.mtu_bytes.load(Ordering::Relaxed)).min(request.bytes);
+        // A request that its own device refused was never sent.
+        request.status == 0
+            && (is_read && self.is_astray() || drops_large && packet_bytes > u64::from(SMALL_PACKET_BYTES))
     }
 
     /// What the verbs specification has the target do after a failure.
@@ -155,18 +195,17 @@ impl QueuePair {
         if number >= peer.posted.load(Ordering::Acquire) {
             return Step::Nothing;
         }
-        let request = match local.serving.admitted {
-            Some(request) => request,
-            None => {
-                let request = Request::read(peer.slot(number));
-                match self.admit(local, peer, &request, now_ns) {
-                    Ok(()) => local.serving.admitted = Some(request),
-                    Err(Refusal::NotReady(again_ns)) => return Step::Until(again_ns),
-                    Err(Refusal::Failed(status)) => return self.end(local, number, status, None, now_ns),
-                }
-                request
+        let request = local.serving.admitted.unwrap_or_else(|| Request::read(peer.slot(number)));
+        if self.is_lost(remote, peer, &request) {
+            return Step::Lost;
+        }
+        if local.serving.admitted.is_none() {
+            match self.admit(local, peer, &request, now_ns) {
+                Ok(()) => local.serving.admitted = Some(request),
+                Err(Refusal::NotReady(again_ns)) => return Step::Until(again_ns),
+                Err(Refusal::Failed(status)) => return self.end(local, number, status, None, now_ns),
             }
-        };
+        }
         let shared = self.node.way(remote.rail, RailOf { node: self.node.node, device: self.device });
         let way = Way { queue_pair: &peer.pace, shared: &shared, is_short: request.bytes <= SHORT_BYTES };
         let begins_ns = way.begins_at_ns(request.posted_ns.max(local.serving.not_before_ns));

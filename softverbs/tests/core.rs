@@ -8,13 +8,12 @@ use common::*;
 use softverbs::completion_queue::CompletionQueue;
 use softverbs::control::{Action, control};
 use softverbs::engine::{ASLEEP, AWAKE, NAPPING};
-use softverbs::fabric::{About, Node};
+use softverbs::fabric::About;
 use softverbs::hotplug::Phase;
 use softverbs::profile::Profile;
 use softverbs::queue_pair::{Change, State};
 use softverbs::status;
 use softverbs::work_request::{Operation, Sge};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -527,33 +526,6 @@ fn fail_while_polling() {
         }
         assert_eq!(a.qp.state(), State::Error, "round {round}");
     }
-}
-
-#[test]
-fn what_goes_by_a_silent_rail_is_lost_though_its_port_is_up() {
-    let bed = Bed::new();
-    let set = |is_silent| {
-        control(&bed.settings.dir, &bed.settings.fabric, Some(1), "x0", Action::Silent(is_silent)).unwrap();
-        bed.nodes.iter().for_each(|node| node.watch_ports());
-    };
-    set(true);
-    // Its address resolves.
-    let (dead, late) = (bed.pair(0, 7), bed.pair(0, 7));
-    let is_quiet = |node: &Arc<Node>| node.port_up(0) && node.next_event(0).is_none();
-    assert!(bed.nodes.iter().all(is_quiet), "a port says something");
-    dead.a.write(8, None, &dead.b);
-    bed.at(2_000_000);
-    assert_eq!(dead.poll(), (vec![], vec![]));
-    // Two tries of 4096 x 2^8 ns.
-    bed.at(2_097_153);
-    assert_eq!(dead.poll().0.iter().map(|c| c.status).collect::<Vec<_>>(), [status::RETRY_EXCEEDED]);
-    // A packet that is sent again arrives.
-    late.a.write(8, None, &late.b);
-    bed.at(3_000_000);
-    assert_eq!(late.poll(), (vec![], vec![]));
-    set(false);
-    bed.at(3_500_000);
-    assert_eq!(late.poll().0.iter().map(|c| c.status).collect::<Vec<_>>(), [0]);
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod common;
 
 use common::*;
 use softverbs::control::{Action, RailStatus, control, is_used, prepare, remove_unused, status, used};
+use softverbs::path::{PathFault, PathFaults};
 use softverbs::profile::Profile;
 use std::path::Path;
 
@@ -62,7 +63,7 @@ fn the_status_shows_nodes_rates_and_faults_and_other_nodes_are_refused() {
     control(&dir(), &name, Some(1), "rocep1s0f0", Action::Slow(0.25)).unwrap();
     control(&dir(), &name, Some(1), "roceP2p1s0f0", Action::Down).unwrap();
     control(&dir(), &name, Some(0), "roceP2p1s0f0", Action::Refuse(3)).unwrap();
-    control(&dir(), &name, Some(0), "rocep1s0f0", Action::Silent(true)).unwrap();
+    control(&dir(), &name, Some(0), "rocep1s0f0", Action::Path(PathFault::Silent, true)).unwrap();
     control(&dir(), &name, Some(0), "rocep1s0f0", Action::Unresolved(2)).unwrap();
     let told = status(&dir(), &name).unwrap();
     assert_eq!((told.name.as_str(), told.folder.as_path()), (name.as_str(), prepared.folder()));
@@ -76,11 +77,11 @@ fn the_status_shows_nodes_rates_and_faults_and_other_nodes_are_refused() {
         is_unplugged: false,
         refusals: 0,
         unanswered: 0,
-        is_silent: false,
+        path: PathFaults::default(),
         sent_bytes: 0,
     };
     let twin = RailStatus { device: "roceP2p1s0f0".to_owned(), ..full.clone() };
-    let dead = RailStatus { unanswered: 2, is_silent: true, ..full.clone() };
+    let dead = RailStatus { unanswered: 2, path: PathFaults::default().with(PathFault::Silent, true), ..full.clone() };
     assert_eq!(told.nodes[0].rails, [dead, RailStatus { refusals: 3, ..twin.clone() }]);
     let slow = RailStatus { now_mbps: Some(14_000.0), ..full };
     assert_eq!(told.nodes[1].rails, [slow, RailStatus { now_mbps: Some(0.0), is_down: true, ..twin }]);

@@ -10,6 +10,7 @@ use softverbs::completion_queue::{Completion, CompletionQueue};
 use softverbs::control::{Action, control};
 use softverbs::fabric::Node;
 use softverbs::nic::Nic;
+use softverbs::path::PathFault;
 use softverbs::queue_pair::{Change, State};
 use softverbs::status;
 use softverbs::work_request::{Operation, Sge};
@@ -120,7 +121,7 @@ fn seven_tries_are_seven_on_mlx5_and_have_no_end_on_soft_roce() {
         let bed = Bed::of(nic);
         let ends_of = Pair { a: End::new(&bed.nodes[0], 0), b: End::new(&bed.nodes[1], 0) };
         let pair = bed.connect_with(ends_of, [1, 0], 0, (tries, 7));
-        control(&bed.settings.dir, &bed.settings.fabric, None, "x0", Action::Silent(true)).unwrap();
+        control(&bed.settings.dir, &bed.settings.fabric, None, "x0", Action::Path(PathFault::Silent, true)).unwrap();
         pair.a.write(8, None, &pair.b);
         bed.at(4096 * 256 * (u64::from(tries) + 1));
         assert_eq!(pair.poll().0, [], "{nic:?} {tries}");
@@ -128,7 +129,7 @@ fn seven_tries_are_seven_on_mlx5_and_have_no_end_on_soft_roce() {
         let expected = if ends { vec![status::RETRY_EXCEEDED] } else { vec![] };
         assert_eq!(statuses(&pair.poll().0), expected, "{nic:?} {tries}");
         // What waits arrives when the rail carries again.
-        control(&bed.settings.dir, &bed.settings.fabric, None, "x0", Action::Silent(false)).unwrap();
+        control(&bed.settings.dir, &bed.settings.fabric, None, "x0", Action::Path(PathFault::Silent, false)).unwrap();
         bed.at(61_000_000_000);
         assert_eq!(statuses(&pair.poll().0), if ends { vec![] } else { vec![0] }, "{nic:?} {tries}");
     }

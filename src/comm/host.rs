@@ -1,7 +1,7 @@
 //! The network of this host, as NCCL's calls see it.
 
 use super::endpoint::SendComm;
-use super::process::Process;
+use super::process::{Process, TunerIdentity};
 use super::rail::Rail;
 use super::setup::connect::PendingConnections;
 use super::setup::listen::ListenComm;
@@ -19,9 +19,9 @@ pub struct Host {
 }
 
 impl Host {
-    /// Takes rails into use. `tuner_hash` is that of [`Process::tuner_hash`].
-    pub fn new(config: Config, rails: Vec<Arc<Rail>>, tuner_hash: u64) -> Self {
-        let process = Arc::new(Process::new(config, rails, tuner_hash));
+    /// Takes rails into use.
+    pub fn new(config: Config, rails: Vec<Arc<Rail>>, tuner: TunerIdentity) -> Self {
+        let process = Arc::new(Process::new(config, rails, tuner));
         // From here on a rail's addresses are known, so that a connection that comes up without it can have it later.
         if let Err(error) = Rails::look(&process) {
             tracing::debug!("rails not looked at yet: {error}");

@@ -14,6 +14,7 @@
 //! | `rail` | a rail of this host: its memory registrations, the quality of its paths, back-off where a path is dead |
 //! | `unauthenticated` | the connections at a TCP port that have not shown a token |
 //! | `channel`, `log`, `descriptors` | the bootstrap's TCP connection; one line for an event that affects many connections; out of file descriptors |
+//! | `threads` | starts the plugin's own threads |
 
 pub mod channel;
 pub mod datapath;
@@ -26,6 +27,7 @@ pub mod rail;
 pub mod recovery;
 pub mod setup;
 pub mod streams;
+pub mod threads;
 pub mod unauthenticated;
 
 pub use crate::verbs::HostMemory;

@@ -14,6 +14,7 @@ use crate::counters::Counting;
 use crate::error::Result;
 use crate::flow::in_flight::Bound;
 use crate::verbs::HostMemory;
+use crate::wire::fields::Priority;
 use cpu_latency::CpuLatency;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -26,8 +27,8 @@ pub struct Process {
     pub rails: Vec<Arc<Rail>>,
     /// Host name and process, for messages.
     pub name: String,
-    /// By what this host's tuner decides, as a number ([`crate::tuner::Policy::hash`]); 0 where it leaves all to NCCL.
-    pub tuner_hash: u64,
+    /// Identity of this host's tuner.
+    pub tuner: TunerIdentity,
     /// The memory that is registered.
     pub registrations: Arc<Registrations>,
     /// The memory of connections over streams, which no device has to know.
@@ -49,6 +50,15 @@ pub struct Process {
     open: Mutex<Open>,
 }
 
+/// Identity of a host's tuner, which the two sides of a connection compare.
+#[derive(Debug, Clone, Default)]
+pub struct TunerIdentity {
+    /// Number of the policy ([`crate::tuner::Policy::hash`]); 0 where the tuner leaves all to NCCL.
+    pub hash: u64,
+    /// Name of this host's GPU, which the policy depends on; for messages.
+    pub gpu: String,
+}
+
 /// The connections that are open, and what is held while there are any.
 struct Open {
     connections: u64,
@@ -57,7 +67,7 @@ struct Open {
 
 impl Process {
     /// Takes rails into use.
-    pub fn new(config: Config, rails: Vec<Arc<Rail>>, tuner_hash: u64) -> Self {
+    pub fn new(config: Config, rails: Vec<Arc<Rail>>, tuner: TunerIdentity) -> Self {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "host".to_owned());
         let name = format!("{}:{}", host.trim(), std::process::id());
         let (registrations, for_streams, by_streams, backoff, outages, tcp_outages, log) = Default::default();
@@ -68,7 +78,7 @@ impl Process {
             config,
             rails,
             name,
-            tuner_hash,
+            tuner,
             registrations,
             for_streams,
             by_streams,
@@ -80,6 +90,13 @@ impl Process {
             counting,
             open,
         }
+    }
+
+    /// Priority of the packets of a connection, for which NCCL chose `traffic_class`. The variable wins over the communicator's
+    /// class, as in NCCL's own transport (net_ib, connect.cc).
+    pub fn priority(&self, traffic_class: Option<u8>) -> Priority {
+        let traffic_class = self.config.traffic_class.or(traffic_class).unwrap_or(0);
+        Priority { traffic_class, service_level: self.config.service_level.unwrap_or(0) }
     }
 
     /// Registers memory on every rail, for all connections.
@@ -160,7 +177,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let device = folder.path().join("cpu_dma_latency");
         std::fs::write(&device, b"").unwrap();
-        let process = Process::new(Config::from_variables(&[]).unwrap(), Vec::new(), 0);
+        let process = Process::new(Config::from_variables(&[]).unwrap(), Vec::new(), TunerIdentity::default());
         assert!(matches!(process.open().cpu_latency, CpuLatency::NotWanted) && process.bound.is_none());
         process.open().cpu_latency = CpuLatency::of(device, Some(7));
         let is_held = || matches!(process.open().cpu_latency, CpuLatency::Held { .. });
@@ -179,7 +196,7 @@ mod tests {
     #[test]
     fn the_bound_is_the_settings() {
         let settings = [("NCCL_SPARK_INFLIGHT_BYTES".to_owned(), "4096".to_owned())];
-        let process = Process::new(Config::from_variables(&settings).unwrap(), Vec::new(), 0);
+        let process = Process::new(Config::from_variables(&settings).unwrap(), Vec::new(), TunerIdentity::default());
         assert_eq!(process.bound.map(|bound| bound.most_bytes()), Some(4096));
     }
 }

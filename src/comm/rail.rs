@@ -50,6 +50,8 @@ pub struct Rail {
     pub path_qualities: PathQualities,
     /// As it was when it could last be used.
     last_look: Mutex<Option<Look>>,
+    /// True once a send was registered here with local write access, because the device refused it without.
+    needed_local_write: AtomicBool,
     /// Whether a WARN has said that `NCCL_IB_GID_INDEX` chooses nothing here.
     was_warned_of_index: AtomicBool,
     /// Bytes of large writes posted and not confirmed, of all connections.
@@ -72,8 +74,18 @@ impl Rail {
             },
         };
         let device = RailDevice::new(pd, Path::new(&config.sysfs).join("class/infiniband").join(&info.device));
-        let (path_qualities, last_look, was_warned_of_index, backlog_bytes) = Default::default();
-        Ok(Self { id, info, device, relaxed_ordering, path_qualities, last_look, was_warned_of_index, backlog_bytes })
+        let (path_qualities, last_look, needed_local_write, was_warned_of_index, backlog_bytes) = Default::default();
+        Ok(Self {
+            id,
+            info,
+            device,
+            relaxed_ordering,
+            path_qualities,
+            last_look,
+            needed_local_write,
+            was_warned_of_index,
+            backlog_bytes,
+        })
     }
 
     /// Device and port, as `NCCL_IB_HCA` would name it.

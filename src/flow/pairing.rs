@@ -56,14 +56,12 @@ pub fn pair(connector: &[RailAdvert], acceptor: &[RailAdvert]) -> Vec<Pair> {
 /// by what the other rails showed, and cannot be seen from these two alone: a cable may join ports of different names.
 ///
 /// `attempt` counts the attempts since they last carried, from 1. Every second one goes by the link-local addresses where both
-/// interfaces are seen to have one (such an address has a prefix): twins can answer ARP for each other, so that what is sent to an IPv4
-/// address reaches the wrong one, while a neighbour solicitation is answered by the interface alone that has the address.
+/// rails have one: twins can answer ARP for each other, so that what is sent to an IPv4 address reaches the wrong one, while a
+/// neighbour solicitation is answered by the interface alone that has the address. (An advert has no address that its interface
+/// is seen to lack. Where the interface cannot be seen, as in a container, only the attempt tells.)
 pub fn pair_again(connector: &RailAdvert, acceptor: &RailAdvert, attempt: u32) -> Option<Pair> {
-    let in_subnet = same_subnet(connector, acceptor);
-    let gids = match own_link_local(connector, acceptor) {
-        Some(gids) if attempt.is_multiple_of(2) => gids,
-        _ => in_subnet.or_else(|| both_link_local(connector, acceptor))?,
-    };
+    let (in_subnet, link_local) = (same_subnet(connector, acceptor), both_link_local(connector, acceptor));
+    let gids = if attempt.is_multiple_of(2) { link_local.or(in_subnet) } else { in_subnet.or(link_local) }?;
     Some(Pair::of((0, connector), (0, acceptor), gids))
 }
 
@@ -307,13 +305,6 @@ fn only_link_local(rail: &RailAdvert) -> bool {
 fn both_link_local(c: &RailAdvert, a: &RailAdvert) -> Option<Gids> {
     let of =
         |rail: &RailAdvert| rail.addresses.iter().find(|address| address.is_link_local()).map(|address| address.gid);
-    Some((of(c)?, of(a)?))
-}
-
-/// Link-local addresses that an interface of each side is seen to have.
-fn own_link_local(c: &RailAdvert, a: &RailAdvert) -> Option<Gids> {
-    let is_own = |address: &&Address| address.prefix.is_some() && address.is_link_local();
-    let of = |rail: &RailAdvert| rail.addresses.iter().find(is_own).map(|address| address.gid);
     Some((of(c)?, of(a)?))
 }
 

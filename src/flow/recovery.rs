@@ -9,6 +9,7 @@
 //! - [`Action::Resend`] comes only after the peer's FENCED: nothing that was posted there can land any more.
 //! - The connecting side uses new queue pairs once its trial writes were confirmed, and says LIVE; the accepting side once it has
 //!   heard LIVE.
+//! - A connection may begin without any rail, and has one within [`Limits::first_rail`] or fails.
 //! - Every state but [`State::Up`] and [`State::Down`] has a limit, here or at the peer.
 //!
 //! Each method that takes a time takes nanoseconds of one clock; if time goes backwards, none has passed.
@@ -114,8 +115,14 @@ impl Recovery {
     pub fn begins_without(&mut self, lane: LaneId) {
         if let Some(rail) = self.rails.get_mut(lane.index()) {
             (rail.attempts, rail.has_carried) = (1, false);
-            rail.state = rail.down(0);
+            self.set_down(lane, 0);
         }
+    }
+
+    /// How long the connection has been without its first rail, in nanoseconds; none once a rail has carried.
+    pub fn waits_for_first_rail(&self, now: u64) -> Option<u64> {
+        let waited = now.saturating_sub(self.dark_since.unwrap_or(now));
+        (self.recovers() && !self.has_carried()).then_some(waited)
     }
 
     /// The next thing to do. Whatever it calls for is told before the next one is asked for.
@@ -211,8 +218,9 @@ impl Recovery {
     pub fn fenced(&mut self, lane: LaneId, received: Received, now: u64) {
         let Some(rail) = self.rails.get_mut(lane.index()) else { return };
         let State::Fencing { why, peer_has, .. } = &mut rail.state else { return };
-        let (why, peer_has, retry) = (std::mem::take(why), peer_has.take(), rail.pause());
+        let (why, peer_has) = (std::mem::take(why), peer_has.take());
         rail.state = State::Fenced { since: now };
+        let retry = self.pause(lane);
         self.log(LogEntry::Lost { lane, why, retry });
         self.link.say(ControlMessage::Fenced { lane, received });
         if let Some(peer_has) = peer_has {
@@ -263,7 +271,7 @@ impl Recovery {
         let Some(rail) = self.rail_in(lane, &State::Opening) else { return };
         match outcome {
             Ok(_) if !recovers => {
-                rail.state = rail.down(now);
+                self.set_down(lane, now);
                 self.actions.push_back(Action::DropQps(lane));
             }
             Ok((advert, end)) => {
@@ -274,7 +282,7 @@ impl Recovery {
             }
             // The peer has heard of nothing yet.
             Err(why) => {
-                rail.state = rail.down(now);
+                self.set_down(lane, now);
                 self.log(LogEntry::NotYet(lane, why));
             }
         }
@@ -296,7 +304,7 @@ impl Recovery {
         if let Some(rail) = self.rails.get_mut(lane.index())
             && matches!(rail.state, State::Up { .. })
         {
-            rail.state = rail.down(now);
+            self.set_down(lane, now);
         }
     }
 
@@ -397,7 +405,7 @@ impl Recovery {
                 ControlMessage::NotNow { attempt, why, .. },
                 State::Requested { .. } | State::Probing { .. } | State::AwaitingLive,
             ) if attempt == rail.request => {
-                rail.state = rail.down(now);
+                self.set_down(lane, now);
                 self.actions.push_back(Action::DropQps(lane));
                 self.log(LogEntry::NotYet(lane, why));
             }
@@ -449,7 +457,7 @@ impl Recovery {
 
     /// Both sides have stopped a rail.
     fn resend(&mut self, lane: LaneId, received: Received, now: u64) {
-        self.rails[lane.index()].state = self.rails[lane.index()].down(now);
+        self.set_down(lane, now);
         self.actions.push_back(Action::Resend(lane, received));
     }
 
@@ -479,9 +487,8 @@ impl Recovery {
 
     /// The rail cannot return now: the peer is told.
     fn not_now(&mut self, lane: LaneId, why: String, now: u64) {
-        let rail = &mut self.rails[lane.index()];
-        rail.state = rail.down(now);
-        let attempt = rail.request;
+        self.set_down(lane, now);
+        let attempt = self.rails[lane.index()].request;
         self.link.say(ControlMessage::NotNow { lane, attempt, why: why.clone() });
         self.log(LogEntry::NotYet(lane, why));
     }
@@ -502,7 +509,11 @@ impl Recovery {
             return;
         }
         let waited = now.saturating_sub(*self.dark_since.get_or_insert(now));
-        if waited >= self.limits.loss {
+        if !self.has_carried() {
+            if waited >= self.limits.first_rail {
+                self.give_up(Cause::NoFirstRail);
+            }
+        } else if waited >= self.limits.loss {
             self.give_up(Cause::NoRail(waited));
         }
     }
@@ -526,6 +537,28 @@ impl Recovery {
         }
     }
 
+    /// True once a rail has carried.
+    pub fn has_carried(&self) -> bool {
+        self.rails.iter().any(|rail| rail.has_carried)
+    }
+
+    /// How long to wait before the next attempt on a rail.
+    fn pause(&self, lane: LaneId) -> u64 {
+        let rail = &self.rails[lane.index()];
+        RETRY
+            << match rail.has_carried {
+                true => rail.attempts.min(DOUBLED_AT_MOST),
+                false if self.has_carried() => rail.attempts.min(DOUBLED_AT_MOST_BEFORE),
+                // The caller waits for the first rail. The handshake was the first attempt.
+                false => rail.attempts.saturating_sub(1).min(DOUBLED_AT_MOST),
+            }
+    }
+
+    /// Both sides have stopped a rail, or an attempt has failed.
+    fn set_down(&mut self, lane: LaneId, now: u64) {
+        self.rails[lane.index()].state = State::Down { retry_at: now + self.pause(lane) };
+    }
+
     fn log(&mut self, entry: LogEntry) {
         self.actions.push_back(Action::Log(entry));
     }
@@ -542,15 +575,5 @@ impl Recovery {
 impl Rail {
     fn count_loss(&mut self, since: u64, now: u64) {
         self.attempts = if now.saturating_sub(since) > STEADY { 0 } else { self.attempts + 1 };
-    }
-
-    /// How long to wait before the next attempt.
-    fn pause(&self) -> u64 {
-        RETRY << self.attempts.min(if self.has_carried { DOUBLED_AT_MOST } else { DOUBLED_AT_MOST_BEFORE })
-    }
-
-    /// As it is when both sides have stopped it, or an attempt was in vain.
-    fn down(&self, now: u64) -> State {
-        State::Down { retry_at: now + self.pause() }
     }
 }

@@ -1,12 +1,12 @@
 //! What CUDA says of the GPUs' memory, to explain why only host pointers are announced.
 //!
-//! libcuda is looked for and asked through its own symbols: no context is created, nothing is linked, and a host without it
-//! is a plain answer.
+//! The driver's library is loaded at run time, and no context is created. A host without it gets a plain answer.
 
 #![allow(unsafe_code)]
 
-use cudarc::driver::sys::{self, CUdevice_attribute};
+use libloading::Library;
 use std::ffi::{c_char, c_int, c_uint};
+use std::sync::OnceLock;
 
 /// A GPU's attributes; `None` for one that this driver does not know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub struct CudaDevice {
 /// All GPUs that CUDA shows to this process, in its order.
 ///
 /// # Errors
-/// Why there is no answer: no libcuda, or what it refused.
+/// The reason in words: no libcuda, or a failed call.
 pub fn cuda_devices() -> Result<Vec<CudaDevice>, String> {
     let driver = Driver::load()?;
     // SAFETY: `cuInit` may be called at any time, from any thread, and more than once; its flags must be 0.
@@ -34,7 +34,7 @@ pub fn cuda_devices() -> Result<Vec<CudaDevice>, String> {
 /// The name of the GPU that CUDA shows to this process; of several kinds, all their names with `+` between.
 ///
 /// # Errors
-/// Why there is no answer: no libcuda, no GPU, or what libcuda refused.
+/// The reason in words: no libcuda, no GPU, or a failed call.
 pub fn gpu_name() -> Result<String, String> {
     let driver = Driver::load()?;
     // SAFETY: as in `cuda_devices`.
@@ -44,6 +44,14 @@ pub fn gpu_name() -> Result<String, String> {
     names.sort_unstable();
     names.dedup();
     if names.is_empty() { Err("CUDA shows no GPU".to_owned()) } else { Ok(names.join("+")) }
+}
+
+/// The answer of [`gpu_name`] in words for a person.
+pub fn gpu_text(name: &Result<String, String>) -> String {
+    match name {
+        Ok(name) => name.clone(),
+        Err(reason) => format!("unknown GPU ({reason})"),
+    }
 }
 
 /// Why the plugin announces host pointers only, as one line for the log.
@@ -101,8 +109,18 @@ fn succeeded(call: &str, status: c_int) -> Result<(), String> {
     }
 }
 
-/// The calls used. Their results are read as plain numbers: a newer driver may give a code, and an older one
-/// lack an attribute, that cudarc's enumerations do not have.
+/// Names of the driver's library, in the order in which they are tried.
+///
+/// `libcuda.so.1` is its soname, which CUDA's runtime loads. A toolkit has a stub named `libcuda.so`,
+/// and some images have that folder on `LD_LIBRARY_PATH`.
+const LIBRARY_NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
+
+/// Values of cuda.h's `CUdevice_attribute`.
+const INTEGRATED: c_int = 18;
+const GPU_DIRECT_RDMA_SUPPORTED: c_int = 116;
+const DMA_BUF_SUPPORTED: c_int = 124;
+
+/// The calls used. Their results are read as plain numbers, so any driver's codes are understood.
 struct Driver {
     init: unsafe extern "C" fn(c_uint) -> c_int,
     device_count: unsafe extern "C" fn(*mut c_int) -> c_int,
@@ -113,14 +131,15 @@ struct Driver {
 
 impl Driver {
     fn load() -> Result<Self, String> {
-        // SAFETY: loads libcuda and lets go of it: its initialisers are made to be run in any process.
-        if !unsafe { sys::is_culib_present() } {
-            return Err("libcuda not found".to_owned());
-        }
-        // SAFETY: as above; the library was just found, so this does not panic, and it stays loaded.
-        let library = unsafe { sys::culib() };
-        let missing = |error| format!("libcuda: {error}");
-        // SAFETY: the types are those of cuda.h (CUresult and CUdevice_attribute are C enums, CUdevice is an int).
+        // It stays loaded: libcuda keeps threads and state of its own.
+        static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
+        // SAFETY: loading runs libcuda's initialisers, which are made to be run in any process.
+        let load = |name| unsafe { Library::new(name) }.ok();
+        let library = LIBRARY.get_or_init(|| LIBRARY_NAMES.into_iter().find_map(load));
+        let library = library.as_ref().ok_or_else(|| "libcuda not found".to_owned())?;
+        let missing = |error: libloading::Error| format!("libcuda: {error}");
+        // SAFETY: the types are those of cuda.h (CUresult and CUdevice_attribute are C enums, CUdevice is an int), and
+        // the library is never unloaded.
         unsafe {
             Ok(Self {
                 init: *library.get(b"cuInit\0").map_err(missing)?,
@@ -151,7 +170,7 @@ impl Driver {
     fn name(&self, ordinal: c_int) -> Result<String, String> {
         let device = self.handle(ordinal)?;
         let mut name = [0; 256];
-        // SAFETY: the call writes at most as many bytes as it is told, with a zero at the end; `device` is from cuDeviceGet.
+        // SAFETY: the call writes at most `name.len()` bytes, with a zero at the end; `device` is from cuDeviceGet.
         let status = unsafe { (self.device_name)(name.as_mut_ptr(), name.len() as c_int, device) };
         succeeded("cuDeviceGetName", status)?;
         Ok(name.iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte as u8)).collect())
@@ -159,16 +178,16 @@ impl Driver {
 
     fn device(&self, ordinal: c_int) -> Result<CudaDevice, String> {
         let device = self.handle(ordinal)?;
-        let ask = |attribute: CUdevice_attribute| {
+        let ask = |attribute: c_int| {
             let mut value: c_int = 0;
             // SAFETY: the pointer is to a live int, which the call writes; `device` is from cuDeviceGet.
-            let status = unsafe { (self.attribute)(&mut value, attribute as c_int, device) };
+            let status = unsafe { (self.attribute)(&mut value, attribute, device) };
             (status == 0).then_some(value != 0)
         };
         Ok(CudaDevice {
-            is_integrated: ask(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED),
-            has_gpu_direct_rdma: ask(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED),
-            has_dma_buf: ask(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED),
+            is_integrated: ask(INTEGRATED),
+            has_gpu_direct_rdma: ask(GPU_DIRECT_RDMA_SUPPORTED),
+            has_dma_buf: ask(DMA_BUF_SUPPORTED),
         })
     }
 }
@@ -186,6 +205,12 @@ mod tests {
         let line = host_pointers_reason(&found);
         assert!(line.starts_with("host memory only, no GPUDirect: ") && !line.contains('\n'), "{line}");
         assert_eq!(host_pointers_reason(&cuda_devices()), line, "asked twice");
+    }
+
+    #[test]
+    fn a_gpu_is_named_or_the_reason_is() {
+        assert_eq!(gpu_text(&Ok("NVIDIA GB10".to_owned())), "NVIDIA GB10");
+        assert_eq!(gpu_text(&Err("libcuda not found".to_owned())), "unknown GPU (libcuda not found)");
     }
 
     #[test]

@@ -28,11 +28,11 @@ mod text;
 pub use crate::config::NameFilter as HcaFilter;
 
 pub use capacity::{Capacity, Limit};
-pub use cuda::{CudaDevice, cuda_devices, gpu_name, host_pointers_reason};
+pub use cuda::{CudaDevice, cuda_devices, gpu_name, gpu_text, host_pointers_reason};
 pub use from_sysfs::ports_from_sysfs;
-pub use model::{PcieLink, PortFacts, Rail, RailAddress, Refused, Survey, Warning, WarningKind};
+pub use model::{PcieLink, PortFacts, Rail, RailAddress, Refusal, Refused, Survey, Warning, WarningKind};
 pub use pcie::{LinkRate, PciFunction};
-pub use report::{folded, report};
+pub use report::{report, wrapped};
 pub use text::{gbps, list};
 
 use crate::error::{Error, Result};
@@ -95,6 +95,17 @@ impl Survey {
             let mbps = u64::from(rail.speed_mbps) * mtu / (mtu + FRAMING_BYTES);
             u32::try_from(mbps).unwrap_or(u32::MAX)
         })
+    }
+
+    /// A rail's cable as people know it: the port's name on the machine ("p0"). Its number where the
+    /// kernel gives no name, or two adapters of this host have the same one.
+    pub fn cable_name(&self, rail: &Rail) -> String {
+        let is_shared = |name: &str| {
+            let mut others = self.rails.iter().filter(|other| other.cable != rail.cable);
+            others.any(|other| other.phys_port.as_deref() == Some(name))
+        };
+        let name = rail.phys_port.as_deref().filter(|name| !is_shared(name));
+        name.map_or_else(|| rail.cable.to_string(), str::to_owned)
     }
 
     /// What a rail hangs on, as peers are told.

@@ -142,8 +142,21 @@ pub struct Refused {
     pub phys_port: Option<String>,
     /// The PCI function, if there is one.
     pub pci: Option<PciFunction>,
-    /// Why it is not.
+    /// Kind of the reason.
+    pub refusal: Refusal,
+    /// The reason in words.
     pub reason: String,
+}
+
+/// Kind of reason why a port is no rail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// `NCCL_IB_HCA` excludes it.
+    Excluded,
+    /// It has no link.
+    NoLink,
+    /// It has a link, and cannot carry RoCE v2 as it is set up.
+    Unusable,
 }
 
 /// A PCIe link, and who is on it.

@@ -1,4 +1,4 @@
-//! PCI Express: which function, on which link, and what the link carries in payload.
+//! PCI Express functions, their links, and the payload rate of a link.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ pub struct PciFunction {
     pub address: String,
     /// PCIe domain (segment); on a Spark it tells the twins of one cable apart.
     pub domain: u32,
-    /// Where sysfs keeps it, with every bridge above it.
+    /// The function's folder in sysfs; its parents are the bridges above.
     pub path: PathBuf,
     /// `domain:bus:device` of the physical function: all functions with this one share one PCIe link.
     pub slot: String,
@@ -18,20 +18,21 @@ pub struct PciFunction {
     pub function: u8,
     /// Whether this is a virtual function (SR-IOV); its link is that of its physical function.
     pub is_virtual: bool,
-    /// What the link runs at; `None` where sysfs does not know.
+    /// Present rate of the link; `None` where sysfs does not know.
     pub current: Option<LinkRate>,
-    /// What the function could run at.
+    /// Highest rate that the function supports.
     pub max: Option<LinkRate>,
-    /// Largest payload of one transaction in bytes; `None` where the configuration space is not readable.
+    /// Maximum payload size (MPS) in bytes, for `doctor`. `None` where the configuration space is not
+    /// readable: only root can read it, so no rate depends on this.
     pub max_payload_bytes: Option<u32>,
-    /// Largest read request in bytes; `None` where the configuration space is not readable.
+    /// Largest read request in bytes, for `doctor`; `None` as above.
     pub max_read_request_bytes: Option<u32>,
 }
 
 impl PciFunction {
-    /// What the link carries in payload, in Mb/s and one direction; `None` for a link that sysfs does not know.
+    /// Payload rate of the link in Mb/s, one direction; `None` for a link that sysfs does not know.
     pub fn payload_mbps(&self) -> Option<u32> {
-        Some(self.current?.payload_mbps(self.max_payload_bytes.unwrap_or(ASSUMED_MAX_PAYLOAD_BYTES)))
+        self.current.map(LinkRate::payload_mbps)
     }
 }
 
@@ -50,21 +51,24 @@ impl LinkRate {
         GENERATIONS.iter().find(|row| row.speed_mts == self.speed_mts).map(|row| row.generation)
     }
 
-    /// What such a link carries in payload, in Mb/s and one direction, with transactions of `max_payload_bytes`.
+    /// Payload rate in Mb/s, one direction: signalling rate x lanes x line code x 8/9.
     ///
-    /// Signalling rate x lanes x line code x payload / (payload + overhead). 32 GT/s x4 with 256 bytes: 112 Gb/s, where
-    /// `ib_write_bw` over one function of a Spark was published at 111.7 (eugr/spark-vllm-docker).
-    pub fn payload_mbps(self, max_payload_bytes: u32) -> u32 {
+    /// The 8/9 are what was measured. Owners of Sparks read a maximum payload size (MPS) of 512 on 16
+    /// machines, and published 111.7 Gb/s for `ib_write_bw` over one function (eugr/spark-vllm-docker).
+    /// The link carries 126.0 Gb/s after its line code; 8/9 of that are 112.0. Headers account for less:
+    /// with 24 bytes for each 512 (PCI Express Base Specification 5.0, 2.2 and 4.2.2), 120.4 would remain.
+    /// Acknowledgements, flow control and read requests share the link, at a rate that is not published.
+    ///
+    /// The MPS is not an argument: only root can read it, and all ranks must announce the same rate.
+    pub fn payload_mbps(self) -> u32 {
         let code = GENERATIONS.iter().rfind(|row| row.speed_mts <= self.speed_mts).unwrap_or(&GENERATIONS[0]);
         let lanes_mbps = u64::from(self.speed_mts) * u64::from(self.width);
-        let payload = u64::from(max_payload_bytes);
-        let transaction = payload + TRANSACTION_OVERHEAD_BYTES + LINK_UPKEEP_BYTES;
-        // One division at the end: at most 128000 x 32 x 236 x 4096, far from 64 bits.
-        let payload_mbps = lanes_mbps * code.useful_bits * payload / (code.line_bits * transaction);
+        // One division at the end: at most 128000 x 32 x 236 x 8, far from 64 bits.
+        let payload_mbps = lanes_mbps * code.useful_bits * 8 / (code.line_bits * 9);
         u32::try_from(payload_mbps).unwrap_or(u32::MAX)
     }
 
-    /// Whether this link is narrower or slower than `other`.
+    /// Returns true if this link is narrower or slower than `other`.
     pub fn is_below(self, other: LinkRate) -> bool {
         self.width < other.width || self.speed_mts < other.speed_mts
     }
@@ -78,18 +82,6 @@ impl fmt::Display for LinkRate {
         }
     }
 }
-
-/// What a system uses unless told otherwise; on a Spark nobody has published the value.
-pub(super) const ASSUMED_MAX_PAYLOAD_BYTES: u32 = 256;
-
-/// Around the payload of a memory write (PCI Express Base Specification 5.0, 2.2 and 4.2.2): start token with the
-/// sequence number 4, header with a 64-bit address 16, link CRC 4.
-const TRANSACTION_OVERHEAD_BYTES: u64 = 24;
-
-/// One data link packet (start token 2, content 4, CRC 2) for each transaction: acknowledgements, flow-control updates
-/// and the read requests of the other direction. How often they come is not fixed; with this share the result is what
-/// was measured on a Spark, without it (115 Gb/s) it is 3 % more.
-const LINK_UPKEEP_BYTES: u64 = 8;
 
 struct Generation {
     generation: u8,
@@ -185,13 +177,12 @@ mod tests {
 
     #[test]
     fn a_sparks_link_carries_what_was_measured_over_it() {
-        assert_eq!(GEN5_X4.payload_mbps(256), 112_027);
+        assert_eq!(GEN5_X4.payload_mbps(), 112_027);
         let measured_mbps = 111_700_f64;
-        assert!((f64::from(GEN5_X4.payload_mbps(256)) / measured_mbps - 1.0).abs() < 0.01);
-        assert!(GEN5_X4.payload_mbps(128) < GEN5_X4.payload_mbps(256));
-        assert_eq!(GEN5_X4.payload_mbps(256) / 2, LinkRate { width: 2, ..GEN5_X4 }.payload_mbps(256));
+        assert!((f64::from(GEN5_X4.payload_mbps()) / measured_mbps - 1.0).abs() < 0.01);
+        assert_eq!(GEN5_X4.payload_mbps() / 2, LinkRate { width: 2, ..GEN5_X4 }.payload_mbps());
         // 8b/10b: 2.5 GT/s x1 is 2 Gb/s before any overhead.
-        assert_eq!(LinkRate { width: 1, speed_mts: 2_500 }.payload_mbps(128), 2_000 * 128 / 160);
+        assert_eq!(LinkRate { width: 1, speed_mts: 2_500 }.payload_mbps(), 2_000 * 8 / 9);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! One port: what verbs and sysfs say of it together, and whether it is a rail.
 
-use super::{HcaFilter, PciFunction, PortFacts, Rail, RailAddress, Refused, sysfs};
+use super::{HcaFilter, PciFunction, PortFacts, Rail, RailAddress, Refusal, Refused, sysfs};
 use crate::interfaces::{Holder, Interface, TableEntry, gid_netdev, holder, no_address};
 use crate::verbs::{GidEntry, GidKind, LinkLayer, PortState};
 use crate::wire::fields::remoteness;
@@ -121,10 +121,11 @@ impl<'a> Port<'a> {
 
     /// The port with the reason why it is not a rail, if it is not.
     pub(super) fn refused(&self) -> Option<Refused> {
-        let reason = match &self.obstacle {
+        let (refusal, reason) = match &self.obstacle {
             _ if self.is_rail() => return None,
-            _ if !self.is_admitted => "NCCL_IB_HCA excludes it".to_owned(),
-            Some(obstacle) => obstacle.text(),
+            _ if !self.is_admitted => (Refusal::Excluded, "NCCL_IB_HCA excludes it".to_owned()),
+            Some(obstacle @ Obstacle::State(_)) => (Refusal::NoLink, obstacle.text()),
+            Some(obstacle) => (Refusal::Unusable, obstacle.text()),
             None => return None,
         };
         Some(Refused {
@@ -133,6 +134,7 @@ impl<'a> Port<'a> {
             netdev: self.netdev.clone(),
             phys_port: self.phys_port.clone(),
             pci: self.pci.clone(),
+            refusal,
             reason,
         })
     }

@@ -1,6 +1,5 @@
 //! The survey as text for a person, in 80 columns: first the verdict, then what to change, then each port and PCIe link.
 
-use super::pcie::ASSUMED_MAX_PAYLOAD_BYTES;
 use super::text::{gbps, list};
 use super::{Limit, PciFunction, PcieLink, Rail, RailAddress, Refused, Survey};
 use std::net::{IpAddr, Ipv6Addr};
@@ -27,7 +26,7 @@ pub fn report(survey: &Survey) -> String {
         page.push('\n');
     }
     for (at, link) in survey.links.iter().enumerate() {
-        page += &folded("  ", &link_text(at, link, survey));
+        page += &folded("  ", &link_text(at, link));
     }
     page
 }
@@ -73,7 +72,8 @@ fn rail_text(rail: &Rail, survey: &Survey) -> String {
     let mut parts = place(rail.netdev.as_deref(), rail.phys_port.as_deref(), rail.pci.as_ref());
     parts.push(gbps(rail.speed_mbps));
     parts.push(format!("path MTU {}", rail.path_mtu_bytes));
-    let head = format!("{}:{}  used: cable {}, PCIe link {}{twin}", rail.device, rail.port, rail.cable, rail.link);
+    let cable = survey.cable_name(rail);
+    let head = format!("{}:{}  used: cable {cable}, PCIe link {}{twin}", rail.device, rail.port, rail.link);
     [folded("    ", &head), indented(&parts.join(", ")), indented(&addresses.join(", "))].concat()
 }
 
@@ -101,36 +101,36 @@ fn address_text(address: &RailAddress) -> String {
     format!("{ip}{prefix} (GID {})", address.gid_index)
 }
 
-fn link_text(at: usize, link: &PcieLink, survey: &Survey) -> String {
+fn link_text(at: usize, link: &PcieLink) -> String {
     let devices = link.devices.join(", ");
     let (Some(slot), Some(rate), Some(payload_mbps)) = (&link.slot, link.rate, link.payload_mbps) else {
         return format!("PCIe link {at}: unknown, so the port's speed counts; {devices}");
     };
-    let function = survey.rails.iter().find(|rail| rail.link == at).and_then(|rail| rail.pci.as_ref());
-    let size = match function.and_then(|function| function.max_payload_bytes) {
-        Some(bytes) => format!("MaxPayload {bytes} B"),
-        None => format!("MaxPayload {ASSUMED_MAX_PAYLOAD_BYTES} B assumed (root can read it)"),
-    };
     let shared = if link.devices.len() > 1 { "shared by " } else { "" };
-    format!("PCIe link {at}: {slot} {rate}, {size}, carries {}; {shared}{devices}", gbps(payload_mbps))
+    format!("PCIe link {at}: {slot} {rate}, carries {}; {shared}{devices}", gbps(payload_mbps))
 }
 
-/// What a terminal is wide at least.
+/// Width of the narrowest terminal that is served.
 const COLUMNS: usize = 80;
 
 fn indented(text: &str) -> String {
     folded("    ", &format!("    {text}"))
 }
 
-/// `text` in lines of at most 80 columns, the second and later ones behind `indent`. A longer word stays whole.
-pub fn folded(indent: &str, text: &str) -> String {
+fn folded(indent: &str, text: &str) -> String {
+    wrapped(COLUMNS, indent, text)
+}
+
+/// `text` in lines of at most `columns`, the second and later ones behind `indent`. A longer word
+/// stays whole.
+pub fn wrapped(columns: usize, indent: &str, text: &str) -> String {
     let mut page = String::new();
     let mut line = text.chars().take_while(|c| *c == ' ').collect::<String>();
     let mut is_empty = true;
     // Two spaces between words stay.
     for word in text.trim_start().split(' ') {
         let width = line.chars().count() + usize::from(!is_empty) + word.chars().count();
-        if !is_empty && width > COLUMNS {
+        if !is_empty && width > columns {
             page += line.trim_end();
             page.push('\n');
             line = indent.to_owned();
@@ -159,5 +159,6 @@ mod tests {
         let long = "x".repeat(100);
         assert_eq!(folded("  ", &format!("a {long} b")), format!("a\n  {long}\n  b\n"));
         assert_eq!(folded("", "a:1  used"), "a:1  used\n");
+        assert_eq!(wrapped(10, "  ", "one two three"), "one two\n  three\n");
     }
 }

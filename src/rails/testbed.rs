@@ -64,7 +64,7 @@ pub(super) fn spark_function(domain: u8, port: u8) -> Function {
         max_width: 4,
         gt_per_s: "32.0 GT/s PCIe",
         max_gt_per_s: "32.0 GT/s PCIe",
-        max_payload_exponent: Some(1),
+        max_payload_exponent: Some(2),
         system_image_guid: Some(SPARK_GUID),
         guid: SPARK_GUID + u64::from(domain) * 2 + u64::from(port),
         state: PortState::Active,

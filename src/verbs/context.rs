@@ -3,6 +3,7 @@
 use std::mem::{offset_of, size_of};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use super::library::{Device, Library, Pointer};
 use crate::error::{Error, Result};
@@ -17,6 +18,8 @@ pub struct Context {
     ports: u8,
     /// Read from the context once: the library fills them in while it opens the device, and never again.
     pub(super) operations: Operations,
+    /// Set once the log says that queue pairs have no thread domain; in the second place, that they have.
+    pub(super) told_of_doorbells: [AtomicBool; 2],
 }
 
 /// What a device can hold.
@@ -95,6 +98,7 @@ impl Context {
             ports: attributes.phys_port_cnt,
             // SAFETY: the context is open.
             operations: unsafe { operations(raw, name) }?,
+            told_of_doorbells: Default::default(),
         };
         std::mem::forget(close);
         context.make_events_nonblocking()?;

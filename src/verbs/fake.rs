@@ -1,5 +1,9 @@
 //! A provider in memory, for the paths that soft-RoCE does not take: older libraries, and mlx5's thread domains.
 
+#[path = "../../tests/common/heard.rs"]
+#[allow(dead_code, reason = "integration tests use the rest")]
+mod heard;
+
 use std::cell::RefCell;
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -56,6 +60,27 @@ fn without_thread_domains_a_plain_domain_does() {
     // A library whose struct ends before these functions; the memory where they would be is not its own.
     let up_to_its_functions = -(std::mem::offset_of!(verbs_context, alloc_td) as isize) - 8;
     assert_eq!(calls_of_a_qp(Offers { grown_by: up_to_its_functions, ..ALL }), plain);
+}
+
+#[test]
+fn each_device_says_once_whether_its_queue_pairs_have_thread_domains() {
+    for (thread_domains, words) in [
+        (true, "fake0: queue pairs have thread domains: no locks, and with BlueFlame a write-combined doorbell each"),
+        (
+            false,
+            "fake0: queue pairs have no thread domains (its provider has none): they take locks and share doorbells",
+        ),
+    ] {
+        let heard = heard::Heard::default();
+        let _queue_pairs = heard.by(|| {
+            let context = fake(Offers { thread_domains, ..ALL });
+            let (pd, cq) = (Pd::new(&context).expect("a domain"), Cq::new(&context, 16).expect("a CQ"));
+            let caps = QpCaps { send_requests: 4, receive_requests: 4, inline_bytes: 0 };
+            [0, 1].map(|_| Qp::new(&pd, &cq, caps).expect("a QP"))
+        });
+        let said: Vec<String> = heard.take().into_iter().map(|(_, text)| text).collect();
+        assert!(said.len() == 1 && said[0].starts_with(words), "{said:?}");
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::context::{Operations, Pd, note_failure};
 use super::cq::{Cq, Queue};
 use super::library::Pointer;
-use super::thread_domain::ThreadDomain;
+use super::thread_domain::{ThreadDomain, tell_doorbells};
 use crate::error::{Error, Result};
 use verbs_sys::*;
 
@@ -99,16 +99,14 @@ impl Qp {
         let context = pd.context();
         let create_qp = context.library.create_qp;
         let in_thread_domain = ThreadDomain::new(pd).and_then(|domain| {
-            let (raw, inline_bytes) = create(create_qp, domain.raw, cq, caps).ok()?;
-            Some((raw, inline_bytes, Some(domain)))
+            let created = create(create_qp, domain.raw, cq, caps).map_err(|error| error.to_string())?;
+            Ok((created, domain))
         });
-        let (raw, inline_bytes, thread_domain) = match in_thread_domain {
-            Some(created) => created,
-            None => {
-                let (raw, inline_bytes) = create(create_qp, pd.raw, cq, caps)?;
-                (raw, inline_bytes, None)
-            }
+        let ((raw, inline_bytes), thread_domain) = match in_thread_domain {
+            Ok((created, domain)) => (created, Ok(domain)),
+            Err(why) => (create(create_qp, pd.raw, cq, caps)?, Err(why)),
         };
+        tell_doorbells(context, &thread_domain);
         // SAFETY: the QP was just made, and its number does not change.
         let number = unsafe { (*raw.as_ptr()).qp_num };
         let empty = ibv_recv_wr { wr_id: 0, next: std::ptr::null_mut(), sg_list: std::ptr::null_mut(), num_sge: 0 };
@@ -122,7 +120,7 @@ impl Qp {
             prepared: Box::new(Prepared { request: unsafe { std::mem::zeroed() }, segment: no_segment }),
             receives: vec![empty; caps.receive_requests as usize],
             pd: Arc::clone(pd),
-            _thread_domain: thread_domain,
+            _thread_domain: thread_domain.ok(),
             _queue: Arc::clone(&cq.queue),
         })
     }

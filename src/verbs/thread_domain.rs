@@ -1,14 +1,21 @@
 //! Thread domains: a QP that only one thread uses at a time needs none of the provider's own locks.
+//!
+//! They decide about the doorbell too. mlx5 gives a thread domain a BlueFlame register of its own, in a page that
+//! the kernel maps for write combining; where the kernel found that this machine cannot combine writes, it refuses
+//! the page, and mlx5 the thread domain (`mlx5_alloc_td` in rdma-core's providers/mlx5/verbs.c,
+//! `MLX5_IB_METHOD_UAR_OBJ_ALLOC` in Linux's drivers/infiniband/hw/mlx5/main.c). A device without BlueFlame gets a
+//! thread domain with a plain doorbell, and libibverbs does not tell the two apart.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use super::context::{Pd, extended_operation, note_failure};
+use super::context::{Context, Pd, extended_operation, note_failure};
 use super::library::Pointer;
 use verbs_sys::*;
 
 /// A protection domain that says "one thread at a time" to the provider (mlx5: no spinlock around the queues, and a
-/// doorbell page of its own). It is for one QP, because then `&mut Qp` is what keeps the promise.
+/// doorbell register of its own). It is for one QP, because then `&mut Qp` is what keeps the promise.
 pub(super) struct ThreadDomain {
     /// A protection domain on top of `pd`; memory registered in `pd` is usable through it.
     pub(super) raw: NonNull<ibv_pd>,
@@ -23,15 +30,21 @@ unsafe impl Send for ThreadDomain {}
 unsafe impl Sync for ThreadDomain {}
 
 impl ThreadDomain {
-    /// `None` where the provider has no such thing, or has run out of them; a plain domain does the same more slowly.
-    pub(super) fn new(pd: &Arc<Pd>) -> Option<Self> {
+    /// A thread domain in `pd`. Without one a plain domain does the same more slowly.
+    ///
+    /// # Errors
+    /// The reason in words: the provider has no thread domains, or refused one.
+    pub(super) fn new(pd: &Arc<Pd>) -> Result<Self, String> {
         let context = pd.context();
-        let alloc_td = extended_operation!(context, alloc_td)?;
-        let dealloc_td = extended_operation!(context, dealloc_td)?;
-        let alloc_parent_domain = extended_operation!(context, alloc_parent_domain)?;
+        let none = || "its provider has none".to_owned();
+        let alloc_td = extended_operation!(context, alloc_td).ok_or_else(none)?;
+        let dealloc_td = extended_operation!(context, dealloc_td).ok_or_else(none)?;
+        let alloc_parent_domain = extended_operation!(context, alloc_parent_domain).ok_or_else(none)?;
+        let refused = || std::io::Error::last_os_error().to_string();
         let mut attributes = ibv_td_init_attr { comp_mask: 0 };
         // SAFETY: the context is open, and the struct lives for the call.
-        let thread = NonNull::new(unsafe { alloc_td(context.raw.as_ptr(), &raw mut attributes) })?;
+        let thread =
+            NonNull::new(unsafe { alloc_td(context.raw.as_ptr(), &raw mut attributes) }).ok_or_else(refused)?;
         let mut attributes = ibv_parent_domain_init_attr {
             pd: pd.raw.as_ptr(),
             td: thread.as_ptr(),
@@ -42,12 +55,31 @@ impl ThreadDomain {
         };
         // SAFETY: as above; both domains are alive.
         let Some(raw) = NonNull::new(unsafe { alloc_parent_domain(context.raw.as_ptr(), &raw mut attributes) }) else {
+            let why = refused();
             // SAFETY: allocated just above, and used by nothing.
             let status = unsafe { dealloc_td(thread.as_ptr()) };
             note_failure("ibv_dealloc_td", context.name(), status);
-            return None;
+            return Err(why);
         };
-        Some(Self { raw, thread, dealloc_td, pd: Arc::clone(pd) })
+        Ok(Self { raw, thread, dealloc_td, pd: Arc::clone(pd) })
+    }
+}
+
+/// Logs once for each opening of a device that its queue pairs have thread domains, and once that they have none.
+pub(super) fn tell_doorbells(context: &Context, domain: &Result<ThreadDomain, String>) {
+    // Relaxed: two lines at the same moment do no harm.
+    if context.told_of_doorbells[usize::from(domain.is_ok())].swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let name = context.name();
+    match domain {
+        Ok(_) => tracing::info!(
+            "{name}: queue pairs have thread domains: no locks, and with BlueFlame a write-combined doorbell each"
+        ),
+        Err(why) => tracing::info!(
+            "{name}: queue pairs have no thread domains ({why}): they take locks and share doorbells; mlx5 has none where \
+             the kernel finds no write combining"
+        ),
     }
 }
 

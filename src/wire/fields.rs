@@ -79,6 +79,25 @@ pub fn remoteness(gid: &[u8; 16]) -> u8 {
     }
 }
 
+/// Priority of a connection's packets, which switches and NICs queue by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub struct Priority {
+    /// Traffic class of the IP header: DSCP and ECN bits.
+    pub traffic_class: u8,
+    /// Service level, 0 to 15.
+    pub service_level: u8,
+}
+
+impl Priority {
+    pub(super) fn write(self, w: &mut Writer) {
+        w.u8(self.traffic_class).u8(self.service_level);
+    }
+
+    pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Self { traffic_class: r.u8()?, service_level: ranged("priority", u64::from(r.u8()?), 0, 15)? as u8 })
+    }
+}
+
 /// One end of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct QpEnd {

@@ -2,8 +2,8 @@
 //!
 //! The connecting side says [`Hello`] with its rails; the accepting side pairs them with its own and makes an
 //! [`Offer`], or a refusal in words; the connecting side connects its queue pairs and answers [`Ready`]; the
-//! accepting side connects its own, writes once over every rail, and says with [`Go`] which of them carry. From then on
-//! each side sends a [`ControlFrame`] when it has something to tell. Where their TCP connection is given up, the connecting side dials
+//! accepting side connects its own, tests every rail, and says with [`Go`] which of them carry: all, some or
+//! none, as the others are tried again by the running connection. From then on each side sends a [`ControlFrame`] when it has something to tell. Where their TCP connection is given up, the connecting side dials
 //! another one, says [`Redial`] and is answered `RESUMED`. Each message is a frame: 8 bytes of header, then at most
 //! [`MAX_BODY_BYTES`].
 //!
@@ -14,7 +14,8 @@
 use super::codec::{Malformed, Reader, Writer};
 use super::control::ControlFrame;
 use super::fields::{
-    Attachment, MAX_QPS, NAME_BYTES, QpEnd, RailAdvert, chunk_bytes, mtu_bytes, ranged, read_gid, read_qps, write_qp,
+    Attachment, MAX_QPS, NAME_BYTES, Priority, QpEnd, RailAdvert, chunk_bytes, mtu_bytes, ranged, read_gid, read_qps,
+    write_qp,
 };
 use super::handle::TOKEN_BYTES;
 use super::ids::RailId;
@@ -71,6 +72,11 @@ pub struct Hello {
     pub qps_per_rail: u8,
     /// By what this side's tuner decides; 0 where it leaves all to NCCL. Two sides that differ would hang in a collective.
     pub tuner_hash: u64,
+    /// Name of this side's GPU, for the message about tuners that differ.
+    pub gpu: String,
+    /// Priority of this side's packets. The accepting side's queue pairs use it too, as NCCL's do
+    /// (net_ib, `ncclIbAccept`).
+    pub priority: Priority,
     /// Whether a peer that no rail reaches may be reached by TCP.
     pub by_tcp: ByTcp,
     /// The rails, in this side's order.
@@ -159,8 +165,18 @@ pub enum PairReady {
         /// The connecting side's queue pairs, in the order of the offer's.
         qps: Vec<QpEnd>,
     },
-    /// This side cannot use the pair.
-    Failed(String),
+    /// Not connected on this side.
+    NotYet(NotYet),
+}
+
+/// The reason why a pair of rails does not carry yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotYet {
+    /// The reason in words, for a message.
+    pub why: String,
+    /// True where a later attempt may succeed: a port that is down, an address that does not
+    /// resolve, packets that get lost. A refused request (`EINVAL`) stays refused.
+    pub may_pass: bool,
 }
 
 /// How a pair is offered.
@@ -376,7 +392,9 @@ impl Hello {
             .text(&self.name, NAME_BYTES)
             .u32(self.chunk_bytes)
             .u8(self.qps_per_rail)
-            .u64(self.tuner_hash);
+            .u64(self.tuner_hash)
+            .text(&self.gpu, NAME_BYTES);
+        self.priority.write(w);
         match &self.by_tcp {
             ByTcp::Off => w.u8(0),
             ByTcp::Allowed => w.u8(1),
@@ -392,6 +410,8 @@ impl Hello {
             chunk_bytes: chunk_bytes(r)?,
             qps_per_rail: ranged("queue pairs", u64::from(r.u8()?), 0, MAX_QPS as u64)? as u8,
             tuner_hash: r.u64()?,
+            gpu: r.text("GPU", NAME_BYTES)?,
+            priority: Priority::read(r)?,
             by_tcp: match r.u8()? {
                 0 => ByTcp::Off,
                 1 => ByTcp::Allowed,
@@ -447,8 +467,8 @@ impl Ready {
             PairReady::Connected { mailbox_rkey, qps } => {
                 w.u8(1).u32(*mailbox_rkey).list(qps, write_qp);
             }
-            PairReady::Failed(reason) => {
-                w.u8(0).text(reason, TEXT_BYTES);
+            PairReady::NotYet(NotYet { why, may_pass }) => {
+                w.u8(if *may_pass { 2 } else { 0 }).text(why, TEXT_BYTES);
             }
         });
     }
@@ -458,7 +478,9 @@ impl Ready {
             mailbox_addr: mailbox_addr(r)?,
             pairs: r.list("pairs", MAX_RAILS, |r| match r.u8()? {
                 1 => Ok(PairReady::Connected { mailbox_rkey: r.u32()?, qps: read_qps(r)? }),
-                0 => Ok(PairReady::Failed(r.text("reason", TEXT_BYTES)?)),
+                state @ (0 | 2) => {
+                    Ok(PairReady::NotYet(NotYet { why: r.text("reason", TEXT_BYTES)?, may_pass: state == 2 }))
+                }
                 value => Err(Malformed::Value { what: "pair state", value: u64::from(value) }),
             })?,
         })

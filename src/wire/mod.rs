@@ -16,7 +16,7 @@ pub mod message;
 pub mod stream;
 
 /// Version of everything in this room. Two ends with different versions refuse each other with words.
-pub const PROTOCOL_VERSION: u16 = 7;
+pub const PROTOCOL_VERSION: u16 = 8;
 
 /// Receives in flight on one connection (`NCCL_NET_MAX_REQUESTS` in NCCL's `nccl_net.h`).
 pub const SLOTS: usize = 32;

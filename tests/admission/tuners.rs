@@ -34,7 +34,8 @@ fn hosts_whose_tuners_decide_differently_refuse_each_other_in_words() {
                     }
                     assert!(!text.contains("  "), "{text}");
                     let off = [first, second].contains(&0);
-                    assert_eq!(text.contains("(off)"), off, "{text}");
+                    assert_eq!(text.contains("(off, GPU "), off, "{text}");
+                    assert_eq!(text.matches(", GPU ").count(), 2, "{text}");
                 }
             }
         }

@@ -7,13 +7,15 @@ use nccl_net_spark::comm::datapath::lane::Role;
 use nccl_net_spark::comm::datapath::mailbox::Mailboxes;
 use nccl_net_spark::comm::datapath::path::{PathGuard, SharedPath};
 use nccl_net_spark::comm::datapath::peer::Peer;
-use nccl_net_spark::comm::recovery::driver::Driver;
+use nccl_net_spark::comm::recovery::driver::{Driver, Terms};
 use nccl_net_spark::comm::recovery::service::WatchId;
 use nccl_net_spark::comm::recovery::tcp::Redialling;
 use nccl_net_spark::verbs::Region;
+use nccl_net_spark::wire::fields::Priority;
 use nccl_net_spark::wire::mailbox::MAILBOX_BYTES;
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 /// One more connection of a process, in whose data path its service thread can be kept. When this goes, the thread goes on.
 pub struct Frozen {
@@ -77,7 +79,8 @@ impl Frozen {
         });
         let mailboxes = Mailboxes { region: Region::new(MAILBOX_BYTES).unwrap(), peer_addr: 0 };
         let gate = Arc::new(Gate::default());
-        let driver = Driver::new(process, context, gate.clone(), Role::Sender, None, mailboxes, Vec::new());
+        let terms = Terms { role: Role::Sender, priority: Priority::default(), first_rail: Duration::from_secs(60) };
+        let driver = Driver::new(process, context, gate.clone(), terms, mailboxes, Vec::new());
         let channel = Channel::from_stream(near).unwrap();
         let id = host.setup().service.watch(channel, driver, |_, _| Ok(Redialling::Never)).unwrap();
         Self { gate, host: Arc::clone(host), id, _far: listener.accept().unwrap().0 }

@@ -32,25 +32,29 @@ rails_begin() {
   ip rule del pref 0
 }
 
-# bridged_rails COUNT: makes rails 0..COUNT-1 with all their ends on one bridge and all addresses in one subnet. A bridge hands a broadcast to
+# bridged_rails COUNT [MTU]: makes rails 0..COUNT-1 with all their ends on one bridge and all addresses in one subnet. The bridge's
+# ports silently drop packets longer than MTU (default 9000, as at the rails' ends); TCP's segments fit. A bridge hands a broadcast to
 # the port that joined it last first, and here one processor takes in all, so that the end of a later rail is the first to answer. No end
 # answers for addresses of the other node.
 bridged_rails() {
-  local count=$1 i j side
+  local count=$1 mtu=${2:-9000} i j side device
   rails_begin
   ip link add wire type bridge mcast_snooping 0
   ip link set wire addrgenmode none arp off up
   for ((i = 0; i < count; i++)); do
     for side in a b; do
-      ip link add "e$side$i" mtu 9000 type veth peer name "w$side$i" mtu 9000
+      ip link add "e$side$i" mtu 9000 type veth peer name "w$side$i" mtu "$mtu"
       ip link set "w$side$i" addrgenmode none arp off up master wire
       ip link set "e$side$i" up
     done
     ip addr add "192.168.100.$((10 * i + 11))/24" dev "ea$i"
     ip addr add "192.168.100.$((10 * i + 12))/24" dev "eb$i"
     rail_rules "$i"
-    rail_routes "$i"
-    for side in a b; do echo 1 >"/sys/class/net/e$side$i/queues/rx-0/rps_cpus"; done
+    rail_routes "$i" advmss $((mtu - 100))
+    for side in a b; do
+      # As in rail_in_order: the bridge's ports take packets in as well.
+      for device in "e$side$i" "w$side$i"; do echo 1 >"/sys/class/net/$device/queues/rx-0/rps_cpus"; done
+    done
     rdma link add "a$i" type rxe netdev "ea$i"
     rdma link add "b$i" type rxe netdev "eb$i"
     rail_wait "$i" ACTIVE
@@ -86,12 +90,14 @@ rail_rules() {
   ip rule add pref $((51 + 2 * i)) to "$(rail_address a "$i")" lookup $((201 + 2 * i))
 }
 
+# rail_routes I [ATTRIBUTE]...: the routes of rail I, each with these attributes.
 rail_routes() {
   local i=$1 a b
+  shift
   a=$(rail_address a "$i")
   b=$(rail_address b "$i")
-  ip route replace "$b" dev "ea$i" src "$a" table $((200 + 2 * i))
-  ip route replace "$a" dev "eb$i" src "$b" table $((201 + 2 * i))
+  ip route replace "$b" dev "ea$i" src "$a" table $((200 + 2 * i)) "$@"
+  ip route replace "$a" dev "eb$i" src "$b" table $((201 + 2 * i)) "$@"
 }
 
 # rail_address SIDE I: the IPv4 address of rail I's end on SIDE.

@@ -1,5 +1,6 @@
 //! A fabric of three rails in virtual time, with both ends on one machine.
 
+use super::Dice;
 use super::liar::Liar;
 use nccl_net_spark::comm::datapath::context::PathContext;
 use nccl_net_spark::comm::datapath::lane::{Lane, Role, Route};
@@ -13,7 +14,7 @@ use nccl_net_spark::comm::datapath::try_cell::TryCell;
 use nccl_net_spark::comm::rail::Look;
 use nccl_net_spark::comm::rail::device::Presence as HostPresence;
 use nccl_net_spark::comm::recovery::attempt::ManagedRail;
-use nccl_net_spark::comm::recovery::driver::Driver;
+use nccl_net_spark::comm::recovery::driver::{Driver, Terms};
 use nccl_net_spark::comm::setup::negotiate;
 use nccl_net_spark::comm::{Host, Purpose, Rail, Registration};
 use nccl_net_spark::config::Config;
@@ -22,11 +23,13 @@ use nccl_net_spark::flow::paths::End;
 use nccl_net_spark::interfaces;
 use nccl_net_spark::plugin::bring_up;
 use nccl_net_spark::verbs::{CompletionBuffer, Cq, HostMemory, Region};
+use nccl_net_spark::wire::fields::Priority;
 use nccl_net_spark::wire::ids::{LaneId, RailId};
 use nccl_net_spark::wire::mailbox::MAILBOX_BYTES;
 use softverbs::fabric::Node;
 use softverbs::hotplug::{Phase, Presence};
 use softverbs::os::shm::MAX_QPS;
+use softverbs::path::{PathFault, PathFaults};
 use softverbs::profile::Profile;
 use softverbs::settings::Settings;
 use std::path::{Path, PathBuf};
@@ -38,6 +41,8 @@ use std::time::{Duration, Instant};
 pub const RAILS: usize = 3;
 /// Room for the messages of one run, on either side.
 pub const ARENA: usize = 512 * 1024;
+/// How long a connection may be without its first rail: longer than any run.
+const FIRST_RAIL: Duration = Duration::from_secs(3600);
 /// Largest write: messages above it go in several.
 pub const CHUNK: u32 = 256;
 
@@ -226,13 +231,14 @@ impl Fabric {
     pub fn is_quiet(&self, rail: usize) -> bool {
         let memory = &self.node.memory.rails[0][rail];
         let is_zero = |what: &std::sync::atomic::AtomicU32| what.load(Ordering::Acquire) == 0;
-        let all = [&memory.down, &memory.silent, &memory.refusals, &memory.failing_posts];
-        self.presence(rail).phase == Phase::Here && all.into_iter().all(is_zero)
+        let all = [&memory.down, &memory.refusals, &memory.failing_posts];
+        let has_no_fault = memory.path() == PathFaults::default() && all.into_iter().all(is_zero);
+        self.presence(rail).phase == Phase::Here && has_no_fault
     }
 
     /// Pulls a rail or puts it back.
     pub fn set(&self, rail: usize, is_up: bool) {
-        self.node.memory.rails[0][rail].down.store(u32::from(!is_up), Ordering::Release);
+        self.node.memory.rails[0][rail].set_port(is_up, self.now_ns);
     }
 
     /// So many of the requests that come in next by a rail are called invalid.
@@ -245,9 +251,33 @@ impl Fabric {
         self.node.memory.rails[0][rail].failing_posts.store(count, Ordering::Release);
     }
 
-    /// What is sent by a rail gets lost, or no longer; its port says nothing.
-    pub fn hush(&self, rail: usize, is_silent: bool) {
-        self.node.memory.rails[0][rail].silent.store(u32::from(is_silent), Ordering::Release);
+    /// Gives the path of a rail a fault, or ends it.
+    pub fn set_path(&self, rail: usize, fault: PathFault, is_on: bool) {
+        let rail = &self.node.memory.rails[0][rail];
+        rail.set_path(rail.path().with(fault, is_on));
+    }
+
+    /// Gives each of the rails, by bits, a fault of a first day, or none.
+    pub fn give_path_faults(&self, rails: u8, dice: &mut Dice) {
+        for rail in (0..RAILS).filter(|rail| rails & 1 << rail != 0) {
+            match dice.below(5) {
+                0 => self.set_path(rail, PathFault::CrossedArp, true),
+                1 => self.set_path(rail, PathFault::SwitchMtu, true),
+                2 => {
+                    let blocking = Duration::from_millis(1 + dice.below(2000));
+                    self.set_path(rail, PathFault::SpanningTree(blocking), true);
+                    self.set(rail, false);
+                    self.set(rail, true);
+                }
+                3 => self.silence(rail, 1 + dice.below(4) as u32),
+                _ => {}
+            }
+        }
+    }
+
+    /// Ends all faults of paths.
+    pub fn forget_path_faults(&self) {
+        (0..RAILS).for_each(|rail| PathFault::ALL.into_iter().for_each(|fault| self.set_path(rail, fault, false)));
     }
 
     /// So many of the queue pairs that are connected next on a rail, by either end, find nobody at the peer's address.
@@ -266,6 +296,11 @@ impl Fabric {
             host.process().rails.iter().for_each(|rail| host.process().backoff.forget(rail));
             host.process().backoff.begin_round();
         }
+    }
+
+    /// Registrations by a rail need local write access, or no longer.
+    pub fn need_local_write(&self, rail: usize, is_needed: bool) {
+        self.node.memory.rails[0][rail].needs_local_write.store(u32::from(is_needed), Ordering::Release);
     }
 
     /// A registration that a rail refuses, then the same one again.
@@ -313,6 +348,12 @@ impl Fabric {
 
     /// The same, of a connection that comes up otherwise than most.
     pub fn connect_as(&self, rails: usize, queue_count: usize, start: Start) -> Pair {
+        let rails: Vec<usize> = (0..rails).collect();
+        self.connect_over(&rails, queue_count, start)
+    }
+
+    /// A connection over these rails, whose lanes have their order.
+    pub fn connect_over(&self, rails: &[usize], queue_count: usize, start: Start) -> Pair {
         let mailboxes = [0, 1].map(|_| Region::new(MAILBOX_BYTES).unwrap());
         self.join(self.lanes(rails, queue_count), mailboxes, None, start)
     }
@@ -326,26 +367,26 @@ impl Fabric {
         let [sender, receiver] = [(0, Role::Sender), (1, Role::Receiver)]
             .map(|(side, role)| Lane::open(&self.hosts[side].process().rails[0], role, 1).unwrap());
         let mut lanes = [vec![sender], vec![receiver]];
-        let (mtu_bytes, traffic_class) = (1024, None);
+        let (mtu_bytes, priority) = (1024, Priority::default());
         lanes[1][0].peer_rail = "a rail".to_owned();
         liar.connect(lanes[1][0].ends()[0], gid);
         let ends = [liar.end()];
-        let route = Route { look, gid, peer_gid: gid, mtu_bytes, ends: &ends, traffic_class };
+        let route = Route { look, gid, peer_gid: gid, mtu_bytes, ends: &ends, priority };
         lanes[1][0].connect(Role::Receiver, &self.hosts[1].process().config, &route).unwrap();
         (self.join(lanes, mailboxes, Some(liar.key()), Start::default()), liar)
     }
 
-    fn lanes(&self, rails: usize, queue_count: usize) -> [Vec<Lane>; 2] {
+    fn lanes(&self, rails: &[usize], queue_count: usize) -> [Vec<Lane>; 2] {
         let mut lanes: [Vec<Lane>; 2] = Default::default();
-        for rail in 0..rails {
+        for &rail in rails {
             let mut pair = [(0, Role::Sender), (1, Role::Receiver)]
                 .map(|(side, role)| Lane::open(&self.hosts[side].process().rails[rail], role, queue_count).unwrap());
             let look = &self.looks[rail];
             let gid = look.addresses[0].gid;
             let ends = [pair[0].ends(), pair[1].ends()];
             for (side, role) in [(1, Role::Receiver), (0, Role::Sender)] {
-                let (mtu_bytes, traffic_class) = (1024, None);
-                let route = Route { look, gid, peer_gid: gid, mtu_bytes, ends: &ends[1 - side], traffic_class };
+                let (mtu_bytes, priority) = (1024, Priority::default());
+                let route = Route { look, gid, peer_gid: gid, mtu_bytes, ends: &ends[1 - side], priority };
                 pair[side].connect(role, &self.hosts[side].process().config, &route).unwrap();
                 pair[side].peer_rail = self.hosts[1 - side].process().rails[rail].name();
             }
@@ -387,8 +428,8 @@ impl Fabric {
                 waker: self.hosts[side].setup().service.clone(),
             })
         });
-        let path = |rail: &Arc<Rail>| [End { rail: rail.id, attachment: rail.info.attachment }; 2];
-        let paths: Vec<[End; 2]> = self.hosts[0].process().rails[..rails].iter().map(path).collect();
+        let path = |lane: &Lane| [End { rail: lane.rail.id, attachment: lane.rail.info.attachment }; 2];
+        let paths: Vec<[End; 2]> = lanes[0].iter().map(path).collect();
         let mut striping = [0, 1].map(|side: usize| negotiate::striping(self.hosts[side].process(), &paths));
         let queue_count = lanes[0][0].queue_count();
         for (striping, lanes) in striping.iter_mut().zip(&mut lanes) {
@@ -410,7 +451,8 @@ impl Fabric {
         let driver = |side: usize, role, path: Arc<dyn SharedPath>, rails| {
             let mailboxes = Mailboxes { region: Arc::clone(&mailboxes[side]), peer_addr: far[side] };
             let (process, context) = (Arc::clone(self.hosts[side].process()), Arc::clone(&contexts[side]));
-            Driver::new(process, context, path, role, None, mailboxes, rails)
+            let terms = Terms { role, priority: Priority::default(), first_rail: FIRST_RAIL };
+            Driver::new(process, context, path, terms, mailboxes, rails)
         };
         let [s_rails, r_rails] = rails;
         let drivers =

@@ -90,6 +90,7 @@ impl<'f> Run<'f> {
             fabric.fail_posts(rail, 0);
             fabric.silence(rail, 0);
         }
+        fabric.forget_path_faults();
         fabric.forget_silence();
         fabric.plug_all();
         let rails = 1 + dice.below(RAILS as u64) as usize;
@@ -99,14 +100,15 @@ impl<'f> Run<'f> {
         let bound = bounds.one_in(3).then(|| Arc::new(Bound::new([700, 2000, 6000][bounds.below(3) as usize])));
         let breaks_ns = (rails > 1 && dice.one_in(3)).then(|| fabric.now_ns() + dice.below(2_000_000));
         let tcp = Tcp::new(breaks_ns, fabric.now_ns(), seed);
-        // One rail carries at least.
+        // In some runs no rail carries at first.
         let not_yet = match Dice::new(seed ^ 0x5eed).below(4) {
-            0 => Dice::new(seed ^ 0xfeed).below((1 << rails) - 1) as u8,
+            0 => Dice::new(seed ^ 0xfeed).below(1 << rails) as u8,
             _ => 0,
         };
         // Where the bootstrap's TCP breaks for good, rail 0 has to carry what it did.
         let not_yet = if tcp.breaks_for_good() { not_yet & !1 } else { not_yet };
         let pair = fabric.connect_as(rails, queue_count, Start { not_yet, bound });
+        fabric.give_path_faults(not_yet, &mut Dice::new(seed ^ 0xfa17));
         let (goal, pulls_left) = (4 + dice.below(60) as usize, dice.below(8));
         let (refusals_left, failures_left, silences_left) = (dice.below(5), dice.below(5), dice.below(3));
         // As above.
@@ -147,6 +149,13 @@ impl<'f> Run<'f> {
     /// Plays it to its end.
     pub fn play(mut self) -> Tally {
         let before = self.fabric.queue_pairs() + self.pair.missing_queue_pairs;
+        let limit = self.fabric.now_ns() + PATIENCE_NS;
+        // NCCL has the connection with its first rail.
+        while !self.pair.drivers.iter().all(|driver| driver.has_rail()) {
+            self.watch();
+            self.fabric.pass(5_000_000);
+            assert!(self.fabric.now_ns() < limit, "no rail comes up: {}", self.state());
+        }
         let limit = self.fabric.now_ns() + PATIENCE_NS;
         while self.model.groups.len() < self.goal || !self.model.is_done() {
             if self.is_to_break_off() {

@@ -5,6 +5,7 @@ use crate::bed::{Buffer, FAR, NEAR, RING_TCP, host, irecv, receive_error, sizes}
 use crate::common::{LIMIT, fill, is_filled, until};
 use nccl_net_spark::comm::{Host, RecvComm, RecvPart, SendComm};
 use nccl_net_spark::error::Error;
+use nccl_net_spark::wire::fields::Priority;
 use nccl_net_spark::wire::handle::Handle;
 use nccl_net_spark::wire::message::{ByTcp, Header, Hello, Message, Stream, Streams};
 use nccl_net_spark::wire::stream::{Data, FRAME_BYTES, Frame, Grant};
@@ -37,9 +38,10 @@ fn hear(stream: &mut TcpStream) -> Message {
 }
 
 fn hello(token: [u8; 16], host: &Host) -> Hello {
-    let (name, tuner_hash) = ("liar:1".to_owned(), host.process().tuner_hash);
+    let (name, tuner_hash) = ("liar:1".to_owned(), host.process().tuner.hash);
     let (chunk_bytes, qps_per_rail, rails) = (1 << 20, 0, Vec::new());
-    Hello { token, name, chunk_bytes, qps_per_rail, tuner_hash, by_tcp: ByTcp::Allowed, rails }
+    let (by_tcp, gpu, priority) = (ByTcp::Allowed, String::new(), Priority::default());
+    Hello { token, name, chunk_bytes, qps_per_rail, tuner_hash, gpu, priority, by_tcp, rails }
 }
 
 /// A real receiver, and the streams of a sender that is none.

@@ -103,6 +103,7 @@ Examples:
 pub const DOCTOR: &str = "\
 Examples:
   nccl-spark doctor                           # this machine and this shell
+  nccl-spark doctor -v                        # with all that was read
   nccl-spark doctor --env                     # the variables alone
   nccl-spark doctor --pid 4711                # a running job
   docker exec CONTAINER nccl-spark doctor     # as the container sees it

@@ -28,6 +28,8 @@ pub enum Reader {
     Ray,
 }
 
+/// The device of `NCCL_SPARK_CPU_LATENCY_US`. Docker refuses one that the host does not have.
+const LATENCY_DEVICE: &str = "/dev/cpu_dma_latency";
 /// The network's name, by which NCCL fails where the plugin does not start.
 const NETWORK: &str = "Spark";
 
@@ -43,11 +45,11 @@ impl Options {
         ensure!(plugin.is_file(), "plugin {} not found", plugin.display());
         let plugin = plugin.canonicalize().with_context(|| format!("find {}", plugin.display()))?;
         let plugin = plugin.to_str().with_context(|| format!("the path {} is not UTF-8", plugin.display()))?;
-        Ok(writeln!(out, "{}", text(self.reader, plugin)?)?)
+        Ok(writeln!(out, "{}", text(self.reader, plugin, Path::new(LATENCY_DEVICE).exists())?)?)
     }
 }
 
-fn text(reader: Reader, plugin: &str) -> Result<String> {
+fn text(reader: Reader, plugin: &str, has_latency_device: bool) -> Result<String> {
     Ok(match reader {
         Reader::Shell => {
             let quoted = plugin.replace('\'', r"'\''");
@@ -59,9 +61,10 @@ fn text(reader: Reader, plugin: &str) -> Result<String> {
                 !plugin.contains(|letter: char| letter.is_whitespace() || ":*?[\\".contains(letter)),
                 "the path {plugin} has a character that docker run cannot take: copy the plugin, and name the copy with --plugin"
             );
+            let latency = if has_latency_device { format!(" --device {LATENCY_DEVICE}") } else { String::new() };
             format!(
-                "--network host --ipc host --device /dev/infiniband --ulimit memlock=-1 -v {plugin}:{plugin}:ro -e NCCL_NET_PLUGIN={plugin} \
-                 -e NCCL_NET={NETWORK}"
+                "--network host --ipc host --device /dev/infiniband{latency} --ulimit memlock=-1 -v {plugin}:{plugin}:ro \
+                 -e NCCL_NET_PLUGIN={plugin} -e NCCL_NET={NETWORK}"
             )
         }
         Reader::Ray => {
@@ -80,28 +83,31 @@ mod tests {
     fn a_shell_gets_the_path_back_whatever_is_in_it() {
         let path = "/opt/it's here/lib $x.so";
         let script =
-            format!("{}\nprintf '%s %s' \"$NCCL_NET\" \"$NCCL_NET_PLUGIN\"", text(Reader::Shell, path).unwrap());
+            format!("{}\nprintf '%s %s' \"$NCCL_NET\" \"$NCCL_NET_PLUGIN\"", text(Reader::Shell, path, true).unwrap());
         let said = Command::new("sh").args(["-c", &script]).output().unwrap().stdout;
         assert_eq!(String::from_utf8(said).unwrap(), format!("Spark {path}"));
     }
 
     #[test]
     fn docker_gets_one_line_or_an_error() {
-        let line = text(Reader::Docker, "/usr/local/lib/libnccl-net-spark.so").unwrap();
+        let line = text(Reader::Docker, "/usr/local/lib/libnccl-net-spark.so", true).unwrap();
+        assert!(line.contains(" --device /dev/infiniband --device /dev/cpu_dma_latency --ulimit "), "{line}");
+        let without = text(Reader::Docker, "/usr/local/lib/libnccl-net-spark.so", false).unwrap();
+        assert!(without.contains(" --device /dev/infiniband --ulimit "), "{without}");
         assert!(
             line.contains("-v /usr/local/lib/libnccl-net-spark.so:/usr/local/lib/libnccl-net-spark.so:ro "),
             "{line}"
         );
         assert!(!line.contains('\n'));
         for path in ["/a b.so", "/a:b.so", "/a*.so"] {
-            let error = text(Reader::Docker, path).unwrap_err().to_string();
+            let error = text(Reader::Docker, path, true).unwrap_err().to_string();
             assert!(error.contains(path) && error.contains("--plugin"), "{error}");
         }
     }
 
     #[test]
     fn ray_gets_json() {
-        let json: serde_json::Value = serde_json::from_str(&text(Reader::Ray, "/a \"b\".so").unwrap()).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&text(Reader::Ray, "/a \"b\".so", true).unwrap()).unwrap();
         assert_eq!(json["env_vars"]["NCCL_NET_PLUGIN"], "/a \"b\".so");
         assert_eq!(json["env_vars"]["NCCL_NET"], "Spark");
     }

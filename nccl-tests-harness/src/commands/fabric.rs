@@ -7,6 +7,7 @@ use anyhow::{Result, anyhow, bail};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use softverbs::control::{self, Action, NodeStatus, RailStatus, Status};
+use softverbs::path::PathFault;
 use softverbs::settings;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -88,11 +89,18 @@ enum What {
         #[arg(allow_negative_numbers = true, value_parser = parse_count)]
         count: u32,
     },
-    /// Loses all that is sent by a rail, though its port is up.
-    Silent {
+    /// Gives the path of a rail a fault that its port does not show, or ends it.
+    ///
+    /// silent: all packets get lost. crossed-arp: its twin answers ARP for it, so that queue pairs connected by its IPv4 address
+    /// reach the twin. switch-mtu: a switch drops packets with more than 1024 bytes of payload. spanning-tree:SECONDS: a switch
+    /// port drops all frames in that time after the port came up; 5 seconds if none are given.
+    Path {
         /// The rail of one node, or with * of all nodes.
         #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
         rail: Place,
+        /// The fault: silent, crossed-arp, switch-mtu, spanning-tree or spanning-tree:SECONDS.
+        #[arg(value_parser = PathFault::parse)]
+        fault: PathFault,
         /// Ends it.
         #[arg(long)]
         off: bool,
@@ -139,7 +147,7 @@ struct RailJson {
     unplugged: bool,
     refuses_requests: u32,
     unanswered_connections: u32,
-    silent: bool,
+    path_faults: Vec<String>,
     /// Since the fabric was made: payload, and what the ends of connections write each other beside it.
     sent_bytes: u64,
 }
@@ -168,8 +176,10 @@ impl Options {
             What::Unresolved { rail, count } => {
                 (rail, Action::Unresolved(count), format!("leaves {count} connections unanswered"))
             }
-            What::Silent { rail, off: true } => (rail, Action::Silent(false), "carries".to_owned()),
-            What::Silent { rail, off: false } => (rail, Action::Silent(true), "loses what is sent".to_owned()),
+            What::Path { rail, fault, off } => {
+                let effect = format!("path fault {fault}{}", if off { " ended" } else { "" });
+                (rail, Action::Path(fault, !off), effect)
+            }
         };
         let name = name.map_or_else(|| only_one(&dir), |name| Ok(name.to_owned()))?;
         let Place { node, rail } = place;
@@ -248,9 +258,7 @@ fn state(rail: &RailStatus) -> String {
     if rail.unanswered > 0 {
         parts.push(format!("leaves {} connections unanswered", rail.unanswered));
     }
-    if rail.is_silent {
-        parts.push("loses what is sent".to_owned());
-    }
+    parts.extend(rail.path.iter().map(|fault| format!("path fault {fault}")));
     parts.join(", ")
 }
 
@@ -268,7 +276,7 @@ impl From<Status> for FabricJson {
             unplugged: rail.is_unplugged,
             refuses_requests: rail.refusals,
             unanswered_connections: rail.unanswered,
-            silent: rail.is_silent,
+            path_faults: rail.path.iter().map(|fault| fault.to_string()).collect(),
             sent_bytes: rail.sent_bytes,
         };
         let node = |node: NodeStatus| NodeJson {
@@ -299,6 +307,7 @@ fn parse_rail(text: &str) -> Result<Place, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use softverbs::path::PathFaults;
     use softverbs::profile::Profile;
 
     #[test]
@@ -335,14 +344,18 @@ mod tests {
             is_unplugged: false,
             refusals: 0,
             unanswered: 0,
-            is_silent: false,
+            path: PathFaults::default(),
             sent_bytes: 0,
         };
         assert_eq!(state(&healthy), "112.00 Gb/s");
         let slow = RailStatus { now_mbps: Some(560.0), refusals: 3, ..healthy.clone() };
         assert_eq!(state(&slow), "560.0 Mb/s, slowed from 112.00 Gb/s, refuses the next 3 requests");
-        let dead = RailStatus { unanswered: 2, is_silent: true, ..healthy.clone() };
-        assert_eq!(state(&dead), "112.00 Gb/s, leaves 2 connections unanswered, loses what is sent");
+        let path = PathFaults::default().with(PathFault::Silent, true).with(PathFault::SwitchMtu, true);
+        let dead = RailStatus { unanswered: 2, path, ..healthy.clone() };
+        assert_eq!(
+            state(&dead),
+            "112.00 Gb/s, leaves 2 connections unanswered, path fault silent, path fault switch-mtu"
+        );
         assert_eq!(state(&RailStatus { full_mbps: None, now_mbps: None, ..healthy.clone() }), "no rate limit");
         let rails = vec![RailStatus { is_down: true, now_mbps: Some(0.0), ..healthy }];
         let nodes = vec![NodeStatus { node: 0, pids: vec![7], queue_pairs: 4, registrations: 6, rails }];

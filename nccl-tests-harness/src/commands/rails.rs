@@ -131,7 +131,7 @@ fn rail_json(rail: &Rail, survey: &Survey) -> RailJson {
 }
 
 impl From<Refused> for UnusedJson {
-    fn from(Refused { device, port, netdev, phys_port, pci, reason }: Refused) -> Self {
+    fn from(Refused { device, port, netdev, phys_port, pci, reason, .. }: Refused) -> Self {
         let pci = pci.map(|PciFunction { address, .. }| address);
         Self { device, port, netdev, physical_port: phys_port, pci, reason }
     }

@@ -1,8 +1,9 @@
 //! `nccl-spark settings`: the plugin's settings and their current values.
 
+use crate::output;
 use anyhow::Result;
 use nccl_net_spark::config::{self, Row, Settings, Source};
-use nccl_net_spark::rails::folded;
+use nccl_net_spark::rails::wrapped;
 use std::io::Write;
 
 const INDENT: &str = "    ";
@@ -12,7 +13,7 @@ pub fn default_text(row: &Row) -> &'static str {
     if row.default.is_empty() { "unset" } else { row.default }
 }
 
-/// Prints every setting, in 80 columns: its default, its meaning, and its current value where that is not the default.
+/// Prints every setting: its default, its meaning, and its current value where that is not the default.
 ///
 /// # Errors
 /// When one is not valid, or `out` cannot be written.
@@ -20,7 +21,7 @@ pub fn show(mut out: impl Write) -> Result<()> {
     let settings = Settings::of_this_process();
     for (index, row) in config::table().iter().enumerate() {
         writeln!(out, "{} [default: {}]", row.name, default_text(row))?;
-        write!(out, "{}", folded(INDENT, &format!("{INDENT}{}", row.doc)))?;
+        write!(out, "{}", wrapped(output::columns(), INDENT, &format!("{INDENT}{}", row.doc)))?;
         let held = settings.as_ref().ok().and_then(|settings| settings.held().get(index));
         match held.map(|held| (&held.value, &held.source)) {
             Some((value, Source::Environment)) => writeln!(out, "    current value: {value} (environment)")?,

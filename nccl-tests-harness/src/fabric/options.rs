@@ -6,6 +6,7 @@ use crate::usage::{Suggesting, wrong};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use softverbs::nic::Nic;
+use softverbs::path::PathFault;
 use softverbs::profile::Profile;
 use softverbs::settings::SCALES;
 use std::path::{Path, PathBuf};
@@ -31,6 +32,10 @@ pub struct FabricOptions {
     /// than once.
     #[arg(long, value_name = "RAIL=FACTOR", value_parser = parse_slow_rail)]
     slow_rail: Vec<(String, f64)>,
+    /// Gives the path of a rail of the software fabric a fault, on every rank, as in rocep1s0f0=silent; may be given more than
+    /// once. `nccl-spark fabric path --help` has the faults.
+    #[arg(long, value_name = "RAIL=FAULT", value_parser = parse_path_fault)]
+    path_fault: Vec<(String, PathFault)>,
     /// Software fabric's library [default: the one installed with or built beside this program].
     #[arg(long, value_name = "PATH")]
     softverbs: Option<PathBuf>,
@@ -50,6 +55,7 @@ impl FabricOptions {
             ("--nic", self.nic.is_some()),
             ("--scale", self.scale.is_some()),
             ("--slow-rail", !self.slow_rail.is_empty()),
+            ("--path-fault", !self.path_fault.is_empty()),
             ("--softverbs", self.softverbs.is_some()),
             ("--fabric-name", self.fabric_name.is_some()),
         ];
@@ -67,6 +73,7 @@ impl FabricOptions {
             nic: self.nic.unwrap_or_default(),
             scale: self.scale.unwrap_or(1.0),
             slow_rails: self.slow_rail,
+            path_faults: self.path_fault,
             library: match self.softverbs {
                 Some(path) => places::existing("--softverbs", &path)?,
                 None => places::fabric(program),
@@ -94,6 +101,13 @@ fn parse_slow_rail(text: &str) -> Result<(String, f64), String> {
     match text.split_once('=') {
         Some((rail, factor)) if !rail.is_empty() => Ok((rail.to_owned(), parse_factor(factor)?)),
         _ => Err("RAIL=FACTOR, as in rocep1s0f0=0.25".to_owned()),
+    }
+}
+
+fn parse_path_fault(text: &str) -> Result<(String, PathFault), String> {
+    match text.split_once('=') {
+        Some((rail, fault)) if !rail.is_empty() => Ok((rail.to_owned(), PathFault::parse(fault)?)),
+        _ => Err("RAIL=FAULT, as in rocep1s0f0=silent".to_owned()),
     }
 }
 

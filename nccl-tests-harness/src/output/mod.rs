@@ -21,7 +21,7 @@ pub enum Verbosity {
     /// Remarks and progress too.
     #[default]
     Normal,
-    /// The plugin's log at level INFO too.
+    /// The plugin's log at level INFO, and everything that a command read.
     Verbose,
     /// The same at level TRACE.
     Trace,
@@ -60,6 +60,14 @@ pub fn shows_progress() -> bool {
 
 /// The name of standard output in errors.
 pub const STANDARD_OUTPUT: &str = "standard output";
+
+/// Columns of a text that is wrapped: the variable `COLUMNS`, else the terminal's width, else 100.
+pub fn columns() -> usize {
+    const WITHOUT_TERMINAL: usize = 100;
+    let variable = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
+    let terminal = || terminal_size::terminal_size().map(|(columns, _)| columns.0.into());
+    variable.filter(|columns| *columns > 0).or_else(terminal).unwrap_or(WITHOUT_TERMINAL)
+}
 
 /// Standard output.
 pub fn standard() -> impl Write {

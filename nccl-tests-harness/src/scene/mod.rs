@@ -259,6 +259,7 @@ mod tests {
                 nic: Default::default(),
                 scale,
                 slow_rails: Vec::new(),
+                path_faults: Vec::new(),
                 library,
                 name: None,
             })

@@ -174,6 +174,12 @@ fn modified(handle: &QpHandle, before: &ibv_qp_attr, given: &ibv_qp_attr, mask: 
                 handle.core.change(initial(&after))?;
             }
             handle.core.change(ready_to_receive(&after)?)?;
+            let (traffic_class, service_level) = (after.ah_attr.grh.traffic_class, after.ah_attr.sl);
+            handle
+                .core
+                .memory()
+                .priority
+                .store(u32::from_le_bytes([traffic_class, service_level, 0, 0]), Ordering::Relaxed);
         }
         // What the peer may do, and how long it is to wait, is settled once the queue pair receives.
         _ if access_changes || after.min_rnr_timer != before.min_rnr_timer => return Err(libc::EOPNOTSUPP),

@@ -3,6 +3,7 @@
 use crate::fabric::{Node, lock};
 use crate::os::shm::RailMemory;
 use crate::regions::Region;
+use crate::status::LOCAL_WRITE;
 use std::sync::atomic::Ordering;
 
 impl Node {
@@ -26,8 +27,12 @@ impl Node {
         if len > 0 && !crate::os::process::readable(addr, len) {
             return Err(libc::EFAULT);
         }
-        if RailMemory::is_due(&self.memory.rails[self.node][device].failing_registrations) {
+        let rail = self.rail(device);
+        if RailMemory::is_due(&rail.failing_registrations) {
             return Err(libc::ENOMEM);
+        }
+        if access & LOCAL_WRITE == 0 && rail.needs_local_write.load(Ordering::Relaxed) != 0 {
+            return Err(libc::EFAULT);
         }
         let region = Region { key: 0, device, domain, addr: addr as u64, bytes: len as u64, access };
         let key = self.regions.add(region).ok_or(libc::ENOMEM)?;

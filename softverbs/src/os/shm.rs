@@ -4,6 +4,7 @@
 //! It is sparse: only what is touched takes memory. It stays mapped until the process ends.
 
 use crate::pacing::Resource;
+use crate::path::{PathFault, PathFaults};
 use crate::profile::{MAX_NODES, MAX_RAILS, MAX_SHARED};
 use std::fs::File;
 use std::ops::Range;
@@ -22,9 +23,11 @@ pub const INLINE_BYTES: usize = 256;
 pub const MAX_SGES: usize = 4;
 /// Words of doorbell bits for all queue pairs.
 pub(crate) const DOORBELL_WORDS: usize = MAX_QPS / 64;
+/// Words of bits for all rails of all machines.
+const NEIGHBOUR_WORDS: usize = (MAX_NODES * MAX_RAILS).div_ceil(64);
 
 /// Changes with the layout below.
-pub(crate) const LAYOUT: u64 = 0x5356_0009;
+pub(crate) const LAYOUT: u64 = 0x5356_000b;
 
 /// The whole file.
 #[repr(C)]
@@ -70,15 +73,22 @@ pub struct RailMemory {
     pub failing_posts: AtomicU32,
     /// So many of the next registrations fail (`ENOMEM`).
     pub failing_registrations: AtomicU32,
+    /// 1: registrations without local write access fail (`EFAULT`). Under Linux this is a matter of the
+    /// memory's driver, whose pages may be pinned for writing alone (`ib_umem_get`).
+    pub needs_local_write: AtomicU32,
     /// So many of the next queue pairs that connect fail (`ETIMEDOUT`), as if the peer's address did not answer: after a second, as
     /// under Linux, or at once in virtual time, where nothing may sleep.
     pub unanswered: AtomicU32,
-    /// 1: what is sent to it or from it gets lost, though its port is up and its address resolves.
-    pub silent: AtomicU32,
+    /// The faults of its path: [`PathFaults`].
+    path: AtomicU32,
     /// So many of the next completions find their queue full, whatever room it has.
     pub overruns: AtomicU32,
     /// Whether its function is there: a `hotplug::Presence`.
     pub(crate) presence: AtomicU32,
+    /// Time at which its link came up.
+    up_since_ns: AtomicU64,
+    /// The kernel's neighbour table: a bit for each address that it has resolved since the link came up, IPv4 and link-local.
+    neighbours: [[AtomicU64; NEIGHBOUR_WORDS]; 2],
     /// What it carries.
     pub(crate) way: TwoWay,
     /// Payload bytes that left by it.
@@ -86,6 +96,57 @@ pub struct RailMemory {
 }
 
 impl RailMemory {
+    /// The faults of its path.
+    pub fn path(&self) -> PathFaults {
+        PathFaults::from_word(self.path.load(Ordering::Acquire))
+    }
+
+    /// Replaces the faults of its path.
+    pub fn set_path(&self, faults: PathFaults) {
+        self.path.store(faults.word(), Ordering::Release);
+    }
+
+    /// Takes its port down or up.
+    pub fn set_port(&self, is_up: bool, now_ns: u64) {
+        if is_up && self.down.load(Ordering::Acquire) != 0 {
+            self.link_up(now_ns);
+        }
+        self.down.store(u32::from(!is_up), Ordering::Release);
+    }
+
+    /// Its link comes up. The kernel forgot the neighbours when it lost the carrier (`arp_netdev_event` in net/ipv4/arp.c and
+    /// `ndisc_netdev_event` in net/ipv6/ndisc.c call `neigh_carrier_down`).
+    pub(crate) fn link_up(&self, now_ns: u64) {
+        self.neighbours.iter().flatten().for_each(|word| word.store(0, Ordering::Relaxed));
+        self.up_since_ns.store(now_ns, Ordering::Release);
+    }
+
+    /// True while its switch port drops all frames because the link came up a moment ago.
+    pub(crate) fn is_blocked(&self, now_ns: u64) -> bool {
+        // A link that came up in the future: a test has set the clock back.
+        let up_ns = now_ns.checked_sub(self.up_since_ns.load(Ordering::Acquire));
+        up_ns.is_some_and(|up_ns| up_ns < self.path().blocking_ns())
+    }
+
+    /// True while its port and its path carry packets.
+    pub(crate) fn carries(&self, now_ns: u64) -> bool {
+        let is_up = self.down.load(Ordering::Acquire) == 0;
+        is_up && !self.path().has(PathFault::Silent) && !self.is_blocked(now_ns)
+    }
+
+    /// True for a peer's address in the neighbour table. The kernel sends no request for an address whose entry is valid,
+    /// however old (`dst_fetch_ha` in drivers/infiniband/core/addr.c).
+    pub(crate) fn knows(&self, node: usize, device: usize, is_ipv4: bool) -> bool {
+        let bit = node * MAX_RAILS + device;
+        self.neighbours[usize::from(is_ipv4)][bit / 64].load(Ordering::Relaxed) & 1 << (bit % 64) != 0
+    }
+
+    /// Adds a peer's address to the neighbour table.
+    pub(crate) fn learn(&self, node: usize, device: usize, is_ipv4: bool) {
+        let bit = node * MAX_RAILS + device;
+        self.neighbours[usize::from(is_ipv4)][bit / 64].fetch_or(1 << (bit % 64), Ordering::Relaxed);
+    }
+
     /// Uses up one of a number of faults that a test wants; false when there are none.
     pub(crate) fn is_due(faults: &AtomicU32) -> bool {
         faults.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
@@ -136,6 +197,12 @@ pub struct QpMemory {
     pub(crate) rnr_retry: AtomicU32,
     /// Which of its rail's functions it was made on.
     pub(crate) generation: AtomicU32,
+    /// Path MTU in bytes.
+    pub(crate) mtu_bytes: AtomicU32,
+    /// Traffic class of its packets, and above it the service level. Nothing here depends on them.
+    pub(crate) priority: AtomicU32,
+    /// 1: its packets go to another function than its peer's ([`PathFault::CrossedArp`]).
+    pub(crate) astray: AtomicU32,
     /// Work requests posted since the beginning.
     pub(crate) posted: AtomicU64,
     /// Of these, how many are done.

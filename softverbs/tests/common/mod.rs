@@ -57,6 +57,10 @@ impl Bed {
         self.nodes[0].memory.virtual_clock.store(ns + 1, Ordering::Release);
     }
 
+    pub fn now_ns(&self) -> u64 {
+        self.nodes[0].memory.virtual_clock.load(Ordering::Acquire) - 1
+    }
+
     pub fn pair(&self, device: usize, rnr_retry: u8) -> Pair {
         let end = |n: usize| End::new(&self.nodes[n], device);
         self.connect(Pair { a: end(0), b: end(1) }, [1, 0], device, rnr_retry)
@@ -114,6 +118,7 @@ pub struct Pair {
 
 pub struct End {
     pub node: Arc<Node>,
+    pub device: usize,
     pub cq: Arc<CompletionQueue>,
     pub qp: Arc<QueuePair>,
     pub bytes: Box<[u8]>,
@@ -132,7 +137,7 @@ impl End {
         let bytes: Box<[u8]> = (0..1 << 20).map(|n: u32| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
         // SAFETY: the bytes live as long as this end, and are looked at only between the tests' steps.
         let key = unsafe { node.register((device, 0), bytes.as_ptr() as usize, bytes.len(), 7) }.unwrap();
-        Self { node: Arc::clone(node), cq, qp, bytes, key }
+        Self { node: Arc::clone(node), device, cq, qp, bytes, key }
     }
 
     pub fn sge(&self, at: usize, bytes: u32) -> Sge {

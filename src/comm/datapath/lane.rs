@@ -12,7 +12,7 @@ use crate::verbs::{
     Access, Completion, CompletionBuffer, Cq, Mr, Path, Qp, QpCaps, Readable, Region, Remote, Timing, Write,
 };
 use crate::wire::cts::ENTRY_BYTES;
-use crate::wire::fields::{LaneEnd, QpEnd};
+use crate::wire::fields::{LaneEnd, Priority, QpEnd};
 use crate::wire::{PARTS, SLOTS};
 use std::sync::Arc;
 
@@ -132,8 +132,8 @@ pub struct Route<'a> {
     pub mtu_bytes: u32,
     /// The peer's queue pairs.
     pub ends: &'a [QpEnd],
-    /// NCCL's traffic class for this connection, if the job set one.
-    pub traffic_class: Option<u8>,
+    /// Priority of the connection's packets.
+    pub priority: Priority,
 }
 
 impl Lane {
@@ -255,7 +255,7 @@ impl Lane {
     ///
     /// # Errors
     /// [`Error::Os`] when the peer's address cannot be resolved or the device refuses; [`Error::Network`] when the port no longer has the
-    /// agreed address or path MTU; [`Error::Protocol`] when the peer named another number of queue pairs.
+    /// agreed address; [`Error::Protocol`] when the peer named another number of queue pairs, or a larger path MTU than the port has.
     pub fn connect(&mut self, role: Role, config: &Config, route: &Route<'_>) -> Result<()> {
         if route.ends.len() != self.queues.len() {
             let (theirs, ours) = (route.ends.len(), self.queues.len());
@@ -264,7 +264,7 @@ impl Lane {
         let most = route.look.port.active_mtu_bytes;
         if route.mtu_bytes > most {
             let (mtu_bytes, name) = (route.mtu_bytes, self.rail.name());
-            return Err(Error::Network(format!(
+            return Err(Error::Protocol(format!(
                 "the peer asked for path MTU {mtu_bytes} on {name}, whose port has {most}"
             )));
         }
@@ -272,6 +272,7 @@ impl Lane {
             .look
             .gid_index(&route.gid)
             .ok_or_else(|| Error::Network(format!("{} no longer has the agreed address", self.rail.name())))?;
+        let Priority { traffic_class, service_level } = route.priority;
         self.path_quality = self.rail.path_qualities.of(route.peer_gid);
         for (index, (queue, end)) in self.queues.iter_mut().zip(route.ends).enumerate() {
             if role == Role::Receiver {
@@ -284,9 +285,8 @@ impl Lane {
                 receive_psn: end.psn,
                 gid_index,
                 remote_gid: route.peer_gid,
-                // The variable wins over the communicator's, as in NCCL's own IB (net_ib, connect.cc).
-                traffic_class: config.traffic_class.or(route.traffic_class).unwrap_or(0),
-                service_level: config.service_level.unwrap_or(0),
+                traffic_class,
+                service_level,
             })?;
             let (timeout, retry_count) = (config.timeout, config.retry_count);
             queue.qp.ready_to_send(&Timing { timeout, retry_count, send_psn: queue.psn })?;

@@ -51,10 +51,9 @@ impl Mailboxes {
         LaneWrite { bytes, work: Work::Control, ..self.write(keys, OUTBOX_AT, INBOX_AT) }
     }
 
-    /// A write that tries a lane with a packet of `mtu_bytes`. A whole one: a switch or port with a smaller MTU on the way passes
-    /// empty ones.
-    pub fn probe_write(&self, keys: MailboxKeys, mtu_bytes: u32) -> LaneWrite {
-        LaneWrite { bytes: mtu_bytes.min(PROBE_BYTES as u32), ..self.write(keys, PROBE_AT, PROBE_AT) }
+    /// A write that tests a lane with one packet of `bytes`.
+    pub fn probe_write(&self, keys: MailboxKeys, bytes: u32) -> LaneWrite {
+        LaneWrite { bytes: bytes.min(PROBE_BYTES as u32), ..self.write(keys, PROBE_AT, PROBE_AT) }
     }
 
     fn write(&self, keys: MailboxKeys, from: usize, to: usize) -> LaneWrite {

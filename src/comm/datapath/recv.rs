@@ -164,7 +164,8 @@ impl RecvPath {
         slot.write(&write, Some(kept.into()))
     }
 
-    /// As [`RecvPath::clear_to_send`], for what does not fit into a work request, or has keys of other rails.
+    /// As [`RecvPath::clear_to_send`], for a group, for a device whose work requests have no room for an entry,
+    /// and for keys in the order of the lanes.
     #[inline(never)]
     fn write_group(&mut self, lane: LaneId, grant: Grant, parts: &[RecvPart<'_>], strict: bool) -> Quick<()> {
         for (index, part) in parts.iter().enumerate() {
@@ -176,7 +177,7 @@ impl RecvPath {
         self.write_from_shadow(lane, grant, parts.len(), Work::Cts)
     }
 
-    /// Writes a receive's entries as they are kept.
+    /// Writes a receive's entries as they are kept: a single one within the work request, if it has room.
     fn write_from_shadow(&mut self, lane: LaneId, grant: Grant, parts: usize, work: Work) -> Quick<()> {
         let write = LaneWrite {
             work,
@@ -187,7 +188,9 @@ impl RecvPath {
             signaled: work != Work::Cts,
             ..LaneWrite::default()
         };
-        self.lanes[lane.index()].slot(0).ok_or_else(no_room)?.write(&write, None)
+        let is_inline = parts == 1 && self.lanes[lane.index()].inline_bytes() >= ENTRY_BYTES as u32;
+        let entry = kept(&self.shadow, grant, 0).filter(|_| is_inline);
+        self.lanes[lane.index()].slot(0).ok_or_else(no_room)?.write(&write, entry.map(Into::into))
     }
 
     #[inline(always)]

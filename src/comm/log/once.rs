@@ -16,6 +16,10 @@ pub struct LogOnce(Mutex<Vec<About>>);
 pub enum Subject {
     /// The connection is there: the line.
     Connected(String),
+    /// No rail has carried yet, so many seconds after the connection was agreed.
+    NoRailYet(u64),
+    /// Packets of the ports' size get lost on a rail of this host, so it uses a smaller path MTU.
+    SmallPathMtu(RailId),
     /// A rail of this host is not used.
     NotUsed(RailId),
     /// The two ports of a rail of this host have different path MTUs.
@@ -55,6 +59,16 @@ impl LogOnce {
             }
             is_first
         })
+    }
+
+    /// Warns once that packets of the ports' size get lost on a rail of this host (`why`), so that it uses a smaller path MTU.
+    pub fn warn_of_small_packets(&self, peer: &str, (id, rail): (RailId, &str), peer_rail: &str, why: &str) {
+        if self.is_first(peer, Subject::SmallPathMtu(id)) {
+            tracing::warn!(
+                "rail {rail} to {peer}: {why} (peer rail {peer_rail}); using path MTU 1024: set MTU 9000 (4200 at least) on \
+                 every switch port between the two"
+            );
+        }
     }
 
     /// Whether no stall in this direction was logged within `window`.

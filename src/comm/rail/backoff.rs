@@ -1,17 +1,22 @@
-//! Back-off for dead paths: what all connections of this process know of paths, so that they do not find it out one after the other.
+//! Back-off for dead paths: the findings about paths that all connections of this process share, so that not every
+//! connection has to make them itself.
 //!
-//! A path leads from one rail of this host to one address of a peer. With both ports up it can be dead in two ways: nobody answers at
-//! the address, for which the kernel looks for a second within `ibv_modify_qp`; or the address resolves and what is sent is not
-//! acknowledged. What an attempt finds counts for every connection, those that are being made (`comm/setup`) and those that ask for a lost
-//! rail (`comm/recovery`), in either role:
+//! A path leads from one rail of this host to one address of a peer. With both ports up it can be dead in two
+//! ways. Either the address does not resolve, which takes the kernel a second in `ibv_modify_qp`; or it
+//! resolves, and packets are not acknowledged. The result of an attempt counts for every connection, new ones
+//! (`comm/setup`) and those that ask for a lost rail (`comm/recovery`), in either role:
 //!
-//! - A dead path is left alone for a while, with the reason of the attempt that found it dead. Each attempt in vain doubles that while.
-//! - After that, one connection tries it for all. So it is too where connections are made over a path of which nothing is known: one has
-//!   the [`Trial`], and the others wait ([`Advice::Wait`]): they ask again, and no call blocks. A trial ends when it is dropped, for
-//!   whatever reason, or when its time is up, so that nobody waits for a connection that was abandoned.
-//! - A path that carries, or a port that comes up ([`Backoff::forget`]), ends all this.
+//! - A dead path is left alone for a while, with the reason of the attempt that found it dead. Each failed attempt
+//!   doubles that while.
+//! - After that, one connection tries the path for all. The same holds for new connections over a path without any
+//!   finding: one has the [`Trial`], and the others ask again later ([`Advice::Wait`]), so that no call blocks. A
+//!   trial ends when it is dropped, or at its limit, so that an abandoned connection delays no other.
+//! - A path that carries, or a port that comes up ([`Backoff::forget`]), ends the back-off.
 //!
-//! It only records what its callers report: it touches no queue pair, starts no thread, and reads no clock.
+//! A path that carries small packets alone has a largest path MTU, which counts for every connection until the port
+//! comes up again.
+//!
+//! This module only records what its callers report. It touches no queue pair, starts no thread, and reads no clock.
 
 use super::Rail;
 use crate::error::{Error, Result};
@@ -19,21 +24,21 @@ use crate::wire::ids::RailId;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long the kernel looks for an address: `rdma_addr_find_l2_eth_by_grh` passes 1000 ms to `rdma_resolve_ip`
+/// Time that the kernel looks for an address: `rdma_addr_find_l2_eth_by_grh` passes 1000 ms to `rdma_resolve_ip`
 /// (drivers/infiniband/core/addr.c).
 pub const SEARCH: Duration = Duration::from_secs(1);
-/// How long a path is left alone at first: behind a switch a port that has just come up may not be heard for a moment. Each attempt in
-/// vain doubles it.
+/// First rest of a dead path: a switch may not pass the frames of a port that has just come up. Each failed attempt doubles
+/// the rest.
 const FIRST: Duration = Duration::from_secs(2);
-/// At most it is so many searches times the dead paths: together they get a tenth of the service thread's time in the end, however many
-/// connections ask.
+/// Longest rest, in searches for each dead path: all dead paths together get at most a tenth of the service thread's time,
+/// however many connections ask.
 const REST: u32 = 10;
-/// But not longer than this, in which a path that works again is to be found out. (More than six such paths get more than a tenth.)
+/// Longest rest of all, so that a path that works again is found within it. (More than six dead paths get more than a tenth.)
 const MOST: Duration = Duration::from_secs(60);
-/// For how long an attempt that went well says that the next one will not block: the kernel keeps a neighbour that has answered for no less
+/// Time for which a successful attempt shows that the next one will not block: the kernel keeps a neighbour that has answered for no less
 /// than 15 s (half of `base_reachable_time`, 30 s: net/core/neighbour.c, `neigh_rand_reach_time`), and uses it for longer.
 const FRESH: Duration = Duration::from_secs(10);
-/// Paths that are kept in mind: more than a host has. (The addresses are the peers' word.)
+/// Largest number of paths that are kept. A host has fewer; the limit holds because peers choose the addresses.
 const MOST_PATHS: usize = 256;
 
 /// A path: from one rail of this host to an address of a peer.
@@ -45,44 +50,44 @@ pub struct PathId {
     pub peer_gid: [u8; 16],
 }
 
-/// What a connection that is being made has to know of a path.
+/// Finding that a new connection needs about a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
-    /// That the peer's address resolves: the connecting side's, which connects its queue pairs and no more.
+    /// The peer's address resolves. Enough for the connecting side, which only connects its queue pairs.
     Address,
-    /// That a test write is acknowledged: the accepting side's.
+    /// A test write is acknowledged. The accepting side needs this.
     Acknowledgement,
 }
 
-/// What a connection that is being made does about a path.
+/// Advice for a new connection about a path.
 #[derive(Debug)]
 pub enum Advice {
-    /// Uses it: nothing speaks against it.
+    /// Use the path.
     Use,
-    /// Tries it, for all connections.
+    /// Try the path, for all connections.
     Try(Trial),
-    /// Asks again later: another connection tries it.
+    /// Ask again later, because another connection tries the path.
     Wait,
-    /// Leaves it out, for this reason.
+    /// Leave the path out for now, for this reason. Recovery brings it back.
     LeaveOut(String),
 }
 
-/// How a path is dead.
+/// Kind of a dead path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Death {
-    /// Nobody answers at the address.
+    /// The address does not resolve.
     Unresolved,
-    /// What is sent is not acknowledged.
+    /// Packets are not acknowledged.
     Silent,
 }
 
-/// What was found out about a path.
+/// Result of the last attempt on a path.
 #[derive(Debug)]
 enum Finding {
     Nothing,
-    /// The address resolved then.
+    /// The address resolved at this time.
     Resolved(Instant),
-    /// A test write was acknowledged then.
+    /// A test write was acknowledged at this time.
     Carried(Instant),
     Dead(Dead),
 }
@@ -90,7 +95,7 @@ enum Finding {
 #[derive(Debug)]
 struct Dead {
     how: Death,
-    /// Attempts in vain before the last one, one after the other.
+    /// Failed attempts in a row before the last one.
     vain: u32,
     until: Instant,
     why: String,
@@ -100,7 +105,9 @@ struct Dead {
 struct Path {
     id: PathId,
     finding: Finding,
-    /// The number of the trial that is under way, and when it is over at the latest.
+    /// Largest path MTU in bytes, where larger packets were seen to get lost.
+    largest_mtu: Option<u32>,
+    /// Number and limit of the trial under way.
     trial: Option<(u64, Instant)>,
 }
 
@@ -108,15 +115,15 @@ struct Path {
 struct Known {
     paths: Vec<Path>,
     trials: u64,
-    /// The service thread has looked for somebody in vain since all connections were looked after.
+    /// True once a search by the service thread has failed in the current round over all connections.
     is_spent: bool,
 }
 
-/// What all connections know of paths. It locks: for what sets connections up and for the service thread, never for a message.
+/// Findings about paths, shared by all connections. Each call locks: it serves connection set-up and the service thread, never a message.
 #[derive(Debug, Default)]
 pub struct Backoff(Arc<Mutex<Known>>);
 
-/// The right of one connection to try a path while the others wait. They stop waiting when it is dropped.
+/// Right of one connection to try a path while the others wait. Dropping it lets the others go on.
 #[derive(Debug)]
 pub struct Trial {
     known: Arc<Mutex<Known>>,
@@ -125,15 +132,15 @@ pub struct Trial {
 }
 
 impl Backoff {
-    /// What a connection that is being made does about a path; if it tries it, within `limit`. One that has no other path left
-    /// (`is_last`) tries a dead one too.
-    pub fn ask(&self, id: PathId, need: Need, is_last: bool, limit: Duration, now: Instant) -> Advice {
+    /// Advises a new connection with path MTU `mtu_bytes` about a path. A trial ends after `limit`.
+    pub fn ask(&self, id: PathId, need: Need, mtu_bytes: u32, limit: Duration, now: Instant) -> Advice {
         let mut known = lock(&self.0);
         let path = known.path(id, now);
+        if let Some(largest) = path.largest_mtu.filter(|largest| *largest < mtu_bytes) {
+            return Advice::LeaveOut(format!("packets above {largest} bytes get lost on the way"));
+        }
         match &path.finding {
-            Finding::Dead(dead) if now < dead.until && !is_last => return Advice::LeaveOut(dead.text(now)),
-            // Whether it carries by now is for the accepting side to find out.
-            Finding::Dead(Dead { how: Death::Silent, .. }) if is_last && need == Need::Address => return Advice::Use,
+            Finding::Dead(dead) if now < dead.until => return Advice::LeaveOut(dead.text(now)),
             Finding::Carried(at) if now < *at + FRESH => return Advice::Use,
             Finding::Resolved(at) if need == Need::Address && now < *at + FRESH => return Advice::Use,
             _ => {}
@@ -144,20 +151,15 @@ impl Backoff {
         Advice::Try(self.begin(&mut known, id, limit, now))
     }
 
-    /// Whether a connection tries a path just now.
-    pub fn is_tried(&self, id: PathId, now: Instant) -> bool {
-        lock(&self.0).paths.iter().any(|path| path.id == id && path.is_tried(now))
-    }
-
-    /// Why a path is to be left out of a connection that is being made, if it is.
+    /// The reason to leave a path out of a new connection, if there is one.
     pub fn dead(&self, id: PathId, now: Instant) -> Option<String> {
         lock(&self.0).dead(id).filter(|dead| now < dead.until).map(|dead| dead.text(now))
     }
 
-    /// Whether a lost rail is to be asked for by this path now.
+    /// Checks that a lost rail may be asked for by this path now.
     ///
     /// # Errors
-    /// [`Error::Network`] says why not, and when it is tried again.
+    /// [`Error::Network`] with the reason why not, and the time of the next attempt.
     pub fn is_due(&self, id: PathId, now: Instant) -> Result<()> {
         let known = lock(&self.0);
         match known.paths.iter().find(|path| path.id == id) {
@@ -169,7 +171,8 @@ impl Backoff {
         }
     }
 
-    /// The same for the service thread, which may have to wait for the kernel: not twice before all connections were looked after.
+    /// As [`Self::is_due`], for the service thread, which may have to wait for the kernel. It waits at most once in each round over
+    /// all connections.
     ///
     /// # Errors
     /// As [`Self::is_due`].
@@ -181,7 +184,8 @@ impl Backoff {
         Ok(())
     }
 
-    /// The same; where the path was dead until now, with the right to try it for all. (Where it was not, all lost rails return at once.)
+    /// As [`Self::check`]. Where the path was dead until now, also returns the right to try it for all. (Otherwise all lost rails
+    /// return together.)
     ///
     /// # Errors
     /// As [`Self::is_due`].
@@ -192,12 +196,12 @@ impl Backoff {
         Ok(is_suspect.then(|| self.begin(&mut known, id, limit, now)))
     }
 
-    /// All connections have been looked after since the service thread last looked for an address in vain.
+    /// Begins a round of the service thread over all connections.
     pub fn begin_round(&self) {
         lock(&self.0).is_spent = false;
     }
 
-    /// The service thread has connected queue pairs, or not; if nobody answered, it has lost a second by that.
+    /// Records that the service thread has connected queue pairs, or failed to. An address that does not resolve has cost it a second.
     pub fn spend(&self, id: PathId, outcome: &Result<()>, now: Instant) {
         let mut known = lock(&self.0);
         if known.connected(id, outcome, now) {
@@ -205,27 +209,40 @@ impl Backoff {
         }
     }
 
-    /// Queue pairs were connected, or not, which counts here if that is because nobody answered.
+    /// Records that queue pairs were connected, or failed to because the address does not resolve. Other failures are not the path's.
     pub fn connected(&self, id: PathId, outcome: &Result<()>, now: Instant) {
         lock(&self.0).connected(id, outcome, now);
     }
 
-    /// A test write was acknowledged.
+    /// Records that a test write was acknowledged.
     pub fn carried(&self, id: PathId, now: Instant) {
         lock(&self.0).path(id, now).finding = Finding::Carried(now);
     }
 
-    /// A test write was not acknowledged: `why`, for a message.
+    /// Records that a test write was not acknowledged. `why` is for messages.
     pub fn silent(&self, id: PathId, why: &str, now: Instant) {
         lock(&self.0).died(id, Death::Silent, why.to_owned(), now);
     }
 
-    /// Whether the last attempt was in vain, and not long ago.
+    /// Records that packets above `bytes` get lost on a path, and smaller ones arrive.
+    pub fn set_largest_mtu(&self, id: PathId, bytes: u32, now: Instant) {
+        let mut known = lock(&self.0);
+        let path = known.path(id, now);
+        // The small packets were acknowledged, so the path is not dead.
+        (path.largest_mtu, path.finding) = (Some(bytes), Finding::Resolved(now));
+    }
+
+    /// Largest path MTU in bytes of a path, where larger packets were seen to get lost.
+    pub fn largest_mtu(&self, id: PathId) -> Option<u32> {
+        lock(&self.0).paths.iter().find(|path| path.id == id)?.largest_mtu
+    }
+
+    /// True if the last attempt failed, not long ago.
     pub fn knows(&self, id: PathId) -> bool {
         lock(&self.0).dead(id).is_some()
     }
 
-    /// A rail's port has come up: what was found of the paths from there is over.
+    /// Forgets the findings about a rail's paths, because its port has come up.
     pub fn forget(&self, rail: &Rail) {
         lock(&self.0).paths.retain(|path| path.id.rail != rail.id);
     }
@@ -239,7 +256,7 @@ impl Backoff {
 }
 
 impl Trial {
-    /// As [`Backoff::connected`], unless the port has come up since the trial began. Who only wants to know the address goes on from here.
+    /// As [`Backoff::connected`], unless the port has come up since the trial began.
     pub fn connected(&self, outcome: &Result<()>, now: Instant) {
         let mut known = lock(&self.known);
         if known.paths.iter().any(|path| path.trial.is_some_and(|(number, _)| number == self.number)) {
@@ -257,14 +274,14 @@ impl Drop for Trial {
 }
 
 impl Known {
-    /// A path, which is new to this if nobody has asked for it for long.
+    /// Returns a path's entry, which is empty where no connection has asked for a long time.
     fn path(&mut self, id: PathId, now: Instant) -> &mut Path {
         self.paths.retain(|path| path.id == id || path.is_worth_keeping(now));
         let at = self.paths.iter().position(|path| path.id == id).unwrap_or_else(|| {
             if self.paths.len() >= MOST_PATHS {
                 self.paths.swap_remove(0);
             }
-            self.paths.push(Path { id, finding: Finding::Nothing, trial: None });
+            self.paths.push(Path { id, finding: Finding::Nothing, largest_mtu: None, trial: None });
             self.paths.len() - 1
         });
         &mut self.paths[at]
@@ -274,13 +291,13 @@ impl Known {
         self.paths.iter().filter(|path| path.id == id).find_map(Path::death)
     }
 
-    /// Whether nobody answered.
+    /// Records the outcome of connecting. Returns true if the address did not resolve.
     fn connected(&mut self, id: PathId, outcome: &Result<()>, now: Instant) -> bool {
         match outcome {
             Ok(()) => {
                 let path = self.path(id, now);
                 match &path.finding {
-                    // It has resolved before too.
+                    // The address of a silent path resolves too.
                     Finding::Dead(Dead { how: Death::Silent, .. }) => {}
                     Finding::Carried(at) if now < *at + FRESH => {}
                     _ => path.finding = Finding::Resolved(now),
@@ -292,7 +309,7 @@ impl Known {
                 self.died(id, Death::Unresolved, error.to_string(), now);
                 true
             }
-            // What else goes wrong goes wrong at once, and is not the path's.
+            // Other failures are immediate, and no fault of the path.
             Err(_) => false,
         }
     }
@@ -301,7 +318,7 @@ impl Known {
         let others = self.paths.iter().filter(|path| path.id != id && path.is_suspect()).count() as u32;
         let path = self.path(id, now);
         let vain = match &path.finding {
-            // Another connection that was under way at the same time has found out the same.
+            // Another connection, under way at the same time, has found the same.
             Finding::Dead(dead) if now < dead.until => return,
             Finding::Dead(dead) => dead.vain + 1,
             _ => 0,
@@ -317,7 +334,7 @@ impl Path {
         if let Finding::Dead(dead) = &self.finding { Some(dead) } else { None }
     }
 
-    /// Whether the last attempt was in vain.
+    /// True if the last attempt failed.
     fn is_suspect(&self) -> bool {
         self.death().is_some()
     }
@@ -332,7 +349,7 @@ impl Path {
             Finding::Resolved(at) | Finding::Carried(at) => now < *at + FRESH,
             Finding::Dead(dead) => now < dead.until + MOST,
         };
-        has_news || self.is_tried(now)
+        has_news || self.largest_mtu.is_some() || self.is_tried(now)
     }
 }
 
@@ -344,7 +361,7 @@ impl Dead {
 }
 
 fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
-    // A panic in a holder leaves a list of paths, whole.
+    // A panic of a holder leaves the list of paths complete.
     known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

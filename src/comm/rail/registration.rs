@@ -322,10 +322,23 @@ impl Known {
     }
 }
 
-/// Every registration lets its own NIC read; more is not needed to send.
+/// Registers for sends, which need no more than what every registration gives: its own NIC may read.
+///
+/// NCCL's own transport always asks for local write access as well, so memory of a driver may never have been
+/// registered without it. Where that is refused, this NIC gets local write access. No peer ever gets any.
 fn register_to_send(rail: &Rail, pd: &Arc<Pd>, memory: HostMemory) -> Result<(Mr, Option<Mr>)> {
     let access = if rail.relaxed_ordering { Access::RELAXED_ORDERING } else { Access::empty() };
-    Ok((Mr::register(pd, memory, access)?, None))
+    match Mr::register(pd, memory, access) {
+        Err(Error::Os { what, errno: errno @ (libc::EFAULT | libc::EINVAL | libc::EPERM) }) => {
+            let made = Mr::register(pd, memory, access | Access::LOCAL_WRITE)?;
+            if !rail.needed_local_write.swap(true, Ordering::Relaxed) {
+                let (name, why) = (rail.name(), Error::Os { what, errno });
+                tracing::info!("rail {name}: sends are registered with LOCAL_WRITE, because without it: {why}");
+            }
+            Ok((made, None))
+        }
+        made => Ok((made?, None)),
+    }
 }
 
 fn register_to_receive(rail: &Rail, pd: &Arc<Pd>, memory: HostMemory) -> Result<(Mr, Option<Mr>)> {

@@ -1,12 +1,14 @@
-//! A rail of a connection as its recovery driver has it: what names it, and the queue pairs that are to bring it back.
+//! A rail of a connection as its recovery driver has it: its names, the attempts to bring it back, and the queue pairs
+//! of the attempt that is under way.
 
 use crate::comm::datapath::lane::Lane;
-use crate::comm::rail::backoff::{PathId, Trial};
+use crate::comm::datapath::test_write::LaneTest;
+use crate::comm::rail::backoff::PathId;
 use crate::comm::rail::{Look, Rail};
 use crate::counters::Outages;
 use crate::flow::recovery::State;
+use std::net::Ipv6Addr;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// A rail of a connection.
 pub struct ManagedRail {
@@ -24,8 +26,12 @@ pub struct ManagedRail {
     pub granted: Option<u32>,
     /// Accepting side: attempts of the peer to bring it back since it last carried.
     pub answers: u32,
-    /// The paths that its last two attempts went by, the newest first; they may take turns.
-    pub paths: [Option<PathId>; 2],
+    /// The ways of its last two attempts, the newest first; they may take turns.
+    pub ways: [Option<Way>; 2],
+    /// True while the newest of `ways` is that of the attempt under way, or of the last one.
+    pub is_on_the_way: bool,
+    /// The failed attempts of a rail that the connection has never had.
+    pub tries: Vec<Tries>,
     /// Connecting side: the new queue pairs of an attempt to bring it back. (Those of the accepting side are the data path's:
     /// [`crate::comm::datapath::status::Status::keep`].)
     pub attempt: Option<Attempt>,
@@ -35,9 +41,31 @@ pub struct ManagedRail {
 pub enum Attempt {
     /// The peer was asked for its own.
     Asked(Box<Asked>),
-    /// They are connected, and a trial write is under way on each.
-    Trying(Box<Trying>),
+    /// The queue pairs are connected and under test.
+    Testing(Box<LaneTest>),
 }
+
+/// A way to the peer's rail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Way {
+    /// The peer's address.
+    pub peer_gid: [u8; 16],
+    /// Path MTU in bytes.
+    pub mtu_bytes: u32,
+}
+
+/// The failed attempts on one way.
+#[derive(Debug, Clone)]
+pub struct Tries {
+    /// The way; none for attempts that ended before it was chosen.
+    way: Option<Way>,
+    count: u32,
+    /// Reason of the first one.
+    why: String,
+}
+
+/// Largest number of ways in a message. A rail rarely has more combinations of address and path MTU.
+const MOST_TRIES: usize = 6;
 
 /// New queue pairs, with what they are to be connected by.
 pub struct Asked {
@@ -47,34 +75,49 @@ pub struct Asked {
     pub look: Look,
 }
 
-/// New queue pairs that are tested.
-pub struct Trying {
-    /// The queue pairs.
-    pub lane: Lane,
-    /// The path that they go by.
-    pub path: PathId,
-    /// A test write that is not confirmed by then gets lost.
-    pub until: Instant,
-    /// The right to try the path, where it was dead before.
-    pub trial: Option<Trial>,
-}
-
 impl ManagedRail {
-    /// Of a lane of a connection that comes up, with so many queue pairs there, now or later.
+    /// The rail of a lane of a new connection, which has `queue_count` queue pairs there, now or later.
     pub fn of(lane: &Lane, queue_count: usize) -> Self {
         let (rail, peer_rail) = (Arc::clone(&lane.rail), lane.peer_rail.clone());
         let opening = lane.is_open().then_some(lane.opening());
-        // Nothing is granted yet, and what will be has the keys of the devices that are there.
+        // The first grants will carry the keys of the devices that are present now.
         let granted = opening.or_else(|| rail.device.opened().ok().map(|(_, opening)| opening));
-        // Where it does not carry, that was the first attempt.
+        // A rail that does not carry has had its first attempt in the handshake.
         let answers = u32::from(opening.is_none());
         let outages = Outages::of(&lane.record);
-        Self { rail, peer_rail, outages, queue_count, opening, granted, answers, paths: [None; 2], attempt: None }
+        let (ways, is_on_the_way, tries, attempt) = Default::default();
+        Self { rail, peer_rail, outages, queue_count, opening, granted, answers, ways, is_on_the_way, tries, attempt }
     }
 
-    /// An attempt goes by a path.
-    pub fn goes_by(&mut self, path: PathId) {
-        self.paths = [Some(path), self.paths[0]];
+    /// The path of a way.
+    pub fn path(&self, way: Way) -> PathId {
+        PathId { rail: self.rail.id, peer_gid: way.peer_gid }
+    }
+
+    /// Notes that an attempt begins, whose way is not chosen yet.
+    pub fn begins_attempt(&mut self) {
+        self.is_on_the_way = false;
+    }
+
+    /// Notes the way of the attempt.
+    pub fn goes_by(&mut self, way: Way) {
+        (self.ways, self.is_on_the_way) = ([Some(way), self.ways[0]], true);
+    }
+
+    /// Notes that the attempt failed.
+    pub fn failed(&mut self, why: &str) {
+        let way = self.ways[0].filter(|_| self.is_on_the_way);
+        if let Some(tries) = self.tries.iter_mut().find(|tries| tries.way == way) {
+            tries.count += 1;
+        } else if self.tries.len() < MOST_TRIES {
+            self.tries.push(Tries { way, count: 1, why: why.to_owned() });
+        }
+    }
+
+    /// The rail and its failed attempts, for messages.
+    pub fn tries_text(&self) -> String {
+        let tries: Vec<String> = self.tries.iter().map(Tries::text).collect();
+        format!("{} to {} ({})", self.rail.name(), self.peer_rail, tries.join("; "))
     }
 
     /// The rail and its state, for messages.
@@ -87,5 +130,19 @@ impl ManagedRail {
             Some(State::Probing { .. } | State::Answering | State::AwaitingLive) => "under test",
         };
         format!("{} to {}: {text}", self.rail.name(), self.peer_rail)
+    }
+}
+
+impl Tries {
+    fn text(&self) -> String {
+        let Self { way, count, why } = self;
+        let times = if *count == 1 { String::new() } else { format!(", {count} attempts") };
+        match way {
+            Some(Way { peer_gid, mtu_bytes }) => {
+                let address = Ipv6Addr::from(*peer_gid).to_canonical();
+                format!("to {address} with path MTU {mtu_bytes}{times}: {why}")
+            }
+            None => format!("{why}{times}"),
+        }
     }
 }

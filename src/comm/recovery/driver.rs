@@ -7,6 +7,7 @@
 //! All this is the service thread's. Of the data path it borrows moments ([`crate::comm::datapath::path::DataPath`]); what can take longer (opening and
 //! connecting queue pairs: `reconnect`) is done while the data path goes on.
 
+mod first_rail;
 mod reconnect;
 
 use super::attempt::ManagedRail;
@@ -28,6 +29,7 @@ use crate::error::Error;
 use crate::flow::recovery::{Action, Cause, Frame, Limits, LogEntry, Recovery, State};
 use crate::flow::redial::Need;
 use crate::wire::control::{ControlFrame, Received};
+use crate::wire::fields::Priority;
 use crate::wire::ids::LaneId;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -51,13 +53,24 @@ pub enum PortChange {
     Removed,
 }
 
+/// Terms of a new connection.
+#[derive(Debug, Clone, Copy)]
+pub struct Terms {
+    /// This side.
+    pub role: Role,
+    /// Priority of the connection's packets.
+    pub priority: Priority,
+    /// How long the connection may be without its first rail.
+    pub first_rail: Duration,
+}
+
 /// One connection's rails, and the control messages about them.
 pub struct Driver {
     process: Arc<Process>,
     context: Arc<PathContext>,
     path: Arc<dyn SharedPath>,
     role: Role,
-    traffic_class: Option<u8>,
+    priority: Priority,
     mailboxes: Mailboxes,
     rails: Vec<ManagedRail>,
     recovery: Recovery,
@@ -69,23 +82,26 @@ pub struct Driver {
     tcp: tcp::Member,
     /// Whether the data path has something left to do about a loss.
     is_owing: bool,
+    /// How many warnings have said that there is no rail yet.
+    warnings: u32,
 }
 
 impl Driver {
-    /// Watches over the rails of a connection that has just come up. Those that are not open do not carry yet.
+    /// Watches over the rails of a connection that has just come up. Rails that are not open do not carry yet. Where none does,
+    /// the connection fails unless one carries in time.
     pub fn new(
         process: Arc<Process>,
         context: Arc<PathContext>,
         path: Arc<dyn SharedPath>,
-        role: Role,
-        traffic_class: Option<u8>,
+        Terms { role, priority, first_rail }: Terms,
         mailboxes: Mailboxes,
         mut rails: Vec<ManagedRail>,
     ) -> Self {
         let names = rails.iter().map(|managed| (managed.rail.name(), managed.peer_rail.clone()));
         let config = &process.config;
         let mut outages = Member::new(&process.outages, &context.peer.name, config.loss_timeout, names);
-        let limits = Limits { loss: nanos(config.loss_timeout), probe: nanos(config.probe_timeout) };
+        let (loss, probe) = (nanos(config.loss_timeout), nanos(config.probe_timeout));
+        let limits = Limits { loss, probe, first_rail: nanos(first_rail) };
         let mut recovery = Recovery::new(role, limits, rails.len());
         let now = Instant::now();
         for (lane, managed) in LaneId::all(rails.len()).zip(&mut rails).filter(|(_, managed)| managed.opening.is_none())
@@ -95,8 +111,22 @@ impl Driver {
             managed.outages.lost(now);
         }
         let tcp = tcp::Member::new(&process.tcp_outages, &context.peer.name);
-        let (origin, is_owing) = Default::default();
-        Self { process, context, path, role, traffic_class, mailboxes, rails, recovery, origin, outages, tcp, is_owing }
+        let (origin, is_owing, warnings) = Default::default();
+        Self {
+            process,
+            context,
+            path,
+            role,
+            priority,
+            mailboxes,
+            rails,
+            recovery,
+            origin,
+            outages,
+            tcp,
+            is_owing,
+            warnings,
+        }
     }
 
     /// The other end.
@@ -247,6 +277,7 @@ impl Driver {
         self.act(now);
         self.recovery.tick(at);
         self.act(now);
+        self.warn_of_no_rail(at);
         if !self.recovery.recovers() {
             self.outages.ended();
             self.tcp.ended();
@@ -345,9 +376,15 @@ impl Driver {
                     self.recovery.connected(lane, outcome, at);
                 }
                 Action::Activate(lane) => self.activate(lane, now),
-                Action::DropQps(lane) => self.drop_qps(lane, now),
-                Action::PeerClosed(delivered) => self.context.peer.said_bye(delivered),
-                Action::PeerGone => self.context.peer.vanished(),
+                Action::DropQps(lane) => drop(self.take_new(lane)),
+                Action::PeerClosed(delivered) => {
+                    self.context.peer.said_bye(delivered);
+                    self.ends_without_rail();
+                }
+                Action::PeerGone => {
+                    self.context.peer.vanished();
+                    self.ends_without_rail();
+                }
                 Action::Fail(cause) => self.fail(&cause),
                 Action::Log(entry) => self.log(&entry, now),
             }
@@ -423,9 +460,10 @@ impl Driver {
         }
         let managed = &mut self.rails[lane.index()];
         (managed.opening, managed.answers) = (Some(opening), 0);
-        if let Some(path) = managed.paths[0] {
+        managed.tries.clear();
+        if let Some(way) = managed.ways[0] {
             // The accepting side hears of it by LIVE.
-            self.process.backoff.carried(path, now);
+            self.process.backoff.carried(managed.path(way), now);
         }
         let (rail, at) = (Arc::clone(&self.rails[lane.index()].rail), self.clock(now));
         match (rail.is_up(), rail.device.presence_of(opening)) {
@@ -461,7 +499,11 @@ impl Driver {
                 }
             }
             LogEntry::NotYet(lane, why) => {
-                let rail = self.rails[lane.index()].rail.name();
+                let managed = &mut self.rails[lane.index()];
+                if self.recovery.waits_for_first_rail(0).is_some() {
+                    managed.failed(why);
+                }
+                let rail = managed.rail.name();
                 tracing::debug!("rail {rail} to {peer} not recovered yet: {why}");
             }
             LogEntry::PeerAnswers => {
@@ -487,6 +529,7 @@ impl Driver {
                 self.rails[lane.index()].rail.name(),
                 self.text()
             )),
+            Cause::NoFirstRail => self.no_first_rail(),
             Cause::NoRail(waited) => Error::Network(format!(
                 "no usable rail to {peer} for {:.0?} (NCCL_SPARK_LOSS_TIMEOUT_S={limit}): {}",
                 Duration::from_nanos(*waited),

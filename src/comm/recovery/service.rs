@@ -14,11 +14,11 @@ use crate::comm::datapath::waker::Waker;
 use crate::comm::rail::Rail;
 use crate::comm::rail::device::Presence;
 use crate::comm::streams::farewell::Farewell;
+use crate::comm::threads;
 use crate::error::{Error, Result, panic_text};
 use crate::verbs::AsyncEvent;
 use crate::wire::message::Redial;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::SigSet;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -131,8 +131,7 @@ impl Service {
         waker.set_nonblocking(true).map_err(trouble)?;
         wakened.set_nonblocking(true).map_err(trouble)?;
         let theirs = Arc::clone(&self.shared);
-        let thread = std::thread::Builder::new().name("spark-service".to_owned());
-        thread.spawn(move || serve(&theirs, wakened)).map_err(trouble)?;
+        threads::spawn("spark-service", move || serve(&theirs, wakened)).map_err(trouble)?;
         shared.waker = Some(waker);
         Ok(())
     }
@@ -159,10 +158,6 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
 }
 
 fn serve(shared: &Mutex<Shared>, mut wakened: UnixStream) {
-    // The application's signals are for the application's threads.
-    if let Err(error) = SigSet::all().thread_block() {
-        tracing::debug!("cannot block signals on the service thread: {error}");
-    }
     let (mut watched, mut listener): (Vec<Watched>, Option<RedialListener>) = Default::default();
     let mut parting: Vec<Farewell> = Vec::new();
     loop {

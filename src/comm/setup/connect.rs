@@ -1,8 +1,8 @@
 //! The connecting side's handshake. Never waits: each call goes as far as it can.
 
 use super::Setup;
-use super::finish::{Agreed, AgreedPair, finish};
-use super::join::{self, Joining, NewRoute, Step as JoinStep};
+use super::finish::{Agreed, AgreedPair, AwaitingRail, finish};
+use super::join::{Joining, NewRoute, Step as JoinStep};
 use super::negotiate::{self, KnownRail, Rails, in_time, out_of_turn, receive, understood};
 use super::streams::Opening;
 use crate::comm::channel::{Channel, Received};
@@ -10,56 +10,71 @@ use crate::comm::datapath::lane::{Lane, Role};
 use crate::comm::datapath::send::SendPath;
 use crate::comm::endpoint::SendComm;
 use crate::comm::process::Process;
+use crate::comm::rail::backoff::PathId;
 use crate::comm::rail::{Rail, interfaces};
+use crate::comm::recovery::attempt::Way;
 use crate::comm::recovery::redial::Standing;
 use crate::comm::recovery::tcp::Redialling;
-use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::flow::paths::End;
 use crate::verbs::Region;
+use crate::wire::fields::Priority;
 use crate::wire::handle::{HANDLE_BYTES, Handle};
 use crate::wire::ids::RailId;
 use crate::wire::mailbox::MAILBOX_BYTES;
-use crate::wire::message::{Go, Hello, Message, Offer, Offered, PairGo, PairOffer, PairReady, Ready};
+use crate::wire::message::{Go, Hello, Message, NotYet, Offer, Offered, PairGo, PairOffer, PairReady, Ready};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long to wait before a peer is dialled again that has closed before it said anything: unauthenticated connections crowd its
-/// port, and this side was in the wrong place among them. (One that has gone refuses the next connection.)
+/// Pause before dialling a peer again that closed the connection before it answered. Such a peer drops
+/// the oldest unauthenticated connection when too many crowd its port. (A peer that has ended refuses
+/// the next connection.)
 const REDIAL: Duration = Duration::from_millis(10);
 
-/// What cannot be: READY is said when it is known of each rail whether it is connected.
+/// Text of an internal error: READY is sent when every rail is either connected or left out.
 const UNDECIDED: &str = "a rail was neither connected nor left out";
 
 /// A connection being made.
 struct Connecting {
+    started: Instant,
+    progress: Progress,
+}
+
+enum Progress {
+    Shaking(Box<Handshake>),
+    /// The handshake has ended, and the connection waits for its first rail.
+    AwaitingRail(AwaitingRail<SendPath>),
+}
+
+/// The handshake of a connection.
+struct Handshake {
     channel: Channel,
     started: Instant,
-    traffic_class: Option<u8>,
+    priority: Priority,
     handle: Handle,
     stage: Stage,
 }
 
 enum Stage {
-    /// Until then it has to wait.
+    /// The peer is dialled again at this time.
     Redialling(Instant),
     Dialling,
     AwaitingOffer(Rails),
-    /// Its queue pairs are being connected.
+    /// This side's queue pairs are being connected.
     Joining(Box<Connected>),
     AwaitingGo(Box<Connected>),
-    /// No rail reaches the peer: streams are being opened.
+    /// No rail reaches the peer, so TCP streams are being opened.
     Opening(Box<Opening>),
 }
 
-/// Queue pairs of this side, which are being connected or are.
+/// This side's queue pairs, connected or being connected.
 struct Connected {
     peer: String,
     chunk_bytes: u32,
-    traffic_class: Option<u8>,
+    priority: Priority,
     region: Arc<Region>,
     /// One for each pair of the offer.
     pairs: Vec<OfferedPair>,
@@ -73,24 +88,23 @@ struct OfferedPair {
     ends: [End; 2],
     peer_rail: String,
     queue_count: u8,
-    /// The peer's address.
-    peer_gid: [u8; 16],
+    way: Way,
     made: Made,
 }
 
 /// A lane of this side, with its key of the mailbox.
 enum Made {
-    /// It is being connected.
+    /// The lane is being connected.
     Joining(Joining),
-    /// It is connected.
+    /// The lane is connected.
     Lane(Lane),
-    /// This side cannot use it now.
-    Failed(String),
-    /// The peer cannot use it now, and says why with its GO.
+    /// This side cannot use the lane now.
+    NotYet(NotYet),
+    /// The peer cannot use the lane now. Its GO has the reason.
     Later,
 }
 
-/// Connections that are being made: NCCL calls again for each, with the same memory, until it is there.
+/// Connections that are being made. NCCL calls again for each, with the same handle memory, until it gets the connection.
 #[derive(Default)]
 pub struct PendingConnections {
     table: Mutex<HashMap<u64, Connecting>>,
@@ -98,8 +112,8 @@ pub struct PendingConnections {
 }
 
 impl PendingConnections {
-    /// Goes on with the connection that `handle` asks for; `None` while it is not there. The handle's last bytes name the connection
-    /// from the first call on.
+    /// Continues the connection that `handle` asks for. Returns `None` until it has its first rail. From the first call on, the
+    /// handle's last bytes name the connection.
     ///
     /// # Errors
     /// [`Error::Usage`] for a handle of another network or version, or when no rail is in common; [`Error::Network`],
@@ -116,7 +130,7 @@ impl PendingConnections {
             0 => {
                 let ticket = self.tickets.fetch_add(1, Ordering::Relaxed) + 1;
                 Handle::set_ticket(handle, ticket);
-                self.keep(ticket, Connecting::begin(decoded, config, traffic_class)?);
+                self.keep(ticket, Connecting::begin(decoded, &setup.process, traffic_class)?);
                 ticket
             }
             ticket => ticket,
@@ -135,8 +149,8 @@ impl PendingConnections {
         }
     }
 
-    /// Takes a half-made connection out of the table, and those with it whose time is up: after an abort NCCL does
-    /// not come back for them.
+    /// Takes a half-made connection out of the table. Also drops connections whose time has passed: after an abort NCCL
+    /// never calls again for them.
     fn take(&self, ticket: u64, limit: Duration) -> Option<Connecting> {
         let mut table = self.lock();
         let taken = table.remove(&ticket);
@@ -161,13 +175,41 @@ enum Step {
 }
 
 impl Connecting {
-    fn begin(handle: Handle, config: &Config, traffic_class: Option<u8>) -> Result<Self> {
-        let channel = Channel::dial(interfaces::in_own_scope(handle.address, config)?)?;
-        Ok(Self { channel, started: Instant::now(), traffic_class, handle, stage: Stage::Dialling })
+    fn begin(handle: Handle, process: &Process, traffic_class: Option<u8>) -> Result<Self> {
+        let channel = Channel::dial(interfaces::in_own_scope(handle.address, &process.config)?)?;
+        let (started, priority) = (Instant::now(), process.priority(traffic_class));
+        let handshake = Handshake { channel, started, priority, handle, stage: Stage::Dialling };
+        Ok(Self { started, progress: Progress::Shaking(Box::new(handshake)) })
     }
 
-    fn step(mut self, setup: &Setup) -> Result<Step> {
-        let (process, done) = (&*setup.process, |comm| Step::Done(Box::new(comm)));
+    fn step(self, setup: &Setup) -> Result<Step> {
+        let started = self.started;
+        let waiting = |progress| Step::Waiting(Self { started, progress });
+        let mut awaiting = match self.progress {
+            Progress::AwaitingRail(awaiting) => awaiting,
+            Progress::Shaking(handshake) => match handshake.step(setup)? {
+                Shaken::Waiting(handshake) => return Ok(waiting(Progress::Shaking(handshake))),
+                Shaken::ByStreams(comm) => return Ok(Step::Done(comm)),
+                Shaken::ByRails(awaiting) => awaiting,
+            },
+        };
+        Ok(match awaiting.step()? {
+            Some(comm) => Step::Done(Box::new(SendComm::Rails(Box::new(comm)))),
+            None => waiting(Progress::AwaitingRail(awaiting)),
+        })
+    }
+}
+
+/// Result of a step of the handshake.
+enum Shaken {
+    Waiting(Box<Handshake>),
+    ByRails(AwaitingRail<SendPath>),
+    ByStreams(Box<SendComm>),
+}
+
+impl Handshake {
+    fn step(mut self: Box<Self>, setup: &Setup) -> Result<Shaken> {
+        let process = &*setup.process;
         loop {
             let waiting_for = match self.stage {
                 Stage::Redialling(when) if Instant::now() >= when => {
@@ -176,7 +218,7 @@ impl Connecting {
                     continue;
                 }
                 Stage::Redialling(_) => "room in the listen queue",
-                Stage::Dialling => match dialled(process, &mut self.channel, &self.handle)? {
+                Stage::Dialling => match dialled(process, &mut self.channel, &self.handle, self.priority)? {
                     Some(stage) => {
                         self.stage = stage;
                         continue;
@@ -189,8 +231,7 @@ impl Connecting {
                         continue;
                     }
                     Received::Message(Message::Offer(offer)) => {
-                        let offered = Connected::from_offer(process, &rails, offer, self.traffic_class);
-                        self.stage = Stage::Joining(Box::new(offered?));
+                        self.stage = Stage::Joining(Connected::from_offer(process, &rails, offer, self.priority)?);
                         continue;
                     }
                     Received::Message(Message::Streams(streams)) => {
@@ -215,7 +256,9 @@ impl Connecting {
                     "the addresses"
                 }
                 Stage::AwaitingGo(connected) => match receive(&mut self.channel)? {
-                    Some(Message::Go(go)) => return connected.finish(setup, self.channel, go).map(done),
+                    Some(Message::Go(go)) => {
+                        return connected.finish(setup, self.channel, self.started, go).map(Shaken::ByRails);
+                    }
                     Some(other) => return Err(out_of_turn(&self.channel, &other)),
                     None => {
                         self.stage = Stage::AwaitingGo(connected);
@@ -224,68 +267,68 @@ impl Connecting {
                 },
                 Stage::Opening(mut opening) => {
                     if opening.step(&mut self.channel)? {
-                        return opening.finish(setup, self.channel).map(done);
+                        return opening.finish(setup, self.channel).map(|comm| Shaken::ByStreams(Box::new(comm)));
                     }
                     self.stage = Stage::Opening(opening);
                     "the CARRIES message"
                 }
             };
             in_time(process, self.started, &format!("{waiting_for} of the peer at {}", self.handle.address))?;
-            return Ok(Step::Waiting(self));
+            return Ok(Shaken::Waiting(self));
         }
     }
 }
 
-/// What comes next when dialling is done.
-fn dialled(process: &Process, channel: &mut Channel, handle: &Handle) -> Result<Option<Stage>> {
+/// Returns the next stage once the TCP connection is established.
+fn dialled(process: &Process, channel: &mut Channel, handle: &Handle, priority: Priority) -> Result<Option<Stage>> {
     match channel.connected() {
-        Ok(true) => say_hello(process, channel, handle).map(|rails| Some(Stage::AwaitingOffer(rails))),
+        Ok(true) => say_hello(process, channel, handle, priority).map(|rails| Some(Stage::AwaitingOffer(rails))),
         Ok(false) => Ok(None),
         Err(error) if is_dropped(&error) => Ok(Some(redial(handle.address))),
         Err(error) => Err(Error::Network(format!("cannot reach the peer at {}: {error}", handle.address))),
     }
 }
 
-/// What comes next when the peer dropped this side before it had heard it.
+/// Returns the stage after the peer has dropped this side's connection without reading HELLO.
 fn redial(address: SocketAddr) -> Stage {
     tracing::debug!("{address} closed the connection before it read HELLO; dialling again");
     Stage::Redialling(Instant::now() + REDIAL)
 }
 
-/// Whether the other end took the connection and dropped it, and so is there.
+/// True if the peer accepted the connection and then dropped it, which shows that the peer is alive.
 fn is_dropped(error: &std::io::Error) -> bool {
     use std::io::ErrorKind;
     matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted | ErrorKind::BrokenPipe)
 }
 
-fn say_hello(process: &Process, channel: &mut Channel, handle: &Handle) -> Result<Rails> {
+fn say_hello(process: &Process, channel: &mut Channel, handle: &Handle, priority: Priority) -> Result<Rails> {
     let rails = Rails::look(process)?;
     let said = channel.send(&Message::Hello(Hello {
         token: handle.token,
         name: process.name.clone(),
         chunk_bytes: rails.chunk_bytes(),
         qps_per_rail: negotiate::qps_wanted(&process.config),
-        tuner_hash: process.tuner_hash,
+        tuner_hash: process.tuner.hash,
+        gpu: process.tuner.gpu.clone(),
+        priority,
         by_tcp: rails.by_tcp(&process.config),
         rails: rails.adverts.clone(),
     }));
     if let Err(unsent) = said {
-        // Whoever waits for the answer hears that the connection is closed.
+        // The wait for the answer ends with the error of a closed connection.
         tracing::debug!("{unsent}");
     }
     Ok(rails)
 }
 
 impl Connected {
-    fn from_offer(process: &Process, rails: &Rails, offer: Offer, traffic_class: Option<u8>) -> Result<Self> {
+    fn from_offer(process: &Process, rails: &Rails, offer: Offer, priority: Priority) -> Result<Box<Self>> {
+        if offer.pairs.is_empty() {
+            return Err(Error::Protocol(format!("{} offered no pair of rails", offer.name)));
+        }
         let region = Region::new(MAILBOX_BYTES)?;
         let mut pairs = Vec::with_capacity(offer.pairs.len());
         let mut paired = Vec::with_capacity(offer.pairs.len());
-        let all_dead = offer.pairs.iter().all(|pair| {
-            let known = rails.known.get(usize::from(pair.connector_rail));
-            let is_dead = |known: &KnownRail| negotiate::dead(process, &known.rail, pair.acceptor_gid).is_some();
-            matches!(pair.queue_pairs, Offered::Later(_)) || known.is_some_and(is_dead)
-        });
         for pair in &offer.pairs {
             let place = usize::from(pair.connector_rail);
             let Some(known) = rails.known.get(place) else {
@@ -296,21 +339,19 @@ impl Connected {
             };
             paired.push(place);
             let queue_count = pair.queue_pairs.count();
+            let way = Way { peer_gid: pair.acceptor_gid, mtu_bytes: pair.mtu_bytes };
             let made = match &pair.queue_pairs {
-                Offered::Later(_) => known.problem.clone().map_or(Made::Later, Made::Failed),
+                Offered::Later(_) => {
+                    let passing = |why| Made::NotYet(NotYet { why, may_pass: true });
+                    known.problem.clone().map_or(Made::Later, passing)
+                }
                 Offered::Now(ends) => {
                     let KnownRail { look, .. } = known;
-                    let route = NewRoute {
-                        look: look.clone(),
-                        gid: pair.connector_gid,
-                        peer_gid: pair.acceptor_gid,
-                        mtu_bytes: pair.mtu_bytes,
-                        ends: ends.clone(),
-                        traffic_class,
-                    };
+                    let route =
+                        NewRoute { look: look.clone(), gid: pair.connector_gid, way, ends: ends.clone(), priority };
                     match open_lane(known, pair, &region) {
-                        Ok(lane) => Made::Joining(Joining::new(process, Role::Sender, lane, route, all_dead)),
-                        Err(error) => Made::Failed(error.to_string()),
+                        Ok(lane) => Made::Joining(Joining::new(process, Role::Sender, lane, route)),
+                        Err(not_yet) => Made::NotYet(not_yet),
                     }
                 }
             };
@@ -319,23 +360,23 @@ impl Connected {
                 End { rail: rail.id, attachment: rail.info.attachment },
                 End { rail: pair.acceptor_rail, attachment: pair.acceptor },
             ];
-            let (peer_rail, peer_gid) = (pair.acceptor_name.clone(), pair.acceptor_gid);
-            pairs.push(OfferedPair { rail, ends, peer_rail, queue_count, peer_gid, made });
+            let peer_rail = pair.acceptor_name.clone();
+            pairs.push(OfferedPair { rail, ends, peer_rail, queue_count, way, made });
         }
         let chunk_bytes = offer.chunk_bytes.min(rails.chunk_bytes());
         let left_out = negotiate::unpaired(rails, &paired, Role::Sender);
-        Ok(Self { peer: offer.name, chunk_bytes, traffic_class, region, pairs, left_out })
+        Ok(Box::new(Self { peer: offer.name, chunk_bytes, priority, region, pairs, left_out }))
     }
 
-    /// Goes on with what is being connected; whether nothing is any more.
+    /// Continues connecting the lanes. Returns true when every lane has its result.
     fn join(&mut self, process: &Arc<Process>) -> bool {
         for pair in &mut self.pairs {
-            let before = std::mem::replace(&mut pair.made, Made::Failed(String::new()));
+            let before = std::mem::replace(&mut pair.made, Made::Later);
             pair.made = match before {
                 Made::Joining(joining) => match joining.step(process) {
                     JoinStep::Waiting(joining) => Made::Joining(joining),
                     JoinStep::Joined(lane, _) => Made::Lane(lane),
-                    JoinStep::LeftOut(why) => Made::Failed(why),
+                    JoinStep::LeftOut(not_yet) => Made::NotYet(not_yet),
                 },
                 decided => decided,
             };
@@ -346,54 +387,57 @@ impl Connected {
     fn answer(&self) -> Ready {
         let answer = |pair: &OfferedPair| match &pair.made {
             Made::Lane(lane) => PairReady::Connected { mailbox_rkey: lane.mailbox_rkey(), qps: lane.ends() },
-            Made::Failed(why) => PairReady::Failed(why.clone()),
-            Made::Later => PairReady::Failed(String::new()),
-            Made::Joining(_) => PairReady::Failed(UNDECIDED.to_owned()),
+            Made::NotYet(not_yet) => PairReady::NotYet(not_yet.clone()),
+            Made::Later => PairReady::NotYet(NotYet { why: String::new(), may_pass: true }),
+            Made::Joining(_) => PairReady::NotYet(NotYet { why: UNDECIDED.to_owned(), may_pass: false }),
         };
         Ready { mailbox_addr: self.region.addr(), pairs: self.pairs.iter().map(answer).collect() }
     }
 
-    fn finish(self, setup: &Setup, channel: Channel, go: Go) -> Result<SendComm> {
-        let Self { peer, chunk_bytes, traffic_class, region, pairs: offered, left_out } = self;
+    fn finish(self, setup: &Setup, channel: Channel, started: Instant, go: Go) -> Result<AwaitingRail<SendPath>> {
+        let Self { peer, chunk_bytes, priority, region, pairs: offered, left_out } = self;
         if go.pairs.len() != offered.len() {
             let (theirs, ours) = (go.pairs.len(), offered.len());
             return Err(Error::Protocol(format!("{peer} answered for {theirs} rails; {ours} were offered")));
         }
         let mut pairs = Vec::new();
-        for (OfferedPair { rail, ends, peer_rail, queue_count, peer_gid, made }, word) in
-            offered.into_iter().zip(go.pairs)
-        {
+        for (OfferedPair { rail, ends, peer_rail, queue_count, way, made }, word) in offered.into_iter().zip(go.pairs) {
             let lane = match (made, word) {
                 (Made::Lane(mut lane), PairGo::Carries { mailbox_rkey }) => {
-                    setup.process.backoff.carried(join::path(&lane, peer_gid), Instant::now());
+                    let path = PathId { rail: rail.id, peer_gid: way.peer_gid };
+                    setup.process.backoff.carried(path, Instant::now());
                     lane.peer_mailbox_rkey = mailbox_rkey;
                     Ok(lane)
                 }
-                (Made::Failed(_) | Made::Later, PairGo::Carries { .. }) => {
+                (Made::NotYet(_) | Made::Later, PairGo::Carries { .. }) => {
                     return Err(Error::Protocol(format!(
                         "{peer} says that a rail carries which this side could not connect"
                     )));
                 }
-                (Made::Lane(_) | Made::Later, PairGo::NotYet(why)) | (Made::Failed(why), PairGo::NotYet(_)) => Err(why),
+                (Made::Lane(_) | Made::Later, PairGo::NotYet(why))
+                | (Made::NotYet(NotYet { why, .. }), PairGo::NotYet(_)) => Err(why),
                 (Made::Joining(_), _) => return Err(Error::Internal(UNDECIDED.to_owned())),
             };
-            pairs.push(AgreedPair { rail, ends, peer_rail, queue_count, lane });
+            pairs.push(AgreedPair { rail, ends, peer_rail, queue_count, way, lane });
         }
         let (role, peer_addr) = (Role::Sender, go.mailbox_addr);
-        let agreed = Agreed { role, peer, traffic_class, chunk_bytes, region, peer_addr, pairs, left_out };
+        let agreed = Agreed { role, peer, started, priority, chunk_bytes, region, peer_addr, pairs, left_out };
         let redialling =
             |channel: &mut Channel, _: &mut Standing| Ok(Redialling::dials(channel, go.redial, &setup.descriptors));
-        let comm = finish(setup, channel, agreed, SendPath::new, redialling)?;
-        Ok(SendComm::Rails(Box::new(comm)))
+        finish(setup, channel, agreed, SendPath::new, redialling)
     }
 }
 
-fn open_lane(known: &KnownRail, pair: &PairOffer, region: &Arc<Region>) -> Result<Lane> {
-    if let Some(problem) = &known.problem {
-        return Err(Error::Missing(problem.clone()));
+fn open_lane(known: &KnownRail, pair: &PairOffer, region: &Arc<Region>) -> std::result::Result<Lane, NotYet> {
+    if let Some(why) = &known.problem {
+        return Err(NotYet { why: why.clone(), may_pass: true });
     }
-    let mut lane = Lane::open(&known.rail, Role::Sender, usize::from(pair.queue_pairs.count()))?;
+    let open = || {
+        let mut lane = Lane::open(&known.rail, Role::Sender, usize::from(pair.queue_pairs.count()))?;
+        lane.register_mailbox(region)?;
+        Ok(lane)
+    };
+    let mut lane = open().map_err(|error| negotiate::not_yet_on(&known.rail, &error))?;
     lane.peer_rail.clone_from(&pair.acceptor_name);
-    lane.register_mailbox(region)?;
     Ok(lane)
 }

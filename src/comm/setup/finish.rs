@@ -1,9 +1,14 @@
-//! The last step of the handshake, on both sides: a data path over the rails that carry, watched by the service thread.
+//! The last step of the handshake, on both sides: a data path over the agreed rails, watched by the service thread.
+//!
+//! A connection is handed to NCCL with its first rail. Where no rail carried in the handshake,
+//! recovery continues to try all of them ([`crate::flow::recovery`]). [`AwaitingRail`] holds the
+//! connection until one carries or the limit has passed.
 
 use super::Setup;
 use super::negotiate;
 use crate::comm::channel::Channel;
 use crate::comm::datapath::context::PathContext;
+use crate::comm::datapath::fault::not_entered;
 use crate::comm::datapath::lane::{Lane, Role};
 use crate::comm::datapath::mailbox::Mailboxes;
 use crate::comm::datapath::parts::PathParts;
@@ -13,8 +18,8 @@ use crate::comm::datapath::try_cell::TryCell;
 use crate::comm::endpoint::Endpoint;
 use crate::comm::process::Process;
 use crate::comm::rail::Rail;
-use crate::comm::recovery::attempt::ManagedRail;
-use crate::comm::recovery::driver::Driver;
+use crate::comm::recovery::attempt::{ManagedRail, Way};
+use crate::comm::recovery::driver::{Driver, Terms};
 use crate::comm::recovery::redial::Standing;
 use crate::comm::recovery::tcp::Redialling;
 use crate::counters::layout::Direction;
@@ -22,25 +27,29 @@ use crate::counters::{CountedConnection, CountedLane};
 use crate::error::Result;
 use crate::flow::paths::End;
 use crate::verbs::Region;
-use crate::wire::MAX_RAILS;
+use crate::wire::fields::Priority;
 use crate::wire::ids::{LaneId, RailId};
 use std::sync::Arc;
+use std::time::Instant;
 
-/// What the two sides have agreed on.
+/// The result of the two sides' handshake.
 pub struct Agreed {
     /// This side.
     pub role: Role,
-    /// The other, for messages.
+    /// The peer's name, for messages.
     pub peer: String,
-    /// NCCL's traffic class, where the connecting side was given one.
-    pub traffic_class: Option<u8>,
+    /// Start of the handshake.
+    pub started: Instant,
+    /// Priority of the connection's packets.
+    pub priority: Priority,
     /// The largest write.
     pub chunk_bytes: u32,
     /// This side's memory that the peer writes into.
     pub region: Arc<Region>,
-    /// Where the peer's is.
+    /// Address of the peer's region.
     pub peer_addr: u64,
-    /// The pairs of rails, in the order of both sides: those that carry, and those that are to.
+    /// The pairs of rails, in an order that both sides share, whether they carry yet or not. At most
+    /// [`MAX_RAILS`](crate::wire::MAX_RAILS).
     pub pairs: Vec<AgreedPair>,
     /// This host's rails that are not used, each with the reason.
     pub left_out: Vec<(RailId, String)>,
@@ -56,12 +65,14 @@ pub struct AgreedPair {
     pub peer_rail: String,
     /// Queue pairs of the connection on it.
     pub queue_count: u8,
-    /// Its connected queue pairs, with the keys of both sides' regions; or why it does not carry yet.
+    /// The way that the handshake tried.
+    pub way: Way,
+    /// The connected queue pairs, with the keys of both sides' regions, or the reason why the pair does not carry yet.
     pub lane: std::result::Result<Lane, String>,
 }
 
 impl AgreedPair {
-    /// Those that do not carry, beside what is left out.
+    /// The pairs that do not carry, beside the rails that are left out.
     pub fn not_yet(pairs: &[Self], mut left_out: Vec<(RailId, String)>) -> Vec<(RailId, String)> {
         let why = |pair: &Self| Some((pair.rail.id, pair.lane.as_ref().err()?.clone()));
         left_out.extend(pairs.iter().filter_map(why));
@@ -69,38 +80,77 @@ impl AgreedPair {
     }
 }
 
-/// Takes a connection into use. `first` says to the peer what it waits for, if anything; then the peer may use the connection. It knows
-/// how the connection gets another TCP connection.
+/// A connection that waits for its first rail. Dropping it closes it.
+pub struct AwaitingRail<P: DataPath> {
+    role: Role,
+    endpoint: Option<Endpoint<P>>,
+}
+
+impl<P: DataPath> AwaitingRail<P> {
+    /// Returns the connection once it has a rail, `None` until then.
+    ///
+    /// # Errors
+    /// [`Error::Network`](crate::error::Error::Network) when no rail has carried in time;
+    /// [`Error::PeerGone`](crate::error::Error::PeerGone) when the peer has left before that.
+    pub fn step(&mut self) -> Result<Option<Endpoint<P>>> {
+        let Some(endpoint) = &self.endpoint else { return Ok(None) };
+        let (process, peer) = (&endpoint.process, &endpoint.context.peer);
+        let Some(mut path) = endpoint.path.enter() else {
+            return Ok(not_entered(&endpoint.path).map(|()| None)?);
+        };
+        path.status().check()?;
+        let has_rail = path.lanes().iter().any(Lane::is_open);
+        if has_rail {
+            negotiate::report_connected(process, &peer.name, self.role, path.lanes());
+        }
+        path.leave();
+        Ok(if has_rail { self.endpoint.take() } else { None })
+    }
+}
+
+impl<P: DataPath> Drop for AwaitingRail<P> {
+    fn drop(&mut self) {
+        if let Some(endpoint) = &self.endpoint {
+            endpoint.close();
+        }
+    }
+}
+
+/// Builds the data path of a connection and hands it to the service thread. `first` sends the peer the last message of the
+/// handshake, if there is one, and returns how the TCP connection is replaced when it breaks.
 ///
 /// # Errors
-/// [`Error::Network`](crate::error::Error::Network) when no rail carries; [`Error::Os`](crate::error::Error::Os) when the service thread cannot be started; what `first` says.
+/// [`Error::Os`](crate::error::Error::Os) when the service thread cannot be started; the error of `first`.
 pub fn finish<P: DataPath + 'static>(
     setup: &Setup,
     channel: Channel,
     agreed: Agreed,
     path: impl FnOnce(PathParts) -> P,
     first: impl FnOnce(&mut Channel, &mut Standing) -> Result<Redialling>,
-) -> Result<Endpoint<P>> {
-    let Agreed { role, peer, traffic_class, chunk_bytes, region, peer_addr, pairs, left_out } = agreed;
+) -> Result<AwaitingRail<P>> {
+    let Agreed { role, peer, started, priority, chunk_bytes, region, peer_addr, pairs, left_out } = agreed;
     let process = Arc::clone(&setup.process);
     let left_out = AgreedPair::not_yet(&pairs, left_out);
-    if pairs.iter().all(|pair| pair.lane.is_err()) || pairs.len() > MAX_RAILS {
-        return Err(negotiate::no_usable_rail(&process, &peer, &left_out));
-    }
     let paths: Vec<[End; 2]> = pairs.iter().map(|pair| pair.ends).collect();
     let mut striping = negotiate::striping(&process, &paths);
     let (mut lanes, mut rails) = (Vec::new(), Vec::new());
     let counted = counted(&process, role, &peer, &pairs);
-    for (id, AgreedPair { rail, peer_rail, queue_count, lane, .. }) in LaneId::all(pairs.len()).zip(pairs) {
-        let mut lane = lane.unwrap_or_else(|_| {
-            striping.lose(id);
-            Lane::not_yet(&rail, peer_rail)
-        });
+    for (id, AgreedPair { rail, peer_rail, queue_count, way, lane, .. }) in LaneId::all(pairs.len()).zip(pairs) {
+        let (mut lane, why) = match lane {
+            Ok(lane) => (lane, None),
+            Err(why) => (Lane::not_yet(&rail, peer_rail), Some(why)),
+        };
         lane.record = counted.record(id.index());
-        rails.push(ManagedRail::of(&lane, usize::from(queue_count)));
+        let mut managed = ManagedRail::of(&lane, usize::from(queue_count));
+        if let Some(why) = why {
+            striping.lose(id);
+            managed.goes_by(way);
+            managed.failed(&why);
+        }
+        rails.push(managed);
         lanes.push(lane);
     }
-    negotiate::report(&process, &peer, role, &lanes, &paths, &left_out);
+    negotiate::report_left_out(&process, &peer, &lanes, &paths, &left_out);
     let context = Arc::new(PathContext {
         peer: Arc::new(Peer::new(peer)),
         registrations: Arc::clone(&process.registrations),
@@ -112,11 +162,14 @@ pub fn finish<P: DataPath + 'static>(
     let parts = PathParts { lanes, region: Arc::clone(&region), peer_addr, chunk_bytes, striping, bound };
     let path = Arc::new(TryCell::new(path(parts)));
     let mailboxes = Mailboxes { region, peer_addr };
-    let driver =
-        Driver::new(Arc::clone(&process), Arc::clone(&context), path.clone(), role, traffic_class, mailboxes, rails);
+    let first_rail = process.config.connect_timeout.saturating_sub(started.elapsed());
+    let (shared, watched) = (Arc::clone(&process), Arc::clone(&context));
+    let terms = Terms { role, priority, first_rail };
+    let driver = Driver::new(shared, watched, path.clone(), terms, mailboxes, rails);
     let watch = setup.service.watch(channel, driver, first)?;
     process.opened(&context.peer.name);
-    Ok(Endpoint { context, process, service: Arc::clone(&setup.service), watch, path, counted })
+    let endpoint = Endpoint { context, process, service: Arc::clone(&setup.service), watch, path, counted };
+    Ok(AwaitingRail { role, endpoint: Some(endpoint) })
 }
 
 /// The records of a connection's lanes.
@@ -131,7 +184,7 @@ fn counted(process: &Process, role: Role, peer: &str, pairs: &[AgreedPair]) -> C
         Role::Sender => Direction::Send,
         Role::Receiver => Direction::Receive,
     };
-    // Its name is its host's with a process number behind.
+    // A peer is named by its host and process number.
     let host = peer.rsplit_once(':').map_or(peer, |(host, _)| host);
     process.counting.connection(direction, host, &pairs.iter().map(lane).collect::<Vec<_>>())
 }

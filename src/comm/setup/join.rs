@@ -1,51 +1,55 @@
 //! Connects the queue pairs of a new connection by paths that may be dead, without a wait.
 //!
-//! What this process knows of a path ([`crate::comm::rail::backoff`]) decides: a path known as dead is left out at once; one that worked
-//! a moment ago is connected here; one of which nothing is known is tried by one connection, whose queue pairs a thread of its own connects,
-//! because the kernel may look for the peer's address for a second; the others wait for what comes of it. Each wait has a limit, and a
-//! connection that is dropped takes its claim on the path with it. The thread ends with the kernel's answer, whether anybody waits for that
-//! or not.
+//! [`crate::comm::rail::backoff`] has what this process knows of the path, and decides. A path known
+//! as dead is left out immediately. A path that worked a moment ago is connected here. A path without
+//! any finding is tried by one connection, on a thread of its own, because the kernel may look for the
+//! peer's address for a second. The other connections wait for the result.
+//! Each wait has a limit, and a connection that is dropped takes its claim on the path with it. The
+//! thread ends with the kernel's answer, also where its connection no longer waits.
+//!
+//! A path that is left out here is not given up: recovery tries it again ([`crate::flow::recovery`]).
 
+use super::negotiate;
 use crate::comm::datapath::lane::{Lane, Role, Route};
 use crate::comm::process::Process;
 use crate::comm::rail::Look;
 use crate::comm::rail::backoff::{Advice, Need, PathId, SEARCH, Trial};
+use crate::comm::recovery::attempt::Way;
+use crate::comm::threads;
 use crate::error::Result;
-use crate::wire::fields::QpEnd;
-use nix::sys::signal::SigSet;
+use crate::wire::fields::{Priority, QpEnd};
+use crate::wire::message::NotYet;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
 
-/// How the two ends of a new lane find each other: a [`Route`] that lasts.
+/// The route between the two ends of a new lane: a [`Route`] that owns what it needs.
 pub struct NewRoute {
-    /// This side's rail, as it was just looked at.
+    /// State of this side's rail when the route was agreed.
     pub look: Look,
     /// This side's address.
     pub gid: [u8; 16],
-    /// The peer's address.
-    pub peer_gid: [u8; 16],
-    /// Path MTU.
-    pub mtu_bytes: u32,
+    /// The peer's address, and the path MTU.
+    pub way: Way,
     /// The peer's queue pairs.
     pub ends: Vec<QpEnd>,
-    /// NCCL's traffic class for this connection, if the job set one.
-    pub traffic_class: Option<u8>,
+    /// Priority of the connection's packets.
+    pub priority: Priority,
 }
 
 /// A lane whose queue pairs are being connected.
 pub struct Joining {
     path: PathId,
+    mtu_bytes: u32,
     role: Role,
-    /// It is given up then.
+    /// Limit of the current stage.
     until: Instant,
     stage: Stage,
 }
 
 enum Stage {
-    /// It has to ask whether it may. One that has no other path left is not put off by what was found before it came; what comes of a
-    /// trial that it has waited for is news, and counts.
-    Asking { new: Box<New>, is_last: bool, has_waited: bool },
+    /// Asks for permission to use the path.
+    Asking(Box<New>),
     /// A thread connects it.
     Connecting(Receiver<Connected>),
 }
@@ -62,39 +66,30 @@ struct Connected {
     outcome: Result<()>,
 }
 
-/// How far it has come.
+/// Result of a step.
 pub enum Step {
     /// Call again.
     Waiting(Joining),
     /// The queue pairs are connected. An accepting side that has the right to try the path keeps it until its test writes are over.
     Joined(Lane, Option<Trial>),
-    /// The rail is not used, for this reason.
-    LeftOut(String),
-}
-
-/// The path of a new lane.
-pub fn path(lane: &Lane, peer_gid: [u8; 16]) -> PathId {
-    PathId { rail: lane.rail.id, peer_gid }
+    /// The rail is not used yet, for this reason.
+    LeftOut(NotYet),
 }
 
 impl Joining {
-    /// Begins with a lane. `is_last`: every other path of the connection is known as dead, and so is this one.
-    pub fn new(process: &Process, role: Role, lane: Lane, route: NewRoute, is_last: bool) -> Self {
-        let path = path(&lane, route.peer_gid);
-        let until = Instant::now() + limit(process);
-        Self {
-            path,
-            role,
-            until,
-            stage: Stage::Asking { new: Box::new(New { lane, route }), is_last, has_waited: false },
-        }
+    /// Begins with a lane that is not connected.
+    pub fn new(process: &Process, role: Role, lane: Lane, route: NewRoute) -> Self {
+        let path = PathId { rail: lane.rail.id, peer_gid: route.way.peer_gid };
+        let (mtu_bytes, until) = (route.way.mtu_bytes, Instant::now() + limit(process));
+        Self { path, mtu_bytes, role, until, stage: Stage::Asking(Box::new(New { lane, route })) }
     }
 
     /// Goes as far as it can.
     pub fn step(mut self, process: &Arc<Process>) -> Step {
         let now = Instant::now();
-        let (new, is_last, has_waited) = match self.stage {
-            Stage::Asking { new, is_last, has_waited } => (new, is_last, has_waited),
+        let left_out = |why: String| Step::LeftOut(NotYet { why, may_pass: true });
+        let new = match self.stage {
+            Stage::Asking(new) => new,
             Stage::Connecting(answer) => {
                 return match answer.try_recv() {
                     Ok(connected) => connected.step(),
@@ -103,7 +98,7 @@ impl Joining {
                         Step::Waiting(self)
                     }
                     Err(TryRecvError::Empty | TryRecvError::Disconnected) => {
-                        Step::LeftOut("the kernel does not connect its queue pairs".to_owned())
+                        left_out("the kernel does not connect its queue pairs".to_owned())
                     }
                 };
             }
@@ -112,21 +107,20 @@ impl Joining {
             Role::Sender => Need::Address,
             Role::Receiver => Need::Acknowledgement,
         };
-        let is_put_off = !is_last || has_waited && !process.backoff.is_tried(self.path, now);
-        match process.backoff.ask(self.path, need, !is_put_off, limit(process), now) {
+        match process.backoff.ask(self.path, need, self.mtu_bytes, limit(process), now) {
             Advice::Use => new.connect(process, self.role, self.path, None).step(),
             Advice::Try(trial) => {
-                // It may have waited for another one's.
+                // The connection may have waited for another one's trial before.
                 self.until = now + limit(process);
                 self.stage = Stage::Connecting(new.start(process, self.role, self.path, trial));
                 Step::Waiting(self)
             }
             Advice::Wait if now < self.until => {
-                self.stage = Stage::Asking { new, is_last, has_waited: true };
+                self.stage = Stage::Asking(new);
                 Step::Waiting(self)
             }
-            Advice::Wait => Step::LeftOut("the test of this path by another connection takes too long".to_owned()),
-            Advice::LeaveOut(why) => Step::LeftOut(why),
+            Advice::Wait => left_out("the test of this path by another connection takes too long".to_owned()),
+            Advice::LeaveOut(why) => left_out(why),
         }
     }
 }
@@ -138,17 +132,13 @@ impl New {
         let (work, task) = sync_channel::<(Box<Self>, Trial)>(1);
         let (theirs, sender) = (Arc::clone(process), answer.clone());
         let connect = move || {
-            // The application's signals are for the application's threads.
-            if let Err(error) = SigSet::all().thread_block() {
-                tracing::debug!("cannot block signals on a thread that connects queue pairs: {error}");
-            }
             if let Ok((new, trial)) = task.recv() {
-                // If nobody waits any more, all of it goes here.
+                // If the connection no longer waits, all of it is dropped here.
                 drop(sender.send(new.connect(&theirs, role, path, Some(trial))));
             }
         };
         // The work is handed over only to a thread that is there.
-        if let Err(error) = std::thread::Builder::new().name("spark-connect".to_owned()).spawn(connect) {
+        if let Err(error) = threads::spawn("spark-connect", connect) {
             tracing::debug!("no thread for connecting queue pairs, which may block for a second now: {error}");
             drop(answer.send(self.connect(process, role, path, Some(trial))));
         } else {
@@ -158,15 +148,14 @@ impl New {
     }
 
     fn connect(mut self: Box<Self>, process: &Process, role: Role, path: PathId, trial: Option<Trial>) -> Connected {
-        let NewRoute { look, gid, peer_gid, mtu_bytes, ends, traffic_class } = &self.route;
-        let route =
-            Route { look, gid: *gid, peer_gid: *peer_gid, mtu_bytes: *mtu_bytes, ends, traffic_class: *traffic_class };
+        let NewRoute { look, gid, way: Way { peer_gid, mtu_bytes }, ends, priority } = &self.route;
+        let route = Route { look, gid: *gid, peer_gid: *peer_gid, mtu_bytes: *mtu_bytes, ends, priority: *priority };
         let outcome = self.lane.connect(role, &process.config, &route);
         match &trial {
             Some(trial) => trial.connected(&outcome, Instant::now()),
             None => process.backoff.connected(path, &outcome, Instant::now()),
         }
-        // The connecting side wanted to know no more.
+        // The connecting side needs the address alone, so its trial ends here.
         let trial = trial.filter(|_| role == Role::Receiver && outcome.is_ok());
         Connected { lane: self.lane, trial, outcome }
     }
@@ -176,7 +165,7 @@ impl Connected {
     fn step(self) -> Step {
         match self.outcome {
             Ok(()) => Step::Joined(self.lane, self.trial),
-            Err(error) => Step::LeftOut(error.to_string()),
+            Err(error) => Step::LeftOut(negotiate::not_yet(&error)),
         }
     }
 }

@@ -2,30 +2,31 @@
 
 use super::Setup;
 use super::admission::Admission;
-use super::finish::{Agreed, AgreedPair, finish};
-use super::join::{self, Joining, NewRoute, Step as JoinStep};
+use super::finish::{Agreed, AgreedPair, AwaitingRail, finish};
+use super::join::{Joining, NewRoute, Step as JoinStep};
 use super::negotiate::{self, KnownRail, Rails, in_time, out_of_turn, receive};
 use super::streams::{self, Gathering};
 use crate::comm::channel::Channel;
-use crate::comm::datapath::lane::{Lane, LaneWrite, Role};
+use crate::comm::datapath::lane::{Lane, Role};
 use crate::comm::datapath::mailbox::Mailboxes;
 use crate::comm::datapath::recv::RecvPath;
-use crate::comm::datapath::test_write::{self, Tested};
+use crate::comm::datapath::test_write::{LaneTest, Tested};
 use crate::comm::descriptors::waits_for_descriptors;
 use crate::comm::endpoint::RecvComm;
 use crate::comm::log::once::Subject;
 use crate::comm::process::Process;
 use crate::comm::rail::backoff::{PathId, Trial};
 use crate::comm::rail::{Rail, interfaces, neighbours};
+use crate::comm::recovery::attempt::Way;
 use crate::error::{Error, Result};
 use crate::flow::pairing::{self, Pair};
 use crate::flow::paths::{End, Paths};
 use crate::verbs::{CompletionBuffer, Region};
-use crate::wire::fields::RailAdvert;
+use crate::wire::fields::{Priority, RailAdvert};
 use crate::wire::handle::{HANDLE_BYTES, Handle, TOKEN_BYTES};
 use crate::wire::ids::RailId;
 use crate::wire::mailbox::MAILBOX_BYTES;
-use crate::wire::message::{Go, Hello, Message, Offer, Offered, PairGo, PairOffer, PairReady, Ready, Streams};
+use crate::wire::message::{Go, Hello, Message, NotYet, Offer, Offered, PairGo, PairOffer, PairReady, Ready, Streams};
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -39,11 +40,20 @@ pub struct ListenComm {
 struct Listening {
     admission: Admission,
     waiting_since: Option<Instant>,
-    /// The peer that has shown the token.
-    accepting: Option<Box<Accepting>>,
+    progress: Progress,
 }
 
-/// A connection being made with a peer that has shown the token.
+/// Progress of the connection that this listener is making.
+enum Progress {
+    /// No peer has shown the token yet.
+    Idle,
+    /// Handshake with the peer that has shown the token.
+    Shaking(Box<Accepting>),
+    /// The handshake has ended, and the connection waits for its first rail.
+    AwaitingRail(AwaitingRail<RecvPath>),
+}
+
+/// A handshake with a peer that has shown the token.
 struct Accepting {
     channel: Channel,
     started: Instant,
@@ -52,26 +62,27 @@ struct Accepting {
 }
 
 enum Stage {
-    /// It has shown the token, and waits for an offer.
+    /// The peer has shown the token, and waits for an offer.
     AwaitingOffer(Hello),
     AwaitingReady(OfferMade),
     Probing(Probing),
-    /// No rail reaches it: its streams are waited for.
+    /// No rail reaches the peer, so its TCP streams are awaited.
     Gathering(Gathering),
 }
 
-/// What HELLO is answered with.
+/// Answer to a HELLO.
 enum Answer {
     Rails(OfferMade, Offer),
     Streams(Gathering, Streams),
 }
 
-/// Queue pairs offered, not connected.
+/// Queue pairs that were offered and are not connected yet.
 struct OfferMade {
     rails: Rails,
     /// The peer's rails.
     theirs: Vec<RailAdvert>,
     chunk_bytes: u32,
+    priority: Priority,
     pairs: Vec<OpenedPair>,
     left_out: Vec<(RailId, String)>,
 }
@@ -83,13 +94,14 @@ struct OpenedPair {
     ends: [End; 2],
     peer_rail: String,
     queue_count: u8,
-    /// This side's queue pairs; or why the pair is for later.
-    opened: std::result::Result<Lane, String>,
+    /// This side's queue pairs, or the reason why the pair is left for later.
+    opened: std::result::Result<Lane, NotYet>,
 }
 
 /// Queue pairs that are being connected and tested.
 struct Probing {
     chunk_bytes: u32,
+    priority: Priority,
     mailboxes: Mailboxes,
     /// The peer's rails.
     theirs: Vec<RailAdvert>,
@@ -108,30 +120,15 @@ struct ProbedPair {
 }
 
 enum Probed {
-    /// Its queue pairs are being connected.
+    /// The queue pairs are being connected.
     Joining(Joining),
-    /// A write is under way on each.
-    Waiting(Tried),
+    /// The queue pairs are under test.
+    Testing(LaneTest),
     Carries(Lane),
-    NotYet(String),
-    /// Its queue pairs are connected, and a test write was not acknowledged.
-    Silent(String),
+    NotYet(NotYet),
 }
 
-struct Tried {
-    lane: Lane,
-    probe: LaneWrite,
-    /// When to write once more: a lost packet is sent again at once when a later one arrives, while the queue pair's
-    /// own time-out (4 s and more at NCCL's default) is longer than the trial.
-    again: Option<Instant>,
-    /// A write that is not acknowledged by then gets lost.
-    until: Instant,
-    path: PathId,
-    /// The right to test the path while other connections wait.
-    _trial: Option<Trial>,
-}
-
-/// Opens a listener on the interface that the settings choose; with it, the handle for the peer.
+/// Opens a listener on the interface that the settings choose. Also returns the handle for the peer.
 ///
 /// # Errors
 /// [`Error::Missing`] when no interface is admitted; [`Error::Os`].
@@ -145,48 +142,73 @@ pub fn listen(setup: &Arc<Setup>) -> Result<(ListenComm, [u8; HANDLE_BYTES])> {
     let mut token = [0; TOKEN_BYTES];
     getrandom::fill(&mut token).map_err(|e| Error::Missing(format!("cannot get random numbers: {e}")))?;
     let handle = Handle { address: listener.local_addr().map_err(trouble)?, token };
-    let listening = Listening { admission: Admission::new(listener, token), waiting_since: None, accepting: None };
+    let progress = Progress::Idle;
+    let listening = Listening { admission: Admission::new(listener, token), waiting_since: None, progress };
     Ok((ListenComm { setup: Arc::clone(setup), state: Mutex::new(listening) }, handle.encode()))
 }
 
 impl ListenComm {
-    /// Goes on with the handshakes of this listener; a connection when one is complete.
+    /// Continues the handshake of this listener. Returns the connection once it has its first rail.
     ///
     /// # Errors
-    /// [`Error::Usage`] when no rail is in common with the peer; [`Error::Network`], [`Error::PeerGone`], [`Error::Protocol`] or
-    /// [`Error::TimedOut`] when the peer fails in the middle of its handshake or none comes in time.
+    /// [`Error::Usage`] when no rail is in common with the peer; [`Error::Network`] when none carries in time;
+    /// [`Error::Network`], [`Error::PeerGone`], [`Error::Protocol`] or [`Error::TimedOut`] when the peer fails in the middle of its
+    /// handshake or none comes in time.
     pub fn accept(&self) -> Result<Option<RecvComm>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let Listening { admission, waiting_since, accepting } = &mut *state;
+        let Listening { admission, waiting_since, progress } = &mut *state;
         let since = *waiting_since.get_or_insert_with(Instant::now);
-        if accepting.as_ref().is_some_and(|accepting| matches!(accepting.stage, Stage::AwaitingOffer(_))) {
-            // It waits for descriptors: unauthenticated connections shall not have them.
-            admission.clear();
-        } else if let Some(Stage::Gathering(gathering)) = accepting.as_mut().map(|accepting| &mut accepting.stage) {
-            gathering.look(admission, &self.setup.descriptors);
-        } else if let Some((channel, hello)) = admission.look(&self.setup.descriptors) {
-            *accepting = Some(Box::new(Accepting::begin(channel, hello)));
-        }
-        match accepting.take() {
-            Some(peer) => match peer.step(&self.setup)? {
-                Step::Done(comm) => {
-                    *waiting_since = None;
-                    return Ok(Some(*comm));
+        let stage = match progress {
+            Progress::Shaking(peer) => Some(&mut peer.stage),
+            Progress::Idle | Progress::AwaitingRail(_) => None,
+        };
+        match stage {
+            // The peer waits for descriptors, which unauthenticated connections must not take.
+            Some(Stage::AwaitingOffer(_)) => admission.clear(),
+            Some(Stage::Gathering(gathering)) => gathering.look(admission, &self.setup.descriptors),
+            _ => {
+                if let Some((channel, hello)) = admission.look(&self.setup.descriptors) {
+                    *progress = Progress::Shaking(Box::new(Accepting::begin(channel, hello)));
                 }
-                Step::Waiting(peer) => *accepting = Some(peer),
-            },
-            None => {
-                let short = admission.shortage().map_or_else(String::new, |why| format!(" ({why})"));
-                in_time(&self.setup.process, since, &format!("the peer to connect{short}"))?;
             }
         }
-        Ok(None)
+        let comm = match std::mem::replace(progress, Progress::Idle) {
+            Progress::Idle => {
+                let short = admission.shortage().map_or_else(String::new, |why| format!(" ({why})"));
+                in_time(&self.setup.process, since, &format!("the peer to connect{short}"))?;
+                None
+            }
+            Progress::AwaitingRail(awaiting) => progress.await_rail(awaiting)?,
+            Progress::Shaking(peer) => match peer.step(&self.setup)? {
+                Step::Waiting(peer) => {
+                    *progress = Progress::Shaking(peer);
+                    None
+                }
+                Step::ByStreams(comm) => Some(*comm),
+                Step::ByRails(awaiting) => progress.await_rail(awaiting)?,
+            },
+        };
+        if comm.is_some() {
+            *waiting_since = None;
+        }
+        Ok(comm)
+    }
+}
+
+impl Progress {
+    fn await_rail(&mut self, mut awaiting: AwaitingRail<RecvPath>) -> Result<Option<RecvComm>> {
+        let comm = awaiting.step()?;
+        if comm.is_none() {
+            *self = Self::AwaitingRail(awaiting);
+        }
+        Ok(comm.map(|comm| RecvComm::Rails(Box::new(comm))))
     }
 }
 
 enum Step {
-    Done(Box<RecvComm>),
     Waiting(Box<Accepting>),
+    ByRails(AwaitingRail<RecvPath>),
+    ByStreams(Box<RecvComm>),
 }
 
 impl Accepting {
@@ -220,7 +242,7 @@ impl Accepting {
                 return Err(out_of_turn(&self.channel, &other));
             }
             if gathering.is_complete(&mut self.channel)? {
-                return gathering.finish(setup, self.channel, self.peer).map(|comm| Step::Done(Box::new(comm)));
+                return gathering.finish(setup, self.channel, self.peer).map(|comm| Step::ByStreams(Box::new(comm)));
             }
             in_time(process, self.started, &format!("{} to open its TCP streams", self.peer))?;
             self.stage = Stage::Gathering(gathering);
@@ -229,19 +251,19 @@ impl Accepting {
         let Stage::Probing(mut probing) = self.stage else {
             return Err(Error::Internal("connection set-up is in no stage".to_owned()));
         };
-        // A peer that has gone acknowledges nothing, which says nothing of the paths to it.
+        // Checked first: a peer that has left acknowledges nothing, which is no fault of the paths.
         if let Some(other) = receive(&mut self.channel)? {
             return Err(out_of_turn(&self.channel, &other));
         }
-        if probing.look(&setup.process) {
-            return probing.finish(setup, self.channel, self.peer).map(|comm| Step::Done(Box::new(comm)));
+        if probing.look(&setup.process, &self.peer) {
+            return probing.finish(setup, self.channel, self.started, self.peer).map(Step::ByRails);
         }
         self.stage = Stage::Probing(probing);
         Ok(Step::Waiting(Box::new(self)))
     }
 }
 
-/// Answers a HELLO; the stage after that, or the same while there are no descriptors for what that takes.
+/// Answers a HELLO. Returns the next stage, or the same one while descriptors are short.
 fn answer(setup: &Setup, channel: &mut Channel, hello: Hello, started: Instant) -> Result<Stage> {
     let process = &*setup.process;
     let mut error = match Answer::to(process, &hello) {
@@ -261,7 +283,7 @@ fn answer(setup: &Setup, channel: &mut Channel, hello: Hello, started: Instant) 
             Err(late) => error = late,
         }
     }
-    // The peer's own error tells its user; if it cannot be told, ours stands.
+    // The peer's user reads the reason in the peer's log. If it cannot be sent, this side's error remains.
     if let Err(unsent) = channel.send(&Message::Refuse(error.to_string())) {
         tracing::debug!("could not send the refusal to {peer}: {unsent}");
     }
@@ -273,7 +295,12 @@ impl Answer {
         negotiate::check_ring_tcp(process, hello)?;
         negotiate::check_tuner(process, hello)?;
         let rails = Rails::look(process)?;
-        let pairs = pairing::pair(&hello.rails, &rails.adverts);
+        let mut pairs = pairing::pair(&hello.rails, &rails.adverts);
+        for pair in &mut pairs {
+            let path = PathId { rail: rails.known[pair.acceptor].rail.id, peer_gid: pair.connector_gid };
+            let largest = process.backoff.largest_mtu(path).unwrap_or(pair.mtu_bytes);
+            pair.mtu_bytes = pair.mtu_bytes.min(largest);
+        }
         if pairs.is_empty() {
             streams::allow(process, &rails, hello)?;
             return Gathering::new(process).map(|(gathering, streams)| Self::Streams(gathering, streams));
@@ -293,11 +320,10 @@ impl OfferMade {
         let mut left_out = negotiate::unpaired(&rails, &paired, Role::Receiver);
         let (mut offers, mut all) = (Vec::new(), Vec::new());
         let dead = |pair: &Pair| negotiate::dead(process, &rails.known[pair.acceptor].rail, pair.connector_gid);
-        let all_dead = pairs.iter().filter(|pair| pair.is_usable).all(|pair| dead(pair).is_some());
         for ((pair, ends), queue_count) in pairs.into_iter().zip(ends).zip(queue_pairs) {
             let known = &rails.known[pair.acceptor];
             let (rail, theirs) = (&known.rail, &hello.rails[pair.connector]);
-            let opened = open(known, theirs, dead(&pair).filter(|_| !all_dead), queue_count)?;
+            let opened = open(known, theirs, dead(&pair), queue_count)?;
             if opened.is_ok() {
                 warn_of_mtu(process, rail, theirs, &rails.adverts[pair.acceptor], &hello.name);
             }
@@ -314,8 +340,8 @@ impl OfferMade {
             let peer_rail = theirs.name.clone();
             all.push(OpenedPair { pair, ends, peer_rail, queue_count, opened });
         }
-        if all.iter().all(|pair| pair.opened.is_err()) {
-            let why = |pair: &OpenedPair| Some((pair.ends[0].rail, pair.opened.as_ref().err()?.clone()));
+        if all.iter().all(|pair| pair.opened.as_ref().is_err_and(|not_yet| !not_yet.may_pass)) {
+            let why = |pair: &OpenedPair| Some((pair.ends[0].rail, pair.opened.as_ref().err()?.why.clone()));
             left_out.extend(all.iter().filter_map(why));
             return Err(Error::Missing(format!(
                 "cannot create queue pairs for {}: {}",
@@ -325,10 +351,10 @@ impl OfferMade {
         }
         let offer = Offer { name: process.name.clone(), chunk_bytes, pairs: offers };
         let theirs = hello.rails.clone();
-        Ok((Self { rails, theirs, chunk_bytes, pairs: all, left_out }, offer))
+        Ok((Self { rails, theirs, chunk_bytes, priority: hello.priority, pairs: all, left_out }, offer))
     }
 
-    /// Begins to connect this side's queue pairs; then a whole packet is written on each of them to see whether it carries.
+    /// Begins to connect this side's queue pairs, which are tested after that.
     fn connect(self, process: &Process, peer: &str, ready: Ready) -> Result<Probing> {
         if ready.pairs.len() != self.pairs.len() {
             return Err(Error::Protocol(format!(
@@ -339,61 +365,54 @@ impl OfferMade {
         }
         let region = Region::new(MAILBOX_BYTES)?;
         let mut pairs = Vec::with_capacity(self.pairs.len());
-        let is_dead = |OpenedPair { pair, opened, .. }: &OpenedPair| {
-            let lane = opened.as_ref().ok()?;
-            Some(negotiate::dead(process, &lane.rail, pair.connector_gid).is_some())
-        };
-        let connected =
-            self.pairs.iter().zip(&ready.pairs).filter(|(_, answer)| matches!(answer, PairReady::Connected { .. }));
-        let all_dead = connected.filter_map(|(pair, _)| is_dead(pair)).all(|is_dead| is_dead);
         for (OpenedPair { pair, ends, peer_rail, queue_count, opened }, answer) in
             self.pairs.into_iter().zip(ready.pairs)
         {
             let KnownRail { rail, look, .. } = &self.rails.known[pair.acceptor];
             let state = match (opened, answer) {
-                (Err(why), _) => Probed::NotYet(why),
-                (Ok(_), PairReady::Failed(why)) => Probed::NotYet(format!("{peer} cannot use it: {why}")),
+                (Err(not_yet), _) => Probed::NotYet(not_yet),
+                (Ok(_), PairReady::NotYet(NotYet { why, may_pass })) => {
+                    Probed::NotYet(NotYet { why: format!("{peer} cannot use it: {why}"), may_pass })
+                }
                 (Ok(mut lane), PairReady::Connected { mailbox_rkey, qps }) => {
                     let route = NewRoute {
                         look: look.clone(),
                         gid: pair.acceptor_gid,
-                        peer_gid: pair.connector_gid,
-                        mtu_bytes: pair.mtu_bytes,
+                        way: way(&pair),
                         ends: qps,
-                        traffic_class: None,
+                        priority: self.priority,
                     };
                     match lane.register_mailbox(&region) {
                         Ok(()) => {
                             lane.peer_mailbox_rkey = mailbox_rkey;
-                            Probed::Joining(Joining::new(process, Role::Receiver, lane, route, all_dead))
+                            Probed::Joining(Joining::new(process, Role::Receiver, lane, route))
                         }
-                        Err(error) => Probed::NotYet(error.to_string()),
+                        Err(error) => Probed::NotYet(negotiate::not_yet_on(rail, &error)),
                     }
                 }
             };
             pairs.push(ProbedPair { rail: Arc::clone(rail), pair, ends, peer_rail, queue_count, state });
         }
-        let (chunk_bytes, theirs, left_out) = (self.chunk_bytes, self.theirs, self.left_out);
+        let Self { chunk_bytes, priority, theirs, left_out, .. } = self;
         let mailboxes = Mailboxes { region, peer_addr: ready.mailbox_addr };
-        Ok(Probing { chunk_bytes, mailboxes, theirs, pairs, left_out })
+        Ok(Probing { chunk_bytes, priority, mailboxes, theirs, pairs, left_out })
     }
 }
 
-/// Queue pairs for a rail, with those of the peer's to come; or why there can be none now.
+fn way(pair: &Pair) -> Way {
+    Way { peer_gid: pair.connector_gid, mtu_bytes: pair.mtu_bytes }
+}
+
+/// Creates this side's queue pairs for a rail. The inner error is the reason why the pair is left for later.
 fn open(
     known: &KnownRail,
     theirs: &RailAdvert,
     dead: Option<String>,
     queue_count: u8,
-) -> Result<std::result::Result<Lane, String>> {
-    if let Some(problem) = &known.problem {
-        return Ok(Err(problem.clone()));
-    }
-    if !theirs.is_usable {
-        return Ok(Err(format!("the peer cannot use its rail {} now", theirs.name)));
-    }
-    if let Some(why) = dead {
-        return Ok(Err(why));
+) -> Result<std::result::Result<Lane, NotYet>> {
+    let away = || (!theirs.is_usable).then(|| format!("the peer cannot use its rail {} now", theirs.name));
+    if let Some(why) = known.problem.clone().or_else(away).or(dead) {
+        return Ok(Err(NotYet { why, may_pass: true }));
     }
     match Lane::open(&known.rail, Role::Receiver, usize::from(queue_count)) {
         Ok(mut lane) => {
@@ -401,11 +420,11 @@ fn open(
             Ok(Ok(lane))
         }
         Err(error) if error.is_shortage() => Err(error),
-        Err(error) => Ok(Err(error.to_string())),
+        Err(error) => Ok(Err(negotiate::not_yet_on(&known.rail, &error))),
     }
 }
 
-/// Both ends' ports should have one MTU: said here, where both are known.
+/// Warns where the two ports have different path MTUs.
 fn warn_of_mtu(process: &Process, rail: &Rail, theirs: &RailAdvert, ours: &RailAdvert, peer: &str) {
     let (here, there) = (ours.mtu_bytes, theirs.mtu_bytes);
     if here != there && process.log.is_first(peer, Subject::PathMtu(rail.id)) {
@@ -416,57 +435,82 @@ fn warn_of_mtu(process: &Process, rail: &Rail, theirs: &RailAdvert, ours: &RailA
     }
 }
 
-impl Tried {
-    /// Writes a packet on each queue pair.
-    fn start(process: &Process, mut lane: Lane, path: PathId, probe: LaneWrite, trial: Option<Trial>) -> Result<Self> {
-        lane.write_on_each(&probe)?;
-        let (now, limit) = (Instant::now(), process.config.probe_timeout);
-        Ok(Self { lane, probe, again: Some(now + limit / 3), until: now + limit, path, _trial: trial })
+impl ProbedPair {
+    /// Begins the test of connected queue pairs.
+    fn test(&self, process: &Process, mailboxes: &Mailboxes, lane: Lane, trial: Option<Trial>) -> Probed {
+        let Way { peer_gid, mtu_bytes } = way(&self.pair);
+        let (path, limit) = (PathId { rail: self.rail.id, peer_gid }, process.config.probe_timeout);
+        LaneTest::start(lane, path, mailboxes, mtu_bytes, limit, trial, Instant::now())
+            .map_or_else(|error| Probed::NotYet(negotiate::not_yet_on(&self.rail, &error)), Probed::Testing)
+    }
+
+    /// Looks at a test under way, and returns the pair's new state.
+    fn look(
+        &self,
+        process: &Process,
+        (mailboxes, theirs): (&Mailboxes, &[RailAdvert]),
+        mut test: LaneTest,
+        peer: &str,
+        buffer: &mut CompletionBuffer,
+    ) -> Probed {
+        let not_yet = |why, may_pass| Probed::NotYet(NotYet { why, may_pass });
+        match test.look(mailboxes, &process.backoff, buffer, Instant::now()) {
+            Tested::UnderWay => Probed::Testing(test),
+            Tested::Carries => Probed::Carries(test.lane),
+            Tested::Failed(why) => not_yet(why, false),
+            Tested::Silent(why) => {
+                let (netdev, pair) = (self.rail.info.netdev.as_deref(), &self.pair);
+                let sent_to = neighbours::sent_to(netdev, pair.connector_gid, theirs, pair.connector, peer);
+                not_yet(why + &sent_to, true)
+            }
+            Tested::Narrow(why) => {
+                let rail = (self.rail.id, self.rail.name());
+                process.log.warn_of_small_packets(peer, (rail.0, &rail.1), &self.peer_rail, &why);
+                not_yet(why, true)
+            }
+        }
     }
 }
 
 impl Probing {
-    /// Goes on with what is being connected and tested; whether all is decided.
-    fn look(&mut self, process: &Arc<Process>) -> bool {
+    /// Continues connecting and testing. Returns true when every pair has its result.
+    fn look(&mut self, process: &Arc<Process>, peer: &str) -> bool {
         let mut buffer = CompletionBuffer::new();
         for pair in &mut self.pairs {
-            let before = std::mem::replace(&mut pair.state, Probed::NotYet(String::new()));
-            let after = match before {
+            let undecided = Probed::NotYet(NotYet { why: String::new(), may_pass: true });
+            let after = match std::mem::replace(&mut pair.state, undecided) {
                 Probed::Joining(joining) => match joining.step(process) {
                     JoinStep::Waiting(joining) => Probed::Joining(joining),
-                    JoinStep::LeftOut(why) => Probed::NotYet(why),
-                    JoinStep::Joined(lane, trial) => {
-                        let probe = self.mailboxes.probe_write(lane.mailbox_keys(), pair.pair.mtu_bytes);
-                        let path = join::path(&lane, pair.pair.connector_gid);
-                        Tried::start(process, lane, path, probe, trial)
-                            .map_or_else(|error| Probed::NotYet(error.to_string()), Probed::Waiting)
-                    }
+                    JoinStep::LeftOut(not_yet) => Probed::NotYet(not_yet),
+                    JoinStep::Joined(lane, trial) => pair.test(process, &self.mailboxes, lane, trial),
                 },
                 other => other,
             };
             pair.state = match after {
-                Probed::Waiting(tried) => tried.look(process, &mut buffer),
+                Probed::Testing(test) => pair.look(process, (&self.mailboxes, &self.theirs), test, peer, &mut buffer),
                 other => other,
             };
         }
-        !self.pairs.iter().any(|pair| matches!(pair.state, Probed::Joining(_) | Probed::Waiting(_)))
+        !self.pairs.iter().any(|pair| matches!(pair.state, Probed::Joining(_) | Probed::Testing(_)))
     }
 
-    fn finish(self, setup: &Setup, mut channel: Channel, peer: String) -> Result<RecvComm> {
-        let Self { chunk_bytes, mailboxes, theirs, pairs: probed, left_out } = self;
+    fn finish(
+        self,
+        setup: &Setup,
+        mut channel: Channel,
+        started: Instant,
+        peer: String,
+    ) -> Result<AwaitingRail<RecvPath>> {
+        let Self { chunk_bytes, priority, mailboxes, pairs: probed, left_out, .. } = self;
         let Mailboxes { region, peer_addr } = mailboxes;
+        let is_final = |pair: &ProbedPair| matches!(&pair.state, Probed::NotYet(not_yet) if !not_yet.may_pass);
+        let is_hopeless = probed.iter().all(is_final);
         let (mut pairs, mut words) = (Vec::new(), Vec::new());
-        for ProbedPair { rail, pair: Pair { connector, connector_gid, .. }, ends, peer_rail, queue_count, state } in
-            probed
-        {
+        for ProbedPair { rail, pair, ends, peer_rail, queue_count, state } in probed {
             let lane = match state {
                 Probed::Carries(lane) => Ok(lane),
-                Probed::NotYet(why) => Err(why),
-                Probed::Silent(why) => {
-                    let netdev = rail.info.netdev.as_deref();
-                    Err(why + &neighbours::sent_to(netdev, connector_gid, &theirs, connector, &peer))
-                }
-                Probed::Joining(_) | Probed::Waiting(_) => {
+                Probed::NotYet(NotYet { why, .. }) => Err(why),
+                Probed::Joining(_) | Probed::Testing(_) => {
                     return Err(Error::Internal("a rail was neither tested nor left out".to_owned()));
                 }
             };
@@ -474,47 +518,21 @@ impl Probing {
                 Ok(lane) => PairGo::Carries { mailbox_rkey: lane.mailbox_rkey() },
                 Err(why) => PairGo::NotYet(why.clone()),
             });
-            pairs.push(AgreedPair { rail, ends, peer_rail, queue_count, lane });
+            let way = way(&pair);
+            pairs.push(AgreedPair { rail, ends, peer_rail, queue_count, way, lane });
         }
-        if pairs.iter().all(|pair| pair.lane.is_err()) {
+        if is_hopeless {
             let error = negotiate::no_usable_rail(&setup.process, &peer, &AgreedPair::not_yet(&pairs, left_out));
             channel.send(&Message::Refuse(error.to_string()))?;
             return Err(error);
         }
         let mailbox_addr = region.addr();
-        let (role, traffic_class) = (Role::Receiver, None);
-        let agreed = Agreed { role, peer, traffic_class, chunk_bytes, region, peer_addr, pairs, left_out };
-        let comm = finish(setup, channel, agreed, RecvPath::new, |channel, standing| {
+        let role = Role::Receiver;
+        let agreed = Agreed { role, peer, started, priority, chunk_bytes, region, peer_addr, pairs, left_out };
+        finish(setup, channel, agreed, RecvPath::new, |channel, standing| {
             let (redialling, redial) = standing.invite(channel, &setup.descriptors);
             channel.send(&Message::Go(Go { mailbox_addr, pairs: words, redial }))?;
             Ok(redialling)
-        })?;
-        Ok(RecvComm::Rails(Box::new(comm)))
-    }
-}
-
-impl Tried {
-    fn look(mut self, process: &Process, buffer: &mut CompletionBuffer) -> Probed {
-        let now = Instant::now();
-        let silent = match test_write::look(&mut self.lane, buffer) {
-            Tested::Carries => {
-                process.backoff.carried(self.path, now);
-                return Probed::Carries(self.lane);
-            }
-            Tested::Failed(why) => return Probed::NotYet(why),
-            Tested::Silent(why) => why,
-            Tested::UnderWay if now < self.until => {
-                if self.again.is_some_and(|again| now >= again) {
-                    self.again = None;
-                    if let Err(error) = self.lane.write_on_each(&self.probe) {
-                        return Probed::NotYet(error.to_string());
-                    }
-                }
-                return Probed::Waiting(self);
-            }
-            Tested::UnderWay => "test write not acknowledged within NCCL_SPARK_PROBE_TIMEOUT_MS".to_owned(),
-        };
-        process.backoff.silent(self.path, &silent, now);
-        Probed::Silent(silent)
+        })
     }
 }

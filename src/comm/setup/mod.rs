@@ -1,6 +1,8 @@
-//! Makes connections: `listen` is the accepting side, behind `admission`; `connect` the connecting side. Both `negotiate` over a TCP
-//! channel, `join` their queue pairs, and `finish` what has come up. `streams` is what both do where no
-//! rail reaches the peer and TCP is allowed.
+//! Connection set-up. `listen` is the accepting side, behind `admission`; `connect` is the connecting side.
+//!
+//! Both sides `negotiate` over a TCP channel and `join` their queue pairs. `finish` hands the connection to
+//! the service thread, and holds it back from NCCL until it has a rail. `streams` connects hosts that no rail
+//! joins, where TCP is allowed.
 
 pub mod admission;
 pub mod connect;
@@ -15,18 +17,18 @@ use super::process::Process;
 use super::recovery::service::Service;
 use std::sync::Arc;
 
-/// What it takes to make a connection.
+/// Everything that connection set-up needs.
 pub struct Setup {
-    /// What all connections share.
+    /// State that all connections of the process share.
     pub process: Arc<Process>,
-    /// Watches over the connections that are made.
+    /// The service thread, which watches over the connections.
     pub service: Arc<Service>,
-    /// Whether the user knows that descriptors are short.
+    /// The warning about short descriptors, which is logged once.
     pub descriptors: Arc<DescriptorWarning>,
 }
 
 impl Setup {
-    /// For connections of this process.
+    /// Set-up for connections of this process.
     pub fn new(process: Arc<Process>) -> Self {
         let (service, descriptors) = Default::default();
         Self { process, service, descriptors }

@@ -1,10 +1,12 @@
-//! What both sides of the handshake do alike: looking at the rails, and telling what was left out.
+//! Parts of the handshake that both sides share: the survey of the rails, checks of the peer's settings, and log lines
+//! and errors about rails that are left out.
 
 use crate::comm::channel::{Channel, Received};
 use crate::comm::datapath::lane::{Lane, Role};
 use crate::comm::log::once::Subject;
 use crate::comm::process::Process;
 use crate::comm::rail::backoff::PathId;
+use crate::comm::rail::device::Presence;
 use crate::comm::rail::{Look, Rail};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -14,40 +16,43 @@ use crate::flow::striping::Striping;
 use crate::interfaces;
 use crate::wire::fields::{Attachment, RailAdvert};
 use crate::wire::ids::RailId;
-use crate::wire::message::{ByTcp, Hello, Message};
+use crate::wire::message::{ByTcp, Hello, Message, NotYet};
 use crate::wire::{MAX_OFFERED_RAILS, MAX_RAILS};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What one queue pair is sure to carry, in Mb/s (published for a Spark's functions: 92 to 102 Gb/s with one, 111.7 with
-/// four). A rail that is to carry more gets more of them.
+/// Rate that one queue pair carries at least, in Mb/s (published for a Spark's functions: 92 to 102 Gb/s with one, 111.7 with
+/// four). A rail that has to carry more gets more queue pairs.
 const QP_MBPS: f64 = 92_000.0;
 /// Queue pairs of a connection on one rail when nothing is set: channels bring parallelism too.
 const MOST_QPS: u8 = 4;
-/// A chunk is no larger than this, so that a 32-bit completion holds its size.
+/// Largest chunk, so that a 32-bit completion holds its size.
 const MOST_CHUNK_BYTES: u32 = 1 << 30;
 
-/// Refuses a peer whose tuner decides by other rules: sooner or later the two would wait for each other in a collective.
+/// Refuses a peer whose tuner follows another policy, because collectives would hang when the two choose differently.
 ///
 /// # Errors
 /// [`Error::Usage`].
 pub fn check_tuner(process: &Process, hello: &Hello) -> Result<()> {
-    let (theirs, ours, peer) = (hello.tuner_hash, process.tuner_hash, &hello.name);
-    if theirs == ours {
+    let (ours, peer) = (&process.tuner, &hello.name);
+    if hello.tuner_hash == ours.hash {
         return Ok(());
     }
-    let word = |hash: u64| if hash == 0 { "off".to_owned() } else { format!("hash {hash:016x}") };
+    let word = |hash: u64, gpu: &str| match hash {
+        0 => format!("off, GPU {gpu}"),
+        _ => format!("hash {hash:016x}, GPU {gpu}"),
+    };
     Err(Error::Usage(format!(
         "the tuners of {peer} ({}) and {} ({}) differ, so collectives would hang: use the same NCCL version, NCCL_SPARK_TUNER, \
          NCCL_SPARK_TUNER_TABLE and NCCL_SPARK_LL128 on every node (nccl-spark tune collectives writes the table to all), \
          or set NCCL_SPARK_TUNER=off on every node",
-        word(theirs),
+        word(hello.tuner_hash, &hello.gpu),
         process.name,
-        word(ours)
+        word(ours.hash, &ours.gpu)
     )))
 }
 
-/// Refuses a peer that has `NCCL_SPARK_RING_TCP` otherwise: the tuners decide by it, whatever rails this connection has.
+/// Refuses a peer with another value of `NCCL_SPARK_RING_TCP`: the tuners depend on it, whatever rails this connection has.
 ///
 /// # Errors
 /// [`Error::Usage`].
@@ -62,13 +67,13 @@ pub fn check_ring_tcp(process: &Process, hello: &Hello) -> Result<()> {
     )))
 }
 
-/// The rails of this host, those that can be used just now and those that are lost.
+/// This host's rails, usable and lost ones.
 pub struct Rails {
     /// The rails whose addresses are known, in the order of the adverts.
     pub known: Vec<KnownRail>,
-    /// What the peer is told of them.
+    /// Adverts of the known rails, for the peer.
     pub adverts: Vec<RailAdvert>,
-    /// The others, each with its reason.
+    /// Rails whose addresses are not known, each with the reason.
     pub unknown: Vec<(Arc<Rail>, String)>,
 }
 
@@ -76,9 +81,9 @@ pub struct Rails {
 pub struct KnownRail {
     /// The rail.
     pub rail: Arc<Rail>,
-    /// As it is now, or was when it could last be used.
+    /// State of the rail now, or the last one in which it could be used.
     pub look: Look,
-    /// Why it cannot be used now.
+    /// The reason why the rail cannot be used now, if it cannot.
     pub problem: Option<String>,
 }
 
@@ -108,14 +113,14 @@ impl Rails {
         Ok(Self { known, adverts, unknown })
     }
 
-    /// The largest chunk that every rail can write at once.
+    /// Largest chunk that every rail can send as one write, in bytes.
     pub fn chunk_bytes(&self) -> u32 {
         let most = self.known.iter().map(|known| known.look.port.max_message_bytes).min();
         let chunk = most.unwrap_or(MOST_CHUNK_BYTES).min(MOST_CHUNK_BYTES);
         (chunk - chunk % 128).max(4096)
     }
 
-    /// Both ends of a pair: this side's rail first, by its place here, then the peer's, by its place in its own list.
+    /// Both ends of a pair. `place` is the index of this side's rail, `their_place` that of the peer's.
     pub fn ends(&self, place: usize, theirs: &[RailAdvert], their_place: usize) -> [End; 2] {
         let rail = &self.known[place].rail;
         let their_ends: Vec<End> = (RailId::all(theirs.len()).zip(theirs))
@@ -124,14 +129,14 @@ impl Rails {
         [End { rail: rail.id, attachment: rail.info.attachment }, their_ends[their_place]]
     }
 
-    /// Why no peer that these rails do not pair with may be connected by TCP: those whose addresses are not known may be the ones that reach
-    /// it.
+    /// The reason why TCP may not replace rails now, if there is one: a rail whose address is not known may be the one that
+    /// reaches the peer.
     pub fn why_not_by_tcp(&self) -> Option<String> {
         let why = |(rail, why): &(Arc<Rail>, String)| format!("{} ({why})", rail.name());
         (!self.unknown.is_empty()).then(|| self.unknown.iter().map(why).collect::<Vec<_>>().join("; "))
     }
 
-    /// What the peer is told of connections by TCP.
+    /// This side's offer of connections by TCP, for HELLO.
     pub fn by_tcp(&self, config: &Config) -> ByTcp {
         match self.why_not_by_tcp() {
             _ if !config.ring_tcp => ByTcp::Off,
@@ -140,7 +145,7 @@ impl Rails {
         }
     }
 
-    /// What to say when nothing pairs. The peer says it too: `host` is what this side is called there.
+    /// Error text for hosts that have no rail in common. The peer shows it too, so this side is named: `host`.
     pub fn nothing_in_common(&self, host: &str, theirs: &[RailAdvert], peer: &str) -> String {
         let unknown: Vec<String> =
             self.unknown.iter().map(|(rail, why)| format!("; {} ({why})", rail.name())).collect();
@@ -154,12 +159,12 @@ impl Rails {
     }
 }
 
-/// Queue pairs on each rail, as this side wants them; 0 leaves the choice to [`queue_pairs`].
+/// Number of queue pairs per rail that the settings ask for; 0 leaves the choice to [`queue_pairs`].
 pub fn qps_wanted(config: &Config) -> u8 {
     config.qps_per_rail.unwrap_or(0)
 }
 
-/// How many queue pairs each path gets: what either side wants, or as many as carry the path's part of the job.
+/// Number of queue pairs for each path: the wanted number, or as many as carry the path's part of the traffic.
 pub fn queue_pairs(wanted: u8, paths: &Paths) -> [u8; MAX_RAILS] {
     if wanted > 0 {
         return [wanted; MAX_RAILS];
@@ -167,7 +172,7 @@ pub fn queue_pairs(wanted: u8, paths: &Paths) -> [u8; MAX_RAILS] {
     paths.even_rates().map(qps_for)
 }
 
-/// The most that a connection has on a rail of this kind.
+/// Largest number of queue pairs that a connection gets on a rail of this kind.
 pub fn most_queue_pairs(config: &Config, attachment: &Attachment) -> u8 {
     config.qps_per_rail.unwrap_or_else(|| {
         let link_mbps = if attachment.link_mbps == 0 { u32::MAX } else { attachment.link_mbps };
@@ -179,26 +184,15 @@ fn qps_for(mbps: f64) -> u8 {
     (mbps / QP_MBPS).ceil().clamp(1.0, f64::from(MOST_QPS)) as u8
 }
 
-/// How a direction of a new connection divides its messages.
+/// Striping for one direction of a new connection.
 pub fn striping(process: &Process, paths: &[[End; 2]]) -> Striping {
     Striping::new(&Paths::new(paths), process.config.min_share_bytes)
 }
 
-/// Logs how a connection came up, once for all connections with the peer that came up alike: its rails in one line, and a line for
-/// each rail that is left out, or does not carry yet, as a warning where its twin works and the two would carry more. `ends` are those of
-/// the lanes, this side's first.
-pub fn report(
-    process: &Process,
-    peer: &str,
-    role: Role,
-    lanes: &[Lane],
-    ends: &[[End; 2]],
-    left_out: &[(RailId, String)],
-) {
-    let live = || lanes.iter().filter(|lane| lane.is_open());
-    let live_ends: Vec<[End; 2]> =
-        lanes.iter().zip(ends).filter(|(lane, _)| lane.is_open()).map(|(_, ends)| *ends).collect();
-    let rails: Vec<String> = live().map(|lane| format!("{} to {}", lane.rail.name(), lane.peer_rail)).collect();
+/// Logs the rails of a connection that has its first one, once for all connections with the peer that have the same.
+pub fn report_connected(process: &Process, peer: &str, role: Role, lanes: &[Lane]) {
+    let live = lanes.iter().filter(|lane| lane.is_open());
+    let rails: Vec<String> = live.map(|lane| format!("{} to {}", lane.rail.name(), lane.peer_rail)).collect();
     let (count, plural) = (rails.len(), if rails.len() == 1 { "" } else { "s" });
     let direction = match role {
         Role::Sender => "send",
@@ -210,6 +204,20 @@ pub fn report(
     } else {
         tracing::debug!("{line}");
     }
+}
+
+/// Logs a line for each rail that a connection leaves out, or that does not carry yet, once for all connections with the peer: a warning
+/// where its twin works and the two would carry more. `ends` are those of the lanes, this side's first.
+pub fn report_left_out(
+    process: &Process,
+    peer: &str,
+    lanes: &[Lane],
+    ends: &[[End; 2]],
+    left_out: &[(RailId, String)],
+) {
+    let live = || lanes.iter().filter(|lane| lane.is_open());
+    let live_ends: Vec<[End; 2]> =
+        lanes.iter().zip(ends).filter(|(lane, _)| lane.is_open()).map(|(_, ends)| *ends).collect();
     for (rail, why) in left_out {
         let Some(rail) = process.rails.get(rail.index()) else { continue };
         let cable = rail.info.attachment.cable;
@@ -226,12 +234,23 @@ pub fn report(
     }
 }
 
-/// Why a pair of rails is not used now although it was agreed: its path is known as dead.
+/// The reason why a pair of rails does not carry yet, where a call has failed with `error`.
+pub fn not_yet(error: &Error) -> NotYet {
+    NotYet { why: error.to_string(), may_pass: error.may_pass() }
+}
+
+/// As [`not_yet`], for a call on a rail's device, which may be away.
+pub fn not_yet_on(rail: &Rail, error: &Error) -> NotYet {
+    let NotYet { why, may_pass } = not_yet(error);
+    NotYet { why, may_pass: may_pass || rail.device.presence() != Presence::Here }
+}
+
+/// The reason why a path is left out for now, if it is known as dead.
 pub fn dead(process: &Process, rail: &Rail, peer_gid: [u8; 16]) -> Option<String> {
     process.backoff.dead(PathId { rail: rail.id, peer_gid }, Instant::now())
 }
 
-/// The rails that no pair names, with the reason.
+/// Rails without a pair, each with the reason.
 pub fn unpaired(rails: &Rails, paired: &[usize], role: Role) -> Vec<(RailId, String)> {
     let mut all: Vec<(RailId, String)> = rails.unknown.iter().map(|(rail, why)| (rail.id, why.clone())).collect();
     for (place, (KnownRail { rail, problem, .. }, advert)) in rails.known.iter().zip(&rails.adverts).enumerate() {
@@ -249,8 +268,8 @@ pub fn unpaired(rails: &Rails, paired: &[usize], role: Role) -> Vec<(RailId, Str
     all
 }
 
-/// Why no pair names a rail. The accepting side pairs, and knows; the connecting side is told only what is left of the pairs once the
-/// accepting side has made its queue pairs.
+/// The reason why a rail has no pair. Only the accepting side knows it, because it does the pairing. The connecting side learns the
+/// pairs alone.
 fn why_alone(advert: &RailAdvert, role: Role) -> String {
     let rail = pairing::describe(std::slice::from_ref(advert));
     match role {
@@ -261,7 +280,7 @@ fn why_alone(advert: &RailAdvert, role: Role) -> String {
     }
 }
 
-/// Rails that are left out, with the reason of each, for a message.
+/// Names of rails that are left out, each with its reason, for a message.
 pub fn left_out_text(process: &Process, left_out: &[(RailId, String)]) -> String {
     let name = |id: RailId| process.rails.get(id.index()).map_or_else(|| format!("rail {id}"), |rail| rail.name());
     let one = |(id, why): &(RailId, String)| format!("{} ({why})", name(*id));
@@ -273,10 +292,10 @@ pub fn no_usable_rail(process: &Process, peer: &str, left_out: &[(RailId, String
     Error::Network(format!("no usable rail to {peer}: {}", left_out_text(process, left_out)))
 }
 
-/// An error when a handshake has taken too long.
+/// Checks that a handshake has not taken too long.
 ///
 /// # Errors
-/// [`Error::TimedOut`] says what was waited for.
+/// [`Error::TimedOut`] names `waiting_for`.
 pub fn in_time(process: &Process, started: Instant, waiting_for: &str) -> Result<()> {
     let (waited, limit) = (started.elapsed(), process.config.connect_timeout);
     if waited < limit {
@@ -288,7 +307,7 @@ pub fn in_time(process: &Process, started: Instant, waiting_for: &str) -> Result
     )))
 }
 
-/// A message from the peer, `None` while there is none.
+/// Receives a message from the peer; `None` while there is none.
 ///
 /// # Errors
 /// [`Error::Usage`] when the peer refuses the connection; else what the channel says.
@@ -297,10 +316,10 @@ pub fn receive(channel: &mut Channel) -> Result<Option<Message>> {
     understood(channel, received)
 }
 
-/// A message out of what was received, `None` while there is none.
+/// Turns what the channel received into a message; `None` while there is none.
 ///
 /// # Errors
-/// As [`receive`].
+/// The errors of [`receive`].
 pub fn understood(channel: &Channel, received: Received) -> Result<Option<Message>> {
     match received {
         Received::Message(Message::Refuse(why)) => {

@@ -50,6 +50,8 @@ pub enum Action {
 /// Why a connection has failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cause {
+    /// No rail has ever carried, within the limit for the first one.
+    NoFirstRail,
     /// No rail is left, for so many nanoseconds.
     NoRail(u64),
     /// The peer does not acknowledge the loss of this rail.

@@ -18,6 +18,8 @@ pub struct Limits {
     pub loss: u64,
     /// How long a trial write may take.
     pub probe: u64,
+    /// How long it may be without the first rail after it was agreed.
+    pub first_rail: u64,
 }
 
 /// Where a rail of a connection stands.

@@ -10,7 +10,7 @@ use crate::wire::cts::Epoch;
 use crate::wire::fields::{Attachment, QpEnd};
 use crate::wire::ids::lane;
 
-const LIMITS: Limits = Limits { loss: 30 * SECOND, probe: 5 * SECOND };
+const LIMITS: Limits = Limits { loss: 30 * SECOND, probe: 5 * SECOND, first_rail: 120 * SECOND };
 
 fn advert() -> RailAdvert {
     RailAdvert {

@@ -9,14 +9,13 @@ pub(super) const P2F0: &str = "roceP2p1s0f0";
 pub(super) const F1: &str = "rocep1s0f1";
 pub(super) const P2F1: &str = "roceP2p1s0f1";
 
-/// Spark number `host` with cables in these ports, its functions addressed as said and the others not at all. 512 bytes is the PCIe
-/// payload size that owners read on 16 machines of four makers.
+/// Spark number `host` with cables in these ports, its functions addressed as said and the others not at all.
 pub(super) fn spark_with(host: u8, cables: &[u8], addresses: &[(&str, &str)]) -> Vec<Function> {
     let mut functions = spark(cables);
     for function in &mut functions {
         let guid = SPARK_GUID + (u64::from(host) << 24);
         function.guid = guid + (function.guid - SPARK_GUID);
-        (function.system_image_guid, function.max_payload_exponent, function.v4) = (Some(guid), Some(2), None);
+        (function.system_image_guid, function.v4) = (Some(guid), None);
     }
     for (device, address) in addresses {
         address_of(functions.iter_mut().find(|f| f.device == *device).unwrap(), address);
@@ -77,7 +76,6 @@ pub(super) fn of_pod(n: u8, domain: u8) -> Function {
         phys_port: None,
         guid: SPARK_GUID + 0x100 + (u64::from(n) << 24) + u64::from(domain),
         system_image_guid: Some(SPARK_GUID + (u64::from(n) << 24)),
-        max_payload_exponent: Some(2),
         v4: Some([192, 168, 177 + domain, n]),
         ..spark_function(domain, 0)
     }

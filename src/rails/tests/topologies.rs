@@ -6,7 +6,7 @@ use crate::flow::pairing::{self, Pair};
 use crate::flow::paths::{End, Paths, is_cable_full};
 use crate::rails::testbed::{Function, Host};
 use crate::rails::{Rail, Survey, report};
-use crate::wire::fields::{Address, RailAdvert};
+use crate::wire::fields::{Address, Priority, RailAdvert};
 use crate::wire::ids::RailId;
 use crate::wire::message::{ByTcp, HEADER_BYTES, Header, Hello, Message};
 use std::net::Ipv6Addr;
@@ -22,9 +22,9 @@ fn told(survey: &Survey) -> Vec<RailAdvert> {
         addresses: rail.addresses.iter().map(|address| Address::new(address.gid, address.prefix)).collect(),
         is_usable: true,
     };
-    let rails = survey.rails.iter().map(advert).collect();
-    let (token, name) = ([1; 16], "spark:1".to_owned());
-    let hello = Hello { token, name, chunk_bytes: 1 << 20, qps_per_rail: 0, tuner_hash: 0, rails, by_tcp: ByTcp::Off };
+    let (token, name, gpu, by_tcp) = ([1; 16], "spark:1".to_owned(), String::new(), ByTcp::Off);
+    let (rails, chunk_bytes, priority) = (survey.rails.iter().map(advert).collect(), 1 << 20, Priority::default());
+    let hello = Hello { token, name, chunk_bytes, qps_per_rail: 0, tuner_hash: 0, gpu, priority, by_tcp, rails };
     let frame = Message::Hello(hello).encode();
     let header = Header::decode(frame[..HEADER_BYTES].try_into().unwrap()).unwrap();
     let Ok(Message::Hello(hello)) = Message::decode(header, &frame[HEADER_BYTES..]) else { panic!("no HELLO") };
@@ -110,7 +110,7 @@ fn pair(here: &str, there: &str) -> String {
 /// One cable carries 200 Gb/s: both links together carry more.
 const ONE_CABLE_MBPS: u64 = 200_000;
 /// Two cables carry what two links do.
-const TWO_CABLES_MBPS: u64 = 2 * 118_617;
+const TWO_CABLES_MBPS: u64 = 2 * 112_027;
 
 #[test]
 fn two_sparks_with_one_cable() {
@@ -147,7 +147,7 @@ fn two_sparks_with_two_cables_straight_and_crossed() {
     let rails =
         nets.map(|(here, there, net)| pair(&format!("{here} 192.168.{net}.1"), &format!("{there} 192.168.{net}.2")));
     assert_pairs(&one, &crossed, &rails, TWO_CABLES_MBPS);
-    assert_eq!(one.survey("").speed_mbps, 2 * 118_617);
+    assert_eq!(one.survey("").speed_mbps, 2 * 112_027);
 
     // One address on each side shows where both cables lead.
     let one = host(&spark_with(1, &[0, 1], &[(F0, "10.0.0.1/24")]));
@@ -469,7 +469,7 @@ fn a_switch_with_everything_in_one_subnet() {
     }
 }
 
-/// By the order of the rails both pairs would be on one PCIe link here, which carries 118 Gb/s, and the other link would be idle.
+/// By the order of the rails both pairs would be on one PCIe link here, which carries 112 Gb/s, and the other link would be idle.
 #[test]
 fn ports_of_other_machines_do_not_crowd_one_pcie_link() {
     let mut functions = spark_with(1, &[0, 1], &[(F0, "10.0.0.1/24"), (P2F0, "10.0.0.2/24"), (F1, "10.0.0.3/24")]);
@@ -537,7 +537,7 @@ fn virtual_functions_in_pods() {
 
     // One function alone is said to be alone.
     let survey = host(&[of_pod(1, 0)]).survey("");
-    assert_eq!((survey.rails.len(), survey.speed_mbps), (1, 118_617));
+    assert_eq!((survey.rails.len(), survey.speed_mbps), (1, 112_027));
     assert!(
         survey.warnings.len() == 1 && survey.warnings[0].text.contains("no other function of its cable is visible"),
         "{survey:#?}"

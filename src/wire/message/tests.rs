@@ -28,6 +28,8 @@ pub(super) fn samples() -> Vec<Message> {
             chunk_bytes: 8 << 20,
             qps_per_rail: 2,
             tuner_hash: 0x0123_4567_89ab_cdef,
+            gpu: "NVIDIA GB10".into(),
+            priority: Priority { traffic_class: 106, service_level: 3 },
             by_tcp: ByTcp::Withheld("x0:1 has no address".into()),
             rails: vec![RailAdvert {
                 name: "rocep1s0f0:1".into(),
@@ -49,7 +51,8 @@ pub(super) fn samples() -> Vec<Message> {
             mailbox_addr: 0x7f00_0000_1000,
             pairs: vec![
                 PairReady::Connected { mailbox_rkey: 5, qps },
-                PairReady::Failed("Network is unreachable".into()),
+                PairReady::NotYet(NotYet { why: "Network is unreachable".into(), may_pass: true }),
+                PairReady::NotYet(NotYet { why: "Invalid argument".into(), may_pass: false }),
             ],
         }),
         Message::Go(Go {

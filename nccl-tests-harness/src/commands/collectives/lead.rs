@@ -275,6 +275,7 @@ mod tests {
                 nic: Default::default(),
                 scale: 1.0,
                 slow_rails: Vec::new(),
+                path_faults: Vec::new(),
                 library: PathBuf::new(),
                 name: None,
             },

@@ -248,6 +248,9 @@ fn facts_to_show(facts: &Facts, libraries: &Libraries) -> Vec<Fact> {
     for function in &facts.functions {
         add(&function.device, Some(of_function(function, &facts.survey)));
     }
+    for port in &facts.ports {
+        add(&format!("PCIe port {}", port.address), port.aer.map(pcie_errors));
+    }
     shown
 }
 
@@ -256,10 +259,10 @@ fn of_function(function: &look::Function, survey: &Survey) -> String {
     let rail = survey.rails.iter().find(|rail| rail.device == function.device);
     let address = |one: &RailAddress| format!("{} (GID {})", Ipv6Addr::from(one.gid).to_canonical(), one.gid_index);
     let refused = survey.refused.iter().find(|one| one.device == function.device);
-    let port = rail.and_then(|rail| rail.phys_port.clone()).or_else(|| refused?.phys_port.clone());
     let parts = [
         Some(refused.map_or("rail".to_owned(), |refused| format!("not used: {}", refused.reason))),
-        port.map(|port| format!("cable {port}")),
+        rail.map(|rail| format!("cable {}", survey.cable_name(rail))),
+        refused.and_then(|one| one.phys_port.as_ref()).map(|port| format!("port {port}")),
         rail.map(|rail| gbps(rail.speed_mbps)),
         rail.map(|rail| format!("path MTU {}", rail.path_mtu_bytes)),
         rail.map(|rail| rail.addresses.iter().map(address).collect::<Vec<_>>().join(" ")),
@@ -276,9 +279,13 @@ fn of_function(function: &look::Function, survey: &Survey) -> String {
             let counted: Vec<String> = counted.map(|(name, value)| format!("{name} {value}")).collect();
             Some(counted.join(" ")).filter(|text| !text.is_empty())
         },
-        function.aer.map(|aer| format!("PCIe errors {} corrected, {} not", aer.correctable, aer.nonfatal + aer.fatal)),
+        function.aer.map(pcie_errors),
     ];
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+fn pcie_errors(aer: look::Aer) -> String {
+    format!("PCIe errors {} corrected, {} not", aer.correctable, aer.nonfatal + aer.fatal)
 }
 
 /// Counters that say how much was carried, and not what went wrong.

@@ -54,11 +54,13 @@ ids! {
     Arp = "arp": "rails of this host answer ARP requests for each other";
     LinkLocalOnly = "link-local-only": "a rail has link-local addresses alone, and its twin has IPv4";
     SubnetClash = "subnet-clash": "an interface that is no rail is in a rail's subnet";
+    AutomaticProfile = "automatic-profile": "NetworkManager's automatic profile keeps a rail's interface on DHCP";
     SocketIfname = "socket-ifname": "`NCCL_SOCKET_IFNAME` leaves no interface that is up";
     PciePayload = "pcie-payload": "PCIe transactions are smaller than on other Sparks";
     PcieReadRequest = "pcie-read-request": "PCIe read requests are smaller than on other Sparks";
     PcieUncorrected = "pcie-uncorrected": "a PCIe link has had errors that were not corrected";
     PcieCorrected = "pcie-corrected": "a PCIe link has corrected many errors";
+    PcieLog = "pcie-log": "the kernel log has lines about uncorrected PCIe errors of the NIC or of the ports above it";
     NoPause = "no-pause": "pause frames are off";
     FirmwareDiffers = "firmware-differs": "the functions run different firmware";
     FunctionsAbsent = "functions-absent": "fewer than four functions are there";

@@ -20,7 +20,8 @@ pub fn picture(survey: &Survey) -> Vec<String> {
             (false, false) => "-|",
         };
         // The cable is named once, beside its first rail.
-        let cable = if on_cable.first() == Some(&at) { cable_text(rail, on_cable.len()) } else { String::new() };
+        let cable =
+            if on_cable.first() == Some(&at) { cable_text(rail, on_cable.len(), survey) } else { String::new() };
         let line = format!("  {:<left$} -- {:<width$} {bracket:<3} {cable}", link_text(rail, survey), name(rail));
         lines.push(line.trim_end().to_owned());
     }
@@ -48,8 +49,7 @@ fn link_text(rail: &Rail, survey: &Survey) -> String {
     }
 }
 
-fn cable_text(rail: &Rail, rails: usize) -> String {
-    let port = rail.phys_port.as_deref().map_or_else(|| rail.cable.to_string(), str::to_owned);
+fn cable_text(rail: &Rail, rails: usize, survey: &Survey) -> String {
     let alone = if rails == 1 && rail.twin.is_none() { " (one rail)" } else { "" };
-    format!("cable {port}, {}{alone}", gbps(rail.speed_mbps))
+    format!("cable {}, {}{alone}", survey.cable_name(rail), gbps(rail.speed_mbps))
 }

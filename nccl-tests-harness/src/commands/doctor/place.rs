@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
 /// The files of one machine.
@@ -94,6 +95,13 @@ impl Place {
         }
     }
 
+    /// Device and inode of the file that a path leads to; `None` where there is none, or it cannot
+    /// be seen.
+    pub fn identity(&self, absolute: &Path) -> Option<(u64, u64)> {
+        let data = fs::metadata(self.path(self.followed(absolute)?)).ok()?;
+        Some((data.dev(), data.ino()))
+    }
+
     /// A path without the symbolic links of its folders, which lead to places below the root; `None` for a loop.
     fn followed(&self, absolute: &Path) -> Option<PathBuf> {
         let mut path = PathBuf::from("/");
@@ -144,6 +152,9 @@ mod tests {
         assert!(place.read("/usr/lib").is_err());
         symlink("/usr", root.path().join("opt")).unwrap();
         assert_eq!(place.lack("/opt/lib/../lib/libx.so.2"), None);
+        let identity = |path: &str| place.identity(Path::new(path));
+        assert_eq!(identity("/opt/lib/libx.so.2"), identity("/usr/lib/libx.so.2.1"));
+        assert!(identity("/x").is_some() && identity("/y").is_none() && identity("/loop").is_none());
         assert!(place.lack("/opt/lib/liby.so").unwrap().contains("no such file"));
         assert!(place.lack("/opt/lib").unwrap().contains("regular file"));
         assert_eq!(place.lack("/loop"), None);

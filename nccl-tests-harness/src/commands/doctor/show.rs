@@ -1,31 +1,34 @@
-//! The answer as text for a person, in 80 columns where words allow it.
+//! The answer as text for a person.
 
 use super::answer::Answer;
 use super::finding::{Severity, Verdict};
 use super::peer::{self, Together};
-use crate::output::plain;
+use crate::output::{self, Verbosity, plain};
 use anyhow::Result;
-use nccl_net_spark::rails::folded;
+use nccl_net_spark::rails::wrapped;
 use std::io::Write;
 
-/// Prints an answer: the verdict, the findings, the variables, the picture, the facts, and what was not seen.
+/// Prints an answer: the verdict, the findings, the variables and the picture. With `-v` also the
+/// facts and what was not seen.
 pub fn show(answer: &Answer, is_env_alone: bool, mut out: impl Write) -> Result<()> {
-    write!(out, "{}", text(answer, is_env_alone))?;
+    let is_verbose = matches!(output::verbosity(), Verbosity::Verbose | Verbosity::Trace);
+    write!(out, "{}", text(answer, is_env_alone, is_verbose, output::columns()))?;
     Ok(out.flush()?)
 }
 
-fn text(answer: &Answer, is_env_alone: bool) -> String {
-    let mut page = folded("", &verdict(answer, is_env_alone));
+fn text(answer: &Answer, is_env_alone: bool, is_verbose: bool, columns: usize) -> String {
+    let mut page = wrapped(columns, "", &verdict(answer, is_env_alone));
+    let line = |indent: &str, text: &str| wrapped(columns, indent, &plain(text));
     for finding in &answer.findings {
         page += "\n";
         page += &line("    ", &format!("{}: {} [{}]", finding.severity.word(), finding.text, finding.id));
         if let Some(cure) = &finding.cure {
-            // Not folded: it is to be copied.
+            // Not wrapped: it is to be copied.
             page += &format!("    $ {}\n", plain(cure));
         }
     }
     if let Some(peer) = &answer.peer {
-        page += &of_peer(peer);
+        page += &of_peer(peer, &line);
     }
     if !answer.variables.is_empty() {
         page += "\nVariables:\n";
@@ -40,27 +43,31 @@ fn text(answer: &Answer, is_env_alone: bool) -> String {
             page += &format!("{}\n", plain(drawn));
         }
     }
-    if !answer.facts.is_empty() {
-        page += "\nRead:\n";
-        for fact in &answer.facts {
-            page += &line("      ", &format!("  {}: {}", fact.name, fact.value));
-        }
-    }
-    if !answer.not_seen.is_empty() {
-        page += "\nNot seen:\n";
-        for one in &answer.not_seen {
-            page += &line("      ", &format!("  {}: {}", one.what, one.why));
-        }
-    }
-    page
+    page + &if is_verbose { read(answer, &line) } else { unshown(answer, &line) }
 }
 
-/// One thing that was read, in as many lines as it takes.
-fn line(indent: &str, text: &str) -> String {
-    folded(indent, &plain(text))
+/// The sections of facts and of things not seen.
+fn read(answer: &Answer, line: &dyn Fn(&str, &str) -> String) -> String {
+    let facts = answer.facts.iter().map(|fact| format!("  {}: {}", fact.name, fact.value));
+    let not_seen = answer.not_seen.iter().map(|one| format!("  {}: {}", one.what, one.why));
+    let section = |head: &str, rows: Vec<String>| match rows.is_empty() {
+        true => String::new(),
+        false => format!("\n{head}:\n") + &rows.iter().map(|row| line("      ", row)).collect::<String>(),
+    };
+    section("Read", facts.collect()) + &section("Not seen", not_seen.collect())
 }
 
-fn of_peer(peer: &Together) -> String {
+/// A remark for a reader who may miss the facts, or something that could not be seen.
+fn unshown(answer: &Answer, line: &dyn Fn(&str, &str) -> String) -> String {
+    let (read, not_seen) = (answer.facts.len(), answer.not_seen.len());
+    if read + not_seen == 0 {
+        return String::new();
+    }
+    let remark = format!("# -v lists what was read ({read}) and what could not be seen ({not_seen}).");
+    format!("\n{}", line("# ", &remark))
+}
+
+fn of_peer(peer: &Together, line: &dyn Fn(&str, &str) -> String) -> String {
     let host = plain(&peer.host);
     let mut page = format!("\nBetween here and {host}:\n");
     if peer.paths.is_empty() {
@@ -123,7 +130,7 @@ mod tests {
             peer: Some(Together { host: odd(), verdict: Verdict::Good, findings: Vec::new(), paths: vec![path] }),
             ..Answer::default()
         };
-        let page = text(&answer, false);
+        let page = text(&answer, false, true, 80);
         assert!(page.chars().all(|c| c == '\n' || !c.is_control()), "{page:?}");
         assert!(!page.contains("\nBROKEN") && page.contains("    $ x?]0;pwned??BROKEN: forged??2J\n"), "{page}");
     }

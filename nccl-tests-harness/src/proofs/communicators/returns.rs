@@ -193,6 +193,7 @@ mod tests {
             profile: UNPACED.to_owned(),
             scale: 1.0,
             slow_rails: Vec::new(),
+            path_faults: Vec::new(),
             library: library.path().to_owned(),
             name: None,
             nic: Nic::default(),

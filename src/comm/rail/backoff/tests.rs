@@ -19,7 +19,7 @@ impl Stage {
     }
 
     fn ask(&self, need: Need) -> Advice {
-        self.backoff.ask(PATH, need, false, LIMIT, self.now)
+        self.backoff.ask(PATH, need, 4096, LIMIT, self.now)
     }
 
     fn trial(&self, need: Need) -> Trial {
@@ -62,7 +62,7 @@ fn one_connection_tries_a_path_and_the_others_wait_for_what_comes_of_it() {
     assert!(stage.uses(Need::Acknowledgement));
     // Another path is another matter.
     let other = PathId { peer_gid: [8; 16], ..PATH };
-    assert!(matches!(stage.backoff.ask(other, Need::Address, false, LIMIT, stage.now), Advice::Try(_)));
+    assert!(matches!(stage.backoff.ask(other, Need::Address, 4096, LIMIT, stage.now), Advice::Try(_)));
 }
 
 #[test]
@@ -97,12 +97,25 @@ fn a_dead_path_is_left_out_at_once_and_tried_by_one_after_its_time() {
     trial.connected(&unanswered(), stage.now);
     drop(trial);
     assert!(stage.why().ends_with("next attempt in 4s"), "{}", stage.why());
-    // One that has no other path tries it all the same, but only one does.
-    let last = |stage: &Stage| stage.backoff.ask(PATH, Need::Address, true, LIMIT, stage.now);
-    let Advice::Try(trial) = last(&stage) else { panic!("not tried") };
-    assert!(matches!(last(&stage), Advice::Wait));
+    stage.pass(4000);
+    let trial = stage.trial(Need::Address);
     trial.connected(&Ok(()), stage.now);
     assert!(stage.uses(Need::Address));
+}
+
+#[test]
+fn a_path_that_loses_large_packets_is_used_with_small_ones_until_its_port_comes_up_again() {
+    let mut stage = Stage::new();
+    stage.backoff.silent(PATH, "test write lost", stage.now);
+    stage.backoff.set_largest_mtu(PATH, 1024, stage.now);
+    let ask = |stage: &Stage, mtu_bytes| stage.backoff.ask(PATH, Need::Address, mtu_bytes, LIMIT, stage.now);
+    let Advice::LeaveOut(why) = ask(&stage, 2048) else { panic!("large packets are tried again") };
+    assert_eq!(why, "packets above 1024 bytes get lost on the way");
+    assert!(matches!(ask(&stage, 1024), Advice::Use));
+    // However long ago that was.
+    stage.pass(600_000);
+    assert_eq!(stage.backoff.largest_mtu(PATH), Some(1024));
+    assert_eq!(stage.backoff.largest_mtu(PathId { peer_gid: [9; 16], ..PATH }), None);
 }
 
 #[test]
@@ -147,7 +160,7 @@ fn after_a_second_in_vain_the_service_thread_looks_after_all_connections_first()
     let told = stage.backoff.check(other, stage.now).unwrap_err().to_string();
     assert_eq!(told, "another path just timed out; the other connections go first");
     // That is no matter for who makes a connection.
-    assert!(matches!(stage.backoff.ask(other, Need::Address, false, LIMIT, stage.now), Advice::Try(_)));
+    assert!(matches!(stage.backoff.ask(other, Need::Address, 4096, LIMIT, stage.now), Advice::Try(_)));
     stage.backoff.begin_round();
     stage.backoff.check(other, stage.now).unwrap();
     // What fails at once is not the path's.

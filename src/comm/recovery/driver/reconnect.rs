@@ -3,11 +3,11 @@
 
 use super::Driver;
 use crate::comm::datapath::lane::{Lane, Route};
-use crate::comm::datapath::test_write::{self, Tested};
+use crate::comm::datapath::test_write::{LaneTest, Tested};
 use crate::comm::process::Process;
 use crate::comm::rail::Look;
 use crate::comm::rail::backoff::{PathId, SEARCH};
-use crate::comm::recovery::attempt::{Asked, Attempt, Trying};
+use crate::comm::recovery::attempt::{Asked, Attempt, Way};
 use crate::error::{Error, Result};
 use crate::flow::pairing;
 use crate::flow::recovery::Answer;
@@ -21,13 +21,21 @@ use std::time::Instant;
 impl Driver {
     /// The rail as it is now.
     fn look(&self, lane: LaneId) -> Result<(Look, RailAdvert)> {
-        let rail = &self.rails[lane.index()].rail;
+        let managed = &self.rails[lane.index()];
+        let rail = &managed.rail;
         if !rail.is_up() {
             return Err(Error::Missing("local port down".to_owned()));
         }
         let look = rail.look(&self.process.config, &interfaces::all()?)?;
-        let advert = rail.advert(&look);
+        let mut advert = rail.advert(&look);
+        // The accepting side chooses the address, and takes the smaller path MTU of the two sides.
+        let known = managed.ways.iter().flatten().filter_map(|way| self.largest_mtu(lane, *way)).min();
+        advert.mtu_bytes = known.map_or(advert.mtu_bytes, |largest| largest.min(advert.mtu_bytes));
         Ok((look, advert))
+    }
+
+    fn largest_mtu(&self, lane: LaneId, way: Way) -> Option<u32> {
+        self.process.backoff.largest_mtu(self.rails[lane.index()].path(way))
     }
 
     fn open(&self, lane: LaneId) -> Result<Lane> {
@@ -41,9 +49,10 @@ impl Driver {
     /// Whether one of the paths that the rail's attempts go by may be tried now; else why the newest may not. Of one path alone nothing is
     /// concluded: the next attempt may go by another address, which the accepting side chooses.
     fn is_due(&self, lane: LaneId, now: Instant) -> Result<()> {
-        let [Some(newest), Some(before)] = self.rails[lane.index()].paths else { return Ok(()) };
-        let backoff = &self.process.backoff;
-        backoff.is_due(newest, now).or_else(|why| backoff.is_due(before, now).map_err(|_| why))
+        let managed = &self.rails[lane.index()];
+        let [Some(newest), Some(before)] = managed.ways else { return Ok(()) };
+        let is_due = |way| self.process.backoff.is_due(managed.path(way), now);
+        is_due(newest).or_else(|why| is_due(before).map_err(|_| why))
     }
 
     /// Connecting side: makes new queue pairs; what the peer is to know of them.
@@ -52,6 +61,7 @@ impl Driver {
         lane: LaneId,
         now: Instant,
     ) -> std::result::Result<(RailAdvert, LaneEnd), String> {
+        self.rails[lane.index()].begins_attempt();
         // Before queue pairs are made on either side that have nowhere to go.
         let opened = self
             .is_due(lane, now)
@@ -72,6 +82,7 @@ impl Driver {
         now: Instant,
     ) -> std::result::Result<Answer, String> {
         self.rails[lane.index()].answers += 1;
+        self.rails[lane.index()].begins_attempt();
         let (new, mut answer) = self.answer(lane, theirs, end, now).map_err(|error| error.to_string())?;
         let has_failed = || "the connection has failed".to_owned();
         let mut path = self.path.borrow().ok_or_else(has_failed)?;
@@ -107,51 +118,43 @@ impl Driver {
             peer_gid: answer.acceptor_gid,
             mtu_bytes: answer.mtu_bytes,
             ends: &answer.end.qps,
-            traffic_class: self.traffic_class,
+            priority: self.priority,
         };
         let rkey = answer.end.mailbox_rkey;
         if let Some(mut path) = self.path.borrow() {
             path.take_epoch(lane, answer.epoch);
         }
-        self.rails[lane.index()].goes_by(PathId { rail: new.rail.id, peer_gid: route.peer_gid });
+        self.rails[lane.index()].goes_by(Way { peer_gid: route.peer_gid, mtu_bytes: route.mtu_bytes });
         let new = self.try_out(new, &route, rkey, now).map_err(|error| error.to_string())?;
-        self.rails[lane.index()].attempt = Some(Attempt::Trying(Box::new(new)));
+        self.rails[lane.index()].attempt = Some(Attempt::Testing(Box::new(new)));
         Ok(())
     }
 
     /// Whether the tests of new queue pairs are over.
     pub(super) fn look_at_trials(&mut self, now: Instant, at: u64) {
         let mut buffer = CompletionBuffer::new();
+        let (process, peer) = (&self.process, &self.context.peer.name);
         for (lane, managed) in self.lanes().zip(&mut self.rails) {
-            let Some(Attempt::Trying(new)) = &mut managed.attempt else { continue };
-            let outcome = match test_write::look(&mut new.lane, &mut buffer) {
+            let Some(Attempt::Testing(test)) = &mut managed.attempt else { continue };
+            let outcome = match test.look(&self.mailboxes, &process.backoff, &mut buffer, now) {
                 Tested::UnderWay => continue,
                 Tested::Carries => Ok(()),
-                Tested::Silent(why) => {
-                    self.process.backoff.silent(new.path, &why, now);
+                Tested::Narrow(why) => {
+                    let rail = (managed.rail.id, managed.rail.name());
+                    process.log.warn_of_small_packets(peer, (rail.0, &rail.1), &managed.peer_rail, &why);
                     Err(why)
                 }
-                Tested::Failed(why) => Err(why),
+                Tested::Silent(why) | Tested::Failed(why) => Err(why),
             };
             self.recovery.probed(lane, outcome, at);
         }
-    }
-
-    /// An attempt is over, in vain.
-    pub(super) fn drop_qps(&mut self, lane: LaneId, now: Instant) {
-        if let Some(Attempt::Trying(new)) = &self.rails[lane.index()].attempt
-            && now >= new.until
-        {
-            self.process.backoff.silent(new.path, "test write not acknowledged in time", now);
-        }
-        drop(self.take_new(lane));
     }
 
     /// The new queue pairs of a rail, which this or the data path keeps.
     pub(super) fn take_new(&mut self, lane: LaneId) -> Option<Lane> {
         match self.rails[lane.index()].attempt.take() {
             Some(Attempt::Asked(asked)) => Some(asked.lane),
-            Some(Attempt::Trying(new)) => Some(new.lane),
+            Some(Attempt::Testing(test)) => Some(test.lane),
             None => self.path.borrow()?.status().take(lane),
         }
     }
@@ -162,40 +165,39 @@ impl Driver {
             let (theirs, ours) = (pairing::describe(std::slice::from_ref(theirs)), pairing::describe(&[ours]));
             Error::Missing(format!("no shared subnet: this host has {ours}, the peer has {theirs}"))
         })?;
-        let path = PathId { rail: self.rails[lane.index()].rail.id, peer_gid: pair.connector_gid };
-        self.rails[lane.index()].goes_by(path);
+        let mut way = Way { peer_gid: pair.connector_gid, mtu_bytes: pair.mtu_bytes };
+        way.mtu_bytes = self.largest_mtu(lane, way).map_or(way.mtu_bytes, |largest| largest.min(way.mtu_bytes));
+        self.rails[lane.index()].goes_by(way);
         // Before queue pairs are made, which may not be needed.
-        self.process.backoff.check(path, now)?;
+        self.process.backoff.check(self.rails[lane.index()].path(way), now)?;
         let mut new = self.open(lane)?;
         let route = Route {
             look: &look,
             gid: pair.acceptor_gid,
-            peer_gid: pair.connector_gid,
-            mtu_bytes: pair.mtu_bytes,
+            peer_gid: way.peer_gid,
+            mtu_bytes: way.mtu_bytes,
             ends: &end.qps,
-            traffic_class: None,
+            priority: self.priority,
         };
         new.peer_mailbox_rkey = end.mailbox_rkey;
         self.join(&mut new, &route, now)?;
         let answer = Answer {
             connector_gid: pair.connector_gid,
             acceptor_gid: pair.acceptor_gid,
-            mtu_bytes: pair.mtu_bytes,
+            mtu_bytes: way.mtu_bytes,
             end: new.end(),
             epoch: Epoch::default(),
         };
         Ok((new, answer))
     }
 
-    fn try_out(&self, mut lane: Lane, route: &Route<'_>, peer_rkey: u32, now: Instant) -> Result<Trying> {
+    fn try_out(&self, mut lane: Lane, route: &Route<'_>, peer_rkey: u32, now: Instant) -> Result<LaneTest> {
         let Process { config, backoff, .. } = &*self.process;
         let path = PathId { rail: lane.rail.id, peer_gid: route.peer_gid };
         let trial = backoff.retry(path, SEARCH + config.probe_timeout, now)?;
         self.join(&mut lane, route, now)?;
         lane.peer_mailbox_rkey = peer_rkey;
-        let probe = self.mailboxes.probe_write(lane.mailbox_keys(), route.mtu_bytes);
-        lane.write_on_each(&probe)?;
-        Ok(Trying { lane, path, until: now + config.probe_timeout, trial })
+        LaneTest::start(lane, path, &self.mailboxes, route.mtu_bytes, config.probe_timeout, trial, now)
     }
 
     /// Connects new queue pairs: the one thing here that the kernel may take long for.

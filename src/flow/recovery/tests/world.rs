@@ -12,7 +12,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 const RAILS: usize = 2;
 const MESSAGES: usize = 2;
-const LIMITS: Limits = Limits { loss: 30 * SECOND, probe: 5 * SECOND };
+const LIMITS: Limits = Limits { loss: 30 * SECOND, probe: 5 * SECOND, first_rail: 120 * SECOND };
 /// Frames that are under way in one direction at most; one more takes the place of the last, as in a mailbox.
 const FRAMES: usize = 2;
 /// The generation of new queue pairs that are not connected.

@@ -3,14 +3,12 @@
 use super::cures::{alike, by_number, list};
 use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::id::Id;
-use crate::commands::doctor::look::{Facts, Function};
+use crate::commands::doctor::look::{Aer, Facts, Function};
 
 pub(super) fn judge(facts: &Facts, found: &mut Vec<Finding>) {
     let rails: Vec<&Function> = facts.functions.iter().filter(|function| function.is_rail).collect();
     transactions(&rails, found);
-    for rail in &rails {
-        pcie_errors(rail, found);
-    }
+    pcie_errors(facts, found);
     pause(&rails, found);
     firmware(&facts.functions, found);
     absent(facts, found);
@@ -42,22 +40,43 @@ fn transactions(rails: &[&Function], found: &mut Vec<Finding>) {
     }
 }
 
-/// Corrected errors cost bandwidth; a few are ordinary at power-up. Others have stopped something.
-fn pcie_errors(rail: &Function, found: &mut Vec<Finding>) {
-    const ORDINARY: u64 = 100;
-    let Some(aer) = rail.aer else { return };
-    let cure =
-        format!("sudo dmesg | grep -i aer    # then re-seat the cable, power cycle; {} stays: hardware", rail.device);
-    if aer.fatal + aer.nonfatal > 0 {
-        let text = format!(
-            "the PCIe link of {} has had {} fatal and {} other uncorrected errors since boot",
-            rail.device, aer.fatal, aer.nonfatal
-        );
-        found.push(Finding::new(Severity::Fragile, Id::PcieUncorrected, text).cured_by(cure));
-    } else if aer.correctable > ORDINARY {
-        let text = format!("the PCIe link of {} has corrected {} errors since boot", rail.device, aer.correctable);
-        found.push(Finding::new(Severity::Fragile, Id::PcieCorrected, text).cured_by(cure));
+/// Of rails, and of the ports above functions whether rails or not.
+fn pcie_errors(facts: &Facts, found: &mut Vec<Finding>) {
+    let rails = facts.functions.iter().filter(|function| function.is_rail);
+    for (rail, pci) in rails.filter_map(|rail| Some((rail, rail.pci.as_ref()?))) {
+        counted(&format!("{} ({})", rail.device, pci.address), rail.aer, found);
     }
+    for port in &facts.ports {
+        let below = match port.devices.is_empty() {
+            true => "without an RDMA device below it".to_owned(),
+            false => format!("above {}", list(&port.devices)),
+        };
+        counted(&format!("the PCIe port {} ({below})", port.address), port.aer, found);
+    }
+    if let Some(last) = facts.pcie_log.last() {
+        let count = facts.pcie_log.len();
+        let lines = by_number(&facts.pcie_log, "line", "lines");
+        let text =
+            format!("the kernel log has {count} {lines} about uncorrected PCIe errors of the NIC, the last: {last}");
+        let cure = "sudo reboot    # if they come back: power off, re-seat the cable; then it is the hardware";
+        found.push(Finding::new(Severity::Fragile, Id::PcieLog, text).cured_by(cure));
+    }
+}
+
+/// Corrected errors cost bandwidth; a few are ordinary at power-up. Others have stopped something.
+fn counted(device: &str, aer: Option<Aer>, found: &mut Vec<Finding>) {
+    const ORDINARY: u64 = 100;
+    let Some(aer) = aer else { return };
+    let cure = "sudo dmesg | grep -i aer    # then power off, re-seat the cable; if they come back: the hardware";
+    let (id, count) = if aer.fatal + aer.nonfatal > 0 {
+        (Id::PcieUncorrected, format!("{} fatal and {} other uncorrected", aer.fatal, aer.nonfatal))
+    } else if aer.correctable > ORDINARY {
+        (Id::PcieCorrected, format!("{} corrected", aer.correctable))
+    } else {
+        return;
+    };
+    let text = format!("{device} has had {count} PCIe errors since boot");
+    found.push(Finding::new(Severity::Fragile, id, text).cured_by(cure));
 }
 
 /// Without pause frames the NIC drops what its PCIe link does not take in time, and each loss costs a retransmission.

@@ -163,7 +163,7 @@ fn copies(found: &Libraries, findings: &mut Vec<Finding>) {
     let text = format!("{} {what}: {}", names.len(), names.join(", "));
     findings.push(
         Finding::new(severity, Id::PluginCopies, text)
-            .cured_by("sudo nccl-spark uninstall    # keep one way to install"),
+            .cured_by("sudo nccl-spark uninstall    # keep one; of a package: apt remove, pip uninstall"),
     );
 }
 

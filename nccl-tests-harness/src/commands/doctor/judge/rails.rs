@@ -3,7 +3,7 @@
 use super::cures::{Cures, alike, by_number, list};
 use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::id::Id;
-use crate::commands::doctor::look::Facts;
+use crate::commands::doctor::look::{AutomaticProfile, Facts};
 use nccl_net_spark::interfaces::ARP_CURE;
 use nccl_net_spark::rails::{Rail, Refused, Survey, Warning, WarningKind};
 use std::net::{IpAddr, Ipv6Addr};
@@ -16,6 +16,7 @@ pub(super) fn judge(facts: &Facts, cures: &Cures, found: &mut Vec<Finding>) {
     found.extend(survey.warnings.iter().map(|warning| of_warning(warning, survey)));
     twins_without_addresses(survey, found);
     foreign_interfaces_in_a_rails_subnet(facts, found);
+    automatic_profiles(facts, found);
     bootstrap(facts, cures, found);
 }
 
@@ -171,6 +172,33 @@ fn foreign_interfaces_in_a_rails_subnet(facts: &Facts, found: &mut Vec<Finding>)
             found.push(Finding::new(Severity::Fragile, Id::SubnetClash, text).cured_by(cure));
         }
     }
+}
+
+/// Owners saw such a profile keep a function on DHCP after netplan was written, until it was deleted.
+/// On a network with a DHCP server it may be what they want.
+fn automatic_profiles(facts: &Facts, found: &mut Vec<Finding>) {
+    let has_v4 = |netdev: &str| {
+        let its = facts.interfaces.iter().find(|interface| interface.name == netdev);
+        its.is_some_and(|interface| interface.addresses.iter().any(|one| one.address.is_ipv4()))
+    };
+    for (has_v4, profiles) in alike(facts.profiles.iter().map(|profile| (has_v4(&profile.netdev), profile))) {
+        let names: Vec<String> = profiles.iter().map(|one| format!("{} (\"{}\")", one.netdev, one.name)).collect();
+        let keeps = by_number(&profiles, "automatic profile keeps it", "automatic profiles keep them");
+        let (severity, follows) = match has_v4 {
+            true => (Severity::Note, ": the address can change"),
+            false => (Severity::Fragile, ", also where netplan has an address for it"),
+        };
+        let text = format!("{}: NetworkManager's {keeps} on DHCP{follows}", list(&names));
+        let deleted = profiles.iter().map(|one| format!("sudo nmcli con delete {}", profile_word(one)));
+        let cure = format!("{} && sudo netplan apply", deleted.collect::<Vec<_>>().join(" && "));
+        found.push(Finding::new(severity, Id::AutomaticProfile, text).cured_by(cure));
+    }
+}
+
+/// A profile as a shell takes it: its name, or its UUID where the name has what a shell would act on.
+fn profile_word(profile: &AutomaticProfile) -> String {
+    let is_harmless = profile.name.chars().all(|c| c.is_alphanumeric() || " ._-".contains(c));
+    if is_harmless { format!("\"{}\"", profile.name) } else { profile.uuid.clone() }
 }
 
 /// `NCCL_SOCKET_IFNAME` has to leave an interface.

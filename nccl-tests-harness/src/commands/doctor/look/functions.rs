@@ -1,10 +1,10 @@
 //! The RDMA functions, one by one: firmware, PCIe, counters, pause frames.
 
+use super::pcie::{self, Aer};
 use crate::commands::doctor::finding::NotSeen;
 use crate::commands::doctor::place::Place;
 use nccl_net_spark::rails::{PciFunction, Survey};
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::process::Command;
 
 /// An RDMA function.
@@ -24,7 +24,7 @@ pub struct Function {
     pub firmware: Option<String>,
     /// The board.
     pub board: Option<String>,
-    /// PCIe errors that it or its root port has seen since they were enabled.
+    /// PCIe errors that it has seen since boot.
     pub aer: Option<Aer>,
     /// What the IOMMU does for it: `DMA`, `DMA-FQ` or `identity`.
     pub iommu: Option<String>,
@@ -34,17 +34,6 @@ pub struct Function {
     pub pause: Option<Pause>,
     /// `counters` and `hw_counters` of the port.
     pub counters: BTreeMap<String, u64>,
-}
-
-/// PCIe errors.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Aer {
-    /// Mended by the link.
-    pub correctable: u64,
-    /// Not mended, and not fatal.
-    pub nonfatal: u64,
-    /// Fatal.
-    pub fatal: u64,
 }
 
 /// Whether a port sends and takes pause frames.
@@ -81,7 +70,7 @@ pub(super) fn functions(place: &Place, survey: &Survey, not_seen: &mut Vec<NotSe
                 vendor: place.text(format!("{class}/device/vendor")),
                 firmware: place.text(format!("{class}/fw_ver")),
                 board: place.text(format!("{class}/board_id")),
-                aer: pci.as_ref().and_then(|_| aer(place, &format!("{class}/device"))),
+                aer: pci.as_ref().and_then(|_| pcie::aer(place, &format!("{class}/device"))),
                 iommu: place.text(format!("{class}/device/iommu_group/type")),
                 mtu_bytes: netdev.as_ref().and_then(|name| number(place, &format!("/sys/class/net/{name}/mtu"))),
                 pause: netdev.as_ref().filter(|_| is_rail).and_then(|name| unread.pause(pause(place, name), name)),
@@ -99,9 +88,11 @@ pub(super) fn functions(place: &Place, survey: &Survey, not_seen: &mut Vec<NotSe
     found
 }
 
-/// What could not be read, over all functions.
+/// Functions with something unreadable, by name.
 #[derive(Default)]
 struct Unread {
+    /// Without a file for the configuration space, as in the software fabric.
+    configuration: Vec<String>,
     payload: Vec<String>,
     aer: Vec<String>,
     counters: Vec<String>,
@@ -112,7 +103,9 @@ impl Unread {
     fn note(&mut self, function: &Function) {
         if let Some(pci) = &function.pci {
             if pci.max_payload_bytes.is_none() {
-                self.payload.push(function.device.clone());
+                let has_file = pci.path.join("config").exists();
+                let names = if has_file { &mut self.payload } else { &mut self.configuration };
+                names.push(function.device.clone());
             }
             if function.aer.is_none() {
                 self.aer.push(function.device.clone());
@@ -133,8 +126,12 @@ impl Unread {
         };
         let (netdevs, reasons): (Vec<String>, Vec<String>) = self.pause.into_iter().unzip();
         let reason = reasons.first().cloned().unwrap_or_default();
+        const SIZES: &str = "PCIe payload and read request size";
+        // `pci_read_config` in the kernel's drivers/pci/pci-sysfs.c.
+        const PRIVILEGED: &str = "the kernel shows the configuration space with CAP_SYS_ADMIN alone: sudo; in a container --cap-add SYS_ADMIN";
         [
-            one("PCIe payload and read request size", self.payload, "root alone can read the configuration space"),
+            one(SIZES, self.configuration, "sysfs shows no configuration space"),
+            one(SIZES, self.payload, PRIVILEGED),
             one("PCIe error counters", self.aer, "the kernel has no aer_dev_* files for it"),
             one("port counters", self.counters, "sysfs has none"),
             one("pause frames", netdevs, &reason),
@@ -171,29 +168,6 @@ fn counters(place: &Place, folder: &str) -> Vec<(String, u64)> {
 
 fn number<T: TryFrom<u64>>(place: &Place, file: &str) -> Option<T> {
     T::try_from(place.number(file)?).ok()
-}
-
-/// Of the function and of the root port above it.
-fn aer(place: &Place, device: &str) -> Option<Aer> {
-    let total = |folder: &str, kind: &str, name: &str| -> Option<u64> {
-        let text = place.text(Path::new(folder).join(format!("aer_dev_{kind}")))?;
-        text.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok()
-    };
-    let of = |folder: &str| {
-        Some(Aer {
-            correctable: total(folder, "correctable", "TOTAL_ERR_COR")?,
-            nonfatal: total(folder, "nonfatal", "TOTAL_ERR_NONFATAL")?,
-            fatal: total(folder, "fatal", "TOTAL_ERR_FATAL")?,
-        })
-    };
-    let own = of(device)?;
-    // The folder above a function is the bridge that it hangs on.
-    let above = of(&format!("{device}/..")).unwrap_or_default();
-    Some(Aer {
-        correctable: own.correctable + above.correctable,
-        nonfatal: own.nonfatal + above.nonfatal,
-        fatal: own.fatal + above.fatal,
-    })
 }
 
 /// By `ethtool -a`, or what it said on a copied machine (`answers/ethtool-a/NETDEV`).

@@ -134,7 +134,7 @@ fn nccl(place: &Place, loader: &Loader, loaded: &Loaded, not_seen: &mut Vec<NotS
     let mut files: Vec<NcclFile> = Vec::new();
     for (path, by) in found {
         let path = loader.resolve(&path);
-        match files.iter_mut().find(|file| file.path == path) {
+        match files.iter_mut().find(|file| is_same_file(place, &file.path, &path)) {
             Some(file) => file.by = format!("{}, {by}", file.by),
             None => files.push(NcclFile { library: loader.read(&path), path, by }),
         }
@@ -200,19 +200,22 @@ fn copies(place: &Place, loader: &Loader, loaded: &Loaded, not_seen: &mut Vec<No
     let mut found: Vec<Plugin> = Vec::new();
     for candidate in candidates.iter().filter(|path| path.is_absolute() && place.has(path)) {
         let path = loader.resolve(candidate);
-        if found.iter().any(|known| loader.resolve(&known.path) == path) {
+        if found.iter().any(|known| is_same_file(place, &known.path, &path)) {
             continue;
         }
         match identify(loader, &path) {
             Some(plugin) if plugin.kind == PluginKind::Ours => found.push(plugin),
             Some(_) => {}
-            None => not_seen.push(NotSeen {
-                what: path.display().to_string(),
-                why: "it is no ELF file that can be read".to_owned(),
-            }),
+            None => not_seen
+                .push(NotSeen { what: path.display().to_string(), why: "it is not a readable ELF file".to_owned() }),
         }
     }
     found
+}
+
+/// True for two paths to one file, as where /lib is a link to /usr/lib.
+fn is_same_file(place: &Place, one: &Path, other: &Path) -> bool {
+    one == other || place.identity(one).is_some_and(|identity| place.identity(other) == Some(identity))
 }
 
 /// `libibverbs/libmlx5-rdmav*.so` beside libibverbs' own folder (rdma-core's `providers`).

@@ -6,14 +6,18 @@ pub mod interfaces;
 mod libraries;
 mod loader;
 mod machine;
+mod pcie;
 mod process;
+mod profiles;
 mod python;
 
 pub use elf::Library;
 pub use functions::{Function, Unbound};
 pub use libraries::{Libraries, Loaded, NcclFile, PluginKind, libraries};
 pub use machine::{Cpus, DeviceFile, Machine};
+pub use pcie::{Aer, PciePort};
 pub use process::Process;
+pub use profiles::AutomaticProfile;
 
 use crate::commands::doctor::environment::Variable;
 use crate::commands::doctor::finding::NotSeen;
@@ -32,6 +36,12 @@ pub struct Facts {
     pub functions: Vec<Function>,
     /// Functions of RDMA-capable NICs that have no RDMA device.
     pub unbound: Vec<Unbound>,
+    /// The PCIe ports above its functions.
+    pub ports: Vec<PciePort>,
+    /// Lines of the kernel log about uncorrected errors of functions and ports.
+    pub pcie_log: Vec<String>,
+    /// NetworkManager's automatic profiles on interfaces of functions.
+    pub profiles: Vec<AutomaticProfile>,
     /// Its network interfaces.
     pub interfaces: Vec<Interface>,
     /// Its ports, and what they amount to.
@@ -60,10 +70,18 @@ pub fn facts(place: &Place, pid: Option<u32>, variables: &[Variable], not_seen: 
     let mut machine = machine::machine(place, pid, not_seen);
     // What verbs has opened can be opened: the software fabric has no device files.
     machine.has_dev_infiniband |= place.is_live() && verbs.is_ok() && !ports.is_empty();
+    let functions = functions::functions(place, &survey, not_seen);
+    let ports = pcie::ports(place, &survey);
+    let netdevs: Vec<&str> = functions.iter().filter_map(|one| one.netdev.as_deref()).collect();
+    let addresses = functions.iter().filter_map(|one| Some(one.pci.as_ref()?.address.as_str()));
+    let addresses: Vec<&str> = addresses.chain(ports.iter().map(|port| port.address.as_str())).collect();
     Facts {
         machine,
-        functions: functions::functions(place, &survey, not_seen),
+        pcie_log: pcie::log(place, &addresses, not_seen),
+        profiles: profiles::automatic_profiles(place, &netdevs, not_seen),
         unbound: functions::unbound(place),
+        functions,
+        ports,
         interfaces,
         survey,
         verbs,

@@ -18,7 +18,7 @@ fn spark(number: u8, subnets: [u8; 4]) -> Sheet {
         netdev: Some(format!("eth{at}")),
         phys_port: Some(format!("p{}", at / 2)),
         link: (at % 2) as u8,
-        link_mbps: 118_600,
+        link_mbps: 112_027,
         cable: (at / 2) as u8,
         port_mbps: 200_000,
         share_mbps: 59_300,

@@ -61,6 +61,7 @@ impl Bed {
         bed.write("proc/meminfo", "MemTotal: 125510000 kB\nCmaTotal:       32768 kB\nCmaFree:        30000 kB\n");
         bed.process("self");
         bed.write("proc/modules", "mlx5_ib 500000 0 - Live 0x0\nib_uverbs 200000 2 mlx5_ib, Live 0x0\n");
+        bed.write("dev/kmsg", KERNEL_LOG);
         bed.write("sys/class/dmi/id/sys_vendor", "NVIDIA\n");
         bed.write("sys/class/dmi/id/product_name", "NVIDIA_DGX_Spark\n");
         bed.write("sys/class/dmi/id/bios_version", "5.36_0ACUM018\n");
@@ -154,6 +155,14 @@ impl Bed {
         fs::remove_file(self.path(below)).unwrap();
     }
 
+    /// An active profile of NetworkManager's for an interface, with its priority and method.
+    pub(super) fn profile(&self, netdev: &str, priority: &str, name: &str, method: &str) {
+        let uuid = format!("3c1f9d0e-0000-3bb8-8369-{:012}", netdev.len());
+        let active = fs::read_to_string(self.path("answers/nmcli/active")).unwrap_or_default();
+        self.write("answers/nmcli/active", &format!("{active}{netdev}:{priority}:{uuid}:{name}\n"));
+        self.write(&format!("answers/nmcli/{uuid}"), &format!("{method}\n"));
+    }
+
     /// Replaces a word of a file.
     pub(super) fn replace(&self, below: &str, from: &str, to: &str) {
         let text = fs::read_to_string(self.path(below)).unwrap();
@@ -231,7 +240,14 @@ impl Bed {
                 self.write(&format!("{place}/aer_dev_{kind}"), &format!("RxErr 0\nTOTAL_ERR_{short} 0\n"));
             }
         }
-        self.write(&format!("{parent}/x"), "");
+        self.write(&format!("{parent}/class"), "0x060400\n");
+        for kind in ["cor", "nonfatal", "fatal"] {
+            self.write(&format!("{parent}/aer_rootport_total_err_{kind}"), "0\n");
+        }
+        let port = format!("sys/bus/pci/devices/{domain}:00:00.0");
+        if !self.path(&port).exists() {
+            self.link(&parent, &port);
+        }
         self.link(&folder, &format!("sys/bus/pci/devices/{address}"));
         let rdma = format!("{folder}/infiniband/{device}");
         for (file, text) in [
@@ -312,6 +328,16 @@ fn configuration(payload: u8, read_request: u8) -> Vec<u8> {
     (space[0x68], space[0x69]) = (payload << 5, read_request << 4);
     space
 }
+
+/// A healthy kernel's log, with an error that the link has corrected and another device's fatal one.
+pub(super) const KERNEL_LOG: &str = "\
+6,410,1034567,-;pcieport 0000:00:00.0: AER: enabled with IRQ 54
+ SUBSYSTEM=pci
+ DEVICE=+pci:0000:00:00.0
+4,990,9034567,-;pcieport 0000:00:00.0: AER: Correctable error message received from 0000:01:00.0
+4,991,9034570,-;mlx5_core 0000:01:00.0: PCIe Bus Error: severity=Correctable, type=Physical Layer, (Receiver ID)
+3,992,9034590,-;pcieport 0004:00:00.0: AER: Uncorrectable (Fatal) error message received from 0004:01:00.0
+";
 
 /// An interface as `ip -json address` prints it; `address` may be empty.
 pub(super) fn link(name: &str, index: u32, address: &str) -> serde_json::Value {

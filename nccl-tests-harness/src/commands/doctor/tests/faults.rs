@@ -1,7 +1,7 @@
 //! Each fault, planted on a machine that is healthy otherwise: found, named, with a cure; and nothing found without it. The same table is
 //! the one of docs/evidence/doctor.md, which a test compares.
 
-use super::bed::{Bed, LIB, Object, addresses, link};
+use super::bed::{Bed, KERNEL_LOG, LIB, Object, addresses, link};
 use crate::commands::doctor::finding::{Finding, Severity, Verdict};
 use crate::commands::doctor::judge::{self, Cures};
 use crate::commands::doctor::look::{self, Facts};
@@ -107,10 +107,18 @@ faults! {
     "a PCIe read request of 256 bytes": with(one(), |bed| bed.transactions("rocep1s0f0", 2, 1)) =>
         Slow "pcie-read-request" ["rocep1s0f0", "256"] "fwupdmgr";
     "corrected PCIe errors": with(one(), |bed| bed.pci("rocep1s0f0", "aer_dev_correctable", "TOTAL_ERR_COR 5000\n")) =>
-        Fragile "pcie-corrected" ["rocep1s0f0", "5000"] "dmesg";
+        Fragile "pcie-corrected" ["rocep1s0f0 (0000:01:00.0)", "5000 corrected"] "dmesg";
     "an uncorrected PCIe error at the root port": with(one(), |bed| {
         bed.write("sys/devices/pci0002:00/0002:00:00.0/aer_dev_nonfatal", "TOTAL_ERR_NONFATAL 1\n");
-    }) => Fragile "pcie-uncorrected" ["roceP2p1s0f0"] "dmesg";
+    }) => Fragile "pcie-uncorrected" ["port 0002:00:00.0", "above roceP2p1s0f0 and roceP2p1s0f1", "0 fatal and 1 other"] "dmesg";
+    "a fatal PCIe error of a function": with(one(), |bed| bed.pci("rocep1s0f0", "aer_dev_fatal", "TOTAL_ERR_FATAL 1\n")) =>
+        Fragile "pcie-uncorrected" ["rocep1s0f0 (0000:01:00.0)", "1 fatal"] "dmesg";
+    "fatal PCIe errors in the kernel log": with(one(), |bed| bed.write("dev/kmsg", &format!("{KERNEL_LOG}\
+3,993,9134567,-;pcieport 0000:00:00.0: AER: Uncorrectable (Fatal) error message received from 0000:01:00.0
+ SUBSYSTEM=pci
+3,994,9134600,-;mlx5_core 0000:01:00.0: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer, (Requester ID)
+3,999,9934567,-;pcieport 0000:00:00.0: AER: device recovery failed
+"))) => Fragile "pcie-log" ["3 lines", "pcieport 0000:00:00.0: AER: device recovery failed"] "reboot";
     "pause frames off": with(one(), |bed| bed.replace("answers/ethtool-a/enp1s0f0np0", "RX:\t\ton\nTX:\t\ton", "RX:\t\toff\nTX:\t\toff")) =>
         Fragile "no-pause" ["enp1s0f0np0"] "ethtool -A enp1s0f0np0 rx on tx on";
     "one function with other firmware": with(one(), |bed| bed.write("sys/class/infiniband/rocep1s0f1/fw_ver", "28.43.1000\n")) =>
@@ -150,6 +158,13 @@ faults! {
         bed.write("answers/ip-addr.json", &addresses(&[link("enp1s0f0np0", 10, "192.168.100.1/24"), twin]));
     }) => Note "link-local-only" ["roceP2p1s0f0", "rocep1s0f0"] "ip address add";
     "a port that reports no speed": with(one(), |bed| bed.port("rocep1s0f0", "rate", "unknown\n")) => Note "unknown-speed" ["rocep1s0f0"] "ethtool enp1s0f0np0";
+    "an automatic profile on a twin without an address": with(one(), |bed| {
+        let links = [link("lo", 1, "127.0.0.1/8"), link("enp1s0f0np0", 10, "192.168.100.1/24"), link("enP2p1s0f0np0", 12, "")];
+        bed.write("answers/ip-addr.json", &addresses(&links));
+        bed.profile("enP2p1s0f0np0", "-999", "Wired connection 1", "auto");
+    }) => Fragile "automatic-profile" ["enP2p1s0f0np0 (\"Wired connection 1\")", "DHCP"] "sudo nmcli con delete \"Wired connection 1\" && sudo netplan apply";
+    "an automatic profile on a rail with an address": with(one(), |bed| bed.profile("enp1s0f0np0", "-999", "Kabelgebunden 1", "auto")) =>
+        Note "automatic-profile" ["enp1s0f0np0 (\"Kabelgebunden 1\")", "can change"] "nmcli con delete \"Kabelgebunden 1\"";
     "NCCL_SOCKET_IFNAME that no interface has": with(one(), |bed| bed.set("NCCL_SOCKET_IFNAME", "eth0")) =>
         Broken "socket-ifname" ["NCCL_SOCKET_IFNAME=eth0", "enP7s7"] "unset NCCL_SOCKET_IFNAME";
     "functions that are absent": with(one(), |bed| {
@@ -253,12 +268,35 @@ fn process(loaded: &str) -> Bed {
     bed
 }
 
+/// A Spark with the deb, whose libraries have one path below /lib and one below /usr/lib.
+fn deb() -> Bed {
+    with(one(), |bed| {
+        std::os::unix::fs::symlink("usr/lib", bed.path("lib")).unwrap();
+        bed.remove("usr/local/lib/libnccl-net-spark.so");
+        bed.plugin(&format!("{LIB}/libnccl-net-spark.so"));
+        bed.set("NCCL_NET_PLUGIN", &format!("/{LIB}/libnccl-net-spark.so"));
+        bed.set("VLLM_NCCL_SO_PATH", &format!("/{LIB}/libnccl.so.2"));
+    })
+}
+
+/// Profiles with static addresses, with DHCP on purpose, and of the management network.
+fn profiles() -> Bed {
+    with(two(), |bed| {
+        bed.profile("enP7s7", "-999", "Wired connection 1", "auto");
+        bed.profile("enp1s0f0np0", "0", "netplan-enp1s0f0np0", "manual");
+        bed.profile("enP2p1s0f0np0", "-999", "Wired connection 2", "manual");
+        bed.profile("enp1s0f1np1", "0", "rail: by DHCP", "auto");
+    })
+}
+
 #[test]
 fn nothing_is_found_on_healthy_machines() {
     for (name, bed) in [
         ("a Spark with one cable", one()),
         ("a Spark with two cables", two()),
         ("a process on it", process("/usr/local/lib/libnccl-net-spark.so")),
+        ("a deb where /lib is a link to /usr/lib", deb()),
+        ("NetworkManager's profiles that somebody chose, or of other interfaces", profiles()),
     ] {
         let answer = bed.answer();
         assert_eq!(answer.findings, [], "{name}");
@@ -306,6 +344,26 @@ fn each_fault_is_found_and_named_with_its_cure() {
     assert!(strange.is_empty(), "{strange:#?}");
 }
 
+/// The counters of removed functions are gone, and with them what took them away.
+#[test]
+fn a_root_port_without_the_nic_still_tells_of_fatal_errors() {
+    let bed = with(Bed::plain(), |bed| {
+        let kinds = [("cor", "7\n"), ("nonfatal", "0\n"), ("fatal", "2\n")];
+        for address in ["0000:00:00.0", "0002:00:00.0"] {
+            let port = format!("sys/bus/pci/devices/{address}");
+            bed.write(&format!("{port}/class"), "0x060400\n");
+            kinds.iter().for_each(|(kind, text)| bed.write(&format!("{port}/aer_rootport_total_err_{kind}"), text));
+        }
+        // Elsewhere this is the address of the host bridge.
+        bed.write("sys/bus/pci/devices/0000:00:00.0/class", "0x060000\n");
+    });
+    let answer = bed.answer();
+    let found: Vec<_> = answer.findings.iter().filter(|finding| finding.id == "pcie-uncorrected").collect();
+    let [finding] = found[..] else { panic!("{:#?}", answer.findings) };
+    let text = "the PCIe port 0002:00:00.0 (without an RDMA device below it) has had 2 fatal and 0 other uncorrected";
+    assert!(finding.text.starts_with(text), "{finding:?}");
+}
+
 /// What only a live machine shows: verbs that fail, and a port that verbs has and sysfs has not.
 #[test]
 fn what_a_copy_of_a_machine_does_not_have_is_judged_all_the_same() {
@@ -335,6 +393,8 @@ fn what_several_rails_have_is_found_once() {
     };
     let payload = |bed: &mut Bed, device: &str, _: &str| bed.transactions(device, 0, 2);
     let mtu = |bed: &mut Bed, _: &str, netdev: &str| bed.write(&format!("sys/class/net/{netdev}/mtu"), "1500\n");
+    let profile =
+        |bed: &mut Bed, _: &str, netdev: &str| bed.profile(netdev, "-999", &format!("Wired {netdev}"), "auto");
     let down = with(one(), |bed| {
         ["rocep1s0f0", "roceP2p1s0f0"].iter().for_each(|device| bed.port(device, "state", "1: DOWN\n"));
     });
@@ -353,6 +413,12 @@ fn what_several_rails_have_is_found_once() {
             "pcie-payload",
             "the largest PCIe payload of rocep1s0f0 and roceP2p1s0f0 is 128 bytes",
             "fwupdmgr",
+        ),
+        (
+            both(profile),
+            "automatic-profile",
+            "(\"Wired enP2p1s0f0np0\"): NetworkManager's automatic profiles keep them",
+            "sudo nmcli con delete \"Wired enp1s0f0np0\" && sudo nmcli con delete \"Wired enP2p1s0f0np0\" && sudo netplan apply",
         ),
         (both(mtu), "small-mtu", "rocep1s0f0 and roceP2p1s0f0 have a path MTU of 1024", " && "),
         (
@@ -374,6 +440,9 @@ fn what_several_rails_have_is_found_once() {
         assert!(finding.text.contains(words), "{finding:?}");
         assert!(finding.cure.as_deref().unwrap().contains(cure), "{finding:?}");
     }
+    let odd = with(one(), |bed| bed.profile("enp1s0f0np0", "-999", "x$(reboot): \"", "auto")).answer();
+    let found = odd.findings.iter().find(|finding| finding.id == "automatic-profile").unwrap();
+    assert!(found.cure.as_deref().unwrap().starts_with("sudo nmcli con delete 3c1f9d0e-"), "{found:?}");
     let excluded = with(two(), |bed| bed.set("NCCL_IB_HCA", "mlx5_7")).answer();
     let found = excluded.findings.iter().find(|finding| finding.id == "no-rail").unwrap();
     assert!(found.text.ends_with(" cannot be used: NCCL_IB_HCA excludes them"), "{found:?}");

@@ -1,18 +1,56 @@
 //! The picture, and what is shown beside the findings.
 
-use super::bed::Bed;
+use super::bed::{Bed, FUNCTIONS};
+use crate::commands::doctor::look;
+use crate::commands::doctor::place::Place;
+use nccl_net_spark::rails::report;
 
 #[test]
 fn a_spark_with_two_cables_is_drawn_with_links_cables_and_the_speed_to_expect() {
     let answer = Bed::spark(&["p0", "p1"]).answer();
     let expected = [
-        "  PCIe 0000:01:00 Gen5 x4 118.6 Gb/s -- rocep1s0f0:1   -.  cable p0, 200 Gb/s",
-        "  PCIe 0002:01:00 Gen5 x4 118.6 Gb/s -- roceP2p1s0f0:1 -'",
-        "  PCIe 0000:01:00 Gen5 x4 118.6 Gb/s -- rocep1s0f1:1   -.  cable p1, 200 Gb/s",
-        "  PCIe 0002:01:00 Gen5 x4 118.6 Gb/s -- roceP2p1s0f1:1 -'",
-        "  together: 237.2 Gb/s (29.7 GB/s) each way, limited by the PCIe links",
+        "  PCIe 0000:01:00 Gen5 x4 112 Gb/s -- rocep1s0f0:1   -.  cable p0, 200 Gb/s",
+        "  PCIe 0002:01:00 Gen5 x4 112 Gb/s -- roceP2p1s0f0:1 -'",
+        "  PCIe 0000:01:00 Gen5 x4 112 Gb/s -- rocep1s0f1:1   -.  cable p1, 200 Gb/s",
+        "  PCIe 0002:01:00 Gen5 x4 112 Gb/s -- roceP2p1s0f1:1 -'",
+        "  together: 224.1 Gb/s (28.0 GB/s) each way, limited by the PCIe links",
     ];
     assert_eq!(answer.picture, expected);
+}
+
+/// `rails` and `doctor` have one name for a cable: that of its port, or where two adapters have that
+/// name, or the kernel none, its number.
+#[test]
+fn a_cable_has_one_name() {
+    let named = |plant: fn(&Bed)| {
+        let bed = Bed::spark(&["p0", "p1"]);
+        plant(&bed);
+        let survey = look::facts(&Place::new(bed.path("")), None, &[], &mut Vec::new()).survey;
+        let answer = bed.answer();
+        for (rail, fact) in survey.rails.iter().zip(answer.facts.iter().filter(|fact| fact.name.starts_with("roce"))) {
+            let name = survey.cable_name(rail);
+            assert!(report(&survey).contains(&format!("{}:1  used: cable {name},", rail.device)), "{name}");
+            assert!(fact.value.starts_with(&format!("rail, cable {name},")), "{fact:?}");
+        }
+        let drawn = [0, 2].map(|at| answer.picture[at].split("cable ").nth(1).unwrap().to_owned());
+        drawn.map(|cable| cable.trim_end_matches(", 200 Gb/s").to_owned())
+    };
+    assert_eq!(named(|_| ()), ["p0", "p1"]);
+    let unnamed = |bed: &Bed| {
+        let netdevs = FUNCTIONS.map(|function| function.1);
+        netdevs.iter().for_each(|netdev| bed.remove(&format!("sys/class/net/{netdev}/phys_port_name")));
+    };
+    assert_eq!(named(unnamed), ["0", "1"]);
+    // Two adapters, each with a port p0.
+    let adapters = |bed: &Bed| {
+        for device in ["rocep1s0f1", "roceP2p1s0f1"] {
+            bed.write(&format!("sys/class/infiniband/{device}/sys_image_guid"), "fc4c:ea03:00f9:4238\n");
+        }
+        for netdev in ["enp1s0f1np1", "enP2p1s0f1np1"] {
+            bed.write(&format!("sys/class/net/{netdev}/phys_port_name"), "p0\n");
+        }
+    };
+    assert_eq!(named(adapters), ["0", "1"]);
 }
 
 #[test]
@@ -62,19 +100,21 @@ fn what_was_read_is_listed_and_what_was_not_is_said() {
     }
     let not_seen = other.answer().not_seen;
     assert!(not_seen.iter().any(|one| one.why.contains("another network namespace")), "{not_seen:#?}");
-    // As for a user without root, in a container without sysfs' DMI files.
+    // As for a user without privileges, in a container without sysfs' DMI files.
     bed.remove("sys/class/dmi/id/bios_version");
     bed.remove("sys/class/dmi/id/bios_date");
     for device in ["rocep1s0f0", "rocep1s0f1", "roceP2p1s0f0", "roceP2p1s0f1"] {
         std::fs::write(bed.path(&format!("sys/class/infiniband/{device}/device/config")), [0_u8; 64]).unwrap();
     }
+    bed.remove("sys/class/infiniband/rocep1s0f1/device/config");
     bed.remove("answers/cuda");
     bed.remove("answers/ethtool-a/enp1s0f0np0");
     bed.remove("proc/self/limits");
     let answer = bed.answer();
     for (what, why) in [
         ("the BIOS version", "dmi"),
-        ("PCIe payload and read request size of rocep1s0f0", "root"),
+        ("PCIe payload and read request size of rocep1s0f0, ", "CAP_SYS_ADMIN"),
+        ("PCIe payload and read request size of rocep1s0f1", "no configuration space"),
         ("CUDA's attributes", "answers/cuda"),
         ("pause frames of enp1s0f0np0", "ethtool"),
         ("the limit of locked memory", "/proc/self/limits"),

@@ -1,0 +1,125 @@
+//! PCIe errors: counters of the functions and of the ports above them, and the kernel log.
+
+use crate::commands::doctor::finding::NotSeen;
+use crate::commands::doctor::place::Place;
+use nccl_net_spark::rails::Survey;
+use std::fs::OpenOptions;
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// PCIe errors that the kernel has counted since boot.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Aer {
+    /// Corrected by the link.
+    pub correctable: u64,
+    /// Uncorrected, and not fatal.
+    pub nonfatal: u64,
+    /// Fatal.
+    pub fatal: u64,
+}
+
+/// A PCIe port above the NIC's functions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PciePort {
+    /// PCI address.
+    pub address: String,
+    /// RDMA devices below it; none where the kernel has removed the NIC.
+    pub devices: Vec<String>,
+    /// Errors, where the kernel counts them.
+    pub aer: Option<Aer>,
+}
+
+/// The root ports above a Spark's NIC. They are read also when nothing is below them.
+const SPARK_PORTS: [&str; 2] = ["0000:00:00.0", "0002:00:00.0"];
+
+/// The ports above the survey's functions.
+pub(super) fn ports(place: &Place, survey: &Survey) -> Vec<PciePort> {
+    let rails = survey.rails.iter().map(|rail| (&rail.device, &rail.pci));
+    let functions = rails.chain(survey.refused.iter().map(|one| (&one.device, &one.pci)));
+    let mut ports: Vec<PciePort> = Vec::new();
+    for (device, pci) in functions {
+        let above = pci.as_ref().and_then(|pci| Some(pci.path.parent()?.file_name()?.to_string_lossy().into_owned()));
+        // A function without a port above it lies in the folder of its bus.
+        let Some(address) = above.filter(|address| place.has(folder(address))) else { continue };
+        match ports.iter_mut().find(|port| port.address == address) {
+            Some(port) => port.devices.push(device.clone()),
+            None => ports.push(PciePort { aer: aer(place, &folder(&address)), address, devices: vec![device.clone()] }),
+        }
+    }
+    let is_bridge = |address: &str| {
+        place.text(format!("{}/class", folder(address))).is_some_and(|class| class.starts_with("0x0604"))
+    };
+    for address in SPARK_PORTS {
+        if ports.iter().all(|port| port.address != address) && is_bridge(address) {
+            let aer = messages(place, &folder(address));
+            ports.push(PciePort { address: address.to_owned(), devices: Vec::new(), aer });
+        }
+    }
+    ports
+}
+
+/// Errors that a PCI device has seen.
+pub(super) fn aer(place: &Place, folder: &str) -> Option<Aer> {
+    let total = |kind: &str, name: &str| -> Option<u64> {
+        let text = place.text(Path::new(folder).join(format!("aer_dev_{kind}")))?;
+        text.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok()
+    };
+    Some(Aer {
+        correctable: total("correctable", "TOTAL_ERR_COR")?,
+        nonfatal: total("nonfatal", "TOTAL_ERR_NONFATAL")?,
+        fatal: total("fatal", "TOTAL_ERR_FATAL")?,
+    })
+}
+
+/// Errors of a root port and of the devices below it, as reported to the port. These counters stay
+/// when a device is removed; the device's own do not.
+fn messages(place: &Place, folder: &str) -> Option<Aer> {
+    let total = |kind: &str| place.number(format!("{folder}/aer_rootport_total_err_{kind}"));
+    Some(Aer { correctable: total("cor")?, nonfatal: total("nonfatal")?, fatal: total("fatal")? })
+}
+
+fn folder(address: &str) -> String {
+    format!("/sys/bus/pci/devices/{address}")
+}
+
+/// Marks of uncorrected errors and of the recovery from them, in lines of the kernel's
+/// drivers/pci/pcie (aer.c, err.c) and of mlx5_core.
+const MARKS: [&str; 5] =
+    ["Uncorrectable (", "Uncorrected (", "device recovery failed", "mlx5_pci_err_detected", "mlx5_pci_slot_reset"];
+
+/// Lines of the kernel log about uncorrected errors of these PCI devices, the oldest first.
+pub(super) fn log(place: &Place, addresses: &[&str], not_seen: &mut Vec<NotSeen>) -> Vec<String> {
+    if addresses.is_empty() {
+        return Vec::new();
+    }
+    let text = kernel_log(place).unwrap_or_else(|error| {
+        let why = format!("/dev/kmsg: {error}");
+        not_seen.push(NotSeen { what: "PCIe errors in the kernel log".to_owned(), why });
+        String::new()
+    });
+    // Priority, number, time and flags, then the text; a line with a blank first has its properties.
+    let texts = text.lines().filter(|line| !line.starts_with(' ')).filter_map(|line| Some(line.split_once(';')?.1));
+    let is_of = |text: &&str| addresses.iter().any(|address| text.contains(address));
+    let is_uncorrected = |text: &&str| MARKS.iter().any(|mark| text.contains(mark));
+    texts.filter(is_of).filter(is_uncorrected).map(str::to_owned).collect()
+}
+
+/// The records of the kernel log (dev-kmsg in the kernel's Documentation/ABI/testing).
+fn kernel_log(place: &Place) -> io::Result<String> {
+    const MOST_BYTES: usize = 16 << 20;
+    let mut file = OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(place.path("/dev/kmsg"))?;
+    let (mut text, mut record) = (Vec::new(), [0; 8192]);
+    while text.len() < MOST_BYTES {
+        match file.read(&mut record) {
+            Ok(0) => break,
+            Ok(bytes) => text.extend_from_slice(&record[..bytes]),
+            // The device has no more records.
+            Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+            // A record was overwritten before it was read: the next read continues after it.
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}

@@ -1,0 +1,163 @@
+//! Faults of the network between two ports: both ports are up and show nothing of them.
+//!
+//! A rail has a set of them ([`PathFaults`]), one word in shared memory. A path has the faults of the rails at both of its ends.
+
+use std::fmt;
+use std::time::Duration;
+
+/// Payload of the largest packet that passes [`PathFault::SwitchMtu`].
+pub(crate) const SMALL_PACKET_BYTES: u32 = 1024;
+
+/// A fault of a rail's path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PathFault {
+    /// Every packet is lost. Addresses resolve.
+    Silent,
+    /// The twin answers ARP requests for the rail's IPv4 address. Linux answers for any address of the host on any of its
+    /// interfaces while `arp_ignore` is 0 (`arp_process` in net/ipv4/arp.c). The kernel resolves the address once, in the
+    /// change to ready-to-receive, and hands the hardware address to the device (`ib_resolve_unicast_gid_dmac` in
+    /// drivers/infiniband/core/verbs.c). So a queue pair that is connected by the IPv4 GID sends to the twin, which has no such
+    /// queue pair, until it is connected again. Link-local GIDs are not affected: an interface answers neighbour
+    /// solicitations for its own addresses alone (`ndisc_recv_ns` in net/ipv6/ndisc.c).
+    CrossedArp,
+    /// A switch on the path drops frames for which an interface MTU of 1500 is too small. A packet of path MTU 1024 has 1084
+    /// bytes (IPv4 20, UDP 8, BTH 12, RETH 16, payload 1024, ICRC 4) and passes, one of the next path MTU, 2048, does not.
+    /// Packets with a payload between the two are lost here, though those up to about 1440 bytes would pass.
+    SwitchMtu,
+    /// A switch port drops all frames of both directions for this time after the link came up. A bridge port of IEEE 802.1D
+    /// passes no frames while it listens and learns, for 30 s by default.
+    SpanningTree(Duration),
+}
+
+/// The set of a rail's path faults.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PathFaults(u32);
+
+/// Blocking time of [`PathFault::SpanningTree`] where none is given.
+const BLOCKING: Duration = Duration::from_secs(5);
+/// Largest blocking time.
+const MAX_BLOCKING: Duration = Duration::from_secs(3600);
+/// Position of the blocking time in milliseconds in [`PathFaults`], above the flags.
+const BLOCKING_SHIFT: u32 = 8;
+
+impl PathFault {
+    /// One of each kind.
+    pub const ALL: [Self; 4] = [Self::Silent, Self::CrossedArp, Self::SwitchMtu, Self::SpanningTree(BLOCKING)];
+
+    /// Reads the text that [`fmt::Display`] writes; the time of `spanning-tree` may be left out.
+    ///
+    /// # Errors
+    /// Names the faults that there are.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        if let Some(fault) = Self::ALL.into_iter().find(|fault| fault.name() == text) {
+            return Ok(fault);
+        }
+        let seconds = text.strip_prefix("spanning-tree:").and_then(|seconds| seconds.parse::<f64>().ok());
+        let blocking = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        match blocking.filter(|time| (Duration::from_millis(1)..=MAX_BLOCKING).contains(time)) {
+            Some(time) => Ok(Self::SpanningTree(time)),
+            None => Err(format!(
+                "{text:?} must be {} or spanning-tree:SECONDS, 0.001 to {}",
+                Self::ALL.map(Self::name).join(", "),
+                MAX_BLOCKING.as_secs()
+            )),
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Silent => "silent",
+            Self::CrossedArp => "crossed-arp",
+            Self::SwitchMtu => "switch-mtu",
+            Self::SpanningTree(_) => "spanning-tree",
+        }
+    }
+
+    /// The bits of the kind, and the value of these bits for the fault.
+    fn bits(self) -> (u32, u32) {
+        match self {
+            Self::Silent => (1, 1),
+            Self::CrossedArp => (2, 2),
+            Self::SwitchMtu => (4, 4),
+            Self::SpanningTree(time) => {
+                (u32::MAX << BLOCKING_SHIFT, (time.min(MAX_BLOCKING).as_millis() as u32) << BLOCKING_SHIFT)
+            }
+        }
+    }
+}
+
+impl fmt::Display for PathFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SpanningTree(time) => write!(f, "{}:{}", self.name(), time.as_secs_f64()),
+            _ => f.write_str(self.name()),
+        }
+    }
+}
+
+impl PathFaults {
+    /// The set of a word in shared memory.
+    pub(crate) fn from_word(word: u32) -> Self {
+        Self(word)
+    }
+
+    /// Returns the word in shared memory; 0 without a fault.
+    pub(crate) fn word(self) -> u32 {
+        self.0
+    }
+
+    /// The set with this fault in place of another one of its kind, or (false) without one of its kind.
+    #[must_use]
+    pub fn with(self, fault: PathFault, is_on: bool) -> Self {
+        let (kind, value) = fault.bits();
+        Self(self.0 & !kind | if is_on { value } else { 0 })
+    }
+
+    /// True with a fault of this kind.
+    pub fn has(self, fault: PathFault) -> bool {
+        self.0 & fault.bits().0 != 0
+    }
+
+    /// Time after the link came up in which all frames are dropped.
+    pub(crate) fn blocking_ns(self) -> u64 {
+        u64::from(self.0 >> BLOCKING_SHIFT) * 1_000_000
+    }
+
+    /// Each of them.
+    pub fn iter(self) -> impl Iterator<Item = PathFault> {
+        PathFault::ALL.into_iter().filter(move |kind| self.has(*kind)).map(move |kind| match kind {
+            PathFault::SpanningTree(_) => PathFault::SpanningTree(Duration::from_nanos(self.blocking_ns())),
+            other => other,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_is_read_as_it_is_written_and_no_other_text_is() {
+        for fault in PathFault::ALL.into_iter().chain([PathFault::SpanningTree(Duration::from_millis(1500))]) {
+            assert_eq!(PathFault::parse(&fault.to_string()), Ok(fault));
+        }
+        assert_eq!(PathFault::parse("spanning-tree"), Ok(PathFault::SpanningTree(BLOCKING)));
+        for wrong in
+            ["", "Silent", "silent:1", "spanning-tree:", "spanning-tree:0", "spanning-tree:-1", "spanning-tree:3601"]
+        {
+            let error = PathFault::parse(wrong).unwrap_err();
+            assert!(error.contains("silent, crossed-arp, switch-mtu, spanning-tree or"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_set_has_each_kind_once() {
+        let short = PathFault::SpanningTree(Duration::from_secs(1));
+        let all = PathFault::ALL.into_iter().fold(PathFaults::default(), |all, fault| all.with(fault, true));
+        assert!(all.iter().eq(PathFault::ALL));
+        let others = all.with(short, true).with(PathFault::Silent, false).with(PathFault::SwitchMtu, false);
+        assert!(others.iter().eq([PathFault::CrossedArp, short]), "{others:?}");
+        assert_eq!((others.blocking_ns(), others.with(PathFault::ALL[3], false).blocking_ns()), (1_000_000_000, 0));
+        assert_eq!(PathFaults::from_word(all.word()), all);
+    }
+}

@@ -1,0 +1,51 @@
+//! A connection that has not had a rail yet: its warnings, and its end where none comes up.
+
+use super::Driver;
+use crate::comm::log::once::Subject;
+use crate::comm::recovery::attempt::ManagedRail;
+use crate::error::Error;
+use std::time::Duration;
+
+/// Time without a rail before the first warning, and between later ones.
+const FIRST_WARNING: Duration = Duration::from_secs(5);
+const NEXT_WARNING: Duration = Duration::from_secs(15);
+
+impl Driver {
+    /// Warns, once for all connections with the peer, while a new connection has had no rail.
+    pub(super) fn warn_of_no_rail(&mut self, at: u64) {
+        let Some(waited) = self.recovery.waits_for_first_rail(at).map(Duration::from_nanos) else { return };
+        let due = FIRST_WARNING + NEXT_WARNING * self.warnings;
+        if waited < due {
+            return;
+        }
+        self.warnings += 1;
+        let seconds = due.as_secs();
+        let peer = &self.context.peer.name;
+        if self.process.log.is_first(peer, Subject::NoRailYet(seconds)) {
+            let (tries, limit) = (self.tries_text(), self.process.config.connect_timeout.as_secs());
+            tracing::warn!(
+                "no rail to {peer} carries after {seconds} s, still trying until NCCL_SPARK_CONNECT_TIMEOUT_S={limit}: {tries}"
+            );
+        }
+    }
+
+    /// The rails and their failed attempts, for messages.
+    fn tries_text(&self) -> String {
+        self.rails.iter().map(ManagedRail::tries_text).collect::<Vec<_>>().join(", ")
+    }
+
+    /// No rail has carried within the limit.
+    pub(super) fn no_first_rail(&self) -> Error {
+        let (peer, limit) = (&self.context.peer.name, self.process.config.connect_timeout.as_secs());
+        let tries = self.tries_text();
+        Error::Network(format!("no usable rail to {peer} within NCCL_SPARK_CONNECT_TIMEOUT_S={limit}: {tries}"))
+    }
+
+    /// The peer leaves a connection, which has failed unless a rail has carried before.
+    pub(super) fn ends_without_rail(&mut self) {
+        if !self.recovery.has_carried() {
+            let (peer, tries) = (&self.context.peer.name, self.tries_text());
+            self.give_up(Error::PeerGone(format!("{peer} has left before any rail carried: {tries}")));
+        }
+    }
+}

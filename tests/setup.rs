@@ -1,0 +1,340 @@
+//! Connections whose rails do not carry in the handshake: each fault of the network that owners meet on
+//! their first day, on a Spark's rails of the software fabric.
+//!
+//! The fabric's rails are the process's, so the tests take turns.
+
+#![allow(unsafe_code)]
+
+mod common;
+
+use common::heard::Heard;
+use common::{LIMIT, fabric_folder, fabric_name, until};
+use nccl_net_spark::comm::{Host, ListenComm, RecvComm, RecvPart, SendComm};
+use nccl_net_spark::config::Config;
+use nccl_net_spark::error::{Error, Result};
+use nccl_net_spark::plugin::bring_up;
+use nccl_net_spark::verbs::HostMemory;
+use nccl_net_spark::wire::PROTOCOL_VERSION;
+use nccl_net_spark::wire::handle::{HANDLE_BYTES, Handle};
+use softverbs::control::{Action, control, priorities};
+use softverbs::path::PathFault;
+use std::io::Write;
+use std::net::TcpStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tracing::Level;
+
+/// The twins of the one cable.
+const TWINS: [&str; 2] = ["rocep1s0f0", "roceP2p1s0f0"];
+
+/// Two hosts that know nothing of each other's paths, and a fabric with both its ports up.
+struct Bed {
+    hosts: [Arc<Host>; 2],
+    heard: Heard,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Bed {
+    fn new(settings: &[(&str, &str)]) -> Self {
+        Self::with_ports(settings, true)
+    }
+
+    /// The same; where no port is up, one comes up while the hosts wait for it.
+    fn with_ports(settings: &[(&str, &str)], are_up: bool) -> Self {
+        static TURN: Mutex<()> = Mutex::new(());
+        static HEARD: Mutex<Option<Heard>> = Mutex::new(None);
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let heard = HEARD.lock().unwrap().get_or_insert_with(common::heard::everywhere).clone();
+        let _turn = turn;
+        let (rails, library) = common::test_rails_of("spark-1cable");
+        let host = |side: usize| {
+            let mut variables = vec![("NCCL_IB_HCA", rails[side].as_str()), ("NCCL_SOCKET_IFNAME", "lo")];
+            variables.extend(settings);
+            let owned = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+            let variables: Vec<(String, String)> = owned.chain(library.clone()).collect();
+            bring_up(Config::from_variables(&variables).unwrap()).unwrap().0
+        };
+        let hosts = if are_up {
+            [0, 1].map(host)
+        } else {
+            set_both(Action::Down);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_secs(1));
+                    set_both(Action::Up);
+                });
+                heard.take();
+                [0, 1].map(host)
+            })
+        };
+        let bed = Self { hosts, heard, _turn };
+        if are_up {
+            bed.repair();
+            bed.heard.take();
+        }
+        bed
+    }
+
+    fn set(&self, rail: &str, action: Action) {
+        control(&fabric_folder(), &fabric_name(), None, rail, action).unwrap();
+    }
+
+    fn both(&self, action: Action) {
+        set_both(action);
+    }
+
+    fn repair(&self) {
+        for fault in PathFault::ALL {
+            self.both(Action::Path(fault, false));
+        }
+        self.both(Action::Unresolved(0));
+        self.both(Action::Up);
+    }
+
+    /// The lines of a level so far.
+    fn lines(&self, of: Level) -> Vec<String> {
+        self.heard.take().into_iter().filter(|(level, _)| *level == of).map(|(_, line)| line).collect()
+    }
+}
+
+fn set_both(action: Action) {
+    TWINS.iter().for_each(|rail| control(&fabric_folder(), &fabric_name(), None, rail, action).unwrap());
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        self.repair();
+    }
+}
+
+/// A connection that is being made, or is there.
+struct Pair {
+    listener: ListenComm,
+    handle: [u8; HANDLE_BYTES],
+    send: Option<SendComm>,
+    recv: Option<RecvComm>,
+}
+
+impl Pair {
+    fn new(bed: &Bed) -> Self {
+        let (listener, handle) = bed.hosts[1].listen().unwrap();
+        Self { listener, handle, send: None, recv: None }
+    }
+
+    /// Goes on with both ends.
+    fn step(&mut self, bed: &Bed) -> Result<bool> {
+        if self.send.is_none() {
+            self.send = bed.hosts[0].connect(&mut self.handle, None)?;
+        }
+        if self.recv.is_none() {
+            self.recv = self.listener.accept()?;
+        }
+        Ok(self.send.is_some() && self.recv.is_some())
+    }
+
+    /// Makes it; how long that took.
+    fn make(bed: &Bed) -> (Self, Duration) {
+        let (mut pair, begun) = (Self::new(bed), Instant::now());
+        until(|| pair.step(bed).unwrap().then_some(()));
+        (pair, begun.elapsed())
+    }
+
+    /// Tries until both ends have failed, and how they did.
+    fn fail(bed: &Bed) -> ([Error; 2], Duration) {
+        let (mut pair, begun) = (Self::new(bed), Instant::now());
+        let mut errors: [Option<Error>; 2] = Default::default();
+        until(|| {
+            if errors[0].is_none() {
+                errors[0] = bed.hosts[0].connect(&mut pair.handle, None).err();
+            }
+            if errors[1].is_none() {
+                errors[1] = pair.listener.accept().err();
+            }
+            errors.iter().all(Option::is_some).then_some(())
+        });
+        (errors.map(Option::unwrap), begun.elapsed())
+    }
+
+    /// Moves a message that every rail takes a part of, in packets of any size.
+    fn carries(&self, bytes: usize, seed: u64) {
+        let (send, recv) = (self.send.as_ref().unwrap(), self.recv.as_ref().unwrap());
+        let (mut from, to) = (vec![0; bytes], vec![0; bytes]);
+        common::fill(&mut from, seed);
+        // SAFETY: both buffers outlive their registrations and the message, and nothing else touches them meanwhile.
+        let memory = |bytes: &[u8]| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
+        let (out, into) = (send.register(memory(&from)).unwrap(), recv.register(memory(&to)).unwrap());
+        let part = RecvPart { addr: to.as_ptr() as u64, bytes, tag: 0, memory: &into };
+        let receive = until(|| recv.irecv(&[part], false).unwrap());
+        let request = until(|| send.isend(from.as_ptr() as u64, bytes, 0, &out).unwrap());
+        until(|| send.test(request).unwrap());
+        let mut received = 0;
+        until(|| recv.test(receive, |_, size| received = size).unwrap().then_some(()));
+        assert_eq!(received, bytes as u64);
+        assert!(common::is_filled(&to, seed), "wrong bytes");
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        self.send.iter().for_each(SendComm::close);
+        self.recv.iter().for_each(RecvComm::close);
+    }
+}
+
+#[test]
+fn twins_that_answer_arp_for_each_other_are_reached_by_link_local_addresses() {
+    let bed = Bed::new(&[]);
+    bed.both(Action::Path(PathFault::CrossedArp, true));
+    let (pair, _) = Pair::make(&bed);
+    pair.carries(4 << 20, 1);
+}
+
+#[test]
+fn a_switch_that_drops_large_packets_is_passed_with_path_mtu_1024() {
+    let bed = Bed::new(&[]);
+    bed.both(Action::Path(PathFault::SwitchMtu, true));
+    let (pair, _) = Pair::make(&bed);
+    pair.carries(4 << 20, 2);
+    let warnings = bed.lines(Level::WARN);
+    let small: Vec<_> = warnings.iter().filter(|line| line.contains("using path MTU 1024")).collect();
+    assert!(!small.is_empty() && small.iter().all(|line| line.contains("set MTU 9000")), "{warnings:#?}");
+    // The next connections know, and need no test of large packets: both rails carry at once.
+    for rail in TWINS {
+        assert!(small.iter().any(|line| line.contains(rail)), "{rail}: {warnings:#?}");
+    }
+    drop(pair);
+    let connected: Vec<_> = (0..8).map(|_| Pair::make(&bed).0).collect();
+    connected.iter().for_each(|pair| pair.carries(1 << 20, 3));
+    let lines = bed.lines(Level::WARN);
+    assert!(lines.iter().all(|line| !line.contains("lost:")), "{lines:#?}");
+}
+
+#[test]
+fn a_switch_port_that_blocks_after_link_up_is_waited_for_with_warnings() {
+    let bed = Bed::new(&[]);
+    bed.both(Action::Path(PathFault::SpanningTree(Duration::from_secs(7)), true));
+    bed.both(Action::Down);
+    bed.both(Action::Up);
+    let (pair, took) = Pair::make(&bed);
+    pair.carries(1 << 20, 4);
+    assert!(took >= Duration::from_secs(5), "it took {took:?} while frames were dropped for 7 s");
+    let warnings = bed.lines(Level::WARN);
+    let waited = warnings.iter().find(|line| line.contains("carries after 5 s")).expect("a warning after 5 s");
+    for rail in TWINS {
+        assert!(waited.contains(&format!("{rail}:1 to {rail}:1 (")), "{waited}");
+    }
+}
+
+#[test]
+fn a_port_that_comes_up_during_set_up_is_used() {
+    let bed = Bed::new(&[]);
+    bed.both(Action::Down);
+    let mut pair = Pair::new(&bed);
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(1) {
+        assert!(!pair.step(&bed).unwrap(), "no port is up");
+    }
+    bed.set(TWINS[1], Action::Up);
+    until(|| pair.step(&bed).unwrap().then_some(()));
+    pair.carries(1 << 20, 5);
+}
+
+#[test]
+fn addresses_that_do_not_resolve_at_first_are_tried_again() {
+    let bed = Bed::new(&[]);
+    // More attempts than the handshake makes: one for each rail and side.
+    bed.both(Action::Unresolved(6));
+    let (pair, _) = Pair::make(&bed);
+    pair.carries(1 << 20, 6);
+}
+
+#[test]
+fn a_connection_without_a_rail_fails_in_time_and_names_every_pair_and_attempt() {
+    let bed = Bed::new(&[("NCCL_SPARK_CONNECT_TIMEOUT_S", "8")]);
+    bed.both(Action::Path(PathFault::Silent, true));
+    let (errors, took) = Pair::fail(&bed);
+    assert!((Duration::from_secs(7)..LIMIT).contains(&took), "{took:?}");
+    for error in &errors {
+        let text = error.to_string();
+        for rail in TWINS {
+            assert!(text.contains(&format!("{rail}:1 to {rail}:1 (")), "{text}");
+        }
+        assert!(text.contains("with path MTU 4096") && text.contains("test write"), "{text}");
+        // By both kinds of address.
+        assert!(text.contains("to 192.168.") && text.contains("to fe80::"), "{text}");
+    }
+    assert!(errors.iter().any(|error| error.to_string().contains("NCCL_SPARK_CONNECT_TIMEOUT_S=8")), "{errors:?}");
+}
+
+#[test]
+fn a_rail_that_works_lets_the_connection_start_and_the_other_joins_it() {
+    let bed = Bed::new(&[]);
+    bed.set(TWINS[0], Action::Path(PathFault::SwitchMtu, true));
+    let (pair, _) = Pair::make(&bed);
+    pair.carries(1 << 20, 7);
+    let mut joined = Vec::new();
+    until(|| {
+        std::thread::sleep(Duration::from_millis(20));
+        joined.extend(bed.lines(Level::WARN));
+        joined.iter().any(|line| line.contains(TWINS[0]) && line.contains("recovered")).then_some(())
+    });
+    pair.carries(4 << 20, 8);
+}
+
+#[test]
+fn a_host_without_a_link_waits_for_one_with_a_warning() {
+    // The fabric is there before its ports go down.
+    drop(Bed::new(&[]));
+    let bed = Bed::with_ports(&[], false);
+    let warnings = bed.lines(Level::WARN);
+    let waits = warnings.iter().find(|line| line.contains("no port has a link")).expect("a warning");
+    assert!(TWINS.iter().all(|rail| waits.contains(rail)), "{waits}");
+    let (pair, _) = Pair::make(&bed);
+    pair.carries(1 << 20, 9);
+}
+
+#[test]
+fn the_accepting_side_uses_the_priority_of_the_connecting_side() {
+    let bed = Bed::new(&[("NCCL_IB_SL", "3")]);
+    let mut pair = Pair::new(&bed);
+    let class = 106;
+    let of_class = || priorities(&fabric_folder(), &fabric_name()).unwrap().iter().filter(|all| all.0 == class).count();
+    assert_eq!(of_class(), 0);
+    until(|| {
+        if pair.send.is_none() {
+            pair.send = bed.hosts[0].connect(&mut pair.handle, Some(class)).unwrap();
+        }
+        pair.step(&bed).unwrap().then_some(())
+    });
+    let all = priorities(&fabric_folder(), &fabric_name()).unwrap();
+    let both_ends = all.iter().filter(|priority| **priority == (class, 3)).count();
+    assert!(both_ends >= 4 && both_ends == of_class(), "two rails with two ends: {all:?}");
+    // Also after a loss.
+    bed.set(TWINS[0], Action::Down);
+    until(|| (of_class() < both_ends).then_some(()));
+    bed.set(TWINS[0], Action::Up);
+    until(|| (of_class() == both_ends).then_some(()));
+}
+
+#[test]
+fn two_versions_of_the_protocol_refuse_each_other() {
+    let bed = Bed::new(&[]);
+    let mut pair = Pair::new(&bed);
+    // The handle of a listener whose plugin is one version older: magic, then the version.
+    let ours = u16::from_le_bytes([pair.handle[8], pair.handle[9]]);
+    assert_eq!(ours, PROTOCOL_VERSION);
+    pair.handle[8..10].copy_from_slice(&(ours - 1).to_le_bytes());
+    let refused = bed.hosts[0].connect(&mut pair.handle, None).map(|_| ()).unwrap_err();
+    let expected = format!("speaks protocol {}, this one {ours}: install the same plugin version", ours - 1);
+    assert!(matches!(&refused, Error::Usage(text) if text.contains(&expected)), "{refused}");
+    // A connecting side of that version, which shows it in the header of its HELLO.
+    pair.handle[8..10].copy_from_slice(&ours.to_le_bytes());
+    let address = Handle::decode(&pair.handle).unwrap().address;
+    let mut older = TcpStream::connect(address).unwrap();
+    older.write_all(&[0x50, 0x53, 1, (ours - 1) as u8, 0, 0, 0, 0]).unwrap();
+    let expected = format!("speaks protocol {}, this host {ours}: install the same plugin version", ours - 1);
+    until(|| {
+        assert!(pair.listener.accept().unwrap().is_none());
+        bed.lines(Level::INFO).iter().any(|line| line.contains(&expected)).then_some(())
+    });
+}
