@@ -126,7 +126,7 @@ pub enum Command {
     ///
     /// Exit status: 0 at least one rail is usable, 1 none is or the machine cannot be examined, 2 the command line is wrong.
     #[command(after_help = examples::RAILS)]
-    Rails(rails::Options),
+    Rails(Box<rails::Options>),
     /// Finds what is wrong with this machine or a job, the worst first, each with the command that cures it.
     ///
     /// Looks at libraries, variables, devices, limits, links, addresses and counters. Needs no root, and says what it could not see.

@@ -65,7 +65,7 @@ fn main() -> ExitCode {
     }
     let error = match outcome {
         Ok(Outcome::Good) => return ExitCode::SUCCESS,
-        Ok(Outcome::Doctor(status)) => return ExitCode::from(status),
+        Ok(Outcome::Status(status)) => return ExitCode::from(status),
         Ok(Outcome::Failed) => {
             if output::verbosity() == Verbosity::Quiet {
                 complain("failed; without --quiet it says more");
@@ -89,13 +89,17 @@ enum Outcome {
     Good,
     /// Data was wrong, or there is nothing to use.
     Failed,
-    /// What the doctor found, as its exit status.
-    Doctor(u8),
+    /// An exit status of its own: of the doctor, and of rails.
+    Status(u8),
 }
 
 fn execute(command: Command) -> Result<Outcome> {
     if let Command::Doctor(options) = command {
-        return doctor(options).map(Outcome::Doctor);
+        return doctor(options).map(Outcome::Status);
+    }
+    if let Command::Rails(options) = command {
+        let program = std::env::current_exe().context("find this program's file")?;
+        return rails::rails(*options, &program).map(Outcome::Status);
     }
     if let Command::Report(options) = command {
         return gather(*options).map(|()| Outcome::Good);
@@ -170,9 +174,8 @@ fn run(command: Command) -> Result<bool> {
             memory::run(&plan, &program)
         }
         Command::Fabric(options) => options.run(),
-        Command::Rails(options) => rails::rails(options),
         // `execute` has them.
-        Command::Doctor(_) | Command::Report(_) => Ok(true),
+        Command::Doctor(_) | Command::Report(_) | Command::Rails(_) => Ok(true),
         Command::Top(options) => options.run(std::env::var_os("NO_COLOR").is_none()).map(|()| true),
         Command::Settings => settings::show(out).map(|()| true),
         Command::Env(options) => options.run(&program, out).map(|()| true),

@@ -98,6 +98,8 @@ Examples, while `nccl-spark all-gather --scale 0.01 -n 1000` runs:
 pub const RAILS: &str = "\
 Examples:
   nccl-spark rails
+  nccl-spark rails --short                    # a line for each port
+  nccl-spark rails --profile spark-2cable     # of the software fabric
   NCCL_IB_HCA=^rocep1s0f1 nccl-spark rails    # with a filter";
 
 pub const DOCTOR: &str = "\
