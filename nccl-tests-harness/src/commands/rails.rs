@@ -15,6 +15,7 @@ use std::process::Command;
 
 /// Options of rails.
 #[derive(Debug, Args)]
+#[command(mut_arg("fabric", |arg| arg.help("Network whose rails are shown: RDMA devices or a software fabric [default: verbs]")))]
 pub struct Options {
     /// Prints a line for each port: device, interface, cable, state (used, unused or down), rate.
     #[arg(long)]
