@@ -13,12 +13,8 @@ use limit::{Rail, Wiring};
 use nccl_net_spark::rails::LinkRate;
 use softverbs::control::{self, Action, Prepared};
 use softverbs::nic::Nic;
-<<<<<<< HEAD
 use softverbs::path::PathFault;
-use softverbs::profile::{Link, Profile, RailSpec};
-=======
 use softverbs::profile::{Link, MAX_NODES, Profile, RailSpec};
->>>>>>> cli
 use softverbs::settings;
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -86,13 +82,6 @@ const PREFIX: &str = "nccl-spark-";
 pub const UNPACED: &str = "unpaced";
 /// The speed that a port of a Spark announces, in Mb/s. A port of the unpaced profile announces less.
 const SPARK_PORT_MBPS: f64 = 200_000.0;
-<<<<<<< HEAD
-/// A software fabric has that many nodes, and every rank is one.
-const MAX_NODES: usize = 16;
-=======
-/// The PCIe transaction size that the plugin assumes where no configuration space shows it, as in the software fabric.
-const PCIE_PAYLOAD_BYTES: u32 = 256;
->>>>>>> cli
 
 /// Gets ready what `wish` asks for. `own_library` is what the user's environment names for a verbs library.
 ///
@@ -156,11 +145,7 @@ fn soft(wish: &Wish, ranks: usize, why: &str) -> Result<Fabric> {
     for (option, rail, action) in slowed.chain(broken) {
         if let Err(error) = control::control(&soft.dir, &soft.name, None, rail, action) {
             soft.remove();
-<<<<<<< HEAD
-            bail!("{option}: {error}");
-=======
-            return Err(wrong(format!("--slow-rail: {error}")))?;
->>>>>>> cli
+            return Err(wrong(format!("{option}: {error}")))?;
         }
     }
     Ok(Fabric { kind: Kind::Soft, about, environment, soft: Some(soft) })

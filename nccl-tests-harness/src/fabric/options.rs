@@ -73,15 +73,11 @@ impl FabricOptions {
             nic: self.nic.unwrap_or_default(),
             scale: self.scale.unwrap_or(1.0),
             slow_rails: self.slow_rail,
-<<<<<<< HEAD
             path_faults: self.path_fault,
-            library: self.softverbs.unwrap_or_else(|| places::fabric(program)),
-=======
             library: match self.softverbs {
                 Some(path) => places::existing("--softverbs", &path)?,
                 None => places::fabric(program),
             },
->>>>>>> cli
             name: self.fabric_name,
         })
     }
