@@ -3,11 +3,12 @@
 mod examples;
 mod words;
 
-use crate::commands::collectives::options::Run;
+use crate::commands::collectives::options::Options as Collective;
 use crate::commands::{doctor, env, fabric, install, manual, rails, report, top, tune};
 use crate::proofs::bench::options::Bench;
 use crate::proofs::{communicators, memory, nccl_tests};
 use crate::ranks::process;
+use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
 
@@ -35,7 +36,11 @@ impl Cli {
     pub fn read(words: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
         let command = Self::command();
         let words = words::prepared(&command, words);
-        Self::from_arg_matches(&command.try_get_matches_from(words)?)
+        let matches = command.clone().try_get_matches_from(&words).map_err(|error| match error.kind() {
+            ErrorKind::InvalidUtf8 => words::not_utf8(&command, &words).unwrap_or(error),
+            _ => error,
+        })?;
+        Self::from_arg_matches(&matches)
     }
 }
 
@@ -47,34 +52,34 @@ pub enum Command {
     /// The size is what every rank ends with; each rank contributes size / ranks, rounded down to whole bytes. busbw =
     /// algbw x (ranks - 1) / ranks.
     #[command(alias = "all_gather", after_help = examples::ALL_GATHER)]
-    AllGather(Run),
+    AllGather(Collective),
     /// Times and checks an all-reduce over host memory, out of place.
     ///
     /// The CPU adds up bytes, which wrap around. The size is what each rank contributes. busbw = algbw x 2 (ranks - 1) / ranks.
     #[command(alias = "all_reduce", after_help = examples::ALL_REDUCE)]
-    AllReduce(Run),
+    AllReduce(Collective),
     /// Times and checks a reduce-scatter over host memory, out of place.
     ///
     /// The CPU adds up bytes, which wrap around. The size is what each rank contributes; each ends with size / ranks, rounded down to
     /// whole bytes. busbw = algbw x (ranks - 1) / ranks.
     #[command(alias = "reduce_scatter", after_help = examples::REDUCE_SCATTER)]
-    ReduceScatter(Run),
+    ReduceScatter(Collective),
     /// Times and checks a broadcast from rank 0, in place.
     ///
     /// The size is what every rank ends with. busbw = algbw.
     #[command(after_help = examples::BROADCAST)]
-    Broadcast(Run),
+    Broadcast(Collective),
     /// Times and checks an all-to-all: every rank sends a part to every rank, out of place.
     ///
     /// The size is what each rank sends in all; each part is size / ranks, rounded down to whole bytes. busbw = algbw x
     /// (ranks - 1) / ranks.
     #[command(name = "alltoall", aliases = ["all-to-all", "all_to_all"], after_help = examples::ALL_TO_ALL)]
-    AllToAll(Run),
+    AllToAll(Collective),
     /// Times and checks a ring: every rank sends to the next one and receives from the one before, out of place.
     ///
     /// The size is what each rank sends. busbw = algbw.
     #[command(name = "sendrecv", aliases = ["send-recv", "send_recv"], after_help = examples::SEND_RECV)]
-    SendRecv(Run),
+    SendRecv(Collective),
     /// Measures bandwidth, latency and message rate between two ranks, and against another plugin.
     ///
     /// Rank 0 sends to rank 1 (latency: ping-pong). One thread per rank posts messages and tests the oldest of each connection, as
@@ -121,7 +126,7 @@ pub enum Command {
     ///
     /// Exit status: 0 at least one rail is usable, 1 none is or the machine cannot be examined, 2 the command line is wrong.
     #[command(after_help = examples::RAILS)]
-    Rails(rails::Options),
+    Rails(Box<rails::Options>),
     /// Finds what is wrong with this machine or a job, the worst first, each with the command that cures it.
     ///
     /// Looks at libraries, variables, devices, limits, links, addresses and counters. Needs no root, and says what it could not see.
@@ -171,7 +176,6 @@ pub enum Command {
 mod tests {
     use super::*;
     use crate::usage::{one_line, wrong};
-    use clap::error::ErrorKind;
 
     fn mistake(arguments: &str) -> String {
         one_line(&Cli::try_parse_from(arguments.split_whitespace()).unwrap_err())

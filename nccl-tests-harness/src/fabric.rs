@@ -120,7 +120,7 @@ fn soft(wish: &Wish, ranks: usize, why: &str) -> Result<Fabric> {
     let most = profile.wires.nodes().unwrap_or(MAX_NODES);
     if ranks > most {
         let profile = &wish.profile;
-        return Err(wrong(format!("{ranks} ranks: the software fabric with --profile {profile} has at most {most}")))?;
+        Err(wrong(format!("{ranks} ranks: the software fabric with --profile {profile} has at most {most}")))?;
     }
     let library = wish.library.canonicalize().with_context(|| {
         let path = wish.library.display();
@@ -145,7 +145,7 @@ fn soft(wish: &Wish, ranks: usize, why: &str) -> Result<Fabric> {
     for (option, rail, action) in slowed.chain(broken) {
         if let Err(error) = control::control(&soft.dir, &soft.name, None, rail, action) {
             soft.remove();
-            return Err(wrong(format!("{option}: {error}")))?;
+            Err(wrong(format!("{option}: {error}")))?;
         }
     }
     Ok(Fabric { kind: Kind::Soft, about, environment, soft: Some(soft) })

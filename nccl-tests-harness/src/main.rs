@@ -31,12 +31,11 @@ use anyhow::{Context, Result};
 use clap::CommandFactory;
 use clap::error::ErrorKind;
 use cli::{Cli, Command};
-use commands::collectives::options::Run;
 use commands::collectives::{Collective, lead};
 use commands::doctor::{Ended, Verdict};
 use commands::{rails, settings, tune};
 use nccl_net_spark::config::Settings;
-use output::{Verbosity, report};
+use output::{STANDARD_OUTPUT, Verbosity, report};
 use proofs::{bench, communicators, memory, nccl_tests};
 use ranks::launch::{self, World};
 use ranks::{log, process};
@@ -67,7 +66,7 @@ fn main() -> ExitCode {
     }
     let error = match outcome {
         Ok(Outcome::Good) => return ExitCode::SUCCESS,
-        Ok(Outcome::Doctor(status)) => return ExitCode::from(status),
+        Ok(Outcome::Status(status)) => return ExitCode::from(status),
         Ok(Outcome::Failed) => {
             if output::verbosity() == Verbosity::Quiet {
                 complain("failed; without --quiet it says more");
@@ -91,13 +90,17 @@ enum Outcome {
     Good,
     /// Data was wrong, or there is nothing to use.
     Failed,
-    /// What the doctor found, as its exit status.
-    Doctor(u8),
+    /// An exit status of its own: of the doctor, and of rails.
+    Status(u8),
 }
 
 fn execute(command: Command) -> Result<Outcome> {
     if let Command::Doctor(options) = command {
-        return doctor(options).map(Outcome::Doctor);
+        return doctor(options).map(Outcome::Status);
+    }
+    if let Command::Rails(options) = command {
+        let program = std::env::current_exe().context("find this program's file")?;
+        return rails::rails(*options, &program).map(Outcome::Status);
     }
     if let Command::Report(options) = command {
         return gather(*options).map(|()| Outcome::Good);
@@ -139,12 +142,12 @@ fn run(command: Command) -> Result<bool> {
         interrupt::watch()?;
     }
     match command {
-        Command::AllGather(run) => collective(run, Collective::AllGather, &program),
-        Command::AllReduce(run) => collective(run, Collective::AllReduce, &program),
-        Command::ReduceScatter(run) => collective(run, Collective::ReduceScatter, &program),
-        Command::Broadcast(run) => collective(run, Collective::Broadcast, &program),
-        Command::AllToAll(run) => collective(run, Collective::AllToAll, &program),
-        Command::SendRecv(run) => collective(run, Collective::SendRecv, &program),
+        Command::AllGather(options) => collective(options, Collective::AllGather, &program),
+        Command::AllReduce(options) => collective(options, Collective::AllReduce, &program),
+        Command::ReduceScatter(options) => collective(options, Collective::ReduceScatter, &program),
+        Command::Broadcast(options) => collective(options, Collective::Broadcast, &program),
+        Command::AllToAll(options) => collective(options, Collective::AllToAll, &program),
+        Command::SendRecv(options) => collective(options, Collective::SendRecv, &program),
         Command::Bench(options) => {
             let world = world(options.is_local())?;
             let plan = options.plan(&program, world, variable("NCCL_IBVERBS_LIB"))?;
@@ -172,9 +175,8 @@ fn run(command: Command) -> Result<bool> {
             memory::run(&plan, &program)
         }
         Command::Fabric(options) => options.run(),
-        Command::Rails(options) => rails::rails(options),
         // `execute` has them.
-        Command::Doctor(_) | Command::Report(_) => Ok(true),
+        Command::Doctor(_) | Command::Report(_) | Command::Rails(_) => Ok(true),
         Command::Top(options) => options.run(std::env::var_os("NO_COLOR").is_none()).map(|()| true),
         Command::Settings => settings::show(out).map(|()| true),
         Command::Env(options) => options.run(&program, out).map(|()| true),
@@ -210,9 +212,13 @@ fn starts_processes(command: &Command) -> bool {
     )
 }
 
-fn collective(run: Run, collective: Collective, program: &Path) -> Result<bool> {
-    let world = world(run.is_local())?;
-    let plan = run.plan(collective, program, world, variable("NCCL_IBVERBS_LIB"))?;
+fn collective(
+    options: commands::collectives::options::Options,
+    collective: Collective,
+    program: &Path,
+) -> Result<bool> {
+    let world = world(options.is_local())?;
+    let plan = options.plan(collective, program, world, variable("NCCL_IBVERBS_LIB"))?;
     check_settings(&plan.plugin, program)?;
     lead::run(&plan, program)
 }
@@ -253,10 +259,14 @@ fn complain(text: &str) {
 
 fn complain_of_usage(error: &clap::Error) -> ExitCode {
     match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            let _ = error.print();
-            ExitCode::SUCCESS
-        }
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => match error.print() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::from(UNREAD),
+            Err(error) => {
+                complain(&format!("{STANDARD_OUTPUT}: {error}"));
+                ExitCode::from(FAILED)
+            }
+        },
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             let _ = error.print();
             ExitCode::from(USAGE)

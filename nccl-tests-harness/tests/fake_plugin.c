@@ -7,8 +7,8 @@
  *   FAKE_FAIL      isend fails                               FAKE_HANG     isend never comes back
  *   FAKE_LOSE      isend drops the message                   FAKE_DIE      isend kills the process
  *   FAKE_EXIT      isend leaves the process with status 3    FAKE_UNKNOWN  isend returns a code that NCCL has no name for
- * Without a number: FAKE_INIT_FAILS, FAKE_NO_DEVICE, FAKE_DEVICE_ONLY (no host memory), FAKE_NO_OPTIONAL (an optional receive
- * fails), FAKE_TORN (of each 128 bytes of an optional receive the upper 64 come 20 ms before the lower). An optional receive ends
+ * Without a number: FAKE_INIT_FAILS, FAKE_INIT_HANGS, FAKE_NO_DEVICE, FAKE_DEVICE_ONLY (no host memory), FAKE_NO_OPTIONAL (an
+ * optional receive fails), FAKE_TORN (of each 128 bytes of an optional receive the upper 64 come 20 ms before the lower). An optional receive ends
  * when its bytes are there, as any other; they are stored as 8-byte words in order. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -78,6 +78,8 @@ static ncclResult_t fake_init(void **context, uint64_t id, ncclNetCommConfig_v11
                               ncclProfilerCallback_t profiler) {
   (void)id, (void)config, (void)profiler;
   logger = log;
+  if (getenv("FAKE_INIT_HANGS")) fail(ncclSystemError, "NET/Fake: planted: no port has a link");
+  while (getenv("FAKE_INIT_HANGS")) pause();
   if (getenv("FAKE_INIT_FAILS")) return fail(ncclSystemError, "NET/Fake: planted: no such hardware");
   logger(NCCL_LOG_INFO, 0x10, __FILE__, __LINE__, "%s", "NET/Fake: merged 2 rails into one device: lo0 lo1");
   *context = &open_objects;

@@ -19,7 +19,7 @@ fn run(arguments: &str, fake: &Fake) -> Said {
 fn json_has_what_the_table_has() {
     let fake = Fake::compile(&[]);
     let path = fake.folder().join("run.json");
-    let said = run(&format!("all-reduce -r 3 -b 64 -e 4096 -f 64 -n 2 --json {}", path.display()), &fake);
+    let said = run(&format!("all-reduce -r 3 -b 64 -e 4096 -f 64 -n 2 --percentiles --json {}", path.display()), &fake);
     assert_eq!((said.status, said.err.as_str()), (Some(0), ""), "{said:?}");
     let told: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     for (name, value) in [("collective", "all-reduce"), ("element", "int8"), ("operation", "sum"), ("fabric", "verbs")]
@@ -37,6 +37,11 @@ fn json_has_what_the_table_has() {
         assert_eq!((row["size_bytes"].to_string(), row["wrong"].to_string()), (cells[0].to_owned(), "0".to_owned()));
         let busbw = row["busbw_gb_s"].as_f64().unwrap();
         assert!((busbw - cells[7].parse::<f64>().unwrap()).abs() < 0.006, "{row} {line}");
+        for (name, cell) in [("time_p50_us", 9), ("time_p99_us", 10)] {
+            let time = row[name].as_f64().unwrap();
+            assert!(time > 0.0 && (time - cells[cell].parse::<f64>().unwrap()).abs() < 0.006 * time, "{row} {line}");
+        }
+        assert!(row["time_p50_us"].as_f64() <= row["time_p99_us"].as_f64(), "{row}");
         // 2 x (ranks - 1) / ranks.
         assert!((busbw / row["algbw_gb_s"].as_f64().unwrap() - 4.0 / 3.0).abs() < 1e-9, "{row}");
     }
@@ -55,6 +60,26 @@ fn json_on_standard_output_is_alone_there_and_tells_what_went_wrong() {
     let told: Value = serde_json::from_str(&said.out).unwrap();
     assert!(told["error"].as_str().unwrap().contains("rank 1: channel 0: isend returned"), "{told}");
     assert_eq!((said.status, &told["ok"]), (Some(1), &false.into()), "{told}");
+}
+
+#[test]
+fn an_output_that_cannot_be_written_is_named() {
+    let fake = Fake::compile(&[]);
+    let library = fake.library();
+    let collective = ["all-gather", "-b", "64", "-e", "64", "--fabric", "verbs", "--plugin", library.to_str().unwrap()];
+    for arguments in [
+        &["settings"][..],
+        &["--help"],
+        &["--version"],
+        &["doctor", "--env"],
+        &["fabric", "status", "--json"],
+        &collective,
+    ] {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let said: Said = nccl_spark().args(arguments).stdout(full).output().unwrap().into();
+        let line = "nccl-spark: standard output: No space left on device (os error 28)";
+        assert_eq!((said.status, said.err.lines().last()), (Some(1), Some(line)), "{arguments:?}: {said:?}");
+    }
 }
 
 /// Runs the program with standard error, and standard output where `shares`, on a terminal: what that shows, and standard output.

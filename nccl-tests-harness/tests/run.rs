@@ -186,6 +186,17 @@ fn a_failing_call_ends_the_run_with_its_reason() {
 }
 
 #[test]
+fn the_reason_of_a_failing_init_is_shown_once_and_that_of_a_hanging_one_too() {
+    let said = run("sendrecv", "-b 64 -e 64 --rank-env 1:FAKE_INIT_FAILS=1");
+    let line = "nccl-spark: rank 1: init returned ncclSystemError (2): NET/Fake: planted: no such hardware\n";
+    assert_eq!((said.status, said.err.as_str()), (Some(1), line), "{said:?}");
+    let said = run("sendrecv", "-b 64 -e 64 -T 4 --rank-env 1:FAKE_INIT_HANGS=1");
+    let line = "rank 1: NCCL WARN NET/Fake: planted: no port has a link\n";
+    assert!(said.status == Some(1) && said.err.starts_with(line), "{said:?}");
+    assert!(said.err.contains("no progress for 4 s (--timeout)"), "{said:?}");
+}
+
+#[test]
 fn a_rank_that_dies_ends_the_run_with_how_it_died() {
     for (fault, end) in
         [("FAKE_DIE", "killed by signal 9 (SIGKILL)"), ("FAKE_EXIT", "exited with status 3 and no error message")]

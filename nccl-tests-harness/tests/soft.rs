@@ -320,6 +320,47 @@ fn a_job_in_another_pid_namespace_leaves_a_running_fabric_alone() {
 }
 
 #[test]
+fn rails_of_a_software_fabric_need_no_variables_and_a_line_each_if_short() {
+    if !is_built() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let rails = |arguments: &str, filter: &str| -> Said {
+        let mut command = command(&format!("rails {arguments}"));
+        command.env("SOFTVERBS_DIR", dir.path()).env("NCCL_IB_HCA", filter);
+        command.env_remove("NCCL_SPARK_SYSFS").env_remove("NCCL_IBVERBS_LIB").output().unwrap().into()
+    };
+    let said = rails("--fabric soft", "");
+    let first = "2 rails are merged into one device: rocep1s0f0:1, roceP2p1s0f0:1\n";
+    assert!(said.status == Some(0) && said.out.starts_with(first), "{said:?}");
+    let said = rails("--profile spark-2cable --short", "=rocep1s0f0,roceP2p1s0f0,rocep1s0f1");
+    let lines = [
+        "rocep1s0f0:1    enp1s0f0np0    p0  used    200 Gb/s",
+        "roceP2p1s0f0:1  enP2p1s0f0np0  p0  used    200 Gb/s",
+        "rocep1s0f1:1    enp1s0f1np1    p1  used    200 Gb/s",
+        "roceP2p1s0f1:1  enP2p1s0f1np1  p1  unused  200 Gb/s",
+    ];
+    assert_eq!((said.status, said.out.lines().collect::<Vec<_>>()), (Some(0), lines.to_vec()), "{said:?}");
+    let file = dir.path().join("profile");
+    let rail = |number| {
+        format!(
+            "cable p{number} payload=0\nrail r{number} netdev=e{number} port=p{number} link=L cable=p{number} \
+             function={number} line=1 qp=1 latency=1 speed=40000\n"
+        )
+    };
+    let link = "link L pci=0000:01:00 gts=32 width=4 payload=0\n";
+    std::fs::write(&file, [link, &rail(0), &rail(1), "wire a ends=0.p0,1.p0 subnets=each\n"].concat()).unwrap();
+    let said = rails(&format!("--profile {} --short", file.display()), "");
+    assert_eq!(said.out, "r0:1  e0  p0  used  40 Gb/s\nr1:1  e1  p1  down  -\n", "{said:?}");
+    let told: Value = serde_json::from_str(&rails("--fabric soft --json", "").out).unwrap();
+    assert!(told["ok"] == true && told["rails"].as_array().unwrap().len() == 2, "{told}");
+    let said = rails("--fabric soft", "nobody");
+    assert!(said.status == Some(1) && said.out.starts_with("No rail is usable:\n"), "{said:?}");
+    assert_eq!(rails("--fabric soft --json /no/such/x", "").status, Some(2));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "the profile alone is left");
+}
+
+#[test]
 fn rails_says_first_what_is_usable_and_its_exit_status_tells() {
     if !is_built() {
         return;

@@ -142,6 +142,8 @@ pub struct Refused {
     pub phys_port: Option<String>,
     /// The PCI function, if there is one.
     pub pci: Option<PciFunction>,
+    /// Line rate of the port in Mb/s, where it is known.
+    pub speed_mbps: Option<u32>,
     /// Kind of the reason.
     pub refusal: Refusal,
     /// The reason in words.

@@ -134,6 +134,7 @@ impl<'a> Port<'a> {
             netdev: self.netdev.clone(),
             phys_port: self.phys_port.clone(),
             pci: self.pci.clone(),
+            speed_mbps: self.speed_mbps,
             refusal,
             reason,
         })

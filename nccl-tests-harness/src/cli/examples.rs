@@ -20,6 +20,7 @@ pub const ALL_GATHER: &str = "\
 Examples:
   nccl-spark all-gather -b 8 -e 64M -f 2      # two ranks on this machine
   nccl-spark all-gather -r 4 --profile spark-2cable --scale 0.1
+  nccl-spark all-gather -b 8 -e 64K -f 8 -n 1000 --percentiles
   mpirun -np 2 -H spark-1,spark-2 --map-by node --bind-to none \\
     nccl-spark all-gather --rendezvous spark-1:29501 -b 8 -e 1G -f 2";
 
@@ -97,6 +98,8 @@ Examples, while `nccl-spark all-gather --scale 0.01 -n 1000` runs:
 pub const RAILS: &str = "\
 Examples:
   nccl-spark rails
+  nccl-spark rails --short                    # a line for each port
+  nccl-spark rails --profile spark-2cable     # of the software fabric
   NCCL_IB_HCA=^rocep1s0f1 nccl-spark rails    # with a filter";
 
 pub const DOCTOR: &str = "\

@@ -1,18 +1,28 @@
 //! `nccl-spark rails`: which ports of this machine the plugin would merge.
 
-use crate::output::report::{self, JsonOption};
-use anyhow::Result;
+use crate::fabric::options::FabricOptions;
+use crate::fabric::{self, Kind};
+use crate::interrupt;
+use crate::output::report::{self, JsonOption, Target};
+use anyhow::{Context, Result};
 use clap::Args;
-use nccl_net_spark::rails::{Limit, PciFunction, PcieLink, Rail, Refused, Survey};
+use nccl_net_spark::rails::{Limit, PciFunction, PcieLink, Rail, Refusal, Refused, Survey, gbps};
 use serde::Serialize;
 use std::io::Write;
 use std::net::Ipv6Addr;
+use std::path::Path;
+use std::process::Command;
 
 /// Options of rails.
 #[derive(Debug, Args)]
 pub struct Options {
+    /// Prints a line for each port: device, interface, cable, state (used, unused or down), rate.
+    #[arg(long)]
+    short: bool,
     #[command(flatten)]
     json: JsonOption,
+    #[command(flatten)]
+    fabric: FabricOptions,
 }
 
 /// The machine's rails as JSON. Rates are in Mb/s, one direction.
@@ -62,6 +72,7 @@ struct UnusedJson {
     netdev: Option<String>,
     physical_port: Option<String>,
     pci: Option<String>,
+    speed_mbps: Option<u32>,
     reason: String,
 }
 
@@ -73,19 +84,66 @@ struct LinkJson {
     devices: Vec<String>,
 }
 
-/// Prints which RoCE ports are rails, which are not, and why. False when none is.
+/// Prints which RoCE ports are rails, which are not, and why. Returns the exit status: 1 where none is. `program` is this program's file.
 ///
 /// # Errors
 /// When the machine cannot be examined, or the output not be written.
-pub fn rails(options: Options) -> Result<bool> {
-    report::of_run(options.json.target.as_ref(), Found::default(), |mut out, found| {
+pub fn rails(options: Options, program: &Path) -> Result<u8> {
+    let Options { short, json, fabric } = options;
+    let wish = fabric.wish(program)?;
+    if wish.kind == Some(Kind::Soft) {
+        interrupt::watch()?;
+        let fabric = fabric::set_up(&wish, 1, None)?;
+        return on_fabric(program, short, json, fabric.environment(0));
+    }
+    let is_usable = report::of_run(json.target.as_ref(), Found::default(), |mut out, found| {
         let survey = nccl_net_spark::plugin::survey()?;
-        write!(out, "{}", nccl_net_spark::rails::report(&survey))?;
+        let text = if short { lines(&survey) } else { nccl_net_spark::rails::report(&survey) };
+        write!(out, "{text}")?;
         out.flush()?;
         let is_usable = !survey.rails.is_empty();
         *found = survey.into();
         Ok(is_usable)
-    })
+    })?;
+    Ok(u8::from(!is_usable))
+}
+
+/// Runs this command again with a software fabric in its environment, which no process can change for itself.
+fn on_fabric(program: &Path, short: bool, json: JsonOption, environment: Vec<(String, String)>) -> Result<u8> {
+    let mut command = Command::new(program);
+    command.args(["rails", "--fabric", "verbs"]).args(short.then_some("--short")).envs(environment);
+    match json.target {
+        Some(Target::Output) => command.arg("--json"),
+        Some(Target::File(path)) => command.arg("--json").arg(path),
+        None => &mut command,
+    };
+    let status = command.status().with_context(|| format!("start {}", program.display()))?;
+    Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
+}
+
+/// A line for each port, the rails first.
+fn lines(survey: &Survey) -> String {
+    let unknown = || "-".to_owned();
+    let used = survey.rails.iter().map(|rail| {
+        let (name, netdev) = (format!("{}:{}", rail.device, rail.port), rail.netdev.clone());
+        let rate = gbps(rail.speed_mbps);
+        [name, netdev.unwrap_or_else(unknown), survey.cable_name(rail), "used".to_owned(), rate]
+    });
+    let others = survey.refused.iter().map(|port| {
+        let (state, rate) = match port.refusal {
+            Refusal::NoLink => ("down", None),
+            Refusal::Excluded | Refusal::Unusable => ("unused", port.speed_mbps),
+        };
+        let [netdev, cable] = [&port.netdev, &port.phys_port].map(|name| name.clone().unwrap_or_else(unknown));
+        [format!("{}:{}", port.device, port.port), netdev, cable, state.to_owned(), rate.map_or_else(unknown, gbps)]
+    });
+    let ports: Vec<[String; 5]> = used.chain(others).collect();
+    let widths = [0, 1, 2, 3].map(|column: usize| ports.iter().map(|port| port[column].len()).max().unwrap_or(0));
+    let line = |port: &[String; 5]| {
+        let cells = port.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}  "));
+        cells.collect::<String>() + &port[4] + "\n"
+    };
+    ports.iter().map(line).collect()
 }
 
 impl From<Survey> for Found {
@@ -131,9 +189,9 @@ fn rail_json(rail: &Rail, survey: &Survey) -> RailJson {
 }
 
 impl From<Refused> for UnusedJson {
-    fn from(Refused { device, port, netdev, phys_port, pci, reason, .. }: Refused) -> Self {
+    fn from(Refused { device, port, netdev, phys_port, pci, speed_mbps, reason, .. }: Refused) -> Self {
         let pci = pci.map(|PciFunction { address, .. }| address);
-        Self { device, port, netdev, physical_port: phys_port, pci, reason }
+        Self { device, port, netdev, physical_port: phys_port, pci, speed_mbps, reason }
     }
 }
 

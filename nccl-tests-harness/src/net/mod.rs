@@ -150,6 +150,7 @@ impl Plugin {
     /// When `init` fails.
     pub fn init(self: &Rc<Self>, job: u64) -> Result<Rc<Context>> {
         let init = self.function("init", self.table.init)?;
+        log::hold_warnings();
         let mut raw = ptr::null_mut();
         // SAFETY: `raw` and the configuration are valid for writes and reads for the length of the call; the logger is a
         // function of the program, which outlives the library; a profiler may be absent.
@@ -160,7 +161,9 @@ impl Plugin {
                 Init::V11(init) => init(&mut raw, job, &CONFIG, Some(logger()), None),
             }
         };
-        self.check("init", code)?;
+        let outcome = self.check("init", code);
+        log::release_warnings();
+        outcome?;
         Ok(Rc::new(Context { plugin: Rc::clone(self), raw }))
     }
 

@@ -3,6 +3,7 @@
 
 pub mod numbers;
 pub mod plot;
+pub mod replacement;
 pub mod report;
 pub mod table;
 pub mod watch;
@@ -65,6 +66,9 @@ pub fn set_columns(variable: Option<&str>) {
     }
 }
 
+/// The name of standard output in errors.
+pub const STANDARD_OUTPUT: &str = "standard output";
+
 /// Columns of a text that is wrapped: the variable `COLUMNS`, else the terminal's width, else 100.
 pub fn columns() -> usize {
     const WITHOUT_TERMINAL: usize = 100;
@@ -74,12 +78,12 @@ pub fn columns() -> usize {
 
 /// Standard output.
 pub fn standard() -> impl Write {
-    Output::new(io::stdout(), verbosity())
+    Output::new(io::stdout(), STANDARD_OUTPUT, verbosity())
 }
 
 /// Standard error.
 pub fn error() -> impl Write {
-    Output::new(io::stderr(), verbosity())
+    Output::new(io::stderr(), "standard error", verbosity())
 }
 
 /// Whether `error` is only that the reader of this program's output has closed it. Other broken pipes are errors: a rank's control
@@ -94,6 +98,7 @@ pub fn is_unread(error: &anyhow::Error) -> bool {
 
 struct Output<W: Write> {
     to: W,
+    name: &'static str,
     /// The line so far, where remarks are left out.
     line: Option<Vec<u8>>,
 }
@@ -110,20 +115,31 @@ impl Display for Unread {
 impl Error for Unread {}
 
 impl<W: Write> Output<W> {
-    fn new(to: W, verbosity: Verbosity) -> Self {
-        Self { to, line: (verbosity == Verbosity::Quiet).then(Vec::new) }
+    fn new(to: W, name: &'static str, verbosity: Verbosity) -> Self {
+        Self { to, name, line: (verbosity == Verbosity::Quiet).then(Vec::new) }
+    }
+
+    /// An error with the name of what could not be written.
+    fn named(name: &'static str) -> impl Fn(io::Error) -> io::Error {
+        move |error| match error.kind() {
+            ErrorKind::BrokenPipe => io::Error::new(ErrorKind::BrokenPipe, Unread),
+            // Callers try it again.
+            ErrorKind::Interrupted => error,
+            kind => io::Error::new(kind, format!("{name}: {error}")),
+        }
     }
 }
 
 impl<W: Write> Write for Output<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let named = Self::named(self.name);
         let Some(line) = &mut self.line else { return self.to.write(bytes).map_err(named) };
         for part in bytes.split_inclusive(|byte| *byte == b'\n') {
             line.extend_from_slice(part);
             if line.ends_with(b"\n") {
                 let whole = std::mem::take(line);
                 if !is_remark(&whole) {
-                    self.to.write_all(&whole).map_err(named)?;
+                    self.to.write_all(&whole).map_err(&named)?;
                 }
             }
         }
@@ -131,7 +147,7 @@ impl<W: Write> Write for Output<W> {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.to.flush().map_err(named)
+        self.to.flush().map_err(Self::named(self.name))
     }
 }
 
@@ -147,13 +163,6 @@ impl<W: Write> Drop for Output<W> {
 fn is_remark(line: &[u8]) -> bool {
     let tells_failure = |word: &[u8]| line.windows(word.len()).any(|part| part == word);
     line.starts_with(b"#") && !tells_failure(b"FAILED") && !tells_failure(b"WRONG")
-}
-
-fn named(error: io::Error) -> io::Error {
-    match error.kind() {
-        ErrorKind::BrokenPipe => io::Error::new(ErrorKind::BrokenPipe, Unread),
-        _ => error,
-    }
 }
 
 #[cfg(test)]
@@ -176,7 +185,7 @@ mod tests {
     #[test]
     fn output_that_nobody_reads_is_told_from_other_pipes() {
         for verbosity in [Verbosity::Normal, Verbosity::Quiet] {
-            let unread = writeln!(Output::new(Closed, verbosity), "text").context("write the table").unwrap_err();
+            let unread = writeln!(Output::new(Closed, "it", verbosity), "text").context("write the table").unwrap_err();
             assert!(is_unread(&unread));
         }
         let other: anyhow::Error = io::Error::from(ErrorKind::BrokenPipe).into();
@@ -187,7 +196,7 @@ mod tests {
     fn quiet_leaves_out_remarks_however_they_are_written() {
         let shown = |verbosity| {
             let mut bytes = Vec::new();
-            let mut out = Output::new(&mut bytes, verbosity);
+            let mut out = Output::new(&mut bytes, "it", verbosity);
             let number = 1;
             write!(out, "# {number}").unwrap();
             write!(out, " # more\n  8 #2\n# Out of bounds values : 1 ").unwrap();

@@ -67,7 +67,7 @@ pub fn beside(json: Option<&Target>) -> Box<dyn Write> {
 /// Lets `lead` do the run, print [`beside`] the JSON and fill in `report`, and writes that to `json` with how the run ended.
 ///
 /// # Errors
-/// When `lead` fails, or the report cannot be written.
+/// Errors of `lead`, or a report that cannot be written.
 pub fn of_run<R: Serialize>(
     json: Option<&Target>,
     mut report: R,

@@ -115,6 +115,10 @@ pub enum FromRank {
 pub struct Measurement {
     /// The time of all timed iterations together, in seconds.
     pub seconds: f64,
+    /// The median time of one of them, in seconds.
+    pub p50_s: f64,
+    /// The time that 99 % of them do not exceed, in seconds.
+    pub p99_s: f64,
     /// The longest time within them in which nothing was posted or completed, in seconds.
     pub longest_pause_s: f64,
     /// Wrong bytes of all checked iterations; none without checks.

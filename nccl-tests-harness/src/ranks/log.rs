@@ -1,7 +1,8 @@
 //! What the plugin logs, shown as NCCL would show it.
 
 use std::io::Write;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 /// NCCL's log levels (`ncclDebugLogLevel`), as far as they are told apart here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -17,15 +18,22 @@ pub enum Level {
 }
 
 static SHOWN: OnceLock<(usize, Level)> = OnceLock::new();
-static KEPT: Mutex<Kept> = Mutex::new(Kept { last_warning: None, information: Vec::new() });
+static KEPT: Mutex<Kept> =
+    Mutex::new(Kept { last_warning: None, information: Vec::new(), is_holding: false, held: None });
 
 struct Kept {
     last_warning: Option<String>,
     information: Vec<String>,
+    /// True during `init`.
+    is_holding: bool,
+    /// The line of the last warning of `init`, and when it came.
+    held: Option<(String, Instant)>,
 }
 
 /// The plugin says little at this level; more is a fault that must not eat the memory.
 const KEPT_LINES: usize = 256;
+/// A warning is held for this long. An `init` that then still runs waits for something, and the warning says for what.
+const HOLD: Duration = Duration::from_secs(1);
 
 impl Level {
     /// The level that a value of `NCCL_DEBUG` asks for: warnings unless it says otherwise.
@@ -55,13 +63,11 @@ pub fn start(rank: usize, level: Level) {
 /// One line of the plugin, with NCCL's code for its level.
 pub fn record(code: i32, text: &str) {
     let level = Level::of_code(code);
-    {
-        let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-        match level {
-            Level::Warn => kept.last_warning = Some(text.to_owned()),
-            Level::Info if kept.information.len() < KEPT_LINES => kept.information.push(text.to_owned()),
-            _ => {}
-        }
+    let mut kept = kept();
+    match level {
+        Level::Warn => kept.last_warning = Some(text.to_owned()),
+        Level::Info if kept.information.len() < KEPT_LINES => kept.information.push(text.to_owned()),
+        _ => {}
     }
     let Some(&(rank, shown)) = SHOWN.get() else { return };
     if level > shown {
@@ -72,19 +78,64 @@ pub fn record(code: i32, text: &str) {
         Level::Info => "INFO",
         Level::Trace => "TRACE",
     };
-    // One write, so that lines of several ranks do not mix. There is nobody left to tell when it fails.
-    let _ = std::io::stderr().write_all(format!("rank {rank}: NCCL {name} {text}\n").as_bytes());
+    let line = format!("rank {rank}: NCCL {name} {text}\n");
+    kept.show_held();
+    if kept.is_holding && level == Level::Warn {
+        kept.held = Some((line, Instant::now()));
+    } else {
+        show(&line);
+    }
 }
 
-/// The warning that came last, and forgets it.
+/// From now on the last warning is held back: if `init` fails, its error has the text.
+pub fn hold_warnings() {
+    kept().is_holding = true;
+}
+
+/// Shows the warning that is held, and holds none from now on.
+pub fn release_warnings() {
+    let mut kept = kept();
+    kept.is_holding = false;
+    kept.show_held();
+}
+
+/// Shows a warning that has been held for long enough.
+pub fn show_old_warning() {
+    let mut kept = kept();
+    if kept.held.as_ref().is_some_and(|(_, since)| since.elapsed() >= HOLD) {
+        kept.show_held();
+    }
+}
+
+/// Returns the last warning for an error's text, and forgets it. If it is held, it is not shown.
 pub fn take_last_warning() -> Option<String> {
-    KEPT.lock().unwrap_or_else(PoisonError::into_inner).last_warning.take()
+    let mut kept = kept();
+    kept.held = None;
+    kept.last_warning.take()
+}
+
+fn kept() -> MutexGuard<'static, Kept> {
+    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Kept {
+    fn show_held(&mut self) {
+        if let Some((line, _)) = self.held.take() {
+            show(&line);
+        }
+    }
+}
+
+/// Writes a line at once, so that lines of several ranks do not mix.
+fn show(line: &str) {
+    // A rank works without a standard error too.
+    let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 /// The lines so far that prove which rails were merged and what is connected with what, each once for both directions, and
 /// forgets all information.
 pub fn take_rail_lines() -> Vec<String> {
-    let lines = std::mem::take(&mut KEPT.lock().unwrap_or_else(PoisonError::into_inner).information);
+    let lines = std::mem::take(&mut kept().information);
     let mut kept: Vec<String> = Vec::new();
     for line in lines.iter().filter(|line| is_merged(line) || line.contains("connected with ")) {
         let line = [" (send)", " (receive)"].iter().find_map(|end| line.strip_suffix(end)).unwrap_or(line);

@@ -59,6 +59,7 @@ pub fn run(start: &Start, level: Level) -> Result<()> {
     std::thread::spawn(move || {
         let mut observer = activity::Observer::default();
         loop {
+            log::show_old_warning();
             let (ticks, doing) = observer.look();
             if beats.send(&FromRank::Beat { ticks, doing }).is_err() {
                 die(patience);

@@ -15,6 +15,16 @@ use clap::Args;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// Options of a collective: those of a run, and what its table shows.
+#[derive(Debug, Args)]
+pub struct Options {
+    #[command(flatten)]
+    run: Run,
+    /// Adds columns with the median and the 99th percentile of the times, each of the slowest rank.
+    #[arg(long)]
+    percentiles: bool,
+}
+
 /// Options of a run; names and meanings are those of nccl-tests where it has them.
 #[derive(Debug, Args)]
 pub struct Run {
@@ -64,6 +74,28 @@ pub struct Run {
     rendezvous: Option<(String, u16)>,
     #[command(flatten)]
     fabric: FabricOptions,
+}
+
+impl Options {
+    /// True where all ranks are started here, whatever a launcher says.
+    pub fn is_local(&self) -> bool {
+        self.run.is_local()
+    }
+
+    /// Returns the run to lead; see [`Run::plan`].
+    ///
+    /// # Errors
+    /// When options contradict each other.
+    pub fn plan(
+        self,
+        collective: Collective,
+        program: &Path,
+        world: Option<World>,
+        verbs_library: Option<String>,
+    ) -> anyhow::Result<Plan> {
+        let plan = self.run.plan(collective, program, world, verbs_library)?;
+        Ok(Plan { shows_percentiles: self.percentiles, ..plan })
+    }
 }
 
 impl Run {
@@ -120,6 +152,7 @@ impl Run {
             rank_env: self.rank_env,
             fabric: self.fabric.wish(program)?,
             verbs_library,
+            shows_percentiles: false,
             json: self.json.target,
             launched,
         })

@@ -9,7 +9,8 @@ use crate::ranks::control::{FromRank, Measurement, Sender, Setup, ToRank};
 use crate::ranks::device;
 use crate::ranks::log;
 use crate::ranks::pattern::{Mismatch, Pattern, Sum};
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use hdrhistogram::Histogram;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::mpsc;
@@ -17,6 +18,9 @@ use std::time::Instant;
 
 /// Memory is filled and compared in parts of this size, so that the rank can report progress in between.
 const FILL_BYTES: usize = 4 << 20;
+
+/// Iterations that take longer count as this long in percentiles.
+const LONGEST_NS: u64 = 3_600_000_000_000;
 
 /// Runs the rank; `library` is the plugin's path on this machine, where it is not the one that the command names.
 ///
@@ -113,14 +117,26 @@ impl Rank {
     fn measure(&mut self) -> Result<Measurement> {
         self.stage("timing");
         self.pauses = Pauses::default();
+        let mut times = Histogram::<u64>::new_with_bounds(1, LONGEST_NS, 3).context("make a histogram")?;
         let start = Instant::now();
+        let mut last = start;
         for _ in 0..self.setup.iters {
             self.run()?;
+            let now = Instant::now();
+            times.saturating_record(u64::try_from((now - last).as_nanos()).unwrap_or(LONGEST_NS));
+            last = now;
         }
-        let seconds = start.elapsed().as_secs_f64();
-        let longest_pause_s = self.pauses.longest.as_secs_f64();
+        let quantile_s = |quantile: f64| times.value_at_quantile(quantile) as f64 / 1e9;
+        let timed = Measurement {
+            seconds: (last - start).as_secs_f64(),
+            p50_s: quantile_s(0.50),
+            p99_s: quantile_s(0.99),
+            longest_pause_s: self.pauses.longest.as_secs_f64(),
+            wrong: None,
+            first_wrong: None,
+        };
         if self.setup.check_iters == 0 {
-            return Ok(Measurement { seconds, longest_pause_s, wrong: None, first_wrong: None });
+            return Ok(timed);
         }
         let (mut wrong, mut first_wrong) = self.compare()?;
         for _ in 0..self.setup.check_iters {
@@ -131,7 +147,7 @@ impl Rank {
             wrong += more;
             first_wrong = first_wrong.or(first);
         }
-        Ok(Measurement { seconds, longest_pause_s, wrong: Some(wrong), first_wrong })
+        Ok(Measurement { wrong: Some(wrong), first_wrong, ..timed })
     }
 
     fn run(&mut self) -> Result<()> {

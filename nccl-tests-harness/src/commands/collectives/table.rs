@@ -1,5 +1,5 @@
 //! The table of a collective: nccl-tests' columns in its order, for scripts and people that know it, within 80 characters (some
-//! columns are narrower than there).
+//! columns are narrower than there). Columns of our own come after them, where they are asked for.
 
 use super::{Bandwidth, Collective};
 use crate::output::table::{Table, right};
@@ -11,6 +11,10 @@ pub const ELEMENT: &str = "int8";
 /// The widths of the columns of times and bandwidths.
 const TIME: usize = 7;
 const FLOAT: usize = 6;
+/// Columns that nccl-tests has too.
+const OF_NCCL_TESTS: usize = 9;
+/// All columns.
+const COLUMNS: usize = 11;
 
 /// One line of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -21,7 +25,11 @@ pub struct Row {
     pub count: usize,
     /// The mean time of an iteration over the ranks, in microseconds.
     pub time_us: f64,
-    /// The bandwidths of that time.
+    /// The median time of an iteration on the rank where it is longest, in microseconds.
+    pub time_p50_us: f64,
+    /// The same for the time that 99 % of the iterations do not exceed.
+    pub time_p99_us: f64,
+    /// The bandwidths of the mean time.
     #[serde(flatten)]
     pub bandwidth: Bandwidth,
     /// The longest time within the timed iterations in which a rank neither posted nor completed a message, over the ranks, in
@@ -35,6 +43,8 @@ pub struct Row {
 pub struct CollectiveTable<W> {
     table: Table<W>,
     collective: Collective,
+    /// How many are shown.
+    columns: usize,
     busbw_sum: f64,
     rows: u32,
     wrong_rows: u32,
@@ -42,14 +52,18 @@ pub struct CollectiveTable<W> {
 
 impl<W: Write> CollectiveTable<W> {
     /// Starts the table with its head.
-    pub fn start(out: W, collective: Collective) -> io::Result<Self> {
+    pub fn start(out: W, collective: Collective, shows_percentiles: bool) -> io::Result<Self> {
         let place = if collective.in_place() { "in-place" } else { "out-of-place" };
-        let mut table = Table::new(out, "  ", [10, 11, 6, 6, 6, TIME, FLOAT, FLOAT, 6].map(right));
+        let mut table = Table::new(out, "  ", [10, 11, 6, 6, 6, TIME, FLOAT, FLOAT, 6, TIME, TIME].map(right));
+        let columns = if shows_percentiles { COLUMNS } else { OF_NCCL_TESTS };
         table.remark("")?;
         table.head(&["", "", "", "", "", &format!("{place:^28}")])?;
-        table.head(&["size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong"])?;
-        table.head(&["(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", ""])?;
-        Ok(Self { table, collective, busbw_sum: 0.0, rows: 0, wrong_rows: 0 })
+        table.head(
+            &["size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong", "median", "99 %"]
+                [..columns],
+        )?;
+        table.head(&["(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(us)"][..columns])?;
+        Ok(Self { table, collective, columns, busbw_sum: 0.0, rows: 0, wrong_rows: 0 })
     }
 
     /// Writes one line.
@@ -57,7 +71,7 @@ impl<W: Write> CollectiveTable<W> {
         self.busbw_sum += row.bandwidth.busbw;
         self.rows += 1;
         self.wrong_rows += u32::from(row.wrong.is_some_and(|wrong| wrong > 0));
-        self.table.row(&[
+        let cells = [
             row.size_bytes.to_string(),
             row.count.to_string(),
             ELEMENT.to_owned(),
@@ -67,7 +81,10 @@ impl<W: Write> CollectiveTable<W> {
             float(row.bandwidth.algbw, FLOAT),
             float(row.bandwidth.busbw, FLOAT),
             row.wrong.map_or_else(|| "N/A".to_owned(), |wrong| wrong.to_string()),
-        ])
+            float(row.time_p50_us, TIME),
+            float(row.time_p99_us, TIME),
+        ];
+        self.table.row(&cells[..self.columns])
     }
 
     /// Writes a remark.
@@ -117,6 +134,8 @@ mod tests {
             size_bytes: 33_554_432,
             count: 16_777_216,
             time_us: 1645.25,
+            time_p50_us: 1640.125,
+            time_p99_us: 2000.5,
             bandwidth: Bandwidth { algbw: 20.395, busbw },
             longest_pause_us: 0.0,
             wrong,
@@ -126,7 +145,7 @@ mod tests {
     #[test]
     fn columns_are_those_of_nccl_tests_and_fit_80_characters() {
         let mut out = Vec::new();
-        let mut table = CollectiveTable::start(&mut out, Collective::AllGather).unwrap();
+        let mut table = CollectiveTable::start(&mut out, Collective::AllGather, false).unwrap();
         table.row(&row(Some(0), 10.25)).unwrap();
         table.row(&row(None, 10.5)).unwrap();
         assert!(table.finish().unwrap());
@@ -147,9 +166,23 @@ mod tests {
     }
 
     #[test]
+    fn percentiles_are_behind_the_columns_of_nccl_tests() {
+        let mut out = Vec::new();
+        let mut table = CollectiveTable::start(&mut out, Collective::AllGather, true).unwrap();
+        table.row(&row(Some(0), 10.25)).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let expected = [
+            "#     size        count    type   redop    root     time   algbw   busbw  #wrong   median     99 %",
+            "#      (B)   (elements)                             (us)  (GB/s)  (GB/s)             (us)     (us)",
+            "  33554432     16777216    int8    none      -1  1645.25   20.39   10.25       0  1640.12  2000.50",
+        ];
+        assert_eq!(text.lines().skip(2).collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
     fn wrong_data_is_counted_and_fails() {
         let mut out = Vec::new();
-        let mut table = CollectiveTable::start(&mut out, Collective::SendRecv).unwrap();
+        let mut table = CollectiveTable::start(&mut out, Collective::SendRecv, false).unwrap();
         table.row(&row(Some(12), 1.0)).unwrap();
         table.row(&row(Some(0), 1.0)).unwrap();
         assert!(!table.finish().unwrap());

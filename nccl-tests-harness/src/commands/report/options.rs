@@ -5,12 +5,12 @@ use super::scrub::Keep;
 use crate::commands::doctor::place::Place;
 use crate::commands::doctor::ssh;
 use crate::date;
+use crate::output::{STANDARD_OUTPUT, replacement};
 use crate::proofs::nccl_tests::gpus::is_gpu;
 use crate::usage::wrong;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tempfile::NamedTempFile;
@@ -181,8 +181,7 @@ impl Wanted {
         if path.symlink_metadata().is_ok() {
             bail!("{} is there already and is not overwritten: name another file with --output", path.display());
         }
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let file = NamedTempFile::new_in(folder).with_context(|| format!("--output {}", path.display()))?;
+        let file = replacement::beside(&path).with_context(|| format!("--output {}", path.display()))?;
         Ok(Target::File(file, path))
     }
 }
@@ -197,17 +196,13 @@ impl Target {
             Self::Output => {
                 let mut out = std::io::stdout();
                 // Not `output::standard`: with --quiet it would leave out lines that start with #.
-                out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("write the report")?;
+                out.write_all(text.as_bytes()).and_then(|()| out.flush()).context(STANDARD_OUTPUT)?;
                 Ok(None)
             }
             Self::File(mut file, path) => {
-                let all = |file: &mut NamedTempFile| {
-                    file.write_all(text.as_bytes())?;
-                    // As other files of its owner: it is made to be passed on.
-                    file.as_file().set_permissions(std::fs::Permissions::from_mode(0o644))?;
-                    file.as_file().sync_all()
-                };
-                all(&mut file).with_context(|| format!("write {}", path.display()))?;
+                // All may read it: a report is made to be shared.
+                let filled = replacement::fill(&mut file, text).and_then(|()| file.as_file().sync_all());
+                filled.with_context(|| format!("write {}", path.display()))?;
                 let kept = file.persist_noclobber(&path).map_err(|error| error.error);
                 kept.with_context(|| format!("write {}", path.display()))?;
                 Ok(Some(path))

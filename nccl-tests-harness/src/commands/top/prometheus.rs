@@ -2,12 +2,11 @@
 
 use super::rates::Picture;
 use super::rows::{self, Row, Subject};
+use crate::output::replacement;
 use anyhow::{Context, Result};
 use std::fmt::Write as _;
-use std::fs::{self, Permissions};
-use std::io::Write as _;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::fs;
+use std::path::PathBuf;
 
 /// A metric: its name without the project's, its type, what it means, which rows have it, and its value there.
 struct Metric {
@@ -164,11 +163,9 @@ impl Textfile {
     }
 
     fn replace(&self, text: &str) -> Result<()> {
-        let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        // Another ending: the collector reads *.prom.
-        let mut file = tempfile::Builder::new().prefix(".nccl-spark-").suffix(".tmp").tempfile_in(folder)?;
-        file.write_all(text.as_bytes())?;
-        file.as_file().set_permissions(Permissions::from_mode(0o644))?;
+        // The collector reads *.prom, which its name does not end in.
+        let mut file = replacement::beside(&self.path)?;
+        replacement::fill(&mut file, text)?;
         // The error would keep the temporary file.
         file.persist(&self.path).map_err(|error| error.error)?;
         Ok(())
@@ -195,6 +192,7 @@ mod tests {
     use crate::commands::top::rows::tests::{flow, job};
     use nccl_net_spark::counters::layout::Direction;
     use std::collections::BTreeSet;
+    use std::os::unix::fs::PermissionsExt;
 
     fn hostile() -> Picture {
         let mut job =
@@ -244,6 +242,9 @@ mod tests {
         let error = Textfile::new(path.clone()).write("four\n").unwrap_err();
         assert!(format!("{error:#}").starts_with(&format!("--prometheus {}: ", path.display())), "{error:#}");
         assert_eq!(names(), ["spark.prom"], "the temporary file is gone");
+        let error = Textfile::new("/no/such/spark.prom".into()).write("five\n").unwrap_err();
+        let text = "--prometheus /no/such/spark.prom: No such file or directory (os error 2)";
+        assert_eq!(format!("{error:#}"), text);
     }
 
     #[test]

@@ -85,7 +85,7 @@ fn rails_are_told_apart_in_narrow_terminals() {
         let lines = text(&view, 80, 24);
         assert!(rails.iter().all(|rail| lines.iter().any(|line| line.contains(rail))), "{lines:#?}");
         assert!(lines[1].contains("losses") && lines[1].contains("stalls"), "{lines:#?}");
-        let lost = lines.iter().filter(|line| line.starts_with("! ")).next_back();
+        let lost = lines.iter().rfind(|line| line.starts_with("! "));
         assert!(lost.is_some_and(|line| line.contains("roceP2p1s0f0:1")), "{lines:#?}");
         for width in 20..200 {
             let lines = text(&view, width, 24);

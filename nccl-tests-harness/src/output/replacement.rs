@@ -1,0 +1,20 @@
+//! A file that is written beside its place and then put there: a reader sees all of the old one or all of the new one.
+
+use std::fs::{File, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+use tempfile::{Builder, NamedTempFile};
+
+/// Makes an empty file beside `path`. Errors do not name it: its name says nothing to the user.
+pub fn beside(path: &Path) -> io::Result<NamedTempFile> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let make = |path: &Path| File::options().write(true).create_new(true).mode(0o600).open(path);
+    Builder::new().prefix(".nccl-spark-").suffix(".tmp").make_in(folder, make)
+}
+
+/// Writes `text`, and lets everybody read it.
+pub fn fill(file: &mut NamedTempFile, text: &str) -> io::Result<()> {
+    file.as_file_mut().write_all(text.as_bytes())?;
+    file.as_file().set_permissions(Permissions::from_mode(0o644))
+}
