@@ -277,7 +277,7 @@ fn a_switch_with_a_small_mtu_is_found_by_the_path_mtu_that_was_measured() {
         assert!(found[0].text.starts_with(begins), "{found:?}");
         assert!(found[0].cure.as_ref().unwrap().contains("MTU 9000 (4200 at least)"), "{found:?}");
     }
-    // Ports that promise no more, and what is not known.
+    // Small ports, and unknown path MTUs.
     for (port, measured) in [(Some(1024), Some(1024)), (Some(4096), None), (None, Some(1024))] {
         assert_eq!(judge(with(port, measured, 108.0)), []);
     }
