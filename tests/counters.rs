@@ -95,6 +95,7 @@ fn the_figures_of_a_job_are_those_of_the_fabric() {
     for record in &records {
         let counts = record.counts;
         assert!(record.state == State::Carries && record.bits_per_s > 0 && record.connection == 1, "{record:?}");
+        assert_eq!(record.path_mtu_bytes, 4096, "{record:?}");
         assert_eq!((counts.losses, counts.recoveries, counts.lost_ns), (0, 0, 0), "{record:?}");
         match record.direction {
             Direction::Send => {
@@ -284,6 +285,7 @@ fn without_a_free_descriptor_a_connection_counts_for_itself() {
         rail: "a:1".to_owned(),
         peer_rail: "b:1".to_owned(),
         bits_per_s: 1,
+        path_mtu_bytes: 4096,
         carries: true,
     };
     let connection =

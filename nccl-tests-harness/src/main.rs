@@ -58,6 +58,7 @@ fn main() -> ExitCode {
             (false, 1) => Verbosity::Verbose,
             (false, _) => Verbosity::Trace,
         });
+        output::set_columns(variable("COLUMNS").as_deref());
         execute(cli.command)
     });
     if let Some(status) = interrupt::status() {

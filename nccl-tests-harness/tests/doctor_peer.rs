@@ -133,6 +133,7 @@ fn told(said: &Said) -> Value {
 fn ids(told: &Value) -> Vec<&str> {
     let known = [
         "peer-",
+        "switch-mtu",
         "slow-rail",
         "slow-path",
         "slow-merged",
@@ -168,6 +169,8 @@ fn two_healthy_hosts_are_measured_rail_by_rail_and_nothing_is_found() {
     let told = told(&said);
     assert_eq!(ids(&told), Vec::<&str>::new(), "{said:?}");
     assert!(paths(&told).len() == 3 && paths(&told).iter().all(|path| path["expected_mbps"].is_null()), "{told}");
+    let mtus = |path: &Value| [&path["measured"]["path_mtu_bytes"], &path["port_mtu_bytes"]].map(Value::as_u64);
+    assert!(paths(&told).iter().all(|path| mtus(path) == [Some(4096); 2]), "{told}");
     assert_eq!(partner.status(), Some(0));
 }
 
@@ -247,6 +250,25 @@ fn a_rail_that_does_not_carry_is_named_and_the_others_are_measured() {
     assert!(text.contains(&format!("{silent}:1 to {silent}:1 (it does by other rails)")), "{text}");
     let [silent, good, merged] = &paths(&told)[..] else { panic!("{told}") };
     assert!(silent["failed"].is_string() && good["measured"].is_object() && merged["measured"].is_object(), "{told}");
+}
+
+#[test]
+fn a_switch_that_drops_large_packets_is_found_though_both_ports_have_a_large_path_mtu() {
+    if !is_built() {
+        return;
+    }
+    let bed = Bed::new("unpaced", 2);
+    let narrow = bed.rail(0);
+    bed.plant(0, &narrow, Action::Path(PathFault::SwitchMtu, true));
+    let said = bed.examine(&bed.partner());
+    let told = told(&said);
+    assert_eq!(ids(&told), ["switch-mtu"], "{said:?}");
+    let text = text_of(&told, "switch-mtu");
+    assert!(text.contains(&format!("above 1024 bytes get lost between {narrow}:1 here and {narrow}:1 of ")), "{text}");
+    assert!(text.contains("whose ports have path MTU 4096"), "{text}");
+    let mtus: Vec<_> = paths(&told)[..2].iter().map(|path| path["measured"]["path_mtu_bytes"].as_u64()).collect();
+    assert_eq!(mtus, [Some(1024), Some(4096)], "{told}");
+    assert!(matches!(said.status, Some(1 | 3)), "{said:?}");
 }
 
 #[test]

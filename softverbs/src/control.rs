@@ -51,6 +51,8 @@ pub enum Action {
     Path(PathFault, bool),
     /// Let so many of the next completions find their queue full.
     Overrun(u32),
+    /// Let commands to the function's firmware not return, or (false) return again; it carries all the same.
+    Hang(bool),
 }
 
 /// A fabric that is used.
@@ -255,6 +257,7 @@ fn set(place: &RailMemory, profile: &Profile, rail: usize, action: Action, now_n
         Action::Unresolved(count) => place.unanswered.store(count, Ordering::Relaxed),
         Action::Path(fault, is_on) => place.set_path(place.path().with(fault, is_on)),
         Action::Overrun(count) => place.overruns.store(count, Ordering::Relaxed),
+        Action::Hang(is_hung) => place.hang(is_hung),
         Action::Slow(factor) => {
             let spec = &profile.rails[rail];
             let full = full_mbps(profile, spec).unwrap_or(spec.speed_mbps);

@@ -156,6 +156,13 @@ impl Caps {
     }
 }
 
+impl QpMemory {
+    /// True in the state of an error, whether its owner has polled that or not.
+    pub fn is_in_error(&self) -> bool {
+        self.state.load(Ordering::Acquire) == State::Error as u32
+    }
+}
+
 impl QueuePair {
     /// Creates a queue pair, in reset.
     ///
@@ -245,7 +252,7 @@ impl QueuePair {
 
     /// Whether the peer has put it in error, which it does in shared memory.
     fn failed_from_afar(&self) -> bool {
-        self.memory().state.load(Ordering::Acquire) == State::Error as u32
+        self.memory().is_in_error()
     }
 
     /// Changes its state.

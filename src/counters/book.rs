@@ -43,7 +43,9 @@ pub struct CountedLane {
     pub peer_rail: String,
     /// The rail's payload rate in bits per second.
     pub bits_per_s: u64,
-    /// Whether it carries from the start on.
+    /// The path MTU of its queue pairs; 0 if it has none yet.
+    pub path_mtu_bytes: u32,
+    /// True if it carries from the start.
     pub carries: bool,
 }
 
@@ -173,6 +175,7 @@ fn describe(place: &Place<Hold>, sequence: u64, connection: u64, direction: Dire
     set(Word::Direction, direction as u64);
     set(Word::Connection, connection);
     set(Word::BitsPerS, lane.bits_per_s);
+    set(Word::PathMtu, u64::from(lane.path_mtu_bytes));
     set_text(Word::Rail, &text_words::<{ RAIL_BYTES / 8 }>(&lane.rail));
     set_text(Word::PeerRail, &text_words::<{ RAIL_BYTES / 8 }>(&lane.peer_rail));
     set_text(Word::Peer, &text_words::<{ PEER_BYTES / 8 }>(peer));
@@ -210,7 +213,11 @@ impl Record {
         }
     }
 
-    /// What a counter has.
+    fn set(&self, word: Word, value: u64) {
+        self.place[word as usize].store(value, Ordering::Relaxed);
+    }
+
+    /// Returns a counter's value.
     pub fn read(&self, word: Word) -> u64 {
         self.place[word as usize].load(Ordering::Relaxed)
     }
@@ -235,7 +242,7 @@ impl Record {
     }
 
     fn store_state(&self, state: State) {
-        self.place[Word::State as usize].store(state as u64, Ordering::Relaxed);
+        self.set(Word::State, state as u64);
     }
 }
 
@@ -262,9 +269,10 @@ impl Outages {
         }
     }
 
-    /// The lane carries again.
-    pub fn recovered(&mut self, now: Instant) {
+    /// The lane carries again, by queue pairs with this path MTU.
+    pub fn recovered(&mut self, path_mtu_bytes: u32, now: Instant) {
         if let Some(since) = self.lost_since.take() {
+            self.record.set(Word::PathMtu, u64::from(path_mtu_bytes));
             self.record.add(Word::Recoveries, 1);
             self.record.add(Word::LostNs, nanos(now.saturating_duration_since(since)));
             self.record.set_state(State::Carries);
@@ -325,7 +333,8 @@ mod tests {
     use super::*;
 
     fn lane(rail: &str) -> CountedLane {
-        CountedLane { rail: rail.to_owned(), peer_rail: "far:1".to_owned(), bits_per_s: 7, carries: true }
+        let peer_rail = "far:1".to_owned();
+        CountedLane { rail: rail.to_owned(), peer_rail, bits_per_s: 7, path_mtu_bytes: 4096, carries: true }
     }
 
     fn read(counting: &Counting) -> Counters {
@@ -360,6 +369,7 @@ mod tests {
         assert_eq!(of_second.iter().map(|record| record.index).collect::<Vec<_>>(), [KEPT + 1, KEPT + 2]);
         assert_eq!((of_second[0].state, of_second[1].state), (State::Carries, State::Lost));
         assert_eq!((of_second[1].rail.as_str(), of_second[1].peer.as_str()), ("c:1", "spark-c"));
+        assert_eq!(of_second[0].path_mtu_bytes, 4096);
         drop(held);
         let _third = counting.connection(Direction::Send, "spark-b", &[lane("d:1")]);
         let records = read(&counting).records;
@@ -392,15 +402,17 @@ mod tests {
     #[test]
     fn a_lane_that_was_never_there_is_lost_once_and_recovers_once() {
         let counting = Counting::new(false);
-        let connection = counting.connection(Direction::Send, "b", &[CountedLane { carries: false, ..lane("a:1") }]);
+        let without = CountedLane { carries: false, path_mtu_bytes: 0, ..lane("a:1") };
+        let connection = counting.connection(Direction::Send, "b", &[without]);
         let (record, now) = (connection.record(0), Instant::now());
         let mut outages = Outages::of(&record);
         outages.lost(now);
         outages.lost(now + Duration::from_secs(1));
-        outages.recovered(now + Duration::from_secs(3));
-        outages.recovered(now + Duration::from_secs(4));
+        assert_eq!(record.read(Word::PathMtu), 0);
+        outages.recovered(1024, now + Duration::from_secs(3));
+        outages.recovered(4096, now + Duration::from_secs(4));
         let counts = [Word::Losses, Word::Recoveries, Word::LostNs].map(|word| record.read(word));
-        assert_eq!(counts, [1, 1, 3_000_000_000]);
+        assert_eq!((counts, record.read(Word::PathMtu)), ([1, 1, 3_000_000_000], 1024));
         record.add(Word::Bytes, u64::MAX);
         record.add(Word::Bytes, 3);
         assert_eq!((record.read(Word::Bytes), Record::nowhere().read(Word::Losses)), (2, 0));

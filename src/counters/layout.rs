@@ -72,6 +72,9 @@ pub enum Word {
     PeerRail = 9,
     /// The peer's host, without a port, [`PEER_BYTES`].
     Peer = 13,
+    /// Path MTU of the lane's newest queue pairs, in bytes; 0 before the first. It changes without
+    /// [`Word::Sequence`], as [`Word::State`] does.
+    PathMtu = 21,
     /// Payload bytes: of a sender those confirmed, of a receiver those that came.
     Bytes = 24,
     /// Work requests that carried them.
@@ -139,6 +142,8 @@ pub struct Record {
     pub peer_rail: String,
     /// The peer's host, in printable ASCII.
     pub peer: String,
+    /// [`Word::PathMtu`]; 0 if it is not known.
+    pub path_mtu_bytes: u64,
     /// The counters.
     pub counts: Counts,
 }
@@ -286,6 +291,7 @@ fn record(bytes: &[u8], index: usize, sequence: u64) -> Option<Record> {
         rail: text(Word::Rail, RAIL_BYTES)?,
         peer_rail: text(Word::PeerRail, RAIL_BYTES)?,
         peer: text(Word::Peer, PEER_BYTES)?,
+        path_mtu_bytes: word(Word::PathMtu)?,
         counts: Counts {
             bytes: word(Word::Bytes)?,
             writes: word(Word::Writes)?,
@@ -324,6 +330,7 @@ mod tests {
         record[Word::Rail as usize..][..4].copy_from_slice(&text_words::<4>("rocep1s0f0:1"));
         record[Word::PeerRail as usize..][..4].copy_from_slice(&text_words::<4>("rocep1s0f1:1"));
         record[Word::Peer as usize..][..8].copy_from_slice(&text_words::<8>("spark-b"));
+        record[Word::PathMtu as usize] = 4096;
         for (index, word) in (Word::Bytes as usize..=Word::StalledNs as usize).enumerate() {
             record[word] = index as u64 + 10;
         }
@@ -342,6 +349,7 @@ mod tests {
         let record = &counters.records[0];
         assert_eq!((record.rail.as_str(), record.peer_rail.as_str()), ("rocep1s0f0:1", "rocep1s0f1:1"));
         assert_eq!((record.peer.as_str(), record.bits_per_s, record.connection), ("spark-b", 100, 1));
+        assert_eq!(record.path_mtu_bytes, 4096);
         let Counts { bytes, writes, timed_writes, timed_ns, longest_ns, .. } = record.counts;
         assert_eq!([bytes, writes, timed_writes, timed_ns, longest_ns], [10, 11, 12, 13, 14]);
         let Counts { losses, recoveries, lost_ns, stalls, stalled_ns, .. } = record.counts;

@@ -336,6 +336,11 @@ impl Fabric {
         ends.map(|end| self.node.memory.qps[end.number as usize % MAX_QPS].waiting_bytes(&to)).sum()
     }
 
+    /// True if a queue pair is in error, whether its owner has polled that or not.
+    pub fn is_in_error(&self, number: u32) -> bool {
+        self.node.memory.qps[number as usize % MAX_QPS].is_in_error()
+    }
+
     /// Queue pairs that there are on the whole fabric.
     pub fn queue_pairs(&self) -> usize {
         self.node.memory.qps.iter().filter(|qp| qp.number.load(Ordering::Acquire) != 0).count()

@@ -383,7 +383,12 @@ impl<'f> Run<'f> {
 
     /// Whether a rail is up on both sides, and nothing is on its way that would cost it.
     fn is_sure(&self, rail: usize) -> bool {
-        let is_open = |path: &dyn SharedPath| path.borrow().is_some_and(|mut path| path.lanes()[rail].is_open());
+        let is_open = |path: &dyn SharedPath| {
+            path.borrow().is_some_and(|mut path| {
+                let lane = &path.lanes()[rail];
+                lane.is_open() && !lane.ends().iter().any(|end| self.fabric.is_in_error(end.number))
+            })
+        };
         self.fabric.is_quiet(rail)
             && self.removals.are_over(self.fabric)
             && is_open(&*self.pair.send)

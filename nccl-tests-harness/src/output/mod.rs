@@ -28,6 +28,7 @@ pub enum Verbosity {
 }
 
 static VERBOSITY: OnceLock<Verbosity> = OnceLock::new();
+static COLUMNS: OnceLock<usize> = OnceLock::new();
 
 /// Sets how much is shown. The first call counts.
 pub fn set_verbosity(verbosity: Verbosity) {
@@ -58,15 +59,21 @@ pub fn shows_progress() -> bool {
     verbosity() != Verbosity::Quiet && io::stderr().is_terminal()
 }
 
+/// Takes the value of the variable `COLUMNS`. The first call counts.
+pub fn set_columns(variable: Option<&str>) {
+    if let Some(columns) = variable.and_then(|text| text.parse().ok()).filter(|columns| *columns > 0) {
+        let _ = COLUMNS.set(columns);
+    }
+}
+
 /// The name of standard output in errors.
 pub const STANDARD_OUTPUT: &str = "standard output";
 
 /// Columns of a text that is wrapped: the variable `COLUMNS`, else the terminal's width, else 100.
 pub fn columns() -> usize {
     const WITHOUT_TERMINAL: usize = 100;
-    let variable = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
     let terminal = || terminal_size::terminal_size().map(|(columns, _)| columns.0.into());
-    variable.filter(|columns| *columns > 0).or_else(terminal).unwrap_or(WITHOUT_TERMINAL)
+    COLUMNS.get().copied().or_else(terminal).unwrap_or(WITHOUT_TERMINAL)
 }
 
 /// Standard output.

@@ -132,6 +132,14 @@ impl Job {
         })
     }
 
+    /// The number of a rank's process, where it is a child of this one.
+    pub fn child(&self, rank: usize) -> Option<u32> {
+        match &self.ranks.get(rank)?.process {
+            Process::Ours(process) => Some(process.id()),
+            Process::Launched(..) => None,
+        }
+    }
+
     /// Sends a message to every rank, and waits until all have answered; the answers are in rank order.
     ///
     /// # Errors

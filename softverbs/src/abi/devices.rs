@@ -92,6 +92,7 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
         if handle.node.forbids(handle.index) {
             return Err(libc::EPERM);
         }
+        handle.await_firmware();
         let presence = handle.node.presence(handle.index);
         let generation = presence.generation;
         presence.ask(generation)?;
@@ -146,6 +147,11 @@ impl DeviceHandle {
     /// The device in the fabric.
     pub(super) fn core(&self) -> &Device {
         &self.node.devices()[self.index]
+    }
+
+    /// Waits while commands to the function's firmware do not return.
+    pub(super) fn await_firmware(&self) {
+        self.node.rail(self.index).await_firmware();
     }
 
     fn new(node: &Arc<Node>, index: usize) -> Self {

@@ -181,6 +181,7 @@ behind!(qp, ibv_qp, QpHandle);
 pub(super) unsafe fn context<'a>(pointer: *mut ibv_context) -> Result<&'a ContextHandle, i32> {
     // SAFETY: the caller's promise.
     let handle = unsafe { any_context(pointer) }?;
+    handle.device.await_firmware();
     handle.device.node.presence(handle.device.index).ask(handle.generation).map(|()| handle)
 }
 
@@ -194,6 +195,7 @@ pub(super) unsafe fn context<'a>(pointer: *mut ibv_context) -> Result<&'a Contex
 pub(super) unsafe fn destroyed(pointer: *mut ibv_context) -> Result<(), i32> {
     // SAFETY: the caller's promise.
     let handle = unsafe { any_context(pointer) }?;
+    handle.device.await_firmware();
     handle.device.node.presence(handle.device.index).end(handle.generation)
 }
 

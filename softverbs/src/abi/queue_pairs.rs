@@ -27,6 +27,7 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init
             return Err(libc::EOPNOTSUPP);
         }
         let device = domain.device;
+        device.await_firmware();
         let caps = |cap: &ibv_qp_cap| Caps {
             send_requests: cap.max_send_wr,
             receive_requests: cap.max_recv_wr,
@@ -71,6 +72,7 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, given: *mut ibv_qp_attr,
     guard::status(|| {
         // SAFETY: the caller's promise.
         let (handle, given) = unsafe { (handles::qp(qp)?, given.as_ref().ok_or(libc::EINVAL)?) };
+        handle.device.await_firmware();
         let mut attributes = lock(&handle.attributes);
         let after = modified(handle, &attributes, given, mask as u32)?;
         *attributes = after;

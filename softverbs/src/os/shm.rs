@@ -3,6 +3,7 @@
 //! Everything in it is an atomic, so any process may read and write any of it at any time, and zeros are a valid beginning.
 //! It is sparse: only what is touched takes memory. It stays mapped until the process ends.
 
+use crate::os::process::{sleep_while, wake};
 use crate::pacing::Resource;
 use crate::path::{PathFault, PathFaults};
 use crate::profile::{MAX_NODES, MAX_RAILS, MAX_SHARED};
@@ -10,6 +11,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 /// Processes of a fabric.
 pub(crate) const MAX_PROCESSES: usize = 64;
@@ -27,7 +29,7 @@ pub(crate) const DOORBELL_WORDS: usize = MAX_QPS / 64;
 const NEIGHBOUR_WORDS: usize = (MAX_NODES * MAX_RAILS).div_ceil(64);
 
 /// Changes with the layout below.
-pub(crate) const LAYOUT: u64 = 0x5356_000b;
+pub(crate) const LAYOUT: u64 = 0x5356_000c;
 
 /// The whole file.
 #[repr(C)]
@@ -83,6 +85,9 @@ pub struct RailMemory {
     path: AtomicU32,
     /// So many of the next completions find their queue full, whatever room it has.
     pub overruns: AtomicU32,
+    /// 1: commands to its firmware do not return. Under Linux a command waits for the firmware, for
+    /// example while the kernel recovers from a PCIe error; posting and polling do not.
+    hung: AtomicU32,
     /// Whether its function is there: a `hotplug::Presence`.
     pub(crate) presence: AtomicU32,
     /// Time at which its link came up.
@@ -112,6 +117,19 @@ impl RailMemory {
             self.link_up(now_ns);
         }
         self.down.store(u32::from(!is_up), Ordering::Release);
+    }
+
+    /// Lets commands to its firmware not return, or no longer.
+    pub fn hang(&self, is_hung: bool) {
+        self.hung.store(u32::from(is_hung), Ordering::Release);
+        wake(&self.hung);
+    }
+
+    /// Waits while commands to its firmware do not return.
+    pub(crate) fn await_firmware(&self) {
+        while self.hung.load(Ordering::Acquire) != 0 {
+            sleep_while(&self.hung, 1, Duration::from_secs(1));
+        }
     }
 
     /// Its link comes up. The kernel forgot the neighbours when it lost the carrier (`arp_netdev_event` in net/ipv4/arp.c and

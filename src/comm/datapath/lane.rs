@@ -47,6 +47,8 @@ pub struct Lane {
     pub peer_mailbox_rkey: u32,
     /// Which opening of the device its queue pairs are of.
     opening: u32,
+    /// Path MTU of its queue pairs; 0 until they are connected.
+    path_mtu_bytes: u32,
     /// None while the rail is lost.
     queues: Vec<Queue>,
     inline_bytes: u32,
@@ -188,7 +190,7 @@ impl Lane {
     /// A lane of a rail that does not carry yet: without queue pairs, as one whose rail was lost.
     pub fn not_yet(rail: &Arc<Rail>, peer_rail: String) -> Lane {
         let (path_quality, mailbox_key, peer_mailbox_rkey) = Default::default();
-        let (opening, queues, inline_bytes, cq, turn, stranded) = Default::default();
+        let (opening, path_mtu_bytes, queues, inline_bytes, cq, turn, stranded) = Default::default();
         let (pending, backlog_bytes) = Default::default();
         let rail = Arc::clone(rail);
         Lane {
@@ -198,6 +200,7 @@ impl Lane {
             mailbox_key,
             peer_mailbox_rkey,
             opening,
+            path_mtu_bytes,
             queues,
             inline_bytes,
             cq,
@@ -223,6 +226,11 @@ impl Lane {
     /// Which opening of the device its queue pairs are of.
     pub fn opening(&self) -> u32 {
         self.opening
+    }
+
+    /// Path MTU of its queue pairs; 0 until they are connected.
+    pub fn path_mtu_bytes(&self) -> u32 {
+        self.path_mtu_bytes
     }
 
     /// Registers the connection's own memory there, for the peer to write into.
@@ -274,6 +282,7 @@ impl Lane {
             .ok_or_else(|| Error::Network(format!("{} no longer has the agreed address", self.rail.name())))?;
         let Priority { traffic_class, service_level } = route.priority;
         self.path_quality = self.rail.path_qualities.of(route.peer_gid);
+        self.path_mtu_bytes = route.mtu_bytes;
         for (index, (queue, end)) in self.queues.iter_mut().zip(route.ends).enumerate() {
             if role == Role::Receiver {
                 queue.qp.post_receives(RECEIVE_DEPTH, receive_id(index as u8))?;

@@ -180,7 +180,8 @@ mod tests {
     fn a_stall_counts_once_and_its_length_as_it_grows() {
         let (mut stall, seconds) = (StallTimer::default(), Duration::from_secs);
         let counting = crate::counters::Counting::new(false);
-        let lane = CountedLane { rail: String::new(), peer_rail: String::new(), bits_per_s: 0, carries: true };
+        let (rail, peer_rail) = Default::default();
+        let lane = CountedLane { rail, peer_rail, bits_per_s: 0, path_mtu_bytes: 0, carries: true };
         let counted = counting.connection(crate::counters::layout::Direction::Send, "b", &[lane]);
         let record = counted.record(0);
         let mut count = |waited, moved: bool| {

@@ -114,10 +114,15 @@ impl ManagedRail {
         }
     }
 
-    /// The rail and its failed attempts, for messages.
+    /// This host's rail and the peer's, for messages.
+    pub fn name(&self) -> String {
+        format!("{} to {}", self.rail.name(), self.peer_rail)
+    }
+
+    /// This host's rail and its failed attempts, for messages.
     pub fn tries_text(&self) -> String {
         let tries: Vec<String> = self.tries.iter().map(Tries::text).collect();
-        format!("{} to {} ({})", self.rail.name(), self.peer_rail, tries.join("; "))
+        format!("{} ({})", self.rail.name(), tries.join("; "))
     }
 
     /// The rail and its state, for messages.
@@ -129,7 +134,7 @@ impl ManagedRail {
             Some(State::Opening | State::Requested { .. } | State::Connecting) => "reconnecting",
             Some(State::Probing { .. } | State::Answering | State::AwaitingLive) => "under test",
         };
-        format!("{} to {}: {text}", self.rail.name(), self.peer_rail)
+        format!("{}: {text}", self.name())
     }
 }
 

@@ -440,7 +440,7 @@ impl Driver {
             let at = self.clock(now);
             return self.recovery.not_activated(lane, at);
         };
-        let opening = new.opening();
+        let (opening, path_mtu_bytes) = (new.opening(), new.path_mtu_bytes());
         let regained = match self.path.borrow() {
             Some(mut path) => {
                 let regained = path.regain(&self.context, lane, new);
@@ -469,7 +469,7 @@ impl Driver {
         match (rail.is_up(), rail.device.presence_of(opening)) {
             (true, Presence::Here) => {
                 self.outages.recovered(lane, now);
-                self.rails[lane.index()].outages.recovered(now);
+                self.rails[lane.index()].outages.recovered(path_mtu_bytes, now);
             }
             (false, Presence::Here) => {
                 self.recovery.port_down(lane, "local port down while the rail was tested", at);

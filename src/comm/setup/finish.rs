@@ -178,6 +178,7 @@ fn counted(process: &Process, role: Role, peer: &str, pairs: &[AgreedPair]) -> C
         rail: pair.rail.name(),
         peer_rail: pair.peer_rail.clone(),
         bits_per_s: u64::from(pair.rail.info.speed_mbps) * 1_000_000,
+        path_mtu_bytes: pair.lane.as_ref().map_or(0, Lane::path_mtu_bytes),
         carries: pair.lane.is_ok(),
     };
     let direction = match role {

@@ -50,7 +50,9 @@ impl Recovery {
             _ if !self.recovers() => Need::No,
             false if is_dark || is_suspected => Need::Urgent,
             false => Need::Calm,
-            true if is_dark && is_unheard && self.link.is_waiting() => Need::Urgent,
+            // Before the first rail there is no outage to doubt TCP for. The peer may be slow to answer: its kernel looks for a
+            // second for each address that does not resolve.
+            true if is_dark && self.has_carried() && is_unheard && self.link.is_waiting() => Need::Urgent,
             true => Need::No,
         }
     }

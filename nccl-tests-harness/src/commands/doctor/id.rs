@@ -109,6 +109,7 @@ ids! {
     PeerSettings = "peer-settings": "a variable that has to agree differs";
     NoCommonSubnet = "no-common-subnet": "no rail of one host shares a subnet with one of the other";
     PeerMtu = "peer-mtu": "the two ends of a path have different MTUs";
+    SwitchMtu = "switch-mtu": "a switch between two ports drops packets that both ports could send";
     PeerHalfCable = "peer-half-cable": "one function of a cable has no counterpart on the other host";
     AsymmetricCabling = "asymmetric-cabling": "a cable leads from p0 to p1";
     ArpAnsweredByAnother = "arp-answered-by-another": "a host has the hardware address of another function for a rail";

@@ -121,7 +121,8 @@ mod tests {
         const ODD: &str = "x\x1b]0;pwned\x07\nBROKEN: forged\r\u{9b}2J";
         let odd = || ODD.to_owned();
         let finding = Finding::new(Severity::Note, Id::NoRail, ODD).cured_by(ODD);
-        let path = Path { here: vec![odd()], there: vec![odd()], expected_mbps: None, outcome: Outcome::Failed(odd()) };
+        let (here, there, outcome) = (vec![odd()], vec![odd()], Outcome::Failed(odd()));
+        let path = Path { here, there, expected_mbps: None, port_mtu_bytes: None, outcome };
         let answer = Answer {
             findings: vec![finding],
             picture: vec![odd()],

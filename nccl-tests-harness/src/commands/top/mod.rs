@@ -9,7 +9,7 @@
 mod columns;
 mod json;
 mod lines;
-mod look;
+pub mod look;
 mod prometheus;
 mod rates;
 mod rows;

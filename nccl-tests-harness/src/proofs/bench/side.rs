@@ -226,6 +226,11 @@ impl Side {
         self.ask(RECEIVER..RECEIVER + 1, |_| Order::Mark, marked).map(|_| ())
     }
 
+    /// The number of the sending rank's process, where it is a child of this one.
+    pub fn sending_child(&self) -> Option<u32> {
+        self.job.child(SENDER)
+    }
+
     /// Closes all connections.
     pub fn close(&mut self) -> Result<()> {
         self.open.clear();

@@ -29,9 +29,11 @@ impl Driver {
         }
     }
 
-    /// The rails and their failed attempts, for messages.
+    /// The pairs of rails, and their failed attempts. All names come first, because NCCL cuts a line of its log at 1024
+    /// characters (`ncclDebugLog` in debug.cc).
     fn tries_text(&self) -> String {
-        self.rails.iter().map(ManagedRail::tries_text).collect::<Vec<_>>().join(", ")
+        let text = |of: fn(&ManagedRail) -> String| self.rails.iter().map(of).collect::<Vec<_>>().join(", ");
+        format!("{}; {}", text(ManagedRail::name), text(ManagedRail::tries_text))
     }
 
     /// No rail has carried within the limit.

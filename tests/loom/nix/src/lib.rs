@@ -65,24 +65,3 @@ pub mod errno {
         }
     }
 }
-
-/// The system.
-pub mod sys {
-    /// Signals, of which a model has none.
-    pub mod signal {
-        /// A set of signals.
-        pub struct SigSet;
-
-        impl SigSet {
-            /// Every one.
-            pub fn all() -> Self {
-                Self
-            }
-
-            /// Keeps them from this thread.
-            pub fn thread_block(&self) -> Result<(), crate::errno::Errno> {
-                Ok(())
-            }
-        }
-    }
-}

@@ -10,6 +10,7 @@ pub fn judge(host: &str, pairs: &[Path], merged: Option<&Path>) -> Vec<Finding> 
     let mut found = Vec::new();
     unreachable(host, pairs, merged, &mut found);
     wrong_bytes(pairs.iter().chain(merged), &mut found);
+    narrow(host, pairs, &mut found);
     slow(host, pairs, &mut found);
     found.extend(merged.and_then(|merged| slow_together(host, pairs, merged)));
     found
@@ -41,12 +42,30 @@ fn wrong_bytes<'a>(paths: impl Iterator<Item = &'a Path>, found: &mut Vec<Findin
     }
 }
 
+/// A switch that drops large packets. The plugin has tested the path and uses smaller ones.
+fn narrow(host: &str, pairs: &[Path], found: &mut Vec<Finding>) {
+    for path in pairs {
+        let (Some((path_mtu, port_mtu)), [here], [there]) = (path.narrowed(), &path.here[..], &path.there[..]) else {
+            continue;
+        };
+        let text = format!(
+            "packets above {path_mtu} bytes get lost between {here} here and {there} of {host}, whose ports have \
+             path MTU {port_mtu}: the plugin uses path MTU {path_mtu} there"
+        );
+        found.push(Finding::new(Severity::Slow, Id::SwitchMtu, text).cured_by(SWITCH_PORTS));
+    }
+}
+
+const SWITCH_PORTS: &str =
+    "nccl-spark doctor --peer HOST    # after MTU 9000 (4200 at least) is set on every switch port between the two";
+
 /// A rail whose attributes promise more than it carries: what is expected was computed from them.
 fn slow(host: &str, pairs: &[Path], found: &mut Vec<Finding>) {
     let measured: Vec<&Path> = pairs.iter().filter(|path| worst(path).is_some()).collect();
     let bad = measured.iter().filter(|path| worst(path) == Some(Grade::Bad)).count();
     let best = measured.iter().filter_map(|path| part(path)).fold(0.0, f64::max);
-    for path in measured.iter() {
+    // A switch that drops large packets makes a rail slow, and has a finding of its own.
+    for path in measured.iter().filter(|path| path.narrowed().is_none()) {
         let (Some(figures), Some(expected), Some(own)) = (path.figures(), path.expected_mbps, part(path)) else {
             continue;
         };

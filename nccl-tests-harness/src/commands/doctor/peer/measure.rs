@@ -7,12 +7,14 @@ use super::reach::{self, Partner};
 use super::sheet::Sheet;
 use super::together::{Figures, Outcome, Path as Way, Rate};
 use super::words::{Ask, OPENING, Told};
+use crate::commands::top::look::Looker;
 use crate::output::watch::Watch;
 use crate::proofs::bench::messages::Layout;
 use crate::proofs::bench::side::{About, Side};
 use crate::ranks::job::Seat;
 use crate::ranks::rendezvous::{Guest, Hello};
 use anyhow::{Context, Result, bail};
+use nccl_net_spark::counters::layout::State;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -60,10 +62,11 @@ impl Course<'_> {
         // A fast rail may serve several of the other side.
         here.dedup();
         there.dedup();
+        let port_mtu_bytes = self.port_mtu_bytes(pairs);
         let own_mbps = self.host.expected_mbps(&here)?;
         if Instant::now() >= self.end {
             let outcome = Outcome::NotMeasured("time was up".to_owned());
-            return Ok(Way { here, there, expected_mbps: own_mbps, outcome });
+            return Ok(Way { here, there, expected_mbps: own_mbps, port_mtu_bytes, outcome });
         }
         self.watch.doing(&format!("{} to {}", here.join(", "), there.join(", ")));
         self.partner.line.say(&Ask::Measure { rails: there.clone() })?;
@@ -73,7 +76,7 @@ impl Course<'_> {
             }
             Told::Failed { why } => {
                 let outcome = Outcome::Failed(super::sheet::plain(&why));
-                return Ok(Way { here, there, expected_mbps: own_mbps, outcome });
+                return Ok(Way { here, there, expected_mbps: own_mbps, port_mtu_bytes, outcome });
             }
             Told::Sheet(_) | Told::Neighbours(_) => {
                 bail!("{} answered something else than it was asked", self.partner.name)
@@ -87,7 +90,13 @@ impl Course<'_> {
             Ok(figures) => Outcome::Measured(figures),
             Err(error) => Outcome::Failed(self.named(&format!("{error:#}"))),
         };
-        Ok(Way { here, there, expected_mbps, outcome })
+        Ok(Way { here, there, expected_mbps, port_mtu_bytes, outcome })
+    }
+
+    /// The smallest path MTU of the ports at both ends.
+    fn port_mtu_bytes(&self, pairs: &[Pair]) -> Option<u32> {
+        let ports = |pair: &Pair| [self.host.sheet.rails[pair.here].mtu_bytes, self.there.rails[pair.there].mtu_bytes];
+        pairs.iter().flat_map(ports).min()
     }
 
     fn figures(&self, seats: Vec<Seat>, expected_mbps: Option<f64>) -> Result<Figures> {
@@ -111,9 +120,11 @@ impl Course<'_> {
         let wrong_bytes = wrong_there + wrong_back;
         side.open(1, 1, memory)?;
         let latency_us = latency_us(&mut side)?;
+        let path_mtu_bytes = path_mtu_bytes(&side)?;
         side.finish()?;
         let rate = |mbps| Rate::of(mbps, expected_mbps);
-        Ok(Figures { to_peer: rate(to_peer), from_peer: rate(from_peer), latency_us, wrong_bytes })
+        let (to_peer, from_peer) = (rate(to_peer), rate(from_peer));
+        Ok(Figures { to_peer, from_peer, latency_us, wrong_bytes, path_mtu_bytes })
     }
 
     /// What the rank there would say of itself.
@@ -193,6 +204,15 @@ fn stream(side: &mut Side, layout: Layout) -> Result<f64> {
         let more = (messages as f64 / seconds * RUN_S * ENOUGH * 1.5) as u64;
         messages = more.clamp(messages * 2, messages * 64);
     }
+}
+
+/// The smallest path MTU of the lanes that carry now, as the counters of the rank here have it.
+fn path_mtu_bytes(side: &Side) -> Result<Option<u32>> {
+    let Some(child) = side.sending_child() else { return Ok(None) };
+    let look = Looker::new(&[child]).look().context("the counters of the rank here")?;
+    let records = look.jobs.iter().flat_map(|job| &job.counters.records);
+    let carrying = records.filter(|record| record.state == State::Carries && record.path_mtu_bytes > 0);
+    Ok(carrying.filter_map(|record| u32::try_from(record.path_mtu_bytes).ok()).min())
 }
 
 /// Half a round trip of 8 bytes, the median, in microseconds.

@@ -208,10 +208,12 @@ fn way(at: usize, rates: Option<(f64, f64)>) -> Path {
         from_peer: Rate::of(from * 1e3, expected_mbps),
         latency_us: 2.0,
         wrong_bytes: 0,
+        path_mtu_bytes: Some(4096),
     };
     let outcome =
         rates.map_or(Outcome::Failed("no acknowledgement".to_owned()), |rates| Outcome::Measured(figures(rates)));
-    Path { here: vec![format!("mlx5_{at}:1")], there: vec![format!("mlx5_{at}:1")], expected_mbps, outcome }
+    let names = || vec![format!("mlx5_{at}:1")];
+    Path { here: names(), there: names(), expected_mbps, port_mtu_bytes: Some(4096), outcome }
 }
 
 #[test]
@@ -253,6 +255,32 @@ fn a_rail_that_is_much_slower_than_the_others_is_named_where_none_is_good() {
     let last = |pairs: &[Path]| judge(pairs)[0].text.rsplit("; ").next().unwrap().to_owned();
     assert_eq!(last(&[good(0), bad.clone()]), "another rail carries what it promises");
     assert_eq!(last(&[good(0), good(1), bad]), "other rails carry what they promise");
+}
+
+#[test]
+fn a_switch_with_a_small_mtu_is_found_by_the_path_mtu_that_was_measured() {
+    let with = |port: Option<u32>, measured: Option<u32>, gbps: f64| {
+        let mut path = way(1, Some((gbps, gbps)));
+        path.port_mtu_bytes = port;
+        if let Outcome::Measured(figures) = &mut path.outcome {
+            figures.path_mtu_bytes = measured;
+        }
+        path
+    };
+    let good = || way(0, Some((108.0, 108.0)));
+    let judge = |path: Path| grade::judge("spark-2", &[good(), path], None);
+    for gbps in [108.0, 95.0, 60.0] {
+        let found = judge(with(Some(4096), Some(1024), gbps));
+        assert_eq!(ids(&found), [(Severity::Slow, "switch-mtu")], "whatever the rate is");
+        let begins = "packets above 1024 bytes get lost between mlx5_1:1 here and mlx5_1:1 of spark-2, whose ports \
+                      have path MTU 4096: ";
+        assert!(found[0].text.starts_with(begins), "{found:?}");
+        assert!(found[0].cure.as_ref().unwrap().contains("MTU 9000 (4200 at least)"), "{found:?}");
+    }
+    // Small ports, and unknown path MTUs.
+    for (port, measured) in [(Some(1024), Some(1024)), (Some(4096), None), (None, Some(1024))] {
+        assert_eq!(judge(with(port, measured, 108.0)), []);
+    }
 }
 
 #[test]

@@ -38,6 +38,8 @@ pub struct Path {
     pub there: Vec<String>,
     /// What their links and ports promise in payload each way, in Mb/s; null where nothing is known.
     pub expected_mbps: Option<f64>,
+    /// The smallest path MTU of the ports at both ends, in bytes.
+    pub port_mtu_bytes: Option<u32>,
     /// What came of it.
     #[serde(flatten)]
     pub outcome: Outcome,
@@ -66,6 +68,8 @@ pub struct Figures {
     pub latency_us: f64,
     /// Bytes that arrived wrong, of those that were checked.
     pub wrong_bytes: u64,
+    /// The smallest path MTU of its connections, in bytes; null where the plugin keeps no counters.
+    pub path_mtu_bytes: Option<u32>,
 }
 
 /// A rate, and what people would say of it.
@@ -120,6 +124,13 @@ impl Path {
             ([here], [there]) => format!("{here} to {there}"),
             _ => "all rails together".to_owned(),
         }
+    }
+
+    /// The path MTUs of its connections and of its ports, where the first is smaller: a switch
+    /// between the ports drops larger packets.
+    pub fn narrowed(&self) -> Option<(u32, u32)> {
+        let both = (self.figures()?.path_mtu_bytes?, self.port_mtu_bytes?);
+        Some(both).filter(|(path, port)| path < port)
     }
 
     /// What was measured, if anything was.

@@ -14,6 +14,7 @@ fn record(index: usize, bytes: u64) -> Record {
         rail: format!("rail{index}"),
         peer_rail: "there".to_owned(),
         peer: "b".to_owned(),
+        path_mtu_bytes: 4096,
         counts: Counts { bytes, writes: bytes / 10, timed_writes: 2, timed_ns: bytes, ..Counts::default() },
     }
 }
