@@ -7,9 +7,10 @@
  *   FAKE_FAIL      isend fails                               FAKE_HANG     isend never comes back
  *   FAKE_LOSE      isend drops the message                   FAKE_DIE      isend kills the process
  *   FAKE_EXIT      isend leaves the process with status 3    FAKE_UNKNOWN  isend returns a code that NCCL has no name for
- * Without a number: FAKE_INIT_FAILS, FAKE_INIT_HANGS, FAKE_NO_DEVICE, FAKE_DEVICE_ONLY (no host memory), FAKE_NO_OPTIONAL (an
- * optional receive fails), FAKE_TORN (of each 128 bytes of an optional receive the upper 64 come 20 ms before the lower). An optional receive ends
- * when its bytes are there, as any other; they are stored as 8-byte words in order. */
+ * Without a number: FAKE_INIT_FAILS, FAKE_INIT_HANGS, FAKE_NO_DEVICE, FAKE_DEVICE_ONLY (no host
+ * memory), FAKE_NO_OPTIONAL (an optional receive fails), FAKE_TORN (of each 128 bytes of an
+ * optional receive the upper 64 come 20 ms before the lower). An optional receive ends when its
+ * bytes are there, as any other; they are stored as 8-byte words in order. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>

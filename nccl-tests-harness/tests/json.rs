@@ -1,4 +1,5 @@
-//! `--json` of every command: printed without a FILE, and no file is left by a run that has no report.
+//! `--json` of every command: printed without a FILE, and no file is left by a run that has no
+//! report.
 
 mod common;
 

@@ -7,9 +7,10 @@ use std::ffi::{OsStr, OsString};
 
 /// The words for clap.
 ///
-/// A `--json` without a FILE of its own becomes `--json=-`: clap would take the next word for the FILE, also where it is an argument
-/// such as a scenario of bench. A negative number becomes a part of the option before it, as in `-b=-5`: no option has such a name,
-/// and the error names the option and what it takes.
+/// A `--json` without a FILE of its own becomes `--json=-`: clap would take the next word for the
+/// FILE, also where it is an argument such as a scenario of bench. A negative number becomes a part
+/// of the option before it, as in `-b=-5`: no option has such a name, and the error names the
+/// option and what it takes.
 pub fn prepared(program: &Command, words: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let (mut command, mut prepared) = (program, Vec::new());
     let mut words = words.into_iter().peekable();
@@ -35,7 +36,8 @@ pub fn prepared(program: &Command, words: impl IntoIterator<Item = OsString>) ->
     prepared
 }
 
-/// True for the name of a subcommand, and for a value that the command lists for one of its arguments.
+/// True for the name of a subcommand, and for a value that the command lists for one of its
+/// arguments.
 fn is_known(command: &Command, word: &OsStr) -> bool {
     let mut values = command.get_positionals().flat_map(|argument| argument.get_possible_values());
     let is_value = word.to_str().is_some_and(|word| values.any(|value| value.matches(word, false)));

@@ -85,7 +85,8 @@ struct LinkJson {
     devices: Vec<String>,
 }
 
-/// Prints which RoCE ports are rails, which are not, and why. Returns the exit status: 1 where none is. `program` is this program's file.
+/// Prints which RoCE ports are rails, which are not, and why. Returns the exit status: 1 where none
+/// is. `program` is this program's file.
 ///
 /// # Errors
 /// When the machine cannot be examined, or the output not be written.
@@ -109,7 +110,8 @@ pub fn rails(options: Options, program: &Path) -> Result<u8> {
     Ok(u8::from(!is_usable))
 }
 
-/// Runs this command again with a software fabric in its environment, which no process can change for itself.
+/// Runs this command again with a software fabric in its environment, which no process can change
+/// for itself.
 fn on_fabric(program: &Path, short: bool, json: JsonOption, environment: Vec<(String, String)>) -> Result<u8> {
     let mut command = Command::new(program);
     command.args(["rails", "--fabric", "verbs"]).args(short.then_some("--short")).envs(environment);

@@ -1,4 +1,5 @@
-//! A file that is written beside its place and then put there: a reader sees all of the old one or all of the new one.
+//! A file that is written beside its place and then put there: a reader sees all of the old one or
+//! all of the new one.
 
 use std::fs::{File, Permissions};
 use std::io::{self, Write};

@@ -1,4 +1,5 @@
-//! Results as JSON, for programs: the option that asks for them, where they go, and how every report of a run ends.
+//! Results as JSON, for programs: the option that asks for them, where they go, and how every
+//! report of a run ends.
 
 use crate::output;
 use crate::usage::{self, wrong};
@@ -13,7 +14,8 @@ use std::path::{Path, PathBuf};
 /// The option `--json` of every command whose result is one report.
 #[derive(Debug, Clone, Default, Args)]
 pub struct JsonOption {
-    /// Prints the result as JSON and all else to standard error, or writes the JSON to FILE; - as FILE is standard output.
+    /// Prints the result as JSON and all else to standard error, or writes the JSON to FILE; - as
+    /// FILE is standard output.
     #[arg(id = "json", long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-",
           value_parser = PathBufValueParser::new().map(Target::from))]
     pub target: Option<Target>,
@@ -84,7 +86,8 @@ pub fn of_run<R: Serialize>(
 }
 
 impl Sink {
-    /// Finds out before the run whether a report can be written. Leaves no file behind: a run may end without a report.
+    /// Finds out before the run whether a report can be written. Leaves no file behind: a run may
+    /// end without a report.
     ///
     /// # Errors
     /// When the file cannot be written, which is a mistake on the command line.

@@ -32,7 +32,8 @@ struct Kept {
 
 /// The plugin says little at this level; more is a fault that must not eat the memory.
 const KEPT_LINES: usize = 256;
-/// A warning is held for this long. An `init` that then still runs waits for something, and the warning says for what.
+/// A warning is held for this long. An `init` that then still runs waits for something, and the
+/// warning says for what.
 const HOLD: Duration = Duration::from_secs(1);
 
 impl Level {

@@ -256,8 +256,8 @@ fn dial(meeting: &Meeting, rank: usize, deadline: Instant) -> Result<TcpStream> 
     }
 }
 
-/// Says after [`PATIENCE`] what a rank waits for, unless it is dropped before. From a thread of its own: the look-up of a name and
-/// the attempt to connect may each take longer.
+/// Says after [`PATIENCE`] what a rank waits for, unless it is dropped before. From a thread of its
+/// own: the look-up of a name and the attempt to connect may each take longer.
 struct Waiting {
     /// The error of the last attempt.
     error: Arc<Mutex<String>>,

@@ -208,7 +208,8 @@ fn setup(plan: &Plan, rank: usize) -> Setup {
     }
 }
 
-/// As in nccl-tests, the mean of the ranks' times and the sum of their wrong elements. Other times are the longest of any rank.
+/// As in nccl-tests, the mean of the ranks' times and the sum of their wrong elements. Other times
+/// are the longest of any rank.
 fn row(plan: &Plan, count: usize, measured: &[Measurement]) -> Row {
     let mean = measured.iter().map(|one| one.seconds).sum::<f64>() / measured.len() as f64;
     let seconds = mean / f64::from(plan.iters);
@@ -286,8 +287,8 @@ mod tests {
         }
     }
 
-    /// Hand figures: 10 iterations in 1 ms and in 3 ms are 200 us each on average; 2 x 4 MB in that are 40 GB/s. The slower rank's median
-    /// and 99th percentile are 150 and 600 us.
+    /// Hand figures: 10 iterations in 1 ms and in 3 ms are 200 us each on average; 2 x 4 MB in that
+    /// are 40 GB/s. The slower rank's median and 99th percentile are 150 and 600 us.
     #[test]
     fn a_row_averages_times_and_adds_up_wrong_bytes() {
         let row = row(&plan(), 4_000_000, &[measurement(1e-3, Some(3)), measurement(3e-3, Some(4))]);

@@ -28,8 +28,8 @@ pub struct Options {
 /// Options of a run; names and meanings are those of nccl-tests where it has them.
 #[derive(Debug, Args)]
 pub struct Run {
-    /// Number of ranks to start on this machine, on the software fabric at most 16 [default: 2, unless mpirun, srun or torchrun
-    /// started this process as a rank].
+    /// Number of ranks to start on this machine, on the software fabric at most 16 [default: 2,
+    /// unless mpirun, srun or torchrun started this process as a rank].
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(2..=256))]
     ranks: Option<u16>,
     /// Connections from each rank to each rank that it sends to; a message below 64 KiB uses one.

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 const SLOW: f64 = 0.5;
 /// Rails are compared where the busiest one carries at least this part of its payload rate.
 const BUSY: f64 = 0.1;
-/// They are compared at any rate where its writes have at least this size on average: smaller messages may go by one rail alone.
+/// They are compared at any rate where its writes have at least this size on average: smaller
+/// messages may go by one rail alone.
 const SHARED_BYTES: u64 = 64 << 10;
 
 /// What a row is about.

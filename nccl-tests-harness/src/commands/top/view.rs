@@ -68,7 +68,8 @@ impl Line {
         if self.row.is_rail() { 1 + self.name.chars().count() } else { 0 }
     }
 
-    /// The mark and the name in `width` characters. Rails differ at the end of their names, so these lose their beginning.
+    /// The mark and the name in `width` characters. Rails differ at the end of their names, so
+    /// these lose their beginning.
     fn name_in(&self, width: usize) -> String {
         let mark = mark(self.row.condition).0;
         let cut = if self.row.is_rail() { self.room().saturating_sub(width) } else { 0 };
@@ -211,7 +212,8 @@ fn name(job: &Job, row: &Row) -> String {
     }
 }
 
-/// The width of the names, of which the longest rail's needs `room`, and the figures that fit beside them.
+/// The width of the names, of which the longest rail's needs `room`, and the figures that fit
+/// beside them.
 fn columns_for(width: usize, room: usize) -> (usize, Vec<Column>) {
     let mut by_place: Vec<Column> = columns::ALL.to_vec();
     by_place.sort_by_key(|column| column.place);

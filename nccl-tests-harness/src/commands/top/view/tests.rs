@@ -73,7 +73,8 @@ fn a_narrow_terminal_keeps_what_counts_most() {
     assert_eq!(text(&view(picture()), 5, 2), [" job,", "!4711"]);
 }
 
-/// A Spark's four rails, of which the second is lost: which one it is can be read at every width with a figure.
+/// A Spark's four rails, of which the second is lost: which one it is can be read at every width
+/// with a figure.
 #[test]
 fn rails_are_told_apart_in_narrow_terminals() {
     let rails = ["rocep1s0f0:1", "roceP2p1s0f0:1", "rocep1s0f1:1", "roceP2p1s0f1:1"];
