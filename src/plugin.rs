@@ -260,14 +260,19 @@ const LINK_WARNING: Duration = Duration::from_secs(15);
 /// Waits while no port can be a rail and all lack nothing but a link: cables are plugged in and peers boot after a job has started.
 /// Gives up, without an error of its own, after the time that a connection may take too.
 fn await_a_link(config: &Config) -> Result<()> {
-    let (begun, mut warn_at) = (Instant::now(), Duration::ZERO);
+    static WAITS_SINCE: OnceCell<Instant> = OnceCell::new();
+    let mut warn_at = Duration::ZERO;
     loop {
         let (survey, _) = while_devices_leave(|| look_around(config))?;
         let of = |refusal| survey.refused.iter().filter(move |port| port.refusal == refusal);
         let down: Vec<String> = of(Refusal::NoLink).map(|port| format!("{}:{}", port.device, port.port)).collect();
-        let (waited, limit) = (begun.elapsed(), config.connect_timeout);
         let has_others = !survey.rails.is_empty() || of(Refusal::Unusable).next().is_some();
-        if has_others || down.is_empty() || waited >= limit {
+        if has_others || down.is_empty() {
+            return Ok(());
+        }
+        // Once for the process: NCCL may call `init` again after a failure, from several threads.
+        let (waited, limit) = (WAITS_SINCE.get_or_init(Instant::now).elapsed(), config.connect_timeout);
+        if waited >= limit {
             return Ok(());
         }
         if waited >= warn_at {

@@ -317,6 +317,7 @@ impl Recovery {
         match outcome {
             Ok(()) => {
                 (rail.state, rail.has_carried) = (State::Up { since: now }, true);
+                self.dark_since = None;
                 self.link.say(ControlMessage::Live { lane });
                 self.actions.push_back(Action::Activate(lane));
             }
@@ -411,6 +412,7 @@ impl Recovery {
             }
             (ControlMessage::Live { .. }, State::AwaitingLive) => {
                 (rail.state, rail.has_carried) = (State::Up { since: now }, true);
+                self.dark_since = None;
                 self.actions.push_back(Action::Activate(lane));
             }
             _ => self.log(LogEntry::OutOfTurn(lane)),

@@ -37,6 +37,8 @@ pub struct LaneTest {
     again: Option<Instant>,
     /// Writes that are not acknowledged by then count as lost.
     until: Instant,
+    /// True if small packets alone had been acknowledged by the time of the second write.
+    was_narrow: bool,
     /// The right to test the path for all connections, where it was dead or unknown before.
     _trial: Option<Trial>,
 }
@@ -73,7 +75,8 @@ impl LaneTest {
     ) -> Result<Self> {
         let acknowledged = vec![0; lane.queue_count()];
         let (again, until) = (Some(now + limit / 3), now + limit);
-        let mut test = Self { lane, path, mtu_bytes, acknowledged, again, until, _trial: trial };
+        let was_narrow = false;
+        let mut test = Self { lane, path, mtu_bytes, acknowledged, again, until, was_narrow, _trial: trial };
         test.write(mailboxes)?;
         Ok(test)
     }
@@ -88,10 +91,11 @@ impl LaneTest {
     ) -> Tested {
         let tested = match self.poll(buffer) {
             Tested::UnderWay if now >= self.until => {
-                self.unacknowledged("test write not acknowledged within NCCL_SPARK_PROBE_TIMEOUT_MS".to_owned())
+                let why = "test write not acknowledged within NCCL_SPARK_PROBE_TIMEOUT_MS".to_owned();
+                if self.was_narrow { self.unacknowledged(why) } else { Tested::Silent(why) }
             }
             Tested::UnderWay if self.again.is_some_and(|again| now >= again) => {
-                self.again = None;
+                (self.again, self.was_narrow) = (None, self.has_small_alone());
                 self.write(mailboxes).map_or_else(|error| Tested::Failed(error.to_string()), |()| Tested::UnderWay)
             }
             tested => tested,
@@ -133,9 +137,13 @@ impl LaneTest {
     }
 
     /// A queue pair's writes are acknowledged in order, so its second one is the first large one.
+    fn has_small_alone(&self) -> bool {
+        self.mtu_bytes > SMALL_BYTES && self.acknowledged.iter().copied().max() == Some(1)
+    }
+
+    /// Result after the NIC has used up its retries of a lost packet, or the limit has passed.
     fn unacknowledged(&self, why: String) -> Tested {
-        let most = self.acknowledged.iter().copied().max().unwrap_or(0);
-        if self.mtu_bytes > SMALL_BYTES && most == 1 {
+        if self.has_small_alone() {
             Tested::Narrow(format!("packets of {} bytes get lost, those of {SMALL_BYTES} bytes arrive", self.mtu_bytes))
         } else {
             Tested::Silent(why)

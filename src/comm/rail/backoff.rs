@@ -35,6 +35,8 @@ const FIRST: Duration = Duration::from_secs(2);
 const REST: u32 = 10;
 /// Longest rest of all, so that a path that works again is found within it. (More than six dead paths get more than a tenth.)
 const MOST: Duration = Duration::from_secs(60);
+/// Longest rest while a connection waits for its first rail, and its caller with it.
+const MOST_AWAITED: Duration = Duration::from_secs(15);
 /// Time for which a successful attempt shows that the next one will not block: the kernel keeps a neighbour that has answered for no less
 /// than 15 s (half of `base_reachable_time`, 30 s: net/core/neighbour.c, `neigh_rand_reach_time`), and uses it for longer.
 const FRESH: Duration = Duration::from_secs(10);
@@ -117,6 +119,8 @@ struct Known {
     trials: u64,
     /// True once a search by the service thread has failed in the current round over all connections.
     is_spent: bool,
+    /// Connections that wait for their first rail.
+    waiting: usize,
 }
 
 /// Findings about paths, shared by all connections. Each call locks: it serves connection set-up and the service thread, never a message.
@@ -131,7 +135,23 @@ pub struct Trial {
     number: u64,
 }
 
+/// A connection that waits for its first rail. Paths rest less while there is one; dropping it ends the wait.
+#[derive(Debug)]
+pub struct Awaited(Arc<Mutex<Known>>);
+
 impl Backoff {
+    /// Shortens the rests of dead paths, because a connection waits for its first rail.
+    pub fn await_first_rail(&self, now: Instant) -> Awaited {
+        let mut known = lock(&self.0);
+        known.waiting += 1;
+        for path in &mut known.paths {
+            if let Finding::Dead(dead) = &mut path.finding {
+                dead.until = dead.until.min(now + FIRST);
+            }
+        }
+        Awaited(Arc::clone(&self.0))
+    }
+
     /// Advises a new connection with path MTU `mtu_bytes` about a path. A trial ends after `limit`.
     pub fn ask(&self, id: PathId, need: Need, mtu_bytes: u32, limit: Duration, now: Instant) -> Advice {
         let mut known = lock(&self.0);
@@ -265,6 +285,12 @@ impl Trial {
     }
 }
 
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        lock(&self.0).waiting -= 1;
+    }
+}
+
 impl Drop for Trial {
     fn drop(&mut self) {
         let mut known = lock(&self.known);
@@ -316,6 +342,7 @@ impl Known {
 
     fn died(&mut self, id: PathId, how: Death, why: String, now: Instant) {
         let others = self.paths.iter().filter(|path| path.id != id && path.is_suspect()).count() as u32;
+        let longest = if self.waiting > 0 { MOST_AWAITED } else { MOST };
         let path = self.path(id, now);
         let vain = match &path.finding {
             // Another connection, under way at the same time, has found the same.
@@ -323,7 +350,7 @@ impl Known {
             Finding::Dead(dead) => dead.vain + 1,
             _ => 0,
         };
-        let most = (SEARCH * REST).saturating_mul(others + 1).min(MOST);
+        let most = (SEARCH * REST).saturating_mul(others + 1).min(longest);
         let rest = (FIRST * (1 << vain.min(8))).min(most);
         path.finding = Finding::Dead(Dead { how, vain, until: now + rest, why });
     }

@@ -28,8 +28,8 @@ pub struct ManagedRail {
     pub answers: u32,
     /// The ways of its last two attempts, the newest first; they may take turns.
     pub ways: [Option<Way>; 2],
-    /// True while the newest of `ways` is that of the attempt under way, or of the last one.
-    pub is_on_the_way: bool,
+    /// Progress of the newest attempt, for messages.
+    pub stage: Stage,
     /// The failed attempts of a rail that the connection has never had.
     pub tries: Vec<Tries>,
     /// Connecting side: the new queue pairs of an attempt to bring it back. (Those of the accepting side are the data path's:
@@ -52,6 +52,18 @@ pub struct Way {
     pub peer_gid: [u8; 16],
     /// Path MTU in bytes.
     pub mtu_bytes: u32,
+}
+
+/// Progress of an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Stage {
+    /// The way is not chosen yet.
+    #[default]
+    Begun,
+    /// The attempt goes by the newest way.
+    OnItsWay,
+    /// Back-off put the attempt off, so it is none.
+    PutOff,
 }
 
 /// The failed attempts on one way.
@@ -85,8 +97,8 @@ impl ManagedRail {
         // A rail that does not carry has had its first attempt in the handshake.
         let answers = u32::from(opening.is_none());
         let outages = Outages::of(&lane.record);
-        let (ways, is_on_the_way, tries, attempt) = Default::default();
-        Self { rail, peer_rail, outages, queue_count, opening, granted, answers, ways, is_on_the_way, tries, attempt }
+        let (ways, stage, tries, attempt) = Default::default();
+        Self { rail, peer_rail, outages, queue_count, opening, granted, answers, ways, stage, tries, attempt }
     }
 
     /// The path of a way.
@@ -96,17 +108,20 @@ impl ManagedRail {
 
     /// Notes that an attempt begins, whose way is not chosen yet.
     pub fn begins_attempt(&mut self) {
-        self.is_on_the_way = false;
+        self.stage = Stage::Begun;
     }
 
     /// Notes the way of the attempt.
     pub fn goes_by(&mut self, way: Way) {
-        (self.ways, self.is_on_the_way) = ([Some(way), self.ways[0]], true);
+        (self.ways, self.stage) = ([Some(way), self.ways[0]], Stage::OnItsWay);
     }
 
     /// Notes that the attempt failed.
     pub fn failed(&mut self, why: &str) {
-        let way = self.ways[0].filter(|_| self.is_on_the_way);
+        if self.stage == Stage::PutOff {
+            return;
+        }
+        let way = self.ways[0].filter(|_| self.stage == Stage::OnItsWay);
         if let Some(tries) = self.tries.iter_mut().find(|tries| tries.way == way) {
             tries.count += 1;
         } else if self.tries.len() < MOST_TRIES {

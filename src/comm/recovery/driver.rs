@@ -23,6 +23,7 @@ use crate::comm::log::outages::Member;
 use crate::comm::log::tcp;
 use crate::comm::process::Process;
 use crate::comm::rail::Rail;
+use crate::comm::rail::backoff::Awaited;
 use crate::comm::rail::device::Presence;
 use crate::counters::nanos;
 use crate::error::Error;
@@ -82,8 +83,12 @@ pub struct Driver {
     tcp: tcp::Member,
     /// Whether the data path has something left to do about a loss.
     is_owing: bool,
+    /// Kept while no rail has carried.
+    awaited: Option<Awaited>,
     /// How many warnings have said that there is no rail yet.
     warnings: u32,
+    /// When NCCL was last seen to ask for the connection, which has no rail yet, on recovery's clock.
+    asked_at: u64,
 }
 
 impl Driver {
@@ -111,7 +116,8 @@ impl Driver {
             managed.outages.lost(now);
         }
         let tcp = tcp::Member::new(&process.tcp_outages, &context.peer.name);
-        let (origin, is_owing, warnings) = Default::default();
+        let awaited = (!recovery.has_carried()).then(|| process.backoff.await_first_rail(now));
+        let (origin, is_owing, warnings, asked_at) = Default::default();
         Self {
             process,
             context,
@@ -125,7 +131,9 @@ impl Driver {
             outages,
             tcp,
             is_owing,
+            awaited,
             warnings,
+            asked_at,
         }
     }
 
@@ -179,6 +187,10 @@ impl Driver {
             }
         }
         let delivered = self.path.borrow().map_or(0, |path| path.delivered());
+        if !self.recovery.has_carried() {
+            // NCCL no longer wants the connection, so no rail is tried any longer.
+            self.recovery.fail();
+        }
         self.recovery.close(delivered);
     }
 
@@ -265,7 +277,8 @@ impl Driver {
                 self.mail(&self.recovery.frame());
             }
         }
-        if self.path.is_unused() || has_news || self.is_busy() {
+        let is_unused = self.path.is_unused();
+        if is_unused || has_news || self.is_busy() {
             self.take_losses(now);
         }
         let at = self.clock(now);
@@ -278,6 +291,7 @@ impl Driver {
         self.recovery.tick(at);
         self.act(now);
         self.warn_of_no_rail(at);
+        self.give_up_if_abandoned(is_unused, at);
         if !self.recovery.recovers() {
             self.outages.ended();
             self.tcp.ended();
@@ -378,12 +392,13 @@ impl Driver {
                 Action::Activate(lane) => self.activate(lane, now),
                 Action::DropQps(lane) => drop(self.take_new(lane)),
                 Action::PeerClosed(delivered) => {
-                    self.context.peer.said_bye(delivered);
+                    // First: NCCL's thread must not see that the peer has left before it can see why.
                     self.ends_without_rail();
+                    self.context.peer.said_bye(delivered);
                 }
                 Action::PeerGone => {
-                    self.context.peer.vanished();
                     self.ends_without_rail();
+                    self.context.peer.vanished();
                 }
                 Action::Fail(cause) => self.fail(&cause),
                 Action::Log(entry) => self.log(&entry, now),
@@ -461,6 +476,7 @@ impl Driver {
         let managed = &mut self.rails[lane.index()];
         (managed.opening, managed.answers) = (Some(opening), 0);
         managed.tries.clear();
+        self.awaited = None;
         if let Some(way) = managed.ways[0] {
             // The accepting side hears of it by LIVE.
             self.process.backoff.carried(managed.path(way), now);

@@ -9,7 +9,7 @@ use super::negotiate;
 use crate::comm::channel::Channel;
 use crate::comm::datapath::context::PathContext;
 use crate::comm::datapath::fault::not_entered;
-use crate::comm::datapath::lane::{Lane, Role};
+use crate::comm::datapath::lane::{Lane, Role, lanes_text};
 use crate::comm::datapath::mailbox::Mailboxes;
 use crate::comm::datapath::parts::PathParts;
 use crate::comm::datapath::path::DataPath;
@@ -24,7 +24,7 @@ use crate::comm::recovery::redial::Standing;
 use crate::comm::recovery::tcp::Redialling;
 use crate::counters::layout::Direction;
 use crate::counters::{CountedConnection, CountedLane};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::flow::paths::End;
 use crate::verbs::Region;
 use crate::wire::fields::Priority;
@@ -90,8 +90,7 @@ impl<P: DataPath> AwaitingRail<P> {
     /// Returns the connection once it has a rail, `None` until then.
     ///
     /// # Errors
-    /// [`Error::Network`](crate::error::Error::Network) when no rail has carried in time;
-    /// [`Error::PeerGone`](crate::error::Error::PeerGone) when the peer has left before that.
+    /// [`Error::Network`] when no rail has carried in time; [`Error::PeerGone`] when the peer has left before that.
     pub fn step(&mut self) -> Result<Option<Endpoint<P>>> {
         let Some(endpoint) = &self.endpoint else { return Ok(None) };
         let (process, peer) = (&endpoint.process, &endpoint.context.peer);
@@ -103,7 +102,12 @@ impl<P: DataPath> AwaitingRail<P> {
         if has_rail {
             negotiate::report_connected(process, &peer.name, self.role, path.lanes());
         }
+        let has_left = !has_rail && !peer.is_here();
+        let rails = if has_left { lanes_text(path.lanes()) } else { String::new() };
         path.leave();
+        if has_left {
+            return Err(Error::PeerGone(format!("{} has left before any rail carried: {rails}", peer.name)));
+        }
         Ok(if has_rail { self.endpoint.take() } else { None })
     }
 }
@@ -120,7 +124,7 @@ impl<P: DataPath> Drop for AwaitingRail<P> {
 /// handshake, if there is one, and returns how the TCP connection is replaced when it breaks.
 ///
 /// # Errors
-/// [`Error::Os`](crate::error::Error::Os) when the service thread cannot be started; the error of `first`.
+/// [`Error::Os`] when the service thread cannot be started; the error of `first`.
 pub fn finish<P: DataPath + 'static>(
     setup: &Setup,
     channel: Channel,

@@ -16,6 +16,7 @@ use crate::comm::endpoint::RecvComm;
 use crate::comm::log::once::Subject;
 use crate::comm::process::Process;
 use crate::comm::rail::backoff::{PathId, Trial};
+use crate::comm::rail::device::Presence;
 use crate::comm::rail::{Rail, interfaces, neighbours};
 use crate::comm::recovery::attempt::Way;
 use crate::error::{Error, Result};
@@ -457,7 +458,8 @@ impl ProbedPair {
         match test.look(mailboxes, &process.backoff, buffer, Instant::now()) {
             Tested::UnderWay => Probed::Testing(test),
             Tested::Carries => Probed::Carries(test.lane),
-            Tested::Failed(why) => not_yet(why, false),
+            // A device that leaves during the test fails its writes too, and may return.
+            Tested::Failed(why) => not_yet(why, self.rail.device.look(self.rail.info.port) != Presence::Here),
             Tested::Silent(why) => {
                 let (netdev, pair) = (self.rail.info.netdev.as_deref(), &self.pair);
                 let sent_to = neighbours::sent_to(netdev, pair.connector_gid, theirs, pair.connector, peer);
@@ -523,7 +525,9 @@ impl Probing {
         }
         if is_hopeless {
             let error = negotiate::no_usable_rail(&setup.process, &peer, &AgreedPair::not_yet(&pairs, left_out));
-            channel.send(&Message::Refuse(error.to_string()))?;
+            if let Err(unsent) = channel.send(&Message::Refuse(error.to_string())) {
+                tracing::debug!("could not send the refusal to {peer}: {unsent}");
+            }
             return Err(error);
         }
         let mailbox_addr = region.addr();

@@ -1,6 +1,6 @@
 //! What the bootstrap's TCP connection says of the peer, and when another one is wanted.
 
-use super::{LogEntry, Peer, Recovery, SECOND};
+use super::{ANSWER, LogEntry, Peer, Recovery, SECOND};
 use crate::flow::redial::Need;
 use crate::wire::control::ControlMessage;
 
@@ -45,14 +45,14 @@ impl Recovery {
         let is_dark = self.rails_up().next().is_none();
         // A rail that counts as up may be lost already, or take its time to send again what it lost: the peer's time runs meanwhile.
         let is_suspected = matches!(self.peer, Peer::Suspected(_));
-        let is_unheard = self.unheard.is_some_and(|(_, since)| now.saturating_sub(since) > DOUBT);
+        // Before the first rail the peer may be slow to answer: its kernel looks for a second for each address that does not resolve.
+        let doubt = if self.has_carried() { DOUBT } else { ANSWER };
+        let is_unheard = self.unheard.is_some_and(|(_, since)| now.saturating_sub(since) > doubt);
         match is_open {
             _ if !self.recovers() => Need::No,
             false if is_dark || is_suspected => Need::Urgent,
             false => Need::Calm,
-            // Before the first rail there is no outage to doubt TCP for. The peer may be slow to answer: its kernel looks for a
-            // second for each address that does not resolve.
-            true if is_dark && self.has_carried() && is_unheard && self.link.is_waiting() => Need::Urgent,
+            true if is_dark && is_unheard && self.link.is_waiting() => Need::Urgent,
             true => Need::No,
         }
     }

@@ -104,6 +104,32 @@ fn a_dead_path_is_left_out_at_once_and_tried_by_one_after_its_time() {
 }
 
 #[test]
+fn a_dead_path_rests_less_while_a_connection_waits_for_its_first_rail() {
+    let mut stage = Stage::new();
+    let dies_again = |stage: &mut Stage, times: u32| {
+        for _ in 0..times {
+            stage.pass(60_000);
+            stage.backoff.silent(PATH, "test write lost", stage.now);
+        }
+    };
+    dies_again(&mut stage, 9);
+    assert!(stage.why().ends_with("next attempt in 10s"), "{}", stage.why());
+    let awaited = stage.backoff.await_first_rail(stage.now);
+    assert!(stage.why().ends_with("next attempt in 2s"), "{}", stage.why());
+    for other in 1..4 {
+        stage.backoff.silent(PathId { peer_gid: [other; 16], ..PATH }, "test write lost", stage.now);
+    }
+    dies_again(&mut stage, 1);
+    assert!(stage.why().ends_with("next attempt in 15s"), "{}", stage.why());
+    drop(awaited);
+    for other in 1..4 {
+        stage.backoff.silent(PathId { peer_gid: [other; 16], ..PATH }, "test write lost", stage.now);
+    }
+    dies_again(&mut stage, 1);
+    assert!(stage.why().ends_with("next attempt in 40s"), "{}", stage.why());
+}
+
+#[test]
 fn a_path_that_loses_large_packets_is_used_with_small_ones_until_its_port_comes_up_again() {
     let mut stage = Stage::new();
     stage.backoff.silent(PATH, "test write lost", stage.now);

@@ -10,7 +10,26 @@ use std::time::Duration;
 const FIRST_WARNING: Duration = Duration::from_secs(5);
 const NEXT_WARNING: Duration = Duration::from_secs(15);
 
+/// Time without a call from NCCL after which a connection without a rail counts as abandoned. NCCL asks in a loop; after an abort it
+/// never asks again, and does not close what it has not got.
+const ABANDONED: Duration = Duration::from_secs(60);
+
 impl Driver {
+    /// Gives up a connection without a rail that NCCL no longer asks for, and notifies the peer.
+    pub(super) fn give_up_if_abandoned(&mut self, is_unused: bool, at: u64) {
+        if !is_unused {
+            self.asked_at = at;
+        }
+        let unasked = Duration::from_nanos(at.saturating_sub(self.asked_at));
+        if self.recovery.waits_for_first_rail(at).is_some() && unasked > ABANDONED {
+            let (peer, seconds) = (&self.context.peer.name, ABANDONED.as_secs());
+            let why =
+                format!("set-up of the connection with {peer} abandoned: NCCL has not asked for it for {seconds} s");
+            self.give_up(Error::TimedOut(why));
+            self.recovery.close(0);
+        }
+    }
+
     /// Warns, once for all connections with the peer, while a new connection has had no rail.
     pub(super) fn warn_of_no_rail(&mut self, at: u64) {
         let Some(waited) = self.recovery.waits_for_first_rail(at).map(Duration::from_nanos) else { return };
@@ -45,7 +64,7 @@ impl Driver {
 
     /// The peer leaves a connection, which has failed unless a rail has carried before.
     pub(super) fn ends_without_rail(&mut self) {
-        if !self.recovery.has_carried() {
+        if !self.recovery.has_carried() && !self.recovery.has_failed() {
             let (peer, tries) = (&self.context.peer.name, self.tries_text());
             self.give_up(Error::PeerGone(format!("{peer} has left before any rail carried: {tries}")));
         }

@@ -7,7 +7,7 @@ use crate::comm::datapath::test_write::{LaneTest, Tested};
 use crate::comm::process::Process;
 use crate::comm::rail::Look;
 use crate::comm::rail::backoff::{PathId, SEARCH};
-use crate::comm::recovery::attempt::{Asked, Attempt, Way};
+use crate::comm::recovery::attempt::{Asked, Attempt, Stage, Way};
 use crate::error::{Error, Result};
 use crate::flow::pairing;
 use crate::flow::recovery::Answer;
@@ -63,10 +63,11 @@ impl Driver {
     ) -> std::result::Result<(RailAdvert, LaneEnd), String> {
         self.rails[lane.index()].begins_attempt();
         // Before queue pairs are made on either side that have nowhere to go.
-        let opened = self
-            .is_due(lane, now)
-            .and_then(|()| self.look(lane))
-            .and_then(|(look, rail)| Ok((look, rail, self.open(lane)?)));
+        if let Err(error) = self.is_due(lane, now) {
+            self.rails[lane.index()].stage = Stage::PutOff;
+            return Err(error.to_string());
+        }
+        let opened = self.look(lane).and_then(|(look, rail)| Ok((look, rail, self.open(lane)?)));
         let (look, rail, new) = opened.map_err(|error| error.to_string())?;
         let end = new.end();
         self.rails[lane.index()].attempt = Some(Attempt::Asked(Box::new(Asked { lane: new, look })));
@@ -169,7 +170,8 @@ impl Driver {
         way.mtu_bytes = self.largest_mtu(lane, way).map_or(way.mtu_bytes, |largest| largest.min(way.mtu_bytes));
         self.rails[lane.index()].goes_by(way);
         // Before queue pairs are made, which may not be needed.
-        self.process.backoff.check(self.rails[lane.index()].path(way), now)?;
+        let managed = &mut self.rails[lane.index()];
+        self.process.backoff.check(managed.path(way), now).inspect_err(|_| managed.stage = Stage::PutOff)?;
         let mut new = self.open(lane)?;
         let route = Route {
             look: &look,
