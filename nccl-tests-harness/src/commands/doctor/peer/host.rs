@@ -13,6 +13,10 @@ use nccl_net_spark::config::Settings;
 use nccl_net_spark::rails::{Rail, Survey};
 use std::path::{Path, PathBuf};
 
+/// Time for a pair of rails to carry, in seconds: some attempts of the plugin, and less than a rank may take without progress
+/// (`measure::STUCK`), so that a pair that does not carry is reported with the plugin's reason.
+const FIRST_RAIL_S: u32 = 20;
+
 /// This host.
 pub struct Host {
     /// What it tells the other one.
@@ -64,6 +68,7 @@ impl Host {
     pub fn environment(&self, names: &[String]) -> Result<Vec<(String, String)>> {
         let rails: Vec<String> = self.rails(names)?.iter().map(rail::name).collect();
         let mut environment = vec![("NCCL_IB_HCA".to_owned(), format!("={}", rails.join(",")))];
+        environment.push(("NCCL_SPARK_CONNECT_TIMEOUT_S".to_owned(), FIRST_RAIL_S.to_string()));
         // It warns of the rails that are left out, which is what is wanted here.
         environment.push(("NCCL_DEBUG".to_owned(), output::nccl_debug().unwrap_or("NONE").to_owned()));
         Ok(environment)
