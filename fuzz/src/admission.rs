@@ -41,7 +41,8 @@ impl Bootstrap {
         let variables = [("NCCL_SOCKET_IFNAME", "=lo"), ("NCCL_SPARK_CONNECT_TIMEOUT_S", "3600")];
         let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
         let config = Config::from_variables(&variables).expect("settings");
-        let host = Arc::new(Host::new(config, Vec::new(), TunerIdentity { hash: TUNER_HASH, gpu: "NVIDIA GB10".to_owned() }));
+        let host =
+            Arc::new(Host::new(config, Vec::new(), TunerIdentity { hash: TUNER_HASH, gpu: "NVIDIA GB10".to_owned() }));
         let (listener, handle) = host.listen().expect("a listener on the loopback");
         Self { listener, handle: Handle::decode(&handle).expect("its handle") }
     }

@@ -14,8 +14,8 @@ use nccl_net_spark::wire::fields::{Address, Attachment, Priority, QpEnd, RailAdv
 use nccl_net_spark::wire::ids::RailId;
 use nccl_net_spark::wire::mailbox::MAILBOX_BYTES;
 use nccl_net_spark::wire::message::{
-    ByTcp, Go, HEADER_BYTES, Header, Hello, MAX_BODY_BYTES, Message, NotOurs, NotYet, Offer, Offered, PairGo, PairOffer,
-    PairReady, Ready, Redial, RedialAt, Stream, Streams,
+    ByTcp, Go, HEADER_BYTES, Header, Hello, MAX_BODY_BYTES, Message, NotOurs, NotYet, Offer, Offered, PairGo,
+    PairOffer, PairReady, Ready, Redial, RedialAt, Stream, Streams,
 };
 use nccl_net_spark::wire::stream::MAX_STREAMS;
 use nccl_net_spark::wire::{MAX_OFFERED_RAILS, MAX_RAILS, PROTOCOL_VERSION};
@@ -216,7 +216,10 @@ fn messages() -> Vec<(&'static str, Message)> {
         chunk_bytes: 1 << 30,
         pairs: vec![pair(0, Offered::Now(qps)), pair(1, Offered::Later(4))],
     };
-    let ready = Ready { mailbox_addr: 0x7f00_0000_1000, pairs: vec![connected, PairReady::NotYet(NotYet { why: "no route".into(), may_pass: true })] };
+    let ready = Ready {
+        mailbox_addr: 0x7f00_0000_1000,
+        pairs: vec![connected, PairReady::NotYet(NotYet { why: "no route".into(), may_pass: true })],
+    };
     let redial = RedialAt { port: NonZeroU16::MAX, token: [7; 16] };
     let go = Go {
         mailbox_addr: 0x7f00_0000_2000,
