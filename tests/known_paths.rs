@@ -147,7 +147,7 @@ fn comes_back(bed: &Bed) {
 
 #[test]
 fn where_every_path_counts_as_dead_all_connections_are_made_as_soon_as_one_carries_again() {
-    let nobody = Err(Error::Os { what: "QP 5 to RTR".to_owned(), errno: libc::ETIMEDOUT });
+    let nobody = Error::Os { what: "QP 5 to RTR".to_owned(), errno: libc::ETIMEDOUT };
     for is_silent in [false, true] {
         let bed = Bed::new(&[]);
         let now = Instant::now();
@@ -159,7 +159,7 @@ fn where_every_path_counts_as_dead_all_connections_are_made_as_soon_as_one_carri
                     let path = PathId { rail: rail.id, peer_gid: gid };
                     match is_silent {
                         true => here.backoff.silent(path, "test write not acknowledged", now),
-                        false => here.backoff.connected(path, &nobody, now),
+                        false => here.backoff.connected(path, Some(&nobody), now),
                     }
                 }
             }

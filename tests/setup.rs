@@ -88,6 +88,7 @@ impl Bed {
             self.both(Action::Path(fault, false));
         }
         self.both(Action::Unresolved(0));
+        self.both(Action::Hang(false));
         self.both(Action::Up);
     }
 
@@ -187,6 +188,31 @@ fn twins_that_answer_arp_for_each_other_are_reached_by_link_local_addresses() {
     bed.both(Action::Path(PathFault::CrossedArp, true));
     let (pair, _) = Pair::make(&bed);
     pair.carries(4 << 20, 1);
+}
+
+#[test]
+fn a_device_whose_firmware_does_not_answer_delays_no_other_rail() {
+    let bed = Bed::new(&[("NCCL_SPARK_LOSS_TIMEOUT_S", "120")]);
+    let (pair, _) = Pair::make(&bed);
+    let waits_for = |text: &str| {
+        let mut lines = Vec::new();
+        until(|| {
+            lines.extend(bed.lines(Level::WARN));
+            lines.iter().any(|line| line.contains(text)).then_some(())
+        });
+    };
+    bed.set(TWINS[0], Action::Hang(true));
+    waits_for("device rocep1s0f0 has not answered for");
+    pair.carries(4 << 20, 3);
+    // The other rail is lost and returns all the same.
+    bed.set(TWINS[1], Action::Down);
+    waits_for("rail roceP2p1s0f0:1");
+    bed.set(TWINS[1], Action::Up);
+    waits_for("recovered after");
+    pair.carries(4 << 20, 4);
+    bed.set(TWINS[0], Action::Hang(false));
+    waits_for("2 of 2 rails in use");
+    pair.carries(4 << 20, 5);
 }
 
 #[test]

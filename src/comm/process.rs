@@ -117,19 +117,21 @@ impl Process {
 
     /// Opens devices that were removed and are there again, and registers with them what is registered; the rails that are back.
     pub fn look_for_returned(&self, now: Instant) -> Vec<Arc<Rail>> {
-        let returned = |rail: &&Arc<Rail>| {
-            let back = rail.device.look_for_return(now, || self.registrations.renew(&self.rails));
-            match &back {
-                Ok(true) => {
-                    tracing::info!("rail {}: its device is back", rail.name());
-                    self.backoff.forget(rail);
-                }
-                Ok(false) => {}
-                Err(error) => tracing::debug!("rail {}: its device is back, and cannot be used: {error}", rail.name()),
+        self.rails.iter().filter(|rail| self.look_for_return(rail, now)).cloned().collect()
+    }
+
+    /// The same for one rail, which may be one whose device answers again. True if it is back.
+    pub fn look_for_return(&self, rail: &Rail, now: Instant) -> bool {
+        let back = rail.device.look_for_return(now, || self.registrations.renew(&self.rails));
+        match &back {
+            Ok(true) => {
+                tracing::info!("rail {}: its device is back", rail.name());
+                self.backoff.forget(rail);
             }
-            back == Ok(true)
-        };
-        self.rails.iter().filter(returned).cloned().collect()
+            Ok(false) => {}
+            Err(error) => tracing::debug!("rail {}: its device is back, and cannot be used: {error}", rail.name()),
+        }
+        back == Ok(true)
     }
 
     /// One more connection.

@@ -43,7 +43,7 @@ pub struct Rail {
     /// What it is.
     pub info: RailInfo,
     /// Its device, which may be taken away.
-    pub device: RailDevice,
+    pub device: Arc<RailDevice>,
     /// Whether bulk data is registered a second time, with relaxed ordering.
     pub relaxed_ordering: bool,
     /// What connections measured of the paths from here.
@@ -73,7 +73,8 @@ impl Rail {
                 Err(_) => pd.context().port(info.port).map(|_| false)?,
             },
         };
-        let device = RailDevice::new(pd, Path::new(&config.sysfs).join("class/infiniband").join(&info.device));
+        let entry = Path::new(&config.sysfs).join("class/infiniband").join(&info.device);
+        let device = Arc::new(RailDevice::new(pd, entry));
         let (path_qualities, last_look, needed_local_write, was_warned_of_index, backlog_bytes) = Default::default();
         Ok(Self {
             id,
@@ -93,16 +94,15 @@ impl Rail {
         format!("{}:{}", self.info.device, self.info.port)
     }
 
-    /// Whether its port is up.
+    /// Whether its port is up. A device that does not answer counts as one that is not.
     pub fn is_up(&self) -> bool {
         self.port().is_ok_and(|port| port.state == PortState::Active)
     }
 
     /// Its port, asked afresh.
     fn port(&self) -> Result<PortInfo> {
-        let (pd, opening) = self.device.opened()?;
-        let port = pd.context().port(self.info.port);
-        port.inspect_err(|error| _ = self.device.heard(error, opening))
+        let port = self.info.port;
+        self.device.query(move |context| context.port(port))
     }
 
     /// The rail as it is now: its state, its addresses (looked up afresh, because GID indices drift), and the index
@@ -119,7 +119,8 @@ impl Rail {
             return Err(Error::Missing(format!("link layer is {:?}, not Ethernet", port.link_layer)));
         }
         let (mut found, mut unheld): (Vec<(Address, u16)>, _) = (Vec::new(), None);
-        for entry in self.device.pd()?.context().gid_table(self.info.port)? {
+        let number = self.info.port;
+        for entry in self.device.query(move |context| context.gid_table(number))? {
             if entry.kind != GidKind::RoceV2 || found.iter().any(|(known, _)| known.gid == entry.gid) {
                 continue;
             }

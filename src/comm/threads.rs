@@ -4,6 +4,8 @@ use nix::sched::{sched_getaffinity, sched_setaffinity};
 use nix::sys::signal::SigSet;
 use nix::unistd::Pid;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::sync_channel;
 use std::thread::Builder;
 
 /// Starts a thread that takes none of the application's signals, and that may run on the processors that the
@@ -27,4 +29,37 @@ pub fn spawn(name: &'static str, body: impl FnOnce() + Send + 'static) -> io::Re
         body();
     };
     Builder::new().name(name.to_owned()).spawn(start).map(drop)
+}
+
+/// True after [`work_in_place`].
+static IN_PLACE: AtomicBool = AtomicBool::new(false);
+
+/// Lets [`detach`] do all later work of this process itself. For a simulation, whose runs must repeat exactly, and whose
+/// devices always answer.
+pub fn work_in_place() {
+    IN_PLACE.store(true, Ordering::Relaxed);
+}
+
+/// Does `work` on a thread of its own, or here if no thread can be started. The work may block, so nobody waits for the
+/// thread without a limit.
+pub fn detach(name: &'static str, work: impl FnOnce() + Send + 'static) {
+    // Relaxed: it is set before there is any work.
+    if IN_PLACE.load(Ordering::Relaxed) {
+        return work();
+    }
+    // The work is handed over to a thread that is there: a failed start would drop it.
+    let (hand, task) = sync_channel(1);
+    let take = move || {
+        if let Ok(work) = task.recv() {
+            let work: Box<dyn FnOnce() + Send> = work;
+            work();
+        }
+    };
+    match spawn(name, take) {
+        Ok(()) => drop(hand.send(Box::new(work))),
+        Err(error) => {
+            tracing::debug!("no thread {name}, so its work is done by its caller and may block: {error}");
+            work();
+        }
+    }
 }

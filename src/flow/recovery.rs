@@ -404,7 +404,11 @@ impl Recovery {
             }
             (
                 ControlMessage::NotNow { attempt, why, .. },
-                State::Requested { .. } | State::Probing { .. } | State::AwaitingLive,
+                State::Requested { .. }
+                | State::Connecting
+                | State::Probing { .. }
+                | State::Answering
+                | State::AwaitingLive,
             ) if attempt == rail.request => {
                 self.set_down(lane, now);
                 self.actions.push_back(Action::DropQps(lane));

@@ -120,6 +120,8 @@ impl Fabric {
     }
 
     fn of(text: &str) -> Self {
+        // Each run must repeat exactly.
+        nccl_net_spark::comm::threads::work_in_place();
         let (dir, fabric) = (std::env::temp_dir().join("spark-tests"), format!("test-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let profile = dir.join(format!("{fabric}.profile"));
@@ -294,7 +296,6 @@ impl Fabric {
     pub fn forget_silence(&self) {
         for host in &self.hosts {
             host.process().rails.iter().for_each(|rail| host.process().backoff.forget(rail));
-            host.process().backoff.begin_round();
         }
     }
 

@@ -118,7 +118,7 @@ impl Removals {
             // Of the function's failure, of which both are told, and which may be read late.
             if self.unread[side][at] && dice.one_in(2) {
                 self.unread[side][at] = false;
-                rail.device.fatal(rail.info.port);
+                rail.device.fatal();
             }
             if rail.device.look(rail.info.port) == Presence::Here {
                 continue;
@@ -127,7 +127,8 @@ impl Removals {
             let there = fabric.presence(at);
             let is_gone = there.phase == Phase::Gone || there.generation != self.opened[side][at];
             if is_gone && dice.one_in(2) {
-                rail.device.fatal(rail.info.port);
+                rail.device.fatal();
+                rail.device.look(rail.info.port);
             }
             if was_there {
                 changes.push((Arc::clone(rail), PortChange::Removed));

@@ -4,6 +4,7 @@ use super::wr_id::{Work, WrId};
 use crate::comm::rail::device::Presence;
 use crate::comm::rail::path_quality::PathQuality;
 use crate::comm::rail::{Look, Rail};
+use crate::comm::threads;
 use crate::config::Config;
 use crate::counters::Record;
 use crate::counters::layout::Word;
@@ -370,11 +371,10 @@ impl Lane {
     /// has failed or was cut off they are put aside instead, and this is to be called again: until it is gone nothing is known of them.
     #[cold]
     pub fn stop(&mut self) -> Stopped {
-        if self.stranded.is_some() {
-            match self.strand() {
-                Stopped::Flushing => {}
-                stopped => return stopped,
-            }
+        // A device that does not answer is given no command: it might not return.
+        match self.strand() {
+            Stopped::Flushing => {}
+            stopped => return stopped,
         }
         for queue in &mut self.queues {
             if let Err(error) = queue.qp.fail() {
@@ -441,11 +441,15 @@ impl Lane {
         self.queues.iter().all(|queue| queue.is_flushed)
     }
 
-    /// Takes the queue pairs away, with all that was not polled.
+    /// Takes the queue pairs away, with all that was not polled. Of a device that does not answer, they are destroyed by a thread of
+    /// their own, which may take as long as the device.
     #[cold]
     pub fn close(&mut self) {
-        self.queues.clear();
-        (self.cq, self.stranded) = (None, None);
+        let ended = (std::mem::take(&mut self.queues), self.cq.take(), self.stranded.take());
+        if self.rail.device.is_stuck() {
+            let ended = (ended, self.mailbox_key.take());
+            threads::detach("spark-device", move || drop(ended));
+        }
         (self.pending, self.turn) = (0, 0);
         self.rail.settled(std::mem::take(&mut self.backlog_bytes));
     }
@@ -541,7 +545,7 @@ impl LaneSlot<'_> {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        self.rail.settled(self.backlog_bytes);
+        self.close();
     }
 }
 

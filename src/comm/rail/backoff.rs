@@ -30,13 +30,8 @@ pub const SEARCH: Duration = Duration::from_secs(1);
 /// First rest of a dead path: a switch may not pass the frames of a port that has just come up. Each failed attempt doubles
 /// the rest.
 const FIRST: Duration = Duration::from_secs(2);
-/// Longest rest, in searches for each dead path: all dead paths together get at most a tenth of the service thread's time,
-/// however many connections ask.
-const REST: u32 = 10;
-/// Longest rest of all, so that a path that works again is found within it. (More than six dead paths get more than a tenth.)
-const MOST: Duration = Duration::from_secs(60);
-/// Longest rest while a connection waits for its first rail, and its caller with it.
-const MOST_AWAITED: Duration = Duration::from_secs(15);
+/// Longest rest of a dead path, so that one that works again is found within it. (An attempt costs a second of a thread, or some packets.)
+const LONGEST: Duration = Duration::from_secs(15);
 /// Time for which a successful attempt shows that the next one will not block: the kernel keeps a neighbour that has answered for no less
 /// than 15 s (half of `base_reachable_time`, 30 s: net/core/neighbour.c, `neigh_rand_reach_time`), and uses it for longer.
 const FRESH: Duration = Duration::from_secs(10);
@@ -117,10 +112,6 @@ struct Path {
 struct Known {
     paths: Vec<Path>,
     trials: u64,
-    /// True once a search by the service thread has failed in the current round over all connections.
-    is_spent: bool,
-    /// Connections that wait for their first rail.
-    waiting: usize,
 }
 
 /// Findings about paths, shared by all connections. Each call locks: it serves connection set-up and the service thread, never a message.
@@ -135,23 +126,7 @@ pub struct Trial {
     number: u64,
 }
 
-/// A connection that waits for its first rail. Paths rest less while there is one; dropping it ends the wait.
-#[derive(Debug)]
-pub struct Awaited(Arc<Mutex<Known>>);
-
 impl Backoff {
-    /// Shortens the rests of dead paths, because a connection waits for its first rail.
-    pub fn await_first_rail(&self, now: Instant) -> Awaited {
-        let mut known = lock(&self.0);
-        known.waiting += 1;
-        for path in &mut known.paths {
-            if let Finding::Dead(dead) = &mut path.finding {
-                dead.until = dead.until.min(now + FIRST);
-            }
-        }
-        Awaited(Arc::clone(&self.0))
-    }
-
     /// Advises a new connection with path MTU `mtu_bytes` about a path. A trial ends after `limit`.
     pub fn ask(&self, id: PathId, need: Need, mtu_bytes: u32, limit: Duration, now: Instant) -> Advice {
         let mut known = lock(&self.0);
@@ -191,47 +166,21 @@ impl Backoff {
         }
     }
 
-    /// As [`Self::is_due`], for the service thread, which may have to wait for the kernel. It waits at most once in each round over
-    /// all connections.
-    ///
-    /// # Errors
-    /// As [`Self::is_due`].
-    pub fn check(&self, id: PathId, now: Instant) -> Result<()> {
-        self.is_due(id, now)?;
-        if lock(&self.0).is_spent {
-            return Err(Error::Network("another path just timed out; the other connections go first".to_owned()));
-        }
-        Ok(())
-    }
-
-    /// As [`Self::check`]. Where the path was dead until now, also returns the right to try it for all. (Otherwise all lost rails
+    /// As [`Self::is_due`]. Where the path was dead until now, also returns the right to try it for all. (Otherwise all lost rails
     /// return together.)
     ///
     /// # Errors
     /// As [`Self::is_due`].
     pub fn retry(&self, id: PathId, limit: Duration, now: Instant) -> Result<Option<Trial>> {
-        self.check(id, now)?;
+        self.is_due(id, now)?;
         let mut known = lock(&self.0);
         let is_suspect = known.path(id, now).is_suspect();
         Ok(is_suspect.then(|| self.begin(&mut known, id, limit, now)))
     }
 
-    /// Begins a round of the service thread over all connections.
-    pub fn begin_round(&self) {
-        lock(&self.0).is_spent = false;
-    }
-
-    /// Records that the service thread has connected queue pairs, or failed to. An address that does not resolve has cost it a second.
-    pub fn spend(&self, id: PathId, outcome: &Result<()>, now: Instant) {
-        let mut known = lock(&self.0);
-        if known.connected(id, outcome, now) {
-            known.is_spent = true;
-        }
-    }
-
     /// Records that queue pairs were connected, or failed to because the address does not resolve. Other failures are not the path's.
-    pub fn connected(&self, id: PathId, outcome: &Result<()>, now: Instant) {
-        lock(&self.0).connected(id, outcome, now);
+    pub fn connected(&self, id: PathId, error: Option<&Error>, now: Instant) {
+        lock(&self.0).connected(id, error, now);
     }
 
     /// Records that a test write was acknowledged.
@@ -277,17 +226,11 @@ impl Backoff {
 
 impl Trial {
     /// As [`Backoff::connected`], unless the port has come up since the trial began.
-    pub fn connected(&self, outcome: &Result<()>, now: Instant) {
+    pub fn connected(&self, error: Option<&Error>, now: Instant) {
         let mut known = lock(&self.known);
         if known.paths.iter().any(|path| path.trial.is_some_and(|(number, _)| number == self.number)) {
-            known.connected(self.id, outcome, now);
+            known.connected(self.id, error, now);
         }
-    }
-}
-
-impl Drop for Awaited {
-    fn drop(&mut self) {
-        lock(&self.0).waiting -= 1;
     }
 }
 
@@ -317,10 +260,9 @@ impl Known {
         self.paths.iter().filter(|path| path.id == id).find_map(Path::death)
     }
 
-    /// Records the outcome of connecting. Returns true if the address did not resolve.
-    fn connected(&mut self, id: PathId, outcome: &Result<()>, now: Instant) -> bool {
-        match outcome {
-            Ok(()) => {
+    fn connected(&mut self, id: PathId, error: Option<&Error>, now: Instant) {
+        match error {
+            None => {
                 let path = self.path(id, now);
                 match &path.finding {
                     // The address of a silent path resolves too.
@@ -328,21 +270,17 @@ impl Known {
                     Finding::Carried(at) if now < *at + FRESH => {}
                     _ => path.finding = Finding::Resolved(now),
                 }
-                false
             }
             // (`EHOSTUNREACH` is the same in the words of the neighbour table.)
-            Err(error @ Error::Os { errno: libc::ETIMEDOUT | libc::EHOSTUNREACH, .. }) => {
+            Some(error @ Error::Os { errno: libc::ETIMEDOUT | libc::EHOSTUNREACH, .. }) => {
                 self.died(id, Death::Unresolved, error.to_string(), now);
-                true
             }
             // Other failures are immediate, and no fault of the path.
-            Err(_) => false,
+            Some(_) => {}
         }
     }
 
     fn died(&mut self, id: PathId, how: Death, why: String, now: Instant) {
-        let others = self.paths.iter().filter(|path| path.id != id && path.is_suspect()).count() as u32;
-        let longest = if self.waiting > 0 { MOST_AWAITED } else { MOST };
         let path = self.path(id, now);
         let vain = match &path.finding {
             // Another connection, under way at the same time, has found the same.
@@ -350,8 +288,7 @@ impl Known {
             Finding::Dead(dead) => dead.vain + 1,
             _ => 0,
         };
-        let most = (SEARCH * REST).saturating_mul(others + 1).min(longest);
-        let rest = (FIRST * (1 << vain.min(8))).min(most);
+        let rest = (FIRST * (1 << vain.min(8))).min(LONGEST);
         path.finding = Finding::Dead(Dead { how, vain, until: now + rest, why });
     }
 }
@@ -374,7 +311,7 @@ impl Path {
         let has_news = match &self.finding {
             Finding::Nothing => false,
             Finding::Resolved(at) | Finding::Carried(at) => now < *at + FRESH,
-            Finding::Dead(dead) => now < dead.until + MOST,
+            Finding::Dead(dead) => now < dead.until + 4 * LONGEST,
         };
         has_news || self.largest_mtu.is_some() || self.is_tried(now)
     }

@@ -1,4 +1,4 @@
-//! A rail's device: on the bus, failed, cut off, or gone.
+//! A rail's device: on the bus, stuck, failed, cut off, or gone.
 //!
 //! Linux takes a device away in two steps. First it cuts programs off: verbs answer `EIO`, while the NIC may still read and write
 //! memory. Then it destroys what programs had made, and the NIC is still. Only that says that no buffer is touched any more, and it
@@ -10,13 +10,26 @@
 //!
 //! A device whose firmware has failed is registered still: the kernel answers `ENOLINK` for it, or takes queue pairs to error and destroys
 //! them without it. Nothing that it says proves the device still. So it is waited for as one that is cut off, which it is next.
+//!
+//! # Questions
+//!
+//! A port query, or a read of the GID table, is a command to the device's firmware. It may not return for minutes, for example while the
+//! kernel recovers from a PCIe error. So it never runs on a thread that others wait for: each question has a thread of its own,
+//! `spark-device`, which ends with the answer. A device has one question at a time. One that has no answer within [`PATIENCE`]
+//! makes the device stuck, and a WARN names it: from then on it gets no command from this plugin, its rails count as lost,
+//! and its queue pairs are put aside, as those of a device that was cut off are. The late answer ends that.
+//!
+//! The service thread asks and looks for the answer in its rounds ([`RailDevice::ask`]). Whoever cannot go on without an answer waits for it,
+//! for as long as the patience lasts, and not at all for a device that is stuck already ([`RailDevice::query`]).
 
+use crate::comm::threads;
 use crate::error::{Error, Result};
-use crate::verbs::{Library, Pd};
+use crate::verbs::{Context, Library, Pd, PortInfo};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The device of a rail, and what becomes of it. Not for the data path: it locks, and asks the kernel.
@@ -28,7 +41,8 @@ pub struct RailDevice {
     state: Mutex<State>,
     /// How often the kernel has answered that it is gone or has failed.
     doubts: AtomicU64,
-    /// When it was last asked.
+    questions: Questions,
+    /// When the service thread last asked it.
     asked: Mutex<Option<Instant>>,
     /// When it was last looked for, and how often it could not be used since it was there again.
     looked_for: Mutex<(Option<Instant>, u32)>,
@@ -36,6 +50,10 @@ pub struct RailDevice {
 
 enum State {
     Here(Opening),
+    /// A question to it has no answer, and may never get one. It may read and write memory.
+    Stuck(Opening),
+    /// It answers again, and lacks the memory that was registered meanwhile.
+    Behind(Opening),
     /// The kernel answers for it.
     Failed(Opening),
     /// Kept for the event that says that it is gone.
@@ -56,17 +74,26 @@ struct Opening {
     entry: Option<u64>,
 }
 
+/// What was known of a device when a question was put.
+#[derive(Clone, Copy)]
+struct Asked {
+    opening: u32,
+    doubts: u64,
+}
+
 /// How far a device is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Presence {
     /// It is on the bus, as far as is known.
     Here,
-    /// The kernel answers no calls about it, or answers in its place. It may still read and write memory.
+    /// Calls about it have no answer, or the kernel answers in its place. It may still read and write memory.
     CutOff,
     /// It reads and writes no memory any more.
     Gone,
 }
 
+/// How long a device may take to answer. (Firmware answers within milliseconds; a busy host may take longer to run the thread.)
+const PATIENCE: Duration = Duration::from_secs(3);
 /// How often a device that is gone is looked for.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Each time that it was there and could not be used doubles that, up to half a minute: all memory is registered each time.
@@ -79,9 +106,9 @@ impl RailDevice {
     pub fn new(pd: Arc<Pd>, entry: PathBuf) -> Self {
         let name = pd.context().name().to_owned();
         let library = pd.context().library();
-        let (doubts, asked, looked_for) = Default::default();
+        let (doubts, questions, asked, looked_for) = Default::default();
         let opening = Opening { pd, number: 0, entry: inode(&entry) };
-        Self { name, entry, library, state: Mutex::new(State::Here(opening)), doubts, asked, looked_for }
+        Self { name, entry, library, state: Mutex::new(State::Here(opening)), doubts, questions, asked, looked_for }
     }
 
     /// Its protection domain.
@@ -97,27 +124,47 @@ impl RailDevice {
     /// # Errors
     /// [`Error::Missing`] while it is not on the bus.
     pub fn opened(&self) -> Result<(Arc<Pd>, u32)> {
-        match &*self.lock() {
-            State::Here(Opening { pd, number, .. }) => Ok((Arc::clone(pd), *number)),
-            _ => Err(Error::Missing(format!("device {} was removed", self.name))),
+        if let State::Here(Opening { pd, number, .. }) = &*self.lock() {
+            return Ok((Arc::clone(pd), *number));
         }
+        Err(self.missing())
+    }
+
+    /// The reason why it cannot be used, though its cable may be in.
+    pub fn why_away(&self) -> &'static str {
+        match &*self.lock() {
+            State::Stuck(_) | State::Behind(_) => "its device does not answer",
+            _ => "its device was removed",
+        }
+    }
+
+    fn missing(&self) -> Error {
+        Error::Missing(match &*self.lock() {
+            State::Stuck(_) | State::Behind(_) => format!("device {} does not answer", self.name),
+            _ => format!("device {} was removed", self.name),
+        })
+    }
+
+    /// True while a command to it may not return.
+    pub fn is_stuck(&self) -> bool {
+        matches!(&*self.lock(), State::Stuck(_))
     }
 
     /// As [`RailDevice::opened`], for registrations, which a device that returns gets first.
     pub fn for_memory(&self) -> Option<(Arc<Pd>, u32)> {
         match &*self.lock() {
-            State::Here(Opening { pd, number, .. }) | State::Returning(Opening { pd, number, .. }) => {
-                Some((Arc::clone(pd), *number))
-            }
-            State::Failed(_) | State::CutOff(_) | State::Gone(_) => None,
+            State::Here(it) | State::Behind(it) | State::Returning(it) => Some((Arc::clone(&it.pd), it.number)),
+            State::Stuck(_) | State::Failed(_) | State::CutOff(_) | State::Gone(_) => None,
         }
     }
 
     /// Its protection domain, for its events: until it is gone.
     pub fn source_of_events(&self) -> Option<Arc<Pd>> {
         match &*self.lock() {
-            State::Here(opening) | State::Failed(opening) | State::CutOff(opening) => Some(Arc::clone(&opening.pd)),
             State::Gone(_) | State::Returning(_) => None,
+            State::Here(it) | State::Stuck(it) | State::Behind(it) | State::Failed(it) | State::CutOff(it) => {
+                Some(Arc::clone(&it.pd))
+            }
         }
     }
 
@@ -142,44 +189,63 @@ impl RailDevice {
         self.doubts.fetch_add(1, Ordering::Relaxed);
         match &*state {
             _ if state.number() != opening => {}
-            State::Here(opening) if error.is_failed_device() => *state = State::Failed(opening.clone()),
-            State::Here(opening) | State::Failed(opening) if error.is_removal() => {
-                *state = State::CutOff(opening.clone());
+            State::Here(it) | State::Stuck(it) | State::Behind(it) if error.is_failed_device() => {
+                *state = State::Failed(it.clone());
+            }
+            State::Here(it) | State::Stuck(it) | State::Behind(it) | State::Failed(it) if error.is_removal() => {
+                *state = State::CutOff(it.clone());
             }
             // Nothing was made on it but registrations that no peer knows of.
             State::Returning(opening) => *state = State::Gone(opening.number),
-            State::Here(_) | State::Failed(_) | State::CutOff(_) | State::Gone(_) => {}
+            _ => {}
         }
         true
     }
 
-    /// Looks at its entry in sysfs, and asks the kernel whether it is there: where that is not known, and once a second. How far it is gone.
-    pub fn glance(&self, port: u8, now: Instant) -> Presence {
+    /// True if the service thread should ask it: where its entry in sysfs changed or its state is unknown, and once a second.
+    pub fn is_due(&self, now: Instant) -> bool {
         let is_as_before = match &*self.lock() {
             State::Here(Opening { entry, .. }) => *entry == inode(&self.entry),
-            _ => false,
+            State::Stuck(_) => true,
+            State::Gone(_) | State::Returning(_) => return false,
+            State::Behind(_) | State::Failed(_) | State::CutOff(_) => false,
         };
-        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        if is_as_before && asked.is_some_and(|last| now.saturating_duration_since(last) < ASK_EVERY) {
-            return Presence::Here;
-        }
-        *asked = Some(now);
-        drop(asked);
-        self.look(port)
+        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        !is_as_before || asked.is_none_or(|last| now.saturating_duration_since(last) >= ASK_EVERY)
     }
 
-    /// Asks the kernel whether it is there, and sysfs where it is cut off. How far it is gone.
-    pub fn look(&self, port: u8) -> Presence {
-        let (pd, opening, doubts) = match &*self.lock() {
-            State::Here(opening) | State::Failed(opening) | State::CutOff(opening) => {
+    /// Lets the service thread ask it in its next round.
+    pub fn ask_soon(&self) {
+        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    fn asked(&self, now: Instant) {
+        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
+    }
+
+    /// Asks the kernel whether it is there, waits for the answer, and looks at sysfs where it is cut off. How far it is gone.
+    pub fn look(self: &Arc<Self>, port: u8) -> Presence {
+        // Its state has what the answer says.
+        drop(self.query(move |context| context.port(port)));
+        self.presence()
+    }
+
+    /// What a question is put to, with what an answer is compared with later; `None` for a device that is gone.
+    fn to_be_asked(&self) -> Option<(Arc<Pd>, Asked)> {
+        match &*self.lock() {
+            State::Here(it) | State::Stuck(it) | State::Behind(it) | State::Failed(it) | State::CutOff(it) => {
                 // Relaxed: counted and read under the lock.
-                (Arc::clone(&opening.pd), opening.number, self.doubts.load(Ordering::Relaxed))
+                let doubts = self.doubts.load(Ordering::Relaxed);
+                Some((Arc::clone(&it.pd), Asked { opening: it.number, doubts }))
             }
-            State::Gone(_) | State::Returning(_) => return Presence::Gone,
-        };
-        let answer = pd.context().port(port);
-        if let Err(error) = &answer {
-            self.heard(error, opening);
+            State::Gone(_) | State::Returning(_) => None,
+        }
+    }
+
+    /// A question was answered, by an error or in good order.
+    fn conclude(&self, error: Option<&Error>, asked: Asked) {
+        if let Some(error) = error {
+            self.heard(error, asked.opening);
         }
         let mut state = self.lock();
         match &*state {
@@ -189,60 +255,87 @@ impl RailDevice {
             }
             // What has failed or is cut off stays so. One that answers was not: its firmware had refused something. An answer from before somebody
             // heard otherwise says nothing.
-            State::Failed(it) | State::CutOff(it)
-                if answer.is_ok() && it.number == opening && self.doubts.load(Ordering::Relaxed) == doubts =>
+            State::Stuck(it) | State::Failed(it) | State::CutOff(it)
+                if error.is_none()
+                    && it.number == asked.opening
+                    && self.doubts.load(Ordering::Relaxed) == asked.doubts =>
             {
-                *state = State::Here(it.clone());
+                *state = State::Behind(it.clone());
             }
             _ => {}
         }
-        state.presence()
     }
 
-    /// It has raised `IBV_EVENT_DEVICE_FATAL`. How far it is gone.
-    pub fn fatal(&self, port: u8) -> Presence {
+    /// It has raised `IBV_EVENT_DEVICE_FATAL`.
+    pub fn fatal(&self) {
         let mut state = self.lock();
         // Without an entry in sysfs there is nothing better to go by.
         if let State::CutOff(Opening { number, entry: None, .. }) = *state {
             *state = State::Gone(number);
-            return Presence::Gone;
         }
-        drop(state);
-        self.look(port)
     }
 
-    /// Opens a device of the same name, if it is gone and there is one again; not more often than now and then. `register` is for what is
-    /// to be registered there before it is used. Whether it is back.
+    /// True if [`RailDevice::look_for_return`] would do something now.
+    pub fn is_return_due(&self, now: Instant) -> bool {
+        let is_gone = match &*self.lock() {
+            State::Gone(_) => true,
+            State::Behind(_) => false,
+            _ => return false,
+        };
+        // Held while another thread is at it.
+        self.looked_for.try_lock().is_ok_and(|looked_for| is_time(*looked_for, is_gone, now))
+    }
+
+    /// Opens a device of the same name, if it is gone and there is one again, or goes on with one that answers again; not more often
+    /// than now and then. `register` is for what is to be registered there before it is used. Whether it is back.
     ///
     /// # Errors
     /// Why it cannot be used.
     pub fn look_for_return(&self, now: Instant, register: impl FnOnce() -> Result<()>) -> Result<bool> {
         // Held to the end: one thread opens it.
         let Ok(mut looked_for) = self.looked_for.try_lock() else { return Ok(false) };
-        let State::Gone(last) = *self.lock() else { return Ok(false) };
-        let (looked_at, failures) = *looked_for;
-        let pause = LOOK_EVERY * (1 << failures.min(DOUBLED_AT_MOST));
-        if looked_at.is_some_and(|then| now.saturating_duration_since(then) < pause) {
+        let away = match &*self.lock() {
+            State::Gone(last) => Err(*last),
+            State::Behind(it) => Ok(it.clone()),
+            _ => return Ok(false),
+        };
+        if !is_time(*looked_for, away.is_err(), now) {
             return Ok(false);
         }
+        let failures = looked_for.1;
         *looked_for = (Some(now), failures);
-        let devices = self.library.devices()?;
-        let Some(device) = devices.iter().find(|device| device.name() == self.name) else { return Ok(false) };
-        let opening = Opening { pd: Pd::new(&device.open()?)?, number: last + 1, entry: inode(&self.entry) };
-        *self.lock() = State::Returning(opening.clone());
+        let opening = match away {
+            Ok(opening) => opening,
+            Err(last) => match self.reopen(last)? {
+                Some(opening) => opening,
+                None => return Ok(false),
+            },
+        };
         let registered = register();
         let mut state = self.lock();
-        if !matches!(*state, State::Returning(_)) {
-            return Ok(false);
+        match &*state {
+            State::Returning(it) | State::Behind(it) if it.number == opening.number => {}
+            _ => return Ok(false),
         }
         if let Err(error) = registered {
             looked_for.1 = failures + 1;
-            *state = State::Gone(opening.number);
+            if matches!(*state, State::Returning(_)) {
+                *state = State::Gone(opening.number);
+            }
             return Err(error);
         }
         looked_for.1 = 0;
         *state = State::Here(opening);
         Ok(true)
+    }
+
+    /// Opens the device that has the name now; `None` where there is none.
+    fn reopen(&self, last: u32) -> Result<Option<Opening>> {
+        let devices = self.library.devices()?;
+        let Some(device) = devices.iter().find(|device| device.name() == self.name) else { return Ok(None) };
+        let opening = Opening { pd: Pd::new(&device.open()?)?, number: last + 1, entry: inode(&self.entry) };
+        *self.lock() = State::Returning(opening.clone());
+        Ok(Some(opening))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -251,23 +344,131 @@ impl RailDevice {
     }
 }
 
+/// The question under way to a device, if any.
+#[derive(Default)]
+struct Questions {
+    /// When it was put.
+    since: Mutex<Option<Instant>>,
+    answered: Condvar,
+}
+
+impl Questions {
+    fn lock(&self) -> MutexGuard<'_, Option<Instant>> {
+        // A panic in a holder leaves a time or none.
+        self.since.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl RailDevice {
+    /// Asks for the state of a port and does not wait. `None` for a device that is gone, and while another question is under way.
+    pub fn ask(self: &Arc<Self>, port: u8, now: Instant) -> Option<Receiver<Result<PortInfo>>> {
+        let since = self.questions.lock();
+        if since.is_some() {
+            return None;
+        }
+        self.asked(now);
+        self.put(since, now, move |context| context.port(port))
+    }
+
+    /// Asks the device and waits for the answer.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] for a device that is gone or does not answer; else what the question says.
+    pub fn query<T: Send + 'static>(
+        self: &Arc<Self>,
+        question: impl FnOnce(&Context) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let mut since = self.questions.lock();
+        while let Some(put) = *since {
+            let left = PATIENCE.saturating_sub(put.elapsed());
+            if left.is_zero() {
+                drop(since);
+                self.check_patience(Instant::now());
+                return Err(self.missing());
+            }
+            let waited = self.questions.answered.wait_timeout(since, left);
+            (since, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+        let answer = self.put(since, Instant::now(), question).ok_or_else(|| self.missing())?;
+        match answer.recv_timeout(PATIENCE) {
+            Ok(answer) => answer,
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                self.check_patience(Instant::now());
+                Err(self.missing())
+            }
+        }
+    }
+
+    /// Takes the device for stuck if the question under way has waited for too long.
+    pub fn check_patience(&self, now: Instant) {
+        let since = self.questions.lock();
+        let waited = since.map(|put| now.saturating_duration_since(put)).filter(|waited| *waited >= PATIENCE);
+        let Some(waited) = waited else { return };
+        let mut state = self.lock();
+        let (State::Here(opening) | State::Behind(opening)) = &*state else { return };
+        *state = State::Stuck(opening.clone());
+        drop(state);
+        tracing::warn!(
+            "device {} has not answered for {:.0} s: its rails count as lost until it does; see dmesg",
+            self.name,
+            waited.as_secs_f64()
+        );
+    }
+
+    /// Puts a question on a thread of its own; `None` for a device that is gone.
+    fn put<T: Send + 'static>(
+        self: &Arc<Self>,
+        mut since: MutexGuard<'_, Option<Instant>>,
+        now: Instant,
+        question: impl FnOnce(&Context) -> Result<T> + Send + 'static,
+    ) -> Option<Receiver<Result<T>>> {
+        let (pd, asked) = self.to_be_asked()?;
+        *since = Some(now);
+        drop(since);
+        let (tell, answer) = sync_channel(1);
+        let device = Arc::clone(self);
+        threads::detach("spark-device", move || {
+            let found = question(pd.context());
+            let mut since = device.questions.lock();
+            device.conclude(found.as_ref().err(), asked);
+            *since = None;
+            drop(since);
+            device.questions.answered.notify_all();
+            // If nobody waits any more, the device's state has what was learned.
+            drop(tell.send(found));
+        });
+        Some(answer)
+    }
+}
+
 impl State {
     fn number(&self) -> u32 {
         match self {
-            Self::Here(opening) | Self::Failed(opening) | Self::CutOff(opening) | Self::Returning(opening) => {
-                opening.number
-            }
+            Self::Here(it)
+            | Self::Stuck(it)
+            | Self::Behind(it)
+            | Self::Failed(it)
+            | Self::CutOff(it)
+            | Self::Returning(it) => it.number,
             Self::Gone(last) => *last,
         }
     }
 
     fn presence(&self) -> Presence {
         match self {
-            Self::Here(_) => Presence::Here,
-            Self::Failed(_) | Self::CutOff(_) => Presence::CutOff,
+            Self::Here(_) | Self::Behind(_) => Presence::Here,
+            Self::Stuck(_) | Self::Failed(_) | Self::CutOff(_) => Presence::CutOff,
             Self::Gone(_) | Self::Returning(_) => Presence::Gone,
         }
     }
+}
+
+/// When a device was last looked for, and how often it could not be used since it was there again: whether it is time again.
+fn is_time((last, failures): (Option<Instant>, u32), is_gone: bool, now: Instant) -> bool {
+    let pause = LOOK_EVERY * (1 << failures.min(DOUBLED_AT_MOST));
+    // One that answers again need not be found first.
+    let needs_pause = is_gone || failures > 0;
+    !(needs_pause && last.is_some_and(|then| now.saturating_duration_since(then) < pause))
 }
 
 /// Of the entry itself, which is a link.

@@ -3,12 +3,15 @@
 
 use crate::comm::datapath::lane::Lane;
 use crate::comm::datapath::test_write::LaneTest;
-use crate::comm::rail::backoff::PathId;
+use crate::comm::rail::backoff::{PathId, Trial};
 use crate::comm::rail::{Look, Rail};
 use crate::counters::Outages;
-use crate::flow::recovery::State;
+use crate::error::Result;
+use crate::flow::recovery::{Answer, State};
+use crate::wire::fields::RailAdvert;
 use std::net::Ipv6Addr;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 
 /// A rail of a connection.
 pub struct ManagedRail {
@@ -39,10 +42,45 @@ pub struct ManagedRail {
 
 /// New queue pairs on their way into use.
 pub enum Attempt {
+    /// A thread makes or connects them, and gives its result here.
+    Working(Receiver<Done>),
     /// The peer was asked for its own.
     Asked(Box<Asked>),
     /// The queue pairs are connected and under test.
     Testing(Box<LaneTest>),
+}
+
+/// Result of a thread's work on new queue pairs.
+pub enum Done {
+    /// Connecting side: they are made.
+    Opened(Result<Box<Asked>>),
+    /// Accepting side: the path rests, so none were made.
+    PutOff {
+        /// The path.
+        way: Way,
+        /// The reason, for a message.
+        why: String,
+    },
+    /// Accepting side: they are connected to the peer's.
+    Answered {
+        /// The path; none where the two sides share none.
+        way: Option<Way>,
+        /// The right to try the path for all connections, where it was dead before.
+        trial: Option<Trial>,
+        /// The queue pairs, and the answer to the peer.
+        outcome: Result<Box<(Lane, Answer)>>,
+    },
+    /// Connecting side: they are connected to the peer's, unless `outcome` says otherwise.
+    Connected {
+        /// The queue pairs.
+        lane: Box<Lane>,
+        /// The path.
+        way: Way,
+        /// The right to try the path for all connections, where it was dead before.
+        trial: Option<Trial>,
+        /// Result of `ibv_modify_qp`.
+        outcome: Result<()>,
+    },
 }
 
 /// A way to the peer's rail.
@@ -85,6 +123,8 @@ pub struct Asked {
     pub lane: Lane,
     /// The rail as it was when they were made.
     pub look: Look,
+    /// The rail, as the peer is told of it.
+    pub advert: RailAdvert,
 }
 
 impl ManagedRail {

@@ -4,8 +4,8 @@
 //! the ports, the peer and the clock say, and does what it asks for: it stops queue pairs, makes, connects and tries new ones, and sends
 //! control frames. It owns the queue pairs of the connecting side that are being made and tried.
 //!
-//! All this is the service thread's. Of the data path it borrows moments ([`crate::comm::datapath::path::DataPath`]); what can take longer (opening and
-//! connecting queue pairs: `reconnect`) is done while the data path goes on.
+//! All this is the service thread's. It borrows the data path for moments ([`crate::comm::datapath::path::DataPath`]). Whatever asks a device
+//! or the kernel, and so may block, is done by threads of its own (`reconnect`).
 
 mod first_rail;
 mod reconnect;
@@ -23,7 +23,6 @@ use crate::comm::log::outages::Member;
 use crate::comm::log::tcp;
 use crate::comm::process::Process;
 use crate::comm::rail::Rail;
-use crate::comm::rail::backoff::Awaited;
 use crate::comm::rail::device::Presence;
 use crate::counters::nanos;
 use crate::error::Error;
@@ -40,9 +39,6 @@ const MOST_ROUNDS: usize = 256;
 /// Control frames that are taken in at a time.
 const FRAMES: usize = 4;
 
-/// How the loss of a rail shows whose device is no longer on the bus.
-const DEVICE_REMOVED: &str = "its device was removed";
-
 /// What became of a port of this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PortChange {
@@ -50,7 +46,7 @@ pub enum PortChange {
     Up,
     /// It went down.
     Down,
-    /// Its device is no longer on the bus.
+    /// Its device is no longer on the bus, or does not answer.
     Removed,
 }
 
@@ -83,8 +79,6 @@ pub struct Driver {
     tcp: tcp::Member,
     /// Whether the data path has something left to do about a loss.
     is_owing: bool,
-    /// Kept while no rail has carried.
-    awaited: Option<Awaited>,
     /// How many warnings have said that there is no rail yet.
     warnings: u32,
     /// When NCCL was last seen to ask for the connection, which has no rail yet, on recovery's clock.
@@ -116,7 +110,6 @@ impl Driver {
             managed.outages.lost(now);
         }
         let tcp = tcp::Member::new(&process.tcp_outages, &context.peer.name);
-        let awaited = (!recovery.has_carried()).then(|| process.backoff.await_first_rail(now));
         let (origin, is_owing, warnings, asked_at) = Default::default();
         Self {
             process,
@@ -131,7 +124,6 @@ impl Driver {
             outages,
             tcp,
             is_owing,
-            awaited,
             warnings,
             asked_at,
         }
@@ -142,14 +134,9 @@ impl Driver {
         &self.context.peer
     }
 
-    /// As [`Process::look_for_returned`].
-    pub fn look_for_returned(&self, now: Instant) -> Vec<Arc<Rail>> {
-        self.process.look_for_returned(now)
-    }
-
-    /// The rails of this host.
-    pub fn host_rails(&self) -> &[Arc<Rail>] {
-        &self.process.rails
+    /// What all connections of this process share.
+    pub fn process(&self) -> &Arc<Process> {
+        &self.process
     }
 
     /// Whether all is as it should be: nothing lost, nothing unheard.
@@ -207,7 +194,7 @@ impl Driver {
                     self.recovery.port_up(lane, at);
                 }
                 PortChange::Down => self.recovery.port_down(lane, "local port down", at),
-                PortChange::Removed => self.recovery.port_down(lane, DEVICE_REMOVED, at),
+                PortChange::Removed => self.recovery.port_down(lane, rail.device.why_away(), at),
             }
         }
         self.act(now);
@@ -285,8 +272,7 @@ impl Driver {
         self.look_at_devices(at);
         self.act(now);
         self.fence_what_was_cut_off(at);
-        self.look_at_trials(now, at);
-        // A rail whose port is down again does not count as one that was there for a moment.
+        self.look_at_attempts(now, at);
         self.act(now);
         self.recovery.tick(at);
         self.act(now);
@@ -363,7 +349,10 @@ impl Driver {
             tracing::debug!("lane {lane} of the connection with {} failed: {why}", self.context.peer.name);
             match fenced {
                 Fenced::Now => self.recovery.lost(lane, &why, received.clone(), at),
-                Fenced::NotYet => self.recovery.port_down(lane, DEVICE_REMOVED, at),
+                Fenced::NotYet => {
+                    let why = self.rails[lane.index()].rail.device.why_away();
+                    self.recovery.port_down(lane, why, at);
+                }
             }
         }
         self.act(now);
@@ -378,16 +367,15 @@ impl Driver {
                 Action::Fence(lane) => self.fence(lane, at),
                 Action::Resend(lane, received) => self.resend(lane, &received),
                 Action::OpenQps(lane) => {
-                    let outcome = self.open_qps(lane, now);
-                    self.recovery.opened(lane, outcome, at);
+                    if let Err(why) = self.open_qps(lane, now) {
+                        self.recovery.opened(lane, Err(why), at);
+                    }
                 }
-                Action::AnswerQps(lane, rail, end) => {
-                    let outcome = self.answer_qps(lane, &rail, &end, now);
-                    self.recovery.answered(lane, outcome, at);
-                }
+                Action::AnswerQps(lane, rail, end) => self.answer_qps(lane, rail, end, now),
                 Action::ConnectQps(lane, answer) => {
-                    let outcome = self.connect_qps(lane, &answer, now);
-                    self.recovery.connected(lane, outcome, at);
+                    if let Err(why) = self.connect_qps(lane, answer, now) {
+                        self.recovery.connected(lane, Err(why), at);
+                    }
                 }
                 Action::Activate(lane) => self.activate(lane, now),
                 Action::DropQps(lane) => drop(self.take_new(lane)),
@@ -422,7 +410,7 @@ impl Driver {
     fn look_at_devices(&mut self, at: u64) {
         for (lane, ManagedRail { rail, opening, .. }) in self.lanes().zip(&self.rails) {
             if opening.is_some_and(|opening| rail.device.presence_of(opening) != Presence::Here) {
-                self.recovery.port_down(lane, DEVICE_REMOVED, at);
+                self.recovery.port_down(lane, rail.device.why_away(), at);
             }
         }
     }
@@ -476,21 +464,18 @@ impl Driver {
         let managed = &mut self.rails[lane.index()];
         (managed.opening, managed.answers) = (Some(opening), 0);
         managed.tries.clear();
-        self.awaited = None;
         if let Some(way) = managed.ways[0] {
             // The accepting side hears of it by LIVE.
             self.process.backoff.carried(managed.path(way), now);
         }
         let (rail, at) = (Arc::clone(&self.rails[lane.index()].rail), self.clock(now));
-        match (rail.is_up(), rail.device.presence_of(opening)) {
-            (true, Presence::Here) => {
-                self.outages.recovered(lane, now);
-                self.rails[lane.index()].outages.recovered(path_mtu_bytes, now);
-            }
-            (false, Presence::Here) => {
-                self.recovery.port_down(lane, "local port down while the rail was tested", at);
-            }
-            (_, Presence::CutOff | Presence::Gone) => self.recovery.port_down(lane, DEVICE_REMOVED, at),
+        // If the port went down while the rail was tested, no event says so any more.
+        rail.device.ask_soon();
+        if rail.device.presence_of(opening) == Presence::Here {
+            self.outages.recovered(lane, now);
+            self.rails[lane.index()].outages.recovered(path_mtu_bytes, now);
+        } else {
+            self.recovery.port_down(lane, rail.device.why_away(), at);
         }
     }
 

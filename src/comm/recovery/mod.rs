@@ -3,6 +3,7 @@
 //! listener where peers dial again.
 
 pub mod attempt;
+pub mod devices;
 pub mod driver;
 pub mod redial;
 pub mod service;

@@ -5,18 +5,16 @@
 //! queue pairs linger: the peer may still wait for the acknowledgement of its last write, or write a clear-to-send that nobody
 //! needs.
 
-use super::driver::{Driver, PortChange};
+use super::devices::{Devices, News};
+use super::driver::Driver;
 use super::redial::{RedialListener, Standing};
 use super::tcp::{Redialling, Tcp};
 use crate::comm::channel::Channel;
 use crate::comm::datapath::peer;
 use crate::comm::datapath::waker::Waker;
-use crate::comm::rail::Rail;
-use crate::comm::rail::device::Presence;
 use crate::comm::streams::farewell::Farewell;
 use crate::comm::threads;
 use crate::error::{Error, Result, panic_text};
-use crate::verbs::AsyncEvent;
 use crate::wire::message::Redial;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::io::{Read, Write};
@@ -159,14 +157,14 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
 
 fn serve(shared: &Mutex<Shared>, mut wakened: UnixStream) {
     let (mut watched, mut listener): (Vec<Watched>, Option<RedialListener>) = Default::default();
-    let mut parting: Vec<Farewell> = Vec::new();
+    let (mut parting, mut devices): (Vec<Farewell>, Devices) = Default::default();
     loop {
         let (orders, opened) = {
             let mut shared = lock(shared);
             (std::mem::take(&mut shared.orders), shared.standing.take_opened())
         };
         listener = opened.or(listener);
-        let look = AssertUnwindSafe(|| look_after(orders, &mut watched, &mut parting, &mut listener));
+        let look = AssertUnwindSafe(|| look_after(orders, &mut watched, &mut parting, &mut listener, &mut devices));
         if let Err(payload) = catch_unwind(look) {
             parting.clear();
             abandon(&mut watched, panic_text(&*payload));
@@ -189,7 +187,7 @@ fn serve(shared: &Mutex<Shared>, mut wakened: UnixStream) {
                 continue;
             }
         }
-        wait(&watched, &wakened);
+        wait(&watched, &devices, &wakened);
         drain(&mut wakened);
     }
 }
@@ -199,6 +197,7 @@ fn look_after(
     watched: &mut Vec<Watched>,
     parting: &mut Vec<Farewell>,
     listener: &mut Option<RedialListener>,
+    devices: &mut Devices,
 ) {
     let (mut closed, mut has_news) = (Vec::new(), false);
     // All that is to be watched comes first, before anything that can have a fault: `abandon` tells those in `watched`.
@@ -216,8 +215,12 @@ fn look_after(
     }
     let now = Instant::now();
     parting.retain_mut(|farewell| !farewell.tend(now));
-    hear_devices(watched);
-    look_at_devices(watched);
+    if let Some(first) = watched.first() {
+        let process = Arc::clone(first.driver.process());
+        for news in devices.round(&process, now) {
+            watched.iter_mut().for_each(|each| each.tell(&news, now));
+        }
+    }
     if let Some(listener) = listener {
         take_redialled(listener, watched);
     }
@@ -252,83 +255,13 @@ fn abandon(watched: &mut Vec<Watched>, fault: &str) {
     }
 }
 
-/// Takes in what the devices say of their ports.
-fn hear_devices(watched: &mut [Watched]) {
-    for rail in rails(watched) {
-        let Some(pd) = rail.device.source_of_events() else { continue };
-        loop {
-            match pd.context().async_event() {
-                Ok(Some(event)) => handle(watched, &rail, &event),
-                Ok(None) => break,
-                Err(error) => {
-                    tracing::debug!("{error}");
-                    break;
-                }
-            }
-        }
-    }
-}
-
-/// One rail of each device in use.
-fn rails(watched: &[Watched]) -> Vec<Arc<Rail>> {
-    let Some(first) = watched.first() else { return Vec::new() };
-    let mut rails: Vec<Arc<Rail>> = Vec::new();
-    for rail in first.driver.host_rails() {
-        if !rails.iter().any(|known| known.info.device == rail.info.device) {
-            rails.push(Arc::clone(rail));
-        }
-    }
-    rails
-}
-
-fn handle(watched: &mut [Watched], one_of_device: &Rail, event: &AsyncEvent) {
-    tracing::debug!("{}: {}", one_of_device.info.device, event.text());
-    let Some(first) = watched.first() else { return };
-    let rails = first.driver.host_rails().to_vec();
-    let of_device = rails.iter().filter(|rail| rail.info.device == one_of_device.info.device);
-    let now = Instant::now();
-    if let Some(cq) = event.cq {
-        watched.iter_mut().for_each(|each| each.driver.completions_lost(cq, now));
-    }
-    for rail in of_device.filter(|rail| event.port.is_none_or(|port| port == rail.info.port)) {
-        let change = match event.kind {
-            AsyncEvent::PORT_ACTIVE | AsyncEvent::GID_CHANGE => PortChange::Up,
-            // What was so when the event was made may be over.
-            AsyncEvent::PORT_ERROR if !rail.is_up() => PortChange::Down,
-            AsyncEvent::DEVICE_FATAL if rail.device.fatal(rail.info.port) != Presence::Here => PortChange::Removed,
-            AsyncEvent::DEVICE_FATAL => PortChange::Down,
-            _ => continue,
-        };
-        watched.iter_mut().for_each(|each| each.driver.port_changed(rail, change, now));
-    }
-}
-
-/// Notices devices that were removed and that are gone, for an event may be missing, and those that are back.
-fn look_at_devices(watched: &mut [Watched]) {
-    let Some(first) = watched.first() else { return };
-    let rails = first.driver.host_rails().to_vec();
-    let now = Instant::now();
-    for rail in rails {
-        let was_there = rail.device.presence() == Presence::Here;
-        if rail.device.glance(rail.info.port, now) != Presence::Here && was_there {
-            watched.iter_mut().for_each(|each| each.driver.port_changed(&rail, PortChange::Removed, now));
-        }
-    }
-    let Some(first) = watched.first() else { return };
-    for rail in first.driver.look_for_returned(now) {
-        watched.iter_mut().for_each(|each| each.driver.port_changed(&rail, PortChange::Up, now));
-    }
-}
-
 /// Waits for something to happen.
-fn wait(watched: &[Watched], wakened: &UnixStream) {
-    let pause = if watched.iter().any(|each| each.driver.is_busy()) { BUSY } else { CALM };
+fn wait(watched: &[Watched], devices: &Devices, wakened: &UnixStream) {
+    let is_busy = devices.is_busy() || watched.iter().any(|each| each.driver.is_busy());
+    let pause = if is_busy { BUSY } else { CALM };
     let mut fds = vec![PollFd::new(wakened.as_fd(), PollFlags::POLLIN)];
     fds.extend(watched.iter().flat_map(|each| each.tcp.fds()).map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
-    let rails = rails(watched);
-    // Of a device that the kernel has cut off they are always ready; each round reads them anyway.
-    let here = rails.iter().filter(|rail| rail.device.presence() == Presence::Here);
-    let sources: Vec<_> = here.filter_map(|rail| rail.device.source_of_events()).collect();
+    let sources = devices.event_sources();
     let events = sources.iter().filter_map(|pd| pd.context().event_fd());
     fds.extend(events.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
     match poll(&mut fds, PollTimeout::try_from(pause).unwrap_or(PollTimeout::ZERO)) {
@@ -351,6 +284,13 @@ impl Watched {
         let Some(until) = self.closing else { return false };
         let peer_has_closed = self.driver.peer().presence() != peer::Presence::Here;
         Instant::now() >= until || peer_has_closed && (!self.tcp.is_open() || !self.driver.is_waiting())
+    }
+
+    fn tell(&mut self, news: &News, now: Instant) {
+        match news {
+            News::Port(rail, change) => self.driver.port_changed(rail, *change, now),
+            News::CompletionsLost(cq) => self.driver.completions_lost(*cq, now),
+        }
     }
 
     fn tend(&mut self, has_news: bool) {

@@ -129,21 +129,11 @@ impl New {
     /// Connects it on a thread of its own.
     fn start(self: Box<Self>, process: &Arc<Process>, role: Role, path: PathId, trial: Trial) -> Receiver<Connected> {
         let (answer, answers) = sync_channel(1);
-        let (work, task) = sync_channel::<(Box<Self>, Trial)>(1);
-        let (theirs, sender) = (Arc::clone(process), answer.clone());
-        let connect = move || {
-            if let Ok((new, trial)) = task.recv() {
-                // If the connection no longer waits, all of it is dropped here.
-                drop(sender.send(new.connect(&theirs, role, path, Some(trial))));
-            }
-        };
-        // The work is handed over only to a thread that is there.
-        if let Err(error) = threads::spawn("spark-connect", connect) {
-            tracing::debug!("no thread for connecting queue pairs, which may block for a second now: {error}");
-            drop(answer.send(self.connect(process, role, path, Some(trial))));
-        } else {
-            drop(work.send((self, trial)));
-        }
+        let process = Arc::clone(process);
+        threads::detach("spark-connect", move || {
+            // If the connection no longer waits, all of it is dropped here.
+            drop(answer.send(self.connect(&process, role, path, Some(trial))));
+        });
         answers
     }
 
@@ -152,8 +142,8 @@ impl New {
         let route = Route { look, gid: *gid, peer_gid: *peer_gid, mtu_bytes: *mtu_bytes, ends, priority: *priority };
         let outcome = self.lane.connect(role, &process.config, &route);
         match &trial {
-            Some(trial) => trial.connected(&outcome, Instant::now()),
-            None => process.backoff.connected(path, &outcome, Instant::now()),
+            Some(trial) => trial.connected(outcome.as_ref().err(), Instant::now()),
+            None => process.backoff.connected(path, outcome.as_ref().err(), Instant::now()),
         }
         // The connecting side needs the address alone, so its trial ends here.
         let trial = trial.filter(|_| role == Role::Receiver && outcome.is_ok());

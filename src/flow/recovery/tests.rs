@@ -144,6 +144,19 @@ fn a_peer_that_does_not_answer_is_told_once_and_its_late_answer_changes_nothing(
 }
 
 #[test]
+fn a_peer_that_gives_up_its_request_ends_an_answer_that_takes_long() {
+    let (mut end, now) = (End::new(Role::Receiver), 20 * SECOND);
+    end.loses_a_rail(now);
+    let join = |attempt| ControlMessage::Join { lane: lane(0), attempt, rail: advert(), end: new_end() };
+    end.hears(&join(1), now);
+    assert!(matches!(end.actions()[..], [Action::AnswerQps(at, ..)] if at == lane(0)));
+    end.hears(&ControlMessage::NotNow { lane: lane(0), attempt: 1, why: String::new() }, now + ANSWER);
+    assert_eq!(end.actions(), [Action::DropQps(lane(0))]);
+    end.hears(&join(2), now + ANSWER);
+    assert!(matches!(end.actions()[..], [Action::AnswerQps(at, ..)] if at == lane(0)));
+}
+
+#[test]
 fn an_answer_to_an_attempt_that_was_given_up_changes_nothing() {
     let (mut end, mut now) = (End::new(Role::Sender), 20 * SECOND);
     end.loses_a_rail(now);

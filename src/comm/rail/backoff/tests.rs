@@ -3,8 +3,8 @@ use super::*;
 const PATH: PathId = PathId { rail: RailId::new(0).unwrap(), peer_gid: [7; 16] };
 const LIMIT: Duration = Duration::from_secs(4);
 
-fn unanswered() -> Result<()> {
-    Err(Error::Os { what: "QP 5 to RTR".to_owned(), errno: libc::ETIMEDOUT })
+fn unanswered() -> Error {
+    Error::Os { what: "QP 5 to RTR".to_owned(), errno: libc::ETIMEDOUT }
 }
 
 /// What is known, and the time, which the tests let pass.
@@ -55,7 +55,7 @@ fn one_connection_tries_a_path_and_the_others_wait_for_what_comes_of_it() {
     let trial = stage.trial(Need::Acknowledgement);
     assert!(stage.waits(Need::Address) && stage.waits(Need::Acknowledgement));
     // Its address resolves: that is enough for who connects.
-    trial.connected(&Ok(()), stage.now);
+    trial.connected(None, stage.now);
     assert!(stage.uses(Need::Address) && stage.waits(Need::Acknowledgement));
     stage.backoff.carried(PATH, stage.now);
     drop(trial);
@@ -84,7 +84,7 @@ fn a_trial_that_is_dropped_or_takes_too_long_keeps_nobody_waiting() {
 fn a_dead_path_is_left_out_at_once_and_tried_by_one_after_its_time() {
     let mut stage = Stage::new();
     let trial = stage.trial(Need::Address);
-    trial.connected(&unanswered(), stage.now);
+    trial.connected(Some(&unanswered()), stage.now);
     drop(trial);
     assert_eq!(stage.why(), "QP 5 to RTR: Connection timed out (os error 110); next attempt in 2s");
     // Who was under way at the same time does not make it worse.
@@ -94,39 +94,13 @@ fn a_dead_path_is_left_out_at_once_and_tried_by_one_after_its_time() {
     stage.pass(1);
     let trial = stage.trial(Need::Address);
     assert!(stage.waits(Need::Address));
-    trial.connected(&unanswered(), stage.now);
+    trial.connected(Some(&unanswered()), stage.now);
     drop(trial);
     assert!(stage.why().ends_with("next attempt in 4s"), "{}", stage.why());
     stage.pass(4000);
     let trial = stage.trial(Need::Address);
-    trial.connected(&Ok(()), stage.now);
+    trial.connected(None, stage.now);
     assert!(stage.uses(Need::Address));
-}
-
-#[test]
-fn a_dead_path_rests_less_while_a_connection_waits_for_its_first_rail() {
-    let mut stage = Stage::new();
-    let dies_again = |stage: &mut Stage, times: u32| {
-        for _ in 0..times {
-            stage.pass(60_000);
-            stage.backoff.silent(PATH, "test write lost", stage.now);
-        }
-    };
-    dies_again(&mut stage, 9);
-    assert!(stage.why().ends_with("next attempt in 10s"), "{}", stage.why());
-    let awaited = stage.backoff.await_first_rail(stage.now);
-    assert!(stage.why().ends_with("next attempt in 2s"), "{}", stage.why());
-    for other in 1..4 {
-        stage.backoff.silent(PathId { peer_gid: [other; 16], ..PATH }, "test write lost", stage.now);
-    }
-    dies_again(&mut stage, 1);
-    assert!(stage.why().ends_with("next attempt in 15s"), "{}", stage.why());
-    drop(awaited);
-    for other in 1..4 {
-        stage.backoff.silent(PathId { peer_gid: [other; 16], ..PATH }, "test write lost", stage.now);
-    }
-    dies_again(&mut stage, 1);
-    assert!(stage.why().ends_with("next attempt in 40s"), "{}", stage.why());
 }
 
 #[test]
@@ -148,7 +122,7 @@ fn a_path_that_loses_large_packets_is_used_with_small_ones_until_its_port_comes_
 fn that_an_address_resolves_does_not_make_a_silent_path_carry() {
     let mut stage = Stage::new();
     stage.backoff.silent(PATH, "test write lost", stage.now);
-    stage.backoff.connected(PATH, &Ok(()), stage.now);
+    stage.backoff.connected(PATH, None, stage.now);
     assert_eq!(stage.why(), "test write lost; next attempt in 2s");
     stage.pass(2000);
     drop(stage.trial(Need::Acknowledgement));
@@ -179,35 +153,27 @@ fn lost_rails_are_asked_for_all_at_once_until_their_path_was_found_dead() {
 }
 
 #[test]
-fn after_a_second_in_vain_the_service_thread_looks_after_all_connections_first() {
-    let stage = Stage::new();
-    stage.backoff.spend(PATH, &unanswered(), stage.now);
+fn a_dead_path_rests_for_15_s_at_most_and_is_forgotten_a_minute_after() {
+    let mut stage = Stage::new();
+    for _ in 0..9 {
+        stage.backoff.connected(PATH, Some(&unanswered()), stage.now);
+        stage.pass(15_000);
+    }
+    assert!(stage.backoff.is_due(PATH, stage.now).is_ok() && stage.backoff.knows(PATH));
     let other = PathId { peer_gid: [8; 16], ..PATH };
-    let told = stage.backoff.check(other, stage.now).unwrap_err().to_string();
-    assert_eq!(told, "another path just timed out; the other connections go first");
-    // That is no matter for who makes a connection.
-    assert!(matches!(stage.backoff.ask(other, Need::Address, 4096, LIMIT, stage.now), Advice::Try(_)));
-    stage.backoff.begin_round();
-    stage.backoff.check(other, stage.now).unwrap();
-    // What fails at once is not the path's.
-    let refused = Err(Error::Os { what: "QP 5 to RTR".to_owned(), errno: libc::EINVAL });
-    stage.backoff.spend(other, &refused, stage.now);
-    stage.backoff.check(other, stage.now).unwrap();
+    let knows_after = |stage: &mut Stage, ms: u64| {
+        stage.pass(ms);
+        stage.backoff.carried(other, stage.now);
+        stage.backoff.knows(PATH)
+    };
+    assert!(knows_after(&mut stage, 59_999));
+    assert!(!knows_after(&mut stage, 1));
 }
 
 #[test]
-fn dead_paths_get_a_tenth_of_the_time_together_and_are_not_kept_for_ever() {
-    let mut stage = Stage::new();
-    let paths: Vec<PathId> = (0..3).map(|n| PathId { peer_gid: [n; 16], ..PATH }).collect();
-    for _ in 0..8 {
-        for id in &paths {
-            stage.backoff.connected(*id, &unanswered(), stage.now);
-        }
-        stage.pass(30_000);
-    }
-    stage.pass(29_999);
-    assert!(paths.iter().all(|id| stage.backoff.check(*id, stage.now).is_ok() && stage.backoff.knows(*id)));
-    stage.pass(30_002);
-    drop(stage.trial(Need::Address));
-    assert!(!paths.iter().any(|id| stage.backoff.knows(*id)));
+fn a_failure_that_is_not_the_paths_leaves_it_usable() {
+    let stage = Stage::new();
+    let refused = Error::Os { what: "QP 5 to RTR".to_owned(), errno: libc::EINVAL };
+    stage.backoff.connected(PATH, Some(&refused), stage.now);
+    assert!(stage.backoff.is_due(PATH, stage.now).is_ok() && !stage.backoff.knows(PATH));
 }

@@ -1,7 +1,7 @@
 //! In place of the plugin's `comm/recovery/driver.rs`: one that notes what it is told.
 
 use crate::comm::datapath::peer::Peer;
-use crate::comm::rail::Rail;
+use crate::comm::rail::{Process, Rail};
 use crate::error::Error;
 use crate::wire::control::ControlFrame;
 use std::sync::{Arc, Condvar, Mutex};
@@ -57,6 +57,7 @@ pub enum PortChange {
 
 /// A driver whose peer closes as soon as it does.
 pub struct Driver {
+    process: Arc<Process>,
     peer: Arc<Peer>,
     notes: Arc<Notes>,
 }
@@ -64,7 +65,8 @@ pub struct Driver {
 impl Driver {
     /// One that notes what it is told.
     pub fn new(notes: &Arc<Notes>) -> Self {
-        Self { peer: Arc::new(Peer::new("peer".to_owned())), notes: Arc::clone(notes) }
+        let peer = Arc::new(Peer::new("peer".to_owned()));
+        Self { process: Arc::new(Process), peer, notes: Arc::clone(notes) }
     }
 
     /// The other end.
@@ -72,9 +74,9 @@ impl Driver {
         &self.peer
     }
 
-    /// None.
-    pub fn host_rails(&self) -> &[Arc<Rail>] {
-        &[]
+    /// The process.
+    pub fn process(&self) -> &Arc<Process> {
+        &self.process
     }
 
     /// Nothing is under way.
@@ -101,11 +103,6 @@ impl Driver {
         if has_news {
             self.notes.note(|told| told.news += 1);
         }
-    }
-
-    /// No device is away.
-    pub fn look_for_returned(&self, _: Instant) -> Vec<Arc<Rail>> {
-        Vec::new()
     }
 
     /// No port changes.

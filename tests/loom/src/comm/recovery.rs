@@ -1,5 +1,7 @@
-//! The service thread, and stand-ins for the recovery driver, a connection's TCP and the listener where peers dial again.
+//! The service thread, and stand-ins for the devices, the recovery driver, a connection's TCP and the listener where peers dial again.
 
+#[path = "devices.rs"]
+pub mod devices;
 #[path = "driver.rs"]
 pub mod driver;
 #[path = "redial.rs"]

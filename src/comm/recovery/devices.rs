@@ -1,0 +1,188 @@
+//! This host's devices, as the service thread watches over them: events, questions and answers, and the return of devices that were away.
+//!
+//! No round waits for a device: an answer is taken in the round in which it is there
+//! ([`crate::comm::rail::device`] says what becomes of a device that gives none). An event that needs an answer is settled by a question that was
+//! put after it. A device that returns is opened, and given the memory that is registered, by a thread of its own too.
+
+use super::driver::PortChange;
+use crate::comm::process::Process;
+use crate::comm::rail::Rail;
+use crate::comm::rail::device::Presence;
+use crate::comm::threads;
+use crate::error::Result;
+use crate::verbs::{AsyncEvent, Pd, PortInfo, PortState};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
+use std::time::Instant;
+
+/// The devices of all rails. Empty until the first round.
+#[derive(Default)]
+pub struct Devices(Vec<Watch>);
+
+/// News of a device, for every connection.
+pub enum News {
+    /// A port of this host went down or came back, or its device is away.
+    Port(Arc<Rail>, PortChange),
+    /// A completion queue is in error.
+    CompletionsLost(usize),
+}
+
+/// A rail's device.
+struct Watch {
+    rail: Arc<Rail>,
+    was_there: bool,
+    /// Events that the next question settles.
+    events: Events,
+    /// The question under way, and the events that it settles.
+    question: Option<(Events, Receiver<Result<PortInfo>>)>,
+    /// The attempt under way to open a device that is gone.
+    returning: Option<Receiver<bool>>,
+}
+
+/// Events about a port, which may be over by the time they are read.
+#[derive(Clone, Copy, Default)]
+struct Events {
+    port_error: bool,
+    device_fatal: bool,
+}
+
+impl Devices {
+    /// Takes what the devices say, and asks them what is to be asked.
+    pub fn round(&mut self, process: &Arc<Process>, now: Instant) -> Vec<News> {
+        if self.0.is_empty() {
+            self.0 = process.rails.iter().map(Watch::new).collect();
+        }
+        let mut news = Vec::new();
+        self.hear(&mut news);
+        for watch in &mut self.0 {
+            let change = watch.go_on(now).or_else(|| watch.look_for_return(process, now));
+            news.extend(change.map(|change| News::Port(Arc::clone(&watch.rail), change)));
+        }
+        news
+    }
+
+    /// True while an answer is awaited that should come soon.
+    pub fn is_busy(&self) -> bool {
+        self.0.iter().any(|watch| watch.question.is_some() && watch.was_there)
+    }
+
+    /// Where events come from, to be waited for. Of a device that was cut off, events are always there: rounds read them anyway.
+    pub fn event_sources(&self) -> Vec<Arc<Pd>> {
+        let here = self.one_of_each().filter(|rail| rail.device.presence() == Presence::Here);
+        here.filter_map(|rail| rail.device.source_of_events()).collect()
+    }
+
+    fn one_of_each(&self) -> impl Iterator<Item = &Arc<Rail>> {
+        let is_first = |at: &usize| {
+            let device = &self.0[*at].rail.info.device;
+            self.0[..*at].iter().all(|other| other.rail.info.device != *device)
+        };
+        (0..self.0.len()).filter(is_first).map(|at| &self.0[at].rail)
+    }
+
+    fn hear(&mut self, news: &mut Vec<News>) {
+        let sources: Vec<Arc<Rail>> = self.one_of_each().cloned().collect();
+        for rail in sources {
+            let Some(pd) = rail.device.source_of_events() else { continue };
+            loop {
+                match pd.context().async_event() {
+                    Ok(Some(event)) => self.take(&rail.info.device, &event, news),
+                    Ok(None) => break,
+                    Err(error) => {
+                        tracing::debug!("{error}");
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, device: &str, event: &AsyncEvent, news: &mut Vec<News>) {
+        tracing::debug!("{device}: {}", event.text());
+        news.extend(event.cq.map(News::CompletionsLost));
+        let is_about = |watch: &&mut Watch| {
+            watch.rail.info.device == device && event.port.is_none_or(|port| port == watch.rail.info.port)
+        };
+        for watch in self.0.iter_mut().filter(is_about) {
+            match event.kind {
+                AsyncEvent::PORT_ACTIVE | AsyncEvent::GID_CHANGE => {
+                    news.push(News::Port(Arc::clone(&watch.rail), PortChange::Up));
+                }
+                AsyncEvent::PORT_ERROR => watch.events.port_error = true,
+                AsyncEvent::DEVICE_FATAL => {
+                    watch.rail.device.fatal();
+                    watch.events.device_fatal = true;
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+impl Watch {
+    fn new(rail: &Arc<Rail>) -> Self {
+        let was_there = rail.device.presence() == Presence::Here;
+        let (events, question, returning) = Default::default();
+        Self { rail: Arc::clone(rail), was_there, events, question, returning }
+    }
+
+    /// Takes the answer if it is there, and asks what is to be asked.
+    fn go_on(&mut self, now: Instant) -> Option<PortChange> {
+        let device = &self.rail.device;
+        device.check_patience(now);
+        let settled = self.question.as_ref().and_then(|(events, answer)| match answer.try_recv() {
+            Ok(port) => Some(events.settle(port.is_ok_and(|port| port.state == PortState::Active))),
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => Some(None),
+        });
+        if settled.is_some() {
+            self.question = None;
+        }
+        let is_there = device.presence() == Presence::Here;
+        let went = !is_there && (self.was_there || self.events.device_fatal);
+        self.was_there = is_there;
+        if went {
+            self.events = Events::default();
+            return Some(PortChange::Removed);
+        }
+        if self.question.is_none() && (self.events.any() || device.is_due(now)) {
+            let answer = device.ask(self.rail.info.port, now);
+            self.question = answer.map(|answer| (std::mem::take(&mut self.events), answer));
+        }
+        settled.flatten()
+    }
+
+    /// Has a device that was away and is there again taken into use.
+    fn look_for_return(&mut self, process: &Arc<Process>, now: Instant) -> Option<PortChange> {
+        if let Some(returning) = &self.returning {
+            let is_back = match returning.try_recv() {
+                Err(TryRecvError::Empty) => return None,
+                back => back == Ok(true),
+            };
+            self.returning = None;
+            return is_back.then_some(PortChange::Up);
+        }
+        if self.rail.device.is_return_due(now) {
+            let (tell, returning) = sync_channel(1);
+            let (process, rail) = (Arc::clone(process), Arc::clone(&self.rail));
+            threads::detach("spark-device", move || {
+                // If the service thread has ended, the device's state has what was found.
+                let _ = tell.send(process.look_for_return(&rail, now));
+            });
+            self.returning = Some(returning);
+        }
+        None
+    }
+}
+
+impl Events {
+    fn any(self) -> bool {
+        self.port_error || self.device_fatal
+    }
+
+    /// The change that the answer to a later question makes of them.
+    fn settle(self, is_up: bool) -> Option<PortChange> {
+        // An event may be missing. And a device whose firmware has failed and works again has lost its queue pairs.
+        (self.device_fatal || !is_up).then_some(PortChange::Down)
+    }
+}
