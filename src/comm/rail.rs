@@ -56,6 +56,8 @@ pub struct Rail {
     was_warned_of_index: AtomicBool,
     /// Bytes of large writes posted and not confirmed, of all connections.
     backlog_bytes: AtomicU64,
+    /// Bytes of large writes that were posted since that was 0.
+    busy_bytes: AtomicU64,
 }
 
 impl Rail {
@@ -75,7 +77,8 @@ impl Rail {
         };
         let entry = Path::new(&config.sysfs).join("class/infiniband").join(&info.device);
         let device = Arc::new(RailDevice::new(pd, entry));
-        let (path_qualities, last_look, needed_local_write, was_warned_of_index, backlog_bytes) = Default::default();
+        let (path_qualities, last_look, needed_local_write, was_warned_of_index) = Default::default();
+        let (backlog_bytes, busy_bytes) = Default::default();
         Ok(Self {
             id,
             info,
@@ -86,6 +89,7 @@ impl Rail {
             needed_local_write,
             was_warned_of_index,
             backlog_bytes,
+            busy_bytes,
         })
     }
 
@@ -196,10 +200,20 @@ impl Rail {
         self.backlog_bytes.load(Ordering::Relaxed)
     }
 
+    /// Bytes of large writes that were posted since none was under way.
+    #[inline]
+    pub fn busy_bytes(&self) -> u64 {
+        // Relaxed: as above.
+        self.busy_bytes.load(Ordering::Relaxed)
+    }
+
     /// A large write was posted.
     #[inline]
     pub fn posted(&self, bytes: u64) {
-        self.backlog_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let before = self.backlog_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let busy = if before == 0 { 0 } else { self.busy_bytes() };
+        // Two threads may lose one of their writes here. It is a hint, and a locked instruction less.
+        self.busy_bytes.store(busy + bytes, Ordering::Relaxed);
     }
 
     /// A large write was confirmed, or never will be because its connection ends.

@@ -1,7 +1,8 @@
 //! How fast a rail really carries, measured from its completions.
 //!
 //! A rail serves the writes of a connection in order. So one is in service from when it was posted, or from when the one
-//! before it was done, and the rate is the bytes done over the time in service, both fading. That holds whatever the rail is
+//! before it was done. The rate is the bytes done over the time in service, both fading; the bytes are those of all
+//! connections of this process with the peer, because the rail serves them in the same time. That holds whatever the rail is
 //! slow from: its cable, a PCIe link that it shares, the peer's port, other jobs.
 //!
 //! Writes that followed one another are what counts. One that found the rail idle says less: its time on the way counts as
@@ -28,6 +29,15 @@ const OLD_NS: u64 = 150_000_000;
 /// After so many writes that found the rail idle, these are what it is judged by.
 const ALONE: u8 = 16;
 
+/// A time, and what the rail had carried by then.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Moment {
+    /// The time.
+    pub now_ns: u64,
+    /// Bytes that all connections of this process have had confirmed there.
+    pub carried_bytes: u64,
+}
+
 /// One rail of one connection.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Pace {
@@ -36,7 +46,7 @@ pub struct Pace {
     /// Timed writes given to it that it has not confirmed.
     timed: u32,
     /// When the oldest of these went into service.
-    mark_ns: u64,
+    mark: Moment,
     /// Whether that one found the rail idle, and whether the last one did that took its time.
     alone: bool,
     was_alone: bool,
@@ -113,13 +123,14 @@ impl Pace {
         self.timed == 0
     }
 
-    /// A write was given to the rail, at `now_ns` if it is one that is timed.
+    /// A write was given to the rail, at `now` if it is one that is timed.
     #[inline(always)]
-    pub fn given(&mut self, bytes: u64, now_ns: Option<u64>) {
+    pub fn given(&mut self, bytes: u64, now: Option<Moment>) {
         self.outstanding_bytes += bytes;
-        if let Some(now_ns) = now_ns {
+        if let Some(now) = now {
+            let now_ns = now.now_ns;
             if self.timed == 0 {
-                self.mark_ns = now_ns;
+                self.mark = now;
                 self.alone = true;
                 if now_ns.saturating_sub(self.given_ns) > OLD_NS {
                     (self.following, self.single) = Default::default();
@@ -130,12 +141,14 @@ impl Pace {
         }
     }
 
-    /// The rail confirmed a write; `now_ns` as it was when that was given.
+    /// The rail confirmed a write; `now` is there where it was when that was given, and includes the write.
     #[inline(always)]
-    pub fn confirmed(&mut self, bytes: u64, now_ns: Option<u64>) {
+    pub fn confirmed(&mut self, bytes: u64, now: Option<Moment>) {
         self.outstanding_bytes = self.outstanding_bytes.saturating_sub(bytes);
-        if let Some(now_ns) = now_ns {
-            let busy_ns = now_ns.saturating_sub(self.mark_ns);
+        if let Some(now) = now {
+            let busy_ns = now.now_ns.saturating_sub(self.mark.now_ns);
+            // In the meantime the rail has served others too.
+            let bytes = now.carried_bytes.saturating_sub(self.mark.carried_bytes);
             if busy_ns > 0 {
                 self.was_alone = self.alone;
             }
@@ -153,7 +166,7 @@ impl Pace {
                 }
             }
             self.timed = self.timed.saturating_sub(1);
-            (self.mark_ns, self.alone) = (now_ns, false);
+            (self.mark, self.alone) = (now, false);
         }
     }
 
@@ -170,9 +183,37 @@ impl Pace {
 mod tests {
     use super::*;
 
+    /// A connection that is alone on its rail.
+    #[derive(Debug, Default)]
+    struct Alone {
+        pace: Pace,
+        carried_bytes: u64,
+    }
+
+    impl Alone {
+        fn given(&mut self, bytes: u64, now_ns: Option<u64>) {
+            let carried_bytes = self.carried_bytes;
+            self.pace.given(bytes, now_ns.map(|now_ns| Moment { now_ns, carried_bytes }));
+        }
+
+        fn confirmed(&mut self, bytes: u64, now_ns: Option<u64>) {
+            self.carried_bytes += bytes;
+            let carried_bytes = self.carried_bytes;
+            self.pace.confirmed(bytes, now_ns.map(|now_ns| Moment { now_ns, carried_bytes }));
+        }
+    }
+
+    impl std::ops::Deref for Alone {
+        type Target = Pace;
+
+        fn deref(&self) -> &Pace {
+            &self.pace
+        }
+    }
+
     #[test]
     fn idle_time_does_not_count_and_queueing_does_not_either() {
-        let mut pace = Pace::default();
+        let mut pace = Alone::default();
         assert_eq!(pace.measured(), None);
         // 1000 bytes in 100 ns: 10 bytes a nanosecond, whether alone or behind another.
         for start in [0, 50_000, 1_000_000] {
@@ -188,7 +229,7 @@ mod tests {
 
     #[test]
     fn a_burst_after_idle_time_does_not_count_beside_a_stream() {
-        let mut pace = Pace::default();
+        let mut pace = Alone::default();
         for start in [0, 50_000, 100_000] {
             for _ in 0..3 {
                 pace.given(1000, Some(start));
@@ -208,7 +249,7 @@ mod tests {
 
     #[test]
     fn completions_seen_late_and_together_average_out() {
-        let mut pace = Pace::default();
+        let mut pace = Alone::default();
         pace.given(1000, Some(0));
         pace.given(1000, Some(0));
         pace.confirmed(1000, Some(200));
@@ -224,7 +265,7 @@ mod tests {
     }
 
     /// Writes of 1000 bytes that follow one another, each taking so long.
-    fn run(pace: &mut Pace, now: &mut u64, each_ns: impl IntoIterator<Item = u64>) {
+    fn run(pace: &mut Alone, now: &mut u64, each_ns: impl IntoIterator<Item = u64>) {
         if pace.is_idle() {
             pace.given(1000, Some(*now));
         }
@@ -237,7 +278,7 @@ mod tests {
 
     #[test]
     fn a_rail_that_slows_is_known_within_eight_writes_and_so_is_its_return() {
-        let (mut pace, mut now) = (Pace::default(), 0);
+        let (mut pace, mut now) = (Alone::default(), 0);
         run(&mut pace, &mut now, [100; 40]);
         run(&mut pace, &mut now, [400; 8]);
         assert!((2_400.0..3_600.0).contains(&pace.measured().unwrap()), "{pace:?}");
@@ -248,7 +289,7 @@ mod tests {
 
     #[test]
     fn noise_does_not_move_it_much() {
-        let (mut pace, mut now) = (Pace::default(), 0);
+        let (mut pace, mut now) = (Alone::default(), 0);
         // Now alone on the rail, now behind another connection's writes: 133 on average.
         let mut dice = 1_u64;
         let noise = std::iter::from_fn(|| {
@@ -267,7 +308,7 @@ mod tests {
 
     #[test]
     fn after_a_pause_one_write_is_enough() {
-        let mut pace = Pace::default();
+        let mut pace = Alone::default();
         for start in [0, 100, 200, 300] {
             pace.given(1000, Some(start));
             pace.confirmed(1000, Some(start + 100));
@@ -279,7 +320,7 @@ mod tests {
 
     #[test]
     fn what_is_not_timed_only_waits() {
-        let mut pace = Pace::default();
+        let mut pace = Alone::default();
         pace.given(8, None);
         assert_eq!((pace.outstanding_bytes, pace.measured()), (8, None));
         pace.confirmed(8, None);

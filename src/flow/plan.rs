@@ -94,7 +94,7 @@ pub fn soonest(bytes: u64, lanes: &[Lane]) -> (LaneId, f64) {
     each.fold((LaneId::default(), f64::INFINITY), |best, lane| if lane.1 < best.1 { lane } else { best })
 }
 
-/// The lanes that may take part, the one that is free first first.
+/// The lanes that may take part, the one that is free first first, and of several the fastest.
 struct Order {
     lane: [LaneId; MAX_RAILS],
     free_at_us: [f64; MAX_RAILS],
@@ -103,17 +103,25 @@ struct Order {
 
 /// Cuts a message over `lanes` (1 to [`MAX_RAILS`] of them) by water-filling: the lanes that are free first join until the
 /// common finishing time is before the next one is free; at most as many as have `min_share_bytes` (above 0) on average.
-/// Lanes whose share would be smaller than half of that leave, the smallest share first.
+/// Lanes whose share would be smaller than half of that leave, the smallest share first. Fewer lanes take part where the
+/// message is done at most `late_us` (in microseconds) later that way.
 #[inline]
-pub fn divide(bytes: u64, lanes: &[Lane], min_share_bytes: u64) -> Shares {
+pub fn divide(bytes: u64, lanes: &[Lane], min_share_bytes: u64, late_us: f64) -> Shares {
     let most = (bytes / min_share_bytes.max(1)).clamp(1, MAX_RAILS as u64) as usize;
     let least = (min_share_bytes / 2) as f64;
-    if let Some(shares) = divide_among_all(bytes, lanes, most, least) {
+    if let Some(shares) = divide_among_all(bytes, lanes, most, least, late_us) {
         return shares;
     }
     let mut order = Order::new(lanes);
+    if late_us > 0.0 {
+        let (lane, whole_us) = soonest(bytes, lanes);
+        let (_, level) = order.fill(bytes, lanes, most, 0.0);
+        if whole_us - level <= late_us {
+            return Shares::whole(lane, bytes);
+        }
+    }
     loop {
-        let (members, level) = order.fill(bytes, lanes, most);
+        let (members, level) = order.fill(bytes, lanes, most, late_us);
         let mut weakest = (0, least);
         for place in 0..members {
             let share = order.share_at(place, lanes, level);
@@ -130,16 +138,25 @@ pub fn divide(bytes: u64, lanes: &[Lane], min_share_bytes: u64) -> Shares {
 
 /// The same where all lanes take part, as they mostly do: then nothing has to be put in order. `None` where they do not.
 #[inline]
-fn divide_among_all(bytes: u64, lanes: &[Lane], most: usize, least: f64) -> Option<Shares> {
+fn divide_among_all(bytes: u64, lanes: &[Lane], most: usize, least: f64, late_us: f64) -> Option<Shares> {
     if lanes.len() > most {
         return None;
     }
     let (mut rate, mut work) = (0.0, bytes as f64);
+    let (mut last_rate, mut last_backlog) = (0.0, 0.0);
     for lane in lanes {
+        let backlog = lane.backlog_bytes as f64;
         rate += lane.bytes_per_us;
-        work += lane.backlog_bytes as f64;
+        work += backlog;
+        // The lane that is free last.
+        if backlog * last_rate >= last_backlog * lane.bytes_per_us {
+            (last_rate, last_backlog) = (lane.bytes_per_us, backlog);
+        }
     }
     let level = work / rate;
+    if late_us > 0.0 && (work - last_backlog) / (rate - last_rate) - level <= late_us {
+        return None;
+    }
     let mut shares = Shares { shares: [Share::default(); MAX_RAILS], count: lanes.len() };
     let mut offset = 0;
     let each = shares.shares.iter_mut().zip(lanes).zip(LaneId::all(lanes.len())).enumerate();
@@ -168,7 +185,11 @@ impl Order {
             }
             let free = known.backlog_bytes as f64 / known.bytes_per_us;
             let mut at = order.count;
-            while at > 0 && order.free_at_us[at - 1] > free {
+            let is_after = |other: usize, order: &Self| {
+                let (other_free, other) = (order.free_at_us[other], &lanes[order.lane[other].index()]);
+                other_free > free || other_free == free && other.bytes_per_us < known.bytes_per_us
+            };
+            while at > 0 && is_after(at - 1, &order) {
                 (order.lane[at], order.free_at_us[at]) = (order.lane[at - 1], order.free_at_us[at - 1]);
                 at -= 1;
             }
@@ -180,10 +201,12 @@ impl Order {
         order
     }
 
-    /// How many of the lanes take part, and when (in microseconds) they are all done.
+    /// How many of the lanes take part, and when (in microseconds) they are all done: at most `late_us` later than with all that
+    /// would help.
     #[inline]
-    fn fill(&self, bytes: u64, lanes: &[Lane], most: usize) -> (usize, f64) {
+    fn fill(&self, bytes: u64, lanes: &[Lane], most: usize, late_us: f64) -> (usize, f64) {
         let (mut rate, mut work, mut level, mut members) = (0.0, bytes as f64, 0.0, 0);
+        let mut levels = [0.0; MAX_RAILS];
         for (lane, &free) in self.lane.iter().zip(&self.free_at_us).take(self.count.min(most)) {
             if members > 0 && free >= level {
                 break;
@@ -192,9 +215,11 @@ impl Order {
             rate += lane.bytes_per_us;
             work += lane.backlog_bytes as f64;
             level = work / rate;
+            levels[members] = level;
             members += 1;
         }
-        (members, level)
+        let enough = levels[..members].iter().position(|fewer| fewer - level <= late_us);
+        enough.map_or((members, level), |at| (at + 1, levels[at]))
     }
 
     #[inline]
@@ -238,7 +263,7 @@ mod tests {
     }
 
     fn shares(bytes: u64, spec: &[(f64, u64)]) -> Vec<(usize, u64)> {
-        divide(bytes, &lanes(spec), MIN).as_slice().iter().map(|s| (s.lane.index(), s.bytes)).collect()
+        divide(bytes, &lanes(spec), MIN, 0.0).as_slice().iter().map(|s| (s.lane.index(), s.bytes)).collect()
     }
 
     #[test]
@@ -285,7 +310,7 @@ mod tests {
         ) {
             let lanes = lanes(&spec);
             let level = level_us(bytes, &lanes);
-            let (_, by_order) = Order::new(&lanes).fill(bytes, &lanes, MAX_RAILS);
+            let (_, by_order) = Order::new(&lanes).fill(bytes, &lanes, MAX_RAILS, 0.0);
             prop_assert!((level / by_order - 1.0).abs() < 1e-9, "{level} {by_order}");
             let (lane, whole) = soonest(bytes, &lanes);
             prop_assert!(whole >= level * (1.0 - 1e-9));
@@ -299,9 +324,9 @@ mod tests {
         ) {
             let lanes = lanes(&spec);
             let most = (bytes / MIN).clamp(1, MAX_RAILS as u64) as usize;
-            let Some(shares) = divide_among_all(bytes, &lanes, most, MIN as f64 / 2.0) else { return Ok(()) };
+            let Some(shares) = divide_among_all(bytes, &lanes, most, MIN as f64 / 2.0, 0.0) else { return Ok(()) };
             let order = Order::new(&lanes);
-            let (members, level) = order.fill(bytes, &lanes, most);
+            let (members, level) = order.fill(bytes, &lanes, most, 0.0);
             prop_assert_eq!(members, lanes.len());
             let by_order = order.cut(bytes, &lanes, members, level);
             for share in shares.as_slice() {
@@ -317,7 +342,7 @@ mod tests {
             min in prop_oneof![Just(128u64), 128..1u64 << 20],
             given in prop::option::of((0..MAX_RAILS).prop_map(|lane| LaneId::new(lane).unwrap())),
         ) {
-            let mut shares = divide(bytes, &lanes(&spec), min);
+            let mut shares = divide(bytes, &lanes(&spec), min, 0.0);
             let spare = given.filter(|lane| lane.index() < spec.len() && !shares.as_slice().iter().any(|s| s.lane == *lane));
             if let Some(lane) = spare {
                 shares.give(lane, min);

@@ -1,13 +1,17 @@
-//! Which lane carries what: small messages whole on one lane, large ones cut over all that help, unless other messages keep their
-//! rails busy anyway.
+//! Chooses the lanes of each message: a small one goes whole by one lane, a large one is cut over the lanes that help.
 //!
-//! One [`Striping`] for each direction of a connection. It keeps each lane's [`Pace`] and asks the planner
-//! ([`super::plan`]) for shares that finish together. What it knows of a rail's speed is what its lane has shown;
-//! before that, what its paths promise, scaled by how the rails that were measured keep theirs.
+//! There is one [`Striping`] for each direction of a connection. It keeps the [`Pace`] of each lane, and asks the planner
+//! ([`super::plan`]) for shares that finish together. A rail's speed is the rate that its lane has measured; before the
+//! first measurement, it is the rate that its paths promise, scaled by how the measured rails keep their promise.
+//!
+//! All connections of a process use the same rails. So a message of up to [`WHOLE_IN_A_CROWD_BYTES`] is planned behind all
+//! that they have under way, and a burst of messages from many connections ends on all rails at about the same time: within
+//! 5 % of the best time for messages of 32 KiB and more (`tests/crowd.rs`). A larger message is planned behind this
+//! connection's own writes alone, so that a peer that takes nothing keeps no rail from the other peers.
 
-use super::pace::Pace;
+use super::pace::{Moment, Pace};
 use super::paths::Paths;
-use super::plan::{Lane, SHARE_ALIGNMENT, Shares, divide, level_us, soonest};
+use super::plan::{Lane, SHARE_ALIGNMENT, Shares, divide};
 use crate::wire::MAX_RAILS;
 use crate::wire::ids::LaneId;
 
@@ -31,14 +35,15 @@ const SAMPLE_EVERY: u32 = 128;
 /// A rail that is this much faster than the one in use becomes the one for small messages.
 const CLEARLY_FASTER: f64 = 1.25;
 
-/// A message goes whole to the rail on which it is done first, if that takes longer than all rails together would by at most this part
-/// of what it has to wait there: on four rails from a dozen messages under way on. Each share costs a post and two completions, and
-/// where many messages wait, parts of them keep the rails no busier than whole ones do. (18 connections, two messages of 64 KiB each
-/// under way, two cables at 0.05: 80 and 81 % of the links with each message cut, 87 and 90 % with none; of 128 KiB: 94 to 97, 99 %;
-/// rung 3.)
+/// A message has fewer shares, or goes whole, where that makes it done later by at most this part of what it has to wait anyway: each share
+/// costs a post and two completions, and where many messages wait, parts of them keep the rails no busier than whole ones do.
+/// (18 connections, two messages of 64 KiB each under way, two cables at 0.05: 80 and 81 % of the links with each message cut, 87 and 90 % with none; of
+/// 128 KiB: 94 to 97, 99 %; rung 3.)
 const HARDLY_LATER: f64 = 0.25;
-/// Larger messages never go whole because of others. What a share costs is little beside them, and the last ones of a collective, behind which nothing
-/// comes, would keep one rail busy when the others have nothing left. (NCCL sends an all_gather of 128 MiB as 72 messages of 0.9 MiB:
+/// And by at most this part of the time for which the rails have been busy. Nobody knows which message is the last one of a burst, and the burst
+/// ends when the last rail does.
+const UNEVEN: f64 = 0.03;
+/// Larger messages are always cut: what a share costs is little beside them. (NCCL sends an all_gather of 128 MiB as 72 messages of 0.9 MiB:
 /// 82 to 97 % of the links with whole ones, 95 to 98 % with each cut; one of 4 MiB, as messages of 58 KiB, took 570 us with whole ones and
 /// 760 us with each cut. Two H200, 18 channels, two cables at 0.1 and at 0.25; rung 5.)
 const WHOLE_IN_A_CROWD_BYTES: u64 = 128 * 1024;
@@ -77,6 +82,8 @@ enum Trials {
 pub trait Others {
     /// What has to be waited for on a lane's rail: bytes that all connections of this process have under way there.
     fn waiting_bytes(&self, lane: LaneId) -> u64;
+    /// Bytes that all connections of this process have given to a lane's rail since nothing was under way there.
+    fn busy_bytes(&self, lane: LaneId) -> u64;
     /// Tells how much of its promise this connection found a lane's rail to keep, beside the best one (above 0, to 1); what all that
     /// use it found.
     fn confer(&self, lane: LaneId, kept: f64) -> f64;
@@ -87,6 +94,10 @@ struct Nobody;
 
 impl Others for Nobody {
     fn waiting_bytes(&self, _lane: LaneId) -> u64 {
+        0
+    }
+
+    fn busy_bytes(&self, _lane: LaneId) -> u64 {
         0
     }
 
@@ -231,9 +242,15 @@ impl Striping {
             self.refreshed_ns = now_ns;
             self.refresh(others);
         }
-        let whole = if bytes <= WHOLE_IN_A_CROWD_BYTES { self.whole_in_a_crowd(bytes, others) } else { None };
-        let mut shares =
-            whole.unwrap_or_else(|| divide(bytes, &self.lanes(|_, own| own)[..self.count], self.min_share_bytes));
+        let own = self.lanes(|_, own| own);
+        let mut shares = if bytes > WHOLE_IN_A_CROWD_BYTES {
+            divide(bytes, &own[..self.count], self.min_share_bytes, 0.0)
+        } else {
+            let crowded = self.lanes(|lane, own| own.max(others.waiting_bytes(lane)));
+            let crowded = &crowded[..self.count];
+            let late_us = self.late_us(crowded, others);
+            divide(bytes, crowded, self.min_share_bytes, late_us)
+        };
         if shares.as_slice().len() < self.count
             && let Some(lane) = self.to_try_again(&shares, now_ns)
         {
@@ -242,14 +259,16 @@ impl Striping {
         shares
     }
 
-    /// A message that is to go whole because others keep the rails busy ([`HARDLY_LATER`]).
+    /// How much later a message may be done because it has fewer shares, in microseconds.
     #[inline(always)]
-    fn whole_in_a_crowd(&self, bytes: u64, others: &impl Others) -> Option<Shares> {
-        let crowded = self.lanes(|lane, own| own.max(others.waiting_bytes(lane)));
-        let crowded = &crowded[..self.count];
-        let (lane, whole_us) = soonest(bytes, crowded);
-        let wait_us = crowded[lane.index()].backlog_bytes as f64 / crowded[lane.index()].bytes_per_us;
-        (whole_us - level_us(bytes, crowded) <= HARDLY_LATER * wait_us).then(|| Shares::whole(lane, bytes))
+    fn late_us(&self, lanes: &[Lane], others: &impl Others) -> f64 {
+        let (mut wait_us, mut busy_bytes, mut bytes_per_us) = (f64::INFINITY, 0, 0.0);
+        for (lane, known) in LaneId::all(self.count).zip(lanes).filter(|(_, known)| known.bytes_per_us > 0.0) {
+            wait_us = (known.backlog_bytes as f64 / known.bytes_per_us).min(wait_us);
+            busy_bytes += others.busy_bytes(lane);
+            bytes_per_us += known.bytes_per_us;
+        }
+        (HARDLY_LATER * wait_us).min(UNEVEN * busy_bytes as f64 / bytes_per_us)
     }
 
     /// The lanes as the planner sees them, with a backlog by the lane's number and what this connection has under way there.
@@ -332,17 +351,17 @@ impl Striping {
         idle_ns > (trial_us * 1000.0 * RETRY_PATIENCE) as u64
     }
 
-    /// A share was given to a lane. `now_ns` is there where it is timed.
+    /// A share was given to a lane. `now` is there where it is timed.
     #[inline(always)]
-    pub fn given(&mut self, lane: LaneId, bytes: u64, now_ns: Option<u64>) {
-        self.paces[lane.index()].given(bytes, now_ns);
+    pub fn given(&mut self, lane: LaneId, bytes: u64, now: Option<Moment>) {
+        self.paces[lane.index()].given(bytes, now);
     }
 
-    /// A share was confirmed; `now_ns` is there where it was when it was given.
+    /// A share was confirmed; `now` is there where it was when it was given.
     #[inline(always)]
-    pub fn confirmed(&mut self, lane: LaneId, bytes: u64, now_ns: Option<u64>) {
-        self.paces[lane.index()].confirmed(bytes, now_ns);
-        self.stale |= now_ns.is_some();
+    pub fn confirmed(&mut self, lane: LaneId, bytes: u64, now: Option<Moment>) {
+        self.paces[lane.index()].confirmed(bytes, now);
+        self.stale |= now.is_some();
     }
 
     /// Bytes that were given to a lane and not confirmed.
@@ -389,7 +408,5 @@ impl Striping {
     }
 }
 
-#[cfg(test)]
-mod crowd;
 #[cfg(test)]
 mod tests;

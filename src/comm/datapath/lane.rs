@@ -9,6 +9,7 @@ use crate::config::Config;
 use crate::counters::Record;
 use crate::counters::layout::Word;
 use crate::error::{Error, Quick, Result};
+use crate::flow::pace::Moment;
 use crate::verbs::{
     Access, Completion, CompletionBuffer, Cq, Mr, Path, Qp, QpCaps, Readable, Region, Remote, Timing, Write,
 };
@@ -490,6 +491,13 @@ impl Lane {
     pub fn finished(&mut self, bytes: u64) {
         self.backlog_bytes = self.backlog_bytes.saturating_sub(bytes);
         self.rail.settled(bytes);
+        self.path_quality.carried(bytes);
+    }
+
+    /// The present moment, for the pace of the rail.
+    #[inline(always)]
+    pub fn moment(&self, now_ns: u64) -> Moment {
+        Moment { now_ns, carried_bytes: self.path_quality.carried_bytes() }
     }
 
     /// Takes new queue pairs in place of those that were lost. It counts where it did.

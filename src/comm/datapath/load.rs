@@ -13,6 +13,11 @@ impl Others for Sending<'_> {
         self.0.get(lane.index()).map_or(0, |lane| lane.rail.backlog_bytes())
     }
 
+    #[inline(always)]
+    fn busy_bytes(&self, lane: LaneId) -> u64 {
+        self.0.get(lane.index()).map_or(0, |lane| lane.rail.busy_bytes())
+    }
+
     fn confer(&self, lane: LaneId, kept: f64) -> f64 {
         self.0.get(lane.index()).map_or(kept, |lane| lane.path_quality.add(kept))
     }
@@ -27,6 +32,10 @@ impl Others for Granting<'_> {
     #[inline(always)]
     fn waiting_bytes(&self, lane: LaneId) -> u64 {
         self.0.get(lane.index()).map_or(0, |lane| lane.path_quality.weigh(lane.rail.backlog_bytes()))
+    }
+
+    fn busy_bytes(&self, _lane: LaneId) -> u64 {
+        0
     }
 
     fn confer(&self, _lane: LaneId, kept: f64) -> f64 {

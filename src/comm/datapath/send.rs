@@ -263,12 +263,15 @@ impl SendPath {
         let small = write.bytes.wrapping_sub(1) < inline_bytes;
         let inline = if small { send.memory.readable(write.local_addr, write.bytes) } else { None };
         let posted = slot.write(&write, inline);
+        let mut now = None;
         if counted {
-            self.lanes[by.index()].began(size);
+            let lane = &mut self.lanes[by.index()];
+            lane.began(size);
+            now = now_ns.map(|now_ns| lane.moment(now_ns));
             // Of use where it is timed.
             self.given_ns[usize::from(request) % REQUESTS] = self.now_ns;
         }
-        self.striping.given(by, size, now_ns);
+        self.striping.given(by, size, now);
         if let Err(error) = posted {
             self.lose_by(context, by, error.to_string());
         }
@@ -329,8 +332,9 @@ impl SendPath {
         for (number, share) in shares.iter().enumerate() {
             let (by, number) = (share.lane, number as u8);
             let timed = now_ns.is_some() && self.striping.is_counted(share.bytes);
-            self.striping.given(by, share.bytes, now_ns.filter(|_| timed));
             let lane = &mut self.lanes[by.index()];
+            let now = now_ns.filter(|_| timed).map(|now_ns| lane.moment(now_ns));
+            self.striping.given(by, share.bytes, now);
             let (queue, lkey, rkey) = (lane.next_queue(), send.lkey(lane), head.rkey(self.ring.words(), by));
             let Some(slot) = lane.slot(queue).filter(|_| share.bytes <= self.chunk_bytes) else {
                 self.sends.keep_share(request, number, share, Route { queue, lkey, rkey, timed }, self.chunk_bytes);
@@ -458,7 +462,7 @@ impl SendPath {
                 (self.now_ns, *is_read) = (self.clock.now_ns(), true);
             }
             lane.count_timed(self.now_ns.saturating_sub(self.given_ns[usize::from(request) % REQUESTS]));
-            self.striping.confirmed(by, bytes, Some(self.now_ns));
+            self.striping.confirmed(by, bytes, Some(lane.moment(self.now_ns)));
         }
         match fault {
             None => Ok(!completions.is_empty()),

@@ -15,7 +15,7 @@
 //!
 //! A port query, or a read of the GID table, is a command to the device's firmware. It may not return for minutes, for example while the
 //! kernel recovers from a PCIe error. So it never runs on a thread that others wait for: each question has a thread of its own,
-//! `spark-device`, which ends with the answer. A device has one question at a time. One that has no answer within [`PATIENCE`]
+//! `spark-device`, which ends with the answer. A device has one question at a time. One that has no answer within 3 s
 //! makes the device stuck, and a WARN names it: from then on it gets no command from this plugin, its rails count as lost,
 //! and its queue pairs are put aside, as those of a device that was cut off are. The late answer ends that.
 //!

@@ -5,7 +5,7 @@
 //! find together is what the rail is. (Four connections over four equal rails, 2 to 8 MiB both ways, 0.56 GB/s in all: 0.47 to
 //! 0.54 GB/s each by itself, 0.54 to 0.55 together; rung 3.)
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// How many samples are averaged, about.
@@ -21,6 +21,8 @@ const LEAST: f64 = 1e-3;
 pub struct PathQuality {
     /// In millionths; 0: no sample yet.
     kept: AtomicU32,
+    /// Bytes that were confirmed.
+    carried_bytes: AtomicU64,
 }
 
 impl PathQuality {
@@ -32,6 +34,18 @@ impl PathQuality {
         let now = if before > 0.0 { before + (kept - before) / AVERAGED } else { kept };
         self.kept.store(now as u32, Ordering::Relaxed);
         now / ONE
+    }
+
+    /// Large writes of so many bytes were confirmed.
+    #[inline]
+    pub fn carried(&self, bytes: u64) {
+        self.carried_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes of large writes that were confirmed, of all connections of this process.
+    #[inline]
+    pub fn carried_bytes(&self) -> u64 {
+        self.carried_bytes.load(Ordering::Relaxed)
     }
 
     /// How long so many bytes take on it, as the bytes that a path at its expected rate carries in that time.

@@ -1,3 +1,5 @@
+mod crowd;
+
 use super::*;
 use crate::flow::paths::End;
 use crate::wire::fields::Attachment;
@@ -38,6 +40,8 @@ struct Run {
     now_us: f64,
     next: u64,
     done_bytes: u64,
+    /// What each rail has carried.
+    carried: Vec<u64>,
 }
 
 impl Run {
@@ -53,6 +57,7 @@ impl Run {
             now_us: 0.0,
             next: 0,
             done_bytes: 0,
+            carried: vec![0; rates_mbps.len()],
         }
     }
 
@@ -83,7 +88,8 @@ impl Run {
         };
         for share in shares.as_slice() {
             let lane = share.lane;
-            self.striping.given(lane, share.bytes, timed.then_some(now_ns));
+            let moment = Moment { now_ns, carried_bytes: self.carried[lane.index()] };
+            self.striping.given(lane, share.bytes, timed.then_some(moment));
             let write = Write { message: self.next, bytes: share.bytes, timed };
             self.queues[lane.index()].push_back((write, share.bytes as f64));
         }
@@ -126,7 +132,9 @@ impl Run {
         let now_ns = self.now_ns();
         while self.confirmations.front().is_some_and(|next| next.0 <= self.now_us + 1e-6) {
             let (_, lane, write) = self.confirmations.pop_front().unwrap();
-            self.striping.confirmed(lane, write.bytes, write.timed.then_some(now_ns));
+            self.carried[lane.index()] += write.bytes;
+            let moment = Moment { now_ns, carried_bytes: self.carried[lane.index()] };
+            self.striping.confirmed(lane, write.bytes, write.timed.then_some(moment));
             self.unfinished.iter_mut().find(|(number, _)| *number == write.message).unwrap().1 -= 1;
         }
         // A caller takes messages in their order.
@@ -141,6 +149,10 @@ impl Run {
 struct OnLane(LaneId);
 
 impl Others for OnLane {
+    fn busy_bytes(&self, _lane: LaneId) -> u64 {
+        0
+    }
+
     fn waiting_bytes(&self, lane: LaneId) -> u64 {
         if lane == self.0 { 1 << 20 } else { 0 }
     }
@@ -262,8 +274,9 @@ fn a_small_message_stays_on_its_rail_unless_that_is_busy_or_slow() {
     assert_eq!(striping.lane_for(8, &OnLane(lane(1))), lane(2), "others use it");
     // The favourite shows to be slow.
     for slow in [lane(2), lane(3)] {
-        striping.given(slow, 1 << 20, Some(0));
-        striping.confirmed(slow, 1 << 20, Some(if slow == lane(2) { 800_000 } else { 84_000 }));
+        striping.given(slow, 1 << 20, Some(Moment::default()));
+        let now_ns = if slow == lane(2) { 800_000 } else { 84_000 };
+        striping.confirmed(slow, 1 << 20, Some(Moment { now_ns, carried_bytes: 1 << 20 }));
     }
     striping.cut(1 << 20, REFRESH_NS, &Nobody);
     assert_ne!(striping.lane_for(8, &Nobody), lane(2));
