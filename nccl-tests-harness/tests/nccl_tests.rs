@@ -195,7 +195,7 @@ fn nccl_is_given_a_sparks_graph_where_that_is_asked_for() {
     let verbs = program.run(&["--as-spark", "-r", "1"]);
     assert!(verbs.status == Some(1) && verbs.err.contains("for the software fabric"), "{verbs:?}");
     let scale = said(program.as_spark(BUS, &["--profile", "spark-2cable", "--scale", "0.5"]));
-    assert!(scale.status == Some(2) && scale.err.contains("--scale 1, 0.25 or 0.1"), "{scale:?}");
+    assert!(scale.status == Some(2) && scale.err.contains("--scale 1, 0.25, 0.1 or 0.05"), "{scale:?}");
     let gpus = said(program.as_spark("no devices; exit 9", &[]));
     assert!(gpus.status == Some(1) && gpus.err.contains("no devices"), "{gpus:?}");
 }

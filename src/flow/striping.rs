@@ -4,7 +4,7 @@
 //! ([`super::plan`]) for shares that finish together. A rail's speed is the rate that its lane has measured; before the
 //! first measurement, it is the rate that its paths promise, scaled by how the measured rails keep their promise.
 //!
-//! All connections of a process use the same rails. So a message of up to [`WHOLE_IN_A_CROWD_BYTES`] is planned behind all
+//! All connections of a process use the same rails. So a message of up to 128 KiB is planned behind all
 //! that they have under way, and a burst of messages from many connections ends on all rails at about the same time: within
 //! 5 % of the best time for messages of 32 KiB and more (`tests/crowd.rs`). A larger message is planned behind this
 //! connection's own writes alone, so that a peer that takes nothing keeps no rail from the other peers.

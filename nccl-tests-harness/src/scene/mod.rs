@@ -41,7 +41,7 @@ pub struct SceneOptions {
     abi: Option<u32>,
     /// Gives NCCL the graph of a DGX Spark (NCCL_TOPO_FILE) with this machine's GPUs and the software fabric's rails in it, so
     /// that it chooses channels as on a Spark. Sets NCCL_SPARK_TUNER=on unless that is set. Takes --profile unpaced, or --scale 1,
-    /// 0.25 or 0.1 of a Spark's profile.
+    /// 0.25, 0.1 or 0.05 of a Spark's profile.
     #[arg(long)]
     as_spark: bool,
     #[command(flatten)]
@@ -89,7 +89,7 @@ impl SceneOptions {
 
 /// The scales of a Spark's profile for which results can be compared with each other: NCCL plans by the unscaled speeds, so
 /// each scale moves the sizes at which its choices are right.
-const SCALES: [f64; 3] = [1.0, 0.25, 0.1];
+const SCALES: [f64; 4] = [1.0, 0.25, 0.1, 0.05];
 
 fn check_scale(wish: &Wish) -> Result<(), clap::Error> {
     let allowed = if wish.profile == fabric::UNPACED { &SCALES[..1] } else { &SCALES[..] };
@@ -98,7 +98,7 @@ fn check_scale(wish: &Wish) -> Result<(), clap::Error> {
     }
     Err(wrong(format!(
         "--as-spark with --profile {} --scale {}: it takes --profile unpaced without --scale, or a Spark's profile \
-         (spark-1cable, spark-2cable, spark-triangle, spark-ring) with --scale 1, 0.25 or 0.1, so that results can be compared",
+         (spark-1cable, spark-2cable, spark-triangle, spark-ring) with --scale 1, 0.25, 0.1 or 0.05, so that results can be compared",
         wish.profile, wish.scale
     )))
 }
@@ -270,7 +270,7 @@ mod tests {
         assert!(check("unpaced", 1.0).is_ok());
         for (profile, scale) in [("spark-2cable", 0.5), ("spark-1cable", 2.0), ("unpaced", 0.25)] {
             let text = check(profile, scale).unwrap_err().to_string();
-            assert!(text.contains(&format!("--scale {scale}:")) && text.contains("1, 0.25 or 0.1"), "{text}");
+            assert!(text.contains(&format!("--scale {scale}:")) && text.contains("1, 0.25, 0.1 or 0.05"), "{text}");
         }
     }
 }

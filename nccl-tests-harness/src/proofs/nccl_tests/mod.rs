@@ -159,6 +159,7 @@ fn conclude(
             )?;
         }
         show::table(out, outcomes)?;
+        show::slowest(out, outcomes)?;
     }
     sink.map_or(Ok(()), |sink| sink.write(&show::json(plan, &fabric.about, outcomes)))?;
     show::picture(plan, &fabric.about, outcomes)?;

@@ -144,6 +144,18 @@ pub fn table(out: &mut impl Write, outcomes: &[Outcome]) -> Result<()> {
     Ok(())
 }
 
+/// For each network that the first is compared with: the size at which the first is slowest beside it.
+pub fn slowest(out: &mut impl Write, outcomes: &[Outcome]) -> Result<()> {
+    let sizes = sizes(outcomes);
+    for ratio in ratios(outcomes).iter().filter(|ratio| !ratio.second.is_control) {
+        let known = sizes.iter().map(|bytes| (ratio.at(*bytes), *bytes)).filter(|(ratio, _)| ratio.is_finite());
+        if let Some((least, bytes)) = known.min_by(|a, b| a.0.total_cmp(&b.0)) {
+            writeln!(out, "# slowest against {}: {least:.2} at {}", ratio.second.name(), size(bytes as usize))?;
+        }
+    }
+    Ok(())
+}
+
 /// All results as JSON; every number has its unit in its name.
 pub fn json(plan: &Plan, fabric: &str, outcomes: &[Outcome]) -> Value {
     let network = |outcome: &Outcome| {
@@ -248,6 +260,19 @@ mod tests {
         assert!(text.lines().all(|line| line.len() <= 80), "{text}");
         let ends: Vec<usize> = text.lines().map(str::len).collect();
         assert_eq!((ends[0], ends[1]), (ends[2], ends[2] - 12), "columns end below their names:\n{text}");
+    }
+
+    #[test]
+    fn the_slowest_size_is_told_for_each_other_network_that_has_results() {
+        let mut spark = outcome(Network::Spark, &[4.0]);
+        let mut ib = outcome(Network::Ib, &[2.0]);
+        for (outcome, time_us) in [(&mut spark, 10.0), (&mut ib, 9.7)] {
+            let half = Half { time_us, algbw_gb_s: 1.0, busbw_gb_s: 1.0, wrong: None };
+            outcome.rounds[0].push(Row { bytes: 3 << 20, out_of_place: half.clone(), in_place: half });
+        }
+        let mut out = Vec::new();
+        slowest(&mut out, &[spark, ib, outcome(Network::Socket, &[])]).unwrap();
+        assert_eq!(String::from_utf8(out).unwrap(), "# slowest against ib: 0.97 at 3M\n");
     }
 
     #[test]
