@@ -65,27 +65,6 @@ impl Shares {
     }
 }
 
-/// When (in microseconds) a message is done that is cut over `lanes` (1 to [`MAX_RAILS`]) without regard to what a share costs: the level of
-/// the water-filling. Not finite where all lanes carry nothing.
-#[inline]
-pub fn level_us(bytes: u64, lanes: &[Lane]) -> f64 {
-    let mut level = f64::INFINITY;
-    // With each round the level falls, so that another lane may be free too late to help; mostly none is.
-    for _ in 0..lanes.len() {
-        let (mut rate, mut work) = (0.0, bytes as f64);
-        for lane in lanes.iter().filter(|lane| lane.backlog_bytes as f64 <= level * lane.bytes_per_us) {
-            rate += lane.bytes_per_us;
-            work += lane.backlog_bytes as f64;
-        }
-        let next = work / rate;
-        if next >= level {
-            break;
-        }
-        level = next;
-    }
-    level
-}
-
 /// The lane on which the whole message would be done first, and when (in microseconds).
 #[inline]
 pub fn soonest(bytes: u64, lanes: &[Lane]) -> (LaneId, f64) {
@@ -299,6 +278,26 @@ mod tests {
     fn a_lane_not_to_be_used_is_not() {
         assert_eq!(shares(1 << 20, &[(1e4, 0), (0.0, 0), (1e4, 0)]), [(0, 1 << 19), (2, 1 << 19)]);
         assert_eq!(shares(1 << 20, &[(0.0, 0), (0.0, 0)]), [(0, 1 << 20)]);
+    }
+
+    /// When (in microseconds) a message is done that is cut over `lanes` (1 to [`MAX_RAILS`]) without regard to what a share costs: the level of
+    /// the water-filling. Not finite where all lanes carry nothing.
+    fn level_us(bytes: u64, lanes: &[Lane]) -> f64 {
+        let mut level = f64::INFINITY;
+        // With each round the level falls, so that another lane may be free too late to help; mostly none is.
+        for _ in 0..lanes.len() {
+            let (mut rate, mut work) = (0.0, bytes as f64);
+            for lane in lanes.iter().filter(|lane| lane.backlog_bytes as f64 <= level * lane.bytes_per_us) {
+                rate += lane.bytes_per_us;
+                work += lane.backlog_bytes as f64;
+            }
+            let next = work / rate;
+            if next >= level {
+                break;
+            }
+            level = next;
+        }
+        level
     }
 
     proptest! {

@@ -83,7 +83,10 @@ pub trait Others {
     /// What has to be waited for on a lane's rail: bytes that all connections of this process have under way there.
     fn waiting_bytes(&self, lane: LaneId) -> u64;
     /// Bytes that all connections of this process have given to a lane's rail since nothing was under way there.
-    fn busy_bytes(&self, lane: LaneId) -> u64;
+    /// 0 where no message is cut.
+    fn busy_bytes(&self, _lane: LaneId) -> u64 {
+        0
+    }
     /// Tells how much of its promise this connection found a lane's rail to keep, beside the best one (above 0, to 1); what all that
     /// use it found.
     fn confer(&self, lane: LaneId, kept: f64) -> f64;
@@ -94,10 +97,6 @@ struct Nobody;
 
 impl Others for Nobody {
     fn waiting_bytes(&self, _lane: LaneId) -> u64 {
-        0
-    }
-
-    fn busy_bytes(&self, _lane: LaneId) -> u64 {
         0
     }
 
@@ -242,8 +241,8 @@ impl Striping {
             self.refreshed_ns = now_ns;
             self.refresh(others);
         }
-        let own = self.lanes(|_, own| own);
         let mut shares = if bytes > WHOLE_IN_A_CROWD_BYTES {
+            let own = self.lanes(|_, own| own);
             divide(bytes, &own[..self.count], self.min_share_bytes, 0.0)
         } else {
             let crowded = self.lanes(|lane, own| own.max(others.waiting_bytes(lane)));

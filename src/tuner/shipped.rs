@@ -43,6 +43,18 @@ mod tests {
     fn the_rows_are_a_table_that_keeps_what_is_promised() {
         let table = Table::new(None, rows()).unwrap();
         assert_eq!(table.rows(), rows(), "they are sorted");
+        let measured: &[(Collective, &[u64], Protocol, u32)] = &[
+            (Collective::AllGather, &[64, 128], Protocol::Ll, 2),
+            (Collective::AllGather, &[512, 1024, 2048, 3072, 4096], Protocol::Simple, 4),
+            (Collective::ReduceScatter, &[32], Protocol::Ll, 1),
+            (Collective::ReduceScatter, &[64, 128], Protocol::Ll, 2),
+            (Collective::ReduceScatter, &[512, 1024, 2048, 3072, 4096], Protocol::Simple, 4),
+            (Collective::AllReduce, &[32, 64, 128], Protocol::Ll, 2),
+        ];
+        for (row, (collective, sizes, protocol, channels)) in table.rows().iter().zip(measured) {
+            assert_eq!((row.collective, row.choice.protocol, row.choice.channels), (*collective, *protocol, *channels));
+            assert!(sizes.iter().all(|kib| (row.from_bytes..=row.to_bytes).contains(&(kib * 1024))), "{row}");
+        }
         for row in table.rows() {
             match row.choice.protocol {
                 Protocol::Simple => assert!(row.choice.channels >= 4, "{row}"),

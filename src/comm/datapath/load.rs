@@ -34,10 +34,6 @@ impl Others for Granting<'_> {
         self.0.get(lane.index()).map_or(0, |lane| lane.path_quality.weigh(lane.rail.backlog_bytes()))
     }
 
-    fn busy_bytes(&self, _lane: LaneId) -> u64 {
-        0
-    }
-
     fn confer(&self, _lane: LaneId, kept: f64) -> f64 {
         kept
     }

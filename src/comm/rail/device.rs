@@ -1,26 +1,30 @@
-//! A rail's device: on the bus, stuck, failed, cut off, or gone.
+//! The device of a rail, and its states: present, stuck, failed, cut off, gone.
 //!
-//! Linux takes a device away in two steps. First it cuts programs off: verbs answer `EIO`, while the NIC may still read and write
-//! memory. Then it destroys what programs had made, and the NIC is still. Only that says that no buffer is touched any more, and it
-//! shows as the device's disappearance from `/sys/class/infiniband`, which comes last (`__ib_unregister_device` in Linux's
-//! drivers/infiniband/core/device.c). Linux raises an event `IBV_EVENT_DEVICE_FATAL` a moment before that
-//! (`uverbs_async_event_destroy_uobj` in uverbs_std_types_async_fd.c), and mlx5 raises another one earlier, when its firmware fails
-//! (`MLX5_DEV_EVENT_SYS_ERROR`), which may be read at any time later. The two look alike, so the event counts only where sysfs does not
-//! show the device at all.
+//! # Removal
 //!
-//! A device whose firmware has failed is registered still: the kernel answers `ENOLINK` for it, or takes queue pairs to error and destroys
-//! them without it. Nothing that it says proves the device still. So it is waited for as one that is cut off, which it is next.
+//! Linux removes a device in two steps. First it cuts programs off: verbs return `EIO`, while the NIC may still read and
+//! write memory. Then it destroys the programs' objects, after which the NIC touches no memory. The second step ends when the
+//! device's entry leaves `/sys/class/infiniband` (`__ib_unregister_device` in Linux's drivers/infiniband/core/device.c), so
+//! only a missing or new entry proves that buffers are safe.
+//!
+//! Linux raises `IBV_EVENT_DEVICE_FATAL` a moment before that (`uverbs_async_event_destroy_uobj` in
+//! uverbs_std_types_async_fd.c). mlx5 raises the same event earlier, when its firmware fails (`MLX5_DEV_EVENT_SYS_ERROR`), and
+//! a program may read either one late. So the event counts only for a device that has no entry in sysfs at all.
+//!
+//! A device whose firmware has failed keeps its entry. The kernel returns `ENOLINK` for it, or moves queue pairs to the error
+//! state and destroys them without the firmware. Neither proves that the NIC is still. Such a device is removed next, so
+//! its removal is awaited.
 //!
 //! # Questions
 //!
-//! A port query, or a read of the GID table, is a command to the device's firmware. It may not return for minutes, for example while the
-//! kernel recovers from a PCIe error. So it never runs on a thread that others wait for: each question has a thread of its own,
-//! `spark-device`, which ends with the answer. A device has one question at a time. One that has no answer within 3 s
-//! makes the device stuck, and a WARN names it: from then on it gets no command from this plugin, its rails count as lost,
-//! and its queue pairs are put aside, as those of a device that was cut off are. The late answer ends that.
+//! A port query or a read of the GID table is a command to the firmware. It may take minutes, for example while the kernel
+//! recovers from a PCIe error. So each question runs on a thread of its own, `spark-device`, which ends with the answer, and a
+//! device has one question at a time. A device without an answer after 3 s is stuck, and a WARN names it. Until the late answer
+//! comes, it gets no further command, its rails count as lost, and its queue pairs are put aside as those of a device that
+//! was cut off.
 //!
-//! The service thread asks and looks for the answer in its rounds ([`RailDevice::ask`]). Whoever cannot go on without an answer waits for it,
-//! for as long as the patience lasts, and not at all for a device that is stuck already ([`RailDevice::query`]).
+//! The service thread asks, and takes the answer in a later round ([`RailDevice::ask`]). [`RailDevice::query`] waits for the
+//! answer, up to that limit; for a device that is stuck already it does not wait.
 
 use crate::comm::threads;
 use crate::error::{Error, Result};
@@ -32,19 +36,19 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The device of a rail, and what becomes of it. Not for the data path: it locks, and asks the kernel.
+/// The device of a rail. Not for the data path: its methods lock, and some ask the kernel.
 pub struct RailDevice {
     name: String,
-    /// Where sysfs has it.
+    /// Its entry in sysfs.
     entry: PathBuf,
     library: &'static Library,
     state: Mutex<State>,
-    /// How often the kernel has answered that it is gone or has failed.
+    /// Number of the kernel's answers that it is gone or has failed.
     doubts: AtomicU64,
     questions: Questions,
     /// When the service thread last asked it.
     asked: Mutex<Option<Instant>>,
-    /// When it was last looked for, and how often it could not be used since it was there again.
+    /// Time of the last search for a device of its name, and failures to use one since.
     looked_for: Mutex<(Option<Instant>, u32)>,
 }
 
@@ -52,13 +56,13 @@ enum State {
     Here(Opening),
     /// A question to it has no answer, and may never get one. It may read and write memory.
     Stuck(Opening),
-    /// It answers again, and lacks the memory that was registered meanwhile.
+    /// It answers again, but lacks the registrations made meanwhile.
     Behind(Opening),
-    /// The kernel answers for it.
+    /// Its firmware has failed; the kernel answers in its place.
     Failed(Opening),
-    /// Kept for the event that says that it is gone.
+    /// Kept open for its last event.
     CutOff(Opening),
-    /// Which opening was the last.
+    /// Number of its last opening.
     Gone(u32),
     /// It was opened again, and gets its registrations.
     Returning(Opening),
@@ -81,10 +85,10 @@ struct Asked {
     doubts: u64,
 }
 
-/// How far a device is gone.
+/// Presence of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Presence {
-    /// It is on the bus, as far as is known.
+    /// It is on the bus, by the last answer.
     Here,
     /// Calls about it have no answer, or the kernel answers in its place. It may still read and write memory.
     CutOff,
@@ -94,15 +98,15 @@ pub enum Presence {
 
 /// How long a device may take to answer. (Firmware answers within milliseconds; a busy host may take longer to run the thread.)
 const PATIENCE: Duration = Duration::from_secs(3);
-/// How often a device that is gone is looked for.
+/// Time between two searches for a device that is gone.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// Each time that it was there and could not be used doubles that, up to half a minute: all memory is registered each time.
+/// Doublings of that time, one for each failure to use a device that was found, up to half a minute: each attempt registers all memory.
 const DOUBLED_AT_MOST: u32 = 6;
-/// How often a device that should be there is asked: the kernel may have to ask its firmware.
+/// Time between two questions to a device that is present: each is a command to its firmware.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
 impl RailDevice {
-    /// An opened device; `entry` is where sysfs would have it.
+    /// Takes an opened device; `entry` is its path in sysfs, which may be missing.
     pub fn new(pd: Arc<Pd>, entry: PathBuf) -> Self {
         let name = pd.context().name().to_owned();
         let library = pd.context().library();
@@ -158,7 +162,7 @@ impl RailDevice {
         }
     }
 
-    /// Its protection domain, for its events: until it is gone.
+    /// Its protection domain, as the source of its events. `None` once it is gone.
     pub fn source_of_events(&self) -> Option<Arc<Pd>> {
         match &*self.lock() {
             State::Gone(_) | State::Returning(_) => None,
@@ -168,19 +172,19 @@ impl RailDevice {
         }
     }
 
-    /// How far it is gone, as far as is known.
+    /// Its presence by the last answer. Asks nothing.
     pub fn presence(&self) -> Presence {
         self.lock().presence()
     }
 
-    /// How far the device of an opening is gone: one that has returned is another one.
+    /// Presence of the device of an opening. A device that has returned is another one.
     pub fn presence_of(&self, opening: u32) -> Presence {
         let state = self.lock();
         if state.number() == opening { state.presence() } else { Presence::Gone }
     }
 
-    /// The kernel has answered a call about what was made with an opening with this error. Whether that says that the device has failed,
-    /// is cut off, or is gone.
+    /// Takes in an error of a call on an object of an opening. Returns true if the error means that the device has failed, was cut
+    /// off or is gone.
     pub fn heard(&self, error: &Error, opening: u32) -> bool {
         if !error.is_removal() && !error.is_failed_device() {
             return false;
@@ -195,20 +199,20 @@ impl RailDevice {
             State::Here(it) | State::Stuck(it) | State::Behind(it) | State::Failed(it) if error.is_removal() => {
                 *state = State::CutOff(it.clone());
             }
-            // Nothing was made on it but registrations that no peer knows of.
+            // It has registrations alone, which no peer knows.
             State::Returning(opening) => *state = State::Gone(opening.number),
             _ => {}
         }
         true
     }
 
-    /// True if the service thread should ask it: where its entry in sysfs changed or its state is unknown, and once a second.
+    /// True if the service thread should ask it: once a second, and at once if its entry in sysfs changed or it has failed.
     pub fn is_due(&self, now: Instant) -> bool {
         let is_as_before = match &*self.lock() {
-            State::Here(Opening { entry, .. }) => *entry == inode(&self.entry),
+            State::Here(Opening { entry, .. }) | State::Behind(Opening { entry, .. }) => *entry == inode(&self.entry),
             State::Stuck(_) => true,
             State::Gone(_) | State::Returning(_) => return false,
-            State::Behind(_) | State::Failed(_) | State::CutOff(_) => false,
+            State::Failed(_) | State::CutOff(_) => false,
         };
         let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         !is_as_before || asked.is_none_or(|last| now.saturating_duration_since(last) >= ASK_EVERY)
@@ -223,14 +227,14 @@ impl RailDevice {
         *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
     }
 
-    /// Asks the kernel whether it is there, waits for the answer, and looks at sysfs where it is cut off. How far it is gone.
+    /// Asks for the state of a port, waits for the answer as [`Self::query`] does, and returns the presence that follows from it.
     pub fn look(self: &Arc<Self>, port: u8) -> Presence {
-        // Its state has what the answer says.
+        // The answer has changed the state.
         drop(self.query(move |context| context.port(port)));
         self.presence()
     }
 
-    /// What a question is put to, with what an answer is compared with later; `None` for a device that is gone.
+    /// The protection domain to ask, and the state at this time, which the answer is compared with. `None` for a device that is gone.
     fn to_be_asked(&self) -> Option<(Arc<Pd>, Asked)> {
         match &*self.lock() {
             State::Here(it) | State::Stuck(it) | State::Behind(it) | State::Failed(it) | State::CutOff(it) => {
@@ -242,7 +246,7 @@ impl RailDevice {
         }
     }
 
-    /// A question was answered, by an error or in good order.
+    /// Takes in the answer to a question; `error` is `None` for a success.
     fn conclude(&self, error: Option<&Error>, asked: Asked) {
         if let Some(error) = error {
             self.heard(error, asked.opening);
@@ -253,8 +257,8 @@ impl RailDevice {
             State::CutOff(Opening { number, entry: Some(entry), .. }) if inode(&self.entry) != Some(*entry) => {
                 *state = State::Gone(*number);
             }
-            // What has failed or is cut off stays so. One that answers was not: its firmware had refused something. An answer from before somebody
-            // heard otherwise says nothing.
+            // A device that has failed or was cut off stays so. If it answers, it had not: its firmware had refused one command. An answer
+            // to an older question than the last such error proves nothing.
             State::Stuck(it) | State::Failed(it) | State::CutOff(it)
                 if error.is_none()
                     && it.number == asked.opening
@@ -266,10 +270,10 @@ impl RailDevice {
         }
     }
 
-    /// It has raised `IBV_EVENT_DEVICE_FATAL`.
+    /// Takes in its event `IBV_EVENT_DEVICE_FATAL`.
     pub fn fatal(&self) {
         let mut state = self.lock();
-        // Without an entry in sysfs there is nothing better to go by.
+        // Without an entry in sysfs there is no better proof.
         if let State::CutOff(Opening { number, entry: None, .. }) = *state {
             *state = State::Gone(number);
         }
@@ -286,31 +290,29 @@ impl RailDevice {
         self.looked_for.try_lock().is_ok_and(|looked_for| is_time(*looked_for, is_gone, now))
     }
 
-    /// Opens a device of the same name, if it is gone and there is one again, or goes on with one that answers again; not more often
-    /// than now and then. `register` is for what is to be registered there before it is used. Whether it is back.
+    /// Opens a new device of the same name if this one is gone, or goes on with this one if it answers again. Does nothing if the
+    /// last attempt was too recent. `register` registers memory there before it is used. Returns true if it is back.
     ///
     /// # Errors
-    /// Why it cannot be used.
+    /// The reason why it cannot be used.
     pub fn look_for_return(&self, now: Instant, register: impl FnOnce() -> Result<()>) -> Result<bool> {
         // Held to the end: one thread opens it.
         let Ok(mut looked_for) = self.looked_for.try_lock() else { return Ok(false) };
-        let away = match &*self.lock() {
-            State::Gone(last) => Err(*last),
-            State::Behind(it) => Ok(it.clone()),
+        let (behind, last) = match &*self.lock() {
+            State::Gone(last) => (None, *last),
+            State::Behind(it) => (Some(it.clone()), it.number),
             _ => return Ok(false),
         };
-        if !is_time(*looked_for, away.is_err(), now) {
+        if !is_time(*looked_for, behind.is_none(), now) {
             return Ok(false);
         }
         let failures = looked_for.1;
         *looked_for = (Some(now), failures);
-        let opening = match away {
-            Ok(opening) => opening,
-            Err(last) => match self.reopen(last)? {
-                Some(opening) => opening,
-                None => return Ok(false),
-            },
+        let opening = match behind {
+            Some(opening) => Some(opening),
+            None => self.reopen(last)?,
         };
+        let Some(opening) = opening else { return Ok(false) };
         let registered = register();
         let mut state = self.lock();
         match &*state {
@@ -329,7 +331,7 @@ impl RailDevice {
         Ok(true)
     }
 
-    /// Opens the device that has the name now; `None` where there is none.
+    /// Opens the device that has the name now; `None` if there is none.
     fn reopen(&self, last: u32) -> Result<Option<Opening>> {
         let devices = self.library.devices()?;
         let Some(device) = devices.iter().find(|device| device.name() == self.name) else { return Ok(None) };
@@ -347,7 +349,7 @@ impl RailDevice {
 /// The question under way to a device, if any.
 #[derive(Default)]
 struct Questions {
-    /// When it was put.
+    /// Time at which it was put.
     since: Mutex<Option<Instant>>,
     answered: Condvar,
 }
@@ -373,7 +375,7 @@ impl RailDevice {
     /// Asks the device and waits for the answer.
     ///
     /// # Errors
-    /// [`Error::Missing`] for a device that is gone or does not answer; else what the question says.
+    /// [`Error::Missing`] for a device that is gone or does not answer, or the question's own error.
     pub fn query<T: Send + 'static>(
         self: &Arc<Self>,
         question: impl FnOnce(&Context) -> Result<T> + Send + 'static,
@@ -434,7 +436,7 @@ impl RailDevice {
             *since = None;
             drop(since);
             device.questions.answered.notify_all();
-            // If nobody waits any more, the device's state has what was learned.
+            // The state has the answer, so it is not lost if the asker has stopped waiting.
             drop(tell.send(found));
         });
         Some(answer)
@@ -463,15 +465,15 @@ impl State {
     }
 }
 
-/// When a device was last looked for, and how often it could not be used since it was there again: whether it is time again.
+/// True if the next search is due, after the last one (if any) and the failures since.
 fn is_time((last, failures): (Option<Instant>, u32), is_gone: bool, now: Instant) -> bool {
     let pause = LOOK_EVERY * (1 << failures.min(DOUBLED_AT_MOST));
-    // One that answers again need not be found first.
+    // A device that answers again need not be searched for.
     let needs_pause = is_gone || failures > 0;
     !(needs_pause && last.is_some_and(|then| now.saturating_duration_since(then) < pause))
 }
 
-/// Of the entry itself, which is a link.
+/// Inode of the entry itself, which is a symbolic link.
 fn inode(entry: &Path) -> Option<u64> {
     entry.symlink_metadata().ok().map(|found| found.ino())
 }

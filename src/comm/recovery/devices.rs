@@ -131,9 +131,9 @@ impl Watch {
         let device = &self.rail.device;
         device.check_patience(now);
         let settled = self.question.as_ref().and_then(|(events, answer)| match answer.try_recv() {
-            Ok(port) => Some(events.settle(port.is_ok_and(|port| port.state == PortState::Active))),
+            Ok(port) => Some(events.settle(port.ok().map(|port| port.state))),
             Err(TryRecvError::Empty) => None,
-            Err(TryRecvError::Disconnected) => Some(None),
+            Err(TryRecvError::Disconnected) => Some(events.settle(None)),
         });
         if settled.is_some() {
             self.question = None;
@@ -180,9 +180,30 @@ impl Events {
         self.port_error || self.device_fatal
     }
 
-    /// The change that the answer to a later question makes of them.
-    fn settle(self, is_up: bool) -> Option<PortChange> {
-        // An event may be missing. And a device whose firmware has failed and works again has lost its queue pairs.
-        (self.device_fatal || !is_up).then_some(PortChange::Down)
+    /// The change that they and the answer to a later question make. A refused question (`None`) says nothing of the port
+    /// unless an event does.
+    fn settle(self, port: Option<PortState>) -> Option<PortChange> {
+        let is_down = match port {
+            Some(state) => state != PortState::Active,
+            None => self.port_error,
+        };
+        // A device whose firmware has failed and works again has lost its queue pairs.
+        (self.device_fatal || is_down).then_some(PortChange::Down)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_question_that_is_refused_takes_no_rail_down_by_itself() {
+        let [none, port_error, device_fatal] = [(false, false), (true, false), (false, true)]
+            .map(|(port_error, device_fatal)| Events { port_error, device_fatal });
+        let down = Some(PortChange::Down);
+        assert_eq!([none, port_error, device_fatal].map(|events| events.settle(None)), [None, down, down]);
+        let active = Some(PortState::Active);
+        assert_eq!([none, port_error, device_fatal].map(|events| events.settle(active)), [None, None, down]);
+        assert_eq!([none, port_error].map(|events| events.settle(Some(PortState::Down))), [down, down]);
     }
 }

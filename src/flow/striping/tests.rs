@@ -149,10 +149,6 @@ impl Run {
 struct OnLane(LaneId);
 
 impl Others for OnLane {
-    fn busy_bytes(&self, _lane: LaneId) -> u64 {
-        0
-    }
-
     fn waiting_bytes(&self, lane: LaneId) -> u64 {
         if lane == self.0 { 1 << 20 } else { 0 }
     }

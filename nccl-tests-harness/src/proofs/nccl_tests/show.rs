@@ -268,7 +268,7 @@ mod tests {
         let mut ib = outcome(Network::Ib, &[2.0]);
         for (outcome, time_us) in [(&mut spark, 10.0), (&mut ib, 9.7)] {
             let half = Half { time_us, algbw_gb_s: 1.0, busbw_gb_s: 1.0, wrong: None };
-            outcome.rounds[0].push(Row { bytes: 3 << 20, out_of_place: half.clone(), in_place: half });
+            outcome.rounds[0].push(Row { bytes: 3 << 20, out_of_place: half, in_place: half });
         }
         let mut out = Vec::new();
         slowest(&mut out, &[spark, ib, outcome(Network::Socket, &[])]).unwrap();

@@ -230,6 +230,8 @@ fn a_rail_that_stands_still_for_others_does_not_make_a_message_whole() {
     let shared = |waiting| Shared { waiting, busy: &[1 << 30; 4], kept: &kept };
     let shares = striping.cut(128 * 1024, 0, &shared(&[0, 0, 0, 1 << 30]));
     assert_eq!(shares.as_slice().len(), 3, "the others are free");
+    let shares = striping.cut((1 << 17) + 128, 0, &shared(&[0, 0, 0, 1 << 30]));
+    assert_eq!(shares.as_slice().len(), 4, "what others have waiting is not this connection's");
     let crowded = [1 << 24, 1 << 24, (1 << 24) - (1 << 17), 1 << 24];
     let shares = striping.cut(1 << 17, 0, &shared(&crowded));
     let [share] = shares.as_slice() else { panic!("{shares:?}") };
