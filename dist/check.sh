@@ -57,7 +57,7 @@ check_files() {
   check_elf "$folder/lib/nccl-spark/softverbs-ibverbs" 1000
   local exported
   exported=$(exports "$folder/lib/libnccl-net-spark.so")
-  [[ $exported == "ncclNetPlugin_v10 ncclNetPlugin_v11 ncclNetPlugin_v12 ncclNetPlugin_v8 ncclNetPlugin_v9 ncclTunerPlugin_v4 ncclTunerPlugin_v5 ncclTunerPlugin_v6" ]] ||
+  [[ $exported == "ncclNetPlugin_v10 ncclNetPlugin_v11 ncclNetPlugin_v12 ncclNetPlugin_v8 ncclNetPlugin_v9 ncclTunerPlugin_v4 ncclTunerPlugin_v5 ncclTunerPlugin_v6 ncclTunerPlugin_v7" ]] ||
     die "$tarball: the plugin exports $exported"
   exported=$(exports "$folder/lib/nccl-spark/softverbs-ibverbs")
   [[ $exported == *ibv_post_send* || $exported == *ibv_create_qp* ]] || die "$tarball: the software fabric exports $exported"

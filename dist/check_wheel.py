@@ -9,7 +9,7 @@ import nccl_net_spark  # noqa: E402
 
 assert dict(os.environ) == before, "importing the package changed the environment"
 library = ctypes.CDLL(nccl_net_spark.path())
-for symbol in ("ncclNetPlugin_v12", "ncclTunerPlugin_v6"):
+for symbol in ("ncclNetPlugin_v12", "ncclTunerPlugin_v7"):
     assert hasattr(library, symbol), f"{nccl_net_spark.path()} has no {symbol}"
 
 (plugin,) = entry_points(group="vllm.general_plugins")

@@ -420,6 +420,7 @@ enum {
   NCCL_NUM_PROTOCOLS_V5 = 3,  /* LL, LL128, Simple */
   NCCL_NUM_HW_LINKS_V5 = 3,
   NCCL_NUM_COMPCAPS_V5 = 4,
+  NCCL_NUM_COMPCAPS_V7 = 5,
   NCCL_NUM_TUNING_SCALES_V5 = 3
 };
 
@@ -429,6 +430,7 @@ typedef struct {
   int maxRanksPerNvlDomain;
 } ncclNvlDomainInfo_v5_t;
 typedef ncclNvlDomainInfo_v5_t ncclNvlDomainInfo_v6_t;
+typedef ncclNvlDomainInfo_v5_t ncclNvlDomainInfo_v7_t;
 
 /* What NCCL's cost model computes with. The plugin neither reads nor changes it. */
 typedef struct {
@@ -441,6 +443,17 @@ typedef struct {
   double perChMaxNVLSTreeBws[NCCL_NUM_COMPCAPS_V5][NCCL_NUM_TUNING_SCALES_V5];
 } ncclTunerConstants_v5_t;
 typedef ncclTunerConstants_v5_t ncclTunerConstants_v6_t;
+
+/* The same for five compute capabilities. */
+typedef struct {
+  double baseLatencies[NCCL_NUM_ALGORITHMS_V5][NCCL_NUM_PROTOCOLS_V5]; /* us */
+  double hwLatencies[NCCL_NUM_HW_LINKS_V5][NCCL_NUM_ALGORITHMS_V5][NCCL_NUM_PROTOCOLS_V5]; /* us */
+  double llMaxBws[NCCL_NUM_COMPCAPS_V7][NCCL_NUM_TUNING_SCALES_V5]; /* GB/s */
+  double perChMaxRingLL128Bws[NCCL_NUM_COMPCAPS_V7][NCCL_NUM_TUNING_SCALES_V5];
+  double perChMaxTreeLL128Bws[NCCL_NUM_COMPCAPS_V7][NCCL_NUM_TUNING_SCALES_V5];
+  double perChMaxTreeBws[NCCL_NUM_COMPCAPS_V7][NCCL_NUM_TUNING_SCALES_V5];
+  double perChMaxNVLSTreeBws[NCCL_NUM_COMPCAPS_V7][NCCL_NUM_TUNING_SCALES_V5];
+} ncclTunerConstants_v7_t;
 
 typedef struct {
   const char* name;
@@ -470,6 +483,17 @@ typedef struct {
                                size_t* chunkSize);
 } ncclTuner_v6_t;
 
+typedef struct {
+  const char* name;
+  ncclResult_t (*init)(void** ctx, uint64_t commId, size_t nRanks, size_t nNodes, ncclDebugLogger_t logFunction,
+                       ncclNvlDomainInfo_v7_t* nvlDomainInfo, ncclTunerConstants_v7_t* constants);
+  ncclResult_t (*getCollInfo)(void* context, ncclFunc_t collType, size_t nBytes, int numPipeOps, float** collCostTable,
+                              int numAlgo, int numProto, int regBuff, int* nChannels);
+  ncclResult_t (*finalize)(void* context);
+  ncclResult_t (*getChunkSize)(void* context, ncclFunc_t collType, size_t nBytes, int algo, int proto, int nChannels,
+                               size_t* chunkSize);
+} ncclTuner_v7_t;
+
 #endif /* NCCL_NET_SPARK_HAVE_NCCL */
 
 /* What libnccl-net-spark.so exports, all at once. */
@@ -483,6 +507,7 @@ extern const ncclNet_v12_t ncclNetPlugin_v12;
 extern const ncclTuner_v4_t ncclTunerPlugin_v4;
 extern const ncclTuner_v5_t ncclTunerPlugin_v5;
 extern const ncclTuner_v6_t ncclTunerPlugin_v6;
+extern const ncclTuner_v7_t ncclTunerPlugin_v7;
 #endif
 
 #ifdef __cplusplus

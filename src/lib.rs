@@ -1,6 +1,6 @@
 //! NCCL network plugin for DGX Spark: all RoCE rails of a host as one device, over libibverbs.
 //!
-//! NCCL loads the library, looks up `ncclNetPlugin_v8` .. `_v12` and `ncclTunerPlugin_v4` .. `_v6`, and calls what it finds there. This
+//! NCCL loads the library, looks up `ncclNetPlugin_v8` .. `_v12` and `ncclTunerPlugin_v4` .. `_v7`, and calls what it finds there. This
 //! page is the overview; ARCHITECTURE.md has the rules, the life of a message, what happens when a rail is lost, and the reasons.
 //!
 //! # C inward: [`abi`]

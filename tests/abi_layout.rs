@@ -66,7 +66,11 @@ fn layout_of(name: &str) -> Option<(usize, Fields)> {
             layout!(NvlDomainInfo: n_nvl_domains min_ranks_per_nvl_domain max_ranks_per_nvl_domain)
         }
         "ncclTunerConstants_v5_t" => {
-            layout!(TunerConstants: base_latencies hw_latencies ll_max_bws per_ch_max_ring_ll128_bws
+            layout!(TunerConstants<4>: base_latencies hw_latencies ll_max_bws per_ch_max_ring_ll128_bws
+            per_ch_max_tree_ll128_bws per_ch_max_tree_bws per_ch_max_nvls_tree_bws)
+        }
+        "ncclTunerConstants_v7_t" => {
+            layout!(TunerConstants<5>: base_latencies hw_latencies ll_max_bws per_ch_max_ring_ll128_bws
             per_ch_max_tree_ll128_bws per_ch_max_tree_bws per_ch_max_nvls_tree_bws)
         }
         "ncclTuner_v4_t" => {
@@ -76,6 +80,7 @@ fn layout_of(name: &str) -> Option<(usize, Fields)> {
         }
         "ncclTuner_v5_t" => layout!(TunerV5: name init get_coll_info finalize),
         "ncclTuner_v6_t" => layout!(TunerV6: name init get_coll_info finalize; more: get_chunk_size),
+        "ncclTuner_v7_t" => layout!(TunerV7: name init get_coll_info finalize; more: get_chunk_size),
         _ => return None,
     })
 }
@@ -127,12 +132,14 @@ fn the_tables_name_the_network_and_leave_out_what_the_plugin_has_not() {
 
 #[test]
 fn the_tuners_tables_have_a_name_and_all_but_get_chunk_size() {
-    let (v4, v5, v6) = (&ncclTunerPlugin_v4, &ncclTunerPlugin_v5, &ncclTunerPlugin_v6);
-    assert!([v4.name, v5.name, v6.name].iter().all(|name| !name.is_null()));
+    let (v4, v5) = (&ncclTunerPlugin_v4, &ncclTunerPlugin_v5);
+    let (v6, v7) = (&ncclTunerPlugin_v6, &ncclTunerPlugin_v7);
+    assert!([v4.name, v5.name, v6.name, v7.name].iter().all(|name| !name.is_null()));
     assert!(v4.init.is_some() && v4.get_coll_info.is_some() && v4.finalize.is_some());
     assert!(v5.init.is_some() && v5.get_coll_info.is_some() && v5.finalize.is_some());
     assert!(v6.init.is_some() && v6.get_coll_info.is_some() && v6.finalize.is_some());
-    assert!(v6.more.get_chunk_size.is_none());
+    assert!(v7.init.is_some() && v7.get_coll_info.is_some() && v7.finalize.is_some());
+    assert!(v6.more.get_chunk_size.is_none() && v7.more.get_chunk_size.is_none());
 }
 
 struct Struct {
@@ -152,7 +159,7 @@ fn nccls_structs() -> BTreeMap<String, Struct> {
         serde_json::from_str(&text).unwrap()
     };
     let (net, tuner) = (of("nccl_net_abi.json"), of("nccl_tuner_abi.json"));
-    assert_eq!((net.len(), tuner.len()), (21, 5), "structs of v8 to v12, and of the tuner's v4 to v6");
+    assert_eq!((net.len(), tuner.len()), (21, 7), "structs of v8 to v12, and of the tuner's v4 to v7");
     let number = |value: &Value| value.as_u64().unwrap() as usize;
     let field = |value: &Value| Field {
         name: value["name"].as_str().unwrap().to_owned(),

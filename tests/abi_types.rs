@@ -1,7 +1,7 @@
 //! The Rust tables have the function types of the C header, and the C header has those of NCCL's own headers.
 //!
 //! The second needs `NCCL_NET_HEADERS`, the folder with NCCL's `net.h` for plugins (`plugins/net/example/nccl` in its sources), and
-//! `NCCL_TUNER_HEADERS`, the one with its `tuner_v6.h` (`src/include/plugin/tuner`); without them
+//! `NCCL_TUNER_HEADERS`, the one with its `tuner_v7.h` (`src/include/plugin/tuner`); without them
 //! there is nothing to compare with, and the tests say so. Two structs of the same name cannot stand in one C file, so each
 //! struct of our header is taken over under another name, with all that it refers to being NCCL's.
 
@@ -42,6 +42,8 @@ fn the_rust_tables_have_the_headers_function_types() {
     compare!(ncclTunerPlugin_v5, "ncclTuner_v5_t": init get_coll_info finalize);
     compare!(ncclTunerPlugin_v6, "ncclTuner_v6_t": init get_coll_info finalize);
     compare!(ncclTunerPlugin_v6.more, "ncclTuner_v6_t": get_chunk_size);
+    compare!(ncclTunerPlugin_v7, "ncclTuner_v7_t": init get_coll_info finalize);
+    compare!(ncclTunerPlugin_v7.more, "ncclTuner_v7_t": get_chunk_size);
 }
 
 #[test]
@@ -87,12 +89,12 @@ fn every_member_of_the_tuner_has_nccls_type() {
     let header = std::fs::read_to_string(common::repository("include/nccl_net_spark.h")).unwrap();
     let mut structs = structs_of(&header);
     structs.retain(|one| !one.name.starts_with("ncclNet"));
-    assert_eq!(structs.len(), 5, "structs in the header: the tuner's v4 to v6, and two that v5 refers to");
+    assert_eq!(structs.len(), 7, "structs in the header: the tuner's v4 to v7, two that v5 refers to, one that v7 does");
     // NCCL's tuner headers include nothing: nccl.h and nccl_common.h, which have these, need CUDA's.
     let head = "typedef enum { ncclSuccess } ncclResult_t;\ntypedef enum { ncclFuncBroadcast } ncclFunc_t;\n\
                 typedef enum { NCCL_LOG_NONE } ncclDebugLogLevel;\n\
                 typedef void (*ncclDebugLogger_t)(ncclDebugLogLevel, unsigned long, const char*, int, const char*, ...);\n\
-                #include \"tuner_v4.h\"\n#include \"tuner_v6.h\"\n";
+                #include \"tuner_v4.h\"\n#include \"tuner_v7.h\"\n";
     check(head, &folder, &structs).unwrap();
 
     // What must not pass: v4's init where v5's is.
@@ -185,7 +187,9 @@ fn plain(c: &str) -> String {
     let mut text = merged("Properties_v10_t", "Properties_v9_t", c.to_owned());
     // An enum without negative values, passed as an int is; Rust has no C enum that may hold any number.
     text = merged("ncclFunc_t", "int", text);
-    text = merged("NvlDomainInfo_v6_t", "NvlDomainInfo_v5_t", text);
+    for version in ["v6", "v7"] {
+        text = merged(&format!("NvlDomainInfo_{version}_t"), "NvlDomainInfo_v5_t", text);
+    }
     text = merged("TunerConstants_v6_t", "TunerConstants_v5_t", text);
     for version in ["v9", "v10", "v11"] {
         text = merged(&format!("VDeviceProps_{version}_t"), "VDeviceProps_4", text);
@@ -247,7 +251,8 @@ c_types! {
     CommConfig = "ncclNetCommConfig_t";
     NetAttr = "ncclNetAttr_t";
     NvlDomainInfo = "ncclNvlDomainInfo_v5_t";
-    TunerConstants = "ncclTunerConstants_v5_t";
+    TunerConstants<4> = "ncclTunerConstants_v5_t";
+    TunerConstants<5> = "ncclTunerConstants_v7_t";
     VDeviceProps<4> = "ncclNetVDeviceProps_4";
     VDeviceProps<8> = "ncclNetVDeviceProps_8";
     PropertiesV8 = "ncclNetProperties_v8_t";

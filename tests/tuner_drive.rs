@@ -4,7 +4,7 @@ mod common;
 
 use std::process::{Command, Output};
 
-const VERSIONS: [u8; 3] = [4, 5, 6];
+const VERSIONS: [u8; 4] = [4, 5, 6, 7];
 const TABLE: &str = "for=*;all_reduce@2:1000-1999=ring/ll/2";
 
 #[test]

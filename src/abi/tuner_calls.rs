@@ -20,14 +20,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 ///
 /// # Safety
 /// As [`init`]. Nothing is read through the two last pointers.
-pub(super) unsafe extern "C" fn init_named(
+pub(super) unsafe extern "C" fn init_named<const COMPUTE_CAPABILITIES: usize>(
     context: *mut *mut c_void,
     comm_id: u64,
     ranks: usize,
     nodes: usize,
     log: Option<DebugLogger>,
     _nvl_domain_info: *mut NvlDomainInfo,
-    _constants: *mut TunerConstants,
+    _constants: *mut TunerConstants<COMPUTE_CAPABILITIES>,
 ) -> NcclResult {
     // SAFETY: the caller's promise is the one that is asked for.
     unsafe { init(context, Some(comm_id), ranks, nodes, log) }

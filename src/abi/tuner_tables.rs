@@ -1,25 +1,30 @@
 //! The tables of the tuner interface that NCCL looks up, and what turns their arguments into those of `tuner_calls`.
 
 use super::tuner_calls;
-use super::tuner_types::{Tuner, TunerMoreV6, TunerV4, TunerV5, TunerV6};
+use super::tuner_types::{Tuner, TunerMoreV6, TunerV4, TunerV5, TunerV6, TunerV7};
 use super::types::{DebugLogger, NcclResult};
 use crate::plugin;
 use std::ffi::c_void;
 
-/// What NCCL looks up by name.
+/// The tuner's table, which NCCL looks up by this name.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub static ncclTunerPlugin_v4: TunerV4 = table(init_v4, ());
 
-/// What NCCL looks up by name.
+/// The tuner's table, which NCCL looks up by this name.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
-pub static ncclTunerPlugin_v5: TunerV5 = table(tuner_calls::init_named, ());
+pub static ncclTunerPlugin_v5: TunerV5 = table(tuner_calls::init_named::<4>, ());
 
-/// What NCCL looks up by name.
+/// The tuner's table, which NCCL looks up by this name.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
-pub static ncclTunerPlugin_v6: TunerV6 = table(tuner_calls::init_named, TunerMoreV6 { get_chunk_size: None });
+pub static ncclTunerPlugin_v6: TunerV6 = table(tuner_calls::init_named::<4>, TunerMoreV6 { get_chunk_size: None });
+
+/// The tuner's table, which NCCL looks up by this name.
+#[unsafe(no_mangle)]
+#[allow(non_upper_case_globals)]
+pub static ncclTunerPlugin_v7: TunerV7 = table(tuner_calls::init_named::<5>, TunerMoreV6 { get_chunk_size: None });
 
 const fn table<Init, More>(init: Init, more: More) -> Tuner<Init, More> {
     Tuner {

@@ -1,4 +1,4 @@
-//! NCCL's interface for tuner plugins as Rust declares it: `ncclTuner_v4_t` to `ncclTuner_v6_t`.
+//! NCCL's interface for tuner plugins as Rust declares it: `ncclTuner_v4_t` to `ncclTuner_v7_t`.
 
 use super::types::{DebugLogger, NcclResult};
 use crate::tuner::{ALGORITHMS, PROTOCOLS};
@@ -23,11 +23,13 @@ pub struct Tuner<Init, More> {
 /// `ncclTuner_v4_t`, NCCL 2.24 to 2.27.
 pub type TunerV4 = Tuner<TunerInitV4, ()>;
 /// `ncclTuner_v5_t`, NCCL 2.28 and 2.29: `init` names the communicator.
-pub type TunerV5 = Tuner<TunerInitV5, ()>;
-/// `ncclTuner_v6_t`, NCCL 2.30: `getChunkSize` is new.
-pub type TunerV6 = Tuner<TunerInitV5, TunerMoreV6>;
+pub type TunerV5 = Tuner<TunerInitV5<4>, ()>;
+/// `ncclTuner_v6_t`, NCCL 2.30 to 2.32.5: `getChunkSize` is new.
+pub type TunerV6 = Tuner<TunerInitV5<4>, TunerMoreV6>;
+/// `ncclTuner_v7_t`, NCCL 2.32.6: the constants have a fifth compute capability.
+pub type TunerV7 = Tuner<TunerInitV5<5>, TunerMoreV6>;
 
-/// The end of `ncclTuner_v6_t`.
+/// The end of `ncclTuner_v6_t` and `ncclTuner_v7_t`.
 #[derive(Debug)]
 #[repr(C)]
 pub struct TunerMoreV6 {
@@ -42,14 +44,14 @@ unsafe impl<Init: Sync, More: Sync> Sync for Tuner<Init, More> {}
 pub type TunerInitV4 =
     unsafe extern "C" fn(ranks: usize, nodes: usize, log: Option<DebugLogger>, context: *mut *mut c_void) -> NcclResult;
 /// A tuner's `init` that names the communicator.
-pub type TunerInitV5 = unsafe extern "C" fn(
+pub type TunerInitV5<const COMPUTE_CAPABILITIES: usize> = unsafe extern "C" fn(
     context: *mut *mut c_void,
     comm_id: u64,
     ranks: usize,
     nodes: usize,
     log: Option<DebugLogger>,
     nvl_domain_info: *mut NvlDomainInfo,
-    constants: *mut TunerConstants,
+    constants: *mut TunerConstants<COMPUTE_CAPABILITIES>,
 ) -> NcclResult;
 /// A tuner's `getCollInfo`.
 pub type GetCollInfo = unsafe extern "C" fn(
@@ -76,7 +78,7 @@ pub type GetChunkSize = unsafe extern "C" fn(
     chunk_size: *mut usize,
 ) -> NcclResult;
 
-/// `ncclNvlDomainInfo_v5_t` and `_v6_t`: the NVLink domains of a communicator. A Spark has none; the tuner does not read it.
+/// `ncclNvlDomainInfo_v5_t` to `_v7_t`: the NVLink domains of a communicator. A Spark has none; the tuner does not read it.
 #[derive(Debug)]
 #[repr(C)]
 pub struct NvlDomainInfo {
@@ -88,22 +90,23 @@ pub struct NvlDomainInfo {
     pub max_ranks_per_nvl_domain: c_int,
 }
 
-/// `ncclTunerConstants_v5_t` and `_v6_t`: what NCCL's cost model computes with. The tuner changes costs, not the model.
+/// Constants of NCCL's cost model: `ncclTunerConstants_v5_t` and `_v6_t` for 4 compute capabilities, `_v7_t` for 5. The tuner
+/// neither reads nor changes them.
 #[derive(Debug)]
 #[repr(C)]
-pub struct TunerConstants {
+pub struct TunerConstants<const COMPUTE_CAPABILITIES: usize> {
     /// By algorithm and protocol, in microseconds.
     pub base_latencies: [[f64; PROTOCOLS]; ALGORITHMS],
     /// By link, algorithm and protocol, in microseconds.
     pub hw_latencies: [[[f64; PROTOCOLS]; ALGORITHMS]; 3],
     /// By GPU generation and number of nodes, in GB/s, as those below.
-    pub ll_max_bws: [[f64; 3]; 4],
+    pub ll_max_bws: [[f64; 3]; COMPUTE_CAPABILITIES],
     /// LL128 over a ring, for each channel.
-    pub per_ch_max_ring_ll128_bws: [[f64; 3]; 4],
+    pub per_ch_max_ring_ll128_bws: [[f64; 3]; COMPUTE_CAPABILITIES],
     /// LL128 over trees.
-    pub per_ch_max_tree_ll128_bws: [[f64; 3]; 4],
+    pub per_ch_max_tree_ll128_bws: [[f64; 3]; COMPUTE_CAPABILITIES],
     /// Simple over trees.
-    pub per_ch_max_tree_bws: [[f64; 3]; 4],
+    pub per_ch_max_tree_bws: [[f64; 3]; COMPUTE_CAPABILITIES],
     /// Trees above NVLink SHARP.
-    pub per_ch_max_nvls_tree_bws: [[f64; 3]; 4],
+    pub per_ch_max_nvls_tree_bws: [[f64; 3]; COMPUTE_CAPABILITIES],
 }

@@ -21,16 +21,18 @@ static int version;
 static const ncclTuner_v4_t* v4;
 static const ncclTuner_v5_t* v5;
 static const ncclTuner_v6_t* v6;
+static const ncclTuner_v7_t* v7;
 static const ncclNet_v10_t* v10;
 static const ncclNet_v11_t* v11;
 
 static void find_tables(void* library) {
   v4 = dlsym(library, "ncclTunerPlugin_v4"), v5 = dlsym(library, "ncclTunerPlugin_v5");
-  v6 = dlsym(library, "ncclTunerPlugin_v6");
+  v6 = dlsym(library, "ncclTunerPlugin_v6"), v7 = dlsym(library, "ncclTunerPlugin_v7");
   v10 = dlsym(library, "ncclNetPlugin_v10"), v11 = dlsym(library, "ncclNetPlugin_v11");
-  CHECK(v4 && v5 && v6 && v10 && v11, "the library lacks a table");
-  CHECK(v6->getChunkSize == NULL, "NCCL would call getChunkSize");
-  const char* name = version == 4 ? v4->name : version == 5 ? v5->name : v6->name;
+  CHECK(v4 && v5 && v6 && v7 && v10 && v11, "the library lacks a table");
+  CHECK(!v6->getChunkSize && !v7->getChunkSize, "NCCL would call getChunkSize");
+  const char* names[] = {v4->name, v5->name, v6->name, v7->name};
+  const char* name = names[version - 4];
   CHECK(strcmp(name, "Spark") == 0, "the tuner is called %s", name);
 }
 
@@ -38,10 +40,12 @@ static void find_tables(void* library) {
 static ncclResult_t init(void** ctx, uint64_t id, size_t ranks, size_t nodes, ncclDebugLogger_t log) {
   static ncclNvlDomainInfo_v5_t domains = {2, 1, 1};
   static ncclTunerConstants_v5_t constants;
+  static ncclTunerConstants_v7_t constants_v7;
   switch (version) {
   case 4: return v4->init(ranks, nodes, log, ctx);
   case 5: return v5->init(ctx, id, ranks, nodes, log, &domains, &constants);
-  default: return v6->init(ctx, id, ranks, nodes, log, NULL, NULL);
+  case 6: return v6->init(ctx, id, ranks, nodes, log, NULL, NULL);
+  default: return v7->init(ctx, id, ranks, nodes, log, &domains, &constants_v7);
   }
 }
 
@@ -51,12 +55,18 @@ static ncclResult_t ask(void* ctx, ncclFunc_t collective, size_t bytes, float* c
   switch (version) {
   case 4: return v4->getCollInfo(ctx, collective, bytes, 1, table, algorithms, protocols, 0, channels);
   case 5: return v5->getCollInfo(ctx, collective, bytes, 1, table, algorithms, protocols, 0, channels);
-  default: return v6->getCollInfo(ctx, collective, bytes, 1, table, algorithms, protocols, 0, channels);
+  case 6: return v6->getCollInfo(ctx, collective, bytes, 1, table, algorithms, protocols, 0, channels);
+  default: return v7->getCollInfo(ctx, collective, bytes, 1, table, algorithms, protocols, 0, channels);
   }
 }
 
 static ncclResult_t finalize(void* ctx) {
-  return version == 4 ? v4->destroy(ctx) : version == 5 ? v5->finalize(ctx) : v6->finalize(ctx);
+  switch (version) {
+  case 4: return v4->destroy(ctx);
+  case 5: return v5->finalize(ctx);
+  case 6: return v6->finalize(ctx);
+  default: return v7->finalize(ctx);
+  }
 }
 
 /* NCCL's table of costs with something behind it, and what it was before the tuner saw it. */
@@ -262,7 +272,7 @@ int main(int argc, char** argv) {
   void* library = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
   CHECK(library, "%s", dlerror());
   version = atoi(argv[2]);
-  CHECK(version >= 4 && version <= 6, "version %s", argv[2]);
+  CHECK(version >= 4 && version <= 7, "version %s", argv[2]);
   find_tables(library);
   if (strcmp(argv[3], "without-network") == 0) without_network();
   else if (strcmp(argv[3], "with-network") == 0) with_network();
