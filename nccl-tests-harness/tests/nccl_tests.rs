@@ -142,6 +142,28 @@ fn networks_are_measured_in_turns_and_one_that_does_not_come_up_is_told() {
 }
 
 #[test]
+fn several_programs_and_ranges_of_sizes_are_one_command_with_one_last_line() {
+    // `$3` of its arguments is the largest size of the range; over Socket all_reduce is faster than over this plugin.
+    let body = r#"
+        via "$NCCL_NET"; head
+        case ${0##*/}:$NCCL_NET in all_reduce_perf:Socket) us=5 ;; *:Socket) us=20 ;; *) us=10 ;; esac
+        row "$2" $us 0.10 0; row "$4" $us 0.20 0"#;
+    let program = Program::new(body);
+    fs::copy(program.0.path().join("all_gather_perf"), program.0.path().join("all_reduce_perf")).unwrap();
+    let json = program.0.path().join("out.json");
+    let tests = ["all_gather", "all_reduce", "--compare", "spark,socket", "--rounds", "1", "--sizes", "8-16,24-48"];
+    let said = program.run(&[&["-r", "1", "--json", json.to_str().unwrap()][..], &tests].concat());
+    assert_eq!(said.status, Some(0), "{said:?}");
+    let lines: Vec<&str> = said.out.lines().filter(|line| line.starts_with("# slowest")).collect();
+    let expected = ["# slowest against socket: 2.00 at 8", "# slowest against socket: 0.50 at 8"];
+    assert_eq!(lines, [&expected[..], &["# slowest against socket: 0.50 at 8 of all_reduce_perf"]].concat(), "{said:?}");
+    let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
+    let sizes = report[1]["networks"][0]["medians"].as_array().unwrap().iter().map(|point| point["bytes"].clone());
+    assert_eq!(sizes.collect::<Vec<_>>(), [8, 16, 24, 48], "{report}");
+    assert!(report[0]["program"].as_str().unwrap().ends_with("all_gather_perf"), "{report}");
+}
+
+#[test]
 fn json_without_a_file_is_alone_on_standard_output() {
     let program = Program::new("via Spark; head; row 8 13.2 0.1 0");
     let said = program.run(&["-r", "1", "--json", "all_gather"]);

@@ -75,6 +75,8 @@ pub const NCCL_TESTS: &str = "\
 Examples:
   nccl-spark nccl-tests all_gather --dir ~/nccl-tests -- -b 8 -e 128M -f 2
   nccl-spark nccl-tests all_reduce --dir ~/nccl-tests --compare spark,ib,socket
+  nccl-spark nccl-tests all_gather all_reduce --dir ~/nccl-tests \\
+    --compare spark,ib --rounds 3 --sizes 8K-16M,24K-24M
   nccl-spark nccl-tests all_gather --dir ~/nccl-tests \\
     --mpirun '-np 2 -H spark-1,spark-2' -- -b 8 -e 1G -f 2";
 

@@ -4,7 +4,8 @@
 //! are on this machine, only the first one, which prints the table, goes through mpirun; each other has a named pipe.
 
 use super::gpus::{gpus, missing_gpu};
-use super::options::{Place, Plan};
+use super::options::Place;
+use super::run::Call;
 use crate::fabric::{Fabric, Kind};
 use crate::lines::{self, NamedPipe};
 use anyhow::{Context, Result, bail, ensure};
@@ -77,34 +78,34 @@ fn pipe_path(folder: &Path, rank: usize) -> PathBuf {
 
 /// Runs the program once; `hear` gets every line that the ranks print.
 pub fn run(
-    plan: &Plan,
+    call: &Call<'_>,
     fabric: &Fabric,
     environment: &[(String, String)],
     own: &Path,
     mut hear: impl FnMut(&str) -> Result<()>,
 ) -> Result<End> {
-    let (pipes, folder) = pipes(plan)?;
-    let mut command = command(plan, fabric, environment, own, folder.as_ref())?;
+    let (pipes, folder) = pipes(&call.conditions.place)?;
+    let mut command = command(call, fabric, environment, own, folder.as_ref())?;
     command.envs(environment.iter().map(|(name, value)| (name, value)));
     // With it the log would not go to standard output.
     command.env_remove("NCCL_DEBUG_FILE");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let program = command.get_program().to_string_lossy().into_owned();
     let mut child = [command.spawn().with_context(|| format!("start {program}"))?];
-    let ends = lines::follow(&mut child, pipes, plan.setting.timeout, |_, line| hear(line))?;
+    let ends = lines::follow(&mut child, pipes, call.conditions.setting.timeout, |_, line| hear(line))?;
     Ok(ends.map_or(End::TooLong, |ends| End::Status(ends[0].code())))
 }
 
 /// For each rank of this machine but the first, and the folder that they are in.
-fn pipes(plan: &Plan) -> Result<(Vec<NamedPipe>, Option<TempDir>)> {
-    let Place::Here(ranks @ 2..) = plan.place else { return Ok((Vec::new(), None)) };
+fn pipes(place: &Place) -> Result<(Vec<NamedPipe>, Option<TempDir>)> {
+    let Place::Here(ranks @ 2..) = *place else { return Ok((Vec::new(), None)) };
     let folder = tempfile::tempdir().context("make a folder for the ranks' pipes")?;
     let pipes = (1..ranks).map(|rank| NamedPipe::make(&pipe_path(folder.path(), rank))).collect::<Result<_>>()?;
     Ok((pipes, Some(folder)))
 }
 
 fn command(
-    plan: &Plan,
+    call: &Call<'_>,
     fabric: &Fabric,
     environment: &[(String, String)],
     own: &Path,
@@ -115,13 +116,13 @@ fn command(
     command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
     // By default mpirun binds each rank, with all its threads, to one processor.
     command.args(["--bind-to", "none"]);
-    match &plan.place {
+    match &call.conditions.place {
         Place::Here(1) => command = Command::new(own),
         Place::Here(ranks) => {
             ensure!(
-                speaks_mpi(&plan.program)?,
+                speaks_mpi(call.program)?,
                 "{} was built without MPI, which {ranks} ranks need: build it with make MPI=1 MPI_HOME=...",
-                plan.program.display()
+                call.program.display()
             );
             command.args(["--oversubscribe", "-np", &ranks.to_string()]);
         }
@@ -133,7 +134,7 @@ fn command(
             }
         }
     }
-    if let Place::Here(ranks) = plan.place {
+    if let Place::Here(ranks) = call.conditions.place {
         rank.extend(["--hosts".into(), format!("nccl-spark-{}", std::process::id()).into()]);
         if fabric.kind == Kind::Soft {
             rank.push("--nodes".into());
@@ -145,8 +146,8 @@ fn command(
             rank.remove(0);
         }
     }
-    rank.extend(["--".into(), plan.program.clone().into()]);
-    command.args(rank).args(&plan.arguments);
+    rank.extend(["--".into(), call.program.into()]);
+    command.args(rank).args(call.arguments);
     Ok(command)
 }
 
@@ -160,17 +161,17 @@ fn speaks_mpi(program: &Path) -> Result<bool> {
 ///
 /// # Errors
 /// Always, unless the run ended well.
-pub fn check(end: End, plan: &Plan, complaints: Option<String>, last: &str) -> Result<()> {
+pub fn check(end: End, call: &Call<'_>, complaints: Option<String>, last: &str) -> Result<()> {
     let reason = match (complaints, missing_gpu()) {
         (Some(text), _) => format!("NCCL says: {text}"),
         (None, Some(text)) => text.to_owned(),
         (None, None) => format!("its last line: {last}"),
     };
-    let name = plan.program.file_name().unwrap_or_default().to_string_lossy();
+    let name = call.program.file_name().unwrap_or_default().to_string_lossy();
     match end {
         End::Status(Some(0)) => Ok(()),
         End::Status(Some(status)) => bail!("{name} exited with status {status}; {reason}"),
         End::Status(None) => bail!("{name} was killed by a signal; {reason}"),
-        End::TooLong => bail!("{name} was stopped after {} s (--timeout); {reason}", plan.setting.timeout.as_secs()),
+        End::TooLong => bail!("{name} was stopped after {} s (--timeout); {reason}", call.conditions.setting.timeout.as_secs()),
     }
 }

@@ -4,6 +4,7 @@ use super::gpus::missing_gpu;
 use crate::output::report::{JsonOption, Target};
 use crate::scene::network::Network;
 use crate::scene::{SceneOptions, Setting};
+use crate::sizes;
 use crate::usage::{Suggesting, wrong};
 use anyhow::{Result, bail};
 use clap::Args;
@@ -13,12 +14,16 @@ use std::path::{Path, PathBuf};
 /// Options of nccl-tests.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Program to run, as in all_gather or all_gather_perf.
+    /// Programs to run one after another, as in all_gather or all_gather_perf.
     #[arg(value_name = "TEST", default_value = "all_gather", value_parser = Suggesting::new(tests()), hide_possible_values = true)]
-    test: String,
+    tests: Vec<String>,
     /// Arguments for the program, after --, as in -- -b 8 -e 128M -f 2 [default: -b 8 -e 128M -f 4].
     #[arg(value_name = "ARGUMENT", last = true)]
     arguments: Vec<String>,
+    /// Sizes to measure, as in 8K-16M,24K-24M: each range starts at its first size and doubles up to the second one. One table
+    /// shows all of them.
+    #[arg(long, value_name = "FROM-TO,...", value_delimiter = ',', value_parser = parse_sweep)]
+    sizes: Vec<Sweep>,
     /// Folder with the programs of your build of nccl-tests, or with build/ in it [default: PATH].
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
@@ -49,30 +54,44 @@ pub struct Options {
     scene: SceneOptions,
 }
 
-/// What to run.
+/// A range of sizes in bytes, each twice as large as the one before.
+#[derive(Debug, Clone, Copy)]
+struct Sweep {
+    from: usize,
+    to: usize,
+}
+
+/// The programs to measure, over which networks, and where the results go.
 #[derive(Debug)]
 pub struct Plan {
-    /// The program's file.
-    pub program: PathBuf,
-    /// What it is told.
-    pub arguments: Vec<String>,
-    /// Where the ranks are.
-    pub place: Place,
-    /// In turns; one or more, none twice.
+    /// The programs' files: one or more, measured one after another.
+    pub programs: Vec<PathBuf>,
+    /// Arguments of a program's runs: one or more. The rows of these runs form one table.
+    pub arguments: Vec<Vec<String>>,
+    /// Networks to measure in turns: one or more, none twice.
     pub networks: Vec<Network>,
-    /// Runs over each.
+    /// Rounds; each measures every network once.
     pub rounds: u32,
-    /// Whether NCCL may choose fewer channels than on a Spark, where it is given a Spark's graph.
-    pub allow_few_channels: bool,
-    /// What NCCL is run in.
-    pub setting: Setting,
+    /// Conditions of all runs.
+    pub conditions: Conditions,
     /// The place of the JSON.
     pub json: Option<Target>,
-    /// Where pictures go.
+    /// The folder for charts.
     pub plot: Option<PathBuf>,
 }
 
-impl Plan {
+/// Conditions that all runs share.
+#[derive(Debug)]
+pub struct Conditions {
+    /// The hosts of the ranks.
+    pub place: Place,
+    /// Counts a run even if NCCL chooses fewer channels than on a Spark, where it is given a Spark's graph.
+    pub allow_few_channels: bool,
+    /// Fabric, plugin, and time limit.
+    pub setting: Setting,
+}
+
+impl Conditions {
     /// Whether a run over this plugin counts only where NCCL chose as many channels as on a Spark.
     pub fn needs_spark_channels(&self) -> bool {
         self.setting.as_spark && !self.allow_few_channels
@@ -129,21 +148,56 @@ impl Options {
         }
         let setting = self.scene.setting(program)?;
         let place = Place::new(self.ranks, self.mpirun, &setting)?;
-        let mut arguments = self.arguments;
-        if arguments.is_empty() {
-            arguments = ["-b", "8", "-e", "128M", "-f", "4"].map(str::to_owned).to_vec();
+        let programs: Vec<PathBuf> =
+            self.tests.iter().map(|test| find(test, self.dir.as_deref(), path)).collect::<Result<_>>()?;
+        for (number, program) in programs.iter().enumerate() {
+            if programs[..number].contains(program) {
+                return Err(wrong(format!("{} is named twice", program.display())))?;
+            }
         }
         Ok(Plan {
-            program: find(&self.test, self.dir.as_deref(), path)?,
-            arguments,
-            place,
+            programs,
+            arguments: arguments(&self.sizes, self.arguments)?,
             rounds: if networks.len() > 1 { self.rounds } else { 1 },
             networks,
-            allow_few_channels: self.allow_few_channels,
-            setting,
+            conditions: Conditions { place, allow_few_channels: self.allow_few_channels, setting },
             json: self.json.target,
             plot: self.plot,
         })
+    }
+}
+
+/// The arguments of each run, from `--sizes` and the arguments after `--`.
+///
+/// # Errors
+/// When both name sizes.
+fn arguments(sweeps: &[Sweep], given: Vec<String>) -> Result<Vec<Vec<String>>> {
+    if sweeps.is_empty() {
+        let default = || ["-b", "8", "-e", "128M", "-f", "4"].map(str::to_owned).to_vec();
+        return Ok(vec![if given.is_empty() { default() } else { given }]);
+    }
+    let of_sizes = |argument: &&String| {
+        ["-b", "-e", "-f", "-i", "--minbytes", "--maxbytes", "--stepfactor", "--stepbytes"]
+            .iter()
+            .any(|name| argument.starts_with(name))
+    };
+    if let Some(argument) = given.iter().find(of_sizes) {
+        return Err(wrong(format!("{argument}: --sizes names the sizes already")))?;
+    }
+    let of = |sweep: &Sweep| {
+        let sizes = [("-b", sweep.from), ("-e", sweep.to), ("-f", 2)];
+        let sizes = sizes.into_iter().flat_map(|(name, number)| [name.to_owned(), number.to_string()]);
+        sizes.chain(given.iter().cloned()).collect()
+    };
+    Ok(sweeps.iter().map(of).collect())
+}
+
+fn parse_sweep(text: &str) -> Result<Sweep, String> {
+    let (from, to) = text.split_once('-').ok_or("must be FROM-TO, as in 8K-16M")?;
+    let (from, to) = (sizes::parse(from)?, sizes::parse(to)?);
+    match 1 <= from && from <= to {
+        true => Ok(Sweep { from, to }),
+        false => Err(format!("must begin with 1 byte or more and not end below its begin: {from}-{to}")),
     }
 }
 
@@ -203,8 +257,8 @@ mod tests {
         let dir = folder.path().to_str().unwrap();
         for name in ["all_reduce", "all-reduce", "all_reduce_perf"] {
             let plan = plan(&[name, "--dir", dir]).unwrap();
-            assert_eq!(plan.program, file.canonicalize().unwrap());
-            assert_eq!((plan.place, plan.networks, plan.rounds), (Place::Here(2), vec![Network::Spark], 1));
+            assert_eq!(plan.programs, [file.canonicalize().unwrap()]);
+            assert_eq!((plan.conditions.place, plan.networks, plan.rounds), (Place::Here(2), vec![Network::Spark], 1));
         }
         let text = plan(&["alltoall", "--dir", dir]).unwrap_err().to_string();
         assert!(text.contains("no alltoall_perf in") && text.contains("MPI=1"), "{text}");
@@ -218,13 +272,31 @@ mod tests {
         let dir = folder.path().to_str().unwrap();
         let told =
             plan(&["--dir", dir, "--compare", "spark,socket", "--mpirun", "-np 2 -H a,b", "--", "-b", "8"]).unwrap();
-        assert_eq!((told.arguments, told.rounds), (vec!["-b".to_owned(), "8".to_owned()], 5));
-        assert_eq!(told.place, Place::Hosts(["-np", "2", "-H", "a,b"].map(str::to_owned).to_vec()));
+        assert_eq!((told.arguments, told.rounds), (vec![vec!["-b".to_owned(), "8".to_owned()]], 5));
+        assert_eq!(told.conditions.place, Place::Hosts(["-np", "2", "-H", "a,b"].map(str::to_owned).to_vec()));
         assert_eq!(told.networks, [Network::Spark, Network::Socket]);
         let tuner = plan(&["--dir", dir, "--compare", "spark,spark-untuned"]).unwrap();
         assert_eq!(tuner.networks, [Network::Spark, Network::SparkUntuned]);
         let few = plan(&["--dir", dir, "--allow-few-channels"]).unwrap_err().to_string();
         assert!(few.contains("--as-spark"), "{few}");
+        let twice = plan(&["all_gather", "all-gather", "--dir", dir]).unwrap_err().to_string();
+        assert!(twice.contains("all_gather_perf is named twice"), "{twice}");
         assert!(plan(&["--dir", dir, "--compare", "ib,ib"]).unwrap_err().to_string().contains("ib twice"));
+    }
+
+    #[test]
+    fn each_range_of_sizes_is_a_run_with_the_other_arguments() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("all_gather_perf"), "").unwrap();
+        let dir = folder.path().to_str().unwrap();
+        let of = |more: &[&str]| plan(&[&["--dir", dir, "--sizes", "8K-16M,24K-24M"], more].concat());
+        let runs = of(&["--", "-n", "50"]).unwrap().arguments;
+        let lines: Vec<String> = runs.iter().map(|run| run.join(" ")).collect();
+        assert_eq!(lines, ["-b 8192 -e 16777216 -f 2 -n 50", "-b 24576 -e 25165824 -f 2 -n 50"]);
+        let both = of(&["--", "-b", "8"]).unwrap_err().to_string();
+        assert!(both.contains("-b: --sizes names the sizes already"), "{both}");
+        for wrong in ["8K", "0-8", "16-8", "8-x"] {
+            assert!(plan(&["--dir", dir, "--sizes", wrong]).is_err(), "{wrong}");
+        }
     }
 }

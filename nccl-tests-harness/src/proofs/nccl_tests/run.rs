@@ -1,7 +1,7 @@
 //! One run of a program of nccl-tests: the table is read from what the program prints, the network and its channels from NCCL's log.
 
 use super::mpirun::{self, End};
-use super::options::Plan;
+use super::options::Conditions;
 use super::printed_table::{PrintedTable, Read, Row};
 use crate::scene::Scene;
 use crate::scene::network::{Channels, Network, Used};
@@ -9,7 +9,17 @@ use anyhow::{Result, ensure};
 use std::fmt;
 use std::path::Path;
 
-/// What a run printed, besides NCCL's log.
+/// One run of a program.
+pub struct Call<'a> {
+    /// The program's file.
+    pub program: &'a Path,
+    /// Its arguments.
+    pub arguments: &'a [String],
+    /// Where and how it runs.
+    pub conditions: &'a Conditions,
+}
+
+/// The output of a run, without NCCL's log.
 pub struct Printed {
     end: End,
     table: PrintedTable,
@@ -17,13 +27,13 @@ pub struct Printed {
     last: String,
 }
 
-/// Runs the program once; `own` is this program's file, `who` names the run in the log that the user keeps. `hear` gets each line that
+/// Does `call`; `own` is this program's file, `who` names the run in the log that the user keeps. `hear` gets each line that
 /// the ranks print, and the text to show for it: a complete row of the table, or another line of the program's own.
 ///
 /// # Errors
 /// When it cannot be started, its table cannot be read, or NCCL chose other channels than on a Spark.
 pub fn run(
-    plan: &Plan,
+    call: &Call<'_>,
     scene: &Scene,
     network: Network,
     environment: &[(String, String)],
@@ -32,10 +42,10 @@ pub fn run(
     mut hear: impl FnMut(&str, Option<&str>) -> Result<()>,
 ) -> Result<Printed> {
     let (mut table, mut last) = (PrintedTable::default(), String::new());
-    let end = mpirun::run(plan, &scene.fabric, environment, own, |line| {
+    let end = mpirun::run(call, &scene.fabric, environment, own, |line| {
         scene.log(who, line.trim_end())?;
         let is_log = used.note(line);
-        if needs_channels(plan, network)
+        if needs_channels(call.conditions, network)
             && let Some(channels) = used.channels()
         {
             check_channels(channels)?;
@@ -61,9 +71,9 @@ impl Printed {
     ///
     /// # Errors
     /// When the program failed, or printed no whole table.
-    pub fn rows(self, plan: &Plan, used: &Used) -> Result<Vec<Row>> {
+    pub fn rows(self, call: &Call<'_>, used: &Used) -> Result<Vec<Row>> {
         let Self { end, table, last } = self;
-        mpirun::check(end, plan, used.complaints(), &last)?;
+        mpirun::check(end, call, used.complaints(), &last)?;
         table.finish()?;
         ensure!(!table.rows.is_empty(), "the program printed no table; its last line: {last}");
         Ok(table.rows)
@@ -74,16 +84,16 @@ impl Printed {
 ///
 /// # Errors
 /// When it is not `network`, or the log does not say which channels NCCL chose and they count.
-pub fn check_network(plan: &Plan, network: Network, used: &Used) -> Result<String> {
-    let words = used.judge(network, plan.setting.abi)?;
+pub fn check_network(conditions: &Conditions, network: Network, used: &Used) -> Result<String> {
+    let words = used.judge(network, conditions.setting.abi)?;
     match used.channels() {
-        None if needs_channels(plan, network) => Err(ChannelsUnlikeSpark::Unknown.into()),
+        None if needs_channels(conditions, network) => Err(ChannelsUnlikeSpark::Unknown.into()),
         _ => Ok(words),
     }
 }
 
-fn needs_channels(plan: &Plan, network: Network) -> bool {
-    plan.needs_spark_channels() && network.is_plugin()
+fn needs_channels(conditions: &Conditions, network: Network) -> bool {
+    conditions.needs_spark_channels() && network.is_plugin()
 }
 
 /// Collective channels that NCCL chooses at least on a DGX Spark: 16 over this plugin with one cable (200,000 Mb/s), 18 with

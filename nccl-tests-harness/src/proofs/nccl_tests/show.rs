@@ -11,6 +11,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::path::{Path, PathBuf};
 
 /// The results of all runs over a network.
 pub struct Outcome {
@@ -144,20 +145,48 @@ pub fn table(out: &mut impl Write, outcomes: &[Outcome]) -> Result<()> {
     Ok(())
 }
 
-/// For each network that the first is compared with: the size at which the first is slowest beside it.
+/// Prints, for each network that the first is compared with, the size at which the first is slowest beside it.
 pub fn slowest(out: &mut impl Write, outcomes: &[Outcome]) -> Result<()> {
-    let sizes = sizes(outcomes);
-    for ratio in ratios(outcomes).iter().filter(|ratio| !ratio.second.is_control) {
-        let known = sizes.iter().map(|bytes| (ratio.at(*bytes), *bytes)).filter(|(ratio, _)| ratio.is_finite());
-        if let Some((least, bytes)) = known.min_by(|a, b| a.0.total_cmp(&b.0)) {
-            writeln!(out, "# slowest against {}: {least:.2} at {}", ratio.second.name(), size(bytes as usize))?;
-        }
+    for (network, least, bytes) in least_ratios(outcomes) {
+        writeln!(out, "# slowest against {network}: {least:.2} at {}", size(bytes as usize))?;
     }
     Ok(())
 }
 
+/// As [`slowest`], over several programs: names the program too.
+pub fn slowest_of_all(out: &mut impl Write, all: &[(&PathBuf, Vec<Outcome>)]) -> Result<()> {
+    let mut worst = BTreeMap::new();
+    for (program, outcomes) in all {
+        for (network, least, bytes) in least_ratios(outcomes) {
+            let held = worst.entry(network).or_insert((least, bytes, program));
+            if least < held.0 {
+                *held = (least, bytes, program);
+            }
+        }
+    }
+    for (network, (least, bytes, program)) in worst {
+        writeln!(out, "# slowest against {network}: {least:.2} at {} of {}", size(bytes as usize), name_of(program))?;
+    }
+    Ok(())
+}
+
+/// The least time ratio to each network that the first one is compared with, and its size in bytes.
+fn least_ratios(outcomes: &[Outcome]) -> Vec<(&'static str, f64, u64)> {
+    let sizes = sizes(outcomes);
+    let least = |ratio: &Ratio<'_>| {
+        let known = sizes.iter().map(|bytes| (ratio.at(*bytes), *bytes)).filter(|(ratio, _)| ratio.is_finite());
+        let (least, bytes) = known.min_by(|a, b| a.0.total_cmp(&b.0))?;
+        Some((ratio.second.name(), least, bytes))
+    };
+    ratios(outcomes).iter().filter(|ratio| !ratio.second.is_control).filter_map(least).collect()
+}
+
+fn name_of(program: &Path) -> String {
+    program.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
 /// All results as JSON; every number has its unit in its name.
-pub fn json(plan: &Plan, fabric: &str, outcomes: &[Outcome]) -> Value {
+pub fn json(plan: &Plan, program: &Path, fabric: &str, outcomes: &[Outcome]) -> Value {
     let network = |outcome: &Outcome| {
         let points = sizes(std::slice::from_ref(outcome)).into_iter().map(|bytes| {
             let (time, busbw) = (median(&outcome.time(bytes)), median(&outcome.busbw(bytes)));
@@ -183,8 +212,8 @@ pub fn json(plan: &Plan, fabric: &str, outcomes: &[Outcome]) -> Value {
     json!({
         "command": "nccl-tests",
         "version": env!("CARGO_PKG_VERSION"),
-        "program": plan.program,
-        "arguments": plan.arguments,
+        "program": program,
+        "arguments": plan.arguments.concat(),
         "fabric_text": fabric,
         "networks": outcomes.iter().map(network).collect::<Vec<_>>(),
         "ratios": ratios(outcomes).iter().map(ratio).collect::<Vec<_>>(),
@@ -192,9 +221,9 @@ pub fn json(plan: &Plan, fabric: &str, outcomes: &[Outcome]) -> Value {
 }
 
 /// busbw by size as a picture.
-pub fn picture(plan: &Plan, fabric: &str, outcomes: &[Outcome]) -> Result<()> {
+pub fn picture(plan: &Plan, program: &Path, fabric: &str, outcomes: &[Outcome]) -> Result<()> {
     let Some(folder) = &plan.plot else { return Ok(()) };
-    let name = plan.program.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let name = name_of(program);
     let mut lines = Vec::new();
     for (side, outcome) in outcomes.iter().enumerate() {
         let mut line = Line::new(outcome.name().to_owned(), side, false);

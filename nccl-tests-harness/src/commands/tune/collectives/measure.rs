@@ -6,7 +6,7 @@
 use super::options::Plan;
 use crate::commands::tune::keep;
 use crate::proofs::nccl_tests::options::Place;
-use crate::proofs::nccl_tests::run;
+use crate::proofs::nccl_tests::run::{self, Call};
 use crate::scene::Scene;
 use crate::scene::network::{Network, Used};
 use anyhow::{Context, Result, bail, ensure};
@@ -22,7 +22,7 @@ pub type Times = BTreeMap<u64, f64>;
 
 /// Runs programs.
 pub struct Runner<'a> {
-    plan: &'a mut Plan,
+    plan: &'a Plan,
     scene: Scene,
     own: &'a Path,
     lookup: &'a dyn Fn(&str) -> Option<String>,
@@ -46,8 +46,8 @@ impl<'a> Runner<'a> {
     ///
     /// # Errors
     /// When something that was asked for does not exist.
-    pub fn new(plan: &'a mut Plan, own: &'a Path, lookup: &'a dyn Fn(&str) -> Option<String>) -> Result<Self> {
-        let scene = Scene::set(&plan.tests.setting, plan.tests.place.ranks_here(), lookup)?;
+    pub fn new(plan: &'a Plan, own: &'a Path, lookup: &'a dyn Fn(&str) -> Option<String>) -> Result<Self> {
+        let scene = Scene::set(&plan.conditions.setting, plan.conditions.place.ranks_here(), lookup)?;
         Ok(Self { plan, scene, own, lookup, facts: None })
     }
 
@@ -56,50 +56,51 @@ impl<'a> Runner<'a> {
         &self.scene.fabric.about
     }
 
-    /// As [`Runner::run`], with groups of `members` collectives. Their sizes are such that the sums are those of single ones.
+    /// Measures groups of `members` collectives, 1 or more. Their sizes are such that the sums are those of single ones.
+    ///
+    /// # Errors
+    /// As [`Runner::run`].
     pub fn run_grouped(&mut self, program: &Path, table: Option<&Table>, members: u32) -> Result<Times> {
+        let mut arguments = self.plan.arguments.clone();
         if members == 1 {
-            return self.run(program, table);
+            return self.run(program, &arguments, table);
         }
-        let alone = self.plan.tests.arguments.clone();
         let (least, most) = self.plan.sizes;
         let of_member = |bytes: usize| (bytes / members as usize).max(LEAST_MEMBER);
         let [least, most] = [of_member(least), of_member(most)].map(|bytes| bytes.to_string());
         // The last of two equal options holds.
         let more = ["-m", &members.to_string(), "-b", &least, "-e", &most];
-        self.plan.tests.arguments.extend(more.map(str::to_owned));
-        let times = self.run(program, table);
-        self.plan.tests.arguments = alone;
-        times
+        arguments.extend(more.map(str::to_owned));
+        self.run(program, &arguments, table)
     }
 
-    /// Runs `program` once: with the tuner off, or with `table`.
+    /// Runs `program` once with `arguments`: with the tuner off, or with `table`.
     ///
     /// # Errors
     /// When the run fails, data is wrong, or it was not the plugin with that table that was measured.
-    pub fn run(&mut self, program: &Path, table: Option<&Table>) -> Result<Times> {
-        program.clone_into(&mut self.plan.tests.program);
-        let plan = &self.plan.tests;
-        let environment = self.environment(matches!(plan.place, Place::Here(_)), table)?;
+    fn run(&mut self, program: &Path, arguments: &[String], table: Option<&Table>) -> Result<Times> {
+        let conditions = &self.plan.conditions;
+        let call = Call { program, arguments, conditions };
+        let environment = self.environment(matches!(conditions.place, Place::Here(_)), table)?;
         let who = table.map_or_else(|| "untuned".to_owned(), Table::to_string);
         let (mut used, mut said) = (Used::default(), Said::default());
         let names = (self.own, who.as_str());
-        let printed = run::run(plan, &self.scene, Network::Spark, &environment, names, &mut used, |line, _| {
+        let printed = run::run(&call, &self.scene, Network::Spark, &environment, names, &mut used, |line, _| {
             said.note(line);
             Ok(())
         })?;
-        let rows = printed.rows(plan, &used)?;
+        let rows = printed.rows(&call, &used)?;
         let halves = rows.iter().flat_map(|row| [row.out_of_place.wrong, row.in_place.wrong]);
         let wrong: f64 = halves.flatten().sum();
         ensure!(wrong == 0.0, "{wrong} WRONG elements");
         ensure!(rows.iter().all(|row| row.out_of_place.wrong.is_some()), "the program did not check its data");
         let is_time = |us: f64| us.is_finite() && us > 0.0;
         ensure!(rows.iter().all(|row| is_time(row.out_of_place.time_us)), "the table has a time that is not above 0");
-        let words = run::check_network(plan, Network::Spark, &used)?;
+        let words = run::check_network(conditions, Network::Spark, &used)?;
         said.check_policy(table)?;
         if self.facts.is_none() {
             let version = used.version.as_deref().unwrap_or("of unknown version");
-            let ranks = said.ranks(&plan.place)?;
+            let ranks = said.ranks(&conditions.place)?;
             let used = format!("NCCL {version} used {words}");
             self.facts = Some(Facts { fingerprint: said.fingerprint()?, ranks, used });
         }

@@ -43,7 +43,7 @@ const GROUP_ROUNDS: usize = 3;
 ///
 /// # Errors
 /// When NCCL's own choice cannot be measured, the hosts differ, or a settings file cannot be written.
-pub fn run(mut plan: Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out: &mut impl Write) -> Result<()> {
+pub fn run(plan: Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out: &mut impl Write) -> Result<()> {
     let sink = plan.json.as_ref().map(Sink::open).transpose()?;
     let most = most_runs(&plan);
     let watch = Watch::start("runs", || most);
@@ -54,7 +54,7 @@ pub fn run(mut plan: Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, 
         |(collective, program): &(Collective, PathBuf)| (*collective, program.clone(), plan.candidates_of(*collective));
     let collectives: Vec<_> = plan.collectives.iter().map(with_candidates).collect();
     let (rounds, gain, groups) = (plan.rounds, plan.gain, plan.groups.clone());
-    let runner = Runner::new(&mut plan, own, lookup)?;
+    let runner = Runner::new(&plan, own, lookup)?;
     writeln!(out, "# fabric: {}", runner.fabric())?;
     let mut bench = Bench { runner, gain, groups, most, watch, started: Instant::now() };
     let mut sweeps = Vec::new();
@@ -81,7 +81,7 @@ pub fn run(mut plan: Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, 
 
 fn introduce(plan: &Plan, out: &mut impl Write) -> Result<()> {
     writeln!(out, "# nccl-spark {}: tune collectives", env!("CARGO_PKG_VERSION"))?;
-    writeln!(out, "# each run: {}", plan.tests.arguments.join(" "))?;
+    writeln!(out, "# each run: {}", plan.arguments.join(" "))?;
     let counts = plan.collectives.iter().map(|(collective, _)| plan.candidates_of(*collective).len());
     let (count, rounds) = (counts.max().unwrap_or(0), plan.rounds);
     writeln!(

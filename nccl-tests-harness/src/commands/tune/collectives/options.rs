@@ -4,7 +4,6 @@ use crate::commands::tune::keep;
 use crate::output::report::{JsonOption, Target};
 use crate::proofs::nccl_tests::options as tests;
 use crate::scene::SceneOptions;
-use crate::scene::network::Network;
 use crate::sizes;
 use crate::usage::wrong;
 use anyhow::Result;
@@ -87,8 +86,10 @@ pub struct Options {
 /// What to measure and where to write.
 #[derive(Debug)]
 pub struct Plan {
-    /// How nccl-tests is run; its program is that of the collective at hand.
-    pub tests: tests::Plan,
+    /// Conditions of all runs.
+    pub conditions: tests::Conditions,
+    /// Arguments of all programs.
+    pub arguments: Vec<String>,
     /// The smallest and the largest size, in bytes.
     pub sizes: (usize, usize),
     /// The collectives with their programs, one or more, none twice.
@@ -155,17 +156,8 @@ impl Options {
         let options = ["-b", "-e", "-f", "-n", "-w", "-c"].into_iter().zip(numbers);
         let arguments = options.flat_map(|(name, number)| [name.to_owned(), number.to_string()]).collect();
         Ok(Plan {
-            tests: tests::Plan {
-                allow_few_channels: self.allow_few_channels,
-                program: collectives[0].1.clone(),
-                arguments,
-                place,
-                networks: vec![Network::Spark],
-                rounds: 1,
-                setting,
-                json: None,
-                plot: None,
-            },
+            conditions: tests::Conditions { place, allow_few_channels: self.allow_few_channels, setting },
+            arguments,
             sizes: (self.min_bytes, self.max_bytes),
             collectives,
             candidates,
@@ -273,15 +265,15 @@ mod unit {
             plan.candidates[..2].iter().map(ToString::to_string).collect::<Vec<_>>(),
             ["ring/ll/1", "ring/ll128/1"]
         );
-        assert_eq!(plan.tests.arguments.join(" "), "-b 8192 -e 8388608 -f 2 -n 50 -w 5 -c 1");
-        assert_eq!(plan.tests.place, tests::Place::Here(2));
-        assert_eq!(plan.tests.setting.timeout.as_secs(), 120);
+        assert_eq!(plan.arguments.join(" "), "-b 8192 -e 8388608 -f 2 -n 50 -w 5 -c 1");
+        assert_eq!(plan.conditions.place, tests::Place::Here(2));
+        assert_eq!(plan.conditions.setting.timeout.as_secs(), 120);
         assert!(plan.collectives[0].1.ends_with("all_reduce_perf"), "{plan:?}");
     }
 
     #[test]
     fn few_channels_are_allowed_only_where_the_user_says_so() {
-        let needs = |arguments: &str| plan(arguments, &[]).unwrap().tests.needs_spark_channels();
+        let needs = |arguments: &str| plan(arguments, &[]).unwrap().conditions.needs_spark_channels();
         assert!(needs("--as-spark --fabric soft --profile unpaced"));
         assert!(!needs("--as-spark --fabric soft --profile unpaced --allow-few-channels") && !needs(""));
     }
@@ -290,7 +282,7 @@ mod unit {
     fn lists_are_taken_once_each_and_hosts_go_to_mpirun() {
         let plan = plan("--collectives reduce,reduce --protocols simple --channels 2,2,4 --mpirun=-np", &[]).unwrap();
         assert_eq!((plan.collectives.len(), plan.candidates_of(Collective::Reduce).len()), (1, 2));
-        assert_eq!(plan.tests.place, tests::Place::Hosts(vec!["-np".to_owned()]));
+        assert_eq!(plan.conditions.place, tests::Place::Hosts(vec!["-np".to_owned()]));
     }
 
     #[test]

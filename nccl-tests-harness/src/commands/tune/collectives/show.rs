@@ -124,7 +124,7 @@ pub fn json(plan: &Plan, fabric: &str, facts: &Facts, sweeps: &[Sweep], table: O
         "fingerprint": facts.fingerprint.to_string(),
         "ranks": facts.ranks,
         "used": facts.used,
-        "arguments": plan.tests.arguments,
+        "arguments": plan.arguments,
         "minimal_gain": plan.gain,
         "collectives": sweeps.iter().map(of_sweep).collect::<Vec<_>>(),
         "table": table.map(Table::to_string),

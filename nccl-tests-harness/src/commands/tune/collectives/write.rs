@@ -54,7 +54,7 @@ impl Task {
 
 /// Writes the table into the file of every machine, or removes the one that is there.
 pub fn everywhere(plan: &Plan, own: &Path, table: Option<&Table>, remark: &str, out: &mut impl Write) -> Result<()> {
-    let Place::Hosts(arguments) = &plan.tests.place else {
+    let Place::Hosts(arguments) = &plan.conditions.place else {
         for line in put(&plan.file, table, plan.before.as_ref(), remark)? {
             writeln!(out, "# {line}")?;
         }
@@ -64,7 +64,7 @@ pub fn everywhere(plan: &Plan, own: &Path, table: Option<&Table>, remark: &str, 
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = [command.spawn().context("start mpirun")?];
     let mut others = Vec::new();
-    let ends = lines::follow(&mut child, Vec::new(), plan.tests.setting.timeout, |_, line| {
+    let ends = lines::follow(&mut child, Vec::new(), plan.conditions.setting.timeout, |_, line| {
         match line.starts_with("# ") {
             true => writeln!(out, "{}", line.trim_end())?,
             false => others.push(line.trim().to_owned()),
@@ -80,7 +80,7 @@ pub fn everywhere(plan: &Plan, own: &Path, table: Option<&Table>, remark: &str, 
         Some(_) => bail!("the settings file was not written on every host: {said}"),
         None => bail!(
             "the settings file was not written on every host within {} s (-T)",
-            plan.tests.setting.timeout.as_secs()
+            plan.conditions.setting.timeout.as_secs()
         ),
     }
 }
