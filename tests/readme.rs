@@ -41,9 +41,8 @@ fn the_table_of_ignored_variables_is_the_programs() {
 #[test]
 fn links_lead_to_files() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut pages: Vec<PathBuf> = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md"]
-        .map(|page| root.join(page))
-        .into();
+    let mut pages: Vec<PathBuf> =
+        ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md"].map(|page| root.join(page)).into();
     pages_under(&root.join("docs"), &mut pages);
     pages_under(&root.join("lab/notes"), &mut pages);
     assert!(pages.len() > 10, "{pages:?}");
