@@ -89,7 +89,11 @@ fn every_member_of_the_tuner_has_nccls_type() {
     let header = std::fs::read_to_string(common::repository("include/nccl_net_spark.h")).unwrap();
     let mut structs = structs_of(&header);
     structs.retain(|one| !one.name.starts_with("ncclNet"));
-    assert_eq!(structs.len(), 7, "structs in the header: the tuner's v4 to v7, two that v5 refers to, one that v7 does");
+    assert_eq!(
+        structs.len(),
+        7,
+        "structs in the header: the tuner's v4 to v7, two that v5 refers to, one that v7 does"
+    );
     // NCCL's tuner headers include nothing: nccl.h and nccl_common.h, which have these, need CUDA's.
     let head = "typedef enum { ncclSuccess } ncclResult_t;\ntypedef enum { ncclFuncBroadcast } ncclFunc_t;\n\
                 typedef enum { NCCL_LOG_NONE } ncclDebugLogLevel;\n\

@@ -2,7 +2,7 @@
 //!
 //! A text is a string literal with two words or more, anywhere in `src/` outside of comments and tests: of a log macro, an error, a
 //! reason that is put into another text. What is between braces counts as a placeholder, whatever its name; the document writes it as
-//! `<name>`. There each such text, without backticks of its own, is in backticks, in the first cell of a table's row or in a list.
+//! `<name>`. There each such text, without backticks of its own, is in backticks, in an item of a list.
 //!
 //! What it does not see: texts of one word (`lost`, `{what}: {why}`), what other crates and the kernel say, and what a caller puts into
 //! a placeholder. `debug!` and `trace!` are left out on purpose: NCCL shows them under `NCCL_DEBUG=TRACE` alone. It knows the level
@@ -151,16 +151,28 @@ fn is_prose(text: &str) -> bool {
     text.replace("<>", "").split_whitespace().filter(is_word).count() >= 2
 }
 
-/// The texts in backticks, each with what the row's second cell says.
+/// The texts in backticks of the document's list items, each with its level.
+///
+/// In an item with a level, as in "`text` (WARN): meaning", the texts stand before it. In other items all are texts.
 fn read_document(document: &str) -> BTreeMap<String, String> {
-    let mut texts = BTreeMap::new();
+    let mut items: Vec<String> = Vec::new();
+    let mut is_item = false;
     for line in document.lines() {
-        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
-        let (place, level) = match cells[..] {
-            ["", first, second, ..] if line.starts_with("| `") => (first, second),
-            _ if line.starts_with("- ") => (line, ""),
-            _ => continue,
-        };
+        if line.starts_with("- ") {
+            items.push(line.to_owned());
+            is_item = true;
+        } else if let Some(item) = items.last_mut().filter(|_| is_item && line.starts_with("  ")) {
+            *item += &line[1..];
+        } else {
+            is_item = false;
+        }
+    }
+    let mut texts = BTreeMap::new();
+    for item in &items {
+        let mut levels = ["WARN", "INFO", "error"].into_iter();
+        let (place, level) = levels
+            .find_map(|level| item.split_once(&format!("` ({level}):")).map(|(place, _)| (place, level)))
+            .unwrap_or((item, ""));
         for text in place.split('`').skip(1).step_by(2) {
             let text = without_names(text);
             if is_prose(&text) {
@@ -210,8 +222,8 @@ fn texts_are_found_where_a_user_may_read_them() {
         ("the last text", None),
     ];
     assert_eq!(found, expected.map(|(text, level)| (text.to_owned(), level)));
-    let document =
-        "# `no message`\n| `rail <rail> lost: <why>` | WARN | `a port` | do |\n- Of `NAME`: `one thing`, `it is <n>`\n";
+    let document = "# `no message`\n- `rail <rail> lost: <why>` (WARN): see\n  `a port` there\n\nno `list item`\n\
+                    - Of `NAME`: `one thing`,\n  `it is <n>`\n";
     let expected = [("it is <>", ""), ("one thing", ""), ("rail <> lost: <>", "WARN")];
     assert_eq!(read_document(document), expected.map(|(text, level)| (text.to_owned(), level.to_owned())).into());
 }

@@ -37,12 +37,14 @@ fn the_table_of_ignored_variables_is_the_programs() {
     assert!(rest.starts_with("\n## "), "something is left behind the table: {:.60}", rest);
 }
 
-/// Every relative link in README.md and docs/ leads to a file, and to a heading where it names one.
+/// Every relative link of the documents leads to a file, and to a heading where it names one.
 #[test]
 fn links_lead_to_files() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut pages = vec![root.join("README.md"), root.join("ARCHITECTURE.md")];
+    let mut pages: Vec<PathBuf> =
+        ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md"].map(|page| root.join(page)).into();
     pages_under(&root.join("docs"), &mut pages);
+    pages_under(&root.join("lab/notes"), &mut pages);
     assert!(pages.len() > 10, "{pages:?}");
     let mut broken = Vec::new();
     for page in &pages {

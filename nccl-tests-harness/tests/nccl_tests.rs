@@ -156,7 +156,11 @@ fn several_programs_and_ranges_of_sizes_are_one_command_with_one_last_line() {
     assert_eq!(said.status, Some(0), "{said:?}");
     let lines: Vec<&str> = said.out.lines().filter(|line| line.starts_with("# slowest")).collect();
     let expected = ["# slowest against socket: 2.00 at 8", "# slowest against socket: 0.50 at 8"];
-    assert_eq!(lines, [&expected[..], &["# slowest against socket: 0.50 at 8 of all_reduce_perf"]].concat(), "{said:?}");
+    assert_eq!(
+        lines,
+        [&expected[..], &["# slowest against socket: 0.50 at 8 of all_reduce_perf"]].concat(),
+        "{said:?}"
+    );
     let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
     let sizes = report[1]["networks"][0]["medians"].as_array().unwrap().iter().map(|point| point["bytes"].clone());
     assert_eq!(sizes.collect::<Vec<_>>(), [8, 16, 24, 48], "{report}");

@@ -65,13 +65,7 @@ fn measure(
 ) -> Result<Vec<Outcome>> {
     let is_here = matches!(plan.conditions.place, Place::Here(_));
     let arguments: Vec<String> = plan.arguments.iter().map(|run| run.join(" ")).collect();
-    writeln!(
-        out,
-        "# nccl-spark {}: {} {}",
-        env!("CARGO_PKG_VERSION"),
-        program.display(),
-        arguments.join(", then ")
-    )?;
+    writeln!(out, "# nccl-spark {}: {} {}", env!("CARGO_PKG_VERSION"), program.display(), arguments.join(", then "))?;
     writeln!(out, "# fabric: {}", scene.fabric.about)?;
     let mut outcomes = outcomes(&plan.networks);
     let watch = Watch::start("runs", || u64::from(plan.rounds) * outcomes.len() as u64);
@@ -173,13 +167,7 @@ fn keep(rows: Vec<Row>, outcome: &mut Outcome, sizes: &mut Option<Vec<u64>>) -> 
 }
 
 /// Shows the table of a program that was compared, its chart, and the wrong elements.
-fn conclude(
-    plan: &Plan,
-    program: &Path,
-    fabric: &Fabric,
-    outcomes: &[Outcome],
-    out: &mut impl Write,
-) -> Result<()> {
+fn conclude(plan: &Plan, program: &Path, fabric: &Fabric, outcomes: &[Outcome], out: &mut impl Write) -> Result<()> {
     if outcomes.len() > 1 {
         writeln!(out, "# median time and busbw out of place, rounds in turns: {}", plan.rounds)?;
         let first = outcomes[0].name();

@@ -172,6 +172,8 @@ pub fn check(end: End, call: &Call<'_>, complaints: Option<String>, last: &str) 
         End::Status(Some(0)) => Ok(()),
         End::Status(Some(status)) => bail!("{name} exited with status {status}; {reason}"),
         End::Status(None) => bail!("{name} was killed by a signal; {reason}"),
-        End::TooLong => bail!("{name} was stopped after {} s (--timeout); {reason}", call.conditions.setting.timeout.as_secs()),
+        End::TooLong => {
+            bail!("{name} was stopped after {} s (--timeout); {reason}", call.conditions.setting.timeout.as_secs())
+        }
     }
 }

@@ -143,14 +143,14 @@ fn each_difference_is_found_on_either_side_and_names_both_hosts() {
 }
 
 #[test]
-fn the_table_in_the_evidence_is_this_one() {
-    let document = include_str!("../../../../../docs/evidence/doctor.md");
+fn the_table_in_faults_md_is_this_one() {
+    let document = include_str!("../faults.md");
     let row =
         |(what, _, severity, id, _): &Difference| format!("| {what} | {} | `{id}` |", severity.word().to_lowercase());
     let rows: Vec<String> = DIFFERENCES.iter().map(row).collect();
     let section = document.split("\n## ").find(|section| section.contains("| of two hosts, one has |")).unwrap();
     let found: Vec<&str> = section.lines().filter(|line| line.starts_with("| ") && line.ends_with("` |")).collect();
-    assert_eq!(found, rows, "docs/evidence/doctor.md should have:\n{}", rows.join("\n"));
+    assert_eq!(found, rows, "commands/doctor/faults.md should have:\n{}", rows.join("\n"));
 }
 
 #[test]

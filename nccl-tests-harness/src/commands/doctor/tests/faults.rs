@@ -1,5 +1,5 @@
 //! Each fault, planted on a machine that is healthy otherwise: found, named, with a cure; and nothing found without it. The same table is
-//! the one of docs/evidence/doctor.md, which a test compares.
+//! the one of faults.md, which a test compares.
 
 use super::bed::{Bed, KERNEL_LOG, LIB, Object, addresses, link};
 use crate::commands::doctor::finding::{Finding, Severity, Verdict};
@@ -450,12 +450,12 @@ fn what_several_rails_have_is_found_once() {
 }
 
 #[test]
-fn the_table_in_the_evidence_is_this_one() {
-    let document = include_str!("../../../../../docs/evidence/doctor.md");
+fn the_table_in_faults_md_is_this_one() {
+    let document = include_str!("../faults.md");
     let word = |severity: Severity| severity.word().to_lowercase();
     let rows: Vec<String> =
         FAULTS.iter().map(|fault| format!("| {} | {} | `{}` |", fault.name, word(fault.severity), fault.id)).collect();
     let section = document.split("\n## ").nth(1).unwrap();
     let found: Vec<&str> = section.lines().filter(|line| line.starts_with("| ") && line.ends_with("` |")).collect();
-    assert_eq!(found, rows, "docs/evidence/doctor.md should have:\n{}", rows.join("\n"));
+    assert_eq!(found, rows, "commands/doctor/faults.md should have:\n{}", rows.join("\n"));
 }

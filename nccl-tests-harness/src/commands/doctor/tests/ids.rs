@@ -30,11 +30,11 @@ fn no_two_findings_have_one_id() {
     }
 }
 
-/// Each finding is planted in a test, and the evidence says so.
+/// Each finding is planted in a test, and faults.md names it.
 #[test]
-fn the_evidence_has_each_finding() {
-    let evidence = include_str!("../../../../../docs/evidence/doctor.md");
+fn faults_md_has_each_finding() {
+    let faults = include_str!("../faults.md");
     let missing: Vec<&str> =
-        id::ALL.iter().map(|(id, _)| *id).filter(|id| !evidence.contains(&format!("`{id}`"))).collect();
-    assert!(missing.is_empty(), "docs/evidence/doctor.md says nothing of {missing:?}");
+        id::ALL.iter().map(|(id, _)| *id).filter(|id| !faults.contains(&format!("`{id}`"))).collect();
+    assert!(missing.is_empty(), "commands/doctor/faults.md has no {missing:?}");
 }
