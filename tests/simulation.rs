@@ -6,8 +6,9 @@
 //! After each run: every request completed exactly once, every byte is right, nothing was written into a buffer that was
 //! handed back, every slot and request can be used again, every rail is back, and the end was told.
 //!
-//! `SPARK_SIM_RUNS=100000 cargo test --release --test simulation`; `SPARK_SIM_SEED=N` repeats one run, and
-//! shows what the code says.
+//! `SPARK_SIM_RUNS=100000 cargo test --release --test simulation`. `SPARK_SIM_SEED=N` repeats the run of
+//! one seed and shows what the code logs; with both, N is the first of so many seeds, so that several
+//! processes can share the work.
 
 #![allow(unsafe_code)]
 
@@ -22,13 +23,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 fn nothing_is_lost_or_doubled_whatever_happens_to_the_rails() {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
     let mut fabric = Fabric::new();
-    let seeds = match number("SPARK_SIM_SEED") {
-        Some(seed) => {
-            common::heard::show();
-            seed..seed + 1
-        }
-        None => 0..number("SPARK_SIM_RUNS").unwrap_or(2000),
-    };
+    let (first, runs) = (number("SPARK_SIM_SEED"), number("SPARK_SIM_RUNS"));
+    if first.is_some() && runs.is_none() {
+        common::heard::show();
+    }
+    let (first, runs) = (first.unwrap_or(0), runs.unwrap_or(if first.is_some() { 1 } else { 2000 }));
+    let seeds = first..first + runs;
     let (mut losses, mut messages) = (0, 0);
     for seed in seeds.clone() {
         let told = catch_unwind(AssertUnwindSafe(|| Run::new(&mut fabric, seed).play()));
