@@ -31,8 +31,8 @@ pub struct Sends {
 #[derive(Debug, Clone, Copy)]
 enum Request {
     Free,
-    /// It went in one write, which was posted as it began. Where a bound is set only empty ones are this: they took nothing of it, and
-    /// nobody has to ask when they are done.
+    /// A send in one write, posted when the send started. Where a bound is set, only an empty send
+    /// stays in this state ([`Sends::keep_taken`]): it has nothing to give back when it is done.
     Whole(Whole),
     Cut(Cut),
     Done {
@@ -184,6 +184,14 @@ impl Sends {
         }
     }
 
+    /// A send that had taken its bytes has started. It gives them back when it is done.
+    pub fn keep_taken(&mut self, request: u16) {
+        let at = usize::from(request) % REQUESTS;
+        if self.hold.is_some() {
+            self.requests[at].cut(&mut self.shares[at]);
+        }
+    }
+
     /// The connection has failed, and its queue pairs are gone: nothing that runs is in flight any more.
     #[cold]
     pub fn ended(&mut self) {
@@ -243,20 +251,6 @@ impl Sends {
         let origin = Origin::new(&head, source);
         let request = self.run(head.part, Request::Whole(Whole { origin, bytes, lane }))?;
         Some((request, immediate(&origin, (0, 1), 0)))
-    }
-
-    /// As [`Sends::start_whole`], for a send that is not empty, where [`Sends::take`] was asked.
-    #[inline(never)]
-    pub fn start_taken(
-        &mut self,
-        head: &Head,
-        source: (u64, u32),
-        bytes: u64,
-        lane: LaneId,
-    ) -> Option<(u16, Immediate)> {
-        let share = Share { lane, offset: 0, bytes };
-        let request = self.start(head, source, &[share])?;
-        Some((request, self.post_share(request, 0, &share)?))
     }
 
     /// Starts a send of the bytes at `source` that goes by `shares`; its request number. The caller then says for each
@@ -376,13 +370,10 @@ impl Sends {
     /// confirmed; what did not waits for [`Sends::reroute`].
     pub fn lost(&mut self, lane: LaneId, received: &Received) {
         for (slot, shares) in self.requests.iter_mut().zip(self.shares.iter_mut()) {
-            if let Request::Whole(whole) = *slot
+            if let Request::Whole(whole) = slot
                 && whole.lane == lane
             {
-                let Whole { origin, bytes, lane } = whole;
-                *slot = Request::Cut(Cut { origin, bytes, count: 1, unfinished: 1, unposted: 0 });
-                // It was one write, so no chunks go before it.
-                shares[0] = RunningShare { lane, bytes, ..RunningShare::default() };
+                slot.cut(shares);
             }
             let Request::Cut(running) = slot else { continue };
             for (number, share) in shares.iter_mut().enumerate().take(usize::from(running.count)) {
@@ -477,6 +468,14 @@ impl Default for Sends {
 }
 
 impl Request {
+    /// Turns a send in one write into a cut one with a single share, which is posted.
+    fn cut(&mut self, shares: &mut [RunningShare; MAX_RAILS]) {
+        let Self::Whole(Whole { origin, bytes, lane }) = *self else { return };
+        *self = Self::Cut(Cut { origin, bytes, count: 1, unfinished: 1, unposted: 0 });
+        // It was one write, so no chunks go before it.
+        shares[0] = RunningShare { lane, bytes, ..RunningShare::default() };
+    }
+
     /// A send is done: the only way to [`Request::Done`] for one that has taken something of the bound, so that none keeps it.
     #[inline(always)]
     fn is_done(&mut self, bytes: u64, hold: &mut Option<Hold>) {

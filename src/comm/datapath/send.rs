@@ -144,7 +144,7 @@ impl SendPath {
         let send = Send { addr, bytes: bytes as u64, tag, memory };
         match self.sends.peek(self.ring.words(), tag) {
             Peek::Found(head) if send.bytes <= head.room_bytes.min(self.direct.whole_bytes) => {
-                self.send_whole::<false>(context, head, send)
+                self.send_whole(context, head, send)
             }
             Peek::Found(head) if send.bytes <= head.room_bytes.min(self.direct.most_bytes) => {
                 self.send_cut(context, head, send)
@@ -181,8 +181,9 @@ impl SendPath {
             return self.stalled(context, HELD_BACK, send.bytes as usize).map(|()| None);
         }
         let begun = self.send_found(context, head, send);
-        if !matches!(begun, Ok(Some(_))) {
-            self.sends.give_back(send.bytes);
+        match begun {
+            Ok(Some(request)) => self.sends.keep_taken(request),
+            Ok(None) | Err(_) => self.sends.give_back(send.bytes),
         }
         begun
     }
@@ -195,7 +196,7 @@ impl SendPath {
             return self.send_by_older_keys(context, head, send);
         }
         if send.bytes <= self.sizes.whole_bytes {
-            self.send_whole::<true>(context, head, send)
+            self.send_whole(context, head, send)
         } else {
             self.send_cut(context, head, send)
         }
@@ -218,14 +219,9 @@ impl SendPath {
         self.send_later(context, head, send, lane, None)
     }
 
-    /// A small message: one write on one lane. `ASKED` where it may have taken its bytes of the process's bound.
+    /// Sends a small message: one write on one lane.
     #[inline(always)]
-    fn send_whole<const ASKED: bool>(
-        &mut self,
-        context: &PathContext,
-        head: Head,
-        send: Send<'_>,
-    ) -> Quick<Option<u16>> {
+    fn send_whole(&mut self, context: &PathContext, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
         self.stall.moved();
         let size = send.bytes;
         let mut by = self.striping.lane_for(size, &Sending(&self.lanes));
@@ -245,11 +241,7 @@ impl SendPath {
         let (lkey, inline_bytes) = (send.lkey(lane), lane.inline_bytes());
         let Some(slot) = lane.next_slot() else { return self.send_later(context, head, send, by, now_ns) };
         let rkey = head.rkey(self.ring.words(), by);
-        let started = if ASKED && self.sends.is_bounded() {
-            self.sends.start_taken(&head, send.source(), size, by)
-        } else {
-            self.sends.start_whole(head, send.source(), size, by)
-        };
+        let started = self.sends.start_whole(head, send.source(), size, by);
         let Some((request, immediate)) = started else { return Ok(None) };
         let write = LaneWrite {
             work: Work::Share { request, share: 0, timed: now_ns.is_some() },

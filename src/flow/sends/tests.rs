@@ -237,7 +237,9 @@ fn a_send_gives_back_what_it_took_of_the_bound_however_it_is_done() {
     let head = |sequence| Head { sequence, part: 0, addr: 0x1000, room_bytes: 0, epoch: Epoch::default(), at: 0 };
     let whole = |sends: &mut Sends, sequence, bytes, by| {
         assert!(sends.take(bytes));
-        sends.start_taken(&head(sequence), (0x5000, 9), bytes, lane(by)).unwrap().0
+        let (request, _) = sends.start_whole(head(sequence), (0x5000, 9), bytes, lane(by)).unwrap();
+        sends.keep_taken(request);
+        request
     };
     let confirmed = whole(&mut sends, 0, 100, 0);
     let came = whole(&mut sends, 1, 200, 1);
