@@ -5,8 +5,9 @@
 
 mod common;
 
+use common::comms::{Receiving, Sending};
 use common::{LIMIT, until};
-use nccl_net_spark::comm::{Host, ListenComm, RecvComm, RecvPart, Registration, SendComm};
+use nccl_net_spark::comm::{Host, ListenComm, Rail, RecvComm, RecvPart, Registration, SendComm};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::error::Error;
 use nccl_net_spark::interfaces;
@@ -314,11 +315,20 @@ fn registrations_are_shared_counted_and_safe_from_many_threads() {
     let first = ends.send.register(buffer.memory()).unwrap();
     let again = ends.send.register(buffer.memory()).unwrap();
     assert!(Arc::ptr_eq(&first, &again) && a.process().registrations.in_use() == 1);
-    assert_eq!(first.pins(), a.process().rails.len(), "what is sent is pinned once for each rail");
+    let remote_keys = |memory: &Registration, rail: &Rail| {
+        let keys = memory.keys(rail.id).unwrap();
+        [keys.relaxed_rkey, keys.strict_rkey]
+    };
+    assert!(
+        a.process().rails.iter().all(|rail| remote_keys(&first, rail) == [0; 2]),
+        "memory to send is not for peers"
+    );
     let into = Buffer::blank(1 << 20);
     let received = ends.recv.register(into.memory()).unwrap();
-    let relaxed = b.process().rails.iter().filter(|rail| rail.relaxed_ordering).count();
-    assert_eq!(received.pins(), b.process().rails.len() + relaxed);
+    for rail in &b.process().rails {
+        let [relaxed, strict] = remote_keys(&received, rail);
+        assert_eq!(relaxed != strict, rail.relaxed_ordering, "one region more where ordering is relaxed");
+    }
     drop((first, received));
     assert_eq!(a.process().registrations.in_use(), 1);
     let (from, to) = (Buffer::new(70_000, 5), Buffer::blank(70_000));

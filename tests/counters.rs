@@ -12,6 +12,7 @@ mod common;
 mod job;
 
 use bed::{Bed, RAILS, Stream};
+use common::comms::{Receiving, Sending};
 use common::{LIMIT, until};
 use job::{Job, sums};
 use nccl_net_spark::comm::RecvPart;

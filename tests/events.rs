@@ -3,6 +3,7 @@
 
 mod common;
 
+use common::comms::{Receiving, Sending};
 use common::heard::{self, Heard};
 use common::until;
 use nccl_net_spark::comm::log::once::{Direction, LogOnce, Subject};

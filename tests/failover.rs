@@ -9,6 +9,7 @@ mod bed;
 mod common;
 
 use bed::{Bed, PLACE, RAILS, Stream, TURN, WINDOW, host, set};
+use common::comms::{Receiving, Sending};
 use common::{fill, until, without_files};
 use nccl_net_spark::comm::channel::Channel;
 use nccl_net_spark::comm::datapath::context::PathContext;
@@ -103,7 +104,7 @@ fn a_rail_that_a_connection_came_up_without_joins_it() {
     for (rail, lost, back) in [(0, Action::Down, Action::Up), (1, Action::Unplug, Action::Plug)] {
         set(RAILS[rail], lost);
         let ports = || whole.hosts.iter().map(|host| &host.process().rails[rail]);
-        until(|| ports().all(|port| !port.is_up()).then_some(()));
+        until(|| ports().all(|port| !common::is_up(port)).then_some(()));
         let bed = Bed::over(whole.hosts.clone());
         let mut stream = Stream::new(&bed);
         stream.run(&bed, 50);
@@ -111,7 +112,7 @@ fn a_rail_that_a_connection_came_up_without_joins_it() {
         // The other one goes until this one has carried all by itself.
         until(|| {
             stream.run(&bed, 20);
-            if ports().all(|port| port.is_up()) {
+            if ports().all(|port| common::is_up(port)) {
                 set(RAILS[1 - rail], Action::Down);
                 let (begun, before) = (Instant::now(), stream.done);
                 while begun.elapsed() < Duration::from_millis(500) && stream.done < before + 100 {
@@ -160,7 +161,9 @@ fn a_way_on_which_nobody_answers_keeps_no_other_from_returning() {
     let rail = &bed.hosts[1].process().rails[0];
     until(|| {
         stream.step(&bed).unwrap();
-        let is_known = |peer_gid| bed.hosts[1].process().backoff.knows(PathId { rail: rail.id, peer_gid });
+        let is_known = |peer_gid| {
+            bed.hosts[1].process().backoff.dead(PathId { rail: rail.id, peer_gid }, Instant::now()).is_some()
+        };
         addresses.iter().any(|address| is_known(address.gid)).then_some(())
     });
     let before = bed.carried()[1];

@@ -7,6 +7,7 @@
 
 mod common;
 
+use common::comms::{Receiving, Sending};
 use common::heard::Heard;
 use common::until;
 use nccl_net_spark::comm::rail::backoff::{Advice, Need, PathId};

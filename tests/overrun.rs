@@ -5,6 +5,7 @@
 
 mod common;
 
+use common::comms::{Receiving, Sending};
 use common::{fill, is_filled, until};
 use nccl_net_spark::comm::RecvPart;
 use nccl_net_spark::config::Config;

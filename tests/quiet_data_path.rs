@@ -9,6 +9,7 @@
 
 mod common;
 
+use common::comms::{Receiving, Sending};
 use nccl_net_spark::comm::RecvPart;
 use nccl_net_spark::config::Config;
 use nccl_net_spark::plugin::bring_up;

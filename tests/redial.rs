@@ -16,6 +16,7 @@ mod network;
 
 use attack::{decoded, dial, read_frame};
 use bed::{Bed, RAILS, Stream, set};
+use common::comms::{Receiving, Sending};
 use common::{heard, until};
 use frozen::Frozen;
 use nccl_net_spark::comm::RecvPart;

@@ -7,6 +7,7 @@
 
 mod common;
 
+use common::comms::{Receiving, Sending};
 use common::heard::Heard;
 use common::{LIMIT, fabric_folder, fabric_name, until};
 use nccl_net_spark::comm::{Host, ListenComm, RecvComm, RecvPart, SendComm};

@@ -16,6 +16,7 @@ use bed::{
     Buffer, FAR, NEAR, RING_TCP, apart, check, connect, host, irecv, is_by_tcp, receive_error, send_error, sizes,
     transfer, turn,
 };
+use common::comms::{Receiving, Sending};
 use common::heard::Heard;
 use common::{fill, is_filled, until};
 use nccl_net_spark::comm::RecvPart;

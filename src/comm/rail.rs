@@ -98,11 +98,6 @@ impl Rail {
         format!("{}:{}", self.info.device, self.info.port)
     }
 
-    /// Whether its port is up. A device that does not answer counts as one that is not.
-    pub fn is_up(&self) -> bool {
-        self.port().is_ok_and(|port| port.state == PortState::Active)
-    }
-
     /// Its port, asked afresh.
     fn port(&self) -> Result<PortInfo> {
         let port = self.info.port;

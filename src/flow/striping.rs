@@ -363,11 +363,6 @@ impl Striping {
         self.stale |= now.is_some();
     }
 
-    /// Bytes that were given to a lane and not confirmed.
-    pub fn outstanding_bytes(&self, lane: LaneId) -> u64 {
-        self.paces[lane.index()].outstanding_bytes
-    }
-
     /// Works out again what each lane carries.
     fn refresh(&mut self, others: &impl Others) {
         self.stale = false;

@@ -44,7 +44,6 @@ fn port_facts(sysfs: &Path, device: &str, guid: u64, port: u8) -> PortFacts {
             _ => LinkLayer::Unspecified,
         },
         active_mtu_bytes: netdev.and_then(|name| sysfs::netdev_mtu(sysfs, &name)).map_or(1024, payload_bytes),
-        max_mtu_bytes: 4096,
         max_message_bytes: 1 << 30,
         speed_mbps: text(&folder.join("rate")).and_then(|rate| rate_mbps(&rate)).unwrap_or(0),
     };

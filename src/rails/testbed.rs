@@ -197,7 +197,6 @@ fn facts(function: &Function, ifindex: u32) -> PortFacts {
             state: function.state,
             link_layer: function.link_layer,
             active_mtu_bytes,
-            max_mtu_bytes: 4096,
             max_message_bytes: 1 << 30,
             speed_mbps: function.speed_mbps,
         },

@@ -23,8 +23,6 @@ pub struct AsyncEvent {
 impl AsyncEvent {
     /// The device is gone or broken as a whole.
     pub const DEVICE_FATAL: u32 = IBV_EVENT_DEVICE_FATAL;
-    /// A CQ is in error, for example because a completion found no place in it: no more come of it.
-    pub const CQ_ERROR: u32 = IBV_EVENT_CQ_ERR;
     /// A port went down.
     pub const PORT_ERROR: u32 = IBV_EVENT_PORT_ERR;
     /// A port came up.
@@ -174,7 +172,7 @@ mod tests {
         cq.cq_context = std::ptr::without_provenance_mut(5);
         let overrun = ibv_async_event {
             element: ibv_async_event__bindgen_ty_1 { cq: &raw mut cq },
-            event_type: AsyncEvent::CQ_ERROR,
+            event_type: IBV_EVENT_CQ_ERR,
         };
         // SAFETY: the union's member is the one of its kind, and points at a live CQ.
         assert_eq!(unsafe { describe(&overrun) }.cq, Some(5));

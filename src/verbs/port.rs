@@ -15,8 +15,6 @@ pub struct PortInfo {
     pub link_layer: LinkLayer,
     /// The path MTU that it carries now, in bytes of RDMA payload (256 to 4096).
     pub active_mtu_bytes: u32,
-    /// The largest path MTU that it could carry.
-    pub max_mtu_bytes: u32,
     /// The longest message.
     pub max_message_bytes: u32,
     /// Width times speed, in megabits per second: what sysfs calls the port's `rate`. 0 when it is not known.
@@ -102,7 +100,6 @@ impl Context {
                 _ => LinkLayer::Unspecified,
             },
             active_mtu_bytes: mtu_bytes(base.active_mtu),
-            max_mtu_bytes: mtu_bytes(base.max_mtu),
             max_message_bytes: base.max_msg_sz,
             speed_mbps: lanes(base.active_width) * lane_mbps(speed),
         })

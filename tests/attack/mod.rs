@@ -1,6 +1,7 @@
 //! What the tests of the bootstrap port share: honest connections with every byte looked at, and somebody between the two ends.
 #![allow(dead_code, reason = "each test program uses a part")]
 
+use crate::common::comms::{Receiving, Sending};
 use crate::common::{self, LIMIT, until};
 use nccl_net_spark::comm::{Host, ListenComm, RecvComm, RecvPart, SendComm};
 use nccl_net_spark::config::Config;

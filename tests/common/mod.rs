@@ -1,10 +1,13 @@
 //! What the tests over the C interface share: where the built library is, and a C compiler.
 #![allow(dead_code, unsafe_code, reason = "each test uses a part")]
 
+pub mod comms;
 pub mod heard;
 pub mod skip;
 
+use nccl_net_spark::comm::Rail;
 use nccl_net_spark::counters::layout::{Counters, Direction, Record};
+use nccl_net_spark::verbs::PortState;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
@@ -219,4 +222,10 @@ impl Drop for Limit {
 fn set_limit(limit: libc::rlimit) {
     // SAFETY: it reads the structure that it is given.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
+}
+
+/// True if the rail's port is up. A device that does not answer counts as down.
+pub fn is_up(rail: &Rail) -> bool {
+    let port = rail.info.port;
+    rail.device.query(move |context| context.port(port)).is_ok_and(|port| port.state == PortState::Active)
 }

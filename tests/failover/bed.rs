@@ -3,6 +3,7 @@
 //! The fabric's rails are the process's, so the tests take turns.
 #![allow(dead_code, reason = "each test program uses a part")]
 
+use crate::common::comms::{Receiving, Sending};
 use crate::common::{self, fill, mix, until};
 use nccl_net_spark::comm::{Host, ListenComm, RecvComm, RecvPart, Registration, SendComm};
 use nccl_net_spark::config::Config;
@@ -43,7 +44,7 @@ impl Bed {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let hosts = [host(0, settings), host(1, settings)];
         RAILS.iter().for_each(|rail| set(rail, Action::Up));
-        until(|| hosts[0].process().rails.iter().all(|rail| rail.is_up()).then_some(()));
+        until(|| hosts[0].process().rails.iter().all(|rail| common::is_up(rail)).then_some(()));
         let mut bed = Self::by(hosts, lead);
         bed._turn = Some(turn);
         bed

@@ -9,6 +9,7 @@
 //! out as `peer ...`; the bed hands it over.
 
 use super::heap;
+use crate::common::comms::{Receiving, Sending};
 use crate::common::{fill, is_filled, mix, until};
 use nccl_net_spark::comm::{Host, ListenComm, RecvComm, RecvPart, Registration, SendComm};
 use nccl_net_spark::config::Config;

@@ -1,6 +1,7 @@
 //! Two hosts whose rails share no subnet, connections between them, and messages over these.
 #![allow(dead_code, reason = "each test uses a part")]
 
+use crate::common::comms::{Receiving, Sending};
 use crate::common::{self, fill, is_filled, until};
 use nccl_net_spark::comm::{Host, RecvComm, RecvPart, Registration, SendComm};
 use nccl_net_spark::config::Config;

@@ -2,6 +2,7 @@
 //! what was wrong.
 
 use crate::bed::{Buffer, FAR, NEAR, RING_TCP, host, irecv, receive_error, sizes};
+use crate::common::comms::{Receiving, Sending};
 use crate::common::{LIMIT, fill, is_filled, until};
 use nccl_net_spark::comm::{Host, RecvComm, RecvPart, SendComm};
 use nccl_net_spark::error::Error;

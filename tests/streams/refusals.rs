@@ -41,7 +41,7 @@ fn rails_in_common_are_used_and_rails_that_do_not_carry_fail() {
     let quick = [RING_TCP, ("NCCL_SPARK_PROBE_TIMEOUT_MS", "200"), ("NCCL_SPARK_CONNECT_TIMEOUT_S", "2")];
     let (c, d) = (host(NEAR, &quick), host(NEAR, &quick));
     set(Action::Down);
-    until(|| (!c.process().rails[0].is_up()).then_some(()));
+    until(|| (!common::is_up(&c.process().rails[0])).then_some(()));
     let error = connect(&c, &d).err().map(|error| error.to_string());
     set(Action::Up);
     let error = error.unwrap();

@@ -206,11 +206,6 @@ impl Backoff {
         lock(&self.0).paths.iter().find(|path| path.id == id)?.largest_mtu
     }
 
-    /// True if the last attempt failed, not long ago.
-    pub fn knows(&self, id: PathId) -> bool {
-        lock(&self.0).dead(id).is_some()
-    }
-
     /// Forgets the findings about a rail's paths, because its port has come up.
     pub fn forget(&self, rail: &Rail) {
         lock(&self.0).paths.retain(|path| path.id.rail != rail.id);

@@ -105,11 +105,6 @@ impl Registration {
         self.purpose == Purpose::Receive
     }
 
-    /// How often the kernel has pinned it, and counts it against the limit of locked memory.
-    pub fn pins(&self) -> usize {
-        self.regions().iter().flatten().map(|regions| 1 + usize::from(regions.relaxed.is_some())).sum()
-    }
-
     /// Some of it, for this process to read; `None` outside of it.
     #[inline(always)]
     pub fn readable(&self, addr: u64, bytes: u32) -> Option<Readable<'_>> {

@@ -65,11 +65,6 @@ impl Inbound {
         self.receives.open()
     }
 
-    /// Whether the caller waits for a receive's bytes.
-    pub fn is_awaited(&self) -> bool {
-        self.receives.is_awaited()
-    }
-
     /// Takes the next slot for a receive of the given tags and rooms (1 to [`PARTS`]); `None` while that slot is in use. `tell` hears each
     /// grant for the peer, in order. No receive is told before its bytes are there, as one over rails may be: bytes come by TCP only
     /// while the caller asks, and it asks no more for what it was told.
