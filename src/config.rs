@@ -9,6 +9,8 @@
 //! `~/.nccl-spark.conf` and then `/etc/nccl-spark.conf`. A file is for this plugin alone, so any name in it that is not in
 //! the table is an error.
 
+#![allow(clippy::disallowed_methods, reason = "the one file that reads the environment")]
+
 mod acknowledgement;
 pub mod fate;
 mod file;

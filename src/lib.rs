@@ -30,6 +30,8 @@
 //! # The tuner: [`tuner`]
 //! Which algorithm, protocol and channels NCCL takes for a collective, from a table. Pure as well.
 
+#![deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::disallowed_methods)]
+
 pub mod abi;
 pub mod comm;
 pub mod config;

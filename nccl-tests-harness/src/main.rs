@@ -8,6 +8,8 @@
 //! work, 141 the output was closed,
 //! 130, 143 and 129 ended by SIGINT (Ctrl-C), SIGTERM and SIGHUP.
 
+#![deny(clippy::disallowed_methods)]
+
 mod abi;
 mod cli;
 mod commands;
@@ -129,6 +131,7 @@ fn gather(options: commands::report::Options) -> Result<()> {
 }
 
 /// The environment.
+#[allow(clippy::disallowed_methods)]
 fn variables() -> Vec<(String, String)> {
     let text = |value: std::ffi::OsString| value.to_string_lossy().into_owned();
     std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect()
@@ -177,7 +180,7 @@ fn run(command: Command) -> Result<bool> {
         Command::Fabric(options) => options.run(),
         // `execute` has them.
         Command::Doctor(_) | Command::Report(_) | Command::Rails(_) => Ok(true),
-        Command::Top(options) => options.run(std::env::var_os("NO_COLOR").is_none()).map(|()| true),
+        Command::Top(options) => options.run(variables().iter().all(|(name, _)| name != "NO_COLOR")).map(|()| true),
         Command::Settings => settings::show(out).map(|()| true),
         Command::Env(options) => options.run(&program, out).map(|()| true),
         Command::Install(options) => {
@@ -187,7 +190,7 @@ fn run(command: Command) -> Result<bool> {
         Command::Completions(options) => options.run(&Cli::command(), out).map(|()| true),
         Command::Manual(options) => options.run(&Cli::command(), out).map(|()| true),
         Command::Rank(start) => {
-            let level = log::Level::of_nccl_debug(std::env::var("NCCL_DEBUG").ok().as_deref());
+            let level = log::Level::of_nccl_debug(variable("NCCL_DEBUG").as_deref());
             process::run(&start, level).map(|()| true)
         }
     }
@@ -246,6 +249,7 @@ fn world(is_local: bool) -> Result<Option<World>> {
     if is_local { Ok(None) } else { launch::detect(variable, std::os::unix::process::parent_id()) }
 }
 
+#[allow(clippy::disallowed_methods)]
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }

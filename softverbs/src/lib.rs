@@ -30,6 +30,8 @@
 //! packet of other queue pairs at most. The engine may be late, but
 //! what it is late by is not lost to the rail, so a merged device reaches the sum of its rails even on a busy machine.
 
+#![deny(clippy::disallowed_methods)]
+
 pub mod abi;
 pub mod completion_queue;
 pub mod control;

@@ -1,5 +1,7 @@
 //! The settings, from the environment; read once, when a process joins a fabric.
 
+#![allow(clippy::disallowed_methods, reason = "the one file that reads the environment")]
+
 use crate::nic::Nic;
 use std::path::PathBuf;
 

@@ -1,5 +1,7 @@
 //! One end of a connection, as NCCL's calls see it: its data path, and the way to close it.
 
+#![deny(clippy::disallowed_types)]
+
 use super::datapath::context::PathContext;
 use super::datapath::fault::not_entered;
 use super::datapath::path::{DataPath, leave};

@@ -7,6 +7,8 @@
 //! A connection that fails drops its streams without a BYE, so that its peer fails too. Nothing is sent again, and no other stream takes
 //! over: TCP has tried already.
 
+#![deny(clippy::disallowed_types)]
+
 pub mod caller_memory;
 pub mod context;
 pub mod farewell;

@@ -4,6 +4,9 @@
 //! Pure: no I/O, no clock, no locks, no `unsafe`. What runs for each message allocates nothing. `comm` feeds it what the NICs say and
 //! does what it answers.
 
+#![forbid(unsafe_code)]
+#![deny(clippy::disallowed_types)]
+
 pub mod control_link;
 pub mod in_flight;
 pub mod next;

@@ -11,6 +11,8 @@
 //! Promises: an entry of NCCL's cost table that is disabled (negative) stays so; nothing is changed where no row holds; a decision
 //! allocates nothing and takes no lock. It is pure: no I/O, no environment, no clock. The C side is `abi/tuner_*`.
 
+#![forbid(unsafe_code)]
+
 pub mod communicators;
 pub mod shipped;
 pub mod table;

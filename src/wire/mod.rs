@@ -4,6 +4,8 @@
 //! Pure: bytes in, values out. No I/O, no clock, no `unsafe`. Everything decoded here came from a peer, or from a client that has not shown its token,
 //! so every field is checked before it becomes a value, and nothing is sized by a number that was read.
 
+#![forbid(unsafe_code)]
+
 pub mod codec;
 pub mod control;
 pub mod cts;

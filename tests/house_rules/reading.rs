@@ -1,32 +1,17 @@
-//! A source file taken apart: its words, its paths, its functions.
+//! A source file taken apart: its paths, and the modules for tests that it declares.
 
-use crate::tokens::{flatten, is_colons, is_function_type, is_punct, is_test_attribute, item_end};
-use proc_macro2::{Delimiter, TokenStream, TokenTree};
+use crate::tokens::{is_colons, is_punct, is_test_attribute, item_end};
+use proc_macro2::{TokenStream, TokenTree};
 use std::fmt::Write as _;
 
 /// A source file as the rules see it.
 pub struct File {
     pub path: String,
     pub lines: usize,
-    pub words: Vec<Word>,
     pub paths: Vec<PathUse>,
-    pub functions: Vec<Function>,
     pub tokens: Vec<TokenTree>,
     /// Files that this one declares as modules for tests alone.
     pub test_files: Vec<String>,
-}
-
-/// An identifier or keyword.
-pub struct Word {
-    pub text: String,
-    pub line: usize,
-    pub in_test: bool,
-    /// Followed by `!`.
-    pub is_macro: bool,
-    /// After a dot or `::`, with arguments.
-    pub is_call: bool,
-    /// Begins a function pointer's type, as in `unsafe extern "C" fn(u8)`: names a danger and does nothing.
-    pub is_type: bool,
 }
 
 /// A path of two or more segments; those of a `use` with braces are taken apart.
@@ -36,12 +21,6 @@ pub struct PathUse {
     pub line: usize,
     pub in_test: bool,
     pub inline_modules: usize,
-}
-
-pub struct Function {
-    pub name: String,
-    pub first_line: usize,
-    pub last_line: usize,
 }
 
 /// What surrounds the tokens at hand.
@@ -57,9 +36,7 @@ impl File {
         let mut file = File {
             path: path.to_owned(),
             lines: text.lines().count(),
-            words: Vec::new(),
             paths: Vec::new(),
-            functions: Vec::new(),
             tokens: Vec::new(),
             test_files: Vec::new(),
         };
@@ -94,62 +71,32 @@ impl File {
         }
     }
 
-    /// Takes the identifier at `at` with the path that it begins, and returns where to go on.
+    /// Takes the identifier at `at` with the path that it begins. Returns the next token to read.
     fn walk_ident(&mut self, tokens: &[TokenTree], at: usize, place: Place) -> usize {
-        let text = tokens[at].to_string();
-        let line = tokens[at].span().start().line;
-        let next_ident = tokens.get(at + 1).filter(|token| matches!(token, TokenTree::Ident(_)));
-        if let (true, Some(name)) = (text == "fn" || text == "mod", next_ident) {
+        if tokens[at].to_string() == "mod"
+            && let Some(TokenTree::Ident(name)) = tokens.get(at + 1)
+        {
             let end = item_end(tokens, at);
             let TokenTree::Group(body) = &tokens[end - 1] else {
-                self.declare_module(&text, &name.to_string(), place);
+                self.declare_module(&name.to_string(), place);
                 return at + 1;
             };
-            if text == "fn" {
-                let last_line = body.span_close().end().line;
-                self.functions.push(Function { name: name.to_string(), first_line: line, last_line });
-            } else {
-                let inner = Place { inline_modules: place.inline_modules + 1, ..place };
-                self.walk(&body.stream().into_iter().collect::<Vec<_>>(), inner);
-                return end;
-            }
+            let inner = Place { inline_modules: place.inline_modules + 1, ..place };
+            self.walk(&body.stream().into_iter().collect::<Vec<_>>(), inner);
+            return end;
         }
-        let after_colons = at >= 2 && is_colons(&tokens[at - 2..]);
-        let after_dot = at >= 1 && is_punct(tokens.get(at - 1), '.');
-        let arguments =
-            matches!(tokens.get(at + 1), Some(TokenTree::Group(g)) if g.delimiter() == Delimiter::Parenthesis);
-        self.words.push(Word {
-            text,
-            line,
-            in_test: place.in_test,
-            is_macro: is_punct(tokens.get(at + 1), '!') && matches!(tokens.get(at + 2), Some(TokenTree::Group(_))),
-            is_call: after_dot && arguments || after_colons,
-            is_type: is_function_type(&tokens[at..]),
-        });
-        if after_colons || !is_colons(&tokens[at + 1..]) {
+        let is_after_colons = at >= 2 && is_colons(&tokens[at - 2..]);
+        if is_after_colons || !is_colons(&tokens[at + 1..]) {
             return at + 1;
         }
         self.take_path(tokens, at, &[], place);
-        // The words of the path are still to be seen; a group that ends it belongs to it.
+        // The braces that end a path belong to it, so they are not read again.
         let mut end = at + 1;
         while is_colons(&tokens[end..]) && matches!(tokens.get(end + 2), Some(TokenTree::Ident(_))) {
             end += 3;
         }
-        if is_colons(&tokens[end..]) && matches!(tokens.get(end + 2), Some(TokenTree::Group(_))) {
-            for token in flatten(&tokens[at + 1..end + 3]) {
-                let (text, line) = (token.to_string(), token.span().start().line);
-                self.words.push(Word {
-                    text,
-                    line,
-                    in_test: place.in_test,
-                    is_macro: false,
-                    is_call: false,
-                    is_type: false,
-                });
-            }
-            return end + 3;
-        }
-        at + 1
+        let ends_in_braces = is_colons(&tokens[end..]) && matches!(tokens.get(end + 2), Some(TokenTree::Group(_)));
+        if ends_in_braces { end + 3 } else { at + 1 }
     }
 
     /// Records the path that begins at `at`, behind `prefix`; the braces of a `use` give one path for each name.
@@ -178,8 +125,9 @@ impl File {
         }
     }
 
-    fn declare_module(&mut self, keyword: &str, name: &str, place: Place) {
-        if keyword != "mod" || !place.in_test {
+    /// Notes the files of a module that is for tests alone.
+    fn declare_module(&mut self, name: &str, place: Place) {
+        if !place.in_test {
             return;
         }
         let (folder, file) = self.path.rsplit_once('/').unwrap_or(("", &self.path));

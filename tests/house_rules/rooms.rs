@@ -1,99 +1,124 @@
-//! The table of rooms in ARCHITECTURE.md: who may import whom.
+//! Which room may import which, by `rooms.toml`.
 
 use crate::reading::PathUse;
+use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Which room may import which, and which of them the command line may, from the table in ARCHITECTURE.md.
+type Names = BTreeSet<String>;
+
+/// The rules of `rooms.toml`.
 pub struct Rooms {
-    may_import: BTreeMap<String, BTreeSet<String>>,
-    /// The rooms inside `comm`, from the top; each may import those of its own layer and below.
-    layers: Vec<BTreeSet<String>>,
-}
-
-/// Reads the rows that begin with a path in `src/` or with the command line's crate: the first column names the room, the
-/// third what it may import.
-pub fn rooms(architecture: &str) -> Rooms {
-    const LEAVES: [&str; 4] = ["error", "config", "interfaces", "counters"];
-    let mut may_import = BTreeMap::new();
-    let is_row = |line: &&str| line.starts_with("| `src/") || line.starts_with("| `nccl-tests-harness/");
-    for line in architecture.lines().filter(is_row) {
-        let cells: Vec<&str> = line.trim().trim_matches('|').split('|').collect();
-        let room = cells[0].trim().trim_matches('`').trim_start_matches("src/").trim_end_matches(".rs");
-        let mut allowed: BTreeSet<String> = cells[2].split('`').skip(1).step_by(2).map(str::to_owned).collect();
-        if cells[2].contains("leaves") {
-            allowed.extend(LEAVES.map(str::to_owned));
-        }
-        may_import.insert(room.trim_end_matches('/').to_owned(), allowed);
-    }
-    Rooms { may_import, layers: layers(architecture) }
-}
-
-/// Reads the first column of the table under the heading "Inside comm".
-fn layers(architecture: &str) -> Vec<BTreeSet<String>> {
-    let section = architecture.split("\n### ").find(|section| section.starts_with("Inside comm")).unwrap_or_default();
-    let rows = section.lines().filter(|line| line.starts_with("| `"));
-    let names = |row: &str| {
-        let first = row.split('|').nth(1).unwrap_or_default();
-        let name = |text: &str| text.trim_end_matches(".rs").trim_end_matches('/').to_owned();
-        first.split('`').skip(1).step_by(2).map(name).collect()
-    };
-    rows.map(names).collect()
+    /// Per room of `src/`: the rooms that it may import.
+    rooms: BTreeMap<String, Names>,
+    /// Per crate: the rooms of the plugin that it may import.
+    crates: BTreeMap<String, Names>,
+    /// The rooms inside `comm`, the top layer first.
+    layers: Vec<Names>,
+    pure: Names,
+    never_in_pure: Names,
 }
 
 impl Rooms {
-    pub fn wrong_import(&self, file: &str, path: &PathUse) -> Option<String> {
-        if file.starts_with("nccl-tests-harness/src/") && path.segments[0] == "nccl_net_spark" {
-            return self.wrong("nccl-tests-harness", path, 1);
+    pub fn read(text: &str) -> Self {
+        let data: Value = basic_toml::from_str(text).unwrap_or_else(|error| panic!("rooms.toml: {error}"));
+        let table = |key: &str| {
+            let rows = data[key].as_object().unwrap_or_else(|| panic!("rooms.toml: no table [{key}]"));
+            rows.iter().map(|(name, list)| (name.clone(), names(list))).collect::<BTreeMap<_, _>>()
+        };
+        let mut rooms = table("rooms");
+        for allowed in rooms.values_mut() {
+            if allowed.remove("leaves") {
+                allowed.extend(names(&data["leaves"]));
+            }
         }
-        let modules = file.strip_prefix("src/")?.trim_end_matches(".rs");
-        let mut modules: Vec<&str> = modules.split('/').collect();
+        let layers = data["comm"]["layers"].as_array().expect("rooms.toml: [comm] has layers");
+        Self {
+            rooms,
+            crates: table("crates"),
+            layers: layers.iter().map(names).collect(),
+            pure: names(&data["pure"]["rooms"]),
+            never_in_pure: names(&data["pure"]["never"]),
+        }
+    }
+
+    /// A line for each name that is not a file or folder of `paths`, the paths of all sources.
+    pub fn check_names(&self, paths: &BTreeSet<&str>) -> Vec<String> {
+        let exists = |place: &str| paths.iter().any(|path| is_in(path, place));
+        let inside_comm = self.layers.iter().flatten().map(|room| format!("src/comm/{room}"));
+        let rooms = self.rooms.keys().chain(&self.pure).map(|room| format!("src/{room}"));
+        let places = rooms.chain(inside_comm).chain(self.crates.keys().cloned());
+        let missing = places.filter(|place| !exists(place));
+        missing.map(|place| format!("{place}: named in rooms.toml, and there is no such file or folder")).collect()
+    }
+
+    /// What is wrong with a path in a source file, if anything.
+    pub fn check(&self, file: &str, path: &PathUse) -> Option<String> {
+        let text = path.segments.join("::");
+        for (name, allowed) in &self.crates {
+            if file.starts_with(&format!("{name}/src/")) && path.segments[0] == "nccl_net_spark" {
+                let room = path.segments.get(1).filter(|room| !allowed.contains(*room))?;
+                return Some(format!("`{name}` may not import `{room}` ({text})"));
+            }
+        }
+        let mut modules: Vec<&str> = file.strip_prefix("src/")?.trim_end_matches(".rs").split('/').collect();
         let room = modules[0];
         if ["mod", "lib"].contains(modules.last()?) {
             modules.pop();
         }
-        if let Some(wrong) = self.wrong_layer(&modules, path) {
-            return Some(wrong);
+        if self.pure.contains(room) && self.never_in_pure.iter().any(|name| starts_with(&path.segments, name)) {
+            return Some(format!("`{text}` in a room that is pure state"));
         }
-        let supers = path.segments.iter().take_while(|segment| *segment == "super").count();
-        // `super` in a module in the file itself leads out of that module first.
-        let root = match path.segments[0].as_str() {
-            "crate" => 1,
-            "super" if supers == modules.len() + path.inline_modules => supers,
-            _ => return None,
+        let target = absolute(&modules, path)?;
+        let target: Vec<&str> = target.iter().map(String::as_str).collect();
+        let Some(allowed) = self.rooms.get(room) else {
+            return Some(format!("rooms.toml has no room `{room}`"));
         };
-        self.wrong(room, path, root)
-    }
-
-    /// What is wrong with `room` using `path`, whose segment `root` is a room's name.
-    fn wrong(&self, room: &str, path: &PathUse, root: usize) -> Option<String> {
-        let target = path.segments.get(root)?;
-        let Some(allowed) = self.may_import.get(room) else {
-            return Some(format!("ARCHITECTURE.md has no room `src/{room}`"));
-        };
-        let wrong = target != room && !allowed.contains(target);
-        wrong.then(|| format!("`{room}` may not import `{target}` ({})", path.segments.join("::")))
-    }
-
-    /// What is wrong with a file of `comm`, which is the module `modules`, using `path`.
-    fn wrong_layer(&self, modules: &[&str], path: &PathUse) -> Option<String> {
-        let ["comm", room, ..] = modules else { return None };
-        let supers = path.segments.iter().take_while(|segment| *segment == "super").count();
-        let rest = path.segments.iter().skip(supers.max(1)).map(String::as_str);
-        let target: Vec<&str> = match path.segments[0].as_str() {
-            "crate" => rest.collect(),
-            "super" => {
-                let outer = (modules.len() + path.inline_modules).checked_sub(supers)?;
-                modules.iter().take(outer).copied().chain(rest).collect()
+        match (&modules[..], &target[..]) {
+            (["comm", from, ..], ["comm", to, ..]) => self.check_layer(from, to, &text),
+            (_, [to, ..]) if *to != room && !allowed.contains(*to) => {
+                Some(format!("`{room}` may not import `{to}` ({text})"))
             }
-            _ => return None,
-        };
-        let ["comm", name, ..] = target[..] else { return None };
-        let text = path.segments.join("::");
-        let layer = |room: &str| self.layers.iter().position(|layer| layer.contains(room));
-        match (layer(room), layer(name)) {
-            (None, _) => Some(format!("ARCHITECTURE.md has no room `{room}` inside comm")),
-            (_, None) => Some(format!("inside comm `{name}` is named by its room ({text})")),
-            (Some(from), Some(to)) => (to < from).then(|| format!("`{room}` is below `{name}` inside comm ({text})")),
+            _ => None,
         }
     }
+
+    /// What is wrong with the room `from` inside `comm` importing `to`.
+    fn check_layer(&self, from: &str, to: &str, text: &str) -> Option<String> {
+        let layer = |room: &str| self.layers.iter().position(|layer| layer.contains(room));
+        match (layer(from), layer(to)) {
+            (None, _) => Some(format!("rooms.toml has no room `{from}` inside comm")),
+            (_, None) => Some(format!("inside comm `{to}` is named by its room ({text})")),
+            (Some(at), Some(of)) => (of < at).then(|| format!("`{from}` is below `{to}` inside comm ({text})")),
+        }
+    }
+}
+
+/// A path from the crate's root, as used in the module `modules`; `None` where it begins elsewhere.
+fn absolute(modules: &[&str], path: &PathUse) -> Option<Vec<String>> {
+    let supers = path.segments.iter().take_while(|segment| *segment == "super").count();
+    let rest = path.segments.iter().skip(supers.max(1)).cloned();
+    match path.segments[0].as_str() {
+        "crate" => Some(rest.collect()),
+        // `super` in a module in the file itself leads out of that module first.
+        "super" => {
+            let outer = (modules.len() + path.inline_modules).checked_sub(supers)?;
+            Some(modules.iter().take(outer).map(|module| (*module).to_owned()).chain(rest).collect())
+        }
+        _ => None,
+    }
+}
+
+/// True if `path` is the file `place.rs` or lies in the folder `place`.
+fn is_in(path: &str, place: &str) -> bool {
+    path.strip_prefix(place).is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
+}
+
+fn names(list: &Value) -> Names {
+    let list = list.as_array().unwrap_or_else(|| panic!("rooms.toml: {list} is no list"));
+    list.iter().map(|name| name.as_str().expect("rooms.toml: lists have names").to_owned()).collect()
+}
+
+fn starts_with(segments: &[String], prefix: &str) -> bool {
+    let prefix: Vec<&str> = prefix.split("::").collect();
+    segments.len() >= prefix.len() && segments.iter().zip(&prefix).all(|(a, b)| a == b)
 }

@@ -4,6 +4,8 @@
 //! each is what it does when a rail is lost. `path` is what recovery asks of a data path, through the `try_cell` that both threads
 //! share. A `lane` is the connection's part of a rail.
 
+#![deny(clippy::disallowed_types)]
+
 pub mod clock;
 pub mod context;
 pub mod fault;
