@@ -1,4 +1,4 @@
-//! The settings: what is read, from where, and what is refused.
+//! Tests of the settings: where a value comes from, and which values are refused.
 
 use super::*;
 

@@ -472,7 +472,7 @@ impl Request {
     fn cut(&mut self, shares: &mut [RunningShare; MAX_RAILS]) {
         let Self::Whole(Whole { origin, bytes, lane }) = *self else { return };
         *self = Self::Cut(Cut { origin, bytes, count: 1, unfinished: 1, unposted: 0 });
-        // It was one write, so no chunks go before it.
+        // A single write, so no chunks go before it.
         shares[0] = RunningShare { lane, bytes, ..RunningShare::default() };
     }
 

@@ -51,7 +51,7 @@ impl Rooms {
         missing.map(|place| format!("{place}: named in rooms.toml, and there is no such file or folder")).collect()
     }
 
-    /// What is wrong with a path in a source file, if anything.
+    /// Returns the reason why a path may not be used in a source file, if there is one.
     pub fn check(&self, file: &str, path: &PathUse) -> Option<String> {
         let text = path.segments.join("::");
         for (name, allowed) in &self.crates {
@@ -82,7 +82,7 @@ impl Rooms {
         }
     }
 
-    /// What is wrong with the room `from` inside `comm` importing `to`.
+    /// Returns the reason why the room `from` inside `comm` may not import `to`, if there is one.
     fn check_layer(&self, from: &str, to: &str, text: &str) -> Option<String> {
         let layer = |room: &str| self.layers.iter().position(|layer| layer.contains(room));
         match (layer(from), layer(to)) {

@@ -1,4 +1,4 @@
-//! What a run of tokens is.
+//! Questions about a run of tokens.
 
 use proc_macro2::{Delimiter, TokenTree};
 
