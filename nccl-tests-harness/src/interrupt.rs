@@ -1,5 +1,5 @@
-//! Ctrl-C and other signals that ask the program to end: it reports that, ends the processes that
-//! it started, and removes its files.
+//! Ctrl-C and other signals that ask the program to end. The program reports the signal, ends its
+//! child processes, and removes its files.
 //!
 //! The thread here ends the processes. The main thread then fails as it does whenever a rank dies,
 //! and cleans up behind itself; where it waits for something else, this thread exits in its place.
