@@ -11,7 +11,7 @@
 //! a call returns immediately, and one thread can drive both ends.
 //!
 //! 1. HELLO, from the connecting side: the token; its rails with addresses, speed, MTU and cable;
-//!    the priority of its packets; the hash of its tuner.
+//!    the priority of its packets, which both sides' queue pairs use; the hash of its tuner.
 //! 2. OFFER, from the accepting side: the pairs of rails ([`crate::flow::pairing`]), with its new
 //!    queue pairs.
 //! 3. READY: the connecting side's own queue pairs, already connected, and the keys of its mailbox.
