@@ -7,6 +7,11 @@
 # missing ones with the commands that install them. The Python packages of requirements.txt go into a
 # virtual environment below the target folder.
 #
+# zig is the linker because it links against any glibc's symbols, for both architectures, from one
+# wheel of PyPI. Debian's cross compiler would need the glibc of the building machine. dpkg-deb makes
+# the deb because it is there where debs are built, crosses architectures, and keeps
+# SOURCE_DATE_EPOCH. cargo-deb would be compiled for minutes to write the same five files.
+#
 # zig links against glibc 2.28's symbols, so that everything loads on manylinux_2_28 and later. The same commit and the same tools
 # give the same bytes, in whatever folder: no time, path or order of files of this machine is in them.
 set -euo pipefail

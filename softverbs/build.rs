@@ -4,8 +4,10 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=ibverbs.map");
     let folder = std::env::var("CARGO_MANIFEST_DIR").unwrap_or_default();
-    // The compiler gives a cdylib a version script of its own, which leaves no room for versions of symbols; so the library is a
-    // program that the linker is told to make a shared object of.
+    // The compiler gives a cdylib an anonymous version script. That cannot be joined with versioned
+    // symbols, which `dlvsym` asks for. So the library is a program that the linker makes a shared
+    // object of. Its soname is its own: under the real one the dynamic linker would take it for
+    // the real library wherever it is preloaded beside it.
     for argument in [
         "-shared",
         &format!("-Wl,--version-script={folder}/ibverbs.map"),

@@ -1,7 +1,9 @@
 //! NCCL network plugin for DGX Spark: all RoCE rails of a host as one device, over libibverbs.
 //!
-//! NCCL loads the library, looks up `ncclNetPlugin_v8` .. `_v12` and `ncclTunerPlugin_v4` .. `_v7`, and calls what it finds there. This
-//! page is the overview; ARCHITECTURE.md has the rules, the life of a message, what happens when a rail is lost, and the reasons.
+//! NCCL loads the library, looks up `ncclNetPlugin_v8` .. `_v12` and `ncclTunerPlugin_v4` .. `_v7`,
+//! and calls what it finds there. This page is the overview; ARCHITECTURE.md has the rules, the life
+//! of a message, and the decisions with their reasons. [`flow::recovery`] has the life of a lost
+//! rail.
 //!
 //! # C inward: [`abi`]
 //! One table of functions for each version of NCCL's interface, reshaped to one set of calls. Every pointer from NCCL is converted in

@@ -1,8 +1,13 @@
-//! Ctrl-C and other signals that ask the program to end: it says so, ends the processes that it started, and removes its files.
+//! Ctrl-C and other signals that ask the program to end. The program reports the signal, ends its
+//! child processes, and removes its files.
 //!
-//! The thread here ends the processes. The main thread then fails as it does whenever a rank dies, and cleans up behind itself; where it
-//! waits for something else, this thread exits in its place. A command that still has something to write asks for more time
+//! The thread here ends the processes. The main thread then fails as it does whenever a rank dies,
+//! and cleans up behind itself; where it waits for something else, this thread exits in its place.
+//! A command that still has something to write asks for more time
 //! ([`leave_the_end_to_the_main_thread`]).
+//!
+//! `signal-hook` sets the handlers, because they need `unsafe` otherwise. A blocked signal mask in
+//! place of handlers would be inherited by every child.
 
 use crate::{output, proc_stat};
 use anyhow::{Context, Result};

@@ -1,5 +1,8 @@
 //! Which device the fabric's rails behave as, where mlx5 (a ConnectX) and Linux' soft-RoCE differ.
 //!
+//! `settings` parses the name once, and each process's `Node` carries it. So a device behaves as its
+//! own process asks.
+//!
 //! Each method here is one difference, with the sources of both ways: "rxe" is drivers/infiniband/sw/rxe in Linux and providers/rxe in
 //! rdma-core, "mlx5" is drivers/infiniband/hw/mlx5 and providers/mlx5. What a queue pair gets for what it asked is in `abi/rounding.rs`, what
 //! becomes of a completion queue that is full in [`crate::completion_queue`].

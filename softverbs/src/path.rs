@@ -1,6 +1,13 @@
 //! Faults of the network between two ports: both ports are up and show nothing of them.
 //!
-//! A rail has a set of them ([`PathFaults`]), one word in shared memory. A path has the faults of the rails at both of its ends.
+//! A rail has a set of them ([`PathFaults`]), one word in shared memory. A path has the faults of
+//! the rails at both of its ends.
+//!
+//! Three places act on it. `QueuePair::change` resolves the peer's address, and keeps in the queue
+//! pair whether its packets are misdirected. `RailMemory::carries` decides whether a path carries
+//! at all. `QueuePair::is_lost` in `serve.rs` decides about one request. A queue pair whose own
+//! packets are misdirected still receives: its bytes arrive, its acknowledgements do not.
+//! `tests/paths.rs` shows each fault.
 
 use std::fmt;
 use std::time::Duration;

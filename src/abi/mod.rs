@@ -1,12 +1,18 @@
-//! C inward: the tables that NCCL looks up, and nothing that decides anything.
+//! C inward: the tables that NCCL looks up. Nothing here decides anything.
 //!
-//! - [`types`]: NCCL's network interface as Rust declares it, all versions. Whoever calls a plugin uses the same declarations.
-//! - `net_tables`: the tables, one for each ABI version, all exported at once, and what turns a version's arguments into those of `calls`.
-//! - `calls`: the functions behind the tables, once for all versions; `by_streams`: what they do on connections over TCP streams;
-//!   `arguments`: what both are passed, checked; `properties`: what they say about a device.
-//! - `tuner_tables` and `tuner_calls`: the same for NCCL's tuner, which is another plugin interface in the same library.
-//! - `handles`: every conversion between NCCL's pointers and our objects; `tuner_handles`: the tuner's.
-//! - `guard`: what is around every exported function, so that no panic reaches NCCL.
+//! - [`types`]: NCCL's network interface as Rust declares it, all versions. Callers of a plugin
+//!   (the command line, `tests/cost`) use the same declarations.
+//! - `net_tables`: one table for each ABI version, all of them exported. Turns the arguments of a
+//!   version into those of `calls`.
+//! - `calls`: the functions behind the tables, one set for all versions. `by_streams`: their
+//!   variant for connections over TCP streams. `arguments`: the checks of their arguments.
+//!   `properties`: the description of a device.
+//! - `tuner_types`, `tuner_tables`, `tuner_calls` and `tuner_handles`: the same for NCCL's tuner,
+//!   which is another plugin interface in the same library.
+//! - `handles`: every conversion between NCCL's pointers and the plugin's objects.
+//! - `guard`: surrounds every exported function. No panic reaches NCCL, each error is logged once,
+//!   and each error becomes one of NCCL's codes.
+//! - `nccl_version`: the version of the NCCL that called.
 //! - [`logger`]: NCCL's logger as a `tracing` subscriber.
 #![allow(unsafe_code)]
 

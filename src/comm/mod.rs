@@ -7,7 +7,7 @@
 //! | `host` | the network of this host, as NCCL's calls see it |
 //! | `setup` | makes connections: the handshake of both sides, over a TCP `channel` |
 //! | `endpoint` | one end of a connection, as NCCL's calls see it |
-//! | `recovery` | the service thread, and what executes [`flow::recovery`](crate::flow::recovery)'s actions |
+//! | `recovery` | the service thread, and the driver that executes the actions of `flow::recovery` |
 //! | `process` | what all connections of this process share, and what the kernel is asked for while there are any |
 //! | `streams` | connections by TCP, for peers that no cable joins |
 //! | `datapath` | `isend`, `irecv` and `test`: no allocation, lock, system call or formatting while messages go well |

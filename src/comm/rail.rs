@@ -1,4 +1,10 @@
 //! A rail of this host: what all connections over it share.
+//!
+//! - `device`: the rail's device, which can be removed and return.
+//! - `registration`: memory that is registered on every rail.
+//! - `path_quality`: the measured quality of its paths; `backoff`: pauses for dead paths.
+//! - `interfaces`: where the bootstrap listens; `neighbours`: the peer's hardware address, for
+//!   messages.
 
 pub mod backoff;
 pub mod device;

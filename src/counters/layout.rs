@@ -52,7 +52,8 @@ pub enum HeaderWord {
     ProcessId = 7,
 }
 
-/// The words of a record. Those from [`Word::Bytes`] on are counters, which only grow while the record describes the same lane.
+/// The words of a record. Those from [`Word::Bytes`] on are counters, which only grow while the
+/// record describes the same lane, and wrap around.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Word {
@@ -79,13 +80,15 @@ pub enum Word {
     Bytes = 24,
     /// Work requests that carried them.
     Writes = 25,
-    /// Of those, the ones that were timed: see "From 4 KiB on writes are timed" in ARCHITECTURE.md.
+    /// Number of timed writes among them. `flow::striping` times writes from 4 KiB on, up to 16 KiB
+    /// by samples, and none over one rail.
     TimedWrites = 26,
-    /// From post to confirmation of all timed ones together, ns.
+    /// From when a send was given to its lanes until a share of it was confirmed, for all timed
+    /// ones together, ns.
     TimedNs = 27,
     /// The longest of these, ns.
     LongestNs = 28,
-    /// How often the lane was lost.
+    /// How often the lane was lost. A lane that has not carried yet counts as lost from the start.
     Losses = 29,
     /// How often it carried again.
     Recoveries = 30,

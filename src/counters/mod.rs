@@ -1,12 +1,15 @@
-//! Counters of a job's rails: what each lane of each connection carries, where other processes can read it.
+//! Counters of a job's rails: the work of each lane of each connection, in memory that other
+//! processes can read.
 //!
-//! `layout` says what stands where, and takes apart what a reader has read. It does no I/O and has no `unsafe`. `memory` is the memory file, which
-//! has the room's `unsafe`. `book` hands out its records to the lanes of a connection, and takes them back. `summary` adds up what closed
-//! connections have carried, for the log.
+//! - `layout`: the words of the memory, and a parser for readers. No I/O, no `unsafe`.
+//! - `memory`: the memory file, with this room's `unsafe`.
+//! - `book`: gives a record to each lane of a connection, and takes it back.
+//! - `summary`: sums of closed connections, for the log.
 //!
-//! Promises: nothing here fails a job, and nothing that stands in the file decides anything. Where there is no file, or every record is in use, a lane
-//! counts into memory of its own. While messages go, a counter is a load and a store by its one writer ([`Record::add`]); locks are
-//! taken where connections are made and end.
+//! Nothing here fails a job, and no content of the file decides anything, because others can write
+//! it. Without the file, or when every record is in use, a lane counts into memory of its own, for
+//! messages and the summary. While messages run, a counter is a load and a store by its one writer
+//! ([`Record::add`]). Locks are taken only where connections are made and end.
 
 mod book;
 pub mod layout;

@@ -1,8 +1,16 @@
-//! What a connection decides: which receives are granted, which sends run, which rail carries what, which rails belong together, and
-//! how a lost rail is given up and comes back.
+//! The decisions of a connection, as pure state.
 //!
-//! Pure: no I/O, no clock, no locks, no `unsafe`. What runs for each message allocates nothing. `comm` feeds it what the NICs say and
-//! does what it answers.
+//! No I/O, no clock, no locks, no `unsafe`. Code that runs for each message allocates nothing.
+//! `comm` reports what the NICs did and executes the answers.
+//!
+//! - Messages: `receives` (granted receives), `next` (the CTS entry at the head of the ring),
+//!   `sends` (running sends), `in_flight` (the bound of `NCCL_SPARK_INFLIGHT_BYTES`), `streams`
+//!   (messages over TCP).
+//! - Rails of a message: `striping` (which lanes), `plan` (bytes for each lane), `pace` (measured
+//!   speed), `paths` (promised speed).
+//! - Rails of a connection: `pairing` (which rails belong together), `recovery` (from loss to
+//!   return), `control_link` (control messages in order over paths that lose and double frames),
+//!   `redial` (when TCP is dialled again).
 
 #![forbid(unsafe_code)]
 #![deny(clippy::disallowed_types)]

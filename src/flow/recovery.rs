@@ -13,6 +13,8 @@
 //! - Every state but [`State::Up`] and [`State::Down`] has a limit, here or at the peer.
 //!
 //! Each method that takes a time takes nanoseconds of one clock; if time goes backwards, none has passed.
+#![doc = ""]
+#![doc = include_str!("recovery/README.md")]
 
 mod action;
 mod bootstrap;

@@ -80,7 +80,9 @@ impl Host<'_> {
         warned_links
     }
 
-    /// A port that is faster than its PCIe link, while another link that leads to its cable carries nothing.
+    /// A port that is faster than its PCIe link, while another link that leads to its cable carries
+    /// nothing. A left-out twin that would carry nothing more is no warning: the peer's port, or a
+    /// cable of 100 Gb/s, may be full with one of the two.
     fn half_used_cables(&self, warned_links: &[usize], found: &mut Vec<Warning>) {
         let mut done = warned_links.to_vec();
         for rail in self.rails.iter().filter(|rail| rail.twin.is_none()) {

@@ -1,10 +1,18 @@
-//! ARP: a warning where a peer's request for one rail's IPv4 address is answered by another rail's interface, or by none.
+//! ARP: a warning where a peer's request for one rail's IPv4 address is answered by another rail's
+//! interface, or by none.
 //!
-//! Functions on one wire all receive a broadcast. Linux answers it on every interface for every address of the host, unless `arp_ignore` is
-//! set or the answer fails the check of `rp_filter`. The peer keeps one of the answers, its kernel puts that hardware address into the
-//! queue pair for good (`rdma_addr_find_l2_eth_by_grh`), and the packets reach a function that has no such queue pair.
+//! Functions on one wire all receive a broadcast. Linux answers it on every interface for every
+//! address of the host, unless `arp_ignore` is set or the answer fails the check of `rp_filter`.
+//! The peer keeps one of the answers, its kernel puts that hardware address into the queue pair for
+//! good (`rdma_addr_find_l2_eth_by_grh`), and the packets reach a function that has no such queue
+//! pair.
 //!
-//! Which interfaces answer was measured on Linux 6.18, with two interfaces of one namespace on one bridge:
+//! Rails in one subnet are warned of only where ARP is not known to be right. A queue pair's
+//! address is resolved by the interface of its own address, whatever the routes are, and a switch
+//! with one subnet is healthy.
+//!
+//! Which interfaces answer was measured on Linux 6.18, with two interfaces of one namespace on one
+//! bridge:
 //!
 //! | `rp_filter` | `arp_ignore` | one subnet | a subnet for each |
 //! |---|---|---|---|

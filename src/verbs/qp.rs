@@ -81,8 +81,9 @@ pub struct Timing {
     pub send_psn: u32,
 }
 
-/// Receiver-not-ready: wait 0.64 ms (`enum` of the InfiniBand specification, 12), and try again without end (7). Flow
-/// control makes it not happen, but for shares that go once more by another rail (ARCHITECTURE.md); then waiting is better than a broken QP.
+/// Receiver-not-ready: wait 0.64 ms (`enum` of the InfiniBand specification, 12), and try again
+/// without end (7). Flow control avoids it, except for shares that are sent again by another rail
+/// (`flow::recovery`). There waiting is better than a broken QP.
 const MIN_RNR_TIMER: u8 = 12;
 const RNR_RETRY_FOREVER: u8 = 7;
 /// Reads and atomics in flight; the plugin posts none, and providers want at least one.

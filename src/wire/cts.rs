@@ -18,7 +18,13 @@ pub const RING_WORDS: usize = SLOTS * PARTS * ENTRY_WORDS;
 /// Largest receive an entry can name: NCCL's own limit on a transfer (`NCCL_MAX_NET_SIZE_BYTES`, 2^40).
 pub const MAX_RECEIVE_BYTES: u64 = 1 << 40;
 
-/// Which keys of a receiver's an entry has: the number grows when one of its devices has returned, with other keys, and wraps around.
+/// Generation of the receiver's keys in an entry. It wraps around.
+///
+/// When one of the receiver's devices has returned with other keys, the receiver takes the next
+/// epoch as it answers the JOIN, and writes all open grants again with its present keys. Each goes
+/// by the lane that it went by before: on another lane the older entry could land last and replace
+/// it. JOINED names the first epoch with keys for the lane that returns. The sender posts nothing
+/// by that lane for an older entry, neither a new send nor a resent share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct Epoch(u8);
 

@@ -10,8 +10,12 @@ use std::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct LaneId(Lane);
 
-/// As an enumeration, so that the compiler knows the range: what there is one of for each lane is indexed without a check, and
-/// without an instruction more.
+/// As an enumeration, so that the compiler knows the range: arrays with a place for each lane are
+/// indexed without a check.
+///
+/// Over one rail, and over four with eight messages in flight, a message takes fewer instructions
+/// than with plain numbers. Over four rails with one message in flight it takes 8 of 1,206 more, to
+/// look up the next lane. Five forms of that look-up were measured, and this is the cheapest.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[repr(u8)]
 enum Lane {

@@ -1,8 +1,16 @@
-//! What travels between two ends: the connection handle, the handshake's messages, CTS entries, immediate data, and what is
-//! told about lost rails.
+//! Everything that travels between the two ends of a connection, as pure encodings.
 //!
-//! Pure: bytes in, values out. No I/O, no clock, no `unsafe`. Everything decoded here came from a peer, or from a client that has not shown its token,
-//! so every field is checked before it becomes a value, and nothing is sized by a number that was read.
+//! Bytes in, values out. No I/O, no clock, no `unsafe`. The bytes come from a peer, or from a
+//! client that has not shown its token. So every field is checked before it becomes a value, and
+//! nothing is sized by a number that was read.
+//!
+//! - Set-up: `handle` (NCCL's handle), `message` (the handshake), `fields` (parts of messages),
+//!   `codec` (bounded readers).
+//! - Messages: `cts` (clear-to-send entries), `immediate` (the 32 bits of a share's last write),
+//!   `stream` (frames over TCP).
+//! - Running connections: `control` (control frames and messages), `mailbox` (the memory that the
+//!   peer writes).
+//! - `ids`: numbers of lanes, rails and slots.
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,30 @@
 //! The data path of a connection: `isend`, `irecv` and `test`.
 //!
-//! `send` and `recv` allocate nothing, take no lock, make no system call and format nothing while messages go well; `failover` beside
-//! each is what it does when a rail is lost. `path` is what recovery asks of a data path, through the `try_cell` that both threads
-//! share. A `lane` is the connection's part of a rail.
+//! `send` and `recv` allocate nothing, take no lock, make no system call and format nothing while
+//! messages go well (`tests/quiet_data_path.rs`). The `failover` beside each handles a lost rail.
+//!
+//! - `lane`: the connection's part of a rail, with its queue pairs; `wr_id`: the meaning of a work
+//!   request's number.
+//! - `path`: the calls that recovery makes on a data path, through the `try_cell` that both threads
+//!   share.
+//! - `mailbox`: the memory that the peer writes; `test_write`: the test of new queue pairs.
+//! - `status`, `fault`, `stall`: errors, and requests without progress.
+//! - `parts`, `context`: input from set-up; `peer`: state of the other end; `load`: traffic of
+//!   other connections; `clock`; `waker`: wakes the service thread.
+//!
+//! # Two threads
+//!
+//! NCCL drives a connection's data path from one thread; `regMr` may come from another. A thread
+//! that finds the `try_cell` taken reports "not yet" to NCCL. After a panic the data path is
+//! never entered again: calls on the connection fail, the service thread gives it up, and its
+//! close still says BYE.
+//!
+//! # Visibility of bytes
+//!
+//! A NIC writes the ring of CTS entries while the sender reads it. The first word of an entry is
+//! loaded with acquire, and then the entry's digest decides ([`crate::wire::cts`]). Received bytes
+//! are visible once their completion was polled: the NIC writes a completion after its data, and
+//! the provider orders its read of the completion before later loads (`dmb oshld` on Arm).
 
 #![deny(clippy::disallowed_types)]
 

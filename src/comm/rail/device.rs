@@ -2,29 +2,43 @@
 //!
 //! # Removal
 //!
-//! Linux removes a device in two steps. First it cuts programs off: verbs return `EIO`, while the NIC may still read and
-//! write memory. Then it destroys the programs' objects, after which the NIC touches no memory. The second step ends when the
-//! device's entry leaves `/sys/class/infiniband` (`__ib_unregister_device` in Linux's drivers/infiniband/core/device.c), so
-//! only a missing or new entry proves that buffers are safe.
+//! Linux removes a device in two steps. First it cuts programs off: verbs return `EIO`, while the
+//! NIC may still read and write memory. Then it destroys the programs' objects, after which the NIC
+//! touches no memory. The second step ends when the device's entry leaves `/sys/class/infiniband`
+//! (`__ib_unregister_device` in Linux's drivers/infiniband/core/device.c), so only a missing or new
+//! entry proves that buffers are safe.
 //!
 //! Linux raises `IBV_EVENT_DEVICE_FATAL` a moment before that (`uverbs_async_event_destroy_uobj` in
-//! uverbs_std_types_async_fd.c). mlx5 raises the same event earlier, when its firmware fails (`MLX5_DEV_EVENT_SYS_ERROR`), and
-//! a program may read either one late. So the event counts only for a device that has no entry in sysfs at all.
+//! uverbs_std_types_async_fd.c). mlx5 raises the same event earlier, when its firmware fails
+//! (`MLX5_DEV_EVENT_SYS_ERROR`), and a program may read either one late. So the event counts only
+//! for a device that has no entry in sysfs at all.
 //!
-//! A device whose firmware has failed keeps its entry. The kernel returns `ENOLINK` for it, or moves queue pairs to the error
-//! state and destroys them without the firmware. Neither proves that the NIC is still. Such a device is removed next, so
-//! its removal is awaited.
+//! A device whose firmware has failed keeps its entry. The kernel returns `ENOLINK` for it, or
+//! moves queue pairs to the error state and destroys them without the firmware. Neither proves that
+//! the NIC is still. Such a device is removed next, so its removal is awaited.
 //!
 //! # Questions
 //!
-//! A port query or a read of the GID table is a command to the firmware. It may take minutes, for example while the kernel
-//! recovers from a PCIe error. So each question runs on a thread of its own, `spark-device`, which ends with the answer, and a
-//! device has one question at a time. A device without an answer after 3 s is stuck, and a WARN names it. Until the late answer
-//! comes, it gets no further command, its rails count as lost, and its queue pairs are put aside as those of a device that
-//! was cut off.
+//! A port query or a read of the GID table is a command to the firmware. It may take minutes, for
+//! example while the kernel recovers from a PCIe error. So each question runs on a thread of its
+//! own, `spark-device`, which ends with the answer, and a device has one question at a time. A
+//! device without an answer after 3 s is stuck, and a WARN names it. Until the late answer comes,
+//! it gets no further command, its rails count as lost, and its queue pairs are put aside as those
+//! of a device that was cut off.
 //!
-//! The service thread asks, and takes the answer in a later round ([`RailDevice::ask`]). [`RailDevice::query`] waits for the
-//! answer, up to that limit; for a device that is stuck already it does not wait.
+//! The service thread asks, and takes the answer in a later round ([`RailDevice::ask`]).
+//! [`RailDevice::query`] waits for the answer up to that limit, and not at all for a stuck device.
+//!
+//! # Return
+//!
+//! A device that returns is a new one of the same name, with other keys.
+//! [`RailDevice::look_for_return`] opens it, then has all memory in use registered there
+//! ([`Registrations::renew`](super::registration::Registrations::renew)), and only then
+//! [`RailDevice::opened`] gives it out, so lanes can be made on it. A registration that is made
+//! meanwhile looks for the device again at its end.
+//!
+//! Each opening has a number. A queue pair or key of an earlier opening belongs to a device that is
+//! gone, whatever state the new one is in.
 
 use crate::comm::threads;
 use crate::error::{Error, Result};

@@ -1,10 +1,15 @@
 //! Memory registered on every rail, shared between the connections that use it.
 //!
-//! NCCL registers the same buffers once for each connection. Registering is slow and pins memory, so one buffer is
-//! registered once and counted. What is only sent takes one registration on each rail, which no peer may write to; what is received
-//! takes a second one where a device can relax PCIe's order. A send reads its keys from the registration it was handed; the lock here is for those who register,
-//! and for a send that finds another lane when a rail is lost. That one has the data path meanwhile, so nobody registers or
-//! deregisters under the lock: gigabytes take seconds.
+//! NCCL registers the same buffers once for each connection. Registering is slow and pins memory,
+//! so one buffer is registered once and counted. What is only sent takes one registration on each
+//! rail, which no peer may write to; what is received takes a second one where a device can relax
+//! PCIe's order. A send reads its keys from the registration it was handed; the lock here is for
+//! those who register, and for a send that finds another lane when a rail is lost. That one has the
+//! data path meanwhile, so no thread registers or deregisters under the lock: gigabytes take
+//! seconds.
+//!
+//! Memory is registered by the byte, as NCCL gave it, because a memory region has byte bounds that
+//! the NIC enforces. Rounded to pages, it would let a peer reach its neighbours on the heap.
 
 use super::Rail;
 use super::device::Presence;

@@ -1,8 +1,43 @@
-//! Connection set-up. `listen` is the accepting side, behind `admission`; `connect` is the connecting side.
+//! Connection set-up. `listen` is the accepting side, behind `admission`; `connect` is the
+//! connecting side.
 //!
-//! Both sides `negotiate` over a TCP channel and `join` their queue pairs. `finish` hands the connection to
-//! the service thread, and holds it back from NCCL until it has a rail. `streams` connects hosts that no rail
-//! joins, where TCP is allowed.
+//! Both sides `negotiate` over a TCP channel and `join` their queue pairs. `finish` hands the
+//! connection to the service thread, and holds it back from NCCL until it has a rail. `streams`
+//! connects hosts that no rail joins, where TCP is allowed.
+//!
+//! # The handshake
+//!
+//! NCCL carries a handle (address, random token) from `listen` to `connect`. Each wait is a state:
+//! a call returns immediately, and one thread can drive both ends.
+//!
+//! 1. HELLO, from the connecting side: the token; its rails with addresses, speed, MTU and cable;
+//!    the priority of its packets, which both sides' queue pairs use; the hash of its tuner.
+//! 2. OFFER, from the accepting side: the pairs of rails ([`crate::flow::pairing`]), with its new
+//!    queue pairs.
+//! 3. READY: the connecting side's own queue pairs, already connected, and the keys of its mailbox.
+//! 4. GO: the pairs that carry, the keys of the accepting side's mailbox, and the port and token
+//!    for a later REDIAL.
+//!
+//! Before GO the accepting side connects its queue pairs and tests each one
+//! ([`test_write`](crate::comm::datapath::test_write)). A pair carries when its test packets are
+//! acknowledged within `NCCL_SPARK_PROBE_TIMEOUT_MS`. From GO on both sides exchange control
+//! frames. A refusal carries its reason as text. Where no pair can be formed, HELLO may be
+//! answered with STREAMS ([`crate::comm::streams`]).
+//!
+//! Every pair of the OFFER is a lane of the connection. A pair that does not carry yet begins as a
+//! lost rail (`Recovery::begins_without`, `Lane::not_yet`), with a line that gives the reason, and
+//! recovery asks for it. So HELLO and OFFER also name rails that cannot be used now, by the
+//! addresses that they had before (`Rail::last_look`). They are paired after the usable ones.
+//!
+//! The handshake is the first attempt, and recovery makes all others. Where no pair carries
+//! yet, `finish` holds the connection after GO until its first rail carries or
+//! `NCCL_SPARK_CONNECT_TIMEOUT_S` has passed. The accepting side refuses the connection only if
+//! every pair failed for a reason that stays (`NotYet::may_pass`, `Error::may_pass`).
+//!
+//! An unauthenticated connection may send one message within ten seconds, and nothing is sized by a
+//! number that it sends ([`unauthenticated`](crate::comm::unauthenticated)). Without free
+//! descriptors, unauthenticated connections make room too, and a peer that has shown the token is
+//! answered once there are enough ([`descriptors`](crate::comm::descriptors)).
 
 pub mod admission;
 pub mod connect;

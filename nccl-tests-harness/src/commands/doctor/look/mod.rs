@@ -1,4 +1,11 @@
-//! What a machine says of itself. Reads, and judges nothing: what cannot be read is noted, with the reason.
+//! Reads the facts of a machine, and judges nothing. A fact that cannot be read is noted with the
+//! reason.
+//!
+//! It starts no Python and loads no library. A broken one would take the doctor down, and a folder
+//! with a machine's files can be examined in the same way. The dynamic loader's choice is worked
+//! out from its documented order. `object` and `memchr` read build ids, compilers, search paths and
+//! version strings without loading anything; both are well kept, and their authors fuzz the
+//! parsers.
 
 mod elf;
 mod functions;

@@ -1,4 +1,7 @@
 //! NetworkManager's automatic profiles, by `nmcli`.
+//!
+//! NetworkManager's own files of them belong to root, and its state files name no profile that
+//! still asks for an address.
 
 use crate::commands::doctor::finding::NotSeen;
 use crate::commands::doctor::place::Place;
