@@ -98,14 +98,14 @@ check_sbom() {
   echo "the SBOM has the ${#crates[@]} crates that the binaries name"
 }
 
-# check_notices PACKAGE FILE: the file names each of these crates, and has texts that only the standard library, the unwinder or the
-# font brings along.
+# check_notices PACKAGE FILE: the file names each of these crates, and has texts that only the standard library or the unwinder
+# brings along.
 check_notices() {
   local package=$1 file=$2 crate text
   for crate in "${crates[@]}"; do
     grep -qwF "${crate%-*} ${crate##*-}" "$file" || die "$package: $(basename "$file") does not name $crate"
   done
-  for text in "SIL OPEN FONT LICENSE" "UNICODE LICENSE V3" "LLVM Exceptions to the Apache 2.0 License" "The Rust Project Developers"; do
+  for text in "UNICODE LICENSE V3" "LLVM Exceptions to the Apache 2.0 License" "The Rust Project Developers"; do
     grep -qF "$text" "$file" || die "$package: $(basename "$file") lacks \"$text\""
   done
   ! grep -qF "$HOME/" "$file" || die "$package: $(basename "$file") names a folder of this machine"

@@ -94,7 +94,7 @@ pub struct Bench {
     rank_env: Vec<RankEnv>,
     #[command(flatten)]
     json: JsonOption,
-    /// Draw the results as SVG and PNG charts into the folder DIR.
+    /// Draws the results as SVG charts into the folder DIR.
     #[arg(long, value_name = "DIR")]
     plot: Option<PathBuf>,
     /// Where ranks started by a launcher meet rank 0; --against also uses the next port [default: from the launcher; with torchrun

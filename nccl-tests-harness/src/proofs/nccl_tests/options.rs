@@ -47,7 +47,7 @@ pub struct Options {
     allow_few_channels: bool,
     #[command(flatten)]
     json: JsonOption,
-    /// Draws charts of busbw, as SVG and PNG, into the folder DIR.
+    /// Draws charts of busbw as SVG into the folder DIR.
     #[arg(long, value_name = "DIR")]
     plot: Option<PathBuf>,
     #[command(flatten)]

@@ -3,8 +3,7 @@
 use super::options::Plan;
 use super::printed_table::Row;
 use crate::output::numbers::{median, number, range, significant, size, spread};
-use crate::output::plot;
-use crate::output::plot::chart::{Axis, Chart, Line, Scale};
+use crate::output::plot::{self, Axis, Chart, Line, Scale};
 use crate::output::table::{Table, left, right};
 use crate::scene::network::Network;
 use anyhow::Result;
@@ -235,7 +234,7 @@ pub fn picture(plan: &Plan, program: &Path, fabric: &str, outcomes: &[Outcome]) 
     }
     let largest = sizes(outcomes).last().map(|bytes| format!(" up to {}", size(*bytes as usize))).unwrap_or_default();
     let chart = Chart {
-        titles: vec![format!("{name}{largest}")],
+        title: format!("{name}{largest}"),
         captions: plot::captions(fabric, "points: median of the rounds; bars: slowest to fastest round"),
         x: Axis { label: "size, bytes".to_owned(), scale: Scale::Binary },
         y: Axis { label: "busbw, GB/s".to_owned(), scale: Scale::Linear },
