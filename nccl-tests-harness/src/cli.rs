@@ -4,9 +4,13 @@ mod examples;
 mod words;
 
 use crate::commands::collectives::options::Options as Collective;
-use crate::commands::{doctor, env, fabric, install, manual, rails, report, top, tune};
+use crate::commands::collectives::rank::Collectives;
+use crate::commands::memory::rank::Memory;
+use crate::commands::{doctor, env, fabric, install, manual, memory, nccl_tests, rails, report, top, tune};
+use crate::pair::rank::Pair;
 use crate::proofs::bench::options::Bench;
-use crate::proofs::{communicators, memory, nccl_tests};
+use crate::proofs::communicators;
+use crate::ranks::control::Work;
 use crate::ranks::process;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -167,9 +171,15 @@ pub enum Command {
     /// Prints the manual page.
     #[command(name = "man", hide = true)]
     Manual(manual::Manual),
-    /// One rank of a run; started by the other commands, with the control connection to them as standard input.
-    #[command(hide = true)]
+    /// One rank of a collective. The control connection to the command that starts it is its standard input.
+    #[command(name = Collectives::COMMAND, hide = true)]
     Rank(process::Start),
+    /// The process that tries one kind of memory, in the same way.
+    #[command(name = Memory::COMMAND, hide = true)]
+    MemoryRank(process::Start),
+    /// One rank of a pair, in the same way.
+    #[command(name = Pair::COMMAND, hide = true)]
+    PairRank(process::Start),
 }
 
 #[cfg(test)]

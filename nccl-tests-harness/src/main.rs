@@ -19,6 +19,7 @@ mod lines;
 #[allow(unsafe_code)]
 mod net;
 mod output;
+mod pair;
 mod places;
 mod proc_stat;
 mod proofs;
@@ -31,14 +32,17 @@ use anyhow::{Context, Result};
 use clap::CommandFactory;
 use clap::error::ErrorKind;
 use cli::{Cli, Command};
+use commands::collectives::rank::Collectives;
 use commands::collectives::{Collective, lead};
 use commands::doctor::{Ended, Verdict};
-use commands::{rails, settings, tune};
+use commands::memory::rank::Memory;
+use commands::{memory, nccl_tests, rails, settings, tune};
 use nccl_net_spark::config::Settings;
 use output::{STANDARD_OUTPUT, Verbosity, report};
-use proofs::{bench, communicators, memory, nccl_tests};
+use pair::rank::Pair;
+use proofs::{bench, communicators};
 use ranks::launch::{self, World};
-use ranks::{log, process};
+use ranks::process;
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
@@ -186,10 +190,9 @@ fn run(command: Command) -> Result<bool> {
         Command::Uninstall(options) => options.run(&program, out).map(|()| true),
         Command::Completions(options) => options.run(&Cli::command(), out).map(|()| true),
         Command::Manual(options) => options.run(&Cli::command(), out).map(|()| true),
-        Command::Rank(start) => {
-            let level = log::Level::of_nccl_debug(std::env::var("NCCL_DEBUG").ok().as_deref());
-            process::run(&start, level).map(|()| true)
-        }
+        Command::Rank(start) => process::run::<Collectives>(&start, variable("NCCL_DEBUG").as_deref()).map(|()| true),
+        Command::MemoryRank(start) => process::run::<Memory>(&start, variable("NCCL_DEBUG").as_deref()).map(|()| true),
+        Command::PairRank(start) => process::run::<Pair>(&start, variable("NCCL_DEBUG").as_deref()).map(|()| true),
     }
 }
 

@@ -7,16 +7,12 @@
 
 pub mod charts;
 pub mod figures;
-pub mod messages;
 pub mod options;
 pub mod plan;
-pub mod rank;
 pub mod report;
 pub mod scenario;
 pub mod show;
-pub mod side;
 pub mod slowdown;
-pub mod traffic;
 
 use crate::fabric::limit::{self, Limit};
 use crate::fabric::{self, Fabric, Kind};
@@ -24,6 +20,8 @@ use crate::output::numbers::{count, significant, size};
 use crate::output::plot;
 use crate::output::report as told;
 use crate::output::watch::Watch;
+use crate::pair::rank::Pair;
+use crate::pair::side::{About, Side, Turn};
 use crate::ranks::device::Network;
 use crate::ranks::job::Seat;
 use crate::ranks::launch::World;
@@ -36,7 +34,6 @@ use nix::unistd::Pid;
 use plan::{Plan, RANKS, Scenario, Settings};
 use report::Report;
 use show::PointTable;
-use side::{About, Side, Turn};
 use slowdown::Course;
 use std::io::Write;
 use std::os::unix::process::CommandExt;
@@ -67,7 +64,7 @@ fn become_ranks(plan: &Plan, world: &World, meeting: &Meeting, program: &Path) -
     let libraries = plan.libraries();
     for (number, (_, library, _)) in libraries.iter().enumerate() {
         let meeting = meeting_of(meeting, number)?;
-        let rank = seats::rank_command(world, &meeting, library, &plan.environment(number), program)?;
+        let rank = seats::rank_command::<Pair>(world, &meeting, library, &plan.environment(number), program)?;
         seats::become_or_start(rank, number + 1 == libraries.len())?;
     }
     Ok(())

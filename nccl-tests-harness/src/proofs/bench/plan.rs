@@ -1,10 +1,10 @@
 //! What `nccl-spark bench` is to do: the scenarios and the checked options.
 
 use super::figures::Metric;
-use super::messages::Layout;
 use super::show::Places;
 use crate::fabric::{Kind, Wish};
 use crate::output::report::Target;
+use crate::pair::messages::Layout;
 use crate::ranks::job::RankEnv;
 use crate::ranks::launch::World;
 use crate::ranks::rendezvous::Meeting;

@@ -2,8 +2,8 @@
 
 use super::figures::Point;
 use super::plan::{Plan, Scenario, Settings};
-use super::side::About;
 use super::slowdown::Course;
+use crate::pair::side::About;
 use crate::ranks::device::Network;
 use serde::Serialize;
 use serde_json::Value;

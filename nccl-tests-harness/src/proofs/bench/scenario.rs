@@ -6,10 +6,10 @@
 //! ([`Side::renew`]); the median of the rounds counts, shown with their min..max.
 
 use super::figures::{Metric, Place, Point, Series};
-use super::messages::Layout;
 use super::plan::{Plan, Scenario};
-use super::side::{Side, Wrong};
 use crate::fabric::limit::Limit;
+use crate::pair::messages::Layout;
+use crate::pair::side::{Side, Wrong};
 use anyhow::Result;
 
 /// Memory of one rank for the messages of all its connections, unless one message per connection needs more.

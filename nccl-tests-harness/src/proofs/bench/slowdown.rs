@@ -1,11 +1,11 @@
 //! A stream during which one rail is slowed and then restored.
 
 use super::figures::{Metric, Place, Point, Series};
-use super::messages::Flowed;
 use super::plan::Plan;
 use super::scenario::{self, Tell};
-use super::side::{Fall, Side, Turn};
 use crate::fabric::limit::Limit;
+use crate::pair::messages::Flowed;
+use crate::pair::side::{Fall, Side, Turn};
 use anyhow::{Result, ensure};
 use serde::Serialize;
 use std::time::Duration;

@@ -2,10 +2,10 @@
 
 use super::sides::{Side, Task, Worker, lines, wait};
 use super::{Found, Order};
+use crate::commands::memory::ends::{Actor, End, Ends, Step, TAG, Wire};
 use crate::gpu::lines::{LINE_BYTES, Round, Tally};
 use crate::gpu::{self, Lines};
 use crate::net::Words;
-use crate::proofs::memory::ends::{Actor, End, Ends, Step, TAG, Wire};
 use crate::ranks::activity;
 use anyhow::{Context as _, Result, bail, ensure};
 use std::rc::Rc;

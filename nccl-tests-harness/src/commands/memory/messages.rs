@@ -1,6 +1,6 @@
 //! The kinds of memory, and the messages between the command and the process that tries one.
 
-use super::litmus::{Found, Order};
+use super::litmus::{self, Found};
 use crate::gpu::{About, Wrong};
 use crate::net::Pointer;
 use crate::ranks::device::Network;
@@ -56,6 +56,15 @@ impl Kind {
     }
 }
 
+/// From the command to the process.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Order {
+    /// First of all: what it tries.
+    Setup(Setup),
+    /// Do the next thing: register, then move.
+    Go,
+}
+
 /// The set-up of the process.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Setup {
@@ -70,10 +79,10 @@ pub struct Setup {
     /// The GPU that writes, and the one that checks.
     pub gpus: [u32; 2],
     /// In place of messages of these sizes: the litmus test of LL128, in buffers of the greatest size.
-    pub litmus: Option<Order>,
+    pub litmus: Option<litmus::Order>,
 }
 
-/// The answers of the process: one to the set-up, then one to each Go.
+/// The answers of the process: one to the set-up, then one to each [`Order::Go`].
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Answer {
     /// The plugin is up and connected with itself.

@@ -18,14 +18,15 @@ use crate::fabric::{self, Fabric, Kind as FabricKind};
 use crate::gpu::About;
 use crate::output::report;
 use crate::output::watch::Watch;
-use crate::ranks::control::{FromRank, ToRank, answer};
+use crate::ranks::control::answer;
 use crate::ranks::device::Network;
 use crate::ranks::job::Job;
 use crate::ranks::seats;
 use anyhow::{Context, Result, bail};
-use litmus::{Order, Outcome, Verdict};
-use messages::{Answer, Kind, Ready, Registered, Setup};
+use litmus::{Outcome, Verdict};
+use messages::{Answer, Kind, Order, Ready, Registered, Setup};
 use options::Plan;
+use rank::Memory;
 use serde::Serialize;
 use show::Fate;
 use std::io::Write;
@@ -166,25 +167,31 @@ fn attempt(plan: &Plan, program: &Path, fabric: &Fabric, kind: Kind) -> Result<(
 }
 
 /// Starts a process that tries a kind, or the litmus test in memory of it.
-fn start(plan: &Plan, program: &Path, fabric: &Fabric, kind: Kind, litmus: Option<Order>) -> Result<(Job, Ready)> {
+fn start(
+    plan: &Plan,
+    program: &Path,
+    fabric: &Fabric,
+    kind: Kind,
+    litmus: Option<litmus::Order>,
+) -> Result<(Job<Memory>, Ready)> {
     let mut job = Job::start(program, seats::all_here(1, fabric, &[]), plan.timeout, Watch::none())?;
     let sizes = if litmus.is_some() { vec![litmus::rounds::BUFFER_BYTES] } else { plan.sizes.clone() };
     let (plugin, job_number) = (plan.plugin.clone(), u64::from(std::process::id()));
     let setup = Setup { kind, plugin, job: job_number, sizes, gpus: plan.gpus, litmus };
-    let ready = ask(&mut job, ToRank::Memory(setup), answer!(Answer::Ready(ready) => ready))?;
+    let ready = ask(&mut job, &Order::Setup(setup), answer!(Answer::Ready(ready) => ready))?;
     Ok((job, ready))
 }
 
 /// Runs the litmus test: in memory pinned by CUDA, as NCCL's buffers are, or without a GPU in memory of `malloc`.
-fn judge_lines(plan: &Plan, program: &Path, fabric: &Fabric, order: Order, has_gpu: bool) -> Outcome {
+fn judge_lines(plan: &Plan, program: &Path, fabric: &Fabric, order: litmus::Order, has_gpu: bool) -> Outcome {
     let kind = if has_gpu { Kind::HostAlloc } else { Kind::Malloc };
     let run = || -> Result<Outcome> {
         let (mut job, _) = start(plan, program, fabric, kind, Some(order))?;
-        let registered = ask(&mut job, ToRank::Go, answer!(Answer::Registered(registered) => registered))?;
+        let registered = ask(&mut job, &Order::Go, answer!(Answer::Registered(registered) => registered))?;
         if let Registered::Refused(reason) | Registered::NotTried(reason) = registered {
             return Ok(Outcome::Failed { reason });
         }
-        let found = ask(&mut job, ToRank::Go, answer!(Answer::Litmus(found) => found))?;
+        let found = ask(&mut job, &Order::Go, answer!(Answer::Litmus(found) => found))?;
         // After lines that did not arrive the process cannot close normally.
         if found.missing == 0 {
             job.finish().context("close")?;
@@ -204,28 +211,21 @@ fn words_of(error: &anyhow::Error) -> String {
 }
 
 /// Has a started process register memory and move messages.
-fn proceed(mut job: Job, is_registered: &mut bool) -> Result<Fate> {
-    let registered = ask(&mut job, ToRank::Go, answer!(Answer::Registered(registered) => registered))?;
+fn proceed(mut job: Job<Memory>, is_registered: &mut bool) -> Result<Fate> {
+    let registered = ask(&mut job, &Order::Go, answer!(Answer::Registered(registered) => registered))?;
     let fate = match registered {
         Registered::NotTried(reason) => Fate::NotTried { reason },
         Registered::Refused(reason) => Fate::Refused { reason },
         Registered::Yes => {
             *is_registered = true;
-            Fate::Moved(ask(&mut job, ToRank::Go, answer!(Answer::Moved(moved) => moved))?)
+            Fate::Moved(ask(&mut job, &Order::Go, answer!(Answer::Moved(moved) => moved))?)
         }
     };
     job.finish().context("close")?;
     Ok(fate)
 }
 
-fn ask<T>(job: &mut Job, question: ToRank, answer: fn(Answer) -> Option<T>) -> Result<T> {
-    let answers = job.ask_some(
-        0..1,
-        |_| Some(question.clone()),
-        |message| match message {
-            FromRank::Memory(told) => answer(told),
-            _ => None,
-        },
-    )?;
+fn ask<T>(job: &mut Job<Memory>, order: &Order, answer: fn(Answer) -> Option<T>) -> Result<T> {
+    let answers = job.ask(|_| order.clone(), answer)?;
     answers.into_iter().next().context("its process did not answer")
 }

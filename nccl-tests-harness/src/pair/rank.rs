@@ -1,10 +1,10 @@
-//! One of the two ranks of `bench`: follows the command's orders, in a process of its own.
+//! One rank of a pair: follows the command's orders, in a process of its own.
 
-use super::messages::{Answer, BenchSetup, Layout, Opened, Order};
+use super::messages::{Answer, Layout, Opened, Order};
 use super::traffic::{self, Lane, Word};
 use crate::net::{Context, Listener, Plugin};
 use crate::ranks::activity;
-use crate::ranks::control::{FromRank, Sender, ToRank};
+use crate::ranks::control::Work;
 use crate::ranks::device;
 use crate::ranks::log;
 use crate::ranks::pattern::{Mismatch, Pattern, Sum};
@@ -14,33 +14,39 @@ use std::rc::Rc;
 use std::sync::mpsc::{self, TryRecvError};
 use std::time::{Duration, Instant};
 
-/// Runs the rank; `library` is the plugin's path on this machine.
-///
-/// # Errors
-/// The plugin's, or unexpected orders.
-pub fn work(setup: &BenchSetup, library: &Path, commands: &mpsc::Receiver<ToRank>, sender: &Sender) -> Result<()> {
-    let context = Plugin::load(library, setup.abi)?.init(setup.job)?;
-    let network = device::examine(&context)?;
-    sender.send(&FromRank::Up { network, abi: context.version() })?;
-    let mut rank = Rank { number: setup.rank, listeners: Vec::new(), lanes: Vec::new(), context };
-    loop {
-        activity::stage("waiting for the next order");
-        let order = match commands.recv()? {
-            ToRank::Order(order) => order,
-            ToRank::Finish => break,
-            other => bail!("unexpected command {other:?}"),
-        };
-        match rank.obey(order, commands, sender) {
-            Ok(answer) => sender.send(&FromRank::Answer(answer))?,
-            Err(error) => {
-                // Nothing is closed: the other rank would fail too, and its error would hide this one.
-                std::mem::forget(rank);
-                return Err(error);
+/// The work of a pair of ranks.
+pub struct Pair;
+
+impl Work for Pair {
+    const COMMAND: &'static str = "pair-rank";
+    type Order = Order;
+    type Answer = Answer;
+
+    fn work(
+        library: Option<&Path>,
+        orders: &mpsc::Receiver<Order>,
+        answer: &dyn Fn(Answer) -> Result<()>,
+    ) -> Result<()> {
+        let Order::Setup(setup) = orders.recv()? else { bail!("the first order is not the set-up") };
+        let context = Plugin::load(library.unwrap_or(&setup.plugin), setup.abi)?.init(setup.job)?;
+        let network = device::examine(&context)?;
+        answer(Answer::Up { network, abi: context.version() })?;
+        let mut rank = Rank { number: setup.rank, listeners: Vec::new(), lanes: Vec::new(), context };
+        loop {
+            activity::stage("waiting for the next order");
+            let Ok(order) = orders.recv() else { break };
+            match rank.obey(order, orders, answer) {
+                Ok(told) => answer(told)?,
+                Err(error) => {
+                    // Nothing is closed: the other rank would fail too, and its error would hide this one.
+                    std::mem::forget(rank);
+                    return Err(error);
+                }
             }
         }
+        activity::stage("closing");
+        Ok(())
     }
-    activity::stage("closing");
-    Ok(())
 }
 
 struct Rank {
@@ -52,7 +58,12 @@ struct Rank {
 }
 
 impl Rank {
-    fn obey(&mut self, order: Order, commands: &mpsc::Receiver<ToRank>, sender: &Sender) -> Result<Answer> {
+    fn obey(
+        &mut self,
+        order: Order,
+        orders: &mpsc::Receiver<Order>,
+        answer: &dyn Fn(Answer) -> Result<()>,
+    ) -> Result<Answer> {
         match order {
             Order::Listen { connections } => {
                 activity::stage("listening");
@@ -72,13 +83,15 @@ impl Rank {
                 let (took, half_trip) = traffic::ping_pong(&mut self.lanes, layout, messages, self.number == 0)?;
                 Ok(Answer::PingPonged { seconds: took.as_secs_f64(), half_trip })
             }
-            Order::Flow { layout, window_ms } => self.flow(layout, window_ms, commands, sender),
+            Order::Flow { layout, window_ms } => self.flow(layout, window_ms, orders, answer),
             Order::Close => {
                 activity::stage("closing connections");
                 self.lanes.clear();
                 Ok(Answer::Closed)
             }
-            other @ (Order::Mark | Order::Stop | Order::Until { .. }) => bail!("{other:?} outside of a flow"),
+            other @ (Order::Setup(_) | Order::Mark | Order::Stop | Order::Until { .. }) => {
+                bail!("unexpected order {other:?}")
+            }
         }
     }
 
@@ -130,30 +143,27 @@ impl Rank {
         &mut self,
         layout: Layout,
         window_ms: u64,
-        commands: &mpsc::Receiver<ToRank>,
-        sender: &Sender,
+        orders: &mpsc::Receiver<Order>,
+        answer: &dyn Fn(Answer) -> Result<()>,
     ) -> Result<Answer> {
         activity::stage(format!("streaming messages of {} bytes while a rail is slowed", layout.bytes));
         ensure!(window_ms > 0, "a window of 0 ms");
         let begin = Instant::now();
-        sender.send(&FromRank::Answer(Answer::Flowing))?;
-        let listen = || match commands.try_recv() {
-            Ok(ToRank::Order(Order::Mark)) => Ok(Some(Word::Mark)),
-            Ok(ToRank::Order(Order::Stop)) => Ok(Some(Word::Stop)),
-            Ok(ToRank::Order(Order::Until { messages })) => Ok(Some(Word::Until(messages))),
-            Ok(other) => bail!("unexpected command {other:?} in a flow"),
+        answer(Answer::Flowing)?;
+        let listen = || match orders.try_recv() {
+            Ok(Order::Mark) => Ok(Some(Word::Mark)),
+            Ok(Order::Stop) => Ok(Some(Word::Stop)),
+            Ok(Order::Until { messages }) => Ok(Some(Word::Until(messages))),
+            Ok(other) => bail!("unexpected order {other:?} in a flow"),
             Err(TryRecvError::Empty) => Ok(None),
             Err(TryRecvError::Disconnected) => bail!("the command has ended"),
         };
-        let answer = |word, messages| {
-            let answer = match word {
-                Word::Mark => Answer::Marked,
-                Word::Stop | Word::Until(_) => Answer::Stopped { messages },
-            };
-            sender.send(&FromRank::Answer(answer))
+        let tell = |word, messages| match word {
+            Word::Mark => answer(Answer::Marked),
+            Word::Stop | Word::Until(_) => answer(Answer::Stopped { messages }),
         };
         let window = Duration::from_millis(window_ms);
-        traffic::flow(begin, &mut self.lanes, layout, window, listen, answer).map(Answer::Flowed)
+        traffic::flow(begin, &mut self.lanes, layout, window, listen, tell).map(Answer::Flowed)
     }
 }
 

@@ -1,8 +1,9 @@
-//! One of the libraries that are measured: its two ranks, and the orders they get.
+//! A library that is measured: its two ranks, and the orders they get.
 
-use super::messages::{Answer, BenchSetup, Flowed, HalfTrip, Layout, Opened, Order};
+use super::messages::{Answer, Flowed, HalfTrip, Layout, Opened, Order, Setup};
+use super::rank::Pair;
 use crate::output::watch::Watch;
-use crate::ranks::control::{FromRank, ToRank, answer};
+use crate::ranks::control::answer;
 use crate::ranks::device::Network;
 use crate::ranks::job::{Job, Seat};
 use anyhow::{Context, Result, anyhow};
@@ -38,7 +39,7 @@ pub struct About {
 pub struct Side {
     /// Facts about it.
     pub about: About,
-    job: Job,
+    job: Job<Pair>,
     checks: u64,
     /// The connections that are open: forward, back, bytes of memory for each.
     open: Vec<(usize, usize, usize)>,
@@ -214,9 +215,9 @@ impl Side {
 
     /// Orders `rank` to end, and takes both ranks' answers at the end of a flow: returns the receiver's count.
     fn ask_after(&mut self, rank: usize, order: Order) -> Result<Flowed> {
-        let flowed = answer!(FromRank::Answer(Answer::Flowed(flowed)) => flowed);
+        let flowed = answer!(Answer::Flowed(flowed) => flowed);
         let name = self.about.name;
-        let told = move |number: usize| (number == rank).then(|| ToRank::Order(order.clone()));
+        let told = move |number: usize| (number == rank).then(|| order.clone());
         let mut flowed = self.job.ask_some(0..2, told, flowed).map_err(|error| of(name, &error))?;
         flowed.pop().context("rank 1 did not answer")
     }
@@ -257,25 +258,18 @@ impl Side {
         order: impl Fn(usize) -> Order,
         answer: impl Fn(Answer) -> Option<T>,
     ) -> Result<Vec<T>> {
-        let answers = self.job.ask_some(
-            ranks,
-            |rank| Some(ToRank::Order(order(rank))),
-            |message| match message {
-                FromRank::Answer(told) => answer(told),
-                _ => None,
-            },
-        );
+        let answers = self.job.ask_some(ranks, |rank| Some(order(rank)), answer);
         answers.map_err(|error| of(self.about.name, &error))
     }
 }
 
 /// Starts the plugin in the ranks: the network as each sees it, and the version of the plugin interface.
-fn set_up(job: &mut Job, about: &About) -> Result<Vec<(Network, u32)>> {
+fn set_up(job: &mut Job<Pair>, about: &About) -> Result<Vec<(Network, u32)>> {
     let setup = |rank| {
         let (plugin, abi) = (about.library.clone(), about.abi_wanted);
-        ToRank::Bench(BenchSetup { rank, plugin, abi, job: u64::from(std::process::id()) })
+        Order::Setup(Setup { rank, plugin, abi, job: u64::from(std::process::id()) })
     };
-    let up = job.ask(setup, answer!(FromRank::Up { network, abi } => (network, abi)));
+    let up = job.ask(setup, answer!(Answer::Up { network, abi } => (network, abi)));
     up.map_err(|error| of(about.name, &error))
 }
 

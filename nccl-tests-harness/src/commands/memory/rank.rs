@@ -1,12 +1,12 @@
 //! The process that tries one kind of memory: it is both ends of one connection.
 
 use super::ends::{Actor, End, Ends, Wire};
-use super::litmus::rounds;
-use super::messages::{Answer, Kind, Message, Moved, Ready, Registered, Setup};
+use super::litmus::{Found, rounds};
+use super::messages::{Answer, Kind, Message, Moved, Order, Ready, Registered, Setup};
 use crate::gpu::{self, Block, Driver, Gpu, Pattern};
 use crate::net::{Context, Plugin, RecvComm, SendComm};
 use crate::ranks::activity;
-use crate::ranks::control::{FromRank, Sender, ToRank};
+use crate::ranks::control::Work;
 use crate::ranks::device::{self, DEVICE};
 use crate::ranks::log;
 use anyhow::{Context as _, Result, bail};
@@ -16,87 +16,87 @@ use std::sync::mpsc;
 
 /// Bytes after each message that must not change.
 const GUARD_BYTES: usize = 4096;
-/// Tries it; `library` is the plugin's path.
-///
-/// # Errors
-/// The plugin's or the driver's. Memory that is refused or does not exist here is an answer and not an error.
-pub fn work(setup: &Setup, library: &Path, commands: &mpsc::Receiver<ToRank>, sender: &Sender) -> Result<()> {
-    activity::stage("starting the GPU");
-    let gpus = look(setup.gpus)?;
-    activity::stage("connecting");
-    let context = Plugin::load(library, None)?.init(setup.job)?;
-    let network = device::examine(&context)?;
-    let (send, recv) = connect_with_itself(&context)?;
-    let about = gpus.as_ref().map(|gpus| gpus.each_ref().map(|gpu| gpu.about().clone())).map_err(String::clone);
-    let ready = Ready { network, connections: log::take_rail_lines(), gpus: about };
-    sender.send(&FromRank::Memory(Answer::Ready(ready)))?;
 
-    wait_for_go(commands)?;
-    let ends = match allocate(setup, gpus)? {
-        Ok(ends) => ends,
-        Err(reason) => return last(Registered::NotTried(reason), commands, sender),
-    };
-    activity::stage(format!("registering {}", setup.kind.name()));
-    let pointer = setup.kind.pointer();
-    let registered = send
-        .register_as(ends.from.block.buffer(), pointer)
-        .and_then(|from| Ok((from, recv.register_as(ends.into.block.buffer(), pointer)?)));
-    let (from, into) = match registered {
-        Ok(registered) => registered,
-        Err(error) => return last(Registered::Refused(format!("{error:#}")), commands, sender),
-    };
-    sender.send(&FromRank::Memory(Answer::Registered(Registered::Yes)))?;
+/// The work of a process that tries a kind of memory. Memory that is refused or does not exist here is an answer and not an error.
+pub struct Memory;
 
-    wait_for_go(commands)?;
-    let wire = Wire { send, recv, from, into };
-    if let Some(order) = &setup.litmus {
-        match rounds::run(&ends, &wire, order) {
-            Ok(found) if found.missing == 0 => sender.send(&FromRank::Memory(Answer::Litmus(found)))?,
-            Ok(found) => {
-                // Missing messages may still arrive: nothing is closed.
-                std::mem::forget((wire, ends));
-                sender.send(&FromRank::Memory(Answer::Litmus(found)))?;
-            }
+impl Work for Memory {
+    const COMMAND: &'static str = "memory-rank";
+    type Order = Order;
+    type Answer = Answer;
+
+    fn work(
+        library: Option<&Path>,
+        orders: &mpsc::Receiver<Order>,
+        answer: &dyn Fn(Answer) -> Result<()>,
+    ) -> Result<()> {
+        let Order::Setup(setup) = orders.recv()? else { bail!("the first order is not the set-up") };
+        activity::stage("starting the GPU");
+        let gpus = look(setup.gpus)?;
+        activity::stage("connecting");
+        let context = Plugin::load(library.unwrap_or(&setup.plugin), None)?.init(setup.job)?;
+        let network = device::examine(&context)?;
+        let (send, recv) = connect_with_itself(&context)?;
+        let about = gpus.as_ref().map(|gpus| gpus.each_ref().map(|gpu| gpu.about().clone())).map_err(String::clone);
+        answer(Answer::Ready(Ready { network, connections: log::take_rail_lines(), gpus: about }))?;
+
+        wait_for_go(orders)?;
+        let ends = match allocate(&setup, gpus)? {
+            Ok(ends) => ends,
+            Err(reason) => return last(Answer::Registered(Registered::NotTried(reason)), orders, answer),
+        };
+        activity::stage(format!("registering {}", setup.kind.name()));
+        let pointer = setup.kind.pointer();
+        let registered = send
+            .register_as(ends.from.block.buffer(), pointer)
+            .and_then(|from| Ok((from, recv.register_as(ends.into.block.buffer(), pointer)?)));
+        let (from, into) = match registered {
+            Ok(registered) => registered,
             Err(error) => {
-                std::mem::forget((wire, ends));
-                return Err(error);
+                return last(Answer::Registered(Registered::Refused(format!("{error:#}"))), orders, answer);
             }
+        };
+        answer(Answer::Registered(Registered::Yes))?;
+
+        wait_for_go(orders)?;
+        let wire = Wire { send, recv, from, into };
+        let told = match &setup.litmus {
+            Some(order) => rounds::run(&ends, &wire, order).map(Answer::Litmus),
+            None => move_messages(&setup, &ends, &wire).map(Answer::Moved),
+        };
+        let is_through = matches!(&told, Ok(Answer::Moved(_) | Answer::Litmus(Found { missing: 0, .. })));
+        if !is_through {
+            // Nothing is closed: what the plugin or the driver has not finished may still use it, and missing messages
+            // may still arrive.
+            std::mem::forget((wire, ends));
         }
-        return wait_for_the_end(commands);
+        last(told?, orders, answer)
     }
+}
+
+/// Moves a message of each size.
+fn move_messages(setup: &Setup, ends: &Ends, wire: &Wire) -> Result<Moved> {
     let mut messages = Vec::new();
     for (number, &bytes) in setup.sizes.iter().enumerate() {
-        match exchange(&ends, &wire, setup.kind, bytes, number as u32 + 1) {
-            Ok(message) => messages.push(message),
-            Err(error) => {
-                // Nothing is closed: what the plugin or the driver has not finished may still use it.
-                std::mem::forget((wire, ends));
-                return Err(error.context(format!("a message of {bytes} bytes")));
-            }
-        }
+        let message = exchange(ends, wire, setup.kind, bytes, number as u32 + 1);
+        messages.push(message.with_context(|| format!("a message of {bytes} bytes"))?);
     }
-    let (written_by, checked_by) = (ends.from.name(), ends.into.name());
-    sender.send(&FromRank::Memory(Answer::Moved(Moved { written_by, checked_by, messages })))?;
-    wait_for_the_end(commands)
+    Ok(Moved { written_by: ends.from.name(), checked_by: ends.into.name(), messages })
 }
 
-/// The last answer, when there is nothing to move.
-fn last(registered: Registered, commands: &mpsc::Receiver<ToRank>, sender: &Sender) -> Result<()> {
-    sender.send(&FromRank::Memory(Answer::Registered(registered)))?;
-    wait_for_the_end(commands)
-}
-
-fn wait_for_go(commands: &mpsc::Receiver<ToRank>) -> Result<()> {
-    match commands.recv()? {
-        ToRank::Go => Ok(()),
-        other => bail!("unexpected command {other:?}"),
+/// Gives the last answer, and waits for the end.
+fn last(told: Answer, orders: &mpsc::Receiver<Order>, answer: &dyn Fn(Answer) -> Result<()>) -> Result<()> {
+    answer(told)?;
+    match orders.recv() {
+        Ok(other) => bail!("unexpected order {other:?}"),
+        Err(_) => Ok(()),
     }
 }
 
-fn wait_for_the_end(commands: &mpsc::Receiver<ToRank>) -> Result<()> {
-    match commands.recv()? {
-        ToRank::Finish => Ok(()),
-        other => bail!("unexpected command {other:?}"),
+fn wait_for_go(orders: &mpsc::Receiver<Order>) -> Result<()> {
+    match orders.recv()? {
+        Order::Go => Ok(()),
+        other => bail!("unexpected order {other:?}"),
     }
 }
 

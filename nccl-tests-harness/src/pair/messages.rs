@@ -1,11 +1,12 @@
-//! The messages between the command and the ranks of `bench`: rank 0 sends, rank 1 receives.
+//! The messages between the command and a pair of ranks: rank 0 sends, rank 1 receives.
 
+use crate::ranks::device::Network;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 /// The set-up of a rank.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct BenchSetup {
+pub struct Setup {
     /// Its number: 0 or 1.
     pub rank: usize,
     /// The plugin's library.
@@ -30,6 +31,8 @@ pub struct Layout {
 /// From the command to a rank.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Order {
+    /// First of all: what the rank is.
+    Setup(Setup),
     /// Listen for this many more connections.
     Listen {
         /// How many.
@@ -86,6 +89,13 @@ pub enum Order {
 /// The answer to an order.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Answer {
+    /// The plugin is up.
+    Up {
+        /// The network as NCCL would see it.
+        network: Network,
+        /// The version of the plugin interface that is spoken.
+        abi: u32,
+    },
     /// The rank listens.
     Listening {
         /// A handle for each connection.
