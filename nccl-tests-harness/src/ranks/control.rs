@@ -33,7 +33,7 @@ pub trait Work {
 
 /// From the command to a rank.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum ToRank<Order> {
+pub(crate) enum ToRank<Order> {
     /// An order of the rank's kind of work.
     Order(Order),
     /// Close everything and exit.
@@ -42,7 +42,7 @@ pub enum ToRank<Order> {
 
 /// From a rank to the command.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum FromRank<Answer> {
+pub(crate) enum FromRank<Answer> {
     /// An answer of the rank's kind of work.
     Answer(Answer),
     /// A sign of life, four times a second.
@@ -60,6 +60,7 @@ pub enum FromRank<Answer> {
 }
 
 /// The function that takes one kind of message as the answer to what was asked: `answer!(Answer::Connected { lines } => lines)`.
+#[macro_export]
 macro_rules! answer {
     ($pattern:pat => $value:expr) => {
         |message| match message {
@@ -68,19 +69,19 @@ macro_rules! answer {
         }
     };
 }
-pub(crate) use answer;
+pub use answer;
 
 /// More is no message of these: the other end may be another host's, and must not take this one's memory.
 const LINE_MAX_BYTES: u64 = 16 << 20;
 
 /// The writing half of a line between command and rank.
-pub struct Sender(Mutex<File>);
+pub(crate) struct Sender(Mutex<File>);
 
 /// The reading half.
-pub struct Receiver(BufReader<File>);
+pub(crate) struct Receiver(BufReader<File>);
 
 /// Splits a connected socket in its halves.
-pub fn split(socket: impl Into<OwnedFd>) -> Result<(Sender, Receiver)> {
+pub(crate) fn split(socket: impl Into<OwnedFd>) -> Result<(Sender, Receiver)> {
     let stream = File::from(socket.into());
     let reader = stream.try_clone().context("duplicate the control socket")?;
     Ok((Sender(Mutex::new(stream)), Receiver(BufReader::new(reader))))

@@ -123,7 +123,7 @@ impl<W: Work> Job<W> {
     }
 
     /// Lets the run end at this time, even if its ranks make progress.
-    pub fn end_by(&mut self, end: Instant) {
+    pub(crate) fn end_by(&mut self, end: Instant) {
         self.end = Some(end);
     }
 
@@ -136,7 +136,7 @@ impl<W: Work> Job<W> {
     }
 
     /// The number of a rank's process, where it is a child of this one.
-    pub fn child(&self, rank: usize) -> Option<u32> {
+    pub(crate) fn child(&self, rank: usize) -> Option<u32> {
         match &self.ranks.get(rank)?.process {
             Process::Ours(process) => Some(process.id()),
             Process::Launched(..) => None,

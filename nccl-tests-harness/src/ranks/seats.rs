@@ -79,7 +79,7 @@ pub fn rank_command<W: Work>(
 }
 
 /// What this process tells rank 0 about itself.
-pub fn hello(world: &World) -> Result<Hello> {
+pub(crate) fn hello(world: &World) -> Result<Hello> {
     Ok(Hello {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         job: world.job.clone(),

@@ -4,8 +4,8 @@
 //! them, in the process that started them: it takes the devices of rank 0 away and brings them back. They talk by files in the run's folder
 //! ([`Mark`]), because both sides' standard output is NCCL's log.
 
-use crate::fabric::{Fabric, Hotplug};
 use anyhow::{Context, Result, bail, ensure};
+use nccl_tests_harness::fabric::{Fabric, Hotplug};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -181,7 +181,7 @@ impl<'a> Director<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fabric::{self, Kind, UNPACED, Wish};
+    use nccl_tests_harness::fabric::{self, Kind, UNPACED, Wish};
     use softverbs::nic::Nic;
 
     /// Nobody uses the fabric, so no queue pair is lost with a device.

@@ -1,17 +1,17 @@
-//! The command line of `nccl-spark bench`, checked before anything starts.
+//! The command line of `spark-lab bench`, checked before anything starts.
 
 use super::plan::{Plan, RANKS, Scenario, Settings};
-use crate::abi;
-use crate::fabric::options::FabricOptions;
-use crate::output::report::JsonOption;
-use crate::places;
-use crate::ranks::job::RankEnv;
-use crate::ranks::launch::World;
-use crate::ranks::rendezvous;
-use crate::ranks::seats;
-use crate::sizes;
-use crate::usage::wrong;
 use clap::Args;
+use nccl_tests_harness::abi;
+use nccl_tests_harness::fabric::options::FabricOptions;
+use nccl_tests_harness::output::report::JsonOption;
+use nccl_tests_harness::places;
+use nccl_tests_harness::ranks::job::RankEnv;
+use nccl_tests_harness::ranks::launch::World;
+use nccl_tests_harness::ranks::rendezvous;
+use nccl_tests_harness::ranks::seats;
+use nccl_tests_harness::sizes;
+use nccl_tests_harness::usage::wrong;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -206,19 +206,21 @@ fn parse_seconds(text: &str) -> Result<f64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{Cli, Command};
-    use crate::ranks::launch::Launcher;
-    use crate::usage::one_line;
+    use crate::{Cli, Command};
     use clap::Parser;
+    use nccl_tests_harness::output::report::Target;
+    use nccl_tests_harness::program;
+    use nccl_tests_harness::ranks::launch::Launcher;
+    use nccl_tests_harness::usage::one_line;
 
     fn plan(arguments: &[&str]) -> Result<Plan, String> {
         plan_in(arguments, None)
     }
 
     fn plan_in(arguments: &[&str], world: Option<World>) -> Result<Plan, String> {
-        let cli = Cli::try_parse_from([&["nccl-spark", "bench"], arguments].concat());
+        let cli = Cli::try_parse_from([&["spark-lab", "bench"], arguments].concat());
         let Command::Bench(options) = cli.map_err(|error| one_line(&error))?.command else { panic!("another command") };
-        let plan = options.plan(Path::new("/nowhere/nccl-spark"), world, None);
+        let plan = options.plan(Path::new("/nowhere/spark-lab"), world, None);
         plan.map_err(|error| error.downcast_ref().map_or_else(|| error.to_string(), one_line))
     }
 
@@ -274,6 +276,23 @@ mod tests {
             let text = plan(arguments).unwrap_err();
             assert!(text.contains(option) && text.contains(allowed), "{arguments:?}: {text}");
             assert!(!text.contains('\n'), "{text}");
+        }
+    }
+
+    /// clap alone would take the scenario for the file.
+    #[test]
+    fn a_scenario_after_json_is_no_file() {
+        for (words, target, scenarios) in [
+            (&["--json", "latency"][..], Target::Output, &[Scenario::Latency][..]),
+            (&["bandwidth", "--json", "rate"], Target::Output, &[Scenario::Bandwidth, Scenario::Rate]),
+            (&["--json", "out", "latency"], Target::File("out".into()), &[Scenario::Latency]),
+            (&["--json=latency", "rate"], Target::File("latency".into()), &[Scenario::Rate]),
+        ] {
+            let words = [&["spark-lab", "bench"], words].concat();
+            let cli = program::read::<Cli>(words.into_iter().map(Into::into)).unwrap();
+            let Command::Bench(options) = cli.command else { panic!("another command") };
+            let plan = options.plan(Path::new("/nowhere/spark-lab"), None, None).unwrap();
+            assert_eq!((plan.json, &plan.scenarios[..]), (Some(target), scenarios));
         }
     }
 

@@ -3,7 +3,7 @@
 //! A figure is the median of its rounds, shown with their min..max. Two libraries differ where those ranges do not overlap;
 //! where they do, the ratio of the medians says nothing and is marked as no difference.
 
-use crate::output::numbers::{median, number, spread};
+use nccl_tests_harness::output::numbers::{median, number, spread};
 use serde_json::{Map, Value, json};
 
 /// What is measured.

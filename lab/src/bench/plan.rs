@@ -1,16 +1,16 @@
-//! What `nccl-spark bench` is to do: the scenarios and the checked options.
+//! What `spark-lab bench` is to do: the scenarios and the checked options.
 
 use super::figures::Metric;
 use super::show::Places;
-use crate::fabric::{Kind, Wish};
-use crate::output::report::Target;
 use crate::pair::messages::Layout;
-use crate::ranks::job::RankEnv;
-use crate::ranks::launch::World;
-use crate::ranks::rendezvous::Meeting;
-use crate::sizes::{self, Step};
-use crate::usage::wrong;
 use anyhow::Result;
+use nccl_tests_harness::fabric::{Kind, Wish};
+use nccl_tests_harness::output::report::Target;
+use nccl_tests_harness::ranks::job::RankEnv;
+use nccl_tests_harness::ranks::launch::World;
+use nccl_tests_harness::ranks::rendezvous::Meeting;
+use nccl_tests_harness::sizes::{self, Step};
+use nccl_tests_harness::usage::wrong;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Duration;

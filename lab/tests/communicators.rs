@@ -1,8 +1,8 @@
-//! `nccl-spark communicators` as far as it goes without a GPU; with one, all of it.
+//! `spark-lab communicators` as far as it goes without a GPU; with one, all of it.
 
 mod common;
 
-use common::{Fakes, say};
+use common::{Fake, Said, say, spark_lab};
 use std::path::Path;
 
 #[test]
@@ -14,12 +14,15 @@ fn without_a_gpu_one_error_says_so_before_anything_starts() {
     }
     let said = say(&["communicators", "several", "lost", "--fabric", "soft"]);
     assert_eq!((said.status, said.out.as_str(), said.err.lines().count()), (Some(1), "", 1), "{said:?}");
-    assert!(said.err.starts_with("nccl-spark: communicators needs an NVIDIA GPU"), "{said:?}");
+    assert!(said.err.starts_with("spark-lab: communicators needs an NVIDIA GPU"), "{said:?}");
 }
 
 #[test]
 fn a_driver_without_a_gpu_is_told_from_no_driver() {
-    let said = Fakes::new().communicators("FAKE_GPUS=0");
+    let fake = Fake::with_driver();
+    let mut command = spark_lab();
+    command.args(["communicators", "--fabric", "verbs", "--plugin"]).arg(fake.library());
+    let said: Said = command.env("LD_LIBRARY_PATH", fake.folder()).env("FAKE_GPUS", "0").output().unwrap().into();
     assert_eq!((said.status, said.out.as_str(), said.err.lines().count()), (Some(1), "", 1), "{said:?}");
     assert!(said.err.contains("needs an NVIDIA GPU and its driver: cuInit returned"), "{said:?}");
 }

@@ -4,8 +4,8 @@
 //! and one for their ratios, because side by side they would not fit.
 
 use super::figures::{Comparison, Metric, Place, Point};
-use crate::output::numbers::{range, significant, size};
-use crate::output::table::{Table, right};
+use nccl_tests_harness::output::numbers::{range, significant, size};
+use nccl_tests_harness::output::table::{Table, right};
 use std::io::{self, Write};
 
 /// The table of one scenario: one place after another.

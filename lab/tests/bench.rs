@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Fake, Said, nccl_spark, say};
+use common::{Fake, Said, say, spark_lab};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -20,18 +20,18 @@ fn told(said: &Said) -> Value {
 
 /// The plugin that cargo built last and the software fabric, where both are built.
 fn soft() -> Option<PathBuf> {
-    let program = Path::new(env!("CARGO_BIN_EXE_nccl-spark"));
+    let program = Path::new(env!("CARGO_BIN_EXE_spark-lab"));
     let candidates = ["libnccl_net_spark.so", "deps/libnccl_net_spark.so"].map(|name| program.with_file_name(name));
     let built = candidates.into_iter().filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path))).max();
     let plugin = built.map(|(_, path)| path).filter(|_| program.with_file_name("softverbs-ibverbs").exists());
     if plugin.is_none() {
-        common::not_built();
+        common::skip::missing("the plugin and softverbs-ibverbs are not both built (cargo build --workspace)");
     }
     plugin
 }
 
 fn run_soft(plugin: &Path, arguments: &str) -> Said {
-    let mut command = nccl_spark();
+    let mut command = spark_lab();
     command.args(["bench", "--profile", "spark-1cable", "--scale", "0.01", "--json", "-", "--plugin"]).arg(plugin);
     command.args(arguments.split_whitespace());
     command.env_remove("NCCL_IB_HCA").env_remove("NCCL_SPARK_SYSFS");
@@ -114,7 +114,7 @@ fn every_version_of_the_interface_carries_the_right_bytes() {
 
 #[test]
 fn wrong_bytes_are_counted_for_the_library_that_delivers_them() {
-    let (good, bad) = (Fake::compile(&[]), Fake::compile(&[]));
+    let (good, bad) = (Fake::plugin(), Fake::plugin());
     let other = bad.library();
     // Of the messages that are checked first, at most 8 lie in memory side by side.
     let arguments = ["bandwidth", "-b", "64", "-e", "64", "--json", "-", "--against", other.to_str().unwrap()];
@@ -133,17 +133,17 @@ fn wrong_bytes_are_counted_for_the_library_that_delivers_them() {
 
 #[test]
 fn failures_name_the_library_the_rank_and_the_reason() {
-    let (fake, other) = (Fake::compile(&[]), Fake::compile(&[]));
+    let (fake, other) = (Fake::plugin(), Fake::plugin());
     let other = other.library();
     let against =
         |fault| ["bandwidth", "-b", "64", "-e", "64", "--against", other.to_str().unwrap(), "--against-env", fault];
     let said = run(&fake, &against("FAKE_FAIL=20"));
-    let line = said.err.lines().find(|line| line.starts_with("nccl-spark: ")).unwrap_or_default();
-    assert!(said.status == Some(1) && line.starts_with("nccl-spark: theirs: rank 0: connection 0: send"), "{said:?}");
+    let line = said.err.lines().find(|line| line.starts_with("spark-lab: ")).unwrap_or_default();
+    assert!(said.status == Some(1) && line.starts_with("spark-lab: theirs: rank 0: connection 0: send"), "{said:?}");
     assert!(line.contains("the cable is gone"), "{said:?}");
     let said = run(&fake, &against("FAKE_INIT_FAILS=1"));
     // Both ranks fail alike, in one line if they do so at the same time.
-    let line = said.err.lines().find(|line| line.starts_with("nccl-spark: theirs: rank")).unwrap_or_default();
+    let line = said.err.lines().find(|line| line.starts_with("spark-lab: theirs: rank")).unwrap_or_default();
     assert!(said.status == Some(1) && line.contains(": init returned ncclSystemError"), "{said:?}");
 
     let said = run(&fake, &["latency", "-b", "64", "-e", "64", "--timeout", "3", "--rank-env", "1:FAKE_HANG=12"]);
@@ -156,7 +156,7 @@ fn failures_name_the_library_the_rank_and_the_reason() {
 
 #[test]
 fn commands_of_the_users_slow_a_rail() {
-    let fake = Fake::compile(&[]);
+    let fake = Fake::plugin();
     let place = fake.folder().join("said");
     let (fall, back) = (format!("echo fall >> {}", place.display()), format!("echo return >> {}", place.display()));
     let turns = ["--fall", &fall, "--return", &back];
@@ -180,23 +180,46 @@ fn commands_of_the_users_slow_a_rail() {
     assert!(said.status == Some(2) && said.err.contains("--fall COMMAND and --return COMMAND"), "{said:?}");
 }
 
-#[test]
-fn what_nobody_reads_ends_quietly() {
-    let fake = Fake::compile(&[]);
-    let tune = ["tune", "--dry-run", "--fabric", "verbs"];
-    for arguments in [&["settings"][..], &["sendrecv", "--fabric", "verbs", "-b", "8", "-e", "8"], &tune] {
-        let mut command = nccl_spark();
-        command.args(arguments);
-        if arguments.len() > 1 {
-            command.arg("--plugin").arg(fake.library());
+/// Runs rank 0, and rank 1 where there is one, as mpirun starts them in a job of `ranks`.
+fn launched(fake: &Fake, ranks: usize, arguments: &str) -> Vec<Said> {
+    let start = |rank: usize| {
+        let mut command = spark_lab();
+        command.args(["bench", "bandwidth", "--fabric", "verbs", "--plugin"]).arg(fake.library());
+        command.args(arguments.split_whitespace()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let (rank, ranks) = (rank.to_string(), ranks.to_string());
+        for (name, value) in [("RANK", &rank), ("SIZE", &ranks), ("LOCAL_RANK", &rank), ("LOCAL_SIZE", &ranks)] {
+            command.env(format!("OMPI_COMM_WORLD_{name}"), value);
         }
-        let (reader, writer) = std::io::pipe().unwrap();
-        drop(reader);
-        let said: Said = command.stdout(writer).stderr(Stdio::piped()).output().unwrap().into();
-        assert_eq!((said.status, said.err.as_str()), (Some(141), ""), "{arguments:?}");
+        command.env("PMIX_NAMESPACE", format!("{}{ranks}", std::process::id())).spawn().unwrap()
+    };
+    let processes: Vec<_> = (0..2.min(ranks)).map(start).collect();
+    processes.into_iter().map(|process| process.wait_with_output().unwrap().into()).collect()
+}
+
+#[test]
+fn another_library_has_ranks_of_its_own_beside_the_launched_ones() {
+    let (fake, other) = (Fake::plugin(), Fake::plugin());
+    let against = format!("--against {} --against-env FAKE_CORRUPT=2", other.library().display());
+    let said = launched(&fake, 2, &format!("--seconds 0.01 --rounds 2 -b 64 -e 64 {against}"));
+    assert!(said[0].status == Some(1) && said[1].out.is_empty(), "{said:?}");
+    for line in ["# ours: rank 1 Pid", "# theirs: rank 1 Pid", "# 1 WRONG bytes from theirs"] {
+        assert!(said[0].out.contains(line), "{line}: {said:?}");
     }
-    let (reader, writer) = std::io::pipe().unwrap();
-    drop(reader);
-    let status = nccl_spark().arg("gather").stderr(writer).status().unwrap();
-    assert_eq!(status.code(), Some(2));
+    let said = launched(&fake, 3, "");
+    assert!(said[0].status == Some(2) && said[0].err.contains("bench has 2 ranks"), "{said:?}");
+}
+
+/// Before any rank starts.
+#[test]
+fn a_setting_or_profile_that_is_not_usable_is_one_error() {
+    let said: Said = spark_lab().arg("bench").env("NCCL_SPARK_STALL_WARM_S", "3").output().unwrap().into();
+    let error = "spark-lab: NCCL_SPARK_STALL_WARM_S=\"3\" is not usable: no such setting; did you mean";
+    assert!(said.status == Some(1) && said.err.starts_with(error) && said.err.lines().count() == 1, "{said:?}");
+    let fake = Fake::plugin();
+    let library = fake.library();
+    let library = library.to_str().unwrap();
+    let said =
+        say(&["bench", "--fabric", "soft", "--softverbs", library, "--plugin", library, "--profile", "/no/such"]);
+    let error = "spark-lab: --profile: profile \"/no/such\" is neither built in";
+    assert!(said.status == Some(2) && said.err.starts_with(error) && said.err.lines().count() == 1, "{said:?}");
 }

@@ -4,7 +4,7 @@ use super::figures::Point;
 use super::plan::{Plan, Scenario, Settings};
 use super::slowdown::Course;
 use crate::pair::side::About;
-use crate::ranks::device::Network;
+use nccl_tests_harness::ranks::device::Network;
 use serde::Serialize;
 use serde_json::Value;
 use std::path::PathBuf;

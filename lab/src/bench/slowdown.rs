@@ -3,10 +3,10 @@
 use super::figures::{Metric, Place, Point, Series};
 use super::plan::Plan;
 use super::scenario::{self, Tell};
-use crate::fabric::limit::Limit;
 use crate::pair::messages::Flowed;
 use crate::pair::side::{Fall, Side, Turn};
 use anyhow::{Result, ensure};
+use nccl_tests_harness::fabric::limit::Limit;
 use serde::Serialize;
 use std::time::Duration;
 

@@ -7,10 +7,10 @@
 
 use super::figures::{Metric, Place, Point, Series};
 use super::plan::{Plan, Scenario};
-use crate::fabric::limit::Limit;
 use crate::pair::messages::Layout;
 use crate::pair::side::{Side, Wrong};
 use anyhow::Result;
+use nccl_tests_harness::fabric::limit::Limit;
 
 /// Memory of one rank for the messages of all its connections, unless one message per connection needs more.
 const BUFFER_BYTES: usize = 128 << 20;

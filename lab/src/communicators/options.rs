@@ -1,9 +1,9 @@
-//! The command line of `nccl-spark communicators`, checked before anything starts.
+//! The command line of `spark-lab communicators`, checked before anything starts.
 
-use crate::scene::network::Network;
-use crate::scene::{SceneOptions, Setting};
 use anyhow::Result;
 use clap::Args;
+use nccl_tests_harness::scene::network::Network;
+use nccl_tests_harness::scene::{SceneOptions, Setting};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 

@@ -3,9 +3,9 @@
 use super::figures::{Metric, Place, Point};
 use super::plan::Scenario;
 use super::slowdown::Course;
-use crate::fabric::limit::Limit;
-use crate::output::plot::{Axis, Chart, Line, Scale, captions, save};
 use anyhow::Result;
+use nccl_tests_harness::fabric::limit::Limit;
+use nccl_tests_harness::output::plot::{Axis, Chart, Line, Scale, captions, save};
 use std::path::Path;
 
 /// A scenario, besides its points.
@@ -167,8 +167,7 @@ fn x_of(place: &Place) -> f64 {
 mod tests {
     use super::super::figures::Series;
     use super::*;
-    use crate::date;
-    use crate::ranks::seats;
+    use nccl_tests_harness::ranks::seats;
     use std::fs;
 
     fn point(bytes: usize, values: [f64; 2], limit: Option<f64>) -> Point {
@@ -186,7 +185,7 @@ mod tests {
         let subject = Subject { title: "bandwidth & <more>", caption, rounds: 3, names: &names, limits };
         write(folder.path(), Scenario::Bandwidth, &subject, &points, &[]).unwrap();
         let svg = fs::read_to_string(folder.path().join("bandwidth.svg")).unwrap();
-        let place = format!("{caption}; host {}; {}", seats::host(), date::today());
+        let place = format!("{caption}; host {}; ", seats::host());
         let points = "points: median of 3 rounds; bars: slowest to fastest round; dashed: what the links allow,";
         let all = [
             "ours",

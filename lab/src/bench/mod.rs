@@ -1,4 +1,4 @@
-//! `nccl-spark bench`: measures a plugin with single messages between two ranks, and another plugin in turns with it.
+//! `spark-lab bench`: measures a plugin with single messages between two ranks, and another plugin in turns with it.
 //!
 //! Each library has two rank processes of its own (`rank`, driven by `side`); those that are not measured wait on the socket to
 //! the command. Each round has new processes. `scenario` and `slowdown` are what is done, round by
@@ -14,21 +14,21 @@ pub mod scenario;
 pub mod show;
 pub mod slowdown;
 
-use crate::fabric::limit::{self, Limit};
-use crate::fabric::{self, Fabric, Kind};
-use crate::output::numbers::{count, significant, size};
-use crate::output::plot;
-use crate::output::report as told;
-use crate::output::watch::Watch;
 use crate::pair::rank::Pair;
 use crate::pair::side::{About, Side, Turn};
-use crate::ranks::device::Network;
-use crate::ranks::job::Seat;
-use crate::ranks::launch::World;
-use crate::ranks::rendezvous::Meeting;
-use crate::ranks::seats;
 use anyhow::{Context, Result, bail};
 use figures::Point;
+use nccl_tests_harness::fabric::limit::{self, Limit};
+use nccl_tests_harness::fabric::{self, Fabric, Kind};
+use nccl_tests_harness::output::numbers::{count, significant, size};
+use nccl_tests_harness::output::plot;
+use nccl_tests_harness::output::report as told;
+use nccl_tests_harness::output::watch::Watch;
+use nccl_tests_harness::ranks::device::Network;
+use nccl_tests_harness::ranks::job::Seat;
+use nccl_tests_harness::ranks::launch::World;
+use nccl_tests_harness::ranks::rendezvous::Meeting;
+use nccl_tests_harness::ranks::seats;
 use nix::sys::signal;
 use nix::unistd::Pid;
 use plan::{Plan, RANKS, Scenario, Settings};
@@ -301,7 +301,7 @@ fn caption(plan: &Plan, fabric: &Fabric, sides: &[Side]) -> String {
 }
 
 fn introduce(plan: &Plan, fabric: &Fabric, sides: &[Side], limit: &str, out: &mut impl Write) -> Result<()> {
-    writeln!(out, "# nccl-spark {}: messages over host memory from rank 0 to rank 1", env!("CARGO_PKG_VERSION"))?;
+    writeln!(out, "# spark-lab {}: messages over host memory from rank 0 to rank 1", env!("CARGO_PKG_VERSION"))?;
     if let Some(label) = &plan.label {
         writeln!(out, "# label: {label}")?;
     }

@@ -1,4 +1,4 @@
-//! `nccl-spark communicators`: stress-tests the lifecycle of NCCL's communicators over the plugin, with NCCL itself on real GPUs: many
+//! `spark-lab communicators`: stress-tests the lifecycle of NCCL's communicators over the plugin, with NCCL itself on real GPUs: many
 //! at once, split, created again and again, aborted, with a rank that dies, and over two networks at once.
 //!
 //! Promises: every rank is a process that uses NCCL as any program does, every value of every all-reduce is checked, NCCL's own log
@@ -12,12 +12,12 @@ pub mod options;
 pub mod rank;
 mod returns;
 
-use crate::lines;
-use crate::output::watch::Watch;
-use crate::scene::network::{Network, Used};
-use crate::scene::{Scene, loader_path};
 use anyhow::{Context, Result, bail, ensure};
 use judge::{End, Report};
+use nccl_tests_harness::lines;
+use nccl_tests_harness::output::watch::Watch;
+use nccl_tests_harness::scene::network::{Network, Used};
+use nccl_tests_harness::scene::{Scene, loader_path};
 use options::{Plan, Scenario};
 use returns::Director;
 use std::fs;
@@ -29,8 +29,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Where devices can be taken away.
 const RETURNS_NEEDS: &str = "it needs the software fabric (--fabric soft) and this plugin (--network spark)";
 
-/// What this program's `main` puts before a rank's error message.
-const COMPLAINT: &str = "nccl-spark: ";
+/// The words before a rank's error message.
+const COMPLAINT: &str = "spark-lab: ";
 
 /// Runs the scenarios; false when one failed. `own` is this program's file, `lookup` gives the value of an
 /// environment variable.
@@ -46,7 +46,7 @@ pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out
     ensure!(can_return || !is_chosen, "scenario returns: {RETURNS_NEEDS}");
     let environment = environment(plan, &scene, plan.network, lookup)?;
     let shown: Vec<String> = environment.iter().map(|(name, value)| format!("{name}={value}")).collect();
-    writeln!(out, "# nccl-spark {}: communicators, {} ranks", env!("CARGO_PKG_VERSION"), plan.ranks)?;
+    writeln!(out, "# spark-lab {}: communicators, {} ranks", env!("CARGO_PKG_VERSION"), plan.ranks)?;
     writeln!(out, "# fabric: {}", scene.fabric.about)?;
     writeln!(out, "# {}", shown.join(" "))?;
     let watch = Watch::start("scenarios", || plan.scenarios.len() as u64);
@@ -62,7 +62,7 @@ pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out
         watch.step();
         let text = match outcome {
             Ok(text) => text,
-            Err(error) if crate::output::is_unread(&error) => return Err(error),
+            Err(error) if nccl_tests_harness::output::is_unread(&error) => return Err(error),
             Err(error) => {
                 good = false;
                 format!("FAILED: {error:#}")
@@ -204,7 +204,7 @@ fn start(
     command.args([&plan.ranks.to_string(), "--count", &plan.count.to_string(), "--folder"]).arg(scene.folder());
     command.envs(environment(plan, scene, network, lookup)?);
     command.envs(scene.fabric.environment(rank).into_iter().filter(|_| network != Network::Socket));
-    command.env("NCCL_HOSTID", format!("nccl-spark-{}-{rank}", std::process::id()));
+    command.env("NCCL_HOSTID", format!("spark-lab-{}-{rank}", std::process::id()));
     // With it the log would not go to standard output.
     command.env_remove("NCCL_DEBUG_FILE");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

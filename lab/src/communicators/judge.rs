@@ -2,8 +2,8 @@
 
 use super::health::Health;
 use super::options::{Plan, Scenario};
-use crate::ranks::job;
 use anyhow::{Result, bail, ensure};
+use nccl_tests_harness::ranks::job;
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 use std::os::unix::process::ExitStatusExt;
@@ -120,13 +120,13 @@ fn refused(ends: &[End]) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::Cli;
+    use crate::{Cli, Command};
     use clap::Parser;
 
     fn plan() -> Plan {
         let library = tempfile::NamedTempFile::new().unwrap();
-        let line = ["nccl-spark", "communicators", "--fabric", "verbs", "--plugin", library.path().to_str().unwrap()];
-        let crate::cli::Command::Communicators(options) = Cli::try_parse_from(line).unwrap().command else { panic!() };
+        let line = ["spark-lab", "communicators", "--fabric", "verbs", "--plugin", library.path().to_str().unwrap()];
+        let Command::Communicators(options) = Cli::try_parse_from(line).unwrap().command else { panic!() };
         options.plan(std::path::Path::new("/nowhere/nccl-spark")).unwrap()
     }
 

@@ -8,7 +8,7 @@ use std::ffi::{OsStr, OsString};
 /// The words for clap.
 ///
 /// A `--json` without a FILE of its own becomes `--json=-`: clap would take the next word for the
-/// FILE, also where it is an argument such as a scenario of bench. A negative number becomes a part
+/// FILE, also where it is an argument such as a test of nccl-tests. A negative number becomes a part
 /// of the option before it, as in `-b=-5`: no option has such a name, and the error names the
 /// option and what it takes.
 pub fn prepared(program: &Command, words: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
@@ -75,9 +75,10 @@ pub fn not_utf8(program: &Command, words: &[OsString]) -> Option<Error> {
 
 #[cfg(test)]
 mod tests {
+    use super::prepared;
     use crate::cli::Cli;
-    use crate::cli::words::prepared;
     use crate::output::report::Target;
+    use crate::program;
     use crate::usage::one_line;
     use clap::{ArgMatches, Command, CommandFactory};
     use std::ffi::{OsStr, OsString};
@@ -92,7 +93,7 @@ mod tests {
         while let Some((_, deeper)) = inner.subcommand() {
             inner = deeper;
         }
-        let arguments = ["scenarios", "test", "arguments"].into_iter();
+        let arguments = ["test", "arguments"].into_iter();
         let arguments = arguments.filter_map(|id| inner.try_get_raw(id).ok().flatten()).flatten();
         let arguments = arguments.map(|word| word.to_string_lossy().into_owned()).collect();
         (inner.get_one::<Target>("json").cloned(), arguments)
@@ -115,7 +116,7 @@ mod tests {
     #[test]
     fn every_report_is_printed_or_written() {
         let commands = with_report(&Cli::command(), "nccl-spark");
-        assert_eq!(commands.len(), 14, "{commands:?}");
+        assert_eq!(commands.len(), 13, "{commands:?}");
         for command in commands {
             assert_eq!(told(&command).0, None, "{command}");
             for printed in ["--json", "--json -", "--json=-", "--json -q", "-q --json", "--json - -q"] {
@@ -130,20 +131,17 @@ mod tests {
     #[test]
     fn an_argument_after_json_is_no_file() {
         for (line, target, arguments) in [
-            ("bench --json latency", Some(Target::Output), "latency"),
-            ("bench bandwidth --json latency rate", Some(Target::Output), "bandwidth latency rate"),
-            ("bench --json out latency", file("out"), "latency"),
-            ("bench --json - latency", Some(Target::Output), "latency"),
-            ("bench --json=latency rate", file("latency"), "rate"),
-            ("bench --json ./latency rate", file("./latency"), "rate"),
             ("nccl-tests --json all_reduce -- --json -b", Some(Target::Output), "all_reduce --json -b"),
             ("nccl-tests --json all-reduce", Some(Target::Output), "all-reduce"),
             ("nccl-tests --json all_reduce_perf", Some(Target::Output), "all_reduce_perf"),
             ("nccl-tests --json out all_reduce", file("out"), "all_reduce"),
+            ("nccl-tests --json - all_reduce", Some(Target::Output), "all_reduce"),
+            ("nccl-tests --json=all_reduce sendrecv", file("all_reduce"), "sendrecv"),
+            ("nccl-tests --json ./all_reduce sendrecv", file("./all_reduce"), "sendrecv"),
             ("nccl-tests --json -- -b 8", Some(Target::Output), "all_gather -b 8"),
             ("nccl-tests sendrecv -- --json all_reduce", None, "sendrecv --json all_reduce"),
-            // A scenario of bench, which rails does not have.
-            ("rails --json latency", file("latency"), ""),
+            // A test of nccl-tests, which rails does not have.
+            ("rails --json all_reduce", file("all_reduce"), ""),
         ] {
             let expected = arguments.split(' ').filter(|word| !word.is_empty()).map(str::to_owned).collect();
             assert_eq!(told(&format!("nccl-spark {line}")), (target, expected), "{line}");
@@ -154,13 +152,13 @@ mod tests {
     #[test]
     fn a_subcommand_after_json_is_no_file() {
         let words = ["nccl-spark", "tune", "--json", "collectives"].map(Into::into);
-        let error = Cli::read(words).unwrap_err().to_string();
+        let error = program::read::<Cli>(words).unwrap_err().to_string();
         assert!(error.contains("'collectives' cannot be used with '--json"), "{error}");
     }
 
     fn mistake(words: &[&[u8]]) -> String {
         let words = words.iter().map(|word| OsStr::from_bytes(word).to_owned());
-        one_line(&Cli::read([OsString::from("nccl-spark")].into_iter().chain(words)).unwrap_err())
+        one_line(&program::read::<Cli>([OsString::from("nccl-spark")].into_iter().chain(words)).unwrap_err())
     }
 
     #[test]
@@ -185,13 +183,13 @@ mod tests {
     #[test]
     fn a_value_that_is_not_text_names_its_option() {
         for (words, text) in [
-            (&[&b"bench"[..], b"--label", b"a\xff"][..], "invalid value 'a\u{fffd}' for '--label': must be UTF-8"),
+            (&[&b"memory"[..], b"--profile", b"a\xff"][..], "invalid value 'a\u{fffd}' for '--profile': must be UTF-8"),
             (&[b"all-gather", b"-b", b"8\xff", b"-q"], "invalid value '8\u{fffd}' for '-b': must be UTF-8"),
             (&[b"all-gather", b"--minbytes=8\xff"], "invalid value '8\u{fffd}' for '--minbytes': must be UTF-8"),
             // A path may be anything.
             (
-                &[b"bench", b"--plugin", b"/\xff", b"--label", b"\xff"],
-                "invalid value '\u{fffd}' for '--label': must be UTF-8",
+                &[b"memory", b"--plugin", b"/\xff", b"--profile", b"\xff"],
+                "invalid value '\u{fffd}' for '--profile': must be UTF-8",
             ),
             (&[b"nccl-tests", b"all\xff"], "invalid value 'all\u{fffd}': must be UTF-8"),
         ] {

@@ -1,4 +1,0 @@
-//! The commands that prove what the plugin does.
-
-pub mod bench;
-pub mod communicators;
