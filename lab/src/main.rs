@@ -1,7 +1,8 @@
-//! `spark-lab`: commands that prove what the plugin does, for docs/evidence. They are in no package.
+//! The command line `spark-lab`: commands that prove claims of docs/evidence. No package contains it.
 //!
-//! The ranks, the fabrics, what NCCL is run in and the output are those of `nccl-spark` (`nccl_tests_harness`). Run it beside the
-//! plugin and the software fabric, which `cargo build --release --workspace` makes. The exit status is as that of `nccl-spark`.
+//! Ranks, fabrics, NCCL's environment and output come from the library under `nccl-spark`
+//! (`nccl_tests_harness`). The program looks for the plugin and the software fabric beside itself;
+//! `cargo build --release --workspace` makes all three. Exit statuses are those of `nccl-spark`.
 
 mod bench;
 mod communicators;

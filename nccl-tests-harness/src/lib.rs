@@ -1,8 +1,10 @@
-//! The library under the command lines `nccl-spark` and `spark-lab`, the laboratory of this workspace.
+//! The library under the command line `nccl-spark`. The laboratory (`lab`, which no package contains)
+//! uses it too, and only the items that `lab` uses are public.
 //!
-//! `cli` has all commands of `nccl-spark`, `commands` what they do, `program` what both programs share. The commands share `ranks` (the
-//! processes of a run), `fabric` (what the ranks' messages travel over), `scene` (what real NCCL is run in) and `output`. The plugin is
-//! always a library file, driven through its C interface as NCCL drives it (`net`). What is public here is what `spark-lab` uses.
+//! `program` is the frame of both programs. `cli` defines the commands of `nccl-spark`, `commands`
+//! has a room for each. The commands share `ranks` (the processes of a run), `fabric` (the devices
+//! that the ranks' messages travel over), `scene` (the environment of real NCCL) and `output`. The
+//! plugin is always a library file, driven through its C interface as NCCL drives it (`net`).
 
 pub mod abi;
 mod cli;
@@ -15,7 +17,8 @@ pub mod lines;
 #[allow(unsafe_code)]
 pub mod net;
 pub mod output;
-// The measuring ranks of doctor --peer alone; `lab` has its own.
+// The ranks by which doctor --peer measures. `lab` has a copy; this one goes when doctor measures
+// with the ranks of the collectives.
 #[allow(dead_code)]
 mod pair;
 pub mod places;

@@ -1,5 +1,5 @@
-//! The frame of a program: it reads the command line and the environment, runs the command, and ends with its exit status. No other
-//! file of the crate reads the environment.
+//! The frame of a program: it reads the command line and the environment, runs the command, and
+//! returns the exit status. No other file of the crate reads the environment.
 
 use crate::output::{self, STANDARD_OUTPUT, Verbosity};
 use crate::ranks::launch::{self, World};
@@ -87,7 +87,7 @@ pub fn run<C: CommandFactory + FromArgMatches>(
     }
 }
 
-/// Reads the words of a command line, of which the first is the program's name.
+/// Reads the words of a command line. The first word is the program's name.
 ///
 /// # Errors
 /// A mistake on the command line.
@@ -106,7 +106,8 @@ pub fn file() -> Result<PathBuf> {
     std::env::current_exe().context("find this program's file")
 }
 
-/// From now on the program ends in order when it is asked to. For commands that start processes and make files.
+/// Makes a signal such as SIGINT end the processes and remove the files of this program. For
+/// commands that start processes or make files.
 pub fn end_in_order() -> Result<()> {
     interrupt::watch()
 }
@@ -127,7 +128,8 @@ pub fn world(is_local: bool) -> Result<Option<World>> {
     if is_local { Ok(None) } else { launch::detect(variable, std::os::unix::process::parent_id()) }
 }
 
-/// Finds a setting that would stop the plugin in every rank, before any starts. Another plugin has settings of its own.
+/// Finds a setting that would stop the plugin in every rank, before any rank starts. Another plugin
+/// has settings of its own.
 pub fn check_settings(plugin: &Path, program: &Path) -> Result<()> {
     if places::library(None, program)? == plugin {
         Settings::of_this_process()?;

@@ -1,9 +1,9 @@
 //! `spark-lab bench`: measures a plugin with single messages between two ranks, and another plugin in turns with it.
 //!
-//! Each library has two rank processes of its own (`rank`, driven by `side`); those that are not measured wait on the socket to
-//! the command. Each round has new processes. `scenario` and `slowdown` are what is done, round by
-//! round, `figures` sums the rounds up and compares them, `show`, `report` and `charts`
-//! show the results.
+//! Each library has a pair of rank processes (`pair`). The pair that is not measured waits on the
+//! socket to the command. Each round has new processes. `scenario` and `slowdown` measure round by
+//! round, `figures` sums the rounds up and compares them, `show`, `report` and `charts` show the
+//! results.
 
 pub mod charts;
 pub mod figures;

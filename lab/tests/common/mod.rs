@@ -1,5 +1,5 @@
-//! What the tests of `spark-lab` share: the fake plugin and the fake driver of the harness, compiled here, and the program under
-//! test.
+//! Helpers of the tests of `spark-lab`: the harness's fake plugin and fake driver, compiled here, and
+//! the program under test.
 #![allow(dead_code)]
 
 #[path = "../../../tests/common/skip.rs"]
@@ -46,7 +46,7 @@ fn compile(source: &str, library: &Path) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// What the program said, and how it ended.
+/// Output and exit status of the program.
 #[derive(Debug)]
 pub struct Said {
     pub status: Option<i32>,

@@ -1,4 +1,4 @@
-//! What each command does.
+//! The commands, run.
 
 use super::{Cli, Command};
 use crate::commands::collectives::rank::Collectives;
@@ -22,7 +22,7 @@ impl Command {
     /// Runs the command.
     ///
     /// # Errors
-    /// Those of the command.
+    /// The error of the command.
     pub fn execute(self) -> Result<Outcome> {
         let out = output::standard();
         let program = program::file()?;

@@ -46,7 +46,7 @@ const LINE_LETTERS: usize = 112;
 pub struct Chart {
     /// Text above the chart; the first two lines of it are shown.
     pub title: String,
-    /// Text below the chart: what was measured, where and when, and what the points are.
+    /// Text below the chart: fabric, host and date, then the meaning of the points.
     pub captions: [String; 2],
     /// The horizontal axis.
     pub x: Axis,
@@ -63,7 +63,7 @@ pub struct Chart {
 pub struct Axis {
     /// Quantity and unit.
     pub label: String,
-    /// How values map to places.
+    /// The mapping of values to places.
     pub scale: Scale,
 }
 
@@ -87,16 +87,16 @@ pub struct Line {
     is_faint: bool,
     /// True where its points are drawn too.
     pub dots: bool,
-    /// Its points from left to right.
+    /// The points from left to right.
     pub points: Vec<Dot>,
 }
 
 /// A point of a line.
 #[derive(Debug, Clone, Copy)]
 pub struct Dot {
-    /// Its x value.
+    /// The x value.
     pub x: f64,
-    /// Its y value.
+    /// The y value.
     pub y: f64,
     /// The least and the greatest y value there.
     pub spread: Option<(f64, f64)>,
@@ -244,8 +244,8 @@ impl Scale {
         }
     }
 
-    /// Range of an axis for `values`. A logarithmic one begins and ends at powers of its base, so
-    /// that it has labels.
+    /// Range of an axis for `values`. A logarithmic axis begins and ends at powers of its base, for
+    /// which it has labels.
     fn range(self, values: impl Iterator<Item = f64>) -> Range<f64> {
         let base = self.base();
         let values = values.filter(|value| base.is_none() || *value > 0.0);

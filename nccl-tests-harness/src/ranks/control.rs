@@ -1,5 +1,6 @@
-//! The messages between the command and its ranks, for every kind of work: one JSON object a line over a socket, which is a
-//! rank's standard input: a socket pair where the command started the rank, TCP where a launcher did.
+//! The messages between the command and its ranks, for every kind of work: one JSON object a line
+//! over a socket. The socket is the rank's standard input. It is a socket pair if the command started
+//! the rank, TCP if a launcher did.
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde::de::DeserializeOwned;
@@ -19,11 +20,11 @@ pub trait Work {
     /// A message from a rank to the command.
     type Answer: Serialize + DeserializeOwned + Send + 'static;
 
-    /// Does the work in a rank's process until the orders end. `library` is the path of the plugin on this machine,
-    /// where it is not the one that the command names.
+    /// Does the work in a rank's process until the orders end. `library` is the plugin's path on this
+    /// machine; without it, the command's path is used.
     ///
     /// # Errors
-    /// Those of the plugin, and unexpected orders.
+    /// Errors of the plugin, and unexpected orders.
     fn work(
         library: Option<&Path>,
         orders: &mpsc::Receiver<Self::Order>,
@@ -49,10 +50,10 @@ pub(crate) enum FromRank<Answer> {
     Beat {
         /// Counts what got done since the start.
         ticks: u64,
-        /// What it does at the moment.
+        /// The present stage of its work.
         doing: String,
     },
-    /// It cannot go on.
+    /// The rank failed.
     Failed {
         /// The error.
         reason: String,

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-/// How often a rank reports to the command.
+/// Interval of a rank's reports to the command.
 const BEAT: Duration = Duration::from_millis(250);
 /// How long a launched rank outlives the command: launchers end a job when a rank dies, and the first to die should be the one that
 /// has the error.
@@ -19,7 +19,7 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 /// The arguments of a hidden command that starts a rank.
 #[derive(Debug, clap::Args)]
 pub struct Start {
-    /// Its number, for whoever lists processes.
+    /// Number of this rank.
     number: usize,
     /// The plugin's library on this machine.
     #[arg(long)]
@@ -29,8 +29,8 @@ pub struct Start {
     launched: bool,
 }
 
-/// Runs a rank whose standard input is the socket to the command. `nccl_debug`, the value of `NCCL_DEBUG`, says how much of
-/// the plugin's log is shown.
+/// Runs a rank whose standard input is the socket to the command. `nccl_debug` is the value of
+/// `NCCL_DEBUG`, by which the plugin's log is shown.
 ///
 /// # Errors
 /// When that socket fails; other errors go over the socket, and the command ends this process.
@@ -52,7 +52,7 @@ pub fn run<W: Work>(start: &Start, nccl_debug: Option<&str>) -> Result<()> {
     std::thread::spawn(move || {
         while let Ok(Some(message)) = receiver.receive::<ToRank<W::Order>>() {
             match message {
-                // An error means that the work is over.
+                // Sending fails after the work has ended.
                 ToRank::Order(order) => _ = orders_in.as_ref().map(|orders| orders.send(order)),
                 ToRank::Finish => orders_in = None,
             }

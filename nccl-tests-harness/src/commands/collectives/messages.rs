@@ -12,12 +12,12 @@ pub enum Order {
     Setup(Setup),
     /// The handles to connect to, one for each link.
     Connect {
-        /// As the plugins of the ranks that the links go to filled them.
+        /// Filled by the plugins of the ranks at the other ends.
         handles: Vec<Vec<u8>>,
     },
     /// Get ready to time a size: fill, and run the warm-up.
     Prepare {
-        /// How many elements nccl-tests would count.
+        /// Elements, as nccl-tests counts them.
         count: usize,
     },
     /// All ranks are ready: run the timed iterations, then the checked ones.
@@ -27,17 +27,17 @@ pub enum Order {
 /// The job of a rank.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Setup {
-    /// Its number.
+    /// Number of this rank.
     pub rank: usize,
-    /// How many there are.
+    /// Number of ranks.
     pub ranks: usize,
-    /// Which collective.
+    /// The collective.
     pub collective: Collective,
-    /// How many connections to each rank that it sends to.
+    /// Connections to each rank that it sends to.
     pub channels: usize,
     /// The plugin's library.
     pub plugin: PathBuf,
-    /// Stands for NCCL's communicator: the same number in all ranks.
+    /// In place of NCCL's communicator: the same number in all ranks.
     pub job: u64,
     /// The greatest count of elements.
     pub max_count: usize,
@@ -54,14 +54,14 @@ pub struct Setup {
 pub enum Answer {
     /// The plugin is up and listens.
     Listening {
-        /// What it turned out to be.
+        /// The network as NCCL would see it.
         network: Network,
         /// One handle for each link.
         handles: Vec<Vec<u8>>,
     },
     /// All links are connected, all memory is registered.
     Connected {
-        /// What the plugin said about the connections, each line once.
+        /// The plugin's log lines about the connections, each line once.
         lines: Vec<String>,
     },
     /// Filled and warmed up.

@@ -59,7 +59,7 @@ impl Kind {
 /// From the command to the process.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Order {
-    /// First of all: what it tries.
+    /// First of all: the kind of memory and the messages.
     Setup(Setup),
     /// Do the next thing: register, then move.
     Go,
@@ -68,7 +68,7 @@ pub enum Order {
 /// The set-up of the process.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Setup {
-    /// What it tries.
+    /// The kind of memory.
     pub kind: Kind,
     /// The plugin's library.
     pub plugin: PathBuf,
@@ -100,7 +100,7 @@ pub enum Answer {
 pub struct Ready {
     /// The network as NCCL would see it.
     pub network: Network,
-    /// What the plugin logged about the connection.
+    /// The plugin's log lines about the connection.
     pub connections: Vec<String>,
     /// The GPUs that write and check, or why there are none.
     pub gpus: Result<[About; 2], String>,

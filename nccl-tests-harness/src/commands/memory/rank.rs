@@ -17,7 +17,8 @@ use std::sync::mpsc;
 /// Bytes after each message that must not change.
 const GUARD_BYTES: usize = 4096;
 
-/// The work of a process that tries a kind of memory. Memory that is refused or does not exist here is an answer and not an error.
+/// The work of a process that tries a kind of memory. Memory that is refused or does not exist here
+/// is an answer and not an error.
 pub struct Memory;
 
 impl Work for Memory {
@@ -66,8 +67,8 @@ impl Work for Memory {
         };
         let is_through = matches!(&told, Ok(Answer::Moved(_) | Answer::Litmus(Found { missing: 0, .. })));
         if !is_through {
-            // Nothing is closed: what the plugin or the driver has not finished may still use it, and missing messages
-            // may still arrive.
+            // Nothing is closed: unfinished calls of the plugin or the driver may still use it, and
+            // missing messages may still arrive.
             std::mem::forget((wire, ends));
         }
         last(told?, orders, answer)
