@@ -41,7 +41,7 @@ enum Command {
     /// and memory, descriptors and threads of a process must not grow.
     #[command(after_help = COMMUNICATORS)]
     Communicators(Box<communicators::options::Options>),
-    /// One rank of bench. The control connection to the command that starts it is its standard input.
+    /// One rank of bench. Its standard input is the connection to the command that starts it.
     #[command(name = Pair::COMMAND, hide = true)]
     PairRank(process::Start),
     /// Becomes a rank of communicators.

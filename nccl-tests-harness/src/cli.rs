@@ -133,7 +133,7 @@ pub enum Command {
     /// Prints the manual page.
     #[command(name = "man", hide = true)]
     Manual(manual::Manual),
-    /// One rank of a collective. The control connection to the command that starts it is its standard input.
+    /// One rank of a collective. Its standard input is the connection to the command that starts it.
     #[command(name = Collectives::COMMAND, hide = true)]
     Rank(process::Start),
     /// The process that tries one kind of memory, in the same way.

@@ -112,7 +112,8 @@ fn on_a_terminal(fake: &Fake, arguments: &str, shares: bool) -> (String, String)
     (reader.join().unwrap(), table)
 }
 
-/// A run of six seconds on any machine, which prints a line of a table every other second: each message takes one.
+/// A run of six seconds on any machine: each message takes one. It prints a line of a table every
+/// other second.
 const SLOW: &str = "all-gather -b 8 -e 512 -f 8 -n 1 -w 0 --rank-env 0:FAKE_SLOW=1";
 
 /// Erases the line that the cursor is in.

@@ -1,4 +1,5 @@
-//! `spark-lab bench`: measures a plugin with single messages between two ranks, and another plugin in turns with it.
+//! `spark-lab bench`: measures a plugin with single messages between two ranks, in turns with
+//! another plugin if there is one.
 //!
 //! Each library has a pair of rank processes (`pair`). The pair that is not measured waits on the
 //! socket to the command. Each round has new processes. `scenario` and `slowdown` measure round by

@@ -35,7 +35,8 @@ impl Fake {
     }
 }
 
-/// Compiles a C file with `cc` (or the compiler that `CC` names), which any machine that links Rust has.
+/// Compiles a C file with `cc`, which any machine that links Rust has, or the compiler that `CC`
+/// names.
 fn compile(source: &str, library: &Path) {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let (source, include) = (package.join("../nccl-tests-harness/tests").join(source), package.join("../include"));

@@ -1,7 +1,7 @@
 //! Charts as SVG, drawn by plotters.
 //!
 //! A chart names the fabric that was measured, the host, the date, and the meaning of its points and
-//! bars: it is shown without the page that it was made for, and the software fabric is not a DGX Spark.
+//! bars: it is shown without the page that it was made for, and the software fabric is no DGX Spark.
 
 use crate::date;
 use crate::output::numbers::{significant, size};

@@ -60,7 +60,8 @@ pub(crate) enum FromRank<Answer> {
     },
 }
 
-/// The function that takes one kind of message as the answer to what was asked: `answer!(Answer::Connected { lines } => lines)`.
+/// The function that takes one kind of message as the answer to an order:
+/// `answer!(Answer::Connected { lines } => lines)`.
 #[macro_export]
 macro_rules! answer {
     ($pattern:pat => $value:expr) => {
