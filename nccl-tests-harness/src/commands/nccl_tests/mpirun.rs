@@ -4,8 +4,7 @@
 //! are on this machine, only the first one, which prints the table, goes through mpirun; each other has a named pipe.
 
 use super::gpus::{gpus, missing_gpu};
-use super::options::Place;
-use super::run::Call;
+use super::options::{Call, Place};
 use crate::fabric::{Fabric, Kind};
 use crate::lines::{self, NamedPipe};
 use anyhow::{Context, Result, bail, ensure};

@@ -91,6 +91,16 @@ pub struct Conditions {
     pub setting: Setting,
 }
 
+/// One run of a program.
+pub struct Call<'a> {
+    /// The program's file.
+    pub program: &'a Path,
+    /// Its arguments.
+    pub arguments: &'a [String],
+    /// Where and how it runs.
+    pub conditions: &'a Conditions,
+}
+
 impl Conditions {
     /// Whether a run over this plugin counts only where NCCL chose as many channels as on a Spark.
     pub fn needs_spark_channels(&self) -> bool {

@@ -1,23 +1,13 @@
 //! One run of a program of nccl-tests: the table is read from what the program prints, the network and its channels from NCCL's log.
 
 use super::mpirun::{self, End};
-use super::options::Conditions;
+use super::options::{Call, Conditions};
 use super::printed_table::{PrintedTable, Read, Row};
 use crate::scene::Scene;
 use crate::scene::network::{Channels, Network, Used};
 use anyhow::{Result, ensure};
 use std::fmt;
 use std::path::Path;
-
-/// One run of a program.
-pub struct Call<'a> {
-    /// The program's file.
-    pub program: &'a Path,
-    /// Its arguments.
-    pub arguments: &'a [String],
-    /// Where and how it runs.
-    pub conditions: &'a Conditions,
-}
 
 /// The output of a run, without NCCL's log.
 pub struct Printed {
