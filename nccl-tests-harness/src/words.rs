@@ -93,7 +93,7 @@ mod tests {
         while let Some((_, deeper)) = inner.subcommand() {
             inner = deeper;
         }
-        let arguments = ["test", "arguments"].into_iter();
+        let arguments = ["tests", "arguments"].into_iter();
         let arguments = arguments.filter_map(|id| inner.try_get_raw(id).ok().flatten()).flatten();
         let arguments = arguments.map(|word| word.to_string_lossy().into_owned()).collect();
         (inner.get_one::<Target>("json").cloned(), arguments)

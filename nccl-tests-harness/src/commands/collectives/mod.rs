@@ -5,7 +5,7 @@
 //! can be checked exactly.
 
 pub mod lead;
-mod messages;
+pub mod messages;
 pub mod options;
 mod progress;
 pub mod rank;
