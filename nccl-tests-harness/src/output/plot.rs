@@ -167,7 +167,7 @@ impl Chart {
         for line in self.lines.iter().filter(|line| !line.points.is_empty()) {
             let ends = [(x, LEGEND_Y), (x + 30, LEGEND_Y)];
             match line.is_limit {
-                true => picture.draw(&DashedPathElement::new(ends.into_iter(), 8, 5, line.style()))?,
+                true => picture.draw(&DashedPathElement::new(ends, 8, 5, line.style()))?,
                 false => picture.draw(&PathElement::new(ends, line.style()))?,
             }
             if line.dots {
@@ -370,6 +370,10 @@ mod tests {
                 marks: vec![(100.0, "slowed".to_owned())],
             };
             let svg = chart.render().unwrap();
+            let mut bare = chart.clone();
+            bare.lines[0].points[1].spread = None;
+            let strokes = |svg: &str| svg.matches("<line ").count();
+            assert!(strokes(&svg) > strokes(&bare.render().unwrap()), "{x:?}, {y:?}, no error bar: {svg}");
             for part in ["title", "where", "word word", "across", "upwards", "a &amp; b", "payload limit", "slowed"] {
                 assert!(svg.contains(part), "{x:?}, {y:?}, {part}: {svg}");
             }

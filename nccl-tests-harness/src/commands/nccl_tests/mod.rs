@@ -38,7 +38,7 @@ pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out
     let scene = Scene::set(&plan.conditions.setting, plan.conditions.place.ranks_here(), lookup)?;
     let (mut all, mut reports) = (Vec::new(), Vec::new());
     for program in &plan.programs {
-        let outcomes = measure(plan, program, &scene, (own, lookup), out)?;
+        let outcomes = measure(plan, program, &scene, own, lookup, out)?;
         conclude(plan, program, &scene.fabric, &outcomes, out)?;
         reports.push(show::json(plan, program, &scene.fabric.about, &outcomes));
         all.push((program, outcomes));
@@ -60,7 +60,8 @@ fn measure(
     plan: &Plan,
     program: &Path,
     scene: &Scene,
-    (own, lookup): (&Path, &dyn Fn(&str) -> Option<String>),
+    own: &Path,
+    lookup: &dyn Fn(&str) -> Option<String>,
     out: &mut impl Write,
 ) -> Result<Vec<Outcome>> {
     let is_here = matches!(plan.conditions.place, Place::Here(_));

@@ -192,7 +192,7 @@ fn arguments(sweeps: &[Sweep], given: Vec<String>) -> Result<Vec<Vec<String>>> {
             .any(|name| argument.starts_with(name))
     };
     if let Some(argument) = given.iter().find(of_sizes) {
-        return Err(wrong(format!("{argument}: --sizes names the sizes already")))?;
+        Err(wrong(format!("{argument}: --sizes names the sizes already")))?;
     }
     let of = |sweep: &Sweep| {
         let sizes = [("-b", sweep.from), ("-e", sweep.to), ("-f", 2)];
