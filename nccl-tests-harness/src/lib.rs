@@ -17,8 +17,8 @@ pub mod lines;
 #[allow(unsafe_code)]
 pub mod net;
 pub mod output;
-// The ranks by which doctor --peer measures. `lab` has a copy; this one goes when doctor measures
-// with the ranks of the collectives.
+// The measuring ranks of doctor --peer. `lab` has a copy. This one goes when doctor measures with
+// the ranks of the collectives.
 #[allow(dead_code)]
 mod pair;
 pub mod places;

@@ -24,7 +24,7 @@ pub struct Loudness {
     /// Prints results and errors only: no progress, no lines that start with #.
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     quiet: bool,
-    /// Shows the plugin's log as NCCL_DEBUG=INFO does, and what doctor read; -vv: the log as
+    /// Shows the plugin's log as NCCL_DEBUG=INFO does, and the facts that doctor read; -vv: the log as
     /// NCCL_DEBUG=TRACE.
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     verbose: u8,

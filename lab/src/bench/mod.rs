@@ -44,14 +44,14 @@ use std::time::{Duration, Instant};
 
 /// The part of its rate that a slowed rail has.
 const SLOWED: f64 = 0.25;
-/// How often a command of the user's is polled.
+/// Interval at which a user's command is polled.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// Measures with ranks of `program`, the tables on standard output, or on standard error where the JSON goes to standard
 /// output. True when all data was right. A process that a launcher started as rank 1 becomes that rank.
 ///
 /// # Errors
-/// When a rank fails or hangs, or the output cannot be written.
+/// A rank that fails or hangs, or an output that cannot be written.
 pub fn run(plan: &Plan, program: &Path) -> Result<bool> {
     if let Some((world, meeting)) = plan.launched.as_ref().filter(|(world, _)| world.rank > 0) {
         return become_ranks(plan, world, meeting, program).map(|()| true);
@@ -138,7 +138,7 @@ fn limits(plan: &Plan, fabric: &Fabric, sides: &[Side]) -> ([Limit; 2], String) 
     let given = |limit: Limit| Limit { payload_mbps: plan.limit_mbps.or(limit.payload_mbps), ..limit };
     let slow = match fabric.wiring(&slowed) {
         Some(wiring) => given(wiring.limit()),
-        // Only whoever slows the rail knows by how much.
+        // The user's command slows the rail, by a factor that is not known here.
         None => Limit::default(),
     };
     let source = if plan.limit_mbps.is_some() { "--limit-mbps".to_owned() } else { source };
@@ -286,7 +286,7 @@ fn describe(scenario: Scenario, plan: &Plan, fabric: &Fabric) -> String {
     }
 }
 
-/// What a chart's figures come from, so that those of one machine are not taken for another's.
+/// Source of a chart's figures: the fabric or the device, and the rates.
 fn caption(plan: &Plan, fabric: &Fabric, sides: &[Side]) -> String {
     let device = sides.first().and_then(|side| Some(side.about.networks.first()?.device.clone())).unwrap_or_default();
     match fabric.kind {

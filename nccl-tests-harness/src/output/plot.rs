@@ -244,8 +244,8 @@ impl Scale {
         }
     }
 
-    /// Range of an axis for `values`. A logarithmic axis begins and ends at powers of its base, for
-    /// which it has labels.
+    /// Range of an axis for `values`. A logarithmic axis has labels at powers of its base, so it begins
+    /// and ends at powers.
     fn range(self, values: impl Iterator<Item = f64>) -> Range<f64> {
         let base = self.base();
         let values = values.filter(|value| base.is_none() || *value > 0.0);

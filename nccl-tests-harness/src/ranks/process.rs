@@ -30,7 +30,7 @@ pub struct Start {
 }
 
 /// Runs a rank whose standard input is the socket to the command. `nccl_debug` is the value of
-/// `NCCL_DEBUG`, by which the plugin's log is shown.
+/// `NCCL_DEBUG`; it decides how much of the plugin's log is shown.
 ///
 /// # Errors
 /// When that socket fails; other errors go over the socket, and the command ends this process.
