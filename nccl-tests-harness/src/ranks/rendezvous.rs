@@ -82,7 +82,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const UNACKNOWLEDGED_MS: u32 = 30_000;
 
 /// Where the ranks of a job meet: rank 0 listens there.
-pub struct Rendezvous {
+pub(crate) struct Rendezvous {
     listener: TcpListener,
     meeting: Meeting,
 }
@@ -117,7 +117,7 @@ impl Rendezvous {
     ///
     /// # Errors
     /// When one does not come in time, or cannot take part.
-    pub fn gather(self, environment: impl Fn(&Hello) -> Result<Vec<(String, String)>>) -> Result<Vec<Guest>> {
+    pub(crate) fn gather(self, environment: impl Fn(&Hello) -> Result<Vec<(String, String)>>) -> Result<Vec<Guest>> {
         let start = Instant::now();
         let deadline = start + self.meeting.timeout;
         let (guests_in, arrivals) = mpsc::channel();

@@ -8,6 +8,8 @@ use super::neighbours;
 use super::words::{Ask, OPENING, PARTNER_WORD, PROTOCOL, Token, Told};
 use crate::commands::doctor::place::Place;
 use crate::output;
+use crate::pair::rank::Pair;
+use crate::ranks::control::Work;
 use crate::usage::wrong;
 use anyhow::{Context, Result};
 use std::io::Write;
@@ -103,7 +105,7 @@ fn start(program: &Path, plugin: &Path, environment: Vec<(String, String)>, cont
     };
     set().context("set up a rank's connection")?;
     let mut command = Command::new(program);
-    command.args(["rank", "1", "--launched", "--plugin"]).arg(plugin).envs(environment);
+    command.args([Pair::COMMAND, "1", "--launched", "--plugin"]).arg(plugin).envs(environment);
     command.stdin(Stdio::from(OwnedFd::from(control))).stdout(Stdio::from(std::io::stderr()));
     command.spawn().with_context(|| format!("start {}", program.display()))
 }
