@@ -37,6 +37,7 @@ const PLANTED: &[&str] = &[
     "3c9e2f10-aaaa-bbbb-cccc-1234567890ab",
     "0b1c2d3e4f5061728394a5b6c7d8e9f0",
     "hf_abcdefghijKLMNOPqrst",
+    "00112233445566778899aabbccddeeff00112233",
     "correct horse battery staple",
 ];
 

@@ -1,8 +1,8 @@
 //! The facts of a report, field by field. They are read from the JSON of a command or of `machine`.
 //! A field that is not named here is not read. A leaf is a number, a truth value, an enumeration of
-//! this program, a [`Name`] or [`LeftOut`].
+//! this program, a [`Name`], a [`Digest`] or [`LeftOut`].
 
-use super::names::{LeftOut, Name, Value};
+use super::names::{Digest, LeftOut, Name, Value};
 use super::parts::Part;
 use crate::proofs::memory::litmus::Read;
 use crate::proofs::memory::messages::{Kind, Message};
@@ -26,9 +26,9 @@ facts! {
         kernel: Option<Name>, os: Option<Name>, os_version: Option<Name>, dgx_os: Option<Name>, bios: Option<Name>,
         bios_date: Option<Name>, nvidia_driver: Option<Name>, cuda_toolkit: Option<Name>, mlx5_driver: Option<Name>,
         libibverbs: Option<Name>, glibc: Option<(u32, u32)>, nccl: Vec<Nccl>, network_plugin: Option<Name>,
-        plugin_copies: u32, plugin_bytes: Option<u64>, plugin_sha256: Option<Name>,
+        plugin_copies: u32, plugin_bytes: Option<u64>, plugin_sha256: Option<Digest>,
     }
-    Nccl { version: Option<Name>, build_id: Name }
+    Nccl { version: Option<Name>, build_id: Digest }
     /// `product` and `gpus` are the known words of their names.
     Hardware {
         product: Vec<Name>, gpus: Vec<Vec<Name>>, cuda: Vec<Cuda>, container: Option<Name>, processors: u32,

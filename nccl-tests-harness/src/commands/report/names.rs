@@ -3,7 +3,8 @@
 
 use crate::commands::doctor::FINDINGS;
 use nccl_net_spark::config;
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de::IgnoredAny};
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
 
 /// Forms of versions and dates: `#` is a number of up to five digits, everything else is literal.
 /// Four numbers between dots would be an address.
@@ -46,11 +47,22 @@ const NUMBERS: &str = "NCCL_IB_GID_INDEX NCCL_IB_TC NCCL_IB_SL NCCL_IB_TIMEOUT N
 const VARIABLES: &str = "NCCL_NET_PLUGIN NCCL_ALGO NCCL_PROTO NCCL_TOPO_FILE NCCL_GRAPH_FILE NCCL_CONF_FILE NCCL_COMM_ID \
     NCCL_PROXY_CPUSET NCCL_DEBUG_SUBSYS NCCL_DEBUG_FILE NCCL_HOSTID NCCL_PROFILER_PLUGIN";
 
-/// A text of one of the forms above, a setting of the plugin, the id of a finding, a SHA-1 or a
-/// SHA-256; `other` in place of any other text. No form fits an IP or hardware address, a serial
-/// number, or a word that an owner chooses.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+/// A text of one of the forms above, a setting of the plugin or the id of a finding; `other` in place
+/// of any other text. No form fits an IP or hardware address, a serial number, or a word that an owner
+/// chooses.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(from = "String")]
 pub(super) struct Name(String);
+
+/// The build id or SHA-256 of a library in hexadecimal; `other` in place of any other text.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(from = "String")]
+pub(super) struct Digest(String);
+
+/// The place of something that is left out: any value is read, and `true` is written.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(from = "IgnoredAny", into = "bool")]
+pub(super) struct LeftOut;
 
 /// A value of a setting: a number of one of [`NUMBERS`], else a word.
 #[derive(Debug, Serialize, Deserialize)]
@@ -68,8 +80,8 @@ impl Name {
     /// Takes the version that `text` begins with: custom kernels have the owner's words after it.
     pub(super) fn version(text: &str) -> Self {
         let ends = text.char_indices().filter(|(_, c)| "-+_ ".contains(*c)).map(|(at, _)| at).chain([text.len()]);
-        let starts = ends.filter_map(|end| text.get(..end)).filter(|start| start.contains('.') && is_known(start));
-        Self::new(starts.last().unwrap_or_default())
+        let mut starts = ends.rev().filter_map(|end| text.get(..end));
+        Self::new(starts.find(|start| start.contains('.') && is_known(start)).unwrap_or_default())
     }
 
     /// Takes the words of `text` that are in [`PRODUCTS`].
@@ -92,9 +104,8 @@ fn is_known(text: &str) -> bool {
     let (name, port) = text.split_once(':').unwrap_or((text, "1"));
     let forms = [VERSIONS, DEVICES, MACHINES, RESULTS, PRODUCTS, COUNTERS, NUMBERS, VARIABLES];
     let mut forms = forms.into_iter().flat_map(|forms| forms.split(' '));
-    let is_digest = matches!(text.len(), 40 | 64) && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
     let mut own = FINDINGS.iter().map(|(id, _)| *id).chain(config::table().iter().map(|row| row.name));
-    has_form("#", port) && forms.any(|form| has_form(form, name)) || is_digest || own.any(|known| known == text)
+    has_form("#", port) && forms.any(|form| has_form(form, name)) || own.any(|known| known == text)
 }
 
 fn has_form(form: &str, text: &str) -> bool {
@@ -113,30 +124,27 @@ fn has_form(form: &str, text: &str) -> bool {
     rest.is_empty()
 }
 
-impl Serialize for Name {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        self.0.serialize(to)
+impl From<String> for Name {
+    fn from(text: String) -> Self {
+        Self::new(&text)
     }
 }
 
-impl<'de> Deserialize<'de> for Name {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        String::deserialize(from).map(|text| Self::new(&text))
+impl From<String> for Digest {
+    fn from(text: String) -> Self {
+        let is_hexadecimal = text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        Self(if is_hexadecimal && matches!(text.len(), 40 | 64) { text } else { "other".to_owned() })
     }
 }
 
-/// The place of something that is left out: any value is read, and `true` is written.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct LeftOut;
-
-impl Serialize for LeftOut {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        true.serialize(to)
+impl From<IgnoredAny> for LeftOut {
+    fn from(_: IgnoredAny) -> Self {
+        Self
     }
 }
 
-impl<'de> Deserialize<'de> for LeftOut {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        IgnoredAny::deserialize(from).map(|_| Self)
+impl From<LeftOut> for bool {
+    fn from(_: LeftOut) -> Self {
+        true
     }
 }
