@@ -99,10 +99,11 @@ pub enum Command {
     /// Of the environment it takes NCCL_*, UCX_*, GLOO_*, TP_* and what decides which libraries are loaded.
     #[command(after_help = examples::DOCTOR)]
     Doctor(doctor::Options),
-    /// Gathers what this machine has and does into one file that you can post, without names, addresses, serial numbers and tokens.
+    /// Writes the facts of this machine and a measurement into one JSON file that you can post.
     ///
-    /// Runs doctor, rails, settings, memory and bench, with --hosts also what two hosts do together, with --nccl-tests also nccl-tests and
-    /// the tuner's sweep. A part that fails is named in the file, and the others run.
+    /// The file has numbers, versions, names of devices and ids of findings. It has no names of hosts or users, no
+    /// addresses, paths or serial numbers, and no text of other programs. With --hosts it also measures between hosts,
+    /// with --nccl-tests also NCCL. A part that fails is named in the file, and the others run.
     #[command(after_help = examples::REPORT)]
     Report(Box<report::Options>),
     /// Shows what the rails of this machine's jobs carry, live: rates both ways, shares, latency, losses, stalls.

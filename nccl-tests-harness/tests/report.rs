@@ -1,73 +1,100 @@
-//! `nccl-spark report` as a program: one value of each kind planted in every part, parts that fail and hang, Ctrl-C, files that are there.
+//! `nccl-spark report` as a program: a value of each kind planted in every input, parts that fail
+//! and hang, Ctrl-C, files that are there.
 
 mod common;
 
 use common::{Said, is_built, nccl_spark, plugin};
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
-use serde_json::Value;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// What is planted, in the notations in which programs print it. None of it may be in the file.
+/// Planted values. None of them may be in the file.
 const PLANTED: &[&str] = &[
-    // Hosts: this one, one of /etc/hosts, one of --hosts and what ssh calls it, one that only NCCL's log names.
+    // Hosts and users.
     "gx10-a1b2",
     "lab.example.org",
-    "printer-room",
     "blackbird",
-    "blackbird-real",
-    "thor-7",
-    // Users.
     "margarete",
     "walter",
-    "rosalind",
-    // Addresses: of an interface, of a neighbour, of nobody known; as IPv4-mapped GIDs.
+    "/home/rosalind/nccl",
+    // Addresses: IPv4, IPv6, GIDs, hardware addresses, GUIDs.
     "192.168.177.11",
-    "192.168.177.12",
     "10.77.3.9",
-    "::ffff:c0a8:b10b",
-    "0000:0000:0000:0000:0000:ffff:c0a8:b10b",
     "2001:db8:7::11",
-    "2001:0db8:0007:0000:0000:0000:0000:0011",
-    "fe80::4ebb:47ff:fe2d:19e3",
-    "4ebb:47ff:fe2d:19e3",
-    "fe800000000000004ebb47fffe2d19e3",
-    // Hardware addresses.
+    "fe80:0000:0000:0000:4ebb:47ff:fe2d:19e3",
+    "0000:0000:0000:0000:0000:ffff:c0a8:b10b",
     "4c:bb:47:2d:19:e3",
-    "4c-bb-47-2d-19-e3",
-    "4cbb.472d.19e3",
     "4cbb472d19e3",
-    "4c:bb:47:2d:19:e4",
-    // GUIDs.
     "fc4c:ea03:00f9:4230",
-    "fc4cea0300f94230",
-    "0xfc4cea0300f94231",
-    // Serial numbers.
+    // Serial numbers and tokens.
     "1654324000718",
     "3c9e2f10-aaaa-bbbb-cccc-1234567890ab",
     "0b1c2d3e4f5061728394a5b6c7d8e9f0",
-    // Tokens: by form, by name, from the environment, of the doctor.
     "hf_abcdefghijKLMNOPqrst",
-    "s3cr3t-of-a-variable",
-    "an-unmarked-secret-value",
-    "0123456789abcdef0123456789abcdef",
-    "rosalind@example.com",
+    "00112233445566778899aabbccddeeff00112233",
+    "correct horse battery staple",
 ];
 
-/// What must come through as it is.
-const KEPT: &[&str] = &[
-    "NCCL version 2.28.3+cuda13.0",
-    "580.95.05",
-    "0000:01:00.0",
-    "12:34:56",
-    "127.0.0.1",
-    "255.255.255.0",
-    "busbw 23.74 GB/s at 128M",
-    "c0db936000000000000000000000000000000000",
+/// The text files of a machine that a report reads, with what a Spark has in them.
+const FILES: &[(&str, &str)] = &[
+    ("proc/sys/kernel/osrelease", "6.17.0-1014-nvidia"),
+    ("etc/os-release", "ID=ubuntu\nVERSION_ID=\"24.04\"\nPRETTY_NAME=\"Ubuntu 24.04.3 LTS\""),
+    ("etc/dgx-release", "DGX_SWBUILD_VERSION=\"7.2.3\"\nDGX_SERIAL_NUMBER=\"1654324000718\""),
+    ("sys/class/dmi/id/sys_vendor", "NVIDIA"),
+    ("sys/class/dmi/id/product_name", "NVIDIA_DGX_Spark"),
+    ("sys/class/dmi/id/product_serial", "1654324000718"),
+    ("sys/class/dmi/id/bios_version", "5.36_0ACUM018"),
+    ("sys/class/dmi/id/bios_date", "07/29/2025"),
+    ("sys/module/nvidia/version", "580.95.05"),
+    ("sys/module/mlx5_core/version", "24.10-2.1.8"),
+    ("usr/local/cuda/version.json", r#"{"cuda": {"version": "13.0.1"}}"#),
+    (
+        "proc/driver/nvidia/gpus/000f:01:00.0/information",
+        "Model: \t NVIDIA GB10\nGPU UUID: GPU-3c9e2f10-aaaa-bbbb-cccc-1234567890ab",
+    ),
+    ("proc/modules", "mlx5_ib 500000 0 - Live 0x0"),
+    ("proc/meminfo", "CmaTotal: 32768 kB\nCmaFree: 30000 kB"),
+    ("proc/self/limits", "Max locked memory 8388608 8388608 bytes"),
+    ("proc/self/status", "Name: x\nCpus_allowed_list: 0-19"),
+    ("sys/devices/system/cpu/cpu0/cpuidle/state0/name", "WFI"),
+    ("sys/devices/system/cpu/cpu0/cpuidle/state0/latency", "1"),
+    ("answers/cuda", "1 0 0"),
+    ("RDMA/fw_ver", "28.45.4028"),
+    ("RDMA/board_id", "NVD0000000087"),
+    ("RDMA/node_guid", "fc4c:ea03:00f9:4230"),
+    ("RDMA/ports/1/counters/port_xmit_data", "1"),
+    ("RDMA/ports/1/hw_counters/out_of_sequence", "3"),
+    ("PCI/vendor", "0x15b3"),
+    ("PCI/current_link_speed", "32.0 GT/s PCIe"),
+    ("PCI/current_link_width", "4"),
+    ("PCI/aer_dev_correctable", "TOTAL_ERR_COR 5"),
+    ("PCI/aer_dev_nonfatal", "TOTAL_ERR_NONFATAL 0"),
+    ("PCI/aer_dev_fatal", "TOTAL_ERR_FATAL 0"),
+    ("PCI/iommu_group/type", "DMA-FQ"),
+    ("NET/phys_port_name", "p0"),
+    ("NET/mtu", "9000"),
+    ("NET/address", "4c:bb:47:2d:19:e3"),
+    ("answers/ethtool-a/enp1s0f0np0", "RX: on\nTX: on"),
+];
+/// Files that make the port a rail.
+const RAIL: &[(&str, &str)] = &[
+    ("RDMA/ports/1/state", "4: ACTIVE"),
+    ("RDMA/ports/1/rate", "200 Gb/sec (2X NDR)"),
+    ("RDMA/ports/1/link_layer", "Ethernet"),
+    ("RDMA/ports/1/gids/0", "0000:0000:0000:0000:0000:ffff:c0a8:b10b"),
+    ("RDMA/ports/1/gid_attrs/types/0", "RoCE v2"),
+    ("RDMA/ports/1/gid_attrs/ndevs/0", "enp1s0f0np0"),
+    (
+        "answers/ip-addr.json",
+        r#"[{"ifindex": 2, "ifname": "enp1s0f0np0", "flags": ["UP", "LOWER_UP"],
+            "addr_info": [{"family": "inet", "local": "192.168.177.11", "prefixlen": 24}]}]"#,
+    ),
 ];
 
 /// A machine that is a folder, a program in place of nccl-spark, and a folder for the file.
@@ -76,49 +103,42 @@ struct Bed {
 }
 
 impl Bed {
-    /// The program prints what is planted, on both streams and as JSON.
+    /// A Spark with one rail. The program leaves the results of each part that are in `results`.
     fn new() -> Self {
         let bed = Self { folder: tempfile::tempdir().unwrap() };
-        for (path, text) in [
-            ("etc/hostname", "gx10-a1b2.lab.example.org\n"),
-            ("etc/hosts", "127.0.0.1 localhost\n192.168.177.12 printer-room # x\n"),
-            ("etc/passwd", "root:x:0:0::/root:/bin/sh\nmargarete:x:1000:1000::/home/margarete:/bin/sh\n"),
-            ("etc/machine-id", "0b1c2d3e4f5061728394a5b6c7d8e9f0\n"),
-            ("etc/os-release", "PRETTY_NAME=\"Ubuntu 24.04.3 LTS\"\n"),
-            ("etc/dgx-release", "DGX_SWBUILD_VERSION=\"7.2.3\"\nDGX_SERIAL_NUMBER=\"1654324000718\"\n"),
-            (
-                "home/margarete/.ssh/config",
-                "Host blackbird\n  HostName blackbird-real.lab.example.org\n  User walter\n",
-            ),
-            ("sys/class/net/enp1s0f0np0/address", "4c:bb:47:2d:19:e3\n"),
-            ("sys/class/infiniband/rocep1s0f0/node_guid", "fc4c:ea03:00f9:4230\n"),
-            ("sys/class/infiniband/rocep1s0f0/fw_ver", "28.45.4028\n"),
-            ("sys/class/infiniband/rocep1s0f0/ports/1/gids/0", "fe80:0000:0000:0000:4ebb:47ff:fe2d:19e3\n"),
-            ("proc/sys/kernel/osrelease", "6.17.0-1008-nvidia\n"),
-            ("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module  580.95.05\n"),
-            ("dev/nvidia0", ""),
-            (
-                "answers/ip-addr.json",
-                r#"[{"ifindex": 2, "ifname": "enp1s0f0np0", "flags": ["UP"], "addr_info":
-                [{"family": "inet", "local": "192.168.177.11", "prefixlen": 24}]}]"#,
-            ),
+        FILES.iter().chain(RAIL).for_each(|(path, text)| bed.file(path, text));
+        let pci = "sys/devices/pci0000:00/0000:01:00.0";
+        for (target, at) in [
+            (format!("{pci}/infiniband/rocep1s0f0"), "sys/class/infiniband/rocep1s0f0".to_owned()),
+            (pci.to_owned(), format!("{pci}/infiniband/rocep1s0f0/device")),
+            (format!("{pci}/net/enp1s0f0np0"), "sys/class/net/enp1s0f0np0".to_owned()),
         ] {
-            bed.write(&format!("root/{path}"), text);
+            let at = bed.path("root").join(at);
+            fs::create_dir_all(at.parent().unwrap()).unwrap();
+            symlink(bed.path("root").join(target), at).unwrap();
         }
-        bed.write("planted.txt", &planted_text());
-        bed.write("planted.json", &serde_json::to_string_pretty(&serde_json::json!({"text": planted_text()})).unwrap());
+        bed.library("libnccl.so.2", "NCCL version 2.28.9+cuda13.0");
+        bed.library("libibverbs.so.1", "x");
+        bed.file("dev/nvidia0", "");
+        bed.results(results());
         let own = bed.folder.path().display();
-        bed.program(
-            "nccl-spark",
-            &format!(
-                "cat {own}/planted.txt; cat {own}/planted.txt >&2; json=\n\
-                 for word; do test \"$json\" = next && cp {own}/planted.json \"$word\"; json=\n\
-                 test \"$word\" = --json && json=next; done; exit 0"
-            ),
+        let script = format!(
+            "touch {own}/ran; case \"$*\" in *--hosts*) name=hosts;; *--peer*) name=peer;; memory*) name=memory;;\n\
+             *all-gather*--rendezvous*|all-gather*) name=all-gather;; nccl-tests*) name=nccl-tests;; *) name=tune;; esac\n\
+             cat {own}/planted; cat {own}/planted >&2; json=\n\
+             for word; do test \"$json\" = next && cp {own}/results/$name \"$word\"; json=\n\
+             test \"$word\" = --json && json=next; done; exit 0"
         );
+        let planted = PLANTED.iter().map(|one| format!("nccl-spark: a {one}, ({one}) \"{one}\"\n{one}\n"));
+        bed.write("planted", &planted.collect::<String>());
+        bed.program("nccl-spark", &script);
         bed.program("mpirun", &format!("exec {own}/nccl-spark \"$@\""));
         fs::create_dir(bed.path("tests")).unwrap();
         bed
+    }
+
+    fn results(&self, results: Vec<(&str, Value)>) {
+        results.iter().for_each(|(name, json)| self.write(&format!("results/{name}"), &json.to_string()));
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -128,6 +148,24 @@ impl Bed {
     fn write(&self, name: &str, text: &str) {
         fs::create_dir_all(self.path(name).parent().unwrap()).unwrap();
         fs::write(self.path(name), text).unwrap();
+    }
+
+    /// A file of the machine, in the folders of its one function too.
+    fn file(&self, path: &str, text: &str) {
+        let pci = "sys/devices/pci0000:00/0000:01:00.0";
+        let path = path.replace("RDMA/", &format!("{pci}/infiniband/rocep1s0f0/"));
+        let path = path.replace("PCI/", &format!("{pci}/")).replace("NET/", &format!("{pci}/net/enp1s0f0np0/"));
+        self.write(&format!("root/{path}"), &format!("{text}\n"));
+    }
+
+    /// A library of the machine with a text in it.
+    fn library(&self, name: &str, text: &str) {
+        let source = self.path("library.c");
+        fs::write(&source, format!("const char text[] = \"{text}\";")).unwrap();
+        self.write(&format!("root/usr/lib/{name}"), "");
+        let library = self.path("root/usr/lib").join(name);
+        let status = Command::new("cc").args(["-shared", "-nostdlib", "-o"]).arg(library).arg(source).status();
+        assert!(status.unwrap().success());
     }
 
     fn program(&self, name: &str, script: &str) {
@@ -141,7 +179,7 @@ impl Bed {
         command.arg("report").args(arguments.split_whitespace()).current_dir(&self.folder);
         command.arg("--with-program").arg(self.path("nccl-spark")).arg("--root").arg(self.path("root"));
         command.env("PATH", format!("{}:/usr/bin:/bin", self.folder.path().display()));
-        command.env("HOME", "/home/margarete").env("MY_SERVICE_KEY", "an-unmarked-secret-value");
+        command.env("HOME", "/home/margarete");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
@@ -150,19 +188,84 @@ impl Bed {
         self.command(arguments).output().unwrap().into()
     }
 
-    fn report(&self) -> String {
-        fs::read_to_string(self.path("r.md")).unwrap()
+    fn text(&self) -> String {
+        fs::read_to_string(self.path("r.json")).unwrap()
+    }
+
+    fn report(&self) -> Value {
+        serde_json::from_str(&self.text()).unwrap()
     }
 }
 
-fn planted_text() -> String {
-    let mut text: String = PLANTED.iter().map(|one| format!("a {one}, ({one}) \"{one}\"\n{one}\n")).collect();
-    text +=
-        "thor-7:123:456 [0] NCCL INFO x\nlogin walter@gx10-a1b2\nS3_PASSWORD=s3cr3t-of-a-variable\n/home/rosalind/x\n";
-    // Secrets in capitals are others.
-    let capitals = PLANTED.iter().filter(|one| !one.contains('_') && !one.contains("-of-") && !one.contains("secret"));
-    text += &capitals.map(|one| format!("{}\n", one.to_uppercase())).collect::<String>();
-    text + &KEPT.join("\n") + "\n"
+/// Results of the commands with every field; `?` stands for any text.
+fn results() -> Vec<(&'static str, Value)> {
+    let finding = json!([{"severity": "slow", "id": "slow-rail", "text": "?", "cure": "?"}]);
+    let rate = json!({"mbps": 1.0, "grade": "good"});
+    let measured =
+        json!({"to_peer": rate, "from_peer": rate, "latency_us": 1.0, "wrong_bytes": 0, "path_mtu_bytes": 4096});
+    let path = json!({"here": ["rocep1s0f0:1"], "there": ["?"], "expected_mbps": 1.0, "port_mtu_bytes": 4096, "measured": measured});
+    let failed = json!({"here": [], "there": [], "expected_mbps": null, "port_mtu_bytes": null, "failed": "?"});
+    let peer = json!({"host": "?", "verdict": "good", "findings": finding, "paths": [path, failed]});
+    let message = json!({"bytes": 8, "wrong": 0, "first_wrong": null, "beyond": 0});
+    let moved = json!({"moved": {"written_by": "?", "checked_by": "?", "messages": [message]}});
+    let read = json!({"path": "writer_to_cpu", "lines": 1, "torn": 0, "old_pieces": [], "lines_per_s": 1.0});
+    let ran = json!({"written_by": "?", "read_by": "?", "stand_in": false, "seconds": 1.0, "messages": 1,
+        "sizes_bytes": [128], "missing": 0, "reads": [read]});
+    let gpu = json!({"number": 0, "name": "?", "integrated": true, "pageable_memory_access": true,
+        "managed_memory": true, "concurrent_managed_access": true});
+    let row = json!({"size_bytes": 8, "count": 8, "time_us": 1.0, "time_p50_us": 1.0, "time_p99_us": 1.0, "algbw_gb_s": 1.0,
+        "busbw_gb_s": 1.0, "longest_pause_us": 1.0, "wrong": 0, "first_wrong": ["?"]});
+    let half = json!({"time_us": 1.0, "algbw_gb_s": 1.0, "busbw_gb_s": 1.0, "wrong": 0.0});
+    let channels = json!({"coll": 16, "collnet": 16, "nvls": 0, "p2p": 16, "p2p_per_peer": 2, "?": 7});
+    let network = json!({"name": "?", "device": "?", "devices": 1, "speed_mbps": 200_000, "rails": ["?"]});
+    let compared = json!({"name": "spark", "network": "?", "nccl_version": "2.28.9+cuda13.0", "used": "?", "channels": channels,
+        "failure": "?", "wrong": 0.0, "medians": [{"bytes": 8, "time_us": 1.0, "busbw_gb_s": null}],
+        "rounds": [[{"bytes": 8, "out_of_place": half, "in_place": half}]]});
+    let record = json!({"choice": "ring/ll128/16", "rounds_time_us_by_bytes": [{"8": 1.0}], "dropped": "?"});
+    let confirmed =
+        json!({"bytes": 8, "choice": "ring/ll128/16", "finding": "?", "differs": true, "row_is_written": true});
+    let sweep = json!({"collective": "all_reduce", "nccl": record, "candidates": [record],
+        "groups": [{"members": 2, "nccl": record, "candidates": [record]}],
+        "sizes": [{"bytes": 8, "nccl_us": 1.0, "choice": "ring/ll128/16", "choice_us": 1.0, "finding": "?"}],
+        "confirmation": {"nccl": record, "table": record, "sizes": [confirmed]}});
+    vec![
+        (
+            "hosts",
+            json!({"hosts": [{"name": "?", "rails": ["?", "rocep1s0f0:1"], "pairs": [0, 2]}], "order": ["?"], "ok": true}),
+        ),
+        (
+            "peer",
+            json!({"schema": 1, "verdict": "impaired", "findings": finding, "peer": peer, "facts": [{"name": "?", "value": "?"}]}),
+        ),
+        (
+            "memory",
+            json!({"fabric": "verbs", "fabric_text": "?", "gpus": [gpu, gpu], "ok": true, "error": "?", "connections": ["?"],
+                "kinds": [{"kind": "malloc", "name": "?", "outcome": moved, "fault": "?"},
+                    {"kind": "managed", "name": "?", "outcome": {"failed": {"registered": true, "reason": "?"}}, "fault": null}],
+                "litmus": {"planted": false, "outcome": {"ran": ran}, "fault": null}}),
+        ),
+        (
+            "all-gather",
+            json!({"fabric": "verbs", "fabric_text": "?", "ranks": 2, "channels": 1, "iters": 20, "check_iters": 1, "ok": true,
+                "error": "?", "networks": [network], "connections": [["?"]], "rows": [row], "average_busbw_gb_s": 1.0}),
+        ),
+        ("nccl-tests", json!({"program": "?", "arguments": ["?"], "networks": [compared]})),
+        ("tune", json!({"fingerprint": "?", "ranks": 2, "minimal_gain": 1.05, "collectives": [sweep], "table": "?"})),
+    ]
+}
+
+/// Replaces text by `planted` and adds fields of that name: where any text may be, or for `is_all`
+/// everywhere.
+fn plant(json: &mut Value, planted: &str, is_all: bool) {
+    match json {
+        Value::String(text) if is_all || text == "?" => planted.clone_into(text),
+        Value::Array(array) => array.iter_mut().for_each(|one| plant(one, planted, is_all)),
+        Value::Object(object) => {
+            object.values_mut().for_each(|one| plant(one, planted, is_all));
+            object.insert(planted.to_owned(), Value::from(planted));
+        }
+        _ => {}
+    }
 }
 
 /// In capitals or not.
@@ -171,115 +274,144 @@ fn found(text: &str) -> Vec<&'static str> {
     PLANTED.iter().copied().filter(|one| lower.contains(&one.to_lowercase())).collect()
 }
 
+const ALL: &str = "--output r.json --hosts gx10-a1b2,walter@blackbird --nccl-tests tests";
+
 #[test]
-fn what_tells_whose_machine_it_is_is_in_no_part_of_the_file() {
-    let bed = Bed::new();
-    let said = bed.run("--output r.md --hosts gx10-a1b2,walter@blackbird --nccl-tests tests");
-    assert_eq!(said.status, Some(0), "{said:?}");
-    let report = bed.report();
-    assert_eq!(found(&report), [""; 0], "{report}");
-    let parts = [
-        "versions",
-        "doctor",
-        "rails",
-        "settings",
-        "hosts",
-        "peer",
-        "memory",
-        "bench",
-        "nccl-tests all_reduce",
-        "nccl-tests all_gather",
-        "tune collectives",
-    ];
-    let sections: Vec<&str> = report.split("\n## ").skip(1).collect();
-    assert_eq!(sections.len(), parts.len(), "{report}");
-    for (part, section) in parts.iter().zip(&sections) {
-        assert!(section.starts_with(part), "{part}: {section}");
-        if *part == "versions" {
-            assert!(section.contains("DGX OS: 7.2.3\n") && section.contains("rocep1s0f0 28.45.4028"), "{section}");
-            continue;
+fn nothing_that_is_planted_in_an_input_is_in_the_report() {
+    let variables =
+        ["NCCL_HOSTID", "NCCL_COMM_ID", "NCCL_NET_PLUGIN", "NCCL_DEBUG_FILE", "NCCL_SPARK_SYSFS", "NCCL_IB_HCA"];
+    for (at, planted) in PLANTED.iter().enumerate() {
+        let bed = Bed::new();
+        // A serial number in a file of the kernel that has a number alone would be a number.
+        let is_text = |text: &str| text.parse::<u64>().is_err() || planted.parse::<u64>().is_err();
+        // In place of a file, and after the text that a Spark has in it.
+        for (path, text) in FILES.iter().filter(|(_, text)| is_text(text)) {
+            bed.file(path, &if at % 2 == 0 { (*planted).to_owned() } else { format!("{text}-{planted}") });
         }
-        assert!(KEPT.iter().all(|kept| section.contains(kept)), "{part}: {section}");
-        // Both streams, and the JSON where there is one, which still is JSON.
-        let copies = if *part == "settings" { 2 } else { 3 };
-        assert_eq!(section.matches("2.28.3+cuda13.0").count(), copies, "{part}: {section}");
-        if let Some(json) = section.split("```json\n").nth(1) {
-            let json: Value = serde_json::from_str(json.split("\n```").next().unwrap()).unwrap();
-            assert!(json["text"].as_str().unwrap().contains("ip4-net1."), "{json}");
-        }
+        bed.file(&format!("RDMA/ports/1/counters/{}", planted.replace('/', "-")), "7");
+        bed.file("home/margarete/.nccl.conf", &format!("NCCL_TOKEN={planted}\nNCCL_{planted}=1"));
+        let mut results = results();
+        results.iter_mut().for_each(|(_, json)| plant(json, planted, at % 4 == 3));
+        bed.results(results);
+        let mut command = bed.command(ALL);
+        command.envs(variables.map(|name| (name, planted)));
+        command.env(format!("NCCL_{planted}"), planted).env("MY_SERVICE_KEY", planted);
+        let said: Said = command.output().unwrap().into();
+        assert_eq!(said.status, Some(0), "{said:?}");
+        assert_eq!(found(&bed.text()), [""; 0], "{planted}: {}", bed.text());
     }
-    // Equal things are equal in all parts.
-    let line = |section: &str| section.lines().find(|line| line.contains(" NCCL INFO x")).unwrap().to_owned();
-    assert!(sections[1..].iter().all(|section| line(section) == line(sections[1])), "{report}");
 }
 
 #[test]
-fn secrets_with_blanks_and_hosts_of_nccls_variables_are_in_no_part_of_the_doctors_text() {
+fn what_a_spark_says_is_in_the_report() {
     let bed = Bed::new();
-    bed.write("root/home/margarete/.nccl.conf", "NCCL_TOKEN=two words 1234 leak\nNCCL_HOSTID=acme-secret-host-42\n");
-    let arguments = ["report", "--output", "r.md", "--only", "doctor", "--root", "root"];
-    let mut real = nccl_spark();
-    real.args(arguments).current_dir(&bed.folder);
-    real.env("HOME", "/home/margarete").env("NCCL_COMM_ID", "gpu-node-77.corp.acme.com:12345");
-    real.env("NCCL_PASSWORD", "correct horse battery staple and some more words to make it wrap over the line");
-    real.env("NCCL_RAS_ADDR", "node5.internal:28028");
-    let said: Said = real.stdin(Stdio::null()).output().unwrap().into();
-    assert_eq!(said.status, Some(0), "{said:?}");
+    let said = bed.command(ALL).env("NCCL_IB_TIMEOUT", "22").env("NCCL_PROTO", "LL128").output().unwrap();
+    assert!(said.status.success(), "{said:?}");
     let report = bed.report();
-    // All of them were shown: in the text and in the JSON.
-    for name in ["NCCL_TOKEN", "NCCL_HOSTID", "NCCL_COMM_ID", "NCCL_PASSWORD", "NCCL_RAS_ADDR"] {
-        assert!(report.matches(name).count() >= 2, "{name}: {report}");
+    let parts = report["parts"].as_array().unwrap();
+    let names: Vec<&str> = parts.iter().map(|part| part["part"].as_str().unwrap()).collect();
+    let expected = ["machine", "hosts", "peer", "memory", "all-gather", "nccl-tests", "nccl-tests", "tune"];
+    assert_eq!(names, expected);
+    assert!(parts.iter().all(|part| part["state"] == "ended" && !part["facts"].is_null()), "{}", bed.text());
+    let machine = &parts[0]["facts"];
+    for (pointer, value) in [
+        ("/versions/kernel", json!("6.17.0-1014-nvidia")),
+        ("/versions/os_version", json!("24.04")),
+        ("/versions/dgx_os", json!("7.2.3")),
+        ("/versions/bios", json!("5.36_0ACUM018")),
+        ("/versions/nvidia_driver", json!("580.95.05")),
+        ("/versions/cuda_toolkit", json!("13.0.1")),
+        ("/versions/mlx5_driver", json!("24.10-2.1.8")),
+        ("/versions/nccl/0/version", json!("2.28.9+cuda13.0")),
+        ("/hardware/product", json!(["NVIDIA", "NVIDIA", "DGX", "Spark"])),
+        ("/hardware/gpus", json!([["NVIDIA", "GB10"]])),
+        ("/hardware/cma_free_kib", json!(30_000)),
+        ("/rails/rails/0/device", json!("rocep1s0f0")),
+        ("/rails/rails/0/speed_mbps", json!(200_000)),
+        ("/rails/rails/0/addresses/0/prefix", json!(24)),
+        ("/functions/0/firmware", json!("28.45.4028")),
+        ("/functions/0/board", json!("NVD0000000087")),
+        ("/functions/0/pcie/width", json!(4)),
+        ("/functions/0/pcie_errors/corrected", json!(5)),
+        ("/functions/0/pause_rx", json!(true)),
+        ("/functions/0/iommu", json!("DMA-FQ")),
+        ("/functions/0/counters/out_of_sequence", json!(3)),
+    ] {
+        assert_eq!(machine.pointer(pointer), Some(&value), "{pointer}: {machine:#}");
     }
-    for planted in ["horse", "staple", "make it wrap", "over the line", "words 1234", "acme", "gpu-node", "node5"] {
-        assert!(!report.contains(planted), "{planted}: {report}");
+    let is_in = |list: &str, one: Value| machine[list].as_array().unwrap().contains(&one);
+    assert!(is_in("settings", json!({"name": "NCCL_IB_TIMEOUT", "value": 22, "source": "environment"})), "{machine:#}");
+    assert!(is_in("variables", json!({"name": "NCCL_PROTO", "value": "LL128", "effect": "nccl"})), "{machine:#}");
+    let findings = machine["doctor"]["findings"].as_array().unwrap();
+    assert!(findings.iter().any(|one| one["id"] == "out-of-sequence"), "{findings:?}");
+    assert_eq!(parts[2]["peer"], 1);
+    assert_eq!(parts[2]["facts"]["peer"]["findings"][0], json!({"severity": "slow", "id": "slow-rail"}));
+    assert_eq!(parts[2]["facts"]["peer"]["paths"][1]["failed"], true);
+    assert_eq!(parts[4]["facts"]["rows"][0]["busbw_gb_s"], 1.0);
+}
+
+/// All keys, but for sizes that are keys.
+fn keys(json: &Value, into: &mut BTreeSet<String>) {
+    match json {
+        Value::Array(array) => array.iter().for_each(|one| keys(one, into)),
+        Value::Object(object) => {
+            into.extend(object.keys().filter(|key| key.parse::<u64>().is_err()).cloned());
+            object.values().for_each(|one| keys(one, into));
+        }
+        _ => {}
     }
-    assert!(report.contains(":12345") && report.contains(":28028"), "{report}");
 }
 
 #[test]
-fn what_is_asked_for_is_kept_but_no_token() {
+fn the_keys_are_those_of_the_guide() {
     let bed = Bed::new();
-    let keeps = "--keep-names --keep-addresses --keep-serials";
-    let said = bed.run(&format!("--output r.md --only settings {keeps}"));
+    let said: Said = bed.command(ALL).env("NCCL_PROTO", "LL128").output().unwrap().into();
     assert_eq!(said.status, Some(0), "{said:?}");
-    let report = bed.report();
-    let tokens = ["hf_abcdefghijKLMNOPqrst", "s3cr3t-of-a-variable", "an-unmarked-secret-value"];
-    assert!(tokens.iter().all(|token| !report.contains(token)), "{report}");
-    for kept in ["gx10-a1b2", "margarete", "192.168.177.11", "4c:bb:47:2d:19:e3", "1654324000718"] {
-        assert!(report.contains(kept), "{kept}: {report}");
-    }
+    let mut written = BTreeSet::new();
+    keys(&bed.report(), &mut written);
+    let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/guide/report.md");
+    let guide = fs::read_to_string(guide).unwrap();
+    let block = guide.split("```text\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let documented: BTreeSet<String> =
+        block.split_whitespace().filter(|word| !word.ends_with(':')).map(str::to_owned).collect();
+    let counters = ["out_of_sequence", "port_xmit_data"].map(str::to_owned);
+    let written: BTreeSet<String> = written.into_iter().filter(|key| !counters.contains(key)).collect();
+    assert_eq!(written, documented);
 }
 
 #[test]
 fn a_part_that_hangs_or_fails_is_named_and_the_others_run() {
     let bed = Bed::new();
-    let script = "case $1 in\nrails) echo before; sleep 600 & echo $! > child; sleep 600;;\nsettings) echo 'nccl-spark: broken | so' >&2; exit 7;;\n\
-                  doctor) kill -SEGV $$;;\n*) echo well;;\nesac";
+    let script = "case $1 in\nmemory) echo before; sleep 600 & echo $! > child; sleep 600;;\n\
+                  all-gather) echo 'nccl-spark: broken by gx10-a1b2' >&2; exit 7;;\n\
+                  doctor) kill -SEGV $$;;\nesac";
     bed.program("nccl-spark", script);
     let began = Instant::now();
-    let said = bed.run("--output r.md --only doctor,rails,settings,bench,tune --part-limit 60 --part-limit rails=1");
+    let said = bed.run("--output r.json --hosts a,b --only memory --part-limit 1");
     assert_eq!(said.status, Some(0), "{said:?}");
-    // The limits of other parts and the sleeps are longer.
-    assert!(began.elapsed() < Duration::from_secs(45), "{:?}", began.elapsed());
-    let report = bed.report();
-    for expected in [
-        "| doctor | ended by signal 11 |",
-        "| not done within 1 s: ended |\n",
-        "| settings | exit status 7 |",
-        r"| broken \| so |",
-        "| bench on this machine | exit status 0 |",
-        "| tune collectives | not run |  | --nccl-tests DIR was not given |",
-        "before\n",
-        "It left no 2-doctor.json",
-    ] {
-        assert!(report.contains(expected), "{expected}: {report}");
-    }
-    assert!(said.err.contains("# report: 2/5 rails: not done within 1 s: ended\n"), "{said:?}");
+    // The sleeps are longer.
+    assert!(began.elapsed() < Duration::from_secs(300), "{:?}", began.elapsed());
+    let only = |at: usize, key: &str| bed.report()["parts"][at][key].clone();
+    assert_eq!((only(0, "state"), only(0, "facts")), (json!("out_of_time"), Value::Null));
+    assert!(said.err.contains("# report: 1/1 memory: no facts: not done in time: ended"), "{said:?}");
     let child = fs::read_to_string(bed.path("child")).unwrap();
     assert!(!is_running(child.trim()), "{child}");
+    fs::remove_file(bed.path("r.json")).unwrap();
+    let said = bed.run("--output r.json --only machine,hosts,all-gather,tune");
+    assert_eq!(said.status, Some(0), "{said:?}");
+    assert_eq!(
+        (only(0, "state"), only(1, "state"), only(3, "state")),
+        (json!("ended"), json!("no_hosts"), json!("no_nccl_tests"))
+    );
+    assert_eq!((only(2, "state"), only(2, "exit_status"), only(2, "facts")), (json!("ended"), json!(7), Value::Null));
+    assert!(!only(0, "facts").is_null() && !bed.text().contains("gx10"), "{}", bed.text());
+    assert!(said.err.contains("# report: 3/4 all-gather: no facts: ended: broken by gx10-a1b2"), "{said:?}");
+    fs::remove_file(bed.path("r.json")).unwrap();
+    assert_eq!(bed.run("--output r.json --only peer --hosts a,b").status, Some(0));
+    assert_eq!((only(0, "state"), only(0, "signal")), (json!("ended"), json!(11)));
 }
 
-/// A process that has ended and that nobody has waited for does not run.
+/// False for a zombie too.
 fn is_running(pid: &str) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().next()).is_some_and(|state| state != "Z")
@@ -288,62 +420,61 @@ fn is_running(pid: &str) -> bool {
 #[test]
 fn a_file_that_is_there_is_not_overwritten_and_nothing_runs() {
     let bed = Bed::new();
-    bed.program("nccl-spark", "touch ran");
-    bed.write("r.md", "mine");
-    let said = bed.run("--output r.md --only rails");
-    assert!(said.status == Some(1) && said.err.contains("r.md is there already"), "{said:?}");
-    assert!(bed.report() == "mine" && !bed.path("ran").exists());
-    let said = bed.run("--output no/such/folder/r.md --only rails");
-    assert!(said.status == Some(1) && said.err.contains("--output no/such/folder/r.md"), "{said:?}");
+    bed.write("r.json", "mine");
+    let said = bed.run("--output r.json --only memory");
+    assert!(said.status == Some(1) && said.err.contains("r.json is there already"), "{said:?}");
+    assert!(bed.text() == "mine" && !bed.path("ran").exists());
+    let said = bed.run("--output no/such/folder/r.json --only memory");
+    assert!(said.status == Some(1) && said.err.contains("--output no/such/folder/r.json"), "{said:?}");
     // One that comes meanwhile is not overwritten either.
-    bed.program("nccl-spark", "echo theirs > new.md");
-    let said = bed.run("--output new.md --only rails");
-    assert!(said.status == Some(1) && said.err.contains("write new.md"), "{said:?}");
-    assert_eq!(fs::read_to_string(bed.path("new.md")).unwrap(), "theirs\n");
+    bed.program("nccl-spark", "echo theirs > new.json");
+    let said = bed.run("--output new.json --only memory");
+    assert!(said.status == Some(1) && said.err.contains("write new.json"), "{said:?}");
+    assert_eq!(fs::read_to_string(bed.path("new.json")).unwrap(), "theirs\n");
     let left: Vec<_> = fs::read_dir(&bed.folder).unwrap().flatten().map(|entry| entry.file_name()).collect();
-    assert!(!left.iter().any(|name| name.to_string_lossy().starts_with(".tmp")), "{left:?}");
+    assert!(!left.iter().any(|name| name.to_string_lossy().starts_with(".nccl-spark")), "{left:?}");
 }
 
 #[test]
 fn mistakes_are_told_and_a_dry_run_runs_nothing() {
     let bed = Bed::new();
-    bed.program("nccl-spark", "touch ran");
     for (arguments, allowed) in [
-        ("--part-limit 0", "must be SECONDS or PART=SECONDS, seconds from 1 to 86400"),
-        ("--part-limit rail=5", "parts: versions, doctor, rails"),
-        ("--only nothing", "possible values: versions, doctor"),
+        ("--part-limit 0", "'--part-limit <SECONDS>': must be 1 to 86400"),
+        ("--only nothing", "possible values: machine, hosts"),
         ("--hosts one", "--hosts: 1 hosts; must be 2 to 16"),
         ("--hosts a,a", "named twice"),
         ("--hosts a,-v", "a host is a name or address"),
         ("--nccl-tests no/such", "--nccl-tests no/such: must be a folder"),
-        ("--only rails --skip rails", "leave no part"),
+        ("--only memory --skip memory", "leave no part"),
         ("--ssh x", "--hosts"),
     ] {
         let said = bed.run(arguments);
         assert!(said.status == Some(2) && said.err.contains(allowed), "{arguments}: {said:?}");
     }
-    let said = bed.run("--dry-run --hosts a,b --nccl-tests tests --part-limit tune=7");
+    let said = bed.run("--dry-run --hosts a,b --nccl-tests tests");
     assert_eq!(said.status, Some(0), "{said:?}");
     for line in [
-        "rails: at most 60 s: nccl-spark rails --json 3-rails.json\n",
-        "peer b: at most 330 s: nccl-spark doctor --peer b --ssh ssh --json 6-peer.json\n",
-        "memory: at most 300 s: nccl-spark memory --litmus 20 --json 7-memory.json\n",
-        "bench between hosts: at most 300 s: mpirun -np 2 -H a,b --map-by node --bind-to none ",
-        "tune collectives: at most 7 s: nccl-spark tune collectives --dry-run --dir ",
-        " --compare spark,ib --rounds 3 --dir ",
+        "machine: at most 120 s: reads files, and asks the drivers\n",
+        "nccl-spark doctor --peer b --ssh ssh --json ",
+        "nccl-spark memory --litmus 20 --json ",
+        "mpirun -np 2 -H a,b --map-by node --bind-to none ",
+        " all-gather -b 8 -e 32M -f 4 --rendezvous a:29501 --json ",
+        "nccl-spark nccl-tests all_reduce --compare spark,ib --rounds 3 --dir ",
+        ".json -- -b 8 -e 128M -f 4\n",
+        "nccl-spark tune collectives --dry-run --dir ",
     ] {
         assert!(said.out.contains(line), "{line}: {}", said.out);
     }
     assert!(!bed.path("ran").exists());
-    let unread: Vec<_> = fs::read_dir(&bed.folder).unwrap().flatten().map(|entry| entry.file_name()).collect();
-    assert!(!unread.iter().any(|name| name.to_string_lossy().ends_with(".md")), "{unread:?}");
+    let files: Vec<_> = fs::read_dir(&bed.folder).unwrap().flatten().map(|entry| entry.file_name()).collect();
+    assert!(!files.iter().any(|name| name.to_string_lossy().ends_with(".json")), "{files:?}");
 }
 
 #[test]
 fn ctrl_c_ends_the_part_and_writes_what_there_is() {
     let bed = Bed::new();
-    bed.program("nccl-spark", "case $1 in rails) echo begun; touch begun; sleep 600;; *) echo well;; esac");
-    let inner = bed.command("--output r.md --only doctor,rails,settings");
+    bed.program("nccl-spark", "case $1 in memory) touch begun; sleep 600;; esac");
+    let inner = bed.command("--output r.json --only machine,memory,all-gather");
     // The tests may be a background job of a shell, which starts it with SIGINT ignored.
     let mut outer = Command::new("env");
     outer.arg("--default-signal=INT").arg(inner.get_program()).args(inner.get_args()).current_dir(&bed.folder);
@@ -357,17 +488,14 @@ fn ctrl_c_ends_the_part_and_writes_what_there_is() {
     signal::kill(Pid::from_raw(report.id() as i32), Signal::SIGINT).unwrap();
     let said: Said = report.wait_with_output().unwrap().into();
     assert_eq!(said.status, Some(130), "{said:?}");
-    assert!(said.err.contains("interrupted; what there is was written to r.md"), "{said:?}");
-    let text = bed.report();
-    for expected in [
-        "**It was interrupted: what comes after that is missing.**",
-        "| doctor | exit status 0 |",
-        "| rails | interrupted |",
-        "| settings | not run |  | the report was interrupted before |",
-        "begun\n",
-    ] {
-        assert!(text.contains(expected), "{expected}: {text}");
-    }
+    assert!(said.err.contains("interrupted; what there is was written to r.json"), "{said:?}");
+    let report = bed.report();
+    let states: Vec<&str> =
+        report["parts"].as_array().unwrap().iter().map(|part| part["state"].as_str().unwrap()).collect();
+    assert_eq!(
+        (report["interrupted"].as_bool(), &states[..]),
+        (Some(true), &["ended", "interrupted", "interrupted"][..])
+    );
 }
 
 #[test]
@@ -377,21 +505,19 @@ fn this_machine_is_reported_on_over_the_software_fabric_where_there_is_no_other(
     }
     let folder = tempfile::tempdir().unwrap();
     let mut command = nccl_spark();
-    command.args(["report", "--output", "-", "--only", "versions,doctor,rails,settings,memory,bench"]);
+    command.args(["report", "--output", "-", "--only", "machine,all-gather"]);
     command.env("SOFTVERBS_DIR", folder.path()).env_remove("NCCL_SPARK_SYSFS");
     // The loader finds the plugin as it finds an installed one.
     let library = tempfile::tempdir().unwrap();
-    std::os::unix::fs::symlink(plugin().unwrap(), library.path().join("libnccl-net-spark.so")).unwrap();
+    symlink(plugin().unwrap(), library.path().join("libnccl-net-spark.so")).unwrap();
     command.env("LD_LIBRARY_PATH", library.path());
     let said: Said = command.output().unwrap().into();
     assert_eq!(said.status, Some(0), "{said:?}");
-    let rows: Vec<&str> = said.out.lines().filter(|line| line.starts_with("| ")).collect();
-    assert_eq!(rows.len(), 7, "{}", said.out);
-    for expected in ["\n## bench on this machine\n", "\"schema\": 1", "NCCL_SPARK_STALL_WARN_S", "kernel: "] {
-        assert!(said.out.contains(expected), "{expected}: {}", said.out);
-    }
-    let bench = rows.iter().find(|row| row.starts_with("| bench")).unwrap();
-    assert!(bench.contains("exit status 0"), "{}", said.out);
+    let report: Value = serde_json::from_str(&said.out).unwrap();
+    let [machine, all_gather] = &report["parts"].as_array().unwrap()[..] else { panic!("{report:#}") };
+    assert!(machine["facts"]["versions"]["plugin_sha256"].is_string(), "{report:#}");
+    let rows = all_gather["facts"]["rows"].as_array().unwrap();
+    assert!(rows.len() == 12 && rows.iter().all(|row| row["wrong"] == 0), "{report:#}");
     for interface in fs::read_dir("/sys/class/net").unwrap().flatten() {
         let mac = fs::read_to_string(interface.path().join("address")).unwrap_or_default();
         let is_own = !mac.trim().is_empty() && mac.trim() != "00:00:00:00:00:00";

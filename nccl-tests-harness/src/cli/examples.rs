@@ -106,10 +106,10 @@ Exit status: 0 works, 1 works but slow or fragile, 2 the command line is wrong,
 
 pub const REPORT: &str = "\
 Examples:
-  nccl-spark report                           # into nccl-spark-report-DATE.md
+  nccl-spark report                           # into nccl-spark-report-DATE.json
   nccl-spark report --dry-run                 # which commands would run?
   nccl-spark report --hosts spark-1,spark-2 --nccl-tests ~/nccl-tests
-  nccl-spark report --only doctor,rails --output -
+  nccl-spark report --only machine,all-gather --output -
 
 Exit status: 0 the file was written, even if parts failed; 1 it could not be
 written; 2 the command line is wrong; 130 after Ctrl-C and 143 after SIGTERM,

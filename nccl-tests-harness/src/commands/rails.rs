@@ -28,7 +28,7 @@ pub struct Options {
 
 /// The machine's rails as JSON. Rates are in Mb/s, one direction.
 #[derive(Debug, Default, Serialize)]
-struct Found {
+pub struct Found {
     /// What all rails carry together in payload; 0 without a rail.
     expected_mbps: u32,
     /// `cables`, `pcie` or `nothing`.

@@ -18,7 +18,6 @@ macro_rules! ids {
         }
 
         /// Each id with its meaning: the table of docs/guide/troubleshooting.md.
-        #[cfg(test)]
         pub const ALL: &[(&str, &str)] = &[$(($text, $meaning),)*];
     };
 }

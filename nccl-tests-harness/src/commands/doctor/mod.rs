@@ -25,12 +25,13 @@ pub mod ssh;
 #[cfg(test)]
 mod tests;
 
+pub use answer::{Answer, Asked, Seen, answer};
 pub use finding::Verdict;
+pub use id::ALL as FINDINGS;
 pub use options::Options;
 
 use crate::output::report::{self, Sink, Target};
 use crate::usage::wrong;
-use answer::{Answer, Asked, Seen};
 use anyhow::{Context, Result};
 use options::Task;
 use place::Place;

@@ -1,41 +1,67 @@
-//! `nccl-spark report`: what this machine has and does, in one file that its owner can post.
+//! `nccl-spark report`: the facts of this machine, as JSON in one file that its owner can post.
 //!
-//! `options` is the command line, `parts` what is gathered and by which commands, `run` starts them, `known` reads what tells whose
-//! machine it is, `scrub` leaves that out, `file` is how the report reads.
+//! `facts` lists every field of the file, and `names` every form of text in it. `machine` reads
+//! this machine. `parts` has the commands that measure, `run` starts them, `options` is the command
+//! line.
 //!
-//! Promises: a part that fails, hangs or cannot be run is named in the file, and the report goes on; no process of a part outlives it; no
-//! file is overwritten; nothing is written in which the last look (`scrub/check.rs`) still finds something known.
+//! Promises: the file holds text only if [`names::Name`] knows its form; a part that fails, hangs
+//! or cannot be run is named in the file and does not end the report; no process of a part outlives
+//! it; no file is overwritten.
 
-mod file;
-mod known;
-/// The doctor's own code, which is private there: how NCCL's files are found and read.
-#[path = "../doctor/environment/source.rs"]
-#[allow(dead_code, clippy::duplicate_mod)]
-mod nccls_files;
+mod facts;
+mod machine;
+mod names;
 mod options;
 mod parts;
 mod run;
-mod scrub;
-mod versions;
+#[cfg(test)]
+mod tests;
 
 pub use options::Options;
 
 use crate::commands::doctor::place::Place;
-use crate::{interrupt, output};
-use anyhow::{Context, Result, bail};
+use crate::output::plain;
+use crate::{date, interrupt, output};
+use anyhow::{Context, Result, anyhow};
+use facts::Facts;
+use names::Name;
 use options::Target;
-use parts::{Order, Part};
-use run::{Done, Fate};
-use scrub::Scrubber;
+use parts::{Order, Part, State, Step};
+use run::Ended;
+use serde::Serialize;
 use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
-/// How long the file may take to be scrubbed and written once the report was interrupted.
+/// How long the file may take to be written once the report was interrupted.
 const WRITE: Duration = Duration::from_secs(60);
 
+/// The file. `schema` grows when a field is removed or changes its meaning.
+#[derive(Debug, Serialize)]
+struct Report {
+    schema: u32,
+    program: &'static str,
+    date: Name,
+    interrupted: bool,
+    parts: Vec<PartReport>,
+}
+
+/// One step of the report.
+#[derive(Debug, Serialize)]
+struct PartReport {
+    part: Part,
+    /// The index of the other host in `--hosts`.
+    peer: Option<usize>,
+    test: Option<&'static str>,
+    #[serde(flatten)]
+    ended: Ended,
+    /// Null where the part was not run, or left no result.
+    facts: Option<Facts>,
+}
+
 impl Options {
-    /// Gathers and writes, or prints what it would do. `program` is this program's file, `variables` the environment.
+    /// Gathers and writes, or prints what it would do. `program` is this program's file,
+    /// `variables` the environment.
     ///
     /// # Errors
     /// A mistake on the command line, or a report that cannot be written.
@@ -43,69 +69,77 @@ impl Options {
         let folder = tempfile::tempdir().context("make a folder for the parts' results")?;
         interrupt::remove_at_exit(folder.path());
         let plan = self.plan(program, folder.path(), variables)?;
-        let place = Place::new(&plan.root);
         if plan.dry_run {
-            write!(output::standard(), "{}", file::dry_run(&plan.parts, folder.path()))?;
+            let mut out = output::standard();
+            plan.steps.iter().try_for_each(|step| writeln!(out, "{}: {}", step.title(), intention(step)))?;
             return Ok(());
         }
-        let target = plan.target.open()?;
+        let target = Target::open(plan.file)?;
         interrupt::leave_the_end_to_the_main_thread(WRITE);
-        let mut done: Vec<Done> = Vec::new();
-        for (at, part) in plan.parts.iter().enumerate() {
-            let result = one(part, &place, program, (at + 1, plan.parts.len()));
-            done.push(result);
-        }
-        let known = known::known(&place, &plan.hosts, variables);
-        let was_interrupted = interrupt::status().is_some();
-        let text = file::text(&plan.parts, &done, folder.path(), plan.keep, was_interrupted);
-        let mut scrubber = Scrubber::new(known, plan.keep);
-        let text = scrubber.scrub(&text);
-        let survivors = scrubber.survivors(&text);
-        if !survivors.is_empty() {
-            bail!(
-                "the report is not written: {} of this machine is still in it after all was left out that is known; --skip the part that \
-                 has it (each part's output: run its command, as --dry-run lists them)",
-                survivors.join(", ")
-            );
-        }
-        conclude(target, &text, &done, was_interrupted)?;
+        let place = Place::new(&plan.root);
+        let count = plan.steps.len();
+        let take = |(at, step): (usize, &Step)| part(step, &place, program, variables, &format!("{}/{count}", at + 1));
+        let parts: Vec<PartReport> = plan.steps.iter().enumerate().map(take).collect();
+        let report = Report {
+            schema: 1,
+            program: env!("PROGRAM_VERSION"),
+            date: Name::new(&date::today()),
+            interrupted: interrupt::status().is_some(),
+            parts,
+        };
+        conclude(target, &report)?;
         interrupt::keep_at_exit(folder.path());
         Ok(())
     }
 }
 
-/// Runs a part, and says so.
-fn one(part: &Part, place: &Place, program: &Path, (at, count): (usize, usize)) -> Done {
-    let say = |text: String| {
-        // Nobody reads it when this fails; the file is what counts.
-        let _ = writeln!(output::error(), "# report: {at}/{count} {}: {text}", part.title);
-    };
-    if interrupt::status().is_some() {
-        return Done::not_run("the report was interrupted before".to_owned());
+/// The command of a step with its limit, or why it is not run.
+fn intention(step: &Step) -> String {
+    let seconds = step.limit.as_secs();
+    match &step.order {
+        Err(state) => state.text().to_owned(),
+        Ok(Order::Read) => format!("at most {seconds} s: reads files, and asks the drivers"),
+        Ok(Order::Run { program, arguments, .. }) => {
+            format!("at most {seconds} s: {} {}", program.display(), arguments.join(" "))
+        }
     }
-    if let Order::Not(why) = &part.order {
-        say(format!("not run: {why}"));
-        return Done::not_run(why.clone());
-    }
-    say(format!("at most {} s", part.limit.as_secs()));
-    let done = match &part.order {
-        Order::Versions => run::versions(|| versions::text(place, program)),
-        Order::Run { program, arguments, .. } => run::run(program, arguments, part.limit),
-        Order::Not(why) => Done::not_run(why.clone()),
-    };
-    if !matches!(done.fate, Fate::Good) {
-        say(done.reason());
-    }
-    done
 }
 
-fn conclude(target: Target, text: &str, done: &[Done], was_interrupted: bool) -> Result<()> {
-    let place = target.write(text)?;
-    let without = done.iter().filter(|one| !matches!(one.fate, Fate::Good)).count();
-    let mut err = output::error();
-    let how = if was_interrupted { "interrupted; what there is was written" } else { "written" };
+/// Runs a step, and shows its progress.
+fn part(step: &Step, place: &Place, program: &Path, variables: &[(String, String)], at: &str) -> PartReport {
+    let say = |text: &str| {
+        // Progress is optional: a closed terminal must not end the report.
+        let _ = writeln!(output::error(), "# report: {at} {}: {}", step.title(), plain(text));
+    };
+    let not_run = |state| (Ended::new(state, Duration::ZERO), Err(anyhow!(state.text())));
+    say(&intention(step));
+    let (ended, json) = match &step.order {
+        _ if interrupt::status().is_some() => not_run(State::Interrupted),
+        Err(state) => not_run(*state),
+        Ok(Order::Read) => {
+            let (place, program, variables) = (place.clone(), program.to_owned(), variables.to_vec());
+            run::read(move || machine::read(&place, &program, variables), step.limit)
+        }
+        Ok(Order::Run { program, arguments, json }) => run::run(program, arguments, json, step.limit),
+    };
+    let facts = json.and_then(|json| Facts::read(step.part, json).context("unexpected form of its JSON"));
+    if let (Err(error), Ok(_)) = (&facts, &step.order) {
+        say(&format!("no facts: {}: {error:#}", ended.state.text()));
+    }
+    PartReport { part: step.part, peer: step.peer, test: step.test, ended, facts: facts.ok() }
+}
+
+fn conclude(target: Target, report: &Report) -> Result<()> {
+    let text = serde_json::to_string_pretty(report).context("make the JSON")? + "\n";
+    let place = target.write(&text)?;
+    let without = report.parts.iter().filter(|part| part.facts.is_none()).count();
+    let how = if report.interrupted { "interrupted; what there is was written" } else { "written" };
     let place = place.map_or("to standard output".to_owned(), |path| format!("to {}", path.display()));
-    writeln!(err, "# report: {how} {place}: {} parts, {without} of them failed or not run", done.len())?;
-    writeln!(err, "# Look it through before you post it.")?;
+    let mut err = output::error();
+    writeln!(err, "# report: {how} {place}: {} parts, {without} of them without facts", report.parts.len())?;
+    writeln!(
+        err,
+        "# It has numbers, versions and names of devices, and no text of yours. Look it through before you post it."
+    )?;
     Ok(())
 }

@@ -1,78 +1,96 @@
-//! What a report has in it: the parts, the command of each, how long it may take, and why one cannot be run.
+//! The parts of a report: the command of each, how long it may take, and why one cannot be run.
 
 use clap::ValueEnum;
+use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// A part by its name on the command line. Several parts can have one name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum Name {
-    Versions,
-    Doctor,
-    Rails,
-    Settings,
+/// A part by its name on the command line. Several steps can belong to one part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Part {
+    /// Findings, versions, rails, counters, settings.
+    Machine,
+    /// Pairs of rails between all hosts.
     Hosts,
+    /// Findings and measurements together with another host.
     Peer,
+    /// Kinds of memory, and the litmus test.
     Memory,
-    Bench,
+    /// A collective between two ranks of this program.
+    AllGather,
+    /// The owner's build of nccl-tests.
     NcclTests,
+    /// The tuner's sweep.
     Tune,
 }
 
-/// One part.
-pub(super) struct Part {
-    pub(super) name: Name,
-    /// Its heading: the name, and what tells it from others of its name.
-    pub(super) title: String,
-    pub(super) order: Order,
+/// The end of a step, or the reason why it was not run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum State {
+    /// Without help, with any exit status.
+    Ended,
+    OutOfTime,
+    Interrupted,
+    NotStarted,
+    NoGpu,
+    NoHosts,
+    NoMpirun,
+    NoNcclTests,
+}
+
+/// One run of a part.
+pub(super) struct Step {
+    pub(super) part: Part,
+    /// The index of the other host, from 1.
+    pub(super) peer: Option<usize>,
+    /// The program of nccl-tests.
+    pub(super) test: Option<&'static str>,
+    pub(super) order: Result<Order, State>,
     pub(super) limit: Duration,
 }
 
-/// How a part comes about.
+/// The work of a step.
 pub(super) enum Order {
-    /// Files are read.
-    Versions,
-    /// A program runs, and leaves its results as JSON.
-    Run { program: PathBuf, arguments: Vec<String>, json: Option<PathBuf> },
-    /// It cannot be run, for this reason.
-    Not(String),
+    /// Files and drivers are read by this process.
+    Read,
+    /// A program runs, and leaves its results in a file.
+    Run { program: PathBuf, arguments: Vec<String>, json: PathBuf },
 }
 
-/// What decides about the parts.
+/// Inputs of the list of steps.
 pub(super) struct Asked {
     /// This program's file.
     pub(super) program: PathBuf,
-    /// Where the parts leave their results.
+    /// Folder for the results of the steps.
     pub(super) folder: PathBuf,
-    /// A machine's files, if not this one's.
-    pub(super) root: Option<PathBuf>,
     pub(super) has_gpu: bool,
     pub(super) mpirun: Option<PathBuf>,
     pub(super) nccl_tests: Option<PathBuf>,
     /// This one first; none, or two or more.
     pub(super) hosts: Vec<String>,
-    /// How the doctor calls ssh.
+    /// The doctor's command for ssh.
     pub(super) ssh: String,
 }
 
-/// Seconds of the litmus test of LL128.
-const LITMUS_S: u32 = 20;
-/// Where the ranks of bench meet between hosts, on the first of them.
+/// TCP port on the first host where the ranks of a collective between hosts meet.
 const MEETING_PORT: u16 = 29_501;
+/// One rank on each host.
+const BY_HOST: &str = "--map-by node --bind-to none";
 
-impl Name {
-    /// As it is written.
+impl Part {
+    /// Its name on the command line.
     pub(super) fn word(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
-    /// The doctor ends by itself after 300 s; nccl-tests gives each of its runs 600 s; a sweep takes about 15 minutes.
+    /// The time limit: above the doctor's own 300 s; nccl-tests limits each run to 600 s; a sweep
+    /// takes about 15 minutes.
     fn limit(self) -> Duration {
         Duration::from_secs(match self {
-            Self::Versions | Self::Settings => 30,
-            Self::Rails => 60,
-            Self::Doctor | Self::Hosts => 120,
-            Self::Memory | Self::Bench => 300,
+            Self::Machine | Self::Hosts => 120,
+            Self::Memory | Self::AllGather => 300,
             Self::Peer => 330,
             Self::NcclTests => 1_800,
             Self::Tune => 3_600,
@@ -80,144 +98,118 @@ impl Name {
     }
 }
 
-/// All parts, in the order in which they run.
-pub(super) fn all(asked: &Asked) -> Vec<Part> {
-    let mut parts = Parts { asked, parts: Vec::new() };
-    parts.add(Name::Versions, "", Order::Versions);
-    let root = asked.root.as_ref().map(|root| ["--root".to_owned(), root.display().to_string()]);
-    let root: Vec<String> = root.into_iter().flatten().collect();
-    parts.run(Name::Doctor, "", root, true);
-    parts.run(Name::Rails, "", Vec::new(), true);
-    parts.run(Name::Settings, "", Vec::new(), false);
-    between_hosts(&mut parts);
-    let litmus = ["--litmus".to_owned(), LITMUS_S.to_string()];
-    match asked.has_gpu {
-        true => parts.run(Name::Memory, "", litmus.into(), true),
-        false => parts.add(Name::Memory, "", not(NO_GPU)),
+impl State {
+    /// The state for a person.
+    pub(super) fn text(self) -> &'static str {
+        match self {
+            Self::Ended => "ended",
+            Self::OutOfTime => "not done in time: ended",
+            Self::Interrupted => "interrupted",
+            Self::NotStarted => "cannot be started",
+            Self::NoGpu => "not run: no GPU (no /dev/nvidia0)",
+            Self::NoHosts => "not run: --hosts was not given",
+            Self::NoMpirun => "not run: no mpirun in PATH (Debian's openmpi-bin)",
+            Self::NoNcclTests => "not run: --nccl-tests DIR was not given",
+        }
     }
-    bench(&mut parts);
-    with_nccl(&mut parts);
-    parts.parts
 }
 
-const NO_GPU: &str = "no GPU: no /dev/nvidia0";
-const NO_HOSTS: &str = "--hosts was not given";
-const NO_MPIRUN: &str = "no mpirun in PATH (Debian's openmpi-bin)";
+impl Step {
+    fn new(part: Part, order: Result<Order, State>) -> Self {
+        Self { part, peer: None, test: None, order, limit: part.limit() }
+    }
 
-fn not(why: &str) -> Order {
-    Order::Not(why.to_owned())
+    /// The heading for a person.
+    pub(super) fn title(&self) -> String {
+        let peer = self.peer.map(|number| format!(" {number}")).unwrap_or_default();
+        let test = self.test.map(|test| format!(" {test}")).unwrap_or_default();
+        format!("{}{peer}{test}", self.part.word())
+    }
 }
 
-struct Parts<'a> {
-    asked: &'a Asked,
-    parts: Vec<Part>,
-}
-
-impl Parts<'_> {
-    fn add(&mut self, name: Name, what: &str, order: Order) {
-        let title = if what.is_empty() { name.word() } else { format!("{} {what}", name.word()) };
-        self.parts.push(Part { name, title, order, limit: name.limit() });
+/// All steps, in the order in which they run.
+pub(super) fn all(asked: &Asked) -> Vec<Step> {
+    let mut steps = vec![Step::new(Part::Machine, Ok(Order::Read))];
+    between_hosts(asked, &mut steps);
+    let memory = asked.has_gpu.then(|| own(asked, "memory --litmus 20", &[])).ok_or(State::NoGpu);
+    steps.push(Step::new(Part::Memory, memory));
+    steps.push(Step::new(Part::AllGather, all_gather(asked)));
+    with_nccl(asked, &mut steps);
+    for (at, step) in steps.iter_mut().enumerate() {
+        if let Ok(Order::Run { arguments, json, .. }) = &mut step.order {
+            *json = asked.folder.join(format!("{}-{}.json", at + 1, step.part.word()));
+            // Words after -- are for another program.
+            let end = arguments.iter().position(|word| word == "--").unwrap_or(arguments.len());
+            arguments.splice(end..end, ["--json".to_owned(), json.display().to_string()]);
+        }
     }
-
-    /// One of this program's commands, of the part's name.
-    fn run(&mut self, name: Name, what: &str, arguments: Vec<String>, has_json: bool) {
-        self.start(name, what, self.asked.program.clone(), [vec![name.word()], arguments].concat(), has_json, &[]);
-    }
-
-    /// `last` comes after the option for the JSON.
-    fn start(
-        &mut self,
-        name: Name,
-        what: &str,
-        program: PathBuf,
-        mut arguments: Vec<String>,
-        has_json: bool,
-        last: &[&str],
-    ) {
-        let number = self.parts.len() + 1;
-        let json = has_json.then(|| self.asked.folder.join(format!("{number}-{}.json", name.word())));
-        arguments.extend(json.iter().flat_map(|path| ["--json".to_owned(), path.display().to_string()]));
-        arguments.extend(last.iter().map(|one| (*one).to_owned()));
-        self.add(name, what, Order::Run { program, arguments, json });
-    }
+    steps
 }
 
 fn words(text: &str) -> Vec<String> {
     text.split_whitespace().map(str::to_owned).collect()
 }
 
-/// Which hosts have a cable in common, and what each of the others and this one find together.
-fn between_hosts(parts: &mut Parts) {
-    let asked = parts.asked;
+fn run(program: &Path, arguments: Vec<String>) -> Order {
+    Order::Run { program: program.to_owned(), arguments, json: PathBuf::new() }
+}
+
+/// One of this program's commands; `options` are taken as they are.
+fn own(asked: &Asked, command: &str, options: &[&str]) -> Order {
+    run(&asked.program, words(command).into_iter().chain(options.iter().map(|one| (*one).to_owned())).collect())
+}
+
+fn between_hosts(asked: &Asked, steps: &mut Vec<Step>) {
     let [_, others @ ..] = &asked.hosts[..] else {
-        parts.add(Name::Hosts, "", not(NO_HOSTS));
-        return parts.add(Name::Peer, "", not(NO_HOSTS));
+        steps.extend([Part::Hosts, Part::Peer].map(|part| Step::new(part, Err(State::NoHosts))));
+        return;
     };
-    let ssh = ["--ssh".to_owned(), asked.ssh.clone()];
-    let doctor = |option: &str, value: &str| {
-        [vec!["doctor".to_owned(), option.to_owned(), value.to_owned()], ssh.to_vec()].concat()
-    };
-    parts.start(Name::Hosts, "", asked.program.clone(), doctor("--hosts", &asked.hosts.join(",")), true, &[]);
-    for other in others {
-        parts.start(Name::Peer, other, asked.program.clone(), doctor("--peer", other), true, &[]);
-    }
+    let doctor = |option: &str, value: &str| Ok(own(asked, "doctor", &[option, value, "--ssh", &asked.ssh]));
+    steps.push(Step::new(Part::Hosts, doctor("--hosts", &asked.hosts.join(","))));
+    let peer =
+        |(at, host): (usize, &String)| Step { peer: Some(at + 1), ..Step::new(Part::Peer, doctor("--peer", host)) };
+    steps.extend(others.iter().enumerate().map(peer));
 }
 
 /// Two ranks here, or one on each of the first two hosts.
-fn bench(parts: &mut Parts) {
-    let asked = parts.asked;
+fn all_gather(asked: &Asked) -> Result<Order, State> {
+    const SIZES: &str = "all-gather -b 8 -e 32M -f 4";
     let [first, second, ..] = &asked.hosts[..] else {
-        return parts.run(
-            Name::Bench,
-            "on this machine",
-            words("bandwidth latency --rounds 2 --seconds 0.3 -r 2"),
-            true,
-        );
+        return Ok(own(asked, SIZES, &["-r", "2"]));
     };
-    let Some(mpirun) = &asked.mpirun else {
-        return parts.add(Name::Bench, "between hosts", not(NO_MPIRUN));
-    };
-    let first_name = first.rsplit('@').next().unwrap_or(first);
-    let mut arguments = words(&format!("-np 2 -H {first},{second} --map-by node --bind-to none"));
+    let mpirun = asked.mpirun.as_ref().ok_or(State::NoMpirun)?;
+    let mut arguments = words(&format!("-np 2 -H {first},{second} {BY_HOST}"));
     arguments.push(asked.program.display().to_string());
-    arguments.extend(words("bench bandwidth latency rate --rounds 3 --rendezvous"));
-    arguments.push(format!("{first_name}:{MEETING_PORT}"));
-    parts.start(Name::Bench, "between hosts", mpirun.clone(), arguments, true, &[]);
+    arguments.extend(words(SIZES));
+    let first = first.rsplit('@').next().unwrap_or(first);
+    arguments.extend(["--rendezvous".to_owned(), format!("{first}:{MEETING_PORT}")]);
+    Ok(run(mpirun, arguments))
 }
 
-/// What needs NCCL, GPUs and the owner's build of nccl-tests.
-fn with_nccl(parts: &mut Parts) {
-    let asked = parts.asked;
-    let missing = match &asked.nccl_tests {
-        None => Some("--nccl-tests DIR was not given"),
-        Some(_) if !asked.has_gpu => Some(NO_GPU),
-        Some(_) if asked.mpirun.is_none() => Some(NO_MPIRUN),
-        Some(_) => None,
+/// Steps that need NCCL, GPUs and the owner's build of nccl-tests.
+fn with_nccl(asked: &Asked, steps: &mut Vec<Step>) {
+    let folder = match &asked.nccl_tests {
+        None => Err(State::NoNcclTests),
+        Some(_) if !asked.has_gpu => Err(State::NoGpu),
+        Some(_) if asked.mpirun.is_none() => Err(State::NoMpirun),
+        Some(folder) => Ok(folder.display().to_string()),
     };
-    if let Some(why) = missing {
-        parts.add(Name::NcclTests, "", not(why));
-        return parts.add(Name::Tune, "collectives", not(why));
-    }
-    let folder = asked.nccl_tests.as_ref().map_or_else(String::new, |path| path.display().to_string());
-    let hosts = match &asked.hosts[..] {
-        [] => Vec::new(),
-        hosts => {
-            let ranks = format!("-np {} -H {} --map-by node --bind-to none", hosts.len(), hosts.join(","));
-            vec!["--mpirun".to_owned(), ranks]
-        }
+    let ranks = format!("-np {} -H {} {BY_HOST}", asked.hosts.len(), asked.hosts.join(","));
+    let order = |command: &str, last: &str| {
+        let folder = folder.as_ref().map_err(|reason| *reason)?;
+        let hosts = if asked.hosts.is_empty() { vec![] } else { vec!["--mpirun", &ranks] };
+        let options = [vec!["--dir", folder], hosts, last.split_whitespace().collect()].concat();
+        Ok(own(asked, command, &options))
     };
-    let dir = vec!["--dir".to_owned(), folder];
     for test in ["all_reduce", "all_gather"] {
-        let first = [words(&format!("{test} --compare spark,ib --rounds 3")), dir.clone(), hosts.clone()].concat();
-        let arguments = [vec![Name::NcclTests.word()], first].concat();
-        let last = ["--", "-b", "8", "-e", "128M", "-f", "4"];
-        parts.start(Name::NcclTests, test, asked.program.clone(), arguments, true, &last);
+        let command = format!("nccl-tests {test} --compare spark,ib --rounds 3");
+        let order = order(&command, "-- -b 8 -e 128M -f 4");
+        steps.push(Step { test: Some(test), ..Step::new(Part::NcclTests, order) });
     }
-    let arguments = [words("collectives --dry-run"), dir, hosts].concat();
-    parts.run(Name::Tune, "collectives", arguments, true);
+    steps.push(Step::new(Part::Tune, order("tune collectives --dry-run", "")));
 }
 
-/// A program in the folders of PATH.
+/// The program `name` in the folders of PATH.
 pub(super) fn in_path(name: &str, path: Option<&str>) -> Option<PathBuf> {
     let folders = path.unwrap_or_default().split(':').filter(|folder| !folder.is_empty());
     folders.map(|folder| Path::new(folder).join(name)).find(|file| file.is_file())

@@ -1,0 +1,145 @@
+//! Reads this machine as JSON of any content, from which `facts` takes what a report may hold.
+
+use super::names::{COUNTERS, Name, Value};
+use crate::commands::doctor::look::{Facts, Function, Libraries, PluginKind};
+use crate::commands::doctor::place::Place;
+use crate::commands::doctor::{Asked, answer};
+use crate::commands::rails::Found;
+use crate::places;
+use anyhow::{Context, Error, Result};
+use nccl_net_spark::config::{Settings, Source};
+use nccl_net_spark::rails::{LinkRate, PciFunction, Refusal, Survey};
+use serde_json::{Value as Json, json};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Reads the machine at `place`. `program` is this program's file, `variables` its environment.
+///
+/// # Errors
+/// When the doctor cannot examine it.
+pub(super) fn read(place: &Place, program: &Path, variables: Vec<(String, String)>) -> Result<Json> {
+    let asked = Asked { own_program: program.to_owned(), variables, ..Asked::default() };
+    let (answer, seen) = answer(place, asked).map_err(Error::msg)?;
+    let seen = seen.context("this machine was not examined")?;
+    let variables = answer.variables.iter();
+    let variables = variables
+        .map(|one| json!({ "name": one.name, "value": Value::new(&one.name, &one.value), "effect": one.effect }));
+    Ok(json!({
+        "versions": versions(place, program, &seen.libraries),
+        "hardware": hardware(place, &seen.facts),
+        "rails": Found::from(seen.facts.survey.clone()),
+        "functions": seen.facts.functions.iter().map(|one| function(one, &seen.facts.survey)).collect::<Vec<_>>(),
+        "settings": settings(),
+        "variables": variables.collect::<Vec<_>>(),
+        "doctor": answer,
+    }))
+}
+
+fn versions(place: &Place, program: &Path, libraries: &Libraries) -> Json {
+    let plugin = places::plugin(program).and_then(|path| std::fs::read(path).ok());
+    let hex = |bytes: &Vec<u8>| Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let of_shell = |path: &str, name: &str| {
+        let text = place.text(path)?;
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='))?;
+        Some(value.trim_matches('"').to_owned())
+    };
+    let toolkit = place.text("/usr/local/cuda/version.json");
+    let toolkit = toolkit.and_then(|text| serde_json::from_str::<Json>(&text).ok()?.pointer("/cuda/version").cloned());
+    let verbs = libraries.verbs.as_deref().and_then(|path| place.resolve(path));
+    let nccl = libraries.nccl.iter().filter_map(|file| file.library.as_ref().ok());
+    let nccl = nccl.map(|library| {
+        let version = library.nccl_version().map(|(text, _)| text);
+        json!({ "version": version, "build_id": library.build_id })
+    });
+    json!({
+        "kernel": place.text("/proc/sys/kernel/osrelease").map(|text| Name::version(&text)),
+        "os": of_shell("/etc/os-release", "ID"), "os_version": of_shell("/etc/os-release", "VERSION_ID"),
+        "dgx_os": of_shell("/etc/dgx-release", "DGX_SWBUILD_VERSION"),
+        "bios": place.text("/sys/class/dmi/id/bios_version"),
+        "bios_date": place.text("/sys/class/dmi/id/bios_date"),
+        "nvidia_driver": place.text("/sys/module/nvidia/version"),
+        "cuda_toolkit": toolkit,
+        "mlx5_driver": place.text("/sys/module/mlx5_core/version"),
+        "libibverbs": verbs.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy()),
+        "glibc": libraries.glibc,
+        "nccl": nccl.collect::<Vec<_>>(),
+        "network_plugin": libraries.plugin.as_ref().map(|plugin| match plugin.kind {
+            PluginKind::Ours => "spark",
+            PluginKind::HpcX => "hpcx",
+            PluginKind::Other => "other",
+        }),
+        "plugin_copies": libraries.copies.len(), "plugin_bytes": plugin.as_ref().map(Vec::len),
+        "plugin_sha256": plugin.as_ref().map(hex),
+    })
+}
+
+fn hardware(place: &Place, facts: &Facts) -> Json {
+    let machine = &facts.machine;
+    let folder = "/proc/driver/nvidia/gpus";
+    let model = |gpu: String| {
+        let text = place.text(format!("{folder}/{gpu}/information"))?;
+        text.lines().find_map(|line| line.strip_prefix("Model:")).map(Name::product)
+    };
+    let cuda = facts.cuda.iter().flatten().map(|gpu| {
+        let (direct, dma_buf) = (gpu.has_gpu_direct_rdma, gpu.has_dma_buf);
+        json!({ "integrated": gpu.is_integrated, "gpu_direct_rdma": direct, "dma_buf": dma_buf })
+    });
+    let idle = machine.cpus.idle.iter().filter(|state| state.is_enabled);
+    json!({
+        "product": machine.product.as_deref().map(Name::product).unwrap_or_default(),
+        "gpus": place.names(folder).into_iter().filter_map(model).collect::<Vec<_>>(),
+        "cuda": cuda.collect::<Vec<_>>(),
+        "container": machine.container, "processors": machine.cpus.allowed.len(),
+        "deepest_idle_us": idle.map(|state| state.latency_us).max(), "memlock_bytes": machine.memlock_bytes,
+        "cma_total_kib": machine.cma_kib.map(|(total, _)| total),
+        "cma_free_kib": machine.cma_kib.map(|(_, free)| free),
+        "modules": machine.modules, "has_hotplug_marker": machine.has_hotplug_marker,
+    })
+}
+
+fn function(one: &Function, survey: &Survey) -> Json {
+    let refused = survey.refused.iter().find(|port| port.device == one.device && !one.is_rail);
+    json!({
+        "device": one.device,
+        "refusal": refused.map(|port| match port.refusal {
+            Refusal::NoLink => "no_link",
+            Refusal::Excluded => "excluded",
+            Refusal::Unusable => "unusable",
+        }),
+        "physical_port": refused.and_then(|port| port.phys_port.as_ref()),
+        "firmware": one.firmware, "board": one.board, "iommu": one.iommu, "mtu_bytes": one.mtu_bytes,
+        "pause_rx": one.pause.map(|pause| pause.rx), "pause_tx": one.pause.map(|pause| pause.tx),
+        "pcie": one.pci.as_ref().map(pcie),
+        "pcie_errors": one.aer.map(|aer| {
+            json!({ "corrected": aer.correctable, "nonfatal": aer.nonfatal, "fatal": aer.fatal })
+        }),
+        "counters": one.counters.iter().filter(|(name, _)| COUNTERS.split(' ').any(|known| known == *name))
+            .collect::<BTreeMap<_, _>>(),
+    })
+}
+
+fn pcie(pci: &PciFunction) -> Json {
+    let width = |rate: Option<LinkRate>| rate.map(|rate| rate.width);
+    let speed = |rate: Option<LinkRate>| rate.map(|rate| rate.speed_mts);
+    json!({
+        "domain": pci.domain, "is_virtual": pci.is_virtual,
+        "width": width(pci.current), "max_width": width(pci.max),
+        "speed_mts": speed(pci.current), "max_speed_mts": speed(pci.max),
+        "max_payload_bytes": pci.max_payload_bytes, "max_read_request_bytes": pci.max_read_request_bytes,
+    })
+}
+
+/// The settings of this process; none where one is refused, which is a finding of the doctor's.
+fn settings() -> Vec<Json> {
+    let settings = Settings::of_this_process();
+    let held = settings.iter().flat_map(Settings::held).map(|held| {
+        let source = match held.source {
+            Source::Default => "default",
+            Source::File { .. } => "file",
+            Source::Environment => "environment",
+        };
+        json!({ "name": held.row.name, "value": Value::new(held.row.name, &held.value), "source": source })
+    });
+    held.collect()
+}
