@@ -4,8 +4,8 @@
 
 use super::names::{Digest, LeftOut, Name, Value};
 use super::parts::Part;
-use crate::proofs::memory::litmus::Read;
-use crate::proofs::memory::messages::{Kind, Message};
+use crate::commands::memory::litmus::Read;
+use crate::commands::memory::messages::{Kind, Message};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
