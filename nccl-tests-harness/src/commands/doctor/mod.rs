@@ -4,8 +4,9 @@
 //! `environment` judge and read nothing. What is new goes into the facts of `look` if it has to be read, and then into one judge; `tests`
 //! plants each fault on healthy machines, one at a time.
 //!
-//! `options` is the command line. `peer` examines another host together with this one, `hosts` compares the subnets of several; `ssh` is how
-//! both get there.
+//! `options` is the command line. `peer` examines another host together with this one, `hosts`
+//! compares the subnets of several; both get there by `ssh` and pair rails by `rail`. `together` is
+//! what JSON and text have about two hosts.
 //!
 //! `id` has all kinds of findings. Ids keep their meaning, and `--json`'s `schema` grows when a field changes its own: scripts rely on both.
 
@@ -20,10 +21,12 @@ mod options;
 mod peer;
 mod picture;
 pub mod place;
+mod rail;
 mod show;
 pub mod ssh;
 #[cfg(test)]
 mod tests;
+mod together;
 
 pub use finding::Verdict;
 pub use options::Options;

@@ -1,10 +1,12 @@
-//! A rail as one host tells another one of it, and which rails of two hosts belong together: by the plugin's own rule.
+//! A rail as another host knows it, and the rails of two hosts that belong together, by the plugin's
+//! own rule.
 
+use crate::commands::rails::RailJson;
 use nccl_net_spark::flow::pairing;
 use nccl_net_spark::rails::{Rail, Survey};
 use nccl_net_spark::wire::fields::{Address, Attachment, RailAdvert};
 use serde::{Deserialize, Serialize};
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
 
 /// A rail of a host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,6 +62,27 @@ impl RailSheet {
             mtu_bytes: rail.path_mtu_bytes,
             netdev_mtu_bytes: rail.netdev_mtu_bytes,
             addresses: rail.addresses.iter().map(|one| (Ipv6Addr::from(one.gid), one.prefix)).collect(),
+        }
+    }
+
+    /// A rail as `nccl-spark rails` lists it; `link_mbps` is what its PCIe link carries.
+    pub fn listed(rail: &RailJson, link_mbps: u32) -> Self {
+        let mapped = |ip: IpAddr| match ip {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+            IpAddr::V6(ip) => ip,
+        };
+        Self {
+            name: format!("{}:{}", rail.device, rail.port),
+            netdev: rail.netdev.clone(),
+            phys_port: rail.physical_port.clone(),
+            link: rail.pcie_link,
+            link_mbps,
+            cable: rail.cable,
+            port_mbps: rail.speed_mbps,
+            share_mbps: rail.speed_mbps,
+            mtu_bytes: rail.path_mtu_bytes,
+            netdev_mtu_bytes: rail.netdev_mtu_bytes,
+            addresses: rail.addresses.iter().map(|one| (mapped(one.address), one.prefix)).collect(),
         }
     }
 
