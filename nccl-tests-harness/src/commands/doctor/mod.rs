@@ -33,7 +33,7 @@ pub use options::Options;
 
 use crate::output::report::{self, Sink, Target};
 use crate::usage::wrong;
-use answer::{Answer, Asked, Seen};
+use answer::{Answer, Asked};
 use anyhow::{Context, Result};
 use options::Task;
 use place::Place;
@@ -75,25 +75,24 @@ impl Options {
             variables,
         };
         let (mut answer, seen) = answer::answer(&place, asked).map_err(wrong)?;
+        let host = |answer: &Answer| {
+            let seen = seen.as_ref().context("this host was not looked at")?;
+            peer::Host::new(&place, answer, seen, program)
+        };
         match &task {
             Task::Alone | Task::Hosts { .. } => {}
-            Task::Peer(peer) => peer::examine(peer, &place, &mut answer, &all(seen)?, program, end)?,
+            Task::Peer(peer) => peer::examine(peer, &host(&answer)?, &mut answer, program, end)?,
             Task::Partner { interface, is_attached } => {
-                let waits = peer::Waits {
-                    interface: interface.as_deref(),
-                    ssh_connection: ssh_connection.as_deref(),
-                    is_attached: *is_attached,
-                };
-                return peer::serve(waits, &place, &answer, &all(seen)?, program, end).map(|()| Ended::Served);
+                let address = peer::address(interface.as_deref(), ssh_connection.as_deref())?;
+                if *is_attached {
+                    peer::end_with_input();
+                }
+                return peer::serve(&host(&answer)?, address, program, end).map(|()| Ended::Served);
             }
         }
         show(&answer, self.env, target.as_ref(), sink)?;
         Ok(Ended::Judged(answer.verdict))
     }
-}
-
-fn all(seen: Option<Seen>) -> Result<Seen> {
-    seen.context("this host was not looked at")
 }
 
 fn show(answer: &Answer, is_env_alone: bool, target: Option<&Target>, sink: Option<Sink>) -> Result<()> {

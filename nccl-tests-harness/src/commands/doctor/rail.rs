@@ -29,8 +29,6 @@ pub struct RailSheet {
     pub share_mbps: u32,
     /// Path MTU in bytes.
     pub mtu_bytes: u32,
-    /// MTU of its interface in bytes.
-    pub netdev_mtu_bytes: Option<u32>,
     /// Its addresses, IPv4 mapped into IPv6, each with the length of its subnet's prefix.
     pub addresses: Vec<(Ipv6Addr, Option<u8>)>,
 }
@@ -60,7 +58,6 @@ impl RailSheet {
             port_mbps,
             share_mbps: survey.share_of_link_mbps(rail),
             mtu_bytes: rail.path_mtu_bytes,
-            netdev_mtu_bytes: rail.netdev_mtu_bytes,
             addresses: rail.addresses.iter().map(|one| (Ipv6Addr::from(one.gid), one.prefix)).collect(),
         }
     }
@@ -81,7 +78,6 @@ impl RailSheet {
             port_mbps: rail.speed_mbps,
             share_mbps: rail.speed_mbps,
             mtu_bytes: rail.path_mtu_bytes,
-            netdev_mtu_bytes: rail.netdev_mtu_bytes,
             addresses: rail.addresses.iter().map(|one| (mapped(one.address), one.prefix)).collect(),
         }
     }

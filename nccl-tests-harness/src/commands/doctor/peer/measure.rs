@@ -6,9 +6,9 @@
 //! message with a clear-to-send, so a broadcast of 8 bytes takes it a round trip.
 
 use super::host::Host;
-use super::messages::{ANSWER, Ask, Told};
+use super::messages::{Ask, RankDoor};
 use super::reach::Partner;
-use super::sheet::{Sheet, plain};
+use super::sheet::Sheet;
 use crate::commands::collectives::Collective;
 use crate::commands::doctor::rail::Pair;
 use crate::commands::doctor::together::{Figures, Outcome, Path as Way, Rate};
@@ -17,7 +17,7 @@ use crate::output::watch::Watch;
 use crate::ranks::control::{FromRank, Measurement, Setup, ToRank, answer};
 use crate::ranks::job::{Job, Seat};
 use crate::ranks::rendezvous::{Guest, Hello};
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use nccl_net_spark::counters::layout::State;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -90,40 +90,31 @@ impl Course<'_> {
         Ok(way)
     }
 
-    /// The figures, or why there are none.
+    /// Measures one direction after the other. The inner error is that of the ranks.
     fn both_ways(&mut self, way: &mut Way) -> Result<Result<Figures, String>> {
-        let mut ways = Vec::new();
-        for sends_here in [true, false] {
-            let guest = match self.guest(way)? {
-                Ok(guest) => Seat::Guest(guest),
-                Err(why) => return Ok(Err(plain(&why))),
-            };
-            let own = Seat::Here(self.host.environment(&way.here)?);
+        let mut measured = |sends_here| -> Result<Result<OneWay, String>> {
+            let (own, guest) = (Seat::Here(self.host.environment(&way.here)?), Seat::Guest(self.guest(way)?));
             let seats = if sends_here { vec![own, guest] } else { vec![guest, own] };
-            match self.one_way(seats, usize::from(!sends_here)) {
-                Ok(one) => ways.push(one),
-                Err(error) => return Ok(Err(self.named(&format!("{error:#}"), sends_here))),
-            }
-        }
-        let [to_peer, from_peer] = &ways[..] else { bail!("not two ways") };
-        let rate = |one: &OneWay| Rate::of(one.mbps, way.expected_mbps);
-        Ok(Ok(Figures {
-            to_peer: rate(to_peer),
-            from_peer: rate(from_peer),
+            let one_way = self.one_way(seats, usize::from(!sends_here));
+            Ok(one_way.map_err(|error| self.named(&format!("{error:#}"), sends_here)))
+        };
+        let to_peer = match measured(true)? {
+            Ok(one) => one,
+            Err(why) => return Ok(Err(why)),
+        };
+        let rate = |one: &OneWay, way: &Way| Rate::of(one.mbps, way.expected_mbps);
+        Ok(measured(false)?.map(|from_peer| Figures {
+            to_peer: rate(&to_peer, way),
+            from_peer: rate(&from_peer, way),
             latency_us: (to_peer.latency_us + from_peer.latency_us) / 2.0,
-            wrong_bytes: to_peer.wrong_bytes + from_peer.wrong_bytes,
+            wrong_bytes: to_peer.wrong_bytes.saturating_add(from_peer.wrong_bytes),
             path_mtu_bytes: to_peer.path_mtu_bytes.into_iter().chain(from_peer.path_mtu_bytes).min(),
         }))
     }
 
-    /// A rank at the peer, or why there is none. Lowers the expected rate of `way` to that of its rails.
-    fn guest(&mut self, way: &mut Way) -> Result<Result<Guest, String>> {
-        self.partner.line.say(&Ask::Rank { rails: way.there.clone() })?;
-        let (port, token, expected_mbps) = match self.partner.line.hear(ANSWER)? {
-            Told::Rank { port, token, expected_mbps } => (port, token, expected_mbps),
-            Told::Failed { why } => return Ok(Err(why)),
-            Told::Sheet(_) => bail!("{} answered something else than it was asked", self.partner.name),
-        };
+    /// A rank at the peer. Lowers the expected rate of `way` to that of its rails.
+    fn guest(&mut self, way: &mut Way) -> Result<Guest> {
+        let RankDoor { port, token, expected_mbps } = self.partner.ask(&Ask::Rank { rails: way.there.clone() })?;
         let theirs = expected_mbps.filter(|mbps| mbps.is_finite() && *mbps > 0.0);
         way.expected_mbps = way.expected_mbps.into_iter().chain(theirs).reduce(f64::min);
         let hello = Hello {
@@ -135,7 +126,7 @@ impl Course<'_> {
             host: self.there.host.clone(),
             machine: String::new(),
         };
-        Ok(Ok(Guest { hello, line: self.partner.again(port, &token, self.end)? }))
+        Ok(Guest { hello, line: self.partner.again(port, &token, self.end)? })
     }
 
     /// Rank 0 sends, rank 1 receives; `own` is the one here.

@@ -1,6 +1,5 @@
 //! The messages between a doctor and its partner: one asks, the other answers.
 
-use super::sheet::Sheet;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ pub const ANSWER: Duration = Duration::from_secs(10);
 /// A question to the partner.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Ask {
-    /// The result of its own doctor, with its host's facts of this moment.
+    /// Its sheet of this moment.
     Sheet,
     /// A door to a rank that uses these rails of its host.
     Rank {
@@ -21,23 +20,13 @@ pub enum Ask {
     },
 }
 
-/// The partner's answer.
+/// The answer to [`Ask::Rank`]: a door whose connection becomes the rank's control connection.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub enum Told {
-    /// To [`Ask::Sheet`].
-    Sheet(Box<Sheet>),
-    /// To [`Ask::Rank`]: the door's connection becomes the rank's control connection.
-    Rank {
-        /// The door's port, at the partner's address.
-        port: u16,
-        /// The door's token.
-        token: String,
-        /// What these rails carry in payload, in Mb/s, as far as their host knows.
-        expected_mbps: Option<f64>,
-    },
-    /// It cannot do that.
-    Failed {
-        /// The reason.
-        why: String,
-    },
+pub struct RankDoor {
+    /// Its port, at the partner's address.
+    pub port: u16,
+    /// Its token.
+    pub token: String,
+    /// What these rails carry in payload, in Mb/s, as far as their host knows.
+    pub expected_mbps: Option<f64>,
 }

@@ -25,70 +25,31 @@ mod sheet;
 #[cfg(test)]
 mod tests;
 
+pub use host::Host;
+pub use partner::{address, end_with_input, run as serve};
 pub use reach::Peer;
 
-use super::answer::{Answer, Seen};
+use super::answer::Answer;
 use super::finding::{Finding, Severity};
 use super::id::Id;
-use super::place::Place;
 use super::rail::{Pair, pairs};
 use super::together::{Path, Together};
 use crate::output;
 use crate::output::watch::Watch;
-use anyhow::{Result, anyhow, bail};
-use host::Host;
+use anyhow::{Result, anyhow};
 use measure::Course;
-use messages::{ANSWER, Ask, Told};
+use messages::Ask;
 use reach::Partner;
 use sheet::Sheet;
 use std::io::Write;
 use std::path::Path as File;
 use std::time::Instant;
 
-/// Waits as a partner for a doctor on another host and serves it.
-///
-/// # Errors
-/// When nobody comes by `end`, or the doctor that came is gone or sends nonsense.
-pub fn serve(
-    waits: Waits<'_>,
-    place: &Place,
-    answer: &Answer,
-    seen: &Seen,
-    program: &File,
-    end: Instant,
-) -> Result<()> {
-    let address = partner::address(waits.interface, waits.ssh_connection)?;
-    let host = Host::new(place, answer, seen, program)?;
-    if waits.is_attached {
-        partner::end_with_input();
-    }
-    partner::run(&host, address, program, end)
-}
-
-/// How a partner waits.
-#[derive(Debug, Clone, Copy)]
-pub struct Waits<'a> {
-    /// The interface or address that it listens on.
-    pub interface: Option<&'a str>,
-    /// `SSH_CONNECTION`, where ssh started it.
-    pub ssh_connection: Option<&'a str>,
-    /// It ends when its standard input does.
-    pub is_attached: bool,
-}
-
 /// Examines a peer, and adds what was found to the answer for this host.
 ///
 /// # Errors
 /// When the peer cannot be reached or tells nothing of itself. If it goes away later, that is a finding.
-pub fn examine(
-    peer: &Peer,
-    place: &Place,
-    answer: &mut Answer,
-    seen: &Seen,
-    program: &File,
-    end: Instant,
-) -> Result<()> {
-    let host = Host::new(place, answer, seen, program)?;
+pub fn examine(peer: &Peer, host: &Host, answer: &mut Answer, program: &File, end: Instant) -> Result<()> {
     let mut partner = peer.reach(end)?;
     let mut there = sheet_of(&mut partner)?;
     // Two names are needed in sentences.
@@ -98,7 +59,7 @@ pub fn examine(
     let pairs = pairs(&host.sheet.rails, &there.rails);
     let mut found = compare::compare(&host.sheet, &there, &pairs);
     let watch = Watch::start("measurements", || pairs.len() as u64 + 1);
-    let course = Course { host: &host, there: &there, partner, program, end, watch };
+    let course = Course { host, there: &there, partner, program, end, watch };
     let (paths, lost) = measured(course, &pairs, &mut found);
     let (alone, merged) = paths.split_at(paths.len().min(pairs.len()));
     found.extend(grade::judge(&there.host, alone, merged.first()));
@@ -140,13 +101,7 @@ fn measured(mut course: Course<'_>, pairs: &[Pair], found: &mut Vec<Finding>) ->
     (paths, outcome.err())
 }
 
-/// Asks for the peer's sheet of this moment.
 fn sheet_of(partner: &mut Partner) -> Result<Sheet> {
-    partner.line.say(&Ask::Sheet)?;
-    match partner.line.hear(ANSWER)? {
-        Told::Sheet(sheet) => sheet.received().map_err(|why| anyhow!("{}: {why}", partner.name)),
-        Told::Rank { .. } | Told::Failed { .. } => {
-            bail!("{} answered something else than it was asked", partner.name)
-        }
-    }
+    let sheet: Sheet = partner.ask(&Ask::Sheet)?;
+    sheet.received().map_err(|why| anyhow!("{}: {why}", partner.name))
 }

@@ -3,7 +3,7 @@
 //! its own plugin, by rails of this host.
 
 use super::host::Host;
-use super::messages::{ANSWER, Ask, PARTNER_WORD, Told};
+use super::messages::{ANSWER, Ask, PARTNER_WORD, RankDoor};
 use crate::output;
 use crate::ranks::door::{Door, PROTOCOL};
 use crate::ranks::line::Line;
@@ -28,11 +28,11 @@ pub fn run(host: &Host, address: IpAddr, program: &Path, end: Instant) -> Result
     // It may measure until the end.
     while let Some(ask) = line.hear_next(end.saturating_duration_since(Instant::now()))? {
         match ask {
-            Ask::Sheet => line.say(&Told::Sheet(Box::new(host.sheet_now())))?,
+            Ask::Sheet => line.say(&host.sheet_now())?,
             Ask::Rank { rails } => {
                 // The rank of an earlier measurement ends first: it may hang.
                 drop(rank.take());
-                rank = take_part(host, &rails, address, &mut line, program, end)?;
+                rank = Some(take_part(host, &rails, address, &mut line, program)?);
             }
         }
     }
@@ -65,31 +65,16 @@ impl Drop for Rank {
     }
 }
 
-/// Starts a rank on the connection that the doctor opens next; none where it asked for rails that
-/// this host does not have.
-fn take_part(
-    host: &Host,
-    rails: &[String],
-    address: IpAddr,
-    line: &mut Line,
-    program: &Path,
-    end: Instant,
-) -> Result<Option<Rank>> {
-    let prepared = host.expected_mbps(rails).and_then(|expected| Ok((expected, host.environment(rails)?)));
-    let (expected_mbps, environment) = match prepared {
-        Ok(prepared) => prepared,
-        Err(error) => {
-            line.say(&Told::Failed { why: format!("{error:#}") })?;
-            return Ok(None);
-        }
-    };
+/// Starts a rank on the connection that the doctor opens next.
+fn take_part(host: &Host, rails: &[String], address: IpAddr, line: &mut Line, program: &Path) -> Result<Rank> {
+    let (expected_mbps, environment) = (host.expected_mbps(rails)?, host.environment(rails)?);
     let door = Door::open(address)?;
-    line.say(&Told::Rank { port: door.address.port(), token: door.token.text().to_owned(), expected_mbps })?;
-    let control = OwnedFd::from(door.admit(end.min(Instant::now() + ANSWER))?);
+    line.say(&RankDoor { port: door.address.port(), token: door.token.text().to_owned(), expected_mbps })?;
+    let control = OwnedFd::from(door.admit(Instant::now() + ANSWER)?);
     let mut command = Command::new(program);
     command.args(["rank", "1", "--launched", "--plugin"]).arg(&host.plugin).envs(environment);
     command.stdin(Stdio::from(control)).stdout(Stdio::from(std::io::stderr()));
-    command.spawn().map(|rank| Some(Rank(rank))).with_context(|| format!("start {}", program.display()))
+    command.spawn().map(Rank).with_context(|| format!("start {}", program.display()))
 }
 
 /// Returns the address that a partner listens on: that of the interface `wanted`, or `wanted` itself.

@@ -1,10 +1,11 @@
 //! The way to a partner: by ssh, which starts it, or to one that was started by hand.
 
-use super::messages::PARTNER_WORD;
+use super::messages::{ANSWER, Ask, PARTNER_WORD};
 use crate::commands::doctor::ssh::{self, Remote, Ssh};
 use crate::ranks::door::{self, PROTOCOL, Token};
 use crate::ranks::line::Line;
 use anyhow::{Context, Result, bail};
+use serde::de::DeserializeOwned;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Instant;
 
@@ -31,8 +32,7 @@ pub enum Peer {
 
 /// A partner that has taken the token.
 pub struct Partner {
-    /// The connection to it.
-    pub line: Line,
+    line: Line,
     /// Its name until its sheet says one.
     pub name: String,
     address: SocketAddr,
@@ -72,6 +72,15 @@ impl Partner {
         let stream = door::enter(addresses, &name, token, end)?;
         let address = stream.peer_addr().with_context(|| format!("{name} is gone"))?;
         Ok(Self { line: Line::new(stream, &name, end)?, name, address, _remote: remote })
+    }
+
+    /// Asks, and returns the answer.
+    ///
+    /// # Errors
+    /// When no answer comes within 10 s.
+    pub fn ask<T: DeserializeOwned>(&mut self, ask: &Ask) -> Result<T> {
+        self.line.say(ask)?;
+        self.line.hear(ANSWER)
     }
 
     /// Opens another connection, to a door that the partner has opened.

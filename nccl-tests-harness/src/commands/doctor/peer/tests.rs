@@ -25,7 +25,6 @@ fn spark(number: u8, subnets: [u8; 4]) -> Sheet {
         port_mbps: 200_000,
         share_mbps: 59_300,
         mtu_bytes: 4096,
-        netdev_mtu_bytes: Some(9000),
         addresses: vec![(Ipv4Addr::new(192, 168, subnets[at], number).to_ipv6_mapped(), Some(24))],
     };
     Sheet {

@@ -15,7 +15,6 @@ fn host(number: u8, subnets: &[u8]) -> Vec<RailSheet> {
         port_mbps: 200_000,
         share_mbps: 56_000,
         mtu_bytes: 4096,
-        netdev_mtu_bytes: None,
         addresses: vec![(Ipv4Addr::new(192, 168, *subnet, number).to_ipv6_mapped(), Some(24))],
     };
     subnets.iter().enumerate().map(rail).collect()
