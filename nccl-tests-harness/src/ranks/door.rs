@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 /// The version of what is said on a door's connections; it grows when that changes. [`Opening`]
 /// and its answer stay, so that each side can say what is wrong.
 pub const PROTOCOL: u32 = 2;
+/// Most connections that have not shown a token. More are closed.
+const STRANGERS: usize = 64;
 /// Time to connect, and to be admitted.
 pub const OPENING: Duration = Duration::from_secs(10);
 
@@ -46,7 +48,7 @@ impl Door {
     /// When that address is none of this host's, or the system gives no random bytes.
     pub fn open(address: IpAddr) -> Result<Self> {
         let listener = TcpListener::bind((address, 0)).with_context(|| format!("listen on {address}"))?;
-        let arrivals = Arrivals::of(listener)?;
+        let arrivals = Arrivals::of(listener, STRANGERS)?;
         Ok(Self { address: arrivals.address()?, token: Token::new()?, arrivals })
     }
 
@@ -62,7 +64,7 @@ impl Door {
                 line.say(&Answer::Welcome { environment: Vec::new() })?;
                 return line.settle();
             };
-            // It may be gone.
+            // The other end may be gone.
             let _ = line.say(&Answer::Refused { reason });
         }
     }

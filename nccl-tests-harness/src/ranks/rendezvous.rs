@@ -73,12 +73,13 @@ pub struct Guest {
 
 /// Time for a connected client to say who it is.
 const HELLO: Duration = Duration::from_secs(5);
-/// Connections that may be open without having said who they are. More are closed.
-pub(super) const STRANGERS: usize = 64;
 /// Pause between two attempts to connect, and between two looks of rank 0.
 const RETRY: Duration = Duration::from_millis(20);
 /// Silent wait before a rank says what it waits for.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Most connections without a hello. All ranks of a large job may connect in one moment.
+const STRANGERS: usize = 4096;
+
 /// Where the ranks of a job meet: rank 0 listens there.
 pub struct Rendezvous {
     arrivals: Arrivals<Hello>,
@@ -91,19 +92,21 @@ pub(super) struct Arrivals<T> {
     listener: TcpListener,
     said_in: mpsc::Sender<(T, Line, SocketAddr)>,
     said: mpsc::Receiver<(T, Line, SocketAddr)>,
-    /// Connections that have not sent their first message.
+    /// The number of connections that have not sent their first message.
     strangers: Arc<AtomicUsize>,
+    /// The most of them. More are closed.
+    most: usize,
 }
 
 impl<T: DeserializeOwned + Send + 'static> Arrivals<T> {
-    /// Those at a port that listens.
+    /// The connections to `listener`, of which `most` may be without a first message.
     ///
     /// # Errors
     /// The system's.
-    pub(super) fn of(listener: TcpListener) -> Result<Self> {
+    pub(super) fn of(listener: TcpListener, most: usize) -> Result<Self> {
         listener.set_nonblocking(true).context("set the rendezvous port")?;
         let (said_in, said) = mpsc::channel();
-        Ok(Self { listener, said_in, said, strangers: Arc::default() })
+        Ok(Self { listener, said_in, said, strangers: Arc::default(), most })
     }
 
     /// The address of the port.
@@ -119,7 +122,7 @@ impl<T: DeserializeOwned + Send + 'static> Arrivals<T> {
     pub(super) fn next(&self) -> Option<(T, Line, SocketAddr)> {
         // An error is that of one connection, or passes: the caller has a time limit.
         let Ok((stream, address)) = self.listener.accept() else { return self.said.recv_timeout(RETRY).ok() };
-        if self.strangers.fetch_add(1, Ordering::Relaxed) >= STRANGERS {
+        if self.strangers.fetch_add(1, Ordering::Relaxed) >= self.most {
             self.strangers.fetch_sub(1, Ordering::Relaxed);
             return self.said.try_recv().ok();
         }
@@ -158,7 +161,7 @@ impl Rendezvous {
             };
             anyhow!("rank 0 cannot listen on port {port} for the other ranks: {error}{hint}")
         })?;
-        Ok(Self { arrivals: Arrivals::of(listener)?, meeting })
+        Ok(Self { arrivals: Arrivals::of(listener, STRANGERS)?, meeting })
     }
 
     /// Waits until all other ranks have come, in rank order. `environment` is what a rank gets for its environment, or
@@ -183,7 +186,7 @@ impl Rendezvous {
             };
             if let Some(reason) = self.objection(&hello, &guests) {
                 refused.push(format!("{address} was refused: {reason}"));
-                // It may be gone.
+                // The other end may be gone.
                 let _ = line.say(&Answer::Refused { reason });
                 continue;
             }
@@ -245,7 +248,7 @@ pub fn join(meeting: &Meeting, hello: &Hello) -> Result<(TcpStream, Vec<(String,
     let deadline = Instant::now() + meeting.timeout;
     let stream = dial(meeting, hello.rank, deadline)?;
     let rank_0 = format!("rank 0 at {}:{}", meeting.host, meeting.port);
-    // It answers once it has time: it may be busy with others like this one.
+    // It answers one rank after the other.
     let left = deadline.saturating_duration_since(Instant::now()).max(HELLO);
     let mut line = Line::new(stream, &rank_0, Instant::now() + left)?;
     line.say(hello)?;

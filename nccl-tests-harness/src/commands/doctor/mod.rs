@@ -5,8 +5,8 @@
 //! plants each fault on healthy machines, one at a time.
 //!
 //! `options` is the command line. `peer` examines another host together with this one, `hosts`
-//! compares the subnets of several; both get there by `ssh` and pair rails by `rail`. `together` is
-//! what JSON and text have about two hosts.
+//! compares the subnets of several; both get there by `ssh` and pair rails by `rail`. `together`
+//! has the results for two hosts.
 //!
 //! `id` has all kinds of findings. Ids keep their meaning, and `--json`'s `schema` grows when a field changes its own: scripts rely on both.
 

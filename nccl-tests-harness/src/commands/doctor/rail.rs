@@ -13,19 +13,19 @@ use std::net::{IpAddr, Ipv6Addr};
 pub struct RailSheet {
     /// Device and port, as `NCCL_IB_HCA` has them.
     pub name: String,
-    /// Its interface.
+    /// Interface of the rail.
     pub netdev: Option<String>,
     /// The physical port ("p0").
     pub phys_port: Option<String>,
     /// Rails of one number share a PCIe link.
     pub link: u8,
-    /// What that carries in payload, in Mb/s; 0 where it is not known.
+    /// Payload rate of the link in Mb/s; 0 where it is not known.
     pub link_mbps: u32,
     /// Rails of one number share a cable.
     pub cable: u8,
     /// Line rate of the port in Mb/s.
     pub port_mbps: u32,
-    /// What it carries while the others on its link are as busy, in Mb/s.
+    /// Rate in Mb/s while the others on the link are as busy.
     pub share_mbps: u32,
     /// Path MTU in bytes.
     pub mtu_bytes: u32,

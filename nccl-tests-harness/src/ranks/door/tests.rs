@@ -1,7 +1,6 @@
 //! Doors with the right connection, wrong tokens, another version, and strangers.
 
 use super::*;
-use crate::ranks::rendezvous::STRANGERS;
 use std::io::Write;
 
 fn far() -> Instant {

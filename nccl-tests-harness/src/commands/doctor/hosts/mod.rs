@@ -82,7 +82,7 @@ fn ask(names: &[String], ssh: &Ssh, program: &Path, end: Instant) -> Result<Vec<
         .collect()
 }
 
-/// What this host says: by a process of its own, as the others do.
+/// The answer of this host, by a process of its own.
 fn here(program: &Path) -> Result<String> {
     let mut command = Command::new(program);
     command.args(["rails", "--json", "-"]).stdin(Stdio::null()).stderr(Stdio::null());

@@ -22,9 +22,9 @@ use nccl_net_spark::counters::layout::State;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long one job may take, whatever it does.
+/// Time limit of one job.
 const JOB: Duration = Duration::from_secs(40);
-/// How long a rank may make no progress. Above the plugin's own limits for paths that do not carry.
+/// Longest time of a rank without progress. Above the plugin's own limits for paths that do not carry.
 const STUCK: Duration = Duration::from_secs(45);
 /// Several, as NCCL has, so that no single stream is the limit.
 const CHANNELS: usize = 4;
@@ -50,7 +50,7 @@ pub struct Course<'a> {
     pub partner: Partner,
     /// This program's file, which the rank here runs.
     pub program: &'a Path,
-    /// When all of it ends.
+    /// Time limit of all measurements together.
     pub end: Instant,
     /// The progress line.
     pub watch: Watch,
@@ -68,7 +68,7 @@ impl Course<'_> {
     /// Measures the rails of `pairs` together.
     ///
     /// # Errors
-    /// When the partner is gone; that a way does not carry is an outcome.
+    /// The partner is gone. A way that does not carry is an outcome.
     pub fn measure(&mut self, pairs: &[Pair]) -> Result<Way> {
         let mut here: Vec<String> = pairs.iter().map(|pair| self.host.sheet.rails[pair.here].name.clone()).collect();
         let mut there: Vec<String> = pairs.iter().map(|pair| self.there.rails[pair.there].name.clone()).collect();

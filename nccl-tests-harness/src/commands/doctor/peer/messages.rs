@@ -3,19 +3,19 @@
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// First word of the line by which a partner says where it is.
+/// First word of the line in which a partner prints its address and token.
 pub const PARTNER_WORD: &str = "nccl-spark-partner";
-/// How long a partner may take to answer.
+/// Time limit of a partner's answer.
 pub const ANSWER: Duration = Duration::from_secs(10);
 
 /// A question to the partner.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Ask {
-    /// Its sheet of this moment.
+    /// The partner's sheet of this moment.
     Sheet,
     /// A door to a rank that uses these rails of its host.
     Rank {
-        /// Their names, as the sheet has them.
+        /// Names of the rails, as in the sheet.
         rails: Vec<String>,
     },
 }
@@ -23,9 +23,9 @@ pub enum Ask {
 /// The answer to [`Ask::Rank`]: a door whose connection becomes the rank's control connection.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RankDoor {
-    /// Its port, at the partner's address.
+    /// The door's port, at the partner's address.
     pub port: u16,
-    /// Its token.
+    /// The door's token.
     pub token: String,
     /// What these rails carry in payload, in Mb/s, as far as their host knows.
     pub expected_mbps: Option<f64>,

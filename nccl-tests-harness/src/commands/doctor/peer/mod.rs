@@ -8,10 +8,10 @@
 //! (`measure`), so no verbs code and no transfer of its own is here. `compare`, `grade` and
 //! `neighbours::judge` are pure.
 //!
-//! A partner does for a doctor with the token what any user on its host may do: it tells what its own
-//! doctor sees, and starts ranks of this program with its own plugin and rails. It takes no path and
-//! no variable from the other side. What comes from there is bounded before it is used
-//! (`Sheet::received`, `ranks::line`).
+//! A doctor with the token gets no more from a partner than any user of the partner's host may do:
+//! the result of a doctor, and ranks of this program with that host's plugin and rails. The partner
+//! takes no path and no variable from the doctor. Each side bounds the other's messages before it uses
+//! them (`Sheet::received`, `ranks::line`).
 
 mod compare;
 mod grade;
@@ -48,7 +48,7 @@ use std::time::Instant;
 /// Examines a peer, and adds what was found to the answer for this host.
 ///
 /// # Errors
-/// When the peer cannot be reached or tells nothing of itself. If it goes away later, that is a finding.
+/// The peer cannot be reached, or sends no sheet. If its partner ends later, that is a finding.
 pub fn examine(peer: &Peer, host: &Host, answer: &mut Answer, program: &File, end: Instant) -> Result<()> {
     let mut partner = peer.reach(end)?;
     let mut there = sheet_of(&mut partner)?;
@@ -73,7 +73,8 @@ pub fn examine(peer: &Peer, host: &Host, answer: &mut Answer, program: &File, en
     Ok(())
 }
 
-/// Each pair by itself, then all together, and the addresses that both hosts have for each other by then. With it, why that ended before.
+/// Measures each pair alone, then all together, and judges the ARP tables of both hosts. Also returns
+/// the error that ended this early, if any.
 fn measured(mut course: Course<'_>, pairs: &[Pair], found: &mut Vec<Finding>) -> (Vec<Path>, Option<anyhow::Error>) {
     let mut paths = Vec::new();
     let (here, there, watch) = (&course.host.sheet, course.there, course.watch.clone());
@@ -86,7 +87,7 @@ fn measured(mut course: Course<'_>, pairs: &[Pair], found: &mut Vec<Finding>) ->
         for (number, way) in ways.iter().enumerate() {
             let path = course.measure(way)?;
             watch.step();
-            // Nobody is left to tell when this fails.
+            // Measuring goes on without a standard error.
             let _ = writeln!(watch.over(output::error()), "# {}/{} {}", number + 1, ways.len(), path.summary());
             paths.push(path);
         }

@@ -1,6 +1,6 @@
 //! The partner: waits on one address for one doctor with the token, hands over the result of its own
-//! doctor, and starts its rank of each measurement. It starts nothing but ranks of this program, with
-//! its own plugin, by rails of this host.
+//! doctor, and starts a rank for each measurement. All processes that it starts are ranks of this
+//! program, with the plugin and rails of this host.
 
 use super::host::Host;
 use super::messages::{ANSWER, Ask, PARTNER_WORD, RankDoor};
@@ -19,13 +19,13 @@ use std::time::Instant;
 /// Waits for a doctor, serves it until it goes, and ends at `end` at the latest.
 ///
 /// # Errors
-/// When no doctor comes, or the one that came is gone or sends nonsense.
+/// No doctor came, or the connection with it failed.
 pub fn run(host: &Host, address: IpAddr, program: &Path, end: Instant) -> Result<()> {
     let door = Door::open(address)?;
     announce(&door, end)?;
     let mut line = Line::new(door.admit(end)?, "the doctor that connected", end)?;
     let mut rank = None;
-    // It may measure until the end.
+    // The doctor may measure until the end.
     while let Some(ask) = line.hear_next(end.saturating_duration_since(Instant::now()))? {
         match ask {
             Ask::Sheet => line.say(&host.sheet_now())?,
@@ -59,7 +59,7 @@ struct Rank(Child);
 
 impl Drop for Rank {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // Both fail where the rank has ended by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -78,8 +78,7 @@ fn take_part(host: &Host, rails: &[String], address: IpAddr, line: &mut Line, pr
 }
 
 /// Returns the address that a partner listens on: that of the interface `wanted`, or `wanted` itself.
-/// Without either, the one by which ssh came (`SSH_CONNECTION` has the client's address and port,
-/// then the server's).
+/// The default is ssh's (`SSH_CONNECTION` has the client's address and port, then the server's).
 ///
 /// # Errors
 /// A mistake on the command line, or an interface without an address.
@@ -108,7 +107,7 @@ pub fn address(wanted: Option<&str>, ssh_connection: Option<&str>) -> Result<IpA
         .with_context(|| format!("--interface {wanted}: it has no address beside link-local ones"))
 }
 
-/// Ends this process when standard input does: ssh closes it when the doctor at its other end is gone.
+/// Exits once standard input is closed: ssh closes it when the doctor at its other end is gone.
 pub fn end_with_input() {
     std::thread::spawn(|| {
         // The input itself means nothing.

@@ -9,21 +9,21 @@ use serde::de::DeserializeOwned;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Instant;
 
-/// Where the partner is.
+/// The place of a partner.
 #[derive(Debug, Clone)]
 pub enum Peer {
     /// On a host where ssh starts it.
     ByHost {
         /// The host.
         host: String,
-        /// How ssh is called.
+        /// The ssh command.
         ssh: Ssh,
-        /// The interface or address there that it listens on; none: the one by which ssh comes.
+        /// The interface or address that the partner listens on. The default is ssh's.
         interface: Option<String>,
     },
-    /// It was started by hand.
+    /// A partner that was started by hand.
     ByAddress {
-        /// Its host and port.
+        /// The partner's host and port.
         place: (String, u16),
         /// The token that it printed.
         token: Token,
@@ -33,7 +33,7 @@ pub enum Peer {
 /// A partner that has taken the token.
 pub struct Partner {
     line: Line,
-    /// Its name until its sheet says one.
+    /// The name given on the command line.
     pub name: String,
     address: SocketAddr,
     /// ssh, where that started the partner, which ends with this.
@@ -44,7 +44,7 @@ impl Peer {
     /// Connects. The connection ends at `end`.
     ///
     /// # Errors
-    /// When no partner is there, or it refuses.
+    /// No partner answers, or the partner refuses.
     pub fn reach(&self, end: Instant) -> Result<Partner> {
         match self {
             Self::ByHost { host, ssh, interface } => {
@@ -77,7 +77,7 @@ impl Partner {
     /// Asks, and returns the answer.
     ///
     /// # Errors
-    /// When no answer comes within 10 s.
+    /// No answer comes within 10 s.
     pub fn ask<T: DeserializeOwned>(&mut self, ask: &Ask) -> Result<T> {
         self.line.say(ask)?;
         self.line.hear(ANSWER)

@@ -18,7 +18,7 @@ use std::path::Path;
 /// A host.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Sheet {
-    /// Its name.
+    /// The host's name.
     pub host: String,
     /// The version of this program there.
     pub program: String,
@@ -26,11 +26,11 @@ pub struct Sheet {
     pub plugin: Option<PluginSheet>,
     /// The libnccl that a job there loads.
     pub nccl: Option<NcclSheet>,
-    /// Those of [`TO_AGREE`] that are set, with their values.
+    /// Variables and settings that have to agree, with their values where they are set.
     pub settings: BTreeMap<String, String>,
-    /// Its rails.
+    /// Rails of the host.
     pub rails: Vec<RailSheet>,
-    /// Its interfaces with their hardware addresses.
+    /// Interfaces with their hardware addresses.
     pub interfaces: Vec<(String, String)>,
     /// The hardware addresses that it has for other hosts at its rails; of this host, none yet.
     pub neighbours: Vec<Neighbour>,
@@ -72,26 +72,14 @@ pub struct Neighbour {
 }
 
 /// Variables and settings that have to agree on all hosts of a job.
-pub const TO_AGREE: [&str; 18] = [
-    "NCCL_SPARK_TUNER",
-    "NCCL_SPARK_TUNER_TABLE",
-    "NCCL_SPARK_LL128",
-    "NCCL_SPARK_RING_TCP",
-    "NCCL_ALGO",
-    "NCCL_PROTO",
-    "NCCL_BUFFSIZE",
-    "NCCL_LL_BUFFSIZE",
-    "NCCL_LL128_BUFFSIZE",
-    "NCCL_P2P_NET_CHUNKSIZE",
-    "NCCL_MIN_NCHANNELS",
-    "NCCL_MAX_NCHANNELS",
-    "NCCL_MIN_CTAS",
-    "NCCL_MAX_CTAS",
-    "NCCL_NCHANNELS_PER_NET_PEER",
-    "NCCL_NTHREADS",
-    "NCCL_CROSS_NIC",
-    "NCCL_TUNER_PLUGIN",
-];
+const TO_AGREE: &str = "NCCL_SPARK_TUNER NCCL_SPARK_TUNER_TABLE NCCL_SPARK_LL128 NCCL_SPARK_RING_TCP NCCL_ALGO \
+    NCCL_PROTO NCCL_BUFFSIZE NCCL_LL_BUFFSIZE NCCL_LL128_BUFFSIZE NCCL_P2P_NET_CHUNKSIZE NCCL_MIN_NCHANNELS \
+    NCCL_MAX_NCHANNELS NCCL_MIN_CTAS NCCL_MAX_CTAS NCCL_NCHANNELS_PER_NET_PEER NCCL_NTHREADS NCCL_CROSS_NIC \
+    NCCL_TUNER_PLUGIN";
+
+fn has_to_agree(name: &str) -> bool {
+    TO_AGREE.split_whitespace().any(|one| one == name)
+}
 
 /// A host has no more rails than a connection can be offered.
 const MOST_RAILS: usize = 32;
@@ -104,9 +92,9 @@ impl Sheet {
     /// The sheet of this host. `plugin` is the library that takes part in the measurements,
     /// `settings` the plugin's settings with their values, from the environment and from its files.
     pub fn of(place: &Place, answer: &Answer, seen: &Seen, plugin: &Path, settings: &[(String, String)]) -> Self {
-        let wanted = |name: &str| TO_AGREE.contains(&name);
         let variables = seen.variables.iter().map(|one| (one.name.clone(), one.value.trim().to_owned()));
-        let all = settings.iter().cloned().chain(variables).filter(|(name, value)| wanted(name) && !value.is_empty());
+        let all =
+            settings.iter().cloned().chain(variables).filter(|(name, value)| has_to_agree(name) && !value.is_empty());
         let (survey, interfaces) = (&seen.facts.survey, seen.facts.interfaces.iter());
         let hardware = |name: &str| place.text(format!("/sys/class/net/{name}/address"));
         Self {
@@ -142,7 +130,7 @@ impl Sheet {
         let mut value = serde_json::to_value(self).map_err(|error| error.to_string())?;
         bound("parts", &mut value)?;
         let mut sheet: Self = serde_json::from_value(value).map_err(|error| error.to_string())?;
-        sheet.settings.retain(|name, _| TO_AGREE.contains(&name.as_str()));
+        sheet.settings.retain(|name, _| has_to_agree(name));
         Ok(sheet)
     }
 }
