@@ -1,8 +1,8 @@
 //! Measures the ways between two hosts with ranks of a collective: one here and one at the peer, each
 //! with the plugin restricted to the rails in question.
 //!
-//! A broadcast of two ranks goes one way, so each way has a job of its own. A job runs rounds of ten
-//! timed broadcasts and a checked one, until half a second was timed. The receiving rank asks for each
+//! A broadcast of two ranks goes one way, so each way has a job of its own. A job runs rounds of eight
+//! timed broadcasts and a checked one, until a second was timed. The receiving rank asks for each
 //! message with a clear-to-send, so a broadcast of 8 bytes takes it a round trip.
 
 use super::host::Host;
@@ -29,13 +29,13 @@ const STUCK: Duration = Duration::from_secs(45);
 /// Several, as NCCL has, so that no single stream is the limit.
 const CHANNELS: usize = 4;
 /// Broadcasts that are timed together.
-const ITERS: u32 = 10;
+const ITERS: u32 = 8;
 /// Sizes of a broadcast: the first one that is tried, and the largest.
 const LEAST_BYTES: usize = 16 << 10;
 const MOST_BYTES: usize = 32 << 20;
-/// The time in which bytes are counted, in seconds, and the part of it that one round of [`ITERS`]
-/// broadcasts should take.
-const COUNTED_S: f64 = 0.5;
+/// The time in which bytes are counted, in seconds, and the part of it that a round should take: then
+/// the pauses between two broadcasts are a small part of it.
+const COUNTED_S: f64 = 1.0;
 const ENOUGH: f64 = 0.5;
 /// Rounds of the latency.
 const LATENCY_ROUNDS: usize = 15;
