@@ -23,7 +23,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Time limit of one job.
-const JOB: Duration = Duration::from_secs(40);
+const JOB: Duration = Duration::from_secs(60);
 /// Longest time of a rank without progress. Above the plugin's own limits for paths that do not carry.
 const STUCK: Duration = Duration::from_secs(45);
 /// Several, as NCCL has, so that no single stream is the limit.
