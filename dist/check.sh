@@ -66,6 +66,12 @@ check_files() {
     grep -qF -- "$word" "$folder/README" || die "$tarball: its README says nothing of $word"
   done
   check_pages "$tarball" "$folder/share"
+  check_without_lab "$tarball" "$folder"
+}
+
+# check_without_lab PACKAGE FOLDER: the laboratory is not in it.
+check_without_lab() {
+  [[ -z $(find "$2" -name '*spark-lab*') ]] || die "$1 contains spark-lab"
 }
 
 # check_pages PACKAGE FOLDER [ZSH]: the share folder has the manual pages and each shell's completions.
@@ -98,14 +104,14 @@ check_sbom() {
   echo "the SBOM has the ${#crates[@]} crates that the binaries name"
 }
 
-# check_notices PACKAGE FILE: the file names each of these crates, and has texts that only the standard library, the unwinder or the
-# font brings along.
+# check_notices PACKAGE FILE: the file names each of these crates, and has texts that only the standard library or the unwinder
+# brings along.
 check_notices() {
   local package=$1 file=$2 crate text
   for crate in "${crates[@]}"; do
     grep -qwF "${crate%-*} ${crate##*-}" "$file" || die "$package: $(basename "$file") does not name $crate"
   done
-  for text in "SIL OPEN FONT LICENSE" "UNICODE LICENSE V3" "LLVM Exceptions to the Apache 2.0 License" "The Rust Project Developers"; do
+  for text in "UNICODE LICENSE V3" "LLVM Exceptions to the Apache 2.0 License" "The Rust Project Developers"; do
     grep -qF "$text" "$file" || die "$package: $(basename "$file") lacks \"$text\""
   done
   ! grep -qF "$HOME/" "$file" || die "$package: $(basename "$file") names a folder of this machine"
@@ -158,6 +164,7 @@ check_debs() {
     dpkg-deb -x "$deb" "$work/deb"
     check_notices "$deb" "$work/deb/usr/share/doc/nccl-net-spark/copyright"
     check_pages "$deb" "$work/deb/usr/share" zsh/vendor-completions
+    check_without_lab "$deb" "$work/deb"
     check_links "$deb" "$work"/deb/usr/share/doc/nccl-net-spark/{README.md,guide/*.md}
   done
 }
@@ -171,6 +178,7 @@ check_wheels() {
     rm -rf "$work/wheel"
     "$tools/bin/python" -m zipfile -e "$wheel" "$work/wheel"
     check_notices "$wheel" "$work"/wheel/*.dist-info/licenses/THIRD-PARTY-LICENSES
+    check_without_lab "$wheel" "$work/wheel"
     check_links "$wheel" "$work"/wheel/*.dist-info/METADATA
   done
 }

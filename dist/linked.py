@@ -1,4 +1,4 @@
-"""What is linked into a release's files: crates, the Rust standard library, zig's unwinder, and a font that a crate draws with.
+"""What is linked into a release's files: crates, the Rust standard library, and zig's unwinder.
 
 Cargo says which crates: cargo tree with each product's own features, for both architectures, without build scripts, tests and
 procedural macros. The standard library is asked the same way, by its sources (rustup component add rust-src). The licence texts are
@@ -23,8 +23,6 @@ PRODUCTS = ("nccl-net-spark", "nccl-tests-harness", "softverbs")
 # rustup's standard library is built with these.
 STD_FEATURES = ("--features", "backtrace,panic-unwind")
 STD_LICENCE = "(MIT OR Apache-2.0) AND MIT AND Apache-2.0 WITH LLVM-exception AND Unicode-3.0"
-FONT_CRATE = "noto-sans-mono-bitmap"
-FONT_COPYRIGHT = "Copyright 2022 The Noto Project Authors (https://github.com/notofonts/latin-greek-cyrillic)"
 LICENCE_FILE = re.compile(r"(licen[cs]e|unlicense|copying|copyright|notice)([-._][\w.-]*)?", re.IGNORECASE)
 
 
@@ -48,18 +46,14 @@ def parts():
     """All of them, by key and in its order."""
     ours, std = crates(Path("Cargo.toml"), PRODUCTS), standard_library()
     std_key = next(key for key in std if key.startswith("rust-std "))
-    unwinder, font = zig_unwinder(), noto_font()
+    unwinder = zig_unwinder()
     for part in ours.values():
         if part.is_ours:
             part.depends |= {std_key, unwinder.key}
-        if part.name == FONT_CRATE:
-            part.depends.add(font.key)
-    found = std | ours | {part.key: part for part in (unwinder, font)}
+    found = std | ours | {unwinder.key: unwinder}
     for part in found.values():
         if not part.is_ours and not part.texts:
             sys.exit(f"linked: the sources of {part.key} have no licence text: dist/linked.py has to take it from elsewhere")
-    if not any(part.name == FONT_CRATE for part in ours.values()):
-        sys.exit(f"linked: {FONT_CRATE} is no longer linked: take its font out of dist/linked.py")
     return dict(sorted(found.items()))
 
 
@@ -155,9 +149,3 @@ def zig_unwinder():
     version = f"{number // 10000}.{number // 100 % 100}.{number % 100}"
     text = (lib / "libunwind/LICENSE.TXT").read_text()
     return Part("libunwind", version, "Apache-2.0 WITH LLVM-exception", texts=[text])
-
-
-def noto_font():
-    """The crate has bitmaps of its letters, and no text of its licence."""
-    text = FONT_COPYRIGHT + "\n\n" + generic_text(sysroot_folder(), "OFL-1.1", "")
-    return Part("noto-sans-mono", "", "OFL-1.1", texts=[text])

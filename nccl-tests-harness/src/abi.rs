@@ -5,7 +5,7 @@ use nccl_net_spark::abi::types::{MoreV9, MoreV11, functions::*};
 use std::ffi::c_char;
 
 /// The versions that can be driven.
-pub use types::NET_VERSIONS as VERSIONS;
+pub(crate) use types::NET_VERSIONS as VERSIONS;
 
 /// For an option that names one of them.
 pub fn version_parser() -> clap::builder::RangedI64ValueParser<u32> {
@@ -14,7 +14,7 @@ pub fn version_parser() -> clap::builder::RangedI64ValueParser<u32> {
 
 /// The functions of one plugin's table, whatever its version.
 #[derive(Clone, Copy)]
-pub struct Functions {
+pub(crate) struct Functions {
     pub version: u32,
     pub name: *const c_char,
     pub init: Option<Init>,
@@ -39,7 +39,7 @@ pub struct Functions {
 macro_rules! one_of {
     ($($function:ident: $($version:ident($type:ty))*;)*) => {$(
         #[derive(Clone, Copy)]
-        pub enum $function {
+        pub(crate) enum $function {
             $($version($type),)*
         }
 
@@ -64,7 +64,7 @@ type Describe<Properties> = types::functions::GetProperties<Properties>;
 
 impl Functions {
     /// Those of a table of `version`.
-    pub fn of<I, P, L, C, S, R, M: More>(version: u32, net: &Net<I, P, L, C, S, R, M>) -> Self
+    pub(crate) fn of<I, P, L, C, S, R, M: More>(version: u32, net: &Net<I, P, L, C, S, R, M>) -> Self
     where
         I: Into<Init> + Copy,
         Describe<P>: Into<GetProperties>,
@@ -96,7 +96,7 @@ impl Functions {
 }
 
 /// The end of a table.
-pub trait More {
+pub(crate) trait More {
     fn finalize(&self) -> Option<Finalize> {
         None
     }

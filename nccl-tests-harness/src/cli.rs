@@ -1,16 +1,17 @@
 //! The command line: all commands, with their names, help and examples. Each command has its own options in its own folder.
 
 mod examples;
-mod words;
+mod execute;
 
 use crate::commands::collectives::options::Options as Collective;
-use crate::commands::{doctor, env, fabric, install, manual, rails, report, top, tune};
-use crate::proofs::bench::options::Bench;
-use crate::proofs::{communicators, memory, nccl_tests};
+use crate::commands::collectives::rank::Collectives;
+use crate::commands::memory::rank::Memory;
+use crate::commands::{doctor, env, fabric, install, manual, memory, nccl_tests, rails, report, top, tune};
+use crate::pair::rank::Pair;
+use crate::program::Loudness;
+use crate::ranks::control::Work;
 use crate::ranks::process;
-use clap::error::ErrorKind;
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use std::ffi::OsString;
+use clap::{Parser, Subcommand};
 
 /// Tests, measures, tunes and installs the NCCL network plugin for DGX Spark.
 #[derive(Debug, Parser)]
@@ -19,29 +20,9 @@ pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
-    /// Prints results and errors only: no progress, no lines that start with #.
-    #[arg(short, long, global = true, conflicts_with = "verbose")]
-    pub quiet: bool,
-    /// Shows the plugin's log as NCCL_DEBUG=INFO does, and what doctor read; -vv: the log as
-    /// NCCL_DEBUG=TRACE.
-    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
-    pub verbose: u8,
-}
-
-impl Cli {
-    /// Reads the words of a command line, of which the first is the program's name.
-    ///
-    /// # Errors
-    /// A mistake on the command line.
-    pub fn read(words: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
-        let command = Self::command();
-        let words = words::prepared(&command, words);
-        let matches = command.clone().try_get_matches_from(&words).map_err(|error| match error.kind() {
-            ErrorKind::InvalidUtf8 => words::not_utf8(&command, &words).unwrap_or(error),
-            _ => error,
-        })?;
-        Self::from_arg_matches(&matches)
-    }
+    /// How much is printed.
+    #[command(flatten)]
+    pub loudness: Loudness,
 }
 
 /// What the program can do.
@@ -80,12 +61,6 @@ pub enum Command {
     /// The size is what each rank sends. busbw = algbw.
     #[command(name = "sendrecv", aliases = ["send-recv", "send_recv"], after_help = examples::SEND_RECV)]
     SendRecv(Collective),
-    /// Measures bandwidth, latency and message rate between two ranks, and against another plugin.
-    ///
-    /// Rank 0 sends to rank 1 (latency: ping-pong). One thread per rank posts messages and tests the oldest of each connection, as
-    /// NCCL's proxy thread does. Every byte is checked once for each size, outside the timed part.
-    #[command(after_help = examples::BENCH)]
-    Bench(Box<Bench>),
     /// Finds the fastest settings for these machines and writes them to the settings file.
     ///
     /// Measures numbers of queue pairs and smallest shares in turns, then the best of them in turns with the defaults. Writes them only
@@ -104,15 +79,6 @@ pub enum Command {
     /// Becomes a rank of nccl-tests.
     #[command(name = "nccl-tests-rank", hide = true)]
     NcclTestsRank(nccl_tests::mpirun::Rank),
-    /// Stress-tests communicator lifecycle: many at once, split, re-created, aborted, and with a rank that dies.
-    ///
-    /// Each rank is a process that uses NCCL on a GPU; ranks may share a GPU. Every value is checked, NCCL's log must show the plugin,
-    /// and memory, descriptors and threads of a process must not grow.
-    #[command(after_help = examples::COMMUNICATORS)]
-    Communicators(Box<communicators::options::Options>),
-    /// Becomes a rank of communicators.
-    #[command(name = "communicators-rank", hide = true)]
-    CommunicatorsRank(communicators::rank::Task),
     /// Shows which kinds of memory the plugin can send from and receive into: malloc, CUDA pinned, managed, GPU.
     ///
     /// A GPU kernel writes a pattern, the plugin moves it into memory of the same kind, another kernel counts wrong bytes. Without a GPU
@@ -167,15 +133,23 @@ pub enum Command {
     /// Prints the manual page.
     #[command(name = "man", hide = true)]
     Manual(manual::Manual),
-    /// One rank of a run; started by the other commands, with the control connection to them as standard input.
-    #[command(hide = true)]
+    /// One rank of a collective. Its standard input is the connection to the command that starts it.
+    #[command(name = Collectives::COMMAND, hide = true)]
     Rank(process::Start),
+    /// The process that tries one kind of memory, in the same way.
+    #[command(name = Memory::COMMAND, hide = true)]
+    MemoryRank(process::Start),
+    /// One rank of a pair, in the same way.
+    #[command(name = Pair::COMMAND, hide = true)]
+    PairRank(process::Start),
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::usage::{one_line, wrong};
+    use clap::CommandFactory;
+    use clap::error::ErrorKind;
 
     fn mistake(arguments: &str) -> String {
         one_line(&Cli::try_parse_from(arguments.split_whitespace()).unwrap_err())
@@ -226,8 +200,6 @@ mod tests {
             ("nccl-spark all-gather -r 1", "must be 2 to 256"),
             ("nccl-spark all-gather -T 86401", "must be 1 to 86400"),
             ("nccl-spark all-gather -n 1x", "'--iters <N>': must be a whole number"),
-            ("nccl-spark bench -f 1", "must be at least 2"),
-            ("nccl-spark bench -r 3", "must be 2"),
             ("nccl-spark tune collectives -n 0", "must be at least 1"),
         ] {
             let text = mistake(arguments);

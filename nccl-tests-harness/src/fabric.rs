@@ -176,7 +176,7 @@ fn about(wish: &Wish, name: &str, why: &str) -> String {
 
 impl Fabric {
     /// What all ranks need in their environment.
-    pub fn shared_environment(&self) -> &[(String, String)] {
+    pub(crate) fn shared_environment(&self) -> &[(String, String)] {
         &self.environment
     }
 
@@ -194,7 +194,7 @@ impl Fabric {
 
     /// A folder in which a software fabric's library has the names of the verbs library, for programs that load those. It
     /// goes with the fabric.
-    pub fn verbs_names(&self) -> Result<Option<PathBuf>> {
+    pub(crate) fn verbs_names(&self) -> Result<Option<PathBuf>> {
         let Some(soft) = &self.soft else { return Ok(None) };
         let folder = soft.prepared.folder().join("lib");
         let make = || -> std::io::Result<()> {
@@ -270,7 +270,7 @@ impl Fabric {
 
 /// The rails of the software fabric that this process is on by its environment, with what their links and cables carry without faults.
 #[derive(Debug, Clone)]
-pub struct SoftRails {
+pub(crate) struct SoftRails {
     names: Vec<String>,
     wiring: Wiring,
 }
@@ -280,7 +280,7 @@ impl SoftRails {
     ///
     /// # Errors
     /// When there is no such fabric.
-    pub fn of_environment(verbs_library: &str) -> Result<Option<Self>> {
+    pub(crate) fn of_environment(verbs_library: &str) -> Result<Option<Self>> {
         let is_soft = Path::new(verbs_library).file_name() == Path::new(places::FABRIC).file_name();
         if !is_soft {
             return Ok(None);

@@ -24,7 +24,7 @@ pub struct NamedPipe {
 
 impl NamedPipe {
     /// Makes a pipe at `path`.
-    pub fn make(path: &Path) -> Result<Self> {
+    pub(crate) fn make(path: &Path) -> Result<Self> {
         let open = || {
             unistd::mkfifo(path, Mode::S_IRUSR | Mode::S_IWUSR)?;
             // To open it for reading alone waits for a writer.

@@ -5,11 +5,11 @@ use crate::usage::wrong;
 use std::path::{Path, PathBuf};
 
 /// The program, below a prefix.
-pub const PROGRAM: &str = "bin/nccl-spark";
+pub(crate) const PROGRAM: &str = "bin/nccl-spark";
 /// The plugin, below a prefix. NCCL looks for this name with `NCCL_NET_PLUGIN=spark`.
-pub const PLUGIN: &str = "lib/libnccl-net-spark.so";
+pub(crate) const PLUGIN: &str = "lib/libnccl-net-spark.so";
 /// The software fabric's library, below a prefix.
-pub const FABRIC: &str = "lib/nccl-spark/softverbs-ibverbs";
+pub(crate) const FABRIC: &str = "lib/nccl-spark/softverbs-ibverbs";
 
 /// The plugin's name as cargo has it.
 const BUILT_PLUGIN: &str = "libnccl_net_spark.so";
@@ -20,12 +20,12 @@ const PACKAGE_LIB: &str =
     if cfg!(target_arch = "aarch64") { "lib/aarch64-linux-gnu/" } else { "lib/x86_64-linux-gnu/" };
 
 /// The prefix below which `program` would be if it were installed.
-pub fn prefix(program: &Path) -> Option<&Path> {
+pub(crate) fn prefix(program: &Path) -> Option<&Path> {
     program.parent()?.parent()
 }
 
 /// The plugin that belongs to `program`, if it is there.
-pub fn plugin(program: &Path) -> Option<PathBuf> {
+pub(crate) fn plugin(program: &Path) -> Option<PathBuf> {
     installed(program, PLUGIN).or_else(|| Some(program.with_file_name(BUILT_PLUGIN)).filter(|path| path.is_file()))
 }
 
@@ -47,12 +47,12 @@ pub fn existing(option: &str, path: &Path) -> Result<PathBuf, clap::Error> {
 }
 
 /// The software fabric's library that belongs to `program`; it may not be there.
-pub fn fabric(program: &Path) -> PathBuf {
+pub(crate) fn fabric(program: &Path) -> PathBuf {
     installed(program, FABRIC).unwrap_or_else(|| program.with_file_name(BUILT_FABRIC))
 }
 
 /// The command that builds what belongs to this program, in the profile of this one.
-pub fn build_command() -> &'static str {
+pub(crate) fn build_command() -> &'static str {
     if cfg!(debug_assertions) { "cargo build" } else { "cargo build --release" }
 }
 

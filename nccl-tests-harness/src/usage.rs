@@ -7,11 +7,11 @@ use std::ffi::OsStr;
 
 /// Takes any text. Shell completions offer the values that are known.
 #[derive(Debug, Clone)]
-pub struct Suggesting(Vec<PossibleValue>);
+pub(crate) struct Suggesting(Vec<PossibleValue>);
 
 impl Suggesting {
     /// A parser whose completions offer `known`.
-    pub fn new(known: impl IntoIterator<Item = impl Into<PossibleValue>>) -> Self {
+    pub(crate) fn new(known: impl IntoIterator<Item = impl Into<PossibleValue>>) -> Self {
         Self(known.into_iter().map(Into::into).collect())
     }
 }
@@ -43,7 +43,7 @@ pub fn one_line(error: &clap::Error) -> String {
 }
 
 /// An error as text: a mistake on the command line in one line, any other with its causes.
-pub fn text(error: &anyhow::Error) -> String {
+pub(crate) fn text(error: &anyhow::Error) -> String {
     error.downcast_ref().map_or_else(|| format!("{error:#}"), one_line)
 }
 

@@ -8,7 +8,7 @@
  *   FAKE_LOSE      isend drops the message                   FAKE_DIE      isend kills the process
  *   FAKE_EXIT      isend leaves the process with status 3    FAKE_UNKNOWN  isend returns a code that NCCL has no name for
  * Without a number: FAKE_INIT_FAILS, FAKE_INIT_HANGS, FAKE_NO_DEVICE, FAKE_DEVICE_ONLY (no host
- * memory), FAKE_NO_OPTIONAL (an optional receive fails), FAKE_TORN (of each 128 bytes of an
+ * memory), FAKE_SLOW (isend takes a second), FAKE_NO_OPTIONAL (an optional receive fails), FAKE_TORN (of each 128 bytes of an
  * optional receive the upper 64 come 20 ms before the lower). An optional receive ends when its
  * bytes are there, as any other; they are stored as 8-byte words in order. */
 #define _GNU_SOURCE
@@ -216,6 +216,7 @@ static ncclResult_t fake_isend(void *opaque, void *data, size_t size, int tag, v
   if (strikes("FAKE_EXIT", sent)) _exit(3);
   if (strikes("FAKE_LOSE", sent)) request->done = 1, comm->first++;
   while (strikes("FAKE_HANG", sent)) pause();
+  if (getenv("FAKE_SLOW")) sleep(1);
   *result = request;
   return ncclSuccess;
 }

@@ -31,9 +31,6 @@ fn without_a_file_the_result_is_printed() {
     let fake = Fake::compile(&[]);
     let told = printed(&run(&fake, "all-gather -b 64 -e 64 -n 1 --json"));
     assert_eq!((&told["collective"], &told["ok"]), (&"all-gather".into(), &true.into()), "{told}");
-    let told = printed(&run(&fake, "bench --json latency -b 8 -e 8 --rounds 1 --seconds 0.01"));
-    let scenarios = told["scenarios"].as_array().unwrap();
-    assert!(scenarios.len() == 1 && scenarios[0]["name"] == "latency", "{told}");
     let settings = fake.folder().join("none.conf");
     let tune = "tune --json -b 64K -e 64K -n 1 -w 0 --rounds 1 --qps 2 --min-share 16K --dry-run --output";
     let told = printed(&run(&fake, &format!("{tune} {}", settings.display())));

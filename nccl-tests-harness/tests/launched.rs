@@ -180,17 +180,3 @@ fn mpirun_itself_starts_ranks() {
     assert_ne!(failed.status, Some(0), "{failed:?}");
     assert!(failed.err.contains("nccl-spark: rank 1: channel 1: isend"), "{failed:?}");
 }
-
-#[test]
-fn another_library_has_ranks_of_its_own_beside_the_launched_ones() {
-    let (fake, other) = (Fake::compile(&[]), Fake::compile(&[]));
-    let against = format!("--against {} --against-env FAKE_CORRUPT=2", other.library().display());
-    let arguments = format!("bench bandwidth --seconds 0.01 --rounds 2 -b 64 -e 64 {against}");
-    let said = launch(&arguments, &fake, &mpirun(2));
-    assert!(said[0].status == Some(1) && said[1].out.is_empty(), "{said:?}");
-    for line in ["# ours: rank 1 Pid", "# theirs: rank 1 Pid", "# 1 WRONG bytes from theirs"] {
-        assert!(said[0].out.contains(line), "{line}: {said:?}");
-    }
-    let said = launch("bench bandwidth", &fake, &mpirun(3)[..1]);
-    assert!(said[0].status == Some(2) && said[0].err.contains("bench has 2 ranks"), "{said:?}");
-}

@@ -138,7 +138,7 @@ fn networks_are_measured_in_turns_and_one_that_does_not_come_up_is_told() {
     assert_eq!(report["networks"][0]["medians"][1]["busbw_gb_s"], 4.0);
     assert_eq!(report["networks"][0]["used"], "NET/Spark at 1 ends of channels");
     assert!(report["networks"][1]["failure"].as_str().unwrap().contains("No device found"));
-    assert!(plots.join("all_gather_perf.svg").is_file() && plots.join("all_gather_perf.png").is_file());
+    assert!(plots.join("all_gather_perf.svg").is_file());
 }
 
 #[test]

@@ -112,8 +112,9 @@ fn on_a_terminal(fake: &Fake, arguments: &str, shares: bool) -> (String, String)
     (reader.join().unwrap(), table)
 }
 
-/// A run of about five seconds on any machine, which prints a line of a table more than once after two seconds.
-const SLOW: &str = "bench bandwidth latency -b 8 -e 64 -f 8 --rounds 2 --seconds 0.5";
+/// A run of six seconds on any machine: each message takes one. It prints a line of a table every
+/// other second.
+const SLOW: &str = "all-gather -b 8 -e 512 -f 8 -n 1 -w 0 --rank-env 0:FAKE_SLOW=1";
 
 /// Erases the line that the cursor is in.
 const ERASE: &str = "\x1b[2K";
@@ -122,8 +123,8 @@ const ERASE: &str = "\x1b[2K";
 fn what_takes_over_two_seconds_shows_progress_on_a_terminal() {
     let fake = Fake::compile(&[]);
     let (screen, table) = on_a_terminal(&fake, SLOW, false);
-    assert!(screen.contains("/2 scenarios"), "{screen:?}");
-    assert!(table.contains("# latency: ") && !table.contains("scenarios"), "{table}");
+    assert!(screen.contains("/3 sizes"), "{screen:?}");
+    assert!(table.contains("# Out of bounds values : 0 OK") && !table.contains(" sizes"), "{table}");
     let (screen, _) = on_a_terminal(&fake, "all-gather -b 64 -e 4096 -f 64", false);
     assert_eq!(screen, "", "not for what is done sooner");
 }
@@ -132,9 +133,30 @@ fn what_takes_over_two_seconds_shows_progress_on_a_terminal() {
 fn no_progress_line_stays_in_the_table() {
     let fake = Fake::compile(&[]);
     let (screen, _) = on_a_terminal(&fake, SLOW, true);
-    assert!(screen.contains("/2 scenarios"), "{screen:?}");
+    assert!(screen.contains("/3 sizes"), "{screen:?}");
     for line in screen.split('\n') {
         let kept = line.rsplit(ERASE).next().unwrap_or_default();
-        assert!(!kept.contains(" scenarios: "), "{kept:?} stays in {screen:?}");
+        assert!(!kept.contains(" sizes: "), "{kept:?} stays in {screen:?}");
     }
+}
+
+#[test]
+fn what_nobody_reads_ends_quietly() {
+    let fake = Fake::compile(&[]);
+    let tune = ["tune", "--dry-run", "--fabric", "verbs"];
+    for arguments in [&["settings"][..], &["sendrecv", "--fabric", "verbs", "-b", "8", "-e", "8"], &tune] {
+        let mut command = nccl_spark();
+        command.args(arguments);
+        if arguments.len() > 1 {
+            command.arg("--plugin").arg(fake.library());
+        }
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let said: Said = command.stdout(writer).stderr(Stdio::piped()).output().unwrap().into();
+        assert_eq!((said.status, said.err.as_str()), (Some(141), ""), "{arguments:?}");
+    }
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let status = nccl_spark().arg("gather").stderr(writer).status().unwrap();
+    assert_eq!(status.code(), Some(2));
 }

@@ -248,7 +248,7 @@ fn wrong_options_are_one_line_and_status_two() {
 
 #[test]
 fn a_setting_that_is_not_usable_is_told_once_before_any_rank_starts() {
-    for command in ["all-gather", "bench", "memory"] {
+    for command in ["all-gather", "memory"] {
         let said: Said = nccl_spark().arg(command).env("NCCL_SPARK_STALL_WARM_S", "3").output().unwrap().into();
         let expected = "nccl-spark: NCCL_SPARK_STALL_WARM_S=\"3\" is not usable: no such setting; did you mean \
                         NCCL_SPARK_STALL_WARN_S? `nccl-spark settings` lists all\n";
@@ -275,10 +275,6 @@ fn a_mistake_on_the_command_line_has_status_2() {
         ),
         (
             &[&["all-gather", "--profile", "/no/such"], &soft[..]].concat(),
-            "--profile: profile \"/no/such\" is neither built in",
-        ),
-        (
-            &[&["bench", "--profile", "/no/such"], &soft[..]].concat(),
             "--profile: profile \"/no/such\" is neither built in",
         ),
         (

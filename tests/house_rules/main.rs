@@ -34,7 +34,7 @@ const UNSAFE: &[&str] = &[
     "src/comm/datapath/try_cell.rs",
     "src/comm/streams/caller_memory.rs",
     "src/counters/memory.rs",
-    "nccl-tests-harness/src/proofs/communicators/nccl.rs",
+    "lab/src/communicators/nccl.rs",
     "nccl-tests-harness/src/net/",
     "nccl-tests-harness/src/gpu/cuda/",
     "softverbs/src/abi/",
@@ -42,7 +42,7 @@ const UNSAFE: &[&str] = &[
 ];
 
 /// Where the process's environment may be read (a build script's is cargo's).
-const ENVIRONMENT: &[&str] = &["src/config.rs", "nccl-tests-harness/src/main.rs", "softverbs/src/settings.rs"];
+const ENVIRONMENT: &[&str] = &["src/config.rs", "nccl-tests-harness/src/program.rs", "softverbs/src/settings.rs"];
 
 /// What runs for each message: no lock of ours.
 const DATA_PATH: &[&str] = &["src/flow/", "src/comm/datapath/", "src/comm/streams/", "src/comm/endpoint.rs"];

@@ -23,7 +23,7 @@ bench() {
     against=(--against "$BED_AGAINST" --against-env NCCL_IB_MERGE_NICS=1)
   fi
   echo "== $name: $count rails"
-  "${prefix[@]}" "$release/nccl-spark" bench "$@" --rounds "$BED_ROUNDS" --plugin "$release/libnccl_net_spark.so" "${against[@]}" \
+  "${prefix[@]}" "$release/spark-lab" bench "$@" --rounds "$BED_ROUNDS" --plugin "$release/libnccl_net_spark.so" "${against[@]}" \
     --rank-env "0:NCCL_IB_HCA==$hca_a" --rank-env 0:NCCL_SOCKET_IFNAME=ea0 \
     --rank-env "1:NCCL_IB_HCA==$hca_b" --rank-env 1:NCCL_SOCKET_IFNAME=eb0 \
     --json "$results/$name.json" 2>&1 | grep -v 'Could not find real path' | tee "$results/$name.txt"

@@ -22,7 +22,7 @@ main() {
     shift 2
   done
   target=$(realpath -e "${CARGO_TARGET_DIR:-$checkout/target}")
-  [[ -x $target/release/nccl-spark ]] || die "$target/release/nccl-spark is missing: cargo build --release --workspace"
+  [[ -x $target/release/spark-lab ]] || die "$target/release/spark-lab is missing: cargo build --release --workspace"
   shares=(--share "$checkout" --share "$target")
   [[ -z $against ]] || shares+=(--share "$(dirname "$against")")
   "$here/boot.sh" --timeout 3000 --memory 4G "${shares[@]}" --results "$target/rxe-bench" \

@@ -56,13 +56,6 @@ Examples:
   mpirun -np 2 -H spark-1,spark-2 --map-by node --bind-to none \\
     nccl-spark sendrecv --rendezvous spark-1:29501 -b 8 -e 1G -f 2";
 
-pub const BENCH: &str = "\
-Examples:
-  nccl-spark bench bandwidth latency          # two ranks on this machine
-  nccl-spark bench --against libnccl-net-other.so --json out.json --plot plots
-  mpirun -np 2 -H spark-1,spark-2 --map-by node --bind-to none \\
-    nccl-spark bench --rendezvous spark-1:29501";
-
 pub const TUNE: &str = "\
 Examples:
   nccl-spark tune --dry-run                   # writes no settings file
@@ -79,12 +72,6 @@ Examples:
     --compare spark,ib --rounds 3 --sizes 8K-16M,24K-24M
   nccl-spark nccl-tests all_gather --dir ~/nccl-tests \\
     --mpirun '-np 2 -H spark-1,spark-2' -- -b 8 -e 1G -f 2";
-
-pub const COMMUNICATORS: &str = "\
-Examples:
-  nccl-spark communicators                    # all scenarios, two ranks
-  nccl-spark communicators again --count 10000
-  nccl-spark communicators lost mixed -r 4 --log log.txt";
 
 pub const MEMORY: &str = "\
 Examples:

@@ -6,6 +6,8 @@ pub mod env;
 pub mod fabric;
 pub mod install;
 pub mod manual;
+pub mod memory;
+pub mod nccl_tests;
 pub mod rails;
 pub mod report;
 pub mod settings;

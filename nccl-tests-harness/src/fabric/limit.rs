@@ -22,12 +22,12 @@ pub struct Wiring {
     /// Cables.
     pub cables_mbps: Vec<f64>,
     /// Rails.
-    pub rails: Vec<Rail>,
+    pub(crate) rails: Vec<Rail>,
 }
 
 /// A rail: the path over one link and one cable.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Rail {
+pub(crate) struct Rail {
     /// Index of its link.
     pub link: usize,
     /// Index of its cable.

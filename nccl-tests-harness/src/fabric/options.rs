@@ -92,7 +92,7 @@ fn parse_scale(text: &str) -> Result<f64, String> {
 ///
 /// # Errors
 /// What is allowed.
-pub fn parse_factor(text: &str) -> Result<f64, String> {
+pub(crate) fn parse_factor(text: &str) -> Result<f64, String> {
     let factor = text.parse::<f64>().ok().filter(|factor| *factor > 0.0 && *factor <= 1.0);
     factor.ok_or_else(|| "must be above 0, up to 1".to_owned())
 }
@@ -115,7 +115,7 @@ fn parse_path_fault(text: &str) -> Result<(String, PathFault), String> {
 ///
 /// # Errors
 /// What is allowed.
-pub fn parse_fabric_name(text: &str) -> Result<String, String> {
+pub(crate) fn parse_fabric_name(text: &str) -> Result<String, String> {
     let plain = text.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));
     match plain && (1..=64).contains(&text.len()) {
         true => Ok(text.to_owned()),

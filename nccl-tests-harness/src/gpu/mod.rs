@@ -6,12 +6,13 @@
 
 #[allow(unsafe_code)]
 mod cuda;
-pub mod lines;
+pub(crate) mod lines;
 mod pattern;
 
-pub use cuda::lines::Lines;
-pub use cuda::{About, Block, Driver, Gpu, Kind};
-pub use pattern::{Pattern, Wrong};
+pub use cuda::Driver;
+pub(crate) use cuda::lines::Lines;
+pub(crate) use cuda::{About, Block, Gpu, Kind};
+pub(crate) use pattern::{Pattern, Wrong};
 
 use crate::net::Words;
 use anyhow::{Result, ensure};
@@ -22,7 +23,7 @@ use std::time::Duration;
 
 /// Shows that this GPU writes what the processor computes, and counts what the processor changes: a check that never finds
 /// anything would pass whatever a network does.
-pub fn prove(gpu: &Gpu) -> Result<()> {
+pub(crate) fn prove(gpu: &Gpu) -> Result<()> {
     const BYTES: usize = 70_001;
     const MARGIN: usize = 64;
     const CHANGED: [usize; 3] = [77, 4096, BYTES - 1];
@@ -47,7 +48,7 @@ pub fn prove(gpu: &Gpu) -> Result<()> {
 /// Shows the same of the kernels of the litmus test: that all words of a line are stored and no others, and that a line with an old
 /// word and one that does not come are counted. It also makes the driver load both kernels one after the other: a kernel that is
 /// loaded at its first launch may wait for all that run, and in the test one of them runs until the other has stored its lines.
-pub fn prove_lines(gpu: &Rc<Gpu>) -> Result<()> {
+pub(crate) fn prove_lines(gpu: &Rc<Gpu>) -> Result<()> {
     const BYTES: usize = 200 * lines::LINE_BYTES;
     // Neither a multiple of a warp's four lines, nor from the start.
     const ROUND: Round = Round { first: 5, lines: 133, sequence: 9, pause_ns: 1, delay_ns: 0 };

@@ -43,7 +43,7 @@ pub struct Buffer {
 
 /// A buffer that the processor, GPUs and the network use at the same time, from when this is made until the buffer ends. The
 /// processor has its 8-byte words as atomics, and nothing else.
-pub struct Words(Rc<Buffer>);
+pub(crate) struct Words(Rc<Buffer>);
 
 /// A stretch of a buffer that the network reads, or writes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -139,7 +139,7 @@ impl Buffer {
     ///
     /// # Errors
     /// When it lies outside of either, or the network has a hand in it.
-    pub fn combine(&self, other: &Self, range: Range<usize>, work: impl FnOnce(&mut [u8], &[u8])) -> Result<()> {
+    pub(crate) fn combine(&self, other: &Self, range: Range<usize>, work: impl FnOnce(&mut [u8], &[u8])) -> Result<()> {
         ensure!(!ptr::eq(self, other), "a buffer cannot be combined with itself");
         ensure!(self.memory.is_host() && other.memory.is_host(), "the processor cannot reach this memory");
         ensure!(range.start <= range.end, "a stretch that ends before it begins");
@@ -185,7 +185,7 @@ impl Words {
     }
 
     /// Whether these are the words of `buffer`.
-    pub fn are_of(&self, buffer: &Rc<Buffer>) -> bool {
+    pub(crate) fn are_of(&self, buffer: &Rc<Buffer>) -> bool {
         Rc::ptr_eq(&self.0, buffer)
     }
 
@@ -247,7 +247,7 @@ impl Drop for Mapping {
 
 /// Memory of the allocator, as a program has it by `malloc`: zeroed, and alone on its pages, because who pins memory pins
 /// pages, and two pins of CUDA's on one page are an error.
-pub struct Heap {
+pub(crate) struct Heap {
     start: NonNull<c_void>,
     bytes: usize,
     layout: Layout,

@@ -6,7 +6,8 @@
 mod buffer;
 mod logger;
 
-pub use buffer::{Buffer, Heap, Memory, Words};
+pub use buffer::Buffer;
+pub(crate) use buffer::{Heap, Memory, Words};
 
 use crate::abi::{self, Connect, Functions, GetProperties, Init, Irecv, Isend, Listen};
 use crate::ranks::{activity, log};
@@ -28,7 +29,7 @@ use std::rc::Rc;
 const CONFIG: CommConfig = CommConfig { traffic_class: UNDEFINED };
 
 /// What `listen` fills and `connect` is given.
-pub type Handle = [u8; HANDLE_BYTES];
+pub(crate) type Handle = [u8; HANDLE_BYTES];
 
 /// A library that exports a table of one of [`abi::VERSIONS`].
 pub struct Plugin {
@@ -45,7 +46,7 @@ pub struct Context {
 
 /// The properties of a device.
 #[derive(Debug, Clone)]
-pub struct Properties {
+pub(crate) struct Properties {
     /// The device's name.
     pub name: String,
     /// Its speed in Mb/s.
@@ -74,7 +75,7 @@ struct Comm {
 
 /// What the plugin is told that a pointer points into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pointer {
+pub(crate) enum Pointer {
     /// Memory that the processor's address reaches.
     Host,
     /// A GPU's memory.
@@ -100,7 +101,7 @@ pub struct Request {
 ///
 /// # Errors
 /// When it cannot be loaded.
-pub fn exported_versions(library: &Path, versions: impl Iterator<Item = u32>) -> Result<Vec<u32>> {
+pub(crate) fn exported_versions(library: &Path, versions: impl Iterator<Item = u32>) -> Result<Vec<u32>> {
     let library = open(library)?;
     Ok(versions.filter(|version| symbol(&library, *version).is_some()).collect())
 }
@@ -222,7 +223,7 @@ impl Context {
     ///
     /// # Errors
     /// The plugin's.
-    pub fn properties(&self, dev: i32) -> Result<Properties> {
+    pub(crate) fn properties(&self, dev: i32) -> Result<Properties> {
         match self.plugin.function("getProperties", self.plugin.table.get_properties)? {
             GetProperties::V8(get_properties) => self.properties_by(get_properties, dev),
             GetProperties::V9(get_properties) => self.properties_by(get_properties, dev),
@@ -353,7 +354,7 @@ impl SendComm {
     ///
     /// # Errors
     /// The plugin's.
-    pub fn register_as(&self, buffer: &Rc<Buffer>, pointer: Pointer) -> Result<Rc<Registration>> {
+    pub(crate) fn register_as(&self, buffer: &Rc<Buffer>, pointer: Pointer) -> Result<Rc<Registration>> {
         register(&self.0, buffer, pointer)
     }
 
@@ -395,7 +396,7 @@ impl RecvComm {
     ///
     /// # Errors
     /// The plugin's.
-    pub fn register_as(&self, buffer: &Rc<Buffer>, pointer: Pointer) -> Result<Rc<Registration>> {
+    pub(crate) fn register_as(&self, buffer: &Rc<Buffer>, pointer: Pointer) -> Result<Rc<Registration>> {
         register(&self.0, buffer, pointer)
     }
 
@@ -413,7 +414,7 @@ impl RecvComm {
     ///
     /// # Errors
     /// As [`RecvComm::irecv`].
-    pub fn irecv_optional(
+    pub(crate) fn irecv_optional(
         &self,
         memory: &Rc<Registration>,
         offset: usize,

@@ -3,7 +3,7 @@
 
 pub mod numbers;
 pub mod plot;
-pub mod replacement;
+pub(crate) mod replacement;
 pub mod report;
 pub mod table;
 pub mod watch;
@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 
 /// How much is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Verbosity {
+pub(crate) enum Verbosity {
     /// Results and errors.
     Quiet,
     /// Remarks and progress too.
@@ -31,7 +31,7 @@ static VERBOSITY: OnceLock<Verbosity> = OnceLock::new();
 static COLUMNS: OnceLock<usize> = OnceLock::new();
 
 /// Sets how much is shown. The first call counts.
-pub fn set_verbosity(verbosity: Verbosity) {
+pub(crate) fn set_verbosity(verbosity: Verbosity) {
     let _ = VERBOSITY.set(verbosity);
 }
 
@@ -41,12 +41,12 @@ pub fn plain(text: &str) -> String {
 }
 
 /// What was set.
-pub fn verbosity() -> Verbosity {
+pub(crate) fn verbosity() -> Verbosity {
     VERBOSITY.get().copied().unwrap_or_default()
 }
 
 /// The value of `NCCL_DEBUG` that the command line asks for.
-pub fn nccl_debug() -> Option<&'static str> {
+pub(crate) fn nccl_debug() -> Option<&'static str> {
     match verbosity() {
         Verbosity::Quiet | Verbosity::Normal => None,
         Verbosity::Verbose => Some("INFO"),
@@ -55,19 +55,19 @@ pub fn nccl_debug() -> Option<&'static str> {
 }
 
 /// Whether progress is shown: on a terminal, unless the command line says otherwise.
-pub fn shows_progress() -> bool {
+pub(crate) fn shows_progress() -> bool {
     verbosity() != Verbosity::Quiet && io::stderr().is_terminal()
 }
 
 /// Takes the value of the variable `COLUMNS`. The first call counts.
-pub fn set_columns(variable: Option<&str>) {
+pub(crate) fn set_columns(variable: Option<&str>) {
     if let Some(columns) = variable.and_then(|text| text.parse().ok()).filter(|columns| *columns > 0) {
         let _ = COLUMNS.set(columns);
     }
 }
 
 /// The name of standard output in errors.
-pub const STANDARD_OUTPUT: &str = "standard output";
+pub(crate) const STANDARD_OUTPUT: &str = "standard output";
 
 /// Columns of a text that is wrapped: the variable `COLUMNS`, else the terminal's width, else 100.
 pub fn columns() -> usize {

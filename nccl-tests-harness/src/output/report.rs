@@ -31,7 +31,7 @@ pub enum Target {
 }
 
 /// A target that was found usable.
-pub enum Sink {
+pub(crate) enum Sink {
     /// Standard output.
     Output,
     /// A file that was there before. It keeps its content until a report is written.

@@ -51,7 +51,7 @@ pub fn start_messages(messages: usize) {
 }
 
 /// The rank's one working thread goes into the plugin.
-pub fn enter(function: &'static str) {
+pub(crate) fn enter(function: &'static str) {
     let index = FUNCTIONS.iter().position(|name| *name == function).map_or(0, |at| at as u64 + 1);
     CALL.store(((CALL.load(Relaxed) >> 8) + 1) << 8 | index, Relaxed);
 }
@@ -63,7 +63,7 @@ pub fn leave() {
 
 /// Looks at the rank from time to time.
 #[derive(Debug, Default)]
-pub struct Observer {
+pub(crate) struct Observer {
     last_call: u64,
 }
 

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::rc::Rc;
 
 /// The device that NCCL would use first, and of this plugin the only one.
-pub const DEVICE: i32 = 0;
+pub(crate) const DEVICE: i32 = 0;
 
 /// What NCCL would see of the plugin.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

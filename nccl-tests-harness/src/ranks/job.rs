@@ -1,7 +1,7 @@
 //! The ranks of a run as the command sees them: it starts them, gets their messages, and ends them with itself.
 
 use crate::output::watch::Watch;
-use crate::ranks::control::{self, FromRank, Sender, ToRank};
+use crate::ranks::control::{self, FromRank, Sender, ToRank, Work};
 use crate::ranks::rendezvous::Guest;
 use anyhow::{Context, Result, anyhow};
 use nix::sys::signal::Signal;
@@ -23,16 +23,19 @@ const EXIT: Duration = Duration::from_secs(2);
 /// A rank reports four times a second, unless it is stopped.
 const SILENCE: Duration = Duration::from_secs(3);
 
-/// All ranks. Dropping it ends those that still run.
-pub struct Job {
+/// All ranks, which do one kind of work. Dropping it ends those that still run.
+pub struct Job<W: Work> {
     ranks: Vec<Rank>,
-    events: mpsc::Receiver<(usize, Option<FromRank>)>,
+    events: mpsc::Receiver<Event<W::Answer>>,
     timeout: Duration,
     last_progress: Instant,
     /// When the run ends, whatever it does.
     end: Option<Instant>,
     watch: Watch,
 }
+
+/// A rank's number and its message; none when its connection has ended.
+type Event<Answer> = (usize, Option<FromRank<Answer>>);
 
 /// Where a rank is.
 pub enum Seat {
@@ -92,7 +95,7 @@ impl RankEnv {
     }
 }
 
-impl Job {
+impl<W: Work> Job<W> {
     /// Starts the ranks that are child processes, as `program`, and reads the messages of all. A run ends when no rank makes
     /// progress for `timeout`.
     pub fn start(program: &Path, seats: Vec<Seat>, timeout: Duration, watch: Watch) -> Result<Self> {
@@ -100,7 +103,7 @@ impl Job {
         let mut job = Self { ranks: Vec::new(), events, timeout, last_progress: Instant::now(), end: None, watch };
         for (number, seat) in seats.into_iter().enumerate() {
             let (process, socket) = match seat {
-                Seat::Here(environment) => spawn(program, number, environment)?,
+                Seat::Here(environment) => spawn(program, W::COMMAND, number, environment)?,
                 Seat::Guest(Guest { hello, line }) => (Process::Launched(hello.pid, hello.host), OwnedFd::from(line)),
             };
             let (sender, mut receiver) = control::split(socket)?;
@@ -120,7 +123,7 @@ impl Job {
     }
 
     /// Lets the run end at this time, even if its ranks make progress.
-    pub fn end_by(&mut self, end: Instant) {
+    pub(crate) fn end_by(&mut self, end: Instant) {
         self.end = Some(end);
     }
 
@@ -133,37 +136,42 @@ impl Job {
     }
 
     /// The number of a rank's process, where it is a child of this one.
-    pub fn child(&self, rank: usize) -> Option<u32> {
+    pub(crate) fn child(&self, rank: usize) -> Option<u32> {
         match &self.ranks.get(rank)?.process {
             Process::Ours(process) => Some(process.id()),
             Process::Launched(..) => None,
         }
     }
 
-    /// Sends a message to every rank, and waits until all have answered; the answers are in rank order.
+    /// Sends an order to every rank, and waits until all have answered; the answers are in rank order.
     ///
     /// # Errors
     /// As soon as a rank fails, exits, or the run hangs: a line for each rank that reports something.
-    pub fn ask<T>(&mut self, question: impl Fn(usize) -> ToRank, answer: fn(FromRank) -> Option<T>) -> Result<Vec<T>> {
-        self.ask_some(0..self.ranks.len(), |rank| Some(question(rank)), answer)
+    pub fn ask<T>(
+        &mut self,
+        order: impl Fn(usize) -> W::Order,
+        answer: impl Fn(W::Answer) -> Option<T>,
+    ) -> Result<Vec<T>> {
+        self.ask_some(0..self.ranks.len(), |rank| Some(order(rank)), answer)
     }
 
-    /// The same for some ranks; one that gets no message now may answer an earlier one.
+    /// The same for some ranks; one that gets no order now may answer an earlier one.
     pub fn ask_some<T>(
         &mut self,
         ranks: Range<usize>,
-        question: impl Fn(usize) -> Option<ToRank>,
-        answer: impl Fn(FromRank) -> Option<T>,
+        order: impl Fn(usize) -> Option<W::Order>,
+        answer: impl Fn(W::Answer) -> Option<T>,
     ) -> Result<Vec<T>> {
         let count = ranks.len();
-        self.tell(ranks, question);
+        self.tell(ranks, |rank| order(rank).map(ToRank::Order));
         let mut answers = BTreeMap::new();
         while answers.len() < count {
             let (number, message) = self.next()?;
             match message {
                 Some(FromRank::Failed { reason }) => return Err(self.failure(number, Some(reason))),
                 None => return Err(self.failure(number, None)),
-                Some(message) => answers.extend(answer(message).map(|value| (number, value))),
+                Some(FromRank::Answer(told)) => answers.extend(answer(told).map(|value| (number, value))),
+                Some(FromRank::Beat { .. }) => {}
             }
         }
         Ok(answers.into_values().collect())
@@ -200,7 +208,7 @@ impl Job {
     }
 
     /// Sending to a rank that has exited fails; its exit arrives as an event.
-    fn tell(&mut self, ranks: Range<usize>, what: impl Fn(usize) -> Option<ToRank>) {
+    fn tell(&mut self, ranks: Range<usize>, what: impl Fn(usize) -> Option<ToRank<W::Order>>) {
         for (number, message) in ranks.filter_map(|number| Some((number, what(number)?))) {
             let _ = self.ranks[number].sender.send(&message);
         }
@@ -208,12 +216,12 @@ impl Job {
     }
 
     /// The next event that is not a heartbeat.
-    fn next(&mut self) -> Result<(usize, Option<FromRank>)> {
+    fn next(&mut self) -> Result<Event<W::Answer>> {
         self.next_before(None)?.context("no event, and no end of the wait")
     }
 
     /// The same; none when there is none before `end`.
-    fn next_before(&mut self, end: Option<Instant>) -> Result<Option<(usize, Option<FromRank>)>> {
+    fn next_before(&mut self, end: Option<Instant>) -> Result<Option<Event<W::Answer>>> {
         loop {
             let left = self.time_left()?;
             let until_end = end.map(|end| end.saturating_duration_since(Instant::now()));
@@ -295,7 +303,7 @@ impl Job {
     }
 }
 
-impl Drop for Job {
+impl<W: Work> Drop for Job<W> {
     fn drop(&mut self) {
         for rank in &mut self.ranks {
             // Ranks of a launcher exit when their control connection closes.
@@ -335,13 +343,18 @@ impl Rank {
     }
 }
 
-fn spawn(program: &Path, number: usize, environment: Vec<(String, String)>) -> Result<(Process, OwnedFd)> {
+fn spawn(
+    program: &Path,
+    command: &str,
+    number: usize,
+    environment: Vec<(String, String)>,
+) -> Result<(Process, OwnedFd)> {
     let (ours, theirs) = UnixStream::pair().context("make a socket pair")?;
-    let mut command = Command::new(program);
-    command.args(["rank", &number.to_string()]).stdin(Stdio::from(OwnedFd::from(theirs)));
+    let mut rank = Command::new(program);
+    rank.args([command, &number.to_string()]).stdin(Stdio::from(OwnedFd::from(theirs)));
     // Standard output is for the table; what a plugin prints there must not come between its lines.
-    command.stdout(Stdio::from(std::io::stderr())).envs(environment);
-    let process = command.spawn().with_context(|| format!("start {}", program.display()))?;
+    rank.stdout(Stdio::from(std::io::stderr())).envs(environment);
+    let process = rank.spawn().with_context(|| format!("start {}", program.display()))?;
     Ok((Process::Ours(process), OwnedFd::from(ours)))
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 /// NCCL's log levels (`ncclDebugLogLevel`), as far as they are told apart here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
+pub(crate) enum Level {
     /// Nothing is shown.
     None,
     /// What the user must see.
@@ -38,7 +38,7 @@ const HOLD: Duration = Duration::from_secs(1);
 
 impl Level {
     /// The level that a value of `NCCL_DEBUG` asks for: warnings unless it says otherwise.
-    pub fn of_nccl_debug(value: Option<&str>) -> Self {
+    pub(crate) fn of_nccl_debug(value: Option<&str>) -> Self {
         match value.map(str::to_ascii_uppercase).as_deref() {
             Some("NONE" | "VERSION") => Self::None,
             Some("INFO") => Self::Info,
@@ -57,12 +57,12 @@ impl Level {
 }
 
 /// Says whose log this is and how much of it is shown. The first call counts.
-pub fn start(rank: usize, level: Level) {
+pub(crate) fn start(rank: usize, level: Level) {
     let _ = SHOWN.set((rank, level));
 }
 
 /// One line of the plugin, with NCCL's code for its level.
-pub fn record(code: i32, text: &str) {
+pub(crate) fn record(code: i32, text: &str) {
     let level = Level::of_code(code);
     let mut kept = kept();
     match level {
@@ -89,19 +89,19 @@ pub fn record(code: i32, text: &str) {
 }
 
 /// From now on the last warning is held back: if `init` fails, its error has the text.
-pub fn hold_warnings() {
+pub(crate) fn hold_warnings() {
     kept().is_holding = true;
 }
 
 /// Shows the warning that is held, and holds none from now on.
-pub fn release_warnings() {
+pub(crate) fn release_warnings() {
     let mut kept = kept();
     kept.is_holding = false;
     kept.show_held();
 }
 
 /// Shows a warning that has been held for long enough.
-pub fn show_old_warning() {
+pub(crate) fn show_old_warning() {
     let mut kept = kept();
     if kept.held.as_ref().is_some_and(|(_, since)| since.elapsed() >= HOLD) {
         kept.show_held();
@@ -109,7 +109,7 @@ pub fn show_old_warning() {
 }
 
 /// Returns the last warning for an error's text, and forgets it. If it is held, it is not shown.
-pub fn take_last_warning() -> Option<String> {
+pub(crate) fn take_last_warning() -> Option<String> {
     let mut kept = kept();
     kept.held = None;
     kept.last_warning.take()

@@ -81,7 +81,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const STRANGERS: usize = 4096;
 
 /// Where the ranks of a job meet: rank 0 listens there.
-pub struct Rendezvous {
+pub(crate) struct Rendezvous {
     arrivals: Arrivals<Hello>,
     meeting: Meeting,
 }
@@ -169,7 +169,7 @@ impl Rendezvous {
     ///
     /// # Errors
     /// When one does not come in time, or cannot take part.
-    pub fn gather(self, environment: impl Fn(&Hello) -> Result<Vec<(String, String)>>) -> Result<Vec<Guest>> {
+    pub(crate) fn gather(self, environment: impl Fn(&Hello) -> Result<Vec<(String, String)>>) -> Result<Vec<Guest>> {
         let start = Instant::now();
         let deadline = start + self.meeting.timeout;
         let (mut guests, mut refused, mut is_told) = (BTreeMap::new(), Vec::new(), false);

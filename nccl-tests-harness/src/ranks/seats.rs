@@ -2,6 +2,7 @@
 
 use crate::fabric::{Fabric, Kind};
 use crate::output;
+use crate::ranks::control::Work;
 use crate::ranks::job::{RankEnv, Seat};
 use crate::ranks::launch::World;
 use crate::ranks::rendezvous::{self, Hello, Meeting, Rendezvous};
@@ -60,7 +61,7 @@ pub fn with_guests(meeting: Meeting, fabric: &Fabric, rank_env: &[RankEnv]) -> R
 ///
 /// # Errors
 /// When rank 0 is not found, or refuses it.
-pub fn rank_command(
+pub fn rank_command<W: Work>(
     world: &World,
     meeting: &Meeting,
     plugin: &Path,
@@ -70,7 +71,7 @@ pub fn rank_command(
     let joined = rendezvous::join(meeting, &hello(world)?);
     let (line, wanted) = joined.with_context(|| format!("rank {}", world.rank))?;
     let mut command = Command::new(program);
-    command.args(["rank", &world.rank.to_string(), "--launched", "--plugin"]).arg(plugin);
+    command.args([W::COMMAND, &world.rank.to_string(), "--launched", "--plugin"]).arg(plugin);
     command.stdin(Stdio::from(OwnedFd::from(line)));
     command.stdout(Stdio::from(std::io::stderr()));
     command.envs(environment(wanted, world.rank, rank_env));
@@ -78,7 +79,7 @@ pub fn rank_command(
 }
 
 /// What this process tells rank 0 about itself.
-pub fn hello(world: &World) -> Result<Hello> {
+pub(crate) fn hello(world: &World) -> Result<Hello> {
     Ok(Hello {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         job: world.job.clone(),

@@ -6,7 +6,7 @@
 
 pub mod network;
 mod only_version;
-pub mod topology;
+pub(crate) mod topology;
 
 use crate::fabric::options::FabricOptions;
 use crate::fabric::{self, Fabric, Wish};

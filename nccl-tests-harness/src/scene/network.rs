@@ -18,7 +18,7 @@ pub enum Network {
 }
 
 /// The plugin's setting for its tuner.
-pub const TUNER: &str = "NCCL_SPARK_TUNER";
+pub(crate) const TUNER: &str = "NCCL_SPARK_TUNER";
 
 impl Network {
     /// Its name on the command line.
@@ -32,7 +32,7 @@ impl Network {
     }
 
     /// Its name in NCCL (`NCCL_NET`, `via NET/...`).
-    pub fn nccl_name(self) -> &'static str {
+    pub(crate) fn nccl_name(self) -> &'static str {
         match self {
             Self::Spark | Self::SparkUntuned => "Spark",
             Self::Ib => "IB",
@@ -69,7 +69,7 @@ impl Network {
 
 /// The channels that NCCL chose for a communicator.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Channels {
+pub(crate) struct Channels {
     /// For collectives.
     pub collective: u32,
     /// All kinds, in NCCL's words.
@@ -148,7 +148,7 @@ impl Used {
     }
 
     /// The channels that NCCL chose; with several communicators, the fewest.
-    pub fn channels(&self) -> Option<&Channels> {
+    pub(crate) fn channels(&self) -> Option<&Channels> {
         self.channels.as_ref()
     }
 

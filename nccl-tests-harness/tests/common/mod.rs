@@ -41,15 +41,6 @@ impl Fakes {
         Self { plugin }
     }
 
-    /// Runs communicators with the fake driver and `environment`.
-    pub fn communicators(&self, environment: &str) -> Said {
-        let mut command = nccl_spark();
-        command.args(["communicators", "--fabric", "verbs", "--plugin"]).arg(self.plugin.library());
-        command.env("LD_LIBRARY_PATH", self.plugin.folder());
-        command.envs(environment.split_whitespace().filter_map(|one| one.split_once('=')));
-        command.output().unwrap().into()
-    }
-
     /// Runs memory with `arguments` and `environment`, as in "FAKE_GPUS=2".
     pub fn run(&self, arguments: &str, environment: &str) -> Said {
         let mut command = nccl_spark();

@@ -1,12 +1,14 @@
 //! A run from the command's side: starts the ranks, has them measure each size, prints the table.
 
 use super::Collective;
+use super::messages::{Answer, Measurement, Order, Setup};
+use super::rank::Collectives;
 use super::report::Report;
 use super::table::{self, CollectiveTable, Row};
 use crate::fabric::{self, Fabric, Kind, Wish};
 use crate::output::report::{self, Target};
 use crate::output::watch::Watch;
-use crate::ranks::control::{FromRank, Measurement, Setup, ToRank, answer};
+use crate::ranks::control::answer;
 use crate::ranks::device::Network;
 use crate::ranks::job::{Job, RankEnv};
 use crate::ranks::launch::World;
@@ -64,7 +66,7 @@ pub struct Plan {
 /// When a rank fails or hangs, or the output cannot be written.
 pub fn run(plan: &Plan, program: &Path) -> Result<bool> {
     if let Some((world, meeting)) = plan.launched.as_ref().filter(|(world, _)| world.rank > 0) {
-        let rank = seats::rank_command(world, meeting, &plan.plugin, &plan.rank_env, program)?;
+        let rank = seats::rank_command::<Collectives>(world, meeting, &plan.plugin, &plan.rank_env, program)?;
         return seats::become_or_start(rank, true).map(|()| true);
     }
     let sizes = || sizes::sweep(plan.min_bytes, plan.max_bytes, plan.step).count() as u64;
@@ -105,21 +107,21 @@ pub fn lead(plan: &Plan, program: &Path, watch: &Watch, out: impl Write, report:
 }
 
 /// Starts the plugin in all ranks, and connects them.
-fn connect(plan: &Plan, job: &mut Job, report: &mut Report) -> Result<()> {
+fn connect(plan: &Plan, job: &mut Job<Collectives>, report: &mut Report) -> Result<()> {
     let listening = job.ask(
-        |rank| ToRank::Setup(setup(plan, rank)),
-        answer!(FromRank::Listening { network, handles } => (network, handles)),
+        |rank| Order::Setup(setup(plan, rank)),
+        answer!(Answer::Listening { network, handles } => (network, handles)),
     )?;
     let (networks, handles): (Vec<Network>, Vec<Vec<Vec<u8>>>) = listening.into_iter().unzip();
     report.networks = networks;
     report.connections = job.ask(
-        |rank| ToRank::Connect { handles: handles_for(plan, rank, &handles) },
-        answer!(FromRank::Connected { lines } => lines),
+        |rank| Order::Connect { handles: handles_for(plan, rank, &handles) },
+        answer!(Answer::Connected { lines } => lines),
     )?;
     Ok(())
 }
 
-fn list_ranks(job: &Job, report: &Report, out: &mut impl Write) -> Result<()> {
+fn list_ranks(job: &Job<Collectives>, report: &Report, out: &mut impl Write) -> Result<()> {
     for (rank, (who, network)) in job.whereabouts().zip(&report.networks).enumerate() {
         writeln!(out, "#  Rank {rank:>2} {who} network {} device {}", network.name, network.device)?;
     }
@@ -130,13 +132,13 @@ fn list_ranks(job: &Job, report: &Report, out: &mut impl Write) -> Result<()> {
 fn measure(
     plan: &Plan,
     size_bytes: usize,
-    job: &mut Job,
+    job: &mut Job<Collectives>,
     table: &mut CollectiveTable<impl Write>,
     report: &mut Report,
 ) -> Result<()> {
     let count = plan.collective.count(size_bytes, plan.ranks);
-    job.ask(|_| ToRank::Prepare { count }, |message| matches!(message, FromRank::Ready).then_some(()))?;
-    let measured = job.ask(|_| ToRank::Go, answer!(FromRank::Measured(measurement) => measurement))?;
+    job.ask(|_| Order::Prepare { count }, |answer| matches!(answer, Answer::Ready).then_some(()))?;
+    let measured = job.ask(|_| Order::Go, answer!(Answer::Measured(measurement) => measurement))?;
     let row = row(plan, count, &measured);
     let wrong = measured.iter().enumerate().filter_map(|(rank, one)| Some((rank, one.first_wrong.as_ref()?)));
     let wrong: Vec<String> = wrong.map(|(rank, wrong)| format!("rank {rank}: {wrong}")).collect();

@@ -5,6 +5,7 @@
 //! can be checked exactly.
 
 pub mod lead;
+pub mod messages;
 pub mod options;
 mod progress;
 pub mod rank;

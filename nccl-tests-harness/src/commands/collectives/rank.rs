@@ -1,11 +1,12 @@
 //! One rank of a collective: connects with the ranks that it exchanges messages with, times the collective, and checks its data.
 
+use super::messages::{Answer, Measurement, Order, Setup};
 use super::progress::{self, Buffers, Channel, Pauses};
 use super::schedule::{self, Seat};
 use super::{Collective, Part};
 use crate::net::{Buffer, Plugin, RecvComm, SendComm};
 use crate::ranks::activity;
-use crate::ranks::control::{FromRank, Measurement, Sender, Setup, ToRank};
+use crate::ranks::control::Work;
 use crate::ranks::device;
 use crate::ranks::log;
 use crate::ranks::pattern::{Mismatch, Pattern, Sum};
@@ -22,48 +23,58 @@ const FILL_BYTES: usize = 4 << 20;
 /// Iterations that take longer count as this long in percentiles.
 const LONGEST_NS: u64 = 3_600_000_000_000;
 
-/// Runs the rank; `library` is the plugin's path on this machine, where it is not the one that the command names.
-///
-/// # Errors
-/// The plugin's, or unexpected orders.
-pub fn work(setup: Setup, library: Option<&Path>, commands: &mpsc::Receiver<ToRank>, sender: &Sender) -> Result<()> {
-    let context = Plugin::load(library.unwrap_or(&setup.plugin), None)?.init(setup.job)?;
-    let network = device::examine(&context)?;
-    let links = setup.collective.links(setup.rank, setup.ranks, setup.channels);
-    let (listeners, handles) = device::listen(&context, links.len())?;
-    sender.send(&FromRank::Listening { network, handles })?;
+/// The work of a collective's ranks.
+pub struct Collectives;
 
-    let ToRank::Connect { handles } = commands.recv()? else { bail!("the second message is not Connect") };
-    let handles = device::handles(handles)?;
-    activity::stage("connecting");
-    ensure!(handles.len() == listeners.len(), "{} handles for {} channels", handles.len(), listeners.len());
-    let connected = device::connect(&context, &listeners, handles);
-    let (sends, receives) = connected.map_err(|(channel, error)| error.context(format!("channel {channel}")))?;
-    drop(listeners);
-    activity::stage("registering memory");
-    let mut rank = Rank::new(setup, sends.into_iter().zip(receives))?;
-    sender.send(&FromRank::Connected { lines: log::take_rail_lines() })?;
+impl Work for Collectives {
+    const COMMAND: &'static str = "rank";
+    type Order = Order;
+    type Answer = Answer;
 
-    if let Err(error) = obey(&mut rank, commands, sender) {
-        // Nothing is closed: the other ranks would fail too, and their errors would hide this one.
-        std::mem::forget(rank);
-        return Err(error);
+    fn work(
+        library: Option<&Path>,
+        orders: &mpsc::Receiver<Order>,
+        answer: &dyn Fn(Answer) -> Result<()>,
+    ) -> Result<()> {
+        let Order::Setup(setup) = orders.recv()? else { bail!("the first order is not the set-up") };
+        let context = Plugin::load(library.unwrap_or(&setup.plugin), None)?.init(setup.job)?;
+        let network = device::examine(&context)?;
+        let links = setup.collective.links(setup.rank, setup.ranks, setup.channels);
+        let (listeners, handles) = device::listen(&context, links.len())?;
+        answer(Answer::Listening { network, handles })?;
+
+        let Order::Connect { handles } = orders.recv()? else { bail!("the second order is not Connect") };
+        let handles = device::handles(handles)?;
+        activity::stage("connecting");
+        ensure!(handles.len() == listeners.len(), "{} handles for {} channels", handles.len(), listeners.len());
+        let connected = device::connect(&context, &listeners, handles);
+        let (sends, receives) = connected.map_err(|(channel, error)| error.context(format!("channel {channel}")))?;
+        drop(listeners);
+        activity::stage("registering memory");
+        let mut rank = Rank::new(setup, sends.into_iter().zip(receives))?;
+        answer(Answer::Connected { lines: log::take_rail_lines() })?;
+
+        if let Err(error) = obey(&mut rank, orders, answer) {
+            // Nothing is closed: the other ranks would fail too, and their errors would hide this one.
+            std::mem::forget(rank);
+            return Err(error);
+        }
+        activity::stage("closing");
+        Ok(())
     }
-    activity::stage("closing");
-    Ok(())
 }
 
-fn obey(rank: &mut Rank, commands: &mpsc::Receiver<ToRank>, sender: &Sender) -> Result<()> {
+fn obey(rank: &mut Rank, orders: &mpsc::Receiver<Order>, answer: &dyn Fn(Answer) -> Result<()>) -> Result<()> {
     loop {
         activity::stage("waiting for the other ranks");
-        match commands.recv()? {
-            ToRank::Prepare { count } => {
+        match orders.recv() {
+            Ok(Order::Prepare { count }) => {
                 rank.prepare(count)?;
-                sender.send(&FromRank::Ready)?;
+                answer(Answer::Ready)?;
             }
-            ToRank::Go => sender.send(&FromRank::Measured(rank.measure()?))?,
-            ToRank::Finish => return Ok(()),
-            other => bail!("unexpected command {other:?}"),
+            Ok(Order::Go) => answer(Answer::Measured(rank.measure()?))?,
+            Ok(other) => bail!("unexpected order {other:?}"),
+            Err(_) => return Ok(()),
         }
     }
 }

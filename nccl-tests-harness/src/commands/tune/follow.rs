@@ -4,6 +4,7 @@
 use super::judge::Candidate;
 use super::keep;
 use super::options::Tune;
+use crate::commands::collectives::rank::Collectives;
 use crate::ranks::control::{self, Receiver, Sender};
 use crate::ranks::launch::World;
 use crate::ranks::rendezvous::{self, Meeting, Rendezvous};
@@ -88,7 +89,8 @@ pub fn follow(tune: &Tune, world: &World, meeting: &Meeting, program: &Path) -> 
                 let (world, meeting) = of_run(world, meeting, number);
                 let rank_env = tune.rank_env(candidate);
                 // `spawn` drops the command, whose copy of the rank's socket would keep that open.
-                let rank = seats::rank_command(&world, &meeting, &tune.plan.plugin, &rank_env, program)?.spawn();
+                let rank = seats::rank_command::<Collectives>(&world, &meeting, &tune.plan.plugin, &rank_env, program)?
+                    .spawn();
                 // Rank 0 learns from the rank itself how it ended.
                 rank.and_then(|mut rank| rank.wait()).context("start the rank")?;
             }

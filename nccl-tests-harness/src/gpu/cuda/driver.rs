@@ -106,7 +106,7 @@ pub(super) struct Context {
 
 impl Driver {
     /// Whether this machine has libcuda, without which cudarc panics.
-    pub fn is_there() -> bool {
+    pub(crate) fn is_there() -> bool {
         // SAFETY: loads libcuda and lets go of it: its initialisers are made to be run in any process.
         unsafe { sys::is_culib_present() }
     }

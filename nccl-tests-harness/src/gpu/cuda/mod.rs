@@ -26,7 +26,7 @@ const BLOCKS: c_uint = 128;
 const THREADS: c_uint = 256;
 
 /// A GPU ready to write and check memory.
-pub struct Gpu {
+pub(crate) struct Gpu {
     // In the order in which they are given back.
     tally: Unified,
     module: Module,
@@ -48,7 +48,7 @@ pub enum Kind {
 }
 
 /// Memory of some kind.
-pub struct Block {
+pub(crate) struct Block {
     buffer: Rc<Buffer>,
     /// GPUs may have an address of their own for it.
     is_mapped: bool,
@@ -127,7 +127,7 @@ impl Gpu {
     }
 
     /// How much memory it has free.
-    pub fn free_bytes(&self) -> Result<usize> {
+    pub(crate) fn free_bytes(&self) -> Result<usize> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: both are valid for writes for the length of the call.
         let code = unsafe { (self.context.functions()?.memory_info)(&mut free, &mut total) };
@@ -136,7 +136,7 @@ impl Gpu {
     }
 
     /// Memory of `bytes` (1 or more).
-    pub fn allocate(&self, kind: Kind, bytes: usize) -> Result<Block> {
+    pub(crate) fn allocate(&self, kind: Kind, bytes: usize) -> Result<Block> {
         let buffer = match kind {
             Kind::HostAlloc => Buffer::of(Pinned::new(&self.context, bytes)?),
             Kind::HostRegister => Buffer::of(Registered::new(&self.context, bytes)?),
@@ -214,7 +214,7 @@ impl Gpu {
 
 impl Block {
     /// The allocator's memory: `malloc`.
-    pub fn pageable(bytes: usize) -> Result<Self> {
+    pub(crate) fn pageable(bytes: usize) -> Result<Self> {
         Ok(Self { buffer: Buffer::of(Heap::new(bytes)?), is_mapped: false })
     }
 

@@ -10,11 +10,13 @@ use super::messages::{Ask, RankDoor};
 use super::reach::Partner;
 use super::sheet::Sheet;
 use crate::commands::collectives::Collective;
+use crate::commands::collectives::messages::{Answer, Measurement, Order, Setup};
+use crate::commands::collectives::rank::Collectives;
 use crate::commands::doctor::rail::Pair;
 use crate::commands::doctor::together::{Figures, Outcome, Path as Way, Rate};
 use crate::commands::top::look::Looker;
 use crate::output::watch::Watch;
-use crate::ranks::control::{FromRank, Measurement, Setup, ToRank, answer};
+use crate::ranks::control::answer;
 use crate::ranks::job::{Job, Seat};
 use crate::ranks::rendezvous::{Guest, Hello};
 use anyhow::{Context, Result, anyhow};
@@ -131,7 +133,7 @@ impl Course<'_> {
 
     /// Rank 0 sends, rank 1 receives; `own` is the one here.
     fn one_way(&self, seats: Vec<Seat>, own: usize) -> Result<OneWay> {
-        let mut job = Job::start(self.program, seats, STUCK, self.watch.part())?;
+        let mut job = Job::<Collectives>::start(self.program, seats, STUCK, self.watch.part())?;
         job.end_by(self.end.min(Instant::now() + JOB));
         let setup = |rank| Setup {
             rank,
@@ -146,9 +148,9 @@ impl Course<'_> {
             check_iters: 1,
         };
         let listening =
-            job.ask(|rank| ToRank::Setup(setup(rank)), answer!(FromRank::Listening { handles, .. } => handles))?;
+            job.ask(|rank| Order::Setup(setup(rank)), answer!(Answer::Listening { handles, .. } => handles))?;
         let handles = |rank: usize| listening.get(1 - rank).cloned().unwrap_or_default();
-        job.ask(|rank| ToRank::Connect { handles: handles(rank) }, answer!(FromRank::Connected { .. } => ()))?;
+        job.ask(|rank| Order::Connect { handles: handles(rank) }, answer!(Answer::Connected { .. } => ()))?;
         let (mbps, wrong_bytes) = rate(&mut job)?;
         let latency_us = latency_us(&mut job)?;
         let path_mtu_bytes = job.child(own).map(path_mtu).transpose()?.flatten();
@@ -169,7 +171,7 @@ impl Course<'_> {
 
 /// Broadcasts of larger and larger sizes, then of one size for long enough: the rate in Mb/s, and the
 /// wrong bytes of all.
-fn rate(job: &mut Job) -> Result<(f64, u64)> {
+fn rate(job: &mut Job<Collectives>) -> Result<(f64, u64)> {
     let (mut bytes, mut wrong) = (LEAST_BYTES, 0);
     let (mut seconds, mut rounds) = (0.0, 0);
     prepare(job, bytes)?;
@@ -191,7 +193,7 @@ fn rate(job: &mut Job) -> Result<(f64, u64)> {
 }
 
 /// Half the time of a broadcast of 8 bytes, the median, in microseconds.
-fn latency_us(job: &mut Job) -> Result<f64> {
+fn latency_us(job: &mut Job<Collectives>) -> Result<f64> {
     prepare(job, 8)?;
     let mut medians = Vec::new();
     for _ in 0..LATENCY_ROUNDS {
@@ -202,12 +204,12 @@ fn latency_us(job: &mut Job) -> Result<f64> {
     Ok(median / 2.0 * 1e6)
 }
 
-fn prepare(job: &mut Job, bytes: usize) -> Result<()> {
-    job.ask(|_| ToRank::Prepare { count: bytes }, answer!(FromRank::Ready => ())).map(|_| ())
+fn prepare(job: &mut Job<Collectives>, bytes: usize) -> Result<()> {
+    job.ask(|_| Order::Prepare { count: bytes }, answer!(Answer::Ready => ())).map(|_| ())
 }
 
-fn round(job: &mut Job) -> Result<Vec<Measurement>> {
-    let measured = job.ask(|_| ToRank::Go, answer!(FromRank::Measured(one) => one))?;
+fn round(job: &mut Job<Collectives>) -> Result<Vec<Measurement>> {
+    let measured = job.ask(|_| Order::Go, answer!(Answer::Measured(one) => one))?;
     let is_figure = |one: &Measurement| one.seconds.is_finite() && one.p50_s.is_finite();
     match measured.iter().all(is_figure) {
         true => Ok(measured),

@@ -4,7 +4,9 @@
 
 use super::host::Host;
 use super::messages::{ANSWER, Ask, PARTNER_WORD, RankDoor};
+use crate::commands::collectives::rank::Collectives;
 use crate::output;
+use crate::ranks::control::Work;
 use crate::ranks::door::{Door, PROTOCOL};
 use crate::ranks::line::Line;
 use crate::usage::wrong;
@@ -72,7 +74,7 @@ fn take_part(host: &Host, rails: &[String], address: IpAddr, line: &mut Line, pr
     line.say(&RankDoor { port: door.address.port(), token: door.token.text().to_owned(), expected_mbps })?;
     let control = OwnedFd::from(door.admit(Instant::now() + ANSWER)?);
     let mut command = Command::new(program);
-    command.args(["rank", "1", "--launched", "--plugin"]).arg(&host.plugin).envs(environment);
+    command.args([Collectives::COMMAND, "1", "--launched", "--plugin"]).arg(&host.plugin).envs(environment);
     command.stdin(Stdio::from(control)).stdout(Stdio::from(std::io::stderr()));
     command.spawn().map(Rank).with_context(|| format!("start {}", program.display()))
 }

@@ -4,9 +4,9 @@
 //! be put together again makes the run fail, and a failed run is repeated once (`Bench::run`).
 
 use super::options::Plan;
+use crate::commands::nccl_tests::options::{Call, Place};
+use crate::commands::nccl_tests::run;
 use crate::commands::tune::keep;
-use crate::proofs::nccl_tests::options::Place;
-use crate::proofs::nccl_tests::run::{self, Call};
 use crate::scene::Scene;
 use crate::scene::network::{Network, Used};
 use anyhow::{Context, Result, bail, ensure};

@@ -17,11 +17,11 @@ mod sweep;
 mod verdict;
 pub mod write;
 
+use crate::commands::nccl_tests::run::ChannelsUnlikeSpark;
 use crate::date;
 use crate::output;
 use crate::output::report::Sink;
 use crate::output::watch::Watch;
-use crate::proofs::nccl_tests::run::ChannelsUnlikeSpark;
 use anyhow::{Context, Result, ensure};
 use measure::{Facts, Runner, Times};
 use nccl_net_spark::tuner::table::{Choice, Collective, Row, Table};

@@ -1,8 +1,8 @@
 //! The command line of `nccl-spark tune collectives`, checked before anything starts.
 
+use crate::commands::nccl_tests::options as tests;
 use crate::commands::tune::keep;
 use crate::output::report::{JsonOption, Target};
-use crate::proofs::nccl_tests::options as tests;
 use crate::scene::SceneOptions;
 use crate::sizes;
 use crate::usage::wrong;

@@ -4,9 +4,9 @@
 //! rows; a machine that had another table than the launching one loses that, and says so with the table, so that it can be restored.
 
 use super::options::Plan;
+use crate::commands::nccl_tests::options::Place;
 use crate::commands::tune::keep::{self, Pair};
 use crate::lines;
-use crate::proofs::nccl_tests::options::Place;
 use crate::ranks::seats;
 use anyhow::{Context, Result, bail};
 use nccl_net_spark::tuner::table::Table;

@@ -1,0 +1,162 @@
+//! A stream during which one rail is slowed and then restored.
+
+use super::figures::{Metric, Place, Point, Series};
+use super::plan::Plan;
+use super::scenario::{self, Tell};
+use crate::pair::messages::Flowed;
+use crate::pair::side::{Fall, Side, Turn};
+use anyhow::{Result, ensure};
+use nccl_tests_harness::fabric::limit::Limit;
+use serde::Serialize;
+use std::time::Duration;
+
+/// A run has three parts (all rails at full rate, one rail slowed, all at full rate again), each this many times `--seconds`.
+const PART: f64 = 3.0;
+/// Windows in which bytes are counted, in the time of `--seconds`.
+const WINDOWS: f64 = 10.0;
+
+/// One run, window by window.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Course {
+    /// `ours` or `theirs`.
+    pub side: &'static str,
+    /// The round, from 0.
+    pub round: u32,
+    /// The length of a window.
+    pub window_ms: u64,
+    /// What the receiver received in each window.
+    pub bandwidth_gb_s: Vec<f64>,
+    /// When the rail was slowed, in seconds from the start.
+    pub fall_s: f64,
+    /// When it was restored.
+    pub return_s: f64,
+}
+
+/// Runs it with each library, round by round; `limits` are those with the rail at full rate and slowed, `turn` slows or restores
+/// the rail.
+///
+/// # Errors
+/// The ranks', or those of `turn` and `tell`.
+pub fn run(
+    plan: &Plan,
+    sides: &mut [Side],
+    limits: [Limit; 2],
+    turn: &mut dyn FnMut(Turn) -> Result<()>,
+    tell: &mut Tell<'_>,
+) -> Result<Vec<Course>> {
+    let layout = plan.settings.layout(plan.settings.flow_bytes);
+    for side in sides.iter_mut() {
+        side.open(plan.settings.channels, 0, layout.bytes * layout.in_flight)?;
+    }
+    let wrong = scenario::check(sides, layout)?;
+    let window_ms = ((plan.settings.seconds * 1e3 / WINDOWS) as u64).max(1);
+    let mut courses = Vec::new();
+    let names = phase_names(plan.settings.seconds);
+    let blank = || [(); 5].map(|()| Series::new(Metric::Bandwidth));
+    let mut measured = vec![blank(); sides.len()];
+    for round in 0..plan.settings.rounds {
+        for number in scenario::order(round, sides.len()) {
+            sides[number].renew()?;
+            let part = Duration::from_secs_f64(plan.settings.seconds * PART);
+            let flowed = sides[number].flow(layout, Fall { part, window_ms, turn })?;
+            let phases = phases(&flowed, window_ms, plan.settings.seconds)?;
+            measured[number].iter_mut().zip(phases).for_each(|(series, value)| series.rounds.push(value));
+            courses.push(course(sides[number].about.name, round, window_ms, &flowed));
+        }
+    }
+    sides.iter_mut().try_for_each(Side::close)?;
+    for (at, phase) in names.into_iter().enumerate() {
+        let limit = if at == 1 || at == 2 { limits[1] } else { limits[0] };
+        let sides = measured.iter().map(|series| vec![series[at].clone()]).collect();
+        match at {
+            0 => scenario::point(Place::Phase(phase), limit.gb_s(), sides, wrong.clone(), tell)?,
+            _ => tell(Point { place: Place::Phase(phase), limit: limit.gb_s(), sides, wrong: None }, Vec::new())?,
+        }
+    }
+    Ok(courses)
+}
+
+fn course(side: &'static str, round: u32, window_ms: u64, flowed: &Flowed) -> Course {
+    let gb_s = |bytes: &u64| *bytes as f64 / window_ms as f64 / 1e6;
+    let mark = |at: usize| flowed.marks_s.get(at).copied().unwrap_or_default();
+    let bandwidth_gb_s = flowed.windows_bytes.iter().map(gb_s).collect();
+    Course { side, round, window_ms, bandwidth_gb_s, fall_s: mark(0), return_s: mark(2) }
+}
+
+/// The phases of a run, in order; the first moment after a change is `moment_s` long.
+fn phase_names(moment_s: f64) -> [String; 5] {
+    let moment = if moment_s == 1.0 { "second".to_owned() } else { format!("{moment_s} s") };
+    let [slow, back] = ["slow", "back"].map(|state| format!("first {moment} {state}"));
+    ["before".to_owned(), slow, "slow".to_owned(), back, "back".to_owned()]
+}
+
+/// The mean bandwidth of each phase in GB/s. The first half moment is left out, because the stream is starting.
+fn phases(flowed: &Flowed, window_ms: u64, moment_s: f64) -> Result<[f64; 5]> {
+    let [fall, fallen, back, returned] = flowed.marks_s[..] else {
+        anyhow::bail!("{} marks instead of 4", flowed.marks_s.len());
+    };
+    // The last window is incomplete.
+    let end = flowed.windows_bytes.len().saturating_sub(1) as f64 * window_ms as f64 / 1e3;
+    let spans = [
+        (moment_s / 2.0, fall),
+        (fallen, fallen + moment_s),
+        (fallen + moment_s, back),
+        (returned, returned + moment_s),
+        (returned + moment_s, end),
+    ];
+    let mut means = [0.0; 5];
+    for (mean, (from, to)) in means.iter_mut().zip(spans) {
+        *mean = mean_gb_s(&flowed.windows_bytes, window_ms, from, to)?;
+    }
+    Ok(means)
+}
+
+/// Over the windows that are entirely between two times.
+fn mean_gb_s(windows_bytes: &[u64], window_ms: u64, from_s: f64, to_s: f64) -> Result<f64> {
+    let window_s = window_ms as f64 / 1e3;
+    let whole = |at: usize| at as f64 * window_s >= from_s && (at + 1) as f64 * window_s <= to_s;
+    let inside = windows_bytes.iter().enumerate().filter(|(at, _)| whole(*at));
+    let (count, bytes) = inside.fold((0_u32, 0_u64), |(count, sum), (_, bytes)| (count + 1, sum + bytes));
+    ensure!(
+        count > 0,
+        "no whole window of {window_ms} ms between {from_s:.3} s and {to_s:.3} s: use a larger --seconds"
+    );
+    Ok(bytes as f64 / f64::from(count) / window_s / 1e9)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By hand: windows of 100 ms with 100 MB each are 1 GB/s.
+    #[test]
+    fn phases_are_the_windows_between_the_marks() {
+        let mut windows_bytes = vec![100_000_000; 30];
+        windows_bytes.extend([10_000_000; 10]);
+        windows_bytes.extend([50_000_000; 20]);
+        windows_bytes.extend([20_000_000; 10]);
+        windows_bytes.extend([100_000_000; 20]);
+        // The start and the end do not count.
+        windows_bytes[0] = 0;
+        windows_bytes.push(1);
+        let flowed = Flowed { windows_bytes, marks_s: vec![3.0, 3.0, 6.0, 6.0] };
+        let means = phases(&flowed, 100, 1.0).unwrap();
+        let expected = [1.0, 0.1, 0.5, 0.2, 1.0];
+        assert!(means.iter().zip(expected).all(|(mean, expected)| (mean - expected).abs() < 1e-9), "{means:?}");
+        let course = course("ours", 2, 100, &flowed);
+        assert_eq!((course.bandwidth_gb_s[1], course.fall_s, course.return_s), (1.0, 3.0, 6.0));
+    }
+
+    #[test]
+    fn phases_are_named_by_their_length() {
+        assert_eq!(phase_names(1.0), ["before", "first second slow", "slow", "first second back", "back"]);
+        assert_eq!(phase_names(0.3)[1], "first 0.3 s slow");
+    }
+
+    #[test]
+    fn a_run_that_is_too_short_is_an_error() {
+        let flowed = Flowed { windows_bytes: vec![1; 3], marks_s: vec![0.01, 0.02, 0.03, 0.04] };
+        assert!(phases(&flowed, 100, 1.0).unwrap_err().to_string().contains("--seconds"));
+        assert!(phases(&Flowed::default(), 100, 1.0).unwrap_err().to_string().contains("marks"));
+    }
+}

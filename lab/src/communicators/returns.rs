@@ -1,0 +1,223 @@
+//! The scenario in which devices leave the bus while a communicator is in use, and return.
+//!
+//! The ranks run all-reduces until they are told that the devices are back, and make another communicator then. [`Director`] stands beside
+//! them, in the process that started them: it takes the devices of rank 0 away and brings them back. They talk by files in the run's folder
+//! ([`Mark`]), because both sides' standard output is NCCL's log.
+
+use anyhow::{Context, Result, bail, ensure};
+use nccl_tests_harness::fabric::{Fabric, Hotplug};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long either side waits for the other, and the director for queue pairs.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How often a file, or the number of queue pairs, is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// How long devices are away. Longer than the plugin needs to see that they are gone (it looks twice a second).
+const AWAY: Duration = Duration::from_secs(1);
+/// The node whose devices leave.
+const NODE: usize = 0;
+
+/// What one side tells the other.
+#[derive(Debug, Clone, Copy)]
+pub enum Mark {
+    /// Rank 0: the first communicator has carried an all-reduce.
+    InUse,
+    /// The director: the devices are back, and so are the rails.
+    Returned,
+    /// Rank 0: the second communicator has carried an all-reduce; the first one is open still.
+    SecondInUse,
+    /// The director: it has counted the queue pairs.
+    Counted,
+    /// The director: something was not as it should be, and the ranks are to end.
+    GaveUp,
+}
+
+impl Mark {
+    fn file(self, folder: &Path) -> PathBuf {
+        folder.join(match self {
+            Self::InUse => "returns-in-use",
+            Self::Returned => "returns-returned",
+            Self::SecondInUse => "returns-second-in-use",
+            Self::Counted => "returns-counted",
+            Self::GaveUp => "returns-gave-up",
+        })
+    }
+
+    /// Tells the other side.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn set(self, folder: &Path) -> Result<()> {
+        let file = self.file(folder);
+        fs::write(&file, "").with_context(|| format!("write {}", file.display()))
+    }
+
+    /// Whether it was told.
+    pub fn is_set(self, folder: &Path) -> bool {
+        self.file(folder).exists()
+    }
+
+    /// Waits for it; false where `is_over` comes first.
+    ///
+    /// # Errors
+    /// When neither comes in time.
+    pub fn wait(self, folder: &Path, is_over: impl Fn() -> bool) -> Result<bool> {
+        let start = Instant::now();
+        while !self.is_set(folder) {
+            if is_over() {
+                return Ok(false);
+            }
+            ensure!(start.elapsed() < PATIENCE, "no {self:?} within {} s", PATIENCE.as_secs());
+            std::thread::sleep(LOOK_EVERY);
+        }
+        Ok(true)
+    }
+}
+
+/// Takes devices away and brings them back.
+pub struct Director<'a> {
+    hotplug: Hotplug<'a>,
+    folder: &'a Path,
+    /// The ranks have ended: nobody waits any more.
+    is_over: &'a AtomicBool,
+}
+
+impl<'a> Director<'a> {
+    /// For the ranks of a run over `fabric`.
+    ///
+    /// # Errors
+    /// When it is not the software fabric.
+    pub fn new(fabric: &'a Fabric, folder: &'a Path, is_over: &'a AtomicBool) -> Result<Self> {
+        let hotplug = fabric.hotplug().context("scenario returns needs the software fabric (--fabric soft)")?;
+        Ok(Self { hotplug, folder, is_over })
+    }
+
+    /// One device, then all of rank 0 leave and return; what was seen, in words. `None` where the ranks end before that: they say why.
+    ///
+    /// # Errors
+    /// When a rail does not return, or the next communicator does not use all of them. The ranks are told to end.
+    pub fn direct(&self, ranks: usize) -> Result<Option<String>> {
+        let directed = self.take_away_and_compare(ranks);
+        if directed.is_err() {
+            Mark::GaveUp.set(self.folder)?;
+        }
+        directed
+    }
+
+    fn take_away_and_compare(&self, ranks: usize) -> Result<Option<String>> {
+        if !Mark::InUse.wait(self.folder, || self.is_over())? {
+            return Ok(None);
+        }
+        let before = self.queue_pairs(ranks)?;
+        let rails = self.hotplug.rails();
+        let mut words = Vec::new();
+        for leaving in [&rails[..1], &rails[..]] {
+            let Some(back) = self.away(leaving, &before)? else { return Ok(None) };
+            words.push(format!(
+                "{} of {} devices of rank {NODE} away for {:.1} s, all rails back {:.1} s later",
+                leaving.len(),
+                rails.len(),
+                AWAY.as_secs_f64(),
+                back.as_secs_f64()
+            ));
+        }
+        Mark::Returned.set(self.folder)?;
+        if !Mark::SecondInUse.wait(self.folder, || self.is_over())? {
+            return Ok(None);
+        }
+        let (after, twice) = (self.queue_pairs(ranks)?, before.iter().map(|count| 2 * count).collect::<Vec<_>>());
+        ensure!(
+            after == twice,
+            "a second communicator should have as many queue pairs as the first ({before:?} by rank), but both together \
+             have {after:?}"
+        );
+        Mark::Counted.set(self.folder)?;
+        words.push(format!("a new communicator has as many queue pairs as the first: {before:?} by rank"));
+        Ok(Some(words.join("; ")))
+    }
+
+    /// Devices leave and return. How long it takes until each rank has the queue pairs of `before` again; `None` where the ranks end first.
+    fn away(&self, leaving: &[String], before: &[usize]) -> Result<Option<Duration>> {
+        for rail in leaving {
+            self.hotplug.unplug(NODE, rail)?;
+        }
+        std::thread::sleep(AWAY);
+        let without = self.queue_pairs(before.len())?;
+        ensure!(without != before, "no queue pair was lost with {}", leaving.join(", "));
+        for rail in leaving {
+            self.hotplug.plug(NODE, rail)?;
+        }
+        let start = Instant::now();
+        loop {
+            let now = self.queue_pairs(before.len())?;
+            if now == before {
+                return Ok(Some(start.elapsed()));
+            }
+            if self.is_over() {
+                return Ok(None);
+            }
+            if start.elapsed() > PATIENCE {
+                bail!(
+                    "{} s after the devices returned the queue pairs are {now:?}, before {before:?}",
+                    PATIENCE.as_secs()
+                );
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    fn queue_pairs(&self, ranks: usize) -> Result<Vec<usize>> {
+        (0..ranks).map(|node| self.hotplug.queue_pairs(node)).collect()
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nccl_tests_harness::fabric::{self, Kind, UNPACED, Wish};
+    use softverbs::nic::Nic;
+
+    /// Nobody uses the fabric, so no queue pair is lost with a device.
+    #[test]
+    fn where_devices_leave_without_effect_the_ranks_are_told_to_end() {
+        let (folder, library) = (tempfile::tempdir().unwrap(), tempfile::NamedTempFile::new().unwrap());
+        let wish = Wish {
+            kind: Some(Kind::Soft),
+            profile: UNPACED.to_owned(),
+            scale: 1.0,
+            slow_rails: Vec::new(),
+            path_faults: Vec::new(),
+            library: library.path().to_owned(),
+            name: None,
+            nic: Nic::default(),
+        };
+        let fabric = fabric::set_up(&wish, 2, None).unwrap();
+        let is_over = AtomicBool::new(false);
+        let director = Director::new(&fabric, folder.path(), &is_over).unwrap();
+        Mark::InUse.set(folder.path()).unwrap();
+        let error = director.direct(2).unwrap_err().to_string();
+        assert!(error.starts_with("no queue pair was lost with "), "{error}");
+        assert!(Mark::GaveUp.is_set(folder.path()));
+        is_over.store(true, Ordering::Relaxed);
+        let another = tempfile::tempdir().unwrap();
+        assert_eq!(Director::new(&fabric, another.path(), &is_over).unwrap().direct(2).unwrap(), None);
+        assert!(!Mark::GaveUp.is_set(another.path()));
+    }
+
+    #[test]
+    fn a_mark_is_seen_by_the_other_side_and_waiting_for_it_ends_with_the_ranks() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(!Mark::InUse.is_set(folder.path()));
+        assert!(!Mark::InUse.wait(folder.path(), || true).unwrap());
+        Mark::InUse.set(folder.path()).unwrap();
+        assert!(Mark::InUse.wait(folder.path(), || false).unwrap());
+        assert!(Mark::InUse.is_set(folder.path()) && !Mark::Returned.is_set(folder.path()));
+    }
+}

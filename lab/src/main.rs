@@ -1,0 +1,112 @@
+//! The command line `spark-lab`: commands that prove claims of docs/evidence. No package contains it.
+//!
+//! Ranks, fabrics, NCCL's environment and output come from the library under `nccl-spark`
+//! (`nccl_tests_harness`). The program looks for the plugin and the software fabric beside itself;
+//! `cargo build --release --workspace` makes all three. Exit statuses are those of `nccl-spark`.
+
+mod bench;
+mod communicators;
+mod pair;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use nccl_tests_harness::output;
+use nccl_tests_harness::program::{self, Loudness, Outcome, check_settings, variable};
+use nccl_tests_harness::ranks::control::Work;
+use nccl_tests_harness::ranks::process;
+use pair::rank::Pair;
+use std::process::ExitCode;
+
+/// Measures the NCCL network plugin for DGX Spark with single messages, and stress-tests NCCL over it.
+#[derive(Debug, Parser)]
+#[command(name = "spark-lab", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    loudness: Loudness,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Measures bandwidth, latency and message rate between two ranks, and against another plugin.
+    ///
+    /// Rank 0 sends to rank 1 (latency: ping-pong). One thread per rank posts messages and tests the oldest of each connection, as
+    /// NCCL's proxy thread does. Every byte is checked once for each size, outside the timed part.
+    #[command(after_help = BENCH)]
+    Bench(Box<bench::options::Bench>),
+    /// Stress-tests communicator lifecycle: many at once, split, re-created, aborted, and with a rank that dies.
+    ///
+    /// Each rank is a process that uses NCCL on a GPU; ranks may share a GPU. Every value is checked, NCCL's log must show the plugin,
+    /// and memory, descriptors and threads of a process must not grow.
+    #[command(after_help = COMMUNICATORS)]
+    Communicators(Box<communicators::options::Options>),
+    /// One rank of bench. Its standard input is the connection to the command that starts it.
+    #[command(name = Pair::COMMAND, hide = true)]
+    PairRank(process::Start),
+    /// Becomes a rank of communicators.
+    #[command(name = "communicators-rank", hide = true)]
+    CommunicatorsRank(communicators::rank::Task),
+}
+
+const BENCH: &str = "\
+Examples:
+  spark-lab bench bandwidth latency           # two ranks on this machine
+  spark-lab bench --against libnccl-net-other.so --json out.json --plot plots
+  mpirun -np 2 -H spark-1,spark-2 --map-by node --bind-to none \\
+    spark-lab bench --rendezvous spark-1:29501";
+
+const COMMUNICATORS: &str = "\
+Examples:
+  spark-lab communicators                     # all scenarios, two ranks
+  spark-lab communicators again --count 10000
+  spark-lab communicators lost mixed -r 4 --log log.txt";
+
+fn main() -> ExitCode {
+    program::run(|cli: &Cli| &cli.loudness, |cli| execute(cli.command))
+}
+
+fn execute(command: Command) -> Result<Outcome> {
+    let program = program::file()?;
+    match command {
+        Command::Bench(options) => {
+            program::end_in_order()?;
+            let world = program::world(options.is_local())?;
+            let plan = options.plan(&program, world, variable("NCCL_IBVERBS_LIB"))?;
+            check_settings(&plan.plugin, &program)?;
+            bench::run(&plan, &program).map(Outcome::from)
+        }
+        Command::Communicators(options) => {
+            program::end_in_order()?;
+            let plan = options.plan(&program)?;
+            communicators::run(&plan, &program, &variable, &mut output::standard()).map(Outcome::from)
+        }
+        Command::PairRank(start) => {
+            process::run::<Pair>(&start, variable("NCCL_DEBUG").as_deref()).map(|()| Outcome::Good)
+        }
+        Command::CommunicatorsRank(task) => task.run().map(|()| Outcome::Good),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definitions_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn examples_are_right() {
+        for line in
+            [BENCH, COMMUNICATORS].join("\n").replace("\\\n", "").lines().filter(|line| line.contains("spark-lab"))
+        {
+            let words = line.split_whitespace().skip_while(|word| *word != "spark-lab");
+            if let Err(error) = Cli::try_parse_from(words.take_while(|word| *word != "#")) {
+                panic!("{line}: {error}");
+            }
+        }
+    }
+}

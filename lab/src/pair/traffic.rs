@@ -1,0 +1,310 @@
+//! Messages over the connections of one rank, driven by one thread as NCCL's proxy drives them: in each pass post what may
+//! be posted, then test the oldest request of each connection; never wait in one place.
+
+use super::messages::{Flowed, HalfTrip, Layout};
+use anyhow::{Context, Result, ensure};
+use hdrhistogram::Histogram;
+use nccl_tests_harness::net::{Buffer, RecvComm, Registration, Request, SendComm};
+use nccl_tests_harness::ranks::activity;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// One direction of a rank's traffic on one connection.
+pub struct Lane {
+    // In the order in which NCCL gives them back: requests, registration, comm.
+    requests: VecDeque<Request>,
+    memory: Rc<Registration>,
+    buffer: Rc<Buffer>,
+    buffer_bytes: usize,
+    end: End,
+    posted: u64,
+    done: u64,
+}
+
+enum End {
+    Send(SendComm),
+    Recv(RecvComm),
+}
+
+/// Where a message lies in a lane's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Slots {
+    count: u64,
+    stride_bytes: usize,
+}
+
+/// Every message has the same tag: a connection has one stream.
+const TAG: i32 = 0;
+/// A minute: far above what a message takes, and a bound for the histogram.
+const LONGEST_NS: u64 = 60_000_000_000;
+/// Slots begin at multiples of this, as NCCL aligns its own.
+const ALIGN_BYTES: usize = 128;
+
+impl Slots {
+    fn of(layout: Layout, buffer_bytes: usize) -> Self {
+        let count = (buffer_bytes / layout.bytes).clamp(1, layout.in_flight);
+        let room = buffer_bytes / count;
+        let aligned = room / ALIGN_BYTES * ALIGN_BYTES;
+        Self { count: count as u64, stride_bytes: if aligned >= layout.bytes { aligned } else { layout.bytes } }
+    }
+
+    fn offset(self, message: u64) -> usize {
+        (message % self.count) as usize * self.stride_bytes
+    }
+}
+
+impl Lane {
+    /// A lane that sends out of memory of its own.
+    pub fn sending(comm: SendComm, buffer_bytes: usize) -> Result<Self> {
+        let buffer = Buffer::new(buffer_bytes)?;
+        let memory = comm.register(&buffer)?;
+        Ok(Self::new(memory, buffer, buffer_bytes, End::Send(comm)))
+    }
+
+    /// A lane that receives into memory of its own.
+    pub fn receiving(comm: RecvComm, buffer_bytes: usize) -> Result<Self> {
+        let buffer = Buffer::new(buffer_bytes)?;
+        let memory = comm.register(&buffer)?;
+        Ok(Self::new(memory, buffer, buffer_bytes, End::Recv(comm)))
+    }
+
+    fn new(memory: Rc<Registration>, buffer: Rc<Buffer>, buffer_bytes: usize, end: End) -> Self {
+        Self { requests: VecDeque::new(), memory, buffer, buffer_bytes, end, posted: 0, done: 0 }
+    }
+
+    /// Whether it sends.
+    pub fn sends(&self) -> bool {
+        matches!(self.end, End::Send(_))
+    }
+
+    /// How many message buffers fit into the memory.
+    pub fn slots(&self, layout: Layout) -> u64 {
+        Slots::of(layout, self.buffer_bytes).count
+    }
+
+    /// Lets `work` fill or read the memory of each slot; it gets the slot's number.
+    ///
+    /// # Errors
+    /// While requests are in flight.
+    pub fn with_slots(&self, layout: Layout, mut work: impl FnMut(u64, &mut [u8])) -> Result<()> {
+        let slots = Slots::of(layout, self.buffer_bytes);
+        self.buffer.with_bytes(|bytes| {
+            for slot in 0..slots.count {
+                let start = slots.offset(slot);
+                work(slot, &mut bytes[start..start + layout.bytes]);
+                activity::tick();
+            }
+        })
+    }
+
+    /// Posts the next message, unless the plugin cannot take it yet.
+    fn post(&mut self, layout: Layout) -> Result<bool> {
+        let offset = Slots::of(layout, self.buffer_bytes).offset(self.posted);
+        let request = match &self.end {
+            End::Send(comm) => comm.isend(&self.memory, offset, layout.bytes, TAG)?,
+            End::Recv(comm) => comm.irecv(&self.memory, offset, layout.bytes, TAG)?,
+        };
+        let Some(request) = request else { return Ok(false) };
+        self.requests.push_back(request);
+        self.posted += 1;
+        Ok(true)
+    }
+
+    /// Whether the oldest message is done now.
+    fn complete(&mut self, layout: Layout) -> Result<bool> {
+        let Some(request) = self.requests.front_mut() else { return Ok(false) };
+        let Some(bytes) = request.test()? else { return Ok(false) };
+        ensure!(bytes == layout.bytes, "message {} has {bytes} bytes instead of {}", self.done, layout.bytes);
+        self.requests.pop_front();
+        self.done += 1;
+        activity::tick();
+        Ok(true)
+    }
+
+    /// One pass of posting and testing, up to message `end`: how many completed, and whether any was posted.
+    fn progress(&mut self, layout: Layout, end: u64) -> Result<(u64, bool)> {
+        let mut begun = false;
+        while self.requests.len() < layout.in_flight && self.posted < end && self.post(layout)? {
+            begun = true;
+        }
+        let before = self.done;
+        while self.complete(layout)? {}
+        Ok((self.done - before, begun))
+    }
+
+    fn name(&self) -> &'static str {
+        if self.sends() { "send" } else { "receive" }
+    }
+}
+
+/// Sends or receives `messages` on each lane; how long that took.
+pub fn stream(lanes: &mut [Lane], layout: Layout, messages: u64) -> Result<Duration> {
+    start(lanes);
+    activity::start_messages(lanes.len() * usize::try_from(messages)?);
+    let begin = Instant::now();
+    while lanes.iter().any(|lane| lane.done < messages) {
+        if pass(lanes, layout, messages)?.1 {
+            rest(layout);
+        }
+    }
+    Ok(begin.elapsed())
+}
+
+/// NCCL's proxy yields too when nothing moved: ranks that share cores would otherwise use up each other's time slices.
+fn rest(layout: Layout) {
+    match layout.rest_us {
+        0 => std::thread::yield_now(),
+        us => std::thread::sleep(Duration::from_micros(u64::from(us))),
+    }
+}
+
+fn start(lanes: &mut [Lane]) {
+    lanes.iter_mut().for_each(|lane| (lane.posted, lane.done) = (0, 0));
+}
+
+/// One pass over all lanes: how many messages were completed, and whether nothing moved.
+fn pass(lanes: &mut [Lane], layout: Layout, end: u64) -> Result<(u64, bool)> {
+    let (mut completed, mut begun) = (0, false);
+    for (number, lane) in lanes.iter_mut().enumerate().filter(|(_, lane)| lane.done < end) {
+        let name = lane.name();
+        let (more, some) = lane.progress(layout, end).with_context(|| format!("connection {number}: {name}"))?;
+        completed += more;
+        begun |= some;
+    }
+    Ok((completed, completed == 0 && !begun))
+}
+
+/// Ping-pong of `messages` over one lane of each direction. As many receives as may be in flight are posted ahead, as NCCL posts
+/// its own. `leads`: this rank sends first.
+pub fn ping_pong(lanes: &mut [Lane], layout: Layout, messages: u64, leads: bool) -> Result<(Duration, HalfTrip)> {
+    start(lanes);
+    activity::start_messages(2 * usize::try_from(messages)?);
+    let (send, recv) = both(lanes)?;
+    let mut histogram = Histogram::<u64>::new_with_bounds(1, LONGEST_NS, 3).context("make a histogram")?;
+    let begin = Instant::now();
+    for turn in 0..messages {
+        ahead(recv, layout, messages)?;
+        let sent = Instant::now();
+        if leads {
+            turn_to(send, layout)?;
+        }
+        while !recv.complete(layout).context("receive")? {
+            // Receives that the plugin could not take before are posted now, or the peer would wait for ever; and some plugins
+            // move a message only while it is tested.
+            ahead(recv, layout, messages)?;
+            send.complete(layout).context("send")?;
+            rest(layout);
+        }
+        if leads {
+            let nanoseconds = sent.elapsed().as_nanos().clamp(1, u128::from(LONGEST_NS)) as u64;
+            histogram.record(nanoseconds).with_context(|| format!("keep the time of message {turn}"))?;
+        } else {
+            turn_to(send, layout)?;
+        }
+        while send.done <= turn {
+            if !send.complete(layout).context("send")? {
+                ahead(recv, layout, messages)?;
+                rest(layout);
+            }
+        }
+    }
+    let seconds = begin.elapsed();
+    let half_us = |nanoseconds: u64| nanoseconds as f64 / 2e3;
+    let half_trip = HalfTrip {
+        min_us: half_us(histogram.min()),
+        p50_us: half_us(histogram.value_at_quantile(0.50)),
+        p99_us: half_us(histogram.value_at_quantile(0.99)),
+    };
+    Ok((seconds, half_trip))
+}
+
+fn both(lanes: &mut [Lane]) -> Result<(&mut Lane, &mut Lane)> {
+    let (mut sends, mut receives): (Vec<_>, Vec<_>) = lanes.iter_mut().partition(|lane| lane.sends());
+    let both = sends.pop().zip(receives.pop());
+    both.context("a ping-pong needs a connection in each direction")
+}
+
+fn ahead(recv: &mut Lane, layout: Layout, messages: u64) -> Result<()> {
+    while recv.requests.len() < layout.in_flight && recv.posted < messages && recv.post(layout).context("receive")? {}
+    Ok(())
+}
+
+/// Sends one message, and retries as long as the plugin cannot take it: until the peer has posted a receive, which it does while
+/// it waits for this message.
+fn turn_to(send: &mut Lane, layout: Layout) -> Result<()> {
+    while !send.post(layout).context("send")? {
+        rest(layout);
+    }
+    Ok(())
+}
+
+/// An order to a running flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Word {
+    /// Note the time.
+    Mark,
+    /// Start no more messages.
+    Stop,
+    /// End after this many messages, or after those started if they are more.
+    Until(u64),
+}
+
+/// Sends or receives on all lanes until ordered to stop; times count from `begin`. `listen` gives the next order if there is one, and
+/// `answer` gets the number of messages started, where the order was to stop or to end.
+///
+/// # Errors
+/// The plugin's, or those of the two functions.
+pub fn flow(
+    begin: Instant,
+    lanes: &mut [Lane],
+    layout: Layout,
+    window: Duration,
+    mut listen: impl FnMut() -> Result<Option<Word>>,
+    mut answer: impl FnMut(Word, u64) -> Result<()>,
+) -> Result<Flowed> {
+    start(lanes);
+    let mut flowed = Flowed::default();
+    let window_at = || (begin.elapsed().as_nanos() / window.as_nanos()) as usize;
+    let (mut end, mut ends) = (u64::MAX, false);
+    while !(ends && lanes.iter().all(|lane| lane.done == end)) {
+        let (completed, idle) = pass(lanes, layout, end)?;
+        if completed > 0 {
+            let at = window_at();
+            flowed.windows_bytes.resize(flowed.windows_bytes.len().max(at + 1), 0);
+            flowed.windows_bytes[at] += completed * layout.bytes as u64;
+        }
+        if let Some(word) = listen()? {
+            let begun = lanes.iter().map(|lane| lane.posted).max().unwrap_or(0);
+            match word {
+                Word::Mark => flowed.marks_s.push(begin.elapsed().as_secs_f64()),
+                Word::Stop => end = begun,
+                Word::Until(messages) => (end, ends) = (messages.max(begun), true),
+            }
+            // Windows without messages count too.
+            flowed.windows_bytes.resize(flowed.windows_bytes.len().max(window_at() + 1), 0);
+            answer(word, end)?;
+        }
+        if idle {
+            rest(layout);
+        }
+    }
+    Ok(flowed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_as_many_buffers_as_fit() {
+        let layout = |bytes| Layout { bytes, in_flight: 8, rest_us: 0 };
+        assert_eq!(Slots::of(layout(8), 8 << 10), Slots { count: 8, stride_bytes: 1024 });
+        assert_eq!(Slots::of(layout(1 << 20), 3 << 20), Slots { count: 3, stride_bytes: 1 << 20 });
+        assert_eq!(Slots::of(layout(1 << 20), 1 << 20), Slots { count: 1, stride_bytes: 1 << 20 });
+        // 1000 bytes: aligned would be too little.
+        assert_eq!(Slots::of(layout(1000), 8000), Slots { count: 8, stride_bytes: 1000 });
+        let slots = Slots::of(layout(8), 8 << 10);
+        assert_eq!((slots.offset(7), slots.offset(8), slots.offset(17)), (7168, 0, 1024));
+    }
+}

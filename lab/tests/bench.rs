@@ -1,0 +1,225 @@
+//! Measuring with single messages: what is told is whole, and wrong data and failures are seen. No test looks at how fast
+//! anything was.
+
+mod common;
+
+use common::{Fake, Said, say, spark_lab};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+fn run(fake: &Fake, arguments: &[&str]) -> Said {
+    let library = fake.library();
+    let common = ["bench", "--fabric", "verbs", "--seconds", "0.01", "--plugin", library.to_str().unwrap()];
+    say(&[&common, arguments].concat())
+}
+
+fn told(said: &Said) -> Value {
+    serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{error}: {said:?}"))
+}
+
+/// The plugin that cargo built last and the software fabric, where both are built.
+fn soft() -> Option<PathBuf> {
+    let program = Path::new(env!("CARGO_BIN_EXE_spark-lab"));
+    let candidates = ["libnccl_net_spark.so", "deps/libnccl_net_spark.so"].map(|name| program.with_file_name(name));
+    let built = candidates.into_iter().filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path))).max();
+    let plugin = built.map(|(_, path)| path).filter(|_| program.with_file_name("softverbs-ibverbs").exists());
+    if plugin.is_none() {
+        common::skip::missing("the plugin and softverbs-ibverbs are not both built (cargo build --workspace)");
+    }
+    plugin
+}
+
+fn run_soft(plugin: &Path, arguments: &str) -> Said {
+    let mut command = spark_lab();
+    command.args(["bench", "--profile", "spark-1cable", "--scale", "0.01", "--json", "-", "--plugin"]).arg(plugin);
+    command.args(arguments.split_whitespace());
+    command.env_remove("NCCL_IB_HCA").env_remove("NCCL_SPARK_SYSFS");
+    command.output().unwrap().into()
+}
+
+fn all_positive(point: &Value, side: &str, metric: &str, rounds: usize) {
+    let values = point[side][metric]["rounds"].as_array().unwrap_or_else(|| panic!("{side} {metric}: {point}"));
+    assert!(values.len() == rounds && values.iter().all(|value| value.as_f64().unwrap() > 0.0), "{metric}: {point}");
+}
+
+#[test]
+fn every_scenario_tells_both_libraries_their_ratio_and_the_limit() {
+    let Some(plugin) = soft() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let other = folder.path().join("libother.so");
+    std::fs::copy(&plugin, &other).unwrap();
+    let plots = folder.path().join("plots");
+    let arguments = format!(
+        "--seconds 0.02 -b 64 -e 64K -f 1024 --max-connections 2 --label trial --against {} --against-env A=b --plot {}",
+        other.display(),
+        plots.display()
+    );
+    let said = run_soft(&plugin, &arguments);
+    assert_eq!(said.status, Some(0), "{said:?}");
+    let told = told(&said);
+    assert_eq!((&told["ok"], &told["label"], &told["settings"]["rounds"]), (&true.into(), &"trial".into(), &5.into()));
+    assert_eq!(told["sides"][1]["environment"][0], "A=b");
+    // 195 Gb/s at a hundredth, in bytes.
+    assert!((told["limit_gb_s"].as_f64().unwrap() - 0.24375).abs() < 1e-9, "{told}");
+    let expected = [
+        ("connections", 2, &["bandwidth_gb_s", "connect_ms"][..]),
+        ("bandwidth", 2, &["bandwidth_gb_s"]),
+        ("latency", 2, &["latency_p50_us", "latency_p99_us", "latency_min_us"]),
+        ("rate", 3, &["messages_per_s"]),
+        ("unequal", 2, &["bandwidth_gb_s"]),
+        ("slowdown", 5, &[]),
+    ];
+    for (at, (name, points, metrics)) in expected.into_iter().enumerate() {
+        let scenario = &told["scenarios"][at];
+        assert_eq!((&scenario["name"], scenario["points"].as_array().unwrap().len()), (&name.into(), points), "{told}");
+        for point in scenario["points"].as_array().unwrap() {
+            for metric in metrics {
+                all_positive(point, "ours", metric, 5);
+                all_positive(point, "theirs", metric, 5);
+                assert!(point["ratio_ours_to_theirs"][*metric].as_f64().unwrap() > 0.0, "{point}");
+            }
+            let wrong = if point["phase"].is_string() && point["phase"] != "before" { Value::Null } else { 0.into() };
+            assert_eq!((&point["ours"]["wrong_bytes"], &point["theirs"]["wrong_bytes"]), (&wrong, &wrong), "{point}");
+        }
+        assert!(plots.join(format!("{name}.svg")).metadata().unwrap().len() > 1000, "{name}.svg");
+    }
+    let [limit, fallen] = [0, 2].map(|at| told["scenarios"][5]["points"][at]["limit_bandwidth_gb_s"].as_f64().unwrap());
+    // A quarter of one link's 112 Gb/s, and the other link.
+    assert!((limit - 0.24375).abs() < 1e-9 && (fallen - 0.175).abs() < 1e-9, "{told}");
+    assert_eq!(told["scenarios"][4]["points"][0]["limit_bandwidth_gb_s"].as_f64(), Some(fallen), "{told}");
+    let courses = told["scenarios"][5]["courses"].as_array().unwrap();
+    assert!(
+        courses.len() == 10 && courses.iter().all(|course| course["fall_s"].as_f64() < course["return_s"].as_f64())
+    );
+    assert!(said.err.contains("# theirs: rank 1 Pid") && said.err.contains("# ratio: ours / theirs"), "{said:?}");
+    let tables = said.err.lines().filter(|line| !line.starts_with("# "));
+    assert!(tables.clone().count() > 40 && tables.clone().all(|line| line.chars().count() <= 80), "{said:?}");
+}
+
+#[test]
+fn every_version_of_the_interface_carries_the_right_bytes() {
+    let Some(plugin) = soft() else { return };
+    for version in 8..=12 {
+        let arguments = format!("bandwidth latency --seconds 0.01 --rounds 1 -b 8 -e 256K -f 32768 --abi {version}");
+        let said = run_soft(&plugin, &arguments);
+        let told = told(&said);
+        assert_eq!((said.status, &told["sides"][0]["plugin_interface"]), (Some(0), &version.into()), "{said:?}");
+        let points =
+            told["scenarios"].as_array().unwrap().iter().flat_map(|scenario| scenario["points"].as_array().unwrap());
+        let wrong: Vec<_> = points.map(|point| &point["ours"]["wrong_bytes"]).collect();
+        assert!(wrong.len() == 4 && wrong.iter().all(|wrong| **wrong == 0), "{told}");
+    }
+}
+
+#[test]
+fn wrong_bytes_are_counted_for_the_library_that_delivers_them() {
+    let (good, bad) = (Fake::plugin(), Fake::plugin());
+    let other = bad.library();
+    // Of the messages that are checked first, at most 8 lie in memory side by side.
+    let arguments = ["bandwidth", "-b", "64", "-e", "64", "--json", "-", "--against", other.to_str().unwrap()];
+    let said = run(&good, &[&arguments[..], &["--against-env", "FAKE_CORRUPT=3"]].concat());
+    let told = told(&said);
+    let point = &told["scenarios"][0]["points"][0];
+    assert_eq!((said.status, &told["ok"]), (Some(1), &false.into()), "{said:?}");
+    assert_eq!((&point["ours"]["wrong_bytes"], &point["theirs"]["wrong_bytes"]), (&0.into(), &1.into()), "{told}");
+    let first = told["scenarios"][0]["first_wrong"][0].as_str().unwrap();
+    assert!(first.starts_with("theirs: rank 1: byte 32 of message 2 is "), "{first}");
+    // The fake announces 40000 Mb/s, of which RoCE v2 leaves 4096 / 4178 for payload.
+    let limit = point["limit_bandwidth_gb_s"].as_f64().unwrap();
+    assert!((limit - 5.0 * 4096.0 / 4178.0).abs() < 1e-9, "{told}");
+    assert!(said.err.contains("# 1 WRONG bytes from theirs"), "{said:?}");
+}
+
+#[test]
+fn failures_name_the_library_the_rank_and_the_reason() {
+    let (fake, other) = (Fake::plugin(), Fake::plugin());
+    let other = other.library();
+    let against =
+        |fault| ["bandwidth", "-b", "64", "-e", "64", "--against", other.to_str().unwrap(), "--against-env", fault];
+    let said = run(&fake, &against("FAKE_FAIL=20"));
+    let line = said.err.lines().find(|line| line.starts_with("spark-lab: ")).unwrap_or_default();
+    assert!(said.status == Some(1) && line.starts_with("spark-lab: theirs: rank 0: connection 0: send"), "{said:?}");
+    assert!(line.contains("the cable is gone"), "{said:?}");
+    let said = run(&fake, &against("FAKE_INIT_FAILS=1"));
+    // Both ranks fail alike, in one line if they do so at the same time.
+    let line = said.err.lines().find(|line| line.starts_with("spark-lab: theirs: rank")).unwrap_or_default();
+    assert!(said.status == Some(1) && line.contains(": init returned ncclSystemError"), "{said:?}");
+
+    let said = run(&fake, &["latency", "-b", "64", "-e", "64", "--timeout", "3", "--rank-env", "1:FAKE_HANG=12"]);
+    assert!(said.status == Some(1) && said.err.contains("no progress for 3 s (--timeout)"), "{said:?}");
+    assert!(said.err.contains("ping-pong with messages of 64 bytes") && said.err.contains("inside isend"), "{said:?}");
+
+    let said = run(&fake, &["rate", "--abi", "12"]);
+    assert!(said.err.contains("no symbol ncclNetPlugin_v12"), "{said:?}");
+}
+
+#[test]
+fn commands_of_the_users_slow_a_rail() {
+    let fake = Fake::plugin();
+    let place = fake.folder().join("said");
+    let (fall, back) = (format!("echo fall >> {}", place.display()), format!("echo return >> {}", place.display()));
+    let turns = ["--fall", &fall, "--return", &back];
+    let said =
+        run(&fake, &[&["slowdown", "--rounds", "2", "--slowdown-bytes", "4K", "--json", "-"][..], &turns].concat());
+    assert_eq!(
+        (said.status, std::fs::read_to_string(&place).unwrap().as_str()),
+        (Some(0), "fall\nreturn\nfall\nreturn\n")
+    );
+    let told = told(&said);
+    assert_eq!(told["settings"]["turns"][0], fall);
+    // Only the user knows the rate of the slowed rail.
+    let limits = [0, 1].map(|at| &told["scenarios"][0]["points"][at]["limit_bandwidth_gb_s"]);
+    assert!(limits[0].as_f64().unwrap() > 4.9 && limits[1].is_null(), "{told}");
+
+    let said = run(&fake, &["slowdown", "--fall", "exit 3", "--return", "true"]);
+    assert!(said.status == Some(1) && said.err.contains("--fall \"exit 3\" failed: exit status: 3"), "{said:?}");
+    let said = run(&fake, &["slowdown", "--fall", "sleep 60", "--return", "true", "--timeout", "1"]);
+    assert!(said.status == Some(1) && said.err.contains("did not end in 1 s (--timeout)"), "{said:?}");
+    let said = run(&fake, &["slowdown"]);
+    assert!(said.status == Some(2) && said.err.contains("--fall COMMAND and --return COMMAND"), "{said:?}");
+}
+
+/// Runs rank 0, and rank 1 where there is one, as mpirun starts them in a job of `ranks`.
+fn launched(fake: &Fake, ranks: usize, arguments: &str) -> Vec<Said> {
+    let start = |rank: usize| {
+        let mut command = spark_lab();
+        command.args(["bench", "bandwidth", "--fabric", "verbs", "--plugin"]).arg(fake.library());
+        command.args(arguments.split_whitespace()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let (rank, ranks) = (rank.to_string(), ranks.to_string());
+        for (name, value) in [("RANK", &rank), ("SIZE", &ranks), ("LOCAL_RANK", &rank), ("LOCAL_SIZE", &ranks)] {
+            command.env(format!("OMPI_COMM_WORLD_{name}"), value);
+        }
+        command.env("PMIX_NAMESPACE", format!("{}{ranks}", std::process::id())).spawn().unwrap()
+    };
+    let processes: Vec<_> = (0..2.min(ranks)).map(start).collect();
+    processes.into_iter().map(|process| process.wait_with_output().unwrap().into()).collect()
+}
+
+#[test]
+fn another_library_has_ranks_of_its_own_beside_the_launched_ones() {
+    let (fake, other) = (Fake::plugin(), Fake::plugin());
+    let against = format!("--against {} --against-env FAKE_CORRUPT=2", other.library().display());
+    let said = launched(&fake, 2, &format!("--seconds 0.01 --rounds 2 -b 64 -e 64 {against}"));
+    assert!(said[0].status == Some(1) && said[1].out.is_empty(), "{said:?}");
+    for line in ["# ours: rank 1 Pid", "# theirs: rank 1 Pid", "# 1 WRONG bytes from theirs"] {
+        assert!(said[0].out.contains(line), "{line}: {said:?}");
+    }
+    let said = launched(&fake, 3, "");
+    assert!(said[0].status == Some(2) && said[0].err.contains("bench has 2 ranks"), "{said:?}");
+}
+
+/// Before any rank starts.
+#[test]
+fn a_setting_or_profile_that_is_not_usable_is_one_error() {
+    let said: Said = spark_lab().arg("bench").env("NCCL_SPARK_STALL_WARM_S", "3").output().unwrap().into();
+    let error = "spark-lab: NCCL_SPARK_STALL_WARM_S=\"3\" is not usable: no such setting; did you mean";
+    assert!(said.status == Some(1) && said.err.starts_with(error) && said.err.lines().count() == 1, "{said:?}");
+    let fake = Fake::plugin();
+    let library = fake.library();
+    let library = library.to_str().unwrap();
+    let said =
+        say(&["bench", "--fabric", "soft", "--softverbs", library, "--plugin", library, "--profile", "/no/such"]);
+    let error = "spark-lab: --profile: profile \"/no/such\" is neither built in";
+    assert!(said.status == Some(2) && said.err.starts_with(error) && said.err.lines().count() == 1, "{said:?}");
+}

@@ -1,0 +1,231 @@
+//! `nccl-spark memory`: which kinds of memory the plugin registers, and whether data that it moves between two buffers of one kind
+//! arrives, written by one GPU and checked by another or the same.
+//!
+//! With `--litmus` it also tests whether NCCL's LL128 protocol is safe here ([`litmus`]).
+//!
+//! Each kind is tried in a process of its own, which is both ends of one connection, so that memory that the fabric cannot
+//! reach fails one row of the table and not the command. Promises: a row says what was done and never what should have been;
+//! a GPU's check counts only after it has counted what the CPU changed; no process is left behind.
+
+pub mod ends;
+pub mod litmus;
+pub mod messages;
+pub mod options;
+pub mod rank;
+mod show;
+
+use crate::fabric::{self, Fabric, Kind as FabricKind};
+use crate::gpu::About;
+use crate::output::report;
+use crate::output::watch::Watch;
+use crate::ranks::control::answer;
+use crate::ranks::device::Network;
+use crate::ranks::job::Job;
+use crate::ranks::seats;
+use anyhow::{Context, Result, bail};
+use litmus::{Outcome, Verdict};
+use messages::{Answer, Kind, Order, Ready, Registered, Setup};
+use options::Plan;
+use rank::Memory;
+use serde::Serialize;
+use show::Fate;
+use std::io::Write;
+use std::path::Path;
+
+/// The results as JSON. Sizes are in bytes.
+#[derive(Debug, Default, Serialize)]
+struct Report {
+    command: &'static str,
+    version: &'static str,
+    /// The fabric: `soft` or `verbs`.
+    fabric: &'static str,
+    fabric_text: String,
+    network: Option<Network>,
+    /// What the plugin logged about its connection with itself.
+    connections: Vec<String>,
+    /// The GPU that wrote and the one that checked; null where there is none.
+    gpus: Option<[About; 2]>,
+    sizes_bytes: Vec<usize>,
+    kinds: Vec<Row>,
+    /// The litmus test of LL128; null when it was not asked for.
+    litmus: Option<Verdict>,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    kind: Kind,
+    name: &'static str,
+    outcome: Fate,
+    /// Why it counts as a failure.
+    fault: Option<String>,
+}
+
+/// Tries all kinds; false when one fails that must not. `program` is this program's file.
+///
+/// # Errors
+/// When the plugin does not come up, or the output cannot be written.
+pub fn run(plan: &Plan, program: &Path) -> Result<bool> {
+    let version = env!("CARGO_PKG_VERSION");
+    let report = Report { command: "memory", version, sizes_bytes: plan.sizes.clone(), ..Report::default() };
+    report::of_run(plan.json.as_ref(), report, |mut out, report| lead(plan, program, &mut out, report))
+}
+
+fn lead(plan: &Plan, program: &Path, mut out: &mut impl Write, report: &mut Report) -> Result<bool> {
+    let fabric = fabric::set_up(&plan.fabric, 1, plan.verbs_library.as_deref())?;
+    report.fabric = if fabric.kind == FabricKind::Soft { "soft" } else { "verbs" };
+    report.fabric_text.clone_from(&fabric.about);
+    let largest = plan.sizes.iter().max().unwrap_or(&0);
+    writeln!(out, "# nccl-spark {} memory: messages of up to {largest} bytes", report.version)?;
+    writeln!(out, "# fabric: {}", fabric.about)?;
+    let mut absent = None;
+    for kind in Kind::ALL {
+        let fate = match &absent {
+            Some(reason) => Fate::NotTried { reason: String::clone(reason) },
+            None => {
+                let (ready, fate) = attempt(plan, program, &fabric, kind)?;
+                if let (Some(ready), None) = (ready, &report.network) {
+                    absent = introduce(plan, ready, &mut out, report)?;
+                }
+                fate
+            }
+        };
+        show::row(out, kind, &fate)?;
+        let fault = show::fault(kind, &fate);
+        report.kinds.push(Row { kind, name: kind.name(), outcome: fate, fault });
+    }
+    if let Some(order) = plan.litmus {
+        let outcome = judge_lines(plan, program, &fabric, order, report.gpus.is_some());
+        litmus::show::write(out, &outcome, order.planted, fabric.kind == FabricKind::Soft)?;
+        let fault = outcome.fault();
+        report.litmus = Some(Verdict { planted: order.planted, outcome, fault });
+    }
+    let faults = report.kinds.iter().filter_map(|row| Some(format!("{}: {}", row.name, row.fault.as_ref()?)));
+    let lines = report.litmus.iter().filter_map(|verdict| Some(format!("LL128: {}", verdict.fault.as_ref()?)));
+    let faults = faults.chain(lines).collect::<Vec<_>>();
+    match faults.is_empty() {
+        true => writeln!(out, "# OK")?,
+        false => writeln!(out, "# FAILED: {}", faults.join("; "))?,
+    }
+    out.flush()?;
+    Ok(faults.is_empty())
+}
+
+/// Prints the network and the GPUs, once, and starts the table; returns why there is no GPU, if so.
+fn introduce(plan: &Plan, ready: Ready, mut out: &mut impl Write, report: &mut Report) -> Result<Option<String>> {
+    let Ready { network, connections, gpus } = ready;
+    writeln!(out, "# network {} device {}", network.name, network.device)?;
+    for line in network.rails.iter().chain(&connections) {
+        writeln!(out, "# {line}")?;
+    }
+    (report.network, report.connections) = (Some(network), connections);
+    let absent = match gpus {
+        Ok(gpus) => {
+            let [writer, checker] = &gpus;
+            let same = writer == checker;
+            for about in [Some(writer), Some(checker).filter(|_| !same)].into_iter().flatten() {
+                writeln!(out, "# {}", describe(about))?;
+            }
+            report.gpus = Some(gpus);
+            None
+        }
+        Err(reason) if plan.needs_gpu => bail!("--gpu and --receiver-gpu need a GPU: {reason}"),
+        Err(reason) => {
+            writeln!(out, "# no GPU: {reason}")?;
+            Some(reason)
+        }
+    };
+    show::head(&mut out)?;
+    Ok(absent)
+}
+
+fn describe(gpu: &About) -> String {
+    let digit = u8::from;
+    format!(
+        "GPU {}: {}, INTEGRATED={} PAGEABLE_MEMORY_ACCESS={} MANAGED_MEMORY={} CONCURRENT_MANAGED_ACCESS={}",
+        gpu.number,
+        gpu.name,
+        digit(gpu.integrated),
+        digit(gpu.pageable_memory_access),
+        digit(gpu.managed_memory),
+        digit(gpu.concurrent_managed_access)
+    )
+}
+
+/// Tries one kind in a process of its own: the network and GPUs, if the process started, and the result.
+///
+/// # Errors
+/// When it fails to start with `malloc`: then it would with every kind.
+fn attempt(plan: &Plan, program: &Path, fabric: &Fabric, kind: Kind) -> Result<(Option<Ready>, Fate)> {
+    let (job, ready) = match start(plan, program, fabric, kind, None) {
+        Ok(started) => started,
+        Err(error) if kind == Kind::Malloc => return Err(error),
+        Err(error) => return Ok((None, failed(false, &error))),
+    };
+    let mut registered = false;
+    let fate = proceed(job, &mut registered).unwrap_or_else(|error| failed(registered, &error));
+    Ok((Some(ready), fate))
+}
+
+/// Starts a process that tries a kind, or the litmus test in memory of it.
+fn start(
+    plan: &Plan,
+    program: &Path,
+    fabric: &Fabric,
+    kind: Kind,
+    litmus: Option<litmus::Order>,
+) -> Result<(Job<Memory>, Ready)> {
+    let mut job = Job::start(program, seats::all_here(1, fabric, &[]), plan.timeout, Watch::none())?;
+    let sizes = if litmus.is_some() { vec![litmus::rounds::BUFFER_BYTES] } else { plan.sizes.clone() };
+    let (plugin, job_number) = (plan.plugin.clone(), u64::from(std::process::id()));
+    let setup = Setup { kind, plugin, job: job_number, sizes, gpus: plan.gpus, litmus };
+    let ready = ask(&mut job, &Order::Setup(setup), answer!(Answer::Ready(ready) => ready))?;
+    Ok((job, ready))
+}
+
+/// Runs the litmus test: in memory pinned by CUDA, as NCCL's buffers are, or without a GPU in memory of `malloc`.
+fn judge_lines(plan: &Plan, program: &Path, fabric: &Fabric, order: litmus::Order, has_gpu: bool) -> Outcome {
+    let kind = if has_gpu { Kind::HostAlloc } else { Kind::Malloc };
+    let run = || -> Result<Outcome> {
+        let (mut job, _) = start(plan, program, fabric, kind, Some(order))?;
+        let registered = ask(&mut job, &Order::Go, answer!(Answer::Registered(registered) => registered))?;
+        if let Registered::Refused(reason) | Registered::NotTried(reason) = registered {
+            return Ok(Outcome::Failed { reason });
+        }
+        let found = ask(&mut job, &Order::Go, answer!(Answer::Litmus(found) => found))?;
+        // After lines that did not arrive the process cannot close normally.
+        if found.missing == 0 {
+            job.finish().context("close")?;
+        }
+        Ok(Outcome::Ran(found))
+    };
+    run().unwrap_or_else(|error| Outcome::Failed { reason: words_of(&error) })
+}
+
+fn failed(registered: bool, error: &anyhow::Error) -> Fate {
+    Fate::Failed { registered, reason: words_of(error) }
+}
+
+/// There is only one rank, so its number is left out.
+fn words_of(error: &anyhow::Error) -> String {
+    format!("{error:#}").replace("rank 0: ", "its process: ")
+}
+
+/// Has a started process register memory and move messages.
+fn proceed(mut job: Job<Memory>, is_registered: &mut bool) -> Result<Fate> {
+    let registered = ask(&mut job, &Order::Go, answer!(Answer::Registered(registered) => registered))?;
+    let fate = match registered {
+        Registered::NotTried(reason) => Fate::NotTried { reason },
+        Registered::Refused(reason) => Fate::Refused { reason },
+        Registered::Yes => {
+            *is_registered = true;
+            Fate::Moved(ask(&mut job, &Order::Go, answer!(Answer::Moved(moved) => moved))?)
+        }
+    };
+    job.finish().context("close")?;
+    Ok(fate)
+}
+
+fn ask<T>(job: &mut Job<Memory>, order: &Order, answer: fn(Answer) -> Option<T>) -> Result<T> {
+    let answers = job.ask(|_| order.clone(), answer)?;
+    answers.into_iter().next().context("its process did not answer")
+}

@@ -1,0 +1,202 @@
+//! The process that tries one kind of memory: it is both ends of one connection.
+
+use super::ends::{Actor, End, Ends, Wire};
+use super::litmus::{Found, rounds};
+use super::messages::{Answer, Kind, Message, Moved, Order, Ready, Registered, Setup};
+use crate::gpu::{self, Block, Driver, Gpu, Pattern};
+use crate::net::{Context, Plugin, RecvComm, SendComm};
+use crate::ranks::activity;
+use crate::ranks::control::Work;
+use crate::ranks::device::{self, DEVICE};
+use crate::ranks::log;
+use anyhow::{Context as _, Result, bail};
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::mpsc;
+
+/// Bytes after each message that must not change.
+const GUARD_BYTES: usize = 4096;
+
+/// The work of a process that tries a kind of memory. Memory that is refused or does not exist here
+/// is an answer and not an error.
+pub struct Memory;
+
+impl Work for Memory {
+    const COMMAND: &'static str = "memory-rank";
+    type Order = Order;
+    type Answer = Answer;
+
+    fn work(
+        library: Option<&Path>,
+        orders: &mpsc::Receiver<Order>,
+        answer: &dyn Fn(Answer) -> Result<()>,
+    ) -> Result<()> {
+        let Order::Setup(setup) = orders.recv()? else { bail!("the first order is not the set-up") };
+        activity::stage("starting the GPU");
+        let gpus = look(setup.gpus)?;
+        activity::stage("connecting");
+        let context = Plugin::load(library.unwrap_or(&setup.plugin), None)?.init(setup.job)?;
+        let network = device::examine(&context)?;
+        let (send, recv) = connect_with_itself(&context)?;
+        let about = gpus.as_ref().map(|gpus| gpus.each_ref().map(|gpu| gpu.about().clone())).map_err(String::clone);
+        answer(Answer::Ready(Ready { network, connections: log::take_rail_lines(), gpus: about }))?;
+
+        wait_for_go(orders)?;
+        let ends = match allocate(&setup, gpus)? {
+            Ok(ends) => ends,
+            Err(reason) => return last(Answer::Registered(Registered::NotTried(reason)), orders, answer),
+        };
+        activity::stage(format!("registering {}", setup.kind.name()));
+        let pointer = setup.kind.pointer();
+        let registered = send
+            .register_as(ends.from.block.buffer(), pointer)
+            .and_then(|from| Ok((from, recv.register_as(ends.into.block.buffer(), pointer)?)));
+        let (from, into) = match registered {
+            Ok(registered) => registered,
+            Err(error) => {
+                return last(Answer::Registered(Registered::Refused(format!("{error:#}"))), orders, answer);
+            }
+        };
+        answer(Answer::Registered(Registered::Yes))?;
+
+        wait_for_go(orders)?;
+        let wire = Wire { send, recv, from, into };
+        let told = match &setup.litmus {
+            Some(order) => rounds::run(&ends, &wire, order).map(Answer::Litmus),
+            None => move_messages(&setup, &ends, &wire).map(Answer::Moved),
+        };
+        let is_through = matches!(&told, Ok(Answer::Moved(_) | Answer::Litmus(Found { missing: 0, .. })));
+        if !is_through {
+            // Nothing is closed: unfinished calls of the plugin or the driver may still use it, and
+            // missing messages may still arrive.
+            std::mem::forget((wire, ends));
+        }
+        last(told?, orders, answer)
+    }
+}
+
+/// Moves a message of each size.
+fn move_messages(setup: &Setup, ends: &Ends, wire: &Wire) -> Result<Moved> {
+    let mut messages = Vec::new();
+    for (number, &bytes) in setup.sizes.iter().enumerate() {
+        let message = exchange(ends, wire, setup.kind, bytes, number as u32 + 1);
+        messages.push(message.with_context(|| format!("a message of {bytes} bytes"))?);
+    }
+    Ok(Moved { written_by: ends.from.name(), checked_by: ends.into.name(), messages })
+}
+
+/// Gives the last answer, and waits for the end.
+fn last(told: Answer, orders: &mpsc::Receiver<Order>, answer: &dyn Fn(Answer) -> Result<()>) -> Result<()> {
+    answer(told)?;
+    match orders.recv() {
+        Ok(other) => bail!("unexpected order {other:?}"),
+        Err(_) => Ok(()),
+    }
+}
+
+fn wait_for_go(orders: &mpsc::Receiver<Order>) -> Result<()> {
+    match orders.recv()? {
+        Order::Go => Ok(()),
+        other => bail!("unexpected order {other:?}"),
+    }
+}
+
+/// The GPU that writes and the one that checks, each proven to do so; or why there are none here.
+fn look(numbers: [u32; 2]) -> Result<Result<[Rc<Gpu>; 2], String>> {
+    let driver = match Driver::load() {
+        Ok(driver) => driver,
+        Err(reason) => return Ok(Err(reason)),
+    };
+    let open = |number| -> Result<Rc<Gpu>> {
+        let gpu = Gpu::open(&driver, number)?;
+        gpu::prove(&gpu)?;
+        activity::tick();
+        Ok(Rc::new(gpu))
+    };
+    let [writer, checker] = numbers;
+    let writer = open(writer)?;
+    let checker = if numbers[0] == checker { Rc::clone(&writer) } else { open(checker)? };
+    Ok(Ok([writer, checker]))
+}
+
+/// A connection of this process with itself.
+fn connect_with_itself(context: &Rc<Context>) -> Result<(SendComm, RecvComm)> {
+    let (listener, handle) = context.listen(DEVICE)?;
+    let (sends, receives) = device::connect(context, &[listener], vec![handle]).map_err(|(_, error)| error)?;
+    sends.into_iter().zip(receives).next().context("no connection")
+}
+
+/// The memory of both ends; or why there is no such memory here.
+fn allocate(setup: &Setup, gpus: Result<[Rc<Gpu>; 2], String>) -> Result<Result<Ends, String>> {
+    activity::stage(format!("allocating {}", setup.kind.name()));
+    let bytes = setup.sizes.last().context("no sizes")?;
+    let (from, into) = (*bytes, bytes + GUARD_BYTES);
+    let gpus = match (setup.kind, gpus) {
+        (Kind::Malloc, gpus) => {
+            // Each end by its GPU where that reaches such memory.
+            let gpus = gpus.ok().map(|gpus| gpus.map(Some)).unwrap_or_default();
+            let [from, into] = [(gpus[0].as_ref(), from), (gpus[1].as_ref(), into)].map(|(gpu, bytes)| {
+                let gpu = gpu.filter(|gpu| gpu.about().pageable_memory_access);
+                let actor = gpu.map_or(Actor::Processor, |gpu| Actor::Gpu(Rc::clone(gpu)));
+                anyhow::Ok(End { block: Block::pageable(bytes)?, actor })
+            });
+            return Ok(Ok(Ends { from: from?, into: into? }));
+        }
+        (_, Ok(gpus)) => gpus,
+        (_, Err(reason)) => return Ok(Err(reason)),
+    };
+    let kind = match setup.kind {
+        Kind::HostAlloc => gpu::Kind::HostAlloc,
+        Kind::HostRegister => gpu::Kind::HostRegister,
+        Kind::Managed => gpu::Kind::Managed,
+        Kind::Malloc | Kind::Device | Kind::DeviceAsCuda => gpu::Kind::Device,
+    };
+    if kind == gpu::Kind::Managed {
+        for gpu in &gpus {
+            let free = gpu.free_bytes()?;
+            if let Some(reason) = without_managed(&gpu.name(), gpu.about().managed_memory, from + into, free) {
+                return Ok(Err(reason));
+            }
+        }
+    }
+    let [writer, checker] = gpus;
+    let end = |gpu: Rc<Gpu>, bytes| anyhow::Ok(End { block: gpu.allocate(kind, bytes)?, actor: Actor::Gpu(gpu) });
+    Ok(Ok(Ends { from: end(writer, from)?, into: end(checker, into)? }))
+}
+
+/// Why managed memory is not tried on a GPU, if so: a program with more of it than the card has free can take the card down.
+fn without_managed(gpu: &str, has_it: bool, bytes: usize, free: usize) -> Option<String> {
+    if !has_it {
+        return Some(format!("{gpu} has no managed memory"));
+    }
+    (bytes > free / 4).then(|| format!("{bytes} bytes are more than a quarter of the {free} bytes that {gpu} has free"))
+}
+
+/// Writes a message, moves it, and checks it.
+fn exchange(ends: &Ends, wire: &Wire, kind: Kind, bytes: usize, seed: u32) -> Result<Message> {
+    let name = kind.name();
+    let (sent, stale) = (Pattern { seed, flip: 0 }, Pattern { seed, flip: 0xff });
+    activity::stage(format!("writing {bytes} bytes of {name} by {}", ends.from.name()));
+    ends.from.fill(0..bytes, sent)?;
+    // Every byte differs from the one to come, so a byte that does not arrive cannot pass.
+    ends.into.fill(0..bytes + GUARD_BYTES, stale)?;
+    activity::stage(format!("moving {bytes} bytes of {name}"));
+    wire.move_message(bytes)?;
+    activity::stage(format!("checking {bytes} bytes of {name} by {}", ends.into.name()));
+    let inside = ends.into.check(0..bytes, sent)?;
+    let beyond = ends.into.check(bytes..bytes + GUARD_BYTES, stale)?;
+    Ok(Message::new(bytes, inside, beyond))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn managed_memory_leaves_room_on_the_card() {
+        assert_eq!(without_managed("GPU 0", true, 25, 100), None);
+        let reason = without_managed("GPU 0", true, 26, 100).unwrap();
+        assert!(reason.contains("26 bytes are more than a quarter of the 100 bytes that GPU 0 has free"), "{reason}");
+        assert!(without_managed("GPU 1", false, 1, 100).unwrap().contains("GPU 1 has no managed memory"));
+    }
+}

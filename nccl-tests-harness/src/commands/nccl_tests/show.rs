@@ -1,0 +1,322 @@
+//! Results over one network or several: a table, JSON, a picture.
+
+use super::options::Plan;
+use super::printed_table::Row;
+use crate::output::numbers::{median, number, range, significant, size, spread};
+use crate::output::plot::{self, Axis, Chart, Line, Scale};
+use crate::output::table::{Table, left, right};
+use crate::scene::network::Network;
+use anyhow::Result;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// The results of all runs over a network.
+pub struct Outcome {
+    /// The network.
+    pub network: Network,
+    /// Whether these are second runs over the same network, which show the noise.
+    pub is_control: bool,
+    /// Its tables, one a round.
+    pub rounds: Vec<Vec<Row>>,
+    /// The network that NCCL used, by its log.
+    pub used: Option<String>,
+    /// The channels that NCCL chose, by kind.
+    pub channels: Option<BTreeMap<String, u32>>,
+    /// NCCL's version.
+    pub version: Option<String>,
+    /// Why there are no more rounds.
+    pub failure: Option<String>,
+}
+
+/// Fewer rounds have no range worth comparing.
+const COMPARABLE_ROUNDS: usize = 3;
+
+impl Outcome {
+    /// No runs yet.
+    pub fn new(network: Network) -> Self {
+        let (rounds, used, channels, version, failure) = (Vec::new(), None, None, None, None);
+        Self { network, is_control: false, rounds, used, channels, version, failure }
+    }
+
+    /// The plugin without its tuner, measured again.
+    pub fn control() -> Self {
+        Self { is_control: true, ..Self::new(Network::SparkUntuned) }
+    }
+
+    /// The name of its column.
+    pub fn name(&self) -> &'static str {
+        if self.is_control { "control" } else { self.network.name() }
+    }
+
+    /// Wrong elements in all rounds; none where nothing was checked.
+    pub fn wrong(&self) -> Option<f64> {
+        let halves = self.rounds.iter().flatten().flat_map(|row| [row.out_of_place.wrong, row.in_place.wrong]);
+        halves.flatten().reduce(|sum, wrong| sum + wrong)
+    }
+
+    /// One quantity at one size, by round.
+    fn values(&self, bytes: u64, of: impl Fn(&Row) -> f64) -> Vec<f64> {
+        let rows = self.rounds.iter().flat_map(|rows| rows.iter().find(|row| row.bytes == bytes));
+        rows.map(of).collect()
+    }
+
+    fn busbw(&self, bytes: u64) -> Vec<f64> {
+        self.values(bytes, |row| row.out_of_place.busbw_gb_s)
+    }
+
+    fn time(&self, bytes: u64) -> Vec<f64> {
+        self.values(bytes, |row| row.out_of_place.time_us)
+    }
+}
+
+/// The sizes that any network has, in order.
+fn sizes(outcomes: &[Outcome]) -> Vec<u64> {
+    let mut sizes: Vec<u64> = outcomes.iter().flat_map(|o| o.rounds.iter().flatten().map(|row| row.bytes)).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    sizes
+}
+
+/// Two columns whose times are compared.
+struct Ratio<'a> {
+    first: &'a Outcome,
+    second: &'a Outcome,
+}
+
+impl Ratio<'_> {
+    fn name(&self) -> String {
+        format!("{}/{}", self.first.name(), self.second.name())
+    }
+
+    /// The ratio as the table has it: marked where the ranges of the rounds overlap, which is no difference.
+    fn words(&self, bytes: u64) -> String {
+        let ratio = self.at(bytes);
+        let (first, second) = (self.first.time(bytes), self.second.time(bytes));
+        let is_told = first.len().min(second.len()) >= COMPARABLE_ROUNDS;
+        let (first, second) = (spread(&first), spread(&second));
+        let is_same = is_told && first.0 <= second.1 && second.0 <= first.1;
+        match ratio.is_finite() {
+            true => format!("{}{ratio:.3}", if is_same { "~" } else { "" }),
+            false => "-".to_owned(),
+        }
+    }
+
+    /// The second's median time over the first's: nccl-tests prints the busbw of small sizes as 0.00.
+    fn at(&self, bytes: u64) -> f64 {
+        median(&self.second.time(bytes)) / median(&self.first.time(bytes))
+    }
+}
+
+/// The first network with each other one, and the control with the network that it repeats.
+fn ratios<'a>(outcomes: &'a [Outcome]) -> Vec<Ratio<'a>> {
+    let [first, others @ ..] = outcomes else { return Vec::new() };
+    let repeated = |control: &Outcome| {
+        outcomes.iter().find(|other| other.network == control.network && !other.is_control).unwrap_or(first)
+    };
+    let ratio = |second: &'a Outcome| match second.is_control {
+        true => Ratio { first: repeated(second), second },
+        false => Ratio { first, second },
+    };
+    others.iter().map(ratio).collect()
+}
+
+/// Medians out of place of all networks, and how many times the time of the first each of the others takes: a line for each network,
+/// within 80 columns.
+pub fn table(out: &mut impl Write, outcomes: &[Outcome]) -> Result<()> {
+    let ratios = ratios(outcomes);
+    let mut table = Table::new(out, "  ", [right(12), left(13), right(8), right(7), right(16), right(10)]);
+    let names = ["size (B)", "network", "time us", "GB/s", "min..max", "time ratio"];
+    table.head(if ratios.is_empty() { &names[..5] } else { &names })?;
+    for bytes in sizes(outcomes) {
+        for (number, outcome) in outcomes.iter().enumerate() {
+            let (time, busbw) = (outcome.time(bytes), outcome.busbw(bytes));
+            let size = if number == 0 { bytes.to_string() } else { String::new() };
+            let range = if busbw.is_empty() { "-".to_owned() } else { range(&busbw) };
+            let [time, busbw] = [time, busbw].map(|values| significant(median(&values)));
+            let ratio = ratios.iter().find(|ratio| std::ptr::eq(ratio.second, outcome));
+            let mut cells = vec![size, outcome.name().to_owned(), time, busbw, range];
+            cells.extend(ratio.map(|ratio| ratio.words(bytes)));
+            table.row(&cells)?;
+        }
+    }
+    Ok(())
+}
+
+/// Prints, for each network that the first is compared with, the size at which the first is slowest beside it.
+pub fn slowest(out: &mut impl Write, outcomes: &[Outcome]) -> Result<()> {
+    for (network, least, bytes) in least_ratios(outcomes) {
+        writeln!(out, "# slowest against {network}: {least:.2} at {}", size(bytes as usize))?;
+    }
+    Ok(())
+}
+
+/// As [`slowest`], over several programs: names the program too.
+pub fn slowest_of_all(out: &mut impl Write, all: &[(&PathBuf, Vec<Outcome>)]) -> Result<()> {
+    let mut worst = BTreeMap::new();
+    for (program, outcomes) in all {
+        for (network, least, bytes) in least_ratios(outcomes) {
+            let held = worst.entry(network).or_insert((least, bytes, program));
+            if least < held.0 {
+                *held = (least, bytes, program);
+            }
+        }
+    }
+    for (network, (least, bytes, program)) in worst {
+        writeln!(out, "# slowest against {network}: {least:.2} at {} of {}", size(bytes as usize), name_of(program))?;
+    }
+    Ok(())
+}
+
+/// The least time ratio to each network that the first one is compared with, and its size in bytes.
+fn least_ratios(outcomes: &[Outcome]) -> Vec<(&'static str, f64, u64)> {
+    let sizes = sizes(outcomes);
+    let least = |ratio: &Ratio<'_>| {
+        let known = sizes.iter().map(|bytes| (ratio.at(*bytes), *bytes)).filter(|(ratio, _)| ratio.is_finite());
+        let (least, bytes) = known.min_by(|a, b| a.0.total_cmp(&b.0))?;
+        Some((ratio.second.name(), least, bytes))
+    };
+    ratios(outcomes).iter().filter(|ratio| !ratio.second.is_control).filter_map(least).collect()
+}
+
+fn name_of(program: &Path) -> String {
+    program.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// All results as JSON; every number has its unit in its name.
+pub fn json(plan: &Plan, program: &Path, fabric: &str, outcomes: &[Outcome]) -> Value {
+    let network = |outcome: &Outcome| {
+        let points = sizes(std::slice::from_ref(outcome)).into_iter().map(|bytes| {
+            let (time, busbw) = (median(&outcome.time(bytes)), median(&outcome.busbw(bytes)));
+            json!({ "bytes": bytes, "time_us": number(time), "busbw_gb_s": number(busbw) })
+        });
+        json!({
+            "name": outcome.name(),
+            "network": outcome.network.name(),
+            "nccl_version": outcome.version,
+            "used": outcome.used,
+            "channels": outcome.channels,
+            "failure": outcome.failure,
+            "wrong": outcome.wrong(),
+            "medians": points.collect::<Vec<_>>(),
+            "rounds": outcome.rounds,
+        })
+    };
+    let ratio = |ratio: &Ratio| {
+        let points = sizes(outcomes).into_iter();
+        let points = points.map(|bytes| json!({ "bytes": bytes, "time_ratio": number(ratio.at(bytes)) }));
+        json!({ "name": ratio.name(), "points": points.collect::<Vec<_>>() })
+    };
+    json!({
+        "command": "nccl-tests",
+        "version": env!("CARGO_PKG_VERSION"),
+        "program": program,
+        "arguments": plan.arguments.concat(),
+        "fabric_text": fabric,
+        "networks": outcomes.iter().map(network).collect::<Vec<_>>(),
+        "ratios": ratios(outcomes).iter().map(ratio).collect::<Vec<_>>(),
+    })
+}
+
+/// busbw by size as a picture.
+pub fn picture(plan: &Plan, program: &Path, fabric: &str, outcomes: &[Outcome]) -> Result<()> {
+    let Some(folder) = &plan.plot else { return Ok(()) };
+    let name = name_of(program);
+    let mut lines = Vec::new();
+    for (side, outcome) in outcomes.iter().enumerate() {
+        let mut line = Line::new(outcome.name().to_owned(), side, false);
+        for bytes in sizes(std::slice::from_ref(outcome)) {
+            let busbw = outcome.busbw(bytes);
+            line.add(bytes as f64, median(&busbw), Some(spread(&busbw)));
+        }
+        lines.push(line);
+    }
+    let largest = sizes(outcomes).last().map(|bytes| format!(" up to {}", size(*bytes as usize))).unwrap_or_default();
+    let chart = Chart {
+        title: format!("{name}{largest}"),
+        captions: plot::captions(fabric, "points: median of the rounds; bars: slowest to fastest round"),
+        x: Axis { label: "size, bytes".to_owned(), scale: Scale::Binary },
+        y: Axis { label: "busbw, GB/s".to_owned(), scale: Scale::Linear },
+        lines,
+        marks: Vec::new(),
+    };
+    plot::save(folder, &name, &chart)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::printed_table::Half;
+    use super::*;
+
+    fn outcome(network: Network, rounds: &[f64]) -> Outcome {
+        let half = |gb_s: f64| Half { time_us: 100.0 / gb_s, algbw_gb_s: gb_s, busbw_gb_s: gb_s, wrong: Some(0.0) };
+        let row = |gb_s: f64| vec![Row { bytes: 4096, out_of_place: half(gb_s), in_place: half(gb_s) }];
+        Outcome { rounds: rounds.iter().map(|gb_s| row(*gb_s)).collect(), ..Outcome::new(network) }
+    }
+
+    fn shown(outcomes: &[Outcome]) -> String {
+        let mut out = Vec::new();
+        table(&mut out, outcomes).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn each_network_has_a_line_with_medians_and_its_ratio_to_the_first() {
+        let text = shown(&[outcome(Network::Spark, &[4.0, 2.0, 3.0]), outcome(Network::Socket, &[1.5, 1.5, 9.0])]);
+        let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(rows[1], ["4096", "spark", "33.3", "3.00", "2.00..4.00"], "{text}");
+        assert_eq!(rows[2], ["socket", "66.7", "1.50", "1.50..9.00", "~2.000"], "{text}");
+        let apart = shown(&[outcome(Network::Spark, &[4.0, 2.0, 3.0]), outcome(Network::Socket, &[1.5, 1.5, 1.9])]);
+        assert!(apart.ends_with("  2.000\n"), "{apart}");
+    }
+
+    #[test]
+    fn the_control_is_compared_with_what_it_repeats() {
+        let control = Outcome { is_control: true, ..outcome(Network::SparkUntuned, &[2.5]) };
+        let outcomes = [
+            outcome(Network::Spark, &[4.0]),
+            outcome(Network::SparkUntuned, &[2.0]),
+            outcome(Network::Ib, &[1.0]),
+            control,
+        ];
+        let names: Vec<String> = ratios(&outcomes).iter().map(Ratio::name).collect();
+        assert_eq!(names, ["spark/spark-untuned", "spark/ib", "spark-untuned/control"]);
+        let text = shown(&outcomes);
+        let ratios: Vec<&str> = text.lines().skip(2).filter_map(|line| line.split_whitespace().last()).collect();
+        assert_eq!(ratios, ["2.000", "4.000", "0.800"], "{text}");
+        assert!(text.lines().all(|line| line.len() <= 80), "{text}");
+        let ends: Vec<usize> = text.lines().map(str::len).collect();
+        assert_eq!((ends[0], ends[1]), (ends[2], ends[2] - 12), "columns end below their names:\n{text}");
+    }
+
+    #[test]
+    fn the_slowest_size_is_told_for_each_other_network_that_has_results() {
+        let mut spark = outcome(Network::Spark, &[4.0]);
+        let mut ib = outcome(Network::Ib, &[2.0]);
+        for (outcome, time_us) in [(&mut spark, 10.0), (&mut ib, 9.7)] {
+            let half = Half { time_us, algbw_gb_s: 1.0, busbw_gb_s: 1.0, wrong: None };
+            outcome.rounds[0].push(Row { bytes: 3 << 20, out_of_place: half, in_place: half });
+        }
+        let mut out = Vec::new();
+        slowest(&mut out, &[spark, ib, outcome(Network::Socket, &[])]).unwrap();
+        assert_eq!(String::from_utf8(out).unwrap(), "# slowest against ib: 0.97 at 3M\n");
+    }
+
+    #[test]
+    fn a_network_without_rounds_leaves_a_gap() {
+        let text = shown(&[outcome(Network::Spark, &[4.0]), outcome(Network::Ib, &[])]);
+        let row: Vec<&str> = text.lines().last().unwrap().split_whitespace().collect();
+        assert_eq!(row, ["ib", "-", "-", "-", "-"], "{text}");
+    }
+
+    #[test]
+    fn wrong_elements_of_all_rounds_count() {
+        let mut outcome = outcome(Network::Spark, &[1.0, 2.0]);
+        assert_eq!(outcome.wrong(), Some(0.0));
+        outcome.rounds[1][0].in_place.wrong = Some(3.0);
+        outcome.rounds[0][0].out_of_place.wrong = None;
+        assert_eq!(outcome.wrong(), Some(3.0));
+        assert_eq!(Outcome::new(Network::Ib).wrong(), None);
+    }
+}

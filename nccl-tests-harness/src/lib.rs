@@ -1,0 +1,38 @@
+//! The library under the command line `nccl-spark`. The laboratory (`lab`, which no package contains)
+//! uses it too, and only the items that `lab` uses are public.
+//!
+//! `program` is the frame of both programs. `cli` defines the commands of `nccl-spark`, `commands`
+//! has a room for each. The commands share `ranks` (the processes of a run), `fabric` (the devices
+//! that the ranks' messages travel over), `scene` (the environment of real NCCL) and `output`. The
+//! plugin is always a library file, driven through its C interface as NCCL drives it (`net`).
+
+pub mod abi;
+mod cli;
+mod commands;
+mod date;
+pub mod fabric;
+pub mod gpu;
+mod interrupt;
+pub mod lines;
+#[allow(unsafe_code)]
+pub mod net;
+pub mod output;
+// The measuring ranks of doctor --peer. `lab` has a copy. This one goes when doctor measures with
+// the ranks of the collectives.
+#[allow(dead_code)]
+mod pair;
+pub mod places;
+mod proc_stat;
+pub mod program;
+pub mod ranks;
+pub mod scene;
+pub mod sizes;
+pub mod usage;
+mod words;
+
+use std::process::ExitCode;
+
+/// Runs the command line `nccl-spark`.
+pub fn nccl_spark() -> ExitCode {
+    program::run(|cli: &cli::Cli| &cli.loudness, |cli| cli.command.execute())
+}

@@ -1,0 +1,166 @@
+//! The frame of a program: it reads the command line and the environment, runs the command, and
+//! returns the exit status. No other file of the crate reads the environment.
+
+use crate::output::{self, STANDARD_OUTPUT, Verbosity};
+use crate::ranks::launch::{self, World};
+use crate::{interrupt, places, usage, words};
+use anyhow::{Context, Result};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, FromArgMatches};
+use nccl_net_spark::config::Settings;
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+const FAILED: u8 = 1;
+const USAGE: u8 = 2;
+/// What shells show for a program that ended because its output was closed (128 + SIGPIPE).
+const UNREAD: u8 = 141;
+
+/// The options of every command that say how much it prints.
+#[derive(Debug, clap::Args)]
+pub struct Loudness {
+    /// Prints results and errors only: no progress, no lines that start with #.
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    quiet: bool,
+    /// Shows the plugin's log as NCCL_DEBUG=INFO does, and the facts that doctor read; -vv: the log as
+    /// NCCL_DEBUG=TRACE.
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+}
+
+/// The end of a command that did what it was asked for.
+pub enum Outcome {
+    /// All is well.
+    Good,
+    /// Data was wrong, or there is nothing to use.
+    Failed,
+    /// An exit status of its own: of the doctor, and of rails.
+    Status(u8),
+}
+
+impl From<bool> for Outcome {
+    /// Takes false for wrong data.
+    fn from(is_good: bool) -> Self {
+        if is_good { Self::Good } else { Self::Failed }
+    }
+}
+
+/// Reads this process's command line, and runs its command by `execute`.
+pub fn run<C: CommandFactory + FromArgMatches>(
+    loudness: impl FnOnce(&C) -> &Loudness,
+    execute: impl FnOnce(C) -> Result<Outcome>,
+) -> ExitCode {
+    let name = C::command().get_name().to_owned();
+    let outcome = read::<C>(std::env::args_os()).map_err(anyhow::Error::from).and_then(|cli| {
+        output::set_verbosity(match loudness(&cli) {
+            Loudness { quiet: true, .. } => Verbosity::Quiet,
+            Loudness { verbose: 0, .. } => Verbosity::Normal,
+            Loudness { verbose: 1, .. } => Verbosity::Verbose,
+            _ => Verbosity::Trace,
+        });
+        output::set_columns(variable("COLUMNS").as_deref());
+        execute(cli)
+    });
+    if let Some(status) = interrupt::status() {
+        return ExitCode::from(status);
+    }
+    let error = match outcome {
+        Ok(Outcome::Good) => return ExitCode::SUCCESS,
+        Ok(Outcome::Status(status)) => return ExitCode::from(status),
+        Ok(Outcome::Failed) => {
+            if output::verbosity() == Verbosity::Quiet {
+                complain(&name, "failed; without --quiet it says more");
+            }
+            return ExitCode::from(FAILED);
+        }
+        Err(error) => error,
+    };
+    match error.downcast_ref::<clap::Error>() {
+        Some(usage) => complain_of_usage(&name, usage),
+        None if output::is_unread(&error) => ExitCode::from(UNREAD),
+        None => {
+            complain(&name, &format!("{error:#}"));
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+/// Reads the words of a command line. The first word is the program's name.
+///
+/// # Errors
+/// A mistake on the command line.
+pub fn read<C: CommandFactory + FromArgMatches>(words: impl IntoIterator<Item = OsString>) -> Result<C, clap::Error> {
+    let command = C::command();
+    let words = words::prepared(&command, words);
+    let matches = command.clone().try_get_matches_from(&words).map_err(|error| match error.kind() {
+        ErrorKind::InvalidUtf8 => words::not_utf8(&command, &words).unwrap_or(error),
+        _ => error,
+    })?;
+    C::from_arg_matches(&matches)
+}
+
+/// The file of this program.
+pub fn file() -> Result<PathBuf> {
+    std::env::current_exe().context("find this program's file")
+}
+
+/// Makes a signal such as SIGINT end the processes and remove the files of this program. For
+/// commands that start processes or make files.
+pub fn end_in_order() -> Result<()> {
+    interrupt::watch()
+}
+
+/// A variable of the environment, unless it is empty.
+pub fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// The environment.
+pub(crate) fn variables() -> Vec<(String, String)> {
+    let text = |value: OsString| value.to_string_lossy().into_owned();
+    std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect()
+}
+
+/// The job of a launcher that this process is a rank of, unless all ranks are started here.
+pub fn world(is_local: bool) -> Result<Option<World>> {
+    if is_local { Ok(None) } else { launch::detect(variable, std::os::unix::process::parent_id()) }
+}
+
+/// Finds a setting that would stop the plugin in every rank, before any rank starts. Another plugin
+/// has settings of its own.
+pub fn check_settings(plugin: &Path, program: &Path) -> Result<()> {
+    if places::library(None, program)? == plugin {
+        Settings::of_this_process()?;
+    }
+    Ok(())
+}
+
+/// Nothing can be done when this fails.
+fn complain(name: &str, text: &str) {
+    for line in text.lines() {
+        let _ = writeln!(output::error(), "{name}: {line}");
+    }
+}
+
+fn complain_of_usage(name: &str, error: &clap::Error) -> ExitCode {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => match error.print() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::from(UNREAD),
+            Err(error) => {
+                complain(name, &format!("{STANDARD_OUTPUT}: {error}"));
+                ExitCode::from(FAILED)
+            }
+        },
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = error.print();
+            ExitCode::from(USAGE)
+        }
+        _ => {
+            complain(name, &usage::one_line(error));
+            ExitCode::from(USAGE)
+        }
+    }
+}
