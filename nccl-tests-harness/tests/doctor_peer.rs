@@ -66,7 +66,7 @@ impl Bed {
         let mut line = String::new();
         out.read_line(&mut line).unwrap();
         let words: Vec<&str> = line.split_whitespace().collect();
-        let ["nccl-spark-partner", "1", address, token] = words[..] else { panic!("{line:?}") };
+        let ["nccl-spark-partner", "2", address, token] = words[..] else { panic!("{line:?}") };
         Partner { process, address: address.to_owned(), token: token.to_owned(), _out: out }
     }
 
@@ -296,15 +296,15 @@ fn a_partner_that_says_nothing_or_nonsense_is_given_up_with_one_error() {
         return;
     }
     let bed = Bed::new("spark-1cable", 2);
-    let welcome = "\"Welcome\"\n";
+    let welcome = "{\"Welcome\":{\"environment\":[]}}\n";
     let long = format!("{welcome}{}", "x".repeat(1 << 20));
-    let failed = format!("{welcome}{{\"Failed\":{{\"why\":\"no\"}}}}\n");
+    let other = format!("{welcome}{{\"port\":1,\"token\":\"\",\"expected_mbps\":null}}\n");
     for (speech, error) in [
         ("", "said nothing more for "),
-        ("HTTP/1.1 400 Bad Request\n", "sent no message of the doctor: \"HTTP/1.1 400 Bad Request\""),
-        ("{\"Refused\":{\"why\":\"go\\u001b[2J\"}}\n", "refused this doctor: go?[2J"),
+        ("HTTP/1.1 400 Bad Request\n", "sent no message of nccl-spark: \"HTTP/1.1 400 Bad Request\""),
+        ("{\"Refused\":{\"reason\":\"go\\u001b[2J\"}}\n", "refused this doctor: go?[2J"),
         (&long, "sent a line of more than 262144 bytes"),
-        (&failed, "answered something else than it was asked"),
+        (&other, "sent no message of nccl-spark: \"{\\\"port\\\":1,"),
     ] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();

@@ -7,9 +7,9 @@ use crate::output::report::{self, JsonOption, Target};
 use anyhow::{Context, Result};
 use clap::Args;
 use nccl_net_spark::rails::{Limit, PciFunction, PcieLink, Rail, Refusal, Refused, Survey, gbps};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::io::Write;
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 use std::process::Command;
 
@@ -41,29 +41,44 @@ pub struct Found {
     warnings: Vec<String>,
 }
 
-#[derive(Debug, Serialize)]
-struct RailJson {
-    device: String,
-    port: u8,
-    netdev: Option<String>,
-    physical_port: Option<String>,
-    pci: Option<String>,
+/// A rail.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct RailJson {
+    /// Its RDMA device.
+    pub device: String,
+    /// The device's port.
+    pub port: u8,
+    /// Its interface.
+    pub netdev: Option<String>,
+    /// The physical port ("p0").
+    pub physical_port: Option<String>,
+    /// Its PCI address.
+    pub pci: Option<String>,
     /// An index in `pcie_links`.
-    pcie_link: usize,
-    cable: usize,
+    pub pcie_link: u8,
+    /// Rails of one number share a cable.
+    pub cable: u8,
     /// The device of the other function of its cable, on another PCIe link.
-    twin: Option<String>,
-    speed_mbps: u32,
-    path_mtu_bytes: u32,
-    netdev_mtu_bytes: Option<u32>,
-    addresses: Vec<AddressJson>,
+    pub twin: Option<String>,
+    /// Line rate of the port.
+    pub speed_mbps: u32,
+    /// Path MTU of the port.
+    pub path_mtu_bytes: u32,
+    /// MTU of the interface.
+    pub netdev_mtu_bytes: Option<u32>,
+    /// Its addresses.
+    pub addresses: Vec<AddressJson>,
 }
 
-#[derive(Debug, Serialize)]
-struct AddressJson {
-    address: String,
-    prefix: Option<u8>,
-    gid_index: u16,
+/// An address of a rail.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct AddressJson {
+    /// The address.
+    pub address: IpAddr,
+    /// Length of its subnet's prefix.
+    pub prefix: Option<u8>,
+    /// Its place in the GID table.
+    pub gid_index: u16,
 }
 
 #[derive(Debug, Serialize)]
@@ -77,12 +92,17 @@ struct UnusedJson {
     reason: String,
 }
 
-#[derive(Debug, Serialize)]
-struct LinkJson {
-    slot: Option<String>,
-    rate: Option<String>,
-    payload_mbps: Option<u32>,
-    devices: Vec<String>,
+/// A PCIe link.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct LinkJson {
+    /// The slot's PCI address.
+    pub slot: Option<String>,
+    /// Generation and lanes.
+    pub rate: Option<String>,
+    /// What it carries in payload.
+    pub payload_mbps: Option<u32>,
+    /// The devices behind it.
+    pub devices: Vec<String>,
 }
 
 /// Prints which RoCE ports are rails, which are not, and why. Returns the exit status: 1 where none
@@ -171,7 +191,7 @@ impl From<Survey> for Found {
 
 fn rail_json(rail: &Rail, survey: &Survey) -> RailJson {
     let address = |address: &nccl_net_spark::rails::RailAddress| AddressJson {
-        address: Ipv6Addr::from(address.gid).to_canonical().to_string(),
+        address: Ipv6Addr::from(address.gid).to_canonical(),
         prefix: address.prefix,
         gid_index: address.gid_index,
     };
@@ -181,8 +201,8 @@ fn rail_json(rail: &Rail, survey: &Survey) -> RailJson {
         netdev: rail.netdev.clone(),
         physical_port: rail.phys_port.clone(),
         pci: rail.pci.as_ref().map(|pci| pci.address.clone()),
-        pcie_link: rail.link,
-        cable: rail.cable,
+        pcie_link: rail.link as u8,
+        cable: rail.cable as u8,
         twin: rail.twin.map(|at| survey.rails[at].device.clone()),
         speed_mbps: rail.speed_mbps,
         path_mtu_bytes: rail.path_mtu_bytes,

@@ -107,11 +107,6 @@ impl Side {
         Ok(Self { about, job, checks: 0, open: Vec::new(), restart })
     }
 
-    /// Lets the ranks end at this time, even if they make progress.
-    pub fn end_by(&mut self, end: Instant) {
-        self.job.end_by(end);
-    }
-
     /// Replaces the ranks by new processes with the same connections. How fast a process is depends for its whole life on where the
     /// kernel placed its threads and memory: two processes of the same library can differ by a factor of three, round after round.
     /// Ranks that a launcher started stay, and get new connections.
@@ -225,11 +220,6 @@ impl Side {
     fn mark(&mut self) -> Result<()> {
         let marked = |answer| matches!(answer, Answer::Marked).then_some(());
         self.ask(RECEIVER..RECEIVER + 1, |_| Order::Mark, marked).map(|_| ())
-    }
-
-    /// The number of the sending rank's process, where it is a child of this one.
-    pub fn sending_child(&self) -> Option<u32> {
-        self.job.child(SENDER)
     }
 
     /// Closes all connections.

@@ -2,13 +2,14 @@
 //! `control` then go over these connections.
 
 use crate::output;
+use crate::ranks::line::Line;
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use nix::sys::socket::{setsockopt, sockopt};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -47,9 +48,9 @@ pub struct Hello {
     pub machine: String,
 }
 
-/// What it is told.
+/// The answer to a connection's first message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-enum Answer {
+pub(super) enum Answer {
     /// It belongs here.
     Welcome {
         /// What goes into its environment.
@@ -57,7 +58,7 @@ enum Answer {
     },
     /// It does not.
     Refused {
-        /// The reason that rank 0 gives.
+        /// The reason that the listening side gives.
         reason: String,
     },
 }
@@ -70,21 +71,73 @@ pub struct Guest {
     pub line: TcpStream,
 }
 
-/// More is nobody's hello.
-const LINE_MAX_BYTES: usize = 16 << 10;
 /// Time for a connected client to say who it is.
 const HELLO: Duration = Duration::from_secs(5);
 /// Pause between two attempts to connect, and between two looks of rank 0.
 const RETRY: Duration = Duration::from_millis(20);
 /// Silent wait before a rank says what it waits for.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Time without an acknowledgement after which the other machine counts as gone.
-const UNACKNOWLEDGED_MS: u32 = 30_000;
+/// Most connections without a hello. All ranks of a large job may connect in one moment.
+const STRANGERS: usize = 4096;
 
 /// Where the ranks of a job meet: rank 0 listens there.
 pub(crate) struct Rendezvous {
-    listener: TcpListener,
+    arrivals: Arrivals<Hello>,
     meeting: Meeting,
+}
+
+/// A port, and the connections to it whose first message has come. A connection without one holds
+/// up no other and is closed after 5 s.
+pub(super) struct Arrivals<T> {
+    listener: TcpListener,
+    said_in: mpsc::Sender<(T, Line, SocketAddr)>,
+    said: mpsc::Receiver<(T, Line, SocketAddr)>,
+    /// The number of connections that have not sent their first message.
+    strangers: Arc<AtomicUsize>,
+    /// The most of them. More are closed.
+    most: usize,
+}
+
+impl<T: DeserializeOwned + Send + 'static> Arrivals<T> {
+    /// The connections to `listener`, of which `most` may be without a first message.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn of(listener: TcpListener, most: usize) -> Result<Self> {
+        listener.set_nonblocking(true).context("set the rendezvous port")?;
+        let (said_in, said) = mpsc::channel();
+        Ok(Self { listener, said_in, said, strangers: Arc::default(), most })
+    }
+
+    /// The address of the port.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn address(&self) -> Result<SocketAddr> {
+        self.listener.local_addr().context("ask for the port")
+    }
+
+    /// Returns the next connection whose first message has come; none when there is none yet.
+    /// Waits 20 ms at most.
+    pub(super) fn next(&self) -> Option<(T, Line, SocketAddr)> {
+        // An error is that of one connection, or passes: the caller has a time limit.
+        let Ok((stream, address)) = self.listener.accept() else { return self.said.recv_timeout(RETRY).ok() };
+        if self.strangers.fetch_add(1, Ordering::Relaxed) >= self.most {
+            self.strangers.fetch_sub(1, Ordering::Relaxed);
+            return self.said.try_recv().ok();
+        }
+        let (said_in, strangers) = (self.said_in.clone(), Arc::clone(&self.strangers));
+        std::thread::spawn(move || {
+            let mut line = Line::new(stream, address.to_string(), Instant::now() + HELLO);
+            let hello = line.as_mut().ok().and_then(|line| line.hear(HELLO).ok());
+            strangers.fetch_sub(1, Ordering::Relaxed);
+            if let (Ok(line), Some(hello)) = (line, hello) {
+                // The listening side may have ended.
+                let _ = said_in.send((hello, line, address));
+            }
+        });
+        self.said.try_recv().ok()
+    }
 }
 
 impl Rendezvous {
@@ -108,8 +161,7 @@ impl Rendezvous {
             };
             anyhow!("rank 0 cannot listen on port {port} for the other ranks: {error}{hint}")
         })?;
-        listener.set_nonblocking(true).context("set the rendezvous port")?;
-        Ok(Self { listener, meeting })
+        Ok(Self { arrivals: Arrivals::of(listener, STRANGERS)?, meeting })
     }
 
     /// Waits until all other ranks have come, in rank order. `environment` is what a rank gets for its environment, or
@@ -120,24 +172,9 @@ impl Rendezvous {
     pub(crate) fn gather(self, environment: impl Fn(&Hello) -> Result<Vec<(String, String)>>) -> Result<Vec<Guest>> {
         let start = Instant::now();
         let deadline = start + self.meeting.timeout;
-        let (guests_in, arrivals) = mpsc::channel();
         let (mut guests, mut refused, mut is_told) = (BTreeMap::new(), Vec::new(), false);
         while guests.len() + 1 < self.meeting.ranks {
-            match self.listener.accept() {
-                Ok((line, address)) => {
-                    let guests_in = guests_in.clone();
-                    // A client that says nothing holds up nobody.
-                    std::thread::spawn(move || {
-                        if let Ok(hello) = listen_to(&line) {
-                            let _ = guests_in.send((hello, line, address));
-                        }
-                    });
-                    continue;
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                Err(error) => bail!("wait for the other ranks: {error}"),
-            }
-            let Ok((hello, line, address)) = arrivals.recv_timeout(RETRY) else {
+            let Some((hello, mut line, address)) = self.arrivals.next() else {
                 ensure!(Instant::now() < deadline, "{}", self.missing(&guests, &refused));
                 if !is_told && start.elapsed() >= PATIENCE {
                     is_told = true;
@@ -149,16 +186,16 @@ impl Rendezvous {
             };
             if let Some(reason) = self.objection(&hello, &guests) {
                 refused.push(format!("{address} was refused: {reason}"));
-                let _ = say(&line, &Answer::Refused { reason });
+                // The other end may be gone.
+                let _ = line.say(&Answer::Refused { reason });
                 continue;
             }
             let environment = environment(&hello).inspect_err(|error| {
-                let _ = say(&line, &Answer::Refused { reason: format!("{error:#}") });
+                let _ = line.say(&Answer::Refused { reason: format!("{error:#}") });
             })?;
-            let told = say(&line, &Answer::Welcome { environment });
+            let told = line.say(&Answer::Welcome { environment });
             told.with_context(|| format!("rank {} ({}) is gone", hello.rank, hello.host))?;
-            settle(&line)?;
-            guests.insert(hello.rank, Guest { hello, line });
+            guests.insert(hello.rank, Guest { hello, line: line.settle()? });
         }
         Ok(guests.into_values().collect())
     }
@@ -209,18 +246,15 @@ impl Rendezvous {
 /// When it is not there in time, or does not want this one.
 pub fn join(meeting: &Meeting, hello: &Hello) -> Result<(TcpStream, Vec<(String, String)>)> {
     let deadline = Instant::now() + meeting.timeout;
-    let line = dial(meeting, hello.rank, deadline)?;
-    say(&line, hello).context("write to rank 0")?;
-    // It answers once it has time: what it waits for are others like this one.
+    let stream = dial(meeting, hello.rank, deadline)?;
+    let rank_0 = format!("rank 0 at {}:{}", meeting.host, meeting.port);
+    // It answers one rank after the other.
     let left = deadline.saturating_duration_since(Instant::now()).max(HELLO);
-    line.set_read_timeout(Some(left)).context("set the line to rank 0")?;
-    let answer = hear(&line).with_context(|| format!("no answer from rank 0 at {}:{}", meeting.host, meeting.port));
-    match answer? {
-        Answer::Refused { reason } => bail!("rank 0 at {}:{} refused this rank: {reason}", meeting.host, meeting.port),
-        Answer::Welcome { environment } => {
-            settle(&line)?;
-            Ok((line, environment))
-        }
+    let mut line = Line::new(stream, &rank_0, Instant::now() + left)?;
+    line.say(hello)?;
+    match line.hear(left)? {
+        Answer::Refused { reason } => bail!("{rank_0} refused this rank: {reason}"),
+        Answer::Welcome { environment } => Ok((line.settle()?, environment)),
     }
 }
 
@@ -294,45 +328,6 @@ fn addresses(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
     Ok(found.collect())
 }
 
-fn listen_to(line: &TcpStream) -> Result<Hello> {
-    line.set_nonblocking(false)?;
-    line.set_read_timeout(Some(HELLO))?;
-    line.set_write_timeout(Some(HELLO))?;
-    hear(line)
-}
-
-fn say(mut line: &TcpStream, what: &impl Serialize) -> Result<()> {
-    let mut text = serde_json::to_vec(what)?;
-    text.push(b'\n');
-    Ok(line.write_all(&text)?)
-}
-
-/// One line and not a byte more: what follows belongs to whoever gets the socket.
-fn hear<T: DeserializeOwned>(mut line: &TcpStream) -> Result<T> {
-    let mut text = Vec::new();
-    loop {
-        let mut byte = [0];
-        line.read_exact(&mut byte)?;
-        if byte[0] == b'\n' {
-            return Ok(serde_json::from_slice(&text)?);
-        }
-        ensure!(text.len() < LINE_MAX_BYTES, "a line of more than {LINE_MAX_BYTES} bytes");
-        text.push(byte[0]);
-    }
-}
-
-/// From here on the line may be silent for as long as it likes, but not swallow what it is given.
-fn settle(line: &TcpStream) -> Result<()> {
-    let set = || -> std::io::Result<()> {
-        line.set_read_timeout(None)?;
-        line.set_write_timeout(None)?;
-        line.set_nodelay(true)?;
-        setsockopt(line, sockopt::TcpUserTimeout, &UNACKNOWLEDGED_MS)?;
-        Ok(())
-    };
-    set().context("set the line between the ranks")
-}
-
 /// Parses `HOST:PORT`.
 ///
 /// # Errors
@@ -369,7 +364,7 @@ mod tests {
 
     fn open(ranks: usize, timeout_ms: u64) -> (Rendezvous, u16) {
         let rendezvous = Rendezvous::open(meeting(0, ranks, timeout_ms)).unwrap();
-        let port = rendezvous.listener.local_addr().unwrap().port();
+        let port = rendezvous.arrivals.address().unwrap().port();
         (rendezvous, port)
     }
 
@@ -395,8 +390,11 @@ mod tests {
         let guests = gathering.join().unwrap().unwrap();
         assert_eq!(guests.iter().map(|guest| guest.hello.rank).collect::<Vec<_>>(), [1, 2]);
         // What is said next is not lost.
-        say(&guests[0].line, &"next").unwrap();
-        assert_eq!(hear::<String>(&one.0).unwrap(), "next");
+        let end = |line: &TcpStream| {
+            Line::new(line.try_clone().unwrap(), "the other", Instant::now() + Duration::from_secs(60)).unwrap()
+        };
+        end(&guests[0].line).say(&"next").unwrap();
+        assert_eq!(end(&one.0).hear::<String>(Duration::from_secs(60)).unwrap(), "next");
         drop(silent);
     }
 

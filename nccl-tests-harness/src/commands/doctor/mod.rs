@@ -4,8 +4,9 @@
 //! `environment` judge and read nothing. What is new goes into the facts of `look` if it has to be read, and then into one judge; `tests`
 //! plants each fault on healthy machines, one at a time.
 //!
-//! `options` is the command line. `peer` examines another host together with this one, `hosts` compares the subnets of several; `ssh` is how
-//! both get there.
+//! `options` is the command line. `peer` examines another host together with this one, `hosts`
+//! compares the subnets of several; both get there by `ssh` and pair rails by `rail`. `together`
+//! has the results for two hosts.
 //!
 //! `id` has all kinds of findings. Ids keep their meaning, and `--json`'s `schema` grows when a field changes its own: scripts rely on both.
 
@@ -20,12 +21,14 @@ mod options;
 mod peer;
 mod picture;
 pub mod place;
+mod rail;
 mod show;
 pub mod ssh;
 #[cfg(test)]
 mod tests;
+mod together;
 
-pub use answer::{Answer, Asked, Seen, answer};
+pub use answer::{Answer, Asked, answer};
 pub use finding::Verdict;
 pub use id::ALL as FINDINGS;
 pub use options::Options;
@@ -73,25 +76,24 @@ impl Options {
             variables,
         };
         let (mut answer, seen) = answer::answer(&place, asked).map_err(wrong)?;
+        let host = |answer: &Answer| {
+            let seen = seen.as_ref().context("this host was not looked at")?;
+            peer::Host::new(&place, answer, seen, program)
+        };
         match &task {
             Task::Alone | Task::Hosts { .. } => {}
-            Task::Peer(peer) => peer::examine(peer, &place, &mut answer, &all(seen)?, program, end)?,
+            Task::Peer(peer) => peer::examine(peer, &host(&answer)?, &mut answer, program, end)?,
             Task::Partner { interface, is_attached } => {
-                let waits = peer::Waits {
-                    interface: interface.as_deref(),
-                    ssh_connection: ssh_connection.as_deref(),
-                    is_attached: *is_attached,
-                };
-                return peer::serve(waits, &place, &answer, &all(seen)?, program, end).map(|()| Ended::Served);
+                let address = peer::address(interface.as_deref(), ssh_connection.as_deref())?;
+                if *is_attached {
+                    peer::end_with_input();
+                }
+                return peer::serve(&host(&answer)?, address, program, end).map(|()| Ended::Served);
             }
         }
         show(&answer, self.env, target.as_ref(), sink)?;
         Ok(Ended::Judged(answer.verdict))
     }
-}
-
-fn all(seen: Option<Seen>) -> Result<Seen> {
-    seen.context("this host was not looked at")
 }
 
 fn show(answer: &Answer, is_env_alone: bool, target: Option<&Target>, sink: Option<Sink>) -> Result<()> {

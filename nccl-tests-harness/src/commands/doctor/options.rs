@@ -1,9 +1,10 @@
 //! The command line of `nccl-spark doctor`, parsed once: what is examined, and how another host is reached.
 
 use super::hosts;
-use super::peer::{Peer, Token};
+use super::peer::Peer;
 use super::ssh::{self, Ssh};
 use crate::output::report::JsonOption;
+use crate::ranks::door::Token;
 use crate::ranks::rendezvous::parse_place;
 use crate::usage::wrong;
 use clap::{ArgGroup, Args};

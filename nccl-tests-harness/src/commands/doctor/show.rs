@@ -2,7 +2,7 @@
 
 use super::answer::Answer;
 use super::finding::{Severity, Verdict};
-use super::peer::{self, Together};
+use super::together::Together;
 use crate::output::{self, Verbosity, plain};
 use anyhow::Result;
 use nccl_net_spark::rails::wrapped;
@@ -74,7 +74,7 @@ fn of_peer(peer: &Together, line: &dyn Fn(&str, &str) -> String) -> String {
         page += "  nothing was measured\n";
     }
     for path in &peer.paths {
-        page += &line("      ", &format!("  {}", peer::summary(path)));
+        page += &line("      ", &format!("  {}", path.summary()));
     }
     page += &match peer.findings.len() {
         0 => format!("\nOn {host} nothing is wrong by itself.\n"),
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
     use crate::commands::doctor::finding::{Fact, Finding, NotSeen};
     use crate::commands::doctor::id::Id;
-    use crate::commands::doctor::peer::{Outcome, Path};
+    use crate::commands::doctor::together::{Outcome, Path};
 
     #[test]
     fn nothing_that_was_read_reaches_the_terminal_as_a_command() {

@@ -5,8 +5,9 @@
 
 mod order;
 
-use super::peer::RailSheet;
+use super::rail::RailSheet;
 use super::ssh::{ANSWER, Remote, Ssh};
+use crate::commands::rails::{LinkJson, RailJson};
 use crate::output::numbers::count;
 use crate::output::plain;
 use crate::output::report::{self, Target};
@@ -16,7 +17,6 @@ use order::Reach;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 use std::io::Write;
-use std::net::Ipv6Addr;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -82,7 +82,7 @@ fn ask(names: &[String], ssh: &Ssh, program: &Path, end: Instant) -> Result<Vec<
         .collect()
 }
 
-/// What this host says: by a process of its own, as the others do.
+/// The answer of this host, by a process of its own.
 fn here(program: &Path) -> Result<String> {
     let mut command = Command::new(program);
     command.args(["rails", "--json", "-"]).stdin(Stdio::null()).stderr(Stdio::null());
@@ -104,41 +104,15 @@ fn all_of(mut remote: Remote, end: Instant) -> Result<String> {
     if text.trim().is_empty() { Err(remote.ended()) } else { Ok(text) }
 }
 
-/// `nccl-spark rails --json`, as much of it as is needed.
+/// The output of `nccl-spark rails --json`, as much of it as is needed.
 #[derive(Debug, Deserialize)]
 struct Rails {
-    #[serde(default)]
     error: Option<String>,
-    rails: Vec<RailText>,
-    pcie_links: Vec<LinkText>,
+    rails: Vec<RailJson>,
+    pcie_links: Vec<LinkJson>,
 }
 
-#[derive(Debug, Deserialize)]
-struct RailText {
-    device: String,
-    port: u8,
-    netdev: Option<String>,
-    physical_port: Option<String>,
-    pcie_link: u8,
-    cable: u8,
-    speed_mbps: u32,
-    path_mtu_bytes: u32,
-    netdev_mtu_bytes: Option<u32>,
-    addresses: Vec<AddressText>,
-}
-
-#[derive(Debug, Deserialize)]
-struct AddressText {
-    address: std::net::IpAddr,
-    prefix: Option<u8>,
-}
-
-#[derive(Debug, Deserialize)]
-struct LinkText {
-    payload_mbps: Option<u32>,
-}
-
-/// The JSON in a host's output, before which its login may have printed something.
+/// Reads the JSON in a host's output, before which its login may have printed something.
 fn parse(text: &str) -> Result<Vec<RailSheet>> {
     /// The plugin takes fewer.
     const MOST_RAILS: usize = 32;
@@ -150,28 +124,9 @@ fn parse(text: &str) -> Result<Vec<RailSheet>> {
     if found.rails.len() > MOST_RAILS {
         bail!("it has {} rails, and {MOST_RAILS} at most are taken", found.rails.len());
     }
-    let link_mbps = |link: u8| found.pcie_links.get(usize::from(link)).and_then(|link| link.payload_mbps).unwrap_or(0);
-    let rail = |rail: &RailText| RailSheet {
-        name: format!("{}:{}", rail.device, rail.port),
-        netdev: rail.netdev.clone(),
-        phys_port: rail.physical_port.clone(),
-        link: rail.pcie_link,
-        link_mbps: link_mbps(rail.pcie_link),
-        cable: rail.cable,
-        port_mbps: rail.speed_mbps,
-        share_mbps: rail.speed_mbps,
-        mtu_bytes: rail.path_mtu_bytes,
-        netdev_mtu_bytes: rail.netdev_mtu_bytes,
-        addresses: rail.addresses.iter().map(|one| (mapped(one.address), one.prefix)).collect(),
-    };
-    Ok(found.rails.iter().map(rail).collect())
-}
-
-fn mapped(ip: std::net::IpAddr) -> Ipv6Addr {
-    match ip {
-        std::net::IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-        std::net::IpAddr::V6(ip) => ip,
-    }
+    let link_mbps =
+        |rail: &RailJson| found.pcie_links.get(usize::from(rail.pcie_link)).and_then(|link| link.payload_mbps);
+    Ok(found.rails.iter().map(|rail| RailSheet::listed(rail, link_mbps(rail).unwrap_or(0))).collect())
 }
 
 impl Found {
@@ -233,44 +188,4 @@ fn text(found: &Found) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn printed(device: &str, address: &str) -> String {
-        format!(
-            "Welcome to DGX OS\n{{\n  \"expected_mbps\": 1, \"rails\": [{{\"device\": \"{device}\", \"port\": 1, \"netdev\": null, \
-             \"physical_port\": \"p0\", \"pci\": null, \"pcie_link\": 0, \"cable\": 0, \"twin\": null, \"speed_mbps\": 200000, \
-             \"path_mtu_bytes\": 4096, \"netdev_mtu_bytes\": 9000, \"addresses\": [{{\"address\": \"{address}\", \"prefix\": 24, \
-             \"gid_index\": 3}}]}}], \"unused\": [], \"pcie_links\": [{{\"slot\": null, \"rate\": null, \"payload_mbps\": 112027, \
-             \"devices\": []}}], \"warnings\": [], \"ok\": true, \"error\": null}}\n"
-        )
-    }
-
-    #[test]
-    fn what_rails_prints_on_a_host_is_read() {
-        let rails = parse(&printed("rocep1s0f0", "192.168.100.1")).unwrap();
-        assert_eq!((rails[0].name.as_str(), rails[0].link_mbps), ("rocep1s0f0:1", 112_027));
-        assert_eq!(rails[0].addresses, [("::ffff:192.168.100.1".parse().unwrap(), Some(24))]);
-        let error = |text: &str| format!("{:#}", parse(text).unwrap_err());
-        assert!(error("command not found").contains("no JSON"));
-        assert!(error("{\n\"rails\": 7}").contains("not the JSON of this version"));
-        let failed = "{\n\"rails\": [], \"pcie_links\": [], \"ok\": false, \"error\": \"libibverbs.so.1 is missing\"}";
-        assert!(error(failed).contains("libibverbs.so.1 is missing"));
-        assert!(error(&failed.replace("is missing", "\\u001b[2J")).contains("libibverbs.so.1 ?[2J"));
-    }
-
-    #[test]
-    fn the_page_names_the_order_and_who_is_apart() {
-        let hosts =
-            [printed("mlx5_0", "192.168.1.1"), printed("mlx5_0", "192.168.2.2"), printed("mlx5_0", "192.168.1.3")];
-        let names = ["a", "b", "c"].map(str::to_owned);
-        let rails: Vec<_> = hosts.iter().map(|text| parse(text).unwrap()).collect();
-        let reach = Reach::of(&rails.iter().map(Vec::as_slice).collect::<Vec<_>>());
-        let page = text(&Found::of(&names, &rails, &reach));
-        assert!(page.contains("No order of ranks") && page.contains("(2 pairs): a and b; b and c"), "{page}");
-        let two = [0, 2].map(|at: usize| rails[at].clone());
-        let reach = Reach::of(&two.iter().map(Vec::as_slice).collect::<Vec<_>>());
-        let page = text(&Found::of(&[names[0].clone(), names[2].clone()], &two, &reach));
-        assert!(page.contains("Ranks in this order: a,c\n  a -- c -- a\n"), "{page}");
-    }
-}
+mod tests;

@@ -1,9 +1,9 @@
 //! What two hosts tell of themselves, side by side. Pure: sheets in, findings out.
 
-use super::rail::Pair;
 use super::sheet::Sheet;
 use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::id::Id;
+use crate::commands::doctor::rail::{Pair, RailSheet};
 use std::collections::BTreeSet;
 
 /// What does not fit together.
@@ -152,7 +152,7 @@ fn without_a_pair(host: &Sheet, other: &Sheet, paired: Vec<usize>, found: &mut V
 }
 
 fn addresses(sheet: &Sheet) -> String {
-    let of_rail = |rail: &super::rail::RailSheet| {
+    let of_rail = |rail: &RailSheet| {
         let texts = rail.addresses.iter().map(|(ip, prefix)| match prefix {
             Some(prefix) => format!("{}/{prefix}", ip.to_canonical()),
             None => ip.to_canonical().to_string(),

@@ -1,8 +1,8 @@
 //! What measured paths amount to. Pure: figures in, findings out.
 
-use super::together::{Grade, Outcome, Path, Rate};
 use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::id::Id;
+use crate::commands::doctor::together::{Grade, Outcome, Path, Rate};
 use crate::output::numbers::significant;
 
 /// What is wrong with what was measured with `host`: each pair of rails, and all of them together where there are several.

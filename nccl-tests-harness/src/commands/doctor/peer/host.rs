@@ -1,10 +1,11 @@
-//! One of the two hosts, as its own side knows it: its sheet, what its rails carry, and the process that takes part in a measurement.
+//! This host in a measurement: its sheet, the rate of its rails, and the environment of its rank.
 
-use super::rail;
+use super::neighbours;
 use super::sheet::Sheet;
 use crate::commands::doctor::answer::{Answer, Seen};
 use crate::commands::doctor::look::PluginKind;
 use crate::commands::doctor::place::Place;
+use crate::commands::doctor::rail;
 use crate::fabric::SoftRails;
 use crate::output;
 use crate::places;
@@ -19,16 +20,17 @@ const FIRST_RAIL_S: u32 = 20;
 
 /// This host.
 pub struct Host {
-    /// What it tells the other one.
+    /// The sheet for the other host.
     pub sheet: Sheet,
     /// The plugin's library, which takes part in the measurements.
     pub plugin: PathBuf,
+    place: Place,
     survey: Survey,
     soft: Option<SoftRails>,
 }
 
 impl Host {
-    /// This host, by what the doctor has seen of it. The plugin is the one that NCCL loads, or else the one that belongs to `program`.
+    /// This host as the doctor has seen it. The plugin is the one that NCCL loads, or else the one that belongs to `program`.
     ///
     /// # Errors
     /// A setting that is not usable, which would stop the plugin in each measurement.
@@ -44,10 +46,15 @@ impl Host {
         let verbs = held.iter().find(|(name, _)| name == "NCCL_IBVERBS_LIB").map_or("", |(_, value)| value);
         let soft = SoftRails::of_environment(verbs)?;
         let sheet = Sheet::of(place, answer, seen, &plugin, &held);
-        Ok(Self { sheet, plugin, survey: seen.facts.survey.clone(), soft })
+        Ok(Self { sheet, plugin, place: place.clone(), survey: seen.facts.survey.clone(), soft })
     }
 
-    /// What these rails carry together in payload, in Mb/s, by what their links and ports say; none where that is not known.
+    /// The sheet with the hardware addresses that this host has for others at this moment.
+    pub fn sheet_now(&self) -> Sheet {
+        Sheet { neighbours: neighbours::read(&self.place, &self.sheet.rails), ..self.sheet.clone() }
+    }
+
+    /// Computes what these rails carry together in payload, in Mb/s, by what their links and ports say; none where that is not known.
     ///
     /// # Errors
     /// Names one that is no rail of this host.
@@ -61,17 +68,18 @@ impl Host {
         Ok(Some(f64::from(mbps)).filter(|mbps| *mbps > 0.0))
     }
 
-    /// What a process gets for its environment so that it uses these rails alone.
+    /// Environment of a rank that uses these rails alone.
     ///
     /// # Errors
     /// Names one that is no rail of this host.
     pub fn environment(&self, names: &[String]) -> Result<Vec<(String, String)>> {
         let rails: Vec<String> = self.rails(names)?.iter().map(rail::name).collect();
-        let mut environment = vec![("NCCL_IB_HCA".to_owned(), format!("={}", rails.join(",")))];
-        environment.push(("NCCL_SPARK_CONNECT_TIMEOUT_S".to_owned(), FIRST_RAIL_S.to_string()));
-        // It warns of the rails that are left out, which is what is wanted here.
-        environment.push(("NCCL_DEBUG".to_owned(), output::nccl_debug().unwrap_or("NONE").to_owned()));
-        Ok(environment)
+        Ok(vec![
+            ("NCCL_IB_HCA".to_owned(), format!("={}", rails.join(","))),
+            ("NCCL_SPARK_CONNECT_TIMEOUT_S".to_owned(), FIRST_RAIL_S.to_string()),
+            // The plugin warns of the rails that are left out, which is what is wanted here.
+            ("NCCL_DEBUG".to_owned(), output::nccl_debug().unwrap_or("NONE").to_owned()),
+        ])
     }
 
     fn rails(&self, names: &[String]) -> Result<Vec<Rail>> {
@@ -80,13 +88,5 @@ impl Host {
             found.cloned().ok_or_else(|| anyhow!("{} has no rail {name}", self.sheet.host))
         };
         names.iter().map(one).collect()
-    }
-}
-
-/// What two hosts promise together: the lesser.
-pub fn lesser(one: Option<f64>, other: Option<f64>) -> Option<f64> {
-    match (one, other) {
-        (Some(one), Some(other)) => Some(one.min(other)),
-        (one, other) => one.or(other),
     }
 }

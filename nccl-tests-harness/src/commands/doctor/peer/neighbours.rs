@@ -1,32 +1,26 @@
-//! Which hardware address each host has for the other's rails, beside the one that the rail has. Where functions answer ARP for each
-//! other, or two hosts have one address, packets go to the wrong one.
+//! The hardware address that each host has for the other's rails, beside the one that the rail has.
+//! Where functions answer ARP for each other, or two hosts have one address, packets go to the wrong
+//! one.
 
-use super::rail::{Pair, RailSheet};
-use super::sheet::Sheet;
+use super::sheet::{MOST, Neighbour, Sheet};
 use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::id::Id;
 use crate::commands::doctor::place::Place;
+use crate::commands::doctor::rail::{Pair, RailSheet};
 use nccl_net_spark::interfaces::ARP_CURE;
-use serde::{Deserialize, Serialize};
 use std::net::Ipv4Addr;
 
-/// An entry of a host's ARP table.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Neighbour {
-    /// Whose address it resolves.
-    pub address: Ipv4Addr,
-    /// The hardware address.
-    pub hardware: String,
-    /// The interface of this host.
-    pub interface: String,
+/// Returns the entries of this host's ARP table for interfaces of its rails. They are IPv4 alone: no
+/// function answers for another one's IPv6 address.
+pub fn read(place: &Place, rails: &[RailSheet]) -> Vec<Neighbour> {
+    let mut table = parse(&place.text("/proc/net/arp").unwrap_or_default());
+    table.retain(|entry| rails.iter().any(|rail| is_of(rail, entry)));
+    table.truncate(MOST);
+    table
 }
 
-/// More entries are nobody's ARP table of a cluster.
-const MOST: usize = 4096;
-
-/// The ARP table of this host. It has IPv4 alone; nothing answers for another one's IPv6 address.
-pub fn read(place: &Place) -> Vec<Neighbour> {
-    parse(&place.text("/proc/net/arp").unwrap_or_default())
+fn is_of(rail: &RailSheet, entry: &Neighbour) -> bool {
+    rail.netdev.as_deref().is_none_or(|netdev| netdev == entry.interface)
 }
 
 /// The entries of `/proc/net/arp` (`proc(5)`) that have a hardware address.
@@ -40,17 +34,15 @@ fn parse(table: &str) -> Vec<Neighbour> {
         let address = address.parse().ok().filter(|_| is_complete)?;
         Some(Neighbour { address, hardware: hardware.to_owned(), interface: interface.to_owned() })
     };
-    table.lines().skip(1).filter_map(entry).take(MOST).collect()
+    table.lines().skip(1).filter_map(entry).collect()
 }
 
-/// What is wrong with the addresses that the host of `viewer` has for the rails of `other`. `pairs` are (rail of the viewer, rail of the
-/// other).
+/// Judges the addresses that the host of `viewer` has for the rails of `other`. `pairs` are (rail of
+/// the viewer, rail of the other).
 pub fn judge(viewer: &Sheet, table: &[Neighbour], other: &Sheet, pairs: &[(usize, usize)]) -> Vec<Finding> {
     let mut found = Vec::new();
     for (own, theirs) in pairs.iter().map(|(own, theirs)| (&viewer.rails[*own], &other.rails[*theirs])) {
-        let is_meant = |entry: &&Neighbour| {
-            own.netdev.as_deref().is_none_or(|netdev| netdev == entry.interface) && has(theirs, entry.address)
-        };
+        let is_meant = |entry: &&Neighbour| is_of(own, entry) && has(theirs, entry.address);
         for entry in table.iter().filter(is_meant) {
             found.extend(of_entry(viewer, entry, other, theirs));
         }

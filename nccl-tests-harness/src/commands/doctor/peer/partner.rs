@@ -1,19 +1,18 @@
-//! The partner: waits on one address for one doctor with the token, tells it about this host, and takes part in what it measures. It
-//! starts nothing but ranks of this program, with its own plugin, by rails of this host.
+//! The partner: waits on one address for one doctor with the token, hands over the result of its own
+//! doctor, and starts a rank for each measurement. All processes that it starts are ranks of this
+//! program, with the plugin and rails of this host.
 
-use super::admission::Admission;
 use super::host::Host;
-use super::line::Line;
-use super::neighbours;
-use super::words::{Ask, OPENING, PARTNER_WORD, PROTOCOL, Token, Told};
-use crate::commands::doctor::place::Place;
+use super::messages::{ANSWER, Ask, PARTNER_WORD, RankDoor};
+use crate::commands::collectives::rank::Collectives;
 use crate::output;
-use crate::pair::rank::Pair;
 use crate::ranks::control::Work;
+use crate::ranks::door::{Door, PROTOCOL};
+use crate::ranks::line::Line;
 use crate::usage::wrong;
 use anyhow::{Context, Result};
 use std::io::Write;
-use std::net::{IpAddr, TcpStream};
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -22,36 +21,29 @@ use std::time::Instant;
 /// Waits for a doctor, serves it until it goes, and ends at `end` at the latest.
 ///
 /// # Errors
-/// When nobody comes, or the doctor that came is gone or sends nonsense.
-pub fn run(host: &Host, place: &Place, address: IpAddr, program: &Path, end: Instant) -> Result<()> {
-    let admission = Admission::open(address)?;
-    let token = admission.expect_one()?;
-    announce(&admission, &token, end)?;
-    let stream = admission.next(end)?;
-    let mut line = Line::new(stream, "the doctor that connected", end)?;
+/// No doctor came, or the connection with it failed.
+pub fn run(host: &Host, address: IpAddr, program: &Path, end: Instant) -> Result<()> {
+    let door = Door::open(address)?;
+    announce(&door, end)?;
+    let mut line = Line::new(door.admit(end)?, "the doctor that connected", end)?;
     let mut rank = None;
-    loop {
-        // It may measure until the end.
-        let ask: Ask = match line.hear(end.saturating_duration_since(Instant::now())) {
-            Ok(ask) => ask,
-            Err(error) if error.to_string().ends_with("closed the connection") => return Ok(()),
-            Err(error) => return Err(error),
-        };
+    // The doctor may measure until the end.
+    while let Some(ask) = line.hear_next(end.saturating_duration_since(Instant::now()))? {
         match ask {
-            Ask::Sheet => line.say(&Told::Sheet(Box::new(host.sheet.clone())))?,
-            Ask::Neighbours => line.say(&Told::Neighbours(neighbours::read(place)))?,
-            Ask::Measure { rails } => {
+            Ask::Sheet => line.say(&host.sheet_now())?,
+            Ask::Rank { rails } => {
                 // The rank of an earlier measurement ends first: it may hang.
                 drop(rank.take());
-                rank = take_part(host, &rails, &admission, &mut line, program, end)?;
+                rank = Some(take_part(host, &rails, address, &mut line, program)?);
             }
         }
     }
+    Ok(())
 }
 
-/// For a program: one line on standard output. For a person: what to do with it.
-fn announce(admission: &Admission, token: &Token, end: Instant) -> Result<()> {
-    let (address, token) = (admission.address, token.text());
+/// Prints one line on standard output for a program, and a remark with the next step for a person.
+fn announce(door: &Door, end: Instant) -> Result<()> {
+    let (address, token) = (door.address, door.token.text());
     let seconds = end.saturating_duration_since(Instant::now()).as_secs();
     let mut out = output::standard();
     writeln!(out, "{PARTNER_WORD} {PROTOCOL} {address} {token}")
@@ -64,54 +56,31 @@ fn announce(admission: &Admission, token: &Token, end: Instant) -> Result<()> {
     Ok(())
 }
 
-/// A rank that takes part in a measurement. It ends with this.
+/// A rank that takes part in a measurement. It ends when this is dropped.
 struct Rank(Child);
 
 impl Drop for Rank {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // Both fail where the rank has ended by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Starts a rank over the connection that the doctor opens next; none where it asked for what this host does not have.
-fn take_part(
-    host: &Host,
-    rails: &[String],
-    admission: &Admission,
-    line: &mut Line,
-    program: &Path,
-    end: Instant,
-) -> Result<Option<Rank>> {
-    let prepared = host.expected_mbps(rails).and_then(|expected| Ok((expected, host.environment(rails)?)));
-    let (expected_mbps, environment) = match prepared {
-        Ok(prepared) => prepared,
-        Err(error) => {
-            line.say(&Told::Failed { why: format!("{error:#}") })?;
-            return Ok(None);
-        }
-    };
-    let token = admission.expect_one()?;
-    line.say(&Told::Ready { token: token.text().to_owned(), expected_mbps })?;
-    let control = admission.next(end.min(Instant::now() + OPENING))?;
-    start(program, &host.plugin, environment, control).map(|rank| Some(Rank(rank)))
-}
-
-fn start(program: &Path, plugin: &Path, environment: Vec<(String, String)>, control: TcpStream) -> Result<Child> {
-    let set = || -> std::io::Result<()> {
-        control.set_read_timeout(None)?;
-        control.set_write_timeout(None)
-    };
-    set().context("set up a rank's connection")?;
+/// Starts a rank on the connection that the doctor opens next.
+fn take_part(host: &Host, rails: &[String], address: IpAddr, line: &mut Line, program: &Path) -> Result<Rank> {
+    let (expected_mbps, environment) = (host.expected_mbps(rails)?, host.environment(rails)?);
+    let door = Door::open(address)?;
+    line.say(&RankDoor { port: door.address.port(), token: door.token.text().to_owned(), expected_mbps })?;
+    let control = OwnedFd::from(door.admit(Instant::now() + ANSWER)?);
     let mut command = Command::new(program);
-    command.args([Pair::COMMAND, "1", "--launched", "--plugin"]).arg(plugin).envs(environment);
-    command.stdin(Stdio::from(OwnedFd::from(control))).stdout(Stdio::from(std::io::stderr()));
-    command.spawn().with_context(|| format!("start {}", program.display()))
+    command.args([Collectives::COMMAND, "1", "--launched", "--plugin"]).arg(&host.plugin).envs(environment);
+    command.stdin(Stdio::from(control)).stdout(Stdio::from(std::io::stderr()));
+    command.spawn().map(Rank).with_context(|| format!("start {}", program.display()))
 }
 
-/// The address that a partner listens on: of an interface, or an address itself. Without either, the one by which ssh came
-/// (`SSH_CONNECTION` has the client's address and port, then the server's).
+/// Returns the address that a partner listens on: that of the interface `wanted`, or `wanted` itself.
+/// The default is ssh's (`SSH_CONNECTION` has the client's address and port, then the server's).
 ///
 /// # Errors
 /// A mistake on the command line, or an interface without an address.
@@ -140,28 +109,11 @@ pub fn address(wanted: Option<&str>, ssh_connection: Option<&str>) -> Result<IpA
         .with_context(|| format!("--interface {wanted}: it has no address beside link-local ones"))
 }
 
-/// Ends this process when standard input does: ssh closes it when the doctor at its other end is gone.
+/// Exits once standard input is closed: ssh closes it when the doctor at its other end is gone.
 pub fn end_with_input() {
     std::thread::spawn(|| {
-        // Whatever comes means nothing.
+        // The input itself means nothing.
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
         std::process::exit(1);
     });
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_partner_listens_where_it_is_told_or_where_ssh_came() {
-        let ssh = Some("192.168.1.7 51034 192.168.1.12 22");
-        let of = |wanted, ssh| address(wanted, ssh).map(|ip| ip.to_string()).map_err(|error| error.to_string());
-        assert_eq!(of(None, ssh).unwrap(), "192.168.1.12");
-        assert_eq!(of(Some("10.0.0.1"), ssh).unwrap(), "10.0.0.1");
-        assert_eq!(of(Some("lo"), None).unwrap(), "127.0.0.1");
-        assert!(of(None, None).unwrap_err().contains("--interface"));
-        assert!(of(None, Some("what is this")).is_err());
-        assert!(of(Some("nosuch0"), ssh).unwrap_err().contains("the interfaces: "));
-    }
 }

@@ -1,36 +1,42 @@
-//! What one host tells the other of itself.
+//! The part of a doctor's result that another host's doctor needs: its findings, and the facts that
+//! have to fit together.
 
-use super::rail::RailSheet;
-use super::together::Remote;
 use crate::commands::doctor::answer::{Answer, Seen};
-use crate::commands::doctor::finding::{Finding, Verdict};
+use crate::commands::doctor::finding::Verdict;
 use crate::commands::doctor::place::Place;
+use crate::commands::doctor::rail::RailSheet;
+use crate::commands::doctor::together::Remote;
+use crate::output;
 use crate::ranks::seats;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 use std::path::Path;
 
 /// A host.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Sheet {
-    /// Its name.
+    /// The host's name.
     pub host: String,
     /// The version of this program there.
     pub program: String,
-    /// The plugin that is measured.
+    /// The plugin that takes part in measurements.
     pub plugin: Option<PluginSheet>,
     /// The libnccl that a job there loads.
     pub nccl: Option<NcclSheet>,
-    /// Variables and settings, those that have to agree.
+    /// Variables and settings that have to agree, with their values where they are set.
     pub settings: BTreeMap<String, String>,
-    /// Its rails.
+    /// Rails of the host.
     pub rails: Vec<RailSheet>,
-    /// Its interfaces with their hardware addresses.
+    /// Interfaces with their hardware addresses.
     pub interfaces: Vec<(String, String)>,
-    /// What its own doctor says.
+    /// The hardware addresses that it has for other hosts at its rails; of this host, none yet.
+    pub neighbours: Vec<Neighbour>,
+    /// The verdict of its own doctor.
     pub verdict: Verdict,
-    /// What is wrong there.
+    /// The findings of its own doctor.
     pub findings: Vec<Remote>,
 }
 
@@ -54,43 +60,42 @@ pub struct NcclSheet {
     pub build_id: String,
 }
 
-/// What has to agree on all hosts of a job.
-pub const TO_AGREE: [&str; 18] = [
-    "NCCL_SPARK_TUNER",
-    "NCCL_SPARK_TUNER_TABLE",
-    "NCCL_SPARK_LL128",
-    "NCCL_SPARK_RING_TCP",
-    "NCCL_ALGO",
-    "NCCL_PROTO",
-    "NCCL_BUFFSIZE",
-    "NCCL_LL_BUFFSIZE",
-    "NCCL_LL128_BUFFSIZE",
-    "NCCL_P2P_NET_CHUNKSIZE",
-    "NCCL_MIN_NCHANNELS",
-    "NCCL_MAX_NCHANNELS",
-    "NCCL_MIN_CTAS",
-    "NCCL_MAX_CTAS",
-    "NCCL_NCHANNELS_PER_NET_PEER",
-    "NCCL_NTHREADS",
-    "NCCL_CROSS_NIC",
-    "NCCL_TUNER_PLUGIN",
-];
+/// An entry of a host's ARP table.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Neighbour {
+    /// The address that it resolves.
+    pub address: Ipv4Addr,
+    /// The hardware address.
+    pub hardware: String,
+    /// The interface of this host.
+    pub interface: String,
+}
+
+/// Variables and settings that have to agree on all hosts of a job.
+const TO_AGREE: &str = "NCCL_SPARK_TUNER NCCL_SPARK_TUNER_TABLE NCCL_SPARK_LL128 NCCL_SPARK_RING_TCP NCCL_ALGO \
+    NCCL_PROTO NCCL_BUFFSIZE NCCL_LL_BUFFSIZE NCCL_LL128_BUFFSIZE NCCL_P2P_NET_CHUNKSIZE NCCL_MIN_NCHANNELS \
+    NCCL_MAX_NCHANNELS NCCL_MIN_CTAS NCCL_MAX_CTAS NCCL_NCHANNELS_PER_NET_PEER NCCL_NTHREADS NCCL_CROSS_NIC \
+    NCCL_TUNER_PLUGIN";
+
+fn has_to_agree(name: &str) -> bool {
+    TO_AGREE.split_whitespace().any(|one| one == name)
+}
 
 /// A host has no more rails than a connection can be offered.
 const MOST_RAILS: usize = 32;
-/// The most of everything else in a sheet.
-const MOST: usize = 256;
+/// The most entries of any other list of a sheet. With 256 findings it is below the longest line.
+pub const MOST: usize = 256;
 /// The longest text in a sheet, in characters.
 const TEXT_CHARACTERS: usize = 2000;
 
 impl Sheet {
-    /// What this host tells. `plugin` is the library that takes part in the measurements, `settings` the plugin's settings with their
-    /// values, from the environment and from its files.
+    /// The sheet of this host. `plugin` is the library that takes part in the measurements,
+    /// `settings` the plugin's settings with their values, from the environment and from its files.
     pub fn of(place: &Place, answer: &Answer, seen: &Seen, plugin: &Path, settings: &[(String, String)]) -> Self {
-        let wanted = |name: &str| TO_AGREE.contains(&name);
         let variables = seen.variables.iter().map(|one| (one.name.clone(), one.value.trim().to_owned()));
-        let all = settings.iter().cloned().chain(variables).filter(|(name, value)| wanted(name) && !value.is_empty());
-        let survey = &seen.facts.survey;
+        let all =
+            settings.iter().cloned().chain(variables).filter(|(name, value)| has_to_agree(name) && !value.is_empty());
+        let (survey, interfaces) = (&seen.facts.survey, seen.facts.interfaces.iter());
         let hardware = |name: &str| place.text(format!("/sys/class/net/{name}/address"));
         Self {
             host: seats::host(),
@@ -106,65 +111,54 @@ impl Sheet {
             }),
             settings: all.collect(),
             rails: survey.rails.iter().map(|rail| RailSheet::of(rail, survey)).collect(),
-            interfaces: seen
-                .facts
-                .interfaces
-                .iter()
-                .filter_map(|one| Some((one.name.clone(), hardware(&one.name)?)))
-                .collect(),
+            interfaces: interfaces.filter_map(|one| Some((one.name.clone(), hardware(&one.name)?))).collect(),
+            neighbours: Vec::new(),
             verdict: answer.verdict,
-            findings: answer.findings.iter().take(MOST).map(Remote::of).collect(),
+            findings: answer.findings.iter().take(MOST).map(Remote::from).collect(),
         }
     }
 
-    /// A sheet as it came from another host: what is too much is refused, and what a terminal would take for a command is taken out.
+    /// Checks a sheet that came from another host: refuses lists that are too long, and replaces
+    /// control characters.
     ///
     /// # Errors
-    /// What is too much.
-    pub fn received(mut self) -> Result<Self, String> {
-        let parts = [
-            ("rails", self.rails.len(), MOST_RAILS),
-            ("settings", self.settings.len(), MOST),
-            ("interfaces", self.interfaces.len(), MOST),
-            ("findings", self.findings.len(), MOST),
-            ("addresses", self.rails.iter().map(|rail| rail.addresses.len()).max().unwrap_or(0), MOST),
-        ];
-        if let Some((what, count, most)) = parts.into_iter().find(|(_, count, most)| count > most) {
-            return Err(format!("it has {count} {what}, and {most} at most are taken"));
+    /// Names the list that is too long.
+    pub fn received(self) -> Result<Self, String> {
+        if self.rails.len() > MOST_RAILS {
+            return Err(format!("it has {} rails, and {MOST_RAILS} at most are taken", self.rails.len()));
         }
-        let mut texts: Vec<&mut String> = vec![&mut self.host, &mut self.program];
-        texts.extend(self.plugin.iter_mut().flat_map(|plugin| [&mut plugin.path, &mut plugin.sha256]));
-        if let Some(nccl) = &mut self.nccl {
-            texts.extend([&mut nccl.path, &mut nccl.build_id]);
-            texts.extend(&mut nccl.version);
-        }
-        texts.extend(self.settings.values_mut());
-        for rail in &mut self.rails {
-            texts.push(&mut rail.name);
-            texts.extend(rail.netdev.iter_mut().chain(&mut rail.phys_port));
-        }
-        texts.extend(self.interfaces.iter_mut().flat_map(|(name, address)| [name, address]));
-        for finding in &mut self.findings {
-            texts.extend([&mut finding.id, &mut finding.text]);
-            texts.extend(&mut finding.cure);
-        }
-        texts.into_iter().for_each(|text| *text = plain(text));
-        // Names of variables are compared with those of this host and shown.
-        self.settings.retain(|name, _| TO_AGREE.contains(&name.as_str()));
-        Ok(self)
+        let mut value = serde_json::to_value(self).map_err(|error| error.to_string())?;
+        bound("parts", &mut value)?;
+        let mut sheet: Self = serde_json::from_value(value).map_err(|error| error.to_string())?;
+        sheet.settings.retain(|name, _| has_to_agree(name));
+        Ok(sheet)
     }
 }
 
-impl Remote {
-    fn of(finding: &Finding) -> Self {
-        let Finding { severity, id, text, cure } = finding.clone();
-        Self { severity, id: id.to_owned(), text, cure }
+/// Bounds all lists and texts below `value`, which is called `name`.
+fn bound(name: &str, value: &mut Value) -> Result<(), String> {
+    let check = |length| match length > MOST {
+        true => Err(format!("it has {length} {name}, and {MOST} at most are taken")),
+        false => Ok(()),
+    };
+    match value {
+        Value::String(text) => *text = plain(text),
+        Value::Array(all) => {
+            check(all.len())?;
+            all.iter_mut().try_for_each(|one| bound(name, one))?;
+        }
+        Value::Object(all) => {
+            check(all.len())?;
+            all.iter_mut().try_for_each(|(name, one)| bound(name, one))?;
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
+    Ok(())
 }
 
-/// The text without control characters, and not longer than a sentence is.
+/// Returns the text without control characters, and cuts what is longer than a sentence.
 pub fn plain(text: &str) -> String {
-    text.chars().take(TEXT_CHARACTERS).map(|c| if c.is_control() { '?' } else { c }).collect()
+    output::plain(&text.chars().take(TEXT_CHARACTERS).collect::<String>())
 }
 
 fn plugin_sheet(path: &Path) -> Option<PluginSheet> {

@@ -2,11 +2,13 @@
 
 use super::compare::compare;
 use super::grade;
-use super::neighbours::{self, Neighbour};
-use super::rail::{Pair, RailSheet, pairs};
-use super::sheet::{NcclSheet, PluginSheet, Sheet};
-use super::together::{Figures, Outcome, Path, Rate, Remote};
+use super::neighbours;
+use super::partner::address;
+use super::reach::parse;
+use super::sheet::{NcclSheet, Neighbour, PluginSheet, Sheet};
 use crate::commands::doctor::finding::{Finding, Severity, Verdict};
+use crate::commands::doctor::rail::{Pair, RailSheet, pairs};
+use crate::commands::doctor::together::{Figures, Grade, Outcome, Path, Rate, Remote};
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
@@ -23,7 +25,6 @@ fn spark(number: u8, subnets: [u8; 4]) -> Sheet {
         port_mbps: 200_000,
         share_mbps: 59_300,
         mtu_bytes: 4096,
-        netdev_mtu_bytes: Some(9000),
         addresses: vec![(Ipv4Addr::new(192, 168, subnets[at], number).to_ipv6_mapped(), Some(24))],
     };
     Sheet {
@@ -38,6 +39,7 @@ fn spark(number: u8, subnets: [u8; 4]) -> Sheet {
         settings: BTreeMap::from([("NCCL_SPARK_TUNER".to_owned(), "auto".to_owned())]),
         rails: (0..4).map(rail).collect(),
         interfaces: (0..4).map(|at| (format!("eth{at}"), format!("4c:bb:47:00:0{number}:0{at}"))).collect(),
+        neighbours: Vec::new(),
         verdict: Verdict::Good,
         findings: Vec::new(),
     }
@@ -313,4 +315,39 @@ fn a_sheet_from_another_host_is_bounded_and_printable() {
     assert!(!taken.settings.contains_key("HF_TOKEN"));
     sheet.rails = vec![sheet.rails[0].clone(); 33];
     assert!(sheet.received().unwrap_err().contains("33 rails"));
+}
+
+#[test]
+fn a_rate_is_graded_as_people_expect() {
+    let grade = |mbps| Rate::of(mbps, Some(1000.0)).grade.unwrap();
+    assert_eq!([950.0, 901.0].map(grade), [Grade::Good; 2]);
+    assert_eq!([900.0, 850.0, 800.0].map(grade), [Grade::Fair; 3]);
+    assert_eq!([799.0, 130.0, 0.0].map(grade), [Grade::Bad; 3]);
+    assert_eq!(Rate::of(5.0, None).grade, None);
+    assert_eq!(Rate::of(5.0, Some(0.0)).grade, None);
+}
+
+#[test]
+fn what_a_partner_prints_is_read_with_care() {
+    let token = "0123456789abcdef0123456789abcdef";
+    let (address, parsed) = parse(&format!(" 2 192.168.1.12:40001 {token}")).unwrap();
+    assert!(address.to_string() == "192.168.1.12:40001" && parsed.text() == token);
+    assert!(parse(&format!(" 2 [fd00::2]:40001 {token}")).is_ok());
+    let error = |text: &str| format!("{:#}", parse(text).unwrap_err());
+    assert!(error(&format!(" 1 192.168.1.12:40001 {token}")).contains("version 1"));
+    assert!(error(" 2 spark-2 x").contains("token"));
+    assert!(error(&format!(" 2 192.168.1.12 {token}")).contains("its address"));
+    assert!(error("").contains("are expected"));
+}
+
+#[test]
+fn a_partner_listens_where_it_is_told_or_where_ssh_came() {
+    let ssh = Some("192.168.1.7 51034 192.168.1.12 22");
+    let of = |wanted, ssh| address(wanted, ssh).map(|ip| ip.to_string()).map_err(|error| error.to_string());
+    assert_eq!(of(None, ssh).unwrap(), "192.168.1.12");
+    assert_eq!(of(Some("10.0.0.1"), ssh).unwrap(), "10.0.0.1");
+    assert_eq!(of(Some("lo"), None).unwrap(), "127.0.0.1");
+    assert!(of(None, None).unwrap_err().contains("--interface"));
+    assert!(of(None, Some("what is this")).is_err());
+    assert!(of(Some("nosuch0"), ssh).unwrap_err().contains("the interfaces: "));
 }

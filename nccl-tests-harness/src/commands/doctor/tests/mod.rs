@@ -5,3 +5,4 @@ mod environment;
 mod faults;
 mod ids;
 mod picture;
+mod ssh;

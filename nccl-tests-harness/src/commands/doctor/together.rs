@@ -1,6 +1,8 @@
-//! What was found of two hosts together, as text and JSON have it.
+//! The results for two hosts together, as text and JSON have them.
 
-use crate::commands::doctor::finding::{Severity, Verdict};
+use crate::commands::doctor::finding::{Finding, Severity, Verdict};
+use crate::output::numbers::significant;
+use crate::output::plain;
 use serde::{Deserialize, Serialize};
 
 /// What the doctor says of a peer.
@@ -117,7 +119,34 @@ impl Rate {
     }
 }
 
+impl From<&Finding> for Remote {
+    fn from(finding: &Finding) -> Self {
+        let Finding { severity, id, text, cure } = finding.clone();
+        Self { severity, id: id.to_owned(), text, cure }
+    }
+}
+
 impl Path {
+    /// The path and its result, in a line.
+    pub fn summary(&self) -> String {
+        let rate = |rate: Rate| {
+            let grade = rate
+                .grade
+                .zip(self.expected_mbps)
+                .map(|(grade, expected)| format!(" ({:.0} %, {})", rate.mbps / expected * 100.0, grade.word()));
+            format!("{} Gb/s{}", significant(rate.mbps / 1e3), grade.unwrap_or_default())
+        };
+        let result = match &self.outcome {
+            Outcome::Measured(Figures { to_peer, from_peer, latency_us, .. }) => {
+                let (there, back) = (rate(*to_peer), rate(*from_peer));
+                format!("{there} there, {back} back, {} us", significant(*latency_us))
+            }
+            Outcome::Failed(why) => format!("does not carry: {why}"),
+            Outcome::NotMeasured(why) => format!("not measured: {why}"),
+        };
+        plain(&format!("{}: {result}", self.name()))
+    }
+
     /// The rails of both sides, for a sentence.
     pub fn name(&self) -> String {
         match (&self.here[..], &self.there[..]) {
@@ -139,20 +168,5 @@ impl Path {
             Outcome::Measured(figures) => Some(figures),
             Outcome::Failed(_) | Outcome::NotMeasured(_) => None,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_rate_is_graded_as_people_expect() {
-        let grade = |mbps| Rate::of(mbps, Some(1000.0)).grade.unwrap();
-        assert_eq!([950.0, 901.0].map(grade), [Grade::Good; 2]);
-        assert_eq!([900.0, 850.0, 800.0].map(grade), [Grade::Fair; 3]);
-        assert_eq!([799.0, 130.0, 0.0].map(grade), [Grade::Bad; 3]);
-        assert_eq!(Rate::of(5.0, None).grade, None);
-        assert_eq!(Rate::of(5.0, Some(0.0)).grade, None);
     }
 }

@@ -1,34 +1,34 @@
-//! A rail as one host tells another one of it, and which rails of two hosts belong together: by the plugin's own rule.
+//! A rail as another host knows it, and the rails of two hosts that belong together, by the plugin's
+//! own rule.
 
+use crate::commands::rails::RailJson;
 use nccl_net_spark::flow::pairing;
 use nccl_net_spark::rails::{Rail, Survey};
 use nccl_net_spark::wire::fields::{Address, Attachment, RailAdvert};
 use serde::{Deserialize, Serialize};
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
 
 /// A rail of a host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RailSheet {
     /// Device and port, as `NCCL_IB_HCA` has them.
     pub name: String,
-    /// Its interface.
+    /// Interface of the rail.
     pub netdev: Option<String>,
     /// The physical port ("p0").
     pub phys_port: Option<String>,
     /// Rails of one number share a PCIe link.
     pub link: u8,
-    /// What that carries in payload, in Mb/s; 0 where it is not known.
+    /// Payload rate of the link in Mb/s; 0 where it is not known.
     pub link_mbps: u32,
     /// Rails of one number share a cable.
     pub cable: u8,
     /// Line rate of the port in Mb/s.
     pub port_mbps: u32,
-    /// What it carries while the others on its link are as busy, in Mb/s.
+    /// Rate in Mb/s while the others on the link are as busy.
     pub share_mbps: u32,
     /// Path MTU in bytes.
     pub mtu_bytes: u32,
-    /// MTU of its interface in bytes.
-    pub netdev_mtu_bytes: Option<u32>,
     /// Its addresses, IPv4 mapped into IPv6, each with the length of its subnet's prefix.
     pub addresses: Vec<(Ipv6Addr, Option<u8>)>,
 }
@@ -58,8 +58,27 @@ impl RailSheet {
             port_mbps,
             share_mbps: survey.share_of_link_mbps(rail),
             mtu_bytes: rail.path_mtu_bytes,
-            netdev_mtu_bytes: rail.netdev_mtu_bytes,
             addresses: rail.addresses.iter().map(|one| (Ipv6Addr::from(one.gid), one.prefix)).collect(),
+        }
+    }
+
+    /// A rail as `nccl-spark rails` lists it; `link_mbps` is what its PCIe link carries.
+    pub fn listed(rail: &RailJson, link_mbps: u32) -> Self {
+        let mapped = |ip: IpAddr| match ip {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+            IpAddr::V6(ip) => ip,
+        };
+        Self {
+            name: format!("{}:{}", rail.device, rail.port),
+            netdev: rail.netdev.clone(),
+            phys_port: rail.physical_port.clone(),
+            link: rail.pcie_link,
+            link_mbps,
+            cable: rail.cable,
+            port_mbps: rail.speed_mbps,
+            share_mbps: rail.speed_mbps,
+            mtu_bytes: rail.path_mtu_bytes,
+            addresses: rail.addresses.iter().map(|one| (mapped(one.address), one.prefix)).collect(),
         }
     }
 

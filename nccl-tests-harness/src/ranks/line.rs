@@ -1,0 +1,129 @@
+//! A connection on which two processes greet each other, one JSON object a line. Every read and
+//! write has a time limit, and a line has a size limit.
+//!
+//! No byte behind a message is read: the socket may become a control connection (`control`).
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use nix::sys::socket::{setsockopt, sockopt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+/// The longest line.
+pub const LINE_MAX_BYTES: usize = 256 << 10;
+/// Time limit of a write.
+const WRITE: Duration = Duration::from_secs(5);
+/// How much of a malformed message an error shows.
+const SHOWN_CHARACTERS: usize = 60;
+/// Time without an acknowledgement after which the other machine counts as gone.
+const UNACKNOWLEDGED_MS: u32 = 30_000;
+
+/// One end of a connection.
+pub struct Line {
+    stream: TcpStream,
+    /// Name of the other end, for errors.
+    whom: String,
+    /// Time limit of all reads together.
+    end: Instant,
+}
+
+impl Line {
+    /// A line over a connected socket.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn new(stream: TcpStream, whom: impl Into<String>, end: Instant) -> Result<Self> {
+        let whom = whom.into();
+        let set = || -> std::io::Result<()> {
+            stream.set_nonblocking(false)?;
+            stream.set_nodelay(true)?;
+            stream.set_write_timeout(Some(WRITE))
+        };
+        set().with_context(|| format!("set up the connection with {whom}"))?;
+        Ok(Self { stream, whom, end })
+    }
+
+    /// Sends one message.
+    ///
+    /// # Errors
+    /// When the other end is gone, or takes nothing for 5 s.
+    pub fn say(&mut self, what: &impl Serialize) -> Result<()> {
+        let mut text = serde_json::to_vec(what).context("encode a message")?;
+        text.push(b'\n');
+        self.stream.write_all(&text).with_context(|| format!("{} is gone", self.whom))
+    }
+
+    /// Returns the next message.
+    ///
+    /// # Errors
+    /// When none comes within `limit`, or it is too long or malformed.
+    pub fn hear<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<T> {
+        self.hear_next(limit)?.with_context(|| format!("{} closed the connection", self.whom))
+    }
+
+    /// The same; none once the other end has closed the connection between two messages.
+    pub fn hear_next<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<Option<T>> {
+        let begin = Instant::now();
+        let until = (begin + limit).min(self.end);
+        let mut text: Vec<u8> = Vec::new();
+        let mut window = vec![0; 16 << 10];
+        loop {
+            let seen = self.peek(&mut window, begin, until)?;
+            if seen == 0 {
+                ensure!(text.is_empty(), "{} closed the connection within a message", self.whom);
+                return Ok(None);
+            }
+            let newline = window[..seen].iter().position(|byte| *byte == b'\n');
+            let taken = newline.map_or(seen, |at| at + 1);
+            self.stream.read_exact(&mut window[..taken]).with_context(|| format!("{} is gone", self.whom))?;
+            text.extend_from_slice(&window[..newline.unwrap_or(taken)]);
+            ensure!(text.len() <= LINE_MAX_BYTES, "{} sent a line of more than {LINE_MAX_BYTES} bytes", self.whom);
+            if newline.is_some() {
+                return serde_json::from_slice(&text).map(Some).map_err(|_| self.malformed(&text));
+            }
+        }
+    }
+
+    /// Returns the socket as a control connection needs it: reads may take any time, and a dead
+    /// machine at the other end is noticed when what was sent is not acknowledged for 30 s.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn settle(self) -> Result<TcpStream> {
+        let set = || -> std::io::Result<()> {
+            self.stream.set_read_timeout(None)?;
+            self.stream.set_write_timeout(None)?;
+            setsockopt(&self.stream, sockopt::TcpUserTimeout, &UNACKNOWLEDGED_MS)?;
+            Ok(())
+        };
+        set().with_context(|| format!("set up the connection with {}", self.whom))?;
+        Ok(self.stream)
+    }
+
+    /// Counts the bytes that can be read now, in `window`; none at the end of the stream.
+    fn peek(&self, window: &mut [u8], begin: Instant, until: Instant) -> Result<usize> {
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                bail!("{} said nothing more for {:.0} s", self.whom, begin.elapsed().as_secs_f64().max(1.0));
+            }
+            self.stream.set_read_timeout(Some(left)).context("set the connection's time limit")?;
+            match self.stream.peek(window) {
+                Ok(seen) => return Ok(seen),
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error).with_context(|| format!("{} is gone", self.whom)),
+            }
+        }
+    }
+
+    fn malformed(&self, text: &[u8]) -> anyhow::Error {
+        let shown: String = String::from_utf8_lossy(text).chars().take(SHOWN_CHARACTERS).collect();
+        anyhow!("{} sent no message of nccl-spark: {shown:?}", self.whom)
+    }
+}
+
+#[cfg(test)]
+mod tests;

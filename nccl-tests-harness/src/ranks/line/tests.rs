@@ -1,0 +1,64 @@
+//! Messages that come whole, in part, malformed, too late or not at all.
+
+use super::*;
+use std::net::TcpListener;
+
+/// Two ends, of which the second is given as it is.
+fn pair(end: Duration) -> (Line, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (other, _) = listener.accept().unwrap();
+    (Line::new(stream, "spark-2", Instant::now() + end).unwrap(), other)
+}
+
+const LONG: Duration = Duration::from_secs(60);
+
+#[test]
+fn a_message_is_taken_and_nothing_beyond_it() {
+    let (mut line, mut other) = pair(LONG);
+    other.write_all(b"[1,2]\n\"next\"\nrest").unwrap();
+    assert_eq!(line.hear::<Vec<u8>>(LONG).unwrap(), [1, 2]);
+    assert_eq!(line.hear::<String>(LONG).unwrap(), "next");
+    let mut rest = [0; 4];
+    line.settle().unwrap().read_exact(&mut rest).unwrap();
+    assert_eq!(&rest, b"rest");
+}
+
+#[test]
+fn what_does_not_come_is_too_long_or_means_nothing_is_an_error_that_names_the_other_end() {
+    let said = |bytes: &[u8], limit_ms| {
+        let (mut line, mut other) = pair(LONG);
+        let writer = bytes.to_vec();
+        let thread = std::thread::spawn(move || {
+            // The reader may give up first.
+            let _ = other.write_all(&writer);
+            other
+        });
+        let error = line.hear::<Vec<u8>>(Duration::from_millis(limit_ms)).unwrap_err();
+        drop(line);
+        drop(thread.join().unwrap());
+        format!("{error:#}")
+    };
+    assert!(said(b"", 50).starts_with("spark-2 said nothing more for "));
+    assert!(said(b"[1,", 50).starts_with("spark-2 said nothing more for "));
+    assert_eq!(said(b"<html>\n", 60_000), "spark-2 sent no message of nccl-spark: \"<html>\"");
+    assert!(said(&vec![b'x'; LINE_MAX_BYTES + 2], 60_000).contains("a line of more than 262144 bytes"));
+    let (mut line, other) = pair(LONG);
+    drop(other);
+    assert_eq!(line.hear::<u8>(LONG).unwrap_err().to_string(), "spark-2 closed the connection");
+}
+
+#[test]
+fn who_sends_a_byte_now_and_then_does_not_make_the_limit_longer() {
+    let (mut line, mut other) = pair(Duration::from_millis(300));
+    let dripping = std::thread::spawn(move || {
+        while other.write_all(b" ").is_ok() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    });
+    let begin = Instant::now();
+    assert!(line.hear::<u8>(LONG).unwrap_err().to_string().contains("said nothing more"));
+    assert!(begin.elapsed() < LONG / 2);
+    drop(line);
+    dripping.join().unwrap();
+}
