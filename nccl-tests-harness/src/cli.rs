@@ -7,7 +7,6 @@ use crate::commands::collectives::options::Options as Collective;
 use crate::commands::collectives::rank::Collectives;
 use crate::commands::memory::rank::Memory;
 use crate::commands::{doctor, env, fabric, install, manual, memory, nccl_tests, rails, report, top, tune};
-use crate::pair::rank::Pair;
 use crate::program::Loudness;
 use crate::ranks::control::Work;
 use crate::ranks::process;
@@ -140,9 +139,6 @@ pub enum Command {
     /// The process that tries one kind of memory, in the same way.
     #[command(name = Memory::COMMAND, hide = true)]
     MemoryRank(process::Start),
-    /// One rank of a pair, in the same way.
-    #[command(name = Pair::COMMAND, hide = true)]
-    PairRank(process::Start),
 }
 
 #[cfg(test)]

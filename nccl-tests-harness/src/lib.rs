@@ -19,10 +19,6 @@ pub mod lines;
 #[allow(unsafe_code)]
 pub mod net;
 pub mod output;
-// The measuring ranks of doctor --peer. `lab` has a copy. This one goes when doctor measures with
-// the ranks of the collectives.
-#[allow(dead_code)]
-mod pair;
 pub mod places;
 mod proc_stat;
 pub mod program;

@@ -7,7 +7,6 @@ use crate::commands::doctor::{Ended, Verdict};
 use crate::commands::memory::rank::Memory;
 use crate::commands::{memory, nccl_tests, rails, settings, tune};
 use crate::output::{self, report};
-use crate::pair::rank::Pair;
 use crate::program::{self, Outcome, check_settings, variable, variables, world};
 use crate::ranks::{launch, process};
 use anyhow::Result;
@@ -69,7 +68,6 @@ impl Command {
             Self::Manual(options) => done(options.run(&Cli::command(), out)),
             Self::Rank(start) => done(process::run::<Collectives>(&start, variable("NCCL_DEBUG").as_deref())),
             Self::MemoryRank(start) => done(process::run::<Memory>(&start, variable("NCCL_DEBUG").as_deref())),
-            Self::PairRank(start) => done(process::run::<Pair>(&start, variable("NCCL_DEBUG").as_deref())),
         }
     }
 
