@@ -52,7 +52,8 @@ pub fn mark(condition: Condition) -> (&'static str, &'static str) {
     }
 }
 
-fn none() -> String {
+/// Stands for a figure that is not known.
+pub fn none() -> String {
     "-".to_owned()
 }
 
