@@ -1,10 +1,10 @@
-//! `nccl-spark install` and `uninstall`: this program, the plugin, the software fabric, shell completions and manual pages below
-//! one prefix, where they find each other (`places`).
+//! `nccl-spark install` and `uninstall`: this program, the plugin, the software fabric, shell
+//! completions and manual pages below one prefix, where they find each other (`places`).
 //!
-//! Promises: nothing is replaced unless every file could be written; a file that `install` did not put there is neither replaced
-//! nor removed, and one that was changed since is not removed; each file gets its name in one step, whole; what is installed is
-//! listed in `lib/nccl-spark/manifest`, so that `uninstall` needs nothing else. Files of a Debian or Python package are the
-//! package's.
+//! Promises: nothing is replaced unless every file could be written; a file that `install` did not
+//! put there is neither replaced nor removed, and one that was changed since is not removed; each
+//! file gets its name in one step, whole; what is installed is listed in `lib/nccl-spark/manifest`,
+//! so that `uninstall` needs nothing else. Files of a Debian or Python package are the package's.
 
 mod files;
 mod manifest;
@@ -39,7 +39,8 @@ pub struct Install {
 /// Options of uninstall.
 #[derive(Debug, Args)]
 pub struct Uninstall {
-    /// Folder that install used [default: the one that this program is installed in, else /usr/local]
+    /// Folder that install used [default: the one that this program is installed in, else
+    /// /usr/local]
     #[arg(long, value_name = "DIR")]
     prefix: Option<PathBuf>,
 }
@@ -47,12 +48,12 @@ pub struct Uninstall {
 const PREFIX: &str = "/usr/local";
 
 impl Install {
-    /// Installs, and says how to use it. `program` is this program's file, `path` the environment's PATH, `command_line` the
-    /// source of completions and manual pages.
+    /// Installs, and says how to use it. `program` is this program's file, `path` the environment's
+    /// PATH, `command_line` the source of completions and manual pages.
     ///
     /// # Errors
-    /// When something to install is missing, when a file is in the way, when the prefix cannot be written, or when a package put
-    /// this program there.
+    /// When something to install is missing, when a file is in the way, when the prefix cannot be
+    /// written, or when a package put this program there.
     pub fn run(self, program: &Path, path: Option<&str>, command_line: &clap::Command, out: impl Write) -> Result<()> {
         if let Some((package, _)) = packaged::package_of(program) {
             let cure = "there is nothing to install; `nccl-spark env` prints the variables to set";
@@ -107,7 +108,8 @@ impl Uninstall {
     /// Removes the files of the list that [`Install::run`] wrote. `program` is this program's file.
     ///
     /// # Errors
-    /// When nothing is installed there, or it cannot be removed, or when a package put this program there and no folder is named.
+    /// When nothing is installed there, or it cannot be removed, or when a package put this program
+    /// there and no folder is named.
     pub fn run(self, program: &Path, mut out: impl Write) -> Result<()> {
         if let (None, Some((package, removal))) = (&self.prefix, packaged::package_of(program)) {
             let cure = format!("remove it with `{removal}`; --prefix names a folder that `nccl-spark install` used");

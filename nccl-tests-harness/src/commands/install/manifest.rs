@@ -1,4 +1,5 @@
-//! The list of what `install` put into a folder. The lines of files are those of `sha256sum`, which can check them.
+//! The list of what `install` put into a folder. The lines of files are those of `sha256sum`, which
+//! can check them.
 
 use anyhow::{Context, Result};
 use sha2::{Digest as _, Sha256};
@@ -7,19 +8,20 @@ use std::fmt::Write as _;
 use std::path::{Component, Path};
 use std::{fs, io};
 
-/// Where the list is, within the prefix.
+/// Path of the list below the prefix.
 pub const PATH: &str = "lib/nccl-spark/manifest";
 /// The mark of a folder.
 pub const FOLDER: &str = "# folder";
 
-/// Paths below the prefix, each with its mark: the SHA-256 of a file's content, or [`FOLDER`] for a folder that was made. The
-/// prefix itself is `.`. A file has two digests while one content replaces the other.
+/// Paths below the prefix, each with its mark: the SHA-256 of a file's content, or [`FOLDER`] for a
+/// folder that was made. The prefix itself is `.`. A file has two digests while one content
+/// replaces the other.
 pub type Manifest = BTreeSet<(String, String)>;
 
 /// Returns the list in `prefix`, if there is one.
 ///
 /// # Errors
-/// When it cannot be read, or is not such a list.
+/// Names the list and the line that is not valid.
 pub fn read(prefix: &Path) -> Result<Option<Manifest>> {
     let path = prefix.join(PATH);
     match fs::read_to_string(&path) {
@@ -36,7 +38,7 @@ fn parse(text: &str) -> Result<Manifest> {
         if folder.is_none() && line.starts_with('#') {
             continue;
         }
-        // A path that leads out of the prefix is none of ours.
+        // Install writes no path that leads out of the prefix.
         let is_below = |path: &str| Path::new(path).components().all(|part| matches!(part, Component::Normal(_)));
         let entry = folder.or_else(|| line.split_once("  "));
         let entry = entry.filter(|(_, path)| *path == "." || is_below(path) && !path.is_empty());
