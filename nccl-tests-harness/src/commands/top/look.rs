@@ -37,7 +37,7 @@ pub struct FileId {
 pub struct Job {
     /// Its number here.
     pub pid: u32,
-    /// The command's name, in printable ASCII.
+    /// The command's name, without what a terminal would act on.
     pub command: String,
     /// What its launcher calls it.
     pub rank: Option<u32>,
