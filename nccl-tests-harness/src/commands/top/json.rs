@@ -1,4 +1,5 @@
-//! A look as JSON: the fields of docs/guide/monitoring.md. A field that goes or changes its meaning makes another schema.
+//! A look as JSON: the fields of docs/guide/monitoring.md. A field that goes or changes its meaning
+//! makes another schema.
 
 use super::look::PassedOver;
 use super::rates::{Job, Picture};
@@ -156,7 +157,7 @@ mod tests {
     use nccl_net_spark::counters::layout::Direction;
     use serde_json::Value;
 
-    /// Whoever reads the objects goes by these names.
+    /// Scripts read the fields by these names.
     #[test]
     fn the_schema_is_the_documented_one() {
         let flows = vec![flow("r0", "b", Direction::Send, 1000), flow("r1", "c", Direction::Receive, 500)];

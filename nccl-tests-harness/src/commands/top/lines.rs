@@ -55,7 +55,7 @@ fn cells(job: &Job, row: &Row) -> Vec<String> {
     cells
 }
 
-/// What is not shown, and why.
+/// Returns a remark on each process or lane that is not shown, with the reason.
 pub fn remarks(picture: &Picture) -> Vec<String> {
     let mut remarks: Vec<String> = hidden(picture.hidden, nix::unistd::geteuid().is_root()).into_iter().collect();
     remarks.extend(picture.passed_over.iter().map(|PassedOver { pid, reason }| format!("process {pid}: {reason}")));

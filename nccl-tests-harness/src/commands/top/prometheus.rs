@@ -44,7 +44,7 @@ const OF_RAILS: [Metric; 13] = [
     ("rail_carrying_connections", Gauge, "Open connections that a rail carries for.", |row| {
         Count(row.connections().1 as u64)
     }),
-    ("rail_payload_bytes_per_second", Gauge, "What a rail can carry in payload; 0 if it is not known.", |row| {
+    ("rail_payload_bytes_per_second", Gauge, "Payload rate that a rail can carry; 0 if it is not known.", |row| {
         Count(row.bits_per_s / 8)
     }),
 ];
@@ -126,7 +126,8 @@ pub fn parse_path(text: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// The file, written anew at each look. It goes with this program: figures that nobody brings up to date would be taken for those of now.
+/// The file, replaced at each look. It is removed when this program ends: the collector would
+/// go on to serve its figures as current ones.
 #[derive(Debug)]
 pub struct Textfile {
     path: PathBuf,
@@ -142,7 +143,7 @@ impl Textfile {
     /// Writes it beside itself and puts it in place: a reader sees the old one or the new one.
     ///
     /// # Errors
-    /// When it cannot be written; nothing new is left behind then.
+    /// Names the file that cannot be written. No temporary file stays behind.
     pub fn write(&mut self, text: &str) -> Result<()> {
         self.replace(text).with_context(|| format!("--prometheus {}", self.path.display()))?;
         self.is_there = true;
@@ -167,7 +168,7 @@ impl Textfile {
 impl Drop for Textfile {
     fn drop(&mut self) {
         if self.is_there {
-            // Somebody may have removed it already, and nobody is left to tell.
+            // Another program may have removed it, and there is no place left for an error.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -237,7 +238,7 @@ mod tests {
         fs::create_dir(&path).unwrap();
         let error = Textfile::new(path.clone()).write("four\n").unwrap_err();
         assert!(format!("{error:#}").starts_with(&format!("--prometheus {}: ", path.display())), "{error:#}");
-        assert_eq!(names(), ["spark.prom"], "the temporary file is gone");
+        assert_eq!(names(), ["spark.prom"], "no temporary file is left");
         let error = Textfile::new("/no/such/spark.prom".into()).write("five\n").unwrap_err();
         let text = "--prometheus /no/such/spark.prom: No such file or directory (os error 2)";
         assert_eq!(format!("{error:#}"), text);

@@ -1,11 +1,13 @@
-//! What is shown of a picture: a row for each job, for each of its peers if asked for, and for each rail. Pure.
+//! The rows of a picture: one for each job, for each of its peers if asked for, and for each rail.
+//! Pure.
 
 use super::rates::{self, Flow, Job, Picture};
 use nccl_net_spark::counters::layout::{Counts, Direction};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// A rail that carries less than this part of what the busiest one of the job carries, each by its own rate, is marked.
+/// A rail that carries less than this part of what the busiest one of the job carries, each by its
+/// own rate, is marked.
 const SLOW: f64 = 0.5;
 /// Rails are compared where the busiest one carries at least this part of its payload rate.
 const BUSY: f64 = 0.1;
@@ -17,7 +19,7 @@ const SHARED_BYTES: u64 = 64 << 10;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Condition {
-    /// All carry, as far as anybody knows.
+    /// Every connection carries.
     Good,
     /// This rail carries less than half of what another does.
     Slow,
@@ -49,15 +51,15 @@ pub struct Row {
     pub peer: Option<String>,
     /// The rail here; none over all rails.
     pub rail: Option<String>,
-    /// What the process sends.
+    /// Figures of the process as a sender.
     pub sent: Side,
-    /// What it receives.
+    /// Figures of the process as a receiver.
     pub received: Side,
     /// The row's part of the job's bytes in both directions, in percent.
     pub share_percent: Option<f64>,
     /// The rails' payload rate, where the row is one rail's; 0 if it is not known.
     pub bits_per_s: u64,
-    /// How the connections are.
+    /// State of the connections.
     pub condition: Condition,
 }
 
@@ -151,7 +153,8 @@ fn measure(rows: &mut [Row], elapsed_ns: Option<u64>) {
     }
 }
 
-/// Rails of one job and peer carry equal parts of their rates. Only rails with connections in this direction are compared.
+/// Rails of one job and peer carry equal parts of their rates. Only rails with connections in this
+/// direction are compared.
 fn mark_slow(rows: &mut [Row], side: fn(&Row) -> Side) {
     let load = |row: &Row| match side(row) {
         Side { connections: 1.., bytes_per_s: Some(bytes_per_s), .. } if row.rail.is_some() => {

@@ -74,7 +74,7 @@ impl Order {
     }
 }
 
-/// All that decides what is shown.
+/// State of the screen.
 #[derive(Debug)]
 pub struct View {
     picture: Option<Picture>,
@@ -212,7 +212,7 @@ impl View {
         )
     }
 
-    /// What is not shown comes before the keys.
+    /// Remarks on processes that are not shown come before the keys.
     fn footer(&self) -> String {
         let remarks = self.picture.as_ref().map(lines::remarks).unwrap_or_default();
         match remarks.as_slice() {
