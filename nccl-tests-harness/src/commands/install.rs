@@ -10,7 +10,7 @@ mod files;
 mod manifest;
 mod packaged;
 
-use crate::commands::manual::{self, Shell};
+use crate::commands::manual;
 use crate::output::numbers::count;
 use crate::output::{self, Verbosity};
 use crate::{abi, net, places};
@@ -72,17 +72,11 @@ impl Install {
 
     /// Reads all files before any is written: the program may be the one that is replaced.
     fn items(self, program: &Path, command_line: &clap::Command) -> Result<Vec<Item>> {
-        let build = places::build_command();
-        let Some(plugin) = self.plugin.or_else(|| places::plugin(program)) else {
-            bail!("the plugin is not beside {}: build it with `{build}`, or name it with --plugin", program.display());
-        };
+        let plugin = places::found_plugin(self.plugin, program)?;
         let fabric = self.softverbs.unwrap_or_else(|| places::fabric(program));
-        for (name, file, option) in [("plugin", &plugin, "--plugin"), ("software fabric", &fabric, "--softverbs")] {
-            let text =
-                format!("{name} {} not found: build it with `{build}`, or name it with {option}", file.display());
-            ensure!(file.is_file(), text);
-        }
-        let plugin = plugin.canonicalize().with_context(|| format!("find {}", plugin.display()))?;
+        let (fabric_name, build) = (fabric.display(), places::build_command());
+        let cure = format!("build it with `{build}`, or name it with --softverbs");
+        ensure!(fabric.is_file(), "software fabric {fabric_name} not found: {cure}");
         let present = net::exported_versions(&plugin, abi::VERSIONS)?;
         let missing = abi::VERSIONS.filter(|version| !present.contains(version));
         let missing: Vec<String> = missing.map(|version| format!("ncclNetPlugin_v{version}")).collect();
@@ -95,11 +89,8 @@ impl Install {
             Item { path: places::PLUGIN.to_owned(), content: read(&plugin)?, mode: 0o644 },
             Item { path: places::FABRIC.to_owned(), content: read(&fabric)?, mode: 0o644 },
         ];
-        let completions = Shell::ALL.map(|shell| (shell.file().to_owned(), manual::completions(command_line, shell)));
-        let pages = manual::pages(command_line).context("write the manual pages")?;
-        let pages = pages.into_iter().map(|(name, text)| (format!("man/man1/{name}"), text));
-        let shared = completions.into_iter().chain(pages);
-        items.extend(shared.map(|(path, content)| Item { path: format!("share/{path}"), content, mode: 0o644 }));
+        let shared = manual::files(command_line).context("write the manual pages")?;
+        items.extend(shared.into_iter().map(|(path, content)| Item { path, content, mode: 0o644 }));
         Ok(items)
     }
 }
