@@ -2,6 +2,7 @@
 //! have Debian's folder for each architecture below lib), beside itself as cargo builds them.
 
 use crate::usage::wrong;
+use anyhow::{Context, bail, ensure};
 use std::path::{Path, PathBuf};
 
 /// The program, below a prefix.
@@ -27,6 +28,19 @@ pub(crate) fn prefix(program: &Path) -> Option<&Path> {
 /// The plugin that belongs to `program`, if it is there.
 pub(crate) fn plugin(program: &Path) -> Option<PathBuf> {
     installed(program, PLUGIN).or_else(|| Some(program.with_file_name(BUILT_PLUGIN)).filter(|path| path.is_file()))
+}
+
+/// Returns the whole path of the plugin: `given`, or the one that belongs to `program`.
+///
+/// # Errors
+/// Names the file that is not there, and the command that builds it.
+pub fn found_plugin(given: Option<PathBuf>, program: &Path) -> anyhow::Result<PathBuf> {
+    let build = build_command();
+    let Some(plugin) = given.or_else(|| plugin(program)) else {
+        bail!("the plugin is not beside {}: build it with `{build}`, or name it with --plugin", program.display());
+    };
+    ensure!(plugin.is_file(), "plugin {} not found: build it with `{build}`", plugin.display());
+    plugin.canonicalize().with_context(|| format!("find {}", plugin.display()))
 }
 
 /// The plugin's library: `given`, or the one that belongs to `program`, or wherever the loader finds it.

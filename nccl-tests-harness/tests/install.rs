@@ -173,28 +173,6 @@ fn sha256(text: &str) -> String {
     said.out.split_whitespace().next().unwrap().to_owned()
 }
 
-/// Earlier versions put the plugin alone there, and kept no list.
-#[test]
-fn a_plugin_of_an_earlier_version_is_taken_over_and_can_be_removed() {
-    let place = Place::new();
-    let put_early = || {
-        fs::create_dir_all(place.file("lib")).unwrap();
-        fs::write(place.file(PLUGIN), "... ncclNetPlugin_v8 ... NCCL_SPARK_SETTINGS_FILE ...").unwrap();
-    };
-    put_early();
-    assert_eq!(place.install().status, Some(0));
-    assert_eq!(fs::read(place.file(PLUGIN)).unwrap(), fs::read(place.fake.library()).unwrap());
-    assert_eq!(place.uninstall().status, Some(0));
-    assert_eq!(place.files(), Vec::<PathBuf>::new());
-    put_early();
-    let said = place.uninstall();
-    assert!(said.status == Some(0) && said.out.contains("Removed 1 file that"), "{said:?}");
-    // Another plugin of that name has not this one's settings.
-    fs::write(place.file(PLUGIN), "... ncclNetPlugin_v8 ...").unwrap();
-    assert_fails(&place.uninstall(), &["nothing is installed in"]);
-    assert!(place.file(PLUGIN).exists());
-}
-
 #[test]
 fn the_installed_program_runs_with_nothing_but_its_prefix() {
     if !common::is_built() {

@@ -1,7 +1,7 @@
 //! `nccl-spark env`: the variables that make a job use the plugin, as a shell, docker or Ray takes them.
 
 use crate::places;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -39,11 +39,7 @@ impl Options {
     /// # Errors
     /// When the plugin is not found, when its path cannot be written for the reader, or when `out` cannot be written.
     pub fn run(self, program: &Path, mut out: impl Write) -> Result<()> {
-        let Some(plugin) = self.plugin.or_else(|| places::plugin(program)) else {
-            bail!("the plugin is not beside {}: name it with --plugin", program.display());
-        };
-        ensure!(plugin.is_file(), "plugin {} not found", plugin.display());
-        let plugin = plugin.canonicalize().with_context(|| format!("find {}", plugin.display()))?;
+        let plugin = places::found_plugin(self.plugin, program)?;
         let plugin = plugin.to_str().with_context(|| format!("the path {} is not UTF-8", plugin.display()))?;
         Ok(writeln!(out, "{}", text(self.reader, plugin, Path::new(LATENCY_DEVICE).exists())?)?)
     }

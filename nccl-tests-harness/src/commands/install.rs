@@ -1,28 +1,23 @@
-//! `nccl-spark install` and `uninstall`: this program, the plugin, the software fabric, shell completions and manual pages below one
-//! prefix, where they find each other (`places`).
+//! `nccl-spark install` and `uninstall`: this program, the plugin, the software fabric, shell
+//! completions and manual pages below one prefix, where they find each other (`places`).
 //!
-//! Promises: nothing is written unless everything can be; a file that `install` did not put there is neither replaced nor removed, and one
-//! that was changed since is not removed; each file gets its name in one step, whole; what is installed is listed in
-//! `lib/nccl-spark/manifest`, so that `uninstall` needs nothing else. What a Debian or Python package put there is the package's.
+//! Promises: nothing is replaced unless every file could be written; a file that `install` did not
+//! put there is neither replaced nor removed, and one that was changed since is not removed; each
+//! file gets its name in one step, whole; what is installed is listed in `lib/nccl-spark/manifest`,
+//! so that `uninstall` needs nothing else. Files of a Debian or Python package are the package's.
 
-mod bundle;
 mod files;
 mod manifest;
 mod packaged;
 
-use crate::abi;
-use crate::net;
+use crate::commands::manual;
 use crate::output::numbers::count;
 use crate::output::{self, Verbosity};
-use crate::places;
+use crate::{abi, net, places};
 use anyhow::{Context, Result, bail, ensure};
-use bundle::Item;
 use clap::Args;
-use files::{State, put};
-use manifest::Manifest;
+use files::Item;
 use nix::unistd::geteuid;
-use packaged::{Package, is_of_deb};
-use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -44,7 +39,8 @@ pub struct Install {
 /// Options of uninstall.
 #[derive(Debug, Args)]
 pub struct Uninstall {
-    /// Folder that install used [default: the one that this program is installed in, else /usr/local]
+    /// Folder that install used [default: the one that this program is installed in, else
+    /// /usr/local]
     #[arg(long, value_name = "DIR")]
     prefix: Option<PathBuf>,
 }
@@ -52,149 +48,95 @@ pub struct Uninstall {
 const PREFIX: &str = "/usr/local";
 
 impl Install {
-    /// Installs, and says how to use it. `program` is this program's file, `path` the environment's PATH, `command_line` what
-    /// completions and manual pages are made from.
+    /// Installs, and says how to use it. `program` is this program's file, `path` the environment's
+    /// PATH, `command_line` the source of completions and manual pages.
     ///
     /// # Errors
-    /// When something to install is missing, when a file is in the way, when the prefix cannot be written, or when a package put this
-    /// program there.
-    pub fn run(
-        self,
-        program: &Path,
-        path: Option<&str>,
-        command_line: &clap::Command,
-        mut out: impl Write,
-    ) -> Result<()> {
-        if let Some(package) = Package::of(program) {
-            bail!(package.no_install(program));
+    /// When something to install is missing, when a file is in the way, when the prefix cannot be
+    /// written, or when a package put this program there.
+    pub fn run(self, program: &Path, path: Option<&str>, command_line: &clap::Command, out: impl Write) -> Result<()> {
+        if let Some((package, _)) = packaged::package_of(program) {
+            let cure = "there is nothing to install; `nccl-spark env` prints the variables to set";
+            bail!("{} belongs to the {package} nccl-net-spark: {cure}", program.display());
         }
         let prefix = std::path::absolute(&self.prefix).context("make the prefix absolute")?;
         let items = self.items(program, command_line)?;
-        let old = Manifest::read(&prefix)?;
-        let command = command(program, "install", &prefix);
-        let folders: BTreeSet<&Path> = items.iter().filter_map(|item| Path::new(&item.path).parent()).collect();
-        folders.iter().try_for_each(|folder| files::check_writable(&prefix.join(folder), &command))?;
-        check_in_the_way(&prefix, old.as_ref(), &items)?;
-
+        let old = manifest::read(&prefix)?;
         let is_upgrade = old.is_some();
-        let new = put(&prefix, &items, old.unwrap_or_default())?;
-        for kept in &new.kept {
-            writeln!(out, "kept {}: it was changed since an earlier version installed it", kept.display())?;
-        }
-        let done = if is_upgrade { "Upgraded" } else { "Installed" };
-        report(&prefix, done, &items, program, path, &mut out)
+        let command = command(program, "install", &prefix);
+        let folders = items.iter().filter_map(|item| prefix.join(&item.path).parent().map(Path::to_owned));
+        folders.into_iter().try_for_each(|folder| files::check_writable(&folder, &command))?;
+        let kept = files::put(&prefix, &items, &old.unwrap_or_default())?;
+        report(&prefix, is_upgrade, &items, &kept, path, out)
     }
 
+    /// Reads all files before any is written: the program may be the one that is replaced.
     fn items(self, program: &Path, command_line: &clap::Command) -> Result<Vec<Item>> {
-        let build = places::build_command();
-        let Some(plugin) = self.plugin.or_else(|| places::plugin(program)) else {
-            bail!("the plugin is not beside {}: build it with `{build}`, or name it with --plugin", program.display());
-        };
-        ensure!(plugin.is_file(), "plugin {} not found: build it with `{build}`", plugin.display());
-        let plugin = plugin.canonicalize().with_context(|| format!("find {}", plugin.display()))?;
-        let missing = missing_versions(&plugin)?;
-        ensure!(
-            missing.is_empty(),
-            "{} is not this plugin: it does not export {}",
-            plugin.display(),
-            missing.join(", ")
-        );
+        let plugin = places::found_plugin(self.plugin, program)?;
         let fabric = self.softverbs.unwrap_or_else(|| places::fabric(program));
-        ensure!(
-            fabric.is_file(),
-            "software fabric {} not found: build it with `{build}`, or name it with --softverbs",
-            fabric.display()
-        );
-        bundle::collect(program, &plugin, &fabric, command_line)
+        let (fabric_name, build) = (fabric.display(), places::build_command());
+        let cure = format!("build it with `{build}`, or name it with --softverbs");
+        ensure!(fabric.is_file(), "software fabric {fabric_name} not found: {cure}");
+        let present = net::exported_versions(&plugin, abi::VERSIONS)?;
+        let missing = abi::VERSIONS.filter(|version| !present.contains(version));
+        let missing: Vec<String> = missing.map(|version| format!("ncclNetPlugin_v{version}")).collect();
+        let (plugin_name, missing) = (plugin.display(), missing.join(", "));
+        ensure!(missing.is_empty(), "{plugin_name} is not this plugin: it does not export {missing}");
+
+        let read = |path: &Path| fs::read(path).with_context(|| format!("read {}", path.display()));
+        let mut items = vec![
+            Item { path: places::PROGRAM.to_owned(), content: read(program)?, mode: 0o755 },
+            Item { path: places::PLUGIN.to_owned(), content: read(&plugin)?, mode: 0o644 },
+            Item { path: places::FABRIC.to_owned(), content: read(&fabric)?, mode: 0o644 },
+        ];
+        let shared = manual::files(command_line).context("write the manual pages")?;
+        items.extend(shared.into_iter().map(|(path, content)| Item { path, content, mode: 0o644 }));
+        Ok(items)
     }
 }
 
 impl Uninstall {
-    /// Removes what [`Install::run`] installed. `program` is this program's file.
+    /// Removes the files of the list that [`Install::run`] wrote. `program` is this program's file.
     ///
     /// # Errors
-    /// When nothing is installed there, or it cannot be removed, or when a package put this program there and no folder is named.
+    /// When nothing is installed there, or it cannot be removed, or when a package put this program
+    /// there and no folder is named.
     pub fn run(self, program: &Path, mut out: impl Write) -> Result<()> {
-        if let (None, Some(package)) = (&self.prefix, Package::of(program)) {
-            bail!(package.no_uninstall(program));
+        if let (None, Some((package, removal))) = (&self.prefix, packaged::package_of(program)) {
+            let cure = format!("remove it with `{removal}`; --prefix names a folder that `nccl-spark install` used");
+            bail!("{} belongs to the {package} nccl-net-spark: {cure}", program.display());
         }
         let own = places::prefix(program).filter(|prefix| prefix.join(manifest::PATH).is_file());
         let prefix = self.prefix.as_deref().or(own).unwrap_or(Path::new(PREFIX));
         let prefix = std::path::absolute(prefix).context("make the prefix absolute")?;
-        let Some(manifest) = Manifest::read(&prefix)?.or_else(|| files::early_plugin(&prefix)) else {
+        let Some(manifest) = manifest::read(&prefix)? else {
             bail!("nothing is installed in {}: name the folder with --prefix", prefix.display());
         };
-        let command = command(program, "uninstall", &prefix);
-        for path in manifest.files.keys().map(|path| prefix.join(path)).filter(|path| path.symlink_metadata().is_ok()) {
-            files::check_writable(path.parent().unwrap_or(&prefix), &command)?;
-        }
-        let (mut removed, mut kept) = (0, Vec::new());
-        for path in manifest.files.keys() {
-            let file = prefix.join(path);
-            match files::state(&prefix, path, &manifest)? {
-                State::Absent => {}
-                // dpkg replaced what install had put there.
-                _ if is_of_deb(&file) => kept.push((file, "it belongs to the Debian package nccl-net-spark")),
-                State::Ours => {
-                    fs::remove_file(&file).with_context(|| format!("remove {}", file.display()))?;
-                    removed += 1;
-                }
-                State::Changed | State::Foreign => kept.push((file, "it was changed since it was installed")),
-            }
-        }
-        files::remove_manifest(&prefix, &manifest)?;
+        let (removed, kept) = files::remove(&prefix, &manifest, &command(program, "uninstall", &prefix))?;
         writeln!(out, "Removed {} that install put into {}", count(removed, "file"), prefix.display())?;
-        for (file, reason) in kept {
-            writeln!(out, "kept {}: {reason}", file.display())?;
-        }
+        kept.iter().try_for_each(|kept| writeln!(out, "{kept}"))?;
         Ok(writeln!(out, "Unset NCCL_NET_PLUGIN and NCCL_NET where you set them")?)
     }
 }
 
-/// Nothing is replaced that `install` did not put there.
-fn check_in_the_way(prefix: &Path, old: Option<&Manifest>, items: &[Item]) -> Result<()> {
-    let none = Manifest::default();
-    let known = old.unwrap_or(&none);
-    let early = files::early_plugin(prefix).unwrap_or_default();
-    let mut in_the_way = Vec::new();
-    for item in items {
-        let path = prefix.join(&item.path);
-        let file = path.display();
-        match files::state(prefix, &item.path, known)? {
-            _ if is_of_deb(&path) => in_the_way.push(format!("{file} belongs to the Debian package nccl-net-spark")),
-            State::Absent | State::Ours => {}
-            State::Changed => in_the_way.push(format!("{file} was changed since it was installed")),
-            State::Foreign if early.files.contains_key(&item.path) => {}
-            State::Foreign if files::is_same(&prefix.join(&item.path), item) => {}
-            State::Foreign => in_the_way.push(format!("{file} was not installed by nccl-spark")),
-        }
-    }
-    ensure!(
-        in_the_way.is_empty(),
-        "{}\nnothing was installed: move what is in the way, or choose another folder with --prefix",
-        in_the_way.join("\n")
-    );
-    Ok(())
-}
-
+/// Says what was installed, and how to use and to remove it.
 fn report(
     prefix: &Path,
-    done: &str,
+    is_upgrade: bool,
     items: &[Item],
-    program: &Path,
+    kept: &[String],
     path: Option<&str>,
-    out: &mut impl Write,
+    mut out: impl Write,
 ) -> Result<()> {
-    let shared = items.iter().filter(|item| item.path.starts_with("share/")).count();
+    kept.iter().try_for_each(|kept| writeln!(out, "{kept}"))?;
     if output::verbosity() == Verbosity::Quiet {
         return Ok(());
     }
-    let (plugin, prefix_text) = (prefix.join(places::PLUGIN), prefix.display());
+    let (done, prefix_text) = (if is_upgrade { "Upgraded" } else { "Installed" }, prefix.display());
     writeln!(out, "{done} nccl-spark {} in {prefix_text}:", env!("PROGRAM_VERSION"))?;
-    for item in items.iter().filter(|item| !item.path.starts_with("share/")) {
-        writeln!(out, "  {}", prefix.join(&item.path).display())?;
-    }
-    writeln!(out, "  shell completions and manual pages ({}) in {prefix_text}/share", count(shared, "file"))?;
+    let (shared, others): (Vec<&Item>, Vec<&Item>) = items.iter().partition(|item| item.path.starts_with("share/"));
+    others.iter().try_for_each(|item| writeln!(out, "  {}", prefix.join(&item.path).display()))?;
+    writeln!(out, "  shell completions and manual pages ({}) in {prefix_text}/share", count(shared.len(), "file"))?;
     let bin = prefix.join("bin");
     if !path.unwrap_or_default().split(':').any(|folder| Path::new(folder) == bin) {
         writeln!(out, "Put the command into your PATH:\n  export PATH={}:$PATH", bin.display())?;
@@ -203,26 +145,16 @@ fn report(
         writeln!(out, "This is a debug build, which is slow: build the one to use with `cargo build --release`")?;
     }
     writeln!(out, "To use the plugin, set for a job:")?;
-    writeln!(out, "  export NCCL_NET_PLUGIN={}", plugin.display())?;
+    writeln!(out, "  export NCCL_NET_PLUGIN={}", prefix.join(places::PLUGIN).display())?;
     writeln!(out, "  export NCCL_NET=Spark")?;
     writeln!(out, "Do not set NCCL_NET in a login script: NCCL fails with it on a machine that has no usable rail.")?;
-    let installed = prefix.join(places::PROGRAM);
-    let program = if bin.is_dir() { installed.as_path() } else { program };
-    // What root installed only root removes.
+    // Files that root installed only root can remove.
     let sudo = if geteuid().is_root() { "sudo " } else { "" };
-    Ok(writeln!(out, "To remove it:\n  {sudo}{}", command(program, "uninstall", prefix))?)
+    Ok(writeln!(out, "To remove it:\n  {sudo}{}", command(&prefix.join(places::PROGRAM), "uninstall", prefix))?)
 }
 
-/// The command line that does this as root or, where no root is needed, as it is.
+/// Returns the command line that does the same for this prefix.
 fn command(program: &Path, command: &str, prefix: &Path) -> String {
     let prefix = if prefix == Path::new(PREFIX) { String::new() } else { format!(" --prefix {}", prefix.display()) };
     format!("{} {command}{prefix}", program.display())
-}
-
-fn missing_versions(library: &Path) -> Result<Vec<String>> {
-    let present = net::exported_versions(library, abi::VERSIONS)?;
-    Ok(abi::VERSIONS
-        .filter(|version| !present.contains(version))
-        .map(|version| format!("ncclNetPlugin_v{version}"))
-        .collect())
 }

@@ -76,10 +76,10 @@ impl Manual {
 
 impl Shell {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Bash, Self::Zsh, Self::Fish];
+    const ALL: [Self; 3] = [Self::Bash, Self::Zsh, Self::Fish];
 
     /// Where the shell looks for them, below PREFIX/share.
-    pub fn file(self) -> &'static str {
+    fn file(self) -> &'static str {
         match self {
             Self::Bash => "bash-completion/completions/nccl-spark",
             Self::Zsh => "zsh/site-functions/_nccl-spark",
@@ -89,7 +89,7 @@ impl Shell {
 }
 
 /// The completions of `all`, the whole command line, for one shell.
-pub fn completions(all: &Command, shell: Shell) -> Vec<u8> {
+fn completions(all: &Command, shell: Shell) -> Vec<u8> {
     let (mut command, mut text) = (visible(all), Vec::new());
     command.set_bin_name(NAME);
     command.build();
@@ -105,8 +105,16 @@ pub fn completions(all: &Command, shell: Shell) -> Vec<u8> {
     text
 }
 
+/// Returns the completions for all shells and the manual pages of `all`, the whole command line: the
+/// path of each file below a prefix, and its text.
+pub fn files(all: &Command) -> io::Result<Vec<(String, Vec<u8>)>> {
+    let completions = Shell::ALL.map(|shell| (shell.file().to_owned(), completions(all, shell)));
+    let pages = pages(all)?.into_iter().map(|(name, text)| (format!("man/man1/{name}"), text));
+    Ok(completions.into_iter().chain(pages).map(|(path, text)| (format!("share/{path}"), text)).collect())
+}
+
 /// The manual pages of `all`, the whole command line: the file's name and the text of each, the program's own page last.
-pub fn pages(all: &Command) -> io::Result<Vec<(String, Vec<u8>)>> {
+fn pages(all: &Command) -> io::Result<Vec<(String, Vec<u8>)>> {
     let (mut command, mut pages) = (visible(all).disable_help_subcommand(true), Vec::new());
     command.build();
     add_pages(command, &mut pages)?;

@@ -74,8 +74,8 @@ fn tune(tune: &Tune, program: &Path, out: &mut impl Write) -> Result<Told> {
         followers.end()?;
         return Ok(told);
     }
-    let pairs = told.chosen.map(Candidate::pairs);
-    for line in keep::keep(&tune.output, &keep::SHARES, pairs.as_ref().map(|pairs| &pairs[..]), &remark)? {
+    let pairs = told.chosen.map(Candidate::pairs).unwrap_or_default();
+    for line in keep::keep(&tune.output, &keep::SHARES, &pairs, &remark)? {
         writeln!(out, "# {line}")?;
     }
     out.flush()?;

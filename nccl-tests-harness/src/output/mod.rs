@@ -1,5 +1,5 @@
-//! Standard output and standard error: either may be a pipe that is closed early (`nccl-spark ... | head`), and the command line says how
-//! much goes there.
+//! Standard output and standard error: either may be a pipe that is closed early (`nccl-spark ... |
+//! head`), and the command line says how much goes there.
 
 pub mod numbers;
 pub mod plot;
@@ -35,9 +35,11 @@ pub(crate) fn set_verbosity(verbosity: Verbosity) {
     let _ = VERBOSITY.set(verbosity);
 }
 
-/// What was read, without what a terminal would act on. Anybody may have written it: variables of another process, files, another host.
+/// Returns a text from outside, such as another process, a file or another host, without what a
+/// terminal would act on: control characters, and those that change the direction of writing.
 pub fn plain(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+    let turns = |c: char| matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    text.chars().map(|c| if c.is_control() || turns(c) { '?' } else { c }).collect()
 }
 
 /// What was set.
@@ -86,8 +88,8 @@ pub fn error() -> impl Write {
     Output::new(io::stderr(), "standard error", verbosity())
 }
 
-/// Whether `error` is only that the reader of this program's output has closed it. Other broken pipes are errors: a rank's control
-/// connection is one too.
+/// Whether `error` is only that the reader of this program's output has closed it. Other broken
+/// pipes are errors: a rank's control connection is one too.
 pub fn is_unread(error: &anyhow::Error) -> bool {
     let unread = |cause: &(dyn Error + 'static)| {
         let inner = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
@@ -180,6 +182,11 @@ mod tests {
         fn flush(&mut self) -> io::Result<()> {
             Ok(())
         }
+    }
+
+    #[test]
+    fn text_from_outside_moves_no_cursor_and_turns_no_line() {
+        assert_eq!(plain("a\u{1b}[2J\r\nb\u{9b}1m\u{202e}c\u{2067}d é"), "a?[2J??b?1m?c?d é");
     }
 
     #[test]

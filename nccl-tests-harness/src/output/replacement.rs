@@ -14,6 +14,15 @@ pub fn beside(path: &Path) -> io::Result<NamedTempFile> {
     Builder::new().prefix(".nccl-spark-").suffix(".tmp").make_in(folder, make)
 }
 
+/// Writes a file beside `path`, down to the disk. [`NamedTempFile::persist`] puts it in place.
+pub fn written(path: &Path, content: &[u8], permissions: Permissions) -> io::Result<NamedTempFile> {
+    let mut file = beside(path)?;
+    file.write_all(content)?;
+    file.as_file().set_permissions(permissions)?;
+    file.as_file().sync_all()?;
+    Ok(file)
+}
+
 /// Writes `text`, and lets everybody read it.
 pub fn fill(file: &mut NamedTempFile, text: &str) -> io::Result<()> {
     file.as_file_mut().write_all(text.as_bytes())?;

@@ -1,84 +1,31 @@
-//! Whose a file is, and replacing it in one step.
+//! The files below a prefix: which of them may be replaced or removed, and how that is done.
 
-use super::bundle::Item;
-use super::manifest::{self, Manifest, digest};
-use crate::places;
-use anyhow::{Context, Result, bail};
+use super::manifest::{self, FOLDER, Manifest, digest};
+use super::packaged::is_of_deb;
+use crate::output::replacement;
+use anyhow::{Context, Result, bail, ensure};
 use nix::unistd::{AccessFlags, eaccess, geteuid};
-use std::fs::{self, DirBuilder, File, Permissions};
-use std::io::{self, ErrorKind, Write};
+use std::collections::BTreeSet;
+use std::fs::{self, Permissions};
+use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Whose a file is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
-    /// There is none.
-    Absent,
-    /// Listed, and as it was installed.
-    Ours,
-    /// Listed, and not as it was installed.
-    Changed,
-    /// Not listed.
-    Foreign,
+/// A file to install.
+pub struct Item {
+    /// Path below the prefix.
+    pub path: String,
+    /// The whole content.
+    pub content: Vec<u8>,
+    /// File mode, as in chmod(2).
+    pub mode: u32,
 }
 
-/// What [`put`] did.
-pub struct Put {
-    /// Files of the earlier version that this one does not have, and that were changed.
-    pub kept: Vec<PathBuf>,
-}
-
-const FOLDER_MODE: u32 = 0o755;
-/// Names that the plugin has and no other library: of a version of NCCL's interface, and of a setting.
-const PLUGIN_MARKS: [&[u8]; 2] = [b"ncclNetPlugin_v8", b"NCCL_SPARK_SETTINGS_FILE"];
-
-/// Whose the file `path` of `prefix` is, by what `manifest` lists.
-pub fn state(prefix: &Path, path: &str, manifest: &Manifest) -> Result<State> {
-    let file = prefix.join(path);
-    let about = match file.symlink_metadata() {
-        Ok(about) => about,
-        Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => {
-            return Ok(State::Absent);
-        }
-        Err(error) => return Err(error).with_context(|| format!("look at {}", file.display())),
-    };
-    if !manifest.files.contains_key(path) {
-        return Ok(State::Foreign);
-    }
-    // A link is not what was installed, whatever it leads to.
-    if !about.is_file() {
-        return Ok(State::Changed);
-    }
-    let content = fs::read(&file).with_context(|| format!("read {}", file.display()))?;
-    Ok(if manifest.has(path, &digest(&content)) { State::Ours } else { State::Changed })
-}
-
-/// Whether the file has the content that is to be installed: nothing is lost then.
-pub fn is_same(file: &Path, item: &Item) -> bool {
-    let is_file = file.symlink_metadata().is_ok_and(|about| about.is_file());
-    is_file && fs::read(file).is_ok_and(|content| content == item.content)
-}
-
-/// What `install` put into `prefix` before it kept a list: the plugin alone. The file counts as that if it has the names that only this
-/// plugin has.
-pub fn early_plugin(prefix: &Path) -> Option<Manifest> {
-    let file = prefix.join(places::PLUGIN);
-    let is_file = file.symlink_metadata().is_ok_and(|about| about.is_file());
-    let content = fs::read(&file).ok().filter(|_| is_file && !prefix.join(manifest::PATH).exists())?;
-    let has = |mark: &[u8]| content.windows(mark.len()).any(|part| part == mark);
-    if !PLUGIN_MARKS.into_iter().all(has) {
-        return None;
-    }
-    let mut manifest = Manifest::default();
-    manifest.add(places::PLUGIN, &digest(&content));
-    Some(manifest)
-}
-
-/// Fails unless files can be made in `folder`, or in the folder above it in which it would be made. `command` is this command line.
+/// Fails unless files can be made in `folder`, or `folder` in the nearest existing folder above it.
+/// `command` is this command line.
 ///
 /// # Errors
-/// Says what to do.
+/// Names the folder, the reason and the cure.
 pub fn check_writable(folder: &Path, command: &str) -> Result<()> {
     let existing = folder.ancestors().find_map(|folder| Some((folder, fs::metadata(folder).ok()?)));
     let Some((existing, about)) = existing else { bail!("cannot write to {}: no such folder", folder.display()) };
@@ -93,138 +40,137 @@ pub fn check_writable(folder: &Path, command: &str) -> Result<()> {
     bail!("cannot write to {}: {}; {advice}", existing.display(), error.desc().to_lowercase())
 }
 
-/// Puts the items into `prefix`, and removes files of `old` that are no longer among them.
+/// Puts the items into `prefix`, and removes files of `old` that are no longer among them. Returns
+/// a line for each of these that stays.
 ///
-/// Every file is first written whole under another name. The list then has old and new digests until all have their names, so that an
-/// installation that ends in the middle can be repeated or removed.
-pub fn put(prefix: &Path, items: &[Item], old: Manifest) -> Result<Put> {
-    let mut new = Manifest { folders: old.folders.clone(), ..Manifest::default() };
-    let mut staged = stage(prefix, items, &mut new).inspect_err(|_| {
-        for folder in new.folders.iter().rev().filter(|folder| !old.folders.contains(*folder)) {
-            let _ = fs::remove_dir(below(prefix, folder));
-        }
-    })?;
-    let mut both = new.clone();
-    for (path, digests) in &old.files {
-        digests.iter().for_each(|digest| both.add(path, digest));
-    }
-    write_manifest(prefix, &mut both)?;
-    staged.name_all()?;
-    let mut kept = Vec::new();
-    for path in old.files.keys().filter(|path| !new.files.contains_key(*path)) {
-        let file = prefix.join(path);
-        match state(prefix, path, &old)? {
-            State::Ours => fs::remove_file(&file).with_context(|| format!("remove {}", file.display()))?,
-            State::Absent => {}
-            State::Changed | State::Foreign => kept.push(file),
-        }
-    }
-    new.folders = both.folders;
-    write_manifest(prefix, &mut new)?;
-    Ok(Put { kept })
-}
-
-fn stage(prefix: &Path, items: &[Item], new: &mut Manifest) -> Result<Staged> {
-    let mut staged = Staged::default();
+/// The list has old and new digests until all files have their names, so that an installation that
+/// ends in the middle can be repeated or removed.
+///
+/// # Errors
+/// Names the files in the way, or the file that cannot be written.
+pub fn put(prefix: &Path, items: &[Item], old: &Manifest) -> Result<Vec<String>> {
+    let mut in_the_way = Vec::new();
     for item in items {
-        staged.write(prefix, &item.path, &item.content, item.mode, new)?;
-        new.add(&item.path, &digest(&item.content));
+        let reason = obstacle(prefix, &item.path, old, Some(&item.content))?;
+        in_the_way.extend(reason.map(|reason| format!("{} {reason}", prefix.join(&item.path).display())));
     }
-    Ok(staged)
+    let cure = "nothing was installed: move what is in the way, or choose another folder with --prefix";
+    ensure!(in_the_way.is_empty(), "{}\n{cure}", in_the_way.join("\n"));
+
+    let mut new: Manifest = items.iter().map(|item| (item.path.clone(), digest(&item.content))).collect();
+    let mut both = old | &new;
+    let paths = items.iter().map(|item| item.path.as_str());
+    paths.chain([manifest::PATH]).try_for_each(|path| make_folder(prefix, path, &mut both))?;
+    write_list(prefix, &both)?;
+    let written = items.iter().map(|Item { path, content, mode }| {
+        let path = prefix.join(path);
+        let file = replacement::written(&path, content, Permissions::from_mode(*mode));
+        file.with_context(|| format!("write {}", path.display())).map(|file| (file, path))
+    });
+    // A running job keeps the file that it has mapped: the new one takes over its name alone.
+    for (file, path) in written.collect::<Result<Vec<_>>>()? {
+        file.persist(&path).map_err(|error| error.error).with_context(|| format!("replace {}", path.display()))?;
+    }
+    let mut gone = files(old);
+    gone.retain(|path| !items.iter().any(|item| item.path == *path));
+    let (_, kept) = remove_files(prefix, gone, old)?;
+    new.extend(both.into_iter().filter(|(_, mark)| mark == FOLDER));
+    write_list(prefix, &new)?;
+    Ok(kept)
 }
 
-fn write_manifest(prefix: &Path, manifest: &mut Manifest) -> Result<()> {
-    let mut staged = Staged::default();
-    make_folder(prefix, manifest::PATH, manifest)?;
-    let text = manifest.text(env!("PROGRAM_VERSION"));
-    staged.write(prefix, manifest::PATH, text.as_bytes(), 0o644, manifest)?;
-    staged.name_all()
-}
-
-/// Removes the list, and the folders that were made if nothing else is in them.
-pub fn remove_manifest(prefix: &Path, manifest: &Manifest) -> Result<()> {
-    let file = prefix.join(manifest::PATH);
-    match fs::remove_file(&file) {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            return Err(error).with_context(|| format!("remove {}", file.display()));
+/// Removes the files of the list, the list, and the folders that were made where nothing else is in
+/// them. Returns the number of files that were removed, and a line for each that stays. `command`
+/// is this command line.
+///
+/// # Errors
+/// Names a file or folder that cannot be changed. Folders are checked before anything is removed.
+pub fn remove(prefix: &Path, manifest: &Manifest, command: &str) -> Result<(usize, Vec<String>)> {
+    for file in files(manifest).into_iter().map(|path| prefix.join(path)) {
+        if is_there(&file)? {
+            check_writable(file.parent().unwrap_or(prefix), command)?;
         }
-        _ => {}
     }
-    // The deepest first: a folder comes before those in it.
-    for folder in manifest.folders.iter().rev() {
+    let outcome = remove_files(prefix, files(manifest), manifest)?;
+    let list = prefix.join(manifest::PATH);
+    fs::remove_file(&list).with_context(|| format!("remove {}", list.display()))?;
+    // A folder comes before those in it. The path of the prefix itself ends in `.`, which rmdir(2)
+    // refuses.
+    for (folder, _) in manifest.iter().rev().filter(|(_, mark)| mark == FOLDER) {
         // One that is not empty stays.
-        let _ = fs::remove_dir(below(prefix, folder));
+        let _ = fs::remove_dir(prefix.join(folder).components().collect::<PathBuf>());
     }
+    Ok(outcome)
+}
+
+fn files(manifest: &Manifest) -> BTreeSet<&str> {
+    manifest.iter().filter(|(_, mark)| mark != FOLDER).map(|(path, _)| path.as_str()).collect()
+}
+
+/// True for a file, and for a link wherever it leads.
+fn is_there(file: &Path) -> Result<bool> {
+    match file.symlink_metadata() {
+        Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => Ok(false),
+        about => about.map(|_| true).with_context(|| format!("look at {}", file.display())),
+    }
+}
+
+fn remove_files(prefix: &Path, paths: BTreeSet<&str>, manifest: &Manifest) -> Result<(usize, Vec<String>)> {
+    let (mut removed, mut kept) = (0, Vec::new());
+    for path in paths {
+        let file = prefix.join(path);
+        if let Some(reason) = obstacle(prefix, path, manifest, None)? {
+            kept.push(format!("kept {}: it {reason}", file.display()));
+        } else if is_there(&file)? {
+            fs::remove_file(&file).with_context(|| format!("remove {}", file.display()))?;
+            removed += 1;
+        }
+    }
+    Ok((removed, kept))
+}
+
+/// Returns the reason why a file may be neither replaced nor removed. There is none where the file
+/// is absent, or has content that `manifest` lists or that is to be installed.
+fn obstacle(prefix: &Path, path: &str, manifest: &Manifest, new: Option<&[u8]>) -> Result<Option<&'static str>> {
+    let file = prefix.join(path);
+    if !is_there(&file)? {
+        return Ok(None);
+    }
+    // dpkg may have replaced the file that install had put there.
+    if is_of_deb(&file) {
+        return Ok(Some("belongs to the Debian package nccl-net-spark"));
+    }
+    // Install puts no links there, whatever they lead to.
+    if !file.is_symlink() && file.is_file() {
+        let content = fs::read(&file).with_context(|| format!("read {}", file.display()))?;
+        if new == Some(&content) || manifest.contains(&(path.to_owned(), digest(&content))) {
+            return Ok(None);
+        }
+    }
+    let is_listed = files(manifest).contains(path);
+    Ok(Some(if is_listed { "was changed since it was installed" } else { "was not installed by nccl-spark" }))
+}
+
+fn write_list(prefix: &Path, manifest: &Manifest) -> Result<()> {
+    let path = prefix.join(manifest::PATH);
+    let list = replacement::written(&path, manifest::text(manifest).as_bytes(), Permissions::from_mode(0o644));
+    list.and_then(|file| Ok(file.persist(&path)?)).with_context(|| format!("write {}", path.display()))?;
     Ok(())
 }
 
-/// The folder of the list; `.` is the prefix.
-fn below(prefix: &Path, folder: &str) -> PathBuf {
-    if folder == "." { prefix.to_owned() } else { prefix.join(folder) }
-}
-
-/// Files that are written and do not have their names yet. Dropping it removes them.
-#[derive(Default)]
-struct Staged(Vec<(PathBuf, PathBuf)>);
-
-impl Staged {
-    fn write(&mut self, prefix: &Path, path: &str, content: &[u8], mode: u32, manifest: &mut Manifest) -> Result<()> {
-        make_folder(prefix, path, manifest)?;
-        let target = prefix.join(path);
-        let name = target.file_name().unwrap_or_default().to_string_lossy();
-        let part = target.with_file_name(format!(".{name}.{}", std::process::id()));
-        self.0.push((part.clone(), target));
-        let write = || -> io::Result<()> {
-            let mut file = File::create(&part)?;
-            file.write_all(content)?;
-            file.set_permissions(Permissions::from_mode(mode))?;
-            file.sync_all()
-        };
-        write().with_context(|| format!("write {}", part.display()))
-    }
-
-    /// A running job keeps the file that it has mapped: the new one takes over its name alone.
-    fn name_all(&mut self) -> Result<()> {
-        while let Some((part, target)) = self.0.first() {
-            fs::rename(part, target).with_context(|| format!("replace {}", target.display()))?;
-            self.0.remove(0);
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Staged {
-    fn drop(&mut self) {
-        for (part, _) in &self.0 {
-            let _ = fs::remove_file(part);
-        }
-    }
-}
-
-/// Makes the folder of the file `path`, and notes what had to be made for it.
+/// Makes the folder of the file `path`, and lists the folders that had to be made below the prefix.
 fn make_folder(prefix: &Path, path: &str, manifest: &mut Manifest) -> Result<()> {
-    let folder = Path::new(path).parent().unwrap_or(Path::new(""));
-    if prefix.join(folder).is_dir() {
-        return Ok(());
-    }
     if let Some(above) = prefix.parent() {
         fs::create_dir_all(above).with_context(|| format!("make {}", above.display()))?;
     }
-    let mut relative: Vec<&Path> = folder.ancestors().collect();
-    relative.reverse();
-    for folder in relative {
+    let folders = Path::new(path).ancestors().skip(1).filter(|folder| !prefix.join(folder).is_dir());
+    for folder in folders.collect::<Vec<_>>().into_iter().rev() {
         let whole = prefix.join(folder);
-        match DirBuilder::new().create(&whole) {
-            Ok(()) => {
-                // Whatever the umask of root's shell is: the files are for everybody.
-                let mode = Permissions::from_mode(FOLDER_MODE);
-                fs::set_permissions(&whole, mode).with_context(|| format!("make {}", whole.display()))?;
-                let name = if folder.as_os_str().is_empty() { "." } else { folder.to_str().unwrap_or(".") };
-                manifest.folders.insert(name.to_owned());
-            }
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(error).with_context(|| format!("make {}", whole.display())),
-        }
+        // The files are for everybody, whatever the umask of root's shell.
+        let made = fs::create_dir(&whole).and_then(|()| fs::set_permissions(&whole, Permissions::from_mode(0o755)));
+        made.with_context(|| format!("make {}", whole.display()))?;
+        let name = folder.to_str().filter(|name| !name.is_empty()).unwrap_or(".");
+        manifest.insert((name.to_owned(), FOLDER.to_owned()));
     }
     Ok(())
 }

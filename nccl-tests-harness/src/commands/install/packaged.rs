@@ -5,52 +5,21 @@ use std::path::Path;
 
 /// dpkg's list of the package's files, in the root folder that has the /usr with them.
 const LIST: &str = "var/lib/dpkg/info/nccl-net-spark.list";
-/// The folder that the wheel puts into a Python's site-packages, and a file that no other folder of that name has.
+/// The folder that the wheel puts into a Python's site-packages, and a file that no other folder of
+/// that name has.
 const WHEEL: (&str, &str) = ("nccl_net_spark", "__init__.py");
 
-/// A package that has this program.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Package {
-    Deb,
-    Wheel,
+/// Returns the kind of package that put `program` there, and the command that removes it.
+pub fn package_of(program: &Path) -> Option<(&'static str, &'static str)> {
+    if is_of_deb(program) {
+        return Some(("Debian package", "sudo apt remove nccl-net-spark"));
+    }
+    let folder = program.parent()?.parent()?;
+    let is_wheel = folder.ends_with(WHEEL.0) && folder.join(WHEEL.1).is_file();
+    is_wheel.then_some(("Python package", "pip uninstall nccl-net-spark"))
 }
 
-impl Package {
-    /// The package that put `program` there.
-    pub fn of(program: &Path) -> Option<Self> {
-        if is_of_deb(program) {
-            return Some(Self::Deb);
-        }
-        let folder = program.parent()?.parent()?;
-        let is_wheel = folder.ends_with(WHEEL.0) && folder.join(WHEEL.1).is_file();
-        is_wheel.then_some(Self::Wheel)
-    }
-
-    /// Why `install` refuses, and what to do.
-    pub fn no_install(self, program: &Path) -> String {
-        format!("{}: there is nothing to install; `nccl-spark env` prints the variables to set", self.owner_of(program))
-    }
-
-    /// Why `uninstall` refuses, and what to do.
-    pub fn no_uninstall(self, program: &Path) -> String {
-        let command = match self {
-            Self::Deb => "sudo apt remove nccl-net-spark",
-            Self::Wheel => "pip uninstall nccl-net-spark",
-        };
-        let owner = self.owner_of(program);
-        format!("{owner}: remove it with `{command}`; --prefix names a folder that `nccl-spark install` used")
-    }
-
-    fn owner_of(self, program: &Path) -> String {
-        let package = match self {
-            Self::Deb => "Debian package",
-            Self::Wheel => "Python package",
-        };
-        format!("{} belongs to the {package} nccl-net-spark", program.display())
-    }
-}
-
-/// Whether the Debian package has the file.
+/// True for a file of the Debian package.
 pub fn is_of_deb(file: &Path) -> bool {
     // dpkg's list has no path with a link in it, such as /bin for /usr/bin.
     let folder = file.parent().and_then(|folder| folder.canonicalize().ok());

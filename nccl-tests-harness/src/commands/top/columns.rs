@@ -6,9 +6,9 @@ use crate::output::numbers::significant;
 /// A figure of each row.
 #[derive(Debug, Clone, Copy)]
 pub struct Column {
-    /// Its name, with the unit.
+    /// Name with the unit.
     pub name: &'static str,
-    /// How wide it is, its name and what is usual there.
+    /// Width in characters, with room for the name and the usual figures.
     pub width: usize,
     /// The smaller, the longer it stays when the terminal gets narrow.
     pub place: usize,
@@ -43,7 +43,7 @@ impl Column {
     }
 }
 
-/// What the row is marked with, for those who see no colours.
+/// Returns the mark of a row, for terminals without colours, and its word for plain lines.
 pub fn mark(condition: Condition) -> (&'static str, &'static str) {
     match condition {
         Condition::Good => (" ", ""),
@@ -52,7 +52,8 @@ pub fn mark(condition: Condition) -> (&'static str, &'static str) {
     }
 }
 
-fn none() -> String {
+/// Returns the text of a figure that is not known.
+pub fn none() -> String {
     "-".to_owned()
 }
 

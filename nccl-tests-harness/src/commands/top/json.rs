@@ -1,42 +1,35 @@
-//! A look as JSON. docs/guide/monitoring.md says what each field means; a field that goes or changes its meaning makes another schema.
+//! A look as JSON: the fields of docs/guide/monitoring.md. A field that goes or changes its meaning
+//! makes another schema.
 
+use super::look::PassedOver;
 use super::rates::{Job, Picture};
-use super::rows::{self, Condition, Order, Row, Side, Subject};
-use crate::output::numbers::number;
+use super::rows::{self, Condition, Row, Side};
 use serde::Serialize;
-use serde_json::Value;
 
-/// Of these fields.
 const SCHEMA: u32 = 1;
 
 /// A look.
 #[derive(Debug, Serialize)]
-pub struct LookJson {
+pub struct LookJson<'a> {
     schema: u32,
     /// Seconds since 1970, when it was shown.
     time_s: f64,
     hidden_processes: usize,
-    passed_over: Vec<PassedOverJson>,
-    jobs: Vec<JobJson>,
+    passed_over: &'a [PassedOver],
+    jobs: Vec<JobJson<'a>>,
 }
 
 #[derive(Debug, Serialize)]
-struct PassedOverJson {
-    pid: u32,
-    reason: String,
-}
-
-#[derive(Debug, Serialize)]
-struct JobJson {
+struct JobJson<'a> {
     pid: u32,
     rank: Option<u32>,
-    command: String,
+    command: &'a str,
     /// Since the look before; null at the first look at this process.
     interval_s: Option<f64>,
     not_counted_lanes: u64,
     passed_over_lanes: usize,
     #[serde(flatten)]
-    figures: RowJson,
+    figures: Figures,
     /// Over all peers; with --peers in `peers`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     rails: Vec<RailJson>,
@@ -48,25 +41,26 @@ struct JobJson {
 struct PeerJson {
     peer: String,
     #[serde(flatten)]
-    figures: RowJson,
+    figures: Figures,
     rails: Vec<RailJson>,
 }
 
 #[derive(Debug, Serialize)]
 struct RailJson {
     rail: String,
-    /// In bits per second; null if it is not known.
+    /// Null if it is not known.
     payload_bits_per_s: Option<u64>,
     #[serde(flatten)]
-    figures: RowJson,
+    figures: Figures,
 }
 
+/// Figures of a job, a peer or a rail.
 #[derive(Debug, Serialize)]
-struct RowJson {
+struct Figures {
     sent: SideJson,
     received: SideJson,
-    share_percent: Value,
-    mean_latency_us: Value,
+    share_percent: Option<f64>,
+    mean_latency_us: Option<f64>,
     longest_latency_us: f64,
     losses: u64,
     recoveries: u64,
@@ -74,83 +68,67 @@ struct RowJson {
     /// Null for a rail.
     stalls: Option<u64>,
     stalled_s: Option<f64>,
-    /// `good`, `slow` or `lost`.
-    condition: &'static str,
+    condition: Condition,
 }
 
 #[derive(Debug, Serialize)]
 struct SideJson {
     bytes: u64,
     writes: u64,
-    bytes_per_s: Value,
-    share_percent: Value,
+    bytes_per_s: Option<f64>,
+    share_percent: Option<f64>,
     connections: usize,
     carrying: usize,
 }
 
-impl LookJson {
-    /// What was seen.
-    pub fn new(picture: &Picture, by_peer: bool, time_s: f64) -> Self {
-        let passed_over = picture.passed_over.iter();
-        let passed_over = passed_over.map(|one| PassedOverJson { pid: one.pid, reason: one.reason.clone() }).collect();
-        let jobs = rows::of_picture(picture, by_peer, Order::Pid);
-        let jobs = jobs.into_iter().map(|(job, rows)| job_json(job, &rows)).collect();
-        Self { schema: SCHEMA, time_s, hidden_processes: picture.hidden, passed_over, jobs }
+impl<'a> LookJson<'a> {
+    /// Returns the JSON of a look.
+    pub fn new(picture: &'a Picture, by_peer: bool, time_s: f64) -> Self {
+        let jobs = rows::of_picture(picture, by_peer).into_iter().map(|(job, rows)| job_json(job, &rows)).collect();
+        Self { schema: SCHEMA, time_s, hidden_processes: picture.hidden, passed_over: &picture.passed_over, jobs }
     }
 }
 
-fn job_json(job: &Job, rows: &[Row]) -> JobJson {
-    let (mut rails, mut peers) = (Vec::new(), Vec::<PeerJson>::new());
-    for row in &rows[1..] {
-        match &row.subject {
-            Subject::Job => {}
-            Subject::Peer(peer) => peers.push(PeerJson { peer: peer.clone(), figures: row.into(), rails: Vec::new() }),
-            Subject::Rail(rail) => rails.push(rail_json(rail, row)),
-            // Rails come after their peer.
-            Subject::RailOfPeer { rail, .. } => {
-                if let Some(peer) = peers.last_mut() {
-                    peer.rails.push(rail_json(rail, row));
-                }
-            }
-        }
-    }
+fn job_json<'a>(job: &'a Job, rows: &[Row]) -> JobJson<'a> {
+    let rails_of = |peer: &Option<String>| {
+        let rows = rows.iter().filter(|row| row.peer == *peer);
+        rows.filter_map(|row| Some(rail_json(row.rail.clone()?, row))).collect()
+    };
+    let peers = rows.iter().filter(|row| row.rail.is_none());
+    let peers = peers
+        .filter_map(|row| Some(PeerJson { peer: row.peer.clone()?, figures: row.into(), rails: rails_of(&row.peer) }));
     JobJson {
         pid: job.pid,
         rank: job.rank,
-        command: job.command.clone(),
-        interval_s: job.elapsed_ns.map(|elapsed_ns| elapsed_ns as f64 / 1e9),
+        command: &job.command,
+        interval_s: job.elapsed_ns.map(seconds),
         not_counted_lanes: job.not_counted,
         passed_over_lanes: job.passed_over,
         figures: (&rows[0]).into(),
-        rails,
-        peers,
+        rails: rails_of(&None),
+        peers: peers.collect(),
     }
 }
 
-fn rail_json(rail: &str, row: &Row) -> RailJson {
-    let payload_bits_per_s = Some(row.bits_per_s).filter(|rate| *rate > 0);
-    RailJson { rail: rail.to_owned(), payload_bits_per_s, figures: row.into() }
+fn rail_json(rail: String, row: &Row) -> RailJson {
+    RailJson { rail, payload_bits_per_s: Some(row.bits_per_s).filter(|rate| *rate > 0), figures: row.into() }
 }
 
-impl From<&Row> for RowJson {
+impl From<&Row> for Figures {
     fn from(row: &Row) -> Self {
         let total = row.total();
         Self {
             sent: (&row.sent).into(),
             received: (&row.received).into(),
-            share_percent: optional(row.share_percent),
-            mean_latency_us: optional(row.mean_us()),
+            share_percent: row.share_percent,
+            mean_latency_us: row.mean_us(),
             longest_latency_us: total.longest_ns as f64 / 1e3,
             losses: total.losses,
             recoveries: total.recoveries,
-            lost_s: total.lost_ns as f64 / 1e9,
+            lost_s: seconds(total.lost_ns),
             stalls: row.has_stalls().then_some(total.stalls),
-            stalled_s: row.has_stalls().then_some(total.stalled_ns as f64 / 1e9),
-            condition: match row.condition {
-                Condition::Good => "good",
-                Condition::Slow => "slow",
-                Condition::Lost => "lost",
-            },
+            stalled_s: row.has_stalls().then_some(seconds(total.stalled_ns)),
+            condition: row.condition,
         }
     }
 }
@@ -160,16 +138,16 @@ impl From<&Side> for SideJson {
         Self {
             bytes: side.total.bytes,
             writes: side.total.writes,
-            bytes_per_s: optional(side.bytes_per_s),
-            share_percent: optional(side.share_percent),
+            bytes_per_s: side.bytes_per_s,
+            share_percent: side.share_percent,
             connections: side.connections,
             carrying: side.carrying,
         }
     }
 }
 
-fn optional(value: Option<f64>) -> Value {
-    value.map_or(Value::Null, number)
+fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
 }
 
 #[cfg(test)]
@@ -177,8 +155,9 @@ mod tests {
     use super::*;
     use crate::commands::top::rows::tests::{flow, job};
     use nccl_net_spark::counters::layout::Direction;
+    use serde_json::Value;
 
-    /// Whoever reads the objects goes by these names.
+    /// Scripts read the fields by these names.
     #[test]
     fn the_schema_is_the_documented_one() {
         let flows = vec![flow("r0", "b", Direction::Send, 1000), flow("r1", "c", Direction::Receive, 500)];

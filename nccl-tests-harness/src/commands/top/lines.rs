@@ -1,9 +1,9 @@
 //! A look as plain lines, for where standard output is no terminal. Each line says whose it is.
 
-use super::columns::{self, mark};
+use super::columns::{self, mark, none};
 use super::look::PassedOver;
 use super::rates::{Job, Picture};
-use super::rows::{self, Order, Row, Subject};
+use super::rows::{self, Row};
 use crate::output::numbers::count;
 use crate::output::table::{Column, Table, left, right};
 use std::io::{self, Write};
@@ -34,7 +34,7 @@ impl Lines {
         let mut names = vec!["pid", "rank", "command", "peer", "rail"];
         names.extend(columns::ALL.map(|column| column.name));
         table.head(&names)?;
-        for (job, rows) in rows::of_picture(picture, by_peer, Order::Pid) {
+        for (job, rows) in rows::of_picture(picture, by_peer) {
             for row in &rows {
                 table.row(&cells(job, row))?;
             }
@@ -44,24 +44,18 @@ impl Lines {
 }
 
 fn cells(job: &Job, row: &Row) -> Vec<String> {
-    let (peer, rail) = match &row.subject {
-        Subject::Job => ("all", "all"),
-        Subject::Peer(peer) => (peer.as_str(), "all"),
-        Subject::Rail(rail) => ("all", rail.as_str()),
-        Subject::RailOfPeer { rail, peer } => (peer.as_str(), rail.as_str()),
-    };
-    let rank = job.rank.map_or_else(|| "-".to_owned(), |rank| rank.to_string());
-    // One word each, for whoever takes the lines apart.
-    let mut cells = vec![job.pid.to_string(), rank, job.command.replace(' ', "_"), peer.to_owned(), rail.to_owned()];
-    cells.extend(columns::ALL.map(|column| match column.text(row).replace(' ', "") {
-        empty if empty.is_empty() => "-".to_owned(),
-        text => text.replace("of", "/"),
-    }));
+    let or_all = |name: &Option<String>| name.clone().unwrap_or_else(|| "all".to_owned());
+    let rank = job.rank.map_or_else(none, |rank| rank.to_string());
+    // One word in each, for programs that split the lines.
+    let command = job.command.replace(' ', "_");
+    let mut cells = vec![job.pid.to_string(), rank, command, or_all(&row.peer), or_all(&row.rail)];
+    cells
+        .extend(columns::ALL.map(|column| Some(column.text(row)).filter(|text| !text.is_empty()).unwrap_or_else(none)));
     cells.push(mark(row.condition).1.to_owned());
     cells
 }
 
-/// What is not shown, and why.
+/// Returns a remark on each process or lane that is not shown, with the reason.
 pub fn remarks(picture: &Picture) -> Vec<String> {
     let mut remarks: Vec<String> = hidden(picture.hidden, nix::unistd::geteuid().is_root()).into_iter().collect();
     remarks.extend(picture.passed_over.iter().map(|PassedOver { pid, reason }| format!("process {pid}: {reason}")));

@@ -10,6 +10,7 @@ pub use process::is_there;
 
 use nccl_net_spark::counters::layout::{Counters, FILE_BYTES, FILE_NAME, HEADER_WORDS};
 use nix::fcntl::OFlag;
+use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
@@ -36,7 +37,7 @@ pub struct FileId {
 pub struct Job {
     /// Its number here.
     pub pid: u32,
-    /// The command's name, in printable ASCII.
+    /// The command's name, without what a terminal would act on.
     pub command: String,
     /// What its launcher calls it.
     pub rank: Option<u32>,
@@ -49,7 +50,7 @@ pub struct Job {
 }
 
 /// A process that is not shown, and why.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PassedOver {
     /// Its number.
     pub pid: u32,

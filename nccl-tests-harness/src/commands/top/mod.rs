@@ -1,10 +1,10 @@
 //! `nccl-spark top`: what the rails of this machine's jobs carry, live.
 //!
-//! `look` reads the counters of processes and believes nothing; `rates` works out what has happened between two looks, and `rows` what is
-//! shown of it.
-//! A look is shown by `screen` in the terminal, which draws what `view` makes of it, or by `lines` or `json` where there is none, and by
-//! `prometheus` in a file.
-//! Only `look`, `session`, `screen` and the file of `prometheus` do I/O. Nothing here changes what a job does: its memory is read, never mapped or written.
+//! `look` reads the counters of processes and believes nothing; `rates` works out what has happened
+//! between two looks, and `rows` what is shown of it. A look is shown by `screen` in the terminal,
+//! which draws what `view` makes of it, or by `lines` or `json` where there is none, and by
+//! `prometheus` in a file. Only `look`, `session`, `screen` and the file of `prometheus` do I/O.
+//! Nothing here changes what a job does: its memory is read, never mapped or written.
 
 mod columns;
 mod json;
@@ -48,13 +48,15 @@ pub struct Options {
     /// Prints each look as a JSON object in a line of its own.
     #[arg(long)]
     json: bool,
-    /// Writes each look for node_exporter's textfile collector. FILE must end in .prom. It is removed at the end, but not after --count.
+    /// Writes each look for node_exporter's textfile collector. FILE must end in .prom. It is
+    /// removed at the end, but not after --count.
     #[arg(long, value_name = "FILE", value_parser = prometheus::parse_path)]
     prometheus: Option<PathBuf>,
 }
 
 impl Options {
-    /// Looks until it is asked to end, or for as often as it was asked to. A terminal has colours unless NO_COLOR is set.
+    /// Looks until it is asked to end, or for as often as it was asked to. A terminal has colours
+    /// unless NO_COLOR is set.
     ///
     /// # Errors
     /// When there is no such process, /proc cannot be read, or what was seen not be written.

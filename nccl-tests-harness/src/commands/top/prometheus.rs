@@ -1,136 +1,123 @@
-//! The file for node_exporter's textfile collector: what stands in it, and how it gets there in one piece.
+//! The file for node_exporter's textfile collector: its metrics, and how it is replaced as a whole.
 
-use super::rates::Picture;
-use super::rows::{self, Row, Subject};
+use super::rates::{Job, Picture};
+use super::rows::{self, Row};
 use crate::output::replacement;
+use Value::{Count, Nanoseconds};
 use anyhow::{Context, Result};
-use std::fmt::Write as _;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeGaugeValue, GaugeValueEncoder, prometheus_text};
+use prometheus_client::metrics::MetricType::{self, Counter, Gauge};
+use prometheus_client::registry::Registry;
+use std::borrow::Cow;
+use std::fmt;
 use std::fs;
 use std::path::PathBuf;
 
-/// A metric: its name without the project's, its type, what it means, which rows have it, and its value there.
-struct Metric {
-    name: &'static str,
-    kind: &'static str,
-    help: &'static str,
-    of: Of,
-    value: fn(&Row) -> f64,
-}
+/// The name without the prefix and without the `_total` of counters, the type, the help text, and
+/// the value in a row.
+type Metric = (&'static str, MetricType, &'static str, fn(&Row) -> Value);
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Of {
-    Rail,
-    Peer,
-}
-
-const METRICS: [Metric; 15] = [
-    counter("rail_sent_bytes_total", "Payload bytes sent by a rail and confirmed.", Of::Rail, |row| {
-        row.sent.total.bytes as f64
+/// Metrics of each rail to each peer.
+const OF_RAILS: [Metric; 13] = [
+    ("rail_sent_bytes", Counter, "Payload bytes sent by a rail and confirmed.", |row| Count(row.sent.total.bytes)),
+    ("rail_received_bytes", Counter, "Payload bytes received by a rail.", |row| Count(row.received.total.bytes)),
+    ("rail_sent_writes", Counter, "RDMA writes that carried the sent bytes.", |row| Count(row.sent.total.writes)),
+    ("rail_received_writes", Counter, "RDMA writes that carried the received bytes.", |row| {
+        Count(row.received.total.writes)
     }),
-    counter("rail_received_bytes_total", "Payload bytes received by a rail.", Of::Rail, |row| {
-        row.received.total.bytes as f64
+    ("rail_timed_writes", Counter, "Sent writes that were timed.", |row| Count(row.sent.total.timed_writes)),
+    ("rail_timed_write_seconds", Counter, "Time from post to confirmation of the timed writes.", |row| {
+        Nanoseconds(row.sent.total.timed_ns)
     }),
-    counter("rail_sent_writes_total", "RDMA writes that carried the sent bytes.", Of::Rail, |row| {
-        row.sent.total.writes as f64
+    ("rail_longest_write_seconds", Gauge, "Longest time from post to confirmation of a timed write.", |row| {
+        Nanoseconds(row.sent.total.longest_ns)
     }),
-    counter("rail_received_writes_total", "RDMA writes that carried the received bytes.", Of::Rail, |row| {
-        row.received.total.writes as f64
+    ("rail_losses", Counter, "Times that a connection lost a rail.", |row| Count(row.total().losses)),
+    ("rail_recoveries", Counter, "Times that a lost rail carried again for a connection.", |row| {
+        Count(row.total().recoveries)
     }),
-    counter("rail_timed_writes_total", "Sent writes that were timed.", Of::Rail, |row| {
-        row.sent.total.timed_writes as f64
+    ("rail_lost_seconds", Counter, "Time for which connections had lost a rail, until its last recovery.", |row| {
+        Nanoseconds(row.total().lost_ns)
     }),
-    counter("rail_timed_write_seconds_total", "Time from post to confirmation of the timed writes.", Of::Rail, |row| {
-        seconds(row.sent.total.timed_ns)
+    ("rail_connections", Gauge, "Open connections that have a rail.", |row| Count(row.connections().0 as u64)),
+    ("rail_carrying_connections", Gauge, "Open connections that a rail carries for.", |row| {
+        Count(row.connections().1 as u64)
     }),
-    gauge("rail_longest_write_seconds", "Longest time from post to confirmation of a timed write.", Of::Rail, |row| {
-        seconds(row.sent.total.longest_ns)
-    }),
-    counter("rail_losses_total", "Times that a connection lost a rail.", Of::Rail, |row| row.total().losses as f64),
-    counter("rail_recoveries_total", "Times that a lost rail carried again for a connection.", Of::Rail, |row| {
-        row.total().recoveries as f64
-    }),
-    counter(
-        "rail_lost_seconds_total",
-        "Time for which connections had lost a rail, until its last recovery.",
-        Of::Rail,
-        |row| seconds(row.total().lost_ns),
-    ),
-    gauge("rail_connections", "Open connections that have a rail.", Of::Rail, |row| row.connections().0 as f64),
-    gauge("rail_carrying_connections", "Open connections that a rail carries for.", Of::Rail, |row| {
-        row.connections().1 as f64
-    }),
-    gauge(
-        "rail_payload_bytes_per_second",
-        "What a rail can carry in payload; 0 if it is not known.",
-        Of::Rail,
-        |row| row.bits_per_s as f64 / 8.0,
-    ),
-    counter("peer_stalls_total", "Times that a request made no progress for a second or longer.", Of::Peer, |row| {
-        row.total().stalls as f64
-    }),
-    counter("peer_stalled_seconds_total", "Time for which requests made no progress.", Of::Peer, |row| {
-        seconds(row.total().stalled_ns)
+    ("rail_payload_bytes_per_second", Gauge, "Payload rate that a rail can carry; 0 if it is not known.", |row| {
+        Count(row.bits_per_s / 8)
     }),
 ];
 
-const fn counter(name: &'static str, help: &'static str, of: Of, value: fn(&Row) -> f64) -> Metric {
-    Metric { name, kind: "counter", help, of, value }
+/// Metrics of each peer.
+const OF_PEERS: [Metric; 2] = [
+    ("peer_stalls", Counter, "Times that a request made no progress for a second or longer.", |row| {
+        Count(row.total().stalls)
+    }),
+    ("peer_stalled_seconds", Counter, "Time for which requests made no progress.", |row| {
+        Nanoseconds(row.total().stalled_ns)
+    }),
+];
+
+/// A value with its unit in the counters. The file has seconds.
+enum Value {
+    Count(u64),
+    Nanoseconds(u64),
 }
 
-const fn gauge(name: &'static str, help: &'static str, of: Of, value: fn(&Row) -> f64) -> Metric {
-    Metric { name, kind: "gauge", help, of, value }
-}
-
-fn seconds(ns: u64) -> f64 {
-    ns as f64 / 1e9
-}
-
-/// A picture in Prometheus' text format. No name and labels stand there twice: the collector would drop the whole file.
-pub fn text(picture: &Picture) -> String {
-    let jobs = rows::of_picture(picture, true, rows::Order::Pid);
-    let mut text = String::new();
-    family(&mut text, "jobs", "gauge", "Processes with connections of this network.");
-    let _ = writeln!(text, "nccl_spark_jobs {}", jobs.len());
-    family(&mut text, "hidden_processes", "gauge", "Processes that could not be looked into.");
-    let _ = writeln!(text, "nccl_spark_hidden_processes {}", picture.hidden);
-    for metric in METRICS {
-        let mut lines = String::new();
-        for (job, rows) in &jobs {
-            let rank = job.rank.map(|rank| rank.to_string()).unwrap_or_default();
-            for row in rows {
-                let place = match (&row.subject, metric.of) {
-                    (Subject::RailOfPeer { rail, peer }, Of::Rail) => {
-                        format!("rail=\"{}\",peer=\"{}\"", escaped(rail), escaped(peer))
-                    }
-                    (Subject::Peer(peer), Of::Peer) => format!("peer=\"{}\"", escaped(peer)),
-                    _ => continue,
-                };
-                let (name, command, value) = (metric.name, escaped(&job.command), (metric.value)(row));
-                let pid = job.pid;
-                // Writing into a string does not fail.
-                let _ = writeln!(
-                    lines,
-                    "nccl_spark_{name}{{command=\"{command}\",pid=\"{pid}\",rank=\"{rank}\",{place}}} {value}"
-                );
-            }
-        }
-        if !lines.is_empty() {
-            family(&mut text, metric.name, metric.kind, metric.help);
-            text += &lines;
+impl EncodeGaugeValue for Value {
+    fn encode(&self, encoder: &mut GaugeValueEncoder) -> fmt::Result {
+        match self {
+            Count(count) => count.encode(encoder),
+            Nanoseconds(ns) => (*ns as f64 / 1e9).encode(encoder),
         }
     }
-    text
 }
 
-fn family(text: &mut String, name: &str, kind: &str, help: &str) {
-    *text += &format!("# HELP nccl_spark_{name} {help}\n# TYPE nccl_spark_{name} {kind}\n");
+impl Collector for Picture {
+    /// Writes every series once: the collector drops a file that has one twice. Families without
+    /// series are left out.
+    fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
+        let jobs = rows::of_picture(self, true);
+        let mut gauge = |name, help, value: usize| {
+            encoder.encode_descriptor(name, help, None, Gauge)?.encode_gauge(&Count(value as u64))
+        };
+        gauge("jobs", "Processes with connections of this network.", jobs.len())?;
+        gauge("hidden_processes", "Processes that could not be looked into.", self.hidden)?;
+        let rows = || jobs.iter().flat_map(|(job, rows)| rows.iter().map(move |row| (*job, row)));
+        let rails: Vec<_> = rows().filter(|(_, row)| row.rail.is_some()).collect();
+        let peers: Vec<_> = rows().filter(|(_, row)| row.rail.is_none() && row.peer.is_some()).collect();
+        let all = OF_RAILS.map(|metric| (metric, &rails)).into_iter().chain(OF_PEERS.map(|metric| (metric, &peers)));
+        for ((name, kind, help, value), rows) in all.filter(|(_, rows)| !rows.is_empty()) {
+            let mut family = encoder.encode_descriptor(name, help, None, kind)?;
+            for (job, row) in rows {
+                // Counters are written in the same way; `encode_counter` asks for an exemplar too.
+                family.encode_family(&labels(job, row))?.encode_gauge(&value(row))?;
+            }
+        }
+        Ok(())
+    }
 }
 
-fn escaped(label: &str) -> String {
-    label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+fn labels<'a>(job: &'a Job, row: &'a Row) -> Vec<(&'static str, Cow<'a, str>)> {
+    let rank = job.rank.map(|rank| rank.to_string()).unwrap_or_default();
+    let process =
+        [("command", job.command.as_str().into()), ("pid", job.pid.to_string().into()), ("rank", rank.into())];
+    let place = [("rail", &row.rail), ("peer", &row.peer)];
+    let place = place.into_iter().filter_map(|(name, value)| Some((name, value.as_deref()?.into())));
+    process.into_iter().chain(place).collect()
 }
 
-/// Whether a path is one that the textfile collector reads.
+/// Returns a picture in Prometheus' text format.
+pub fn text(picture: &Picture) -> Result<String> {
+    let mut registry = Registry::with_prefix("nccl_spark");
+    registry.register_collector(Box::new(picture.clone()));
+    let mut text = String::new();
+    prometheus_text::encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+/// Takes a path that the textfile collector reads.
 pub fn parse_path(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
     match path.file_name().is_some() && path.extension().is_some_and(|extension| extension == "prom") {
@@ -139,7 +126,8 @@ pub fn parse_path(text: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// The file, written anew at each look. It goes with this program: figures that nobody brings up to date would be taken for those of now.
+/// The file, replaced at each look. It is removed when this program ends: the collector would
+/// go on to serve its figures as current ones.
 #[derive(Debug)]
 pub struct Textfile {
     path: PathBuf,
@@ -155,7 +143,7 @@ impl Textfile {
     /// Writes it beside itself and puts it in place: a reader sees the old one or the new one.
     ///
     /// # Errors
-    /// When it cannot be written; nothing new is left behind then.
+    /// Names the file that cannot be written. No temporary file stays behind.
     pub fn write(&mut self, text: &str) -> Result<()> {
         self.replace(text).with_context(|| format!("--prometheus {}", self.path.display()))?;
         self.is_there = true;
@@ -180,7 +168,7 @@ impl Textfile {
 impl Drop for Textfile {
     fn drop(&mut self) {
         if self.is_there {
-            // Somebody may have removed it already, and nobody is left to tell.
+            // Another program may have removed it, and there is no place left for an error.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -203,21 +191,30 @@ mod tests {
 
     #[test]
     fn labels_are_escaped_and_no_series_is_there_twice() {
-        let text = text(&hostile());
+        let text = text(&hostile()).unwrap();
         let expected = "nccl_spark_rail_sent_bytes_total{command=\"a\\\"} 1\\\\\",pid=\"7\",rank=\"3\",rail=\"r\\\"0\\\\\",peer=\"b\"} 10\n";
         assert!(text.contains(expected), "{text}");
         let series: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
         let names: BTreeSet<&str> = series.iter().filter_map(|line| Some(line.rsplit_once(' ')?.0)).collect();
         assert_eq!((names.len(), series.len()), (17, 17), "{text}");
-        assert_eq!(super::text(&Picture::default()).lines().count(), 6, "families without figures are left out");
+        assert_eq!(
+            super::text(&Picture::default()).unwrap().lines().count(),
+            6,
+            "families without figures are left out"
+        );
     }
 
     #[test]
-    fn the_guide_names_every_metric() {
+    fn the_guide_names_every_metric_with_its_type() {
         let guide = include_str!("../../../../docs/guide/monitoring.md");
-        let missing: Vec<_> =
-            METRICS.iter().filter(|metric| !guide.contains(&format!("`nccl_spark_{}`", metric.name))).collect();
-        assert!(missing.is_empty(), "{:?}", missing.iter().map(|metric| metric.name).collect::<Vec<_>>());
+        let text = text(&hostile()).unwrap();
+        let names = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+        let row = |name: &str, kind: &str| {
+            let rows = guide.lines().filter(|line| line.contains(&format!("`{name}`")));
+            rows.filter(|line| line.split('|').any(|cell| cell.trim() == kind)).count()
+        };
+        let missing: Vec<_> = names.clone().filter(|(name, kind)| row(name, kind) != 1).collect();
+        assert!(missing.is_empty() && names.count() == 17, "docs/guide/monitoring.md does not name {missing:?}");
     }
 
     #[test]
@@ -241,7 +238,7 @@ mod tests {
         fs::create_dir(&path).unwrap();
         let error = Textfile::new(path.clone()).write("four\n").unwrap_err();
         assert!(format!("{error:#}").starts_with(&format!("--prometheus {}: ", path.display())), "{error:#}");
-        assert_eq!(names(), ["spark.prom"], "the temporary file is gone");
+        assert_eq!(names(), ["spark.prom"], "no temporary file is left");
         let error = Textfile::new("/no/such/spark.prom".into()).write("five\n").unwrap_err();
         let text = "--prometheus /no/such/spark.prom: No such file or directory (os error 2)";
         assert_eq!(format!("{error:#}"), text);

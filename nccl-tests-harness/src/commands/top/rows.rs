@@ -1,10 +1,13 @@
-//! What is shown of a picture: a row for each job, for each of its peers if asked for, and for each rail. Pure.
+//! The rows of a picture: one for each job, for each of its peers if asked for, and for each rail.
+//! Pure.
 
 use super::rates::{self, Flow, Job, Picture};
 use nccl_net_spark::counters::layout::{Counts, Direction};
+use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// A rail that carries less than this part of what the busiest one of the job carries, each by its own rate, is marked.
+/// A rail that carries less than this part of what the busiest one of the job carries, each by its
+/// own rate, is marked.
 const SLOW: f64 = 0.5;
 /// Rails are compared where the busiest one carries at least this part of its payload rate.
 const BUSY: f64 = 0.1;
@@ -12,28 +15,11 @@ const BUSY: f64 = 0.1;
 /// messages may go by one rail alone.
 const SHARED_BYTES: u64 = 64 << 10;
 
-/// What a row is about.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Subject {
-    /// A job, over all rails and peers.
-    Job,
-    /// One of its peers, over all rails.
-    Peer(String),
-    /// A rail, over all peers.
-    Rail(String),
-    /// A rail, to and from one peer.
-    RailOfPeer {
-        /// The rail here.
-        rail: String,
-        /// The peer's host.
-        peer: String,
-    },
-}
-
-/// How the connections of a row are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// State of a row's connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Condition {
-    /// All carry, as far as anybody knows.
+    /// Every connection carries.
     Good,
     /// This rail carries less than half of what another does.
     Slow,
@@ -58,20 +44,22 @@ pub struct Side {
     pub carrying: usize,
 }
 
-/// A line of the table.
+/// A line of the table. The row of the whole job has neither a peer nor a rail.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
-    /// What it is about.
-    pub subject: Subject,
-    /// What the process sends.
+    /// Host of the peer; none over all peers.
+    pub peer: Option<String>,
+    /// The rail here; none over all rails.
+    pub rail: Option<String>,
+    /// Figures of the process as a sender.
     pub sent: Side,
-    /// What it receives.
+    /// Figures of the process as a receiver.
     pub received: Side,
     /// The row's part of the job's bytes in both directions, in percent.
     pub share_percent: Option<f64>,
     /// The rails' payload rate, where the row is one rail's; 0 if it is not known.
     pub bits_per_s: u64,
-    /// How the connections are.
+    /// State of the connections.
     pub condition: Condition,
 }
 
@@ -91,14 +79,20 @@ impl Row {
         self.sent.gained.as_ref().and_then(rates::mean_us)
     }
 
-    /// Stalls are a connection's and not a rail's: rows of rails have none.
-    pub fn has_stalls(&self) -> bool {
-        matches!(self.subject, Subject::Job | Subject::Peer(_))
+    /// Both directions together; 0 where the rates are not known.
+    pub fn bytes_per_s(&self) -> f64 {
+        self.sent.bytes_per_s.unwrap_or(0.0) + self.received.bytes_per_s.unwrap_or(0.0)
     }
 
-    fn of(subject: Subject) -> Self {
+    /// Stalls are a connection's and not a rail's: rows of rails have none.
+    pub fn has_stalls(&self) -> bool {
+        self.rail.is_none()
+    }
+
+    fn new(peer: Option<&str>, rail: Option<&str>) -> Self {
         let (side, condition) = (Side::default(), Condition::Good);
-        Self { subject, sent: side, received: side, share_percent: None, bits_per_s: 0, condition }
+        let (peer, rail) = (peer.map(str::to_owned), rail.map(str::to_owned));
+        Self { peer, rail, sent: side, received: side, share_percent: None, bits_per_s: 0, condition }
     }
 
     fn add(&mut self, flow: &Flow) {
@@ -125,24 +119,19 @@ impl Row {
     }
 }
 
-/// The rows of a job: its own, then for each peer its own and its rails', or the rails' alone.
+/// Returns the rows of a job: the job's, then for each peer its own and its rails', or with
+/// `by_peer` false the rails' alone.
 pub fn of_job(job: &Job, by_peer: bool) -> Vec<Row> {
-    let mut whole = Row::of(Subject::Job);
-    let mut below: BTreeMap<(Option<&str>, Option<&str>), Row> = BTreeMap::new();
+    // None comes before all names, so a row comes before the rows that it is the sum of.
+    let mut rows: BTreeMap<(Option<&str>, Option<&str>), Row> = BTreeMap::from([((None, None), Row::new(None, None))]);
     for flow in &job.flows {
-        let (rail, peer) = (flow.rail.clone(), flow.peer.clone());
-        whole.add(flow);
-        if by_peer {
-            let of_peer = below.entry((Some(&flow.peer), None));
-            of_peer.or_insert_with(|| Row::of(Subject::Peer(peer.clone()))).add(flow);
-            let of_rail = below.entry((Some(&flow.peer), Some(&flow.rail)));
-            of_rail.or_insert_with(|| Row::of(Subject::RailOfPeer { rail, peer })).add(flow);
-        } else {
-            below.entry((None, Some(&flow.rail))).or_insert_with(|| Row::of(Subject::Rail(rail))).add(flow);
+        let peer = by_peer.then_some(flow.peer.as_str());
+        let of_peer = peer.map(|peer| (Some(peer), None));
+        for (peer, rail) in [(None, None)].into_iter().chain(of_peer).chain([(peer, Some(flow.rail.as_str()))]) {
+            rows.entry((peer, rail)).or_insert_with(|| Row::new(peer, rail)).add(flow);
         }
     }
-    let mut rows = vec![whole];
-    rows.extend(below.into_values());
+    let mut rows: Vec<Row> = rows.into_values().collect();
     measure(&mut rows, job.elapsed_ns);
     rows
 }
@@ -164,25 +153,25 @@ fn measure(rows: &mut [Row], elapsed_ns: Option<u64>) {
     }
 }
 
-/// Rails of one job and peer carry equal parts of their rates. Only rails with connections in this direction are compared.
+/// Rails of one job and peer carry equal parts of their rates. Only rails with connections in this
+/// direction are compared.
 fn mark_slow(rows: &mut [Row], side: fn(&Row) -> Side) {
     let load = |row: &Row| match side(row) {
-        Side { connections: 1.., bytes_per_s: Some(bytes_per_s), .. } if row.is_rail() => {
+        Side { connections: 1.., bytes_per_s: Some(bytes_per_s), .. } if row.rail.is_some() => {
             Some(bytes_per_s * 8.0 / row.bits_per_s.max(1) as f64)
         }
         _ => None,
     };
     let write_bytes =
         |row: &Row| side(row).gained.and_then(|gained| gained.bytes.checked_div(gained.writes)).unwrap_or(0);
-    let busiest = |rows: &[Row], peer: Option<&str>| {
-        let rails = rows.iter().filter(|row| row.peer() == peer);
+    let busiest = |rows: &[Row], peer: &Option<String>| {
+        let rails = rows.iter().filter(|row| row.peer == *peer);
         let loads = rails.filter_map(|row| Some((load(row)?, write_bytes(row))));
         let (load, write_bytes) = loads.max_by(|(a, _), (b, _)| a.total_cmp(b))?;
         (load >= BUSY || write_bytes >= SHARED_BYTES).then_some(load)
     };
-    let peers: Vec<Option<String>> = rows.iter().map(|row| row.peer().map(str::to_owned)).collect();
-    for (at, peer) in peers.iter().enumerate() {
-        let busiest = busiest(rows, peer.as_deref());
+    for at in 0..rows.len() {
+        let busiest = busiest(rows, &rows[at].peer);
         let row = &mut rows[at];
         let is_slow = load(row).zip(busiest).is_some_and(|(load, busiest)| load < busiest * SLOW);
         if is_slow && row.condition == Condition::Good {
@@ -191,65 +180,9 @@ fn mark_slow(rows: &mut [Row], side: fn(&Row) -> Side) {
     }
 }
 
-impl Row {
-    /// True for a rail, over all peers or of one.
-    pub fn is_rail(&self) -> bool {
-        matches!(self.subject, Subject::Rail(_) | Subject::RailOfPeer { .. })
-    }
-
-    /// The peer that the row is about.
-    pub fn peer(&self) -> Option<&str> {
-        match &self.subject {
-            Subject::Peer(peer) | Subject::RailOfPeer { peer, .. } => Some(peer),
-            Subject::Job | Subject::Rail(_) => None,
-        }
-    }
-}
-
-/// What the jobs are ordered by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Order {
-    /// The number of the process.
-    #[default]
-    Pid,
-    /// Most bytes a second first, both directions together.
-    Rate,
-    /// The rank, then the number of the process.
-    Rank,
-}
-
-impl Order {
-    /// The one after this, round and round.
-    pub fn next(self) -> Self {
-        match self {
-            Self::Pid => Self::Rate,
-            Self::Rate => Self::Rank,
-            Self::Rank => Self::Pid,
-        }
-    }
-
-    /// Its name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Pid => "pid",
-            Self::Rate => "rate",
-            Self::Rank => "rank",
-        }
-    }
-}
-
-/// Each job with its rows.
-pub fn of_picture(picture: &Picture, by_peer: bool, order: Order) -> Vec<(&Job, Vec<Row>)> {
-    let mut jobs: Vec<_> = picture.jobs.iter().map(|job| (job, of_job(job, by_peer))).collect();
-    let rate = |rows: &[Row]| {
-        rows.first().map_or(0.0, |row| row.sent.bytes_per_s.unwrap_or(0.0) + row.received.bytes_per_s.unwrap_or(0.0))
-    };
-    match order {
-        Order::Pid => {}
-        Order::Rate => jobs.sort_by(|(_, a), (_, b)| rate(b).total_cmp(&rate(a))),
-        Order::Rank => jobs.sort_by_key(|(job, _)| (job.rank.is_none(), job.rank)),
-    }
-    jobs
+/// Returns each job with its rows, in the order of the processes' numbers.
+pub fn of_picture(picture: &Picture, by_peer: bool) -> Vec<(&Job, Vec<Row>)> {
+    picture.jobs.iter().map(|job| (job, of_job(job, by_peer))).collect()
 }
 
 #[cfg(test)]

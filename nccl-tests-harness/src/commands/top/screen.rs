@@ -1,7 +1,7 @@
 //! Top in the terminal: draws, waits for keys, and leaves the terminal as it was, however the program ends.
 
 use super::session::{SLICE, Session, after};
-use super::view::{Asked, View};
+use super::view::View;
 use crate::interrupt;
 use anyhow::{Context, Result};
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
@@ -39,7 +39,7 @@ pub fn run(session: &mut Session, mut view: View) -> Result<()> {
             // A resize is an event too: what follows it is drawn in the new size.
             if let Event::Key(key) = event::read().context("read a key")?
                 && key.kind != KeyEventKind::Release
-                && view.press(key, terminal.size().context("ask for the terminal's size")?.height) == Asked::ToEnd
+                && view.press(key, terminal.size().context("ask for the terminal's size")?.height)
             {
                 break;
             }

@@ -32,7 +32,7 @@ impl Session {
     pub fn look(&mut self) -> Result<Picture> {
         let picture = self.rates.take(self.looker.look().context("read /proc")?);
         if let Some(textfile) = &mut self.textfile {
-            textfile.write(&prometheus::text(&picture))?;
+            textfile.write(&prometheus::text(&picture)?)?;
         }
         Ok(picture)
     }

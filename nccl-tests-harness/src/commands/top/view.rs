@@ -3,7 +3,7 @@
 use super::columns::{self, Column, mark};
 use super::lines;
 use super::rates::{Job, Picture};
-use super::rows::{self, Condition, Order, Row, Subject};
+use super::rows::{self, Condition, Row};
 use crate::output::numbers::count;
 use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
@@ -34,16 +34,47 @@ const HELP: [&str; 14] = [
     "docs/guide/monitoring.md says more",
 ];
 
-/// What a key asks for beyond what the view itself does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asked {
-    /// Nothing.
-    Nothing,
-    /// To end the program.
-    ToEnd,
+/// Order of the jobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Order {
+    /// The number of the process.
+    #[default]
+    Pid,
+    /// Most bytes a second first, both directions together.
+    Rate,
+    /// The rank, then the number of the process.
+    Rank,
 }
 
-/// All that decides what is shown.
+impl Order {
+    fn next(self) -> Self {
+        match self {
+            Self::Pid => Self::Rate,
+            Self::Rate => Self::Rank,
+            Self::Rank => Self::Pid,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Pid => "pid",
+            Self::Rate => "rate",
+            Self::Rank => "rank",
+        }
+    }
+
+    /// Sorts jobs that are in the order of their numbers.
+    fn sort(self, jobs: &mut [(&Job, Vec<Row>)]) {
+        let rate = |rows: &[Row]| rows.first().map_or(0.0, Row::bytes_per_s);
+        match self {
+            Self::Pid => {}
+            Self::Rate => jobs.sort_by(|(_, a), (_, b)| rate(b).total_cmp(&rate(a))),
+            Self::Rank => jobs.sort_by_key(|(job, _)| (job.rank.is_none(), job.rank)),
+        }
+    }
+}
+
+/// State of the screen.
 #[derive(Debug)]
 pub struct View {
     picture: Option<Picture>,
@@ -65,14 +96,14 @@ struct Line {
 impl Line {
     /// The room that a rail's name needs with its mark. Other names may be cut.
     fn room(&self) -> usize {
-        if self.row.is_rail() { 1 + self.name.chars().count() } else { 0 }
+        if self.row.rail.is_some() { 1 + self.name.chars().count() } else { 0 }
     }
 
     /// The mark and the name in `width` characters. Rails differ at the end of their names, so
     /// these lose their beginning.
     fn name_in(&self, width: usize) -> String {
         let mark = mark(self.row.condition).0;
-        let cut = if self.row.is_rail() { self.room().saturating_sub(width) } else { 0 };
+        let cut = if self.row.rail.is_some() { self.room().saturating_sub(width) } else { 0 };
         let rest = self.name.chars().skip(cut);
         mark.chars().chain(rest).take(width).collect()
     }
@@ -92,16 +123,16 @@ impl View {
         }
     }
 
-    /// Does what a key says in a terminal of this height.
-    pub fn press(&mut self, key: KeyEvent, height: u16) -> Asked {
+    /// Does what a key says in a terminal of this height. True for a key that ends the program.
+    pub fn press(&mut self, key: KeyEvent, height: u16) -> bool {
         let page = Places::of(height).body.max(1);
         let last = self.lines().len().saturating_sub(page);
         let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
         match key.code {
-            KeyCode::Char('c') if is_control => return Asked::ToEnd,
+            KeyCode::Char('c') if is_control => return true,
             _ if is_control => {}
             KeyCode::Esc if self.is_help => self.is_help = false,
-            KeyCode::Char('q') | KeyCode::Esc => return Asked::ToEnd,
+            KeyCode::Char('q') | KeyCode::Esc => return true,
             KeyCode::Char('?' | 'h') => self.is_help = !self.is_help,
             KeyCode::Char('p') => self.is_paused = !self.is_paused,
             KeyCode::Char('s') => self.order = self.order.next(),
@@ -114,7 +145,7 @@ impl View {
             KeyCode::End => self.scroll = last,
             _ => {}
         }
-        Asked::Nothing
+        false
     }
 
     /// Draws it into all of `area`.
@@ -159,8 +190,8 @@ impl View {
     }
 
     fn style(&self, row: &Row) -> Style {
-        let style = match row.subject {
-            Subject::Job => Style::new().add_modifier(Modifier::BOLD),
+        let style = match (&row.peer, &row.rail) {
+            (None, None) => Style::new().add_modifier(Modifier::BOLD),
             _ => Style::new(),
         };
         match row.condition {
@@ -181,7 +212,7 @@ impl View {
         )
     }
 
-    /// What is not shown comes before the keys.
+    /// Remarks on processes that are not shown come before the keys.
     fn footer(&self) -> String {
         let remarks = self.picture.as_ref().map(lines::remarks).unwrap_or_default();
         match remarks.as_slice() {
@@ -193,7 +224,8 @@ impl View {
 
     fn lines(&self) -> Vec<Line> {
         let Some(picture) = &self.picture else { return Vec::new() };
-        let jobs = rows::of_picture(picture, self.by_peer, self.order);
+        let mut jobs = rows::of_picture(picture, self.by_peer);
+        self.order.sort(&mut jobs);
         let lines =
             jobs.into_iter().flat_map(|(job, rows)| rows.into_iter().map(|row| Line { name: name(job, &row), row }));
         lines.collect()
@@ -201,14 +233,13 @@ impl View {
 }
 
 fn name(job: &Job, row: &Row) -> String {
-    match &row.subject {
-        Subject::Job => {
+    match (&row.peer, &row.rail) {
+        (None, None) => {
             let rank = job.rank.map(|rank| format!(" rank {rank}")).unwrap_or_default();
             format!("{} {}{rank}", job.pid, job.command)
         }
-        Subject::Peer(peer) => format!(" {peer}"),
-        Subject::Rail(rail) => format!(" {rail}"),
-        Subject::RailOfPeer { rail, .. } => format!("  {rail}"),
+        (Some(name), None) | (None, Some(name)) => format!(" {name}"),
+        (Some(_), Some(rail)) => format!("  {rail}"),
     }
 }
 

@@ -96,9 +96,8 @@ pub fn follow(tune: &Tune, world: &World, meeting: &Meeting, program: &Path) -> 
             }
             Order::Keep { chosen, remark } => {
                 let who = format!("rank {} on {}", world.rank, seats::host());
-                let pairs = chosen.map(Candidate::pairs);
-                let pairs = pairs.as_ref().map(|pairs| &pairs[..]);
-                for line in keep::keep(&tune.output, &keep::SHARES, pairs, &remark).context(who.clone())? {
+                let pairs = chosen.map(Candidate::pairs).unwrap_or_default();
+                for line in keep::keep(&tune.output, &keep::SHARES, &pairs, &remark).context(who.clone())? {
                     println!("# {who}: {line}");
                 }
             }

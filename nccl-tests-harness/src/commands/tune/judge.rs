@@ -4,7 +4,7 @@
 //! only proposes, because the best of many noisy figures looks better than it is. The proposed settings are then measured again in
 //! turns with the defaults, and are chosen if their lowest score there is above the defaults' highest.
 
-use crate::output::numbers::median;
+use crate::output::numbers::{median, spread};
 use serde::{Deserialize, Serialize};
 
 /// Settings to try.
@@ -83,8 +83,8 @@ pub fn propose<'a>(default: &Record, tried: &'a [Record], default_share_bytes: u
 pub fn judge(default: &Record, proposed: &Record) -> Verdict {
     let reference = default.medians();
     let scores = proposed.scores(&reference);
-    let lowest = scores.iter().copied().fold(f64::INFINITY, f64::min);
-    let highest_default = default.scores(&reference).into_iter().fold(f64::NEG_INFINITY, f64::max);
+    let (lowest, _) = spread(&scores);
+    let (_, highest_default) = spread(&default.scores(&reference));
     let gain = median(&scores) - 1.0;
     let gains = proposed.medians().iter().zip(&reference).map(|(one, of)| one / of - 1.0).collect();
     Verdict { gain, gains, lowest, highest_default, holds: lowest > highest_default && gain >= LEAST_GAIN }

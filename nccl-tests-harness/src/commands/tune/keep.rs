@@ -1,11 +1,13 @@
 //! Writes the chosen settings into a settings file, and reports whether the plugin will use them.
 
 use super::judge::Candidate;
+use crate::output::replacement;
 use anyhow::{Context, Result, anyhow};
 use nccl_net_spark::config::{Config, Settings, Source};
 use std::fmt::Display;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Write};
+use std::fs::{self, Permissions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// The setting for queue pairs of a connection on each rail.
@@ -25,9 +27,9 @@ pub struct Part {
     names: &'static [&'static str],
 }
 
-/// What `nccl-spark tune` writes.
+/// Settings of `nccl-spark tune`.
 pub const SHARES: Part = Part { remark: "# nccl-spark tune: ", names: &[QPS, MIN_SHARE] };
-/// What `nccl-spark tune collectives` writes.
+/// Settings of `nccl-spark tune collectives`.
 pub const TABLE: Part = Part { remark: "# nccl-spark tune collectives: ", names: &[TUNER_TABLE] };
 
 /// A setting's name and value.
@@ -35,12 +37,13 @@ pub type Pair = (&'static str, String);
 
 impl Candidate {
     /// The settings as names and values.
-    pub fn pairs(self) -> [Pair; 2] {
-        [(QPS, self.qps.to_string()), (MIN_SHARE, self.min_share_bytes.to_string())]
+    pub fn pairs(self) -> Vec<Pair> {
+        vec![(QPS, self.qps.to_string()), (MIN_SHARE, self.min_share_bytes.to_string())]
     }
 }
 
-/// The settings of this process; `named` is the file that NCCL_SPARK_SETTINGS_FILE names, which need not exist before it is written.
+/// The settings of this process; `named` is the file that NCCL_SPARK_SETTINGS_FILE names, which
+/// need not exist before it is written.
 ///
 /// # Errors
 /// When a setting is not valid.
@@ -51,7 +54,8 @@ pub fn settings(named: Option<&str>) -> Result<Settings> {
     }
 }
 
-/// The file to write: the one that the command line names, else the one that NCCL_SPARK_SETTINGS_FILE names, else the standard one.
+/// The file to write: the one that the command line names, else the one that
+/// NCCL_SPARK_SETTINGS_FILE names, else the standard one.
 ///
 /// # Errors
 /// When the user has no home directory.
@@ -77,12 +81,12 @@ pub fn check(path: &Path) -> Result<Config> {
     Ok(Config::from_variables(&[(SETTINGS_FILE.to_owned(), path.display().to_string())])?)
 }
 
-/// Writes the settings of `part` into the file, or removes them where the defaults are best (none). Other lines stay. Returns what
-/// was done and whether the plugin will use it, in lines.
+/// Writes the settings of `part` into the file, or removes them where none are chosen. Other lines
+/// stay. Returns lines that say what was done and whether the plugin will use it.
 ///
 /// # Errors
-/// When the file cannot be read or written.
-pub fn keep(path: &Path, part: &Part, chosen: Option<&[Pair]>, remark: &str) -> Result<Vec<String>> {
+/// Names the file that cannot be read or written, and the cure.
+pub fn keep(path: &Path, part: &Part, chosen: &[Pair], remark: &str) -> Result<Vec<String>> {
     let path = std::path::absolute(path).context("make the path absolute")?;
     // Replace the file and not a symbolic link to it.
     let place = path.canonicalize().unwrap_or_else(|_| path.clone());
@@ -101,14 +105,13 @@ pub fn keep(path: &Path, part: &Part, chosen: Option<&[Pair]>, remark: &str) -> 
             let hint = "; name another file with --output, or run this with sudo";
             anyhow!("cannot write {shown}: {error}{hint}")
         })?;
-        let pairs =
-            |chosen: &[Pair]| chosen.iter().map(|(name, value)| short(name, value)).collect::<Vec<_>>().join(" ");
+        let pairs: Vec<String> = chosen.iter().map(|(name, value)| short(name, value)).collect();
         lines.push(match chosen {
-            Some(chosen) => format!("wrote {} to {shown}", pairs(chosen)),
-            None => format!("removed {} from {shown}", part.names.join(" and ")),
+            [] => format!("removed {} from {shown}", part.names.join(" and ")),
+            _ => format!("wrote {} to {shown}", pairs.join(" ")),
         });
     }
-    lines.extend(effect(&path, part, chosen.is_some(), Settings::of_this_process()));
+    lines.extend(effect(&path, part, !chosen.is_empty(), Settings::of_this_process()));
     Ok(lines)
 }
 
@@ -118,17 +121,17 @@ fn short(name: &str, value: &str) -> String {
 }
 
 /// The file's text with these settings in place of its own.
-fn revise(old: &str, part: &Part, chosen: Option<&[Pair]>, remark: &str) -> String {
+fn revise(old: &str, part: &Part, chosen: &[Pair], remark: &str) -> String {
     let owned = |line: &str| {
         let name = line.split('=').next().unwrap_or_default().trim();
         line.starts_with(part.remark.trim_end()) || line.contains('=') && part.names.contains(&name)
     };
     let mut block = String::new();
-    if let Some(chosen) = chosen {
+    if !chosen.is_empty() {
         block = format!("{}{remark}\n", part.remark);
-        for (name, value) in chosen {
-            block += &format!("{name}={value}\n");
-        }
+    }
+    for (name, value) in chosen {
+        block += &format!("{name}={value}\n");
     }
     let (mut text, mut placed) = (String::new(), false);
     for line in old.lines() {
@@ -145,30 +148,20 @@ fn revise(old: &str, part: &Part, chosen: Option<&[Pair]>, remark: &str) -> Stri
         text += &block;
     }
     // A file without these settings keeps every byte.
-    if chosen.is_none() && !old.lines().any(owned) { old.to_owned() } else { text }
+    if chosen.is_empty() && !old.lines().any(owned) { old.to_owned() } else { text }
 }
 
-/// Replaces the file at once: a reader finds all of the old or all of the new one.
+/// Replaces a file that has its permissions already, or makes one that everybody may read.
 fn replace(place: &Path, text: &str) -> io::Result<()> {
     let permissions = match fs::metadata(place) {
         Ok(metadata) if !metadata.is_file() => {
             return Err(io::Error::new(ErrorKind::InvalidInput, "not a regular file"));
         }
-        Ok(metadata) => Some(metadata.permissions()),
-        Err(_) => None,
+        Ok(metadata) => metadata.permissions(),
+        Err(_) => Permissions::from_mode(0o644),
     };
-    let (Some(folder), Some(name)) = (place.parent(), place.file_name()) else {
-        return Err(io::Error::new(ErrorKind::InvalidInput, "not a regular file"));
-    };
-    let part = folder.join(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
-    let written = OpenOptions::new().write(true).create(true).truncate(true).open(&part).and_then(|mut file: File| {
-        file.write_all(text.as_bytes())?;
-        permissions.map_or(Ok(()), |permissions| file.set_permissions(permissions))?;
-        file.sync_all()
-    });
-    written.and_then(|()| fs::rename(&part, place)).inspect_err(|_| {
-        let _ = fs::remove_file(&part);
-    })
+    replacement::written(place, text.as_bytes(), permissions)?.persist(place)?;
+    Ok(())
 }
 
 /// Whether the plugin reads the file, and what overrides it; `settings` are the current ones.
@@ -206,35 +199,33 @@ mod tests {
     const FOUR: Candidate = Candidate { qps: 4, min_share_bytes: 32768 };
 
     fn keep(path: &Path, chosen: Option<Candidate>, remark: &str) -> Result<Vec<String>> {
-        let pairs = chosen.map(Candidate::pairs);
-        super::keep(path, &SHARES, pairs.as_ref().map(|pairs| &pairs[..]), remark)
+        super::keep(path, &SHARES, &chosen.map(Candidate::pairs).unwrap_or_default(), remark)
     }
 
     fn revise(old: &str, chosen: Option<Candidate>, remark: &str) -> String {
-        let pairs = chosen.map(Candidate::pairs);
-        super::revise(old, &SHARES, pairs.as_ref().map(|pairs| &pairs[..]), remark)
+        super::revise(old, &SHARES, &chosen.map(Candidate::pairs).unwrap_or_default(), remark)
     }
 
     #[test]
     fn each_part_leaves_the_others_lines_alone() {
         let shares = revise("NCCL_IB_TC=106\n", Some(FOUR), "+10 %");
         let table = |text: &str| [(TUNER_TABLE, format!("for=*;all_reduce@2:{text}=ring/ll/2"))];
-        let both = super::revise(&shares, &TABLE, Some(&table("1-9")), "1.1 times");
+        let both = super::revise(&shares, &TABLE, &table("1-9"), "1.1 times");
         let block =
             "# nccl-spark tune collectives: 1.1 times\nNCCL_SPARK_TUNER_TABLE=for=*;all_reduce@2:1-9=ring/ll/2\n";
         assert_eq!(both, format!("{shares}{block}"));
-        assert_eq!(super::revise(&both, &TABLE, Some(&table("2-8")), "1.1 times"), both.replace("1-9", "2-8"));
-        assert_eq!(super::revise(&both, &TABLE, None, ""), shares);
+        assert_eq!(super::revise(&both, &TABLE, &table("2-8"), "1.1 times"), both.replace("1-9", "2-8"));
+        assert_eq!(super::revise(&both, &TABLE, &[], ""), shares);
         assert_eq!(revise(&both, None, ""), format!("NCCL_IB_TC=106\n{block}"));
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("a.conf");
-        let lines = super::keep(&file, &TABLE, Some(&table("1-9")), "").unwrap();
+        let lines = super::keep(&file, &TABLE, &table("1-9"), "").unwrap();
         assert!(
             lines[0].starts_with("wrote NCCL_SPARK_TUNER_TABLE=for=*;") && lines[0].ends_with("a.conf"),
             "{lines:?}"
         );
         let long = [(TUNER_TABLE, format!("{};all_gather@2:1-9=ring/ll128/16", table("1-9")[0].1))];
-        let lines = super::keep(&file, &TABLE, Some(&long), "").unwrap();
+        let lines = super::keep(&file, &TABLE, &long, "").unwrap();
         assert!(lines[0].starts_with("wrote NCCL_SPARK_TUNER_TABLE to "), "{lines:?}");
     }
 
@@ -256,7 +247,6 @@ mod tests {
 
     #[test]
     fn a_file_is_replaced_whole_and_keeps_its_permissions() {
-        use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let (file, link) = (folder.path().join("a.conf"), folder.path().join("b.conf"));
         fs::write(&file, "NCCL_IB_TC=106\n").unwrap();

@@ -1,5 +1,6 @@
 //! What /proc says of a process. It may be gone at any moment, and says of itself what it likes.
 
+use crate::output::plain;
 use crate::proc_stat;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
@@ -54,10 +55,10 @@ pub fn has_files(pid: u32) -> bool {
     fs::read(file(pid, "stat")).is_ok_and(|stat| may_have_files(&String::from_utf8_lossy(&stat)))
 }
 
-/// The command's name, in printable ASCII.
+/// The command's name, without what a terminal would act on.
 pub fn command(pid: u32) -> String {
     let name = fs::read(file(pid, "comm")).unwrap_or_default();
-    let name: String = name.trim_ascii_end().iter().map(|byte| printable(*byte)).collect();
+    let name = plain(&String::from_utf8_lossy(name.trim_ascii_end()));
     if name.is_empty() { "?".to_owned() } else { name }
 }
 
@@ -75,10 +76,6 @@ pub fn own_number(pid: u32) -> Option<u64> {
 
 fn file(pid: u32, name: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/{name}"))
-}
-
-fn printable(byte: u8) -> char {
-    if byte.is_ascii_graphic() || byte == b' ' { char::from(byte) } else { '?' }
 }
 
 /// By the state and the flags, the seventh field.

@@ -25,11 +25,10 @@ pub fn job(pid: u32, flows: Vec<Flow>) -> Job {
 }
 
 fn subjects(rows: &[Row]) -> Vec<String> {
-    let name = |row: &Row| match &row.subject {
-        Subject::Job => "job".to_owned(),
-        Subject::Peer(peer) => peer.clone(),
-        Subject::Rail(rail) => rail.clone(),
-        Subject::RailOfPeer { rail, peer } => format!("{peer}/{rail}"),
+    let name = |row: &Row| match (&row.peer, &row.rail) {
+        (None, None) => "job".to_owned(),
+        (Some(name), None) | (None, Some(name)) => name.clone(),
+        (Some(peer), Some(rail)) => format!("{peer}/{rail}"),
     };
     rows.iter().map(name).collect()
 }
@@ -87,14 +86,4 @@ fn a_rail_below_half_of_the_busiest_is_slow_and_a_lost_one_is_lost() {
     assert_eq!(scaled(u64::MAX), [Good; 3], "bytes whose write is not counted yet");
     let lost = Flow { carrying: 0, ..of("r1", 0) };
     assert_eq!(conditions(vec![of("r0", 10 * gigabyte), lost]), [Lost, Good, Lost]);
-}
-
-#[test]
-fn jobs_are_ordered_by_what_is_asked_for() {
-    let of = |pid, rank, bytes| Job { rank, ..job(pid, vec![flow("r0", "b", Direction::Send, bytes)]) };
-    let picture = Picture { jobs: vec![of(1, None, 5), of(2, Some(1), 9), of(3, Some(0), 7)], ..Picture::default() };
-    let pids = |order| of_picture(&picture, false, order).iter().map(|(job, _)| job.pid).collect::<Vec<_>>();
-    assert_eq!((pids(Order::Pid), pids(Order::Rate), pids(Order::Rank)), (vec![1, 2, 3], vec![2, 3, 1], vec![3, 2, 1]));
-    assert_eq!(Order::Pid.next().next().next(), Order::Pid);
-    assert_eq!([Order::Pid, Order::Rate, Order::Rank].map(Order::name), ["pid", "rate", "rank"]);
 }

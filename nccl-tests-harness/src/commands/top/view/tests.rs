@@ -35,7 +35,7 @@ fn text(view: &View, width: u16, height: u16) -> Vec<String> {
     (0..height).map(line).collect()
 }
 
-fn press(view: &mut View, code: KeyCode) -> Asked {
+fn press(view: &mut View, code: KeyCode) -> bool {
     view.press(KeyEvent::new(code, KeyModifiers::NONE), 8)
 }
 
@@ -129,13 +129,13 @@ fn lost_is_red_and_slow_is_yellow_unless_there_are_no_colours() {
 fn keys_do_what_the_help_says() {
     let mut view = view(picture());
     for code in [KeyCode::Char('q'), KeyCode::Esc] {
-        assert_eq!(press(&mut view, code), Asked::ToEnd);
+        assert!(press(&mut view, code));
     }
     let control = |letter| KeyEvent::new(KeyCode::Char(letter), KeyModifiers::CONTROL);
-    assert_eq!((view.press(control('c'), 8), view.press(control('q'), 8)), (Asked::ToEnd, Asked::Nothing));
-    assert_eq!(press(&mut view, KeyCode::Char('?')), Asked::Nothing);
+    assert_eq!((view.press(control('c'), 8), view.press(control('q'), 8)), (true, false));
+    assert!(!press(&mut view, KeyCode::Char('?')));
     assert!(text(&view, 80, 20).iter().any(|line| line.starts_with("q, Esc, Ctrl-C")));
-    assert_eq!((press(&mut view, KeyCode::Esc), view.is_help), (Asked::Nothing, false));
+    assert_eq!((press(&mut view, KeyCode::Esc), view.is_help), (false, false));
     press(&mut view, KeyCode::Char('s'));
     assert!(text(&view, 80, 9)[0].ends_with("by rate") && text(&view, 80, 9)[2].contains("4712"));
     press(&mut view, KeyCode::Char('d'));
@@ -176,4 +176,18 @@ fn what_is_not_shown_is_said_in_the_last_line() {
     assert!(text(&shown, 100, 6)[5].ends_with(" (and 1 remark)"));
     shown.show(Picture { passed_over, ..Picture::default() });
     assert_eq!(text(&shown, 100, 6)[5], "process 3: layout 9");
+}
+
+#[test]
+fn jobs_are_ordered_by_what_is_asked_for() {
+    let of = |pid, rank, bytes| Job { rank, ..job(pid, vec![flow("r0", "b", Direction::Send, bytes)]) };
+    let picture = Picture { jobs: vec![of(1, None, 5), of(2, Some(1), 9), of(3, Some(0), 7)], ..Picture::default() };
+    let pids = |order: Order| {
+        let mut jobs = rows::of_picture(&picture, false);
+        order.sort(&mut jobs);
+        jobs.iter().map(|(job, _)| job.pid).collect::<Vec<_>>()
+    };
+    assert_eq!((pids(Order::Pid), pids(Order::Rate), pids(Order::Rank)), (vec![1, 2, 3], vec![2, 3, 1], vec![3, 2, 1]));
+    assert_eq!(Order::Pid.next().next().next(), Order::Pid);
+    assert_eq!([Order::Pid, Order::Rate, Order::Rank].map(Order::name), ["pid", "rate", "rank"]);
 }

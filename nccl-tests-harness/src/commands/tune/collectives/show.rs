@@ -10,22 +10,13 @@ use nccl_net_spark::tuner::table::{Choice, Table};
 use serde_json::{Value, json};
 use std::io::{self, Write};
 
-/// A line of a table: the size, NCCL's time, the choice with its time if there is one, and what follows.
-struct Line<'a> {
-    bytes: u64,
-    nccl_us: f64,
-    best: Option<(Choice, f64)>,
-    words: &'a str,
-}
-
-impl Line<'_> {
-    fn cells(&self) -> [String; 6] {
-        let dash = || "-".to_owned();
-        let choice = self.best.map_or_else(dash, |(choice, _)| choice.to_string());
-        let us = self.best.map_or_else(dash, |(_, us)| significant(us));
-        let gain = self.best.map_or_else(dash, |(_, us)| format!("{:.2}", self.nccl_us / us));
-        [self.bytes.to_string(), significant(self.nccl_us), choice, us, gain, self.words.to_owned()]
-    }
+/// The cells of a line: the size, NCCL's time, the choice with its time if there is one, and a remark.
+fn cells(bytes: u64, nccl_us: f64, best: Option<(Choice, f64)>, words: &str) -> [String; 6] {
+    let (choice, us, gain) = match best {
+        Some((choice, us)) => (choice.to_string(), significant(us), format!("{:.2}", nccl_us / us)),
+        None => ("-".to_owned(), "-".to_owned(), "-".to_owned()),
+    };
+    [bytes.to_string(), significant(nccl_us), choice, us, gain, words.to_owned()]
 }
 
 /// Starts a table with its title and the names of its columns.
@@ -55,7 +46,7 @@ pub fn sweep(sweep: &Sweep, out: &mut impl Write) -> io::Result<()> {
     let mut table = start(out, &title)?;
     for judged in &sweep.judged {
         let &Judged { bytes, nccl_us, best, finding } = judged;
-        table.row(&Line { bytes, nccl_us, best, words: words(finding) }.cells())?;
+        table.row(&cells(bytes, nccl_us, best, words(finding)))?;
     }
     for record in &sweep.alone.candidates {
         if let (Some(choice), Some(Dropped::Failed(reason))) = (record.choice, &record.dropped) {
@@ -88,7 +79,7 @@ pub fn confirmation(sweep: &Sweep, out: &mut impl Write) -> io::Result<()> {
         };
         let best = line.row.map(|(choice, _)| (choice, again.table.median(line.bytes)));
         let best = best.filter(|(_, us)| us.is_finite());
-        table.row(&Line { bytes: line.bytes, nccl_us: again.nccl.median(line.bytes), best, words }.cells())?;
+        table.row(&cells(line.bytes, again.nccl.median(line.bytes), best, words))?;
     }
     if let Some(Dropped::Failed(reason)) = &again.table.dropped {
         table.remark(&format!("no row is confirmed: {}", reason.lines().next().unwrap_or_default()))?;
@@ -191,9 +182,8 @@ mod tests {
         let mut out = Vec::new();
         let mut table = start(&mut out, "title").unwrap();
         let best = Some(("ring/ll128/16".parse().unwrap(), 1234.5));
-        let line = Line { bytes: 1 << 33, nccl_us: 123_456.7, best, words: "no row; times differ" };
-        table.row(&line.cells()).unwrap();
-        table.row(&Line { bytes: 8192, nccl_us: 12.0, best: None, words: "no candidate" }.cells()).unwrap();
+        table.row(&cells(1 << 33, 123_456.7, best, "no row; times differ")).unwrap();
+        table.row(&cells(8192, 12.0, None, "no candidate")).unwrap();
         let text = String::from_utf8(out).unwrap();
         assert!(text.lines().all(|line| line.len() <= 80), "{text}");
         assert!(text.lines().nth(3).unwrap().contains("ring/ll128/16") && text.contains("100.01"), "{text}");

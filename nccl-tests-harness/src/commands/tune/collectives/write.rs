@@ -5,7 +5,7 @@
 
 use super::options::Plan;
 use crate::commands::nccl_tests::options::Place;
-use crate::commands::tune::keep::{self, Pair};
+use crate::commands::tune::keep;
 use crate::lines;
 use crate::ranks::seats;
 use anyhow::{Context, Result, bail};
@@ -106,8 +106,8 @@ fn command(plan: &Plan, arguments: &[String], own: &Path, table: Option<&Table>,
 fn put(file: &Path, table: Option<&Table>, before: Option<&Table>, remark: &str) -> Result<Vec<String>> {
     // A file that is not usable is reported by `keep`.
     let old = keep::check(file).ok().and_then(|settings| settings.tuner_table);
-    let pair: Option<[Pair; 1]> = table.map(|table| [(keep::TUNER_TABLE, table.to_string())]);
-    let mut lines = keep::keep(file, &keep::TABLE, pair.as_ref().map(|pair| &pair[..]), remark)?;
+    let pair = table.map(|table| (keep::TUNER_TABLE, table.to_string()));
+    let mut lines = keep::keep(file, &keep::TABLE, pair.as_slice(), remark)?;
     if let Some(old) = old.filter(|old| ![before, table].contains(&Some(old))) {
         let verb = if table.is_some() { "replaced" } else { "removed" };
         lines.push(format!("{verb} a different table of {} row(s) there: {old}", old.rows().len()));
