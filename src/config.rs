@@ -2,7 +2,7 @@
 //!
 //! `NCCL_IB_*` and `NCCL_SOCKET_*` mean what they mean to NCCL's own transport. A variable set to an empty string is an
 //! unset one. An unknown `NCCL_SPARK_*` variable is an error, so that a misspelt one does not pass for a working one.
-//! A setting that an earlier version had is ignored with a warning ([`REMOVED`]).
+//! A setting that an earlier version had is ignored with a warning (`REMOVED`).
 //! Only this file reads the environment.
 //!
 //! What the environment leaves open, a settings file may say (`file`): the one that `NCCL_SPARK_SETTINGS_FILE` names, or

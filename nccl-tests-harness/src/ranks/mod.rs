@@ -7,10 +7,10 @@
 pub mod activity;
 pub mod control;
 pub mod device;
-pub mod door;
+pub(crate) mod door;
 pub mod job;
 pub mod launch;
-pub mod line;
+pub(crate) mod line;
 pub mod log;
 pub mod pattern;
 pub mod process;
