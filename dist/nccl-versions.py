@@ -37,8 +37,8 @@ ABI = Path(__file__).resolve().parent.parent / "src" / "abi"
 def main():
     arguments = parse_arguments()
     ours = {
-        "Net": own_versions("net_v*.rs"),
-        "Tuner": own_versions("tuner_v*.rs"),
+        "Net": own_versions("net_tables.rs", "Net"),
+        "Tuner": own_versions("tuner_tables.rs", "Tuner"),
     }
     print(f"On {date.today()}. This library: net {listed(ours['Net'])}; tuner {listed(ours['Tuner'])}.\n")
     print("| NCCL | packages | net | CollNet | tuner | profiler |")
@@ -64,10 +64,12 @@ def parse_arguments():
     return arguments
 
 
-def own_versions(pattern):
-    found = {int(re.search(r"_v(\d+)$", path.stem)[1]) for path in ABI.glob(pattern)}
+def own_versions(file, kind):
+    """The versions of the tables that a source file exports."""
+    names = NAME.findall((ABI / file).read_bytes())
+    found = {int(version) for name, version in names if name.decode() == kind}
     if not found:
-        stop(f"no {pattern} in {ABI}")
+        stop(f"{ABI / file} exports no table of {kind}")
     return found
 
 
