@@ -106,7 +106,7 @@ Exit status: 0 works, 1 works but slow or fragile, 2 the command line is wrong,
 
 pub const REPORT: &str = "\
 Examples:
-  nccl-spark report                           # into nccl-spark-report-DATE.json
+  nccl-spark report                           # nccl-spark-report-DATE.json
   nccl-spark report --dry-run                 # which commands would run?
   nccl-spark report --hosts spark-1,spark-2 --nccl-tests ~/nccl-tests
   nccl-spark report --only machine,all-gather --output -

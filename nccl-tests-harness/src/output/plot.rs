@@ -372,8 +372,9 @@ mod tests {
             let svg = chart.render().unwrap();
             let mut bare = chart.clone();
             bare.lines[0].points[1].spread = None;
-            let strokes = |svg: &str| svg.matches("<line ").count();
-            assert!(strokes(&svg) > strokes(&bare.render().unwrap()), "{x:?}, {y:?}, no error bar: {svg}");
+            // An error bar is three strokes in the colour of its line.
+            let strokes = |svg: &str| svg.matches("<line opacity=\"1\" stroke=\"#0072B2\"").count();
+            assert_eq!((strokes(&svg), strokes(&bare.render().unwrap())), (3, 0), "{x:?}, {y:?}: {svg}");
             for part in ["title", "where", "word word", "across", "upwards", "a &amp; b", "payload limit", "slowed"] {
                 assert!(svg.contains(part), "{x:?}, {y:?}, {part}: {svg}");
             }
