@@ -5,7 +5,6 @@ use crate::commands::doctor::look::{Facts, Function, Libraries, PluginKind};
 use crate::commands::doctor::place::Place;
 use crate::commands::doctor::{Asked, answer};
 use crate::commands::rails::Found;
-use crate::places;
 use anyhow::{Context, Error, Result};
 use nccl_net_spark::config::{Settings, Source};
 use nccl_net_spark::rails::{LinkRate, PciFunction, Refusal, Survey};
@@ -26,7 +25,7 @@ pub(super) fn read(place: &Place, program: &Path, variables: Vec<(String, String
     let variables = variables
         .map(|one| json!({ "name": one.name, "value": Value::new(&one.name, &one.value), "effect": one.effect }));
     Ok(json!({
-        "versions": versions(place, program, &seen.libraries),
+        "versions": versions(place, &seen.libraries),
         "hardware": hardware(place, &seen.facts),
         "rails": Found::from(seen.facts.survey.clone()),
         "functions": seen.facts.functions.iter().map(|one| function(one, &seen.facts.survey)).collect::<Vec<_>>(),
@@ -36,8 +35,8 @@ pub(super) fn read(place: &Place, program: &Path, variables: Vec<(String, String
     }))
 }
 
-fn versions(place: &Place, program: &Path, libraries: &Libraries) -> Json {
-    let plugin = places::plugin(program).and_then(|path| std::fs::read(path).ok());
+fn versions(place: &Place, libraries: &Libraries) -> Json {
+    let plugin = libraries.copies.first().and_then(|copy| std::fs::read(place.path(&copy.path)).ok());
     let hex = |bytes: &Vec<u8>| Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let of_shell = |path: &str, name: &str| {
         let text = place.text(path)?;
