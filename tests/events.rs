@@ -67,6 +67,18 @@ fn a_rail_that_all_connections_lose_is_one_warning_and_its_return_another() {
 }
 
 #[test]
+fn rails_that_only_other_connections_lost_still_count() {
+    let (heard, outages, now) = (Heard::default(), Arc::<Outages>::default(), Instant::now());
+    heard.by(|| {
+        let mut all = members(&outages, 2);
+        all[0].lost(lane(0), "no answer", "retrying", now);
+        all[1].lost(lane(1), "no answer", "retrying", now);
+        let said = warnings(&heard);
+        assert!(said.len() == 2 && said.iter().all(|line| line.contains("1 of 2 rails remains")), "{said:?}");
+    });
+}
+
+#[test]
 fn a_connection_that_never_recovers_is_told_and_hides_no_other_outage() {
     let (heard, outages, begun) = (Heard::default(), Arc::<Outages>::default(), Instant::now());
     let at = |s: u64| begun + Duration::from_secs(s);

@@ -218,9 +218,11 @@ impl Member {
         }
     }
 
-    /// How many of the connection's rails have no outage.
+    /// Number of rails that this connection has not lost. An outage of other connections alone does
+    /// not count.
     fn in_use(&self, open: &[Outage]) -> usize {
-        self.paths.iter().filter(|path| !open.iter().any(|outage| outage.path == **path)).count()
+        let is_lost = |path: &Path| open.iter().any(|one| one.path == *path && one.without.contains(&self.id));
+        self.paths.iter().filter(|path| !is_lost(path)).count()
     }
 }
 
