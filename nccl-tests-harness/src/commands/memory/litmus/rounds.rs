@@ -49,7 +49,7 @@ pub fn run(ends: &Ends, wire: &Wire, order: &Order) -> Result<Found> {
             Ok((writer, reader))
         });
         let outcome = sides.and_then(|(mut writer, mut reader)| {
-            let rounds = Rounds { wire, words: from.all(), writer: &mut writer, reader: &mut reader };
+            let rounds = Rounds { ends, wire, words: from.all(), writer: &mut writer, reader: &mut reader };
             rounds.run(order)
         });
         // Threads that still wait for lines end now; a kernel ends by itself, and its owner waits for that.
@@ -71,6 +71,7 @@ fn side<'scope>(
 }
 
 struct Rounds<'a> {
+    ends: &'a Ends,
     wire: &'a Wire,
     /// The sender's buffer.
     words: &'a [AtomicU64],
@@ -80,7 +81,8 @@ struct Rounds<'a> {
 
 impl Rounds<'_> {
     fn run(mut self, order: &Order) -> Result<Found> {
-        let (written_by, read_by) = (self.writer.name(), self.reader.name());
+        let Ends { from, into } = self.ends;
+        let (written_by, read_by) = (from.name(), into.name());
         activity::stage(format!("LL128: lines by {written_by}, read by {read_by}"));
         let (start, limit) = (Instant::now(), Duration::from_secs(order.seconds));
         let (mut processor, mut reader, mut messages) = (Tally::default(), Tally::default(), 0);
@@ -95,7 +97,7 @@ impl Rounds<'_> {
         Ok(Found {
             written_by,
             read_by,
-            stand_in: matches!((&*self.writer, &*self.reader), (Side::Processor(_), _) | (_, Side::Processor(_))),
+            stand_in: [from, into].iter().any(|end| matches!(end.actor, Actor::Processor)),
             seconds,
             messages,
             sizes_bytes: LINES.iter().map(|lines| *lines as usize * LINE_BYTES).collect(),
@@ -140,7 +142,7 @@ impl Rounds<'_> {
         let until = Instant::now() + STORED;
         for (number, line) in lines(self.words, round) {
             let Some(pieces) = wait(line, round.sequence, number, || Instant::now() > until) else {
-                bail!("the CPU did not see a flag that {} stored within {} s", self.writer.name(), STORED.as_secs());
+                bail!("the CPU did not see a flag that {} stored within {} s", self.ends.from.name(), STORED.as_secs());
             };
             processor.add(pieces, 0);
         }

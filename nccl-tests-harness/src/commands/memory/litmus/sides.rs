@@ -55,7 +55,7 @@ impl Side {
         }
     }
 
-    /// Whether the task is done.
+    /// Returns true when the task is done.
     pub fn is_done(&mut self) -> Result<bool> {
         match self {
             Self::Gpu(lines) => lines.is_idle(),
@@ -63,19 +63,11 @@ impl Side {
         }
     }
 
-    /// What was found in all rounds, when none is under way.
+    /// Returns the sum over all rounds. No round may be under way.
     pub fn tally(&self) -> Result<Tally> {
         match self {
             Self::Gpu(lines) => lines.tally(),
             Self::Processor(worker) => Ok(worker.sum),
-        }
-    }
-
-    /// What it is called.
-    pub fn name(&self) -> String {
-        match self {
-            Self::Gpu(lines) => lines.name(),
-            Self::Processor(_) => "CPU".to_owned(),
         }
     }
 }
