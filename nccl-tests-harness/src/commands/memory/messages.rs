@@ -1,7 +1,7 @@
 //! The kinds of memory, and the messages between the command and the process that tries one.
 
 use super::litmus::{self, Found};
-use crate::gpu::{About, Wrong};
+use crate::gpu::About;
 use crate::net::Pointer;
 use crate::ranks::device::Network;
 use serde::{Deserialize, Serialize};
@@ -87,8 +87,8 @@ pub struct Setup {
 pub enum Answer {
     /// The plugin is up and connected with itself.
     Ready(Ready),
-    /// The result of registering.
-    Registered(Registered),
+    /// The plugin registered both buffers, or the row ends here with this result.
+    Registered(Result<(), Fate>),
     /// The result of moving.
     Moved(Moved),
     /// The result of the litmus test.
@@ -106,15 +106,29 @@ pub struct Ready {
     pub gpus: Result<[About; 2], String>,
 }
 
-/// The result of registering.
+/// The result of a kind of memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Registered {
-    /// The plugin took both buffers.
-    Yes,
-    /// It did not.
-    Refused(String),
-    /// It was not asked, because there is no such memory here.
-    NotTried(String),
+#[serde(rename_all = "snake_case")]
+pub enum Fate {
+    /// There is no such memory here.
+    NotTried {
+        /// Why there is none.
+        reason: String,
+    },
+    /// The plugin did not register it.
+    Refused {
+        /// The plugin's error.
+        reason: String,
+    },
+    /// An error ended the attempt.
+    Failed {
+        /// True if both buffers were registered before the error.
+        registered: bool,
+        /// The error.
+        reason: String,
+    },
+    /// All messages arrived.
+    Moved(Moved),
 }
 
 /// The result of moving.
@@ -142,12 +156,7 @@ pub struct Message {
 }
 
 impl Message {
-    /// A message of `bytes` in which this is wrong, and that behind it.
-    pub fn new(bytes: usize, inside: Wrong, beyond: Wrong) -> Self {
-        Self { bytes, wrong: inside.count, first_wrong: inside.first, beyond: beyond.count }
-    }
-
-    /// What is wrong with it, if anything.
+    /// Describes its errors, if it has any.
     pub fn fault(&self) -> Option<String> {
         let Self { bytes, wrong, first_wrong, beyond } = self;
         let first = first_wrong.map(|first| format!(", the first at {first}")).unwrap_or_default();

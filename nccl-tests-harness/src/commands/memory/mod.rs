@@ -24,11 +24,10 @@ use crate::ranks::job::Job;
 use crate::ranks::seats;
 use anyhow::{Context, Result, bail};
 use litmus::{Outcome, Verdict};
-use messages::{Answer, Kind, Order, Ready, Registered, Setup};
+use messages::{Answer, Fate, Kind, Order, Ready, Setup};
 use options::Plan;
 use rank::Memory;
 use serde::Serialize;
-use show::Fate;
 use std::io::Write;
 use std::path::Path;
 
@@ -188,7 +187,7 @@ fn judge_lines(plan: &Plan, program: &Path, fabric: &Fabric, order: litmus::Orde
     let run = || -> Result<Outcome> {
         let (mut job, _) = start(plan, program, fabric, kind, Some(order))?;
         let registered = ask(&mut job, &Order::Go, answer!(Answer::Registered(registered) => registered))?;
-        if let Registered::Refused(reason) | Registered::NotTried(reason) = registered {
+        if let Err(Fate::Refused { reason } | Fate::NotTried { reason }) = registered {
             return Ok(Outcome::Failed { reason });
         }
         let found = ask(&mut job, &Order::Go, answer!(Answer::Litmus(found) => found))?;
@@ -214,9 +213,8 @@ fn words_of(error: &anyhow::Error) -> String {
 fn proceed(mut job: Job<Memory>, is_registered: &mut bool) -> Result<Fate> {
     let registered = ask(&mut job, &Order::Go, answer!(Answer::Registered(registered) => registered))?;
     let fate = match registered {
-        Registered::NotTried(reason) => Fate::NotTried { reason },
-        Registered::Refused(reason) => Fate::Refused { reason },
-        Registered::Yes => {
+        Err(fate) => fate,
+        Ok(()) => {
             *is_registered = true;
             Fate::Moved(ask(&mut job, &Order::Go, answer!(Answer::Moved(moved) => moved))?)
         }

@@ -2,7 +2,7 @@
 
 use super::ends::{Actor, End, Ends, Wire};
 use super::litmus::{Found, rounds};
-use super::messages::{Answer, Kind, Message, Moved, Order, Ready, Registered, Setup};
+use super::messages::{Answer, Fate, Kind, Message, Moved, Order, Ready, Setup};
 use crate::gpu::{self, Block, Driver, Gpu, Pattern};
 use crate::net::{Context, Plugin, RecvComm, SendComm};
 use crate::ranks::activity;
@@ -44,7 +44,7 @@ impl Work for Memory {
         wait_for_go(orders)?;
         let ends = match allocate(&setup, gpus)? {
             Ok(ends) => ends,
-            Err(reason) => return last(Answer::Registered(Registered::NotTried(reason)), orders, answer),
+            Err(reason) => return last(Answer::Registered(Err(Fate::NotTried { reason })), orders, answer),
         };
         activity::stage(format!("registering {}", setup.kind.name()));
         let pointer = setup.kind.pointer();
@@ -54,10 +54,11 @@ impl Work for Memory {
         let (from, into) = match registered {
             Ok(registered) => registered,
             Err(error) => {
-                return last(Answer::Registered(Registered::Refused(format!("{error:#}"))), orders, answer);
+                let reason = format!("{error:#}");
+                return last(Answer::Registered(Err(Fate::Refused { reason })), orders, answer);
             }
         };
-        answer(Answer::Registered(Registered::Yes))?;
+        answer(Answer::Registered(Ok(())))?;
 
         wait_for_go(orders)?;
         let wire = Wire { send, recv, from, into };
@@ -185,7 +186,7 @@ fn exchange(ends: &Ends, wire: &Wire, kind: Kind, bytes: usize, seed: u32) -> Re
     activity::stage(format!("checking {bytes} bytes of {name} by {}", ends.into.name()));
     let inside = ends.into.check(0..bytes, sent)?;
     let beyond = ends.into.check(bytes..bytes + GUARD_BYTES, stale)?;
-    Ok(Message::new(bytes, inside, beyond))
+    Ok(Message { bytes, wrong: inside.count, first_wrong: inside.first, beyond: beyond.count })
 }
 
 #[cfg(test)]

@@ -1,34 +1,8 @@
 //! The result of each kind of memory: whether it is a failure, and its row of the table.
 
-use super::messages::{Kind, Moved};
+use super::messages::{Fate, Kind};
 use crate::output::table::{Table, left, right};
-use serde::Serialize;
 use std::io::{self, Write};
-
-/// The result of a kind of memory.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Fate {
-    /// There is no such memory here.
-    NotTried {
-        /// Why there is none.
-        reason: String,
-    },
-    /// The plugin did not register it.
-    Refused {
-        /// Its error.
-        reason: String,
-    },
-    /// It failed.
-    Failed {
-        /// After both buffers were registered.
-        registered: bool,
-        /// The error.
-        reason: String,
-    },
-    /// All messages arrived.
-    Moved(Moved),
-}
 
 /// Why a kind counts as a failure, if it does.
 pub fn fault(kind: Kind, fate: &Fate) -> Option<String> {
@@ -89,7 +63,7 @@ fn table<W: Write>(out: W) -> Table<W> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::messages::Message;
+    use super::super::messages::{Message, Moved};
     use super::*;
 
     fn moved(wrong: u32, beyond: u32) -> Fate {
