@@ -151,19 +151,15 @@ impl Options {
         if networks.is_empty() {
             networks.push(Network::Spark);
         }
-        for (number, network) in networks.iter().enumerate() {
-            if networks[..number].contains(network) {
-                return Err(wrong(format!("--compare names {} twice", network.name())))?;
-            }
+        if let Some(network) = repeated(&networks) {
+            return Err(wrong(format!("--compare names {} twice", network.name())))?;
         }
         let setting = self.scene.setting(program)?;
         let place = Place::new(self.ranks, self.mpirun, &setting)?;
         let programs: Vec<PathBuf> =
             self.tests.iter().map(|test| find(test, self.dir.as_deref(), path)).collect::<Result<_>>()?;
-        for (number, program) in programs.iter().enumerate() {
-            if programs[..number].contains(program) {
-                return Err(wrong(format!("{} is named twice", program.display())))?;
-            }
+        if let Some(program) = repeated(&programs) {
+            return Err(wrong(format!("{} is named twice", program.display())))?;
         }
         Ok(Plan {
             programs,
@@ -175,6 +171,11 @@ impl Options {
             plot: self.plot,
         })
     }
+}
+
+/// Returns the first value that is in `values` twice.
+fn repeated<T: PartialEq>(values: &[T]) -> Option<&T> {
+    values.iter().enumerate().find_map(|(at, value)| values[..at].contains(value).then_some(value))
 }
 
 /// The arguments of each run, from `--sizes` and the arguments after `--`.
