@@ -1,16 +1,19 @@
 //! Completion queues.
 //!
-//! A queue holds as many completions as it was made for. Of one that finds no place the program is told by `IBV_EVENT_CQ_ERR`. What else
-//! becomes of it depends on the device (`Unplaced`).
+//! A queue holds as many completions as it was made for. When a completion finds no place, the
+//! program gets `IBV_EVENT_CQ_ERR`. The other consequences depend on the device (`Unplaced`).
 //!
-//! As on mlx5, it puts the queue into error, "and the CQ cannot be used" (ibv_poll_cq(3)). The InfiniBand specification (volume 1,
-//! affiliated asynchronous errors) leaves open whether the completions that are there can still be had, so here they cannot. It has each
-//! queue pair that is to put another completion there go to error, as a local work queue catastrophic error: `IBV_EVENT_QP_FATAL`. So do
-//! its queue pairs here.
+//! As on mlx5, the queue goes to error, "and the CQ cannot be used" (ibv_poll_cq(3)). The
+//! InfiniBand specification (volume 1, affiliated asynchronous errors) leaves open whether the
+//! completions in the queue can still be polled; here they cannot. By the specification, each queue
+//! pair that has to put another completion there goes to error, as a local work queue catastrophic
+//! error: `IBV_EVENT_QP_FATAL`. Its queue pairs here do the same.
 //!
-//! As on soft-RoCE, the completion is lost and the queue goes on (`rxe_cq_post` in drivers/infiniband/sw/rxe/rxe_cq.c). A sender's queue
-//! pair goes on too, because nobody looks at what that function returns (`do_complete` in rxe_comp.c); a receiver's goes to error without an
-//! event of its own, and without a word to the peer (`RESPST_ERR_CQ_OVERFLOW` in rxe_resp.c).
+//! As on soft-RoCE, the completion is lost and the queue continues (`rxe_cq_post` in
+//! drivers/infiniband/sw/rxe/rxe_cq.c). A sender's queue pair continues too, because that
+//! function's return value is ignored (`do_complete` in rxe_comp.c). A receiver's goes to error
+//! without an event of its own, and without a message to the peer (`RESPST_ERR_CQ_OVERFLOW` in
+//! rxe_resp.c).
 
 use crate::fabric::{About, Event, Node, lock};
 use crate::nic::Nic;
@@ -27,14 +30,14 @@ pub struct CompletionQueue {
     number: u32,
     node: Arc<Node>,
     device: usize,
-    /// Which of the functions of the device's name it was made on.
+    /// Generation of the device that it was made on.
     generation: u32,
     capacity: usize,
     entries: Mutex<Entries>,
-    /// Queue pairs that have sends under way whose completions come here.
+    /// Queue pairs with sends under way whose completions come here.
     senders: Mutex<Vec<Arc<dyn SendQueue>>>,
-    /// Queue pairs to add to `senders`. No other lock is taken under this one: the caller that adds holds a queue pair's lock, which
-    /// `reap` takes after that of `senders`.
+    /// Queue pairs to add to `senders`. No other lock is taken while this one is held: the caller
+    /// that adds holds a queue pair's lock, which `reap` takes after that of `senders`.
     joining: Mutex<Vec<Arc<dyn SendQueue>>>,
     bell: Bell,
     armed: AtomicU32,
@@ -47,12 +50,12 @@ enum Entries {
     Overrun,
 }
 
-/// What becomes of a completion without a place.
+/// Consequence of a completion that found no place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unplaced {
-    /// Its queue is in error, and its queue pair is to go there.
+    /// The queue is in error, and the completion's queue pair must go to error too.
     QueueInError,
-    /// It is lost, and its queue goes on.
+    /// The completion is lost, and the queue continues.
     Lost,
 }
 
@@ -61,14 +64,14 @@ pub(crate) trait SendQueue: Send + Sync {
     /// The queue pair's number.
     fn number(&self) -> u32;
 
-    /// Pushes the completions of sends that have ended to `cq`. Returns whether more sends are under way.
+    /// Pushes the completions of finished sends to `cq`. Returns true if more sends are under way.
     fn reap(&self, now_ns: u64, cq: &CompletionQueue) -> bool;
 }
 
 /// A completion, as `ibv_wc` has it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Completion {
-    /// The work request's number.
+    /// The work request's `wr_id`.
     pub wr_id: u64,
     /// `ibv_wc_status`.
     pub status: u32,
@@ -113,12 +116,13 @@ impl CompletionQueue {
         }))
     }
 
-    /// Its number, for events about it.
+    /// The number that names it in events.
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// Drives the device's engine, then moves completions to `out`, as many as there are and fit. Returns their number.
+    /// Drives the device's engine, then moves completions to `out`, as many as fit. Returns their
+    /// number.
     ///
     /// # Errors
     /// None; the type is that of `ibv_poll_cq`, which can fail.
@@ -128,7 +132,8 @@ impl CompletionQueue {
         self.node.drive(self.device, now);
         self.reap(now);
         let most = match self.node.adversary() {
-            // Sometimes none, sometimes fewer than there are. What a device that is gone has completed is all there.
+            // Sometimes none, sometimes fewer than there are. The completions of a device that is
+            // gone are always given in full.
             Some(seed) if self.node.presence(self.device).works(self.generation) => {
                 let turn = self.polls.fetch_add(1, Ordering::Relaxed) ^ seed;
                 (turn.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 61) as usize
@@ -149,13 +154,12 @@ impl CompletionQueue {
     /// Asks for one event, at the next completion: `ibv_req_notify_cq`.
     pub(crate) fn arm(&self, solicited_only: bool) {
         let (from, to) = if solicited_only { (0, ARMED_SOLICITED) } else { (ARMED_SOLICITED, ARMED) };
-        // A queue that is armed for every completion stays so when only solicited ones are asked for.
+        // A queue that is armed for every completion stays armed for every one.
         if self.armed.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_err() && !solicited_only {
             self.armed.store(ARMED, Ordering::Release);
         }
     }
 
-    /// Whether an event is asked for.
     pub(crate) fn is_armed(&self) -> bool {
         self.armed.load(Ordering::Acquire) != 0
     }
@@ -165,15 +169,15 @@ impl CompletionQueue {
         self.bell.fd()
     }
 
-    /// Consumes the events. Returns whether there was one.
+    /// Consumes the events. Returns false if there was none.
     pub(crate) fn take_notification(&self) -> bool {
         self.bell.take()
     }
 
-    /// Adds a completion, and makes an event where one is asked for.
+    /// Adds a completion, and signals an event if the queue is armed.
     ///
     /// # Errors
-    /// It found no place.
+    /// The completion found no place.
     pub(crate) fn push(&self, completion: Completion, solicited: bool) -> Result<(), Unplaced> {
         let mut entries = lock(&self.entries);
         let Entries::Kept(queue) = &mut *entries else { return Err(Unplaced::QueueInError) };
@@ -214,7 +218,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Adds a queue pair that has sends under way.
+    /// Registers a queue pair that has sends under way.
     pub(crate) fn expect(&self, qp: Arc<dyn SendQueue>) {
         lock(&self.joining).push(qp);
     }

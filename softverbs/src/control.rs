@@ -1,4 +1,5 @@
-//! Fabrics from outside: creates one for a job, injects faults, shows what runs.
+//! Control of fabrics from outside: creates one for a job, injects faults, reports the fabrics in
+//! use.
 
 use crate::folder::Folder;
 use crate::hotplug::Phase;
@@ -11,15 +12,16 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How long a device works on after programs were cut off from it, with its keys and then without. What Linux takes depends on what there
-/// is to destroy.
+/// Time that a device works on after programs were cut off from it: once with its keys and once
+/// without. Under Linux the time depends on the number of objects to destroy.
 const CUT_OFF: Duration = Duration::from_millis(10);
-/// How long a function whose firmware has failed is registered still, and how long it is away then. Both are of this fabric's choice:
-/// longer than its threads and the plugin's sleep, so that each sees every step, and shorter than mlx5's, which takes seconds for either.
+/// Time that a function whose firmware has failed stays registered, and then the time that it is
+/// away. Both are choices of this fabric: longer than the sleeps of its threads and of the plugin,
+/// so that each sees every step, and shorter than mlx5's, which takes seconds for either.
 const FAILED: Duration = Duration::from_millis(300);
 const AWAY: Duration = Duration::from_millis(300);
 
-/// A fabric that was made for a job. It counts as used until this is dropped.
+/// A fabric that was made for a job. It counts as used until this value is dropped.
 #[derive(Debug)]
 pub struct Prepared {
     /// Variables that the ranks need in their environment, without `SOFTVERBS_NODE`.
@@ -28,39 +30,43 @@ pub struct Prepared {
     _user: File,
 }
 
-/// A fault to inject into a rail, or its end.
+/// A fault to inject into a rail, or to end.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Action {
     /// Take the port down.
     Down,
     /// Bring the port up.
     Up,
-    /// Take the function off the bus: programs are cut off first, a moment later the keys go, and then the device.
+    /// Take the function off the bus: programs are cut off first, a moment later the keys are
+    /// invalidated, and then the device is removed.
     Unplug,
-    /// Let the function's firmware fail: the device is silent, goes as one that is unplugged, and is back by itself.
+    /// Let the function's firmware fail: the device is silent, leaves as an unplugged one does, and
+    /// returns without help.
     Reset,
     /// Bring the function back, as a new device of the same name.
     Plug,
-    /// Carry this part of the profile's rate; 1 is all of it.
+    /// Carry this part of the profile's rate; 1 is the full rate.
     Slow(f64),
-    /// Refuse so many of the next requests as invalid.
+    /// Refuse this many of the next requests as invalid.
     Refuse(u32),
-    /// Let so many of the next queue pairs that connect fail with `ETIMEDOUT`, after a second, as if the peer's address did not answer.
+    /// Let this many of the next connecting queue pairs fail with `ETIMEDOUT`, after a second, as
+    /// if the peer's address did not answer.
     Unresolved(u32),
-    /// Give its path a fault, or (false) end it.
+    /// Give its path a fault (true), or end it (false).
     Path(PathFault, bool),
-    /// Let so many of the next completions find their queue full.
+    /// Let this many of the next completions find their queue full.
     Overrun(u32),
-    /// Let commands to the function's firmware not return, or (false) return again; it carries all the same.
+    /// Block commands to the function's firmware (true), or let them return (false). Data is
+    /// carried in both cases.
     Hang(bool),
 }
 
-/// A fabric that is used.
+/// A fabric in use.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Status {
-    /// Its name.
+    /// The fabric's name.
     pub name: String,
-    /// Its files.
+    /// The folder of its files.
     pub folder: PathBuf,
     /// The nodes of its job.
     pub nodes: Vec<NodeStatus>,
@@ -69,15 +75,16 @@ pub struct Status {
 /// A node of a fabric.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NodeStatus {
-    /// Its number.
+    /// The node's number.
     pub node: usize,
-    /// Its processes, with their numbers in their own PID namespace; none before the rank has started.
+    /// Its processes, by their numbers in their own PID namespace; none before the rank has
+    /// started.
     pub pids: Vec<u32>,
-    /// How many queue pairs they have.
+    /// Number of queue pairs of its processes.
     pub queue_pairs: usize,
-    /// How many registrations they have.
+    /// Number of registrations of its processes.
     pub registrations: u64,
-    /// Its rails.
+    /// The node's rails.
     pub rails: Vec<RailStatus>,
 }
 
@@ -86,28 +93,29 @@ pub struct NodeStatus {
 pub struct RailStatus {
     /// The RDMA device.
     pub device: String,
-    /// What it carries without a fault, in Mb/s; none: no limit.
+    /// Rate without a fault, in Mb/s; none: no limit.
     pub full_mbps: Option<f64>,
-    /// What it carries now, in Mb/s; none: no limit. 0 while its port is down.
+    /// Rate now, in Mb/s; none: no limit. 0 while its port is down.
     pub now_mbps: Option<f64>,
-    /// Whether its port is down.
+    /// True while its port is down.
     pub is_down: bool,
-    /// Whether its function is off the bus.
+    /// True while its function is off the bus.
     pub is_unplugged: bool,
-    /// How many of the next requests it refuses.
+    /// Number of the next requests that it refuses.
     pub refusals: u32,
-    /// How many of the next queue pairs that connect fail with `ETIMEDOUT`.
+    /// Number of the next connecting queue pairs that fail with `ETIMEDOUT`.
     pub unanswered: u32,
     /// The faults of its path.
     pub path: PathFaults,
-    /// Bytes that have left by it since the fabric was made: payload, and what the two ends of a connection write each other beside it.
+    /// Bytes sent since the fabric was made: payload, and the control data between the two ends of
+    /// a connection.
     pub sent_bytes: u64,
 }
 
-/// Creates a fabric for a job of so many nodes, with no process in it yet.
+/// Creates a fabric for a job of `nodes` nodes, with no process in it yet.
 ///
 /// # Errors
-/// A message that says what failed, and what to do.
+/// The failed step, and the cure.
 pub fn prepare(dir: &Path, name: &str, profile: &Profile, nodes: usize) -> Result<Prepared, String> {
     if let Some(most) = profile.wires.nodes().filter(|most| nodes > *most) {
         return Err(format!("profile {} has cables for {most} nodes, not for {nodes}", profile.name));
@@ -117,7 +125,7 @@ pub fn prepare(dir: &Path, name: &str, profile: &Profile, nodes: usize) -> Resul
     if folder.has_users() {
         return Err(format!("the fabric {name:?} is in use by another run: choose another name"));
     }
-    // The folder is deleted when the job ends.
+    // The folder is deleted when the job ends, so it must not have other files.
     if let Some(foreign) = folder.foreign_file() {
         return Err(format!("{} is not a fabric's file: choose another name for the fabric", foreign.display()));
     }
@@ -138,7 +146,7 @@ pub fn prepare(dir: &Path, name: &str, profile: &Profile, nodes: usize) -> Resul
 }
 
 impl Prepared {
-    /// Where the fabric's files are.
+    /// The folder of the fabric's files.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -156,12 +164,12 @@ pub fn used(dir: &Path) -> Vec<String> {
     names
 }
 
-/// Whether a process uses the fabric `name`.
+/// True if a process uses the fabric `name`.
 pub fn is_used(dir: &Path, name: &str) -> bool {
     Folder::new(dir, name).is_used()
 }
 
-/// Deletes the fabrics in `dir` that no process uses any more and whose names `is_ours` accepts.
+/// Deletes the fabrics in `dir` that no process uses and whose names `is_ours` accepts.
 pub fn remove_unused(dir: &Path, is_ours: impl Fn(&str) -> bool) {
     for name in names(dir).into_iter().filter(|name| is_ours(name)) {
         let folder = Folder::new(dir, &name);
@@ -179,21 +187,23 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// What a process of this node is to take for `/sys`, given the fabric's tree: its own, if it has one.
+/// The folder that a process of this node uses as `/sys`, given the fabric's tree: the node's
+/// own, if it has one.
 pub fn sysfs_of_node(shared: &str, node: usize) -> String {
     let own = Path::new(shared).join("nodes").join(node.to_string());
     if own.exists() { own.display().to_string() } else { shared.to_owned() }
 }
 
-/// A node's own tree, where a function that was unplugged is missing. (The one that all share has every function.)
+/// A node's own tree, where an unplugged function is missing. (The tree that all share has every
+/// function.)
 fn sysfs_of(folder: &Folder, node: usize) -> PathBuf {
     folder.path().join("sys/nodes").join(node.to_string())
 }
 
-/// Injects a fault into a rail of a used fabric, on one node or on all.
+/// Injects a fault into a rail of a fabric in use, on one node or on all.
 ///
 /// # Errors
-/// Names the existing ones, when there is no such fabric, node or rail.
+/// When there is no such fabric, node or rail, lists those that exist.
 pub fn control(dir: &Path, fabric: &str, node: Option<usize>, rail: &str, action: Action) -> Result<(), String> {
     let (memory, profile) = open_used(dir, fabric)?;
     let names: Vec<&str> = profile.rails.iter().map(|spec| spec.name.as_str()).collect();
@@ -226,7 +236,7 @@ pub fn control(dir: &Path, fabric: &str, node: Option<usize>, rail: &str, action
         go(Phase::Gone, Duration::ZERO);
         show(false)
     };
-    // Its entry in sysfs is there before programs are told of it.
+    // The entry in sysfs exists before programs see the device.
     let plug = || {
         show(true)?;
         wanted().for_each(|at| memory.rails[at][index].link_up(memory.now_ns()));
@@ -268,10 +278,10 @@ fn set(place: &RailMemory, profile: &Profile, rail: usize, action: Action, now_n
     }
 }
 
-/// The nodes and rails of a used fabric.
+/// The nodes and rails of a fabric in use.
 ///
 /// # Errors
-/// Names the existing fabrics, when there is no such one.
+/// When there is no such fabric, lists those that exist.
 pub fn status(dir: &Path, fabric: &str) -> Result<Status, String> {
     let (memory, profile) = open_used(dir, fabric)?;
     let rail = |node: usize, index: usize| {
@@ -309,10 +319,10 @@ pub fn status(dir: &Path, fabric: &str) -> Result<Status, String> {
     Ok(Status { name: fabric.to_owned(), folder, nodes: nodes(memory).into_iter().map(node).collect() })
 }
 
-/// The profile of a used fabric: its rates without faults.
+/// The profile of a fabric in use: its rates without faults.
 ///
 /// # Errors
-/// Names the existing fabrics, when there is no such one.
+/// When there is no such fabric, lists those that exist.
 pub fn profile(dir: &Path, fabric: &str) -> Result<Profile, String> {
     open_used(dir, fabric).map(|(_, profile)| profile)
 }
@@ -327,7 +337,7 @@ fn open_used(dir: &Path, fabric: &str) -> Result<(&'static FabricMemory, Profile
     folder.open(None)
 }
 
-/// The nodes that the fabric was made for, and those that processes are on.
+/// The nodes that the fabric was made for, and those that have processes.
 fn nodes(memory: &FabricMemory) -> Vec<usize> {
     let prepared = memory.nodes.load(Ordering::Acquire) as usize;
     let is_there = |node: &usize| *node < prepared || processes(memory).any(|(_, on)| on == *node);
@@ -337,7 +347,7 @@ fn nodes(memory: &FabricMemory) -> Vec<usize> {
 /// Traffic class and service level of each connected queue pair of a fabric.
 ///
 /// # Errors
-/// A message that says what failed.
+/// The failed step.
 pub fn priorities(dir: &Path, fabric: &str) -> Result<Vec<(u8, u8)>, String> {
     let (memory, _) = open_used(dir, fabric)?;
     let is_connected =
@@ -349,14 +359,15 @@ pub fn priorities(dir: &Path, fabric: &str) -> Result<Vec<(u8, u8)>, String> {
     Ok(memory.qps.iter().filter(is_connected).map(priority).collect())
 }
 
-/// The queue pairs of the process in a place.
+/// Counts the queue pairs of the process in a place.
 fn queue_pairs_of(memory: &FabricMemory, place: usize) -> usize {
     let is_its_own =
         |qp: &&QpMemory| qp.number.load(Ordering::Acquire) != 0 && qp.process.load(Ordering::Relaxed) as usize == place;
     memory.qps.iter().filter(is_its_own).count()
 }
 
-/// The places of the processes in a fabric, each with its node. Processes in another PID namespace are taken to run: this one cannot check.
+/// The places of a fabric's processes, each with its node. Processes in another PID namespace are
+/// assumed to run, because this one cannot check.
 fn processes(memory: &FabricMemory) -> impl Iterator<Item = (usize, usize)> {
     let elsewhere = memory.pid_namespace.load(Ordering::Acquire) != pid_namespace();
     memory.processes.iter().enumerate().filter_map(move |(place, process)| {

@@ -1,5 +1,5 @@
-//! The engine of a device: what a NIC would do by itself. It takes the work requests that peers have posted for this process's
-//! queue pairs, and serves the queue pairs in turn.
+//! The engine of a device, which does a NIC's work. It takes the work requests that peers have
+//! posted for this process's queue pairs, and serves the queue pairs in turn.
 
 use crate::os::memory::Bounce;
 use crate::os::process::wake;
@@ -14,34 +14,37 @@ pub const AWAKE: u32 = 0;
 pub const NAPPING: u32 = 1;
 /// The engine sleeps until it is woken.
 pub const ASLEEP: u32 = 2;
-/// How long after its last poll a process still counts as polling, so that an engine that naps need not be woken.
+/// Time after its last poll in which a process still counts as polling, so that its napping engine
+/// need not be woken.
 const POLLING_NS: u64 = 100_000;
-/// How many pieces a queue pair is served at most before the engine looks for other work.
+/// Most pieces that one queue pair is served before the engine serves others.
 const PIECES_A_TURN: usize = 16;
 
 /// A queue pair of this process, as its engine sees it.
 pub(crate) trait Serve: Send + Sync {
-    /// Its number.
     fn number(&self) -> u32;
 
-    /// Serves what the peer has posted, as far as it is due, in at most `pieces` pieces: [`Served::More`] when it took that many.
+    /// Serves the peer's requests that are due, in at most `pieces` pieces. Returns
+    /// [`Served::More`] when it took that many.
     fn serve(&self, now_ns: u64, pieces: usize, bounce: &mut Bounce) -> Served;
 
-    /// Collects the ends of its sends if its program waits for an event instead of polling. Called from time to time.
+    /// Collects completed sends for a program that waits for an event instead of polling. Called
+    /// periodically.
     fn tend(&self, now_ns: u64);
 
-    /// Its function is gone, and its program too has no use for it: it ends.
+    /// Destroys the queue pair once its function has been removed. Its program has destroyed it
+    /// before.
     fn end(&self);
 }
 
 /// The result of serving a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Served {
-    /// Nothing is posted for it.
+    /// No request is posted for it.
     Idle,
-    /// Nothing can be done before this time.
+    /// The time before which nothing can be done.
     Until(u64),
-    /// There is more to do.
+    /// More can be done now.
     More,
 }
 
@@ -78,11 +81,12 @@ impl Engine {
         }
     }
 
-    /// Serves what is due. Returns when something is due again, if that is known. With the adversary's seed, queue pairs are
-    /// served out of turn.
+    /// Serves the requests that are due. Returns the time of the next one, if that is known. With
+    /// the adversary's seed, queue pairs are served out of turn.
     pub(crate) fn serve(&mut self, adversary: Option<u64>, now_ns: u64) -> Option<u64> {
-        // Several queue pairs take turns by the piece, as a NIC arbitrates. Otherwise one that always has more to send would be served
-        // first whenever the rail is free, and the others would wait.
+        // Several queue pairs take turns by the piece, as a NIC arbitrates. Otherwise one that
+        // always has more to send would be served first whenever the rail is free, and the others
+        // would wait.
         let (passes, pieces) = if self.active.len() > 1 { (PIECES_A_TURN, 1) } else { (1, PIECES_A_TURN) };
         for _ in 1..passes {
             match self.pass(adversary, now_ns, pieces) {
@@ -126,13 +130,13 @@ impl Engine {
         soonest
     }
 
-    /// Removes a queue pair.
     pub(crate) fn forget(&mut self, number: u32) {
         self.active.retain(|qp| qp.number() != number);
     }
 }
 
-/// Rings the doorbell of the queue pair in `slot`: something was posted for it. Wakes its process where needed.
+/// Rings the doorbell of the queue pair in `slot` after a post for it. Wakes its process where
+/// needed.
 pub(crate) fn ring(memory: &FabricMemory, slot: usize, now_ns: u64) {
     let slot = slot % MAX_QPS;
     let qp = &memory.qps[slot];
@@ -141,11 +145,13 @@ pub(crate) fn ring(memory: &FabricMemory, slot: usize, now_ns: u64) {
     let process = &memory.processes[place];
     process.doorbells[device][slot / 64].fetch_or(1 << (slot % 64), Ordering::AcqRel);
     process.rung[device].fetch_or(1 << (slot / 64), Ordering::SeqCst);
-    // Sequentially consistent, as in the sleeper, which sets `sleeping` and then reads the doorbells.
+    // Sequentially consistent, as in the sleeper, which sets `sleeping` and then reads the
+    // doorbells.
     let is_to_wake = match process.sleeping.load(Ordering::SeqCst) {
         AWAKE => false,
         NAPPING => now_ns.saturating_sub(process.polled_ns.load(Ordering::Relaxed)) > POLLING_NS,
-        // Even if it has just polled: a program that waits for bytes by reading its memory may not poll again.
+        // Woken even after a recent poll: a program that waits for bytes by reading its memory may
+        // not poll again.
         _ => true,
     };
     if is_to_wake && process.sleeping.swap(AWAKE, Ordering::SeqCst) != AWAKE {

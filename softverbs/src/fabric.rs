@@ -32,19 +32,19 @@ pub struct Node {
     events: Vec<Events>,
     qps: Mutex<HashMap<usize, Weak<dyn Serve>>>,
     orphans: Mutex<Vec<Orphan>>,
-    /// How many those are, for each poll to look at without a lock.
+    /// Length of `orphans`, which each poll reads without the lock.
     orphaned: AtomicUsize,
-    /// Registered memory.
     pub(crate) regions: Regions,
     adversary: Option<u64>,
     threads: usize,
     spare: bool,
     running: AtomicBool,
-    /// A shared lock on the fabric's file: other processes see by it that the fabric is used.
+    /// A shared lock on the fabric's file, which shows other processes that the fabric is used.
     _user: File,
 }
 
-/// A queue pair that its program has destroyed, and that its device goes on with, which the program is cut off from.
+/// A queue pair that its program has destroyed while programs were cut off from the device, which
+/// continues with it.
 struct Orphan {
     device: usize,
     generation: u32,
@@ -54,13 +54,12 @@ struct Orphan {
 /// An RDMA device of this machine.
 #[derive(Debug, Clone)]
 pub struct Device {
-    /// Its name.
     pub(crate) name: String,
     /// Node GUID, in this machine's byte order.
     pub(crate) guid: u64,
     /// Its RoCE v2 addresses: link-local, then IPv4-mapped where its port has a cable.
     pub gids: Vec<[u8; 16]>,
-    /// The speed that its port reports, in Mb/s.
+    /// Port speed as reported, in Mb/s.
     pub(crate) speed_mbps: u32,
     /// Path MTU in bytes.
     pub(crate) mtu_bytes: u32,
@@ -73,9 +72,7 @@ pub struct Device {
 /// A rail of any machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RailOf {
-    /// The machine.
     pub(crate) node: usize,
-    /// The rail's device there.
     pub(crate) device: usize,
 }
 
@@ -84,16 +81,16 @@ pub(crate) struct RailOf {
 pub struct Event {
     /// An `ibv_event_type`.
     pub kind: u32,
-    /// What it is about.
+    /// The object that the event concerns.
     pub about: About,
 }
 
-/// What an event is about.
+/// The object that an event concerns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum About {
     /// The device as a whole.
     Device,
-    /// Its only port.
+    /// The device's only port.
     Port,
     /// The queue pair of this number.
     QueuePair(u32),
@@ -106,17 +103,19 @@ struct Events {
     queue: Mutex<VecDeque<Event>>,
     bell: Bell,
     was_down: AtomicBool,
-    /// How often the device was lost.
+    /// Count of times that the device was lost.
     losses: AtomicU32,
-    /// How often its firmware was seen to fail: at most once for each function of its name.
+    /// Generation plus one of the last function whose firmware failure was reported: one event for
+    /// each function.
     failures: AtomicU32,
 }
 
 impl Node {
-    /// Joins the fabric that the environment names. A process joins once; later calls return the same.
+    /// Joins the fabric that the environment names. A process joins once; later calls return the
+    /// same.
     ///
     /// # Errors
-    /// A message that names the wrong setting, or what failed.
+    /// Names the wrong setting, or the failed step.
     pub(crate) fn join() -> Result<Arc<Node>, String> {
         static JOINED: OnceLock<Result<Arc<Node>, String>> = OnceLock::new();
         JOINED.get_or_init(|| Settings::from_environment().and_then(|settings| Self::enter(&settings))).clone()
@@ -125,7 +124,7 @@ impl Node {
     /// Joins a fabric as a new process, even if this process has joined it before.
     ///
     /// # Errors
-    /// Says why the fabric cannot be set up or joined.
+    /// The fabric cannot be set up or joined.
     pub fn enter(settings: &Settings) -> Result<Arc<Node>, String> {
         let folder = Folder::new(&settings.dir, &settings.fabric);
         let _membership = folder.lock_membership()?;
@@ -163,7 +162,6 @@ impl Node {
         }))
     }
 
-    /// The device that this process's rails behave as.
     pub(crate) fn nic(&self) -> Nic {
         self.nic
     }
@@ -173,17 +171,17 @@ impl Node {
         &self.devices
     }
 
-    /// Whether a device's function is there.
+    /// Presence of a device's function on the bus.
     pub fn presence(&self, device: usize) -> Presence {
         self.memory.rails[self.node][device].presence()
     }
 
-    /// What a device of this machine shares with the other processes.
+    /// A device of this machine, as the other processes see it.
     pub(crate) fn rail(&self, device: usize) -> &'static RailMemory {
         &self.memory.rails[self.node][device]
     }
 
-    /// Whether a device's port is up.
+    /// True while a device's port is up.
     pub fn port_up(&self, device: usize) -> bool {
         self.memory.rails[self.node][device].down.load(Ordering::Acquire) == 0
     }
@@ -193,12 +191,13 @@ impl Node {
         self.events[device].bell.fd()
     }
 
-    /// The next event of a device.
+    /// Takes a device's next event.
     pub fn next_event(&self, device: usize) -> Option<Event> {
         lock(&self.events[device].queue).pop_front()
     }
 
-    /// Waits until a device has an event, unless its descriptor is non-blocking. Returns whether there is one.
+    /// Waits until a device has an event, unless its descriptor is non-blocking. Returns false if
+    /// there is none.
     pub(crate) fn take_event_announcement(&self, device: usize) -> bool {
         let events = &self.events[device];
         let took = events.bell.take();
@@ -209,17 +208,16 @@ impl Node {
         took
     }
 
-    /// Adds an event to a device.
     pub(crate) fn announce(&self, device: usize, event: Event) {
         lock(&self.events[device].queue).push_back(event);
         self.events[device].bell.ring();
     }
 
-    /// Adds an event for each function that has failed, for each that is gone, and for each port that has gone up or down.
+    /// Announces each function that has failed or was removed, and each port that went up or down.
     pub fn watch_ports(&self) {
         for (device, events) in self.events.iter().enumerate() {
             let presence = self.presence(device);
-            // A function that is there again was gone before, seen or not.
+            // A function that has returned was gone before, even if that was not seen.
             let losses = presence.generation + u32::from(presence.phase == Phase::Gone);
             let fatal = Event { kind: IBV_EVENT_DEVICE_FATAL, about: About::Device };
             if events.losses.swap(losses, Ordering::Relaxed) != losses {
@@ -240,13 +238,14 @@ impl Node {
         }
     }
 
-    /// Whether what is sent between a device of this machine and a rail of another one gets through, if both are there.
+    /// True if packets get through between a device of this machine and a rail of another one, if
+    /// both are there.
     pub(crate) fn carries(&self, device: usize, to: RailOf, now_ns: u64) -> bool {
         [self.rail(device), self.rail_of(to)].iter().all(|rail| rail.carries(now_ns))
     }
 
-    /// Resolves the address of a rail for a device of this machine, as the kernel does: from its neighbour table, or by asking
-    /// on the wire. Returns false if nothing answers.
+    /// Resolves the address of a rail for a device of this machine, as the kernel does: from its
+    /// neighbour table, or by asking on the wire. Returns false if nothing answers.
     pub(crate) fn resolves(&self, device: usize, to: RailOf, is_ipv4: bool, now_ns: u64) -> bool {
         let (own, peer) = (self.rail(device), self.rail_of(to));
         let is_found = own.knows(to.node, to.device, is_ipv4) || !own.is_blocked(now_ns) && !peer.is_blocked(now_ns);
@@ -256,16 +255,16 @@ impl Node {
         is_found
     }
 
-    /// What all processes share about a rail of any machine.
     pub(crate) fn rail_of(&self, rail: RailOf) -> &'static RailMemory {
         &self.memory.rails[rail.node][rail.device]
     }
 
-    /// Whom a device of this machine finds at an address.
+    /// Finds the rail that a device of this machine reaches at an address.
     ///
     /// # Errors
-    /// `ENETUNREACH` for an address that no rail has, and, where each rail is on a switch of its own, for one of another switch. `ETIMEDOUT`
-    /// where no cable leads to the rail that has it: nobody answers.
+    /// `ENETUNREACH` for an address that no rail has, and, where each rail is on a switch of its
+    /// own, for an address of another switch. `ETIMEDOUT` where no cable leads to the rail that has
+    /// the address: it does not answer.
     pub(crate) fn look_up(&self, device: usize, gid: &[u8; 16]) -> Result<RailOf, i32> {
         let all = (0..MAX_NODES).flat_map(|node| (0..self.devices.len()).map(move |device| RailOf { node, device }));
         let found = all.into_iter().find(|at| self.profile.gids(at.node, at.device).contains(gid));
@@ -277,7 +276,7 @@ impl Node {
         }
     }
 
-    /// Whether programs of this machine may not open a device.
+    /// True if programs of this machine may not open the device.
     pub(crate) fn forbids(&self, device: usize) -> bool {
         self.profile.forbids(self.node, device)
     }
@@ -287,7 +286,6 @@ impl Node {
         &self.memory.processes[self.place]
     }
 
-    /// A queue pair, as its peer sees it.
     pub(crate) fn qp_memory(&self, slot: usize) -> &'static QpMemory {
         &self.memory.qps[slot % shm::MAX_QPS]
     }
@@ -314,27 +312,25 @@ impl Node {
         self.devices[device].spec.qp_mbps
     }
 
-    /// The adversary's seed.
     pub(crate) fn adversary(&self) -> Option<u64> {
         self.adversary
     }
 
-    /// The number of engine threads.
     pub(crate) fn threads(&self) -> usize {
         self.threads
     }
 
-    /// Whether engine threads may spin instead of sleeping while the process polls.
+    /// True if engine threads may spin instead of sleeping while the process polls.
     pub(crate) fn has_processors_to_spare(&self) -> bool {
         self.spare
     }
 
-    /// The engine of a device.
     pub(crate) fn engine(&self, device: usize) -> &Mutex<Engine> {
         &self.engines[device]
     }
 
-    /// Runs the engine of a device, unless another thread does. Returns when it has to run again, if that is known.
+    /// Runs the engine of a device, unless another thread does. Returns the time when it has to run
+    /// again, if that is known.
     pub(crate) fn drive(&self, device: usize, now_ns: u64) -> Option<u64> {
         self.end_orphans();
         let mut engine = self.engines[device].try_lock().ok()?;
@@ -342,12 +338,13 @@ impl Node {
         engine.serve(self.adversary, now_ns)
     }
 
-    /// Whether the caller is to start the engines' threads: once in a process, and never in virtual time.
+    /// True if the caller has to start the engines' threads: once in a process, and never in
+    /// virtual time.
     pub(crate) fn claim_threads(&self) -> bool {
         !self.memory.is_virtual() && !self.running.swap(true, Ordering::AcqRel)
     }
 
-    /// Keeps a queue pair until its function is gone.
+    /// Keeps a queue pair until its function is removed.
     pub(crate) fn keep_until_gone(&self, device: usize, generation: u32, qp: Arc<dyn Serve>) {
         let mut orphans = lock(&self.orphans);
         orphans.push(Orphan { device, generation, qp });
@@ -366,27 +363,22 @@ impl Node {
         over.iter().for_each(|orphan| orphan.qp.end());
     }
 
-    /// Adds a queue pair of this process.
     pub(crate) fn enlist(&self, slot: usize, qp: Weak<dyn Serve>) {
         lock(&self.qps).insert(slot, qp);
     }
 
-    /// Removes a queue pair.
     pub(crate) fn strike(&self, slot: usize) {
         lock(&self.qps).remove(&slot);
     }
 
-    /// The queue pair of this process in a slot.
     pub(crate) fn find(&self, slot: usize) -> Option<Arc<dyn Serve>> {
         lock(&self.qps).get(&slot)?.upgrade()
     }
 
-    /// Whether this process has a queue pair.
     pub(crate) fn has_qps(&self) -> bool {
         !lock(&self.qps).is_empty()
     }
 
-    /// All queue pairs of this process.
     pub(crate) fn all_qps(&self) -> Vec<Arc<dyn Serve>> {
         lock(&self.qps).values().filter_map(Weak::upgrade).collect()
     }
@@ -415,7 +407,8 @@ impl Events {
     }
 }
 
-/// Claims an entry for this process, after clearing those of dead processes. Returns its index, and the machine.
+/// Claims an entry for this process, after clearing those of dead processes. Returns its index and
+/// the machine.
 fn seat(memory: &FabricMemory, settings: &Settings, nodes: usize) -> Result<(usize, usize), String> {
     let namespace = pid_namespace();
     let first = memory.pid_namespace.compare_exchange(0, namespace, Ordering::AcqRel, Ordering::Acquire);
@@ -465,7 +458,7 @@ fn seat(memory: &FabricMemory, settings: &Settings, nodes: usize) -> Result<(usi
 /// Clears the entry of a dead process, and its queue pairs.
 fn clear(memory: &FabricMemory, place: usize) {
     for qp in &memory.qps {
-        // Otherwise the next process with this entry would seem to hold the queue.
+        // Otherwise the next process in this entry would seem to hold the queue.
         let _ = qp.holder.compare_exchange(place as u32 + 1, 0, Ordering::AcqRel, Ordering::Relaxed);
         if qp.number.load(Ordering::Acquire) != 0 && qp.process.load(Ordering::Acquire) as usize == place {
             qp.number.store(0, Ordering::Release);
@@ -484,7 +477,7 @@ fn clear(memory: &FabricMemory, place: usize) {
     process.pid.store(0, Ordering::Release);
 }
 
-/// Locks, also after a panic in another holder.
+/// Locks, even after another holder has panicked.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,9 +1,10 @@
-//! A fabric's folder: its files, and whether a process uses them.
+//! A fabric's folder: its files, and the test for processes that use them.
 //!
-//! Each user of a fabric (a process in it, or the program that prepared it) holds a shared lock on the fabric's file for as long as it
-//! runs. The kernel releases the lock when the process ends, however it ends, and shows it in every container that sees the file:
-//! process numbers mean nothing in another PID namespace. A child that was forked without an exec shares the lock, so the
-//! fabric counts as used until that child has ended too.
+//! Each user of a fabric (a process in it, or the program that prepared it) holds a shared lock on
+//! the fabric's file for as long as it runs. The kernel releases the lock however the process ends,
+//! and every container that sees the file sees the lock: process numbers mean nothing in another
+//! PID namespace. A child that was forked without an exec shares the lock, so the fabric counts as
+//! used until that child has ended too.
 
 use crate::os::process::FileLock;
 use crate::os::shm::{self, FabricMemory, LAYOUT};
@@ -14,7 +15,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
-/// What a fabric's folder may hold: files that the fabric wrote, and files beside it that programs put there for it.
+/// Entries that a fabric's folder may have: files that the fabric wrote, and files that programs
+/// put beside them for it.
 const OWN_FILES: [&str; 7] = ["fabric", "lib", "lock", "membership", "profile", "sys", "wanted"];
 
 /// The folder of one fabric.
@@ -29,12 +31,13 @@ impl Folder {
         Self { path: dir.join(name) }
     }
 
-    /// Its path.
+    /// The folder's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Creates the folder, and waits until no other process sets the fabric up, joins it or checks whether it is used.
+    /// Creates the folder, and waits until no other process sets the fabric up, joins it or checks
+    /// if it is used.
     ///
     /// # Errors
     /// Names the file.
@@ -54,7 +57,7 @@ impl Folder {
         }
     }
 
-    /// Whether a process uses the fabric. The caller must not hold the membership lock.
+    /// True if a process uses the fabric. The caller must not hold the membership lock.
     pub fn is_used(&self) -> bool {
         // Does not create the file: the folder may be about to be deleted.
         let membership = OpenOptions::new().append(true).open(self.path.join("membership"));
@@ -73,7 +76,8 @@ impl Folder {
         }
     }
 
-    /// Counts this process as a user until the file is dropped. The caller holds the membership lock.
+    /// Counts this process as a user until the file is dropped. The caller holds the membership
+    /// lock.
     ///
     /// # Errors
     /// Names the file.
@@ -86,7 +90,7 @@ impl Folder {
         locked.map_err(|e| format!("locking {}: {e}", path.display()))
     }
 
-    /// Whether the folder has a fabric, judged by its file's size.
+    /// True if the folder has a fabric, judged by its file's size.
     pub fn has_fabric(&self) -> bool {
         let bytes = size_of::<FabricMemory>() as u64;
         fs::metadata(self.path.join("fabric")).is_ok_and(|file| file.is_file() && file.len() == bytes)
@@ -124,7 +128,8 @@ impl Folder {
         }
     }
 
-    /// Deletes an earlier fabric's files, so that one can be set up anew. The caller holds the membership lock.
+    /// Deletes an earlier fabric's files, so that a new one can be set up. The caller holds the
+    /// membership lock.
     ///
     /// # Errors
     /// Names the file.
@@ -144,7 +149,8 @@ impl Folder {
 
     /// Deletes the folder. Processes that are still in the fabric keep what they have mapped.
     pub fn remove(&self) {
-        // Files that cannot be removed do no harm: the next fabric of this name starts from scratch.
+        // Files that cannot be removed do no harm: the next fabric of this name starts from
+        // scratch.
         let _ = fs::remove_dir_all(&self.path);
     }
 }

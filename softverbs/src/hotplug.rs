@@ -1,61 +1,67 @@
-//! Functions that fail, leave the bus and return, in the order in which Linux and mlx5 take one away.
+//! Functions that fail, leave the bus and return, in the order in which Linux and mlx5 remove one.
 //!
-//! A function that is unplugged, or whose driver is unloaded, goes in these steps ([`Phase`]):
+//! A function that is unplugged, or whose driver is unloaded, leaves in these steps ([`Phase`]):
 //!
-//! 1. The kernel cuts programs off: each call that goes through it answers `EIO`, while the device goes on reading and writing
-//!    memory (`uverbs_disassociate_api_pre` in drivers/infiniband/core/uverbs_main.c comes before the objects are destroyed).
-//! 2. The objects are destroyed, the newest first (`rdma_alloc_commit_uobject` adds at the head of the list that `__uverbs_cleanup_ufile`
-//!    walks from its head; both in drivers/infiniband/core/rdma_core.c). Registrations are mostly younger than queue pairs: for a moment keys
-//!    are refused and queue pairs live, and a peer's write fails with a remote access error. Here all keys go at once, the keys of older
-//!    registrations too.
-//! 3. The device is gone, and the program gets `IBV_EVENT_DEVICE_FATAL` (`uverbs_async_event_destroy_uobj` in
-//!    drivers/infiniband/core/uverbs_std_types_async_fd.c). From then on what is posted vanishes, and completion queues are silent.
+//! 1. The kernel cuts programs off: each call that goes through it returns `EIO`, while the device
+//!    continues to read and write memory (`uverbs_disassociate_api_pre` in
+//!    drivers/infiniband/core/uverbs_main.c comes before the objects are destroyed).
+//! 2. The objects are destroyed, the newest first (`rdma_alloc_commit_uobject` adds at the head of
+//!    the list that `__uverbs_cleanup_ufile` walks from its head; both in
+//!    drivers/infiniband/core/rdma_core.c). Registrations are mostly younger than queue pairs: for
+//!    a moment keys are refused while queue pairs live, and a peer's write fails with a remote
+//!    access error. Here all keys become invalid together, the keys of older registrations too.
+//! 3. The device is removed, and the program gets `IBV_EVENT_DEVICE_FATAL`
+//!    (`uverbs_async_event_destroy_uobj` in drivers/infiniband/core/uverbs_std_types_async_fd.c).
+//!    Later posts have no effect, and completion queues stay silent.
 //!
-//! A function whose firmware fails has a step before these. mlx5's driver notices the failure, puts the device into its internal error
-//! state and raises `MLX5_DEV_EVENT_SYS_ERROR` (`mlx5_enter_error_state` in drivers/net/ethernet/mellanox/mlx5/core/health.c), of which mlx5_ib
-//! makes a first `IBV_EVENT_DEVICE_FATAL` (drivers/infiniband/hw/mlx5/main.c). It completes what was posted for users within the kernel
-//! alone (`mlx5_ib_handle_internal_error`, same file): a program's queues are silent. Commands are not sent to the firmware any more:
-//! those that destroy something, and those that take a queue pair to error or reset, succeed without it, all others fail, with
-//! `ENOLINK` since Linux 5.18 and `EIO` before (`mlx5_internal_err_ret_value` in drivers/net/ethernet/mellanox/mlx5/core/cmd.c). Then the driver
-//! unloads, which is the steps above, and loads again. Nothing proves that such a device is still before it is gone, so here it goes on
-//! in step 1 with what it was silent about.
+//! A function whose firmware fails has a step before these. mlx5's driver notices the failure, puts
+//! the device into its internal error state and raises `MLX5_DEV_EVENT_SYS_ERROR`
+//! (`mlx5_enter_error_state` in drivers/net/ethernet/mellanox/mlx5/core/health.c), which mlx5_ib
+//! turns into a first `IBV_EVENT_DEVICE_FATAL` (drivers/infiniband/hw/mlx5/main.c). It completes
+//! requests only for users within the kernel (`mlx5_ib_handle_internal_error`, same file): a
+//! program's queues are silent. Commands are no longer sent to the firmware. Those that destroy
+//! something, and those that move a queue pair to error or reset, succeed without it. All others
+//! fail, with `ENOLINK` since Linux 5.18 and `EIO` before (`mlx5_internal_err_ret_value` in
+//! drivers/net/ethernet/mellanox/mlx5/core/cmd.c). Then the driver unloads, which is the steps
+//! above, and loads again. Nothing proves that such a device is idle before its removal, so here
+//! step 1 resumes the work that it was silent about.
 //!
-//! A function that returns is a new device of the same name: what was made on the old one stays dead.
+//! A function that returns is a new device of the same name: objects made on the old one stay dead.
 
 use crate::os::shm::RailMemory;
 use std::sync::atomic::Ordering;
 
-/// Whether a function is there, and which of those that had its name.
+/// State of a function: its generation among those of its name, and its phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Presence {
-    /// Counts the times that it has returned.
+    /// Number of times that the function has returned.
     pub generation: u32,
-    /// How far it is gone.
+    /// Progress of its removal.
     pub phase: Phase,
 }
 
-/// How far a function is gone.
+/// Progress of a function's removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// It is on the bus.
+    /// The function is on the bus.
     Here = 0,
     /// Its firmware has failed: it is silent, and the kernel answers for it.
     Failed = 1,
-    /// Programs are cut off, and the device works.
+    /// Programs are cut off; the device works.
     Cut = 2,
-    /// The same, and no key is valid any more.
+    /// Programs are cut off, and no key is valid; the device works.
     Keyless = 3,
-    /// The device is gone.
+    /// The device was removed.
     Gone = 4,
 }
 
 impl Presence {
-    /// How far the function of this generation is gone.
+    /// Phase of the function of this generation.
     pub(crate) fn phase_of(self, generation: u32) -> Phase {
         if self.generation == generation { self.phase } else { Phase::Gone }
     }
 
-    /// Asks the device something, by way of the kernel, about what was made on the function of this generation.
+    /// Checks that the kernel can pass a command to the device for an object of this generation.
     ///
     /// # Errors
     /// `EIO` where programs are cut off from it, `ENOLINK` where its firmware has failed.
@@ -67,7 +73,8 @@ impl Presence {
         }
     }
 
-    /// Ends something that was made on the function of this generation: the kernel does so for a device whose firmware has failed.
+    /// Checks that an object of this generation can be destroyed. For a device whose firmware has
+    /// failed, the kernel does so without it.
     ///
     /// # Errors
     /// `EIO` where programs are cut off from it.
@@ -78,12 +85,13 @@ impl Presence {
         }
     }
 
-    /// Whether the device works for what was made on the function of this generation.
+    /// True if the device works for objects of this generation.
     pub(crate) fn works(self, generation: u32) -> bool {
         matches!(self.phase_of(generation), Phase::Here | Phase::Cut | Phase::Keyless)
     }
 
-    /// What it is after a step to `phase`; none where that is no step, because it goes back: only one that is gone can be there again.
+    /// The state after a step to `phase`; none for a step backwards: only a function that was
+    /// removed can return.
     fn after(self, phase: Phase) -> Option<Self> {
         match (self.phase, phase) {
             (Phase::Gone, Phase::Here) => Some(Self { generation: self.generation + 1, phase }),
@@ -92,7 +100,7 @@ impl Presence {
         }
     }
 
-    // Zeros are a function that is there.
+    // Zeros are a function on the bus.
     fn word(self) -> u32 {
         self.generation << 3 | self.phase as u32
     }
@@ -110,12 +118,13 @@ impl Presence {
 }
 
 impl RailMemory {
-    /// Whether the rail's function is there.
+    /// State of the rail's function.
     pub fn presence(&self) -> Presence {
         Presence::of(self.presence.load(Ordering::Acquire))
     }
 
-    /// Takes the function away as far as `phase`, or brings a new one where it is gone; nothing where it is as far already.
+    /// Advances the function's removal to `phase`, or plugs a new function in where the old one is
+    /// gone. Does nothing where it is that far already.
     pub fn move_to(&self, phase: Phase) {
         let step = |word| Presence::of(word).after(phase).map(Presence::word);
         let _ = self.presence.fetch_update(Ordering::AcqRel, Ordering::Acquire, step);

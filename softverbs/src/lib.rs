@@ -1,23 +1,23 @@
 //! A software RDMA fabric between the processes of one machine.
 //!
-//! The library that this package builds (`softverbs-ibverbs`) replaces `libibverbs.so.1`:
-//! programs that use verbs run on it without RDMA hardware, without kernel support and without
-//! root. Reliable-connected queue pairs, writes with and without immediate data, sends and reads,
-//! with the verbs specification's states, keys, protection domains, bounds and errors. Where
-//! devices differ, rails behave as mlx5's do: queues have the sizes that it gives, requests without
-//! a completion keep their places, completion queues overrun ([`completion_queue`]), and functions
-//! fail, leave the bus and return ([`hotplug`]). `SOFTVERBS_NIC=soft-roce` has them behave as
-//! Linux' soft-RoCE does, which forgives more: [`nic`] lists the differences.
+//! The library that this package builds (`softverbs-ibverbs`) replaces `libibverbs.so.1`: programs
+//! that use verbs run on it without RDMA hardware, kernel support or root. It has
+//! reliable-connected queue pairs, writes with and without immediate data, sends and reads, with
+//! the states, keys, protection domains, bounds and errors of the verbs specification. Where
+//! devices differ, rails behave as mlx5's do: queues are rounded up as mlx5 rounds them, requests
+//! without a completion keep their places, completion queues overrun ([`completion_queue`]), and
+//! functions fail, leave the bus and return ([`hotplug`]). With `SOFTVERBS_NIC=soft-roce` rails
+//! behave as Linux' soft-RoCE, which is more lenient: [`nic`] lists the differences.
 //!
-//! # How it works
+//! # Mechanism
 //!
-//! Processes of one *fabric* map one file ([`os::shm`]). It holds each queue pair's send queue. The
-//! process that owns the *target* queue pair takes work requests out of the sender's queue, reads
-//! the sender's memory (`process_vm_readv`), and stores it into its own in ordered 8-byte stores,
-//! the last 8 of each 128 after the rest (`os::memory`): what LL and LL128 expect of a NIC. That is
-//! the work of an *engine* ([`engine`]), which runs in a thread of its own (`threads`), so that a
-//! write lands while the target computes, and also inside `ibv_poll_cq`, so that a process that
-//! polls pays no context switch.
+//! Processes of one *fabric* map one file ([`os::shm`]), which holds each queue pair's send queue.
+//! The process that owns the *target* queue pair takes work requests out of the sender's queue,
+//! reads the sender's memory (`process_vm_readv`), and stores it into its own in ordered 8-byte
+//! stores, the last 8 of each 128 after the rest (`os::memory`): LL and LL128 expect that order of
+//! a NIC. An *engine* ([`engine`]) does this work. It runs in a thread of its own (`threads`), so
+//! that a write lands while the target computes, and also inside `ibv_poll_cq`, so that a process
+//! that polls pays no context switch.
 //!
 //! # Layers
 //!
@@ -25,16 +25,16 @@
 //! `settings`, `profile`, `os`; `work_request`, `folder`, `regions`; `hotplug`; `control`,
 //! `engine`; `fabric`; `threads`, `completion_queue`; `queue_pair`; `posting`, `serve`; `abi`.
 //! Where a lower layer has to call a queue pair, it does so by a trait of its own: an engine serves
-//! a `Serve`, a completion queue collects from a `SendQueue`. Only registering memory is out of
-//! order: it is `unsafe`, so it is in `os`, though it uses `fabric`.
+//! a `Serve`, a completion queue collects from a `SendQueue`. One thing is out of order:
+//! registering memory is `unsafe`, so it is in `os`, though it uses `fabric`.
 //!
 //! # Time
 //!
 //! A rail, the PCIe link it shares and its cable are resources with a rate ([`profile`], `pacing`).
 //! A piece of a message begins when it was posted and its resources are free, and completes when
-//! they have carried it; a short request waits for a packet of other queue pairs at most. The
-//! engine may be late, but what it is late by is not lost to the rail, so a merged device reaches
-//! the sum of its rails even on a busy machine.
+//! they have carried it. A short request waits for at most one packet of other queue pairs. A late
+//! engine costs the rail no bandwidth, so a merged device reaches the sum of its rails even on a
+//! busy machine.
 //!
 //! # Rules for changes
 //!
@@ -42,7 +42,7 @@
 //!   ordered 8-byte words. LL and LL128 rely on that order. `process_vm_writev` does not promise
 //!   one.
 //! - A completion comes after its bytes.
-//! - A message begins when it was posted and its way is free, so a late engine loses nothing.
+//! - A message begins when it was posted and its path is free, so a late engine loses nothing.
 //! - A request of 512 bytes or less waits for one packet of other queue pairs, not for their
 //!   queues.
 //! - Everything in shared memory is an atomic, and every value is bounded when it is read, because
@@ -58,7 +58,7 @@
 //! rail of its name on every other machine. With them, the rails of a port reach those of the port
 //! at the other end of its cable ([`wiring`], [`profile::Profile::reaches`]), whatever their names.
 //! So a queue pair's peer is a machine and a device (`fabric::RailOf`), and both share the
-//! resources on the way. A rail that no cable leads to has an address that does not answer
+//! resources on the path between them. The address of a rail without a cable does not answer
 //! (`Node::look_up`).
 
 #![deny(clippy::disallowed_methods)]

@@ -1,8 +1,8 @@
-//! The software fabric as a verbs library: a shared object that stands in for `libibverbs.so.1`.
+//! The software fabric as a verbs library: a shared object that replaces `libibverbs.so.1`.
 //!
-//! It is built as a program, and linked as a library (see `build.rs`). What it exports is in [`softverbs::abi`].
+//! A program that is linked as a library (see `build.rs`). [`softverbs::abi`] has the exports.
 #![no_main]
 
-/// Without this nothing here would refer to the exported functions, and the linker would leave them out.
+/// Refers to the exported functions; without a reference the linker would leave them out.
 #[used]
 static EXPORTS: &softverbs::abi::Exports = &softverbs::abi::EXPORTS;

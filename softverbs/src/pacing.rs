@@ -1,26 +1,30 @@
-//! The fabric's model of time: when a piece of a message begins and ends, given the traffic that it shares its resources with.
+//! The fabric's model of time: computes when a piece of a message begins and ends, given the
+//! traffic that shares its resources.
 //!
-//! Pure, and one for both clocks: the caller says what time it is. A resource is busy until a moment. A piece begins when it
-//! was posted and all its resources are free; each resource is then busy for as long as it takes at its own rate, and the piece
-//! ends with the slowest. A short request of another queue pair waits for a packet at most, as NICs arbitrate: pieces are
-//! larger than packets only because moving bytes by packets would cost too much.
+//! Pure, and the same for both clocks: the caller passes the time. A resource is busy until a
+//! moment. A piece begins when it was posted and all its resources are free. Each resource is then
+//! busy for as long as it takes at its own rate, and the piece ends with the slowest. A short
+//! request of another queue pair waits for a packet at most, as NICs arbitrate: pieces are larger
+//! than packets only because moving bytes by packets would cost too much.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A request of up to this size is short: far less than a packet.
+/// Largest request that counts as short: far less than a packet.
 pub const SHORT_BYTES: u64 = 512;
-/// The most that a NIC sends for one queue pair before it looks at the others (a packet of the largest MTU).
+/// Bytes that a NIC sends for one queue pair before it serves the others (a packet of the largest
+/// MTU).
 const PACKET_BYTES: u64 = 4096;
 
-/// Something that carries one thing at a time: a rail, link or cable in one direction, or a queue pair.
+/// Something that carries one thing at a time: a rail, link or cable in one direction, or a queue
+/// pair.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Resource {
-    /// Nanoseconds of the fabric's clock at which it is free.
+    /// Start of the resource's free time, in nanoseconds of the fabric's clock.
     free_at_ns: AtomicU64,
-    /// The same, if it had nothing but short requests to carry.
+    /// The same, if it had only short requests to carry.
     short_free_at_ns: AtomicU64,
-    /// Bits of an `f64`: Mb/s; 0: no limit.
+    /// Rate in Mb/s, as the bits of an `f64`; 0: no limit.
     rate: AtomicU64,
 }
 
@@ -30,7 +34,7 @@ impl Resource {
         self.rate.store(mbps.to_bits(), Ordering::Relaxed);
     }
 
-    /// The rate in Mb/s.
+    /// The rate in Mb/s; 0: no limit.
     pub fn rate_mbps(&self) -> f64 {
         f64::from_bits(self.rate.load(Ordering::Relaxed))
     }
@@ -39,21 +43,21 @@ impl Resource {
         if self.rate_mbps() > 0.0 { self.free_at_ns.load(Ordering::Relaxed) } else { 0 }
     }
 
-    /// When a short request that was posted at `posted_ns` gets its turn: after the short ones before it, and after the packet that
-    /// is being sent.
+    /// Start time of a short request that was posted at `posted_ns`: after earlier short ones, and
+    /// after the packet in progress.
     fn turn_at_ns(&self, posted_ns: u64) -> u64 {
         let in_turn = self.short_free_at_ns.load(Ordering::Relaxed).max(posted_ns + self.busy_ns(PACKET_BYTES));
         self.free_at_ns().min(in_turn)
     }
 
-    /// How long it is busy with so many bytes.
     fn busy_ns(&self, bytes: u64) -> u64 {
         let rate = self.rate_mbps();
         // Mb/s are bits per microsecond: bytes x 8 / rate microseconds.
         if rate > 0.0 { (bytes as f64 * 8_000.0 / rate) as u64 } else { 0 }
     }
 
-    /// Occupies the resource from `begin_ns`, or from when it is free. Returns when it is free again.
+    /// Occupies the resource from `begin_ns`, or from when it is free. Returns the time when it is
+    /// free again.
     fn take(&self, begin_ns: u64, bytes: u64) -> u64 {
         if self.rate_mbps() <= 0.0 {
             return begin_ns;
@@ -61,7 +65,8 @@ impl Resource {
         extend(&self.free_at_ns, begin_ns, self.busy_ns(bytes))
     }
 
-    /// Occupies it with a short request from `begin_ns`. Returns when that ends. Other traffic ends later by as much.
+    /// Occupies the resource with a short request from `begin_ns`. Returns the end of the request.
+    /// Other traffic is delayed by its duration.
     fn take_turn(&self, begin_ns: u64, bytes: u64) -> u64 {
         if self.rate_mbps() <= 0.0 {
             return begin_ns;
@@ -72,26 +77,27 @@ impl Resource {
     }
 }
 
-/// Moves the moment at which something is free. Returns the new one.
+/// Delays the moment at which a resource is free. Returns the new moment.
 fn extend(free_at_ns: &AtomicU64, begin_ns: u64, busy_ns: u64) -> u64 {
     let taken =
         free_at_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| Some(free.max(begin_ns) + busy_ns));
     taken.unwrap_or(begin_ns).max(begin_ns) + busy_ns
 }
 
-/// What a request passes through.
+/// The resources that a request passes through.
 #[derive(Debug, Clone, Copy)]
 pub struct Way<'a> {
-    /// Its queue pair, which keeps the order of its requests.
+    /// The request's queue pair, which keeps the order of its requests.
     pub queue_pair: &'a Resource,
-    /// What all queue pairs share.
+    /// Resources that all queue pairs share.
     pub shared: &'a [&'a Resource],
-    /// Whether the whole request is short ([`SHORT_BYTES`]): then it waits for packets of others and not for their pieces.
+    /// True if the whole request is short ([`SHORT_BYTES`]): it waits for packets of others and not
+    /// for their pieces.
     pub is_short: bool,
 }
 
 impl Way<'_> {
-    /// When a piece that was posted at `posted_ns` can begin.
+    /// Time when a piece that was posted at `posted_ns` can begin.
     pub fn begins_at_ns(&self, posted_ns: u64) -> u64 {
         let own_ns = posted_ns.max(self.queue_pair.free_at_ns());
         let free =
@@ -99,7 +105,7 @@ impl Way<'_> {
         self.shared.iter().map(free).fold(own_ns, u64::max)
     }
 
-    /// Sends a piece. Returns when its last byte arrives, without latency.
+    /// Sends a piece. Returns the arrival time of its last byte, without latency.
     pub fn carry(&self, begin_ns: u64, bytes: u64) -> u64 {
         let take = |resource: &&Resource| match self.is_short {
             true => resource.take_turn(begin_ns, bytes),
@@ -109,8 +115,8 @@ impl Way<'_> {
     }
 }
 
-/// The time that a peer waits before it tries again, by the code of `min_rnr_timer`: table 46 of the InfiniBand specification
-/// (9.7.5.2.8).
+/// Time that a peer waits before it tries again, by the code of `min_rnr_timer`: table 46 of the
+/// InfiniBand specification (9.7.5.2.8).
 pub(crate) fn rnr_wait_ns(code: u8) -> u64 {
     match code {
         0 => 655_360_000,
@@ -141,7 +147,7 @@ mod tests {
     #[test]
     fn the_slowest_part_of_the_way_sets_the_pace_and_lateness_is_not_lost() {
         let (rail, qp) = (resource(8_000.0), resource(4_000.0));
-        // 8000 Mb/s: a byte a nanosecond.
+        // 8000 Mb/s: a byte takes a nanosecond.
         assert_eq!(send(0, 1000, &[&rail]), 1000);
         assert_eq!(send(0, 1000, &[&rail]), 2000);
         assert_eq!(send(500, 1000, &[&rail]), 3000, "posted early, served late");

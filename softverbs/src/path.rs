@@ -1,4 +1,4 @@
-//! Faults of the network between two ports: both ports are up and show nothing of them.
+//! Faults of the network between two ports: both ports are up and do not show them.
 //!
 //! A rail has a set of them ([`PathFaults`]), one word in shared memory. A path has the faults of
 //! the rails at both of its ends.
@@ -20,19 +20,23 @@ pub(crate) const SMALL_PACKET_BYTES: u32 = 1024;
 pub enum PathFault {
     /// Every packet is lost. Addresses resolve.
     Silent,
-    /// The twin answers ARP requests for the rail's IPv4 address. Linux answers for any address of the host on any of its
-    /// interfaces while `arp_ignore` is 0 (`arp_process` in net/ipv4/arp.c). The kernel resolves the address once, in the
-    /// change to ready-to-receive, and hands the hardware address to the device (`ib_resolve_unicast_gid_dmac` in
-    /// drivers/infiniband/core/verbs.c). So a queue pair that is connected by the IPv4 GID sends to the twin, which has no such
-    /// queue pair, until it is connected again. Link-local GIDs are not affected: an interface answers neighbour
-    /// solicitations for its own addresses alone (`ndisc_recv_ns` in net/ipv6/ndisc.c).
+    /// The twin answers ARP requests for the rail's IPv4 address. Linux answers for any address of
+    /// the host on any of its interfaces while `arp_ignore` is 0 (`arp_process` in net/ipv4/arp.c).
+    /// The kernel resolves the address once, in the change to ready-to-receive, and hands the
+    /// hardware address to the device (`ib_resolve_unicast_gid_dmac` in
+    /// drivers/infiniband/core/verbs.c). So a queue pair that is connected by the IPv4 GID sends to
+    /// the twin, which has no such queue pair, until it is connected again. Link-local GIDs are not
+    /// affected: an interface answers neighbour solicitations for its own addresses alone
+    /// (`ndisc_recv_ns` in net/ipv6/ndisc.c).
     CrossedArp,
-    /// A switch on the path drops frames for which an interface MTU of 1500 is too small. A packet of path MTU 1024 has 1084
-    /// bytes (IPv4 20, UDP 8, BTH 12, RETH 16, payload 1024, ICRC 4) and passes, one of the next path MTU, 2048, does not.
-    /// Packets with a payload between the two are lost here, though those up to about 1440 bytes would pass.
+    /// A switch on the path drops frames for which an interface MTU of 1500 is too small. A packet
+    /// of path MTU 1024 has 1084 bytes (IPv4 20, UDP 8, BTH 12, RETH 16, payload 1024, ICRC 4) and
+    /// passes; one of the next path MTU, 2048, does not. Packets with a payload between the two are
+    /// lost here, though those up to about 1440 bytes would pass.
     SwitchMtu,
-    /// A switch port drops all frames of both directions for this time after the link came up. A bridge port of IEEE 802.1D
-    /// passes no frames while it listens and learns, for 30 s by default.
+    /// A switch port drops all frames of both directions for this time after the link came up. A
+    /// bridge port of IEEE 802.1D passes no frames while it listens and learns, for 30 s by
+    /// default.
     SpanningTree(Duration),
 }
 
@@ -54,7 +58,7 @@ impl PathFault {
     /// Reads the text that [`fmt::Display`] writes; the time of `spanning-tree` may be left out.
     ///
     /// # Errors
-    /// Names the faults that there are.
+    /// Lists the allowed faults.
     pub fn parse(text: &str) -> Result<Self, String> {
         if let Some(fault) = Self::ALL.into_iter().find(|fault| fault.name() == text) {
             return Ok(fault);
@@ -80,7 +84,7 @@ impl PathFault {
         }
     }
 
-    /// The bits of the kind, and the value of these bits for the fault.
+    /// Mask of the kind's bits, and their value for this fault.
     fn bits(self) -> (u32, u32) {
         match self {
             Self::Silent => (1, 1),
@@ -103,17 +107,16 @@ impl fmt::Display for PathFault {
 }
 
 impl PathFaults {
-    /// The set of a word in shared memory.
     pub(crate) fn from_word(word: u32) -> Self {
         Self(word)
     }
 
-    /// Returns the word in shared memory; 0 without a fault.
     pub(crate) fn word(self) -> u32 {
         self.0
     }
 
-    /// The set with this fault in place of another one of its kind, or (false) without one of its kind.
+    /// The set with this fault in place of another of its kind (true), or without one of its kind
+    /// (false).
     #[must_use]
     pub fn with(self, fault: PathFault, is_on: bool) -> Self {
         let (kind, value) = fault.bits();
@@ -130,7 +133,7 @@ impl PathFaults {
         u64::from(self.0 >> BLOCKING_SHIFT) * 1_000_000
     }
 
-    /// Each of them.
+    /// Iterates over the faults.
     pub fn iter(self) -> impl Iterator<Item = PathFault> {
         PathFault::ALL.into_iter().filter(move |kind| self.has(*kind)).map(move |kind| match kind {
             PathFault::SpanningTree(_) => PathFault::SpanningTree(Duration::from_nanos(self.blocking_ns())),

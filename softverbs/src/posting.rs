@@ -1,4 +1,5 @@
-//! Posting sends: checks a work request, writes it into shared memory, and rings the peer's doorbell.
+//! Posting sends: checks a work request, writes it into shared memory, and rings the peer's
+//! doorbell.
 
 use crate::engine;
 use crate::fabric::lock;
@@ -15,8 +16,8 @@ impl QueuePair {
     /// Posts a send request.
     ///
     /// # Errors
-    /// `EINVAL` when the state or the request does not allow it, `ENOMEM` when the queue is full; as [`crate::nic::Nic`] says for a request
-    /// of too many pieces or inline bytes.
+    /// `EINVAL` when the state or the request does not allow it, `ENOMEM` when the queue is full;
+    /// as [`crate::nic::Nic`] defines for a request of too many pieces or inline bytes.
     pub fn post_send(self: &Arc<Self>, request: &SendRequest<'_>) -> Result<(), i32> {
         let mut local = lock(&self.local);
         let bytes: u64 = request.sges.iter().map(|sge| u64::from(sge.bytes)).sum();
@@ -73,8 +74,8 @@ impl QueuePair {
         request.inline.is_some() || request.sges.iter().all(allowed)
     }
 
-    /// Copies a small write or send into the work request itself, so that the peer needs no system call for it. Returns the
-    /// number of bytes.
+    /// Copies a small write or send into the work request itself, so that the peer needs no system
+    /// call for it. Returns the number of bytes.
     fn carry_along(&self, slot: &Slot, request: &SendRequest<'_>, bytes: u64) -> usize {
         if bytes == 0 || bytes > INLINE_BYTES as u64 || request.operation == Operation::Read {
             return 0;

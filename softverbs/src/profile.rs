@@ -1,4 +1,5 @@
-//! What a fabric's machines look like: rails, the PCIe links and cables that they share, and their rates.
+//! Profiles of a fabric's machines: rails, the PCIe links and cables that they share, and their
+//! rates.
 //!
 //! A profile is text, a line each:
 //!
@@ -8,18 +9,21 @@
 //! rail  NAME netdev=IF port=p0 link=LINK cable=CABLE function=0 line=200000 qp=100000 latency=1400   # Mb/s, Mb/s, ns
 //! ```
 //!
-//! A rail may have `speed=` as well: what its port says of its speed, where that is not what it carries. And `mtu=`: its port's
-//! path MTU in bytes, 4096 unless said. And `path=`: faults of its path ([`PathFault`]), separated by commas.
+//! A rail may also have `speed=`: the speed that its port reports, where that differs from what it
+//! carries; `mtu=`: its port's path MTU in bytes, 4096 by default; and `path=`: faults of its path
+//! ([`PathFault`]), separated by commas.
 //!
-//! So each rail reaches the rail of its name on every other machine. Machines that are cabled with each other have lines more:
+//! With these lines each rail reaches the rail of its name on every other machine. Machines that
+//! are cabled with each other have more lines:
 //!
 //! ```text
 //! wire NAME ends=0.CABLE,1.CABLE subnets=each     # between a port of node 0 and one of node 1; the rails of an end reach those of the other
 //! node NUMBER forbids=RAIL,RAIL                   # programs on this node may not open these devices (EPERM)
 //! ```
 //!
-//! With wires, what a queue pair's peer is not on the other end of finds nobody at the peer's address ([`crate::fabric`]), and a port
-//! without one is down. `subnets=one` gives all rails of a wire addresses in one subnet.
+//! With wires, the address of a peer that is not at the other end of the wire does not answer
+//! ([`crate::fabric`]), and a port without a wire is down. `subnets=one` gives all rails of a wire
+//! addresses in one subnet.
 
 mod sysfs;
 
@@ -28,23 +32,24 @@ use crate::wiring::{Port, Subnets, Wire, Wires};
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 
-/// Rails of one machine.
+/// Most rails of one machine.
 pub const MAX_RAILS: usize = 8;
-/// Links and cables of one machine.
+/// Most links and cables of one machine.
 pub const MAX_SHARED: usize = 16;
 
-/// Machines of a fabric.
+/// Most machines of a fabric.
 pub const MAX_NODES: usize = 16;
 
-/// The largest path MTU that there is.
+/// The largest path MTU of the InfiniBand specification.
 const MOST_MTU_BYTES: u32 = 4096;
-/// What a port without a limit says of its speed.
+/// Speed that a port without a limit reports.
 const UNLIMITED_SAYS_MBPS: f64 = 100_000.0;
 
-/// One machine's wiring, which all machines of a fabric have alike, and the cables between them.
+/// One machine's wiring, which is the same on all machines of a fabric, and the cables between
+/// them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Profile {
-    /// Its name, or the file's.
+    /// The profile's name, or its file's.
     pub name: String,
     /// PCIe links.
     pub links: Vec<Link>,
@@ -58,7 +63,8 @@ pub struct Profile {
     pub forbidden: Vec<Forbidden>,
 }
 
-/// A device that programs on a machine may not open, as where a container's device rules leave it out.
+/// A device that programs on a machine may not open, such as one that a container's device rules
+/// leave out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Forbidden {
     /// The machine.
@@ -70,7 +76,7 @@ pub struct Forbidden {
 /// A PCIe link.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Link {
-    /// Its name in the profile.
+    /// The link's name in the profile.
     pub name: String,
     /// `domain:bus:device`.
     pub pci: String,
@@ -78,16 +84,16 @@ pub struct Link {
     pub gts: f64,
     /// Lanes.
     pub width: u32,
-    /// What it carries each way, in Mb/s of payload; 0: no limit.
+    /// Payload that it carries each way, in Mb/s; 0: no limit.
     pub payload_mbps: f64,
 }
 
 /// A cable.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cable {
-    /// Its name in the profile.
+    /// The cable's name in the profile.
     pub name: String,
-    /// What it carries each way, in Mb/s of payload; 0: no limit.
+    /// Payload that it carries each way, in Mb/s; 0: no limit.
     pub payload_mbps: f64,
 }
 
@@ -106,18 +112,18 @@ pub struct RailSpec {
     pub cable: usize,
     /// PCI function number.
     pub function: u32,
-    /// What the port carries, in Mb/s; 0: no limit.
+    /// Rate of the port, in Mb/s; 0: no limit.
     pub line_mbps: f64,
-    /// What the port says of its speed, in Mb/s: scaling leaves it, so that who plans by what ports and links say plans as
-    /// on the machine that the profile is of.
+    /// Port speed as reported, in Mb/s. Scaling does not change it, so that a program that plans by
+    /// reported speeds plans as on the profile's machine.
     pub speed_mbps: f64,
-    /// What one queue pair carries, in Mb/s; 0: no limit.
+    /// Rate of one queue pair, in Mb/s; 0: no limit.
     pub qp_mbps: f64,
-    /// One way, in nanoseconds.
+    /// Latency of one way, in nanoseconds.
     pub latency_ns: u64,
     /// The port's path MTU, in bytes: 256, 512, 1024, 2048 or 4096.
     pub mtu_bytes: u32,
-    /// The faults of its path from the beginning.
+    /// Faults of its path from the beginning.
     pub path: PathFaults,
 }
 
@@ -134,9 +140,11 @@ macro_rules! two_cables {
     };
 }
 
-/// The built-in profiles. A Spark: both twins of a cable share its 200 Gb/s (about 195 after RoCE framing), each is on a 32 GT/s x4
-/// link of its own (112 Gb/s of payload), one queue pair gives 100 Gb/s (published: 92 to 102), and a 2-byte write takes 1.4 us
-/// (published: 1.42 to 1.57). With two cables two functions share each link. Without a switch three Sparks make a triangle, and four a ring.
+/// The built-in profiles. A Spark: both twins of a cable share its 200 Gb/s (about 195 after RoCE
+/// framing), each is on its own 32 GT/s x4 link (112 Gb/s of payload), one queue pair gives 100
+/// Gb/s (published: 92 to 102), and a 2-byte write takes 1.4 us (published: 1.42 to 1.57). With two
+/// cables two functions share each link. Without a switch three Sparks make a triangle, and four a
+/// ring.
 const BUILT_IN: [(&str, &str); 5] = [
     (
         "spark-1cable",
@@ -184,10 +192,10 @@ impl Profile {
         BUILT_IN.map(|(name, _)| name)
     }
 
-    /// A built-in profile, or one from a file, with all rates times `scale`.
+    /// Loads a built-in profile, or one from a file, with all rates times `scale`.
     ///
     /// # Errors
-    /// Names the line that is not usable, or the names that there are.
+    /// Names the line that is not usable, or lists the built-in names.
     pub fn load(name_or_path: &str, scale: f64) -> Result<Self, String> {
         if !crate::settings::SCALES.contains(&scale) {
             let (low, high) = (crate::settings::SCALES.start(), crate::settings::SCALES.end());
@@ -214,7 +222,7 @@ impl Profile {
     /// Reads a profile's text.
     ///
     /// # Errors
-    /// Names the line, and what is allowed.
+    /// Names the line, and the allowed values.
     pub fn parse(name: &str, text: &str) -> Result<Self, String> {
         let mut profile = Self {
             name: name.to_owned(),
@@ -339,12 +347,13 @@ impl Profile {
         Ok(())
     }
 
-    /// Whether programs on a machine may not open a device.
+    /// True if programs on a machine may not open a device.
     pub fn forbids(&self, node: usize, rail: usize) -> bool {
         self.forbidden.contains(&Forbidden { node, rail })
     }
 
-    /// Whether what one machine's rail sends gets to the other one's: each is given by its machine and its index.
+    /// True if packets of one machine's rail reach the other machine's rail. Each rail is given by
+    /// its machine and its index.
     pub fn reaches(&self, (node, rail): (usize, usize), (to_node, to_rail): (usize, usize)) -> bool {
         let is_same = (node, rail) == (to_node, to_rail);
         match self.wires.is_empty() {
@@ -353,13 +362,13 @@ impl Profile {
         }
     }
 
-    /// Whether a rail's port has a cable.
+    /// True if a rail's port has a cable.
     pub fn is_cabled(&self, node: usize, rail: usize) -> bool {
         self.wires.is_empty() || self.wires.has(self.port(node, rail))
     }
 
-    /// A rail's addresses: link-local as from a hardware address, and IPv4. Without wires that is 192.168.(100 + rail).(machine + 1), with them
-    /// as [`Wires::address`] has it.
+    /// A rail's addresses: link-local as from a hardware address, and IPv4. Without wires the
+    /// latter is 192.168.(100 + rail).(machine + 1), with wires that of [`Wires::address`].
     pub fn gids(&self, node: usize, rail: usize) -> Vec<[u8; 16]> {
         let [n, d] = [node, rail].map(|n| n as u8);
         let link_local = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0x5e, 0x5f, 0x5f, 0xff, 0xfe, 0x5f, n, d];
@@ -375,7 +384,7 @@ impl Profile {
         Port { node, cable: self.rails[rail].cable }
     }
 
-    /// The profile as text, as [`Profile::parse`] reads it.
+    /// The profile in the form that [`Profile::parse`] reads.
     pub fn to_text(&self) -> String {
         let mut text = String::new();
         // Writing to a String cannot fail.
@@ -495,7 +504,8 @@ mod tests {
         let triangle = Profile::load("spark-triangle", 1.0).unwrap();
         let rail = |name: &str| triangle.rails.iter().position(|rail| rail.name == name).unwrap();
         let (f0, f1, p2f1) = (rail("rocep1s0f0"), rail("rocep1s0f1"), rail("roceP2p1s0f1"));
-        // Any function of a port reaches any of the port at the other end of its cable, and itself.
+        // Any function of a port reaches any function of the port at the other end of its cable,
+        // and itself.
         assert!(triangle.reaches((0, f0), (1, f1)) && triangle.reaches((0, f0), (1, p2f1)));
         assert!(triangle.reaches((1, f1), (0, f0)) && triangle.reaches((0, f0), (0, f0)));
         assert!(!triangle.reaches((0, f0), (1, f0)) && !triangle.reaches((0, f0), (2, f1)));
@@ -514,7 +524,7 @@ mod tests {
         )
         .unwrap();
         assert!(pair.is_cabled(1, 0) && !pair.is_cabled(2, 0) && pair.gids(2, 0).len() == 1);
-        // Without wires each rail reaches the one of its name everywhere.
+        // Without wires each rail reaches the rail of its name on every machine.
         let switched = Profile::load("spark-2cable", 1.0).unwrap();
         assert!(switched.reaches((0, 1), (9, 1)) && !switched.reaches((0, 1), (9, 2)) && switched.is_cabled(9, 3));
         assert_eq!(switched.gids(2, 3)[1][12..], [192, 168, 103, 3]);

@@ -1,5 +1,5 @@
-//! Queue pairs: states, receives, and the ends of sends. Posting sends is in `posting.rs`, serving what the peer has
-//! posted in `serve.rs`.
+//! Queue pairs: states, receives, and completed sends. `posting.rs` posts sends, `serve.rs` serves
+//! the peer's requests.
 
 mod states;
 
@@ -22,10 +22,11 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use verbs_sys::IBV_EVENT_QP_FATAL;
 
-/// How long Linux looks for the hardware address of a peer that does not answer, in the call that makes a queue pair ready to receive:
-/// the 1000 ms that `rdma_addr_find_l2_eth_by_grh` passes to `rdma_resolve_ip` (drivers/infiniband/core/addr.c).
+/// Time that Linux searches the hardware address of a peer that does not answer, in the call that
+/// makes a queue pair ready to receive: the 1000 ms that `rdma_addr_find_l2_eth_by_grh` passes to
+/// `rdma_resolve_ip` (drivers/infiniband/core/addr.c).
 const SEARCH: Duration = Duration::from_millis(1000);
-/// The most receives of one queue pair.
+/// Most receives of one queue pair.
 pub const MAX_RECEIVES: u32 = 8192;
 
 /// A reliable-connected queue pair of this process.
@@ -33,21 +34,20 @@ pub struct QueuePair {
     this: Weak<Self>,
     pub(crate) node: Arc<Node>,
     pub(crate) device: usize,
-    /// Which of the functions of the device's name it was made on.
+    /// Generation of the device that it was made on.
     generation: u32,
-    /// Its protection domain there.
     domain: u32,
     slot: usize,
     number: u32,
     caps: Caps,
     pub(crate) send_cq: Arc<CompletionQueue>,
     pub(crate) recv_cq: Arc<CompletionQueue>,
-    /// Whether it is in its send completion queue's list of queue pairs with sends under way.
+    /// True while it is in its send completion queue's list of queue pairs with sends under way.
     expected: AtomicBool,
     pub(crate) local: Mutex<Local>,
 }
 
-/// The part that is not in shared memory.
+/// The part of a queue pair that is not in shared memory.
 pub(crate) struct Local {
     pub(crate) state: State,
     pub(crate) access: u32,
@@ -62,7 +62,6 @@ pub(crate) struct Local {
     retry_ns: u64,
 }
 
-/// The peer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Remote {
     pub(crate) slot: usize,
@@ -71,18 +70,18 @@ pub(crate) struct Remote {
     pub(crate) receive_psn: u32,
 }
 
-/// How far this process has served what the peer posted.
+/// Progress of serving the peer's requests.
 #[derive(Debug, Default)]
 pub(crate) struct Serving {
-    /// Bytes carried of the next request.
+    /// Bytes of the next request that were carried.
     pub(crate) cursor: u64,
-    /// Number of the next request: all before it were carried whole.
+    /// Number of the next request; all earlier ones were carried completely.
     pub(crate) next: u64,
-    /// When the last piece arrives.
+    /// Arrival time of the last piece.
     pub(crate) arrives_ns: u64,
-    /// Nothing begins before this: the rail was down, or the receiver not ready, until then.
+    /// Earliest begin of the next piece: the rail was down, or the receiver not ready, until then.
     pub(crate) not_before_ns: u64,
-    /// The next request, once it was admitted. A copy: the peer can change what is in shared memory.
+    /// The next request, once it was admitted. A copy, because the peer can change shared memory.
     pub(crate) admitted: Option<Request>,
     /// The adversary holds the next piece back until then.
     pub(crate) held_until_ns: Option<u64>,
@@ -92,7 +91,7 @@ pub(crate) struct Serving {
     pub(crate) ending: VecDeque<Ending>,
 }
 
-/// The peer waits for a receive (receiver not ready).
+/// State of a peer that waits for a receive (receiver not ready).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rnr {
     pub(crate) again_ns: u64,
@@ -105,12 +104,12 @@ pub(crate) struct Ending {
     pub(crate) at_ns: u64,
     pub(crate) number: u64,
     pub(crate) status: u32,
-    /// The receive queue's completion, and whether it is solicited.
+    /// The receive queue's completion; true if it is solicited.
     pub(crate) completion: Option<(Completion, bool)>,
 }
 
 impl Serving {
-    /// The receives that were taken and have not completed: they end with the queue pair.
+    /// Receives that were taken and have not completed. They are flushed with the queue pair.
     fn unfinished(self) -> impl Iterator<Item = u64> {
         let due =
             self.ending.into_iter().filter_map(|ending| ending.completion.map(|(completion, _)| completion.wr_id));
@@ -138,12 +137,12 @@ pub struct Caps {
     pub sges: u32,
     /// Bytes of an inline request: at most [`INLINE_BYTES`].
     pub inline_bytes: u32,
-    /// Whether every send makes a completion.
+    /// True if every send makes a completion.
     pub signal_all: bool,
 }
 
 impl Caps {
-    /// Whether the fabric has queue pairs of these sizes.
+    /// Checks the sizes against the fabric's limits.
     ///
     /// # Errors
     /// `EINVAL`.
@@ -157,18 +156,18 @@ impl Caps {
 }
 
 impl QpMemory {
-    /// True in the state of an error, whether its owner has polled that or not.
+    /// True in the error state, even if its owner has not polled it yet.
     pub fn is_in_error(&self) -> bool {
         self.state.load(Ordering::Acquire) == State::Error as u32
     }
 }
 
 impl QueuePair {
-    /// Creates a queue pair, in reset.
+    /// Creates a queue pair in the reset state.
     ///
     /// # Errors
-    /// `EINVAL` for sizes above the limits, `ENOMEM` when the fabric has no free slot, `EIO` when the function is gone,
-    /// `ENOLINK` when it has failed.
+    /// `EINVAL` for sizes above the limits, `ENOMEM` when the fabric has no free slot, `EIO` when
+    /// the function was removed, `ENOLINK` when it has failed.
     pub fn new(
         node: &Arc<Node>,
         device: usize,
@@ -215,23 +214,22 @@ impl QueuePair {
         Ok(made)
     }
 
-    /// Whether a key allows `access` to this process's memory for this queue pair: a key of another protection domain does not, and none
-    /// does where the function's keys are gone.
+    /// True if a key allows `access` to this process's memory for this queue pair. A key of another
+    /// protection domain does not, and no key does where the function's keys are gone.
     pub(crate) fn allows(&self, key: u32, addr: u64, bytes: u64, access: u32) -> bool {
         self.phase() != Phase::Keyless && self.node.regions.allows(key, (self.device, self.domain), addr, bytes, access)
     }
 
-    /// Its number, of 24 bits.
+    /// The queue pair's number, of 24 bits.
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// Its sizes.
     pub(crate) fn caps(&self) -> Caps {
         self.caps
     }
 
-    /// Its state.
+    /// The queue pair's state.
     pub fn state(&self) -> State {
         if self.failed_from_afar() { State::Error } else { lock(&self.local).state }
     }
@@ -240,27 +238,27 @@ impl QueuePair {
         self.node.qp_memory(self.slot)
     }
 
-    /// This side's rail.
     pub(crate) fn rail(&self) -> &'static RailMemory {
         self.node.rail(self.device)
     }
 
-    /// How far the function that it was made on is gone.
+    /// Removal phase of the function that it was made on.
     pub(crate) fn phase(&self) -> Phase {
         self.rail().presence().phase_of(self.generation)
     }
 
-    /// Whether the peer has put it in error, which it does in shared memory.
+    /// True if the peer has put it in error through shared memory.
     fn failed_from_afar(&self) -> bool {
         self.memory().is_in_error()
     }
 
-    /// Changes its state.
+    /// Changes the state.
     ///
     /// # Errors
-    /// `EINVAL` when the state or a value does not allow it; `ENETUNREACH` when the peer's GID cannot be reached; `ETIMEDOUT`, after a
-    /// second, when nobody answers at it; `EIO` when the function is gone; `ENOLINK` when it has failed, but for error and reset, which
-    /// change nothing then: the device is not told.
+    /// `EINVAL` when the state or a value does not allow it; `ENETUNREACH` when the peer's GID
+    /// cannot be reached; `ETIMEDOUT`, after a second, when the GID does not answer; `EIO` when the
+    /// function was removed; `ENOLINK` when it has failed. A change to error or reset succeeds on a
+    /// failed function without effect, because the device does not get the command.
     pub fn change(&self, change: Change) -> Result<(), i32> {
         match (self.rail().presence().ask(self.generation), change) {
             (Err(libc::ENOLINK), Change::Error | Change::Reset) => return Ok(()),
@@ -322,10 +320,10 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Resolves the peer's address. Takes no time.
+    /// Resolves the peer's address, without waiting.
     ///
     /// # Errors
-    /// As [`Node::look_up`]; `ETIMEDOUT` where nothing answers.
+    /// As [`Node::look_up`]; `ETIMEDOUT` where the address does not answer.
     fn resolve(&self, gid: &[u8; 16], is_ipv4: bool) -> Result<RailOf, i32> {
         let rail = self.node.look_up(self.device, gid)?;
         let is_unanswered = RailMemory::is_due(&self.rail().unanswered);
@@ -338,15 +336,17 @@ impl QueuePair {
         self.memory().state.store(state as u32, Ordering::Release);
     }
 
-    /// Takes the right to serve the send queue from the peer, which serves nothing until it is released.
+    /// Takes the right to serve the send queue from the peer, which serves nothing until
+    /// [`QpMemory::release`].
     fn fence(&self, memory: &QpMemory) {
-        // The peer holds it for a few pieces at a time, and a dead peer is replaced, so this ends.
+        // The peer holds it for a few pieces at a time, and a dead peer is replaced, so this loop
+        // ends.
         while !memory.hold(self.node.memory, self.node.place) {
             std::thread::yield_now();
         }
     }
 
-    /// Goes to error, and flushes what was posted.
+    /// Goes to error, and flushes posted requests.
     pub(crate) fn fail(&self, local: &mut Local) {
         self.flush_serving(local);
         if local.state != State::Reset {
@@ -367,22 +367,23 @@ impl QueuePair {
         self.flush_all(local.receives.drain(..).map(|receive| receive.wr_id));
     }
 
-    /// Completes receives as flushed, up to the first that finds no place. (So does rxe: `flush_recv_queue` in rxe_resp.c.) Nothing more
-    /// becomes of this queue pair than that it is in error.
+    /// Completes receives as flushed, up to the first that finds no place (as rxe:
+    /// `flush_recv_queue` in rxe_resp.c). The queue pair is in error already, so a lost completion
+    /// has no further effect.
     fn flush_all(&self, mut receives: impl Iterator<Item = u64>) {
         let (status, qp_num) = (status::FLUSHED, self.number);
         let flushed = |wr_id| Completion { wr_id, status, qp_num, opcode: status::RECEIVED, ..Completion::default() };
         let _ = receives.try_for_each(|wr_id| self.recv_cq.push(flushed(wr_id), false));
     }
 
-    /// Adds it to its send completion queue's list, unless it is there.
+    /// Adds this queue pair to its send completion queue's list, unless it is there.
     pub(crate) fn expect_ends(self: &Arc<Self>) {
         if !self.expected.swap(true, Ordering::AcqRel) {
             self.send_cq.expect(Arc::<Self>::clone(self));
         }
     }
 
-    /// Goes to error because the peer used a key that it must not use.
+    /// Goes to error because the peer used a key without permission.
     pub(crate) fn refuse(&self, local: &mut Local) {
         self.fail(local);
         if let Some(kind) = self.node.nic().refusal_event() {
@@ -390,7 +391,7 @@ impl QueuePair {
         }
     }
 
-    /// Goes to error because a completion of it found no place.
+    /// Goes to error because one of its completions found no place.
     pub(crate) fn lose_completion(&self, local: &mut Local) {
         if local.state != State::Error {
             self.fail(local);
@@ -440,8 +441,8 @@ impl QueuePair {
         self.expected.store(false, Ordering::Release);
     }
 
-    /// The program has no use for it any more. A device that has failed, or that programs are cut off from, goes on with it until it is
-    /// gone: it was not told.
+    /// Ends the program's use of the queue pair. A device that has failed, or that programs are cut
+    /// off from, does not get the command, so it continues with the queue pair until its removal.
     pub(crate) fn give_up(self: &Arc<Self>) {
         match self.phase() {
             Phase::Failed | Phase::Cut | Phase::Keyless => {
@@ -460,14 +461,14 @@ impl QueuePair {
         self.memory().number.store(0, Ordering::Release);
     }
 
-    /// Whether the peer has not answered within the retries.
+    /// True if the peer has not answered within the retries.
     fn given_up(&self, local: &Local, memory: &QpMemory, now_ns: u64) -> bool {
         let posted = memory.slot(local.reaped).posted_ns.load(Ordering::Relaxed);
         let since = memory.served_ns.load(Ordering::Relaxed).max(posted);
         local.retry_ns > 0 && now_ns.saturating_sub(since) > local.retry_ns
     }
 
-    /// Completes every send that is not done: the first with status `first`, the others as flushed.
+    /// Completes every unfinished send: the first with status `first`, the others as flushed.
     fn flush_sends(&self, local: &mut Local, memory: &QpMemory, cq: &CompletionQueue, first: u32) {
         self.fence(memory);
         let done = memory.done.load(Ordering::Acquire);
@@ -479,7 +480,7 @@ impl QueuePair {
         let mut status = first;
         while local.reaped < posted {
             if self.end_of_send(local, cq, status).is_err() {
-                // Nothing is said of the others. (So does rxe: `flush_send_queue` in rxe_comp.c.)
+                // The other completions are dropped, as in rxe (`flush_send_queue` in rxe_comp.c).
                 (local.reaped, local.freed) = (posted, posted);
             }
             status = status::FLUSHED;
@@ -493,7 +494,7 @@ impl QueuePair {
         memory.release(self.node.place);
     }
 
-    /// Completes the sends that are done.
+    /// Completes the finished sends.
     pub(crate) fn end_done_sends(&self, local: &mut Local, cq: &CompletionQueue) {
         let memory = self.memory();
         let done = memory.done.load(Ordering::Acquire);
@@ -509,7 +510,7 @@ impl QueuePair {
     /// Completes the next send.
     ///
     /// # Errors
-    /// Its completion found no place; what that means for this queue pair is done.
+    /// Its completion found no place; the consequences for this queue pair are already done.
     fn end_of_send(&self, local: &mut Local, cq: &CompletionQueue, status: u32) -> Result<(), Unplaced> {
         let sent = local.sent[local.reaped as usize % SEND_SLOTS];
         local.reaped += 1;
@@ -538,9 +539,9 @@ impl SendQueue for QueuePair {
     fn reap(&self, now_ns: u64, cq: &CompletionQueue) -> bool {
         match self.phase() {
             Phase::Here | Phase::Cut | Phase::Keyless => {}
-            // It may go on.
+            // The function may resume.
             Phase::Failed => return true,
-            // Nobody completes anything any more.
+            // A removed device completes nothing.
             Phase::Gone => {
                 self.expected.store(false, Ordering::Release);
                 return false;

@@ -3,29 +3,24 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{PoisonError, RwLock};
 
-/// The regions of all devices.
 #[derive(Debug, Default)]
 pub(crate) struct Regions(RwLock<Vec<Option<Region>>>);
 
-/// A registered piece of this process's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Region {
-    /// Its key, for local and remote use.
+    /// Local and remote key: one number for both.
     pub(crate) key: u32,
-    /// Its device.
     pub(crate) device: usize,
-    /// Its protection domain there.
     pub(crate) domain: u32,
-    /// Its first address.
     pub(crate) addr: u64,
-    /// Its length.
     pub(crate) bytes: u64,
     /// `ibv_access_flags`.
     pub(crate) access: u32,
 }
 
 impl Regions {
-    /// Adds a region and returns its key, which the region gets; `None` when there are too many. A key is not used again soon: its lower bits count.
+    /// Adds a region and returns its new key; `None` when there are too many. A counter in the
+    /// key's lower 14 bits keeps it from being reused soon.
     pub(crate) fn add(&self, region: Region) -> Option<u32> {
         let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let place = match all.iter().position(Option::is_none) {
@@ -42,7 +37,7 @@ impl Regions {
         Some(key)
     }
 
-    /// Removes a region. Returns whether it was there.
+    /// Removes a region. Returns false if it was unknown.
     pub(crate) fn remove(&self, key: u32) -> bool {
         let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
         match all.get_mut((key >> 14) as usize) {
@@ -51,7 +46,8 @@ impl Regions {
         }
     }
 
-    /// Whether the key allows all of `access` to `bytes` at `addr` in this device's protection domain.
+    /// True if the key allows all of `access` to `bytes` at `addr` in this device's protection
+    /// domain.
     pub(crate) fn allows(&self, key: u32, (device, domain): (usize, u32), addr: u64, bytes: u64, access: u32) -> bool {
         let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let found = all

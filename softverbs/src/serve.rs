@@ -1,4 +1,4 @@
-//! Serving a queue pair: checks, carries, stores and completes what its peer has posted, in order.
+//! Serving a queue pair: checks, carries, stores and completes the peer's requests, in order.
 
 use crate::completion_queue::{Completion, Unplaced};
 use crate::engine::{Serve, Served};
@@ -13,10 +13,11 @@ use crate::status;
 use crate::work_request::{Operation, Request};
 use std::sync::atomic::Ordering;
 
-/// When a queue pair is looked at again whose rail is down, or that its peer holds.
+/// Time after which a queue pair is served again whose rail is down, or that its peer holds.
 const LATER_NS: u64 = 200_000;
 
-/// The adversary's longest delay: a program that polls in a loop may wrongly assume that nothing takes so long.
+/// The adversary's longest delay. It finds programs that poll in a loop and wrongly assume a
+/// shorter limit.
 const LATE_NS: u64 = 50_000;
 
 /// The result of one step.
@@ -24,7 +25,7 @@ enum Step {
     Again,
     Until(u64),
     Nothing,
-    /// The request does not arrive; the peer sends it again until it runs out of tries.
+    /// The request does not arrive; the peer repeats it until its tries are used up.
     Lost,
 }
 
@@ -53,7 +54,7 @@ impl Serve for QueuePair {
         let peer = self.node.qp_memory(remote.slot);
         let sender = self.node.rail_of(remote.rail).presence();
         let carries = self.node.carries(self.device, remote.rail, now_ns);
-        // (The slot may be another queue pair's by now; then it is left alone further below.)
+        // (The slot may belong to another queue pair by now; `serve_held` checks that.)
         if !carries || phase == Phase::Failed || !sender.works(peer.generation.load(Ordering::Acquire)) {
             local.serving.not_before_ns = now_ns;
             return Served::Until(now_ns + LATER_NS);
@@ -77,7 +78,8 @@ impl QueuePair {
         pieces: usize,
         bounce: &mut Bounce,
     ) -> Served {
-        // Checked only while it is held: before, its owner could have given the slot to another queue pair.
+        // Checked only while it is held: before, its owner could have given the slot to another
+        // queue pair.
         let mine = peer.number.load(Ordering::Acquire) == remote.number
             && peer.remote.load(Ordering::Relaxed) == self.number()
             && peer.state.load(Ordering::Acquire) == State::ReadyToSend as u32
@@ -86,7 +88,7 @@ impl QueuePair {
         if !mine {
             return Served::Idle;
         }
-        // Acknowledgements on their way are an answer too.
+        // Acknowledgements on their way count as answers too.
         let mut is_answered = !local.serving.ending.is_empty();
         let mut served = Served::More;
         for _ in 0..pieces {
@@ -120,7 +122,7 @@ impl QueuePair {
         }
     }
 
-    /// Completes what has arrived by now.
+    /// Completes the requests that have arrived by now.
     fn end_due(&self, local: &mut Local, peer: &QpMemory, now_ns: u64) {
         while let Some(ending) = local.serving.ending.front().copied().filter(|ending| ending.at_ns <= now_ns) {
             local.serving.ending.pop_front();
@@ -131,7 +133,7 @@ impl QueuePair {
                         self.lose_completion(local);
                         return self.acknowledge(peer, ending.number, status::REMOTE_OPERATION);
                     }
-                    // The peer runs out of tries.
+                    // The peer's tries run out.
                     Err(Unplaced::Lost) => return self.fail(local),
                 }
                 if let Some(late_ns) = self.late_ack_ns(ending.number) {
@@ -148,13 +150,13 @@ impl QueuePair {
         }
     }
 
-    /// Sends the peer the end of a request.
+    /// Reports the end of a request to the peer.
     fn acknowledge(&self, peer: &QpMemory, number: u64, status: u32) {
         if self.is_astray() {
             return;
         }
         peer.slot(number).status.store(u64::from(status), Ordering::Relaxed);
-        // Release: the peer that sees `done` sees the status too, and the bytes of a read.
+        // Release: a peer that sees `done` sees the status too, and the bytes of a read.
         peer.done.store(number + 1, Ordering::Release);
         if status != 0 {
             peer.state.store(State::Error as u32, Ordering::Release);
@@ -166,20 +168,20 @@ impl QueuePair {
         self.memory().astray.load(Ordering::Relaxed) != 0
     }
 
-    /// True if the packets of a request get lost on the way, or those of the answer to a read.
+    /// True if the packets of a request get lost on the path, or those of the answer to a read.
     fn is_lost(&self, remote: &Remote, peer: &QpMemory, request: &Request) -> bool {
         let is_read = request.head.operation == Operation::Read as u8;
         let sender = if is_read { self.memory() } else { peer };
         let rails = [self.rail(), self.node.rail_of(remote.rail)];
         let drops_large = rails.iter().any(|rail| rail.path().has(PathFault::SwitchMtu));
-        // The bytes come in packets of the path MTU, but for the last one.
+        // The bytes come in packets of the path MTU; the last one may be smaller.
         let packet_bytes = u64::from(sender.mtu_bytes.load(Ordering::Relaxed)).min(request.bytes);
         // A request that its own device refused was never sent.
         request.status == 0
             && (is_read && self.is_astray() || drops_large && packet_bytes > u64::from(SMALL_PACKET_BYTES))
     }
 
-    /// What the verbs specification has the target do after a failure.
+    /// Acts on a failure as the verbs specification requires of the target.
     fn after_failure(&self, local: &mut Local, status: u32) {
         if matches!(status, status::REMOTE_ACCESS | status::REMOTE_INVALID | status::REMOTE_OPERATION) {
             self.refuse(local);
@@ -230,14 +232,15 @@ impl QueuePair {
         self.end(local, number, 0, completion, arrives_ns)
     }
 
-    /// By how much the adversary delays an acknowledgement. It never arrives if the rail goes down meanwhile.
+    /// Delay of an acknowledgement by the adversary. The acknowledgement never arrives if the rail
+    /// goes down meanwhile.
     fn late_ack_ns(&self, number: u64) -> Option<u64> {
         let seed = self.node.adversary()?;
         let dice = (seed ^ number << 8).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         Some(dice % LATE_NS)
     }
 
-    /// Until when the adversary holds bytes back, if that is later than now.
+    /// Time until which the adversary holds bytes back, if that is later than now.
     fn held_back(&self, local: &mut Local, number: u64, now_ns: u64) -> Option<u64> {
         let seed = self.node.adversary()?;
         let cursor = local.serving.cursor;
@@ -284,8 +287,8 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Whether the key allows a write or read of these bytes. Checked for the whole request, and again for each piece, because a
-    /// registration can end between two pieces.
+    /// True if the key allows a write or read of these bytes. Checked for the whole request, and
+    /// again for each piece, because a registration can end between two pieces.
     fn key_allows(&self, local: &Local, request: &Request, offset: u64, bytes: u64) -> bool {
         let access = match request.head.operation {
             0 => status::REMOTE_WRITE,
@@ -398,7 +401,8 @@ impl QueuePair {
         Some((completion, request.head.solicited))
     }
 
-    /// Handles the receive that a failed request had taken: it fails too where it was the cause, and is queued again otherwise.
+    /// Handles the receive that a failed request had taken: it fails too if it caused the failure,
+    /// and is queued again otherwise.
     fn receive_of_failure(&self, local: &mut Local, failure: u32) -> Option<(Completion, bool)> {
         let receive = local.serving.receive.take()?;
         let why = match failure {
@@ -432,7 +436,7 @@ impl QueuePair {
     }
 }
 
-/// Why a request is not admitted.
+/// Reason why a request is not admitted.
 enum Refusal {
     NotReady(u64),
     Failed(u32),
@@ -449,7 +453,7 @@ fn not_ready(local: &mut Local, peer: &QpMemory, now_ns: u64) -> Refusal {
     Refusal::NotReady(again_ns)
 }
 
-/// Where a message's bytes come from.
+/// Source of a message's bytes.
 struct Source<'a> {
     pid: u32,
     pieces: &'a [Piece],

@@ -5,14 +5,15 @@
 use crate::nic::Nic;
 use std::path::PathBuf;
 
-/// How a process joins a fabric.
+/// Parameters with which a process joins a fabric.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// `SOFTVERBS_DIR`: where fabrics are kept; default `/dev/shm/softverbs-UID`.
+    /// `SOFTVERBS_DIR`: folder of all fabrics; default `/dev/shm/softverbs-UID`.
     pub dir: PathBuf,
     /// `SOFTVERBS_FABRIC`: the fabric's name; default "default".
     pub fabric: String,
-    /// `SOFTVERBS_NODE`: which of the fabric's machines this process is on, 0 to 15; default: the lowest that no process is on.
+    /// `SOFTVERBS_NODE`: the fabric's machine that this process is on, 0 to 15; default: the lowest
+    /// one without a process.
     pub node: Option<usize>,
     /// `SOFTVERBS_PROFILE`: a built-in profile or a file; default "spark-1cable".
     pub profile: String,
@@ -20,10 +21,11 @@ pub struct Settings {
     pub nic: Nic,
     /// `SOFTVERBS_SCALE`: factor on all rates of the profile; default 1.
     pub scale: f64,
-    /// `SOFTVERBS_THREADS`: engine threads of this process, 1 to 16; default: a quarter of the processors, at most one a rail.
+    /// `SOFTVERBS_THREADS`: engine threads of this process, 1 to 16; default: a quarter of the
+    /// processors, at most one for each rail.
     pub threads: Option<usize>,
-    /// `SOFTVERBS_ADVERSARY`: a seed; polls then return less than they could, queue pairs are served out of turn, and bytes land
-    /// late.
+    /// `SOFTVERBS_ADVERSARY`: a seed; polls then return less than they could, queue pairs are
+    /// served out of turn, and bytes arrive late.
     pub adversary: Option<u64>,
 }
 
@@ -31,7 +33,7 @@ impl Settings {
     /// Reads the environment.
     ///
     /// # Errors
-    /// Names the variable that is not usable, and what is allowed.
+    /// Names the variable that is not usable, and lists the allowed values.
     pub(crate) fn from_environment() -> Result<Self, String> {
         let known = ["DIR", "FABRIC", "NODE", "PROFILE", "NIC", "SCALE", "THREADS", "ADVERSARY"];
         for (name, _) in std::env::vars_os() {
@@ -59,7 +61,7 @@ impl Settings {
 /// The device that `SOFTVERBS_NIC` names, else the default.
 ///
 /// # Errors
-/// What is allowed.
+/// Lists the allowed values.
 pub fn nic() -> Result<Nic, String> {
     device(read("SOFTVERBS_NIC"))
 }
@@ -67,7 +69,7 @@ pub fn nic() -> Result<Nic, String> {
 /// The name of the fabric that `SOFTVERBS_FABRIC` names, else the default.
 ///
 /// # Errors
-/// What is allowed.
+/// Describes the allowed names.
 pub fn fabric() -> Result<String, String> {
     named(read("SOFTVERBS_FABRIC"))
 }
@@ -76,14 +78,15 @@ fn read(name: &str) -> Option<String> {
     std::env::var(name).ok().map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
 }
 
-/// Where fabrics are kept: the folder that `SOFTVERBS_DIR` names, else one of this user's own in shared memory.
+/// The folder of all fabrics: `SOFTVERBS_DIR`, or a folder of this user's own in shared memory.
 pub fn dir() -> PathBuf {
     let text = std::env::var_os("SOFTVERBS_DIR").unwrap_or_default();
     match text.to_str().map(str::trim) {
         Some("") => PathBuf::from(format!("/dev/shm/softverbs-{}", crate::os::process::user())),
         given => {
             let given = given.map_or_else(|| PathBuf::from(&text), PathBuf::from);
-            // Ranks may run in other directories, and links in the fabric's folder lead to full paths.
+            // Ranks may run in other directories, and links in the fabric's folder lead to full
+            // paths.
             std::path::absolute(&given).unwrap_or(given)
         }
     }
@@ -112,7 +115,7 @@ fn number(value: Option<String>, name: &str, low: usize, high: usize) -> Result<
     }
 }
 
-/// Factors on a profile's rates that make sense.
+/// Allowed factors on a profile's rates.
 pub const SCALES: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
 
 fn scale(value: Option<String>) -> Result<f64, String> {

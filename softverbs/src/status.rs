@@ -1,4 +1,4 @@
-//! Numbers of verbs.h, by the fabric's own names.
+//! Constants of verbs.h under shorter names.
 
 pub use verbs_sys::{
     IBV_ACCESS_LOCAL_WRITE as LOCAL_WRITE, IBV_ACCESS_REMOTE_READ as REMOTE_READ,

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// How long after its last poll a process is expected to poll again.
+/// Time after its last poll in which a process is expected to poll again.
 const RECENTLY_NS: u64 = 2_000_000;
 /// Longest sleep while the process polls.
 const SHORT_NAP: Duration = Duration::from_micros(50);
@@ -15,10 +15,11 @@ const SHORT_NAP: Duration = Duration::from_micros(50);
 const NAP: Duration = Duration::from_millis(1);
 /// Longest sleep while there are no queue pairs.
 const REST: Duration = Duration::from_millis(100);
-/// Work that is due within this time is waited for awake.
+/// Work that is due within this time is awaited without sleeping.
 const SPIN_NS: u64 = 20_000;
 
-/// Starts the threads, unless they run already or time is virtual. They run until the process ends, asleep when there is nothing to do.
+/// Starts the threads, unless they run already or time is virtual. They run until the process ends,
+/// and sleep when there is nothing to do.
 pub(crate) fn start(node: &Arc<Node>) {
     if !node.claim_threads() {
         return;
@@ -62,12 +63,14 @@ fn rest(node: &Node, index: usize, soonest: Option<u64>) {
         return;
     }
     let (depth, longest) = match (polls, node.has_qps()) {
-        // Peers do not wake a process that polls. The sleep is short in case the process stops polling now.
+        // Peers do not wake a process that polls. The sleep is short in case the process stops
+        // polling now.
         (true, _) => (NAPPING, SHORT_NAP),
         (false, true) => (ASLEEP, NAP),
         (false, false) => (ASLEEP, REST),
     };
-    // Only a waker resets the mark: another thread of this process may still sleep with it, and for longer.
+    // Only a waker resets the mark: another thread of this process may still sleep with it, and for
+    // longer.
     let mark = process.sleeping.fetch_max(depth, Ordering::SeqCst).max(depth);
     let mut mine = (index..node.devices().len()).step_by(node.threads());
     if mine.any(|device| process.rung[device].load(Ordering::SeqCst) != 0) {

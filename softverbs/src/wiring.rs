@@ -1,16 +1,17 @@
-//! Which port is cabled to which, where a fabric's machines are not all on one switch, and the addresses that follow from it.
+//! Cables between ports, for fabrics whose machines are not all on one switch, and the addresses
+//! that follow from them.
 
 use std::net::Ipv4Addr;
 
-/// Cables of a fabric.
+/// Most cables of a fabric.
 pub const MAX_WIRES: usize = 64;
 
 /// A cable from a port of one machine to a port of another one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wire {
-    /// Its name in the profile.
+    /// The cable's name in the profile.
     pub name: String,
-    /// Its two ends, on different machines.
+    /// The ports at its ends, on different machines.
     pub ends: [Port; 2],
     /// The subnets of the rails on it.
     pub subnets: Subnets,
@@ -25,18 +26,18 @@ pub struct Port {
     pub cable: usize,
 }
 
-/// How the rails of a wire are addressed.
+/// Addressing of a wire's rails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Subnets {
     /// The first rails of both ends share one subnet, the second rails another one.
     #[default]
     Each,
-    /// All rails of both ends are in one.
+    /// All rails of both ends are in one subnet.
     One,
 }
 
 impl Subnets {
-    /// Its name in a profile.
+    /// The name in a profile.
     pub fn name(self) -> &'static str {
         match self {
             Self::Each => "each",
@@ -44,10 +45,10 @@ impl Subnets {
         }
     }
 
-    /// The one of this name.
+    /// Finds the addressing of this name.
     ///
     /// # Errors
-    /// What is allowed.
+    /// Lists the allowed names.
     pub fn parse(name: &str) -> Result<Self, String> {
         [Self::Each, Self::One]
             .into_iter()
@@ -56,7 +57,8 @@ impl Subnets {
     }
 }
 
-/// The cables of a fabric. Without any, each rail reaches the rail of its name on every other machine, as by a switch for each.
+/// The cables of a fabric. Without any, each rail reaches the rail of its name on every other
+/// machine, as by a switch for each.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Wires(Vec<Wire>);
 
@@ -64,7 +66,7 @@ impl Wires {
     /// Adds a cable.
     ///
     /// # Errors
-    /// When an end of it has a cable already, both are on one machine, or there are too many.
+    /// An end has a cable already, both ends are on one machine, or there are too many cables.
     pub fn add(&mut self, wire: Wire) -> Result<(), String> {
         if wire.ends[0].node == wire.ends[1].node {
             return Err("both ends are on one node".to_owned());
@@ -79,33 +81,34 @@ impl Wires {
         Ok(())
     }
 
-    /// All of them.
+    /// Iterates over the cables.
     pub fn iter(&self) -> impl Iterator<Item = &Wire> {
         self.0.iter()
     }
 
-    /// Whether there are none.
+    /// True without cables.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// How many machines they are for.
+    /// Number of machines that the cables connect; none without cables.
     pub fn nodes(&self) -> Option<usize> {
         self.0.iter().flat_map(|wire| wire.ends).map(|end| end.node + 1).max()
     }
 
-    /// Whether a cable leads from one port to the other.
+    /// True if a cable leads from one port to the other.
     pub fn join(&self, one: Port, other: Port) -> bool {
         self.at(one).is_some_and(|(_, wire)| wire.ends.contains(&other) && one != other)
     }
 
-    /// Whether a port has a cable.
+    /// True if a port has a cable.
     pub fn has(&self, port: Port) -> bool {
         self.at(port).is_some()
     }
 
-    /// The address of the rail number `place` of a port, `None` without a cable. All are of a /24: 10.W.K.N, where W is the cable's number,
-    /// K the rail's on it, or 0 where all are in one subnet, and N differs in each subnet.
+    /// The address of a port's rail number `place`, `None` without a cable. All are in a /24:
+    /// 10.W.K.N, where W is the cable's number, K is the rail's number on it, or 0 where all are in
+    /// one subnet, and N differs in each subnet.
     pub fn address(&self, port: Port, place: usize) -> Option<Ipv4Addr> {
         let (number, wire) = self.at(port)?;
         // At most 64 cables, 8 rails and 16 machines: all fit.

@@ -1,4 +1,4 @@
-//! Work requests: as a program posts them, and as they lie in shared memory.
+//! Work requests, as a program posts them and in their form in shared memory.
 
 use crate::os::memory::Piece;
 use crate::os::shm::{INLINE_BYTES, MAX_SGES, Slot};
@@ -8,15 +8,14 @@ use verbs_sys::{IBV_WC_RDMA_READ, IBV_WC_RDMA_WRITE, IBV_WC_SEND};
 /// A piece of registered memory: `ibv_sge`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Sge {
-    /// Where it begins.
+    /// First address.
     pub addr: u64,
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u32,
-    /// Its key.
+    /// Local key.
     pub lkey: u32,
 }
 
-/// A posted receive.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Receive {
     pub(crate) wr_id: u64,
@@ -27,33 +26,33 @@ pub(crate) struct Receive {
 /// A send request.
 #[derive(Debug, Clone, Copy)]
 pub struct SendRequest<'a> {
-    /// The caller's number for it.
+    /// The caller's number of the request.
     pub wr_id: u64,
-    /// What it does.
+    /// The operation.
     pub operation: Operation,
-    /// Whether it makes a completion.
+    /// True if it makes a completion.
     pub signaled: bool,
-    /// The bytes themselves, for an inline request, whose pieces then only say how many there are.
+    /// The bytes of an inline request; its `sges` then count only for their sizes.
     pub inline: Option<&'a [u8]>,
-    /// Whether it wakes a peer that waits for solicited completions.
+    /// True if it wakes a peer that waits for solicited completions.
     pub solicited: bool,
-    /// Immediate data, as it lies in memory.
+    /// Immediate data, in memory order.
     pub imm: Option<u32>,
-    /// The pieces.
+    /// Pieces of local memory.
     pub sges: &'a [Sge],
-    /// Where to write or read.
+    /// Remote address to write or read.
     pub remote_addr: u64,
-    /// The key for that.
+    /// Remote key of that address.
     pub rkey: u32,
 }
 
-/// What a send request does.
+/// Operation of a send request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Operation {
     /// Writes into the peer's memory.
     Write = 0,
-    /// Fills a receive of the peer.
+    /// Fills one of the peer's receives.
     Send = 1,
     /// Reads the peer's memory.
     Read = 2,
@@ -89,7 +88,7 @@ impl Head {
             | (self.inline_bytes as u64) << 32
     }
 
-    /// What another process wrote: bounded here.
+    /// Unpacks a word that another process wrote, so its counts are bounded here.
     fn unpack(word: u64) -> Self {
         Self {
             operation: word as u8,
@@ -102,7 +101,7 @@ impl Head {
 }
 
 impl SendRequest<'_> {
-    /// Writes it into shared memory, without its inline bytes and its status.
+    /// Writes the request into shared memory, without its inline bytes and its status.
     pub(crate) fn write(&self, slot: &Slot, bytes: u64, inline_bytes: usize, now_ns: u64) {
         let head = Head {
             operation: self.operation as u8,
@@ -123,7 +122,8 @@ impl SendRequest<'_> {
     }
 }
 
-/// A send request of the peer, read from shared memory: its counts are within bounds, nothing else is checked yet.
+/// A send request of the peer, read from shared memory. Its counts are within bounds; the other
+/// fields are not checked yet.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Request {
     pub(crate) head: Head,

@@ -1,4 +1,5 @@
-//! Two machines of a fabric in one process, in virtual time: states, keys, bounds, errors and pacing, to the nanosecond.
+//! Two machines of a fabric in one process, in virtual time: states, keys, bounds, errors, and
+//! pacing to the nanosecond.
 
 #![allow(unsafe_code)]
 
@@ -21,7 +22,7 @@ use std::time::{Duration, Instant};
 fn a_write_wakes_an_engine_that_is_asleep_though_its_process_has_just_polled() {
     let bed = Bed::new();
     let pair = bed.pair(0, 7);
-    // There are no engines in virtual time: this is what one would have written.
+    // Virtual time has no engines, so the test writes the word that one would have written.
     let sleeping = &pair.b.node.process().sleeping;
     let left_as = |depth: u32| {
         sleeping.store(depth, Ordering::SeqCst);
@@ -32,9 +33,9 @@ fn a_write_wakes_an_engine_that_is_asleep_though_its_process_has_just_polled() {
     assert!(pair.b.poll().is_empty());
     bed.at(1_050_000);
     assert_eq!(left_as(ASLEEP), AWAKE);
-    assert_eq!(left_as(NAPPING), NAPPING, "who polls drives its engine");
+    assert_eq!(left_as(NAPPING), NAPPING, "a process that polls drives its engine");
     bed.at(1_150_000);
-    assert_eq!(left_as(NAPPING), AWAKE, "who polled once does not");
+    assert_eq!(left_as(NAPPING), AWAKE, "a process that polled once does not");
 }
 
 #[test]
@@ -43,7 +44,7 @@ fn a_write_takes_its_time_lands_whole_and_completes_on_both_sides() {
     let pair = bed.pair(0, 7);
     pair.b.qp.post_receive(33, &[]).unwrap();
     pair.a.write(100_000, Some(0xabcd), &pair.b);
-    // 100000 bytes at one a nanosecond in two pieces, and 1000 of latency.
+    // 100000 bytes in two pieces, one nanosecond each, and a latency of 1000 ns.
     bed.at(100_999);
     assert_eq!(pair.poll(), (vec![], vec![]));
     bed.at(101_000);
@@ -60,7 +61,7 @@ fn two_rails_on_one_link_share_it_and_a_queue_pair_has_its_own_rate() {
     one.a.write(40_000, None, &one.b);
     bed.at(41_000);
     assert_eq!(one.poll().0.len(), 1);
-    // Both at once: 80000 bytes over the link they share.
+    // Both together: 80000 bytes over the link they share.
     one.a.write(40_000, None, &one.b);
     other.a.write(40_000, None, &other.b);
     let mut done = Vec::new();
@@ -82,7 +83,7 @@ fn two_rails_on_one_link_share_it_and_a_queue_pair_has_its_own_rate() {
 fn a_queue_pair_that_always_has_more_does_not_keep_another_waiting() {
     let bed = Bed::new();
     let (bulk, small) = (bed.pair(0, 7), bed.pair(0, 7));
-    // Four milliseconds' worth at a byte a nanosecond.
+    // Four milliseconds of work, at a nanosecond for each byte.
     for _ in 0..8 {
         bulk.a.write(512 * 1024, None, &bulk.b);
     }
@@ -98,7 +99,8 @@ fn a_queue_pair_that_always_has_more_does_not_keep_another_waiting() {
             break;
         }
     }
-    // After a packet of the other's, and the way: at the first look.
+    // Due after one packet of the other queue pair and the latency, so the first poll after that
+    // finds it.
     assert_eq!(done_ns, Some(110_000));
 }
 
@@ -195,7 +197,7 @@ fn a_key_of_another_protection_domain_allows_nothing() {
         let bed = Bed::new();
         let pair = bed.pair(0, 7);
         let owner = if its_own { &pair.a } else { &pair.b };
-        // SAFETY: the bytes live as long as their end, and are looked at only between the tests' steps.
+        // SAFETY: the bytes live as long as their end, and are read only between the tests' steps.
         let key = unsafe { owner.node.register((0, 5), owner.bytes.as_ptr() as usize, owner.bytes.len(), 7) }.unwrap();
         let piece = Sge { lkey: if its_own { key } else { pair.a.key }, ..pair.a.sge(0, 8) };
         let to = (pair.b.bytes.as_ptr() as u64, if its_own { pair.b.key } else { key });
@@ -219,7 +221,7 @@ fn requests_without_a_completion_keep_their_places_until_one_with_it_is_done() {
     bed.at(1_000_000);
     assert!(pair.poll().0.is_empty());
     pair.a.write(8, None, &pair.b);
-    assert_eq!(unsignaled(), Err(libc::ENOMEM), "fifteen are done, and nobody was told");
+    assert_eq!(unsignaled(), Err(libc::ENOMEM), "fifteen are done, but none had a completion");
     bed.at(2_000_000);
     assert_eq!(pair.poll().0.len(), 1);
     for _ in 0..16 {
@@ -249,7 +251,7 @@ fn without_a_receive_it_waits_and_gives_up_as_told() {
     patient.poll();
     bed.at(50_200_000);
     let (a, b) = patient.poll();
-    assert_eq!((a.len(), b.len()), (1, 1), "it arrives when there is one");
+    assert_eq!((a.len(), b.len()), (1, 1), "the send arrives when there is a receive");
 
     let hasty = bed.pair(1, 1);
     hasty.a.write(8, Some(1), &hasty.b);
@@ -291,7 +293,7 @@ fn a_function_that_is_gone_is_silent_and_one_that_returns_is_another() {
     let pair = bed.pair(0, 7);
     let rail = &bed.nodes[0].memory.rails[0][0];
     let before = pair.b.bytes.clone();
-    // Cut off: the device goes on.
+    // Cut off: the device still works.
     rail.move_to(Phase::Cut);
     pair.a.write(10, None, &pair.b);
     bed.at(100_000);
@@ -300,7 +302,7 @@ fn a_function_that_is_gone_is_silent_and_one_that_returns_is_another() {
     assert_eq!(pair.a.qp.change(Change::Error), Err(libc::EIO));
     bed.nodes[0].watch_ports();
     assert_eq!(bed.nodes[0].next_event(0), None);
-    // Gone: what is posted vanishes, and nothing comes of what the peer posts but a time-out at the peer.
+    // Gone: posts have no effect, and the peer's posts end in a time-out at the peer.
     rail.move_to(Phase::Gone);
     let after = pair.b.bytes.clone();
     pair.a.post(Operation::Write, &[pair.a.sge(50, 100)], None, (pair.b.bytes.as_ptr() as u64, pair.b.key)).unwrap();
@@ -311,7 +313,7 @@ fn a_function_that_is_gone_is_silent_and_one_that_returns_is_another() {
     assert_eq!(b.iter().map(|c| c.status).collect::<Vec<_>>(), [status::RETRY_EXCEEDED]);
     bed.nodes[0].watch_ports();
     assert_eq!(bed.nodes[0].next_event(0).map(|event| event.kind), Some(verbs_sys::IBV_EVENT_DEVICE_FATAL));
-    // Back: what was made before stays dead, and what is made now works.
+    // Back: old objects stay dead, and new ones work.
     rail.move_to(Phase::Here);
     assert_eq!(pair.a.qp.change(Change::Error), Err(libc::EIO));
     let new = bed.pair(0, 7);
@@ -330,7 +332,8 @@ fn a_function_that_fails_is_silent_then_goes_without_its_keys_first() {
         std::iter::from_fn(|| bed.nodes[0].next_event(0)).map(|event| event.kind).collect::<Vec<_>>()
     };
     let before = (pair.a.bytes.clone(), pair.b.bytes.clone());
-    // Failed: silent in both directions. What a kernel would ask the device fails, and what it does without it seems to succeed.
+    // Failed: silent in both directions. Commands that need the device fail; those that the kernel
+    // does without it succeed.
     rail.move_to(Phase::Failed);
     pair.a.write(10, None, &pair.b);
     pair.b.write(10, None, &pair.a);
@@ -341,7 +344,7 @@ fn a_function_that_fails_is_silent_then_goes_without_its_keys_first() {
     assert_eq!(events(), [verbs_sys::IBV_EVENT_DEVICE_FATAL]);
     assert_eq!(events(), [0; 0], "once");
     assert!(pair.a.bytes == before.0 && pair.b.bytes == before.1);
-    // Cut off: nothing had stopped, whatever the kernel said.
+    // Cut off: the device had never stopped, although the kernel had answered for it.
     rail.move_to(Phase::Cut);
     bed.at(500_000);
     assert_eq!((pair.a.qp.change(Change::Error), pair.poll().0.len()), (Err(libc::EIO), 1));
@@ -365,7 +368,7 @@ fn a_function_that_fails_is_silent_then_goes_without_its_keys_first() {
 
 #[test]
 fn a_completion_without_a_place_puts_its_queue_and_its_queue_pair_into_error() {
-    // A sender's, of three completions with room for two; and with room for three.
+    // A sender with three completions: once with room for two, once with room for three.
     for (room, polled, events) in
         [(2, 0, vec![verbs_sys::IBV_EVENT_CQ_ERR, verbs_sys::IBV_EVENT_QP_FATAL]), (3, 3, vec![])]
     {
@@ -385,12 +388,12 @@ fn a_completion_without_a_place_puts_its_queue_and_its_queue_pair_into_error() {
         let is_lost = polled == 0;
         assert!(!is_lost || seen[0].about == About::CompletionQueue(cq.number()));
         assert_eq!(pair.a.qp.state() == State::Error, is_lost);
-        // It yields nothing any more.
+        // The queue yields no more completions.
         pair.a.write(10, None, &pair.b);
         bed.at(200_000);
         assert_eq!(pair.poll().0.len(), usize::from(!is_lost));
     }
-    // A receiver's: its peer is told, and the bytes may be there.
+    // A receiver: its peer gets an error, and the bytes may have arrived.
     let bed = Bed::new();
     let cq = CompletionQueue::new(&bed.nodes[1], 0, 1).unwrap();
     let pair =
@@ -481,7 +484,7 @@ fn every_posted_receive_ends_in_one_completion_whatever_fails() {
     let ends: Vec<(u64, u32)> = b.iter().map(|c| (c.wr_id, c.status)).collect();
     assert_eq!(ends, [(1, status::LOCAL_LENGTH), (2, status::FLUSHED), (3, status::FLUSHED)]);
 
-    // Stopped while a message is arriving: its receive is flushed too.
+    // Stopped while a message arrives: its receive is flushed too.
     let bed = Bed::new();
     let pair = bed.pair(0, 7);
     for wr_id in 1..4 {
@@ -503,7 +506,7 @@ fn two_ends_on_one_queue_that_fail_while_it_is_polled_do_not_wait_for_each_other
         fail_while_polling();
         done.send(())
     });
-    // Far above what it takes, under ThreadSanitizer too.
+    // Far more than the test needs, also under ThreadSanitizer.
     let limit = std::time::Duration::from_secs(600);
     wait.recv_timeout(limit).expect("the polling thread and the engine wait for each other, or a round failed");
 }
@@ -515,13 +518,14 @@ fn fail_while_polling() {
         let pair = bed.pair_on_one_queue(0);
         let (a, b) = (&pair.a, &pair.b);
         a.post(Operation::Write, &[a.sge(0, 100)], None, (b.bytes.as_ptr() as u64, b.key ^ 1)).unwrap();
-        // The engine's thread serves it while this one polls, at another moment each time.
+        // The engine's thread serves the queue while this one polls, at another moment in each
+        // round.
         for _ in 0..round % 997 * 20 {
             std::hint::spin_loop();
         }
         let mut failed = 0;
         while failed == 0 {
-            // The wrong key, or on a busy machine 2 ms without an answer.
+            // Failed by the wrong key, or on a busy machine by 2 ms without an answer.
             failed = a.poll().iter().filter(|c| c.status != 0).count();
         }
         assert_eq!(a.qp.state(), State::Error, "round {round}");

@@ -1,4 +1,4 @@
-//! The files of fabrics: which are used, by whom, and what their status shows.
+//! The files of fabrics: the test for fabrics in use, their removal, and their status.
 
 mod common;
 
@@ -16,7 +16,7 @@ fn a_fabric_in_use_is_not_taken_over() {
     let prepared = prepare(&dir, &name, &one, 2).unwrap();
     let refused = prepare(&dir, &name, &two, 2).unwrap_err();
     assert!(refused.contains("in use") && refused.contains(&name), "{refused}");
-    // The run that made it was killed: another may have the name, and gets its own profile.
+    // The run that made it was killed: another run may take the name, and gets its own profile.
     drop(prepared);
     assert!(folder.join("fabric").exists() && !is_used(&dir, &name));
     let again = prepare(&dir, &name, &two, 2).unwrap();
@@ -88,7 +88,7 @@ fn the_status_shows_nodes_rates_and_faults_and_other_nodes_are_refused() {
     let error = control(&dir(), &name, Some(7), "rocep1s0f0", Action::Up).unwrap_err();
     assert!(error.ends_with("has no node 7; its nodes: 0, 1"), "{error}");
     prepared.remove();
-    // Of a fabric that nobody prepared those nodes are there that processes are on.
+    // An unprepared fabric shows the nodes that have processes.
     let bed = Bed::new();
     let told = status(&bed.settings.dir, &bed.settings.fabric).unwrap();
     let nodes: Vec<_> = told.nodes.iter().map(|node| (node.node, node.pids.as_slice())).collect();

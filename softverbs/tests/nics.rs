@@ -1,5 +1,6 @@
-//! What rails do as mlx5's and what as soft-RoCE's, each both ways; and what is the same. The sizes of queues are in `src/abi/rounding.rs`, and
-//! what only the C surface shows in `c_surface` and `c_surface_soft_roce`.
+//! Differences between mlx5 and soft-RoCE, each shown for both, and a few common behaviours.
+//! `src/abi/rounding.rs` tests the sizes of queues, `c_surface` and `c_surface_soft_roce` the
+//! differences that only the C surface shows.
 
 #![allow(unsafe_code)]
 
@@ -37,7 +38,7 @@ fn mlx5_keeps_the_places_of_requests_without_a_completion_and_soft_roce_frees_th
         assert_eq!(unsignaled(), Err(libc::ENOMEM), "{nic:?}: nothing is acknowledged yet");
         bed.at(1_000_000);
         pair.b.poll();
-        // Nobody has polled the sender's queue.
+        // The sender's queue has not been polled.
         assert_eq!(unsignaled(), again, "{nic:?}");
     }
 }
@@ -94,7 +95,8 @@ fn sends_that_are_flushed_make_one_event_where_their_queue_is_full() {
 fn a_receivers_completion_without_a_place_is_told_to_the_peer_by_mlx5_and_by_a_time_out_on_soft_roce() {
     for (nic, at_once, after, told, got) in [
         (Nic::Mlx5, vec![0, status::REMOTE_OPERATION], vec![], vec![IBV_EVENT_CQ_ERR, IBV_EVENT_QP_FATAL], vec![]),
-        // The second event is of the receive that could not be flushed; of the third one nothing is heard.
+        // The second event belongs to the receive that could not be flushed; the third receive
+        // makes no event.
         (Nic::SoftRoce, vec![0], vec![status::RETRY_EXCEEDED], vec![IBV_EVENT_CQ_ERR, IBV_EVENT_CQ_ERR], vec![0]),
     ] {
         let bed = Bed::of(nic);
@@ -128,7 +130,7 @@ fn seven_tries_are_seven_on_mlx5_and_have_no_end_on_soft_roce() {
         bed.at(60_000_000_000);
         let expected = if ends { vec![status::RETRY_EXCEEDED] } else { vec![] };
         assert_eq!(statuses(&pair.poll().0), expected, "{nic:?} {tries}");
-        // What waits arrives when the rail carries again.
+        // Waiting requests arrive when the rail carries again.
         control(&bed.settings.dir, &bed.settings.fabric, None, "x0", Action::Path(PathFault::Silent, false)).unwrap();
         bed.at(61_000_000_000);
         assert_eq!(statuses(&pair.poll().0), if ends { vec![] } else { vec![0] }, "{nic:?} {tries}");
@@ -163,7 +165,7 @@ fn own_memory_that_a_key_does_not_allow_is_a_protection_error_on_mlx5_and_an_ope
             bed.at(100_000);
             assert_eq!(statuses(&pair.poll().0), [expected], "{nic:?} {operation:?}");
         }
-        // A receive's: the sender gets the same word from both.
+        // A receive: the sender gets the same status from both devices.
         let bed = Bed::of(nic);
         let pair = bed.pair(0, 7);
         pair.b.qp.post_receive(1, &[Sge { lkey: pair.b.key ^ 1, ..pair.b.sge(0, 100) }]).unwrap();
@@ -198,7 +200,7 @@ fn a_send_that_is_too_large_to_post_is_enomem_on_mlx5_and_einval_on_soft_roce() 
         assert_eq!((post(2), post(3)), (Ok(()), Err(refused)), "{nic:?}: it was made for two pieces");
         let inline = |bytes| pair.a.post_inline(bytes, &pair.b);
         assert_eq!((inline(64), inline(65)), (Ok(()), Err(refused)), "{nic:?}: and for 64 inline bytes");
-        // The same word for a receive.
+        // A receive gets the same error from both devices.
         let receive = |count: usize| pair.b.qp.post_receive(1, &pieces(count));
         assert_eq!((receive(2), receive(3)), (Ok(()), Err(libc::EINVAL)), "{nic:?}");
     }
@@ -218,7 +220,7 @@ fn what_both_do_is_the_same() {
         let bed = Bed::of(nic);
         // A key of another protection domain.
         let pair = bed.pair(0, 7);
-        // SAFETY: the bytes live as long as their end, and are looked at only between the tests' steps.
+        // SAFETY: the bytes live as long as their end, and are read only between the tests' steps.
         let key =
             unsafe { pair.b.node.register((0, 5), pair.b.bytes.as_ptr() as usize, pair.b.bytes.len(), 7) }.unwrap();
         pair.a.post(Operation::Write, &[pair.a.sge(0, 8)], None, (pair.b.bytes.as_ptr() as u64, key)).unwrap();
@@ -226,7 +228,7 @@ fn what_both_do_is_the_same() {
         let beyond = bed.pair(0, 7);
         let end = beyond.b.bytes.as_ptr() as u64 + beyond.b.bytes.len() as u64 - 4;
         beyond.a.post(Operation::Write, &[beyond.a.sge(0, 8)], None, (end, beyond.b.key)).unwrap();
-        // No receive, ever.
+        // There is never a receive.
         let patient = bed.pair(0, 7);
         patient.a.write(8, Some(1), &patient.b);
         bed.at(100_000);

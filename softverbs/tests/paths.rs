@@ -19,10 +19,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use verbs_sys::{IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR};
 
-/// Index of the link-local GID, and of the IPv4 GID.
+/// Indices of the link-local GID and of the IPv4 GID.
 const LINK_LOCAL: usize = 0;
 const IPV4: usize = 1;
-/// Two tries of 4096 x 2^8 ns, after which a queue pair gives up.
+/// Two tries of 4096 x 2^8 ns, after which a queue pair fails.
 const PATIENCE_NS: u64 = 2 * 4096 * 256;
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -58,7 +58,7 @@ fn connected(bed: &Bed, gid: usize, mtu_bytes: u32) -> Pair {
     pair
 }
 
-/// The statuses of what completes at each end, after both engines have worked.
+/// The statuses of the completions at each end, after both engines have worked.
 fn told(pair: &Pair) -> [Vec<u32>; 2] {
     let (early, b) = pair.poll();
     let late = pair.b.poll();
@@ -77,7 +77,7 @@ fn what_goes_by_a_silent_rail_is_lost_though_its_port_is_up() {
     // The address resolves.
     let (dead, late) = (bed.pair(0, 7), bed.pair(0, 7));
     let is_quiet = |node: &Arc<Node>| node.port_up(0) && node.next_event(0).is_none();
-    assert!(bed.nodes.iter().all(is_quiet), "a port says something");
+    assert!(bed.nodes.iter().all(is_quiet), "a port reports the fault");
     dead.a.write(8, None, &dead.b);
     bed.at(2_000_000);
     assert_eq!(dead.poll(), (vec![], vec![]));
@@ -105,7 +105,8 @@ fn an_address_that_the_twin_answers_for_leads_to_the_twin_for_as_long_as_the_que
     for pair in [&astray, &good, &later] {
         pair.a.write(8, None, &pair.b);
     }
-    // The other direction resolves well: its bytes arrive, and the acknowledgements go astray. So does the answer to a read.
+    // The other direction resolves correctly: its bytes arrive, but the acknowledgements go to the
+    // twin. So does the answer to a read.
     back.a.qp.post_receive(33, &[]).unwrap();
     back.b.write(8, Some(1), &back.a);
     let unread = reads.b.bytes.clone();
@@ -145,7 +146,7 @@ fn a_switch_for_1500_bytes_drops_what_is_longer_and_only_that() {
     for (mtu_bytes, bytes, passes) in
         [(4096, 1024, true), (4096, 1025, false), (2048, 1025, false), (2048, 5000, false), (1024, 100_000, true)]
     {
-        // By both ends, to both.
+        // A transfer by each end.
         let pair = connected(&bed, IPV4, mtu_bytes);
         let begun_ns = bed.now_ns();
         let place = |end: &End| (end.bytes.as_ptr() as u64 + 9, end.key);
@@ -174,7 +175,8 @@ fn what_comes_before_a_packet_that_is_dropped_is_acknowledged_and_what_follows_w
     bed.at(PATIENCE_NS);
     let (a, b) = pair.poll();
     assert_eq!((statuses(&a), received(&b)), (vec![0], vec![1024]));
-    // It is sent again until the tries are used up; the first answer was at the time of the poll.
+    // The request is repeated until the tries are used up; the first answer was at the time of the
+    // poll.
     set(&bed, 0, Action::Path(PathFault::SwitchMtu, false));
     bed.at(2 * PATIENCE_NS);
     let (a, b) = pair.poll();
@@ -194,7 +196,7 @@ fn a_switch_port_drops_all_frames_for_a_while_after_its_link_came_up_and_arp_wit
     let bed = Bed::new();
     let fault = PathFault::SpanningTree(Duration::from_secs(5));
     set(&bed, 1, Action::Path(fault, true));
-    // The nodes have joined long ago.
+    // The nodes joined long before.
     bed.at(10 * SECOND_NS);
     let pair = connected(&bed, IPV4, 4096);
     pair.a.write(8, None, &pair.b);
@@ -208,7 +210,8 @@ fn a_switch_port_drops_all_frames_for_a_while_after_its_link_came_up_and_arp_wit
     assert!(events == [IBV_EVENT_PORT_ERR, IBV_EVENT_PORT_ACTIVE] && bed.nodes[1].port_up(0), "{events:?}");
     bed.at(15 * SECOND_NS + 400_000);
     set(&bed, 1, Action::Up);
-    // The machine whose link was down has forgotten the address, the other one has the IPv4 address still.
+    // The machine whose link was down has forgotten the address; the other one still has the IPv4
+    // address.
     assert_eq!(resolve(&pair.b, &pair.a, IPV4, 4096), Err(libc::ETIMEDOUT));
     assert_eq!(resolve(&pair.a, &pair.b, LINK_LOCAL, 4096), Err(libc::ETIMEDOUT));
     assert_eq!(resolve(&pair.a, &pair.b, IPV4, 4096), Ok(()));

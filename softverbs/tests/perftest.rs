@@ -1,6 +1,7 @@
-//! perftest over the fabric: programs that nobody here wrote, as distributions ship them.
+//! perftest over the fabric: programs from outside the project, as distributions package them.
 //!
-//! The library goes in beside rdma-core's by LD_PRELOAD. Where perftest is not installed this says so.
+//! LD_PRELOAD loads the library beside rdma-core's. Without perftest the tests are skipped with a
+//! message.
 
 #[path = "../../tests/common/skip.rs"]
 #[allow(dead_code, reason = "each test uses a part")]
@@ -34,7 +35,7 @@ fn ib_write_lat_runs() {
     both_ends("ib_write_lat", &["-n", "100"]);
 }
 
-/// As `ibv_get_cq_event` has it: sleeping until the queue announces a completion.
+/// With events, as `ibv_get_cq_event`: sleeps until the queue announces a completion.
 #[test]
 fn ib_send_bw_runs_by_events() {
     both_ends("ib_send_bw", &["-n", "100", "-e"]);
@@ -53,7 +54,7 @@ fn both_ends(tool: &str, arguments: &[&str]) {
         let output = program.wait_with_output().unwrap();
         let text = text(&output);
         assert!(output.status.success(), "{tool}'s {end}: {}\n{text}", output.status);
-        assert!(end == "server" || has_a_result(&text), "{tool} told no result:\n{text}");
+        assert!(end == "server" || has_a_result(&text), "{tool} printed no result:\n{text}");
     }
     std::fs::remove_dir_all(dir().join(fabric)).unwrap();
 }
@@ -79,12 +80,13 @@ fn dir() -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("perftest")
 }
 
-/// A port that nobody has now.
+/// A port that no process uses now.
 fn free_port() -> u16 {
     std::net::TcpListener::bind(("0.0.0.0", 0)).unwrap().local_addr().unwrap().port()
 }
 
-/// The server takes one connection, and the client tries once; so this looks at the kernel's table in place of connecting.
+/// Reads the kernel's table in place of connecting: the server accepts one connection, and the
+/// client tries only once.
 fn wait_until_listening(mut server: Child, port: u16) -> Child {
     let own = format!(":{port:04X}");
     let listens = |line: &str| {
@@ -104,7 +106,7 @@ fn wait_until_listening(mut server: Child, port: u16) -> Child {
     }
 }
 
-/// A row of figures: bytes, iterations, and what was measured.
+/// True if there is a row of figures: bytes, iterations, and the measurement.
 fn has_a_result(text: &str) -> bool {
     text.lines().any(|line| {
         let figures: Vec<f64> = line.split_whitespace().map_while(|field| field.parse().ok()).collect();

@@ -1,4 +1,5 @@
-//! Machines that are cabled with each other: who reaches whom, and what those find who do not.
+//! Machines that are cabled with each other: the rails that reach each other, and the errors of
+//! those that do not.
 
 #![allow(unsafe_code)]
 
@@ -12,7 +13,7 @@ use softverbs::queue_pair::Change;
 use softverbs::settings::Settings;
 use softverbs::work_request::Operation;
 
-/// x0 has a cable, x1 another one, which leads from each machine to the other one's first.
+/// x0 has one cable and x1 another; each leads from one machine to the other one's other port.
 const CROSSED: &str = "cable d payload=4000
     rail y1 netdev=e2 port=p1 link=A cable=d function=2 line=8000 qp=0 latency=1000
     wire w ends=0.c,1.d";
@@ -41,14 +42,15 @@ fn a_cable_carries_between_rails_of_other_names_at_its_rate() {
         }
         let to = (pair.b.bytes.as_ptr() as u64, pair.b.key);
         pair.a.post(Operation::Write, &[pair.a.sge(7, 8000)], None, to).unwrap();
-        // 8,000 bytes at 8000 Mb/s out of x0, and at 4000 through the cable into y1: 16 us, and 1 us on the way.
+        // 8,000 bytes at 8000 Mb/s out of x0, and at 4000 through the cable into y1: 16 us, and 1
+        // us of latency.
         bed.at(16_999);
         assert!(pair.poll().0.is_empty());
         bed.at(17_001);
         let done = pair.poll().0;
         assert_eq!((done.len(), done[0].status), (1, 0));
         assert_eq!(pair.b.bytes[..8000], pair.a.bytes[7..8007]);
-        // With x0 at 2000 Mb/s, its end is the slow one: 32 us and 1.
+        // With x0 at 2000 Mb/s, its end is the slow one: 32 us and 1 us.
         control(&bed.settings.dir, &bed.settings.fabric, Some(0), "x0", Action::Slow(0.25)).unwrap();
         bed.at(100_000);
         pair.a.post(Operation::Write, &[pair.a.sge(7, 8000)], None, to).unwrap();
@@ -56,7 +58,8 @@ fn a_cable_carries_between_rails_of_other_names_at_its_rate() {
         assert!(pair.poll().0.is_empty());
         bed.at(133_001);
         assert_eq!(pair.poll().0.len(), 1);
-        // A fault of the port at the other end is of this way too, whatever its name.
+        // The port at the other end belongs to this path too, under its own name, so its faults
+        // count.
         control(&bed.settings.dir, &bed.settings.fabric, Some(1), "y1", Action::Down).unwrap();
         pair.a.post(Operation::Write, &[pair.a.sge(0, 8)], None, to).unwrap();
         bed.at(1_000_000);
@@ -72,13 +75,14 @@ fn nobody_answers_where_no_cable_leads() {
     let bed = Bed::wired(Nic::Mlx5, &format!("{CROSSED}\nwire v ends=0.d,2.c"));
     let ends = |node: usize| [0, 1, 2].map(|device| End::new(&bed.nodes[node], device));
     let (here, there) = (ends(0), ends(1));
-    // y1 leads to the third machine, and the second one's x0 to nobody: its port is down, and has its link-local address alone.
+    // y1 leads to the third machine. The second machine's x0 has no cable: its port is down, and
+    // has only its link-local address.
     assert_eq!(ready_to_receive(&here[2], &there[2], 2), Err(libc::ETIMEDOUT));
     assert_eq!(ready_to_receive(&here[2], &there[0], 0), Err(libc::ETIMEDOUT));
     assert_eq!(ready_to_receive(&there[0], &here[0], 0), Err(libc::ENETUNREACH), "its own port is down");
     assert_eq!((bed.nodes[1].port_up(0), bed.nodes[1].port_up(2), bed.nodes[0].port_up(2)), (false, true, true));
     assert_eq!(bed.nodes[1].devices()[0].gids.len(), 1);
-    // Any rail of a port reaches any at the other end.
+    // Any rail of a port reaches any rail at the other end.
     assert_eq!(ready_to_receive(&here[1], &there[2], 2), Ok(()));
 }
 

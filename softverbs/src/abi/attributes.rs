@@ -7,15 +7,16 @@ use std::ffi::{c_int, c_uint};
 use std::mem::{offset_of, size_of};
 use verbs_sys::*;
 
-/// The limits that a device names, where the core has none of its own: wide, and within what the calls check.
+/// Limits that a device reports where the core has none of its own: wide, and within the checks of
+/// the calls.
 pub(super) const MAX_CQE: c_int = 1 << 22;
 /// Reads under way on one queue pair, in either direction.
 pub(super) const MAX_READS: u8 = 16;
 const MANY: c_int = 1 << 16;
 
-/// The one partition key: the default one, of a full member.
+/// The only partition key: the default one, of a full member.
 const DEFAULT_PKEY: u16 = 0xffff;
-/// What a port's `phys_state` is called in the InfiniBand specification.
+/// A port's `phys_state` codes in the InfiniBand specification.
 const PHYS_LINK_UP: u8 = 5;
 const PHYS_DISABLED: u8 = 3;
 /// `enum ibv_gid_type_sysfs` of libibverbs' private header.
@@ -59,7 +60,8 @@ pub unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, attributes:
     })
 }
 
-/// `ibv_query_port` as exported: the struct of old, which ends where `port_cap_flags2` begins today.
+/// `ibv_query_port` as exported: fills the old struct, which ends where `port_cap_flags2` begins
+/// today.
 ///
 /// # Safety
 /// `context` is open, and the struct may be written.
@@ -73,7 +75,8 @@ pub unsafe extern "C" fn ibv_query_port(
     unsafe { query_port(context, port, attributes.cast(), offset_of!(ibv_port_attr, port_cap_flags2)) }
 }
 
-/// The port query that `verbs.h` calls: writes as much of the struct as the caller's header knows, and zeroes behind.
+/// The port query that `verbs.h` calls: writes as much of the struct as the caller's header knows,
+/// and zeroes the remainder.
 ///
 /// # Safety
 /// `context` is open, and `bytes` of `attributes` may be written.
@@ -168,13 +171,14 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
             return Err(libc::EINVAL);
         }
         let found = gid_entry(device, port, index)?;
-        // SAFETY: at least so much is writable, by the caller's promise.
+        // SAFETY: at least one entry is writable, by the caller's promise.
         unsafe { entry.write(found) };
         Ok(())
     })
 }
 
-/// `_ibv_query_gid_table`, which `ibv_query_gid_table` of `verbs.h` calls: how many entries there are, or a negative `errno`.
+/// `_ibv_query_gid_table`, which `ibv_query_gid_table` of `verbs.h` calls. Returns the number of
+/// entries, or a negative `errno`.
 ///
 /// # Safety
 /// `context` is open, and `most` entries of `bytes` each may be written.
@@ -195,7 +199,7 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
         }
         for index in 0..gids {
             let found = gid_entry(device, 1, u32::try_from(index).unwrap_or(u32::MAX))?;
-            // SAFETY: within the `most` entries that the caller promises; they stand `bytes` apart.
+            // SAFETY: within the `most` entries that the caller promises; they are `bytes` apart.
             unsafe { entries.byte_add(index * bytes).write_unaligned(found) };
         }
         Ok(gids)
@@ -272,7 +276,7 @@ fn only_port(port: u32) -> Result<(), i32> {
     if port == 1 { Ok(()) } else { Err(libc::EINVAL) }
 }
 
-/// The largest `enum ibv_mtu` that is no more than so many bytes.
+/// The largest `enum ibv_mtu` that is at most `bytes`.
 fn mtu(bytes: u32) -> ibv_mtu {
     match bytes {
         4096.. => IBV_MTU_4096,
@@ -283,8 +287,9 @@ fn mtu(bytes: u32) -> ibv_mtu {
     }
 }
 
-/// The width and speed codes (`IB_WIDTH_*`, `IB_SPEED_*` of the kernel's ib_verbs.h) whose product comes nearest to a rate
-/// from below; the slowest there is for rates under it. 200 Gb/s is what an owner's Spark reports: two lanes of NDR.
+/// The width and speed codes (`IB_WIDTH_*`, `IB_SPEED_*` of the kernel's ib_verbs.h) whose product
+/// is nearest to a rate from below; the slowest pair for rates under it. 200 Gb/s is what an
+/// owner's Spark reports: two lanes of NDR.
 fn width_and_speed(mbps: u32) -> (u8, u8) {
     const SPARK_PORT: (u32, (u8, u8)) = (200_000, (16, 128));
     if mbps == SPARK_PORT.0 {

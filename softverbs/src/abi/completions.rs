@@ -12,7 +12,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use verbs_sys::*;
 
-/// `ibv_create_comp_channel`. Its descriptor is readable while a queue on it has an announcement: an epoll of their own ones.
+/// `ibv_create_comp_channel`. Its descriptor is readable while one of its queues has an event: it
+/// is an epoll over the queues' own descriptors.
 ///
 /// # Safety
 /// `context` is open.
@@ -35,7 +36,7 @@ pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *
 /// `ibv_destroy_comp_channel`: `EBUSY` while queues are on it.
 ///
 /// # Safety
-/// `channel` came from [`ibv_create_comp_channel`], and is not used any more.
+/// `channel` came from [`ibv_create_comp_channel`], and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     guard::status(|| {
@@ -51,7 +52,7 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
     })
 }
 
-/// `ibv_create_cq`. Says in `cqe` how many completions the queue holds.
+/// `ibv_create_cq`. Sets `cqe` to the number of completions that the queue holds.
 ///
 /// # Safety
 /// `context` is open, and `channel` is null or alive.
@@ -95,10 +96,11 @@ pub unsafe extern "C" fn ibv_create_cq(
     })
 }
 
-/// `ibv_destroy_cq`: `EBUSY` while queue pairs are on it. Waits until the program has acknowledged the events it got.
+/// `ibv_destroy_cq`: `EBUSY` while queue pairs use it. Waits until the program has acknowledged the
+/// events that it got.
 ///
 /// # Safety
-/// `cq` came from [`ibv_create_cq`], and is not used any more.
+/// `cq` came from [`ibv_create_cq`], and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     guard::status(|| {
@@ -106,7 +108,7 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
         let handle = unsafe { handles::cq(cq) }?;
         handle.users.none_left()?;
         if !handle.c.channel.is_null() {
-            // SAFETY: it is alive, for this queue holds it.
+            // SAFETY: it is alive, because this queue holds it.
             let channel = unsafe { handles::channel(handle.c.channel) }?;
             lock(&channel.queues).remove(&u64::from(handle.c.handle));
             let none = std::ptr::null_mut();
@@ -115,9 +117,9 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
         }
         lock(&handle.device.cqs).remove(&handle.core.number());
         handle.subject.wait_for_acknowledgements();
-        // SAFETY: the context is open as long as something is made on it.
+        // SAFETY: the context is open as long as an object is made on it.
         let answer = unsafe { handles::destroyed(handle.c.context) };
-        // SAFETY: made by `give`, and no object uses it any more.
+        // SAFETY: made by `give`, and no object uses it.
         unsafe { handles::end::<CqHandle, _>(cq) };
         answer
     })
@@ -138,12 +140,14 @@ pub unsafe extern "C" fn ibv_get_cq_event(
         let channel = unsafe { handles::channel(channel) }?;
         let found = loop {
             let number = announced(channel.c.fd)?;
-            // A queue that is destroyed meanwhile leaves the table under this lock, and then waits for what was counted.
+            // A queue that is destroyed meanwhile leaves the table under this lock, and then waits
+            // for the counted events.
             let queues = lock(&channel.queues);
             let Some(subject) = queues.get(&number) else { continue };
             let address = subject.address.load(Ordering::Acquire);
             let found: *mut ibv_cq = std::ptr::with_exposed_provenance_mut(address);
-            // SAFETY: null while it is being created, else alive as long as it is in the table.
+            // SAFETY: null while the queue is being created, else alive as long as it is in the
+            // table.
             let Ok(handle) = (unsafe { handles::cq(found) }) else { continue };
             if handle.core.take_notification() {
                 subject.got();
@@ -180,12 +184,12 @@ pub unsafe extern "C" fn ibv_resize_cq(_cq: *mut ibv_cq, _entries: c_int) -> c_i
     libc::EOPNOTSUPP
 }
 
-/// What `ibv_poll_cq` of `verbs.h` calls: how many completions were taken, or a negative `errno`.
+/// `ibv_poll_cq` of `verbs.h` calls this. Returns the number of completions, or a negative `errno`.
 ///
 /// # Safety
 /// `cq` is alive, and there is room for `most` completions.
 pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut ibv_wc) -> c_int {
-    /// Completions that are taken from the core at a time.
+    /// Most completions that are taken from the core together.
     const BATCH: usize = 16;
     let taken = guard::caught(|| {
         // SAFETY: the caller's promise.
@@ -213,7 +217,7 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut
     }
 }
 
-/// What `ibv_req_notify_cq` of `verbs.h` calls.
+/// `ibv_req_notify_cq` of `verbs.h` calls this.
 ///
 /// # Safety
 /// `cq` is alive.
@@ -243,7 +247,8 @@ fn work_completion(completion: &Completion) -> ibv_wc {
     }
 }
 
-/// Puts a queue's own descriptor into the channel's epoll. It must not block: two threads may wait on one channel.
+/// Puts a queue's own descriptor into the channel's epoll. It must not block: two threads may wait
+/// on one channel.
 fn watch(channel: &ChannelHandle, core: &CompletionQueue, number: u64) -> Result<(), i32> {
     let fd = core.notify_fd();
     let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: number };

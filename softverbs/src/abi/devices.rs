@@ -10,16 +10,17 @@ use std::mem::{offset_of, size_of};
 use std::sync::{Arc, Mutex, OnceLock};
 use verbs_sys::*;
 
-/// `ibv_get_device_list`: the fabric's devices of this machine that are on the bus. The first call joins the fabric.
+/// `ibv_get_device_list`: this machine's devices that are on the bus. The first call joins the
+/// fabric.
 ///
 /// # Safety
-/// As of the function of libibverbs: `count` is null or may be written.
+/// As for the function of libibverbs: `count` is null or may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
     guard::pointer(|| {
         let there = devices()?.iter().filter(|device| {
             let phase = device.node.presence(device.index).phase;
-            // One that has failed is registered still.
+            // A failed device is still registered.
             matches!(phase, Phase::Here | Phase::Failed)
         });
         let list: Box<[*mut ibv_device]> = there.map(handles::pointer).chain([std::ptr::null_mut()]).collect();
@@ -45,7 +46,7 @@ pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
     while !unsafe { *list.add(entries - 1) }.is_null() {
         entries += 1;
     }
-    // SAFETY: made as a boxed slice with so many entries.
+    // SAFETY: made as a boxed slice with this many entries.
     drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(list, entries)) });
 }
 
@@ -88,7 +89,8 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
     guard::pointer(|| {
         // SAFETY: the caller's promise.
         let handle = unsafe { handles::device(device) }?;
-        // What the kernel answers where a container's device rules leave the device out (`devcgroup_check_permission`).
+        // A kernel returns this where a container's device rules leave the device out
+        // (`devcgroup_check_permission`).
         if handle.node.forbids(handle.index) {
             return Err(libc::EPERM);
         }
@@ -115,7 +117,7 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
         c.context.cmd_fd = -1;
         c.context.async_fd = handle.node.event_fd(handle.index);
         c.context.num_comp_vectors = 1;
-        // The mark of a context that is the end of a `verbs_context` (__VERBS_ABI_IS_EXTENDED).
+        // Marks a context that is the end of a `verbs_context` (__VERBS_ABI_IS_EXTENDED).
         c.context.abi_compat = std::ptr::without_provenance_mut(usize::MAX);
         let object = ContextHandle { c: UnsafeCell::new(c), device: handle, generation, users: Users::default() };
         let object: *mut u8 = handles::give(object);
@@ -127,24 +129,25 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
 /// `ibv_close_device`.
 ///
 /// # Safety
-/// `context` came from [`ibv_open_device`], and is not used any more.
+/// `context` came from [`ibv_open_device`], and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     guard::zero_or_minus_one(|| {
         // SAFETY: the caller's promise.
         let handle = unsafe { handles::any_context(context) }?;
         if handle.users.none_left().is_err() {
-            // What was made on it still points at it. A kernel would end it all; here it stays until the process ends.
+            // Objects made on it still point at it. A kernel would destroy them all; here the
+            // context stays until the process ends.
             return Ok(());
         }
-        // SAFETY: made by `ibv_open_device`, in an object that begins so much before it, and no object uses it any more.
+        // SAFETY: made by `ibv_open_device`, in an object that begins this far before it, and no
+        // object uses it.
         unsafe { handles::end::<ContextHandle, _>(context.byte_sub(offset_of!(verbs_context, context))) };
         Ok(())
     })
 }
 
 impl DeviceHandle {
-    /// The device in the fabric.
     pub(super) fn core(&self) -> &Device {
         &self.node.devices()[self.index]
     }
@@ -168,7 +171,8 @@ impl DeviceHandle {
     }
 }
 
-/// The devices, made once. Where the fabric cannot be joined, the reason goes to stderr: `errno` has no room for it.
+/// The devices, made once. Where the fabric cannot be joined, the reason is written to stderr,
+/// because `errno` has no room for it.
 fn devices() -> Result<&'static [DeviceHandle], i32> {
     static DEVICES: OnceLock<Result<Vec<DeviceHandle>, i32>> = OnceLock::new();
     let devices = DEVICES.get_or_init(|| match Node::join() {
@@ -181,7 +185,7 @@ fn devices() -> Result<&'static [DeviceHandle], i32> {
     devices.as_deref().map_err(|errno| *errno)
 }
 
-/// Into a zeroed array, of which the last byte stays zero.
+/// Copies text into a zeroed array, whose last byte stays zero.
 fn copy_text(to: &mut [c_char], text: &str) {
     let room = to.len() - 1;
     for (place, byte) in to[..room].iter_mut().zip(text.bytes()) {

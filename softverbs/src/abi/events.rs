@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use verbs_sys::*;
 
-/// `ibv_get_async_event`: waits, unless the context's `async_fd` was made non-blocking. The events of a device go to whoever
-/// asks first, where it is open more than once.
+/// `ibv_get_async_event`: waits, unless the context's `async_fd` was made non-blocking. Where a
+/// device is open more than once, the first caller gets the event.
 ///
 /// # Safety
 /// `context` is open, and `event` may be written.
@@ -41,10 +41,11 @@ pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
     // SAFETY: the caller's promise.
     let Some(event) = (unsafe { event.as_ref() }) else { return };
     let subject = if is_about_qp(event.event_type) {
-        // SAFETY: for these kinds the union has a queue pair, which is not destroyed before it is acknowledged.
+        // SAFETY: for these kinds the union has a queue pair, which is not destroyed before it is
+        // acknowledged.
         unsafe { handles::qp(event.element.qp) }.map(|qp| &qp.subject)
     } else if event.event_type == IBV_EVENT_CQ_ERR {
-        // SAFETY: the same of a completion queue.
+        // SAFETY: as above, for a completion queue.
         unsafe { handles::cq(event.element.cq) }.map(|cq| &cq.subject)
     } else {
         return;
@@ -54,7 +55,7 @@ pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
     }
 }
 
-/// None for an event about a queue pair or a completion queue that is gone.
+/// Converts an event; `None` if its queue pair or completion queue was destroyed.
 fn described(device: &DeviceHandle, event: Event) -> Option<ibv_async_event> {
     const PORT: c_int = 1;
     let element = match event.about {
@@ -69,8 +70,8 @@ fn described(device: &DeviceHandle, event: Event) -> Option<ibv_async_event> {
     Some(ibv_async_event { element, event_type: event.kind })
 }
 
-/// Counts an event about an object that is there, and gives its address. Destroying the object takes it out of the table under this lock,
-/// and then waits for what was counted here.
+/// Counts an event about a live object, and returns the object's address. Destroying the object
+/// takes it out of the table under this lock, and then waits for the events counted here.
 fn got(table: &Mutex<HashMap<u32, Arc<Subject>>>, number: u32) -> Option<usize> {
     let table = lock(table);
     let subject = table.get(&number)?;

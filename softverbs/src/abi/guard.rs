@@ -1,9 +1,10 @@
-//! Wraps every exported function: no panic crosses into C, and errors are returned in each function's own way.
+//! Wrappers of every exported function: no panic crosses into C, and errors are returned in each
+//! function's own way.
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// For functions that give 0 or an `errno`.
+/// For functions that return 0 or an `errno`.
 pub(super) fn status(body: impl FnOnce() -> Result<(), i32>) -> c_int {
     match caught(body) {
         Ok(()) => 0,
@@ -11,7 +12,7 @@ pub(super) fn status(body: impl FnOnce() -> Result<(), i32>) -> c_int {
     }
 }
 
-/// For functions that give 0, or -1 and `errno`.
+/// For functions that return 0, or -1 and set `errno`.
 pub(super) fn zero_or_minus_one(body: impl FnOnce() -> Result<(), i32>) -> c_int {
     match caught(body) {
         Ok(()) => 0,
@@ -22,7 +23,7 @@ pub(super) fn zero_or_minus_one(body: impl FnOnce() -> Result<(), i32>) -> c_int
     }
 }
 
-/// For functions that give a pointer, or NULL and `errno`.
+/// For functions that return a pointer, or NULL and set `errno`.
 pub(super) fn pointer<T>(body: impl FnOnce() -> Result<*mut T, i32>) -> *mut T {
     caught(body).unwrap_or_else(|errno| {
         set_errno(errno);
@@ -30,8 +31,8 @@ pub(super) fn pointer<T>(body: impl FnOnce() -> Result<*mut T, i32>) -> *mut T {
     })
 }
 
-/// The body's result; a panic is `EIO`. The objects of the C surface hold no state that a panic could leave half-changed:
-/// what they own is behind the core's locks.
+/// The body's result; a panic becomes `EIO`. The objects of the C surface have no state that a
+/// panic could leave half-changed: the core's locks guard what they own.
 pub(super) fn caught<T>(body: impl FnOnce() -> Result<T, i32>) -> Result<T, i32> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(libc::EIO))
 }

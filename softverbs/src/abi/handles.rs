@@ -1,7 +1,7 @@
 //! The objects behind C's pointers, and every conversion between the two.
 //!
-//! An object begins with the struct that `verbs.h` shows, so a pointer to one is a pointer to the other. Only a context begins
-//! before it: `verbs_context` ends with `ibv_context`.
+//! An object begins with the struct that `verbs.h` shows, so a pointer to one is a pointer to the
+//! other. Only a context begins before it: `verbs_context` ends with `ibv_context`.
 
 use crate::completion_queue::CompletionQueue;
 use crate::fabric::{Node, lock};
@@ -17,13 +17,14 @@ use verbs_sys::*;
 #[repr(C)]
 pub(super) struct DeviceHandle {
     pub(super) c: ibv_device,
-    /// Room for what a real `verbs_device` holds behind `ibv_device`: provider libraries look there to see whose a device is.
+    /// Room for the fields that a real `verbs_device` has behind `ibv_device`: provider libraries
+    /// look there to identify a device's provider.
     pub(super) provider: [usize; 16],
     pub(super) node: Arc<Node>,
     pub(super) index: usize,
-    /// The queue pairs that events can be about.
+    /// Queue pairs, by number, for events about them.
     pub(super) qps: Mutex<HashMap<u32, Arc<Subject>>>,
-    /// The completion queues.
+    /// Completion queues, by number, for events about them.
     pub(super) cqs: Mutex<HashMap<u32, Arc<Subject>>>,
 }
 
@@ -32,12 +33,12 @@ pub(super) struct DeviceHandle {
 pub(super) struct ContextHandle {
     pub(super) c: UnsafeCell<verbs_context>,
     pub(super) device: &'static DeviceHandle,
-    /// Which of the functions of the device's name was opened.
+    /// Generation of the device that was opened.
     pub(super) generation: u32,
     pub(super) users: Users,
 }
 
-/// A protection domain, also one on top of another.
+/// A protection domain or a parent domain.
 #[repr(C)]
 pub(super) struct PdHandle {
     pub(super) c: ibv_pd,
@@ -46,7 +47,6 @@ pub(super) struct PdHandle {
     pub(super) holds: Vec<Hold>,
 }
 
-/// A thread domain.
 #[repr(C)]
 pub(super) struct TdHandle {
     pub(super) c: ibv_td,
@@ -54,7 +54,6 @@ pub(super) struct TdHandle {
     pub(super) hold: Hold,
 }
 
-/// A memory region.
 #[repr(C)]
 pub(super) struct MrHandle {
     pub(super) c: ibv_mr,
@@ -62,7 +61,6 @@ pub(super) struct MrHandle {
     pub(super) hold: Hold,
 }
 
-/// A completion channel.
 #[repr(C)]
 pub(super) struct ChannelHandle {
     pub(super) c: ibv_comp_channel,
@@ -71,7 +69,6 @@ pub(super) struct ChannelHandle {
     pub(super) hold: Hold,
 }
 
-/// A completion queue.
 #[repr(C)]
 pub(super) struct CqHandle {
     pub(super) c: ibv_cq,
@@ -82,20 +79,19 @@ pub(super) struct CqHandle {
     pub(super) holds: Vec<Hold>,
 }
 
-/// A queue pair.
 #[repr(C)]
 pub(super) struct QpHandle {
     pub(super) c: UnsafeCell<ibv_qp>,
     pub(super) core: Arc<QueuePair>,
     pub(super) device: &'static DeviceHandle,
     pub(super) subject: Arc<Subject>,
-    /// What it was created with, and what `ibv_modify_qp` gave since.
+    /// Attributes from its creation, and later ones from `ibv_modify_qp`.
     pub(super) attributes: Mutex<ibv_qp_attr>,
     pub(super) signal_all: bool,
     pub(super) holds: Vec<Hold>,
 }
 
-/// Counts the objects that use another one, which is busy while there are some.
+/// Counts the objects that use this one; while there are some, it cannot be destroyed.
 #[derive(Default)]
 pub(super) struct Users(Arc<AtomicUsize>);
 
@@ -112,7 +108,7 @@ impl Users {
     }
 }
 
-/// Counts as one use of another object until it is dropped.
+/// One use of another object, until it is dropped.
 pub(super) struct Hold(Arc<AtomicUsize>);
 
 impl Drop for Hold {
@@ -121,8 +117,8 @@ impl Drop for Hold {
     }
 }
 
-/// What an event is about: the C object's address, and the events that a program got and has not acknowledged. Destroying
-/// the object waits for those.
+/// The subject of events: the C object's address, and the number of events that a program got and
+/// has not acknowledged. Destroying the object waits for those.
 pub(super) struct Subject {
     /// Null until the object has its address.
     pub(super) address: AtomicUsize,
@@ -153,10 +149,11 @@ impl Subject {
     }
 }
 
-/// The object behind a pointer, for a call.
+/// Returns the object behind a pointer, for the duration of a call.
 ///
 /// # Safety
-/// `pointer` is null, or an `$object` of this library that is not destroyed before the call returns.
+/// `pointer` is null, or an `$object` of this library that is not destroyed before the call
+/// returns.
 macro_rules! behind {
     ($name:ident, $c:ty, $object:ty) => {
         pub(super) unsafe fn $name<'a>(pointer: *mut $c) -> Result<&'a $object, i32> {
@@ -173,11 +170,11 @@ behind!(channel, ibv_comp_channel, ChannelHandle);
 behind!(cq, ibv_cq, CqHandle);
 behind!(qp, ibv_qp, QpHandle);
 
-/// The object behind a context, for a call that a kernel would ask the device about: `EIO` where the function is gone, `ENOLINK` where it
-/// has failed.
+/// Returns the object behind a context, for a call that a kernel would pass to the device: `EIO`
+/// where the function was removed, `ENOLINK` where it has failed.
 ///
 /// # Safety
-/// As of the others above.
+/// The same as for the functions above.
 pub(super) unsafe fn context<'a>(pointer: *mut ibv_context) -> Result<&'a ContextHandle, i32> {
     // SAFETY: the caller's promise.
     let handle = unsafe { any_context(pointer) }?;
@@ -185,13 +182,13 @@ pub(super) unsafe fn context<'a>(pointer: *mut ibv_context) -> Result<&'a Contex
     handle.device.node.presence(handle.device.index).ask(handle.generation).map(|()| handle)
 }
 
-/// What a kernel answers when something that was made on a context is destroyed.
+/// Returns a kernel's answer to the destruction of an object on a context.
 ///
 /// # Errors
-/// `EIO` where the function is gone.
+/// `EIO` where the function was removed.
 ///
 /// # Safety
-/// As of the others above.
+/// The same as for the functions above.
 pub(super) unsafe fn destroyed(pointer: *mut ibv_context) -> Result<(), i32> {
     // SAFETY: the caller's promise.
     let handle = unsafe { any_context(pointer) }?;
@@ -199,33 +196,34 @@ pub(super) unsafe fn destroyed(pointer: *mut ibv_context) -> Result<(), i32> {
     handle.device.node.presence(handle.device.index).end(handle.generation)
 }
 
-/// The object behind a context, whatever became of its function.
+/// Returns the object behind a context, in any state of its function.
 ///
 /// # Safety
-/// As of the others above.
+/// The same as for the functions above.
 pub(super) unsafe fn any_context<'a>(pointer: *mut ibv_context) -> Result<&'a ContextHandle, i32> {
     if pointer.is_null() {
         return Err(libc::EINVAL);
     }
-    // SAFETY: the caller's promise; the context is the last member of the struct that the object begins with.
+    // SAFETY: the caller's promise; the context is the last member of the struct that the object
+    // begins with.
     Ok(unsafe { &*pointer.byte_sub(offset_of!(verbs_context, context)).cast::<ContextHandle>() })
 }
 
-/// Gives an object to C.
+/// Passes ownership of an object to C.
 pub(super) fn give<Object, C>(object: Object) -> *mut C {
     Box::into_raw(Box::new(object)).cast()
 }
 
-/// C's pointer to an object that C has already, or that stays with this library. (One to its first field alone would not lead back to
-/// the object, by Rust's rules.)
+/// C's pointer to an object that C owns already, or that stays with this library. (A pointer to its
+/// first field alone would not lead back to the object, by Rust's rules.)
 pub(super) fn pointer<Object, C>(object: &Object) -> *mut C {
     std::ptr::from_ref(object).cast_mut().cast()
 }
 
-/// Takes an object back from C, and ends it.
+/// Takes an object back from C, and drops it.
 ///
 /// # Safety
-/// `pointer` came from [`give`] of the same types, and nobody uses it any more.
+/// `pointer` came from [`give`] of the same types, and is not used again.
 pub(super) unsafe fn end<Object, C>(pointer: *mut C) {
     // SAFETY: the caller's promise.
     drop(unsafe { Box::from_raw(pointer.cast::<Object>()) });

@@ -6,7 +6,8 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 use verbs_sys::*;
 
-/// The access that the core enforces; atomics and windows may be granted, but nothing here can use them.
+/// Access flags that are accepted. The core enforces local write, remote write and remote read;
+/// atomics and memory windows are granted, but nothing here can use them.
 const GRANTABLE: u32 = IBV_ACCESS_LOCAL_WRITE
     | IBV_ACCESS_REMOTE_WRITE
     | IBV_ACCESS_REMOTE_READ
@@ -23,7 +24,8 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd 
     guard::pointer(|| {
         // SAFETY: the caller's promise.
         let handle = unsafe { handles::context(context) }?;
-        // From 1 on, as a kernel's handles of a context: 0 is for those who use the core without this interface.
+        // Counted from 1, as a kernel's handles of a context: 0 is for users of the core without
+        // this interface.
         static DOMAINS: AtomicU32 = AtomicU32::new(1);
         let c = ibv_pd { context, handle: DOMAINS.fetch_add(1, Ordering::Relaxed) };
         let holds = vec![handle.users.hold()];
@@ -31,25 +33,26 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd 
     })
 }
 
-/// `ibv_dealloc_pd`: `EBUSY` while something is in it.
+/// `ibv_dealloc_pd`: `EBUSY` while an object is in it.
 ///
 /// # Safety
-/// `pd` came from [`ibv_alloc_pd`] or the context's `alloc_parent_domain`, and is not used any more.
+/// `pd` came from [`ibv_alloc_pd`] or the context's `alloc_parent_domain`, and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     guard::status(|| {
         // SAFETY: the caller's promise.
         let handle = unsafe { handles::pd(pd) }?;
         handle.users.none_left()?;
-        // SAFETY: the context is open as long as something is made on it.
+        // SAFETY: the context is open as long as an object is made on it.
         let answer = unsafe { handles::destroyed(handle.c.context) };
-        // SAFETY: made by `give`, and no object uses it any more.
+        // SAFETY: made by `give`, and no object uses it.
         unsafe { handles::end::<PdHandle, _>(pd) };
         answer
     })
 }
 
-/// A thread domain: says that one thread at a time uses what is made in it. It changes nothing here.
+/// A thread domain: promises that only one thread at a time uses its objects. It changes nothing
+/// here.
 ///
 /// # Safety
 /// `context` is open, and `attributes` may be read.
@@ -65,18 +68,19 @@ pub(super) unsafe extern "C" fn alloc_td(context: *mut ibv_context, attributes: 
 }
 
 /// # Safety
-/// `td` came from [`alloc_td`], and is not used any more.
+/// `td` came from [`alloc_td`], and is not used again.
 pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     guard::status(|| {
         // SAFETY: the caller's promise.
         unsafe { handles::td(td) }?.users.none_left()?;
-        // SAFETY: made by `give`, and no object uses it any more.
+        // SAFETY: made by `give`, and no object uses it.
         unsafe { handles::end::<TdHandle, _>(td) };
         Ok(())
     })
 }
 
-/// A protection domain on top of another one. The program's own allocator is not used: there is nothing to allocate with it.
+/// A protection domain on top of another one. The program's own allocator is not used, because
+/// nothing here needs it.
 ///
 /// # Safety
 /// `context` is open, and the domains in `attributes` are alive.
@@ -104,7 +108,8 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
 /// `ibv_reg_mr`.
 ///
 /// # Safety
-/// `pd` is alive; the memory stays mapped until [`ibv_dereg_mr`], and may be used by peers as `access` says.
+/// `pd` is alive; the memory stays mapped until [`ibv_dereg_mr`], and peers may use it as `access`
+/// allows.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr {
     // SAFETY: the caller's promise.
@@ -114,7 +119,7 @@ pub unsafe extern "C" fn ibv_reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: 
 /// `ibv_reg_mr_iova`.
 ///
 /// # Safety
-/// As of [`ibv_reg_mr`].
+/// The same as for [`ibv_reg_mr`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_reg_mr_iova(
     pd: *mut ibv_pd,
@@ -127,10 +132,11 @@ pub unsafe extern "C" fn ibv_reg_mr_iova(
     unsafe { ibv_reg_mr_iova2(pd, addr, length, iova, access as c_uint) }
 }
 
-/// `ibv_reg_mr_iova2`: the access flags of the optional range (relaxed ordering) are taken and ignored.
+/// `ibv_reg_mr_iova2`: the access flags of the optional range (relaxed ordering) are accepted and
+/// ignored.
 ///
 /// # Safety
-/// As of [`ibv_reg_mr`].
+/// The same as for [`ibv_reg_mr`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_reg_mr_iova2(
     pd: *mut ibv_pd,
@@ -142,7 +148,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     guard::pointer(|| {
         // SAFETY: the caller's promise.
         let handle = unsafe { handles::pd(pd) }?;
-        // SAFETY: the context is open as long as the domain is there.
+        // SAFETY: the context is open as long as the domain exists.
         unsafe { handles::context(handle.c.context) }?;
         let access = access & !ACCESS_OPTIONAL_RANGE;
         if access & !GRANTABLE != 0 || iova != addr as u64 {
@@ -193,26 +199,26 @@ pub unsafe extern "C" fn ibv_rereg_mr(
     guard::zero_or_minus_one(|| Err(libc::EOPNOTSUPP)).min(OLD_REGION_IS_VALID)
 }
 
-/// `ibv_dereg_mr`. When this returns, no peer writes there any more.
+/// `ibv_dereg_mr`. After it returns, no peer writes to the region.
 ///
 /// # Safety
-/// `mr` came from a registration, and is not used any more.
+/// `mr` came from a registration, and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     guard::status(|| {
         // SAFETY: the caller's promise.
         let handle = unsafe { handles::mr(mr) }?;
         handle.device.node.deregister(handle.device.index, handle.c.lkey)?;
-        // SAFETY: the context is open as long as something is made on it.
+        // SAFETY: the context is open as long as an object is made on it.
         let answer = unsafe { handles::destroyed(handle.c.context) };
-        // SAFETY: made by `give`, and no object uses it any more.
+        // SAFETY: made by `give`, and no object uses it.
         unsafe { handles::end::<MrHandle, _>(mr) };
         answer
     })
 }
 
-/// `ibv_fork_init`: nothing to do. Bytes move by address of a process, so a parent's pages that a fork made shared are the
-/// parent's still.
+/// `ibv_fork_init`: has nothing to do. Bytes move by the address of a process, so pages that a fork
+/// shares are still the parent's.
 ///
 /// # Safety
 /// None.

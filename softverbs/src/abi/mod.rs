@@ -1,7 +1,8 @@
 //! The C surface: the functions of `libibverbs.so.1` over the core.
 //!
-//! `handles.rs` has every conversion between C's pointers and the objects behind them, `guard.rs` what keeps panics out of C.
-//! A context is one of `verbs_context` with the few extended functions that there are; programs fall back where one is null.
+//! `handles.rs` converts between C's pointers and the objects behind them, `guard.rs` keeps panics
+//! out of C. A context is a `verbs_context` with the few extended functions that exist here;
+//! programs fall back where one is null.
 #![allow(unsafe_code)]
 
 mod attributes;
@@ -18,17 +19,19 @@ mod rounding;
 mod transition;
 mod unsupported;
 
-/// The addresses of the exported functions. The library's `main.rs` refers to it, so that the linker keeps them.
+/// The addresses of the exported functions. The library's `main.rs` refers to it, so that the
+/// linker keeps them.
 pub struct Exports(#[allow(dead_code)] [*const (); COUNT]);
 
-// SAFETY: addresses of functions, which nobody goes through.
+// SAFETY: addresses of functions, which are never called or read through.
 unsafe impl Sync for Exports {}
 
-/// Lists the exported functions, and has the compiler compare each with the type that the header gives it.
+/// Lists the exported functions, and has the compiler compare each with the type that the header
+/// gives it.
 macro_rules! exports {
     ($($module:ident::$name:ident: $type:ident;)*) => {
         const COUNT: usize = [$(stringify!($name)),*].len();
-        /// All of them.
+        /// The exported functions.
         pub static EXPORTS: Exports = Exports([$($module::$name as *const ()),*]);
         $(const _: verbs_sys::$type = Some($module::$name);)*
         /// Their names, for the test that compares them with the linker's list.

@@ -1,4 +1,4 @@
-//! The data path: what `ibv_post_send` and `ibv_post_recv` of `verbs.h` call.
+//! The data path: the functions behind `ibv_post_send` and `ibv_post_recv` of `verbs.h`.
 
 use super::guard;
 use super::handles;
@@ -9,11 +9,12 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use verbs_sys::*;
 
-/// Posts a chain of sends. At the first that fails, says which it is and why (an `errno`); those before it are posted.
+/// Posts a chain of sends. If one fails, returns its `errno` and sets `bad` to it; the sends before
+/// that one are posted.
 ///
 /// # Safety
-/// `qp` is alive, the chain and its lists may be read, and the memory that they name stays registered until completion (or
-/// for an inline one, may be read now).
+/// `qp` is alive, the chain and its lists may be read, and the memory that they name stays
+/// registered until completion (or for an inline request, may be read now).
 pub(super) unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,
     first: *mut ibv_send_wr,
@@ -35,10 +36,11 @@ pub(super) unsafe extern "C" fn post_send(
     unsafe { outcome(posted, at, bad) }
 }
 
-/// Posts a chain of receives; errors as of [`post_send`].
+/// Posts a chain of receives; reports errors as [`post_send`].
 ///
 /// # Safety
-/// `qp` is alive, the chain and its lists may be read, and the memory that they name stays registered until completion.
+/// `qp` is alive, the chain and its lists may be read, and the memory that they name stays
+/// registered until completion.
 pub(super) unsafe extern "C" fn post_recv(
     qp: *mut ibv_qp,
     first: *mut ibv_recv_wr,
@@ -62,7 +64,7 @@ pub(super) unsafe extern "C" fn post_recv(
 }
 
 /// # Safety
-/// As of [`post_send`].
+/// The same as for [`post_send`].
 unsafe fn post_one_send(core: &Arc<QueuePair>, request: &ibv_send_wr) -> Result<(), i32> {
     let (operation, with_imm) = match request.opcode {
         IBV_WR_RDMA_WRITE => (Operation::Write, false),
@@ -79,7 +81,7 @@ unsafe fn post_one_send(core: &Arc<QueuePair>, request: &ibv_send_wr) -> Result<
     let has = |flag: u32| request.send_flags & flag != 0;
     let mut carried = [0; INLINE_BYTES];
     let inline = if has(IBV_SEND_INLINE) {
-        // SAFETY: what is sent inline may be read, by the caller's promise.
+        // SAFETY: inline data may be read, by the caller's promise.
         Some(unsafe { taken(&sges[..count], &mut carried) }.ok_or(core.node.nic().too_large_to_post())?)
     } else {
         None
@@ -98,7 +100,7 @@ unsafe fn post_one_send(core: &Arc<QueuePair>, request: &ibv_send_wr) -> Result<
     core.post_send(&request)
 }
 
-/// The bytes of an inline request; none where they are more than any takes.
+/// Copies the bytes of an inline request; `None` if they exceed [`INLINE_BYTES`].
 ///
 /// # Safety
 /// The pieces may be read.
@@ -106,14 +108,14 @@ unsafe fn taken<'a>(sges: &[Sge], into: &'a mut [u8; INLINE_BYTES]) -> Option<&'
     let mut at = 0;
     for sge in sges {
         let place = into.get_mut(at..at + sge.bytes as usize)?;
-        // SAFETY: the caller's promise; `place` is as long.
+        // SAFETY: the caller's promise; `place` has the same length.
         unsafe { std::ptr::copy_nonoverlapping(sge.addr as *const u8, place.as_mut_ptr(), place.len()) };
         at += place.len();
     }
     Some(&into[..at])
 }
 
-/// A scatter/gather list, as the core has it; `too_many` for one of more pieces than any request takes.
+/// Copies a scatter/gather list; `too_many` is the error for a list above [`MAX_SGES`].
 ///
 /// # Safety
 /// `list` has `count` entries that may be read.

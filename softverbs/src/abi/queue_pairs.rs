@@ -1,4 +1,4 @@
-//! Queue pairs: making them, and taking them through their states. Posting is in `posting.rs`.
+//! Queue pairs: creation and changes of state. `posting.rs` has posting.
 
 use super::guard;
 use super::handles::{self, QpHandle, Subject};
@@ -12,7 +12,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use verbs_sys::*;
 
-/// `ibv_create_qp`: reliable connections only, without a shared receive queue. Says in `wanted` what the queue pair got.
+/// `ibv_create_qp`: reliable connections only, without a shared receive queue. Writes the queue
+/// pair's real sizes into `wanted`.
 ///
 /// # Safety
 /// `pd` and the queues in `wanted` are alive, and `wanted` may be read and written.
@@ -124,7 +125,8 @@ pub unsafe extern "C" fn ibv_query_qp(
     })
 }
 
-/// `ibv_query_qp_data_in_order`: 0, nothing is promised. Bytes are stored as a NIC stores them for whom the order is not asked.
+/// `ibv_query_qp_data_in_order`: 0, no promise. Bytes are stored as a NIC stores them for callers
+/// that did not ask for an order.
 ///
 /// # Safety
 /// None.
@@ -133,10 +135,11 @@ pub unsafe extern "C" fn ibv_query_qp_data_in_order(_qp: *mut ibv_qp, _operation
     0
 }
 
-/// `ibv_destroy_qp`. Waits until the program has acknowledged the events it got about it.
+/// `ibv_destroy_qp`. Waits until the program has acknowledged the events that it got about the
+/// queue pair.
 ///
 /// # Safety
-/// `qp` came from [`ibv_create_qp`], and is not used any more.
+/// `qp` came from [`ibv_create_qp`], and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     guard::status(|| {
@@ -145,9 +148,10 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
         lock(&handle.device.qps).remove(&handle.core.number());
         handle.core.give_up();
         handle.subject.wait_for_acknowledgements();
-        // SAFETY: the queue pair is alive, and its context is open as long as something is made on it.
+        // SAFETY: the queue pair is alive, and its context is open as long as an object is made on
+        // it.
         let answer = unsafe { handles::destroyed((*qp).context) };
-        // SAFETY: made by `give`, and no object uses it any more.
+        // SAFETY: made by `give`, and no object uses it.
         unsafe { handles::end::<QpHandle, _>(qp) };
         answer
     })
@@ -183,7 +187,8 @@ fn modified(handle: &QpHandle, before: &ibv_qp_attr, given: &ibv_qp_attr, mask: 
                 .priority
                 .store(u32::from_le_bytes([traffic_class, service_level, 0, 0]), Ordering::Relaxed);
         }
-        // What the peer may do, and how long it is to wait, is settled once the queue pair receives.
+        // The peer's access, and the time that it has to wait, are fixed once the queue pair
+        // receives.
         _ if access_changes || after.min_rnr_timer != before.min_rnr_timer => return Err(libc::EOPNOTSUPP),
         (IBV_QPS_RTR, IBV_QPS_RTS) => handle.core.change(Change::ReadyToSend {
             timeout: after.timeout,

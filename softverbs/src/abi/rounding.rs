@@ -1,9 +1,13 @@
-//! What a queue gets for what was asked, so that a program that takes what it got for what it asked is found out here.
+//! Real sizes of queues for the sizes that a program asks for. They differ, so a program that
+//! confuses the two fails here already.
 //!
-//! mlx5 fills whole blocks of its queues: the arithmetic of rdma-core's providers/mlx5/verbs.c (`mlx5_calc_send_wqe`, `mlx5_calc_sq_size`,
-//! `mlx5_calc_rq_size` for a reliable connection, and `create_cq`). Soft-RoCE rounds up too: a queue to a power of two less one, and pieces and
-//! inline bytes, which share their room, to the larger of the two (`rxe_init_sq` and `rxe_init_rq` in drivers/infiniband/sw/rxe/rxe_qp.c,
-//! `rxe_queue_init` in rxe_queue.c). Older kernels have queues of the same sizes, and say what was asked. For a completion queue both do the same.
+//! mlx5 fills whole blocks of its queues: the arithmetic of rdma-core's providers/mlx5/verbs.c
+//! (`mlx5_calc_send_wqe`, `mlx5_calc_sq_size`, `mlx5_calc_rq_size` for a reliable connection, and
+//! `create_cq`). Soft-RoCE rounds up too: a queue to a power of two less one, and pieces and inline
+//! bytes, which share their room, to the larger of the two (`rxe_init_sq` and `rxe_init_rq` in
+//! drivers/infiniband/sw/rxe/rxe_qp.c, `rxe_queue_init` in rxe_queue.c). Older kernels have queues
+//! of the same sizes, and report the sizes that were asked for. Both round a completion queue in
+//! the same way.
 
 use crate::nic::Nic;
 use crate::os::shm::{INLINE_BYTES, MAX_SGES, SEND_SLOTS};
@@ -11,16 +15,17 @@ use crate::queue_pair::MAX_RECEIVES;
 use std::ffi::c_int;
 use verbs_sys::ibv_qp_cap;
 
-/// What a request takes beside its data: a control segment, and room for the largest operation there is, the binding of a memory window
-/// (`sq_overhead`: 16 + 48 + 64 + 64).
+/// Size of a request beside its data: a control segment, and room for the largest operation, the
+/// binding of a memory window (`sq_overhead`: 16 + 48 + 64 + 64).
 const OVERHEAD_BYTES: u32 = 192;
-/// The head of inline data (`struct mlx5_wqe_inl_data_seg`), and a scatter/gather entry (`struct mlx5_wqe_data_seg`, and `struct ib_sge`).
+/// Sizes of the head of inline data (`struct mlx5_wqe_inl_data_seg`), and of a scatter/gather entry
+/// (`struct mlx5_wqe_data_seg`, and `struct ib_sge`).
 const INLINE_HEAD_BYTES: u32 = 4;
 const SEGMENT_BYTES: u32 = 16;
 /// `MLX5_SEND_WQE_BB`.
 const BLOCK_BYTES: u32 = 64;
 
-/// The sizes that a queue pair gets; `asked` is within this fabric's limits, and so is what it gets.
+/// Real sizes of a queue pair; `asked` is within this fabric's limits, and so is the result.
 pub fn rounded_up(nic: Nic, asked: ibv_qp_cap) -> ibv_qp_cap {
     match nic {
         Nic::Mlx5 => blocks_filled(asked),
@@ -60,10 +65,10 @@ fn powers_of_two_but_one(asked: ibv_qp_cap) -> ibv_qp_cap {
     }
 }
 
-/// How many completions a queue holds that is asked for `entries`: mlx5 rounds one more up to a power of two (`align_queue_size` in
-/// rdma-core's providers/mlx5/mlx5.h), and keeps one place empty.
+/// Real size of a completion queue: mlx5 rounds `entries` plus one up to a power of two
+/// (`align_queue_size` in rdma-core's providers/mlx5/mlx5.h), and keeps one place empty.
 pub fn completions_for(entries: c_int) -> c_int {
-    // `create_cq` takes up to 2^24 places, and this fabric's limit is lower.
+    // `create_cq` accepts up to 2^24 places, and this fabric's limit is lower.
     (u32::try_from(entries).unwrap_or(0) + 1).next_power_of_two().cast_signed() - 1
 }
 

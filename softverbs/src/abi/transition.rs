@@ -1,10 +1,10 @@
-//! Which attributes a change of a queue pair's state needs and takes, for reliable connections (InfiniBand specification,
-//! 11.2.5.2, table 96), and what their values may be.
+//! The attributes that each change of a queue pair's state requires and allows, for reliable
+//! connections (InfiniBand specification, 11.2.5.2, table 96), and the range of their values.
 
 use super::attributes::MAX_READS;
 use verbs_sys::*;
 
-/// What the device at hand allows.
+/// Limits of the device.
 #[derive(Clone, Copy)]
 pub(super) struct Bounds {
     /// Entries of the port's GID table.
@@ -71,13 +71,14 @@ const RULES: [Rule; 7] = [
     Rule { from: IBV_QPS_ERR, to: IBV_QPS_ERR, required: 0, optional: 0 },
 ];
 
-/// Whether a change from one state to another may come with these attributes.
+/// Checks that a change from one state to another may come with these attributes.
 ///
 /// # Errors
-/// `EINVAL`: there is no such change, or an attribute is missing or out of place.
+/// `EINVAL`: there is no such change, or an attribute is missing or not allowed.
 pub(super) fn permitted(from: ibv_qp_state, to: ibv_qp_state, mask: u32) -> Result<(), i32> {
     let mask = mask & !IBV_QP_STATE;
-    // To reset and to error from anywhere, with nothing else. Nothing is outstanding in reset that could be in error.
+    // Reset and error can be entered from anywhere, with no other attribute. The exception is reset
+    // to error: in reset no request is outstanding.
     if to == IBV_QPS_RESET || (to == IBV_QPS_ERR && from != IBV_QPS_RESET) {
         return if mask == 0 { Ok(()) } else { Err(libc::EINVAL) };
     }
@@ -87,7 +88,7 @@ pub(super) fn permitted(from: ibv_qp_state, to: ibv_qp_state, mask: u32) -> Resu
     if complete && nothing_else { Ok(()) } else { Err(libc::EINVAL) }
 }
 
-/// Whether the values of the attributes in `mask` can be.
+/// Checks the values of the attributes in `mask`.
 ///
 /// # Errors
 /// `EINVAL` for one that is out of range, `EOPNOTSUPP` for a second path.
@@ -99,7 +100,7 @@ pub(super) fn in_range(given: &ibv_qp_attr, mask: u32, bounds: Bounds) -> Result
     let checks = [
         (IBV_QP_PORT, given.port_num == 1),
         (IBV_QP_PKEY_INDEX, given.pkey_index == 0),
-        // RoCE has no addresses but GIDs.
+        // RoCE has only GIDs as addresses.
         (IBV_QP_AV, av.is_global == 1 && av.port_num == 1 && usize::from(av.grh.sgid_index) < bounds.gids),
         (IBV_QP_PATH_MTU, mtu_bytes(given.path_mtu).is_some_and(|bytes| bytes <= bounds.mtu_bytes)),
         (IBV_QP_DEST_QPN, given.dest_qp_num <= MAX_24_BITS),
@@ -114,7 +115,7 @@ pub(super) fn in_range(given: &ibv_qp_attr, mask: u32, bounds: Bounds) -> Result
     if wrong { Err(libc::EINVAL) } else { Ok(()) }
 }
 
-/// The attributes after a change: those of `mask` from `given`, the others as they were.
+/// The attributes after a change: those in `mask` from `given`, the others from `before`.
 pub(super) fn merged(before: &ibv_qp_attr, given: &ibv_qp_attr, mask: u32) -> ibv_qp_attr {
     let mut after = *before;
     macro_rules! take {

@@ -1,11 +1,12 @@
-//! What a device of this kind does not have: shared receive queues, address handles and multicast (there are no datagrams),
-//! import of other processes' objects, enhanced connection establishment. Each function fails as the verbs specification has it.
+//! Functions that a device of this kind does not support: shared receive queues, address handles
+//! and multicast (there are no datagrams), import of other processes' objects, enhanced connection
+//! establishment. Each fails as the verbs specification requires.
 
 use super::guard;
 use std::ffi::c_int;
 use verbs_sys::*;
 
-/// Functions that give NULL and `EOPNOTSUPP`.
+/// Functions that return NULL and set `EOPNOTSUPP`.
 macro_rules! no_object {
     ($($name:ident($($argument:ident: $type:ty),*) -> $object:ty;)*) => {$(
         #[doc = concat!("`", stringify!($name), "`: not supported.")]
@@ -19,7 +20,7 @@ macro_rules! no_object {
     )*};
 }
 
-/// Functions that give `EOPNOTSUPP`.
+/// Functions that return `EOPNOTSUPP`.
 macro_rules! no_effect {
     ($($name:ident($($argument:ident: $type:ty),*);)*) => {$(
         #[doc = concat!("`", stringify!($name), "`: not supported.")]

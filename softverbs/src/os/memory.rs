@@ -1,11 +1,12 @@
-//! Moving bytes: out of another process's memory, and into this one's as a NIC would.
+//! Moves bytes out of another process's memory, and into this one's in a NIC's order.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 
-/// Bytes that are moved at a time: small enough to stay in the processor's cache between the two copies.
+/// Most bytes that are moved together: small enough to stay in the processor's cache between the
+/// two copies.
 pub const BOUNCE_BYTES: usize = 64 * 1024;
 
-/// Where bytes rest between being read from one process and being stored in the other.
+/// Buffer for bytes between the read from one process and the store in the other.
 #[derive(Debug)]
 pub struct Bounce(Box<[u64]>);
 
@@ -15,25 +16,26 @@ impl Default for Bounce {
     }
 }
 
-/// Why bytes could not be moved.
+/// Reason why bytes could not be moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// The other process is gone.
+    /// The other process has ended.
     Gone,
-    /// The other process's memory is not there.
+    /// The other process's address is not mapped.
     Memory,
-    /// The kernel does not let this process reach the other's memory.
+    /// The kernel denies access to the other process's memory.
     Forbidden,
 }
 
-/// A piece of some process's memory: address and bytes.
+/// A piece of a process's memory: address and bytes.
 pub type Piece = (u64, u64);
 
-/// Reads `bytes` (at most [`BOUNCE_BYTES`]) at `offset` of the pieces of process `pid`, and stores them at `to` in this
-/// process, 8-byte words whole and in order.
+/// Reads `bytes` (at most [`BOUNCE_BYTES`]) at `offset` of the pieces of process `pid`, and stores
+/// them at `to` in this process, 8-byte words whole and in order.
 ///
 /// # Safety
-/// `to` may be written for `bytes` bytes: it lies in a registered region, whose registration lasts at least until this returns.
+/// `to` may be written for `bytes` bytes: it lies in a registered region, whose registration lasts
+/// at least until this returns.
 ///
 /// # Errors
 /// A [`Fault`]; some of the bytes may have been stored.
@@ -47,7 +49,7 @@ pub unsafe fn pull(
 ) -> Result<(), Fault> {
     let (remote, count) = window(pieces, offset, bytes);
     let local = libc::iovec { iov_base: bounce.0.as_mut_ptr().cast(), iov_len: bytes.min(BOUNCE_BYTES) };
-    // SAFETY: `local` is the bounce buffer; the remote side is checked by the kernel.
+    // SAFETY: `local` is the bounce buffer; the kernel checks the remote side.
     let moved = unsafe { libc::process_vm_readv(pid as i32, &local, 1, remote.as_ptr(), count as u64, 0) };
     whole(moved, bytes)?;
     // SAFETY: the caller's promise.
@@ -55,7 +57,8 @@ pub unsafe fn pull(
     Ok(())
 }
 
-/// Writes `bytes` at `from` in this process to `offset` of the pieces of process `pid`: the answer to an RDMA read.
+/// Answers an RDMA read: writes `bytes` at `from` in this process to `offset` of the pieces of
+/// process `pid`.
 ///
 /// # Safety
 /// `from` may be read for `bytes` bytes.
@@ -65,24 +68,26 @@ pub unsafe fn pull(
 pub unsafe fn push(pid: u32, from: u64, bytes: usize, pieces: &[Piece], offset: u64) -> Result<(), Fault> {
     let (remote, count) = window(pieces, offset, bytes);
     let local = libc::iovec { iov_base: from as *mut libc::c_void, iov_len: bytes };
-    // SAFETY: the caller's promise for the local side; the remote side is checked by the kernel.
+    // SAFETY: the caller's promise for the local side; the kernel checks the remote side.
     let moved = unsafe { libc::process_vm_writev(pid as i32, &local, 1, remote.as_ptr(), count as u64, 0) };
     whole(moved, bytes)
 }
 
-/// Stores bytes that travelled in the work request, at most as many as `words` hold.
+/// Stores bytes that travelled in the work request, at most as many as `words` has.
 ///
 /// # Safety
-/// As [`pull`].
+/// The same as for [`pull`].
 pub unsafe fn place(words: &[u64], bytes: usize, to: u64) {
     let bytes = bytes.min(words.len() * 8);
     let from = words.as_ptr().cast::<u8>();
     let head = (to.wrapping_neg() % 8).min(bytes as u64) as usize;
     let body = (bytes - head) / 8;
-    // What was stored before, by this request or one before it, is seen before any of this: a flag must not overtake its data.
+    // Earlier stores, of this request or one before it, become visible before these: a flag must
+    // not overtake its data.
     fence(Ordering::Release);
-    // SAFETY: all reads are within `words`, all stores within the caller's `bytes` at `to`. The stores are atomic because the
-    // process's threads, and a GPU, look at this memory while it is written; the words are aligned after `head` bytes.
+    // SAFETY: all reads are within `words`, all stores within the caller's `bytes` at `to`. The
+    // stores are atomic because the process's threads, and a GPU, read this memory while it is
+    // written; the words are aligned after `head` bytes.
     unsafe {
         for at in 0..head {
             AtomicU8::from_ptr((to as *mut u8).add(at)).store(*from.add(at), Ordering::Relaxed);
@@ -91,8 +96,8 @@ pub unsafe fn place(words: &[u64], bytes: usize, to: u64) {
         for word in 0..body {
             let value = from.add(head + word * 8).cast::<u64>().read_unaligned();
             let cell = AtomicU64::from_ptr(target.add(word * 8).cast());
-            // The last word of each aligned 128 bytes comes after the others: release orders it behind them. (On x86-64 all
-            // stores are in order; this keeps the compiler to it.)
+            // The last word of each aligned 128 bytes comes after the others: release orders it
+            // behind them. (x86-64 keeps all stores in order; there this only stops the compiler.)
             let last_of_line = (target as usize + word * 8) % 128 == 120;
             cell.store(value, if last_of_line { Ordering::Release } else { Ordering::Relaxed });
         }
@@ -102,11 +107,11 @@ pub unsafe fn place(words: &[u64], bytes: usize, to: u64) {
     }
 }
 
-/// [`pull`], for memory that was just found registered. The check and this call are under the engine's lock, which ending a
-/// registration takes too.
+/// [`pull`] into memory that was just found registered. The caller's check and this call are under
+/// the engine's lock, which deregistration takes too.
 ///
 /// # Errors
-/// As [`pull`].
+/// The same as for [`pull`].
 pub(crate) fn store_from(
     bounce: &mut Bounce,
     pid: u32,
@@ -115,11 +120,12 @@ pub(crate) fn store_from(
     bytes: usize,
     to: u64,
 ) -> Result<(), Fault> {
-    // SAFETY: registered for writing, so mapped and allowed to be written until the registration ends.
+    // SAFETY: registered for writing, so mapped and allowed to be written until the registration
+    // ends.
     unsafe { pull(bounce, pid, pieces, offset, bytes, to) }
 }
 
-/// [`place`], likewise; `offset` in the words' bytes.
+/// [`place`] under the conditions of [`store_from`]; `offset` is in bytes of `words`.
 pub(crate) fn store_carried(words: &[u64], offset: usize, bytes: usize, to: u64) -> Result<(), Fault> {
     if offset + bytes > words.len() * 8 {
         return Err(Fault::Memory);
@@ -142,20 +148,21 @@ pub(crate) fn store_carried(words: &[u64], offset: usize, bytes: usize, to: u64)
     Ok(())
 }
 
-/// [`push`], likewise.
+/// [`push`] under the conditions of [`store_from`].
 pub(crate) fn answer_read(pid: u32, from: u64, bytes: usize, pieces: &[Piece], offset: u64) -> Result<(), Fault> {
     // SAFETY: registered for reading, as in `store_from`.
     unsafe { push(pid, from, bytes, pieces, offset) }
 }
 
-/// Copies registered memory of this process, for a work request that carries its bytes. Its key was just checked.
+/// Copies registered memory of this process into a work request that carries its bytes. The caller
+/// has just checked the key.
 pub(crate) fn take_registered(from: u64, into: &mut [u8]) {
-    // SAFETY: registered, so mapped; a registration that ends meanwhile is its owner's error, as with a NIC. The two do
-    // not overlap: `into` is on this library's stack.
+    // SAFETY: registered, so mapped; a registration that ends meanwhile is its owner's error, as
+    // with a NIC. The two ranges do not overlap: `into` is on this library's stack.
     unsafe { std::ptr::copy_nonoverlapping(from as *const u8, into.as_mut_ptr(), into.len()) };
 }
 
-/// The pieces from `offset` on, for `bytes` bytes.
+/// The parts of `pieces` that cover `bytes` bytes from `offset`.
 fn window(pieces: &[Piece], mut offset: u64, bytes: usize) -> ([libc::iovec; super::shm::MAX_SGES], usize) {
     let mut all = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; super::shm::MAX_SGES];
     let (mut count, mut left) = (0, bytes as u64);

@@ -1,4 +1,5 @@
-//! What needs the operating system, and `unsafe`: shared memory, other processes' memory, and sleeping.
+//! Calls to the operating system, with the core's `unsafe`: shared memory, other processes' memory,
+//! and sleeping.
 #![allow(unsafe_code)]
 
 pub(crate) mod memory;

@@ -4,21 +4,24 @@ use std::os::fd::RawFd;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-/// The user that this process runs as.
+/// Effective user ID of this process.
 pub fn user() -> u32 {
     // SAFETY: takes nothing, cannot fail.
     unsafe { libc::geteuid() }
 }
 
-/// When a process started, in the kernel's ticks: with its number it names the process for good. `None` when it is gone.
+/// Start time of a process, in the kernel's ticks. With its number it names the process
+/// permanently. `None` when the process has ended.
 pub fn started(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The command in parentheses may hold anything; field 22 counts from behind its last parenthesis.
+    // The command in parentheses may have any characters, so fields are counted from its last
+    // parenthesis; the start time is field 22.
     let mut fields = stat.rsplit(')').next()?.split_whitespace();
     if fields.next()? == "Z" { None } else { fields.nth(18)?.parse().ok() }
 }
 
-/// Identifies this process's PID namespace, within which alone a process number means something; 0 where the kernel does not say.
+/// Identifies this process's PID namespace, the only scope in which a process number has a meaning;
+/// 0 where the kernel does not report it.
 pub fn pid_namespace() -> u32 {
     use std::os::unix::fs::MetadataExt;
     // Namespaces are numbered with 32 bits (`ns_common.inum` in the kernel).
@@ -34,23 +37,26 @@ pub fn now_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Lets other processes of this user read this one's memory, where Yama would only let a parent. (There is no narrower way: which
-/// processes will join the fabric is not known.)
+/// Allows other processes of this user to read this one's memory, where Yama would allow only a
+/// parent. (A narrower permission is not possible: the processes that will join the fabric are not
+/// known.)
 pub fn let_peers_read() {
-    // PR_SET_PTRACER and PR_SET_PTRACER_ANY of linux/prctl.h. Without Yama this fails, and is not needed.
+    // PR_SET_PTRACER and PR_SET_PTRACER_ANY of linux/prctl.h. Without Yama this fails, and is not
+    // needed.
     const PR_SET_PTRACER: libc::c_int = 0x5961_6d61;
     // SAFETY: only changes who may trace this process.
     unsafe { libc::prctl(PR_SET_PTRACER, libc::c_ulong::MAX, 0, 0, 0) };
 }
 
-/// Sleeps while `word` is `expected`, at most for `limit`.
+/// Sleeps while `word` is `expected`, for at most `limit`.
 pub fn sleep_while(word: &AtomicU32, expected: u32, limit: Duration) {
     let time = libc::timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
-    // SAFETY: the word lives in shared memory that is never unmapped; the time is read during the call.
+    // SAFETY: the word lives in shared memory that is never unmapped; the time is read during the
+    // call.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, &raw const time) };
 }
 
-/// Wakes all who sleep on `word`, in whichever process.
+/// Wakes all sleepers on `word`, in all processes.
 pub fn wake(word: &AtomicU32) {
     // SAFETY: as in `sleep_while`.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
@@ -61,7 +67,7 @@ pub fn wake(word: &AtomicU32) {
 pub struct Bell(RawFd);
 
 impl Bell {
-    /// Creates one, not readable.
+    /// Creates a bell that is not readable.
     ///
     /// # Errors
     /// The `errno`.
@@ -83,7 +89,8 @@ impl Bell {
         unsafe { libc::write(self.0, (&raw const one).cast(), 8) };
     }
 
-    /// Resets the descriptor. Waits until it is readable if it blocks. Returns whether it was readable.
+    /// Resets the descriptor. Waits until it is readable if it blocks. Returns false if it was not
+    /// readable.
     pub fn take(&self) -> bool {
         let mut count = 0u64;
         // SAFETY: reads eight bytes into `count`.
@@ -114,7 +121,6 @@ impl FileLock {
         Ok(Self(file))
     }
 
-    /// The locked file.
     pub fn file(&self) -> &std::fs::File {
         &self.0
     }
@@ -130,14 +136,16 @@ pub fn block_signals() {
     }
 }
 
-/// Whether the first and the last byte of a range can be read: what `ibv_reg_mr` finds out by pinning. (That something is
-/// mapped there would not do: a GPU's memory has addresses that the processor cannot read.)
+/// True if the first and the last byte of a range can be read, which `ibv_reg_mr` finds out by
+/// pinning. (A test for a mapping is not enough: a GPU's memory has addresses that the processor
+/// cannot read.)
 pub fn readable(addr: usize, len: usize) -> bool {
     [addr, addr + len - 1].iter().all(|place| {
         let mut byte = 0u8;
         let local = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
         let remote = libc::iovec { iov_base: *place as *mut libc::c_void, iov_len: 1 };
-        // SAFETY: the kernel reads one byte of this process into `byte`, or says EFAULT: nothing is touched here.
+        // SAFETY: the kernel reads one byte of this process into `byte`, or returns EFAULT; no
+        // memory is accessed here.
         let read = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) };
         read == 1 || std::io::Error::last_os_error().raw_os_error() != Some(libc::EFAULT)
     })
@@ -151,12 +159,13 @@ mod tests {
     fn only_what_the_processor_can_read_is_readable() {
         let bytes = [7u8; 3];
         assert!(readable(bytes.as_ptr() as usize, bytes.len()) && !readable(4096, 1));
-        // SAFETY: a new mapping at a place of the kernel's choice; given back below, and not touched in between.
+        // SAFETY: a new mapping at an address of the kernel's choice; unmapped below, and not
+        // accessed in between.
         let reserved = unsafe {
             libc::mmap(std::ptr::null_mut(), 8192, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
         };
         assert!(!readable(reserved as usize, 8192), "addresses alone, as a GPU's memory has");
-        // SAFETY: the mapping made above, whole.
+        // SAFETY: the whole mapping made above.
         unsafe { libc::munmap(reserved, 8192) };
     }
 }

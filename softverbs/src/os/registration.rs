@@ -10,10 +10,12 @@ impl Node {
     /// Registers memory in a protection domain of a device. Returns its key.
     ///
     /// # Safety
-    /// Until it is deregistered, the memory stays mapped, and may be read and (with write access) written by peers.
+    /// Until it is deregistered, the memory stays mapped, and peers may read it and (with write
+    /// access) write it.
     ///
     /// # Errors
-    /// An `errno`: `EINVAL` for an impossible range, `EFAULT` for memory that cannot be read, `ENOMEM` for too many.
+    /// An `errno`: `EINVAL` for an impossible range, `EFAULT` for memory that cannot be read,
+    /// `ENOMEM` for too many registrations.
     pub unsafe fn register(
         &self,
         (device, domain): (usize, u32),

@@ -1,7 +1,8 @@
 //! The file that the processes of a fabric share.
 //!
-//! Everything in it is an atomic, so any process may read and write any of it at any time, and zeros are a valid beginning.
-//! It is sparse: only what is touched takes memory. It stays mapped until the process ends.
+//! Everything in it is an atomic, so any process may read and write any of it at any time, and
+//! zeros are a valid initial state. The file is sparse: only touched pages take memory. It stays
+//! mapped until the process ends.
 
 use crate::os::process::{sleep_while, wake};
 use crate::pacing::Resource;
@@ -13,22 +14,22 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Processes of a fabric.
+/// Most processes of a fabric.
 pub(crate) const MAX_PROCESSES: usize = 64;
-/// Queue pairs of a fabric.
+/// Most queue pairs of a fabric.
 pub const MAX_QPS: usize = 2048;
-/// Work requests of one send queue.
+/// Most work requests of one send queue.
 pub const SEND_SLOTS: usize = 1024;
-/// Bytes that travel in the work request itself.
+/// Most bytes that travel in the work request itself.
 pub const INLINE_BYTES: usize = 256;
-/// Pieces of memory of one work request.
+/// Most pieces of memory of one work request.
 pub const MAX_SGES: usize = 4;
-/// Words of doorbell bits for all queue pairs.
+/// Words of doorbell bits, one bit for each queue pair.
 pub(crate) const DOORBELL_WORDS: usize = MAX_QPS / 64;
-/// Words of bits for all rails of all machines.
+/// Words of neighbour bits, one bit for each rail of each machine.
 const NEIGHBOUR_WORDS: usize = (MAX_NODES * MAX_RAILS).div_ceil(64);
 
-/// Changes with the layout below.
+/// Version of the layout below; changes with it.
 pub(crate) const LAYOUT: u64 = 0x5356_000c;
 
 /// The whole file.
@@ -38,11 +39,11 @@ pub struct FabricMemory {
     pub(crate) layout: AtomicU64,
     /// 0: the machine's clock; else one more than the virtual time in nanoseconds.
     pub virtual_clock: AtomicU64,
-    /// For numbers of queue pairs.
+    /// Counter for the numbers of queue pairs.
     pub generations: AtomicU32,
-    /// The PID namespace of its processes (`os::process::pid_namespace`); 0: no process has joined yet.
+    /// PID namespace of its processes (`os::process::pid_namespace`); 0: no process has joined yet.
     pub(crate) pid_namespace: AtomicU32,
-    /// For how many nodes the fabric was made; 0: unknown.
+    /// Number of nodes that the fabric was made for; 0: unknown.
     pub(crate) nodes: AtomicU32,
     _unused: AtomicU32,
     /// Each machine's rails.
@@ -64,54 +65,56 @@ pub(crate) struct TwoWay {
     pub(crate) rx: Resource,
 }
 
-/// A rail's state.
+/// State of a rail, with the faults that are injected into it.
 #[repr(C)]
 pub struct RailMemory {
-    /// 1: down. (Zeros must be a rail that works.)
+    /// 1: down. (Zeros must be a working rail.)
     pub down: AtomicU32,
-    /// So many of the next incoming requests are refused as invalid.
+    /// Number of next incoming requests that are refused as invalid.
     pub refusals: AtomicU32,
-    /// So many of the next posts fail (`ENOMEM`), sends and receives alike.
+    /// Number of next posts that fail (`ENOMEM`), sends and receives alike.
     pub failing_posts: AtomicU32,
-    /// So many of the next registrations fail (`ENOMEM`).
+    /// Number of next registrations that fail (`ENOMEM`).
     pub failing_registrations: AtomicU32,
-    /// 1: registrations without local write access fail (`EFAULT`). Under Linux this is a matter of the
+    /// 1: registrations without local write access fail (`EFAULT`). Under Linux this depends on the
     /// memory's driver, whose pages may be pinned for writing alone (`ib_umem_get`).
     pub needs_local_write: AtomicU32,
-    /// So many of the next queue pairs that connect fail (`ETIMEDOUT`), as if the peer's address did not answer: after a second, as
-    /// under Linux, or at once in virtual time, where nothing may sleep.
+    /// Number of next connecting queue pairs that fail (`ETIMEDOUT`), as if the peer's address did
+    /// not answer: after a second, as under Linux, or without delay in virtual time, where nothing
+    /// may sleep.
     pub unanswered: AtomicU32,
-    /// The faults of its path: [`PathFaults`].
+    /// The rail's path faults: [`PathFaults`].
     path: AtomicU32,
-    /// So many of the next completions find their queue full, whatever room it has.
+    /// Number of next completions that find their queue full, even if it has room.
     pub overruns: AtomicU32,
     /// 1: commands to its firmware do not return. Under Linux a command waits for the firmware, for
     /// example while the kernel recovers from a PCIe error; posting and polling do not.
     hung: AtomicU32,
-    /// Whether its function is there: a `hotplug::Presence`.
+    /// State of its function: a `hotplug::Presence`.
     pub(crate) presence: AtomicU32,
     /// Time at which its link came up.
     up_since_ns: AtomicU64,
-    /// The kernel's neighbour table: a bit for each address that it has resolved since the link came up, IPv4 and link-local.
+    /// The kernel's neighbour table: a bit for each address that was resolved since the link came
+    /// up, IPv4 and link-local.
     neighbours: [[AtomicU64; NEIGHBOUR_WORDS]; 2],
-    /// What it carries.
+    /// Capacity in both directions.
     pub(crate) way: TwoWay,
-    /// Payload bytes that left by it.
+    /// Payload bytes sent.
     pub(crate) sent_bytes: AtomicU64,
 }
 
 impl RailMemory {
-    /// The faults of its path.
+    /// The rail's path faults.
     pub fn path(&self) -> PathFaults {
         PathFaults::from_word(self.path.load(Ordering::Acquire))
     }
 
-    /// Replaces the faults of its path.
+    /// Replaces the rail's path faults.
     pub fn set_path(&self, faults: PathFaults) {
         self.path.store(faults.word(), Ordering::Release);
     }
 
-    /// Takes its port down or up.
+    /// Takes the port up or down. A port that comes up forgets its neighbours.
     pub fn set_port(&self, is_up: bool, now_ns: u64) {
         if is_up && self.down.load(Ordering::Acquire) != 0 {
             self.link_up(now_ns);
@@ -119,7 +122,7 @@ impl RailMemory {
         self.down.store(u32::from(!is_up), Ordering::Release);
     }
 
-    /// Lets commands to its firmware not return, or no longer.
+    /// Blocks commands to its firmware, or lets them return.
     pub fn hang(&self, is_hung: bool) {
         self.hung.store(u32::from(is_hung), Ordering::Release);
         wake(&self.hung);
@@ -132,8 +135,9 @@ impl RailMemory {
         }
     }
 
-    /// Its link comes up. The kernel forgot the neighbours when it lost the carrier (`arp_netdev_event` in net/ipv4/arp.c and
-    /// `ndisc_netdev_event` in net/ipv6/ndisc.c call `neigh_carrier_down`).
+    /// Marks the link as up. The kernel forgot the neighbours when it lost the carrier
+    /// (`arp_netdev_event` in net/ipv4/arp.c and `ndisc_netdev_event` in net/ipv6/ndisc.c call
+    /// `neigh_carrier_down`).
     pub(crate) fn link_up(&self, now_ns: u64) {
         self.neighbours.iter().flatten().for_each(|word| word.store(0, Ordering::Relaxed));
         self.up_since_ns.store(now_ns, Ordering::Release);
@@ -152,8 +156,8 @@ impl RailMemory {
         is_up && !self.path().has(PathFault::Silent) && !self.is_blocked(now_ns)
     }
 
-    /// True for a peer's address in the neighbour table. The kernel sends no request for an address whose entry is valid,
-    /// however old (`dst_fetch_ha` in drivers/infiniband/core/addr.c).
+    /// True for a peer's address in the neighbour table. The kernel sends no request for an address
+    /// whose entry is valid, however old (`dst_fetch_ha` in drivers/infiniband/core/addr.c).
     pub(crate) fn knows(&self, node: usize, device: usize, is_ipv4: bool) -> bool {
         let bit = node * MAX_RAILS + device;
         self.neighbours[usize::from(is_ipv4)][bit / 64].load(Ordering::Relaxed) & 1 << (bit % 64) != 0
@@ -165,69 +169,70 @@ impl RailMemory {
         self.neighbours[usize::from(is_ipv4)][bit / 64].fetch_or(1 << (bit % 64), Ordering::Relaxed);
     }
 
-    /// Uses up one of a number of faults that a test wants; false when there are none.
+    /// Uses up one of a count of injected faults; false when none is left.
     pub(crate) fn is_due(faults: &AtomicU32) -> bool {
         faults.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
     }
 }
 
-/// A process.
+/// State of a process, as the other processes see it.
 #[repr(C)]
 pub struct ProcessMemory {
-    /// Its number; 0: the place is free.
+    /// Process number; 0: the place is free.
     pub(crate) pid: AtomicU32,
-    /// The machine that it is on.
+    /// The process's machine.
     pub(crate) node: AtomicU32,
-    /// When it started.
+    /// Start time, as `os::process::started` gives it.
     pub(crate) started: AtomicU64,
-    /// Whether its engines are awake or asleep (`engine::AWAKE`, `NAPPING`, `ASLEEP`): a futex.
+    /// State of its engines (`engine::AWAKE`, `NAPPING`, `ASLEEP`): a futex.
     pub sleeping: AtomicU32,
-    /// How many registrations it has.
+    /// Number of its registrations.
     pub(crate) registrations: AtomicU32,
-    /// When it last polled a completion queue.
+    /// Time of its last poll of a completion queue.
     pub(crate) polled_ns: AtomicU64,
-    /// By rail: a bit for each word of doorbells that has a bit.
+    /// By rail: a bit for each non-zero word of `doorbells`.
     pub(crate) rung: [AtomicU64; MAX_RAILS],
-    /// By rail: a bit for each of its queue pairs that something was sent to.
+    /// By rail: a bit for each of its queue pairs that has new requests.
     pub(crate) doorbells: [[AtomicU64; DOORBELL_WORDS]; MAX_RAILS],
 }
 
 /// A queue pair, as its peer sees it.
 #[repr(C)]
 pub struct QpMemory {
-    /// Its number; 0: the place is free.
+    /// Queue pair number; 0: the place is free.
     pub number: AtomicU32,
     /// Place of its process.
     pub(crate) process: AtomicU32,
-    /// The machine that it is on.
+    /// The machine of its process.
     pub(crate) node: AtomicU32,
-    /// Its rail.
+    /// Index of its rail.
     pub(crate) device: AtomicU32,
     /// A `queue_pair::State`.
     pub(crate) state: AtomicU32,
-    /// The queue pair it is connected to.
+    /// Number of the connected peer.
     pub(crate) remote: AtomicU32,
-    /// Packet sequence number that it began to send with.
+    /// Initial packet sequence number of its sends.
     pub(crate) send_psn: AtomicU32,
-    /// One more than the place of the process that takes work requests out of it, or flushes it.
+    /// One more than the place of the process that takes work requests out of the queue, or flushes
+    /// it.
     pub(crate) holder: AtomicU32,
-    /// How often the sender tries again when the receiver is not ready; 7: no limit.
+    /// The sender's tries when the receiver is not ready; 7: no limit.
     pub(crate) rnr_retry: AtomicU32,
-    /// Which of its rail's functions it was made on.
+    /// Generation of the device that it was made on.
     pub(crate) generation: AtomicU32,
     /// Path MTU in bytes.
     pub(crate) mtu_bytes: AtomicU32,
-    /// Traffic class of its packets, and above it the service level. Nothing here depends on them.
+    /// Traffic class of its packets, and above it the service level. They have no effect here.
     pub(crate) priority: AtomicU32,
     /// 1: its packets go to another function than its peer's ([`PathFault::CrossedArp`]).
     pub(crate) astray: AtomicU32,
     /// Work requests posted since the beginning.
     pub(crate) posted: AtomicU64,
-    /// Of these, how many are done.
+    /// Work requests among these that are done.
     pub(crate) done: AtomicU64,
-    /// When its peer last served it.
+    /// Time when its peer last served it.
     pub(crate) served_ns: AtomicU64,
-    /// What it carries.
+    /// Rate of its sends.
     pub(crate) pace: Resource,
     /// The work requests, by number modulo [`SEND_SLOTS`].
     pub(crate) slots: [Slot; SEND_SLOTS],
@@ -236,28 +241,28 @@ pub struct QpMemory {
 /// A work request.
 #[repr(C)]
 pub(crate) struct Slot {
-    /// Operation, whether immediate data is there, pieces, inline bytes.
+    /// Packed `work_request::Head`: operation, flags, pieces and inline bytes.
     pub(crate) head: AtomicU64,
-    /// Immediate data, remote key.
+    /// Immediate data, then the remote key.
     pub(crate) imm_rkey: AtomicU64,
     /// Remote address.
     pub(crate) remote_addr: AtomicU64,
     /// Bytes in all.
     pub(crate) bytes: AtomicU64,
-    /// When it was posted.
+    /// Time of the post.
     pub(crate) posted_ns: AtomicU64,
-    /// A `ibv_wc_status`, once it is done; before that, the error it was posted with.
+    /// An `ibv_wc_status`, once the request is done; before that, the error it was posted with.
     pub(crate) status: AtomicU64,
     /// Address and size of each piece.
     pub(crate) sges: [[AtomicU64; 2]; MAX_SGES],
-    /// Bytes that travel in it.
+    /// Inline bytes.
     pub(crate) inline: [AtomicU64; INLINE_BYTES / 8],
 }
 
-/// Maps the file, making it as large as it has to be.
+/// Maps the file, after extending it to the layout's size.
 ///
 /// # Errors
-/// Names what failed.
+/// Names the failed step.
 pub fn map(file: &File) -> Result<&'static FabricMemory, String> {
     let bytes = size_of::<FabricMemory>();
     file.set_len(bytes as u64).map_err(|e| format!("no room for the fabric's file of {bytes} bytes (sparse): {e}"))?;
@@ -267,15 +272,15 @@ pub fn map(file: &File) -> Result<&'static FabricMemory, String> {
     if place == libc::MAP_FAILED {
         return Err(format!("mapping the fabric's file: {}", std::io::Error::last_os_error()));
     }
-    // SAFETY: the mapping is page-aligned, as large as the type, lasts as long as the process, and the type is all atomics, for
-    // which every content is valid and every concurrent change allowed. Nobody makes the file smaller (it only ever gets this
-    // one length).
+    // SAFETY: the mapping is page-aligned, as large as the type, lasts as long as the process, and
+    // the type is all atomics, for which every content is valid and every concurrent change
+    // allowed. The file is never truncated (it only ever gets this one length).
     Ok(unsafe { &*place.cast::<FabricMemory>() })
 }
 
 impl QpMemory {
-    /// Takes the right to take work requests out of this queue, for the process in `place`. A holder that has died is
-    /// replaced.
+    /// Takes the right to take work requests out of this queue, for the process in `place`. A
+    /// holder that has died is replaced.
     pub(crate) fn hold(&self, memory: &FabricMemory, place: usize) -> bool {
         let mine = place as u32 + 1;
         match self.holder.compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed) {
@@ -287,13 +292,13 @@ impl QpMemory {
         }
     }
 
-    /// Gives it back; what another holds stays held.
+    /// Releases that right; another process's hold stays.
     pub(crate) fn release(&self, place: usize) {
         let _ = self.holder.compare_exchange(place as u32 + 1, 0, Ordering::Release, Ordering::Relaxed);
     }
 
-    /// Bytes of the requests that were posted and are not done, to these addresses of the peer. For tests that look from outside: exact
-    /// while nobody posts or serves.
+    /// Bytes of unfinished requests to these addresses of the peer. For tests that look from
+    /// outside: exact while no process posts or serves.
     pub fn waiting_bytes(&self, to: &Range<u64>) -> u64 {
         let (posted, done) = (self.posted.load(Ordering::Acquire), self.done.load(Ordering::Acquire));
         let waiting = (done..posted).take(SEND_SLOTS).map(|number| self.slot(number));
@@ -308,14 +313,14 @@ impl QpMemory {
 }
 
 impl FabricMemory {
-    /// Whether the process in `place` still runs.
+    /// True if the process in `place` still runs.
     pub(crate) fn alive(&self, place: usize) -> bool {
         let Some(process) = self.processes.get(place) else { return false };
         let pid = process.pid.load(Ordering::Acquire);
         pid != 0 && super::process::started(pid) == Some(process.started.load(Ordering::Acquire))
     }
 
-    /// Whether time is a test's, in which nothing may sleep.
+    /// True if a test drives the clock; nothing may sleep then.
     pub(crate) fn is_virtual(&self) -> bool {
         self.virtual_clock.load(Ordering::Acquire) != 0
     }

@@ -1,12 +1,12 @@
-//! A machine of a profile as sysfs shows it.
+//! A profile's machine as a tree in the form of sysfs.
 
 use super::{MOST_MTU_BYTES, Profile};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 impl Profile {
-    /// Writes the tree of files that a kernel would show of such a machine under `/sys`, as far as somebody reads it: interfaces
-    /// with their physical ports, devices with their PCIe links.
+    /// Writes the files of `/sys` that programs read of such a machine: interfaces with their
+    /// physical ports, devices with their PCIe links.
     ///
     /// # Errors
     /// Names the file.
@@ -26,7 +26,8 @@ impl Profile {
             }
             put(&net.join("phys_port_name"), &format!("{}\n", rail.phys_port))?;
             put(&net.join("phys_switch_id"), "5f5f5f5f5f5f\n")?;
-            // What a path MTU leaves for the headers: an interface of 1500 has one of 1024.
+            // The path MTU leaves room for headers: an interface MTU of 1500 gives a path MTU of
+            // 1024.
             let netdev_mtu = if rail.mtu_bytes == MOST_MTU_BYTES { 9000 } else { rail.mtu_bytes + 476 };
             put(&net.join("mtu"), &format!("{netdev_mtu}\n"))?;
             put(&net.join("dev_port"), "0\n")?;
@@ -45,8 +46,8 @@ impl Profile {
         Ok(())
     }
 
-    /// Shows a rail's RDMA device in such a tree, or no longer, as far as there is a tree. An entry that is shown again is another one, with
-    /// another inode, as in sysfs.
+    /// Adds or removes a rail's RDMA device in such a tree; does nothing without a tree. An entry
+    /// that is added again has another inode, as in sysfs.
     ///
     /// # Errors
     /// Names the file.
@@ -59,7 +60,8 @@ impl Profile {
             _ if !class.exists() => Ok(()),
             true if entry.symlink_metadata().is_err() => link_to(&entry, &function.join("infiniband").join(&rail.name)),
             false => match entry.symlink_metadata() {
-                // Each is kept, under a name of its own: a file system may give the inode of what is deleted to what is made next.
+                // Each removed entry is kept, under a name of its own: a file system may give the
+                // inode of a deleted file to the next one that is made.
                 Ok(found) => {
                     let removed = root.join("removed");
                     let kept = removed.join(format!("{}-{}", rail.name, found.ino()));

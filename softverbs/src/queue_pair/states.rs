@@ -1,4 +1,4 @@
-//! The states of a queue pair, and what each change of state takes.
+//! States of a queue pair, and the parameters of each change.
 
 /// `ibv_qp_state`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,16 +19,16 @@ pub enum State {
 /// A change of state.
 #[derive(Debug, Clone, Copy)]
 pub enum Change {
-    /// From any state to reset.
+    /// Any state to reset.
     Reset,
-    /// From reset or init to init.
+    /// Reset or init to init.
     Init {
         /// `ibv_access_flags` that the peer may use.
         access: u32,
         /// The port: 1.
         port: u8,
     },
-    /// From init to ready-to-receive.
+    /// Init to ready-to-receive.
     ReadyToReceive {
         /// Path MTU.
         mtu_bytes: u32,
@@ -43,7 +43,7 @@ pub enum Change {
         /// Code of the time that a peer waits when there is no receive.
         min_rnr_timer: u8,
     },
-    /// From ready-to-receive to ready-to-send.
+    /// Ready-to-receive to ready-to-send.
     ReadyToSend {
         /// Time between two tries is 4.096 us x 2^timeout; 0: no limit.
         timeout: u8,
@@ -54,6 +54,6 @@ pub enum Change {
         /// This side's first packet sequence number.
         send_psn: u32,
     },
-    /// To error, from any state but reset.
+    /// Any state but reset to error.
     Error,
 }

@@ -1,4 +1,4 @@
-//! The built library, loaded and looked up as programs do it, and the two ends of a connection on it.
+//! The built library, loaded and looked up as programs do, and the two ends of a connection on it.
 
 use std::ffi::{CString, c_int, c_void};
 use std::path::PathBuf;
@@ -12,15 +12,15 @@ pub fn fabric() -> String {
     format!("c_surface-{}", crate::NIC.name())
 }
 
-/// Where this process's fabric is.
+/// The folder of this process's fabric.
 pub fn dir() -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(fabric())
 }
 
-/// Loads a library with its symbols to itself; null when it is not there.
+/// Loads a library with its symbols kept local; null when the file does not exist.
 pub fn open(path: &str) -> *mut c_void {
     let path = CString::new(path).unwrap();
-    // SAFETY: a C string; the library's initialisers are its own matter.
+    // SAFETY: a C string. The library's initialisers have no conditions for callers.
     unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) }
 }
 
@@ -31,7 +31,7 @@ pub fn look_up(library: *mut c_void, name: &str, version: &str) -> *mut c_void {
     unsafe { libc::dlvsym(library, name.as_ptr(), version.as_ptr()) }
 }
 
-/// Whether the library has the function in any version.
+/// True if the library has the function in any version.
 pub fn has(library: *mut c_void, name: &str) -> bool {
     let name = CString::new(name).unwrap();
     // SAFETY: the library is open, and the name is a C string.
@@ -43,7 +43,8 @@ pub fn handle() -> *mut c_void {
     static HANDLE: OnceLock<usize> = OnceLock::new();
     let handle = HANDLE.get_or_init(|| {
         std::fs::create_dir_all(dir()).unwrap();
-        // SAFETY: once, before the library is loaded; nothing else here reads the environment at the same time.
+        // SAFETY: once, before the library is loaded; no other code here reads the environment
+        // meanwhile.
         unsafe {
             std::env::set_var("SOFTVERBS_DIR", dir());
             std::env::set_var("SOFTVERBS_FABRIC", fabric());
@@ -63,7 +64,8 @@ macro_rules! call {
     ($name:ident($($argument:expr),*)) => { call!("IBVERBS_1.1", $name($($argument),*)) };
     ($version:literal, $name:ident($($argument:expr),*)) => {{
         let symbol = $crate::library::look_up($crate::library::handle(), stringify!($name), $version);
-        // SAFETY: the type is made from the header's declaration of this function; null becomes `None`.
+        // SAFETY: the type is made from the header's declaration of this function; null becomes
+        // `None`.
         let function = unsafe {
             std::mem::transmute::<*mut std::ffi::c_void, type_of!($name)>(symbol)
         };
@@ -178,7 +180,7 @@ pub fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-/// The device at a place of the list, opened.
+/// Opens the device at `index` in the list.
 pub fn open_device(index: usize) -> *mut ibv_context {
     let mut count = 0;
     let list = call!(ibv_get_device_list(&raw mut count));
@@ -264,7 +266,7 @@ impl End {
         ibv_sge { addr: self.memory.as_ptr().expose_provenance() as u64 + offset as u64, length: bytes, lkey }
     }
 
-    /// Posts one request of a piece to a place in the peer's memory.
+    /// Posts one request from a piece to an address in the peer's memory.
     pub fn post(&self, opcode: u32, flags: u32, mut piece: ibv_sge, peer: &Self, offset: u64, wr_id: u64) -> c_int {
         let mut request: ibv_send_wr = zeroed();
         (request.wr_id, request.opcode, request.send_flags) = (wr_id, opcode, flags);
@@ -277,7 +279,7 @@ impl End {
         self.post_chain(&mut request).0
     }
 
-    /// Posts a chain: the result, and the request at fault.
+    /// Posts a chain. Returns the result, and the request at fault.
     pub fn post_chain(&self, first: &mut ibv_send_wr) -> (c_int, *mut ibv_send_wr) {
         let mut bad = std::ptr::null_mut();
         // SAFETY: the context is open, the queue pair alive, and the chain lives for the call.
@@ -285,7 +287,7 @@ impl End {
         (status, bad)
     }
 
-    /// Posts a write of so many pieces of eight bytes.
+    /// Posts a write of `count` pieces of eight bytes.
     pub fn post_pieces(&self, count: usize, flags: u32, peer: &Self) -> c_int {
         let mut pieces = vec![self.piece(0, 8); count];
         let mut request: ibv_send_wr = zeroed();
@@ -305,7 +307,8 @@ impl End {
         unsafe { (*self.context).ops.post_recv.unwrap()(self.qp, &raw mut request, &raw mut bad) }
     }
 
-    /// The next completion. It comes, or the test hangs: nothing here depends on when.
+    /// Waits for the next completion. Without one the test hangs, so the result does not depend on
+    /// timing.
     pub fn completion(&self) -> ibv_wc {
         let mut completion: ibv_wc = zeroed();
         loop {

@@ -1,4 +1,5 @@
-//! The built library from outside: loaded by its path, its functions looked up by name and version, as NCCL does it.
+//! The built library from outside: loaded by its path, its functions looked up by name and version,
+//! as NCCL does.
 #![allow(unsafe_code)]
 
 mod library;
@@ -10,7 +11,7 @@ use std::ffi::{CStr, c_int};
 use std::ptr::null_mut;
 use verbs_sys::*;
 
-/// `c_surface_soft_roce` shows what differs on the other one.
+/// `c_surface_soft_roce` shows the differences of the other device.
 const NIC: Nic = Nic::Mlx5;
 
 #[test]
@@ -29,7 +30,8 @@ fn each_function_has_the_version_that_rdma_core_gives_it() {
             version = begun;
         } else if let Some(name) = line.trim().strip_suffix(';').filter(|name| name.contains("ibv_")) {
             assert!(!look_up(handle(), name, version).is_null(), "{name} in {version}");
-            // Private symbols change their version with each release, and an older rdma-core lacks the newest functions.
+            // Private symbols change their version with each release, and an older rdma-core lacks
+            // the newest functions.
             if let Some(real) = real.filter(|real| !version.contains("PRIVATE") && has(*real, name)) {
                 assert!(
                     !look_up(real, name, version).is_null(),
@@ -91,14 +93,14 @@ fn the_extended_context_has_the_port_query_and_thread_domains() {
     let context = open_device(0);
     // SAFETY: the context is open.
     assert_eq!(unsafe { (*context).abi_compat } as usize, usize::MAX);
-    // SAFETY: the mark says so.
+    // SAFETY: `abi_compat` marks an extended context.
     let extended = unsafe { &*context.byte_sub(std::mem::offset_of!(verbs_context, context)).cast::<verbs_context>() };
     assert_eq!(extended.sz, size_of::<verbs_context>());
     let mut newer = [0xffu8; size_of::<ibv_port_attr>() + 16];
     let query_port = extended.query_port.unwrap();
-    // SAFETY: the context is open, and so many bytes are there.
+    // SAFETY: the context is open, and `newer` has the given length.
     assert_eq!(unsafe { query_port(context, 1, newer.as_mut_ptr().cast(), newer.len()) }, 0);
-    assert_eq!(newer[size_of::<ibv_port_attr>()..], [0; 16], "what a newer header knows, and this library does not");
+    assert_eq!(newer[size_of::<ibv_port_attr>()..], [0; 16], "fields of a newer header than this library's are zero");
 
     let pd = call!(ibv_alloc_pd(context));
     let mut thread = ibv_td_init_attr { comp_mask: 0 };
@@ -123,7 +125,7 @@ fn bytes_go_both_ways_by_each_operation() {
     let (mut a, b) = connected(context, null_mut());
     a.memory[..16].copy_from_slice(b"sixteen letters.");
 
-    // A write with immediate takes a receive, and no memory of it.
+    // A write with immediate takes a receive, but none of its memory.
     assert_eq!(b.post_receive(b.piece(0, 0), 70), 0);
     assert_eq!(a.post(IBV_WR_RDMA_WRITE_WITH_IMM, IBV_SEND_SIGNALED, a.piece(0, 16), &b, 100, 1), 0);
     let (sent, received) = (a.completion(), b.completion());
@@ -131,10 +133,10 @@ fn bytes_go_both_ways_by_each_operation() {
     assert_eq!((received.wr_id, received.status, received.opcode), (70, 0, IBV_WC_RECV_RDMA_WITH_IMM));
     assert_eq!((received.byte_len, received.wc_flags, received.qp_num), (16, IBV_WC_WITH_IMM, b.number()));
     // SAFETY: integers.
-    assert_eq!(unsafe { received.__bindgen_anon_1.imm_data }, 0x0102_0304, "as it lay in memory");
+    assert_eq!(unsafe { received.__bindgen_anon_1.imm_data }, 0x0102_0304, "the sender's bytes");
     assert_eq!(&b.memory[100..116], b"sixteen letters.");
 
-    // An inline send is read at once, needs no key, and fills a receive.
+    // An inline send is read during the call, needs no key, and fills a receive.
     assert_eq!(b.post_receive(b.piece(200, 64), 71), 0);
     let mut loose = *b"inline";
     let piece = ibv_sge { addr: loose.as_mut_ptr().expose_provenance() as u64, length: 6, lkey: 0 };
@@ -148,7 +150,7 @@ fn bytes_go_both_ways_by_each_operation() {
     assert_eq!((read.wr_id, read.status, read.opcode), (3, 0, IBV_WC_RDMA_READ));
     assert_eq!(&a.memory[300..316], b"sixteen letters.");
 
-    // An unsignaled write makes no completion: the next one is of the write after it.
+    // An unsignaled write makes no completion: the next completion is that of the write after it.
     assert_eq!(a.post(IBV_WR_RDMA_WRITE, 0, a.piece(0, 8), &b, 500, 4), 0);
     assert_eq!(a.post(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, a.piece(0, 8), &b, 508, 5), 0);
     assert_eq!(a.completion().wr_id, 5);
@@ -207,11 +209,11 @@ fn what_cannot_be_is_refused_and_what_is_in_use_stays() {
     assert!(call!(ibv_reg_mr(a.pd, a.memory.as_ptr().cast_mut().cast(), 4096, remote_only)).is_null());
     assert_eq!(errno(), libc::EINVAL);
 
-    // More pieces, and more inline bytes, than any request takes.
+    // More pieces, and more inline bytes, than a request may have.
     assert_eq!((a.post_pieces(5, 0, &b), a.post_pieces(3, 0, &b)), (libc::ENOMEM, libc::ENOMEM));
     assert_eq!(a.post(IBV_WR_RDMA_WRITE, IBV_SEND_INLINE, a.piece(0, 300), &b, 0, 1), libc::ENOMEM);
 
-    // Of a chain with a request that cannot be, those before it are posted, and it is named.
+    // If a request of a chain is invalid, the requests before it are posted, and it is named.
     let mut piece = a.piece(0, 8);
     let (mut good, mut atomic): (ibv_send_wr, ibv_send_wr) = (zeroed(), zeroed());
     (good.wr_id, good.opcode, good.send_flags) = (1, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED);
@@ -230,7 +232,7 @@ fn what_cannot_be_is_refused_and_what_is_in_use_stays() {
 }
 
 impl End {
-    /// How many completions one poll finds.
+    /// Number of completions that one poll finds.
     fn completion_count(&self) -> c_int {
         let mut completions: [ibv_wc; 4] = zeroed();
         // SAFETY: the context is open, the queue alive, and there is room for four.
@@ -260,7 +262,7 @@ fn a_channel_announces_a_queue_once_for_each_request() {
         a.completion();
     }
     let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    // SAFETY: one entry. It becomes readable, or the test hangs.
+    // SAFETY: one entry. The descriptor becomes readable, or the test hangs.
     assert_eq!(unsafe { libc::poll(&raw mut poll, 1, -1) }, 1);
     assert_eq!(next(), (0, b.cq));
     assert_eq!((b.completion().wr_id, b.completion().wr_id), (80, 81));
@@ -273,7 +275,8 @@ fn a_channel_announces_a_queue_once_for_each_request() {
     assert_eq!(call!(ibv_close_device(context)), 0);
 }
 
-/// All events are tested here, on a device of their own: they are the device's, not a test's.
+/// All events are tested in one test, on a device of their own, because events belong to the device
+/// and not to a test.
 #[test]
 fn events_name_the_queue_pair_and_the_port() {
     let context = open_device(1);
@@ -282,17 +285,17 @@ fn events_name_the_queue_pair_and_the_port() {
     let fd = unsafe { (*context).async_fd };
     let next = || {
         let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        // SAFETY: one entry. It becomes readable, or the test hangs.
+        // SAFETY: one entry. The descriptor becomes readable, or the test hangs.
         assert_eq!(unsafe { libc::poll(&raw mut poll, 1, -1) }, 1);
         let mut event: ibv_async_event = zeroed();
         assert_eq!(call!(ibv_get_async_event(context, &raw mut event)), 0);
         event
     };
-    // Beyond the region: the peer refuses, and both sides hear of it.
+    // Beyond the region: the peer refuses, and both sides get an error.
     assert_eq!(a.post(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, a.piece(0, 8), &b, 4092, 1), 0);
     assert_eq!(a.completion().status, IBV_WC_REM_ACCESS_ERR);
     let mut event = next();
-    // SAFETY: the kind says that it is a queue pair.
+    // SAFETY: events of this kind have a queue pair.
     assert_eq!((event.event_type, unsafe { event.element.qp }), (IBV_EVENT_QP_ACCESS_ERR, b.qp));
     call!(ibv_ack_async_event(&raw mut event));
 
@@ -302,7 +305,7 @@ fn events_name_the_queue_pair_and_the_port() {
     {
         control(&dir(), &fabric(), Some(0), "roceP2p1s0f0", action).unwrap();
         let mut event = next();
-        // SAFETY: the kind says that it is a port.
+        // SAFETY: events of this kind have a port.
         assert_eq!((event.event_type, unsafe { event.element.port_num }), (kind, 1));
         call!(ibv_ack_async_event(&raw mut event));
         assert_eq!(call!(ibv_query_port(context, 1, (&raw mut port).cast())), 0);

@@ -1,4 +1,4 @@
-//! What the C surface shows as soft-RoCE's does, where `c_surface` shows mlx5's.
+//! The C surface of a soft-RoCE device, where it differs from mlx5's in `c_surface`.
 #![allow(unsafe_code)]
 
 #[allow(dead_code)]

@@ -27,7 +27,7 @@ pub struct Bed {
 }
 
 impl Bed {
-    /// 8000 Mb/s: a byte a nanosecond.
+    /// A byte takes a nanosecond: 8000 Mb/s.
     pub fn new() -> Self {
         Self::of(Nic::default())
     }
@@ -36,7 +36,7 @@ impl Bed {
         Self::wired(nic, "")
     }
 
-    /// With more lines in the profile.
+    /// Adds `lines` to the profile.
     pub fn wired(nic: Nic, lines: &str) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("test-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
@@ -77,7 +77,7 @@ impl Bed {
         self.connect_with(pair, peers, device, (1, rnr_retry))
     }
 
-    /// With so many tries after the first, and while the peer has no receive.
+    /// `tries` after the first, and `rnr_retry` tries while the peer has no receive.
     pub fn connect_with(
         &self,
         pair: Pair,
@@ -135,7 +135,7 @@ impl End {
         let caps = Caps { send_requests: 16, receive_requests: 16, sges: 2, inline_bytes: 64, signal_all: false };
         let qp = QueuePair::new(node, device, 0, &cq, &cq, caps).unwrap();
         let bytes: Box<[u8]> = (0..1 << 20).map(|n: u32| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-        // SAFETY: the bytes live as long as this end, and are looked at only between the tests' steps.
+        // SAFETY: the bytes live as long as this end, and are read only between the tests' steps.
         let key = unsafe { node.register((device, 0), bytes.as_ptr() as usize, bytes.len(), 7) }.unwrap();
         Self { node: Arc::clone(node), device, cq, qp, bytes, key }
     }
@@ -144,7 +144,7 @@ impl End {
         Sge { addr: self.bytes.as_ptr() as u64 + at as u64, bytes, lkey: self.key }
     }
 
-    /// Posts an inline write of so many of its own bytes.
+    /// Posts an inline write of its own first `bytes` bytes.
     pub fn post_inline(&self, bytes: usize, to: &End) -> Result<(), i32> {
         let sges = [self.sge(0, bytes as u32)];
         self.qp.post_send(&SendRequest {
@@ -205,7 +205,7 @@ impl Drop for End {
 }
 
 impl Pair {
-    /// Lets the receiver's engine work, then looks at both ends.
+    /// Lets the receiver's engine work, then polls both ends.
     pub fn poll(&self) -> (Vec<Completion>, Vec<Completion>) {
         let b = self.b.poll();
         let a = self.a.poll();
