@@ -37,13 +37,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Rails of either end.
+/// Rails at each end.
 pub const RAILS: usize = 3;
-/// Room for the messages of one run, on either side.
+/// Bytes for the messages of one run, on each side.
 pub const ARENA: usize = 512 * 1024;
-/// How long a connection may be without its first rail: longer than any run.
+/// Longest time without a first rail: longer than any run.
 const FIRST_RAIL: Duration = Duration::from_secs(3600);
-/// Largest write: messages above it go in several.
+/// Largest write: larger messages take several.
 pub const CHUNK: u32 = 256;
 
 const PROFILE: &str = "link A pci=0000:01:00 gts=32 width=4 payload=0
@@ -56,71 +56,70 @@ const PROFILE: &str = "link A pci=0000:01:00 gts=32 width=4 payload=0
     rail x1 netdev=e1 port=p0 link=B cable=b function=0 line=4000 qp=0 latency=5000
     rail x2 netdev=e2 port=p0 link=C cable=c function=0 line=16000 qp=0 latency=300";
 
-/// The fabric, and what both ends keep from run to run.
+/// The fabric, with the state of both ends that lasts from run to run.
 pub struct Fabric {
     node: Arc<Node>,
     /// The sending side's host, then the receiving side's.
     pub hosts: [Arc<Host>; 2],
     looks: Vec<Look>,
-    /// What is sent, and where it lands.
+    /// Bytes that the sender sends.
     pub from: Box<[u8]>,
-    /// Where it lands.
+    /// Buffers of the receiver.
     pub to: Box<[u8]>,
-    /// Their registrations.
+    /// Registration of `from`.
     pub out: Arc<Registration>,
-    /// As above.
+    /// Registration of `to`.
     pub into: Arc<Registration>,
-    /// A completion queue on each rail with nothing in it: polling one is what lets the fabric's NICs work, here where no thread
-    /// of theirs does.
+    /// An empty completion queue on each rail. Polling it drives the fabric's NICs, which have no
+    /// threads here.
     nics: Vec<Cq>,
     begun: Instant,
     now_ns: u64,
-    /// What both hosts take for sysfs, and what is shown there.
+    /// The folder that both hosts use as sysfs, and the profile that it shows.
     sysfs: PathBuf,
     profile: Profile,
 }
 
-/// A connection, as a handshake leaves it.
+/// A connection after its handshake.
 pub struct Pair {
-    /// The sending data path.
     pub send: Arc<TryCell<SendPath>>,
-    /// The receiving one.
     pub recv: Arc<TryCell<RecvPath>>,
-    /// As the sender knows both ends, and as the receiver does.
+    /// Contexts of the sender and of the receiver.
     pub contexts: [Arc<PathContext>; 2],
-    /// The sender's driver, and the receiver's.
+    /// Drivers of the sender and of the receiver.
     pub drivers: [Driver; 2],
-    /// What the peer writes to: the sender's, and the receiver's.
+    /// Mailboxes of the sender and of the receiver, which the peer writes.
     pub mailboxes: [Arc<Region>; 2],
-    /// Queue pairs of the rails that did not carry when it came up.
+    /// Queue pairs of the rails that did not carry during the connect.
     pub missing_queue_pairs: usize,
-    /// What its sends share with those of other connections, if anything.
+    /// Limit on bytes in flight that its sends share with those of other connections, if there is
+    /// one.
     pub bound: Option<Arc<Bound>>,
 }
 
-/// How a connection comes up.
+/// Conditions under which a connection is made.
 #[derive(Default)]
 pub struct Start {
-    /// The lanes, by bits, that do not carry then.
+    /// Lanes, by bits, that do not carry yet.
     pub not_yet: u8,
-    /// The bound on what its sends have in flight.
+    /// Limit on its sends' bytes in flight.
     pub bound: Option<Arc<Bound>>,
 }
 
 impl Fabric {
-    /// Sets it up, once in a process.
+    /// Sets the fabric up, once in a process.
     pub fn new() -> Self {
         Self::of(PROFILE)
     }
 
-    /// The same with ports whose path MTU is 1024 bytes, so that there are larger ones.
+    /// As `new`, with ports whose path MTU is 1024 bytes, so that packets above it exist.
     pub fn of_small_packets() -> Self {
         let with_mtu = |line: &str| line.to_owned() + if line.contains(" rail ") { " mtu=1024\n" } else { "\n" };
         Self::of(&PROFILE.lines().map(with_mtu).collect::<String>())
     }
 
     fn of(text: &str) -> Self {
-        // Each run must repeat exactly.
+        // Without helper threads, so that each run repeats exactly.
         nccl_net_spark::comm::threads::work_in_place();
         let (dir, fabric) = (std::env::temp_dir().join("spark-tests"), format!("test-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
@@ -137,7 +136,7 @@ impl Fabric {
             adversary: None,
         };
         let node = Node::enter(&settings).unwrap();
-        // From here on there are no engine threads, and no time but ours.
+        // From here on there are no engine threads, and only this clock.
         node.memory.virtual_clock.store(1, Ordering::Release);
         let hosts = [0, 1].map(|_| bring_up_host(&dir, &fabric, &settings.profile));
         let shown = Profile::load(&settings.profile, 1.0).unwrap();
@@ -150,8 +149,8 @@ impl Fabric {
             .map(|rail| rail.look(&hosts[0].process().config, &interfaces).unwrap())
             .collect();
         let (from, to) = (vec![0; ARENA].into_boxed_slice(), vec![0; ARENA].into_boxed_slice());
-        // SAFETY: both live as long as the fabric, which outlives every connection over them; what is written by the fabric is looked
-        // at between its steps only, by the one thread that drives it.
+        // SAFETY: both live as long as the fabric, which outlives every connection over them. One
+        // thread drives the fabric, and it reads the written bytes only between steps.
         let memory = |bytes: &[u8]| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
         let (out, into) = (
             hosts[0].process().register(memory(&from), Purpose::Send).unwrap(),
@@ -167,7 +166,6 @@ impl Fabric {
         Self { node, hosts, looks, from, to, out, into, nics, begun, now_ns: 0, sysfs, profile: shown }
     }
 
-    /// Lets time pass.
     pub fn pass(&mut self, ns: u64) {
         self.now_ns += ns;
         self.node.memory.virtual_clock.store(self.now_ns + 1, Ordering::Release);
@@ -177,32 +175,31 @@ impl Fabric {
         }
     }
 
-    /// The time, for the fabric and for the drivers.
+    /// Virtual time, for the fabric.
     pub fn now_ns(&self) -> u64 {
         self.now_ns
     }
 
-    /// The same for the drivers.
+    /// Virtual time, for the drivers.
     pub fn now(&self) -> Instant {
         self.begun + Duration::from_nanos(self.now_ns)
     }
 
-    /// Shows a rail's function in sysfs, or no longer.
+    /// Shows a rail's function in sysfs, or hides it.
     pub fn show(&self, rail: usize, is_there: bool) {
         self.profile.show_device(&self.sysfs, rail, is_there).unwrap();
     }
 
-    /// Lets a rail's function fail, cuts it off, takes it away or brings it back.
+    /// Moves a rail's function to a phase: failed, cut off, gone, or back.
     pub fn move_to(&self, rail: usize, phase: Phase) {
         self.node.memory.rails[0][rail].move_to(phase);
     }
 
-    /// What becomes of a rail's function.
     pub fn presence(&self, rail: usize) -> Presence {
         self.node.memory.rails[0][rail].presence()
     }
 
-    /// All functions are on the bus, and both hosts know.
+    /// Puts all functions on the bus, and lets both hosts open them.
     pub fn plug_all(&mut self) {
         for rail in 0..RAILS {
             if self.presence(rail).phase != Phase::Here {
@@ -224,12 +221,12 @@ impl Fabric {
         }
     }
 
-    /// Whether a rail carries.
+    /// True while a rail's port is up.
     pub fn is_up(&self, rail: usize) -> bool {
         self.node.memory.rails[0][rail].down.load(Ordering::Acquire) == 0
     }
 
-    /// Whether a rail carries, and nothing that is posted there next is to fail.
+    /// True while a rail carries, and no fault waits for its next request or post.
     pub fn is_quiet(&self, rail: usize) -> bool {
         let memory = &self.node.memory.rails[0][rail];
         let is_zero = |what: &std::sync::atomic::AtomicU32| what.load(Ordering::Acquire) == 0;
@@ -238,17 +235,17 @@ impl Fabric {
         self.presence(rail).phase == Phase::Here && has_no_fault
     }
 
-    /// Pulls a rail or puts it back.
+    /// Takes a rail's port up or down.
     pub fn set(&self, rail: usize, is_up: bool) {
         self.node.memory.rails[0][rail].set_port(is_up, self.now_ns);
     }
 
-    /// So many of the requests that come in next by a rail are called invalid.
+    /// Lets a rail refuse the next `count` incoming requests as invalid.
     pub fn refuse(&self, rail: usize, count: u32) {
         self.node.memory.rails[0][rail].refusals.store(count, Ordering::Release);
     }
 
-    /// So many of the requests that are posted next on a rail, by either end, are not taken.
+    /// Lets the next `count` posts on a rail fail, at either end.
     pub fn fail_posts(&self, rail: usize, count: u32) {
         self.node.memory.rails[0][rail].failing_posts.store(count, Ordering::Release);
     }
@@ -259,7 +256,8 @@ impl Fabric {
         rail.set_path(rail.path().with(fault, is_on));
     }
 
-    /// Gives each of the rails, by bits, a fault of a first day, or none.
+    /// Gives each of the rails in `rails`, a bit mask, a fault of the kind that new installations
+    /// have, or none.
     pub fn give_path_faults(&self, rails: u8, dice: &mut Dice) {
         for rail in (0..RAILS).filter(|rail| rails & 1 << rail != 0) {
             match dice.below(5) {
@@ -277,44 +275,46 @@ impl Fabric {
         }
     }
 
-    /// Ends all faults of paths.
     pub fn forget_path_faults(&self) {
         (0..RAILS).for_each(|rail| PathFault::ALL.into_iter().for_each(|fault| self.set_path(rail, fault, false)));
     }
 
-    /// So many of the queue pairs that are connected next on a rail, by either end, find nobody at the peer's address.
+    /// Lets the next `count` connecting queue pairs of a rail, at either end, get no answer from
+    /// the peer's address.
     pub fn silence(&self, rail: usize, count: u32) {
         self.node.memory.rails[0][rail].unanswered.store(count, Ordering::Release);
     }
 
-    /// How many of them have not been connected yet.
+    /// Number of those that have not been used up.
     pub fn silence_left(&self, rail: usize) -> u32 {
         self.node.memory.rails[0][rail].unanswered.load(Ordering::Acquire)
     }
 
-    /// Both ends know of no path any more that did not answer.
+    /// Clears both hosts' memory of paths that did not answer.
     pub fn forget_silence(&self) {
         for host in &self.hosts {
             host.process().rails.iter().for_each(|rail| host.process().backoff.forget(rail));
         }
     }
 
-    /// Registrations by a rail need local write access, or no longer.
+    /// Makes registrations on a rail require local write access, or ends that.
     pub fn need_local_write(&self, rail: usize, is_needed: bool) {
         self.node.memory.rails[0][rail].needs_local_write.store(u32::from(is_needed), Ordering::Release);
     }
 
-    /// A registration that a rail refuses, then the same one again.
+    /// Registers memory while a rail refuses it, then registers the same memory again without the
+    /// fault.
     pub fn register_in_vain(&self, side: usize, rail: usize) {
         let is_there = |rail: &Arc<Rail>| rail.device.look(rail.info.port) == HostPresence::Here;
         if !self.hosts[side].process().rails.iter().all(is_there) {
-            // It would be left out, and its own refusal would come to another one.
+            // An absent rail would be left out, and the refusal would hit another registration.
             return;
         }
         let host = &self.hosts[side];
         let before = host.process().registrations.in_use();
         let memory = vec![0_u8; 3 * 4096].into_boxed_slice();
-        // SAFETY: the memory outlives its registration, which is gone at the end of this function, and nothing is written there.
+        // SAFETY: the memory outlives its registration, which ends with this function, and is never
+        // written.
         let asked = || unsafe { HostMemory::from_caller(memory.as_ptr() as usize, memory.len()) };
         self.node.memory.rails[0][rail].failing_registrations.store(1, Ordering::Release);
         let told =
@@ -328,7 +328,8 @@ impl Fabric {
         assert!(RailId::all(RAILS).all(|rail| done.keys(rail).is_some()));
     }
 
-    /// Bytes of a connection's messages that are posted and not done: what NICs have yet to read, or read just now.
+    /// Bytes of a connection's messages that are posted and not done: NICs still have to read them,
+    /// or are reading them.
     pub fn posted_bytes(&self, pair: &Pair) -> u64 {
         let from = self.to.as_ptr() as u64;
         let to = from..from + ARENA as u64;
@@ -337,34 +338,35 @@ impl Fabric {
         ends.map(|end| self.node.memory.qps[end.number as usize % MAX_QPS].waiting_bytes(&to)).sum()
     }
 
-    /// True if a queue pair is in error, whether its owner has polled that or not.
+    /// True if a queue pair is in error, even if its owner has not polled that yet.
     pub fn is_in_error(&self, number: u32) -> bool {
         self.node.memory.qps[number as usize % MAX_QPS].is_in_error()
     }
 
-    /// Queue pairs that there are on the whole fabric.
+    /// Queue pairs of the whole fabric.
     pub fn queue_pairs(&self) -> usize {
         self.node.memory.qps.iter().filter(|qp| qp.number.load(Ordering::Acquire) != 0).count()
     }
 
-    /// A connection over the first `rails` of them.
+    /// Connects over the first `rails` rails.
     pub fn connect(&self, rails: usize, queue_count: usize) -> Pair {
         self.connect_as(rails, queue_count, Start::default())
     }
 
-    /// The same, of a connection that comes up otherwise than most.
+    /// Connects under the conditions of `start`.
     pub fn connect_as(&self, rails: usize, queue_count: usize, start: Start) -> Pair {
         let rails: Vec<usize> = (0..rails).collect();
         self.connect_over(&rails, queue_count, start)
     }
 
-    /// A connection over these rails, whose lanes have their order.
+    /// Connects over these rails; the lanes have the same order.
     pub fn connect_over(&self, rails: &[usize], queue_count: usize, start: Start) -> Pair {
         let mailboxes = [0, 1].map(|_| Region::new(MAILBOX_BYTES).unwrap());
         self.join(self.lanes(rails, queue_count), mailboxes, None, start)
     }
 
-    /// A connection over the first rail whose receiving end has somebody else in its sender's place, with a queue pair of its own.
+    /// Connects over the first rail. In place of the plugin, a [`Liar`] with a queue pair of its
+    /// own is the receiver's peer.
     pub fn connect_liar(&self) -> (Pair, Liar) {
         let mailboxes = [0, 1].map(|_| Region::new(MAILBOX_BYTES).unwrap());
         let mut liar = Liar::new(&self.node, Arc::clone(&mailboxes[0]));
@@ -403,7 +405,8 @@ impl Fabric {
         lanes
     }
 
-    /// What stands on the lanes; `far_key` is the key of the sender's mailbox where it is not the plugin's.
+    /// Builds data paths and drivers on the lanes. `far_key` is the sender's mailbox key where a
+    /// liar owns it.
     fn join(
         &self,
         mut lanes: [Vec<Lane>; 2],
@@ -477,11 +480,13 @@ fn bring_up_host(dir: &Path, fabric: &str, profile: &str) -> Arc<Host> {
         ("SOFTVERBS_FABRIC", fabric.to_owned()),
         ("SOFTVERBS_PROFILE", profile.to_owned()),
         ("SOFTVERBS_NODE", "0".to_owned()),
-        // Polls return less than they could, queue pairs are served out of turn, bytes and acknowledgements come late.
+        // Polls return less than they could, queue pairs are served out of turn, bytes and
+        // acknowledgements are delayed.
         ("SOFTVERBS_ADVERSARY", "7".to_owned()),
     ];
     for (name, value) in variables {
-        // SAFETY: before the fabric reads its settings, and nothing else of this program reads the environment meanwhile.
+        // SAFETY: before the fabric reads its settings, and no other code of this program reads the
+        // environment meanwhile.
         unsafe { std::env::set_var(name, value) };
     }
     let settings = [

@@ -1,4 +1,5 @@
-//! A sending end that is not the plugin: a queue pair of its own on the fabric, by which it says whatever verbs let it say.
+//! A sending end that is not the plugin: a queue pair of its own, which can send everything that
+//! verbs allow.
 
 use nccl_net_spark::verbs::Region;
 use nccl_net_spark::wire::fields::QpEnd;
@@ -10,43 +11,40 @@ use softverbs::status;
 use softverbs::work_request::{Operation, SendRequest, Sge};
 use std::sync::Arc;
 
-/// Its first packet's number.
+/// Initial packet sequence number of its sends.
 const PSN: u32 = 7;
 
-/// The end.
 pub struct Liar {
     node: Arc<Node>,
     cq: Arc<CompletionQueue>,
     qp: Arc<QueuePair>,
-    /// Where the receiver's grants land, and what is sent from; registered with this key.
+    /// Memory for the receiver's grants, and source of the sends; registered as `key`.
     mailbox: Arc<Region>,
     key: u32,
 }
 
 impl Liar {
-    /// One on the first rail.
+    /// Creates a liar on the first rail.
     pub fn new(node: &Arc<Node>, mailbox: Arc<Region>) -> Self {
         let cq = CompletionQueue::new(node, 0, 64).unwrap();
         let caps = Caps { send_requests: 16, receive_requests: 16, sges: 1, inline_bytes: 0, signal_all: true };
         let qp = QueuePair::new(node, 0, 0, &cq, &cq, caps).unwrap();
-        // SAFETY: the region is this end's for as long as its queue pair; its words are looked at as atomics only.
+        // SAFETY: the region belongs to this end as long as its queue pair, and its words are only
+        // read as atomics.
         let key = unsafe {
             node.register((0, 0), mailbox.addr() as usize, MAILBOX_BYTES, status::LOCAL_WRITE | status::REMOTE_WRITE)
         };
         Self { node: Arc::clone(node), cq, qp, mailbox, key: key.unwrap() }
     }
 
-    /// Its queue pair.
     pub fn end(&self) -> QpEnd {
         QpEnd { number: self.qp.number(), psn: PSN }
     }
 
-    /// The key of its mailbox.
     pub fn key(&self) -> u32 {
         self.key
     }
 
-    /// Connects it.
     pub fn connect(&mut self, to: QpEnd, gid: [u8; 16]) {
         let (remote_qp, receive_psn) = (to.number, to.psn);
         let to_receive = Change::ReadyToReceive {
@@ -63,7 +61,8 @@ impl Liar {
         }
     }
 
-    /// Posts the first bytes of its mailbox, as they are; `to` is an address and a key of the receiver's.
+    /// Posts the first bytes of its mailbox unchanged; `to` is an address and a key of the
+    /// receiver.
     pub fn post(&self, operation: Operation, bytes: u32, imm: Option<u32>, to: (u64, u32)) {
         let sge = [Sge { addr: self.mailbox.addr(), bytes, lkey: self.key }];
         let sges = if bytes == 0 { &sge[..0] } else { &sge };
@@ -74,7 +73,7 @@ impl Liar {
         self.qp.post_send(&request).unwrap();
     }
 
-    /// Lets its NIC work; how its requests have ended.
+    /// Lets its NIC work, and returns the completions of its requests.
     pub fn poll(&self) -> Vec<Completion> {
         let mut out = [Completion::default(); 32];
         let count = self.cq.poll(&mut out).unwrap();

@@ -8,11 +8,10 @@ pub mod removals;
 pub mod run;
 pub mod tcp;
 
-/// Numbers that follow from a seed alone (splitmix64).
+/// Pseudo-random numbers that depend only on a seed (splitmix64).
 pub struct Dice(u64);
 
 impl Dice {
-    /// The numbers of a seed.
     pub fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x5eed)
     }

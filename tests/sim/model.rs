@@ -1,41 +1,38 @@
-//! What should happen: the messages of a run, their bytes, and what has become of them.
+//! Expected behaviour: the messages of a run, their bytes, and their progress.
 
 use super::Dice;
 use super::fabric::ARENA;
 
-/// What a buffer holds before its receive is posted, and beyond its message for ever.
+/// Content of a buffer before its receive is posted; the bytes behind the message keep it.
 const BLANK: u8 = 0xee;
-/// What a buffer is given when it was handed back: from then on nothing may write to it.
+/// Content of a buffer after it was handed back; from then on a write to it is an error.
 const HANDED_BACK: u8 = 0xc5;
 
-/// One buffer of a group, and the send for it.
 pub struct Part {
-    /// Where it is in the arenas.
+    /// Offset in both arenas.
     pub at: usize,
-    /// Room of the receive.
     pub room: usize,
     /// Size of the send, at most the room.
     pub bytes: usize,
     /// The send's request, once it has one.
     pub send: Option<u16>,
-    /// Whether the send was told to be done.
+    /// True once the send was reported done.
     pub is_sent: bool,
 }
 
 /// A grouped receive, and the sends for it.
 pub struct Group {
-    /// The receive's request.
     pub receive: u16,
-    /// Its parts; each has its place as its tag.
+    /// The parts; each has its index as its tag.
     pub parts: Vec<Part>,
-    /// Whether it was reported done at once.
+    /// True for an optional receive, which is reported done before its bytes have come.
     pub optional: bool,
-    /// Whether the receive was told to be done.
+    /// True once the receive was reported done.
     pub is_told: bool,
     handed_back: bool,
 }
 
-/// All of a run.
+/// All messages of a run.
 #[derive(Default)]
 pub struct Model {
     /// The groups, in the order of their grants.
@@ -44,7 +41,8 @@ pub struct Model {
 }
 
 impl Model {
-    /// Sizes for the next group: its parts' places, rooms and sizes. `None` when the arena is used up.
+    /// Draws the next group: offsets, rooms and sizes of its parts. `None` when the arena is used
+    /// up.
     pub fn draw(&mut self, dice: &mut Dice) -> Option<Vec<Part>> {
         let count = if dice.one_in(4) { 1 + dice.below(4) } else { 1 };
         let mut parts = Vec::new();
@@ -61,30 +59,31 @@ impl Model {
         Some(parts)
     }
 
-    /// A group was granted.
+    /// Records a granted group.
     pub fn granted(&mut self, receive: u16, parts: Vec<Part>, optional: bool) {
         self.groups.push(Group { receive, parts, optional, is_told: false, handed_back: false });
     }
 
-    /// The first group of which not all sends have begun: only for it can one begin.
+    /// The first group with a send that has not begun. Only its sends can begin.
     pub fn next_to_send(&mut self) -> Option<&mut Group> {
         self.groups.iter_mut().find(|group| group.parts.iter().any(|part| part.send.is_none()))
     }
 
-    /// A buffer is ready for its message.
+    /// Fills a buffer before its receive is posted.
     pub fn blank(to: &mut [u8], part: &Part) {
         to[part.at..part.at + part.room + 64].fill(BLANK);
     }
 
-    /// The message of a part.
+    /// Writes the message of a part.
     pub fn fill(from: &mut [u8], seed: u64, part: &Part) {
         for (n, byte) in from[part.at..part.at + part.bytes].iter_mut().enumerate() {
             *byte = expected(seed, part, n);
         }
     }
 
-    /// Looks whether a group is over for its owner: its receive was told, or, where that was told at once, all its sends were. Then its
-    /// bytes have to be right, and nothing may touch them any more.
+    /// Hands a group's buffers back once its owner may reuse them: when its receive was reported
+    /// done or, for an optional receive, all its sends were. The bytes have to be right then, and
+    /// must not change later.
     pub fn hand_back(&mut self, index: usize, seed: u64, to: &mut [u8]) {
         let group = &mut self.groups[index];
         let is_over = if group.optional { group.parts.iter().all(|part| part.is_sent) } else { group.is_told };
@@ -102,12 +101,12 @@ impl Model {
         }
     }
 
-    /// Whether all of it was told, once.
+    /// True if every send and receive was reported done.
     pub fn is_done(&self) -> bool {
         self.groups.iter().all(|group| group.is_told && group.parts.iter().all(|part| part.is_sent))
     }
 
-    /// The receiver's caller has been told that the connection is at its end: all buffers are its own again.
+    /// Hands all buffers back, because the connection's end was reported to the receiver's caller.
     pub fn take_back(&mut self, to: &mut [u8]) {
         for group in self.groups.iter_mut().filter(|group| !group.handed_back) {
             group.handed_back = true;
@@ -117,7 +116,8 @@ impl Model {
         }
     }
 
-    /// The sender's caller has been told so, and uses what it had to send for something else.
+    /// Overwrites the unfinished sends' bytes, because the connection's end was reported to the
+    /// sender's caller.
     pub fn spoil(&self, from: &mut [u8]) {
         let parts = self.groups.iter().flat_map(|group| &group.parts);
         for part in parts.filter(|part| part.send.is_some() && !part.is_sent) {
@@ -125,19 +125,19 @@ impl Model {
         }
     }
 
-    /// All was handed back.
+    /// Checks that every group was handed back.
     pub fn check_that_all_is_over(&self) {
         for (index, group) in self.groups.iter().enumerate() {
             assert!(group.handed_back, "group {index} is not over");
         }
     }
 
-    /// Nothing was written into a buffer after it was handed back.
+    /// Checks that no buffer was written after it was handed back.
     pub fn check_what_was_handed_back(&self, to: &[u8]) {
         for (index, group) in self.groups.iter().enumerate().filter(|(_, group)| group.handed_back) {
             for part in &group.parts {
                 let bytes = &to[part.at..part.at + part.room + 64];
-                assert!(bytes.iter().all(|byte| *byte == HANDED_BACK), "group {index} was written to when it was over");
+                assert!(bytes.iter().all(|byte| *byte == HANDED_BACK), "group {index} was written after its return");
             }
         }
     }

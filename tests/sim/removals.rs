@@ -1,4 +1,4 @@
-//! Functions that fail, leave the bus and return while a run goes on, and what the two hosts notice of it.
+//! Functions that fail, leave the bus and return during a run, and the signs of that on both hosts.
 
 use super::Dice;
 use super::fabric::{Fabric, RAILS};
@@ -9,26 +9,27 @@ use softverbs::hotplug::Phase;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The functions of a run.
+/// The functions' removals in a run.
 pub struct Removals {
     left: u64,
-    /// Whether any was lost.
+    /// True once a function was lost.
     is_used: bool,
-    /// What is to come: when, of which rail.
+    /// Future steps: time, rail, step.
     plan: Vec<(u64, usize, Step)>,
-    /// By side and rail: which of the functions of its name was opened last.
+    /// By side and rail: generation of the function that was opened last.
     opened: [[u32; RAILS]; 2],
-    /// By side and rail: whether the event by which a function said that it has failed was not read yet.
+    /// By side and rail: true while the event of a failed function has not been read.
     unread: [[bool; RAILS]; 2],
-    /// How seldom each side looks.
+    /// Each side looks once in this many rounds.
     seldom: [u64; 2],
 }
 
 enum Step {
     To(Phase),
-    /// In sysfs.
+    /// Show or hide it in sysfs.
     Show(bool),
-    /// The port, which was down when programs were cut off, comes up: what was on its way lands now.
+    /// The port, which was down when programs were cut off, comes up: packets on their way arrive
+    /// now.
     PortUp,
 }
 
@@ -43,14 +44,15 @@ impl Step {
 }
 
 impl Removals {
-    /// So many are to come. All functions are on the bus.
+    /// Plans `left` removals. All functions are on the bus.
     pub fn new(left: u64, fabric: &Fabric, dice: &mut Dice) -> Self {
         let opened = std::array::from_fn(|rail| fabric.presence(rail).generation);
         let seldom = [0, 1].map(|_| if dice.one_in(2) { 4 } else { 64 });
         Self { left, is_used: false, plan: Vec::new(), opened: [opened; 2], unread: Default::default(), seldom }
     }
 
-    /// Does what is due, and now and then lets a rail's function fail or cuts it off; whether it did.
+    /// Takes the due steps, and sometimes lets a rail's function fail or cuts it off. Returns true
+    /// in that case.
     pub fn go_on(&mut self, fabric: &Fabric, dice: &mut Dice, rail: usize) -> bool {
         let now_ns = fabric.now_ns();
         self.plan.sort_by_key(|(due_ns, ..)| *due_ns);
@@ -87,7 +89,7 @@ impl Removals {
         is_to_go
     }
 
-    /// All are on the bus again, and no more go.
+    /// Ends all removals: every function is on the bus, and none will leave.
     pub fn end(&mut self, fabric: &Fabric) {
         self.left = 0;
         self.plan.sort_by_key(|(due_ns, ..)| *due_ns);
@@ -96,12 +98,12 @@ impl Removals {
         }
     }
 
-    /// Whether both sides have opened the functions that are there now.
+    /// True if both sides have opened the present functions.
     pub fn are_over(&self, fabric: &Fabric) -> bool {
         (0..RAILS).all(|at| self.opened.iter().all(|opened| opened[at] == fabric.presence(at).generation))
     }
 
-    /// What a side's service thread would notice, sooner or later.
+    /// Returns the changes that a side's service thread notices this time.
     pub fn notice(
         &mut self,
         fabric: &Fabric,
@@ -115,7 +117,7 @@ impl Removals {
         }
         for (at, rail) in process.rails.iter().enumerate() {
             let was_there = rail.device.presence() == Presence::Here;
-            // Of the function's failure, of which both are told, and which may be read late.
+            // The event of the function's failure, which both sides get, possibly late.
             if self.unread[side][at] && dice.one_in(2) {
                 self.unread[side][at] = false;
                 rail.device.fatal();
@@ -123,7 +125,7 @@ impl Removals {
             if rail.device.look(rail.info.port) == Presence::Here {
                 continue;
             }
-            // The kernel's event. (What counts is the entry in sysfs.)
+            // The kernel's event. (The plugin decides by the entry in sysfs.)
             let there = fabric.presence(at);
             let is_gone = there.phase == Phase::Gone || there.generation != self.opened[side][at];
             if is_gone && dice.one_in(2) {

@@ -1,4 +1,4 @@
-//! One run: what happens, by the dice.
+//! One run: its events, drawn by the dice.
 
 use super::Dice;
 use super::fabric::{Fabric, Pair, RAILS, Start};
@@ -14,13 +14,13 @@ use nccl_net_spark::flow::in_flight::Bound;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Virtual time after which something hangs.
+/// Virtual time after which a wait counts as a hang.
 const PATIENCE_NS: u64 = 60_000_000_000;
 
-/// How long a rail is held when TCP was closed: the second after which one side may hear of that, and the two in which it needs an answer.
+/// Time that a rail is held after TCP was closed: one side may notice the close a second later, and
+/// needs an answer within two seconds.
 const HELD_NS: u64 = 3_500_000_000;
 
-/// One run.
 pub struct Run<'f> {
     fabric: &'f mut Fabric,
     seed: u64,
@@ -28,61 +28,60 @@ pub struct Run<'f> {
     rails: usize,
     pair: Pair,
     model: Model,
-    /// Groups to be granted in all.
+    /// Total number of groups to be granted.
     goal: usize,
-    /// The bootstrap's TCP. Where it breaks for good, rail 0 holds.
+    /// The bootstrap's TCP. Where it breaks permanently, rail 0 stays up.
     tcp: Tcp,
-    /// Port events: when, for which side, of which rail, and whether it is up.
+    /// Port events: time, side, rail, and true for up.
     events: Vec<(u64, usize, usize, bool)>,
     pulls_left: u64,
-    /// As many as a connection takes while one message runs.
+    /// Refusals left: at most as many as a connection tolerates during one message.
     refusals_left: u64,
     failures_left: u64,
     ending: Ending,
     silences_left: u64,
-    /// Dice for what was added later.
+    /// Dice for later additions, so that they do not change the runs of older seeds.
     own: Dice,
     /// Functions that leave the bus and return.
     removals: Removals,
-    /// The rail that has to carry until then, because TCP was closed and a peer that no rail reaches either counts as gone after two seconds.
+    /// The rail that must carry until a time. TCP was closed, and a peer that no rail reaches
+    /// either is given up after two seconds.
     held: Option<(usize, u64)>,
     tally: Tally,
 }
 
-/// How the messages end.
+/// End of the messages.
 enum Ending {
-    /// All arrive.
+    /// All messages arrive.
     Whole,
-    /// After so many groups one side's connection fails, or is closed in mid-message.
+    /// After `after` groups one side's connection fails, or is closed in the middle of a message.
     BrokenOff { after: usize },
-    /// The same, as soon as a rail is on trial then.
+    /// Ends as `BrokenOff`, once a rail is under test as well.
     BrokenOffOnTrial { after: usize },
-    /// The receiver's data path fails, as soon as the sender uses what the receiver still keeps for a rail on trial.
+    /// The receiver's data path fails, once the sender uses what the receiver still has under test.
     BrokenOffInUse { after: usize },
 }
 
-/// What ends one side's connection.
+/// Cause of the end of one side's connection.
 enum BreakOff {
     Caller,
     Driver,
-    /// Of this the driver hears later.
+    /// The data path fails; the driver notices later.
     DataPath,
 }
 
-/// What a run came to.
+/// Counts of a run.
 #[derive(Default)]
 pub struct Tally {
-    /// Rails that were pulled.
     pub losses: u64,
-    /// Messages that were sent.
     pub messages: u64,
 }
 
 impl<'f> Run<'f> {
-    /// A run by a seed.
+    /// Sets up the run of a seed.
     pub fn new(fabric: &'f mut Fabric, seed: u64) -> Self {
         let mut dice = Dice::new(seed);
-        // What the run before left in the fabric's way is over.
+        // Lets the packets of the run before drain.
         fabric.pass(1_000_000_000);
         for rail in 0..RAILS {
             fabric.set(rail, true);
@@ -95,7 +94,7 @@ impl<'f> Run<'f> {
         fabric.plug_all();
         let rails = 1 + dice.below(RAILS as u64) as usize;
         let queue_count = 1 + dice.below(2) as usize;
-        // Dice of its own: else every run would be another one without it.
+        // Separate dice, so that this draw does not change the others.
         let mut bounds = Dice::new(seed ^ 1 << 63);
         let bound = bounds.one_in(3).then(|| Arc::new(Bound::new([700, 2000, 6000][bounds.below(3) as usize])));
         let breaks_ns = (rails > 1 && dice.one_in(3)).then(|| fabric.now_ns() + dice.below(2_000_000));
@@ -105,13 +104,13 @@ impl<'f> Run<'f> {
             0 => Dice::new(seed ^ 0xfeed).below(1 << rails) as u8,
             _ => 0,
         };
-        // Where the bootstrap's TCP breaks for good, rail 0 has to carry what it did.
+        // Where the bootstrap's TCP breaks permanently, rail 0 has to carry its messages.
         let not_yet = if tcp.breaks_for_good() { not_yet & !1 } else { not_yet };
         let pair = fabric.connect_as(rails, queue_count, Start { not_yet, bound });
         fabric.give_path_faults(not_yet, &mut Dice::new(seed ^ 0xfa17));
         let (goal, pulls_left) = (4 + dice.below(60) as usize, dice.below(8));
         let (refusals_left, failures_left, silences_left) = (dice.below(5), dice.below(5), dice.below(3));
-        // As above.
+        // Separate dice, as above.
         let mut own = Dice::new(!seed);
         let after = 1 + own.below(goal as u64) as usize;
         let ending = match own.below(12) {
@@ -120,7 +119,8 @@ impl<'f> Run<'f> {
             3 => Ending::BrokenOffInUse { after },
             _ => Ending::Whole,
         };
-        // Who ends while a function is cut off cannot know when its NIC is still.
+        // Only for runs that end whole: a side that closes while a function is cut off cannot know
+        // if its NIC is idle.
         let is_to_lose_functions = matches!(ending, Ending::Whole) && own.one_in(3);
         let removals = Removals::new(if is_to_lose_functions { own.below(6) } else { 0 }, fabric, &mut own);
         let (model, events, held, tally) = Default::default();
@@ -146,11 +146,11 @@ impl<'f> Run<'f> {
         }
     }
 
-    /// Plays it to its end.
+    /// Plays the run to its end.
     pub fn play(mut self) -> Tally {
         let before = self.fabric.queue_pairs() + self.pair.missing_queue_pairs;
         let limit = self.fabric.now_ns() + PATIENCE_NS;
-        // NCCL has the connection with its first rail.
+        // NCCL gets the connection with its first rail.
         while !self.pair.drivers.iter().all(|driver| driver.has_rail()) {
             self.watch();
             self.fabric.pass(5_000_000);
@@ -166,18 +166,20 @@ impl<'f> Run<'f> {
         }
         self.model.check_that_all_is_over();
         self.model.check_what_was_handed_back(&self.fabric.to);
-        // The rails come back by themselves.
+        // The rails return without help.
         (self.pulls_left, self.refusals_left, self.failures_left, self.silences_left) = (0, 0, 0, 0);
         (0..self.rails).for_each(|rail| {
             self.fabric.set(rail, true);
-            // What nothing has met yet would cost a rail when nobody waits for its return any more.
+            // A fault that has not struck yet would cost a rail later, when the run no longer waits
+            // for its return.
             self.fabric.refuse(rail, 0);
             self.fabric.fail_posts(rail, 0);
             self.fabric.silence(rail, 0);
         });
         self.removals.end(self.fabric);
         let limit = self.fabric.now_ns() + PATIENCE_NS;
-        // By the queue pairs too: a driver that has not looked since a post failed takes all rails for whole.
+        // Checked by the queue pairs too: a driver that has not run since a failed post still
+        // counts all its rails as up.
         while !self.removals.are_over(self.fabric)
             || self.fabric.queue_pairs() != before
             || !self.pair.drivers.iter().all(|driver| driver.is_whole())
@@ -196,7 +198,8 @@ impl<'f> Run<'f> {
         self.tally
     }
 
-    /// Lets some time pass: mostly little, sometimes enough for a time-out, and seldom enough for a rail's return.
+    /// Lets time pass: mostly little, sometimes enough for a time-out, and rarely enough for a
+    /// rail's return.
     fn wait(&mut self, limit: u64, what: &str) {
         let most = match self.dice.below(64) {
             0 => 200_000_000,
@@ -209,7 +212,7 @@ impl<'f> Run<'f> {
         assert!(self.fabric.now_ns() < limit, "{what} hang: {}", self.state());
     }
 
-    /// Where it stands, for a message.
+    /// Progress of the run, for a failure message.
     fn state(&self) -> String {
         let up: Vec<bool> = (0..self.rails).map(|rail| self.fabric.is_up(rail)).collect();
         let open = |(at, group): (usize, &super::model::Group)| {
@@ -287,7 +290,8 @@ impl<'f> Run<'f> {
         self.check_bound();
     }
 
-    /// No more is posted than the bound allows, or a larger message alone.
+    /// Checks that no more bytes are posted than the bound allows; a larger message may be posted
+    /// alone.
     fn check_bound(&self) {
         let Some(bound) = &self.pair.bound else { return };
         let parts = self.model.groups.iter().flat_map(|group| &group.parts);
@@ -297,10 +301,10 @@ impl<'f> Run<'f> {
         assert!(posted <= most, "{posted} bytes are posted, {most} are allowed");
     }
 
-    /// Nothing is in flight: what was taken of the bound was given back.
+    /// Checks, with nothing in flight, that all bytes taken from the bound were given back.
     fn check_that_all_is_given_back(&self) {
         let taken = self.pair.bound.as_ref().map_or(0, |bound| bound.taken_bytes());
-        assert_eq!(taken, 0, "bytes of sends that are over still count");
+        assert_eq!(taken, 0, "bytes of finished sends still count");
     }
 
     fn test_send(&mut self) {
@@ -332,7 +336,8 @@ impl<'f> Run<'f> {
         let group = &mut self.model.groups[at];
         let tell = |part: usize, bytes: u64| {
             let right = if group.optional { group.parts[part].room } else { group.parts[part].bytes };
-            // An optional receive is told with what was asked for, unless its bytes are there already.
+            // An optional receive is reported with the size of its buffer, unless its bytes have
+            // come already.
             assert!(bytes == right as u64 || group.optional && bytes == group.parts[part].bytes as u64);
         };
         let mut path = self.pair.recv.enter().unwrap();
@@ -341,7 +346,7 @@ impl<'f> Run<'f> {
         self.model.hand_back(at, self.seed, &mut self.fabric.to);
     }
 
-    /// Both drivers have a look, in either order or one alone; control frames and events that are due arrive.
+    /// Runs both drivers, in either order or only one; due control frames and events arrive.
     fn watch(&mut self) {
         let (now_ns, now) = (self.fabric.now_ns(), self.fabric.now());
         self.lose_functions(now);
@@ -369,7 +374,7 @@ impl<'f> Run<'f> {
         self.check_bound();
     }
 
-    /// Closes TCP under both sides, where a rail is sure to carry what they say then.
+    /// Closes TCP under both sides, if a rail is certain to carry their control frames.
     fn close_tcp(&mut self) {
         let now_ns = self.fabric.now_ns();
         let is_over = self.held.is_none_or(|(_, until_ns)| until_ns <= now_ns);
@@ -381,7 +386,7 @@ impl<'f> Run<'f> {
         }
     }
 
-    /// Whether a rail is up on both sides, and nothing is on its way that would cost it.
+    /// True if a rail is up on both sides, and no pending fault would cost it.
     fn is_sure(&self, rail: usize) -> bool {
         let is_open = |path: &dyn SharedPath| {
             path.borrow().is_some_and(|mut path| {
@@ -400,7 +405,8 @@ impl<'f> Run<'f> {
         rail == 0 && self.tcp.breaks_for_good() || self.held.is_some_and(is_held)
     }
 
-    /// Functions leave the bus and return, and each side notices, as its service thread would.
+    /// Lets functions leave the bus and return, and lets each side notice, as its service thread
+    /// would.
     fn lose_functions(&mut self, now: Instant) {
         let rail = self.own.below(self.rails as u64) as usize;
         let must_hold = self.must_hold(rail);
@@ -444,7 +450,7 @@ impl<'f> Run<'f> {
         }
     }
 
-    /// Every slot and every request can be used once more.
+    /// Uses every slot and every request again.
     fn use_all_again(&mut self) {
         self.goal += 40;
         let limit = self.fabric.now_ns() + PATIENCE_NS;
@@ -473,8 +479,8 @@ impl<'f> Run<'f> {
         }
     }
 
-    /// One side's connection fails while rails carry, or its caller closes it in mid-message: its buffers are used for something
-    /// else from then on, and nothing of that is seen by either side.
+    /// One side's connection fails while rails carry, or its caller closes it in the middle of a
+    /// message. Its buffers are reused from then on, and neither side may see the new content.
     fn break_off(mut self) -> Tally {
         let (side, by) = match (&self.ending, self.dice.below(3)) {
             (Ending::BrokenOffInUse { .. }, _) => (1, BreakOff::DataPath),
@@ -502,7 +508,7 @@ impl<'f> Run<'f> {
             self.model.spoil(&mut self.fabric.from);
         }
         for _ in 0..600 {
-            // The other side goes on until it is told.
+            // The other side continues until it gets an error.
             let goes_on = if side == 0 { self.take_what_comes() } else { self.send_on() };
             if !goes_on && self.dice.one_in(8) {
                 break;
@@ -510,7 +516,7 @@ impl<'f> Run<'f> {
             if self.dice.one_in(2) {
                 self.watch();
             }
-            self.wait(u64::MAX, "nothing");
+            self.wait(u64::MAX, "the side that is left");
         }
         self.model.check_what_was_handed_back(&self.fabric.to);
         self.tally.messages = self.model.groups.iter().map(|group| group.parts.len() as u64).sum();
@@ -521,12 +527,12 @@ impl<'f> Run<'f> {
         assert_eq!(
             bound.map_or(0, |bound| bound.taken_bytes()),
             0,
-            "the bytes of a connection that is gone still count"
+            "the bytes of a connection that was dropped still count"
         );
         tally
     }
 
-    /// A sender whose receiver has left; whether it has not been told.
+    /// Sends although the receiver has left. Returns false once an error was reported.
     fn send_on(&mut self) -> bool {
         let running =
             self.model.groups.iter().flat_map(|group| &group.parts).find(|part| part.send.is_some() && !part.is_sent);
@@ -548,7 +554,8 @@ impl<'f> Run<'f> {
         true
     }
 
-    /// A receiver whose sender has left: what it is told to be whole has the right bytes. Whether it has not been told.
+    /// Receives although the sender has left; a receive that is reported done has the right bytes.
+    /// Returns false once an error was reported.
     fn take_what_comes(&mut self) -> bool {
         for at in 0..self.model.groups.len() {
             let group = &mut self.model.groups[at];
@@ -566,7 +573,8 @@ impl<'f> Run<'f> {
         true
     }
 
-    /// Both sides close; each is told, and the sender how much was delivered.
+    /// Closes both sides. Each side learns of the other's close, and the sender learns how many
+    /// groups were delivered.
     fn part(&mut self) {
         let first = self.dice.below(2) as usize;
         let limit = self.fabric.now_ns() + PATIENCE_NS;
@@ -575,10 +583,10 @@ impl<'f> Run<'f> {
             while self.pair.contexts[1 - side].peer.presence() == Presence::Here {
                 self.watch();
                 self.fabric.pass(1_000_000);
-                assert!(self.fabric.now_ns() < limit, "side {side} closes and the other does not hear of it");
+                assert!(self.fabric.now_ns() < limit, "side {side} closes and the other side does not notice");
             }
         }
-        // The last optional receives may be heard of late, and nobody waits for them.
+        // The last optional receives may complete late, and no caller waits for them.
         let groups = &self.model.groups;
         let waited_for = groups.iter().position(|group| group.optional).unwrap_or(groups.len()) as u64;
         let told = self.pair.contexts[0].peer.presence();

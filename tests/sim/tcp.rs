@@ -1,4 +1,5 @@
-//! A connection's TCP in virtual time: it carries, breaks, is closed under both sides, and may be dialled again as the service thread does.
+//! A connection's TCP in virtual time: it carries, breaks, is closed under both sides, and is
+//! dialled again as the service thread does.
 
 use super::Dice;
 use nccl_net_spark::comm::recovery::driver::Driver;
@@ -7,21 +8,21 @@ use nccl_net_spark::wire::control::ControlFrame;
 use std::collections::VecDeque;
 use std::time::Instant;
 
-/// The network under it.
+/// State of the network under TCP.
 enum Network {
     Carries,
-    /// It carries until then, and not again before `back_ns`, if ever.
+    /// Carries until `at_ns`, and then not before `back_ns`, or never again.
     Breaks {
         at_ns: u64,
         back_ns: Option<u64>,
     },
-    /// It carries again from then on.
+    /// Does not carry until `back_ns`, or never again.
     Away {
         back_ns: Option<u64>,
     },
 }
 
-/// What is under way, by which of the TCP connections.
+/// A packet under way, with the attempt whose TCP connection carries it.
 struct Packet {
     due_ns: u64,
     attempt: u64,
@@ -34,11 +35,11 @@ enum Item {
     Resumed,
 }
 
-/// What a side takes for its TCP connection, as the service thread does.
+/// State of a side's TCP connection, as its service thread sees it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Line {
     Open(u64),
-    /// Taken in place of another, and no control frame has come by it yet.
+    /// Accepted in place of another, and no control frame has arrived on it yet.
     New(u64),
     GivenUp,
 }
@@ -52,39 +53,39 @@ impl Line {
     }
 }
 
-/// What a side finds out about its TCP connection.
+/// A side's future discovery about its TCP connection.
 #[derive(Clone, Copy)]
 struct Notice {
     at_ns: u64,
-    /// Which connection; of another one it is not heard.
+    /// The connection's attempt; ignored if the side has another one by then.
     attempt: u64,
-    /// Whether its other end is closed, which may be because the peer's process is gone. Else the network under it is.
+    /// True if the other end is closed, possibly with its process; false if the network is down.
     is_closed: bool,
 }
 
-/// The TCP connections of one connection, each named by the attempt that made it; the first is 0.
+/// The TCP connections of one plugin connection. Each is named by the attempt that made it; the
+/// first is 0.
 pub struct Tcp {
     network: Network,
-    /// To the sender and to the receiver.
+    /// Packets to the sender and to the receiver.
     packets: [VecDeque<Packet>; 2],
-    /// What each side takes for open.
     lines: [Line; 2],
     notices: [Option<Notice>; 2],
-    /// What was dialled before this attempt is dead.
+    /// The first attempt whose connection may be alive; older ones are dead.
     first_alive: u64,
     attempts: Attempts,
     last_attempt: u64,
-    /// Breaks that are to come after a return.
+    /// Breaks left after a return.
     breaks_left: u64,
     dice: Dice,
-    /// How often it is still to be closed under both sides.
+    /// Closes left, each under both sides.
     closings_left: u64,
-    /// Dice for what was added later.
+    /// Dice for later additions, so that they do not change the runs of older seeds.
     own: Dice,
 }
 
 impl Tcp {
-    /// One that breaks then, if ever. `seed` says whether it returns.
+    /// Creates a TCP that breaks at `breaks_ns`, if given. `seed` decides if it returns.
     pub fn new(breaks_ns: Option<u64>, now_ns: u64, seed: u64) -> Self {
         let mut dice = Dice::new(seed.rotate_left(17));
         let returns = dice.one_in(2);
@@ -112,13 +113,15 @@ impl Tcp {
         }
     }
 
-    /// Whether it breaks, or has broken, for good: then a rail has to carry what it did.
+    /// True if the network breaks, or has broken, permanently: then a rail has to carry the control
+    /// frames.
     pub fn breaks_for_good(&self) -> bool {
         matches!(self.network, Network::Breaks { back_ns: None, .. } | Network::Away { back_ns: None })
     }
 
-    /// Now and then closes the TCP connection under both sides, as what stands between them or a kernel that has forgotten it does; whether
-    /// it did. Each side then takes the other for gone unless it hears of it within two seconds.
+    /// Sometimes closes the TCP connection under both sides, as a middlebox or a kernel without its
+    /// state would. Returns true if it did. Each side then takes the other for gone unless it hears
+    /// from it within two seconds.
     pub fn close_now_and_then(&mut self, now_ns: u64) -> bool {
         let Network::Carries = self.network else { return false };
         if self.closings_left == 0 || !self.own.one_in(32) {
@@ -131,7 +134,7 @@ impl Tcp {
         self.first_alive = attempt + 1;
         for side in [0, 1] {
             self.packets[side].retain(|packet| packet.attempt != attempt);
-            // One side may hear of it much later, by what it sends or by its keepalive.
+            // One side may notice much later, when it sends or by its keepalive.
             let most_ns = if self.own.one_in(4) { 1_000_000_000 } else { 2_000_000 };
             let at_ns = now_ns + self.own.below(most_ns);
             self.note(side, attempt, at_ns, true);
@@ -139,7 +142,8 @@ impl Tcp {
         true
     }
 
-    /// What a side's service thread does before it tends the driver. A control frame comes twice now and then, by `dice`.
+    /// Does a service thread's work before it runs the driver. Sometimes, by `dice`, a control
+    /// frame arrives twice.
     pub fn tend(&mut self, side: usize, driver: &mut Driver, now_ns: u64, now: Instant, dice: &mut Dice) {
         self.let_time_pass(now_ns);
         while self.packets[side].front().is_some_and(|packet| packet.due_ns <= now_ns) {
@@ -153,7 +157,7 @@ impl Tcp {
                     self.lines[side] = Line::Open(attempt);
                     driver.channel_carries(now);
                 }
-                // Of a connection that this side has replaced.
+                // From a connection that this side has replaced.
                 Item::Frame(_) => {}
                 Item::Redial => self.replace(attempt, driver, now_ns),
                 Item::Resumed => {
@@ -171,7 +175,8 @@ impl Tcp {
         }
     }
 
-    /// The accepting side takes what the peer has dialled in place of what there is, whose other end is closed with it.
+    /// Replaces the accepting side's connection by the one that the peer has dialled. The peer's
+    /// end of the old one gets closed.
     fn replace(&mut self, attempt: u64, driver: &mut Driver, now_ns: u64) {
         if let Some(old) = self.lines[1].attempt().filter(|old| *old >= self.first_alive) {
             self.note(0, old, now_ns, true);
@@ -199,7 +204,7 @@ impl Tcp {
         self.notices[side] = Some(Notice { at_ns, attempt, is_closed });
     }
 
-    /// A side sends a frame; whether it was taken.
+    /// Sends a frame. Returns false if the connection did not accept it.
     pub fn send(&mut self, side: usize, frame: ControlFrame, now_ns: u64, dice: &mut Dice) -> bool {
         let Some(attempt) = self.lines[side].attempt() else { return false };
         if attempt >= self.first_alive {
@@ -207,7 +212,7 @@ impl Tcp {
             self.post(1 - side, attempt, Item::Frame(frame), now_ns + delay_ns);
             return true;
         }
-        // A network that breaks is not seen at once.
+        // A broken network is not noticed immediately.
         dice.one_in(2)
     }
 
@@ -216,14 +221,14 @@ impl Tcp {
         self.packets[to].push_back(Packet { due_ns: due_ns.max(not_before), attempt, item });
     }
 
-    /// Dials where that is called for; whether an attempt has failed.
+    /// Dials where needed. Returns true if an attempt has failed.
     fn dial(&mut self, driver: &mut Driver, now_ns: u64, now: Instant) -> bool {
         let need = driver.channel_need(self.lines[0] != Line::GivenUp, now);
         match self.attempts.poll(need, now_ns) {
             Some(Step::Dial(attempt)) => {
                 self.last_attempt = attempt;
                 match self.network {
-                    // Refused, or without an answer.
+                    // Refused, or no answer.
                     Network::Away { .. } if self.dice.one_in(2) => {
                         self.attempts.failed(now_ns);
                         return true;
@@ -235,7 +240,7 @@ impl Tcp {
                     }
                 }
             }
-            // What it had dialled is closed, and the other side's end of it with it.
+            // Its dialled connection is closed, and with it the other side's end.
             Some(Step::Abandon) => {
                 self.packets[0].retain(|packet| packet.attempt != self.last_attempt);
                 if self.lines[1].attempt() == Some(self.last_attempt) {
@@ -248,16 +253,17 @@ impl Tcp {
         false
     }
 
-    /// What the network does meanwhile.
+    /// Advances the network's state.
     fn let_time_pass(&mut self, now_ns: u64) {
         match self.network {
             Network::Breaks { at_ns, back_ns } if at_ns <= now_ns => {
                 self.network = Network::Away { back_ns };
                 self.packets = Default::default();
                 self.first_alive = self.last_attempt + 1;
-                // Where it does not return, the driver knows of it by what is not taken.
+                // Where the network does not return, the driver notices by frames that are not
+                // accepted.
                 let notices = |dice: &mut Dice| {
-                    // The kernel notices what is silent by its keepalive: after 15 s, here sooner.
+                    // The kernel notices a silent peer by its keepalive: after 15 s, here earlier.
                     let most_ns = if dice.one_in(3) { 8_000_000_000 } else { 1_000_000_000 };
                     back_ns.map(|_| now_ns + dice.below(most_ns))
                 };
