@@ -1,7 +1,9 @@
-//! The plugin's sources where two threads meet, with loom in place of the standard library's atomics, cells, locks and threads.
+//! The plugin's sources that two threads use, with loom's atomics, cells, locks and threads in
+//! place of the standard library's.
 //!
-//! The files are the shipped ones, unchanged: `std` is the name of another crate here, and so is `nix`. What the service thread
-//! works on (a peer's channel, a recovery driver, devices) is replaced in `comm`. The models are in `tests/`, a file for each place.
+//! The files are the shipped ones, unchanged: here `std` and `nix` are the names of other crates.
+//! `comm` replaces the other parts of the service thread (a peer's channel, a recovery driver,
+//! devices). `tests/` has the models, one file for each shared structure.
 
 extern crate loom_std as std;
 

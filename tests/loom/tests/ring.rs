@@ -1,5 +1,6 @@
-//! The ring of clear-to-sends (`flow/next.rs`, `wire/cts.rs`) as a NIC writes it: a thread that stores the words of an entry in any
-//! order, each relaxed, so that the reader may see any mix of old and new. What tells a whole entry from a torn one is its digest.
+//! The ring of clear-to-sends (`flow/next.rs`, `wire/cts.rs`) under a NIC's writes: a thread stores
+//! the words of an entry in any order, each relaxed, so the reader may see any mix of old and new.
+//! The digest tells a whole entry from a torn one.
 
 use loom::model::Builder;
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +16,8 @@ type Ring = Arc<Vec<AtomicU64>>;
 
 const TAG: i32 = 5;
 const KEYS: PackedKeys = [0x11, 0x22, 0x33, 0x44];
-/// A lap of the ring before the first receive: what an entry's place holds before it, for the purpose of the model.
+/// Sequence of the lap before the first receive. In the model an entry's place begins with that
+/// entry.
 const LAP_BEFORE: u64 = 0u64.wrapping_sub(SLOTS as u64);
 
 fn words(terms: &Terms, keys: &PackedKeys, sequence: u64) -> [u64; ENTRY_WORDS] {
@@ -26,15 +28,15 @@ fn ring_of(words: &[u64]) -> Ring {
     Arc::new(words.iter().map(|word| AtomicU64::new(*word)).collect())
 }
 
-/// Three switches between threads where the one that runs could go on. Which of the words stored so far a load sees is tried out in full
-/// all the same, and that is what matters here.
+/// Allows three switches from a thread that could continue. Loom still tries every combination of
+/// stored words that a load may return, which is the part that matters here.
 fn model(run: impl Fn() + Sync + Send + 'static) {
     let mut builder = Builder::new();
     builder.preemption_bound = builder.preemption_bound.or(Some(3));
     builder.check(run);
 }
 
-/// A NIC that stores those words that change, in this order.
+/// A NIC that stores the changed words, in this order.
 fn nic(ring: &Ring, old: &[u64], new: &[u64], order: impl Iterator<Item = usize>) -> thread::JoinHandle<()> {
     let ring = Arc::clone(ring);
     let stores: Vec<_> = order.filter(|at| old[*at] != new[*at]).map(|at| (at, new[at])).collect();
@@ -45,7 +47,8 @@ fn nic(ring: &Ring, old: &[u64], new: &[u64], order: impl Iterator<Item = usize>
     })
 }
 
-/// In a thread of the system's: a model's own have small stacks, and these are large.
+/// Made in a thread of the system: the model's own threads have small stacks, and this value is
+/// large.
 fn sends() -> Sends {
     std::thread::spawn(Sends::new).join().unwrap()
 }
@@ -54,18 +57,18 @@ fn look(sends: &mut Sends, ring: &Ring, tag: i32) -> Option<Head> {
     match sends.peek(ring, tag) {
         Peek::Nothing => None,
         Peek::Found(head) => Some(head),
-        Peek::Search => sends.search(ring, tag).expect("nothing but what was granted"),
+        Peek::Search => sends.search(ring, tag).expect("only granted entries"),
     }
 }
 
 fn is_as_granted(head: &Head, ring: &Ring, terms: &Terms) {
     assert_eq!((head.addr, head.room_bytes, head.part), (terms.addr, terms.bytes, terms.part), "torn");
-    // Read later, when a share is posted.
+    // The keys are read later, when a share is posted.
     let keys: Vec<u32> = LaneId::all(MAX_RAILS).map(|lane| head.rkey(ring, lane)).collect();
     assert_eq!(keys, [0x11, 0, 0x22, 0, 0x33, 0, 0x44, 0], "torn keys");
 }
 
-/// One receive, whose every word differs from what stood there.
+/// One receive, whose every word differs from the old one.
 fn one_receive(order: [usize; ENTRY_WORDS]) {
     let old = words(
         &Terms { addr: 0x1000, bytes: 64, tag: TAG, parts: 1, part: 0, epoch: Epoch::default() },
@@ -103,7 +106,7 @@ fn nor_when_both_ends_come_first_or_last() {
     one_receive([3, 1, 6, 4, 2, 5, 0, 7]);
 }
 
-/// A group: the sender takes a part of it only once all entries are whole, in whichever order they come.
+/// A group: the sender takes a part of it only once all entries are whole, in any order of arrival.
 #[test]
 fn a_group_is_taken_when_all_of_it_has_come() {
     let terms =
@@ -117,7 +120,7 @@ fn a_group_is_taken_when_all_of_it_has_come() {
             let mut sends = sends();
             let order = (0..old.len()).map(|at| if backwards { old.len() - 1 - at } else { at });
             let nic = nic(&ring, &old, &new, order);
-            // A part that is found says that the other one is there.
+            // A part that was found proves that the other one is there.
             for part in [0, 1] {
                 if let Some(head) = look(&mut sends, &ring, TAG + i32::from(part)) {
                     is_as_granted(&head, &ring, &terms(part));
@@ -131,8 +134,8 @@ fn a_group_is_taken_when_all_of_it_has_come() {
     }
 }
 
-/// A rail was lost and nobody knows whether its grant came: it goes once more by another, and its words are stored anew while the
-/// send that it is for runs.
+/// A rail was lost, and its grant may or may not have arrived. The grant is repeated on another
+/// rail, and its words are stored again while its send runs.
 #[test]
 fn a_grant_that_comes_twice_is_one_grant() {
     let terms = Terms { addr: 0x2000, bytes: 64, tag: TAG, parts: 1, part: 0, epoch: Epoch::default() };

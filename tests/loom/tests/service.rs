@@ -1,6 +1,7 @@
-//! The service thread's orders and its waker (`comm/recovery/service.rs`), as NCCL's threads give them: no order is lost, whether the thread
-//! works, waits, or ends for want of work. The pipe's wait has no time-out here, so an order that only a time-out would save
-//! shows as a deadlock; one that is never obeyed too, because each model ends when its connections are gone.
+//! The service thread's orders and its waker (`comm/recovery/service.rs`), as NCCL's threads use
+//! them: no order is lost, whether the thread works, waits, or ends for lack of work. The pipe's
+//! wait has no time-out here, so an order that only a time-out would save shows as a deadlock. So
+//! does one that is never obeyed, because each model ends when its connections have ended.
 
 use loom::model::Builder;
 use loom::thread;
@@ -13,7 +14,7 @@ use loom_models::comm::recovery::tcp::Redialling;
 use loom_models::comm::streams::farewell::Farewell;
 use std::sync::Arc;
 
-/// Switches between threads where the one that runs could go on; known bugs take two.
+/// Switches from a thread that could continue; known bugs take two.
 const PREEMPTIONS: usize = 3;
 
 fn model(run: impl Fn() + Sync + Send + 'static) {
@@ -22,7 +23,7 @@ fn model(run: impl Fn() + Sync + Send + 'static) {
     builder.check(run);
 }
 
-/// One connection's life.
+/// The whole life of one connection.
 fn connection(service: &Service, wakes: u32) {
     connection_with(service, wakes, |_| Redialling::Never);
 }
@@ -46,7 +47,7 @@ fn a_connection_is_watched_and_closed_and_the_next_one_too() {
     model(|| {
         let service = Service::default();
         connection(&service, 0);
-        // The thread may be about to end, or gone.
+        // The thread may be ending, or may have ended.
         connection(&service, 0);
     });
 }
@@ -90,7 +91,7 @@ fn closed_streams_are_kept_until_they_are_over_beside_a_connection_and_alone() {
             let service = Arc::clone(&service);
             thread::spawn(move || {
                 let notes = Arc::new(Notes::default());
-                // One round is the caller's own; the service thread has the other.
+                // The caller runs one round, the service thread the other.
                 service.part(Farewell::new(2, &notes));
                 notes.once(|told| told.gone);
             })

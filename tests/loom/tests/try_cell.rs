@@ -1,12 +1,13 @@
-//! The ownership word of a data path (`comm/datapath/try_cell.rs`): one user at a time, who sees what the one before him did; and what the
-//! service thread goes by when it leaves a data path alone.
+//! The ownership word of a data path (`comm/datapath/try_cell.rs`): one user at a time, who sees
+//! the changes of the one before. Also the flag by which the service thread leaves a data path
+//! alone.
 
 use loom::model;
 use loom::thread;
 use loom_models::comm::datapath::try_cell::TryCell;
 use std::sync::Arc;
 
-/// A data path, in two places: whoever holds it sees both changed or none.
+/// A data path of two numbers: its owner sees both changed or none.
 type Path = (u32, u32);
 
 fn use_it(path: &TryCell<Path>) -> bool {
@@ -18,7 +19,7 @@ fn use_it(path: &TryCell<Path>) -> bool {
     true
 }
 
-/// The service thread's moment.
+/// One visit of the service thread.
 fn look_at_it(path: &TryCell<Path>) -> bool {
     let Some(held) = path.visit() else { return false };
     assert_eq!(held.0, held.1, "a user is in the middle of it");
@@ -36,13 +37,14 @@ fn one_user_at_a_time_sees_what_the_last_one_did() {
         };
         let (first, second) = (user(), user());
         let used = first.join().unwrap() + second.join().unwrap();
-        assert!(used >= 2, "somebody was refused by nobody");
+        assert!(used >= 2, "a thread was refused while the path was free");
         let held = path.enter().expect("nobody holds it");
         assert_eq!(*held, (used, used));
     });
 }
 
-/// NCCL's thread comes and goes; the service thread asks whether it did, and enters in either case, as it does when there are news.
+/// NCCL's thread comes and goes. The service thread asks if the path was used, and enters in either
+/// case, as it does for news.
 #[test]
 fn asking_whether_it_was_used_lets_nobody_in_beside_its_user() {
     model(|| {
@@ -66,13 +68,13 @@ fn a_use_is_told_to_the_next_who_asks_and_told_once() {
         let path = Arc::new(TryCell::new((0, 0)));
         let nccl = {
             let path = Arc::clone(&path);
-            thread::spawn(move || assert!(use_it(&path), "nobody else enters"))
+            thread::spawn(move || assert!(use_it(&path), "no other thread enters"))
         };
         let early = [path.is_unused(), path.is_unused()];
         nccl.join().unwrap();
         let late = [path.is_unused(), path.is_unused()];
-        assert!(late[1], "nobody came between the two");
-        assert!(!late[0] || early.contains(&false), "it was used, and nobody was told: {early:?}, {late:?}");
+        assert!(late[1], "no other thread came between the two");
+        assert!(!late[0] || early.contains(&false), "it was used, but no query reported that: {early:?}, {late:?}");
     });
 }
 
@@ -89,12 +91,13 @@ fn a_look_does_not_count_as_a_use() {
         };
         let used = use_it(&path);
         let is_unused = service.join().unwrap();
-        assert!(used || is_unused || path.is_unused(), "nobody used it, and it passes for used");
+        assert!(used || is_unused || path.is_unused(), "it was not used, but counts as used");
         assert_eq!(path.enter().expect("nobody holds it").0, u32::from(used));
     });
 }
 
-/// Two find out at a time that a panic went through a third: neither gets in, and neither makes the others believe that it is only taken.
+/// Two threads find at the same time that a third one panicked: neither gets in, and neither makes
+/// the others believe that the path is only taken.
 #[test]
 fn what_a_panic_went_through_stays_broken_whoever_comes() {
     model(|| {
@@ -110,7 +113,7 @@ fn what_a_panic_went_through_stays_broken_whoever_comes() {
             true
         });
         let used = first.join().unwrap() + second.join().unwrap();
-        assert!(broke || used > 0, "somebody was refused by nobody");
+        assert!(broke || used > 0, "a thread was refused while the path was free");
         assert_eq!(path.is_broken(), broke);
         assert_eq!(path.enter().is_none(), broke);
         assert_eq!(path.is_broken(), broke);

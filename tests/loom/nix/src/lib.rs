@@ -1,4 +1,5 @@
-//! What `comm/recovery/service.rs` asks of the crate of this name: waiting, on `loom_std`'s pipes.
+//! The part of the `nix` crate that `comm/recovery/service.rs` uses: waiting, on `loom_std`'s
+//! pipes.
 
 /// Waiting for descriptors.
 pub mod poll {
@@ -6,19 +7,19 @@ pub mod poll {
     use core::time::Duration;
     use loom_std::os::fd::BorrowedFd;
 
-    /// What is waited for.
+    /// Events to wait for.
     pub struct PollFlags;
 
     impl PollFlags {
-        /// Something to read.
+        /// Readable.
         pub const POLLIN: Self = Self;
     }
 
-    /// How long.
+    /// Time limit of a wait, which is ignored.
     pub struct PollTimeout;
 
     impl PollTimeout {
-        /// Not at all.
+        /// No wait.
         pub const ZERO: Self = Self;
     }
 
@@ -33,14 +34,14 @@ pub mod poll {
     pub struct PollFd<'a>(BorrowedFd<'a>);
 
     impl<'a> PollFd<'a> {
-        /// It.
+        /// Creates an entry for `fd`.
         pub fn new(fd: BorrowedFd<'a>, _: PollFlags) -> Self {
             Self(fd)
         }
     }
 
-    /// Waits for the first of them that is a pipe, without end: whatever a time-out would have to save is lost here, and loom says
-    /// so ("deadlock").
+    /// Waits without a limit for the first of them that is a pipe. A wake-up that only a time-out
+    /// would replace is lost here, and loom reports it ("deadlock").
     pub fn poll(fds: &mut [PollFd<'_>], _: PollTimeout) -> Result<i32, Errno> {
         let pipe = fds.iter().find_map(|fd| fd.0.0).ok_or(Errno::EINVAL)?;
         pipe.wait();
@@ -50,12 +51,12 @@ pub mod poll {
 
 /// Error numbers.
 pub mod errno {
-    /// One.
+    /// The error numbers in use.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub enum Errno {
-        /// A signal came.
+        /// A signal interrupted the call.
         EINTR,
-        /// Nothing to wait for.
+        /// There is no descriptor to wait for.
         EINVAL,
     }
 

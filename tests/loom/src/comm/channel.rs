@@ -1,4 +1,4 @@
-//! In place of the plugin's `comm/channel.rs`: a peer who says nothing.
+//! Replaces the plugin's `comm/channel.rs`.
 
-/// A channel to a peer who says nothing.
+/// A channel to a silent peer.
 pub struct Channel;

@@ -5,30 +5,30 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// No devices.
+/// An empty list of devices.
 #[derive(Default)]
 pub struct Devices;
 
 /// News of a device.
 pub enum News {
-    /// Of a port.
+    /// A change of a port.
     Port(Arc<Rail>, super::driver::PortChange),
-    /// Of a completion queue.
+    /// The failure of a completion queue.
     CompletionsLost(usize),
 }
 
 impl Devices {
-    /// None.
+    /// Returns no news.
     pub fn round(&mut self, _: &Arc<Process>, _: Instant) -> Vec<News> {
         Vec::new()
     }
 
-    /// Nothing is asked.
+    /// Returns false, because no query is under way.
     pub fn is_busy(&self) -> bool {
         false
     }
 
-    /// None.
+    /// Returns no event sources.
     pub fn event_sources(&self) -> Vec<Arc<Source>> {
         Vec::new()
     }
@@ -38,12 +38,12 @@ impl Devices {
 pub struct Source;
 
 impl Source {
-    /// Itself.
+    /// Returns itself.
     pub fn context(&self) -> &Self {
         self
     }
 
-    /// None.
+    /// Returns none.
     pub fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }

@@ -1,4 +1,4 @@
-//! In place of the plugin's `comm/recovery/driver.rs`: one that notes what it is told.
+//! Replaces the plugin's `comm/recovery/driver.rs`: a driver that records the calls it gets.
 
 use crate::comm::datapath::peer::Peer;
 use crate::comm::rail::{Process, Rail};
@@ -7,20 +7,20 @@ use crate::wire::control::ControlFrame;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 
-/// What was told to a driver.
+/// Calls that a driver got.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Told {
-    /// To close.
+    /// True once the driver was closed.
     pub closed: bool,
-    /// How often to look because of news.
+    /// Number of runs because of news.
     pub news: u32,
-    /// That the service thread has a fault.
+    /// True once the service thread has reported a fault.
     pub failed: bool,
-    /// Its connection is watched no more.
+    /// True once the connection is no longer watched.
     pub gone: bool,
 }
 
-/// Where a driver notes what it is told, for the model to see.
+/// Record of a driver's calls, which the model reads.
 #[derive(Default)]
 pub struct Notes {
     told: Mutex<Told>,
@@ -28,13 +28,13 @@ pub struct Notes {
 }
 
 impl Notes {
-    /// Something was told.
+    /// Records a call.
     pub fn note(&self, change: impl FnOnce(&mut Told)) {
         change(&mut self.told.lock().unwrap());
         self.more.notify_all();
     }
 
-    /// What was told, once `enough` says so.
+    /// Waits until `enough` holds, and returns the calls so far.
     pub fn once(&self, enough: impl Fn(&Told) -> bool) -> Told {
         let mut told = self.told.lock().unwrap();
         while !enough(&told) {
@@ -44,14 +44,14 @@ impl Notes {
     }
 }
 
-/// What becomes of a port; no model has one.
+/// A change of a port; no model has one.
 #[derive(Clone, Copy)]
 pub enum PortChange {
-    /// It came up.
+    /// The port came up.
     Up,
-    /// It went down.
+    /// The port went down.
     Down,
-    /// Its device was removed.
+    /// The port's device was removed.
     Removed,
 }
 
@@ -63,13 +63,13 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// One that notes what it is told.
+    /// Creates a driver that records its calls in `notes`.
     pub fn new(notes: &Arc<Notes>) -> Self {
         let peer = Arc::new(Peer::new("peer".to_owned()));
         Self { process: Arc::new(Process), peer, notes: Arc::clone(notes) }
     }
 
-    /// The other end.
+    /// The connection's peer.
     pub fn peer(&self) -> &Arc<Peer> {
         &self.peer
     }
@@ -79,36 +79,36 @@ impl Driver {
         &self.process
     }
 
-    /// Nothing is under way.
+    /// Returns false, because no work is under way.
     pub fn is_busy(&self) -> bool {
         false
     }
 
-    /// All is said.
+    /// Returns false, because all messages were sent.
     pub fn is_waiting(&self) -> bool {
         false
     }
 
-    /// To be closed.
+    /// Closes the connection.
     pub fn close(&mut self) {
         self.peer.said_bye(0);
         self.notes.note(|told| told.closed = true);
     }
 
-    /// No rail returns.
+    /// Does nothing, because no rail returns.
     pub fn begin_round(&self) {}
 
-    /// To look.
+    /// Runs the driver.
     pub fn tend(&mut self, _: Instant, has_news: bool, _: &mut dyn FnMut(ControlFrame) -> bool) {
         if has_news {
             self.notes.note(|told| told.news += 1);
         }
     }
 
-    /// No port changes.
+    /// Does nothing, because no port changes.
     pub fn port_changed(&mut self, _: &Rail, _: PortChange, _: Instant) {}
 
-    /// No completion queue fails.
+    /// Does nothing, because no completion queue fails.
     pub fn completions_lost(&mut self, _: usize, _: Instant) {}
 
     /// A fault of the service thread, which no model has.

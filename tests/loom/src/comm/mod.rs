@@ -1,4 +1,5 @@
-//! The plugin's `comm`, as far as it is modelled: four of its files, and stand-ins for what the service thread works on.
+//! The modelled part of the plugin's `comm`: four of its files, and replacements for the service
+//! thread's other parts.
 
 pub mod channel;
 pub mod datapath;

@@ -1,7 +1,7 @@
-//! In place of the plugin's `comm/rail.rs` and `comm/process.rs`: no model has a rail.
+//! Replaces the plugin's `comm/rail.rs` and `comm/process.rs`: no model has a rail.
 
 /// A rail.
 pub struct Rail;
 
-/// What all connections share.
+/// State that all connections share.
 pub struct Process;

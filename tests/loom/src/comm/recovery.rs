@@ -1,4 +1,5 @@
-//! The service thread, and stand-ins for the devices, the recovery driver, a connection's TCP and the listener where peers dial again.
+//! The service thread, and replacements for devices, the recovery driver, a connection's TCP, and
+//! the listener for redialling peers.
 
 #[path = "devices.rs"]
 pub mod devices;

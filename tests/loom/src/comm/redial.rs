@@ -1,4 +1,5 @@
-//! In place of the plugin's `comm/recovery/redial.rs`: a listener that nobody dials, and that knows whether it is open.
+//! Replaces the plugin's `comm/recovery/redial.rs`: a listener that no peer dials, and that records
+//! if it is open.
 
 use super::tcp::Redialling;
 use crate::comm::channel::Channel;
@@ -7,18 +8,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// The listener as those who set connections up know it.
+/// The listener, for the code that sets connections up.
 #[derive(Default)]
 pub struct Standing {
     at: Option<Arc<AtomicBool>>,
     opened: Option<RedialListener>,
 }
 
-/// The listener as the service thread knows it. It is open until it is dropped.
+/// The listener, for the service thread. It is open until it is dropped.
 pub struct RedialListener(Arc<AtomicBool>);
 
 impl Standing {
-    /// Opens it where it is not open.
+    /// Opens the listener unless it is open.
     pub fn invite(&mut self) -> Redialling {
         let is_open = self.at.get_or_insert_with(|| {
             let is_open = Arc::new(AtomicBool::new(true));
@@ -28,19 +29,19 @@ impl Standing {
         Redialling::Awaits(Arc::clone(is_open))
     }
 
-    /// As in the plugin.
+    /// Takes the listener if it was opened since the last call.
     pub fn take_opened(&mut self) -> Option<RedialListener> {
         self.opened.take()
     }
 
-    /// As in the plugin.
+    /// Closes the listener.
     pub fn close(&mut self) {
         (self.at, self.opened) = (None, None);
     }
 }
 
 impl RedialListener {
-    /// Nobody dials.
+    /// Returns no connections, because no peer dials.
     pub fn look(&mut self, _: impl Fn(&Redial) -> bool, _: Instant) -> Vec<(Channel, Redial)> {
         Vec::new()
     }

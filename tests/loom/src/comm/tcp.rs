@@ -1,4 +1,5 @@
-//! In place of the plugin's `comm/recovery/tcp.rs`: a TCP connection by which nothing comes, and which looks whether its listener is open.
+//! Replaces the plugin's `comm/recovery/tcp.rs`: a TCP connection on which nothing arrives, and
+//! which checks that its listener is open.
 
 use super::driver::Driver;
 use crate::comm::channel::Channel;
@@ -9,55 +10,55 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// How a connection gets another TCP connection.
+/// Source of a connection's next TCP connection.
 pub enum Redialling {
-    /// At a listener, which says whether it is open.
+    /// A listener, with a flag that is true while it is open.
     Awaits(Arc<AtomicBool>),
-    /// Not at all.
+    /// None.
     Never,
 }
 
-/// A TCP connection by which nothing comes.
+/// A TCP connection on which nothing arrives.
 pub struct Tcp(Redialling);
 
 impl Tcp {
-    /// As in the plugin.
+    /// Creates a connection over a channel that is ignored.
     pub fn new(_: Channel, redialling: Redialling) -> Self {
         Self(redialling)
     }
 
-    /// It never fails.
+    /// Returns true, because it never fails.
     pub fn is_open(&self) -> bool {
         true
     }
 
-    /// As in the plugin.
+    /// True if the peer may dial again.
     pub fn is_awaited(&self) -> bool {
         matches!(self.0, Redialling::Awaits(_))
     }
 
-    /// Nothing to wait for.
+    /// Returns nothing to wait for.
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         std::iter::empty()
     }
 
-    /// Takes it.
+    /// Accepts a frame.
     pub fn send(&mut self, _: ControlFrame) -> bool {
         true
     }
 
-    /// The peer could dial now.
+    /// Checks that the peer could dial now.
     pub fn tend(&mut self, _: &mut Driver, _: Instant) {
         if let Redialling::Awaits(is_open) = &self.0 {
             assert!(is_open.load(Ordering::Acquire), "the listener is closed while a connection needs it");
         }
     }
 
-    /// Nobody dials.
+    /// Returns false, because no peer dials.
     pub fn expects(&self, _: &Redial, _: &Driver) -> bool {
         false
     }
 
-    /// As above.
+    /// Does nothing, for the same reason.
     pub fn replace(&mut self, _: Channel, _: &Redial, _: &mut Driver) {}
 }

@@ -1,5 +1,5 @@
-//! The standard library with loom's atomics, cells, locks and threads in place of its own, and with a pipe that loom sees. A crate
-//! that calls this one `std` has its sources modelled without a change to them.
+//! The standard library with loom's atomics, cells, locks and threads in place of its own, and with
+//! a pipe that loom knows. Sources of a crate that names this one `std` are modelled unchanged.
 
 #[doc(no_inline)]
 pub use ::std::*;
@@ -9,26 +9,27 @@ pub mod sync {
     pub use ::std::sync::*;
     pub use loom::sync::{Condvar, Mutex, MutexGuard};
 
-    /// Loom's.
+    /// Loom's atomics.
     pub mod atomic {
         pub use loom::sync::atomic::*;
 
-        /// Loom's, but for its stores.
+        /// Loom's atomic with another `store`.
         ///
-        /// A swap puts its value right behind the one that it read, so what the thread that wrote that one stores next comes behind
-        /// the swap's. Loom (0.7) does not know that (its issue 254): it lets a swap that found `TAKEN` come after the owner's `USED`, and the word
-        /// stay taken for ever. A store that is a swap itself, whose result nobody looks at, has its place in the order, and
-        /// otherwise says no more to other threads than the store does.
+        /// A swap puts its value directly behind the one that it read. So the next store of the
+        /// thread that wrote that value comes behind the swap's. Loom (0.7) does not know that (its
+        /// issue 254): it lets a swap that found `TAKEN` come after the owner's `USED`, and the
+        /// word stay taken without end. A store that is a swap with an unused result has a place in
+        /// that order, and otherwise gives other threads no more ordering than a store does.
         #[derive(Debug)]
         pub struct AtomicU8(loom::sync::atomic::AtomicU8);
 
         impl AtomicU8 {
-            /// A new one.
+            /// Creates an atomic.
             pub fn new(value: u8) -> Self {
                 Self(loom::sync::atomic::AtomicU8::new(value))
             }
 
-            /// As in the standard library, like the others.
+            /// Stores as a swap, see the type.
             pub fn store(&self, value: u8, order: Ordering) {
                 self.0.swap(value, order);
             }
@@ -60,19 +61,20 @@ pub mod thread {
         static PRETENDS: Cell<bool> = Cell::new(false);
     }
 
-    /// Whether this thread panics, or pretends to. (Loom's threads take turns on one of the system's, which would all panic with one.)
+    /// True if this thread panics, or pretends to. (Loom's threads share one of the system's
+    /// threads, so all would panic with one.)
     pub fn panicking() -> bool {
         ::std::thread::panicking() || PRETENDS.with(Cell::get)
     }
 
-    /// Does it as if a panic went through.
+    /// Runs `act` as if this thread panicked.
     pub fn as_if_panicking(act: impl FnOnce()) {
         PRETENDS.with(|pretends| pretends.set(true));
         act();
         PRETENDS.with(|pretends| pretends.set(false));
     }
 
-    /// In a model no time passes: others may run.
+    /// Lets other threads run: time does not pass in a model.
     pub fn sleep(_: ::std::time::Duration) {
         yield_now();
     }
@@ -88,7 +90,8 @@ pub mod hint {
 pub mod cell {
     pub use ::std::cell::*;
 
-    /// Each look at the value has to come after each other thread's by what the threads said to each other.
+    /// Loom checks that each access is ordered after every other thread's access, by their
+    /// synchronisation.
     #[derive(Debug)]
     pub struct UnsafeCell<T>(loom::cell::UnsafeCell<T>);
 
@@ -98,7 +101,7 @@ pub mod cell {
             Self(loom::cell::UnsafeCell::new(value))
         }
 
-        /// Where the value is. It counts as a change of the value that this is asked.
+        /// Pointer to the value. Loom counts each call as a write.
         pub fn get(&self) -> *mut T {
             self.0.with_mut(|place| place)
         }
@@ -113,17 +116,17 @@ pub mod os {
     pub mod fd {
         use super::unix::net::Pipe;
 
-        /// What can be waited for.
+        /// A descriptor to wait for.
         pub struct BorrowedFd<'a>(pub Option<&'a Pipe>);
 
-        /// What has a descriptor.
+        /// Objects with a descriptor.
         pub trait AsFd {
-            /// It.
+            /// The descriptor.
             fn as_fd(&self) -> BorrowedFd<'_>;
         }
     }
 
-    /// Unix's own.
+    /// Unix-specific parts.
     pub mod unix {
         pub use ::std::os::unix::*;
 
@@ -133,7 +136,7 @@ pub mod os {
             use crate::sync::{Arc, Condvar, Mutex};
             use ::std::io::{self, ErrorKind, Read, Write};
 
-            /// Bytes under way in one direction, by their count.
+            /// Number of bytes under way in one direction.
             #[derive(Default)]
             pub struct Pipe {
                 state: Mutex<State>,
@@ -147,7 +150,8 @@ pub mod os {
             }
 
             impl Pipe {
-                /// Waits until there is a byte. Nothing else ends it: in a model there is no time.
+                /// Waits until there is a byte. Nothing else ends the wait, because time does not
+                /// pass in a model.
                 pub fn wait(&self) {
                     let mut state = self.state.lock().unwrap();
                     while state.bytes == 0 {
@@ -163,14 +167,14 @@ pub mod os {
             }
 
             impl UnixStream {
-                /// Two ends.
+                /// Creates two connected ends.
                 pub fn pair() -> io::Result<(Self, Self)> {
                     let (one, other) = (Arc::new(Pipe::default()), Arc::new(Pipe::default()));
                     let first = Self { to_me: Arc::clone(&one), to_other: Arc::clone(&other) };
                     Ok((first, Self { to_me: other, to_other: one }))
                 }
 
-                /// It never blocks.
+                /// Does nothing, because it never blocks.
                 pub fn set_nonblocking(&self, _: bool) -> io::Result<()> {
                     Ok(())
                 }
