@@ -1,4 +1,5 @@
-//! Writes the kept seeds anew: `cargo run --manifest-path fuzz/Cargo.toml --example seeds`. Needed when an encoding changes.
+//! Rewrites the kept seeds: `cargo run --manifest-path fuzz/Cargo.toml --example seeds`. Needed
+//! when an encoding changes.
 
 use nccl_net_spark_fuzz::TARGETS;
 use std::io;

@@ -1,9 +1,11 @@
-//! The bootstrap port as an unauthenticated client finds it: the real listener and the real framing, over the loopback's TCP.
+//! The bootstrap port under an unauthenticated client: the real listener and the real framing, over
+//! the loopback's TCP.
 //!
-//! Input: a tape of pieces, each a length and bytes, that the client writes one by one before it closes its side. A byte at the
-//! front says whether the listener's own token goes in where a HELLO's would be: the token is all that such a client cannot send.
-//! The listener's host has no rails and its tuner is off: a client with the token gets an error about the tuner, TCP or rails, and
-//! every other gets silence.
+//! Input: a tape of pieces, each a length and bytes, that the client writes one by one before it
+//! closes its side. The first byte decides if the listener's own token replaces the token of a
+//! HELLO, because the token is the only thing that such a client cannot send. The listener's host
+//! has no rails and its tuner is off. So a client with the token gets an error about the tuner, TCP
+//! or rails, and every other client gets silence.
 
 use crate::tape::Tape;
 use crate::target::Seeds;
@@ -21,10 +23,10 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 
-/// What the listener's host decides of collectives: nothing.
+/// The listener's tuner is off.
 const TUNER_HASH: u64 = 0;
 
-/// Inputs for one listener: it waits for its peer for an hour at most.
+/// Most inputs for one listener, which waits for its peer for at most an hour.
 const MOST_CLIENTS: u32 = 1000;
 
 thread_local! {
@@ -48,13 +50,14 @@ impl Bootstrap {
     }
 }
 
-/// Runs one client; whether it was admitted.
+/// Runs one client. Returns true if it was admitted.
 pub fn check(data: &[u8]) -> bool {
     BOOTSTRAP.with_borrow_mut(|slot| {
         let (bootstrap, clients) = slot.get_or_insert_with(|| (Bootstrap::new(), 0));
         let is_admitted = serve(bootstrap, data);
         *clients += 1;
-        // A listener is for one peer: after one that was admitted and failed, another listener is needed.
+        // A listener has one peer: after one that was admitted and failed, another listener is
+        // needed.
         if is_admitted || *clients >= MOST_CLIENTS {
             *slot = None;
         }
@@ -77,11 +80,11 @@ fn serve(bootstrap: &Bootstrap, data: &[u8]) -> bool {
     }
     let refusal = refusal(bootstrap, &said);
     let is_admitted = refusal.is_some();
-    // Its few bytes are no reason to make room for many.
+    // The few bytes of such a client must not cause a large allocation.
     let ask =
         |bootstrap| if is_admitted { ask(bootstrap) } else { memory::bounded(said.len() + 64, || ask(bootstrap)) };
     let mut client = TcpStream::connect(bootstrap.handle.address).expect("the port is open");
-    client.set_nodelay(true).expect("small pieces go at once");
+    client.set_nodelay(true).expect("small pieces are sent without delay");
     let (mut told, mut rest) = (None, &said[..]);
     for length in lengths {
         let (piece, behind) = rest.split_at(length);
@@ -94,19 +97,19 @@ fn serve(bootstrap: &Bootstrap, data: &[u8]) -> bool {
     }
     // A client that was dropped cannot close its side.
     _ = client.shutdown(std::net::Shutdown::Write);
-    client.set_nonblocking(true).expect("a socket of ours");
+    client.set_nonblocking(true).expect("the client's socket");
     while told.is_none() && !is_gone(&mut client) {
         told = ask(bootstrap);
     }
     match (&told, refusal) {
         (Some(error), Some(refusal)) => assert!(error.contains(refusal), "{error}"),
         (None, None) => {}
-        _ => panic!("wanted {refusal:?}; the listener says {told:?}"),
+        _ => panic!("wanted {refusal:?}; the listener returned {told:?}"),
     }
     is_admitted
 }
 
-/// What NCCL would be told: a client without the token must not cause any result.
+/// The result that NCCL would get. A client without the token must not cause any.
 fn ask(bootstrap: &Bootstrap) -> Option<String> {
     match bootstrap.listener.accept() {
         Ok(None) => None,
@@ -115,7 +118,7 @@ fn ask(bootstrap: &Bootstrap) -> Option<String> {
     }
 }
 
-/// Whether the listener has closed the connection: a client without the token gets no other answer.
+/// True if the listener has closed the connection. A client without the token gets no other answer.
 fn is_gone(client: &mut TcpStream) -> bool {
     let mut answer = [0; 4096];
     match client.read(&mut answer) {
@@ -125,7 +128,8 @@ fn is_gone(client: &mut TcpStream) -> bool {
     }
 }
 
-/// Part of the error expected for this client; none unless its first message is whole, and a HELLO with the token.
+/// Part of the error expected for this client; none unless its first message is complete and a
+/// HELLO with the token.
 fn refusal(bootstrap: &Bootstrap, said: &[u8]) -> Option<&'static str> {
     let (header, body) = said.split_first_chunk::<HEADER_BYTES>()?;
     let header = Header::decode(*header).ok()?;
@@ -141,7 +145,7 @@ fn refusal(bootstrap: &Bootstrap, said: &[u8]) -> Option<&'static str> {
     })
 }
 
-/// Clients with the token, in one piece and in many, and clients of several kinds without it.
+/// Clients with the token, in one piece and in many, and several kinds of clients without it.
 pub fn seeds() -> Seeds {
     let hello = Message::Hello(handshake::hello([0; 16], Vec::new())).encode();
     let frame = Message::Control(ControlFrame { number: 1, heard: 0, asks: true, message: vec![7] }).encode();

@@ -1,7 +1,9 @@
-//! The ring of clear-to-sends, which a peer writes as it likes, and the sends that are made of it: a peer that lies in address,
-//! size, tag, part, group and sequence, in what it has received, and in when.
+//! The ring of clear-to-sends, where a peer can write anything, and the sends that follow from it.
+//! The peer lies about address, size, tag, part, group, sequence, received shares, and about the
+//! time of its messages.
 //!
-//! The model looks at the whole ring by itself, and follows every send: each byte goes once into the room that was granted.
+//! The model reads the whole ring independently, and follows every send: each byte is sent once,
+//! into the granted room.
 
 use crate::memory;
 use crate::tape::{Tape, lane};
@@ -23,7 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 const LANES: usize = 4;
 /// The smallest chunk that a handshake agrees on.
 const CHUNK: u64 = 4096;
-/// Where this side's bytes are.
+/// Address of this side's bytes.
 const LOCAL: u64 = 0x7f00_0000_0000;
 
 thread_local! {
@@ -38,12 +40,12 @@ struct Posted {
     lane: LaneId,
 }
 
-/// A send by the model.
+/// A send in the model.
 #[derive(Debug, Clone)]
 struct Sent {
     head: Head,
     bytes: u64,
-    /// One share, posted as it began.
+    /// Sent as one share, which was posted when it began.
     is_whole: bool,
     shares: Vec<Piece>,
 }
@@ -51,11 +53,11 @@ struct Sent {
 #[derive(Debug, Clone, Copy)]
 struct Piece {
     share: Share,
-    /// How far it is posted.
+    /// Bytes posted so far.
     posted: u64,
     is_closed: bool,
     is_done: bool,
-    /// Its lane was lost, and it has no other yet.
+    /// True after its lane was lost, until it has another one.
     is_stranded: bool,
 }
 
@@ -68,9 +70,10 @@ impl Sent {
 struct Model<'a> {
     ring: &'a [AtomicU64],
     sends: Sends,
-    /// Receives that the peer has granted, of its own free will.
+    /// Receives that the peer has granted.
     granted: u64,
-    /// The receive at the head, and the parts of it that are taken; those that are not, once the group has come.
+    /// The receive at the head. `waiting` has its parts that are not taken, once the group has
+    /// arrived.
     sequence: u64,
     waiting: Option<Vec<u8>>,
     requests: BTreeMap<u16, Sent>,
@@ -80,7 +83,7 @@ struct Model<'a> {
     finished: u64,
 }
 
-/// A tape of what the peer writes, and of what this side does.
+/// Reads a tape of the peer's writes and this side's calls.
 pub fn check(data: &[u8]) -> bool {
     RING.with(|ring| {
         ring.iter().for_each(|word| word.store(0, Relaxed));
@@ -119,7 +122,7 @@ pub fn check(data: &[u8]) -> bool {
 }
 
 impl Model<'_> {
-    /// The peer writes a group's entries: as they should be, but for what the tape says.
+    /// Lets the peer write a group's entries: correct, except for the lies on the tape.
     fn grant(&mut self, tape: &mut Tape<'_>) {
         let (shape, lies) = (tape.u8(), tape.u8());
         let parts = (shape & 7) + 1;
@@ -162,7 +165,7 @@ impl Model<'_> {
         self.entry(part).map(|entry| entry.check(part).map(|()| entry)).transpose()
     }
 
-    /// The entries of the group at the head, once all have come.
+    /// The entries of the group at the head, once all have arrived.
     fn arrived(&self) -> Result<Option<Vec<u8>>, Violation> {
         let Some(first) = self.checked(0)? else { return Ok(None) };
         for part in 1..first.parts() {
@@ -175,10 +178,10 @@ impl Model<'_> {
         Ok(Some((0..first.parts()).collect()))
     }
 
-    /// The part that a send with this tag is for.
+    /// The part that a send with this tag matches.
     fn expect(&mut self, tag: i32) -> Result<Option<(u8, Entry)>, Violation> {
         if self.waiting.is_none() {
-            // A lone receive that is not for this send is looked at anew each time: it need not be kept in mind.
+            // A lone receive with another tag is read again each time, so it need not be kept.
             self.waiting = self.arrived()?;
         }
         for part in self.waiting.clone().unwrap_or_default() {
@@ -251,7 +254,7 @@ impl Model<'_> {
         (request, Sent { head, bytes, is_whole: true, shares })
     }
 
-    /// Up to eight shares by the lanes that are open, a part of them kept for later.
+    /// Starts a send of up to eight shares on the open lanes; some of the shares are posted later.
     fn start_cut(&mut self, head: Head, bytes: u64, how: u8) -> (u16, Sent) {
         let count = u64::from(how >> 1 & 7) + 1;
         let part = bytes.div_ceil(count).next_multiple_of(128).max(128);
@@ -281,12 +284,12 @@ impl Model<'_> {
         (request, Sent { head, bytes, is_whole: false, shares: pieces })
     }
 
-    /// Posts what waits, on the lanes that are open; at most so many writes.
+    /// Posts waiting shares on the open lanes; at most `most` writes.
     fn post(&mut self, most: u8) {
         let mut left = usize::from(most);
         for request in self.sends.waiting().collect::<Vec<_>>() {
             let count = self.sends.shares_to_post(request);
-            let sent = self.requests.get_mut(&request).expect("what waits is a request");
+            let sent = self.requests.get_mut(&request).expect("a waiting request exists");
             assert_eq!(usize::from(count), sent.shares.len());
             for (number, piece) in (0..).zip(&mut sent.shares) {
                 while left > 0 && !piece.is_stranded && !self.is_lost[piece.share.lane.index()] {
@@ -311,7 +314,7 @@ impl Model<'_> {
         }
     }
 
-    /// One of the writes under way is confirmed.
+    /// Confirms one of the writes under way.
     fn confirm(&mut self, which: usize) {
         if self.under_way.is_empty() {
             return;
@@ -324,7 +327,7 @@ impl Model<'_> {
                 piece.is_done = true;
                 assert_eq!(confirmed, Ok(piece.share.bytes));
             }
-            // The peer's last word was that it had this.
+            // The peer's BYE said that it had this.
             None => assert!(confirmed.is_err() && self.has_said_bye),
         }
     }
@@ -332,7 +335,7 @@ impl Model<'_> {
     fn test(&mut self, request: u16) {
         let tested = self.sends.test(request);
         match self.requests.get(&request) {
-            None => assert!(tested.is_err(), "request {request} is nobody's"),
+            None => assert!(tested.is_err(), "request {request} is unknown"),
             Some(sent) if sent.is_done() => {
                 assert_eq!(tested, Ok(Some(sent.bytes)));
                 self.requests.remove(&request);
@@ -350,7 +353,7 @@ impl Model<'_> {
         }
     }
 
-    /// A lane is lost, and the peer says of what it has whatever it likes; or one is back.
+    /// Loses a lane, with any claim by the peer about its received shares, or brings one back.
     fn lose(&mut self, tape: &mut Tape<'_>) {
         let (what, granted) = (tape.u8(), tape.u8());
         let lost = lane(usize::from(what) % LANES);
@@ -394,14 +397,14 @@ impl Model<'_> {
         assert_eq!(moved_here, moved);
     }
 
-    /// The peer closes, and says how much it has had.
+    /// Lets the peer close, with a count of deliveries.
     fn bye(&mut self, tape: &mut Tape<'_>) {
         let delivered =
             if tape.u8() & 1 == 1 { tape.u64() } else { self.sequence.saturating_sub(u64::from(tape.u8())) };
         self.has_said_bye = true;
         let mut any = false;
         for sent in self.requests.values_mut().filter(|sent| !sent.is_done() && sent.head.sequence < delivered) {
-            // What is not posted has not come, whatever it says.
+            // Unposted bytes have not arrived, even if the peer claims so.
             if sent.is_whole || sent.shares.iter().all(|piece| piece.is_closed || piece.is_done) {
                 sent.shares.iter_mut().for_each(|piece| piece.is_done = true);
                 any = true;
@@ -427,7 +430,8 @@ fn keys(sequence: u64, part: u8) -> PackedKeys {
     std::array::from_fn(|pair| sequence << 40 | u64::from(part) << 34 | pair as u64)
 }
 
-/// A lone receive, a group out of order, a large one in shares, one that loses a lane, and lies of each kind.
+/// A lone receive, a group out of order, a large one in shares, one that loses a lane, and lies of
+/// each kind.
 pub fn seeds() -> Seeds {
     let send = |w: &mut Writer, how: u8, tag: u8, bytes: u16| _ = w.u8(5).u8(how).u8(tag).u16(bytes);
     let mut lone = Writer::default();

@@ -1,6 +1,7 @@
-//! Control messages, and the control frames that carry them as they lie in a mailbox: whole, torn, and made up.
+//! Control messages, and the control frames that carry them in a mailbox: whole, torn, and
+//! invented.
 //!
-//! Input: a byte that says which, then a control message's bytes or a mailbox's words.
+//! Input: a byte that selects the kind, then a control message's bytes or a mailbox's words.
 
 use crate::fields::{check_queue_pairs, check_rail};
 use crate::memory;
@@ -27,13 +28,13 @@ pub fn check(data: &[u8]) -> bool {
     }
 }
 
-/// A control message of any bytes.
+/// Checks a control message of any bytes.
 fn check_message(bytes: &[u8]) -> bool {
     let Ok(message) = memory::bounded(bytes.len(), || ControlMessage::decode(bytes)) else { return false };
     let encoded = message.encode();
     assert!(encoded.len() <= bytes.len().min(MAX_CONTROL_BYTES), "{} bytes of {}", encoded.len(), bytes.len());
     assert_eq!(ControlMessage::decode(&encoded).as_ref(), Ok(&message));
-    // The lane that the bytes name, and no other one in its place.
+    // The decoder must return the lane in the bytes and no other.
     let is_said = |lane: LaneId| assert_eq!(lane.index(), usize::from(bytes[1]));
     match &message {
         ControlMessage::Fenced { lane, received } => {
@@ -57,7 +58,8 @@ fn check_message(bytes: &[u8]) -> bool {
     true
 }
 
-/// Whatever part and share are asked for there is an answer, and for a receive that is not open it is that of the count.
+/// Every question about a part and share has an answer. For a receive that is not open, the count
+/// of grants decides.
 fn check_received(received: &Received) {
     for sequence in received.open.iter().map(|open| open.sequence).chain([0, received.granted, u64::MAX]) {
         let open = received.open.iter().find(|open| open.sequence == sequence);
@@ -70,12 +72,12 @@ fn check_received(received: &Received) {
                 assert_eq!(received.has(sequence, part, share), expected);
             }
         }
-        // Out of range is answered, not indexed with.
+        // Numbers out of range get an answer and are not used as an index.
         received.has(sequence, u8::MAX, u8::MAX);
     }
 }
 
-/// A mailbox of any words; `signed`: with the digest that makes them a control frame.
+/// Checks a mailbox of any words. If `signed`, its digest is made valid first.
 fn check_mailbox(tape: &mut Tape<'_>, signed: bool) -> bool {
     let mut words = [0; FRAME_WORDS];
     words.iter_mut().for_each(|word| *word = tape.u64());
@@ -93,12 +95,13 @@ fn check_mailbox(tape: &mut Tape<'_>, signed: bool) -> bool {
     let bytes: Vec<u8> = words[4..].iter().flat_map(|word| word.to_le_bytes()).collect();
     assert_eq!(frame.message, bytes[..frame.message.len()]);
     assert_eq!(ControlFrame::from_words(&padded(&frame)), Some(frame.clone()));
-    // Its message may be anything.
+    // The message may have any bytes.
     check_message(&frame.message);
     true
 }
 
-/// Some words of one control frame over another: neither of the two, unless it is one of them.
+/// Writes some words of one control frame over another. The result is neither of them, unless it
+/// equals one.
 fn check_mix(tape: &mut Tape<'_>) -> bool {
     let mut frame = || ControlFrame {
         number: u64::from(tape.u8()),
@@ -118,15 +121,16 @@ fn check_mix(tape: &mut Tape<'_>) -> bool {
     true
 }
 
-/// A mailbox with the control frame in it.
+/// The control frame, padded to the words of a mailbox.
 pub fn padded(frame: &ControlFrame) -> [u64; FRAME_WORDS] {
     let words = frame.to_words();
     assert!(words.len() <= FRAME_WORDS);
     std::array::from_fn(|at| words.get(at).copied().unwrap_or(0))
 }
 
-/// Writes the digest that goes with the words, as any peer can: it tells a torn control frame, not a lying one. Written here by itself, so
-/// that a change of it shows.
+/// Writes the valid digest of the words. Any peer can do that: the digest detects a torn control
+/// frame, not a false one. This is an independent implementation, so that a change of the digest
+/// shows.
 pub fn sign(words: &mut [u64; FRAME_WORDS]) {
     const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
     let bytes = (words[2] & 0xffff_ffff).min(MAX_CONTROL_BYTES as u64) as usize;
@@ -175,7 +179,8 @@ pub fn messages() -> Vec<(&'static str, ControlMessage)> {
     ]
 }
 
-/// Each control message alone; control frames with a digest of their own, with the one that is to be made, and two that are mixed.
+/// Each control message alone; control frames with their own digest, with a computed one, and two
+/// that are mixed.
 pub fn seeds() -> Seeds {
     let mut seeds: Seeds =
         messages().into_iter().map(|(name, message)| (name, [&[0][..], &message.encode()].concat())).collect();

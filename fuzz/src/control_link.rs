@@ -1,4 +1,5 @@
-//! The talk of two ends: control frames with any numbers, any answers and any control messages, between what this side says.
+//! The control frames between two ends: the peer sends any numbers, answers and messages, between
+//! this side's own messages.
 
 use crate::control::messages;
 use crate::memory;
@@ -8,7 +9,8 @@ use nccl_net_spark::flow::control_link::ControlLink;
 use nccl_net_spark::wire::codec::Writer;
 use nccl_net_spark::wire::control::{ControlFrame, ControlMessage};
 
-/// What the two rules come to: a control message goes when the one before was confirmed, and one is heard when it is the next.
+/// The protocol's two rules: a control message is sent when the one before was confirmed, and one
+/// is accepted when it is the next.
 #[derive(Default)]
 struct Model {
     said: Vec<ControlMessage>,
@@ -32,7 +34,7 @@ impl Model {
         ControlFrame { number: self.sent, heard: self.heard, asks, message }
     }
 
-    /// Whether the frame's message is new.
+    /// True if the frame's message is new.
     fn hears(&mut self, frame: &ControlFrame) -> bool {
         if frame.heard == self.sent {
             self.confirmed = self.sent;
@@ -46,7 +48,7 @@ impl Model {
     }
 }
 
-/// A tape of words and control frames.
+/// Reads a tape of own messages and control frames.
 pub fn check(data: &[u8]) -> bool {
     let (mut control_link, mut model, mut tape) = (ControlLink::default(), Model::default(), Tape::new(data));
     let known = messages();
@@ -66,7 +68,7 @@ pub fn check(data: &[u8]) -> bool {
             _ => {
                 let frame = frame(&mut tape, &model);
                 let is_new = model.hears(&frame);
-                // What this side has to tell grows by what it says, never by what it hears.
+                // This side's memory grows with its own messages, never with the peer's.
                 let room = frame.message.len() + model.frame().message.len() + 256;
                 let told = memory::bounded(room, || control_link.hear(&frame));
                 match (&told, is_new) {
@@ -83,7 +85,7 @@ pub fn check(data: &[u8]) -> bool {
     messages_heard > 0
 }
 
-/// Mostly near what would be right.
+/// Reads a frame, whose numbers are mostly close to the right ones.
 fn frame(tape: &mut Tape<'_>, model: &Model) -> ControlFrame {
     let kind = tape.u8();
     let mut number = |near: u64, is_any: bool| {
@@ -94,7 +96,7 @@ fn frame(tape: &mut Tape<'_>, model: &Model) -> ControlFrame {
     ControlFrame { number, heard, asks: kind & 8 == 0, message: tape.bytes(count).to_vec() }
 }
 
-/// A talk as it should be, and one of nonsense.
+/// A valid exchange, and one of nonsense.
 pub fn seeds() -> Seeds {
     let heard = |w: &mut Writer, kind: u8, near: (i8, i8), message: &[u8]| {
         w.u8(2).u8(kind).u8(near.0 as u8).u8(near.1 as u8).u8(message.len() as u8).bytes(message);

@@ -1,4 +1,4 @@
-//! Checks of the fields that handshake messages and control messages have in common.
+//! Checks of the fields that handshake messages and control messages share.
 
 use nccl_net_spark::wire::fields::{Attachment, QpEnd, RailAdvert};
 

@@ -1,4 +1,5 @@
-//! The 128 bytes that NCCL hands to the connecting side: another network's, another version's, damaged.
+//! The 128 bytes that NCCL hands to the connecting side, possibly from another network or version,
+//! or damaged.
 
 use crate::memory;
 use crate::target::Seeds;
@@ -9,7 +10,7 @@ use std::net::SocketAddr;
 const USED: usize = 8 + 2 + 2 + 4 + 16 + TOKEN_BYTES;
 const SCOPE: std::ops::Range<usize> = 12..16;
 
-/// Any 128 bytes; missing ones are 0.
+/// Checks any 128 bytes; missing ones are 0.
 pub fn check(data: &[u8]) -> bool {
     let mut bytes = [0; HANDLE_BYTES];
     let count = data.len().min(HANDLE_BYTES);
@@ -25,7 +26,7 @@ pub fn check(data: &[u8]) -> bool {
     };
     assert!(
         handle.address.port() != 0 && !handle.address.ip().is_unspecified(),
-        "nobody listens at {}",
+        "no listener can have {}",
         handle.address
     );
     let mut again = handle.encode();
@@ -34,14 +35,14 @@ pub fn check(data: &[u8]) -> bool {
     if handle.address.is_ipv4() {
         again[SCOPE].copy_from_slice(&bytes[SCOPE]);
     }
-    assert_eq!(again[..USED], bytes[..USED], "what was read is not what is written");
+    assert_eq!(again[..USED], bytes[..USED], "the handle changes when it is written again");
     let ticket = Handle::ticket(&bytes) ^ 1;
     Handle::set_ticket(&mut bytes, ticket);
     assert_eq!((Handle::ticket(&bytes), Handle::decode(&bytes)), (ticket, Ok(handle)));
     true
 }
 
-/// One of each family of addresses.
+/// A handle of each address family.
 pub fn seeds() -> Seeds {
     let seed = |address: &str| {
         let address: SocketAddr = address.parse().expect("an address");

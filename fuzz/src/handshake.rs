@@ -1,6 +1,8 @@
-//! The handshake's messages, framed, and what is made of them before any queue pair is: which rails pair, and what they carry.
+//! The handshake's framed messages, and the decisions made from them before any queue pair exists:
+//! the pairing of rails and their rates.
 //!
-//! Input: a byte that names the kind of a message (0x80: the header is in the input too), then the body.
+//! Input: a byte that names the kind of a message (0x80: the header is in the input too), then the
+//! body.
 
 use crate::control;
 use crate::fields::{MAX_LIST, NAME_BYTES, check_attachment, check_mtu, check_queue_pairs, check_rail, text_fits};
@@ -25,7 +27,7 @@ use std::num::NonZeroU16;
 const TEXT_BYTES: usize = 2048;
 const RAW: u8 = 0x80;
 
-/// A frame.
+/// Checks a frame.
 pub fn check(data: &[u8]) -> bool {
     let Some((first, rest)) = data.split_first() else { return false };
     let (header, body) = if first & RAW != 0 {
@@ -42,8 +44,8 @@ pub fn check(data: &[u8]) -> bool {
             return false;
         }
     };
-    assert!(header.body_bytes <= MAX_BODY_BYTES, "a body of {} bytes would be waited for", header.body_bytes);
-    // The channel gives exactly as many bytes as were announced.
+    assert!(header.body_bytes <= MAX_BODY_BYTES, "a body of {} bytes would be awaited", header.body_bytes);
+    // The channel returns exactly as many bytes as were announced.
     let Some(body) = body.get(..header.body_bytes) else { return false };
     let message = match memory::bounded(body.len(), || Message::decode(header, body)) {
         Ok(message) => message,
@@ -127,7 +129,7 @@ fn check_message(message: &Message) {
     }
 }
 
-/// What a peer says of its rails gives pairs of rails that there are, over addresses that they have.
+/// Any adverts of a peer give pairs of existing rails, over addresses that they have.
 fn check_pairing(connector: &[RailAdvert], acceptor: &[RailAdvert]) {
     let pairs = pairing::pair(connector, acceptor);
     assert!(pairs.len() <= MAX_RAILS);
@@ -147,7 +149,8 @@ fn check_pairing(connector: &[RailAdvert], acceptor: &[RailAdvert]) {
     check_rates(&ends);
 }
 
-/// The rates of paths are fair at the most: no passage carries more than it can, and every path has one that is full.
+/// The rates of paths are fair and maximal: no passage carries more than it can, and every path has
+/// a full one.
 fn check_rates(ends: &[[End; 2]]) {
     let paths = Paths::new(ends);
     assert_eq!(paths.count(), ends.len());
@@ -176,7 +179,7 @@ fn check_rates(ends: &[[End; 2]]) {
     assert!(negotiate::queue_pairs(0, &paths).iter().all(|count| (1..=MAX_LIST as u8).contains(count)));
 }
 
-/// This side's rails in the pairings: a Spark's four, two of them with a link-local address alone.
+/// This side's rails in the pairings: a Spark's four, two of them with only a link-local address.
 fn own_rails() -> Vec<RailAdvert> {
     let gid = |text: &str| text.parse::<std::net::Ipv6Addr>().expect("an address").octets();
     let rail = |(at, address): (u8, &str)| RailAdvert {
@@ -248,7 +251,7 @@ fn messages() -> Vec<(&'static str, Message)> {
     ]
 }
 
-/// What a connecting side says first.
+/// A connecting side's first message.
 pub fn hello(token: [u8; 16], rails: Vec<RailAdvert>) -> Hello {
     let (name, by_tcp) = ("spark-1:4242".into(), ByTcp::Off);
     let (gpu, priority) = ("NVIDIA GB10".into(), Priority { traffic_class: 106, service_level: 3 });

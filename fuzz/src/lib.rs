@@ -1,11 +1,13 @@
-//! What an unauthenticated client, a lying peer or a careless person can hand to this project, tried by libFuzzer.
+//! Everything that an unauthenticated client, a lying peer or a careless user can hand to this
+//! project, tried by libFuzzer.
 //!
-//! One module for each target: `check` takes any bytes and asserts what must hold of them, `seeds` gives the valid inputs to
-//! begin with (`seeds/`, written by `examples/seeds.rs`). `run.sh` builds and runs the targets; `cargo test --lib` holds the kept
-//! seeds to the generator, and every check to its seeds, without libFuzzer.
+//! There is one module for each target: `check` takes any bytes and asserts the invariants, `seeds`
+//! gives valid inputs to begin with (`seeds/`, written by `examples/seeds.rs`). `run.sh` builds and
+//! runs the targets. `cargo test --lib` compares the kept seeds with the generator, and runs every
+//! check on its seeds, without libFuzzer.
 //!
-//! The stateful targets read their input as a [`tape::Tape`] of decisions: what happens next, and what the peer lies about. Each has
-//! a model of its own to compare with.
+//! The stateful targets read their input as a [`tape::Tape`] of decisions: the next event, and the
+//! peer's lies. Each compares the code with a model of its own.
 
 pub mod admission;
 pub mod clear_to_send;
@@ -48,7 +50,7 @@ mod tests {
     use std::collections::BTreeSet;
     use std::path::Path;
 
-    /// Larger ones only slow libFuzzer down.
+    /// Larger seeds only slow libFuzzer down.
     const MOST_BYTES: usize = 4096;
 
     #[test]
@@ -77,7 +79,7 @@ mod tests {
                 let path = root.join(target.name).join(name);
                 let found =
                     std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}; see examples/seeds.rs", path.display()));
-                assert!(found == bytes, "{} is not what the program writes", path.display());
+                assert!(found == bytes, "{} differs from the generated seed", path.display());
                 assert!(written.insert(path), "two seeds {name} of {}", target.name);
             }
         }
@@ -86,7 +88,7 @@ mod tests {
 
     #[test]
     fn nonsense_is_answered_and_says_nothing_valid() {
-        // Of the stateful targets any tape of decisions is valid; these take bytes as they come.
+        // The stateful targets accept any tape of decisions; these four take the bytes directly.
         for target in
             TARGETS.iter().filter(|target| ["handle", "handshake", "control", "profile"].contains(&target.name))
         {

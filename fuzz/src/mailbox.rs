@@ -1,4 +1,5 @@
-//! The mailbox: the peer writes any words at any time; this side takes control frames and puts down its own.
+//! The mailbox: the peer writes any words at any time, while this side takes control frames and
+//! writes its own.
 
 use crate::control::{padded, sign};
 use crate::tape::Tape;
@@ -15,22 +16,22 @@ use std::sync::atomic::Ordering::Relaxed;
 const PROBE: usize = PROBE_AT / 8;
 const INBOX: usize = INBOX_AT / 8;
 const OUTBOX: usize = OUTBOX_AT / 8;
-/// The peer's mailbox, as far up as one can be: what is added to its address must stay below the end of memory.
+/// The peer's mailbox at the highest possible address: offsets must stay below the end of memory.
 const PEER_ADDR: u64 = u64::MAX - MAILBOX_BYTES as u64;
 
 thread_local! {
     static REGION: Arc<Region> = Region::new(MAILBOX_BYTES).expect("memory for a mailbox");
 }
 
-/// What lies in the inbox by the model.
+/// Content of the inbox in the model.
 enum Inbox {
-    /// One control frame and nothing else.
+    /// Exactly one control frame.
     Whole(ControlFrame),
-    /// Nothing, or what nobody can tell.
+    /// Nothing, or a mix that has no meaning.
     Other,
 }
 
-/// A tape of writes and looks.
+/// Reads a tape of writes and reads.
 pub fn check(data: &[u8]) -> bool {
     let region = REGION.with(Arc::clone);
     region.words().iter().for_each(|word| word.store(0, Relaxed));
@@ -42,7 +43,7 @@ pub fn check(data: &[u8]) -> bool {
             0 => {
                 let frame = frame(&mut tape);
                 write(&mailbox, &padded(&frame), u64::MAX);
-                // A control frame of nobody's, before the first and without an answer, is none.
+                // A control frame with number 0 that confirms nothing is the same as none.
                 inbox = if frame.number == 0 && frame.heard == 0 { Inbox::Other } else { Inbox::Whole(frame) };
             }
             1 => {
@@ -65,7 +66,7 @@ pub fn check(data: &[u8]) -> bool {
         }
     }
     let ring = &mailbox.region.words()[..PROBE];
-    assert!(ring.iter().all(|word| word.load(Relaxed) == 0), "the ring is the clear-to-sends'");
+    assert!(ring.iter().all(|word| word.load(Relaxed) == 0), "control frames never touch the ring");
     taken > 0
 }
 
@@ -79,24 +80,25 @@ fn inbox_words(mailbox: &Mailboxes) -> [u64; FRAME_WORDS] {
     std::array::from_fn(|at| mailbox.region.words()[INBOX + at].load(Relaxed))
 }
 
-/// What is behind the ring: nothing here comes near that, and the whole mailbox is compared at the end.
+/// The words behind the ring. Nothing here writes near the ring, and the whole mailbox is compared
+/// at the end.
 fn all(mailbox: &Mailboxes) -> Vec<u64> {
     mailbox.region.words()[PROBE..].iter().map(|word| word.load(Relaxed)).collect()
 }
 
-/// As a NIC does it: those words that the mask names, by 64.
+/// Writes as a NIC does: the words in the mask, in groups of 64.
 fn write(mailbox: &Mailboxes, words: &[u64; FRAME_WORDS], mask: u64) {
     for (at, word) in words.iter().enumerate().filter(|(at, _)| mask >> (at % 64) & 1 == 1) {
         mailbox.region.words()[INBOX + at].store(*word, Relaxed);
     }
 }
 
-/// Takes a control frame as it lies, once, and touches nothing else; whether there was one.
+/// Takes a control frame once, and checks that nothing else changed. Returns true if there was one.
 fn take(mailbox: &Mailboxes, inbox: Inbox) -> bool {
     let before = all(mailbox);
     let expected = ControlFrame::from_words(&inbox_words(mailbox));
     let found = mailbox.take_frame();
-    assert_eq!(found, expected, "what is taken is not what lies there");
+    assert_eq!(found, expected, "the taken frame differs from the inbox");
     if let Inbox::Whole(mut frame) = inbox {
         frame.message.truncate((FRAME_WORDS - 4) * 8);
         assert_eq!(found.as_ref(), Some(&frame), "a whole frame was not taken");
@@ -110,7 +112,7 @@ fn take(mailbox: &Mailboxes, inbox: Inbox) -> bool {
     found.is_some()
 }
 
-/// Puts a control frame down in its place alone, and sends it within both mailboxes.
+/// Writes a control frame into its place alone, and sends it within both mailboxes.
 fn put(mailbox: &Mailboxes, frame: &ControlFrame, keys: MailboxKeys) {
     let mut after = all(mailbox);
     let words = frame.to_words();
@@ -129,7 +131,7 @@ fn put(mailbox: &Mailboxes, frame: &ControlFrame, keys: MailboxKeys) {
     }
 }
 
-/// Control frames whole, torn and healed, made up; and this side's own between.
+/// Control frames that are whole, torn and repaired, and invented, with this side's own in between.
 pub fn seeds() -> Seeds {
     let frame = |w: &mut Writer, step: u8, number: u8, message: &[u8]| {
         w.u8(step).u8(number).u8(2).u8(1).u16(message.len() as u16).bytes(message);

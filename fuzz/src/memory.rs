@@ -1,4 +1,5 @@
-//! Counts what a thread has allocated, so that a target can say: nothing is sized by a number that an unauthenticated client sent.
+//! Counts a thread's allocations, so that a target can assert that no allocation depends on a
+//! number from an unauthenticated client.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -10,12 +11,12 @@ struct Counting;
 static COUNTING: Counting = Counting;
 
 thread_local! {
-    /// Bytes in use, and the most that there were since the last [`peak`] began.
+    /// Bytes in use, and their maximum since the last [`peak`] began.
     static USE: Cell<(isize, isize)> = const { Cell::new((0, 0)) };
 }
 
 fn note(delta: isize) {
-    // A thread that ends has no counter any more, and nobody asks for it.
+    // A thread that ends has no counter left, and needs none.
     _ = USE.try_with(|now| {
         let (live, peak) = now.get();
         let live = live.wrapping_add(delta);
@@ -23,7 +24,7 @@ fn note(delta: isize) {
     });
 }
 
-// SAFETY: everything is done by the system's allocator, with what the caller promised.
+// SAFETY: the system's allocator does everything, with the caller's promises.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         note(layout.size() as isize);
@@ -50,7 +51,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// What `work` gives, and the most bytes that it had allocated at a time.
+/// The result of `work`, and the most bytes that it had allocated together.
 pub fn peak<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = USE.with(|now| {
         let (live, _) = now.get();
@@ -62,8 +63,9 @@ pub fn peak<T>(work: impl FnOnce() -> T) -> (T, usize) {
     (given, most.wrapping_sub(before).max(0) as usize)
 }
 
-/// Runs what takes in `bytes` of such a client's, and asserts that it allocated no more than values of that many bytes take: a list's
-/// items are larger than their encodings, and a list has room for as many again.
+/// Runs the decoding of `bytes` bytes from such a client, and asserts that it allocated no more
+/// than their values take: a list's items are larger than their encodings, and a list has room for
+/// twice its items.
 pub fn bounded<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
     let (given, most) = peak(work);
     assert!(most <= 16 * bytes + 1024, "{bytes} bytes made it allocate {most}");

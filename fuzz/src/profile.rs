@@ -1,16 +1,16 @@
-//! The text of a software fabric's profile, as a person writes it.
+//! The text of a software fabric's profile, as a user writes it.
 
 use crate::target::Seeds;
 use softverbs::profile::{MAX_NODES, MAX_RAILS, MAX_SHARED, Profile};
 use softverbs::wiring::MAX_WIRES;
 
-/// Any text; what is no UTF-8 is made so.
+/// Checks any text; bytes that are not UTF-8 are replaced.
 pub fn check(data: &[u8]) -> bool {
     let text = String::from_utf8_lossy(data);
     let profile = match Profile::parse("fuzz", &text) {
         Ok(profile) => profile,
         Err(why) => {
-            // A word of it and its line are shown, escaped.
+            // The error shows one word and its line, escaped.
             assert!(why.starts_with("fuzz") && why.len() < 16 * text.len() + 256, "{why}");
             return false;
         }
@@ -39,7 +39,8 @@ pub fn check(data: &[u8]) -> bool {
     let shared = profile.links.iter().flat_map(|link| [link.gts, link.payload_mbps]);
     let cables = profile.cables.iter().map(|cable| cable.payload_mbps);
     assert!(rates.chain(shared).chain(cables).all(|rate| rate.is_finite() && rate >= 0.0), "{profile:?}");
-    // Whatever the order of lines and whatever the spelling of its numbers was, written and read again it is the same.
+    // Written and read again the profile is the same, in any order of lines and any spelling of
+    // numbers.
     let written = profile.to_text();
     assert_eq!(Profile::parse("fuzz", &written).as_ref(), Ok(&profile), "{written}");
     let lines = profile.links.len() + profile.cables.len() + profile.rails.len();

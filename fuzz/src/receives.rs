@@ -1,6 +1,8 @@
-//! What a receiver makes of immediates: a peer that lies in slot, part, share, leads and bytes, between grants, tests and losses.
+//! A receiver's handling of immediates: a peer lies about slot, part, share, leads and bytes,
+//! between grants, tests and losses.
 //!
-//! The model keeps for each slot which shares came with how many bytes, and says of every call what it has to answer.
+//! The model keeps the arrived shares of each slot with their bytes, and knows the right answer of
+//! every call.
 
 use crate::memory;
 use crate::tape::{Tape, lane};
@@ -22,7 +24,7 @@ const CHUNK: u64 = 4096;
 #[derive(Debug, Clone, Default)]
 struct Part {
     room: u64,
-    /// How many shares were announced; `None` while none has come.
+    /// Announced number of shares; `None` before the first one.
     announced: Option<u8>,
     came: BTreeMap<u8, u64>,
 }
@@ -44,7 +46,7 @@ struct Open {
     optional: bool,
     told: bool,
     lane: LaneId,
-    /// Its clear-to-send went by a lane that was lost.
+    /// True after the lane of its clear-to-send was lost.
     owed: bool,
 }
 
@@ -57,14 +59,14 @@ impl Open {
 struct Model {
     receives: Receives,
     slots: Vec<Option<Open>>,
-    /// Clear-to-sends that go once more just now, by the lane.
+    /// Clear-to-sends that are being repeated, with their lane.
     repeating: Vec<Option<LaneId>>,
     granted: u64,
     delivered: u64,
     whole: u64,
 }
 
-/// A tape of grants, immediates, tests and losses.
+/// Reads a tape of grants, immediates, tests and losses.
 pub fn check(data: &[u8]) -> bool {
     let mut tape = Tape::new(data);
     let (slots, repeating) = (vec![None; SLOTS], vec![None; SLOTS]);
@@ -107,7 +109,7 @@ impl Model {
         }
     }
 
-    /// An immediate that is right for a receive but for what the tape says.
+    /// An immediate that fits a receive, except for the lies on the tape.
     fn arrives_nearly(&mut self, tape: &mut Tape<'_>) {
         let at = tape.below(SLOTS);
         let (shape, lies) = (tape.u8(), tape.u8());
@@ -156,7 +158,7 @@ impl Model {
             return Err(unknown);
         }
         if wanted.came.contains_key(&share) {
-            // What is repeated without bytes is passed over.
+            // A repeated immediate without bytes is ignored.
             let is_harmless = bytes == 0 && wanted.announced == Some(shares);
             return if is_harmless {
                 Ok(Arrival::Stale)
@@ -223,7 +225,7 @@ impl Model {
         }
     }
 
-    /// Grants once more what is owed, or hears that this went.
+    /// Repeats grants that are owed, or confirms a repeated one.
     fn repeat(&mut self, tape: &mut Tape<'_>) {
         let (what, lane) = (tape.u8(), tape.lane(LANES));
         let is_owed = |slot: &Option<Open>| slot.as_ref().is_some_and(|open| open.owed && !open.is_whole());
@@ -245,7 +247,7 @@ impl Model {
             }
             return;
         }
-        // A completion of this side's own NIC: it comes only for what was posted.
+        // A completion of this side's own NIC, so it only comes for posted requests.
         let at = usize::from(what) % SLOTS;
         if self.repeating[at].take().is_some() {
             self.receives.repeated(slot(at));
@@ -257,11 +259,11 @@ impl Model {
         let oldest = open.clone().map(|open| open.sequence).min().unwrap_or(self.granted);
         assert_eq!((self.receives.open(), self.receives.delivered()), (open.count(), oldest));
         assert_eq!(self.receives.span(), (oldest, self.granted));
-        assert!(oldest >= self.delivered, "what was delivered is not any more");
+        assert!(oldest >= self.delivered, "a delivered receive is open again");
         self.delivered = oldest;
     }
 
-    /// What a sender would hear of this when a rail is lost, and that it fits a control frame.
+    /// The report that a sender gets when a rail is lost; it must fit a control frame.
     fn check_what_is_told(&self) {
         let received = self.receives.received();
         assert_eq!(received.granted, self.granted);
@@ -280,7 +282,7 @@ impl Model {
     }
 }
 
-/// The slot of this number, which the model holds below [`SLOTS`].
+/// The slot of this number, which the model keeps below [`SLOTS`].
 fn slot(number: usize) -> Slot {
     Slot::new(number as u16).expect("the model has no more slots")
 }

@@ -1,7 +1,7 @@
-//! Recovery: any messages in any order, between what this side's ports, data path and clock say.
+//! Recovery: any messages in any order, between events of this side's ports, data path and clock.
 //!
-//! The first byte says which side of the connection this is; then a tape of what happens. The model is the order of actions that
-//! `flow::recovery` promises, kept by rail.
+//! The first byte selects the side of the connection; a tape of events follows. The model is the
+//! order of actions that `flow::recovery` promises, for each rail.
 
 use crate::control::messages;
 use crate::tape::Tape;
@@ -17,14 +17,14 @@ const RAILS: usize = 2;
 const SECOND: u64 = 1_000_000_000;
 const LIMITS: Limits = Limits { loss: 30 * SECOND, probe: 5 * SECOND, first_rail: 120 * SECOND };
 
-/// What a caller has of a rail.
+/// State of a rail in the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rail {
-    /// Its queue pairs are in use.
+    /// The rail's queue pairs are in use.
     Used,
-    /// They are destroyed; whether the peer has said that it has stopped its own.
+    /// They are destroyed. `by_peer` is true once the peer has stopped its own too.
     Stopped { by_peer: bool },
-    /// New ones are made, and asked for.
+    /// New ones are made, and requested from the peer.
     New,
     /// New ones are connected.
     Connected,
@@ -34,16 +34,16 @@ struct Caller {
     recovery: Recovery,
     role: Role,
     rails: [Rail; RAILS],
-    /// The last message that was heard.
+    /// The last message that arrived.
     heard: Option<ControlMessage>,
     failed: u32,
-    /// It has been told that the connection has failed, or that the peer is no longer there. What was asked for before that is
-    /// done in its turn.
+    /// True once recovery has reported that the connection failed, or that the peer has left.
+    /// Actions from before are still executed in their order.
     has_ended: bool,
     now: u64,
 }
 
-/// A tape of what happens.
+/// Reads a tape of events.
 pub fn check(data: &[u8]) -> bool {
     let mut tape = Tape::new(data);
     let role = if tape.step().is_some_and(|step| step % 2 == 0) { Role::Sender } else { Role::Receiver };
@@ -75,7 +75,7 @@ pub fn check(data: &[u8]) -> bool {
     number > 0
 }
 
-/// The control message, of this rail; a BYE that can be true.
+/// The control message, changed to this rail; a BYE gets a possible count.
 fn on_rail(mut message: ControlMessage, at: LaneId) -> ControlMessage {
     match &mut message {
         ControlMessage::Fenced { lane, .. }
@@ -92,7 +92,7 @@ fn on_rail(mut message: ControlMessage, at: LaneId) -> ControlMessage {
 impl Caller {
     fn hear(&mut self, number: u64, message: &ControlMessage, begun: u64) {
         self.heard = Some(message.clone());
-        // All that was said is confirmed: nothing piles up.
+        // The frame confirms all of this side's messages, so none pile up.
         let heard = self.recovery.frame().number;
         let frame = ControlFrame { number, heard, asks: true, message: message.encode() };
         self.recovery.heard(&frame, begun, self.now);
@@ -114,7 +114,7 @@ impl Caller {
         while let Some(action) = self.recovery.poll_action() {
             match action {
                 Action::Fence(lane) => {
-                    assert_eq!(self.rails[lane.index()], Rail::Used, "what is not in use is not fenced");
+                    assert_eq!(self.rails[lane.index()], Rail::Used, "only a rail in use is fenced");
                     self.rails[lane.index()] = Rail::Stopped { by_peer: false };
                     self.recovery.fenced(lane, Received::default(), self.now);
                 }
@@ -125,7 +125,7 @@ impl Caller {
                         "fenced here, and not resent before"
                     );
                     let Some(ControlMessage::Fenced { lane: of, received: theirs }) = &self.heard else {
-                        panic!("nothing goes once more before the peer says FENCED")
+                        panic!("nothing is resent before the peer says FENCED")
                     };
                     assert_eq!((*of, theirs), (lane, &received));
                     self.rails[lane.index()] = Rail::Stopped { by_peer: true };
@@ -144,8 +144,8 @@ impl Caller {
                     self.recovery.connected(lane, if failed { Err("no way".to_owned()) } else { Ok(()) }, self.now);
                 }
                 Action::Activate(lane) => {
-                    assert!(!self.has_ended, "a connection that has ended uses no rail anew");
-                    assert_eq!(self.rails[lane.index()], Rail::Connected, "only what is connected is used");
+                    assert!(!self.has_ended, "a connection that has ended uses no further rail");
+                    assert_eq!(self.rails[lane.index()], Rail::Connected, "only a connected rail is used");
                     let says_live = matches!(self.heard, Some(ControlMessage::Live { lane: of }) if of == lane);
                     assert!(self.role == Role::Sender || says_live, "not before LIVE");
                     self.rails[lane.index()] = Rail::Used;
@@ -195,7 +195,7 @@ impl Caller {
         self.recovery.answered(lane, if failed { Err("no way".to_owned()) } else { Ok(answer) }, self.now);
     }
 
-    /// What recovery takes a rail for is what its caller has of it, once nothing is left to do.
+    /// Compares recovery's states of the rails with the caller's, once no action is left.
     fn compare(&self) {
         for (lane, rail) in LaneId::all(RAILS).zip(&self.rails) {
             let expected = match self.recovery.state(lane).expect("the rail is there") {
@@ -226,7 +226,8 @@ fn advert() -> RailAdvert {
     }
 }
 
-/// A rail that is lost and returns, on either side; and a connection that fails while it asks for a rail.
+/// A rail that is lost and returns, on either side; and a connection that fails while it asks for a
+/// rail.
 pub fn seeds() -> Seeds {
     let at =
         |name: &str| messages().iter().position(|(of, _)| of.contains(name)).expect("a message of that name") as u8;
@@ -250,7 +251,7 @@ pub fn seeds() -> Seeds {
     let mut dark = Writer::default();
     dark.u8(0).u8(2).u8(0).u8(2).u8(1);
     hear(&mut dark, at("fenced"));
-    // The first attempt finds no way. When the second is due, no rail has been there for too long.
+    // The first attempt finds no path. When the second is due, no rail has been up for too long.
     dark.u8(7).u8(0).u8(3).u8(3);
     dark.u8(7).u8(0).u8(3);
     vec![("sender", sender.into_bytes()), ("receiver", receiver.into_bytes()), ("dark", dark.into_bytes())]

@@ -1,6 +1,6 @@
 //! Settings: a settings file, and the process's variables.
 //!
-//! Input: the file's bytes, and behind a byte 0 variables, `NAME=value` by line.
+//! Input: the file's bytes, then a byte 0 and variables, one `NAME=value` on each line.
 
 use crate::target::Seeds;
 use nccl_net_spark::config::{Config, Settings, Source, table};
@@ -8,20 +8,20 @@ use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// It would have any file read.
+/// Excluded, because it would read any file.
 const NOT_FROM_HERE: &str = "NCCL_SPARK_SETTINGS_FILE";
 
 thread_local! {
     static SCRATCH: OnceCell<Scratch> = const { OnceCell::new() };
 }
 
-/// A file of this thread's, removed with it.
+/// A file of this thread, removed when the thread ends.
 struct Scratch(PathBuf);
 
 impl Scratch {
     fn new() -> Self {
         let (process, thread) = (std::process::id(), std::thread::current().id());
-        // In memory where there is such a place: it is written for every input.
+        // In memory where possible, because it is written for every input.
         let folder = if Path::new("/dev/shm").is_dir() { PathBuf::from("/dev/shm") } else { std::env::temp_dir() };
         Self(folder.join(format!("nccl-net-spark-fuzz-{process}-{thread:?}.conf")))
     }
@@ -29,12 +29,12 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // It may not have been written, and lies in a place for such things.
+        // The file may not exist; its folder is for temporary files anyway.
         _ = std::fs::remove_file(&self.0);
     }
 }
 
-/// A file and variables.
+/// Checks a file and variables.
 pub fn check(data: &[u8]) -> bool {
     let (file, variables) = match data.iter().position(|byte| *byte == 0) {
         Some(at) => (&data[..at], &data[at + 1..]),
@@ -59,7 +59,7 @@ fn check_file(bytes: usize, path: &Path, variables: &[(String, String)]) -> bool
     let settings = match Settings::gather(variables, &standard) {
         Ok(settings) => settings,
         Err(error) => {
-            // It may show what was read, escaped, and the names of all settings.
+            // The error may show the text, escaped, and the names of all settings.
             let text = error.to_string();
             assert!(!text.is_empty() && text.len() < 16 * bytes + 4096, "{text}");
             return false;
@@ -78,7 +78,8 @@ fn check_file(bytes: usize, path: &Path, variables: &[(String, String)]) -> bool
             }
         }
     }
-    // All that is set, written into one file, holds as before: but for a variable's value that a file would take for a comment.
+    // All settings, written into one file, have the same values as before. The exception is a
+    // variable's value that a file would treat as a comment.
     let is_comment = |value: &str| {
         value.match_indices('#').any(|(at, _)| value[..at].chars().next_back().is_none_or(char::is_whitespace))
     };
@@ -97,10 +98,10 @@ fn check_file(bytes: usize, path: &Path, variables: &[(String, String)]) -> bool
     true
 }
 
-/// What the rest of the plugin takes for granted.
+/// Checks the ranges that the rest of the plugin relies on.
 fn check_values(settings: &Settings) {
     let held = settings.held().iter().map(|held| (held.row.name.to_owned(), held.value.clone()));
-    // By the variables alone: what the table says each may be is what it is, whoever said it.
+    // Only as variables: the table's ranges are the same for every source.
     let variables: Vec<_> = held.filter(|(name, _)| name != NOT_FROM_HERE).collect();
     let config = Config::from_variables(&variables).expect("what holds is allowed");
     assert!(config.gid_index.is_none_or(|index| index <= 255));
@@ -116,13 +117,13 @@ fn check_values(settings: &Settings) {
     assert!(seconds(config.stall_warn, 86_400));
     assert!((100..=60_000).contains(&config.probe_timeout.as_millis()));
     for filter in [&config.hca, &config.socket_interfaces] {
-        // An exclusion admits what nobody can have named, a list of names does not.
+        // An exclusion admits a name that no interface can have; a list of names does not.
         let nobody = "/: no name begins so";
         assert_eq!(filter.admits(nobody, Some(1)), !filter.names_something());
     }
 }
 
-/// Each grammar of the table once, from either place, and what is allowed besides.
+/// Each grammar of the table once, in the file and as variables, and other allowed spellings.
 pub fn seeds() -> Seeds {
     let file = "# all of it\n\nNCCL_IB_TC=106 # DSCP 26\nNCCL_IB_HCA = ^=mlx5_0:1,mlx5_1:\r\nNCCL_IB_GID_INDEX=-1\nNCCL_IB_QPS_PER_CONNECTION=4\n\
         NCCL_SOCKET_IFNAME=enp1s0f0np0\nNCCL_SOCKET_FAMILY=AF_INET6\nNCCL_SPARK_PROBE_TIMEOUT_MS=100\nNCCL_IB_SL=\nNCCL_IBVERBS_LIB=#\n";

@@ -1,7 +1,8 @@
-//! TCP streams that carry data: a peer that lies in its frames, to a receiver and to a sender.
+//! TCP streams that carry data: a peer lies in its frames, to a receiver and to a sender.
 //!
-//! The model keeps for each part of a receive what was granted, announced and landed, and says of every frame whether it is allowed.
-//! To the sender a liar grants; whatever it says, chunks lie within their messages, and no send is done before all of it was taken.
+//! The model keeps the granted, announced and arrived bytes for each part of a receive, and knows
+//! if a frame is allowed. To the sender a liar grants receives. For any grants, chunks lie within
+//! their messages, and no send is done before all its bytes were taken.
 
 use crate::memory;
 use crate::tape::Tape;
@@ -15,7 +16,7 @@ use nccl_net_spark::wire::ids::Slot;
 use nccl_net_spark::wire::stream::{Data, FRAME_BYTES, Frame, Grant, LINE_BYTES, MAX_CHUNK_BYTES};
 use nccl_net_spark::wire::{PARTS, SLOTS};
 
-/// A tape of frames and calls; its first byte says for which side.
+/// Reads a tape of frames and calls; its first byte selects the side.
 pub fn check(data: &[u8]) -> bool {
     let mut tape = Tape::new(data);
     if tape.u8() & 1 == 0 {
@@ -29,7 +30,7 @@ pub fn check(data: &[u8]) -> bool {
 #[derive(Debug, Clone, Copy, Default)]
 struct Part {
     room: u64,
-    /// Once the first chunk was announced.
+    /// Known once the first chunk was announced.
     total: Option<u64>,
     announced: u64,
     landed: u64,
@@ -53,7 +54,7 @@ struct Receiver {
     inbound: Inbound,
     slots: Vec<Option<Open>>,
     granted: u64,
-    /// Chunks that were announced and have not landed: the slot, the part and the bytes.
+    /// Chunks that were announced and have not arrived: slot, part and bytes.
     coming: Vec<(Slot, u8, u32)>,
 }
 
@@ -96,13 +97,13 @@ impl Receiver {
     fn hears(&mut self, bytes: &[u8]) {
         let Some(frame) = bytes.first_chunk::<FRAME_BYTES>() else { return };
         let Ok(read) = Frame::decode(frame) else { return };
-        assert_eq!(read.encode(), *frame, "a frame says one thing only");
+        assert_eq!(read.encode(), *frame, "a frame has only one encoding");
         if let Frame::Data(data) = read {
             self.announced(data);
         }
     }
 
-    /// What an honest sender could say, or a little beside it.
+    /// A frame that an honest sender could send, or one close to it.
     fn hears_nearly(&mut self, tape: &mut Tape<'_>) {
         let sequence = self.granted.wrapping_sub(1 + tape.below(SLOTS + 2) as u64);
         let part = tape.below(PARTS) as u8;
@@ -154,7 +155,7 @@ impl Receiver {
         if self.coming[at].2 == 0 {
             self.coming.swap_remove(at);
         }
-        let Some(open) = &mut self.slots[slot.index()] else { panic!("bytes of a receive that is over") };
+        let Some(open) = &mut self.slots[slot.index()] else { panic!("bytes of a finished receive") };
         let place = &mut open.parts[usize::from(part)];
         let was_whole = place.is_whole;
         place.landed += u64::from(bytes);

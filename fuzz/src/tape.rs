@@ -1,12 +1,13 @@
-//! An input read as a tape of decisions: what it does not say is 0, so that every input is one.
+//! An input read as a tape of decisions. Missing bytes are 0, so every input is a tape.
 
 use nccl_net_spark::wire::MAX_RAILS;
 use nccl_net_spark::wire::ids::LaneId;
 
-/// What happens in one input at the most: longer ones show nothing new, and take their time.
+/// Most events of one input: longer ones show nothing new, and cost time.
 const MOST_STEPS: usize = 256;
 
-/// Takes decisions off the front of an input. What writes them for the seeds is [`nccl_net_spark::wire::codec::Writer`].
+/// Takes decisions from the front of an input. [`nccl_net_spark::wire::codec::Writer`] writes them
+/// for the seeds.
 #[derive(Debug)]
 pub struct Tape<'a> {
     left: &'a [u8],
@@ -19,7 +20,7 @@ impl<'a> Tape<'a> {
         Self { left: input, steps: MOST_STEPS }
     }
 
-    /// The next byte as what happens next; `None` at the end, or when enough has happened.
+    /// The next byte, as the next event; `None` at the end, or after [`MOST_STEPS`].
     pub fn step(&mut self) -> Option<u8> {
         self.steps = self.steps.checked_sub(1)?;
         let (first, rest) = self.left.split_first()?;
@@ -27,7 +28,7 @@ impl<'a> Tape<'a> {
         Some(*first)
     }
 
-    /// With a few steps only, where each is dear.
+    /// A tape with fewer events, for targets whose events are expensive.
     pub fn short(input: &'a [u8]) -> Self {
         Self { left: input, steps: MOST_STEPS / 8 }
     }
@@ -39,7 +40,7 @@ impl<'a> Tape<'a> {
         head
     }
 
-    /// All that is left.
+    /// All remaining bytes.
     pub fn rest(&mut self) -> &'a [u8] {
         self.bytes(usize::MAX)
     }
@@ -82,7 +83,7 @@ impl<'a> Tape<'a> {
     }
 }
 
-/// The lane of this number, which is counted anew from [`MAX_RAILS`] on.
+/// The lane of this number, modulo [`MAX_RAILS`].
 pub fn lane(number: usize) -> LaneId {
     LaneId::new(number % MAX_RAILS).expect("it is below MAX_RAILS")
 }

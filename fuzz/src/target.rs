@@ -1,4 +1,4 @@
-//! What a fuzz target is.
+//! The type of a fuzz target.
 
 /// Seeds of a target: file name and content.
 pub type Seeds = Vec<(&'static str, Vec<u8>)>;
@@ -6,10 +6,11 @@ pub type Seeds = Vec<(&'static str, Vec<u8>)>;
 /// A fuzz target.
 #[derive(Clone, Copy)]
 pub struct Target {
-    /// Its name: that of its program and of its folder of seeds.
+    /// Name of the program, and of its folder of seeds.
     pub name: &'static str,
-    /// Asserts what must hold; whether the input said something valid, so that a seed which goes nowhere can be told.
+    /// Asserts the invariants. Returns true if the input was valid, so that seeds without effect
+    /// are found.
     pub check: fn(&[u8]) -> bool,
-    /// What to begin with.
+    /// Valid inputs to begin with.
     pub seeds: fn() -> Seeds,
 }
