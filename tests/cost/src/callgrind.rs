@@ -1,14 +1,14 @@
-//! Runs this program's driving half under callgrind, and joins what it says with what callgrind wrote.
+//! Runs this program's driving half under callgrind, and joins its output with callgrind's dumps.
 
 use crate::drive::{Phase, Plan};
 use crate::profile::Dump;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The first word of a command line that asks for the driving half.
+/// The first word of a command line for the driving half.
 pub const DRIVE: &str = "drive";
 
-/// The rails of the fabric's machine, `spark-2cable`: the order in which `--rails` takes them.
+/// The rails of the fabric's machine, `spark-2cable`, in the order of `--rails`.
 const RAILS: [&str; 4] = ["rocep1s0f0", "roceP2p1s0f0", "rocep1s0f1", "roceP2p1s0f1"];
 const PROFILE: &str = "spark-2cable";
 
@@ -20,29 +20,29 @@ pub struct Run<'a> {
     pub softverbs: &'a Path,
     /// Rails of the connection.
     pub rails: usize,
-    /// What to send.
+    /// The messages to send.
     pub plan: &'a Plan,
-    /// Where callgrind's files go: this folder is made.
+    /// Folder for callgrind's files; it is created.
     pub folder: PathBuf,
 }
 
 impl Run<'_> {
-    /// Runs it: each phase, and what was counted in it.
+    /// Runs it. Returns each phase and its counts.
     ///
     /// # Errors
-    /// When valgrind is not there, the plugin fails, or the two do not agree on the phases.
+    /// valgrind is not installed, the plugin fails, or the two do not agree on the phases.
     pub fn start(&self) -> Result<Vec<(Phase, Dump)>, String> {
         let said = |error: std::io::Error| format!("{}: {error}", self.folder.display());
         std::fs::create_dir_all(&self.folder).map_err(said)?;
         let fabric = self.folder.join("fabric");
         let output = self.command(&fabric)?.output().map_err(|error| format!("valgrind: {error}"))?;
-        // The fabric's files are of no use to anybody after the run.
+        // The fabric's files have no use after the run.
         let _ = std::fs::remove_dir_all(&fabric);
         if !output.status.success() {
             return Err(format!("{} under valgrind: {}", self.plugin.display(), output.status));
         }
         let text = String::from_utf8_lossy(&output.stdout);
-        // The plugin may say something too.
+        // The plugin may print lines too.
         let phases: Vec<Phase> =
             text.lines().filter(|line| line.starts_with("phase ")).map(str::parse).collect::<Result<_, _>>()?;
         let read = |(at, phase): (usize, Phase)| -> Result<(Phase, Dump), String> {
@@ -67,11 +67,12 @@ impl Run<'_> {
             .args([list(&self.plan.sizes), list(&self.plan.windows), self.plan.messages.to_string()])
             .stdin(Stdio::null())
             .stderr(Stdio::inherit())
-            // The first call of each function must not look different from the others.
+            // Resolved early, so that the first call of each function costs as much as the others.
             .env("LD_BIND_NOW", "1")
             .env("NCCL_IBVERBS_LIB", self.softverbs)
             .env("NCCL_IB_HCA", format!("={}", RAILS[..self.rails].join(",")))
-            // The fabric has no sysfs for plugins that look at /sys alone; its RoCE v2 address has this index on every rail.
+            // The fabric has no sysfs for plugins that only read /sys; its RoCE v2 address has this
+            // index on every rail.
             .env("NCCL_IB_GID_INDEX", "1")
             .env("NCCL_SOCKET_IFNAME", "lo")
             .env("NCCL_SPARK_SYSFS", fabric.join("cost/sys"))

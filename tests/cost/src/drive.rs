@@ -1,5 +1,5 @@
-//! What runs under valgrind: messages from this process to itself, one phase after another. A line on standard output says
-//! what each phase did, in the order of valgrind's dumps.
+//! The half that runs under valgrind: messages from this process to itself, one phase after
+//! another. A line on standard output describes each phase, in the order of valgrind's dumps.
 
 use crate::net::{Pair, Request, cost_phase_ends};
 use std::fmt;
@@ -8,7 +8,7 @@ use std::str::FromStr;
 use std::thread::sleep;
 use std::time::Duration;
 
-/// What is counted in a phase; the other calls are made all the same.
+/// The calls that are counted in a phase; the other calls are made too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Counted {
     /// `irecv`, `isend` and `test`.
@@ -19,49 +19,51 @@ pub enum Counted {
     Send,
     /// `test` alone.
     Test,
-    /// `test` on a receive that nothing has come for, again and again.
+    /// Repeated `test` of a receive for which nothing has arrived.
     Fruitless,
-    /// `isend` before there is a receive, again and again.
+    /// Repeated `isend` before there is a receive.
     Refused,
 }
 
-/// What one phase did.
+/// Description of one phase.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Phase {
-    /// What was counted.
+    /// The counted calls.
     pub counted: Counted,
     /// Bytes of a message.
     pub bytes: usize,
-    /// Messages under way at a time.
+    /// Messages under way together.
     pub window: usize,
-    /// Messages; calls where one call is made again and again.
+    /// Number of messages, or of calls where one call is repeated.
     pub messages: usize,
     /// Calls of `test`.
     pub tests: usize,
-    /// Calls of `isend` that came too early, although the receive had been given time, on a busy machine: they are taken off.
+    /// Number of `isend` calls that came too early on a busy machine, although the receive was
+    /// given time. Their cost is subtracted.
     pub early: usize,
 }
 
-/// What to run.
+/// Messages to run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     /// Message sizes, in bytes.
     pub sizes: Vec<usize>,
-    /// How many messages are under way at a time.
+    /// Numbers of messages under way together.
     pub windows: Vec<usize>,
     /// Messages in each phase.
     pub messages: usize,
 }
 
-/// After this long whatever was posted has been carried and confirmed: nothing that is counted waits for the fabric.
+/// Time after which all posted requests were carried and confirmed, so no counted call waits for
+/// the fabric.
 const SETTLED: Duration = Duration::from_millis(2);
-/// How often a transfer may be waited for, [`SETTLED`] each time.
+/// Most waits for one transfer, [`SETTLED`] each.
 const PATIENCE: usize = 5000;
 
 /// Connects the plugin with itself and runs the plan.
 ///
 /// # Errors
-/// As the plugin says, or when bytes do not come.
+/// An error of the plugin, or missing bytes.
 pub fn run(library: &Path, plan: &Plan) -> Result<(), String> {
     let most = |numbers: &[usize]| numbers.iter().copied().max().unwrap_or(1);
     let mut pair = Pair::connect(library, most(&plan.sizes) * most(&plan.windows))?;
@@ -83,7 +85,8 @@ pub fn run(library: &Path, plan: &Plan) -> Result<(), String> {
     pair.close()
 }
 
-/// Messages in batches of the phase's window: all receives, all sends, then tests of each side's oldest, as NCCL's proxy does.
+/// Sends messages in batches of the phase's window: all receives, all sends, then tests of each
+/// side's oldest, as NCCL's proxy does.
 fn messages(pair: &mut Pair, mut phase: Phase, counting: bool) -> Result<Phase, String> {
     let counts = |what| counting && (phase.counted == Counted::All || phase.counted == what);
     let (bytes, window) = (phase.bytes, phase.window);
@@ -125,7 +128,7 @@ fn settle(pair: &Pair, bytes: usize, mark: u8) -> Result<(), String> {
     for _ in 0..PATIENCE {
         sleep(SETTLED);
         if pair.has_come(0..bytes, mark) {
-            // The last bytes come before what tells of them.
+            // The last bytes come before their completion.
             sleep(SETTLED);
             return Ok(());
         }
@@ -133,7 +136,8 @@ fn settle(pair: &Pair, bytes: usize, mark: u8) -> Result<(), String> {
     Err(format!("{bytes} bytes did not come"))
 }
 
-/// Tests until all are done, the receiving and the sending side in turn. Returns how many tests that took.
+/// Tests until all are done, the receiving and the sending side in turn. Returns the number of
+/// tests.
 fn finish(pair: &mut Pair, receives: &[Request], sends: &[Request], counts: bool) -> Result<usize, String> {
     let mut waiting = [receives.iter().peekable(), sends.iter().peekable()];
     let mut tests = 0;
@@ -158,7 +162,7 @@ fn in_vain(pair: &mut Pair, counted: Counted, calls: usize) -> Result<Phase, Str
     const BYTES: usize = 8;
     let mut phase = Phase { counted, bytes: BYTES, window: 1, messages: calls, tests: 0, early: 0 };
     pair.source()[..BYTES].fill(0);
-    // The first calls of a kind may still learn something.
+    // The first calls of a kind may have extra work.
     for call in 0..2 * calls {
         if counted == Counted::Refused && pair.isend(0, BYTES, call >= calls)?.is_some() {
             return Err("isend was taken although no receive was posted".to_owned());

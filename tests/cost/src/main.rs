@@ -1,19 +1,22 @@
-//! How many instructions a plugin's own code spends on a message, and how many another plugin's does.
+//! Counts the instructions that a plugin's own code spends on a message, and compares two plugins.
 //!
 //! ```sh
 //! cargo build --release && cd tests/cost && cargo run --release -- --plugin ../../target/release/libnccl_net_spark.so
 //! ```
 //!
-//! The program loads a plugin's library as NCCL does, connects it with itself in one thread over the software fabric, and runs
-//! messages under callgrind. Collection is on inside the calls of `irecv`, `isend` and `test` alone, so set-up, the fabric's
-//! threads and the plugin's own are not in it. Between posting and testing it waits until the fabric has carried everything:
-//! no poll is in vain because something is late, and two runs give the same numbers. What a poll in vain costs is counted apart.
-//! Instructions are summed by the library file that they lie in: *plugin* is its own code, *verbs* what it had the verbs library
-//! do (the software fabric's, so of no meaning for hardware), *libc* what it had all others do.
+//! The program loads a plugin's library as NCCL does, connects it with itself in one thread over
+//! the software fabric, and runs messages under callgrind. Collection is on only inside the calls
+//! of `irecv`, `isend` and `test`, so set-up, the fabric's threads and the plugin's own are not
+//! counted. Between posting and testing it waits until the fabric has carried everything: no poll
+//! finds nothing because a transfer is late, and two runs give the same numbers. The cost of a poll
+//! that finds nothing is counted separately. Instructions are summed by library file: *plugin* is
+//! its own code, *verbs* is work of the verbs library on its behalf (the software fabric's, so
+//! without meaning for hardware), *libc* is work of all others.
 //!
-//! callgrind itself is run, and not gungraun, which drives the same tool for benchmarks: that counts what a function costs with
-//! all that it calls, so mostly the software fabric, and it has the code that it measures linked into the benchmark, where this
-//! compares two library files, one of which may be anybody's.
+//! This runs callgrind itself, not gungraun, a benchmark harness for the same tool. That counts a
+//! function with everything that it calls, so mostly the software fabric, and it links the measured
+//! code into the benchmark. This program compares two library files, and one of them may come from
+//! any source.
 
 mod callgrind;
 mod drive;
@@ -59,7 +62,7 @@ fn drive_as_told(words: &[String]) -> Result<(), String> {
     drive::run(Path::new(library), &plan)
 }
 
-/// Whether the ratio that was asked for is kept.
+/// Returns false if the required ratio was exceeded.
 fn measure(words: Vec<String>) -> Result<bool, String> {
     let options = Options::parse(words.into_iter())?;
     let folder =
@@ -81,7 +84,7 @@ fn measure(words: Vec<String>) -> Result<bool, String> {
         }
     }
     if options.keep.is_none() {
-        // Nothing is lost with what stays.
+        // The folder is temporary, so a failure to remove it loses nothing.
         let _ = std::fs::remove_dir_all(&folder);
     }
     Ok(kept)

@@ -1,4 +1,5 @@
-//! A plugin library, and one connection of it from this process to itself. The only file of this crate with `unsafe` in it.
+//! A plugin library, and one connection of it from this process to itself. The only file of this
+//! crate with `unsafe`.
 
 use crate::types::functions::Close;
 use crate::types::{CommConfig, DebugLogger, HANDLE_BYTES, NcclResult, NetV11, PTR_HOST, UNDEFINED};
@@ -15,7 +16,7 @@ type Raw = *mut c_void;
 
 /// One connection with both of its ends in this thread, and registered memory at each.
 pub struct Pair {
-    /// Of version 12 too: the two differ in what is not used here.
+    /// Used for version 12 too: the two versions agree in the functions used here.
     table: *const NetV11,
     listener: Raw,
     send: Raw,
@@ -40,11 +41,12 @@ pub struct Request(Raw);
 #[inline(never)]
 fn cost_counted(call: &mut dyn FnMut()) {
     call();
-    // Something to do after the call: as a jump it would not end here.
+    // Work after the call, so that the compiler does not make the call a jump, which would never
+    // return here.
     black_box(());
 }
 
-/// valgrind writes down what it has collected, and begins anew, where this function is entered (`--dump-before`).
+/// valgrind writes its counts, and resets them, when this function is entered (`--dump-before`).
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub fn cost_phase_ends() {
@@ -66,10 +68,12 @@ impl Pair {
     /// # Errors
     /// Names the call that failed.
     pub fn connect(library: &Path, bytes: usize) -> Result<Self, String> {
-        // SAFETY: loading runs the initialisers of a library that the user named as a plugin, as NCCL would run them.
+        // SAFETY: loading runs the initialisers of a library that the user named as a plugin, as
+        // NCCL would run them.
         let library = unsafe { Library::open(Some(library), RTLD_NOW | RTLD_LOCAL) }.map_err(|e| e.to_string())?;
         let table = [c"ncclNetPlugin_v11", c"ncclNetPlugin_v12"].into_iter().find_map(|name| {
-            // SAFETY: the symbol's address alone is taken; a table of either version lies there.
+            // SAFETY: only the symbol's address is taken; it is the address of a table of either
+            // version.
             let symbol = unsafe { library.get::<*const NetV11>(name.to_bytes_with_nul()) };
             symbol.ok().map(|symbol| *symbol)
         });
@@ -83,7 +87,8 @@ impl Pair {
     }
 
     fn table(&self) -> &NetV11 {
-        // SAFETY: `table` is inside the library, which this owns; a plugin fills it in before it exports it.
+        // SAFETY: `table` is inside the library, which this owns; a plugin fills it in before it
+        // exports it.
         unsafe { &*self.table }
     }
 
@@ -91,8 +96,8 @@ impl Pair {
         let (mut context, mut devices) = (ptr::null_mut(), 0);
         let config = CommConfig { traffic_class: UNDEFINED };
         let (init, count) = (has("init", self.table().init)?, has("devices", self.table().devices)?);
-        // SAFETY: here and below what is passed lives for the length of the call, and a comm until it is closed; the logger is a
-        // function of this program, and a profiler may be absent.
+        // SAFETY: here and below all arguments live for the length of the call, and a comm until it
+        // is closed; the logger is a function of this program, and a profiler may be absent.
         check("init", unsafe { init(&mut context, 1, &config, Some(logger()), None) })?;
         // SAFETY: as above.
         check("devices", unsafe { count(&mut devices) })?;
@@ -136,39 +141,43 @@ impl Pair {
         Ok(())
     }
 
-    /// What is sent.
+    /// The bytes to send.
     pub fn source(&mut self) -> &mut [u8] {
         &mut self.source.bytes
     }
 
-    /// Whether `range` of what is received has this value in each 64 bytes, and in its last, by now.
+    /// True once `range` of the received bytes has this value, checked in each 64 bytes and in the
+    /// last one.
+    /// now.
     pub fn has_come(&self, range: std::ops::Range<usize>, value: u8) -> bool {
         let bytes = &self.target.bytes[range];
-        // SAFETY: `byte` is one of the buffer's; another thread may store to it, so it is read as what may change.
+        // SAFETY: `byte` is one of the buffer's; another thread may store to it, so the read is
+        // volatile.
         bytes.iter().step_by(64).chain(bytes.last()).all(|byte| unsafe { ptr::read_volatile(byte) } == value)
     }
 
-    /// Posts a receive of `bytes` at `offset`. None: not now.
+    /// Posts a receive of `bytes` at `offset`. Returns none if the plugin refuses for now.
     ///
     /// # Errors
-    /// As the plugin says.
+    /// The plugin's error.
     pub fn irecv(&mut self, offset: usize, bytes: usize, counts: bool) -> Result<Option<Request>, String> {
         let call = has("irecv", self.table().irecv)?;
         let (comm, mut handle) = (self.recv, self.target.handle);
         let (mut size, mut tag, mut request) = (bytes, 0, ptr::null_mut());
         let mut place: Raw = self.target.bytes[offset..offset + bytes].as_mut_ptr().cast();
         let result = counted(counts, || {
-            // SAFETY: as in `start`; the bytes lie in registered memory, which lives longer than the comm.
+            // SAFETY: as in `start`; the bytes lie in registered memory, which lives longer than
+            // the comm.
             unsafe { call(comm, 1, &mut place, &mut size, &mut tag, &mut handle, ptr::null_mut(), &mut request) }
         });
         check("irecv", result)?;
         Ok((!request.is_null()).then_some(Request(request)))
     }
 
-    /// Sends `bytes` from `offset`. None: not now.
+    /// Sends `bytes` from `offset`. Returns none if the plugin refuses for now.
     ///
     /// # Errors
-    /// As the plugin says.
+    /// The plugin's error.
     pub fn isend(&mut self, offset: usize, bytes: usize, counts: bool) -> Result<Option<Request>, String> {
         let call = has("isend", self.table().isend)?;
         let (comm, handle, mut request) = (self.send, self.source.handle, ptr::null_mut());
@@ -179,10 +188,10 @@ impl Pair {
         Ok((!request.is_null()).then_some(Request(request)))
     }
 
-    /// Whether a request is done; after that it is gone.
+    /// Tests a request. A request that is done is invalid afterwards.
     ///
     /// # Errors
-    /// As the plugin says.
+    /// The plugin's error.
     pub fn test(&mut self, request: Request, counts: bool) -> Result<bool, String> {
         let call = has("test", self.table().test)?;
         let (mut done, mut size) = (0, 0);
@@ -194,7 +203,7 @@ impl Pair {
     /// Closes both ends.
     ///
     /// # Errors
-    /// As the plugin says.
+    /// The plugin's error.
     pub fn close(self) -> Result<(), String> {
         let table = self.table();
         let deregister = has("deregMr", table.dereg_mr)?;
@@ -220,13 +229,13 @@ fn check(name: &str, result: NcclResult) -> Result<(), String> {
 
 fn logger() -> DebugLogger {
     type Fixed = extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, *const c_char);
-    // SAFETY: on x86-64 and aarch64 a sixth argument that is a pointer travels in the same register whether the function is variadic or not;
-    // `log` looks at it only where the format says that it is there.
+    // SAFETY: on x86-64 and aarch64 a sixth argument that is a pointer travels in the same
+    // register, variadic or not; `log` reads it only where the format has it.
     unsafe { std::mem::transmute::<Fixed, DebugLogger>(log) }
 }
 
-/// Shows warnings. The interface's logger takes any number of arguments; plugins pass "%s" and one string, and of all else the
-/// format is shown as it is.
+/// Prints warnings. The interface's logger takes any number of arguments; plugins pass "%s" and one
+/// string. Any other format is printed unexpanded.
 extern "C" fn log(level: c_int, _: c_ulong, _: *const c_char, _: c_int, format: *const c_char, first: *const c_char) {
     const WARN: c_int = 2;
     if level != WARN || format.is_null() {

@@ -3,7 +3,7 @@
 use crate::drive::Plan;
 use std::path::{Path, PathBuf};
 
-/// What the program is for and what it takes.
+/// The help text.
 pub const USAGE: &str = "\
 Counts the instructions that a plugin's own code spends on a message: isend, irecv and test together, over the software
 fabric, under valgrind's callgrind.
@@ -21,7 +21,7 @@ fabric, under valgrind's callgrind.
     --functions N      show the N functions and source files that cost most, and calls of other libraries (0)
     --keep FOLDER      keep callgrind's files there, for callgrind_annotate";
 
-/// What the command line asks for.
+/// The parsed command line.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
     /// The plugin's library.
@@ -36,11 +36,11 @@ pub struct Options {
     pub limit: Option<f64>,
     /// Rails of a connection.
     pub rails: Vec<usize>,
-    /// What is sent.
+    /// The messages to send.
     pub plan: Plan,
-    /// How many functions to show.
+    /// Number of functions to list.
     pub functions: usize,
-    /// Where callgrind's files stay.
+    /// Folder that keeps callgrind's files.
     pub keep: Option<PathBuf>,
 }
 
@@ -91,7 +91,7 @@ fn file(path: &Path) -> Result<PathBuf, String> {
 /// Numbers with commas between them.
 ///
 /// # Errors
-/// When one is none, or out of range.
+/// One is not a number, or out of range.
 pub fn numbers(name: &str, text: &str, range: std::ops::RangeInclusive<usize>) -> Result<Vec<usize>, String> {
     let number = |word: &str| word.parse().ok().filter(|number| range.contains(number));
     let numbers: Option<Vec<usize>> = text.split(',').map(number).collect();

@@ -1,34 +1,34 @@
-//! What callgrind wrote in one dump (format version 1, "Callgrind Format Specification" in valgrind's manual), without its
-//! name and position compression, which the command line turns off.
+//! Reader of callgrind's dumps (format version 1, "Callgrind Format Specification" in valgrind's
+//! manual), without name and position compression, which the command line turns off.
 
 use std::collections::BTreeMap;
 
-/// Instructions, by who executed them.
+/// Counts of instructions.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Dump {
-    /// The cost of own code, without that of calls.
+    /// Cost of own code, without that of calls.
     pub own: BTreeMap<Place, u64>,
-    /// What functions of one library file had done by another's: caller's file, callee's file, callee.
+    /// Calls from one library file into another: caller's file, callee's file, callee.
     pub calls: BTreeMap<(String, String, String), Calls>,
 }
 
-/// Where code lies.
+/// Position of code.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     /// The library file.
     pub object: String,
     /// The function.
     pub function: String,
-    /// The source file; of inlined code not the function's.
+    /// The source file; for inlined code not the function's.
     pub source: String,
 }
 
 /// Calls of one function.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Calls {
-    /// How many.
+    /// Number of calls.
     pub count: u64,
-    /// What they cost, with all that they called in turn.
+    /// Their cost, including everything that they called in turn.
     pub instructions: u64,
 }
 
@@ -53,7 +53,7 @@ impl Dump {
                     "cob" => called_object = Some(value.to_owned()),
                     "cfn" => value.clone_into(&mut called),
                     "calls" => count = Some(value.split(' ').next().and_then(|n| n.parse().ok()).ok_or_else(bad)?),
-                    // Where the callee's source is.
+                    // Source of the callee.
                     "cfl" | "cfi" => {}
                     _ => return Err(bad()),
                 }
@@ -82,7 +82,7 @@ impl Dump {
         self.own.iter().filter(|(place, _)| place.object == object).map(|(_, cost)| cost).sum()
     }
 
-    /// What `object` calls in libraries other than those named.
+    /// Calls of `object` into other libraries, without those in `but`.
     pub fn leaving<'a>(&'a self, object: &'a str, but: &'a [&str]) -> impl Iterator<Item = (&'a str, Calls)> {
         self.calls.iter().filter_map(move |((caller, callee, function), calls)| {
             let leaves = caller == object && callee != object && !but.contains(&callee.as_str());

@@ -6,18 +6,19 @@ use crate::profile::{Calls, Dump, Place};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// What a plugin's phases cost.
+/// Costs of a plugin's phases.
 pub struct Costs {
     plugin: String,
     verbs: String,
     phases: Vec<(Phase, Dump)>,
 }
 
-/// How far the counts of the calls one by one may be from the count of all of them together: more is noise.
+/// Largest difference between the sum of the calls counted separately and the count of all
+/// together; above it the line is marked as noise.
 const NOISE: f64 = 0.01;
 
 impl Costs {
-    /// Of a plugin's library over a verbs library.
+    /// Creates the costs of a plugin's library over a verbs library.
     pub fn of(plugin: &Path, verbs: &Path, phases: Vec<(Phase, Dump)>) -> Self {
         Self { plugin: plugin.display().to_string(), verbs: verbs.display().to_string(), phases }
     }
@@ -31,7 +32,7 @@ impl Costs {
         self.phases.iter().find(|(phase, _)| same(phase))
     }
 
-    /// Instructions a message of the plugin's own code.
+    /// Instructions of the plugin's own code for each message.
     fn own(&self, like: &Phase, counted: Counted) -> Option<f64> {
         let (phase, dump) = self.find(like, counted)?;
         let refused = match counted {
@@ -41,7 +42,7 @@ impl Costs {
         Some((dump.of(&self.plugin) as f64 - refused) / phase.messages as f64)
     }
 
-    /// Instructions of a call that can do nothing.
+    /// Instructions of a call that has no effect.
     fn in_vain(&self, counted: Counted) -> Option<f64> {
         let (phase, dump) = self.phases.iter().find(|(phase, _)| phase.counted == counted)?;
         Some(a_message(dump.of(&self.plugin), phase))
@@ -73,7 +74,8 @@ pub fn heading(rails: usize, plugin: &Path, against: Option<&Path>) -> String {
     )
 }
 
-/// Prints a line for each size and window. Whether the ratio and the number that were asked for are kept.
+/// Prints a line for each size and window. Returns false if the required ratio or number was
+/// exceeded.
 pub fn table(ours: &Costs, theirs: Option<&Costs>, options: &Options) -> bool {
     let mut kept = true;
     println!(
@@ -118,7 +120,7 @@ pub fn table(ours: &Costs, theirs: Option<&Costs>, options: &Options) -> bool {
     kept
 }
 
-/// What makes a line doubtful.
+/// Marks a doubtful line.
 fn noise(costs: &Costs, phase: &Phase, who: &str) -> String {
     let one_by_one = [Counted::Receive, Counted::Send, Counted::Test];
     let sum: f64 = one_by_one.iter().filter_map(|counted| costs.own(phase, *counted)).sum();
@@ -126,8 +128,8 @@ fn noise(costs: &Costs, phase: &Phase, who: &str) -> String {
     if (sum - all).abs() > NOISE * all { format!(" [{who}: noise, one by one {sum:.1}]") } else { String::new() }
 }
 
-/// Prints, for each size and window, the `most` functions that cost most, the source files that their code is from (much of it is
-/// inlined), and what the plugin calls in libraries other than verbs.
+/// Prints, for each size and window, the `most` most expensive functions, the source files of their
+/// code (much of it is inlined), and the plugin's calls into libraries other than verbs.
 pub fn functions(costs: &Costs, most: usize) {
     if most == 0 {
         return;
