@@ -1,4 +1,5 @@
-//! Two processes on a software fabric of their own, each on a machine of it, and what is read of them from outside.
+//! Two processes on a software fabric of their own, each on a machine of it, and measurements from
+//! outside.
 
 use super::flaps::Switches;
 use super::gauge::{self, History, Sample, Told};
@@ -11,11 +12,12 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Two cables, four functions, as fast as the processors go.
+/// Two cables, four functions, without a limit on the rate.
 const PROFILE: &str = "spark-2cable";
-/// How long what is closed may be there at most: six times what a connection waits for its peer to close.
+/// Longest time until closed connections have disappeared: six times a connection's wait for its
+/// peer's close.
 const GONE: Duration = Duration::from_secs(60);
-/// How long a line may take that ends a long job: ten thousand connections.
+/// Longest time of an answer that ends a long job: ten thousand connections.
 const LONG: Duration = Duration::from_secs(7200);
 
 /// The two processes.
@@ -32,7 +34,7 @@ struct Process {
     answers: Receiver<String>,
 }
 
-/// What both processes together have received.
+/// Total of messages and bytes that both processes have received.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Carried {
     pub messages: u64,
@@ -52,18 +54,18 @@ impl Bed {
         let file = std::fs::OpenOptions::new().read(true).write(true).open(&path).expect("the fabric's file");
         let memory = shm::map(&file).unwrap();
         let bed = Self { switches, processes, memory, begun: Instant::now() };
-        // The first look at so large a file takes the kernel half a second.
+        // The kernel takes half a second for the first read of so large a file.
         assert_eq!(bed.queue_pairs(), 0);
         bed
     }
 
-    /// Tells both, and waits until both have answered; the numbers in their answers.
+    /// Sends an order to both processes, and returns the numbers in their answers.
     pub fn tell(&self, order: &str, answer: &str) -> [Vec<u64>; 2] {
         self.processes.iter().for_each(|process| process.order(order));
         [0, 1].map(|side| self.processes[side].answer(answer, LONG))
     }
 
-    /// What both hold, and what came so far.
+    /// Measures both processes, and their traffic so far.
     pub fn look(&self) -> ([Sample; 2], Carried) {
         let (at_s, mut carried) = (self.begun.elapsed().as_secs_f64(), Carried::default());
         let samples = self.tell("gauge", "gauge").into_iter().zip(&self.processes).map(|(said, process)| {
@@ -78,17 +80,18 @@ impl Bed {
         (samples.collect::<Vec<_>>().try_into().expect("two processes"), carried)
     }
 
-    /// Queue pairs of the fabric that somebody has.
+    /// Queue pairs in use on the fabric.
     pub fn queue_pairs(&self) -> usize {
         self.memory.qps.iter().filter(|qp| qp.number.load(Ordering::Acquire) != 0).count()
     }
 
-    /// Queue pairs that were ever made.
+    /// Queue pairs made since the beginning.
     pub fn made(&self) -> u64 {
         u64::from(self.memory.generations.load(Ordering::Relaxed))
     }
 
-    /// Waits until what was closed is gone: its queue pairs, and the threads that watched over them. What is left if they do not go.
+    /// Waits until closed connections have disappeared: their queue pairs, and their service
+    /// threads. Returns the leftovers if they do not.
     pub fn settle(&self) -> Vec<String> {
         let begun = Instant::now();
         loop {
@@ -110,7 +113,7 @@ impl Bed {
         }
     }
 
-    /// Prints the table; what is off.
+    /// Prints the table. Returns the deviations.
     pub fn print(&self, histories: &[History; 2]) -> Vec<String> {
         gauge::print_head();
         histories.iter().enumerate().flat_map(|(process, history)| history.print(process)).collect()
@@ -120,11 +123,12 @@ impl Bed {
 impl Drop for Bed {
     fn drop(&mut self) {
         for process in &mut self.processes {
-            // Nobody is told any more: they end by themselves. One that has failed is gone already.
+            // Dropping a process closes its standard input, so it ends without an order. A failed
+            // one has ended already.
             let _ = process.child.kill();
             let _ = process.child.wait();
         }
-        // The next test of this program finds the fabric deserted, and the next program sweeps.
+        // The next test of this program finds the fabric unused, and the next program deletes it.
         self.switches.mend();
     }
 }
@@ -141,7 +145,7 @@ impl Process {
             .env("SOFTVERBS_NODE", side.to_string())
             .env("NCCL_IBVERBS_LIB", fabric_library())
             .env("NCCL_SPARK_SYSFS", sysfs)
-            // What a thread keeps for itself counts as in use with glibc, and hides what is.
+            // A thread cache of glibc counts as in use, and would hide the real use.
             .env("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -153,14 +157,15 @@ impl Process {
         (Self { child, orders, answers }, said)
     }
 
-    /// Hands what it says to the other process on to that one, and keeps the rest.
+    /// Forwards the process's lines for the other process to that one, and keeps the others.
     fn listen(&mut self, said: ChildStdout, other: &Process) {
         let (keep, answers): (Sender<String>, _) = channel();
         let other = Arc::clone(&other.orders);
         self.answers = answers;
         std::thread::spawn(move || {
             for line in BufReader::new(said).lines().map_while(Result::ok) {
-                // Whom it cannot be told to any more is gone: that shows in what it does not answer.
+                // A process that no longer accepts lines has ended, which its missing answers will
+                // show.
                 let told = match line.starts_with("peer ") {
                     true => writeln!(other.lock().expect("no writer panics"), "{line}").is_ok(),
                     false => keep.send(line).is_ok(),
@@ -176,7 +181,7 @@ impl Process {
         writeln!(self.orders.lock().expect("no writer panics"), "{order}").expect("the process takes orders");
     }
 
-    /// Waits for an answer that begins so; the numbers behind.
+    /// Waits for an answer with this beginning. Returns the numbers behind it.
     fn answer(&self, begin: &str, limit: Duration) -> Vec<u64> {
         loop {
             let line = self.answers.recv_timeout(limit);

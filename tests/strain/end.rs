@@ -1,12 +1,13 @@
-//! One of the two processes. It takes its orders from standard input, a line each:
+//! One of the two processes. It takes its orders from standard input, one in each line:
 //!
-//! - `open FIRST COUNT PLACES`: connections with these numbers, on which it streams from then on; its memory is parted into so many;
-//! - `stop`: ends the streams, and closes once everything has come;
-//! - `churn FIRST COUNT`: so many connections one after the other, each used for one message;
-//! - `gauge`: gives the system what its allocator keeps for later, and says what it holds.
+//! - `open FIRST COUNT PLACES`: connects `COUNT` connections, numbered from `FIRST`, and streams on
+//!   them from then on; its memory is divided into `PLACES` parts;
+//! - `stop`: ends the streams, and closes once everything has arrived;
+//! - `churn FIRST COUNT`: opens this many connections one after the other, each for one message;
+//! - `gauge`: returns the allocator's free memory to the system, and prints its own measurements.
 //!
-//! Connections with even numbers send from process 0 to process 1, the others back. What it has to say to the other process goes
-//! out as `peer ...`; the bed hands it over.
+//! Connections with even numbers send from process 0 to process 1, the others back. Messages for
+//! the other process are printed as `peer ...`; the bed forwards them.
 
 use super::heap;
 use crate::common::comms::{Receiving, Sending};
@@ -22,16 +23,16 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-/// Messages of a connection under way at a time, each in a place of its own.
+/// Messages of a connection under way together, each in a place of its own.
 const WINDOW: usize = 8;
-/// All that a process sends from, and all that it receives into.
+/// Bytes that a process sends from, and bytes that it receives into.
 const MEMORY: usize = 16 << 20;
 /// The largest message.
 const MOST: usize = 1 << 20;
 /// The message of a connection that carries only one.
 const SINGLE: usize = 5000;
 
-/// Into so many places the memory is parted for connections that come one after the other.
+/// Number of parts of the memory for connections that follow one another.
 const CHURN_PLACES: u64 = 64;
 
 /// A process of the bed.
@@ -41,7 +42,7 @@ pub struct Process {
     from: Vec<u8>,
     to: Vec<u8>,
     lines: Receiver<String>,
-    /// What the other process said, not yet used.
+    /// Unused lines of the other process.
     heard: VecDeque<String>,
     orders: VecDeque<String>,
     messages: u64,
@@ -53,14 +54,14 @@ struct Connection {
     number: u64,
     end: End,
     memory: Arc<Registration>,
-    /// Its part of the process's memory.
+    /// The connection's part of the process's memory.
     part: Range<usize>,
     under_way: VecDeque<(u64, u16)>,
     next: u64,
-    /// How many messages lie ready to be sent, or are sent.
+    /// Number of messages that were filled for sending.
     filled: u64,
     done: u64,
-    /// How many messages there are, once that is known.
+    /// Number of messages of the stream, once that is known.
     total: Option<u64>,
     is_told: bool,
 }
@@ -76,13 +77,13 @@ impl Process {
         let host = bring_up(Config::from_variables(settings).unwrap()).unwrap().0;
         let (tell, lines) = channel();
         std::thread::spawn(move || std::io::stdin().lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
-        // Touched, so that it counts from the beginning.
+        // Touched here, so that it counts from the beginning.
         let (from, to) = (vec![0x11; MEMORY], vec![0xee; MEMORY]);
         let (heard, orders) = Default::default();
         Self { side, host, from, to, lines, heard, orders, messages: 0, bytes: 0 }
     }
 
-    /// Does as it is told until nobody tells any more.
+    /// Executes orders until standard input ends.
     pub fn run(&mut self) {
         println!("\nready");
         let mut connections: Vec<Connection> = Vec::new();
@@ -111,7 +112,8 @@ impl Process {
         }
     }
 
-    /// Takes in what it is told, waiting for that when there is nothing to do meanwhile; whether there is somebody.
+    /// Reads orders, waiting for one if there is nothing else to do. Returns false once standard
+    /// input has ended.
     fn listen(&mut self, is_idle: bool) -> bool {
         if is_idle && self.orders.is_empty() {
             match self.lines.recv() {
@@ -132,7 +134,7 @@ impl Process {
         }
     }
 
-    /// What the other process said that begins so, and is about this connection.
+    /// Takes the other process's line with this beginning and this connection.
     fn hears(&mut self, what: &str, number: u64) -> Option<String> {
         let begin = format!("{what} {number} ");
         let at = self.heard.iter().position(|said| said.starts_with(&begin))?;
@@ -146,7 +148,7 @@ impl Process {
         connections
     }
 
-    /// Makes connections, all at once.
+    /// Makes connections, all together.
     fn connect(&mut self, numbers: Range<u64>, places: u64) -> Vec<Connection> {
         let mut listeners: Vec<(u64, ListenComm)> = Vec::new();
         let (mut silent, mut handles): (Vec<u64>, Vec<(u64, [u8; HANDLE_BYTES])>) = Default::default();
@@ -194,7 +196,8 @@ impl Process {
         connections
     }
 
-    /// Ends the streams: who sends says how many messages there were, who receives says when it has them.
+    /// Ends the streams: the sender reports the number of messages, the receiver confirms that it
+    /// has them.
     fn finish(&mut self, mut connections: Vec<Connection>) {
         for each in &mut connections {
             if matches!(each.end, End::Sends(_)) {
@@ -225,7 +228,7 @@ impl Process {
         println!("closed");
     }
 
-    /// Connections one after the other, each for one message.
+    /// Makes connections one after the other, each for one message.
     fn churn(&mut self, numbers: Range<u64>) {
         let (mut opening, mut using, mut closing) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
         for number in numbers {
@@ -251,13 +254,15 @@ impl Process {
     }
 
     fn say_gauge(&self) {
-        // SAFETY: the first touches what is free alone, the second only reads the allocator's books.
+        // SAFETY: the first touches only free memory, the second only reads the allocator's
+        // statistics.
         let all = unsafe {
             libc::malloc_trim(0);
             libc::mallinfo()
         };
         let ((blocks, bytes), registrations) = (heap::in_use(), self.host.process().registrations.in_use());
-        // mallinfo2 came with glibc 2.33, and Debian 11 has 2.31. These are 32 bits wide: a process here has less than 4 GiB.
+        // `mallinfo2` came with glibc 2.33, and Debian 11 has 2.31. The fields are 32 bits wide: a
+        // process here has less than 4 GiB.
         let heap_bytes = u64::from(all.uordblks as u32) + u64::from(all.hblkhd as u32);
         println!("gauge {heap_bytes} {blocks} {bytes} {registrations} {} {}", self.messages, self.bytes);
     }
@@ -268,8 +273,8 @@ impl Connection {
         let room = MEMORY / places as usize;
         let begin = (number / 2 % places) as usize * room;
         let part = begin..begin + room;
-        // SAFETY: the process keeps it as long as it has connections, and looks at what the peer writes only after the receive is
-        // done.
+        // SAFETY: the process keeps it as long as it has connections, and reads the peer's bytes
+        // only after the receive is done.
         let memory = |all: &[u8]| unsafe { HostMemory::from_caller(all.as_ptr() as usize + begin, room) };
         let memory = match &end {
             End::Sends(send) => send.register(memory(&process.from)),
@@ -279,7 +284,7 @@ impl Connection {
         Self { number, end, memory: memory.unwrap(), part, under_way, next, filled, done, total, is_told }
     }
 
-    /// Where a message lies, and how large it is.
+    /// Offset and size of a message.
     fn place(&self, message: u64) -> Range<usize> {
         let room = self.part.len() / WINDOW;
         let begin = self.part.start + message as usize % WINDOW * room;
@@ -293,12 +298,12 @@ impl Connection {
         mix(message << 20 ^ self.number)
     }
 
-    /// Whether all messages that there are have gone or come.
+    /// True once every message was sent or received.
     fn is_complete(&self) -> bool {
         self.total == Some(self.done)
     }
 
-    /// Starts a message if there is room, and looks after the oldest one; whether anything moved.
+    /// Starts a message if there is room, and tests the oldest one. Returns true on progress.
     fn step(&mut self, process: &mut Process) -> bool {
         let has_room = self.under_way.len() < WINDOW && self.total.is_none_or(|total| self.next < total);
         let started = if has_room { self.start(process) } else { None };

@@ -1,4 +1,4 @@
-//! Rails that come and go, on one machine or on both.
+//! Rails that go down and up, on one machine or on both.
 
 use crate::common::mix;
 use softverbs::control::{Action, control};
@@ -10,10 +10,10 @@ use std::time::Duration;
 
 /// The rails of the profile that the bed runs on.
 pub const RAILS: [&str; 4] = ["rocep1s0f0", "rocep1s0f1", "roceP2p1s0f0", "roceP2p1s0f1"];
-/// A flap begins so often.
+/// Interval between the beginnings of two flaps.
 const EVERY_MS: u64 = 1000;
 
-/// What was done.
+/// Counts of the flaps and faults.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Flapped {
     pub flaps: u64,
@@ -21,13 +21,13 @@ pub struct Flapped {
     pub refusals: u64,
 }
 
-/// A thread that flaps rails until it is told to stop.
+/// A thread that flaps rails until it is stopped.
 pub struct Flaps {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Flapped>,
 }
 
-/// The rails of a fabric, from outside.
+/// Switches of a fabric's rails, from outside.
 #[derive(Clone)]
 pub struct Switches {
     pub dir: PathBuf,
@@ -39,7 +39,7 @@ impl Switches {
         control(&self.dir, &self.fabric, machine, RAILS[rail % RAILS.len()], action).unwrap();
     }
 
-    /// All rails as they should be.
+    /// Sets all rails to their normal state.
     pub fn mend(&self) {
         for rail in 0..RAILS.len() {
             self.set(None, rail, Action::Refuse(0));
@@ -69,8 +69,9 @@ impl Flaps {
     }
 }
 
-/// A second of it: a rail goes down for a while, by turns or by the dice, now and then a second one with it, on both machines or
-/// on one; and now and then the NIC of a rail that is up calls a request or two invalid.
+/// One second of flapping. A rail goes down for a while, by turns or at random, sometimes with a
+/// second one, on both machines or on one. Sometimes the NIC of a rail that is up also refuses one
+/// or two requests as invalid.
 fn flap(switches: &Switches, dice: u64, flapped: &mut Flapped) {
     let one_in = |count: u64, part: u32| (dice >> part).is_multiple_of(count);
     let first = if one_in(2, 0) { flapped.flaps } else { dice >> 4 } as usize % RAILS.len();

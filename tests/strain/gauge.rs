@@ -1,14 +1,16 @@
-//! What a process holds, over time: read from outside (`/proc`) where that is possible, told by itself where not.
+//! Measurements of a process over time: read from outside (`/proc`) where possible, otherwise
+//! reported by the process.
 
 use std::fs;
 
-/// What is looked at. What is counted has to be the same afterwards, but for a block or two that a queue of this program keeps. Bytes
-/// in use by glibc's allocator move a little with what its free lists keep, resident pages with how it parts its arenas (what is free
-/// is given back first): by amounts that do not hang on how long the load was, which is how a leak shows. During the load, a sample meets more or less of what is just
-/// being closed.
+/// The measured quantities. Counts have to be the same afterwards, except for one or two blocks
+/// that a queue of this program keeps. glibc's bytes in use vary a little with its free lists.
+/// Resident pages vary with its division of arenas, although free memory is returned first. These
+/// variations do not depend on the length of the load, which distinguishes them from a leak. During
+/// the load, a sample includes connections that are just being closed.
 ///
-/// Nothing is said of the pages that are shared: they are the fabric's file, 377 KB for each queue pair of as many as were ever
-/// there at once, and stay for the next.
+/// Shared pages are not limited: they are the fabric's file, 377 KB for each queue pair of the
+/// largest number that existed together, and stay for the next ones.
 pub const QUANTITIES: [Quantity; 9] = [
     Quantity { name: "plugin blocks", may_grow: 2, may_climb: 64 },
     Quantity { name: "plugin bytes", may_grow: 8192, may_climb: 65_536 },
@@ -21,25 +23,25 @@ pub const QUANTITIES: [Quantity; 9] = [
     Quantity { name: "registrations", may_grow: 0, may_climb: 2 },
 ];
 
-/// Samples that a slope can be seen in.
+/// Samples that are needed for a slope.
 const ENOUGH: usize = 30;
 /// No limit.
 const ANY: u64 = u64::MAX;
 
-/// One of the things that are looked at.
+/// A measured quantity.
 pub struct Quantity {
     pub name: &'static str,
-    /// By how much it may be more after the load than before.
+    /// Most that it may be higher after the load than before.
     pub may_grow: u64,
-    /// By how much it may be more at the end of the load than at its beginning, by the line through the samples; twice as far as
-    /// they usually lie from that line is allowed besides.
+    /// Most that it may rise during the load, by the line through the samples. Twice the samples'
+    /// usual distance from that line is allowed in addition.
     pub may_climb: u64,
 }
 
-/// What a process told of itself.
+/// Measurements that a process reports of itself.
 #[derive(Debug, Clone, Copy)]
 pub struct Told {
-    /// What glibc's allocator has handed out, to whatever library.
+    /// Bytes that glibc's allocator has handed out, to any library.
     pub heap_bytes: u64,
     /// Blocks that Rust's allocator has handed out to the plugin and to the program around it.
     pub blocks: u64,
@@ -47,7 +49,7 @@ pub struct Told {
     pub registrations: u64,
 }
 
-/// What a process holds at a moment, in the order of [`QUANTITIES`].
+/// A process's measurements at one moment, in the order of [`QUANTITIES`].
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Sample {
     pub at_s: f64,
@@ -55,7 +57,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Looks at a process.
+    /// Measures a process.
     pub fn take(pid: u32, at_s: f64, told: Told) -> Self {
         let status = read(pid, "status");
         let number = |name: &str| {
@@ -80,7 +82,7 @@ fn read(pid: u32, name: &str) -> String {
 /// The names of a process's threads.
 pub fn threads(pid: u32) -> Vec<String> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("its threads");
-    // One that ends meanwhile has no name any more.
+    // A thread that ends meanwhile has no name.
     tasks.flatten().filter_map(|task| fs::read_to_string(task.path().join("comm")).ok()).collect()
 }
 
@@ -92,8 +94,8 @@ pub struct History {
 }
 
 impl History {
-    /// By how much a quantity grew over the time of the load, by the line that fits the samples best, and how far they usually lie
-    /// from that line.
+    /// Rise of a quantity during the load, by the line that fits the samples best, and the samples'
+    /// usual distance from that line.
     fn slope(&self, quantity: usize) -> (f64, f64) {
         let (count, value) = (self.during.len() as f64, |sample: &Sample| sample.values[quantity] as f64);
         let mean = |of: &dyn Fn(&Sample) -> f64| self.during.iter().map(of).sum::<f64>() / count;
@@ -107,7 +109,7 @@ impl History {
         (a_second * (self.during[self.during.len() - 1].at_s - self.during[0].at_s), beside)
     }
 
-    /// Prints a line for each quantity; what is not as it should be, in words.
+    /// Prints a line for each quantity. Returns the deviations in words.
     pub fn print(&self, process: usize) -> Vec<String> {
         let mut off = Vec::new();
         for (at, Quantity { name, may_grow, may_climb }) in QUANTITIES.iter().enumerate() {
@@ -136,7 +138,7 @@ impl History {
     }
 }
 
-/// The table's head.
+/// The table's header.
 pub fn print_head() {
     let [before, least, most, slope, after, may] = ["before", "least", "most", "slope", "after", "may grow"];
     println!("  process           {before:>8} {least:>8} ..{most:>8} {slope:>9} {after:>8} {may:>8}");

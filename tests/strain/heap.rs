@@ -1,5 +1,6 @@
-//! The allocator of the process, which counts what is there: the plugin's memory and this program's own. (The software fabric is a
-//! library of its own with an allocator of its own, and so is C's: those show in what glibc tells.)
+//! The process's allocator, which counts the plugin's memory and this program's own. (The software
+//! fabric is a separate library with its own allocator, and C code has one too: both show in
+//! glibc's numbers.)
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,12 +11,13 @@ pub struct Counting;
 static BLOCKS: AtomicU64 = AtomicU64::new(0);
 static BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// How many blocks are in use, and how many bytes they are.
+/// Number of blocks in use, and their bytes.
 pub fn in_use() -> (u64, u64) {
     (BLOCKS.load(Ordering::Relaxed), BYTES.load(Ordering::Relaxed))
 }
 
-// SAFETY: every call goes to the system's allocator unchanged; counting touches two atomics alone.
+// SAFETY: every call is passed to the system's allocator unchanged; the counting only touches two
+// atomics.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         came(layout.size());

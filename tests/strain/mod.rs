@@ -1,5 +1,6 @@
-//! What `tests/load.rs` is made of: two processes on the software fabric that do as they are told (`end`), who tells them
-//! (`bed`), rails that come and go (`flaps`), and what the processes hold while they do (`gauge`).
+//! Parts of `tests/load.rs`: two processes on the software fabric that execute orders (`end`),
+//! their controller (`bed`), rails that go down and up (`flaps`), and measurements of the processes
+//! (`gauge`).
 
 pub mod bed;
 pub mod end;
