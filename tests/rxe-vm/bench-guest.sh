@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs in the guest, by bench.sh: bench-guest.sh [CASE]...
+# Started in the guest by bench.sh: bench-guest.sh [CASE]...
 # BED_TARGET (cargo's build folder), BED_AGAINST (another plugin's library, or empty), BED_ROUNDS.
 set -euo pipefail
 
@@ -8,9 +8,10 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/rails.sh"
 readonly release=$BED_TARGET/release results=/run/bed/results
 
-# Where the wire is slow the ranks rest a little when nothing moved: they poll on the processors on which the kernel is both
-# NICs, and would keep it from that. Where the processors are the limit they share one, and give way to each other.
-# And what a window queues there takes longer than a Spark's rail would take for lost: NCCL's own time-out, on both sides.
+# On slow wires the ranks rest a little when no data moved: they poll on the processors on which the
+# kernel runs both NICs, and would slow it down. Where the processors are the limit, both ranks
+# share one and yield to each other. A window that is queued on slow wires also takes longer than
+# the time after which a Spark's rail counts as lost, so both sides use NCCL's own time-out.
 readonly slow_wire=(--rest-us 200 --rank-env 0:NCCL_IB_TIMEOUT=20 --rank-env 1:NCCL_IB_TIMEOUT=20)
 
 # bench NAME RAILS SCENARIO [OPTION]...: over rails 0..RAILS-1.
@@ -29,12 +30,12 @@ bench() {
     --json "$results/$name.json" 2>&1 | grep -v 'Could not find real path' | tee "$results/$name.txt"
 }
 
-# net_ib stripes large messages evenly with this; without it, it sends whole messages by turns.
+# With this net_ib stripes large messages evenly; without it, it sends whole messages by turns.
 striped=()
 [[ -z $BED_AGAINST ]] || striped=(--against-env NCCL_IB_SPLIT_DATA_ON_QPS=1)
 readonly striped
 
-# All rails' packets are taken in where the ranks run.
+# The processor of the ranks receives the packets of all rails.
 on_one_processor() {
   local queue
   for queue in /sys/class/net/e[ab]?/queues/rx-0/rps_cpus; do echo 2 >"$queue"; done
@@ -58,7 +59,7 @@ case_slowdown() {
     --return "bash -c 'source $here/rails.sh; rail_rate 2 80mbit'"
 }
 
-# A cable is pulled and put back. Another plugin's job would end there.
+# A cable is pulled and put back. Another plugin's job would end at that point.
 case_lost() {
   rails 4 80mbit
   BED_AGAINST='' bench lost 4 slowdown --slowdown-bytes 512K --seconds 2 --limit-mbps 320 "${slow_wire[@]}" \

@@ -1,10 +1,13 @@
 #!/bin/bash
-# Benchmarks on the kernel's soft-RoCE: the plugin by itself, or beside another one in the same run. Boots the bed and
-# runs bench-guest.sh there. The machine is emulated: only ratios within one run mean something.
+# Benchmarks on the kernel's soft-RoCE: the plugin alone, or beside another one in the same run.
+# Boots the bed and runs bench-guest.sh there. The machine is emulated: only ratios within one run
+# have a meaning.
 #
-#   bench.sh [--against LIBRARY] [--rounds N] [CASE]...     CASE: equal unequal slowdown lost latency stream (default: all)
+#   bench.sh [--against LIBRARY] [--rounds N] [CASE]... CASE: equal unequal slowdown lost latency
+#   stream (default: all)
 #
-# Needs the release build (cargo build --release --workspace). Tables and JSON stay in CARGO_TARGET_DIR/rxe-bench.
+# Needs the release build (cargo build --release --workspace). Tables and JSON are left in
+# CARGO_TARGET_DIR/rxe-bench.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

@@ -1,33 +1,35 @@
 #!/bin/bash
-# Boots a Debian kernel with soft-RoCE (rdma_rxe) under qemu and runs one script there, as root, on this machine's own
-# root filesystem or on another folder: read-only, below a tmpfs, so nothing of the host changes. Needs no RDMA hardware
-# and loads no module on the host. x86-64 Debian (12 or later); root only where packages have to be installed.
+# Boots a Debian kernel with soft-RoCE (rdma_rxe) under qemu and runs one script there, as root. The
+# guest's root filesystem is this machine's own or another folder: read-only, below a tmpfs, so
+# nothing of the host changes. Needs no RDMA hardware and loads no module on the host. Needs x86-64
+# Debian (12 or later); root only where packages have to be installed.
 #
 #   boot.sh [OPTION]... GUEST_SCRIPT [ARGUMENT]...
 #
 #   --arch ARCH       amd64 (default), or arm64: emulated, on a root filesystem of its own (--root)
 #   --root DIR        the guest's root filesystem (default /)
-#   --share DIR       show DIR at the same path in the guest (copy on write) although the guest has its own /tmp, /run,
-#                     /dev, /proc and /sys; the folder of GUEST_SCRIPT always is
+#   --share DIR       show DIR at the same path in the guest (copy on write). The guest has its own
+#                     /tmp, /run, /dev, /proc and /sys; the folder of GUEST_SCRIPT is always shown
 #   --env NAME=VALUE  set a variable for GUEST_SCRIPT
-#   --timeout SECONDS the whole boot and run may take this long (default 300)
+#   --timeout SECONDS limit of the whole boot and run (default 300)
 #   --memory SIZE     of the guest (default 4G)
 #   --cpus N          of the guest (default 2)
-#   --results DIR     what GUEST_SCRIPT leaves in /run/bed/results is copied to DIR
+#   --results DIR     folder for a copy of GUEST_SCRIPT's files in /run/bed/results
 #
-# Exit status: that of GUEST_SCRIPT; 124 after a timeout; 125 when the guest could not be started or ended without a
-# word (a kernel panic, for one).
-# SPARK_BED_CACHE names the folder for the kernel and the initrd (default: under $XDG_CACHE_HOME, else /var/tmp).
+# Exit status: that of GUEST_SCRIPT; 124 after a timeout; 125 when the guest could not be started or
+# ended without a status (by a kernel panic, for example). SPARK_BED_CACHE names the folder for the
+# kernel and the initrd (default: under $XDG_CACHE_HOME, else /var/tmp).
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly here
 # shellcheck source=SCRIPTDIR/host.sh
 source "$here/host.sh"
-# What the guest loads, in an order that modprobe completes with each one's dependencies.
+# Modules for the guest, in an order that modprobe completes with each one's dependencies.
 readonly modules=(virtio_pci 9p 9pnet_virtio overlay crc32_generic rdma_rxe ib_uverbs rdma_ucm veth bridge
   sch_tbf sch_netem sch_htb ifb act_mirred cls_matchall sch_ingress)
-# What this machine needs to boot a guest, and what a guest needs that runs on this machine's root filesystem.
+# Packages for booting a guest, and packages for a guest that runs on this machine's root
+# filesystem.
 readonly boot_packages=(cpio kmod) root_packages=(iproute2 procps strace libibverbs1 ibverbs-providers ibverbs-utils)
 
 main() {
@@ -90,12 +92,13 @@ install_packages() {
   DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
-# Another kernel and initrd for each version of what goes in.
+# A separate kernel and initrd for each version of their sources.
 image_key() {
   { cat "$here/guest-init.sh"; declare -p modules; declare -f use_archive build_initrd unpack_packages fill_initrd; } | sha256sum | cut -c1-16
 }
 
-# The packages of the kernel and of busybox unpacked (not installed), and an initrd of busybox, the modules and guest-init.sh.
+# Unpacks (without installing) the packages of the kernel and of busybox, and makes an initrd of
+# busybox, the modules and guest-init.sh.
 build_initrd() {
   mkdir "$image/unpacked" "$image/root"
   (
@@ -137,11 +140,11 @@ fill_initrd() {
   (cd "$initrd" && find . | cpio --quiet -o -H newc | gzip -1 >"$image/initrd.gz")
 }
 
-# What the guest is to do, in a folder that both sides can write.
+# Describes the guest's task, in a folder that both sides can write.
 describe_run() {
   local share kept=() last=/nothing
   mkdir "$run_dir/results"
-  # A folder inside another share is there already.
+  # A folder inside another share is shown already.
   while read -r share; do
     [[ $share/ != "$last"/* ]] || continue
     kept+=("$share")
@@ -164,15 +167,15 @@ boot() {
   local share number=0 command parameters
   case $arch in
     amd64)
-      # The emulated counter is reliable, and the kernel would not believe it: without these every look at the clock is a
-      # system call to an emulated device.
+      # The emulated counter is reliable, but the kernel would not trust it. Without these
+      # parameters every read of the clock is a system call to an emulated device.
       parameters="console=ttyS0 mitigations=off tsc=reliable clocksource=tsc"
       command=(qemu-system-x86_64 -M q35 -cpu max)
       if kvm_works; then command+=(-accel kvm); fi
       ;;
     arm64)
       parameters="console=ttyAMA0 mitigations=off"
-      # Pointer authentication as the architecture has it takes most of the time that an emulated call takes.
+      # The architecture's pointer authentication takes most of the time of an emulated call.
       command=(qemu-system-aarch64 -M virt -cpu "max,pauth-impdef=on")
       ;;
   esac
@@ -191,7 +194,8 @@ boot() {
   set -e
 }
 
-# /dev/kvm can be there without the processor's help (in a container on a virtual machine): qemu would then hang or die.
+# /dev/kvm can exist without the processor's support (in a container on a virtual machine): qemu
+# would then hang or die.
 kvm_works() {
   grep -qwE 'vmx|svm' /proc/cpuinfo && [[ -r /dev/kvm && -w /dev/kvm ]]
 }

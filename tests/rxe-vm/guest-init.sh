@@ -1,7 +1,8 @@
 #!/bin/busybox sh
 # shellcheck shell=dash
-# The guest's process 1: loads the modules, lays a tmpfs over the root folder, adds the shared folders, runs the command
-# that boot.sh left, and leaves its exit status. Anything that fails here leaves words in place of a status.
+# The guest's process 1: loads the modules, mounts a tmpfs over the root folder, adds the shared
+# folders, runs the command from boot.sh, and writes its exit status. Any failure here writes words
+# in place of a status.
 /bin/busybox mkdir -p /sbin /usr/bin /usr/sbin
 /bin/busybox --install -s
 
@@ -11,7 +12,8 @@ fail() {
   poweroff -f
 }
 
-# mount_copy_on_write TAG TARGET: the host's folder TAG at TARGET; what is written there stays in the guest's memory.
+# mount_copy_on_write TAG TARGET: mounts the host's folder TAG at TARGET; writes stay in the guest's
+# memory.
 mount_copy_on_write() {
   layers=/layers/$1
   mkdir -p "$layers" "$2"
@@ -40,7 +42,7 @@ mkdir -p /newroot/dev/shm /newroot/dev/pts
 mount -t devpts devpts /newroot/dev/pts
 for folder in dev/shm tmp run; do mount -t tmpfs tmpfs "/newroot/$folder"; done
 chmod 1777 /newroot/tmp /newroot/dev/shm
-# What udev makes elsewhere.
+# Links that udev makes elsewhere.
 ln -s /proc/self/fd /newroot/dev/fd
 for stream in 0:stdin 1:stdout 2:stderr; do ln -s "/proc/self/fd/${stream%:*}" "/newroot/dev/${stream#*:}"; done
 number=0

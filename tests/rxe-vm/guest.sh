@@ -1,6 +1,7 @@
 #!/bin/bash
-# Runs in the guest: guest.sh CASE_FILE... Each case in its own session and with its own time limit; what one leaves
-# behind (processes, rails) is removed before the next. Ends with "N passed, N failed"; status 0 only when none failed.
+# Runs in the guest: guest.sh CASE_FILE... Each case has its own session and time limit; its
+# leftovers (processes, rails) are removed before the next. Ends with "N passed, N failed"; status 0
+# only when none failed.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

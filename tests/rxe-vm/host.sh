@@ -1,15 +1,16 @@
 # shellcheck shell=bash
-# Sourced by the scripts that boot a guest, on this machine: what is fetched and built once, where Debian's packages come
-# from, which test programs there are. They have a function `die`.
+# Sourced by the scripts on this machine that boot a guest: the cache of downloads and builds,
+# Debian's packages, the list of test programs. These scripts have a function `die`.
 
-# find_cache: sets $cache, the folder for what is built once.
+# find_cache: sets $cache, the folder for downloads and builds.
 find_cache() {
   cache=${SPARK_BED_CACHE:-${XDG_CACHE_HOME:-/var/tmp}/nccl-spark-bed-$(id -u)}
   mkdir -p "$cache"
   [[ -O $cache ]] || die "$cache belongs to somebody else; name another folder in SPARK_BED_CACHE"
 }
 
-# begin_build FOLDER: true when FOLDER, which is empty then, has to be filled; nobody else builds until end_build.
+# begin_build FOLDER: true when FOLDER is empty and has to be filled; no other script builds until
+# end_build.
 begin_build() {
   exec 9>"$cache/lock"
   flock -w 600 9 || die "another script has been building in $cache for ten minutes"
@@ -21,18 +22,19 @@ begin_build() {
   mkdir -p "$1" || die "cannot make $1"
 }
 
-# end_build FOLDER: FOLDER is filled.
+# end_build FOLDER: marks FOLDER as filled.
 end_build() {
   touch "$1/complete"
   exec 9>&-
 }
 
-# use_archive ARCH: from here on apt-get and apt-cache are about packages of ARCH, from this machine's own archive. For another
-# architecture than amd64 the lists are in a folder of the cache: what this machine's apt knows stays as it is.
+# use_archive ARCH: makes apt-get and apt-cache use packages of ARCH, from this machine's own
+# archive. For another architecture than amd64 the lists are in a folder of the cache, and this
+# machine's apt is not changed.
 use_archive() {
   local folder=$cache/apt-$1
   if [[ $1 == amd64 ]]; then
-    # The tool's own lists may be older than the archive, which keeps only the newest kernel.
+    # apt's own lists may be older than the archive, which keeps only the newest kernel.
     [[ $(id -u) != 0 ]] || apt-get update -qq
     return
   fi
@@ -50,7 +52,8 @@ END
   apt-get update -qq
 }
 
-# list_tests FILE: of cargo's messages in FILE, one a line, those that name a test program: the package's folder, tab, the program.
+# list_tests FILE: the test programs in FILE, which has cargo's messages, one in each line. Prints
+# the package's folder, a tab, and the program.
 list_tests() {
   grep '"profile":{[^}]*"test":true}' "$1" |
     sed -n 's/.*"manifest_path":"\([^"]*\)\/Cargo\.toml".*"executable":"\([^"]*\)".*/\1\t\2/p'

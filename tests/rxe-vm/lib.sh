@@ -1,15 +1,16 @@
 # shellcheck shell=bash
-# Sourced by every case, in the guest. A case is a file cases/NN-name.sh: it makes the rails that it needs, runs
-# something, and checks. It passes by ending; `fail` ends it with a reason, and so does any command that fails.
-# From suite.sh by way of guest.sh: BED_CHECKOUT, BED_TARGET (cargo's build folder; without it the installed nccl-spark
-# is run), BED_TESTS (a file that lists the test programs: package folder, tab, program). From guest.sh: BED_LOGS (a folder
-# for this case's files; it outlives the guest).
+# Sourced by every case, in the guest. A case is a file cases/NN-name.sh: it makes its rails, runs
+# commands, and checks results. It passes by reaching its end; `fail` ends it with a reason, and so
+# does any command that fails. suite.sh sets, through guest.sh: BED_CHECKOUT, BED_TARGET (cargo's
+# build folder; without it the installed nccl-spark is run), BED_TESTS (a file that lists the test
+# programs: package folder, tab, program). guest.sh sets BED_LOGS (a folder for this case's files;
+# it outlives the guest).
 set -euo pipefail
 
 # shellcheck source=SCRIPTDIR/rails.sh
 source "$(dirname "${BASH_SOURCE[0]}")/rails.sh"
 trap 'echo "REASON: line $LINENO: \"$BASH_COMMAND\" ended with status $?"' ERR
-# Functions and substitutions too: a failing check inside them must not pass unseen.
+# Also in functions and substitutions: a failing check inside them must not go unnoticed.
 set -o errtrace
 shopt -s inherit_errexit
 
@@ -19,15 +20,16 @@ fail() {
   exit 1
 }
 
-# spark NAME COMMAND RAILS_A RAILS_B [OPTION]...: runs `nccl-spark COMMAND` with rank 0 on node A's devices RAILS_A (a
-# comma list) and rank 1 on node B's; it has to succeed. Its words go to $BED_LOGS/NAME.txt, which becomes $output.
+# spark NAME COMMAND RAILS_A RAILS_B [OPTION]...: runs `nccl-spark COMMAND` with rank 0 on node A's
+# devices RAILS_A (a comma list) and rank 1 on node B's; it has to succeed. Its output is written to
+# $BED_LOGS/NAME.txt, whose path is $output.
 spark() {
   local status=0
   spark_status "$@" || status=$?
   [[ $status == 0 ]] || fail "nccl-spark $2 ($1) ended with status $status: $(grep -v '^#' "$output" | tail -n 1)"
 }
 
-# spark_status: the same, for a run that may fail; returns its status.
+# spark_status: the same for a run that may fail; returns its status.
 spark_status() {
   local name=$1 command=$2 rails_a=$3 rails_b=$4 release=${BED_TARGET:+$BED_TARGET/release} status=0
   shift 4
@@ -41,12 +43,12 @@ spark_status() {
   return "$status"
 }
 
-# What a window queues on rails of 80 Mb/s takes longer than the default time-out, made for rails a thousand times as fast: everything
-# would be sent again and again.
+# A window that is queued on rails of 80 Mb/s takes longer than the default time-out, which is for
+# rails a thousand times as fast: everything would be sent again repeatedly.
 # shellcheck disable=SC2034 # the cases use it
 readonly slow_wire=(--rank-env 0:NCCL_IB_TIMEOUT=16 --rank-env 1:NCCL_IB_TIMEOUT=16)
 
-# once_connected NAME: waits until run NAME's two ranks have connected, both ways, and carry: a slow machine takes its time.
+# once_connected NAME: waits until run NAME's two ranks have connected, both ways, and carry data.
 once_connected() {
   local tries
   for ((tries = 0; tries < 1000; tries++)); do
@@ -59,7 +61,7 @@ once_connected() {
   fail "run $1 has not connected in 100 s"
 }
 
-# check_table ROWS: the last run printed ROWS sizes, and found no wrong byte in any.
+# check_table ROWS: checks that the last run printed ROWS sizes, with no wrong byte in any.
 # A row begins with a number and ends with #wrong, as in nccl-tests.
 check_table() {
   local rows wrong
@@ -69,12 +71,14 @@ check_table() {
   [[ -z $wrong ]] || fail "wrong bytes: $wrong"
 }
 
-# check_says PATTERN WHAT: a line of the last run matches the extended regular expression.
+# check_says PATTERN WHAT: checks that a line of the last run matches the extended regular
+# expression.
 check_says() {
   grep -Eq "$1" "$output" || fail "no line says $2 (/$1/)"
 }
 
-# check_lost I..., check_back I...: each of these rails was lost in the last run, or came back.
+# check_lost I..., check_back I...: checks that each of these rails was lost in the last run, or
+# returned.
 check_lost() {
   local i
   for i in "$@"; do check_says "rail a$i:1 to [^ ]* lost: .*peer rail b$i:1" "that rail $i was lost"; done
@@ -93,7 +97,7 @@ test_program() {
   echo "$program"
 }
 
-# mark COUNT: remembers the counters of rails 0..COUNT-1, for the functions below.
+# mark COUNT: stores the counters of rails 0..COUNT-1 for the functions below.
 mark() {
   local side i
   declare -gA marked_bytes marked_packets
@@ -105,7 +109,7 @@ mark() {
   done
 }
 
-# sent_bytes SIDE I, sent_packets SIDE I: since `mark`.
+# sent_bytes SIDE I, sent_packets SIDE I: the counts since `mark`.
 sent_bytes() {
   echo $(($(rail_bytes "$1" "$2") - marked_bytes[$1$2]))
 }
@@ -114,10 +118,11 @@ sent_packets() {
   echo $(($(rail_packets "$1" "$2") - marked_packets[$1$2]))
 }
 
-# check_carried SIDE I [BYTES]: rail I carried at least BYTES from SIDE since `mark`. By default 64 KiB: a new connection knows
-# nothing of its rails and divides its first large message evenly, so each carries that. How much it carries later is not decided
-# here: where the emulated machine's processors are the limit and not the wires, no rail needs to carry its part. The tests of
-# src/flow/striping.rs decide how messages are divided, by a clock of their own.
+# check_carried SIDE I [BYTES]: checks that rail I carried at least BYTES from SIDE since `mark`.
+# The default is 64 KiB: a new connection does not know its rails' rates and divides its first large
+# message evenly, so each carries that. Later amounts are not checked here: where the emulated
+# machine's processors are the limit and not the wires, no rail needs to carry its part. The tests
+# of src/flow/striping.rs check the division of messages, by their own clock.
 check_carried() {
   local bytes least=${3:-65536}
   bytes=$(sent_bytes "$1" "$2")
@@ -125,7 +130,7 @@ check_carried() {
   ((bytes >= least)) || fail "rail $1$2 carried $bytes bytes: less than $least"
 }
 
-# check_unused SIDE I: not one RDMA packet since `mark`.
+# check_unused SIDE I: checks that rail I sent no RDMA packet since `mark`.
 check_unused() {
   local packets
   packets=$(sent_packets "$1" "$2")

@@ -1,9 +1,10 @@
 # shellcheck shell=bash
-# Sourced in the guest. A rail is a veth pair eaI <-> ebI with a soft-RoCE device on each end: aI belongs to node A
-# (192.168.100+I.1/24), bI to node B (.2). Both nodes live in one kernel, so routing rules force what goes from one to
-# the other over the wire.
+# Sourced in the guest. A rail is a veth pair eaI <-> ebI with a soft-RoCE device on each end: aI
+# belongs to node A (192.168.100+I.1/24), bI to node B (.2). Both nodes are in one kernel, so
+# routing rules force traffic between them over the wire.
 
-# rails COUNT [RATE]: makes rails 0..COUNT-1, each of RATE (as `tc` takes it, "80mbit") or unlimited.
+# rails COUNT [RATE]: makes rails 0..COUNT-1, each of RATE (in `tc`'s notation, "80mbit") or
+# unlimited.
 rails() {
   local count=$1 rate=${2:-} i
   rails_begin
@@ -25,17 +26,19 @@ rails() {
 
 rails_begin() {
   sysctl -qw net.ipv4.conf.{all,default}.accept_local=1 net.ipv4.conf.{all,default}.rp_filter=0
-  # A link-local address, and so its GID, is usable at once.
+  # A link-local address, and so its GID, is usable immediately.
   sysctl -qw net.ipv6.conf.default.accept_dad=0
-  # The kernel's table of local addresses comes first as it boots; here it must come after the rails' own routes.
+  # After boot the kernel's table of local addresses is the first; here it must come after the
+  # rails' own routes.
   ip rule add pref 100 lookup local
   ip rule del pref 0
 }
 
-# bridged_rails COUNT [MTU]: makes rails 0..COUNT-1 with all their ends on one bridge and all addresses in one subnet. The bridge's
-# ports silently drop packets longer than MTU (default 9000, as at the rails' ends); TCP's segments fit. A bridge hands a broadcast to
-# the port that joined it last first, and here one processor takes in all, so that the end of a later rail is the first to answer. No end
-# answers for addresses of the other node.
+# bridged_rails COUNT [MTU]: makes rails 0..COUNT-1 with all their ends on one bridge and all
+# addresses in one subnet. The bridge's ports silently drop packets longer than MTU (default 9000,
+# as at the rails' ends); TCP's segments fit. A bridge hands a broadcast first to the port that
+# joined it last, and here one processor receives all packets, so the end of a later rail answers
+# first. No end answers for addresses of the other node.
 bridged_rails() {
   local count=$1 mtu=${2:-9000} i j side device
   rails_begin
@@ -52,7 +55,7 @@ bridged_rails() {
     rail_rules "$i"
     rail_routes "$i" advmss $((mtu - 100))
     for side in a b; do
-      # As in rail_in_order: the bridge's ports take packets in as well.
+      # As in rail_in_order: the bridge's ports receive packets as well.
       for device in "e$side$i" "w$side$i"; do echo 1 >"/sys/class/net/$device/queues/rx-0/rps_cpus"; done
     done
     rdma link add "a$i" type rxe netdev "ea$i"
@@ -72,8 +75,8 @@ rail_mac() {
   cat "/sys/class/net/e$1$2/address"
 }
 
-# What a veth receives waits on the processor that sent it, and packets of one rail that were sent by two overtake each
-# other, which no cable does: one processor takes in all of a rail.
+# A veth's packets wait on the processor that sent them, so packets of one rail from two processors
+# overtake each other, as on no cable. Therefore one processor receives all packets of a rail.
 rail_in_order() {
   local device
   for device in "ea$1" "eb$1"; do
@@ -81,7 +84,7 @@ rail_in_order() {
   done
 }
 
-# What arrives is local; what is sent to the other end goes by the rail's own table.
+# Arriving packets are local; packets to the other end use the rail's own table.
 rail_rules() {
   local i=$1
   ip rule add pref $((10 + 2 * i)) iif "ea$i" lookup local
@@ -90,7 +93,7 @@ rail_rules() {
   ip rule add pref $((51 + 2 * i)) to "$(rail_address a "$i")" lookup $((201 + 2 * i))
 }
 
-# rail_routes I [ATTRIBUTE]...: the routes of rail I, each with these attributes.
+# rail_routes I [ATTRIBUTE]...: sets the routes of rail I, each with these attributes.
 rail_routes() {
   local i=$1 a b
   shift
@@ -100,17 +103,18 @@ rail_routes() {
   ip route replace "$a" dev "eb$i" src "$b" table $((201 + 2 * i)) "$@"
 }
 
-# rail_address SIDE I: the IPv4 address of rail I's end on SIDE.
+# rail_address SIDE I: prints the IPv4 address of rail I's end on SIDE.
 rail_address() {
   ip -4 -o addr show dev "e$1$2" | awk '{ sub("/.*", "", $4); print $4; exit }'
 }
 
-# rail_readdress SIDE I HOST: rail I's end on SIDE gets another address of its subnet, with HOST as its last number. For a rail that
-# is down: `rail_up` makes its routes anew. The new address comes before the old one goes, so that its GID has another index.
+# rail_readdress SIDE I HOST: gives rail I's end on SIDE another address of its subnet, with HOST as
+# its last number. For a rail that is down: `rail_up` sets its routes again. The new address is
+# added before the old one is removed, so that its GID has another index.
 rail_readdress() {
   local side=$1 i=$2 new=192.168.$((100 + $2)).$3 device=e$1$2 old pref=$((50 + 2 * $2))
   old=$(rail_address "$side" "$i")
-  # Else an address takes those of its subnet along that came after it.
+  # Otherwise removing an address would remove later ones of its subnet too.
   sysctl -qw "net.ipv4.conf.$device.promote_secondaries=1"
   ip addr add "$new/24" dev "$device"
   rail_gid_wait "$side$i" "$new"
@@ -120,7 +124,7 @@ rail_readdress() {
   ip rule add pref "$pref" to "$new" lookup $((pref + 150))
 }
 
-# rail_gid_index DEVICE ADDRESS: of the GID that an IPv4 address has; fails while it has none.
+# rail_gid_index DEVICE ADDRESS: prints the index of an IPv4 address's GID; fails while it has none.
 rail_gid_index() {
   local numbers gid file
   IFS=. read -ra numbers <<<"$2"
@@ -129,7 +133,8 @@ rail_gid_index() {
   [[ -n $file ]] && basename "$file"
 }
 
-# rail_gid_wait DEVICE ADDRESS: until there is one (the RDMA core hears of a new address a little later).
+# rail_gid_wait DEVICE ADDRESS: waits until there is one (the RDMA core notices a new address a
+# little later).
 rail_gid_wait() {
   local tries
   for ((tries = 0; tries < 200; tries++)); do
@@ -140,7 +145,8 @@ rail_gid_wait() {
   return 1
 }
 
-# rail_wait I STATE: until both ends' ports say so (the RDMA core hears of a link's change a little later).
+# rail_wait I STATE: waits until both ends' ports have STATE (the RDMA core notices a link's change
+# a little later).
 rail_wait() {
   local device tries
   for device in "a$1" "b$1"; do
@@ -153,37 +159,39 @@ rail_wait() {
   done
 }
 
-# rail_rate I RATE: both directions of rail I carry RATE from now on; the queue is long enough that nothing is dropped.
+# rail_rate I RATE: limits both directions of rail I to RATE; the queue is long enough that nothing
+# is dropped.
 rail_rate() {
   tc qdisc replace dev "ea$1" root tbf rate "$2" burst 64k latency 4s
   tc qdisc replace dev "eb$1" root tbf rate "$2" burst 64k latency 4s
 }
 
-# equal_rails COUNT: rails 0..COUNT-1 carry 80 Mb/s each from now on, and so about the same.
+# equal_rails COUNT: limits rails 0..COUNT-1 to 80 Mb/s each, so that they are about equal.
 equal_rails() {
   local i
   for ((i = 0; i < $1; i++)); do rail_rate "$i" 80mbit; done
 }
 
-# rail_slow I DELAY: each packet of rail I takes DELAY longer ("5ms"); replaces a rate.
+# rail_slow I DELAY: delays each packet of rail I by DELAY ("5ms"); replaces a rate.
 rail_slow() {
   tc qdisc replace dev "ea$1" root netem delay "$2" limit 100000
   tc qdisc replace dev "eb$1" root netem delay "$2" limit 100000
 }
 
-# rail_free I: takes back a rate or a delay.
+# rail_free I: removes a rate or a delay.
 rail_free() {
   tc qdisc del dev "ea$1" root 2>/dev/null || true
   tc qdisc del dev "eb$1" root 2>/dev/null || true
 }
 
-# rail_black_hole I: the ports stay ACTIVE, and nothing arrives any more.
+# rail_black_hole I: loses all packets of rail I; its ports stay ACTIVE.
 rail_black_hole() {
   tc qdisc replace dev "ea$1" root netem loss 100%
   tc qdisc replace dev "eb$1" root netem loss 100%
 }
 
-# rail_down I, rail_up I: pulls rail I's cable, and puts it back (a link that goes down takes its routes with it).
+# rail_down I, rail_up I: pulls rail I's cable, and puts it back (a link that goes down loses its
+# routes).
 rail_down() {
   ip link set "ea$1" down
   rail_wait "$1" DOWN
@@ -195,7 +203,7 @@ rail_up() {
   rail_wait "$1" ACTIVE
 }
 
-# rails_remove: as it was before `rails`.
+# rails_remove: restores the state before `rails`.
 rails_remove() {
   local i
   for ((i = 0; i < 16; i++)); do
@@ -203,7 +211,7 @@ rails_remove() {
     rdma link del "a$i"
     rdma link del "b$i"
     ip link del "ea$i"
-    # Its other end is gone with it, unless the two were joined by a bridge.
+    # Its other end is removed with it, unless a bridge joined the two.
     ip link del "eb$i" 2>/dev/null || true
     ip rule del pref $((10 + 2 * i))
     ip rule del pref $((11 + 2 * i))
@@ -217,7 +225,8 @@ rails_remove() {
   ip rule del pref 100
 }
 
-# rail_bytes SIDE I, rail_packets SIDE I: what netdev eSIDEI sent in all; the RDMA packets that device SIDEI sent.
+# rail_bytes SIDE I, rail_packets SIDE I: prints the total bytes of netdev eSIDEI, and the total
+# RDMA packets of device SIDEI.
 rail_bytes() {
   cat "/sys/class/net/e$1$2/statistics/tx_bytes"
 }

@@ -1,13 +1,14 @@
 # shellcheck shell=bash
-# The bed itself, without the plugin: every rail carries verbs traffic between the nodes, over its own wire only; a rate,
-# a delay, and a pulled cable do what they say.
+# The bed alone, without the plugin: every rail carries verbs traffic between the nodes, over its
+# own wire only; a rate, a delay, and a pulled cable have their effects.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
-# ping I COUNT SIZE: COUNT messages each way over rail I by the verbs library's own example.
-# A queue pair of soft-RoCE that has more than 64 packets under way waits until they have left (rxe_req.c), and can wait
-# for good after a retransmission, which this example asks for after 67 ms: with 64 KiB at its own MTU of 1024 that was so in
-# 10 of 12 runs on a rail of 80 Mb/s, at 4096 in none.
+# ping I COUNT SIZE: COUNT messages each way over rail I by the verbs library's own example. A queue
+# pair of soft-RoCE with more than 64 packets under way waits until they have left (rxe_req.c), and
+# can wait without end after a retransmission, which this example requests after 67 ms. With 64 KiB
+# at the example's own MTU of 1024 that happened in 10 of 12 runs on a rail of 80 Mb/s, at 4096 in
+# none.
 ping() {
   local server status=0
   ibv_rc_pingpong -d "b$1" -g "$(gid_index "b$1")" -n "$2" -s "$3" -m 4096 &
@@ -21,7 +22,7 @@ ping() {
   wait "$server" || fail "$2 messages of $3 bytes over rail $1: the server ended with status $?"
 }
 
-# gid_index DEVICE: of its IPv4-mapped GID.
+# gid_index DEVICE: prints the index of the device's IPv4-mapped GID.
 gid_index() {
   local file
   for file in /sys/class/infiniband/"$1"/ports/1/gids/*; do
@@ -48,7 +49,7 @@ for rail in 0 1 2 3; do
   done
 done
 
-# 100 messages of 64 KiB each way at 80 Mb/s are 0.65 s of wire time; nothing can make that shorter.
+# 100 messages of 64 KiB each way at 80 Mb/s are at least 0.65 s of wire time.
 rail_rate 1 80mbit
 before=$(date +%s%N)
 ping 1 100 65536

@@ -1,11 +1,13 @@
 # shellcheck shell=bash
-# A small message travels on one rail: with four rails the RDMA packets for each message stay those of one rail.
+# A small message travels on one rail: with four rails the number of RDMA packets for each message
+# is that of one rail.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
 iterations=1000
 
-# packets RAILS: what both sides send for $iterations sendrecvs of 8 bytes over rails 0..RAILS-1.
+# packets RAILS: counts both sides' packets for $iterations sendrecvs of 8 bytes over rails
+# 0..RAILS-1.
 packets() {
   local count=$1 rail total=0 list_a list_b
   list_a=$(seq -s, -f 'a%g' 0 $((count - 1)))
@@ -23,7 +25,8 @@ packets() {
 rails 4
 packets 1
 one=$packets
-# Each iteration is a message each way, each at least a packet for the data, one for the CTS, and acknowledgements.
+# Each iteration is a message each way, each at least a packet for the data, one for the CTS, and
+# acknowledgements.
 ((one >= 4 * iterations)) || fail "$one packets for $((2 * iterations)) messages: the counters do not see the traffic"
 packets 4
 ((packets <= one + one / 2)) || fail "8-byte messages cost $packets packets on four rails and $one on one"

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# A pulled cable before the job starts: the other three rails carry it, and the log says which port is out and why.
+# A cable is pulled before the job starts: the other three rails carry it, and the log names the
+# port and the reason.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
@@ -18,7 +19,7 @@ check_says 'merged 3 rails' "that 3 rails are merged"
 check_says 'a2:1 not used as a rail: .*down' "that a2 is down"
 check_says 'b2:1 not used as a rail: .*down' "that b2 is down"
 
-# Put back, it is used again by the next job.
+# After the cable is put back, the next job uses the rail again.
 rail_up 2
 mark 4
 spark four all-gather a0,a1,a2,a3 b0,b1,b2,b3 -b 4M -e 4M -n 5 -w 1 -c 1

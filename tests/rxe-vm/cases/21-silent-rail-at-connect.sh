@@ -1,6 +1,7 @@
 # shellcheck shell=bash
-# A rail whose ports are up on both sides but which carries nothing (a wrong VLAN, a dead switch port): it is left out,
-# with a line that names it, and the job runs on the others. When it carries again, a running job takes it in.
+# A rail with its ports up on both sides carries nothing (a wrong VLAN, a dead switch port). It is
+# left out, with a line that names it, and the job runs on the others. When it carries again, a
+# running job adds it.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
@@ -23,7 +24,8 @@ heal() {
 mark 4
 heal &
 healer=$!
-# Long enough for several attempts, which become rarer: the rail is mended after the first of them.
+# Long enough for several attempts, which become rarer: the rail is repaired after the first of
+# them.
 spark late sendrecv a0,a1,a2,a3 b0,b1,b2,b3 -b 2M -e 2M -n 500 -w 1 -c 1 "${slow_wire[@]}"
 wait "$healer" || fail "the rail could not be mended"
 check_table 1

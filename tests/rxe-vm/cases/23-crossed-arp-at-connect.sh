@@ -1,11 +1,12 @@
 # shellcheck shell=bash
-# Every rail's IPv4 address has the hardware address of its twin when the connection is set up, in both directions, as where
-# twins answer ARP for each other: what is sent to it reaches the twin, which drops it. No rail carries by IPv4, all do by their
-# link-local addresses, and the job runs over these.
+# During the connect every rail's IPv4 address resolves to the hardware address of its twin, in both
+# directions, as where twins answer ARP for each other: packets to it reach the twin, which drops
+# them. No rail carries by IPv4, all do by their link-local addresses, and the job runs over these.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
-# cross I J: each node has for the address of the other node's rail I the hardware address of its rail J.
+# cross I J: resolves, on each node, the address of the other node's rail I to the hardware address
+# of its rail J.
 cross() {
   ip neigh replace "$(rail_address b "$1")" lladdr "$(rail_mac b "$2")" dev "ea$1" nud permanent
   ip neigh replace "$(rail_address a "$1")" lladdr "$(rail_mac a "$2")" dev "eb$1" nud permanent
@@ -15,7 +16,8 @@ bridged_rails 2
 equal_rails 2
 cross 0 1
 cross 1 0
-# A rail may recover more than a second after the others, on one connection alone: the job has to outlast that.
+# A rail may recover more than a second after the others, on one connection alone: the job has to
+# outlast that.
 mark 2
 spark crossed all-gather a0,a1 b0,b1 -b 4M -e 4M -n 40 -w 1 -c 1 "${slow_wire[@]}"
 ip -4 neigh show
@@ -24,6 +26,7 @@ for rail in 0 1; do
   check_carried a "$rail"
   check_carried b "$rail"
 done
-# The first attempt, by IPv4, fails on every rail; the wrong hardware addresses are still there at the end.
+# The first attempt, by IPv4, fails on every rail. The wrong hardware addresses are still in use at
+# the end.
 check_says 'rail [ab][01]:1 not used with .*: test write' "that no rail carries by IPv4"
 check_says 'rail [ab][01]:1 to .* recovered after' "that the rails carry by their link-local addresses"

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Every version of the C ABI, by the C program of tests/abi_drive.rs: both ends in one thread, grouped and optional
-# receives, refusals.
+# Every version of the C ABI, by the C program of tests/abi_drive.rs: both ends in one thread,
+# grouped and optional receives, refusals.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 

@@ -1,6 +1,7 @@
 # shellcheck shell=bash
-# The Rust tests that need an RDMA device, and those that otherwise run on the software fabric. They are named here: #[ignore]
-# also marks measurements, loads, and tests that are a process of another test.
+# The Rust tests that need an RDMA device, and those that otherwise run on the software fabric. They
+# are listed here, because #[ignore] also marks measurements, loads, and tests that are a process of
+# another test.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
@@ -23,7 +24,7 @@ device_tests() {
 
 ran=0 failed=
 device_tests verbs_rxe --ignored
-# What is ignored of these takes minutes here and seconds on the software fabric.
+# The ignored tests of these take minutes here and seconds on the software fabric.
 device_tests connections
 device_tests quiet_data_path
 echo "$ran device tests"

@@ -1,11 +1,12 @@
 # shellcheck shell=bash
-# Unauthenticated clients at the bootstrap port (a port scanner, a health check, another job): each port that listens while the ranks
-# connect is sent nonsense, half a HELLO, and silence. The job must not notice, and must come up all the same.
+# Unauthenticated clients at the bootstrap port (a port scanner, a health check, another job): each
+# port that listens while the ranks connect gets nonsense, half a HELLO, and silence. The job must
+# not notice, and must come up.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
-# intrude FOLDER: until FOLDER/stop is there, nonsense for each listening port of both nodes, a few times each; a line in
-# FOLDER/met for each connection made.
+# intrude FOLDER: sends nonsense to each listening port of both nodes, a few times each, until
+# FOLDER/stop exists. Each connection adds a line to FOLDER/met.
 intrude() {
   local folder=$1 address port nonsense client
   local -A visits
@@ -14,11 +15,12 @@ intrude() {
       visits[$port]=$((${visits[$port]:-0} + 1))
       ((visits[$port] <= 3)) || continue
       for nonsense in 'GET / HTTP/1.0\r\n\r\n' "$(printf 'A%.0s' {1..4000})" '\x4e' ''; do
-        # Not by `exec`: where that cannot connect, it ends the shell. The descriptor stays open all the same.
+        # Without `exec`, which ends the shell where it cannot connect. The descriptor stays open in
+        # both forms.
         { :; } {client}<>"/dev/tcp/$address/$port" || continue
         printf '%b' "$nonsense" >&"$client"
         echo "$address:$port: ${nonsense:0:12}" >>"$folder/met"
-        # The empty one stays, in silence.
+        # The connection without nonsense stays open in silence.
         [[ -z $nonsense ]] || exec {client}>&-
       done
     done < <(ss -Hltn | awk '{ n = split($4, at, ":"); if (at[1] ~ /^192\.168\./) print at[1], at[n] }')
@@ -27,8 +29,8 @@ intrude() {
 }
 
 rails 4
-# Rail 0 carries the bootstrap alone, each packet half a second late, so that the listeners stand open for long. The
-# clients, another user, reach them past that wire, at once.
+# Only rail 0 carries the bootstrap, each packet half a second late, so that the listeners stay open
+# for long. The clients, another user, reach them without that delay.
 rail_slow 0 500ms
 nobody=65534
 ip rule add pref 5 uidrange "$nobody-$nobody" lookup local

@@ -1,10 +1,11 @@
 # shellcheck shell=bash
-# Cables pulled and put back in mid-transfer, both ways at once, every byte checked: each rail in turn (rail 0 carries the
-# bootstrap's TCP too), then all but one. The job must not notice.
+# Cables are pulled and put back in mid-transfer, in both directions together, and every byte is
+# checked: each rail in turn (rail 0 carries the bootstrap's TCP too), then all but one. The job
+# must not notice.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
-# trouble: what happens to the rails while the job runs.
+# trouble: pulls rails and puts them back while the job runs.
 trouble() {
   local i
   once_connected flapping
@@ -29,7 +30,7 @@ check_table 1
 check_lost 0 1 2 3
 check_back 0 1 2 3
 
-# After all that, all four carry a next job.
+# All four rails carry the next job.
 mark 4
 spark after all-gather a0,a1,a2,a3 b0,b1,b2,b3 -b 4M -e 4M -n 5 -w 1 -c 1
 check_table 1

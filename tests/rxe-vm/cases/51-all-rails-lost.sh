@@ -1,9 +1,10 @@
 # shellcheck shell=bash
-# All cables pulled in mid-transfer: back in time, the job goes on; too late, both ends end with an error that says so.
+# All cables are pulled in mid-transfer. If they are back in time, the job continues; if not, both
+# ends fail with an error that names it.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
-# all_down_for NAME SECONDS: in mid-transfer of that run.
+# all_down_for NAME SECONDS: takes all rails down in mid-transfer of that run.
 all_down_for() {
   local i
   once_connected "$1"

@@ -1,7 +1,8 @@
 # shellcheck shell=bash
-# The bootstrap's cable is pulled for good, so that the two ends can talk over their rails alone: then another cable is
-# pulled and put back, and a third rail goes silent with its ports up (only its unanswered packets show that). After that
-# every rail loses one packet in a hundred. Both ways at once, every byte checked.
+# The bootstrap's cable is pulled permanently, so that the two ends can only communicate over their
+# rails. Then another cable is pulled and put back, and a third rail becomes silent with its ports
+# up (only its unanswered packets show that). After that every rail loses one packet in a hundred.
+# Both directions run together, and every byte is checked.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 

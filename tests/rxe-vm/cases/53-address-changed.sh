@@ -1,7 +1,8 @@
 # shellcheck shell=bash
-# Cables pulled in mid-transfer whose rails come back with another address, and so another GID at another place of the port's
-# table: one on the side that accepted the connections of node A, one on the other. The rails return by their new GIDs, every
-# byte is right, and the next job uses all of them.
+# Cables are pulled in mid-transfer, and their rails return with another address, and so another GID
+# at another index of the port's table: one on the side that accepted the connections of node A, one
+# on the other. The rails return by their new GIDs, every byte is right, and the next job uses all
+# of them.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
@@ -18,14 +19,16 @@ readdressed() {
   echo "rail $side$i: GID $before before, $after now"
 }
 
-# returns SIDE I: how often rail I recovered so far, in all connections of that rank, as the run says that is in $BED_LOGS/readdressed.txt.
+# returns SIDE I: counts rail I's recoveries so far, in all connections of that rank, in the output
+# $BED_LOGS/readdressed.txt.
 returns() {
   local other=b
   [[ $1 == a ]] || other=a
   grep -Ec "rail $1$2:1 to [^ ]* recovered .*peer rail $other$2:1" "$BED_LOGS/readdressed.txt" || true
 }
 
-# changed SIDE I HOST: another address for rail I's end on SIDE; the rail has to return, in both connections of both ranks.
+# changed SIDE I HOST: changes the address of rail I's end on SIDE; the rail has to return, in both
+# connections of both ranks.
 changed() {
   local tries before_a before_b
   before_a=$(returns a "$2")
@@ -53,7 +56,7 @@ wait "$breaker" || fail "rails whose addresses change did not return"
 check_table 1
 check_lost 1 2
 
-# By the new addresses, all four carry a next job.
+# All four rails carry the next job, over the new addresses.
 [[ $(rail_address b 1) == 192.168.101.22 && $(rail_address a 2) == 192.168.102.11 ]] || fail "rails 1 and 2 have their old addresses"
 mark 4
 spark after all-gather a0,a1,a2,a3 b0,b1,b2,b3 -b 4M -e 4M -n 5 -w 1 -c 1

@@ -1,20 +1,22 @@
 # shellcheck shell=bash
-# A peer that stands still in mid-transfer (SIGSTOP) is waited for, and no rail is lost over it: the kernel's soft-RoCE goes on
-# acknowledging. A peer that is killed (SIGKILL) is told within the limit below. The command that started the ranks would end the
-# other one as soon as the first is dead: it is stopped meanwhile.
+# A peer that is stopped in mid-transfer (SIGSTOP) is awaited, and no rail is lost: the kernel's
+# soft-RoCE still acknowledges. A peer that is killed (SIGKILL) is reported within the limit below.
+# The command that started the ranks would end the other one as soon as the first is dead, so it is
+# stopped meanwhile.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
-# A peer is asked for a sign of life for 2 s, what waits for it may come for 2 s more; the rest is for an emulated machine on a busy
-# host. Without being told, rank 0 would wait for good.
+# A peer is probed for 2 s, and pending completions may take 2 s more; the rest is for an emulated
+# machine on a busy host. Without the report, rank 0 would wait without end.
 readonly told_within_s=60
-# What its death shows by, whichever comes first: the end of its bootstrap connection, told with all rails, or a write to memory
-# whose registration ended a moment before its queue pairs did, told with the rail that it went by.
+# The death shows by the earlier of two signs: the end of the peer's bootstrap connection, reported
+# with all rails, or a write to memory whose registration ended a moment before its queue pairs,
+# reported with that rail.
 gone_pattern() {
   echo "(:$1 is gone: .*rails a0:1 to b0:1.*a1:1 to b1:1|rail a[01]:1 to [^ ]*:$1 failed: peer denied access)"
 }
 
-# rank_pid FILE RANK: the process of a rank, once the run that writes FILE says so.
+# rank_pid FILE RANK: prints the process of a rank, once the run that writes FILE has named it.
 rank_pid() {
   local tries pid
   for ((tries = 0; tries < 600; tries++)); do
@@ -28,8 +30,8 @@ rank_pid() {
   fail "the run does not say who rank $2 is"
 }
 
-# moving: until node A has sent two megabytes more, so that the job is in mid-transfer. By whichever rail: a busy machine's rails
-# need not carry alike.
+# moving: waits until node A has sent two megabytes more, so that the job is in mid-transfer. They
+# may be on any rail: a busy machine's rails need not carry equally.
 moving() {
   local tries before
   before=$(node_bytes)
@@ -40,7 +42,7 @@ moving() {
   fail "the rails carry nothing"
 }
 
-# quiet: until what was granted to node A has gone out.
+# quiet: waits until node A has sent everything that was granted to it.
 quiet() {
   local tries before
   for ((tries = 0; tries < 60; tries++)); do
@@ -64,7 +66,7 @@ freeze() {
   quiet
   mark 2
   sleep 3
-  # Control frames that nobody reads are sent again by the rails, and nothing else.
+  # Rails only repeat control frames that are not read.
   echo "while rank 1 stands still: $(sent_bytes a 0), $(sent_bytes a 1), $(sent_bytes b 0), $(sent_bytes b 1) bytes"
   (($(sent_bytes a 0) + $(sent_bytes a 1) < 1048576)) || fail "the job goes on without its rank 1"
   kill -CONT "$pid"

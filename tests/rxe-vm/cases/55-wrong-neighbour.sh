@@ -1,10 +1,11 @@
 # shellcheck shell=bash
-# A lost rail whose peer has another hardware address under its IPv4 address from then on, as where twins answer ARP for each other: attempts by
-# IPv4 are in vain, and it returns by the link-local addresses of the two interfaces.
+# A lost rail whose peer's IPv4 address resolves to another hardware address from then on, as where
+# twins answer ARP for each other: attempts by IPv4 fail, and the rail returns by the link-local
+# addresses of the two interfaces.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
-# seen PATTERN: until each of the two ranks has said so of both its connections.
+# seen PATTERN: waits until each of the two ranks has printed this for both its connections.
 seen() {
   local tries
   for ((tries = 0; tries < 1200; tries++)); do
@@ -18,7 +19,7 @@ trouble() {
   once_connected wrong
   rail_black_hole 1
   seen 'rail [ab]1:1 to [^ ]* lost: '
-  # Rail 0's hardware addresses: each NIC drops what is for another one.
+  # These are rail 0's hardware addresses: each NIC drops packets for another one.
   ip neigh replace "$(rail_address b 1)" lladdr "$(rail_mac b 0)" dev ea1 nud permanent
   ip neigh replace "$(rail_address a 1)" lladdr "$(rail_mac a 0)" dev eb1 nud permanent
   rail_rate 1 80mbit
@@ -34,7 +35,7 @@ wait "$breaker" || fail "the rail did not return"
 check_table 1
 check_lost 1
 check_back 1
-# It could not have returned by IPv4: a new job is left with the others.
+# The rail could not have returned by IPv4: a new job uses only the others.
 spark after all-gather a0,a1,a2,a3 b0,b1,b2,b3 -b 1M -e 1M -n 2 -w 1 -c 1
 check_table 1
 check_says 'rail [ab]1:1 not used with .*test write' "that rail 1 does not carry by IPv4"

@@ -1,22 +1,25 @@
 # shellcheck shell=bash
-# Two rails of each node on one wire with addresses in one subnet, as Ubuntu has its settings (rp_filter 2, arp_ignore 0): the rails' ends
-# answer ARP for each other. The plugin warns with the cure; the job runs with what carries; the rail that does not is left out, and the reason
-# says which hardware address the peer's address has. With the cure both rails carry and there is no warning.
+# Two rails of each node are on one wire with addresses in one subnet, with Ubuntu's default
+# settings (rp_filter 2, arp_ignore 0): the rails' ends answer ARP for each other. The plugin warns
+# with the cure. The job runs on the working rails; the other rail is left out, and the reason names
+# the hardware address that the peer's address has. With the cure both rails carry and there is no
+# warning.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
 readonly warning='an ARP request for the address of one of a0 and a1 may be answered by another of them'
 readonly cure='net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2'
 
-# neighbours: what each end has for the addresses of the other node.
+# neighbours: prints each end's neighbour entries for the other node.
 neighbours() {
   local side i
   for side in a b; do for i in 0 1; do echo "e$side$i is $(rail_mac "$side" "$i"), $(rail_address "$side" "$i")"; done; done
   ip -4 neigh show
 }
 
-# resolved_wrongly: asks from ea0 for the address of eb0 until eb1's answer is taken, which is the first to come unless the machine is slow.
-# Requests from eb0 would tell ea0 the right address meanwhile: eb0 has what it could ask for.
+# resolved_wrongly: asks from ea0 for the address of eb0 until eb1's answer is accepted, which comes
+# first unless the machine is slow. Requests from eb0 would meanwhile give ea0 the right address, so
+# eb0 gets a permanent entry.
 resolved_wrongly() {
   local tries found
   ip neigh replace "$(rail_address a 0)" lladdr "$(rail_mac a 0)" dev eb0 nud permanent
@@ -34,7 +37,8 @@ bridged_rails 2
 equal_rails 2
 sysctl -qw net.ipv4.conf.all.rp_filter=2 net.ipv4.conf.all.arp_ignore=0
 told="192.168.100.12 resolves to $(rail_mac b 1), which is the address of b1:1 and not of b0:1 .*$(rail_mac b 0).*they answer ARP for each other; run sysctl -w $cure on"
-# Of the two directions the first that fails is told, and the other one's reason is the same fault seen from the end that resolves well.
+# Only the direction that fails first is reported; the other one's reason is the same fault seen
+# from the end that resolves correctly.
 for ((tries = 0; tries < 5; tries++)); do
   resolved_wrongly
   mark 2

@@ -1,10 +1,11 @@
 # shellcheck shell=bash
-# The link-local address of a rail's interfaces is not the one of its MAC, as NetworkManager's stable-privacy has it, and the rail has no
-# other: the GID table has both, and the rail is used by the one that the interface has.
+# The link-local address of a rail's interface is not derived from its MAC, as with NetworkManager's
+# stable-privacy, and the rail has no other. The GID table has both, and the rail uses the
+# interface's address.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
-# other_link_local SIDE I ADDRESS: the interface has ADDRESS in place of all that it had.
+# other_link_local SIDE I ADDRESS: replaces all addresses of the interface by ADDRESS.
 other_link_local() {
   local tries gids device=e$1$2
   ip -4 addr flush dev "$device"

@@ -1,15 +1,17 @@
 # shellcheck shell=bash
-# nccl-spark doctor on the kernel's soft-RoCE: what it finds on the bed as it is, and with each fault that the kernel can have planted here:
-# a port down, an unequal MTU, no address, twins of one wire that answer ARP for each other, a limit of locked memory. Its exit status and its
-# JSON say the same.
+# nccl-spark doctor on the kernel's soft-RoCE: its findings on the unchanged bed, and with each
+# fault that the kernel can have here: a port down, an unequal MTU, no address, twins of one wire
+# that answer ARP for each other, a limit of locked memory. Its exit status agrees with its JSON.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
-# What the doctor is started by.
+# Command prefix for the doctor.
 limited=()
 
-# doctor NAME STATUS [VARIABLE=VALUE]...: examines node A, with rails a0 and a1 unless the variables say otherwise. It has to end with
-# STATUS. Its text, and the findings' once more in a line each, become $output, and $found the ids of its findings with their severities, one a line: "fragile arp".
+# doctor NAME STATUS [VARIABLE=VALUE]...: examines node A, with rails a0 and a1 unless the variables
+# differ. It has to end with STATUS. $output gets its text, followed by the findings again, one in
+# each line. $found gets the ids of its findings with their severities, one in each line: "fragile
+# arp".
 doctor() {
   local name=$1 wanted=$2 release=${BED_TARGET:+$BED_TARGET/release} status=0 json verdict
   shift 2
@@ -17,7 +19,7 @@ doctor() {
   env NCCL_NET=Spark NCCL_NET_PLUGIN="${release:-/usr/local/lib}/libnccl_net_spark.so" NCCL_SOCKET_IFNAME=lo NCCL_IB_HCA=a0,a1 "$@" \
     timeout 60 "${limited[@]}" "${release:+$release/}nccl-spark" doctor --json "$json" >"$output" 2>&1 || status=$?
   echo "== $name: status $status"
-  # The text is folded, and so what is looked for may not be in one line of it. python3 refuses what is no JSON.
+  # The text is folded, so a searched phrase may span two lines. python3 refuses invalid JSON.
   found=$(python3 -ISc 'import json, sys
 told = json.load(open(sys.argv[1]))
 print(told["verdict"])
@@ -33,8 +35,9 @@ with open(sys.argv[2], "a") as out:
   esac
 }
 
-# check_found [SEVERITY ID]...: the last doctor found these, and nothing else but what the bed itself is: both nodes are one host, so node B's
-# interfaces are in the subnets of node A's rails.
+# check_found [SEVERITY ID]...: checks that the last doctor found exactly these, apart from a
+# property of the bed: both nodes are one host, so node B's interfaces are in the subnets of node
+# A's rails.
 check_found() {
   local wanted
   wanted=$(while [[ $# -gt 0 ]]; do echo "$1 $2"; shift 2; done | sort)
@@ -59,13 +62,14 @@ doctor healthy 0
 [[ -z $found ]] || fail "found on a healthy node: $found"
 check_says '^The plugin works here' "that all is well"
 
-# Its variables are judged too.
+# The doctor judges variables too.
 doctor kept-out 3 NCCL_NET=IB
 check_found broken network-not-spark
 doctor ib-disable 1 NCCL_IB_DISABLE=1
 check_found fragile ib-disable
 
-# Locked memory: too little to work, and enough for NCCL alone. The kernel asks nothing of who has CAP_IPC_LOCK.
+# Locked memory: too little for any job, and enough for NCCL alone. The kernel does not limit
+# processes with CAP_IPC_LOCK.
 (
   ulimit -l 8192
   doctor memlock-lifted 0
@@ -115,7 +119,8 @@ rail_gid_wait a1 192.168.101.1
 doctor other-interface 3 NCCL_SOCKET_IFNAME=eth7
 check_found broken socket-ifname
 
-# Twins of one wire: with Ubuntu's settings they answer ARP for each other, with the doctor's cure they do not.
+# Twins of one wire: with Ubuntu's settings they answer ARP for each other, with the doctor's cure
+# they do not.
 rails_remove
 bridged_rails 2
 ip addr flush dev eb0 scope global

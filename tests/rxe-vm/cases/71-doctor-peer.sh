@@ -1,17 +1,20 @@
 # shellcheck shell=bash
-# nccl-spark doctor --peer between the two nodes of the bed, with a partner that was started by hand and its token: each rail and both together
-# are measured and graded; the rail that is slow, and the one that carries nothing, are named.
+# nccl-spark doctor --peer between the two nodes of the bed, with a partner that was started by
+# hand, and its token. Each rail and both together are measured and graded; a slow rail, and one
+# that carries nothing, are named.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
 readonly release=${BED_TARGET:+$BED_TARGET/release}
 readonly program=${release:+$release/}nccl-spark
 export NCCL_NET=Spark NCCL_NET_PLUGIN=${release:-/usr/local/lib}/libnccl_net_spark.so NCCL_SPARK_PROBE_TIMEOUT_MS=20000
-# What a measurement queues on wires as slow as these takes longer than the default time-out, and so does the first write of many queue pairs.
+# A measurement that is queued on wires as slow as these takes longer than the default time-out, and
+# so does the first write of many queue pairs.
 export NCCL_IB_TIMEOUT=18
 
-# examine NAME: the doctor on node A with a partner on node B, over a0 and a1. The partner has to end by itself. The text becomes $output,
-# $json the answer as JSON, $found the ids of what was found between the two.
+# examine NAME: runs the doctor on node A with a partner on node B, over a0 and a1. The partner has
+# to end without help. $output gets the text, $json the answer as JSON, $found the ids of the
+# findings between the two.
 examine() {
   local name=$1 tries address token partner status=0 out
   output=$BED_LOGS/$name.txt json=$BED_LOGS/$name.json out=$BED_LOGS/$name.partner
@@ -24,7 +27,7 @@ examine() {
   read -r _ _ address token < <(grep '^nccl-spark-partner ' "$out") || fail "the partner has said nothing in 20 s: $(cat "$out")"
   NCCL_IB_HCA=a0,a1 NCCL_SOCKET_IFNAME=ea0 SPARK_DOCTOR_TOKEN=$token \
     timeout 120 "$program" doctor --peer "$address" --json "$json" >"$output" 2>&1 || status=$?
-  # Progress draws over itself.
+  # The progress line overwrites itself.
   tr '\r' '\n' <"$output" | grep -v '█' || true
   echo "== $name: status $status"
   [[ $status == 1 ]] || fail "$name: the doctor ended with status $status in place of 1"
@@ -36,7 +39,7 @@ for one in json.load(open(sys.argv[1]))["findings"]:
   echo "$found"
 }
 
-# rate_kbps PATH WAY: what was measured on path PATH, of the whole of its bytes, to_peer or from_peer.
+# rate_kbps PATH WAY: prints the rate of path PATH, over all its bytes, to_peer or from_peer.
 rate_kbps() {
   python3 -ISc 'import json, sys
 figures = json.load(open(sys.argv[1]))["peer"]["paths"][int(sys.argv[2])]["measured"]
@@ -44,7 +47,7 @@ assert figures["wrong_bytes"] == 0, figures
 print(int(figures[sys.argv[3]]["mbps"] * 1000))' "$json" "$1" "$2"
 }
 
-# check_rate PATH LEAST MOST: in kb/s, both ways.
+# check_rate PATH LEAST MOST: checks both ways, in kb/s.
 check_rate() {
   local way kbps
   for way in to_peer from_peer; do
@@ -54,8 +57,9 @@ check_rate() {
   done
 }
 
-# Wires of 12 Mb/s. Their ports promise 10 Gb/s all the same (a veth says so): both rails are bad, and none carries more than its wire (and what a burst lets through). How much less
-# a busy machine carries is not decided here; nor is, then, which of the two findings a bad rail has.
+# Wires of 12 Mb/s. Their ports still report 10 Gb/s (a veth does): both rails are bad, and none
+# carries more than its wire (and the burst that it allows). The lower limit depends on the
+# machine's load and is not checked; so either of the two findings is accepted for a bad rail.
 rails 2 12mbit
 sysctl -qw net.ipv4.conf.all.arp_ignore=1
 examine alike
@@ -74,7 +78,7 @@ examine slow
 check_rate 0 1 13200
 check_rate 1 1 2200
 
-# Every packet of one is lost: its ports are up, and nothing gets through.
+# Every packet of one is lost: its ports are up, but nothing arrives.
 rail_black_hole 1
 NCCL_SPARK_PROBE_TIMEOUT_MS=2000
 examine silent
