@@ -5,9 +5,11 @@
 #
 #   fuzz/run.sh [--executions N] [--jobs N] [--corpus FOLDER] [TARGET]...
 #
-#     --executions   of each target, its seeds among them (default 200000); of `admission`, which goes over TCP, a tenth
+#     --executions   of each target, with its seeds (default 200000); a tenth for `admission`, which
+#                    uses TCP
 #     --jobs         targets at a time (default 1)
-#     --corpus       folder of interesting inputs, which the next run starts from; default: a scratch folder
+#     --corpus       folder of interesting inputs, from which the next run starts; default: a
+#                    scratch folder
 #
 # One input again: $CARGO_TARGET_DIR/fuzz/HOST/release/TARGET FILE
 set -euo pipefail

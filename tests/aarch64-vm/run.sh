@@ -1,18 +1,21 @@
 #!/bin/bash
-# A whole aarch64 machine, emulated by qemu: this Debian's arm64 kernel, glibc and libibverbs. Installs the arm64 deb there,
-# runs all-gather from it over the software fabric (two processes that read each other's memory, which qemu-user cannot
-# emulate) and over soft-RoCE, and removes it. Every byte is checked.
+# A whole aarch64 machine, emulated by qemu: this Debian's arm64 kernel, glibc and libibverbs.
+# Installs the arm64 deb there, runs all-gather from it over the software fabric (two processes that
+# read each other's memory, which qemu-user cannot emulate) and over soft-RoCE, and removes it.
+# Every byte is checked.
 #
-#   run.sh [--tests] DEB [CASE]...     CASE: a file of cases/ without .sh; without 00-install no other has anything to run
+#   run.sh [--tests] DEB [CASE]...     CASE: a file of cases/ without .sh; all need 00-install
 #   run.sh --list
 #
-# --tests: also 30-tests, the tests that qemu-user cannot run; builds them with cargo and gcc-aarch64-linux-gnu.
+# --tests: also 30-tests, the tests that qemu-user cannot run; builds them with cargo and
+# gcc-aarch64-linux-gnu.
 #
-# On x86-64 Debian 12 or later; root only where packages have to be installed. Changes nothing else of this machine
-# (tests/rxe-vm/boot.sh). Logs stay in CARGO_TARGET_DIR/aarch64-vm. BED_TIMEOUT_S: the whole run (default 1500).
+# Runs on x86-64 Debian 12 or later; needs root only where packages have to be installed. Changes
+# nothing else of this machine (tests/rxe-vm/boot.sh). Logs are left in CARGO_TARGET_DIR/aarch64-vm.
+# BED_TIMEOUT_S: limit of the whole run (default 1500).
 #
-# Emulation on x86-64 keeps x86-64's order of loads and stores. What a weaker order breaks does not show here: loom, Miri
-# and the test of the machine code (docs/developing.md) are for that.
+# Emulation on x86-64 keeps x86-64's order of loads and stores, so errors with a weaker order do not
+# show here. loom, Miri and the test of the machine code (docs/developing.md) cover those.
 set -euo pipefail
 shopt -s inherit_errexit
 
@@ -20,7 +23,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly here bed=$here/../rxe-vm
 # shellcheck source=SCRIPTDIR/../rxe-vm/host.sh
 source "$bed/host.sh"
-# Beside all that Debian calls essential.
+# In addition to Debian's essential packages.
 readonly packages=(iproute2 procps kmod libibverbs1 ibverbs-providers ibverbs-utils)
 readonly triple=aarch64-unknown-linux-gnu
 
@@ -75,7 +78,7 @@ choose_cases() {
   done
 }
 
-# The simulation opens the software fabric's library, which no test program brings along.
+# The simulation opens the software fabric's library, which test programs do not include.
 build_tests() {
   export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
   cargo build --target "$triple" -p softverbs
@@ -87,8 +90,8 @@ root_key() {
   { declare -p packages; declare -f use_archive build_root fetch_packages unpack_package configure_root; } | sha256sum | cut -c1-16
 }
 
-# The guest's root filesystem. What the packages' own scripts would do is done here instead, as far as something here needs it: they
-# are arm64 programs, and emulated they take more than ten minutes.
+# Builds the guest's root filesystem. The necessary parts of the packages' own scripts are done here
+# instead: they are arm64 programs, and emulated they take more than ten minutes.
 build_root() {
   local package
   fetch_packages
@@ -109,7 +112,7 @@ fetch_packages() (
     '?essential' "${packages[@]}" >/dev/null
 )
 
-# Unpacks PACKAGE and notes in dpkg's folder that it is installed.
+# Unpacks PACKAGE and records it as installed in dpkg's folder.
 unpack_package() {
   local package=$1 dpkg=$2 name
   name=$(dpkg-deb -f "$package" Package)

@@ -1,4 +1,5 @@
-//! Path MTUs in the handshake that a port does not have, or that there are not. (READY and GO name none.)
+//! Path MTUs in the handshake that a port does not have, or that do not exist. (READY and GO have
+//! no path MTU.)
 
 use crate::attack::{Listener, Met, between, decoded, dial, host, tapped};
 use crate::common::heard::Heard;
@@ -11,10 +12,10 @@ use std::io::Write;
 use std::sync::Arc;
 use tracing::Level;
 
-/// What there is not.
+/// Path MTUs that do not exist.
 const NO_MTUS: [u32; 8] = [0, 1, 255, 1023, 1500, 4095, 8192, u32::MAX];
 
-/// The path MTU of a host's ports, which has larger ones above it.
+/// The path MTU of a host's ports, which is below the largest one.
 fn own_mtu(host: &Host) -> u32 {
     let of = |rail: &Arc<Rail>| rail.device.pd().unwrap().context().port(rail.info.port).unwrap().active_mtu_bytes;
     let mtus: Vec<u32> = host.process().rails.iter().map(of).collect();
@@ -22,7 +23,8 @@ fn own_mtu(host: &Host) -> u32 {
     mtus[0]
 }
 
-/// Tries to connect with somebody between who says another path MTU: the OFFER's for its pairs from `first` on, or the HELLO's.
+/// Tries to connect through a proxy that changes the path MTU: the OFFER's for its pairs from
+/// `first` on, or the HELLO's.
 fn lied(hosts: &[Arc<Host>; 2], place: usize, first: usize, mtu: u32) -> Result<Met, Error> {
     let listener = Listener::open(&hosts[1]);
     let (handle, _taken) = between(&listener, move |at, frame| {
@@ -51,7 +53,8 @@ fn an_offer_above_the_ports_path_mtu_ends_in_words_and_the_rest_goes_on() {
     let own = own_mtu(&hosts[0]);
     let (other, _taken) = tapped(&hosts);
     for mtu in larger_than(own) {
-        // The first error is the accepting end's, whose peer has told it why; the connecting end is told the same.
+        // The first error is the accepting end's, after a message of its peer; the connecting end
+        // gets the same reason.
         let error = lied(&hosts, 1, 0, mtu).err().expect("no rail is left").to_string();
         let told = format!(
             "the peer asked for path MTU {mtu} on {}, whose port has {own}",
@@ -67,7 +70,7 @@ fn a_rail_whose_offer_is_above_its_path_mtu_is_left_out_with_a_line_and_the_othe
     let _turn = turn();
     let own = own_mtu(&host(0));
     for mtu in larger_than(own) {
-        // A host says it once for all connections with a peer.
+        // A host logs this once for all connections with a peer.
         let hosts = [host(0), host(1)];
         let heard = Heard::default();
         let met = heard.by(|| lied(&hosts, 1, 1, mtu)).expect("a rail is left");
@@ -75,7 +78,7 @@ fn a_rail_whose_offer_is_above_its_path_mtu_is_left_out_with_a_line_and_the_othe
         let told = format!("the peer asked for path MTU {mtu} on {left_out}, whose port has {own}");
         let lines: Vec<String> =
             heard.take().into_iter().filter(|(level, _)| *level <= Level::INFO).map(|(_, line)| line).collect();
-        // Each end says it once, and names the other.
+        // Each end logs it once, and names the other.
         let said = lines.iter().filter(|line| line.contains(&told) && line.contains(&hosts[0].process().name)).count();
         assert_eq!(said, 2, "{lines:?}");
         met.check(21);
@@ -115,7 +118,7 @@ fn a_hello_with_an_unknown_path_mtu_is_not_admitted() {
         });
         let is_told = |line: &str| line.contains(&told) && line.contains("127.0.0.1:");
         assert!(lines.iter().any(|(level, line)| *level == Level::INFO && is_told(line)), "{lines:?}");
-        // It did not take the honest peer's place, though it had the token.
+        // It did not take the honest peer's place, although it had the token.
         listener.meet(&hosts[0]).check(23);
     }
 }

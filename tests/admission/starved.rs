@@ -1,5 +1,5 @@
-//! A process that runs out of descriptors while unauthenticated clients and an honest peer wait at its listeners: a process of its own, so that the
-//! others keep theirs.
+//! A process that runs out of descriptors while unauthenticated clients and an honest peer wait at
+//! its listeners. It is a process of its own, so that other tests keep their descriptors.
 
 use crate::attack::{Between, Listener, Met, between, decoded, dial, host};
 use crate::common::heard::Heard;
@@ -15,13 +15,13 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use tracing::Level;
 
-/// Descriptors that the process may have.
+/// Limit on the process's descriptors.
 const LIMIT: u64 = 300;
-/// Clients without the token that come before the honest peer, and as many after it.
+/// Clients without the token before the honest peer, and as many after it.
 const STRANGERS: usize = 20;
-/// How often the listeners are asked while nothing can come of it.
+/// Calls of each listener while none can succeed.
 const CALLS: usize = 1000;
-/// What one call tries at most.
+/// Most attempts of one call.
 const TRIES: usize = 64;
 
 #[test]
@@ -35,7 +35,7 @@ fn a_process_without_descriptors_says_so_once_and_lets_the_honest_peer_in_when_i
     assert!(output.status.success() && said.contains("1 passed"), "{said}");
 }
 
-/// All descriptors that the process may still have.
+/// All descriptors that the process may still open.
 struct Hoard(Vec<File>);
 
 impl Hoard {
@@ -53,11 +53,11 @@ impl Hoard {
     }
 }
 
-/// Counts what the listeners tried in vain, and keeps the warnings.
+/// Counts the listeners' failed attempts, and keeps the warnings.
 #[derive(Default)]
 struct Told {
     tries: usize,
-    /// How often a peer that was let in could not be answered yet.
+    /// Number of times that an admitted peer could not be answered yet.
     waits: usize,
     warnings: Vec<String>,
 }
@@ -73,7 +73,8 @@ impl Told {
         }
     }
 
-    /// Asks the listeners again and again, none of which has anything to give; the most that one call tried.
+    /// Calls the listeners repeatedly while none of them can return a connection. Returns the most
+    /// attempts of one call.
     fn ask(&mut self, listeners: &[&Listener], calls: usize) -> usize {
         let (heard, mut most) = (Heard::default(), 0);
         for _ in 0..calls {
@@ -89,7 +90,7 @@ impl Told {
     }
 }
 
-/// Whether somebody stands in the queue of this port who has said so many bytes.
+/// True if a client in this port's queue has sent this many bytes.
 fn has_said(port: u16, bytes: usize) -> bool {
     let (local, said) = (format!(":{port:04X}"), format!(":{bytes:08X}"));
     let lines = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
@@ -108,7 +109,9 @@ fn clients(listeners: &[&Listener]) -> Vec<TcpStream> {
     (0..STRANGERS * listeners.len()).map(one).collect()
 }
 
-/// The process, which [`a_process_without_descriptors_says_so_once_and_lets_the_honest_peer_in_when_it_has_some`] starts.
+/// The process, which
+/// [`a_process_without_descriptors_says_so_once_and_lets_the_honest_peer_in_when_it_has_some`]
+/// starts.
 #[test]
 #[ignore = "another test's process"]
 fn starved_process() {
@@ -130,7 +133,7 @@ fn starved_process() {
     other.check(2);
     with_one_more_at_a_time(&mut told, &mut hoard, listeners[0], &other);
 
-    // The other end's share; it is in this process too.
+    // The other end, which is in this process too, needs its share.
     hoard.0.truncate(hoard.0.len() - 20);
     let heard = Heard::default();
     let (mut send, mut recv) = (None, None);
@@ -148,17 +151,17 @@ fn starved_process() {
     assert_eq!((frames.len(), offer.pairs.len()), (4, hosts[1].process().rails.len()), "a rail was left out");
     drop(hoard);
 
-    // And the next one, at the other listener.
+    // The next connection, at the other listener.
     listeners[1].meet(&hosts[0]).check(7);
     assert_eq!(told.warnings.len(), 1, "{:?}", told.warnings);
     drop((before, after));
 }
 
-/// Lets a peer send its HELLO to a listener that nobody accepts on yet.
+/// Lets a peer send its HELLO to a listener that is not accepting yet.
 fn send_hello(from: &Arc<Host>, listener: &Listener) -> Between {
     let (say, said) = mpsc::channel();
     let (mut handle, taken) = between(listener, move |_, frame| {
-        // Nobody asks about the later ones.
+        // The later messages are not awaited.
         let _ = say.send(frame.len());
         frame
     });
@@ -170,7 +173,8 @@ fn send_hello(from: &Arc<Host>, listener: &Listener) -> Between {
     (handle, taken)
 }
 
-/// Nothing is left: each call tries once, nobody is let in, and the user hears of it once.
+/// Without any descriptor each call makes one attempt, no client is admitted, and the user gets one
+/// warning.
 fn without_any(told: &mut Told, listeners: &[&Listener]) {
     assert_eq!(told.ask(listeners, CALLS), 1);
     assert_eq!((told.tries, told.waits), (listeners.len() * CALLS, 0));
@@ -178,20 +182,20 @@ fn without_any(told: &mut Told, listeners: &[&Listener]) {
     assert!(warning.contains(&format!("ulimit -n is {LIMIT}")), "{warning}");
 }
 
-/// Descriptors come back one by one.
+/// Frees descriptors one by one.
 fn with_one_more_at_a_time(told: &mut Told, hoard: &mut Hoard, listener: &Listener, other: &Met) {
-    // One: the clients take it one by one until the honest peer has it, which takes more to be answered and is
-    // waited for. Those who come after it are left where they are.
+    // With one descriptor, the clients get it one after the other until the honest peer has it. Its
+    // answer takes more descriptors and has to wait. Later clients stay in the queue.
     let before = told.tries;
     hoard.0.pop();
     assert!(told.ask(&[listener], CALLS) <= TRIES);
     assert!(told.tries - before <= 2 * STRANGERS, "{} tries", told.tries - before);
     assert!(told.waits > CALLS / 2, "{} waits", told.waits);
     other.check(3);
-    // Until it is answered nothing of it is half done.
+    // Until the answer, no step of it is half done.
     let mut freed = 1;
     loop {
-        hoard.0.pop().expect("it takes fewer than all");
+        hoard.0.pop().expect("the answer needs fewer than all");
         freed += 1;
         let before = told.waits;
         told.ask(&[listener], 10);

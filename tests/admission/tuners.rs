@@ -1,4 +1,4 @@
-//! Two hosts whose tuners decide differently: their collectives would hang, so the handshake refuses.
+//! Two hosts with different tuners: their collectives would hang, so the handshake refuses them.
 
 use crate::attack::{Listener, host_with};
 use crate::turn;

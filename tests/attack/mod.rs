@@ -1,4 +1,5 @@
-//! What the tests of the bootstrap port share: honest connections with every byte looked at, and somebody between the two ends.
+//! Common parts of the tests of the bootstrap port: honest connections with every byte checked, and
+//! a proxy between the two ends.
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use crate::common::comms::{Receiving, Sending};
@@ -15,24 +16,24 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// Bytes before a frame's body, and where in a HELLO the token is.
+/// Bytes before a frame's body.
 pub const HEADER_BYTES: usize = 8;
-/// As above.
+/// Position of the token in a HELLO.
 pub const TOKEN: std::ops::Range<usize> = HEADER_BYTES..HEADER_BYTES + 16;
 
-/// As "unpaced", with ports whose path MTU has larger ones above it.
+/// The profile "unpaced", with a path MTU below the largest one.
 const PROFILE: &str = "link A pci=0000:01:00 gts=32 width=4 payload=0
     link B pci=0002:01:00 gts=32 width=4 payload=0
     cable p0 payload=0
     rail rocep1s0f0 netdev=enp1s0f0np0 port=p0 link=A cable=p0 function=0 line=0 qp=0 latency=0 mtu=1024
     rail roceP2p1s0f0 netdev=enP2p1s0f0np0 port=p0 link=B cable=p0 function=0 line=0 qp=0 latency=0 mtu=1024";
 
-/// One end's host.
+/// Brings up the host of one end.
 pub fn host(side: usize) -> Arc<Host> {
     host_with(side, &[])
 }
 
-/// The same with settings of its own.
+/// Brings up a host with other settings.
 pub fn host_with(side: usize, settings: &[(&str, &str)]) -> Arc<Host> {
     let (rails, library) = common::test_rails_of(PROFILE);
     let mut variables =
@@ -42,13 +43,13 @@ pub fn host_with(side: usize, settings: &[(&str, &str)]) -> Arc<Host> {
     bring_up(Config::from_variables(&variables).unwrap()).unwrap().0
 }
 
-/// A listener, and how to find it.
+/// A listener, and its handle.
 pub struct Listener {
     /// The listener.
     pub listen: ListenComm,
-    /// For the peer.
+    /// Handle for the peer.
     pub handle: [u8; HANDLE_BYTES],
-    /// The same, read.
+    /// The decoded handle.
     pub known: Handle,
 }
 
@@ -59,12 +60,12 @@ impl Listener {
         Self { listen, handle, known: Handle::decode(&handle).unwrap() }
     }
 
-    /// Makes a connection here, whatever else connects here.
+    /// Makes a connection here, although other clients connect too.
     pub fn meet(&self, from: &Arc<Host>) -> Met {
         self.try_by(from, self.handle).unwrap()
     }
 
-    /// The same with another handle; the first error of either end.
+    /// Connects with another handle. Returns the first error of either end.
     pub fn try_by(&self, from: &Arc<Host>, mut handle: [u8; HANDLE_BYTES]) -> Result<Met, Error> {
         let (mut send, mut recv) = (None, None);
         until(|| {
@@ -86,22 +87,21 @@ impl Listener {
     }
 }
 
-/// A connection.
 pub struct Met {
-    /// One end.
+    /// The sending end.
     pub send: SendComm,
-    /// The other.
+    /// The receiving end.
     pub recv: RecvComm,
 }
 
 impl Met {
-    /// Messages of several sizes, each byte looked at.
+    /// Sends messages of several sizes, and checks each byte.
     pub fn check(&self, seed: u8) {
         for (round, bytes) in [0, 1, 100, 5000, 300_000].into_iter().enumerate() {
             let from: Vec<u8> = (0..bytes + 1).map(|at| (at * 7 + at / 251 + round) as u8 ^ seed).collect();
             let to = vec![0xee_u8; bytes + 64];
-            // SAFETY: both outlive their registrations, which end with this round; what is written is looked at only after
-            // the receive is done.
+            // SAFETY: both outlive their registrations, which end with this round; the written
+            // bytes are read only after the receive is done.
             let memory = |bytes: &[u8]| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
             let (out, into) = (self.send.register(memory(&from)).unwrap(), self.recv.register(memory(&to)).unwrap());
             let part = RecvPart { addr: to.as_ptr() as u64, bytes, tag: 9, memory: &into };
@@ -118,10 +118,10 @@ impl Met {
         }
     }
 
-    /// What the receiving end says when it has failed.
+    /// Waits for the receiving end's error.
     pub fn receiver_error(&self) -> Box<Error> {
         let to = [0_u8; 64];
-        // SAFETY: it outlives its registration; nothing is sent for it.
+        // SAFETY: it outlives its registration; the peer sends nothing into it.
         let memory = unsafe { HostMemory::from_caller(to.as_ptr() as usize, to.len()) };
         let into = self.recv.register(memory).unwrap();
         let part = RecvPart { addr: to.as_ptr() as u64, bytes: 8, tag: 9, memory: &into };
@@ -137,17 +137,17 @@ impl Met {
         })
     }
 
-    /// What the sending end says when it has failed.
+    /// Waits for the sending end's error.
     pub fn sender_error(&self) -> Box<Error> {
         let from = [0_u8; 64];
-        // SAFETY: it outlives its registration; nothing is granted for it.
+        // SAFETY: it outlives its registration; the peer grants nothing for it.
         let memory = unsafe { HostMemory::from_caller(from.as_ptr() as usize, from.len()) };
         let out = self.send.register(memory).unwrap();
         until(|| self.send.isend(from.as_ptr() as u64, 8, 9, &out).err())
     }
 }
 
-/// A stream on which no wait is for ever.
+/// Connects a stream whose reads and writes have a time limit.
 pub fn dial(address: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(address).unwrap();
     limited(&stream);
@@ -159,7 +159,7 @@ fn limited(stream: &TcpStream) {
     stream.set_write_timeout(Some(LIMIT)).unwrap();
 }
 
-/// The next frame, `None` at the end.
+/// Reads the next frame; `None` at the end.
 pub fn read_frame(stream: &mut TcpStream) -> Option<Vec<u8>> {
     let mut frame = vec![0; HEADER_BYTES];
     stream.read_exact(&mut frame).ok()?;
@@ -169,29 +169,30 @@ pub fn read_frame(stream: &mut TcpStream) -> Option<Vec<u8>> {
     Some(frame)
 }
 
-/// What a frame says.
+/// Decodes a frame.
 pub fn decoded(frame: &[u8]) -> Message {
     let header = Header::decode(frame[..HEADER_BYTES].try_into().unwrap()).unwrap();
     Message::decode(header, &frame[HEADER_BYTES..]).unwrap()
 }
 
-/// What somebody between the two ends of a handshake has of it: both streams, and the frames that went by.
+/// The state of a proxy after a handshake: both streams, and the frames that passed.
 pub struct Taken {
-    /// To the connecting end.
+    /// Stream to the connecting end.
     pub to_sender: TcpStream,
-    /// To the accepting one.
+    /// Stream to the accepting end.
     pub to_receiver: TcpStream,
-    /// HELLO, OFFER, READY, GO, as they came; fewer where the handshake ended before.
+    /// HELLO, OFFER, READY, GO, in their order; fewer where the handshake ended before.
     pub frames: Vec<Vec<u8>>,
 }
 
-/// Stands between the two ends of a handshake: takes the connection at the handle that comes back, and hands each frame on as `alter`
-/// makes it, which is told its place. The talk that follows is not handed on.
+/// Starts a proxy between the two ends of a handshake: accepts the connection at the returned
+/// handle, and forwards each frame as changed by `alter`, which gets its index. Later frames are
+/// not forwarded.
 pub fn between(real: &Listener, alter: impl Fn(usize, Vec<u8>) -> Vec<u8> + Send + 'static) -> Between {
     between_late(real, 0, alter)
 }
 
-/// The same, after so many connections were dropped unheard.
+/// As [`between`], after dropping `drops` connections without reading.
 pub fn between_late(
     real: &Listener,
     drops: usize,
@@ -218,10 +219,10 @@ pub fn between_late(
     (Handle { address, ..real.known }.encode(), taken)
 }
 
-/// The handle that leads to somebody between, and what he has in the end.
+/// The handle of a proxy, and its result.
 pub type Between = ([u8; HANDLE_BYTES], JoinHandle<Taken>);
 
-/// A connection with somebody between, and what he has.
+/// Connects through a proxy that changes nothing. Returns its result too.
 pub fn tapped(hosts: &[Arc<Host>; 2]) -> (Met, Taken) {
     let listener = Listener::open(&hosts[1]);
     let (handle, taken) = between(&listener, |_, frame| frame);

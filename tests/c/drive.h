@@ -1,4 +1,4 @@
-/* The parts of the program. Each ends the process with status 1 where something is not so. */
+/* The parts of the program. Each ends the process with status 1 when a check fails. */
 #ifndef DRIVE_H
 #define DRIVE_H
 
@@ -8,13 +8,14 @@
 void drive_without_device(const struct interface* net);
 void drive_with_device(const struct interface* net);
 
-/* Calls that must be refused whatever the machine has: NULL where nothing may be NULL. */
+/* Calls that must be refused on every machine: NULL where NULL is not allowed. */
 void drive_null_arguments(const struct interface* net);
 
 /* Loads, uses and unloads the library a hundred times, each in a thread that then ends. */
 void drive_reload(const char* path);
 
-/* A child after fork is refused everything and breaks nothing of its parent's. Needs a device. */
+/* In a child after fork every call is refused, and the parent's state stays intact. Needs a
+ * device. */
 void drive_fork(const struct interface* net);
 
 #endif

@@ -6,7 +6,7 @@
 
 enum { OLDEST = 8, NEWEST = 12 };
 
-/* What the versions agree on in a device's properties. */
+/* The device properties that all versions have. */
 struct device {
   const char* name;
   const char* pci_path;
@@ -18,8 +18,8 @@ struct device {
   int max_multi_request, rail, plane;
 };
 
-/* A version that lacks an argument ignores it; finalize of one that has none succeeds. `traffic_class` reaches init from
- * v11 on, connect in v10. */
+/* A version without an argument ignores it; a version without finalize returns success for it.
+ * `traffic_class` is passed to init from v11 on, and to connect in v10. */
 struct interface {
   int version;
   const char* name;
@@ -42,7 +42,8 @@ struct interface {
   ncclResult_t (*close_listen)(void* comm);
 };
 
-/* Finds the table of a version in a loaded library. Only the latest answer for a version is good. */
+/* Finds the table of a version in a loaded library. Only the latest result for a version is
+ * valid. */
 const struct interface* interface_of(void* library, int version);
 
 #endif

@@ -1,4 +1,4 @@
-/* NCCL's logger as this program has it, and its checks. */
+/* This program's implementation of NCCL's logger, and its checks. */
 #ifndef LOG_H
 #define LOG_H
 
@@ -7,13 +7,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* What the plugin calls; counts warnings and keeps the last one's text. Safe in several threads. */
+/* The logger that the plugin calls: counts warnings and keeps the last one's text. Thread-safe. */
 void log_line(ncclDebugLogLevel level, unsigned long flags, const char* file, int line, const char* fmt, ...);
 
-/* Warnings since the last call of this. */
+/* Number of warnings since the last call of this function. */
 int warnings(void);
 
-/* Whether the last warning contains the word. */
+/* True if the last warning contains the word. */
 int last_warning_has(const char* word);
 
 /* The last warning, for messages. */
@@ -30,7 +30,7 @@ const char* last_warning(void);
     }                                                                  \
   } while (0)
 
-/* The call gives the result, with one warning that names the function and contains the word. */
+/* Checks that the call returns `result`, with one warning that names `function` and has `word`. */
 #define REFUSED(call, result, function, word)                                                                    \
   do {                                                                                                           \
     (void)warnings();                                                                                            \

@@ -1,8 +1,8 @@
 /*
  * Drives the library's tuner as NCCL does.
  *   tuner LIBRARY VERSION SCENE
- * Scenes: without-network (it is not started, then fails to start), with-network (NCCL_SPARK_TUNER=on and a table with the one row
- * all_reduce@2:1000-1999=ring/ll/2).
+ * Scenes: without-network (it is not started, then fails to start), with-network
+ * (NCCL_SPARK_TUNER=on and a table with the one row all_reduce@2:1000-1999=ring/ll/2).
  */
 #include "log.h"
 
@@ -13,7 +13,7 @@
 
 enum { ALGORITHMS = 7, PROTOCOLS = 3, ENTRIES = ALGORITHMS * PROTOCOLS, RING = 1, LL = 0, UNTOUCHED = 77 };
 
-/* Stands where the tuner has to write NULL. */
+/* Initial value of a pointer that the tuner has to set to NULL. */
 #define STALE ((void*)(uintptr_t)0x5a5a5a58)
 #define OK(call) CHECK((call) == ncclSuccess, "%s", #call)
 
@@ -36,7 +36,7 @@ static void find_tables(void* library) {
   CHECK(strcmp(name, "Spark") == 0, "the tuner is called %s", name);
 }
 
-/* What the versions agree on. v4 ignores the id. */
+/* The arguments that all versions have. v4 ignores the id. */
 static ncclResult_t init(void** ctx, uint64_t id, size_t ranks, size_t nodes, ncclDebugLogger_t log) {
   static ncclNvlDomainInfo_v5_t domains = {2, 1, 1};
   static ncclTunerConstants_v5_t constants;
@@ -69,7 +69,7 @@ static ncclResult_t finalize(void* ctx) {
   }
 }
 
-/* NCCL's table of costs with something behind it, and what it was before the tuner saw it. */
+/* NCCL's table of costs with guard entries behind it, and a copy from before the tuner's call. */
 struct question {
   float costs[ENTRIES + PROTOCOLS], before[ENTRIES + PROTOCOLS];
   int channels;
@@ -129,7 +129,7 @@ static void check_leaves_the_rest(void* ctx) {
   CHECK_UNTOUCHED(q);
 }
 
-/* `told` warnings are expected of the whole: each kind of misuse warns once in a process. */
+/* Expects `told` warnings in total: each kind of misuse warns once in a process. */
 static void check_misuse(void* ctx, int told) {
   const int shapes[][2] = {{6, 3}, {8, 3}, {7, 2}, {7, 4}, {3, 7}, {0, 0}, {-7, -3}};
   (void)warnings();
@@ -145,7 +145,7 @@ static void check_misuse(void* ctx, int told) {
   CHECK(count == told, "%d warnings", count);
 }
 
-/* A pointer that init did not make, to memory of this program. */
+/* A context that init did not return: a pointer to memory of this program. */
 static void check_foreign(void) {
   static uint64_t stray[8];
   (void)warnings();
@@ -169,7 +169,7 @@ static void check_nulls(void) {
   check_misuse(NULL, 0);
 }
 
-/* Replaces no logger that the network's init has given. */
+/* A second logger, which must not replace that of the network's init. */
 static void other_logger(ncclDebugLogLevel level, unsigned long flags, const char* file, int line, const char* fmt, ...) {
   (void)level, (void)flags, (void)file, (void)line, (void)fmt;
   CHECK(0, "the tuner's init replaced the logger");
@@ -192,7 +192,8 @@ static void without_network(void) {
   OK(finalize(ctx));
 }
 
-/* As NCCL starts the network for a communicator: without the properties NCCL has taken another network. */
+/* Starts the network as NCCL does for a communicator. Without reading the properties, NCCL has chosen
+ * another network. */
 static void start_network(uint64_t id, int is_taken) {
   void* net = NULL;
   int count = 0;
@@ -210,7 +211,8 @@ static void* tuner_for(uint64_t id, size_t ranks, size_t nodes) {
   return ctx;
 }
 
-/* The child of a process that uses the network: nothing is touched, and NCCL's logger, whose lock it may have got locked, is not called. */
+/* The child of a process that uses the network: nothing is changed. NCCL's logger is not called,
+ * because its lock may have been copied while it was held. */
 static void check_fork(void* ctx) {
   fflush(NULL);
   pid_t child = fork();

@@ -1,6 +1,6 @@
 /*
- * Connects with itself by v8 and calls irecv with a request word that nobody has initialised, as NCCL may: for valgrind's
- * memcheck, which tells when what the library does depends on such a word.
+ * Connects with itself by v8 and calls irecv with an uninitialised request word, as NCCL may. Run under
+ * valgrind's memcheck, which reports behaviour of the library that depends on such a word.
  *   uninitialised LIBRARY
  */
 #include "drive.h"

@@ -25,7 +25,7 @@ static double now_s(void) {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* A call that makes no progress for so long hangs. It says only that: nothing is measured. */
+/* A call that makes no progress for 120 s counts as a hang. This is not a measurement. */
 static void check_not_hung(double since_s, const char* what) { CHECK(now_s() - since_s < 120, "%s hangs", what); }
 
 static void connect_pair(struct link* l, int traffic_class) {
@@ -72,7 +72,7 @@ static void fill(unsigned char* data, size_t bytes, unsigned seed) {
   for (size_t i = 0; i < bytes; i++) data[i] = (unsigned char)(seed + i * 7 + (i >> 8) * 13 + (i >> 16));
 }
 
-/* Posts until it is taken. NCCL does the same: a NULL request means "not yet". */
+/* Posts until the plugin accepts. NCCL does the same: a NULL request means "not yet". */
 static void* send_part(struct link* l, size_t at, size_t bytes, int tag) {
   void* request = STALE;
   for (double since_s = now_s(); ; check_not_hung(since_s, "isend")) {
@@ -107,7 +107,8 @@ static void finish(struct link* l, void* request, int* sizes) {
   for (double since_s = now_s(); !done; check_not_hung(since_s, "test")) OK(l->net->test(request, &done, sizes));
 }
 
-/* One message into a buffer of `room` bytes: it arrives whole, nothing behind it is touched, and both ends hear its size. */
+/* One message into a buffer of `room` bytes: it arrives whole, the bytes behind it are unchanged, and
+ * both ends get its size. */
 static void one_message(struct link* l, size_t bytes, size_t room, unsigned seed) {
   fill(l->out, bytes, seed);
   memset(l->in, 0xee, BUFFER);
@@ -141,7 +142,8 @@ static void many_in_flight(struct link* l) {
   }
 }
 
-/* Eight buffers in one receive, sent to in another order and with other sizes: the tag chooses the buffer. */
+/* Eight buffers in one receive. The sends have another order and other sizes: the tag chooses the
+ * buffer. */
 static void grouped(struct link* l) {
   int sizes[PARTS], sent[PARTS];
   void* outgoing[PARTS];
@@ -162,8 +164,9 @@ static void grouped(struct link* l) {
   }
 }
 
-/* From v9 on a 1 on entry makes the receive optional: it is done before anything is sent (though a call may find the connection
- * in other hands for a moment), and the data comes all the same. In v8 a 1 on entry means nothing. */
+/* From v9 on a 1 on entry makes the receive optional: it is done before anything is sent (after a
+ * retry, if another thread holds the connection for a moment), and the data still arrives. In v8 a 1
+ * on entry has no meaning. */
 static void optional_receive(struct link* l) {
   enum { ROUNDS = 3 * IN_FLIGHT };
   for (int round = 0; round < ROUNDS; round++) {
@@ -252,7 +255,8 @@ static void properties(const struct interface* net) {
   CHECK(net->properties(1, &d) != ncclSuccess && net->properties(-1, &d) != ncclSuccess, "there is one device");
 }
 
-/* A traffic class is given where the version has room for one; a number that is none is refused at connect and not before. */
+/* A traffic class is passed where the version has an argument for it; an invalid number is refused at
+ * connect and not before. */
 static void traffic_class(const struct interface* net) {
   struct link l;
   open_link(&l, net, 106);
@@ -288,7 +292,7 @@ void drive_with_device(const struct interface* net) {
   drive_null_arguments(net);
   one_message(&l, 12345, 12345, 23);
 
-  /* A communicator that was split off shares its parent's context, and either may end first. */
+  /* A communicator from a split shares its parent's context, and either may end first. */
   struct link split = {.net = net, .ctx = l.ctx};
   OK(net->finalize(l.ctx));
   connect_pair(&split, -1);

@@ -79,9 +79,9 @@ void drive_null_arguments(const struct interface* net) {
   REFUSED(net->test(NULL, &done, int_sizes), ncclInvalidArgument, "test", "request is NULL");
   CHECK(done == 0, "test refused and said done");
   REFUSED(net->test(NULL, NULL, NULL), ncclInvalidArgument, "test", "done is NULL");
-  CHECK(net->close_send(NULL) == ncclSuccess, "what was never opened may be closed");
-  CHECK(net->close_recv(NULL) == ncclSuccess, "what was never opened may be closed");
-  CHECK(net->close_listen(NULL) == ncclSuccess, "what was never opened may be closed");
+  CHECK(net->close_send(NULL) == ncclSuccess, "NULL may be closed");
+  CHECK(net->close_recv(NULL) == ncclSuccess, "NULL may be closed");
+  CHECK(net->close_listen(NULL) == ncclSuccess, "NULL may be closed");
 }
 
 static void* use_and_unload(void* path) {
@@ -96,8 +96,8 @@ static void* use_and_unload(void* path) {
     CHECK(net->finalize(NULL) == ncclSuccess, "finalize");
   }
   CHECK(dlclose(library) == 0, "%s", dlerror());
-  /* The library stays: thread-local values of its code are destroyed later than this. */
-  CHECK(dlopen(path, RTLD_NOW | RTLD_NOLOAD), "the library went away with dlclose");
+  /* The library stays loaded: thread-local values of its code are destroyed later than this. */
+  CHECK(dlopen(path, RTLD_NOW | RTLD_NOLOAD), "dlclose unloaded the library");
   return NULL;
 }
 

@@ -1,4 +1,4 @@
-//! What the code under test says: kept, on the thread that drives it, or shown.
+//! Captures the log lines of the code under test, on the thread that drives it, or prints them.
 
 use std::fmt::{Debug, Write};
 use std::sync::{Arc, Mutex};
@@ -6,12 +6,12 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// What was said, each with its level.
+/// The captured lines, each with its level.
 #[derive(Clone, Default)]
 pub struct Heard(Arc<Mutex<Vec<(Level, String)>>>);
 
 impl Heard {
-    /// Listens to what this thread says while it does something.
+    /// Captures the lines of this thread during `act`.
     pub fn by<T>(&self, act: impl FnOnce() -> T) -> T {
         let kept = self.clone();
         tracing::subscriber::with_default(
@@ -20,13 +20,13 @@ impl Heard {
         )
     }
 
-    /// What was said since this was last asked.
+    /// Takes the lines since the last call.
     pub fn take(&self) -> Vec<(Level, String)> {
         std::mem::take(&mut self.0.lock().unwrap())
     }
 }
 
-/// Keeps what is said from here on, on every thread, DEBUG and TRACE left out.
+/// Captures all later lines of every thread, except DEBUG and TRACE.
 pub fn everywhere() -> Heard {
     let heard = Heard::default();
     let kept = heard.clone();
@@ -39,7 +39,7 @@ pub fn everywhere() -> Heard {
     heard
 }
 
-/// Shows on the screen what is said from here on, on every thread: for a run that is repeated.
+/// Prints all later lines of every thread, for a run that is repeated.
 pub fn show() {
     tracing::subscriber::set_global_default(Listener(|_, words| eprintln!("{words}"))).expect("the first");
 }

@@ -1,4 +1,4 @@
-//! What the tests over the C interface share: where the built library is, and a C compiler.
+//! Common parts of the tests over the C interface: the path of the built library, and a C compiler.
 #![allow(dead_code, unsafe_code, reason = "each test uses a part")]
 
 pub mod comms;
@@ -21,7 +21,7 @@ pub fn plugin_library() -> PathBuf {
     built.unwrap_or_else(|| panic!("no library at {candidates:?}: run `{}`", build_command())).clone()
 }
 
-/// What builds all that the tests need, in the profile of this test.
+/// The command that builds everything for the tests, in the profile of this test.
 pub fn build_command() -> &'static str {
     if cfg!(debug_assertions) { "cargo build" } else { "cargo build --release" }
 }
@@ -31,7 +31,8 @@ pub fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// Runs the C compiler (`CC`, or cc: Rust links with it already) with `-std=c11`, our header's folder, and `arguments`.
+/// Runs the C compiler (`CC`, or cc, which Rust needs for linking anyway) with `-std=c11`, the
+/// project's header folder, and `arguments`.
 pub fn cc(arguments: &[&str]) -> Output {
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
     Command::new(&compiler)
@@ -42,7 +43,7 @@ pub fn cc(arguments: &[&str]) -> Output {
         .unwrap_or_else(|error| panic!("{compiler}: {error}"))
 }
 
-/// Compiles C text without making anything of it. The error is what the compiler said.
+/// Compiles C text without output. Returns the compiler's messages as the error.
 pub fn compiles(text: &str, arguments: &[&str]) -> Result<(), String> {
     let folder = tempfile::tempdir().expect("a folder for C text");
     let source = folder.path().join("check.c");
@@ -53,15 +54,17 @@ pub fn compiles(text: &str, arguments: &[&str]) -> Result<(), String> {
     if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
 }
 
-/// Builds `tests/c/drive.c` and returns the program's path, which stays the same: the test beds run it as well.
+/// Builds `tests/c/drive.c` and returns the program's path, which is constant: the test beds run it
+/// as well.
 pub fn drive_program() -> PathBuf {
     c_program("abi_drive", &["drive.c", "interface.c", "log.c", "with_device.c", "without_device.c"])
 }
 
-/// Builds a program of these files of `tests/c` and returns its path.
+/// Builds a program from these files of `tests/c` and returns its path.
 pub fn c_program(name: &str, sources: &[&str]) -> PathBuf {
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    // Several tests may build at once: make it elsewhere and move it into place in one step.
+    // Several tests may build at the same time, so it is built elsewhere and moved into place in
+    // one step.
     let own = program.with_extension(format!("{}-{:?}", std::process::id(), std::thread::current().id()));
     let path = |name: &&str| repository("tests/c").join(name).to_str().expect("a plain path").to_owned();
     let sources: Vec<String> = sources.iter().map(path).collect();
@@ -78,15 +81,18 @@ fn modified(path: &Path) -> std::time::SystemTime {
     path.metadata().and_then(|data| data.modified()).unwrap_or(std::time::UNIX_EPOCH)
 }
 
-/// The devices of the two ends of a test, each as `NCCL_IB_HCA` would name them, and the settings that go with them.
+/// The devices of the two ends of a test, each in `NCCL_IB_HCA`'s notation, and the settings for
+/// them.
 ///
-/// `SPARK_TEST_RAILS="A;B"` names devices of this machine (the test bed does that, on the kernel's soft-RoCE). Otherwise the
-/// test runs on the software fabric, in one process with both ends on one of its machines.
+/// `SPARK_TEST_RAILS="A;B"` names devices of this machine (the test bed sets it, on the kernel's
+/// soft-RoCE). Otherwise the test runs on the software fabric, in one process with both ends on one
+/// of its machines.
 pub fn test_rails() -> TestRails {
     test_rails_of("unpaced")
 }
 
-/// The same with another profile of the software fabric, where the program's first call asks for it: built in, or as text.
+/// As [`test_rails`], with another profile of the software fabric, built in or as text. Only the
+/// program's first call chooses it.
 pub fn test_rails_of(profile: &str) -> TestRails {
     static RAILS: OnceLock<TestRails> = OnceLock::new();
     RAILS.get_or_init(|| choose_rails(profile)).clone()
@@ -100,7 +106,7 @@ pub fn fabric_library() -> PathBuf {
     built
 }
 
-/// Where the tests' fabrics are kept. What test programs that have ended left behind is gone.
+/// Folder of the tests' fabrics. Fabrics of test programs that have ended are deleted.
 pub fn fabric_folder() -> PathBuf {
     let dir = std::env::temp_dir().join("spark-tests");
     sweep(&dir);
@@ -112,13 +118,13 @@ pub fn fabric_name() -> String {
     format!("test-{}", std::process::id())
 }
 
-/// Takes away what test programs that have ended left behind.
+/// Deletes the fabrics of test programs that have ended.
 fn sweep(dir: &Path) {
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let pid = name.strip_prefix("test-").unwrap_or_default();
         if !pid.is_empty() && !Path::new("/proc").join(pid).exists() {
-            // Another test program may sweep at the same moment.
+            // Another test program may sweep at the same time.
             let _ = std::fs::remove_dir_all(entry.path());
         }
     }
@@ -148,7 +154,8 @@ fn choose_rails(profile: &str) -> TestRails {
         ("SOFTVERBS_NODE", "0".to_owned()),
     ];
     for (name, value) in variables {
-        // SAFETY: once, before the fabric reads its settings, and nothing else of this program reads the environment.
+        // SAFETY: once, before the fabric reads its settings, and no other code of this program
+        // reads the environment.
         unsafe { std::env::set_var(name, value) };
     }
     let settings = [("NCCL_IBVERBS_LIB", built.display().to_string()), ("NCCL_SPARK_SYSFS", sysfs)];
@@ -156,10 +163,10 @@ fn choose_rails(profile: &str) -> TestRails {
     ([rails.clone(), rails], settings.map(|(name, value)| (name.to_owned(), value)).to_vec())
 }
 
-/// Far above what any test takes: reaching it is a hang.
+/// Far above the duration of any test: reaching it is a hang.
 pub const LIMIT: std::time::Duration = std::time::Duration::from_secs(120);
 
-/// Drives whatever the closure drives until it is content.
+/// Repeats `step` until it returns a value.
 pub fn until<T>(mut step: impl FnMut() -> Option<T>) -> T {
     let begun = std::time::Instant::now();
     loop {
@@ -170,25 +177,25 @@ pub fn until<T>(mut step: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Numbers that look like dice.
+/// Pseudo-random numbers.
 pub fn mix(number: u64) -> u64 {
     let state = (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (state ^ state >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 8
 }
 
-/// Bytes of a message that no other message has.
+/// Fills a message with bytes that no other message has.
 pub fn fill(bytes: &mut [u8], seed: u64) {
     for (at, word) in bytes.chunks_mut(8).enumerate() {
         word.copy_from_slice(&mix(seed << 32 ^ at as u64).to_le_bytes()[..word.len()]);
     }
 }
 
-/// Whether they are those of [`fill`].
+/// True if the bytes are those of [`fill`].
 pub fn is_filled(bytes: &[u8], seed: u64) -> bool {
     bytes.chunks(8).enumerate().all(|(at, word)| *word == mix(seed << 32 ^ at as u64).to_le_bytes()[..word.len()])
 }
 
-/// What each of a host's rails has sent by all connections, from the counters that readers see.
+/// Bytes that each of a host's rails has sent over all connections, from the counters for readers.
 pub fn sent_bytes(host: &nccl_net_spark::comm::Host) -> Vec<u64> {
     let process = host.process();
     let bytes = process.counting.path().map(|path| std::fs::read(path).expect("the memory file")).unwrap_or_default();
@@ -200,17 +207,18 @@ pub fn sent_bytes(host: &nccl_net_spark::comm::Host) -> Vec<u64> {
     process.rails.iter().map(|rail| sent(rail.name())).collect()
 }
 
-/// Does it while this process can open no more files. The limit is back afterwards, also when it panics: other tests of the process go on.
+/// Runs `act` while this process can open no further files. The limit is restored afterwards, even
+/// after a panic, because other tests of the process continue.
 pub fn without_files<T>(act: impl FnOnce() -> T) -> T {
     let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: it writes the structure that it is given.
+    // SAFETY: it writes the structure in its argument.
     assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut before) }, 0);
     let _back = Limit(before);
     set_limit(libc::rlimit { rlim_cur: 0, ..before });
     act()
 }
 
-/// The limit of open files that is set again at the end.
+/// The limit of open files to restore.
 struct Limit(libc::rlimit);
 
 impl Drop for Limit {
@@ -220,7 +228,7 @@ impl Drop for Limit {
 }
 
 fn set_limit(limit: libc::rlimit) {
-    // SAFETY: it reads the structure that it is given.
+    // SAFETY: it reads the structure in its argument.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
 }
 

@@ -24,7 +24,7 @@ KUBERNETES = kubernetes_validate.latest_version()
 
 
 class Wrong(Exception):
-    """What is wrong with a file."""
+    """A fault in a file."""
 
 
 def main() -> int:
@@ -88,7 +88,7 @@ def shellcheck(path: Path) -> None:
 
 
 def drop_in(path: Path) -> None:
-    """systemd says what it ignores, and ends with 0 all the same. It looks for drop-ins beside the unit."""
+    """systemd prints the lines that it ignores, and still ends with 0. It searches drop-ins beside the unit."""
     with tempfile.TemporaryDirectory() as folder:
         unit = Path(folder) / "containerd.service"
         unit.write_text("[Service]\nExecStart=/bin/true\n")
@@ -119,7 +119,7 @@ def kubernetes(path: Path) -> None:
 
 
 def check_references(documents: list[dict]) -> None:
-    """What the documents of a file name of each other exists, and NCCL is told of the file that is mounted."""
+    """Checks that references between a file's documents exist, and that NCCL's path is the mounted file."""
     networks = {one["metadata"]["name"]: json.loads(one["spec"]["config"]) for one in of_kind(documents, "NetworkAttachmentDefinition")}
     pools = [pool for one in of_kind(documents, "ConfigMap") for pool in json.loads(one["data"]["config.json"])["configList"]]
     services = {one["metadata"]["name"] for one in of_kind(documents, "Service")}

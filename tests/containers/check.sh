@@ -1,10 +1,11 @@
 #!/bin/bash
-# Validates every file of examples/containers, and then shows that the validators notice planted errors.
+# Validates every file of examples/containers, and then shows that the validators notice planted
+# errors.
 #
 #   tests/containers/check.sh
 #
-# Needs Python 3.11 or later with venv, shellcheck and systemd-analyze. The Python packages of requirements.txt go into a virtual environment
-# below the target folder.
+# Needs Python 3.11 or later with venv, shellcheck and systemd-analyze. The Python packages of
+# requirements.txt are installed into a virtual environment below the target folder.
 set -euo pipefail
 shopt -s inherit_errexit
 

@@ -1,13 +1,15 @@
 #!/bin/bash
-# Builds examples/containers' overlay images over root file systems that have the glibc of the images that people use, runs the plugin in them, and
-# applies the mod of spark-vllm-docker as its launch-cluster.sh does.
+# Builds examples/containers' overlay images over root file systems with the glibc of common images,
+# runs the plugin in them, and applies the mod of spark-vllm-docker as its launch-cluster.sh does.
 #
 #   tests/containers/images.sh [--releases DIR] ROOT...
 #
-# ROOT: the folder of a root file system of this machine's architecture with Python and pip, as debootstrap makes it (--variant=minbase
-# --components=main,universe --include=ca-certificates,python3,python3-pip). Ubuntu 22.04 (jammy) is what vLLM's images are by default; Ubuntu
-# 24.04 (noble) is what NGC's, SGLang's and spark-vllm-docker's are. DIR: what dist/build.sh made, default dist/out.
-# Needs buildah, overlayfs, and root. It has a storage of its own, which it removes.
+# ROOT: the folder of a root file system of this machine's architecture with Python and pip, made by
+# debootstrap (--variant=minbase --components=main,universe
+# --include=ca-certificates,python3,python3-pip). vLLM's images are Ubuntu 22.04 (jammy) by default;
+# NGC's, SGLang's and spark-vllm-docker's are Ubuntu 24.04 (noble). DIR: the output of
+# dist/build.sh, default dist/out. Needs buildah, overlayfs, and root. Uses its own storage, and
+# removes it.
 set -euo pipefail
 shopt -s inherit_errexit
 
@@ -59,7 +61,7 @@ try_root() {
   buildah "${storage[@]}" rm --all >/dev/null
 }
 
-# The root folder as image localhost/base, and a container of it, whose name is printed.
+# Makes the root folder the image localhost/base, and prints the name of a container of it.
 make_base() {
   local container
   container=$(buildah "${storage[@]}" from scratch)
@@ -92,7 +94,7 @@ build() {
   buildah "${storage[@]}" build --isolation chroot --file "$examples/overlay/$1.Dockerfile" --build-arg IMAGE=localhost/base --tag localhost/overlay "$2"
 }
 
-# Two ranks of the image's own nccl-spark load the plugin by the path that NCCL is given.
+# Two ranks of the image's own nccl-spark load the plugin by NCCL's path for it.
 all_gather() {
   local text
   text=$(in_container "$1" nccl-spark all-gather -r 2 -b 8 -e 32K -f 4 --fabric soft --profile unpaced --plugin "$library")
@@ -109,7 +111,8 @@ try_empty_folder() {
   done
 }
 
-# As launch-cluster.sh copies and runs a mod; then once more, and where it has to refuse.
+# Applies the mod as launch-cluster.sh copies and runs it; then a second time, and in cases where it
+# has to refuse.
 try_mod() {
   local container=$1 settings text
   in_container "$container" mkdir -p "$mod"

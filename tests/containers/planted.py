@@ -1,4 +1,8 @@
-"""Plants errors in copies of examples/containers, and fails where check.py does not notice one: planted.py FOLDER. Run by check.sh."""
+"""Plants errors in copies of examples/containers, and fails where check.py does not notice one.
+
+    planted.py FOLDER
+
+Run by check.sh."""
 
 import contextlib
 import io
@@ -9,7 +13,8 @@ from pathlib import Path
 
 import check
 
-# The file, what is replaced in it, by what, and a word of the message that has to come. A new file has None in place of the text.
+# File, replaced text, replacement, and a word of the expected message. A new file has None in place
+# of the replaced text.
 PLANTED = [
     ("overlay/deb.Dockerfile", "apt-get install", "apt install", "DL3027"),
     ("overlay/deb.Dockerfile", "ENV NCCL_NET_PLUGIN=", "EVN NCCL_NET_PLUGIN=", "unexpected"),

@@ -1,4 +1,4 @@
-//! The job's process, and what is read of it.
+//! The job's process, and readings of its counters.
 
 use crate::bed::RAILS;
 use crate::common::{self, LIMIT};
@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-/// A job. It ends with whoever started it, because nobody speaks to it any more.
+/// A job. Its standard input closes when the test's process ends, so it ends too.
 pub struct Job {
     child: Child,
     lines: Receiver<String>,
@@ -18,7 +18,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Starts it, with these in its environment, and waits until messages go.
+    /// Starts the job with these variables, and waits until messages flow.
     pub fn start(environment: &[(&str, &str)]) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "the_job", "--ignored", "--nocapture"])
@@ -42,12 +42,13 @@ impl Job {
         writeln!(self.child.stdin.as_mut().unwrap(), "{word}").expect("the job listens");
     }
 
-    /// Waits for a line that begins with this; what follows there.
+    /// Waits for a line that begins with `start`. Returns its remainder.
     pub fn hear(&self, start: &str) -> String {
         hear(&self.lines, start)
     }
 
-    /// Has it stop, asks that it has passed more than so many messages, and ends it; what it had to say.
+    /// Stops the job, checks that it has passed more than `messages` messages, and ends it. Returns
+    /// its output.
     pub fn finish(mut self, messages: u64) -> Vec<String> {
         self.say("pause");
         let done: u64 = self.hear("paused ").parse().unwrap();
@@ -57,7 +58,7 @@ impl Job {
         self.end()
     }
 
-    /// Waits until it has ended, well; what it had to say.
+    /// Waits for a successful end. Returns the job's output.
     pub fn end(mut self) -> Vec<String> {
         let begun = Instant::now();
         loop {
@@ -76,7 +77,7 @@ impl Job {
         self.child.wait().unwrap();
     }
 
-    /// Its memory files, as anybody finds them.
+    /// The job's memory files, as any reader finds them.
     pub fn files(&self) -> Vec<PathBuf> {
         let link = format!("/memfd:{FILE_NAME} (deleted)");
         let folder = Path::new("/proc").join(self.id().to_string()).join("fd");
@@ -89,7 +90,7 @@ impl Job {
         self.files().iter().flat_map(|file| read(file).expect("counters").records).collect()
     }
 
-    /// Waits until the records are like this.
+    /// Waits until `is_so` holds for the records.
     pub fn wait_for(&self, what: &str, is_so: impl Fn(&[Record]) -> bool) {
         let begun = Instant::now();
         loop {
@@ -102,7 +103,7 @@ impl Job {
         }
     }
 
-    /// What each rail has sent, as its fabric knows.
+    /// Bytes sent on each rail, as the fabric counts them.
     pub fn sent_by_fabric(&self) -> [u64; 2] {
         let status = status(&common::fabric_folder(), &self.fabric()).unwrap();
         let sent = |rail: &str| status.nodes[0].rails.iter().find(|known| known.device == rail).unwrap().sent_bytes;
@@ -120,7 +121,7 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        // One that a failed test has left behind, or that has ended.
+        // The job of a failed test, or one that has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -138,7 +139,7 @@ pub fn sums(records: &[Record], rail: &str, direction: Direction) -> (u64, u64) 
     of_rail.fold((0, 0), |(bytes, writes), record| (bytes + record.counts.bytes, writes + record.counts.writes))
 }
 
-/// What comes line by line, on a thread that ends with it.
+/// Reads lines on a thread that ends with the source.
 pub fn lines(from: impl Read + Send + 'static) -> Receiver<String> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
@@ -151,7 +152,7 @@ pub fn lines(from: impl Read + Send + 'static) -> Receiver<String> {
     receiver
 }
 
-/// Waits for a line that begins with this; what follows there.
+/// Waits for a line that begins with `start`. Returns its remainder.
 pub fn hear(lines: &Receiver<String>, start: &str) -> String {
     let begun = Instant::now();
     loop {

@@ -1,6 +1,6 @@
 //! Connections whose rails are pulled and plugged, and a stream of messages over them.
 //!
-//! The fabric's rails are the process's, so the tests take turns.
+//! The fabric's rails belong to the process, so the tests take turns.
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use crate::common::comms::{Receiving, Sending};
@@ -17,11 +17,11 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
 pub const RAILS: [&str; 2] = ["rocep1s0f0", "roceP2p1s0f0"];
-/// Messages under way at a time, each in a place of its own.
+/// Messages under way together, each in a place of its own.
 pub const WINDOW: usize = 12;
 pub const PLACE: usize = 1 << 20;
 
-/// The fabric's rails are the process's.
+/// Lock for the fabric's rails, which belong to the process.
 pub static TURN: Mutex<()> = Mutex::new(());
 
 /// A connection whose rails are pulled and plugged.
@@ -30,7 +30,7 @@ pub struct Bed {
     pub send: SendComm,
     pub recv: RecvComm,
     _listen: ListenComm,
-    /// Of the first bed of a test.
+    /// Held by the first bed of a test.
     _turn: Option<MutexGuard<'static, ()>>,
 }
 
@@ -39,7 +39,7 @@ impl Bed {
         Self::new_by(settings, |handle| handle)
     }
 
-    /// The same with the handle that `lead` makes of the listener's.
+    /// As [`Bed::new`], with the handle that `lead` makes from the listener's.
     pub fn new_by(settings: &[(&str, &str)], lead: impl FnOnce([u8; HANDLE_BYTES]) -> [u8; HANDLE_BYTES]) -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let hosts = [host(0, settings), host(1, settings)];
@@ -54,7 +54,8 @@ impl Bed {
         Self::by(hosts, |handle| handle)
     }
 
-    /// A connection whose connecting side has the handle that `lead` makes of the listener's.
+    /// Makes a connection whose connecting side gets the handle that `lead` makes from the
+    /// listener's.
     pub fn by(hosts: [Arc<Host>; 2], lead: impl FnOnce([u8; HANDLE_BYTES]) -> [u8; HANDLE_BYTES]) -> Self {
         let (listener, handle) = hosts[1].listen().unwrap();
         let mut handle = lead(handle);
@@ -72,7 +73,7 @@ impl Bed {
         Self { hosts, send, recv, _listen: listener, _turn: None }
     }
 
-    /// What the sending side's rails have carried so far.
+    /// Bytes that the sending side's rails have carried so far.
     pub fn carried(&self) -> Vec<u64> {
         common::sent_bytes(&self.hosts[0])
     }
@@ -92,7 +93,7 @@ pub fn host(side: usize, settings: &[(&str, &str)]) -> Arc<Host> {
     let (rails, library) = common::test_rails();
     let mut variables =
         vec![("NCCL_IB_HCA".to_owned(), rails[side].clone()), ("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned())];
-    // The tree of the process's own node: a function that was unplugged is missing there.
+    // The tree of the process's own node, where an unplugged function is missing.
     static TREE: Once = Once::new();
     let of_node = |(name, value): (String, String)| match name.as_str() {
         "NCCL_SPARK_SYSFS" => {
@@ -134,8 +135,8 @@ struct Message {
 impl Stream {
     pub fn new(bed: &Bed) -> Self {
         let (from, to) = (vec![0_u8; WINDOW * PLACE], vec![0_u8; WINDOW * PLACE]);
-        // SAFETY: both live as long as the stream, which the tests keep until the connection is closed; what the NIC writes is
-        // looked at only after the receive is done.
+        // SAFETY: both live as long as the stream, which the tests keep until the connection is
+        // closed; bytes written by the NIC are read only after the receive is done.
         let memory = |bytes: &[u8]| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
         let (out, into) = (bed.send.register(memory(&from)).unwrap(), bed.recv.register(memory(&to)).unwrap());
         Self { from, to, out, into, under_way: Vec::new(), next: 0, done: 0 }
@@ -156,13 +157,13 @@ impl Stream {
         at..at + Self::size(number)
     }
 
-    /// Takes one step; what it met.
+    /// Takes one step. Returns the connection's error.
     pub fn step(&mut self, bed: &Bed) -> Result<(), Error> {
         self.begin(bed)?;
         self.go_on(bed)
     }
 
-    /// Takes one step without a new message; whether all are done.
+    /// Takes one step without a new message. Returns true if all messages are done.
     pub fn finish_step(&mut self, bed: &Bed) -> Result<bool, Error> {
         self.go_on(bed)?;
         Ok(self.under_way.is_empty())
@@ -217,7 +218,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Goes on until so many more messages have come.
+    /// Continues until `count` more messages have arrived.
     pub fn run(&mut self, bed: &Bed, count: u64) {
         let goal = self.done + count;
         until(|| {

@@ -1,15 +1,18 @@
-//! No cycle of imports: in a crate, no file uses another file that uses the first, directly or through others.
+//! No cycle of imports: in a crate, no file uses another file that uses the first, directly or
+//! through others.
 //!
-//! File A uses file B when code of A that is not for tests names an item that B defines. The modules that the path goes
-//! through do not count:
-//! - A `mod.rs` that declares its children and re-exports their items (`pub use child::Item`) uses none of them. A file that
-//!   names the item through the `mod.rs` uses the child's file.
-//! - A `mod.rs` whose own code names a child's item uses that child. The child may then use nothing that the `mod.rs`
-//!   defines: what both need belongs in a file of its own.
+//! File A uses file B when code of A that is not for tests names an item that B defines. The
+//! modules that the path goes through do not count:
+//! - A `mod.rs` that declares its children and re-exports their items (`pub use child::Item`) uses
+//!   none of them. A file that names the item through the `mod.rs` uses the child's file.
+//! - A `mod.rs` whose own code names a child's item uses that child. The child may then use nothing
+//!   that the `mod.rs` defines: what both need belongs in a file of its own.
 //! - `use module` alone uses nothing; `module::item` does.
-//! - `use module::*` uses the module's file, if that defines anything, and the file of each re-exported name in use.
+//! - `use module::*` uses the module's file, if that defines anything, and the file of each
+//!   re-exported name in use.
 //!
-//! The rule does not see methods and fields, where the code does not name their type, or macros without a path.
+//! The rule does not see methods and fields, where the code does not name their type, or macros
+//! without a path.
 
 use crate::modules::{Found, Id, Modules, Want};
 use crate::reading::File;
@@ -25,7 +28,8 @@ pub fn check_cycles(files: &[File]) -> Vec<String> {
     for (folder, crate_modules) in crates(files) {
         let uses = uses(&crate_modules);
         let mut groups = groups(&uses);
-        // A crate may include files of another (`#[path]`); a cycle of these alone is reported for the other.
+        // A crate may include files of another (`#[path]`); a cycle of these alone is reported for
+        // the other.
         groups.retain(|group| group.iter().any(|file| file.starts_with(&folder)));
         broken.extend(groups.iter().map(|group| describe(&folder, group, &uses)));
     }
@@ -59,7 +63,7 @@ pub fn uses(modules: &Modules) -> Uses<'_> {
     uses
 }
 
-/// The modules that define what this module names, with the lines.
+/// The modules that define the names in this module, with the lines.
 fn used_by_module(modules: &Modules, id: Id, scope: &Scope) -> Vec<(Id, usize)> {
     let mut used = Vec::new();
     let mut take = |segments: &[String], line: usize| {
@@ -70,13 +74,15 @@ fn used_by_module(modules: &Modules, id: Id, scope: &Scope) -> Vec<(Id, usize)> 
     scope.paths.iter().for_each(|path| take(&path.segments, path.line));
     scope.words.iter().for_each(|(word, line)| take(std::slice::from_ref(word), *line));
     for import in &scope.imports {
-        // If a module and an item share the name, the other paths and words show which of them is used.
+        // If a module and an item share the name, the other paths and words show which of them is
+        // used.
         let defined_in = match modules.resolve(id, &import.segments, Want::Module) {
             Some(Found::Item(defined_in)) => defined_in,
             Some(Found::Module(all_of)) if import.kind == Kind::Glob && modules.defines_any(all_of) => all_of,
             _ => continue,
         };
-        // To re-export a child's item is not to use it. If other code here uses it, a path or a word shows that.
+        // A re-export of a child's item is not a use. If other code here uses the item, a path or a
+        // word shows that.
         if !(import.is_reexport && modules.is_within(defined_in, id)) {
             used.push((defined_in, import.line));
         }
@@ -98,7 +104,7 @@ pub fn groups<'a>(uses: &Uses<'a>) -> Vec<BTreeSet<&'a str>> {
     groups
 }
 
-/// The files that `file` uses, directly or through others; itself too, if it is in a cycle.
+/// The files that `file` uses, directly or through others; also `file`, if it is in a cycle.
 fn reached_from<'a>(file: &str, uses: &Uses<'a>) -> BTreeSet<&'a str> {
     let mut reached = BTreeSet::new();
     let mut ahead = vec![file];

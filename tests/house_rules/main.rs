@@ -1,6 +1,5 @@
-//! Reads the sources and checks what clippy cannot: which room may import which (`rooms.toml`), cycles
-//! of imports, and the length of files. Everything else is in the lints of Cargo.toml and in
-//! clippy.toml.
+//! Checks rules that clippy cannot check: the imports that each room may use (`rooms.toml`), cycles
+//! of imports, and the length of files. All other rules are lints of Cargo.toml and clippy.toml.
 //!
 //! The checker works on tokens, not on syntax trees: the rules are about names, and a syntax tree
 //! leaves macro bodies opaque.
@@ -42,7 +41,8 @@ fn collect(root: &Path, folder: &Path, sources: &mut Vec<(String, String)>) {
     for path in entries {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         if path.is_dir() {
-            // Build folders carry the tag that cargo leaves for back-up programs, whatever their name.
+            // Build folders carry the tag that cargo leaves for back-up programs, whatever their
+            // name.
             if !name.starts_with('.') && name != "target" && !path.join("CACHEDIR.TAG").exists() {
                 collect(root, &path, sources);
             }

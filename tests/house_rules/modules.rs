@@ -1,4 +1,5 @@
-//! The modules of a crate, found from its root as the compiler finds them, and what a path in one of them leads to.
+//! The modules of a crate, found from its root as the compiler finds them, and the resolution of
+//! paths in them.
 
 use crate::reading::File;
 use crate::scopes::{Declared, Kind, Scope};
@@ -19,7 +20,7 @@ pub struct Module {
     children: BTreeMap<String, Id>,
 }
 
-/// What a path leads to.
+/// Target of a path.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Found {
     Module(Id),
@@ -27,14 +28,14 @@ pub enum Found {
     Item(Id),
 }
 
-/// Which one a name means, if a module and an item share it.
+/// Kind that a name means, if a module and an item share it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Want {
     Module,
     Item,
 }
 
-/// The names that a search has looked for: two `use` may lead to each other.
+/// Names of the current search, because two `use` may refer to each other.
 type Seen = BTreeSet<(Id, String, Want)>;
 
 impl Modules {
@@ -54,7 +55,8 @@ impl Modules {
         self.add(Scope::read(&files[path].tokens), path, folder, &below, parent, files)
     }
 
-    /// Adds a module and those in it; its file lies in `folder`, those of its children in `below`.
+    /// Adds a module and its inner modules; its file is in `folder`, its children's files are in
+    /// `below`.
     fn add(
         &mut self,
         mut scope: Scope,
@@ -80,18 +82,18 @@ impl Modules {
         id
     }
 
-    /// What the path `segments` in `module` leads to, through re-exports to the module that defines the item; `None` for a
-    /// name of another crate or of the language.
+    /// Resolves the path `segments` in `module`, through re-exports to the module that defines the
+    /// item; `None` for a name of another crate or of the language.
     pub fn resolve(&self, module: Id, segments: &[String], want: Want) -> Option<Found> {
         self.follow(module, segments, want, &mut Seen::new())
     }
 
-    /// Whether `module` is `ancestor`, or in it at any depth.
+    /// True if `module` is `ancestor`, or in it at any depth.
     pub fn is_within(&self, module: Id, ancestor: Id) -> bool {
         module == ancestor || self.all[module].parent.is_some_and(|parent| self.is_within(parent, ancestor))
     }
 
-    /// Whether the module defines items; if not, it only declares modules and re-exports.
+    /// True if the module defines items; otherwise it only declares modules and re-exports.
     pub fn defines_any(&self, module: Id) -> bool {
         !self.all[module].scope.items.is_empty()
     }
@@ -116,7 +118,7 @@ impl Modules {
         Some(found)
     }
 
-    /// What `name` is in `module`: defined there, or imported.
+    /// Finds `name` in `module`: defined there, or imported.
     fn look_up(&self, module: Id, name: &str, want: Want, seen: &mut Seen) -> Option<Found> {
         let key = (module, name.to_owned(), want);
         if !seen.insert(key.clone()) {

@@ -1,4 +1,4 @@
-//! A source file taken apart: its paths, and the modules for tests that it declares.
+//! A parsed source file: its paths, and the test modules that it declares.
 
 use crate::tokens::{is_colons, is_punct, is_test_attribute, item_end};
 use proc_macro2::{TokenStream, TokenTree};
@@ -10,11 +10,11 @@ pub struct File {
     pub lines: usize,
     pub paths: Vec<PathUse>,
     pub tokens: Vec<TokenTree>,
-    /// Files that this one declares as modules for tests alone.
+    /// Files that this one declares as modules only for tests.
     pub test_files: Vec<String>,
 }
 
-/// A path of two or more segments; those of a `use` with braces are taken apart.
+/// A path of two or more segments; a `use` with braces gives one for each name.
 #[derive(Debug, PartialEq)]
 pub struct PathUse {
     pub segments: Vec<String>,
@@ -23,7 +23,7 @@ pub struct PathUse {
     pub inline_modules: usize,
 }
 
-/// What surrounds the tokens at hand.
+/// Surroundings of the current tokens.
 #[derive(Clone, Copy, Default)]
 struct Place {
     in_test: bool,
@@ -46,14 +46,14 @@ impl File {
         file
     }
 
-    /// Integration tests, benches, fuzz targets, examples: of any member.
+    /// True for integration tests, benches, fuzz targets and examples, of any member.
     pub fn is_test_code(&self) -> bool {
         self.path.split('/').any(|part| ["tests", "benches", "fuzz", "examples"].contains(&part))
     }
 
     fn walk(&mut self, tokens: &[TokenTree], place: Place) {
         let mut at = 0;
-        // Up to which token the item behind a `#[cfg(test)]` reaches.
+        // End of the item behind a `#[cfg(test)]`.
         let mut test_until = 0;
         while at < tokens.len() {
             if is_test_attribute(&tokens[at..]) {
@@ -99,7 +99,8 @@ impl File {
         if ends_in_braces { end + 3 } else { at + 1 }
     }
 
-    /// Records the path that begins at `at`, behind `prefix`; the braces of a `use` give one path for each name.
+    /// Records the path that begins at `at`, behind `prefix`; the braces of a `use` give one path
+    /// for each name.
     fn take_path(&mut self, tokens: &[TokenTree], mut at: usize, prefix: &[String], place: Place) {
         let mut segments = prefix.to_vec();
         let line = tokens[at].span().start().line;
@@ -125,7 +126,7 @@ impl File {
         }
     }
 
-    /// Notes the files of a module that is for tests alone.
+    /// Records the files of a module that is only for tests.
     fn declare_module(&mut self, name: &str, place: Place) {
         if !place.in_test {
             return;

@@ -1,4 +1,4 @@
-//! Which room may import which, by `rooms.toml`.
+//! The imports that each room may use, by `rooms.toml`.
 
 use crate::reading::PathUse;
 use serde_json::Value;
@@ -93,13 +93,14 @@ impl Rooms {
     }
 }
 
-/// A path from the crate's root, as used in the module `modules`; `None` where it begins elsewhere.
+/// The path from the crate's root, for a path in the module `modules`; `None` where it begins
+/// elsewhere.
 fn absolute(modules: &[&str], path: &PathUse) -> Option<Vec<String>> {
     let supers = path.segments.iter().take_while(|segment| *segment == "super").count();
     let rest = path.segments.iter().skip(supers.max(1)).cloned();
     match path.segments[0].as_str() {
         "crate" => Some(rest.collect()),
-        // `super` in a module in the file itself leads out of that module first.
+        // `super` in an inline module first leaves that module.
         "super" => {
             let outer = (modules.len() + path.inline_modules).checked_sub(supers)?;
             Some(modules.iter().take(outer).map(|module| (*module).to_owned()).chain(rest).collect())

@@ -1,4 +1,4 @@
-//! What the code of one module names and what it defines, without its test code.
+//! The names that a module uses and defines, without its test code.
 
 use crate::tokens::{is_colons, is_punct, is_test_attribute, item_end};
 use proc_macro2::{Delimiter, TokenTree};
@@ -15,8 +15,8 @@ pub struct Scope {
     pub imports: Vec<Import>,
     /// Paths of two or more segments, outside `use`.
     pub paths: Vec<Named>,
-    /// Words that may be an imported name, each with its first line. A word in small letters must be called: otherwise a
-    /// variable would count as the function of the same name.
+    /// Words that may be an imported name, each with its first line. A word in small letters must
+    /// be called: otherwise a variable would count as the function of the same name.
     pub words: BTreeMap<String, usize>,
 }
 
@@ -35,7 +35,7 @@ pub struct Import {
     pub line: usize,
 }
 
-/// What a `use` imports.
+/// Names that a `use` imports.
 #[derive(Clone, PartialEq)]
 pub enum Kind {
     /// One item or module, under this name.
@@ -94,7 +94,7 @@ impl Scope {
             _ => None,
         };
         match (word, next) {
-            // Not the `use<'a>` of a type.
+            // Except the `use<'a>` of a type.
             ("use", _) if !is_punct(tokens.get(at + 1), '<') => return self.walk_use(tokens, at),
             ("mod", Some(name)) => {
                 if let Some(TokenTree::Group(body)) = tokens.get(at + 2) {
@@ -173,7 +173,8 @@ impl Scope {
     /// Reads the path or the single word at `at`.
     fn walk_path(&mut self, tokens: &[TokenTree], at: usize) -> usize {
         let before = |back: usize| at.checked_sub(back).and_then(|place| tokens.get(place));
-        // A field or a method (two dots are a range); a lifetime; the rest of a path such as `<T>::name`.
+        // A field or a method (two dots are a range); a lifetime; the rest of a path such as
+        // `<T>::name`.
         let is_member = is_punct(before(1), '.') && !is_punct(before(2), '.');
         let is_other = is_member || is_punct(before(1), '\'') || at >= 2 && is_colons(&tokens[at - 2..]);
         let line = tokens[at].span().start().line;

@@ -110,7 +110,8 @@ fn a_reexport_leads_to_where_the_item_is_defined() {
     cycle(&check_a_and_b(facade, "use crate::a::*; pub struct B(X); fn f() { struct X; }", &[x]), through);
     none(&check_a_and_b(facade, "use crate::a::*; pub struct B; fn f(make: u8) { self.make() }", &[x]));
     none(&check_a_and_b("pub use crate::b::B;", "use crate::a::*; pub struct B;", &[]));
-    // Two re-exports that lead to each other, one from another crate, and a name that a macro defines.
+    // Two re-exports that lead to each other, one from another crate, and a name that a macro
+    // defines.
     cycle(&check_a_and_b("pub use crate::b::X;", "\npub use crate::a::X;", &[]), A_AND_B);
     cycle(
         &check_a_and_b("pub use libc::c_int; use crate::b::B;", "\nuse crate::a::c_int; pub struct B;", &[]),
@@ -165,7 +166,7 @@ fn a_child_that_takes_all_of_its_parent_uses_it() {
         &check_a_and_b(a, "pub struct B;", &[child]),
         "src/a.rs:1 uses src/a/child.rs, src/a/child.rs:1 uses src/a.rs",
     );
-    // It also uses what its parent imports.
+    // The child also uses its parent's imports.
     let child = ("src/a/child.rs", "use super::*; pub fn run(b: B) {}");
     let b = "pub struct B; fn f() { crate::a::child::run() }";
     cycle(
@@ -202,7 +203,7 @@ fn a_module_within_a_file_is_of_that_file() {
     ] {
         cycle(&check_a_and_b(a, USES_A, &[]), A_AND_B);
     }
-    // Its children lie in a folder of its name.
+    // An inline module's children are in a folder of its name.
     let child = ("src/a/inner/child.rs", "use super::super::super::b::B;");
     let a = "pub struct A; mod inner { pub mod child; } pub fn f() { inner::child::f() }";
     let three = "src/a.rs:1 uses src/a/inner/child.rs, src/a/inner/child.rs:1 uses src/b.rs, src/b.rs:2 uses src/a.rs";

@@ -1,4 +1,4 @@
-//! Control messages as a peer may send them.
+//! Control messages that a lying peer may send.
 
 use nccl_net_spark::wire::control::ControlMessage;
 use nccl_net_spark::wire::cts::Epoch;

@@ -1,4 +1,5 @@
-//! A peer that sends in place of writing: its messages take receives and bring no immediate of a write.
+//! A peer that sends in place of writing: its messages take receives, without the immediate of a
+//! write.
 
 use super::{Stage, breaks_protocol};
 use crate::sim::fabric::ARENA;
@@ -14,7 +15,8 @@ const WHOLE: Immediate = Immediate { slot: Slot::of(0), part: 0, generation: 0, 
 const ROOM: usize = 100;
 
 impl Stage {
-    /// A connection whose sending end is no plugin, and what is in the receiving end's memory before it says anything.
+    /// Makes a connection whose sending end is not the plugin, with a known content of the
+    /// receiving end's memory.
     fn with_liar(&mut self) -> Liar {
         let fabric = self.fabric();
         fabric.to.fill(0xee);
@@ -23,13 +25,13 @@ impl Stage {
         liar
     }
 
-    /// Where the first receive's bytes shall land, and by which key.
+    /// Address and key of the first receive.
     fn granted(&mut self) -> (u64, u32) {
         let fabric = self.fabric();
         (fabric.to.as_ptr() as u64, fabric.into.keys(RailId::new(0).unwrap()).unwrap().strict_rkey)
     }
 
-    /// What the receiver says of a receive that must never be done.
+    /// The receiver's error of a receive that must never be done.
     fn told_of(&mut self, liar: &Liar, receive: u16) -> Box<Error> {
         let told = self.until_told(|stage| {
             liar.poll();
@@ -38,7 +40,8 @@ impl Stage {
         told.expect("nothing was said of it")
     }
 
-    /// How many of the first bytes of the receiving end's memory were written, of which none beyond may be.
+    /// Number of the first bytes of the receiving end's memory that were written; the others must
+    /// be unchanged.
     fn written(&mut self) -> usize {
         let to = &self.fabric().to;
         assert_eq!(to.len(), ARENA);
@@ -54,12 +57,13 @@ fn is_told(error: &Error) {
 fn a_message_without_an_immediate_ends_the_connection_in_words_and_writes_nothing() {
     let mut stage = Stage::new(1);
     let right = Some(WHOLE.encode());
-    // What is sent, with which immediate: the one that a write would end the receive with does nothing here.
+    // The message's size and immediate: a write with this immediate would end the receive, but a
+    // send does not.
     for (bytes, imm) in [(0, None), (1, None), (100, None), (4000, None), (0, right), (8, right), (100, right)] {
         for is_early in [false, true] {
             let liar = stage.with_liar();
             if is_early {
-                // Before anything is granted.
+                // Before any grant.
                 liar.post(Operation::Send, bytes, imm, (0, 0));
                 stage.fabric().pass(1_000_000);
             }
@@ -70,7 +74,7 @@ fn a_message_without_an_immediate_ends_the_connection_in_words_and_writes_nothin
             let error = stage.told_of(&liar, receive);
             is_told(&error);
             assert_eq!(stage.written(), 0, "{bytes} bytes with {imm:?}");
-            // It stays, and for every call.
+            // The error stays, for every call.
             assert_eq!(stage.irecv(&[ROOM]), Err(error.clone()));
             assert_eq!(stage.received(receive), Err(error));
         }
@@ -123,7 +127,7 @@ fn a_send_that_is_too_long_for_its_receive_fails_at_its_sender() {
     let receive = stage.irecv(&[ROOM]).unwrap().unwrap();
     liar.post(Operation::Send, 64, None, (0, 0));
     let ended = stage.until_told(|_| Some(liar.poll()).filter(|ended| !ended.is_empty()));
-    let ended = ended.expect("its sender hears of it");
+    let ended = ended.expect("the sender gets an error");
     is_told(&stage.told_of(&liar, receive));
     assert_eq!(ended[0].status, status::REMOTE_INVALID);
 }
@@ -131,11 +135,11 @@ fn a_send_that_is_too_long_for_its_receive_fails_at_its_sender() {
 #[test]
 fn a_key_ends_where_the_memory_does_that_was_registered() {
     let mut stage = Stage::new(1);
-    // In the midst of a page, as memory of a heap lies.
+    // In the middle of a page, like heap memory.
     const FIRST: usize = 1000;
     const LENGTH: usize = 77;
     let start = stage.fabric().to.as_ptr() as u64 + FIRST as u64;
-    // SAFETY: a part of what the fabric keeps until it ends, looked at between its steps only.
+    // SAFETY: a part of memory that the fabric keeps until its end; it is read only between steps.
     let memory = unsafe { HostMemory::from_caller(start as usize, LENGTH) };
     let registration =
         stage.fabric().hosts[1].process().register(memory, nccl_net_spark::comm::Purpose::Receive).unwrap();
@@ -150,7 +154,7 @@ fn a_key_ends_where_the_memory_does_that_was_registered() {
             (end, 1, false),
             (end - 1, 2, false),
         ] {
-            // A refused write is the last of its queue pair.
+            // A queue pair ends after a refused write.
             let liar = stage.with_liar();
             liar.post(Operation::Write, bytes, None, (addr, key));
             let ended =
@@ -162,7 +166,7 @@ fn a_key_ends_where_the_memory_does_that_was_registered() {
             assert_eq!(written, if is_inside { bytes as usize } else { 0 });
         }
     }
-    // Nor does this side read what it was not given.
+    // This side does not read beyond the region either.
     assert!(registration.covers(start, LENGTH) && !registration.covers(start - 1, 1) && !registration.covers(end, 1));
     assert!(registration.readable(end - 1, 1).is_some() && registration.readable(end - 1, 2).is_none());
 }

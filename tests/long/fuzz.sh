@@ -1,7 +1,8 @@
 #!/bin/bash
-# The fuzz targets for long: 10^8 executions in total by default, in equal parts (of `admission`, which goes over TCP, a tenth of one). Says how
-# many each target did, and how many all did together. What was found worth keeping is kept in fuzz/corpus, so that another run
-# goes on from there. Some hours on two cores.
+# Runs the fuzz targets for a long time: 10^8 executions in total by default, in equal parts
+# (`admission`, which uses TCP, gets a tenth of a part). Prints the number for each target, and the
+# total. Interesting inputs are kept in fuzz/corpus, and another run starts from them. Takes some
+# hours on two cores.
 #
 #   fuzz.sh [--executions TOTAL] [--jobs N]
 set -euo pipefail
@@ -21,7 +22,8 @@ main() {
   done
   output=$(mktemp)
   trap 'rm -f "$output"' EXIT
-  # Ten targets and a tenth; one more each, so that rounding does not leave it below.
+  # Ten targets and a tenth, plus ten executions for each, so that rounding does not give less than
+  # the total.
   "$checkout/fuzz/run.sh" --executions $((total * 10 / 101 + 10)) --jobs "$jobs" --corpus "$checkout/fuzz/corpus" |
     tee "$output" || status=1
   awk '/ executions, / { all += $2; targets += 1 } END { printf "%d targets, %d executions in total\n", targets, all }' "$output"

@@ -1,15 +1,20 @@
 #!/bin/bash
-# Connections under load for long (tests/load.rs): two processes over the software fabric, in real time, rails coming and going.
-# Prints what was carried and what the processes hold before, during and after; fails when anything is not as it was.
+# Connections under load for a long time (tests/load.rs): two processes over the software fabric, in
+# real time, while rails go down and up. Prints the traffic, and measurements of the processes
+# before, during and after; fails when a value has not returned to its old one.
 #
-#   load.sh flapping [SECONDS]           default 600; a connection each way at full rate, a rail flaps every second
-#   load.sh connections [COUNT]          default 10000; one after the other, each opened, used once and closed
-#   load.sh many [SECONDS [CONNECTIONS]] default 120 and 64; traffic on all at once while rails flap, then all are closed
-#   load.sh all                          the three, as long as they are by themselves
+#   load.sh flapping [SECONDS]           default 600; a connection each way at full rate, and a rail
+#                                        that flaps every second
+#   load.sh connections [COUNT]          default 10000; one after the other, each opened, used once
+#                                        and closed
+#   load.sh many [SECONDS [CONNECTIONS]] default 120 and 64; traffic on all together while rails
+#                                        flap, then all are closed
+#   load.sh all                          the three, with their defaults
 #   load.sh brief                        the three, some seconds each
-#   load.sh leaks [NAME]...              plants each of tests/long/leaks/*.patch in a copy of the sources: brief has to fail
+#   load.sh leaks [NAME]...              plants each of tests/long/leaks/*.patch in a copy of the
+#                                        sources: brief has to fail
 #
-# SPARK_LOAD_SEED=N flaps otherwise.
+# SPARK_LOAD_SEED=N changes the flaps.
 set -euo pipefail
 
 checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -30,7 +35,7 @@ main() {
   esac
 }
 
-# The plugin as it ships, and the software fabric, which the processes load.
+# The plugin in its shipped form, and the software fabric, which the processes load.
 build() {
   cargo build --quiet --release -p softverbs
   cargo test --quiet --release -p nccl-net-spark --test load --no-run
@@ -46,7 +51,7 @@ leaks() {
   [[ $# -eq 0 ]] || names=("$@")
   copy=$(mktemp -d)
   output=$copy.output
-  # shellcheck disable=SC2064 # these folders, whatever the names stand for later
+  # shellcheck disable=SC2064 # these folders, even if the variables change later
   trap "rm -rf '$copy' '$output'" EXIT
   git archive HEAD | tar -x -C "$copy"
   export CARGO_TARGET_DIR=$CARGO_TARGET_DIR/leaks

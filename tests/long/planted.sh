@@ -1,7 +1,8 @@
 #!/bin/bash
-# Is the simulation worth anything, and the search through recovery's events? Plants a bug (tests/long/planted/*.patch) in a copy of the
-# sources, one at a time. The simulation has to find each and name the seed; those named recovery-* the search has to find alone.
-# Takes half a minute a bug.
+# Checks the simulation and the search through recovery's events. Plants a bug
+# (tests/long/planted/*.patch) in a copy of the sources, one at a time. The simulation has to find
+# each and print the seed; bugs with names recovery-* have to be found by the search alone. Takes
+# half a minute for each bug.
 #
 #   planted.sh [NAME]...     default: all
 set -euo pipefail
@@ -35,7 +36,7 @@ main() {
   exit "$missed"
 }
 
-# The limits below are for the tests alone, and not for a busy machine's compiler.
+# The limits below are only for the tests, not for a busy machine's compiler.
 compile() {
   case $1 in
     recovery-*) cargo test --quiet --no-run --lib ;;
@@ -43,7 +44,7 @@ compile() {
   esac
 }
 
-# Where the bug showed; fails where it did not.
+# Prints how the bug was found; fails where it was not.
 found_by() {
   case $1 in
     recovery-*) events_of ;;
@@ -51,19 +52,19 @@ found_by() {
   esac
 }
 
-# How many events the search needed; fails where it finds nothing.
+# Prints the number of events that the search needed; fails where it finds nothing.
 events_of() {
   local output
   output=$(mktemp)
   ! timeout 300 cargo test --quiet --lib flow::recovery::tests::search >"$output" 2>&1 || { rm "$output"; return 1; }
-  # That ends a search which takes too long by itself as well, and then nothing was found.
+  # The limit also ends a search that is too slow, without a finding.
   grep -q ', after \[' "$output" || { cat "$output" >&2; die "the search did not end with an order of events"; }
   echo "the search, after $(grep -m 1 -oE ', after \[[^]]*\]' "$output" |
     grep -oE '(Post|Land|Confirm|Lose|PortDown|PortUp|Hear|DropFrame|Probe|FailNext|Tick|Expire)\b' | wc -l) events"
   rm "$output"
 }
 
-# The seed that the simulation names; fails where it finds nothing.
+# Prints the simulation's seed; fails where it finds nothing.
 seed_of() {
   local output
   output=$(mktemp)

@@ -1,20 +1,22 @@
 #!/bin/bash
-# The software fabric's tests and the plugin's own under AddressSanitizer (with its leak check) and ThreadSanitizer.
+# The software fabric's tests and the plugin's own under AddressSanitizer (with its leak check) and
+# ThreadSanitizer.
 #
 #   sanitizers.sh [address|thread]...     default: both
 #
-# ThreadSanitizer wants the standard library built with it too, so it takes its sources: rustup component add rust-src.
-# SPARK_SIM_RUNS says how often the simulation runs (default 300).
+# ThreadSanitizer needs the standard library built with it too, and so its sources: rustup component
+# add rust-src. SPARK_SIM_RUNS: number of runs of the simulation (default 300).
 set -euo pipefail
 
 checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 readonly target=x86_64-unknown-linux-gnu
-# Not the perftest suite: its programs load the library without a sanitizer's runtime.
+# Without the perftest suite: its programs load the library without a sanitizer's runtime.
 readonly fabric=(-p softverbs --lib --test core --test c_surface)
 readonly plugin=(-p nccl-net-spark --lib --test connections --test failover --test quiet_data_path --test simulation)
 
-# As cargo's wrapper around rustc: `$0 RUSTC ARGUMENT...`. A sanitizer's runtime is in the program, and there alone; but the
-# fabric's library is a `bin` that the linker makes a shared object of, so rustc would give it a second one.
+# As cargo's wrapper around rustc: `$0 RUSTC ARGUMENT...`. A sanitizer's runtime must be in the
+# program only. The fabric's library is a `bin` that the linker makes a shared object of, so rustc
+# would give it a second one.
 compile() {
   local extra=()
   [[ " $* " != *" --crate-name softverbs_ibverbs "* ]] || extra=(-Zexternal-clangrt)
@@ -39,9 +41,10 @@ main() {
 under() {
   local sanitizer=$1 std=() failed=0
   cd "$checkout" || die "no $checkout"
-  # Stable Rust takes the unstable flags that its own sanitizers need.
+  # With this, stable Rust accepts the unstable flags of its own sanitizers.
   export RUSTC_BOOTSTRAP=1 RUSTC_WORKSPACE_WRAPPER=$checkout/tests/long/sanitizers.sh
-  # The fabric's library finds the runtime in the program that loads it. Reports walk the stack by frame pointers.
+  # The fabric's library finds the runtime in the program that loads it. Reports walk the stack by
+  # frame pointers.
   export RUSTFLAGS="-Zsanitizer=$sanitizer -Clink-arg=-rdynamic -Cforce-frame-pointers=yes"
   export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$checkout/target}/$sanitizer SPARK_SIM_RUNS=${SPARK_SIM_RUNS:-300}
   if [[ $sanitizer == thread ]]; then
@@ -53,7 +56,7 @@ under() {
     export LSAN_OPTIONS="suppressions=$checkout/tests/long/lsan.supp print_suppressions=0 ${LSAN_OPTIONS:-}"
   fi
   echo "== $sanitizer"
-  # The tests load this file, which cargo does not know.
+  # The tests load this file, which cargo does not track.
   cargo build "${std[@]}" --target "$target" -p softverbs || die "the software fabric does not build"
   cargo test --no-fail-fast "${std[@]}" --target "$target" "${fabric[@]}" || failed=1
   cargo test --no-fail-fast "${std[@]}" --target "$target" "${plugin[@]}" || failed=1

@@ -32,7 +32,7 @@ def containers(data):
 
 
 def clear(data, keep):
-    """Clears the payloads of other architectures than `keep`. Returns how many bytes were kept and cleared."""
+    """Clears the payloads of other architectures than `keep`. Returns the numbers of kept and cleared bytes."""
     kept = cleared = 0
     for entry, end in containers(data):
         while entry < end:

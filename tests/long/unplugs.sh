@@ -1,16 +1,20 @@
 #!/bin/bash
-# Functions that leave the bus and return, over and over, under a job that goes on: two ranks over the software fabric, in real time.
-# Prints what each rank holds before, during and after; fails when a byte is wrong, a rail does not recover, or anything is left behind.
+# Functions that leave the bus and return, repeatedly, under a running job: two ranks over the
+# software fabric, in real time. Prints the resources of each rank before, during and after; fails
+# when a byte is wrong, a rail does not recover, or a resource is left behind.
 #
-#   unplugs.sh [COUNT]           how many functions are taken away in all, default 1000
-#   unplugs.sh gap [ROUNDS]      default 5: how long a job stands still where one function is away for a second, and where the whole NIC is
+#   unplugs.sh [COUNT]           total number of removed functions, default 1000
+#   unplugs.sh gap [ROUNDS]      default 5: the pause of a job while one function, and while the
+#                                whole NIC, is away for a second
 #
-# In turns: a function of each node, two different ones at a time; now and then the whole NIC of a node, or the firmware reset of a function. Each
-# time it waits until both ranks have logged that every rail they lost has recovered, 60 s at most.
+# By turns: a function of each node, two different ones together; sometimes the whole NIC of a node,
+# or the firmware reset of a function. Each time it waits until both ranks have logged that every
+# lost rail has recovered, for at most 60 s.
 #
-# What must be as after the first 40: descriptors, threads, registrations and queue pairs of each rank, the files of the fabric, to the
-# last one. Anonymous memory may have grown by 1 MiB: a lane that is kept holds 30 KiB or more (its queues), so 40 of 1000 would show, and
-# what is smaller is counted one by one. (The allocator's own moves were up to 60 KiB in load.sh connections.)
+# These must be exactly as after the first 40: descriptors, threads, registrations and queue pairs
+# of each rank, and the files of the fabric. Anonymous memory may grow by 1 MiB: a leaked lane has
+# 30 KiB or more (its queues), so 40 of 1000 would show, and smaller objects are counted one by one.
+# (The allocator's own variation was up to 60 KiB in load.sh connections.)
 set -euo pipefail
 
 checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -58,7 +62,8 @@ main() {
   echo "$rows rows of 5 times 4 MiB each way, every byte checked: 0 wrong"
 }
 
-# A job for each time, at the fabric's full rate: its longest pause, by its own account, and what the ranks log about the rails.
+# Runs a job for each case, at the fabric's full rate. Prints its longest pause, as the job measured
+# it, and the ranks' log lines about rails.
 gaps() {
   local round what file
   [[ $1 =~ ^[0-9]+$ && $1 -gt 0 ]] || die "ROUNDS must be a number above 0"
@@ -88,7 +93,8 @@ gaps() {
   done
 }
 
-# Rows, each a byte larger than the one before and with data of its own, until it is ended.
+# Starts a job that prints rows until it is ended; each message is a byte larger than the one before
+# and has its own data.
 start_job() {
   "$nccl_spark" sendrecv --fabric-name "$name" --profile spark-2cable --scale 0.02 -b 4M -e 5M -i 1 -n 1 -w 0 -c 4 -v >"$log" 2>&1 &
   job=$!
@@ -102,13 +108,13 @@ start_job() {
 
 end_job() {
   [[ -n $job ]] || return 0
-  # Not by SIGINT: a shell starts what it does not wait for with that ignored.
+  # Not by SIGINT, which a shell ignores in its background jobs.
   kill -TERM "$job" 2>/dev/null || true
   wait "$job" 2>/dev/null || true
   job=
 }
 
-# One turn after the other until so many functions were taken away.
+# Takes turns until this many functions were removed.
 take_away_until() {
   local turn node rail
   while [[ $unplugged -lt $1 ]]; do
@@ -144,7 +150,8 @@ whole_nic() {
   for rail in "${rails[@]}"; do fabric plug "$1:$rail"; done
 }
 
-# Does it, and waits until both ranks have logged as many losses, and as many recoveries as losses.
+# Removes functions, and waits until both ranks have logged as many losses, and as many recoveries
+# as losses.
 take_away() {
   local functions=$1 deadline
   shift
@@ -163,7 +170,7 @@ check_time() {
   sleep 0.1
 }
 
-# All that is counted to the last one.
+# Prints the resources that must not change.
 held() {
   local rank
   for rank in 0 1; do

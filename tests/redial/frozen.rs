@@ -1,4 +1,5 @@
-//! A process whose service thread stands still, as the kernel's address resolution, or the process's end, makes it.
+//! A process whose service thread is blocked, as by the kernel's address resolution, or by the
+//! process's end.
 
 use nccl_net_spark::comm::Host;
 use nccl_net_spark::comm::channel::Channel;
@@ -17,12 +18,13 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-/// One more connection of a process, in whose data path its service thread can be kept. When this goes, the thread goes on.
+/// Another connection of a process, whose data path can block the service thread. Dropping it
+/// unblocks the thread.
 pub struct Frozen {
     gate: Arc<Gate>,
     host: Arc<Host>,
     id: WatchId,
-    /// Else the connection's TCP would be closed.
+    /// Kept open, because closing it would close the connection's TCP.
     _far: TcpStream,
 }
 
@@ -31,7 +33,7 @@ enum Is {
     #[default]
     Open,
     Shut,
-    /// The service thread is there.
+    /// The service thread has arrived.
     Reached,
 }
 
@@ -65,7 +67,7 @@ impl Gate {
 }
 
 impl Frozen {
-    /// Of the process of `host`; its service thread runs yet.
+    /// Adds the connection to the process of `host`; its service thread still runs.
     pub fn new(host: &Arc<Host>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -86,14 +88,14 @@ impl Frozen {
         Self { gate, host: Arc::clone(host), id, _far: listener.accept().unwrap().0 }
     }
 
-    /// The service thread stands still from here on.
+    /// Blocks the service thread.
     pub fn freeze(&self) {
         self.gate.set(Is::Shut);
         let is = self.gate.is.lock().unwrap();
         drop(self.gate.changed.wait_while(is, |is| *is == Is::Shut).unwrap());
     }
 
-    /// It goes on.
+    /// Unblocks the service thread.
     pub fn thaw(&self) {
         self.gate.set(Is::Open);
     }

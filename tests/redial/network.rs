@@ -1,4 +1,4 @@
-//! A network between the two ends of a connection's TCP, which breaks in the ways that networks do.
+//! A network between the two ends of a connection's TCP, with several kinds of failure.
 
 use crate::attack::{HEADER_BYTES, decoded, read_frame};
 use nccl_net_spark::wire::handle::{HANDLE_BYTES, Handle};
@@ -11,39 +11,39 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// What becomes of new connections.
+/// Treatment of new connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// They carry.
+    /// Connections carry.
     Carries,
-    /// They are closed with a reset.
+    /// Connections are closed with a reset.
     Resets,
-    /// They get no answer.
+    /// Connections get no answer.
     Silent,
 }
 
-/// Carries the frames of a handshake, of what follows, and of the connections that are dialled later.
+/// Carries the frames of a handshake, of the connection after it, and of later redials.
 pub struct Network(Arc<Shared>);
 
 struct Shared {
     mode: Mutex<Mode>,
     live: Mutex<Vec<Arc<Carried>>>,
-    /// Where the accepting side's listener for peers that dial again is, and the token, once GO went by.
+    /// Address and token of the accepting side's listener for redialling peers, once GO has passed.
     redial: Mutex<Option<(SocketAddr, RedialAt)>>,
     resumed: AtomicUsize,
-    /// The last frame by which a peer dialled again.
+    /// The last frame of a redial.
     last_redial: Mutex<Vec<u8>>,
 }
 
 /// A connection.
 struct Carried {
     ends: [TcpStream; 2],
-    /// What is said goes nowhere.
+    /// True once its bytes are discarded.
     is_silent: AtomicBool,
 }
 
 impl Network {
-    /// A network, and what leads through it to the listener of a handle.
+    /// Creates a network, and a handle that leads through it to the listener of another handle.
     pub fn new(handle: [u8; HANDLE_BYTES]) -> (Self, [u8; HANDLE_BYTES]) {
         let real = Handle::decode(&handle).unwrap();
         let shared = Arc::new(Shared {
@@ -57,40 +57,40 @@ impl Network {
         (Self(shared), Handle { address, ..real }.encode())
     }
 
-    /// From now on new connections fare so.
+    /// Sets the treatment of new connections.
     pub fn set(&self, mode: Mode) {
         *self.0.mode.lock().unwrap() = mode;
     }
 
-    /// Both ends of what is connected find it closed.
+    /// Closes all connections at both ends.
     pub fn cut(&self) {
         for carried in self.0.live.lock().unwrap().drain(..) {
             carried.ends.iter().for_each(|end| _ = end.shutdown(Shutdown::Both));
         }
     }
 
-    /// Whatever is said on what is connected is lost from here on, and neither end hears of it.
+    /// Discards all later bytes of the present connections, without a sign at either end.
     pub fn silence(&self) {
         self.0.live.lock().unwrap().iter().for_each(|carried| carried.is_silent.store(true, Ordering::Release));
     }
 
-    /// How often the accepting side has taken another TCP connection.
+    /// Number of times that the accepting side has switched to another TCP connection.
     pub fn resumed(&self) -> usize {
         self.0.resumed.load(Ordering::Acquire)
     }
 
-    /// Where the accepting side's process waits for peers that dial again.
+    /// Listener of the accepting side's process for redialling peers.
     pub fn redial_at(&self) -> Option<(SocketAddr, RedialAt)> {
         *self.0.redial.lock().unwrap()
     }
 
-    /// The last frame by which the connecting side dialled again.
+    /// The last frame of the connecting side's redial.
     pub fn last_redial(&self) -> Vec<u8> {
         self.0.last_redial.lock().unwrap().clone()
     }
 }
 
-/// Takes connections and carries them to where `target` says.
+/// Accepts connections and carries them to the address from `target`.
 fn serve(shared: &Arc<Shared>, target: impl Fn(&Shared) -> Option<SocketAddr> + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -110,7 +110,7 @@ fn serve(shared: &Arc<Shared>, target: impl Fn(&Shared) -> Option<SocketAddr> + 
 }
 
 fn carry(shared: &Arc<Shared>, stream: TcpStream, target: SocketAddr) {
-    // Where nobody listens any more, the one who dials finds his connection closed.
+    // Without a listener, the redialling side finds its connection closed.
     let Ok(there) = TcpStream::connect(target) else { return };
     let ends = [stream, there];
     ends[0].set_nodelay(true).unwrap();
@@ -136,7 +136,7 @@ fn carry(shared: &Arc<Shared>, stream: TcpStream, target: SocketAddr) {
     }
 }
 
-/// Looks at a frame on its way. GO's port becomes one of this network.
+/// Inspects a frame on its way. GO's port is replaced by one of this network.
 fn seen(shared: &Arc<Shared>, carried: &Carried, frame: Vec<u8>) -> Vec<u8> {
     match frame[2] {
         5 => {

@@ -3,8 +3,9 @@
 # Boots the bed and runs bench-guest.sh there. The machine is emulated: only ratios within one run
 # have a meaning.
 #
-#   bench.sh [--against LIBRARY] [--rounds N] [CASE]... CASE: equal unequal slowdown lost latency
-#   stream (default: all)
+#   bench.sh [--against LIBRARY] [--rounds N] [CASE]...
+#
+# CASE: equal unequal slowdown lost latency stream (default: all)
 #
 # Needs the release build (cargo build --release --workspace). Tables and JSON are left in
 # CARGO_TARGET_DIR/rxe-bench.

@@ -2,8 +2,9 @@
 # The plugin on the kernel's own RDMA stack: builds the release files and the test programs, boots
 # the bed (boot.sh) and runs the cases there.
 #
-#   suite.sh [--no-build] [CASE]... CASE: a name in cases/, with or without number and .sh; default:
-#   all suite.sh --list
+#   suite.sh [--no-build] [CASE]...     CASE: a name in cases/, with or without number and .sh;
+#                                       default: all
+#   suite.sh --list
 #
 # Logs are left in CARGO_TARGET_DIR/rxe-vm. Status 0 only when every case passed. BED_TIMEOUT_S:
 # limit of the whole run (default 2100).

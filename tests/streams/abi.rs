@@ -1,4 +1,5 @@
-//! The same over the C interface: two copies of the library in a process of their own, each a host with rails that the other does not reach.
+//! TCP streams over the C interface: two copies of the library in a process of their own, each a
+//! host with rails that the other does not reach.
 
 use crate::bed::{FAR, NEAR};
 use crate::common::{self, fill, is_filled, until};
@@ -10,13 +11,14 @@ use std::path::Path;
 use std::process::Command;
 use std::ptr;
 
-/// Says that this process is the one with the two copies.
+/// Set in the process with the two copies.
 const HERE: &str = "SPARK_TEST_TWO_COPIES";
 
 #[test]
 fn over_the_c_interface_bytes_move_and_requests_are_of_their_kind() {
     if std::env::var_os(HERE).is_none() {
-        // The settings of the two are read from the environment, which no other thread may read meanwhile.
+        // The settings of the two are read from the environment, which no other thread may read
+        // meanwhile.
         let (_, settings) = common::test_rails();
         let this = "abi::over_the_c_interface_bytes_move_and_requests_are_of_their_kind";
         let output = Command::new(std::env::current_exe().unwrap())
@@ -51,7 +53,8 @@ fn over_the_c_interface_bytes_move_and_requests_are_of_their_kind() {
         });
         assert_eq!((sent, received), (Some(bytes as c_int), Some(bytes as c_int)));
         assert!(is_filled(&to[..bytes], bytes as u64) && to[bytes] == 0xee);
-        // One whose completion is optional is told when it is there, and not before: nobody would read the sockets otherwise.
+        // An optional receive is reported done only when its bytes are there: otherwise no call
+        // would read the sockets.
         let optional = until(|| b.irecv(recv, &mut to, bytes, into, true));
         assert_eq!(b.test(optional), None);
         let request = until(|| a.isend(send, &mut from, bytes, out));
@@ -86,16 +89,19 @@ type Raw = *mut c_void;
 impl Library {
     fn load(path: &Path, device: &str) -> Self {
         let path = CString::new(path.to_str().unwrap()).unwrap();
-        // SAFETY: this process has one thread beside the test's, which waits for it: nobody reads the environment.
+        // SAFETY: this process has one thread beside the test's, which waits for it: no thread
+        // reads the environment.
         unsafe { std::env::set_var("NCCL_IB_HCA", device) };
-        // SAFETY: the library that cargo built, loaded as NCCL loads it, and never unloaded; the symbol is a table of this version.
+        // SAFETY: the library that cargo built, loaded as NCCL loads it, and never unloaded; the
+        // symbol is a table of this version.
         let table = unsafe {
             let library = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
             assert!(!library.is_null());
             libc::dlsym(library, c"ncclNetPlugin_v11".as_ptr()).cast::<NetV11>().as_ref().unwrap()
         };
         let (mut context, config) = (ptr::null_mut(), CommConfig { traffic_class: UNDEFINED });
-        // SAFETY: here and below what is passed lives for the length of the call, and a comm until it is closed.
+        // SAFETY: here and below all arguments live for the length of the call, and a comm until it
+        // is closed.
         let result = unsafe { table.init.unwrap()(&mut context, 1, &config, None, None) };
         assert_eq!(result, NcclResult::SUCCESS);
         Self { table, context }

@@ -1,4 +1,4 @@
-//! Two hosts whose rails share no subnet, connections between them, and messages over these.
+//! Two hosts whose rails share no subnet, with connections and messages between them.
 #![allow(dead_code, reason = "each test uses a part")]
 
 use crate::common::comms::{Receiving, Sending};
@@ -10,20 +10,19 @@ use nccl_net_spark::plugin::bring_up;
 use nccl_net_spark::verbs::HostMemory;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Devices whose addresses are in different subnets.
+/// Two devices with addresses in different subnets.
 pub const NEAR: &str = "rocep1s0f0";
-/// As above.
 pub const FAR: &str = "roceP2p1s0f0";
-/// The setting.
+/// The setting that allows TCP.
 pub const RING_TCP: (&str, &str) = ("NCCL_SPARK_RING_TCP", "1");
 
-/// For tests whose connections have rails: one of them takes a port down.
+/// Lock for tests whose connections have rails, because one of them takes a port down.
 pub fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A host with these devices.
+/// Brings up a host with these devices.
 pub fn host(devices: &str, settings: &[(&str, &str)]) -> Arc<Host> {
     let (_, library) = common::test_rails();
     let mut variables =
@@ -42,7 +41,7 @@ pub struct Ends {
     pub recv: RecvComm,
 }
 
-/// Connects two hosts; the first error of either end.
+/// Connects two hosts. Returns the first error of either end.
 pub fn connect(from: &Arc<Host>, to: &Arc<Host>) -> Result<Ends, Error> {
     let (listener, mut handle) = to.listen()?;
     let (mut send, mut recv) = (None, None);
@@ -64,12 +63,12 @@ pub fn connect(from: &Arc<Host>, to: &Arc<Host>) -> Result<Ends, Error> {
     Ok(Ends { send: send.unwrap(), recv: recv.unwrap() })
 }
 
-/// Two hosts without a rail in common, and a connection between them.
+/// Connects two hosts without a common rail.
 pub fn apart() -> Ends {
     connect(&host(NEAR, &[RING_TCP]), &host(FAR, &[RING_TCP])).unwrap()
 }
 
-/// Whether a connection goes by TCP.
+/// True if the connection uses TCP.
 pub fn is_by_tcp(ends: &Ends) -> bool {
     match (&ends.send, &ends.recv) {
         (SendComm::Streams(_), RecvComm::Streams(_)) => true,
@@ -78,13 +77,13 @@ pub fn is_by_tcp(ends: &Ends) -> bool {
     }
 }
 
-/// Memory that a test keeps for as long as anything uses it.
+/// Memory that a test keeps as long as it is in use.
 pub struct Buffer(pub Vec<u8>);
 
 impl Buffer {
-    /// Bytes of a message that no other has.
+    /// Bytes of a message that no other message has.
     pub fn filled(len: usize, seed: u64) -> Self {
-        // Never empty: even a message of no bytes names memory that is registered.
+        // Never empty: even an empty message needs registered memory.
         let mut bytes = vec![0; len.max(1)];
         fill(&mut bytes, seed);
         Self(bytes)
@@ -100,13 +99,13 @@ impl Buffer {
     }
 
     pub fn memory(&self) -> HostMemory {
-        // SAFETY: every test keeps its buffers until its connections are gone, and looks at what a peer writes only after the
-        // receive is done.
+        // SAFETY: every test keeps its buffers until its connections have ended, and reads the
+        // peer's bytes only after the receive is done.
         unsafe { HostMemory::from_caller(self.0.as_ptr() as usize, self.0.len()) }
     }
 }
 
-/// Sends `bytes` into a receive with `room`; what the receiver was told.
+/// Sends `bytes` into a receive with `room`. Returns the size that the receiver got.
 pub fn transfer(ends: &Ends, from: &Buffer, to: &Buffer, bytes: usize, room: usize) -> usize {
     let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
     let part = RecvPart { addr: to.addr(), bytes: room, tag: 5, memory: &into };
@@ -122,7 +121,7 @@ pub fn transfer(ends: &Ends, from: &Buffer, to: &Buffer, bytes: usize, room: usi
     received.unwrap()[0]
 }
 
-/// Messages of several sizes, each byte looked at.
+/// Sends messages of several sizes, and checks each byte.
 pub fn check(ends: &Ends, seed: u64) {
     for bytes in [0, 1, 100, 5000, 300_000, 3_000_001] {
         let (from, to) = (Buffer::filled(bytes, seed), Buffer::blank(bytes + 64));
@@ -148,12 +147,12 @@ pub fn irecv(recv: &RecvComm, to: &Buffer, bytes: usize, tag: i32, memory: &Regi
     until(|| recv.irecv(&[part], false).unwrap())
 }
 
-/// What a receive ends with.
+/// Waits for a receive's error.
 pub fn receive_error(recv: &RecvComm, request: u16) -> Error {
     *until(|| recv.test(request, |_, _| {}).err())
 }
 
-/// What a sender says that nobody grants anything.
+/// Waits for the error of a sender that gets no grants.
 pub fn send_error(send: &SendComm, from: &Buffer, memory: &Registration) -> Error {
     *until(|| send.isend(from.addr(), 1, 0, memory).err())
 }

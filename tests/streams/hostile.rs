@@ -1,5 +1,5 @@
-//! Peers that show the token and then lie: every frame is answered, nothing is written outside of the receive's buffer, and the error says
-//! what was wrong.
+//! Peers with the token that lie: every frame is answered, nothing is written outside of the
+//! receive's buffer, and the error names the fault.
 
 use crate::bed::{Buffer, FAR, NEAR, RING_TCP, host, irecv, receive_error, sizes};
 use crate::common::comms::{Receiving, Sending};
@@ -45,7 +45,7 @@ fn hello(token: [u8; 16], host: &Host) -> Hello {
     Hello { token, name, chunk_bytes, qps_per_rail, tuner_hash, gpu, priority, by_tcp, rails }
 }
 
-/// A real receiver, and the streams of a sender that is none.
+/// A real receiver, and the streams of a false sender.
 fn lying_sender() -> (RecvComm, Vec<TcpStream>) {
     let host = host(FAR, &[RING_TCP]);
     let (listener, handle) = host.listen().unwrap();
@@ -55,7 +55,7 @@ fn lying_sender() -> (RecvComm, Vec<TcpStream>) {
         let mut first = dial(address);
         say(&mut first, &Message::Hello(hello));
         let Message::Streams(Streams { count, token, .. }) = hear(&mut first) else { panic!("no STREAMS") };
-        // Somebody else who has not heard the token gets nowhere.
+        // A client without the token gets no further.
         let mut stranger = dial(address);
         say(&mut stranger, &Message::Stream(Stream { token: [0; 16], number: 1 }));
         assert_eq!(stranger.read(&mut [0; 8]).unwrap(), 0, "let in without the token");
@@ -72,12 +72,12 @@ fn lying_sender() -> (RecvComm, Vec<TcpStream>) {
     (recv, liar.join().unwrap())
 }
 
-/// A real sender, and the streams of a receiver that is none.
+/// A real sender, and the streams of a false receiver.
 fn lying_receiver(count: u8) -> (SendComm, Vec<TcpStream>) {
     dropping_receiver(count, 0)
 }
 
-/// The same, which drops so many of the streams unheard.
+/// As [`lying_receiver`]; drops `drops` of the streams without reading.
 fn dropping_receiver(count: u8, drops: usize) -> (SendComm, Vec<TcpStream>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut handle = Handle { address: listener.local_addr().unwrap(), token: [1; 16] }.encode();
@@ -182,7 +182,7 @@ fn honest_frames_arrive_however_they_are_cut_and_by_whatever_streams() {
         let mut message = vec![0; total];
         fill(&mut message, 4);
         let sequence = u64::from(is_watched);
-        // The last chunk first, each byte by itself.
+        // The last chunk first, each byte in its own write.
         for (stream, from, until_byte) in [(3, 2944, 3000), (1, 128, 2944), (2, 0, 128)] {
             let chunk = &message[from..until_byte];
             let (bytes, offset) = (chunk.len() as u32, from as u64);
@@ -215,10 +215,11 @@ fn a_stream_that_ends_in_the_middle_is_no_message() {
     drop(recv);
 }
 
-/// Each stream ends, though nobody has closed the connection: whoever waits for it on this side hears that it has failed.
+/// Checks that each stream ends, although the connection was not closed: a caller on this side gets
+/// its failure.
 fn assert_have_ended(streams: &mut [TcpStream]) {
     for stream in streams {
-        // Grants may come first. A reset is an end too; a time-out is none.
+        // Grants may come first. A reset is an end too; a time-out is not.
         let end = stream.read_to_end(&mut Vec::new());
         let has_ended = end.as_ref().map_or_else(|why| why.kind() == ErrorKind::ConnectionReset, |_| true);
         assert!(has_ended, "{end:?}");
@@ -265,7 +266,7 @@ fn one_stream_is_enough_and_none_may_be_missing() {
         let mut first = limited(listener.accept().unwrap().0);
         hear(&mut first);
         say(&mut first, &Message::Streams(Streams { name: "liar:3".into(), count: 2, token: [2; 16] }));
-        // The second stream is never accepted, and its port is gone.
+        // The second stream is never accepted, and its port is closed.
         drop(listener);
         say(&mut first, &Message::Carries);
         first

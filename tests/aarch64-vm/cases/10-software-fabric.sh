@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# All-gather over the software fabric, in two processes: each reads the other's memory with process_vm_readv.
+# All-gather over the software fabric, in two processes: each reads the other's memory with
+# process_vm_readv.
 # shellcheck source-path=SCRIPTDIR source=../../rxe-vm/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../../rxe-vm/lib.sh"
 

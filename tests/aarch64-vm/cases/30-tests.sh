@@ -1,10 +1,11 @@
 # shellcheck shell=bash
-# The tests that read a process's memory with process_vm_readv, which qemu-user does not have: all of the software fabric's
-# own, and both ends of a connection in virtual time.
+# The tests that read a process's memory with process_vm_readv, which qemu-user does not have: all
+# of the software fabric's own, and both ends of a connection in virtual time.
 # shellcheck source-path=SCRIPTDIR source=../../rxe-vm/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../../rxe-vm/lib.sh"
 
-# tests PROGRAM [ARGUMENT]...: the tests of PROGRAM pass, and there is at least one.
+# tests PROGRAM [ARGUMENT]...: checks that the tests of PROGRAM pass, and that there is at least
+# one.
 tests() {
   local said=$BED_LOGS/$1.txt started=$SECONDS program
   program=$(test_program "$1")

@@ -1,1 +1,1 @@
-//! Nothing here: the comparison is in `tests/`.
+//! Empty: the comparison is in `tests/`.

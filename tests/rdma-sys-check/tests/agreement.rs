@@ -1,13 +1,14 @@
-//! Our bindings of libibverbs agree with those of `rdma-sys`, whose structs with unions were written by hand: sizes,
-//! alignments and offsets of every struct that is looked into, and the values of the constants.
+//! Checks that this project's bindings of libibverbs agree with those of `rdma-sys`, whose structs
+//! with unions were written by hand: sizes, alignments and offsets of every used struct, and the
+//! values of the constants.
 
 use std::mem::{align_of, offset_of, size_of};
 
 use rdma_sys as theirs;
 use verbs_sys as ours;
 
-/// `our_struct as their_struct { field, our_field = their_field }`, names that are the same given once. A field that is
-/// left out does not compile.
+/// `our_struct as their_struct { field, our_field = their_field }`; names that are the same are
+/// given once. A missing field does not compile.
 macro_rules! layouts {
     ($($ours:ident $(as $theirs:ident)? { $($field:ident $(= $their_field:ident)?),* $(,)? })*) => {
         $(
@@ -141,7 +142,7 @@ fn unions_agree() {
     assert_eq!(size_of::<ours::ibv_async_event__bindgen_ty_1>(), size_of::<theirs::ibv_async_event_element_t>());
 }
 
-/// One test for each enum; `rdma-sys` has three ways to show one.
+/// One test for each enum; `rdma-sys` represents them in three ways.
 macro_rules! constants {
     ($($name:ident $way:ident { $($constant:ident),* $(,)? })*) => {
         $(
